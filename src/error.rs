@@ -1,0 +1,215 @@
+//! The error that every layer above the kernel ends in: a CNI code, a sentence, and a remedy.
+//!
+//! Texts are lower case without a full stop and say what was attempted, on what, and why it
+//! failed: `add address 10.1.2.3/24 to "eth0": file exists`. Context is put in front
+//! ([`Context::context`]), causes are never repeated. Errors of a delegate keep their code and
+//! message ([`Error::foreign`]); context added to them lands in `details`.
+
+use std::fmt;
+use std::io;
+
+use nix::errno::Errno;
+
+/// A `Result` whose error is [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// An error code of the CNI specification (section "Error"), or a plugin's own from 100 on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Code(pub u32);
+
+impl Code {
+    /// A plugin failed without saying why.
+    pub const UNKNOWN: Code = Code(0);
+    /// The configuration's `cniVersion` is not supported.
+    pub const INCOMPATIBLE_VERSION: Code = Code(1);
+    /// A field of the configuration is not supported; the message names key and value.
+    pub const UNSUPPORTED_FIELD: Code = Code(2);
+    /// The container is unknown; the runtime need not clean up.
+    pub const UNKNOWN_CONTAINER: Code = Code(3);
+    /// A `CNI_*` environment variable is missing or invalid; the message names it.
+    pub const INVALID_ENVIRONMENT: Code = Code(4);
+    /// Reading standard input or a state file failed.
+    pub const IO: Code = Code(5);
+    /// The configuration is not what JSON or its schema allow.
+    pub const DECODE: Code = Code(6);
+    /// The configuration decodes but makes no sense.
+    pub const INVALID_CONFIG: Code = Code(7);
+    /// `CNI_NETNS` is the plugin's own namespace (the reference's code, not in the specification).
+    pub const INVALID_NETNS: Code = Code(8);
+    /// A transient condition; the runtime may retry.
+    pub const TRY_AGAIN: Code = Code(11);
+    /// STATUS: the plugin cannot serve ADD.
+    pub const NOT_AVAILABLE: Code = Code(50);
+    /// STATUS: as 50, and existing containers may be cut off.
+    pub const LIMITED_CONNECTIVITY: Code = Code(51);
+    /// Anything else: the reference's code for every untyped error.
+    pub const INTERNAL: Code = Code(999);
+}
+
+/// What a plugin or the runtime side reports: see the module's text for the wording.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Error {
+    code: Code,
+    msg: String,
+    details: String,
+    foreign: bool,
+}
+
+impl Error {
+    /// An error with a code of its own.
+    pub fn new(code: Code, msg: impl Into<String>) -> Error {
+        Error { code, msg: msg.into(), details: String::new(), foreign: false }
+    }
+
+    /// An error of the plugin's own logic, code 999.
+    pub fn internal(msg: impl Into<String>) -> Error {
+        Error::new(Code::INTERNAL, msg)
+    }
+
+    /// A configuration that decodes but cannot work, code 7.
+    pub fn config(msg: impl Into<String>) -> Error {
+        Error::new(Code::INVALID_CONFIG, msg)
+    }
+
+    /// The error object of another plugin: code and message stay as they are whatever context is
+    /// added on the way up.
+    pub fn foreign(code: Code, msg: impl Into<String>, details: impl Into<String>) -> Error {
+        Error { code, msg: msg.into(), details: details.into(), foreign: true }
+    }
+
+    /// A failed system call or file operation on `what`: `open /x: no such file or directory`.
+    pub fn io(what: impl fmt::Display, cause: &io::Error) -> Error {
+        Error::new(Code::IO, format!("{what}: {}", io_text(cause)))
+    }
+
+    /// Adds what a person can do about it, or more of the circumstances.
+    #[must_use]
+    pub fn with_details(mut self, details: impl Into<String>) -> Error {
+        self.details = details.into();
+        self
+    }
+
+    /// Changes the code, keeping the text.
+    #[must_use]
+    pub fn with_code(mut self, code: Code) -> Error {
+        self.code = code;
+        self
+    }
+
+    /// Puts `what` in front of the message; for a delegate's error, into the details if those
+    /// are empty.
+    #[must_use]
+    pub fn context(mut self, what: impl fmt::Display) -> Error {
+        if !self.foreign {
+            self.msg = format!("{what}: {}", self.msg);
+        } else if self.details.is_empty() {
+            self.details = what.to_string();
+        }
+        self
+    }
+
+    /// The CNI error code.
+    pub fn code(&self) -> Code {
+        self.code
+    }
+
+    /// The message, without the details.
+    pub fn msg(&self) -> &str {
+        &self.msg
+    }
+
+    /// The details; empty if there are none.
+    pub fn details(&self) -> &str {
+        &self.details
+    }
+
+    /// One error for several: the first one's code and details, all messages joined with `; `.
+    /// `None` if there is nothing to report.
+    pub fn join(errors: Vec<Error>) -> Option<Error> {
+        let mut errors = errors.into_iter();
+        let mut first = errors.next()?;
+        for error in errors {
+            first.msg = format!("{}; {}", first.msg, error.msg);
+            if first.details.is_empty() {
+                first.details = error.details;
+            }
+        }
+        Some(first)
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.msg)?;
+        if self.details.is_empty() { Ok(()) } else { write!(f, "; {}", self.details) }
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// Adds context to a failing `Result`; the closure runs only on failure.
+pub trait Context<T> {
+    /// Puts `what()` in front of the error's message.
+    fn context<D: fmt::Display>(self, what: impl FnOnce() -> D) -> Result<T>;
+}
+
+impl<T, E: Into<Error>> Context<T> for Result<T, E> {
+    fn context<D: fmt::Display>(self, what: impl FnOnce() -> D) -> Result<T> {
+        self.map_err(|e| e.into().context(what()))
+    }
+}
+
+/// An errno as the kernel's users know it, in lower case: `no such file or directory`. Runtimes
+/// match on this wording (containerd ignores a DEL error that contains it).
+pub fn errno_text(errno: Errno) -> String {
+    let text = errno.desc();
+    let mut chars = text.chars();
+    chars.next().map(|c| c.to_lowercase().chain(chars).collect()).unwrap_or_default()
+}
+
+/// The text of an I/O error without Rust's `(os error 2)`.
+pub fn io_text(error: &io::Error) -> String {
+    match error.raw_os_error() {
+        Some(raw) => errno_text(Errno::from_raw(raw)),
+        None => error.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn context_goes_in_front_and_details_stay() {
+        let error = Error::config("no such master").with_details("create it").context("macvlan");
+        assert_eq!(error.to_string(), "macvlan: no such master; create it");
+        assert_eq!(error.code(), Code::INVALID_CONFIG);
+    }
+
+    #[test]
+    fn a_delegates_error_keeps_its_message() {
+        let error = Error::foreign(Code(105), "pool empty", "").context("host-local");
+        assert_eq!((error.code(), error.msg()), (Code(105), "pool empty"));
+        assert_eq!(error.details(), "host-local");
+        let error = Error::foreign(Code(105), "pool empty", "since noon").context("host-local");
+        assert_eq!(error.details(), "since noon");
+    }
+
+    #[test]
+    fn errno_texts_are_those_runtimes_match_on() {
+        assert_eq!(errno_text(Errno::ENOENT), "no such file or directory");
+        let error = io::Error::from_raw_os_error(libc_enoent());
+        assert_eq!(Error::io("open /x", &error).msg(), "open /x: no such file or directory");
+    }
+
+    fn libc_enoent() -> i32 {
+        Errno::ENOENT as i32
+    }
+
+    #[test]
+    fn joined_errors_keep_the_first_code() {
+        assert_eq!(Error::join(vec![]), None);
+        let both = Error::join(vec![Error::new(Code(100), "a"), Error::internal("b")]);
+        assert_eq!(both.map(|e| e.to_string()), Some("a; b".to_owned()));
+    }
+}

@@ -1,0 +1,3 @@
+//! cnibox: every Linux CNI plugin, the runtime side of CNI and their installer in one program.
+pub mod error;
+pub mod log;
