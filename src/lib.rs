@@ -1,3 +1,4 @@
 //! cnibox: every Linux CNI plugin, the runtime side of CNI and their installer in one program.
+pub mod cni;
 pub mod error;
 pub mod log;

@@ -1,0 +1,123 @@
+//! `CNI_ARGS`: `KEY=VALUE` pairs joined with `;`, deprecated and used by every runtime.
+
+use crate::error::{Error, Result};
+
+/// Keys that some plugin of this program reads. A plugin lets those of the others pass: the
+/// variable is one for the whole chain.
+const WELL_KNOWN: [&str; 3] = ["IP", "GATEWAY", "MAC"];
+
+/// The pairs that were recognised.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Args(Vec<(String, String)>);
+
+impl Args {
+    /// Reads `text`. An unknown key is an error unless `IgnoreUnknown` is `1` or `true`, whatever
+    /// the position of that pair (runtimes emit the pairs in random order).
+    pub fn parse(text: &str) -> Result<Args> {
+        // A trailing `;` is harmless.
+        let text = text.strip_suffix(';').unwrap_or(text);
+        if text.is_empty() {
+            return Ok(Args::default());
+        }
+        let pairs: Vec<&str> = text.split(';').collect();
+        let mut ignore_unknown = false;
+        for pair in &pairs {
+            if let Some(value) = pair.strip_prefix("IgnoreUnknown=") {
+                ignore_unknown = boolean(pair, value)?;
+            }
+        }
+        let mut known = Vec::new();
+        let mut unknown = Vec::new();
+        for pair in pairs {
+            let invalid = || Error::internal(format!("ARGS: invalid pair \"{pair}\""));
+            let (key, value) = pair.split_once('=').ok_or_else(invalid)?;
+            let is_known = WELL_KNOWN.contains(&key) || key == "IgnoreUnknown";
+            // A `=` in a value that nobody here reads is no reason to refuse a pod.
+            if value.contains('=') && (is_known || !ignore_unknown) {
+                return Err(invalid());
+            }
+            if is_known {
+                known.push((key.to_owned(), value.to_owned()));
+            } else {
+                unknown.push(format!("\"{pair}\""));
+            }
+        }
+        if !unknown.is_empty() && !ignore_unknown {
+            let list = unknown.join(" ");
+            return Err(Error::internal(format!("ARGS: unknown args [{list}]"))
+                .with_details("add IgnoreUnknown=1 to CNI_ARGS to let other plugins' keys pass"));
+        }
+        Ok(Args(known))
+    }
+
+    /// The value of `key`, converted by `parse`; of several the last one. Keys are
+    /// case-sensitive.
+    pub fn get<T>(
+        &self,
+        key: &str,
+        parse: impl Fn(&str) -> Result<T, String>,
+    ) -> Result<Option<T>> {
+        let Some((_, value)) = self.0.iter().rfind(|(k, _)| k == key) else { return Ok(None) };
+        parse(value).map(Some).map_err(|why| bad_value(&format!("{key}={value}"), &why))
+    }
+}
+
+fn boolean(pair: &str, value: &str) -> Result<bool> {
+    match value.to_lowercase().as_str() {
+        "1" | "true" => Ok(true),
+        "0" | "false" => Ok(false),
+        other => Err(bad_value(pair, &format!("boolean unmarshal error: invalid input {other}"))),
+    }
+}
+
+fn bad_value(pair: &str, why: &str) -> Error {
+    Error::internal(format!("ARGS: error parsing value of pair \"{pair}\": {why}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[expect(clippy::unnecessary_wraps, reason = "a converter may fail")]
+    fn text(value: &str) -> Result<String, String> {
+        Ok(value.to_owned())
+    }
+
+    #[test]
+    fn known_keys_of_any_plugin_pass() {
+        let args = Args::parse("IP=10.0.0.5;MAC=02:00:00:00:00:01;GATEWAY=10.0.0.1").unwrap();
+        assert_eq!(args.get("IP", text).unwrap().as_deref(), Some("10.0.0.5"));
+        assert_eq!(args.get("ip", text).unwrap(), None);
+        assert_eq!(Args::parse("").unwrap(), Args::default());
+        assert_eq!(Args::parse("IP=;").unwrap().get("IP", text).unwrap().as_deref(), Some(""));
+        let twice = Args::parse("IP=1.1.1.1;IP=2.2.2.2").unwrap();
+        assert_eq!(twice.get("IP", text).unwrap().as_deref(), Some("2.2.2.2"));
+    }
+
+    #[test]
+    fn unknown_keys_need_ignore_unknown() {
+        let error = Args::parse("A=1;B=2").unwrap_err();
+        assert_eq!(error.msg(), r#"ARGS: unknown args ["A=1" "B=2"]"#);
+        for flag in ["1", "true", "TRUE"] {
+            assert!(Args::parse(&format!("K8S_POD_UID=x==;IgnoreUnknown={flag}")).is_ok());
+        }
+        assert!(Args::parse("IgnoreUnknown=0;A=1").is_err());
+    }
+
+    #[test]
+    fn malformed_pairs() {
+        for bad in ["none", "A", "A=1;;B=2", "IP=a=b;IgnoreUnknown=1", "A=b=c"] {
+            let error = Args::parse(bad).unwrap_err();
+            assert!(error.msg().starts_with("ARGS: invalid pair "), "{bad}: {error}");
+        }
+        assert_eq!(
+            Args::parse("IgnoreUnknown=Yes").unwrap_err().msg(),
+            r#"ARGS: error parsing value of pair "IgnoreUnknown=Yes": boolean unmarshal error: invalid input yes"#
+        );
+        let error = Args::parse("IP=abc").unwrap().get("IP", crate::cni::ip::parse_ip_or_cidr);
+        assert_eq!(
+            error.unwrap_err().msg(),
+            r#"ARGS: error parsing value of pair "IP=abc": invalid IP address abc"#
+        );
+    }
+}

@@ -1,0 +1,188 @@
+//! Reading structs out of a [`Json`] tree: key case, `null` and repeated keys as the module above
+//! says.
+
+use std::fmt;
+
+use serde::de::{
+    self, DeserializeSeed, Deserializer, IntoDeserializer, MapAccess, SeqAccess, Visitor,
+};
+use serde::forward_to_deserialize_any;
+
+use super::Json;
+use crate::error::{Code, Error};
+
+/// Why a struct could not be read: the reason, and the keys that lead to the place.
+#[derive(Debug)]
+pub struct DecodeError {
+    reason: String,
+    path: String,
+}
+
+impl DecodeError {
+    fn below(mut self, step: &str) -> DecodeError {
+        if self.path.is_empty() {
+            step.clone_into(&mut self.path);
+        } else {
+            let dot = if self.path.starts_with('[') { "" } else { "." };
+            self.path = format!("{step}{dot}{}", self.path);
+        }
+        self
+    }
+}
+
+impl DecodeError {
+    pub(super) fn into_error(self) -> Error {
+        let error = Error::new(Code::DECODE, self.reason);
+        if self.path.is_empty() {
+            return error;
+        }
+        error.with_details(format!("in \"{}\"", self.path))
+    }
+}
+
+impl fmt::Display for DecodeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.reason)
+    }
+}
+
+impl std::error::Error for DecodeError {}
+
+impl de::Error for DecodeError {
+    fn custom<T: fmt::Display>(reason: T) -> DecodeError {
+        DecodeError { reason: reason.to_string(), path: String::new() }
+    }
+}
+
+impl<'de> Deserializer<'de> for &'de Json {
+    type Error = DecodeError;
+
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
+        match self {
+            Json::Null => visitor.visit_unit(),
+            Json::Bool(b) => visitor.visit_bool(*b),
+            Json::Integer(n) => match u64::try_from(*n) {
+                Ok(n) => visitor.visit_u64(n),
+                Err(_) => visitor.visit_i64(i64::try_from(*n).unwrap_or(i64::MIN)),
+            },
+            Json::Float(x) => visitor.visit_f64(*x),
+            Json::String(text) => visitor.visit_borrowed_str(text),
+            Json::Array(items) => visitor.visit_seq(Items { items: items.iter(), index: 0 }),
+            Json::Object(members) => {
+                let members = members.iter().filter(|(_, value)| *value != Json::Null);
+                visitor.visit_map(Members::new(members.map(|(k, v)| (k.as_str(), v)).collect()))
+            }
+        }
+    }
+
+    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
+        if *self == Json::Null { visitor.visit_none() } else { visitor.visit_some(self) }
+    }
+
+    fn deserialize_newtype_struct<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        visitor: V,
+    ) -> Result<V::Value, DecodeError> {
+        visitor.visit_newtype_struct(self)
+    }
+
+    fn deserialize_struct<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        fields: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, DecodeError> {
+        let Json::Object(members) = self else { return self.deserialize_any(visitor) };
+        visitor.visit_map(Members::new(match_fields(members, fields)))
+    }
+
+    fn deserialize_enum<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        _: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, DecodeError> {
+        match self {
+            Json::String(text) => visitor.visit_enum(text.as_str().into_deserializer()),
+            other => other.deserialize_any(visitor),
+        }
+    }
+
+    forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf unit
+        unit_struct seq tuple tuple_struct map identifier ignored_any
+    }
+}
+
+/// The members that belong to a field, under the field's own spelling, the last one of each.
+fn match_fields<'de>(
+    members: &'de [(String, Json)],
+    fields: &'static [&'static str],
+) -> Vec<(&'de str, &'de Json)> {
+    let mut found: Vec<(&str, &Json)> = Vec::with_capacity(members.len());
+    for (key, value) in members.iter().filter(|(_, value)| *value != Json::Null) {
+        let exact = fields.iter().find(|f| *f == key);
+        let Some(field) = exact.or_else(|| fields.iter().find(|f| f.eq_ignore_ascii_case(key)))
+        else {
+            continue;
+        };
+        match found.iter_mut().find(|(f, _)| f == field) {
+            None => found.push((field, value)),
+            Some((_, earlier)) => *earlier = value,
+        }
+    }
+    found
+}
+
+struct Members<'de> {
+    members: std::vec::IntoIter<(&'de str, &'de Json)>,
+    value: Option<(&'de str, &'de Json)>,
+}
+
+impl<'de> Members<'de> {
+    fn new(members: Vec<(&'de str, &'de Json)>) -> Members<'de> {
+        Members { members: members.into_iter(), value: None }
+    }
+}
+
+impl<'de> MapAccess<'de> for Members<'de> {
+    type Error = DecodeError;
+
+    fn next_key_seed<K: DeserializeSeed<'de>>(
+        &mut self,
+        seed: K,
+    ) -> Result<Option<K::Value>, DecodeError> {
+        self.value = self.members.next();
+        self.value.as_ref().map(|(key, _)| seed.deserialize((*key).into_deserializer())).transpose()
+    }
+
+    fn next_value_seed<V: DeserializeSeed<'de>>(
+        &mut self,
+        seed: V,
+    ) -> Result<V::Value, DecodeError> {
+        let Some((key, value)) = self.value.take() else {
+            return Err(de::Error::custom("value asked for before its key"));
+        };
+        seed.deserialize(value).map_err(|e| e.below(key))
+    }
+}
+
+struct Items<'de> {
+    items: std::slice::Iter<'de, Json>,
+    index: usize,
+}
+
+impl<'de> SeqAccess<'de> for Items<'de> {
+    type Error = DecodeError;
+
+    fn next_element_seed<T: DeserializeSeed<'de>>(
+        &mut self,
+        seed: T,
+    ) -> Result<Option<T::Value>, DecodeError> {
+        let Some(item) = self.items.next() else { return Ok(None) };
+        let step = format!("[{}]", self.index);
+        self.index += 1;
+        seed.deserialize(item).map(Some).map_err(|e| e.below(&step))
+    }
+}

@@ -1,0 +1,99 @@
+//! The decoding rules callers rely on, and output to the byte.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+use super::*;
+
+#[derive(Debug, Default, Deserialize, PartialEq)]
+#[serde(rename_all = "camelCase", default)]
+struct Conf {
+    is_gateway: bool,
+    mtu: Option<u32>,
+    ipam: Ipam,
+    list: Vec<Ipam>,
+    capabilities: BTreeMap<String, bool>,
+}
+
+#[derive(Debug, Default, Deserialize, PartialEq)]
+#[serde(rename_all = "camelCase", default)]
+struct Ipam {
+    r#type: String,
+    data_dir: Option<String>,
+}
+
+fn decode(text: &str) -> Result<Conf> {
+    Json::parse(text.as_bytes()).unwrap().decode()
+}
+
+#[test]
+fn keys_match_in_any_case_and_the_last_wins() {
+    let conf = decode(r#"{"ISGATEWAY":true,"Mtu":1,"mtu":2,"MTU":3,"unknown":[{}]}"#).unwrap();
+    assert_eq!((conf.is_gateway, conf.mtu), (true, Some(3)));
+    assert_eq!(decode(r#"{"mtu":1,"MTU":null}"#).unwrap().mtu, Some(1));
+}
+
+#[test]
+fn repeated_objects_merge() {
+    let conf = decode(r#"{"ipam":{"type":"x","dataDir":"/a"},"IPAM":{"DATADIR":"/b"}}"#).unwrap();
+    assert_eq!(conf.ipam, Ipam { r#type: "x".into(), data_dir: Some("/b".into()) });
+    let conf = decode(r#"{"ipam":{"type":"x"},"ipam":{"type":"y"}}"#).unwrap();
+    assert_eq!(conf.ipam.r#type, "y");
+}
+
+#[test]
+fn null_is_absent() {
+    assert_eq!(
+        decode(r#"{"isGateway":null,"mtu":null,"ipam":null,"list":null}"#).unwrap(),
+        Conf::default()
+    );
+}
+
+#[test]
+fn nothing_is_coerced_and_the_place_is_named() {
+    for bad in [r#"{"mtu":"5"}"#, r#"{"mtu":1.0}"#, r#"{"mtu":-1}"#, r#"{"isGateway":"true"}"#] {
+        assert!(decode(bad).is_err(), "{bad}");
+    }
+    let error = decode(r#"{"list":[{},{"type":7}]}"#).unwrap_err();
+    assert_eq!(error.details(), r#"in "list[1].type""#);
+    assert!(decode(r#"{"list":[null]}"#).is_err());
+    assert!(decode(r#"{"ipam":7}"#).is_err());
+}
+
+#[test]
+fn maps_keep_their_keys() {
+    let conf = decode(r#"{"capabilities":{"portMappings":true,"IPS":false}}"#).unwrap();
+    assert_eq!(conf.capabilities.keys().collect::<Vec<_>>(), ["IPS", "portMappings"]);
+}
+
+#[test]
+fn numbers_stay_exact() {
+    let text =
+        r#"{"a":18446744073709551615,"b":-9223372036854775808,"c":9007199254740993,"d":0.5}"#;
+    let json = Json::parse(text.as_bytes()).unwrap();
+    assert_eq!(compact(&json).unwrap(), text);
+    let json = Json::parse(br#"{"a":1.0,"b":[1e3,2.5]}"#).unwrap().normalised();
+    assert_eq!(compact(&json).unwrap(), r#"{"a":1,"b":[1000,2.5]}"#);
+}
+
+#[test]
+fn output_is_the_references() {
+    let json =
+        Json::parse(r#"{"b":[1,{"x":"<&>\u2028\u2029ä\""}],"a":{},"c":[]}"#.as_bytes()).unwrap();
+    assert_eq!(
+        compact(&json).unwrap(),
+        r#"{"b":[1,{"x":"\u003c\u0026\u003e\u2028\u2029ä\""}],"a":{},"c":[]}"#
+    );
+    assert_eq!(
+        pretty(&json.sorted()).unwrap().lines().take(3).collect::<Vec<_>>(),
+        ["{", "    \"a\": {},", "    \"b\": ["]
+    );
+}
+
+#[test]
+fn not_json() {
+    for bad in ["", "{", "{}x", "\u{feff}{}", "{\"a\":1,}"] {
+        assert!(Json::parse(bad.as_bytes()).is_err(), "{bad:?}");
+    }
+}

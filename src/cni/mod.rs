@@ -1,0 +1,16 @@
+//! The CNI protocol as pure data: versions, names, arguments, configurations, results, errors.
+//! Nothing here does I/O.
+
+pub mod args;
+pub mod config;
+pub mod ip;
+pub mod json;
+pub mod names;
+pub mod result;
+pub mod version;
+pub mod wire;
+
+pub use config::{Attachment, NetConf};
+pub use names::{ContainerId, IfName, NetworkName};
+pub use result::{CniResult, Dns, Interface, IpConfig, Route};
+pub use version::{SpecVersion, Version};

@@ -1,0 +1,131 @@
+//! Names that come from outside and end up in paths and in the kernel: checked once, here.
+
+use std::fmt;
+
+use crate::error::{Code, Error, Result};
+
+/// A container id: `[a-zA-Z0-9][a-zA-Z0-9_.-]*` (spec, "Parameters").
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ContainerId(String);
+
+/// A network's name, of the same form as a container id.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NetworkName(String);
+
+/// A name for a network interface that the kernel takes: 1 to 15 bytes (`IFNAMSIZ`).
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct IfName(String);
+
+impl ContainerId {
+    /// Checks `text`. Empty is code 3, a bad character code 4.
+    pub fn parse(text: &str) -> Result<ContainerId> {
+        if text.is_empty() {
+            return Err(Error::new(Code::UNKNOWN_CONTAINER, "missing containerID"));
+        }
+        if !is_identifier(text) {
+            let error = Error::new(Code::INVALID_ENVIRONMENT, "invalid characters in containerID");
+            return Err(error.with_details(text));
+        }
+        Ok(ContainerId(text.to_owned()))
+    }
+}
+
+impl NetworkName {
+    /// Checks `text`; code 7 if it will not do.
+    pub fn parse(text: &str) -> Result<NetworkName> {
+        if text.is_empty() {
+            return Err(Error::config("missing network name"));
+        }
+        if !is_identifier(text) {
+            return Err(
+                Error::config("invalid characters found in network name").with_details(text)
+            );
+        }
+        Ok(NetworkName(text.to_owned()))
+    }
+}
+
+impl IfName {
+    /// Checks `text`; code 4 if it will not do.
+    pub fn parse(text: &str) -> Result<IfName> {
+        let refuse = |msg| Err(Error::new(Code::INVALID_ENVIRONMENT, msg));
+        if text.is_empty() {
+            return refuse("interface name is empty");
+        }
+        if text.len() > 15 {
+            return refuse("interface name is too long")
+                .map_err(|e| e.with_details("interface name should be less than 16 characters"));
+        }
+        if text == "." || text == ".." {
+            return refuse("interface name is . or ..");
+        }
+        if text.chars().any(|c| c == '/' || c == ':' || c.is_whitespace()) {
+            return refuse("interface name contains / or : or whitespace characters");
+        }
+        // The kernel takes `%d` as "the next free number".
+        if text.contains('%') {
+            return refuse("interface name contains %").map_err(|e| e.with_details(text));
+        }
+        Ok(IfName(text.to_owned()))
+    }
+}
+
+/// The pattern that container ids and network names share.
+pub fn is_identifier(text: &str) -> bool {
+    text.starts_with(|c: char| c.is_ascii_alphanumeric())
+        && text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.' | b'-'))
+}
+
+macro_rules! text_of {
+    ($($name:ident)*) => {$(
+        impl $name {
+            /// The name itself.
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+    )*};
+}
+text_of!(ContainerId NetworkName IfName);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn identifiers() {
+        for good in ["a", "1", "a-b_c.d", "0123456789abcdef"] {
+            assert!(ContainerId::parse(good).is_ok() && NetworkName::parse(good).is_ok(), "{good}");
+        }
+        for bad in ["-a", ".a", "_", "a/b", "..", "a b", "a%", "ä", "a\n"] {
+            let error = ContainerId::parse(bad).unwrap_err();
+            assert_eq!(error.code(), Code::INVALID_ENVIRONMENT, "{bad}");
+            assert_eq!(error.details(), bad);
+            assert_eq!(NetworkName::parse(bad).unwrap_err().code(), Code::INVALID_CONFIG);
+        }
+        assert_eq!(ContainerId::parse("").unwrap_err().code(), Code::UNKNOWN_CONTAINER);
+    }
+
+    #[test]
+    fn interface_names() {
+        assert!(IfName::parse("fifteen-bytes-x").is_ok());
+        for (bad, msg) in [
+            ("", "interface name is empty"),
+            ("sixteen-bytes-xx", "interface name is too long"),
+            (".", "interface name is . or .."),
+            ("..", "interface name is . or .."),
+            ("a/b", "interface name contains / or : or whitespace characters"),
+            ("a:b", "interface name contains / or : or whitespace characters"),
+            ("a\u{a0}b", "interface name contains / or : or whitespace characters"),
+            ("eth%d", "interface name contains %"),
+        ] {
+            assert_eq!(IfName::parse(bad).unwrap_err().msg(), msg, "{bad}");
+        }
+    }
+}

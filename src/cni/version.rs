@@ -1,0 +1,155 @@
+//! Versions of the CNI specification: the seven that exist, and the order of any that parse.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::error::{Code, Error};
+
+/// A released version of the specification.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum SpecVersion {
+    /// 0.1.0: `ip4`/`ip6` results, ADD and DEL.
+    V0_1_0,
+    /// 0.2.0: VERSION, `args`.
+    V0_2_0,
+    /// 0.3.0: lists, `prevResult`, `interfaces` and `ips`.
+    V0_3_0,
+    /// 0.3.1: as 0.3.0.
+    V0_3_1,
+    /// 0.4.0: CHECK, `prevResult` on DEL.
+    V0_4_0,
+    /// 1.0.0: `ips` without `version`.
+    V1_0_0,
+    /// 1.1.0: GC, STATUS, `cniVersions`, route and interface attributes.
+    V1_1_0,
+}
+
+/// The three result layouts; versions of one generation differ in their label only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Generation {
+    /// 0.1.0 and 0.2.0.
+    Ip4Ip6,
+    /// 0.3.0, 0.3.1 and 0.4.0.
+    TypedIps,
+    /// 1.0.0 and 1.1.0.
+    Current,
+}
+
+impl SpecVersion {
+    /// Every version, ascending.
+    pub const ALL: [SpecVersion; 7] = [
+        SpecVersion::V0_1_0,
+        SpecVersion::V0_2_0,
+        SpecVersion::V0_3_0,
+        SpecVersion::V0_3_1,
+        SpecVersion::V0_4_0,
+        SpecVersion::V1_0_0,
+        SpecVersion::V1_1_0,
+    ];
+
+    /// The newest version this program speaks.
+    pub const NEWEST: SpecVersion = SpecVersion::V1_1_0;
+
+    /// The version as it is written in JSON.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            SpecVersion::V0_1_0 => "0.1.0",
+            SpecVersion::V0_2_0 => "0.2.0",
+            SpecVersion::V0_3_0 => "0.3.0",
+            SpecVersion::V0_3_1 => "0.3.1",
+            SpecVersion::V0_4_0 => "0.4.0",
+            SpecVersion::V1_0_0 => "1.0.0",
+            SpecVersion::V1_1_0 => "1.1.0",
+        }
+    }
+
+    /// The version written exactly so (`1.0` is not `1.0.0`); the empty text stands for 0.1.0.
+    pub fn exact(text: &str) -> Option<SpecVersion> {
+        if text.is_empty() {
+            return Some(SpecVersion::V0_1_0);
+        }
+        SpecVersion::ALL.into_iter().find(|v| v.as_str() == text)
+    }
+
+    /// The result layout of this version.
+    pub fn generation(self) -> Generation {
+        match self {
+            SpecVersion::V0_1_0 | SpecVersion::V0_2_0 => Generation::Ip4Ip6,
+            SpecVersion::V0_3_0 | SpecVersion::V0_3_1 | SpecVersion::V0_4_0 => Generation::TypedIps,
+            SpecVersion::V1_0_0 | SpecVersion::V1_1_0 => Generation::Current,
+        }
+    }
+}
+
+impl fmt::Display for SpecVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// A version that need not be a released one, for comparisons: up to three decimal parts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Version([i64; 3]);
+
+impl FromStr for Version {
+    type Err = Error;
+
+    /// Missing parts are 0, the empty text is 0.1.0.
+    fn from_str(text: &str) -> Result<Version, Error> {
+        if text.is_empty() {
+            return Ok(SpecVersion::V0_1_0.into());
+        }
+        let invalid = || Error::new(Code::DECODE, format!("invalid version \"{text}\""));
+        let mut parts = [0; 3];
+        for (i, part) in text.split('.').enumerate() {
+            *parts.get_mut(i).ok_or_else(invalid)? = part.parse().map_err(|_| invalid())?;
+        }
+        Ok(Version(parts))
+    }
+}
+
+impl From<SpecVersion> for Version {
+    fn from(version: SpecVersion) -> Version {
+        Version(match version {
+            SpecVersion::V0_1_0 => [0, 1, 0],
+            SpecVersion::V0_2_0 => [0, 2, 0],
+            SpecVersion::V0_3_0 => [0, 3, 0],
+            SpecVersion::V0_3_1 => [0, 3, 1],
+            SpecVersion::V0_4_0 => [0, 4, 0],
+            SpecVersion::V1_0_0 => [1, 0, 0],
+            SpecVersion::V1_1_0 => [1, 1, 0],
+        })
+    }
+}
+
+/// Versions as Go prints a list of strings: `["0.1.0" "0.2.0"]`.
+pub fn quoted_list(versions: &[SpecVersion]) -> String {
+    let quoted: Vec<_> = versions.iter().map(|v| format!("\"{v}\"")).collect();
+    format!("[{}]", quoted.join(" "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_numbers_agree() {
+        for version in SpecVersion::ALL {
+            assert_eq!(version.as_str().parse::<Version>().unwrap(), version.into());
+            assert_eq!(SpecVersion::exact(version.as_str()), Some(version));
+        }
+        assert!(SpecVersion::ALL.is_sorted());
+    }
+
+    #[test]
+    fn odd_texts() {
+        assert_eq!("".parse::<Version>().unwrap(), SpecVersion::V0_1_0.into());
+        assert_eq!("1".parse::<Version>().unwrap(), SpecVersion::V1_0_0.into());
+        assert_eq!("+1.0".parse::<Version>().unwrap(), SpecVersion::V1_0_0.into());
+        for bad in ["asdf.", ".asdfas", "0.", "..", "1.2.3.4", "1.2.3.4.5", "1.x", " 1"] {
+            assert!(bad.parse::<Version>().is_err(), "{bad}");
+        }
+        assert_eq!(SpecVersion::exact("1.0"), None);
+        assert!("0.10.0".parse::<Version>().unwrap() > SpecVersion::V0_4_0.into());
+    }
+}
