@@ -87,7 +87,11 @@ pub mod cidr {
 /// A list of addresses, each with or without a prefix, which is dropped.
 pub fn deserialize_requested<'de, D: Deserializer<'de>>(d: D) -> Result<Vec<IpAddr>, D::Error> {
     let texts = Vec::<String>::deserialize(d)?;
-    texts.iter().map(|text| parse_ip_or_cidr(text).map_err(D::Error::custom)).collect()
+    let parse = |text: &String| match text.as_str() {
+        "" => Err(D::Error::custom("cannot understand ip: IP <nil> not v4 nor v6")),
+        text => parse_ip_or_cidr(text).map_err(D::Error::custom),
+    };
+    texts.iter().map(parse).collect()
 }
 
 #[cfg(test)]

@@ -1,0 +1,59 @@
+//! The table of applets: what this executable is, one line each, sorted by name.
+
+use crate::plugins::bridge::Bridge;
+use crate::plugins::host_local::HostLocal;
+use crate::plugins::loopback::Loopback;
+use crate::plugins::ptp::Ptp;
+use crate::skel::{Applet, Kind, Lookup};
+use crate::tool::cnitool;
+
+/// Every applet.
+pub static APPLETS: &[Applet] = &[
+    Applet::plugin::<Bridge>(Kind::Interface),
+    Applet::tool("cnitool", "attaches and detaches namespaces, as a runtime does", cnitool::main),
+    Applet::plugin::<HostLocal>(Kind::Ipam),
+    Applet::plugin::<Loopback>(Kind::Interface),
+    Applet::plugin::<Ptp>(Kind::Interface),
+];
+
+/// The applet of exactly this name.
+pub fn find(name: &str) -> Option<&'static Applet> {
+    APPLETS.iter().find(|applet| applet.name == name)
+}
+
+/// Finds plugins for plugins that delegate.
+pub const LOOKUP: Lookup = Lookup(|name| find(name)?.run_fn());
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sorted_unique_and_told_in_a_line() {
+        assert!(APPLETS.is_sorted_by(|a, b| a.name < b.name));
+        for applet in APPLETS {
+            assert!(applet.about.len() <= 60, "{}: {}", applet.name, applet.about.len());
+            assert!(!applet.about.ends_with('.'), "{}", applet.name);
+        }
+    }
+
+    #[test]
+    fn every_plugin_has_its_file_and_its_place_in_the_readme() {
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+        let readme = std::fs::read_to_string(root.join("README.md")).unwrap();
+        for applet in APPLETS {
+            let name = applet.name.replace('-', "_");
+            let folder = if applet.kind == Kind::Tool { "src/tool" } else { "src/plugins" };
+            let file = root.join(folder).join(format!("{name}.rs"));
+            let module = root.join(folder).join(&name).join("mod.rs");
+            assert!(file.is_file() || module.is_file(), "{}", file.display());
+            assert!(readme.contains(&format!("`{}`", applet.name)), "README lacks {}", applet.name);
+        }
+    }
+
+    #[test]
+    fn names_are_exact() {
+        assert!(find("bridge").is_some() && find("bridg").is_none() && find("xbridge").is_none());
+        assert!((LOOKUP.0)("host-local").is_some() && (LOOKUP.0)("cnitool").is_none());
+    }
+}

@@ -1,0 +1,235 @@
+//! Addresses and routes of an interface inside a container.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use ipnet::IpNet;
+
+use super::inside::{Inside, Setting};
+use crate::cni::{self, CniResult};
+use crate::error::{Context, Error, Result};
+use crate::netlink::{
+    Dad, Link, LinkChange, Netlink, NewAddr, NextHop, OperState, Route, RouteMode, Waited,
+};
+
+/// How long duplicate address detection may take where the configuration asks for it.
+const SETTLE: Duration = Duration::from_secs(5);
+
+/// How long a link may take to get its carrier after both ends are up. The kernel tells when it
+/// has; the reference gives up after 2.55 seconds of polling.
+const CARRIER: Duration = Duration::from_millis(2550);
+
+/// Whether the kernel makes the connected route of an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Connected {
+    /// The subnet is on the link.
+    Route,
+    /// Only the gateway is on the link: the plugin adds the routes.
+    NoRoute,
+}
+
+/// How addresses are added.
+#[derive(Clone, Copy, Debug)]
+pub struct Style {
+    /// Duplicate address detection for IPv6.
+    pub dad: Dad,
+    /// The connected route.
+    pub connected: Connected,
+}
+
+/// The addresses of `result` that belong on `ifname`. An address without an interface index is
+/// left out; one whose index points elsewhere is an error of the plugin that made the result.
+fn addresses<'r>(result: &'r CniResult, ifname: &str) -> Result<Vec<&'r cni::IpConfig>> {
+    if result.interfaces.is_empty() {
+        return Err(Error::internal("no interfaces to configure"));
+    }
+    let mut own = Vec::new();
+    for ip in &result.ips {
+        let Some(index) = ip.interface else { continue };
+        let target = usize::try_from(index).ok().and_then(|i| result.interfaces.get(i));
+        if target.is_none_or(|interface| interface.name != ifname) {
+            let msg = format!(
+                "failed to add IP addr {} to \"{ifname}\": invalid interface index",
+                ip.address
+            );
+            return Err(Error::internal(msg));
+        }
+        own.push(ip);
+    }
+    Ok(own)
+}
+
+/// Adds the addresses of `result` to `link` and sets it up. `settings` are written on the way,
+/// before the link is up.
+pub fn addresses_and_up(
+    inside: &Inside<'_>,
+    link: &Link,
+    result: &CniResult,
+    (style, mut settings): (Style, Vec<Setting>),
+) -> Result<()> {
+    let ips = addresses(result, &link.name)?;
+    if ips.iter().any(|ip| ip.address.addr().is_ipv6()) {
+        settings.extend(ipv6_settings(&link.name));
+    }
+    inside.set(&settings)?;
+    for ip in &ips {
+        let mut address = NewAddr::new(ip.address).dad(style.dad);
+        if style.connected == Connected::NoRoute {
+            address = address.without_prefix_route();
+        }
+        inside
+            .netlink
+            .add_addr(link.index, &address)
+            .context(|| format!("failed to add IP addr {} to \"{}\"", ip.address, link.name))?;
+    }
+    set_up(inside, link)?;
+    if style.dad == Dad::Kernel && ips.iter().any(|ip| ip.address.addr().is_ipv6()) {
+        inside
+            .netlink
+            .settle_addrs(link.index, SETTLE)
+            .context(|| format!("failed to settle addresses for \"{}\"", link.name))?;
+    }
+    Ok(())
+}
+
+/// Sets a link up.
+pub fn set_up(inside: &Inside<'_>, link: &Link) -> Result<()> {
+    let up = LinkChange::new().up();
+    inside
+        .netlink
+        .set_link(link.index, up)
+        .context(|| format!("failed to set \"{}\" UP", link.name))
+}
+
+/// Waits until packets can pass, which takes both ends of a pair.
+pub fn wait_for_carrier(netlink: &Netlink, link: &Link) -> Result<()> {
+    match netlink.wait_link(link.index, CARRIER, |link| link.oper_state == OperState::Up)? {
+        Waited::Reached(_) => Ok(()),
+        Waited::TimedOut(Link { name, oper_state, .. }) => {
+            Err(Error::internal(format!("link "{name}" is {oper_state}, not up")))
+        }
+    }
+}
+
+/// The parameters IPv6 addresses need. IPv6 may be off for new interfaces; an address set before
+/// a link goes down must come back with it.
+fn ipv6_settings(ifname: &str) -> [Setting; 3] {
+    [
+        Setting::optional("net/ipv6/conf/lo/disable_ipv6".to_owned(), "0"),
+        Setting::required(format!("net/ipv6/conf/{ifname}/disable_ipv6"), "0"),
+        Setting::required(format!("net/ipv6/conf/{ifname}/keep_addr_on_down"), "1"),
+    ]
+}
+
+/// Adds the routes of `result` through `link`. Routes without a gateway go through the first
+/// gateway of their family among the addresses; equal ones are added once, and several gateways
+/// to one destination make one multipath route.
+pub fn add_routes(inside: &Inside<'_>, link: &Link, result: &CniResult) -> Result<()> {
+    for route in plan_routes(result, link.index) {
+        inside
+            .netlink
+            .add_route(&route, RouteMode::Create)
+            .context(|| format!("failed to add route '{}'", describe(&route, &link.name)))?;
+    }
+    Ok(())
+}
+
+fn plan_routes(result: &CniResult, oif: u32) -> Vec<Route> {
+    let gateway_of = |dst: &IpNet| {
+        let same_family = |gw: &IpAddr| gw.is_ipv4() == dst.addr().is_ipv4();
+        result.ips.iter().filter_map(|ip| ip.gateway).find(same_family)
+    };
+    let mut planned: Vec<(cni::Route, Vec<Option<IpAddr>>)> = Vec::new();
+    for route in &result.routes {
+        let gw = route.gw.or_else(|| gateway_of(&route.dst));
+        let key = cni::Route { dst: route.dst.trunc(), gw: None, ..route.clone() };
+        match planned.iter_mut().find(|(k, _)| *k == key) {
+            Some((_, gateways)) if gateways.contains(&gw) => {}
+            Some((_, gateways)) => gateways.push(gw),
+            None => planned.push((key, vec![gw])),
+        }
+    }
+    planned.into_iter().map(|(key, gateways)| to_kernel(&key, &gateways, oif)).collect()
+}
+
+fn to_kernel(route: &cni::Route, gateways: &[Option<IpAddr>], oif: u32) -> Route {
+    let mut kernel = Route::new(route.dst);
+    kernel.scope = route.scope;
+    kernel.table = route.table.filter(|table| *table != 0);
+    kernel.priority = route.priority;
+    kernel.mtu = route.mtu.filter(|mtu| *mtu != 0);
+    kernel.advmss = route.advmss.filter(|advmss| *advmss != 0);
+    if let [gw] = gateways {
+        kernel.gw = *gw;
+        kernel.oif = Some(oif);
+    } else {
+        let hop = |gw: &Option<IpAddr>| NextHop { gw: *gw, oif: Some(oif), weight: 1 };
+        kernel.nexthops = gateways.iter().map(hop).collect();
+    }
+    kernel
+}
+
+fn describe(route: &Route, ifname: &str) -> String {
+    let gateways: Vec<String> =
+        route.gw.iter().chain(route.nexthops.iter().filter_map(|hop| hop.gw.as_ref())).map(ToString::to_string).collect();
+    let via = if gateways.is_empty() { String::new() } else { format!(" via {}", gateways.join(", ")) };
+    let table = route.table.map(|table| format!(" table {table}")).unwrap_or_default();
+    let metric = route.priority.map(|metric| format!(" metric {metric}")).unwrap_or_default();
+    format!("{}{via} dev {ifname}{metric}{table}", route.dst)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cni::json::Json;
+    use crate::cni::{Interface, SpecVersion};
+
+    fn result(text: &str) -> CniResult {
+        CniResult::decode(&Json::parse(text.as_bytes()).unwrap(), SpecVersion::NEWEST).unwrap()
+    }
+
+    #[test]
+    fn gateways_are_filled_in_and_duplicates_dropped() {
+        let result = result(
+            r#"{"ips":[{"address":"10.0.0.2/24","gateway":"10.0.0.1"}],
+                "routes":[{"dst":"0.0.0.0/0"},{"dst":"0.0.0.0/0","gw":"10.0.0.1"},
+                          {"dst":"192.168.5.7/16"},{"dst":"::/0"}]}"#,
+        );
+        let texts: Vec<_> =
+            plan_routes(&result, 3).iter().map(|route| describe(route, "eth0")).collect();
+        assert_eq!(
+            texts,
+            [
+                "0.0.0.0/0 via 10.0.0.1 dev eth0",
+                "192.168.0.0/16 via 10.0.0.1 dev eth0",
+                "::/0 dev eth0"
+            ]
+        );
+    }
+
+    #[test]
+    fn several_gateways_make_one_multipath_route() {
+        let result = result(
+            r#"{"routes":[{"dst":"10.9.0.0/16","gw":"10.0.0.1"},{"dst":"10.9.0.0/16","gw":"10.0.0.2"},
+                          {"dst":"10.9.0.0/16","gw":"10.0.0.3","priority":5}]}"#,
+        );
+        let routes = plan_routes(&result, 3);
+        assert_eq!(routes.len(), 2);
+        assert_eq!((routes[0].nexthops.len(), routes[0].oif), (2, None));
+        assert_eq!((routes[1].nexthops.len(), routes[1].priority), (0, Some(5)));
+    }
+
+    #[test]
+    fn interface_indexes() {
+        let mut result = result(r#"{"ips":[{"address":"10.0.0.2/24"}]}"#);
+        assert_eq!(addresses(&result, "eth0").unwrap_err().msg(), "no interfaces to configure");
+        result.interfaces.push(Interface { name: "eth0".into(), ..Interface::default() });
+        assert!(addresses(&result, "eth0").unwrap().is_empty());
+        for (index, fine) in [(0, true), (1, false), (-1, false)] {
+            result.ips[0].interface = Some(index);
+            assert_eq!(addresses(&result, "eth0").is_ok(), fine, "{index}");
+        }
+        result.ips[0].interface = Some(0);
+        assert!(addresses(&result, "eth1").is_err());
+    }
+}

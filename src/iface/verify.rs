@@ -1,0 +1,122 @@
+//! CHECK: what a result says against what is there.
+//!
+//! `prevResult` is the result of the whole list, so what later plugins add must not hurt: an
+//! address counts only for the interface it names, and a route without a table may be in any.
+
+use std::net::IpAddr;
+
+use super::inside::Inside;
+use crate::cni::{CniResult, IfName, Interface, IpConfig, Route};
+use crate::error::{Error, Result};
+use crate::netlink::{self, Link, RouteFilter};
+
+/// The container's interface as the result lists it: under this name, in this sandbox.
+pub fn container_entry<'r>(
+    result: &'r CniResult,
+    ifname: &IfName,
+    sandbox: &str,
+) -> Result<(usize, &'r Interface)> {
+    let mut entries = result.interfaces.iter().enumerate();
+    let named: Vec<_> = entries.by_ref().filter(|(_, i)| i.name == ifname.as_str()).collect();
+    if let Some(entry) = named.iter().find(|(_, i)| i.sandbox == sandbox) {
+        return Ok(*entry);
+    }
+    let found = named.last().map(|(_, i)| i.sandbox.as_str()).unwrap_or_default();
+    Err(Error::internal(format!(
+        "Sandbox in prevResult {found} doesn't match configured netns: {sandbox}"
+    )))
+}
+
+/// The link must be a veth, up, with the address that the result gives.
+pub fn container_veth(inside: &Inside<'_>, entry: &Interface) -> Result<Link> {
+    let name = &entry.name;
+    let link = inside.netlink.link(name)?.ok_or_else(|| {
+        Error::internal(format!("Interface name {name} not found in {}", entry.sandbox))
+    })?;
+    if link.kind.as_deref() != Some("veth") {
+        return Err(Error::internal(format!("Error: Container interface {name} not of type veth")));
+    }
+    same_mac(&link, entry)?;
+    Ok(link)
+}
+
+/// The link has the hardware address that the result gives, if it gives one.
+pub fn same_mac(link: &Link, entry: &Interface) -> Result<()> {
+    let mac = link.mac.map(|mac| mac.to_string()).unwrap_or_default();
+    if entry.mac.is_empty() || entry.mac.eq_ignore_ascii_case(&mac) {
+        return Ok(());
+    }
+    let (name, expected) = (&entry.name, &entry.mac);
+    Err(Error::internal(format!("Interface {name} Mac {expected} doesn't match link Mac: {mac}")))
+}
+
+/// The link is switched on.
+pub fn is_up(link: &Link) -> Result<()> {
+    if link.up {
+        return Ok(());
+    }
+    Err(Error::internal(format!("interface \"{}\" is down", link.name)))
+}
+
+/// Every address that the result gives to the interface at `index` is on `link`, its network
+/// reachable.
+pub fn addresses(inside: &Inside<'_>, link: &Link, (result, index): (&CniResult, usize)) -> Result<()> {
+    let present = inside.netlink.dump_addrs(link.index)?;
+    let routes = inside.netlink.dump_routes(&RouteFilter { oif: Some(link.index), ..RouteFilter::default() })?;
+    for ip in result.ips_of(index) {
+        if !present.iter().any(|addr| addr.net == ip.address) {
+            let (address, name) = (ip.address, &link.name);
+            return Err(Error::internal(format!(
+                "Failed to match addr {address} on interface {name}"
+            )));
+        }
+        network_is_routed(ip, link, &routes)?;
+    }
+    Ok(())
+}
+
+fn network_is_routed(ip: &IpConfig, link: &Link, routes: &[netlink::Route]) -> Result<()> {
+    let network = ip.address.trunc();
+    if routes.iter().any(|route| route.dst == network) {
+        return Ok(());
+    }
+    let gateway = ip.gateway.map(|gw| gw.to_string()).unwrap_or_default();
+    let name = &link.name;
+    Err(Error::internal(format!("Failed to find Gateway {gateway} for interface {name}"))
+        .with_details(format!("there is no route to {network}")))
+}
+
+/// Every route of the result is there, through its gateway if it names one.
+pub fn routes(inside: &Inside<'_>, wanted: &[Route]) -> Result<()> {
+    if wanted.is_empty() {
+        return Ok(());
+    }
+    let present = inside.netlink.dump_routes(&RouteFilter::default())?;
+    for route in wanted {
+        if !present.iter().any(|found| serves(found, route)) {
+            return Err(Error::internal(format!(
+                "Expected Route {} not found in routing table",
+                describe(route)
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn serves(found: &netlink::Route, wanted: &Route) -> bool {
+    let table = wanted.table.filter(|table| *table != 0);
+    found.dst == wanted.dst.trunc()
+        && table.is_none_or(|table| found.table == Some(table))
+        && wanted.priority.is_none_or(|p| p == 0 || found.priority == Some(p))
+        && wanted.gw.is_none_or(|gw| gateways(found).any(|hop| hop == gw))
+}
+
+fn gateways(route: &netlink::Route) -> impl Iterator<Item = IpAddr> + '_ {
+    route.gw.into_iter().chain(route.nexthops.iter().filter_map(|hop| hop.gw))
+}
+
+fn describe(route: &Route) -> String {
+    let gw = route.gw.map(|gw| format!(" via {gw}")).unwrap_or_default();
+    let table = route.table.map(|table| format!(" table {table}")).unwrap_or_default();
+    format!("{}{gw}{table}", route.dst)
+}

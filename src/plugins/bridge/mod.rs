@@ -1,0 +1,409 @@
+//! bridge: a veth pair between the container and a Linux bridge on the host.
+//!
+//! The bridge is created on first use and shared by all containers of its networks. With
+//! `isGateway` it has the gateway's address and the host forwards; with `isDefaultGateway` the
+//! container's default route points to it. `ipam` is optional: without it the link is layer 2.
+//!
+//! On the host it leaves, while the container lives, one `veth` port; for good, the bridge with
+//! its gateway addresses, and forwarding switched on.
+
+mod gateway;
+mod verify;
+
+use serde::Deserialize;
+
+use crate::cni::{CniResult, IfName};
+use crate::error::{Code, Context, Error, Result};
+use crate::iface::configure::{self, Connected, Style};
+use crate::iface::inside::{Inside, Setting};
+use crate::iface::veth::{self, Veth, Wanted};
+use crate::netfilter;
+use crate::netlink::{Dad, Link, LinkChange, LinkKind, Mac, Netlink, NewLink, Switch};
+use crate::skel::{AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Rollback};
+use crate::sysctl;
+
+/// The plugin.
+#[derive(Debug)]
+pub struct Bridge;
+
+/// The keys of a bridge network.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+#[expect(clippy::struct_excessive_bools, reason = "the configuration's own keys")]
+pub struct Conf {
+    /// Name of the bridge. Default `cni0`.
+    bridge: String,
+    /// Give the bridge the gateway address of each range and forward. Needs `ipam`.
+    is_gateway: bool,
+    /// As `isGateway`, and make it the container's default route.
+    is_default_gateway: bool,
+    /// Replace other addresses of the bridge instead of refusing.
+    force_address: bool,
+    /// Masquerade the container's traffic to other networks.
+    ip_masq: bool,
+    /// MTU of the pair, and of the bridge where it is created, in bytes. Default: the kernel's.
+    mtu: i64,
+    /// Let frames leave through the port they came in by.
+    hairpin_mode: bool,
+    /// Set the bridge promiscuous; excludes `hairpinMode`.
+    promisc_mode: bool,
+    /// VLAN of the port, 0 to 4094. Default 0: none.
+    vlan: i64,
+    /// VLANs that reach the container tagged.
+    vlan_trunk: Option<Vec<VlanTrunk>>,
+    /// Drop frames with a source MAC that is not the container's.
+    macspoofchk: bool,
+    /// Let duplicate address detection for IPv6 run its course.
+    enabledad: bool,
+    /// Leave the container's end down; excludes `ipam`.
+    disable_container_interface: bool,
+    /// Keep the port from exchanging frames with other isolated ports.
+    port_isolation: bool,
+    /// `args.cni.mac`: MAC of the container's end.
+    args: Args,
+    /// `runtimeConfig.mac` (capability `mac`): the same; wins.
+    runtime_config: WithMac,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Args {
+    cni: WithMac,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct WithMac {
+    mac: Option<String>,
+}
+
+/// One entry of `vlanTrunk`: an id or a range.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct VlanTrunk {
+    #[serde(default)]
+    id: Option<i64>,
+    #[serde(default, rename = "minID")]
+    min_id: Option<i64>,
+    #[serde(default, rename = "maxID")]
+    max_id: Option<i64>,
+}
+
+impl Default for Conf {
+    fn default() -> Conf {
+        Conf {
+            bridge: "cni0".to_owned(),
+            is_gateway: false,
+            is_default_gateway: false,
+            force_address: false,
+            ip_masq: false,
+            mtu: 0,
+            hairpin_mode: false,
+            promisc_mode: false,
+            vlan: 0,
+            vlan_trunk: None,
+            macspoofchk: false,
+            enabledad: false,
+            disable_container_interface: false,
+            port_isolation: false,
+            args: Args::default(),
+            runtime_config: WithMac::default(),
+        }
+    }
+}
+
+impl Plugin for Bridge {
+    const NAME: &'static str = "bridge";
+    const ABOUT: &'static str = "veth pair from the container to a bridge of the host";
+    type Conf = Conf;
+
+    fn add(cx: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
+        let plan = Plan::resolve(cx, conf)?;
+        let inside = Inside::enter(req.sandbox.netns()?)?;
+        let host = cx.host()?;
+        let bridge = ensure_bridge(host, conf, &plan)?;
+        let mut undo = Rollback::new();
+
+        let veth = attach(host, &inside, plan.veth(&req.ifname, bridge.link.index))?;
+        let port = veth.host.index;
+        undo.push(format!("delete \"{}\"", veth.host.name), move || {
+            Ok(host.del_link_by_index(port).map(drop)?)
+        });
+        set_port(host, &veth.host, conf)?;
+
+        let mut result = if plan.l3 { cx.ipam_add(&mut undo)? } else { CniResult::new() };
+        result.version = crate::cni::SpecVersion::NEWEST;
+        let gateways = plan.gateways(&mut result);
+        let [host_end, container_end] = veth.interfaces(&req.sandbox.path);
+        result.interfaces = vec![veth::interface(&bridge.link, ""), host_end, container_end];
+        configure_container(&inside, &veth.container, conf, &result)?;
+        if !gateways.is_empty() {
+            gateway::ensure(host, &bridge, conf, &gateways)?;
+        }
+        if !conf.disable_container_interface {
+            wait_for_port(host, &inside, &veth)?;
+        }
+        // The first port may have changed the address of a bridge that others made.
+        let bridge = host.require_link(&conf.bridge)?;
+        result.interfaces[0] = veth::interface(&bridge, "");
+        for interface in &mut result.interfaces {
+            interface.mtu = cx.reported_mtu(interface.mtu);
+        }
+        result.dns = result.dns.overridden_by(&cx.net.dns);
+        undo.commit();
+        Ok(result)
+    }
+
+    fn check(cx: &Cx<'_>, conf: &Conf, req: &CheckReq) -> Result<()> {
+        let plan = Plan::resolve(cx, conf)?;
+        verify::attachment(cx, (conf, &plan), req)
+    }
+
+    fn del(cx: &Cx<'_>, _: &Conf, req: &DelReq) -> Result<()> {
+        let mut failures = Failures::new();
+        failures.keep(req.del_veth(cx));
+        if !cx.net.ipam_type.is_empty() {
+            failures.keep(cx.ipam_del());
+        }
+        failures.into_result()
+    }
+
+    fn gc(cx: &Cx<'_>, _: &Conf, _: &GcReq) -> Result<()> {
+        // Ports vanish with their containers; addresses are the IPAM plugin's.
+        if cx.net.ipam_type.is_empty() { Ok(()) } else { cx.ipam_gc() }
+    }
+
+    fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
+        let unavailable = |e: Error| e.with_code(Code::NOT_AVAILABLE);
+        Plan::resolve(cx, conf).map_err(unavailable)?;
+        let host = cx.host().map_err(unavailable)?;
+        host.require_admin().map_err(|e| unavailable(e.into()))?;
+        if let Some(link) = host.link(&conf.bridge)? {
+            require_bridge(&link).map_err(unavailable)?;
+        }
+        if cx.net.ipam_type.is_empty() { Ok(()) } else { cx.ipam_status() }
+    }
+}
+
+/// What the configuration comes to, once it is known to make sense.
+#[derive(Debug)]
+struct Plan {
+    /// Addresses are managed.
+    l3: bool,
+    gateway: bool,
+    default_gateway: bool,
+    mtu: u32,
+    mac: Option<Mac>,
+}
+
+impl Plan {
+    fn resolve(cx: &Cx<'_>, conf: &Conf) -> Result<Plan> {
+        IfName::parse(&conf.bridge).map_err(|e| {
+            Error::config(format!("bridge name \"{}\": {}", conf.bridge, e.msg()))
+        })?;
+        check_vlans(conf)?;
+        let mac = requested_mac(cx, conf)?;
+        let l3 = !cx.net.ipam_type.is_empty();
+        if l3 && conf.disable_container_interface {
+            let msg = "cannot use IPAM when DisableContainerInterface flag is set";
+            return Err(Error::config(msg));
+        }
+        if conf.hairpin_mode && conf.promisc_mode {
+            let msg = "cannot set hairpin mode and promiscuous mode at the same time";
+            return Err(Error::config(msg));
+        }
+        netfilter::refuse_masquerade(conf.ip_masq && l3)?;
+        netfilter::refuse_source_mac_check(conf.macspoofchk)?;
+        Ok(Plan {
+            l3,
+            gateway: l3 && (conf.is_gateway || conf.is_default_gateway),
+            default_gateway: l3 && conf.is_default_gateway,
+            mtu: veth::mtu(conf.mtu)?,
+            mac,
+        })
+    }
+
+    fn veth<'p>(&self, ifname: &'p IfName, bridge: u32) -> Wanted<'p> {
+        Wanted { ifname, mtu: self.mtu, mac: self.mac, master: Some(bridge) }
+    }
+
+    /// Points the addresses to the container's interface, fills in gateways and default routes;
+    /// the addresses the bridge has to have as a gateway.
+    fn gateways(&self, result: &mut CniResult) -> Vec<ipnet::IpNet> {
+        let mut on_bridge = Vec::new();
+        for ip in &mut result.ips {
+            ip.interface = Some(2);
+            if !self.gateway {
+                continue;
+            }
+            let gw = *ip.gateway.get_or_insert_with(|| gateway::first_host(ip.address));
+            if self.default_gateway {
+                gateway::add_default_route(&mut result.routes, gw);
+            }
+            on_bridge.extend(ipnet::IpNet::new(gw, ip.address.prefix_len()).ok());
+        }
+        // The address of an earlier range stays in front, whatever the family.
+        on_bridge.sort_by_key(|net: &ipnet::IpNet| net.addr().is_ipv6());
+        on_bridge.dedup();
+        on_bridge
+    }
+}
+
+/// The bridge, and whether its address is known to stay as it is.
+#[derive(Debug)]
+struct Shared {
+    link: Link,
+    pinned: bool,
+}
+
+fn check_vlans(conf: &Conf) -> Result<()> {
+    if !(0..=4094).contains(&conf.vlan) {
+        let msg = format!("invalid VLAN ID {} (must be between 0 and 4094)", conf.vlan);
+        return Err(Error::config(msg));
+    }
+    conf.vlan_trunk.iter().flatten().try_for_each(VlanTrunk::check)?;
+    if conf.vlan == 0 && conf.vlan_trunk.is_none() {
+        return Ok(());
+    }
+    let key = if conf.vlan == 0 { "vlanTrunk" } else { "vlan" };
+    Err(Error::new(Code::UNSUPPORTED_FIELD, format!("\"{key}\" is not supported yet"))
+        .with_details("use the reference plugin for networks with VLANs on a bridge"))
+}
+
+impl VlanTrunk {
+    fn check(&self) -> Result<()> {
+        let bad = |id: Option<i64>| id.is_some_and(|id| !(1..=4094).contains(&id));
+        let missing = |key| {
+            format!("minID and maxID should be configured simultaneously, {key} is missing")
+        };
+        let refuse = |msg: &str| Err(Error::config(msg));
+        if bad(self.id) {
+            return refuse("incorrect trunk id parameter");
+        }
+        match (self.min_id, self.max_id) {
+            (None, None) => Ok(()),
+            (None, Some(_)) => refuse(&missing("minID")),
+            (Some(_), None) => refuse(&missing("maxID")),
+            (min, _) if bad(min) => refuse("incorrect trunk minID parameter"),
+            (_, max) if bad(max) => refuse("incorrect trunk maxID parameter"),
+            (min, max) if min > max => refuse("minID is greater than maxID in trunk parameter"),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// `runtimeConfig.mac`, else `args.cni.mac`, else `MAC` of `CNI_ARGS`.
+fn requested_mac(cx: &Cx<'_>, conf: &Conf) -> Result<Option<Mac>> {
+    let parse = |text: &str| text.parse::<Mac>().map_err(|e| e.to_string());
+    let from_env = cx.args()?.get("MAC", |text| Ok(text.to_owned()))?;
+    let sources = [conf.runtime_config.mac.clone(), conf.args.cni.mac.clone(), from_env];
+    let text = sources.into_iter().flatten().find(|text| !text.is_empty());
+    text.map(|text| parse(&text)).transpose().map_err(Error::config)
+}
+
+/// Creates the bridge, or takes the one that is there; either way it is up.
+fn ensure_bridge(host: &Netlink, conf: &Conf, plan: &Plan) -> Result<Shared> {
+    let name = &conf.bridge;
+    let failed = || format!("failed to create bridge \"{name}\"");
+    if let Some(link) = host.link(name)? {
+        return adopt(host, link, conf).context(failed);
+    }
+    // With an address from the start, the bridge does not take on those of its ports.
+    let mac = Mac::random_local().map_err(|e| Error::io("choose a MAC", &e))?;
+    let kind = LinkKind::Bridge { vlan_filtering: None };
+    let mut bridge = NewLink::new(name, kind).mtu(plan.mtu).mac(mac).up();
+    if conf.promisc_mode {
+        bridge = bridge.promisc();
+    }
+    let pinned = match host.add_link(&bridge) {
+        Ok(()) => true,
+        // Another ADD was faster.
+        Err(error) if error.is_exists() => {
+            return adopt(host, host.require_link(name)?, conf).context(failed);
+        }
+        Err(error) => return Err(error).context(failed),
+    };
+    // Without IPv6 there is nothing to switch off.
+    drop(sysctl::write(&format!("net/ipv6/conf/{name}/accept_ra"), "0"));
+    Ok(Shared { link: host.require_link(name)?, pinned })
+}
+
+fn adopt(host: &Netlink, link: Link, conf: &Conf) -> Result<Shared> {
+    require_bridge(&link)?;
+    let mut change = LinkChange::new();
+    if !link.up {
+        change = change.up();
+    }
+    if conf.promisc_mode && link.promiscuity == 0 {
+        change = change.promisc(Switch::On);
+    }
+    if change != LinkChange::new() {
+        host.set_link(link.index, change)?;
+        drop(sysctl::write(&format!("net/ipv6/conf/{}/accept_ra", link.name), "0"));
+    }
+    Ok(Shared { link, pinned: false })
+}
+
+fn require_bridge(link: &Link) -> Result<()> {
+    if link.kind.as_deref() == Some("bridge") {
+        return Ok(());
+    }
+    Err(Error::internal(format!("\"{}\" already exists but is not a bridge", link.name))
+        .with_details("choose another name for the key \"bridge\", or remove that link"))
+}
+
+/// The pair, its host's end a port of the bridge.
+fn attach(host: &Netlink, inside: &Inside<'_>, wanted: Wanted<'_>) -> Result<Veth> {
+    Veth::add(host, inside, wanted)
+}
+
+/// New ports have both attributes off.
+fn set_port(host: &Netlink, port: &Link, conf: &Conf) -> Result<()> {
+    if !conf.hairpin_mode && !conf.port_isolation {
+        return Ok(());
+    }
+    let mut change = LinkChange::new();
+    if conf.hairpin_mode {
+        change = change.hairpin(Switch::On);
+    }
+    if conf.port_isolation {
+        change = change.isolated(Switch::On);
+    }
+    host.set_link(port.index, change)
+        .context(|| format!("failed to setup hairpin mode or isolation for {}", port.name))
+}
+
+fn configure_container(
+    inside: &Inside<'_>,
+    link: &Link,
+    conf: &Conf,
+    result: &CniResult,
+) -> Result<()> {
+    if result.ips.is_empty() {
+        if conf.disable_container_interface {
+            return Ok(());
+        }
+        return configure::set_up(inside, link);
+    }
+    let name = &link.name;
+    let dad = if conf.enabledad { Dad::Kernel } else { Dad::Off };
+    let mut settings = vec![
+        Setting::optional(
+            format!("net/ipv6/conf/{name}/accept_dad"),
+            if conf.enabledad { "1" } else { "0" },
+        ),
+        // The kernel announces the addresses when the link comes up.
+        Setting::optional(format!("net/ipv4/conf/{name}/arp_notify"), "1"),
+    ];
+    if conf.enabledad {
+        settings.push(Setting::optional(format!("net/ipv6/conf/{name}/enhanced_dad"), "1"));
+    }
+    let style = Style { dad, connected: Connected::Route };
+    configure::addresses_and_up(inside, link, result, (style, settings))?;
+    configure::add_routes(inside, link, result)
+}
+
+fn wait_for_port(host: &Netlink, inside: &Inside<'_>, veth: &Veth) -> Result<()> {
+    configure::wait_for_carrier(&inside.netlink, &veth.container)?;
+    configure::wait_for_carrier(host, &veth.host).context(|| "bridge port in error state")
+}

@@ -1,0 +1,94 @@
+//! CHECK of a bridge attachment.
+
+use super::{Conf, Plan, require_bridge};
+use crate::cni::{CniResult, Interface};
+use crate::error::{Error, Result};
+use crate::iface::{Inside, verify, veth};
+use crate::netlink::{Link, Netlink};
+use crate::skel::{CheckReq, Cx};
+
+pub(super) fn attachment(
+    cx: &Cx<'_>,
+    (conf, plan): (&Conf, &Plan),
+    req: &CheckReq,
+) -> Result<()> {
+    let inside = Inside::enter(req.sandbox.netns()?)?;
+    if plan.l3 {
+        cx.ipam_check()?;
+    }
+    let prev = req.require_prev()?;
+    let host = cx.host()?;
+    let bridge = bridge_of(host, conf, prev)?;
+    let (index, entry) = verify::container_entry(prev, &req.ifname, &req.sandbox.path)?;
+    let link = verify::container_veth(&inside, entry)?;
+    if !conf.disable_container_interface {
+        verify::is_up(&link)?;
+    }
+    port_of(host, conf, (&bridge, &link, prev))?;
+    if plan.gateway {
+        gateway_addresses(host, &bridge, (prev, index))?;
+    }
+    verify::addresses(&inside, &link, (prev, index))?;
+    verify::routes(&inside, &prev.routes)
+}
+
+fn bridge_of(host: &Netlink, conf: &Conf, prev: &CniResult) -> Result<Link> {
+    let name = &conf.bridge;
+    let listed = |entry: &&Interface| entry.name == *name && entry.sandbox.is_empty();
+    let entry = prev.interfaces.iter().find(listed).ok_or_else(|| {
+        Error::internal(format!("Interface name {name} not found in prevResult"))
+    })?;
+    let link = host
+        .link(name)?
+        .ok_or_else(|| Error::internal(format!("Interface name {name} not found")))?;
+    require_bridge(&link)?;
+    verify::same_mac(&link, entry)?;
+    verify::is_up(&link)?;
+    // A packet capture makes a bridge promiscuous as well, which hurts nobody.
+    if conf.promisc_mode && link.promiscuity == 0 {
+        let msg = format!(
+            "Bridge interface {name} configured Promisc Mode true doesn't match current state: false"
+        );
+        return Err(Error::internal(msg));
+    }
+    Ok(link)
+}
+
+fn port_of(
+    host: &Netlink,
+    conf: &Conf,
+    (bridge, container, prev): (&Link, &Link, &CniResult),
+) -> Result<()> {
+    let missing =
+        || Error::internal(format!("CNI veth created for bridge {} was not found", conf.bridge));
+    let (port, entry) = veth::find_host_end(host, prev, container)?.ok_or_else(missing)?;
+    if port.master != Some(bridge.index) {
+        return Err(missing().with_details(format!("\"{}\" is no port of it", port.name)));
+    }
+    verify::same_mac(&port, &entry)?;
+    verify::is_up(&port)?;
+    let state = port.port.unwrap_or_default();
+    if (state.hairpin, state.isolated) == (conf.hairpin_mode, conf.port_isolation) {
+        return Ok(());
+    }
+    Err(Error::internal(format!(
+        "port \"{}\" has hairpin mode {} and isolation {}, configured are {} and {}",
+        port.name, state.hairpin, state.isolated, conf.hairpin_mode, conf.port_isolation
+    )))
+}
+
+fn gateway_addresses(
+    host: &Netlink,
+    bridge: &Link,
+    (prev, index): (&CniResult, usize),
+) -> Result<()> {
+    let present = host.dump_addrs(bridge.index)?;
+    for ip in prev.ips_of(index) {
+        let Some(gw) = ip.gateway else { continue };
+        if !present.iter().any(|addr| addr.net.addr() == gw) {
+            let msg = format!("gateway {gw} is no address of bridge \"{}\"", bridge.name);
+            return Err(Error::internal(msg));
+        }
+    }
+    Ok(())
+}

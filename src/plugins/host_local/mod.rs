@@ -1,0 +1,247 @@
+//! host-local: addresses from configured ranges, one file per lease on the local disk.
+//!
+//! Each range set of `ipam.ranges` supplies one address; a set may have several ranges. Leases
+//! are files in `<dataDir>/<network>` named by the address, in the reference plugin's format, so
+//! that either implementation continues the other's work.
+//!
+//! On the host it leaves, while the container lives, one lease file per address; for good, the
+//! directory with its lock and the address last given out of each set.
+
+pub mod allocate;
+pub mod range;
+pub mod resolv;
+
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use self::range::{RangeConf, RangeSet};
+use self::resolv::ResolvConf;
+use crate::cni::json::Json;
+use crate::cni::{CniResult, Dns, IpConfig, Route, SpecVersion, ip};
+use crate::error::{Code, Error, Result};
+use crate::log;
+use crate::skel::{AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin};
+use crate::store::{LeaseStore, Listing, Owner};
+
+/// Where leases are kept unless the configuration says otherwise.
+const DATA_DIR: &str = "/var/lib/cni/networks";
+
+/// The plugin.
+#[derive(Debug)]
+pub struct HostLocal;
+
+/// The keys of a network, read when they are needed: DEL and GC release addresses also when the
+/// ranges make no sense any more.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Conf {
+    ipam: Option<Json>,
+    runtime_config: Option<Json>,
+    args: Option<Json>,
+}
+
+/// `ipam`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Ipam {
+    /// Routes, passed on as they are.
+    routes: Vec<Route>,
+    /// File in the format of resolv.conf(5), passed on as `dns`. Default: none.
+    resolv_conf: String,
+    /// Range sets: each supplies one address.
+    ranges: Vec<Vec<RangeConf>>,
+    /// The network of a single range, written without `ranges`.
+    #[serde(deserialize_with = "ip::optional_cidr::deserialize")]
+    subnet: Option<ipnet::IpNet>,
+    /// Its first address.
+    #[serde(deserialize_with = "ip::optional_ip::deserialize")]
+    range_start: Option<IpAddr>,
+    /// Its last address.
+    #[serde(deserialize_with = "ip::optional_ip::deserialize")]
+    range_end: Option<IpAddr>,
+    /// Its gateway.
+    #[serde(deserialize_with = "ip::optional_ip::deserialize")]
+    gateway: Option<IpAddr>,
+}
+
+/// `ipam.dataDir`, which DEL needs whatever the rest is like.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Location {
+    data_dir: Option<PathBuf>,
+}
+
+/// `runtimeConfig`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct RuntimeConfig {
+    /// Range sets in front of the configured ones (capability `ipRanges`).
+    ip_ranges: Vec<Vec<RangeConf>>,
+    /// Wanted addresses (capability `ips`).
+    #[serde(deserialize_with = "ip::deserialize_requested")]
+    ips: Vec<IpAddr>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Args {
+    cni: CniArgs,
+}
+
+/// `args.cni`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct CniArgs {
+    /// Wanted addresses.
+    #[serde(deserialize_with = "ip::deserialize_requested")]
+    ips: Vec<IpAddr>,
+}
+
+impl Plugin for HostLocal {
+    const NAME: &'static str = "host-local";
+    const ABOUT: &'static str = "addresses from ranges, leases as files on the node";
+    type Conf = Conf;
+
+    fn add(cx: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
+        let plan = Plan::resolve(cx, conf)?;
+        let dns = read_dns(&plan.resolv_conf)?;
+        let mut store = LeaseStore::open(&conf.data_dir()?, cx.net.name.as_str())?;
+        let owner = Owner::new(req.id.as_str(), req.ifname.as_str());
+        let allocated =
+            allocate::allocate_all(&mut store, &plan.sets, &plan.requested, &owner)?;
+        let ips = allocated.iter().map(|a| IpConfig {
+            address: a.net,
+            gateway: Some(a.gateway),
+            interface: None,
+        });
+        Ok(CniResult { ips: ips.collect(), routes: plan.routes, dns, ..CniResult::new() })
+    }
+
+    fn check(cx: &Cx<'_>, conf: &Conf, req: &CheckReq) -> Result<()> {
+        Plan::resolve(cx, conf)?;
+        let owner = Owner::new(req.id.as_str(), req.ifname.as_str());
+        let store = LeaseStore::open_existing(&conf.data_dir()?, cx.net.name.as_str())?;
+        let owned = store.map_or(Ok(Vec::new()), |mut store| store.owned_by(&owner))?;
+        if owned.is_empty() {
+            let msg = format!("host-local: Failed to find address added by container {}", req.id);
+            return Err(Error::internal(msg));
+        }
+        Ok(())
+    }
+
+    fn del(cx: &Cx<'_>, conf: &Conf, req: &DelReq) -> Result<()> {
+        let mut failures = Failures::new();
+        let owner = Owner::new(req.id.as_str(), req.ifname.as_str());
+        failures.keep(conf.data_dir().and_then(|dir| {
+            let store = LeaseStore::open_existing(&dir, cx.net.name.as_str())?;
+            store.map_or(Ok(Vec::new()), |mut store| store.release(&owner))
+        }));
+        // A configuration that cannot work is reported also here, after the release.
+        failures.keep(Plan::resolve(cx, conf));
+        failures.into_result()
+    }
+
+    fn gc(cx: &Cx<'_>, conf: &Conf, req: &GcReq) -> Result<()> {
+        let dir = conf.data_dir()?;
+        let Some(mut store) = LeaseStore::open_existing(&dir, cx.net.name.as_str())? else {
+            return Ok(());
+        };
+        let stale = store.retain(|lease| match &lease.ifname {
+            Some(ifname) => req.is_valid(&lease.id, ifname),
+            // Written by a reference plugin that knew no interface names.
+            None => req.valid.iter().any(|attachment| attachment.container_id == lease.id),
+        })?;
+        for lease in stale {
+            log::warn(format_args!("released {} of container {}", lease.ip, lease.id));
+        }
+        Ok(())
+    }
+
+    fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
+        let plan = Plan::resolve(cx, conf)?;
+        let listing = Listing::peek(&conf.data_dir()?, cx.net.name.as_str())
+            .map_err(|e| e.with_code(Code::NOT_AVAILABLE))?;
+        match plan.sets.iter().find(|set| allocate::exhausted(&listing, set)) {
+            None => Ok(()),
+            Some(set) => {
+                let msg = format!("no IP addresses available in range set: {set}");
+                Err(Error::new(Code::NOT_AVAILABLE, msg)
+                    .with_details("detach containers, run GC, or widen the range"))
+            }
+        }
+    }
+}
+
+impl Conf {
+    fn data_dir(&self) -> Result<PathBuf> {
+        let location: Location = read(self.ipam.as_ref())?;
+        let given = location.data_dir.filter(|dir| !dir.as_os_str().is_empty());
+        Ok(given.unwrap_or_else(|| DATA_DIR.into()))
+    }
+}
+
+/// What the configuration and the runtime ask for.
+#[derive(Debug)]
+struct Plan {
+    sets: Vec<RangeSet>,
+    requested: Vec<IpAddr>,
+    routes: Vec<Route>,
+    resolv_conf: String,
+}
+
+impl Plan {
+    fn resolve(cx: &Cx<'_>, conf: &Conf) -> Result<Plan> {
+        let missing = || Error::config("IPAM config missing 'ipam' key");
+        let ipam: Ipam = conf.ipam.as_ref().ok_or_else(missing)?.decode()?;
+        let runtime: RuntimeConfig = read(conf.runtime_config.as_ref())?;
+        let args: Args = read(conf.args.as_ref())?;
+        let from_env = cx.args()?.get("IP", ip::parse_ip_or_cidr)?;
+        let requested = from_env.into_iter().chain(args.cni.ips).chain(runtime.ips).collect();
+
+        let single = ipam.subnet.map(|subnet| {
+            let Ipam { range_start, range_end, gateway, .. } = ipam;
+            vec![RangeConf { subnet: Some(subnet), range_start, range_end, gateway }]
+        });
+        let confs: Vec<_> =
+            runtime.ip_ranges.into_iter().chain(single).chain(ipam.ranges).collect();
+        let sets = RangeSet::resolve_all(&confs)?;
+        one_per_family_before_lists(cx.version, &sets)?;
+        range::check_overlaps(&sets)?;
+        warn_of_foreign_gateways(&sets);
+        Ok(Plan { sets, requested, routes: ipam.routes, resolv_conf: ipam.resolv_conf })
+    }
+}
+
+/// An absent object has all its defaults.
+fn read<T: Default + serde::de::DeserializeOwned>(json: Option<&Json>) -> Result<T> {
+    json.map_or_else(|| Ok(T::default()), Json::decode)
+}
+
+fn one_per_family_before_lists(version: SpecVersion, sets: &[RangeSet]) -> Result<()> {
+    let v4 = sets.iter().filter(|set| set.is_ipv4()).count();
+    if version >= SpecVersion::V0_3_0 || (v4 <= 1 && sets.len() - v4 <= 1) {
+        return Ok(());
+    }
+    let msg = format!("CNI version {version} does not support more than 1 address per family");
+    Err(Error::config(msg))
+}
+
+/// Such a gateway is never used by the containers of the range; the reference is silent.
+fn warn_of_foreign_gateways(sets: &[RangeSet]) {
+    for range in sets.iter().flat_map(RangeSet::ranges) {
+        if range.gateway.is_ipv4() != range.subnet.addr().is_ipv4() {
+            let (gateway, subnet) = (range.gateway, range.subnet);
+            log::warn(format_args!("gateway {gateway} is of another family than {subnet}"));
+        }
+    }
+}
+
+fn read_dns(path: &str) -> Result<Dns> {
+    if path.is_empty() {
+        return Ok(Dns::default());
+    }
+    let ResolvConf { nameservers, domain, search, options } = ResolvConf::read(Path::new(path))?;
+    Ok(Dns { nameservers, domain: domain.unwrap_or_default(), search, options })
+}

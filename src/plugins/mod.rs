@@ -1,0 +1,6 @@
+//! One file or folder per plugin, named as the plugin.
+
+pub mod bridge;
+pub mod host_local;
+pub mod loopback;
+pub mod ptp;

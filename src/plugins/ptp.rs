@@ -1,0 +1,266 @@
+//! ptp: a veth pair between the container and the host, every packet routed by the host.
+//!
+//! Keys: `mtu`, `ipMasq`, and `ipam`, which is required. The container reaches even its own
+//! subnet through the gateway, which is the host's end of the pair.
+//!
+//! On the host it leaves, while the container lives, one `veth` with the gateway's address as a
+//! /32 or /128 and a host route to each address of the container; for good, forwarding switched
+//! on.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use serde::Deserialize;
+
+use crate::cni::ip::{host_net, width};
+use crate::cni::{CniResult, SpecVersion};
+use crate::error::{Code, Context, Error, Result};
+use crate::iface::configure::{self, Connected, Style};
+use crate::iface::inside::Inside;
+use crate::iface::veth::{self, Veth, Wanted};
+use crate::iface::{forwarding, verify};
+use crate::netfilter;
+use crate::netlink::{Dad, Link, Netlink, NewAddr, Route, RouteFilter, RouteMode};
+use crate::skel::{AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Rollback};
+
+/// Scope of an address on the link, `RT_SCOPE_LINK`.
+const ON_LINK: u8 = 253;
+/// Scope of an address on the host, `RT_SCOPE_HOST`.
+const ON_HOST: u8 = 254;
+
+/// The plugin.
+#[derive(Debug)]
+pub struct Ptp;
+
+/// The keys of a ptp network.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Conf {
+    /// Masquerade the container's traffic to other networks.
+    ip_masq: bool,
+    /// MTU of both ends in bytes. Default: the kernel's.
+    mtu: i64,
+}
+
+impl Plugin for Ptp {
+    const NAME: &'static str = "ptp";
+    const ABOUT: &'static str = "veth pair routed by the host, without a bridge";
+    type Conf = Conf;
+
+    fn add(cx: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
+        netfilter::refuse_masquerade(conf.ip_masq)?;
+        let mtu = veth::mtu(conf.mtu)?;
+        let inside = Inside::enter(req.sandbox.netns()?)?;
+        inside.refuse_existing(&req.ifname)?;
+        let host = cx.host()?;
+        let mut undo = Rollback::new();
+
+        let mut result = cx.ipam_add(&mut undo)?;
+        result.version = SpecVersion::NEWEST;
+        let hops = hops(&mut result)?;
+        forwarding::enable(hops.iter().map(|hop| hop.address.addr()))?;
+
+        let wanted = Wanted { ifname: &req.ifname, mtu, mac: None, master: None };
+        let veth = Veth::add(host, &inside, wanted)?;
+        let end = veth.host.index;
+        undo.push(format!("delete \"{}\"", veth.host.name), move || {
+            Ok(host.del_link_by_index(end).map(drop)?)
+        });
+        result.interfaces = veth.interfaces(&req.sandbox.path).into();
+        configure_host(host, &veth.host, &hops)?;
+        configure_container(&inside, &veth.container, &result, &hops)?;
+        configure::wait_for_carrier(&inside.netlink, &veth.container)?;
+
+        for interface in &mut result.interfaces {
+            interface.mtu = cx.reported_mtu(interface.mtu);
+        }
+        result.dns = result.dns.overridden_by(&cx.net.dns);
+        undo.commit();
+        Ok(result)
+    }
+
+    fn check(cx: &Cx<'_>, _: &Conf, req: &CheckReq) -> Result<()> {
+        let inside = Inside::enter(req.sandbox.netns()?)?;
+        cx.ipam_check()?;
+        let prev = req.require_prev()?;
+        let (index, entry) = verify::container_entry(prev, &req.ifname, &req.sandbox.path)?;
+        let link = verify::container_veth(&inside, entry)?;
+        verify::is_up(&link)?;
+        verify::addresses(&inside, &link, (prev, index))?;
+        verify::routes(&inside, &prev.routes)?;
+        check_host(cx.host()?, &link, (prev, index))
+    }
+
+    fn del(cx: &Cx<'_>, _: &Conf, req: &DelReq) -> Result<()> {
+        let mut failures = Failures::new();
+        // Before the link, which a DHCP release needs.
+        failures.keep(cx.ipam_del());
+        failures.keep(req.del_veth(cx));
+        failures.into_result()
+    }
+
+    fn gc(cx: &Cx<'_>, _: &Conf, _: &GcReq) -> Result<()> {
+        // The host's end and its routes vanish with the container.
+        cx.ipam_gc()
+    }
+
+    fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
+        let unavailable = |e: Error| e.with_code(Code::NOT_AVAILABLE);
+        netfilter::refuse_masquerade(conf.ip_masq).map_err(unavailable)?;
+        veth::mtu(conf.mtu).map_err(unavailable)?;
+        let host = cx.host().map_err(unavailable)?;
+        host.require_admin().map_err(|e| unavailable(e.into()))?;
+        cx.ipam_status()
+    }
+}
+
+/// An address of the container and the gateway that serves it.
+#[derive(Clone, Copy, Debug)]
+struct Hop {
+    address: IpNet,
+    gateway: IpAddr,
+}
+
+/// Points the addresses to the container's interface; each needs a gateway of its own family.
+fn hops(result: &mut CniResult) -> Result<Vec<Hop>> {
+    let mut hops = Vec::with_capacity(result.ips.len());
+    for ip in &mut result.ips {
+        ip.interface = Some(1);
+        let gateway = ip.gateway.filter(|gw| gw.is_ipv4() == ip.address.addr().is_ipv4());
+        let gateway = gateway.ok_or_else(|| {
+            Error::config(format!("ptp: the IPAM plugin gave {} no gateway", ip.address))
+                .with_details("ptp routes everything through a gateway: configure one in \"ipam\"")
+        })?;
+        hops.push(Hop { address: ip.address, gateway });
+    }
+    Ok(hops)
+}
+
+/// The gateways' addresses on the host's end, and the way to the container. A route that a
+/// crashed container left on another link is replaced.
+fn configure_host(host: &Netlink, end: &Link, hops: &[Hop]) -> Result<()> {
+    for gateway in gateways(hops) {
+        let address = NewAddr::new(host_net(gateway)).dad(Dad::Off);
+        host.add_addr(end.index, &address)
+            .context(|| format!("failed to add IP addr {gateway} to \"{}\"", end.name))?;
+    }
+    for hop in hops {
+        let mut route = Route::new(host_net(hop.address.addr()));
+        route.oif = Some(end.index);
+        route.scope = Some(ON_HOST);
+        host.add_route(&route, RouteMode::Replace).context(|| "failed to add route on host")?;
+    }
+    Ok(())
+}
+
+fn configure_container(
+    inside: &Inside<'_>,
+    link: &Link,
+    result: &CniResult,
+    hops: &[Hop],
+) -> Result<()> {
+    // Both ends are ours: nobody else can have the address.
+    let style = Style { dad: Dad::Off, connected: Connected::NoRoute };
+    configure::addresses_and_up(inside, link, result, (style, Vec::new()))?;
+    for route in routes_to_gateways(link, hops) {
+        inside
+            .netlink
+            .add_route(&route, RouteMode::Exclusive)
+            .context(|| format!("failed to add route {}", route.dst))?;
+    }
+    configure::add_routes(inside, link, result)
+}
+
+/// The gateway is on the link, the rest of the subnet behind it.
+fn routes_to_gateways(link: &Link, hops: &[Hop]) -> Vec<Route> {
+    let mut routes: Vec<Route> = Vec::new();
+    let mut add = |route: Route| {
+        // Several addresses may share a gateway or a subnet.
+        if !routes.iter().any(|r| r.dst == route.dst) {
+            routes.push(route);
+        }
+    };
+    for Hop { address, gateway } in hops {
+        let mut to_gateway = Route::new(host_net(*gateway));
+        to_gateway.oif = Some(link.index);
+        to_gateway.scope = Some(ON_LINK);
+        to_gateway.src = Some(address.addr());
+        add(to_gateway);
+        if address.prefix_len() == width(address.addr()) {
+            continue;
+        }
+        let mut to_subnet = Route::new(address.trunc());
+        to_subnet.oif = Some(link.index);
+        to_subnet.gw = Some(*gateway);
+        to_subnet.src = Some(address.addr());
+        add(to_subnet);
+    }
+    // Gateways first: the kernel takes a route only through a gateway that it can reach.
+    routes.sort_by_key(|route| route.gw.is_some());
+    routes
+}
+
+fn gateways(hops: &[Hop]) -> Vec<IpAddr> {
+    let mut gateways: Vec<IpAddr> = hops.iter().map(|hop| hop.gateway).collect();
+    gateways.sort();
+    gateways.dedup();
+    gateways
+}
+
+/// The host's end is there, with the gateways' addresses and the routes to the container.
+fn check_host(host: &Netlink, container: &Link, (prev, index): (&CniResult, usize)) -> Result<()> {
+    let (end, entry) = veth::find_host_end(host, prev, container)?.ok_or_else(|| {
+        Error::internal(format!("ptp: host end of \"{}\" was not found", container.name))
+    })?;
+    verify::same_mac(&end, &entry)?;
+    verify::is_up(&end)?;
+    let addrs = host.dump_addrs(end.index)?;
+    let routes = host.dump_routes(&RouteFilter { oif: Some(end.index), ..RouteFilter::default() })?;
+    for ip in prev.ips_of(index) {
+        let name = &end.name;
+        if ip.gateway.is_some_and(|gw| !addrs.iter().any(|addr| addr.net.addr() == gw)) {
+            let gw = ip.gateway.map(|gw| gw.to_string()).unwrap_or_default();
+            return Err(Error::internal(format!("ptp: {gw} is no address of \"{name}\"")));
+        }
+        let target = host_net(ip.address.addr());
+        if !routes.iter().any(|route| route.dst == target) {
+            return Err(Error::internal(format!("ptp: no route to {target} through \"{name}\"")));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hop(address: &str, gateway: &str) -> Hop {
+        Hop { address: address.parse().unwrap(), gateway: gateway.parse().unwrap() }
+    }
+
+    fn destinations(hops: &[Hop]) -> Vec<String> {
+        let link = Link::default();
+        routes_to_gateways(&link, hops).iter().map(|route| route.dst.to_string()).collect()
+    }
+
+    #[test]
+    fn shared_gateways_and_subnets_are_routed_once() {
+        let hops = [hop("10.0.0.2/24", "10.0.0.1"), hop("10.0.0.3/24", "10.0.0.1")];
+        assert_eq!(destinations(&hops), ["10.0.0.1/32", "10.0.0.0/24"]);
+        assert_eq!(gateways(&hops).len(), 1);
+    }
+
+    #[test]
+    fn a_single_address_has_no_subnet() {
+        assert_eq!(destinations(&[hop("10.0.0.2/32", "10.9.9.1")]), ["10.9.9.1/32"]);
+    }
+
+    #[test]
+    fn gateways_come_first() {
+        let hops = [hop("10.0.0.2/24", "10.0.0.1"), hop("2001:db8::2/64", "2001:db8::1")];
+        assert_eq!(
+            destinations(&hops),
+            ["10.0.0.1/32", "2001:db8::1/128", "10.0.0.0/24", "2001:db8::/64"]
+        );
+    }
+}

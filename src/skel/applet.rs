@@ -1,0 +1,90 @@
+//! An applet: what the executable does under one name.
+
+use std::fmt;
+use std::process::ExitCode;
+
+use super::call::RunFn;
+use super::dispatch::dispatch;
+use super::plugin::Plugin;
+use crate::cni::SpecVersion;
+
+/// One line of the table of applets.
+pub struct Applet {
+    /// The file name it answers to.
+    pub name: &'static str,
+    /// What sort of program it is.
+    pub kind: Kind,
+    /// One line for a person.
+    pub about: &'static str,
+    /// What it does.
+    pub main: Main,
+}
+
+/// What sort of program an applet is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    /// A plugin that makes an interface.
+    Interface,
+    /// A plugin that manages addresses, called by others.
+    Ipam,
+    /// A plugin that works on what those before it in a list made.
+    Chained,
+    /// A program for people.
+    Tool,
+}
+
+/// How an applet is run.
+#[derive(Clone, Copy)]
+pub enum Main {
+    /// A CNI plugin: environment and standard input in, JSON out.
+    Plugin {
+        /// The versions of the specification it speaks.
+        versions: &'static [SpecVersion],
+        /// The plugin as a function.
+        run: RunFn,
+    },
+    /// A program with arguments (without the program's name).
+    Tool(fn(Vec<String>) -> ExitCode),
+}
+
+impl Applet {
+    /// The applet of a plugin.
+    pub const fn plugin<P: Plugin>(kind: Kind) -> Applet {
+        let main = Main::Plugin { versions: P::VERSIONS, run: dispatch::<P> };
+        Applet { name: P::NAME, kind, about: P::ABOUT, main }
+    }
+
+    /// The applet of a program for people.
+    pub const fn tool(
+        name: &'static str,
+        about: &'static str,
+        main: fn(Vec<String>) -> ExitCode,
+    ) -> Applet {
+        Applet { name, kind: Kind::Tool, about, main: Main::Tool(main) }
+    }
+
+    /// The plugin as a function, if this is one.
+    pub fn run_fn(&self) -> Option<RunFn> {
+        match self.main {
+            Main::Plugin { run, .. } => Some(run),
+            Main::Tool(_) => None,
+        }
+    }
+}
+
+impl fmt::Debug for Applet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Applet({}, {:?})", self.name, self.kind)
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Kind::Interface => "interface",
+            Kind::Ipam => "ipam",
+            Kind::Chained => "chained",
+            Kind::Tool => "tool",
+        })
+    }
+}

@@ -1,0 +1,99 @@
+//! Calling another plugin: in this process when it is this executable, as a process otherwise.
+//!
+//! The lookup on `CNI_PATH` decides in any case, so that a foreign `host-local` earlier in the
+//! path is used. Callers cannot tell the two ways apart: the result passes through the version's
+//! layout, errors keep their code and message.
+
+use std::path::PathBuf;
+
+use super::call::{Call, Caller, RunFn, Verb};
+use super::context::Cx;
+use super::rollback::Rollback;
+use crate::cni::CniResult;
+use crate::error::{Error, Result};
+use crate::invoke;
+
+/// A plugin found on `CNI_PATH`.
+#[derive(Clone, Debug)]
+pub struct Delegate<'a> {
+    cx: &'a Cx<'a>,
+    name: &'a str,
+    program: Program,
+}
+
+#[derive(Clone, Debug)]
+enum Program {
+    Own(RunFn),
+    Foreign(PathBuf),
+}
+
+impl<'a> Cx<'a> {
+    /// Finds the plugin called `name` on `CNI_PATH`.
+    pub fn delegate(&'a self, name: &'a str) -> Result<Delegate<'a>> {
+        let path = invoke::find(name, &invoke::split_path(&self.call.env.path))?;
+        let own = if invoke::is_own_executable(&path) { (self.call.lookup.0)(name) } else { None };
+        let program = own.map_or(Program::Foreign(path), Program::Own);
+        Ok(Delegate { cx: self, name, program })
+    }
+
+    /// The configuration's IPAM plugin.
+    pub fn ipam(&'a self) -> Result<Delegate<'a>> {
+        self.delegate(&self.net.ipam_type)
+    }
+
+    /// Gets addresses from the configuration's IPAM plugin and registers their release, which
+    /// also follows when the IPAM plugin itself fails (spec, section 4, "Delegated plugins").
+    pub fn ipam_add(&'a self, undo: &mut Rollback<'a>) -> Result<CniResult> {
+        let ipam = self.ipam()?;
+        let releaser = ipam.clone();
+        undo.push("release the addresses", move || releaser.run(Verb::Del).map(drop));
+        let result = ipam.run(Verb::Add)?.unwrap_or_default();
+        if result.ips.is_empty() {
+            return Err(Error::internal("IPAM plugin returned missing IP config")
+                .with_details(format!("\"{}\" reported no address", ipam.name)));
+        }
+        Ok(result)
+    }
+
+    /// Releases the addresses.
+    pub fn ipam_del(&'a self) -> Result<()> {
+        self.ipam()?.run(Verb::Del).map(drop)
+    }
+
+    /// Verifies the leases.
+    pub fn ipam_check(&'a self) -> Result<()> {
+        self.ipam()?.run(Verb::Check).map(drop)
+    }
+
+    /// Has stale leases removed.
+    pub fn ipam_gc(&'a self) -> Result<()> {
+        self.ipam()?.run(Verb::Gc).map(drop)
+    }
+
+    /// Asks whether addresses can be had.
+    pub fn ipam_status(&'a self) -> Result<()> {
+        self.ipam()?.run(Verb::Status).map(drop)
+    }
+}
+
+impl Delegate<'_> {
+    /// Runs the plugin with this call's environment and standard input, the verb replaced.
+    pub fn run(&self, verb: Verb) -> Result<Option<CniResult>> {
+        let call = self.cx.call;
+        let env = call.env.with_verb(verb);
+        match &self.program {
+            Program::Own(run) => {
+                let call = Call { env, stdin: call.stdin, lookup: call.lookup, caller: Caller::Plugin };
+                run(&call).map_err(|e| Error::foreign(e.code(), e.msg(), e.details()))
+            }
+            Program::Foreign(path) => {
+                let stdout = invoke::Exec::new(path, call.stdin).envs(env.vars()).run()?;
+                if verb != Verb::Add {
+                    return Ok(None);
+                }
+                invoke::read_result(&stdout, self.cx.version).map(Some)
+            }
+        }
+        .map_err(|e| e.context(format!("{} of the delegate \"{}\"", verb.as_str(), self.name)))
+    }
+}

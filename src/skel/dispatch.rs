@@ -1,0 +1,174 @@
+//! From a call to the plugin's method: name, version, namespace, configuration, `prevResult`.
+
+use super::call::{Call, Caller, Env, Verb};
+use super::context::Cx;
+use super::plugin::{AddReq, CheckReq, DelReq, GcReq, Plugin, Sandbox};
+use crate::cni::version::quoted_list;
+use crate::cni::{CniResult, ContainerId, IfName, NetConf, SpecVersion, Version};
+use crate::error::{Code, Error, Result};
+use crate::log;
+use crate::netns::Netns;
+
+/// Runs `P` for a call whose environment was checked ([`Env::check`]). The result is within the
+/// limits of the configuration's version.
+pub fn dispatch<P: Plugin>(call: &Call<'_>) -> Result<Option<CniResult>> {
+    let mut net = NetConf::parse(call.stdin)?;
+    let Some(verb) = Verb::parse(&call.env.command) else {
+        let msg = format!("unknown CNI_COMMAND: {}", call.env.command);
+        return Err(Error::new(Code::INVALID_ENVIRONMENT, msg));
+    };
+    net.read_version()?;
+    let version = match verb {
+        Verb::Check => ladder(verb, SpecVersion::V0_4_0, &net.cni_version, P::VERSIONS)?,
+        Verb::Gc | Verb::Status => {
+            ladder(verb, SpecVersion::V1_1_0, &net.cni_version, P::VERSIONS)?
+        }
+        _ => member(&net.cni_version, P::VERSIONS)?,
+    };
+    net.read_common()?;
+    let conf: P::Conf =
+        net.json.decode().map_err(|e| e.context("failed to load netconf"))?;
+    let cx = Cx::new(call, net, version);
+    match verb {
+        Verb::Add => add::<P>(&cx, &conf).map(Some),
+        Verb::Check => check::<P>(&cx, &conf).map(|()| None),
+        Verb::Del => del::<P>(&cx, &conf).map(|()| None),
+        Verb::Gc => gc::<P>(&cx, &conf).map(|()| None),
+        Verb::Status => P::status(&cx, &conf).map(|()| None),
+        Verb::Version => Ok(None),
+    }
+}
+
+/// Membership is exact: `1.0` is not `1.0.0`.
+fn member(text: &str, supported: &[SpecVersion]) -> Result<SpecVersion> {
+    SpecVersion::exact(text).filter(|v| supported.contains(v)).ok_or_else(|| {
+        let written = if text.is_empty() { SpecVersion::V0_1_0.as_str() } else { text };
+        let list = quoted_list(supported);
+        Error::new(Code::INCOMPATIBLE_VERSION, "incompatible CNI versions")
+            .with_details(format!("config is \"{written}\", plugin supports {list}"))
+    })
+}
+
+/// The checks of a verb that came with version `since`, in the reference's order.
+fn ladder(
+    verb: Verb,
+    since: SpecVersion,
+    text: &str,
+    supported: &[SpecVersion],
+) -> Result<SpecVersion> {
+    let refuse = |who: &str| {
+        let msg = format!("{who} version does not allow {}", verb.as_str());
+        Err(Error::new(Code::INCOMPATIBLE_VERSION, msg))
+    };
+    let wanted: Version = text.parse()?;
+    if wanted < since.into() {
+        return refuse("config");
+    }
+    if !supported.iter().any(|v| Version::from(*v) >= wanted) {
+        return refuse("plugin");
+    }
+    member(text, supported)
+}
+
+fn add<P: Plugin>(cx: &Cx<'_>, conf: &P::Conf) -> Result<CniResult> {
+    let env = &cx.call.env;
+    let sandbox = if cx.call.caller == Caller::Plugin {
+        Sandbox::at(&env.netns)
+    } else {
+        let sandbox = Sandbox::opened(&env.netns, open(&env.netns));
+        if let Ok(netns) = sandbox.netns() {
+            refuse_own_namespace(env, netns)?;
+        }
+        sandbox
+    };
+    let (id, ifname) = names(env)?;
+    let req = AddReq { id, sandbox, ifname, prev: prev_result(cx)? };
+    let result = P::add(cx, conf, &req)?;
+    result.convert(cx.version).inspect_err(|_| {
+        // All was done, and cannot be told in this version: take it back.
+        let AddReq { id, ifname, .. } = req;
+        let req = DelReq { id, ifname, netns: open(&env.netns).ok(), prev: None };
+        if let Err(error) = P::del(cx, conf, &req) {
+            log::warn(format_args!("take back an ADD without a result: {error}"));
+        }
+    })
+}
+
+fn check<P: Plugin>(cx: &Cx<'_>, conf: &P::Conf) -> Result<()> {
+    let env = &cx.call.env;
+    let (id, ifname) = names(env)?;
+    let sandbox = Sandbox::at(&env.netns);
+    P::check(cx, conf, &CheckReq { id, sandbox, ifname, prev: prev_result(cx)? })
+}
+
+/// A namespace that is gone is no error; one that is the plugin's own is treated as gone, and
+/// reported after the clean-up on the host, so that no address leaks.
+fn del<P: Plugin>(cx: &Cx<'_>, conf: &P::Conf) -> Result<()> {
+    let env = &cx.call.env;
+    let (id, ifname) = names(env)?;
+    let mut netns = match env.netns.as_str() {
+        "" => None,
+        path => Netns::open(path).map(Some).or_else(|error| {
+            if error.is_gone() {
+                log::debug(&error);
+                return Ok(None);
+            }
+            Err(Error::from(error))
+        })?,
+    };
+    let misplaced = netns.as_ref().map_or(Ok(()), |netns| match cx.call.caller {
+        Caller::Plugin => Ok(()),
+        Caller::Runtime => refuse_own_namespace(env, netns),
+    });
+    if misplaced.is_err() {
+        netns = None;
+    }
+    let prev = prev_result(cx).unwrap_or_else(|error| {
+        log::warn(format_args!("DEL goes on without prevResult: {error}"));
+        None
+    });
+    P::del(cx, conf, &DelReq { id, netns, ifname, prev })?;
+    misplaced
+}
+
+fn gc<P: Plugin>(cx: &Cx<'_>, conf: &P::Conf) -> Result<()> {
+    let Some(valid) = cx.net.valid_attachments()? else {
+        log::warn("GC without \"cni.dev/valid-attachments\" releases nothing: an absent list says nothing about what is valid");
+        return Ok(());
+    };
+    P::gc(cx, conf, &GcReq { valid })
+}
+
+fn names(env: &Env) -> Result<(ContainerId, IfName)> {
+    Ok((ContainerId::parse(&env.container_id)?, IfName::parse(&env.ifname)?))
+}
+
+fn open(path: &str) -> Result<Netns> {
+    Netns::open(path).map_err(|e| {
+        Error::from(e)
+            .context(format!("failed to open netns \"{path}\""))
+            .with_code(Code::INVALID_NETNS)
+    })
+}
+
+fn prev_result(cx: &Cx<'_>) -> Result<Option<CniResult>> {
+    let prev = cx.net.json.get_present("prevResult");
+    prev.map(|json| CniResult::decode_prev(json, cx.version)).transpose()
+}
+
+/// A runtime that hands over the path of a process that is no more may hit a process of the host:
+/// the host's interfaces must not be touched then.
+fn refuse_own_namespace(env: &Env, netns: &Netns) -> Result<()> {
+    if env.overrides_netns_check() {
+        return Ok(());
+    }
+    let own = Netns::current().map_err(|e| {
+        Error::from(e).context("get plugin's netns failed").with_code(Code::INVALID_NETNS)
+    })?;
+    if !own.same_as(netns) {
+        return Ok(());
+    }
+    let msg = "plugin's netns and netns from CNI_NETNS should not be the same";
+    Err(Error::new(Code::INVALID_NETNS, msg)
+        .with_details("CNI_NETNS_OVERRIDE=1 allows it, for a container in the host's namespace"))
+}

@@ -1,0 +1,137 @@
+//! What a plugin is, and the requests it gets: nothing in them is unchecked.
+
+use std::cell::OnceCell;
+
+use serde::de::DeserializeOwned;
+
+use super::context::Cx;
+use crate::cni::{Attachment, CniResult, ContainerId, IfName, SpecVersion};
+use crate::error::{Code, Error, Result};
+use crate::iface::veth;
+use crate::netns::Netns;
+
+/// A CNI plugin. Every plugin decides about every verb.
+pub trait Plugin {
+    /// The name it is called by: the configuration's `type`, the file name.
+    const NAME: &'static str;
+    /// One line for a person, 60 characters at most.
+    const ABOUT: &'static str;
+    /// The versions of the specification it speaks.
+    const VERSIONS: &'static [SpecVersion] = &SpecVersion::ALL;
+    /// Its keys of the configuration, decoded before any verb runs.
+    type Conf: DeserializeOwned;
+
+    /// Attaches the container. On failure the host is as it was.
+    fn add(cx: &Cx<'_>, conf: &Self::Conf, req: &AddReq) -> Result<CniResult>;
+    /// Verifies the attachment.
+    fn check(cx: &Cx<'_>, conf: &Self::Conf, req: &CheckReq) -> Result<()>;
+    /// Detaches the container: all that can be done is done, then the first trouble is reported.
+    fn del(cx: &Cx<'_>, conf: &Self::Conf, req: &DelReq) -> Result<()>;
+    /// Removes what belongs to this network and to no valid attachment.
+    fn gc(cx: &Cx<'_>, conf: &Self::Conf, req: &GcReq) -> Result<()>;
+    /// Tells whether an ADD could be served now; changes nothing.
+    fn status(cx: &Cx<'_>, conf: &Self::Conf) -> Result<()>;
+}
+
+/// The container's network namespace: opened before the plugin runs, or why it was not.
+#[derive(Debug)]
+pub struct Sandbox {
+    /// `CNI_NETNS` as it was written: the `sandbox` of results.
+    pub path: String,
+    opened: OnceCell<Result<Netns>>,
+}
+
+impl Sandbox {
+    pub(super) fn at(path: &str) -> Sandbox {
+        Sandbox { path: path.to_owned(), opened: OnceCell::new() }
+    }
+
+    pub(super) fn opened(path: &str, netns: Result<Netns>) -> Sandbox {
+        Sandbox { path: path.to_owned(), opened: netns.into() }
+    }
+
+    /// The namespace. Code 8 if there is none at the path.
+    pub fn netns(&self) -> Result<&Netns> {
+        let open = || {
+            Netns::open(&self.path).map_err(|e| {
+                let context = format!("failed to open netns \"{}\"", self.path);
+                Error::from(e).context(context).with_code(Code::INVALID_NETNS)
+            })
+        };
+        self.opened.get_or_init(open).as_ref().map_err(Clone::clone)
+    }
+}
+
+/// Attach a container.
+#[derive(Debug)]
+pub struct AddReq {
+    /// The container.
+    pub id: ContainerId,
+    /// Its network namespace.
+    pub sandbox: Sandbox,
+    /// The interface to make or to change in it.
+    pub ifname: IfName,
+    /// The result of the plugin before this one in the list.
+    pub prev: Option<CniResult>,
+}
+
+/// Verify an attachment.
+#[derive(Debug)]
+pub struct CheckReq {
+    /// The container.
+    pub id: ContainerId,
+    /// Its network namespace.
+    pub sandbox: Sandbox,
+    /// The interface in it.
+    pub ifname: IfName,
+    /// The final result of the ADD of the whole list.
+    pub prev: Option<CniResult>,
+}
+
+impl CheckReq {
+    /// The final result of ADD, without which there is nothing to compare with.
+    pub fn require_prev(&self) -> Result<&CniResult> {
+        self.prev.as_ref().ok_or_else(|| {
+            Error::internal("Required prevResult missing")
+                .with_details("CHECK compares with the result of ADD; the runtime must send it")
+        })
+    }
+}
+
+/// Detach a container.
+#[derive(Debug)]
+pub struct DelReq {
+    /// The container.
+    pub id: ContainerId,
+    /// Its network namespace; `None` if there is none any more.
+    pub netns: Option<Netns>,
+    /// The interface in it.
+    pub ifname: IfName,
+    /// The final result of the ADD, if the runtime still has it.
+    pub prev: Option<CniResult>,
+}
+
+impl DelReq {
+    /// Deletes the attachment's veth pair from the end that can be reached.
+    pub fn del_veth(&self, cx: &Cx<'_>) -> Result<()> {
+        match (&self.netns, &self.prev) {
+            (Some(netns), _) => veth::del_inside(netns, &self.ifname),
+            (None, Some(prev)) => veth::del_host_end(cx.host()?, prev),
+            (None, None) => Ok(()),
+        }
+    }
+}
+
+/// Remove what no valid attachment owns.
+#[derive(Debug)]
+pub struct GcReq {
+    /// The attachments of this network that are still valid: all others are stale.
+    pub valid: Vec<Attachment>,
+}
+
+impl GcReq {
+    /// Whether some valid attachment has this container and interface.
+    pub fn is_valid(&self, container_id: &str, ifname: &str) -> bool {
+        self.valid.iter().any(|a| a.container_id == container_id && a.ifname == ifname)
+    }
+}

@@ -1,0 +1,111 @@
+//! Undoing a failed ADD, and carrying on with a failing DEL.
+
+use std::fmt;
+
+use crate::error::{Error, Result};
+use crate::log;
+
+type Undo<'a> = Box<dyn FnOnce() -> Result<()> + 'a>;
+
+/// A stack of undo steps. Dropped without [`Rollback::commit`], be it by an error or by a panic,
+/// it runs them, the last one first; what fails then goes to stderr and masks nothing.
+#[derive(Default)]
+pub struct Rollback<'a>(Vec<(String, Undo<'a>)>);
+
+impl<'a> Rollback<'a> {
+    /// Nothing to undo yet.
+    pub fn new() -> Rollback<'a> {
+        Rollback(Vec::new())
+    }
+
+    /// Registers the step that takes back what was just done (or is about to be).
+    pub fn push(&mut self, what: impl Into<String>, undo: impl FnOnce() -> Result<()> + 'a) {
+        self.0.push((what.into(), Box::new(undo)));
+    }
+
+    /// All went well: nothing is undone.
+    pub fn commit(mut self) {
+        self.0.clear();
+    }
+}
+
+impl Drop for Rollback<'_> {
+    fn drop(&mut self) {
+        while let Some((what, undo)) = self.0.pop() {
+            if let Err(error) = undo() {
+                log::warn(format_args!("roll back: {what}: {error}"));
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Rollback<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.0.iter().map(|(what, _)| what)).finish()
+    }
+}
+
+/// What went wrong in a DEL or GC, which go on whatever happens and report at the end.
+#[derive(Debug, Default)]
+pub struct Failures(Vec<Error>);
+
+impl Failures {
+    /// None so far.
+    pub fn new() -> Failures {
+        Failures(Vec::new())
+    }
+
+    /// Keeps the error and goes on; the value if there is one.
+    pub fn keep<T>(&mut self, result: Result<T>) -> Option<T> {
+        result.map_err(|error| self.0.push(error)).ok()
+    }
+
+    /// Success, or all errors as one.
+    pub fn into_result(self) -> Result<()> {
+        Error::join(self.0).map_or(Ok(()), Err)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use super::*;
+
+    #[test]
+    fn undoes_in_reverse_also_after_a_panic_and_goes_on_after_errors() {
+        let log = RefCell::new(Vec::new());
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            let mut undo = Rollback::new();
+            undo.push("one", || {
+                log.borrow_mut().push(1);
+                Ok(())
+            });
+            undo.push("two", || {
+                log.borrow_mut().push(2);
+                Err(Error::internal("no"))
+            });
+            panic!("step three");
+        }));
+        assert!(outcome.is_err());
+        assert_eq!(*log.borrow(), [2, 1]);
+    }
+
+    #[test]
+    fn commit_undoes_nothing() {
+        let mut undo = Rollback::new();
+        undo.push("never", || panic!("was undone"));
+        undo.commit();
+    }
+
+    #[test]
+    fn failures_are_all_reported() {
+        let mut failures = Failures::new();
+        assert_eq!(failures.keep(Ok(1)), Some(1));
+        assert_eq!(failures.keep::<()>(Err(Error::config("a"))), None);
+        assert_eq!(failures.keep::<()>(Err(Error::internal("b"))), None);
+        assert_eq!(failures.into_result().unwrap_err(), Error::config("a; b"));
+        assert_eq!(Failures::new().into_result(), Ok(()));
+    }
+}

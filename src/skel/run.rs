@@ -1,0 +1,132 @@
+//! From process start to exit: the only place that prints a plugin's result.
+
+use std::io::{self, Read, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::ExitCode;
+
+use super::applet::{Applet, Main};
+use super::call::{Call, Caller, Env, Lookup, Verb};
+use crate::cni::json::{self, Json};
+use crate::cni::{CniResult, SpecVersion, wire};
+use crate::error::{Code, Error, Result, io_text};
+use crate::log;
+
+/// The release of the reference plugins whose behaviour this program has. nerdctl reads it from
+/// the about text to learn what the firewall plugin can do.
+const REFERENCE_RELEASE: &str = "1.9.1";
+
+/// Runs the applet with the arguments behind its name.
+pub fn main(applet: &Applet, args: Vec<String>, lookup: Lookup) -> ExitCode {
+    let Main::Plugin { versions, run } = applet.main else {
+        let Main::Tool(tool) = applet.main else { return ExitCode::FAILURE };
+        return tool(args);
+    };
+    let env = Env::from_process();
+    if env.command.is_empty() {
+        return about(applet.name, versions);
+    }
+    if Verb::parse(&env.command) == Some(Verb::Version) {
+        return print(&version_line(versions));
+    }
+    let mut stdin = Vec::new();
+    let outcome = env.check().and_then(|()| read_stdin(&mut stdin)).and_then(|()| {
+        let call = Call { env, stdin: &stdin, lookup, caller: Caller::Runtime };
+        guarded(|| run(&call))
+    });
+    match outcome {
+        Ok(None) => ExitCode::SUCCESS,
+        Ok(Some(result)) => match json::pretty(&result.to_json()) {
+            Ok(text) => print(&text),
+            Err(error) => fail(&error, result.version),
+        },
+        Err(error) => fail(&error, version_of(&stdin)),
+    }
+}
+
+/// An error object for a caller that took this executable for a plugin it is not.
+pub fn fail_without_plugin(error: &Error) -> ExitCode {
+    fail(error, SpecVersion::NEWEST)
+}
+
+fn read_stdin(stdin: &mut Vec<u8>) -> Result<()> {
+    io::stdin().lock().read_to_end(stdin).map(drop).map_err(|e| {
+        Error::new(Code::IO, format!("error reading from stdin: {}", io_text(&e)))
+    })
+}
+
+/// A panic becomes an error like any other: the guards on the stack have run by then.
+fn guarded(run: impl FnOnce() -> Result<Option<CniResult>>) -> Result<Option<CniResult>> {
+    catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<&str>().map(ToString::to_string);
+        let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
+        Err(Error::internal(format!("cnibox panicked: {text}"))
+            .with_details("this is a bug; stderr names the place"))
+    })
+}
+
+/// What a person gets who starts a plugin by hand. nerdctl parses the first line.
+fn about(name: &str, versions: &[SpecVersion]) -> ExitCode {
+    let own = env!("CARGO_PKG_VERSION");
+    log::line(format_args!("CNI {name} plugin v{REFERENCE_RELEASE}+cnibox.{own}"));
+    let versions: Vec<_> = versions.iter().map(|v| v.as_str()).collect();
+    log::line(format_args!("CNI protocol versions supported: {}", versions.join(", ")));
+    ExitCode::SUCCESS
+}
+
+fn version_line(versions: &[SpecVersion]) -> String {
+    let list: Vec<_> = versions.iter().map(|v| format!("\"{v}\"")).collect();
+    let newest = SpecVersion::NEWEST;
+    let list = list.join(",");
+    format!("{{\"cniVersion\":\"{newest}\",\"supportedVersions\":[{list}]}}\n")
+}
+
+/// The version an error object carries: the configuration's, or the newest where that is unknown.
+fn version_of(stdin: &[u8]) -> SpecVersion {
+    let text = Json::parse(stdin).ok().and_then(|json| {
+        json.get_present("cniVersion").map(|v| v.as_str().unwrap_or("?").to_owned())
+    });
+    SpecVersion::exact(text.as_deref().unwrap_or(SpecVersion::NEWEST.as_str()))
+        .unwrap_or(SpecVersion::NEWEST)
+}
+
+fn fail(error: &Error, version: SpecVersion) -> ExitCode {
+    print(&wire::error_text(error, version));
+    ExitCode::FAILURE
+}
+
+fn print(text: &str) -> ExitCode {
+    let mut stdout = io::stdout().lock();
+    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            log::warn(format_args!("write the result to stdout: {}", io_text(&error)));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn version_answer() {
+        assert_eq!(
+            version_line(&SpecVersion::ALL[5..]),
+            "{\"cniVersion\":\"1.1.0\",\"supportedVersions\":[\"1.0.0\",\"1.1.0\"]}\n"
+        );
+    }
+
+    #[test]
+    fn panics_become_errors() {
+        let error = guarded(|| panic!("boom {}", 1)).unwrap_err();
+        assert_eq!((error.code(), error.msg()), (Code::INTERNAL, "cnibox panicked: boom 1"));
+    }
+
+    #[test]
+    fn errors_carry_the_configurations_version() {
+        assert_eq!(version_of(br#"{"cniVersion":"0.4.0"}"#), SpecVersion::V0_4_0);
+        assert_eq!(version_of(br#"{"cniVersion":"7"}"#), SpecVersion::NEWEST);
+        assert_eq!(version_of(b"{"), SpecVersion::NEWEST);
+    }
+}

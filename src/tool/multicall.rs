@@ -1,0 +1,82 @@
+//! `cnibox` itself: what it is, which applets it has, and a clear word for a name it does not
+//! answer to.
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::process::ExitCode;
+
+use crate::error::{Code, Error};
+use crate::log;
+use crate::skel::{Applet, run};
+
+/// The name of the executable, under which applets are arguments; a release's file name such as
+/// `cnibox-0.1.0-x86_64` counts.
+pub fn is_own_name(name: &str) -> bool {
+    name == "cnibox" || name.starts_with("cnibox-")
+}
+
+/// The executable under a name that is no applet, with its arguments.
+pub fn main(name: &str, args: &[String], applets: &[Applet]) -> ExitCode {
+    if !is_own_name(name) {
+        return unknown(name, applets);
+    }
+    match args.first().map(String::as_str) {
+        None | Some("help" | "--help" | "-h") => print(&usage(applets)),
+        Some("list" | "--list") => print(&list(applets)),
+        Some("version" | "--version" | "-V") => {
+            print(concat!("cnibox ", env!("CARGO_PKG_VERSION"), "\n"))
+        }
+        Some(other) => unknown(other, applets),
+    }
+}
+
+/// A runtime that starts a link of a foreign name reads the error object; a person reads stderr.
+fn unknown(name: &str, applets: &[Applet]) -> ExitCode {
+    let names: Vec<_> = applets.iter().map(|applet| applet.name).collect();
+    let msg = format!("cnibox has no applet \"{name}\"");
+    let remedy = format!("it has: {}", names.join(", "));
+    if std::env::var_os("CNI_COMMAND").is_some_and(|verb| !verb.is_empty()) {
+        let error = Error::new(Code::INVALID_CONFIG, msg).with_details(remedy);
+        return run::fail_without_plugin(&error);
+    }
+    log::line(format_args!("{msg}; {remedy}"));
+    ExitCode::FAILURE
+}
+
+fn list(applets: &[Applet]) -> String {
+    applets.iter().fold(String::new(), |mut out, applet| {
+        let Applet { name, kind, about, .. } = applet;
+        // Writing to a string cannot fail.
+        let _ = writeln!(out, "{name:<12} {kind:<10} {about}");
+        out
+    })
+}
+
+fn usage(applets: &[Applet]) -> String {
+    format!(
+        "cnibox {}: every Linux CNI plugin in one executable
+
+Usage:
+  <applet> ...         as a link of that name, the way container runtimes start it
+  cnibox <applet> ...  the same without a link
+  cnibox list          the applets
+  cnibox version       the version
+
+Applets:
+{}
+A plugin reads CNI_COMMAND and its kin from the environment and the network's configuration
+from standard input; without CNI_COMMAND it tells the versions it speaks. To try a network by
+hand, see: cnibox cnitool --help
+",
+        env!("CARGO_PKG_VERSION"),
+        list(applets).lines().fold(String::new(), |out, line| out + "  " + line + "\n")
+    )
+}
+
+fn print(text: &str) -> ExitCode {
+    let mut stdout = std::io::stdout().lock();
+    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) => ExitCode::FAILURE,
+    }
+}
