@@ -47,13 +47,18 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Error::NotExist(path) => {
-                write!(f, "failed to Statfs {path:?}: {}", crate::error::errno_text(Errno::ENOENT))
+                write!(
+                    f,
+                    "failed to Statfs {}: {}",
+                    quoted(path),
+                    crate::error::errno_text(Errno::ENOENT)
+                )
             }
             Error::NotNamespace(path, magic) => {
-                write!(f, "unknown FS magic on {path:?}: {magic:x}")
+                write!(f, "unknown FS magic on {}: {magic:x}", quoted(path))
             }
             Error::Io(call, path, cause) => {
-                write!(f, "{call} {path:?}: {}", crate::error::io_text(cause))
+                write!(f, "{call} {}: {}", quoted(path), crate::error::io_text(cause))
             }
         }
     }
@@ -122,8 +127,7 @@ impl Netns {
     }
 
     fn identity(&self) -> Result<(u64, u64), Error> {
-        let meta =
-            self.file.metadata().map_err(|e| Error::Io("stat", self.path.clone(), e))?;
+        let meta = self.file.metadata().map_err(|e| Error::Io("stat", self.path.clone(), e))?;
         Ok((meta.dev(), meta.ino()))
     }
 }
@@ -162,8 +166,17 @@ fn on_scratch_thread<T: Send>(f: impl FnOnce() -> T + Send) -> Result<T, Error> 
     })
 }
 
+/// The path in double quotes, as the reference plugins show it.
+fn quoted(path: &Path) -> String {
+    format!("{:?}", path.to_string_lossy())
+}
+
 /// Puts the calling test in a private, empty network namespace: tests run on threads of their
 /// own, so they neither see each other nor leave anything behind.
+///
+/// # Panics
+///
+/// Without the right to do so.
 #[cfg(test)]
 pub fn isolate() {
     unshare(CloneFlags::CLONE_NEWNET).expect("run as root or under unshare -rn");
@@ -224,7 +237,7 @@ mod tests {
         isolate();
         let ns = Netns::fresh().unwrap();
         let caught = panic::catch_unwind(panic::AssertUnwindSafe(|| {
-            ns.run(|| panic::panic_any("inside")).map(|()| ())
+            ns.run(|| -> () { panic::panic_any("inside") })
         }));
         assert_eq!(caught.unwrap_err().downcast_ref::<&str>(), Some(&"inside"));
     }

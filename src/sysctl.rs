@@ -69,8 +69,10 @@ mod tests {
 
     #[test]
     fn names_of_interfaces_may_contain_dots() {
-        assert_eq!(path("net/ipv4/conf/a..b.1/x").unwrap().to_str().unwrap(),
-            "/proc/sys/net/ipv4/conf/a..b.1/x");
+        assert_eq!(
+            path("net/ipv4/conf/a..b.1/x").unwrap().to_str().unwrap(),
+            "/proc/sys/net/ipv4/conf/a..b.1/x"
+        );
     }
 
     #[test]

@@ -28,8 +28,9 @@ impl Mac {
 
 impl fmt::Display for Mac {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [a, b, c, d, e, g] = self.0;
-        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
+        let [first, rest @ ..] = self.0;
+        write!(f, "{first:02x}")?;
+        rest.iter().try_for_each(|octet| write!(f, ":{octet:02x}"))
     }
 }
 
@@ -90,8 +91,17 @@ mod tests {
     #[test]
     fn everything_else_is_refused() {
         for text in [
-            "", "00", "00:00:5e:00:53", "00:00:5e:00:53:01:02", "00:00:5e:00:53:0g", "0:0:5e:0:53:1",
-            "00:00-5e:00:53:01", "00005e005301", "0000.5e00", "00:00:5e:00:53:+1", "€€:€€",
+            "",
+            "00",
+            "00:00:5e:00:53",
+            "00:00:5e:00:53:01:02",
+            "00:00:5e:00:53:0g",
+            "0:0:5e:0:53:1",
+            "00:00-5e:00:53:01",
+            "00005e005301",
+            "0000.5e00",
+            "00:00:5e:00:53:+1",
+            "€€:€€",
             "00:00:5e:00:53:01:00:00",
         ] {
             let error = text.parse::<Mac>().unwrap_err();
