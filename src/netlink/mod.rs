@@ -13,7 +13,7 @@
 //! | --- | --- |
 //! | `request.rs` | the one place that sends, collects answers and decodes errors |
 //! | `packet.rs` | messages and attributes as bytes |
-//! | `link.rs`, `new_link.rs` | links: reading; creating and changing |
+//! | `link.rs`, `new_link.rs`, `link_change.rs` | links: reading, creating, changing |
 //! | `addr.rs`, `route.rs` | addresses, routes |
 //! | `events.rs` | waiting for the kernel instead of sleeping |
 
@@ -21,6 +21,7 @@ mod addr;
 mod error;
 mod events;
 mod link;
+mod link_change;
 mod mac;
 mod new_link;
 mod packet;
@@ -46,10 +47,9 @@ use self::error::Failure;
 pub use self::error::{Error, Result};
 pub use self::events::Waited;
 pub use self::link::{BridgeInfo, BridgePort, Link, OperState};
+pub use self::link_change::{LinkChange, Switch};
 pub use self::mac::{InvalidMac, Mac};
-pub use self::new_link::{
-    IpvlanMode, LinkChange, LinkKind, MacvlanMode, NewLink, Switch, VethPeer,
-};
+pub use self::new_link::{IpvlanMode, LinkKind, MacvlanMode, NewLink, VethPeer};
 use self::packet::Packet;
 use self::request::Channel;
 pub use self::route::{Family, NextHop, RT_TABLE_MAIN, Route, RouteFilter, RouteMode};

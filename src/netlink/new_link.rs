@@ -1,4 +1,4 @@
-//! Links: creating and changing them, each with as few messages as the kernel allows.
+//! Links: creating them, with one message each.
 
 use std::fmt;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -7,8 +7,8 @@ use nix::errno::Errno;
 use rtnetlink::packet_core::{NLM_F_CREATE, NLM_F_EXCL};
 use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::packet_route::link::{
-    InfoBridge, InfoBridgePort, InfoData, InfoIpVlan, InfoKind, InfoMacVlan, InfoPortData,
-    InfoPortKind, InfoVeth, InfoVlan, InfoVrf, IpVlanMode, LinkMessage, MacVlanMode,
+    InfoBridge, InfoData, InfoIpVlan, InfoKind, InfoMacVlan, InfoVeth, InfoVlan, InfoVrf,
+    IpVlanMode, LinkMessage, MacVlanMode,
 };
 use rtnetlink::{LinkMessageBuilder, LinkUnspec};
 
@@ -20,28 +20,7 @@ use super::mac::Mac;
 /// The kind of a bridge, and of its ports.
 pub(super) const BRIDGE: &str = "bridge";
 
-type Builder = LinkMessageBuilder<LinkUnspec>;
-
-/// A setting that is either on or off.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Switch {
-    /// On.
-    On,
-    /// Off.
-    Off,
-}
-
-impl From<bool> for Switch {
-    fn from(on: bool) -> Switch {
-        if on { Switch::On } else { Switch::Off }
-    }
-}
-
-impl From<Switch> for bool {
-    fn from(switch: Switch) -> bool {
-        switch == Switch::On
-    }
-}
+pub(super) type Builder = LinkMessageBuilder<LinkUnspec>;
 
 /// What a new link is, with the settings only that kind has.
 #[derive(Clone, Debug)]
@@ -119,12 +98,11 @@ struct Basics<'a> {
     netns: Option<BorrowedFd<'a>>,
     mac: Option<Mac>,
     mtu: u32,
-    up: bool,
 }
 
 impl<'a> Basics<'a> {
     fn new(name: String) -> Basics<'a> {
-        Basics { name, netns: None, mac: None, mtu: 0, up: false }
+        Basics { name, netns: None, mac: None, mtu: 0 }
     }
 
     fn add_to(&self, builder: Builder) -> Builder {
@@ -138,11 +116,12 @@ impl<'a> Basics<'a> {
         if let Some(netns) = self.netns {
             builder = builder.setns_by_fd(netns.as_raw_fd());
         }
-        if self.up { builder.up() } else { builder }
+        builder
     }
 }
 
-/// The other end of a new veth pair.
+/// The other end of a new veth pair. It is always down: the kernel configures it before the pair
+/// is one, and refuses to switch on half of it.
 #[derive(Clone, Debug)]
 pub struct VethPeer<'a>(Basics<'a>);
 
@@ -172,13 +151,6 @@ impl<'a> VethPeer<'a> {
         self.0.mtu = mtu;
         self
     }
-
-    /// Switches it on.
-    #[must_use]
-    pub fn up(mut self) -> Self {
-        self.0.up = true;
-        self
-    }
 }
 
 /// A link to be created.
@@ -187,13 +159,14 @@ pub struct NewLink<'a> {
     basics: Basics<'a>,
     kind: LinkKind<'a>,
     master: Option<u32>,
+    up: bool,
     promisc: bool,
 }
 
 impl<'a> NewLink<'a> {
     /// A link that is down and has what the kernel gives it.
     pub fn new(name: impl Into<String>, kind: LinkKind<'a>) -> NewLink<'a> {
-        NewLink { basics: Basics::new(name.into()), kind, master: None, promisc: false }
+        NewLink { basics: Basics::new(name.into()), kind, master: None, up: false, promisc: false }
     }
 
     /// Creates it in another namespace. The name must be free in this one as well.
@@ -227,7 +200,7 @@ impl<'a> NewLink<'a> {
     /// Switches it on.
     #[must_use]
     pub fn up(mut self) -> Self {
-        self.basics.up = true;
+        self.up = true;
         self
     }
 
@@ -245,6 +218,9 @@ impl<'a> NewLink<'a> {
         }
         if let Some(index) = self.master {
             builder = builder.controller(index);
+        }
+        if self.up {
+            builder = builder.up();
         }
         if self.promisc {
             builder = builder.promiscuous(true);
@@ -335,129 +311,6 @@ impl From<IpvlanMode> for IpVlanMode {
     }
 }
 
-/// Changes to a link, all made by one [`Netlink::set_link`].
-#[derive(Debug, Default)]
-pub struct LinkChange {
-    builder: Builder,
-    master: Option<u32>,
-    port: Vec<InfoBridgePort>,
-}
-
-impl LinkChange {
-    /// No change yet.
-    pub fn new() -> LinkChange {
-        LinkChange::default()
-    }
-
-    fn with(mut self, change: impl FnOnce(Builder) -> Builder) -> Self {
-        self.builder = change(self.builder);
-        self
-    }
-
-    /// Switches it on.
-    #[must_use]
-    pub fn up(self) -> Self {
-        self.with(Builder::up)
-    }
-
-    /// Switches it off.
-    #[must_use]
-    pub fn down(self) -> Self {
-        self.with(Builder::down)
-    }
-
-    /// Renames it; most kernels refuse that while it is up.
-    #[must_use]
-    pub fn name(self, name: impl Into<String>) -> Self {
-        self.with(|builder| builder.name(name))
-    }
-
-    /// Sets the MTU.
-    #[must_use]
-    pub fn mtu(self, mtu: u32) -> Self {
-        self.with(|builder| builder.mtu(mtu))
-    }
-
-    /// Sets the Ethernet address.
-    #[must_use]
-    pub fn mac(self, mac: Mac) -> Self {
-        self.with(|builder| builder.address(mac.0.to_vec()))
-    }
-
-    /// Makes it a port of a bridge, bond or VRF.
-    #[must_use]
-    pub fn master(mut self, index: u32) -> Self {
-        self.master = Some(index);
-        self
-    }
-
-    /// Takes it out of its bridge, bond or VRF.
-    #[must_use]
-    pub fn no_master(self) -> Self {
-        self.master(0)
-    }
-
-    /// Whether it receives what is not addressed to it.
-    #[must_use]
-    pub fn promisc(self, switch: Switch) -> Self {
-        self.with(|builder| builder.promiscuous(switch.into()))
-    }
-
-    /// Whether it receives every multicast.
-    #[must_use]
-    pub fn allmulti(self, switch: Switch) -> Self {
-        self.with(|builder| builder.allmulticast(switch.into()))
-    }
-
-    /// Sets the length of the transmit queue.
-    #[must_use]
-    pub fn txqlen(self, packets: u32) -> Self {
-        self.with(|builder| builder.txqueuelen(packets))
-    }
-
-    /// Moves it into another namespace, where it is down and may get another index.
-    #[must_use]
-    pub fn netns(self, netns: BorrowedFd<'_>) -> Self {
-        self.with(|builder| builder.setns_by_fd(netns.as_raw_fd()))
-    }
-
-    /// As a port of a bridge: whether frames may leave through the port they came in by.
-    #[must_use]
-    pub fn hairpin(mut self, switch: Switch) -> Self {
-        self.port.push(InfoBridgePort::HairpinMode(switch.into()));
-        self
-    }
-
-    /// As a port of a bridge: whether it exchanges frames only with ports that are not isolated.
-    #[must_use]
-    pub fn isolated(mut self, switch: Switch) -> Self {
-        self.port.push(InfoBridgePort::Isolated(switch.into()));
-        self
-    }
-
-    /// The messages to send, in order. Settings of a port need a message of their own when the
-    /// link becomes that port by the same change: the kernel looks for the bridge before it
-    /// enslaves the link, and would skip them in silence.
-    fn messages(self, index: u32) -> Vec<LinkMessage> {
-        let mut messages = Vec::with_capacity(1);
-        let mut builder = self.builder.index(index);
-        if let Some(master) = self.master {
-            if self.port.is_empty() {
-                builder = builder.controller(master);
-            } else {
-                messages.push(Builder::new().index(index).controller(master).build());
-            }
-        }
-        if !self.port.is_empty() {
-            builder = builder
-                .set_port_kind(InfoPortKind::Bridge)
-                .set_port_data(InfoPortData::BridgePort(self.port));
-        }
-        messages.push(builder.build());
-        messages
-    }
-}
-
 impl Netlink {
     /// Creates a link; with a veth, both ends.
     pub fn add_link(&self, link: &NewLink<'_>) -> Result<()> {
@@ -472,15 +325,5 @@ impl Netlink {
             }
             error
         })
-    }
-
-    /// Changes the link with this index.
-    pub fn set_link(&self, index: u32, change: LinkChange) -> Result<()> {
-        for message in change.messages(index) {
-            // RTM_SETLINK ignores the settings of a port; RTM_NEWLINK takes everything.
-            self.ack(RouteNetlinkMessage::NewLink(message), 0)
-                .map_err(|failure| failure.doing("change link", || self.label(index)))?;
-        }
-        Ok(())
     }
 }
