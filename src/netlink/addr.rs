@@ -11,7 +11,7 @@ use rtnetlink::packet_route::address::{
     AddressAttribute, AddressFlags, AddressHeader, AddressMessage,
 };
 
-use super::error::{Error, Failure, Result};
+use super::error::Result;
 use super::packet::attrs;
 use super::route::Family;
 use super::{Netlink, link};
@@ -142,19 +142,16 @@ impl Netlink {
     /// Adds an address to a link.
     pub fn add_addr(&self, index: u32, addr: &NewAddr) -> Result<()> {
         let message = RouteNetlinkMessage::NewAddress(addr.message(index));
-        self.ack(message, NLM_F_CREATE | NLM_F_EXCL)
-            .map_err(|e| self.addr_error(e, "add address", index, addr.net))
+        self.ack(message, NLM_F_CREATE | NLM_F_EXCL).map_err(|e| {
+            e.doing("add address", || format!("{} to {}", addr.net, self.label(index)))
+        })
     }
 
     /// Deletes an address of a link; `false` if it did not have it.
     pub fn del_addr(&self, index: u32, net: IpNet) -> Result<bool> {
         let deleted = self
             .ack(RouteNetlinkMessage::DelAddress(message(net, index)), 0)
-            .map_err(|e| self.addr_error(e, "delete address", index, net));
+            .map_err(|e| e.doing("delete address", || format!("{net} from {}", self.label(index))));
         link::unless_absent(deleted)
-    }
-
-    fn addr_error(&self, e: Failure, op: &'static str, index: u32, net: IpNet) -> Error {
-        e.doing(op, || format!("{net} on {}", self.label(index)))
     }
 }

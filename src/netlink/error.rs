@@ -27,6 +27,8 @@ pub enum Error {
         /// What a person can do about it, where that is known.
         remedy: Option<String>,
     },
+    /// The network namespace could not be entered; the text says which and why.
+    Netns(String),
     /// There is no link with this name or index.
     NoLink(String),
     /// Another machine uses the address.
@@ -88,6 +90,7 @@ impl fmt::Display for Error {
                 }
                 f.write_str(&errno_text(*errno))
             }
+            Error::Netns(text) => f.write_str(text),
             // "not found" is what containerd looks for in the error of a DEL.
             Error::NoLink(name) => write!(f, "link {name} not found"),
             Error::DadFailed { link, addr } => {

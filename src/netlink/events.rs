@@ -115,9 +115,13 @@ impl Netlink {
     ) -> Result<bool> {
         loop {
             match look() {
+                // However many events come, time is up at some point.
+                Ok(false) if Instant::now() >= deadline => return Ok(false),
                 Ok(false) => {}
                 // Events came faster than they were read, and the answer was lost with them.
-                Err(error) if error.errno() == Some(Errno::ENOBUFS) => continue,
+                Err(e) if e.errno() == Some(Errno::ENOBUFS) && Instant::now() < deadline => {
+                    continue;
+                }
                 ended => return ended,
             }
             loop {

@@ -289,3 +289,46 @@ pub(super) fn unless_absent(deleted: Result<()>) -> Result<bool> {
 pub(super) fn quoted(name: &str) -> String {
     format!("{name:?}")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn attr(kind: u16, value: &[u8]) -> Vec<u8> {
+        let length = u16::try_from(value.len() + 4).unwrap();
+        let mut bytes = [length.to_ne_bytes(), kind.to_ne_bytes()].concat();
+        bytes.extend(value);
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+        bytes
+    }
+
+    #[test]
+    fn what_cannot_be_read_does_not_hide_the_rest() {
+        let broken_data = attr(libc::IFLA_INFO_DATA, &[255, 255, 1, 2, 3]);
+        let body = [
+            vec![0; HEADER_LEN],
+            attr(libc::IFLA_MTU, &[1, 2]),
+            attr(999, b"from the future"),
+            attr(libc::IFLA_OPERSTATE, &[]),
+            attr(libc::IFLA_ADDRESS, &[10, 0, 0, 1]),
+            attr(
+                libc::IFLA_LINKINFO,
+                &[attr(libc::IFLA_INFO_KIND, b"bridge\0"), broken_data].concat(),
+            ),
+            attr(libc::IFLA_IFNAME, b"br0\0"),
+            vec![99, 0, 3, 0],
+        ];
+        let link = Link::parse(&body.concat()).unwrap();
+        assert_eq!((link.name.as_str(), link.kind.as_deref()), ("br0", Some("bridge")));
+        assert_eq!((link.mtu, link.mac, link.bridge), (0, None, Some(BridgeInfo::default())));
+        assert_eq!(Link::parse(&[0; HEADER_LEN - 1]), None);
+    }
+
+    #[test]
+    fn states_have_the_kernels_names() {
+        let names: Vec<String> = (0..=7).map(|state| OperState::from(state).to_string()).collect();
+        let expected =
+            "unknown not-present down lower-layer-down testing dormant up unknown".split(' ');
+        assert!(names.iter().map(String::as_str).eq(expected), "{names:?}");
+    }
+}

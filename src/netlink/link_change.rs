@@ -160,7 +160,7 @@ impl Netlink {
         for message in change.messages(index) {
             // RTM_SETLINK ignores the settings of a port; RTM_NEWLINK takes everything.
             self.ack(RouteNetlinkMessage::NewLink(message), 0)
-                .map_err(|failure| failure.doing("change link", || self.label(index)))?;
+                .map_err(|failure| failure.doing("change", || self.label(index)))?;
         }
         Ok(())
     }

@@ -72,10 +72,7 @@ impl Netlink {
     /// A socket in `ns`, for use on the calling thread.
     pub fn open_in(ns: &Netns) -> Result<Netlink> {
         let opener = Opener::here()?;
-        let socket = ns.run(|| opener.open()).map_err(|e| match e {
-            crate::netns::Error::Io(_, _, cause) => opening(cause),
-            gone => opening(io::Error::other(gone)),
-        })??;
+        let socket = ns.run(|| opener.open()).map_err(|e| Error::Netns(e.to_string()))??;
         Netlink::from_socket(socket)
     }
 

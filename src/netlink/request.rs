@@ -97,14 +97,7 @@ impl Netlink {
     /// A request for a list. One that changed while it was read is read again; when that never
     /// ends, the last attempt has to do.
     pub(super) fn dump(&self, message: &RouteNetlinkMessage) -> Result<Vec<Vec<u8>>, Failure> {
-        let attempt = || self.exchange(message.clone().into(), NLM_F_DUMP);
-        let mut answers = attempt()?;
-        for _ in 1..DUMP_ATTEMPTS {
-            if !answers.interrupted {
-                return Ok(answers.bodies);
-            }
-            answers = attempt()?;
-        }
+        let answers = until_consistent(|| self.exchange(message.clone().into(), NLM_F_DUMP))?;
         if answers.interrupted {
             log::warn("a netlink dump was interrupted every time; its result may be inconsistent");
         }
@@ -171,6 +164,20 @@ impl Answers {
     }
 }
 
+/// Repeats a dump while it is interrupted, and returns the last attempt.
+fn until_consistent(
+    mut attempt: impl FnMut() -> Result<Answers, Failure>,
+) -> Result<Answers, Failure> {
+    let mut answers = attempt()?;
+    for _ in 1..DUMP_ATTEMPTS {
+        if !answers.interrupted {
+            break;
+        }
+        answers = attempt()?;
+    }
+    Ok(answers)
+}
+
 /// An acknowledgement is an error with the number 0.
 fn check(header: &NetlinkHeader, refusal: &ErrorMessage) -> Result<(), Failure> {
     match refusal.code {
@@ -221,6 +228,19 @@ mod tests {
         assert_eq!(sentence(NLM_F_ACK_TLVS, &refused(&[9; 4])).as_deref(), Some("no"));
         assert_eq!(sentence(0, &refused(&[])), None);
         assert_eq!(sentence(NLM_F_ACK_TLVS, &[1, 2]), None);
+    }
+
+    #[test]
+    fn an_interrupted_dump_is_made_five_times_at_most() {
+        for (interruptions, attempts) in [(0, 1), (1, 2), (4, 5), (99, 5)] {
+            let mut made = 0;
+            let answers = until_consistent(|| {
+                made += 1;
+                Ok(Answers { interrupted: made <= interruptions, ..Answers::default() })
+            });
+            assert_eq!(made, attempts);
+            assert_eq!(answers.unwrap().interrupted, interruptions >= attempts);
+        }
     }
 
     #[test]

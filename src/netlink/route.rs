@@ -132,7 +132,7 @@ pub struct RouteFilter {
 }
 
 impl RouteFilter {
-    fn message(self) -> RouteMessage {
+    pub(super) fn message(self) -> RouteMessage {
         let mut message = RouteMessage::default();
         message.header.address_family = Family::wire(self.family);
         message.attributes.extend(self.table.map(RouteAttribute::Table));

@@ -1,5 +1,8 @@
 //! Addresses.
 
+use rtnetlink::packet_route::address::AddressMessage;
+use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
+
 use super::{net, sandbox, wire};
 use crate::netlink::{Dad, NewAddr};
 
@@ -29,7 +32,7 @@ fn an_address_is_added_once() {
         let error = netlink.add_addr(veth.index, &addr).unwrap_err();
         assert!(error.is_exists());
         // New kernels put a sentence in between.
-        let (error, start) = (error.to_string(), format!(r#"add address {text} on "veth": "#));
+        let (error, start) = (error.to_string(), format!(r#"add address {text} to "veth": "#));
         assert!(error.starts_with(&start) && error.ends_with(": file exists"), "{error}");
     }
 }
@@ -56,4 +59,20 @@ fn only_the_link_asked_for_is_listed() {
     let addrs = netlink.dump_addrs(peer.index).unwrap();
     assert!(addrs.iter().all(|addr| addr.index == peer.index));
     assert!(addrs.iter().any(|addr| addr.net == net("10.2.0.1/24")));
+}
+
+#[test]
+fn the_kernel_does_the_filtering() {
+    let netlink = sandbox();
+    let (veth, peer) = wire(&netlink);
+    for (index, text) in [(veth.index, "10.1.0.1/24"), (peer.index, "10.2.0.1/24")] {
+        netlink.add_addr(index, &NewAddr::new(net(text))).unwrap();
+    }
+    let count = |index| {
+        let mut message = AddressMessage::default();
+        message.header.family = AddressFamily::Inet;
+        message.header.index = index;
+        netlink.dump(&RouteNetlinkMessage::GetAddress(message)).unwrap().len()
+    };
+    assert_eq!((count(0), count(veth.index)), (2, 1));
 }

@@ -182,9 +182,9 @@ fn errors_of_a_change_name_the_link() {
     let netlink = sandbox();
     let (veth, _) = veths(&netlink);
     let error = netlink.set_link(veth.index, LinkChange::new().mtu(1)).unwrap_err();
-    let text = r#"change link "veth": mtu less than device minimum: invalid argument"#;
+    let text = r#"change "veth": mtu less than device minimum: invalid argument"#;
     assert_eq!(error.to_string(), text);
     let error = netlink.set_link(99, LinkChange::new().up()).unwrap_err();
     assert!(error.is_not_found());
-    assert_eq!(error.to_string(), "change link link 99: no such device");
+    assert_eq!(error.to_string(), "change link 99: no such device");
 }

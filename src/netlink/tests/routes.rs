@@ -1,5 +1,7 @@
 //! Routes.
 
+use rtnetlink::packet_route::RouteNetlinkMessage;
+
 use super::{net, sandbox, wire};
 use crate::netlink::{
     Dad, Family, Link, Netlink, NewAddr, NextHop, RT_TABLE_MAIN, Route, RouteFilter, RouteMode,
@@ -125,6 +127,8 @@ fn only_what_the_filter_admits_is_listed() {
     let dump = |filter| netlink.dump_routes(&filter).unwrap();
     let table = RouteFilter { table: Some(100), ..RouteFilter::default() };
     assert_eq!(dump(table).len(), 2);
+    let unfiltered = netlink.dump(&RouteNetlinkMessage::GetRoute(table.message())).unwrap();
+    assert_eq!(unfiltered.len(), 2, "the kernel should have filtered");
     assert_eq!(dump(RouteFilter { family: Some(Family::V4), ..table }).len(), 1);
     assert_eq!(dump(RouteFilter { family: Some(Family::V4), table: Some(101), oif: None }), []);
     assert_eq!(dump(RouteFilter { oif: Some(1), ..table }), []);
