@@ -2,3 +2,6 @@
 pub mod cni;
 pub mod error;
 pub mod log;
+pub mod netlink;
+pub mod netns;
+pub mod sysctl;

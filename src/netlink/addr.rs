@@ -1,0 +1,157 @@
+//! Addresses of links.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ipnet::IpNet;
+use nix::libc;
+use rtnetlink::AddressMessageBuilder;
+use rtnetlink::packet_core::{NLM_F_CREATE, NLM_F_EXCL};
+use rtnetlink::packet_route::RouteNetlinkMessage;
+use rtnetlink::packet_route::address::{
+    AddressAttribute, AddressFlags, AddressHeader, AddressMessage,
+};
+
+use super::error::Result;
+use super::packet::attrs;
+use super::route::Family;
+use super::{Netlink, link};
+
+/// Length of `struct ifaddrmsg`.
+const HEADER_LEN: usize = 8;
+
+/// An address of a link.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Addr {
+    /// The address with the length of its prefix; host bits are kept.
+    pub net: IpNet,
+    /// The index of its link.
+    pub index: u32,
+    /// How far it is valid: 0 everywhere, 253 on the link, 254 on the host.
+    pub scope: u8,
+    /// The `IFA_F_*` bits.
+    pub flags: u32,
+    /// The broadcast address of IPv4.
+    pub broadcast: Option<IpAddr>,
+    /// The label of IPv4, usually the name of the link.
+    pub label: Option<String>,
+}
+
+impl Addr {
+    /// Whether duplicate address detection goes on, so that the address cannot be used yet.
+    pub fn is_tentative(&self) -> bool {
+        self.flags & libc::IFA_F_TENTATIVE != 0
+    }
+
+    /// Whether another machine uses the address.
+    pub fn is_dad_failed(&self) -> bool {
+        self.flags & libc::IFA_F_DADFAILED != 0
+    }
+
+    fn parse(body: &[u8]) -> Option<Addr> {
+        let header = AddressHeader::parse(body).ok()?;
+        let (mut local, mut address, mut broadcast, mut label) = (None, None, None, None);
+        let mut flags = u32::from(header.flags.bits());
+        for attr in attrs(body.get(HEADER_LEN..)?) {
+            match attr.kind {
+                libc::IFA_LOCAL => local = attr.ip(),
+                libc::IFA_ADDRESS => address = attr.ip(),
+                libc::IFA_BROADCAST => broadcast = attr.ip(),
+                libc::IFA_LABEL => label = Some(attr.text()),
+                libc::IFA_FLAGS => flags = attr.u32().unwrap_or(flags),
+                _ => {}
+            }
+        }
+        // IFA_ADDRESS is the other end of a point-to-point link; only then is there both.
+        let net = IpNet::new(local.or(address)?, header.prefix_len).ok()?;
+        let scope = u8::from(header.scope);
+        Some(Addr { net, index: header.index, scope, flags, broadcast, label })
+    }
+}
+
+/// Whether the kernel asks the link for another owner of an IPv6 address first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Dad {
+    /// As the kernel is configured: the address is tentative for a second or two.
+    #[default]
+    Kernel,
+    /// Not for this address: it can be used at once.
+    Off,
+}
+
+/// An address to be added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NewAddr {
+    net: IpNet,
+    dad: Dad,
+}
+
+impl NewAddr {
+    /// The address `net`, with its host bits.
+    pub fn new(net: IpNet) -> NewAddr {
+        NewAddr { net, dad: Dad::Kernel }
+    }
+
+    /// Decides about duplicate address detection; IPv4 has none.
+    #[must_use]
+    pub fn dad(mut self, dad: Dad) -> Self {
+        self.dad = dad;
+        self
+    }
+
+    fn message(self, index: u32) -> AddressMessage {
+        let mut message = message(self.net, index);
+        if self.dad == Dad::Off && self.net.addr().is_ipv6() {
+            message.attributes.push(AddressAttribute::Flags(AddressFlags::Nodad));
+        }
+        message
+    }
+}
+
+/// The message with address, local address and, for IPv4, broadcast address.
+fn message(net: IpNet, index: u32) -> AddressMessage {
+    match net {
+        IpNet::V4(net) => AddressMessageBuilder::<Ipv4Addr>::new()
+            .index(index)
+            .address(net.addr(), net.prefix_len())
+            .build(),
+        IpNet::V6(net) => AddressMessageBuilder::<Ipv6Addr>::new()
+            .index(index)
+            .address(net.addr(), net.prefix_len())
+            .build(),
+    }
+}
+
+impl Netlink {
+    /// The addresses of one link.
+    pub fn dump_addrs(&self, index: u32) -> Result<Vec<Addr>> {
+        self.dump_family(index, None)
+    }
+
+    pub(super) fn dump_family(&self, index: u32, family: Option<Family>) -> Result<Vec<Addr>> {
+        let mut message = AddressMessage::default();
+        message.header.index = index;
+        message.header.family = Family::wire(family);
+        let bodies = self
+            .dump(&RouteNetlinkMessage::GetAddress(message))
+            .map_err(|e| e.doing("list addresses of", || self.label(index)))?;
+        let addrs = bodies.iter().filter_map(|body| Addr::parse(body));
+        // Kernels before 4.20 ignore the filter.
+        Ok(addrs.filter(|addr| addr.index == index).collect())
+    }
+
+    /// Adds an address to a link.
+    pub fn add_addr(&self, index: u32, addr: &NewAddr) -> Result<()> {
+        let message = RouteNetlinkMessage::NewAddress(addr.message(index));
+        self.ack(message, NLM_F_CREATE | NLM_F_EXCL).map_err(|e| {
+            e.doing("add address", || format!("{} to {}", addr.net, self.label(index)))
+        })
+    }
+
+    /// Deletes an address of a link; `false` if it did not have it.
+    pub fn del_addr(&self, index: u32, net: IpNet) -> Result<bool> {
+        let deleted = self
+            .ack(RouteNetlinkMessage::DelAddress(message(net, index)), 0)
+            .map_err(|e| e.doing("delete address", || format!("{net} from {}", self.label(index))));
+        link::unless_absent(deleted)
+    }
+}

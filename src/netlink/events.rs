@@ -1,0 +1,137 @@
+//! Waiting for the kernel: each function looks first, and only if there is something to wait for
+//! joins a multicast group, looks again, and sleeps until the kernel tells of a change.
+
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::libc::{RTNLGRP_IPV6_IFADDR, RTNLGRP_LINK};
+use rtnetlink::packet_core::NetlinkPayload;
+use tokio::time::Instant;
+
+use super::Netlink;
+use super::error::{Error, Result};
+use super::link::{Link, OperState};
+use super::packet::Message;
+use super::route::Family;
+
+/// How a wait for a link ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Waited {
+    /// The link is as wanted.
+    Reached(Link),
+    /// Time is up; the link as it was last seen.
+    TimedOut(Link),
+}
+
+/// A multicast group and the link that matters.
+#[derive(Clone, Copy)]
+struct Topic {
+    group: u32,
+    index: u32,
+}
+
+impl Topic {
+    /// Whether it is worth looking again: after an event of the link, and after lost events.
+    fn concerns(self, event: &Message) -> bool {
+        match &event.payload {
+            // ifinfomsg and ifaddrmsg have the index of the link at the same place.
+            NetlinkPayload::InnerMessage(packet) => {
+                packet.body.get(4..8) == Some(&self.index.to_ne_bytes()[..])
+            }
+            NetlinkPayload::Overrun(_) => true,
+            _ => false,
+        }
+    }
+}
+
+impl Netlink {
+    /// Waits until `done` holds for a link, at most `limit`.
+    pub fn wait_link(
+        &self,
+        index: u32,
+        limit: Duration,
+        done: impl Fn(&Link) -> bool,
+    ) -> Result<Waited> {
+        let mut last = None;
+        let reached = self.watch(Topic { group: RTNLGRP_LINK, index }, limit, || {
+            let link = self.require_link_by_index(index)?;
+            let reached = done(&link);
+            last = Some(link);
+            Ok(reached)
+        })?;
+        match last {
+            Some(link) if reached => Ok(Waited::Reached(link)),
+            Some(link) => Ok(Waited::TimedOut(link)),
+            None => Err(Error::NoLink(index.to_string())),
+        }
+    }
+
+    /// Waits until no IPv6 address of a link is tentative, at most `limit`. A link that is not up
+    /// never gets that far, so for it the end of time is no error.
+    pub fn settle_addrs(&self, index: u32, limit: Duration) -> Result<()> {
+        let topic = Topic { group: RTNLGRP_IPV6_IFADDR, index };
+        if self.watch(topic, limit, || self.addrs_settled(index))? {
+            return Ok(());
+        }
+        let link = self.require_link_by_index(index)?;
+        if link.oper_state == OperState::Up {
+            return Err(Error::StillTentative { link: link.name, seconds: limit.as_secs() });
+        }
+        Ok(())
+    }
+
+    fn addrs_settled(&self, index: u32) -> Result<bool> {
+        let addrs = self.dump_family(index, Some(Family::V6))?;
+        if let Some(failed) = addrs.iter().find(|addr| addr.is_dad_failed()) {
+            let link = self.require_link_by_index(index)?.name;
+            return Err(Error::DadFailed { link, addr: failed.net.addr() });
+        }
+        Ok(!addrs.iter().any(super::Addr::is_tentative))
+    }
+
+    /// Whether `look` succeeds before `limit`; it is asked again after each event of the topic.
+    fn watch(
+        &self,
+        topic: Topic,
+        limit: Duration,
+        mut look: impl FnMut() -> Result<bool>,
+    ) -> Result<bool> {
+        let deadline = Instant::now() + limit;
+        if look()? {
+            return Ok(true);
+        }
+        self.join(topic.group).map_err(|e| e.doing("watch", || self.label(topic.index)))?;
+        let reached = self.look_at_events(topic, deadline, &mut look);
+        // Between two requests nobody reads; without this, events would fill the socket.
+        self.leave(topic.group).map_err(|e| e.doing("watch", || self.label(topic.index)))?;
+        reached
+    }
+
+    fn look_at_events(
+        &self,
+        topic: Topic,
+        deadline: Instant,
+        look: &mut impl FnMut() -> Result<bool>,
+    ) -> Result<bool> {
+        loop {
+            match look() {
+                // However many events come, time is up at some point.
+                Ok(false) if Instant::now() >= deadline => return Ok(false),
+                Ok(false) => {}
+                // Events came faster than they were read, and the answer was lost with them.
+                Err(e) if e.errno() == Some(Errno::ENOBUFS) && Instant::now() < deadline => {
+                    continue;
+                }
+                ended => return ended,
+            }
+            loop {
+                let event = self.event(deadline);
+                match event.map_err(|e| e.doing("watch", || self.label(topic.index)))? {
+                    None => return Ok(false),
+                    Some(event) if topic.concerns(&event) => break,
+                    Some(_) => {}
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,334 @@
+//! Links: what the kernel tells about them.
+
+use std::fmt;
+
+use nix::errno::Errno;
+use nix::libc;
+use rtnetlink::packet_core::DefaultNla;
+use rtnetlink::packet_route::RouteNetlinkMessage;
+use rtnetlink::packet_route::link::{
+    LinkAttribute, LinkExtentMask, LinkFlags, LinkHeader, LinkMessage,
+};
+
+use super::error::{Error, Failure, Result};
+use super::mac::Mac;
+use super::packet::{Attr, attrs};
+use super::{Netlink, new_link};
+
+/// `IFLA_BR_VLAN_FILTERING`, missing in libc.
+const IFLA_BR_VLAN_FILTERING: u16 = 7;
+/// `IFLA_BRPORT_MODE`, which is hairpin mode; missing in libc.
+const IFLA_BRPORT_MODE: u16 = 4;
+/// `IFLA_BRPORT_ISOLATED`, missing in libc.
+const IFLA_BRPORT_ISOLATED: u16 = 33;
+
+/// A network interface as the kernel describes it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Link {
+    /// The interface index, unique in its namespace.
+    pub index: u32,
+    /// The name.
+    pub name: String,
+    /// Alternative names, by which [`Netlink::link`] finds it as well.
+    pub alt_names: Vec<String>,
+    /// The driver that made it, such as `bridge` or `veth`; hardware and `lo` have none.
+    pub kind: Option<String>,
+    /// The Ethernet address; tunnels have none.
+    pub mac: Option<Mac>,
+    /// The largest packet in bytes.
+    pub mtu: u32,
+    /// `IFF_UP`: switched on, with or without carrier.
+    pub up: bool,
+    /// `IFF_LOOPBACK`.
+    pub loopback: bool,
+    /// `IFF_ALLMULTI`: receives every multicast.
+    pub allmulti: bool,
+    /// Whether packets can pass, by RFC 2863.
+    pub oper_state: OperState,
+    /// How many users want promiscuous mode.
+    pub promiscuity: u32,
+    /// The index of the bridge, bond or VRF that it belongs to.
+    pub master: Option<u32>,
+    /// `IFLA_LINK`: the peer of a veth, the lower device of a macvlan or VLAN.
+    pub link: Option<u32>,
+    /// The namespace of [`link`](Link::link), if it is another one.
+    pub link_netnsid: Option<i32>,
+    /// What only a bridge has.
+    pub bridge: Option<BridgeInfo>,
+    /// What only a port of a bridge has.
+    pub port: Option<BridgePort>,
+    /// The length of the transmit queue.
+    pub txqlen: u32,
+}
+
+/// The settings of a bridge.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BridgeInfo {
+    /// Whether ports belong to VLANs.
+    pub vlan_filtering: bool,
+}
+
+/// The settings of a link as a port of its bridge.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BridgePort {
+    /// Whether frames may leave through the port they came in by.
+    pub hairpin: bool,
+    /// Whether it exchanges frames only with ports that are not isolated.
+    pub isolated: bool,
+}
+
+/// The operational state of a link.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OperState {
+    /// The driver does not tell; `lo` is always so.
+    #[default]
+    Unknown,
+    /// Hardware is missing.
+    NotPresent,
+    /// No carrier, or switched off.
+    Down,
+    /// The device below is down.
+    LowerLayerDown,
+    /// In a test.
+    Testing,
+    /// Waits for something outside, such as 802.1X.
+    Dormant,
+    /// Packets can pass.
+    Up,
+}
+
+impl From<u8> for OperState {
+    fn from(state: u8) -> OperState {
+        match libc::c_int::from(state) {
+            libc::IF_OPER_NOTPRESENT => OperState::NotPresent,
+            libc::IF_OPER_DOWN => OperState::Down,
+            libc::IF_OPER_LOWERLAYERDOWN => OperState::LowerLayerDown,
+            libc::IF_OPER_TESTING => OperState::Testing,
+            libc::IF_OPER_DORMANT => OperState::Dormant,
+            libc::IF_OPER_UP => OperState::Up,
+            _ => OperState::Unknown,
+        }
+    }
+}
+
+impl fmt::Display for OperState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            OperState::Unknown => "unknown",
+            OperState::NotPresent => "not-present",
+            OperState::Down => "down",
+            OperState::LowerLayerDown => "lower-layer-down",
+            OperState::Testing => "testing",
+            OperState::Dormant => "dormant",
+            OperState::Up => "up",
+        })
+    }
+}
+
+impl Link {
+    /// Reads an `RTM_NEWLINK` message.
+    pub(super) fn parse(body: &[u8]) -> Option<Link> {
+        let header = LinkHeader::parse(body).ok()?;
+        let mut link = Link {
+            index: header.index,
+            up: header.flags.contains(LinkFlags::Up),
+            loopback: header.flags.contains(LinkFlags::Loopback),
+            allmulti: header.flags.contains(LinkFlags::Allmulti),
+            ..Link::default()
+        };
+        for attr in attrs(body.get(HEADER_LEN..)?) {
+            link.read(attr);
+        }
+        Some(link)
+    }
+
+    fn read(&mut self, attr: Attr<'_>) {
+        match attr.kind {
+            libc::IFLA_IFNAME => self.name = attr.text(),
+            libc::IFLA_PROP_LIST => self.alt_names = attr.nested().map(Attr::text).collect(),
+            libc::IFLA_ADDRESS => self.mac = Mac::from_bytes(attr.value),
+            libc::IFLA_MTU => self.mtu = attr.u32().unwrap_or_default(),
+            libc::IFLA_TXQLEN => self.txqlen = attr.u32().unwrap_or_default(),
+            libc::IFLA_OPERSTATE => self.oper_state = attr.u8().unwrap_or_default().into(),
+            libc::IFLA_PROMISCUITY => self.promiscuity = attr.u32().unwrap_or_default(),
+            libc::IFLA_MASTER => self.master = attr.u32().filter(|index| *index != 0),
+            libc::IFLA_LINK => self.link = attr.u32().filter(|index| *index != 0),
+            libc::IFLA_LINK_NETNSID => self.link_netnsid = attr.i32(),
+            libc::IFLA_LINKINFO => self.read_info(attr),
+            _ => {}
+        }
+    }
+
+    fn read_info(&mut self, info: Attr<'_>) {
+        let find = |kind| info.nested().find(|attr| attr.kind == kind);
+        self.kind = find(libc::IFLA_INFO_KIND).map(Attr::text);
+        if self.kind.as_deref() == Some(new_link::BRIDGE) {
+            self.bridge = find(libc::IFLA_INFO_DATA)
+                .map(|data| BridgeInfo { vlan_filtering: flag(data, IFLA_BR_VLAN_FILTERING) });
+        }
+        if find(libc::IFLA_INFO_SLAVE_KIND).map(Attr::text).as_deref() == Some(new_link::BRIDGE) {
+            self.port = find(libc::IFLA_INFO_SLAVE_DATA).map(|data| BridgePort {
+                hairpin: flag(data, IFLA_BRPORT_MODE),
+                isolated: flag(data, IFLA_BRPORT_ISOLATED),
+            });
+        }
+    }
+}
+
+/// Length of `struct ifinfomsg`.
+const HEADER_LEN: usize = 16;
+
+fn flag(data: Attr<'_>, kind: u16) -> bool {
+    data.nested().find(|attr| attr.kind == kind).and_then(Attr::u8) == Some(1)
+}
+
+impl Netlink {
+    /// The link with this name or alternative name.
+    pub fn link(&self, name: &str) -> Result<Option<Link>> {
+        let mut message = LinkMessage::default();
+        message.attributes.push(by_name(name));
+        self.look_up(message, || quoted(name))
+    }
+
+    /// The link with this name; an error if there is none.
+    pub fn require_link(&self, name: &str) -> Result<Link> {
+        self.link(name)?.ok_or_else(|| Error::NoLink(quoted(name)))
+    }
+
+    /// The link with this index.
+    pub fn link_by_index(&self, index: u32) -> Result<Option<Link>> {
+        let mut message = LinkMessage::default();
+        message.header.index = index;
+        self.look_up(message, || index.to_string())
+    }
+
+    /// The link with this index; an error if there is none.
+    pub fn require_link_by_index(&self, index: u32) -> Result<Link> {
+        self.link_by_index(index)?.ok_or_else(|| Error::NoLink(index.to_string()))
+    }
+
+    /// All links of the namespace.
+    pub fn dump_links(&self) -> Result<Vec<Link>> {
+        let mut message = LinkMessage::default();
+        message.attributes.push(without_statistics());
+        let bodies = self
+            .dump(&RouteNetlinkMessage::GetLink(message))
+            .map_err(|e| e.doing("list", || "links".to_owned()))?;
+        Ok(bodies.iter().filter_map(|body| Link::parse(body)).collect())
+    }
+
+    /// Deletes the link with this name; `false` if there was none.
+    pub fn del_link(&self, name: &str) -> Result<bool> {
+        let mut message = LinkMessage::default();
+        message.attributes.push(by_name(name));
+        self.delete(message, || quoted(name))
+    }
+
+    /// Deletes the link with this index; `false` if there was none.
+    pub fn del_link_by_index(&self, index: u32) -> Result<bool> {
+        let mut message = LinkMessage::default();
+        message.header.index = index;
+        self.delete(message, || index.to_string())
+    }
+
+    fn look_up(
+        &self,
+        mut message: LinkMessage,
+        target: impl FnOnce() -> String,
+    ) -> Result<Option<Link>> {
+        message.attributes.push(without_statistics());
+        match self.one(RouteNetlinkMessage::GetLink(message)) {
+            Ok(body) => Link::parse(&body)
+                .map(Some)
+                .ok_or_else(|| Failure::from(Errno::EBADMSG).doing("look up link", target)),
+            Err(Failure { errno: Errno::ENODEV, .. }) => Ok(None),
+            Err(failure) => Err(failure.doing("look up link", target)),
+        }
+    }
+
+    fn delete(&self, message: LinkMessage, target: impl FnOnce() -> String) -> Result<bool> {
+        let deleted = self.ack(RouteNetlinkMessage::DelLink(message), 0);
+        unless_absent(deleted.map_err(|failure| failure.doing("delete link", target)))
+    }
+
+    /// How errors call a link of which only the index is at hand: by its name, if it has one
+    /// still. Asked only when something has failed already.
+    pub(super) fn label(&self, index: u32) -> String {
+        match self.link_by_index(index) {
+            Ok(Some(link)) => quoted(&link.name),
+            _ => format!("link {index}"),
+        }
+    }
+}
+
+/// The attribute that names a link; what is too long for a name is an alternative name.
+fn by_name(name: &str) -> LinkAttribute {
+    if name.len() < libc::IFNAMSIZ {
+        LinkAttribute::IfName(name.to_owned())
+    } else {
+        let mut value = name.as_bytes().to_vec();
+        value.push(0);
+        LinkAttribute::Other(DefaultNla::new(libc::IFLA_ALT_IFNAME, value))
+    }
+}
+
+/// Statistics are more than half of an answer, and nobody here reads them.
+fn without_statistics() -> LinkAttribute {
+    LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats])
+}
+
+/// A deletion is done when there was nothing to delete.
+pub(super) fn unless_absent(deleted: Result<()>) -> Result<bool> {
+    match deleted {
+        Ok(()) => Ok(true),
+        Err(error) if error.is_not_found() => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+pub(super) fn quoted(name: &str) -> String {
+    format!("{name:?}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn attr(kind: u16, value: &[u8]) -> Vec<u8> {
+        let length = u16::try_from(value.len() + 4).unwrap();
+        let mut bytes = [length.to_ne_bytes(), kind.to_ne_bytes()].concat();
+        bytes.extend(value);
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+        bytes
+    }
+
+    #[test]
+    fn what_cannot_be_read_does_not_hide_the_rest() {
+        let broken_data = attr(libc::IFLA_INFO_DATA, &[255, 255, 1, 2, 3]);
+        let body = [
+            vec![0; HEADER_LEN],
+            attr(libc::IFLA_MTU, &[1, 2]),
+            attr(999, b"from the future"),
+            attr(libc::IFLA_OPERSTATE, &[]),
+            attr(libc::IFLA_ADDRESS, &[10, 0, 0, 1]),
+            attr(
+                libc::IFLA_LINKINFO,
+                &[attr(libc::IFLA_INFO_KIND, b"bridge\0"), broken_data].concat(),
+            ),
+            attr(libc::IFLA_IFNAME, b"br0\0"),
+            vec![99, 0, 3, 0],
+        ];
+        let link = Link::parse(&body.concat()).unwrap();
+        assert_eq!((link.name.as_str(), link.kind.as_deref()), ("br0", Some("bridge")));
+        assert_eq!((link.mtu, link.mac, link.bridge), (0, None, Some(BridgeInfo::default())));
+        assert_eq!(Link::parse(&[0; HEADER_LEN - 1]), None);
+    }
+
+    #[test]
+    fn states_have_the_kernels_names() {
+        let names: Vec<String> = (0..=7).map(|state| OperState::from(state).to_string()).collect();
+        let expected =
+            "unknown not-present down lower-layer-down testing dormant up unknown".split(' ');
+        assert!(names.iter().map(String::as_str).eq(expected), "{names:?}");
+    }
+}

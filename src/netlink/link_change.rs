@@ -1,0 +1,167 @@
+//! Links: changing them, with as few messages as the kernel allows.
+
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use rtnetlink::packet_route::RouteNetlinkMessage;
+use rtnetlink::packet_route::link::{InfoBridgePort, InfoPortData, InfoPortKind, LinkMessage};
+
+use super::Netlink;
+use super::error::Result;
+use super::mac::Mac;
+use super::new_link::Builder;
+
+/// A setting that is either on or off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Switch {
+    /// On.
+    On,
+    /// Off.
+    Off,
+}
+
+impl From<bool> for Switch {
+    fn from(on: bool) -> Switch {
+        if on { Switch::On } else { Switch::Off }
+    }
+}
+
+impl From<Switch> for bool {
+    fn from(switch: Switch) -> bool {
+        switch == Switch::On
+    }
+}
+
+/// Changes to a link, all made by one [`Netlink::set_link`].
+#[derive(Debug, Default)]
+pub struct LinkChange {
+    builder: Builder,
+    master: Option<u32>,
+    port: Vec<InfoBridgePort>,
+}
+
+impl LinkChange {
+    /// No change yet.
+    pub fn new() -> LinkChange {
+        LinkChange::default()
+    }
+
+    fn with(mut self, change: impl FnOnce(Builder) -> Builder) -> Self {
+        self.builder = change(self.builder);
+        self
+    }
+
+    /// Switches it on.
+    #[must_use]
+    pub fn up(self) -> Self {
+        self.with(Builder::up)
+    }
+
+    /// Switches it off.
+    #[must_use]
+    pub fn down(self) -> Self {
+        self.with(Builder::down)
+    }
+
+    /// Renames it; most kernels refuse that while it is up.
+    #[must_use]
+    pub fn name(self, name: impl Into<String>) -> Self {
+        self.with(|builder| builder.name(name))
+    }
+
+    /// Sets the MTU.
+    #[must_use]
+    pub fn mtu(self, mtu: u32) -> Self {
+        self.with(|builder| builder.mtu(mtu))
+    }
+
+    /// Sets the Ethernet address.
+    #[must_use]
+    pub fn mac(self, mac: Mac) -> Self {
+        self.with(|builder| builder.address(mac.0.to_vec()))
+    }
+
+    /// Makes it a port of a bridge, bond or VRF.
+    #[must_use]
+    pub fn master(mut self, index: u32) -> Self {
+        self.master = Some(index);
+        self
+    }
+
+    /// Takes it out of its bridge, bond or VRF.
+    #[must_use]
+    pub fn no_master(self) -> Self {
+        self.master(0)
+    }
+
+    /// Whether it receives what is not addressed to it.
+    #[must_use]
+    pub fn promisc(self, switch: Switch) -> Self {
+        self.with(|builder| builder.promiscuous(switch.into()))
+    }
+
+    /// Whether it receives every multicast.
+    #[must_use]
+    pub fn allmulti(self, switch: Switch) -> Self {
+        self.with(|builder| builder.allmulticast(switch.into()))
+    }
+
+    /// Sets the length of the transmit queue.
+    #[must_use]
+    pub fn txqlen(self, packets: u32) -> Self {
+        self.with(|builder| builder.txqueuelen(packets))
+    }
+
+    /// Moves it into another namespace, where it is down and may get another index.
+    #[must_use]
+    pub fn netns(self, netns: BorrowedFd<'_>) -> Self {
+        self.with(|builder| builder.setns_by_fd(netns.as_raw_fd()))
+    }
+
+    /// As a port of a bridge: whether frames may leave through the port they came in by.
+    #[must_use]
+    pub fn hairpin(mut self, switch: Switch) -> Self {
+        self.port.push(InfoBridgePort::HairpinMode(switch.into()));
+        self
+    }
+
+    /// As a port of a bridge: whether it exchanges frames only with ports that are not isolated.
+    #[must_use]
+    pub fn isolated(mut self, switch: Switch) -> Self {
+        self.port.push(InfoBridgePort::Isolated(switch.into()));
+        self
+    }
+
+    /// The messages to send, in order. Settings of a port need a message of their own when the
+    /// link becomes that port by the same change: the kernel looks for the bridge before it
+    /// enslaves the link, and would skip them in silence.
+    fn messages(self, index: u32) -> Vec<LinkMessage> {
+        let mut messages = Vec::with_capacity(1);
+        let mut builder = self.builder.index(index);
+        if let Some(master) = self.master {
+            if self.port.is_empty() {
+                builder = builder.controller(master);
+            } else {
+                messages.push(Builder::new().index(index).controller(master).build());
+            }
+        }
+        if !self.port.is_empty() {
+            builder = builder
+                .set_port_kind(InfoPortKind::Bridge)
+                .set_port_data(InfoPortData::BridgePort(self.port));
+        }
+        messages.push(builder.build());
+        messages
+    }
+}
+
+impl Netlink {
+    /// Changes the link with this index.
+    pub fn set_link(&self, index: u32, change: LinkChange) -> Result<()> {
+        for message in change.messages(index) {
+            // RTM_SETLINK ignores the settings of a port; RTM_NEWLINK takes everything.
+            self.ack(RouteNetlinkMessage::NewLink(message), 0)
+                .map_err(|failure| failure.doing("change", || self.label(index)))?;
+        }
+        Ok(())
+    }
+}

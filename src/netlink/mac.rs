@@ -1,0 +1,118 @@
+//! Ethernet addresses.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read};
+use std::str::FromStr;
+
+/// A 48-bit Ethernet address; its text is lower case with colons.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Mac(pub [u8; 6]);
+
+impl Mac {
+    /// A random address for a single interface, marked as locally administered.
+    pub fn random_local() -> io::Result<Mac> {
+        let mut octets = [0; 6];
+        File::open("/dev/urandom")?.read_exact(&mut octets)?;
+        // Bit 0 of the first octet means multicast, bit 1 means locally administered.
+        octets[0] = octets[0] & !0b01 | 0b10;
+        Ok(Mac(octets))
+    }
+
+    /// The address in a message, if it is an Ethernet address at all (tunnels have shorter and
+    /// longer ones).
+    pub(super) fn from_bytes(bytes: &[u8]) -> Option<Mac> {
+        bytes.try_into().ok().map(Mac)
+    }
+}
+
+impl fmt::Display for Mac {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [first, rest @ ..] = self.0;
+        write!(f, "{first:02x}")?;
+        rest.iter().try_for_each(|octet| write!(f, ":{octet:02x}"))
+    }
+}
+
+/// A text that is no Ethernet address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InvalidMac(String);
+
+impl fmt::Display for InvalidMac {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "address {}: invalid MAC address", self.0)
+    }
+}
+
+impl std::error::Error for InvalidMac {}
+
+impl FromStr for Mac {
+    type Err = InvalidMac;
+
+    /// Takes `00:00:5e:00:53:01`, `00-00-5E-00-53-01` and `0000.5e00.5301`.
+    fn from_str(text: &str) -> Result<Mac, InvalidMac> {
+        let octets = match text.as_bytes().get(2) {
+            Some(b':') => groups(text, ':', 2),
+            Some(b'-') => groups(text, '-', 2),
+            _ => groups(text, '.', 4),
+        };
+        octets.map(Mac).ok_or_else(|| InvalidMac(text.to_owned()))
+    }
+}
+
+/// Six octets from groups of `width` hexadecimal digits.
+fn groups(text: &str, separator: char, width: usize) -> Option<[u8; 6]> {
+    let mut digits = Vec::with_capacity(12);
+    for group in text.split(separator) {
+        if group.len() != width {
+            return None;
+        }
+        for digit in group.chars() {
+            digits.push(u8::try_from(digit.to_digit(16)?).ok()?);
+        }
+    }
+    let octets: Vec<u8> = digits.chunks(2).map(|pair| pair[0] << 4 | pair[1]).collect();
+    octets.try_into().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn three_notations_are_one_address() {
+        let mac = Mac([0, 0, 0x5e, 0, 0x53, 0xab]);
+        for text in ["00:00:5e:00:53:ab", "00-00-5E-00-53-AB", "0000.5e00.53Ab"] {
+            assert_eq!(text.parse(), Ok(mac), "{text}");
+        }
+        assert_eq!(mac.to_string(), "00:00:5e:00:53:ab");
+    }
+
+    #[test]
+    fn everything_else_is_refused() {
+        for text in [
+            "",
+            "00",
+            "00:00:5e:00:53",
+            "00:00:5e:00:53:01:02",
+            "00:00:5e:00:53:0g",
+            "0:0:5e:0:53:1",
+            "00:00-5e:00:53:01",
+            "00005e005301",
+            "0000.5e00",
+            "00:00:5e:00:53:+1",
+            "€€:€€",
+            "00:00:5e:00:53:01:00:00",
+        ] {
+            let error = text.parse::<Mac>().unwrap_err();
+            assert_eq!(error.to_string(), format!("address {text}: invalid MAC address"));
+        }
+    }
+
+    #[test]
+    fn random_addresses_are_local_and_unicast() {
+        let (one, two) = (Mac::random_local().unwrap(), Mac::random_local().unwrap());
+        assert_ne!(one, two);
+        assert_eq!(one.0[0] & 0b11, 0b10);
+    }
+}

@@ -1,0 +1,170 @@
+//! The kernel's links, addresses and routes.
+//!
+//! [`Netlink`] is one socket in one network namespace with plain, synchronous methods. Below it
+//! rtnetlink's connection runs on a single-threaded tokio runtime, one for each thread, which
+//! turns only inside a request. Nothing outside this folder sees a packet: lookups return
+//! [`Link`], [`Addr`] and [`Route`], changes take [`NewLink`], [`LinkChange`], [`NewAddr`] and
+//! [`Route`].
+//!
+//! The verbs: `x` looks up, `require_x` fails when there is none, `add_x` fails when there is
+//! one, `del_x` tells whether there was one, `dump_x` lists.
+//!
+//! | file | |
+//! | --- | --- |
+//! | `request.rs` | the one place that sends, collects answers and decodes errors |
+//! | `packet.rs` | messages and attributes as bytes |
+//! | `link.rs`, `new_link.rs`, `link_change.rs` | links: reading, creating, changing |
+//! | `addr.rs`, `route.rs` | addresses, routes |
+//! | `events.rs` | waiting for the kernel instead of sleeping |
+
+mod addr;
+mod error;
+mod events;
+mod link;
+mod link_change;
+mod mac;
+mod new_link;
+mod packet;
+mod request;
+mod route;
+#[cfg(test)]
+mod tests;
+
+use std::cell::{OnceCell, RefCell};
+use std::collections::VecDeque;
+use std::fmt;
+use std::io;
+use std::rc::Rc;
+use std::thread::{self, ThreadId};
+
+use rtnetlink::proto::{NetlinkCodec, from_socket_with_codec};
+use rtnetlink::sys::protocols::NETLINK_ROUTE;
+use rtnetlink::sys::{AsyncSocket, TokioSocket};
+use tokio::runtime::{self, Runtime};
+
+pub use self::addr::{Addr, Dad, NewAddr};
+use self::error::Failure;
+pub use self::error::{Error, Result};
+pub use self::events::Waited;
+pub use self::link::{BridgeInfo, BridgePort, Link, OperState};
+pub use self::link_change::{LinkChange, Switch};
+pub use self::mac::{InvalidMac, Mac};
+pub use self::new_link::{IpvlanMode, LinkKind, MacvlanMode, NewLink, VethPeer};
+use self::packet::Packet;
+use self::request::Channel;
+pub use self::route::{Family, NextHop, RT_TABLE_MAIN, Route, RouteFilter, RouteMode};
+use crate::netns::Netns;
+
+/// A netlink socket in one network namespace. It belongs to the thread that made it, and must
+/// not be used inside an async task.
+pub struct Netlink {
+    // Before the runtime: it deregisters its socket there when it is dropped.
+    channel: RefCell<Channel>,
+    runtime: Rc<Runtime>,
+}
+
+impl Netlink {
+    /// A socket in the calling thread's namespace.
+    pub fn open() -> Result<Netlink> {
+        Netlink::from_socket(Opener::here()?.open()?)
+    }
+
+    /// A socket in `ns`, for use on the calling thread.
+    pub fn open_in(ns: &Netns) -> Result<Netlink> {
+        let opener = Opener::here()?;
+        let socket = ns.run(|| opener.open()).map_err(|e| Error::Netns(e.to_string()))??;
+        Netlink::from_socket(socket)
+    }
+
+    /// The facade for a socket that an [`Opener`] of this thread made.
+    pub fn from_socket(socket: Socket) -> Result<Netlink> {
+        if socket.home != thread::current().id() {
+            return Err(opening(io::Error::from(nix::errno::Errno::EXDEV)));
+        }
+        let runtime = runtime().map_err(opening)?;
+        let (mut connection, handle, unsolicited) =
+            from_socket_with_codec::<Packet, TokioSocket, NetlinkCodec>(socket.inner);
+        // Without these an error at the end of a dump, and a connection that was lost before
+        // the acknowledgement, would look like success.
+        connection.set_forward_done(true);
+        connection.set_forward_ack(true);
+        let channel = Channel { connection, handle, unsolicited, events: VecDeque::new() };
+        Ok(Netlink { channel: RefCell::new(channel), runtime })
+    }
+}
+
+impl fmt::Debug for Netlink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Netlink").finish_non_exhaustive()
+    }
+}
+
+/// Opens sockets on other threads for the thread that it comes from, so that one visit to a
+/// namespace can open the socket and do other work there:
+///
+/// ```no_run
+/// # use cnibox::{netlink, netns::Netns, sysctl};
+/// # fn main() -> cnibox::error::Result<()> {
+/// let opener = netlink::Opener::here()?;
+/// let (socket, forwarding) = Netns::open("/run/netns/x")?
+///     .run(|| (opener.open(), sysctl::read("net/ipv4/ip_forward")))?;
+/// let netlink = netlink::Netlink::from_socket(socket?)?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Opener {
+    runtime: runtime::Handle,
+    home: ThreadId,
+}
+
+impl Opener {
+    /// An opener for the calling thread.
+    pub fn here() -> Result<Opener> {
+        let runtime = runtime().map_err(opening)?;
+        Ok(Opener { runtime: runtime.handle().clone(), home: thread::current().id() })
+    }
+
+    /// Opens a socket in the namespace of whatever thread this is called on.
+    pub fn open(&self) -> Result<Socket> {
+        let _registers_here = self.runtime.enter();
+        let mut inner = TokioSocket::new(NETLINK_ROUTE).map_err(opening)?;
+        let socket = inner.socket_mut();
+        // Errors with a sentence and without a copy of the request, and filters that are not
+        // ignored: kernels before 4.20 do without.
+        let options = [
+            socket.set_ext_ack(true),
+            socket.set_cap_ack(true),
+            socket.set_netlink_get_strict_chk(true),
+        ];
+        drop(options);
+        Ok(Socket { inner, home: self.home })
+    }
+}
+
+/// An open socket on its way from a namespace to [`Netlink::from_socket`].
+pub struct Socket {
+    inner: TokioSocket,
+    home: ThreadId,
+}
+
+impl fmt::Debug for Socket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Socket").field("home", &self.home).finish_non_exhaustive()
+    }
+}
+
+/// The calling thread's runtime, made at its first use.
+fn runtime() -> io::Result<Rc<Runtime>> {
+    thread_local!(static RUNTIME: OnceCell<Rc<Runtime>> = const { OnceCell::new() });
+    RUNTIME.with(|cell| {
+        if let Some(runtime) = cell.get() {
+            return Ok(Rc::clone(runtime));
+        }
+        let made = Rc::new(runtime::Builder::new_current_thread().enable_all().build()?);
+        Ok(Rc::clone(cell.get_or_init(|| made)))
+    })
+}
+
+fn opening(cause: io::Error) -> Error {
+    Failure::from(cause).doing("open", || "netlink socket".to_owned())
+}

@@ -1,0 +1,329 @@
+//! Links: creating them, with one message each.
+
+use std::fmt;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use nix::errno::Errno;
+use rtnetlink::packet_core::{NLM_F_CREATE, NLM_F_EXCL};
+use rtnetlink::packet_route::RouteNetlinkMessage;
+use rtnetlink::packet_route::link::{
+    InfoBridge, InfoData, InfoIpVlan, InfoKind, InfoMacVlan, InfoVeth, InfoVlan, InfoVrf,
+    IpVlanMode, LinkMessage, MacVlanMode,
+};
+use rtnetlink::{LinkMessageBuilder, LinkUnspec};
+
+use super::Netlink;
+use super::error::Result;
+use super::link::quoted;
+use super::mac::Mac;
+
+/// The kind of a bridge, and of its ports.
+pub(super) const BRIDGE: &str = "bridge";
+
+pub(super) type Builder = LinkMessageBuilder<LinkUnspec>;
+
+/// What a new link is, with the settings only that kind has.
+#[derive(Clone, Debug)]
+pub enum LinkKind<'a> {
+    /// A bridge.
+    Bridge {
+        /// Whether ports belong to VLANs; `None` leaves it to the kernel.
+        vlan_filtering: Option<bool>,
+    },
+    /// One end of a veth pair; the other one is made by the same message.
+    Veth {
+        /// The other end.
+        peer: VethPeer<'a>,
+    },
+    /// A device that swallows everything.
+    Dummy,
+    /// A device to shape what comes in.
+    Ifb,
+    /// An Ethernet address of its own on a lower device.
+    Macvlan {
+        /// The index of the lower device.
+        link: u32,
+        /// How its siblings see it.
+        mode: MacvlanMode,
+    },
+    /// The lower device's Ethernet address with other IP addresses.
+    Ipvlan {
+        /// The index of the lower device.
+        link: u32,
+        /// Where packets are switched.
+        mode: IpvlanMode,
+    },
+    /// A VLAN of a lower device.
+    Vlan {
+        /// The index of the lower device.
+        link: u32,
+        /// The VLAN's number, 0 to 4094.
+        id: u16,
+    },
+    /// A routing domain.
+    Vrf {
+        /// Its routing table.
+        table: u32,
+    },
+}
+
+/// The modes of a macvlan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MacvlanMode {
+    /// Siblings reach one another.
+    Bridge,
+    /// Siblings do not reach one another.
+    Private,
+    /// Everything goes through the switch outside.
+    Vepa,
+    /// The only one on its lower device.
+    Passthru,
+}
+
+/// The modes of an ipvlan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IpvlanMode {
+    /// By Ethernet.
+    L2,
+    /// By IP, past the host's netfilter.
+    L3,
+    /// By IP, through the host's netfilter.
+    L3s,
+}
+
+/// What both ends of a veth pair and every other new link can have.
+#[derive(Clone, Debug)]
+struct Basics<'a> {
+    name: String,
+    netns: Option<BorrowedFd<'a>>,
+    mac: Option<Mac>,
+    mtu: u32,
+}
+
+impl<'a> Basics<'a> {
+    fn new(name: String) -> Basics<'a> {
+        Basics { name, netns: None, mac: None, mtu: 0 }
+    }
+
+    fn add_to(&self, builder: Builder) -> Builder {
+        let mut builder = builder.name(self.name.clone());
+        if self.mtu > 0 {
+            builder = builder.mtu(self.mtu);
+        }
+        if let Some(mac) = self.mac {
+            builder = builder.address(mac.0.to_vec());
+        }
+        if let Some(netns) = self.netns {
+            builder = builder.setns_by_fd(netns.as_raw_fd());
+        }
+        builder
+    }
+}
+
+/// The other end of a new veth pair. It is always down: the kernel configures it before the pair
+/// is one, and refuses to switch on half of it.
+#[derive(Clone, Debug)]
+pub struct VethPeer<'a>(Basics<'a>);
+
+impl<'a> VethPeer<'a> {
+    /// A peer in the namespace where the first end is created.
+    pub fn new(name: impl Into<String>) -> VethPeer<'a> {
+        VethPeer(Basics::new(name.into()))
+    }
+
+    /// Puts it into another namespace right away.
+    #[must_use]
+    pub fn netns(mut self, netns: BorrowedFd<'a>) -> Self {
+        self.0.netns = Some(netns);
+        self
+    }
+
+    /// Its Ethernet address; without one the kernel makes one up.
+    #[must_use]
+    pub fn mac(mut self, mac: impl Into<Option<Mac>>) -> Self {
+        self.0.mac = mac.into();
+        self
+    }
+
+    /// Its MTU; 0 leaves it to the kernel.
+    #[must_use]
+    pub fn mtu(mut self, mtu: u32) -> Self {
+        self.0.mtu = mtu;
+        self
+    }
+}
+
+/// A link to be created.
+#[derive(Clone, Debug)]
+pub struct NewLink<'a> {
+    basics: Basics<'a>,
+    kind: LinkKind<'a>,
+    master: Option<u32>,
+    up: bool,
+    promisc: bool,
+}
+
+impl<'a> NewLink<'a> {
+    /// A link that is down and has what the kernel gives it.
+    pub fn new(name: impl Into<String>, kind: LinkKind<'a>) -> NewLink<'a> {
+        NewLink { basics: Basics::new(name.into()), kind, master: None, up: false, promisc: false }
+    }
+
+    /// Creates it in another namespace. The name must be free in this one as well.
+    #[must_use]
+    pub fn netns(mut self, netns: BorrowedFd<'a>) -> Self {
+        self.basics.netns = Some(netns);
+        self
+    }
+
+    /// Its Ethernet address; without one the kernel makes one up.
+    #[must_use]
+    pub fn mac(mut self, mac: impl Into<Option<Mac>>) -> Self {
+        self.basics.mac = mac.into();
+        self
+    }
+
+    /// Its MTU; 0 leaves it to the kernel.
+    #[must_use]
+    pub fn mtu(mut self, mtu: u32) -> Self {
+        self.basics.mtu = mtu;
+        self
+    }
+
+    /// Makes it a port of a bridge, bond or VRF.
+    #[must_use]
+    pub fn master(mut self, index: u32) -> Self {
+        self.master = Some(index);
+        self
+    }
+
+    /// Switches it on.
+    #[must_use]
+    pub fn up(mut self) -> Self {
+        self.up = true;
+        self
+    }
+
+    /// Lets it receive what is not addressed to it.
+    #[must_use]
+    pub fn promisc(mut self) -> Self {
+        self.promisc = true;
+        self
+    }
+
+    fn message(&self) -> LinkMessage {
+        let mut builder = self.basics.add_to(Builder::new_with_info_kind(self.kind.info_kind()));
+        if let Some(link) = self.kind.lower() {
+            builder = builder.link(link);
+        }
+        if let Some(index) = self.master {
+            builder = builder.controller(index);
+        }
+        if self.up {
+            builder = builder.up();
+        }
+        if self.promisc {
+            builder = builder.promiscuous(true);
+        }
+        if let Some(data) = self.kind.info_data() {
+            builder = builder.set_info_data(data);
+        }
+        builder.build()
+    }
+}
+
+impl LinkKind<'_> {
+    fn info_kind(&self) -> InfoKind {
+        match self {
+            LinkKind::Bridge { .. } => InfoKind::Bridge,
+            LinkKind::Veth { .. } => InfoKind::Veth,
+            LinkKind::Dummy => InfoKind::Dummy,
+            LinkKind::Ifb => InfoKind::Ifb,
+            LinkKind::Macvlan { .. } => InfoKind::MacVlan,
+            LinkKind::Ipvlan { .. } => InfoKind::IpVlan,
+            LinkKind::Vlan { .. } => InfoKind::Vlan,
+            LinkKind::Vrf { .. } => InfoKind::Vrf,
+        }
+    }
+
+    /// The module with the driver, to be named when the kernel has none.
+    fn module(&self) -> String {
+        match self {
+            LinkKind::Vlan { .. } => "8021q".to_owned(),
+            _ => self.to_string(),
+        }
+    }
+
+    fn lower(&self) -> Option<u32> {
+        match self {
+            LinkKind::Macvlan { link, .. }
+            | LinkKind::Ipvlan { link, .. }
+            | LinkKind::Vlan { link, .. } => Some(*link),
+            _ => None,
+        }
+    }
+
+    fn info_data(&self) -> Option<InfoData> {
+        Some(match self {
+            LinkKind::Bridge { vlan_filtering } => {
+                InfoData::Bridge(vec![InfoBridge::VlanFiltering((*vlan_filtering)?)])
+            }
+            LinkKind::Veth { peer } => {
+                InfoData::Veth(InfoVeth::Peer(peer.0.add_to(Builder::new()).build()))
+            }
+            LinkKind::Macvlan { mode, .. } => {
+                InfoData::MacVlan(vec![InfoMacVlan::Mode((*mode).into())])
+            }
+            LinkKind::Ipvlan { mode, .. } => {
+                InfoData::IpVlan(vec![InfoIpVlan::Mode((*mode).into())])
+            }
+            LinkKind::Vlan { id, .. } => InfoData::Vlan(vec![InfoVlan::Id(*id)]),
+            LinkKind::Vrf { table } => InfoData::Vrf(vec![InfoVrf::TableId(*table)]),
+            LinkKind::Dummy | LinkKind::Ifb => return None,
+        })
+    }
+}
+
+impl fmt::Display for LinkKind<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.info_kind().fmt(f)
+    }
+}
+
+impl From<MacvlanMode> for MacVlanMode {
+    fn from(mode: MacvlanMode) -> MacVlanMode {
+        match mode {
+            MacvlanMode::Bridge => MacVlanMode::Bridge,
+            MacvlanMode::Private => MacVlanMode::Private,
+            MacvlanMode::Vepa => MacVlanMode::Vepa,
+            MacvlanMode::Passthru => MacVlanMode::Passthrough,
+        }
+    }
+}
+
+impl From<IpvlanMode> for IpVlanMode {
+    fn from(mode: IpvlanMode) -> IpVlanMode {
+        match mode {
+            IpvlanMode::L2 => IpVlanMode::L2,
+            IpvlanMode::L3 => IpVlanMode::L3,
+            IpvlanMode::L3s => IpVlanMode::L3S,
+        }
+    }
+}
+
+impl Netlink {
+    /// Creates a link; with a veth, both ends.
+    pub fn add_link(&self, link: &NewLink<'_>) -> Result<()> {
+        let message = RouteNetlinkMessage::NewLink(link.message());
+        self.ack(message, NLM_F_CREATE | NLM_F_EXCL).map_err(|failure| {
+            let lacks_driver = failure.errno == Errno::EOPNOTSUPP;
+            let error = failure
+                .doing("add link", || format!("{} ({})", quoted(&link.basics.name), link.kind));
+            if lacks_driver {
+                let module = link.kind.module();
+                return error.with_remedy(format!("load the kernel module {module:?} on the node"));
+            }
+            error
+        })
+    }
+}

@@ -1,0 +1,260 @@
+//! One request and its answers: sending, collecting, and telling success from failure.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use futures::StreamExt;
+use futures::channel::mpsc::UnboundedReceiver;
+use futures::future::{Either, select};
+use nix::errno::Errno;
+use rtnetlink::packet_core::{
+    ErrorMessage, NLM_F_ACK, NLM_F_ACK_TLVS, NLM_F_CAPPED, NLM_F_DUMP, NLM_F_DUMP_INTR,
+    NLM_F_REQUEST, NetlinkHeader, NetlinkPayload,
+};
+use rtnetlink::packet_route::RouteNetlinkMessage;
+use rtnetlink::proto::{Connection, ConnectionHandle};
+use rtnetlink::sys::{AsyncSocket, SocketAddr};
+use tokio::time::{Instant, timeout, timeout_at};
+
+use super::Netlink;
+use super::error::Failure;
+use super::packet::{Attr, Message, Packet, attrs};
+use crate::log;
+
+/// How long the kernel may take; it answers at once or never (the answer was lost).
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// How often a dump is repeated that changed while it was made.
+const DUMP_ATTEMPTS: usize = 5;
+
+/// The kernel's sentence in an extended acknowledgement.
+const NLMSGERR_ATTR_MSG: u16 = 1;
+
+/// Length of a netlink header, which a refusal repeats.
+const HEADER_LEN: usize = 16;
+
+/// A socket's connection, driven only while a request waits: there is no task in the background
+/// that would keep the socket, and with it a network namespace, alive.
+pub(super) struct Channel {
+    pub(super) connection: Connection<Packet>,
+    pub(super) handle: ConnectionHandle<Packet>,
+    pub(super) unsolicited: UnboundedReceiver<(Message, SocketAddr)>,
+    /// Events that arrived while an answer was awaited.
+    pub(super) events: VecDeque<Message>,
+}
+
+impl Channel {
+    /// Sends `message` and collects everything the kernel answers.
+    async fn exchange(&mut self, message: Message) -> Result<Vec<Message>, Failure> {
+        let mut answers = self
+            .handle
+            .request(message, SocketAddr::new(0, 0))
+            .map_err(|_| Failure::from(Errno::ECONNRESET))?;
+        let mut collected = Vec::new();
+        loop {
+            let arrival = select(answers.next(), self.unsolicited.next());
+            match select(&mut self.connection, arrival).await {
+                // The connection ends only when its socket failed.
+                Either::Left(_) => return Err(Errno::ECONNRESET.into()),
+                Either::Right((Either::Left((Some(answer), _)), _)) => collected.push(answer),
+                Either::Right((Either::Left((None, _)), _)) => return Ok(collected),
+                Either::Right((Either::Right((event, _)), _)) => {
+                    let (event, _) = event.ok_or(Errno::ECONNRESET)?;
+                    // The answer may be among the messages that were lost.
+                    if matches!(event.payload, NetlinkPayload::Overrun(_)) {
+                        return Err(Errno::ENOBUFS.into());
+                    }
+                    self.events.push_back(event);
+                }
+            }
+        }
+    }
+
+    /// The next event of the groups the socket has joined.
+    async fn event(&mut self) -> Result<Message, Failure> {
+        if let Some(event) = self.events.pop_front() {
+            return Ok(event);
+        }
+        match select(&mut self.connection, self.unsolicited.next()).await {
+            Either::Right((Some((event, _)), _)) => Ok(event),
+            _ => Err(Errno::ECONNRESET.into()),
+        }
+    }
+}
+
+impl Netlink {
+    /// A request that is answered by success or failure only.
+    pub(super) fn ack(&self, message: RouteNetlinkMessage, bits: u16) -> Result<(), Failure> {
+        self.exchange(message.into(), NLM_F_ACK | bits).map(drop)
+    }
+
+    /// A request for one thing.
+    pub(super) fn one(&self, message: RouteNetlinkMessage) -> Result<Vec<u8>, Failure> {
+        let answers = self.exchange(message.into(), 0)?;
+        answers.bodies.into_iter().next().ok_or(Failure::from(Errno::ENODATA))
+    }
+
+    /// A request for a list. One that changed while it was read is read again; when that never
+    /// ends, the last attempt has to do.
+    pub(super) fn dump(&self, message: &RouteNetlinkMessage) -> Result<Vec<Vec<u8>>, Failure> {
+        let answers = until_consistent(|| self.exchange(message.clone().into(), NLM_F_DUMP))?;
+        if answers.interrupted {
+            log::warn("a netlink dump was interrupted every time; its result may be inconsistent");
+        }
+        Ok(answers.bodies)
+    }
+
+    fn exchange(&self, packet: Packet, bits: u16) -> Result<Answers, Failure> {
+        let mut message = Message::new(NetlinkHeader::default(), packet.into());
+        message.header.flags = NLM_F_REQUEST | bits;
+        let mut channel = self.channel.try_borrow_mut().map_err(|_| Errno::EBUSY)?;
+        let messages = self
+            .runtime
+            .block_on(async { timeout(LIMIT, channel.exchange(message)).await })
+            .map_err(|_| Errno::ETIMEDOUT)??;
+        Answers::collect(messages)
+    }
+
+    /// Waits for the next event; `None` after `deadline`.
+    pub(super) fn event(&self, deadline: Instant) -> Result<Option<Message>, Failure> {
+        let mut channel = self.channel.try_borrow_mut().map_err(|_| Errno::EBUSY)?;
+        match self.runtime.block_on(async { timeout_at(deadline, channel.event()).await }) {
+            Ok(event) => event.map(Some),
+            Err(_) => Ok(None),
+        }
+    }
+
+    /// Joins a multicast group with this socket, so that events of its own namespace arrive.
+    pub(super) fn join(&self, group: u32) -> Result<(), Failure> {
+        let mut channel = self.channel.try_borrow_mut().map_err(|_| Errno::EBUSY)?;
+        Ok(channel.connection.socket_mut().socket_ref().add_membership(group)?)
+    }
+
+    /// Leaves a multicast group and forgets what it sent.
+    pub(super) fn leave(&self, group: u32) -> Result<(), Failure> {
+        let mut channel = self.channel.try_borrow_mut().map_err(|_| Errno::EBUSY)?;
+        channel.connection.socket_mut().socket_ref().drop_membership(group)?;
+        channel.events.clear();
+        Ok(())
+    }
+}
+
+/// What the kernel sent in answer to one request.
+#[derive(Debug, Default)]
+struct Answers {
+    bodies: Vec<Vec<u8>>,
+    interrupted: bool,
+}
+
+impl Answers {
+    fn collect(messages: Vec<Message>) -> Result<Answers, Failure> {
+        let mut answers = Answers::default();
+        for message in messages {
+            answers.interrupted |= message.header.flags & NLM_F_DUMP_INTR != 0;
+            match message.payload {
+                NetlinkPayload::InnerMessage(packet) => answers.bodies.push(packet.body),
+                NetlinkPayload::Error(refusal) => check(&message.header, &refusal)?,
+                NetlinkPayload::Done(done) if done.code != 0 => {
+                    return Err(failure(done.code, &done.extended_ack));
+                }
+                _ => {}
+            }
+        }
+        Ok(answers)
+    }
+}
+
+/// Repeats a dump while it is interrupted, and returns the last attempt.
+fn until_consistent(
+    mut attempt: impl FnMut() -> Result<Answers, Failure>,
+) -> Result<Answers, Failure> {
+    let mut answers = attempt()?;
+    for _ in 1..DUMP_ATTEMPTS {
+        if !answers.interrupted {
+            break;
+        }
+        answers = attempt()?;
+    }
+    Ok(answers)
+}
+
+/// An acknowledgement is an error with the number 0.
+fn check(header: &NetlinkHeader, refusal: &ErrorMessage) -> Result<(), Failure> {
+    match refusal.code {
+        None => Ok(()),
+        Some(code) => Err(failure(code.get(), ext_ack(header.flags, &refusal.header))),
+    }
+}
+
+/// The attributes at the end of a refusal, behind the request's header and, unless the kernel
+/// leaves it out, the request's body.
+fn ext_ack(answer_flags: u16, refused: &[u8]) -> &[u8] {
+    if answer_flags & NLM_F_ACK_TLVS == 0 {
+        return &[];
+    }
+    let length = refused.first_chunk().map_or(0, |length| u32::from_ne_bytes(*length) as usize);
+    let skip = match answer_flags & NLM_F_CAPPED {
+        0 => length.next_multiple_of(4),
+        _ => HEADER_LEN,
+    };
+    refused.get(skip..).unwrap_or_default()
+}
+
+fn failure(code: i32, ext_ack: &[u8]) -> Failure {
+    let sentence = attrs(ext_ack).find(|attr| attr.kind == NLMSGERR_ATTR_MSG);
+    Failure { errno: Errno::from_raw(code.saturating_neg()), kernel: sentence.map(Attr::text) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A refused request of 20 bytes: its header, perhaps its body, and a sentence.
+    fn refused(body: &[u8]) -> Vec<u8> {
+        let mut bytes = vec![20, 0, 0, 0];
+        bytes.resize(HEADER_LEN, 0);
+        bytes.extend(body);
+        bytes.extend([7, 0, 1, 0, b'n', b'o', 0, 0]);
+        bytes
+    }
+
+    fn sentence(bits: u16, bytes: &[u8]) -> Option<String> {
+        failure(-1, ext_ack(bits, bytes)).kernel
+    }
+
+    #[test]
+    fn the_sentence_is_found_behind_a_whole_or_a_capped_request() {
+        assert_eq!(sentence(NLM_F_ACK_TLVS | NLM_F_CAPPED, &refused(&[])).as_deref(), Some("no"));
+        assert_eq!(sentence(NLM_F_ACK_TLVS, &refused(&[9; 4])).as_deref(), Some("no"));
+        assert_eq!(sentence(0, &refused(&[])), None);
+        assert_eq!(sentence(NLM_F_ACK_TLVS, &[1, 2]), None);
+    }
+
+    #[test]
+    fn an_interrupted_dump_is_made_five_times_at_most() {
+        for (interruptions, attempts) in [(0, 1), (1, 2), (4, 5), (99, 5)] {
+            let mut made = 0;
+            let answers = until_consistent(|| {
+                made += 1;
+                Ok(Answers { interrupted: made <= interruptions, ..Answers::default() })
+            });
+            assert_eq!(made, attempts);
+            assert_eq!(answers.unwrap().interrupted, interruptions >= attempts);
+        }
+    }
+
+    #[test]
+    fn an_interrupted_dump_is_noticed_in_any_message() {
+        let part = |bits: u16| {
+            let packet = Packet { kind: 16, body: vec![] };
+            let mut message = Message::new(NetlinkHeader::default(), packet.into());
+            message.header.flags = bits;
+            message
+        };
+        let quiet = Answers::collect(vec![part(0), part(0)]).unwrap();
+        assert!(!quiet.interrupted);
+        let changed = Answers::collect(vec![part(0), part(NLM_F_DUMP_INTR), part(0)]).unwrap();
+        assert!(changed.interrupted);
+        assert_eq!(changed.bodies.len(), 3);
+    }
+}

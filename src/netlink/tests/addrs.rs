@@ -1,0 +1,78 @@
+//! Addresses.
+
+use rtnetlink::packet_route::address::AddressMessage;
+use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
+
+use super::{net, sandbox, wire};
+use crate::netlink::{Dad, NewAddr};
+
+#[test]
+fn addresses_are_added_read_and_deleted() {
+    let netlink = sandbox();
+    let (veth, _) = wire(&netlink);
+    netlink.add_addr(veth.index, &NewAddr::new(net("10.1.2.3/24"))).unwrap();
+    netlink.add_addr(veth.index, &NewAddr::new(net("10.9.0.1/32"))).unwrap();
+    let addrs = netlink.dump_addrs(veth.index).unwrap();
+    let find = |text: &str| addrs.iter().find(|addr| addr.net == net(text)).unwrap();
+    assert_eq!(find("10.1.2.3/24").broadcast, "10.1.2.255".parse().ok());
+    assert_eq!(find("10.1.2.3/24").label.as_deref(), Some("veth"));
+    assert_eq!((find("10.9.0.1/32").broadcast, find("10.9.0.1/32").scope), (None, 0));
+    assert_eq!(netlink.del_addr(veth.index, net("10.1.2.3/24")), Ok(true));
+    assert_eq!(netlink.del_addr(veth.index, net("10.1.2.3/24")), Ok(false));
+    assert_eq!(netlink.del_addr(99, net("10.1.2.3/24")), Ok(false));
+}
+
+#[test]
+fn an_address_is_added_once() {
+    let netlink = sandbox();
+    let (veth, _) = wire(&netlink);
+    for text in ["10.1.2.3/24", "fd00::1/64"] {
+        let addr = NewAddr::new(net(text));
+        netlink.add_addr(veth.index, &addr).unwrap();
+        let error = netlink.add_addr(veth.index, &addr).unwrap_err();
+        assert!(error.is_exists());
+        // New kernels put a sentence in between.
+        let (error, start) = (error.to_string(), format!(r#"add address {text} to "veth": "#));
+        assert!(error.starts_with(&start) && error.ends_with(": file exists"), "{error}");
+    }
+}
+
+#[test]
+fn without_detection_an_address_is_usable_at_once() {
+    let netlink = sandbox();
+    let (veth, _) = wire(&netlink);
+    netlink.add_addr(veth.index, &NewAddr::new(net("fd00::1/64")).dad(Dad::Off)).unwrap();
+    netlink.add_addr(veth.index, &NewAddr::new(net("fd00::2/64"))).unwrap();
+    let addrs = netlink.dump_addrs(veth.index).unwrap();
+    let tentative =
+        |text: &str| addrs.iter().find(|addr| addr.net == net(text)).unwrap().is_tentative();
+    assert!(!tentative("fd00::1/64"));
+    assert!(tentative("fd00::2/64"));
+}
+
+#[test]
+fn only_the_link_asked_for_is_listed() {
+    let netlink = sandbox();
+    let (veth, peer) = wire(&netlink);
+    netlink.add_addr(veth.index, &NewAddr::new(net("10.1.0.1/24"))).unwrap();
+    netlink.add_addr(peer.index, &NewAddr::new(net("10.2.0.1/24"))).unwrap();
+    let addrs = netlink.dump_addrs(peer.index).unwrap();
+    assert!(addrs.iter().all(|addr| addr.index == peer.index));
+    assert!(addrs.iter().any(|addr| addr.net == net("10.2.0.1/24")));
+}
+
+#[test]
+fn the_kernel_does_the_filtering() {
+    let netlink = sandbox();
+    let (veth, peer) = wire(&netlink);
+    for (index, text) in [(veth.index, "10.1.0.1/24"), (peer.index, "10.2.0.1/24")] {
+        netlink.add_addr(index, &NewAddr::new(net(text))).unwrap();
+    }
+    let count = |index| {
+        let mut message = AddressMessage::default();
+        message.header.family = AddressFamily::Inet;
+        message.header.index = index;
+        netlink.dump(&RouteNetlinkMessage::GetAddress(message)).unwrap().len()
+    };
+    assert_eq!((count(0), count(veth.index)), (2, 1));
+}

@@ -1,0 +1,115 @@
+//! Waiting for the kernel.
+
+use std::cell::Cell;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::{net, sandbox, veths, wire};
+use crate::netlink::{
+    Addr, Dad, Error, Link, LinkChange, Netlink, NewAddr, OperState, Switch, Waited,
+};
+use crate::netns::Netns;
+use crate::sysctl;
+
+const LONG: Duration = Duration::from_secs(10);
+
+#[test]
+fn an_event_ends_the_wait() {
+    let netlink = sandbox();
+    let (veth, peer) = veths(&netlink);
+    netlink.set_link(veth.index, LinkChange::new().up()).unwrap();
+    let here = Netns::current().unwrap();
+    let (waited, took) = thread::scope(|scope| {
+        let changing = scope.spawn(|| {
+            thread::sleep(Duration::from_millis(30));
+            let other = Netlink::open_in(&here).unwrap();
+            let now = Instant::now();
+            other.set_link(peer.index, LinkChange::new().up()).unwrap();
+            now
+        });
+        let up = |link: &Link| link.oper_state == OperState::Up;
+        let waited = netlink.wait_link(veth.index, LONG, up).unwrap();
+        (waited, changing.join().unwrap().elapsed())
+    });
+    assert!(matches!(waited, Waited::Reached(link) if link.name == "veth"));
+    assert!(took < Duration::from_millis(100), "{took:?}");
+}
+
+#[test]
+fn a_wait_that_is_over_takes_no_time_and_a_vain_one_ends() {
+    let netlink = sandbox();
+    let started = Instant::now();
+    let over = netlink.wait_link(1, LONG, |link| link.name == "lo").unwrap();
+    assert!(matches!(over, Waited::Reached(_)));
+    let vain = netlink.wait_link(1, Duration::from_millis(50), |link| link.up).unwrap();
+    assert!(matches!(vain, Waited::TimedOut(link) if link.name == "lo"));
+    assert!(started.elapsed() < Duration::from_secs(1));
+    assert!(netlink.wait_link(99, LONG, |_| true).unwrap_err().is_not_found());
+}
+
+#[test]
+fn lost_events_are_made_good() {
+    let netlink = sandbox();
+    let (veth, peer) = wire(&netlink);
+    let other = Netlink::open().unwrap();
+    // The second look is the first one with events; it has more of them sent than the socket
+    // holds, so that the one that matters is lost.
+    let looks = Cell::new(0);
+    let look = |link: &Link| {
+        looks.set(looks.get() + 1);
+        if looks.get() == 2 {
+            for switch in [Switch::On, Switch::Off].iter().cycle().take(2000) {
+                other.set_link(peer.index, LinkChange::new().allmulti(*switch)).unwrap();
+            }
+            other.set_link(veth.index, LinkChange::new().mtu(1234)).unwrap();
+        }
+        link.mtu == 1234
+    };
+    let waited = netlink.wait_link(veth.index, LONG, look).unwrap();
+    assert!(matches!(waited, Waited::Reached(_)));
+    assert_eq!(netlink.require_link("lo").unwrap().index, 1);
+}
+
+#[test]
+fn settling_waits_for_detection_to_end() {
+    let netlink = sandbox();
+    let (veth, _) = wire(&netlink);
+    netlink.add_addr(veth.index, &NewAddr::new(net("fd00::1/64"))).unwrap();
+    let tentative = || netlink.dump_addrs(veth.index).unwrap().iter().any(Addr::is_tentative);
+    assert!(tentative());
+    let started = Instant::now();
+    netlink.settle_addrs(veth.index, LONG).unwrap();
+    assert!(!tentative());
+    let took = started.elapsed();
+    assert!(took > Duration::from_millis(100) && took < Duration::from_secs(5), "{took:?}");
+}
+
+#[test]
+fn settling_has_an_end() {
+    let netlink = sandbox();
+    let (veth, peer) = wire(&netlink);
+    netlink.add_addr(veth.index, &NewAddr::new(net("fd00::1/64"))).unwrap();
+    let error = netlink.settle_addrs(veth.index, Duration::from_millis(20)).unwrap_err();
+    let text = "link veth still has tentative addresses after 0 seconds";
+    assert_eq!(error.to_string(), text);
+    // Without carrier detection cannot end, and that is not the link's fault.
+    netlink.set_link(peer.index, LinkChange::new().down()).unwrap();
+    netlink.add_addr(veth.index, &NewAddr::new(net("fd00::2/64"))).unwrap();
+    netlink.settle_addrs(veth.index, Duration::from_millis(20)).unwrap();
+}
+
+#[test]
+fn a_duplicate_address_is_an_error() {
+    let netlink = sandbox();
+    // The link-local addresses of both ends would only take time.
+    for name in ["default", "all"] {
+        sysctl::write(&format!("net/ipv6/conf/{name}/addr_gen_mode"), "1").unwrap();
+    }
+    let (veth, peer) = wire(&netlink);
+    let addr = NewAddr::new(net("fd00::1/64"));
+    netlink.add_addr(peer.index, &addr.dad(Dad::Off)).unwrap();
+    netlink.add_addr(veth.index, &addr).unwrap();
+    let error = netlink.settle_addrs(veth.index, LONG).unwrap_err();
+    assert!(matches!(error, Error::DadFailed { .. }));
+    assert_eq!(error.to_string(), "link veth has address fd00::1 in DADFAILED state");
+}

@@ -1,0 +1,190 @@
+//! Links: creating, reading, changing, deleting.
+
+use std::os::fd::AsFd;
+
+use nix::errno::Errno;
+
+use super::{bridge, sandbox, veths};
+use crate::netlink::{
+    BridgePort, Link, LinkChange, LinkKind, Mac, MacvlanMode, Netlink, NewLink, OperState, Switch,
+    VethPeer,
+};
+use crate::netns::Netns;
+
+#[test]
+fn a_veth_is_made_with_everything_in_one_message() {
+    let host = sandbox();
+    let bridge = bridge(&host, "br0");
+    let container = Netns::fresh().unwrap();
+    let inside = Netlink::open_in(&container).unwrap();
+    let (mac, peer_mac) = (Mac([2, 0, 0, 0, 0, 1]), Mac([2, 0, 0, 0, 0, 2]));
+    let peer = VethPeer::new("eth0").netns(container.as_fd()).mac(peer_mac).mtu(1400);
+    let veth = NewLink::new("veth0", LinkKind::Veth { peer })
+        .mtu(1400)
+        .mac(mac)
+        .master(bridge.index)
+        .promisc()
+        .up();
+    host.add_link(&veth).unwrap();
+
+    let outer = host.require_link("veth0").unwrap();
+    assert_eq!((outer.mac, outer.mtu, outer.up), (Some(mac), 1400, true));
+    assert_eq!((outer.kind.as_deref(), outer.master), (Some("veth"), Some(bridge.index)));
+    assert!(outer.promiscuity > 0);
+    assert!(outer.link_netnsid.is_some());
+    let inner = inside.require_link("eth0").unwrap();
+    assert_eq!((inner.mac, inner.mtu, inner.up), (Some(peer_mac), 1400, false));
+    assert_eq!((inner.link, outer.link), (Some(outer.index), Some(inner.index)));
+    assert_ne!(outer.oper_state, OperState::Up);
+}
+
+#[test]
+fn a_link_is_created_in_another_namespace() {
+    let host = sandbox();
+    let container = Netns::fresh().unwrap();
+    let (lower, _) = veths(&host);
+    let kind = LinkKind::Macvlan { link: lower.index, mode: MacvlanMode::Bridge };
+    host.add_link(&NewLink::new("mac0", kind).netns(container.as_fd())).unwrap();
+    assert!(host.link("mac0").unwrap().is_none());
+    let link = Netlink::open_in(&container).unwrap().require_link("mac0").unwrap();
+    assert_eq!((link.kind.as_deref(), link.link), (Some("macvlan"), Some(lower.index)));
+}
+
+#[test]
+fn every_link_a_kernel_makes_is_read() {
+    let netlink = sandbox();
+    let (veth, _) = veths(&netlink);
+    bridge(&netlink, "br0");
+    netlink.add_link(&NewLink::new("ifb9", LinkKind::Ifb)).unwrap();
+    let kind = LinkKind::Macvlan { link: veth.index, mode: MacvlanMode::Private };
+    netlink.add_link(&NewLink::new("mac0", kind)).unwrap();
+    let mut links = netlink.dump_links().unwrap();
+    links.sort_by(|a, b| a.name.cmp(&b.name));
+    let named = |link: &Link| format!("{} {}", link.name, link.kind.as_deref().unwrap_or("-"));
+    let named: Vec<String> = links.iter().map(named).collect();
+    assert_eq!(named, ["br0 bridge", "ifb9 ifb", "lo -", "mac0 macvlan", "peer veth", "veth veth"]);
+    for link in links {
+        assert_eq!(netlink.require_link(&link.name).unwrap(), link);
+        assert_eq!(netlink.require_link_by_index(link.index).unwrap(), link);
+    }
+}
+
+#[test]
+fn lo_is_what_it_always_is() {
+    let lo = sandbox().require_link("lo").unwrap();
+    assert!(lo.loopback && !lo.up);
+    assert_eq!((lo.index, lo.mtu, lo.mac), (1, 65536, Some(Mac([0; 6]))));
+    assert_eq!((lo.kind, lo.master, lo.link, lo.port), (None, None, None, None));
+}
+
+#[test]
+fn a_missing_link_is_none() {
+    let netlink = sandbox();
+    assert_eq!(netlink.link("eth9"), Ok(None));
+    assert_eq!(netlink.link_by_index(99), Ok(None));
+    assert_eq!(netlink.link("a-name-of-more-than-fifteen-bytes"), Ok(None));
+    let error = netlink.require_link("eth9").unwrap_err();
+    assert_eq!(error.to_string(), r#"link "eth9" not found"#);
+    assert!(error.is_not_found());
+}
+
+#[test]
+fn settings_of_a_bridge_port_take_effect() {
+    let netlink = sandbox();
+    let bridge = bridge(&netlink, "br0");
+    let (veth, _) = veths(&netlink);
+    let port = |netlink: &Netlink| netlink.require_link("veth").unwrap().port;
+    assert_eq!(port(&netlink), None);
+    let change =
+        LinkChange::new().up().master(bridge.index).hairpin(Switch::On).isolated(Switch::On);
+    netlink.set_link(veth.index, change).unwrap();
+    assert_eq!(port(&netlink), Some(BridgePort { hairpin: true, isolated: true }));
+    assert!(netlink.require_link("veth").unwrap().up);
+    netlink.set_link(veth.index, LinkChange::new().hairpin(Switch::Off)).unwrap();
+    assert_eq!(port(&netlink), Some(BridgePort { hairpin: false, isolated: true }));
+    netlink.set_link(veth.index, LinkChange::new().no_master()).unwrap();
+    assert_eq!(port(&netlink), None);
+}
+
+#[test]
+fn one_change_changes_everything() {
+    let netlink = sandbox();
+    let (veth, _) = veths(&netlink);
+    let mac = Mac([2, 0, 0, 0, 0, 9]);
+    let change = LinkChange::new()
+        .name("eth0")
+        .mtu(1300)
+        .mac(mac)
+        .txqlen(77)
+        .promisc(Switch::On)
+        .allmulti(Switch::On)
+        .up();
+    netlink.set_link(veth.index, change).unwrap();
+    let link = netlink.require_link("eth0").unwrap();
+    assert_eq!((link.mtu, link.mac, link.txqlen), (1300, Some(mac), 77));
+    assert!(link.up && link.allmulti && link.promiscuity == 1);
+    let change = LinkChange::new().promisc(Switch::Off).allmulti(Switch::Off).down();
+    netlink.set_link(veth.index, change).unwrap();
+    let link = netlink.require_link("eth0").unwrap();
+    assert!(!link.up && !link.allmulti && link.promiscuity == 0);
+}
+
+#[test]
+fn a_link_moves_to_another_namespace() {
+    let netlink = sandbox();
+    let other = Netns::fresh().unwrap();
+    let (veth, _) = veths(&netlink);
+    netlink.set_link(veth.index, LinkChange::new().netns(other.as_fd()).name("eth0")).unwrap();
+    assert_eq!(netlink.link("veth"), Ok(None));
+    assert!(Netlink::open_in(&other).unwrap().link("eth0").unwrap().is_some());
+}
+
+#[test]
+fn a_link_is_deleted_once() {
+    let netlink = sandbox();
+    veths(&netlink);
+    assert_eq!(netlink.del_link("veth"), Ok(true));
+    assert_eq!(netlink.del_link("veth"), Ok(false));
+    assert_eq!(netlink.link("peer"), Ok(None));
+    let bridge = bridge(&netlink, "br0");
+    assert_eq!(netlink.del_link_by_index(bridge.index), Ok(true));
+    assert_eq!(netlink.del_link_by_index(bridge.index), Ok(false));
+}
+
+#[test]
+fn a_taken_name_is_refused() {
+    let netlink = sandbox();
+    bridge(&netlink, "br0");
+    let kind = LinkKind::Bridge { vlan_filtering: None };
+    let error = netlink.add_link(&NewLink::new("br0", kind)).unwrap_err();
+    assert!(error.is_exists());
+    assert_eq!(error.to_string(), r#"add link "br0" (bridge): file exists"#);
+}
+
+#[test]
+fn a_missing_driver_is_named() {
+    let netlink = sandbox();
+    let (veth, _) = veths(&netlink);
+    let kind = LinkKind::Vlan { link: veth.index, id: 7 };
+    match netlink.add_link(&NewLink::new("veth.7", kind)) {
+        // A kernel with the driver.
+        Ok(()) => assert_eq!(netlink.require_link("veth.7").unwrap().link, Some(veth.index)),
+        Err(error) => {
+            assert_eq!(error.errno(), Some(Errno::EOPNOTSUPP));
+            let top = crate::error::Error::from(error);
+            assert_eq!(top.details(), r#"load the kernel module "8021q" on the node"#);
+        }
+    }
+}
+
+#[test]
+fn errors_of_a_change_name_the_link() {
+    let netlink = sandbox();
+    let (veth, _) = veths(&netlink);
+    let error = netlink.set_link(veth.index, LinkChange::new().mtu(1)).unwrap_err();
+    let text = r#"change "veth": mtu less than device minimum: invalid argument"#;
+    assert_eq!(error.to_string(), text);
+    let error = netlink.set_link(99, LinkChange::new().up()).unwrap_err();
+    assert!(error.is_not_found());
+    assert_eq!(error.to_string(), "change link 99: no such device");
+}

@@ -1,0 +1,91 @@
+//! The facade against the real kernel, each test in a namespace of its own.
+
+mod addrs;
+mod events;
+mod links;
+mod routes;
+
+use ipnet::IpNet;
+
+use super::{Link, LinkChange, LinkKind, Netlink, NewLink, VethPeer};
+use crate::netns::{Netns, isolate};
+
+/// A socket in a private namespace, which the calling thread enters.
+fn sandbox() -> Netlink {
+    isolate();
+    Netlink::open().unwrap()
+}
+
+fn bridge(netlink: &Netlink, name: &str) -> Link {
+    let kind = LinkKind::Bridge { vlan_filtering: None };
+    netlink.add_link(&NewLink::new(name, kind).up()).unwrap();
+    netlink.require_link(name).unwrap()
+}
+
+/// A pair of veths in the namespace of `netlink`, both down.
+fn veths(netlink: &Netlink) -> (Link, Link) {
+    let kind = LinkKind::Veth { peer: VethPeer::new("peer") };
+    netlink.add_link(&NewLink::new("veth", kind)).unwrap();
+    (netlink.require_link("veth").unwrap(), netlink.require_link("peer").unwrap())
+}
+
+/// The same, both up.
+fn wire(netlink: &Netlink) -> (Link, Link) {
+    let (one, two) = veths(netlink);
+    netlink.set_link(one.index, LinkChange::new().up()).unwrap();
+    netlink.set_link(two.index, LinkChange::new().up()).unwrap();
+    (one, two)
+}
+
+fn net(text: &str) -> IpNet {
+    text.parse().unwrap()
+}
+
+#[test]
+fn a_thousand_requests_on_one_socket() {
+    let netlink = sandbox();
+    for _ in 0..1000 {
+        assert_eq!(netlink.require_link("lo").unwrap().index, 1);
+    }
+}
+
+#[test]
+fn sockets_of_two_namespaces_work_in_turns() {
+    let here = sandbox();
+    let other = Netns::fresh().unwrap();
+    let there = Netlink::open_in(&other).unwrap();
+    bridge(&there, "br0");
+    for _ in 0..10 {
+        assert!(here.link("br0").unwrap().is_none());
+        assert!(there.link("br0").unwrap().is_some());
+    }
+}
+
+#[test]
+fn a_dropped_socket_lets_the_namespace_go() {
+    let here = sandbox();
+    let other = Netns::fresh().unwrap();
+    let there = Netlink::open_in(&other).unwrap();
+    let kind =
+        LinkKind::Veth { peer: VethPeer::new("inside").netns(std::os::fd::AsFd::as_fd(&other)) };
+    here.add_link(&NewLink::new("outside", kind)).unwrap();
+    there.require_link("inside").unwrap();
+    let index = here.require_link("outside").unwrap().index;
+    drop((there, other));
+    // The kernel deletes the veth with the namespace, a moment after the last reference.
+    let limit = std::time::Duration::from_secs(5);
+    let gone = here.wait_link(index, limit, |_| false).unwrap_err();
+    assert!(gone.is_not_found(), "{gone}");
+}
+
+#[test]
+fn a_socket_stays_with_its_thread() {
+    let opener = {
+        isolate();
+        super::Opener::here().unwrap()
+    };
+    let socket = opener.open().unwrap();
+    let error = std::thread::spawn(move || Netlink::from_socket(socket).unwrap_err());
+    let text = error.join().unwrap().to_string();
+    assert_eq!(text, "open netlink socket: cross-device link");
+}

@@ -1,0 +1,244 @@
+//! Network namespaces: opening them, and running code in them.
+//!
+//! This is the only place that calls setns(2) or unshare(2). The calling thread never moves:
+//! [`Netns::run`] starts a scratch thread, moves that one, and lets it die. So nothing has to be
+//! undone when the code in the namespace fails or panics.
+
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::fs::MetadataExt;
+use std::panic;
+use std::path::{Path, PathBuf};
+use std::thread;
+
+use nix::errno::Errno;
+use nix::sched::{CloneFlags, setns, unshare};
+use nix::sys::statfs::{NSFS_MAGIC, PROC_SUPER_MAGIC, statfs};
+
+/// The namespace of the calling thread; `/proc/self/ns/net` would be the main thread's.
+const CURRENT: &str = "/proc/thread-self/ns/net";
+
+/// Enough for a dozen netlink requests; the default of 2 MiB is only address space, but touching
+/// less of it keeps the process small.
+const STACK_SIZE: usize = 256 * 1024;
+
+/// Why a namespace could not be opened or entered.
+#[derive(Debug)]
+pub enum Error {
+    /// Nothing is at the path: the container is gone.
+    NotExist(PathBuf),
+    /// Something else is at the path, for example the plain file that a reboot leaves of a bind
+    /// mount. Holds the magic number of its file system.
+    NotNamespace(PathBuf, i64),
+    /// The system call named first failed on the path.
+    Io(&'static str, PathBuf, io::Error),
+}
+
+impl Error {
+    /// Whether there is no namespace any more, which is success for a DEL.
+    pub fn is_gone(&self) -> bool {
+        matches!(self, Error::NotExist(_) | Error::NotNamespace(..))
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::NotExist(path) => {
+                write!(
+                    f,
+                    "failed to Statfs {}: {}",
+                    quoted(path),
+                    crate::error::errno_text(Errno::ENOENT)
+                )
+            }
+            Error::NotNamespace(path, magic) => {
+                write!(f, "unknown FS magic on {}: {magic:x}", quoted(path))
+            }
+            Error::Io(call, path, cause) => {
+                write!(f, "{call} {}: {}", quoted(path), crate::error::io_text(cause))
+            }
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+impl From<Error> for crate::error::Error {
+    fn from(error: Error) -> Self {
+        crate::error::Error::internal(error.to_string())
+    }
+}
+
+/// An open network namespace; it lives at least as long as this value.
+#[derive(Debug)]
+pub struct Netns {
+    file: File,
+    path: PathBuf,
+}
+
+impl Netns {
+    /// Opens the namespace at `path`.
+    pub fn open(path: impl Into<PathBuf>) -> Result<Netns, Error> {
+        let path = path.into();
+        check_magic(&path)?;
+        match File::open(&path) {
+            Ok(file) => Ok(Netns { file, path }),
+            Err(cause) if cause.kind() == io::ErrorKind::NotFound => Err(Error::NotExist(path)),
+            Err(cause) => Err(Error::Io("open", path, cause)),
+        }
+    }
+
+    /// Opens the namespace of the calling thread.
+    pub fn current() -> Result<Netns, Error> {
+        Netns::open(CURRENT)
+    }
+
+    /// Creates a namespace that nothing but this value keeps alive. Other processes reach it by
+    /// its [`path`](Netns::path) while this one runs.
+    pub fn fresh() -> Result<Netns, Error> {
+        let file = on_scratch_thread(|| {
+            unshare(CloneFlags::CLONE_NEWNET).map_err(|e| entering("unshare", CURRENT, e))?;
+            File::open(CURRENT).map_err(|e| Error::Io("open", CURRENT.into(), e))
+        })??;
+        let path = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
+        Ok(Netns { file, path: path.into() })
+    }
+
+    /// The path as it was passed to [`Netns::open`]; results show it as `sandbox`.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether both are the same namespace, whatever their paths.
+    pub fn same_as(&self, other: &Netns) -> Result<bool, Error> {
+        Ok(self.identity()? == other.identity()?)
+    }
+
+    /// Runs `f` in this namespace, on a thread of its own. A panic of `f` goes on in the caller.
+    pub fn run<T: Send>(&self, f: impl FnOnce() -> T + Send) -> Result<T, Error> {
+        on_scratch_thread(|| {
+            setns(&self.file, CloneFlags::CLONE_NEWNET)
+                .map_err(|e| entering("enter network namespace", &self.path, e))?;
+            Ok(f())
+        })?
+    }
+
+    fn identity(&self) -> Result<(u64, u64), Error> {
+        let meta = self.file.metadata().map_err(|e| Error::Io("stat", self.path.clone(), e))?;
+        Ok((meta.dev(), meta.ino()))
+    }
+}
+
+impl AsFd for Netns {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+/// Refuses everything that is not on a file system namespaces live on, before opening it: opening
+/// a pipe or a device could block or have effects.
+fn check_magic(path: &Path) -> Result<(), Error> {
+    let magic = match statfs(path) {
+        Ok(stat) => stat.filesystem_type(),
+        Err(Errno::ENOENT) => return Err(Error::NotExist(path.into())),
+        Err(errno) => return Err(entering("failed to Statfs", path, errno)),
+    };
+    if magic == NSFS_MAGIC || magic == PROC_SUPER_MAGIC {
+        return Ok(());
+    }
+    Err(Error::NotNamespace(path.into(), magic.0))
+}
+
+fn entering(call: &'static str, path: impl Into<PathBuf>, errno: Errno) -> Error {
+    Error::Io(call, path.into(), errno.into())
+}
+
+fn on_scratch_thread<T: Send>(f: impl FnOnce() -> T + Send) -> Result<T, Error> {
+    thread::scope(|scope| {
+        let thread = thread::Builder::new()
+            .stack_size(STACK_SIZE)
+            .spawn_scoped(scope, f)
+            .map_err(|e| Error::Io("start a thread for", CURRENT.into(), e))?;
+        Ok(thread.join().unwrap_or_else(|panic| panic::resume_unwind(panic)))
+    })
+}
+
+/// The path in double quotes, as the reference plugins show it.
+fn quoted(path: &Path) -> String {
+    format!("{:?}", path.to_string_lossy())
+}
+
+/// Puts the calling test in a private, empty network namespace: tests run on threads of their
+/// own, so they neither see each other nor leave anything behind.
+///
+/// # Panics
+///
+/// Without the right to do so.
+#[cfg(test)]
+pub fn isolate() {
+    unshare(CloneFlags::CLONE_NEWNET).expect("run as root or under unshare -rn");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_path_is_gone() {
+        let error = Netns::open("/var/run/netns/no-such").unwrap_err();
+        assert!(error.is_gone());
+        assert_eq!(
+            error.to_string(),
+            r#"failed to Statfs "/var/run/netns/no-such": no such file or directory"#
+        );
+    }
+
+    #[test]
+    fn a_plain_file_is_gone_too() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let error = Netns::open(file.path()).unwrap_err();
+        assert!(error.is_gone());
+        assert!(error.to_string().starts_with("unknown FS magic on \"/"), "{error}");
+    }
+
+    #[test]
+    fn a_file_of_procfs_that_is_no_namespace_cannot_be_entered() {
+        let ns = Netns::open("/proc/self/status").unwrap();
+        let error = ns.run(|| ()).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            r#"enter network namespace "/proc/self/status": invalid argument"#
+        );
+    }
+
+    #[test]
+    fn run_moves_only_the_scratch_thread() {
+        isolate();
+        let home = Netns::current().unwrap();
+        let other = Netns::fresh().unwrap();
+        assert!(!home.same_as(&other).unwrap());
+        let inside = other.run(|| Netns::current().unwrap().same_as(&other).unwrap()).unwrap();
+        assert!(inside);
+        assert!(Netns::current().unwrap().same_as(&home).unwrap());
+    }
+
+    #[test]
+    fn a_fresh_namespace_is_reached_by_its_path() {
+        isolate();
+        let fresh = Netns::fresh().unwrap();
+        assert!(Netns::open(fresh.path()).unwrap().same_as(&fresh).unwrap());
+    }
+
+    #[test]
+    fn a_panic_in_the_namespace_reaches_the_caller() {
+        isolate();
+        let ns = Netns::fresh().unwrap();
+        let caught = panic::catch_unwind(panic::AssertUnwindSafe(|| {
+            ns.run(|| -> () { panic::panic_any("inside") })
+        }));
+        assert_eq!(caught.unwrap_err().downcast_ref::<&str>(), Some(&"inside"));
+    }
+}

@@ -1,0 +1,107 @@
+//! Kernel parameters below `/proc/sys`; the only place that names that folder.
+//!
+//! Keys are written with slashes, `net/ipv4/conf/eth0.100/arp_notify`, because the names of
+//! interfaces contain dots. Everything below `net/` belongs to the network namespace of the
+//! *calling thread*: call these inside [`Netns::run`](crate::netns::Netns::run).
+
+use std::fs;
+use std::io;
+use std::path::PathBuf;
+
+use crate::error::{Error, Result, io_text};
+
+/// The value of `key`, without the newline at its end.
+pub fn read(key: &str) -> Result<String> {
+    let text = path(key).and_then(fs::read_to_string);
+    match text {
+        Ok(mut value) => {
+            value.truncate(value.trim_end_matches('\n').len());
+            Ok(value)
+        }
+        Err(e) => Err(Error::internal(format!("read sysctl {key}: {}", io_text(&e)))),
+    }
+}
+
+/// Sets `key` to `value`.
+pub fn write(key: &str, value: &str) -> Result<()> {
+    path(key)
+        .and_then(|file| fs::write(file, value))
+        .map_err(|e| Error::internal(format!("write sysctl {key}={value}: {}", io_text(&e))))
+}
+
+/// Sets `key` to `value` unless it has that value; tells whether it wrote. A value that is right
+/// is left alone because `/proc/sys` may be mounted read-only and because writing some keys
+/// (`forwarding`) has effects even when nothing changes.
+pub fn ensure(key: &str, value: &str) -> Result<bool> {
+    if read(key)? == value {
+        return Ok(false);
+    }
+    write(key, value).map(|()| true)
+}
+
+/// An identifier that changes with every boot: state written under another one is stale.
+pub fn boot_id() -> Result<String> {
+    read("kernel/random/boot_id")
+}
+
+/// The file of `key`. A segment `..` or an absolute key would leave `/proc/sys`: names of
+/// interfaces come from outside.
+fn path(key: &str) -> io::Result<PathBuf> {
+    let sound = |segment: &str| !matches!(segment, "" | "." | "..");
+    if key.split('/').all(sound) {
+        return Ok(PathBuf::from("/proc/sys").join(key));
+    }
+    Err(io::Error::new(io::ErrorKind::InvalidInput, "invalid key"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::netns::{Netns, isolate};
+
+    #[test]
+    fn keys_cannot_leave_the_folder() {
+        for key in ["../etc/passwd", "net/../../etc/passwd", "/etc/passwd", "", "net//x", "net/."] {
+            let text = read(key).unwrap_err().to_string();
+            assert_eq!(text, format!("read sysctl {key}: invalid key"));
+        }
+    }
+
+    #[test]
+    fn names_of_interfaces_may_contain_dots() {
+        assert_eq!(
+            path("net/ipv4/conf/a..b.1/x").unwrap().to_str().unwrap(),
+            "/proc/sys/net/ipv4/conf/a..b.1/x"
+        );
+    }
+
+    #[test]
+    fn a_value_is_written_only_when_it_differs() {
+        isolate();
+        assert!(ensure("net/ipv4/conf/lo/arp_notify", "1").unwrap());
+        assert!(!ensure("net/ipv4/conf/lo/arp_notify", "1").unwrap());
+        assert_eq!(read("net/ipv4/conf/lo/arp_notify").unwrap(), "1");
+    }
+
+    #[test]
+    fn values_belong_to_the_namespace_of_the_thread() {
+        isolate();
+        let other = Netns::fresh().unwrap();
+        other.run(|| write("net/ipv4/conf/lo/arp_notify", "1")).unwrap().unwrap();
+        assert_eq!(read("net/ipv4/conf/lo/arp_notify").unwrap(), "0");
+    }
+
+    #[test]
+    fn errors_name_key_value_and_cause() {
+        let error = write("net/ipv4/no_such_key", "1").unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "write sysctl net/ipv4/no_such_key=1: no such file or directory"
+        );
+    }
+
+    #[test]
+    fn the_boot_id_is_a_uuid() {
+        assert_eq!(boot_id().unwrap().len(), 36);
+    }
+}
