@@ -1,0 +1,2 @@
+//! The plugins, one file or folder each.
+pub mod host_local;
