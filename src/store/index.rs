@@ -134,8 +134,9 @@ impl Index {
             Some(ifname) => format!("{id}\0{ifname}"),
             None => id.to_owned(),
         };
-        let digest = Sha512::digest(owner.as_bytes());
-        self.dir.join(digest[..16].iter().map(|byte| format!("{byte:02x}")).collect::<String>())
+        let mut head = [0; 16];
+        head.copy_from_slice(&Sha512::digest(owner.as_bytes())[..16]);
+        self.dir.join(format!("{:032x}", u128::from_be_bytes(head)))
     }
 }
 

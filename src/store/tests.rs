@@ -63,9 +63,9 @@ impl Scene {
     }
 
     fn owned(&self, owner: &Owner) -> Vec<IpAddr> {
-        let mut owned = self.open().owned_by(owner).unwrap();
-        owned.sort();
-        owned
+        let mut ips = self.open().owned_by(owner).unwrap();
+        ips.sort();
+        ips
     }
 }
 
@@ -205,10 +205,11 @@ fn debris_is_reclaimed_and_nothing_else() {
 
 #[test]
 fn a_damaged_index_is_found_out() {
+    type Damage<'a> = &'a dyn Fn(&Scene);
     let scene = Scene::new();
     let entry =
         |scene: &Scene| fs::read_dir(scene.index_dir()).unwrap().next().unwrap().unwrap().path();
-    let damages: [(&str, &dyn Fn(&Scene)); 8] = [
+    let damages: [(&str, Damage<'_>); 8] = [
         ("all gone", &|s| fs::remove_dir_all(s.path(".cnibox")).unwrap()),
         ("this boot's gone", &|s| fs::remove_dir_all(s.index_dir()).unwrap()),
         ("half built", &|s| {

@@ -285,7 +285,8 @@ mod tests {
             let message = "failed to allocate for range 0: no IP addresses available in range set";
             let want = format!("{message}: {printed}");
             assert_eq!(node.add("cx", &[ranges], ""), Err(want));
-            fs::write(node.dir().join("net/10.0.0.2"), "").unwrap();
+            let lease = node.dir().join("net/10.0.0.2");
+            fs::remove_file(&lease).and_then(|()| fs::write(&lease, "")).unwrap();
             assert!(!exhausted(), "a crash's debris can be had");
             assert_eq!(node.add("cx", &[ranges], "").map(drop), Ok(()));
         }
