@@ -1,0 +1,109 @@
+//! One lease: who holds an address, and how that is written in its file.
+
+use std::net::IpAddr;
+
+/// Who may hold addresses: an interface of a container.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Owner {
+    id: String,
+    ifname: String,
+}
+
+/// An address that is taken, as its file tells it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lease {
+    /// The address: the file's name.
+    pub ip: IpAddr,
+    /// The container.
+    pub id: String,
+    /// The interface; files of releases up to 0.7.5 name only the container.
+    pub ifname: Option<String>,
+}
+
+impl Owner {
+    /// White space around the container id does not belong to it.
+    pub fn new(id: &str, ifname: &str) -> Owner {
+        Owner { id: id.trim().to_owned(), ifname: ifname.to_owned() }
+    }
+
+    /// The container's id.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// The interface inside the container.
+    pub fn ifname(&self) -> &str {
+        &self.ifname
+    }
+
+    /// The lease of `ip` by this owner.
+    pub(super) fn lease(&self, ip: IpAddr) -> Lease {
+        Lease { ip, id: self.id.clone(), ifname: Some(self.ifname.clone()) }
+    }
+}
+
+impl Lease {
+    /// What the lease's file holds.
+    pub(super) fn text(&self) -> String {
+        match &self.ifname {
+            Some(ifname) => format!("{}\r\n{ifname}", self.id),
+            None => self.id.clone(),
+        }
+    }
+
+    /// Reads a lease's file; `None` if no container can have written that: nothing, a hole that a
+    /// power cut left, or something that does not begin with a container id.
+    pub(super) fn parse(ip: IpAddr, content: &[u8]) -> Option<Lease> {
+        let text = std::str::from_utf8(content).ok()?.trim();
+        if text.contains('\0') {
+            return None;
+        }
+        let (id, ifname) = match text.split_once("\r\n") {
+            Some((id, ifname)) => (id, Some(ifname.trim().to_owned())),
+            // Line ends of an editor: better taken for an old lease than for debris.
+            None => (text.split(['\r', '\n']).next()?, None),
+        };
+        let id = id.trim();
+        is_container_id(id).then(|| Lease { ip, id: id.to_owned(), ifname })
+    }
+}
+
+/// The specification's `[a-zA-Z0-9][a-zA-Z0-9_.-]*`.
+fn is_container_id(id: &str) -> bool {
+    id.starts_with(|c: char| c.is_ascii_alphanumeric())
+        && id.chars().all(|c| c.is_ascii_alphanumeric() || "_.-".contains(c))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_forms_and_debris() {
+        let ip: IpAddr = "10.1.2.3".parse().unwrap();
+        let parse = |content: &[u8]| Lease::parse(ip, content).map(|l| (l.id, l.ifname));
+        let new = Some(("c1".to_owned(), Some("eth0".to_owned())));
+        let old = Some(("c1".to_owned(), None));
+        assert_eq!(parse(b"c1\r\neth0"), new);
+        assert_eq!(parse(b" c1\r\neth0\n"), new);
+        assert_eq!(parse(b"c1"), old);
+        assert_eq!(parse(b"c1\r\n"), old, "cut off after the id: could be an old lease");
+        assert_eq!(parse(b"c1\neth0"), old);
+        let debris: [&[u8]; 7] =
+            [b"", b"  \r\n", b"\0\0\0\0", b"c1\r\n\0\0\0", b"_c1\r\neth0", b"c 1", b"\xff\xfe"];
+        for content in debris {
+            assert_eq!(parse(content), None, "{content:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read_back() {
+        let ip: IpAddr = "2001:db8::1".parse().unwrap();
+        let owner = Owner::new(" c1 \n", "eth0");
+        for ifname in [Some("eth0".to_owned()), None] {
+            let lease = Lease { ip, id: "c1".to_owned(), ifname };
+            assert_eq!(Lease::parse(ip, lease.text().as_bytes()), Some(lease));
+        }
+        assert_eq!(owner.lease(ip).text(), "c1\r\neth0");
+    }
+}

@@ -1,0 +1,71 @@
+//! Everything kept on disk: the lock, atomic writes, the IPAM leases and the index beside them.
+
+pub mod atomic;
+mod index;
+mod lease;
+mod leases;
+pub mod lock;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::error;
+
+pub use lease::{Lease, Owner};
+pub use leases::{LeaseStore, Listing};
+
+/// A file operation that failed, with its errno.
+#[derive(Debug)]
+pub struct Error {
+    /// What was attempted: `open lock`.
+    pub op: &'static str,
+    /// On which file.
+    pub path: PathBuf,
+    /// Why it failed.
+    pub source: io::Error,
+}
+
+/// A `Result` whose error is [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+impl Error {
+    fn new(op: &'static str, path: &Path, source: impl Into<io::Error>) -> Error {
+        Error { op, path: path.to_owned(), source: source.into() }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}: {}", self.op, self.path.display(), error::io_text(&self.source))
+    }
+}
+
+impl std::error::Error for Error {}
+
+impl From<Error> for error::Error {
+    fn from(e: Error) -> error::Error {
+        error::Error::io(format_args!("{} {}", e.op, e.path.display()), &e.source)
+    }
+}
+
+/// Names the operation of a failing `io::Result` or nix `Result`.
+trait During<T> {
+    fn during(self, op: &'static str, path: &Path) -> Result<T>;
+}
+
+impl<T, E: Into<io::Error>> During<T> for std::result::Result<T, E> {
+    fn during(self, op: &'static str, path: &Path) -> Result<T> {
+        self.map_err(|e| Error::new(op, path, e))
+    }
+}
+
+/// Removes a file; that it is gone already is success.
+fn remove_file(path: &Path) -> Result<()> {
+    match std::fs::remove_file(path) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(Error::new("remove", path, e)),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,407 @@
+//! The lease store as a whole: both implementations' leases, the index's truth, crashes, cost.
+
+use std::cell::Cell;
+use std::collections::HashSet;
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Barrier;
+use std::time::Instant;
+
+use super::*;
+
+thread_local! {
+    /// How many lease files this thread has read.
+    pub(super) static READS: Cell<usize> = const { Cell::new(0) };
+}
+
+const BOOT: &str = "this-boot";
+
+struct Scene {
+    root: tempfile::TempDir,
+}
+
+impl Scene {
+    fn new() -> Scene {
+        Scene { root: tempfile::tempdir().unwrap() }
+    }
+
+    fn dir(&self) -> &Path {
+        self.root.path()
+    }
+
+    fn open(&self) -> LeaseStore {
+        LeaseStore::open_dir(self.dir().to_owned(), Some(BOOT.to_owned())).unwrap()
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir().join(name)
+    }
+
+    /// What the reference, or a person, does behind our back.
+    fn write(&self, name: &str, content: impl AsRef<[u8]>) {
+        fs::write(self.path(name), content).unwrap();
+    }
+
+    fn reserve(&self, address: &str, owner: &Owner) {
+        assert!(self.open().reserve(ip(address), owner).unwrap());
+    }
+
+    fn index_dir(&self) -> PathBuf {
+        self.path(".cnibox").join(BOOT)
+    }
+
+    fn sealed(&self) -> bool {
+        fs::metadata(self.dir()).unwrap().mtime_nsec() == 424_242_000
+    }
+
+    /// The first step of a reservation for container 1.
+    fn create(&self, address: &str) {
+        let lease = owner(1).lease(ip(address));
+        assert!(self.open().create(&self.path(address), &lease).unwrap());
+    }
+
+    fn owned(&self, owner: &Owner) -> Vec<IpAddr> {
+        let mut ips = self.open().owned_by(owner).unwrap();
+        ips.sort();
+        ips
+    }
+}
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+fn ips(texts: &[&str]) -> Vec<IpAddr> {
+    texts.iter().map(|text| ip(text)).collect()
+}
+
+fn owner(n: usize) -> Owner {
+    Owner::new(&format!("container{n}"), "eth0")
+}
+
+fn reads(work: impl FnOnce()) -> usize {
+    READS.set(0);
+    work();
+    READS.get()
+}
+
+#[test]
+fn files_are_those_of_the_reference() {
+    let root = tempfile::tempdir().unwrap();
+    let data_dir = root.path().join("a/b");
+    assert!(LeaseStore::open_existing(&data_dir, "net").unwrap().is_none());
+    assert!(!data_dir.exists());
+    let mut store = LeaseStore::open(&data_dir, "net").unwrap();
+    let owner = Owner::new(" c1\t", "eth0");
+    assert!(store.reserve(ip("10.1.2.2"), &owner).unwrap());
+    assert!(store.reserve(ip("2001:DB8:0::2"), &owner).unwrap());
+    assert!(!store.reserve(ip("10.1.2.2"), &Owner::new("c2", "eth0")).unwrap());
+    store.set_last_reserved(0, ip("10.1.2.2")).unwrap();
+    drop(store);
+    let dir = data_dir.join("net");
+    for (name, content) in [
+        ("10.1.2.2", "c1\r\neth0"),
+        ("2001:db8::2", "c1\r\neth0"),
+        ("last_reserved_ip.0", "10.1.2.2"),
+        ("lock", ""),
+    ] {
+        assert_eq!(fs::read_to_string(dir.join(name)).unwrap(), content, "{name}");
+    }
+    let mode = |name| fs::metadata(dir.join(name)).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode("10.1.2.2"), 0o600);
+    assert_eq!(mode(""), 0o755);
+    assert_eq!(fs::read_dir(&dir).unwrap().count(), 5, "those four and .cnibox");
+    let mut store = LeaseStore::open_existing(&data_dir, "net").unwrap().unwrap();
+    assert_eq!(store.release(&owner).unwrap().len(), 2);
+    assert!(store.release(&owner).unwrap().is_empty());
+    assert_eq!(store.last_reserved(0), Some(ip("10.1.2.2")), "kept");
+}
+
+#[test]
+fn last_reserved_tolerates() {
+    let scene = Scene::new();
+    let store = scene.open();
+    assert_eq!(store.last_reserved(0), None);
+    for (content, want) in [("10.0.0.2\n", Some(ip("10.0.0.2"))), ("", None), ("x", None)] {
+        scene.write("last_reserved_ip.0", content);
+        assert_eq!(store.last_reserved(0), want);
+    }
+    fs::create_dir(scene.path("last_reserved_ip.1")).unwrap();
+    assert_eq!(store.last_reserved(1), None);
+}
+
+#[test]
+fn old_leases_go_only_if_there_is_no_present_one() {
+    let scene = Scene::new();
+    scene.write("10.0.0.2", "container1");
+    scene.write("10.0.0.3", "container1\r\neth0\n");
+    scene.write("10.0.0.4", "container1\r\neth1");
+    for _ in 0..2 {
+        assert_eq!(scene.owned(&owner(1)), ips(&["10.0.0.2", "10.0.0.3"]));
+    }
+    assert_eq!(scene.open().release(&owner(1)).unwrap(), ips(&["10.0.0.3"]));
+    assert_eq!(scene.open().release(&owner(1)).unwrap(), ips(&["10.0.0.2"]));
+    assert!(scene.path("10.0.0.4").exists());
+}
+
+#[test]
+fn a_lease_overwritten_with_the_id_alone_is_released() {
+    let scene = Scene::new();
+    scene.reserve("10.0.0.2", &owner(1));
+    scene.write("10.0.0.2", "container1");
+    assert!(scene.sealed(), "overwriting in place shows in no directory");
+    assert_eq!(scene.open().release(&owner(1)).unwrap(), ips(&["10.0.0.2"]));
+}
+
+#[test]
+fn the_references_changes_are_seen_at_once() {
+    let scene = Scene::new();
+    // Many rounds: some of the changes fall into the clock tick of the seal.
+    for _ in 0..200 {
+        scene.reserve("10.0.0.2", &owner(1));
+        assert!(scene.sealed());
+        scene.write("10.0.0.3", "container2\r\neth0");
+        assert_eq!(scene.owned(&owner(2)), ips(&["10.0.0.3"]), "appeared");
+        fs::remove_file(scene.path("10.0.0.3")).unwrap();
+        assert_eq!(scene.owned(&owner(2)), ips(&[]), "disappeared");
+        fs::remove_file(scene.path("10.0.0.2")).unwrap();
+        scene.write("10.0.0.2", "container3\r\neth0");
+        assert_eq!(scene.owned(&owner(1)), ips(&[]), "another's now");
+        assert_eq!(scene.open().release(&owner(3)).unwrap(), ips(&["10.0.0.2"]));
+    }
+}
+
+#[test]
+fn debris_is_reclaimed_and_nothing_else() {
+    let scene = Scene::new();
+    scene.reserve("10.0.0.9", &owner(9));
+    let debris: [(&str, &[u8]); 4] = [
+        ("10.0.0.2", b""),
+        ("10.0.0.3", b"\0\0\0\0\0\0"),
+        ("10.0.0.4", b"contai\0\0"),
+        ("2001:db8::5", b"\xde\xad"),
+    ];
+    let kept = [("10.0.0.6", "contai"), ("10.0.0.7", "container7\r"), ("notes", "")];
+    for (name, content) in debris {
+        scene.write(name, content);
+    }
+    for (name, content) in kept {
+        scene.write(name, content);
+    }
+    let mut store = scene.open();
+    assert_eq!(
+        store.taken().unwrap(),
+        HashSet::from_iter(ips(&["10.0.0.6", "10.0.0.7", "10.0.0.9"]))
+    );
+    for (name, _) in debris {
+        assert!(store.reserve(ip(name), &owner(1)).unwrap(), "{name}");
+    }
+    for (name, content) in kept {
+        assert_eq!(fs::read_to_string(scene.path(name)).unwrap(), content);
+    }
+}
+
+#[test]
+fn a_damaged_index_is_found_out() {
+    type Damage<'a> = &'a dyn Fn(&Scene);
+    let scene = Scene::new();
+    let entry =
+        |scene: &Scene| fs::read_dir(scene.index_dir()).unwrap().next().unwrap().unwrap().path();
+    let damages: [(&str, Damage<'_>); 8] = [
+        ("all gone", &|s| fs::remove_dir_all(s.path(".cnibox")).unwrap()),
+        ("this boot's gone", &|s| fs::remove_dir_all(s.index_dir()).unwrap()),
+        ("half built", &|s| {
+            fs::remove_dir_all(s.index_dir()).unwrap();
+            fs::create_dir(s.index_dir()).unwrap();
+        }),
+        ("entry gone", &|s| fs::remove_file(entry(s)).unwrap()),
+        ("entry empty", &|s| fs::write(entry(s), "").unwrap()),
+        ("entry garbled", &|s| fs::write(entry(s), "ip=10.0.0").unwrap()),
+        ("entry wrong", &|s| fs::write(entry(s), "ip=10.0.0.9\n").unwrap()),
+        ("of another boot", &|s| fs::rename(s.index_dir(), s.path(".cnibox/old")).unwrap()),
+    ];
+    for (what, damage) in damages {
+        scene.reserve("10.0.0.2", &owner(1));
+        damage(&scene);
+        assert_eq!(scene.open().release(&owner(1)).unwrap(), ips(&["10.0.0.2"]), "{what}");
+        assert!(scene.sealed() && !scene.path(".cnibox/old").exists(), "{what}");
+    }
+}
+
+#[test]
+fn without_an_index_everything_is_read() {
+    let scene = Scene::new();
+    scene.write(".cnibox", "in the way");
+    scene.reserve("10.0.0.2", &owner(1));
+    scene.reserve("10.0.0.3", &owner(2));
+    assert_eq!(scene.owned(&owner(1)), ips(&["10.0.0.2"]));
+    let open = || LeaseStore::open_dir(scene.dir().to_owned(), None).unwrap();
+    assert_eq!(open().owned_by(&owner(2)).unwrap(), ips(&["10.0.0.3"]));
+    assert!(open().reserve(ip("10.0.0.4"), &owner(2)).unwrap());
+    assert_eq!(open().release(&owner(2)).unwrap().len(), 2);
+    assert!(!scene.path(".cnibox-tmp").exists());
+}
+
+/// Each step at which kill -9 may end a command, left as it is; then other commands.
+#[test]
+fn killed_at_any_step() {
+    type Step = fn(&Scene, &index::Index);
+    let steps: [(&str, Step); 8] = [
+        ("reserve: temporary written", |s, _| s.write(".cnibox/tmp", "container1\r\neth0")),
+        ("reserve: lease linked", |s, _| {
+            s.write(".cnibox/tmp", "container1\r\neth0");
+            fs::hard_link(s.path(".cnibox/tmp"), s.path("10.0.0.3")).unwrap();
+        }),
+        ("reserve: not indexed", |s, _| s.create("10.0.0.3")),
+        ("reserve: not sealed", |s, index| {
+            s.create("10.0.0.3");
+            index.add(&owner(1).lease(ip("10.0.0.3"))).unwrap();
+        }),
+        ("release: lease removed", |s, _| fs::remove_file(s.path("10.0.0.2")).unwrap()),
+        ("release: not sealed", |s, index| {
+            fs::remove_file(s.path("10.0.0.2")).unwrap();
+            index.remove(&owner(1).lease(ip("10.0.0.2"))).unwrap();
+        }),
+        ("rebuild: old index removed", |s, _| fs::remove_dir_all(s.path(".cnibox")).unwrap()),
+        ("rebuild: not sealed", |s, _| {
+            s.create("10.0.0.3");
+            index::Index::build(s.dir(), BOOT, &[]).unwrap();
+            s.write("by-somebody", "");
+        }),
+    ];
+    for (what, step) in steps {
+        let scene = Scene::new();
+        scene.reserve("10.0.0.2", &owner(1));
+        step(&scene, &index::Index::open(scene.dir(), BOOT).unwrap());
+        let mut there = ips(&["10.0.0.2", "10.0.0.3"]);
+        there.retain(|ip| scene.path(&ip.to_string()).exists());
+        assert_eq!(scene.owned(&owner(1)), there, "{what}");
+        scene.reserve("10.0.0.7", &owner(7));
+        let leases = scene.open().leases().unwrap();
+        assert!(there.iter().all(|ip| leases.contains(&owner(1).lease(*ip))), "{what}");
+        assert_eq!(scene.open().release(&owner(1)).unwrap().len(), there.len(), "{what}");
+        assert!(!scene.path(".cnibox/tmp").exists(), "{what}");
+    }
+}
+
+#[test]
+fn a_rollback_takes_back_only_its_own() {
+    let scene = Scene::new();
+    scene.reserve("10.0.0.2", &owner(1));
+    scene.reserve("10.0.0.3", &owner(1));
+    scene.reserve("10.0.0.4", &owner(2));
+    let mut store = scene.open();
+    assert!(store.release_address(ip("10.0.0.3"), &owner(1)).unwrap());
+    assert!(!store.release_address(ip("10.0.0.3"), &owner(1)).unwrap(), "gone");
+    assert!(!store.release_address(ip("10.0.0.4"), &owner(1)).unwrap(), "another's");
+    drop(store);
+    assert_eq!(scene.owned(&owner(1)), ips(&["10.0.0.2"]));
+    assert_eq!(scene.owned(&owner(2)), ips(&["10.0.0.4"]));
+}
+
+#[test]
+fn gc_keeps_what_it_is_told_to() {
+    let scene = Scene::new();
+    scene.reserve("10.0.0.2", &owner(1));
+    scene.reserve("10.0.0.3", &owner(1));
+    scene.reserve("10.0.0.4", &owner(2));
+    scene.open().set_last_reserved(0, ip("10.0.0.4")).unwrap();
+    scene.write("10.0.0.5", "container3");
+    let mut store = scene.open();
+    let keep = |lease: &Lease| lease.id == "container3" || lease.ip == ip("10.0.0.2");
+    let gone: HashSet<IpAddr> = store.retain(keep).unwrap().iter().map(|l| l.ip).collect();
+    assert_eq!(gone, HashSet::from_iter(ips(&["10.0.0.3", "10.0.0.4"])));
+    drop(store);
+    assert!(scene.sealed());
+    assert_eq!(scene.owned(&owner(1)), ips(&["10.0.0.2"]));
+    assert_eq!(scene.owned(&owner(2)), ips(&[]));
+    let left = scene.open().leases().unwrap();
+    assert_eq!(left.len(), 2);
+    assert!(left.contains(&Lease { ip: ip("10.0.0.5"), id: "container3".into(), ifname: None }));
+    assert!(scene.path("last_reserved_ip.0").exists() && scene.path("lock").exists());
+}
+
+#[test]
+fn a_listing_changes_nothing() {
+    let scene = Scene::new();
+    let peek = |network: &str| Listing::peek(scene.dir(), network);
+    assert!(peek("net").unwrap().taken().is_empty());
+    assert_eq!(fs::read_dir(scene.dir()).unwrap().count(), 0);
+    drop(LeaseStore::open(scene.dir(), "net").unwrap());
+    scene.write("net/10.0.0.2", "container1\r\neth0");
+    scene.write("net/10.0.0.3", "");
+    let listing = peek("net").unwrap();
+    assert_eq!(listing.taken().len(), 2);
+    assert_eq!(listing.leased(), HashSet::from([ip("10.0.0.2")]));
+    assert!(scene.path("net/10.0.0.3").exists());
+    scene.write("file", "");
+    assert!(peek("file/net").is_err() && peek("file").is_err());
+}
+
+#[test]
+fn many_at_once_never_share_an_address() {
+    let scene = Scene::new();
+    let (threads, each) = (8, 50);
+    let start = Barrier::new(threads);
+    let take = |thread: usize| {
+        start.wait();
+        let reserve = |n| {
+            let mut store = scene.open();
+            let owner = owner(thread * each + n);
+            // All start at the same address.
+            let free = (1..).map(|i| IpAddr::from(Ipv4Addr::from_bits(0x0a00_0000 + i)));
+            free.into_iter().find(|ip| store.reserve(*ip, &owner).unwrap()).unwrap()
+        };
+        (0..each).map(reserve).collect::<Vec<_>>()
+    };
+    let all: Vec<IpAddr> = std::thread::scope(|scope| {
+        let take = &take;
+        let handles: Vec<_> = (0..threads).map(|n| scope.spawn(move || take(n))).collect();
+        handles.into_iter().flat_map(|handle| handle.join().unwrap()).collect()
+    });
+    assert_eq!(all.iter().collect::<HashSet<_>>().len(), threads * each);
+    assert_eq!(scene.open().leases().unwrap().len(), threads * each);
+}
+
+/// The point of the index: how many leases three commands read, and the microseconds that they take
+/// (the median of `rounds`), with `n` leases of others around.
+fn command_cost(n: u32, rounds: usize) -> (usize, u128) {
+    let scene = Scene::new();
+    for i in 0..n {
+        let ip = Ipv4Addr::from_bits(0x0a01_0000 + i);
+        scene.write(&ip.to_string(), format!("other{i}\r\neth0"));
+    }
+    drop(scene.open());
+    let round = || {
+        assert_eq!(scene.owned(&owner(1)), ips(&[]));
+        scene.reserve("10.0.0.2", &owner(1));
+        assert_eq!(scene.open().release(&owner(1)).unwrap(), ips(&["10.0.0.2"]));
+    };
+    let reads = reads(round);
+    let mut times: Vec<u128> = (0..rounds)
+        .map(|_| {
+            let start = Instant::now();
+            round();
+            start.elapsed().as_micros()
+        })
+        .collect();
+    times.sort_unstable();
+    (reads, times[times.len() / 2])
+}
+
+#[test]
+fn cost_does_not_grow_with_the_leases_of_others() {
+    let (few, many) = (command_cost(10, 1), command_cost(2_000, 1));
+    assert_eq!((few.0, many.0), (1, 1), "only the lease that is released is read");
+}
+
+#[test]
+#[ignore = "a measurement: cargo test --release -- --ignored --nocapture measure"]
+fn measure() {
+    for n in [10, 20_000] {
+        let (reads, micros) = command_cost(n, 200);
+        println!("{n} leases: ask, reserve, release in {micros} us, {reads} lease read");
+    }
+}
