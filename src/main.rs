@@ -1,6 +1,5 @@
 //! The executable: the applet of its own file name, or of its first argument.
 
-use std::ffi::OsString;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -9,7 +8,7 @@ use cnibox::skel::run;
 use cnibox::tool::multicall;
 
 fn main() -> ExitCode {
-    let mut args = std::env::args_os().map(|arg| OsString::to_string_lossy(&arg).into_owned());
+    let mut args = std::env::args_os().map(|arg| arg.to_string_lossy().into_owned());
     let program = args.next().unwrap_or_default();
     let name = Path::new(&program).file_name().map(|name| name.to_string_lossy().into_owned());
     let name = name.unwrap_or_default();

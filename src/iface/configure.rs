@@ -106,7 +106,7 @@ pub fn wait_for_carrier(netlink: &Netlink, link: &Link) -> Result<()> {
     match netlink.wait_link(link.index, CARRIER, |link| link.oper_state == OperState::Up)? {
         Waited::Reached(_) => Ok(()),
         Waited::TimedOut(Link { name, oper_state, .. }) => {
-            Err(Error::internal(format!("link "{name}" is {oper_state}, not up")))
+            Err(Error::internal(format!("link \"{name}\" is {oper_state}, not up")))
         }
     }
 }
@@ -170,9 +170,14 @@ fn to_kernel(route: &cni::Route, gateways: &[Option<IpAddr>], oif: u32) -> Route
 }
 
 fn describe(route: &Route, ifname: &str) -> String {
-    let gateways: Vec<String> =
-        route.gw.iter().chain(route.nexthops.iter().filter_map(|hop| hop.gw.as_ref())).map(ToString::to_string).collect();
-    let via = if gateways.is_empty() { String::new() } else { format!(" via {}", gateways.join(", ")) };
+    let gateways: Vec<String> = route
+        .gw
+        .iter()
+        .chain(route.nexthops.iter().filter_map(|hop| hop.gw.as_ref()))
+        .map(ToString::to_string)
+        .collect();
+    let via =
+        if gateways.is_empty() { String::new() } else { format!(" via {}", gateways.join(", ")) };
     let table = route.table.map(|table| format!(" table {table}")).unwrap_or_default();
     let metric = route.priority.map(|metric| format!(" metric {metric}")).unwrap_or_default();
     format!("{}{via} dev {ifname}{metric}{table}", route.dst)

@@ -60,9 +60,15 @@ pub fn is_up(link: &Link) -> Result<()> {
 
 /// Every address that the result gives to the interface at `index` is on `link`, its network
 /// reachable.
-pub fn addresses(inside: &Inside<'_>, link: &Link, (result, index): (&CniResult, usize)) -> Result<()> {
+pub fn addresses(
+    inside: &Inside<'_>,
+    link: &Link,
+    (result, index): (&CniResult, usize),
+) -> Result<()> {
     let present = inside.netlink.dump_addrs(link.index)?;
-    let routes = inside.netlink.dump_routes(&RouteFilter { oif: Some(link.index), ..RouteFilter::default() })?;
+    let routes = inside
+        .netlink
+        .dump_routes(&RouteFilter { oif: Some(link.index), ..RouteFilter::default() })?;
     for ip in result.ips_of(index) {
         if !present.iter().any(|addr| addr.net == ip.address) {
             let (address, name) = (ip.address, &link.name);

@@ -107,8 +107,10 @@ fn create(host: &Netlink, inside: &Inside<'_>, wanted: Wanted<'_>) -> Result<Str
             .netns(inside.netns.as_fd())
             .mtu(wanted.mtu)
             .mac(wanted.mac);
-        let link = NewLink::new(&name, LinkKind::Veth(peer)).mtu(wanted.mtu).up();
-        let link = wanted.master.map_or(link.clone(), |master| link.master(master));
+        let mut link = NewLink::new(&name, LinkKind::Veth { peer }).mtu(wanted.mtu).up();
+        if let Some(master) = wanted.master {
+            link = link.master(master);
+        }
         match host.add_link(&link) {
             Ok(()) => return Ok(name),
             Err(error) if error.is_exists() => {

@@ -83,12 +83,13 @@ pub enum Dad {
 pub struct NewAddr {
     net: IpNet,
     dad: Dad,
+    prefix_route: bool,
 }
 
 impl NewAddr {
     /// The address `net`, with its host bits.
     pub fn new(net: IpNet) -> NewAddr {
-        NewAddr { net, dad: Dad::Kernel }
+        NewAddr { net, dad: Dad::Kernel, prefix_route: true }
     }
 
     /// Decides about duplicate address detection; IPv4 has none.
@@ -98,10 +99,20 @@ impl NewAddr {
         self
     }
 
+    /// Keeps the kernel from adding a route to the address's network.
+    #[must_use]
+    pub fn without_prefix_route(mut self) -> Self {
+        self.prefix_route = false;
+        self
+    }
+
     fn message(self, index: u32) -> AddressMessage {
         let mut message = message(self.net, index);
-        if self.dad == Dad::Off && self.net.addr().is_ipv6() {
-            message.attributes.push(AddressAttribute::Flags(AddressFlags::Nodad));
+        let mut flags = AddressFlags::empty();
+        flags.set(AddressFlags::Nodad, self.dad == Dad::Off && self.net.addr().is_ipv6());
+        flags.set(AddressFlags::Noprefixroute, !self.prefix_route);
+        if !flags.is_empty() {
+            message.attributes.push(AddressAttribute::Flags(flags));
         }
         message
     }

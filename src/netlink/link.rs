@@ -175,6 +175,9 @@ impl Link {
     }
 }
 
+/// An index that is never given out: the kernel counts up from 1.
+const NO_LINK: u32 = 0x7fff_ffff;
+
 /// Length of `struct ifinfomsg`.
 const HEADER_LEN: usize = 16;
 
@@ -205,6 +208,12 @@ impl Netlink {
     /// The link with this index; an error if there is none.
     pub fn require_link_by_index(&self, index: u32) -> Result<Link> {
         self.link_by_index(index)?.ok_or_else(|| Error::NoLink(index.to_string()))
+    }
+
+    /// Fails unless this process may change links here (`CAP_NET_ADMIN` in the namespace's user
+    /// namespace): the kernel checks that before it looks for the link, and there is none.
+    pub fn require_admin(&self) -> Result<()> {
+        self.del_link_by_index(NO_LINK).map(drop)
     }
 
     /// All links of the namespace.

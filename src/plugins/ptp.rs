@@ -215,7 +215,8 @@ fn check_host(host: &Netlink, container: &Link, (prev, index): (&CniResult, usiz
     verify::same_mac(&end, &entry)?;
     verify::is_up(&end)?;
     let addrs = host.dump_addrs(end.index)?;
-    let routes = host.dump_routes(&RouteFilter { oif: Some(end.index), ..RouteFilter::default() })?;
+    let routes =
+        host.dump_routes(&RouteFilter { oif: Some(end.index), ..RouteFilter::default() })?;
     for ip in prev.ips_of(index) {
         let name = &end.name;
         if ip.gateway.is_some_and(|gw| !addrs.iter().any(|addr| addr.net.addr() == gw)) {

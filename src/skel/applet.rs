@@ -34,7 +34,7 @@ pub enum Kind {
 }
 
 /// How an applet is run.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub enum Main {
     /// A CNI plugin: environment and standard input in, JSON out.
     Plugin {

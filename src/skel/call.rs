@@ -105,8 +105,7 @@ pub struct Env {
 impl Env {
     /// The variables of this process.
     pub fn from_process() -> Env {
-        let var =
-            |name| std::env::var_os(name).unwrap_or_default().to_string_lossy().into_owned();
+        let var = |name| std::env::var_os(name).unwrap_or_default().to_string_lossy().into_owned();
         Env {
             command: var("CNI_COMMAND"),
             container_id: var("CNI_CONTAINERID"),

@@ -83,11 +83,14 @@ impl Delegate<'_> {
         let env = call.env.with_verb(verb);
         match &self.program {
             Program::Own(run) => {
-                let call = Call { env, stdin: call.stdin, lookup: call.lookup, caller: Caller::Plugin };
+                let call =
+                    Call { env, stdin: call.stdin, lookup: call.lookup, caller: Caller::Plugin };
                 run(&call).map_err(|e| Error::foreign(e.code(), e.msg(), e.details()))
             }
             Program::Foreign(path) => {
-                let stdout = invoke::Exec::new(path, call.stdin).envs(env.vars()).run()?;
+                let env = env.vars().map(|(key, value)| (key, value.to_owned())).into();
+                let stdout =
+                    invoke::exec(&invoke::Exec { path, env, stdin: call.stdin, deadline: None })?;
                 if verb != Verb::Add {
                     return Ok(None);
                 }

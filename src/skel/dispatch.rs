@@ -26,8 +26,7 @@ pub fn dispatch<P: Plugin>(call: &Call<'_>) -> Result<Option<CniResult>> {
         _ => member(&net.cni_version, P::VERSIONS)?,
     };
     net.read_common()?;
-    let conf: P::Conf =
-        net.json.decode().map_err(|e| e.context("failed to load netconf"))?;
+    let conf: P::Conf = net.json.decode().map_err(|e| e.context("failed to load netconf"))?;
     let cx = Cx::new(call, net, version);
     match verb {
         Verb::Add => add::<P>(&cx, &conf).map(Some),
@@ -133,7 +132,9 @@ fn del<P: Plugin>(cx: &Cx<'_>, conf: &P::Conf) -> Result<()> {
 
 fn gc<P: Plugin>(cx: &Cx<'_>, conf: &P::Conf) -> Result<()> {
     let Some(valid) = cx.net.valid_attachments()? else {
-        log::warn("GC without \"cni.dev/valid-attachments\" releases nothing: an absent list says nothing about what is valid");
+        log::warn(
+            "GC without \"cni.dev/valid-attachments\" releases nothing: an absent list says nothing about what is valid",
+        );
         return Ok(());
     };
     P::gc(cx, conf, &GcReq { valid })
@@ -162,10 +163,10 @@ fn refuse_own_namespace(env: &Env, netns: &Netns) -> Result<()> {
     if env.overrides_netns_check() {
         return Ok(());
     }
-    let own = Netns::current().map_err(|e| {
+    let same = Netns::current().and_then(|own| own.same_as(netns)).map_err(|e| {
         Error::from(e).context("get plugin's netns failed").with_code(Code::INVALID_NETNS)
     })?;
-    if !own.same_as(netns) {
+    if !same {
         return Ok(());
     }
     let msg = "plugin's netns and netns from CNI_NETNS should not be the same";

@@ -49,9 +49,11 @@ pub fn fail_without_plugin(error: &Error) -> ExitCode {
 }
 
 fn read_stdin(stdin: &mut Vec<u8>) -> Result<()> {
-    io::stdin().lock().read_to_end(stdin).map(drop).map_err(|e| {
-        Error::new(Code::IO, format!("error reading from stdin: {}", io_text(&e)))
-    })
+    io::stdin()
+        .lock()
+        .read_to_end(stdin)
+        .map(drop)
+        .map_err(|e| Error::new(Code::IO, format!("error reading from stdin: {}", io_text(&e))))
 }
 
 /// A panic becomes an error like any other: the guards on the stack have run by then.

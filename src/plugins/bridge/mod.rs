@@ -198,9 +198,8 @@ struct Plan {
 
 impl Plan {
     fn resolve(cx: &Cx<'_>, conf: &Conf) -> Result<Plan> {
-        IfName::parse(&conf.bridge).map_err(|e| {
-            Error::config(format!("bridge name \"{}\": {}", conf.bridge, e.msg()))
-        })?;
+        IfName::parse(&conf.bridge)
+            .map_err(|e| Error::config(format!("bridge name \"{}\": {}", conf.bridge, e.msg())))?;
         check_vlans(conf)?;
         let mac = requested_mac(cx, conf)?;
         let l3 = !cx.net.ipam_type.is_empty();
@@ -273,9 +272,8 @@ fn check_vlans(conf: &Conf) -> Result<()> {
 impl VlanTrunk {
     fn check(&self) -> Result<()> {
         let bad = |id: Option<i64>| id.is_some_and(|id| !(1..=4094).contains(&id));
-        let missing = |key| {
-            format!("minID and maxID should be configured simultaneously, {key} is missing")
-        };
+        let missing =
+            |key| format!("minID and maxID should be configured simultaneously, {key} is missing");
         let refuse = |msg: &str| Err(Error::config(msg));
         if bad(self.id) {
             return refuse("incorrect trunk id parameter");
@@ -330,16 +328,11 @@ fn ensure_bridge(host: &Netlink, conf: &Conf, plan: &Plan) -> Result<Shared> {
 
 fn adopt(host: &Netlink, link: Link, conf: &Conf) -> Result<Shared> {
     require_bridge(&link)?;
-    let mut change = LinkChange::new();
-    if !link.up {
-        change = change.up();
-    }
-    if conf.promisc_mode && link.promiscuity == 0 {
-        change = change.promisc(Switch::On);
-    }
-    if change != LinkChange::new() {
-        host.set_link(link.index, change)?;
+    let promisc = conf.promisc_mode && link.promiscuity == 0;
+    if !link.up || promisc {
         drop(sysctl::write(&format!("net/ipv6/conf/{}/accept_ra", link.name), "0"));
+        let change = LinkChange::new().up();
+        host.set_link(link.index, if promisc { change.promisc(Switch::On) } else { change })?;
     }
     Ok(Shared { link, pinned: false })
 }

@@ -7,11 +7,7 @@ use crate::iface::{Inside, verify, veth};
 use crate::netlink::{Link, Netlink};
 use crate::skel::{CheckReq, Cx};
 
-pub(super) fn attachment(
-    cx: &Cx<'_>,
-    (conf, plan): (&Conf, &Plan),
-    req: &CheckReq,
-) -> Result<()> {
+pub(super) fn attachment(cx: &Cx<'_>, (conf, plan): (&Conf, &Plan), req: &CheckReq) -> Result<()> {
     let inside = Inside::enter(req.sandbox.netns()?)?;
     if plan.l3 {
         cx.ipam_check()?;
@@ -35,9 +31,10 @@ pub(super) fn attachment(
 fn bridge_of(host: &Netlink, conf: &Conf, prev: &CniResult) -> Result<Link> {
     let name = &conf.bridge;
     let listed = |entry: &&Interface| entry.name == *name && entry.sandbox.is_empty();
-    let entry = prev.interfaces.iter().find(listed).ok_or_else(|| {
-        Error::internal(format!("Interface name {name} not found in prevResult"))
-    })?;
+    let entry =
+        prev.interfaces.iter().find(listed).ok_or_else(|| {
+            Error::internal(format!("Interface name {name} not found in prevResult"))
+        })?;
     let link = host
         .link(name)?
         .ok_or_else(|| Error::internal(format!("Interface name {name} not found")))?;

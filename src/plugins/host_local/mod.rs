@@ -109,8 +109,7 @@ impl Plugin for HostLocal {
         let dns = read_dns(&plan.resolv_conf)?;
         let mut store = LeaseStore::open(&conf.data_dir()?, cx.net.name.as_str())?;
         let owner = Owner::new(req.id.as_str(), req.ifname.as_str());
-        let allocated =
-            allocate::allocate_all(&mut store, &plan.sets, &plan.requested, &owner)?;
+        let allocated = allocate::allocate_all(&mut store, &plan.sets, &plan.requested, &owner)?;
         let ips = allocated.iter().map(|a| IpConfig {
             address: a.net,
             gateway: Some(a.gateway),

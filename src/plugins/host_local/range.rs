@@ -6,19 +6,26 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::RangeInclusive;
 
 use ipnet::{IpNet, Ipv6Net};
+use serde::Deserialize;
 
+use crate::cni::ip;
 use crate::error::{Context, Error, Result};
 
 /// A range as it is configured.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
 pub struct RangeConf {
     /// The network, host bits included as they were written; required.
+    #[serde(deserialize_with = "ip::optional_cidr::deserialize")]
     pub subnet: Option<IpNet>,
     /// The first address; by default the network's first after its own.
+    #[serde(deserialize_with = "ip::optional_ip::deserialize")]
     pub range_start: Option<IpAddr>,
     /// The last address; by default the network's last, for IPv4 the one before broadcast.
+    #[serde(deserialize_with = "ip::optional_ip::deserialize")]
     pub range_end: Option<IpAddr>,
     /// The gateway, which may lie anywhere; by default the network's first address.
+    #[serde(deserialize_with = "ip::optional_ip::deserialize")]
     pub gateway: Option<IpAddr>,
 }
 

@@ -1,0 +1,3 @@
+//! Programs for people.
+
+pub mod multicall;
