@@ -28,7 +28,8 @@ pub fn main(applet: &Applet, args: Vec<String>, lookup: Lookup) -> ExitCode {
     if Verb::parse(&env.command) == Some(Verb::Version) {
         return print(&version_line(versions));
     }
-    let mut stdin = Vec::new();
+    // Large enough for most requests, so that one read gets all.
+    let mut stdin = Vec::with_capacity(8192);
     let outcome = env.check().and_then(|()| read_stdin(&mut stdin)).and_then(|()| {
         let call = Call { env, stdin: &stdin, lookup, caller: Caller::Runtime };
         guarded(|| run(&call))

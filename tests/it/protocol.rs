@@ -1,0 +1,160 @@
+//! What all plugins share: environment, versions, error objects, VERSION, the about text.
+
+use serde_json::{Value, json};
+
+use crate::node::{Container, Node, VERSIONS};
+
+const PLUGINS: [&str; 4] = ["bridge", "host-local", "loopback", "ptp"];
+
+#[test]
+fn version_needs_no_input_and_no_other_variable() {
+    let node = Node::new();
+    for plugin in PLUGINS {
+        let outcome = node.call(plugin, "VERSION").without("CNI_PATH").run();
+        assert_eq!(
+            outcome.stdout,
+            "{\"cniVersion\":\"1.1.0\",\"supportedVersions\":[\"0.1.0\",\"0.2.0\",\"0.3.0\",\"0.3.1\",\"0.4.0\",\"1.0.0\",\"1.1.0\"]}\n"
+        );
+        assert_eq!((outcome.status, outcome.stderr.as_str()), (Some(0), ""));
+    }
+}
+
+#[test]
+fn by_hand_a_plugin_tells_what_it_is() {
+    let node = Node::new();
+    for plugin in PLUGINS {
+        let outcome = node.call(plugin, "").without("CNI_COMMAND").run();
+        assert_eq!((outcome.status, outcome.stdout.as_str()), (Some(0), ""));
+        let lines: Vec<_> = outcome.stderr.lines().collect();
+        let start = format!("CNI {plugin} plugin v1.9.1+cnibox.");
+        assert!(lines.len() == 2 && lines[0].starts_with(&start), "{lines:?}");
+        let versions = "CNI protocol versions supported: 0.1.0, 0.2.0, 0.3.0, 0.3.1, 0.4.0, 1.0.0, 1.1.0";
+        assert_eq!(lines[1], versions);
+    }
+}
+
+#[test]
+fn missing_and_invalid_variables() {
+    let node = Node::new();
+    let conf = json!({"name": "n", "cniVersion": "1.0.0"});
+    let add = node.call("bridge", "ADD").conf(&conf).netns("/x");
+    let brief = |call: crate::node::Call| {
+        let error = call.error();
+        (error.code, error.msg)
+    };
+    let missing = add.clone().without("CNI_NETNS").without("CNI_IFNAME").without("CNI_PATH");
+    assert_eq!(
+        brief(missing),
+        (4, "required env variables [CNI_NETNS,CNI_IFNAME,CNI_PATH] missing".into())
+    );
+    for (ifname, msg) in [
+        ("sixteen-bytes-xx", "interface name is too long"),
+        ("..", "interface name is . or .."),
+        ("a/b", "interface name contains / or : or whitespace characters"),
+    ] {
+        assert_eq!(brief(add.clone().ifname(ifname)), (4, msg.into()));
+    }
+    for id in ["a/b", "../x", "..", "a b"] {
+        let error = add.clone().id(id).error();
+        assert_eq!(error.brief(), (4, "invalid characters in containerID"));
+        assert_eq!(error.details, id);
+    }
+    let unknown = node.call("bridge", "FOO").conf(&conf);
+    assert_eq!(brief(unknown), (4, "unknown CNI_COMMAND: FOO".into()));
+}
+
+#[test]
+fn malformed_configurations() {
+    let node = Node::new();
+    for plugin in PLUGINS {
+        for (stdin, code) in [
+            ("", 6),
+            ("{", 6),
+            ("[]", 6),
+            ("{\"name\":\"n\"}x", 6),
+            ("{\"name\":7}", 6),
+            ("{\"name\":\"n\",\"cniVersion\":7}", 6),
+            ("null", 7),
+            ("{}", 7),
+            ("{\"name\":\"a/b\"}", 7),
+            ("{\"name\":\"..\"}", 7),
+            ("{\"name\":\"n\",\"cniVersion\":\"2.0.0\"}", 1),
+            ("{\"name\":\"n\",\"cniVersion\":\"1.0\"}", 1),
+        ] {
+            let error = node.call(plugin, "ADD").netns("/x").stdin(stdin).error();
+            assert_eq!(error.code, code, "{plugin} {stdin}: {error:?}");
+            assert_eq!(error.version, "1.1.0", "{plugin} {stdin}");
+        }
+    }
+}
+
+#[test]
+fn versions_that_a_verb_came_with() {
+    let node = Node::new();
+    let error = |verb: &str, version: &str| {
+        let conf = json!({"name": "n", "cniVersion": version, "ipam": {"type": "host-local"}});
+        let error = node.call("bridge", verb).netns("/x").conf(&conf).error();
+        (error.code, error.msg)
+    };
+    for version in &VERSIONS[..4] {
+        assert_eq!(error("CHECK", version), (1, "config version does not allow CHECK".into()));
+    }
+    for version in &VERSIONS[..6] {
+        assert_eq!(error("GC", version), (1, "config version does not allow GC".into()));
+        assert_eq!(error("STATUS", version), (1, "config version does not allow STATUS".into()));
+    }
+    assert_eq!(error("CHECK", "2.0.0"), (1, "plugin version does not allow CHECK".into()));
+    assert_eq!(error("CHECK", "0.5.0"), (1, "incompatible CNI versions".into()));
+    assert_eq!(error("CHECK", "x").0, 6);
+    let conf = json!({"name": "n", "cniVersion": "0.5.0"});
+    let error = node.call("bridge", "ADD").netns("/x").conf(&conf).error();
+    assert_eq!(
+        error.details,
+        r#"config is "0.5.0", plugin supports ["0.1.0" "0.2.0" "0.3.0" "0.3.1" "0.4.0" "1.0.0" "1.1.0"]"#
+    );
+}
+
+#[test]
+fn the_plugins_own_namespace_is_refused_before_anything_happens() {
+    let node = Node::new();
+    // The main thread's namespace is another one than this test's.
+    let own = format!("/proc/{}/task/{}/ns/net", std::process::id(), nix::unistd::gettid());
+    for plugin in ["bridge", "ptp", "loopback"] {
+        let conf = json!({"name": "n", "cniVersion": "1.1.0", "ipam": node.host_local(&["10.1.0.0/24"])});
+        let before = node.snapshot();
+        let error = node.call(plugin, "ADD").netns(&own).conf(&conf).error();
+        let msg = "plugin's netns and netns from CNI_NETNS should not be the same";
+        assert_eq!(error.brief(), (8, msg), "{plugin}");
+        let error = node.call(plugin, "DEL").netns(&own).conf(&conf).error();
+        assert_eq!(error.brief(), (8, msg), "{plugin}");
+        crate::node::assert_unchanged(&before, &node.snapshot());
+    }
+    // ... unless it is wanted.
+    let conf = json!({"name": "n", "cniVersion": "1.1.0"});
+    let call = node.call("loopback", "ADD").netns(&own).conf(&conf);
+    call.env("CNI_NETNS_OVERRIDE", "True").result();
+}
+
+#[test]
+fn keys_in_any_case_and_null() {
+    let node = Node::new();
+    let container = Container::new();
+    let mut ipam: Value = node.host_local(&["10.1.0.0/24"]);
+    ipam["DATADIR"] = ipam["dataDir"].take();
+    let conf = json!({"NAME": "n", "CniVersion": "1.0.0", "BRIDGE": "br7", "mtu": null, "IPAM": ipam});
+    let result = node.call("bridge", "ADD").conf(&conf).netns(&container.path()).result();
+    assert_eq!(result["interfaces"][0]["name"], "br7");
+    assert_eq!(node.leases("n"), ["10.1.0.2"]);
+}
+
+#[test]
+fn unknown_names_get_a_clear_word() {
+    let node = Node::new();
+    std::os::unix::fs::symlink(crate::node::executable(), node.bin().join("brigde")).unwrap();
+    let error = node.call("brigde", "ADD").error();
+    assert_eq!(error.brief(), (7, "cnibox has no applet \"brigde\""));
+    assert!(error.details.contains("bridge, "));
+    let outcome = node.call("brigde", "").without("CNI_COMMAND").run();
+    assert_eq!((outcome.status, outcome.stdout.as_str()), (Some(1), ""));
+    assert!(outcome.stderr.contains("no applet \"brigde\""));
+}
