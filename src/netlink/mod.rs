@@ -88,7 +88,8 @@ impl Netlink {
         // the acknowledgement, would look like success.
         connection.set_forward_done(true);
         connection.set_forward_ack(true);
-        let channel = Channel { connection, handle, unsolicited, events: VecDeque::new() };
+        let events = VecDeque::new();
+        let channel = Channel { connection, handle, unsolicited, joined: false, events };
         Ok(Netlink { channel: RefCell::new(channel), runtime })
     }
 }

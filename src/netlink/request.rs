@@ -39,6 +39,8 @@ pub(super) struct Channel {
     pub(super) connection: Connection<Packet>,
     pub(super) handle: ConnectionHandle<Packet>,
     pub(super) unsolicited: UnboundedReceiver<(Message, SocketAddr)>,
+    /// Whether the socket is in a multicast group; what arrives otherwise is left over.
+    pub(super) joined: bool,
     /// Events that arrived while an answer was awaited.
     pub(super) events: VecDeque<Message>,
 }
@@ -60,14 +62,21 @@ impl Channel {
                 Either::Right((Either::Left((None, _)), _)) => return Ok(collected),
                 Either::Right((Either::Right((event, _)), _)) => {
                     let (event, _) = event.ok_or(Errno::ECONNRESET)?;
-                    // The answer may be among the messages that were lost.
-                    if matches!(event.payload, NetlinkPayload::Overrun(_)) {
-                        return Err(Errno::ENOBUFS.into());
-                    }
-                    self.events.push_back(event);
+                    self.keep(event)?;
                 }
             }
         }
+    }
+
+    /// Keeps an event that arrived instead of an answer. When events were lost, the answer may
+    /// be among them.
+    fn keep(&mut self, event: Message) -> Result<(), Failure> {
+        match event.payload {
+            _ if !self.joined => {}
+            NetlinkPayload::Overrun(_) => return Err(Errno::ENOBUFS.into()),
+            _ => self.events.push_back(event),
+        }
+        Ok(())
     }
 
     /// The next event of the groups the socket has joined.
@@ -127,15 +136,17 @@ impl Netlink {
     /// Joins a multicast group with this socket, so that events of its own namespace arrive.
     pub(super) fn join(&self, group: u32) -> Result<(), Failure> {
         let mut channel = self.channel.try_borrow_mut().map_err(|_| Errno::EBUSY)?;
-        Ok(channel.connection.socket_mut().socket_ref().add_membership(group)?)
+        channel.connection.socket_mut().socket_ref().add_membership(group)?;
+        channel.joined = true;
+        Ok(())
     }
 
     /// Leaves a multicast group and forgets what it sent.
     pub(super) fn leave(&self, group: u32) -> Result<(), Failure> {
         let mut channel = self.channel.try_borrow_mut().map_err(|_| Errno::EBUSY)?;
-        channel.connection.socket_mut().socket_ref().drop_membership(group)?;
+        channel.joined = false;
         channel.events.clear();
-        Ok(())
+        Ok(channel.connection.socket_mut().socket_ref().drop_membership(group)?)
     }
 }
 

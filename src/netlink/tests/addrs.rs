@@ -62,6 +62,13 @@ fn only_the_link_asked_for_is_listed() {
 }
 
 #[test]
+fn a_dump_that_fails_at_its_end_is_an_error() {
+    let error = sandbox().dump_addrs(99).unwrap_err();
+    assert!(error.is_not_found());
+    assert_eq!(error.to_string(), "list addresses of link 99: no such device");
+}
+
+#[test]
 fn the_kernel_does_the_filtering() {
     let netlink = sandbox();
     let (veth, peer) = wire(&netlink);

@@ -71,6 +71,24 @@ fn lost_events_are_made_good() {
 }
 
 #[test]
+fn events_left_over_do_no_harm() {
+    let netlink = sandbox();
+    let (_, peer) = wire(&netlink);
+    let other = Netlink::open().unwrap();
+    let looks = Cell::new(0);
+    let look = |_: &Link| {
+        looks.set(looks.get() + 1);
+        for switch in [Switch::On, Switch::Off].iter().cycle().take(2000) {
+            other.set_link(peer.index, LinkChange::new().allmulti(*switch)).unwrap();
+        }
+        looks.get() == 2
+    };
+    netlink.wait_link(1, LONG, look).unwrap();
+    netlink.set_link(peer.index, LinkChange::new().mtu(1234)).unwrap();
+    assert_eq!(netlink.require_link("peer").unwrap().mtu, 1234);
+}
+
+#[test]
 fn settling_waits_for_detection_to_end() {
     let netlink = sandbox();
     let (veth, _) = wire(&netlink);

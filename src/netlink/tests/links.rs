@@ -3,6 +3,9 @@
 use std::os::fd::AsFd;
 
 use nix::errno::Errno;
+use rtnetlink::packet_core::{NLM_F_APPEND, NLM_F_CREATE, NLM_F_EXCL};
+use rtnetlink::packet_route::RouteNetlinkMessage;
+use rtnetlink::packet_route::link::{LinkAttribute, LinkMessage, Prop};
 
 use super::{bridge, sandbox, veths};
 use crate::netlink::{
@@ -86,6 +89,25 @@ fn a_missing_link_is_none() {
     let error = netlink.require_link("eth9").unwrap_err();
     assert_eq!(error.to_string(), r#"link "eth9" not found"#);
     assert!(error.is_not_found());
+}
+
+#[test]
+fn a_link_is_found_by_its_alternative_names() {
+    let netlink = sandbox();
+    let (veth, _) = veths(&netlink);
+    let names = ["short", "a-name-of-more-than-fifteen-bytes"];
+    let props = names.map(|name| Prop::AltIfName(name.to_owned())).to_vec();
+    let mut message = LinkMessage::default();
+    message.header.index = veth.index;
+    message.attributes.push(LinkAttribute::PropList(props));
+    let flags = NLM_F_CREATE | NLM_F_EXCL | NLM_F_APPEND;
+    netlink.ack(RouteNetlinkMessage::NewLinkProp(message), flags).unwrap();
+    for name in names {
+        let link = netlink.require_link(name).unwrap();
+        assert_eq!((link.index, link.name.as_str()), (veth.index, "veth"));
+        assert_eq!(link.alt_names, names);
+    }
+    assert_eq!(netlink.del_link(names[1]), Ok(true));
 }
 
 #[test]
