@@ -1,4 +1,4 @@
-//! The packet filter. Until it speaks nf_tables, what needs it is refused by name.
+//! The packet filter. Until it speaks `nf_tables`, what needs it is refused by name.
 
 use crate::error::{Code, Error, Result};
 

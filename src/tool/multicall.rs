@@ -1,8 +1,7 @@
 //! `cnibox` itself: what it is, which applets it has, and a clear word for a name it does not
 //! answer to.
 
-use std::fmt::Write as _;
-use std::io::Write as _;
+use std::io::Write;
 use std::process::ExitCode;
 
 use crate::error::{Code, Error};
@@ -44,12 +43,11 @@ fn unknown(name: &str, applets: &[Applet]) -> ExitCode {
 }
 
 fn list(applets: &[Applet]) -> String {
-    applets.iter().fold(String::new(), |mut out, applet| {
+    let line = |applet: &Applet| {
         let Applet { name, kind, about, .. } = applet;
-        // Writing to a string cannot fail.
-        let _ = writeln!(out, "{name:<12} {kind:<10} {about}");
-        out
-    })
+        format!("{name:<12} {kind:<10} {about}")
+    };
+    applets.iter().map(line).collect::<Vec<_>>().join("\n") + "\n"
 }
 
 fn usage(applets: &[Applet]) -> String {
@@ -63,13 +61,14 @@ Usage:
   cnibox version       the version
 
 Applets:
-{}
+  {}
+
 A plugin reads CNI_COMMAND and its kin from the environment and the network's configuration
 from standard input; without CNI_COMMAND it tells the versions it speaks. To try a network by
 hand, see: cnibox cnitool --help
 ",
         env!("CARGO_PKG_VERSION"),
-        list(applets).lines().fold(String::new(), |out, line| out + "  " + line + "\n")
+        list(applets).trim_end().replace('\n', "\n  ")
     )
 }
 

@@ -15,21 +15,23 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 /// Every version of the specification.
-pub const VERSIONS: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
+pub(crate) const VERSIONS: [&str; 7] =
+    ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 
 /// The executable under test: `CNIBOX_BIN`, or the one cargo has built.
-pub fn executable() -> PathBuf {
-    std::env::var_os("CNIBOX_BIN").map_or_else(|| env!("CARGO_BIN_EXE_cnibox").into(), PathBuf::from)
+pub(crate) fn executable() -> PathBuf {
+    std::env::var_os("CNIBOX_BIN")
+        .map_or_else(|| env!("CARGO_BIN_EXE_cnibox").into(), PathBuf::from)
 }
 
 /// A private host. It belongs to the thread that made it.
-pub struct Node {
+pub(crate) struct Node {
     dir: TempDir,
 }
 
 impl Node {
     /// Moves the calling thread into a namespace of its own, with `lo` up.
-    pub fn new() -> Node {
+    pub(crate) fn new() -> Node {
         unshare(CloneFlags::CLONE_NEWNET).expect("run as root or under `unshare -rn`");
         let node = Node { dir: tempfile::tempdir().unwrap() };
         fs::create_dir(node.bin()).unwrap();
@@ -41,17 +43,17 @@ impl Node {
     }
 
     /// The folder of plugins.
-    pub fn bin(&self) -> PathBuf {
+    pub(crate) fn bin(&self) -> PathBuf {
         self.dir.path().join("bin")
     }
 
     /// A path below the node's own folder, for leases and whatever a test writes.
-    pub fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
     /// Puts an executable shell script into the folder of plugins.
-    pub fn script(&self, name: &str, text: &str) {
+    pub(crate) fn script(&self, name: &str, text: &str) {
         use std::os::unix::fs::PermissionsExt;
         let path = self.bin().join(name);
         fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
@@ -59,17 +61,19 @@ impl Node {
     }
 
     /// Runs a command line on the host; it must succeed.
-    pub fn sh(&self, line: &str) -> String {
+    #[expect(clippy::unused_self, reason = "the host is the calling thread's namespace")]
+    pub(crate) fn sh(&self, line: &str) -> String {
         sh(line)
     }
 
     /// `ip -j ...` on the host.
-    pub fn ip(&self, args: &str) -> Value {
+    #[expect(clippy::unused_self, reason = "the host is the calling thread's namespace")]
+    pub(crate) fn ip(&self, args: &str) -> Value {
         parse_ip(&sh(&format!("ip -j {args}")))
     }
 
     /// A call of a plugin of this node.
-    pub fn call(&self, plugin: &str, verb: &str) -> Call {
+    pub(crate) fn call(&self, plugin: &str, verb: &str) -> Call {
         let env = [
             ("CNI_COMMAND", verb.to_owned()),
             ("CNI_CONTAINERID", "container-1".to_owned()),
@@ -81,13 +85,13 @@ impl Node {
     }
 
     /// A configuration of host-local for `subnets`, one address of each, its leases in this node.
-    pub fn host_local(&self, subnets: &[&str]) -> Value {
+    pub(crate) fn host_local(&self, subnets: &[&str]) -> Value {
         let ranges: Vec<_> = subnets.iter().map(|s| json!([{"subnet": s}])).collect();
         json!({"type": "host-local", "dataDir": self.path("leases"), "ranges": ranges})
     }
 
     /// The addresses leased in a network, sorted, whoever has them.
-    pub fn leases(&self, network: &str) -> Vec<String> {
+    pub(crate) fn leases(&self, network: &str) -> Vec<String> {
         let Ok(entries) = fs::read_dir(self.path("leases").join(network)) else {
             return Vec::new();
         };
@@ -99,56 +103,56 @@ impl Node {
 
     /// Everything on the host that a plugin might change, but for what it may keep: see
     /// [`Snapshot`].
-    pub fn snapshot(&self) -> Snapshot {
+    pub(crate) fn snapshot(&self) -> Snapshot {
         Snapshot::take(self, &["ip"])
     }
 }
 
 /// A container: a namespace that this value keeps alive.
-pub struct Container {
+pub(crate) struct Container {
     netns: Netns,
 }
 
 impl Container {
     /// A fresh one.
-    pub fn new() -> Container {
+    pub(crate) fn new() -> Container {
         Container { netns: Netns::fresh().unwrap() }
     }
 
     /// Its path: a value for `CNI_NETNS`. It dangles when the container is dropped.
-    pub fn path(&self) -> String {
+    pub(crate) fn path(&self) -> String {
         self.netns.path().display().to_string()
     }
 
     /// Runs a command line inside; it must succeed.
-    pub fn sh(&self, line: &str) -> String {
+    pub(crate) fn sh(&self, line: &str) -> String {
         sh(&format!("nsenter --net={} -- {line}", self.path()))
     }
 
     /// Whether a command line succeeds inside.
-    pub fn try_sh(&self, line: &str) -> bool {
+    pub(crate) fn try_sh(&self, line: &str) -> bool {
         let line = format!("nsenter --net={} -- {line}", self.path());
         shell(&line).output().unwrap().status.success()
     }
 
     /// `ip -j ...` inside.
-    pub fn ip(&self, args: &str) -> Value {
+    pub(crate) fn ip(&self, args: &str) -> Value {
         parse_ip(&self.sh(&format!("ip -j {args}")))
     }
 
     /// One ping, at most two seconds.
-    pub fn pings(&self, target: &str) -> bool {
+    pub(crate) fn pings(&self, target: &str) -> bool {
         self.try_sh(&format!("ping -n -c 1 -W 2 {target}"))
     }
 
     /// The value of a kernel parameter inside.
-    pub fn sysctl(&self, key: &str) -> String {
+    pub(crate) fn sysctl(&self, key: &str) -> String {
         let path = format!("/proc/sys/{key}");
         self.netns.run(|| fs::read_to_string(path).unwrap().trim().to_owned()).unwrap()
     }
 
     /// Everything inside that a plugin might change.
-    pub fn snapshot(&self, node: &Node) -> Snapshot {
+    pub(crate) fn snapshot(&self, node: &Node) -> Snapshot {
         let enter = format!("--net={}", self.path());
         Snapshot::take(node, &["nsenter", &enter, "--", "ip"])
     }
@@ -157,7 +161,7 @@ impl Container {
 /// Links, addresses, routes, rules, neighbours' settings and leases at one moment, as text that
 /// can be compared.
 #[derive(Debug, PartialEq, Eq, Clone)]
-pub struct Snapshot(BTreeMap<String, String>);
+pub(crate) struct Snapshot(BTreeMap<String, String>);
 
 impl Snapshot {
     fn take(node: &Node, ip: &[&str]) -> Snapshot {
@@ -177,7 +181,7 @@ impl Snapshot {
     }
 
     /// What differs, for messages.
-    pub fn difference(&self, other: &Snapshot) -> String {
+    pub(crate) fn difference(&self, other: &Snapshot) -> String {
         let changed = self.0.iter().filter(|(key, value)| other.0.get(*key) != Some(value));
         changed.fold(String::new(), |out, (key, value)| {
             out + &format!("--- {key}\nbefore:\n{value}\nafter:\n{}\n", other.0[key])
@@ -187,7 +191,7 @@ impl Snapshot {
 
 /// Asserts that nothing changed between two snapshots.
 #[track_caller]
-pub fn assert_unchanged(before: &Snapshot, after: &Snapshot) {
+pub(crate) fn assert_unchanged(before: &Snapshot, after: &Snapshot) {
     assert!(before == after, "something was left behind:\n{}", before.difference(after));
 }
 
@@ -199,7 +203,7 @@ fn without_noise(line: &str) -> String {
 
 /// A call of a plugin, to be completed.
 #[derive(Clone)]
-pub struct Call {
+pub(crate) struct Call {
     program: PathBuf,
     env: BTreeMap<String, String>,
     stdin: Vec<u8>,
@@ -207,46 +211,46 @@ pub struct Call {
 
 impl Call {
     /// The configuration on standard input.
-    pub fn conf(mut self, conf: &Value) -> Call {
+    pub(crate) fn conf(mut self, conf: &Value) -> Call {
         self.stdin = conf.to_string().into_bytes();
         self
     }
 
     /// Standard input to the byte.
-    pub fn stdin(mut self, bytes: impl Into<Vec<u8>>) -> Call {
+    pub(crate) fn stdin(mut self, bytes: impl Into<Vec<u8>>) -> Call {
         self.stdin = bytes.into();
         self
     }
 
     /// `CNI_NETNS`.
-    pub fn netns(self, path: &str) -> Call {
+    pub(crate) fn netns(self, path: &str) -> Call {
         self.env("CNI_NETNS", path)
     }
 
     /// `CNI_CONTAINERID`.
-    pub fn id(self, id: &str) -> Call {
+    pub(crate) fn id(self, id: &str) -> Call {
         self.env("CNI_CONTAINERID", id)
     }
 
     /// `CNI_IFNAME`.
-    pub fn ifname(self, name: &str) -> Call {
+    pub(crate) fn ifname(self, name: &str) -> Call {
         self.env("CNI_IFNAME", name)
     }
 
     /// Any variable.
-    pub fn env(mut self, key: &str, value: &str) -> Call {
+    pub(crate) fn env(mut self, key: &str, value: &str) -> Call {
         self.env.insert(key.to_owned(), value.to_owned());
         self
     }
 
     /// Without a variable.
-    pub fn without(mut self, key: &str) -> Call {
+    pub(crate) fn without(mut self, key: &str) -> Call {
         self.env.remove(key);
         self
     }
 
     /// The command, for tests that run it their own way.
-    pub fn command(&self) -> Command {
+    pub(crate) fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
         for (key, _) in std::env::vars_os() {
             if key.to_string_lossy().starts_with("CNI_") {
@@ -259,7 +263,7 @@ impl Call {
     }
 
     /// Runs it to its end.
-    pub fn run(&self) -> Outcome {
+    pub(crate) fn run(&self) -> Outcome {
         let mut child = self.command().spawn().unwrap();
         // A plugin need not read its input.
         drop(child.stdin.take().unwrap().write_all(&self.stdin));
@@ -273,7 +277,7 @@ impl Call {
 
     /// Runs it; it must succeed and print a result.
     #[track_caller]
-    pub fn result(&self) -> Value {
+    pub(crate) fn result(&self) -> Value {
         let outcome = self.run();
         assert_eq!(outcome.status, Some(0), "{outcome:?}");
         serde_json::from_str(&outcome.stdout).unwrap_or_else(|e| panic!("{e}: {outcome:?}"))
@@ -281,14 +285,14 @@ impl Call {
 
     /// Runs it; it must succeed and print nothing on stdout.
     #[track_caller]
-    pub fn ok(&self) {
+    pub(crate) fn ok(&self) {
         let outcome = self.run();
         assert_eq!((outcome.status, outcome.stdout.as_str()), (Some(0), ""), "{outcome:?}");
     }
 
     /// Runs it; it must fail with an error object.
     #[track_caller]
-    pub fn error(&self) -> Refusal {
+    pub(crate) fn error(&self) -> Refusal {
         let outcome = self.run();
         assert_eq!(outcome.status, Some(1), "{outcome:?}");
         let error: Value =
@@ -305,24 +309,24 @@ impl Call {
 
 /// How a call ended.
 #[derive(Debug)]
-pub struct Outcome {
-    pub status: Option<i32>,
-    pub stdout: String,
-    pub stderr: String,
+pub(crate) struct Outcome {
+    pub(crate) status: Option<i32>,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
 }
 
 /// An error object.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Refusal {
-    pub code: u64,
-    pub msg: String,
-    pub details: String,
-    pub version: String,
+pub(crate) struct Refusal {
+    pub(crate) code: u64,
+    pub(crate) msg: String,
+    pub(crate) details: String,
+    pub(crate) version: String,
 }
 
 impl Refusal {
     /// Code and message, for comparison.
-    pub fn brief(&self) -> (u64, &str) {
+    pub(crate) fn brief(&self) -> (u64, &str) {
         (self.code, &self.msg)
     }
 }
@@ -330,7 +334,7 @@ impl Refusal {
 /// Waits until `done`, at most two seconds: for what the kernel does behind a process's back,
 /// such as removing a namespace.
 #[track_caller]
-pub fn eventually(what: &str, done: impl Fn() -> bool) {
+pub(crate) fn eventually(what: &str, done: impl Fn() -> bool) {
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(2);
     while !done() {
         assert!(std::time::Instant::now() < deadline, "{what}");
@@ -339,7 +343,7 @@ pub fn eventually(what: &str, done: impl Fn() -> bool) {
 }
 
 /// Whether a file or folder is there.
-pub fn exists(path: impl AsRef<Path>) -> bool {
+pub(crate) fn exists(path: impl AsRef<Path>) -> bool {
     path.as_ref().symlink_metadata().is_ok()
 }
 

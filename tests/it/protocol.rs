@@ -28,7 +28,8 @@ fn by_hand_a_plugin_tells_what_it_is() {
         let lines: Vec<_> = outcome.stderr.lines().collect();
         let start = format!("CNI {plugin} plugin v1.9.1+cnibox.");
         assert!(lines.len() == 2 && lines[0].starts_with(&start), "{lines:?}");
-        let versions = "CNI protocol versions supported: 0.1.0, 0.2.0, 0.3.0, 0.3.1, 0.4.0, 1.0.0, 1.1.0";
+        let versions =
+            "CNI protocol versions supported: 0.1.0, 0.2.0, 0.3.0, 0.3.1, 0.4.0, 1.0.0, 1.1.0";
         assert_eq!(lines[1], versions);
     }
 }
@@ -120,7 +121,8 @@ fn the_plugins_own_namespace_is_refused_before_anything_happens() {
     // The main thread's namespace is another one than this test's.
     let own = format!("/proc/{}/task/{}/ns/net", std::process::id(), nix::unistd::gettid());
     for plugin in ["bridge", "ptp", "loopback"] {
-        let conf = json!({"name": "n", "cniVersion": "1.1.0", "ipam": node.host_local(&["10.1.0.0/24"])});
+        let conf =
+            json!({"name": "n", "cniVersion": "1.1.0", "ipam": node.host_local(&["10.1.0.0/24"])});
         let before = node.snapshot();
         let error = node.call(plugin, "ADD").netns(&own).conf(&conf).error();
         let msg = "plugin's netns and netns from CNI_NETNS should not be the same";
@@ -141,7 +143,8 @@ fn keys_in_any_case_and_null() {
     let container = Container::new();
     let mut ipam: Value = node.host_local(&["10.1.0.0/24"]);
     ipam["DATADIR"] = ipam["dataDir"].take();
-    let conf = json!({"NAME": "n", "CniVersion": "1.0.0", "BRIDGE": "br7", "mtu": null, "IPAM": ipam});
+    let conf =
+        json!({"NAME": "n", "CniVersion": "1.0.0", "BRIDGE": "br7", "mtu": null, "IPAM": ipam});
     let result = node.call("bridge", "ADD").conf(&conf).netns(&container.path()).result();
     assert_eq!(result["interfaces"][0]["name"], "br7");
     assert_eq!(node.leases("n"), ["10.1.0.2"]);

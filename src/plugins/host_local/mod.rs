@@ -122,8 +122,8 @@ impl Plugin for HostLocal {
         Plan::resolve(cx, conf)?;
         let owner = Owner::new(req.id.as_str(), req.ifname.as_str());
         let store = LeaseStore::open_existing(&conf.data_dir()?, cx.net.name.as_str())?;
-        let owned = store.map_or(Ok(Vec::new()), |mut store| store.owned_by(&owner))?;
-        if owned.is_empty() {
+        let addresses = store.map_or(Ok(Vec::new()), |mut store| store.owned_by(&owner))?;
+        if addresses.is_empty() {
             let msg = format!("host-local: Failed to find address added by container {}", req.id);
             return Err(Error::internal(msg));
         }
