@@ -1,0 +1,136 @@
+//! One run of a plugin: start, feed, collect, reap.
+
+use std::io::{self, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+
+use super::pump::{Ended, Pump};
+use crate::cni::wire::{Failure, error_of};
+use crate::error::{Result, io_text};
+
+/// How long a plugin that is being written may stay "busy". An installer that copies in place
+/// holds the file open for moments.
+const BUSY_LIMIT: Duration = Duration::from_secs(5);
+/// The longest pause between two attempts.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// What to run.
+#[derive(Clone, Debug)]
+pub struct Exec<'a> {
+    /// The executable. It gets no arguments.
+    pub path: &'a Path,
+    /// Variables to set beside, or in place of, those of this process.
+    pub env: Vec<(&'a str, String)>,
+    /// The request. A plugin that does not read it is none the worse for that.
+    pub stdin: &'a [u8],
+    /// How long the plugin may take; it is killed (`SIGKILL`) then. `None`: for ever.
+    pub deadline: Option<Duration>,
+}
+
+/// Runs a plugin to its end, which is when it has exited and nobody holds its stdout and stderr
+/// open any more, and returns its stdout. Its stderr goes to ours as it arrives.
+///
+/// The error is the plugin's own error object, or what can be told from its stderr and its exit:
+/// `netplugin failed with no error message: signal: killed`.
+pub fn exec(call: &Exec<'_>) -> Result<Vec<u8>> {
+    exec_to(call, &mut io::stderr())
+}
+
+/// As [`exec`], with another place for the plugin's stderr.
+pub(super) fn exec_to(call: &Exec<'_>, stderr: &mut dyn Write) -> Result<Vec<u8>> {
+    let until = call.deadline.and_then(|limit| Instant::now().checked_add(limit));
+    let mut child = start(call, until).map_err(|cause| {
+        let exit = format!("fork/exec {}: {}", call.path.display(), io_text(&cause));
+        error_of(&Failure { stdout: b"", stderr: b"", exit: &exit })
+    })?;
+    let mut pump = Pump::new(&mut child, call.stdin);
+    let status = match pump.run(until, stderr) {
+        Ok(Ended::Closed) => reap(&mut child, until),
+        Ok(Ended::Expired) => kill(&mut child),
+        Err(cause) => kill(&mut child).and(Err(cause)),
+    };
+    let (stdout, stderr) = pump.into_output();
+    let exit = match status {
+        Ok(status) if status.success() => return Ok(stdout),
+        Ok(status) => exit_text(status),
+        Err(cause) => io_text(&cause),
+    };
+    Err(error_of(&Failure { stdout: &stdout, stderr: &stderr, exit: &exit }))
+}
+
+/// Starts the plugin, again and again while its file is open for writing somewhere.
+fn start(call: &Exec<'_>, until: Option<Instant>) -> io::Result<Child> {
+    let mut command = Command::new(call.path);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.envs(call.env.iter().map(|(key, value)| (key, value)));
+    let started = Instant::now();
+    let mut pause = Duration::from_millis(5);
+    loop {
+        let busy = match command.spawn() {
+            Err(cause) if cause.raw_os_error() == Some(Errno::ETXTBSY as i32) => cause,
+            other => return other,
+        };
+        let expired = until.is_some_and(|until| Instant::now() >= until);
+        if expired || started.elapsed() >= BUSY_LIMIT {
+            return Err(busy);
+        }
+        thread::sleep(pause);
+        pause = LONGEST_PAUSE.min(pause * 2);
+    }
+}
+
+/// Waits for a plugin whose pipes are closed: normally it is as good as gone.
+fn reap(child: &mut Child, until: Option<Instant>) -> io::Result<ExitStatus> {
+    let Some(until) = until else { return child.wait() };
+    let mut pause = Duration::from_micros(50);
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(status);
+        }
+        if Instant::now() >= until {
+            return kill(child);
+        }
+        thread::sleep(pause);
+        pause = Duration::from_millis(20).min(pause * 2);
+    }
+}
+
+fn kill(child: &mut Child) -> io::Result<ExitStatus> {
+    child.kill()?;
+    child.wait()
+}
+
+/// The end of a process as Go words it; callers match on `exit status 1` and `signal: killed`.
+fn exit_text(status: ExitStatus) -> String {
+    let dumped = if status.core_dumped() { " (core dumped)" } else { "" };
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("exit status {code}"),
+        (None, Some(signal)) => format!("signal: {}{dumped}", signal_text(signal)),
+        (None, None) => status.to_string(),
+    }
+}
+
+fn signal_text(signal: i32) -> String {
+    let name = match signal {
+        1 => "hangup",
+        2 => "interrupt",
+        3 => "quit",
+        4 => "illegal instruction",
+        5 => "trace/breakpoint trap",
+        6 => "aborted",
+        7 => "bus error",
+        8 => "floating point exception",
+        9 => "killed",
+        11 => "segmentation fault",
+        13 => "broken pipe",
+        14 => "alarm clock",
+        15 => "terminated",
+        other => return format!("signal {other}"),
+    };
+    name.to_owned()
+}

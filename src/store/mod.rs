@@ -1,0 +1,3 @@
+//! Everything that is kept on disk.
+
+pub mod atomic;
