@@ -1,9 +1,12 @@
 //! The files of the cache: the reference's format, and what ours survive.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::{fs, thread};
+use std::time::Duration;
+use std::{env, fs, thread};
 
 use super::{Node, answer, attach, list, members};
+use crate::invoke::{Exec, exec};
+use crate::runtime::cache::Cache;
 use crate::runtime::{Attach, NetworkList};
 
 fn network() -> NetworkList {
@@ -160,36 +163,66 @@ fn names_too_long_for_a_file() {
     assert!(node.cached().is_empty());
 }
 
+fn with_long_args(length: usize) -> Attach {
+    Attach { args: vec![("K".to_owned(), "v".repeat(length))], ..attach() }
+}
+
 #[test]
 fn readers_never_see_a_half_written_file() {
     let node = node();
     let (runtime, list) = (&node.runtime, network());
-    let long = |n: usize| Attach {
-        args: vec![("K".to_owned(), "v".repeat(n))],
-        ..Attach::new("c1", "/x", "eth0")
-    };
-    runtime.cache().store(&list, &long(1), None).unwrap();
+    let store = |length| runtime.cache().store(&list, &with_long_args(length), None).unwrap();
+    store(1);
     let done = AtomicBool::new(false);
-    // Not `Runtime` but the cache alone: the executor need not be shared between threads.
-    let dir = node.path("cache");
     thread::scope(|scope| {
-        let writers: Vec<_> = [100_000, 10]
-            .map(|n| {
-                let (dir, list, attach) = (&dir, &list, long(n));
-                scope.spawn(move || {
-                    let cache = crate::runtime::cache::Cache::below(dir);
-                    (0..40).for_each(|_| cache.store(list, &attach, None).unwrap());
-                })
+        let writers = [100_000, 10].map(|length| {
+            scope.spawn(move || {
+                for _ in 0..40 {
+                    store(length);
+                }
             })
-            .into();
+        });
         scope.spawn(|| {
-            let cache = crate::runtime::cache::Cache::below(&dir);
             while !done.load(Ordering::Relaxed) {
-                assert!(cache.config("net", &long(0)).unwrap().is_some());
+                assert!(runtime.cached_config("net", &attach()).unwrap().is_some());
             }
         });
-        writers.into_iter().for_each(|writer| writer.join().unwrap());
+        for writer in writers {
+            writer.join().unwrap();
+        }
         done.store(true, Ordering::Relaxed);
     });
     assert_eq!(node.cached(), ["net-c1-eth0"]);
+}
+
+/// Writes into the cache until it is killed, when the test runs itself again.
+const VICTIM: &str = "CNIBOX_TEST_CACHE";
+
+#[test]
+fn a_killed_writer_leaves_a_whole_file() {
+    if let Some(dir) = env::var_os(VICTIM) {
+        let cache = Cache::below(dir.as_ref());
+        for length in (0..3_000_000).step_by(1_000_003).cycle() {
+            cache.store(&network(), &with_long_args(length), None).unwrap();
+        }
+    }
+    let node = node();
+    let name = "runtime::tests::cache::a_killed_writer_leaves_a_whole_file";
+    let own = env::current_exe().unwrap();
+    node.plugin("victim", &format!("exec {} --exact {name} --nocapture", own.display()));
+    let path = node.path("bin/victim");
+    node.runtime.cache().store(&network(), &attach(), None).unwrap();
+    for extra in 0..8 {
+        let call = Exec {
+            path: &path,
+            env: vec![(VICTIM, node.path("cache").display().to_string())],
+            stdin: b"",
+            deadline: Some(Duration::from_millis(150 + 7 * extra)),
+        };
+        assert!(exec(&call).is_err());
+        let found = node.runtime.cached_config("net", &attach()).unwrap();
+        assert!(found.is_some(), "the file is gone or empty");
+        let listed = node.runtime.cached_attachments("").unwrap();
+        assert_eq!(listed.len(), 1, "what is left under a temporary name is no attachment");
+    }
 }
