@@ -102,8 +102,9 @@ pub enum OnAddError {
     /// labour.
     #[default]
     Keep,
-    /// Nothing: the plugins that ran get a DEL, the last one first. Trouble with that goes to
-    /// stderr; the error returned is that of the ADD.
+    /// Nothing: the plugins that ran get a DEL, the last one first, unless an earlier ADD of the
+    /// same attachment is in the cache. Trouble with that goes to stderr; the error returned is
+    /// that of the ADD.
     Undo,
 }
 

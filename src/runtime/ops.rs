@@ -130,8 +130,11 @@ impl Runtime {
         tell: Tell,
     ) -> Result<Option<CniResult>> {
         let mut chain = Chain { list, attach, ran: 0, last: None };
+        // A second ADD fails because of the first one, whose work is not to be undone.
+        let undo = self.on_add_error == OnAddError::Undo
+            && matches!(self.cached_result(list, attach), Ok(None));
         let added = self.add_chain(&mut chain, tell);
-        if added.is_err() && self.on_add_error == OnAddError::Undo {
+        if added.is_err() && undo {
             self.undo(&chain);
         }
         added.map(|()| chain.last)

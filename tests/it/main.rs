@@ -7,8 +7,10 @@
 //! | module | |
 //! | --- | --- |
 //! | `node` | the private host, calls of plugins, snapshots of everything a plugin may leave |
+//! | `cnitool` | the tool with the real plugins: walk-through, chains, GC, STATUS |
 //! | `protocol` | what all plugins share: environment, versions, error objects, VERSION, about |
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs, reason = "tests")]
 
+mod cnitool;
 mod node;
 mod protocol;

@@ -81,7 +81,13 @@ impl Node {
             ("CNI_PATH", self.bin().display().to_string()),
         ];
         let env = env.into_iter().map(|(k, v)| (k.to_owned(), v)).collect();
-        Call { program: self.bin().join(plugin), env, stdin: Vec::new() }
+        Call { program: self.bin().join(plugin), args: Vec::new(), env, stdin: Vec::new() }
+    }
+
+    /// A call of a program for people, with arguments and without any CNI variable.
+    pub(crate) fn tool(&self, name: &str, args: &[&str]) -> Call {
+        let args = args.iter().map(|arg| (*arg).to_owned()).collect();
+        Call { program: self.bin().join(name), args, env: BTreeMap::new(), stdin: Vec::new() }
     }
 
     /// A configuration of host-local for `subnets`, one address of each, its leases in this node.
@@ -205,6 +211,7 @@ fn without_noise(line: &str) -> String {
 #[derive(Clone)]
 pub(crate) struct Call {
     program: PathBuf,
+    args: Vec<String>,
     env: BTreeMap<String, String>,
     stdin: Vec<u8>,
 }
@@ -257,7 +264,7 @@ impl Call {
                 command.env_remove(key);
             }
         }
-        command.envs(&self.env);
+        command.args(&self.args).envs(&self.env);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command
     }

@@ -79,6 +79,18 @@ fn a_failing_add_ends_there() {
 }
 
 #[test]
+fn a_second_add_does_not_undo_the_first() {
+    let mut node = node("1.0.0");
+    node.runtime.on_add_error = OnAddError::Undo;
+    let list = three("1.0.0");
+    node.runtime.add(&list, &attach()).unwrap();
+    node.plugin("b", FAIL);
+    node.forget_calls();
+    assert_eq!(node.runtime.add(&list, &attach()).unwrap_err().code(), Code(105));
+    assert_eq!(node.calls(), ["ADD a", "ADD b"]);
+}
+
+#[test]
 fn a_failing_add_can_be_undone() {
     let mut node = node("1.0.0");
     node.runtime.on_add_error = OnAddError::Undo;
