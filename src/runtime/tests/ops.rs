@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::{Node, answer, attach, list};
 use crate::cni::SpecVersion;
 use crate::error::Code;
-use crate::runtime::{Attach, NetworkList, OnAddError, OnDelError, PluginConf, Runtime};
+use crate::runtime::{Attach, NetworkList, OnAddError, OnDelError, PluginConf};
 
 const FAIL: &str = r#"echo '{"code":105,"msg":"refused","details":"why"}'; exit 1"#;
 
@@ -210,6 +210,11 @@ fn check_and_del_with_what_the_cache_holds() {
         assert!(!node.request("a", "DEL").contains("prevResult"));
         assert!(node.cached().is_empty(), "a file that is no good is dropped");
     }
+    node.cache(file, "adf");
+    node.plugin("c", FAIL);
+    node.runtime.del(&list, &attach()).unwrap_err();
+    assert!(node.cached().is_empty(), "at once, whatever becomes of the DEL");
+    node.plugin("c", "");
     node.cache(file, "");
     node.runtime.check(&list, &attach()).unwrap();
     node.runtime.del(&list, &attach()).unwrap();
@@ -291,7 +296,6 @@ fn every_operation_has_a_deadline() {
     node.runtime.deadline = Some(Duration::from_millis(150));
     node.plugin("s", "sleep 60");
     let list = list(r#"{"name":"n","cniVersion":"1.1.0","plugins":[{"type":"s"}]}"#);
-    let Runtime { .. } = &node.runtime;
     let started = Instant::now();
     for error in [
         node.runtime.add(&list, &attach()).unwrap_err(),
