@@ -117,13 +117,14 @@ impl Cache {
             .map_err(|cause| Error::io(format_args!("mkdir {}", self.results.display()), &cause))?;
         let bytes = compact(&document(list, attach, result))?;
         let path = self.path_to_write(&key);
-        Ok(Writer::unlocked(&path, Durability::Synced).replace(&path, bytes.as_bytes(), 0o600)?)
+        Ok(Writer::beside(&path, Durability::Synced).replace(&path, bytes.as_bytes(), 0o600)?)
     }
 
     /// Forgets the attachment. That there is nothing is fine, and so is that it cannot be removed:
     /// the attachment is gone all the same.
     pub(super) fn remove(&self, key: &Key) {
         for path in self.paths(key) {
+            drop(Writer::beside(&path, Durability::Synced).sweep());
             let Ok(bytes) = fs::read(&path) else { continue };
             // What is empty or cannot be parsed is nobody's.
             if Json::parse(&bytes).map_or(true, |file| key.owns(&file)) {

@@ -4,7 +4,8 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+
+use sha2::{Digest, Sha512};
 
 use super::{During, Error, Result, remove_file};
 
@@ -21,8 +22,9 @@ pub enum Durability {
 
 /// Writes files by way of one temporary name.
 ///
-/// Of a fixed name whoever writes next removes what a killed process left there. In turn the
-/// caller holds a lock that covers the name.
+/// The name is fixed, so whoever writes next removes what a killed process left there. In turn
+/// nobody else may write under it at the same time: the caller holds a lock, or CNI's rule that
+/// operations on one attachment follow each other covers the file.
 #[derive(Debug)]
 pub struct Writer {
     temp: PathBuf,
@@ -35,12 +37,20 @@ impl Writer {
         Writer { temp: temp.into(), durability }
     }
 
-    /// Uses a hidden name beside `path` that no other writer has, for directories without a
-    /// lock. It is short, because that of `path` may be as long as names can be.
-    pub fn unlocked(path: &Path, durability: Durability) -> Writer {
-        static COUNTER: AtomicU64 = AtomicU64::new(0);
-        let n = COUNTER.fetch_add(1, Ordering::Relaxed);
-        Writer::new(path.with_file_name(format!(".tmp-{}-{n}", std::process::id())), durability)
+    /// Uses a hidden name beside `path` that goes with it, so that the next writer of `path`
+    /// finds what a killed one left. It is short, because that of `path` may be as long as names
+    /// can be.
+    pub fn beside(path: &Path, durability: Durability) -> Writer {
+        let name = path.file_name().unwrap_or_default().as_encoded_bytes();
+        let hash = Sha512::digest(name);
+        let temp =
+            hash.iter().take(8).fold(".tmp-".to_owned(), |name, b| name + &format!("{b:02x}"));
+        Writer::new(path.with_file_name(temp), durability)
+    }
+
+    /// Removes what a killed process left under the temporary name.
+    pub fn sweep(&self) -> Result<()> {
+        remove_file(&self.temp)
     }
 
     /// Puts a file of `mode` in place of whatever is at `path`.
@@ -105,7 +115,7 @@ mod tests {
     fn replaces_and_leaves_no_temporary() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
-        let writer = Writer::unlocked(&path, Durability::Synced);
+        let writer = Writer::beside(&path, Durability::Synced);
         writer.replace(&path, b"one", 0o600).unwrap();
         writer.replace(&path, b"two", 0o600).unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"two");
@@ -116,7 +126,7 @@ mod tests {
     fn creates_only_once() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
-        let writer = Writer::unlocked(&path, Durability::Volatile);
+        let writer = Writer::beside(&path, Durability::Volatile);
         assert!(writer.create_exclusive(&path, b"one", 0o600).unwrap());
         assert!(!writer.create_exclusive(&path, b"two", 0o600).unwrap());
         assert_eq!(fs::read(&path).unwrap(), b"one");
