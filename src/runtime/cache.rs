@@ -26,7 +26,7 @@ use super::{Attach, NetworkList};
 use crate::cni::json::{Json, compact};
 use crate::cni::{CniResult, ContainerId, IfName, NetworkName, SpecVersion};
 use crate::error::{Code, Context, Error, Result};
-use crate::store::atomic::{Durability, Writer};
+use crate::store::atomic::{self, Durability, Writer};
 
 const KIND: &str = "cniCacheV1";
 /// The longest file name there is (`NAME_MAX`), in bytes.
@@ -117,14 +117,13 @@ impl Cache {
             .map_err(|cause| Error::io(format_args!("mkdir {}", self.results.display()), &cause))?;
         let bytes = compact(&document(list, attach, result))?;
         let path = self.path_to_write(&key);
-        Ok(Writer::beside(&path, Durability::Synced).replace(&path, bytes.as_bytes(), 0o600)?)
+        Ok(Writer::unlocked(&path, Durability::Synced).replace(&path, bytes.as_bytes(), 0o600)?)
     }
 
     /// Forgets the attachment. That there is nothing is fine, and so is that it cannot be removed:
     /// the attachment is gone all the same.
     pub(super) fn remove(&self, key: &Key) {
         for path in self.paths(key) {
-            drop(Writer::beside(&path, Durability::Synced).sweep());
             let Ok(bytes) = fs::read(&path) else { continue };
             // What is empty or cannot be parsed is nobody's.
             if Json::parse(&bytes).map_or(true, |file| key.owns(&file)) {
@@ -176,6 +175,7 @@ impl Cache {
     /// All attachments, or those of one container if `container` is not empty, by file name.
     /// Files that say too little are passed over.
     pub(super) fn attachments(&self, container: &str) -> Result<Vec<CachedAttachment>> {
+        atomic::sweep_stale(&self.results);
         let failed = |cause| Error::io(format_args!("open {}", self.results.display()), &cause);
         let entries = match fs::read_dir(&self.results) {
             Err(cause) if cause.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),

@@ -4,8 +4,8 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-
-use sha2::{Digest, Sha512};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use super::{During, Error, Result, remove_file};
 
@@ -20,11 +20,15 @@ pub enum Durability {
     Volatile,
 }
 
+/// How the temporary names of writers without a lock begin.
+const UNLOCKED: &str = ".tmp-";
+/// After this time nobody can still be writing a file of a few kilobytes.
+const STALE: Duration = Duration::from_secs(60);
+
 /// Writes files by way of one temporary name.
 ///
-/// The name is fixed, so whoever writes next removes what a killed process left there. In turn
-/// nobody else may write under it at the same time: the caller holds a lock, or CNI's rule that
-/// operations on one attachment follow each other covers the file.
+/// Of a fixed name whoever writes next removes what a killed process left there; in turn the
+/// caller holds a lock that covers the name.
 #[derive(Debug)]
 pub struct Writer {
     temp: PathBuf,
@@ -37,20 +41,13 @@ impl Writer {
         Writer { temp: temp.into(), durability }
     }
 
-    /// Uses a hidden name beside `path` that goes with it, so that the next writer of `path`
-    /// finds what a killed one left. It is short, because that of `path` may be as long as names
-    /// can be.
-    pub fn beside(path: &Path, durability: Durability) -> Writer {
-        let name = path.file_name().unwrap_or_default().as_encoded_bytes();
-        let hash = Sha512::digest(name);
-        let temp =
-            hash.iter().take(8).fold(".tmp-".to_owned(), |name, b| name + &format!("{b:02x}"));
+    /// Uses a hidden name beside `path` that no other writer has, for directories without a lock:
+    /// see [`sweep_stale`]. It is short, because that of `path` may be as long as names can be.
+    pub fn unlocked(path: &Path, durability: Durability) -> Writer {
+        static COUNTER: AtomicU64 = AtomicU64::new(0);
+        let n = COUNTER.fetch_add(1, Ordering::Relaxed);
+        let temp = format!("{UNLOCKED}{}-{n}", std::process::id());
         Writer::new(path.with_file_name(temp), durability)
-    }
-
-    /// Removes what a killed process left under the temporary name.
-    pub fn sweep(&self) -> Result<()> {
-        remove_file(&self.temp)
     }
 
     /// Puts a file of `mode` in place of whatever is at `path`.
@@ -107,6 +104,19 @@ impl Writer {
     }
 }
 
+/// Removes from `dir` what killed writers without a lock left there.
+pub fn sweep_stale(dir: &Path) {
+    let Ok(entries) = fs::read_dir(dir) else { return };
+    for entry in entries.flatten() {
+        let temporary = entry.file_name().as_encoded_bytes().starts_with(UNLOCKED.as_bytes());
+        let age = || entry.metadata().ok()?.modified().ok()?.elapsed().ok();
+        if temporary && age().is_some_and(|age| age > STALE) {
+            // Somebody else may have been faster.
+            drop(fs::remove_file(entry.path()));
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -115,7 +125,7 @@ mod tests {
     fn replaces_and_leaves_no_temporary() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
-        let writer = Writer::beside(&path, Durability::Synced);
+        let writer = Writer::unlocked(&path, Durability::Synced);
         writer.replace(&path, b"one", 0o600).unwrap();
         writer.replace(&path, b"two", 0o600).unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"two");
@@ -123,10 +133,23 @@ mod tests {
     }
 
     #[test]
+    fn only_what_is_stale_is_swept() {
+        let dir = tempfile::tempdir().unwrap();
+        let old = std::time::SystemTime::now() - 2 * STALE;
+        for (name, time) in [(".tmp-1-0", Some(old)), (".tmp-2-0", None), ("kept", Some(old))] {
+            let file = File::create(dir.path().join(name)).unwrap();
+            time.map(|time| file.set_modified(time).unwrap());
+        }
+        sweep_stale(dir.path());
+        let left = [".tmp-1-0", ".tmp-2-0", "kept"].map(|name| dir.path().join(name).exists());
+        assert_eq!(left, [false, true, true]);
+    }
+
+    #[test]
     fn creates_only_once() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
-        let writer = Writer::beside(&path, Durability::Volatile);
+        let writer = Writer::unlocked(&path, Durability::Volatile);
         assert!(writer.create_exclusive(&path, b"one", 0o600).unwrap());
         assert!(!writer.create_exclusive(&path, b"two", 0o600).unwrap());
         assert_eq!(fs::read(&path).unwrap(), b"one");

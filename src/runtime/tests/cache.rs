@@ -1,5 +1,6 @@
 //! The files of the cache: the reference's format, and what ours survive.
 
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use std::{env, fs, thread};
@@ -7,7 +8,7 @@ use std::{env, fs, thread};
 use super::{Node, answer, attach, list, members};
 use crate::invoke::{Exec, exec};
 use crate::runtime::{Attach, NetworkList};
-use crate::store::atomic;
+use crate::store::atomic::{Durability, Writer};
 
 fn network() -> NetworkList {
     named("net")
@@ -204,7 +205,9 @@ fn a_killed_writer_leaves_a_whole_file() {
         // Made beforehand, so that nearly all of the time goes into writing.
         let long = REFERENCE.replace("10.0.0.9", &"9".repeat(4_000_000));
         for text in [&long, REFERENCE].into_iter().cycle() {
-            atomic::replace(path.as_ref(), text.as_bytes(), 0o600).unwrap();
+            let path: &Path = path.as_ref();
+            let writer = Writer::unlocked(path, Durability::Synced);
+            writer.replace(path, text.as_bytes(), 0o600).unwrap();
         }
     }
     let node = node();
