@@ -4,6 +4,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{During, Error, Result, remove_file};
 
@@ -20,7 +21,7 @@ pub enum Durability {
 
 /// Writes files by way of one temporary name.
 ///
-/// The name is fixed, so whoever writes next removes what a killed process left there. In turn the
+/// Of a fixed name whoever writes next removes what a killed process left there. In turn the
 /// caller holds a lock that covers the name.
 #[derive(Debug)]
 pub struct Writer {
@@ -34,16 +35,21 @@ impl Writer {
         Writer { temp: temp.into(), durability }
     }
 
-    /// Uses a hidden name beside `path`.
-    pub fn beside(path: &Path, durability: Durability) -> Writer {
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        Writer::new(path.with_file_name(format!(".{name}.tmp")), durability)
+    /// Uses a hidden name beside `path` that no other writer has, for directories without a
+    /// lock. It is short, because that of `path` may be as long as names can be.
+    pub fn unlocked(path: &Path, durability: Durability) -> Writer {
+        static COUNTER: AtomicU64 = AtomicU64::new(0);
+        let n = COUNTER.fetch_add(1, Ordering::Relaxed);
+        Writer::new(path.with_file_name(format!(".tmp-{}-{n}", std::process::id())), durability)
     }
 
     /// Puts a file of `mode` in place of whatever is at `path`.
     pub fn replace(&self, path: &Path, bytes: &[u8], mode: u32) -> Result<()> {
         self.write_temp(bytes, mode)?;
-        fs::rename(&self.temp, path).during("replace", path)?;
+        if let Err(error) = fs::rename(&self.temp, path) {
+            remove_file(&self.temp)?;
+            return Err(Error::new("replace", path, error));
+        }
         self.sync_parent(path)
     }
 
@@ -99,7 +105,7 @@ mod tests {
     fn replaces_and_leaves_no_temporary() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
-        let writer = Writer::beside(&path, Durability::Synced);
+        let writer = Writer::unlocked(&path, Durability::Synced);
         writer.replace(&path, b"one", 0o600).unwrap();
         writer.replace(&path, b"two", 0o600).unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"two");
@@ -110,7 +116,7 @@ mod tests {
     fn creates_only_once() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
-        let writer = Writer::beside(&path, Durability::Volatile);
+        let writer = Writer::unlocked(&path, Durability::Volatile);
         assert!(writer.create_exclusive(&path, b"one", 0o600).unwrap());
         assert!(!writer.create_exclusive(&path, b"two", 0o600).unwrap());
         assert_eq!(fs::read(&path).unwrap(), b"one");

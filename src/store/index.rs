@@ -54,27 +54,33 @@ impl Index {
         // only the boot changed or somebody deleted the index.
         stamp(store, UNSEALED)?;
         remove_file(&store.join(TEMP))?;
-        remove_all(&store.join(ROOT))?;
         let index = Index { store: store.to_owned(), dir: store.join(ROOT).join(boot) };
         if let Err(e) = index.fill(leases) {
             // Nobody would read the part that fitted on a full disk.
-            remove_all(&store.join(ROOT))?;
+            let root = store.join(ROOT);
+            fs::remove_dir_all(&root).during("remove", &root)?;
             return Err(e);
         }
         Ok(index)
     }
 
+    /// Writes only what differs from an earlier index of this boot: creating files is what takes
+    /// the time, and a single change by the reference leads here.
     fn fill(&self, leases: &[Lease]) -> Result<()> {
         let mut options = DirBuilder::new();
         options.recursive(true).mode(0o700).create(&self.dir).during("create", &self.dir)?;
+        sweep(&self.store.join(ROOT), |path| path == self.dir)?;
         self.try_seal()?;
-        let mut entries: HashMap<PathBuf, Vec<IpAddr>> = HashMap::new();
+        let mut entries: HashMap<PathBuf, String> = HashMap::new();
         for lease in leases {
             let entry = self.entry(&lease.id, lease.ifname.as_deref());
-            entries.entry(entry).or_default().push(lease.ip);
+            entries.entry(entry).or_default().push_str(&line(lease.ip));
         }
-        for (path, ips) in entries {
-            write(&path, &ips)?;
+        sweep(&self.dir, |path| entries.contains_key(path))?;
+        for (path, text) in entries {
+            if fs::read(&path).ok().as_deref() != Some(text.as_bytes()) {
+                fs::write(&path, text).during("write", &path)?;
+            }
         }
         self.seal()
     }
@@ -109,7 +115,12 @@ impl Index {
         let path = self.entry(&lease.id, ifname);
         let mut ips = self.lookup(&lease.id, ifname)?;
         ips.retain(|ip| *ip != lease.ip);
-        if ips.is_empty() { remove_file(&path) } else { write(&path, &ips) }
+        if ips.is_empty() {
+            return remove_file(&path);
+        }
+        // In place and not synced: until the seal is set nobody believes it.
+        let text: String = ips.into_iter().map(line).collect();
+        fs::write(&path, text).during("write", &path)
     }
 
     /// Vouches for the index. To be called last, when leases and index agree.
@@ -140,12 +151,6 @@ impl Index {
     }
 }
 
-/// In place and not synced: until the seal is set nobody reads it.
-fn write(path: &Path, ips: &[IpAddr]) -> Result<()> {
-    let text: String = ips.iter().copied().map(line).collect();
-    fs::write(path, text).during("write", path)
-}
-
 /// How to write files into `store`: by way of the index's directory, where no listing of the
 /// reference plugins has to pass over temporary files, if there is one.
 pub(super) fn writer(store: &Path, index: Option<&Index>) -> Writer {
@@ -160,11 +165,20 @@ fn line(ip: IpAddr) -> String {
     format!("ip={ip}\n")
 }
 
-fn remove_all(dir: &Path) -> Result<()> {
-    match fs::remove_dir_all(dir) {
-        Err(e) if e.kind() != ErrorKind::NotFound => Err(Error::new("remove", dir, e)),
-        _ => Ok(()),
+/// Removes everything in `dir` that is not to be kept.
+fn sweep(dir: &Path, keep: impl Fn(&Path) -> bool) -> Result<()> {
+    for entry in fs::read_dir(dir).during("list", dir)? {
+        let path = entry.during("list", dir)?.path();
+        if keep(&path) {
+            continue;
+        }
+        if path.is_dir() {
+            fs::remove_dir_all(&path).during("remove", &path)?;
+        } else {
+            remove_file(&path)?;
+        }
     }
+    Ok(())
 }
 
 fn is_sealed(dir: &Path) -> bool {
