@@ -1,8 +1,8 @@
 #!/bin/sh
 # prepare.sh [demo|test|bench|lint]: the programs that the purpose needs beside cargo.
 #
-# What is missing is installed when this is root on Debian or Ubuntu; otherwise it says what is
-# missing and how to get it. Exit 1 only when something that the purpose cannot do without is
+# What is missing is installed: packages when this is root on Debian or Ubuntu, cargo's own tools
+# by cargo. Otherwise it says what is missing and how to get it. Exit 1 only when something that the purpose cannot do without is
 # still missing. Does nothing, and says nothing, when all is there.
 set -eu
 
@@ -71,6 +71,13 @@ if [ -n "$wanted" ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     apt install $wanted 2>/dev/null || { apt update && apt install $wanted; } ||
         echo "prepare: apt-get could not install all of it" >&2
 fi
+
+missing | while read -r program package _; do
+    if [ "$package" = - ]; then
+        echo "prepare: cargo install $program, which takes some minutes" >&2
+        cargo install --locked --quiet "$program" >&2 || true
+    fi
+done
 
 status=0
 left=$(missing)
