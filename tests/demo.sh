@@ -28,6 +28,13 @@ if [ "${CNIBOX_DEMO_INSIDE-}" != yes ]; then
 demo: allow them: sysctl kernel.unprivileged_userns_clone=1 (Debian)
 demo:             sysctl kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu)"
     fi
+    # Every namespace of the machine shares one IPv6 neighbour table. Just after hundreds of links
+    # have come up elsewhere it is full, and no address can be resolved: wait until that is over.
+    neighbours=/proc/net/stat/ndisc_cache
+    for _ in $([ ! -r $neighbours ] || seq 60); do
+        [ $((0x$(sed -n '2s/ .*//p' $neighbours))) -gt 400 ] || break
+        sleep 1
+    done
     # The mounts and namespaces end with the last process in them, so there is nothing to clean up.
     CNIBOX_DEMO_INSIDE=yes exec "$@" sh "$0" "$bin"
 fi
@@ -157,7 +164,8 @@ ping_from() {
         [ "$version" = 4 ] || line=2
         target=$(addresses "$2" | sed -n "${line}s,/.*,,p")
         nsenter --net="$run/netns/$1" ping -n -c 1 -W 5 "$target" >"$dir/ping" ||
-            fail "$1 cannot reach $target: $(cat "$dir/ping")"
+            fail "$1 cannot reach $target (when IPv6 only: is the neighbour table of the kernel full?
+demo: dmesg, sysctl net.ipv6.neigh.default.gc_thresh3): $(cat "$dir/ping")"
         printf '%s in %s  ' "$target" "$(sed -n 's/.*time=//p' "$dir/ping")"
     done
 }
