@@ -31,7 +31,8 @@ Environment:
   TMPDIR         where leases are kept; a folder on a disk, since leases are synced (/tmp)
 
 Runs as root, or as an ordinary user where user namespaces are allowed. Everything happens in
-private network namespaces and one temporary folder; nothing is left, even after Ctrl-C.
+private network namespaces and one temporary folder; nothing is left, even after Ctrl-C. A batch of hundreds of pods may fill the kernel's IPv6 neighbour table,
+which all namespaces share, so run nothing beside it that needs IPv6.
 ";
 
 /// More do not fit on a bridge beside those that are measured.

@@ -47,9 +47,9 @@ impl World {
         let (host, crowd) = (Netns::fresh()?, Netns::fresh()?);
         write_leases(&data.join(NETWORK), case, pods)?;
         if pods > 0 && case.plugin != "host-local" {
-            host.run(|| ip_batch(&host_links(case, pods, &crowd)))??;
-            let far_ends: Vec<_> = (0..pods).map(|i| format!("link set far{i} up")).collect();
-            crowd.run(|| ip_batch(&far_ends))??;
+            crowd.run(|| disable_ipv6("1"))??;
+            host.run(|| crowded(case, pods, &crowd))??;
+            crowd.run(|| ip_batch(&links_up("far", pods)))??;
         }
         Ok(World { folder: folder.into(), conf: case.conf(&data), host, _crowd: crowd })
     }
@@ -165,25 +165,46 @@ fn ipv6(i: usize) -> Ipv6Addr {
     Ipv6Addr::from(first + i as u128)
 }
 
-/// What `ip -batch` makes of the host: as if the pods had been attached.
-fn host_links(case: &Case, pods: usize, crowd: &Netns) -> Vec<String> {
-    let mut lines = Vec::new();
+/// Makes of the host what it would be if so many pods had been attached.
+fn crowded(case: &Case, pods: usize, crowd: &Netns) -> Result<()> {
     if case.is_bridge() {
-        lines.push(format!("link add {BRIDGE} type bridge"));
-        lines.push(format!("link set {BRIDGE} up"));
+        let bridge = [format!("link add {BRIDGE} type bridge"), format!("link set {BRIDGE} up")];
+        ip_batch(&bridge)?;
     }
-    for i in 0..pods {
-        let crowd = crowd.path().display();
-        lines.push(format!("link add near{i} type veth peer name far{i} netns {crowd}"));
+    disable_ipv6("1")?;
+    ip_batch(&links(case, pods, crowd))?;
+    ip_batch(&links_up("near", pods))?;
+    disable_ipv6("0")
+}
+
+fn links(case: &Case, pods: usize, crowd: &Netns) -> Vec<String> {
+    let crowd = crowd.path().display();
+    let pair = |i| format!("link add near{i} type veth peer name far{i} netns {crowd}");
+    let attach = |i| {
         if case.is_bridge() {
-            lines.push(format!("link set near{i} master {BRIDGE} up"));
+            vec![pair(i), format!("link set near{i} master {BRIDGE}")]
         } else {
-            lines.push(format!("link set near{i} up"));
-            lines.push(format!("address add 10.1.0.1/32 dev near{i}"));
-            lines.push(format!("route add {}/32 dev near{i} scope link", ipv4(i)));
+            let address = format!("address add 10.1.0.1/32 dev near{i}");
+            let route = format!("route add {}/32 dev near{i} scope link", ipv4(i));
+            vec![pair(i), format!("link set near{i} up"), address, route]
         }
+    };
+    (0..pods).flat_map(attach).collect()
+}
+
+fn links_up(name: &str, pods: usize) -> Vec<String> {
+    (0..pods).map(|i| format!("link set {name}{i} up")).collect()
+}
+
+/// Whether links made from now on are without IPv6. Each that comes up with it sends multicasts,
+/// and those of two thousand links fill the neighbour table, 1024 entries for all namespaces of
+/// the machine together: for minutes, nobody on it could resolve another IPv6 address.
+fn disable_ipv6(disabled: &str) -> Result<()> {
+    let key = "/proc/sys/net/ipv6/conf/default/disable_ipv6";
+    if Path::new(key).exists() {
+        fs::write(key, disabled)?;
     }
-    lines
+    Ok(())
 }
 
 fn ip_batch(lines: &[String]) -> Result<()> {
