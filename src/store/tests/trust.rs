@@ -227,3 +227,13 @@ fn an_index_grows_with_its_store() {
     });
     assert_eq!(all, 300, "only the lease that is asked for is read");
 }
+
+#[test]
+fn a_lease_overwritten_with_another_owner_is_not_taken_from_it() {
+    let scene = Scene::new();
+    scene.reserve("10.0.0.2", &owner(1));
+    scene.write("10.0.0.2", "container2\r\neth0");
+    assert!(scene.sealed(), "overwriting in place shows in no directory");
+    assert!(scene.open().release(&owner(1)).unwrap().is_empty());
+    assert_eq!(scene.owned(&owner(2)), ips(&["10.0.0.2"]), "found by the rebuild");
+}
