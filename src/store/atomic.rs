@@ -73,16 +73,18 @@ impl Writer {
     }
 
     fn write_temp(&self, bytes: &[u8], mode: u32) -> Result<()> {
-        // Never truncated: a process killed between link and unlink left it as a second name of
-        // a file that lives.
-        remove_file(&self.temp)?;
         let mut options = OpenOptions::new();
-        let mut file = options
-            .write(true)
-            .create_new(true)
-            .mode(mode)
-            .open(&self.temp)
-            .during("create", &self.temp)?;
+        options.write(true).create_new(true).mode(mode);
+        let mut file = match options.open(&self.temp) {
+            Err(e) if e.kind() == ErrorKind::AlreadyExists => {
+                // Not truncated: a process killed between link and unlink left it as a second
+                // name of a file that lives.
+                remove_file(&self.temp)?;
+                options.open(&self.temp)
+            }
+            file => file,
+        }
+        .during("create", &self.temp)?;
         let written = file.write_all(bytes).and_then(|()| match self.durability {
             Durability::Synced => file.sync_all(),
             Durability::Volatile => Ok(()),
