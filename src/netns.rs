@@ -83,8 +83,9 @@ impl Netns {
     /// Opens the namespace at `path`.
     pub fn open(path: impl Into<PathBuf>) -> Result<Netns, Error> {
         let path = path.into();
-        check_magic(&path)?;
+        let magic = check_magic(&path)?;
         match File::open(&path) {
+            Ok(file) if is_of_another_kind(&file) => Err(Error::NotNamespace(path, magic)),
             Ok(file) => Ok(Netns { file, path }),
             Err(cause) if cause.kind() == io::ErrorKind::NotFound => Err(Error::NotExist(path)),
             Err(cause) => Err(Error::Io("open", path, cause)),
@@ -138,16 +139,26 @@ impl AsFd for Netns {
     }
 }
 
+/// Whether this is known to be a mount or other namespace: its own name is then `mnt:[4026531841]`.
+/// A bind mount has the name of its mount point, which tells nothing; the kernel refuses that one
+/// when it is entered.
+fn is_of_another_kind(file: &File) -> bool {
+    let name = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()));
+    let name = name.unwrap_or_default();
+    let kind = name.to_str().and_then(|name| name.split_once(":[")).map(|(kind, _)| kind);
+    kind.is_some_and(|kind| !kind.starts_with('/') && kind != "net")
+}
+
 /// Refuses everything that is not on a file system namespaces live on, before opening it: opening
 /// a pipe or a device could block or have effects.
-fn check_magic(path: &Path) -> Result<(), Error> {
+fn check_magic(path: &Path) -> Result<i64, Error> {
     let magic = match statfs(path) {
         Ok(stat) => stat.filesystem_type(),
         Err(Errno::ENOENT) => return Err(Error::NotExist(path.into())),
         Err(errno) => return Err(entering("failed to Statfs", path, errno)),
     };
     if magic == NSFS_MAGIC || magic == PROC_SUPER_MAGIC {
-        return Ok(());
+        return Ok(magic.0);
     }
     Err(Error::NotNamespace(path.into(), magic.0))
 }

@@ -103,7 +103,11 @@ fn create(host: &Netlink, netns: &Netns, wanted: Wanted<'_>) -> Result<String> {
                     ));
                 }
             }
-            Err(error) => return Err(error).context(|| "failed to make veth pair"),
+            Err(error) => {
+                // A namespace that cannot even be entered is the better explanation.
+                Netlink::open_in(netns)?;
+                return Err(error).context(|| "failed to make veth pair");
+            }
         }
     }
     Err(Error::internal("failed to find a unique veth name"))

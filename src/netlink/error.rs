@@ -5,7 +5,7 @@ use std::io;
 
 use nix::errno::Errno;
 
-use crate::error::errno_text;
+use crate::error::{Code, errno_text};
 
 /// A `Result` of this layer.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -113,6 +113,7 @@ impl From<Error> for crate::error::Error {
             Error::Refused { errno: Errno::EPERM, .. } => {
                 top.with_details("cnibox needs CAP_NET_ADMIN in this network namespace")
             }
+            Error::Netns(_) => top.with_code(Code::INVALID_NETNS),
             _ => top,
         }
     }
@@ -166,7 +167,7 @@ mod tests {
     #[test]
     fn a_missing_capability_has_a_remedy() {
         let top = crate::error::Error::from(refused(Errno::EPERM, None));
-        assert_eq!(top.code(), crate::error::Code::INTERNAL);
+        assert_eq!(top.code(), Code::INTERNAL);
         assert_eq!(top.details(), "cnibox needs CAP_NET_ADMIN in this network namespace");
     }
 

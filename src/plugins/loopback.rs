@@ -28,16 +28,21 @@ impl Plugin for Loopback {
     const ABOUT: &'static str = "sets the container's lo up";
     type Conf = Conf;
 
-    fn add(_: &Cx<'_>, _: &Conf, req: &AddReq) -> Result<CniResult> {
+    fn add(cx: &Cx<'_>, _: &Conf, req: &AddReq) -> Result<CniResult> {
         let inside = Inside::enter(req.sandbox.netns()?)?;
         let lo = inside.link(LO)?;
-        inside.netlink.set_link(lo.index, LinkChange::new().up())?;
+        if !lo.up {
+            // Refused while nothing is changed.
+            addresses(&inside, lo.index)?;
+            inside.netlink.set_link(lo.index, LinkChange::new().up())?;
+        }
         let ips = addresses(&inside, lo.index)?;
         if let Some(prev) = &req.prev {
             return Ok(prev.clone());
         }
-        let interfaces = vec![interface(&lo, &req.sandbox.path)];
-        Ok(CniResult { interfaces, ips, ..CniResult::new() })
+        let mut entry = interface(&lo, &req.sandbox.path);
+        entry.mtu = cx.reported_mtu(entry.mtu);
+        Ok(CniResult { interfaces: vec![entry], ips, ..CniResult::new() })
     }
 
     fn check(_: &Cx<'_>, _: &Conf, req: &CheckReq) -> Result<()> {
@@ -68,7 +73,8 @@ impl Plugin for Loopback {
 fn addresses(inside: &Inside<'_>, index: u32) -> Result<Vec<IpConfig>> {
     let all = inside.netlink.dump_addrs(index)?;
     if let Some(foreign) = all.iter().find(|addr| !addr.net.addr().is_loopback()) {
-        let msg = format!("loopback interface found with non-loopback address \"{}\"", foreign.net);
+        let ip = foreign.net.addr();
+        let msg = format!("loopback interface found with non-loopback address \"{ip}\"");
         return Err(Error::internal(msg));
     }
     let first = |v4| all.iter().find(|addr| addr.net.addr().is_ipv4() == v4);

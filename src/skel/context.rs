@@ -38,13 +38,17 @@ impl<'a> Cx<'a> {
         Args::parse(&self.call.env.args)
     }
 
-    /// Completes the result of an interface plugin: the configuration's `dns` replaces that of
-    /// IPAM, and the MTU is told only in 1.1.0, which has a key for it.
+    /// The MTU that an interface object may tell: the key exists since 1.1.0, and older results
+    /// are compared without it.
+    pub fn reported_mtu(&self, mtu: u32) -> u32 {
+        if self.version >= SpecVersion::V1_1_0 { mtu } else { 0 }
+    }
+
+    /// Completes the result of an interface plugin: MTUs as far as the version tells them, and
+    /// the configuration's `dns` in place of that of IPAM.
     pub fn finish(&self, result: &mut CniResult) {
-        if self.version < SpecVersion::V1_1_0 {
-            for interface in &mut result.interfaces {
-                interface.mtu = 0;
-            }
+        for interface in &mut result.interfaces {
+            interface.mtu = self.reported_mtu(interface.mtu);
         }
         result.dns = std::mem::take(&mut result.dns).overridden_by(&self.net.dns);
     }

@@ -110,7 +110,7 @@ impl Node {
     /// Everything on the host that a plugin might change, but for what it may keep: see
     /// [`Snapshot`].
     pub(crate) fn snapshot(&self) -> Snapshot {
-        Snapshot::take(self, &["ip"])
+        Snapshot::take(self, "")
     }
 }
 
@@ -157,10 +157,14 @@ impl Container {
         self.netns.run(|| fs::read_to_string(path).unwrap().trim().to_owned()).unwrap()
     }
 
+    /// Runs code inside, on a thread of its own; sockets that it opens stay inside.
+    pub(crate) fn run<T: Send>(&self, code: impl FnOnce() -> T + Send) -> T {
+        self.netns.run(code).unwrap()
+    }
+
     /// Everything inside that a plugin might change.
     pub(crate) fn snapshot(&self, node: &Node) -> Snapshot {
-        let enter = format!("--net={}", self.path());
-        Snapshot::take(node, &["nsenter", &enter, "--", "ip"])
+        Snapshot::take(node, &format!("nsenter --net={} -- ", self.path()))
     }
 }
 
@@ -170,13 +174,14 @@ impl Container {
 pub(crate) struct Snapshot(BTreeMap<String, String>);
 
 impl Snapshot {
-    fn take(node: &Node, ip: &[&str]) -> Snapshot {
+    fn take(node: &Node, enter: &str) -> Snapshot {
+        let topics = ["link", "addr", "route show table all", "rule", "-6 rule"];
+        let script = topics.map(|topic| format!("ip -o {topic}")).join("; echo ----; ");
+        let text = sh(&format!("{enter}sh -c '{script}'"));
         let mut state = BTreeMap::new();
-        for what in ["link", "addr", "route show table all", "-6 route show table all", "rule"] {
-            let line = format!("{} -o {what}", ip.join(" "));
-            let text = sh(&line);
-            let lines: Vec<_> = text.lines().map(without_noise).collect();
-            state.insert(what.to_owned(), lines.join("\n"));
+        for (topic, text) in topics.into_iter().zip(text.split("----\n")) {
+            let lines: Vec<_> = text.lines().filter_map(without_noise).collect();
+            state.insert(topic.to_owned(), lines.join("\n"));
         }
         let leases = sh(&format!(
             "find {} -type f -not -path '*/.cnibox/*' -not -name lock -not -name 'last_reserved_ip.*' 2>/dev/null | sort || true",
@@ -201,10 +206,26 @@ pub(crate) fn assert_unchanged(before: &Snapshot, after: &Snapshot) {
     assert!(before == after, "something was left behind:\n{}", before.difference(after));
 }
 
-/// Counters of statistics and lifetimes say nothing.
-fn without_noise(line: &str) -> String {
+/// Lifetimes say nothing; carriers and what the kernel makes of them (link-local addresses, their
+/// routes) come when they come, after the call that is their cause has returned.
+fn without_noise(line: &str) -> Option<String> {
     let line = line.split_once("valid_lft").map_or(line, |(start, _)| start);
-    line.trim_end().to_owned()
+    // The local routes follow the addresses, which are looked at themselves.
+    let noise = ["fe80::", "ff00::", "table local proto kernel"];
+    if noise.iter().any(|text| line.contains(text)) {
+        return None;
+    }
+    let mut words = Vec::new();
+    let mut skip = false;
+    for word in line.split_whitespace() {
+        let value_of_noise = std::mem::replace(&mut skip, ["state", "qdisc"].contains(&word));
+        if !value_of_noise && !skip && !["linkdown", "dadfailed", "tentative"].contains(&word) {
+            words.push(
+                word.replace("NO-CARRIER,", "").replace(",LOWER_UP", "").replace(",M-DOWN", ""),
+            );
+        }
+    }
+    Some(words.join(" "))
 }
 
 /// A call of a plugin, to be completed.
@@ -256,9 +277,18 @@ impl Call {
         self
     }
 
+    /// The plugin as `$0` of a shell script with mounts of its own.
+    pub(crate) fn in_script(mut self, script: &str) -> Call {
+        let plugin = self.program.display().to_string();
+        self.args = ["-m", "sh", "-c", script, &plugin].map(str::to_owned).into();
+        self.program = "unshare".into();
+        self
+    }
+
     /// The command, for tests that run it their own way.
     pub(crate) fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
+        command.args(&self.args);
         for (key, _) in std::env::vars_os() {
             if key.to_string_lossy().starts_with("CNI_") {
                 command.env_remove(key);
@@ -295,6 +325,14 @@ impl Call {
     pub(crate) fn ok(&self) {
         let outcome = self.run();
         assert_eq!((outcome.status, outcome.stdout.as_str()), (Some(0), ""), "{outcome:?}");
+    }
+
+    /// Runs it; it must succeed. What it printed, to the byte.
+    #[track_caller]
+    pub(crate) fn printed(&self) -> String {
+        let outcome = self.run();
+        assert_eq!(outcome.status, Some(0), "{outcome:?}");
+        outcome.stdout
     }
 
     /// Runs it; it must fail with an error object.

@@ -4,7 +4,8 @@
 use std::fmt;
 
 use serde::de::{
-    self, DeserializeSeed, Deserializer, IntoDeserializer, MapAccess, SeqAccess, Visitor,
+    self, DeserializeSeed, Deserializer, IntoDeserializer, MapAccess, SeqAccess, Unexpected,
+    Visitor,
 };
 use serde::forward_to_deserialize_any;
 
@@ -93,7 +94,12 @@ impl<'de> Deserializer<'de> for &'de Json {
         fields: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, DecodeError> {
-        let Json::Object(members) = self else { return self.deserialize_any(visitor) };
+        let members = match self {
+            Json::Object(members) => members,
+            // A struct's visitor takes a list for its fields in order; nobody writes that.
+            Json::Array(_) => return Err(de::Error::invalid_type(Unexpected::Seq, &visitor)),
+            other => return other.deserialize_any(visitor),
+        };
         visitor.visit_map(Members::new(match_fields(members, fields)))
     }
 

@@ -8,7 +8,10 @@ use super::{Conf, Shared};
 use crate::cni::Route;
 use crate::error::{Context, Error, Result};
 use crate::iface::forwarding;
-use crate::netlink::{Addr, Dad, LinkChange, Netlink, NewAddr};
+use crate::netlink::{Addr, Dad, LinkChange, Mac, Netlink, NewAddr};
+
+/// The address of a link that has none.
+const NONE: Mac = Mac([0; 6]);
 
 /// The address after the network's own: the gateway of a range that names none.
 pub(super) fn first_host(net: IpNet) -> IpAddr {
@@ -64,11 +67,18 @@ fn add(host: &Netlink, bridge: &Shared, gateway: IpNet) -> Result<()> {
     match bridge.link.mac {
         // A bridge that others made follows the lowest address of its ports until it is told its
         // own; containers keep the gateway's address in their neighbour tables.
-        Some(mac) if !bridge.pinned => host
-            .set_link(bridge.link.index, LinkChange::new().mac(mac))
-            .context(|| "could not set bridge's mac"),
+        Some(mac) if !bridge.pinned => {
+            // One that lost its last port has none, which the kernel takes from nobody.
+            let mac = if mac == NONE { random_mac()? } else { mac };
+            host.set_link(bridge.link.index, LinkChange::new().mac(mac))
+                .context(|| "could not set bridge's mac")
+        }
         _ => Ok(()),
     }
+}
+
+pub(super) fn random_mac() -> Result<Mac> {
+    Mac::random_local().map_err(|e| Error::io("choose a MAC", &e))
 }
 
 fn clear_conflicts(

@@ -306,7 +306,7 @@ fn ensure_bridge(host: &Netlink, conf: &Conf, plan: &Plan) -> Result<Shared> {
         return adopt(host, link, conf).context(failed);
     }
     // With an address from the start, the bridge does not take on those of its ports.
-    let mac = Mac::random_local().map_err(|e| Error::io("choose a MAC", &e))?;
+    let mac = gateway::random_mac()?;
     let kind = LinkKind::Bridge { vlan_filtering: None };
     let mut bridge = NewLink::new(name, kind).mtu(plan.mtu).mac(mac).up();
     if conf.promisc_mode {

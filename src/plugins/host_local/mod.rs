@@ -137,8 +137,12 @@ impl Plugin for HostLocal {
             let store = LeaseStore::open_existing(&dir, cx.net.name.as_str())?;
             store.map_or(Ok(Vec::new()), |mut store| store.release(&owner))
         }));
-        // A configuration that cannot work is reported also here, after the release.
-        failures.keep(Plan::resolve(cx, conf));
+        // A configuration that cannot work is reported also here, after the release; what one
+        // ADD asked for has no part in that.
+        failures.keep(conf.ipam().and_then(|ipam| {
+            let runtime = conf.runtime()?;
+            range_sets(cx, &ipam, runtime.ip_ranges)
+        }));
         failures.into_result()
     }
 
@@ -174,6 +178,15 @@ impl Plugin for HostLocal {
 }
 
 impl Conf {
+    fn ipam(&self) -> Result<Ipam> {
+        let missing = || Error::config("IPAM config missing 'ipam' key");
+        self.ipam.as_ref().ok_or_else(missing)?.decode()
+    }
+
+    fn runtime(&self) -> Result<RuntimeConfig> {
+        read(self.runtime_config.as_ref())
+    }
+
     fn data_dir(&self) -> Result<PathBuf> {
         let location: Location = read(self.ipam.as_ref())?;
         let given = location.data_dir.filter(|dir| !dir.as_os_str().is_empty());
@@ -192,25 +205,34 @@ struct Plan {
 
 impl Plan {
     fn resolve(cx: &Cx<'_>, conf: &Conf) -> Result<Plan> {
-        let missing = || Error::config("IPAM config missing 'ipam' key");
-        let ipam: Ipam = conf.ipam.as_ref().ok_or_else(missing)?.decode()?;
-        let runtime: RuntimeConfig = read(conf.runtime_config.as_ref())?;
+        let ipam = conf.ipam()?;
+        let runtime = conf.runtime()?;
         let args: Args = read(conf.args.as_ref())?;
         let from_env = cx.args()?.get("IP", ip::parse_ip_or_cidr)?;
         let requested = from_env.into_iter().chain(args.cni.ips).chain(runtime.ips).collect();
 
-        let single = ipam.subnet.map(|subnet| {
-            let Ipam { range_start, range_end, gateway, .. } = ipam;
-            vec![RangeConf { subnet: Some(subnet), range_start, range_end, gateway }]
-        });
-        let confs: Vec<_> =
-            runtime.ip_ranges.into_iter().chain(single).chain(ipam.ranges).collect();
-        let sets = RangeSet::resolve_all(&confs)?;
-        one_per_family_before_lists(cx.version, &sets)?;
-        range::check_overlaps(&sets)?;
-        warn_of_foreign_gateways(&sets);
+        let sets = range_sets(cx, &ipam, runtime.ip_ranges)?;
         Ok(Plan { sets, requested, routes: ipam.routes, resolv_conf: ipam.resolv_conf })
     }
+}
+
+/// The runtime's ranges, the single one written without `ranges`, then `ranges`.
+fn range_sets(
+    cx: &Cx<'_>,
+    ipam: &Ipam,
+    from_runtime: Vec<Vec<RangeConf>>,
+) -> Result<Vec<RangeSet>> {
+    let single = ipam.subnet.map(|subnet| {
+        let Ipam { range_start, range_end, gateway, .. } = *ipam;
+        vec![RangeConf { subnet: Some(subnet), range_start, range_end, gateway }]
+    });
+    let configured = single.into_iter().chain(ipam.ranges.iter().cloned());
+    let confs: Vec<_> = from_runtime.into_iter().chain(configured).collect();
+    let sets = RangeSet::resolve_all(&confs)?;
+    one_per_family_before_lists(cx.version, &sets)?;
+    range::check_overlaps(&sets)?;
+    warn_of_foreign_gateways(&sets);
+    Ok(sets)
 }
 
 /// An absent object has all its defaults.

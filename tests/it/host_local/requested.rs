@@ -1,0 +1,132 @@
+//! Wanted addresses: where they come from, which are refused, and what happens to the rest.
+
+use serde_json::{Value, json};
+
+use super::{add, net, one_set};
+use crate::net::Net;
+use crate::node::{Node, VERSIONS, assert_unchanged};
+
+fn two_sets(node: &Node) -> Net<'_> {
+    let ranges = json!([[{"subnet": "10.1.2.0/24"}, {"subnet": "10.2.2.0/29"}],
+                        [{"subnet": "2001:db8::/64"}]]);
+    net(node, "1.1.0", &json!({"ranges": ranges}))
+}
+
+/// The keys and `CNI_ARGS` that ask for these: from the environment, `args`, `runtimeConfig`.
+fn asking(net: &Net<'_>, env: &str, args: &[&str], runtime: &[&str]) -> Result<Value, String> {
+    let keys = json!({"args": {"cni": {"ips": args}}, "RuntimeConfig": {"ips": runtime}});
+    let before = net.node.snapshot();
+    let outcome = net.with(&keys).call("ADD", "c1").netns("/x").env("CNI_ARGS", env).run();
+    let answer: Value = serde_json::from_str(&outcome.stdout).unwrap();
+    if outcome.status == Some(0) {
+        net.call("DEL", "c1").ok();
+        return Ok(answer["ips"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|ip| ip["address"].clone())
+            .collect());
+    }
+    assert_unchanged(&before, &net.node.snapshot());
+    Err(answer["msg"].as_str().unwrap().to_owned())
+}
+
+#[test]
+fn each_channel_is_heard_with_and_without_a_prefix_length() {
+    let node = Node::new();
+    let net = two_sets(&node);
+    let both = Ok(json!(["10.1.2.77/24", "2001:db8::7/64"]));
+    for (v4, v6) in [("10.1.2.77", "2001:db8::7"), ("10.1.2.77/8", "2001:DB8:0::7/128")] {
+        assert_eq!(asking(&net, "", &[v4, v6], &[]), both);
+        assert_eq!(asking(&net, "", &[], &[v6, v4]), both);
+        assert_eq!(asking(&net, &format!("IP={v4}"), &[v6], &[]), both);
+        assert_eq!(asking(&net, &format!("IgnoreUnknown=1;IP={v4}"), &[], &[v6]), both);
+        assert_eq!(asking(&net, &format!("IP={v4}"), &[v6, v4], &[v4]), both, "said thrice");
+    }
+    let second = asking(&net, "", &["10.2.2.6"], &[]).unwrap();
+    assert_eq!(second[0], "10.2.2.6/29", "the mask of its own range");
+}
+
+#[test]
+fn the_first_that_fits_a_set_wins_and_what_is_left_over_is_listed_in_order() {
+    let node = Node::new();
+    let net = two_sets(&node);
+    let left = |ips: &str| Err(format!("failed to allocate all requested IPs: {ips}"));
+    assert_eq!(
+        asking(&net, "IP=10.1.2.5", &["10.1.2.6"], &["10.2.2.3"]),
+        left("10.1.2.6 10.2.2.3")
+    );
+    assert_eq!(asking(&net, "", &["172.16.0.1"], &["2001:db8::9"]), left("172.16.0.1"));
+    assert_eq!(asking(&net, "", &[], &["10.2.2.7"]), left("10.2.2.7"), "broadcast");
+}
+
+#[test]
+fn what_cannot_be_had_is_refused_by_name() {
+    let node = Node::new();
+    let net = two_sets(&node);
+    let failed = |msg: &str| Err(format!("failed to allocate for range 0: {msg}"));
+    let set = "10.1.2.1-10.1.2.254,10.2.2.1-10.2.2.6";
+    assert_eq!(
+        asking(&net, "IP=10.1.2.1", &[], &[]),
+        failed("requested ip 10.1.2.1 is subnet's gateway")
+    );
+    assert_eq!(
+        asking(&net, "", &["10.2.2.1"], &[]),
+        failed("requested ip 10.2.2.1 is subnet's gateway")
+    );
+    net.with(&json!({"args": {"cni": {"ips": ["10.1.2.9"]}}}))
+        .call("ADD", "c9")
+        .netns("/x")
+        .result();
+    let taken = format!("requested IP address 10.1.2.9 is not available in range set {set}");
+    assert_eq!(asking(&net, "", &["10.1.2.9"], &[]), failed(&taken));
+}
+
+#[test]
+fn texts_that_are_no_addresses() {
+    let node = Node::new();
+    let net = two_sets(&node);
+    for (env, msg) in [
+        ("IP=abc", "ARGS: error parsing value of pair \"IP=abc\": invalid IP address abc"),
+        ("ip=10.1.2.5", "ARGS: unknown args [\"ip=10.1.2.5\"]"),
+        ("none", "ARGS: invalid pair \"none\""),
+    ] {
+        assert_eq!(asking(&net, env, &[], &[]), Err(msg.to_owned()));
+    }
+    let error = asking(&net, "", &["x"], &[]).unwrap_err();
+    assert!(error.contains('x'), "{error}");
+    let error = asking(&net, "", &[], &[""]).unwrap_err();
+    assert!(error.contains("IP <nil> not v4 nor v6"), "{error}");
+    // DEL does not care.
+    add(&net, "c1");
+    net.call("DEL", "c1").env("CNI_ARGS", "IP=abc").ok();
+    assert_eq!(net.leases(), [""; 0]);
+}
+
+#[test]
+fn requested_addresses_in_every_version() {
+    for version in VERSIONS {
+        let node = Node::new();
+        let two = json!([[{"subnet": "10.1.2.0/24"}], [{"subnet": "2001:db8::/64"}]]);
+        let asked = json!({"args": {"cni": {"ips": ["10.1.2.88", "2001:db8::88"]}}});
+        let net = net(&node, version, &json!({"ranges": two})).with(&asked);
+        assert_eq!(add(&net, "c1"), ["10.1.2.88/24", "2001:db8::88/64"]);
+        assert_eq!(super::file(&net, "last_reserved_ip.0"), "10.1.2.88");
+        assert_eq!(net.leases(), ["10.1.2.88", "2001:db8::88"]);
+    }
+}
+
+#[test]
+fn a_second_address_of_a_set_is_refused_also_on_request() {
+    let node = Node::new();
+    let net = one_set(&node, &["10.1.2.0/24"]);
+    add(&net, "c1");
+    let msg = "failed to allocate for range 0: 10.1.2.2 has been allocated to c1, duplicate allocation is not allowed";
+    for ip in [&[][..], &["10.1.2.50"], &["10.1.2.2"]] {
+        let again = net.with(&json!({"args": {"cni": {"ips": ip}}}));
+        super::refused(&again, "c1", 999, msg);
+        super::refused(&again, "c1", 999, msg);
+        assert_eq!(net.leases(), ["10.1.2.2"], "the first ADD's lease stays");
+    }
+    assert_eq!(add(&net, "c2"), ["10.1.2.3/24"]);
+}

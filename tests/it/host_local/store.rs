@@ -1,0 +1,228 @@
+//! Leases on disk: order, exhaustion, old forms, debris of crashes, places that cannot be written.
+
+use std::fs;
+
+use serde_json::json;
+
+use super::{add, del, file, net, one_set, refused};
+use crate::net::Net;
+use crate::node::Node;
+
+fn gc(net: &Net<'_>, valid: &[(&str, &str)]) {
+    let valid: Vec<_> =
+        valid.iter().map(|(id, ifname)| json!({"containerID": id, "ifname": ifname})).collect();
+    net.with(&json!({"cni.dev/valid-attachments": valid})).call("GC", "").ok();
+}
+
+#[test]
+fn addresses_go_round_robin_through_the_ranges_of_a_set() {
+    let node = Node::new();
+    let net = one_set(&node, &["10.0.0.0/30", "10.0.1.0/30", "10.0.2.0/29"]);
+    let expected = [
+        "10.0.0.2/30",
+        "10.0.1.2/30",
+        "10.0.2.2/29",
+        "10.0.2.3/29",
+        "10.0.2.4/29",
+        "10.0.2.5/29",
+        "10.0.2.6/29",
+    ];
+    for (n, address) in expected.iter().enumerate() {
+        let id = format!("c{n}");
+        assert_eq!(add(&net, &id), [*address]);
+        del(&net, &id);
+        assert_eq!(
+            format!("{}/", file(&net, "last_reserved_ip.0")),
+            address.split_inclusive('/').next().unwrap()
+        );
+    }
+    assert_eq!(add(&net, "again"), ["10.0.0.2/30"]);
+}
+
+#[test]
+fn the_reference_s_note_of_the_last_address_is_followed() {
+    for (last, next) in [
+        ("10.0.0.5", "10.0.0.6/29"),
+        ("10.0.0.6", "10.0.0.2/29"),
+        ("10.0.0.5\n", "10.0.0.6/29"),
+        ("192.0.2.1", "10.0.0.2/29"),
+        ("garbage", "10.0.0.2/29"),
+    ] {
+        let node = Node::new();
+        let net = one_set(&node, &["10.0.0.0/29"]);
+        fs::create_dir_all(node.path("leases/net")).unwrap();
+        fs::write(node.path("leases/net/last_reserved_ip.0"), last).unwrap();
+        assert_eq!(add(&net, "c1"), [next], "{last:?}");
+    }
+}
+
+#[test]
+fn exhaustion_names_the_set_and_status_tells_with_code_50() {
+    for (subnets, count, set) in [
+        (&["10.0.0.0/30"][..], 1, "10.0.0.1-10.0.0.2"),
+        (&["10.0.0.0/29"], 5, "10.0.0.1-10.0.0.6"),
+        (&["10.0.0.0/30", "10.0.1.0/30"], 2, "10.0.0.1-10.0.0.2,10.0.1.1-10.0.1.2"),
+    ] {
+        let node = Node::new();
+        let net = one_set(&node, subnets);
+        for n in 0..count {
+            net.call("STATUS", "").ok();
+            add(&net, &format!("c{n}"));
+        }
+        let msg = format!("no IP addresses available in range set: {set}");
+        assert_eq!(net.call("STATUS", "").error().brief(), (50, msg.as_str()));
+        refused(&net, "cx", 999, &format!("failed to allocate for range 0: {msg}"));
+        gc(&net, &[("c0", "eth1")]);
+        net.call("STATUS", "").ok();
+        add(&net, "cx");
+    }
+}
+
+#[test]
+fn a_second_set_that_is_exhausted_gives_back_the_address_of_the_first() {
+    let node = Node::new();
+    let ranges = json!([[{"subnet": "10.0.0.0/24"}], [{"subnet": "10.1.0.0/30"}]]);
+    let net = net(&node, "1.1.0", &json!({"ranges": ranges}));
+    assert_eq!(add(&net, "c1"), ["10.0.0.2/24", "10.1.0.2/30"]);
+    let msg =
+        "failed to allocate for range 1: no IP addresses available in range set: 10.1.0.1-10.1.0.2";
+    refused(&net, "c2", 999, msg);
+    assert_eq!(net.leases(), ["10.0.0.2", "10.1.0.2"]);
+}
+
+#[test]
+fn leases_in_the_old_form_are_honoured_found_and_released() {
+    let node = Node::new();
+    let net = one_set(&node, &["10.0.0.0/29"]);
+    let lease = node.path("leases/net/10.0.0.2");
+    let overwrite = |text: &str| fs::write(&lease, text).unwrap();
+    add(&net, "c1");
+    overwrite("c1");
+    net.call("CHECK", "c1").netns("/x").ok();
+    let msg = "failed to allocate for range 0: 10.0.0.2 has been allocated to c1, duplicate allocation is not allowed";
+    refused(&net, "c1", 999, msg);
+    gc(&net, &[("c1", "eth9")]);
+    assert_eq!(net.leases(), ["10.0.0.2"], "the file does not say which interface");
+    del(&net, "c2");
+    assert_eq!(net.leases(), ["10.0.0.2"]);
+    del(&net, "c1");
+    assert_eq!(net.leases(), [""; 0]);
+    overwrite("c1\n");
+    gc(&net, &[("c2", "eth0")]);
+    assert_eq!(net.leases(), [""; 0]);
+}
+
+#[test]
+fn leases_of_the_reference_are_taken_over() {
+    let node = Node::new();
+    let net = one_set(&node, &["10.0.0.0/29"]);
+    fs::create_dir_all(node.path("leases/net")).unwrap();
+    for (ip, text) in [("10.0.0.2", "c1\r\neth0"), ("10.0.0.3", " c2 \r\neth0\n")] {
+        fs::write(node.path("leases/net").join(ip), text).unwrap();
+    }
+    net.call("CHECK", "c1").netns("/x").ok();
+    net.call("CHECK", "c2").netns("/x").ok();
+    assert_eq!(add(&net, "c3"), ["10.0.0.4/29"]);
+    del(&net, "c1");
+    del(&net, "c2");
+    assert_eq!(net.leases(), ["10.0.0.4"]);
+}
+
+#[test]
+fn files_that_a_crash_left_empty_block_no_address_for_ever() {
+    let node = Node::new();
+    let net = one_set(&node, &["10.0.0.0/30"]);
+    fs::create_dir_all(node.path("leases/net")).unwrap();
+    let lease = node.path("leases/net/10.0.0.2");
+    for debris in ["", "\0\0\0\0", "  \r\n"] {
+        fs::write(&lease, debris).unwrap();
+        net.call("STATUS", "").ok();
+        assert_eq!(add(&net, "c1"), ["10.0.0.2/30"], "{debris:?}");
+        del(&net, "c1");
+        fs::write(&lease, debris).unwrap();
+        gc(&net, &[]);
+        assert!(!lease.exists(), "{debris:?}");
+    }
+}
+
+#[test]
+fn gc_knows_id_and_interface_and_leaves_all_other_files() {
+    let node = Node::new();
+    let net = one_set(&node, &["10.0.0.0/24"]);
+    for id in ["a", "b"] {
+        add(&net, id);
+        net.call("ADD", id).netns("/x").ifname("eth1").result();
+    }
+    fs::write(node.path("leases/net/README"), "mine").unwrap();
+    gc(&net, &[("a", "eth1"), ("b", "eth0"), ("never", "eth0")]);
+    assert_eq!(net.leases(), ["10.0.0.3", "10.0.0.4"]);
+    assert_eq!(file(&net, "README"), "mine");
+    assert_eq!(file(&net, "last_reserved_ip.0"), "10.0.0.5");
+    let conf = json!({"cni.dev/valid-attachments": [{"containerID": 7}]});
+    let error = net.with(&conf).call("GC", "").error();
+    assert!(error.msg.contains("valid attachments"), "{error:?}");
+    assert_eq!(net.leases().len(), 2, "a list that cannot be read is no empty list");
+    let error = net.with(&json!({"cni.dev/valid-attachments": "none"})).call("GC", "").error();
+    assert!(error.code == 6 && net.leases().len() == 2, "{error:?}");
+}
+
+#[test]
+fn a_data_dir_that_is_no_folder_fails_add_and_status_by_name() {
+    let node = Node::new();
+    let plain = node.path("plain");
+    fs::write(&plain, "").unwrap();
+    let net = net(&node, "1.1.0", &json!({"subnet": "10.0.0.0/24", "dataDir": plain}));
+    let error = net.call("ADD", "c1").netns("/x").error();
+    assert!(error.msg.contains(&plain.display().to_string()), "{error:?}");
+    let error = net.call("STATUS", "").error();
+    assert!(error.code == 50 && error.msg.contains(&plain.display().to_string()), "{error:?}");
+}
+
+#[test]
+fn a_read_only_file_system_fails_add_and_status_by_name() {
+    let node = Node::new();
+    let net = one_set(&node, &["10.0.0.0/24"]);
+    let leases = node.path("leases");
+    fs::create_dir(&leases).unwrap();
+    let script = format!("mount -t tmpfs -o ro none {} && exec \"$0\"", leases.display());
+    let error = net.call("ADD", "c1").netns("/x").in_script(&script).error();
+    assert!(error.msg.contains("read-only file system"), "{error:?}");
+    assert!(error.msg.contains(&leases.display().to_string()), "{error:?}");
+    let error = net.call("STATUS", "").in_script(&script).error();
+    assert_eq!(error.code, 50);
+    assert!(error.msg.contains("read-only file system"), "{error:?}");
+}
+
+#[test]
+fn a_full_file_system_fails_add_by_name_and_leaves_no_lease() {
+    let node = Node::new();
+    let net = one_set(&node, &["10.0.0.0/24"]);
+    let leases = node.path("leases");
+    fs::create_dir(&leases).unwrap();
+    let dir = leases.display();
+    let script = format!(
+        "mount -t tmpfs -o size=4k none {dir} && head -c 4096 /dev/zero > {dir}/fill || exit 9
+         \"$0\"; status=$?; find {dir} -name '10.*' >&2; exit $status"
+    );
+    let outcome = net.call("ADD", "c1").netns("/x").in_script(&script).run();
+    assert_eq!(outcome.status, Some(1), "{outcome:?}");
+    assert!(outcome.stdout.contains("no space left on device"), "{outcome:?}");
+    assert!(outcome.stdout.contains(&format!("{dir}/net")), "{outcome:?}");
+    assert!(!outcome.stderr.contains("10."), "a lease was left: {outcome:?}");
+}
+
+#[test]
+fn many_containers_at_once_get_different_addresses() {
+    let node = Node::new();
+    let net = one_set(&node, &["10.0.0.0/27"]);
+    let calls: Vec<_> = (0..24).map(|n| net.call("ADD", &format!("c{n}")).netns("/x")).collect();
+    let addresses: Vec<_> = std::thread::scope(|scope| {
+        let threads: Vec<_> = calls
+            .iter()
+            .map(|call| scope.spawn(|| call.result()["ips"][0]["address"].to_string()))
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    let different: std::collections::HashSet<_> = addresses.iter().collect();
+    assert_eq!((different.len(), net.leases().len()), (24, 24), "{addresses:?}");
+}

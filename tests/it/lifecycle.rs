@@ -1,0 +1,200 @@
+//! The verbs in the orders that runtimes call them, for every version and for any plugin that
+//! makes a link and delegates addresses. Each function ends with the node as it was, but for what
+//! the subject says to remain.
+
+use serde_json::{Value, json};
+
+use crate::net::{FIRST, GATEWAYS, Net, SECOND, no_veth_remains, normal, settles};
+use crate::node::{Container, Node, VERSIONS};
+use crate::traffic::{Place, tcp, udp};
+
+/// A plugin under test.
+pub(crate) struct Subject {
+    pub(crate) plugin: &'static str,
+    /// Keys of a dual-stack network of 10.1.2.0/24 and `2001:db8:1::/64` with default routes.
+    pub(crate) keys: fn(&Node) -> Value,
+    /// The first container's result in a version.
+    pub(crate) golden: fn(&str) -> &'static str,
+    /// Removes by hand what the plugin leaves for good: links. Leases never stay.
+    pub(crate) remove_remainder: fn(&Node),
+}
+
+impl Subject {
+    /// Runs `test` on a fresh node for each version, and compares the node with before.
+    #[track_caller]
+    fn each_version(&self, test: impl Fn(&Net<'_>)) {
+        for version in VERSIONS {
+            let node = Node::new();
+            let before = node.snapshot();
+            test(&Net::new(&node, self.plugin, version, &(self.keys)(&node)));
+            no_veth_remains(&node);
+            assert_eq!(node.leases("net"), [""; 0]);
+            (self.remove_remainder)(&node);
+            settles(&before, || node.snapshot());
+        }
+    }
+
+    /// ADD prints this to the byte; CHECK agrees; two DELs leave the container as it was.
+    pub(crate) fn add_check_del_del(&self) {
+        self.each_version(|net| {
+            let container = Container::new();
+            let before = container.snapshot(net.node);
+            let printed = net.on("ADD", &container).printed();
+            let golden = (self.golden)(net.version).trim_end().replace("VERSION", net.version);
+            assert_eq!(normal(&printed, &container), golden);
+            assert_eq!(net.leases(), FIRST);
+            let prev: Value = serde_json::from_str(&printed).unwrap();
+            if net.version >= "0.4.0" {
+                let added = (net.node.snapshot(), container.snapshot(net.node));
+                net.check(&container, &prev).ok();
+                settles(&added.0, || net.node.snapshot());
+                settles(&added.1, || container.snapshot(net.node));
+            } else {
+                let error = net.check(&container, &prev).error();
+                assert_eq!(error.brief(), (1, "config version does not allow CHECK"));
+            }
+            net.del(&container);
+            settles(&before, || container.snapshot(net.node));
+            no_veth_remains(net.node);
+            assert_eq!(net.leases(), [""; 0]);
+            net.del(&container);
+            settles(&before, || container.snapshot(net.node));
+        });
+    }
+
+    /// Pings in all directions, TCP and UDP, over IPv4 and IPv6, the moment ADD returns.
+    pub(crate) fn traffic(&self) {
+        self.each_version(|net| {
+            let (one, two) = (Container::new(), Container::new());
+            net.add(&one);
+            net.call("ADD", "c2").netns(&two.path()).result();
+            for family in [0, 1] {
+                assert!(one.reaches(GATEWAYS[family]), "container to host");
+                assert!(net.node.reaches(FIRST[family]), "host to container");
+                assert!(one.reaches(SECOND[family]), "container to container");
+                assert!(two.reaches(FIRST[family]), "and back");
+                tcp(&one, &two, SECOND[family]);
+                let seen = udp(&one, &two, SECOND[family]);
+                assert_eq!(seen.to_string(), FIRST[family], "nothing translates addresses");
+                udp(net.node, &two, SECOND[family]);
+                tcp(&two, net.node, GATEWAYS[family]);
+            }
+            net.del(&one);
+            assert!(two.reaches(GATEWAYS[0]), "the other container keeps its network");
+            net.call("DEL", "c2").netns(&two.path()).ok();
+        });
+    }
+
+    /// Namespace gone, never there, empty, with and without `prevResult`.
+    pub(crate) fn del_without_a_namespace(&self) {
+        self.each_version(|net| {
+            // The path dangles: the kernel has removed the pair, the lease is there.
+            let container = Container::new();
+            net.add(&container);
+            let path = container.path();
+            drop(container);
+            net.call("DEL", "c1").netns(&path).ok();
+            assert_eq!(net.leases(), [""; 0]);
+            no_veth_remains(net.node);
+            // No namespace is named: the lease goes, the pair too where the result tells it.
+            let container = Container::new();
+            let prev = net.add(&container);
+            net.call("DEL", "c1").netns("").ok();
+            assert_eq!(net.leases(), [""; 0]);
+            assert!(container.try_sh("ip link show eth0"), "nothing tells where it is");
+            net.call("DEL", "c1").ok();
+            if net.version >= "0.4.0" {
+                net.with(&json!({"prevResult": prev})).call("DEL", "c1").ok();
+                no_veth_remains(net.node);
+                assert!(!container.try_sh("ip link show eth0"));
+            }
+            net.del(&container);
+        });
+    }
+
+    /// DEL of what was never added, of another interface, of another container.
+    pub(crate) fn del_of_nothing(&self) {
+        self.each_version(|net| {
+            let container = Container::new();
+            net.del(&container);
+            net.call("DEL", "c1").netns("/var/run/netns/no-such").ok();
+            net.call("DEL", "c1").without("CNI_NETNS").ok();
+            net.add(&container);
+            net.on("DEL", &container).ifname("eth1").ok();
+            net.call("DEL", "c2").netns("").ok();
+            assert_eq!(net.leases(), FIRST, "c1's eth0 is another attachment");
+            assert!(net.node.reaches(FIRST[0]));
+            net.del(&container);
+        });
+    }
+
+    /// GC keeps what is valid and releases what is stale; without a list, it releases nothing.
+    pub(crate) fn gc(&self) {
+        self.each_version(|net| {
+            let gc = |keys: Value| net.with(&keys).call("GC", "").without("CNI_CONTAINERID");
+            let (one, two) = (Container::new(), Container::new());
+            if net.version < "1.1.0" {
+                let error = gc(json!({"cni.dev/valid-attachments": []})).error();
+                assert_eq!(error.brief(), (1, "config version does not allow GC"));
+                return;
+            }
+            let add_two = || {
+                net.call("ADD", "c2").netns(&two.path()).result();
+                net.leases()
+            };
+            net.add(&one);
+            let c1 = net.leases();
+            assert_eq!(add_two().len(), 4);
+            for keys in [json!({}), json!({"cni.dev/valid-attachmets": []})] {
+                let outcome = gc(keys).run();
+                assert_eq!((outcome.status, outcome.stdout.as_str()), (Some(0), ""));
+                assert!(outcome.stderr.contains("releases nothing"), "{}", outcome.stderr);
+                assert_eq!(net.leases().len(), 4);
+            }
+            let both = json!([{"containerID": "c1", "ifname": "eth0"},
+                              {"containerID": "c2", "ifname": "eth0"}]);
+            gc(json!({"cni.dev/valid-attachments": both})).ok();
+            assert_eq!(net.leases().len(), 4);
+            let c1_only = json!([{"containerID": "c1", "ifname": "eth0"},
+                                 {"containerID": "c2", "ifname": "eth1"}]);
+            gc(json!({"cni.dev/valid-attachments": c1_only})).ok();
+            assert_eq!(net.leases(), c1, "c2's eth0 is stale although c2 has a valid eth1");
+            for nobody in [json!([]), json!(null)] {
+                let text = json!({"cni.dev/valid-attachments": nobody});
+                let mut conf = net.conf.clone();
+                conf["cni.dev/valid-attachments"] = text["cni.dev/valid-attachments"].clone();
+                net.call("GC", "").without("CNI_CONTAINERID").conf(&conf).ok();
+                assert_eq!(net.leases(), [""; 0]);
+                net.del(&one);
+                net.add(&one);
+            }
+            assert!(net.node.reaches(&net.leases()[0]), "the network works after GC");
+            gc(json!({"cni.dev/attachments": []})).ok();
+            assert_eq!(net.leases(), [""; 0], "the key of the text of 1.1.0");
+            net.del(&one);
+            net.call("DEL", "c2").netns(&two.path()).ok();
+        });
+    }
+
+    /// STATUS answers on 1.1.0, changes nothing, and asks the IPAM plugin.
+    pub(crate) fn status(&self) {
+        self.each_version(|net| {
+            let status = || net.call("STATUS", "").without("CNI_CONTAINERID");
+            if net.version < "1.1.0" {
+                let error = status().error();
+                assert_eq!(error.brief(), (1, "config version does not allow STATUS"));
+                return;
+            }
+            status().ok();
+            assert!(!crate::node::exists(net.node.path("leases")));
+            let one = Container::new();
+            let full = json!({"ipam": net.node.host_local(&["10.1.2.0/30"])});
+            net.with(&full).add(&one);
+            let error = net.with(&full).call("STATUS", "").error();
+            let msg = "no IP addresses available in range set: 10.1.2.1-10.1.2.2";
+            assert_eq!(error.brief(), (50, msg));
+            net.with(&full).del(&one);
+            net.with(&full).call("STATUS", "").ok();
+        });
+    }
+}

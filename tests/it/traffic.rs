@@ -1,0 +1,88 @@
+//! Packets that really flow, between the host and containers and among containers.
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use crate::node::{Container, Node};
+
+const LIMIT: Duration = Duration::from_secs(5);
+
+/// Where sockets can be opened.
+pub(crate) trait Place {
+    /// Runs code there.
+    fn within<T: Send>(&self, code: impl FnOnce() -> T + Send) -> T;
+
+    /// Whether one ping to `target` is answered within `seconds`. Each second another one is sent:
+    /// the kernel makes an IPv6 address's local route in a work queue, after the address.
+    fn reaches_within(&self, target: &str, seconds: u32) -> bool {
+        let limit = seconds.to_string();
+        self.within(|| {
+            let mut ping = Command::new("ping");
+            ping.args(["-n", "-c", "1", "-w", &limit, target]);
+            ping.stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap().success()
+        })
+    }
+
+    /// Whether one ping to `target` is answered.
+    fn reaches(&self, target: &str) -> bool {
+        self.reaches_within(target, 8)
+    }
+}
+
+impl Place for Node {
+    fn within<T: Send>(&self, code: impl FnOnce() -> T + Send) -> T {
+        code()
+    }
+}
+
+impl Place for Container {
+    fn within<T: Send>(&self, code: impl FnOnce() -> T + Send) -> T {
+        self.run(code)
+    }
+}
+
+/// A request and an answer over TCP to a server at `ip` in `server`.
+#[track_caller]
+pub(crate) fn tcp(client: &impl Place, server: &impl Place, ip: &str) {
+    let ip: IpAddr = ip.parse().unwrap();
+    let listener = server.within(|| TcpListener::bind((ip, 0)).unwrap());
+    let address = listener.local_addr().unwrap();
+    let mut near = client.within(|| TcpStream::connect_timeout(&address, LIMIT).unwrap());
+    near.set_read_timeout(Some(LIMIT)).unwrap();
+    let (mut far, _) = listener.accept().unwrap();
+    far.set_read_timeout(Some(LIMIT)).unwrap();
+    near.write_all(b"question").unwrap();
+    assert_eq!(read::<8>(&mut far), *b"question");
+    far.write_all(b"answer").unwrap();
+    assert_eq!(read::<6>(&mut near), *b"answer");
+}
+
+/// The same over UDP. The address that the server sees is returned.
+#[track_caller]
+pub(crate) fn udp(client: &impl Place, server: &impl Place, ip: &str) -> IpAddr {
+    let ip: IpAddr = ip.parse().unwrap();
+    let open = |address: SocketAddr| {
+        let socket = UdpSocket::bind(address).unwrap();
+        socket.set_read_timeout(Some(LIMIT)).unwrap();
+        socket
+    };
+    let far = server.within(|| open((ip, 0).into()));
+    let any: IpAddr = if ip.is_ipv4() { "0.0.0.0" } else { "::" }.parse().unwrap();
+    let near = client.within(|| open((any, 0).into()));
+    near.send_to(b"question", far.local_addr().unwrap()).unwrap();
+    let mut buffer = [0; 16];
+    let (length, from) = far.recv_from(&mut buffer).unwrap();
+    assert_eq!(buffer[..length], *b"question");
+    far.send_to(b"answer", from).unwrap();
+    let (length, _) = near.recv_from(&mut buffer).unwrap();
+    assert_eq!(buffer[..length], *b"answer");
+    from.ip()
+}
+
+fn read<const N: usize>(stream: &mut TcpStream) -> [u8; N] {
+    let mut buffer = [0; N];
+    stream.read_exact(&mut buffer).unwrap();
+    buffer
+}
