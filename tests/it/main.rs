@@ -10,5 +10,7 @@
 //! | `protocol` | what all plugins share: environment, versions, error objects, VERSION, about |
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs, reason = "tests")]
 
+mod faults;
 mod node;
 mod protocol;
+mod strace;

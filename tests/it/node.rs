@@ -81,7 +81,7 @@ impl Node {
             ("CNI_PATH", self.bin().display().to_string()),
         ];
         let env = env.into_iter().map(|(k, v)| (k.to_owned(), v)).collect();
-        Call { program: self.bin().join(plugin), env, stdin: Vec::new() }
+        Call { program: self.bin().join(plugin), env, stdin: Vec::new(), wrapper: Vec::new() }
     }
 
     /// A configuration of host-local for `subnets`, one address of each, its leases in this node.
@@ -207,6 +207,7 @@ pub(crate) struct Call {
     program: PathBuf,
     env: BTreeMap<String, String>,
     stdin: Vec<u8>,
+    wrapper: Vec<String>,
 }
 
 impl Call {
@@ -249,9 +250,23 @@ impl Call {
         self
     }
 
+    /// Under another program, such as `strace`, which gets the plugin as its last argument.
+    pub(crate) fn under(mut self, wrapper: &[&str]) -> Call {
+        self.wrapper = wrapper.iter().map(|arg| (*arg).to_owned()).collect();
+        self
+    }
+
+    /// Another executable, the rest as it is.
+    pub(crate) fn program(mut self, path: impl Into<PathBuf>) -> Call {
+        self.program = path.into();
+        self
+    }
+
     /// The command, for tests that run it their own way.
     pub(crate) fn command(&self) -> Command {
-        let mut command = Command::new(&self.program);
+        let mut words = self.wrapper.iter().map(AsRef::as_ref).chain([self.program.as_os_str()]);
+        let mut command = Command::new(words.next().unwrap());
+        command.args(words);
         for (key, _) in std::env::vars_os() {
             if key.to_string_lossy().starts_with("CNI_") {
                 command.env_remove(key);
