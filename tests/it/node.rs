@@ -346,11 +346,11 @@ impl Refusal {
     }
 }
 
-/// Waits until `done`, at most two seconds: for what the kernel does behind a process's back,
+/// Waits until `done`, at most twenty seconds: for what the kernel does behind a process's back,
 /// such as removing a namespace.
 #[track_caller]
 pub(crate) fn eventually(what: &str, done: impl Fn() -> bool) {
-    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(2);
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
     while !done() {
         assert!(std::time::Instant::now() < deadline, "{what}");
         std::thread::sleep(std::time::Duration::from_millis(5));
