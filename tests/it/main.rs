@@ -7,10 +7,21 @@
 //! | module | |
 //! | --- | --- |
 //! | `node` | the private host, calls of plugins, snapshots of everything a plugin may leave |
+//! | `strace`, `compare` | system calls of a call; results without what is random |
+//! | `faults` | ADD failing or killed at each step, DEL killed at each step |
+//! | `concurrency` | many calls at once, and the reference's host-local in between |
+//! | `delegation` | IPAM plugins in this process and in another |
+//! | `footprint` | processes, sleeps, memory |
+//! | `parity` | the reference plugins side by side |
 //! | `protocol` | what all plugins share: environment, versions, error objects, VERSION, about |
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs, reason = "tests")]
 
+mod compare;
+mod concurrency;
+mod delegation;
 mod faults;
+mod footprint;
 mod node;
+mod parity;
 mod protocol;
 mod strace;
