@@ -84,7 +84,8 @@ impl Delegate<'_> {
             Program::Own(run) => self.call(*run, verb),
             Program::Foreign(path) => self.exec(path, verb),
         };
-        outcome.map_err(|e| e.context(format!("{} of the delegate \"{}\"", verb.as_str(), self.name)))
+        outcome
+            .map_err(|e| e.context(format!("{} of the delegate \"{}\"", verb.as_str(), self.name)))
     }
 
     fn call(&self, run: RunFn, verb: Verb) -> Result<Option<CniResult>> {

@@ -46,10 +46,13 @@ impl Recorded {
     }
 }
 
-const ONE_ADDRESS: &str = r#"echo '{"cniVersion":"1.0.0","ips":[{"address":"10.9.0.2/24","gateway":"10.9.0.1"}]}'"#;
+const ONE_ADDRESS: &str =
+    r#"echo '{"cniVersion":"1.0.0","ips":[{"address":"10.9.0.2/24","gateway":"10.9.0.1"}]}'"#;
 
 fn refusing(code: u32) -> String {
-    format!(r#"echo '{{"cniVersion":"1.0.0","code":{code},"msg":"no way","details":"said so"}}'; exit 1"#)
+    format!(
+        r#"echo '{{"cniVersion":"1.0.0","code":{code},"msg":"no way","details":"said so"}}'; exit 1"#
+    )
 }
 
 /// Every outcome of a series of calls, with the leases after each.
@@ -61,7 +64,7 @@ fn transcript(plugin: &str, version: &str, copied: bool) -> String {
         fs::copy(executable(), &path).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
     }
-    let container = Container::new();
+    let (container, other) = (Container::new(), Container::new());
     let mut ipam = node.host_local(&["10.1.0.0/30", "fd00:1::/64"]);
     ipam["routes"] = json!([{"dst": "0.0.0.0/0"}, {"dst": "10.7.0.0/16", "gw": "10.1.0.1"}]);
     let good = json!({"name": "n", "cniVersion": version, "isGateway": true, "ipam": ipam});
@@ -73,13 +76,15 @@ fn transcript(plugin: &str, version: &str, copied: bool) -> String {
     let mut checked = good.clone();
     let mut out = String::new();
     let mut run = |what: &str, verb: &str, id: &str, conf: &Value, args: &str| -> String {
-        let call = node.call(plugin, verb).id(id).conf(conf).netns(&container.path());
+        let call = node.call(plugin, verb).id(id).conf(conf);
+        let container = if id == "a" { &container } else { &other };
+        let call = call.netns(&container.path());
         let outcome = call.env("CNI_ARGS", args).env("RUST_BACKTRACE", "0").run();
         let files = node.sh(&format!(
             "cd {} 2>/dev/null && find . -type f -not -path '*/.cnibox/*' | sort | xargs -r head -v -c 99 || true",
             node.path("leases").display()
         ));
-        let text = normal(&format!("{outcome:?}\n{files}"), &node, &container);
+        let text = normal(&format!("{outcome:?}\n{files}"), &node, container);
         out += &format!("== {what}\n{text}\n");
         outcome.stdout
     };
@@ -136,7 +141,8 @@ fn a_copy_is_executed_and_a_link_is_not() {
     assert_eq!(error("copied"), "cnibox has no applet \"copied\"");
     assert_eq!(error("linked"), "cnibox has no applet \"linked\"");
     let container = Container::new();
-    let conf = json!({"name": "n", "cniVersion": "1.0.0", "ipam": node.host_local(&["10.1.0.0/24"])});
+    let conf =
+        json!({"name": "n", "cniVersion": "1.0.0", "ipam": node.host_local(&["10.1.0.0/24"])});
     let call = node.call("ptp", "ADD").conf(&conf).netns(&container.path());
     let programs = |call: &Call| {
         let (outcome, calls) = crate::strace::record(&node, call);
@@ -178,7 +184,8 @@ fn a_foreign_plugin_gets_the_environment_and_the_same_bytes() {
             if verb == "CHECK" {
                 conf["prevResult"] = scene.call(plugin, "ADD").result();
             }
-            let text = format!(" {}\n\t ", conf.to_string().replace("\"name\"", "\"x\" :\t1e3, \"name\""));
+            let text =
+                format!(" {}\n\t ", conf.to_string().replace("\"name\"", "\"x\" :\t1e3, \"name\""));
             let call = scene.call(plugin, verb).stdin(text.clone()).env("OTHER", "value");
             let call = call.env("CNI_ARGS", "IgnoreUnknown=1;K8S_POD_NAME=p");
             let outcome = call.run();
@@ -254,9 +261,15 @@ fn del_removes_the_link_also_when_the_foreign_del_fails() {
 #[test]
 fn results_in_older_versions_are_converted() {
     for (answer, routes) in [
-        (r#"{"cniVersion":"0.2.0","ip4":{"ip":"10.9.0.2/24","gateway":"10.9.0.1","routes":[{"dst":"10.0.0.0/8"}]}}"#, true),
+        (
+            r#"{"cniVersion":"0.2.0","ip4":{"ip":"10.9.0.2/24","gateway":"10.9.0.1","routes":[{"dst":"10.0.0.0/8"}]}}"#,
+            true,
+        ),
         (r#"{"ip4":{"ip":"10.9.0.2/24","gateway":"10.9.0.1"}}"#, false),
-        (r#"{"cniVersion":"0.4.0","ips":[{"version":"4","address":"10.9.0.2/24","gateway":"10.9.0.1"}],"routes":[{"dst":"10.0.0.0/8"}]}"#, true),
+        (
+            r#"{"cniVersion":"0.4.0","ips":[{"version":"4","address":"10.9.0.2/24","gateway":"10.9.0.1"}],"routes":[{"dst":"10.0.0.0/8"}]}"#,
+            true,
+        ),
         (r#"{"cniVersion":"1.0.0","ips":[{"address":"10.9.0.2/24","gateway":"10.9.0.1"}]}"#, false),
     ] {
         for version in ["0.2.0", "0.4.0", "1.1.0"] {
@@ -284,9 +297,9 @@ fn delegates_without_a_sensible_answer() {
         // Code 0: the plugin did not say.
         ("exit 3", 0, "netplugin failed: \"recorder ADD"),
         ("echo nonsense; exit 3", 0, "netplugin failed but error parsing its diagnostic message"),
-        ("echo nonsense", 6, "failed to unmarshal raw result"),
+        ("echo nonsense", 6, "ADD of the delegate \"recorder\": failed to unmarshal raw result"),
         ("kill -9 $$", 0, "netplugin failed: \"recorder ADD\\n\": signal: killed"),
-        ("true", 6, "failed to unmarshal raw result"),
+        ("true", 6, "ADD of the delegate \"recorder\": failed to unmarshal raw result"),
         ("echo '{\"cniVersion\":\"1.0.0\"}'", 999, "IPAM plugin returned missing IP config"),
     ] {
         let scene = Recorded::new(script);

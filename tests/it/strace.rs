@@ -140,8 +140,7 @@ impl Point {
         let trace = format!("trace={}", self.syscall.name);
         let nth = if self.path.is_some() { 1 } else { self.syscall.nth };
         let inject = format!("inject={}:{action}:when={nth}", self.syscall.name);
-        let mut wrapper =
-            vec!["timeout", "20", "strace", "-f", "-o", &name];
+        let mut wrapper = vec!["timeout", "20", "strace", "-f", "-o", &name];
         wrapper.extend(["-e", &trace, "-e", &inject]);
         if let Some(path) = &self.path {
             wrapper.extend(["-P", path]);
