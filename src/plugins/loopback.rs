@@ -28,7 +28,7 @@ impl Plugin for Loopback {
     const ABOUT: &'static str = "sets the container's lo up";
     type Conf = Conf;
 
-    fn add(_: &Cx<'_>, _: &Conf, req: &AddReq) -> Result<CniResult> {
+    fn add(cx: &Cx<'_>, _: &Conf, req: &AddReq) -> Result<CniResult> {
         let inside = Inside::enter(req.sandbox.netns()?)?;
         let lo = inside.link(LO)?;
         inside.netlink.set_link(lo.index, LinkChange::new().up())?;
@@ -36,8 +36,9 @@ impl Plugin for Loopback {
         if let Some(prev) = &req.prev {
             return Ok(prev.clone());
         }
-        let interfaces = vec![interface(&lo, &req.sandbox.path)];
-        Ok(CniResult { interfaces, ips, ..CniResult::new() })
+        let mut lo = interface(&lo, &req.sandbox.path);
+        lo.mtu = cx.reported_mtu(lo.mtu);
+        Ok(CniResult { interfaces: vec![lo], ips, ..CniResult::new() })
     }
 
     fn check(_: &Cx<'_>, _: &Conf, req: &CheckReq) -> Result<()> {
