@@ -1,13 +1,13 @@
 //! Results of different runs made comparable.
 
-use crate::node::{Container, Node};
+use crate::node::{Container, Node, exists};
 
 /// The reference plugins: `PEER`, or where Debian's package containernetworking-plugins puts
 /// them. None: the caller does not run, loudly, and fails with `CNIBOX_TEST_STRICT=1`.
 pub(crate) fn peer(test: &str) -> Option<std::path::PathBuf> {
     let dir = std::env::var_os("PEER").unwrap_or_else(|| "/usr/lib/cni".into());
     let dir = std::path::PathBuf::from(dir);
-    if dir.join("host-local").is_file() && dir.join("bridge").is_file() {
+    if ["bridge", "host-local", "loopback", "ptp"].iter().all(|name| exists(dir.join(name))) {
         return Some(dir);
     }
     let strict = std::env::var("CNIBOX_TEST_STRICT").is_ok_and(|value| value == "1");
@@ -60,7 +60,12 @@ pub(crate) fn assert_same(what: &str, left: &str, right: &str) {
     }
     let (l, r): (Vec<_>, Vec<_>) = (left.lines().collect(), right.lines().collect());
     let only = |a: &[&str], b: &[&str]| -> String {
-        a.iter().filter(|line| !b.contains(line)).map(|line| format!("  {line}\n")).collect()
+        let only: Vec<&str> = a.iter().filter(|line| !b.contains(line)).copied().collect();
+        only.join("\n  ")
     };
-    panic!("{what}\nonly left:\n{}only right:\n{}left:\n{left}", only(&l, &r), only(&r, &l));
+    panic!(
+        "{what}\nonly left:\n  {}\nonly right:\n  {}\nleft:\n{left}",
+        only(&l, &r),
+        only(&r, &l)
+    );
 }

@@ -83,6 +83,12 @@ fn a_hundred_containers_on_one_bridge() {
         assert!(addresses(result).iter().all(|ip| inside.contains(ip.as_str())), "{inside}");
     }
 
+    // From one end to the other, and to the gateway.
+    let last = addresses(&results[99]);
+    assert!(containers[0].pings(last[0].split('/').next().unwrap()));
+    assert!(containers[0].pings(last[1].split('/').next().unwrap()));
+    assert!(containers[0].pings("10.1.0.1"));
+
     at_once(COUNT, |i| call("DEL", i).ok());
     assert_eq!(node.leases("n"), [""; 0]);
     assert_eq!(node.ip("link show type veth"), json!([]));
@@ -204,20 +210,23 @@ fn leases_are_shared_with_a_writer_of_the_references_format() {
     host_local(&own, &node, ("ADD", "before")).result();
     let reference = Reference { store: node.path("leases").join("n") };
     let ids = ids("pod", COUNT);
-    let given = at_once(COUNT, |i| match i % 2 {
-        0 => reference.add(&ids[i]),
-        _ => {
-            let result = host_local(&own, &node, ("ADD", &ids[i])).result();
-            result["ips"][0]["address"].as_str().unwrap().replace("/24", "")
+    let given = at_once(COUNT, |i| {
+        if i % 2 == 0 {
+            return reference.add(&ids[i]);
         }
+        let result = host_local(&own, &node, ("ADD", &ids[i])).result();
+        result["ips"][0]["address"].as_str().unwrap().replace("/24", "")
     });
     let different: BTreeSet<&String> = given.iter().collect();
     assert_eq!(different.len(), COUNT, "an address twice: {given:?}");
     assert_eq!(node.leases("n").len(), COUNT + 1);
     // Each deletes what the other made.
-    at_once(COUNT, |i| match i % 2 {
-        0 => host_local(&own, &node, ("DEL", &ids[i])).ok(),
-        _ => reference.del(&ids[i]),
+    at_once(COUNT, |i| {
+        if i % 2 == 0 {
+            host_local(&own, &node, ("DEL", &ids[i])).ok();
+        } else {
+            reference.del(&ids[i]);
+        }
     });
     assert_eq!(node.leases("n").len(), 1);
     host_local(&own, &node, ("DEL", "before")).ok();
@@ -226,8 +235,8 @@ fn leases_are_shared_with_a_writer_of_the_references_format() {
 
 #[test]
 fn leases_are_shared_with_the_references_host_local() {
-    let Some(peer) = compare::peer("concurrency with the reference's host-local") else { return };
     const COUNT: usize = 40;
+    let Some(peer) = compare::peer("concurrency with the reference's host-local") else { return };
     let node = Node::new();
     let programs = [node.bin().join("host-local"), peer.join("host-local")];
     let ids = ids("pod", COUNT);

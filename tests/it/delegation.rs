@@ -85,7 +85,7 @@ fn transcript(plugin: &str, version: &str, copied: bool) -> String {
             node.path("leases").display()
         ));
         let text = normal(&format!("{outcome:?}\n{files}"), &node, container);
-        out += &format!("== {what}\n{text}\n");
+        out.extend(["== ", what, "\n", &text, "\n"]);
         outcome.stdout
     };
     run("CHECK of nothing", "CHECK", "a", &good, "");

@@ -14,7 +14,15 @@
 //! | `footprint` | processes, sleeps, memory |
 //! | `parity` | the reference plugins side by side |
 //! | `protocol` | what all plugins share: environment, versions, error objects, VERSION, about |
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs, reason = "tests")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    clippy::print_stderr,
+    missing_docs,
+    reason = "tests"
+)]
 
 mod compare;
 mod concurrency;
