@@ -243,7 +243,7 @@ fn without_differences(line: &str) -> String {
     line
 }
 
-/// Results of 1.0.0 have another order of keys, and no empty objects, since release 1.5 of the
+/// Results of 1.0.0 have another order of keys, and no empty objects, in later releases of the
 /// reference; ours follow that. Before 1.0.0 every byte counts.
 fn layout(result: &str, version: &str) -> String {
     let parsed = serde_json::from_str(result).ok().filter(|_| version == "1.0.0");
