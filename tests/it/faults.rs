@@ -9,14 +9,19 @@
 //! the first one is rolled back. Kills are tried before each call that changes something: what
 //! lies between two of those looks the same from outside.
 //!
-//! The bridge exists and has another container, so that states can be compared exactly.
+//! The bridge exists and has another container, so that states can be compared exactly. For the
+//! calls with effects the same is done to the first ADD of a node ([`first_add`]), after which
+//! the next ADD must work.
+//!
+//! A kernel that refuses a request says so in its answer, which strace cannot forge: what fails
+//! here is the sending.
 
 use std::collections::HashMap;
 
 use serde_json::{Value, json};
 
 use crate::node::{Call, Container, Node, Outcome, Snapshot, assert_unchanged};
-use crate::strace::{self, Point};
+use crate::strace::{self, Point, Syscall};
 
 /// What a call fails with: something that it can really fail with.
 fn errno(syscall: &str) -> &'static str {
@@ -165,6 +170,11 @@ fn prints_result(point: &Point) -> bool {
     point.syscall.name == "write" && point.syscall.text.starts_with("1<")
 }
 
+fn has_effect(point: &Point) -> bool {
+    let Syscall { name, text, .. } = &point.syscall;
+    EFFECTS.contains(&name.as_str()) && (name != "openat" || text.contains("O_CREAT"))
+}
+
 /// Kills `verb` before each of its effects.
 fn survives_kill(scene: &Scene, verb: &str) {
     if verb == "DEL" {
@@ -173,12 +183,8 @@ fn survives_kill(scene: &Scene, verb: &str) {
     let (outcome, calls) = strace::record(&scene.node, &scene.call(verb));
     assert_eq!(outcome.status, Some(0), "{outcome:?}");
     scene.call("DEL").ok();
-    let has_effect = |point: &Point| {
-        let name = point.syscall.name.as_str();
-        EFFECTS.contains(&name) && (name != "openat" || point.syscall.text.contains("O_CREAT"))
-    };
     let mut killed = 0;
-    for point in strace::points(&calls).iter().filter(|point| has_effect(point)) {
+    for point in strace::points(&calls).into_iter().filter(has_effect) {
         if verb == "DEL" {
             scene.call("ADD").result();
         }
@@ -194,6 +200,55 @@ fn survives_kill(scene: &Scene, verb: &str) {
     }
     println!("{} {verb}: killed at {killed} places", scene.plugin);
     assert!(killed >= 10, "too few: {killed}");
+}
+
+/// A first ADD, which makes the bridge and the store, on a node of its own for each point.
+fn first_add(signal: Option<&str>) {
+    let fresh = || {
+        let node = Node::new();
+        let ipam = node.host_local(&["10.1.0.0/24", "fd00:1::/64"]);
+        let conf =
+            json!({"name": "n", "cniVersion": "1.0.0", "isDefaultGateway": true, "ipam": ipam});
+        (node, Container::new(), conf)
+    };
+    let call = |node: &Node, container: &Container, conf: &Value, verb| {
+        let call = node.call("bridge", verb).conf(conf).netns(&container.path());
+        call.env("RUST_BACKTRACE", "0")
+    };
+    let (node, container, conf) = fresh();
+    let (_, calls) = strace::record(&node, &call(&node, &container, &conf, "ADD"));
+    let points = strace::points(&calls).into_iter().filter(has_effect);
+    let mut tried = 0;
+    for point in points.filter(is_deterministic) {
+        let (node, container, conf) = fresh();
+        let empty = container.snapshot(&node);
+        let call = |verb| call(&node, &container, &conf, verb);
+        let error = format!("error={}", errno(&point.syscall.name));
+        let (outcome, fired) = point.run(&node, &call("ADD"), signal.unwrap_or(&error));
+        let why = format!("{}: {outcome:?}", point.describe());
+        assert!(fired, "{why}");
+        if signal.is_some() || outcome.status == Some(0) {
+            call("DEL").ok();
+        }
+        assert_eq!(node.leases("n"), [""; 0], "{why}");
+        assert_eq!(node.ip("link show type veth"), json!([]), "{why}");
+        assert_unchanged(&empty, &container.snapshot(&node));
+        let outcome = call("ADD").run();
+        assert_eq!(outcome.status, Some(0), "{why}, then {outcome:?}");
+        assert!(container.pings("10.1.0.1") && container.pings("fd00:1::1"), "{why}");
+        tried += 1;
+    }
+    assert!(tried > 30, "too few: {tried}");
+}
+
+#[test]
+fn after_a_first_add_that_fails_anywhere_the_next_one_works() {
+    first_add(None);
+}
+
+#[test]
+fn after_a_first_add_that_is_killed_anywhere_the_next_one_works() {
+    first_add(Some("signal=KILL"));
 }
 
 #[test]
