@@ -4,7 +4,7 @@
 //! path is used. Callers cannot tell the two ways apart: the result passes through the version's
 //! layout, errors keep their code and message.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::call::{Call, Caller, RunFn, Verb};
 use super::context::Cx;
@@ -77,26 +77,34 @@ impl<'a> Cx<'a> {
 }
 
 impl Delegate<'_> {
-    /// Runs the plugin with this call's environment and standard input, the verb replaced.
+    /// Runs the plugin with this call's environment and standard input, the verb replaced. Its
+    /// errors name it in their details.
     pub fn run(&self, verb: Verb) -> Result<Option<CniResult>> {
+        let outcome = match &self.program {
+            Program::Own(run) => self.call(*run, verb),
+            Program::Foreign(path) => self.exec(path, verb),
+        };
+        outcome
+            .map_err(|e| e.context(format!("{} of the delegate \"{}\"", verb.as_str(), self.name)))
+    }
+
+    fn call(&self, run: RunFn, verb: Verb) -> Result<Option<CniResult>> {
+        let env = self.cx.call.env.with_verb(verb);
+        let call = Call { env, caller: Caller::Plugin, ..self.cx.call.clone() };
+        run(&call).map_err(|e| Error::foreign(e.code(), e.msg(), e.details()))
+    }
+
+    fn exec(&self, path: &Path, verb: Verb) -> Result<Option<CniResult>> {
         let call = self.cx.call;
         let env = call.env.with_verb(verb);
-        match &self.program {
-            Program::Own(run) => {
-                let call =
-                    Call { env, stdin: call.stdin, lookup: call.lookup, caller: Caller::Plugin };
-                run(&call).map_err(|e| Error::foreign(e.code(), e.msg(), e.details()))
-            }
-            Program::Foreign(path) => {
-                let env = env.vars().map(|(key, value)| (key, value.to_owned())).into();
-                let stdout =
-                    invoke::exec(&invoke::Exec { path, env, stdin: call.stdin, deadline: None })?;
-                if verb != Verb::Add {
-                    return Ok(None);
-                }
-                invoke::read_result(&stdout, self.cx.version).map(Some)
-            }
+        // The process inherits the rest; what is unset stays so.
+        let given = env.vars().into_iter().filter(|(_, value)| !value.is_empty());
+        let env = given.map(|(key, value)| (key, value.to_owned())).collect();
+        let exec = invoke::Exec { path, env, stdin: call.stdin, deadline: None };
+        let stdout = invoke::exec(&exec)?;
+        if verb != Verb::Add {
+            return Ok(None);
         }
-        .map_err(|e| e.context(format!("{} of the delegate \"{}\"", verb.as_str(), self.name)))
+        invoke::read_result(&stdout, self.cx.version).map(Some)
     }
 }

@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 
 use super::applet::{Applet, Main};
-use super::call::{Call, Caller, Env, Lookup, Verb};
+use super::call::{Call, Caller, Env, Lookup, RunFn, Verb};
 use crate::cni::json::{self, Json};
 use crate::cni::{CniResult, SpecVersion, wire};
 use crate::error::{Code, Error, Result, io_text};
@@ -30,17 +30,28 @@ pub fn main(applet: &Applet, args: Vec<String>, lookup: Lookup) -> ExitCode {
     }
     // Large enough for most requests, so that one read gets all.
     let mut stdin = Vec::with_capacity(8192);
-    let outcome = env.check().and_then(|()| read_stdin(&mut stdin)).and_then(|()| {
-        let call = Call { env, stdin: &stdin, lookup, caller: Caller::Runtime };
-        guarded(|| run(&call))
-    });
-    match outcome {
-        Ok(None) => ExitCode::SUCCESS,
-        Ok(Some(result)) => match json::pretty(&result.to_json()) {
-            Ok(text) => print(&text),
-            Err(error) => fail(&error, result.version),
-        },
-        Err(error) => fail(&error, version_of(&stdin)),
+    let read = env.check().and_then(|()| read_stdin(&mut stdin));
+    let call = Call { env, stdin: &stdin, lookup, caller: Caller::Runtime };
+    let result = match read.and_then(|()| guarded(|| run(&call))) {
+        Ok(None) => return ExitCode::SUCCESS,
+        Ok(Some(result)) => result,
+        Err(error) => return fail(&error, version_of(&stdin)),
+    };
+    let printed = match json::pretty(&result.to_json()) {
+        Ok(text) => print(&text),
+        Err(error) => fail(&error, result.version),
+    };
+    if printed != ExitCode::SUCCESS {
+        take_back(&call, run);
+    }
+    printed
+}
+
+/// An ADD whose result nobody got has failed: its caller is gone, or cannot know what to use.
+fn take_back(call: &Call<'_>, run: RunFn) {
+    let del = Call { env: call.env.with_verb(Verb::Del), ..call.clone() };
+    if let Err(error) = guarded(|| run(&del)) {
+        log::warn(format_args!("take back an ADD without a result: {error}"));
     }
 }
 

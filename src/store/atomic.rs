@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::{During, Error, Result, remove_file};
+use crate::log;
 
 /// What a file has to survive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,7 +65,11 @@ impl Writer {
     pub fn create_exclusive(&self, path: &Path, bytes: &[u8], mode: u32) -> Result<bool> {
         self.write_temp(bytes, mode)?;
         let linked = fs::hard_link(&self.temp, path);
-        remove_file(&self.temp)?;
+        // The file is there, or is not, whatever becomes of its second name: an error here would
+        // hide that. Whoever writes next tries again.
+        if let Err(error) = remove_file(&self.temp) {
+            log::debug(format_args!("left behind: {error}"));
+        }
         match linked {
             Ok(()) => self.sync_parent(path).map(|()| true),
             Err(e) if e.kind() == ErrorKind::AlreadyExists => Ok(false),

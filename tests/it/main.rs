@@ -11,16 +11,37 @@
 //! | `traffic` | pings, TCP and UDP between host and containers |
 //! | `lifecycle` | the verbs in the orders runtimes call them, for every version |
 //! | `cnitool` | the tool with the real plugins: walk-through, chains, GC, STATUS |
+//! | `strace`, `compare` | system calls of a call; results without what is random |
+//! | `faults` | ADD failing or killed at each step, DEL killed at each step |
+//! | `concurrency` | many calls at once, and the reference's host-local in between |
+//! | `delegation` | IPAM plugins in this process and in another |
+//! | `footprint` | processes, sleeps, memory |
+//! | `parity` | the reference plugins side by side |
 //! | `protocol` | what all plugins share: environment, versions, error objects, VERSION, about |
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs, reason = "tests")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    clippy::print_stderr,
+    missing_docs,
+    reason = "tests"
+)]
 
 mod bridge;
 mod cnitool;
+mod compare;
+mod concurrency;
+mod delegation;
+mod faults;
+mod footprint;
 mod host_local;
 mod lifecycle;
 mod loopback;
 mod net;
 mod node;
+mod parity;
 mod protocol;
 mod ptp;
+mod strace;
 mod traffic;

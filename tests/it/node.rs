@@ -81,13 +81,14 @@ impl Node {
             ("CNI_PATH", self.bin().display().to_string()),
         ];
         let env = env.into_iter().map(|(k, v)| (k.to_owned(), v)).collect();
-        Call { program: self.bin().join(plugin), args: Vec::new(), env, stdin: Vec::new() }
+        Call { env, ..self.tool(plugin, &[]) }
     }
 
     /// A call of a program for people, with arguments and without any CNI variable.
     pub(crate) fn tool(&self, name: &str, args: &[&str]) -> Call {
         let args = args.iter().map(|arg| (*arg).to_owned()).collect();
-        Call { program: self.bin().join(name), args, env: BTreeMap::new(), stdin: Vec::new() }
+        let program = self.bin().join(name);
+        Call { program, args, env: BTreeMap::new(), stdin: Vec::new(), wrapper: Vec::new() }
     }
 
     /// A configuration of host-local for `subnets`, one address of each, its leases in this node.
@@ -235,6 +236,7 @@ pub(crate) struct Call {
     args: Vec<String>,
     env: BTreeMap<String, String>,
     stdin: Vec<u8>,
+    wrapper: Vec<String>,
 }
 
 impl Call {
@@ -278,23 +280,33 @@ impl Call {
     }
 
     /// The plugin as `$0` of a shell script with mounts of its own.
-    pub(crate) fn in_script(mut self, script: &str) -> Call {
-        let plugin = self.program.display().to_string();
-        self.args = ["-m", "sh", "-c", script, &plugin].map(str::to_owned).into();
-        self.program = "unshare".into();
+    pub(crate) fn in_script(self, script: &str) -> Call {
+        self.under(&["unshare", "-m", "sh", "-c", script])
+    }
+
+    /// Under another program, such as `strace`, which gets the plugin as its last argument.
+    pub(crate) fn under(mut self, wrapper: &[&str]) -> Call {
+        self.wrapper = wrapper.iter().map(|arg| (*arg).to_owned()).collect();
+        self
+    }
+
+    /// Another executable, the rest as it is.
+    pub(crate) fn program(mut self, path: impl Into<PathBuf>) -> Call {
+        self.program = path.into();
         self
     }
 
     /// The command, for tests that run it their own way.
     pub(crate) fn command(&self) -> Command {
-        let mut command = Command::new(&self.program);
-        command.args(&self.args);
+        let mut words = self.wrapper.iter().map(AsRef::as_ref).chain([self.program.as_os_str()]);
+        let mut command = Command::new(words.next().unwrap());
+        command.args(words).args(&self.args);
         for (key, _) in std::env::vars_os() {
             if key.to_string_lossy().starts_with("CNI_") {
                 command.env_remove(key);
             }
         }
-        command.args(&self.args).envs(&self.env);
+        command.envs(&self.env);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command
     }
@@ -376,11 +388,11 @@ impl Refusal {
     }
 }
 
-/// Waits until `done`, at most two seconds: for what the kernel does behind a process's back,
+/// Waits until `done`, at most twenty seconds: for what the kernel does behind a process's back,
 /// such as removing a namespace.
 #[track_caller]
 pub(crate) fn eventually(what: &str, done: impl Fn() -> bool) {
-    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(2);
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
     while !done() {
         assert!(std::time::Instant::now() < deadline, "{what}");
         std::thread::sleep(std::time::Duration::from_millis(5));

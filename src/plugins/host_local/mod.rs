@@ -151,11 +151,13 @@ impl Plugin for HostLocal {
         let Some(mut store) = LeaseStore::open_existing(&dir, cx.net.name.as_str())? else {
             return Ok(());
         };
-        let stale = store.retain(|lease| match &lease.ifname {
+        let mut stale = store.retain(|lease| match &lease.ifname {
             Some(ifname) => req.is_valid(&lease.id, ifname),
             // Written by a reference plugin that knew no interface names.
             None => req.valid.iter().any(|attachment| attachment.container_id == lease.id),
         })?;
+        // A folder has no order of its own.
+        stale.sort_by_key(|lease| lease.ip);
         for lease in stale {
             log::warn(format_args!("released {} of container {}", lease.ip, lease.id));
         }

@@ -1,0 +1,71 @@
+//! Results of different runs made comparable.
+
+use crate::node::{Container, Node, exists};
+
+/// The reference plugins: `PEER`, or where Debian's package containernetworking-plugins puts
+/// them. None: the caller does not run, loudly, and fails with `CNIBOX_TEST_STRICT=1`.
+pub(crate) fn peer(test: &str) -> Option<std::path::PathBuf> {
+    let dir = std::env::var_os("PEER").unwrap_or_else(|| "/usr/lib/cni".into());
+    let dir = std::path::PathBuf::from(dir);
+    if ["bridge", "host-local", "loopback", "ptp"].iter().all(|name| exists(dir.join(name))) {
+        return Some(dir);
+    }
+    let strict = std::env::var("CNIBOX_TEST_STRICT").is_ok_and(|value| value == "1");
+    let dir = dir.display();
+    assert!(!strict, "{test}: no reference plugins in {dir} (CNIBOX_TEST_STRICT=1)");
+    println!("SKIP {test}: no reference plugins in {dir}; install containernetworking-plugins");
+    None
+}
+
+/// `text` without paths of the node and the container, MACs and random names.
+pub(crate) fn normal(text: &str, node: &Node, container: &Container) -> String {
+    let text = text.replace(&container.path(), "NETNS");
+    let text = text.replace(&node.path("").display().to_string(), "NODE/");
+    let mut out = String::new();
+    let mut word = String::new();
+    for c in text.chars().chain(['\0']) {
+        if c.is_ascii_alphanumeric() || c == ':' {
+            word.push(c);
+            continue;
+        }
+        out.push_str(if is_mac(&word) {
+            "MAC"
+        } else if is_veth(&word) {
+            "VETH"
+        } else {
+            &word
+        });
+        word.clear();
+        out.push(c);
+    }
+    out.pop();
+    out
+}
+
+fn is_mac(word: &str) -> bool {
+    let hex = |part: &str| part.len() == 2 && part.bytes().all(|b| b.is_ascii_hexdigit());
+    word.len() == 17 && word.split(':').all(hex)
+}
+
+fn is_veth(word: &str) -> bool {
+    let digits = word.strip_prefix("veth");
+    digits.is_some_and(|d| d.len() == 8 && d.bytes().all(|b| b.is_ascii_hexdigit()))
+}
+
+/// Panics with the lines in which two texts differ.
+#[track_caller]
+pub(crate) fn assert_same(what: &str, left: &str, right: &str) {
+    if left == right {
+        return;
+    }
+    let (l, r): (Vec<_>, Vec<_>) = (left.lines().collect(), right.lines().collect());
+    let only = |a: &[&str], b: &[&str]| -> String {
+        let only: Vec<&str> = a.iter().filter(|line| !b.contains(line)).copied().collect();
+        only.join("\n  ")
+    };
+    panic!(
+        "{what}\nonly left:\n  {}\nonly right:\n  {}\nleft:\n{left}",
+        only(&l, &r),
+        only(&r, &l)
+    );
+}

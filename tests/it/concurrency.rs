@@ -1,0 +1,283 @@
+//! Many calls at once: containers on one bridge, first ADDs racing to make it, GC in between,
+//! and the reference's host-local working on the same leases.
+
+use std::collections::{BTreeSet, HashSet};
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+use fs2::FileExt;
+use serde_json::{Value, json};
+
+use crate::compare;
+use crate::node::{Call, Container, Node};
+
+/// How many run at a time.
+const WORKERS: usize = 16;
+
+/// Does `work` for 0..count, [`WORKERS`] at a time. The workers are born in the caller's
+/// namespace, and so are their children.
+fn at_once<T: Send>(count: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
+    let next = AtomicUsize::new(0);
+    let worker = || -> Vec<(usize, T)> {
+        let mut done = Vec::new();
+        loop {
+            let i = next.fetch_add(1, Ordering::Relaxed);
+            if i >= count {
+                return done;
+            }
+            done.push((i, work(i)));
+        }
+    };
+    let mut done: Vec<(usize, T)> = thread::scope(|scope| {
+        let workers: Vec<_> = (0..WORKERS).map(|_| scope.spawn(worker)).collect();
+        workers.into_iter().flat_map(|w| w.join().unwrap()).collect()
+    });
+    done.sort_by_key(|(i, _)| *i);
+    done.into_iter().map(|(_, value)| value).collect()
+}
+
+fn bridge_conf(node: &Node) -> Value {
+    let ipam = node.host_local(&["10.1.0.0/16", "fd00:1::/64"]);
+    json!({"name": "n", "cniVersion": "1.0.0", "isDefaultGateway": true, "ipam": ipam})
+}
+
+fn addresses(result: &Value) -> Vec<String> {
+    let ips = result["ips"].as_array().unwrap();
+    ips.iter().map(|ip| ip["address"].as_str().unwrap().to_owned()).collect()
+}
+
+fn ids(prefix: &str, count: usize) -> Vec<String> {
+    (0..count).map(|i| format!("{prefix}-{i}")).collect()
+}
+
+#[test]
+fn a_hundred_containers_on_one_bridge() {
+    const COUNT: usize = 100;
+    let node = Node::new();
+    let conf = bridge_conf(&node);
+    let containers: Vec<_> = (0..COUNT).map(|_| Container::new()).collect();
+    let ids = ids("pod", COUNT);
+    let call = |verb: &str, i: usize| -> Call {
+        node.call("bridge", verb).conf(&conf).id(&ids[i]).netns(&containers[i].path())
+    };
+    let results = at_once(COUNT, |i| call("ADD", i).result());
+    let all: Vec<String> = results.iter().flat_map(addresses).collect();
+    let different: HashSet<&String> = all.iter().collect();
+    assert_eq!((all.len(), different.len()), (2 * COUNT, 2 * COUNT), "an address twice");
+    assert_eq!(node.leases("n").len(), 2 * COUNT);
+
+    let bridges = node.ip("link show type bridge");
+    let macs: HashSet<&Value> = results.iter().map(|r| &r["interfaces"][0]["mac"]).collect();
+    assert_eq!(bridges.as_array().unwrap().len(), 1);
+    assert_eq!(macs, HashSet::from([&bridges[0]["address"]]), "the bridge changed its MAC");
+    let ports = node.ip("link show type veth");
+    assert_eq!(ports.as_array().unwrap().len(), COUNT);
+    let gateways = node.sh("ip -o -4 addr show cni0");
+    assert_eq!(gateways.lines().count(), 1, "{gateways}");
+    for (container, result) in [(&containers[0], &results[0]), (&containers[99], &results[99])] {
+        let inside = container.sh("ip -o addr show eth0");
+        assert!(addresses(result).iter().all(|ip| inside.contains(ip.as_str())), "{inside}");
+    }
+
+    // From one end to the other, and to the gateway.
+    let last = addresses(&results[99]);
+    assert!(containers[0].pings(last[0].split('/').next().unwrap()));
+    assert!(containers[0].pings(last[1].split('/').next().unwrap()));
+    assert!(containers[0].pings("10.1.0.1"));
+
+    at_once(COUNT, |i| call("DEL", i).ok());
+    assert_eq!(node.leases("n"), [""; 0]);
+    assert_eq!(node.ip("link show type veth"), json!([]));
+    assert!(containers.iter().all(|c| c.ip("link").as_array().unwrap().len() == 1));
+    let after = node.ip("link show type bridge");
+    assert_eq!(after[0]["address"], bridges[0]["address"]);
+}
+
+#[test]
+fn sixteen_first_adds_make_one_bridge() {
+    let node = Node::new();
+    for round in 0..4 {
+        let mut conf = bridge_conf(&node);
+        let bridge = format!("br{round}");
+        conf["bridge"] = json!(bridge);
+        conf["name"] = json!(bridge);
+        conf["ipam"]["ranges"] = json!([[{"subnet": format!("10.{round}.0.0/24")}]]);
+        let containers: Vec<_> = (0..WORKERS).map(|_| Container::new()).collect();
+        let ids = ids("first", WORKERS);
+        let start = Barrier::new(WORKERS);
+        let results = at_once(WORKERS, |i| {
+            let call = node.call("bridge", "ADD").conf(&conf).id(&ids[i]);
+            let call = call.netns(&containers[i].path());
+            start.wait();
+            call.result()
+        });
+        let link = node.ip(&format!("addr show {bridge}"));
+        let mac = &link[0]["address"];
+        assert!(results.iter().all(|r| &r["interfaces"][0]["mac"] == mac), "{mac} {results:?}");
+        let v4 = link[0]["addr_info"].as_array().unwrap().iter().filter(|a| a["family"] == "inet");
+        assert_eq!(v4.count(), 1);
+        let ports = node.ip(&format!("link show master {bridge}"));
+        assert_eq!(ports.as_array().unwrap().len(), WORKERS);
+        let all: HashSet<String> = results.iter().flat_map(addresses).collect();
+        assert_eq!(all.len(), WORKERS);
+    }
+}
+
+#[test]
+fn gc_beside_adds_removes_only_what_is_not_listed() {
+    const COUNT: usize = 48;
+    let node = Node::new();
+    let conf =
+        json!({"name": "n", "cniVersion": "1.1.0", "ipam": node.host_local(&["10.1.0.0/16"])});
+    let add = |id: &str| node.call("host-local", "ADD").conf(&conf).id(id).netns("/x").result();
+    for i in 0..8 {
+        add(&format!("stale-{i}"));
+    }
+    let ids = ids("valid", COUNT);
+    let mut gc = conf.clone();
+    let listed = |id: &String| json!({"containerID": id, "ifname": "eth0"});
+    gc["cni.dev/valid-attachments"] = ids.iter().map(listed).collect();
+    let given = at_once(2 * COUNT, |i| {
+        if i % 2 == 1 {
+            node.call("host-local", "GC").conf(&gc).ok();
+            return None;
+        }
+        Some(add(&ids[i / 2])["ips"][0]["address"].as_str().unwrap().replace("/16", ""))
+    });
+    let given: BTreeSet<String> = given.into_iter().flatten().collect();
+    assert_eq!(given.len(), COUNT, "an address twice");
+    assert_eq!(node.leases("n").into_iter().collect::<BTreeSet<_>>(), given);
+}
+
+/// What the reference does, by hand: the lock, a file created exclusively, the note of the last
+/// address; and for DEL a walk over all files.
+struct Reference {
+    store: PathBuf,
+}
+
+impl Reference {
+    fn lock(&self) -> File {
+        let lock = File::open(self.store.join("lock")).unwrap();
+        lock.lock_exclusive().unwrap();
+        lock
+    }
+
+    fn add(&self, id: &str) -> String {
+        let _lock = self.lock();
+        let last = fs::read_to_string(self.store.join("last_reserved_ip.0")).unwrap_or_default();
+        let last: u8 = last.rsplit('.').next().and_then(|n| n.parse().ok()).unwrap_or(1);
+        for n in (last..255).skip(1).chain(2..=last) {
+            let ip = format!("10.1.0.{n}");
+            let file = OpenOptions::new().write(true).create_new(true).open(self.store.join(&ip));
+            let Ok(mut file) = file else { continue };
+            file.write_all(format!("{id}\r\neth0").as_bytes()).unwrap();
+            fs::write(self.store.join("last_reserved_ip.0"), &ip).unwrap();
+            return ip;
+        }
+        panic!("full");
+    }
+
+    fn del(&self, id: &str) {
+        let _lock = self.lock();
+        let content = format!("{id}\r\neth0");
+        for entry in fs::read_dir(&self.store).unwrap() {
+            let path = entry.unwrap().path();
+            if fs::read_to_string(&path).is_ok_and(|text| text.trim() == content) {
+                fs::remove_file(path).unwrap();
+            }
+        }
+    }
+}
+
+fn one_range(node: &Node) -> Value {
+    json!({"name": "n", "cniVersion": "1.0.0", "ipam": node.host_local(&["10.1.0.0/24"])})
+}
+
+fn host_local(program: &Path, node: &Node, (verb, id): (&str, &str)) -> Call {
+    let call = node.call("host-local", verb).program(program).conf(&one_range(node));
+    call.id(id).netns("/x")
+}
+
+#[test]
+fn leases_are_shared_with_a_writer_of_the_references_format() {
+    const COUNT: usize = 60;
+    let node = Node::new();
+    let own = node.bin().join("host-local");
+    host_local(&own, &node, ("ADD", "before")).result();
+    let reference = Reference { store: node.path("leases").join("n") };
+    let ids = ids("pod", COUNT);
+    let given = at_once(COUNT, |i| {
+        if i % 2 == 0 {
+            return reference.add(&ids[i]);
+        }
+        let result = host_local(&own, &node, ("ADD", &ids[i])).result();
+        result["ips"][0]["address"].as_str().unwrap().replace("/24", "")
+    });
+    let different: BTreeSet<&String> = given.iter().collect();
+    assert_eq!(different.len(), COUNT, "an address twice: {given:?}");
+    assert_eq!(node.leases("n").len(), COUNT + 1);
+    // Each deletes what the other made.
+    at_once(COUNT, |i| {
+        if i % 2 == 0 {
+            host_local(&own, &node, ("DEL", &ids[i])).ok();
+        } else {
+            reference.del(&ids[i]);
+        }
+    });
+    assert_eq!(node.leases("n").len(), 1);
+    host_local(&own, &node, ("DEL", "before")).ok();
+    assert_eq!(node.leases("n"), [""; 0]);
+}
+
+#[test]
+fn leases_are_shared_with_the_references_host_local() {
+    const COUNT: usize = 40;
+    let Some(peer) = compare::peer("concurrency with the reference's host-local") else { return };
+    let node = Node::new();
+    let programs = [node.bin().join("host-local"), peer.join("host-local")];
+    let ids = ids("pod", COUNT);
+    for concurrent in [false, true] {
+        let each = |work: &(dyn Fn(usize) + Sync)| {
+            if concurrent { drop(at_once(COUNT, work)) } else { (0..COUNT).for_each(work) }
+        };
+        let seen = std::sync::Mutex::new(BTreeSet::new());
+        each(&|i| {
+            let result = host_local(&programs[i % 2], &node, ("ADD", &ids[i])).result();
+            let new = seen.lock().unwrap().insert(addresses(&result)[0].clone());
+            assert!(new, "given twice: {result}");
+        });
+        assert_eq!(node.leases("n").len(), COUNT);
+        each(&|i| {
+            let own_again = host_local(&programs[i % 2], &node, ("CHECK", &ids[i]));
+            let other = host_local(&programs[1 - i % 2], &node, ("CHECK", &ids[i]));
+            own_again.ok();
+            other.ok();
+        });
+        // Alternating: one of each goes, a new one comes, all by the other program.
+        each(&|i| host_local(&programs[1 - i % 2], &node, ("DEL", &ids[i])).ok());
+        assert_eq!(node.leases("n"), [""; 0], "concurrent: {concurrent}");
+    }
+}
+
+#[test]
+fn a_lease_added_by_one_and_removed_by_the_other_in_turn() {
+    let Some(peer) = compare::peer("alternation with the reference's host-local") else { return };
+    let node = Node::new();
+    let own = node.bin().join("host-local");
+    let theirs = peer.join("host-local");
+    // One stays all the time, so that an index has something to be wrong about.
+    host_local(&own, &node, ("ADD", "stays")).result();
+    for round in 0..12 {
+        let (first, second) = if round % 2 == 0 { (&own, &theirs) } else { (&theirs, &own) };
+        host_local(first, &node, ("ADD", "pod")).result();
+        assert_eq!(node.leases("n").len(), 2, "round {round}");
+        host_local(second, &node, ("DEL", "pod")).ok();
+        assert_eq!(node.leases("n").len(), 1, "round {round}");
+    }
+    host_local(&theirs, &node, ("DEL", "stays")).ok();
+    assert_eq!(node.leases("n"), [""; 0]);
+}

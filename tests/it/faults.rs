@@ -1,0 +1,282 @@
+//! An ADD that fails takes everything back, at whatever step it fails; an ADD or DEL that is
+//! killed leaves nothing that a DEL does not remove.
+//!
+//! A run is recorded by strace, then repeated once for each of its system calls, with an error in
+//! place of that call ([`no_add_leaves_anything`]) or with SIGKILL before it ([`survives_kill`]).
+//! Covered is every call with an effect and every third of the others, on the main thread from
+//! reading stdin to printing the result, and every access to a kernel parameter on the threads
+//! that visit the container; not covered are the allocator's calls, and a second failure while
+//! the first one is rolled back. Kills are tried before each call that changes something: what
+//! lies between two of those looks the same from outside.
+//!
+//! The bridge exists and has another container, so that states can be compared exactly. For the
+//! calls with effects the same is done to the first ADD of a node ([`first_add`]), after which
+//! the next ADD must work.
+//!
+//! A kernel that refuses a request says so in its answer, which strace cannot forge: what fails
+//! here is the sending.
+
+use std::collections::HashMap;
+
+use serde_json::{Value, json};
+
+use crate::node::{Call, Container, Node, Outcome, Snapshot, assert_unchanged};
+use crate::strace::{self, Point, Syscall};
+
+/// What a call fails with: something that it can really fail with.
+fn errno(syscall: &str) -> &'static str {
+    match syscall {
+        "sendto" | "sendmsg" | "setns" | "utimensat" => "EPERM",
+        "recvfrom" | "recvmsg" => "ENOBUFS",
+        "openat" | "socket" | "epoll_create1" | "eventfd2" | "fcntl" => "EMFILE",
+        "write" | "rename" | "mkdir" | "linkat" => "ENOSPC",
+        "flock" => "ENOLCK",
+        "unlink" => "EROFS",
+        "clone3" | "clone" => "EAGAIN",
+        "epoll_wait" => "EINTR",
+        "setsockopt" => "ENOPROTOOPT",
+        "access" => "EACCES",
+        _ => "EIO",
+    }
+}
+
+/// Calls that change what others see.
+const EFFECTS: [&str; 9] =
+    ["sendto", "write", "linkat", "rename", "unlink", "utimensat", "mkdir", "openat", "clone3"];
+
+/// A node with one container attached and another one to be worked on.
+struct Scene {
+    node: Node,
+    conf: Value,
+    plugin: &'static str,
+    container: Container,
+    _neighbour: Container,
+    before: (Snapshot, Snapshot),
+}
+
+impl Scene {
+    fn new(plugin: &'static str, keys: &Value) -> Scene {
+        let node = Node::new();
+        // Link-local addresses come and change by themselves, late on a busy machine.
+        node.sh("echo 1 > /proc/sys/net/ipv6/conf/default/addr_gen_mode");
+        let ipam = node.host_local(&["10.1.0.0/24", "fd00:1::/64"]);
+        let mut conf = json!({"name": "n", "cniVersion": "1.0.0", "ipam": ipam});
+        conf.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
+        let (neighbour, container) = (Container::new(), Container::new());
+        let call = node.call(plugin, "ADD").conf(&conf);
+        call.netns(&neighbour.path()).id("neighbour").result();
+        // An ADD and a DEL leave what may stay: forwarding, the store's folder.
+        let scratch = Container::new();
+        let call = |verb| node.call(plugin, verb).conf(&conf).netns(&scratch.path());
+        call("ADD").result();
+        call("DEL").ok();
+        let before = (node.snapshot(), container.snapshot(&node));
+        Scene { node, conf, plugin, container, _neighbour: neighbour, before }
+    }
+
+    fn bridge() -> Scene {
+        Scene::new("bridge", &json!({"isDefaultGateway": true, "hairpinMode": true}))
+    }
+
+    fn ptp() -> Scene {
+        Scene::new("ptp", &json!({"mtu": 1400}))
+    }
+
+    fn call(&self, verb: &str) -> Call {
+        let call = self.node.call(self.plugin, verb).conf(&self.conf);
+        call.netns(&self.container.path()).env("RUST_BACKTRACE", "0")
+    }
+
+    fn assert_as_before(&self, why: &str) {
+        let now = (self.node.snapshot(), self.container.snapshot(&self.node));
+        if now != self.before {
+            eprintln!("{why}");
+        }
+        assert_unchanged(&self.before.0, &now.0);
+        assert_unchanged(&self.before.1, &now.1);
+    }
+
+    /// Another ADD works, and its addresses are nobody else's.
+    fn assert_usable(&self, why: &str) {
+        let outcome = self.call("ADD").run();
+        assert_eq!(outcome.status, Some(0), "{why}: {outcome:?}");
+        let leases = self.node.leases("n");
+        assert_eq!(leases.len(), 4, "{why}: {leases:?}");
+        let result: Value = serde_json::from_str(&outcome.stdout).unwrap();
+        for ip in result["ips"].as_array().unwrap() {
+            let ip = ip["address"].as_str().unwrap().split('/').next().unwrap();
+            let owner = self.node.path("leases").join("n").join(ip);
+            let owner = std::fs::read_to_string(owner).unwrap();
+            assert!(owner.starts_with("container-1"), "{why}: {ip} is of {owner}");
+        }
+        self.call("DEL").ok();
+    }
+}
+
+fn assert_well_formed_failure(outcome: &Outcome, why: &str) {
+    let error: Value = serde_json::from_str(&outcome.stdout)
+        .unwrap_or_else(|e| panic!("{why}: no error object: {e}: {outcome:?}"));
+    assert!(error["code"].as_u64().is_some_and(|code| code > 0), "{why}: {outcome:?}");
+    assert!(error["msg"].as_str().is_some_and(|msg| !msg.is_empty()), "{why}: {outcome:?}");
+}
+
+/// Makes each call of an ADD fail in turn.
+fn no_add_leaves_anything(scene: &Scene) {
+    let (outcome, calls) = strace::record(&scene.node, &scene.call("ADD"));
+    assert_eq!(outcome.status, Some(0), "{outcome:?}");
+    scene.call("DEL").ok();
+    let (mut failed, mut tried) = (0, 0);
+    for point in strace::points(&calls).into_iter().filter(worth_trying()) {
+        let action = format!("error={}", errno(&point.syscall.name));
+        let (outcome, fired) = point.run(&scene.node, &scene.call("ADD"), &action);
+        let why = format!("{} with {action}: {outcome:?}", point.describe());
+        assert!(!outcome.stderr.contains("panicked"), "{why}");
+        assert!(fired || !is_deterministic(&point), "did not come to it: {why}");
+        tried += usize::from(fired);
+        match outcome.status {
+            Some(0) => scene.call("DEL").ok(),
+            Some(1) => {
+                failed += 1;
+                if !prints_result(&point) {
+                    assert_well_formed_failure(&outcome, &why);
+                }
+            }
+            _ => panic!("{why}"),
+        }
+        scene.assert_as_before(&why);
+    }
+    scene.assert_usable("after all");
+    println!("{}: {tried} faults, {failed} of them failed the ADD", scene.plugin);
+    assert!(failed > 40, "too few: {failed}");
+}
+
+/// All calls with effects, and of each call that only looks or waits the first, and every third
+/// further one.
+fn worth_trying() -> impl FnMut(&Point) -> bool {
+    let mut seen: HashMap<String, usize> = HashMap::new();
+    move |point| {
+        let name = &point.syscall.name;
+        let nth = seen.entry(name.clone()).and_modify(|n| *n += 1).or_insert(0);
+        EFFECTS.contains(&name.as_str()) || nth.is_multiple_of(3)
+    }
+}
+
+/// How often the process waits depends on the kernel's speed.
+fn is_deterministic(point: &Point) -> bool {
+    !matches!(point.syscall.name.as_str(), "recvfrom" | "epoll_wait")
+}
+
+fn prints_result(point: &Point) -> bool {
+    point.syscall.name == "write" && point.syscall.text.starts_with("1<")
+}
+
+fn has_effect(point: &Point) -> bool {
+    let Syscall { name, text, .. } = &point.syscall;
+    EFFECTS.contains(&name.as_str()) && (name != "openat" || text.contains("O_CREAT"))
+}
+
+/// Kills `verb` before each of its effects.
+fn survives_kill(scene: &Scene, verb: &str) {
+    if verb == "DEL" {
+        scene.call("ADD").result();
+    }
+    let (outcome, calls) = strace::record(&scene.node, &scene.call(verb));
+    assert_eq!(outcome.status, Some(0), "{outcome:?}");
+    scene.call("DEL").ok();
+    let mut killed = 0;
+    for point in strace::points(&calls).into_iter().filter(has_effect) {
+        if verb == "DEL" {
+            scene.call("ADD").result();
+        }
+        let (outcome, fired) = point.run(&scene.node, &scene.call(verb), "signal=KILL");
+        let why = format!("{verb} killed at {}: {outcome:?}", point.describe());
+        assert!(fired, "{why}");
+        killed += 1;
+        let outcome = scene.call("DEL").run();
+        let silent_success = (Some(0), "");
+        assert_eq!((outcome.status, outcome.stdout.as_str()), silent_success, "{why}: {outcome:?}");
+        scene.assert_as_before(&why);
+        scene.assert_usable(&why);
+    }
+    println!("{} {verb}: killed at {killed} places", scene.plugin);
+    assert!(killed >= 10, "too few: {killed}");
+}
+
+/// A first ADD, which makes the bridge and the store, on a node of its own for each point.
+fn first_add(signal: Option<&str>) {
+    let fresh = || {
+        let node = Node::new();
+        let ipam = node.host_local(&["10.1.0.0/24", "fd00:1::/64"]);
+        let conf =
+            json!({"name": "n", "cniVersion": "1.0.0", "isDefaultGateway": true, "ipam": ipam});
+        (node, Container::new(), conf)
+    };
+    let call = |node: &Node, container: &Container, conf: &Value, verb| {
+        let call = node.call("bridge", verb).conf(conf).netns(&container.path());
+        call.env("RUST_BACKTRACE", "0")
+    };
+    let (node, container, conf) = fresh();
+    let (_, calls) = strace::record(&node, &call(&node, &container, &conf, "ADD"));
+    let points = strace::points(&calls).into_iter().filter(has_effect);
+    let mut tried = 0;
+    for point in points.filter(is_deterministic) {
+        let (node, container, conf) = fresh();
+        let empty = container.snapshot(&node);
+        let call = |verb| call(&node, &container, &conf, verb);
+        let error = format!("error={}", errno(&point.syscall.name));
+        let (outcome, fired) = point.run(&node, &call("ADD"), signal.unwrap_or(&error));
+        let why = format!("{}: {outcome:?}", point.describe());
+        assert!(fired, "{why}");
+        if signal.is_some() || outcome.status == Some(0) {
+            call("DEL").ok();
+        }
+        assert_eq!(node.leases("n"), [""; 0], "{why}");
+        assert_eq!(node.ip("link show type veth"), json!([]), "{why}");
+        assert_unchanged(&empty, &container.snapshot(&node));
+        let outcome = call("ADD").run();
+        assert_eq!(outcome.status, Some(0), "{why}, then {outcome:?}");
+        assert!(container.pings("10.1.0.1") && container.pings("fd00:1::1"), "{why}");
+        tried += 1;
+    }
+    assert!(tried > 30, "too few: {tried}");
+}
+
+#[test]
+fn after_a_first_add_that_fails_anywhere_the_next_one_works() {
+    first_add(None);
+}
+
+#[test]
+fn after_a_first_add_that_is_killed_anywhere_the_next_one_works() {
+    first_add(Some("signal=KILL"));
+}
+
+#[test]
+fn a_failing_bridge_add_leaves_nothing_at_any_system_call() {
+    no_add_leaves_anything(&Scene::bridge());
+}
+
+#[test]
+fn a_failing_ptp_add_leaves_nothing_at_any_system_call() {
+    no_add_leaves_anything(&Scene::ptp());
+}
+
+#[test]
+fn a_bridge_add_killed_anywhere_is_cleaned_up_by_del() {
+    survives_kill(&Scene::bridge(), "ADD");
+}
+
+#[test]
+fn a_ptp_add_killed_anywhere_is_cleaned_up_by_del() {
+    survives_kill(&Scene::ptp(), "ADD");
+}
+
+#[test]
+fn a_bridge_del_killed_anywhere_is_finished_by_the_next() {
+    survives_kill(&Scene::bridge(), "DEL");
+}
+
+#[test]
+fn a_ptp_del_killed_anywhere_is_finished_by_the_next() {
+    survives_kill(&Scene::ptp(), "DEL");
+}

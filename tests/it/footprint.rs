@@ -1,0 +1,101 @@
+//! What a call costs the node: no other process, no sleep, little memory.
+
+use std::fs;
+use std::io::{Read, Write, pipe};
+use std::process::Stdio;
+
+use serde_json::{Value, json};
+
+use crate::node::{Call, Container, Node, eventually};
+use crate::strace::{self, Syscall};
+
+/// Kilobytes that an ADD may have in memory at once.
+const PEAK: u64 = 3500;
+
+fn conf(node: &Node) -> Value {
+    let ipam = node.host_local(&["10.1.0.0/24", "fd00:1::/64"]);
+    json!({"name": "n", "cniVersion": "1.0.0", "isDefaultGateway": true, "ipam": ipam})
+}
+
+fn assert_frugal(what: &str, calls: &[Syscall]) {
+    let named = |names: &[&str]| -> Vec<String> {
+        let named = calls.iter().filter(|call| names.contains(&call.name.as_str()));
+        named.map(|call| format!("{}({}", call.name, call.text)).collect()
+    };
+    let programs = named(&["execve", "execveat"]);
+    assert_eq!(programs.len(), 1, "{what} executes: {programs:#?}");
+    let born = named(&["fork", "vfork", "clone", "clone3"]);
+    let processes: Vec<_> = born.iter().filter(|call| !call.contains("CLONE_THREAD")).collect();
+    assert!(processes.is_empty(), "{what} forks: {processes:#?}");
+    let sleeps = named(&["nanosleep", "clock_nanosleep"]);
+    assert!(sleeps.is_empty(), "{what} sleeps: {sleeps:#?}");
+}
+
+#[test]
+fn no_verb_starts_a_process_or_sleeps() {
+    let node = Node::new();
+    for plugin in ["bridge", "ptp", "host-local"] {
+        let container = Container::new();
+        let mut conf = conf(&node);
+        conf["name"] = json!(plugin);
+        for verb in ["ADD", "CHECK", "DEL"] {
+            let call = node.call(plugin, verb).conf(&conf).netns(&container.path());
+            let (outcome, calls) = strace::record(&node, &call);
+            assert_eq!(outcome.status, Some(0), "{plugin} {verb}: {outcome:?}");
+            assert!(calls.len() > 20, "nothing was recorded");
+            assert_frugal(&format!("{plugin} {verb}"), &calls);
+            if verb == "ADD" {
+                conf["prevResult"] = serde_json::from_str(&outcome.stdout).unwrap();
+            }
+        }
+    }
+}
+
+#[test]
+fn version_reads_no_stdin_and_opens_no_socket() {
+    let node = Node::new();
+    for plugin in ["bridge", "ptp", "host-local", "loopback"] {
+        let (outcome, calls) = strace::record(&node, &node.call(plugin, "VERSION"));
+        assert_eq!(outcome.status, Some(0), "{outcome:?}");
+        assert_frugal(plugin, &calls);
+        let greedy = calls.iter().find(|call| {
+            let reads_stdin = call.name == "read" && call.text.starts_with("0<");
+            reads_stdin || matches!(call.name.as_str(), "socket" | "setns" | "clone3" | "flock")
+        });
+        assert!(greedy.is_none(), "{plugin}: {greedy:?}");
+    }
+}
+
+/// The most memory the process has had, in kilobytes, when it writes its result: that waits for
+/// room in a pipe that is full.
+fn peak(call: &Call, input: &Value) -> u64 {
+    let (mut reader, mut writer) = pipe().unwrap();
+    // The capacity of a pipe, pipe(7).
+    writer.write_all(&vec![b' '; 65536]).unwrap();
+    let mut child = call.command().stdout(Stdio::from(writer)).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(input.to_string().as_bytes()).unwrap();
+    let proc = format!("/proc/{}", child.id());
+    eventually("the result is written", || {
+        fs::read_to_string(format!("{proc}/wchan")).unwrap().contains("pipe_w")
+    });
+    let status = fs::read_to_string(format!("{proc}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    let mut text = String::new();
+    reader.read_to_string(&mut text).unwrap();
+    assert!(child.wait().unwrap().success(), "{text}");
+    line.trim().trim_end_matches(" kB").parse().unwrap()
+}
+
+#[test]
+fn a_dual_stack_add_stays_small() {
+    let node = Node::new();
+    let container = Container::new();
+    let conf = conf(&node);
+    let peak = peak(&node.call("bridge", "ADD").netns(&container.path()), &conf);
+    println!("footprint: bridge ADD has had {peak} kB in memory at most");
+    if std::env::var_os("CNIBOX_BIN").is_none() {
+        println!("SKIP footprint: {PEAK} kB are for a release; set CNIBOX_BIN");
+        return;
+    }
+    assert!(peak < PEAK, "{peak} kB");
+}
