@@ -5,10 +5,12 @@ use crate::plugins::host_local::HostLocal;
 use crate::plugins::loopback::Loopback;
 use crate::plugins::ptp::Ptp;
 use crate::skel::{Applet, Kind, Lookup};
+use crate::tool::cnitool;
 
 /// Every applet.
 pub static APPLETS: &[Applet] = &[
     Applet::plugin::<Bridge>(Kind::Interface),
+    Applet::tool("cnitool", "attaches and detaches namespaces, as a runtime does", cnitool::main),
     Applet::plugin::<HostLocal>(Kind::Ipam),
     Applet::plugin::<Loopback>(Kind::Interface),
     Applet::plugin::<Ptp>(Kind::Interface),

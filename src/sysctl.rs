@@ -4,8 +4,8 @@
 //! interfaces contain dots. Everything below `net/` belongs to the network namespace of the
 //! *calling thread*: call these inside [`Netns::run`](crate::netns::Netns::run).
 
-use std::fs;
-use std::io;
+use std::fs::{self, File};
+use std::io::{self, Read};
 use std::path::PathBuf;
 
 use crate::error::{Error, Result, io_text};
@@ -41,7 +41,14 @@ pub fn ensure(key: &str, value: &str) -> Result<bool> {
 
 /// An identifier that changes with every boot: state written under another one is stale.
 pub fn boot_id() -> Result<String> {
-    read("kernel/random/boot_id")
+    let key = "kernel/random/boot_id";
+    let mut text = [0; 64];
+    // Asked for by every command: what the kernel gives whole need not be read to its end.
+    let length = path(key)
+        .and_then(File::open)
+        .and_then(|mut file| file.read(&mut text))
+        .map_err(|e| Error::internal(format!("read sysctl {key}: {}", io_text(&e))))?;
+    Ok(String::from_utf8_lossy(&text[..length]).trim_end().to_owned())
 }
 
 /// The file of `key`. A segment `..` or an absolute key would leave `/proc/sys`: names of

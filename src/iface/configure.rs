@@ -59,19 +59,14 @@ fn addresses<'r>(result: &'r CniResult, ifname: &str) -> Result<Vec<&'r cni::IpC
     Ok(own)
 }
 
-/// Adds the addresses of `result` to `link` and sets it up. `settings` are written on the way,
-/// before the link is up.
+/// Adds the addresses of `result` to `link` and sets it up.
 pub fn addresses_and_up(
     inside: &Inside<'_>,
     link: &Link,
     result: &CniResult,
-    (style, mut settings): (Style, Vec<Setting>),
+    style: Style,
 ) -> Result<()> {
     let ips = addresses(result, &link.name)?;
-    if ips.iter().any(|ip| ip.address.addr().is_ipv6()) {
-        settings.extend(ipv6_settings(&link.name));
-    }
-    inside.set(&settings)?;
     for ip in &ips {
         let mut address = NewAddr::new(ip.address).dad(style.dad);
         if style.connected == Connected::NoRoute {
@@ -111,10 +106,13 @@ pub fn wait_for_carrier(netlink: &Netlink, link: &Link) -> Result<()> {
     }
 }
 
-/// The parameters IPv6 addresses need. IPv6 may be off for new interfaces; an address set before
-/// a link goes down must come back with it.
-fn ipv6_settings(ifname: &str) -> [Setting; 3] {
-    [
+/// The parameters that the addresses of `result` need, to be set before they are added. IPv6 may
+/// be off for new interfaces; an address set before a link goes down must come back with it.
+pub fn settings(result: &CniResult, ifname: &str) -> Vec<Setting> {
+    if !result.ips.iter().any(|ip| ip.address.addr().is_ipv6()) {
+        return Vec::new();
+    }
+    vec![
         Setting::optional("net/ipv6/conf/lo/disable_ipv6".to_owned(), "0"),
         Setting::required(format!("net/ipv6/conf/{ifname}/disable_ipv6"), "0"),
         Setting::required(format!("net/ipv6/conf/{ifname}/keep_addr_on_down"), "1"),

@@ -1,9 +1,8 @@
 //! The inside of a container: its namespace and a netlink socket in it.
 
-use crate::cni::IfName;
-use crate::error::{Context, Error, Result};
+use crate::error::{Context, Result};
 use crate::log;
-use crate::netlink::{Link, Netlink};
+use crate::netlink::{Link, Netlink, Opener};
 use crate::netns::Netns;
 use crate::sysctl;
 
@@ -42,38 +41,33 @@ impl<'a> Inside<'a> {
         Ok(Inside { netns, netlink: Netlink::open_in(netns)? })
     }
 
-    /// Refuses to go on where an interface of this name exists.
-    pub fn refuse_existing(&self, ifname: &IfName) -> Result<()> {
-        if self.netlink.link(ifname.as_str())?.is_none() {
-            return Ok(());
-        }
-        let path = self.netns.path().display();
-        Err(Error::internal(format!("interface \"{ifname}\" already exists in {path}"))
-            .with_details("an earlier ADD was not followed by DEL, or CNI_IFNAME is taken"))
+    /// Enters `netns` and sets kernel parameters there in the same visit: a visit is a thread,
+    /// which costs more than all the rest of it.
+    pub fn enter_and_set(netns: &'a Netns, settings: &[Setting]) -> Result<Inside<'a>> {
+        let opener = Opener::here()?;
+        let (socket, set) = netns.run(|| (opener.open(), settings.iter().try_for_each(apply)))?;
+        set?;
+        Ok(Inside { netns, netlink: Netlink::from_socket(socket?)? })
     }
 
-    /// The link of this name, for CHECK.
+    /// The link of this name.
     pub fn link(&self, ifname: &str) -> Result<Link> {
         Ok(self.netlink.require_link(ifname)?)
-    }
-
-    /// Sets kernel parameters in the namespace, all in one visit.
-    pub fn set(&self, settings: &[Setting]) -> Result<()> {
-        if settings.is_empty() {
-            return Ok(());
-        }
-        self.netns.run(|| settings.iter().try_for_each(apply))?
     }
 }
 
 fn apply(setting: &Setting) -> Result<()> {
-    match sysctl::ensure(&setting.key, setting.value) {
-        Ok(_) => Ok(()),
+    let set = match setting.on_failure {
+        OnFailure::GoOn => sysctl::write(&setting.key, setting.value),
+        // Where it has the value already, it need not be writable.
+        OnFailure::Fail => sysctl::ensure(&setting.key, setting.value).map(drop),
+    };
+    match set {
         Err(error) if setting.on_failure == OnFailure::GoOn => {
             log::debug(error);
             Ok(())
         }
-        Err(error) => Err(error).context(|| "configure the interface"),
+        other => other.context(|| "configure the interface"),
     }
 }
 

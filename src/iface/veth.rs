@@ -2,7 +2,6 @@
 
 use std::os::fd::AsFd;
 
-use super::inside::Inside;
 use super::names;
 use crate::cni::{CniResult, IfName, Interface};
 use crate::error::{Context, Error, Result};
@@ -27,41 +26,21 @@ pub struct Wanted<'a> {
     pub master: Option<u32>,
 }
 
-/// Both ends of a pair.
-#[derive(Clone, Debug)]
-pub struct Veth {
-    /// The host's end, up.
-    pub host: Link,
-    /// The container's end, down.
-    pub container: Link,
-}
-
-impl Veth {
-    /// Makes the pair by one message to the kernel, each end in its place, the host's one up and
-    /// in its bridge. Nothing is left behind on failure.
-    pub fn add(host: &Netlink, inside: &Inside<'_>, wanted: Wanted<'_>) -> Result<Veth> {
-        let name = create(host, inside, wanted)?;
-        let look_up = || -> Result<Veth> {
-            let host = host.require_link(&name)?;
-            let container = inside.netlink.require_link(wanted.ifname.as_str())?;
-            Ok(Veth { host, container })
-        };
-        // Router advertisements of a container must not configure the host. Not all kernels have
-        // IPv6.
-        if let Err(error) = sysctl::write(&format!("net/ipv6/conf/{name}/accept_ra"), "0") {
-            log::debug(error);
+/// Makes the pair by one message to the kernel, each end in its place, the host's one up and in
+/// its bridge, the container's one down. The host's end; nothing is left behind on failure.
+pub fn add(host: &Netlink, netns: &Netns, wanted: Wanted<'_>) -> Result<Link> {
+    let name = create(host, netns, wanted)?;
+    // Router advertisements of a container must not configure the host. Not all kernels have
+    // IPv6.
+    if let Err(error) = sysctl::write(&format!("net/ipv6/conf/{name}/accept_ra"), "0") {
+        log::debug(error);
+    }
+    let link = host.require_link(&name).inspect_err(|_| {
+        if let Err(error) = host.del_link(&name) {
+            log::warn(format_args!("roll back: delete \"{name}\": {error}"));
         }
-        look_up().inspect_err(|_| {
-            if let Err(error) = host.del_link(&name) {
-                log::warn(format_args!("roll back: delete \"{name}\": {error}"));
-            }
-        })
-    }
-
-    /// The interface objects of both ends, the host's one first.
-    pub fn interfaces(&self, sandbox: &str) -> [Interface; 2] {
-        [interface(&self.host, ""), interface(&self.container, sandbox)]
-    }
+    })?;
+    Ok(link)
 }
 
 /// A link as results show it; `sandbox` is empty for one on the host.
@@ -100,11 +79,11 @@ pub fn del_host_end(host: &Netlink, result: &CniResult) -> Result<()> {
     Ok(())
 }
 
-fn create(host: &Netlink, inside: &Inside<'_>, wanted: Wanted<'_>) -> Result<String> {
+fn create(host: &Netlink, netns: &Netns, wanted: Wanted<'_>) -> Result<String> {
     for _ in 0..NAME_TRIES {
         let name = names::random_veth();
         let peer = VethPeer::new(wanted.ifname.as_str())
-            .netns(inside.netns.as_fd())
+            .netns(netns.as_fd())
             .mtu(wanted.mtu)
             .mac(wanted.mac);
         let mut link = NewLink::new(&name, LinkKind::Veth { peer }).mtu(wanted.mtu).up();
@@ -114,12 +93,14 @@ fn create(host: &Netlink, inside: &Inside<'_>, wanted: Wanted<'_>) -> Result<Str
         match host.add_link(&link) {
             Ok(()) => return Ok(name),
             Err(error) if error.is_exists() => {
-                if inside.netlink.link(wanted.ifname.as_str())?.is_some() {
+                let ifname = wanted.ifname;
+                if Netlink::open_in(netns)?.link(ifname.as_str())?.is_some() {
                     let msg = format!(
-                        "container veth name (\"{}\") peer provided (\"{name}\") already exists",
-                        wanted.ifname
+                        "container veth name (\"{ifname}\") peer provided (\"{name}\") already exists"
                     );
-                    return Err(Error::internal(msg));
+                    return Err(Error::internal(msg).with_details(
+                        "an earlier ADD was not followed by DEL, or CNI_IFNAME is taken",
+                    ));
                 }
             }
             Err(error) => return Err(error).context(|| "failed to make veth pair"),

@@ -23,8 +23,9 @@ use crate::cni::json::Json;
 use crate::cni::version::SpecVersion;
 use crate::error::{Code, Error, Result};
 
-/// How plugins are found and run.
-pub trait Executor: fmt::Debug {
+/// How plugins are found and run. Shared between threads by runtimes that attach several
+/// containers at a time.
+pub trait Executor: fmt::Debug + Send + Sync {
     /// The executable of the plugin `name` in one of `dirs`.
     fn find(&self, name: &str, dirs: &[PathBuf]) -> Result<PathBuf>;
 

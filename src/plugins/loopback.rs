@@ -6,7 +6,7 @@
 
 use serde::Deserialize;
 
-use crate::cni::{CniResult, IpConfig};
+use crate::cni::{CniResult, IpConfig, SpecVersion};
 use crate::error::{Context, Error, Result};
 use crate::iface::veth::interface;
 use crate::iface::{Inside, verify};
@@ -37,7 +37,9 @@ impl Plugin for Loopback {
             return Ok(prev.clone());
         }
         let mut lo = interface(&lo, &req.sandbox.path);
-        lo.mtu = cx.reported_mtu(lo.mtu);
+        if cx.version < SpecVersion::V1_1_0 {
+            lo.mtu = 0;
+        }
         Ok(CniResult { interfaces: vec![lo], ips, ..CniResult::new() })
     }
 

@@ -17,7 +17,7 @@ use crate::cni::{CniResult, SpecVersion};
 use crate::error::{Code, Context, Error, Result};
 use crate::iface::configure::{self, Connected, Style};
 use crate::iface::inside::Inside;
-use crate::iface::veth::{self, Veth, Wanted};
+use crate::iface::veth::{self, Wanted};
 use crate::iface::{forwarding, verify};
 use crate::netfilter;
 use crate::netlink::{Dad, Link, Netlink, NewAddr, Route, RouteFilter, RouteMode};
@@ -50,31 +50,31 @@ impl Plugin for Ptp {
     fn add(cx: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
         netfilter::refuse_masquerade(conf.ip_masq)?;
         let mtu = veth::mtu(conf.mtu)?;
-        let inside = Inside::enter(req.sandbox.netns()?)?;
-        inside.refuse_existing(&req.ifname)?;
+        let netns = req.sandbox.netns()?;
         let host = cx.host()?;
         let mut undo = Rollback::new();
 
+        // Before IPAM, so that an attachment that is there already keeps its address.
+        let wanted = Wanted { ifname: &req.ifname, mtu, mac: None, master: None };
+        let end = veth::add(host, netns, wanted)?;
+        let index = end.index;
+        undo.push(format!("delete \"{}\"", end.name), move || {
+            Ok(host.del_link_by_index(index).map(drop)?)
+        });
         let mut result = cx.ipam_add(&mut undo)?;
         result.version = SpecVersion::NEWEST;
         let hops = hops(&mut result)?;
         forwarding::enable(hops.iter().map(|hop| hop.address.addr()))?;
+        configure_host(host, &end, &hops)?;
 
-        let wanted = Wanted { ifname: &req.ifname, mtu, mac: None, master: None };
-        let veth = Veth::add(host, &inside, wanted)?;
-        let end = veth.host.index;
-        undo.push(format!("delete \"{}\"", veth.host.name), move || {
-            Ok(host.del_link_by_index(end).map(drop)?)
-        });
-        result.interfaces = veth.interfaces(&req.sandbox.path).into();
-        configure_host(host, &veth.host, &hops)?;
-        configure_container(&inside, &veth.container, &result, &hops)?;
-        configure::wait_for_carrier(&inside.netlink, &veth.container)?;
-
-        for interface in &mut result.interfaces {
-            interface.mtu = cx.reported_mtu(interface.mtu);
-        }
-        result.dns = result.dns.overridden_by(&cx.net.dns);
+        let settings = configure::settings(&result, req.ifname.as_str());
+        let inside = Inside::enter_and_set(netns, &settings)?;
+        let link = inside.link(req.ifname.as_str())?;
+        result.interfaces =
+            vec![veth::interface(&end, ""), veth::interface(&link, &req.sandbox.path)];
+        configure_container(&inside, &link, &result, &hops)?;
+        configure::wait_for_carrier(&inside.netlink, &link)?;
+        cx.finish(&mut result);
         undo.commit();
         Ok(result)
     }
@@ -161,7 +161,7 @@ fn configure_container(
 ) -> Result<()> {
     // Both ends are ours: nobody else can have the address.
     let style = Style { dad: Dad::Off, connected: Connected::NoRoute };
-    configure::addresses_and_up(inside, link, result, (style, Vec::new()))?;
+    configure::addresses_and_up(inside, link, result, style)?;
     for route in routes_to_gateways(link, hops) {
         inside
             .netlink

@@ -4,7 +4,7 @@ use std::cell::OnceCell;
 
 use super::call::Call;
 use crate::cni::args::Args;
-use crate::cni::{NetConf, SpecVersion};
+use crate::cni::{CniResult, NetConf, SpecVersion};
 use crate::error::Result;
 use crate::netlink::Netlink;
 
@@ -38,9 +38,14 @@ impl<'a> Cx<'a> {
         Args::parse(&self.call.env.args)
     }
 
-    /// The MTU an interface object may report: the key exists since 1.1.0, and older results are
-    /// compared without it.
-    pub fn reported_mtu(&self, mtu: u32) -> u32 {
-        if self.version >= SpecVersion::V1_1_0 { mtu } else { 0 }
+    /// Completes the result of an interface plugin: the configuration's `dns` replaces that of
+    /// IPAM, and the MTU is told only in 1.1.0, which has a key for it.
+    pub fn finish(&self, result: &mut CniResult) {
+        if self.version < SpecVersion::V1_1_0 {
+            for interface in &mut result.interfaces {
+                interface.mtu = 0;
+            }
+        }
+        result.dns = std::mem::take(&mut result.dns).overridden_by(&self.net.dns);
     }
 }

@@ -100,34 +100,36 @@ fn check<P: Plugin>(cx: &Cx<'_>, conf: &P::Conf) -> Result<()> {
     P::check(cx, conf, &CheckReq { id, sandbox, ifname, prev: prev_result(cx)? })
 }
 
-/// A namespace that is gone is no error; one that is the plugin's own is treated as gone, and
-/// reported after the clean-up on the host, so that no address leaks.
+/// A namespace that is gone is no error. One that cannot be used, because it is the plugin's own
+/// or does not open, is treated as gone and reported at the end, so that no address leaks.
 fn del<P: Plugin>(cx: &Cx<'_>, conf: &P::Conf) -> Result<()> {
     let env = &cx.call.env;
     let (id, ifname) = names(env)?;
-    let mut netns = match env.netns.as_str() {
-        "" => None,
-        path => Netns::open(path).map(Some).or_else(|error| {
-            if error.is_gone() {
-                log::debug(&error);
-                return Ok(None);
-            }
-            Err(Error::from(error))
-        })?,
+    let (netns, trouble) = match usable_namespace(cx.call) {
+        Ok(netns) => (netns, Ok(())),
+        Err(error) => (None, Err(error)),
     };
-    let misplaced = netns.as_ref().map_or(Ok(()), |netns| match cx.call.caller {
-        Caller::Plugin => Ok(()),
-        Caller::Runtime => refuse_own_namespace(env, netns),
-    });
-    if misplaced.is_err() {
-        netns = None;
-    }
     let prev = prev_result(cx).unwrap_or_else(|error| {
         log::warn(format_args!("DEL goes on without prevResult: {error}"));
         None
     });
     P::del(cx, conf, &DelReq { id, netns, ifname, prev })?;
-    misplaced
+    trouble
+}
+
+fn usable_namespace(call: &Call<'_>) -> Result<Option<Netns>> {
+    if call.env.netns.is_empty() {
+        return Ok(None);
+    }
+    match Netns::open(&call.env.netns) {
+        Ok(netns) if call.caller == Caller::Plugin => Ok(Some(netns)),
+        Ok(netns) => refuse_own_namespace(&call.env, &netns).map(|()| Some(netns)),
+        Err(error) if error.is_gone() => {
+            log::debug(error);
+            Ok(None)
+        }
+        Err(error) => Err(Error::from(error).with_code(Code::INVALID_NETNS)),
+    }
 }
 
 fn gc<P: Plugin>(cx: &Cx<'_>, conf: &P::Conf) -> Result<()> {

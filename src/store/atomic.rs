@@ -4,6 +4,8 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use super::{During, Error, Result, remove_file};
 use crate::log;
@@ -19,9 +21,14 @@ pub enum Durability {
     Volatile,
 }
 
+/// How the temporary names of writers without a lock begin.
+const UNLOCKED: &str = ".tmp-";
+/// After this time nobody can still be writing a file of a few kilobytes.
+const STALE: Duration = Duration::from_secs(60);
+
 /// Writes files by way of one temporary name.
 ///
-/// The name is fixed, so whoever writes next removes what a killed process left there. In turn the
+/// Of a fixed name whoever writes next removes what a killed process left there; in turn the
 /// caller holds a lock that covers the name.
 #[derive(Debug)]
 pub struct Writer {
@@ -35,16 +42,22 @@ impl Writer {
         Writer { temp: temp.into(), durability }
     }
 
-    /// Uses a hidden name beside `path`.
-    pub fn beside(path: &Path, durability: Durability) -> Writer {
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        Writer::new(path.with_file_name(format!(".{name}.tmp")), durability)
+    /// Uses a hidden name beside `path` that no other writer has, for directories without a lock:
+    /// see [`sweep_stale`]. It is short, because that of `path` may be as long as names can be.
+    pub fn unlocked(path: &Path, durability: Durability) -> Writer {
+        static COUNTER: AtomicU64 = AtomicU64::new(0);
+        let n = COUNTER.fetch_add(1, Ordering::Relaxed);
+        let temp = format!("{UNLOCKED}{}-{n}", std::process::id());
+        Writer::new(path.with_file_name(temp), durability)
     }
 
     /// Puts a file of `mode` in place of whatever is at `path`.
     pub fn replace(&self, path: &Path, bytes: &[u8], mode: u32) -> Result<()> {
         self.write_temp(bytes, mode)?;
-        fs::rename(&self.temp, path).during("replace", path)?;
+        if let Err(error) = fs::rename(&self.temp, path) {
+            remove_file(&self.temp)?;
+            return Err(Error::new("replace", path, error));
+        }
         self.sync_parent(path)
     }
 
@@ -65,16 +78,18 @@ impl Writer {
     }
 
     fn write_temp(&self, bytes: &[u8], mode: u32) -> Result<()> {
-        // Never truncated: a process killed between link and unlink left it as a second name of
-        // a file that lives.
-        remove_file(&self.temp)?;
         let mut options = OpenOptions::new();
-        let mut file = options
-            .write(true)
-            .create_new(true)
-            .mode(mode)
-            .open(&self.temp)
-            .during("create", &self.temp)?;
+        options.write(true).create_new(true).mode(mode);
+        let mut file = match options.open(&self.temp) {
+            Err(e) if e.kind() == ErrorKind::AlreadyExists => {
+                // Not truncated: a process killed between link and unlink left it as a second
+                // name of a file that lives.
+                remove_file(&self.temp)?;
+                options.open(&self.temp)
+            }
+            file => file,
+        }
+        .during("create", &self.temp)?;
         let written = file.write_all(bytes).and_then(|()| match self.durability {
             Durability::Synced => file.sync_all(),
             Durability::Volatile => Ok(()),
@@ -96,6 +111,19 @@ impl Writer {
     }
 }
 
+/// Removes from `dir` what killed writers without a lock left there.
+pub fn sweep_stale(dir: &Path) {
+    let Ok(entries) = fs::read_dir(dir) else { return };
+    for entry in entries.flatten() {
+        let temporary = entry.file_name().as_encoded_bytes().starts_with(UNLOCKED.as_bytes());
+        let age = || entry.metadata().ok()?.modified().ok()?.elapsed().ok();
+        if temporary && age().is_some_and(|age| age > STALE) {
+            // Somebody else may have been faster.
+            drop(fs::remove_file(entry.path()));
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -104,7 +132,7 @@ mod tests {
     fn replaces_and_leaves_no_temporary() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
-        let writer = Writer::beside(&path, Durability::Synced);
+        let writer = Writer::unlocked(&path, Durability::Synced);
         writer.replace(&path, b"one", 0o600).unwrap();
         writer.replace(&path, b"two", 0o600).unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"two");
@@ -112,10 +140,23 @@ mod tests {
     }
 
     #[test]
+    fn only_what_is_stale_is_swept() {
+        let dir = tempfile::tempdir().unwrap();
+        let old = std::time::SystemTime::now() - 2 * STALE;
+        for (name, time) in [(".tmp-1-0", Some(old)), (".tmp-2-0", None), ("kept", Some(old))] {
+            let file = File::create(dir.path().join(name)).unwrap();
+            time.map(|time| file.set_modified(time).unwrap());
+        }
+        sweep_stale(dir.path());
+        let left = [".tmp-1-0", ".tmp-2-0", "kept"].map(|name| dir.path().join(name).exists());
+        assert_eq!(left, [false, true, true]);
+    }
+
+    #[test]
     fn creates_only_once() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
-        let writer = Writer::beside(&path, Durability::Volatile);
+        let writer = Writer::unlocked(&path, Durability::Volatile);
         assert!(writer.create_exclusive(&path, b"one", 0o600).unwrap());
         assert!(!writer.create_exclusive(&path, b"two", 0o600).unwrap());
         assert_eq!(fs::read(&path).unwrap(), b"one");

@@ -1,33 +1,31 @@
 //! The index of the leases by owner, so that ADD and DEL need not read every lease.
 //!
-//! `<store>/.cnibox/<boot id>/` holds one small file per owner that lists its addresses. The
-//! reference plugins know nothing of it and may add and remove leases whenever they hold the lock.
-//! Such a change is seen in the store directory's modification time: ours end by setting its
-//! nanoseconds to [`SEAL`], a value the kernel's clock practically never yields, and any other
-//! change moves it away from that. An unsealed index, one of another boot, or one that contradicts
-//! a lease is thrown away and built anew. See `docs/decisions/0001-lease-index.md`.
+//! `<store>/.cnibox/index` is a [`Table`] of the current boot. The reference plugins know nothing
+//! of it and may add and remove leases whenever they hold the lock. Such a change is seen in the
+//! store directory's modification time: a session of ours that changed something ends by setting
+//! it, and that of the index, to one time whose nanoseconds are [`SEAL`], a value the kernel's
+//! clock practically never yields. Any other change moves one of them away from that. An index
+//! that is not so sealed, or of another boot, or damaged, or that contradicts a lease, is thrown
+//! away and built anew. See `docs/decisions/0001-lease-index.md`.
 
-use std::collections::HashMap;
-use std::fs::{self, DirBuilder, OpenOptions};
-use std::io::{ErrorKind, Write};
+use std::fs::{self, DirBuilder};
 use std::net::IpAddr;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use nix::fcntl::AT_FDCWD;
-use nix::sys::stat::{UtimensatFlags, utimensat};
+use nix::sys::stat::{UtimensatFlags, futimens, utimensat};
 use nix::sys::time::TimeSpec;
-use sha2::{Digest, Sha512};
 
 use super::atomic::{Durability, Writer};
-use super::lease::Lease;
+use super::lease::{Lease, Owner};
+use super::table::{Key, Table};
 use super::{During, Error, Result, remove_file};
 
-/// Nanoseconds of a sealed directory's modification time: whole microseconds, because some file
+/// Nanoseconds of a sealed file's modification time: whole microseconds, because some file
 /// systems keep no more.
 const SEAL: i64 = 424_242_000;
-/// Nanoseconds of a directory that must not be believed.
-const UNSEALED: i64 = 0;
 /// Where all that is ours lives in a store.
 const ROOT: &str = ".cnibox";
 /// The temporary name for stores where there can be no [`ROOT`].
@@ -37,144 +35,143 @@ const TEMP: &str = ".cnibox-tmp";
 #[derive(Debug)]
 pub(super) struct Index {
     store: PathBuf,
-    dir: PathBuf,
+    table: Table,
+    /// The seconds of the seal.
+    sealed: i64,
+    pending: Pending,
+}
+
+/// What a session leaves to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pending {
+    Nothing,
+    /// To seal the store, whose directory has changed.
+    Store,
+    /// To finish and seal the table, and then the store.
+    Table,
 }
 
 impl Index {
-    /// The index as the last command left it; `None` if anything happened since.
+    /// The index as our last session left it; `None` if anything happened since.
     pub(super) fn open(store: &Path, boot: &str) -> Option<Index> {
-        let dir = store.join(ROOT).join(boot);
-        let current = is_sealed(store) && is_sealed(&dir);
-        current.then(|| Index { store: store.to_owned(), dir })
+        let sealed = seal_of(&fs::metadata(store).ok()?)?;
+        let (path, temp) = paths(store);
+        let (table, meta) = Table::open(&path, &temp, boot).ok()?;
+        let current = seal_of(&meta) == Some(sealed);
+        let (store, pending) = (store.to_owned(), Pending::Nothing);
+        current.then(|| Index { store, table, sealed, pending })
     }
 
     /// Builds the index of `leases`, which are all that `store` holds.
     pub(super) fn build(store: &Path, boot: &str, leases: &[Lease]) -> Result<Index> {
-        // Killed from here on, the next command must not find a seal: it may be there still, if
-        // only the boot changed or somebody deleted the index.
-        stamp(store, UNSEALED)?;
         remove_file(&store.join(TEMP))?;
-        remove_all(&store.join(ROOT))?;
-        let index = Index { store: store.to_owned(), dir: store.join(ROOT).join(boot) };
-        if let Err(e) = index.fill(leases) {
-            // Nobody would read the part that fitted on a full disk.
-            remove_all(&store.join(ROOT))?;
-            return Err(e);
-        }
-        Ok(index)
-    }
-
-    fn fill(&self, leases: &[Lease]) -> Result<()> {
+        let root = store.join(ROOT);
         let mut options = DirBuilder::new();
-        options.recursive(true).mode(0o700).create(&self.dir).during("create", &self.dir)?;
-        self.try_seal()?;
-        let mut entries: HashMap<PathBuf, Vec<IpAddr>> = HashMap::new();
-        for lease in leases {
-            let entry = self.entry(&lease.id, lease.ifname.as_deref());
-            entries.entry(entry).or_default().push(lease.ip);
-        }
-        for (path, ips) in entries {
-            write(&path, &ips)?;
-        }
-        self.seal()
+        options.recursive(true).mode(0o700).create(&root).during("create", &root)?;
+        clear(&root)?;
+        require_seals(&root)?;
+        let entries: Vec<_> = leases.iter().map(|lease| (key(lease), lease.ip)).collect();
+        let (path, temp) = paths(store);
+        let table = Table::create(&path, &temp, boot, &entries)?;
+        Ok(Index { store: store.to_owned(), table, sealed: 0, pending: Pending::Table })
     }
 
-    /// The addresses of an interface, or in the old form of a container. An error means that the
-    /// index is damaged.
-    pub(super) fn lookup(&self, id: &str, ifname: Option<&str>) -> Result<Vec<IpAddr>> {
-        let path = self.entry(id, ifname);
-        let text = match fs::read_to_string(&path) {
-            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-            text => text.during("read", &path)?,
-        };
-        // Other keys are left to later versions.
-        let ips: Option<Vec<IpAddr>> =
-            text.lines().filter_map(|l| l.strip_prefix("ip=")).map(|ip| ip.parse().ok()).collect();
-        ips.filter(|ips| !ips.is_empty())
-            .ok_or_else(|| Error::new("parse", &path, ErrorKind::InvalidData))
+    /// The addresses that `owner` holds, and those its container holds in the old form. An error
+    /// means that the index is damaged.
+    pub(super) fn lookup(&mut self, owner: &Owner) -> Result<(Vec<IpAddr>, Vec<IpAddr>)> {
+        self.table.lookup(owner.id(), owner.ifname())
     }
 
     /// Notes a lease that has been created.
-    pub(super) fn add(&self, lease: &Lease) -> Result<()> {
-        let path = self.entry(&lease.id, lease.ifname.as_deref());
-        let mut options = OpenOptions::new();
-        let mut file =
-            options.append(true).create(true).mode(0o600).open(&path).during("open", &path)?;
-        file.write_all(line(lease.ip).as_bytes()).during("write", &path)
+    pub(super) fn add(&mut self, lease: &Lease) -> Result<()> {
+        self.pending = Pending::Table;
+        self.table.insert(key(lease), lease.ip)
     }
 
     /// Notes that a lease has been removed.
-    pub(super) fn remove(&self, lease: &Lease) -> Result<()> {
-        let ifname = lease.ifname.as_deref();
-        let path = self.entry(&lease.id, ifname);
-        let mut ips = self.lookup(&lease.id, ifname)?;
-        ips.retain(|ip| *ip != lease.ip);
-        if ips.is_empty() { remove_file(&path) } else { write(&path, &ips) }
+    pub(super) fn remove(&mut self, lease: &Lease) -> Result<()> {
+        self.pending = Pending::Table;
+        self.table.remove(key(lease), lease.ip)
     }
 
-    /// Vouches for the index. To be called last, when leases and index agree.
-    pub(super) fn seal(&self) -> Result<()> {
-        stamp(&self.dir, SEAL)?;
-        stamp(&self.store, SEAL)
+    /// Notes a change of the store that is not one of its leases.
+    pub(super) fn outlive(&mut self) {
+        if self.pending == Pending::Nothing {
+            self.pending = Pending::Store;
+        }
     }
 
-    /// Refuses file systems that do not keep enough of a time to hold the seal: there, building
-    /// an index for every command would be all loss.
-    fn try_seal(&self) -> Result<()> {
-        stamp(&self.dir, SEAL)?;
-        if is_sealed(&self.dir) {
+    /// Vouches for the index, last of all, if there was any change. An index that is dropped
+    /// without this is not believed any more.
+    pub(super) fn seal(mut self) -> Result<()> {
+        if self.pending == Pending::Table {
+            self.table.finish()?;
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+            self.sealed = i64::try_from(now.as_secs()).unwrap_or_default();
+            futimens(self.table.file(), &TimeSpec::UTIME_OMIT, &self.time())
+                .during("set the time of", &self.store.join(ROOT))?;
+        }
+        if self.pending == Pending::Nothing {
             return Ok(());
         }
-        Err(Error::new("set the time of", &self.dir, ErrorKind::Unsupported))
+        stamp(&self.store, &self.time())
     }
 
-    /// The file of an owner. A container id has no NUL, so the two forms cannot be confused.
-    fn entry(&self, id: &str, ifname: Option<&str>) -> PathBuf {
-        let owner = match ifname {
-            Some(ifname) => format!("{id}\0{ifname}"),
-            None => id.to_owned(),
-        };
-        let mut head = [0; 16];
-        head.copy_from_slice(&Sha512::digest(owner.as_bytes())[..16]);
-        self.dir.join(format!("{:032x}", u128::from_be_bytes(head)))
+    fn time(&self) -> TimeSpec {
+        TimeSpec::new(self.sealed, SEAL)
     }
-}
-
-/// In place and not synced: until the seal is set nobody reads it.
-fn write(path: &Path, ips: &[IpAddr]) -> Result<()> {
-    let text: String = ips.iter().copied().map(line).collect();
-    fs::write(path, text).during("write", path)
 }
 
 /// How to write files into `store`: by way of the index's directory, where no listing of the
 /// reference plugins has to pass over temporary files, if there is one.
 pub(super) fn writer(store: &Path, index: Option<&Index>) -> Writer {
     let temp = match index {
-        Some(_) => store.join(ROOT).join("tmp"),
+        Some(_) => paths(store).1,
         None => store.join(TEMP),
     };
     Writer::new(temp, Durability::Volatile)
 }
 
-fn line(ip: IpAddr) -> String {
-    format!("ip={ip}\n")
+/// The index and the temporary name beside it.
+fn paths(store: &Path) -> (PathBuf, PathBuf) {
+    let root = store.join(ROOT);
+    (root.join("index"), root.join("tmp"))
 }
 
-fn remove_all(dir: &Path) -> Result<()> {
-    match fs::remove_dir_all(dir) {
-        Err(e) if e.kind() != ErrorKind::NotFound => Err(Error::new("remove", dir, e)),
-        _ => Ok(()),
+fn key(lease: &Lease) -> Key {
+    Key::new(&lease.id, lease.ifname.as_deref())
+}
+
+/// Removes all that is in `dir`: an index that is not believed, what a kill left, and the
+/// directories of earlier versions.
+fn clear(dir: &Path) -> Result<()> {
+    for entry in fs::read_dir(dir).during("list", dir)? {
+        let path = entry.during("list", dir)?.path();
+        if path.symlink_metadata().is_ok_and(|meta| meta.is_dir()) {
+            fs::remove_dir_all(&path).during("remove", &path)?;
+        } else {
+            remove_file(&path)?;
+        }
+    }
+    Ok(())
+}
+
+/// Refuses file systems that do not keep enough of a time to hold the seal: there, building an
+/// index for every command would be all loss.
+fn require_seals(dir: &Path) -> Result<()> {
+    stamp(dir, &TimeSpec::new(0, SEAL))?;
+    match seal_of(&fs::metadata(dir).during("stat", dir)?) {
+        Some(_) => Ok(()),
+        None => Err(Error::new("set the time of", dir, std::io::ErrorKind::Unsupported)),
     }
 }
 
-fn is_sealed(dir: &Path) -> bool {
-    fs::metadata(dir).is_ok_and(|meta| meta.is_dir() && meta.mtime_nsec() == SEAL)
+/// The seconds of a sealed time.
+fn seal_of(meta: &fs::Metadata) -> Option<i64> {
+    (meta.mtime_nsec() == SEAL).then(|| meta.mtime())
 }
 
-/// Sets the nanoseconds of `dir`'s modification time, leaving the seconds.
-fn stamp(dir: &Path, nanos: i64) -> Result<()> {
-    let seconds = fs::metadata(dir).during("stat", dir)?.mtime();
-    let mtime = TimeSpec::new(seconds, nanos);
+fn stamp(dir: &Path, time: &TimeSpec) -> Result<()> {
     let flags = UtimensatFlags::FollowSymlink;
-    utimensat(AT_FDCWD, dir, &TimeSpec::UTIME_OMIT, &mtime, flags).during("set the time of", dir)
+    utimensat(AT_FDCWD, dir, &TimeSpec::UTIME_OMIT, time, flags).during("set the time of", dir)
 }

@@ -10,10 +10,12 @@ use std::net::IpAddr;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use nix::unistd::{AccessFlags, access};
+use nix::fcntl::AT_FDCWD;
 
+use super::atomic::Writer;
 use super::index::{self, Index};
 use super::lease::{Lease, Owner};
+use super::listing::{self, Found, Listing};
 use super::lock::Lock;
 use super::{During, Result, remove_file};
 use crate::error;
@@ -30,6 +32,7 @@ pub struct LeaseStore {
     boot: Option<String>,
     /// Absent if it cannot be had; then every lookup reads all leases.
     index: Option<Index>,
+    /// Released after all else.
     _lock: Lock,
 }
 
@@ -40,16 +43,12 @@ struct Held {
     old: Vec<Lease>,
 }
 
-/// How a lease file was found.
-enum Found {
-    Lease(Lease),
-    Debris,
-    Nothing,
-}
-
 impl LeaseStore {
     /// Opens the store of `network`, creating what is missing.
     pub fn open(data_dir: &Path, network: &str) -> error::Result<LeaseStore> {
+        if let Some(store) = LeaseStore::open_existing(data_dir, network)? {
+            return Ok(store);
+        }
         let dir = data_dir.join(network);
         DirBuilder::new().recursive(true).mode(0o755).create(&dir).during("create", &dir)?;
         LeaseStore::open_dir(dir, sysctl::boot_id().ok())
@@ -58,17 +57,18 @@ impl LeaseStore {
     /// Opens the store of `network` unless there is none.
     pub fn open_existing(data_dir: &Path, network: &str) -> error::Result<Option<LeaseStore>> {
         let dir = data_dir.join(network);
-        match fs::metadata(&dir) {
-            Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
-            meta => {
-                meta.during("open", &dir)?;
-                LeaseStore::open_dir(dir, sysctl::boot_id().ok()).map(Some)
-            }
+        match Lock::exclusive(&dir.join("lock")) {
+            Err(e) if e.source.kind() == ErrorKind::NotFound && !exists(&dir)? => Ok(None),
+            lock => LeaseStore::load(dir, sysctl::boot_id().ok(), lock?).map(Some),
         }
     }
 
     pub(super) fn open_dir(dir: PathBuf, boot: Option<String>) -> error::Result<LeaseStore> {
         let lock = Lock::exclusive(&dir.join("lock"))?;
+        LeaseStore::load(dir, boot, lock)
+    }
+
+    fn load(dir: PathBuf, boot: Option<String>, lock: Lock) -> error::Result<LeaseStore> {
         let index = boot.as_deref().and_then(|boot| Index::open(&dir, boot));
         let mut store = LeaseStore { dir, boot, index, _lock: lock };
         if store.index.is_none() {
@@ -80,12 +80,17 @@ impl LeaseStore {
     /// Reserves `ip`; false if it is taken.
     pub fn reserve(&mut self, ip: IpAddr, owner: &Owner) -> error::Result<bool> {
         let (path, lease) = (self.path(ip), owner.lease(ip));
-        // One cheap call for the many that are taken before the three that make a file.
-        if path.symlink_metadata().is_ok() || !self.create(&path, &lease)? {
+        // One cheap call for the many that are taken before the five that make a file.
+        if path.symlink_metadata().is_ok() {
             return Ok(false);
         }
-        self.update_index(|index| index.add(&lease));
-        Ok(true)
+        let text = lease.text();
+        let create = |writer: &Writer| writer.create_exclusive(&path, text.as_bytes(), MODE);
+        let created = self.change(create, |index, created| match created {
+            true => index.add(&lease),
+            false => Ok(()),
+        })?;
+        Ok(created)
     }
 
     /// The addresses that `owner` holds, in the present form or the old one.
@@ -120,19 +125,19 @@ impl LeaseStore {
 
     /// All leases, read one by one.
     pub fn leases(&self) -> error::Result<Vec<Lease>> {
-        Ok(Listing::read(&self.dir)?.leases())
+        Ok(Listing::read(&self.dir)?.leases().collect())
     }
 
     /// The addresses that are taken, from one listing of the directory.
     pub fn taken(&self) -> error::Result<HashSet<IpAddr>> {
-        Ok(Listing::read(&self.dir)?.ips)
+        Ok(Listing::read(&self.dir)?.into_taken())
     }
 
     /// The address that was last reserved in a range set. It only says where to go on, so one
     /// that cannot be read is as good as none.
     pub fn last_reserved(&self, range_id: usize) -> Option<IpAddr> {
-        match fs::read_to_string(self.last_reserved_path(range_id)) {
-            Ok(text) => text.trim().parse().ok(),
+        match listing::content(AT_FDCWD, &self.last_reserved_path(range_id)) {
+            Ok(text) => std::str::from_utf8(&text).ok()?.trim().parse().ok(),
             Err(e) if e.kind() == ErrorKind::NotFound => None,
             Err(e) => {
                 log::line(format_args!(
@@ -147,26 +152,32 @@ impl LeaseStore {
     /// Notes the address that was last reserved in a range set.
     pub fn set_last_reserved(&mut self, range_id: usize, ip: IpAddr) -> error::Result<()> {
         let path = self.last_reserved_path(range_id);
-        let writer = index::writer(&self.dir, self.index.as_ref());
-        writer.replace(&path, ip.to_string().as_bytes(), MODE)?;
-        self.update_index(|_| Ok(()));
+        let replace = |writer: &Writer| writer.replace(&path, ip.to_string().as_bytes(), MODE);
+        self.change(replace, |index, ()| {
+            index.outlive();
+            Ok(())
+        })?;
         Ok(())
     }
 
-    /// First step of a reservation: from here to the index's seal the store is unsealed.
-    pub(super) fn create(&self, path: &Path, lease: &Lease) -> Result<bool> {
+    /// Changes the store, then the index. As long as they may differ there is no index: whatever
+    /// ends this half-way, be it an error or a panic, leaves the store unsealed, and the next
+    /// command builds another. No index is worth failing for.
+    pub(super) fn change<T>(
+        &mut self,
+        store: impl FnOnce(&Writer) -> Result<T>,
+        index: impl FnOnce(&mut Index, &T) -> Result<()>,
+    ) -> Result<T> {
         let writer = index::writer(&self.dir, self.index.as_ref());
-        writer.create_exclusive(path, lease.text().as_bytes(), MODE)
-    }
-
-    /// Carries a change of the leases over to the index. No index is worth failing for: it is
-    /// given up, and as the change took the seal away, the next command builds another.
-    fn update_index(&mut self, change: impl FnOnce(&Index) -> Result<()>) {
-        let Some(index) = &self.index else { return };
-        if let Err(e) = change(index).and_then(|()| index.seal()) {
-            log::debug(format_args!("lease index given up: {e}"));
-            self.index = None;
+        let current = self.index.take();
+        let outcome = store(&writer)?;
+        if let Some(mut current) = current {
+            match index(&mut current, &outcome) {
+                Ok(()) => self.index = Some(current),
+                Err(e) => log::debug(format_args!("lease index given up: {e}")),
+            }
         }
+        Ok(outcome)
     }
 
     fn held(&mut self, owner: &Owner) -> error::Result<Held> {
@@ -185,35 +196,38 @@ impl LeaseStore {
     }
 
     /// What the index knows of `owner`; `None` if it cannot be relied on.
-    fn held_by_index(&self, owner: &Owner) -> Option<Held> {
-        let index = self.index.as_ref()?;
-        let current = self.find(index, owner.id(), Some(owner.ifname()))?;
-        Some(Held { current, old: self.find(index, owner.id(), None)? })
-    }
-
-    /// The leases in one form, if they bear the index out: somebody may have overwritten one in
-    /// place, which no directory's time shows.
-    fn find(&self, index: &Index, id: &str, ifname: Option<&str>) -> Option<Vec<Lease>> {
-        let lease = |ip| Lease { ip, id: id.to_owned(), ifname: ifname.map(str::to_owned) };
-        let leases: Vec<Lease> = index.lookup(id, ifname).ok()?.into_iter().map(lease).collect();
-        leases.iter().all(|lease| self.holds(lease)).then_some(leases)
+    /// Only leases that bear the index out count: somebody may have overwritten one in place,
+    /// which no directory's time shows.
+    fn held_by_index(&mut self, owner: &Owner) -> Option<Held> {
+        let (current, old) = self.index.as_mut()?.lookup(owner).ok()?;
+        let current: Vec<Lease> = current.into_iter().map(|ip| owner.lease(ip)).collect();
+        let old = old.into_iter().map(|ip| Lease { ifname: None, ..owner.lease(ip) });
+        let held = Held { current, old: old.collect() };
+        held.current.iter().chain(&held.old).all(|lease| self.holds(lease)).then_some(held)
     }
 
     fn holds(&self, lease: &Lease) -> bool {
-        matches!(read(&self.dir, lease.ip), Found::Lease(found) if found == *lease)
+        let found = listing::read(AT_FDCWD, &self.path(lease.ip), lease.ip);
+        matches!(found, Found::Lease(found) if found == *lease)
     }
 
     /// Removes leases as far as possible, reports what went wrong afterwards.
     fn remove_all(&mut self, leases: Vec<Lease>) -> error::Result<Vec<Lease>> {
         let mut errors = Vec::new();
-        let mut removed = Vec::new();
-        for lease in leases {
-            match remove_file(&self.path(lease.ip)) {
-                Ok(()) => removed.push(lease),
-                Err(e) => errors.push(e.into()),
+        let paths: Vec<PathBuf> = leases.iter().map(|lease| self.path(lease.ip)).collect();
+        let remove = |_: &Writer| {
+            let mut removed = Vec::new();
+            for (lease, path) in leases.into_iter().zip(&paths) {
+                match remove_file(path) {
+                    Ok(()) => removed.push(lease),
+                    Err(e) => errors.push(e.into()),
+                }
             }
-        }
-        self.update_index(|index| removed.iter().try_for_each(|lease| index.remove(lease)));
+            Ok(removed)
+        };
+        let removed = self.change(remove, |index, removed: &Vec<Lease>| {
+            removed.iter().try_for_each(|lease| index.remove(lease))
+        })?;
         error::Error::join(errors).map_or(Ok(removed), Err)
     }
 
@@ -231,17 +245,17 @@ impl LeaseStore {
     /// writes it while it holds the lock, which is ours now.
     fn scan(&mut self) -> error::Result<Vec<Lease>> {
         let mut leases = Vec::new();
-        let mut swept = false;
-        for ip in Listing::read(&self.dir)?.ips {
-            match read(&self.dir, ip) {
+        for (ip, found) in Listing::read(&self.dir)?.found() {
+            match found {
                 Found::Lease(lease) => leases.push(lease),
-                Found::Debris => swept |= self.sweep(ip),
-                Found::Nothing => {}
+                Found::Debris if self.sweep(ip) => {
+                    // The index never knew it, so all it needs is its seal back.
+                    if let Some(index) = &mut self.index {
+                        index.outlive();
+                    }
+                }
+                Found::Debris | Found::Nothing => {}
             }
-        }
-        if swept {
-            // The index never knew them, so all it needs is its seal back.
-            self.update_index(|_| Ok(()));
         }
         Ok(leases)
     }
@@ -265,68 +279,18 @@ impl LeaseStore {
     }
 }
 
-/// The addresses taken in a network at one moment, seen without its lock.
-#[derive(Debug)]
-pub struct Listing {
-    dir: PathBuf,
-    ips: HashSet<IpAddr>,
-}
-
-impl Listing {
-    /// Lists the store of `network` and changes nothing. Fails if ADD could not write there; a
-    /// store that is missing but could be created is empty.
-    pub fn peek(data_dir: &Path, network: &str) -> error::Result<Listing> {
-        let dir = data_dir.join(network);
-        let existing = dir.ancestors().find(|dir| dir.symlink_metadata().is_ok()).unwrap_or(&dir);
-        let rights = AccessFlags::R_OK | AccessFlags::W_OK | AccessFlags::X_OK;
-        access(existing, rights).during("access", existing)?;
-        if existing == dir {
-            return Ok(Listing::read(&dir)?);
+impl Drop for LeaseStore {
+    /// The session's last act, still under the lock: an index that is left agrees with the leases.
+    fn drop(&mut self) {
+        if let Some(Err(e)) = self.index.take().map(Index::seal) {
+            log::debug(format_args!("lease index not sealed: {e}"));
         }
-        fs::read_dir(existing).during("list", existing)?;
-        Ok(Listing { dir, ips: HashSet::new() })
-    }
-
-    /// The addresses that files are named by.
-    pub fn taken(&self) -> &HashSet<IpAddr> {
-        &self.ips
-    }
-
-    /// Those whose files name a container: a crash may have left others, which ADD reclaims.
-    pub fn leased(&self) -> HashSet<IpAddr> {
-        self.leases().into_iter().map(|lease| lease.ip).collect()
-    }
-
-    fn leases(&self) -> Vec<Lease> {
-        let found = self.ips.iter().map(|ip| read(&self.dir, *ip));
-        found.filter_map(|f| if let Found::Lease(lease) = f { Some(lease) } else { None }).collect()
-    }
-
-    fn read(dir: &Path) -> Result<Listing> {
-        let mut ips = HashSet::new();
-        for entry in fs::read_dir(dir).during("list", dir)? {
-            let name = entry.during("list", dir)?.file_name();
-            ips.extend(name.to_str().and_then(parse_name));
-        }
-        Ok(Listing { dir: dir.to_owned(), ips })
     }
 }
 
-/// The address that a file is named by. Only its canonical text: other names are not looked at
-/// when an address is reserved, neither by us nor by the reference.
-fn parse_name(name: &str) -> Option<IpAddr> {
-    name.parse().ok().filter(|ip: &IpAddr| ip.to_string() == name)
-}
-
-fn read(dir: &Path, ip: IpAddr) -> Found {
-    #[cfg(test)]
-    super::tests::READS.with(|reads| reads.set(reads.get() + 1));
-    let path = dir.join(ip.to_string());
-    match fs::read(&path) {
-        Ok(content) => Lease::parse(ip, &content).map_or(Found::Debris, Found::Lease),
-        Err(e) => {
-            log::debug(format_args!("skip lease {}: {}", path.display(), error::io_text(&e)));
-            Found::Nothing
-        }
+fn exists(dir: &Path) -> Result<bool> {
+    match fs::metadata(dir) {
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(false),
+        meta => meta.during("open", dir).map(|_| true),
     }
 }

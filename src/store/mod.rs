@@ -4,7 +4,9 @@ pub mod atomic;
 mod index;
 mod lease;
 mod leases;
+mod listing;
 pub mod lock;
+mod table;
 #[cfg(test)]
 mod tests;
 
@@ -15,7 +17,8 @@ use std::path::{Path, PathBuf};
 use crate::error;
 
 pub use lease::{Lease, Owner};
-pub use leases::{LeaseStore, Listing};
+pub use leases::LeaseStore;
+pub use listing::Listing;
 
 /// A file operation that failed, with its errno.
 #[derive(Debug)]

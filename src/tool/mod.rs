@@ -1,3 +1,4 @@
-//! Programs for people.
+//! What a person runs.
 
+pub mod cnitool;
 pub mod multicall;

@@ -13,6 +13,7 @@
 //! | `delegation` | IPAM plugins in this process and in another |
 //! | `footprint` | processes, sleeps, memory |
 //! | `parity` | the reference plugins side by side |
+//! | `cnitool` | the tool with the real plugins: walk-through, chains, GC, STATUS |
 //! | `protocol` | what all plugins share: environment, versions, error objects, VERSION, about |
 #![allow(
     clippy::unwrap_used,
@@ -24,6 +25,7 @@
     reason = "tests"
 )]
 
+mod cnitool;
 mod compare;
 mod concurrency;
 mod delegation;

@@ -81,7 +81,13 @@ impl Node {
             ("CNI_PATH", self.bin().display().to_string()),
         ];
         let env = env.into_iter().map(|(k, v)| (k.to_owned(), v)).collect();
-        Call { program: self.bin().join(plugin), env, stdin: Vec::new(), wrapper: Vec::new() }
+        Call::to(self.bin().join(plugin), env)
+    }
+
+    /// A call of a program for people, with arguments and without any CNI variable.
+    pub(crate) fn tool(&self, name: &str, args: &[&str]) -> Call {
+        let args = args.iter().map(|arg| (*arg).to_owned()).collect();
+        Call { args, ..Call::to(self.bin().join(name), BTreeMap::new()) }
     }
 
     /// A configuration of host-local for `subnets`, one address of each, its leases in this node.
@@ -205,12 +211,17 @@ fn without_noise(line: &str) -> String {
 #[derive(Clone)]
 pub(crate) struct Call {
     program: PathBuf,
+    args: Vec<String>,
     env: BTreeMap<String, String>,
     stdin: Vec<u8>,
     wrapper: Vec<String>,
 }
 
 impl Call {
+    fn to(program: PathBuf, env: BTreeMap<String, String>) -> Call {
+        Call { program, args: Vec::new(), env, stdin: Vec::new(), wrapper: Vec::new() }
+    }
+
     /// The configuration on standard input.
     pub(crate) fn conf(mut self, conf: &Value) -> Call {
         self.stdin = conf.to_string().into_bytes();
@@ -272,7 +283,7 @@ impl Call {
                 command.env_remove(key);
             }
         }
-        command.envs(&self.env);
+        command.args(&self.args).envs(&self.env);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command
     }

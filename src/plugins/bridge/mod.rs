@@ -12,11 +12,11 @@ mod verify;
 
 use serde::Deserialize;
 
-use crate::cni::{CniResult, IfName};
+use crate::cni::{CniResult, IfName, SpecVersion};
 use crate::error::{Code, Context, Error, Result};
 use crate::iface::configure::{self, Connected, Style};
 use crate::iface::inside::{Inside, Setting};
-use crate::iface::veth::{self, Veth, Wanted};
+use crate::iface::veth::{self, Wanted};
 use crate::netfilter;
 use crate::netlink::{Dad, Link, LinkChange, LinkKind, Mac, Netlink, NewLink, Switch};
 use crate::skel::{AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Rollback};
@@ -119,37 +119,36 @@ impl Plugin for Bridge {
 
     fn add(cx: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
         let plan = Plan::resolve(cx, conf)?;
-        let inside = Inside::enter(req.sandbox.netns()?)?;
+        let netns = req.sandbox.netns()?;
         let host = cx.host()?;
         let bridge = ensure_bridge(host, conf, &plan)?;
         let mut undo = Rollback::new();
 
-        let veth = attach(host, &inside, plan.veth(&req.ifname, bridge.link.index))?;
-        let port = veth.host.index;
-        undo.push(format!("delete \"{}\"", veth.host.name), move || {
-            Ok(host.del_link_by_index(port).map(drop)?)
+        let port = veth::add(host, netns, plan.veth(&req.ifname, bridge.link.index))?;
+        let index = port.index;
+        undo.push(format!("delete \"{}\"", port.name), move || {
+            Ok(host.del_link_by_index(index).map(drop)?)
         });
-        set_port(host, &veth.host, conf)?;
-
+        set_port(host, &port, conf)?;
         let mut result = if plan.l3 { cx.ipam_add(&mut undo)? } else { CniResult::new() };
-        result.version = crate::cni::SpecVersion::NEWEST;
+        result.version = SpecVersion::NEWEST;
         let gateways = plan.gateways(&mut result);
-        let [host_end, container_end] = veth.interfaces(&req.sandbox.path);
-        result.interfaces = vec![veth::interface(&bridge.link, ""), host_end, container_end];
-        configure_container(&inside, &veth.container, conf, &result)?;
+
+        let inside = Inside::enter_and_set(netns, &settings(conf, &result, &req.ifname))?;
+        let link = inside.link(req.ifname.as_str())?;
+        result.interfaces = [&bridge.link, &port].map(|link| veth::interface(link, "")).into();
+        result.interfaces.push(veth::interface(&link, &req.sandbox.path));
+        configure_container(&inside, &link, conf, &result)?;
         if !gateways.is_empty() {
             gateway::ensure(host, &bridge, conf, &gateways)?;
         }
         if !conf.disable_container_interface {
-            wait_for_port(host, &inside, &veth)?;
+            configure::wait_for_carrier(&inside.netlink, &link)?;
+            configure::wait_for_carrier(host, &port).context(|| "bridge port in error state")?;
         }
         // The first port may have changed the address of a bridge that others made.
-        let bridge = host.require_link(&conf.bridge)?;
-        result.interfaces[0] = veth::interface(&bridge, "");
-        for interface in &mut result.interfaces {
-            interface.mtu = cx.reported_mtu(interface.mtu);
-        }
-        result.dns = result.dns.overridden_by(&cx.net.dns);
+        result.interfaces[0] = veth::interface(&host.require_link(&conf.bridge)?, "");
+        cx.finish(&mut result);
         undo.commit();
         Ok(result)
     }
@@ -345,11 +344,6 @@ fn require_bridge(link: &Link) -> Result<()> {
         .with_details("choose another name for the key \"bridge\", or remove that link"))
 }
 
-/// The pair, its host's end a port of the bridge.
-fn attach(host: &Netlink, inside: &Inside<'_>, wanted: Wanted<'_>) -> Result<Veth> {
-    Veth::add(host, inside, wanted)
-}
-
 /// New ports have both attributes off.
 fn set_port(host: &Netlink, port: &Link, conf: &Conf) -> Result<()> {
     if !conf.hairpin_mode && !conf.port_isolation {
@@ -366,6 +360,24 @@ fn set_port(host: &Netlink, port: &Link, conf: &Conf) -> Result<()> {
         .context(|| format!("failed to setup hairpin mode or isolation for {}", port.name))
 }
 
+/// What the container's interface needs besides addresses.
+fn settings(conf: &Conf, result: &CniResult, ifname: &IfName) -> Vec<Setting> {
+    if result.ips.is_empty() {
+        return Vec::new();
+    }
+    let accept_dad = if conf.enabledad { "1" } else { "0" };
+    let mut settings = configure::settings(result, ifname.as_str());
+    settings.extend([
+        Setting::optional(format!("net/ipv6/conf/{ifname}/accept_dad"), accept_dad),
+        // The kernel announces the addresses when the link comes up.
+        Setting::optional(format!("net/ipv4/conf/{ifname}/arp_notify"), "1"),
+    ]);
+    if conf.enabledad {
+        settings.push(Setting::optional(format!("net/ipv6/conf/{ifname}/enhanced_dad"), "1"));
+    }
+    settings
+}
+
 fn configure_container(
     inside: &Inside<'_>,
     link: &Link,
@@ -378,25 +390,8 @@ fn configure_container(
         }
         return configure::set_up(inside, link);
     }
-    let name = &link.name;
     let dad = if conf.enabledad { Dad::Kernel } else { Dad::Off };
-    let mut settings = vec![
-        Setting::optional(
-            format!("net/ipv6/conf/{name}/accept_dad"),
-            if conf.enabledad { "1" } else { "0" },
-        ),
-        // The kernel announces the addresses when the link comes up.
-        Setting::optional(format!("net/ipv4/conf/{name}/arp_notify"), "1"),
-    ];
-    if conf.enabledad {
-        settings.push(Setting::optional(format!("net/ipv6/conf/{name}/enhanced_dad"), "1"));
-    }
     let style = Style { dad, connected: Connected::Route };
-    configure::addresses_and_up(inside, link, result, (style, settings))?;
+    configure::addresses_and_up(inside, link, result, style)?;
     configure::add_routes(inside, link, result)
-}
-
-fn wait_for_port(host: &Netlink, inside: &Inside<'_>, veth: &Veth) -> Result<()> {
-    configure::wait_for_carrier(&inside.netlink, &veth.container)?;
-    configure::wait_for_carrier(host, &veth.host).context(|| "bridge port in error state")
 }

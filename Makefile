@@ -1,0 +1,61 @@
+# The only front door: recipes wrap cargo and the scripts below tests/, and hold no logic.
+
+CARGO   ?= cargo
+TARGET  ?= $(shell rustc -vV | sed -n 's/^host: //p')
+PREFIX  ?= /opt/cni
+BINDIR  ?= $(PREFIX)/bin
+DESTDIR ?=
+PEER    ?= /usr/lib/cni
+ARGS    ?=
+
+STATIC  := -C target-feature=+crt-static
+BINARY  := target/$(TARGET)/release/cnibox
+APPLETS  = $$($(BINARY) list | sed 's/ .*//')
+
+# Stripped size in bytes that no release may pass: 5 MB.
+SIZE_LIMIT := 5000000
+
+.PHONY: help build demo test lint arch bench size install clean
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+
+build: ## the static release binary, target/<target>/release/cnibox
+	RUSTFLAGS="$(STATIC)" $(CARGO) build --release --locked --target $(TARGET)
+
+demo: build ## two containers on one bridge in a private host: attach, look, ping, detach
+	@tests/prepare.sh demo
+	@tests/demo.sh $(BINARY)
+
+test: build ## the whole suite: unit and integration tests, then the demo
+	tests/prepare.sh test
+	CNIBOX_BIN=$(abspath $(BINARY)) $(CARGO) test --locked
+	tests/demo.sh $(BINARY) >/dev/null
+
+lint: ## formatting, clippy, documentation, licences and sources of dependencies, shell scripts
+	$(CARGO) fmt --check
+	$(CARGO) clippy --locked --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps --quiet
+	tests/prepare.sh lint
+	$(CARGO) deny --log-level error check bans licenses sources
+	shellcheck tests/*.sh .ci/run
+
+arch: ## the layers of docs/architecture.md, checked in the source
+	$(CARGO) test --locked --test arch
+
+bench: build ## the same pods with two plugin folders in turn; PEER=<folder>, ARGS="bridge --pods 1000"
+	tests/prepare.sh bench
+	PEER=$(PEER) CNIBOX_BIN=$(abspath $(BINARY)) $(CARGO) bench --locked --bench pods -- $(ARGS)
+
+size: build ## size of the binary against its limit
+	@size=$$(stat -c %s $(BINARY)); echo "$$size bytes of $(SIZE_LIMIT)"; test $$size -le $(SIZE_LIMIT)
+
+install: build ## the binary and a link per applet into DESTDIR/BINDIR (default /opt/cni/bin)
+	install -D -m 0755 $(BINARY) $(DESTDIR)$(BINDIR)/.cnibox.new
+	mv -f $(DESTDIR)$(BINDIR)/.cnibox.new $(DESTDIR)$(BINDIR)/cnibox
+	for name in $(APPLETS); do \
+		ln -sfn cnibox $(DESTDIR)$(BINDIR)/.$$name.new && mv -fT $(DESTDIR)$(BINDIR)/.$$name.new $(DESTDIR)$(BINDIR)/$$name || exit 1; \
+	done
+
+clean: ## everything that was built
+	$(CARGO) clean

@@ -1,0 +1,128 @@
+//! Worlds that take turns.
+
+use std::sync::Mutex;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::Result;
+use crate::case::Case;
+use crate::options::Options;
+use crate::world::{Pod, World};
+
+/// Samples in milliseconds, for each world.
+pub(crate) struct Times {
+    /// The very first ADD, which the others do not contain.
+    pub(crate) first: Vec<Vec<f64>>,
+    pub(crate) add: Vec<Vec<f64>>,
+    pub(crate) del: Vec<Vec<f64>>,
+}
+
+impl Times {
+    fn new(worlds: &[World]) -> Times {
+        let empty = || vec![Vec::new(); worlds.len()];
+        Times { first: empty(), add: empty(), del: empty() }
+    }
+}
+
+/// VERSION, again and again.
+pub(crate) fn versions(worlds: &[World], case: &Case, rounds: usize) -> Result<Vec<Vec<f64>>> {
+    let mut times = vec![Vec::new(); worlds.len()];
+    let mut pod = Pod::new()?;
+    for round in 0..=rounds {
+        for i in turn(worlds, round) {
+            let took = worlds[i].on_host(|| worlds[i].call(case, "VERSION", &mut pod))??;
+            if round > 0 {
+                times[i].push(ms(took));
+            }
+        }
+    }
+    Ok(times)
+}
+
+/// One pod after the other, attached and detached by each world.
+pub(crate) fn rounds(worlds: &[World], case: &Case, rounds: usize) -> Result<Times> {
+    let mut times = Times::new(worlds);
+    // Kept to the end: the kernel takes namespaces down behind our back, holding its locks.
+    let mut used = Vec::new();
+    for round in 0..=rounds {
+        let mut pods = worlds.iter().map(|_| Pod::new()).collect::<Result<Vec<_>>>()?;
+        for i in turn(worlds, round) {
+            let took = worlds[i].on_host(|| worlds[i].call(case, "ADD", &mut pods[i]))??;
+            let list = if round == 0 { &mut times.first } else { &mut times.add };
+            list[i].push(ms(took));
+        }
+        for i in turn(worlds, round) {
+            let took = worlds[i].on_host(|| worlds[i].call(case, "DEL", &mut pods[i]))??;
+            if round > 0 {
+                times.del[i].push(ms(took));
+            }
+        }
+        used.append(&mut pods);
+    }
+    Ok(times)
+}
+
+/// The peak memory of ADDs, in MB, of the largest process that takes part.
+pub(crate) fn memory(worlds: &[World], case: &Case) -> Result<Vec<Vec<f64>>> {
+    let mut peaks = vec![Vec::new(); worlds.len()];
+    for round in 0..5 {
+        for i in turn(worlds, round) {
+            let mut pod = Pod::new()?;
+            let peak = worlds[i].on_host(|| worlds[i].watch_add(case, &mut pod))??;
+            let mb = u32::try_from(peak / 1024).map_or(f64::INFINITY, f64::from) / 1024.0;
+            peaks[i].push(mb);
+            worlds[i].on_host(|| worlds[i].call(case, "DEL", &mut pod))??;
+        }
+    }
+    Ok(peaks)
+}
+
+/// Many pods, several at once; the time of the whole batch.
+pub(crate) fn batches(worlds: &[World], case: &Case, options: &Options) -> Result<Times> {
+    let mut times = Times::new(worlds);
+    for round in 0..options.batches {
+        for i in turn(worlds, round) {
+            let mut pods = (0..options.batch).map(|_| Pod::new()).collect::<Result<Vec<_>>>()?;
+            let mut run = |verb| batch(&worlds[i], case, verb, &mut pods, options.parallel);
+            times.add[i].push(ms(run("ADD")?));
+            times.del[i].push(ms(run("DEL")?));
+        }
+    }
+    Ok(times)
+}
+
+fn batch(
+    world: &World,
+    case: &Case,
+    verb: &str,
+    pods: &mut [Pod],
+    at_once: usize,
+) -> Result<Duration> {
+    let queue = Mutex::new(pods.iter_mut());
+    let next = || queue.lock().ok().and_then(|mut queue| queue.next());
+    let work = || -> Result<()> {
+        while let Some(pod) = next() {
+            world.call(case, verb, pod)?;
+        }
+        Ok(())
+    };
+    // Threads that start on the host are there too.
+    world.on_host(|| {
+        let start = Instant::now();
+        thread::scope(|scope| {
+            let workers: Vec<_> = (0..at_once).map(|_| scope.spawn(work)).collect();
+            workers.into_iter().try_for_each(|worker| worker.join().map_err(|_| "a panic")?)
+        })?;
+        Ok(start.elapsed())
+    })?
+}
+
+/// Who is first changes from round to round.
+fn turn(worlds: &[World], round: usize) -> impl Iterator<Item = usize> + use<> {
+    let count = worlds.len();
+    (0..count).map(move |i| (i + round) % count)
+}
+
+fn ms(took: Duration) -> f64 {
+    took.as_secs_f64() * 1000.0
+}

@@ -1,0 +1,200 @@
+//! `make bench`: the same pods, attached and detached with two plugin folders in turn.
+//!
+//! One process per call with JSON on standard input, as a runtime does it; the time is that from
+//! before the spawn to after the exit. Both folders work in private hosts (network namespaces)
+//! that look alike, and take turns call by call, so what else happens on the machine hits both.
+//!
+//! | module | |
+//! | --- | --- |
+//! | `options` | the command line |
+//! | `sandbox` | user namespace for ordinary users, a folder that goes away even on Ctrl-C |
+//! | `case` | what is attached: plugin and configuration |
+//! | `world` | a plugin folder, its private host, the pods already there; one timed call |
+//! | `contest` | worlds taking turns: rounds, batches, memory |
+//! | `table` | medians, percentiles, ratios |
+#![allow(missing_docs, clippy::print_stdout, clippy::print_stderr, reason = "it prints its table")]
+
+mod case;
+mod contest;
+mod options;
+mod sandbox;
+mod table;
+mod world;
+
+use std::error::Error;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use case::{CASES, Case};
+use options::Options;
+use table::{Table, Unit};
+use world::World;
+
+pub(crate) type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
+
+/// Debian's containernetworking-plugins.
+const DEBIAN_PEER: &str = "/usr/lib/cni";
+
+/// Ports that a bridge of the kernel may have.
+const BRIDGE_PORTS: usize = 1023;
+
+/// The two sizes of the lease store that are compared.
+const LEASES: [usize; 2] = [10, 20_000];
+
+fn main() -> ExitCode {
+    let done = Options::parse(std::env::args().skip(1)).and_then(|options| match options {
+        None => {
+            print!("{}", options::HELP);
+            Ok(ExitCode::SUCCESS)
+        }
+        Some(options) => match sandbox::dir() {
+            None => sandbox::enter(),
+            Some(dir) => run(&options, &dir).map(|()| ExitCode::SUCCESS),
+        },
+    });
+    done.unwrap_or_else(|error| {
+        eprintln!("pods: {error}");
+        ExitCode::FAILURE
+    })
+}
+
+fn run(options: &Options, dir: &Path) -> Result<()> {
+    let bench = Bench { options, dir, ours: ours(dir)?, peer: peer()? };
+    bench.describe();
+    let mut table = Table::new("ours", bench.peer.as_ref().map(|_| "peer"));
+    for case in bench.selected() {
+        for &pods in options.pods_of(case) {
+            bench.case(&mut table, case, pods)?;
+        }
+    }
+    if options.wants("leases") {
+        bench.leases()?;
+    }
+    Ok(())
+}
+
+/// A folder of links to our executable.
+fn ours(dir: &Path) -> Result<PathBuf> {
+    let binary = std::env::var_os("CNIBOX_BIN")
+        .map_or_else(|| env!("CARGO_BIN_EXE_cnibox").into(), PathBuf::from);
+    let binary = fs::canonicalize(&binary)
+        .map_err(|e| format!("CNIBOX_BIN \"{}\": {e}", binary.display()))?;
+    let folder = dir.join("ours");
+    fs::create_dir_all(&folder)?;
+    for plugin in ["bridge", "host-local", "ptp"] {
+        std::os::unix::fs::symlink(&binary, folder.join(plugin))?;
+    }
+    Ok(folder)
+}
+
+/// The folder to compare with: `PEER`, or Debian's if it is there.
+fn peer() -> Result<Option<PathBuf>> {
+    let named = std::env::var_os("PEER").filter(|value| !value.is_empty()).map(PathBuf::from);
+    let folder = named.clone().unwrap_or_else(|| DEBIAN_PEER.into());
+    if folder.join("bridge").exists() {
+        return Ok(Some(fs::canonicalize(folder)?));
+    }
+    match named {
+        Some(folder) if folder != Path::new(DEBIAN_PEER) => {
+            Err(format!("PEER \"{}\": no plugin \"bridge\" there", folder.display()).into())
+        }
+        _ => Ok(None),
+    }
+}
+
+/// What is measured, with what.
+struct Bench<'a> {
+    options: &'a Options,
+    dir: &'a Path,
+    ours: PathBuf,
+    peer: Option<PathBuf>,
+}
+
+impl Bench<'_> {
+    fn describe(&self) {
+        let binary = fs::canonicalize(self.ours.join("bridge")).unwrap_or_default();
+        let size = fs::metadata(&binary).map_or(0, |meta| meta.len());
+        println!("ours   {} ({size} bytes)", binary.display());
+        match &self.peer {
+            Some(folder) => println!("peer   {}", folder.display()),
+            None => {
+                println!("peer   none: set PEER=<plugin folder>, or run tests/prepare.sh bench");
+            }
+        }
+        let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        println!("kernel {}, {cores} cores, {} rounds", kernel.trim(), self.options.rounds);
+        println!("ratio: how many times as long (as large) the right side is, by the medians\n");
+    }
+
+    fn selected(&self) -> impl Iterator<Item = &'static Case> {
+        CASES.iter().filter(|case| self.options.wants(case.name))
+    }
+
+    /// One case with so many pods already there.
+    fn case(&self, table: &mut Table, case: &Case, pods: usize) -> Result<()> {
+        let folders: Vec<_> = [&self.ours].into_iter().chain(&self.peer).collect();
+        let worlds = self.worlds(&folders, |_| pods, case)?;
+        let name = if pods > 0 { format!("{}, {pods} pods", case.name) } else { case.name.into() };
+        if case.is_version() {
+            let times = contest::versions(&worlds, case, self.options.rounds)?;
+            table.row(&name, "VERSION", Unit::Ms, &times);
+            return Ok(());
+        }
+        let rounds = contest::rounds(&worlds, case, self.options.rounds)?;
+        table.row(&name, "ADD", Unit::Ms, &rounds.add);
+        table.row(&name, "DEL", Unit::Ms, &rounds.del);
+        table.row(&name, "ADD, memory", Unit::Mb, &contest::memory(&worlds, case)?);
+        self.batches(table, &name, case, &worlds, pods)
+    }
+
+    fn batches(
+        &self,
+        table: &mut Table,
+        name: &str,
+        case: &Case,
+        worlds: &[World],
+        pods: usize,
+    ) -> Result<()> {
+        let (batch, at_once) = (self.options.batch, self.options.parallel);
+        if at_once == 0 {
+            return Ok(());
+        }
+        if case.is_bridge() && pods + batch > BRIDGE_PORTS {
+            table::note(name, &format!("no batch of {batch}: a bridge has {BRIDGE_PORTS} ports"));
+            return Ok(());
+        }
+        let times = contest::batches(worlds, case, self.options)?;
+        table.row(name, &format!("{batch} ADD, {at_once} at once"), Unit::Ms, &times.add);
+        table.row(name, &format!("{batch} DEL, {at_once} at once"), Unit::Ms, &times.del);
+        Ok(())
+    }
+
+    /// host-local against itself: few leases on the left, many on the right.
+    fn leases(&self) -> Result<()> {
+        let case = CASES.iter().find(|case| case.name == "host-local").ok_or("no host-local")?;
+        let [few, many] = LEASES.map(|n| format!("{n} leases"));
+        let mut table = Table::new(&few, Some(&many));
+        for (who, folder) in [("ours", Some(&self.ours)), ("peer", self.peer.as_ref())] {
+            let Some(folder) = folder else { continue };
+            let worlds = self.worlds(&[folder, folder], |i| LEASES[i], case)?;
+            let rounds = contest::rounds(&worlds, case, self.options.rounds)?;
+            let name = format!("host-local, {who}");
+            table.row(&name, "first ADD ever", Unit::Ms, &rounds.first);
+            table.row(&name, "ADD", Unit::Ms, &rounds.add);
+            table.row(&name, "DEL", Unit::Ms, &rounds.del);
+        }
+        Ok(())
+    }
+
+    fn worlds(
+        &self,
+        folders: &[&PathBuf],
+        pods: impl Fn(usize) -> usize,
+        case: &Case,
+    ) -> Result<Vec<World>> {
+        let folders = folders.iter().enumerate();
+        folders.map(|(i, folder)| World::new(folder, self.dir, case, pods(i))).collect()
+    }
+}

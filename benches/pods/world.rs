@@ -1,0 +1,219 @@
+//! A plugin folder, its private host and the pods that are already there; and one timed call.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use cnibox::netns::Netns;
+use serde_json::Value;
+
+use crate::Result;
+use crate::case::{BRIDGE, Case, NETWORK};
+
+/// A container to attach.
+pub(crate) struct Pod {
+    id: String,
+    netns: Netns,
+    /// What the last ADD printed, as a runtime caches it for DEL.
+    result: Value,
+}
+
+impl Pod {
+    pub(crate) fn new() -> Result<Pod> {
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let id = format!("pod-{:06}", COUNT.fetch_add(1, Ordering::Relaxed));
+        Ok(Pod { id, netns: Netns::fresh()?, result: Value::Null })
+    }
+}
+
+pub(crate) struct World {
+    folder: PathBuf,
+    conf: Value,
+    host: Netns,
+    /// Holds the far ends of the pods that are already there.
+    _crowd: Netns,
+}
+
+impl World {
+    /// A fresh host with its own leases below `dir`, and so many pods.
+    pub(crate) fn new(folder: &Path, dir: &Path, case: &Case, pods: usize) -> Result<World> {
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let data = dir.join(format!("leases-{}", COUNT.fetch_add(1, Ordering::Relaxed)));
+        fs::create_dir(&data)?;
+        let (host, crowd) = (Netns::fresh()?, Netns::fresh()?);
+        write_leases(&data.join(NETWORK), case, pods)?;
+        if pods > 0 && case.plugin != "host-local" {
+            crowd.run(|| disable_ipv6("1"))??;
+            host.run(|| crowded(case, pods, &crowd))??;
+            crowd.run(|| ip_batch(&links_up("far", pods)))??;
+        }
+        Ok(World { folder: folder.into(), conf: case.conf(&data), host, _crowd: crowd })
+    }
+
+    /// Runs `f` on this host; what it spawns is there too.
+    pub(crate) fn on_host<T: Send>(&self, f: impl FnOnce() -> T + Send) -> Result<T> {
+        Ok(self.host.run(f)?)
+    }
+
+    /// One call from before the spawn to after the exit. To be used [`on_host`](World::on_host).
+    pub(crate) fn call(&self, case: &Case, verb: &str, pod: &mut Pod) -> Result<Duration> {
+        let stdin = self.stdin(verb, pod);
+        let mut command = self.command(case, verb, pod);
+        let start = Instant::now();
+        let child = feed(command.spawn(), &command, &stdin)?;
+        let output = child.wait_with_output()?;
+        let took = start.elapsed();
+        if !output.status.success() {
+            let (out, err) = (text(&output.stdout), text(&output.stderr));
+            return Err(format!("{command:?} with {stdin}: {}: {out}{err}", output.status).into());
+        }
+        if verb == "ADD" {
+            pod.result = serde_json::from_slice(&output.stdout)?;
+        }
+        Ok(took)
+    }
+
+    /// An ADD that is watched: the largest memory of one of its processes, in bytes.
+    pub(crate) fn watch_add(&self, case: &Case, pod: &mut Pod) -> Result<u64> {
+        let mut command = self.command(case, "ADD", pod);
+        let mut child = feed(command.spawn(), &command, &self.stdin("ADD", pod))?;
+        let mut peak = 0;
+        while child.try_wait()?.is_none() {
+            peak = peak.max(peak_memory(child.id()));
+        }
+        let mut out = String::new();
+        if let Some(mut stdout) = child.stdout.take() {
+            stdout.read_to_string(&mut out)?;
+        }
+        pod.result = serde_json::from_str(&out)?;
+        Ok(peak)
+    }
+
+    fn stdin(&self, verb: &str, pod: &Pod) -> String {
+        let mut conf = self.conf.clone();
+        if verb == "DEL" && !pod.result.is_null() {
+            conf["prevResult"] = pod.result.clone();
+        }
+        conf.to_string()
+    }
+
+    fn command(&self, case: &Case, verb: &str, pod: &Pod) -> Command {
+        let mut command = Command::new(self.folder.join(case.plugin));
+        command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
+        command.env("CNI_COMMAND", verb).env("CNI_CONTAINERID", &pod.id);
+        command.env("CNI_NETNS", pod.netns.path()).env("CNI_IFNAME", "eth0");
+        command.env("CNI_PATH", &self.folder);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+}
+
+fn feed(child: std::io::Result<Child>, command: &Command, stdin: &str) -> Result<Child> {
+    let mut child = child.map_err(|e| format!("start {}: {e}", command.get_program().display()))?;
+    if let Some(mut pipe) = child.stdin.take() {
+        // A plugin that does not read its input says why when it ends.
+        drop(pipe.write_all(stdin.as_bytes()));
+    }
+    Ok(child)
+}
+
+/// The high-water mark of a process or of its children, whichever is larger; 0 when it is gone.
+fn peak_memory(pid: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap_or_default();
+    let own = line.trim().trim_end_matches(" kB").parse::<u64>().unwrap_or(0) * 1024;
+    let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else { return own };
+    let lists = tasks.flatten().filter_map(|t| fs::read_to_string(t.path().join("children")).ok());
+    let children: Vec<u32> = lists
+        .flat_map(|s| s.split(' ').filter_map(|p| p.parse().ok()).collect::<Vec<_>>())
+        .collect();
+    children.into_iter().map(peak_memory).fold(own, u64::max)
+}
+
+/// Leases as the reference plugin writes them.
+fn write_leases(store: &Path, case: &Case, pods: usize) -> Result<()> {
+    if pods == 0 {
+        return Ok(());
+    }
+    fs::create_dir(store)?;
+    for i in 0..pods {
+        let content = format!("crowd-{i}\r\neth0");
+        fs::write(store.join(ipv4(i).to_string()), &content)?;
+        if case.dual {
+            fs::write(store.join(ipv6(i).to_string()), &content)?;
+        }
+    }
+    fs::write(store.join("last_reserved_ip.0"), ipv4(pods - 1).to_string())?;
+    if case.dual {
+        fs::write(store.join("last_reserved_ip.1"), ipv6(pods - 1).to_string())?;
+    }
+    Ok(())
+}
+
+/// The address of the i-th pod; the first of the subnet is the gateway's.
+fn ipv4(i: usize) -> Ipv4Addr {
+    let first = u32::from(Ipv4Addr::new(10, 1, 0, 2));
+    Ipv4Addr::from(first + u32::try_from(i).unwrap_or_default())
+}
+
+fn ipv6(i: usize) -> Ipv6Addr {
+    let first = u128::from(Ipv6Addr::new(0xfd00, 1, 0, 0, 0, 0, 0, 2));
+    Ipv6Addr::from(first + i as u128)
+}
+
+/// Makes of the host what it would be if so many pods had been attached.
+fn crowded(case: &Case, pods: usize, crowd: &Netns) -> Result<()> {
+    if case.is_bridge() {
+        let bridge = [format!("link add {BRIDGE} type bridge"), format!("link set {BRIDGE} up")];
+        ip_batch(&bridge)?;
+    }
+    disable_ipv6("1")?;
+    ip_batch(&links(case, pods, crowd))?;
+    ip_batch(&links_up("near", pods))?;
+    disable_ipv6("0")
+}
+
+fn links(case: &Case, pods: usize, crowd: &Netns) -> Vec<String> {
+    let crowd = crowd.path().display();
+    let pair = |i| format!("link add near{i} type veth peer name far{i} netns {crowd}");
+    let attach = |i| {
+        if case.is_bridge() {
+            vec![pair(i), format!("link set near{i} master {BRIDGE}")]
+        } else {
+            let address = format!("address add 10.1.0.1/32 dev near{i}");
+            let route = format!("route add {}/32 dev near{i} scope link", ipv4(i));
+            vec![pair(i), format!("link set near{i} up"), address, route]
+        }
+    };
+    (0..pods).flat_map(attach).collect()
+}
+
+fn links_up(name: &str, pods: usize) -> Vec<String> {
+    (0..pods).map(|i| format!("link set {name}{i} up")).collect()
+}
+
+/// Whether links made from now on are without IPv6. Each that comes up with it sends multicasts,
+/// and those of two thousand links fill the neighbour table, 1024 entries for all namespaces of
+/// the machine together: for minutes, nobody on it could resolve another IPv6 address.
+fn disable_ipv6(disabled: &str) -> Result<()> {
+    let key = "/proc/sys/net/ipv6/conf/default/disable_ipv6";
+    if Path::new(key).exists() {
+        fs::write(key, disabled)?;
+    }
+    Ok(())
+}
+
+fn ip_batch(lines: &[String]) -> Result<()> {
+    let mut command = Command::new("ip");
+    command.args(["-batch", "-"]).stdin(Stdio::piped()).stderr(Stdio::piped());
+    let output = feed(command.spawn(), &command, &lines.join("\n"))?.wait_with_output()?;
+    if output.status.success() { Ok(()) } else { Err(text(&output.stderr).into()) }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).trim().to_owned()
+}

@@ -1,0 +1,162 @@
+//! One plugin's configuration, and the files that configurations come in.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use super::request::{distinct, set};
+use crate::cni::config::DnsConf;
+use crate::cni::json::{Json, compact};
+use crate::error::{Code, Error, Result, io_text};
+
+/// The configuration of one plugin: the common keys decoded, and the document.
+#[derive(Clone, Debug)]
+pub struct PluginConf {
+    /// `type`: the name of the plugin's executable. Never empty.
+    pub plugin_type: String,
+    /// `name` of the network; empty inside a list, usually.
+    pub name: String,
+    /// `cniVersion` as written; empty inside a list, usually.
+    pub cni_version: String,
+    /// `capabilities`, those that are `false` included.
+    pub capabilities: BTreeMap<String, bool>,
+    /// `ipam.type`; empty if there is no address management.
+    pub ipam_type: String,
+    /// `dns`.
+    pub dns: DnsConf,
+    pub(super) json: Json,
+    pub(super) bytes: Vec<u8>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Common {
+    cni_version: String,
+    name: String,
+    r#type: String,
+    capabilities: BTreeMap<String, bool>,
+    ipam: Ipam,
+    dns: DnsConf,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Ipam {
+    r#type: String,
+}
+
+impl PluginConf {
+    /// Parses a document; its bytes are kept as they are.
+    ///
+    /// Errors: `error parsing configuration: <reason>`, the reason being `missing 'type'` for a
+    /// list or anything else that is not a plugin's configuration.
+    pub fn from_bytes(bytes: &[u8]) -> Result<PluginConf> {
+        let json = Json::parse(bytes).map_err(|why| malformed(Error::new(Code::DECODE, why)))?;
+        PluginConf::from_json(json, bytes.to_vec())
+    }
+
+    /// As [`PluginConf::from_bytes`]; `error reading <file>: open <file>: <reason>` if it cannot
+    /// be read.
+    pub fn from_file(path: &Path) -> Result<PluginConf> {
+        PluginConf::from_bytes(&read(path)?)
+    }
+
+    /// An entry of a list: its bytes are compact with sorted keys, as the reference keeps them.
+    pub(super) fn from_entry(entry: &Json) -> Result<PluginConf> {
+        let json = distinct(entry.clone()).normalised();
+        let bytes = compact(&json.clone().sorted())?.into_bytes();
+        PluginConf::from_json(json, bytes)
+    }
+
+    fn from_json(json: Json, bytes: Vec<u8>) -> Result<PluginConf> {
+        let common = match &json {
+            Json::Null => Common::default(),
+            Json::Object(_) => json.decode().map_err(malformed)?,
+            other => {
+                let why = format!("{} is not an object", other.go_type());
+                return Err(malformed(Error::new(Code::DECODE, why)));
+            }
+        };
+        if common.r#type.is_empty() {
+            return Err(malformed(Error::config("missing 'type'")));
+        }
+        Ok(PluginConf {
+            plugin_type: common.r#type,
+            name: common.name,
+            cni_version: common.cni_version,
+            capabilities: common.capabilities,
+            ipam_type: common.ipam.r#type,
+            dns: common.dns,
+            json,
+            bytes,
+        })
+    }
+
+    /// The document's bytes: as they were read, or for an entry of a list compact with sorted
+    /// keys.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// The same configuration with the keys of `members` added or replaced, whatever case they
+    /// were written in; compact with sorted keys.
+    ///
+    /// Errors: `keys cannot be empty`, `key '<k>' value must not be nil`.
+    pub fn inject(&self, members: &[(String, Json)]) -> Result<PluginConf> {
+        let mut json = self.json.clone();
+        for (key, value) in members {
+            if key.is_empty() {
+                return Err(Error::internal("keys cannot be empty"));
+            }
+            if *value == Json::Null {
+                return Err(Error::internal(format!("key '{key}' value must not be nil")));
+            }
+            set(&mut json, key, value.clone());
+        }
+        PluginConf::from_entry(&json)
+    }
+
+    /// The capabilities that the plugin asks for.
+    pub(super) fn wanted(&self) -> impl Iterator<Item = &str> {
+        self.capabilities.iter().filter(|(_, wanted)| **wanted).map(|(name, _)| name.as_str())
+    }
+}
+
+fn malformed(error: Error) -> Error {
+    error.context("error parsing configuration")
+}
+
+/// The files in `dir` whose extension is one of `extensions` (without the dot, case-sensitive),
+/// sorted by name in byte order. A directory that does not exist has none. Links are files
+/// whatever they point to; directories below are not looked into.
+pub fn conf_files(dir: &Path, extensions: &[&str]) -> Result<Vec<PathBuf>> {
+    let failed = |cause| Error::io(format_args!("open {}", dir.display()), &cause);
+    let entries = match fs::read_dir(dir) {
+        Err(cause) if cause.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        other => other.map_err(failed)?,
+    };
+    let mut files = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(failed)?;
+        let name = entry.file_name();
+        // A file that is called ".conf" counts, unlike with `Path::extension`.
+        let extension = name.to_str().and_then(|name| name.rsplit_once('.')).map(|(_, e)| e);
+        if extension.is_some_and(|e| extensions.contains(&e))
+            && !entry.file_type().map_err(failed)?.is_dir()
+        {
+            files.push(entry.path());
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+pub(super) fn read(path: &Path) -> Result<Vec<u8>> {
+    fs::read(path).map_err(|cause| {
+        let path = path.display();
+        Error::new(Code::IO, format!("error reading {path}: open {path}: {}", io_text(&cause)))
+    })
+}

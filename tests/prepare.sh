@@ -1,0 +1,97 @@
+#!/bin/sh
+# prepare.sh [demo|test|bench|lint]: the programs that the purpose needs beside cargo.
+#
+# What is missing is installed: packages when this is root on Debian or Ubuntu, cargo's own tools
+# by cargo. Otherwise it says what is missing and how to get it. Exit 1 only when something that the purpose cannot do without is
+# still missing. Does nothing, and says nothing, when all is there.
+set -eu
+
+purpose=${1-all}
+peer=${PEER:-/usr/lib/cni}
+
+# program or file | Debian package | cannot do without | nice to have
+needs="
+ip                iproute2                       demo,test,bench  -
+ping              iputils-ping                   demo,test        -
+unshare           util-linux                     demo,test,bench  -
+nsenter           util-linux                     demo,test        -
+strace            strace                         test             -
+shellcheck        shellcheck                     lint             -
+cargo-deny        -                              lint             -
+$peer/bridge      containernetworking-plugins    -                test,bench
+"
+
+case $purpose in
+    all | demo | test | bench | lint) ;;
+    *)
+        echo "usage: tests/prepare.sh [demo|test|bench|lint]" >&2
+        exit 2
+        ;;
+esac
+
+present() {
+    case $1 in
+        */*) [ -e "$1" ] ;;
+        # The folders of administrators are not on every user's PATH.
+        *) PATH=$PATH:/usr/sbin:/sbin command -v "$1" >/dev/null ;;
+    esac
+}
+
+# Lines "program package weight" of what is missing; weight is required or optional.
+missing() {
+    echo "$needs" | while read -r program package required optional; do
+        [ -n "$program" ] || continue
+        if [ "$purpose" = all ]; then
+            weight=optional
+        else
+            case ",$required,|,$optional," in
+                *",$purpose,"*"|"*) weight=required ;;
+                *"|"*",$purpose,"*) weight=optional ;;
+                *) continue ;;
+            esac
+        fi
+        present "$program" || echo "$program $package $weight"
+    done
+}
+
+packages() {
+    missing | while read -r _ package _; do
+        [ "$package" = - ] || echo "$package"
+    done | sort -u
+}
+
+apt() {
+    DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends "$@" >/dev/null
+}
+
+wanted=$(packages)
+if [ -n "$wanted" ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    echo "prepare: installing $(echo "$wanted" | tr '\n' ' ')" >&2
+    # shellcheck disable=SC2086 # one word each
+    apt install $wanted 2>/dev/null || { apt update && apt install $wanted; } ||
+        echo "prepare: apt-get could not install all of it" >&2
+fi
+
+missing | while read -r program package _; do
+    if [ "$package" = - ]; then
+        echo "prepare: cargo install $program, which takes some minutes" >&2
+        cargo install --locked --quiet "$program" >&2 || true
+    fi
+done
+
+status=0
+left=$(missing)
+[ -n "$left" ] || exit 0
+while read -r program package weight; do
+    case $package in
+        -) how="cargo install --locked $program" ;;
+        *) how="Debian package $package" ;;
+    esac
+    echo "prepare: missing, $weight for $purpose: $program ($how)" >&2
+    [ "$weight" != required ] || status=1
+done <<END
+$left
+END
+wanted=$(packages | tr '\n' ' ')
+[ -z "$wanted" ] || echo "prepare: as root: apt-get install $wanted" >&2
+exit $status
