@@ -145,7 +145,9 @@ mod tests {
         let old = std::time::SystemTime::now() - 2 * STALE;
         for (name, time) in [(".tmp-1-0", Some(old)), (".tmp-2-0", None), ("kept", Some(old))] {
             let file = File::create(dir.path().join(name)).unwrap();
-            time.map(|time| file.set_modified(time).unwrap());
+            if let Some(time) = time {
+                file.set_modified(time).unwrap();
+            }
         }
         sweep_stale(dir.path());
         let left = [".tmp-1-0", ".tmp-2-0", "kept"].map(|name| dir.path().join(name).exists());
