@@ -81,14 +81,13 @@ impl Node {
             ("CNI_PATH", self.bin().display().to_string()),
         ];
         let env = env.into_iter().map(|(k, v)| (k.to_owned(), v)).collect();
-        Call { env, ..self.tool(plugin, &[]) }
+        Call::to(self.bin().join(plugin), env)
     }
 
     /// A call of a program for people, with arguments and without any CNI variable.
     pub(crate) fn tool(&self, name: &str, args: &[&str]) -> Call {
         let args = args.iter().map(|arg| (*arg).to_owned()).collect();
-        let program = self.bin().join(name);
-        Call { program, args, env: BTreeMap::new(), stdin: Vec::new(), wrapper: Vec::new() }
+        Call { args, ..Call::to(self.bin().join(name), BTreeMap::new()) }
     }
 
     /// A configuration of host-local for `subnets`, one address of each, its leases in this node.
@@ -240,6 +239,10 @@ pub(crate) struct Call {
 }
 
 impl Call {
+    fn to(program: PathBuf, env: BTreeMap<String, String>) -> Call {
+        Call { program, args: Vec::new(), env, stdin: Vec::new(), wrapper: Vec::new() }
+    }
+
     /// The configuration on standard input.
     pub(crate) fn conf(mut self, conf: &Value) -> Call {
         self.stdin = conf.to_string().into_bytes();
