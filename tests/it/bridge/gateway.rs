@@ -204,7 +204,7 @@ fn ipv6_flags(container: &Container) -> Value {
 }
 
 #[test]
-fn ipv6_is_usable_at_once_and_enabledad_waits_for_the_detection() {
+fn ipv6_is_never_tentative_and_enabledad_waits_for_the_detection() {
     for (enabledad, accept) in [(false, "0"), (true, "1")] {
         let node = Node::new();
         let keys = json!({"isGateway": true, "enabledad": enabledad,
