@@ -18,12 +18,16 @@
 //! | `events.rs` | waiting for the kernel instead of sleeping |
 
 mod addr;
+mod attribute;
+pub mod conntrack;
 mod error;
 mod events;
 mod link;
 mod link_change;
 mod mac;
+mod netfilter;
 mod new_link;
+pub mod nftables;
 mod packet;
 mod request;
 mod route;
