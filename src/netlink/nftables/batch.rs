@@ -23,18 +23,14 @@ const DELSET: u16 = 11;
 const NEWSETELEM: u16 = 12;
 const DELSETELEM: u16 = 14;
 
+/// For each message that deletes, the one that also works when there is nothing to delete.
+const DESTROY: [(u16, u16); 5] =
+    [(DELTABLE, 26), (DELCHAIN, 27), (DELRULE, 28), (DELSET, 29), (DELSETELEM, 30)];
+
 /// The type of data that is a verdict.
 const DATA_VERDICT: u32 = 0xffff_ff00;
 
 pub(super) const RULE_EXPRESSIONS: u16 = 4;
-
-/// What happens when there is no such thing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Absent {
-    Fails,
-    /// The change is left out: it was to delete the thing.
-    IsFine,
-}
 
 /// One change.
 #[derive(Clone, Debug)]
@@ -43,7 +39,8 @@ pub(super) struct Change {
     pub(super) flags: u16,
     pub(super) family: u8,
     pub(super) body: Vec<u8>,
-    pub(super) absent: Absent,
+    /// For what may be absent: the message that says so, on kernels that know it.
+    pub(super) destroy: Option<u16>,
     /// What an error names.
     pub(super) op: &'static str,
     pub(super) target: String,
@@ -289,15 +286,14 @@ impl Batch {
         (op, target): (&'static str, String),
     ) -> &mut Batch {
         let (family, body) = (table.family.number(), body.into_bytes());
-        let absent = Absent::Fails;
-        self.changes.push(Change { kind, flags, family, body, absent, op, target });
+        self.changes.push(Change { kind, flags, family, body, destroy: None, op, target });
         self
     }
 
     /// The last change may be unnecessary.
     fn tolerate(&mut self) -> &mut Batch {
         if let Some(last) = self.changes.last_mut() {
-            last.absent = Absent::IsFine;
+            last.destroy = DESTROY.iter().find(|(del, _)| *del == last.kind).map(|pair| pair.1);
         }
         self
     }

@@ -1,8 +1,10 @@
 //! Making the changes of a batch.
 //!
 //! The kernel reads the whole batch even when a change fails, and then refuses all of it with
-//! one error for each failed change. That is how deleting what is not there works on every
-//! kernel: the changes that only failed for that reason are left out, and the rest is tried again.
+//! one error for each failed change. Deleting what is not there succeeds at once since Linux 6.3; on
+//! older kernels, and where even the table is missing, the changes that failed only for that reason
+//! are left out, and the rest is tried again. That costs some 15 ms: the kernel waits for its
+//! readers after a failure.
 
 use nix::errno::Errno;
 use rtnetlink::packet_core::{NLM_F_ACK, NLM_F_REQUEST, NetlinkPayload};
@@ -11,7 +13,7 @@ use super::super::attribute::{Attributes, Header};
 use super::super::error::{Error, Failure, Result};
 use super::super::packet::{Message, attrs};
 use super::super::request::{ext_ack, failure};
-use super::batch::{Absent, Batch, Change};
+use super::batch::{Batch, Change};
 use super::{Nft, SUBSYSTEM, kind};
 
 const BATCH_BEGIN: u16 = 0x10;
@@ -56,7 +58,7 @@ impl Nft {
     }
 
     fn commit_to(&self, mut batch: Batch, generation: Option<u32>) -> Result<()> {
-        // Every repetition leaves out at least one change.
+        // Every repetition but one leaves out at least one change.
         while !batch.changes.is_empty() {
             let refusals = match self.attempt(&batch.changes, generation) {
                 Ok(None) => return Ok(()),
@@ -64,6 +66,10 @@ impl Nft {
                 Err(failure) => return Err(whole(failure)),
             };
             let changes = &batch.changes;
+            if self.destroys.get() && refusals.are_of_destroying(changes) {
+                self.destroys.set(false);
+                continue;
+            }
             let unnecessary = refusals.unnecessary(changes);
             if unnecessary.is_empty() {
                 return Err(refusals.explain(changes));
@@ -82,7 +88,12 @@ impl Nft {
     ) -> Result<Option<Refusals>, Failure> {
         let count = u32::try_from(changes.len()).map_err(|_| Errno::E2BIG)?;
         let first = self.socket.sequence(count.saturating_add(2));
-        let wire = envelope(changes, first, generation);
+        let message = |change: &Change| match change.destroy {
+            Some(destroy) if self.destroys.get() => destroy,
+            _ => change.kind,
+        };
+        let messages = changes.iter().map(|change| (message(change), change));
+        let wire = envelope(messages, first, generation);
         self.socket.send(&wire)?;
         let mut refusals = Refusals { whole: None, each: Vec::new(), lost: false };
         let mut done = false;
@@ -105,9 +116,12 @@ impl Nft {
 
 /// The batch as one datagram. Only the last change is acknowledged: that it worked says that all
 /// did, and thousands of acknowledgements would not fit in the socket's buffer.
-fn envelope(changes: &[Change], first: u32, generation: Option<u32>) -> Vec<u8> {
-    let bodies: usize = changes.iter().map(|change| change.body.len() + 24).sum();
-    let mut wire = Vec::with_capacity(bodies + 64);
+fn envelope<'a>(
+    changes: impl ExactSizeIterator<Item = (u16, &'a Change)>,
+    first: u32,
+    generation: Option<u32>,
+) -> Vec<u8> {
+    let mut wire = Vec::new();
     let edge = |kind, sequence| Header {
         kind,
         flags: NLM_F_REQUEST,
@@ -120,12 +134,12 @@ fn envelope(changes: &[Change], first: u32, generation: Option<u32>) -> Vec<u8> 
         begin.be32(BATCH_GENID, id);
     }
     edge(BATCH_BEGIN, first).write(&begin.into_bytes(), &mut wire);
-    let mut sequence = first;
-    for (at, change) in changes.iter().enumerate() {
+    let (mut sequence, count) = (first, changes.len());
+    for (at, (message, change)) in changes.enumerate() {
         sequence += 1;
-        let ack = if at + 1 == changes.len() { NLM_F_ACK } else { 0 };
+        let ack = if at + 1 == count { NLM_F_ACK } else { 0 };
         let flags = NLM_F_REQUEST | change.flags | ack;
-        let (kind, family) = (kind(change.kind), change.family);
+        let (kind, family) = (kind(message), change.family);
         Header { kind, flags, sequence, family, resource: 0 }.write(&change.body, &mut wire);
     }
     edge(BATCH_END, sequence + 1).write(&[], &mut wire);
@@ -157,10 +171,18 @@ impl Refusals {
         false
     }
 
+    /// Whether a message was refused that older kernels do not know.
+    fn are_of_destroying(&self, changes: &[Change]) -> bool {
+        self.each.iter().any(|(at, failure)| {
+            let destroying = changes.get(*at).is_some_and(|change| change.destroy.is_some());
+            destroying && failure.errno == Errno::EINVAL
+        })
+    }
+
     /// The changes that were to delete what is not there, if there is no other trouble.
     fn unnecessary(&self, changes: &[Change]) -> Vec<usize> {
         let absent = |(at, failure): &(usize, Failure)| {
-            let tolerant = changes.get(*at).is_some_and(|c| c.absent == Absent::IsFine);
+            let tolerant = changes.get(*at).is_some_and(|c| c.destroy.is_some());
             tolerant && failure.errno == Errno::ENOENT
         };
         if self.whole.is_some() || !self.each.iter().all(absent) {
@@ -174,7 +196,7 @@ impl Refusals {
     fn explain(self, changes: &[Change]) -> Error {
         let real = self.each.into_iter().find_map(|(at, failure)| {
             let change = changes.get(at)?;
-            let absent = change.absent == Absent::IsFine && failure.errno == Errno::ENOENT;
+            let absent = change.destroy.is_some() && failure.errno == Errno::ENOENT;
             (!absent).then_some((change, failure))
         });
         let Some((change, mut failure)) = real else {

@@ -45,6 +45,8 @@ mod tests;
 mod userdata;
 mod value;
 
+use std::cell::Cell;
+
 pub use self::batch::Batch;
 pub use self::element::{Data, Element};
 pub use self::expr::{Field, NatFlags, Verdict};
@@ -70,16 +72,22 @@ fn kind(message: u16) -> u16 {
 #[derive(Debug)]
 pub struct Nft {
     socket: NfSocket,
+    /// Whether the kernel can delete what may be absent (6.3), as far as is known.
+    destroys: Cell<bool>,
 }
 
 impl Nft {
     /// A socket in the calling thread's namespace.
     pub fn open() -> Result<Nft> {
-        Ok(Nft { socket: NfSocket::open()? })
+        Ok(Nft::from_socket(NfSocket::open()?))
     }
 
     /// A socket in `ns`.
     pub fn open_in(ns: &Netns) -> Result<Nft> {
-        Ok(Nft { socket: NfSocket::open_in(ns)? })
+        Ok(Nft::from_socket(NfSocket::open_in(ns)?))
+    }
+
+    fn from_socket(socket: NfSocket) -> Nft {
+        Nft { socket, destroys: Cell::new(true) }
     }
 }

@@ -318,7 +318,7 @@ impl Rule {
         let bytes = Value::Ip(addr).bytes();
         let family = if addr.is_ipv4() { Family::Ip } else { Family::Ip6 };
         let behind = bytes.len() / 4;
-        let rule = self.with([Expr::Require(daddr(addr)), Expr::Immediate(bytes, 0)]);
+        let rule = self.with([Expr::Immediate(bytes, 0)]);
         let port = port.map(|port| Expr::Immediate(port.to_be_bytes().to_vec(), behind));
         let to = port.is_some().then_some(behind);
         rule.with(port).with([Expr::Nat(kind, family, Some(0), to, NatFlags::NONE)])

@@ -49,15 +49,24 @@ fn ranges_are_read_and_deleted() {
     let pair = Element::new((ip("10.0.0.0"), 80)).until((ip("10.255.255.255"), 90));
     let batch = one(|batch| {
         batch.add_set(both).add_element(both, &pair);
-        plain.iter().for_each(|element| drop(batch.add_element(NETS, element)));
+        plain.iter().for_each(|element| {
+            batch.add_element(NETS, element);
+        });
     });
     nft.commit(batch).unwrap();
     assert_eq!(nft.dump_elements(NETS).unwrap(), plain);
     assert_eq!(nft.dump_elements(both).unwrap(), [pair.clone()]);
     assert!(ruleset().contains("10.0.0.0/8 . 80-90"));
-    nft.commit(one(|b| drop(b.del_element(NETS, &plain[0]).del_element(both, &pair)))).unwrap();
+    nft.commit(one(|b| {
+        b.del_element(NETS, &plain[0]).del_element(both, &pair);
+    }))
+    .unwrap();
     assert_eq!(nft.dump_elements(NETS).unwrap(), plain[1..]);
-    let error = nft.commit(one(|b| drop(b.add_element(NETS, &plain[1])))).unwrap_err();
+    let error = nft
+        .commit(one(|b| {
+            b.add_element(NETS, &plain[1]);
+        }))
+        .unwrap_err();
     let text = "add element 11.0.0.0-11.255.255.255 to set inet t nets: file exists";
     assert_eq!(error.to_string(), text);
 }
@@ -83,7 +92,12 @@ fn cost(nft: &Nft) -> [Duration; 3] {
         batch.add_element(DNAT4, &element);
         nft.commit(batch).unwrap();
     };
-    let del = || nft.commit(one(|b| drop(b.del_element(DNAT4, &element)))).unwrap();
+    let del = || {
+        nft.commit(one(|b| {
+            b.del_element(DNAT4, &element);
+        }))
+        .unwrap()
+    };
     let both = median(|| {
         add();
         del();

@@ -9,7 +9,9 @@ fn shown(rules: &[(Rule, &str)]) {
     let batch = one(|batch| {
         base(batch);
         batch.ensure_chain(chain);
-        rules.iter().for_each(|(rule, _)| drop(batch.append_rule(chain, rule)));
+        rules.iter().for_each(|(rule, _)| {
+            batch.append_rule(chain, rule);
+        });
     });
     nft.commit(batch).unwrap();
     let expected: Vec<&str> = rules.iter().map(|(_, text)| *text).collect();
@@ -67,7 +69,9 @@ fn statements() {
         ),
         (new().dport(L4::Udp, 53).notrack(), "udp dport 53 notrack"),
         (new().log("dropped: ").drop(), "log prefix \"dropped: \" drop"),
-        (new().set_mark(0x2000, 0x2000), "meta mark set meta mark & 0xffffdfff | 0x00002000"),
+        (new().set_mark(0x2000, 0x2000), "meta mark set meta mark | 0x00002000"),
+        (new().set_ct_mark(0xf0, 0x10), "ct mark set ct mark & 0xffffff1f | 0x00000010"),
+        (new().l4proto(L4::Sctp).reject(), "meta l4proto sctp reject"),
         (new().save_mark(), "ct mark set meta mark"),
         (new().restore_mark(), "meta mark set ct mark"),
     ]);
@@ -111,18 +115,49 @@ fn translations() {
 }
 
 #[test]
+fn a_bridge_checks_source_addresses() {
+    let nft = sandbox();
+    let table = Table::new(Family::Bridge, "nat");
+    let pre = table.chain("PREROUTING").filter(Hook::Prerouting, RAW);
+    let (own, mac) = (table.chain("own"), crate::netlink::Mac([2, 0, 0, 0, 0, 1]));
+    let batch = one(|batch| {
+        batch.ensure_table(table).ensure_chain(pre).ensure_chain(own);
+        batch.append_rule(pre, &Rule::new().iifname("veth1").jump("own").comment("check"));
+        batch.append_rule(own, &Rule::new().ether_saddr(mac).ret());
+        batch.append_rule(own, &Rule::new().saddr(ip("10.0.0.1")).ret());
+        batch.append_rule(own, &Rule::new().drop());
+    });
+    nft.commit(batch).unwrap();
+    let text = ruleset();
+    for part in [
+        "iifname \"veth1\" jump own comment \"check\"\n",
+        "\tether saddr 02:00:00:00:00:01 return\n\t\tip saddr 10.0.0.1 return\n\t\tdrop\n",
+    ] {
+        assert!(text.contains(part), "{part} in {text}");
+    }
+}
+
+#[test]
 fn rules_have_their_place() {
     let nft = sandbox();
     commit_base(&nft);
     let named = |name: &str| Rule::new().comment(name);
-    nft.commit(one(|b| drop(b.append_rule(PRE, &named("b")).insert_rule(PRE, &named("a")))))
-        .unwrap();
+    nft.commit(one(|b| {
+        b.append_rule(PRE, &named("b")).insert_rule(PRE, &named("a"));
+    }))
+    .unwrap();
     let first = nft.dump_rules(PRE).unwrap()[0].handle;
-    nft.commit(one(|b| drop(b.add_rule_behind(PRE, &named("ab"), first)))).unwrap();
+    nft.commit(one(|b| {
+        b.add_rule_behind(PRE, &named("ab"), first);
+    }))
+    .unwrap();
     let comments: Vec<_> =
         nft.dump_rules(PRE).unwrap().into_iter().filter_map(|rule| rule.comment).collect();
     assert_eq!(comments, ["a", "ab", "b"]);
-    nft.commit(one(|b| drop(b.flush_chain(PRE)))).unwrap();
+    nft.commit(one(|b| {
+        b.flush_chain(PRE);
+    }))
+    .unwrap();
     assert!(nft.dump_rules(PRE).unwrap().is_empty());
 }
 
@@ -154,7 +189,10 @@ fn the_references_rules_are_found_by_comment_and_deleted() {
         comment.starts_with("6fd94d501e58f0aa-287fc69eff0574a2")
     };
     let handle = rules.iter().find(|rule| mine(rule)).unwrap().handle;
-    ours.commit(one(|batch| drop(batch.del_rule(chain, handle)))).unwrap();
+    ours.commit(one(|batch| {
+        batch.del_rule(chain, handle);
+    }))
+    .unwrap();
     let left = ours.dump_rules(chain).unwrap();
     assert_eq!(left, [rules[1].clone()]);
     assert!(!ruleset().contains("id: one") && ruleset().contains("id: two"));

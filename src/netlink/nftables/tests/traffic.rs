@@ -106,7 +106,9 @@ fn an_interval_set_and_a_direct_dnat() {
 fn a_flow_is_forgotten_alone() {
     let world = world();
     // Without a rule that needs it nothing is tracked.
-    world.commit(|batch| drop(batch.append_rule(POST, &Rule::new().masquerade())));
+    world.commit(|batch| {
+        batch.append_rule(POST, &Rule::new().masquerade());
+    });
     let socket = world.client.run(|| UdpSocket::bind("10.1.0.2:0").unwrap()).unwrap();
     for port in [5000, 5001, 5002] {
         socket.send_to(b"x", ("10.2.0.2", port)).unwrap();
