@@ -11,7 +11,7 @@ use rtnetlink::packet_core::{NLM_F_ACK, NLM_F_REQUEST, NetlinkPayload};
 
 use super::super::attribute::{Attributes, Header};
 use super::super::error::{Error, Failure, Result};
-use super::super::packet::{Message, attrs};
+use super::super::packet::{Attr, Message, attrs};
 use super::super::request::{ext_ack, failure};
 use super::batch::{Batch, Change};
 use super::{Nft, SUBSYSTEM, kind};
@@ -88,12 +88,7 @@ impl Nft {
     ) -> Result<Option<Refusals>, Failure> {
         let count = u32::try_from(changes.len()).map_err(|_| Errno::E2BIG)?;
         let first = self.socket.sequence(count.saturating_add(2));
-        let message = |change: &Change| match change.destroy {
-            Some(destroy) if self.destroys.get() => destroy,
-            _ => change.kind,
-        };
-        let messages = changes.iter().map(|change| (message(change), change));
-        let wire = envelope(messages, first, generation);
+        let wire = self.envelope(changes, first, generation);
         self.socket.send(&wire)?;
         let mut refusals = Refusals { whole: None, each: Vec::new(), lost: false };
         let mut done = false;
@@ -112,38 +107,30 @@ impl Nft {
         }
         Ok(refusals.any().then_some(refusals))
     }
-}
 
-/// The batch as one datagram. Only the last change is acknowledged: that it worked says that all
-/// did, and thousands of acknowledgements would not fit in the socket's buffer.
-fn envelope<'a>(
-    changes: impl ExactSizeIterator<Item = (u16, &'a Change)>,
-    first: u32,
-    generation: Option<u32>,
-) -> Vec<u8> {
-    let mut wire = Vec::new();
-    let edge = |kind, sequence| Header {
-        kind,
-        flags: NLM_F_REQUEST,
-        sequence,
-        family: 0,
-        resource: SUBSYSTEM,
-    };
-    let mut begin = Attributes::new();
-    if let Some(id) = generation {
-        begin.be32(BATCH_GENID, id);
+    /// The batch as one datagram. Only the last change is acknowledged: that it worked says that
+    /// all did, and thousands of acknowledgements would not fit in the socket's buffer.
+    fn envelope(&self, changes: &[Change], first: u32, generation: Option<u32>) -> Vec<u8> {
+        let mut wire = Vec::new();
+        let (flags, resource) = (NLM_F_REQUEST, SUBSYSTEM);
+        let edge = |kind, sequence| Header { kind, flags, sequence, family: 0, resource };
+        let mut begin = Attributes::new();
+        if let Some(id) = generation {
+            begin.be32(BATCH_GENID, id);
+        }
+        edge(BATCH_BEGIN, first).write(&begin.into_bytes(), &mut wire);
+        let mut sequence = first;
+        for (at, change) in changes.iter().enumerate() {
+            sequence += 1;
+            let message = change.destroy.filter(|_| self.destroys.get()).unwrap_or(change.kind);
+            let ack = if at + 1 == changes.len() { NLM_F_ACK } else { 0 };
+            let flags = NLM_F_REQUEST | change.flags | ack;
+            let (kind, family) = (kind(message), change.family);
+            Header { kind, flags, sequence, family, resource: 0 }.write(&change.body, &mut wire);
+        }
+        edge(BATCH_END, sequence + 1).write(&[], &mut wire);
+        wire
     }
-    edge(BATCH_BEGIN, first).write(&begin.into_bytes(), &mut wire);
-    let (mut sequence, count) = (first, changes.len());
-    for (at, (message, change)) in changes.enumerate() {
-        sequence += 1;
-        let ack = if at + 1 == count { NLM_F_ACK } else { 0 };
-        let flags = NLM_F_REQUEST | change.flags | ack;
-        let (kind, family) = (kind(message), change.family);
-        Header { kind, flags, sequence, family, resource: 0 }.write(&change.body, &mut wire);
-    }
-    edge(BATCH_END, sequence + 1).write(&[], &mut wire);
-    wire
 }
 
 impl Refusals {
@@ -164,7 +151,7 @@ impl Refusals {
             _ if at > count + 1 => {}
             _ => {
                 let offset = attrs(extra).find(|attr| attr.kind == NLMSGERR_ATTR_OFFS);
-                refusal.offset = offset.and_then(|attr| attr.u32());
+                refusal.offset = offset.and_then(Attr::u32);
                 self.each.push((at - 1, refusal));
             }
         }
@@ -213,8 +200,9 @@ impl Refusals {
 fn whole(failure: Failure) -> Error {
     let lacking = matches!(failure.errno, Errno::EOPNOTSUPP | Errno::EINVAL);
     let error = failure.doing("change", || "nf_tables".to_owned());
-    match lacking {
-        true => error.with_remedy("the kernel seems to have no nf_tables: load the module".into()),
-        false => error,
+    if lacking {
+        let remedy = "the kernel seems to have no nf_tables: load the module nf_tables";
+        return error.with_remedy(remedy.to_owned());
     }
+    error
 }

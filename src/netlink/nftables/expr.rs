@@ -347,12 +347,11 @@ impl Expr {
 
 fn load(field: Field, to: u32, list: &mut Attributes) {
     match field.source() {
-        Source::Meta(key) => list.be32(1, to).be32(2, key),
+        Source::Meta(key) | Source::Ct(key) => list.be32(1, to).be32(2, key),
         Source::Payload(base, offset) => {
             let length = u32::try_from(field.len()).unwrap_or_default();
             list.be32(1, to).be32(2, base).be32(3, offset).be32(4, length)
         }
-        Source::Ct(key) => list.be32(1, to).be32(2, key),
         Source::CtOriginal(key) => list.be32(1, to).be32(2, key).u8(3, 0),
         Source::Fib(result, flags) => list.be32(1, to).be32(2, result).be32(3, flags),
     };

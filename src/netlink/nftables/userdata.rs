@@ -19,7 +19,7 @@ fn write(kind: u8, value: &[u8], list: &mut Vec<u8>) {
 
 fn text(kind: u8, text: &str, list: &mut Vec<u8>) {
     let end = (0..=text.len().min(LONGEST)).rev().find(|at| text.is_char_boundary(*at));
-    let mut value = text[..end.unwrap_or(0)].as_bytes().to_vec();
+    let mut value = text.as_bytes()[..end.unwrap_or(0)].to_vec();
     value.push(0);
     write(kind, &value, list);
 }

@@ -124,7 +124,7 @@ fn ensuring_again_changes_nothing_and_adding_again_fails() {
 fn deleting_twice_is_fine() {
     let nft = sandbox();
     delete_twice(&nft);
-    assert_eq!(nft.destroys.get(), true);
+    assert!(nft.destroys.get());
 }
 
 #[test]

@@ -49,13 +49,13 @@ fn ranges_are_read_and_deleted() {
     let pair = Element::new((ip("10.0.0.0"), 80)).until((ip("10.255.255.255"), 90));
     let batch = one(|batch| {
         batch.add_set(both).add_element(both, &pair);
-        plain.iter().for_each(|element| {
+        for element in &plain {
             batch.add_element(NETS, element);
-        });
+        }
     });
     nft.commit(batch).unwrap();
     assert_eq!(nft.dump_elements(NETS).unwrap(), plain);
-    assert_eq!(nft.dump_elements(both).unwrap(), [pair.clone()]);
+    assert_eq!(nft.dump_elements(both).unwrap(), std::slice::from_ref(&pair));
     assert!(ruleset().contains("10.0.0.0/8 . 80-90"));
     nft.commit(one(|b| {
         b.del_element(NETS, &plain[0]).del_element(both, &pair);
@@ -96,7 +96,7 @@ fn cost(nft: &Nft) -> [Duration; 3] {
         nft.commit(one(|b| {
             b.del_element(DNAT4, &element);
         }))
-        .unwrap()
+        .unwrap();
     };
     let both = median(|| {
         add();

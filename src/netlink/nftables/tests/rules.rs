@@ -9,9 +9,9 @@ fn shown(rules: &[(Rule, &str)]) {
     let batch = one(|batch| {
         base(batch);
         batch.ensure_chain(chain);
-        rules.iter().for_each(|(rule, _)| {
+        for (rule, _) in rules {
             batch.append_rule(chain, rule);
-        });
+        }
     });
     nft.commit(batch).unwrap();
     let expected: Vec<&str> = rules.iter().map(|(_, text)| *text).collect();
