@@ -1,7 +1,6 @@
 //! Netfilter messages being written: attributes in network byte order, headers, nesting.
 //!
-//! Why not the types of netlink-packet-netfilter: see docs/decisions; they lack half of the
-//! expressions used here, and one unreadable attribute of an answer loses the whole message.
+//! Why not the types of netlink-packet-netfilter: docs/decisions/0004-netfilter-messages.md.
 
 /// Marks an attribute that holds attributes.
 const NLA_F_NESTED: u16 = 1 << 15;

@@ -213,7 +213,8 @@ impl Batch {
         self.element(set, element, (NEWSETELEM, flags), ("add element", "to"))
     }
 
-    /// Adds an element if its key is not there; a key with other data is an error.
+    /// Adds an element if its key is not there; a key with other data is an error, another comment
+    /// stays. To replace whatever is there, delete and add in one batch.
     pub fn ensure_element(&mut self, set: Set<'_>, element: &Element) -> &mut Batch {
         self.element(set, element, (NEWSETELEM, NLM_F_CREATE), ("ensure element", "in"))
     }

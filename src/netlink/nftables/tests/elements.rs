@@ -71,6 +71,22 @@ fn ranges_are_read_and_deleted() {
     assert_eq!(error.to_string(), text);
 }
 
+#[test]
+fn an_element_is_replaced_in_one_batch() {
+    let nft = sandbox();
+    commit_base(&nft);
+    let key = (ip("10.0.0.1"), L4::Tcp, 80);
+    for (port, destroys) in [(1, true), (2, true), (3, false), (4, false)] {
+        nft.destroys.set(destroys);
+        let element = Element::new(key).to((ip("10.1.0.1"), port)).comment(format!("{port}"));
+        let batch = one(|batch| {
+            batch.del_element(DNAT4, &element).add_element(DNAT4, &element);
+        });
+        nft.commit(batch).unwrap();
+        assert_eq!(nft.element(DNAT4, key).unwrap(), Some(element));
+    }
+}
+
 /// The median of 30 runs.
 fn median(mut run: impl FnMut()) -> Duration {
     let mut times: Vec<Duration> = (0..30)

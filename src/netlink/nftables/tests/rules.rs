@@ -85,6 +85,13 @@ fn translations() {
         base(batch);
         let ports = Rule::new().daddr_is_local().dnat_by(&key, DNAT4);
         batch.append_rule(PRE, &ports);
+        let six = [Type::InetProto, Type::InetService];
+        let six = T.map("dnat6", &six, &[Type::Ipv6Addr, Type::InetService]);
+        batch.add_set(six).add_element(
+            six,
+            &Element::new((L4::Udp, 53)).to((ip("fd00::5"), 5353)).comment("dns"),
+        );
+        batch.append_rule(PRE, &Rule::new().dnat_by(&key[1..], six));
         batch.append_rule(PRE, &Rule::new().dnat(ip("10.0.0.1"), None));
         batch.append_rule(PRE, &Rule::new().l4proto(L4::Tcp).dnat(ip("fd00::1"), Some(80)));
         batch.append_rule(PRE, &Rule::new().dport(L4::Tcp, 80).redirect(8080));
@@ -99,6 +106,7 @@ fn translations() {
         listed("pre"),
         [
             "fib daddr type local dnat ip to ip daddr . meta l4proto . th dport map @dnat4",
+            "meta nfproto ipv6 dnat ip6 to meta l4proto . th dport map @dnat6",
             "dnat ip to 10.0.0.1",
             "meta l4proto tcp dnat ip6 to [fd00::1]:80",
             "tcp dport 80 redirect to :8080",
