@@ -68,7 +68,8 @@ fn kind(message: u16) -> u16 {
     SUBSYSTEM << 8 | message
 }
 
-/// A socket to the packet filter of one network namespace.
+/// A socket to the packet filter of one network namespace. Keep it for all of a call's work: to
+/// close it soon after a commit takes the kernel some 10 ms.
 #[derive(Debug)]
 pub struct Nft {
     socket: NfSocket,

@@ -144,6 +144,30 @@ fn ten_thousand_elements_cost_nothing() {
     assert_eq!(nft.dump_elements(DNAT4).unwrap().len(), 10_000);
     let dump = start.elapsed();
     eprintln!("base + element + delete, get, delete absent: {empty:?}; with 10,000: {full:?}");
+    let opening = median(|| drop(Nft::open().unwrap()));
+    let mut kept = Vec::new();
+    let working = median(|| {
+        let nft = Nft::open().unwrap();
+        commit_base(&nft);
+        kept.push(nft);
+    });
+    let closing = median(|| drop(kept.pop()));
+    eprintln!("opening: {opening:?}; ensuring the base: {working:?}; closing: {closing:?}");
+    let wrong = Element::new(ip("fd00::1"));
+    let error = nft
+        .commit(one(|b| {
+            b.del_element(PODS, &wrong);
+        }))
+        .unwrap_err()
+        .to_string();
+    eprintln!("{error}");
+    let missing = median(|| {
+        nft.commit(one(|b| {
+            b.del_set(Table::inet("none").set("s", &[]));
+        }))
+        .unwrap();
+    });
+    eprintln!("deleting from a missing table: {missing:?}");
     eprintln!("adding 10,000 in one batch: {filled:?}; reading them: {dump:?}");
     for (full, empty) in full.iter().zip(empty) {
         assert!(*full < empty * 8 + Duration::from_millis(20), "{full:?} {empty:?}");

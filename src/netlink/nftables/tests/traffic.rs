@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use super::*;
-use crate::netlink::conntrack::{Conntrack, Flows};
+use crate::netlink::conntrack::{Conntrack, Flows, Version};
 use crate::netlink::{LinkChange, LinkKind, Netlink, NewAddr, NewLink, Route, RouteMode, VethPeer};
 
 /// Namespaces `client` (10.1.0.2) and `server` (10.2.0.2) with this one, 10.x.0.1, between.
@@ -121,7 +121,12 @@ fn a_flow_is_forgotten_alone() {
     assert_eq!(conntrack.kernel_filtered(flow("10.2.0.2").port(5001)), 1);
     assert_eq!(conntrack.flush(flow("10.2.0.2").port(5001)).unwrap(), 1);
     assert_eq!(conntrack.flush(flow("10.2.0.2").port(5001)).unwrap(), 0);
-    assert_eq!(conntrack.flush(flow("10.2.0.2")).unwrap(), 2);
+    let any = Flows::new(Version::V4, L4::Udp);
+    assert_eq!(conntrack.kernel_filtered(any.port(5002)), 1);
+    assert_eq!(conntrack.flush(Flows::new(Version::V6, L4::Udp).port(5002)).unwrap(), 0);
+    assert_eq!(conntrack.flush(any.port(5002)).unwrap(), 1);
+    assert_eq!(conntrack.flush(flow("10.2.0.2")).unwrap(), 1);
+    assert_eq!(conntrack.flush(any).unwrap(), 0);
     let empty = Conntrack::open_in(&Netns::fresh().unwrap()).unwrap();
     assert_eq!(empty.flush(flow("10.2.0.2")).unwrap(), 0);
 }
