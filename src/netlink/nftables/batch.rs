@@ -115,7 +115,8 @@ impl Batch {
         self.push((kind, flags), table, body, (op, table.to_string()))
     }
 
-    /// Makes the chain if it is not there.
+    /// Makes the chain if it is not there. For one that is there the kernel notes an update, which
+    /// makes closing the socket slow: where that matters ask [`has_chain`](super::Nft::has_chain).
     pub fn ensure_chain(&mut self, chain: Chain<'_>) -> &mut Batch {
         self.chain(chain, NLM_F_CREATE, "ensure chain")
     }

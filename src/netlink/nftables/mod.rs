@@ -69,7 +69,7 @@ fn kind(message: u16) -> u16 {
 }
 
 /// A socket to the packet filter of one network namespace. Keep it for all of a call's work: to
-/// close it soon after a commit takes the kernel some 10 ms.
+/// close it soon after deleting something takes the kernel some 10 ms.
 #[derive(Debug)]
 pub struct Nft {
     socket: NfSocket,

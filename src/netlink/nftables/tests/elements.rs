@@ -173,3 +173,47 @@ fn ten_thousand_elements_cost_nothing() {
         assert!(*full < empty * 8 + Duration::from_millis(20), "{full:?} {empty:?}");
     }
 }
+
+#[test]
+fn what_a_commit_and_the_close_after_it_cost() {
+    let keep = sandbox();
+    commit_base(&keep);
+    let sets = T.map("x", &[Type::IfName], &[Type::Mark]);
+    let element = Element::new(ip("10.9.9.9"));
+    let mut n = 0_u16;
+    let mut timed = |what: &str, fill: &mut dyn FnMut(&mut Batch, u16)| {
+        let time = median(|| {
+            let mut batch = Batch::new();
+            n += 1;
+            fill(&mut batch, n);
+            Nft::open().unwrap().commit(batch).unwrap();
+        });
+        eprintln!("{what}: {time:?}");
+    };
+    timed("ensure table", &mut |b, _| {
+        b.ensure_table(T);
+    });
+    timed("ensure base chain", &mut |b, _| {
+        b.ensure_chain(PRE);
+    });
+    timed("ensure chain", &mut |b, _| {
+        b.ensure_chain(REGULAR);
+    });
+    timed("ensure set", &mut |b, _| {
+        b.ensure_set(sets);
+    });
+    timed("ensure element", &mut |b, _| {
+        b.ensure_element(PODS, &element);
+    });
+    timed("add rule", &mut |b, _| {
+        b.append_rule(PRE, &Rule::new().counter());
+    });
+    timed("add element", &mut |b, n| {
+        let [high, low] = n.to_be_bytes();
+        b.add_element(PODS, &Element::new(IpAddr::from([10, 3, high, low])));
+    });
+    timed("delete element", &mut |b, n| {
+        let [high, low] = (n - 30).to_be_bytes();
+        b.del_element(PODS, &Element::new(IpAddr::from([10, 3, high, low])));
+    });
+}
