@@ -124,19 +124,21 @@ impl From<Error> for crate::error::Error {
 pub(super) struct Failure {
     pub(super) errno: Errno,
     pub(super) kernel: Option<String>,
+    /// Where in the request the kernel found fault, for those who can say what is there.
+    pub(super) offset: Option<u32>,
 }
 
 impl Failure {
     /// Names the attempt; `target` is made only now, because most requests succeed.
     pub(super) fn doing(self, op: &'static str, target: impl FnOnce() -> String) -> Error {
-        let Failure { errno, kernel } = self;
+        let Failure { errno, kernel, .. } = self;
         Error::Refused { op, target: target(), errno, kernel, remedy: None }
     }
 }
 
 impl From<Errno> for Failure {
     fn from(errno: Errno) -> Failure {
-        Failure { errno, kernel: None }
+        Failure { errno, kernel: None, offset: None }
     }
 }
 
@@ -151,7 +153,7 @@ mod tests {
     use super::*;
 
     fn refused(errno: Errno, kernel: Option<&str>) -> Error {
-        Failure { errno, kernel: kernel.map(str::to_owned) }
+        Failure { errno, kernel: kernel.map(str::to_owned), offset: None }
             .doing("add route", || "10.1.0.0/16".to_owned())
     }
 

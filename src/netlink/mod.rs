@@ -16,14 +16,21 @@
 //! | `link.rs`, `new_link.rs`, `link_change.rs` | links: reading, creating, changing |
 //! | `addr.rs`, `route.rs` | addresses, routes |
 //! | `events.rs` | waiting for the kernel instead of sleeping |
+//! | `attribute.rs`, `netfilter.rs` | netfilter's messages and its socket |
+//! | `nftables/` | the packet filter |
+//! | `conntrack.rs` | forgetting connections |
 
 mod addr;
+mod attribute;
+pub mod conntrack;
 mod error;
 mod events;
 mod link;
 mod link_change;
 mod mac;
+mod netfilter;
 mod new_link;
+pub mod nftables;
 mod packet;
 mod request;
 mod route;

@@ -152,13 +152,13 @@ impl Netlink {
 
 /// What the kernel sent in answer to one request.
 #[derive(Debug, Default)]
-struct Answers {
-    bodies: Vec<Vec<u8>>,
-    interrupted: bool,
+pub(super) struct Answers {
+    pub(super) bodies: Vec<Vec<u8>>,
+    pub(super) interrupted: bool,
 }
 
 impl Answers {
-    fn collect(messages: Vec<Message>) -> Result<Answers, Failure> {
+    pub(super) fn collect(messages: Vec<Message>) -> Result<Answers, Failure> {
         let mut answers = Answers::default();
         for message in messages {
             answers.interrupted |= message.header.flags & NLM_F_DUMP_INTR != 0;
@@ -176,7 +176,7 @@ impl Answers {
 }
 
 /// Repeats a dump while it is interrupted, and returns the last attempt.
-fn until_consistent(
+pub(super) fn until_consistent(
     mut attempt: impl FnMut() -> Result<Answers, Failure>,
 ) -> Result<Answers, Failure> {
     let mut answers = attempt()?;
@@ -199,7 +199,7 @@ fn check(header: &NetlinkHeader, refusal: &ErrorMessage) -> Result<(), Failure> 
 
 /// The attributes at the end of a refusal, behind the request's header and, unless the kernel
 /// leaves it out, the request's body.
-fn ext_ack(answer_flags: u16, refused: &[u8]) -> &[u8] {
+pub(super) fn ext_ack(answer_flags: u16, refused: &[u8]) -> &[u8] {
     if answer_flags & NLM_F_ACK_TLVS == 0 {
         return &[];
     }
@@ -211,9 +211,10 @@ fn ext_ack(answer_flags: u16, refused: &[u8]) -> &[u8] {
     refused.get(skip..).unwrap_or_default()
 }
 
-fn failure(code: i32, ext_ack: &[u8]) -> Failure {
+pub(super) fn failure(code: i32, ext_ack: &[u8]) -> Failure {
     let sentence = attrs(ext_ack).find(|attr| attr.kind == NLMSGERR_ATTR_MSG);
-    Failure { errno: Errno::from_raw(code.saturating_neg()), kernel: sentence.map(Attr::text) }
+    let errno = Errno::from_raw(code.saturating_neg());
+    Failure { errno, kernel: sentence.map(Attr::text), offset: None }
 }
 
 #[cfg(test)]

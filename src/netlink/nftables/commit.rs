@@ -1,0 +1,208 @@
+//! Making the changes of a batch.
+//!
+//! The kernel reads the whole batch even when a change fails, and then refuses all of it with
+//! one error for each failed change. Deleting what is not there succeeds at once since Linux 6.3; on
+//! older kernels, and where even the table is missing, the changes that failed only for that reason
+//! are left out, and the rest is tried again. That costs some 15 ms: the kernel waits for its
+//! readers after a failure.
+
+use nix::errno::Errno;
+use rtnetlink::packet_core::{NLM_F_ACK, NLM_F_REQUEST, NetlinkPayload};
+
+use super::super::attribute::{Attributes, Header};
+use super::super::error::{Error, Failure, Result};
+use super::super::packet::{Attr, Message, attrs};
+use super::super::request::{ext_ack, failure};
+use super::batch::{Batch, Change};
+use super::{Nft, SUBSYSTEM, kind};
+
+const BATCH_BEGIN: u16 = 0x10;
+const BATCH_END: u16 = 0x11;
+const BATCH_GENID: u16 = 1;
+
+/// Where in the message the kernel found fault.
+const NLMSGERR_ATTR_OFFS: u16 = 2;
+
+/// How often a change is tried that others got ahead of; each time at least one of them is done.
+const ATTEMPTS: usize = 200;
+
+/// Why a batch was refused: the numbers of changes, and what the kernel said of each.
+struct Refusals {
+    /// About the batch as a whole.
+    whole: Option<Failure>,
+    each: Vec<(usize, Failure)>,
+    /// Some refusals did not fit in the socket's buffer.
+    lost: bool,
+}
+
+impl Nft {
+    /// Makes all changes, or none of them.
+    pub fn commit(&self, batch: Batch) -> Result<()> {
+        self.commit_to(batch, None)
+    }
+
+    /// Makes the changes that `plan` finds to be necessary, provided nobody changed anything
+    /// since it looked; else it looks again.
+    pub fn update(&self, mut plan: impl FnMut(&Nft) -> Result<Batch>) -> Result<()> {
+        let mut outcome = Ok(());
+        for _ in 0..ATTEMPTS {
+            let generation = self.generation()?;
+            let batch = plan(self)?;
+            outcome = self.commit_to(batch, Some(generation));
+            match &outcome {
+                Err(error) if error.errno() == Some(Errno::ERESTART) => {}
+                _ => break,
+            }
+        }
+        outcome
+    }
+
+    fn commit_to(&self, mut batch: Batch, generation: Option<u32>) -> Result<()> {
+        // Every repetition but one leaves out at least one change.
+        while !batch.changes.is_empty() {
+            let refusals = match self.attempt(&batch.changes, generation) {
+                Ok(None) => return Ok(()),
+                Ok(Some(refusals)) => refusals,
+                Err(failure) => return Err(whole(failure)),
+            };
+            let changes = &batch.changes;
+            if self.destroys.get() && refusals.are_of_destroying(changes) {
+                self.destroys.set(false);
+                continue;
+            }
+            let unnecessary = refusals.unnecessary(changes);
+            if unnecessary.is_empty() {
+                return Err(refusals.explain(changes));
+            }
+            let mut at = 0..;
+            batch.changes.retain(|_| at.next().is_none_or(|at| !unnecessary.contains(&at)));
+        }
+        Ok(())
+    }
+
+    /// Sends the batch in one piece; `None` is success.
+    fn attempt(
+        &self,
+        changes: &[Change],
+        generation: Option<u32>,
+    ) -> Result<Option<Refusals>, Failure> {
+        let count = u32::try_from(changes.len()).map_err(|_| Errno::E2BIG)?;
+        let first = self.socket.sequence(count.saturating_add(2));
+        let wire = self.envelope(changes, first, generation);
+        self.socket.send(&wire)?;
+        let mut refusals = Refusals { whole: None, each: Vec::new(), lost: false };
+        let mut done = false;
+        loop {
+            match self.socket.receive() {
+                Ok(Some(messages)) => {
+                    for message in messages {
+                        done |= refusals.take(&message, first, changes.len());
+                    }
+                }
+                Ok(None) if done || refusals.any() => break,
+                Ok(None) => self.socket.wait()?,
+                Err(Failure { errno: Errno::ENOBUFS, .. }) => refusals.lost = true,
+                Err(failure) => return Err(failure),
+            }
+        }
+        Ok(refusals.any().then_some(refusals))
+    }
+
+    /// The batch as one datagram. Only the last change is acknowledged: that it worked says that
+    /// all did, and thousands of acknowledgements would not fit in the socket's buffer.
+    fn envelope(&self, changes: &[Change], first: u32, generation: Option<u32>) -> Vec<u8> {
+        let mut wire = Vec::new();
+        let (flags, resource) = (NLM_F_REQUEST, SUBSYSTEM);
+        let edge = |kind, sequence| Header { kind, flags, sequence, family: 0, resource };
+        let mut begin = Attributes::new();
+        if let Some(id) = generation {
+            begin.be32(BATCH_GENID, id);
+        }
+        edge(BATCH_BEGIN, first).write(&begin.into_bytes(), &mut wire);
+        let mut sequence = first;
+        for (at, change) in changes.iter().enumerate() {
+            sequence += 1;
+            let message = change.destroy.filter(|_| self.destroys.get()).unwrap_or(change.kind);
+            let ack = if at + 1 == changes.len() { NLM_F_ACK } else { 0 };
+            let flags = NLM_F_REQUEST | change.flags | ack;
+            let (kind, family) = (kind(message), change.family);
+            Header { kind, flags, sequence, family, resource: 0 }.write(&change.body, &mut wire);
+        }
+        edge(BATCH_END, sequence + 1).write(&[], &mut wire);
+        wire
+    }
+}
+
+impl Refusals {
+    fn any(&self) -> bool {
+        self.whole.is_some() || !self.each.is_empty() || self.lost
+    }
+
+    /// Notes what `message` says; whether it is the acknowledgement of the last change.
+    fn take(&mut self, message: &Message, first: u32, count: usize) -> bool {
+        let NetlinkPayload::Error(error) = &message.payload else { return false };
+        // Those of an earlier batch wrap to something large.
+        let at = message.header.sequence_number.wrapping_sub(first) as usize;
+        let Some(code) = error.code else { return at == count };
+        let extra = ext_ack(message.header.flags, &error.header);
+        let mut refusal = failure(code.get(), extra);
+        match at {
+            0 => self.whole = Some(refusal),
+            _ if at > count + 1 => {}
+            _ => {
+                let offset = attrs(extra).find(|attr| attr.kind == NLMSGERR_ATTR_OFFS);
+                refusal.offset = offset.and_then(Attr::u32);
+                self.each.push((at - 1, refusal));
+            }
+        }
+        false
+    }
+
+    /// Whether a message was refused that older kernels do not know.
+    fn are_of_destroying(&self, changes: &[Change]) -> bool {
+        self.each.iter().any(|(at, failure)| {
+            let destroying = changes.get(*at).is_some_and(|change| change.destroy.is_some());
+            destroying && failure.errno == Errno::EINVAL
+        })
+    }
+
+    /// The changes that were to delete what is not there, if there is no other trouble.
+    fn unnecessary(&self, changes: &[Change]) -> Vec<usize> {
+        let absent = |(at, failure): &(usize, Failure)| {
+            let tolerant = changes.get(*at).is_some_and(|c| c.destroy.is_some());
+            tolerant && failure.errno == Errno::ENOENT
+        };
+        if self.whole.is_some() || !self.each.iter().all(absent) {
+            return Vec::new();
+        }
+        self.each.iter().map(|(at, _)| *at).collect()
+    }
+
+    /// The first change that failed for a reason of its own: the kernel goes on after a failure,
+    /// and what depends on the failed change fails too.
+    fn explain(self, changes: &[Change]) -> Error {
+        let real = self.each.into_iter().find_map(|(at, failure)| {
+            let change = changes.get(at)?;
+            let absent = change.destroy.is_some() && failure.errno == Errno::ENOENT;
+            (!absent).then_some((change, failure))
+        });
+        let Some((change, mut failure)) = real else {
+            return whole(self.whole.unwrap_or(Errno::ENOBUFS.into()));
+        };
+        if failure.kernel.is_none() {
+            let blamed = failure.offset.and_then(|offset| change.blamed(offset as usize));
+            failure.kernel = blamed;
+        }
+        failure.doing(change.op, || change.target.clone())
+    }
+}
+
+fn whole(failure: Failure) -> Error {
+    let lacking = matches!(failure.errno, Errno::EOPNOTSUPP | Errno::EINVAL);
+    let error = failure.doing("change", || "nf_tables".to_owned());
+    if lacking {
+        let remedy = "the kernel seems to have no nf_tables: load the module nf_tables";
+        return error.with_remedy(remedy.to_owned());
+    }
+    error
+}

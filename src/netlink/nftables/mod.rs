@@ -1,0 +1,94 @@
+//! The packet filter, `nf_tables`: tables, chains, sets, maps and rules.
+//!
+//! [`Nft`] is a socket in one network namespace. Changes are collected in a [`Batch`] and happen
+//! together with [`Nft::commit`], or not at all; nothing needs a lock, because the kernel takes
+//! one batch after the other. Objects are constants that say how they are made, so that a batch
+//! can ensure what it needs at no cost:
+//!
+//! ```no_run
+//! use cnibox::netlink::nftables::{Batch, Chain, Element, Field, Hook, L4, Nft, Rule, SRCNAT};
+//! use cnibox::netlink::nftables::{Set, Table, Type};
+//!
+//! const CNIBOX: Table<'_> = Table::inet("cnibox");
+//! const POSTROUTING: Chain<'_> = CNIBOX.chain("postrouting").nat(Hook::Postrouting, SRCNAT);
+//! const PODS: Set<'_> = CNIBOX.set("pods", &[Type::Ipv4Addr]);
+//!
+//! # fn main() -> cnibox::netlink::Result<()> {
+//! let mut batch = Batch::new();
+//! batch.ensure_table(CNIBOX).ensure_chain(POSTROUTING).ensure_set(PODS);
+//! batch.flush_chain(POSTROUTING);
+//! batch.append_rule(POSTROUTING, &Rule::new().in_set(&[Field::IpSaddr], PODS).masquerade());
+//! let pod = Element::new(std::net::Ipv4Addr::new(10, 1, 0, 5)).comment("net: pods");
+//! batch.ensure_element(PODS, &pod);
+//! Nft::open()?.commit(batch)
+//! # }
+//! ```
+//!
+//! | file | |
+//! | --- | --- |
+//! | `object.rs` | tables, chains, sets and maps |
+//! | `value.rs`, `element.rs` | types, values, elements |
+//! | `rule.rs`, `expr.rs` | rules as they are read, and as the kernel runs them |
+//! | `batch.rs`, `commit.rs` | changes, and making them |
+//! | `read.rs` | what is there |
+//! | `userdata.rs` | comments |
+
+mod batch;
+mod commit;
+mod element;
+mod expr;
+mod object;
+mod read;
+mod rule;
+#[cfg(test)]
+mod tests;
+mod userdata;
+mod value;
+
+use std::cell::Cell;
+
+pub use self::batch::Batch;
+pub use self::element::{Data, Element};
+pub use self::expr::{Field, NatFlags, Verdict};
+pub use self::object::{
+    Chain, DSTNAT, FILTER, Family, Hook, MANGLE, Policy, RAW, SRCNAT, Set, Table,
+};
+pub use self::read::{ChainInfo, RuleInfo};
+pub use self::rule::{CT_STATUS_DNAT, CT_STATUS_SNAT, CtState, Rule};
+pub use self::value::{Key, L4, Type, Value};
+use super::error::Result;
+use super::netfilter::NfSocket;
+use crate::netns::Netns;
+
+/// `nf_tables` among netfilter's subsystems.
+const SUBSYSTEM: u16 = 10;
+
+/// The type of a message to the subsystem.
+fn kind(message: u16) -> u16 {
+    SUBSYSTEM << 8 | message
+}
+
+/// A socket to the packet filter of one network namespace. Keep it for all of a call's work: to
+/// close it soon after deleting something takes the kernel some 10 ms.
+#[derive(Debug)]
+pub struct Nft {
+    socket: NfSocket,
+    /// Whether the kernel can delete what may be absent (6.3), as far as is known.
+    destroys: Cell<bool>,
+}
+
+impl Nft {
+    /// A socket in the calling thread's namespace.
+    pub fn open() -> Result<Nft> {
+        Ok(Nft::from_socket(NfSocket::open()?))
+    }
+
+    /// A socket in `ns`.
+    pub fn open_in(ns: &Netns) -> Result<Nft> {
+        Ok(Nft::from_socket(NfSocket::open_in(ns)?))
+    }
+
+    fn from_socket(socket: NfSocket) -> Nft {
+        Nft { socket, destroys: Cell::new(true) }
+    }
+}

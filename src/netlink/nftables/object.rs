@@ -1,0 +1,265 @@
+//! Tables, chains, sets and maps: constants that name an object and say how it is made.
+
+use std::fmt;
+
+use super::value::Type;
+
+/// Priority of chains that change destinations; `dstnat` to nft.
+pub const DSTNAT: i32 = -100;
+/// Priority of chains that change sources; `srcnat` to nft.
+pub const SRCNAT: i32 = 100;
+/// Priority of filters; `filter` to nft.
+pub const FILTER: i32 = 0;
+/// Priority before connection tracking; `raw` to nft.
+pub const RAW: i32 = -300;
+/// Priority of chains that change marks; `mangle` to nft.
+pub const MANGLE: i32 = -150;
+
+/// What traffic a table sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    /// IPv4 and IPv6.
+    Inet,
+    /// IPv4.
+    Ip,
+    /// IPv6.
+    Ip6,
+    /// Frames that pass a bridge.
+    Bridge,
+}
+
+impl Family {
+    pub(super) const fn number(self) -> u8 {
+        match self {
+            Family::Inet => 1,
+            Family::Ip => 2,
+            Family::Bridge => 7,
+            Family::Ip6 => 10,
+        }
+    }
+}
+
+impl fmt::Display for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Family::Inet => "inet",
+            Family::Ip => "ip",
+            Family::Ip6 => "ip6",
+            Family::Bridge => "bridge",
+        })
+    }
+}
+
+/// A table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Table<'a> {
+    pub(super) family: Family,
+    pub(super) name: &'a str,
+    pub(super) comment: Option<&'a str>,
+}
+
+impl<'a> Table<'a> {
+    /// A table of any family.
+    pub const fn new(family: Family, name: &'a str) -> Table<'a> {
+        Table { family, name, comment: None }
+    }
+
+    /// A table for both IP families.
+    pub const fn inet(name: &'a str) -> Table<'a> {
+        Table::new(Family::Inet, name)
+    }
+
+    /// With a comment, where the kernel (5.10) keeps one.
+    #[must_use]
+    pub const fn comment(mut self, text: &'a str) -> Table<'a> {
+        self.comment = Some(text);
+        self
+    }
+
+    /// The chain `name` of this table; regular unless it is made a base chain.
+    pub const fn chain(self, name: &'a str) -> Chain<'a> {
+        Chain { table: self, name, base: None, comment: None }
+    }
+
+    /// The set `name` of this table.
+    pub const fn set(self, name: &'a str, key: &'a [Type]) -> Set<'a> {
+        Set { table: self, name, key, data: None, flags: 0, comment: None }
+    }
+
+    /// The map `name` of this table from `key` to `data`.
+    pub const fn map(self, name: &'a str, key: &'a [Type], data: &'a [Type]) -> Set<'a> {
+        Set { data: Some(DataType::Values(data)), ..self.set(name, key) }
+    }
+
+    /// The map `name` of this table from `key` to a verdict.
+    pub const fn vmap(self, name: &'a str, key: &'a [Type]) -> Set<'a> {
+        Set { data: Some(DataType::Verdict), ..self.set(name, key) }
+    }
+}
+
+impl fmt::Display for Table<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.family, self.name)
+    }
+}
+
+/// Where in a packet's way a base chain is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hook {
+    /// Just arrived.
+    Prerouting,
+    /// For this host.
+    Input,
+    /// Passing through.
+    Forward,
+    /// Made by this host.
+    Output,
+    /// About to leave.
+    Postrouting,
+}
+
+impl Hook {
+    pub(super) const fn number(self) -> u32 {
+        self as u32
+    }
+}
+
+/// What becomes of a packet that no rule of a base chain decided on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Policy {
+    /// It goes on.
+    Accept,
+    /// It is lost.
+    Drop,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Base {
+    pub(super) kind: &'static str,
+    pub(super) hook: Hook,
+    pub(super) priority: i32,
+    pub(super) policy: Policy,
+}
+
+/// A chain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Chain<'a> {
+    pub(super) table: Table<'a>,
+    pub(super) name: &'a str,
+    pub(super) base: Option<Base>,
+    pub(super) comment: Option<&'a str>,
+}
+
+impl<'a> Chain<'a> {
+    /// `type filter hook .. priority ..`
+    #[must_use]
+    pub const fn filter(self, hook: Hook, priority: i32) -> Chain<'a> {
+        self.base("filter", hook, priority)
+    }
+
+    /// `type nat hook .. priority ..`
+    #[must_use]
+    pub const fn nat(self, hook: Hook, priority: i32) -> Chain<'a> {
+        self.base("nat", hook, priority)
+    }
+
+    /// `type route hook output priority ..`
+    #[must_use]
+    pub const fn route(self, priority: i32) -> Chain<'a> {
+        self.base("route", Hook::Output, priority)
+    }
+
+    const fn base(mut self, kind: &'static str, hook: Hook, priority: i32) -> Chain<'a> {
+        self.base = Some(Base { kind, hook, priority, policy: Policy::Accept });
+        self
+    }
+
+    /// The policy of a base chain; `accept` without.
+    #[must_use]
+    pub const fn policy(mut self, policy: Policy) -> Chain<'a> {
+        if let Some(base) = &mut self.base {
+            base.policy = policy;
+        }
+        self
+    }
+
+    /// With a comment, where the kernel (5.10) keeps one.
+    #[must_use]
+    pub const fn comment(mut self, text: &'a str) -> Chain<'a> {
+        self.comment = Some(text);
+        self
+    }
+
+    /// The name without the table.
+    pub const fn name(&self) -> &'a str {
+        self.name
+    }
+}
+
+impl fmt::Display for Chain<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.table, self.name)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum DataType<'a> {
+    Values(&'a [Type]),
+    Verdict,
+}
+
+pub(super) const SET_CONSTANT: u32 = 0x2;
+pub(super) const SET_INTERVAL: u32 = 0x4;
+pub(super) const SET_MAP: u32 = 0x8;
+pub(super) const SET_CONCAT: u32 = 0x80;
+
+/// A set, or a map: a set whose elements have data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Set<'a> {
+    pub(super) table: Table<'a>,
+    pub(super) name: &'a str,
+    pub(super) key: &'a [Type],
+    pub(super) data: Option<DataType<'a>>,
+    pub(super) flags: u32,
+    pub(super) comment: Option<&'a str>,
+}
+
+impl<'a> Set<'a> {
+    /// Elements may be ranges and prefixes.
+    #[must_use]
+    pub const fn interval(mut self) -> Set<'a> {
+        self.flags |= SET_INTERVAL;
+        self
+    }
+
+    /// Elements come in the batch that makes the set, and never change.
+    #[must_use]
+    pub const fn constant(mut self) -> Set<'a> {
+        self.flags |= SET_CONSTANT;
+        self
+    }
+
+    /// With a comment.
+    #[must_use]
+    pub const fn comment(mut self, text: &'a str) -> Set<'a> {
+        self.comment = Some(text);
+        self
+    }
+
+    pub(super) fn all_flags(&self) -> u32 {
+        let map = if self.data.is_some() { SET_MAP } else { 0 };
+        let concat = if self.is_interval() && self.key.len() > 1 { SET_CONCAT } else { 0 };
+        self.flags | map | concat
+    }
+
+    pub(super) fn is_interval(&self) -> bool {
+        self.flags & SET_INTERVAL != 0
+    }
+}
+
+impl fmt::Display for Set<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = if self.data.is_some() { "map" } else { "set" };
+        write!(f, "{kind} {} {}", self.table, self.name)
+    }
+}

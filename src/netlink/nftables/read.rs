@@ -1,0 +1,226 @@
+//! What is there: rules of a chain, elements of a set. Nothing is read but what was asked for.
+
+use super::super::attribute::Attributes;
+use super::super::error::{Failure, Result};
+use super::super::netfilter::Query;
+use super::super::packet::{Attr, attrs};
+use super::Nft;
+use super::batch::{RULE_EXPRESSIONS, element_body, named};
+use super::element::{
+    Data, ELEM_DATA, ELEM_FLAGS, ELEM_KEY, ELEM_KEY_END, ELEM_USERDATA, Element, INTERVAL_END,
+    predecessor,
+};
+use super::expr::Verdict;
+use super::object::{Chain, DataType, Set, Table};
+use super::userdata;
+use super::value::{self, Key, Value};
+
+const GETTABLE: u16 = 1;
+const GETCHAIN: u16 = 4;
+const GETRULE: u16 = 7;
+const GETSET: u16 = 10;
+const GETSETELEM: u16 = 13;
+const GETGEN: u16 = 16;
+
+/// Netfilter's own header before the attributes.
+const NFGENMSG: usize = 4;
+
+/// A rule of a chain.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RuleInfo {
+    /// What it is deleted by.
+    pub handle: u64,
+    /// Its comment.
+    pub comment: Option<String>,
+    /// The kinds of its expressions.
+    pub expressions: Vec<String>,
+}
+
+/// A chain of a table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChainInfo {
+    /// Its name.
+    pub name: String,
+    /// The type of a base chain: `filter`, `nat` or `route`.
+    pub base: Option<String>,
+    /// The number of rules and elements that jump to it, and of rules in it.
+    pub uses: u32,
+}
+
+impl Nft {
+    /// Whether the table is there.
+    pub fn has_table(&self, table: Table<'_>) -> Result<bool> {
+        let mut body = Attributes::new();
+        body.text(1, table.name);
+        let found = self.ask(GETTABLE, table, body);
+        present(found).map_err(|f| f.doing("read table", || table.to_string()))
+    }
+
+    /// Whether the chain is there.
+    pub fn has_chain(&self, chain: Chain<'_>) -> Result<bool> {
+        let found = self.ask(GETCHAIN, chain.table, named(chain.table, 3, chain.name));
+        present(found).map_err(|f| f.doing("read chain", || chain.to_string()))
+    }
+
+    /// Whether the set or map is there.
+    pub fn has_set(&self, set: Set<'_>) -> Result<bool> {
+        let found = self.ask(GETSET, set.table, named(set.table, 2, set.name));
+        present(found).map_err(|f| f.doing("read", || set.to_string()))
+    }
+
+    /// The chains of a table; none if there is no such table.
+    pub fn dump_chains(&self, table: Table<'_>) -> Result<Vec<ChainInfo>> {
+        // The kernel (6.18) lists the chains of all tables whatever it is asked.
+        let bodies = absent_is_empty(self.list(GETCHAIN, table, Attributes::new()))
+            .map_err(|f| f.doing("list chains of table", || table.to_string()))?;
+        let mine = bodies.iter().filter(|body| {
+            body.first() == Some(&table.family.number())
+                && find(body, 1).is_some_and(|name| name.text() == table.name)
+        });
+        Ok(mine.map(|body| chain_info(body)).collect())
+    }
+
+    /// The rules of a chain in their order; none if there is no such chain.
+    pub fn dump_rules(&self, chain: Chain<'_>) -> Result<Vec<RuleInfo>> {
+        let body = named(chain.table, 2, chain.name);
+        let bodies = absent_is_empty(self.list(GETRULE, chain.table, body))
+            .map_err(|f| f.doing("list rules of chain", || chain.to_string()))?;
+        Ok(bodies.iter().filter_map(|body| rule_info(body)).collect())
+    }
+
+    /// The elements of a set or map in no order; none if it is not there.
+    pub fn dump_elements(&self, set: Set<'_>) -> Result<Vec<Element>> {
+        let body = named(set.table, 2, set.name);
+        let bodies = absent_is_empty(self.list(GETSETELEM, set.table, body))
+            .map_err(|f| f.doing("list elements of", || set.to_string()))?;
+        Ok(elements(set, &bodies))
+    }
+
+    /// The element with this key, found without reading the others.
+    pub fn element(&self, set: Set<'_>, key: impl Into<Key>) -> Result<Option<Element>> {
+        let element = Element::new(key);
+        let found = self.ask(GETSETELEM, set.table, element_body(set, &element));
+        let bodies = absent_is_empty(found)
+            .map_err(|f| f.doing("read element", || format!("{element} of {set}")))?;
+        Ok(elements(set, &bodies).into_iter().next())
+    }
+
+    /// The number of the current generation of all tables; each commit makes the next one.
+    pub(super) fn generation(&self) -> Result<u32> {
+        let query = Query { kind: super::kind(GETGEN), family: 0, body: Attributes::new() };
+        let bodies = self.socket.request(&query);
+        let bodies = bodies.map_err(|f| f.doing("read", || "nf_tables' generation".to_owned()))?;
+        let id = bodies.first().and_then(|body| find(body, 1)).and_then(be32);
+        Ok(id.unwrap_or_default())
+    }
+
+    fn ask(&self, get: u16, table: Table<'_>, body: Attributes) -> Result<Vec<Vec<u8>>, Failure> {
+        self.socket.request(&query(get, table, body))
+    }
+
+    fn list(&self, get: u16, table: Table<'_>, body: Attributes) -> Result<Vec<Vec<u8>>, Failure> {
+        self.socket.dump(&query(get, table, body))
+    }
+}
+
+fn query(get: u16, table: Table<'_>, body: Attributes) -> Query {
+    Query { kind: super::kind(get), family: table.family.number(), body }
+}
+
+fn present(found: Result<Vec<Vec<u8>>, Failure>) -> Result<bool, Failure> {
+    absent_is_empty(found).map(|bodies| !bodies.is_empty())
+}
+
+fn absent_is_empty(found: Result<Vec<Vec<u8>>, Failure>) -> Result<Vec<Vec<u8>>, Failure> {
+    match found {
+        Err(failure) if failure.errno == nix::errno::Errno::ENOENT => Ok(Vec::new()),
+        other => other,
+    }
+}
+
+fn attributes(body: &[u8]) -> impl Iterator<Item = Attr<'_>> {
+    attrs(body.get(NFGENMSG..).unwrap_or_default())
+}
+
+fn find(body: &[u8], kind: u16) -> Option<Attr<'_>> {
+    attributes(body).find(|attr| attr.kind == kind)
+}
+
+fn be32(attr: Attr<'_>) -> Option<u32> {
+    attr.value.try_into().ok().map(u32::from_be_bytes)
+}
+
+fn chain_info(body: &[u8]) -> ChainInfo {
+    ChainInfo {
+        name: find(body, 3).map(Attr::text).unwrap_or_default(),
+        base: find(body, 7).map(Attr::text),
+        uses: find(body, 6).and_then(be32).unwrap_or_default(),
+    }
+}
+
+fn rule_info(body: &[u8]) -> Option<RuleInfo> {
+    let handle = find(body, 3)?.value.try_into().ok().map(u64::from_be_bytes)?;
+    let comment = find(body, 7).and_then(|attr| userdata::read_comment(attr.value));
+    let list = find(body, RULE_EXPRESSIONS).into_iter().flat_map(Attr::nested);
+    let name = |expr: Attr<'_>| expr.nested().find(|attr| attr.kind == 1).map(Attr::text);
+    Some(RuleInfo { handle, comment, expressions: list.filter_map(name).collect() })
+}
+
+/// An element as the kernel keeps it: the end of a plain range is one of its own.
+struct Raw {
+    key: Vec<u8>,
+    is_end: bool,
+    element: Element,
+}
+
+fn elements(set: Set<'_>, bodies: &[Vec<u8>]) -> Vec<Element> {
+    let lists = bodies.iter().filter_map(|body| find(body, 3));
+    let raws = lists.flat_map(Attr::nested).filter_map(|attr| raw(set, attr));
+    if !set.is_interval() || set.key.len() > 1 {
+        return raws.map(|raw| raw.element).collect();
+    }
+    let mut raws: Vec<Raw> = raws.collect();
+    // Where one range ends another may begin: the end comes first.
+    raws.sort_by(|a, b| (&a.key, !a.is_end).cmp(&(&b.key, !b.is_end)));
+    let mut ranges: Vec<Element> = Vec::new();
+    let mut open = false;
+    for raw in raws {
+        let last = if raw.is_end { predecessor(raw.key) } else { None };
+        match (last, ranges.last_mut()) {
+            (Some(last), Some(range)) if open => range.end = Some(value::read(set.key, &last)),
+            _ if raw.is_end => {}
+            _ => ranges.push(raw.element),
+        }
+        open = !raw.is_end;
+    }
+    ranges
+}
+
+fn raw(set: Set<'_>, attr: Attr<'_>) -> Option<Raw> {
+    let part = |kind| attr.nested().find(|attr| attr.kind == kind);
+    let bytes = |kind| part(kind).and_then(|attr| attr.nested().next()).map(|data| data.value);
+    let key = bytes(ELEM_KEY)?;
+    let flags = part(ELEM_FLAGS).and_then(be32).unwrap_or_default();
+    let read = |key| value::read(set.key, key);
+    let element = Element {
+        key: read(key),
+        end: bytes(ELEM_KEY_END).filter(|end| *end != key).map(read),
+        data: part(ELEM_DATA).and_then(|attr| data(set, attr)),
+        comment: part(ELEM_USERDATA).and_then(|attr| userdata::read_comment(attr.value)),
+    };
+    Some(Raw { key: key.to_vec(), is_end: flags & INTERVAL_END != 0, element })
+}
+
+fn data(set: Set<'_>, attr: Attr<'_>) -> Option<Data> {
+    let inner = attr.nested().next()?;
+    match set.data? {
+        DataType::Values(types) => Some(Data::Values(value::read(types, inner.value))),
+        DataType::Verdict => {
+            let part = |kind| inner.nested().find(|attr| attr.kind == kind);
+            let code = part(1)?.value.try_into().ok().map(i32::from_be_bytes)?;
+            let chain = part(2).map(Attr::text).unwrap_or_default();
+            let raw = || Data::Values(Key(vec![Value::Raw(inner.value.to_vec())]));
+            Some(Verdict::read(code, chain).map_or_else(raw, Data::Verdict))
+        }
+    }
+}

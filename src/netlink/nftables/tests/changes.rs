@@ -1,0 +1,288 @@
+//! Tables, chains, sets: making, deleting, atomicity, errors.
+
+use std::thread;
+
+use super::*;
+
+#[test]
+fn objects_are_listed_as_nft_would_have_made_them() {
+    let nft = sandbox();
+    commit_base(&nft);
+    let elements = one(|batch| {
+        let web = Element::new((ip("10.0.0.1"), L4::Tcp, 80)).to((ip("10.1.0.1"), 8080));
+        batch.add_element(DNAT4, &web.comment("net: pods, id: c1"));
+        batch.add_element(NAMES, &Element::new("eth0").verdict(Verdict::Jump("regular".into())));
+        batch.add_element(NETS, &Element::net("10.0.0.0/8".parse().unwrap()));
+        batch.add_element(NETS, &Element::new(ip("192.0.2.1")).comment("one"));
+        batch.add_element(NETS, &Element::new(ip("255.255.255.0")).until(ip("255.255.255.255")));
+    });
+    nft.commit(elements).unwrap();
+    let expected = "\
+table inet t {
+	comment \"the table\"
+	map dnat4 {
+		type ipv4_addr . inet_proto . inet_service : ipv4_addr . inet_service
+		comment \"ports\"
+		elements = { 10.0.0.1 . tcp . 80 comment \"net: pods, id: c1\" : 10.1.0.1 . 8080 }
+	}
+
+	set pods {
+		type ipv4_addr
+	}
+
+	map names {
+		type ifname : verdict
+		elements = { \"eth0\" : jump regular }
+	}
+
+	set nets {
+		type ipv4_addr
+		flags interval
+		elements = { 10.0.0.0/8, 192.0.2.1 comment \"one\",
+			     255.255.255.0/24 }
+	}
+
+	chain pre {
+		type nat hook prerouting priority dstnat; policy accept;
+	}
+
+	chain post {
+		type nat hook postrouting priority srcnat; policy accept;
+	}
+
+	chain regular {
+		comment \"a chain\"
+	}
+}
+";
+    assert_eq!(ruleset(), expected);
+    assert!(nft.has_table(T).unwrap() && nft.has_chain(PRE).unwrap() && nft.has_set(NETS).unwrap());
+    let chains = nft.dump_chains(T).unwrap();
+    let names: Vec<_> = chains.iter().map(|c| (c.name.as_str(), c.base.as_deref())).collect();
+    assert_eq!(names, [("pre", Some("nat")), ("post", Some("nat")), ("regular", None)]);
+    assert_eq!(chains[2].uses, 1);
+}
+
+#[test]
+fn every_family_type_and_policy() {
+    let nft = sandbox();
+    let bridge = Table::new(Family::Bridge, "b");
+    let (four, six) = (Table::new(Family::Ip, "four"), Table::new(Family::Ip6, "six"));
+    let batch = one(|batch| {
+        batch.ensure_table(bridge).ensure_table(four).ensure_table(six);
+        batch.ensure_chain(bridge.chain("PREROUTING").filter(Hook::Prerouting, -300));
+        batch.ensure_chain(four.chain("c").filter(Hook::Forward, FILTER).policy(Policy::Drop));
+        batch.ensure_chain(six.chain("c").route(MANGLE));
+        batch.ensure_set(six.set("macs", &[Type::EtherAddr, Type::Mark]));
+    });
+    nft.commit(batch).unwrap();
+    let text = ruleset();
+    for part in [
+        "table bridge b {\n\tchain PREROUTING {\n\t\ttype filter hook prerouting priority dstnat; policy accept;",
+        "table ip four {\n\tchain c {\n\t\ttype filter hook forward priority filter; policy drop;",
+        "type route hook output priority mangle; policy accept;",
+        "type ether_addr . mark\n",
+    ] {
+        assert!(text.contains(part), "{part} in {text}");
+    }
+}
+
+#[test]
+fn ensuring_again_changes_nothing_and_adding_again_fails() {
+    let nft = sandbox();
+    commit_base(&nft);
+    let before = ruleset();
+    commit_base(&nft);
+    assert_eq!(ruleset(), before);
+    for (batch, text) in [
+        (
+            one(|b| {
+                b.add_table(T);
+            }),
+            "add table inet t: file exists",
+        ),
+        (
+            one(|b| {
+                b.add_chain(PRE);
+            }),
+            "add chain inet t pre: file exists",
+        ),
+        (
+            one(|b| {
+                b.add_set(DNAT4);
+            }),
+            "add map inet t dnat4: file exists",
+        ),
+    ] {
+        let error = nft.commit(batch).unwrap_err();
+        assert!(error.is_exists());
+        assert_eq!(error.to_string(), text);
+    }
+}
+
+#[test]
+fn deleting_twice_is_fine() {
+    let nft = sandbox();
+    delete_twice(&nft);
+    assert!(nft.destroys.get());
+}
+
+#[test]
+fn deleting_twice_is_fine_on_kernels_that_cannot_destroy() {
+    let nft = sandbox();
+    nft.destroys.set(false);
+    delete_twice(&nft);
+}
+
+#[test]
+fn a_refused_message_type_is_not_used_again() {
+    let nft = sandbox();
+    commit_base(&nft);
+    let mut batch = one(|b| {
+        b.del_set(PODS);
+    });
+    batch.changes[0].destroy = Some(250);
+    nft.commit(batch).unwrap();
+    assert!(!nft.destroys.get() && !nft.has_set(PODS).unwrap());
+}
+
+#[test]
+fn thousands_of_refusals_do_not_hide_the_first() {
+    let nft = sandbox();
+    commit_base(&nft);
+    let batch = || {
+        one(|batch| {
+            for n in 0..20_000_u16 {
+                let [high, low] = n.to_be_bytes();
+                batch.add_element(PODS, &Element::new(IpAddr::from([10, 1, high, low])));
+            }
+        })
+    };
+    nft.commit(batch()).unwrap();
+    let error = nft.commit(batch()).unwrap_err();
+    assert_eq!(error.to_string(), "add element 10.1.0.0 to set inet t pods: file exists");
+    nft.commit(one(|b| {
+        b.flush_set(PODS);
+    }))
+    .unwrap();
+    assert!(nft.dump_elements(PODS).unwrap().is_empty());
+}
+
+fn delete_twice(nft: &Nft) {
+    commit_base(nft);
+    let element = Element::new((ip("10.0.0.1"), L4::Tcp, 80));
+    let batch = || {
+        one(|batch| {
+            batch.ensure_element(PODS, &Element::new(ip("10.0.0.1")));
+            batch.del_element(DNAT4, &element).del_rule(PRE, 4711).del_chain(REGULAR);
+            batch.del_set(NETS).del_table(Table::inet("none"));
+        })
+    };
+    nft.commit(batch()).unwrap();
+    nft.commit(batch()).unwrap();
+    assert!(!nft.has_set(NETS).unwrap() && !nft.has_chain(REGULAR).unwrap());
+    assert_eq!(nft.dump_elements(PODS).unwrap().len(), 1);
+    nft.commit(one(|b| {
+        b.del_table(T);
+    }))
+    .unwrap();
+    nft.commit(one(|b| {
+        b.del_table(T).del_element(DNAT4, &element);
+    }))
+    .unwrap();
+    assert_eq!(ruleset(), "");
+    assert!(!nft.has_table(T).unwrap() && nft.dump_rules(PRE).unwrap().is_empty());
+    assert!(nft.dump_elements(DNAT4).unwrap().is_empty() && nft.dump_chains(T).unwrap().is_empty());
+}
+
+#[test]
+fn one_bad_change_undoes_all_and_is_named() {
+    let nft = sandbox();
+    commit_base(&nft);
+    let element = Element::new((ip("10.0.0.1"), L4::Tcp, 80)).to((ip("10.1.0.1"), 8080));
+    nft.commit(one(|b| {
+        b.add_element(DNAT4, &element);
+    }))
+    .unwrap();
+    let before = ruleset();
+    let other = element.clone().to((ip("10.1.0.2"), 8080));
+    let rule = Rule::new().in_set(&[Field::IpSaddr], T.set("nosuch", &[])).accept();
+    let jump = Rule::new().jump("nowhere").comment("c1");
+    for (bad, text) in [
+        (
+            one(|b| {
+                b.add_element(DNAT4, &element);
+            }),
+            "add element 10.0.0.1 . tcp . 80 to map inet t dnat4: file exists",
+        ),
+        (
+            one(|b| {
+                b.ensure_element(DNAT4, &other);
+            }),
+            "ensure element 10.0.0.1 . tcp . 80 in map inet t dnat4: file exists",
+        ),
+        (
+            one(|b| {
+                b.append_rule(PRE, &rule);
+            }),
+            "add rule to chain inet t pre: in its lookup expression: no such file or directory",
+        ),
+        (
+            one(|b| {
+                b.append_rule(PRE, &jump);
+            }),
+            "add rule \"c1\" to chain inet t pre: in its immediate expression: no such file or \
+             directory",
+        ),
+        (
+            one(|b| {
+                b.append_rule(PRE, &Rule::new().masquerade().comment("m"));
+            }),
+            "add rule \"m\" to chain inet t pre: operation not supported on transport endpoint",
+        ),
+    ] {
+        let mut batch = one(|batch| {
+            batch.add_element(PODS, &Element::new(ip("10.9.9.9")));
+            batch.append_rule(POST, &Rule::new().masquerade());
+        });
+        batch.changes.extend(bad.changes);
+        batch.add_chain(T.chain("late"));
+        let error = nft.commit(batch).unwrap_err().to_string();
+        assert_eq!(error, text);
+        assert_eq!(ruleset(), before);
+    }
+}
+
+#[test]
+fn sixteen_at_once_need_no_lock() {
+    let nft = sandbox();
+    let here = Netns::current().unwrap();
+    thread::scope(|scope| {
+        for worker in 0..16_u8 {
+            let here = &here;
+            scope.spawn(move || {
+                let nft = Nft::open_in(here).unwrap();
+                for round in 0..10 {
+                    let mut batch = Batch::new();
+                    base(&mut batch);
+                    batch.flush_chain(POST).append_rule(POST, &Rule::new().masquerade());
+                    batch.add_element(PODS, &Element::new(IpAddr::from([10, 0, worker, round])));
+                    nft.commit(batch).unwrap();
+                    let update = |nft: &Nft| {
+                        let rules = nft.dump_rules(REGULAR)?;
+                        let mut batch = Batch::new();
+                        if let Some(last) = rules.last().filter(|_| rules.len() > 3) {
+                            batch.del_rule(REGULAR, last.handle);
+                        }
+                        batch.append_rule(REGULAR, &Rule::new().counter());
+                        Ok(batch)
+                    };
+                    nft.update(update).unwrap();
+                }
+            });
+        }
+    });
+    assert_eq!(nft.dump_elements(PODS).unwrap().len(), 160);
+    assert_eq!(nft.dump_rules(POST).unwrap().len(), 1);
+    assert_eq!(nft.dump_rules(REGULAR).unwrap().len(), 4);
+}

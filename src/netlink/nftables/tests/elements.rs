@@ -1,0 +1,219 @@
+//! Elements of sets and maps: reading back, intervals, cost.
+
+use std::time::{Duration, Instant};
+
+use super::*;
+
+#[test]
+fn elements_are_read_back_as_they_were_written() {
+    let nft = sandbox();
+    commit_base(&nft);
+    let marks = T.map("marks", &[Type::Mark], &[Type::IfName]);
+    let six = T.map("six", &[Type::Ipv6Addr, Type::EtherAddr], &[Type::Ipv6Addr]);
+    let mac = crate::netlink::Mac([2, 0, 0, 0, 0, 1]);
+    let all = [
+        (DNAT4, Element::new((ip("10.0.0.1"), L4::Udp, 53)).to((ip("10.1.0.1"), 53))),
+        (NAMES, Element::new("eth0").verdict(Verdict::Goto("regular".into())).comment("x")),
+        (NAMES, Element::new("eth1").verdict(Verdict::Drop)),
+        (marks, Element::new(Value::Mark(0x10)).to("veth1").comment("\"quoted\" \u{e4}")),
+        (six, Element::new((ip("fd00::1"), mac)).to(ip("fd00::2"))),
+    ];
+    let batch = one(|batch| {
+        batch.add_set(marks).add_set(six);
+        for (set, element) in &all {
+            batch.add_element(*set, element);
+        }
+    });
+    nft.commit(batch).unwrap();
+    for (set, element) in &all {
+        assert!(nft.dump_elements(*set).unwrap().contains(element), "{element}");
+        assert_eq!(nft.element(*set, element.key.clone()).unwrap().as_ref(), Some(element));
+    }
+    assert_eq!(nft.element(NAMES, "eth9").unwrap(), None);
+    assert_eq!(nft.element(T.vmap("none", &[Type::IfName]), "eth9").unwrap(), None);
+    let text = ruleset();
+    assert!(text.contains("fd00::1 . 02:00:00:00:00:01 : fd00::2"), "{text}");
+    assert!(text.contains("0x00000010 comment \"\"quoted\" \u{e4}\" : \"veth1\""), "{text}");
+}
+
+#[test]
+fn ranges_are_read_and_deleted() {
+    let nft = sandbox();
+    commit_base(&nft);
+    let both = T.set("both", &[Type::Ipv4Addr, Type::InetService]).interval();
+    let plain = [
+        Element::net("10.0.0.0/8".parse().unwrap()).comment("ten"),
+        Element::net("11.0.0.0/8".parse().unwrap()),
+        Element::new(ip("192.0.2.1")).until(ip("192.0.2.1")),
+    ];
+    let pair = Element::new((ip("10.0.0.0"), 80)).until((ip("10.255.255.255"), 90));
+    let batch = one(|batch| {
+        batch.add_set(both).add_element(both, &pair);
+        for element in &plain {
+            batch.add_element(NETS, element);
+        }
+    });
+    nft.commit(batch).unwrap();
+    assert_eq!(nft.dump_elements(NETS).unwrap(), plain);
+    assert_eq!(nft.dump_elements(both).unwrap(), std::slice::from_ref(&pair));
+    assert!(ruleset().contains("10.0.0.0/8 . 80-90"));
+    nft.commit(one(|b| {
+        b.del_element(NETS, &plain[0]).del_element(both, &pair);
+    }))
+    .unwrap();
+    assert_eq!(nft.dump_elements(NETS).unwrap(), plain[1..]);
+    let error = nft
+        .commit(one(|b| {
+            b.add_element(NETS, &plain[1]);
+        }))
+        .unwrap_err();
+    let text = "add element 11.0.0.0-11.255.255.255 to set inet t nets: file exists";
+    assert_eq!(error.to_string(), text);
+}
+
+#[test]
+fn an_element_is_replaced_in_one_batch() {
+    let nft = sandbox();
+    commit_base(&nft);
+    let key = (ip("10.0.0.1"), L4::Tcp, 80);
+    for (port, destroys) in [(1, true), (2, true), (3, false), (4, false)] {
+        nft.destroys.set(destroys);
+        let element = Element::new(key).to((ip("10.1.0.1"), port)).comment(format!("{port}"));
+        let batch = one(|batch| {
+            batch.del_element(DNAT4, &element).add_element(DNAT4, &element);
+        });
+        nft.commit(batch).unwrap();
+        assert_eq!(nft.element(DNAT4, key).unwrap(), Some(element));
+    }
+}
+
+/// The median of 30 runs.
+fn median(mut run: impl FnMut()) -> Duration {
+    let mut times: Vec<Duration> = (0..30)
+        .map(|_| {
+            let start = Instant::now();
+            run();
+            start.elapsed()
+        })
+        .collect();
+    times.sort();
+    times[15]
+}
+
+fn cost(nft: &Nft) -> [Duration; 3] {
+    let element = Element::new((ip("10.0.0.1"), L4::Tcp, 80)).to((ip("10.1.0.1"), 8080));
+    let add = || {
+        let mut batch = Batch::new();
+        base(&mut batch);
+        batch.add_element(DNAT4, &element);
+        nft.commit(batch).unwrap();
+    };
+    let del = || {
+        nft.commit(one(|b| {
+            b.del_element(DNAT4, &element);
+        }))
+        .unwrap();
+    };
+    let both = median(|| {
+        add();
+        del();
+    });
+    add();
+    let get = median(|| assert!(nft.element(DNAT4, element.key.clone()).unwrap().is_some()));
+    del();
+    let del_absent = median(del);
+    [both, get, del_absent]
+}
+
+#[test]
+fn ten_thousand_elements_cost_nothing() {
+    let nft = sandbox();
+    commit_base(&nft);
+    let empty = cost(&nft);
+    let batch = one(|batch| {
+        for n in 0..10_000_u16 {
+            let key = (ip("10.2.0.1"), L4::Tcp, n);
+            batch.add_element(DNAT4, &Element::new(key).to((ip("10.1.0.1"), n)).comment("pod"));
+        }
+    });
+    let start = Instant::now();
+    nft.commit(batch).unwrap();
+    let filled = start.elapsed();
+    let full = cost(&nft);
+    let start = Instant::now();
+    assert_eq!(nft.dump_elements(DNAT4).unwrap().len(), 10_000);
+    let dump = start.elapsed();
+    eprintln!("base + element + delete, get, delete absent: {empty:?}; with 10,000: {full:?}");
+    let opening = median(|| drop(Nft::open().unwrap()));
+    let mut kept = Vec::new();
+    let working = median(|| {
+        let nft = Nft::open().unwrap();
+        commit_base(&nft);
+        kept.push(nft);
+    });
+    let closing = median(|| drop(kept.pop()));
+    eprintln!("opening: {opening:?}; ensuring the base: {working:?}; closing: {closing:?}");
+    let wrong = Element::new(ip("fd00::1"));
+    let error = nft
+        .commit(one(|b| {
+            b.del_element(PODS, &wrong);
+        }))
+        .unwrap_err()
+        .to_string();
+    eprintln!("{error}");
+    let missing = median(|| {
+        nft.commit(one(|b| {
+            b.del_set(Table::inet("none").set("s", &[]));
+        }))
+        .unwrap();
+    });
+    eprintln!("deleting from a missing table: {missing:?}");
+    eprintln!("adding 10,000 in one batch: {filled:?}; reading them: {dump:?}");
+    for (full, empty) in full.iter().zip(empty) {
+        assert!(*full < empty * 8 + Duration::from_millis(20), "{full:?} {empty:?}");
+    }
+}
+
+#[test]
+fn what_a_commit_and_the_close_after_it_cost() {
+    let keep = sandbox();
+    commit_base(&keep);
+    let sets = T.map("x", &[Type::IfName], &[Type::Mark]);
+    let element = Element::new(ip("10.9.9.9"));
+    let mut n = 0_u16;
+    let mut timed = |what: &str, fill: &mut dyn FnMut(&mut Batch, u16)| {
+        let time = median(|| {
+            let mut batch = Batch::new();
+            n += 1;
+            fill(&mut batch, n);
+            Nft::open().unwrap().commit(batch).unwrap();
+        });
+        eprintln!("{what}: {time:?}");
+    };
+    timed("ensure table", &mut |b, _| {
+        b.ensure_table(T);
+    });
+    timed("ensure base chain", &mut |b, _| {
+        b.ensure_chain(PRE);
+    });
+    timed("ensure chain", &mut |b, _| {
+        b.ensure_chain(REGULAR);
+    });
+    timed("ensure set", &mut |b, _| {
+        b.ensure_set(sets);
+    });
+    timed("ensure element", &mut |b, _| {
+        b.ensure_element(PODS, &element);
+    });
+    timed("add rule", &mut |b, _| {
+        b.append_rule(PRE, &Rule::new().counter());
+    });
+    timed("add element", &mut |b, n| {
+        let [high, low] = n.to_be_bytes();
+        b.add_element(PODS, &Element::new(IpAddr::from([10, 3, high, low])));
+    });
+    timed("delete element", &mut |b, n| {
+        let [high, low] = (n - 30).to_be_bytes();
+        b.del_element(PODS, &Element::new(IpAddr::from([10, 3, high, low])));
+    });
+}

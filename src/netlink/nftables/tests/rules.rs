@@ -1,0 +1,207 @@
+//! Rules, as nft shows them.
+
+use super::*;
+
+/// Appends each rule to a filter chain and compares what nft shows of it.
+fn shown(rules: &[(Rule, &str)]) {
+    let nft = sandbox();
+    let chain = T.chain("f").filter(Hook::Prerouting, RAW);
+    let batch = one(|batch| {
+        base(batch);
+        batch.ensure_chain(chain);
+        for (rule, _) in rules {
+            batch.append_rule(chain, rule);
+        }
+    });
+    nft.commit(batch).unwrap();
+    let expected: Vec<&str> = rules.iter().map(|(_, text)| *text).collect();
+    assert_eq!(listed("f"), expected);
+}
+
+#[test]
+fn conditions() {
+    let new = Rule::new;
+    let mac = crate::netlink::Mac([2, 0, 0, 0, 0, 1]);
+    shown(&[
+        (new().saddr(ip("10.0.0.1")).accept(), "ip saddr 10.0.0.1 accept"),
+        (new().daddr(ip("fd00::1")).drop(), "ip6 daddr fd00::1 drop"),
+        (new().saddr_in("10.0.0.0/9".parse().unwrap()).ret(), "ip saddr 10.0.0.0/9 return"),
+        (
+            new().saddr(ip("10.0.0.1")).daddr_not_in("10.0.0.0/24".parse().unwrap()).ret(),
+            "ip saddr 10.0.0.1 ip daddr != 10.0.0.0/24 return",
+        ),
+        (new().daddr_in("ff00::/8".parse().unwrap()).ret(), "ip6 daddr ff00::/8 return"),
+        (new().dport(L4::Tcp, 80).accept(), "tcp dport 80 accept"),
+        (new().l4proto(L4::Udp).range(Field::Dport, 10..=20).accept(), "udp dport 10-20 accept"),
+        (
+            new().iifname("eth0").oifname("x").jump("regular"),
+            "iifname \"eth0\" oifname \"x\" jump regular",
+        ),
+        (new().ether_saddr(mac).goto("regular"), "ether saddr 02:00:00:00:00:01 goto regular"),
+        (
+            new().ct_state(&[CtState::Established, CtState::Related]).accept(),
+            "ct state established,related accept",
+        ),
+        (new().any_of(Field::CtStatus, CT_STATUS_DNAT).accept(), "ct status dnat accept"),
+        (new().daddr_is_local().jump("regular"), "fib daddr type local jump regular"),
+        (
+            new().masked(Field::Mark, 0x2000, 0x2000).accept(),
+            "meta mark & 0x00002000 == 0x00002000 accept",
+        ),
+        (new().eq(Field::CtMark, Value::Mark(7)).accept(), "ct mark 0x00000007 accept"),
+        (
+            new().eq(Field::CtOriginalIpDaddr, ip("10.0.0.9")).accept(),
+            "ct original ip daddr 10.0.0.9 accept",
+        ),
+        (new().in_set(&[Field::IpSaddr], PODS).accept(), "ip saddr @pods accept"),
+        (new().not_in_set(&[Field::IpDaddr], NETS).accept(), "ip daddr != @nets accept"),
+        (new().vmap(&[Field::Iifname], NAMES), "iifname vmap @names"),
+    ]);
+}
+
+#[test]
+fn statements() {
+    let new = Rule::new;
+    shown(&[
+        (
+            new().counter().comment("net: pods, id: c1"),
+            "counter packets 0 bytes 0 comment \"net: pods, id: c1\"",
+        ),
+        (new().dport(L4::Udp, 53).notrack(), "udp dport 53 notrack"),
+        (new().log("dropped: ").drop(), "log prefix \"dropped: \" drop"),
+        (new().set_mark(0x2000, 0x2000), "meta mark set meta mark | 0x00002000"),
+        (new().set_ct_mark(0xf0, 0x10), "ct mark set ct mark & 0xffffff1f | 0x00000010"),
+        (new().l4proto(L4::Sctp).reject(), "meta l4proto sctp reject"),
+        (new().save_mark(), "ct mark set meta mark"),
+        (new().restore_mark(), "meta mark set ct mark"),
+    ]);
+}
+
+#[test]
+fn translations() {
+    let nft = sandbox();
+    let key = [Field::IpDaddr, Field::L4proto, Field::Dport];
+    let batch = one(|batch| {
+        base(batch);
+        let ports = Rule::new().daddr_is_local().dnat_by(&key, DNAT4);
+        batch.append_rule(PRE, &ports);
+        let six = [Type::InetProto, Type::InetService];
+        let six = T.map("dnat6", &six, &[Type::Ipv6Addr, Type::InetService]);
+        batch.add_set(six).add_element(
+            six,
+            &Element::new((L4::Udp, 53)).to((ip("fd00::5"), 5353)).comment("dns"),
+        );
+        batch.append_rule(PRE, &Rule::new().dnat_by(&key[1..], six));
+        batch.append_rule(PRE, &Rule::new().dnat(ip("10.0.0.1"), None));
+        batch.append_rule(PRE, &Rule::new().l4proto(L4::Tcp).dnat(ip("fd00::1"), Some(80)));
+        batch.append_rule(PRE, &Rule::new().dport(L4::Tcp, 80).redirect(8080));
+        batch.append_rule(POST, &Rule::new().snat(ip("10.0.0.1"), None));
+        let net = "10.1.0.0/16".parse().unwrap();
+        let masquerade = Rule::new().saddr(ip("10.1.0.5")).daddr_not_in(net).masquerade();
+        batch.append_rule(POST, &masquerade);
+        batch.append_rule(POST, &Rule::new().masquerade_with(NatFlags::FULLY_RANDOM));
+    });
+    nft.commit(batch).unwrap();
+    assert_eq!(
+        listed("pre"),
+        [
+            "fib daddr type local dnat ip to ip daddr . meta l4proto . th dport map @dnat4",
+            "meta nfproto ipv6 dnat ip6 to meta l4proto . th dport map @dnat6",
+            "dnat ip to 10.0.0.1",
+            "meta l4proto tcp dnat ip6 to [fd00::1]:80",
+            "tcp dport 80 redirect to :8080",
+        ]
+    );
+    assert_eq!(
+        listed("post"),
+        [
+            "snat ip to 10.0.0.1",
+            "ip saddr 10.1.0.5 ip daddr != 10.1.0.0/16 masquerade",
+            "masquerade fully-random",
+        ]
+    );
+}
+
+#[test]
+fn a_bridge_checks_source_addresses() {
+    let nft = sandbox();
+    let table = Table::new(Family::Bridge, "nat");
+    let pre = table.chain("PREROUTING").filter(Hook::Prerouting, RAW);
+    let (own, mac) = (table.chain("own"), crate::netlink::Mac([2, 0, 0, 0, 0, 1]));
+    let batch = one(|batch| {
+        batch.ensure_table(table).ensure_chain(pre).ensure_chain(own);
+        batch.append_rule(pre, &Rule::new().iifname("veth1").jump("own").comment("check"));
+        batch.append_rule(own, &Rule::new().ether_saddr(mac).ret());
+        batch.append_rule(own, &Rule::new().saddr(ip("10.0.0.1")).ret());
+        batch.append_rule(own, &Rule::new().drop());
+    });
+    nft.commit(batch).unwrap();
+    let text = ruleset();
+    for part in [
+        "iifname \"veth1\" jump own comment \"check\"\n",
+        "\tether saddr 02:00:00:00:00:01 return\n\t\tip saddr 10.0.0.1 return\n\t\tdrop\n",
+    ] {
+        assert!(text.contains(part), "{part} in {text}");
+    }
+}
+
+#[test]
+fn rules_have_their_place() {
+    let nft = sandbox();
+    commit_base(&nft);
+    let named = |name: &str| Rule::new().comment(name);
+    nft.commit(one(|b| {
+        b.append_rule(PRE, &named("b")).insert_rule(PRE, &named("a"));
+    }))
+    .unwrap();
+    let first = nft.dump_rules(PRE).unwrap()[0].handle;
+    nft.commit(one(|b| {
+        b.add_rule_behind(PRE, &named("ab"), first);
+    }))
+    .unwrap();
+    let comments: Vec<_> =
+        nft.dump_rules(PRE).unwrap().into_iter().filter_map(|rule| rule.comment).collect();
+    assert_eq!(comments, ["a", "ab", "b"]);
+    nft.commit(one(|b| {
+        b.flush_chain(PRE);
+    }))
+    .unwrap();
+    assert!(nft.dump_rules(PRE).unwrap().is_empty());
+}
+
+#[test]
+fn the_references_rules_are_found_by_comment_and_deleted() {
+    let ours = sandbox();
+    let script = r#"
+        table inet cni_plugins_masquerade {
+            comment "Masquerading for plugins from github.com/containernetworking/plugins"
+            chain masq_checks {
+                ip saddr == 10.1.0.5 ip daddr != 10.1.0.0/16 masquerade comment "6fd94d501e58f0aa-287fc69eff0574a2, net: unit-test, if: eth0, id: one"
+                ip6 saddr == fd00::5 ip6 daddr != fd00::/64 masquerade comment "6fd94d501e58f0aa-1111111111111111, net: unit-test, if: eth0, id: two"
+            }
+            chain postrouting {
+                type nat hook postrouting priority 100;
+                ip daddr == 224.0.0.0/4 return
+                goto masq_checks
+            }
+        }"#;
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), script).unwrap();
+    nft(&["-f", file.path().to_str().unwrap()]);
+    let chain = Table::inet("cni_plugins_masquerade").chain("masq_checks");
+    let rules = ours.dump_rules(chain).unwrap();
+    assert_eq!(rules.len(), 2);
+    assert_eq!(rules[0].expressions.last().map(String::as_str), Some("masq"));
+    let mine = |rule: &RuleInfo| {
+        let comment = rule.comment.as_deref().unwrap_or_default();
+        comment.starts_with("6fd94d501e58f0aa-287fc69eff0574a2")
+    };
+    let handle = rules.iter().find(|rule| mine(rule)).unwrap().handle;
+    ours.commit(one(|batch| {
+        batch.del_rule(chain, handle);
+    }))
+    .unwrap();
+    let left = ours.dump_rules(chain).unwrap();
+    assert_eq!(left, [rules[1].clone()]);
+    assert!(!ruleset().contains("id: one") && ruleset().contains("id: two"));
+}

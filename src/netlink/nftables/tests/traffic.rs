@@ -1,0 +1,132 @@
+//! Real packets: through a router with two neighbours.
+
+use std::io::Read;
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use super::*;
+use crate::netlink::conntrack::{Conntrack, Flows, Version};
+use crate::netlink::{LinkChange, LinkKind, Netlink, NewAddr, NewLink, Route, RouteMode, VethPeer};
+
+/// Namespaces `client` (10.1.0.2) and `server` (10.2.0.2) with this one, 10.x.0.1, between.
+struct World {
+    client: Netns,
+    server: Netns,
+    nft: Nft,
+}
+
+fn neighbour(host: &Netlink, ns: &Netns, name: &str, net: &str) {
+    let peer = VethPeer::new("eth0").netns(ns.as_fd());
+    host.add_link(&NewLink::new(name, LinkKind::Veth { peer })).unwrap();
+    let addr = |last: u8| format!("{net}.{last}/24").parse().unwrap();
+    let link = host.require_link(name).unwrap();
+    host.set_link(link.index, LinkChange::new().up()).unwrap();
+    host.add_addr(link.index, &NewAddr::new(addr(1))).unwrap();
+    let inside = Netlink::open_in(ns).unwrap();
+    let link = inside.require_link("eth0").unwrap();
+    inside.set_link(link.index, LinkChange::new().up()).unwrap();
+    inside.add_addr(link.index, &NewAddr::new(addr(2))).unwrap();
+    let gw = Some(ip(&format!("{net}.1")));
+    let default = Route { gw, ..Route::new("0.0.0.0/0".parse().unwrap()) };
+    inside.add_route(&default, RouteMode::Exclusive).unwrap();
+}
+
+fn world() -> World {
+    let nft = sandbox();
+    let (client, server) = (Netns::fresh().unwrap(), Netns::fresh().unwrap());
+    let host = Netlink::open().unwrap();
+    neighbour(&host, &client, "left", "10.1.0");
+    neighbour(&host, &server, "right", "10.2.0");
+    crate::sysctl::write("net/ipv4/ip_forward", "1").unwrap();
+    commit_base(&nft);
+    World { client, server, nft }
+}
+
+impl World {
+    /// Connects from the client and returns whom the server saw.
+    fn connect(&self, listen: &str, to: &str) -> IpAddr {
+        let listener = self.server.run(|| TcpListener::bind(listen).unwrap()).unwrap();
+        let to: SocketAddr = to.parse().unwrap();
+        let limit = Duration::from_secs(5);
+        let stream = self.client.run(|| TcpStream::connect_timeout(&to, limit).unwrap()).unwrap();
+        let (accepted, peer) = listener.accept().unwrap();
+        drop(accepted);
+        let mut nothing = Vec::new();
+        assert_eq!((&stream).read_to_end(&mut nothing).unwrap(), 0);
+        peer.ip()
+    }
+
+    fn commit(&self, fill: impl FnOnce(&mut Batch)) {
+        self.nft.commit(one(fill)).unwrap();
+    }
+}
+
+#[test]
+fn a_concatenated_map_sends_a_port_to_address_and_port() {
+    let world = world();
+    world.commit(|batch| {
+        let key = [Field::IpDaddr, Field::L4proto, Field::Dport];
+        batch.append_rule(PRE, &Rule::new().daddr_is_local().dnat_by(&key, DNAT4));
+        let web = Element::new((ip("10.1.0.1"), L4::Tcp, 80)).to((ip("10.2.0.2"), 8080));
+        batch.add_element(DNAT4, &web);
+    });
+    assert_eq!(world.connect("10.2.0.2:8080", "10.1.0.1:80"), ip("10.1.0.2"));
+}
+
+#[test]
+fn a_verdict_map_and_masquerade_change_the_source() {
+    let world = world();
+    assert_eq!(world.connect("10.2.0.2:9000", "10.2.0.2:9000"), ip("10.1.0.2"));
+    world.commit(|batch| {
+        let net = "10.1.0.0/24".parse().unwrap();
+        let rule = Rule::new().saddr(ip("10.1.0.2")).daddr_not_in(net).masquerade();
+        batch.append_rule(REGULAR, &rule);
+        let names = T.vmap("out", &[Type::IfName]);
+        batch.add_set(names).append_rule(POST, &Rule::new().vmap(&[Field::Oifname], names));
+        let jump = Element::new("right").verdict(Verdict::Jump("regular".into()));
+        batch.add_element(names, &jump);
+    });
+    assert_eq!(world.connect("10.2.0.2:9001", "10.2.0.2:9001"), ip("10.2.0.1"));
+}
+
+#[test]
+fn an_interval_set_and_a_direct_dnat() {
+    let world = world();
+    world.commit(|batch| {
+        batch.add_element(NETS, &Element::net("10.1.0.0/24".parse().unwrap()));
+        let rule = Rule::new().in_set(&[Field::IpSaddr], NETS).dport(L4::Tcp, 81);
+        batch.append_rule(PRE, &rule.dnat(ip("10.2.0.2"), Some(8081)));
+        batch.append_rule(POST, &Rule::new().snat(ip("10.2.0.1"), None));
+    });
+    assert_eq!(world.connect("10.2.0.2:8081", "10.9.9.9:81"), ip("10.2.0.1"));
+}
+
+#[test]
+fn a_flow_is_forgotten_alone() {
+    let world = world();
+    // Without a rule that needs it nothing is tracked.
+    world.commit(|batch| {
+        batch.append_rule(POST, &Rule::new().masquerade());
+    });
+    let socket = world.client.run(|| UdpSocket::bind("10.1.0.2:0").unwrap()).unwrap();
+    for port in [5000, 5001, 5002] {
+        socket.send_to(b"x", ("10.2.0.2", port)).unwrap();
+    }
+    let conntrack = Conntrack::open().unwrap();
+    let flow = |addr: &str| Flows::to(L4::Udp, ip(addr));
+    assert_eq!(conntrack.flush(flow("10.2.0.3")).unwrap(), 0);
+    assert_eq!(conntrack.flush(flow("10.2.0.2").port(6000)).unwrap(), 0);
+    assert_eq!(conntrack.flush(Flows::to(L4::Tcp, ip("10.2.0.2"))).unwrap(), 0);
+    assert_eq!(conntrack.kernel_filtered(flow("10.2.0.2").port(5001)), 1);
+    assert_eq!(conntrack.flush(flow("10.2.0.2").port(5001)).unwrap(), 1);
+    assert_eq!(conntrack.flush(flow("10.2.0.2").port(5001)).unwrap(), 0);
+    let any = Flows::new(Version::V4, L4::Udp);
+    assert_eq!(conntrack.kernel_filtered(any.port(5002)), 1);
+    assert_eq!(conntrack.flush(Flows::new(Version::V6, L4::Udp).port(5002)).unwrap(), 0);
+    assert_eq!(conntrack.flush(any.port(5002)).unwrap(), 1);
+    assert_eq!(conntrack.flush(flow("10.2.0.2")).unwrap(), 1);
+    assert_eq!(conntrack.flush(any).unwrap(), 0);
+    let empty = Conntrack::open_in(&Netns::fresh().unwrap()).unwrap();
+    assert_eq!(empty.flush(flow("10.2.0.2")).unwrap(), 0);
+}

@@ -1,0 +1,322 @@
+//! Keys and data of sets and maps: types as `nft` numbers them, values as the kernel compares
+//! them.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use super::super::Mac;
+
+/// The type of a key or datum, or of one part of a concatenation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Type {
+    /// `ipv4_addr`
+    Ipv4Addr,
+    /// `ipv6_addr`
+    Ipv6Addr,
+    /// `ether_addr`
+    EtherAddr,
+    /// `inet_proto`: the number of a transport protocol.
+    InetProto,
+    /// `inet_service`: a port.
+    InetService,
+    /// `mark`
+    Mark,
+    /// `ifname`
+    IfName,
+}
+
+/// Bits by which `nft` shifts the number of each type in a concatenation.
+const TYPE_BITS: u32 = 6;
+
+const BYTEORDER_INVALID: u32 = 0;
+const BYTEORDER_HOST: u32 = 1;
+const BYTEORDER_BIG: u32 = 2;
+
+impl Type {
+    fn number(self) -> u32 {
+        match self {
+            Type::Ipv4Addr => 7,
+            Type::Ipv6Addr => 8,
+            Type::EtherAddr => 9,
+            Type::InetProto => 12,
+            Type::InetService => 13,
+            Type::Mark => 19,
+            Type::IfName => 41,
+        }
+    }
+
+    /// The length of a value that stands alone.
+    pub(super) fn len(self) -> usize {
+        match self {
+            Type::InetProto => 1,
+            Type::InetService => 2,
+            Type::Ipv4Addr | Type::Mark => 4,
+            Type::EtherAddr => 6,
+            Type::Ipv6Addr | Type::IfName => 16,
+        }
+    }
+
+    fn byteorder(self) -> u32 {
+        match self {
+            Type::Mark | Type::IfName => BYTEORDER_HOST,
+            _ => BYTEORDER_BIG,
+        }
+    }
+
+    fn read(self, bytes: &[u8]) -> Value {
+        let read = match self {
+            Type::Ipv4Addr => <[u8; 4]>::try_from(bytes).ok().map(|b| Value::Ip(b.into())),
+            Type::Ipv6Addr => <[u8; 16]>::try_from(bytes).ok().map(|b| Value::Ip(b.into())),
+            Type::EtherAddr => bytes.try_into().ok().map(|b| Value::Mac(Mac(b))),
+            Type::InetProto => bytes.first().map(|b| Value::Proto(L4::from(*b))),
+            Type::InetService => bytes.try_into().ok().map(|b| Value::Port(u16::from_be_bytes(b))),
+            Type::Mark => bytes.try_into().ok().map(|b| Value::Mark(u32::from_ne_bytes(b))),
+            Type::IfName => {
+                let name = bytes.split(|b| *b == 0).next().unwrap_or_default();
+                Some(Value::IfName(String::from_utf8_lossy(name).into_owned()))
+            }
+        };
+        read.unwrap_or_else(|| Value::Raw(bytes.to_vec()))
+    }
+}
+
+/// The length of a value of `types`; the parts of a concatenation begin at multiples of 4.
+pub(super) fn length(types: &[Type]) -> usize {
+    match types {
+        [alone] => alone.len(),
+        parts => parts.iter().map(|part| part.len().next_multiple_of(4)).sum(),
+    }
+}
+
+/// The number by which `nft` knows the concatenation of `types`.
+pub(super) fn type_number(types: &[Type]) -> u32 {
+    types.iter().fold(0, |number, part| number << TYPE_BITS | part.number())
+}
+
+/// What `nft` has to know to print values of `types`.
+pub(super) fn byteorder(types: &[Type]) -> u32 {
+    match types {
+        [alone] => alone.byteorder(),
+        _ => BYTEORDER_INVALID,
+    }
+}
+
+/// The values of `types` in the bytes that the kernel keeps.
+pub(super) fn read(types: &[Type], bytes: &[u8]) -> Key {
+    let mut rest = bytes;
+    let part = |kind: &Type| {
+        let value = rest.get(..kind.len()).unwrap_or(rest);
+        rest = rest.get(kind.len().next_multiple_of(4)..).unwrap_or_default();
+        kind.read(value)
+    };
+    Key(types.iter().map(part).collect())
+}
+
+/// A transport protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum L4 {
+    /// TCP
+    Tcp,
+    /// UDP
+    Udp,
+    /// SCTP
+    Sctp,
+    /// Any other, by its number.
+    Other(u8),
+}
+
+impl L4 {
+    /// The number in the IP header.
+    pub fn number(self) -> u8 {
+        match self {
+            L4::Tcp => 6,
+            L4::Udp => 17,
+            L4::Sctp => 132,
+            L4::Other(number) => number,
+        }
+    }
+}
+
+impl From<u8> for L4 {
+    fn from(number: u8) -> L4 {
+        match number {
+            6 => L4::Tcp,
+            17 => L4::Udp,
+            132 => L4::Sctp,
+            other => L4::Other(other),
+        }
+    }
+}
+
+impl fmt::Display for L4 {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            L4::Tcp => f.write_str("tcp"),
+            L4::Udp => f.write_str("udp"),
+            L4::Sctp => f.write_str("sctp"),
+            L4::Other(number) => write!(f, "{number}"),
+        }
+    }
+}
+
+/// A value of some [`Type`].
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Value {
+    /// An address of either family.
+    Ip(IpAddr),
+    /// A hardware address.
+    Mac(Mac),
+    /// A transport protocol.
+    Proto(L4),
+    /// A port.
+    Port(u16),
+    /// A packet or connection mark.
+    Mark(u32),
+    /// The name of an interface.
+    IfName(String),
+    /// Bytes that are not what their type says.
+    Raw(Vec<u8>),
+}
+
+impl Value {
+    /// As the kernel compares it, without padding.
+    pub(in crate::netlink) fn bytes(&self) -> Vec<u8> {
+        match self {
+            Value::Ip(IpAddr::V4(addr)) => addr.octets().to_vec(),
+            Value::Ip(IpAddr::V6(addr)) => addr.octets().to_vec(),
+            Value::Mac(mac) => mac.0.to_vec(),
+            Value::Proto(proto) => vec![proto.number()],
+            Value::Port(port) => port.to_be_bytes().to_vec(),
+            Value::Mark(mark) => mark.to_ne_bytes().to_vec(),
+            Value::IfName(name) => {
+                let mut bytes = name.clone().into_bytes();
+                bytes.resize(bytes.len().max(Type::IfName.len()), 0);
+                bytes
+            }
+            Value::Raw(bytes) => bytes.clone(),
+        }
+    }
+}
+
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Value::Ip(addr) => addr.fmt(f),
+            Value::Mac(mac) => mac.fmt(f),
+            Value::Proto(proto) => proto.fmt(f),
+            Value::Port(port) => port.fmt(f),
+            Value::Mark(mark) => write!(f, "{mark:#010x}"),
+            Value::IfName(name) => write!(f, "{name:?}"),
+            Value::Raw(bytes) => {
+                f.write_str("0x")?;
+                bytes.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+            }
+        }
+    }
+}
+
+macro_rules! value_from {
+    ($($from:ty => $make:expr),* $(,)?) => {
+        $(impl From<$from> for Value {
+            fn from(value: $from) -> Value {
+                $make(value)
+            }
+        })*
+    };
+}
+
+value_from! {
+    IpAddr => Value::Ip,
+    Ipv4Addr => |addr: Ipv4Addr| Value::Ip(addr.into()),
+    Ipv6Addr => |addr: Ipv6Addr| Value::Ip(addr.into()),
+    Mac => Value::Mac,
+    L4 => Value::Proto,
+    u16 => Value::Port,
+    &str => |name: &str| Value::IfName(name.to_owned()),
+}
+
+/// One value or a concatenation: what a set is searched for, or what a map gives. Made from a
+/// value or a tuple of values: `(L4::Tcp, 80).into()`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Key(pub Vec<Value>);
+
+impl Key {
+    /// As the kernel compares it.
+    pub(super) fn bytes(&self) -> Vec<u8> {
+        if let [alone] = self.0.as_slice() {
+            return alone.bytes();
+        }
+        let mut bytes = Vec::new();
+        for part in &self.0 {
+            bytes.extend(part.bytes());
+            bytes.resize(bytes.len().next_multiple_of(4), 0);
+        }
+        bytes
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, part) in self.0.iter().enumerate() {
+            write!(f, "{}{part}", if at == 0 { "" } else { " . " })?;
+        }
+        Ok(())
+    }
+}
+
+impl<A> From<A> for Key
+where
+    Value: From<A>,
+{
+    fn from(alone: A) -> Key {
+        Key(vec![alone.into()])
+    }
+}
+
+impl<A, B> From<(A, B)> for Key
+where
+    Value: From<A> + From<B>,
+{
+    fn from((a, b): (A, B)) -> Key {
+        Key(vec![a.into(), b.into()])
+    }
+}
+
+impl<A, B, C> From<(A, B, C)> for Key
+where
+    Value: From<A> + From<B> + From<C>,
+{
+    fn from((a, b, c): (A, B, C)) -> Key {
+        Key(vec![a.into(), b.into(), c.into()])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn types_have_the_numbers_of_nft() {
+        let types = [Type::Ipv4Addr, Type::InetProto, Type::InetService];
+        assert_eq!(type_number(&types), 0x730d);
+        assert_eq!(length(&types), 12);
+        assert_eq!(length(&[Type::InetService]), 2);
+    }
+
+    #[test]
+    fn parts_are_padded_and_read_back() {
+        let types = [Type::Ipv4Addr, Type::InetProto, Type::InetService];
+        let key = Key::from((Ipv4Addr::new(10, 0, 0, 1), L4::Tcp, 80));
+        assert_eq!(key.bytes(), [10, 0, 0, 1, 6, 0, 0, 0, 0, 80, 0, 0]);
+        assert_eq!(read(&types, &key.bytes()), key);
+        assert_eq!(key.to_string(), "10.0.0.1 . tcp . 80");
+        let name = Key::from("eth0");
+        assert_eq!(read(&[Type::IfName], &name.bytes()), name);
+        assert_eq!(name.to_string(), "\"eth0\"");
+    }
+
+    #[test]
+    fn a_value_of_another_size_stays_bytes() {
+        assert_eq!(read(&[Type::Ipv4Addr], &[1, 2]), Key(vec![Value::Raw(vec![1, 2])]));
+    }
+}
