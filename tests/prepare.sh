@@ -16,6 +16,7 @@ ping              iputils-ping                   demo,test        -
 unshare           util-linux                     demo,test,bench  -
 nsenter           util-linux                     demo,test        -
 strace            strace                         test             -
+nft               nftables                       test             -
 shellcheck        shellcheck                     lint             -
 cargo-deny        -                              lint             -
 $peer/bridge      containernetworking-plugins    -                test,bench
