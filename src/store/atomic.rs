@@ -2,7 +2,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -111,6 +111,19 @@ impl Writer {
     }
 }
 
+/// Writes a file of `mode` in place. Not atomic: for hints that may be wrong, kept by one writer
+/// at a time.
+pub fn overwrite(path: &Path, bytes: &[u8], mode: u32) -> Result<()> {
+    let mut options = OpenOptions::new();
+    let file = options.write(true).create(true).truncate(false).mode(mode).open(path);
+    let write = |file: File| {
+        file.write_all_at(bytes, 0)?;
+        let length = bytes.len() as u64;
+        if file.metadata()?.len() == length { Ok(()) } else { file.set_len(length) }
+    };
+    file.and_then(write).during("write", path)
+}
+
 /// Removes from `dir` what killed writers without a lock left there.
 pub fn sweep_stale(dir: &Path) {
     let Ok(entries) = fs::read_dir(dir) else { return };
@@ -137,6 +150,16 @@ mod tests {
         writer.replace(&path, b"two", 0o600).unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"two");
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn overwriting_leaves_nothing_of_a_longer_text() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("hint");
+        for text in ["10.1.0.9", "10.1.0.10", "10.1.1.2"] {
+            overwrite(&path, text.as_bytes(), 0o600).unwrap();
+            assert_eq!(fs::read_to_string(&path).unwrap(), text);
+        }
     }
 
     #[test]

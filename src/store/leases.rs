@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use nix::fcntl::AT_FDCWD;
 
-use super::atomic::Writer;
+use super::atomic::{self, Writer};
 use super::index::{self, Index};
 use super::lease::{Lease, Owner};
 use super::listing::{self, Found, Listing};
@@ -150,13 +150,20 @@ impl LeaseStore {
     }
 
     /// Notes the address that was last reserved in a range set.
+    ///
+    /// In place: killed half-way, this leaves another address or none, and allocation starts
+    /// somewhere else. A rename over the old file would have ext4 write to the disk, which takes
+    /// longer than all the rest of an ADD.
     pub fn set_last_reserved(&mut self, range_id: usize, ip: IpAddr) -> error::Result<()> {
         let path = self.last_reserved_path(range_id);
-        let replace = |writer: &Writer| writer.replace(&path, ip.to_string().as_bytes(), MODE);
-        self.change(replace, |index, ()| {
-            index.outlive();
-            Ok(())
-        })?;
+        let text = ip.to_string();
+        self.change(
+            |_| atomic::overwrite(&path, text.as_bytes(), MODE),
+            |index, ()| {
+                index.outlive();
+                Ok(())
+            },
+        )?;
         Ok(())
     }
 
