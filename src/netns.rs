@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
 use std::panic;
 use std::path::{Path, PathBuf};
-use std::thread;
+use std::thread::{self, JoinHandle};
 
 use nix::errno::Errno;
 use nix::sched::{CloneFlags, setns, unshare};
@@ -127,9 +127,36 @@ impl Netns {
         })?
     }
 
+    /// Has a thread of its own enter this namespace and run `f` there while the caller goes on.
+    pub fn visit<T: Send + 'static>(
+        &self,
+        f: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<Visit<T>, Error> {
+        let path = self.path.clone();
+        let file = self.file.try_clone().map_err(|e| Error::Io("duplicate", path.clone(), e))?;
+        let enter = move || {
+            setns(&file, CloneFlags::CLONE_NEWNET)
+                .map_err(|e| entering("enter network namespace", &path, e))?;
+            Ok(f())
+        };
+        let thread = thread::Builder::new().stack_size(STACK_SIZE).spawn(enter);
+        thread.map(Visit).map_err(|e| Error::Io("start a thread for", self.path.clone(), e))
+    }
+
     fn identity(&self) -> Result<(u64, u64), Error> {
         let meta = self.file.metadata().map_err(|e| Error::Io("stat", self.path.clone(), e))?;
         Ok((meta.dev(), meta.ino()))
+    }
+}
+
+/// A thread in a namespace. Dropped, it is left to itself.
+#[derive(Debug)]
+pub struct Visit<T>(JoinHandle<Result<T, Error>>);
+
+impl<T> Visit<T> {
+    /// Waits for its end. A panic goes on in the caller.
+    pub fn join(self) -> Result<T, Error> {
+        self.0.join().unwrap_or_else(|panic| panic::resume_unwind(panic))
     }
 }
 

@@ -96,7 +96,8 @@ pub fn set_up(inside: &Inside<'_>, link: &Link) -> Result<()> {
         .context(|| format!("failed to set \"{}\" UP", link.name))
 }
 
-/// Waits until packets can pass, which takes both ends of a pair.
+/// Waits until packets can pass, which takes both ends of a pair. The kernel tells the end that
+/// was set up last first, so this is to be asked about the other one.
 pub fn wait_for_carrier(netlink: &Netlink, link: &Link) -> Result<()> {
     match netlink.wait_link(link.index, CARRIER, |link| link.oper_state == OperState::Up)? {
         Waited::Reached(_) => Ok(()),

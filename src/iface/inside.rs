@@ -1,9 +1,11 @@
 //! The inside of a container: its namespace and a netlink socket in it.
 
+use std::sync::mpsc;
+
 use crate::error::{Context, Result};
 use crate::log;
-use crate::netlink::{Link, Netlink, Opener};
-use crate::netns::Netns;
+use crate::netlink::{self, Link, Netlink, Opener, Socket};
+use crate::netns::{Netns, Visit};
 use crate::sysctl;
 
 /// An entered namespace.
@@ -13,6 +15,14 @@ pub struct Inside<'a> {
     pub netns: &'a Netns,
     /// Netlink in it.
     pub netlink: Netlink,
+}
+
+/// A namespace that is being entered while other work goes on.
+#[derive(Debug)]
+pub struct Entering<'a> {
+    netns: &'a Netns,
+    orders: mpsc::Sender<Vec<Setting>>,
+    visit: Visit<(netlink::Result<Socket>, Result<()>)>,
 }
 
 /// What to do when a kernel parameter cannot be set.
@@ -41,18 +51,38 @@ impl<'a> Inside<'a> {
         Ok(Inside { netns, netlink: Netlink::open_in(netns)? })
     }
 
-    /// Enters `netns` and sets kernel parameters there in the same visit: a visit is a thread,
-    /// which costs more than all the rest of it.
-    pub fn enter_and_set(netns: &'a Netns, settings: &[Setting]) -> Result<Inside<'a>> {
+    /// Begins to enter `netns`, which takes a thread and so, done in its turn, more time than
+    /// anything else but the kernel's making of a link.
+    pub fn begin(netns: &'a Netns) -> Result<Entering<'a>> {
         let opener = Opener::here()?;
-        let (socket, set) = netns.run(|| (opener.open(), settings.iter().try_for_each(apply)))?;
-        set?;
-        Ok(Inside { netns, netlink: Netlink::from_socket(socket?)? })
+        let (orders, inbox) = mpsc::channel::<Vec<Setting>>();
+        let visit = netns.visit(move || {
+            let socket = opener.open();
+            let set = inbox.iter().flatten().try_for_each(|setting| apply(&setting));
+            (socket, set)
+        })?;
+        Ok(Entering { netns, orders, visit })
     }
 
     /// The link of this name.
     pub fn link(&self, ifname: &str) -> Result<Link> {
         Ok(self.netlink.require_link(ifname)?)
+    }
+}
+
+impl<'a> Entering<'a> {
+    /// Has kernel parameters set in the namespace, without waiting for it.
+    pub fn set(&self, settings: Vec<Setting>) {
+        // A thread that has ended has its reason, which `finish` learns.
+        drop(self.orders.send(settings));
+    }
+
+    /// Waits until the namespace is entered and all parameters are set.
+    pub fn finish(self) -> Result<Inside<'a>> {
+        drop(self.orders);
+        let (socket, set) = self.visit.join()?;
+        set?;
+        Ok(Inside { netns: self.netns, netlink: Netlink::from_socket(socket?)? })
     }
 }
 

@@ -26,21 +26,36 @@ pub struct Wanted<'a> {
     pub master: Option<u32>,
 }
 
+/// Both ends of a pair.
+#[derive(Clone, Debug)]
+pub struct Pair {
+    /// The host's end, up.
+    pub host: Link,
+    /// The container's end, down.
+    pub container: Link,
+}
+
 /// Makes the pair by one message to the kernel, each end in its place, the host's one up and in
-/// its bridge, the container's one down. The host's end; nothing is left behind on failure.
-pub fn add(host: &Netlink, netns: &Netns, wanted: Wanted<'_>) -> Result<Link> {
-    let name = create(host, netns, wanted)?;
+/// its bridge. Nothing is left behind on failure.
+pub fn add(host: &Netlink, netns: &Netns, wanted: Wanted<'_>) -> Result<Pair> {
+    // Chosen here, so that nobody has to be asked for it.
+    let mac = wanted.mac.unwrap_or_else(Mac::random_local);
+    let host = create(host, netns, Wanted { mac: Some(mac), ..wanted })?;
     // Router advertisements of a container must not configure the host. Not all kernels have
     // IPv6.
-    if let Err(error) = sysctl::write(&format!("net/ipv6/conf/{name}/accept_ra"), "0") {
+    if let Err(error) = sysctl::write(&format!("net/ipv6/conf/{}/accept_ra", host.name), "0") {
         log::debug(error);
     }
-    let link = host.require_link(&name).inspect_err(|_| {
-        if let Err(error) = host.del_link(&name) {
-            log::warn(format_args!("roll back: delete \"{name}\": {error}"));
-        }
-    })?;
-    Ok(link)
+    let container = Link {
+        index: host.link.unwrap_or_default(),
+        name: wanted.ifname.to_string(),
+        kind: host.kind.clone(),
+        mac: Some(mac),
+        mtu: host.mtu,
+        link: Some(host.index),
+        ..Link::default()
+    };
+    Ok(Pair { host, container })
 }
 
 /// A link as results show it; `sandbox` is empty for one on the host.
@@ -79,7 +94,7 @@ pub fn del_host_end(host: &Netlink, result: &CniResult) -> Result<()> {
     Ok(())
 }
 
-fn create(host: &Netlink, netns: &Netns, wanted: Wanted<'_>) -> Result<String> {
+fn create(host: &Netlink, netns: &Netns, wanted: Wanted<'_>) -> Result<Link> {
     for _ in 0..NAME_TRIES {
         let name = names::random_veth();
         let peer = VethPeer::new(wanted.ifname.as_str())
@@ -90,8 +105,8 @@ fn create(host: &Netlink, netns: &Netns, wanted: Wanted<'_>) -> Result<String> {
         if let Some(master) = wanted.master {
             link = link.master(master);
         }
-        match host.add_link(&link) {
-            Ok(()) => return Ok(name),
+        match host.create_link(&link) {
+            Ok(link) => return Ok(link),
             Err(error) if error.is_exists() => {
                 let ifname = wanted.ifname;
                 if Netlink::open_in(netns)?.link(ifname.as_str())?.is_some() {

@@ -13,8 +13,8 @@ use rtnetlink::packet_route::link::{
 use rtnetlink::{LinkMessageBuilder, LinkUnspec};
 
 use super::Netlink;
-use super::error::Result;
-use super::link::quoted;
+use super::error::{Error, Failure, Result};
+use super::link::{Link, quoted};
 use super::mac::Mac;
 
 /// The kind of a bridge, and of its ports.
@@ -315,15 +315,35 @@ impl Netlink {
     /// Creates a link; with a veth, both ends.
     pub fn add_link(&self, link: &NewLink<'_>) -> Result<()> {
         let message = RouteNetlinkMessage::NewLink(link.message());
-        self.ack(message, NLM_F_CREATE | NLM_F_EXCL).map_err(|failure| {
-            let lacks_driver = failure.errno == Errno::EOPNOTSUPP;
-            let error = failure
-                .doing("add link", || format!("{} ({})", quoted(&link.basics.name), link.kind));
-            if lacks_driver {
-                let module = link.kind.module();
-                return error.with_remedy(format!("load the kernel module {module:?} on the node"));
-            }
-            error
-        })
+        self.ack(message, NLM_F_CREATE | NLM_F_EXCL).map_err(|failure| link.refused(failure))
+    }
+
+    /// As [`Netlink::add_link`] for a link in this namespace, which the kernel describes in its
+    /// answer, before it joins its master; kernels before 6.2 are asked for it.
+    pub fn create_link(&self, link: &NewLink<'_>) -> Result<Link> {
+        let message = RouteNetlinkMessage::NewLink(link.message());
+        let echo = self
+            .ack_and_echo(message, NLM_F_CREATE | NLM_F_EXCL)
+            .map_err(|failure| link.refused(failure))?;
+        match echo.and_then(|body| Link::parse(&body)) {
+            Some(created) => Ok(created),
+            None => self.require_link(&link.basics.name).inspect_err(|_| {
+                // Of no use to anybody, and not the caller's to delete.
+                drop(self.del_link(&link.basics.name));
+            }),
+        }
+    }
+}
+
+impl NewLink<'_> {
+    fn refused(&self, failure: Failure) -> Error {
+        let lacks_driver = failure.errno == Errno::EOPNOTSUPP;
+        let error =
+            failure.doing("add link", || format!("{} ({})", quoted(&self.basics.name), self.kind));
+        if lacks_driver {
+            let module = self.kind.module();
+            return error.with_remedy(format!("load the kernel module {module:?} on the node"));
+        }
+        error
     }
 }

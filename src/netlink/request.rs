@@ -8,7 +8,7 @@ use futures::channel::mpsc::UnboundedReceiver;
 use futures::future::{Either, select};
 use nix::errno::Errno;
 use rtnetlink::packet_core::{
-    ErrorMessage, NLM_F_ACK, NLM_F_ACK_TLVS, NLM_F_CAPPED, NLM_F_DUMP, NLM_F_DUMP_INTR,
+    ErrorMessage, NLM_F_ACK, NLM_F_ACK_TLVS, NLM_F_CAPPED, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_ECHO,
     NLM_F_REQUEST, NetlinkHeader, NetlinkPayload,
 };
 use rtnetlink::packet_route::RouteNetlinkMessage;
@@ -95,6 +95,16 @@ impl Netlink {
     /// A request that is answered by success or failure only.
     pub(super) fn ack(&self, message: RouteNetlinkMessage, bits: u16) -> Result<(), Failure> {
         self.exchange(message.into(), NLM_F_ACK | bits).map(drop)
+    }
+
+    /// As [`Netlink::ack`], with the description of what was made, if the kernel gives one.
+    pub(super) fn ack_and_echo(
+        &self,
+        message: RouteNetlinkMessage,
+        bits: u16,
+    ) -> Result<Option<Vec<u8>>, Failure> {
+        let answers = self.exchange(message.into(), NLM_F_ACK | NLM_F_ECHO | bits)?;
+        Ok(answers.bodies.into_iter().next())
     }
 
     /// A request for one thing.

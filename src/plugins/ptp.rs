@@ -56,7 +56,8 @@ impl Plugin for Ptp {
 
         // Before IPAM, so that an attachment that is there already keeps its address.
         let wanted = Wanted { ifname: &req.ifname, mtu, mac: None, master: None };
-        let end = veth::add(host, netns, wanted)?;
+        let entering = Inside::begin(netns)?;
+        let veth::Pair { host: end, container: link } = veth::add(host, netns, wanted)?;
         let index = end.index;
         undo.push(format!("delete \"{}\"", end.name), move || {
             Ok(host.del_link_by_index(index).map(drop)?)
@@ -67,13 +68,12 @@ impl Plugin for Ptp {
         forwarding::enable(hops.iter().map(|hop| hop.address.addr()))?;
         configure_host(host, &end, &hops)?;
 
-        let settings = configure::settings(&result, req.ifname.as_str());
-        let inside = Inside::enter_and_set(netns, &settings)?;
-        let link = inside.link(req.ifname.as_str())?;
+        entering.set(configure::settings(&result, &link.name));
+        let inside = entering.finish()?;
         result.interfaces =
             vec![veth::interface(&end, ""), veth::interface(&link, &req.sandbox.path)];
         configure_container(&inside, &link, &result, &hops)?;
-        configure::wait_for_carrier(&inside.netlink, &link)?;
+        configure::wait_for_carrier(host, &end)?;
         cx.finish(&mut result);
         undo.commit();
         Ok(result)

@@ -1,8 +1,11 @@
 //! From process start to exit: the only place that prints a plugin's result.
 
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
+
+use nix::errno::Errno;
 
 use super::applet::{Applet, Main};
 use super::call::{Call, Caller, Env, Lookup, RunFn, Verb};
@@ -109,14 +112,25 @@ fn fail(error: &Error, version: SpecVersion) -> ExitCode {
 }
 
 fn print(text: &str) -> ExitCode {
-    let mut stdout = io::stdout().lock();
-    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+    // Not through the standard library's buffer, which would write the last line by itself.
+    match write_all(io::stdout().as_fd(), text.as_bytes()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             log::warn(format_args!("write the result to stdout: {}", io_text(&error)));
             ExitCode::FAILURE
         }
     }
+}
+
+fn write_all(fd: BorrowedFd<'_>, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match nix::unistd::write(fd, bytes) {
+            Ok(written) => bytes = &bytes[written..],
+            Err(Errno::EINTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -69,16 +69,12 @@ fn add(host: &Netlink, bridge: &Shared, gateway: IpNet) -> Result<()> {
         // own; containers keep the gateway's address in their neighbour tables.
         Some(mac) if !bridge.pinned => {
             // One that lost its last port has none, which the kernel takes from nobody.
-            let mac = if mac == NONE { random_mac()? } else { mac };
+            let mac = if mac == NONE { Mac::random_local() } else { mac };
             host.set_link(bridge.link.index, LinkChange::new().mac(mac))
                 .context(|| "could not set bridge's mac")
         }
         _ => Ok(()),
     }
-}
-
-pub(super) fn random_mac() -> Result<Mac> {
-    Mac::random_local().map_err(|e| Error::io("choose a MAC", &e))
 }
 
 fn clear_conflicts(

@@ -121,21 +121,26 @@ impl Plugin for Bridge {
         let plan = Plan::resolve(cx, conf)?;
         let netns = req.sandbox.netns()?;
         let host = cx.host()?;
+        let entering = Inside::begin(netns)?;
         let bridge = ensure_bridge(host, conf, &plan)?;
         let mut undo = Rollback::new();
 
-        let port = veth::add(host, netns, plan.veth(&req.ifname, bridge.link.index))?;
+        let pair = veth::add(host, netns, plan.veth(&req.ifname, bridge.link.index))?;
+        let veth::Pair { host: port, container: link } = pair;
         let index = port.index;
         undo.push(format!("delete \"{}\"", port.name), move || {
             Ok(host.del_link_by_index(index).map(drop)?)
         });
         set_port(host, &port, conf)?;
+        if plan.l3 {
+            entering.set(settings(conf, &req.ifname));
+        }
         let mut result = if plan.l3 { cx.ipam_add(&mut undo)? } else { CniResult::new() };
         result.version = SpecVersion::NEWEST;
         let gateways = plan.gateways(&mut result);
 
-        let inside = Inside::enter_and_set(netns, &settings(conf, &result, &req.ifname))?;
-        let link = inside.link(req.ifname.as_str())?;
+        entering.set(configure::settings(&result, &link.name));
+        let inside = entering.finish()?;
         result.interfaces = [&bridge.link, &port].map(|link| veth::interface(link, "")).into();
         result.interfaces.push(veth::interface(&link, &req.sandbox.path));
         configure_container(&inside, &link, conf, &result)?;
@@ -143,7 +148,6 @@ impl Plugin for Bridge {
             gateway::ensure(host, &bridge, conf, &gateways)?;
         }
         if !conf.disable_container_interface {
-            configure::wait_for_carrier(&inside.netlink, &link)?;
             configure::wait_for_carrier(host, &port).context(|| "bridge port in error state")?;
         }
         // The first port may have changed the address of a bridge that others made.
@@ -306,7 +310,7 @@ fn ensure_bridge(host: &Netlink, conf: &Conf, plan: &Plan) -> Result<Shared> {
         return adopt(host, link, conf).context(failed);
     }
     // With an address from the start, the bridge does not take on those of its ports.
-    let mac = gateway::random_mac()?;
+    let mac = Mac::random_local();
     let kind = LinkKind::Bridge { vlan_filtering: None };
     let mut bridge = NewLink::new(name, kind).mtu(plan.mtu).mac(mac).up();
     if conf.promisc_mode {
@@ -360,18 +364,14 @@ fn set_port(host: &Netlink, port: &Link, conf: &Conf) -> Result<()> {
         .context(|| format!("failed to setup hairpin mode or isolation for {}", port.name))
 }
 
-/// What the container's interface needs besides addresses.
-fn settings(conf: &Conf, result: &CniResult, ifname: &IfName) -> Vec<Setting> {
-    if result.ips.is_empty() {
-        return Vec::new();
-    }
+/// What an interface with addresses needs, whatever they are.
+fn settings(conf: &Conf, ifname: &IfName) -> Vec<Setting> {
     let accept_dad = if conf.enabledad { "1" } else { "0" };
-    let mut settings = configure::settings(result, ifname.as_str());
-    settings.extend([
+    let mut settings = vec![
         Setting::optional(format!("net/ipv6/conf/{ifname}/accept_dad"), accept_dad),
         // The kernel announces the addresses when the link comes up.
         Setting::optional(format!("net/ipv4/conf/{ifname}/arp_notify"), "1"),
-    ]);
+    ];
     if conf.enabledad {
         settings.push(Setting::optional(format!("net/ipv6/conf/{ifname}/enhanced_dad"), "1"));
     }
