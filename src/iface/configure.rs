@@ -1,6 +1,6 @@
 //! Addresses and routes of an interface inside a container.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
 
 use ipnet::IpNet;
@@ -8,12 +8,16 @@ use ipnet::IpNet;
 use super::inside::{Inside, Setting};
 use crate::cni::{self, CniResult};
 use crate::error::{Context, Error, Result};
+use crate::log;
 use crate::netlink::{
     Dad, Link, LinkChange, Netlink, NewAddr, NextHop, OperState, Route, RouteMode, Waited,
 };
 
 /// How long duplicate address detection may take where the configuration asks for it.
 const SETTLE: Duration = Duration::from_secs(5);
+
+/// How long an address without duplicate address detection may take.
+const LOCAL: Duration = Duration::from_secs(1);
 
 /// How long a link may take to get its carrier after both ends are up. The kernel tells when it
 /// has; the reference gives up after 2.55 seconds of polling.
@@ -78,11 +82,23 @@ pub fn addresses_and_up(
             .context(|| format!("failed to add IP addr {} to \"{}\"", ip.address, link.name))?;
     }
     set_up(inside, link)?;
-    if style.dad == Dad::Kernel && ips.iter().any(|ip| ip.address.addr().is_ipv6()) {
-        inside
+    match style.dad {
+        Dad::Kernel if ips.iter().any(|ip| ip.address.addr().is_ipv6()) => inside
             .netlink
             .settle_addrs(link.index, SETTLE)
-            .context(|| format!("failed to settle addresses for \"{}\"", link.name))?;
+            .context(|| format!("failed to settle addresses for \"{}\"", link.name)),
+        Dad::Kernel => Ok(()),
+        Dad::Off => wait_for_ipv6(&inside.netlink, ips.iter().map(|ip| ip.address.addr())),
+    }
+}
+
+/// Waits until the IPv6 ones of these addresses, added without duplicate address detection, take
+/// packets: a moment, unless the node is very busy. Then they will a little later.
+pub fn wait_for_ipv6(netlink: &Netlink, addrs: impl Iterator<Item = IpAddr>) -> Result<()> {
+    let v6 = |addr| if let IpAddr::V6(v6) = addr { Some(v6) } else { None };
+    let addrs: Vec<Ipv6Addr> = addrs.filter_map(v6).collect();
+    if !addrs.is_empty() && !netlink.settle_local(&addrs, LOCAL)? {
+        log::debug(format_args!("{addrs:?} have no local routes yet"));
     }
     Ok(())
 }

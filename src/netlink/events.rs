@@ -1,10 +1,11 @@
 //! Waiting for the kernel: each function looks first, and only if there is something to wait for
 //! joins a multicast group, looks again, and sleeps until the kernel tells of a change.
 
+use std::net::Ipv6Addr;
 use std::time::Duration;
 
 use nix::errno::Errno;
-use nix::libc::{RTNLGRP_IPV6_IFADDR, RTNLGRP_LINK};
+use nix::libc::{RTNLGRP_IPV6_IFADDR, RTNLGRP_IPV6_ROUTE, RTNLGRP_LINK};
 use rtnetlink::packet_core::NetlinkPayload;
 use tokio::time::Instant;
 
@@ -34,6 +35,7 @@ impl Topic {
     /// Whether it is worth looking again: after an event of the link, and after lost events.
     fn concerns(self, event: &Message) -> bool {
         match &event.payload {
+            NetlinkPayload::InnerMessage(_) if self.group == RTNLGRP_IPV6_ROUTE => true,
             // ifinfomsg and ifaddrmsg have the index of the link at the same place.
             NetlinkPayload::InnerMessage(packet) => {
                 packet.body.get(4..8) == Some(&self.index.to_ne_bytes()[..])
@@ -78,6 +80,14 @@ impl Netlink {
             return Err(Error::StillTentative { link: link.name, seconds: limit.as_secs() });
         }
         Ok(())
+    }
+
+    /// Waits until packets to these IPv6 addresses of this namespace are taken in, at most `limit`;
+    /// whether they are. Without duplicate address detection an address is there at once, but its
+    /// local route is left to the kernel's work queue.
+    pub fn settle_local(&self, addrs: &[Ipv6Addr], limit: Duration) -> Result<bool> {
+        let topic = Topic { group: RTNLGRP_IPV6_ROUTE, index: 0 };
+        self.watch(topic, limit, || Ok(addrs.iter().all(|addr| self.is_local(*addr))))
     }
 
     fn addrs_settled(&self, index: u32) -> Result<bool> {

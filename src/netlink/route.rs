@@ -1,6 +1,6 @@
 //! Routes.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use nix::errno::Errno;
@@ -30,6 +30,8 @@ const RTAX_ADVMSS: u16 = 8;
 const HEADER_LEN: usize = 12;
 /// Length of `struct rtnexthop`.
 const NEXTHOP_LEN: usize = 8;
+/// Where `struct rtmsg` has the type of a route.
+const TYPE_AT: usize = 7;
 
 /// An address family with routes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -315,6 +317,17 @@ impl std::fmt::Display for Route {
 }
 
 impl Netlink {
+    /// Whether packets to `addr` are for this host.
+    pub(super) fn is_local(&self, addr: Ipv6Addr) -> bool {
+        let mut message = RouteMessage::default();
+        message.header.address_family = AddressFamily::Inet6;
+        message.header.destination_prefix_length = 128;
+        message.attributes.push(RouteAttribute::Destination(addr.into()));
+        // No route at all is an error.
+        self.one(RouteNetlinkMessage::GetRoute(message))
+            .is_ok_and(|body| body.get(TYPE_AT) == Some(&libc::RTN_LOCAL))
+    }
+
     /// Adds a route.
     pub fn add_route(&self, route: &Route, mode: RouteMode) -> Result<()> {
         self.ack(RouteNetlinkMessage::NewRoute(route.new_message()), mode.bits())

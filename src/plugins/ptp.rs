@@ -74,6 +74,7 @@ impl Plugin for Ptp {
             vec![veth::interface(&end, ""), veth::interface(&link, &req.sandbox.path)];
         configure_container(&inside, &link, &result, &hops)?;
         configure::wait_for_carrier(host, &end)?;
+        configure::wait_for_ipv6(host, hops.iter().map(|hop| hop.gateway))?;
         cx.finish(&mut result);
         undo.commit();
         Ok(result)

@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use super::{Conf, Shared};
 use crate::cni::Route;
 use crate::error::{Context, Error, Result};
-use crate::iface::forwarding;
+use crate::iface::{configure, forwarding};
 use crate::netlink::{Addr, Dad, LinkChange, Mac, Netlink, NewAddr};
 
 /// The address of a link that has none.
@@ -42,14 +42,14 @@ pub(super) fn ensure(
     gateways: &[IpNet],
 ) -> Result<()> {
     let present = host.dump_addrs(bridge.link.index)?;
-    for gateway in gateways {
-        if present.iter().any(|addr| addr.net == *gateway) {
-            continue;
-        }
+    let is_missing = |gateway: &&IpNet| !present.iter().any(|addr| addr.net == **gateway);
+    let missing: Vec<&IpNet> = gateways.iter().filter(is_missing).collect();
+    for gateway in &missing {
         clear_conflicts(host, (conf, &present), (gateway, gateways))?;
-        add(host, bridge, *gateway).context(|| "failed to set bridge addr")?;
+        add(host, bridge, **gateway).context(|| "failed to set bridge addr")?;
     }
-    forwarding::enable(gateways.iter().map(IpNet::addr))
+    forwarding::enable(gateways.iter().map(IpNet::addr))?;
+    configure::wait_for_ipv6(host, missing.iter().map(|gateway| gateway.addr()))
 }
 
 fn add(host: &Netlink, bridge: &Shared, gateway: IpNet) -> Result<()> {
