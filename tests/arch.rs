@@ -33,7 +33,7 @@ const PLACES: &[(&str, &[&str])] = &[
     ("setns(", &["netns.rs"]),
     ("unshare(", &["netns.rs"]),
     ("fs2::", &["store/lock.rs"]),
-    ("iptables::", &["netfilter/iptables.rs"]),
+    ("-restore\"", &["netfilter/iptables.rs"]),
     ("rtnetlink", &["netlink/"]),
     ("netlink_packet", &["netlink/"]),
     ("tokio", &["netlink/"]),
