@@ -1,6 +1,7 @@
 //! The packet filter. Until it speaks `nf_tables`, what needs it is refused by name.
 
 pub mod backend;
+pub mod filter;
 pub mod iptables;
 pub mod names;
 

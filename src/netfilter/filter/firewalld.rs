@@ -12,7 +12,7 @@ use super::nftables::{SOURCES, remove};
 use super::{Network, Owner, Pod, missing};
 use crate::error::{Error, Result};
 use crate::log;
-use crate::netlink::nftables::{Batch, Element, Nft, Set, Value};
+use crate::netlink::nftables::{Batch, Element, Nft, Value};
 
 const NAME: &str = "org.fedoraproject.FirewallD1";
 const ZONE: Method<'_> = Method {
@@ -32,8 +32,8 @@ pub struct Zone<'a> {
 impl<'a> Zone<'a> {
     /// The zone `name`, if firewalld runs.
     pub fn find(name: &'a str) -> Option<Zone<'a>> {
-        let mut bus = Bus::system().inspect_err(log::debug).ok()?;
-        bus.has_owner(NAME).inspect_err(log::debug).ok()?.then_some(Zone { bus, name })
+        let mut bus = Bus::system().inspect_err(|e| log::debug(e)).ok()?;
+        bus.has_owner(NAME).inspect_err(|e| log::debug(e)).ok()?.then_some(Zone { bus, name })
     }
 
     /// The zone `name` of a firewalld that was asked for by name.
@@ -104,8 +104,8 @@ impl<'a> Zone<'a> {
     /// Takes the attachment's addresses out of the zone, but for those that somebody else has
     /// meanwhile.
     pub fn del(&mut self, nft: &Nft, pod: &Pod) -> Result<()> {
-        let owned = SOURCES.owned(nft, pod).inspect_err(log::debug).unwrap_or_default();
-        let foreign = SOURCES.foreign(nft, pod).inspect_err(log::debug).unwrap_or_default();
+        let owned = SOURCES.owned(nft, pod).inspect_err(|e| log::debug(e)).unwrap_or_default();
+        let foreign = SOURCES.foreign(nft, pod).inspect_err(|e| log::debug(e)).unwrap_or_default();
         let mut ips = pod.ips.clone();
         ips.extend(owned.iter().filter_map(|(_, element)| address(element)));
         ips.sort();
@@ -136,8 +136,9 @@ impl<'a> Zone<'a> {
     pub fn status(&mut self) -> Result<()> {
         match self.bus.has_owner(NAME) {
             Ok(true) => Ok(()),
-            Ok(false) => Err(Error::internal("firewalld is not running")
-                .with_details("start it (systemctl start firewalld), or choose another \"backend\"")),
+            Ok(false) => Err(Error::internal("firewalld is not running").with_details(
+                "start it (systemctl start firewalld), or choose another \"backend\"",
+            )),
             Err(error) => Err(Error::internal(format!("ask the D-Bus system bus: {error}"))),
         }
     }
@@ -176,6 +177,3 @@ fn address(element: &Element) -> Option<IpAddr> {
         _ => None,
     }
 }
-
-/// An element and its set.
-pub(super) type Found = (Set<'static>, Element);

@@ -25,6 +25,8 @@ pub struct Pod {
     pub owner: Owner,
     /// Each address once; on DEL none if they are unknown.
     pub ips: Vec<IpAddr>,
+    /// The host's ends: ports of the bridge.
+    pub ports: Vec<String>,
 }
 
 impl Pod {
@@ -36,7 +38,14 @@ impl Pod {
                 once.push(ip);
             }
         }
-        Pod { owner, ips: once }
+        Pod { owner, ips: once, ports: Vec::new() }
+    }
+
+    /// With the host's ends.
+    #[must_use]
+    pub fn with_ports(mut self, ports: impl IntoIterator<Item = String>) -> Pod {
+        self.ports = ports.into_iter().collect();
+        self
     }
 }
 

@@ -14,16 +14,19 @@
 //!     }
 //!     chain isolation { iifname . oifname @same_bridge return; drop }
 //! }
-//! table bridge cnibox_firewall {      only where a bridge is isolated; needs no br_netfilter
-//!     set isolated { ifname }
-//!     chain forward { meta ibrname @isolated meta protocol { ip, ip6 } drop }
+//! table bridge cnibox_firewall {      made with the first isolated attachment
+//!     set ports { ifname }            the host's ends of isolated containers
+//!     chain forward {                 frames from one port of a bridge to another
+//!         meta protocol ip iifname @ports drop
+//!         meta protocol ip oifname @ports drop      (and both for ip6)
+//!     }
 //! }
 //! ```
 //!
 //! What is accepted here may still be dropped by another table or by iptables: no table can
 //! overrule another one's drop. A node that drops forwarded traffic by default does so in the
 //! chain `forward` above (`nft chain inet cnibox_firewall forward '{ policy drop; }'`), which is
-//! made once and then left as it is.
+//! made once and then left as it is. Frames between ports need no `br_netfilter`.
 
 use std::net::IpAddr;
 
@@ -45,11 +48,12 @@ const FRAMES: Table<'_> =
 /// Where nft's `filter` is in this family.
 const BRIDGE_FILTER: i32 = -200;
 const FRAMES_FORWARD: Chain<'_> = FRAMES.chain("forward").filter(Hook::Forward, BRIDGE_FILTER);
-const ISOLATED: Set<'_> = FRAMES.set("isolated", &[Type::IfName]);
+/// The comment of an element is its owner.
+const PORTS: Set<'_> = FRAMES.set("ports", &[Type::IfName]);
 
 /// The chains with rules of ours, and how many they have.
 const RULES: [(Chain<'_>, usize); 2] = [(FORWARD, 6), (ISOLATION, 2)];
-const FRAME_RULES: [(Chain<'_>, usize); 1] = [(FRAMES_FORWARD, 2)];
+const FRAME_RULES: [(Chain<'_>, usize); 1] = [(FRAMES_FORWARD, 4)];
 
 /// A set of addresses for each family; the comment of an element is its owner.
 #[derive(Clone, Copy, Debug)]
@@ -112,6 +116,17 @@ impl Addresses {
         Ok(found)
     }
 
+    /// Those of the addresses that somebody else owns.
+    pub(super) fn foreign(&self, nft: &Nft, pod: &Pod) -> Result<Vec<IpAddr>> {
+        let mut foreign = Vec::new();
+        for ip in &pod.ips {
+            let found = nft.element(self.set(*ip), *ip)?;
+            let is_foreign = |e: &Element| !pod.owner.owns(e.comment.as_deref());
+            foreign.extend(found.filter(is_foreign).map(|_| *ip));
+        }
+        Ok(foreign)
+    }
+
     fn all(&self, nft: &Nft) -> Result<Vec<(Set<'static>, Element)>> {
         let mut all = Vec::new();
         for set in self.both() {
@@ -146,21 +161,21 @@ pub(super) fn remove(nft: &Nft, elements: &[(Set<'_>, Element)]) -> Result<()> {
 pub fn add(nft: &Nft, pod: &Pod, ingress: Ingress<'_>) -> Result<()> {
     commit(nft, ingress, |batch| {
         PODS.put(nft, pod, batch)?;
+        put_ports(nft, pod, ingress.policy, batch)?;
         put_policy(nft, pod.owner.network(), ingress, batch)
     })
 }
 
-/// Lets the bridge have the policy, whatever the back end of the addresses is.
-pub fn add_policy(nft: &Nft, network: &Network, ingress: Ingress<'_>) -> Result<()> {
-    commit(nft, ingress, |batch| put_policy(nft, network, ingress, batch))
+/// Lets the attachment's bridge have the policy, whatever the back end of the addresses is.
+pub fn add_policy(nft: &Nft, pod: &Pod, ingress: Ingress<'_>) -> Result<()> {
+    commit(nft, ingress, |batch| {
+        put_ports(nft, pod, ingress.policy, batch)?;
+        put_policy(nft, pod.owner.network(), ingress, batch)
+    })
 }
 
 /// Commits what `fill` adds, together with tables and chains where those are not there yet.
-fn commit(
-    nft: &Nft,
-    ingress: Ingress<'_>,
-    fill: impl Fn(&mut Batch) -> Result<()>,
-) -> Result<()> {
+fn commit(nft: &Nft, ingress: Ingress<'_>, fill: impl Fn(&mut Batch) -> Result<()>) -> Result<()> {
     // Another ADD may be the first one at the same time; then the tables are there.
     for _ in 0..ATTEMPTS {
         let mut batch = Batch::new();
@@ -209,29 +224,42 @@ fn base(batch: &mut Batch) {
 
 /// The table for frames between two ports of a bridge.
 fn frames_base(batch: &mut Batch) {
-    batch.ensure_table(FRAMES).ensure_set(ISOLATED).add_chain(FRAMES_FORWARD);
+    batch.ensure_table(FRAMES).ensure_set(PORTS).add_chain(FRAMES_FORWARD);
     for ethertype in [0x0800, 0x86dd] {
-        let rule = Rule::new().in_set(&[Field::Ibrname], ISOLATED).eq(Field::Protocol, ethertype);
-        batch.append_rule(FRAMES_FORWARD, &rule.drop());
+        for field in [Field::Iifname, Field::Oifname] {
+            let rule = Rule::new().eq(Field::Protocol, ethertype).in_set(&[field], PORTS);
+            batch.append_rule(FRAMES_FORWARD, &rule.drop());
+        }
     }
 }
 
+/// The ports of an isolated attachment, whoever had their names before.
+fn put_ports(nft: &Nft, pod: &Pod, policy: Policy, batch: &mut Batch) -> Result<()> {
+    for port in &pod.ports {
+        let found = nft.element(PORTS, port.as_str())?;
+        let is_mine = found.as_ref().is_some_and(|e| pod.owner.owns(e.comment.as_deref()));
+        let is_wanted = policy == Policy::Isolated;
+        let element = Element::new(port.as_str()).comment(pod.owner.comment());
+        if found.is_some() && is_mine != is_wanted {
+            batch.del_element(PORTS, &element);
+        }
+        if is_wanted && !is_mine {
+            batch.ensure_element(PORTS, &element);
+        }
+    }
+    Ok(())
+}
+
 /// For each set that is about policies: the key of the bridge, and whether it has to be there.
-fn policy_elements(bridge: &str, policy: Policy) -> [(Set<'static>, Key, bool); 3] {
+fn policy_elements(bridge: &str, policy: Policy) -> [(Set<'static>, Key, bool); 2] {
     [
         (BRIDGES, bridge.into(), policy != Policy::Open),
         (SAME_BRIDGE, (bridge, bridge).into(), policy == Policy::SameBridge),
-        (ISOLATED, bridge.into(), policy == Policy::Isolated),
     ]
 }
 
 /// What another network wants of the same bridge stays.
-fn put_policy(
-    nft: &Nft,
-    network: &Network,
-    ingress: Ingress<'_>,
-    batch: &mut Batch,
-) -> Result<()> {
+fn put_policy(nft: &Nft, network: &Network, ingress: Ingress<'_>, batch: &mut Batch) -> Result<()> {
     let Some(bridge) = ingress.bridge else { return Ok(()) };
     for (set, key, wanted) in policy_elements(bridge, ingress.policy) {
         let found = nft.element(set, key.clone())?;
@@ -261,17 +289,22 @@ pub fn check(nft: &Nft, pod: &Pod, ingress: Ingress<'_>) -> Result<()> {
         let owned = found.is_some_and(|e| pod.owner.owns(e.comment.as_deref()));
         owned.then_some(()).ok_or_else(|| missing(format!("element {ip} of {set}")))?;
     }
-    check_policy(nft, ingress)
+    check_policy(nft, pod, ingress)
 }
 
 /// Verifies everything that [`add_policy`] made.
-pub fn check_policy(nft: &Nft, ingress: Ingress<'_>) -> Result<()> {
+pub fn check_policy(nft: &Nft, pod: &Pod, ingress: Ingress<'_>) -> Result<()> {
     let Some(bridge) = ingress.bridge.filter(|_| ingress.policy != Policy::Open) else {
         return Ok(());
     };
     check_rules(nft, &RULES)?;
     if ingress.policy == Policy::Isolated {
         check_rules(nft, &FRAME_RULES)?;
+        for port in &pod.ports {
+            let found = nft.element(PORTS, port.as_str())?;
+            let owned = found.is_some_and(|e| pod.owner.owns(e.comment.as_deref()));
+            owned.then_some(()).ok_or_else(|| missing(format!("port \"{port}\" in {PORTS}")))?;
+        }
     }
     for (set, key, wanted) in policy_elements(bridge, ingress.policy) {
         if wanted && nft.element(set, key)?.is_none() {
@@ -291,12 +324,27 @@ fn check_rules(nft: &Nft, chains: &[(Chain<'_>, usize)]) -> Result<()> {
     Ok(())
 }
 
-/// Removes the attachment's addresses; the tables stay.
+/// Removes what the attachment has in the sets; the tables stay.
 pub fn del(nft: &Nft, pod: &Pod) -> Result<()> {
     if !nft.has_table(TABLE)? {
         return Ok(());
     }
-    remove(nft, &PODS.owned(nft, pod)?)
+    let mut owned = PODS.owned(nft, pod)?;
+    owned.extend(owned_ports(nft, pod)?);
+    remove(nft, &owned)
+}
+
+/// Without a result its ports are found among all.
+fn owned_ports(nft: &Nft, pod: &Pod) -> Result<Vec<(Set<'static>, Element)>> {
+    let mut found = Vec::new();
+    for port in &pod.ports {
+        found.extend(nft.element(PORTS, port.as_str())?);
+    }
+    if pod.ports.is_empty() {
+        found = nft.dump_elements(PORTS)?;
+    }
+    found.retain(|element| pod.owner.owns(element.comment.as_deref()));
+    Ok(found.into_iter().map(|element| (PORTS, element)).collect())
 }
 
 /// Removes the addresses of all attachments of the network but `valid`, and when there are none
@@ -306,18 +354,15 @@ pub fn gc(nft: &Nft, network: &Network, valid: &[Owner]) -> Result<()> {
         return Ok(());
     }
     let mut stale = PODS.stale(nft, network, valid)?;
+    let ports = nft.dump_elements(PORTS)?.into_iter();
+    let is_stale = |e: &Element| network.has_stale(e.comment.as_deref(), valid);
+    stale.extend(ports.filter(is_stale).map(|element| (PORTS, element)));
     if valid.is_empty() {
-        for set in [BRIDGES, SAME_BRIDGE, ISOLATED] {
+        for set in [BRIDGES, SAME_BRIDGE] {
             let elements = nft.dump_elements(set)?.into_iter();
             let mine = elements.filter(|element| network.owns(element.comment.as_deref()));
             stale.extend(mine.map(|element| (set, element)));
         }
     }
     remove(nft, &stale)
-}
-
-/// Whether the kernel answers; it refuses without `CAP_NET_ADMIN`.
-pub fn status(nft: &Nft) -> Result<()> {
-    nft.has_table(TABLE)?;
-    Ok(())
 }

@@ -91,7 +91,8 @@ fn to_stage_1() -> Rule {
 }
 
 fn stage_ends() -> [Rule; 2] {
-    [STAGE_1, STAGE_2].map(|stage| Rule::new::<&str>(stage, []).comment(ANY_POLICY).target("RETURN"))
+    [STAGE_1, STAGE_2]
+        .map(|stage| Rule::new::<&str>(stage, []).comment(ANY_POLICY).target("RETURN"))
 }
 
 /// Whether a rule is about a bridge's policy.
@@ -190,7 +191,8 @@ pub fn check(wanted: Wanted<'_>) -> Result<()> {
             rules.extend(to_chains(admin));
             rules.extend(ips.iter().flat_map(|ip| address_rules(*ip)));
         }
-        if let Some(bridge) = wanted.ingress.bridge.filter(|_| wanted.ingress.policy != Policy::Open)
+        if let Some(bridge) =
+            wanted.ingress.bridge.filter(|_| wanted.ingress.policy != Policy::Open)
         {
             rules.push(to_stage_1());
             rules.extend(bridge_rules(bridge, wanted.ingress.policy));

@@ -24,7 +24,6 @@ const REG_VERDICT: u32 = 0;
 pub enum Field {
     Iifname,
     Oifname,
-    Ibrname,
     L4proto,
     Nfproto,
     Protocol,
@@ -77,7 +76,6 @@ impl Field {
             Field::IifType => Source::Meta(8),
             Field::Nfproto => Source::Meta(15),
             Field::L4proto => Source::Meta(16),
-            Field::Ibrname => Source::Meta(17),
             Field::EtherDaddr => Source::Payload(LINK, 0),
             Field::EtherSaddr => Source::Payload(LINK, 6),
             Field::EtherType => Source::Payload(LINK, 12),
@@ -108,7 +106,7 @@ impl Field {
             | Field::Dport
             | Field::CtOriginalProtoDst => 2,
             Field::EtherSaddr | Field::EtherDaddr => 6,
-            Field::Iifname | Field::Oifname | Field::Ibrname => Type::IfName.len(),
+            Field::Iifname | Field::Oifname => Type::IfName.len(),
             Field::Ip6Saddr | Field::Ip6Daddr | Field::CtOriginalIp6Daddr => 16,
             _ => 4,
         }

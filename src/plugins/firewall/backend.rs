@@ -4,7 +4,7 @@ use super::Conf;
 use crate::error::Result;
 use crate::log;
 use crate::netfilter::backend::{self, PacketFilter};
-use crate::netfilter::filter::firewalld::{self, Zone};
+use crate::netfilter::filter::firewalld::Zone;
 use crate::netfilter::filter::{Pod, Policy, nftables};
 
 /// A back end that was chosen.

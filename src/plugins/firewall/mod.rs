@@ -95,7 +95,7 @@ impl Plugin for Firewall {
                         xtables::check(Wanted { pod: &pod, ingress, admin: None })
                     }
                     Some(PolicyBackend::Nftables) => {
-                        nftables::check_policy(filter.nft()?, ingress)
+                        nftables::check_policy(filter.nft()?, &pod, ingress)
                     }
                     None => Ok(()),
                 }
@@ -162,10 +162,14 @@ fn require_prev(prev: Option<&CniResult>) -> Result<&CniResult> {
     })
 }
 
-/// The addresses of the result, whatever interface they belong to.
+/// The addresses of the result, whatever interface they belong to, and the interfaces on the host
+/// behind the bridge.
 fn pod(cx: &Cx<'_>, (id, ifname): (&str, &str), prev: &CniResult) -> Pod {
     let owner = names::Owner { network: cx.net.name.as_str(), ifname, id };
+    let on_host = prev.interfaces.iter().filter(|interface| interface.sandbox.is_empty());
+    let ports = on_host.skip(1).map(|interface| interface.name.clone());
     Pod::new(Owner::new(owner), prev.ips.iter().map(|ip| ip.address.addr()))
+        .with_ports(ports.filter(|name| !name.is_empty()))
 }
 
 /// The first interface on the host, which bridge puts first. With the policy `open` there need
@@ -198,7 +202,7 @@ fn add_to_zone(
             xtables::add(filter, Wanted { pod, ingress, admin: None })?;
         }
         Some(PolicyBackend::Nftables) => {
-            nftables::add_policy(nft, pod.owner.network(), ingress)?;
+            nftables::add_policy(nft, pod, ingress)?;
         }
         None => {}
     }
