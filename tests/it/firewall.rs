@@ -45,20 +45,24 @@ fn net<'n>(node: &'n Node, version: &'static str, keys: &Value) -> Net<'n> {
     Net::new(node, "firewall", version, &merged(&base, keys))
 }
 
-/// All rules there are, in both implementations of iptables and in nftables, without counters.
+/// All rules there are, of both implementations of iptables and in our nftables tables, without
+/// counters.
 fn rules(node: &Node) -> String {
-    let mut text = node.sh("nft list ruleset");
-    for save in ["iptables-legacy-save", "ip6tables-legacy-save"] {
-        text += &node.sh(&format!("{save} 2>/dev/null | grep -v '^[#:]' || true"));
+    let mut text = String::new();
+    for family in ["inet", "bridge"] {
+        text += &node.sh(&format!("nft list table {family} cnibox_firewall 2>/dev/null || true"));
     }
-    let lines = text.lines().map(|line| match line.split_once("counter packets") {
-        Some((start, rest)) => {
-            let words = rest.split_whitespace().skip(3).collect::<Vec<_>>();
-            format!("{start}{}", words.join(" "))
+    for flavour in ["nft", "legacy"] {
+        for family in ["iptables", "ip6tables"] {
+            let save = format!("{family}-{flavour}-save 2>/dev/null || true");
+            let lines = node.sh(&save);
+            let lines = lines.lines().filter(|line| !line.starts_with('#'));
+            // Without counters.
+            let lines = lines.map(|line| line.split(" [").next().unwrap_or_default());
+            lines.for_each(|line| text += &format!("{flavour} {family} {line}\n"));
         }
-        None => line.to_owned(),
-    });
-    lines.collect::<Vec<_>>().join("\n")
+    }
+    text
 }
 
 /// Asserts that two states of the rules are the same.

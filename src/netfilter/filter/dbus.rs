@@ -105,7 +105,8 @@ impl Bus {
 
     /// The user id is proven by the socket.
     fn authenticate(&mut self) -> Result<(), Failure> {
-        let uid: String = geteuid().to_string().bytes().map(|b| format!("{b:02x}")).collect();
+        // Each digit in hexadecimal ASCII.
+        let uid: String = geteuid().to_string().chars().flat_map(|digit| ['3', digit]).collect();
         self.socket.write_all(format!("\0AUTH EXTERNAL {uid}\r\n").as_bytes())?;
         let mut line = Vec::new();
         while !line.ends_with(b"\r\n") && line.len() < 1024 {

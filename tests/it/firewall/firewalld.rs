@@ -54,7 +54,7 @@ GLib.MainLoop().run()
 const BUS: &str = r#"<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configuration 1.0//EN"
  "http://www.freedesktop.org/standards/dbus/1.0/busconfig.dtd">
 <busconfig><type>session</type><listen>unix:path=SOCKET</listen>
-<policy context="default"><allow send_destination="*"/><allow own="*"/><allow user="*"/></policy>
+<policy context="default"><allow send_destination="*" eavesdrop="true"/><allow eavesdrop="true"/><allow own="*"/><allow user="*"/></policy>
 </busconfig>"#;
 
 /// A bus with a firewalld on it; both end with this value.
