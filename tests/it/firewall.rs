@@ -59,7 +59,7 @@ fn rules(node: &Node) -> String {
             let lines = lines.lines().filter(|line| !line.starts_with('#'));
             // Without counters.
             let lines = lines.map(|line| line.split(" [").next().unwrap_or_default());
-            lines.for_each(|line| text += &format!("{flavour} {family} {line}\n"));
+            text += &lines.map(|line| format!("{flavour} {family} {line}\n")).collect::<String>();
         }
     }
     text

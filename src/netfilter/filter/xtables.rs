@@ -277,10 +277,9 @@ fn remove(draft: &mut Draft, ips: &[IpAddr]) {
 fn change_all(filter: &PacketFilter, plan: impl Fn(&mut Draft, Family)) -> Result<()> {
     let mut outcome = Ok(());
     for family in Family::BOTH {
-        let mut chains = vec![CNI_FORWARD, STAGE_1];
-        chains.retain(|chain| !filter.iptables_with(family, FILTER, chain).is_empty());
-        let Some(chain) = chains.first() else { continue };
-        for iptables in filter.iptables_with(family, FILTER, chain) {
+        // Beside firewalld there is the second one only.
+        let programs = [CNI_FORWARD, STAGE_1].map(|c| filter.iptables_with(family, FILTER, c));
+        for iptables in programs.into_iter().max_by_key(Vec::len).unwrap_or_default() {
             let change = iptables.update(FILTER, |draft| {
                 plan(draft, family);
                 Ok(())

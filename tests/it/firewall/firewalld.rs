@@ -162,12 +162,12 @@ fn owners_are_remembered_for_del_and_gc() {
     let Some(mut firewalld) = Firewalld::start(&node) else { return };
     firewalld.serve();
     let net = net(&node, "1.1.0", &json!({"backend": "firewalld", "firewalldZone": "internal"}));
-    let bare = net.with(&json!({"prevResult": null}));
+    let without = net.with(&json!({"prevResult": null}));
     let zoned = |lines: [&str; 2]| lines.map(|line| line.replace("trusted", "internal"));
     firewalld.call(&net, "ADD", "c1").result();
-    firewalld.call(&bare, "DEL", "c2").ok();
+    firewalld.call(&without, "DEL", "c2").ok();
     assert_eq!(firewalld.told(), zoned(ADDED));
-    firewalld.call(&bare, "DEL", "c1").ok();
+    firewalld.call(&without, "DEL", "c1").ok();
     assert_eq!(firewalld.told(), zoned(REMOVED));
 
     let base = rules(&node);
@@ -177,7 +177,7 @@ fn owners_are_remembered_for_del_and_gc() {
     firewalld.told();
     firewalld.call(&net, "DEL", "c1").ok();
     assert!(firewalld.told().is_empty());
-    let gc = |valid| bare.with(&json!({"cni.dev/valid-attachments": valid}));
+    let gc = |valid| without.with(&json!({"cni.dev/valid-attachments": valid}));
     firewalld.call(&gc(json!([{"containerID": "c2", "ifname": "eth0"}])), "GC", "").ok();
     assert!(firewalld.told().is_empty());
     firewalld.call(&gc(json!([])), "GC", "").ok();

@@ -110,7 +110,7 @@ fn ingress_policies() {
         {
             let node = Node::new();
             // iptables sees what passes a bridge by br_netfilter only, nftables needs none.
-            let call = if backend == "iptables" { 1 } else { 0 };
+            let call = u8::from(backend == "iptables");
             for family in ["iptables", "ip6tables"] {
                 node.sh(&format!("echo {call} >/proc/sys/net/bridge/bridge-nf-call-{family}"));
             }
