@@ -59,7 +59,8 @@ fn rules(node: &Node) -> String {
             let lines = lines.lines().filter(|line| !line.starts_with('#'));
             // Without counters.
             let lines = lines.map(|line| line.split(" [").next().unwrap_or_default());
-            text += &lines.map(|line| format!("{flavour} {family} {line}\n")).collect::<String>();
+            let lines: Vec<_> = lines.map(|line| format!("{flavour} {family} {line}")).collect();
+            text = format!("{text}{}\n", lines.join("\n"));
         }
     }
     text

@@ -103,9 +103,9 @@ impl<'a> Zone<'a> {
 
     /// Takes the attachment's addresses out of the zone, but for those that somebody else has
     /// meanwhile.
-    pub fn del(&mut self, nft: &Nft, pod: &Pod) -> Result<()> {
-        let owned = SOURCES.owned(nft, pod).inspect_err(|e| log::debug(e)).unwrap_or_default();
-        let foreign = SOURCES.foreign(nft, pod).inspect_err(|e| log::debug(e)).unwrap_or_default();
+    pub fn del(&mut self, nft: &Nft, pod: &Pod) {
+        let owned = SOURCES.owned(nft, pod).unwrap_or_default();
+        let foreign = SOURCES.foreign(nft, pod).unwrap_or_default();
         let mut ips = pod.ips.clone();
         ips.extend(owned.iter().filter_map(|(_, element)| address(element)));
         ips.sort();
@@ -113,16 +113,20 @@ impl<'a> Zone<'a> {
         for ip in ips.into_iter().filter(|ip| !foreign.contains(ip)) {
             self.remove_source(ip);
         }
-        remove(nft, &owned)
+        // Last, so that what is left by a DEL that is killed can be found.
+        if !owned.is_empty()
+            && let Err(error) = remove(nft, |nft| SOURCES.owned(nft, pod))
+        {
+            log::debug(format_args!("forget what firewalld got: {error}"));
+        }
     }
 
     /// Takes the addresses of all attachments of the network but `valid` out of the zone.
     pub fn gc(&mut self, nft: &Nft, network: &Network, valid: &[Owner]) -> Result<()> {
-        let stale = SOURCES.stale(nft, network, valid)?;
-        for ip in stale.iter().filter_map(|(_, element)| address(element)) {
+        for ip in SOURCES.stale(nft, network, valid)?.iter().filter_map(|(_, e)| address(e)) {
             self.remove_source(ip);
         }
-        remove(nft, &stale)
+        remove(nft, |nft| SOURCES.stale(nft, network, valid))
     }
 
     /// The reference ignores every error here: most often the address is not there any more.

@@ -32,6 +32,7 @@ use std::net::IpAddr;
 
 use super::{Ingress, Network, Owner, Pod, Policy, missing};
 use crate::error::Result;
+use crate::netlink;
 use crate::netlink::nftables::{
     Batch, Chain, CtState, Element, FILTER, Family, Field, Hook, Key, Nft, Rule, Set, Table, Type,
 };
@@ -88,7 +89,7 @@ impl Addresses {
     }
 
     /// Adds the addresses; one that somebody else left here gets the new owner.
-    pub(super) fn put(&self, nft: &Nft, pod: &Pod, batch: &mut Batch) -> Result<()> {
+    pub(super) fn put(&self, nft: &Nft, pod: &Pod, batch: &mut Batch) -> netlink::Result<()> {
         for ip in &pod.ips {
             let set = self.set(*ip);
             let element = Element::new(*ip).comment(pod.owner.comment());
@@ -103,7 +104,7 @@ impl Addresses {
 
     /// The elements that the attachment owns: among its addresses, or, where those are not
     /// known, among all.
-    pub(super) fn owned(&self, nft: &Nft, pod: &Pod) -> Result<Vec<(Set<'static>, Element)>> {
+    pub(super) fn owned(&self, nft: &Nft, pod: &Pod) -> netlink::Result<Elements> {
         let mut found = Vec::new();
         for ip in &pod.ips {
             let set = self.set(*ip);
@@ -117,7 +118,7 @@ impl Addresses {
     }
 
     /// Those of the addresses that somebody else owns.
-    pub(super) fn foreign(&self, nft: &Nft, pod: &Pod) -> Result<Vec<IpAddr>> {
+    pub(super) fn foreign(&self, nft: &Nft, pod: &Pod) -> netlink::Result<Vec<IpAddr>> {
         let mut foreign = Vec::new();
         for ip in &pod.ips {
             let found = nft.element(self.set(*ip), *ip)?;
@@ -127,7 +128,7 @@ impl Addresses {
         Ok(foreign)
     }
 
-    fn all(&self, nft: &Nft) -> Result<Vec<(Set<'static>, Element)>> {
+    fn all(&self, nft: &Nft) -> netlink::Result<Elements> {
         let mut all = Vec::new();
         for set in self.both() {
             all.extend(nft.dump_elements(set)?.into_iter().map(|element| (set, element)));
@@ -141,20 +142,26 @@ impl Addresses {
         nft: &Nft,
         network: &Network,
         valid: &[Owner],
-    ) -> Result<Vec<(Set<'static>, Element)>> {
+    ) -> netlink::Result<Elements> {
         let mut found = self.all(nft)?;
         found.retain(|(_, element)| network.has_stale(element.comment.as_deref(), valid));
         Ok(found)
     }
 }
 
-/// Deletes elements.
-pub(super) fn remove(nft: &Nft, elements: &[(Set<'_>, Element)]) -> Result<()> {
-    let mut batch = Batch::new();
-    for (set, element) in elements {
-        batch.del_element(*set, element);
-    }
-    Ok(nft.commit(batch)?)
+/// Elements and their sets.
+pub(super) type Elements = Vec<(Set<'static>, Element)>;
+
+/// Deletes the elements that `find` finds, and no other that has taken the place of one since.
+pub(super) fn remove(nft: &Nft, find: impl Fn(&Nft) -> netlink::Result<Elements>) -> Result<()> {
+    let plan = |nft: &Nft| {
+        let mut batch = Batch::new();
+        for (set, element) in find(nft)? {
+            batch.del_element(set, &element);
+        }
+        Ok(batch)
+    };
+    Ok(nft.update(plan)?)
 }
 
 /// Lets the attachment's traffic pass, and its bridge have the policy. All of it or nothing.
@@ -175,7 +182,11 @@ pub fn add_policy(nft: &Nft, pod: &Pod, ingress: Ingress<'_>) -> Result<()> {
 }
 
 /// Commits what `fill` adds, together with tables and chains where those are not there yet.
-fn commit(nft: &Nft, ingress: Ingress<'_>, fill: impl Fn(&mut Batch) -> Result<()>) -> Result<()> {
+fn commit(
+    nft: &Nft,
+    ingress: Ingress<'_>,
+    fill: impl Fn(&mut Batch) -> netlink::Result<()>,
+) -> Result<()> {
     // Another ADD may be the first one at the same time; then the tables are there.
     for _ in 0..ATTEMPTS {
         let mut batch = Batch::new();
@@ -234,7 +245,7 @@ fn frames_base(batch: &mut Batch) {
 }
 
 /// The ports of an isolated attachment, whoever had their names before.
-fn put_ports(nft: &Nft, pod: &Pod, policy: Policy, batch: &mut Batch) -> Result<()> {
+fn put_ports(nft: &Nft, pod: &Pod, policy: Policy, batch: &mut Batch) -> netlink::Result<()> {
     for port in &pod.ports {
         let found = nft.element(PORTS, port.as_str())?;
         let is_mine = found.as_ref().is_some_and(|e| pod.owner.owns(e.comment.as_deref()));
@@ -259,7 +270,12 @@ fn policy_elements(bridge: &str, policy: Policy) -> [(Set<'static>, Key, bool); 
 }
 
 /// What another network wants of the same bridge stays.
-fn put_policy(nft: &Nft, network: &Network, ingress: Ingress<'_>, batch: &mut Batch) -> Result<()> {
+fn put_policy(
+    nft: &Nft,
+    network: &Network,
+    ingress: Ingress<'_>,
+    batch: &mut Batch,
+) -> netlink::Result<()> {
     let Some(bridge) = ingress.bridge else { return Ok(()) };
     for (set, key, wanted) in policy_elements(bridge, ingress.policy) {
         let found = nft.element(set, key.clone())?;
@@ -329,13 +345,16 @@ pub fn del(nft: &Nft, pod: &Pod) -> Result<()> {
     if !nft.has_table(TABLE)? {
         return Ok(());
     }
-    let mut owned = PODS.owned(nft, pod)?;
-    owned.extend(owned_ports(nft, pod)?);
-    remove(nft, &owned)
+    let find = |nft: &Nft| {
+        let mut owned = PODS.owned(nft, pod)?;
+        owned.extend(owned_ports(nft, pod)?);
+        Ok(owned)
+    };
+    remove(nft, find)
 }
 
 /// Without a result its ports are found among all.
-fn owned_ports(nft: &Nft, pod: &Pod) -> Result<Vec<(Set<'static>, Element)>> {
+fn owned_ports(nft: &Nft, pod: &Pod) -> netlink::Result<Elements> {
     let mut found = Vec::new();
     for port in &pod.ports {
         found.extend(nft.element(PORTS, port.as_str())?);
@@ -353,6 +372,10 @@ pub fn gc(nft: &Nft, network: &Network, valid: &[Owner]) -> Result<()> {
     if !nft.has_table(TABLE)? {
         return Ok(());
     }
+    remove(nft, |nft| all_stale(nft, network, valid))
+}
+
+fn all_stale(nft: &Nft, network: &Network, valid: &[Owner]) -> netlink::Result<Elements> {
     let mut stale = PODS.stale(nft, network, valid)?;
     let ports = nft.dump_elements(PORTS)?.into_iter();
     let is_stale = |e: &Element| network.has_stale(e.comment.as_deref(), valid);
@@ -364,5 +387,5 @@ pub fn gc(nft: &Nft, network: &Network, valid: &[Owner]) -> Result<()> {
             stale.extend(mine.map(|element| (set, element)));
         }
     }
-    remove(nft, &stale)
+    Ok(stale)
 }

@@ -117,7 +117,7 @@ impl Plugin for Firewall {
         }
         let gave = filter.nft().is_ok_and(|nft| firewalld::has(nft, &pod));
         if let Some(mut zone) = Backend::zone_to_clean(conf, gave) {
-            failures.keep(filter.nft().and_then(|nft| zone.del(nft, &pod)));
+            failures.keep(filter.nft().map(|nft| zone.del(nft, &pod)));
         }
         failures.into_result()
     }
@@ -196,7 +196,10 @@ fn add_to_zone(
     let nft = filter.nft()?;
     zone.add(nft, pod)?;
     let mut undo = Rollback::new();
-    undo.push("take the addresses out of the zone", || zone.del(nft, pod));
+    undo.push("take the addresses out of the zone", || {
+        zone.del(nft, pod);
+        Ok(())
+    });
     match PolicyBackend::choose(ingress.policy, filter) {
         Some(PolicyBackend::Iptables) => {
             xtables::add(filter, Wanted { pod, ingress, admin: None })?;
