@@ -165,8 +165,14 @@ fn sixteen_at_once_leave_no_duplicates() {
                     .call(verb, &format!("c{n}"))
                     .netns(&container.path())
             };
+            // Everybody looks before anybody changes anything.
+            let inject = match backend {
+                "nftables" => "inject=sendto:delay_enter=50000",
+                _ => "inject=execve:delay_enter=100000",
+            };
+            let slow = ["strace", "-f", "-qq", "-o", "/dev/null", "-e", inject];
             let at_once = |verb: &'static str| {
-                let calls: Vec<_> = (10..26).map(|n| call(verb, n)).collect();
+                let calls: Vec<_> = (10..26).map(|n| call(verb, n).under(&slow)).collect();
                 thread::scope(|scope| {
                     for call in &calls {
                         scope.spawn(move || {
