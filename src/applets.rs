@@ -1,6 +1,7 @@
 //! The table of applets: what this executable is, one line each, sorted by name.
 
 use crate::plugins::bridge::Bridge;
+use crate::plugins::firewall::Firewall;
 use crate::plugins::host_local::HostLocal;
 use crate::plugins::loopback::Loopback;
 use crate::plugins::ptp::Ptp;
@@ -11,6 +12,7 @@ use crate::tool::cnitool;
 pub static APPLETS: &[Applet] = &[
     Applet::plugin::<Bridge>(Kind::Interface),
     Applet::tool("cnitool", "attaches and detaches namespaces, as a runtime does", cnitool::main),
+    Applet::plugin::<Firewall>(Kind::Chained),
     Applet::plugin::<HostLocal>(Kind::Ipam),
     Applet::plugin::<Loopback>(Kind::Interface),
     Applet::plugin::<Ptp>(Kind::Interface),

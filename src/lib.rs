@@ -17,7 +17,7 @@
 //! | 2 | [`invoke`] | finding and running a plugin |
 //! | 2 | [`store`] | everything kept on disk |
 //! | 1 | [`netlink`] | links, addresses, routes: the only user of rtnetlink |
-//! | 1 | [`netns`], [`sysctl`], [`log`] | namespaces, kernel parameters, stderr |
+//! | 1 | [`netns`], [`sysctl`], [`cmd`], [`log`] | namespaces, kernel parameters, programs, stderr |
 //! | 0 | [`cni`], [`error`] | the protocol as pure data |
 //!
 //! A plugin is a type that implements [`skel::Plugin`]; start reading at
@@ -27,6 +27,7 @@
 //! the tests of this repository and may change at any time.
 
 pub mod applets;
+pub mod cmd;
 pub mod cni;
 pub mod error;
 pub mod iface;

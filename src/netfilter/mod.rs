@@ -1,5 +1,10 @@
 //! The packet filter. Until it speaks `nf_tables`, what needs it is refused by name.
 
+pub mod backend;
+pub mod filter;
+pub mod iptables;
+pub mod names;
+
 use crate::error::{Code, Error, Result};
 
 /// Refuses `ipMasq`, so that nobody believes traffic to be masqueraded that is not.

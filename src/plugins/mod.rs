@@ -1,6 +1,7 @@
 //! One file or folder per plugin, named as the plugin.
 
 pub mod bridge;
+pub mod firewall;
 pub mod host_local;
 pub mod loopback;
 pub mod ptp;

@@ -17,6 +17,7 @@
 //! | `delegation` | IPAM plugins in this process and in another |
 //! | `footprint` | processes, sleeps, memory |
 //! | `parity` | the reference plugins side by side |
+//! | `firewall` | its back ends, against traffic, each other and the reference |
 //! | `protocol` | what all plugins share: environment, versions, error objects, VERSION, about |
 #![allow(
     clippy::unwrap_used,
@@ -34,6 +35,7 @@ mod compare;
 mod concurrency;
 mod delegation;
 mod faults;
+mod firewall;
 mod footprint;
 mod host_local;
 mod lifecycle;

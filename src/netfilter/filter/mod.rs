@@ -1,0 +1,97 @@
+//! Which forwarded traffic of containers passes: rules per attachment, in one of three back ends.
+//!
+//! | file | |
+//! | --- | --- |
+//! | `nftables.rs` | own tables, sets keyed by address and interface |
+//! | `xtables.rs` | the reference's chains `CNI-FORWARD`, `CNI-ISOLATION-STAGE-1`, ... |
+//! | `firewalld.rs`, `dbus.rs` | sources in a zone of firewalld, over D-Bus |
+//! | `owner.rs` | comments that tell whose a rule is |
+
+pub mod dbus;
+pub mod firewalld;
+pub mod nftables;
+mod owner;
+pub mod xtables;
+
+use std::net::IpAddr;
+
+pub use self::owner::{Network, Owner};
+use crate::error::{Error, Result};
+
+/// An attachment and its addresses.
+#[derive(Clone, Debug)]
+pub struct Pod {
+    /// Whose the rules are.
+    pub owner: Owner,
+    /// Each address once; on DEL none if they are unknown.
+    pub ips: Vec<IpAddr>,
+    /// The host's ends: ports of the bridge.
+    pub ports: Vec<String>,
+}
+
+impl Pod {
+    /// The attachment `owner` with `ips`, duplicates left out.
+    pub fn new(owner: Owner, ips: impl IntoIterator<Item = IpAddr>) -> Pod {
+        let mut once: Vec<IpAddr> = Vec::new();
+        for ip in ips {
+            if !once.contains(&ip) {
+                once.push(ip);
+            }
+        }
+        Pod { owner, ips: once, ports: Vec::new() }
+    }
+
+    /// With the host's ends.
+    #[must_use]
+    pub fn with_ports(mut self, ports: impl IntoIterator<Item = String>) -> Pod {
+        self.ports = ports.into_iter().collect();
+        self
+    }
+}
+
+/// Who may open connections to the containers of a bridge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Policy {
+    /// Everybody.
+    Open,
+    /// The bridge's own containers, and everybody who is on no bridge with a policy.
+    SameBridge,
+    /// Nobody on a bridge with a policy, not even the neighbours.
+    Isolated,
+}
+
+impl Policy {
+    /// The policy of this name, `ingressPolicy`.
+    pub fn parse(text: &str) -> Result<Policy> {
+        match text {
+            "" | "open" => Ok(Policy::Open),
+            "same-bridge" => Ok(Policy::SameBridge),
+            "isolated" => Ok(Policy::Isolated),
+            other => Err(Error::config(format!("unknown ingress policy: \"{other}\""))
+                .with_details("ingressPolicy is open, same-bridge or isolated")),
+        }
+    }
+
+    /// The name in a configuration.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Policy::Open => "open",
+            Policy::SameBridge => "same-bridge",
+            Policy::Isolated => "isolated",
+        }
+    }
+}
+
+/// A policy and the bridge that it is for; with [`Policy::Open`] there may be none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ingress<'a> {
+    /// The policy.
+    pub policy: Policy,
+    /// The bridge.
+    pub bridge: Option<&'a str>,
+}
+
+/// An object that CHECK did not find.
+fn missing(what: impl std::fmt::Display) -> Error {
+    Error::internal(format!("expected {what} not found"))
+}

@@ -1,0 +1,291 @@
+//! Filter rules in iptables: the chains and rules of the reference plugin, word for word, so that
+//! either deletes what the other made.
+//!
+//! Those rules have no room for an owner. It stands beside them, in chains that no rule jumps to:
+//!
+//! | chain | rules |
+//! | --- | --- |
+//! | `CNIBOX-FIREWALL` | `-s <address>` with the attachment's comment, for each address |
+//! | `CNIBOX-FW-<bridge>` | the comment of the network whose policy the bridge has |
+//!
+//! Each family gets one transaction for each verb. Two ADDs that need the same new chain cannot
+//! both make it: the second one reads again what is there.
+
+use std::net::IpAddr;
+
+use super::{Ingress, Network, Owner, Pod, Policy, missing};
+use crate::error::Result;
+use crate::netfilter::backend::{Family, PacketFilter};
+use crate::netfilter::iptables::{Draft, Iptables, Rule};
+
+const FILTER: &str = "filter";
+const FORWARD: &str = "FORWARD";
+const CNI_FORWARD: &str = "CNI-FORWARD";
+const STAGE_1: &str = "CNI-ISOLATION-STAGE-1";
+const STAGE_2: &str = "CNI-ISOLATION-STAGE-2";
+const OWNERS: &str = "CNIBOX-FIREWALL";
+const BRIDGE_OWNER: &str = "CNIBOX-FW-";
+
+const RULES: &str = "CNI firewall plugin rules";
+const OVERRIDES: &str = "CNI firewall plugin admin overrides";
+const ANY_POLICY: &str = "CNI firewall plugin rules (ingressPolicy: same-bridge|isolated)";
+
+/// The chain for an administrator's own rules.
+#[derive(Clone, Copy, Debug)]
+pub struct Admin<'a>(pub &'a str);
+
+/// What an ADD makes, and a CHECK looks for.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted<'a> {
+    /// The attachment.
+    pub pod: &'a Pod,
+    /// The policy of its bridge.
+    pub ingress: Ingress<'a>,
+    /// The administrator's chain; none where only the policy is iptables' business.
+    pub admin: Option<Admin<'a>>,
+}
+
+fn cidr(ip: IpAddr) -> String {
+    format!("{ip}/{}", if ip.is_ipv4() { 32 } else { 128 })
+}
+
+fn to_chains(admin: Admin<'_>) -> [Rule; 2] {
+    [
+        Rule::new::<&str>(FORWARD, []).comment(RULES).target(CNI_FORWARD),
+        Rule::new::<&str>(CNI_FORWARD, []).comment(OVERRIDES).target(admin.0),
+    ]
+}
+
+fn address_rules(ip: IpAddr) -> [Rule; 2] {
+    let cidr = cidr(ip);
+    let states = ["-m", "conntrack", "--ctstate", "RELATED,ESTABLISHED"];
+    [
+        Rule::new(CNI_FORWARD, ["-d", &cidr]).with(states).target("ACCEPT"),
+        Rule::new(CNI_FORWARD, ["-s", &cidr]).target("ACCEPT"),
+    ]
+}
+
+fn owner_rule(ip: IpAddr, owner: &Owner) -> Rule {
+    Rule::new(OWNERS, ["-s", &cidr(ip)]).comment(owner.comment())
+}
+
+/// The rules for a bridge that go to the beginning of their chains, in the order to insert them.
+fn bridge_rules(bridge: &str, policy: Policy) -> Vec<Rule> {
+    if policy == Policy::Open {
+        return Vec::new();
+    }
+    let comment = format!("{RULES} (ingressPolicy: {})", policy.as_str());
+    let mut rules = vec![
+        Rule::new(STAGE_1, ["-i", bridge, "!", "-o", bridge]).comment(&comment).target(STAGE_2),
+        Rule::new(STAGE_2, ["-o", bridge]).comment(ANY_POLICY).target("DROP"),
+    ];
+    if policy == Policy::Isolated {
+        let within = Rule::new(STAGE_1, ["-i", bridge, "-o", bridge]);
+        rules.push(within.comment(&comment).target("DROP"));
+    }
+    rules
+}
+
+fn to_stage_1() -> Rule {
+    Rule::new::<&str>(FORWARD, []).comment(ANY_POLICY).target(STAGE_1)
+}
+
+fn stage_ends() -> [Rule; 2] {
+    [STAGE_1, STAGE_2]
+        .map(|stage| Rule::new::<&str>(stage, []).comment(ANY_POLICY).target("RETURN"))
+}
+
+/// Whether a rule is about a bridge's policy.
+fn is_about(rule: &Rule, bridge: &str) -> bool {
+    let names = [rule.value("-i"), rule.value("-o")];
+    [STAGE_1, STAGE_2].contains(&rule.chain.as_str()) && names.contains(&Some(bridge))
+}
+
+/// Makes what is wanted, one family after the other; on failure the addresses are taken out again.
+pub fn add(filter: &PacketFilter, wanted: Wanted<'_>) -> Result<()> {
+    for (family, ips) in families(wanted.pod) {
+        let change = || {
+            Iptables::require(family)?.update(FILTER, |draft| {
+                plan(draft, wanted, &ips);
+                Ok(())
+            })
+        };
+        if let Err(error) = change() {
+            drop(del(filter, wanted.pod));
+            return Err(error);
+        }
+    }
+    Ok(())
+}
+
+/// The families that the attachment has addresses of, with those.
+fn families(pod: &Pod) -> Vec<(Family, Vec<IpAddr>)> {
+    let of = |family| pod.ips.iter().copied().filter(move |ip| Family::of(*ip) == family);
+    let all = Family::BOTH.map(|family| (family, of(family).collect::<Vec<_>>()));
+    all.into_iter().filter(|(_, ips)| !ips.is_empty()).collect()
+}
+
+fn plan(draft: &mut Draft, wanted: Wanted<'_>, ips: &[IpAddr]) {
+    if let Some(admin) = wanted.admin {
+        for chain in [CNI_FORWARD, admin.0, OWNERS] {
+            draft.ensure_chain(chain);
+        }
+        for jump in to_chains(admin) {
+            draft.insert_unique(jump);
+        }
+        for ip in ips {
+            let mine = owner_rule(*ip, &wanted.pod.owner);
+            // Whoever had the address is gone.
+            draft.del_rules(|r| is_owner_of(r, *ip) && *r != mine);
+            draft.append_unique(mine);
+            for rule in address_rules(*ip) {
+                draft.append_unique(rule);
+            }
+        }
+    }
+    plan_policy(draft, wanted.pod.owner.network(), wanted.ingress);
+}
+
+fn is_owner_of(rule: &Rule, ip: IpAddr) -> bool {
+    rule.chain == OWNERS && rule.value("-s") == Some(&cidr(ip))
+}
+
+/// What another network wants of the same bridge stays.
+fn plan_policy(draft: &mut Draft, network: &Network, ingress: Ingress<'_>) {
+    let Some(bridge) = ingress.bridge else { return };
+    let marker = format!("{BRIDGE_OWNER}{bridge}");
+    let mut owners = draft.rules().iter().filter(|rule| rule.chain == marker);
+    let is_foreign = owners.any(|rule| !network.owns(rule.value("--comment")));
+    let is_known = draft.has_chain(&marker);
+    let rules = bridge_rules(bridge, ingress.policy);
+    if !is_foreign && (is_known || ingress.policy != Policy::Open) {
+        draft.del_rules(|rule| is_about(rule, bridge) && !rules.contains(rule));
+    }
+    if ingress.policy == Policy::Open {
+        if !is_foreign {
+            draft.del_chain(&marker);
+        }
+        return;
+    }
+    for chain in [STAGE_1, STAGE_2, &marker] {
+        draft.ensure_chain(chain);
+    }
+    if !is_foreign {
+        draft.append_unique(Rule::new::<&str>(&marker, []).comment(network.comment()));
+    }
+    draft.insert_unique(to_stage_1());
+    for rule in rules {
+        draft.insert_unique(rule);
+    }
+    for end in stage_ends() {
+        draft.append_unique(end);
+    }
+}
+
+/// Verifies everything that [`add`] made, and changes nothing.
+pub fn check(wanted: Wanted<'_>) -> Result<()> {
+    for (family, ips) in families(wanted.pod) {
+        let draft = Iptables::require(family)?.read(FILTER)?;
+        let mut rules = Vec::new();
+        if let Some(admin) = wanted.admin {
+            rules.extend(to_chains(admin));
+            rules.extend(ips.iter().flat_map(|ip| address_rules(*ip)));
+        }
+        if let Some(bridge) =
+            wanted.ingress.bridge.filter(|_| wanted.ingress.policy != Policy::Open)
+        {
+            rules.push(to_stage_1());
+            rules.extend(bridge_rules(bridge, wanted.ingress.policy));
+            rules.extend(stage_ends());
+        }
+        if let Some(absent) = rules.iter().find(|rule| !draft.has(rule)) {
+            return Err(missing(describe(absent)));
+        }
+    }
+    Ok(())
+}
+
+/// As the reference names a rule: its chain where that is a known one, its words.
+fn describe(rule: &Rule) -> String {
+    let words = rule.words().join(" ");
+    match rule.chain.as_str() {
+        CNI_FORWARD if rule.value("--ctstate").is_some() || rule.goes_to("ACCEPT") => {
+            format!("rule [{words}]")
+        }
+        chain => format!("{chain} rule [{words}]"),
+    }
+}
+
+/// Removes the attachment's rules, of either flavour of iptables, whoever made them; but not
+/// those of an address that another attachment has meanwhile. The chains stay.
+pub fn del(filter: &PacketFilter, pod: &Pod) -> Result<()> {
+    change_all(filter, |draft, family| {
+        let mut ips: Vec<IpAddr> =
+            pod.ips.iter().copied().filter(|ip| Family::of(*ip) == family).collect();
+        let owners: Vec<Rule> = owner_rules(draft);
+        for rule in &owners {
+            let Some(ip) = address(rule) else { continue };
+            if pod.owner.owns(rule.value("--comment")) {
+                ips.push(ip);
+            } else {
+                ips.retain(|known| *known != ip);
+            }
+        }
+        remove(draft, &ips);
+    })
+}
+
+/// Removes the rules of all attachments of the network but `valid`, and when there are none of
+/// those, its policies.
+pub fn gc(filter: &PacketFilter, network: &Network, valid: &[Owner]) -> Result<()> {
+    change_all(filter, |draft, _| {
+        let is_stale = |rule: &Rule| network.has_stale(rule.value("--comment"), valid);
+        let stale: Vec<Rule> = owner_rules(draft).into_iter().filter(is_stale).collect();
+        let ips: Vec<IpAddr> = stale.iter().filter_map(address).collect();
+        remove(draft, &ips);
+        if !valid.is_empty() {
+            return;
+        }
+        for chain in draft.chains().to_vec() {
+            let Some(bridge) = chain.strip_prefix(BRIDGE_OWNER) else { continue };
+            let mut owners = draft.rules().iter().filter(|rule| rule.chain == chain);
+            if owners.all(|rule| network.owns(rule.value("--comment"))) {
+                draft.del_rules(|rule| is_about(rule, bridge));
+                draft.del_chain(&chain);
+            }
+        }
+    })
+}
+
+fn owner_rules(draft: &Draft) -> Vec<Rule> {
+    draft.rules().iter().filter(|rule| rule.chain == OWNERS).cloned().collect()
+}
+
+fn address(rule: &Rule) -> Option<IpAddr> {
+    rule.value("-s")?.split('/').next()?.parse().ok()
+}
+
+fn remove(draft: &mut Draft, ips: &[IpAddr]) {
+    for ip in ips {
+        let rules = address_rules(*ip);
+        draft.del_rules(|rule| is_owner_of(rule, *ip) || rules.contains(rule));
+    }
+}
+
+/// Changes the table of each family and flavour that has chains of this plugin; starts nothing
+/// where there are none.
+fn change_all(filter: &PacketFilter, plan: impl Fn(&mut Draft, Family)) -> Result<()> {
+    let mut outcome = Ok(());
+    for family in Family::BOTH {
+        // Beside firewalld there is the second one only.
+        let programs = [CNI_FORWARD, STAGE_1].map(|c| filter.iptables_with(family, FILTER, c));
+        for iptables in programs.into_iter().max_by_key(Vec::len).unwrap_or_default() {
+            let change = iptables.update(FILTER, |draft| {
+                plan(draft, family);
+                Ok(())
+            });
+            outcome = outcome.and(change);
+        }
+    }
+    outcome
+}

@@ -1,0 +1,111 @@
+//! Names and comments of what is made for an attachment: those of the reference plugins, so that
+//! either implementation finds what the other made.
+
+use sha2::{Digest, Sha512};
+
+/// Length of a chain's name: iptables allows 28 characters.
+const CHAIN: usize = 28;
+/// Hexadecimal digits of each half of an instance's hash.
+const HALF: usize = 16;
+
+/// The attachment that something belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Owner<'a> {
+    /// The network's name.
+    pub network: &'a str,
+    /// The container's interface.
+    pub ifname: &'a str,
+    /// The container's id.
+    pub id: &'a str,
+}
+
+impl Owner<'_> {
+    /// The iptables chain of this container and network, `CNI-` and a prefix such as `DN-`.
+    pub fn chain(&self, prefix: &str) -> String {
+        let mut name = format!("CNI-{prefix}{}", hash(&[self.network, self.id]));
+        name.truncate(CHAIN);
+        name
+    }
+
+    /// The comment of this container's iptables rules.
+    pub fn rule_comment(&self) -> String {
+        format!("{}{}\"", rule_comment_of(self.network), self.id)
+    }
+
+    /// What comments of nftables objects of this attachment begin with: fixed in length, and not
+    /// the beginning of another's.
+    pub fn instance(&self) -> String {
+        let of = hash(&[self.ifname, ":", self.id]);
+        format!("{}-{}", network_hash(self.network), &of[..HALF])
+    }
+
+    /// The comment of this attachment's nftables objects.
+    pub fn comment(&self) -> String {
+        let [network, ifname, id] =
+            [self.network, self.ifname, self.id].map(|text| text.replace('"', ""));
+        let mut text = format!("{}, net: {network}, if: {ifname}, id: {id}", self.instance());
+        let end = (0..=text.len().min(128)).rev().find(|at| text.is_char_boundary(*at));
+        text.truncate(end.unwrap_or(0));
+        text
+    }
+
+    /// Whether an nftables object with this comment is this attachment's.
+    pub fn owns(&self, comment: Option<&str>) -> bool {
+        comment.is_some_and(|comment| comment.starts_with(&self.instance()))
+    }
+}
+
+/// What comments of a network's iptables rules begin with; the container's id and a quotation
+/// mark follow.
+pub fn rule_comment_of(network: &str) -> String {
+    format!("name: \"{network}\" id: \"")
+}
+
+/// What comments of a network's nftables objects begin with.
+pub fn network_hash(network: &str) -> String {
+    let mut hash = hash(&[network]);
+    hash.truncate(HALF);
+    hash
+}
+
+/// SHA-512 of the texts one behind the other, in hexadecimal.
+fn hash(texts: &[&str]) -> String {
+    let digest = Sha512::digest(texts.concat());
+    let digits = digest.iter().flat_map(|byte| [byte >> 4, byte & 15]);
+    digits.filter_map(|digit| char::from_digit(digit.into(), 16)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chain(network: &str, prefix: &str) -> String {
+        Owner { network, ifname: "eth0", id: "1234" }.chain(prefix)
+    }
+
+    #[test]
+    fn chains_are_the_references() {
+        assert_eq!(chain("test", ""), "CNI-2bbe0c48b91a7d1b8a6753a8");
+        assert_eq!(chain("testalongnamethatdoesnotmakesense", ""), "CNI-374f33fe84ab0ed84dcdebe3");
+        assert_eq!(chain("test", "PREFIX-"), "CNI-PREFIX-2bbe0c48b91a7d1b8");
+    }
+
+    #[test]
+    fn instances_are_the_references() {
+        let owner = Owner { network: "unit-test", ifname: "eth0", id: "one" };
+        assert_eq!(owner.instance(), "6fd94d501e58f0aa-287fc69eff0574a2");
+        let comment = "6fd94d501e58f0aa-287fc69eff0574a2, net: unit-test, if: eth0, id: one";
+        assert_eq!(owner.comment(), comment);
+        assert!(owner.owns(Some(comment)) && !owner.owns(None));
+        assert!(!Owner { ifname: "eth1", ..owner }.owns(Some(comment)));
+        assert_eq!(owner.rule_comment(), "name: \"unit-test\" id: \"one\"");
+    }
+
+    #[test]
+    fn long_comments_are_cut() {
+        let id = "x".repeat(200);
+        let owner = Owner { network: "n", ifname: "eth0", id: &id };
+        assert_eq!(owner.comment().len(), 128);
+        assert!(owner.owns(Some(&owner.comment())));
+    }
+}

@@ -1,0 +1,214 @@
+//! firewall: lets the host forward the traffic of the container, and keeps bridges apart.
+//!
+//! It stands behind an interface plugin in a list, takes the addresses from `prevResult`, and
+//! passes that on unchanged. Keys: `backend` (`nftables`, `iptables`, `firewalld`; default: firewalld
+//! if it runs, else iptables if it works, else nftables), `ingressPolicy` (`open`, `same-bridge`,
+//! `isolated`), `iptablesAdminChainName`, `firewalldZone`.
+//!
+//! On the host it leaves, while the container lives, its addresses in the chosen back end
+//! (`netfilter/filter/`); for good, the back end's tables or chains, and until GC finds no
+//! attachment of the network any more, the policy of its bridge.
+
+mod backend;
+
+use serde::Deserialize;
+
+use self::backend::{Backend, PolicyBackend};
+use crate::cni::{CniResult, SpecVersion};
+use crate::error::{Code, Error, Result};
+use crate::netfilter::backend::PacketFilter;
+use crate::netfilter::filter::firewalld::Zone;
+use crate::netfilter::filter::xtables::{Admin, Wanted};
+use crate::netfilter::filter::{
+    Ingress, Network, Owner, Pod, Policy, firewalld, nftables, xtables,
+};
+use crate::netfilter::names;
+use crate::skel::{AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Rollback};
+
+/// The plugin.
+#[derive(Debug)]
+pub struct Firewall;
+
+/// The keys of the plugin.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Conf {
+    /// `nftables`, `iptables` or `firewalld`. Default: what is there.
+    backend: String,
+    /// The chain for an administrator's own rules. Default: `CNI-ADMIN`.
+    iptables_admin_chain_name: String,
+    /// The zone of firewalld. Default: `trusted`.
+    firewalld_zone: String,
+    /// `open`, `same-bridge` or `isolated`. Default: `open`.
+    ingress_policy: String,
+}
+
+impl Conf {
+    fn zone(&self) -> &str {
+        if self.firewalld_zone.is_empty() { "trusted" } else { &self.firewalld_zone }
+    }
+
+    fn admin(&self) -> Admin<'_> {
+        let name = self.iptables_admin_chain_name.as_str();
+        Admin(if name.is_empty() { "CNI-ADMIN" } else { name })
+    }
+}
+
+impl Plugin for Firewall {
+    const NAME: &'static str = "firewall";
+    const ABOUT: &'static str = "accepts the container's traffic and isolates bridges";
+    const VERSIONS: &'static [SpecVersion] = SpecVersion::ALL.split_at(4).1;
+    type Conf = Conf;
+
+    fn add(cx: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
+        let policy = Policy::parse(&conf.ingress_policy)?;
+        let prev = require_prev(req.prev.as_ref())?;
+        let ingress = Ingress { policy, bridge: bridge(prev, policy)? };
+        let pod = pod(cx, (req.id.as_str(), req.ifname.as_str()), prev);
+        let filter = PacketFilter::new();
+        match Backend::choose(conf, &filter)? {
+            Backend::Nftables => nftables::add(filter.nft()?, &pod, ingress)?,
+            Backend::Iptables => {
+                let admin = Some(conf.admin());
+                xtables::add(&filter, Wanted { pod: &pod, ingress, admin })?;
+            }
+            Backend::Firewalld(mut zone) => add_to_zone(&mut zone, &filter, (&pod, ingress))?,
+        }
+        Ok(prev.clone())
+    }
+
+    fn check(cx: &Cx<'_>, conf: &Conf, req: &CheckReq) -> Result<()> {
+        let policy = Policy::parse(&conf.ingress_policy)?;
+        let prev = require_prev(req.prev.as_ref())?;
+        let ingress = Ingress { policy, bridge: bridge(prev, policy)? };
+        let pod = pod(cx, (req.id.as_str(), req.ifname.as_str()), prev);
+        let filter = PacketFilter::new();
+        match Backend::of(conf, &filter, &pod)? {
+            Backend::Nftables => nftables::check(filter.nft()?, &pod, ingress),
+            Backend::Iptables => {
+                xtables::check(Wanted { pod: &pod, ingress, admin: Some(conf.admin()) })
+            }
+            Backend::Firewalld(mut zone) => {
+                zone.check(&pod)?;
+                match PolicyBackend::choose(policy, &filter) {
+                    Some(PolicyBackend::Iptables) => {
+                        xtables::check(Wanted { pod: &pod, ingress, admin: None })
+                    }
+                    Some(PolicyBackend::Nftables) => {
+                        nftables::check_policy(filter.nft()?, &pod, ingress)
+                    }
+                    None => Ok(()),
+                }
+            }
+        }
+    }
+
+    /// Looks into every back end, wherever the rules are: the node may have switched.
+    fn del(cx: &Cx<'_>, conf: &Conf, req: &DelReq) -> Result<()> {
+        let nothing = CniResult::new();
+        let prev = req.prev.as_ref().unwrap_or(&nothing);
+        let pod = pod(cx, (req.id.as_str(), req.ifname.as_str()), prev);
+        let filter = PacketFilter::new();
+        let mut failures = Failures::new();
+        failures.keep(xtables::del(&filter, &pod));
+        // Without the kernel's nf_tables there is nothing in it.
+        if filter.has_nf_tables().is_ok() {
+            failures.keep(filter.nft().and_then(|nft| nftables::del(nft, &pod)));
+        }
+        let gave = filter.nft().is_ok_and(|nft| firewalld::has(nft, &pod));
+        if let Some(mut zone) = Backend::zone_to_clean(conf, gave) {
+            failures.keep(filter.nft().map(|nft| zone.del(nft, &pod)));
+        }
+        failures.into_result()
+    }
+
+    fn gc(cx: &Cx<'_>, conf: &Conf, req: &GcReq) -> Result<()> {
+        let name = cx.net.name.as_str();
+        let network = Network::new(name);
+        let owner = |id: &str, ifname: &str| Owner::new(names::Owner { network: name, ifname, id });
+        let valid: Vec<Owner> =
+            req.valid.iter().map(|a| owner(&a.container_id, &a.ifname)).collect();
+        let filter = PacketFilter::new();
+        let mut failures = Failures::new();
+        failures.keep(xtables::gc(&filter, &network, &valid));
+        if filter.has_nf_tables().is_err() {
+            return failures.into_result();
+        }
+        let nft = filter.nft()?;
+        failures.keep(nftables::gc(nft, &network, &valid));
+        if firewalld::has_stale(nft, &network, &valid)
+            && let Some(mut zone) = Zone::find(conf.zone())
+        {
+            failures.keep(zone.gc(nft, &network, &valid));
+        }
+        failures.into_result()
+    }
+
+    fn status(_: &Cx<'_>, conf: &Conf) -> Result<()> {
+        let unavailable = |e: Error| e.with_code(Code::NOT_AVAILABLE);
+        Policy::parse(&conf.ingress_policy).map_err(unavailable)?;
+        let filter = PacketFilter::new();
+        Backend::choose(conf, &filter)
+            .and_then(|backend| backend.require_usable(&filter))
+            .map_err(unavailable)
+    }
+}
+
+fn require_prev(prev: Option<&CniResult>) -> Result<&CniResult> {
+    prev.ok_or_else(|| {
+        Error::internal("missing prevResult from earlier plugin").with_details(
+            "the plugin works on what one before it made: put it behind bridge, ptp, ... in a list",
+        )
+    })
+}
+
+/// The addresses of the result, whatever interface they belong to, and the interfaces on the host
+/// behind the bridge.
+fn pod(cx: &Cx<'_>, (id, ifname): (&str, &str), prev: &CniResult) -> Pod {
+    let owner = names::Owner { network: cx.net.name.as_str(), ifname, id };
+    let on_host = prev.interfaces.iter().filter(|interface| interface.sandbox.is_empty());
+    let ports = on_host.skip(1).map(|interface| interface.name.clone());
+    Pod::new(Owner::new(owner), prev.ips.iter().map(|ip| ip.address.addr()))
+        .with_ports(ports.filter(|name| !name.is_empty()))
+}
+
+/// The first interface on the host, which bridge puts first. With the policy `open` there need
+/// be none.
+fn bridge(prev: &CniResult, policy: Policy) -> Result<Option<&str>> {
+    let first = prev.interfaces.iter().find(|interface| interface.sandbox.is_empty());
+    match first {
+        Some(interface) if !interface.name.is_empty() => Ok(Some(&interface.name)),
+        _ if policy == Policy::Open => Ok(None),
+        Some(_) => Err(Error::config("got empty bridge name")),
+        None => Err(Error::config(format!(
+            "interface needs to be set for ingress policy \"{}\", make sure to chain \"firewall\" plugin with \"bridge\"",
+            policy.as_str()
+        ))),
+    }
+}
+
+/// firewalld knows nothing of policies: they are made beside it.
+fn add_to_zone(
+    zone: &mut Zone<'_>,
+    filter: &PacketFilter,
+    (pod, ingress): (&Pod, Ingress<'_>),
+) -> Result<()> {
+    let nft = filter.nft()?;
+    zone.add(nft, pod)?;
+    let mut undo = Rollback::new();
+    undo.push("take the addresses out of the zone", || {
+        zone.del(nft, pod);
+        Ok(())
+    });
+    match PolicyBackend::choose(ingress.policy, filter) {
+        Some(PolicyBackend::Iptables) => {
+            xtables::add(filter, Wanted { pod, ingress, admin: None })?;
+        }
+        Some(PolicyBackend::Nftables) => {
+            nftables::add_policy(nft, pod, ingress)?;
+        }
+        None => {}
+    }
+    undo.commit();
+    Ok(())
+}

@@ -1,0 +1,276 @@
+//! The verbs in the orders in which runtimes call them, with both native back ends.
+
+use std::thread;
+
+use serde_json::json;
+
+use super::{BACKENDS, IPS, OTHER, VERSIONS, assert_same, net, prev, rules};
+use crate::node::{Container, Node};
+use crate::strace;
+
+#[test]
+fn add_check_del_del_in_every_version() {
+    for backend in BACKENDS {
+        for version in VERSIONS {
+            for policy in ["open", "same-bridge", "isolated"] {
+                let (node, container) = (Node::new(), Container::new());
+                let keys = json!({"backend": backend, "ingressPolicy": policy});
+                let net = net(&node, version, &keys);
+                net.call("ADD", "first").netns(&container.path()).result();
+                net.call("DEL", "first").netns(&container.path()).ok();
+                let base = rules(&node);
+                let what = format!("{backend} {version} {policy}");
+
+                assert_eq!(net.add(&container), prev(version, &IPS), "{what}");
+                let full = rules(&node);
+                assert!(full != base && full.contains("id: c1"), "{what}: {full}");
+                let checks = || net.on("CHECK", &container);
+                checks().ok();
+                assert_same(&full, &rules(&node));
+                net.add(&container);
+                assert_same(&full, &rules(&node));
+
+                net.del(&container);
+                assert_same(&base, &rules(&node));
+                net.del(&container);
+                assert_same(&base, &rules(&node));
+                let error = checks().error();
+                assert_eq!(error.code, 999);
+                assert!(error.msg.starts_with("expected "), "{}", error.msg);
+                assert!(error.msg.contains("10.1.2.2"), "{}", error.msg);
+            }
+        }
+    }
+}
+
+#[test]
+fn del_without_namespace_or_prev_result_removes_exactly_its_own() {
+    for backend in BACKENDS {
+        let (node, container) = (Node::new(), Container::new());
+        let net = net(&node, "1.1.0", &json!({"backend": backend}));
+        let other = net.with(&json!({"prevResult": prev("1.1.0", &OTHER)}));
+        other.call("ADD", "c2").netns(&container.path()).result();
+        let before = rules(&node);
+        for without in [&["CNI_NETNS"][..], &["prevResult"], &["CNI_NETNS", "prevResult"]] {
+            net.add(&container);
+            assert!(rules(&node) != before);
+            let conf = if without.contains(&"prevResult") {
+                net.with(&json!({"prevResult": null}))
+            } else {
+                net.with(&json!({}))
+            };
+            let call = conf.on("DEL", &container);
+            if without.contains(&"CNI_NETNS") { call.without("CNI_NETNS") } else { call }.ok();
+            assert_same(&before, &rules(&node));
+        }
+        // Another interface of the same container is another attachment.
+        net.with(&json!({"prevResult": null})).call("DEL", "c2").ifname("eth1").ok();
+        assert_same(&before, &rules(&node));
+    }
+}
+
+#[test]
+fn an_address_that_somebody_else_has_meanwhile_stays() {
+    for backend in BACKENDS {
+        let (node, container) = (Node::new(), Container::new());
+        let net = net(&node, "1.1.0", &json!({"backend": backend}));
+        net.add(&container);
+        net.call("ADD", "c2").netns(&container.path()).result();
+        let before = rules(&node);
+        assert!(before.contains("id: c2") && !before.contains("id: c1"), "{before}");
+        net.del(&container);
+        assert_same(&before, &rules(&node));
+        net.call("CHECK", "c2").netns(&container.path()).ok();
+    }
+}
+
+#[test]
+fn gc_removes_what_no_valid_attachment_of_the_network_owns() {
+    for backend in BACKENDS {
+        let (node, container) = (Node::new(), Container::new());
+        let keys = json!({"backend": backend, "ingressPolicy": "isolated"});
+        let foreign = net(&node, "1.1.0", &keys).with(&json!({
+            "name": "foreign",
+            "prevResult": {"cniVersion": "1.1.0", "ips": [{"address": "10.9.9.9/24"}, {"address": "fd09::9/64"}],
+                "interfaces": [{"name": "br9"}]},
+        }));
+        foreign.add(&container);
+        let base = rules(&node);
+        let net = net(&node, "1.1.0", &keys);
+        net.add(&container);
+        let one = rules(&node);
+        let other = net.with(&json!({"prevResult": prev("1.1.0", &OTHER)}));
+        other.call("ADD", "c2").netns(&container.path()).result();
+        let two = rules(&node);
+
+        let gc = |valid: serde_json::Value| {
+            net.with(&json!({"cni.dev/valid-attachments": valid, "prevResult": null}))
+                .call("GC", "")
+        };
+        let of = |id: &str| json!({"containerID": id, "ifname": "eth0"});
+        gc(json!([of("c1"), of("c2")])).ok();
+        assert_same(&two, &rules(&node));
+        net.with(&json!({"prevResult": null})).call("GC", "").ok();
+        assert_same(&two, &rules(&node));
+        gc(json!([of("c1")])).ok();
+        assert_same(&one, &rules(&node));
+        gc(json!([])).ok();
+        assert_same(&base, &rules(&node));
+    }
+}
+
+#[test]
+fn a_policy_follows_the_configuration() {
+    let sorted = |text: &str| {
+        let mut lines: Vec<String> = text.lines().map(ToOwned::to_owned).collect();
+        lines.sort();
+        lines.join("\n")
+    };
+    for backend in BACKENDS {
+        let (node, container) = (Node::new(), Container::new());
+        let with = |policy: &str| {
+            let keys = json!({"backend": backend, "ingressPolicy": policy});
+            let net = net(&node, "1.1.0", &keys);
+            net.add(&container);
+            net.on("CHECK", &container).ok();
+            sorted(&rules(&node))
+        };
+        let (isolated, same) = (with("isolated"), with("same-bridge"));
+        assert_ne!(isolated, same);
+        assert_same(&isolated, &with("isolated"));
+        assert_same(&same, &with("same-bridge"));
+        let open = with("open");
+        assert!(same.contains("br0") && !open.contains("br0"), "{open}");
+        // The policy of another network for the same bridge stays.
+        let keys = json!({"name": "other", "backend": backend, "ingressPolicy": "isolated"});
+        net(&node, "1.1.0", &keys).call("ADD", "c9").netns(&container.path()).result();
+        let before = rules(&node);
+        assert!(before.contains("br0"));
+        let keys = json!({"backend": backend, "ingressPolicy": "open"});
+        net(&node, "1.1.0", &keys).call("ADD", "c9").netns(&container.path()).result();
+        assert_eq!(before.matches("br0").count(), rules(&node).matches("br0").count());
+    }
+}
+
+#[test]
+fn sixteen_at_once_leave_no_duplicates() {
+    for backend in BACKENDS {
+        for policy in ["open", "isolated"] {
+            let (node, container) = (Node::new(), Container::new());
+            let keys = json!({"backend": backend, "ingressPolicy": policy});
+            let base = net(&node, "1.1.0", &keys);
+            let call = |verb: &str, n: u8| {
+                let (four, six) = (format!("10.1.2.{n}/24"), format!("2001:db8::{n}/64"));
+                base.with(&json!({"prevResult": prev("1.1.0", &[&four, &six])}))
+                    .call(verb, &format!("c{n}"))
+                    .netns(&container.path())
+            };
+            // Everybody looks before anybody changes anything.
+            let inject = match backend {
+                "nftables" => "inject=sendto:delay_enter=50000",
+                _ => "inject=execve:delay_enter=100000",
+            };
+            let slow = ["strace", "-f", "-qq", "-o", "/dev/null", "-e", inject];
+            let at_once = |verb: &'static str| {
+                let calls: Vec<_> = (10..26).map(|n| call(verb, n).under(&slow)).collect();
+                thread::scope(|scope| {
+                    for call in &calls {
+                        scope.spawn(move || {
+                            let outcome = call.run();
+                            assert_eq!(outcome.status, Some(0), "{outcome:?}");
+                        });
+                    }
+                });
+            };
+            at_once("ADD");
+            let full = rules(&node);
+            let listed = |text: &str| -> Vec<String> {
+                let is_rule =
+                    |l: &&str| l.contains("accept") || l.contains("jump") || l.contains("drop");
+                text.lines()
+                    .filter(|l| is_rule(l) && !l.contains(" hook "))
+                    .map(|l| l.trim().to_owned())
+                    .collect()
+            };
+            for family in ["iptables-save", "ip6tables-save"] {
+                let saved = node.sh(family);
+                let mut lines: Vec<_> = saved.lines().filter(|l| l.starts_with("-A")).collect();
+                let count = lines.len();
+                lines.sort_unstable();
+                lines.dedup();
+                assert_eq!(lines.len(), count, "{backend} {policy}: {saved}");
+            }
+            if backend == "nftables" {
+                let mut once = listed(&full);
+                let count = once.len();
+                once.sort();
+                once.dedup();
+                // The chain of frames drops both families with rules that print apart.
+                assert_eq!(once.len(), count, "{full}");
+            }
+            for n in 10..26 {
+                call("CHECK", n).ok();
+            }
+            at_once("DEL");
+            assert!(!rules(&node).contains("id: c"), "{}", rules(&node));
+        }
+    }
+}
+
+#[test]
+fn refusals_change_nothing() {
+    let (node, container) = (Node::new(), Container::new());
+    let conf = net(&node, "1.1.0", &json!({"backend": "nftables"}));
+    let refused = |keys: serde_json::Value, code: u64, msg: &str| {
+        conf.with(&keys).add_is_refused(&container, code, msg);
+        assert_eq!(rules(&node).trim(), "");
+    };
+    refused(json!({"prevResult": null}), 999, "missing prevResult from earlier plugin");
+    refused(json!({"ingressPolicy": "shut"}), 7, "unknown ingress policy: \"shut\"");
+    let bare = json!({"cniVersion": "1.1.0", "ips": [{"address": "10.1.2.2/24"}]});
+    refused(
+        json!({"ingressPolicy": "isolated", "prevResult": bare}),
+        7,
+        "interface needs to be set for ingress policy \"isolated\", make sure to chain \"firewall\" plugin with \"bridge\"",
+    );
+    for version in ["0.1.0", "0.3.1"] {
+        refused(json!({"cniVersion": version}), 1, "incompatible CNI versions");
+    }
+}
+
+#[test]
+fn status_tells_of_back_ends_that_cannot_work() {
+    let node = Node::new();
+    let status = |backend: &str| {
+        net(&node, "1.1.0", &json!({"backend": backend, "prevResult": null}))
+            .call("STATUS", "")
+            .env("DBUS_SYSTEM_BUS_ADDRESS", "unix:path=/nonexistent")
+    };
+    for backend in ["", "nftables", "iptables"] {
+        status(backend).ok();
+    }
+    let error = status("firewalld").error();
+    assert_eq!(error.brief(), (50, "connect to the D-Bus system bus: no such file or directory"));
+    assert!(error.details.contains("start firewalld"), "{}", error.details);
+    let hide = "mount -t tmpfs none /usr/sbin; exec \"$0\"";
+    let error = status("iptables").in_script(hide).error();
+    assert_eq!(error.code, 50);
+    assert!(error.details.contains("install iptables"), "{error:?}");
+    status("").in_script(hide).ok();
+    assert_eq!(rules(&node).trim(), "");
+}
+
+#[test]
+fn nftables_starts_nothing() {
+    let (node, container) = (Node::new(), Container::new());
+    for policy in ["open", "isolated"] {
+        let keys = json!({"backend": "nftables", "ingressPolicy": policy});
+        let net = net(&node, "1.1.0", &keys);
+        for verb in ["ADD", "CHECK", "DEL"] {
+            let (outcome, calls) = strace::record(&node, &net.on(verb, &container));
+            assert_eq!(outcome.status, Some(0), "{outcome:?}");
+            let started = calls.iter().filter(|call| call.name == "execve").count();
+            assert_eq!(started, 1, "{verb}");
+        }
+    }
+}
