@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use super::iptables::{Flavour, Iptables};
 use crate::cmd;
 use crate::error::{Code, Error, Result};
-use crate::netlink::nftables::{self, Chain, Nft, Table};
+use crate::netlink::nftables::{self, Nft, Table};
 
 /// How rules are made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,10 +31,11 @@ impl Backend {
         }
     }
 
-    /// The configured one; without, iptables where it is installed and works, else nftables. Only
-    /// an installed iptables that nobody asked for by name is tried, which starts a process.
+    /// The configured one; without, iptables where it is installed and works, else nftables. Where
+    /// nobody has used an installed iptables yet, it is tried, which starts a process.
     pub fn choose(configured: Option<Backend>, filter: &PacketFilter) -> Backend {
-        let works = || Iptables::find(Family::V4, Flavour::Default).is_some() && probe();
+        let installed = || Iptables::find(Family::V4, Flavour::Default).is_some();
+        let works = || installed() && (filter.has_iptables() || probe());
         match configured {
             Some(backend) => backend,
             None if works() => Backend::Iptables,
@@ -119,23 +120,43 @@ impl PacketFilter {
     /// The iptables programs that see the chain, found without starting any: the flavour on top of
     /// `nf_tables` if the chain is there, the old one if it has this table at all.
     pub fn iptables_with(&self, family: Family, table: &str, chain: &str) -> Vec<Iptables> {
-        let nft = self.has_iptables_chain(family, table, chain).then_some(Flavour::Nft);
+        let nft = self.ask(|nft| nft.has_chain(iptables_table(family, table).chain(chain)));
         let legacy = has_legacy_table(family, table).then_some(Flavour::Legacy);
-        let find = |flavour| {
-            let exact = Iptables::find(family, flavour);
-            exact.or_else(|| Iptables::find(family, Flavour::Default))
-        };
-        [nft, legacy].into_iter().flatten().filter_map(find).collect()
+        Iptables::find_each(family, [nft.then_some(Flavour::Nft), legacy])
     }
 
-    fn has_iptables_chain(&self, family: Family, table: &str, chain: &str) -> bool {
-        let family = match family {
-            Family::V4 => nftables::Family::Ip,
-            Family::V6 => nftables::Family::Ip6,
-        };
-        let chain: Chain<'_> = Table::new(family, table).chain(chain);
-        self.nft().and_then(|nft| Ok(nft.has_chain(chain)?)).unwrap_or(false)
+    /// Whether iptables on top of `nf_tables` has a chain of ours in the table.
+    pub fn has_iptables_chains(&self, family: Family, table: &str) -> bool {
+        let table = iptables_table(family, table);
+        let chains = |nft: &Nft| Ok(nft.has_table(table)?.then(|| nft.dump_chains(table)));
+        self.ask(|nft| match chains(nft)? {
+            Some(chains) => Ok(chains?.iter().any(|chain| chain.name.starts_with("CNI-"))),
+            None => Ok(false),
+        })
     }
+
+    /// Whether somebody uses iptables here already.
+    fn has_iptables(&self) -> bool {
+        let has = |table| {
+            has_legacy_table(Family::V4, table)
+                || self.ask(|nft| nft.has_table(iptables_table(Family::V4, table)))
+        };
+        has("nat") || has("filter")
+    }
+
+    /// What cannot be asked is not there.
+    fn ask(&self, question: impl FnOnce(&Nft) -> crate::netlink::Result<bool>) -> bool {
+        self.nft().is_ok_and(|nft| question(nft).unwrap_or(false))
+    }
+}
+
+/// The table that iptables on top of `nf_tables` keeps its table in.
+fn iptables_table(family: Family, table: &str) -> Table<'_> {
+    let family = match family {
+        Family::V4 => nftables::Family::Ip,
+        Family::V6 => nftables::Family::Ip6,
+    };
+    Table::new(family, table)
 }
 
 /// Whether the old iptables has used the table in the calling thread's namespace.
