@@ -31,7 +31,7 @@ impl<'n> Masq<'n> {
         let ipam = node.host_local(&["10.1.2.0/24", "2001:db8:1::/64"]);
         let gateway = json!([{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]);
         let keys = json!({"ipMasq": true, "ipMasqBackend": key, "bridge": "br0",
-                          "isDefaultGateway": true, "ipam": merged(&ipam, &json!({"routes": gateway}))});
+                          "isGateway": true, "ipam": merged(&ipam, &json!({"routes": gateway}))});
         let net = Net::new(node, plugin, "1.1.0", &keys);
         let path = std::env::var("PATH").unwrap();
         let path =
@@ -111,8 +111,10 @@ fn seen(client: &impl Place, server: &impl Place, ip: &str) -> String {
 
 /// All rules of both implementations, without counters.
 fn rules(node: &Node) -> String {
-    let iptables = "iptables-nft-save; ip6tables-nft-save; iptables-legacy-save; ip6tables-legacy-save";
-    let text = node.sh(&format!("nft -s list ruleset 2>&1; {{ {iptables}; }} 2>&1 | grep -v '^#'; true"));
+    let iptables =
+        "iptables-nft-save; ip6tables-nft-save; iptables-legacy-save; ip6tables-legacy-save";
+    let text =
+        node.sh(&format!("nft -s list ruleset 2>&1; {{ {iptables}; }} 2>&1 | grep -v '^#'; true"));
     let line = |line: &str| line.split(" [").next().unwrap_or_default().to_owned();
     text.lines().map(line).collect::<Vec<_>>().join("\n")
 }
@@ -214,9 +216,9 @@ fn multicast_keeps_its_source() {
 #[test]
 fn attachments_do_not_touch_each_other() {
     each_back_end(|node, masq| {
-        let masq = masq("ptp");
+        let masq = masq("bridge");
         let ipam = node.host_local(&["10.7.0.0/16"]);
-        let other = masq.with(&json!({"name": "net2", "ipam": ipam}));
+        let other = masq.with(&json!({"name": "net2", "ipam": ipam, "bridge": "br7"}));
         let (outside, one, two) = (outside(node), Container::new(), Container::new());
         let on_eth1 = |verb: &str, prev: &Value| {
             let known =
@@ -367,6 +369,8 @@ fn each_removes_what_the_other_masqueraded() {
             let warm = Container::new();
             masq.add("c0", &warm);
             masq.call("DEL", "c0", &warm.path()).ok();
+            let forget = || node.sh(&format!("rm -rf {}", node.path("leases").display()));
+            forget();
             let before = rules(&node);
             let one = Container::new();
             let prev = theirs(masq.call("ADD", "c1", &one.path())).result();
@@ -376,7 +380,7 @@ fn each_removes_what_the_other_masqueraded() {
             masq.del("c1");
             assert_eq!(rules(&node), before, "ours after theirs");
             let two = Container::new();
-            node.sh(&format!("rm -rf {}", node.path("leases").display()));
+            forget();
             drop(one);
             masq.add("c1", &two);
             assert_eq!(rules(&node), reference, "the rules are the same");
