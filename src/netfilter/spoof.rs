@@ -113,10 +113,7 @@ pub fn check(filter: &PacketFilter, owner: Owner<'_>, port: &Port) -> Result<()>
 /// Removes what [`add`] or the reference made for the owner. The ports, where they are known, save
 /// looking for it.
 pub fn del(filter: &PacketFilter, owner: Owner<'_>, ports: &[Port]) -> Result<()> {
-    let Ok(nft) = filter.nft() else { return Ok(()) };
-    if filter.has_nf_tables().is_err() {
-        return Ok(());
-    }
+    let Some(nft) = filter.nft_if_present()? else { return Ok(()) };
     let ours = del_own(nft, owner, ports);
     let errors = [ours, del_reference(nft, owner)].into_iter().filter_map(Result::err).collect();
     Error::join(errors).map_or(Ok(()), Err).context(|| "failed to teardown spoof-check")
@@ -170,8 +167,8 @@ fn del_reference(nft: &Nft, owner: Owner<'_>) -> Result<()> {
 /// Removes what belongs to the network and to none of `valid`. The reference's objects do not
 /// tell their network.
 pub fn gc(filter: &PacketFilter, network: &str, valid: &[Owner<'_>]) -> Result<()> {
-    let Ok(nft) = filter.nft() else { return Ok(()) };
-    if filter.has_nf_tables().is_err() || !nft.has_table(TABLE)? {
+    let Some(nft) = filter.nft_if_present()? else { return Ok(()) };
+    if !nft.has_table(TABLE)? {
         return Ok(());
     }
     let is_stale = stale(network, valid);

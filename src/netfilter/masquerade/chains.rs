@@ -11,8 +11,8 @@
 
 use ipnet::IpNet;
 
-use super::super::backend::{Family, PacketFilter, has_legacy_table};
-use super::super::iptables::{Draft, Flavour, Iptables, Rule};
+use super::super::backend::{Family, PacketFilter};
+use super::super::iptables::{Draft, Iptables, Rule};
 use super::super::names::{Owner, rule_comment_of};
 use crate::cni::ip::host_net;
 use crate::error::Result;
@@ -60,7 +60,7 @@ fn to(net: IpNet) -> Vec<String> {
 }
 
 pub(super) fn has(filter: &PacketFilter, owner: Owner<'_>, addr: IpNet) -> Result<bool> {
-    for programs in filter.iptables_with(Family::of(addr.addr()), NAT, &owner.chain("")) {
+    for programs in filter.iptables_with(Family::of(addr.addr()), NAT, &owner.chain(""))? {
         let mut draft = programs.read(NAT)?;
         plan_add(&mut draft, owner, &[addr]);
         if draft.is_unchanged() {
@@ -71,16 +71,22 @@ pub(super) fn has(filter: &PacketFilter, owner: Owner<'_>, addr: IpNet) -> Resul
 }
 
 pub(super) fn del(filter: &PacketFilter, owner: Owner<'_>, addrs: &[IpNet]) -> Vec<Result<()>> {
-    let mut outcomes = Vec::new();
-    for family in Family::BOTH {
-        for programs in filter.iptables_with(family, NAT, &owner.chain("")) {
-            outcomes.push(programs.update(NAT, |draft| {
-                plan_del(draft, owner, addrs);
-                Ok(())
-            }));
-        }
+    let with_chain = |family| filter.iptables_with(family, NAT, &owner.chain(""));
+    let plan = |draft: &mut Draft| plan_del(draft, owner, addrs);
+    Family::BOTH.into_iter().flat_map(|family| update_each(with_chain(family), plan)).collect()
+}
+
+fn update_each(found: Result<Vec<Iptables>>, plan: impl Fn(&mut Draft)) -> Vec<Result<()>> {
+    let update = |programs: Iptables| {
+        programs.update(NAT, |draft| {
+            plan(draft);
+            Ok(())
+        })
+    };
+    match found {
+        Ok(found) => found.into_iter().map(update).collect(),
+        Err(error) => vec![Err(error)],
     }
-    outcomes
 }
 
 /// Old versions of the reference matched the whole subnet in POSTROUTING.
@@ -100,18 +106,9 @@ fn plan_del(draft: &mut Draft, owner: Owner<'_>, addrs: &[IpNet]) {
 }
 
 pub(super) fn gc(filter: &PacketFilter, network: &str, valid: &[Owner<'_>]) -> Vec<Result<()>> {
-    let mut outcomes = Vec::new();
-    for family in Family::BOTH {
-        let nft = filter.has_iptables_chains(family, NAT).then_some(Flavour::Nft);
-        let legacy = has_legacy_table(family, NAT).then_some(Flavour::Legacy);
-        for programs in Iptables::find_each(family, [nft, legacy]) {
-            outcomes.push(programs.update(NAT, |draft| {
-                plan_gc(draft, network, valid);
-                Ok(())
-            }));
-        }
-    }
-    outcomes
+    let with_any = |family| filter.iptables_with_any(family, NAT);
+    let plan = |draft: &mut Draft| plan_gc(draft, network, valid);
+    Family::BOTH.into_iter().flat_map(|family| update_each(with_any(family), plan)).collect()
 }
 
 /// Removes the chains of the network's containers that have no valid attachment. They are known

@@ -38,11 +38,11 @@ pub fn add(
 
 /// Verifies that every address is masqueraded, whoever made the rules.
 pub fn check(filter: &PacketFilter, owner: Owner<'_>, addrs: &[IpNet]) -> Result<()> {
-    let nft = filter.nft();
+    let nft = filter.nft_if_present()?;
     for addr in addrs {
         let on_nft = match nft {
-            Ok(nft) => elements::has(nft, owner, *addr)? || rules::has(nft, owner)?,
-            Err(_) => false,
+            Some(nft) => elements::has(nft, owner, *addr)? || rules::has(nft, owner)?,
+            None => false,
         };
         if !on_nft && !chains::has(filter, owner, *addr)? {
             return Err(Error::internal(format!("{addr} is not masqueraded")).with_details(
@@ -56,26 +56,20 @@ pub fn check(filter: &PacketFilter, owner: Owner<'_>, addrs: &[IpNet]) -> Result
 /// Ends masquerading for the owner, with every back end. Without addresses what belongs to the
 /// owner is found by its comments and names.
 pub fn del(filter: &PacketFilter, owner: Owner<'_>, addrs: &[IpNet]) -> Result<()> {
-    // A kernel without nf_tables has no rules in it.
-    let on_nft = match filter.nft() {
-        Ok(nft) if filter.has_nf_tables().is_ok() => {
-            [elements::del(nft, owner, addrs), rules::del(nft, owner)]
-        }
-        _ => [Ok(()), Ok(())],
-    };
-    all([on_nft.into(), chains::del(filter, owner, addrs)].concat()).context(|| "end masquerading")
+    let mut outcomes = chains::del(filter, owner, addrs);
+    if let Some(nft) = filter.nft_if_present()? {
+        outcomes.extend([elements::del(nft, owner, addrs), rules::del(nft, owner)]);
+    }
+    all(outcomes).context(|| "end masquerading")
 }
 
 /// Ends masquerading for the attachments of the network that are not among `valid`.
 pub fn gc(filter: &PacketFilter, network: &str, valid: &[Owner<'_>]) -> Result<()> {
-    let on_nft = match filter.nft() {
-        Ok(nft) if filter.has_nf_tables().is_ok() => {
-            [elements::gc(nft, network, valid), rules::gc(nft, network, valid)]
-        }
-        _ => [Ok(()), Ok(())],
-    };
-    all([on_nft.into(), chains::gc(filter, network, valid)].concat())
-        .context(|| "clean up masquerading")
+    let mut outcomes = chains::gc(filter, network, valid);
+    if let Some(nft) = filter.nft_if_present()? {
+        outcomes.extend([elements::gc(nft, network, valid), rules::gc(nft, network, valid)]);
+    }
+    all(outcomes).context(|| "clean up masquerading")
 }
 
 /// Success, or all errors as one.
