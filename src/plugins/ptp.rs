@@ -119,12 +119,14 @@ impl Plugin for Ptp {
         let mut failures = Failures::new();
         // Before the link, which a DHCP release needs.
         failures.keep(cx.ipam_del());
-        failures.keep(req.del_veth(cx));
+        // Before the link as well: the kernel works on both at once until the socket is closed.
+        let filter = PacketFilter::new();
         if conf.ip_masq {
             let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
             let addrs = req.prev.as_ref().map(CniResult::addresses).unwrap_or_default();
-            failures.keep(masquerade::del(&PacketFilter::new(), owner, &addrs));
+            failures.keep(masquerade::del(&filter, owner, &addrs));
         }
+        failures.keep(req.del_veth(cx));
         failures.into_result()
     }
 

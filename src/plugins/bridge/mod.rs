@@ -173,8 +173,10 @@ impl Plugin for Bridge {
 
     fn del(cx: &Cx<'_>, conf: &Conf, req: &DelReq) -> Result<()> {
         let mut failures = Failures::new();
+        let filter = PacketFilter::new();
+        protect::del_addresses((cx, &filter), conf, req, &mut failures);
         failures.keep(req.del_veth(cx));
-        protect::del(cx, conf, req, &mut failures);
+        protect::del_port((cx, &filter), conf, req, &mut failures);
         if !cx.net.ipam_type.is_empty() {
             failures.keep(cx.ipam_del());
         }

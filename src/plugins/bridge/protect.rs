@@ -43,16 +43,32 @@ pub(super) fn addresses<'a>(
     masquerade::add(filter, backend, owner, &addrs)
 }
 
-/// Removes both, from what the result tells, or else by name.
-pub(super) fn del(cx: &Cx<'_>, conf: &Conf, req: &DelReq, failures: &mut Failures) {
-    let (filter, owner) = (PacketFilter::new(), Owner::new(&cx.net.name, &req.id, &req.ifname));
-    if conf.macspoofchk {
-        let ports = req.prev.as_ref().map(|prev| ports_in(prev, req.ifname.as_str()));
-        failures.keep(spoof::del(&filter, owner, &ports.unwrap_or_default()));
-    }
+/// Ends masquerading, of the addresses that the result tells, or else by name. Before the port goes:
+/// the kernel works on both at once until the socket is closed.
+pub(super) fn del_addresses(
+    (cx, filter): (&Cx<'_>, &PacketFilter),
+    conf: &Conf,
+    req: &DelReq,
+    failures: &mut Failures,
+) {
     if conf.ip_masq && !cx.net.ipam_type.is_empty() {
+        let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
         let addrs = req.prev.as_ref().map(CniResult::addresses).unwrap_or_default();
-        failures.keep(masquerade::del(&filter, owner, &addrs));
+        failures.keep(masquerade::del(filter, owner, &addrs));
+    }
+}
+
+/// Ends the check of the port, which must be gone: nobody is to get a moment without it.
+pub(super) fn del_port(
+    (cx, filter): (&Cx<'_>, &PacketFilter),
+    conf: &Conf,
+    req: &DelReq,
+    failures: &mut Failures,
+) {
+    if conf.macspoofchk {
+        let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
+        let ports = req.prev.as_ref().map(|prev| ports_in(prev, req.ifname.as_str()));
+        failures.keep(spoof::del(filter, owner, &ports.unwrap_or_default()));
     }
 }
 
