@@ -278,8 +278,12 @@ fn change_all(filter: &PacketFilter, plan: impl Fn(&mut Draft, Family)) -> Resul
     let mut outcome = Ok(());
     for family in Family::BOTH {
         // Beside firewalld there is the second one only.
-        let programs = [CNI_FORWARD, STAGE_1].map(|c| filter.iptables_with(family, FILTER, c));
-        for iptables in programs.into_iter().max_by_key(Vec::len).unwrap_or_default() {
+        let mut programs = Vec::new();
+        for chain in [CNI_FORWARD, STAGE_1] {
+            let found = filter.iptables_with(family, FILTER, chain)?;
+            programs = if found.len() > programs.len() { found } else { programs };
+        }
+        for iptables in programs {
             let change = iptables.update(FILTER, |draft| {
                 plan(draft, family);
                 Ok(())
