@@ -315,17 +315,12 @@ impl Call {
         command
     }
 
-    /// Starts it, with its input.
-    pub(crate) fn start(&self) -> std::process::Child {
+    /// Runs it to its end.
+    pub(crate) fn run(&self) -> Outcome {
         let mut child = self.command().spawn().unwrap();
         // A plugin need not read its input.
         drop(child.stdin.take().unwrap().write_all(&self.stdin));
-        child
-    }
-
-    /// Runs it to its end.
-    pub(crate) fn run(&self) -> Outcome {
-        let output = self.start().wait_with_output().unwrap();
+        let output = child.wait_with_output().unwrap();
         Outcome {
             status: output.status.code(),
             stdout: String::from_utf8(output.stdout).unwrap(),
