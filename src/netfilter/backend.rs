@@ -4,10 +4,20 @@ use std::cell::OnceCell;
 use std::fs;
 use std::net::IpAddr;
 
+use nix::errno::Errno;
+
 use super::iptables::{Flavour, Iptables};
 use crate::cmd;
 use crate::error::{Code, Error, Result};
-use crate::netlink::nftables::{self, Chain, Nft, Table};
+use crate::netlink;
+use crate::netlink::nftables::{self, Nft, Table};
+
+/// A table to ask for; nobody has it.
+const PROBED: Table<'_> = Table::inet("cnibox_probe");
+
+/// What a kernel without `nf_tables` answers, or refuses the socket with.
+const LACKING: [Errno; 4] =
+    [Errno::EINVAL, Errno::EOPNOTSUPP, Errno::EPROTONOSUPPORT, Errno::EAFNOSUPPORT];
 
 /// How rules are made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,14 +41,15 @@ impl Backend {
         }
     }
 
-    /// The configured one; without, iptables where it is installed and works, else nftables. Only
-    /// an installed iptables that nobody asked for by name is tried, which starts a process.
+    /// The configured one; without, iptables where it is installed and works, else nftables. Where
+    /// nobody has used an installed iptables yet, it is tried, which starts a process.
     pub fn choose(configured: Option<Backend>, filter: &PacketFilter) -> Backend {
-        let works = || Iptables::find(Family::V4, Flavour::Default).is_some() && probe();
+        let installed = || Iptables::find(Family::V4, Flavour::Default).is_some();
+        let works = || installed() && (filter.has_iptables() || probe());
         match configured {
             Some(backend) => backend,
             None if works() => Backend::Iptables,
-            None if filter.has_nf_tables().is_ok() => Backend::Nftables,
+            None if filter.require_nf_tables().is_ok() => Backend::Nftables,
             None => Backend::Iptables,
         }
     }
@@ -46,7 +57,7 @@ impl Backend {
     /// For STATUS: whether this back end can work here at all; code 50 with a remedy if not.
     pub fn require_usable(self, filter: &PacketFilter) -> Result<()> {
         let usable = match self {
-            Backend::Nftables => filter.has_nf_tables(),
+            Backend::Nftables => filter.require_nf_tables(),
             Backend::Iptables => Iptables::require(Family::V4).and_then(|_| {
                 if probe() {
                     return Ok(());
@@ -100,6 +111,10 @@ impl PacketFilter {
 
     /// `nf_tables`.
     pub fn nft(&self) -> Result<&Nft> {
+        Ok(self.open()?)
+    }
+
+    fn open(&self) -> netlink::Result<&Nft> {
         if let Some(nft) = self.nft.get() {
             return Ok(nft);
         }
@@ -107,39 +122,68 @@ impl PacketFilter {
         Ok(self.nft.get_or_init(|| opened))
     }
 
-    /// Whether the kernel has `nf_tables`, at the cost of one question.
-    pub fn has_nf_tables(&self) -> Result<()> {
-        let asked = self.nft().and_then(|nft| Ok(nft.has_table(Table::inet("cnibox_probe"))?));
-        asked.map(drop).map_err(|e| match e.details() {
-            "" => e.with_details("load the kernel module nf_tables"),
-            _ => e,
+    /// `nf_tables`; none if the kernel has none, which costs one question.
+    pub fn nft_if_present(&self) -> Result<Option<&Nft>> {
+        let asked = self.open().and_then(|nft| nft.has_table(PROBED).map(|_| nft));
+        match asked {
+            Ok(nft) => Ok(Some(nft)),
+            Err(error) if error.errno().is_some_and(|e| LACKING.contains(&e)) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Fails with a remedy if the kernel has no `nf_tables`.
+    fn require_nf_tables(&self) -> Result<()> {
+        self.nft_if_present()?.map(drop).ok_or_else(|| {
+            Error::internal("the kernel has no nf_tables")
+                .with_details("load the module nf_tables, or choose the back end \"iptables\"")
         })
     }
 
     /// The iptables programs that see the chain, found without starting any: the flavour on top of
     /// `nf_tables` if the chain is there, the old one if it has this table at all.
-    pub fn iptables_with(&self, family: Family, table: &str, chain: &str) -> Vec<Iptables> {
-        let nft = self.has_iptables_chain(family, table, chain).then_some(Flavour::Nft);
+    pub fn iptables_with(&self, family: Family, table: &str, chain: &str) -> Result<Vec<Iptables>> {
+        let nft = self.ask(|nft| nft.has_chain(iptables_table(family, table).chain(chain)))?;
         let legacy = has_legacy_table(family, table).then_some(Flavour::Legacy);
-        let find = |flavour| {
-            let exact = Iptables::find(family, flavour);
-            exact.or_else(|| Iptables::find(family, Flavour::Default))
-        };
-        [nft, legacy].into_iter().flatten().filter_map(find).collect()
+        Ok(Iptables::find_each(family, [nft.then_some(Flavour::Nft), legacy]))
     }
 
-    fn has_iptables_chain(&self, family: Family, table: &str, chain: &str) -> bool {
-        let family = match family {
-            Family::V4 => nftables::Family::Ip,
-            Family::V6 => nftables::Family::Ip6,
-        };
-        let chain: Chain<'_> = Table::new(family, table).chain(chain);
-        self.nft().and_then(|nft| Ok(nft.has_chain(chain)?)).unwrap_or(false)
+    /// As [`iptables_with`](PacketFilter::iptables_with), for any chain that a CNI plugin made.
+    pub fn iptables_with_any(&self, family: Family, table: &str) -> Result<Vec<Iptables>> {
+        let place = iptables_table(family, table);
+        let nft = self.ask(|nft| {
+            let chains = if nft.has_table(place)? { nft.dump_chains(place)? } else { Vec::new() };
+            Ok(chains.iter().any(|chain| chain.name.starts_with("CNI-")))
+        })?;
+        let legacy = has_legacy_table(family, table).then_some(Flavour::Legacy);
+        Ok(Iptables::find_each(family, [nft.then_some(Flavour::Nft), legacy]))
+    }
+
+    /// Whether somebody uses iptables here already.
+    fn has_iptables(&self) -> bool {
+        let on_nft = |table| self.ask(|nft| nft.has_table(iptables_table(Family::V4, table)));
+        let has = |table| has_legacy_table(Family::V4, table) || on_nft(table).unwrap_or_default();
+        has("nat") || has("filter")
+    }
+
+    /// Nothing is in a kernel without `nf_tables`.
+    fn ask(&self, question: impl FnOnce(&Nft) -> netlink::Result<bool>) -> Result<bool> {
+        let nft = self.nft_if_present()?;
+        Ok(nft.map(question).transpose()?.unwrap_or_default())
     }
 }
 
+/// The table that iptables on top of `nf_tables` keeps its table in.
+fn iptables_table(family: Family, table: &str) -> Table<'_> {
+    let family = match family {
+        Family::V4 => nftables::Family::Ip,
+        Family::V6 => nftables::Family::Ip6,
+    };
+    Table::new(family, table)
+}
+
 /// Whether the old iptables has used the table in the calling thread's namespace.
-pub fn has_legacy_table(family: Family, table: &str) -> bool {
+fn has_legacy_table(family: Family, table: &str) -> bool {
     let file = match family {
         Family::V4 => "/proc/thread-self/net/ip_tables_names",
         Family::V6 => "/proc/thread-self/net/ip6_tables_names",

@@ -41,6 +41,14 @@ impl Iptables {
         Some(Iptables { save, restore: cmd::find(&format!("{name}-restore"))? })
     }
 
+    /// The programs of each flavour; where they are not installed by that name, the node's own.
+    pub fn find_each(family: Family, flavours: [Option<Flavour>; 2]) -> Vec<Iptables> {
+        let find = |flavour| {
+            Iptables::find(family, flavour).or_else(|| Iptables::find(family, Flavour::Default))
+        };
+        flavours.into_iter().flatten().filter_map(find).collect()
+    }
+
     /// The node's own programs.
     pub fn require(family: Family) -> Result<Iptables> {
         let name = program(family, Flavour::Default);
@@ -197,7 +205,8 @@ pub struct Draft {
 }
 
 impl Draft {
-    fn parse(table: &str, text: &str) -> Draft {
+    /// The table `table` from what iptables-save printed.
+    pub(super) fn parse(table: &str, text: &str) -> Draft {
         let mut draft = Draft {
             table: table.to_owned(),
             chains: Vec::new(),
@@ -229,6 +238,11 @@ impl Draft {
     /// The rules of all chains, in their order.
     pub fn rules(&self) -> &[Rule] {
         &self.rules
+    }
+
+    /// Whether no change is necessary.
+    pub fn is_unchanged(&self) -> bool {
+        self.changes.is_empty()
     }
 
     /// Whether the rule is there.

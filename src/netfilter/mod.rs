@@ -1,23 +1,19 @@
-//! The packet filter. Until it speaks `nf_tables`, what needs it is refused by name.
+//! The packet filter: what plugins put into it, with `nf_tables` or iptables.
+//!
+//! | file | |
+//! | --- | --- |
+//! | `backend.rs` | which of the two; the sockets and programs of a call |
+//! | `iptables.rs` | tables read with iptables-save and changed with iptables-restore |
+//! | `names.rs` | names and comments, those of the reference plugins |
+//! | `masquerade/` | `ipMasq` |
+//! | `spoof.rs` | `macspoofchk` |
 
 pub mod backend;
 pub mod filter;
 pub mod iptables;
+pub mod masquerade;
 pub mod names;
+pub mod spoof;
 
-use crate::error::{Code, Error, Result};
-
-/// Refuses `ipMasq`, so that nobody believes traffic to be masqueraded that is not.
-pub fn refuse_masquerade(wanted: bool) -> Result<()> {
-    if wanted { Err(unsupported("ipMasq")) } else { Ok(()) }
-}
-
-/// Refuses `macspoofchk`.
-pub fn refuse_source_mac_check(wanted: bool) -> Result<()> {
-    if wanted { Err(unsupported("macspoofchk")) } else { Ok(()) }
-}
-
-fn unsupported(key: &str) -> Error {
-    Error::new(Code::UNSUPPORTED_FIELD, format!("\"{key}\": true is not supported yet"))
-        .with_details(format!("set {key} to false, or use the reference plugin for this network"))
-}
+pub use backend::{Backend, PacketFilter};
+pub use names::Owner;

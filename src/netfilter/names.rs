@@ -3,6 +3,8 @@
 
 use sha2::{Digest, Sha512};
 
+use crate::cni::{Attachment, ContainerId, IfName, NetworkName};
+
 /// Length of a chain's name: iptables allows 28 characters.
 const CHAIN: usize = 28;
 /// Hexadecimal digits of each half of an instance's hash.
@@ -17,6 +19,23 @@ pub struct Owner<'a> {
     pub ifname: &'a str,
     /// The container's id.
     pub id: &'a str,
+}
+
+impl<'a> Owner<'a> {
+    /// The attachment of a container's interface to a network.
+    pub fn new(network: &'a NetworkName, id: &'a ContainerId, ifname: &'a IfName) -> Owner<'a> {
+        Owner { network: network.as_str(), ifname: ifname.as_str(), id: id.as_str() }
+    }
+
+    /// The attachments of a network.
+    pub fn each(network: &'a NetworkName, attachments: &'a [Attachment]) -> Vec<Owner<'a>> {
+        let owner = |a: &'a Attachment| Owner {
+            network: network.as_str(),
+            ifname: &a.ifname,
+            id: &a.container_id,
+        };
+        attachments.iter().map(owner).collect()
+    }
 }
 
 impl Owner<'_> {
@@ -59,6 +78,17 @@ impl Owner<'_> {
 /// mark follow.
 pub fn rule_comment_of(network: &str) -> String {
     format!("name: \"{network}\" id: \"")
+}
+
+/// Tells which nftables objects, by their comments, are the network's and no valid attachment's.
+pub fn stale(network: &str, valid: &[Owner<'_>]) -> impl Fn(Option<&str>) -> bool {
+    let ours = network_hash(network) + "-";
+    let valid: Vec<String> = valid.iter().map(Owner::instance).collect();
+    move |comment| {
+        comment.is_some_and(|text| {
+            text.starts_with(&ours) && !valid.iter().any(|instance| text.starts_with(instance))
+        })
+    }
 }
 
 /// What comments of a network's nftables objects begin with.

@@ -1,11 +1,11 @@
 //! ptp: a veth pair between the container and the host, every packet routed by the host.
 //!
-//! Keys: `mtu`, `ipMasq`, and `ipam`, which is required. The container reaches even its own
+//! Keys: `mtu`, `ipMasq`, `ipMasqBackend`, and `ipam`, which is required. The container reaches even its own
 //! subnet through the gateway, which is the host's end of the pair.
 //!
 //! On the host it leaves, while the container lives, one `veth` with the gateway's address as a
-//! /32 or /128 and a host route to each address of the container; for good, forwarding switched
-//! on.
+//! /32 or /128 and a host route to each address of the container, and with `ipMasq` what masquerades its addresses;
+//! for good, forwarding switched on and the packet filter's table.
 
 use std::net::IpAddr;
 
@@ -19,7 +19,7 @@ use crate::iface::configure::{self, Connected, Style};
 use crate::iface::inside::Inside;
 use crate::iface::veth::{self, Wanted};
 use crate::iface::{forwarding, verify};
-use crate::netfilter;
+use crate::netfilter::{Backend, Owner, PacketFilter, masquerade};
 use crate::netlink::{Dad, Link, Netlink, NewAddr, Route, RouteFilter, RouteMode};
 use crate::skel::{AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Rollback};
 
@@ -38,8 +38,18 @@ pub struct Ptp;
 pub struct Conf {
     /// Masquerade the container's traffic to other networks.
     ip_masq: bool,
+    /// `iptables` or `nftables`. Default: iptables where it works, else nftables.
+    ip_masq_backend: Option<String>,
     /// MTU of both ends in bytes. Default: the kernel's.
     mtu: i64,
+}
+
+impl Conf {
+    /// The configured back end of `ipMasq`; the key says nothing without it.
+    fn backend(&self) -> Result<Option<Backend>> {
+        let value = self.ip_masq_backend.as_deref().filter(|_| self.ip_masq);
+        Backend::parse(value, "ipmasq")
+    }
 }
 
 impl Plugin for Ptp {
@@ -48,10 +58,11 @@ impl Plugin for Ptp {
     type Conf = Conf;
 
     fn add(cx: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
-        netfilter::refuse_masquerade(conf.ip_masq)?;
+        let backend = conf.backend()?;
         let mtu = veth::mtu(conf.mtu)?;
         let netns = req.sandbox.netns()?;
         let host = cx.host()?;
+        let filter = PacketFilter::new();
         let mut undo = Rollback::new();
 
         // Before IPAM, so that an attachment that is there already keeps its address.
@@ -73,13 +84,20 @@ impl Plugin for Ptp {
         result.interfaces =
             vec![veth::interface(&end, ""), veth::interface(&link, &req.sandbox.path)];
         configure_container(&inside, &link, &result, &hops)?;
+        if conf.ip_masq {
+            let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
+            let addrs = result.addresses();
+            let (filter, registered) = (&filter, addrs.clone());
+            undo.push("end masquerading", move || masquerade::del(filter, owner, &registered));
+            masquerade::add(filter, Backend::choose(backend, filter), owner, &addrs)?;
+        }
         configure::wait_for_carrier(&inside.netlink, &link)?;
         cx.finish(&mut result);
         undo.commit();
         Ok(result)
     }
 
-    fn check(cx: &Cx<'_>, _: &Conf, req: &CheckReq) -> Result<()> {
+    fn check(cx: &Cx<'_>, conf: &Conf, req: &CheckReq) -> Result<()> {
         let inside = Inside::enter(req.sandbox.netns()?)?;
         cx.ipam_check()?;
         let prev = req.require_prev()?;
@@ -88,28 +106,49 @@ impl Plugin for Ptp {
         verify::is_up(&link)?;
         verify::addresses(&inside, &link, (prev, index))?;
         verify::routes(&inside, &prev.routes)?;
-        check_host(cx.host()?, &link, (prev, index))
+        check_host(cx.host()?, &link, (prev, index))?;
+        if !conf.ip_masq {
+            return Ok(());
+        }
+        let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
+        let addrs: Vec<IpNet> = prev.ips_of(index).map(|ip| ip.address).collect();
+        masquerade::check(&PacketFilter::new(), owner, &addrs)
     }
 
-    fn del(cx: &Cx<'_>, _: &Conf, req: &DelReq) -> Result<()> {
+    fn del(cx: &Cx<'_>, conf: &Conf, req: &DelReq) -> Result<()> {
         let mut failures = Failures::new();
         // Before the link, which a DHCP release needs.
         failures.keep(cx.ipam_del());
+        // Before the link as well: the kernel works on both at once until the socket is closed.
+        let filter = PacketFilter::new();
+        if conf.ip_masq {
+            let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
+            let addrs = req.prev.as_ref().map(CniResult::addresses).unwrap_or_default();
+            failures.keep(masquerade::del(&filter, owner, &addrs));
+        }
         failures.keep(req.del_veth(cx));
         failures.into_result()
     }
 
-    fn gc(cx: &Cx<'_>, _: &Conf, _: &GcReq) -> Result<()> {
+    fn gc(cx: &Cx<'_>, _: &Conf, req: &GcReq) -> Result<()> {
         // The host's end and its routes vanish with the container.
-        cx.ipam_gc()
+        let mut failures = Failures::new();
+        failures.keep(cx.ipam_gc());
+        let (network, valid) = (&cx.net.name, Owner::each(&cx.net.name, &req.valid));
+        failures.keep(masquerade::gc(&PacketFilter::new(), network.as_str(), &valid));
+        failures.into_result()
     }
 
     fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
         let unavailable = |e: Error| e.with_code(Code::NOT_AVAILABLE);
-        netfilter::refuse_masquerade(conf.ip_masq).map_err(unavailable)?;
+        let backend = conf.backend().map_err(unavailable)?;
         veth::mtu(conf.mtu).map_err(unavailable)?;
         let host = cx.host().map_err(unavailable)?;
         host.require_admin().map_err(|e| unavailable(e.into()))?;
+        if conf.ip_masq {
+            let filter = PacketFilter::new();
+            Backend::choose(backend, &filter).require_usable(&filter)?;
+        }
         cx.ipam_status()
     }
 }

@@ -78,14 +78,20 @@ fn the_walk_through() {
 }
 
 #[test]
-fn a_masquerading_walk_through_is_refused_by_name_and_changes_nothing() {
+fn the_walk_through_with_masquerading() {
     let node = Node::new();
-    let text = MYPTP.replace("\"type\": \"ptp\",", "\"type\": \"ptp\", \"ipMasq\": true,");
-    configure(&node, "10-myptp.conf", &text);
-    let (before, container) = (node.snapshot(), Container::new());
-    let outcome = tool(&node, &["add", "myptp", &container.path()]).run();
-    assert_eq!((outcome.status, outcome.stdout.as_str()), (Some(1), ""));
-    assert!(outcome.stderr.contains("\"ipMasq\": true is not supported yet"), "{outcome:?}");
+    let keys = "\"type\": \"ptp\", \"ipMasq\": true,";
+    configure(&node, "10-myptp.conf", &MYPTP.replace("\"type\": \"ptp\",", keys));
+    let container = Container::new();
+    let netns = container.path();
+    // Once, for the tables that stay.
+    tool(&node, &["add", "myptp", &netns]).result();
+    tool(&node, &["del", "myptp", &netns]).ok();
+    let before = node.snapshot();
+    tool(&node, &["add", "myptp", &netns]).result();
+    assert!(node.sh("nft list ruleset").contains("172.16.29.3"));
+    tool(&node, &["check", "myptp", &netns]).ok();
+    tool(&node, &["del", "myptp", &netns]).ok();
     assert_unchanged(&before, &node.snapshot());
 }
 

@@ -75,11 +75,15 @@ impl Scene {
     }
 
     fn bridge() -> Scene {
-        Scene::new("bridge", &json!({"isDefaultGateway": true, "hairpinMode": true}))
+        Scene::new(
+            "bridge",
+            &json!({"isDefaultGateway": true, "hairpinMode": true,
+                                 "ipMasq": true, "ipMasqBackend": "nftables", "macspoofchk": true}),
+        )
     }
 
     fn ptp() -> Scene {
-        Scene::new("ptp", &json!({"mtu": 1400}))
+        Scene::new("ptp", &json!({"mtu": 1400, "ipMasq": true, "ipMasqBackend": "nftables"}))
     }
 
     fn call(&self, verb: &str) -> Call {

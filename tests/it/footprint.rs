@@ -14,7 +14,8 @@ const PEAK: u64 = 3500;
 
 fn conf(node: &Node) -> Value {
     let ipam = node.host_local(&["10.1.0.0/24", "fd00:1::/64"]);
-    json!({"name": "n", "cniVersion": "1.0.0", "isDefaultGateway": true, "ipam": ipam})
+    json!({"name": "n", "cniVersion": "1.0.0", "isDefaultGateway": true, "ipam": ipam,
+           "ipMasq": true, "ipMasqBackend": "nftables", "macspoofchk": true})
 }
 
 fn assert_frugal(what: &str, calls: &[Syscall]) {

@@ -16,6 +16,7 @@
 //! | `concurrency` | many calls at once, and the reference's host-local in between |
 //! | `delegation` | IPAM plugins in this process and in another |
 //! | `footprint` | processes, sleeps, memory |
+//! | `masquerade`, `spoof` | `ipMasq` and `macspoofchk`: traffic, rules, the reference's |
 //! | `parity` | the reference plugins side by side |
 //! | `firewall` | its back ends, against traffic, each other and the reference |
 //! | `protocol` | what all plugins share: environment, versions, error objects, VERSION, about |
@@ -40,10 +41,12 @@ mod footprint;
 mod host_local;
 mod lifecycle;
 mod loopback;
+mod masquerade;
 mod net;
 mod node;
 mod parity;
 mod protocol;
 mod ptp;
+mod spoof;
 mod strace;
 mod traffic;

@@ -188,6 +188,7 @@ impl Snapshot {
             node.path("leases").display()
         ));
         state.insert("leases".to_owned(), leases);
+        state.insert("rules".to_owned(), sh(&format!("{enter}nft -s list ruleset")));
         Snapshot(state)
     }
 
@@ -314,12 +315,17 @@ impl Call {
         command
     }
 
-    /// Runs it to its end.
-    pub(crate) fn run(&self) -> Outcome {
+    /// Starts it, with its input.
+    pub(crate) fn start(&self) -> std::process::Child {
         let mut child = self.command().spawn().unwrap();
         // A plugin need not read its input.
         drop(child.stdin.take().unwrap().write_all(&self.stdin));
-        let output = child.wait_with_output().unwrap();
+        child
+    }
+
+    /// Runs it to its end.
+    pub(crate) fn run(&self) -> Outcome {
+        let output = self.start().wait_with_output().unwrap();
         Outcome {
             status: output.status.code(),
             stdout: String::from_utf8(output.stdout).unwrap(),

@@ -126,6 +126,11 @@ impl CniResult {
         let index = i64::try_from(index).ok();
         self.ips.iter().filter(move |ip| ip.interface == index && index.is_some())
     }
+
+    /// All addresses, with the prefix of their subnets.
+    pub fn addresses(&self) -> Vec<IpNet> {
+        self.ips.iter().map(|ip| ip.address).collect()
+    }
 }
 
 impl Default for CniResult {

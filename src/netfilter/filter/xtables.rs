@@ -277,9 +277,13 @@ fn remove(draft: &mut Draft, ips: &[IpAddr]) {
 fn change_all(filter: &PacketFilter, plan: impl Fn(&mut Draft, Family)) -> Result<()> {
     let mut outcome = Ok(());
     for family in Family::BOTH {
-        // Beside firewalld there is the second one only.
-        let programs = [CNI_FORWARD, STAGE_1].map(|c| filter.iptables_with(family, FILTER, c));
-        for iptables in programs.into_iter().max_by_key(Vec::len).unwrap_or_default() {
+        let mut programs = filter.iptables_with(family, FILTER, CNI_FORWARD)?;
+        // Beside firewalld there is the second chain only.
+        let others = filter.iptables_with(family, FILTER, STAGE_1)?;
+        if others.len() > programs.len() {
+            programs = others;
+        }
+        for iptables in programs {
             let change = iptables.update(FILTER, |draft| {
                 plan(draft, family);
                 Ok(())

@@ -4,10 +4,12 @@
 //! `isGateway` it has the gateway's address and the host forwards; with `isDefaultGateway` the
 //! container's default route points to it. `ipam` is optional: without it the link is layer 2.
 //!
-//! On the host it leaves, while the container lives, one `veth` port; for good, the bridge with
-//! its gateway addresses, and forwarding switched on.
+//! On the host it leaves, while the container lives, one `veth` port, with `ipMasq` what
+//! masquerades its addresses, with `macspoofchk` what checks its port; for good, the bridge with its
+//! gateway addresses, forwarding switched on, and the packet filter's tables.
 
 mod gateway;
+mod protect;
 mod verify;
 
 use serde::Deserialize;
@@ -17,7 +19,7 @@ use crate::error::{Code, Context, Error, Result};
 use crate::iface::configure::{self, Connected, Style};
 use crate::iface::inside::{Inside, Setting};
 use crate::iface::veth::{self, Wanted};
-use crate::netfilter;
+use crate::netfilter::{Backend, PacketFilter};
 use crate::netlink::{Dad, Link, LinkChange, LinkKind, Mac, Netlink, NewLink, Switch};
 use crate::skel::{AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Rollback};
 use crate::sysctl;
@@ -41,6 +43,8 @@ pub struct Conf {
     force_address: bool,
     /// Masquerade the container's traffic to other networks.
     ip_masq: bool,
+    /// `iptables` or `nftables`. Default: iptables where it works, else nftables.
+    ip_masq_backend: Option<String>,
     /// MTU of the pair, and of the bridge where it is created, in bytes. Default: the kernel's.
     mtu: i64,
     /// Let frames leave through the port they came in by.
@@ -97,6 +101,7 @@ impl Default for Conf {
             is_default_gateway: false,
             force_address: false,
             ip_masq: false,
+            ip_masq_backend: None,
             mtu: 0,
             hairpin_mode: false,
             promisc_mode: false,
@@ -122,6 +127,7 @@ impl Plugin for Bridge {
         let netns = req.sandbox.netns()?;
         let host = cx.host()?;
         let bridge = ensure_bridge(host, conf, &plan)?;
+        let filter = PacketFilter::new();
         let mut undo = Rollback::new();
 
         let port = veth::add(host, netns, plan.veth(&req.ifname, bridge.link.index))?;
@@ -138,9 +144,16 @@ impl Plugin for Bridge {
         let link = inside.link(req.ifname.as_str())?;
         result.interfaces = [&bridge.link, &port].map(|link| veth::interface(link, "")).into();
         result.interfaces.push(veth::interface(&link, &req.sandbox.path));
+        if conf.macspoofchk {
+            protect::port((cx, &filter), req, (&port, &link), &mut undo)?;
+        }
         configure_container(&inside, &link, conf, &result)?;
         if !gateways.is_empty() {
             gateway::ensure(host, &bridge, conf, &gateways)?;
+        }
+        if plan.l3 && conf.ip_masq {
+            let backend = Backend::choose(plan.backend, &filter);
+            protect::addresses((cx, &filter), (req, backend), &result, &mut undo)?;
         }
         if !conf.disable_container_interface {
             configure::wait_for_carrier(&inside.netlink, &link)?;
@@ -158,28 +171,37 @@ impl Plugin for Bridge {
         verify::attachment(cx, (conf, &plan), req)
     }
 
-    fn del(cx: &Cx<'_>, _: &Conf, req: &DelReq) -> Result<()> {
+    fn del(cx: &Cx<'_>, conf: &Conf, req: &DelReq) -> Result<()> {
         let mut failures = Failures::new();
+        let filter = PacketFilter::new();
+        protect::del_addresses((cx, &filter), conf, req, &mut failures);
         failures.keep(req.del_veth(cx));
+        protect::del_port((cx, &filter), conf, req, &mut failures);
         if !cx.net.ipam_type.is_empty() {
             failures.keep(cx.ipam_del());
         }
         failures.into_result()
     }
 
-    fn gc(cx: &Cx<'_>, _: &Conf, _: &GcReq) -> Result<()> {
+    fn gc(cx: &Cx<'_>, _: &Conf, req: &GcReq) -> Result<()> {
         // Ports vanish with their containers; addresses are the IPAM plugin's.
-        if cx.net.ipam_type.is_empty() { Ok(()) } else { cx.ipam_gc() }
+        let mut failures = Failures::new();
+        if !cx.net.ipam_type.is_empty() {
+            failures.keep(cx.ipam_gc());
+        }
+        protect::gc(cx, req, &mut failures);
+        failures.into_result()
     }
 
     fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
         let unavailable = |e: Error| e.with_code(Code::NOT_AVAILABLE);
-        Plan::resolve(cx, conf).map_err(unavailable)?;
+        let plan = Plan::resolve(cx, conf).map_err(unavailable)?;
         let host = cx.host().map_err(unavailable)?;
         host.require_admin().map_err(|e| unavailable(e.into()))?;
         if let Some(link) = host.link(&conf.bridge)? {
             require_bridge(&link).map_err(unavailable)?;
         }
+        protect::status(conf, &plan)?;
         if cx.net.ipam_type.is_empty() { Ok(()) } else { cx.ipam_status() }
     }
 }
@@ -193,6 +215,8 @@ struct Plan {
     default_gateway: bool,
     mtu: u32,
     mac: Option<Mac>,
+    /// The configured back end of `ipMasq`.
+    backend: Option<Backend>,
 }
 
 impl Plan {
@@ -210,14 +234,14 @@ impl Plan {
             let msg = "cannot set hairpin mode and promiscuous mode at the same time";
             return Err(Error::config(msg));
         }
-        netfilter::refuse_masquerade(conf.ip_masq && l3)?;
-        netfilter::refuse_source_mac_check(conf.macspoofchk)?;
+        let backend = conf.ip_masq_backend.as_deref().filter(|_| conf.ip_masq && l3);
         Ok(Plan {
             l3,
             gateway: l3 && (conf.is_gateway || conf.is_default_gateway),
             default_gateway: l3 && conf.is_default_gateway,
             mtu: veth::mtu(conf.mtu)?,
             mac,
+            backend: Backend::parse(backend, "ipmasq")?,
         })
     }
 

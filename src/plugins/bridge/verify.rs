@@ -1,6 +1,6 @@
 //! CHECK of a bridge attachment.
 
-use super::{Conf, Plan, require_bridge};
+use super::{Conf, Plan, protect, require_bridge};
 use crate::cni::{CniResult, Interface};
 use crate::error::{Error, Result};
 use crate::iface::{Inside, verify, veth};
@@ -20,12 +20,13 @@ pub(super) fn attachment(cx: &Cx<'_>, (conf, plan): (&Conf, &Plan), req: &CheckR
     if !conf.disable_container_interface {
         verify::is_up(&link)?;
     }
-    port_of(host, conf, (&bridge, &link, prev))?;
+    let port = port_of(host, conf, (&bridge, &link, prev))?;
     if plan.gateway {
         gateway_addresses(host, &bridge, (prev, index))?;
     }
     verify::addresses(&inside, &link, (prev, index))?;
-    verify::routes(&inside, &prev.routes)
+    verify::routes(&inside, &prev.routes)?;
+    protect::check((cx, plan, conf), req, (&port, &link), (prev, index))
 }
 
 fn bridge_of(host: &Netlink, conf: &Conf, prev: &CniResult) -> Result<Link> {
@@ -55,7 +56,7 @@ fn port_of(
     host: &Netlink,
     conf: &Conf,
     (bridge, container, prev): (&Link, &Link, &CniResult),
-) -> Result<()> {
+) -> Result<Link> {
     let missing =
         || Error::internal(format!("CNI veth created for bridge {} was not found", conf.bridge));
     let (port, entry) = veth::find_host_end(host, prev, container)?.ok_or_else(missing)?;
@@ -66,7 +67,7 @@ fn port_of(
     verify::is_up(&port)?;
     let state = port.port.unwrap_or_default();
     if (state.hairpin, state.isolated) == (conf.hairpin_mode, conf.port_isolation) {
-        return Ok(());
+        return Ok(port);
     }
     Err(Error::internal(format!(
         "port \"{}\" has hairpin mode {} and isolation {}, configured are {} and {}",

@@ -112,10 +112,11 @@ impl Plugin for Firewall {
         let mut failures = Failures::new();
         failures.keep(xtables::del(&filter, &pod));
         // Without the kernel's nf_tables there is nothing in it.
-        if filter.has_nf_tables().is_ok() {
-            failures.keep(filter.nft().and_then(|nft| nftables::del(nft, &pod)));
+        let nft = failures.keep(filter.nft_if_present()).flatten();
+        if let Some(nft) = nft {
+            failures.keep(nftables::del(nft, &pod));
         }
-        let gave = filter.nft().is_ok_and(|nft| firewalld::has(nft, &pod));
+        let gave = nft.is_some_and(|nft| firewalld::has(nft, &pod));
         if let Some(mut zone) = Backend::zone_to_clean(conf, gave) {
             failures.keep(filter.nft().map(|nft| zone.del(nft, &pod)));
         }
@@ -131,10 +132,9 @@ impl Plugin for Firewall {
         let filter = PacketFilter::new();
         let mut failures = Failures::new();
         failures.keep(xtables::gc(&filter, &network, &valid));
-        if filter.has_nf_tables().is_err() {
+        let Some(nft) = failures.keep(filter.nft_if_present()).flatten() else {
             return failures.into_result();
-        }
-        let nft = filter.nft()?;
+        };
         failures.keep(nftables::gc(nft, &network, &valid));
         if firewalld::has_stale(nft, &network, &valid)
             && let Some(mut zone) = Zone::find(conf.zone())

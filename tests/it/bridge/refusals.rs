@@ -104,8 +104,6 @@ fn trunk_entries_that_make_no_sense_have_the_references_words() {
 fn what_is_not_supported_yet_is_refused_by_name_and_del_works_all_the_same() {
     let node = Node::new();
     for (keys, msg) in [
-        (json!({"ipMasq": true}), "\"ipMasq\": true is not supported yet"),
-        (json!({"macspoofchk": true}), "\"macspoofchk\": true is not supported yet"),
         (json!({"vlan": 100}), "\"vlan\" is not supported yet"),
         (json!({"vlan": 100, "vlanTrunk": []}), "\"vlan\" is not supported yet"),
         (json!({"vlanTrunk": []}), "\"vlanTrunk\" is not supported yet"),

@@ -188,9 +188,9 @@ fn a_route_that_the_kernel_refuses_takes_everything_back() {
 fn bad_configurations_change_nothing() {
     let node = Node::new();
     let container = Container::new();
-    let masq = "\"ipMasq\": true is not supported yet";
+    let masq = "unknown ipmasq backend \"x\"";
     for (keys, code, msg) in [
-        (json!({"ipMasq": true}), 2, masq),
+        (json!({"ipMasq": true, "ipMasqBackend": "x"}), 7, masq),
         (json!({"mtu": 4_294_967_296_u64}), 7, "mtu 4294967296 is larger than any link's"),
         (json!({"ipam": null}), 999, "no plugin name provided"),
         (json!({"ipam": {}}), 999, "no plugin name provided"),
@@ -210,7 +210,8 @@ fn bad_configurations_change_nothing() {
         settles(&before.0, || node.snapshot());
         settles(&before.1, || container.snapshot(&node));
     }
-    let status = simple(&node, &json!({"ipMasq": true})).call("STATUS", "").error();
+    let status = simple(&node, &json!({"ipMasq": true, "ipMasqBackend": "x"}));
+    let status = status.call("STATUS", "").error();
     assert_eq!(status.brief(), (50, masq));
     assert_eq!(
         simple(&node, &json!({"ipam": null})).call("STATUS", "").error().msg,

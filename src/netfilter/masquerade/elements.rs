@@ -1,0 +1,189 @@
+//! Our layout on `nf_tables`: a packet finds its subnet's chain by its source in a map, and a call
+//! changes one element for each address, however many there are.
+//!
+//! ```text
+//! table inet cnibox_masquerade {
+//!     map pods4 {
+//!         type ipv4_addr : verdict
+//!         elements = { 10.1.2.3 comment "<hash>, net: .." : goto subnet-10.1.2.0/24 }
+//!     }
+//!     chain postrouting {
+//!         type nat hook postrouting priority srcnat
+//!         ip daddr 224.0.0.0/4 return
+//!         ip6 daddr ff00::/8 return
+//!         ip saddr vmap @pods4
+//!         ip6 saddr vmap @pods6
+//!     }
+//!     chain subnet-10.1.2.0/24 {
+//!         ip daddr != 10.1.2.0/24 masquerade
+//!     }
+//! }
+//! ```
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ipnet::IpNet;
+use nix::errno::Errno;
+
+use super::super::names::{Owner, stale};
+use crate::error::Result;
+use crate::netlink::nftables::{
+    Batch, Chain, Data, Element, Field, Hook, Nft, Rule, SRCNAT, Set, Table, Type, Verdict,
+};
+
+const TABLE: Table<'_> = Table::inet("cnibox_masquerade")
+    .comment("cnibox: what containers send out of their subnet gets the host's address");
+const POSTROUTING: Chain<'_> = TABLE.chain("postrouting").nat(Hook::Postrouting, SRCNAT);
+const PODS4: Set<'_> = TABLE.vmap("pods4", &[Type::Ipv4Addr]);
+const PODS6: Set<'_> = TABLE.vmap("pods6", &[Type::Ipv6Addr]);
+
+/// What the names of subnets' chains begin with.
+const SUBNET: &str = "subnet-";
+/// The rules of the base chain.
+const BASE_RULES: usize = 4;
+/// How often an ADD is planned that others got in the way of.
+const ATTEMPTS: usize = 20;
+
+fn pods(addr: IpAddr) -> Set<'static> {
+    if addr.is_ipv4() { PODS4 } else { PODS6 }
+}
+
+/// nft takes neither colons nor brackets in names.
+fn subnet_chain(addr: IpNet) -> String {
+    format!("{SUBNET}{}", addr.trunc()).replace(':', "_")
+}
+
+fn element(owner: Owner<'_>, addr: IpNet) -> Element {
+    let verdict = Verdict::Goto(subnet_chain(addr));
+    Element::new(addr.addr()).verdict(verdict).comment(owner.comment())
+}
+
+pub(super) fn add(nft: &Nft, owner: Owner<'_>, addrs: &[IpNet]) -> Result<()> {
+    let mut outcome = Ok(());
+    for _ in 0..ATTEMPTS {
+        outcome = nft.commit(plan(nft, owner, addrs)?);
+        match &outcome {
+            // Another call was faster to make, or to remove, a chain.
+            Err(error) if matches!(error.errno(), Some(Errno::EEXIST | Errno::ENOENT)) => {}
+            _ => break,
+        }
+    }
+    Ok(outcome?)
+}
+
+/// What is missing. Nothing is ensured that is there: for the kernel that is a change.
+fn plan(nft: &Nft, owner: Owner<'_>, addrs: &[IpNet]) -> Result<Batch> {
+    let mut batch = Batch::new();
+    if !nft.has_chain(POSTROUTING)? {
+        make_base(&mut batch);
+    }
+    let mut chains: Vec<String> = Vec::new();
+    for addr in addrs {
+        let name = subnet_chain(*addr);
+        let chain = TABLE.chain(&name);
+        if !chains.contains(&name) && !nft.has_chain(chain)? {
+            let leaves = Rule::new().daddr_not_in(addr.trunc()).masquerade();
+            batch.add_chain(chain).append_rule(chain, &leaves);
+        }
+        chains.push(name);
+        let (set, wanted) = (pods(addr.addr()), element(owner, *addr));
+        match nft.element(set, addr.addr())? {
+            Some(present) if present == wanted => continue,
+            Some(_) => drop(batch.del_element(set, &wanted)),
+            None => {}
+        }
+        batch.add_element(set, &wanted);
+    }
+    Ok(batch)
+}
+
+fn make_base(batch: &mut Batch) {
+    let v4 = IpNet::new_assert(Ipv4Addr::new(224, 0, 0, 0).into(), 4);
+    let v6 = IpNet::new_assert(Ipv6Addr::from(0xff00 << 112).into(), 8);
+    batch.ensure_table(TABLE).add_chain(POSTROUTING).ensure_set(PODS4).ensure_set(PODS6);
+    batch
+        .append_rule(POSTROUTING, &Rule::new().daddr_in(v4).ret())
+        .append_rule(POSTROUTING, &Rule::new().daddr_in(v6).ret())
+        .append_rule(POSTROUTING, &Rule::new().vmap(&[Field::IpSaddr], PODS4))
+        .append_rule(POSTROUTING, &Rule::new().vmap(&[Field::Ip6Saddr], PODS6));
+}
+
+pub(super) fn has(nft: &Nft, owner: Owner<'_>, addr: IpNet) -> Result<bool> {
+    let present = nft.element(pods(addr.addr()), addr.addr())?;
+    if present.is_none_or(|present| present != element(owner, addr)) {
+        return Ok(false);
+    }
+    if nft.dump_rules(POSTROUTING)?.len() < BASE_RULES {
+        return Ok(false);
+    }
+    let name = subnet_chain(addr);
+    Ok(!nft.dump_rules(TABLE.chain(&name))?.is_empty())
+}
+
+pub(super) fn del(nft: &Nft, owner: Owner<'_>, addrs: &[IpNet]) -> Result<()> {
+    if !nft.has_table(TABLE)? {
+        return Ok(());
+    }
+    // Between look and deletion the address may get another owner.
+    nft.update(|nft| {
+        let mut batch = Batch::new();
+        for (set, element) in elements_of(nft, addrs)? {
+            if owner.owns(element.comment.as_deref()) {
+                batch.del_element(set, &element);
+            }
+        }
+        Ok(batch)
+    })?;
+    Ok(())
+}
+
+/// The elements of the addresses; without addresses, all.
+fn elements_of(nft: &Nft, addrs: &[IpNet]) -> crate::netlink::Result<Vec<(Set<'static>, Element)>> {
+    let mut found = Vec::new();
+    for addr in addrs {
+        let set = pods(addr.addr());
+        found.extend(nft.element(set, addr.addr())?.map(|element| (set, element)));
+    }
+    if addrs.is_empty() {
+        for set in [PODS4, PODS6] {
+            found.extend(nft.dump_elements(set)?.into_iter().map(|element| (set, element)));
+        }
+    }
+    Ok(found)
+}
+
+/// Also removes the chains of subnets that nobody uses any more.
+pub(super) fn gc(nft: &Nft, network: &str, valid: &[Owner<'_>]) -> Result<()> {
+    if !nft.has_table(TABLE)? {
+        return Ok(());
+    }
+    let is_stale = stale(network, valid);
+    nft.update(|nft| {
+        let (mut batch, mut used) = (Batch::new(), Vec::new());
+        for (set, element) in elements_of(nft, &[])? {
+            if is_stale(element.comment.as_deref()) {
+                batch.del_element(set, &element);
+            } else if let Some(Data::Verdict(Verdict::Goto(chain))) = element.data {
+                used.push(chain);
+            }
+        }
+        let chains = nft.dump_chains(TABLE)?.into_iter().map(|chain| chain.name);
+        for name in chains.filter(|name| name.starts_with(SUBNET) && !used.contains(name)) {
+            batch.del_chain(TABLE.chain(&name));
+        }
+        Ok(batch)
+    })?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chains_of_subnets() {
+        let name = |text: &str| subnet_chain(text.parse().unwrap());
+        assert_eq!(name("10.1.2.3/24"), "subnet-10.1.2.0/24");
+        assert_eq!(name("2001:db8::5/64"), "subnet-2001_db8__/64");
+    }
+}

@@ -1,0 +1,79 @@
+//! Masquerading: what a container sends out of its subnet leaves with the host's address.
+//!
+//! Multicast and the container's own subnet are left alone. Rules are made with one back end
+//! ([`add`]); the other verbs look at what is there, made with either, by this program or by the
+//! reference plugins. Nothing is known about a container but its [`Owner`] and, where the caller
+//! has them, its addresses: DEL works without namespace, interface and result.
+//!
+//! | file | layout |
+//! | --- | --- |
+//! | `elements.rs` | ours on `nf_tables`: one map element for each address |
+//! | `chains.rs` | the reference's with iptables: one chain for each container |
+//! | `rules.rs` | the reference's on `nf_tables`: one rule for each address; never made |
+
+mod chains;
+mod elements;
+mod rules;
+
+use ipnet::IpNet;
+
+use super::backend::{Backend, PacketFilter};
+use super::names::Owner;
+use crate::error::{Context, Error, Result};
+
+/// Masquerades the addresses, each with the prefix of its subnet. What an earlier owner of one of
+/// them left is replaced.
+pub fn add(
+    filter: &PacketFilter,
+    backend: Backend,
+    owner: Owner<'_>,
+    addrs: &[IpNet],
+) -> Result<()> {
+    let added = match backend {
+        Backend::Nftables => filter.nft().and_then(|nft| elements::add(nft, owner, addrs)),
+        Backend::Iptables => chains::add(owner, addrs),
+    };
+    added.context(|| "masquerade")
+}
+
+/// Verifies that every address is masqueraded, whoever made the rules.
+pub fn check(filter: &PacketFilter, owner: Owner<'_>, addrs: &[IpNet]) -> Result<()> {
+    let nft = filter.nft_if_present()?;
+    for addr in addrs {
+        let on_nft = match nft {
+            Some(nft) => elements::has(nft, owner, *addr)? || rules::has(nft, owner)?,
+            None => false,
+        };
+        if !on_nft && !chains::has(filter, owner, *addr)? {
+            return Err(Error::internal(format!("{addr} is not masqueraded")).with_details(
+                "the rules are gone from the packet filter; attach the container again",
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Ends masquerading for the owner, with every back end. Without addresses what belongs to the
+/// owner is found by its comments and names.
+pub fn del(filter: &PacketFilter, owner: Owner<'_>, addrs: &[IpNet]) -> Result<()> {
+    let mut outcomes = chains::del(filter, owner, addrs);
+    if let Some(nft) = filter.nft_if_present()? {
+        outcomes.extend([elements::del(nft, owner, addrs), rules::del(nft, owner)]);
+    }
+    all(outcomes).context(|| "end masquerading")
+}
+
+/// Ends masquerading for the attachments of the network that are not among `valid`.
+pub fn gc(filter: &PacketFilter, network: &str, valid: &[Owner<'_>]) -> Result<()> {
+    let mut outcomes = chains::gc(filter, network, valid);
+    if let Some(nft) = filter.nft_if_present()? {
+        outcomes.extend([elements::gc(nft, network, valid), rules::gc(nft, network, valid)]);
+    }
+    all(outcomes).context(|| "clean up masquerading")
+}
+
+/// Success, or all errors as one.
+fn all(outcomes: Vec<Result<()>>) -> Result<()> {
+    let errors = outcomes.into_iter().filter_map(Result::err).collect();
+    Error::join(errors).map_or(Ok(()), Err)
+}

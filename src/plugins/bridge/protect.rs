@@ -1,0 +1,120 @@
+//! What a port has in the packet filter: masquerading of its addresses, the check of its MAC.
+
+use super::{Conf, Plan};
+use crate::cni::CniResult;
+use crate::error::{Error, Result};
+use crate::netfilter::spoof::Port;
+use crate::netfilter::{Backend, Owner, PacketFilter, masquerade, spoof};
+use crate::netlink::Link;
+use crate::skel::{AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Rollback};
+
+/// Has source MACs checked at the port; `container` is its other end.
+pub(super) fn port<'a>(
+    (cx, filter): (&'a Cx<'_>, &'a PacketFilter),
+    req: &'a AddReq,
+    (port, container): (&Link, &Link),
+    undo: &mut Rollback<'a>,
+) -> Result<()> {
+    let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
+    let port = port_of(port, container)?;
+    let registered = [port.clone()];
+    undo.push("remove the spoof-check", move || spoof::del(filter, owner, &registered));
+    spoof::add(filter, owner, &port)
+}
+
+fn port_of(port: &Link, container: &Link) -> Result<Port> {
+    let mac = container.mac.ok_or_else(|| {
+        Error::internal(format!("\"{}\" has no MAC to be checked", container.name))
+    })?;
+    Ok(Port { name: port.name.clone(), mac })
+}
+
+/// Masquerades the addresses of the result.
+pub(super) fn addresses<'a>(
+    (cx, filter): (&'a Cx<'_>, &'a PacketFilter),
+    (req, backend): (&'a AddReq, Backend),
+    result: &CniResult,
+    undo: &mut Rollback<'a>,
+) -> Result<()> {
+    let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
+    let addrs = result.addresses();
+    let registered = addrs.clone();
+    undo.push("end masquerading", move || masquerade::del(filter, owner, &registered));
+    masquerade::add(filter, backend, owner, &addrs)
+}
+
+/// Ends masquerading, of the addresses that the result tells, or else by name. Before the port goes:
+/// the kernel works on both at once until the socket is closed.
+pub(super) fn del_addresses(
+    (cx, filter): (&Cx<'_>, &PacketFilter),
+    conf: &Conf,
+    req: &DelReq,
+    failures: &mut Failures,
+) {
+    if conf.ip_masq && !cx.net.ipam_type.is_empty() {
+        let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
+        let addrs = req.prev.as_ref().map(CniResult::addresses).unwrap_or_default();
+        failures.keep(masquerade::del(filter, owner, &addrs));
+    }
+}
+
+/// Ends the check of the port, which must be gone: nobody is to get a moment without it.
+pub(super) fn del_port(
+    (cx, filter): (&Cx<'_>, &PacketFilter),
+    conf: &Conf,
+    req: &DelReq,
+    failures: &mut Failures,
+) {
+    if conf.macspoofchk {
+        let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
+        let ports = req.prev.as_ref().map(|prev| ports_in(prev, req.ifname.as_str()));
+        failures.keep(spoof::del(filter, owner, &ports.unwrap_or_default()));
+    }
+}
+
+/// The port among the interfaces outside the sandbox, behind the bridge, with the MAC of the one
+/// inside.
+fn ports_in(prev: &CniResult, ifname: &str) -> Vec<Port> {
+    let inside = prev.interfaces.iter().find(|i| i.name == ifname && !i.sandbox.is_empty());
+    let Some(mac) = inside.and_then(|entry| entry.mac.parse().ok()) else { return Vec::new() };
+    let outside = prev.interfaces.iter().filter(|entry| entry.sandbox.is_empty());
+    outside.skip(1).take(1).map(|entry| Port { name: entry.name.clone(), mac }).collect()
+}
+
+/// Verifies both; `port` and `container` are the ends of the pair.
+pub(super) fn check(
+    (cx, plan, conf): (&Cx<'_>, &Plan, &Conf),
+    req: &CheckReq,
+    (port, container): (&Link, &Link),
+    (prev, index): (&CniResult, usize),
+) -> Result<()> {
+    let (filter, owner) = (PacketFilter::new(), Owner::new(&cx.net.name, &req.id, &req.ifname));
+    if conf.macspoofchk {
+        spoof::check(&filter, owner, &port_of(port, container)?)?;
+    }
+    if plan.l3 && conf.ip_masq {
+        let addrs: Vec<_> = prev.ips_of(index).map(|ip| ip.address).collect();
+        masquerade::check(&filter, owner, &addrs)?;
+    }
+    Ok(())
+}
+
+/// Removes what no valid attachment of the network owns.
+pub(super) fn gc(cx: &Cx<'_>, req: &GcReq, failures: &mut Failures) {
+    let (filter, network) = (PacketFilter::new(), cx.net.name.as_str());
+    let valid = Owner::each(&cx.net.name, &req.valid);
+    failures.keep(masquerade::gc(&filter, network, &valid));
+    failures.keep(spoof::gc(&filter, network, &valid));
+}
+
+/// Whether both can be had.
+pub(super) fn status(conf: &Conf, plan: &Plan) -> Result<()> {
+    let filter = PacketFilter::new();
+    if conf.macspoofchk {
+        Backend::Nftables.require_usable(&filter)?;
+    }
+    if plan.l3 && conf.ip_masq {
+        Backend::choose(plan.backend, &filter).require_usable(&filter)?;
+    }
+    Ok(())
+}
