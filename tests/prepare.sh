@@ -17,6 +17,9 @@ unshare           util-linux                     demo,test,bench  -
 nsenter           util-linux                     demo,test        -
 strace            strace                         test             -
 nft               nftables                       test             -
+dbus-daemon       dbus                           -                test
+/usr/lib/python3/dist-packages/dbus python3-dbus        -                test
+/usr/lib/python3/dist-packages/gi python3-gi            -                test
 iptables-save     iptables                       test             -
 shellcheck        shellcheck                     lint             -
 cargo-deny        -                              lint             -

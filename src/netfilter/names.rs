@@ -92,7 +92,7 @@ pub fn stale(network: &str, valid: &[Owner<'_>]) -> impl Fn(Option<&str>) -> boo
 }
 
 /// What comments of a network's nftables objects begin with.
-pub(super) fn network_hash(network: &str) -> String {
+pub fn network_hash(network: &str) -> String {
     let mut hash = hash(&[network]);
     hash.truncate(HALF);
     hash

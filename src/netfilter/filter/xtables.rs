@@ -277,11 +277,11 @@ fn remove(draft: &mut Draft, ips: &[IpAddr]) {
 fn change_all(filter: &PacketFilter, plan: impl Fn(&mut Draft, Family)) -> Result<()> {
     let mut outcome = Ok(());
     for family in Family::BOTH {
-        // Beside firewalld there is the second one only.
-        let mut programs = Vec::new();
-        for chain in [CNI_FORWARD, STAGE_1] {
-            let found = filter.iptables_with(family, FILTER, chain)?;
-            programs = if found.len() > programs.len() { found } else { programs };
+        let mut programs = filter.iptables_with(family, FILTER, CNI_FORWARD)?;
+        // Beside firewalld there is the second chain only.
+        let others = filter.iptables_with(family, FILTER, STAGE_1)?;
+        if others.len() > programs.len() {
+            programs = others;
         }
         for iptables in programs {
             let change = iptables.update(FILTER, |draft| {

@@ -112,10 +112,11 @@ impl Plugin for Firewall {
         let mut failures = Failures::new();
         failures.keep(xtables::del(&filter, &pod));
         // Without the kernel's nf_tables there is nothing in it.
-        if let Some(nft) = failures.keep(filter.nft_if_present()).flatten() {
+        let nft = failures.keep(filter.nft_if_present()).flatten();
+        if let Some(nft) = nft {
             failures.keep(nftables::del(nft, &pod));
         }
-        let gave = filter.nft().is_ok_and(|nft| firewalld::has(nft, &pod));
+        let gave = nft.is_some_and(|nft| firewalld::has(nft, &pod));
         if let Some(mut zone) = Backend::zone_to_clean(conf, gave) {
             failures.keep(filter.nft().map(|nft| zone.del(nft, &pod)));
         }
