@@ -3,6 +3,7 @@
 use crate::plugins::bridge::Bridge;
 use crate::plugins::host_local::HostLocal;
 use crate::plugins::loopback::Loopback;
+use crate::plugins::portmap::Portmap;
 use crate::plugins::ptp::Ptp;
 use crate::skel::{Applet, Kind, Lookup};
 use crate::tool::cnitool;
@@ -13,6 +14,7 @@ pub static APPLETS: &[Applet] = &[
     Applet::tool("cnitool", "attaches and detaches namespaces, as a runtime does", cnitool::main),
     Applet::plugin::<HostLocal>(Kind::Ipam),
     Applet::plugin::<Loopback>(Kind::Interface),
+    Applet::plugin::<Portmap>(Kind::Chained),
     Applet::plugin::<Ptp>(Kind::Interface),
 ];
 

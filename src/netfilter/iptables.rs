@@ -135,6 +135,11 @@ impl Rule {
         self.words.get(at + 1).map(String::as_str)
     }
 
+    /// Its words behind the chain.
+    pub fn words(&self) -> &[String] {
+        &self.words
+    }
+
     /// Whether it jumps to `target`.
     pub fn goes_to(&self, target: &str) -> bool {
         self.value("-j") == Some(target) || self.value("-g") == Some(target)

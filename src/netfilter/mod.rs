@@ -3,6 +3,7 @@
 pub mod backend;
 pub mod iptables;
 pub mod names;
+pub mod ports;
 
 use crate::error::{Code, Error, Result};
 

@@ -3,4 +3,5 @@
 pub mod bridge;
 pub mod host_local;
 pub mod loopback;
+pub mod portmap;
 pub mod ptp;
