@@ -41,6 +41,7 @@ mod loopback;
 mod net;
 mod node;
 mod parity;
+mod portmap;
 mod protocol;
 mod ptp;
 mod strace;

@@ -209,7 +209,8 @@ fn refuse_taken(draft: &Draft, forward: &Forward<'_>, target: &Target) -> Result
         let same = |rule: &&Rule| {
             rule.value("--dport") == Some(&port)
                 && rule.value("-p") == Some(&proto)
-                && rule.value("-d") == addr.as_deref()
+                // The chain that is entered first would win.
+                && (addr.is_none() || rule.value("-d").is_none_or(|d| Some(d) == addr.as_deref()))
         };
         if let Some(other) = others().find(same) {
             let entry = draft.rules().iter().find(|r| r.chain == TOP && r.goes_to(&other.chain));

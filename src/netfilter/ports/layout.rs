@@ -7,9 +7,8 @@
 //! | --- | --- | --- |
 //! | `any4`, `any6` | protocol . port : address . port | a port on every local address |
 //! | `host4`, `host6` | address . protocol . port : address . port | on one; it wins over `any` |
-//! | `snat4`, `snat6` | address . interface | a container, and the host's interface towards it |
-//! | `masq4`, `masq6` | address | a container whose clients are all masqueraded |
-//! | `attachments` | hash . hash : interface . count | how many elements above are whose |
+//! | `snat4`, `snat6` | sources . container | clients whose source is translated on the way to it |
+//! | `attachments` | hash . hash : count | how many elements above are whose |
 
 use std::net::Ipv4Addr;
 
@@ -39,7 +38,7 @@ const TO6: [Type; 2] = [Type::Ipv6Addr, Type::InetService];
 
 /// One element for each attachment: its instance hash, in two halves that fit names.
 pub(super) const ATTACHMENTS: Set<'_> =
-    TABLE.map("attachments", &[Type::IfName, Type::IfName], &[Type::IfName, Type::Mark]);
+    TABLE.map("attachments", &[Type::IfName, Type::IfName], &[Type::Mark]);
 
 /// The sets and maps of a family.
 #[derive(Clone, Copy, Debug)]
@@ -47,21 +46,18 @@ pub(super) struct Sets {
     pub(super) any: Set<'static>,
     pub(super) host: Set<'static>,
     pub(super) snat: Set<'static>,
-    pub(super) masq: Set<'static>,
 }
 
 const V4: Sets = Sets {
     any: TABLE.map("any4", &PORT, &TO4),
     host: TABLE.map("host4", &PORT4, &TO4),
-    snat: TABLE.set("snat4", &[Type::Ipv4Addr, Type::IfName]),
-    masq: TABLE.set("masq4", &[Type::Ipv4Addr]),
+    snat: TABLE.set("snat4", &[Type::Ipv4Addr, Type::Ipv4Addr]).interval(),
 };
 
 const V6: Sets = Sets {
     any: TABLE.map("any6", &PORT, &TO6),
     host: TABLE.map("host6", &PORT6, &TO6),
-    snat: TABLE.set("snat6", &[Type::Ipv6Addr, Type::IfName]),
-    masq: TABLE.set("masq6", &[Type::Ipv6Addr]),
+    snat: TABLE.set("snat6", &[Type::Ipv6Addr, Type::Ipv6Addr]).interval(),
 };
 
 impl Sets {
@@ -74,7 +70,7 @@ impl Sets {
 
     /// All with elements of containers.
     pub(super) fn all() -> impl Iterator<Item = Set<'static>> {
-        [V4, V6].into_iter().flat_map(|s| [s.any, s.host, s.snat, s.masq])
+        [V4, V6].into_iter().flat_map(|s| [s.any, s.host, s.snat])
     }
 
     /// Whether keys of `set` are ports.
@@ -109,17 +105,9 @@ fn translate() -> Vec<Rule> {
 
 fn masquerade() -> Vec<Rule> {
     let mapped = || Rule::new().any_of(Field::CtStatus, CT_STATUS_DNAT);
-    let families = [(V4, Field::IpDaddr), (V6, Field::Ip6Daddr)];
-    let mut rules = Vec::new();
-    for (sets, daddr) in families {
-        let all = mapped().in_set(&[daddr], sets.masq).masquerade();
-        rules.push(all.comment("masqAll"));
-        let back = mapped().in_set(&[daddr, Field::Iifname], sets.snat).masquerade();
-        rules.push(back.comment("back to where it came from"));
-    }
-    let local = mapped().saddr_in(loopback()).in_set(&[Field::IpDaddr, Field::Oifname], V4.snat);
-    rules.push(local.masquerade().comment("from the host's loopback"));
-    rules
+    let v4 = mapped().in_set(&[Field::IpSaddr, Field::IpDaddr], V4.snat).masquerade();
+    let v6 = mapped().in_set(&[Field::Ip6Saddr, Field::Ip6Daddr], V6.snat).masquerade();
+    vec![v4.comment("so that answers come back"), v6.comment("so that IPv6 answers come back")]
 }
 
 /// `route_localnet` lets packets in from outside that are for 127.0.0.1; only mappings may use it.

@@ -4,6 +4,10 @@
 //! key, and `attachments` tells how much there is to find. Only when that does not add up, as when
 //! DEL is not told the mappings of ADD, the maps are read.
 
+use std::net::Ipv4Addr;
+
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+
 use super::layout::{self, ATTACHMENTS, Sets};
 use super::{Forward, HostPort, Mapping, Snat, Target, taken};
 use crate::error::{Error, Result};
@@ -75,17 +79,27 @@ fn elements_to(forward: &Forward<'_>, target: &Target) -> Vec<Placed> {
     if placed.is_empty() {
         return placed;
     }
-    match (forward.snat, &target.via) {
-        (Snat::WhereNeeded, Some(via)) => {
-            let element = Element::new((target.addr(), via.as_str()));
-            placed.push(Placed { set: sets.snat, element });
-        }
-        (Snat::Always, _) => {
-            placed.push(Placed { set: sets.masq, element: Element::new(target.addr()) });
-        }
-        _ => {}
+    for sources in sources(forward.snat, target) {
+        let mut element = Element::new((sources.network(), target.addr()));
+        let end: Key = (sources.broadcast(), target.addr()).into();
+        element.end = Some(end).filter(|end| *end != element.key);
+        placed.push(Placed { set: sets.snat, element });
     }
     placed
+}
+
+/// Clients whose source is translated.
+fn sources(snat: Snat, target: &Target) -> Vec<IpNet> {
+    let v4 = target.addr().is_ipv4();
+    let all: IpNet = if v4 { Ipv4Net::default().into() } else { Ipv6Net::default().into() };
+    match snat {
+        Snat::Never => Vec::new(),
+        Snat::Always => vec![all],
+        Snat::WhereNeeded => {
+            let loopback = Ipv4Net::new_assert(Ipv4Addr::new(127, 0, 0, 0), 8).into();
+            [target.net].into_iter().chain(v4.then_some(loopback)).collect()
+        }
+    }
 }
 
 /// All elements that `forward` consists of, the attachment's own last.
@@ -93,10 +107,9 @@ fn elements(forward: &Forward<'_>) -> Vec<Placed> {
     let comment = forward.owner.comment();
     let mut all: Vec<Placed> =
         forward.targets.iter().flat_map(|target| elements_to(forward, target)).collect();
-    let via = forward.targets.iter().find_map(|target| target.via.as_deref()).unwrap_or_default();
     let count = Value::Mark(u32::try_from(all.len()).unwrap_or(u32::MAX));
     let mut record = Element::new(attachment(forward.owner));
-    record.data = Some(Data::Values(Key(vec![via.into(), count])));
+    record.data = Some(Data::Values(Key(vec![count])));
     all.push(Placed { set: ATTACHMENTS, element: record });
     for placed in &mut all {
         placed.element.comment = Some(comment.clone());
@@ -136,14 +149,15 @@ fn replace(nft: &Nft, owner: Owner<'_>, all: &[Placed]) -> Result<()> {
             batch.del_element(placed.set, &placed.element);
         }
         for placed in all.iter().filter(|placed| !own.iter().any(|mine| mine.is(placed))) {
-            let Some(other) = nft.element(placed.set, placed.element.key.clone())? else {
+            if !Sets::is_ports(placed.set) {
                 continue;
-            };
-            if Sets::is_ports(placed.set) {
+            }
+            if let Some(other) = nft.element(placed.set, placed.element.key.clone())? {
                 refusal = Some((placed.clone(), other));
                 return Ok(Batch::new());
             }
-            // An address whose former container left without DEL.
+        }
+        for placed in former_containers(nft, owner, all)? {
             batch.del_element(placed.set, &placed.element);
         }
         for placed in all {
@@ -155,6 +169,20 @@ fn replace(nft: &Nft, owner: Owner<'_>, all: &[Placed]) -> Result<()> {
         Some((port, other)) => Err(taken(port, &words(other.comment.as_deref()))),
         None => Ok(()),
     }
+}
+
+/// What others have for the addresses of these elements: their containers left without DEL.
+fn former_containers(nft: &Nft, owner: Owner<'_>, all: &[Placed]) -> netlink::Result<Vec<Placed>> {
+    let mut found = Vec::new();
+    for set in Family::BOTH.map(|family| Sets::of(family).snat) {
+        let addr = all.iter().find(|placed| placed.set == set);
+        let Some(addr) = addr.and_then(|placed| placed.element.key.0.get(1)) else { continue };
+        let others = nft.dump_elements(set)?.into_iter().filter(|other| {
+            other.key.0.get(1) == Some(addr) && !owner.owns(other.comment.as_deref())
+        });
+        found.extend(others.map(|element| Placed { set, element }));
+    }
+    Ok(found)
 }
 
 /// The owner that a comment tells.
@@ -184,12 +212,7 @@ fn all_of(nft: &Nft, which: impl Fn(Option<&str>) -> bool) -> netlink::Result<Ve
 }
 
 /// The attachment's elements that are found by the keys of `mappings`.
-fn by_key(
-    nft: &Nft,
-    owner: Owner<'_>,
-    mappings: &[Mapping],
-    via: &Value,
-) -> netlink::Result<Vec<Placed>> {
+fn by_key(nft: &Nft, owner: Owner<'_>, mappings: &[Mapping]) -> netlink::Result<Vec<Placed>> {
     let mut found: Vec<Placed> = Vec::new();
     let mut take = |set, key: Key| -> netlink::Result<Option<Element>> {
         let element = nft.element(set, key)?.filter(|e| owner.owns(e.comment.as_deref()));
@@ -210,9 +233,12 @@ fn by_key(
                 addr = to.into_iter().next();
             }
         }
-        if let Some(addr) = addr {
-            take(sets.snat, Key(vec![addr.clone(), via.clone()]))?;
-            take(sets.masq, Key(vec![addr]))?;
+        if let Some(Value::Ip(addr)) = addr {
+            // The sources that hold the container itself, and the host's loopback.
+            take(sets.snat, (addr, addr).into())?;
+            if addr.is_ipv4() {
+                take(sets.snat, (Ipv4Addr::LOCALHOST, addr).into())?;
+            }
         }
     }
     Ok(found)
@@ -227,9 +253,9 @@ pub fn del(nft: &Nft, owner: Owner<'_>, mappings: &[Mapping]) -> Result<Vec<Plac
             return Ok(Batch::new());
         };
         if let Some(Data::Values(Key(values))) = &record.data
-            && let [via, Value::Mark(count)] = values.as_slice()
+            && let [Value::Mark(count)] = values.as_slice()
         {
-            deleted = by_key(nft, owner, mappings, via)?;
+            deleted = by_key(nft, owner, mappings)?;
             if deleted.len() == *count as usize {
                 deleted.push(Placed { set: ATTACHMENTS, element: record });
                 return Ok(deleting(&deleted));
@@ -261,6 +287,9 @@ pub fn check(nft: &Nft, forward: &Forward<'_>) -> Result<()> {
             Some(found) if found.comment != placed.element.comment => {
                 let owner = words(found.comment.as_deref());
                 return missing(format!("element {key} of {set} belongs to {owner}"));
+            }
+            Some(found) if found.end != placed.element.end => {
+                return missing(format!("element {found} of {set} is not {}", placed.element));
             }
             Some(found) if found.data != placed.element.data => {
                 let text = |element: &Element| match &element.data {
