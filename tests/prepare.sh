@@ -17,6 +17,8 @@ unshare           util-linux                     demo,test,bench  -
 nsenter           util-linux                     demo,test        -
 strace            strace                         test             -
 nft               nftables                       test             -
+iptables-save     iptables                       test             -
+conntrack         conntrack                      test             -
 shellcheck        shellcheck                     lint             -
 cargo-deny        -                              lint             -
 $peer/bridge      containernetworking-plugins    -                test,bench

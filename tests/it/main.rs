@@ -17,6 +17,7 @@
 //! | `delegation` | IPAM plugins in this process and in another |
 //! | `footprint` | processes, sleeps, memory |
 //! | `parity` | the reference plugins side by side |
+//! | `portmap` | port mappings with nftables, both iptables, and the reference's own |
 //! | `protocol` | what all plugins share: environment, versions, error objects, VERSION, about |
 #![allow(
     clippy::unwrap_used,

@@ -147,16 +147,18 @@ impl Ports {
     }
 }
 
+/// A process that another test is starting may have the last socket for a moment.
+fn patiently<T>(bind: impl Fn() -> std::io::Result<T>) -> T {
+    let attempts = (0..50).find_map(|_| bind().map_err(|_| thread::sleep(LIMIT / 50)).ok());
+    attempts.expect("the port stays in use")
+}
+
 /// A TCP connection from `client` to `target` that arrives at `port` in `server`: the source that
 /// the server sees. `None` if it does not arrive there.
 fn tcp(client: &impl Place, server: &impl Place, target: &str, port: u16) -> Option<IpAddr> {
     let target: SocketAddr = target.parse().unwrap();
     let any = Ipv6Addr::UNSPECIFIED;
-    // A process that another test is starting may have the last one for a moment.
-    let listener = server.within(|| {
-        let bound = || TcpListener::bind((any, port));
-        (0..50).find_map(|_| bound().map_err(|_| thread::sleep(LIMIT / 50)).ok()).unwrap()
-    });
+    let listener = server.within(|| patiently(|| TcpListener::bind((any, port))));
     listener.set_nonblocking(true).unwrap();
     let mut near = client.within(|| TcpStream::connect_timeout(&target, LIMIT)).ok()?;
     let deadline = Instant::now() + LIMIT;
@@ -187,7 +189,7 @@ fn udp(client: &impl Place, server: &impl Place, target: &str, port: u16) -> Opt
 }
 
 fn asks(near: &UdpSocket, server: &impl Place, target: SocketAddr, port: u16) -> Option<IpAddr> {
-    let far = server.within(|| UdpSocket::bind((Ipv6Addr::UNSPECIFIED, port)).unwrap());
+    let far = server.within(|| patiently(|| UdpSocket::bind((Ipv6Addr::UNSPECIFIED, port))));
     for socket in [near, &far] {
         socket.set_read_timeout(Some(LIMIT)).unwrap();
     }

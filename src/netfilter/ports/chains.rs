@@ -109,7 +109,7 @@ fn chain_of(draft: &Draft, owner: Owner<'_>) -> String {
     let of_other = |rule: &Rule| {
         rule.chain == common && rule.value("--comment").is_some_and(|text| text != comment)
     };
-    if draft.rules().iter().any(of_other) { own } else { common }
+    if draft.has_chain(&own) || draft.rules().iter().any(of_other) { own } else { common }
 }
 
 /// The container's chain, and the one for an interface beside its first.

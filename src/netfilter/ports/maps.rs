@@ -64,7 +64,7 @@ fn key(mapping: &Mapping) -> Key {
     }
 }
 
-fn ports(sets: Sets, mapping: &Mapping) -> Set<'static> {
+fn ports(sets: &Sets, mapping: &Mapping) -> Set<'static> {
     if mapping.address().is_some() { sets.host } else { sets.any }
 }
 
@@ -74,7 +74,7 @@ fn elements_to(forward: &Forward<'_>, target: &Target) -> Vec<Placed> {
     let mut placed: Vec<Placed> = Vec::new();
     for mapping in forward.mappings_to(target) {
         let element = Element::new(key(mapping)).to((target.addr(), mapping.container_port));
-        placed.push(Placed { set: ports(sets, mapping), element });
+        placed.push(Placed { set: ports(&sets, mapping), element });
     }
     if placed.is_empty() {
         return placed;
@@ -228,7 +228,7 @@ fn by_key(nft: &Nft, owner: Owner<'_>, mappings: &[Mapping]) -> netlink::Result<
         let sets = Sets::of(family);
         let mut addr = None;
         for mapping in mappings.iter().filter(|mapping| mapping.is_of(family)) {
-            let element = take(ports(sets, mapping), key(mapping))?;
+            let element = take(ports(&sets, mapping), key(mapping))?;
             if let Some(Data::Values(Key(to))) = element.and_then(|element| element.data) {
                 addr = to.into_iter().next();
             }

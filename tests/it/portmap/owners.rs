@@ -60,8 +60,7 @@ fn networks_and_interfaces_of_one_container_are_apart() {
         let first = ports.state();
         let more = |network: &str, ifname: &str, subnet: &str| {
             let ipam = ports.node.host_local(&[subnet]);
-            let keys = json!({"name": network, "bridge": "cni0", "isGateway": true, "ipam": ipam,
-                "forceAddress": false});
+            let keys = json!({"name": network, "bridge": "cni0", "ipam": ipam});
             let net = Net::new(&ports.node, "bridge", "1.1.0", &keys);
             net.on("ADD", &pod.container).ifname(ifname).result()
         };

@@ -5,6 +5,7 @@ use std::net::UdpSocket;
 use serde_json::{Value, json};
 
 use super::{ALL, Ports, Rules, asks, mapping, tcp, udp};
+use crate::traffic::Place;
 
 fn web() -> Value {
     json!([mapping(8080, 80, "tcp"), mapping(5353, 53, "udp")])
@@ -17,6 +18,7 @@ fn mapped_ports_answer_everyone() {
         let (pod, sibling, peer) = (ports.pod("c1"), ports.pod("c2"), ports.peer());
         ports.add(&pod, &web());
         let server = &pod.container;
+        assert!(peer.reaches("2001:db8:1::2"), "the kernel is done with IPv6");
         for (host, source) in [("192.0.2.1", "192.0.2.2"), ("[2001:db8:9::1]", "2001:db8:9::2")] {
             let (http, dns) = (format!("{host}:8080"), format!("{host}:5353"));
             let source = Some(source.parse().unwrap());
@@ -81,13 +83,13 @@ fn a_host_ip_is_the_only_one() {
         ] {
             ports.add(&pod, &on(ip));
             ports.call("CHECK", &pod, &on(ip)).ok();
-            let seen = [
-                from_peer(v4),
-                from_peer(v6),
-                from_host("10.1.2.1:8080"),
-                from_host("127.0.0.1:8080"),
-            ];
-            assert_eq!(seen, expected, "{rules:?} {ip}");
+            let look = || {
+                let host = [from_host("10.1.2.1:8080"), from_host("127.0.0.1:8080")];
+                [from_peer(v4), from_peer(v6), host[0], host[1]]
+            };
+            // The bridge may lose IPv6's first multicasts: it learns who listens.
+            let seen = (0..3).map(|_| look()).find(|seen| *seen == expected);
+            assert!(seen.is_some(), "{rules:?} {ip}: {:?}", look());
             ports.del(&pod, &on(ip));
         }
     }
