@@ -9,6 +9,7 @@ use std::net::IpAddr;
 use super::{Forward, HostPort, Mapping, Snat, Target, taken};
 use crate::cni::ip::host_net;
 use crate::error::{Error, Result};
+use crate::log;
 use crate::netfilter::backend::{Family, PacketFilter};
 use crate::netfilter::iptables::{Draft, Iptables, Rule};
 use crate::netfilter::names::Owner;
@@ -46,24 +47,51 @@ impl Options<'_> {
 }
 
 /// Makes the mappings, in one transaction for each family; those that the attachment had before
-/// are replaced. A port of another container is refused by that one's name.
+/// are replaced. A port of another container is refused by that one's name. On failure the
+/// attachment has no mappings.
 pub fn add(forward: &Forward<'_>, options: &Options<'_>) -> Result<()> {
-    for target in forward.targets {
-        let plan = |draft: &mut Draft| {
-            refuse_taken(draft, forward, target)?;
-            shared(draft, forward.snat, options);
-            let chain = chain_of(draft, forward.owner);
-            draft.del_rules(|rule| rule.goes_to(&chain));
-            draft.flush_chain(&chain);
-            draft.ensure_chain(&chain);
-            for rule in rules(forward, target, &chain, options) {
-                draft.append_unique(rule);
+    for (at, target) in forward.targets.iter().enumerate() {
+        let plan = |draft: &mut Draft| make(draft, forward, target, options);
+        let made = Iptables::require(target.family()).and_then(|tables| tables.update(NAT, plan));
+        if let Err(error) = made {
+            for earlier in &forward.targets[..at] {
+                take_back(earlier.family(), forward.owner);
             }
-            Ok(())
-        };
-        Iptables::require(target.family())?.update(NAT, plan)?;
+            return Err(error);
+        }
     }
     Ok(())
+}
+
+fn make(
+    draft: &mut Draft,
+    forward: &Forward<'_>,
+    target: &Target,
+    options: &Options<'_>,
+) -> Result<()> {
+    refuse_taken(draft, forward, target)?;
+    shared(draft, forward.snat, options);
+    let chain = chain_of(draft, forward.owner);
+    draft.del_rules(|rule| rule.goes_to(&chain));
+    draft.flush_chain(&chain);
+    draft.ensure_chain(&chain);
+    for rule in rules(forward, target, &chain, options) {
+        draft.append_unique(rule);
+    }
+    Ok(())
+}
+
+fn take_back(family: Family, owner: Owner<'_>) {
+    let undone = Iptables::require(family).and_then(|tables| {
+        tables.update(NAT, |draft| {
+            let chain = chain_of(draft, owner);
+            draft.uproot_chain(&chain);
+            Ok(())
+        })
+    });
+    if let Err(error) = undone {
+        log::warn(format_args!("take back port mappings: {error}"));
+    }
 }
 
 /// The objects that all containers share.

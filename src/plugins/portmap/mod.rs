@@ -163,8 +163,9 @@ fn unmap(filter: &PacketFilter, owner: Owner<'_>, mappings: &[Mapping]) -> Resul
 fn make(conf: &Conf, backend: Backend, filter: &PacketFilter, forward: &Forward<'_>) -> Result<()> {
     match backend {
         Backend::Nftables => {
-            maps::add(filter.nft()?, forward)?;
-            chains::del(filter, forward.owner).map(drop)
+            // First what can fail without harm: an attachment has at most one kind of rules.
+            chains::del(filter, forward.owner)?;
+            maps::add(filter.nft()?, forward)
         }
         Backend::Iptables => {
             chains::add(forward, &conf.options()?)?;

@@ -47,6 +47,28 @@ fn a_port_of_another_container_is_refused_by_its_name() {
 }
 
 #[test]
+fn a_refusal_of_one_family_leaves_nothing_in_the_other() {
+    for rules in ALL {
+        let ports = Ports::new(rules, "1.1.0");
+        let (one, two) = (ports.pod("c1"), ports.pod("c2"));
+        let six =
+            json!([{"hostPort": 8080, "containerPort": 80, "protocol": "tcp", "hostIP": "::"}]);
+        ports.add(&two, &six);
+        ports.del(&two, &six);
+        ports.add(&two, &json!([mapping(9, 9, "tcp")]));
+        ports.add(&one, &six);
+        let before = ports.state();
+        let error = ports.call("ADD", &two, &json!([mapping(8080, 80, "tcp")])).error();
+        assert!(error.msg.contains("taken by container \"c1\""), "{error:?}");
+        let after = ports.state();
+        assert!(!after.contains("10.1.2.3:80") && !after.contains("10.1.2.3 . 80"), "{after}");
+        if rules == Rules::Nftables {
+            assert_eq!(after, before, "not even what the container had before is lost");
+        }
+    }
+}
+
+#[test]
 fn networks_and_interfaces_of_one_container_are_apart() {
     for rules in ALL {
         let ports = Ports::new(rules, "1.1.0");

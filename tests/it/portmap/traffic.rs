@@ -179,3 +179,31 @@ fn loopback_services_of_the_host_stay_closed() {
     let open = tcp(&sibling.container, &ports.node, "127.0.0.1:7070", 7070);
     assert!(open.is_some(), "the guard is what closes it");
 }
+
+#[test]
+fn marks_and_conditions_are_those_of_the_configuration() {
+    for rules in [Rules::Iptables, Rules::Legacy] {
+        let ports = Ports::new(rules, "1.1.0");
+        let (pod, peer) = (ports.pod("c1"), ports.peer());
+        let from = |place: &crate::node::Container| {
+            tcp(place, &pod.container, "192.0.2.1:8080", 80).is_some()
+        };
+        let not_the_peer = json!({"conditionsV4": ["!", "-s", "192.0.2.0/24"], "markMasqBit": 5});
+        ports.call_with("ADD", &pod, &web(), &not_the_peer).result();
+        ports.call_with("CHECK", &pod, &web(), &not_the_peer).ok();
+        let state = ports.state();
+        assert!(state.contains("--set-xmark 0x20/0x20") && state.contains("--mark 0x20/0x20"));
+        assert!(!from(&peer) && from(&pod.container), "{rules:?}");
+        ports.call_with("DEL", &pod, &web(), &not_the_peer).ok();
+        for family in ["iptables", "ip6tables"] {
+            let program = ports.node.path("flavour").join(family);
+            ports.node.sh(&format!("{} -t nat -N THEIRS", program.display()));
+        }
+        let theirs = json!({"externalSetMarkChain": "THEIRS"});
+        ports.call_with("ADD", &pod, &web(), &theirs).result();
+        ports.call_with("CHECK", &pod, &web(), &theirs).ok();
+        assert!(ports.state().contains("-j THEIRS") && from(&peer), "{rules:?}");
+        ports.call_with("DEL", &pod, &web(), &theirs).ok();
+        assert!(!ports.state().contains("-j THEIRS"));
+    }
+}
