@@ -4,6 +4,7 @@ use crate::plugins::bridge::Bridge;
 use crate::plugins::firewall::Firewall;
 use crate::plugins::host_local::HostLocal;
 use crate::plugins::loopback::Loopback;
+use crate::plugins::portmap::Portmap;
 use crate::plugins::ptp::Ptp;
 use crate::skel::{Applet, Kind, Lookup};
 use crate::tool::cnitool;
@@ -15,6 +16,7 @@ pub static APPLETS: &[Applet] = &[
     Applet::plugin::<Firewall>(Kind::Chained),
     Applet::plugin::<HostLocal>(Kind::Ipam),
     Applet::plugin::<Loopback>(Kind::Interface),
+    Applet::plugin::<Portmap>(Kind::Chained),
     Applet::plugin::<Ptp>(Kind::Interface),
 ];
 

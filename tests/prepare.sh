@@ -2,8 +2,8 @@
 # prepare.sh [demo|test|bench|lint]: the programs that the purpose needs beside cargo.
 #
 # What is missing is installed: packages when this is root on Debian or Ubuntu, cargo's own tools
-# by cargo. Otherwise it says what is missing and how to get it. Exit 1 only when something that the purpose cannot do without is
-# still missing. Does nothing, and says nothing, when all is there.
+# by cargo. Otherwise it says what is missing and how to get it. Exit 1 only when something that
+# the purpose cannot do without is still missing. Silent when all is there.
 set -eu
 
 purpose=${1-all}
@@ -21,6 +21,7 @@ dbus-daemon       dbus                           -                test
 /usr/lib/python3/dist-packages/dbus python3-dbus        -                test
 /usr/lib/python3/dist-packages/gi python3-gi            -                test
 iptables-save     iptables                       test             -
+conntrack         conntrack                      test             -
 shellcheck        shellcheck                     lint             -
 cargo-deny        -                              lint             -
 $peer/bridge      containernetworking-plugins    -                test,bench

@@ -7,12 +7,15 @@
 //! | `names.rs` | names and comments, those of the reference plugins |
 //! | `masquerade/` | `ipMasq` |
 //! | `spoof.rs` | `macspoofchk` |
+//! | `ports/` | port mappings |
+//! | `filter/` | the rules of the firewall plugin |
 
 pub mod backend;
 pub mod filter;
 pub mod iptables;
 pub mod masquerade;
 pub mod names;
+pub mod ports;
 pub mod spoof;
 
 pub use backend::{Backend, PacketFilter};

@@ -340,6 +340,20 @@ impl Netlink {
         unless_absent(deleted.map_err(|e| e.doing("delete route", || route.to_string())))
     }
 
+    /// The route that a packet to `addr` would take; `None` if there is none.
+    pub fn route_to(&self, addr: IpAddr) -> Result<Option<Route>> {
+        let mut message = Route::new(addr.into()).message();
+        message.header.table = 0;
+        match self.one(RouteNetlinkMessage::GetRoute(message)) {
+            Ok(body) => Ok(Route::parse(&body)),
+            Err(Failure {
+                errno: Errno::ENETUNREACH | Errno::EHOSTUNREACH | Errno::EACCES | Errno::EINVAL,
+                ..
+            }) => Ok(None),
+            Err(failure) => Err(failure.doing("look up the route to", || addr.to_string())),
+        }
+    }
+
     /// The routes that `filter` admits.
     pub fn dump_routes(&self, filter: &RouteFilter) -> Result<Vec<Route>> {
         match self.dump(&RouteNetlinkMessage::GetRoute(filter.message())) {

@@ -4,4 +4,5 @@ pub mod bridge;
 pub mod firewall;
 pub mod host_local;
 pub mod loopback;
+pub mod portmap;
 pub mod ptp;

@@ -19,6 +19,7 @@
 //! | `masquerade`, `spoof` | `ipMasq` and `macspoofchk`: traffic, rules, the reference's |
 //! | `parity` | the reference plugins side by side |
 //! | `firewall` | its back ends, against traffic, each other and the reference |
+//! | `portmap` | port mappings with nftables, both iptables, and the reference's own |
 //! | `protocol` | what all plugins share: environment, versions, error objects, VERSION, about |
 #![allow(
     clippy::unwrap_used,
@@ -45,6 +46,7 @@ mod masquerade;
 mod net;
 mod node;
 mod parity;
+mod portmap;
 mod protocol;
 mod ptp;
 mod spoof;

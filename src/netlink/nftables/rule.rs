@@ -382,6 +382,11 @@ impl Rule {
         self
     }
 
+    /// The comment.
+    pub fn comment_text(&self) -> Option<&str> {
+        self.comment.as_deref()
+    }
+
     /// The expressions for a table of `family`, with what they depend on.
     pub(super) fn write(&self, family: Family, list: &mut Attributes) {
         let mut known: Vec<(Field, Vec<u8>)> = Vec::new();

@@ -1,0 +1,371 @@
+//! Mappings as iptables rules: a chain for each container, entered from `CNI-HOSTPORT-DNAT`; names
+//! and comments are the reference plugin's.
+//!
+//! The reference has one chain for all interfaces that a container has in a network. Here the
+//! second interface gets a chain of its own; rules tell their interface in a comment.
+
+use std::net::IpAddr;
+
+use super::{Forward, HostPort, Mapping, Snat, Target, taken};
+use crate::cni::ip::host_net;
+use crate::error::{Error, Result};
+use crate::log;
+use crate::netfilter::backend::{Family, PacketFilter};
+use crate::netfilter::iptables::{Draft, Iptables, Rule};
+use crate::netfilter::names::Owner;
+
+const NAT: &str = "nat";
+const TOP: &str = "CNI-HOSTPORT-DNAT";
+const SETMARK: &str = "CNI-HOSTPORT-SETMARK";
+const MASQ: &str = "CNI-HOSTPORT-MASQ";
+/// Where an old release of the reference entered its chains for sources.
+const OLD_SNAT: &str = "CNI-HOSTPORT-SNAT";
+
+/// How many ports the kernel takes in one rule.
+const MULTIPORT: usize = 15;
+/// The longest comment.
+const COMMENT: usize = 255;
+
+/// What only iptables knows.
+#[derive(Clone, Debug)]
+pub struct Options<'a> {
+    /// The bit of a packet's mark that asks for masquerading.
+    pub mark_bit: u8,
+    /// A chain of somebody else's that sets such a mark.
+    pub set_mark_chain: Option<&'a str>,
+    /// More conditions of IPv4 and IPv6, as words of iptables.
+    pub conditions: [&'a [String]; 2],
+}
+
+impl Options<'_> {
+    fn conditions(&self, family: Family) -> &[String] {
+        match family {
+            Family::V4 => self.conditions[0],
+            Family::V6 => self.conditions[1],
+        }
+    }
+}
+
+/// Makes the mappings, in one transaction for each family; those that the attachment had before
+/// are replaced. A port of another container is refused by that one's name. On failure the
+/// attachment has no mappings.
+pub fn add(forward: &Forward<'_>, options: &Options<'_>) -> Result<()> {
+    for (at, target) in forward.targets.iter().enumerate() {
+        let plan = |draft: &mut Draft| make(draft, forward, target, options);
+        let made = Iptables::require(target.family()).and_then(|tables| tables.update(NAT, plan));
+        if let Err(error) = made {
+            for earlier in &forward.targets[..at] {
+                take_back(earlier.family(), forward.owner);
+            }
+            return Err(error);
+        }
+    }
+    Ok(())
+}
+
+fn make(
+    draft: &mut Draft,
+    forward: &Forward<'_>,
+    target: &Target,
+    options: &Options<'_>,
+) -> Result<()> {
+    refuse_taken(draft, forward, target)?;
+    shared(draft, forward.snat, options);
+    let chain = chain_of(draft, forward.owner);
+    draft.del_rules(|rule| rule.goes_to(&chain));
+    draft.flush_chain(&chain);
+    draft.ensure_chain(&chain);
+    for rule in rules(forward, target, &chain, options) {
+        draft.append_unique(rule);
+    }
+    Ok(())
+}
+
+fn take_back(family: Family, owner: Owner<'_>) {
+    let undone = Iptables::require(family).and_then(|tables| {
+        tables.update(NAT, |draft| {
+            let chain = chain_of(draft, owner);
+            draft.uproot_chain(&chain);
+            Ok(())
+        })
+    });
+    if let Err(error) = undone {
+        log::warn(format_args!("take back port mappings: {error}"));
+    }
+}
+
+/// The objects that all containers share.
+fn shared(draft: &mut Draft, snat: Snat, options: &Options<'_>) {
+    let ours = options.set_mark_chain.is_none() && snat != Snat::Never;
+    if ours {
+        draft.ensure_chain(SETMARK);
+        draft.ensure_chain(MASQ);
+    }
+    draft.ensure_chain(TOP);
+    let [prerouting, output, setmark, masq, marked] = shared_rules(options);
+    draft.append_unique(prerouting);
+    draft.append_unique(output);
+    if ours {
+        draft.append_unique(setmark);
+        draft.append_unique(masq);
+        draft.insert_unique(marked);
+    }
+}
+
+fn shared_rules(options: &Options<'_>) -> [Rule; 5] {
+    let entry = |chain| Rule::new(chain, ["-m", "addrtype", "--dst-type", "LOCAL"]).target(TOP);
+    let mark = 1_u32 << options.mark_bit;
+    let mark = format!("{mark:#x}/{mark:#x}");
+    [
+        entry("PREROUTING"),
+        entry("OUTPUT"),
+        Rule::new::<String>(SETMARK, [])
+            .comment("CNI portfwd masquerade mark")
+            .target("MARK")
+            .with(["--set-xmark", &mark]),
+        Rule::new(MASQ, ["-m", "mark", "--mark", &mark]).target("MASQUERADE"),
+        Rule::new::<String>("POSTROUTING", [])
+            .comment("CNI portfwd requiring masquerade")
+            .target(MASQ),
+    ]
+}
+
+/// The attachment's chain: that of the container, unless another interface of it has that one.
+fn chain_of(draft: &Draft, owner: Owner<'_>) -> String {
+    let (common, own) = chains(owner);
+    let comment = interface_comment(owner.ifname);
+    let of_other = |rule: &Rule| {
+        rule.chain == common && rule.value("--comment").is_some_and(|text| text != comment)
+    };
+    if draft.has_chain(&own) || draft.rules().iter().any(of_other) { own } else { common }
+}
+
+/// The container's chain, and the one for an interface beside its first.
+fn chains(owner: Owner<'_>) -> (String, String) {
+    let id = format!("{}{}", owner.id, owner.ifname);
+    (owner.chain("DN-"), Owner { id: &id, ..owner }.chain("DN-"))
+}
+
+fn interface_comment(ifname: &str) -> String {
+    format!("if: {ifname}")
+}
+
+/// `dnat name: "<network>" id: "<id>"`
+fn entry_comment(owner: Owner<'_>) -> String {
+    let mut text = format!("dnat {}", owner.rule_comment());
+    if text.len() > COMMENT {
+        text.truncate(COMMENT - 3);
+        text.push_str("...");
+    }
+    text
+}
+
+/// The entry rules and those of the chain.
+fn rules(forward: &Forward<'_>, target: &Target, chain: &str, options: &Options<'_>) -> Vec<Rule> {
+    let mappings: Vec<&Mapping> = forward.mappings_to(target).collect();
+    let mut protocols: Vec<String> = mappings.iter().map(|m| m.proto.to_string()).collect();
+    protocols.sort();
+    protocols.dedup();
+    let mut all = Vec::new();
+    for proto in protocols {
+        let mine = mappings.iter().filter(|m| m.proto.to_string() == proto);
+        let mut ports: Vec<String> = mine.map(|m| m.host_port.to_string()).collect();
+        ports.dedup();
+        for ports in ports.chunks(MULTIPORT) {
+            let rule = Rule::new(TOP, ["-p", &proto])
+                .comment(&entry_comment(forward.owner))
+                .with(["-m", "multiport", "--dports", &ports.join(",")]);
+            let conditions = options.conditions(target.family()).iter();
+            all.push(rule.with(conditions.map(String::as_str)).target(chain));
+        }
+    }
+    for mapping in mappings {
+        all.extend(rules_of(forward, (mapping, target), chain, options));
+    }
+    all
+}
+
+/// The rules of one mapping.
+fn rules_of(
+    forward: &Forward<'_>,
+    (mapping, target): (&Mapping, &Target),
+    chain: &str,
+    options: &Options<'_>,
+) -> Vec<Rule> {
+    let rule = |source: Option<String>| {
+        let mut words: Vec<String> = Vec::new();
+        words.extend(source.into_iter().flat_map(|source| ["-s".to_owned(), source]));
+        if let Some(addr) = mapping.address() {
+            words.extend(["-d".to_owned(), host_net(addr).to_string()]);
+        }
+        let (proto, port) = (mapping.proto.to_string(), mapping.host_port.to_string());
+        let rule = Rule::new(chain, words).with(["-p", &proto, "-m", &proto, "--dport", &port]);
+        rule.comment(&interface_comment(forward.owner.ifname))
+    };
+    let set_mark = options.set_mark_chain.unwrap_or(SETMARK);
+    let mut all = Vec::new();
+    match forward.snat {
+        Snat::Never => {}
+        Snat::Always => all.push(rule(None).target(set_mark)),
+        Snat::WhereNeeded => {
+            all.push(rule(Some(target.net.trunc().to_string())).target(set_mark));
+            if target.addr().is_ipv4() {
+                all.push(rule(Some("127.0.0.1/32".to_owned())).target(set_mark));
+            }
+        }
+    }
+    let port = mapping.container_port;
+    let to = match target.addr() {
+        IpAddr::V4(addr) => format!("{addr}:{port}"),
+        IpAddr::V6(addr) => format!("[{addr}]:{port}"),
+    };
+    all.push(rule(None).target("DNAT").with(["--to-destination", &to]));
+    all
+}
+
+/// Refuses ports that the chain of another container has.
+fn refuse_taken(draft: &Draft, forward: &Forward<'_>, target: &Target) -> Result<()> {
+    let own = chain_of(draft, forward.owner);
+    let others = || {
+        let dnat = draft.rules().iter().filter(|rule| rule.goes_to("DNAT"));
+        dnat.filter(|rule| rule.chain.starts_with("CNI-DN-") && rule.chain != own)
+    };
+    for mapping in forward.mappings_to(target) {
+        let port = mapping.host_port.to_string();
+        let proto = mapping.proto.to_string();
+        let addr = mapping.address().map(|addr| host_net(addr).to_string());
+        let same = |rule: &&Rule| {
+            rule.value("--dport") == Some(&port)
+                && rule.value("-p") == Some(&proto)
+                // The chain that is entered first would win.
+                && (addr.is_none() || rule.value("-d").is_none_or(|d| Some(d) == addr.as_deref()))
+        };
+        if let Some(other) = others().find(same) {
+            let entry = draft.rules().iter().find(|r| r.chain == TOP && r.goes_to(&other.chain));
+            // A chain that nothing leads to maps nothing.
+            let Some(entry) = entry else { continue };
+            let port = HostPort(mapping.address(), mapping.host_port, mapping.proto);
+            return Err(taken(port, &words(entry, &other.chain)));
+        }
+    }
+    Ok(())
+}
+
+fn words(entry: &Rule, chain: &str) -> String {
+    match entry.value("--comment").and_then(parse_comment) {
+        Some((network, id)) => format!("container \"{id}\" (network \"{network}\")"),
+        None => format!("chain {chain}"),
+    }
+}
+
+/// Network and container of an entry rule's comment.
+fn parse_comment(text: &str) -> Option<(&str, &str)> {
+    let (network, id) = text.strip_prefix("dnat name: \"")?.split_once("\" id: \"")?;
+    Some((network, id.strip_suffix('"')?))
+}
+
+/// Deletes what the attachment has, whichever flavour of iptables made it; tells whether there was
+/// anything.
+pub fn del(filter: &PacketFilter, owner: Owner<'_>) -> Result<bool> {
+    let (common, own) = chains(owner);
+    let mut found = false;
+    for family in Family::BOTH {
+        let mut programs = filter.iptables_with(family, NAT, &common)?;
+        if programs.is_empty() {
+            programs = filter.iptables_with(family, NAT, &own)?;
+        }
+        for program in programs {
+            let deleted = std::cell::Cell::new(false);
+            program.update(NAT, |draft| {
+                let chain = chain_of(draft, owner);
+                deleted.set(deleted.get() || draft.has_chain(&chain));
+                draft.uproot_chain(&chain);
+                let old = owner.chain("SN-");
+                if draft.has_chain(OLD_SNAT) {
+                    draft.uproot_chain(&old);
+                }
+                Ok(())
+            })?;
+            found |= deleted.get();
+        }
+    }
+    Ok(found)
+}
+
+/// Verifies every rule of the attachment and those that all share.
+pub fn check(forward: &Forward<'_>, options: &Options<'_>) -> Result<()> {
+    for target in forward.targets {
+        let draft = Iptables::require(target.family())?.read(NAT)?;
+        let chain = chain_of(&draft, forward.owner);
+        if !draft.has_chain(&chain) {
+            return Err(Error::internal(format!("chain {chain} not found in iptables table nat")));
+        }
+        let conditional = !options.conditions(target.family()).is_empty();
+        for rule in expected(forward, target, &chain, options) {
+            // iptables-save may write conditions in other words.
+            let there = if conditional && rule.chain == TOP {
+                draft.rules().iter().any(|r| r.chain == TOP && r.goes_to(&chain))
+            } else {
+                draft.has(&rule)
+            };
+            if !there {
+                let words = rule.words().join(" ");
+                let msg = format!("rule {words} in chain {} not found in table nat", rule.chain);
+                return Err(Error::internal(msg));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn expected(
+    forward: &Forward<'_>,
+    target: &Target,
+    chain: &str,
+    options: &Options<'_>,
+) -> Vec<Rule> {
+    let [prerouting, output, setmark, masq, marked] = shared_rules(options);
+    let mut all = vec![prerouting, output];
+    if options.set_mark_chain.is_none() && forward.snat != Snat::Never {
+        all.extend([setmark, masq, marked]);
+    }
+    all.extend(rules(forward, target, chain, options));
+    all
+}
+
+/// Deletes the chains of a network whose attachments are not among `valid`.
+pub fn collect(filter: &PacketFilter, network: &str, valid: &[Owner<'_>]) -> Result<()> {
+    for family in Family::BOTH {
+        for program in filter.iptables_with(family, NAT, TOP)? {
+            program.update(NAT, |draft| {
+                for chain in stale(draft, network, valid) {
+                    draft.uproot_chain(&chain);
+                }
+                Ok(())
+            })?;
+        }
+    }
+    Ok(())
+}
+
+fn stale(draft: &Draft, network: &str, valid: &[Owner<'_>]) -> Vec<String> {
+    let mut stale = Vec::new();
+    for entry in draft.rules().iter().filter(|rule| rule.chain == TOP) {
+        let Some((of, id)) = entry.value("--comment").and_then(parse_comment) else { continue };
+        let Some(chain) = entry.value("-j") else { continue };
+        // The reference's rules do not tell the interface.
+        let ifname =
+            draft.rules().iter().find(|r| r.chain == chain).and_then(|rule| {
+                rule.value("--comment").and_then(|text| text.strip_prefix("if: "))
+            });
+        let is_valid = |owner: &Owner<'_>| {
+            owner.id == id && ifname.is_none_or(|ifname| owner.ifname == ifname)
+        };
+        if of == network && !valid.iter().any(is_valid) && chain.starts_with("CNI-DN-") {
+            stale.push(chain.to_owned());
+        }
+    }
+    stale.sort();
+    stale.dedup();
+    stale
+}

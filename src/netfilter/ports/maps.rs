@@ -1,0 +1,337 @@
+//! A container's elements in our table: one for each port, one for each address.
+//!
+//! Their cost does not depend on how many others there are: what ADD and DEL need is found by its
+//! key, and `attachments` tells how much there is to find. Only when that does not add up, as when
+//! DEL is not told the mappings of ADD, the maps are read.
+
+use std::net::Ipv4Addr;
+
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+
+use super::layout::{self, ATTACHMENTS, Sets};
+use super::{Forward, HostPort, Mapping, Snat, Target, taken};
+use crate::error::{Error, Result};
+use crate::netfilter::backend::Family;
+use crate::netfilter::names::{Owner, network_hash};
+use crate::netlink;
+use crate::netlink::nftables::{Batch, Data, Element, Key, L4, Nft, Set, Value};
+
+/// How much of each half of an instance's hash fits a name.
+const HALF: usize = 15;
+
+/// An element and its set.
+#[derive(Clone, Debug)]
+pub struct Placed {
+    set: Set<'static>,
+    element: Element,
+}
+
+impl Placed {
+    /// The port that this maps.
+    fn port(&self) -> Option<HostPort> {
+        match self.element.key.0.as_slice() {
+            [Value::Ip(addr), Value::Proto(proto), Value::Port(port)] => {
+                Some(HostPort(Some(*addr), *port, *proto))
+            }
+            [Value::Proto(proto), Value::Port(port)] => Some(HostPort(None, *port, *proto)),
+            _ => None,
+        }
+    }
+
+    /// Its UDP port, if it has one, the address and family.
+    pub(super) fn udp(&self) -> Option<(Family, Option<std::net::IpAddr>, u16)> {
+        let HostPort(addr, port, proto) = self.port()?;
+        let v4 = self.set == Sets::of(Family::V4).any || self.set == Sets::of(Family::V4).host;
+        let family = if v4 { Family::V4 } else { Family::V6 };
+        (proto == L4::Udp).then_some((family, addr, port))
+    }
+
+    fn is(&self, other: &Placed) -> bool {
+        self.set == other.set && self.element.key == other.element.key
+    }
+}
+
+fn attachment(owner: Owner<'_>) -> Key {
+    let instance = owner.instance();
+    let halves = instance.split('-').map(|half| half.get(..HALF).unwrap_or(half).into());
+    Key(halves.collect())
+}
+
+fn key(mapping: &Mapping) -> Key {
+    match mapping.address() {
+        Some(addr) => (addr, mapping.proto, mapping.host_port).into(),
+        None => (mapping.proto, mapping.host_port).into(),
+    }
+}
+
+fn ports(sets: &Sets, mapping: &Mapping) -> Set<'static> {
+    if mapping.address().is_some() { sets.host } else { sets.any }
+}
+
+/// The elements of one address.
+fn elements_to(forward: &Forward<'_>, target: &Target) -> Vec<Placed> {
+    let sets = Sets::of(target.family());
+    let mut placed: Vec<Placed> = Vec::new();
+    for mapping in forward.mappings_to(target) {
+        let element = Element::new(key(mapping)).to((target.addr(), mapping.container_port));
+        placed.push(Placed { set: ports(&sets, mapping), element });
+    }
+    if placed.is_empty() {
+        return placed;
+    }
+    for sources in sources(forward.snat, target) {
+        let mut element = Element::new((sources.network(), target.addr()));
+        let end: Key = (sources.broadcast(), target.addr()).into();
+        element.end = Some(end).filter(|end| *end != element.key);
+        placed.push(Placed { set: sets.snat, element });
+    }
+    placed
+}
+
+/// Clients whose source is translated.
+fn sources(snat: Snat, target: &Target) -> Vec<IpNet> {
+    let v4 = target.addr().is_ipv4();
+    let all: IpNet = if v4 { Ipv4Net::default().into() } else { Ipv6Net::default().into() };
+    match snat {
+        Snat::Never => Vec::new(),
+        Snat::Always => vec![all],
+        Snat::WhereNeeded => {
+            let loopback = Ipv4Net::new_assert(Ipv4Addr::new(127, 0, 0, 0), 8).into();
+            [target.net].into_iter().chain(v4.then_some(loopback)).collect()
+        }
+    }
+}
+
+/// All elements that `forward` consists of, the attachment's own last.
+fn elements(forward: &Forward<'_>) -> Vec<Placed> {
+    let comment = forward.owner.comment();
+    let mut all: Vec<Placed> =
+        forward.targets.iter().flat_map(|target| elements_to(forward, target)).collect();
+    let count = Value::Mark(u32::try_from(all.len()).unwrap_or(u32::MAX));
+    let mut record = Element::new(attachment(forward.owner));
+    record.data = Some(Data::Values(Key(vec![count])));
+    all.push(Placed { set: ATTACHMENTS, element: record });
+    for placed in &mut all {
+        placed.element.comment = Some(comment.clone());
+    }
+    all
+}
+
+/// Makes the mappings; those that the attachment had before are replaced. A port of another
+/// attachment is refused by the name of that one.
+pub fn add(nft: &Nft, forward: &Forward<'_>) -> Result<()> {
+    let all = elements(forward);
+    let known = nft.element(ATTACHMENTS, attachment(forward.owner))?.is_some();
+    if !known && layout::is_whole(nft)? {
+        let mut batch = Batch::new();
+        for placed in &all {
+            batch.add_element(placed.set, &placed.element);
+        }
+        match nft.commit(batch) {
+            Err(error) if error.is_exists() || error.is_not_found() => {}
+            outcome => return Ok(outcome?),
+        }
+    }
+    replace(nft, forward.owner, &all)
+}
+
+/// As [`add`], with a look at what is there.
+fn replace(nft: &Nft, owner: Owner<'_>, all: &[Placed]) -> Result<()> {
+    let mut refusal = None;
+    nft.update(|nft| {
+        refusal = None;
+        let mut batch = Batch::new();
+        if !layout::is_whole(nft)? {
+            layout::build(&mut batch);
+        }
+        let own = all_of(nft, |comment| owner.owns(comment))?;
+        for placed in &own {
+            batch.del_element(placed.set, &placed.element);
+        }
+        for placed in all.iter().filter(|placed| !own.iter().any(|mine| mine.is(placed))) {
+            if !Sets::is_ports(placed.set) {
+                continue;
+            }
+            if let Some(other) = nft.element(placed.set, placed.element.key.clone())? {
+                refusal = Some((placed.clone(), other));
+                return Ok(Batch::new());
+            }
+        }
+        for placed in former_containers(nft, owner, all)? {
+            batch.del_element(placed.set, &placed.element);
+        }
+        for placed in all {
+            batch.add_element(placed.set, &placed.element);
+        }
+        Ok(batch)
+    })?;
+    match refusal.and_then(|(placed, other)| Some((placed.port()?, other))) {
+        Some((port, other)) => Err(taken(port, &words(other.comment.as_deref()))),
+        None => Ok(()),
+    }
+}
+
+/// What others have for the addresses of these elements: their containers left without DEL.
+fn former_containers(nft: &Nft, owner: Owner<'_>, all: &[Placed]) -> netlink::Result<Vec<Placed>> {
+    let mut found = Vec::new();
+    for set in Family::BOTH.map(|family| Sets::of(family).snat) {
+        let addr = all.iter().find(|placed| placed.set == set);
+        let Some(addr) = addr.and_then(|placed| placed.element.key.0.get(1)) else { continue };
+        let others = nft.dump_elements(set)?.into_iter().filter(|other| {
+            other.key.0.get(1) == Some(addr) && !owner.owns(other.comment.as_deref())
+        });
+        found.extend(others.map(|element| Placed { set, element }));
+    }
+    Ok(found)
+}
+
+/// The owner that a comment tells.
+fn words(comment: Option<&str>) -> String {
+    let comment = comment.unwrap_or_default();
+    let part = |from: &str, to: &str| {
+        let rest = comment.split_once(from)?.1;
+        Some(if to.is_empty() { rest } else { rest.split_once(to)?.0 })
+    };
+    match (part(", id: ", ""), part(", net: ", ", if: "), part(", if: ", ", id: ")) {
+        (Some(id), Some(net), Some(ifname)) => {
+            format!("container \"{id}\" (network \"{net}\", interface \"{ifname}\")")
+        }
+        _ => format!("somebody else: \"{comment}\""),
+    }
+}
+
+/// Every element whose comment `which` is true of.
+fn all_of(nft: &Nft, which: impl Fn(Option<&str>) -> bool) -> netlink::Result<Vec<Placed>> {
+    let mut found = Vec::new();
+    for set in Sets::all().chain([ATTACHMENTS]) {
+        let elements = nft.dump_elements(set)?;
+        let mine = elements.into_iter().filter(|element| which(element.comment.as_deref()));
+        found.extend(mine.map(|element| Placed { set, element }));
+    }
+    Ok(found)
+}
+
+/// The attachment's elements that are found by the keys of `mappings`.
+fn by_key(nft: &Nft, owner: Owner<'_>, mappings: &[Mapping]) -> netlink::Result<Vec<Placed>> {
+    let mut found: Vec<Placed> = Vec::new();
+    let mut take = |set, key: Key| -> netlink::Result<Option<Element>> {
+        let element = nft.element(set, key)?.filter(|e| owner.owns(e.comment.as_deref()));
+        if let Some(element) = &element {
+            let placed = Placed { set, element: element.clone() };
+            if !found.iter().any(|other| other.is(&placed)) {
+                found.push(placed);
+            }
+        }
+        Ok(element)
+    };
+    for family in Family::BOTH {
+        let sets = Sets::of(family);
+        let mut addr = None;
+        for mapping in mappings.iter().filter(|mapping| mapping.is_of(family)) {
+            let element = take(ports(&sets, mapping), key(mapping))?;
+            if let Some(Data::Values(Key(to))) = element.and_then(|element| element.data) {
+                addr = to.into_iter().next();
+            }
+        }
+        if let Some(Value::Ip(addr)) = addr {
+            // The sources that hold the container itself, and the host's loopback.
+            take(sets.snat, (addr, addr).into())?;
+            if addr.is_ipv4() {
+                take(sets.snat, (Ipv4Addr::LOCALHOST, addr).into())?;
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// Deletes the attachment's mappings and returns them. `mappings` need not be all of them, or any.
+pub fn del(nft: &Nft, owner: Owner<'_>, mappings: &[Mapping]) -> Result<Vec<Placed>> {
+    let mut deleted = Vec::new();
+    nft.update(|nft| {
+        deleted.clear();
+        let Some(record) = nft.element(ATTACHMENTS, attachment(owner))? else {
+            return Ok(Batch::new());
+        };
+        if let Some(Data::Values(Key(values))) = &record.data
+            && let [Value::Mark(count)] = values.as_slice()
+        {
+            deleted = by_key(nft, owner, mappings)?;
+            if deleted.len() == *count as usize {
+                deleted.push(Placed { set: ATTACHMENTS, element: record });
+                return Ok(deleting(&deleted));
+            }
+        }
+        deleted = all_of(nft, |comment| owner.owns(comment))?;
+        Ok(deleting(&deleted))
+    })?;
+    Ok(deleted)
+}
+
+fn deleting(all: &[Placed]) -> Batch {
+    let mut batch = Batch::new();
+    for placed in all {
+        batch.del_element(placed.set, &placed.element);
+    }
+    batch
+}
+
+/// Verifies that every element is there as ADD made it, and that the chains use them.
+pub fn check(nft: &Nft, forward: &Forward<'_>) -> Result<()> {
+    let missing = |text: String| {
+        Err(Error::internal(text).with_details("repeat ADD, which makes what is missing"))
+    };
+    for placed in elements(forward) {
+        let (set, key) = (placed.set, &placed.element.key);
+        match nft.element(set, key.clone())? {
+            None => return missing(format!("element {key} is missing in {set}")),
+            Some(found) if found.comment != placed.element.comment => {
+                let owner = words(found.comment.as_deref());
+                return missing(format!("element {key} of {set} belongs to {owner}"));
+            }
+            Some(found) if found.end != placed.element.end => {
+                return missing(format!("element {found} of {set} is not {}", placed.element));
+            }
+            Some(found) if found.data != placed.element.data => {
+                let text = |element: &Element| match &element.data {
+                    Some(Data::Values(to)) => to.to_string(),
+                    _ => "nothing".to_owned(),
+                };
+                let (is, wanted) = (text(&found), text(&placed.element));
+                return missing(format!("element {key} of {set} is {is}, not {wanted}"));
+            }
+            Some(_) => {}
+        }
+    }
+    match layout::damage(nft)? {
+        Some(text) => missing(text),
+        None => Ok(()),
+    }
+}
+
+/// Deletes the mappings of a network whose attachments are not among `valid`, and returns them.
+pub fn collect(nft: &Nft, network: &str, valid: &[Owner<'_>]) -> Result<Vec<Placed>> {
+    let own = format!("{}-", network_hash(network));
+    let valid: Vec<String> = valid.iter().map(Owner::instance).collect();
+    let mut deleted = Vec::new();
+    nft.update(|nft| {
+        deleted = all_of(nft, |comment| {
+            let comment = comment.unwrap_or_default();
+            comment.starts_with(&own) && !valid.iter().any(|v| comment.starts_with(v.as_str()))
+        })?;
+        Ok(deleting(&deleted))
+    })?;
+    Ok(deleted)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn owners_are_named() {
+        let owner = Owner { network: "pods", ifname: "eth0", id: "c1" };
+        let named = "container \"c1\" (network \"pods\", interface \"eth0\")";
+        assert_eq!(words(Some(&owner.comment())), named);
+        assert_eq!(words(None), "somebody else: \"\"");
+    }
+}

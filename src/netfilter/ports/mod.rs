@@ -1,0 +1,141 @@
+//! Port mappings: what is sent to a port of the host goes to a port of a container.
+//!
+//! | file | |
+//! | --- | --- |
+//! | `layout.rs` | our table of nftables: chains of constant size, one map element per port |
+//! | `maps.rs` | a container's elements in it: add, verify, delete, collect |
+//! | `chains.rs` | the chains of iptables, as the reference plugin has them |
+//! | `former.rs` | the nftables rules that the reference plugin makes, to delete them |
+//! | `flows.rs` | connections that a mapping, or its end, must not leave as they are |
+
+pub mod chains;
+pub mod flows;
+pub mod former;
+mod layout;
+pub mod maps;
+
+use std::fmt;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use super::backend::Family;
+use super::names::Owner;
+use crate::error::Error;
+use crate::netlink::nftables::L4;
+
+/// Where on the host a mapping listens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Listen {
+    /// On every local address.
+    Everywhere,
+    /// On every local address of one family.
+    Family(Family),
+    /// On one local address.
+    Address(IpAddr),
+}
+
+/// One port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mapping {
+    /// The transport protocol.
+    pub proto: L4,
+    /// The host's address.
+    pub listen: Listen,
+    /// The host's port.
+    pub host_port: u16,
+    /// The container's port.
+    pub container_port: u16,
+}
+
+impl Mapping {
+    /// Whether it is for traffic of this family.
+    pub fn is_of(&self, family: Family) -> bool {
+        match self.listen {
+            Listen::Everywhere => true,
+            Listen::Family(only) => only == family,
+            Listen::Address(addr) => Family::of(addr) == family,
+        }
+    }
+
+    /// The one address that it is for.
+    pub fn address(&self) -> Option<IpAddr> {
+        if let Listen::Address(addr) = self.listen { Some(addr) } else { None }
+    }
+}
+
+/// Which connections get the host's address as their source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Snat {
+    /// None: the container sees every client's own address.
+    Never,
+    /// Those whose answers would not come back this way otherwise: from the host's loopback
+    /// addresses, and from containers on the same link.
+    WhereNeeded,
+    /// All.
+    Always,
+}
+
+/// A container's address, and how the host reaches it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// With the prefix length of its subnet.
+    pub net: IpNet,
+    /// The host's interface towards it; none if there is no route.
+    pub via: Option<String>,
+}
+
+impl Target {
+    /// Its address.
+    pub fn addr(&self) -> IpAddr {
+        self.net.addr()
+    }
+
+    /// Its family.
+    pub fn family(&self) -> Family {
+        Family::of(self.addr())
+    }
+}
+
+/// All that is to be forwarded to an attachment.
+#[derive(Clone, Debug)]
+pub struct Forward<'a> {
+    /// The attachment.
+    pub owner: Owner<'a>,
+    /// The ports.
+    pub mappings: &'a [Mapping],
+    /// One address of a family at most.
+    pub targets: &'a [Target],
+    /// Whose source is translated.
+    pub snat: Snat,
+}
+
+impl Forward<'_> {
+    /// The mappings for a target.
+    pub fn mappings_to(&self, target: &Target) -> impl Iterator<Item = &Mapping> {
+        let family = target.family();
+        self.mappings.iter().filter(move |mapping| mapping.is_of(family))
+    }
+}
+
+/// A port as people write it: `8080/tcp`, `192.0.2.1:8080/tcp`.
+#[derive(Clone, Copy, Debug)]
+struct HostPort(Option<IpAddr>, u16, L4);
+
+impl fmt::Display for HostPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(IpAddr::V6(addr)) => write!(f, "[{addr}]:")?,
+            Some(addr) => write!(f, "{addr}:")?,
+            None => {}
+        }
+        write!(f, "{}/{}", self.1, self.2)
+    }
+}
+
+/// The refusal of a port that `owner` has, in words such as `container "a" of network "b"`.
+fn taken(port: HostPort, owner: &str) -> Error {
+    Error::internal(format!("host port {port} is taken by {owner}")).with_details(
+        "choose another hostPort, or delete that attachment; GC removes it if it is stale",
+    )
+}

@@ -1,0 +1,197 @@
+//! What a configuration asks for, checked.
+
+use std::net::IpAddr;
+
+use serde::Deserialize;
+
+use crate::cni::ip;
+use crate::error::{Code, Error, Result};
+use crate::netfilter::backend::{Backend, Family};
+use crate::netfilter::ports::chains::Options;
+use crate::netfilter::ports::{Listen, Mapping, Snat};
+use crate::netlink::nftables::L4;
+
+/// The bit of a mark that asks for masquerading.
+const MARK_BIT: u8 = 13;
+
+/// The keys of a portmap plugin.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Conf {
+    /// `iptables` or `nftables`. Default: iptables where it is installed and works.
+    backend: String,
+    /// Translate the source where answers would not come back otherwise. Default: true.
+    snat: Option<bool>,
+    /// Translate the source of all connections.
+    masq_all: bool,
+    /// The bit of packets' marks that asks for masquerading, 0 to 31, with iptables. Default: 13.
+    mark_masq_bit: Option<i64>,
+    /// A chain in table nat that sets such a mark, in place of our own; with iptables.
+    external_set_mark_chain: Option<String>,
+    /// More conditions for IPv4, as words of the back end.
+    conditions_v4: Vec<String>,
+    /// More conditions for IPv6.
+    conditions_v6: Vec<String>,
+    /// What the runtime adds.
+    runtime_config: RuntimeConfig,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct RuntimeConfig {
+    /// The ports (capability `portMappings`).
+    port_mappings: Vec<PortMapping>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct PortMapping {
+    host_port: i64,
+    container_port: i64,
+    /// `tcp`, `udp` or `sctp`.
+    protocol: String,
+    /// Only this address of the host; `0.0.0.0` and `::` are all of their family.
+    #[serde(rename = "hostIP")]
+    host_ip: String,
+}
+
+impl Conf {
+    /// Checks the keys beside the ports; the back end that is named, if one is.
+    pub(super) fn backend(&self) -> Result<Option<Backend>> {
+        if self.external_set_mark_chain.is_some() && self.mark_masq_bit.is_some() {
+            return Err(Error::config("Cannot specify externalSetMarkChain and markMasqBit"));
+        }
+        self.mark_bit()?;
+        match self.backend.as_str() {
+            "" => Ok(None),
+            "iptables" => Ok(Some(Backend::Iptables)),
+            "nftables" => Ok(Some(Backend::Nftables)),
+            other => Err(Error::config(format!("unrecognized backend \"{other}\""))
+                .with_details("the back ends are \"iptables\" and \"nftables\"")),
+        }
+    }
+
+    fn mark_bit(&self) -> Result<u8> {
+        let bit = self.mark_masq_bit.unwrap_or(MARK_BIT.into());
+        u8::try_from(bit)
+            .ok()
+            .filter(|bit| *bit < 32)
+            .ok_or_else(|| Error::config("MasqMarkBit must be between 0 and 31"))
+    }
+
+    /// Refuses keys that only the other back end knows.
+    pub(super) fn require_keys_of(&self, backend: Backend) -> Result<()> {
+        let (name, other) = match backend {
+            Backend::Iptables => ("iptables", "nftables"),
+            Backend::Nftables => ("nftables", "iptables"),
+        };
+        let conditions =
+            [("conditionsV4", &self.conditions_v4), ("conditionsV6", &self.conditions_v6)];
+        let mut foreign = Vec::new();
+        if backend == Backend::Nftables && self.external_set_mark_chain.is_some() {
+            foreign.push("externalSetMarkChain");
+        }
+        for (key, words) in conditions {
+            let Some(first) = words.first().filter(|first| !first.is_empty()) else { continue };
+            if first.starts_with(['-', '!']) != (backend == Backend::Iptables) {
+                foreign.push(key);
+            }
+        }
+        if !foreign.is_empty() {
+            let keys = foreign.join(" ");
+            return Err(Error::config(format!(
+                "{name} backend was requested but configuration contains {other}-specific options [{keys}]"
+            )));
+        }
+        for (key, words) in conditions {
+            let words = words.join(" ");
+            if backend == Backend::Nftables && !words.is_empty() {
+                let msg = format!("\"{key}\": \"{words}\" is not supported with nftables");
+                return Err(Error::new(Code::UNSUPPORTED_FIELD, msg)
+                    .with_details("remove it, or choose the back end \"iptables\""));
+            }
+        }
+        Ok(())
+    }
+
+    /// What only iptables knows.
+    pub(super) fn options(&self) -> Result<Options<'_>> {
+        Ok(Options {
+            mark_bit: self.mark_bit()?,
+            set_mark_chain: self.external_set_mark_chain.as_deref(),
+            conditions: [&self.conditions_v4, &self.conditions_v6],
+        })
+    }
+
+    /// Whose source is translated.
+    pub(super) fn snat(&self) -> Snat {
+        match (self.snat.unwrap_or(true), self.masq_all) {
+            (false, _) => Snat::Never,
+            (true, true) => Snat::Always,
+            (true, false) => Snat::WhereNeeded,
+        }
+    }
+
+    /// The ports, each once.
+    pub(super) fn mappings(&self) -> Result<Vec<Mapping>> {
+        let mut all: Vec<Mapping> = Vec::new();
+        for mapping in &self.runtime_config.port_mappings {
+            let mapping = mapping.parse()?;
+            let same = |other: &&Mapping| {
+                (other.proto, other.listen, other.host_port)
+                    == (mapping.proto, mapping.listen, mapping.host_port)
+            };
+            match all.iter().find(same) {
+                None => all.push(mapping),
+                Some(other) if other.container_port == mapping.container_port => {}
+                Some(_) => {
+                    let (port, proto) = (mapping.host_port, mapping.proto);
+                    let msg = format!("host port {port}/{proto} is mapped to two container ports");
+                    return Err(Error::config(msg));
+                }
+            }
+        }
+        Ok(all)
+    }
+
+    /// The ports as far as they make sense: DEL finds the rest itself.
+    pub(super) fn sound_mappings(&self) -> Vec<Mapping> {
+        let all = self.runtime_config.port_mappings.iter();
+        all.filter_map(|mapping| mapping.parse().ok()).collect()
+    }
+}
+
+impl PortMapping {
+    fn parse(&self) -> Result<Mapping> {
+        let container_port = port("container", self.container_port)?;
+        let host_port = port("host", self.host_port)?;
+        let proto = match self.protocol.to_ascii_lowercase().as_str() {
+            "tcp" => L4::Tcp,
+            "udp" => L4::Udp,
+            "sctp" => L4::Sctp,
+            _ => {
+                let msg =
+                    format!("invalid protocol \"{}\" of host port {host_port}", self.protocol);
+                return Err(Error::config(msg).with_details("use tcp, udp or sctp"));
+            }
+        };
+        Ok(Mapping { proto, listen: self.listen()?, host_port, container_port })
+    }
+
+    fn listen(&self) -> Result<Listen> {
+        if self.host_ip.is_empty() {
+            return Ok(Listen::Everywhere);
+        }
+        let addr: IpAddr = ip::parse_ip(&self.host_ip)
+            .map_err(|_| Error::config(format!("invalid hostIP \"{}\"", self.host_ip)))?;
+        let family = Listen::Family(Family::of(addr));
+        Ok(if addr.is_unspecified() { family } else { Listen::Address(addr) })
+    }
+}
+
+fn port(whose: &str, number: i64) -> Result<u16> {
+    u16::try_from(number)
+        .ok()
+        .filter(|port| *port > 0)
+        .ok_or_else(|| Error::config(format!("Invalid {whose} port number: {number}")))
+}

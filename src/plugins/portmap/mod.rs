@@ -1,0 +1,214 @@
+//! portmap: ports of the host that lead to a container. Chained: it takes the container's addresses
+//! from the result of the plugin before it, and passes that on.
+//!
+//! Keys: `backend`, `snat`, `masqAll`, `markMasqBit`, `externalSetMarkChain`, `conditionsV4`,
+//! `conditionsV6`; the ports come with the capability `portMappings`. Only what is sent to an
+//! address of the host itself is translated.
+//!
+//! On the host it leaves, while the container lives, its elements of the table `inet
+//! cnibox_portmap`, or its chain `CNI-DN-..` in iptables; for good, the empty table or the chains
+//! `CNI-HOSTPORT-..`, and `route_localnet` of the interface towards the container.
+
+mod conf;
+
+use std::net::IpAddr;
+
+pub use self::conf::Conf;
+use crate::cni::{CniResult, IpConfig};
+use crate::error::{Code, Context, Error, Result};
+use crate::netfilter::backend::{Backend, Family, PacketFilter};
+use crate::netfilter::names::Owner;
+use crate::netfilter::ports::{Forward, Mapping, Snat, Target, chains, flows, former, maps};
+use crate::skel::{AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Rollback};
+use crate::sysctl;
+
+/// The plugin.
+#[derive(Debug)]
+pub struct Portmap;
+
+impl Plugin for Portmap {
+    const NAME: &'static str = "portmap";
+    const ABOUT: &'static str = "ports of the host that lead to the container";
+    type Conf = Conf;
+
+    fn add(cx: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
+        let filter = PacketFilter::new();
+        let (configured, mappings) = read(conf).context(|| "failed to parse config")?;
+        let prev =
+            req.prev.as_ref().ok_or_else(|| Error::internal("must be called as chained plugin"))?;
+        if mappings.is_empty() {
+            return Ok(prev.clone());
+        }
+        let backend = backend(conf, configured, &filter).context(|| "failed to parse config")?;
+        let targets = targets(cx, prev, req.ifname.as_str())?;
+        let owner = owner(cx, (req.id.as_str(), req.ifname.as_str()));
+        let forward = Forward { owner, mappings: &mappings, targets: &targets, snat: conf.snat() };
+        let mut undo = Rollback::new();
+        for key in localnet_keys(&forward, prev) {
+            if sysctl::ensure(&key, "1").context(|| "unable to enable route_localnet")? {
+                undo.push(key.clone(), move || sysctl::write(&key, "0"));
+            }
+        }
+        make(conf, backend, &filter, &forward)?;
+        flows::flush(flows::of_mappings(&mappings, &targets));
+        undo.commit();
+        Ok(prev.clone())
+    }
+
+    fn check(cx: &Cx<'_>, conf: &Conf, req: &CheckReq) -> Result<()> {
+        let filter = PacketFilter::new();
+        let (configured, mappings) = read(conf)?;
+        let prev = req.require_prev()?;
+        if mappings.is_empty() {
+            return Ok(());
+        }
+        let backend = backend(conf, configured, &filter)?;
+        let targets = targets(cx, prev, req.ifname.as_str())?;
+        let owner = owner(cx, (req.id.as_str(), req.ifname.as_str()));
+        let forward = Forward { owner, mappings: &mappings, targets: &targets, snat: conf.snat() };
+        match backend {
+            Backend::Nftables => maps::check(filter.nft()?, &forward)?,
+            Backend::Iptables => chains::check(&forward, &conf.options()?)?,
+        }
+        for key in localnet_keys(&forward, prev) {
+            if sysctl::read(&key)? != "1" {
+                return Err(Error::internal(format!("sysctl {key} is not 1")));
+            }
+        }
+        Ok(())
+    }
+
+    fn del(cx: &Cx<'_>, conf: &Conf, req: &DelReq) -> Result<()> {
+        let filter = PacketFilter::new();
+        let owner = owner(cx, (req.id.as_str(), req.ifname.as_str()));
+        let mappings = conf.sound_mappings();
+        let mut failures = Failures::new();
+        let deleted = failures.keep(unmap(&filter, owner, &mappings)).unwrap_or_default();
+        let in_chains = failures.keep(chains::del(&filter, owner)).unwrap_or_default();
+        if in_chains || deleted.former {
+            flows::flush(flows::of_families(&mappings, Family::BOTH.into_iter()));
+        }
+        flows::flush(flows::of_elements(&deleted.elements));
+        failures.into_result()
+    }
+
+    fn gc(cx: &Cx<'_>, _: &Conf, req: &GcReq) -> Result<()> {
+        let filter = PacketFilter::new();
+        let network = cx.net.name.as_str();
+        let valid: Vec<Owner<'_>> = req
+            .valid
+            .iter()
+            .map(|a| Owner { network, ifname: &a.ifname, id: &a.container_id })
+            .collect();
+        let mut failures = Failures::new();
+        if let Some(nft) = failures.keep(filter.nft_if_present()).flatten()
+            && let Some(deleted) = failures.keep(maps::collect(nft, network, &valid))
+        {
+            flows::flush(flows::of_elements(&deleted));
+        }
+        failures.keep(chains::collect(&filter, network, &valid));
+        failures.into_result()
+    }
+
+    fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
+        let filter = PacketFilter::new();
+        let unavailable = |e: Error| e.with_code(Code::NOT_AVAILABLE);
+        let configured = conf.backend().map_err(unavailable)?;
+        let backend = backend(conf, configured, &filter).map_err(unavailable)?;
+        backend.require_usable(&filter)?;
+        cx.host()
+            .map_err(unavailable)?
+            .require_admin()
+            .map_err(|e| unavailable(e.into()).with_details("portmap needs CAP_NET_ADMIN"))
+    }
+}
+
+fn owner<'a>(cx: &'a Cx<'_>, (id, ifname): (&'a str, &'a str)) -> Owner<'a> {
+    Owner { network: cx.net.name.as_str(), ifname, id }
+}
+
+fn read(conf: &Conf) -> Result<(Option<Backend>, Vec<Mapping>)> {
+    let configured = conf.backend()?;
+    if let Some(backend) = configured {
+        conf.require_keys_of(backend)?;
+    }
+    Ok((configured, conf.mappings()?))
+}
+
+fn backend(conf: &Conf, configured: Option<Backend>, filter: &PacketFilter) -> Result<Backend> {
+    let backend = Backend::choose(configured, filter);
+    conf.require_keys_of(backend).map(|()| backend)
+}
+
+/// What DEL found in `nf_tables`.
+#[derive(Default)]
+struct Unmapped {
+    elements: Vec<maps::Placed>,
+    /// Rules of the reference plugin.
+    former: bool,
+}
+
+fn unmap(filter: &PacketFilter, owner: Owner<'_>, mappings: &[Mapping]) -> Result<Unmapped> {
+    let Some(nft) = filter.nft_if_present()? else { return Ok(Unmapped::default()) };
+    let elements = maps::del(nft, owner, mappings)?;
+    Ok(Unmapped { elements, former: former::del(nft, owner.id)? })
+}
+
+/// Makes the mappings in one back end, after removing what an earlier ADD made in another.
+fn make(conf: &Conf, backend: Backend, filter: &PacketFilter, forward: &Forward<'_>) -> Result<()> {
+    match backend {
+        Backend::Nftables => {
+            // First what can fail without harm: an attachment has at most one kind of rules.
+            chains::del(filter, forward.owner)?;
+            maps::add(filter.nft()?, forward)
+        }
+        Backend::Iptables => {
+            chains::add(forward, &conf.options()?)?;
+            unmap(filter, forward.owner, &[]).map(drop)
+        }
+    }
+}
+
+/// The container's first address of each family.
+fn targets(cx: &Cx<'_>, prev: &CniResult, ifname: &str) -> Result<Vec<Target>> {
+    let mut targets = Vec::new();
+    for family in Family::BOTH {
+        let mine =
+            |ip: &&IpConfig| Family::of(ip.address.addr()) == family && is_of(ip, prev, ifname);
+        if let Some(ip) = prev.ips.iter().find(mine) {
+            targets.push(Target { net: ip.address, via: interface_to(cx, ip.address.addr())? });
+        }
+    }
+    Ok(targets)
+}
+
+/// Whether the address is of this interface of the container; one that tells no interface may be.
+fn is_of(ip: &IpConfig, prev: &CniResult, ifname: &str) -> bool {
+    let index = ip.interface.and_then(|index| usize::try_from(index).ok());
+    match index.and_then(|index| prev.interfaces.get(index)) {
+        Some(interface) => interface.name == ifname && !interface.sandbox.is_empty(),
+        None => true,
+    }
+}
+
+/// The host's interface by which packets to `addr` leave.
+fn interface_to(cx: &Cx<'_>, addr: IpAddr) -> Result<Option<String>> {
+    let host = cx.host()?;
+    let Some(index) = host.route_to(addr)?.and_then(|route| route.oif) else { return Ok(None) };
+    Ok(host.link_by_index(index)?.map(|link| link.name))
+}
+
+/// The settings that let 127.0.0.1 of the host reach the container: of the interface towards it,
+/// if the result names that one as made for the container. Results before 0.3.0 name none.
+fn localnet_keys(forward: &Forward<'_>, prev: &CniResult) -> Vec<String> {
+    let ours = |name: &str| {
+        let mut hosts = prev.interfaces.iter().filter(|i| i.sandbox.is_empty());
+        prev.interfaces.is_empty() || hosts.any(|i| i.name == name)
+    };
+    let v4 = forward.targets.iter().filter(|target| target.addr().is_ipv4());
+    let names = v4.filter_map(|target| target.via.as_deref()).filter(|name| ours(name));
+    if forward.snat == Snat::Never {
+        return Vec::new();
+    }
+    names.map(|name| format!("net/ipv4/conf/{name}/route_localnet")).collect()
+}

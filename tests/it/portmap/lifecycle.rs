@@ -1,0 +1,220 @@
+//! Verbs and versions, configurations, what is left behind.
+
+use serde_json::{Value, json};
+
+use super::{ALL, Ports, Rules, mapping};
+use crate::node::VERSIONS;
+use crate::strace;
+
+fn two() -> Value {
+    json!([mapping(8080, 80, "tcp"), {"HostPort": 5353, "ContainerPort": 53, "Protocol": "UDP",
+        "HostIP": "10.1.2.1"}])
+}
+
+#[test]
+fn every_version_adds_checks_and_deletes() {
+    for version in VERSIONS {
+        for rules in [Rules::Nftables, Rules::Iptables] {
+            let ports = Ports::new(rules, version);
+            let pod = ports.pod("c1");
+            ports.add(&pod, &two());
+            ports.del(&pod, &two());
+            let base = ports.state();
+            assert!(!base.contains("c1") && !base.contains("CNI-DN"), "{base}");
+            ports.add(&pod, &two());
+            assert_ne!(ports.state(), base);
+            if version >= "0.4.0" {
+                let before = ports.state();
+                ports.call("CHECK", &pod, &two()).ok();
+                assert_eq!(ports.state(), before);
+            }
+            ports.del(&pod, &two());
+            assert_eq!(ports.state(), base);
+            ports.del(&pod, &two());
+            assert_eq!(ports.state(), base);
+        }
+    }
+}
+
+#[test]
+fn del_needs_neither_namespace_nor_prev_result_nor_ports() {
+    for rules in ALL {
+        let ports = Ports::new(rules, "1.1.0");
+        let pod = ports.pod("c1");
+        ports.add(&pod, &two());
+        ports.del(&pod, &two());
+        let base = ports.state();
+        let some = json!([mapping(8080, 80, "tcp"), mapping(0, 1, "x")]);
+        for known in [two(), json!([]), json!(null), some] {
+            ports.add(&pod, &two());
+            let net = ports.net(&known, &json!({}));
+            ports.path(net.call("DEL", "c1").without("CNI_NETNS")).ok();
+            assert_eq!(ports.state(), base, "{rules:?} {known}");
+        }
+        ports.add(&pod, &two());
+        let other = json!({"backend": null});
+        ports.path(ports.net(&two(), &other).call("DEL", "c1")).ok();
+        assert_eq!(ports.state(), base, "whatever the back end");
+    }
+}
+
+#[test]
+fn repeated_add_replaces_whatever_was_there() {
+    for rules in ALL {
+        let ports = Ports::new(rules, "1.1.0");
+        let mut pod = ports.pod("c1");
+        let other = json!([mapping(8081, 81, "tcp"), mapping(8080, 82, "tcp")]);
+        ports.add(&pod, &other);
+        let expected = ports.state();
+        ports.del(&pod, &other);
+        let prev = pod.prev.clone();
+        pod.prev["ips"][0]["address"] = json!("10.1.2.77/24");
+        ports.add(&pod, &two());
+        pod.prev = prev;
+        ports.add(&pod, &other);
+        assert_eq!(ports.state(), expected, "{rules:?}");
+        ports.call("CHECK", &pod, &other).ok();
+    }
+}
+
+#[test]
+fn nothing_to_map_passes_the_result_through_and_makes_nothing() {
+    let ports = Ports::new(Rules::Nftables, "1.1.0");
+    let pod = ports.pod("c1");
+    let before = ports.state();
+    for none in [json!([]), json!(null)] {
+        ports.add(&pod, &none);
+        ports.call("CHECK", &pod, &none).ok();
+        ports.del(&pod, &none);
+    }
+    assert_eq!(ports.state(), before);
+    ports.call("DEL", &pod, &two()).ok();
+    assert_eq!(ports.state(), before, "DEL makes nothing either");
+}
+
+#[test]
+fn refusals_change_nothing() {
+    let ports = Ports::new(Rules::Nftables, "1.1.0");
+    let pod = ports.pod("c1");
+    let before = ports.state();
+    let mut alone = ports.net(&two(), &json!({}));
+    alone.conf["prevResult"] = json!(null);
+    let error = alone.call("ADD", "c1").netns(&pod.container.path()).error();
+    assert_eq!(error.brief(), (999, "must be called as chained plugin"));
+    let port = |key: &str, value: Value| {
+        let mut port = mapping(8080, 80, "tcp");
+        port[key] = value;
+        (json!([port]), json!({}))
+    };
+    let clash = "Cannot specify externalSetMarkChain and markMasqBit";
+    let foreign = "nftables backend was requested but configuration contains iptables-specific options [externalSetMarkChain conditionsV4]";
+    let ours = "iptables backend was requested but configuration contains nftables-specific options [conditionsV6]";
+    for ((mappings, keys), code, msg) in [
+        (port("hostPort", json!(0)), 7, "Invalid host port number: 0"),
+        (port("containerPort", json!(-1)), 7, "Invalid container port number: -1"),
+        (port("hostPort", json!(65_536)), 7, "Invalid host port number: 65536"),
+        (port("protocol", json!("icmp")), 7, "invalid protocol \"icmp\" of host port 8080"),
+        (port("hostIP", json!("10.1.2")), 7, "invalid hostIP \"10.1.2\""),
+        ((two(), json!({"backend": "ebpf"})), 7, "unrecognized backend \"ebpf\""),
+        ((two(), json!({"markMasqBit": 32})), 7, "MasqMarkBit must be between 0 and 31"),
+        ((two(), json!({"markMasqBit": 3, "externalSetMarkChain": "X"})), 7, clash),
+        (
+            (two(), json!({"externalSetMarkChain": "X", "conditionsV4": ["-s", "1.2.3.4"]})),
+            7,
+            foreign,
+        ),
+        ((two(), json!({"backend": "iptables", "conditionsV6": ["ip6", "saddr"]})), 7, ours),
+        (
+            (two(), json!({"conditionsV4": ["ip", "saddr", "1.2.3.4"]})),
+            2,
+            "\"conditionsV4\": \"ip saddr 1.2.3.4\" is not supported with nftables",
+        ),
+        (
+            (json!([mapping(80, 1, "tcp"), mapping(80, 2, "tcp")]), json!({})),
+            7,
+            "host port 80/tcp is mapped to two container ports",
+        ),
+    ] {
+        let error = ports.call_with("ADD", &pod, &mappings, &keys).error();
+        assert_eq!(error.brief(), (code, format!("failed to parse config: {msg}").as_str()));
+        assert_eq!(ports.state(), before);
+        // DEL does not look.
+        if error.code != 6 {
+            ports.call_with("DEL", &pod, &mappings, &keys).ok();
+        }
+    }
+}
+
+#[test]
+fn check_finds_every_kind_of_damage() {
+    let ports = Ports::new(Rules::Nftables, "1.1.0");
+    let pod = ports.pod("c1");
+    ports.add(&pod, &two());
+    for (damage, says) in [
+        ("delete element inet cnibox_portmap any4 { tcp . 8080 }", "tcp . 8080 is missing in map"),
+        (
+            "delete element inet cnibox_portmap snat4 { 10.1.2.0/24 . 10.1.2.2 }",
+            "is missing in set",
+        ),
+        (
+            "flush chain inet cnibox_portmap postrouting",
+            "rule \"so that answers come back\" is missing",
+        ),
+        ("flush map inet cnibox_portmap attachments", "attachments"),
+        ("delete table inet cnibox_portmap", "is missing"),
+    ] {
+        ports.call("CHECK", &pod, &two()).ok();
+        ports.node.sh(&format!("nft '{damage}'"));
+        let error = ports.call("CHECK", &pod, &two()).error();
+        assert!(error.code == 999 && error.msg.contains(says), "{damage}: {error:?}");
+        ports.add(&pod, &two());
+    }
+    ports.node.sh("echo 0 > /proc/sys/net/ipv4/conf/cni0/route_localnet");
+    let error = ports.call("CHECK", &pod, &two()).error();
+    assert_eq!(error.msg, "sysctl net/ipv4/conf/cni0/route_localnet is not 1");
+    let ports = Ports::new(Rules::Iptables, "1.1.0");
+    let pod = ports.pod("c1");
+    ports.add(&pod, &two());
+    for damage in [
+        "iptables -t nat -F CNI-HOSTPORT-SETMARK",
+        "iptables -t nat -F OUTPUT",
+        "ip6tables -t nat -F CNI-HOSTPORT-DNAT",
+        "iptables -t nat -F $(iptables -t nat -S | grep -o '^-N CNI-DN.*' | cut -c4-)",
+    ] {
+        ports.call("CHECK", &pod, &two()).ok();
+        ports.node.sh(damage);
+        let error = ports.call("CHECK", &pod, &two()).error();
+        assert!(error.msg.contains("not found in table nat"), "{damage}: {error:?}");
+        ports.add(&pod, &two());
+    }
+}
+
+#[test]
+fn nothing_is_started_with_nftables() {
+    let ports = Ports::new(Rules::Nftables, "1.1.0");
+    let pod = ports.pod("c1");
+    for verb in ["ADD", "CHECK", "DEL", "DEL", "STATUS"] {
+        let (outcome, calls) = strace::record(&ports.node, &ports.call(verb, &pod, &two()));
+        assert_eq!(outcome.status, Some(0), "{outcome:?}");
+        let started = calls.iter().filter(|call| call.name.starts_with("exec")).count();
+        assert_eq!(started, 1, "{verb}: only the plugin itself");
+    }
+}
+
+#[test]
+fn status_says_what_is_missing() {
+    for rules in ALL {
+        let ports = Ports::new(rules, "1.1.0");
+        let net = ports.net(&json!(null), &json!({}));
+        ports.path(net.call("STATUS", "")).ok();
+        assert!(!ports.node.sh("nft list ruleset").contains("cnibox"), "changes nothing");
+    }
+    let ports = Ports::new(Rules::Nftables, "1.1.0");
+    let bad = ports.net(&json!(null), &json!({"backend": "x"})).call("STATUS", "").error();
+    assert_eq!(bad.brief(), (50, "unrecognized backend \"x\""));
+    let call = ports.net(&json!(null), &json!({"backend": "iptables"})).call("STATUS", "");
+    let script = "mount -t tmpfs none /usr/sbin && PATH=/usr/bin exec \"$0\"";
+    let error = call.in_script(script).error();
+    assert!(error.code == 50 && error.msg.contains("failed to locate iptables"), "{error:?}");
+    assert!(error.details.contains("nftables"), "{error:?}");
+}

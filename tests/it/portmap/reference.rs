@@ -1,0 +1,79 @@
+//! The reference plugin before or after ours: either deletes what the other made.
+
+use serde_json::{Value, json};
+
+use super::{Ports, Rules, mapping, reference};
+
+fn web() -> Value {
+    json!([mapping(8080, 80, "tcp"), mapping(5353, 53, "udp")])
+}
+
+#[test]
+fn either_deletes_what_the_other_made_with_iptables() {
+    let Some(program) = reference() else { return };
+    for rules in [Rules::Iptables, Rules::Legacy] {
+        let ports = Ports::new(rules, "1.0.0");
+        let pod = ports.pod("c1");
+        // The reference of Debian knows no key `backend`, and ignores it.
+        let theirs = |verb: &str| ports.call(verb, &pod, &web()).program(&program);
+        theirs("ADD").result();
+        theirs("DEL").ok();
+        let base = ports.state();
+        ports.add(&pod, &web());
+        let ours = ports.state();
+        theirs("DEL").ok();
+        assert_eq!(ports.state(), base, "{rules:?}");
+        theirs("ADD").result();
+        assert_ne!(ports.state(), base);
+        ports.add(&pod, &web());
+        assert_eq!(ports.state(), ours, "{rules:?}: an ADD of ours replaces theirs");
+        ports.del(&pod, &web());
+        theirs("ADD").result();
+        let keys = json!({"backend": "nftables"});
+        ports.call_with("DEL", &pod, &json!([]), &keys).ok();
+        assert_eq!(ports.state(), base, "{rules:?}: DEL asks nobody for the back end");
+    }
+}
+
+#[test]
+fn gc_removes_what_the_reference_left() {
+    let Some(program) = reference() else { return };
+    let ports = Ports::new(Rules::Iptables, "1.0.0");
+    let (one, two) = (ports.pod("c1"), ports.pod("c2"));
+    let other = json!([mapping(8081, 80, "tcp")]);
+    ports.call("ADD", &one, &web()).program(&program).result();
+    let left = ports.state();
+    ports.call("ADD", &two, &other).program(&program).result();
+    let valid = json!([{"containerID": "c1", "ifname": "eth0"}]);
+    let keys = json!({"cniVersion": "1.1.0", "cni.dev/valid-attachments": valid});
+    ports.path(ports.net(&json!([]), &keys).call("GC", "")).ok();
+    assert_eq!(ports.state(), left);
+}
+
+#[test]
+fn the_references_nftables_rules_are_deleted_by_container() {
+    let ports = Ports::new(Rules::Nftables, "1.1.0");
+    let pod = ports.pod("c1");
+    let table = |family: &str, addr: &str| {
+        for line in [
+            "add table F cni_hostport",
+            "add chain F cni_hostport hostports",
+            "add chain F cni_hostport hostip_hostports",
+            "add chain F cni_hostport masquerading",
+            "add rule F cni_hostport hostports tcp dport 8080 dnat to A:80 comment c1",
+            "add rule F cni_hostport hostports tcp dport 8081 dnat to A:80 comment c2",
+            "add rule F cni_hostport hostip_hostports tcp dport 1 dnat to A:80 comment c1",
+            "add rule F cni_hostport masquerading F saddr B counter comment c1",
+        ] {
+            let line = line.replace(" F ", &format!(" {family} ")).replace('A', addr);
+            let line = line.replace('B', addr.trim_matches(['[', ']']));
+            ports.node.sh(&format!("nft '{line}'"));
+        }
+    };
+    table("ip", "10.1.2.2");
+    table("ip6", "[2001:db8:1::2]");
+    ports.del(&pod, &json!([]));
+    let state = ports.state();
+    assert!(!state.contains("c1"), "{state}");
+    assert_eq!(state.matches("comment \"c2\"").count(), 2, "{state}");
+}

@@ -1,0 +1,209 @@
+//! Packets through mapped ports, from everywhere, and those that no mapping is for.
+
+use std::net::UdpSocket;
+
+use serde_json::{Value, json};
+
+use super::{ALL, Ports, Rules, asks, mapping, tcp, udp};
+use crate::traffic::Place;
+
+fn web() -> Value {
+    json!([mapping(8080, 80, "tcp"), mapping(5353, 53, "udp")])
+}
+
+#[test]
+fn mapped_ports_answer_everyone() {
+    for rules in ALL {
+        let ports = Ports::new(rules, "1.1.0");
+        let (pod, sibling, peer) = (ports.pod("c1"), ports.pod("c2"), ports.peer());
+        ports.add(&pod, &web());
+        let server = &pod.container;
+        assert!(peer.reaches("2001:db8:1::2"), "the kernel is done with IPv6");
+        for (host, source) in [("192.0.2.1", "192.0.2.2"), ("[2001:db8:9::1]", "2001:db8:9::2")] {
+            let (http, dns) = (format!("{host}:8080"), format!("{host}:5353"));
+            let source = Some(source.parse().unwrap());
+            assert_eq!(tcp(&peer, server, &http, 80), source, "{rules:?} {host} keeps the client");
+            assert_eq!(udp(&peer, server, &dns, 53), source, "{rules:?} {host}");
+            assert!(tcp(&ports.node, server, &http, 80).is_some(), "{rules:?} host to {host}");
+            assert!(udp(&ports.node, server, &dns, 53).is_some(), "{rules:?} host to {host}");
+            assert!(tcp(server, server, &http, 80).is_some(), "{rules:?} hairpin to {host}");
+            let seen = tcp(&sibling.container, server, &http, 80);
+            assert!(seen.is_some(), "{rules:?} sibling to {host}");
+            assert!(udp(&sibling.container, server, &dns, 53).is_some(), "{rules:?} {host}");
+        }
+        assert!(tcp(&ports.node, server, "127.0.0.1:8080", 80).is_some(), "{rules:?} localhost");
+        assert!(udp(&ports.node, server, "127.0.0.1:5353", 53).is_some(), "{rules:?} localhost");
+        assert!(tcp(&ports.node, server, "10.1.2.2:80", 80).is_some(), "{rules:?} directly");
+        ports.del(&pod, &web());
+        assert_eq!(tcp(&peer, server, "192.0.2.1:8080", 80), None, "{rules:?}");
+        assert_eq!(tcp(&ports.node, server, "127.0.0.1:8080", 80), None, "{rules:?}");
+    }
+}
+
+/// CVE-2025-67499.
+#[test]
+fn traffic_to_other_destinations_is_left_alone() {
+    for rules in ALL {
+        let ports = Ports::new(rules, "1.1.0");
+        let (pod, sibling, peer) = (ports.pod("c1"), ports.pod("c2"), ports.peer());
+        let elsewhere = ports.outside("other", "203.0.113", "2001:db8:a");
+        let host_ip = json!([mapping(8080, 80, "tcp"), mapping(5353, 53, "udp"),
+            {"hostPort": 9090, "containerPort": 80, "protocol": "tcp", "hostIP": "203.0.113.2"}]);
+        ports.add(&pod, &host_ip);
+        for target in ["203.0.113.2", "[2001:db8:a::2]"] {
+            let http = format!("{target}:8080");
+            assert!(tcp(&peer, &elsewhere, &http, 8080).is_some(), "{rules:?} {target}");
+            assert!(tcp(&ports.node, &elsewhere, &http, 8080).is_some(), "{rules:?} {target}");
+            assert!(tcp(&sibling.container, &elsewhere, &http, 8080).is_some(), "{rules:?}");
+            assert!(tcp(&pod.container, &elsewhere, &http, 8080).is_some(), "{rules:?}");
+            let dns = format!("{target}:5353");
+            assert!(udp(&sibling.container, &elsewhere, &dns, 5353).is_some(), "{rules:?}");
+        }
+        let odd = tcp(&peer, &elsewhere, "203.0.113.2:9090", 9090);
+        assert!(odd.is_some(), "{rules:?}: a hostIP that the host does not have");
+    }
+}
+
+#[test]
+fn a_host_ip_is_the_only_one() {
+    for rules in ALL {
+        let ports = Ports::new(rules, "1.1.0");
+        let (pod, peer) = (ports.pod("c1"), ports.peer());
+        let on = |ip: &str| json!([{"hostPort": 8080, "containerPort": 80, "protocol": "tcp", "hostIP": ip}]);
+        let from_peer = |target: &str| tcp(&peer, &pod.container, target, 80).is_some();
+        let from_host = |target: &str| tcp(&ports.node, &pod.container, target, 80).is_some();
+        let (v4, v6) = ("192.0.2.1:8080", "[2001:db8:9::1]:8080");
+        for (ip, expected) in [
+            ("192.0.2.1", [true, false, false, false]),
+            ("10.1.2.1", [false, false, true, false]),
+            ("2001:db8:9::1", [false, true, false, false]),
+            ("0.0.0.0", [true, false, true, true]),
+            ("::", [false, true, false, false]),
+            ("127.0.0.1", [false, false, false, true]),
+        ] {
+            ports.add(&pod, &on(ip));
+            ports.call("CHECK", &pod, &on(ip)).ok();
+            let look = || {
+                let host = [from_host("10.1.2.1:8080"), from_host("127.0.0.1:8080")];
+                [from_peer(v4), from_peer(v6), host[0], host[1]]
+            };
+            // The bridge may lose IPv6's first multicasts: it learns who listens.
+            let seen = (0..3).map(|_| look()).find(|seen| *seen == expected);
+            assert!(seen.is_some(), "{rules:?} {ip}: {:?}", look());
+            ports.del(&pod, &on(ip));
+        }
+    }
+}
+
+#[test]
+fn sources_are_kept_or_translated_as_configured() {
+    for rules in ALL {
+        let ports = Ports::new(rules, "1.1.0");
+        let (pod, peer) = (ports.pod("c1"), ports.peer());
+        let server = &pod.container;
+        for (keys, outside, local) in [
+            (json!({"masqAll": true}), "10.1.2.1", true),
+            (json!({"snat": false}), "192.0.2.2", false),
+            (json!({"snat": false, "masqAll": true}), "192.0.2.2", false),
+        ] {
+            ports.call_with("ADD", &pod, &web(), &keys).result();
+            ports.call_with("CHECK", &pod, &web(), &keys).ok();
+            let seen = tcp(&peer, server, "192.0.2.1:8080", 80);
+            assert_eq!(seen, Some(outside.parse().unwrap()), "{rules:?} {keys}");
+            let hairpin = tcp(server, server, "192.0.2.1:8080", 80).is_some();
+            assert_eq!(hairpin, local, "{rules:?} {keys}");
+            ports.call_with("DEL", &pod, &web(), &keys).ok();
+        }
+        assert_eq!(tcp(&peer, server, "192.0.2.1:8080", 80), None);
+    }
+}
+
+#[test]
+fn thirty_two_ports() {
+    for rules in ALL {
+        let ports = Ports::new(rules, "1.1.0");
+        let (pod, peer) = (ports.pod("c1"), ports.peer());
+        let list: Vec<_> = (0..32).map(|n| mapping(9000 + n, 100 + n, "tcp")).collect();
+        let list = json!(list);
+        ports.add(&pod, &list);
+        ports.call("CHECK", &pod, &list).ok();
+        for n in [0, 14, 15, 31_u16] {
+            let target = format!("192.0.2.1:{}", 9000 + n);
+            assert!(tcp(&peer, &pod.container, &target, 100 + n).is_some(), "{rules:?} {target}");
+        }
+        ports.del(&pod, &list);
+        assert!(!ports.state().contains("9000"));
+    }
+}
+
+#[test]
+fn udp_clients_that_were_there_before_follow_the_mapping() {
+    for rules in ALL {
+        let ports = Ports::new(rules, "1.1.0");
+        let (one, two, peer) = (ports.pod("c1"), ports.pod("c2"), ports.peer());
+        // One socket: one tracked connection, whatever happens to the mapping.
+        let client = peer.run(|| UdpSocket::bind("0.0.0.0:4444").unwrap());
+        let target = "192.0.2.1:5353".parse().unwrap();
+        let host = UdpSocket::bind("0.0.0.0:5353").unwrap();
+        client.send_to(b"x", target).unwrap();
+        host.recv_from(&mut [0; 4]).unwrap();
+        host.send_to(b"y", "192.0.2.2:4444").unwrap();
+        client.recv_from(&mut [0; 4]).unwrap();
+        drop(host);
+        let dns = json!([mapping(5353, 53, "udp")]);
+        ports.add(&one, &dns);
+        assert!(asks(&client, &one.container, target, 53).is_some(), "{rules:?}: ADD flushes");
+        ports.del(&one, &dns);
+        let entries = ports.node.sh("conntrack -L -p udp --orig-port-dst 5353 2>/dev/null");
+        assert!(!entries.contains("dport=5353"), "{rules:?}: DEL flushes: {entries}");
+        ports.add(&two, &dns);
+        assert!(asks(&client, &two.container, target, 53).is_some(), "{rules:?}");
+    }
+}
+
+/// `route_localnet` must not open the host's own loopback services to containers.
+#[test]
+fn loopback_services_of_the_host_stay_closed() {
+    let ports = Ports::new(Rules::Nftables, "1.1.0");
+    let (pod, sibling) = (ports.pod("c1"), ports.pod("c2"));
+    ports.add(&pod, &web());
+    sibling.container.sh("ip route del local 127.0.0.0/8 dev lo table local || true");
+    sibling.container.sh("sh -c 'echo 1 > /proc/sys/net/ipv4/conf/eth0/route_localnet'");
+    sibling.container.sh("ip addr flush dev lo");
+    sibling
+        .container
+        .sh("sh -c 'ip route flush table local 127.0.0.0/8; ip route add 127.0.0.1 via 10.1.2.1'");
+    assert!(tcp(&sibling.container, &ports.node, "10.1.2.1:7070", 7070).is_some());
+    assert_eq!(tcp(&sibling.container, &ports.node, "127.0.0.1:7070", 7070), None);
+    ports.node.sh("nft flush chain inet cnibox_portmap input");
+    let open = tcp(&sibling.container, &ports.node, "127.0.0.1:7070", 7070);
+    assert!(open.is_some(), "the guard is what closes it");
+}
+
+#[test]
+fn marks_and_conditions_are_those_of_the_configuration() {
+    for rules in [Rules::Iptables, Rules::Legacy] {
+        let ports = Ports::new(rules, "1.1.0");
+        let (pod, peer) = (ports.pod("c1"), ports.peer());
+        let from = |place: &crate::node::Container| {
+            tcp(place, &pod.container, "192.0.2.1:8080", 80).is_some()
+        };
+        let not_the_peer = json!({"conditionsV4": ["!", "-s", "192.0.2.0/24"], "markMasqBit": 5});
+        ports.call_with("ADD", &pod, &web(), &not_the_peer).result();
+        ports.call_with("CHECK", &pod, &web(), &not_the_peer).ok();
+        let state = ports.state();
+        assert!(state.contains("--set-xmark 0x20/0x20") && state.contains("--mark 0x20/0x20"));
+        assert!(!from(&peer) && from(&pod.container), "{rules:?}");
+        ports.call_with("DEL", &pod, &web(), &not_the_peer).ok();
+        for family in ["iptables", "ip6tables"] {
+            let program = ports.node.path("flavour").join(family);
+            ports.node.sh(&format!("{} -t nat -N THEIRS", program.display()));
+        }
+        let theirs = json!({"externalSetMarkChain": "THEIRS"});
+        ports.call_with("ADD", &pod, &web(), &theirs).result();
+        ports.call_with("CHECK", &pod, &web(), &theirs).ok();
+        assert!(ports.state().contains("-j THEIRS") && from(&peer), "{rules:?}");
+        ports.call_with("DEL", &pod, &web(), &theirs).ok();
+        assert!(!ports.state().contains("-j THEIRS"));
+    }
+}
