@@ -149,14 +149,16 @@ pub fn add_routes(inside: &Inside<'_>, link: &Link, result: &CniResult) -> Resul
     Ok(())
 }
 
+/// The gateway of a route that names none: the first one of its family among the addresses.
+pub fn implied_gateway(result: &CniResult, dst: &IpNet) -> Option<IpAddr> {
+    let same_family = |gw: &IpAddr| gw.is_ipv4() == dst.addr().is_ipv4();
+    result.ips.iter().filter_map(|ip| ip.gateway).find(same_family)
+}
+
 fn plan_routes(result: &CniResult, oif: u32) -> Vec<Route> {
-    let gateway_of = |dst: &IpNet| {
-        let same_family = |gw: &IpAddr| gw.is_ipv4() == dst.addr().is_ipv4();
-        result.ips.iter().filter_map(|ip| ip.gateway).find(same_family)
-    };
     let mut planned: Vec<(cni::Route, Vec<Option<IpAddr>>)> = Vec::new();
     for route in &result.routes {
-        let gw = route.gw.or_else(|| gateway_of(&route.dst));
+        let gw = route.gw.or_else(|| implied_gateway(result, &route.dst));
         let key = cni::Route { dst: route.dst.trunc(), gw: None, ..route.clone() };
         match planned.iter_mut().find(|(k, _)| *k == key) {
             Some((_, gateways)) if gateways.contains(&gw) => {}

@@ -5,6 +5,7 @@
 
 use std::net::IpAddr;
 
+use super::configure::implied_gateway;
 use super::inside::Inside;
 use crate::cni::{CniResult, IfName, Interface, IpConfig, Route};
 use crate::error::{Error, Result};
@@ -92,17 +93,19 @@ fn network_is_routed(ip: &IpConfig, link: &Link, routes: &[netlink::Route]) -> R
         .with_details(format!("there is no route to {network}")))
 }
 
-/// Every route of the result is there, through its gateway if it names one.
-pub fn routes(inside: &Inside<'_>, wanted: &[Route]) -> Result<()> {
-    if wanted.is_empty() {
+/// Every route of the result is there, through the gateway it names or was given.
+pub fn routes(inside: &Inside<'_>, result: &CniResult) -> Result<()> {
+    if result.routes.is_empty() {
         return Ok(());
     }
     let present = inside.netlink.dump_routes(&RouteFilter::default())?;
-    for route in wanted {
-        if !present.iter().any(|found| serves(found, route)) {
+    for route in &result.routes {
+        let gw = route.gw.or_else(|| implied_gateway(result, &route.dst));
+        let route = Route { gw, ..route.clone() };
+        if !present.iter().any(|found| serves(found, &route)) {
             return Err(Error::internal(format!(
                 "Expected Route {} not found in routing table",
-                describe(route)
+                describe(&route)
             )));
         }
     }

@@ -106,7 +106,7 @@ impl Plugin for Ptp {
         let link = verify::container_veth(&inside, entry)?;
         verify::is_up(&link)?;
         verify::addresses(&inside, &link, (prev, index))?;
-        verify::routes(&inside, &prev.routes)?;
+        verify::routes(&inside, prev)?;
         check_host(cx.host()?, &link, (prev, index))?;
         if !conf.ip_masq {
             return Ok(());

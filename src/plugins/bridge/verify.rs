@@ -25,7 +25,7 @@ pub(super) fn attachment(cx: &Cx<'_>, (conf, plan): (&Conf, &Plan), req: &CheckR
         gateway_addresses(host, &bridge, (prev, index))?;
     }
     verify::addresses(&inside, &link, (prev, index))?;
-    verify::routes(&inside, &prev.routes)?;
+    verify::routes(&inside, prev)?;
     protect::check((cx, plan, conf), req, (&port, &link), (prev, index))
 }
 

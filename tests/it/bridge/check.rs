@@ -68,7 +68,7 @@ fn a_connected_route_that_was_removed() {
 fn a_route_that_was_removed() {
     broken_inside(
         "ip route del 10.9.0.0/16",
-        "Expected Route 10.9.0.0/16 not found in routing table",
+        "Expected Route 10.9.0.0/16 via 10.1.2.1 not found in routing table",
     );
 }
 
@@ -76,7 +76,7 @@ fn a_route_that_was_removed() {
 fn a_route_that_moved_to_another_table() {
     broken_inside(
         "sh -c 'ip route del 10.8.0.0/16 table 99; ip route add 10.8.0.0/16 via 10.1.2.1'",
-        "Expected Route 10.8.0.0/16 table 99 not found in routing table",
+        "Expected Route 10.8.0.0/16 via 10.1.2.1 table 99 not found in routing table",
     );
 }
 

@@ -39,8 +39,10 @@ fn addresses_that_were_removed() {
 #[test]
 fn routes_of_the_container_that_were_removed_or_changed() {
     let missing = |route: &str| format!("Expected Route {route} not found in routing table");
-    broken("ip route del default", "true", &missing("0.0.0.0/0"));
-    broken("ip -6 route del default", "true", &missing("::/0"));
+    let default = missing("0.0.0.0/0 via 10.1.2.1");
+    broken("ip route del default", "true", &default);
+    broken("ip route replace default via 10.1.2.7 dev eth0 onlink", "true", &default);
+    broken("ip -6 route del default", "true", &missing("::/0 via 2001:db8:1::1"));
     let subnet = "Failed to find Gateway 10.1.2.1 for interface eth0";
     broken("ip route del 10.1.2.0/24", "true", subnet);
 }
