@@ -24,7 +24,8 @@ Cases (all of them without a choice):
   leases         host-local with 10 leases against host-local with 20,000
 
 Options:
-  --pods N[,N]   pods already there, with their links and leases (0,1000; at most 1000)
+  --pods N[,N]   pods already there, with their links and leases, but without rules in the packet
+                 filter (0,1000; at most 1000)
   --rounds N     pods attached and detached one by one by each side (30)
   --parallel N   also attach and detach a batch, N at once (16; 0: do not)
   --batch N      pods in a batch (160)
