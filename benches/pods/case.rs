@@ -1,8 +1,10 @@
-//! What is attached: a plugin and its configuration.
+//! What is attached: plugins, one after the other, and their configurations.
 
 use std::path::Path;
 
 use serde_json::{Value, json};
+
+use crate::netfilter::Backend;
 
 /// The name of the bridge.
 pub(crate) const BRIDGE: &str = "cni0";
@@ -13,16 +15,41 @@ pub(crate) const NETWORK: &str = "bench";
 #[derive(Debug)]
 pub(crate) struct Case {
     pub(crate) name: &'static str,
+    /// The plugin that makes the interface.
     pub(crate) plugin: &'static str,
+    /// Those that are called behind it.
+    chained: &'static [&'static str],
+    /// Whether the loopback network is attached before it.
+    loopback: bool,
     pub(crate) dual: bool,
+    masq: bool,
+    /// How many ports portmap maps.
+    pub(crate) ports: usize,
 }
 
+const BRIDGE_CASE: Case = Case {
+    name: "bridge",
+    plugin: "bridge",
+    chained: &[],
+    loopback: false,
+    dual: false,
+    masq: false,
+    ports: 0,
+};
+
+const PORTMAP_CASE: Case = Case { chained: &["portmap"], ports: 1, ..BRIDGE_CASE };
+
 pub(crate) const CASES: &[Case] = &[
-    Case { name: "version", plugin: "bridge", dual: false },
-    Case { name: "host-local", plugin: "host-local", dual: false },
-    Case { name: "bridge", plugin: "bridge", dual: false },
-    Case { name: "bridge-dual", plugin: "bridge", dual: true },
-    Case { name: "ptp", plugin: "ptp", dual: false },
+    Case { name: "version", ..BRIDGE_CASE },
+    Case { name: "host-local", plugin: "host-local", ..BRIDGE_CASE },
+    BRIDGE_CASE,
+    Case { name: "bridge-dual", dual: true, ..BRIDGE_CASE },
+    Case { name: "bridge-masq", masq: true, ..BRIDGE_CASE },
+    Case { name: "ptp", plugin: "ptp", ..BRIDGE_CASE },
+    Case { name: "portmap-1", ..PORTMAP_CASE },
+    Case { name: "portmap-32", ports: 32, ..PORTMAP_CASE },
+    Case { name: "chain", loopback: true, masq: true, ..PORTMAP_CASE },
+    Case { name: "chain-firewall", chained: &["portmap", "firewall"], ..PORTMAP_CASE },
 ];
 
 impl Case {
@@ -34,14 +61,47 @@ impl Case {
         self.plugin == "bridge" && !self.is_version()
     }
 
-    /// The configuration: in 1.0.0, the newest that Debian's plugins speak.
-    pub(crate) fn conf(&self, data: &Path) -> Value {
+    /// All plugins in the order of ADD.
+    pub(crate) fn plugins(&self) -> impl Iterator<Item = &'static str> {
+        let loopback = self.loopback.then_some("loopback");
+        loopback.into_iter().chain([self.plugin]).chain(self.chained.iter().copied())
+    }
+
+    /// Those that have a packet filter to choose.
+    pub(crate) fn filters(&self) -> impl Iterator<Item = &'static str> {
+        let masq = self.masq.then_some(self.plugin);
+        masq.into_iter().chain(self.chained.iter().copied())
+    }
+
+    /// The configuration of one of the plugins.
+    pub(crate) fn conf(&self, plugin: &str, data: &Path, backend: Backend) -> Value {
+        let backend = backend.name();
+        let mut conf = match plugin {
+            "loopback" => json!({"name": "cni-loopback"}),
+            "portmap" => json!({"backend": backend, "capabilities": {"portMappings": true}}),
+            "firewall" => json!({"backend": backend}),
+            _ => self.interface(data),
+        };
+        if plugin == self.plugin && self.masq {
+            conf["ipMasq"] = json!(true);
+            conf["ipMasqBackend"] = json!(backend);
+        }
+        if conf["name"].is_null() {
+            conf["name"] = json!(NETWORK);
+        }
+        conf["type"] = json!(plugin);
+        // The newest that Debian's plugins speak.
+        conf["cniVersion"] = json!("1.0.0");
+        conf
+    }
+
+    fn interface(&self, data: &Path) -> Value {
         let mut ranges = vec![json!([{"subnet": "10.1.0.0/16"}])];
         if self.dual {
             ranges.push(json!([{"subnet": "fd00:1::/64"}]));
         }
         let mut ipam = json!({"type": "host-local", "dataDir": data, "ranges": ranges});
-        let mut conf = json!({"cniVersion": "1.0.0", "name": NETWORK, "type": self.plugin});
+        let mut conf = json!({});
         match self.plugin {
             "bridge" => {
                 conf["bridge"] = json!(BRIDGE);

@@ -8,7 +8,8 @@
 //! | --- | --- |
 //! | `options` | the command line |
 //! | `sandbox` | user namespace for ordinary users, a folder that goes away even on Ctrl-C |
-//! | `case` | what is attached: plugin and configuration |
+//! | `case` | what is attached: plugins and configurations |
+//! | `netfilter` | which packet filter a plugin uses, and the rules of others in it |
 //! | `world` | a plugin folder, its private host, the pods already there; one timed call |
 //! | `contest` | worlds taking turns: rounds, batches, memory |
 //! | `table` | medians, percentiles, ratios |
@@ -16,6 +17,7 @@
 
 mod case;
 mod contest;
+mod netfilter;
 mod options;
 mod sandbox;
 mod table;
@@ -62,7 +64,7 @@ fn main() -> ExitCode {
 fn run(options: &Options, dir: &Path) -> Result<()> {
     let bench = Bench { options, dir, ours: ours(dir)?, peer: peer()? };
     bench.describe();
-    let mut table = Table::new("ours", bench.peer.as_ref().map(|_| "peer"));
+    let mut table = Table::new("ours", bench.peer.as_deref().map(|peer| bench.heading(peer)));
     for case in bench.selected() {
         for &pods in options.pods_of(case) {
             bench.case(&mut table, case, pods)?;
@@ -82,7 +84,7 @@ fn ours(dir: &Path) -> Result<PathBuf> {
         .map_err(|e| format!("CNIBOX_BIN \"{}\": {e}", binary.display()))?;
     let folder = dir.join("ours");
     fs::create_dir_all(&folder)?;
-    for plugin in ["bridge", "host-local", "ptp"] {
+    for plugin in ["bridge", "firewall", "host-local", "loopback", "portmap", "ptp"] {
         std::os::unix::fs::symlink(&binary, folder.join(plugin))?;
     }
     Ok(folder)
@@ -125,7 +127,28 @@ impl Bench<'_> {
         let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         println!("kernel {}, {cores} cores, {} rounds", kernel.trim(), self.options.rounds);
+        let (backend, foreign) = (self.options.backend.name(), self.options.foreign);
+        println!("packet filter: {backend}, {foreign} rules of others");
+        if let Some(peer) = &self.peer
+            && let plugins = self.fallen_back(peer)
+            && !plugins.is_empty()
+        {
+            println!("peer uses iptables: no {backend} in its {}", plugins.join(", "));
+        }
         println!("ratio: how many times as long (as large) the right side is, by the medians\n");
+    }
+
+    fn fallen_back(&self, folder: &Path) -> Vec<&'static str> {
+        netfilter::fallen_back(self.selected(), self.options.backend, folder)
+    }
+
+    /// The peer's, with what sets it apart.
+    fn heading(&self, peer: &Path) -> &'static str {
+        match self.fallen_back(peer)[..] {
+            [] => "peer",
+            ["firewall"] => "peer, mixed",
+            _ => "peer, iptables",
+        }
     }
 
     fn selected(&self) -> impl Iterator<Item = &'static Case> {
@@ -135,6 +158,12 @@ impl Bench<'_> {
     /// One case with so many pods already there.
     fn case(&self, table: &mut Table, case: &Case, pods: usize) -> Result<()> {
         let folders: Vec<_> = [&self.ours].into_iter().chain(&self.peer).collect();
+        for folder in &folders {
+            if let Some(plugin) = case.plugins().find(|plugin| !folder.join(plugin).exists()) {
+                table::note(case.name, &format!("no {plugin} in {}", folder.display()));
+                return Ok(());
+            }
+        }
         let worlds = self.worlds(&folders, |_| pods, case)?;
         let name = if pods > 0 { format!("{}, {pods} pods", case.name) } else { case.name.into() };
         if case.is_version() {
@@ -195,6 +224,8 @@ impl Bench<'_> {
         case: &Case,
     ) -> Result<Vec<World>> {
         let folders = folders.iter().enumerate();
-        folders.map(|(i, folder)| World::new(folder, self.dir, case, pods(i))).collect()
+        folders
+            .map(|(i, folder)| World::new(folder, self.dir, case, pods(i), self.options))
+            .collect()
     }
 }

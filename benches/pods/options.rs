@@ -2,6 +2,7 @@
 
 use crate::Result;
 use crate::case::{CASES, Case};
+use crate::netfilter::Backend;
 
 pub(crate) const HELP: &str = "\
 pods: attach and detach the same pods with two plugin folders in turn
@@ -14,14 +15,24 @@ Cases (all of them without a choice):
   host-local     addresses only
   bridge         bridge + host-local, isDefaultGateway, IPv4
   bridge-dual    the same with IPv4 and IPv6
+  bridge-masq    bridge with ipMasq
   ptp            ptp + host-local
+  portmap-1      bridge, then portmap with 1 port; a chain is one ADD, one DEL
+  portmap-32     bridge, then portmap with 32 ports
+  chain          loopback, bridge with ipMasq, portmap with 1 port
+  chain-firewall bridge, portmap with 1 port, firewall
   leases         host-local with 10 leases against host-local with 20,000
 
 Options:
-  --pods N[,N]   pods already there, with their links and leases (0,1000; at most 1000)
+  --pods N[,N]   pods already there, with their links and leases, but without rules in the packet
+                 filter (0,1000; at most 1000)
   --rounds N     pods attached and detached one by one by each side (30)
   --parallel N   also attach and detach a batch, N at once (16; 0: do not)
   --batch N      pods in a batch (160)
+  --backend B    what ipMasq, portmap and firewall use: nftables or iptables (nftables; a peer's
+                 plugin that does not know it uses iptables, and the heading says so)
+  --foreign N    rules of others in the packet filter of each host, loaded with nft or
+                 iptables-restore as --backend says (0)
   --quick        a smoke test: 3 rounds, 0 and 20 pods, a batch of 8, unless said otherwise
   -h, --help     this text
 
@@ -46,6 +57,8 @@ pub(crate) struct Options {
     pub(crate) parallel: usize,
     pub(crate) batch: usize,
     pub(crate) batches: usize,
+    pub(crate) backend: Backend,
+    pub(crate) foreign: usize,
 }
 
 impl Options {
@@ -54,6 +67,7 @@ impl Options {
         let mut names = Vec::new();
         let (mut quick, mut pods) = (false, None);
         let (mut rounds, mut parallel, mut batch) = (None, None, None);
+        let (mut backend, mut foreign) = (Backend::Nftables, 0);
         let mut args = args;
         while let Some(arg) = args.next() {
             match arg.as_str() {
@@ -64,6 +78,8 @@ impl Options {
                 "--rounds" => rounds = Some(number(&arg, args.next().as_deref())?),
                 "--parallel" => parallel = Some(number(&arg, args.next().as_deref())?),
                 "--batch" => batch = Some(number(&arg, args.next().as_deref())?),
+                "--backend" => backend = Backend::parse(args.next().as_deref())?,
+                "--foreign" => foreign = number(&arg, args.next().as_deref())?,
                 name if name == "leases" || CASES.iter().any(|case| case.name == name) => {
                     names.push(arg);
                 }
@@ -78,6 +94,8 @@ impl Options {
             parallel: parallel.unwrap_or(choose(16, 4)),
             batch: batch.unwrap_or(choose(160, 8)).max(1),
             batches: choose(3, 1),
+            backend,
+            foreign,
         }))
     }
 

@@ -9,30 +9,48 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use cnibox::netns::Netns;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::Result;
 use crate::case::{BRIDGE, Case, NETWORK};
+use crate::netfilter;
+use crate::options::Options;
 
 /// A container to attach.
 pub(crate) struct Pod {
+    number: usize,
     id: String,
     netns: Netns,
-    /// What the last ADD printed, as a runtime caches it for DEL.
+    /// What the last ADD printed, as a runtime passes it on and caches it for DEL.
     result: Value,
+    /// That of the loopback network.
+    loopback: Value,
 }
 
 impl Pod {
     pub(crate) fn new() -> Result<Pod> {
         static COUNT: AtomicUsize = AtomicUsize::new(0);
-        let id = format!("pod-{:06}", COUNT.fetch_add(1, Ordering::Relaxed));
-        Ok(Pod { id, netns: Netns::fresh()?, result: Value::Null })
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let (id, netns) = (format!("pod-{number:06}"), Netns::fresh()?);
+        Ok(Pod { number, id, netns, result: Value::Null, loopback: Value::Null })
+    }
+
+    fn result(&mut self, plugin: &str) -> &mut Value {
+        if plugin == "loopback" { &mut self.loopback } else { &mut self.result }
+    }
+
+    /// Ports that none of the pods beside this one has.
+    fn port_mappings(&self, ports: usize) -> Value {
+        let host = |i| 1024 + (self.number * ports + i) % 64_000;
+        let mapping = |i| json!({"hostPort": host(i), "containerPort": 80 + i, "protocol": "tcp"});
+        (0..ports).map(mapping).collect()
     }
 }
 
 pub(crate) struct World {
     folder: PathBuf,
-    conf: Value,
+    /// The plugins in the order of ADD, with their configurations.
+    links: Vec<(&'static str, Value)>,
     host: Netns,
     /// Holds the far ends of the pods that are already there.
     _crowd: Netns,
@@ -40,7 +58,13 @@ pub(crate) struct World {
 
 impl World {
     /// A fresh host with its own leases below `dir`, and so many pods.
-    pub(crate) fn new(folder: &Path, dir: &Path, case: &Case, pods: usize) -> Result<World> {
+    pub(crate) fn new(
+        folder: &Path,
+        dir: &Path,
+        case: &Case,
+        pods: usize,
+        options: &Options,
+    ) -> Result<World> {
         static COUNT: AtomicUsize = AtomicUsize::new(0);
         let data = dir.join(format!("leases-{}", COUNT.fetch_add(1, Ordering::Relaxed)));
         fs::create_dir(&data)?;
@@ -51,7 +75,12 @@ impl World {
             host.run(|| crowded(case, pods, &crowd))??;
             crowd.run(|| ip_batch(&links_up("far", pods)))??;
         }
-        Ok(World { folder: folder.into(), conf: case.conf(&data), host, _crowd: crowd })
+        if options.foreign > 0 {
+            host.run(|| netfilter::load_foreign(options.backend, options.foreign))??;
+        }
+        let link = |plugin| (plugin, case.conf(plugin, &data, options.backend.of(folder, plugin)));
+        let links = case.plugins().map(link).collect();
+        Ok(World { folder: folder.into(), links, host, _crowd: crowd })
     }
 
     /// Runs `f` on this host; what it spawns is there too.
@@ -59,12 +88,26 @@ impl World {
         Ok(self.host.run(f)?)
     }
 
-    /// One call from before the spawn to after the exit. To be used [`on_host`](World::on_host).
+    /// The calls of all plugins, each from before the spawn to after the exit; for VERSION only
+    /// the first. To be used [`on_host`](World::on_host).
     pub(crate) fn call(&self, case: &Case, verb: &str, pod: &mut Pod) -> Result<Duration> {
-        let stdin = self.stdin(verb, pod);
-        let mut command = self.command(case, verb, pod);
+        let mut links: Vec<_> = self.links.iter().collect();
+        match verb {
+            "DEL" => links.reverse(),
+            "VERSION" => links.truncate(1),
+            _ => {}
+        }
+        let took = links.into_iter().map(|(plugin, conf)| {
+            let stdin = stdin(case, (plugin, conf), pod);
+            self.call_one(plugin, &stdin, verb, pod)
+        });
+        took.sum()
+    }
+
+    fn call_one(&self, plugin: &str, stdin: &str, verb: &str, pod: &mut Pod) -> Result<Duration> {
+        let mut command = self.command(plugin, verb, pod);
         let start = Instant::now();
-        let child = feed(command.spawn(), &command, &stdin)?;
+        let child = feed(command.spawn(), &command, stdin)?;
         let output = child.wait_with_output()?;
         let took = start.elapsed();
         if !output.status.success() {
@@ -72,15 +115,23 @@ impl World {
             return Err(format!("{command:?} with {stdin}: {}: {out}{err}", output.status).into());
         }
         if verb == "ADD" {
-            pod.result = serde_json::from_slice(&output.stdout)?;
+            *pod.result(plugin) = serde_json::from_slice(&output.stdout)?;
         }
         Ok(took)
     }
 
     /// An ADD that is watched: the largest memory of one of its processes, in bytes.
     pub(crate) fn watch_add(&self, case: &Case, pod: &mut Pod) -> Result<u64> {
-        let mut command = self.command(case, "ADD", pod);
-        let mut child = feed(command.spawn(), &command, &self.stdin("ADD", pod))?;
+        let mut peaks = self.links.iter().map(|(plugin, conf)| {
+            let stdin = stdin(case, (plugin, conf), pod);
+            self.watch_one(plugin, &stdin, pod)
+        });
+        peaks.try_fold(0, |most, peak| Ok(most.max(peak?)))
+    }
+
+    fn watch_one(&self, plugin: &str, stdin: &str, pod: &mut Pod) -> Result<u64> {
+        let mut command = self.command(plugin, "ADD", pod);
+        let mut child = feed(command.spawn(), &command, stdin)?;
         let mut peak = 0;
         while child.try_wait()?.is_none() {
             peak = peak.max(peak_memory(child.id()));
@@ -89,30 +140,36 @@ impl World {
         if let Some(mut stdout) = child.stdout.take() {
             stdout.read_to_string(&mut out)?;
         }
-        pod.result = serde_json::from_str(&out)?;
+        *pod.result(plugin) = serde_json::from_str(&out)?;
         Ok(peak)
     }
 
-    fn stdin(&self, verb: &str, pod: &Pod) -> String {
-        let mut conf = self.conf.clone();
-        if verb == "DEL" && !pod.result.is_null() {
-            conf["prevResult"] = pod.result.clone();
-        }
-        conf.to_string()
-    }
-
-    fn command(&self, case: &Case, verb: &str, pod: &Pod) -> Command {
-        let mut command = Command::new(self.folder.join(case.plugin));
+    fn command(&self, plugin: &str, verb: &str, pod: &Pod) -> Command {
+        let ifname = if plugin == "loopback" { "lo" } else { "eth0" };
+        let mut command = Command::new(self.folder.join(plugin));
         command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
         command.env("CNI_COMMAND", verb).env("CNI_CONTAINERID", &pod.id);
-        command.env("CNI_NETNS", pod.netns.path()).env("CNI_IFNAME", "eth0");
+        command.env("CNI_NETNS", pod.netns.path()).env("CNI_IFNAME", ifname);
         command.env("CNI_PATH", &self.folder);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command
     }
 }
 
-fn feed(child: std::io::Result<Child>, command: &Command, stdin: &str) -> Result<Child> {
+/// The configuration with what the runtime adds: the ports, and the result so far.
+fn stdin(case: &Case, (plugin, conf): (&str, &Value), pod: &mut Pod) -> String {
+    let mut conf = conf.clone();
+    if plugin == "portmap" {
+        conf["runtimeConfig"] = json!({"portMappings": pod.port_mappings(case.ports)});
+    }
+    let result = pod.result(plugin);
+    if !result.is_null() {
+        conf["prevResult"] = result.clone();
+    }
+    conf.to_string()
+}
+
+pub(crate) fn feed(child: std::io::Result<Child>, command: &Command, stdin: &str) -> Result<Child> {
     let mut child = child.map_err(|e| format!("start {}: {e}", command.get_program().display()))?;
     if let Some(mut pipe) = child.stdin.take() {
         // A plugin that does not read its input says why when it ends.

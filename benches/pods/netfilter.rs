@@ -1,0 +1,91 @@
+//! The packet filter: who uses which, and rules of others that are already there.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use crate::Result;
+use crate::case::Case;
+use crate::world::feed;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Backend {
+    Nftables,
+    Iptables,
+}
+
+impl Backend {
+    pub(crate) fn parse(text: Option<&str>) -> Result<Backend> {
+        match text.unwrap_or_default() {
+            "nftables" => Ok(Backend::Nftables),
+            "iptables" => Ok(Backend::Iptables),
+            other => Err(format!("--backend \"{other}\": nftables or iptables").into()),
+        }
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Backend::Nftables => "nftables",
+            Backend::Iptables => "iptables",
+        }
+    }
+
+    /// What a plugin uses that is asked for `self`: iptables if it knows nothing else.
+    pub(crate) fn of(self, folder: &Path, plugin: &str) -> Backend {
+        match self {
+            Backend::Nftables if knows_nftables(folder, plugin) => Backend::Nftables,
+            _ => Backend::Iptables,
+        }
+    }
+}
+
+/// The plugins of these cases that use iptables although nftables is asked for.
+pub(crate) fn fallen_back(
+    cases: impl Iterator<Item = &'static Case>,
+    backend: Backend,
+    folder: &Path,
+) -> Vec<&'static str> {
+    let mut plugins: Vec<_> = cases.flat_map(Case::filters).collect();
+    plugins.sort_unstable();
+    plugins.dedup();
+    plugins.retain(|plugin| backend.of(folder, plugin) != backend);
+    plugins
+}
+
+/// Whether a plugin is ours, or one of the reference built with its library for nftables. That the
+/// reference's firewall contains it too means nothing: it never calls it.
+fn knows_nftables(folder: &Path, plugin: &str) -> bool {
+    let program = fs::read(folder.join(plugin)).unwrap_or_default();
+    let has = |text: &str| program.windows(text.len()).any(|part| part == text.as_bytes());
+    has("cnibox_portmap") || plugin != "firewall" && has("sigs.k8s.io/knftables")
+}
+
+/// Loads so many rules that are nobody's here. Their chain has no hook: no packet sees them.
+pub(crate) fn load_foreign(backend: Backend, rules: usize) -> Result<()> {
+    let address = |i: usize| format!("198.18.{}.{}", i / 256 % 256, i % 256);
+    let numbers = 0..rules;
+    let (program, lines): (&str, Vec<String>) = match backend {
+        Backend::Nftables => {
+            let rule = |i| format!("ip daddr {} tcp dport 80 counter accept", address(i));
+            let start = "table inet foreign {\nchain foreign {".to_owned();
+            ("nft", [start].into_iter().chain(numbers.map(rule)).chain(["}\n}".into()]).collect())
+        }
+        Backend::Iptables => {
+            let rule = |i| format!("-A FOREIGN -d {} -p tcp --dport 80 -j ACCEPT", address(i));
+            let start = "*nat\n:FOREIGN - [0:0]".to_owned();
+            let rules = [start].into_iter().chain(numbers.map(rule));
+            ("iptables-restore", rules.chain(["COMMIT".into()]).collect())
+        }
+    };
+    let mut command = Command::new(program);
+    if backend == Backend::Nftables {
+        command.args(["-f", "-"]);
+    }
+    command.stdin(Stdio::piped()).stderr(Stdio::piped());
+    let input = lines.join("\n") + "\n";
+    let output = feed(command.spawn(), &command, &input)?.wait_with_output()?;
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(format!("{program}: {}", String::from_utf8_lossy(&output.stderr).trim()).into())
+}
