@@ -7,13 +7,18 @@
 //! target) and with masks.
 
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use super::backend::Family;
 use crate::cmd;
 use crate::error::{Code, Error, Result};
 
-/// How often a change is planned that other programs got in the way of.
-const ATTEMPTS: usize = 5;
+/// How long a change is planned anew that other programs get in the way of.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How often the same change of the same table fails before it is believed to be refused. Others
+/// may come and go between two looks, and a busy kernel refuses for a moment.
+const REFUSALS: usize = 4;
 
 /// Which of the two implementations of iptables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,22 +78,29 @@ impl Iptables {
 
     /// Reads a table and makes the changes that `plan` finds necessary: all, or none.
     pub fn update(&self, table: &str, plan: impl Fn(&mut Draft) -> Result<()>) -> Result<()> {
-        let mut tried = String::new();
-        for _ in 0..ATTEMPTS {
+        let until = Instant::now() + PATIENCE;
+        let (mut tried, mut refusals) = (None, 0);
+        loop {
             let mut draft = self.read(table)?;
+            let before = (draft.chains.clone(), draft.rules.clone());
             plan(&mut draft)?;
             let Some(script) = draft.script() else { return Ok(()) };
             let output = cmd::run(&self.restore, &["--noflush", "-w"], &script)?;
-            // The same change of the same table will not do better.
-            if output.code == Some(0) || script == tried {
-                return output.require_success().map(drop);
+            if output.code == Some(0) {
+                return Ok(());
             }
-            tried = script;
+            let attempt = Some((before, script));
+            refusals = if attempt == tried { refusals + 1 } else { 1 };
+            tried = attempt;
+            if refusals == REFUSALS {
+                return Err(output.failure());
+            }
+            if Instant::now() >= until {
+                let msg = format!("change iptables table {table}: others kept changing it");
+                let said = output.failure().msg().to_owned();
+                return Err(Error::new(Code::TRY_AGAIN, msg).with_details(said));
+            }
         }
-        Err(Error::new(
-            Code::TRY_AGAIN,
-            format!("change iptables table {table}: others kept changing it"),
-        ))
     }
 }
 

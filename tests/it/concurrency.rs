@@ -20,7 +20,7 @@ const WORKERS: usize = 16;
 
 /// Does `work` for 0..count, [`WORKERS`] at a time. The workers are born in the caller's
 /// namespace, and so are their children.
-fn at_once<T: Send>(count: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
+pub(crate) fn at_once<T: Send>(count: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
     let next = AtomicUsize::new(0);
     let worker = || -> Vec<(usize, T)> {
         let mut done = Vec::new();

@@ -13,6 +13,7 @@
 //! | `cnitool` | the tool with the real plugins: walk-through, chains, GC, STATUS |
 //! | `strace`, `compare` | system calls of a call; results without what is random |
 //! | `faults` | ADD failing or killed at each step, DEL killed at each step |
+//! | `chain` | a whole chain of plugins for many containers at once |
 //! | `concurrency` | many calls at once, and the reference's host-local in between |
 //! | `delegation` | IPAM plugins in this process and in another |
 //! | `footprint` | processes, sleeps, memory |
@@ -32,6 +33,7 @@
 )]
 
 mod bridge;
+mod chain;
 mod cnitool;
 mod compare;
 mod concurrency;

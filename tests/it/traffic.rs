@@ -1,7 +1,7 @@
 //! Packets that really flow, between the host and containers and among containers.
 
 use std::io::{Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -49,6 +49,19 @@ pub(crate) fn tcp(client: &impl Place, server: &impl Place, ip: &str) {
     let ip: IpAddr = ip.parse().unwrap();
     let listener = server.within(|| TcpListener::bind((ip, 0)).unwrap());
     let address = listener.local_addr().unwrap();
+    converse(client, &listener, address);
+}
+
+/// The same to `address`, from where it is led to `port` of any IPv4 address in `server`.
+#[track_caller]
+pub(crate) fn tcp_through(client: &impl Place, server: &impl Place, address: &str, port: u16) {
+    let any = Ipv4Addr::UNSPECIFIED;
+    let listener = server.within(|| TcpListener::bind((any, port)).unwrap());
+    converse(client, &listener, address.parse().unwrap());
+}
+
+#[track_caller]
+fn converse(client: &impl Place, listener: &TcpListener, address: SocketAddr) {
     let mut near = client.within(|| TcpStream::connect_timeout(&address, LIMIT).unwrap());
     near.set_read_timeout(Some(LIMIT)).unwrap();
     let (mut far, _) = listener.accept().unwrap();
