@@ -70,7 +70,10 @@ pub(crate) fn memory(worlds: &[World], case: &Case) -> Result<Vec<Vec<f64>>> {
             let mut pod = Pod::new()?;
             let peak = worlds[i].on_host(|| worlds[i].watch_add(case, &mut pod))??;
             let mb = u32::try_from(peak / 1024).map_or(f64::INFINITY, f64::from) / 1024.0;
-            peaks[i].push(mb);
+            // A process that ended between two looks was not seen.
+            if peak > 0 {
+                peaks[i].push(mb);
+            }
             worlds[i].on_host(|| worlds[i].call(case, "DEL", &mut pod))??;
         }
     }
