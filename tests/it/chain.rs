@@ -63,7 +63,7 @@ fn elements(node: &Node, (table, set): (&str, &str)) -> Vec<String> {
     let found = objects.find(|o| o["table"] == table && o["name"] == set && o["family"] == "inet");
     let found = found.unwrap_or_else(|| panic!("{table} has no {set}"));
     let elements = found["elem"].as_array().cloned().unwrap_or_default();
-    elements.iter().map(|element| element.to_string()).collect()
+    elements.iter().map(ToString::to_string).collect()
 }
 
 #[test]
@@ -101,7 +101,9 @@ fn sixty_four_containers_at_once() {
         assert_eq!(rules.matches(once).count(), 1, "{once}: {rules}");
     }
     at_once(COUNT, |i| {
-        PLUGINS.iter().for_each(|plugin| call("CHECK", plugin, i, &results[i]).ok());
+        for plugin in PLUGINS {
+            call("CHECK", plugin, i, &results[i]).ok();
+        }
     });
 
     let peer = peer(&node);
