@@ -20,7 +20,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("store", &["sysctl"]),
     ("invoke", &["cni"]),
     ("iface", &["cni", "netlink", "netns", "sysctl"]),
-    ("netfilter", &["cmd", "cni", "netlink", "netns", "sysctl"]),
+    ("netfilter", &["cmd", "cni", "netlink", "netns", "store", "sysctl"]),
     ("skel", &["cni", "netlink", "netns", "iface", "invoke", "store"]),
     ("runtime", &["cni", "invoke", "store"]),
     ("plugins", &["cni", "netlink", "netns", "sysctl", "iface", "netfilter", "skel", "store"]),

@@ -6,12 +6,16 @@
 //! `iptables-save` prints: write them in its order (addresses and interfaces, protocol, matches,
 //! target) and with masks.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::backend::Family;
 use crate::cmd;
 use crate::error::{Code, Error, Result};
+use crate::store::lock::Lock;
+
+/// Not the lock of iptables itself, which its programs take.
+const LOCK: &str = "/run/cnibox-iptables.lock";
 
 /// How long a change is planned anew that other programs get in the way of.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -77,7 +81,12 @@ impl Iptables {
     }
 
     /// Reads a table and makes the changes that `plan` finds necessary: all, or none.
+    ///
+    /// One process of ours at a time: on `nf_tables` iptables-restore makes its changes to
+    /// whatever is there by then, so that two that insert the same rule would both succeed. Where
+    /// there is no place for the lock, it goes without.
     pub fn update(&self, table: &str, plan: impl Fn(&mut Draft) -> Result<()>) -> Result<()> {
+        let _turn = Lock::exclusive(Path::new(LOCK)).ok();
         let until = Instant::now() + PATIENCE;
         let (mut tried, mut refusals) = (None, 0);
         loop {

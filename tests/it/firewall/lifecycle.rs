@@ -168,7 +168,7 @@ fn sixteen_at_once_leave_no_duplicates() {
             // Everybody looks before anybody changes anything.
             let inject = match backend {
                 "nftables" => "inject=sendto:delay_enter=50000",
-                _ => "inject=execve:delay_enter=100000",
+                _ => "inject=execve:delay_enter=30000",
             };
             let slow = ["strace", "-f", "-qq", "-o", "/dev/null", "-e", inject];
             let at_once = |verb: &'static str| {
