@@ -71,22 +71,19 @@ fn ladder(
 
 fn add<P: Plugin>(cx: &Cx<'_>, conf: &P::Conf) -> Result<CniResult> {
     let env = &cx.call.env;
-    let sandbox = if cx.call.caller == Caller::Plugin {
-        Sandbox::at(&env.netns)
-    } else {
-        let sandbox = Sandbox::opened(&env.netns, open(&env.netns));
-        if let Ok(netns) = sandbox.netns() {
-            refuse_own_namespace(env, netns)?;
-        }
-        sandbox
-    };
+    let sandbox = Sandbox::at(&env.netns);
+    if cx.call.caller == Caller::Runtime
+        && let Ok(netns) = sandbox.netns()
+    {
+        refuse_own_namespace(env, netns)?;
+    }
     let (id, ifname) = names(env)?;
     let req = AddReq { id, sandbox, ifname, prev: prev_result(cx)? };
     let result = P::add(cx, conf, &req)?;
     result.convert(cx.version).inspect_err(|_| {
         // All was done, and cannot be told in this version: take it back.
         let AddReq { id, ifname, .. } = req;
-        let req = DelReq { id, ifname, netns: open(&env.netns).ok(), prev: None };
+        let req = DelReq { id, ifname, netns: Netns::open(&env.netns).ok(), prev: None };
         if let Err(error) = P::del(cx, conf, &req) {
             log::warn(format_args!("take back an ADD without a result: {error}"));
         }
@@ -144,14 +141,6 @@ fn gc<P: Plugin>(cx: &Cx<'_>, conf: &P::Conf) -> Result<()> {
 
 fn names(env: &Env) -> Result<(ContainerId, IfName)> {
     Ok((ContainerId::parse(&env.container_id)?, IfName::parse(&env.ifname)?))
-}
-
-fn open(path: &str) -> Result<Netns> {
-    Netns::open(path).map_err(|e| {
-        Error::from(e)
-            .context(format!("failed to open netns \"{path}\""))
-            .with_code(Code::INVALID_NETNS)
-    })
 }
 
 fn prev_result(cx: &Cx<'_>) -> Result<Option<CniResult>> {

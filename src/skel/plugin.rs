@@ -46,10 +46,6 @@ impl Sandbox {
         Sandbox { path: path.to_owned(), opened: OnceCell::new() }
     }
 
-    pub(super) fn opened(path: &str, netns: Result<Netns>) -> Sandbox {
-        Sandbox { path: path.to_owned(), opened: netns.into() }
-    }
-
     /// The namespace. Code 8 if there is none at the path.
     pub fn netns(&self) -> Result<&Netns> {
         let open = || {

@@ -116,11 +116,6 @@ impl CniResult {
         }
     }
 
-    /// The interface called `name` inside the container whose `CNI_NETNS` is `sandbox`.
-    pub fn container_interface(&self, name: &str) -> Option<&Interface> {
-        self.interfaces.iter().find(|i| i.name == name && !i.sandbox.is_empty())
-    }
-
     /// The addresses that belong to the interface at `index`.
     pub fn ips_of(&self, index: usize) -> impl Iterator<Item = &IpConfig> {
         let index = i64::try_from(index).ok();
