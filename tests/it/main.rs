@@ -7,6 +7,7 @@
 //! | module | |
 //! | --- | --- |
 //! | `node` | the private host, calls of plugins, snapshots of everything a plugin may leave |
+//! | `lane` | what a test needs of the kernel, and where it runs when this one lacks it |
 //! | `net` | a network of a node: its configuration, its calls, what may remain of it |
 //! | `traffic` | pings, TCP and UDP between host and containers |
 //! | `lifecycle` | the verbs in the orders runtimes call them, for every version |
@@ -42,6 +43,7 @@ mod faults;
 mod firewall;
 mod footprint;
 mod host_local;
+mod lane;
 mod lifecycle;
 mod loopback;
 mod masquerade;

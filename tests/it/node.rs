@@ -35,8 +35,8 @@ impl Node {
         unshare(CloneFlags::CLONE_NEWNET).expect("run as root or under `unshare -rn`");
         let node = Node { dir: tempfile::tempdir().unwrap() };
         fs::create_dir(node.bin()).unwrap();
-        for name in ["bridge", "cnitool", "firewall", "host-local", "loopback", "portmap", "ptp"] {
-            symlink(executable(), node.bin().join(name)).unwrap();
+        for applet in cnibox::applets::APPLETS {
+            symlink(executable(), node.bin().join(applet.name)).unwrap();
         }
         node.sh("ip link set lo up");
         node

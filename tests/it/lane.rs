@@ -1,0 +1,93 @@
+//! What a test needs of the kernel, and where it runs when this one lacks it.
+//!
+//! The suite has two lanes: the machine's own kernel, and Debian's under QEMU (`tests/vm.sh`). A
+//! test that needs a link kind or a filter that not every kernel has begins with
+//!
+//! ```ignore
+//! needs!(lane::DUMMY, lane::VLAN);
+//! ```
+//!
+//! and ends there where the kernel lacks one of them: it is printed as skipped, and its name goes
+//! into the file that `CNIBOX_SKIPPED` names, from which the second lane takes what to run. There
+//! (`CNIBOX_LANE=vm`) nothing is skipped any more: a test that no lane can run fails.
+
+use std::collections::BTreeMap;
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::process::{Command, Stdio};
+use std::sync::Mutex;
+
+use nix::sched::{CloneFlags, unshare};
+
+/// Something that a kernel may lack.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Feature {
+    /// What it is called in the list of skipped tests.
+    pub(crate) name: &'static str,
+    /// A shell script that succeeds in a fresh network namespace of a kernel that has it.
+    probe: &'static str,
+}
+
+pub(crate) const DUMMY: Feature = Feature { name: "dummy", probe: "ip link add p type dummy" };
+pub(crate) const VRF: Feature = Feature { name: "vrf", probe: "ip link add p type vrf table 9" };
+pub(crate) const VLAN: Feature = Feature {
+    name: "8021q",
+    probe: "ip link add p type veth peer q && ip link add link p name p.5 type vlan id 5",
+};
+pub(crate) const IPVLAN: Feature = Feature {
+    name: "ipvlan",
+    probe: "ip link add p type veth peer q && ip link add link p name i type ipvlan mode l2",
+};
+pub(crate) const BRIDGE_VLAN: Feature =
+    Feature { name: "bridge VLANs", probe: "ip link add p type bridge vlan_filtering 1" };
+
+/// Ends the test here, noted as skipped, where the kernel lacks one of the features.
+macro_rules! needs {
+    ($($feature:expr),+ $(,)?) => {
+        if !$crate::lane::offers(&[$($feature),+]) {
+            return;
+        }
+    };
+}
+pub(crate) use needs;
+
+/// Whether this kernel has all of them; if not, the running test is noted as skipped.
+pub(crate) fn offers(features: &[Feature]) -> bool {
+    let lacking: Vec<_> = features.iter().filter(|f| !probed(f)).map(|f| f.name).collect();
+    if lacking.is_empty() {
+        return true;
+    }
+    let thread = std::thread::current();
+    let test = thread.name().expect("libtest names the thread after the test");
+    let lacking = lacking.join(", ");
+    assert!(std::env::var_os("CNIBOX_LANE").is_none(), "no lane has what {test} needs: {lacking}");
+    // Past libtest's capture, so that it is seen in a run that passes.
+    drop(writeln!(std::io::stderr(), "skipped: {test}: this kernel lacks {lacking}"));
+    if let Some(path) = std::env::var_os("CNIBOX_SKIPPED") {
+        let mut list = OpenOptions::new().create(true).append(true).open(path).unwrap();
+        list.write_all(format!("{test}\t{lacking}\n").as_bytes()).unwrap();
+    }
+    false
+}
+
+fn probed(feature: &Feature) -> bool {
+    static KNOWN: Mutex<BTreeMap<&'static str, bool>> = Mutex::new(BTreeMap::new());
+    let mut known = KNOWN.lock().unwrap();
+    *known.entry(feature.name).or_insert_with(|| in_a_namespace(feature.probe))
+}
+
+fn in_a_namespace(script: &'static str) -> bool {
+    let run = move || {
+        unshare(CloneFlags::CLONE_NEWNET).unwrap();
+        let mut sh = Command::new("sh");
+        sh.args(["-c", script]).stdout(Stdio::null()).stderr(Stdio::null());
+        sh.status().unwrap().success()
+    };
+    std::thread::spawn(run).join().unwrap()
+}
+
+/// The second lane has everything that the first may lack: fails there otherwise.
+#[test]
+fn some_lane_has_each_feature() {
+    crate::lane::needs!(DUMMY, VRF, VLAN, IPVLAN, BRIDGE_VLAN);
+}
