@@ -133,17 +133,29 @@ fn plan(draft: &mut Draft, wanted: Wanted<'_>, ips: &[IpAddr]) {
         for jump in to_chains(admin) {
             draft.insert_unique(jump);
         }
+        let owner = &wanted.pod.owner;
+        remove(draft, &former_addresses(draft, owner, ips));
         for ip in ips {
-            let mine = owner_rule(*ip, &wanted.pod.owner);
             // Whoever had the address is gone.
-            draft.del_rules(|r| is_owner_of(r, *ip) && *r != mine);
-            draft.append_unique(mine);
-            for rule in address_rules(*ip) {
+            draft.del_rules(|r| is_owner_of(r, *ip) && *r != owner_rule(*ip, owner));
+            for rule in rules_of(*ip, owner) {
                 draft.append_unique(rule);
             }
         }
     }
     plan_policy(draft, wanted.pod.owner.network(), wanted.ingress);
+}
+
+/// All of an address.
+fn rules_of(ip: IpAddr, owner: &Owner) -> [Rule; 3] {
+    let [to, from] = address_rules(ip);
+    [owner_rule(ip, owner), to, from]
+}
+
+/// Addresses that the attachment had before it got `ips`.
+fn former_addresses(draft: &Draft, owner: &Owner, ips: &[IpAddr]) -> Vec<IpAddr> {
+    let rules = owner_rules(draft).into_iter().filter(|r| owner.owns(r.value("--comment")));
+    rules.filter_map(|rule| address(&rule)).filter(|ip| !ips.contains(ip)).collect()
 }
 
 fn is_owner_of(rule: &Rule, ip: IpAddr) -> bool {
@@ -219,7 +231,16 @@ fn describe(rule: &Rule) -> String {
 /// Removes the attachment's rules, of either flavour of iptables, whoever made them; but not
 /// those of an address that another attachment has meanwhile. The chains stay.
 pub fn del(filter: &PacketFilter, pod: &Pod) -> Result<()> {
-    change_all(filter, |draft, family| {
+    let expected = |family| {
+        let mut draft = Draft::empty(FILTER);
+        for ip in pod.ips.iter().filter(|ip| Family::of(**ip) == family) {
+            for rule in rules_of(*ip, &pod.owner) {
+                draft.append_unique(rule);
+            }
+        }
+        draft
+    };
+    change_all(filter, expected, |draft, family| {
         let mut ips: Vec<IpAddr> =
             pod.ips.iter().copied().filter(|ip| Family::of(*ip) == family).collect();
         let owners: Vec<Rule> = owner_rules(draft);
@@ -238,7 +259,8 @@ pub fn del(filter: &PacketFilter, pod: &Pod) -> Result<()> {
 /// Removes the rules of all attachments of the network but `valid`, and when there are none of
 /// those, its policies.
 pub fn gc(filter: &PacketFilter, network: &Network, valid: &[Owner]) -> Result<()> {
-    change_all(filter, |draft, _| {
+    let unknown = |_| Draft::empty(FILTER);
+    change_all(filter, unknown, |draft, _| {
         let is_stale = |rule: &Rule| network.has_stale(rule.value("--comment"), valid);
         let stale: Vec<Rule> = owner_rules(draft).into_iter().filter(is_stale).collect();
         let ips: Vec<IpAddr> = stale.iter().filter_map(address).collect();
@@ -274,7 +296,11 @@ fn remove(draft: &mut Draft, ips: &[IpAddr]) {
 
 /// Changes the table of each family and flavour that has chains of this plugin; starts nothing
 /// where there are none.
-fn change_all(filter: &PacketFilter, plan: impl Fn(&mut Draft, Family)) -> Result<()> {
+fn change_all(
+    filter: &PacketFilter,
+    expected: impl Fn(Family) -> Draft,
+    plan: impl Fn(&mut Draft, Family),
+) -> Result<()> {
     let mut outcome = Ok(());
     for family in Family::BOTH {
         let mut programs = filter.iptables_with(family, FILTER, CNI_FORWARD)?;
@@ -284,7 +310,7 @@ fn change_all(filter: &PacketFilter, plan: impl Fn(&mut Draft, Family)) -> Resul
             programs = others;
         }
         for iptables in programs {
-            let change = iptables.update(FILTER, |draft| {
+            let change = iptables.delete_expected(&expected(family), |draft| {
                 plan(draft, family);
                 Ok(())
             });

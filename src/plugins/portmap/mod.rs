@@ -13,6 +13,8 @@ mod conf;
 
 use std::net::IpAddr;
 
+use ipnet::IpNet;
+
 pub use self::conf::Conf;
 use crate::cni::{CniResult, IpConfig};
 use crate::error::{Code, Context, Error, Result};
@@ -84,7 +86,7 @@ impl Plugin for Portmap {
         let mappings = conf.sound_mappings();
         let mut failures = Failures::new();
         let deleted = failures.keep(unmap(&filter, owner, &mappings)).unwrap_or_default();
-        let in_chains = failures.keep(chains::del(&filter, owner)).unwrap_or_default();
+        let in_chains = failures.keep(unchain(&filter, conf, req, owner)).unwrap_or_default();
         if in_chains || deleted.former {
             flows::flush(flows::of_families(&mappings, Family::BOTH.into_iter()));
         }
@@ -154,12 +156,23 @@ fn unmap(filter: &PacketFilter, owner: Owner<'_>, mappings: &[Mapping]) -> Resul
     Ok(Unmapped { elements, former: former::del(nft, owner.id)? })
 }
 
+/// Deletes the rules in iptables; tells whether there were any.
+fn unchain(filter: &PacketFilter, conf: &Conf, req: &DelReq, owner: Owner<'_>) -> Result<bool> {
+    let (mappings, snat) = (conf.sound_mappings(), conf.snat());
+    let prev = req.prev.as_ref();
+    let nets = prev.map(|prev| nets(prev, owner.ifname)).unwrap_or_default();
+    let targets: Vec<Target> = nets.into_iter().map(|net| Target { net, via: None }).collect();
+    let forward = Forward { owner, mappings: &mappings, targets: &targets, snat };
+    let options = conf.options().ok();
+    chains::del(filter, owner, options.as_ref().map(|options| (&forward, options)))
+}
+
 /// Makes the mappings in one back end, after removing what an earlier ADD made in another.
 fn make(conf: &Conf, backend: Backend, filter: &PacketFilter, forward: &Forward<'_>) -> Result<()> {
     match backend {
         Backend::Nftables => {
             // First what can fail without harm: an attachment has at most one kind of rules.
-            chains::del(filter, forward.owner)?;
+            chains::del(filter, forward.owner, None)?;
             maps::add(filter.nft()?, forward)
         }
         Backend::Iptables => {
@@ -170,16 +183,19 @@ fn make(conf: &Conf, backend: Backend, filter: &PacketFilter, forward: &Forward<
 }
 
 /// The container's first address of each family.
-fn targets(cx: &Cx<'_>, prev: &CniResult, ifname: &str) -> Result<Vec<Target>> {
-    let mut targets = Vec::new();
-    for family in Family::BOTH {
+fn nets(prev: &CniResult, ifname: &str) -> Vec<IpNet> {
+    let first = |family| {
         let mine =
             |ip: &&IpConfig| Family::of(ip.address.addr()) == family && is_of(ip, prev, ifname);
-        if let Some(ip) = prev.ips.iter().find(mine) {
-            targets.push(Target { net: ip.address, via: interface_to(cx, ip.address.addr())? });
-        }
-    }
-    Ok(targets)
+        prev.ips.iter().find(mine).map(|ip| ip.address)
+    };
+    Family::BOTH.into_iter().filter_map(first).collect()
+}
+
+/// The same, with the way there.
+fn targets(cx: &Cx<'_>, prev: &CniResult, ifname: &str) -> Result<Vec<Target>> {
+    let target = |net: IpNet| Ok(Target { net, via: interface_to(cx, net.addr())? });
+    nets(prev, ifname).into_iter().map(target).collect()
 }
 
 /// Whether the address is of this interface of the container; one that tells no interface may be.
