@@ -201,6 +201,16 @@ impl Rule {
         self.value("-j") == Some(target) || self.value("-g") == Some(target)
     }
 
+    /// The same rule with another target.
+    #[must_use]
+    pub fn redirected(&self, target: &str) -> Rule {
+        let mut rule = self.clone();
+        if let Some(at) = rule.words.iter().position(|word| word == "-j") {
+            rule.words.truncate(at);
+        }
+        rule.target(target)
+    }
+
     /// Its words behind the chain, as iptables-restore reads them.
     fn text(&self) -> String {
         self.words.iter().fold(String::new(), |line, word| line + " " + &quoted(word))

@@ -13,6 +13,7 @@
 
 use std::net::IpAddr;
 
+use super::nftables::Content;
 use super::{Ingress, Network, Owner, Pod, Policy, missing};
 use crate::error::Result;
 use crate::netfilter::backend::{Family, PacketFilter};
@@ -25,6 +26,9 @@ const STAGE_1: &str = "CNI-ISOLATION-STAGE-1";
 const STAGE_2: &str = "CNI-ISOLATION-STAGE-2";
 const OWNERS: &str = "CNIBOX-FIREWALL";
 const BRIDGE_OWNER: &str = "CNIBOX-FW-";
+
+/// The default of `iptablesAdminChainName`.
+pub const DEFAULT_ADMIN: &str = "CNI-ADMIN";
 
 const RULES: &str = "CNI firewall plugin rules";
 const OVERRIDES: &str = "CNI firewall plugin admin overrides";
@@ -179,14 +183,19 @@ fn plan_policy(draft: &mut Draft, network: &Network, ingress: Ingress<'_>) {
         }
         return;
     }
-    for chain in [STAGE_1, STAGE_2, &marker] {
-        draft.ensure_chain(chain);
-    }
+    draft.ensure_chain(&marker);
     if !is_foreign {
         draft.append_unique(Rule::new::<&str>(&marker, []).comment(network.comment()));
     }
+    make_policy(draft, bridge, ingress.policy);
+}
+
+fn make_policy(draft: &mut Draft, bridge: &str, policy: Policy) {
+    for chain in [STAGE_1, STAGE_2] {
+        draft.ensure_chain(chain);
+    }
     draft.insert_unique(to_stage_1());
-    for rule in rules {
+    for rule in bridge_rules(bridge, policy) {
         draft.insert_unique(rule);
     }
     for end in stage_ends() {
@@ -318,4 +327,48 @@ fn change_all(
         }
     }
     outcome
+}
+
+/// Makes the rules for what another back end held, without owners, as the reference would.
+pub(super) fn make_ownerless(content: &Content) -> Result<()> {
+    let of = |family| content.ips.iter().filter(move |ip| Family::of(**ip) == family);
+    for family in Family::BOTH {
+        if of(family).next().is_none() && content.bridges.is_empty() {
+            continue;
+        }
+        Iptables::require(family)?.update(FILTER, |draft| {
+            let admin = Admin(DEFAULT_ADMIN);
+            for chain in [CNI_FORWARD, admin.0] {
+                draft.ensure_chain(chain);
+            }
+            for rule in to_chains(admin) {
+                draft.insert_unique(rule);
+            }
+            for rule in of(family).flat_map(|ip| address_rules(*ip)) {
+                draft.append_unique(rule);
+            }
+            for (bridge, policy) in &content.bridges {
+                make_policy(draft, bridge, *policy);
+            }
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+/// Removes the notes of owners; rules stay.
+pub(super) fn forget_owners(filter: &PacketFilter) -> Result<()> {
+    for family in Family::BOTH {
+        for iptables in filter.iptables_with(family, FILTER, CNI_FORWARD)? {
+            iptables.update(FILTER, |draft| {
+                for chain in draft.chains().to_vec() {
+                    if chain == OWNERS || chain.starts_with(BRIDGE_OWNER) {
+                        draft.del_chain(&chain);
+                    }
+                }
+                Ok(())
+            })?;
+        }
+    }
+    Ok(())
 }

@@ -399,3 +399,47 @@ fn stale(draft: &Draft, network: &str, valid: &[Owner<'_>]) -> Vec<String> {
     stale.dedup();
     stale
 }
+
+/// Moves the rules of second interfaces into their containers' chains, the only ones that the
+/// reference looks for; how many chains that were.
+pub(in crate::netfilter) fn join_interfaces(filter: &PacketFilter) -> Result<(usize, usize)> {
+    let count = Cell::new(0);
+    for family in Family::BOTH {
+        for program in filter.iptables_with(family, NAT, TOP)? {
+            let before = count.get();
+            program.update(NAT, |draft| {
+                count.set(before + join(draft));
+                Ok(())
+            })?;
+        }
+    }
+    Ok((count.get(), 0))
+}
+
+fn join(draft: &mut Draft) -> usize {
+    let mut joined: Vec<String> = Vec::new();
+    for entry in draft.rules().to_vec().iter().filter(|rule| rule.chain == TOP) {
+        let Some(chain) = entry.value("-j").filter(|chain| chain.starts_with("CNI-DN-")) else {
+            continue;
+        };
+        let Some((network, id)) = entry.value("--comment").and_then(parse_comment) else {
+            continue;
+        };
+        let common = Owner { network, ifname: "", id }.chain("DN-");
+        if chain == common {
+            continue;
+        }
+        draft.ensure_chain(&common);
+        draft.append_unique(entry.redirected(&common));
+        for rule in draft.rules().to_vec().iter().filter(|rule| rule.chain == chain) {
+            draft.append_unique(Rule::new(&common, rule.words()));
+        }
+        if !joined.iter().any(|known| known == chain) {
+            joined.push(chain.to_owned());
+        }
+    }
+    for chain in &joined {
+        draft.uproot_chain(chain);
+    }
+    joined.len()
+}

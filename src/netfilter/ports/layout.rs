@@ -137,6 +137,16 @@ pub(super) fn is_whole(nft: &Nft) -> netlink::Result<bool> {
     Ok(true)
 }
 
+/// Whether the table is there.
+pub(super) fn is_there(nft: &Nft) -> netlink::Result<bool> {
+    nft.has_table(TABLE)
+}
+
+/// Deletes the table with everything in it.
+pub(super) fn remove(batch: &mut Batch) {
+    batch.del_table(TABLE);
+}
+
 /// The first trouble with the chains, in words.
 pub(super) fn damage(nft: &Nft) -> netlink::Result<Option<String>> {
     for (chain, rules) in chains() {

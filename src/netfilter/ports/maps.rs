@@ -4,15 +4,17 @@
 //! key, and `attachments` tells how much there is to find. Only when that does not add up, as when
 //! DEL is not told the mappings of ADD, the maps are read.
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
+use super::former::{Former, What};
 use super::layout::{self, ATTACHMENTS, Sets};
 use super::{Forward, HostPort, Mapping, Snat, Target, taken};
+use crate::cni::ip::host_net;
 use crate::error::{Error, Result};
 use crate::netfilter::backend::Family;
-use crate::netfilter::names::{Owner, network_hash};
+use crate::netfilter::names::{Owner, identity, network_hash};
 use crate::netlink;
 use crate::netlink::nftables::{Batch, Data, Element, Key, L4, Nft, Set, Value};
 
@@ -39,7 +41,7 @@ impl Placed {
     }
 
     /// Its UDP port, if it has one, the address and family.
-    pub(super) fn udp(&self) -> Option<(Family, Option<std::net::IpAddr>, u16)> {
+    pub(super) fn udp(&self) -> Option<(Family, Option<IpAddr>, u16)> {
         let HostPort(addr, port, proto) = self.port()?;
         let v4 = self.set == Sets::of(Family::V4).any || self.set == Sets::of(Family::V4).host;
         let family = if v4 { Family::V4 } else { Family::V6 };
@@ -104,7 +106,7 @@ fn sources(snat: Snat, target: &Target) -> Vec<IpNet> {
 
 /// All elements that `forward` consists of, the attachment's own last.
 fn elements(forward: &Forward<'_>) -> Vec<Placed> {
-    let comment = forward.owner.comment();
+    let comment = forward.owner.label();
     let mut all: Vec<Placed> =
         forward.targets.iter().flat_map(|target| elements_to(forward, target)).collect();
     let count = Value::Mark(u32::try_from(all.len()).unwrap_or(u32::MAX));
@@ -188,15 +190,11 @@ fn former_containers(nft: &Nft, owner: Owner<'_>, all: &[Placed]) -> netlink::Re
 /// The owner that a comment tells.
 fn words(comment: Option<&str>) -> String {
     let comment = comment.unwrap_or_default();
-    let part = |from: &str, to: &str| {
-        let rest = comment.split_once(from)?.1;
-        Some(if to.is_empty() { rest } else { rest.split_once(to)?.0 })
-    };
-    match (part(", id: ", ""), part(", net: ", ", if: "), part(", if: ", ", id: ")) {
-        (Some(id), Some(net), Some(ifname)) => {
-            format!("container \"{id}\" (network \"{net}\", interface \"{ifname}\")")
+    match identity(comment) {
+        Some((id, ifname, network)) => {
+            format!("container \"{id}\" (network \"{network}\", interface \"{ifname}\")")
         }
-        _ => format!("somebody else: \"{comment}\""),
+        None => format!("somebody else: \"{comment}\""),
     }
 }
 
@@ -323,6 +321,56 @@ pub fn collect(nft: &Nft, network: &str, valid: &[Owner<'_>]) -> Result<Vec<Plac
     Ok(deleted)
 }
 
+/// All mappings in the reference's terms, those of one address first, which win; without those
+/// whose comment is too short for the container, of which it tells the number.
+pub(super) fn former(nft: &Nft, family: Family) -> netlink::Result<(Vec<Former>, usize)> {
+    let sets = Sets::of(family);
+    let (mut rules, mut nameless) = (Vec::new(), 0);
+    for set in [sets.host, sets.any, sets.snat] {
+        for element in nft.dump_elements(set)? {
+            match former_rule(&element) {
+                Some(rule) => rules.push(rule),
+                None => nameless += 1,
+            }
+        }
+    }
+    Ok((rules, nameless))
+}
+
+fn former_rule(element: &Element) -> Option<Former> {
+    let (id, ..) = identity(element.comment.as_deref()?)?;
+    let (addr, what) = match (element.key.0.as_slice(), &element.data) {
+        ([Value::Ip(from), Value::Ip(addr)], None) => {
+            (*addr, What::Masquerade(former_sources(*from, element.end.as_ref(), *addr)))
+        }
+        (key, Some(Data::Values(Key(to)))) => {
+            let [Value::Ip(addr), Value::Port(to)] = to.as_slice() else { return None };
+            match key {
+                [Value::Ip(on), Value::Proto(proto), Value::Port(from)] => {
+                    (*addr, What::Map(Some(*on), *proto, *from, *to))
+                }
+                [Value::Proto(proto), Value::Port(from)] => {
+                    (*addr, What::Map(None, *proto, *from, *to))
+                }
+                _ => return None,
+            }
+        }
+        _ => return None,
+    };
+    Some(Former { id: id.to_owned(), addr, what })
+}
+
+/// The reference masquerades the container itself where we do its subnet.
+fn former_sources(from: IpAddr, end: Option<&Key>, addr: IpAddr) -> IpNet {
+    let everything = from.is_unspecified() && end.is_some();
+    match from {
+        IpAddr::V4(_) if everything => Ipv4Net::default().into(),
+        IpAddr::V6(_) if everything => Ipv6Net::default().into(),
+        from if from.is_loopback() => host_net(Ipv4Addr::LOCALHOST.into()),
+        _ => host_net(addr),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -331,7 +379,7 @@ mod tests {
     fn owners_are_named() {
         let owner = Owner { network: "pods", ifname: "eth0", id: "c1" };
         let named = "container \"c1\" (network \"pods\", interface \"eth0\")";
-        assert_eq!(words(Some(&owner.comment())), named);
+        assert_eq!(words(Some(&owner.label())), named);
         assert_eq!(words(None), "somebody else: \"\"");
     }
 }
