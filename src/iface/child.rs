@@ -7,7 +7,7 @@
 //! | make the child | [`add`]: in the container, under its final name, by one message |
 //! | kernel parameters before its addresses | [`settings`] |
 //! | addresses, up, routes | [`configure`] |
-//! | CHECK | [`of_kind`], [`verify_master`] |
+//! | CHECK | [`of_kind`], [`verify_master`], [`verify_mtu`] |
 //! | DEL | [`del`], which never asks for the master |
 //!
 //! The master is on the host, or with `linkInContainer` in the container itself: `place` is the
@@ -164,6 +164,15 @@ pub fn verify_master(link: &Link, master: &Link) -> Result<()> {
     }
     let (name, master) = (&link.name, &master.name);
     Err(Error::internal(format!("interface \"{name}\" is not on top of \"{master}\"")))
+}
+
+/// CHECK: `link` has the MTU that is configured, where one is.
+pub fn verify_mtu(link: &Link, configured: u32) -> Result<()> {
+    if configured == 0 || link.mtu == configured {
+        return Ok(());
+    }
+    let Link { name, mtu, .. } = link;
+    Err(Error::internal(format!("interface \"{name}\" has MTU {mtu}, configured is {configured}")))
 }
 
 fn of_default_route(place: &Netlink) -> Result<Link> {

@@ -8,7 +8,6 @@ use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::packet_route::link::{LinkAttribute, LinkMessage, Prop};
 
 use super::{bridge, sandbox, veths};
-use crate::lane::{self, needs};
 use crate::netlink::{
     BridgePort, IpvlanMode, Link, LinkChange, LinkKind, Mac, MacvlanMode, Netlink, NewLink,
     OperState, Switch, VethPeer,
@@ -101,27 +100,6 @@ fn every_link_a_kernel_makes_is_read() {
         assert_eq!(netlink.require_link(&link.name).unwrap(), link);
         assert_eq!(netlink.require_link_by_index(link.index).unwrap(), link);
     }
-}
-
-#[test]
-fn links_of_drivers_that_not_every_kernel_has() {
-    needs!(lane::DUMMY, lane::VRF, lane::VLAN, lane::IPVLAN, lane::BRIDGE_VLAN);
-    let netlink = sandbox();
-    let (veth, peer) = veths(&netlink);
-    let add = |name, kind| netlink.add_link(&NewLink::new(name, kind)).unwrap();
-    add("dummy", LinkKind::Dummy);
-    add("vrf", LinkKind::Vrf { table: 9 });
-    add("vlan", LinkKind::Vlan { link: veth.index, id: 4094 });
-    add("ipvlan", LinkKind::Ipvlan { link: peer.index, mode: IpvlanMode::L3s });
-    add("bridge", LinkKind::Bridge { vlan_filtering: Some(true) });
-    for (kind, lower) in
-        [("dummy", None), ("vrf", None), ("vlan", Some(veth.index)), ("ipvlan", Some(peer.index))]
-    {
-        let link = netlink.require_link(kind).unwrap();
-        assert_eq!((link.kind.as_deref(), link.link), (Some(kind), lower));
-    }
-    let bridge = netlink.require_link("bridge").unwrap().bridge;
-    assert_eq!(bridge, Some(BridgeInfo { vlan_filtering: true }));
 }
 
 #[test]
