@@ -12,11 +12,18 @@ use rtnetlink::packet_route::link::{
 
 use super::error::{Error, Failure, Result};
 use super::mac::Mac;
+use super::new_link::{IpvlanMode, MacvlanMode};
 use super::packet::{Attr, attrs};
 use super::{Netlink, new_link};
 
 /// `IFLA_BR_VLAN_FILTERING`, missing in libc.
 const IFLA_BR_VLAN_FILTERING: u16 = 7;
+/// `IFLA_MACVLAN_MODE`, missing in libc.
+const IFLA_MACVLAN_MODE: u16 = 1;
+/// `IFLA_MACVLAN_BC_QUEUE_LEN`, missing in libc.
+const IFLA_MACVLAN_BC_QUEUE_LEN: u16 = 7;
+/// `IFLA_IPVLAN_MODE`, missing in libc.
+const IFLA_IPVLAN_MODE: u16 = 1;
 /// `IFLA_BRPORT_MODE`, which is hairpin mode; missing in libc.
 const IFLA_BRPORT_MODE: u16 = 4;
 /// `IFLA_BRPORT_ISOLATED`, missing in libc.
@@ -57,6 +64,10 @@ pub struct Link {
     pub bridge: Option<BridgeInfo>,
     /// What only a port of a bridge has.
     pub port: Option<BridgePort>,
+    /// What only a macvlan has.
+    pub macvlan: Option<MacvlanInfo>,
+    /// The mode of an ipvlan.
+    pub ipvlan: Option<IpvlanMode>,
     /// The length of the transmit queue.
     pub txqlen: u32,
 }
@@ -75,6 +86,15 @@ pub struct BridgePort {
     pub hairpin: bool,
     /// Whether it exchanges frames only with ports that are not isolated.
     pub isolated: bool,
+}
+
+/// The settings of a macvlan.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MacvlanInfo {
+    /// How its siblings see it; `None` for a mode that has no name here.
+    pub mode: Option<MacvlanMode>,
+    /// How many broadcasts to it may wait; 0 on kernels before 5.11, which do not tell.
+    pub bc_queue_len: u32,
 }
 
 /// The operational state of a link.
@@ -162,9 +182,15 @@ impl Link {
     fn read_info(&mut self, info: Attr<'_>) {
         let find = |kind| info.nested().find(|attr| attr.kind == kind);
         self.kind = find(libc::IFLA_INFO_KIND).map(Attr::text);
-        if self.kind.as_deref() == Some(new_link::BRIDGE) {
-            self.bridge = find(libc::IFLA_INFO_DATA)
-                .map(|data| BridgeInfo { vlan_filtering: flag(data, IFLA_BR_VLAN_FILTERING) });
+        let data = find(libc::IFLA_INFO_DATA);
+        match self.kind.as_deref() {
+            Some(new_link::BRIDGE) => {
+                self.bridge = data
+                    .map(|data| BridgeInfo { vlan_filtering: flag(data, IFLA_BR_VLAN_FILTERING) });
+            }
+            Some("macvlan") => self.macvlan = data.map(macvlan),
+            Some("ipvlan") => self.ipvlan = data.and_then(ipvlan),
+            _ => {}
         }
         if find(libc::IFLA_INFO_SLAVE_KIND).map(Attr::text).as_deref() == Some(new_link::BRIDGE) {
             self.port = find(libc::IFLA_INFO_SLAVE_DATA).map(|data| BridgePort {
@@ -183,6 +209,19 @@ const HEADER_LEN: usize = 16;
 
 fn flag(data: Attr<'_>, kind: u16) -> bool {
     data.nested().find(|attr| attr.kind == kind).and_then(Attr::u8) == Some(1)
+}
+
+fn macvlan(data: Attr<'_>) -> MacvlanInfo {
+    let number = |kind| data.nested().find(|attr| attr.kind == kind).and_then(Attr::u32);
+    MacvlanInfo {
+        mode: number(IFLA_MACVLAN_MODE).and_then(MacvlanMode::from_wire),
+        bc_queue_len: number(IFLA_MACVLAN_BC_QUEUE_LEN).unwrap_or_default(),
+    }
+}
+
+fn ipvlan(data: Attr<'_>) -> Option<IpvlanMode> {
+    let mode = data.nested().find(|attr| attr.kind == IFLA_IPVLAN_MODE)?;
+    IpvlanMode::from_wire(u16::from_ne_bytes(mode.value.try_into().ok()?))
 }
 
 impl Netlink {
