@@ -206,6 +206,7 @@ impl<'a> VethPeer<'a> {
 pub struct NewLink<'a> {
     basics: Basics<'a>,
     kind: LinkKind<'a>,
+    index: u32,
     master: Option<u32>,
     up: bool,
     promisc: bool,
@@ -214,10 +215,12 @@ pub struct NewLink<'a> {
 impl<'a> NewLink<'a> {
     /// A link that is down and has what the kernel gives it.
     pub fn new(name: impl Into<String>, kind: LinkKind<'a>) -> NewLink<'a> {
-        NewLink { basics: Basics::new(name.into()), kind, master: None, up: false, promisc: false }
+        let basics = Basics::new(name.into());
+        NewLink { basics, kind, index: 0, master: None, up: false, promisc: false }
     }
 
-    /// Creates it in another namespace. The name must be free in this one as well.
+    /// Creates it in another namespace. Before Linux 6.15 the name must be free in this one as
+    /// well, unless the link is given an [`index`](NewLink::index).
     #[must_use]
     pub fn netns(mut self, netns: BorrowedFd<'a>) -> Self {
         self.basics.netns = Some(netns);
@@ -235,6 +238,14 @@ impl<'a> NewLink<'a> {
     #[must_use]
     pub fn mtu(mut self, mtu: u32) -> Self {
         self.basics.mtu = mtu;
+        self
+    }
+
+    /// The index to give it, free where it is created and, if that is another namespace, in this
+    /// one; 0 leaves it to the kernel. One that is taken fails with `EBUSY` or `EEXIST`.
+    #[must_use]
+    pub fn index(mut self, index: u32) -> Self {
+        self.index = index;
         self
     }
 
@@ -261,6 +272,9 @@ impl<'a> NewLink<'a> {
 
     fn message(&self) -> LinkMessage {
         let mut builder = self.basics.add_to(Builder::new_with_info_kind(self.kind.info_kind()));
+        if self.index != 0 {
+            builder = builder.index(self.index);
+        }
         if let Some(link) = self.kind.lower() {
             builder = builder.link(link);
         }
