@@ -3,7 +3,9 @@
 use crate::plugins::bridge::Bridge;
 use crate::plugins::firewall::Firewall;
 use crate::plugins::host_local::HostLocal;
+use crate::plugins::ipvlan::Ipvlan;
 use crate::plugins::loopback::Loopback;
+use crate::plugins::macvlan::Macvlan;
 use crate::plugins::portmap::Portmap;
 use crate::plugins::ptp::Ptp;
 use crate::skel::{Applet, Kind, Lookup};
@@ -15,7 +17,9 @@ pub static APPLETS: &[Applet] = &[
     Applet::tool("cnitool", "attaches and detaches namespaces, as a runtime does", cnitool::main),
     Applet::plugin::<Firewall>(Kind::Chained),
     Applet::plugin::<HostLocal>(Kind::Ipam),
+    Applet::plugin::<Ipvlan>(Kind::Interface),
     Applet::plugin::<Loopback>(Kind::Interface),
+    Applet::plugin::<Macvlan>(Kind::Interface),
     Applet::plugin::<Portmap>(Kind::Chained),
     Applet::plugin::<Ptp>(Kind::Interface),
 ];

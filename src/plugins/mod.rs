@@ -3,6 +3,8 @@
 pub mod bridge;
 pub mod firewall;
 pub mod host_local;
+pub mod ipvlan;
 pub mod loopback;
+pub mod macvlan;
 pub mod portmap;
 pub mod ptp;
