@@ -19,6 +19,7 @@
 //! | `delegation` | IPAM plugins in this process and in another |
 //! | `footprint` | processes, sleeps, memory |
 //! | `masquerade`, `spoof` | `ipMasq` and `macspoofchk`: traffic, rules, the reference's |
+//! | `macvlan`, `ipvlan` | children of a link: modes, masters, traffic, CHECK |
 //! | `parity` | the reference plugins side by side |
 //! | `firewall` | its back ends, against traffic, each other and the reference |
 //! | `portmap` | port mappings with nftables, both iptables, and the reference's own |
@@ -43,9 +44,11 @@ mod faults;
 mod firewall;
 mod footprint;
 mod host_local;
+mod ipvlan;
 mod lane;
 mod lifecycle;
 mod loopback;
+mod macvlan;
 mod masquerade;
 mod net;
 mod node;

@@ -1,0 +1,1 @@
+//! ipvlan: lifecycle, modes, chained on another interface. Runs where the kernel has it.
