@@ -139,10 +139,12 @@ fn make<'a>(
 /// What is known about a refusal beyond its number.
 fn remedy(errno: Errno, kind: &LinkKind<'_>) -> Option<&'static str> {
     match (errno, kind) {
-        (Errno::EBUSY, LinkKind::Macvlan { .. } | LinkKind::Ipvlan { .. }) => Some(
-            "the master is a port of a bridge or bond, or has children of another kind; \
-             or one of its macvlans has this MAC address",
-        ),
+        (Errno::EBUSY, LinkKind::Macvlan { .. } | LinkKind::Ipvlan { .. }) => {
+            Some("the master is a port of a bridge or bond, or has children of another kind")
+        }
+        (Errno::EADDRINUSE, LinkKind::Macvlan { .. }) => {
+            Some("another macvlan on the master, or the master itself, has this MAC address")
+        }
         (Errno::EINVAL, LinkKind::Macvlan { .. }) => Some(
             "a macvlan in mode \"passthru\" is the only one on its master, \
              which must be an Ethernet device",

