@@ -4,7 +4,9 @@ use crate::plugins::bridge::Bridge;
 use crate::plugins::dummy::Dummy;
 use crate::plugins::firewall::Firewall;
 use crate::plugins::host_local::HostLocal;
+use crate::plugins::ipvlan::Ipvlan;
 use crate::plugins::loopback::Loopback;
+use crate::plugins::macvlan::Macvlan;
 use crate::plugins::portmap::Portmap;
 use crate::plugins::ptp::Ptp;
 use crate::plugins::vlan::Vlan;
@@ -18,7 +20,9 @@ pub static APPLETS: &[Applet] = &[
     Applet::plugin::<Dummy>(Kind::Interface),
     Applet::plugin::<Firewall>(Kind::Chained),
     Applet::plugin::<HostLocal>(Kind::Ipam),
+    Applet::plugin::<Ipvlan>(Kind::Interface),
     Applet::plugin::<Loopback>(Kind::Interface),
+    Applet::plugin::<Macvlan>(Kind::Interface),
     Applet::plugin::<Portmap>(Kind::Chained),
     Applet::plugin::<Ptp>(Kind::Interface),
     Applet::plugin::<Vlan>(Kind::Interface),

@@ -4,10 +4,10 @@
 //! | --- | --- |
 //! | which link is the master | [`master`]: by name, or the one of the default route |
 //! | does the MTU fit it | [`mtu`] |
-//! | make the child | [`add`]: in the container, under its final name, by one message |
+//! | make the child | [`add`], [`add_up`]: in the container, under its final name, by one message |
 //! | kernel parameters before its addresses | [`settings`] |
 //! | addresses, up, routes | [`configure`] |
-//! | CHECK | [`of_kind`], [`verify_master`], [`verify_mtu`] |
+//! | CHECK | [`of_kind`], [`verify_master`], [`verify_below`], [`verify_mtu`] |
 //! | DEL | [`del`], which never asks for the master |
 //!
 //! The master is on the host, or with `linkInContainer` in the container itself: `place` is the
@@ -63,6 +63,12 @@ pub struct Wanted<'a> {
     pub mac: Option<Mac>,
 }
 
+impl<'a> Wanted<'a> {
+    fn new_link(&self) -> NewLink<'a> {
+        NewLink::new(self.ifname.as_str(), self.kind.clone()).mtu(self.mtu).mac(self.mac)
+    }
+}
+
 /// The master called `name`; without a name, the link of the default route, IPv4 first.
 pub fn master(place: &Netlink, name: &str) -> Result<Link> {
     if name.is_empty() {
@@ -87,32 +93,66 @@ pub fn mtu(configured: i64, master: &Link) -> Result<u32> {
 /// Makes the child in the namespace `netns`, where nobody ever sees it under another name, so that
 /// [`del`] finds it whenever this process ends. `place` is where the master is.
 pub fn add(place: &Netlink, netns: &Netns, wanted: &Wanted<'_>) -> Result<()> {
-    let (name, mtu) = (wanted.ifname.as_str(), wanted.mtu);
-    let link = NewLink::new(name, wanted.kind.clone()).mtu(mtu).mac(wanted.mac);
+    make(place, netns, (wanted, wanted.new_link()))
+}
+
+/// As [`add`], and switches it on by the same message: for a link without addresses, or one over
+/// which they are asked for.
+pub fn add_up(place: &Netlink, netns: &Netns, wanted: &Wanted<'_>) -> Result<()> {
+    make(place, netns, (wanted, wanted.new_link().up()))
+}
+
+fn make<'a>(
+    place: &Netlink,
+    netns: &'a Netns,
+    (wanted, link): (&Wanted<'a>, NewLink<'a>),
+) -> Result<()> {
+    let name = wanted.ifname.as_str();
     let link = link.netns(netns.as_fd());
     let failed = || format!("failed to create {}", wanted.kind);
-    let Err(refused) = place.add_link(&link) else { return Ok(()) };
-    if !refused.is_exists() {
-        return Err(refused).context(failed);
-    }
-    if Netlink::open_in(netns)?.link(name)?.is_some() {
-        let error =
-            Error::internal(format!("container already has an interface \"{name}\": file exists"));
-        let remedy = "an earlier ADD was not followed by DEL, or CNI_IFNAME is taken";
-        return Err(error.with_details(remedy)).context(failed);
-    }
-    if place.link(name)?.is_none() {
-        return Err(refused).context(failed);
-    }
-    // Kernels before 6.15 look for the name in the namespace of the caller, unless they are given
-    // an index to look for.
-    for _ in 0..INDEX_TRIES {
-        match place.add_link(&link.clone().index(random_index())) {
-            Err(error) if matches!(error.errno(), Some(Errno::EBUSY)) => log::debug(error),
-            made => return made.context(failed),
+    let Err(mut refused) = place.add_link(&link) else { return Ok(()) };
+    if refused.is_exists() {
+        if Netlink::open_in(netns)?.link(name)?.is_some() {
+            let msg = format!("container already has an interface \"{name}\": file exists");
+            let remedy = "an earlier ADD was not followed by DEL, or CNI_IFNAME is taken";
+            return Err(Error::internal(msg).with_details(remedy)).context(failed);
+        }
+        // Kernels before 6.15 look for the name in the namespace of the caller, unless they are
+        // given an index to look for.
+        let tries = if place.link(name)?.is_some() { INDEX_TRIES } else { 0 };
+        for _ in 0..tries {
+            match place.add_link(&link.clone().index(random_index())) {
+                Ok(()) => return Ok(()),
+                Err(error) => refused = error,
+            }
+            if refused.errno() != Some(Errno::EBUSY) {
+                break;
+            }
         }
     }
-    Err(Error::internal("device or resource busy")).context(failed)
+    let remedy = refused.errno().and_then(|errno| remedy(errno, &wanted.kind));
+    let error = Error::from(refused).context(failed());
+    Err(remedy.map_or(error.clone(), |remedy| error.with_details(remedy)))
+}
+
+/// What is known about a refusal beyond its number.
+fn remedy(errno: Errno, kind: &LinkKind<'_>) -> Option<&'static str> {
+    match (errno, kind) {
+        (Errno::EBUSY, LinkKind::Macvlan { .. } | LinkKind::Ipvlan { .. }) => {
+            Some("the master is a port of a bridge or bond, or has children of another kind")
+        }
+        (Errno::EADDRINUSE, LinkKind::Macvlan { .. }) => {
+            Some("another macvlan on the master, or the master itself, has this MAC address")
+        }
+        (Errno::EINVAL, LinkKind::Macvlan { .. }) => Some(
+            "a macvlan in mode \"passthru\" is the only one on its master, \
+             which must be an Ethernet device",
+        ),
+        (Errno::EEXIST, LinkKind::Vlan { .. }) => {
+            Some("this VLAN of this master is somebody else's, maybe another container's")
+        }
+        _ => None,
+    }
 }
 
 /// Deletes the link `ifname` of this kind; success if there is none. Another kind of link under
@@ -164,6 +204,50 @@ pub fn verify_master(link: &Link, master: &Link) -> Result<()> {
     }
     let (name, master) = (&link.name, &master.name);
     Err(Error::internal(format!("interface \"{name}\" is not on top of \"{master}\"")))
+}
+
+/// What a configuration says about the master.
+#[derive(Clone, Copy, Debug)]
+pub struct Below<'a> {
+    /// Its name; empty if it is none in particular.
+    pub name: &'a str,
+    /// Whether it is in the container.
+    pub in_container: bool,
+    /// The MTU of the child; 0 or the master's at most.
+    pub mtu: i64,
+}
+
+/// CHECK: `link` is on top of the master that is configured. Without one in particular any is
+/// right that is still there: the default route may be another one by now.
+pub fn verify_below(
+    host: &Netlink,
+    (inside, link): (&Inside<'_>, &Link),
+    below: Below<'_>,
+) -> Result<()> {
+    let in_container = link.link_netnsid.is_none();
+    if below.name.is_empty() {
+        let place = if in_container { &inside.netlink } else { host };
+        return Ok(place.require_link_by_index(link.link.unwrap_or_default()).map(drop)?);
+    }
+    let place = if below.in_container { &inside.netlink } else { host };
+    let master = master(place, below.name)?;
+    // The container may be in the host's own namespace.
+    let same_place = in_container == below.in_container
+        || Netns::current().and_then(|host| host.same_as(inside.netns))?;
+    if !same_place {
+        let (name, master) = (&link.name, &master.name);
+        let place = if below.in_container { "in the container" } else { "on the host" };
+        let msg = format!("interface \"{name}\" is not on top of \"{master}\" {place}");
+        return Err(Error::internal(msg));
+    }
+    verify_master(link, &master)?;
+    mtu(below.mtu, &master).map(drop)
+}
+
+/// Whether the IPAM plugin of this name asks for addresses over the link itself, which must be up
+/// then.
+pub fn asks_over_the_link(ipam: &str) -> bool {
+    ipam == "dhcp"
 }
 
 /// CHECK: `link` has the MTU that is configured, where one is.

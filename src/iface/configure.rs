@@ -83,13 +83,21 @@ pub fn addresses_and_up(
     }
     set_up(inside, link)?;
     match style.dad {
-        Dad::Kernel if ips.iter().any(|ip| ip.address.addr().is_ipv6()) => inside
-            .netlink
-            .settle_addrs(link.index, SETTLE)
+        Dad::Kernel if ips.iter().any(|ip| ip.address.addr().is_ipv6()) => settle(inside, link)
             .context(|| format!("failed to settle addresses for \"{}\"", link.name)),
         Dad::Kernel => Ok(()),
         Dad::Off => wait_for_ipv6(&inside.netlink, ips.iter().map(|ip| ip.address.addr())),
     }
+}
+
+/// Waits for the end of duplicate address detection, which does not begin without a carrier.
+fn settle(inside: &Inside<'_>, link: &Link) -> Result<()> {
+    if inside.netlink.require_link_by_index(link.index)?.carrier {
+        return Ok(inside.netlink.settle_addrs(link.index, SETTLE)?);
+    }
+    let name = &link.name;
+    log::warn(format_args!("\"{name}\" has no carrier: its IPv6 addresses are still tentative"));
+    Ok(())
 }
 
 /// Waits until the IPv6 ones of these addresses, added without duplicate address detection, take

@@ -33,6 +33,7 @@ const IFLA_BRPORT_ISOLATED: u16 = 33;
 
 /// A network interface as the kernel describes it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "the kernel's own flags")]
 pub struct Link {
     /// The interface index, unique in its namespace.
     pub index: u32,
@@ -48,6 +49,8 @@ pub struct Link {
     pub mtu: u32,
     /// `IFF_UP`: switched on, with or without carrier.
     pub up: bool,
+    /// Whether there is a signal; [`oper_state`](Link::oper_state) follows a little later.
+    pub carrier: bool,
     /// `IFF_LOOPBACK`.
     pub loopback: bool,
     /// `IFF_ALLMULTI`: receives every multicast.
@@ -174,6 +177,7 @@ impl Link {
             libc::IFLA_MTU => self.mtu = attr.u32().unwrap_or_default(),
             libc::IFLA_TXQLEN => self.txqlen = attr.u32().unwrap_or_default(),
             libc::IFLA_OPERSTATE => self.oper_state = attr.u8().unwrap_or_default().into(),
+            libc::IFLA_CARRIER => self.carrier = attr.u8() == Some(1),
             libc::IFLA_PROMISCUITY => self.promiscuity = attr.u32().unwrap_or_default(),
             libc::IFLA_MASTER => self.master = attr.u32().filter(|index| *index != 0),
             libc::IFLA_LINK => self.link = attr.u32().filter(|index| *index != 0),

@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use crate::cni::{CniResult, SpecVersion};
 use crate::error::{Code, Error, Result};
-use crate::iface::child::{self, Wanted};
+use crate::iface::child::{self, Below, Wanted};
 use crate::iface::{Inside, verify, veth};
 use crate::netlink::{Link, LinkKind, Netlink};
 use crate::skel::{AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Rollback};
@@ -53,7 +53,9 @@ impl Plugin for Vlan {
         // Before IPAM, so that an attachment that is there already keeps its address.
         let entering = Inside::begin(netns)?;
         let kind = LinkKind::Vlan { link: master.index, id };
-        child::add(place, netns, &Wanted { ifname: &req.ifname, kind, mtu, mac: None })?;
+        let over_it = child::asks_over_the_link(&cx.net.ipam_type);
+        let add = if over_it { child::add_up } else { child::add };
+        add(place, netns, &Wanted { ifname: &req.ifname, kind, mtu, mac: None })?;
         undo.push(format!("delete \"{}\"", req.ifname), || child::del(netns, &req.ifname, KIND));
         let mut result = cx.ipam_add(&mut undo)?;
         result.version = SpecVersion::NEWEST;
@@ -82,10 +84,8 @@ impl Plugin for Vlan {
             let msg = format!("interface \"{name}\" is of VLAN {found}, configured is {id}");
             return Err(Error::internal(msg));
         }
-        let place = if conf.link_in_container { &inside.netlink } else { cx.host()? };
-        let master = child::master(place, &conf.master)?;
-        child::verify_master(&link, &master)?;
-        child::verify_mtu(&link, child::mtu(conf.mtu, &master)?)?;
+        child::verify_below(cx.host()?, (&inside, &link), conf.below())?;
+        child::verify_mtu(&link, u32::try_from(conf.mtu).unwrap_or_default())?;
         verify::addresses(&inside, &link, (prev, index))?;
         verify::routes(&inside, prev)
     }
@@ -134,6 +134,10 @@ impl Conf {
         u16::try_from(id).ok().filter(|id| *id <= 4094).ok_or_else(|| {
             Error::config(format!("invalid VLAN ID {id} (must be between 0 and 4094 inclusive)"))
         })
+    }
+
+    fn below(&self) -> Below<'_> {
+        Below { name: &self.master, in_container: self.link_in_container, mtu: self.mtu }
     }
 
     /// The master, which has to be up for the VLAN to get up, and the MTU for the VLAN.
