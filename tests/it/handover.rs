@@ -21,6 +21,10 @@ struct Pod {
     prev: Value,
 }
 
+fn hand_over() -> Vec<String> {
+    handover::to_reference(&PacketFilter::new()).unwrap()
+}
+
 impl Pod {
     fn new(backend: &'static str) -> Pod {
         let (node, container, outside) = (Node::new(), Container::new(), Container::new());
@@ -74,10 +78,6 @@ impl Pod {
         }
     }
 
-    fn hand_over(&self) -> Vec<String> {
-        handover::to_reference(&PacketFilter::new()).unwrap()
-    }
-
     fn ruleset(&self) -> String {
         self.node.sh("nft -s list ruleset 2>/dev/null")
     }
@@ -101,7 +101,7 @@ impl Pod {
 fn nftables_state_gets_the_references_layout() {
     let pod = Pod::new("nftables");
     pod.works();
-    let done = pod.hand_over();
+    let done = hand_over();
     assert_eq!(done.len(), 4, "{done:?}");
     pod.works();
     let rules = pod.ruleset();
@@ -123,7 +123,7 @@ fn nftables_state_gets_the_references_layout() {
         assert_eq!(rules.matches(expected).count(), 1, "{expected}: {rules}");
     }
     assert_eq!(rules.matches("fib daddr type local jump hostports_all").count(), 4, "{rules}");
-    assert_eq!(pod.hand_over(), [""; 0], "nothing is left to hand over");
+    assert_eq!(hand_over(), [""; 0], "nothing is left to hand over");
     assert_eq!(pod.ruleset(), rules);
     for plugin in ["firewall", "portmap", "bridge"] {
         pod.del_by_reference_if_it_knows_nftables(plugin);
@@ -149,7 +149,7 @@ fn the_reference_deletes_what_was_handed_over_in_iptables() {
     };
     on("ADD").ifname("eth1").result();
     assert_ne!(pod.ruleset(), first);
-    let done = pod.hand_over();
+    let done = hand_over();
     let two = ["source-MAC checks: 1", "port mappings of second interfaces: 2"];
     assert_eq!(done, two.map(|what| format!("{what} handed over")));
     let rules = pod.ruleset();

@@ -4,11 +4,13 @@
 //! | --- | --- |
 //! | `layout.rs` | our table of nftables: chains of constant size, one map element per port |
 //! | `maps.rs` | a container's elements in it: add, verify, delete, collect |
+//! | `conditions.rs` | more conditions for mappings, in nft's words |
 //! | `chains.rs` | the chains of iptables, as the reference plugin has them |
 //! | `former.rs` | the nftables rules that the reference plugin makes, to delete them, and to hand over to it |
 //! | `flows.rs` | connections that a mapping, or its end, must not leave as they are |
 
 pub mod chains;
+pub mod conditions;
 pub mod flows;
 pub mod former;
 mod layout;
@@ -19,6 +21,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
+use self::conditions::Conditions;
 use super::backend::Family;
 use super::names::Owner;
 use crate::error::{Error, Result};
@@ -108,6 +111,8 @@ pub struct Forward<'a> {
     pub targets: &'a [Target],
     /// Whose source is translated.
     pub snat: Snat,
+    /// When the mappings apply, with nftables.
+    pub conditions: &'a Conditions,
 }
 
 impl Forward<'_> {

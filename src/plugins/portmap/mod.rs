@@ -20,6 +20,7 @@ use crate::cni::{CniResult, IpConfig};
 use crate::error::{Code, Context, Error, Result};
 use crate::netfilter::backend::{Backend, Family, PacketFilter};
 use crate::netfilter::names::Owner;
+use crate::netfilter::ports::conditions::Conditions;
 use crate::netfilter::ports::{Forward, Mapping, Snat, Target, chains, flows, former, maps};
 use crate::skel::{AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Rollback};
 use crate::sysctl;
@@ -43,8 +44,9 @@ impl Plugin for Portmap {
         }
         let backend = backend(conf, configured, &filter).context(|| "failed to parse config")?;
         let targets = targets(cx, prev, req.ifname.as_str())?;
+        let conditions = conditions(conf, backend)?;
         let owner = owner(cx, (req.id.as_str(), req.ifname.as_str()));
-        let forward = Forward { owner, mappings: &mappings, targets: &targets, snat: conf.snat() };
+        let forward = forward(conf, owner, (&mappings, &targets), &conditions);
         let mut undo = Rollback::new();
         for key in localnet_keys(&forward, prev) {
             if sysctl::ensure(&key, "1").context(|| "unable to enable route_localnet")? {
@@ -66,8 +68,9 @@ impl Plugin for Portmap {
         }
         let backend = backend(conf, configured, &filter)?;
         let targets = targets(cx, prev, req.ifname.as_str())?;
+        let conditions = conditions(conf, backend)?;
         let owner = owner(cx, (req.id.as_str(), req.ifname.as_str()));
-        let forward = Forward { owner, mappings: &mappings, targets: &targets, snat: conf.snat() };
+        let forward = forward(conf, owner, (&mappings, &targets), &conditions);
         match backend {
             Backend::Nftables => maps::check(filter.nft()?, &forward)?,
             Backend::Iptables => chains::check(&forward, &conf.options()?)?,
@@ -87,7 +90,7 @@ impl Plugin for Portmap {
         let mut failures = Failures::new();
         let deleted = failures.keep(unmap(&filter, owner, &mappings)).unwrap_or_default();
         let in_chains = failures.keep(unchain(&filter, conf, req, owner)).unwrap_or_default();
-        if in_chains || deleted.former {
+        if in_chains || deleted.rules {
             flows::flush(flows::of_families(&mappings, Family::BOTH.into_iter()));
         }
         flows::flush(flows::of_elements(&deleted.elements));
@@ -106,7 +109,7 @@ impl Plugin for Portmap {
         if let Some(nft) = failures.keep(filter.nft_if_present()).flatten()
             && let Some(deleted) = failures.keep(maps::collect(nft, network, &valid))
         {
-            flows::flush(flows::of_elements(&deleted));
+            flows::flush(flows::of_elements(&deleted.elements));
         }
         failures.keep(chains::collect(&filter, network, &valid));
         failures.into_result()
@@ -142,27 +145,46 @@ fn backend(conf: &Conf, configured: Option<Backend>, filter: &PacketFilter) -> R
     conf.require_keys_of(backend).map(|()| backend)
 }
 
+/// They are words of iptables with that back end.
+fn conditions(conf: &Conf, backend: Backend) -> Result<Conditions> {
+    match backend {
+        Backend::Nftables => conf.conditions(),
+        Backend::Iptables => Ok(Conditions::default()),
+    }
+}
+
+fn forward<'a>(
+    conf: &Conf,
+    owner: Owner<'a>,
+    (mappings, targets): (&'a [Mapping], &'a [Target]),
+    conditions: &'a Conditions,
+) -> Forward<'a> {
+    Forward { owner, mappings, targets, snat: conf.snat(), conditions }
+}
+
 /// What DEL found in `nf_tables`.
 #[derive(Default)]
 struct Unmapped {
     elements: Vec<maps::Placed>,
-    /// Rules of the reference plugin.
-    former: bool,
+    /// Rules, which do not tell their ports: of conditions, or of the reference plugin.
+    rules: bool,
 }
 
 fn unmap(filter: &PacketFilter, owner: Owner<'_>, mappings: &[Mapping]) -> Result<Unmapped> {
     let Some(nft) = filter.nft_if_present()? else { return Ok(Unmapped::default()) };
-    let elements = maps::del(nft, owner, mappings)?;
-    Ok(Unmapped { elements, former: former::del(nft, owner.id)? })
+    let deleted = maps::del(nft, owner, mappings)?;
+    let rules = former::del(nft, owner.id)? || deleted.rules;
+    Ok(Unmapped { elements: deleted.elements, rules })
 }
 
 /// Deletes the rules in iptables; tells whether there were any.
 fn unchain(filter: &PacketFilter, conf: &Conf, req: &DelReq, owner: Owner<'_>) -> Result<bool> {
-    let (mappings, snat) = (conf.sound_mappings(), conf.snat());
+    let mappings = conf.sound_mappings();
     let prev = req.prev.as_ref();
     let nets = prev.map(|prev| nets(prev, owner.ifname)).unwrap_or_default();
     let targets: Vec<Target> = nets.into_iter().map(|net| Target { net, via: None }).collect();
-    let forward = Forward { owner, mappings: &mappings, targets: &targets, snat };
+    let conditions = Conditions::default();
+    let forward = forward(conf, owner, (&mappings, &targets), &conditions);
     let options = conf.options().ok();
     chains::del(filter, owner, options.as_ref().map(|options| (&forward, options)))
 }
