@@ -18,6 +18,8 @@ use super::{Netlink, new_link};
 
 /// `IFLA_BR_VLAN_FILTERING`, missing in libc.
 const IFLA_BR_VLAN_FILTERING: u16 = 7;
+/// `IFLA_BR_VLAN_DEFAULT_PVID`, missing in libc.
+const IFLA_BR_VLAN_DEFAULT_PVID: u16 = 39;
 /// `IFLA_MACVLAN_MODE`, missing in libc.
 const IFLA_MACVLAN_MODE: u16 = 1;
 /// `IFLA_MACVLAN_BC_QUEUE_LEN`, missing in libc.
@@ -84,6 +86,8 @@ pub struct Link {
 pub struct BridgeInfo {
     /// Whether ports belong to VLANs.
     pub vlan_filtering: bool,
+    /// The native VLAN of new ports; 0 for none.
+    pub default_pvid: u16,
 }
 
 /// The settings of a link as a port of its bridge.
@@ -193,8 +197,10 @@ impl Link {
         let data = find(libc::IFLA_INFO_DATA);
         match self.kind.as_deref() {
             Some(new_link::BRIDGE) => {
-                self.bridge = data
-                    .map(|data| BridgeInfo { vlan_filtering: flag(data, IFLA_BR_VLAN_FILTERING) });
+                self.bridge = data.map(|data| BridgeInfo {
+                    vlan_filtering: flag(data, IFLA_BR_VLAN_FILTERING),
+                    default_pvid: number(data, IFLA_BR_VLAN_DEFAULT_PVID).unwrap_or_default(),
+                });
             }
             Some("macvlan") => self.macvlan = data.map(macvlan),
             Some("ipvlan") => self.ipvlan = data.and_then(ipvlan),

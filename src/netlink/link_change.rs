@@ -3,7 +3,9 @@
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use rtnetlink::packet_route::RouteNetlinkMessage;
-use rtnetlink::packet_route::link::{InfoBridgePort, InfoPortData, InfoPortKind, LinkMessage};
+use rtnetlink::packet_route::link::{
+    InfoBridge, InfoBridgePort, InfoData, InfoKind, InfoPortData, InfoPortKind, LinkMessage,
+};
 
 use super::Netlink;
 use super::error::Result;
@@ -43,6 +45,13 @@ impl LinkChange {
     /// No change yet.
     pub fn new() -> LinkChange {
         LinkChange::default()
+    }
+
+    /// Of a bridge: its ports belong to VLANs from now on.
+    pub fn vlan_filtering() -> LinkChange {
+        let filtering = InfoData::Bridge(vec![InfoBridge::VlanFiltering(true)]);
+        let builder = Builder::new_with_info_kind(InfoKind::Bridge).set_info_data(filtering);
+        LinkChange { builder, ..LinkChange::default() }
     }
 
     fn with(mut self, change: impl FnOnce(Builder) -> Builder) -> Self {

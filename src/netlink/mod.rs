@@ -14,6 +14,7 @@
 //! | `request.rs` | the one place that sends, collects answers and decodes errors |
 //! | `packet.rs` | messages and attributes as bytes |
 //! | `link.rs`, `new_link.rs`, `link_change.rs` | links: reading, creating, changing |
+//! | `bridge_vlan.rs` | VLANs of the ports of bridges |
 //! | `addr.rs`, `route.rs` | addresses, routes |
 //! | `events.rs` | waiting for the kernel instead of sleeping |
 //! | `attribute.rs`, `netfilter.rs` | netfilter's messages and its socket |
@@ -22,6 +23,7 @@
 
 mod addr;
 mod attribute;
+mod bridge_vlan;
 pub mod conntrack;
 mod error;
 mod events;
@@ -50,6 +52,7 @@ use rtnetlink::sys::{AsyncSocket, TokioSocket};
 use tokio::runtime::{self, Runtime};
 
 pub use self::addr::{Addr, Dad, NewAddr};
+pub use self::bridge_vlan::{PortVlans, Tagging, VlanPort};
 use self::error::Failure;
 pub use self::error::{Error, Result};
 pub use self::events::Waited;

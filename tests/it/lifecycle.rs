@@ -34,6 +34,11 @@ impl Subject {
         }
     }
 
+    /// Whether the host reaches an address of a container; nothing leads to a dummy.
+    fn reaches(&self, net: &Net<'_>, ip: &str) -> bool {
+        self.plugin == "dummy" || net.node.reaches(ip)
+    }
+
     /// ADD prints this to the byte; CHECK agrees; two DELs leave the container as it was.
     pub(crate) fn add_check_del_del(&self) {
         self.each_version(|net| {
@@ -125,7 +130,7 @@ impl Subject {
             net.on("DEL", &container).ifname("eth1").ok();
             net.call("DEL", "c2").netns("").ok();
             assert_eq!(net.leases(), FIRST, "c1's eth0 is another attachment");
-            assert!(net.node.reaches(FIRST[0]));
+            assert!(self.reaches(net, FIRST[0]));
             net.del(&container);
         });
     }
@@ -169,7 +174,7 @@ impl Subject {
                 net.del(&one);
                 net.add(&one);
             }
-            assert!(net.node.reaches(&net.leases()[0]), "the network works after GC");
+            assert!(self.reaches(net, &net.leases()[0]), "the network works after GC");
             gc(json!({"cni.dev/attachments": []})).ok();
             assert_eq!(net.leases(), [""; 0], "the key of the text of 1.1.0");
             net.del(&one);

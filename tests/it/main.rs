@@ -21,6 +21,7 @@
 //! | `handover` | live state rewritten for the reference plugins |
 //! | `masquerade`, `spoof` | `ipMasq` and `macspoofchk`: traffic, rules, the reference's |
 //! | `macvlan`, `ipvlan` | children of a link: modes, masters, traffic, CHECK |
+//! | `dummy`, `vlan` | addresses and no wire; tagged frames, masters, CHECK |
 //! | `parity` | the reference plugins side by side |
 //! | `firewall` | its back ends, against traffic, each other and the reference |
 //! | `portmap` | port mappings with nftables, both iptables, and the reference's own |
@@ -41,6 +42,7 @@ mod cnitool;
 mod compare;
 mod concurrency;
 mod delegation;
+mod dummy;
 mod faults;
 mod firewall;
 mod footprint;
@@ -61,3 +63,4 @@ mod ptp;
 mod spoof;
 mod strace;
 mod traffic;
+mod vlan;

@@ -1,6 +1,7 @@
 //! The facade against the real kernel, each test in a namespace of its own.
 
 mod addrs;
+mod bridge_vlans;
 mod events;
 mod kinds;
 mod links;

@@ -34,19 +34,26 @@ pub(super) fn add_default_route(routes: &mut Vec<Route>, gw: IpAddr) {
     routes.push(Route { gw: Some(gw), ..Route::to(dst) });
 }
 
-/// Gives the bridge its gateway addresses and switches forwarding on for their families.
+/// Gives the bridge, or the interface of a VLAN, its gateway addresses and switches forwarding on for their families.
 pub(super) fn ensure(
     host: &Netlink,
     bridge: &Shared,
     conf: &Conf,
     gateways: &[IpNet],
 ) -> Result<()> {
+    let failed = if bridge.link.name == conf.bridge {
+        "failed to set bridge addr"
+    } else {
+        "failed to set vlan interface for bridge with addr"
+    };
     let present = host.dump_addrs(bridge.link.index)?;
     let is_missing = |gateway: &&IpNet| !present.iter().any(|addr| addr.net == **gateway);
     let missing: Vec<&IpNet> = gateways.iter().filter(is_missing).collect();
     for gateway in &missing {
-        clear_conflicts(host, (conf, &present), (gateway, gateways))?;
-        add(host, bridge, **gateway).context(|| "failed to set bridge addr")?;
+        let place = (bridge.link.name.as_str(), conf.force_address);
+        clear_conflicts(host, (place, &present), (gateway, gateways))
+            .and_then(|()| add(host, bridge, **gateway))
+            .context(|| failed)?;
     }
     forwarding::enable(gateways.iter().map(IpNet::addr))?;
     configure::wait_for_ipv6(host, missing.iter().map(|gateway| gateway.addr()))
@@ -79,7 +86,7 @@ fn add(host: &Netlink, bridge: &Shared, gateway: IpNet) -> Result<()> {
 
 fn clear_conflicts(
     host: &Netlink,
-    (conf, present): (&Conf, &[Addr]),
+    ((name, force), present): ((&str, bool), &[Addr]),
     (gateway, gateways): (&IpNet, &[IpNet]),
 ) -> Result<()> {
     let conflicts = present.iter().filter(|addr| {
@@ -87,12 +94,10 @@ fn clear_conflicts(
         !gateways.contains(&addr.net) && conflict(&addr.net, gateway)
     });
     for addr in conflicts {
-        let name = &conf.bridge;
-        if !conf.force_address {
+        if !force {
             let msg = format!("\"{name}\" already has an IP address different from {gateway}");
             return Err(Error::internal(msg)
-                .with_details(format!("remove {} or set \"forceAddress\": true", addr.net))
-                .context("failed to set bridge addr"));
+                .with_details(format!("remove {} or set \"forceAddress\": true", addr.net)));
         }
         host.del_addr(addr.index, addr.net)
             .context(|| format!("could not remove IP address from \"{name}\""))?;

@@ -6,11 +6,14 @@
 //!
 //! On the host it leaves, while the container lives, one `veth` port, with `ipMasq` what
 //! masquerades its addresses, with `macspoofchk` what checks its port; for good, the bridge with its
-//! gateway addresses, forwarding switched on, and the packet filter's tables.
+//! gateway addresses, forwarding switched on, and the packet filter's tables. A VLAN's gateway is an
+//! interface of its own, which goes with the last port of the VLAN.
 
 mod gateway;
 mod protect;
 mod verify;
+mod vlan;
+mod vlan_gateway;
 
 use serde::Deserialize;
 
@@ -23,6 +26,8 @@ use crate::netfilter::{Backend, PacketFilter};
 use crate::netlink::{Dad, Link, LinkChange, LinkKind, Mac, Netlink, NewLink, Switch};
 use crate::skel::{AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Rollback};
 use crate::sysctl;
+
+use self::vlan::{VlanTrunk, Vlans};
 
 /// The plugin.
 #[derive(Debug)]
@@ -55,6 +60,8 @@ pub struct Conf {
     vlan: i64,
     /// VLANs that reach the container tagged.
     vlan_trunk: Option<Vec<VlanTrunk>>,
+    /// Keep the port in the VLAN that the bridge puts new ports in.
+    preserve_default_vlan: bool,
     /// Drop frames with a source MAC that is not the container's.
     macspoofchk: bool,
     /// Let duplicate address detection for IPv6 run its course.
@@ -81,18 +88,6 @@ struct WithMac {
     mac: Option<String>,
 }
 
-/// One entry of `vlanTrunk`: an id or a range.
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct VlanTrunk {
-    #[serde(default)]
-    id: Option<i64>,
-    #[serde(default, rename = "minID")]
-    min_id: Option<i64>,
-    #[serde(default, rename = "maxID")]
-    max_id: Option<i64>,
-}
-
 impl Default for Conf {
     fn default() -> Conf {
         Conf {
@@ -107,6 +102,7 @@ impl Default for Conf {
             promisc_mode: false,
             vlan: 0,
             vlan_trunk: None,
+            preserve_default_vlan: false,
             macspoofchk: false,
             enabledad: false,
             disable_container_interface: false,
@@ -130,6 +126,7 @@ impl Plugin for Bridge {
         let bridge = ensure_bridge(host, conf, &plan)?;
         let filter = PacketFilter::new();
         let mut undo = Rollback::new();
+        vlan_gateway::register(host, (conf, &plan), &mut undo);
 
         let pair = veth::add(host, netns, plan.veth(&req.ifname, bridge.link.index))?;
         let veth::Pair { host: port, container: link } = pair;
@@ -138,6 +135,7 @@ impl Plugin for Bridge {
             Ok(host.del_link_by_index(index).map(drop)?)
         });
         set_port(host, &port, conf)?;
+        plan.vlans.set(host, &bridge.link, &port)?;
         if plan.l3 {
             entering.set(settings(conf, &req.ifname));
         }
@@ -154,7 +152,11 @@ impl Plugin for Bridge {
         }
         configure_container(&inside, &link, conf, &result)?;
         if !gateways.is_empty() {
-            gateway::ensure(host, &bridge, conf, &gateways)?;
+            let on = Shared::gateway(host, (conf, &plan), bridge)?;
+            gateway::ensure(host, &on, conf, &gateways)?;
+            if plan.vlans.access.is_some() {
+                result.interfaces.push(veth::interface(&on.link, ""));
+            }
         }
         if plan.l3 && conf.ip_masq {
             let backend = Backend::choose(plan.backend, &filter);
@@ -181,19 +183,21 @@ impl Plugin for Bridge {
         protect::del_addresses((cx, &filter), conf, req, &mut failures);
         failures.keep(req.del_veth(cx));
         protect::del_port((cx, &filter), conf, req, &mut failures);
+        del_gateway(cx, conf, &mut failures);
         if !cx.net.ipam_type.is_empty() {
             failures.keep(cx.ipam_del());
         }
         failures.into_result()
     }
 
-    fn gc(cx: &Cx<'_>, _: &Conf, req: &GcReq) -> Result<()> {
+    fn gc(cx: &Cx<'_>, conf: &Conf, req: &GcReq) -> Result<()> {
         // Ports vanish with their containers; addresses are the IPAM plugin's.
         let mut failures = Failures::new();
         if !cx.net.ipam_type.is_empty() {
             failures.keep(cx.ipam_gc());
         }
         protect::gc(cx, req, &mut failures);
+        del_gateway(cx, conf, &mut failures);
         failures.into_result()
     }
 
@@ -221,13 +225,14 @@ struct Plan {
     mac: Option<Mac>,
     /// The configured back end of `ipMasq`.
     backend: Option<Backend>,
+    vlans: Vlans,
 }
 
 impl Plan {
     fn resolve(cx: &Cx<'_>, conf: &Conf) -> Result<Plan> {
         IfName::parse(&conf.bridge)
             .map_err(|e| Error::config(format!("bridge name \"{}\": {}", conf.bridge, e.msg())))?;
-        check_vlans(conf)?;
+        let vlans = Vlans::resolve(conf)?;
         let mac = requested_mac(cx, conf)?;
         let l3 = !cx.net.ipam_type.is_empty();
         if l3 && conf.disable_container_interface {
@@ -239,14 +244,17 @@ impl Plan {
             return Err(Error::config(msg));
         }
         let backend = conf.ip_masq_backend.as_deref().filter(|_| conf.ip_masq && l3);
-        Ok(Plan {
+        let plan = Plan {
             l3,
+            vlans,
             gateway: l3 && (conf.is_gateway || conf.is_default_gateway),
             default_gateway: l3 && conf.is_default_gateway,
             mtu: veth::mtu(conf.mtu)?,
             mac,
             backend: Backend::parse(backend, "ipmasq")?,
-        })
+        };
+        vlan_gateway::require_name(conf, &plan)?;
+        Ok(plan)
     }
 
     fn veth<'p>(&self, ifname: &'p IfName, bridge: u32) -> Wanted<'p> {
@@ -275,6 +283,16 @@ impl Plan {
     }
 }
 
+/// Removes the gateway of a VLAN that has no other port. A configuration that ADD would refuse has
+/// made none.
+fn del_gateway(cx: &Cx<'_>, conf: &Conf, failures: &mut Failures) {
+    if conf.vlan != 0 {
+        if let Ok(plan) = Plan::resolve(cx, conf) {
+            failures.keep(vlan_gateway::del(cx, conf, &plan));
+        }
+    }
+}
+
 /// The bridge, and whether its address is known to stay as it is.
 #[derive(Debug)]
 struct Shared {
@@ -282,37 +300,15 @@ struct Shared {
     pinned: bool,
 }
 
-fn check_vlans(conf: &Conf) -> Result<()> {
-    if !(0..=4094).contains(&conf.vlan) {
-        let msg = format!("invalid VLAN ID {} (must be between 0 and 4094)", conf.vlan);
-        return Err(Error::config(msg));
-    }
-    conf.vlan_trunk.iter().flatten().try_for_each(VlanTrunk::check)?;
-    if conf.vlan == 0 && conf.vlan_trunk.is_none() {
-        return Ok(());
-    }
-    let key = if conf.vlan == 0 { "vlanTrunk" } else { "vlan" };
-    Err(Error::new(Code::UNSUPPORTED_FIELD, format!("\"{key}\" is not supported yet"))
-        .with_details("use the reference plugin for networks with VLANs on a bridge"))
-}
-
-impl VlanTrunk {
-    fn check(&self) -> Result<()> {
-        let bad = |id: Option<i64>| id.is_some_and(|id| !(1..=4094).contains(&id));
-        let missing =
-            |key| format!("minID and maxID should be configured simultaneously, {key} is missing");
-        let refuse = |msg: &str| Err(Error::config(msg));
-        if bad(self.id) {
-            return refuse("incorrect trunk id parameter");
-        }
-        match (self.min_id, self.max_id) {
-            (None, None) => Ok(()),
-            (None, Some(_)) => refuse(&missing("minID")),
-            (Some(_), None) => refuse(&missing("maxID")),
-            (min, _) if bad(min) => refuse("incorrect trunk minID parameter"),
-            (_, max) if bad(max) => refuse("incorrect trunk maxID parameter"),
-            (min, max) if min > max => refuse("minID is greater than maxID in trunk parameter"),
-            _ => Ok(()),
+impl Shared {
+    /// What has the gateways' addresses: the bridge, or the interface of the VLAN.
+    fn gateway(host: &Netlink, (conf, plan): (&Conf, &Plan), bridge: Shared) -> Result<Shared> {
+        match vlan_gateway::name(conf, plan).zip(plan.vlans.access) {
+            None => Ok(bridge),
+            Some((name, id)) => {
+                let link = vlan_gateway::ensure(host, &bridge.link, &name, id)?;
+                Ok(Shared { link, pinned: true })
+            }
         }
     }
 }
@@ -331,11 +327,11 @@ fn ensure_bridge(host: &Netlink, conf: &Conf, plan: &Plan) -> Result<Shared> {
     let name = &conf.bridge;
     let failed = || format!("failed to create bridge \"{name}\"");
     if let Some(link) = host.link(name)? {
-        return adopt(host, link, conf).context(failed);
+        return adopt(host, link, (conf, plan)).context(failed);
     }
     // With an address from the start, the bridge does not take on those of its ports.
     let mac = Mac::random_local();
-    let kind = LinkKind::Bridge { vlan_filtering: None };
+    let kind = LinkKind::Bridge { vlan_filtering: plan.vlans.filtering.then_some(true) };
     let mut bridge = NewLink::new(name, kind).mtu(plan.mtu).mac(mac).up();
     if conf.promisc_mode {
         bridge = bridge.promisc();
@@ -344,7 +340,7 @@ fn ensure_bridge(host: &Netlink, conf: &Conf, plan: &Plan) -> Result<Shared> {
         Ok(()) => true,
         // Another ADD was faster.
         Err(error) if error.is_exists() => {
-            return adopt(host, host.require_link(name)?, conf).context(failed);
+            return adopt(host, host.require_link(name)?, (conf, plan)).context(failed);
         }
         Err(error) => return Err(error).context(failed),
     };
@@ -353,8 +349,9 @@ fn ensure_bridge(host: &Netlink, conf: &Conf, plan: &Plan) -> Result<Shared> {
     Ok(Shared { link: host.require_link(name)?, pinned })
 }
 
-fn adopt(host: &Netlink, link: Link, conf: &Conf) -> Result<Shared> {
+fn adopt(host: &Netlink, link: Link, (conf, plan): (&Conf, &Plan)) -> Result<Shared> {
     require_bridge(&link)?;
+    plan.vlans.ensure_filtering(host, &link)?;
     let promisc = conf.promisc_mode && link.promiscuity == 0;
     if !link.up || promisc {
         drop(sysctl::write(&format!("net/ipv6/conf/{}/accept_ra", link.name), "0"));

@@ -1,6 +1,6 @@
 //! CHECK of a bridge attachment.
 
-use super::{Conf, Plan, protect, require_bridge};
+use super::{Conf, Plan, protect, require_bridge, vlan_gateway};
 use crate::cni::{CniResult, Interface};
 use crate::error::{Error, Result};
 use crate::iface::{Inside, verify, veth};
@@ -21,8 +21,10 @@ pub(super) fn attachment(cx: &Cx<'_>, (conf, plan): (&Conf, &Plan), req: &CheckR
         verify::is_up(&link)?;
     }
     let port = port_of(host, conf, (&bridge, &link, prev))?;
+    plan.vlans.verify(host, &bridge, &port)?;
+    let of_vlan = vlan_gateway::verify(host, (conf, plan), &bridge)?;
     if plan.gateway {
-        gateway_addresses(host, &bridge, (prev, index))?;
+        gateway_addresses(host, of_vlan.as_ref().unwrap_or(&bridge), (prev, index))?;
     }
     verify::addresses(&inside, &link, (prev, index))?;
     verify::routes(&inside, prev)?;
@@ -84,7 +86,8 @@ fn gateway_addresses(
     for ip in prev.ips_of(index) {
         let Some(gw) = ip.gateway else { continue };
         if !present.iter().any(|addr| addr.net.addr() == gw) {
-            let msg = format!("gateway {gw} is no address of bridge \"{}\"", bridge.name);
+            let kind = if bridge.bridge.is_some() { "bridge " } else { "" };
+            let msg = format!("gateway {gw} is no address of {kind}\"{}\"", bridge.name);
             return Err(Error::internal(msg));
         }
     }

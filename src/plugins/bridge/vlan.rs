@@ -1,0 +1,222 @@
+//! VLANs of the port.
+//!
+//! The container's own VLAN (`vlan`) is untagged at the port, those of `vlanTrunk` are tagged. A bridge
+//! keeps VLANs apart only when it is told to (`vlan_filtering`): it is told when it is created, or
+//! while it has no ports yet. A bridge with ports is left as it is, since frames that pass with tags
+//! would not pass any more; ADD is refused then.
+
+use std::ops::RangeInclusive;
+
+use serde::Deserialize;
+
+use super::Conf;
+use crate::error::{Context, Error, Result};
+use crate::netlink::{Link, LinkChange, Netlink, PortVlans, Tagging};
+
+/// The native VLAN of a port that only `vlanTrunk` is configured for.
+const DEFAULT: u16 = 1;
+
+/// One entry of `vlanTrunk`: an id, a range, or both.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct VlanTrunk {
+    #[serde(default)]
+    id: Option<i64>,
+    #[serde(default, rename = "minID")]
+    min_id: Option<i64>,
+    #[serde(default, rename = "maxID")]
+    max_id: Option<i64>,
+}
+
+/// The VLANs that a configuration comes to.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Vlans {
+    /// Whether the bridge has to keep VLANs apart.
+    pub(super) filtering: bool,
+    /// The VLAN of `vlan`.
+    pub(super) access: Option<u16>,
+    /// What the port is to be in; nothing leaves that to the bridge.
+    port: Vec<PortVlans>,
+    /// Whether the port stays in the VLAN that the bridge puts it in.
+    preserve: bool,
+}
+
+impl Vlans {
+    /// Refuses numbers that are none.
+    pub(super) fn resolve(conf: &Conf) -> Result<Vlans> {
+        let access = u16::try_from(conf.vlan).ok().filter(|id| *id <= 4094).ok_or_else(|| {
+            let msg = format!("invalid VLAN ID {} (must be between 0 and 4094)", conf.vlan);
+            Error::config(msg)
+        })?;
+        let mut tagged = Vec::new();
+        for entry in conf.vlan_trunk.iter().flatten() {
+            tagged.extend(entry.ranges()?);
+        }
+        let tagged = merged(tagged);
+        let access = (access != 0).then_some(access);
+        let native = access.or((!tagged.is_empty()).then_some(DEFAULT));
+        // Tagged as well, the native VLAN would be the native one no longer.
+        let tagged = tagged.into_iter().flat_map(|ids| without(ids, native));
+        let tagged = tagged.map(|ids| PortVlans { ids, tagging: Tagging::Tagged });
+        Ok(Vlans {
+            filtering: access.is_some() || conf.vlan_trunk.is_some(),
+            access,
+            port: native.map(PortVlans::native).into_iter().chain(tagged).collect(),
+            preserve: conf.preserve_default_vlan,
+        })
+    }
+
+    /// Has a bridge that is there already keep VLANs apart, or says why not.
+    pub(super) fn ensure_filtering(&self, host: &Netlink, bridge: &Link) -> Result<()> {
+        if !self.filtering || bridge.bridge.unwrap_or_default().vlan_filtering {
+            return Ok(());
+        }
+        if host.dump_links()?.iter().any(|link| link.master == Some(bridge.index)) {
+            return Err(not_filtering(bridge));
+        }
+        host.set_link(bridge.index, LinkChange::vlan_filtering())
+            .context(|| format!("could not switch on VLAN filtering of \"{}\"", bridge.name))
+    }
+
+    /// Puts a new port of the bridge into its VLANs.
+    pub(super) fn set(&self, host: &Netlink, bridge: &Link, port: &Link) -> Result<()> {
+        if self.port.is_empty() {
+            return Ok(());
+        }
+        host.add_port_vlans(port.index, &self.port)
+            .context(|| format!("failed to setup vlan tag on interface \"{}\"", port.name))?;
+        let default = bridge.bridge.unwrap_or_default().default_pvid;
+        let wanted = self.port.iter().any(|vlans| vlans.ids.contains(&default));
+        if self.preserve || wanted || default == 0 {
+            return Ok(());
+        }
+        host.del_port_vlans(port.index, &[PortVlans::native(default)])
+            .context(|| format!("failed to remove default vlan on interface \"{}\"", port.name))
+    }
+
+    /// CHECK: the bridge keeps VLANs apart, and the port is in those that it was put into.
+    pub(super) fn verify(&self, host: &Netlink, bridge: &Link, port: &Link) -> Result<()> {
+        let info = bridge.bridge.unwrap_or_default();
+        if self.filtering && !info.vlan_filtering {
+            return Err(not_filtering(bridge));
+        }
+        if self.port.is_empty() {
+            return Ok(());
+        }
+        let all = host.dump_port_vlans()?;
+        let found = all.into_iter().find(|vlans| vlans.index == port.index).unwrap_or_default();
+        for wanted in &self.port {
+            for id in wanted.ids.clone() {
+                if found.tagging(id) != Some(wanted.tagging) {
+                    let name = &port.name;
+                    let how = if wanted.tagging == Tagging::Tagged { "tagged" } else { "native" };
+                    let msg = format!("port \"{name}\" is not in VLAN {id}, configured as {how}");
+                    return Err(Error::internal(msg));
+                }
+            }
+        }
+        let more = found.vlans.iter().flat_map(|vlans| vlans.ids.clone()).find(|id| {
+            let wanted = self.port.iter().any(|vlans| vlans.ids.contains(id));
+            !wanted && !(self.preserve && *id == info.default_pvid)
+        });
+        more.map_or(Ok(()), |id| {
+            let msg = format!("port \"{}\" is in VLAN {id}, which is not configured", port.name);
+            Err(Error::internal(msg))
+        })
+    }
+}
+
+fn not_filtering(bridge: &Link) -> Error {
+    let name = &bridge.name;
+    Error::internal(format!("bridge \"{name}\" does not keep VLANs apart, and has other ports"))
+        .with_details(format!(
+            "if no tagged frames have to pass it: ip link set {name} type bridge vlan_filtering 1"
+        ))
+}
+
+impl VlanTrunk {
+    fn ranges(&self) -> Result<impl Iterator<Item = RangeInclusive<u16>> + use<>> {
+        let missing =
+            |key| format!("minID and maxID should be configured simultaneously, {key} is missing");
+        let id = valid(self.id, "incorrect trunk id parameter")?;
+        let range = match (self.min_id, self.max_id) {
+            (None, None) => None,
+            (None, Some(_)) => return Err(Error::config(missing("minID"))),
+            (Some(_), None) => return Err(Error::config(missing("maxID"))),
+            (min, max) => {
+                let min = valid(min, "incorrect trunk minID parameter")?;
+                let max = valid(max, "incorrect trunk maxID parameter")?;
+                if min > max {
+                    return Err(Error::config("minID is greater than maxID in trunk parameter"));
+                }
+                min.zip(max)
+            }
+        };
+        Ok(id.map(|id| id..=id).into_iter().chain(range.map(|(min, max)| min..=max)))
+    }
+}
+
+fn valid(id: Option<i64>, refusal: &str) -> Result<Option<u16>> {
+    let number = |id| u16::try_from(id).ok().filter(|id| (1..=4094).contains(id));
+    id.map(|id| number(id).ok_or_else(|| Error::config(refusal))).transpose()
+}
+
+/// Sorted, and those that overlap or touch made one.
+fn merged(mut ranges: Vec<RangeInclusive<u16>>) -> Vec<RangeInclusive<u16>> {
+    ranges.sort_by_key(|ids| *ids.start());
+    let mut merged: Vec<RangeInclusive<u16>> = Vec::new();
+    for ids in ranges {
+        match merged.last_mut() {
+            Some(last) if *ids.start() <= *last.end() + 1 => {
+                *last = *last.start()..=*ids.end().max(last.end());
+            }
+            _ => merged.push(ids),
+        }
+    }
+    merged
+}
+
+/// What is left of a range without one of its numbers.
+fn without(
+    ids: RangeInclusive<u16>,
+    hole: Option<u16>,
+) -> impl Iterator<Item = RangeInclusive<u16>> {
+    let (first, last) = (*ids.start(), *ids.end());
+    let parts = match hole.filter(|hole| ids.contains(hole)) {
+        Some(hole) => [first..=hole - 1, hole + 1..=last],
+        None => [first..=last, 1..=0],
+    };
+    parts.into_iter().filter(|part| !part.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cni::json::Json;
+
+    fn vlans(text: &str) -> Result<Vlans> {
+        Vlans::resolve(&Json::parse(text.as_bytes()).unwrap().decode::<Conf>().unwrap())
+    }
+
+    /// `native/first-last,...`
+    fn port(text: &str) -> String {
+        let text_of = |vlans: &PortVlans| match vlans.tagging {
+            Tagging::Native => format!("{}/", vlans.ids.start()),
+            _ => format!("{}-{},", vlans.ids.start(), vlans.ids.end()),
+        };
+        vlans(text).unwrap().port.iter().map(text_of).collect()
+    }
+
+    #[test]
+    fn what_configurations_come_to() {
+        assert_eq!(port("{}"), "");
+        assert_eq!(port(r#"{"vlan":100}"#), "100/");
+        assert_eq!(port(r#"{"vlanTrunk":[]}"#), "");
+        let trunk = r#""vlanTrunk":[{"minID":200,"maxID":210},{"id":101},{"id":205},{"minID":211,"maxID":212}]"#;
+        assert_eq!(port(&format!("{{{trunk}}}")), "1/101-101,200-212,");
+        assert_eq!(port(&format!("{{\"vlan\":205,{trunk}}}")), "205/101-101,200-204,206-212,");
+        assert_eq!(port(r#"{"vlanTrunk":[{"minID":1,"maxID":4094}]}"#), "1/2-4094,");
+        assert_eq!(port(r#"{"vlan":101,"vlanTrunk":[{"id":101}]}"#), "101/");
+        assert!(!vlans("{}").unwrap().filtering && vlans(r#"{"vlanTrunk":[]}"#).unwrap().filtering);
+    }
+}
