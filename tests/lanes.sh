@@ -56,7 +56,7 @@ outcomes() {
 }
 
 case ${1-} in
-    list) run_list "$2" && exit ;;
+    list) run_list "$2"; exit ;;
     host-and-vm | vm) ;;
     *) echo "usage: tests/lanes.sh host-and-vm | vm [PATTERN]" >&2 && exit 2 ;;
 esac
