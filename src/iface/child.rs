@@ -7,7 +7,7 @@
 //! | make the child | [`add`], [`add_up`]: in the container, under its final name, by one message |
 //! | kernel parameters before its addresses | [`settings`] |
 //! | addresses, up, routes | [`configure`] |
-//! | CHECK | [`of_kind`], [`verify_master`], [`verify_below`] |
+//! | CHECK | [`of_kind`], [`verify_master`], [`verify_below`], [`verify_mtu`] |
 //! | DEL | [`del`], which never asks for the master |
 //!
 //! The master is on the host, or with `linkInContainer` in the container itself: `place` is the
@@ -110,30 +110,29 @@ fn make<'a>(
     let name = wanted.ifname.as_str();
     let link = link.netns(netns.as_fd());
     let failed = || format!("failed to create {}", wanted.kind);
-    let Err(refused) = place.add_link(&link) else { return Ok(()) };
-    if !refused.is_exists() {
-        let remedy = refused.errno().and_then(|errno| remedy(errno, &wanted.kind));
-        let error = Error::from(refused).context(failed());
-        return Err(remedy.map_or(error.clone(), |remedy| error.with_details(remedy)));
-    }
-    if Netlink::open_in(netns)?.link(name)?.is_some() {
-        let error =
-            Error::internal(format!("container already has an interface \"{name}\": file exists"));
-        let remedy = "an earlier ADD was not followed by DEL, or CNI_IFNAME is taken";
-        return Err(error.with_details(remedy)).context(failed);
-    }
-    if place.link(name)?.is_none() {
-        return Err(refused).context(failed);
-    }
-    // Kernels before 6.15 look for the name in the namespace of the caller, unless they are given
-    // an index to look for.
-    for _ in 0..INDEX_TRIES {
-        match place.add_link(&link.clone().index(random_index())) {
-            Err(error) if matches!(error.errno(), Some(Errno::EBUSY)) => log::debug(error),
-            made => return made.context(failed),
+    let Err(mut refused) = place.add_link(&link) else { return Ok(()) };
+    if refused.is_exists() {
+        if Netlink::open_in(netns)?.link(name)?.is_some() {
+            let msg = format!("container already has an interface \"{name}\": file exists");
+            let remedy = "an earlier ADD was not followed by DEL, or CNI_IFNAME is taken";
+            return Err(Error::internal(msg).with_details(remedy)).context(failed);
+        }
+        // Kernels before 6.15 look for the name in the namespace of the caller, unless they are
+        // given an index to look for.
+        let tries = if place.link(name)?.is_some() { INDEX_TRIES } else { 0 };
+        for _ in 0..tries {
+            match place.add_link(&link.clone().index(random_index())) {
+                Ok(()) => return Ok(()),
+                Err(error) => refused = error,
+            }
+            if refused.errno() != Some(Errno::EBUSY) {
+                break;
+            }
         }
     }
-    Err(Error::internal("device or resource busy")).context(failed)
+    let remedy = refused.errno().and_then(|errno| remedy(errno, &wanted.kind));
+    let error = Error::from(refused).context(failed());
+    Err(remedy.map_or(error.clone(), |remedy| error.with_details(remedy)))
 }
 
 /// What is known about a refusal beyond its number.
@@ -149,6 +148,9 @@ fn remedy(errno: Errno, kind: &LinkKind<'_>) -> Option<&'static str> {
             "a macvlan in mode \"passthru\" is the only one on its master, \
              which must be an Ethernet device",
         ),
+        (Errno::EEXIST, LinkKind::Vlan { .. }) => {
+            Some("this VLAN of this master is somebody else's, maybe another container's")
+        }
         _ => None,
     }
 }
@@ -246,6 +248,15 @@ pub fn verify_below(
 /// then.
 pub fn asks_over_the_link(ipam: &str) -> bool {
     ipam == "dhcp"
+}
+
+/// CHECK: `link` has the MTU that is configured, where one is.
+pub fn verify_mtu(link: &Link, configured: u32) -> Result<()> {
+    if configured == 0 || link.mtu == configured {
+        return Ok(());
+    }
+    let Link { name, mtu, .. } = link;
+    Err(Error::internal(format!("interface \"{name}\" has MTU {mtu}, configured is {configured}")))
 }
 
 fn of_default_route(place: &Netlink) -> Result<Link> {

@@ -87,6 +87,33 @@ impl Iptables {
     /// there is no place for the lock, it goes without.
     pub fn update(&self, table: &str, plan: impl Fn(&mut Draft) -> Result<()>) -> Result<()> {
         let _turn = Lock::exclusive(Path::new(LOCK)).ok();
+        self.update_in_turn(table, plan)
+    }
+
+    /// Deletes as [`Iptables::update`] does, but first what `expected` makes `plan` delete: if all
+    /// of that was there, the table is not read, however many rules of others it has. So `plan`
+    /// must be such that its deletions fail where more is to be done, as that of a chain does
+    /// while a rule jumps to it.
+    pub fn delete_expected(
+        &self,
+        expected: &Draft,
+        plan: impl Fn(&mut Draft) -> Result<()>,
+    ) -> Result<()> {
+        let _turn = Lock::exclusive(Path::new(LOCK)).ok();
+        let mut guess = expected.clone();
+        guess.changes.clear();
+        plan(&mut guess)?;
+        match guess.script() {
+            Some(script) if self.restore(&script)?.code == Some(0) => Ok(()),
+            _ => self.update_in_turn(&expected.table, plan),
+        }
+    }
+
+    fn restore(&self, script: &str) -> Result<cmd::Output> {
+        cmd::run(&self.restore, &["--noflush", "-w"], script)
+    }
+
+    fn update_in_turn(&self, table: &str, plan: impl Fn(&mut Draft) -> Result<()>) -> Result<()> {
         let until = Instant::now() + PATIENCE;
         let (mut tried, mut refusals) = (None, 0);
         loop {
@@ -94,7 +121,7 @@ impl Iptables {
             let before = (draft.chains.clone(), draft.rules.clone());
             plan(&mut draft)?;
             let Some(script) = draft.script() else { return Ok(()) };
-            let output = cmd::run(&self.restore, &["--noflush", "-w"], &script)?;
+            let output = self.restore(&script)?;
             if output.code == Some(0) {
                 return Ok(());
             }
@@ -174,6 +201,16 @@ impl Rule {
         self.value("-j") == Some(target) || self.value("-g") == Some(target)
     }
 
+    /// The same rule with another target.
+    #[must_use]
+    pub fn redirected(&self, target: &str) -> Rule {
+        let mut rule = self.clone();
+        if let Some(at) = rule.words.iter().position(|word| word == "-j") {
+            rule.words.truncate(at);
+        }
+        rule.target(target)
+    }
+
     /// Its words behind the chain, as iptables-restore reads them.
     fn text(&self) -> String {
         self.words.iter().fold(String::new(), |line, word| line + " " + &quoted(word))
@@ -226,6 +263,11 @@ pub struct Draft {
 }
 
 impl Draft {
+    /// A table without chains and rules.
+    pub fn empty(table: &str) -> Draft {
+        Draft::parse(table, "")
+    }
+
     /// The table `table` from what iptables-save printed.
     pub(super) fn parse(table: &str, text: &str) -> Draft {
         let mut draft = Draft {

@@ -3,6 +3,7 @@
 //! | file | |
 //! | --- | --- |
 //! | `backend.rs` | which of the two; the sockets and programs of a call |
+//! | `handover.rs` | live state for the reference plugins, when a node goes back to them |
 //! | `iptables.rs` | tables read with iptables-save and changed with iptables-restore |
 //! | `names.rs` | names and comments, those of the reference plugins |
 //! | `masquerade/` | `ipMasq` |
@@ -12,6 +13,7 @@
 
 pub mod backend;
 pub mod filter;
+pub mod handover;
 pub mod iptables;
 pub mod masquerade;
 pub mod names;

@@ -7,6 +7,8 @@ use crate::cni::{Attachment, ContainerId, IfName, NetworkName};
 
 /// Length of a chain's name: iptables allows 28 characters.
 const CHAIN: usize = 28;
+/// Length of a comment: nft allows 128 characters.
+const COMMENT: usize = 128;
 /// Hexadecimal digits of each half of an instance's hash.
 const HALF: usize = 16;
 
@@ -58,20 +60,43 @@ impl Owner<'_> {
         format!("{}-{}", network_hash(self.network), &of[..HALF])
     }
 
-    /// The comment of this attachment's nftables objects.
+    /// The comment of this attachment's rules in the reference's nftables layout.
     pub fn comment(&self) -> String {
-        let [network, ifname, id] =
-            [self.network, self.ifname, self.id].map(|text| text.replace('"', ""));
-        let mut text = format!("{}, net: {network}, if: {ifname}, id: {id}", self.instance());
-        let end = (0..=text.len().min(128)).rev().find(|at| text.is_char_boundary(*at));
-        text.truncate(end.unwrap_or(0));
-        text
+        let [network, ifname, id] = self.plain();
+        cut(format!("{}, net: {network}, if: {ifname}, id: {id}", self.instance()))
+    }
+
+    /// The comment of this attachment's objects in our own layouts: as [`Owner::comment`], but it
+    /// loses the network's name before the container's id, which [`identity`] reads back.
+    pub fn label(&self) -> String {
+        let [network, ifname, id] = self.plain();
+        cut(format!("{}, id: {id}, if: {ifname}, net: {network}", self.instance()))
+    }
+
+    fn plain(&self) -> [String; 3] {
+        [self.network, self.ifname, self.id].map(|text| text.replace('"', ""))
     }
 
     /// Whether an nftables object with this comment is this attachment's.
     pub fn owns(&self, comment: Option<&str>) -> bool {
         comment.is_some_and(|comment| comment.starts_with(&self.instance()))
     }
+}
+
+/// As much as nft allows a comment to be.
+fn cut(mut text: String) -> String {
+    let end = (0..=text.len().min(COMMENT)).rev().find(|at| text.is_char_boundary(*at));
+    text.truncate(end.unwrap_or(0));
+    text
+}
+
+/// The container's id, the interface and the network that a [label](Owner::label) tells, the
+/// network as far as it had room; `None` if not even the interface had.
+pub fn identity(label: &str) -> Option<(&str, &str, &str)> {
+    let (_, rest) = label.split_once(", id: ")?;
+    let (id, rest) = rest.split_once(", if: ")?;
+    let (ifname, network) = rest.split_once(", net: ")?;
+    Some((id, ifname, network))
 }
 
 /// What comments of a network's iptables rules begin with; the container's id and a quotation
@@ -135,7 +160,18 @@ mod tests {
     fn long_comments_are_cut() {
         let id = "x".repeat(200);
         let owner = Owner { network: "n", ifname: "eth0", id: &id };
-        assert_eq!(owner.comment().len(), 128);
-        assert!(owner.owns(Some(&owner.comment())));
+        for text in [owner.comment(), owner.label()] {
+            assert_eq!(text.len(), COMMENT);
+            assert!(owner.owns(Some(&text)));
+        }
+        assert_eq!(identity(&owner.label()), None);
+    }
+
+    #[test]
+    fn labels_tell_the_container() {
+        let id = "f".repeat(64);
+        let network = "a-network-with-a-rather-long-name";
+        let label = Owner { network, ifname: "eth0", id: &id }.label();
+        assert_eq!(identity(&label), Some((id.as_str(), "eth0", &network[..8])));
     }
 }

@@ -18,11 +18,11 @@
 use nix::errno::Errno;
 
 use super::backend::PacketFilter;
-use super::names::{Owner, stale};
+use super::names::{Owner, identity, stale};
 use crate::error::{Context, Error, Result};
 use crate::netlink::Mac;
 use crate::netlink::nftables::{
-    Batch, Chain, Element, Family, Field, Hook, Nft, RAW, Rule, Set, Table, Type,
+    Batch, Chain, Element, Family, Field, Hook, Nft, RAW, Rule, Set, Table, Type, Value,
 };
 
 const TABLE: Table<'_> = Table::new(Family::Bridge, "cnibox_spoof")
@@ -48,8 +48,8 @@ pub struct Port {
 
 impl Port {
     fn elements(&self, owner: Owner<'_>) -> [(Set<'static>, Element); 2] {
-        let checked = Element::new(self.name.as_str()).comment(owner.comment());
-        let allowed = Element::new((self.name.as_str(), self.mac)).comment(owner.comment());
+        let checked = Element::new(self.name.as_str()).comment(owner.label());
+        let allowed = Element::new((self.name.as_str(), self.mac)).comment(owner.label());
         [(CHECKED, checked), (ALLOWED, allowed)]
     }
 }
@@ -162,6 +162,56 @@ fn del_reference(nft: &Nft, owner: Owner<'_>) -> Result<()> {
     }
     batch.del_chain(REFERENCE.chain(&port)).del_chain(REFERENCE.chain(&mac));
     Ok(nft.commit(batch)?)
+}
+
+/// Rewrites our layout into the reference's, at one blow; how many ports that are, and how many are
+/// no longer checked because their comments do not tell the container.
+pub(super) fn hand_over(nft: &Nft) -> Result<(usize, usize)> {
+    let mut count = (0, 0);
+    nft.update(|nft| {
+        let mut batch = Batch::new();
+        count = (0, 0);
+        if !nft.has_table(TABLE)? {
+            return Ok(batch);
+        }
+        for element in nft.dump_elements(ALLOWED)? {
+            match reference_port(&element) {
+                Some((id, port)) => {
+                    count.0 += 1;
+                    make_reference(&mut batch, &id, &port);
+                }
+                None => count.1 += 1,
+            }
+        }
+        batch.del_table(TABLE);
+        Ok(batch)
+    })?;
+    Ok(count)
+}
+
+/// The port, and the reference's name for its attachment.
+fn reference_port(element: &Element) -> Option<(String, Port)> {
+    let (id, ifname, _) = identity(element.comment.as_deref()?)?;
+    let [Value::IfName(name), Value::Mac(mac)] = element.key.0.as_slice() else { return None };
+    Some((format!("{id}-{ifname}"), Port { name: name.clone(), mac: *mac }))
+}
+
+fn make_reference(batch: &mut Batch, id: &str, port: &Port) {
+    let (iface, mac) = (format!("cni-br-iface-{id}"), format!("cni-br-iface-{id}-mac"));
+    let prerouting = REFERENCE.chain("PREROUTING").filter(Hook::Prerouting, RAW);
+    let (iface, mac) = (REFERENCE.chain(&iface), REFERENCE.chain(&mac));
+    let comment = format!("macspoofchk-{id}");
+    batch.ensure_table(REFERENCE).ensure_chain(prerouting).ensure_chain(mac).ensure_chain(iface);
+    batch.flush_chain(mac).flush_chain(iface);
+    let rules = [
+        (prerouting, Rule::new().iifname(&port.name).jump(iface.name())),
+        (iface, Rule::new().jump(mac.name())),
+        (mac, Rule::new().ether_saddr(port.mac).ret()),
+        (mac, Rule::new().drop()),
+    ];
+    for (chain, rule) in rules {
+        batch.append_rule(chain, &rule.comment(&comment));
+    }
 }
 
 /// Removes what belongs to the network and to none of `valid`. The reference's objects do not

@@ -24,6 +24,8 @@ const IFLA_MACVLAN_MODE: u16 = 1;
 const IFLA_MACVLAN_BC_QUEUE_LEN: u16 = 7;
 /// `IFLA_IPVLAN_MODE`, missing in libc.
 const IFLA_IPVLAN_MODE: u16 = 1;
+/// `IFLA_VLAN_ID`, missing in libc.
+const IFLA_VLAN_ID: u16 = 1;
 /// `IFLA_BRPORT_MODE`, which is hairpin mode; missing in libc.
 const IFLA_BRPORT_MODE: u16 = 4;
 /// `IFLA_BRPORT_ISOLATED`, missing in libc.
@@ -71,6 +73,8 @@ pub struct Link {
     pub macvlan: Option<MacvlanInfo>,
     /// The mode of an ipvlan.
     pub ipvlan: Option<IpvlanMode>,
+    /// The number of a VLAN.
+    pub vlan: Option<u16>,
     /// The length of the transmit queue.
     pub txqlen: u32,
 }
@@ -194,6 +198,7 @@ impl Link {
             }
             Some("macvlan") => self.macvlan = data.map(macvlan),
             Some("ipvlan") => self.ipvlan = data.and_then(ipvlan),
+            Some("vlan") => self.vlan = data.and_then(|data| number(data, IFLA_VLAN_ID)),
             _ => {}
         }
         if find(libc::IFLA_INFO_SLAVE_KIND).map(Attr::text).as_deref() == Some(new_link::BRIDGE) {
@@ -224,8 +229,13 @@ fn macvlan(data: Attr<'_>) -> MacvlanInfo {
 }
 
 fn ipvlan(data: Attr<'_>) -> Option<IpvlanMode> {
-    let mode = data.nested().find(|attr| attr.kind == IFLA_IPVLAN_MODE)?;
-    IpvlanMode::from_wire(u16::from_ne_bytes(mode.value.try_into().ok()?))
+    IpvlanMode::from_wire(number(data, IFLA_IPVLAN_MODE)?)
+}
+
+/// A number of two bytes.
+fn number(data: Attr<'_>, kind: u16) -> Option<u16> {
+    let attr = data.nested().find(|attr| attr.kind == kind)?;
+    attr.value.try_into().ok().map(u16::from_ne_bytes)
 }
 
 impl Netlink {

@@ -52,6 +52,43 @@ fn no_verb_starts_a_process_or_sleeps() {
     }
 }
 
+/// The names of the programs that a call starts.
+fn started(node: &Node, call: &Call) -> Vec<String> {
+    let (outcome, calls) = strace::record(node, call);
+    assert_eq!(outcome.status, Some(0), "{outcome:?}");
+    let programs = calls.iter().filter(|call| call.name == "execve").skip(1);
+    let name = |call: &Syscall| {
+        let path = call.text.split('"').nth(1).unwrap_or_default();
+        path.rsplit('/').next().unwrap_or_default().to_owned()
+    };
+    programs.map(name).collect()
+}
+
+#[test]
+fn del_of_what_is_known_reads_no_table_of_iptables() {
+    let node = Node::new();
+    let container = Container::new();
+    let mut conf = conf(&node);
+    conf["ipMasqBackend"] = json!("iptables");
+    let call =
+        |plugin, verb, conf: &Value| node.call(plugin, verb).conf(conf).netns(&container.path());
+    conf["prevResult"] = call("bridge", "ADD", &conf).result();
+    let prev = &conf["prevResult"];
+    let ports = json!([{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]);
+    let portmap = json!({"name": "n", "cniVersion": "1.0.0", "backend": "iptables",
+        "prevResult": prev, "runtimeConfig": {"portMappings": ports}});
+    let firewall = json!({"name": "n", "cniVersion": "1.0.0", "backend": "iptables",
+        "prevResult": prev});
+    call("portmap", "ADD", &portmap).result();
+    call("firewall", "ADD", &firewall).result();
+    let once_each = ["iptables-nft-restore", "ip6tables-nft-restore"];
+    for (plugin, conf) in [("firewall", &firewall), ("portmap", &portmap), ("bridge", &conf)] {
+        assert_eq!(started(&node, &call(plugin, "DEL", conf)), once_each, "{plugin}");
+    }
+    let left = node.sh("iptables-nft-save; ip6tables-nft-save");
+    assert!(!left.contains("10.1.0.2") && !left.contains("fd00:1::2"), "{left}");
+}
+
 #[test]
 fn version_reads_no_stdin_and_opens_no_socket() {
     let node = Node::new();

@@ -18,6 +18,7 @@
 //! | `concurrency` | many calls at once, and the reference's host-local in between |
 //! | `delegation` | IPAM plugins in this process and in another |
 //! | `footprint` | processes, sleeps, memory |
+//! | `handover` | live state rewritten for the reference plugins |
 //! | `masquerade`, `spoof` | `ipMasq` and `macspoofchk`: traffic, rules, the reference's |
 //! | `macvlan`, `ipvlan` | children of a link: modes, masters, traffic, CHECK |
 //! | `parity` | the reference plugins side by side |
@@ -43,6 +44,7 @@ mod delegation;
 mod faults;
 mod firewall;
 mod footprint;
+mod handover;
 mod host_local;
 mod ipvlan;
 mod lane;

@@ -16,6 +16,7 @@ pub mod xtables;
 use std::net::IpAddr;
 
 pub use self::owner::{Network, Owner};
+use super::backend::PacketFilter;
 use crate::error::{Error, Result};
 
 /// An attachment and its addresses.
@@ -89,6 +90,19 @@ pub struct Ingress<'a> {
     pub policy: Policy,
     /// The bridge.
     pub bridge: Option<&'a str>,
+}
+
+/// Rewrites our tables of `nf_tables` into iptables rules, the only ones that the reference has;
+/// how many addresses and bridges that were. Without iptables everything stays.
+pub(super) fn hand_over(filter: &PacketFilter) -> Result<usize> {
+    if let Some(nft) = filter.nft_if_present()? {
+        let content = nftables::content(nft)?;
+        xtables::make_ownerless(&content)?;
+        nftables::clear(nft)?;
+        xtables::forget_owners(filter)?;
+        return Ok(content.ips.len() + content.bridges.len());
+    }
+    xtables::forget_owners(filter).map(|()| 0)
 }
 
 /// An object that CHECK did not find.

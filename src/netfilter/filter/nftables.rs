@@ -35,6 +35,7 @@ use crate::error::Result;
 use crate::netlink;
 use crate::netlink::nftables::{
     Batch, Chain, CtState, Element, FILTER, Family, Field, Hook, Key, Nft, Rule, Set, Table, Type,
+    Value,
 };
 
 const TABLE: Table<'_> = Table::inet("cnibox_firewall").comment("cnibox: plugin firewall");
@@ -388,4 +389,53 @@ fn all_stale(nft: &Nft, network: &Network, valid: &[Owner]) -> netlink::Result<E
         }
     }
     Ok(stale)
+}
+
+/// What the tables hold, without owners.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Content {
+    /// The containers' addresses.
+    pub(super) ips: Vec<IpAddr>,
+    /// Bridges with a policy.
+    pub(super) bridges: Vec<(String, Policy)>,
+}
+
+/// Everything that rules of the reference can say.
+pub(super) fn content(nft: &Nft) -> netlink::Result<Content> {
+    let mut content = Content::default();
+    if !nft.has_table(TABLE)? {
+        return Ok(content);
+    }
+    for (_, element) in PODS.all(nft)? {
+        if let Some(Value::Ip(ip)) = element.key.0.first() {
+            content.ips.push(*ip);
+        }
+    }
+    for element in nft.dump_elements(BRIDGES)? {
+        let Some(Value::IfName(bridge)) = element.key.0.first() else { continue };
+        let open_inside = nft.element(SAME_BRIDGE, (bridge.as_str(), bridge.as_str()))?;
+        let policy = if open_inside.is_some() { Policy::SameBridge } else { Policy::Isolated };
+        content.bridges.push((bridge.clone(), policy));
+    }
+    Ok(content)
+}
+
+/// Deletes the tables; but where an administrator has rules of their own, only the elements.
+pub(super) fn clear(nft: &Nft) -> netlink::Result<()> {
+    let mut batch = Batch::new();
+    if nft.has_table(FRAMES)? {
+        batch.del_table(FRAMES);
+    }
+    if nft.has_table(TABLE)? {
+        if nft.dump_rules(ADMIN)?.is_empty() {
+            batch.del_table(TABLE);
+        } else {
+            for set in [PODS.four, PODS.six, BRIDGES, SAME_BRIDGE, SOURCES.four, SOURCES.six] {
+                if nft.has_set(set)? {
+                    batch.flush_set(set);
+                }
+            }
+        }
+    }
+    nft.commit(batch)
 }

@@ -48,7 +48,7 @@ impl Owner {
     /// The attachment with its hashes.
     pub fn new(of: names::Owner<'_>) -> Owner {
         let network = Network::new(of.network);
-        Owner { network, instance: of.instance(), comment: of.comment() }
+        Owner { network, instance: of.instance(), comment: of.label() }
     }
 
     /// What is written to what it owns.

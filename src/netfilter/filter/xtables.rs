@@ -13,6 +13,7 @@
 
 use std::net::IpAddr;
 
+use super::nftables::Content;
 use super::{Ingress, Network, Owner, Pod, Policy, missing};
 use crate::error::Result;
 use crate::netfilter::backend::{Family, PacketFilter};
@@ -25,6 +26,9 @@ const STAGE_1: &str = "CNI-ISOLATION-STAGE-1";
 const STAGE_2: &str = "CNI-ISOLATION-STAGE-2";
 const OWNERS: &str = "CNIBOX-FIREWALL";
 const BRIDGE_OWNER: &str = "CNIBOX-FW-";
+
+/// The default of `iptablesAdminChainName`.
+pub const DEFAULT_ADMIN: &str = "CNI-ADMIN";
 
 const RULES: &str = "CNI firewall plugin rules";
 const OVERRIDES: &str = "CNI firewall plugin admin overrides";
@@ -133,17 +137,29 @@ fn plan(draft: &mut Draft, wanted: Wanted<'_>, ips: &[IpAddr]) {
         for jump in to_chains(admin) {
             draft.insert_unique(jump);
         }
+        let owner = &wanted.pod.owner;
+        remove(draft, &former_addresses(draft, owner, ips));
         for ip in ips {
-            let mine = owner_rule(*ip, &wanted.pod.owner);
             // Whoever had the address is gone.
-            draft.del_rules(|r| is_owner_of(r, *ip) && *r != mine);
-            draft.append_unique(mine);
-            for rule in address_rules(*ip) {
+            draft.del_rules(|r| is_owner_of(r, *ip) && *r != owner_rule(*ip, owner));
+            for rule in rules_of(*ip, owner) {
                 draft.append_unique(rule);
             }
         }
     }
     plan_policy(draft, wanted.pod.owner.network(), wanted.ingress);
+}
+
+/// All of an address.
+fn rules_of(ip: IpAddr, owner: &Owner) -> [Rule; 3] {
+    let [to, from] = address_rules(ip);
+    [owner_rule(ip, owner), to, from]
+}
+
+/// Addresses that the attachment had before it got `ips`.
+fn former_addresses(draft: &Draft, owner: &Owner, ips: &[IpAddr]) -> Vec<IpAddr> {
+    let rules = owner_rules(draft).into_iter().filter(|r| owner.owns(r.value("--comment")));
+    rules.filter_map(|rule| address(&rule)).filter(|ip| !ips.contains(ip)).collect()
 }
 
 fn is_owner_of(rule: &Rule, ip: IpAddr) -> bool {
@@ -167,14 +183,19 @@ fn plan_policy(draft: &mut Draft, network: &Network, ingress: Ingress<'_>) {
         }
         return;
     }
-    for chain in [STAGE_1, STAGE_2, &marker] {
-        draft.ensure_chain(chain);
-    }
+    draft.ensure_chain(&marker);
     if !is_foreign {
         draft.append_unique(Rule::new::<&str>(&marker, []).comment(network.comment()));
     }
+    make_policy(draft, bridge, ingress.policy);
+}
+
+fn make_policy(draft: &mut Draft, bridge: &str, policy: Policy) {
+    for chain in [STAGE_1, STAGE_2] {
+        draft.ensure_chain(chain);
+    }
     draft.insert_unique(to_stage_1());
-    for rule in rules {
+    for rule in bridge_rules(bridge, policy) {
         draft.insert_unique(rule);
     }
     for end in stage_ends() {
@@ -219,7 +240,16 @@ fn describe(rule: &Rule) -> String {
 /// Removes the attachment's rules, of either flavour of iptables, whoever made them; but not
 /// those of an address that another attachment has meanwhile. The chains stay.
 pub fn del(filter: &PacketFilter, pod: &Pod) -> Result<()> {
-    change_all(filter, |draft, family| {
+    let expected = |family| {
+        let mut draft = Draft::empty(FILTER);
+        for ip in pod.ips.iter().filter(|ip| Family::of(**ip) == family) {
+            for rule in rules_of(*ip, &pod.owner) {
+                draft.append_unique(rule);
+            }
+        }
+        draft
+    };
+    change_all(filter, expected, |draft, family| {
         let mut ips: Vec<IpAddr> =
             pod.ips.iter().copied().filter(|ip| Family::of(*ip) == family).collect();
         let owners: Vec<Rule> = owner_rules(draft);
@@ -238,7 +268,8 @@ pub fn del(filter: &PacketFilter, pod: &Pod) -> Result<()> {
 /// Removes the rules of all attachments of the network but `valid`, and when there are none of
 /// those, its policies.
 pub fn gc(filter: &PacketFilter, network: &Network, valid: &[Owner]) -> Result<()> {
-    change_all(filter, |draft, _| {
+    let unknown = |_| Draft::empty(FILTER);
+    change_all(filter, unknown, |draft, _| {
         let is_stale = |rule: &Rule| network.has_stale(rule.value("--comment"), valid);
         let stale: Vec<Rule> = owner_rules(draft).into_iter().filter(is_stale).collect();
         let ips: Vec<IpAddr> = stale.iter().filter_map(address).collect();
@@ -274,7 +305,11 @@ fn remove(draft: &mut Draft, ips: &[IpAddr]) {
 
 /// Changes the table of each family and flavour that has chains of this plugin; starts nothing
 /// where there are none.
-fn change_all(filter: &PacketFilter, plan: impl Fn(&mut Draft, Family)) -> Result<()> {
+fn change_all(
+    filter: &PacketFilter,
+    expected: impl Fn(Family) -> Draft,
+    plan: impl Fn(&mut Draft, Family),
+) -> Result<()> {
     let mut outcome = Ok(());
     for family in Family::BOTH {
         let mut programs = filter.iptables_with(family, FILTER, CNI_FORWARD)?;
@@ -284,7 +319,7 @@ fn change_all(filter: &PacketFilter, plan: impl Fn(&mut Draft, Family)) -> Resul
             programs = others;
         }
         for iptables in programs {
-            let change = iptables.update(FILTER, |draft| {
+            let change = iptables.delete_expected(&expected(family), |draft| {
                 plan(draft, family);
                 Ok(())
             });
@@ -292,4 +327,48 @@ fn change_all(filter: &PacketFilter, plan: impl Fn(&mut Draft, Family)) -> Resul
         }
     }
     outcome
+}
+
+/// Makes the rules for what another back end held, without owners, as the reference would.
+pub(super) fn make_ownerless(content: &Content) -> Result<()> {
+    let of = |family| content.ips.iter().filter(move |ip| Family::of(**ip) == family);
+    for family in Family::BOTH {
+        if of(family).next().is_none() && content.bridges.is_empty() {
+            continue;
+        }
+        Iptables::require(family)?.update(FILTER, |draft| {
+            let admin = Admin(DEFAULT_ADMIN);
+            for chain in [CNI_FORWARD, admin.0] {
+                draft.ensure_chain(chain);
+            }
+            for rule in to_chains(admin) {
+                draft.insert_unique(rule);
+            }
+            for rule in of(family).flat_map(|ip| address_rules(*ip)) {
+                draft.append_unique(rule);
+            }
+            for (bridge, policy) in &content.bridges {
+                make_policy(draft, bridge, *policy);
+            }
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+/// Removes the notes of owners; rules stay.
+pub(super) fn forget_owners(filter: &PacketFilter) -> Result<()> {
+    for family in Family::BOTH {
+        for iptables in filter.iptables_with(family, FILTER, CNI_FORWARD)? {
+            iptables.update(FILTER, |draft| {
+                for chain in draft.chains().to_vec() {
+                    if chain == OWNERS || chain.starts_with(BRIDGE_OWNER) {
+                        draft.del_chain(&chain);
+                    }
+                }
+                Ok(())
+            })?;
+        }
+    }
+    Ok(())
 }

@@ -71,9 +71,25 @@ pub(super) fn has(filter: &PacketFilter, owner: Owner<'_>, addr: IpNet) -> Resul
 }
 
 pub(super) fn del(filter: &PacketFilter, owner: Owner<'_>, addrs: &[IpNet]) -> Vec<Result<()>> {
-    let with_chain = |family| filter.iptables_with(family, NAT, &owner.chain(""));
-    let plan = |draft: &mut Draft| plan_del(draft, owner, addrs);
-    Family::BOTH.into_iter().flat_map(|family| update_each(with_chain(family), plan)).collect()
+    let chain = owner.chain("");
+    let plan = |draft: &mut Draft| {
+        plan_del(draft, owner, addrs);
+        Ok(())
+    };
+    let mut outcomes = Vec::new();
+    for family in Family::BOTH {
+        let addrs = of_family(family, addrs);
+        let mut expected = Draft::empty(NAT);
+        if !addrs.is_empty() {
+            plan_add(&mut expected, owner, &addrs);
+        }
+        let delete = |programs: Iptables| programs.delete_expected(&expected, plan);
+        match filter.iptables_with(family, NAT, &chain) {
+            Ok(found) => outcomes.extend(found.into_iter().map(delete)),
+            Err(error) => outcomes.push(Err(error)),
+        }
+    }
+    outcomes
 }
 
 fn update_each(found: Result<Vec<Iptables>>, plan: impl Fn(&mut Draft)) -> Vec<Result<()>> {

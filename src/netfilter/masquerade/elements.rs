@@ -28,7 +28,7 @@ use nix::errno::Errno;
 use super::super::names::{Owner, stale};
 use crate::error::Result;
 use crate::netlink::nftables::{
-    Batch, Chain, Data, Element, Field, Hook, Nft, Rule, SRCNAT, Set, Table, Type, Verdict,
+    Batch, Chain, Data, Element, Field, Hook, Nft, Rule, SRCNAT, Set, Table, Type, Value, Verdict,
 };
 
 const TABLE: Table<'_> = Table::inet("cnibox_masquerade")
@@ -97,13 +97,18 @@ fn plan(nft: &Nft, owner: Owner<'_>, addrs: &[IpNet]) -> Result<Batch> {
     Ok(batch)
 }
 
-fn make_base(batch: &mut Batch) {
+/// Where nothing is masqueraded.
+pub(super) fn multicast() -> [IpNet; 2] {
     let v4 = IpNet::new_assert(Ipv4Addr::new(224, 0, 0, 0).into(), 4);
-    let v6 = IpNet::new_assert(Ipv6Addr::from(0xff00 << 112).into(), 8);
+    [v4, IpNet::new_assert(Ipv6Addr::from(0xff00 << 112).into(), 8)]
+}
+
+fn make_base(batch: &mut Batch) {
     batch.ensure_table(TABLE).add_chain(POSTROUTING).ensure_set(PODS4).ensure_set(PODS6);
+    for net in multicast() {
+        batch.append_rule(POSTROUTING, &Rule::new().daddr_in(net).ret());
+    }
     batch
-        .append_rule(POSTROUTING, &Rule::new().daddr_in(v4).ret())
-        .append_rule(POSTROUTING, &Rule::new().daddr_in(v6).ret())
         .append_rule(POSTROUTING, &Rule::new().vmap(&[Field::IpSaddr], PODS4))
         .append_rule(POSTROUTING, &Rule::new().vmap(&[Field::Ip6Saddr], PODS6));
 }
@@ -150,6 +155,32 @@ fn elements_of(nft: &Nft, addrs: &[IpNet]) -> crate::netlink::Result<Vec<(Set<'s
         }
     }
     Ok(found)
+}
+
+/// An address that is masqueraded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Pod {
+    /// With the prefix length of its subnet.
+    pub(super) net: IpNet,
+    /// Whose it is.
+    pub(super) comment: String,
+}
+
+/// All addresses, if the table is there; the batch deletes it.
+pub(super) fn take(nft: &Nft, batch: &mut Batch) -> crate::netlink::Result<Vec<Pod>> {
+    if !nft.has_table(TABLE)? {
+        return Ok(Vec::new());
+    }
+    batch.del_table(TABLE);
+    Ok(elements_of(nft, &[])?.into_iter().filter_map(|(_, element)| pod(element)).collect())
+}
+
+fn pod(element: Element) -> Option<Pod> {
+    let Some(Data::Verdict(Verdict::Goto(chain))) = element.data else { return None };
+    let [Value::Ip(addr)] = element.key.0.as_slice() else { return None };
+    let subnet: IpNet = chain.strip_prefix(SUBNET)?.replace('_', ":").parse().ok()?;
+    let net = IpNet::new(*addr, subnet.prefix_len()).ok()?;
+    Some(Pod { net, comment: element.comment.unwrap_or_default() })
 }
 
 /// Also removes the chains of subnets that nobody uses any more.

@@ -9,7 +9,7 @@
 //! | --- | --- |
 //! | `elements.rs` | ours on `nf_tables`: one map element for each address |
 //! | `chains.rs` | the reference's with iptables: one chain for each container |
-//! | `rules.rs` | the reference's on `nf_tables`: one rule for each address; never made |
+//! | `rules.rs` | the reference's on `nf_tables`: one rule for each address; made by [`hand_over`] alone |
 
 mod chains;
 mod elements;
@@ -20,6 +20,7 @@ use ipnet::IpNet;
 use super::backend::{Backend, PacketFilter};
 use super::names::Owner;
 use crate::error::{Context, Error, Result};
+use crate::netlink::nftables::{Batch, Nft};
 
 /// Masquerades the addresses, each with the prefix of its subnet. What an earlier owner of one of
 /// them left is replaced.
@@ -70,6 +71,22 @@ pub fn gc(filter: &PacketFilter, network: &str, valid: &[Owner<'_>]) -> Result<(
         outcomes.extend([elements::gc(nft, network, valid), rules::gc(nft, network, valid)]);
     }
     all(outcomes).context(|| "clean up masquerading")
+}
+
+/// Rewrites our layout on `nf_tables` into the reference's, at one blow; how many addresses that
+/// were.
+pub(super) fn hand_over(nft: &Nft) -> Result<usize> {
+    let mut count = 0;
+    nft.update(|nft| {
+        let mut batch = Batch::new();
+        let pods = elements::take(nft, &mut batch)?;
+        count = pods.len();
+        if !pods.is_empty() {
+            rules::make(nft, &mut batch, &pods)?;
+        }
+        Ok(batch)
+    })?;
+    Ok(count)
 }
 
 /// Success, or all errors as one.

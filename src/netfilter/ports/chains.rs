@@ -4,6 +4,7 @@
 //! The reference has one chain for all interfaces that a container has in a network. Here the
 //! second interface gets a chain of its own; rules tell their interface in a comment.
 
+use std::cell::Cell;
 use std::net::IpAddr;
 
 use super::{Forward, HostPort, Mapping, Snat, Target, taken};
@@ -265,8 +266,12 @@ fn parse_comment(text: &str) -> Option<(&str, &str)> {
 }
 
 /// Deletes what the attachment has, whichever flavour of iptables made it; tells whether there was
-/// anything.
-pub fn del(filter: &PacketFilter, owner: Owner<'_>) -> Result<bool> {
+/// anything. What ADD was told, where it is known, saves looking for it.
+pub fn del(
+    filter: &PacketFilter,
+    owner: Owner<'_>,
+    told: Option<(&Forward<'_>, &Options<'_>)>,
+) -> Result<bool> {
     let (common, own) = chains(owner);
     let mut found = false;
     for family in Family::BOTH {
@@ -274,22 +279,47 @@ pub fn del(filter: &PacketFilter, owner: Owner<'_>) -> Result<bool> {
         if programs.is_empty() {
             programs = filter.iptables_with(family, NAT, &own)?;
         }
+        let expected = told.and_then(|(forward, options)| expected_chain(family, forward, options));
         for program in programs {
-            let deleted = std::cell::Cell::new(false);
-            program.update(NAT, |draft| {
-                let chain = chain_of(draft, owner);
-                deleted.set(deleted.get() || draft.has_chain(&chain));
-                draft.uproot_chain(&chain);
-                let old = owner.chain("SN-");
-                if draft.has_chain(OLD_SNAT) {
-                    draft.uproot_chain(&old);
-                }
+            let deleted = Cell::new(false);
+            let plan = |draft: &mut Draft| {
+                deleted.set(plan_del(draft, owner));
                 Ok(())
-            })?;
+            };
+            match &expected {
+                Some(expected) => program.delete_expected(expected, plan)?,
+                None => program.update(NAT, plan)?,
+            }
             found |= deleted.get();
         }
     }
     Ok(found)
+}
+
+fn plan_del(draft: &mut Draft, owner: Owner<'_>) -> bool {
+    let chain = chain_of(draft, owner);
+    let found = draft.has_chain(&chain);
+    // By its words, which tell the interface: the chain may be another one's by now.
+    if let Some(first) = draft.rules().iter().find(|rule| rule.chain == chain).cloned() {
+        draft.del(&first);
+    }
+    draft.uproot_chain(&chain);
+    if draft.has_chain(OLD_SNAT) {
+        draft.uproot_chain(&owner.chain("SN-"));
+    }
+    found
+}
+
+/// The table with nothing but what ADD made of the attachment's first interface.
+fn expected_chain(family: Family, forward: &Forward<'_>, options: &Options<'_>) -> Option<Draft> {
+    let target = forward.targets.iter().find(|target| target.family() == family)?;
+    let (chain, _) = chains(forward.owner);
+    let mut draft = Draft::empty(NAT);
+    draft.ensure_chain(&chain);
+    for rule in rules(forward, target, &chain, options) {
+        draft.append_unique(rule);
+    }
+    draft.rules().iter().any(|rule| rule.chain == TOP).then_some(draft)
 }
 
 /// Verifies every rule of the attachment and those that all share.
@@ -368,4 +398,48 @@ fn stale(draft: &Draft, network: &str, valid: &[Owner<'_>]) -> Vec<String> {
     stale.sort();
     stale.dedup();
     stale
+}
+
+/// Moves the rules of second interfaces into their containers' chains, the only ones that the
+/// reference looks for; how many chains that were.
+pub(in crate::netfilter) fn join_interfaces(filter: &PacketFilter) -> Result<(usize, usize)> {
+    let count = Cell::new(0);
+    for family in Family::BOTH {
+        for program in filter.iptables_with(family, NAT, TOP)? {
+            let before = count.get();
+            program.update(NAT, |draft| {
+                count.set(before + join(draft));
+                Ok(())
+            })?;
+        }
+    }
+    Ok((count.get(), 0))
+}
+
+fn join(draft: &mut Draft) -> usize {
+    let mut joined: Vec<String> = Vec::new();
+    for entry in draft.rules().to_vec().iter().filter(|rule| rule.chain == TOP) {
+        let Some(chain) = entry.value("-j").filter(|chain| chain.starts_with("CNI-DN-")) else {
+            continue;
+        };
+        let Some((network, id)) = entry.value("--comment").and_then(parse_comment) else {
+            continue;
+        };
+        let common = Owner { network, ifname: "", id }.chain("DN-");
+        if chain == common {
+            continue;
+        }
+        draft.ensure_chain(&common);
+        draft.append_unique(entry.redirected(&common));
+        for rule in draft.rules().to_vec().iter().filter(|rule| rule.chain == chain) {
+            draft.append_unique(Rule::new(&common, rule.words()));
+        }
+        if !joined.iter().any(|known| known == chain) {
+            joined.push(chain.to_owned());
+        }
+    }
+    for chain in &joined {
+        draft.uproot_chain(chain);
+    }
+    joined.len()
 }

@@ -1,7 +1,8 @@
 //! The table `inet cnibox_portmap`.
 //!
 //! Only packets to an address of the host itself are looked at, whatever port they are for. The
-//! chains never change; containers come and go as elements:
+//! chains never change; containers come and go as elements, and only mappings with conditions of
+//! their own as rules, in the chain `conditional`:
 //!
 //! | set or map | element | |
 //! | --- | --- | --- |
@@ -25,6 +26,8 @@ const TABLE: Table<'_> =
     Table::inet("cnibox_portmap").comment("host ports of containers, by cnibox portmap");
 
 const HOSTPORTS: Chain<'_> = TABLE.chain("hostports");
+/// The rules of mappings that have conditions, with their owners' comments.
+pub(super) const CONDITIONAL: Chain<'_> = TABLE.chain("conditional");
 const PREROUTING: Chain<'_> = TABLE.chain("prerouting").nat(Hook::Prerouting, DSTNAT);
 const OUTPUT: Chain<'_> = TABLE.chain("output").nat(Hook::Output, DSTNAT);
 const POSTROUTING: Chain<'_> = TABLE.chain("postrouting").nat(Hook::Postrouting, SRCNAT);
@@ -96,6 +99,7 @@ fn chains() -> [(Chain<'static>, Vec<Rule>); 5] {
 fn translate() -> Vec<Rule> {
     let (proto, port) = (Field::L4proto, Field::Dport);
     vec![
+        Rule::new().jump(CONDITIONAL.name()).comment("under conditions"),
         Rule::new().dnat_by(&[Field::IpDaddr, proto, port], V4.host).comment("one address"),
         Rule::new().dnat_by(&[proto, port], V4.any).comment("any address"),
         Rule::new().dnat_by(&[Field::Ip6Daddr, proto, port], V6.host).comment("one IPv6 address"),
@@ -137,6 +141,16 @@ pub(super) fn is_whole(nft: &Nft) -> netlink::Result<bool> {
     Ok(true)
 }
 
+/// Whether the table is there.
+pub(super) fn is_there(nft: &Nft) -> netlink::Result<bool> {
+    nft.has_table(TABLE)
+}
+
+/// Deletes the table with everything in it.
+pub(super) fn remove(batch: &mut Batch) {
+    batch.del_table(TABLE);
+}
+
 /// The first trouble with the chains, in words.
 pub(super) fn damage(nft: &Nft) -> netlink::Result<Option<String>> {
     for (chain, rules) in chains() {
@@ -157,6 +171,7 @@ pub(super) fn build(batch: &mut Batch) {
     for set in Sets::all() {
         batch.ensure_set(set);
     }
+    batch.ensure_chain(CONDITIONAL);
     for (chain, rules) in chains() {
         batch.ensure_chain(chain).flush_chain(chain);
         for rule in &rules {

@@ -4,17 +4,19 @@
 //! key, and `attachments` tells how much there is to find. Only when that does not add up, as when
 //! DEL is not told the mappings of ADD, the maps are read.
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-use super::layout::{self, ATTACHMENTS, Sets};
+use super::former::{Former, What};
+use super::layout::{self, ATTACHMENTS, CONDITIONAL, Sets};
 use super::{Forward, HostPort, Mapping, Snat, Target, taken};
+use crate::cni::ip::host_net;
 use crate::error::{Error, Result};
 use crate::netfilter::backend::Family;
-use crate::netfilter::names::{Owner, network_hash};
+use crate::netfilter::names::{Owner, identity, stale};
 use crate::netlink;
-use crate::netlink::nftables::{Batch, Data, Element, Key, L4, Nft, Set, Value};
+use crate::netlink::nftables::{Batch, Data, Element, Key, L4, Nft, Rule, Set, Value};
 
 /// How much of each half of an instance's hash fits a name.
 const HALF: usize = 15;
@@ -39,7 +41,7 @@ impl Placed {
     }
 
     /// Its UDP port, if it has one, the address and family.
-    pub(super) fn udp(&self) -> Option<(Family, Option<std::net::IpAddr>, u16)> {
+    pub(super) fn udp(&self) -> Option<(Family, Option<IpAddr>, u16)> {
         let HostPort(addr, port, proto) = self.port()?;
         let v4 = self.set == Sets::of(Family::V4).any || self.set == Sets::of(Family::V4).host;
         let family = if v4 { Family::V4 } else { Family::V6 };
@@ -72,12 +74,14 @@ fn ports(sets: &Sets, mapping: &Mapping) -> Set<'static> {
 fn elements_to(forward: &Forward<'_>, target: &Target) -> Vec<Placed> {
     let sets = Sets::of(target.family());
     let mut placed: Vec<Placed> = Vec::new();
-    for mapping in forward.mappings_to(target) {
-        let element = Element::new(key(mapping)).to((target.addr(), mapping.container_port));
-        placed.push(Placed { set: ports(&sets, mapping), element });
-    }
-    if placed.is_empty() {
+    if forward.mappings_to(target).next().is_none() {
         return placed;
+    }
+    if !forward.conditions.are_for(target.family()) {
+        for mapping in forward.mappings_to(target) {
+            let element = Element::new(key(mapping)).to((target.addr(), mapping.container_port));
+            placed.push(Placed { set: ports(&sets, mapping), element });
+        }
     }
     for sources in sources(forward.snat, target) {
         let mut element = Element::new((sources.network(), target.addr()));
@@ -104,10 +108,12 @@ fn sources(snat: Snat, target: &Target) -> Vec<IpNet> {
 
 /// All elements that `forward` consists of, the attachment's own last.
 fn elements(forward: &Forward<'_>) -> Vec<Placed> {
-    let comment = forward.owner.comment();
+    let comment = forward.owner.label();
     let mut all: Vec<Placed> =
         forward.targets.iter().flat_map(|target| elements_to(forward, target)).collect();
-    let count = Value::Mark(u32::try_from(all.len()).unwrap_or(u32::MAX));
+    // Rules are found by reading their chain: nothing adds up then.
+    let count = if rules(forward).is_empty() { u32::try_from(all.len()).ok() } else { None };
+    let count = Value::Mark(count.unwrap_or(u32::MAX));
     let mut record = Element::new(attachment(forward.owner));
     record.data = Some(Data::Values(Key(vec![count])));
     all.push(Placed { set: ATTACHMENTS, element: record });
@@ -115,6 +121,28 @@ fn elements(forward: &Forward<'_>) -> Vec<Placed> {
         placed.element.comment = Some(comment.clone());
     }
     all
+}
+
+/// The rules of mappings with conditions.
+fn rules(forward: &Forward<'_>) -> Vec<Rule> {
+    let mut rules = Vec::new();
+    for target in forward.targets {
+        for mapping in forward.mappings_to(target) {
+            for when in forward.conditions.rules(target.family()) {
+                let when = mapping.address().into_iter().fold(when, Rule::daddr);
+                let rule = when.dport(mapping.proto, mapping.host_port);
+                let rule = rule.dnat(target.addr(), Some(mapping.container_port));
+                rules.push(rule.comment(forward.owner.label()));
+            }
+        }
+    }
+    rules
+}
+
+/// The handles of the rules whose comment `which` is true of.
+fn rules_of(nft: &Nft, which: impl Fn(Option<&str>) -> bool) -> netlink::Result<Vec<u64>> {
+    let rules = nft.dump_rules(CONDITIONAL)?.into_iter();
+    Ok(rules.filter(|rule| which(rule.comment.as_deref())).map(|rule| rule.handle).collect())
 }
 
 /// Makes the mappings; those that the attachment had before are replaced. A port of another
@@ -127,16 +155,20 @@ pub fn add(nft: &Nft, forward: &Forward<'_>) -> Result<()> {
         for placed in &all {
             batch.add_element(placed.set, &placed.element);
         }
+        for rule in rules(forward) {
+            batch.append_rule(CONDITIONAL, &rule);
+        }
         match nft.commit(batch) {
             Err(error) if error.is_exists() || error.is_not_found() => {}
             outcome => return Ok(outcome?),
         }
     }
-    replace(nft, forward.owner, &all)
+    replace(nft, forward, &all)
 }
 
 /// As [`add`], with a look at what is there.
-fn replace(nft: &Nft, owner: Owner<'_>, all: &[Placed]) -> Result<()> {
+fn replace(nft: &Nft, forward: &Forward<'_>, all: &[Placed]) -> Result<()> {
+    let owner = forward.owner;
     let mut refusal = None;
     nft.update(|nft| {
         refusal = None;
@@ -160,8 +192,14 @@ fn replace(nft: &Nft, owner: Owner<'_>, all: &[Placed]) -> Result<()> {
         for placed in former_containers(nft, owner, all)? {
             batch.del_element(placed.set, &placed.element);
         }
+        for handle in rules_of(nft, |comment| owner.owns(comment))? {
+            batch.del_rule(CONDITIONAL, handle);
+        }
         for placed in all {
             batch.add_element(placed.set, &placed.element);
+        }
+        for rule in rules(forward) {
+            batch.append_rule(CONDITIONAL, &rule);
         }
         Ok(batch)
     })?;
@@ -188,15 +226,11 @@ fn former_containers(nft: &Nft, owner: Owner<'_>, all: &[Placed]) -> netlink::Re
 /// The owner that a comment tells.
 fn words(comment: Option<&str>) -> String {
     let comment = comment.unwrap_or_default();
-    let part = |from: &str, to: &str| {
-        let rest = comment.split_once(from)?.1;
-        Some(if to.is_empty() { rest } else { rest.split_once(to)?.0 })
-    };
-    match (part(", id: ", ""), part(", net: ", ", if: "), part(", if: ", ", id: ")) {
-        (Some(id), Some(net), Some(ifname)) => {
-            format!("container \"{id}\" (network \"{net}\", interface \"{ifname}\")")
+    match identity(comment) {
+        Some((id, ifname, network)) => {
+            format!("container \"{id}\" (network \"{network}\", interface \"{ifname}\")")
         }
-        _ => format!("somebody else: \"{comment}\""),
+        None => format!("somebody else: \"{comment}\""),
     }
 }
 
@@ -244,27 +278,51 @@ fn by_key(nft: &Nft, owner: Owner<'_>, mappings: &[Mapping]) -> netlink::Result<
     Ok(found)
 }
 
+/// What was deleted.
+#[derive(Clone, Debug, Default)]
+pub struct Deleted {
+    /// The elements.
+    pub elements: Vec<Placed>,
+    /// Whether there were rules of mappings with conditions.
+    pub rules: bool,
+}
+
 /// Deletes the attachment's mappings and returns them. `mappings` need not be all of them, or any.
-pub fn del(nft: &Nft, owner: Owner<'_>, mappings: &[Mapping]) -> Result<Vec<Placed>> {
-    let mut deleted = Vec::new();
+pub fn del(nft: &Nft, owner: Owner<'_>, mappings: &[Mapping]) -> Result<Deleted> {
+    let mut deleted = Deleted::default();
     nft.update(|nft| {
-        deleted.clear();
+        deleted = Deleted::default();
         let Some(record) = nft.element(ATTACHMENTS, attachment(owner))? else {
             return Ok(Batch::new());
         };
         if let Some(Data::Values(Key(values))) = &record.data
             && let [Value::Mark(count)] = values.as_slice()
         {
-            deleted = by_key(nft, owner, mappings)?;
-            if deleted.len() == *count as usize {
-                deleted.push(Placed { set: ATTACHMENTS, element: record });
-                return Ok(deleting(&deleted));
+            deleted.elements = by_key(nft, owner, mappings)?;
+            if deleted.elements.len() == *count as usize {
+                deleted.elements.push(Placed { set: ATTACHMENTS, element: record });
+                return Ok(deleting(&deleted.elements));
             }
         }
-        deleted = all_of(nft, |comment| owner.owns(comment))?;
-        Ok(deleting(&deleted))
+        let (all, batch) = deleting_all(nft, |comment| owner.owns(comment))?;
+        deleted = all;
+        Ok(batch)
     })?;
     Ok(deleted)
+}
+
+/// Everything whose comment `which` is true of, and the batch that deletes it.
+fn deleting_all(
+    nft: &Nft,
+    which: impl Fn(Option<&str>) -> bool,
+) -> netlink::Result<(Deleted, Batch)> {
+    let elements = all_of(nft, &which)?;
+    let mut batch = deleting(&elements);
+    let rules = rules_of(nft, &which)?;
+    for handle in &rules {
+        batch.del_rule(CONDITIONAL, *handle);
+    }
+    Ok((Deleted { elements, rules: !rules.is_empty() }, batch))
 }
 
 fn deleting(all: &[Placed]) -> Batch {
@@ -302,6 +360,11 @@ pub fn check(nft: &Nft, forward: &Forward<'_>) -> Result<()> {
             Some(_) => {}
         }
     }
+    let found = rules_of(nft, |comment| forward.owner.owns(comment))?.len();
+    let wanted = rules(forward).len();
+    if found < wanted {
+        return missing(format!("{found} of {wanted} rules are in chain {CONDITIONAL}"));
+    }
     match layout::damage(nft)? {
         Some(text) => missing(text),
         None => Ok(()),
@@ -309,18 +372,69 @@ pub fn check(nft: &Nft, forward: &Forward<'_>) -> Result<()> {
 }
 
 /// Deletes the mappings of a network whose attachments are not among `valid`, and returns them.
-pub fn collect(nft: &Nft, network: &str, valid: &[Owner<'_>]) -> Result<Vec<Placed>> {
-    let own = format!("{}-", network_hash(network));
-    let valid: Vec<String> = valid.iter().map(Owner::instance).collect();
-    let mut deleted = Vec::new();
+pub fn collect(nft: &Nft, network: &str, valid: &[Owner<'_>]) -> Result<Deleted> {
+    let mut deleted = Deleted::default();
     nft.update(|nft| {
-        deleted = all_of(nft, |comment| {
-            let comment = comment.unwrap_or_default();
-            comment.starts_with(&own) && !valid.iter().any(|v| comment.starts_with(v.as_str()))
-        })?;
-        Ok(deleting(&deleted))
+        let (all, batch) = deleting_all(nft, stale(network, valid))?;
+        deleted = all;
+        Ok(batch)
     })?;
     Ok(deleted)
+}
+
+/// All mappings in the reference's terms, those of one address first, which win; without those
+/// whose comment is too short for the container, of which it tells the number.
+pub(super) fn former(nft: &Nft, family: Family) -> netlink::Result<(Vec<Former>, usize)> {
+    let sets = Sets::of(family);
+    let (mut rules, mut nameless) = (Vec::new(), 0);
+    for set in [sets.host, sets.any, sets.snat] {
+        for element in nft.dump_elements(set)? {
+            match former_rule(&element) {
+                Some(rule) => rules.push(rule),
+                None => nameless += 1,
+            }
+        }
+    }
+    // Conditions of one container are none of the reference's.
+    nameless += match family {
+        Family::V4 => nft.dump_rules(CONDITIONAL)?.len(),
+        Family::V6 => 0,
+    };
+    Ok((rules, nameless))
+}
+
+fn former_rule(element: &Element) -> Option<Former> {
+    let (id, ..) = identity(element.comment.as_deref()?)?;
+    let (addr, what) = match (element.key.0.as_slice(), &element.data) {
+        ([Value::Ip(from), Value::Ip(addr)], None) => {
+            (*addr, What::Masquerade(former_sources(*from, element.end.as_ref(), *addr)))
+        }
+        (key, Some(Data::Values(Key(to)))) => {
+            let [Value::Ip(addr), Value::Port(to)] = to.as_slice() else { return None };
+            match key {
+                [Value::Ip(on), Value::Proto(proto), Value::Port(from)] => {
+                    (*addr, What::Map(Some(*on), *proto, *from, *to))
+                }
+                [Value::Proto(proto), Value::Port(from)] => {
+                    (*addr, What::Map(None, *proto, *from, *to))
+                }
+                _ => return None,
+            }
+        }
+        _ => return None,
+    };
+    Some(Former { id: id.to_owned(), addr, what })
+}
+
+/// The reference masquerades the container itself where we do its subnet.
+fn former_sources(from: IpAddr, end: Option<&Key>, addr: IpAddr) -> IpNet {
+    let everything = from.is_unspecified() && end.is_some();
+    match from {
+        IpAddr::V4(_) if everything => Ipv4Net::default().into(),
+        IpAddr::V6(_) if everything => Ipv6Net::default().into(),
+        from if from.is_loopback() => host_net(Ipv4Addr::LOCALHOST.into()),
+        _ => host_net(addr),
+    }
 }
 
 #[cfg(test)]
@@ -331,7 +445,7 @@ mod tests {
     fn owners_are_named() {
         let owner = Owner { network: "pods", ifname: "eth0", id: "c1" };
         let named = "container \"c1\" (network \"pods\", interface \"eth0\")";
-        assert_eq!(words(Some(&owner.comment())), named);
+        assert_eq!(words(Some(&owner.label())), named);
         assert_eq!(words(None), "somebody else: \"\"");
     }
 }

@@ -4,11 +4,13 @@
 //! | --- | --- |
 //! | `layout.rs` | our table of nftables: chains of constant size, one map element per port |
 //! | `maps.rs` | a container's elements in it: add, verify, delete, collect |
+//! | `conditions.rs` | more conditions for mappings, in nft's words |
 //! | `chains.rs` | the chains of iptables, as the reference plugin has them |
-//! | `former.rs` | the nftables rules that the reference plugin makes, to delete them |
+//! | `former.rs` | the nftables rules that the reference plugin makes, to delete them, and to hand over to it |
 //! | `flows.rs` | connections that a mapping, or its end, must not leave as they are |
 
 pub mod chains;
+pub mod conditions;
 pub mod flows;
 pub mod former;
 mod layout;
@@ -19,10 +21,11 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
+use self::conditions::Conditions;
 use super::backend::Family;
 use super::names::Owner;
-use crate::error::Error;
-use crate::netlink::nftables::L4;
+use crate::error::{Error, Result};
+use crate::netlink::nftables::{self, Batch, L4, Nft};
 
 /// Where on the host a mapping listens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,6 +111,8 @@ pub struct Forward<'a> {
     pub targets: &'a [Target],
     /// Whose source is translated.
     pub snat: Snat,
+    /// When the mappings apply, with nftables.
+    pub conditions: &'a Conditions,
 }
 
 impl Forward<'_> {
@@ -116,6 +121,31 @@ impl Forward<'_> {
         let family = target.family();
         self.mappings.iter().filter(move |mapping| mapping.is_of(family))
     }
+}
+
+/// Rewrites our layout on `nf_tables` into the reference's, at one blow; how many rules that are,
+/// and how many mappings are lost because their comments do not tell the container.
+pub(super) fn hand_over(nft: &Nft) -> Result<(usize, usize)> {
+    let mut count = (0, 0);
+    nft.update(|nft| {
+        let mut batch = Batch::new();
+        count = (0, 0);
+        if !layout::is_there(nft)? {
+            return Ok(batch);
+        }
+        for (family, table) in
+            [(Family::V4, nftables::Family::Ip), (Family::V6, nftables::Family::Ip6)]
+        {
+            let (rules, nameless) = maps::former(nft, family)?;
+            count = (count.0 + rules.len(), count.1 + nameless);
+            if !rules.is_empty() {
+                former::make(&mut batch, table, &rules);
+            }
+        }
+        layout::remove(&mut batch);
+        Ok(batch)
+    })?;
+    Ok(count)
 }
 
 /// A port as people write it: `8080/tcp`, `192.0.2.1:8080/tcp`.

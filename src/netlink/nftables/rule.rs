@@ -134,6 +134,12 @@ impl Rule {
         self.prefix(saddr(net.addr()), Compare::Equal, net)
     }
 
+    /// `ip saddr != net`
+    #[must_use]
+    pub fn saddr_not_in(self, net: IpNet) -> Rule {
+        self.prefix(saddr(net.addr()), Compare::NotEqual, net)
+    }
+
     /// `ip daddr net`
     #[must_use]
     pub fn daddr_in(self, net: IpNet) -> Rule {

@@ -50,7 +50,7 @@ impl Conf {
 
     fn admin(&self) -> Admin<'_> {
         let name = self.iptables_admin_chain_name.as_str();
-        Admin(if name.is_empty() { "CNI-ADMIN" } else { name })
+        Admin(if name.is_empty() { xtables::DEFAULT_ADMIN } else { name })
     }
 }
 

@@ -8,6 +8,7 @@ use crate::cni::ip;
 use crate::error::{Code, Error, Result};
 use crate::netfilter::backend::{Backend, Family};
 use crate::netfilter::ports::chains::Options;
+use crate::netfilter::ports::conditions::Conditions;
 use crate::netfilter::ports::{Listen, Mapping, Snat};
 use crate::netlink::nftables::L4;
 
@@ -103,15 +104,19 @@ impl Conf {
                 "{name} backend was requested but configuration contains {other}-specific options [{keys}]"
             )));
         }
-        for (key, words) in conditions {
-            let words = words.join(" ");
-            if backend == Backend::Nftables && !words.is_empty() {
-                let msg = format!("\"{key}\": \"{words}\" is not supported with nftables");
-                return Err(Error::new(Code::UNSUPPORTED_FIELD, msg)
-                    .with_details("remove it, or choose the back end \"iptables\""));
-            }
-        }
-        Ok(())
+        if backend == Backend::Nftables { self.conditions().map(drop) } else { Ok(()) }
+    }
+
+    /// When mappings apply, with nftables.
+    pub(super) fn conditions(&self) -> Result<Conditions> {
+        Conditions::parse(&self.conditions_v4, &self.conditions_v6).map_err(|(family, word)| {
+            let key = if family == Family::V4 { "conditionsV4" } else { "conditionsV6" };
+            let msg = format!("\"{key}\": \"{word}\" is not supported with nftables");
+            Error::new(Code::UNSUPPORTED_FIELD, msg).with_details(
+                "supported are \"ip saddr\", \"ip daddr\" (\"ip6\" for IPv6) and \"iifname\", \"!=\", \
+                 and lists in braces; or choose the back end \"iptables\"",
+            )
+        })
     }
 
     /// What only iptables knows.

@@ -13,11 +13,14 @@ mod conf;
 
 use std::net::IpAddr;
 
+use ipnet::IpNet;
+
 pub use self::conf::Conf;
 use crate::cni::{CniResult, IpConfig};
 use crate::error::{Code, Context, Error, Result};
 use crate::netfilter::backend::{Backend, Family, PacketFilter};
 use crate::netfilter::names::Owner;
+use crate::netfilter::ports::conditions::Conditions;
 use crate::netfilter::ports::{Forward, Mapping, Snat, Target, chains, flows, former, maps};
 use crate::skel::{AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Rollback};
 use crate::sysctl;
@@ -41,8 +44,9 @@ impl Plugin for Portmap {
         }
         let backend = backend(conf, configured, &filter).context(|| "failed to parse config")?;
         let targets = targets(cx, prev, req.ifname.as_str())?;
+        let conditions = conditions(conf, backend)?;
         let owner = owner(cx, (req.id.as_str(), req.ifname.as_str()));
-        let forward = Forward { owner, mappings: &mappings, targets: &targets, snat: conf.snat() };
+        let forward = forward(conf, owner, (&mappings, &targets), &conditions);
         let mut undo = Rollback::new();
         for key in localnet_keys(&forward, prev) {
             if sysctl::ensure(&key, "1").context(|| "unable to enable route_localnet")? {
@@ -64,8 +68,9 @@ impl Plugin for Portmap {
         }
         let backend = backend(conf, configured, &filter)?;
         let targets = targets(cx, prev, req.ifname.as_str())?;
+        let conditions = conditions(conf, backend)?;
         let owner = owner(cx, (req.id.as_str(), req.ifname.as_str()));
-        let forward = Forward { owner, mappings: &mappings, targets: &targets, snat: conf.snat() };
+        let forward = forward(conf, owner, (&mappings, &targets), &conditions);
         match backend {
             Backend::Nftables => maps::check(filter.nft()?, &forward)?,
             Backend::Iptables => chains::check(&forward, &conf.options()?)?,
@@ -84,8 +89,8 @@ impl Plugin for Portmap {
         let mappings = conf.sound_mappings();
         let mut failures = Failures::new();
         let deleted = failures.keep(unmap(&filter, owner, &mappings)).unwrap_or_default();
-        let in_chains = failures.keep(chains::del(&filter, owner)).unwrap_or_default();
-        if in_chains || deleted.former {
+        let in_chains = failures.keep(unchain(&filter, conf, req, owner)).unwrap_or_default();
+        if in_chains || deleted.rules {
             flows::flush(flows::of_families(&mappings, Family::BOTH.into_iter()));
         }
         flows::flush(flows::of_elements(&deleted.elements));
@@ -104,7 +109,7 @@ impl Plugin for Portmap {
         if let Some(nft) = failures.keep(filter.nft_if_present()).flatten()
             && let Some(deleted) = failures.keep(maps::collect(nft, network, &valid))
         {
-            flows::flush(flows::of_elements(&deleted));
+            flows::flush(flows::of_elements(&deleted.elements));
         }
         failures.keep(chains::collect(&filter, network, &valid));
         failures.into_result()
@@ -140,18 +145,48 @@ fn backend(conf: &Conf, configured: Option<Backend>, filter: &PacketFilter) -> R
     conf.require_keys_of(backend).map(|()| backend)
 }
 
+/// They are words of iptables with that back end.
+fn conditions(conf: &Conf, backend: Backend) -> Result<Conditions> {
+    match backend {
+        Backend::Nftables => conf.conditions(),
+        Backend::Iptables => Ok(Conditions::default()),
+    }
+}
+
+fn forward<'a>(
+    conf: &Conf,
+    owner: Owner<'a>,
+    (mappings, targets): (&'a [Mapping], &'a [Target]),
+    conditions: &'a Conditions,
+) -> Forward<'a> {
+    Forward { owner, mappings, targets, snat: conf.snat(), conditions }
+}
+
 /// What DEL found in `nf_tables`.
 #[derive(Default)]
 struct Unmapped {
     elements: Vec<maps::Placed>,
-    /// Rules of the reference plugin.
-    former: bool,
+    /// Rules, which do not tell their ports: of conditions, or of the reference plugin.
+    rules: bool,
 }
 
 fn unmap(filter: &PacketFilter, owner: Owner<'_>, mappings: &[Mapping]) -> Result<Unmapped> {
     let Some(nft) = filter.nft_if_present()? else { return Ok(Unmapped::default()) };
-    let elements = maps::del(nft, owner, mappings)?;
-    Ok(Unmapped { elements, former: former::del(nft, owner.id)? })
+    let deleted = maps::del(nft, owner, mappings)?;
+    let rules = former::del(nft, owner.id)? || deleted.rules;
+    Ok(Unmapped { elements: deleted.elements, rules })
+}
+
+/// Deletes the rules in iptables; tells whether there were any.
+fn unchain(filter: &PacketFilter, conf: &Conf, req: &DelReq, owner: Owner<'_>) -> Result<bool> {
+    let mappings = conf.sound_mappings();
+    let prev = req.prev.as_ref();
+    let nets = prev.map(|prev| nets(prev, owner.ifname)).unwrap_or_default();
+    let targets: Vec<Target> = nets.into_iter().map(|net| Target { net, via: None }).collect();
+    let conditions = Conditions::default();
+    let forward = forward(conf, owner, (&mappings, &targets), &conditions);
+    let options = conf.options().ok();
+    chains::del(filter, owner, options.as_ref().map(|options| (&forward, options)))
 }
 
 /// Makes the mappings in one back end, after removing what an earlier ADD made in another.
@@ -159,7 +194,7 @@ fn make(conf: &Conf, backend: Backend, filter: &PacketFilter, forward: &Forward<
     match backend {
         Backend::Nftables => {
             // First what can fail without harm: an attachment has at most one kind of rules.
-            chains::del(filter, forward.owner)?;
+            chains::del(filter, forward.owner, None)?;
             maps::add(filter.nft()?, forward)
         }
         Backend::Iptables => {
@@ -170,16 +205,19 @@ fn make(conf: &Conf, backend: Backend, filter: &PacketFilter, forward: &Forward<
 }
 
 /// The container's first address of each family.
-fn targets(cx: &Cx<'_>, prev: &CniResult, ifname: &str) -> Result<Vec<Target>> {
-    let mut targets = Vec::new();
-    for family in Family::BOTH {
+fn nets(prev: &CniResult, ifname: &str) -> Vec<IpNet> {
+    let first = |family| {
         let mine =
             |ip: &&IpConfig| Family::of(ip.address.addr()) == family && is_of(ip, prev, ifname);
-        if let Some(ip) = prev.ips.iter().find(mine) {
-            targets.push(Target { net: ip.address, via: interface_to(cx, ip.address.addr())? });
-        }
-    }
-    Ok(targets)
+        prev.ips.iter().find(mine).map(|ip| ip.address)
+    };
+    Family::BOTH.into_iter().filter_map(first).collect()
+}
+
+/// The same, with the way there.
+fn targets(cx: &Cx<'_>, prev: &CniResult, ifname: &str) -> Result<Vec<Target>> {
+    let target = |net: IpNet| Ok(Target { net, via: interface_to(cx, net.addr())? });
+    nets(prev, ifname).into_iter().map(target).collect()
 }
 
 /// Whether the address is of this interface of the container; one that tells no interface may be.

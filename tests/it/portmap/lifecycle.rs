@@ -125,9 +125,9 @@ fn refusals_change_nothing() {
         ),
         ((two(), json!({"backend": "iptables", "conditionsV6": ["ip6", "saddr"]})), 7, ours),
         (
-            (two(), json!({"conditionsV4": ["ip", "saddr", "1.2.3.4"]})),
+            (two(), json!({"conditionsV4": ["tcp", "flags", "syn"]})),
             2,
-            "\"conditionsV4\": \"ip saddr 1.2.3.4\" is not supported with nftables",
+            "\"conditionsV4\": \"tcp\" is not supported with nftables",
         ),
         (
             (json!([mapping(80, 1, "tcp"), mapping(80, 2, "tcp")]), json!({})),

@@ -227,7 +227,7 @@ fn many_at_once_and_each_once() {
     run("ADD");
     let state = ports.state();
     assert_eq!(state.matches("fib daddr type local").count(), 2, "{state}");
-    assert!(ids.iter().all(|id| state.contains(&format!("id: {id}\""))));
+    assert!(ids.iter().all(|id| state.contains(&format!("id: {id},"))));
     run("DEL");
     eventually("elements stayed", || !ports.state().contains("elements"));
 }

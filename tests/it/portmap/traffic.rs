@@ -4,7 +4,8 @@ use std::net::UdpSocket;
 
 use serde_json::{Value, json};
 
-use super::{ALL, Ports, Rules, asks, mapping, tcp, udp};
+use super::{ALL, Pod, Ports, Rules, asks, mapping, tcp, udp};
+use crate::node::Container;
 use crate::traffic::Place;
 
 fn web() -> Value {
@@ -185,9 +186,7 @@ fn marks_and_conditions_are_those_of_the_configuration() {
     for rules in [Rules::Iptables, Rules::Legacy] {
         let ports = Ports::new(rules, "1.1.0");
         let (pod, peer) = (ports.pod("c1"), ports.peer());
-        let from = |place: &crate::node::Container| {
-            tcp(place, &pod.container, "192.0.2.1:8080", 80).is_some()
-        };
+        let from = |place: &Container| tcp(place, &pod.container, "192.0.2.1:8080", 80).is_some();
         let not_the_peer = json!({"conditionsV4": ["!", "-s", "192.0.2.0/24"], "markMasqBit": 5});
         ports.call_with("ADD", &pod, &web(), &not_the_peer).result();
         ports.call_with("CHECK", &pod, &web(), &not_the_peer).ok();
@@ -206,4 +205,47 @@ fn marks_and_conditions_are_those_of_the_configuration() {
         ports.call_with("DEL", &pod, &web(), &theirs).ok();
         assert!(!ports.state().contains("-j THEIRS"));
     }
+}
+
+#[test]
+fn conditions_of_nftables_are_the_containers_own() {
+    let ports = Ports::new(Rules::Nftables, "1.1.0");
+    let (one, two, peer) = (ports.pod("c1"), ports.pod("c2"), ports.peer());
+    let other = ports.outside("other", "198.51.100", "2001:db8:a");
+    let reaches =
+        |from: &Container, to: &Pod, target: &str| tcp(from, &to.container, target, 80).is_some();
+    let keys = json!({"conditionsV4": ["ip", "saddr", "{", "192.0.2.0/24,", "10.9.9.9", "}"],
+        "conditionsV6": ["ip6 saddr !=", "2001:db8:9::/64"]});
+    let both = json!([mapping(8080, 80, "tcp"), mapping(5353, 53, "udp")]);
+    let before = ports.state();
+    ports.call_with("ADD", &one, &both, &keys).result();
+    let first = ports.state();
+    ports.add(&two, &json!([mapping(8081, 80, "tcp")]));
+    ports.call_with("CHECK", &one, &both, &keys).ok();
+    // The bridge's own IPv6 may need a moment after the first attachment.
+    assert!(ports.node.reaches("2001:db8:1::2") && ports.node.reaches("2001:db8:1::3"));
+    for target in ["198.51.100.1:8081", "[2001:db8:a::1]:8081"] {
+        assert!(reaches(&other, &two, target), "another container has no conditions");
+    }
+    assert!(reaches(&peer, &one, "192.0.2.1:8080"), "in the list");
+    assert!(!reaches(&other, &one, "198.51.100.1:8080"), "not in the list");
+    assert!(!reaches(&peer, &one, "[2001:db8:9::1]:8080"), "excluded");
+    assert!(reaches(&other, &one, "[2001:db8:a::1]:8080"), "not excluded: {}", ports.state());
+    ports.del(&two, &json!([mapping(8081, 80, "tcp")]));
+    assert_eq!(ports.state(), first);
+    // Again, with other conditions: the old ones are gone.
+    let turned = json!({"conditionsV4": ["iifname", "!=", "peer"]});
+    ports.call_with("ADD", &one, &both, &turned).result();
+    assert!(!reaches(&peer, &one, "192.0.2.1:8080"));
+    assert!(reaches(&other, &one, "198.51.100.1:8080"));
+    let handle = "nft -a list chain inet cnibox_portmap conditional | sed -n 's/.*# handle //p'";
+    let handle = ports.node.sh(&format!("{handle} | tail -1"));
+    let delete = "nft delete rule inet cnibox_portmap conditional handle";
+    ports.node.sh(&format!("{delete} {handle}"));
+    let error = ports.call_with("CHECK", &one, &both, &turned).error();
+    assert!(error.msg.contains("1 of 2 rules"), "{error:?}");
+    ports.del(&one, &json!([]));
+    let left = ports.state();
+    assert!(!left.contains("c1") && !left.contains("10.1.2.2"), "{left}");
+    assert!(before.len() < left.len(), "the empty table stays");
 }

@@ -1,0 +1,42 @@
+//! Live state for the reference plugins: what containers have in our own layouts is rewritten into
+//! theirs, so that a node goes back with its containers running and a later DEL by the reference
+//! finds everything.
+//!
+//! | ours | becomes |
+//! | --- | --- |
+//! | table `inet cnibox_masquerade` | rules in `inet cni_plugins_masquerade` |
+//! | table `inet cnibox_portmap` | rules in `ip cni_hostport` and `ip6 cni_hostport` |
+//! | table `bridge cnibox_spoof` | chains in `bridge nat` |
+//! | tables `inet` and `bridge cnibox_firewall` | iptables rules: the reference has no other |
+//! | chains `CNIBOX-..` in iptables | nothing: they only note owners |
+//! | a second interface's chain `CNI-DN-..` in iptables | part of the container's chain |
+//!
+//! Each table of `nf_tables` is replaced in one transaction: no packet passes in between.
+
+use super::backend::PacketFilter;
+use super::{filter, masquerade, ports, spoof};
+use crate::error::{Error, Result};
+
+/// Hands everything over in the calling thread's namespace; what that was, in words. Plugins of
+/// ours must not run any more: what they add later stays in our layout. All that can be done is
+/// done, then the first trouble is reported.
+pub fn to_reference(packets: &PacketFilter) -> Result<Vec<String>> {
+    let mut done = Vec::new();
+    let mut errors = Vec::new();
+    let mut note = |what: &str, outcome: Result<(usize, usize)>| match outcome {
+        Ok((0, 0)) => {}
+        Ok((count, 0)) => done.push(format!("{what}: {count} handed over")),
+        Ok((count, lost)) => done.push(format!(
+            "{what}: {count} handed over, {lost} lost: the container's id is too long for a comment"
+        )),
+        Err(error) => errors.push(error.context(format!("hand over {what}"))),
+    };
+    if let Some(nft) = packets.nft_if_present()? {
+        note("masqueraded addresses", masquerade::hand_over(nft).map(|count| (count, 0)));
+        note("port mappings", ports::hand_over(nft));
+        note("source-MAC checks", spoof::hand_over(nft));
+    }
+    note("port mappings of second interfaces", ports::chains::join_interfaces(packets));
+    note("firewall rules", filter::hand_over(packets).map(|count| (count, 0)));
+    Error::join(errors).map_or(Ok(done), Err)
+}

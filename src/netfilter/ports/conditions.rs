@@ -1,0 +1,186 @@
+//! `conditionsV4` and `conditionsV6` with nftables: more conditions for a configuration's mappings,
+//! in nft's words.
+//!
+//! Understood are addresses and interfaces, each with `==`, `!=` or nothing in between, and any
+//! number of them one behind the other:
+//!
+//! ```text
+//! ip saddr 192.0.2.0/24        ip daddr != 10.0.0.1        ip saddr { 10.0.0.0/8, 192.0.2.7 }
+//! ip6 saddr 2001:db8::/32      iifname "eth0"
+//! ```
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use crate::cni::ip::host_net;
+use crate::netfilter::backend::Family;
+use crate::netlink::nftables::{Field, Rule};
+
+/// One condition.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Condition {
+    Source(IpNet),
+    NotSource(IpNet),
+    Destination(IpNet),
+    NotDestination(IpNet),
+    Interface(String),
+    NotInterface(String),
+}
+
+/// Alternatives for each family: a mapping applies where every condition of one of them holds.
+/// Without any it always applies.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Conditions {
+    v4: Vec<Vec<Condition>>,
+    v6: Vec<Vec<Condition>>,
+}
+
+impl Conditions {
+    /// Reads the words of both families; the error is the first word that is not understood, and
+    /// the number of the family's list.
+    pub fn parse(v4: &[String], v6: &[String]) -> Result<Conditions, (Family, String)> {
+        let of = |family, words| alternatives(family, words).map_err(|word| (family, word));
+        Ok(Conditions { v4: of(Family::V4, v4)?, v6: of(Family::V6, v6)? })
+    }
+
+    /// Whether mappings of the family have conditions.
+    pub(super) fn are_for(&self, family: Family) -> bool {
+        !self.of(family).is_empty()
+    }
+
+    fn of(&self, family: Family) -> &[Vec<Condition>] {
+        match family {
+            Family::V4 => &self.v4,
+            Family::V6 => &self.v6,
+        }
+    }
+
+    /// A rule to go on with for each alternative.
+    pub(super) fn rules(&self, family: Family) -> impl Iterator<Item = Rule> {
+        let all = |alternative: &Vec<Condition>| alternative.iter().fold(Rule::new(), with);
+        self.of(family).iter().map(all)
+    }
+}
+
+fn with(rule: Rule, condition: &Condition) -> Rule {
+    match condition {
+        Condition::Source(net) => rule.saddr_in(*net),
+        Condition::NotSource(net) => rule.saddr_not_in(*net),
+        Condition::Destination(net) => rule.daddr_in(*net),
+        Condition::NotDestination(net) => rule.daddr_not_in(*net),
+        Condition::Interface(name) => rule.iifname(name),
+        Condition::NotInterface(name) => rule.ne(Field::Iifname, name.as_str()),
+    }
+}
+
+/// Words may hold several of nft's, as in `["ip saddr 10.0.0.1"]`.
+fn alternatives(family: Family, words: &[String]) -> Result<Vec<Vec<Condition>>, String> {
+    let text = words.join(" ").replace('{', " { ").replace('}', " } ").replace(',', " ");
+    let mut tokens = text.split_whitespace();
+    let mut all = Vec::new();
+    while let Some(word) = tokens.next() {
+        let field = match (word, family) {
+            ("ip", Family::V4) | ("ip6", Family::V6) => tokens.next().unwrap_or(word),
+            ("iifname", _) => word,
+            _ => return Err(word.to_owned()),
+        };
+        let mut value = tokens.next().ok_or(word)?;
+        let not = matches!(value, "!=" | "ne");
+        if matches!(value, "==" | "eq" | "!=" | "ne") {
+            value = tokens.next().ok_or(word)?;
+        }
+        let mut values = vec![value];
+        if value == "{" {
+            values = tokens.by_ref().take_while(|token| *token != "}").collect();
+        }
+        let parsed: Result<Vec<_>, _> =
+            values.into_iter().map(|value| condition(family, field, not, value)).collect();
+        all = multiplied(all, &parsed?, not);
+    }
+    Ok(all)
+}
+
+/// All alternatives with what is to hold beside them: one of `more`, or all where they exclude.
+fn multiplied(all: Vec<Vec<Condition>>, more: &[Condition], not: bool) -> Vec<Vec<Condition>> {
+    let all = if all.is_empty() { vec![Vec::new()] } else { all };
+    let each: Vec<&[Condition]> =
+        if not { vec![more] } else { more.iter().map(std::slice::from_ref).collect() };
+    let beside = |known: &Vec<Condition>| {
+        each.iter().map(|more| [known.as_slice(), more].concat()).collect::<Vec<_>>()
+    };
+    all.iter().flat_map(beside).collect()
+}
+
+fn condition(family: Family, field: &str, not: bool, value: &str) -> Result<Condition, String> {
+    if field == "iifname" {
+        let name = value.trim_matches('"').to_owned();
+        let plain = !name.is_empty() && name.len() < 16 && !name.contains('*');
+        let made = if not { Condition::NotInterface(name) } else { Condition::Interface(name) };
+        return plain.then_some(made).ok_or_else(|| value.to_owned());
+    }
+    let addr = || value.parse::<IpAddr>().map(host_net);
+    let net = value.parse::<IpNet>().map(|net| net.trunc()).or_else(|_| addr());
+    let net = net.ok().filter(|net| Family::of(net.addr()) == family);
+    let net = net.ok_or_else(|| value.to_owned())?;
+    match (field, not) {
+        ("saddr", false) => Ok(Condition::Source(net)),
+        ("saddr", true) => Ok(Condition::NotSource(net)),
+        ("daddr", false) => Ok(Condition::Destination(net)),
+        ("daddr", true) => Ok(Condition::NotDestination(net)),
+        _ => Err(field.to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn v4(words: &[&str]) -> Result<Vec<Vec<Condition>>, String> {
+        let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
+        alternatives(Family::V4, &words)
+    }
+
+    fn net(text: &str) -> IpNet {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn one_behind_the_other() {
+        let one = vec![
+            Condition::NotSource(net("10.1.2.0/24")),
+            Condition::Interface("eth0".to_owned()),
+            Condition::Destination(net("192.0.2.1/32")),
+        ];
+        let words =
+            ["ip", "saddr", "!=", "10.1.2.3/24", "iifname", "\"eth0\"", "ip daddr 192.0.2.1"];
+        assert_eq!(v4(&words), Ok(vec![one]));
+        assert_eq!(v4(&[]), Ok(vec![]));
+    }
+
+    #[test]
+    fn lists_are_alternatives_unless_they_exclude() {
+        let (a, b) = (net("10.0.0.0/8"), net("192.0.2.7/32"));
+        let words = ["iifname eth0", "ip saddr { 10.0.0.0/8, 192.0.2.7 }"];
+        let eth0 = Condition::Interface("eth0".to_owned());
+        let each = [a, b].map(|net| vec![eth0.clone(), Condition::Source(net)]);
+        assert_eq!(v4(&words), Ok(each.to_vec()));
+        let words = ["ip", "saddr", "!=", "{", "10.0.0.0/8", ",192.0.2.7", "}"];
+        assert_eq!(v4(&words), Ok(vec![[a, b].map(Condition::NotSource).to_vec()]));
+    }
+
+    #[test]
+    fn what_is_not_understood_is_named() {
+        for (words, word) in [
+            ("tcp dport 80", "tcp"),
+            ("ip protocol tcp", "tcp"),
+            ("ip6 saddr ::1", "ip6"),
+            ("ip saddr ::1", "::1"),
+            ("ip ttl 10.0.0.1", "ttl"),
+            ("iifname eth*", "eth*"),
+            ("ip saddr", "ip"),
+        ] {
+            assert_eq!(v4(&[words]), Err(word.to_owned()), "{words}");
+        }
+    }
+}
