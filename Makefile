@@ -18,7 +18,7 @@ APPLETS  = $$($(BINARY) list | sed 's/ .*//')
 # Stripped size in bytes that no release may pass: 5 MB.
 SIZE_LIMIT := 5000000
 
-.PHONY: help build demo test lint arch bench size install clean
+.PHONY: help build demo test test-vm lint arch bench size install clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -30,10 +30,14 @@ demo: build ## two containers on one bridge in a private host: attach, look, pin
 	@tests/prepare.sh demo
 	@tests/demo.sh $(BINARY)
 
-test: build ## the whole suite: unit and integration tests, then the demo
+test: build ## the whole suite: on this kernel, in a VM what this kernel lacks, then the demo
 	tests/prepare.sh test
-	CNIBOX_BIN=$(abspath $(BINARY)) $(CARGO) test --locked
+	CNIBOX_BIN=$(abspath $(BINARY)) tests/lanes.sh host-and-vm
 	tests/demo.sh $(BINARY) >/dev/null
+
+test-vm: build ## the tests for which this kernel lacks something, in a VM; ARGS=<pattern of names>
+	tests/prepare.sh test
+	CNIBOX_BIN=$(abspath $(BINARY)) tests/lanes.sh vm $(ARGS)
 
 lint: ## formatting, clippy, documentation, licences and sources of dependencies, shell scripts
 	$(CARGO) fmt --check

@@ -1,11 +1,15 @@
 //! The table of applets: what this executable is, one line each, sorted by name.
 
 use crate::plugins::bridge::Bridge;
+use crate::plugins::dummy::Dummy;
 use crate::plugins::firewall::Firewall;
 use crate::plugins::host_local::HostLocal;
+use crate::plugins::ipvlan::Ipvlan;
 use crate::plugins::loopback::Loopback;
+use crate::plugins::macvlan::Macvlan;
 use crate::plugins::portmap::Portmap;
 use crate::plugins::ptp::Ptp;
+use crate::plugins::vlan::Vlan;
 use crate::skel::{Applet, Kind, Lookup};
 use crate::tool::cnitool;
 
@@ -13,11 +17,15 @@ use crate::tool::cnitool;
 pub static APPLETS: &[Applet] = &[
     Applet::plugin::<Bridge>(Kind::Interface),
     Applet::tool("cnitool", "attaches and detaches namespaces, as a runtime does", cnitool::main),
+    Applet::plugin::<Dummy>(Kind::Interface),
     Applet::plugin::<Firewall>(Kind::Chained),
     Applet::plugin::<HostLocal>(Kind::Ipam),
+    Applet::plugin::<Ipvlan>(Kind::Interface),
     Applet::plugin::<Loopback>(Kind::Interface),
+    Applet::plugin::<Macvlan>(Kind::Interface),
     Applet::plugin::<Portmap>(Kind::Chained),
     Applet::plugin::<Ptp>(Kind::Interface),
+    Applet::plugin::<Vlan>(Kind::Interface),
 ];
 
 /// The applet of exactly this name.

@@ -32,6 +32,9 @@ pub mod cni;
 pub mod error;
 pub mod iface;
 pub mod invoke;
+#[cfg(test)]
+#[path = "../tests/it/lane.rs"]
+mod lane;
 pub mod log;
 pub mod netfilter;
 pub mod netlink;

@@ -217,6 +217,7 @@ fn quoted(path: &Path) -> String {
 /// Without the right to do so.
 #[cfg(test)]
 pub fn isolate() {
+    crate::lane::assert_not_listing();
     unshare(CloneFlags::CLONE_NEWNET).expect("run as root or under unshare -rn");
 }
 

@@ -22,6 +22,8 @@ dbus-daemon       dbus                           -                test
 /usr/lib/python3/dist-packages/gi python3-gi            -                test
 iptables-save     iptables                       test             -
 conntrack         conntrack                      test             -
+modprobe          kmod                           -                test
+xz                xz-utils                       -                test
 shellcheck        shellcheck                     lint             -
 cargo-deny        -                              lint             -
 $peer/bridge      containernetworking-plugins    -                test,bench

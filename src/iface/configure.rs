@@ -4,6 +4,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
 
 use ipnet::IpNet;
+use nix::errno::Errno;
 
 use super::inside::{Inside, Setting};
 use crate::cni::{self, CniResult};
@@ -83,13 +84,21 @@ pub fn addresses_and_up(
     }
     set_up(inside, link)?;
     match style.dad {
-        Dad::Kernel if ips.iter().any(|ip| ip.address.addr().is_ipv6()) => inside
-            .netlink
-            .settle_addrs(link.index, SETTLE)
+        Dad::Kernel if ips.iter().any(|ip| ip.address.addr().is_ipv6()) => settle(inside, link)
             .context(|| format!("failed to settle addresses for \"{}\"", link.name)),
         Dad::Kernel => Ok(()),
         Dad::Off => wait_for_ipv6(&inside.netlink, ips.iter().map(|ip| ip.address.addr())),
     }
+}
+
+/// Waits for the end of duplicate address detection, which does not begin without a carrier.
+fn settle(inside: &Inside<'_>, link: &Link) -> Result<()> {
+    if inside.netlink.require_link_by_index(link.index)?.carrier {
+        return Ok(inside.netlink.settle_addrs(link.index, SETTLE)?);
+    }
+    let name = &link.name;
+    log::warn(format_args!("\"{name}\" has no carrier: its IPv6 addresses are still tentative"));
+    Ok(())
 }
 
 /// Waits until the IPv6 ones of these addresses, added without duplicate address detection, take
@@ -105,11 +114,13 @@ pub fn wait_for_ipv6(netlink: &Netlink, addrs: impl Iterator<Item = IpAddr>) -> 
 
 /// Sets a link up.
 pub fn set_up(inside: &Inside<'_>, link: &Link) -> Result<()> {
-    let up = LinkChange::new().up();
-    inside
-        .netlink
-        .set_link(link.index, up)
-        .context(|| format!("failed to set \"{}\" UP", link.name))
+    let Err(refused) = inside.netlink.set_link(link.index, LinkChange::new().up()) else {
+        return Ok(());
+    };
+    let taken = matches!(refused.errno(), Some(Errno::EADDRINUSE | Errno::EBUSY));
+    let error = Error::from(refused).context(format!("failed to set \"{}\" UP", link.name));
+    let remedy = "another link on the same device has its MAC address";
+    Err(if taken { error.with_details(remedy) } else { error })
 }
 
 /// Waits until packets can pass, which takes both ends of a pair. The kernel tells the end that

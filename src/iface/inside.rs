@@ -64,6 +64,14 @@ impl<'a> Inside<'a> {
         Ok(Entering { netns, orders, visit })
     }
 
+    /// Sets kernel parameters.
+    pub fn set(&self, settings: &[Setting]) -> Result<()> {
+        if settings.is_empty() {
+            return Ok(());
+        }
+        self.netns.run(|| settings.iter().try_for_each(apply))?
+    }
+
     /// The link of this name.
     pub fn link(&self, ifname: &str) -> Result<Link> {
         Ok(self.netlink.require_link(ifname)?)

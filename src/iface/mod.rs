@@ -1,6 +1,7 @@
-//! Link work that plugins share: making a veth pair, configuring what is inside the container,
+//! Link work that plugins share: making a veth pair or a link on top of another, configuring what is inside the container,
 //! verifying it, forwarding on the host.
 
+pub mod child;
 pub mod configure;
 pub mod forwarding;
 pub mod inside;

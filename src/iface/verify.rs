@@ -28,14 +28,21 @@ pub fn container_entry<'r>(
     )))
 }
 
-/// The link must be a veth, up, with the address that the result gives.
+/// The link must be a veth with the address that the result gives.
 pub fn container_veth(inside: &Inside<'_>, entry: &Interface) -> Result<Link> {
+    container_link(inside, entry, "veth")
+}
+
+/// The link must be of this kind, with the address that the result gives.
+pub fn container_link(inside: &Inside<'_>, entry: &Interface, kind: &str) -> Result<Link> {
     let name = &entry.name;
     let link = inside.netlink.link(name)?.ok_or_else(|| {
         Error::internal(format!("Interface name {name} not found in {}", entry.sandbox))
     })?;
-    if link.kind.as_deref() != Some("veth") {
-        return Err(Error::internal(format!("Error: Container interface {name} not of type veth")));
+    if link.kind.as_deref() != Some(kind) {
+        return Err(Error::internal(format!(
+            "Error: Container interface {name} not of type {kind}"
+        )));
     }
     same_mac(&link, entry)?;
     Ok(link)

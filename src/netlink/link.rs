@@ -12,11 +12,20 @@ use rtnetlink::packet_route::link::{
 
 use super::error::{Error, Failure, Result};
 use super::mac::Mac;
+use super::new_link::{IpvlanMode, MacvlanMode};
 use super::packet::{Attr, attrs};
 use super::{Netlink, new_link};
 
 /// `IFLA_BR_VLAN_FILTERING`, missing in libc.
 const IFLA_BR_VLAN_FILTERING: u16 = 7;
+/// `IFLA_MACVLAN_MODE`, missing in libc.
+const IFLA_MACVLAN_MODE: u16 = 1;
+/// `IFLA_MACVLAN_BC_QUEUE_LEN`, missing in libc.
+const IFLA_MACVLAN_BC_QUEUE_LEN: u16 = 7;
+/// `IFLA_IPVLAN_MODE`, missing in libc.
+const IFLA_IPVLAN_MODE: u16 = 1;
+/// `IFLA_VLAN_ID`, missing in libc.
+const IFLA_VLAN_ID: u16 = 1;
 /// `IFLA_BRPORT_MODE`, which is hairpin mode; missing in libc.
 const IFLA_BRPORT_MODE: u16 = 4;
 /// `IFLA_BRPORT_ISOLATED`, missing in libc.
@@ -24,6 +33,7 @@ const IFLA_BRPORT_ISOLATED: u16 = 33;
 
 /// A network interface as the kernel describes it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "the kernel's own flags")]
 pub struct Link {
     /// The interface index, unique in its namespace.
     pub index: u32,
@@ -39,6 +49,8 @@ pub struct Link {
     pub mtu: u32,
     /// `IFF_UP`: switched on, with or without carrier.
     pub up: bool,
+    /// Whether there is a signal; [`oper_state`](Link::oper_state) follows a little later.
+    pub carrier: bool,
     /// `IFF_LOOPBACK`.
     pub loopback: bool,
     /// `IFF_ALLMULTI`: receives every multicast.
@@ -57,6 +69,12 @@ pub struct Link {
     pub bridge: Option<BridgeInfo>,
     /// What only a port of a bridge has.
     pub port: Option<BridgePort>,
+    /// What only a macvlan has.
+    pub macvlan: Option<MacvlanInfo>,
+    /// The mode of an ipvlan.
+    pub ipvlan: Option<IpvlanMode>,
+    /// The number of a VLAN.
+    pub vlan: Option<u16>,
     /// The length of the transmit queue.
     pub txqlen: u32,
 }
@@ -75,6 +93,15 @@ pub struct BridgePort {
     pub hairpin: bool,
     /// Whether it exchanges frames only with ports that are not isolated.
     pub isolated: bool,
+}
+
+/// The settings of a macvlan.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MacvlanInfo {
+    /// How its siblings see it; `None` for a mode that has no name here.
+    pub mode: Option<MacvlanMode>,
+    /// How many broadcasts to it may wait; 0 on kernels before 5.11, which do not tell.
+    pub bc_queue_len: u32,
 }
 
 /// The operational state of a link.
@@ -150,6 +177,7 @@ impl Link {
             libc::IFLA_MTU => self.mtu = attr.u32().unwrap_or_default(),
             libc::IFLA_TXQLEN => self.txqlen = attr.u32().unwrap_or_default(),
             libc::IFLA_OPERSTATE => self.oper_state = attr.u8().unwrap_or_default().into(),
+            libc::IFLA_CARRIER => self.carrier = attr.u8() == Some(1),
             libc::IFLA_PROMISCUITY => self.promiscuity = attr.u32().unwrap_or_default(),
             libc::IFLA_MASTER => self.master = attr.u32().filter(|index| *index != 0),
             libc::IFLA_LINK => self.link = attr.u32().filter(|index| *index != 0),
@@ -162,9 +190,16 @@ impl Link {
     fn read_info(&mut self, info: Attr<'_>) {
         let find = |kind| info.nested().find(|attr| attr.kind == kind);
         self.kind = find(libc::IFLA_INFO_KIND).map(Attr::text);
-        if self.kind.as_deref() == Some(new_link::BRIDGE) {
-            self.bridge = find(libc::IFLA_INFO_DATA)
-                .map(|data| BridgeInfo { vlan_filtering: flag(data, IFLA_BR_VLAN_FILTERING) });
+        let data = find(libc::IFLA_INFO_DATA);
+        match self.kind.as_deref() {
+            Some(new_link::BRIDGE) => {
+                self.bridge = data
+                    .map(|data| BridgeInfo { vlan_filtering: flag(data, IFLA_BR_VLAN_FILTERING) });
+            }
+            Some("macvlan") => self.macvlan = data.map(macvlan),
+            Some("ipvlan") => self.ipvlan = data.and_then(ipvlan),
+            Some("vlan") => self.vlan = data.and_then(|data| number(data, IFLA_VLAN_ID)),
+            _ => {}
         }
         if find(libc::IFLA_INFO_SLAVE_KIND).map(Attr::text).as_deref() == Some(new_link::BRIDGE) {
             self.port = find(libc::IFLA_INFO_SLAVE_DATA).map(|data| BridgePort {
@@ -183,6 +218,24 @@ const HEADER_LEN: usize = 16;
 
 fn flag(data: Attr<'_>, kind: u16) -> bool {
     data.nested().find(|attr| attr.kind == kind).and_then(Attr::u8) == Some(1)
+}
+
+fn macvlan(data: Attr<'_>) -> MacvlanInfo {
+    let number = |kind| data.nested().find(|attr| attr.kind == kind).and_then(Attr::u32);
+    MacvlanInfo {
+        mode: number(IFLA_MACVLAN_MODE).and_then(MacvlanMode::from_wire),
+        bc_queue_len: number(IFLA_MACVLAN_BC_QUEUE_LEN).unwrap_or_default(),
+    }
+}
+
+fn ipvlan(data: Attr<'_>) -> Option<IpvlanMode> {
+    IpvlanMode::from_wire(number(data, IFLA_IPVLAN_MODE)?)
+}
+
+/// A number of two bytes.
+fn number(data: Attr<'_>, kind: u16) -> Option<u16> {
+    let attr = data.nested().find(|attr| attr.kind == kind)?;
+    attr.value.try_into().ok().map(u16::from_ne_bytes)
 }
 
 impl Netlink {

@@ -21,6 +21,11 @@ impl Mac {
         Mac(octets)
     }
 
+    /// Whether a single interface may have it: not a group's, and not all zero.
+    pub fn is_unicast(self) -> bool {
+        self.0[0] & 0b01 == 0 && self.0 != [0; 6]
+    }
+
     /// The address in a message, if it is an Ethernet address at all (tunnels have shorter and
     /// longer ones).
     pub(super) fn from_bytes(bytes: &[u8]) -> Option<Mac> {

@@ -45,6 +45,8 @@ pub enum LinkKind<'a> {
         link: u32,
         /// How its siblings see it.
         mode: MacvlanMode,
+        /// How many broadcasts to it may wait; 0 leaves it to the kernel.
+        bc_queue_len: u32,
     },
     /// The lower device's Ethernet address with other IP addresses.
     Ipvlan {
@@ -80,6 +82,30 @@ pub enum MacvlanMode {
     Passthru,
 }
 
+impl MacvlanMode {
+    const ALL: [MacvlanMode; 4] =
+        [MacvlanMode::Bridge, MacvlanMode::Private, MacvlanMode::Vepa, MacvlanMode::Passthru];
+
+    /// The mode of this name.
+    pub fn parse(name: &str) -> Option<MacvlanMode> {
+        MacvlanMode::ALL.into_iter().find(|mode| mode.as_str() == name)
+    }
+
+    /// Its name.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            MacvlanMode::Bridge => "bridge",
+            MacvlanMode::Private => "private",
+            MacvlanMode::Vepa => "vepa",
+            MacvlanMode::Passthru => "passthru",
+        }
+    }
+
+    pub(super) fn from_wire(number: u32) -> Option<MacvlanMode> {
+        MacvlanMode::ALL.into_iter().find(|mode| u32::from(MacVlanMode::from(*mode)) == number)
+    }
+}
+
 /// The modes of an ipvlan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IpvlanMode {
@@ -89,6 +115,28 @@ pub enum IpvlanMode {
     L3,
     /// By IP, through the host's netfilter.
     L3s,
+}
+
+impl IpvlanMode {
+    const ALL: [IpvlanMode; 3] = [IpvlanMode::L2, IpvlanMode::L3, IpvlanMode::L3s];
+
+    /// The mode of this name.
+    pub fn parse(name: &str) -> Option<IpvlanMode> {
+        IpvlanMode::ALL.into_iter().find(|mode| mode.as_str() == name)
+    }
+
+    /// Its name.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            IpvlanMode::L2 => "l2",
+            IpvlanMode::L3 => "l3",
+            IpvlanMode::L3s => "l3s",
+        }
+    }
+
+    pub(super) fn from_wire(number: u16) -> Option<IpvlanMode> {
+        IpvlanMode::ALL.into_iter().find(|mode| u16::from(IpVlanMode::from(*mode)) == number)
+    }
 }
 
 /// What both ends of a veth pair and every other new link can have.
@@ -158,6 +206,7 @@ impl<'a> VethPeer<'a> {
 pub struct NewLink<'a> {
     basics: Basics<'a>,
     kind: LinkKind<'a>,
+    index: u32,
     master: Option<u32>,
     up: bool,
     promisc: bool,
@@ -166,10 +215,12 @@ pub struct NewLink<'a> {
 impl<'a> NewLink<'a> {
     /// A link that is down and has what the kernel gives it.
     pub fn new(name: impl Into<String>, kind: LinkKind<'a>) -> NewLink<'a> {
-        NewLink { basics: Basics::new(name.into()), kind, master: None, up: false, promisc: false }
+        let basics = Basics::new(name.into());
+        NewLink { basics, kind, index: 0, master: None, up: false, promisc: false }
     }
 
-    /// Creates it in another namespace. The name must be free in this one as well.
+    /// Creates it in another namespace. Before Linux 6.15 the name must be free in this one as
+    /// well, unless the link is given an [`index`](NewLink::index).
     #[must_use]
     pub fn netns(mut self, netns: BorrowedFd<'a>) -> Self {
         self.basics.netns = Some(netns);
@@ -187,6 +238,14 @@ impl<'a> NewLink<'a> {
     #[must_use]
     pub fn mtu(mut self, mtu: u32) -> Self {
         self.basics.mtu = mtu;
+        self
+    }
+
+    /// The index to give it, free where it is created and, if that is another namespace, in this
+    /// one; 0 leaves it to the kernel. One that is taken fails with `EBUSY` or `EEXIST`.
+    #[must_use]
+    pub fn index(mut self, index: u32) -> Self {
+        self.index = index;
         self
     }
 
@@ -213,6 +272,9 @@ impl<'a> NewLink<'a> {
 
     fn message(&self) -> LinkMessage {
         let mut builder = self.basics.add_to(Builder::new_with_info_kind(self.kind.info_kind()));
+        if self.index != 0 {
+            builder = builder.index(self.index);
+        }
         if let Some(link) = self.kind.lower() {
             builder = builder.link(link);
         }
@@ -271,8 +333,12 @@ impl LinkKind<'_> {
             LinkKind::Veth { peer } => {
                 InfoData::Veth(InfoVeth::Peer(peer.0.add_to(Builder::new()).build()))
             }
-            LinkKind::Macvlan { mode, .. } => {
-                InfoData::MacVlan(vec![InfoMacVlan::Mode((*mode).into())])
+            LinkKind::Macvlan { mode, bc_queue_len, .. } => {
+                let mut info = vec![InfoMacVlan::Mode((*mode).into())];
+                if *bc_queue_len > 0 {
+                    info.push(InfoMacVlan::BcQueueLen(*bc_queue_len));
+                }
+                InfoData::MacVlan(info)
             }
             LinkKind::Ipvlan { mode, .. } => {
                 InfoData::IpVlan(vec![InfoIpVlan::Mode((*mode).into())])

@@ -81,6 +81,9 @@ fn add<P: Plugin>(cx: &Cx<'_>, conf: &P::Conf) -> Result<CniResult> {
     let req = AddReq { id, sandbox, ifname, prev: prev_result(cx)? };
     let result = P::add(cx, conf, &req)?;
     result.convert(cx.version).inspect_err(|_| {
+        if !P::TAKES_BACK_WHAT_CANNOT_BE_TOLD {
+            return;
+        }
         // All was done, and cannot be told in this version: take it back.
         let AddReq { id, ifname, .. } = req;
         let req = DelReq { id, ifname, netns: Netns::open(&env.netns).ok(), prev: None };

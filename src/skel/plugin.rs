@@ -18,6 +18,10 @@ pub trait Plugin {
     const ABOUT: &'static str;
     /// The versions of the specification it speaks.
     const VERSIONS: &'static [SpecVersion] = &SpecVersion::ALL;
+    /// Whether an ADD is taken back when it is done and the version of the request cannot tell its
+    /// result, as with an interface without addresses before 0.3.0. Callers of some reference
+    /// plugins know that the interface is there nevertheless.
+    const TAKES_BACK_WHAT_CANNOT_BE_TOLD: bool = true;
     /// Its keys of the configuration, decoded before any verb runs.
     type Conf: DeserializeOwned;
 

@@ -9,7 +9,10 @@
 //!
 //! and ends there where the kernel lacks one of them: it is printed as skipped, and its name goes
 //! into the file that `CNIBOX_SKIPPED` names, from which the second lane takes what to run. There
-//! (`CNIBOX_LANE=vm`) nothing is skipped any more: a test that no lane can run fails.
+//! (`CNIBOX_LANE=vm`) nothing is skipped any more: a test that no lane can run fails. With
+//! `CNIBOX_LANE=list` tests only tell what they lack. `tests/lanes.sh` does all of that.
+//!
+//! The unit tests have the same module.
 
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
@@ -54,20 +57,29 @@ pub(crate) use needs;
 /// Whether this kernel has all of them; if not, the running test is noted as skipped.
 pub(crate) fn offers(features: &[Feature]) -> bool {
     let lacking: Vec<_> = features.iter().filter(|f| !probed(f)).map(|f| f.name).collect();
+    let lane = std::env::var("CNIBOX_LANE").unwrap_or_default();
     if lacking.is_empty() {
-        return true;
+        return lane != "list";
     }
     let thread = std::thread::current();
     let test = thread.name().expect("libtest names the thread after the test");
     let lacking = lacking.join(", ");
-    assert!(std::env::var_os("CNIBOX_LANE").is_none(), "no lane has what {test} needs: {lacking}");
+    assert_ne!(lane, "vm", "no lane has what {test} needs: {lacking}");
     // Past libtest's capture, so that it is seen in a run that passes.
     drop(writeln!(std::io::stderr(), "skipped: {test}: this kernel lacks {lacking}"));
     if let Some(path) = std::env::var_os("CNIBOX_SKIPPED") {
         let mut list = OpenOptions::new().create(true).append(true).open(path).unwrap();
-        list.write_all(format!("{test}\t{lacking}\n").as_bytes()).unwrap();
+        let executable = std::env::current_exe().unwrap();
+        let entry = format!("{}\t{test}\t{lacking}\n", executable.display());
+        list.write_all(entry.as_bytes()).unwrap();
     }
     false
+}
+
+/// Fails a test that is not to be run but to tell what it needs, and needs nothing.
+pub(crate) fn assert_not_listing() {
+    let lane = std::env::var("CNIBOX_LANE").unwrap_or_default();
+    assert_ne!(lane, "list", "needs nothing, and is not run");
 }
 
 fn probed(feature: &Feature) -> bool {

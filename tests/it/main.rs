@@ -20,6 +20,7 @@
 //! | `footprint` | processes, sleeps, memory |
 //! | `handover` | live state rewritten for the reference plugins |
 //! | `masquerade`, `spoof` | `ipMasq` and `macspoofchk`: traffic, rules, the reference's |
+//! | `macvlan`, `ipvlan` | children of a link: modes, masters, traffic, CHECK |
 //! | `parity` | the reference plugins side by side |
 //! | `firewall` | its back ends, against traffic, each other and the reference |
 //! | `portmap` | port mappings with nftables, both iptables, and the reference's own |
@@ -45,9 +46,11 @@ mod firewall;
 mod footprint;
 mod handover;
 mod host_local;
+mod ipvlan;
 mod lane;
 mod lifecycle;
 mod loopback;
+mod macvlan;
 mod masquerade;
 mod net;
 mod node;

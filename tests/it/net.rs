@@ -148,10 +148,27 @@ pub(crate) fn settles(before: &Snapshot, now: impl Fn() -> Snapshot) {
     assert_unchanged(before, &now());
 }
 
-/// The links of a pair are gone from the host.
+/// The links of a pair are gone from the host; those of a [`wire`] may stay.
 #[track_caller]
 pub(crate) fn no_veth_remains(node: &Node) {
-    eventually("a veth was left on the host", || node.ip("link show type veth") == json!([]));
+    let left = |link: &Value| is_veth(link["ifname"].as_str().unwrap());
+    eventually("a veth was left on the host", || {
+        !node.ip("link show type veth").as_array().unwrap().iter().any(left)
+    });
+}
+
+/// A network outside the host, and the link to it: `wire0`, a master for other links, with the
+/// [`GATEWAYS`] at its far end `wire1`, which is on the host as well.
+pub(crate) fn wire(node: &Node) {
+    node.sh("ip link add wire0 type veth peer name wire1");
+    node.sh("ip link set wire0 up && ip link set wire1 up");
+    let [v4, v6] = GATEWAYS;
+    node.sh(&format!("ip addr add {v4}/24 dev wire1 && ip addr add {v6}/64 dev wire1 nodad"));
+}
+
+/// Unplugs what [`wire`] has made.
+pub(crate) fn unplug(node: &Node) {
+    node.sh("ip link del wire0");
 }
 
 /// The addresses of an interface as `ip` prints them, link-local ones left out.

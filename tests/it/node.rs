@@ -32,6 +32,7 @@ pub(crate) struct Node {
 impl Node {
     /// Moves the calling thread into a namespace of its own, with `lo` up.
     pub(crate) fn new() -> Node {
+        crate::lane::assert_not_listing();
         unshare(CloneFlags::CLONE_NEWNET).expect("run as root or under `unshare -rn`");
         let node = Node { dir: tempfile::tempdir().unwrap() };
         fs::create_dir(node.bin()).unwrap();

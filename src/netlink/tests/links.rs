@@ -9,8 +9,8 @@ use rtnetlink::packet_route::link::{LinkAttribute, LinkMessage, Prop};
 
 use super::{bridge, sandbox, veths};
 use crate::netlink::{
-    BridgePort, Link, LinkChange, LinkKind, Mac, MacvlanMode, Netlink, NewLink, OperState, Switch,
-    VethPeer,
+    BridgePort, IpvlanMode, Link, LinkChange, LinkKind, Mac, MacvlanMode, Netlink, NewLink,
+    OperState, Switch, VethPeer,
 };
 use crate::netns::Netns;
 
@@ -46,11 +46,41 @@ fn a_link_is_created_in_another_namespace() {
     let host = sandbox();
     let container = Netns::fresh().unwrap();
     let (lower, _) = veths(&host);
-    let kind = LinkKind::Macvlan { link: lower.index, mode: MacvlanMode::Bridge };
+    let kind = macvlan(lower.index, MacvlanMode::Bridge);
     host.add_link(&NewLink::new("mac0", kind).netns(container.as_fd())).unwrap();
     assert!(host.link("mac0").unwrap().is_none());
     let link = Netlink::open_in(&container).unwrap().require_link("mac0").unwrap();
     assert_eq!((link.kind.as_deref(), link.link), (Some("macvlan"), Some(lower.index)));
+}
+
+fn macvlan<'a>(link: u32, mode: MacvlanMode) -> LinkKind<'a> {
+    LinkKind::Macvlan { link, mode, bc_queue_len: 0 }
+}
+
+#[test]
+fn a_macvlan_tells_its_mode_and_its_queue() {
+    let netlink = sandbox();
+    let (lower, _) = veths(&netlink);
+    for mode in [MacvlanMode::Private, MacvlanMode::Bridge, MacvlanMode::Vepa] {
+        let kind = LinkKind::Macvlan { link: lower.index, mode, bc_queue_len: 321 };
+        netlink.add_link(&NewLink::new(mode.as_str(), kind)).unwrap();
+        let info = netlink.require_link(mode.as_str()).unwrap().macvlan.unwrap();
+        assert_eq!((info.mode, info.bc_queue_len), (Some(mode), 321));
+    }
+    assert_eq!(netlink.require_link("peer").unwrap().macvlan, None);
+}
+
+#[test]
+fn modes_have_the_kernels_numbers_and_the_names_people_use() {
+    let macvlan: Vec<_> = (0..20).filter_map(MacvlanMode::from_wire).collect();
+    let names = macvlan.iter().map(|mode| mode.as_str()).collect::<Vec<_>>();
+    assert_eq!(names, ["private", "vepa", "bridge", "passthru"]);
+    let ipvlan: Vec<_> = (0..20).filter_map(IpvlanMode::from_wire).collect();
+    let names = ipvlan.iter().map(|mode| mode.as_str()).collect::<Vec<_>>();
+    assert_eq!(names, ["l2", "l3", "l3s"]);
+    assert!(macvlan.iter().all(|mode| MacvlanMode::parse(mode.as_str()) == Some(*mode)));
+    assert!(ipvlan.iter().all(|mode| IpvlanMode::parse(mode.as_str()) == Some(*mode)));
+    assert_eq!((MacvlanMode::parse("source"), IpvlanMode::parse("")), (None, None));
 }
 
 #[test]
@@ -59,7 +89,7 @@ fn every_link_a_kernel_makes_is_read() {
     let (veth, _) = veths(&netlink);
     bridge(&netlink, "br0");
     netlink.add_link(&NewLink::new("ifb9", LinkKind::Ifb)).unwrap();
-    let kind = LinkKind::Macvlan { link: veth.index, mode: MacvlanMode::Private };
+    let kind = macvlan(veth.index, MacvlanMode::Private);
     netlink.add_link(&NewLink::new("mac0", kind)).unwrap();
     let mut links = netlink.dump_links().unwrap();
     links.sort_by(|a, b| a.name.cmp(&b.name));

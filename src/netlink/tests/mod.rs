@@ -2,6 +2,7 @@
 
 mod addrs;
 mod events;
+mod kinds;
 mod links;
 mod routes;
 

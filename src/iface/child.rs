@@ -1,0 +1,317 @@
+//! A link on top of another one, its master: macvlan, ipvlan, VLAN.
+//!
+//! | step | function |
+//! | --- | --- |
+//! | which link is the master | [`master`]: by name, or the one of the default route |
+//! | does the MTU fit it | [`mtu`] |
+//! | make the child | [`add`], [`add_up`]: in the container, under its final name, by one message |
+//! | kernel parameters before its addresses | [`settings`] |
+//! | addresses, up, routes | [`configure`] |
+//! | CHECK | [`of_kind`], [`verify_master`], [`verify_below`], [`verify_mtu`] |
+//! | DEL | [`del`], which never asks for the master |
+//!
+//! The master is on the host, or with `linkInContainer` in the container itself: `place` is the
+//! netlink socket where it is. A plugin's ADD looks like this:
+//!
+//! ```ignore
+//! let nest = conf.link_in_container.then(|| Inside::enter(netns)).transpose()?;
+//! let place = match &nest { Some(inside) => &inside.netlink, None => cx.host()? };
+//! let master = child::master(place, &conf.master)?;
+//! let mtu = child::mtu(conf.mtu, &master)?;
+//! let entering = Inside::begin(netns)?;
+//! let mut undo = Rollback::new();
+//! let kind = LinkKind::Vlan { link: master.index, id };
+//! child::add(place, netns, &Wanted { ifname: &req.ifname, kind, mtu, mac: None })?;
+//! undo.push("delete the interface", || child::del(netns, &req.ifname, "vlan"));
+//! let mut result = cx.ipam_add(&mut undo)?;
+//! entering.set(child::settings(&result, &req.ifname));
+//! let inside = entering.finish()?;
+//! let link = inside.link(req.ifname.as_str())?;
+//! child::configure(&inside, &link, &result)?;
+//! ```
+
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
+use std::os::fd::AsFd;
+
+use nix::errno::Errno;
+
+use super::configure::{self, Connected, Style};
+use super::inside::{Inside, Setting};
+use super::verify;
+use crate::cni::{CniResult, IfName, Interface};
+use crate::error::{Context, Error, Result};
+use crate::log;
+use crate::netlink::{
+    Dad, Family, Link, LinkKind, Mac, Netlink, NewLink, RT_TABLE_MAIN, Route, RouteFilter,
+};
+use crate::netns::Netns;
+
+/// How often a chosen index may be taken before something is wrong.
+const INDEX_TRIES: usize = 5;
+
+/// What a child is to be like.
+#[derive(Clone, Debug)]
+pub struct Wanted<'a> {
+    /// Its name in the container.
+    pub ifname: &'a IfName,
+    /// What it is, and on which link.
+    pub kind: LinkKind<'a>,
+    /// Its MTU in bytes; 0 leaves it to the kernel, which takes the master's.
+    pub mtu: u32,
+    /// Its address; `None` leaves it to the kernel.
+    pub mac: Option<Mac>,
+}
+
+impl<'a> Wanted<'a> {
+    fn new_link(&self) -> NewLink<'a> {
+        NewLink::new(self.ifname.as_str(), self.kind.clone()).mtu(self.mtu).mac(self.mac)
+    }
+}
+
+/// The master called `name`; without a name, the link of the default route, IPv4 first.
+pub fn master(place: &Netlink, name: &str) -> Result<Link> {
+    if name.is_empty() {
+        return of_default_route(place);
+    }
+    let failed = || format!("failed to lookup master \"{name}\"");
+    place.link(name).context(failed)?.ok_or_else(|| {
+        Error::internal(format!("{}: Link not found", failed())).with_details(
+            "\"master\" names a link of the host, or with \"linkInContainer\" one of the container",
+        )
+    })
+}
+
+/// The MTU of a configuration: 0 leaves it to the kernel, and no child has more than its master.
+pub fn mtu(configured: i64, master: &Link) -> Result<u32> {
+    u32::try_from(configured).ok().filter(|mtu| *mtu <= master.mtu).ok_or_else(|| {
+        let most = master.mtu;
+        Error::config(format!("invalid MTU {configured}, must be [0, master MTU({most})]"))
+    })
+}
+
+/// Makes the child in the namespace `netns`, where nobody ever sees it under another name, so that
+/// [`del`] finds it whenever this process ends. `place` is where the master is.
+pub fn add(place: &Netlink, netns: &Netns, wanted: &Wanted<'_>) -> Result<()> {
+    make(place, netns, (wanted, wanted.new_link()))
+}
+
+/// As [`add`], and switches it on by the same message: for a link without addresses, or one over
+/// which they are asked for.
+pub fn add_up(place: &Netlink, netns: &Netns, wanted: &Wanted<'_>) -> Result<()> {
+    make(place, netns, (wanted, wanted.new_link().up()))
+}
+
+fn make<'a>(
+    place: &Netlink,
+    netns: &'a Netns,
+    (wanted, link): (&Wanted<'a>, NewLink<'a>),
+) -> Result<()> {
+    let name = wanted.ifname.as_str();
+    let link = link.netns(netns.as_fd());
+    let failed = || format!("failed to create {}", wanted.kind);
+    let Err(mut refused) = place.add_link(&link) else { return Ok(()) };
+    if refused.is_exists() {
+        if Netlink::open_in(netns)?.link(name)?.is_some() {
+            let msg = format!("container already has an interface \"{name}\": file exists");
+            let remedy = "an earlier ADD was not followed by DEL, or CNI_IFNAME is taken";
+            return Err(Error::internal(msg).with_details(remedy)).context(failed);
+        }
+        // Kernels before 6.15 look for the name in the namespace of the caller, unless they are
+        // given an index to look for.
+        let tries = if place.link(name)?.is_some() { INDEX_TRIES } else { 0 };
+        for _ in 0..tries {
+            match place.add_link(&link.clone().index(random_index())) {
+                Ok(()) => return Ok(()),
+                Err(error) => refused = error,
+            }
+            if refused.errno() != Some(Errno::EBUSY) {
+                break;
+            }
+        }
+    }
+    let remedy = refused.errno().and_then(|errno| remedy(errno, &wanted.kind));
+    let error = Error::from(refused).context(failed());
+    Err(remedy.map_or(error.clone(), |remedy| error.with_details(remedy)))
+}
+
+/// What is known about a refusal beyond its number.
+fn remedy(errno: Errno, kind: &LinkKind<'_>) -> Option<&'static str> {
+    match (errno, kind) {
+        (Errno::EBUSY, LinkKind::Macvlan { .. } | LinkKind::Ipvlan { .. }) => {
+            Some("the master is a port of a bridge or bond, or has children of another kind")
+        }
+        (Errno::EADDRINUSE, LinkKind::Macvlan { .. }) => {
+            Some("another macvlan on the master, or the master itself, has this MAC address")
+        }
+        (Errno::EINVAL, LinkKind::Macvlan { .. }) => Some(
+            "a macvlan in mode \"passthru\" is the only one on its master, \
+             which must be an Ethernet device",
+        ),
+        (Errno::EEXIST, LinkKind::Vlan { .. }) => {
+            Some("this VLAN of this master is somebody else's, maybe another container's")
+        }
+        _ => None,
+    }
+}
+
+/// Deletes the link `ifname` of this kind; success if there is none. Another kind of link under
+/// the name is nothing that this attachment has made.
+pub fn del(netns: &Netns, ifname: &IfName, kind: &str) -> Result<()> {
+    let inside = Netlink::open_in(netns)?;
+    match inside.link(ifname.as_str())? {
+        Some(link) if link.kind.as_deref() == Some(kind) => {
+            Ok(inside.del_link_by_index(link.index).map(drop)?)
+        }
+        Some(_) => {
+            log::warn(format_args!("\"{ifname}\" is no {kind}, and is left alone"));
+            Ok(())
+        }
+        None => Ok(()),
+    }
+}
+
+/// The parameters to set before the addresses: the kernel tells the neighbours when the link
+/// comes up, as the address may have been another container's before.
+pub fn settings(result: &CniResult, ifname: &IfName) -> Vec<Setting> {
+    let mut settings = vec![
+        Setting::optional(format!("net/ipv4/conf/{ifname}/arp_notify"), "1"),
+        Setting::optional(format!("net/ipv6/conf/{ifname}/ndisc_notify"), "1"),
+    ];
+    settings.extend(configure::settings(result, ifname.as_str()));
+    settings
+}
+
+/// Adds the addresses, sets the link up, adds the routes. The segment is shared with others, so
+/// duplicate address detection runs its course.
+pub fn configure(inside: &Inside<'_>, link: &Link, result: &CniResult) -> Result<()> {
+    let style = Style { dad: Dad::Kernel, connected: Connected::Route };
+    configure::addresses_and_up(inside, link, result, style)?;
+    configure::add_routes(inside, link, result)
+}
+
+/// CHECK: the link of the result's entry is there, of this kind, with the address it lists, up.
+pub fn of_kind(inside: &Inside<'_>, entry: &Interface, kind: &str) -> Result<Link> {
+    let link = verify::container_link(inside, entry, kind)?;
+    verify::is_up(&link)?;
+    Ok(link)
+}
+
+/// CHECK: `link` is on top of `master`.
+pub fn verify_master(link: &Link, master: &Link) -> Result<()> {
+    if link.link == Some(master.index) {
+        return Ok(());
+    }
+    let (name, master) = (&link.name, &master.name);
+    Err(Error::internal(format!("interface \"{name}\" is not on top of \"{master}\"")))
+}
+
+/// What a configuration says about the master.
+#[derive(Clone, Copy, Debug)]
+pub struct Below<'a> {
+    /// Its name; empty if it is none in particular.
+    pub name: &'a str,
+    /// Whether it is in the container.
+    pub in_container: bool,
+    /// The MTU of the child; 0 or the master's at most.
+    pub mtu: i64,
+}
+
+/// CHECK: `link` is on top of the master that is configured. Without one in particular any is
+/// right that is still there: the default route may be another one by now.
+pub fn verify_below(
+    host: &Netlink,
+    (inside, link): (&Inside<'_>, &Link),
+    below: Below<'_>,
+) -> Result<()> {
+    let in_container = link.link_netnsid.is_none();
+    if below.name.is_empty() {
+        let place = if in_container { &inside.netlink } else { host };
+        return Ok(place.require_link_by_index(link.link.unwrap_or_default()).map(drop)?);
+    }
+    let place = if below.in_container { &inside.netlink } else { host };
+    let master = master(place, below.name)?;
+    // The container may be in the host's own namespace.
+    let same_place = in_container == below.in_container
+        || Netns::current().and_then(|host| host.same_as(inside.netns))?;
+    if !same_place {
+        let (name, master) = (&link.name, &master.name);
+        let place = if below.in_container { "in the container" } else { "on the host" };
+        let msg = format!("interface \"{name}\" is not on top of \"{master}\" {place}");
+        return Err(Error::internal(msg));
+    }
+    verify_master(link, &master)?;
+    mtu(below.mtu, &master).map(drop)
+}
+
+/// Whether the IPAM plugin of this name asks for addresses over the link itself, which must be up
+/// then.
+pub fn asks_over_the_link(ipam: &str) -> bool {
+    ipam == "dhcp"
+}
+
+/// CHECK: `link` has the MTU that is configured, where one is.
+pub fn verify_mtu(link: &Link, configured: u32) -> Result<()> {
+    if configured == 0 || link.mtu == configured {
+        return Ok(());
+    }
+    let Link { name, mtu, .. } = link;
+    Err(Error::internal(format!("interface \"{name}\" has MTU {mtu}, configured is {configured}")))
+}
+
+fn of_default_route(place: &Netlink) -> Result<Link> {
+    for family in [Family::V4, Family::V6] {
+        let filter = RouteFilter { family: Some(family), table: Some(RT_TABLE_MAIN), oif: None };
+        let routes = place.dump_routes(&filter)?;
+        let mut default = routes.iter().filter(|route| route.dst.prefix_len() == 0);
+        if let Some(index) = default.find_map(leaves_by) {
+            return Ok(place.require_link_by_index(index)?);
+        }
+    }
+    Err(Error::internal("no default route interface found")
+        .with_details("name the link in the key \"master\""))
+}
+
+/// The link of a route: of several ways, the first.
+fn leaves_by(route: &Route) -> Option<u32> {
+    route.oif.or_else(|| route.nexthops.iter().find_map(|hop| hop.oif))
+}
+
+/// An index far above those that the kernel counts up to.
+fn random_index() -> u32 {
+    let random = RandomState::new().build_hasher().finish();
+    0x0100_0000 | (random & 0x00ff_ffff) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_mtu_above_the_masters() {
+        let master = Link { mtu: 1500, ..Link::default() };
+        assert_eq!(mtu(0, &master).unwrap(), 0);
+        assert_eq!(mtu(1500, &master).unwrap(), 1500);
+        for wrong in [-100, 1501, i64::MAX] {
+            let expected = format!("invalid MTU {wrong}, must be [0, master MTU(1500)]");
+            assert_eq!(mtu(wrong, &master).unwrap_err().msg(), expected);
+        }
+    }
+
+    #[test]
+    fn a_multipath_route_leaves_by_its_first_way() {
+        let mut route = Route::new("0.0.0.0/0".parse().unwrap());
+        assert_eq!(leaves_by(&route), None);
+        let hop = |oif| crate::netlink::NextHop { gw: None, oif, weight: 1 };
+        route.nexthops = vec![hop(None), hop(Some(7)), hop(Some(8))];
+        assert_eq!(leaves_by(&route), Some(7));
+        route.oif = Some(3);
+        assert_eq!(leaves_by(&route), Some(3));
+    }
+
+    #[test]
+    fn chosen_indexes_are_positive_and_differ() {
+        let indexes: std::collections::HashSet<_> = (0..50).map(|_| random_index()).collect();
+        assert!(indexes.len() > 40 && indexes.iter().all(|i| *i < 1 << 25));
+    }
+}

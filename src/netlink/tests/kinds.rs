@@ -1,0 +1,28 @@
+//! Kinds of links that not every kernel has.
+
+use super::{sandbox, veths};
+use crate::lane::{self, needs};
+use crate::netlink::{BridgeInfo, IpvlanMode, LinkKind, NewLink};
+
+#[test]
+fn are_made_and_read() {
+    needs!(lane::DUMMY, lane::VRF, lane::VLAN, lane::IPVLAN, lane::BRIDGE_VLAN);
+    let netlink = sandbox();
+    let (veth, peer) = veths(&netlink);
+    let add = |name, kind| netlink.add_link(&NewLink::new(name, kind)).unwrap();
+    add("dummy", LinkKind::Dummy);
+    add("vrf", LinkKind::Vrf { table: 9 });
+    add("vlan", LinkKind::Vlan { link: veth.index, id: 4094 });
+    add("ipvlan", LinkKind::Ipvlan { link: peer.index, mode: IpvlanMode::L3s });
+    add("bridge", LinkKind::Bridge { vlan_filtering: Some(true) });
+    for (kind, lower) in
+        [("dummy", None), ("vrf", None), ("vlan", Some(veth.index)), ("ipvlan", Some(peer.index))]
+    {
+        let link = netlink.require_link(kind).unwrap();
+        assert_eq!((link.kind.as_deref(), link.link), (Some(kind), lower));
+    }
+    assert_eq!(netlink.require_link("vlan").unwrap().vlan, Some(4094));
+    assert_eq!(netlink.require_link("ipvlan").unwrap().ipvlan, Some(IpvlanMode::L3s));
+    let bridge = netlink.require_link("bridge").unwrap().bridge;
+    assert_eq!(bridge, Some(BridgeInfo { vlan_filtering: true }));
+}

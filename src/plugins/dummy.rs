@@ -1,0 +1,133 @@
+//! dummy: a device that goes nowhere, to carry addresses that the container is to have.
+//!
+//! Keys: `mtu`, `mac`, which the capability `mac` overrides, and `ipam`, which is required.
+//!
+//! On the host it leaves nothing: the device is made in the container, and vanishes with it.
+
+use serde::Deserialize;
+
+use crate::cni::{CniResult, SpecVersion};
+use crate::error::{Code, Context, Error, Result};
+use crate::iface::configure::{self, Connected, Style};
+use crate::iface::{Inside, child, verify, veth};
+use crate::netlink::{Dad, Link, LinkKind, Mac, NewLink};
+use crate::skel::{AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Rollback};
+
+const KIND: &str = "dummy";
+
+/// The plugin.
+#[derive(Debug)]
+pub struct Dummy;
+
+/// The keys of a dummy network.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Conf {
+    /// MTU in bytes. Default: the kernel's.
+    mtu: i64,
+    /// MAC of the device. Default: the kernel chooses.
+    mac: String,
+    /// `runtimeConfig.mac` (capability `mac`): the same; wins.
+    runtime_config: RuntimeConfig,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct RuntimeConfig {
+    mac: String,
+}
+
+impl Plugin for Dummy {
+    const NAME: &'static str = KIND;
+    const ABOUT: &'static str = "device that only carries addresses";
+    type Conf = Conf;
+
+    fn add(cx: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
+        let plan = Plan::resolve(cx, conf)?;
+        let netns = req.sandbox.netns()?;
+        let inside = Inside::enter(netns)?;
+        let mut undo = Rollback::new();
+
+        // Before IPAM, so that an attachment that is there already keeps its address.
+        let link = plan.create(&inside, req)?;
+        undo.push(format!("delete \"{}\"", link.name), || child::del(netns, &req.ifname, KIND));
+        let mut result = cx.ipam_add(&mut undo)?;
+        result.version = SpecVersion::NEWEST;
+        for ip in &mut result.ips {
+            ip.interface = Some(0);
+        }
+        result.interfaces = vec![veth::interface(&link, &req.sandbox.path)];
+        inside.set(&configure::settings(&result, &link.name))?;
+        // Nobody can be asked whether an address is taken.
+        let style = Style { dad: Dad::Off, connected: Connected::Route };
+        configure::addresses_and_up(&inside, &link, &result, style)?;
+        configure::add_routes(&inside, &link, &result)?;
+        cx.finish(&mut result);
+        undo.commit();
+        Ok(result)
+    }
+
+    fn check(cx: &Cx<'_>, conf: &Conf, req: &CheckReq) -> Result<()> {
+        let plan = Plan::resolve(cx, conf)?;
+        let inside = Inside::enter(req.sandbox.netns()?)?;
+        cx.ipam_check()?;
+        let prev = req.require_prev()?;
+        let (index, entry) = verify::container_entry(prev, &req.ifname, &req.sandbox.path)?;
+        let link = child::of_kind(&inside, entry, KIND)?;
+        child::verify_mtu(&link, plan.mtu)?;
+        verify::addresses(&inside, &link, (prev, index))?;
+        verify::routes(&inside, prev)
+    }
+
+    fn del(cx: &Cx<'_>, _: &Conf, req: &DelReq) -> Result<()> {
+        let mut failures = Failures::new();
+        if !cx.net.ipam_type.is_empty() {
+            failures.keep(cx.ipam_del());
+        }
+        if let Some(netns) = &req.netns {
+            failures.keep(child::del(netns, &req.ifname, KIND));
+        }
+        failures.into_result()
+    }
+
+    fn gc(cx: &Cx<'_>, _: &Conf, _: &GcReq) -> Result<()> {
+        // The device vanishes with the container; addresses are the IPAM plugin's.
+        if cx.net.ipam_type.is_empty() { Ok(()) } else { cx.ipam_gc() }
+    }
+
+    fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
+        let unavailable = |e: Error| e.with_code(Code::NOT_AVAILABLE);
+        Plan::resolve(cx, conf).map_err(unavailable)?;
+        let host = cx.host().map_err(unavailable)?;
+        host.require_admin().map_err(|e| unavailable(e.into()))?;
+        cx.ipam_status()
+    }
+}
+
+/// What the configuration comes to, once it is known to make sense.
+#[derive(Debug)]
+struct Plan {
+    mtu: u32,
+    mac: Option<Mac>,
+}
+
+impl Plan {
+    fn resolve(cx: &Cx<'_>, conf: &Conf) -> Result<Plan> {
+        if cx.net.ipam_type.is_empty() {
+            let msg = "dummy interface requires an IPAM configuration";
+            return Err(
+                Error::config(msg).with_details("a dummy device does nothing but carry addresses")
+            );
+        }
+        let mtu = veth::mtu(conf.mtu)?;
+        let sources = [&conf.runtime_config.mac, &conf.mac];
+        let text = sources.into_iter().find(|text| !text.is_empty());
+        let parse = |text: &String| text.parse::<Mac>().map_err(|e| Error::config(e.to_string()));
+        Ok(Plan { mtu, mac: text.map(parse).transpose()? })
+    }
+
+    fn create(&self, inside: &Inside<'_>, req: &AddReq) -> Result<Link> {
+        let link = NewLink::new(req.ifname.as_str(), LinkKind::Dummy).mtu(self.mtu).mac(self.mac);
+        inside.netlink.create_link(&link).context(|| "failed to create dummy")
+    }
+}

@@ -1,0 +1,255 @@
+//! macvlan: an interface with an Ethernet address of its own on top of a link, its master.
+//!
+//! Keys: `master` (default: the link of the default route), `mode` (`bridge`, `private`, `vepa`,
+//! `passthru`), `mtu`, `mac`, `bcqueuelen`, `linkInContainer` (the master is in the container);
+//! `CNI_ARGS` `MAC` and the capability `mac` win over `mac`. `ipam` is optional: without it the
+//! interface is layer 2.
+//!
+//! On the host it leaves nothing: the interface is made in the container, and vanishes with it.
+
+use serde::Deserialize;
+
+use crate::cni::{CniResult, SpecVersion};
+use crate::error::{Code, Error, Result};
+use crate::iface::child::{self, Below, Wanted};
+use crate::iface::inside::Inside;
+use crate::iface::{verify, veth};
+use crate::log;
+use crate::netlink::{Link, LinkKind, Mac, MacvlanMode};
+use crate::skel::{AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Rollback};
+
+const KIND: &str = "macvlan";
+
+/// The plugin.
+#[derive(Debug)]
+pub struct Macvlan;
+
+/// The keys of a macvlan network.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Conf {
+    /// The link to be on top of. Default: the one of the default route.
+    master: String,
+    /// How others on the same master see it: `bridge` (default), `private`, `vepa`, `passthru`.
+    mode: String,
+    /// MTU in bytes, at most that of the master. Default: the master's.
+    mtu: i64,
+    /// MAC of the interface. Default: the kernel chooses.
+    mac: String,
+    /// Look for the master in the container.
+    link_in_container: bool,
+    /// How many broadcasts may wait for it. Default: the kernel's.
+    bcqueuelen: u32,
+    /// `runtimeConfig.mac` (capability `mac`): MAC of the interface; wins over all others.
+    runtime_config: RuntimeConfig,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct RuntimeConfig {
+    mac: String,
+}
+
+impl Conf {
+    fn below(&self) -> Below<'_> {
+        Below { name: &self.master, in_container: self.link_in_container, mtu: self.mtu }
+    }
+}
+
+impl Plugin for Macvlan {
+    const NAME: &'static str = KIND;
+    const ABOUT: &'static str = "interface with a MAC of its own on a link of the host";
+    const TAKES_BACK_WHAT_CANNOT_BE_TOLD: bool = false;
+    type Conf = Conf;
+
+    fn add(cx: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
+        let plan = Plan::resolve(conf, from_args(cx)?)?;
+        let l3 = !cx.net.ipam_type.is_empty();
+        let up = !l3 || child::asks_over_the_link(&cx.net.ipam_type);
+        let netns = req.sandbox.netns()?;
+        let nest = conf.link_in_container.then(|| Inside::enter(netns)).transpose()?;
+        let place = if let Some(inside) = &nest { &inside.netlink } else { cx.host()? };
+        let master = child::master(place, &conf.master)?;
+        let mtu = child::mtu(conf.mtu, &master)?;
+        let mut undo = Rollback::new();
+
+        // Before IPAM, so that an attachment that is there already keeps its address.
+        let wanted =
+            Wanted { ifname: &req.ifname, kind: plan.kind(conf, &master), mtu, mac: plan.mac };
+        let entering = Inside::begin(netns)?;
+        let add = if up { child::add_up } else { child::add };
+        add(place, netns, &wanted)?;
+        undo.push(format!("delete \"{}\"", req.ifname), || child::del(netns, &req.ifname, KIND));
+        let mut result = if l3 { cx.ipam_add(&mut undo)? } else { CniResult::new() };
+        result.version = SpecVersion::NEWEST;
+        for ip in &mut result.ips {
+            ip.interface = Some(0);
+        }
+
+        if l3 {
+            entering.set(child::settings(&result, &req.ifname));
+        }
+        let inside = entering.finish()?;
+        let link = inside.link(req.ifname.as_str())?;
+        plan.warn_about_mac(&link);
+        result.interfaces = vec![veth::interface(&link, &req.sandbox.path)];
+        if l3 {
+            child::configure(&inside, &link, &result)?;
+        }
+        cx.finish(&mut result);
+        undo.commit();
+        Ok(result)
+    }
+
+    fn check(cx: &Cx<'_>, conf: &Conf, req: &CheckReq) -> Result<()> {
+        let plan = Plan::resolve(conf, from_args(cx)?)?;
+        let inside = Inside::enter(req.sandbox.netns()?)?;
+        if !cx.net.ipam_type.is_empty() {
+            cx.ipam_check()?;
+        }
+        let prev = req.require_prev()?;
+        let (index, entry) = verify::container_entry(prev, &req.ifname, &req.sandbox.path)?;
+        let link = child::of_kind(&inside, entry, KIND)?;
+        plan.check(conf, &link)?;
+        child::verify_below(cx.host()?, (&inside, &link), conf.below())?;
+        verify::addresses(&inside, &link, (prev, index))?;
+        verify::routes(&inside, prev)
+    }
+
+    fn del(cx: &Cx<'_>, _: &Conf, req: &DelReq) -> Result<()> {
+        let mut failures = Failures::new();
+        // Before the link, which a DHCP release needs.
+        if !cx.net.ipam_type.is_empty() {
+            failures.keep(cx.ipam_del());
+        }
+        if let Some(netns) = &req.netns {
+            failures.keep(child::del(netns, &req.ifname, KIND));
+        }
+        failures.into_result()
+    }
+
+    fn gc(cx: &Cx<'_>, _: &Conf, _: &GcReq) -> Result<()> {
+        // The interface vanishes with the container; addresses are the IPAM plugin's.
+        if cx.net.ipam_type.is_empty() { Ok(()) } else { cx.ipam_gc() }
+    }
+
+    fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
+        let unavailable = |e: Error| e.with_code(Code::NOT_AVAILABLE);
+        Plan::resolve(conf, None).map_err(unavailable)?;
+        let host = cx.host().map_err(unavailable)?;
+        host.require_admin().map_err(|e| unavailable(e.into()))?;
+        // Which container is not known yet, and so neither is a master in it.
+        if !conf.link_in_container {
+            let master = child::master(host, &conf.master).map_err(unavailable)?;
+            child::mtu(conf.mtu, &master).map_err(unavailable)?;
+        }
+        if cx.net.ipam_type.is_empty() { Ok(()) } else { cx.ipam_status() }
+    }
+}
+
+/// What the configuration comes to, once it is known to make sense.
+#[derive(Debug)]
+struct Plan {
+    mode: MacvlanMode,
+    mac: Option<Mac>,
+}
+
+impl Plan {
+    fn resolve(conf: &Conf, from_args: Option<String>) -> Result<Plan> {
+        let name = if conf.mode.is_empty() { "bridge" } else { &conf.mode };
+        let mode = MacvlanMode::parse(name).ok_or_else(|| {
+            Error::config(format!("unknown macvlan mode: \"{name}\""))
+                .with_details("known are \"bridge\", \"private\", \"vepa\" and \"passthru\"")
+        })?;
+        let sources = [Some(conf.runtime_config.mac.clone()), from_args, Some(conf.mac.clone())];
+        let text = sources.into_iter().flatten().find(|text| !text.is_empty());
+        Ok(Plan { mode, mac: text.as_deref().map(parse_mac).transpose()? })
+    }
+
+    fn kind(&self, conf: &Conf, master: &Link) -> LinkKind<'static> {
+        LinkKind::Macvlan { link: master.index, mode: self.mode, bc_queue_len: conf.bcqueuelen }
+    }
+
+    /// In the mode `passthru`, the kernel gives the interface its master's address.
+    fn warn_about_mac(&self, link: &Link) {
+        if let Some(mac) = self.mac
+            && link.mac != Some(mac)
+        {
+            log::warn(format_args!("mode \"passthru\" keeps the master's MAC: {mac} is not used"));
+        }
+    }
+
+    /// The link is as the configuration has it.
+    fn check(&self, conf: &Conf, link: &Link) -> Result<()> {
+        let info = link.macvlan.unwrap_or_default();
+        let differs = |what: &str, found: &str, wanted: &str| {
+            let msg = format!("container macvlan {what} {found} does not match expected value");
+            Err(Error::internal(format!("{msg}: {wanted}")))
+        };
+        if info.mode != Some(self.mode) {
+            let found = info.mode.map_or("unknown", MacvlanMode::as_str);
+            return differs("mode", found, self.mode.as_str());
+        }
+        let (found, wanted) = (info.bc_queue_len, conf.bcqueuelen);
+        // Kernels before 5.11 have no such queue.
+        if wanted > 0 && found > 0 && found != wanted {
+            return differs("bcqueuelen", &found.to_string(), &wanted.to_string());
+        }
+        Ok(())
+    }
+}
+
+/// The `MAC` of `CNI_ARGS`.
+fn from_args(cx: &Cx<'_>) -> Result<Option<String>> {
+    cx.args()?.get("MAC", |text| Ok(text.to_owned()))
+}
+
+fn parse_mac(text: &str) -> Result<Mac> {
+    let refuse = |why| Error::config(format!("invalid args {text} for MAC addr: {why}"));
+    let mac: Mac = text.parse().map_err(|why| refuse(format!("{why}")))?;
+    if mac.is_unicast() {
+        return Ok(mac);
+    }
+    Err(refuse(format!("address {mac}: no address of a single interface")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(conf: &Conf, from_args: &str) -> Result<Plan> {
+        Plan::resolve(conf, Some(from_args.to_owned()))
+    }
+
+    #[test]
+    fn the_capability_wins_over_cni_args_and_those_over_the_key() {
+        let conf = |mac: &str, runtime: &str| Conf {
+            mac: mac.to_owned(),
+            runtime_config: RuntimeConfig { mac: runtime.to_owned() },
+            ..Conf::default()
+        };
+        let [one, two, three] = ["02:00:00:00:00:01", "02:00:00:00:00:02", "02:00:00:00:00:03"];
+        for (conf, args, expected) in
+            [(conf(one, two), three, two), (conf(one, ""), three, three), (conf(one, ""), "", one)]
+        {
+            assert_eq!(plan(&conf, args).unwrap().mac, Some(expected.parse().unwrap()));
+        }
+        assert_eq!(plan(&conf("", ""), "").unwrap().mac, None);
+    }
+
+    #[test]
+    fn modes_and_addresses_are_checked() {
+        let conf = Conf { mode: "source".to_owned(), ..Conf::default() };
+        assert_eq!(plan(&conf, "").unwrap_err().msg(), "unknown macvlan mode: \"source\"");
+        assert_eq!(plan(&Conf::default(), "").unwrap().mode, MacvlanMode::Bridge);
+        for (mac, why) in [
+            ("x", "address x: invalid MAC address"),
+            ("01:00:5e:00:00:01", "address 01:00:5e:00:00:01: no address of a single interface"),
+            ("00:00:00:00:00:00", "address 00:00:00:00:00:00: no address of a single interface"),
+        ] {
+            let error = plan(&Conf::default(), mac).unwrap_err();
+            assert_eq!(error.msg(), format!("invalid args {mac} for MAC addr: {why}"));
+            assert_eq!(error.code(), Code::INVALID_CONFIG);
+        }
+    }
+}

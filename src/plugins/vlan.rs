@@ -1,0 +1,175 @@
+//! vlan: the frames of one VLAN (802.1Q) of a link, its master, as an interface of the container.
+//!
+//! Keys: `master`, `vlanId`, both required, `mtu`, `linkInContainer` (the master is in the
+//! container), and `ipam`, which is required.
+//!
+//! On the host it leaves nothing: the interface is made in the container, and vanishes with it.
+//! While it lives, nobody else can have that VLAN of that master.
+
+use serde::Deserialize;
+
+use crate::cni::{CniResult, SpecVersion};
+use crate::error::{Code, Error, Result};
+use crate::iface::child::{self, Below, Wanted};
+use crate::iface::{Inside, verify, veth};
+use crate::netlink::{Link, LinkKind, Netlink};
+use crate::skel::{AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Rollback};
+
+const KIND: &str = "vlan";
+
+/// The plugin.
+#[derive(Debug)]
+pub struct Vlan;
+
+/// The keys of a VLAN network.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Conf {
+    /// The link whose VLAN it is.
+    master: String,
+    /// The number of the VLAN, 0 to 4094; 0 is for frames that have a priority only.
+    vlan_id: Option<i64>,
+    /// MTU in bytes, at most that of the master. Default: the master's.
+    mtu: i64,
+    /// Look for the master in the container.
+    link_in_container: bool,
+}
+
+impl Plugin for Vlan {
+    const NAME: &'static str = KIND;
+    const ABOUT: &'static str = "one VLAN of a link of the host";
+    type Conf = Conf;
+
+    fn add(cx: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
+        let id = conf.id()?;
+        // The delegate is looked for before anything is made.
+        cx.ipam()?;
+        let netns = req.sandbox.netns()?;
+        let nest = conf.link_in_container.then(|| Inside::enter(netns)).transpose()?;
+        let place = if let Some(inside) = &nest { &inside.netlink } else { cx.host()? };
+        let (master, mtu) = conf.usable_master(place)?;
+        let mut undo = Rollback::new();
+
+        // Before IPAM, so that an attachment that is there already keeps its address.
+        let entering = Inside::begin(netns)?;
+        let kind = LinkKind::Vlan { link: master.index, id };
+        let over_it = child::asks_over_the_link(&cx.net.ipam_type);
+        let add = if over_it { child::add_up } else { child::add };
+        add(place, netns, &Wanted { ifname: &req.ifname, kind, mtu, mac: None })?;
+        undo.push(format!("delete \"{}\"", req.ifname), || child::del(netns, &req.ifname, KIND));
+        let mut result = cx.ipam_add(&mut undo)?;
+        result.version = SpecVersion::NEWEST;
+        for ip in &mut result.ips {
+            ip.interface = Some(0);
+        }
+        entering.set(child::settings(&result, &req.ifname));
+        let inside = entering.finish()?;
+        let link = inside.link(req.ifname.as_str())?;
+        result.interfaces = vec![veth::interface(&link, &req.sandbox.path)];
+        child::configure(&inside, &link, &result)?;
+        cx.finish(&mut result);
+        undo.commit();
+        Ok(result)
+    }
+
+    fn check(cx: &Cx<'_>, conf: &Conf, req: &CheckReq) -> Result<()> {
+        let id = conf.id()?;
+        let inside = Inside::enter(req.sandbox.netns()?)?;
+        cx.ipam_check()?;
+        let prev = req.require_prev()?;
+        let (index, entry) = verify::container_entry(prev, &req.ifname, &req.sandbox.path)?;
+        let link = child::of_kind(&inside, entry, KIND)?;
+        if link.vlan != Some(id) {
+            let (name, found) = (&link.name, link.vlan.unwrap_or_default());
+            let msg = format!("interface \"{name}\" is of VLAN {found}, configured is {id}");
+            return Err(Error::internal(msg));
+        }
+        child::verify_below(cx.host()?, (&inside, &link), conf.below())?;
+        child::verify_mtu(&link, u32::try_from(conf.mtu).unwrap_or_default())?;
+        verify::addresses(&inside, &link, (prev, index))?;
+        verify::routes(&inside, prev)
+    }
+
+    fn del(cx: &Cx<'_>, _: &Conf, req: &DelReq) -> Result<()> {
+        let mut failures = Failures::new();
+        // Before the link, which a DHCP release needs.
+        if !cx.net.ipam_type.is_empty() {
+            failures.keep(cx.ipam_del());
+        }
+        if let Some(netns) = &req.netns {
+            failures.keep(child::del(netns, &req.ifname, KIND));
+        }
+        failures.into_result()
+    }
+
+    fn gc(cx: &Cx<'_>, _: &Conf, _: &GcReq) -> Result<()> {
+        // The interface vanishes with the container; addresses are the IPAM plugin's.
+        if cx.net.ipam_type.is_empty() { Ok(()) } else { cx.ipam_gc() }
+    }
+
+    fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
+        let unavailable = |e: Error| e.with_code(Code::NOT_AVAILABLE);
+        conf.id().map_err(unavailable)?;
+        let host = cx.host().map_err(unavailable)?;
+        host.require_admin().map_err(|e| unavailable(e.into()))?;
+        // Which container is not known yet, and so neither is a master in it.
+        if !conf.link_in_container {
+            conf.usable_master(host).map_err(unavailable)?;
+        }
+        cx.ipam_status()
+    }
+}
+
+impl Conf {
+    /// The number of the VLAN, once it is known that the keys make sense by themselves.
+    fn id(&self) -> Result<u16> {
+        if self.master.is_empty() {
+            let msg = "\"master\" field is required. It specifies the host interface name to create the VLAN for";
+            return Err(Error::config(msg));
+        }
+        let id = self.vlan_id.ok_or_else(|| {
+            Error::config("\"vlanId\" field is required")
+                .with_details("0 is the VLAN of frames that have a priority but no number")
+        })?;
+        u16::try_from(id).ok().filter(|id| *id <= 4094).ok_or_else(|| {
+            Error::config(format!("invalid VLAN ID {id} (must be between 0 and 4094 inclusive)"))
+        })
+    }
+
+    fn below(&self) -> Below<'_> {
+        Below { name: &self.master, in_container: self.link_in_container, mtu: self.mtu }
+    }
+
+    /// The master, which has to be up for the VLAN to get up, and the MTU for the VLAN.
+    fn usable_master(&self, place: &Netlink) -> Result<(Link, u32)> {
+        let master = child::master(place, &self.master)?;
+        let mtu = child::mtu(self.mtu, &master)?;
+        if master.up {
+            return Ok((master, mtu));
+        }
+        Err(Error::internal(format!("master \"{}\" is down: network is down", self.master))
+            .with_details(format!("ip link set {} up", self.master)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id(master: &str, vlan_id: Option<i64>) -> Result<u16> {
+        Conf { master: master.to_owned(), vlan_id, ..Conf::default() }.id()
+    }
+
+    #[test]
+    fn a_vlan_has_a_master_and_a_number() {
+        assert_eq!(id("eth0", Some(0)).unwrap(), 0);
+        assert_eq!(id("eth0", Some(4094)).unwrap(), 4094);
+        for wrong in [-1, 4095, 65536, i64::MAX] {
+            let expected =
+                format!("invalid VLAN ID {wrong} (must be between 0 and 4094 inclusive)");
+            assert_eq!(id("eth0", Some(wrong)).unwrap_err().msg(), expected);
+        }
+        assert_eq!(id("eth0", None).unwrap_err().msg(), "\"vlanId\" field is required");
+        assert!(id("", Some(5)).unwrap_err().msg().starts_with("\"master\" field is required."));
+    }
+}

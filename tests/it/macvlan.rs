@@ -1,0 +1,108 @@
+//! macvlan: lifecycle in every version, modes, masters, CHECK, refusals.
+
+mod check;
+mod features;
+mod masters;
+mod modes;
+
+use std::collections::BTreeSet;
+
+use serde_json::{Value, json};
+
+use crate::concurrency::at_once;
+use crate::lifecycle::Subject;
+use crate::net::{Net, merged, settles, unplug, wire};
+use crate::node::{Container, Node};
+use crate::traffic::Place;
+
+const SUBJECT: Subject = Subject {
+    plugin: "macvlan",
+    keys: |node| {
+        wire(node);
+        let mut ipam = node.host_local(&["10.1.2.0/24", "2001:db8:1::/64"]);
+        ipam["routes"] = json!([{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]);
+        json!({"master": "wire0", "mtu": 1400, "ipam": ipam})
+    },
+    golden: |version| match version {
+        "0.1.0" | "0.2.0" => include_str!("golden/macvlan/0.1.json"),
+        "1.0.0" => include_str!("golden/macvlan/1.0.json"),
+        "1.1.0" => include_str!("golden/macvlan/1.1.json"),
+        _ => include_str!("golden/macvlan/0.3.json"),
+    },
+    remove_remainder: unplug,
+};
+
+/// A network of 1.1.0 of 10.1.2.0/24 on top of `wire0`, with `keys`.
+fn simple<'n>(node: &'n Node, keys: &Value) -> Net<'n> {
+    let ipam = node.host_local(&["10.1.2.0/24"]);
+    Net::new(node, "macvlan", "1.1.0", &merged(&json!({"master": "wire0", "ipam": ipam}), keys))
+}
+
+/// The same without addresses.
+fn layer2<'n>(node: &'n Node, keys: &Value) -> Net<'n> {
+    simple(node, &json!({"ipam": null})).with(keys)
+}
+
+#[test]
+fn add_prints_the_golden_result_check_agrees_and_del_is_idempotent() {
+    SUBJECT.add_check_del_del();
+}
+
+#[test]
+fn traffic_flows_in_all_directions() {
+    SUBJECT.traffic();
+}
+
+#[test]
+fn del_without_a_namespace_releases_addresses() {
+    SUBJECT.del_without_a_namespace();
+}
+
+#[test]
+fn del_of_nothing_succeeds_and_touches_no_other_attachment() {
+    SUBJECT.del_of_nothing();
+}
+
+#[test]
+fn gc_keeps_valid_attachments_and_releases_stale_ones() {
+    SUBJECT.gc();
+}
+
+#[test]
+fn status_tells_of_an_exhausted_range() {
+    SUBJECT.status();
+}
+
+/// Attaches and detaches fifty containers at once in a network of 10.1.2.0/24 on top of `wire0`.
+pub(crate) fn many_at_once(net: &dyn Fn(&Node) -> Net<'_>) {
+    const COUNT: usize = 50;
+    let node = Node::new();
+    wire(&node);
+    let net = net(&node);
+    let before = node.snapshot();
+    let containers: Vec<_> = (0..COUNT).map(|_| Container::new()).collect();
+    let call = |verb: &str, i: usize| {
+        let call = node.call(net.plugin, verb).conf(&net.conf);
+        call.id(&format!("c{i}")).netns(&containers[i].path())
+    };
+    let results = at_once(COUNT, |i| call("ADD", i).result());
+    let address = |i: usize| {
+        let text = results[i]["ips"][0]["address"].as_str().unwrap();
+        text.split('/').next().unwrap().to_owned()
+    };
+    assert_eq!((0..COUNT).map(address).collect::<BTreeSet<_>>().len(), COUNT);
+    assert_eq!(net.leases().len(), COUNT);
+    for i in [0, COUNT - 1] {
+        assert!(containers[i].reaches(&address(COUNT / 2)) && containers[i].reaches("10.1.2.1"));
+    }
+    at_once(COUNT, |i| call("DEL", i).ok());
+    for container in &containers {
+        assert_eq!(container.ip("link").as_array().unwrap().len(), 1);
+    }
+    settles(&before, || node.snapshot());
+}
+
+#[test]
+fn fifty_containers_at_once_on_one_master() {
+    many_at_once(&|node| simple(node, &json!({})));
+}

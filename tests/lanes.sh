@@ -1,0 +1,92 @@
+#!/bin/bash
+# lanes.sh host-and-vm | vm [PATTERN]: the tests in two lanes.
+#
+# The host lane is cargo test on this machine's kernel. A test that needs what this kernel lacks
+# (tests/it/lane.rs) says so and is skipped. The VM lane runs exactly those tests, from the same
+# executables, in a kernel that has everything (tests/vm.sh); where nothing was skipped, no VM is
+# started. At the end each skipped test is listed with the lane that ran it. One that no lane ran
+# fails the run, unless CNIBOX_NO_VM=1 says that there shall be no VM.
+#
+# "vm" is the second lane alone: the tests are asked what they need, and not run here. PATTERN, an
+# extended regular expression, picks some of them by name.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+say() { echo "lanes: $*"; }
+
+# Runs the tests of a list in this kernel: "executable<tab>test<tab>features".
+run_list() {
+    local executable names status=0
+    while read -r executable; do
+        mapfile -t names < <(awk -F '\t' -v wanted="$executable" '$1 == wanted { print $2 }' "$1")
+        echo "executable $executable"
+        # With one thread libtest's lines are torn by what the tests print.
+        "$executable" --exact --test-threads=2 "${names[@]}" || status=1
+    done < <(cut -f 1 "$1" | sort -u)
+    return $status
+}
+
+# Has the tests of a list run in VMs, one for each processor, as a VM has only one. What they print
+# goes to shard.N.log.
+run_in_vms() {
+    local count shards shard vms=()
+    count=$(wc -l <"$1")
+    shards=$(nproc)
+    [ "$shards" -le $(((count + 2) / 3)) ] || shards=$(((count + 2) / 3))
+    split --number="r/$shards" --numeric-suffixes --additional-suffix=.list "$1" "$dir/shard."
+    tests/vm.sh --setup || return
+    say "$count tests in the VM lane, which takes minutes; VMs at once: $shards"
+    for shard in "$dir"/shard.*.list; do
+        CNIBOX_LANE=vm CNIBOX_VM_TIMEOUT=${CNIBOX_VM_TIMEOUT:-1200} \
+            tests/vm.sh bash tests/lanes.sh list "$shard" >"${shard%.list}.log" 2>&1 &
+        vms+=($!)
+    done
+    for shard in "${vms[@]}"; do wait "$shard" || true; done
+    cat "$dir"/shard.*.log | tee "$dir/vm"
+}
+
+# Lines "test (needs features): outcome" for a list.
+outcomes() {
+    awk -F '\t' -v list="$1" '
+        FILENAME != list && /^executable / { executable = substr($0, 12) }
+        FILENAME != list && /^test .* \.\.\. (ok|FAILED)$/ { split($0, word, " "); got[executable, word[2]] = word[4] }
+        FILENAME != list { next }
+        { end = got[$1, $2]; text = end == "ok" ? "ran in the VM" : end ? "failed in the VM" : "in no lane" }
+        { print "    " $2 " (needs " $3 "): " text }' "$dir/vm" "$1"
+}
+
+case ${1-} in
+    list) run_list "$2" && exit ;;
+    host-and-vm | vm) ;;
+    *) echo "usage: tests/lanes.sh host-and-vm | vm [PATTERN]" >&2 && exit 2 ;;
+esac
+
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+export CNIBOX_SKIPPED=$dir/skipped
+touch "$CNIBOX_SKIPPED" "$dir/vm"
+status=0
+if [ "$1" = vm ]; then
+    cargo test --locked --no-run --lib --test it
+    # Tests that are not skipped fail: they are not meant to run.
+    CNIBOX_LANE=list cargo test --locked --no-fail-fast --lib --test it >"$dir/host" 2>&1 || true
+    host="not asked for"
+else
+    cargo test --locked --no-fail-fast 2>&1 | tee "$dir/host" || status=1
+    host=$(awk '/^test result:/ { ok += $4; bad += $6 } END { print ok " passed, " bad " failed" }' "$dir/host")
+fi
+sort -u "$CNIBOX_SKIPPED" | grep -E -- "${2-}" >"$dir/list" || true
+skipped=$(wc -l <"$dir/list")
+if [ "$skipped" -gt 0 ] && [ "${CNIBOX_NO_VM-}" != 1 ]; then
+    run_in_vms "$dir/list" || say "there is no VM for what was skipped; CNIBOX_NO_VM=1 does without"
+fi
+
+outcomes "$dir/list" >"$dir/outcomes"
+ran=$(grep -c 'ran in the VM$' "$dir/outcomes" || true)
+failed=$(grep -c 'failed in the VM$' "$dir/outcomes" || true)
+[ "$skipped" = 0 ] || say "this kernel, $(uname -r), lacks what these tests need:"
+cat "$dir/outcomes"
+# A skipped test has passed as far as cargo knows.
+say "host lane: $host, of which $skipped skipped; VM lane: $ran passed, $failed failed; in no lane: $((skipped - ran - failed))"
+[ "$ran" = "$skipped" ] || [ "${CNIBOX_NO_VM-}" = 1 ] || status=1
+exit $status
