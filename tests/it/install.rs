@@ -1,6 +1,7 @@
 //! `cnibox install` and `uninstall` in private folders: what they make, whose files they touch,
 //! what they refuse, and that nothing is changed then.
 
+mod faults;
 mod live;
 mod place;
 mod watch;
