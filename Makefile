@@ -13,7 +13,6 @@ STATIC  := -C target-feature=+crt-static
 # question costs more than the sum.
 STATIC  += --cfg sha2_backend="soft" --cfg sha2_backend_soft="compact"
 BINARY  := target/$(TARGET)/release/cnibox
-APPLETS  = $$($(BINARY) list | sed 's/ .*//')
 
 # Stripped size in bytes that no release may pass: 5 MB.
 SIZE_LIMIT := 5000000
@@ -57,12 +56,8 @@ bench: build ## the same pods with two plugin folders in turn; PEER=<folder>, AR
 size: build ## size of the binary against its limit
 	@size=$$(stat -c %s $(BINARY)); echo "$$size bytes of $(SIZE_LIMIT)"; test $$size -le $(SIZE_LIMIT)
 
-install: build ## the binary and a link per applet into DESTDIR/BINDIR (default /opt/cni/bin)
-	install -D -m 0755 $(BINARY) $(DESTDIR)$(BINDIR)/.cnibox.new
-	mv -f $(DESTDIR)$(BINDIR)/.cnibox.new $(DESTDIR)$(BINDIR)/cnibox
-	for name in $(APPLETS); do \
-		ln -sfn cnibox $(DESTDIR)$(BINDIR)/.$$name.new && mv -fT $(DESTDIR)$(BINDIR)/.$$name.new $(DESTDIR)$(BINDIR)/$$name || exit 1; \
-	done
+install: build ## the binary and a link per applet into DESTDIR/BINDIR (default /opt/cni/bin); ARGS="--mode copy"
+	DESTDIR='$(DESTDIR)' $(BINARY) install $(BINDIR) $(ARGS)
 
 clean: ## everything that was built
 	$(CARGO) clean

@@ -4,6 +4,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
 
 use ipnet::IpNet;
+use nix::errno::Errno;
 
 use super::inside::{Inside, Setting};
 use crate::cni::{self, CniResult};
@@ -113,11 +114,13 @@ pub fn wait_for_ipv6(netlink: &Netlink, addrs: impl Iterator<Item = IpAddr>) -> 
 
 /// Sets a link up.
 pub fn set_up(inside: &Inside<'_>, link: &Link) -> Result<()> {
-    let up = LinkChange::new().up();
-    inside
-        .netlink
-        .set_link(link.index, up)
-        .context(|| format!("failed to set \"{}\" UP", link.name))
+    let Err(refused) = inside.netlink.set_link(link.index, LinkChange::new().up()) else {
+        return Ok(());
+    };
+    let taken = matches!(refused.errno(), Some(Errno::EADDRINUSE | Errno::EBUSY));
+    let error = Error::from(refused).context(format!("failed to set \"{}\" UP", link.name));
+    let remedy = "another link on the same device has its MAC address";
+    Err(if taken { error.with_details(remedy) } else { error })
 }
 
 /// Waits until packets can pass, which takes both ends of a pair. The kernel tells the end that

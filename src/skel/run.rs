@@ -16,7 +16,7 @@ use crate::log;
 
 /// The release of the reference plugins whose behaviour this program has. nerdctl reads it from
 /// the about text to learn what the firewall plugin can do.
-const REFERENCE_RELEASE: &str = "1.9.1";
+pub const REFERENCE_RELEASE: &str = "1.9.1";
 
 /// Runs the applet with the arguments behind its name.
 pub fn main(applet: &Applet, args: Vec<String>, lookup: Lookup) -> ExitCode {

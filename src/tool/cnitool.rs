@@ -8,7 +8,6 @@ mod options;
 #[cfg(test)]
 mod tests;
 
-use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -75,9 +74,7 @@ pub fn main(args: Vec<String>) -> ExitCode {
 }
 
 fn print(text: &str) -> Result<()> {
-    let mut stdout = io::stdout().lock();
-    let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
-    written.map_err(|cause| Error::io("write to stdout", &cause))
+    super::write(text).map_err(|cause| Error::io("write to stdout", &cause))
 }
 
 /// Does what is asked and returns what to print.

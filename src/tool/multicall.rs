@@ -1,9 +1,9 @@
 //! `cnibox` itself: what it is, which applets it has, and a clear word for a name it does not
 //! answer to.
 
-use std::io::Write;
 use std::process::ExitCode;
 
+use super::{install, pause, print};
 use crate::error::{Code, Error};
 use crate::log;
 use crate::skel::{Applet, run};
@@ -25,6 +25,9 @@ pub fn main(name: &str, args: &[String], applets: &[Applet]) -> ExitCode {
         Some("version" | "--version" | "-V") => {
             print(concat!("cnibox ", env!("CARGO_PKG_VERSION"), "\n"))
         }
+        Some("install") => install::main(args[1..].to_vec(), applets),
+        Some("uninstall") => install::main_uninstall(args[1..].to_vec()),
+        Some("pause") => pause::main(&args[1..]),
         Some(other) => unknown(other, applets),
     }
 }
@@ -58,6 +61,9 @@ Usage:
   <applet> ...         as a link of that name, the way container runtimes start it
   cnibox <applet> ...  the same without a link
   cnibox list          the applets
+  cnibox install       itself and a link for each applet in a folder of plugins; see --help
+  cnibox uninstall     takes that back
+  cnibox pause         waits for SIGTERM, as the main container of a DaemonSet
   cnibox version       the version
 
 Applets:
@@ -70,12 +76,4 @@ hand, see: cnibox cnitool --help
         env!("CARGO_PKG_VERSION"),
         list(applets).trim_end().replace('\n', "\n  ")
     )
-}
-
-fn print(text: &str) -> ExitCode {
-    let mut stdout = std::io::stdout().lock();
-    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(_) => ExitCode::FAILURE,
-    }
 }

@@ -24,6 +24,8 @@ use std::collections::HashMap;
 
 use serde_json::{Value, json};
 
+use crate::lane::{self, needs};
+use crate::net::wire;
 use crate::node::{Call, Container, Node, Outcome, Snapshot, assert_unchanged};
 use crate::strace::{self, Point, Syscall};
 
@@ -66,11 +68,13 @@ impl Scene {
         let ipam = node.host_local(&["10.1.0.0/24", "fd00:1::/64"]);
         let mut conf = json!({"name": "n", "cniVersion": "1.0.0", "ipam": ipam});
         conf.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
-        let (neighbour, container) = (Container::new(), Container::new());
+        if conf["master"] == "wire0" {
+            wire(&node);
+        }
+        let (neighbour, container, scratch) = (quick(), quick(), quick());
         let call = node.call(plugin, "ADD").conf(&conf);
         call.netns(&neighbour.path()).id("neighbour").result();
         // An ADD and a DEL leave what may stay: forwarding, the store's folder.
-        let scratch = Container::new();
         let call = |verb| node.call(plugin, verb).conf(&conf).netns(&scratch.path());
         call("ADD").result();
         call("DEL").ok();
@@ -88,6 +92,14 @@ impl Scene {
 
     fn ptp() -> Scene {
         Scene::new("ptp", &json!({"mtu": 1400, "ipMasq": true, "ipMasqBackend": "nftables"}))
+    }
+
+    fn macvlan() -> Scene {
+        Scene::new("macvlan", &json!({"master": "wire0", "mtu": 1400}))
+    }
+
+    fn ipvlan() -> Scene {
+        Scene::new("ipvlan", &json!({"master": "wire0", "mtu": 1400}))
     }
 
     fn call(&self, verb: &str) -> Call {
@@ -119,6 +131,13 @@ impl Scene {
         }
         self.call("DEL").ok();
     }
+}
+
+/// A container in which nobody waits for duplicate address detection.
+fn quick() -> Container {
+    let container = Container::new();
+    container.sh("sh -c 'echo 0 > /proc/sys/net/ipv6/conf/default/dad_transmits'");
+    container
 }
 
 fn assert_well_formed_failure(outcome: &Outcome, why: &str) {
@@ -284,4 +303,25 @@ fn a_bridge_del_killed_anywhere_is_finished_by_the_next() {
 #[test]
 fn a_ptp_del_killed_anywhere_is_finished_by_the_next() {
     survives_kill(&Scene::ptp(), "DEL");
+}
+
+#[test]
+fn a_failing_macvlan_add_leaves_nothing_at_any_system_call() {
+    no_add_leaves_anything(&Scene::macvlan());
+}
+
+#[test]
+fn a_macvlan_add_killed_anywhere_is_cleaned_up_by_del() {
+    survives_kill(&Scene::macvlan(), "ADD");
+}
+
+#[test]
+fn a_macvlan_del_killed_anywhere_is_finished_by_the_next() {
+    survives_kill(&Scene::macvlan(), "DEL");
+}
+
+#[test]
+fn a_failing_ipvlan_add_leaves_nothing_at_any_system_call() {
+    needs!(lane::IPVLAN);
+    no_add_leaves_anything(&Scene::ipvlan());
 }

@@ -25,6 +25,7 @@
 //! | `parity` | the reference plugins side by side |
 //! | `firewall` | its back ends, against traffic, each other and the reference |
 //! | `portmap` | port mappings with nftables, both iptables, and the reference's own |
+//! | `install` | `cnibox install` and `uninstall`, on folders in use |
 //! | `protocol` | what all plugins share: environment, versions, error objects, VERSION, about |
 #![allow(
     clippy::unwrap_used,
@@ -49,6 +50,7 @@ mod footprint;
 mod handover;
 mod host_local;
 mod ipvlan;
+mod install;
 mod lane;
 mod lifecycle;
 mod loopback;

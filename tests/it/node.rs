@@ -318,15 +318,20 @@ impl Call {
 
     /// Runs it to its end.
     pub(crate) fn run(&self) -> Outcome {
-        let mut child = self.command().spawn().unwrap();
+        self.try_run().unwrap()
+    }
+
+    /// As [`Call::run`], for an executable that may not start.
+    pub(crate) fn try_run(&self) -> std::io::Result<Outcome> {
+        let mut child = self.command().spawn()?;
         // A plugin need not read its input.
         drop(child.stdin.take().unwrap().write_all(&self.stdin));
-        let output = child.wait_with_output().unwrap();
-        Outcome {
+        let output = child.wait_with_output()?;
+        Ok(Outcome {
             status: output.status.code(),
             stdout: String::from_utf8(output.stdout).unwrap(),
             stderr: String::from_utf8(output.stderr).unwrap(),
-        }
+        })
     }
 
     /// Runs it; it must succeed and print a result.

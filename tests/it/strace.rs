@@ -124,6 +124,20 @@ pub(crate) fn points(calls: &[Syscall]) -> Vec<Point> {
     points
 }
 
+/// The points of the main thread where files are changed.
+pub(crate) fn file_changes(calls: &[Syscall]) -> Vec<Point> {
+    let changes = |c: &&Syscall| match c.name.as_str() {
+        "openat" | "open" => c.text.contains("O_CREAT"),
+        name => ["rename", "link", "unlink", "symlink", "mkdir", "rmdir", "fsync", "fchmod"]
+            .iter()
+            .any(|verb| {
+                name.strip_prefix(verb).is_some_and(|rest| ["", "at", "at2"].contains(&rest))
+            }),
+    };
+    let calls = calls.iter().filter(|c| c.thread == 0).filter(changes);
+    calls.map(|syscall| Point { syscall: syscall.clone(), path: None }).collect()
+}
+
 /// The kernel parameter in the arguments.
 fn file_of(text: &str) -> Option<String> {
     let start = text.find("/proc/sys/")?;

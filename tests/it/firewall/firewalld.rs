@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::{VERSIONS, assert_same, net, prev, rules};
 use crate::net::Net;
-use crate::node::{Call, Container, Node};
+use crate::node::{Call, Container, Node, eventually};
 
 /// Keeps sources in memory and writes each change and question to a file.
 const SERVICE: &str = r#"
@@ -113,6 +113,32 @@ impl<'n> Firewalld<'n> {
         self.spawn("/usr/bin/python3", &["-c", SERVICE, &address, &log]);
     }
 
+    /// firewalld itself, as the distribution ships it, in the node's namespace and with a
+    /// configuration of its own. `false`, loudly, where it is not installed: a test must not
+    /// install a service that would guard the machine.
+    fn serve_itself(&mut self) -> bool {
+        let dir = self.node.path("firewalld");
+        fs::create_dir(&dir).unwrap();
+        let log = self.node.path("firewalld.log");
+        let spawned = Command::new("firewalld")
+            .args(["--nofork", "--nopid", "--system-config"])
+            .arg(&dir)
+            .arg("--log-file")
+            .arg(&log)
+            .env("DBUS_SYSTEM_BUS_ADDRESS", &self.address)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        let Ok(process) = spawned else {
+            println!("SKIP: firewalld is not installed");
+            return false;
+        };
+        self.processes.push(process);
+        let status = net(self.node, "1.1.0", &json!({"backend": "firewalld"}));
+        eventually("firewalld starts", || self.call(&status, "STATUS", "").run().status == Some(0));
+        true
+    }
+
     fn call(&self, net: &Net<'_>, verb: &str, id: &str) -> Call {
         let call = net.call(verb, id).env("DBUS_SYSTEM_BUS_ADDRESS", &self.address);
         call.netns(&self.container.path())
@@ -154,6 +180,33 @@ fn addresses_are_sources_of_the_zone() {
     }
     let status = net(&node, "1.1.0", &json!({"backend": "firewalld"}));
     firewalld.call(&status, "STATUS", "").ok();
+}
+
+#[test]
+fn firewalld_itself_takes_and_gives_back_the_addresses() {
+    let node = Node::new();
+    let Some(mut firewalld) = Firewalld::start(&node) else { return };
+    if !firewalld.serve_itself() {
+        return;
+    }
+    let sources = || {
+        let zones = node.sh("nft list ruleset");
+        let of = |addr: &str| zones.contains(&format!("saddr {addr} goto filter_FWD_trusted"));
+        ["10.1.2.2", "2001:db8:1::2"].map(of)
+    };
+    let net = net(&node, "1.1.0", &json!({"backend": ""}));
+    firewalld.call(&net, "ADD", "c1").result();
+    assert_eq!(sources(), [true; 2]);
+    firewalld.call(&net, "ADD", "c1").result();
+    firewalld.call(&net, "CHECK", "c1").ok();
+    let nowhere = net.with(&json!({"firewalldZone": "nozone",
+        "prevResult": prev("1.1.0", &["10.1.2.9/24"])}));
+    let error = firewalld.call(&nowhere, "ADD", "c2").error();
+    assert!(error.details.contains("create the zone"), "{error:?}");
+    assert_eq!(sources(), [true; 2], "c1 keeps its own");
+    firewalld.call(&net.with(&json!({"prevResult": null})), "DEL", "c1").ok();
+    assert_eq!(sources(), [false; 2]);
+    firewalld.call(&net, "DEL", "c1").ok();
 }
 
 #[test]

@@ -160,6 +160,7 @@ fn a_mac_that_a_sibling_has_is_refused() {
         let error = net.call("ADD", "c2").netns(&two.path()).error();
         let why = ["address already in use", "device or resource busy"];
         assert!(why.iter().any(|why| error.msg.ends_with(why)), "{error:?}");
+        assert!(error.details.contains("MAC address"), "{error:?}");
         settles(&before, || two.snapshot(&node));
         assert_eq!(net.leases(), [""; 0]);
     }

@@ -1,0 +1,191 @@
+//! Whose an executable is, told from its bytes: nothing is started to find out, because a file
+//! of a node's folder may be anything, and may not even run where the installer does.
+//!
+//! Ours carry a mark with their release. The reference's are Go programs, and Go writes the path
+//! of the main package into what it builds, also when it is stripped: `path`, a tab, the package.
+//! Programs that only use the reference's code as a library have another main package.
+
+use std::fmt;
+use std::fs;
+use std::hint::black_box;
+
+use sha2::{Digest, Sha256};
+
+use crate::cni::Version;
+use crate::error::{Error, Result};
+use crate::runtime::cache::hex;
+
+/// What every release has in it.
+const MARK: &str = concat!("cnibox-release=", env!("CARGO_PKG_VERSION"), ";");
+const MARK_START: &str = "cnibox-release=";
+/// The main packages of the reference plugins, as Go's build information names them.
+const PACKAGES: [&str; 2] = [
+    "path\tgithub.com/containernetworking/plugins/plugins/",
+    "path\tgithub.com/flannel-io/cni-plugin",
+];
+/// Where the build information has the release: given to the linker, or that of the module.
+const RELEASES: [&str; 3] = [
+    "buildversion.BuildVersion=v",
+    "mod\tgithub.com/containernetworking/plugins\tv",
+    "mod\tgithub.com/flannel-io/cni-plugin\tv",
+];
+const ELF: &[u8] = b"\x7fELF";
+
+/// Whose a file is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Origin {
+    /// This project's, of a release.
+    Own(String),
+    /// A reference plugin, of a release if it tells one.
+    Reference(Option<String>),
+    /// Anything else.
+    Foreign,
+}
+
+impl Origin {
+    /// Reads an executable.
+    pub(super) fn of(bytes: &[u8]) -> Origin {
+        if !bytes.starts_with(ELF) {
+            return Origin::Foreign;
+        }
+        let own = after(bytes, MARK_START).find_map(|rest| version(rest, b';'));
+        if let Some(release) = own {
+            return Origin::Own(release);
+        }
+        if PACKAGES.iter().any(|package| after(bytes, package).next().is_some()) {
+            let found = |key: &&str| after(bytes, key).find_map(|rest| version(rest, b'"'));
+            return Origin::Reference(RELEASES.iter().find_map(found));
+        }
+        Origin::Foreign
+    }
+
+    /// Whether this is a newer release than `other`; a text that is no version is older.
+    pub(super) fn is_newer(release: &str, other: &str) -> bool {
+        let parse = |text: &str| text.parse::<Version>().ok();
+        parse(release) > parse(other)
+    }
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Origin::Own(release) => write!(f, "cnibox {release}"),
+            Origin::Reference(Some(release)) => write!(f, "the reference's {release}"),
+            Origin::Reference(None) => f.write_str("the reference's"),
+            Origin::Foreign => f.write_str("a foreign file"),
+        }
+    }
+}
+
+/// What follows each place where `needle` is.
+fn after<'a>(bytes: &'a [u8], needle: &str) -> impl Iterator<Item = &'a [u8]> {
+    let needle = needle.as_bytes().to_vec();
+    let mut rest = bytes;
+    std::iter::from_fn(move || {
+        rest = &rest[find(rest, &needle)? + needle.len()..];
+        Some(rest)
+    })
+}
+
+/// Where `needle` is, by Horspool's search: it looks at few of the many bytes of an executable.
+fn find(bytes: &[u8], needle: &[u8]) -> Option<usize> {
+    let last = needle.len().checked_sub(1)?;
+    let mut skip = [needle.len(); 256];
+    for (i, byte) in needle[..last].iter().enumerate() {
+        skip[usize::from(*byte)] = last - i;
+    }
+    let mut at = 0;
+    while let Some(window) = bytes.get(at..at + needle.len()) {
+        if window == needle {
+            return Some(at);
+        }
+        at += skip[usize::from(window[last])];
+    }
+    None
+}
+
+/// The version at the start of `rest`: digits and dots up to `end`, a blank or a line's end. What
+/// is behind a dash or plus sign is left out.
+fn version(rest: &[u8], end: u8) -> Option<String> {
+    let stop = |byte: &u8| *byte == end || byte.is_ascii_whitespace() || b"-+'".contains(byte);
+    let length = rest.iter().take(32).position(stop)?;
+    let text = std::str::from_utf8(&rest[..length]).ok().filter(|text| !text.is_empty())?;
+    text.parse::<Version>().is_ok().then(|| text.to_owned())
+}
+
+/// This process's own executable.
+pub(super) struct Payload {
+    pub(super) bytes: Vec<u8>,
+    pub(super) sha256: String,
+    pub(super) release: String,
+}
+
+impl Payload {
+    /// Reads it. The file may have been replaced on disk meanwhile.
+    pub(super) fn own() -> Result<Payload> {
+        let bytes =
+            fs::read("/proc/self/exe").map_err(|cause| Error::io("read /proc/self/exe", &cause))?;
+        // The mark is looked for in files only, so nothing else would keep it in the executable.
+        let Origin::Own(release) = Origin::of(&bytes) else {
+            let mark = black_box(MARK);
+            return Err(Error::internal(format!("this executable lacks its mark {mark}")));
+        };
+        let sha256 = sha256(&bytes);
+        Ok(Payload { bytes, sha256, release })
+    }
+}
+
+/// As `sha256sum` prints it.
+pub(super) fn sha256(bytes: &[u8]) -> String {
+    hex(&Sha256::digest(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn elf(text: &str) -> Origin {
+        Origin::of(format!("\x7fELF..{text}..").as_bytes())
+    }
+
+    #[test]
+    fn owners_by_what_is_in_the_file() {
+        assert_eq!(elf("cnibox-release=;cnibox-release=1.20.3;"), Origin::Own("1.20.3".into()));
+        assert_eq!(elf("cnibox-release=%s"), Origin::Foreign);
+        let main = "path\tgithub.com/containernetworking/plugins/plugins/main/bridge\n";
+        assert_eq!(elf(main), Origin::Reference(None));
+        let module = "mod\tgithub.com/containernetworking/plugins\tv1.5.1\th1:x\n";
+        assert_eq!(elf(&format!("{main}{module}")), Origin::Reference(Some("1.5.1".into())));
+        let module = "mod\tgithub.com/containernetworking/plugins\tv1.6.0-rc1\n";
+        assert_eq!(elf(&format!("{main}{module}")), Origin::Reference(Some("1.6.0".into())));
+        let flag = "build\t-ldflags=\"-X github.com/x/buildversion.BuildVersion=v1.7.1\"\n";
+        assert_eq!(elf(&format!("{main}{flag}")), Origin::Reference(Some("1.7.1".into())));
+        // A plugin of somebody else that uses the reference's packages.
+        let other = "path\tgithub.com/x/y\ndep\tgithub.com/containernetworking/plugins\tv1.1.1\n";
+        assert_eq!(elf(other), Origin::Foreign);
+        assert_eq!(Origin::of(format!("#!/bin/sh\n{main}").as_bytes()), Origin::Foreign);
+    }
+
+    #[test]
+    fn every_place_is_found() {
+        let ends = |text: &[u8], needle: &str| -> Vec<usize> {
+            after(text, needle).map(|rest| text.len() - rest.len()).collect()
+        };
+        assert_eq!(ends(b"abcabdababc", "abc"), [3, 11]);
+        assert_eq!(ends(b"aaaa", "aa"), [2, 4]);
+        assert_eq!(ends(b"ab", "abc"), [0; 0]);
+        assert_eq!(ends(b"xaxxa", "a"), [2, 5]);
+    }
+
+    #[test]
+    fn newer_is_by_number() {
+        assert!(Origin::is_newer("0.10.0", "0.9.0") && !Origin::is_newer("0.9.0", "0.10.0"));
+        assert!(!Origin::is_newer("1.0.0", "1.0.0") && Origin::is_newer("0.0.1", "?"));
+    }
+
+    #[test]
+    fn hashes_are_those_of_sha256sum() {
+        let empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+        assert_eq!(sha256(b""), empty);
+    }
+}

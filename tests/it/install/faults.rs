@@ -1,0 +1,128 @@
+//! The installer failing or killed wherever it changes a file: each name has a plugin at every
+//! moment, a failed run leaves the folder as it was, a killed one is completed by the next.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
+
+use super::{Installer, like_the_reference};
+use crate::node::Node;
+use crate::strace::{self, Point, Syscall};
+
+/// Few names are enough, and none is started: strace would follow.
+const ARGS: [&str; 3] = ["--only", "bridge,ptp", "--no-verify"];
+
+/// A folder of the reference's, fresh.
+fn prepare(at: &Installer<'_>) {
+    fs::remove_dir_all(&at.folder).unwrap();
+    fs::create_dir(&at.folder).unwrap();
+    for (name, release) in [("bridge", "1.1.1"), ("ptp", "1.5.1"), ("vlan", "1.6.1")] {
+        at.write(name, &like_the_reference(release));
+    }
+}
+
+/// The names with what their files hold; links are followed.
+fn contents(at: &Installer<'_>) -> BTreeMap<PathBuf, Vec<u8>> {
+    let paths = at.names().into_iter().map(|name| at.folder.join(name));
+    paths.map(|path| (path.clone(), fs::read(path).unwrap())).collect()
+}
+
+fn points(node: &Node, at: &Installer<'_>) -> (Vec<Syscall>, Vec<Point>) {
+    prepare(at);
+    let (outcome, calls) = strace::record(node, &at.call("install", &ARGS));
+    assert_eq!(outcome.status, Some(0), "{outcome:?}");
+    let points = strace::file_changes(&calls);
+    assert!(points.len() > 20, "only {} points", points.len());
+    (calls, points)
+}
+
+#[test]
+fn a_name_is_only_ever_renamed_to() {
+    let node = Node::new();
+    let at = Installer::new(&node);
+    let (calls, _) = points(&node, &at);
+    let name = format!("\"{}\"", at.folder.join("bridge").display());
+    let touched = calls.iter().filter(|call| call.text.contains(&name));
+    let mut renamed = 0;
+    for call in touched {
+        match call.name.as_str() {
+            "rename" | "renameat" | "renameat2" => renamed += 1,
+            // A second name for what is replaced; looking at it.
+            "link" | "linkat" => assert!(call.text.contains(".cnibox/"), "{call:?}"),
+            "openat" | "open" => assert!(call.text.contains("O_RDONLY"), "{call:?}"),
+            "lstat" | "stat" | "statx" | "newfstatat" | "readlink" | "readlinkat" => {}
+            _ => panic!("{call:?}"),
+        }
+    }
+    assert_eq!(renamed, 1);
+}
+
+#[test]
+fn whatever_fails_the_folder_is_as_it_was() {
+    let node = Node::new();
+    let at = Installer::new(&node);
+    let (_, points) = points(&node, &at);
+    prepare(&at);
+    let before = contents(&at);
+    let mut failed = 0;
+    for point in &points {
+        prepare(&at);
+        let (outcome, injected) = point.run(&node, &at.call("install", &ARGS), "error=EIO");
+        assert!(injected, "{}: {outcome:?}", point.describe());
+        if outcome.status == Some(0) {
+            // Only tidying up, or a second name that became a copy.
+            at.uninstall();
+        } else {
+            failed += 1;
+            let reason = outcome.stderr.contains("/O error");
+            assert!(reason, "{}: {outcome:?}", point.describe());
+        }
+        assert_eq!(contents(&at), before, "{}: {outcome:?}", point.describe());
+    }
+    assert!(failed * 2 > points.len(), "{failed} of {} failed", points.len());
+}
+
+#[test]
+fn killed_anywhere_it_leaves_a_plugin_at_every_name_and_can_go_on() {
+    let node = Node::new();
+    let at = Installer::new(&node);
+    let (_, points) = points(&node, &at);
+    prepare(&at);
+    let before = contents(&at);
+    for point in &points {
+        prepare(&at);
+        let (_, injected) = point.run(&node, &at.call("install", &ARGS), "signal=KILL");
+        assert!(injected, "{}", point.describe());
+        for name in ["bridge", "ptp", "vlan"] {
+            assert!(fs::read(at.folder.join(name)).is_ok(), "{name}: {}", point.describe());
+        }
+        at.install(&ARGS);
+        assert!(at.about("bridge").contains("+cnibox."), "{}", point.describe());
+        at.uninstall();
+        assert_eq!(contents(&at), before, "{}", point.describe());
+        assert!(!at.folder.join(".cnibox").exists());
+    }
+}
+
+#[test]
+fn uninstall_killed_anywhere_can_be_repeated() {
+    let node = Node::new();
+    let at = Installer::new(&node);
+    prepare(&at);
+    let before = contents(&at);
+    at.install(&ARGS);
+    let (outcome, calls) = strace::record(&node, &at.call("uninstall", &[]));
+    assert_eq!(outcome.status, Some(0), "{outcome:?}");
+    for point in strace::file_changes(&calls) {
+        prepare(&at);
+        at.install(&ARGS);
+        let (_, injected) = point.run(&node, &at.call("uninstall", &[]), "signal=KILL");
+        assert!(injected, "{}", point.describe());
+        for name in ["bridge", "ptp", "vlan"] {
+            assert!(fs::read(at.folder.join(name)).is_ok(), "{name}: {}", point.describe());
+        }
+        at.uninstall();
+        assert_eq!(contents(&at), before, "{}", point.describe());
+        assert!(!at.folder.join(".cnibox").exists(), "{}", point.describe());
+    }
+}

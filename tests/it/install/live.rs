@@ -1,0 +1,181 @@
+//! The switch on a node that is at work: no call fails, nothing leaks, both ways.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+
+use serde_json::{Value, json};
+
+use super::Installer;
+use crate::compare;
+use crate::node::{Call, Container, Node, assert_unchanged};
+
+const PLUGINS: [&str; 4] = ["bridge", "host-local", "loopback", "ptp"];
+
+fn conf(node: &Node) -> Value {
+    let ipam = node.host_local(&["10.1.0.0/16"]);
+    json!({"name": "n", "cniVersion": "1.0.0", "type": "bridge", "isDefaultGateway": true, "ipam": ipam})
+}
+
+/// A call through the folder that is switched.
+fn call(at: &Installer<'_>, verb: &str, id: &str, container: &Container) -> Call {
+    let call = at.node.call("bridge", verb).program(at.folder.join("bridge"));
+    let call = call.env("CNI_PATH", &at.folder.display().to_string()).id(id);
+    call.conf(&conf(at.node)).netns(&container.path())
+}
+
+fn copy_reference(at: &Installer<'_>, peer: &Path) {
+    for name in PLUGINS {
+        fs::copy(peer.join(name), at.folder.join(name)).unwrap();
+    }
+}
+
+#[test]
+fn a_node_with_containers_is_switched_and_rolled_back() {
+    let Some(peer) = compare::peer("switch of a node with containers") else { return };
+    let node = Node::new();
+    let at = Installer::new(&node);
+    copy_reference(&at, &peer);
+    let containers: Vec<_> = (0..4).map(|_| Container::new()).collect();
+    let [first, second, third, fourth] = &containers[..] else { unreachable!() };
+    // What the bridge itself leaves is there before.
+    call(&at, "ADD", "warm", first).result();
+    call(&at, "DEL", "warm", first).ok();
+    let before = node.snapshot();
+
+    call(&at, "ADD", "first", first).result();
+    call(&at, "ADD", "second", second).result();
+    at.install(&[]);
+    assert!(at.about("bridge").contains("+cnibox."));
+    let prev = call(&at, "ADD", "third", third).result();
+    let address = prev["ips"][0]["address"].as_str().unwrap().split('/').next().unwrap();
+    assert!(first.pings(address), "a container of the reference reaches one of ours");
+    call(&at, "DEL", "first", first).ok();
+    call(&at, "ADD", "fourth", fourth).result();
+    at.uninstall();
+    assert!(!at.about("bridge").contains("cnibox"));
+    assert!(second.pings(address), "and after the way back");
+    // Each by the other: one of the reference's that lived through it all, two of ours.
+    for (id, container) in [("second", second), ("third", third), ("fourth", fourth)] {
+        call(&at, "DEL", id, container).ok();
+    }
+    assert_unchanged(&before, &node.snapshot());
+    assert_eq!(node.leases("n"), [""; 0]);
+}
+
+/// ADD and DEL all the time in several threads while `switch` is done again and again.
+fn under_load(at: &Installer<'_>, rounds: usize, switch: impl Fn(usize)) {
+    const WORKERS: usize = 4;
+    let (stop, calls) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let failures = Mutex::new(Vec::new());
+    thread::scope(|scope| {
+        for worker in 0..WORKERS {
+            let (stop, calls, failures) = (&stop, &calls, &failures);
+            scope.spawn(move || {
+                let container = Container::new();
+                let id = format!("pod-{worker}");
+                while !stop.load(Ordering::Relaxed) {
+                    for verb in ["ADD", "DEL"] {
+                        // Not through a retry: an executable that is busy or gone must be seen.
+                        match call(at, verb, &id, &container).try_run() {
+                            Ok(outcome) if outcome.status == Some(0) => {}
+                            other => failures.lock().unwrap().push(format!("{verb}: {other:?}")),
+                        }
+                        calls.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+            });
+        }
+        for round in 0..rounds {
+            switch(round);
+            let done = calls.load(Ordering::Relaxed);
+            while calls.load(Ordering::Relaxed) < done + WORKERS
+                && failures.lock().unwrap().is_empty()
+            {
+                thread::yield_now();
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    let failures = failures.into_inner().unwrap();
+    assert!(failures.is_empty(), "{} failed: {:#?}", failures.len(), failures[0]);
+    assert!(calls.into_inner() >= rounds * WORKERS);
+}
+
+#[test]
+fn no_call_fails_while_releases_follow_each_other() {
+    let node = Node::new();
+    let at = Installer::new(&node);
+    at.install(&[]);
+    let other = node.path("cnibox-other");
+    fs::write(&other, super::as_release("0.0.9")).unwrap();
+    node.sh(&format!("chmod 755 {}", other.display()));
+    let before = node.leases("n");
+    under_load(&at, 12, |round| {
+        let mode = ["symlink", "copy", "hardlink"][round % 3];
+        let args = ["--force", "--mode", mode];
+        let call = at.call("install", &args);
+        if round % 2 == 0 {
+            call.program(&other).printed()
+        } else {
+            call.printed()
+        };
+    });
+    assert_eq!(node.leases("n"), before);
+    assert_eq!(node.ip("link show type veth"), json!([]));
+}
+
+#[test]
+fn no_call_fails_while_the_reference_goes_and_returns() {
+    let Some(peer) = compare::peer("switch under load") else { return };
+    let node = Node::new();
+    let at = Installer::new(&node);
+    copy_reference(&at, &peer);
+    under_load(&at, 10, |round| {
+        if round % 2 == 0 {
+            at.install(&[])
+        } else {
+            at.uninstall()
+        };
+    });
+    assert_eq!(node.leases("n"), [""; 0]);
+    assert_eq!(node.ip("link show type veth"), json!([]));
+}
+
+#[test]
+fn installers_at_once_agree() {
+    let node = Node::new();
+    let at = Installer::new(&node);
+    at.write("bridge", &super::like_the_reference("1.5.1"));
+    let outcomes = crate::concurrency::at_once(8, |i| {
+        at.call("install", &["--mode", ["symlink", "copy"][i % 2]]).run()
+    });
+    assert!(outcomes.iter().all(|outcome| outcome.status == Some(0)), "{outcomes:?}");
+    at.is_all_cnibox();
+    at.uninstall();
+    assert_eq!(at.names(), ["bridge"]);
+    assert_eq!(fs::read(at.folder.join("bridge")).unwrap(), super::like_the_reference("1.5.1"));
+}
+
+#[test]
+fn what_a_killed_installer_left_is_taken_up() {
+    let node = Node::new();
+    let at = Installer::new(&node);
+    // Killed between the switch of two names: no manifest yet, a backup, half-made files.
+    at.write("bridge", &super::like_the_reference("1.5.1"));
+    let own = at.folder.join(".cnibox");
+    for dir in ["new", "old", "backup"] {
+        fs::create_dir_all(own.join(dir)).unwrap();
+    }
+    fs::write(own.join("new/cnibox"), "half of it").unwrap();
+    fs::write(own.join("backup/ptp"), super::like_the_reference("1.5.1")).unwrap();
+    fs::copy(crate::node::executable(), at.binary()).unwrap();
+    std::os::unix::fs::symlink("cnibox", at.folder.join("ptp")).unwrap();
+    at.install(&[]);
+    at.is_all_cnibox();
+    at.uninstall();
+    assert_eq!(at.names(), ["bridge", "ptp"]);
+    assert_eq!(fs::read(at.folder.join("ptp")).unwrap(), super::like_the_reference("1.5.1"));
+}

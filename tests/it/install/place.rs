@@ -1,0 +1,134 @@
+//! Where it is installed: other users, other roots, labels, and file systems that do not allow
+//! it all.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
+
+use super::Installer;
+use crate::node::{Call, Node, executable};
+
+/// The call as `$0 "$@"` of a shell script that mounts something first.
+fn after_mount(call: &Call, script: &str) -> Call {
+    call.clone().in_script(&format!("{script}; exec \"$0\" \"$@\""))
+}
+
+#[test]
+fn a_read_only_folder_is_a_clear_error_unless_all_is_done() {
+    let node = Node::new();
+    let at = Installer::new(&node);
+    let folder = at.folder.display().to_string();
+    let ro = format!("mount --bind {folder} {folder} && mount -o remount,bind,ro {folder}");
+    let outcome = after_mount(&at.call("install", &[]), &ro).run();
+    assert_eq!(outcome.status, Some(1), "{outcome:?}");
+    let said = "read-only file system; mount the folder writable";
+    assert!(outcome.stderr.contains(said), "{outcome:?}");
+    assert_eq!(at.names(), [""; 0]);
+    at.install(&[]);
+    let outcome = after_mount(&at.call("install", &[]), &ro).run();
+    assert_eq!(outcome.status, Some(0), "{outcome:?}");
+    assert!(outcome.stdout.contains("nothing to do"), "{outcome:?}");
+    let outcome = after_mount(&at.call("uninstall", &[]), &ro).run();
+    assert_eq!(outcome.status, Some(1), "{outcome:?}");
+    at.is_all_cnibox();
+}
+
+#[test]
+fn a_folder_where_nothing_can_be_started_is_noticed_before_the_switch() {
+    let node = Node::new();
+    let at = Installer::new(&node);
+    let folder = at.folder.display().to_string();
+    at.write("bridge", &super::like_the_reference("1.5.1"));
+    let before = at.names();
+    let noexec = format!("mount --bind {folder} {folder} && mount -o remount,bind,noexec {folder}");
+    let outcome = after_mount(&at.call("install", &[]), &noexec).run();
+    assert_eq!(outcome.status, Some(1), "{outcome:?}");
+    for text in ["ask ", "nothing was changed", "permission denied", "--no-verify"] {
+        assert!(outcome.stderr.contains(text), "{text}: {outcome:?}");
+    }
+    assert_eq!(at.names(), before);
+    assert_eq!(fs::read(at.folder.join("bridge")).unwrap(), super::like_the_reference("1.5.1"));
+    let outcome = after_mount(&at.call("install", &["--no-verify"]), &noexec).run();
+    assert_eq!(outcome.status, Some(0), "{outcome:?}");
+    at.is_all_cnibox();
+}
+
+#[test]
+fn a_full_disk_leaves_the_node_as_it_was() {
+    let node = Node::new();
+    let at = Installer::new(&node);
+    let folder = at.folder.display().to_string();
+    let check = "echo old > bridge.keep; \"$0\" \"$@\"; echo status $?; ls -A";
+    let script = format!("mount -t tmpfs -o size=1m tmpfs {folder}; cd {folder}; {check}");
+    let outcome = at.call("install", &[]).in_script(&script).run();
+    assert!(
+        outcome.stderr.contains("no space left on device; nothing was switched"),
+        "{outcome:?}"
+    );
+    assert_eq!(outcome.stdout, "status 1\n.cnibox\nbridge.keep\n", "{outcome:?}");
+}
+
+#[test]
+fn as_an_ordinary_user_below_another_root() {
+    let node = Node::new();
+    let at = Installer::new(&node);
+    // The executable where everybody can read it.
+    let bin = node.path("cnibox");
+    fs::copy(executable(), &bin).unwrap();
+    let root = node.path("root");
+    fs::create_dir(&root).unwrap();
+    node.sh(&format!(
+        "chmod 755 {}; chown 65534:65534 {}",
+        node.path("").display(),
+        root.display()
+    ));
+    let user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
+    let call = node.tool("cnitool", &["install", "--json"]).program(&bin).under(&user);
+    let call = call.env("DESTDIR", &root.display().to_string());
+    call.printed();
+    let folder = root.join("opt/cni/bin");
+    assert_eq!(fs::read_link(folder.join("bridge")).unwrap().to_str(), Some("cnibox"));
+    assert_eq!(folder.join("cnibox").metadata().unwrap().permissions().mode() & 0o7777, 0o755);
+    // A folder of root's is refused with a word on what to do.
+    let call = at.call("install", &[]).program(&bin).under(&user);
+    let outcome = call.run();
+    assert_eq!(outcome.status, Some(1), "{outcome:?}");
+    assert!(outcome.stderr.contains("permission denied; run as the owner"), "{outcome:?}");
+}
+
+#[test]
+fn files_get_the_label_of_their_folder() {
+    const LABEL: &[u8] = b"system_u:object_r:bin_t:s0\0";
+    let node = Node::new();
+    let at = Installer::new(&node);
+    let flags = rustix::fs::XattrFlags::empty();
+    let set = rustix::fs::setxattr(&at.folder, "security.selinux", LABEL, flags);
+    if set.is_err() {
+        println!("SKIP files_get_the_label_of_their_folder: {set:?}");
+        return;
+    }
+    for mode in ["symlink", "copy"] {
+        at.install(&["--mode", mode]);
+        for name in ["cnibox", "bridge"] {
+            let mut label = [0; 64];
+            let path = at.folder.join(name);
+            let length = rustix::fs::lgetxattr(&path, "security.selinux", &mut label).unwrap_or(0);
+            assert_eq!(&label[..length], LABEL, "{mode} {name}");
+        }
+    }
+}
+
+#[test]
+fn the_executable_of_a_process_that_runs_is_replaced() {
+    let node = Node::new();
+    let at = Installer::new(&node);
+    at.install(&[]);
+    let mut child = Command::new(at.binary()).arg("pause").spawn().unwrap();
+    fs::write(node.path("cnibox-other"), super::as_release("0.0.9")).unwrap();
+    node.sh(&format!("chmod 755 {}", node.path("cnibox-other").display()));
+    at.call("install", &["--force"]).program(node.path("cnibox-other")).printed();
+    assert_eq!(child.try_wait().unwrap(), None);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    at.is_all_cnibox();
+}

@@ -1,0 +1,117 @@
+//! `install --watch` and `pause`, the long-running ones: repairs, no work without need, and an
+//! end at the first signal, also as process 1.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use super::Installer;
+use crate::node::{Call, Node, eventually, executable, exists};
+
+/// A process that is killed if the test fails.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
+impl Running {
+    fn start(call: &Call) -> Running {
+        Running(call.command().stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap())
+    }
+
+    /// Ends at SIGTERM with status 0, without being asked twice.
+    #[track_caller]
+    fn ends(mut self) {
+        kill(Pid::from_raw(self.0.id().cast_signed()), Signal::SIGTERM).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(20);
+        loop {
+            if let Some(status) = self.0.try_wait().unwrap() {
+                assert_eq!(status.code(), Some(0));
+                return;
+            }
+            assert!(Instant::now() < deadline, "still there after SIGTERM");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Clock ticks of processor time so far.
+    fn ticks(&self) -> u64 {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.0.id())).unwrap();
+        let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
+        fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+    }
+}
+
+#[test]
+fn drift_is_repaired_until_the_signal() {
+    let node = Node::new();
+    let at = Installer::new(&node);
+    let watcher = Running::start(&at.call("install", &["--watch"]));
+    let link = at.folder.join("bridge");
+    let is_ours = || at.about("bridge").contains("+cnibox.");
+    eventually("not installed", || is_ours() && !exists(at.folder.join(".cnibox/new")));
+    // Removed; replaced by a package; overwritten through the link; all of it at once.
+    fs::remove_file(&link).unwrap();
+    eventually("a removed link", || exists(&link));
+    fs::remove_file(&link).unwrap();
+    at.write("bridge", &super::like_the_reference("1.5.1"));
+    eventually("a replaced link", || fs::read_link(&link).is_ok() && is_ours());
+    fs::remove_file(at.binary()).unwrap();
+    eventually("a removed executable", || exists(at.binary()) && is_ours());
+    fs::remove_dir_all(&at.folder).unwrap();
+    eventually("a removed folder", || exists(&link) && is_ours());
+    // A foreign file is none of its business, and does not end it.
+    fs::remove_file(&link).unwrap();
+    symlink("nowhere", &link).unwrap();
+    fs::remove_file(at.folder.join("ptp")).unwrap();
+    std::thread::sleep(Duration::from_millis(500));
+    assert_eq!(fs::read_link(&link).unwrap().to_str(), Some("nowhere"));
+    fs::remove_file(&link).unwrap();
+    eventually("the rest, when the way is free", || exists(&link) && exists(at.folder.join("ptp")));
+    watcher.ends();
+    at.is_all_cnibox();
+}
+
+#[test]
+fn it_sleeps_when_nothing_happens() {
+    let node = Node::new();
+    let at = Installer::new(&node);
+    let watcher = Running::start(&at.call("install", &["--watch"]));
+    let manifest = at.folder.join(".cnibox/manifest.json");
+    eventually("not installed", || exists(&manifest) && !exists(at.folder.join(".cnibox/new")));
+    // Until its own changes have been looked at.
+    eventually("it works without need", || {
+        let before = watcher.ticks();
+        std::thread::sleep(Duration::from_secs(1));
+        watcher.ticks() == before
+    });
+    watcher.ends();
+}
+
+#[test]
+fn pause_ends_at_the_signal_also_as_process_1() {
+    let node = Node::new();
+    let pause = node.tool("cnitool", &["pause"]).program(executable());
+    let running = Running::start(&pause);
+    let waiting = |pid: u32| {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        status.starts_with("Name:\tcnibox\n") && status.contains("State:\tS")
+    };
+    eventually("pause does not wait", || waiting(running.0.id()));
+    running.ends();
+    // In a process namespace of its own; unshare waits for it and forwards nothing.
+    let outer = Running::start(&pause.under(&["unshare", "--pid", "--fork", "--kill-child"]));
+    let children = format!("/proc/{0}/task/{0}/children", outer.0.id());
+    let child = || fs::read_to_string(&children).unwrap().trim().parse::<u32>().ok();
+    eventually("process 1 does not wait", || child().is_some_and(waiting));
+    kill(Pid::from_raw(child().unwrap().cast_signed()), Signal::SIGTERM).unwrap();
+    eventually("process 1 is still there", || child().is_none_or(|pid| !waiting(pid)));
+}
