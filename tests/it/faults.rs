@@ -72,7 +72,12 @@ impl Scene {
             wire(&node);
         }
         let (neighbour, container, scratch) = (quick(), quick(), quick());
-        let call = node.call(plugin, "ADD").conf(&conf);
+        // A VLAN of a master is one container's.
+        let mut other = conf.clone();
+        if plugin == "vlan" {
+            other["vlanId"] = json!(99);
+        }
+        let call = node.call(plugin, "ADD").conf(&other);
         call.netns(&neighbour.path()).id("neighbour").result();
         // An ADD and a DEL leave what may stay: forwarding, the store's folder.
         let call = |verb| node.call(plugin, verb).conf(&conf).netns(&scratch.path());
@@ -100,6 +105,21 @@ impl Scene {
 
     fn ipvlan() -> Scene {
         Scene::new("ipvlan", &json!({"master": "wire0", "mtu": 1400}))
+    }
+
+    fn dummy() -> Scene {
+        Scene::new("dummy", &json!({"mtu": 1400}))
+    }
+
+    fn vlan() -> Scene {
+        Scene::new("vlan", &json!({"master": "wire0", "vlanId": 100, "mtu": 1400}))
+    }
+
+    /// The neighbour is in another VLAN of the bridge, so that the gateway comes and goes.
+    fn bridge_vlan() -> Scene {
+        let mut scene = Scene::new("bridge", &json!({"isDefaultGateway": true, "vlan": 99}));
+        scene.conf["vlan"] = json!(100);
+        scene
     }
 
     fn call(&self, verb: &str) -> Call {
@@ -324,4 +344,40 @@ fn a_macvlan_del_killed_anywhere_is_finished_by_the_next() {
 fn a_failing_ipvlan_add_leaves_nothing_at_any_system_call() {
     needs!(lane::IPVLAN);
     no_add_leaves_anything(&Scene::ipvlan());
+}
+
+#[test]
+fn a_failing_dummy_add_leaves_nothing_at_any_system_call() {
+    needs!(lane::DUMMY);
+    no_add_leaves_anything(&Scene::dummy());
+}
+
+#[test]
+fn a_failing_vlan_add_leaves_nothing_at_any_system_call() {
+    needs!(lane::VLAN);
+    no_add_leaves_anything(&Scene::vlan());
+}
+
+#[test]
+fn a_vlan_add_killed_anywhere_is_cleaned_up_by_del() {
+    needs!(lane::VLAN);
+    survives_kill(&Scene::vlan(), "ADD");
+}
+
+#[test]
+fn a_failing_bridge_add_with_a_vlan_leaves_nothing_at_any_system_call() {
+    needs!(lane::BRIDGE_VLAN);
+    no_add_leaves_anything(&Scene::bridge_vlan());
+}
+
+#[test]
+fn a_bridge_add_with_a_vlan_killed_anywhere_is_cleaned_up_by_del() {
+    needs!(lane::BRIDGE_VLAN);
+    survives_kill(&Scene::bridge_vlan(), "ADD");
+}
+
+#[test]
+fn a_bridge_del_with_a_vlan_killed_anywhere_is_finished_by_the_next() {
+    needs!(lane::BRIDGE_VLAN);
+    survives_kill(&Scene::bridge_vlan(), "DEL");
 }

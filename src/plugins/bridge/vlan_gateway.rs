@@ -36,8 +36,24 @@ pub(super) fn require_name(conf: &Conf, plan: &Plan) -> Result<()> {
     IfName::parse(&name).map(drop).map_err(why)
 }
 
-/// Finds the interface of the gateway, or makes it.
-pub(super) fn ensure(host: &Netlink, bridge: &Link, name: &str, id: u16) -> Result<Link> {
+/// Finds the interface of the gateway, or makes it and registers how that is taken back; `port` is
+/// the one for which it is made.
+pub(super) fn ensure<'a>(
+    host: &'a Netlink,
+    (conf, plan): (&'a Conf, &'a Plan),
+    (bridge, port): (&Link, u32),
+    undo: &mut Rollback<'a>,
+) -> Result<Option<Link>> {
+    let Some((name, id)) = name(conf, plan).zip(plan.vlans.access) else { return Ok(None) };
+    let (link, made) = find_or_make(host, bridge, (&name, id))?;
+    if made {
+        let users = Users { conf, plan, except: Some(port) };
+        undo.push(format!("remove \"{name}\""), move || users.remove_gateway(host, &name));
+    }
+    Ok(Some(link))
+}
+
+fn find_or_make(host: &Netlink, bridge: &Link, (name, id): (&str, u16)) -> Result<(Link, bool)> {
     let failed = || "failed to create vlan interface".to_owned();
     let _turn = Lock::exclusive(Path::new(LOCK)).ok();
     let found = host.link(name).context(failed)?;
@@ -52,7 +68,7 @@ pub(super) fn ensure(host: &Netlink, bridge: &Link, name: &str, id: u16) -> Resu
         drop(host.del_link_by_index(link.index));
     }
     completed.context(failed)?;
-    Ok(link)
+    Ok((link, made))
 }
 
 /// The pair, with the gateway's end first, so that the other one has the index before.
@@ -100,38 +116,52 @@ fn port_of(host: &Netlink, link: &Link) -> Result<Option<Link>> {
     }
 }
 
-/// Registers what becomes of the gateway when an ADD fails.
-pub(super) fn register<'a>(
-    host: &'a Netlink,
-    (conf, plan): (&'a Conf, &'a Plan),
-    undo: &mut Rollback<'a>,
-) {
-    if let Some(name) = name(conf, plan) {
-        undo.push("remove the VLAN's gateway", move || remove_unused(host, conf, plan, &name));
-    }
-}
-
 /// Removes the gateway unless another port is in its VLAN.
 pub(super) fn del(cx: &Cx<'_>, conf: &Conf, plan: &Plan) -> Result<()> {
     let Some(name) = name(conf, plan) else { return Ok(()) };
-    remove_unused(cx.host()?, conf, plan, &name)
+    Users { conf, plan, except: None }.remove_gateway(cx.host()?, &name)
 }
 
-fn remove_unused(host: &Netlink, conf: &Conf, plan: &Plan, name: &str) -> Result<()> {
-    let _turn = Lock::exclusive(Path::new(LOCK)).ok();
-    let Some(link) = host.link(name)? else { return Ok(()) };
-    let Some(port) = port_of(host, &link)? else { return Ok(()) };
-    let Some(bridge) = host.link(&conf.bridge)? else { return Ok(()) };
-    let uses = |other: &VlanPort| {
-        other.index != port.index
-            && other.master == Some(bridge.index)
-            && plan.vlans.access.and_then(|id| other.tagging(id)).is_some()
-    };
-    // What is in another bridge, or in none, is not ours.
-    if port.master != Some(bridge.index) || host.dump_port_vlans()?.iter().any(uses) {
-        return Ok(());
+/// The ports that a gateway is for.
+#[derive(Clone, Copy, Debug)]
+struct Users<'a> {
+    conf: &'a Conf,
+    plan: &'a Plan,
+    /// One that goes as well.
+    except: Option<u32>,
+}
+
+impl Users<'_> {
+    fn remove_gateway(self, host: &Netlink, name: &str) -> Result<()> {
+        let _turn = Lock::exclusive(Path::new(LOCK)).ok();
+        let Some(link) = host.link(name)? else { return Ok(()) };
+        let Some(port) = port_of(host, &link)? else { return Ok(()) };
+        let Some(bridge) = host.link(&self.conf.bridge)? else { return Ok(()) };
+        // What is in another bridge, or in none, is not ours.
+        if port.master != Some(bridge.index) || self.exist(host, &bridge, &port)? {
+            return Ok(());
+        }
+        let removed = host.del_link_by_index(link.index).map(drop);
+        removed.context(|| "remove the VLAN's gateway")
     }
-    host.del_link_by_index(link.index).map(drop).context(|| "remove the VLAN's gateway")
+
+    fn exist(self, host: &Netlink, bridge: &Link, gateway: &Link) -> Result<bool> {
+        let id = self.plan.vlans.access;
+        let in_vlan = |port: &&VlanPort| {
+            port.master == Some(bridge.index) && id.and_then(|id| port.tagging(id)).is_some()
+        };
+        for port in host.dump_port_vlans()?.iter().filter(in_vlan) {
+            if port.index == gateway.index || Some(port.index) == self.except {
+                continue;
+            }
+            let port = host.link_by_index(port.index)?;
+            // The kernel has no number for the namespace of the other end while it removes it.
+            if port.is_some_and(|port| port.link_netnsid != Some(-1)) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
 }
 
 /// CHECK: the interface is there, up, and its other end is in the VLAN.
