@@ -9,6 +9,9 @@ use crate::netfilter::Backend;
 /// The name of the bridge.
 pub(crate) const BRIDGE: &str = "cni0";
 
+/// The name of the link that macvlans and ipvlans are on top of.
+pub(crate) const MASTER: &str = "up0";
+
 /// The name of the network, and so of the folder of its leases.
 pub(crate) const NETWORK: &str = "bench";
 
@@ -46,6 +49,8 @@ pub(crate) const CASES: &[Case] = &[
     Case { name: "bridge-dual", dual: true, ..BRIDGE_CASE },
     Case { name: "bridge-masq", masq: true, ..BRIDGE_CASE },
     Case { name: "ptp", plugin: "ptp", ..BRIDGE_CASE },
+    Case { name: "macvlan", plugin: "macvlan", ..BRIDGE_CASE },
+    Case { name: "ipvlan", plugin: "ipvlan", ..BRIDGE_CASE },
     Case { name: "portmap-1", ..PORTMAP_CASE },
     Case { name: "portmap-32", ports: 32, ..PORTMAP_CASE },
     Case { name: "chain", loopback: true, masq: true, ..PORTMAP_CASE },
@@ -59,6 +64,11 @@ impl Case {
 
     pub(crate) fn is_bridge(&self) -> bool {
         self.plugin == "bridge" && !self.is_version()
+    }
+
+    /// The kind of link that the plugin makes on top of [`MASTER`], if it does.
+    pub(crate) fn child(&self) -> Option<&'static str> {
+        Some(self.plugin).filter(|plugin| ["macvlan", "ipvlan"].contains(plugin))
     }
 
     /// All plugins in the order of ADD.
@@ -106,6 +116,10 @@ impl Case {
             "bridge" => {
                 conf["bridge"] = json!(BRIDGE);
                 conf["isDefaultGateway"] = json!(true);
+            }
+            "macvlan" | "ipvlan" => {
+                conf["master"] = json!(MASTER);
+                ipam["routes"] = json!([{"dst": "0.0.0.0/0"}]);
             }
             "ptp" => ipam["routes"] = json!([{"dst": "0.0.0.0/0"}]),
             _ => {}

@@ -12,7 +12,7 @@ use cnibox::netns::Netns;
 use serde_json::{Value, json};
 
 use crate::Result;
-use crate::case::{BRIDGE, Case, NETWORK};
+use crate::case::{BRIDGE, Case, MASTER, NETWORK};
 use crate::netfilter;
 use crate::options::Options;
 
@@ -70,6 +70,9 @@ impl World {
         fs::create_dir(&data)?;
         let (host, crowd) = (Netns::fresh()?, Netns::fresh()?);
         write_leases(&data.join(NETWORK), case, pods)?;
+        if case.child().is_some() {
+            host.run(|| ip_batch(&master()))??;
+        }
         if pods > 0 && case.plugin != "host-local" {
             crowd.run(|| disable_ipv6("1"))??;
             host.run(|| crowded(case, pods, &crowd))??;
@@ -230,12 +233,36 @@ fn crowded(case: &Case, pods: usize, crowd: &Netns) -> Result<()> {
     }
     disable_ipv6("1")?;
     ip_batch(&links(case, pods, crowd))?;
-    ip_batch(&links_up("near", pods))?;
+    if case.child().is_none() {
+        ip_batch(&links_up("near", pods))?;
+    }
     disable_ipv6("0")
+}
+
+/// A link that others can be on top of, with a signal.
+fn master() -> Vec<String> {
+    let other = format!("{MASTER}-far");
+    let up = |name: &str| format!("link set {name} up");
+    vec![format!("link add {MASTER} type veth peer name {other}"), up(MASTER), up(&other)]
+}
+
+/// Whether the kernel makes links of this kind.
+pub(crate) fn has_kind(kind: &str) -> Result<bool> {
+    let probe = || {
+        ip_batch(&master())?;
+        Ok(ip_batch(&[format!("link add link {MASTER} name probe type {kind}")]).is_ok())
+    };
+    Netns::fresh()?.run(probe)?
 }
 
 fn links(case: &Case, pods: usize, crowd: &Netns) -> Vec<String> {
     let crowd = crowd.path().display();
+    if let Some(kind) = case.child() {
+        let child = |i| format!("link add link {MASTER} name far{i} netns {crowd} type {kind}");
+        // Without it, a macvlan is a vepa.
+        let mode = if kind == "macvlan" { " mode bridge" } else { "" };
+        return (0..pods).map(|i| child(i) + mode).collect();
+    }
     let pair = |i| format!("link add near{i} type veth peer name far{i} netns {crowd}");
     let attach = |i| {
         if case.is_bridge() {
