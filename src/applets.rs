@@ -3,6 +3,7 @@
 use crate::plugins::bridge::Bridge;
 use crate::plugins::dummy::Dummy;
 use crate::plugins::firewall::Firewall;
+use crate::plugins::host_device::HostDevice;
 use crate::plugins::host_local::HostLocal;
 use crate::plugins::ipvlan::Ipvlan;
 use crate::plugins::loopback::Loopback;
@@ -19,6 +20,7 @@ pub static APPLETS: &[Applet] = &[
     Applet::tool("cnitool", "attaches and detaches namespaces, as a runtime does", cnitool::main),
     Applet::plugin::<Dummy>(Kind::Interface),
     Applet::plugin::<Firewall>(Kind::Chained),
+    Applet::plugin::<HostDevice>(Kind::Interface),
     Applet::plugin::<HostLocal>(Kind::Ipam),
     Applet::plugin::<Ipvlan>(Kind::Interface),
     Applet::plugin::<Loopback>(Kind::Interface),

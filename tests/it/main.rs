@@ -23,6 +23,7 @@
 //! | `macvlan`, `ipvlan` | children of a link: modes, masters, traffic, CHECK |
 //! | `parity` | the reference plugins side by side |
 //! | `firewall` | its back ends, against traffic, each other and the reference |
+//! | `host_device` | devices that come and go: hardware played by veth ends and a sysfs of files |
 //! | `portmap` | port mappings with nftables, both iptables, and the reference's own |
 //! | `install` | `cnibox install` and `uninstall`, on folders in use |
 //! | `protocol` | what all plugins share: environment, versions, error objects, VERSION, about |
@@ -46,6 +47,7 @@ mod faults;
 mod firewall;
 mod footprint;
 mod handover;
+mod host_device;
 mod host_local;
 mod ipvlan;
 mod install;
