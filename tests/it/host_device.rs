@@ -270,14 +270,14 @@ fn status_asks_for_what_must_be_there() {
     status(json!({})).ok();
     status(json!({"device": null})).ok();
     let container = Container::new();
-    net.add(&container);
+    let small = json!({"ipam": node.host_local(&["10.1.2.0/30"])});
+    net.with(&small).add(&container);
     status(json!({})).ok();
+    assert_eq!(status(small).error().code, 50, "the range is exhausted");
     net.del(&container);
     let error = status(json!({"device": null, "pciBusID": "ffff:ff:1f.7"})).error();
     assert_eq!(error.brief(), (50, "there is no PCI device ffff:ff:1f.7"));
     assert_eq!(status(json!({"device": null, "hwaddr": "x"})).error().code, 50);
-    let full = json!({"ipam": node.host_local(&["10.1.2.0/31"])});
-    assert_eq!(status(full).error().code, 50);
     is_back(&node, &before);
 }
 

@@ -82,6 +82,11 @@ impl Plugin for HostDevice {
             find::require(host, &sysfs, &selector).map_err(|e| explain(e, &selector, &records))?;
         let inside = Inside::enter(netns)?;
         journey::require_room(&inside, &device, &req.ifname)?;
+        let l3 = !cx.net.ipam_type.is_empty();
+        if l3 {
+            // A device that went and came back has lost what protocols gave it.
+            cx.ipam()?;
+        }
         let origin = Origin::of(host, &device)?;
         let mut undo = Rollback::new();
 
@@ -93,7 +98,6 @@ impl Plugin for HostDevice {
         undo.push(format!("give \"{}\" back", device.name), || {
             journey::undo(&inside, host, &origin)
         });
-        let l3 = !cx.net.ipam_type.is_empty();
         let arrival = if l3 { Arrival::Down } else { Arrival::Up };
         journey::into_container(host, &device, (netns, &req.ifname), arrival)?;
         let link = inside.link(req.ifname.as_str())?;

@@ -48,6 +48,8 @@ pub(super) struct Address {
     net: IpNet,
     #[serde(default)]
     no_prefix_route: bool,
+    #[serde(default)]
+    broadcast: bool,
 }
 
 /// A route through a device.
@@ -126,13 +128,17 @@ impl Address {
         let permanent = addr.flags & IFA_F_PERMANENT != 0;
         let kernels_own = addr.scope == ON_LINK && addr.net.addr().is_ipv6();
         let no_prefix_route = addr.flags & IFA_F_NOPREFIXROUTE != 0;
-        (permanent && !kernels_own).then_some(Address { net: addr.net, no_prefix_route })
+        let broadcast = addr.broadcast.is_some();
+        (permanent && !kernels_own).then_some(Address { net: addr.net, no_prefix_route, broadcast })
     }
 
     fn add(&self, host: &Netlink, index: u32) -> Result<()> {
         let mut address = NewAddr::new(self.net);
         if self.no_prefix_route {
             address = address.without_prefix_route();
+        }
+        if !self.broadcast {
+            address = address.without_broadcast();
         }
         match host.add_addr(index, &address) {
             // A network manager was faster.

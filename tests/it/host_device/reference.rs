@@ -27,7 +27,7 @@ fn added(peer: Option<&Path>, version: &'static str, addresses: bool) -> (Value,
     plug(&node);
     let net = net(&node, version, addresses);
     let result = by(net.on("ADD", &container), peer).result();
-    let state = container.sh("ip -o -4 addr show eth0; ip route; ip -o link show eth0")
+    let state = container.sh("sh -c 'ip -o -4 addr show eth0; ip route; ip -o link show eth0'")
         + &node.sh("ip -o -4 addr; ip route; ip -br link");
     let state = state.lines().map(|line| line.replace(" brd 10.1.2.255", ""));
     let state: Vec<_> = state.map(|line| line.replace("NO-CARRIER,", "")).collect();
@@ -65,7 +65,9 @@ fn each_brings_back_what_the_other_took() {
             by(net.check(&container, &result), deletes).ok();
             by(net.on("DEL", &container), deletes).ok();
             let link = node.ip("link show hd0");
-            assert_eq!((&link[0]["address"], &link[0]["ifalias"]), (&json!(MAC), &json!(null)));
+            assert_eq!(link[0]["address"], json!(MAC));
+            // Debian's leaves the alias to the host, where later releases and ours take it away.
+            assert!(deletes.is_some() || link[0]["ifalias"].is_null(), "{link}");
             assert_eq!(net.leases(), [""; 0]);
             crate::net::settles(&inside, || container.snapshot(&node));
             // What ours keeps beside the alias goes with the next DEL at the latest.
