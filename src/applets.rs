@@ -11,6 +11,7 @@ use crate::plugins::macvlan::Macvlan;
 use crate::plugins::portmap::Portmap;
 use crate::plugins::ptp::Ptp;
 use crate::plugins::vlan::Vlan;
+use crate::plugins::tap::Tap;
 use crate::skel::{Applet, Kind, Lookup};
 use crate::tool::cnitool;
 
@@ -28,6 +29,7 @@ pub static APPLETS: &[Applet] = &[
     Applet::plugin::<Portmap>(Kind::Chained),
     Applet::plugin::<Ptp>(Kind::Interface),
     Applet::plugin::<Vlan>(Kind::Interface),
+    Applet::plugin::<Tap>(Kind::Interface),
 ];
 
 /// The applet of exactly this name.

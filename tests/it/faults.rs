@@ -47,8 +47,18 @@ fn errno(syscall: &str) -> &'static str {
 }
 
 /// Calls that change what others see.
-const EFFECTS: [&str; 9] =
-    ["sendto", "write", "linkat", "rename", "unlink", "utimensat", "mkdir", "openat", "clone3"];
+const EFFECTS: [&str; 10] = [
+    "sendto",
+    "write",
+    "linkat",
+    "rename",
+    "unlink",
+    "utimensat",
+    "mkdir",
+    "openat",
+    "clone3",
+    "ioctl",
+];
 
 /// A node with one container attached and another one to be worked on.
 pub(crate) struct Scene {

@@ -23,7 +23,7 @@ const MAC: &str = "02:00:00:00:00:d0";
 /// an alias; behind it are the gateways.
 fn plug(node: &Node) {
     node.sh(&format!(
-        "ip link add hd0 address {MAC} mtu 1400 type veth peer name far0 mtu 1400
+        "ip link add hd0 address {MAC} mtu 1400 type veth peer name far0 mtu 1400 address 02:00:00:00:00:f0
          echo 0 > /proc/sys/net/ipv6/conf/hd0/accept_dad
          echo 0 > /proc/sys/net/ipv6/conf/far0/accept_dad
          ip link property add dev hd0 altname a-long-name-of-hd0

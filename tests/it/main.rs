@@ -24,6 +24,7 @@
 //! | `parity` | the reference plugins side by side |
 //! | `firewall` | its back ends, against traffic, each other and the reference |
 //! | `host_device` | devices that come and go: hardware played by veth ends and a sysfs of files |
+//! | `tap` | tap devices, and programs that speak Ethernet on them |
 //! | `portmap` | port mappings with nftables, both iptables, and the reference's own |
 //! | `install` | `cnibox install` and `uninstall`, on folders in use |
 //! | `protocol` | what all plugins share: environment, versions, error objects, VERSION, about |
@@ -64,4 +65,5 @@ mod protocol;
 mod ptp;
 mod spoof;
 mod strace;
+mod tap;
 mod traffic;
