@@ -3,6 +3,7 @@
 use crate::plugins::bridge::Bridge;
 use crate::plugins::dummy::Dummy;
 use crate::plugins::firewall::Firewall;
+use crate::plugins::host_device::HostDevice;
 use crate::plugins::host_local::HostLocal;
 use crate::plugins::ipvlan::Ipvlan;
 use crate::plugins::loopback::Loopback;
@@ -10,6 +11,7 @@ use crate::plugins::macvlan::Macvlan;
 use crate::plugins::portmap::Portmap;
 use crate::plugins::ptp::Ptp;
 use crate::plugins::vlan::Vlan;
+use crate::plugins::tap::Tap;
 use crate::skel::{Applet, Kind, Lookup};
 use crate::tool::cnitool;
 
@@ -19,6 +21,7 @@ pub static APPLETS: &[Applet] = &[
     Applet::tool("cnitool", "attaches and detaches namespaces, as a runtime does", cnitool::main),
     Applet::plugin::<Dummy>(Kind::Interface),
     Applet::plugin::<Firewall>(Kind::Chained),
+    Applet::plugin::<HostDevice>(Kind::Interface),
     Applet::plugin::<HostLocal>(Kind::Ipam),
     Applet::plugin::<Ipvlan>(Kind::Interface),
     Applet::plugin::<Loopback>(Kind::Interface),
@@ -26,6 +29,7 @@ pub static APPLETS: &[Applet] = &[
     Applet::plugin::<Portmap>(Kind::Chained),
     Applet::plugin::<Ptp>(Kind::Interface),
     Applet::plugin::<Vlan>(Kind::Interface),
+    Applet::plugin::<Tap>(Kind::Interface),
 ];
 
 /// The applet of exactly this name.

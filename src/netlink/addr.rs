@@ -84,12 +84,13 @@ pub struct NewAddr {
     net: IpNet,
     dad: Dad,
     prefix_route: bool,
+    broadcast: bool,
 }
 
 impl NewAddr {
     /// The address `net`, with its host bits.
     pub fn new(net: IpNet) -> NewAddr {
-        NewAddr { net, dad: Dad::Kernel, prefix_route: true }
+        NewAddr { net, dad: Dad::Kernel, prefix_route: true, broadcast: true }
     }
 
     /// Decides about duplicate address detection; IPv4 has none.
@@ -106,8 +107,18 @@ impl NewAddr {
         self
     }
 
+    /// Leaves out the broadcast address of IPv4, which is otherwise the last one of the network.
+    #[must_use]
+    pub fn without_broadcast(mut self) -> Self {
+        self.broadcast = false;
+        self
+    }
+
     fn message(self, index: u32) -> AddressMessage {
         let mut message = message(self.net, index);
+        if !self.broadcast {
+            message.attributes.retain(|a| !matches!(a, AddressAttribute::Broadcast(_)));
+        }
         let mut flags = AddressFlags::empty();
         flags.set(AddressFlags::Nodad, self.dad == Dad::Off && self.net.addr().is_ipv6());
         flags.set(AddressFlags::Noprefixroute, !self.prefix_route);

@@ -77,6 +77,12 @@ impl LinkChange {
         self.with(|builder| builder.name(name))
     }
 
+    /// Gives it a free text; an empty one takes it away.
+    #[must_use]
+    pub fn alias(self, text: impl Into<String>) -> Self {
+        self.with(|builder| builder.alias(text))
+    }
+
     /// Sets the MTU.
     #[must_use]
     pub fn mtu(self, mtu: u32) -> Self {
@@ -120,7 +126,9 @@ impl LinkChange {
         self.with(|builder| builder.txqueuelen(packets))
     }
 
-    /// Moves it into another namespace, where it is down and may get another index.
+    /// Moves it into another namespace, where it is down and may get another index. A name given
+    /// beside is that in the other namespace, and all other changes are made there; when one of
+    /// these fails, the link is there already.
     #[must_use]
     pub fn netns(self, netns: BorrowedFd<'_>) -> Self {
         self.with(|builder| builder.setns_by_fd(netns.as_raw_fd()))

@@ -56,7 +56,7 @@ pub use self::bridge_vlan::{PortVlans, Tagging, VlanPort};
 use self::error::Failure;
 pub use self::error::{Error, Result};
 pub use self::events::Waited;
-pub use self::link::{BridgeInfo, BridgePort, Link, MacvlanInfo, OperState};
+pub use self::link::{BridgeInfo, BridgePort, Link, MacvlanInfo, OperState, Parent, TunInfo};
 pub use self::link_change::{LinkChange, Switch};
 pub use self::mac::{InvalidMac, Mac};
 pub use self::new_link::{IpvlanMode, LinkKind, MacvlanMode, NewLink, VethPeer};

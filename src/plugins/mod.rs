@@ -3,6 +3,7 @@
 pub mod bridge;
 pub mod dummy;
 pub mod firewall;
+pub mod host_device;
 pub mod host_local;
 pub mod ipvlan;
 pub mod loopback;
@@ -10,3 +11,4 @@ pub mod macvlan;
 pub mod portmap;
 pub mod ptp;
 pub mod vlan;
+pub mod tap;

@@ -25,7 +25,7 @@ use std::collections::HashMap;
 use serde_json::{Value, json};
 
 use crate::lane::{self, needs};
-use crate::net::wire;
+use crate::net::{merged, wire};
 use crate::node::{Call, Container, Node, Outcome, Snapshot, assert_unchanged};
 use crate::strace::{self, Point, Syscall};
 
@@ -47,11 +47,21 @@ fn errno(syscall: &str) -> &'static str {
 }
 
 /// Calls that change what others see.
-const EFFECTS: [&str; 9] =
-    ["sendto", "write", "linkat", "rename", "unlink", "utimensat", "mkdir", "openat", "clone3"];
+const EFFECTS: [&str; 10] = [
+    "sendto",
+    "write",
+    "linkat",
+    "rename",
+    "unlink",
+    "utimensat",
+    "mkdir",
+    "openat",
+    "clone3",
+    "ioctl",
+];
 
 /// A node with one container attached and another one to be worked on.
-struct Scene {
+pub(crate) struct Scene {
     node: Node,
     conf: Value,
     plugin: &'static str,
@@ -62,17 +72,26 @@ struct Scene {
 
 impl Scene {
     fn new(plugin: &'static str, keys: &Value) -> Scene {
+        Scene::prepared(plugin, |_| keys.clone(), &json!({}))
+    }
+
+    /// `prepare` gives the keys of the configuration; the neighbour has some other ones.
+    pub(crate) fn prepared(
+        plugin: &'static str,
+        prepare: impl Fn(&Node) -> Value,
+        neighbours: &Value,
+    ) -> Scene {
         let node = Node::new();
         // Link-local addresses come and change by themselves, late on a busy machine.
         node.sh("echo 1 > /proc/sys/net/ipv6/conf/default/addr_gen_mode");
         let ipam = node.host_local(&["10.1.0.0/24", "fd00:1::/64"]);
-        let mut conf = json!({"name": "n", "cniVersion": "1.0.0", "ipam": ipam});
-        conf.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
+        let conf = json!({"name": "n", "cniVersion": "1.0.0", "ipam": ipam});
+        let conf = merged(&conf, &prepare(&node));
         if conf["master"] == "wire0" {
             wire(&node);
         }
         let (neighbour, container, scratch) = (quick(), quick(), quick());
-        let call = node.call(plugin, "ADD").conf(&conf);
+        let call = node.call(plugin, "ADD").conf(&merged(&conf, neighbours));
         call.netns(&neighbour.path()).id("neighbour").result();
         // An ADD and a DEL leave what may stay: forwarding, the store's folder.
         let call = |verb| node.call(plugin, verb).conf(&conf).netns(&scratch.path());
@@ -148,7 +167,7 @@ fn assert_well_formed_failure(outcome: &Outcome, why: &str) {
 }
 
 /// Makes each call of an ADD fail in turn.
-fn no_add_leaves_anything(scene: &Scene) {
+pub(crate) fn no_add_leaves_anything(scene: &Scene) {
     let (outcome, calls) = strace::record(&scene.node, &scene.call("ADD"));
     assert_eq!(outcome.status, Some(0), "{outcome:?}");
     scene.call("DEL").ok();
@@ -202,7 +221,7 @@ fn has_effect(point: &Point) -> bool {
 }
 
 /// Kills `verb` before each of its effects.
-fn survives_kill(scene: &Scene, verb: &str) {
+pub(crate) fn survives_kill(scene: &Scene, verb: &str) {
     if verb == "DEL" {
         scene.call("ADD").result();
     }

@@ -24,6 +24,8 @@
 //! | `dummy`, `vlan` | addresses and no wire; tagged frames, masters, CHECK |
 //! | `parity` | the reference plugins side by side |
 //! | `firewall` | its back ends, against traffic, each other and the reference |
+//! | `host_device` | devices that come and go: hardware played by veth ends and a sysfs of files |
+//! | `tap` | tap devices, and programs that speak Ethernet on them |
 //! | `portmap` | port mappings with nftables, both iptables, and the reference's own |
 //! | `install` | `cnibox install` and `uninstall`, on folders in use |
 //! | `protocol` | what all plugins share: environment, versions, error objects, VERSION, about |
@@ -48,6 +50,7 @@ mod faults;
 mod firewall;
 mod footprint;
 mod handover;
+mod host_device;
 mod host_local;
 mod install;
 mod ipvlan;
@@ -64,5 +67,6 @@ mod protocol;
 mod ptp;
 mod spoof;
 mod strace;
+mod tap;
 mod traffic;
 mod vlan;
