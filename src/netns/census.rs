@@ -239,12 +239,13 @@ impl Search<'_> {
         self.seen(path, entries)
     }
 
-    /// What has ended meanwhile holds nothing; what may not be looked at may hold anything.
+    /// What has ended meanwhile holds nothing (the mounts of a zombie are an invalid argument); what
+    /// may not be looked at may hold anything.
     fn seen<T>(&mut self, path: &Path, result: io::Result<T>) -> Option<T> {
         result
             .inspect_err(|e| {
-                let gone = matches!(e.raw_os_error(), Some(nix::libc::ENOENT | nix::libc::ESRCH));
-                if !gone {
+                let gone = [nix::libc::ENOENT, nix::libc::ESRCH, nix::libc::EINVAL];
+                if !e.raw_os_error().is_some_and(|errno| gone.contains(&errno)) {
                     let why = crate::error::io_text(e);
                     self.census.doubt = Some(format!("look at {}: {why}", path.display()));
                 }
