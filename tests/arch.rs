@@ -17,7 +17,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("sysctl", &[]),
     ("cmd", &[]),
     ("netlink", &["netns"]),
-    ("store", &["sysctl"]),
+    ("store", &["netlink", "netns", "sysctl"]),
     ("invoke", &["cni"]),
     ("iface", &["cmd", "cni", "netlink", "netns", "sysctl"]),
     ("netfilter", &["cmd", "cni", "netlink", "netns", "store", "sysctl"]),

@@ -18,6 +18,8 @@ use super::{Netlink, link};
 
 /// Length of `struct ifaddrmsg`.
 const HEADER_LEN: usize = 8;
+/// No link has this index; asked for, it means none in particular.
+const ALL_LINKS: u32 = 0;
 
 /// An address of a link.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -149,6 +151,11 @@ impl Netlink {
         self.dump_family(index, None)
     }
 
+    /// The addresses of all links.
+    pub fn dump_all_addrs(&self) -> Result<Vec<Addr>> {
+        self.dump_family(ALL_LINKS, None)
+    }
+
     pub(super) fn dump_family(&self, index: u32, family: Option<Family>) -> Result<Vec<Addr>> {
         let mut message = AddressMessage::default();
         message.header.index = index;
@@ -158,7 +165,7 @@ impl Netlink {
             .map_err(|e| e.doing("list addresses of", || self.label(index)))?;
         let addrs = bodies.iter().filter_map(|body| Addr::parse(body));
         // Kernels before 4.20 ignore the filter.
-        Ok(addrs.filter(|addr| addr.index == index).collect())
+        Ok(addrs.filter(|addr| index == ALL_LINKS || addr.index == index).collect())
     }
 
     /// Adds an address to a link.
