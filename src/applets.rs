@@ -10,6 +10,7 @@ use crate::plugins::macvlan::Macvlan;
 use crate::plugins::portmap::Portmap;
 use crate::plugins::ptp::Ptp;
 use crate::plugins::vlan::Vlan;
+use crate::plugins::tuning::Tuning;
 use crate::skel::{Applet, Kind, Lookup};
 use crate::tool::cnitool;
 
@@ -26,6 +27,7 @@ pub static APPLETS: &[Applet] = &[
     Applet::plugin::<Portmap>(Kind::Chained),
     Applet::plugin::<Ptp>(Kind::Interface),
     Applet::plugin::<Vlan>(Kind::Interface),
+    Applet::plugin::<Tuning>(Kind::Chained),
 ];
 
 /// The applet of exactly this name.

@@ -10,3 +10,4 @@ pub mod macvlan;
 pub mod portmap;
 pub mod ptp;
 pub mod vlan;
+pub mod tuning;

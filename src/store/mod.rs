@@ -1,6 +1,8 @@
-//! Everything kept on disk: the lock, atomic writes, the IPAM leases and the index beside them.
+//! Everything kept on disk: the lock, atomic writes, the IPAM leases and the index beside them,
+//! what an interface was like before it was changed.
 
 pub mod atomic;
+pub mod backup;
 mod index;
 mod lease;
 mod leases;

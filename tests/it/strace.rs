@@ -99,7 +99,7 @@ fn is_name(text: &str) -> bool {
 /// The points of a recorded run: every call of the main thread from the reading of stdin to the
 /// writing of the result (both included), and those calls of scratch threads that name a file.
 /// strace counts for each thread, so a scratch thread's other calls share their numbers, and so
-/// their runs, with the main thread's.
+/// their runs, with the main thread's; those with numbers that it does not reach are points too.
 pub(crate) fn points(calls: &[Syscall]) -> Vec<Point> {
     let is_stdin = |c: &Syscall| c.name == "read" && c.text.starts_with("0<");
     let is_stdout = |c: &Syscall| c.name == "write" && c.text.starts_with("1<");
@@ -115,7 +115,7 @@ pub(crate) fn points(calls: &[Syscall]) -> Vec<Point> {
         match path {
             None => points.push(Point { syscall: syscall.clone(), path: None }),
             Some(Some(path)) => points.push(Point { syscall: syscall.clone(), path: Some(path) }),
-            Some(None) if syscall.nth == 1 => {
+            Some(None) if syscall.nth == 1 || !is_shared(syscall, calls) => {
                 points.push(Point { syscall: syscall.clone(), path: None });
             }
             Some(None) => {}
@@ -136,6 +136,12 @@ pub(crate) fn file_changes(calls: &[Syscall]) -> Vec<Point> {
     };
     let calls = calls.iter().filter(|c| c.thread == 0).filter(changes);
     calls.map(|syscall| Point { syscall: syscall.clone(), path: None }).collect()
+}
+
+/// Whether a run that makes this call of a scratch thread fail is that of an earlier thread's call.
+fn is_shared(syscall: &Syscall, calls: &[Syscall]) -> bool {
+    let Syscall { name, nth, thread, .. } = syscall;
+    calls.iter().any(|c| c.thread < *thread && c.name == *name && c.nth == *nth)
 }
 
 /// The kernel parameter in the arguments.
