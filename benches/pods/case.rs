@@ -49,6 +49,7 @@ pub(crate) const CASES: &[Case] = &[
     Case { name: "portmap-1", ..PORTMAP_CASE },
     Case { name: "portmap-32", ports: 32, ..PORTMAP_CASE },
     Case { name: "chain", loopback: true, masq: true, ..PORTMAP_CASE },
+    Case { name: "tuning", chained: &["tuning"], ..BRIDGE_CASE },
     Case { name: "chain-firewall", chained: &["portmap", "firewall"], ..PORTMAP_CASE },
 ];
 
@@ -80,6 +81,8 @@ impl Case {
             "loopback" => json!({"name": "cni-loopback"}),
             "portmap" => json!({"backend": backend, "capabilities": {"portMappings": true}}),
             "firewall" => json!({"backend": backend}),
+            "tuning" => json!({"mtu": 1400, "dataDir": data.join("tuning"),
+                "sysctl": {"net.core.somaxconn": "500"}}),
             _ => self.interface(data),
         };
         if plugin == self.plugin && self.masq {

@@ -11,14 +11,20 @@ use nix::unistd::{AccessFlags, access};
 use super::atomic::{self, Durability, Writer};
 use super::{During, Result, remove_file};
 
-/// The file of one attachment.
+/// The file of one attachment. Calls for one attachment come one after the other, so they need no
+/// lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BackupFile(PathBuf);
+
+/// How the temporary names begin; they are no longer than those of the files.
+const TEMPORARY: &str = ".tmp-";
+/// How the names of the files end.
+const ENDING: &str = ".json";
 
 impl BackupFile {
     /// That of the container's interface, in the folder `dir`. Neither of them can contain `/`.
     pub fn new(dir: &Path, container_id: &str, ifname: &str) -> BackupFile {
-        BackupFile(dir.join(format!("{container_id}_{ifname}.json")))
+        BackupFile(dir.join(format!("{container_id}_{ifname}{ENDING}")))
     }
 
     /// All that are in `dir`, which need not be there.
@@ -30,8 +36,8 @@ impl BackupFile {
         let mut found = Vec::new();
         for entry in entries {
             let path = entry.during("list", dir)?.path();
-            let name = path.file_name().unwrap_or_default().as_encoded_bytes();
-            if name.ends_with(b".json") && !name.starts_with(b".") {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            if name.ends_with(ENDING) {
                 found.push(BackupFile(path));
             }
         }
@@ -53,12 +59,18 @@ impl BackupFile {
             DirBuilder::new().recursive(true).mode(0o700).create(dir).during("create", dir)?;
         }
         // It describes a living interface: a power cut ends that too.
-        Writer::unlocked(&self.0, Durability::Volatile).replace(&self.0, content, 0o600)
+        Writer::new(self.temporary(), Durability::Volatile).replace(&self.0, content, 0o600)
     }
 
-    /// Removes it, if it is there.
+    /// Removes it, if it is there, and what a killed process left of it.
     pub fn remove(&self) -> Result<()> {
+        remove_file(&self.temporary())?;
         remove_file(&self.0)
+    }
+
+    fn temporary(&self) -> PathBuf {
+        let name = self.0.file_stem().unwrap_or_default().to_string_lossy();
+        self.0.with_file_name(format!("{TEMPORARY}{name}"))
     }
 }
 
@@ -90,9 +102,11 @@ mod tests {
         fs::write(dir.join(".tmp-1-0"), "").unwrap();
         fs::write(dir.join("other"), "").unwrap();
         assert_eq!(BackupFile::all(&dir).unwrap(), std::slice::from_ref(&file));
+        fs::write(dir.join(".tmp-c1_eth0"), "").unwrap();
         file.remove().unwrap();
         file.remove().unwrap();
         assert_eq!(BackupFile::all(&dir).unwrap(), []);
+        assert!(!dir.join(".tmp-c1_eth0").exists());
     }
 
     #[test]

@@ -107,8 +107,12 @@ pub(crate) fn points(calls: &[Syscall]) -> Vec<Point> {
     let last = calls.iter().position(is_stdout).unwrap_or(calls.len() - 1);
     let mut points = Vec::new();
     for syscall in &calls[first..=last] {
-        // Writing to an eventfd wakes the executor, and cannot fail.
-        if NOT_OURS.contains(&syscall.name.as_str()) || syscall.text.contains("[eventfd]>, \"") {
+        // Writing to an eventfd wakes the executor, and cannot fail; nor can what would fail
+        // together with that of another thread.
+        if NOT_OURS.contains(&syscall.name.as_str()) || wakes(syscall) {
+            continue;
+        }
+        if calls.iter().any(|c| wakes(c) && c.name == syscall.name && c.nth == syscall.nth) {
             continue;
         }
         let path = (syscall.thread != 0).then(|| file_of(&syscall.text));
@@ -136,6 +140,10 @@ pub(crate) fn file_changes(calls: &[Syscall]) -> Vec<Point> {
     };
     let calls = calls.iter().filter(|c| c.thread == 0).filter(changes);
     calls.map(|syscall| Point { syscall: syscall.clone(), path: None }).collect()
+}
+
+fn wakes(syscall: &Syscall) -> bool {
+    syscall.text.contains("[eventfd]>, \"")
 }
 
 /// Whether a run that makes this call of a scratch thread fail is that of an earlier thread's call.

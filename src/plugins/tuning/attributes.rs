@@ -25,7 +25,7 @@ pub(super) struct Attributes {
     pub(super) txqlen: Option<u32>,
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+#[expect(clippy::ref_option, clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
 fn write_mac<S: Serializer>(mac: &Option<Mac>, s: S) -> Result<S::Ok, S::Error> {
     s.collect_str(&mac.map(|mac| mac.to_string()).unwrap_or_default())
 }
