@@ -1,5 +1,6 @@
 //! The table of applets: what this executable is, one line each, sorted by name.
 
+use crate::plugins::bandwidth::Bandwidth;
 use crate::plugins::bridge::Bridge;
 use crate::plugins::dummy::Dummy;
 use crate::plugins::firewall::Firewall;
@@ -16,6 +17,7 @@ use crate::tool::cnitool;
 
 /// Every applet.
 pub static APPLETS: &[Applet] = &[
+    Applet::plugin::<Bandwidth>(Kind::Chained),
     Applet::plugin::<Bridge>(Kind::Interface),
     Applet::tool("cnitool", "attaches and detaches namespaces, as a runtime does", cnitool::main),
     Applet::plugin::<Dummy>(Kind::Interface),

@@ -79,6 +79,8 @@ pub struct Link {
     pub vlan: Option<u16>,
     /// The length of the transmit queue.
     pub txqlen: u32,
+    /// A text that somebody gave it.
+    pub alias: Option<String>,
 }
 
 /// The settings of a bridge.
@@ -179,6 +181,7 @@ impl Link {
             libc::IFLA_ADDRESS => self.mac = Mac::from_bytes(attr.value),
             libc::IFLA_MTU => self.mtu = attr.u32().unwrap_or_default(),
             libc::IFLA_TXQLEN => self.txqlen = attr.u32().unwrap_or_default(),
+            libc::IFLA_IFALIAS => self.alias = Some(attr.text()),
             libc::IFLA_OPERSTATE => self.oper_state = attr.u8().unwrap_or_default().into(),
             libc::IFLA_CARRIER => self.carrier = attr.u8() == Some(1),
             libc::IFLA_PROMISCUITY => self.promiscuity = attr.u32().unwrap_or_default(),

@@ -111,6 +111,12 @@ impl LinkChange {
         self.with(|builder| builder.txqueuelen(packets))
     }
 
+    /// Gives it a text for people, of 255 bytes at most.
+    #[must_use]
+    pub fn alias(self, text: impl Into<String>) -> Self {
+        self.with(|builder| builder.alias(text))
+    }
+
     /// Moves it into another namespace, where it is down and may get another index.
     #[must_use]
     pub fn netns(self, netns: BorrowedFd<'_>) -> Self {

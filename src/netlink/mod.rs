@@ -16,7 +16,8 @@
 //! | `link.rs`, `new_link.rs`, `link_change.rs` | links: reading, creating, changing |
 //! | `addr.rs`, `route.rs` | addresses, routes |
 //! | `events.rs` | waiting for the kernel instead of sleeping |
-//! | `attribute.rs`, `netfilter.rs` | netfilter's messages and its socket |
+//! | `traffic/` | traffic control: qdiscs and filters |
+//! | `attribute.rs`, `netfilter.rs` | attributes, netfilter's messages and its socket |
 //! | `nftables/` | the packet filter |
 //! | `conntrack.rs` | forgetting connections |
 
@@ -36,6 +37,7 @@ mod request;
 mod route;
 #[cfg(test)]
 mod tests;
+pub mod traffic;
 
 use std::cell::{OnceCell, RefCell};
 use std::collections::VecDeque;

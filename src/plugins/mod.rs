@@ -1,5 +1,6 @@
 //! One file or folder per plugin, named as the plugin.
 
+pub mod bandwidth;
 pub mod bridge;
 pub mod dummy;
 pub mod firewall;
