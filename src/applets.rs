@@ -10,8 +10,8 @@ use crate::plugins::loopback::Loopback;
 use crate::plugins::macvlan::Macvlan;
 use crate::plugins::portmap::Portmap;
 use crate::plugins::ptp::Ptp;
-use crate::plugins::vlan::Vlan;
 use crate::plugins::tuning::Tuning;
+use crate::plugins::vlan::Vlan;
 use crate::skel::{Applet, Kind, Lookup};
 use crate::tool::cnitool;
 

@@ -10,5 +10,5 @@ pub mod loopback;
 pub mod macvlan;
 pub mod portmap;
 pub mod ptp;
-pub mod vlan;
 pub mod tuning;
+pub mod vlan;

@@ -26,6 +26,7 @@
 //! | `firewall` | its back ends, against traffic, each other and the reference |
 //! | `portmap` | port mappings with nftables, both iptables, and the reference's own |
 //! | `install` | `cnibox install` and `uninstall`, on folders in use |
+//! | `bandwidth` | limits: measured, in every version, the reference's |
 //! | `tuning` | kernel parameters and attributes, the allowlist, backups, the reference's |
 //! | `protocol` | what all plugins share: environment, versions, error objects, VERSION, about |
 #![allow(
@@ -38,6 +39,7 @@
     reason = "tests"
 )]
 
+mod bandwidth;
 mod bridge;
 mod chain;
 mod chained;
@@ -50,8 +52,8 @@ mod firewall;
 mod footprint;
 mod handover;
 mod host_local;
-mod ipvlan;
 mod install;
+mod ipvlan;
 mod lane;
 mod lifecycle;
 mod loopback;
