@@ -54,6 +54,8 @@ pub(crate) const CASES: &[Case] = &[
     Case { name: "portmap-1", ..PORTMAP_CASE },
     Case { name: "portmap-32", ports: 32, ..PORTMAP_CASE },
     Case { name: "chain", loopback: true, masq: true, ..PORTMAP_CASE },
+    Case { name: "bandwidth", chained: &["bandwidth"], ..BRIDGE_CASE },
+    Case { name: "tuning", chained: &["tuning"], ..BRIDGE_CASE },
     Case { name: "chain-firewall", chained: &["portmap", "firewall"], ..PORTMAP_CASE },
 ];
 
@@ -80,7 +82,8 @@ impl Case {
     /// Those that have a packet filter to choose.
     pub(crate) fn filters(&self) -> impl Iterator<Item = &'static str> {
         let masq = self.masq.then_some(self.plugin);
-        masq.into_iter().chain(self.chained.iter().copied())
+        let chained = self.chained.iter().copied();
+        masq.into_iter().chain(chained.filter(|plugin| ["portmap", "firewall"].contains(plugin)))
     }
 
     /// The configuration of one of the plugins.
@@ -90,6 +93,10 @@ impl Case {
             "loopback" => json!({"name": "cni-loopback"}),
             "portmap" => json!({"backend": backend, "capabilities": {"portMappings": true}}),
             "firewall" => json!({"backend": backend}),
+            "bandwidth" => json!({"ingressRate": 8_000_000, "ingressBurst": 800_000,
+                "egressRate": 8_000_000, "egressBurst": 800_000}),
+            "tuning" => json!({"mtu": 1400, "dataDir": data.join("tuning"),
+                "sysctl": {"net.core.somaxconn": "500"}}),
             _ => self.interface(data),
         };
         if plugin == self.plugin && self.masq {

@@ -77,6 +77,8 @@ pub struct Link {
     pub allmulti: bool,
     /// Whether packets can pass, by RFC 2863.
     pub oper_state: OperState,
+    /// `IFF_PROMISC`: promiscuous because somebody switched that on, not for a bridge.
+    pub promisc: bool,
     /// How many users want promiscuous mode.
     pub promiscuity: u32,
     /// The index of the bridge, bond or VRF that it belongs to.
@@ -209,6 +211,7 @@ impl Link {
             up: header.flags.contains(LinkFlags::Up),
             loopback: header.flags.contains(LinkFlags::Loopback),
             allmulti: header.flags.contains(LinkFlags::Allmulti),
+            promisc: header.flags.contains(LinkFlags::Promisc),
             ..Link::default()
         };
         for attr in attrs(body.get(HEADER_LEN..)?) {

@@ -2,9 +2,12 @@
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
+use nix::libc;
+use rtnetlink::packet_core::DefaultNla;
 use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::packet_route::link::{
-    InfoBridge, InfoBridgePort, InfoData, InfoKind, InfoPortData, InfoPortKind, LinkMessage,
+    InfoBridge, InfoBridgePort, InfoData, InfoKind, InfoPortData, InfoPortKind, LinkAttribute,
+    LinkMessage,
 };
 
 use super::Netlink;
@@ -77,10 +80,12 @@ impl LinkChange {
         self.with(|builder| builder.name(name))
     }
 
-    /// Gives it a free text; an empty one takes it away.
+    /// Gives it a free text, of 255 bytes at most; an empty one takes it away.
     #[must_use]
-    pub fn alias(self, text: impl Into<String>) -> Self {
-        self.with(|builder| builder.alias(text))
+    pub fn alias(self, text: &str) -> Self {
+        // Without the NUL, which would be an alias that is empty.
+        let alias = DefaultNla::new(libc::IFLA_IFALIAS, text.as_bytes().to_vec());
+        self.with(|builder| builder.append_extra_attribute(LinkAttribute::Other(alias)))
     }
 
     /// Sets the MTU.

@@ -17,7 +17,8 @@
 //! | `bridge_vlan.rs` | VLANs of the ports of bridges |
 //! | `addr.rs`, `route.rs` | addresses, routes |
 //! | `events.rs` | waiting for the kernel instead of sleeping |
-//! | `attribute.rs`, `netfilter.rs` | netfilter's messages and its socket |
+//! | `traffic/` | traffic control: qdiscs and filters |
+//! | `attribute.rs`, `netfilter.rs` | attributes, netfilter's messages and its socket |
 //! | `nftables/` | the packet filter |
 //! | `conntrack.rs` | forgetting connections |
 
@@ -38,6 +39,7 @@ mod request;
 mod route;
 #[cfg(test)]
 mod tests;
+pub mod traffic;
 
 use std::cell::{OnceCell, RefCell};
 use std::collections::VecDeque;

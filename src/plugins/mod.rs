@@ -1,5 +1,6 @@
 //! One file or folder per plugin, named as the plugin.
 
+pub mod bandwidth;
 pub mod bridge;
 pub mod dummy;
 pub mod firewall;
@@ -10,5 +11,6 @@ pub mod loopback;
 pub mod macvlan;
 pub mod portmap;
 pub mod ptp;
-pub mod vlan;
 pub mod tap;
+pub mod tuning;
+pub mod vlan;

@@ -7,8 +7,10 @@
 //! | `index.rs`, `table.rs` | leases by owner, so that no command reads all of them |
 //! | `note.rs`, `life.rs` | what tells whether the container of a lease is alive, and the judgement |
 //! | `quarantine.rs` | addresses that were freed a short while ago |
+//! | `backup.rs` | what an interface was like before it was changed |
 
 pub mod atomic;
+pub mod backup;
 mod index;
 mod lease;
 mod leases;

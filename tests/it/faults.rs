@@ -30,7 +30,7 @@ use crate::node::{Call, Container, Node, Outcome, Snapshot, assert_unchanged};
 use crate::strace::{self, Point, Syscall};
 
 /// What a call fails with: something that it can really fail with.
-fn errno(syscall: &str) -> &'static str {
+pub(crate) fn errno(syscall: &str) -> &'static str {
     match syscall {
         "sendto" | "sendmsg" | "setns" | "utimensat" => "EPERM",
         "recvfrom" | "recvmsg" => "ENOBUFS",
@@ -159,7 +159,7 @@ fn quick() -> Container {
     container
 }
 
-fn assert_well_formed_failure(outcome: &Outcome, why: &str) {
+pub(crate) fn assert_well_formed_failure(outcome: &Outcome, why: &str) {
     let error: Value = serde_json::from_str(&outcome.stdout)
         .unwrap_or_else(|e| panic!("{why}: no error object: {e}: {outcome:?}"));
     assert!(error["code"].as_u64().is_some_and(|code| code > 0), "{why}: {outcome:?}");
@@ -197,7 +197,7 @@ pub(crate) fn no_add_leaves_anything(scene: &Scene) {
 
 /// All calls with effects, and of each call that only looks or waits the first, and every third
 /// further one.
-fn worth_trying() -> impl FnMut(&Point) -> bool {
+pub(crate) fn worth_trying() -> impl FnMut(&Point) -> bool {
     let mut seen: HashMap<String, usize> = HashMap::new();
     move |point| {
         let name = &point.syscall.name;
@@ -211,11 +211,11 @@ fn is_deterministic(point: &Point) -> bool {
     !matches!(point.syscall.name.as_str(), "recvfrom" | "epoll_wait")
 }
 
-fn prints_result(point: &Point) -> bool {
+pub(crate) fn prints_result(point: &Point) -> bool {
     point.syscall.name == "write" && point.syscall.text.starts_with("1<")
 }
 
-fn has_effect(point: &Point) -> bool {
+pub(crate) fn has_effect(point: &Point) -> bool {
     let Syscall { name, text, .. } = &point.syscall;
     EFFECTS.contains(&name.as_str()) && (name != "openat" || text.contains("O_CREAT"))
 }
