@@ -1,24 +1,30 @@
 //! The table of applets: what this executable is, one line each, sorted by name.
 
+use crate::plugins::bandwidth::Bandwidth;
 use crate::plugins::bridge::Bridge;
 use crate::plugins::dummy::Dummy;
 use crate::plugins::firewall::Firewall;
+use crate::plugins::host_device::HostDevice;
 use crate::plugins::host_local::HostLocal;
 use crate::plugins::ipvlan::Ipvlan;
 use crate::plugins::loopback::Loopback;
 use crate::plugins::macvlan::Macvlan;
 use crate::plugins::portmap::Portmap;
 use crate::plugins::ptp::Ptp;
+use crate::plugins::tap::Tap;
+use crate::plugins::tuning::Tuning;
 use crate::plugins::vlan::Vlan;
 use crate::skel::{Applet, Kind, Lookup};
 use crate::tool::cnitool;
 
 /// Every applet.
 pub static APPLETS: &[Applet] = &[
+    Applet::plugin::<Bandwidth>(Kind::Chained),
     Applet::plugin::<Bridge>(Kind::Interface),
     Applet::tool("cnitool", "attaches and detaches namespaces, as a runtime does", cnitool::main),
     Applet::plugin::<Dummy>(Kind::Interface),
     Applet::plugin::<Firewall>(Kind::Chained),
+    Applet::plugin::<HostDevice>(Kind::Interface),
     Applet::plugin::<HostLocal>(Kind::Ipam),
     Applet::plugin::<Ipvlan>(Kind::Interface),
     Applet::plugin::<Loopback>(Kind::Interface),
@@ -26,6 +32,8 @@ pub static APPLETS: &[Applet] = &[
     Applet::plugin::<Portmap>(Kind::Chained),
     Applet::plugin::<Ptp>(Kind::Interface),
     Applet::plugin::<Vlan>(Kind::Interface),
+    Applet::plugin::<Tap>(Kind::Interface),
+    Applet::plugin::<Tuning>(Kind::Chained),
 ];
 
 /// The applet of exactly this name.

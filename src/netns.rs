@@ -4,6 +4,8 @@
 //! [`Netns::run`] starts a scratch thread, moves that one, and lets it die. So nothing has to be
 //! undone when the code in the namespace fails or panics.
 
+pub mod census;
+
 use std::fmt;
 use std::fs::File;
 use std::io;

@@ -6,6 +6,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read};
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
 use crate::error::{Error, Result, io_text};
@@ -20,6 +21,23 @@ pub fn read(key: &str) -> Result<String> {
         }
         Err(e) => Err(Error::internal(format!("read sysctl {key}: {}", io_text(&e)))),
     }
+}
+
+/// The value of `key` as [`read`] gives it; `None` for one that the kernel lets nobody read.
+pub fn read_if_readable(key: &str) -> Result<Option<String>> {
+    let write_only = |file: &PathBuf| {
+        let readable = fs::metadata(file).map(|meta| meta.permissions().mode() & 0o444 != 0);
+        !readable.unwrap_or(true)
+    };
+    if path(key).is_ok_and(|file| write_only(&file)) {
+        return Ok(None);
+    }
+    read(key).map(Some)
+}
+
+/// Whether there is such a key in the calling thread's namespace.
+pub fn exists(key: &str) -> bool {
+    path(key).is_ok_and(|file| file.is_file())
 }
 
 /// Sets `key` to `value`.
@@ -96,6 +114,16 @@ mod tests {
         let other = Netns::fresh().unwrap();
         other.run(|| write("net/ipv4/conf/lo/arp_notify", "1")).unwrap().unwrap();
         assert_eq!(read("net/ipv4/conf/lo/arp_notify").unwrap(), "0");
+    }
+
+    #[test]
+    fn some_keys_can_only_be_written() {
+        isolate();
+        assert_eq!(read_if_readable("net/ipv4/route/flush"), Ok(None));
+        assert_eq!(read_if_readable("net/ipv4/ip_forward"), Ok(Some("0".to_owned())));
+        assert!(read_if_readable("net/ipv4/no_such_key").is_err());
+        assert!(exists("net/ipv4/ip_forward"));
+        assert!(!exists("net/ipv4") && !exists("net/ipv4/no_such_key") && !exists("net/.."));
     }
 
     #[test]

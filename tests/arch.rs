@@ -17,9 +17,9 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("sysctl", &[]),
     ("cmd", &[]),
     ("netlink", &["netns"]),
-    ("store", &["sysctl"]),
+    ("store", &["netlink", "netns", "sysctl"]),
     ("invoke", &["cni"]),
-    ("iface", &["cni", "netlink", "netns", "sysctl"]),
+    ("iface", &["cmd", "cni", "netlink", "netns", "sysctl"]),
     ("netfilter", &["cmd", "cni", "netlink", "netns", "store", "sysctl"]),
     ("skel", &["cni", "netlink", "netns", "iface", "invoke", "store"]),
     ("runtime", &["cni", "invoke", "store"]),
@@ -43,7 +43,8 @@ const PLACES: &[(&str, &[&str])] = &[
     ("/sys/class/net", &[]),
     ("io::stdout", &["skel/run.rs", "tool/"]),
     ("println!", &[]),
-    ("unsafe ", &[]),
+    ("unsafe ", &["iface/tun.rs"]),
+    ("unsafe_code", &["iface/tun.rs"]),
     ("thread::sleep", &["invoke/"]),
 ];
 

@@ -22,6 +22,7 @@ dbus-daemon       dbus                           -                test
 /usr/lib/python3/dist-packages/gi python3-gi            -                test
 iptables-save     iptables                       test             -
 conntrack         conntrack                      test             -
+iperf3            iperf3                         test             -
 modprobe          kmod                           -                test
 xz                xz-utils                       -                test
 shellcheck        shellcheck                     lint             -

@@ -9,6 +9,9 @@ use crate::netfilter::Backend;
 /// The name of the bridge.
 pub(crate) const BRIDGE: &str = "cni0";
 
+/// The name of the link that macvlans, ipvlans and VLANs are on top of.
+pub(crate) const MASTER: &str = "up0";
+
 /// The name of the network, and so of the folder of its leases.
 pub(crate) const NETWORK: &str = "bench";
 
@@ -46,9 +49,15 @@ pub(crate) const CASES: &[Case] = &[
     Case { name: "bridge-dual", dual: true, ..BRIDGE_CASE },
     Case { name: "bridge-masq", masq: true, ..BRIDGE_CASE },
     Case { name: "ptp", plugin: "ptp", ..BRIDGE_CASE },
+    Case { name: "macvlan", plugin: "macvlan", ..BRIDGE_CASE },
+    Case { name: "ipvlan", plugin: "ipvlan", ..BRIDGE_CASE },
+    Case { name: "vlan", plugin: "vlan", ..BRIDGE_CASE },
+    Case { name: "dummy", plugin: "dummy", ..BRIDGE_CASE },
     Case { name: "portmap-1", ..PORTMAP_CASE },
     Case { name: "portmap-32", ports: 32, ..PORTMAP_CASE },
     Case { name: "chain", loopback: true, masq: true, ..PORTMAP_CASE },
+    Case { name: "bandwidth", chained: &["bandwidth"], ..BRIDGE_CASE },
+    Case { name: "tuning", chained: &["tuning"], ..BRIDGE_CASE },
     Case { name: "chain-firewall", chained: &["portmap", "firewall"], ..PORTMAP_CASE },
 ];
 
@@ -61,6 +70,11 @@ impl Case {
         self.plugin == "bridge" && !self.is_version()
     }
 
+    /// The kind of link that the plugin makes on top of [`MASTER`], if it does.
+    pub(crate) fn child(&self) -> Option<&'static str> {
+        Some(self.plugin).filter(|plugin| ["macvlan", "ipvlan", "vlan"].contains(plugin))
+    }
+
     /// All plugins in the order of ADD.
     pub(crate) fn plugins(&self) -> impl Iterator<Item = &'static str> {
         let loopback = self.loopback.then_some("loopback");
@@ -70,7 +84,8 @@ impl Case {
     /// Those that have a packet filter to choose.
     pub(crate) fn filters(&self) -> impl Iterator<Item = &'static str> {
         let masq = self.masq.then_some(self.plugin);
-        masq.into_iter().chain(self.chained.iter().copied())
+        let chained = self.chained.iter().copied();
+        masq.into_iter().chain(chained.filter(|plugin| ["portmap", "firewall"].contains(plugin)))
     }
 
     /// The configuration of one of the plugins.
@@ -80,6 +95,10 @@ impl Case {
             "loopback" => json!({"name": "cni-loopback"}),
             "portmap" => json!({"backend": backend, "capabilities": {"portMappings": true}}),
             "firewall" => json!({"backend": backend}),
+            "bandwidth" => json!({"ingressRate": 8_000_000, "ingressBurst": 800_000,
+                "egressRate": 8_000_000, "egressBurst": 800_000}),
+            "tuning" => json!({"mtu": 1400, "dataDir": data.join("tuning"),
+                "sysctl": {"net.core.somaxconn": "500"}}),
             _ => self.interface(data),
         };
         if plugin == self.plugin && self.masq {
@@ -106,6 +125,10 @@ impl Case {
             "bridge" => {
                 conf["bridge"] = json!(BRIDGE);
                 conf["isDefaultGateway"] = json!(true);
+            }
+            "macvlan" | "ipvlan" | "vlan" => {
+                conf["master"] = json!(MASTER);
+                ipam["routes"] = json!([{"dst": "0.0.0.0/0"}]);
             }
             "ptp" => ipam["routes"] = json!([{"dst": "0.0.0.0/0"}]),
             _ => {}

@@ -84,8 +84,8 @@ fn ours(dir: &Path) -> Result<PathBuf> {
         .map_err(|e| format!("CNIBOX_BIN \"{}\": {e}", binary.display()))?;
     let folder = dir.join("ours");
     fs::create_dir_all(&folder)?;
-    for plugin in ["bridge", "firewall", "host-local", "loopback", "portmap", "ptp"] {
-        std::os::unix::fs::symlink(&binary, folder.join(plugin))?;
+    for applet in cnibox::applets::APPLETS {
+        std::os::unix::fs::symlink(&binary, folder.join(applet.name))?;
     }
     Ok(folder)
 }
@@ -163,6 +163,12 @@ impl Bench<'_> {
                 table::note(case.name, &format!("no {plugin} in {}", folder.display()));
                 return Ok(());
             }
+        }
+        if let Some(kind) = case.child()
+            && !world::has_kind(kind)?
+        {
+            table::note(case.name, &format!("this kernel has no {kind}"));
+            return Ok(());
         }
         let worlds = self.worlds(&folders, |_| pods, case)?;
         let name = if pods > 0 { format!("{}, {pods} pods", case.name) } else { case.name.into() };

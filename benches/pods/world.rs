@@ -12,7 +12,7 @@ use cnibox::netns::Netns;
 use serde_json::{Value, json};
 
 use crate::Result;
-use crate::case::{BRIDGE, Case, NETWORK};
+use crate::case::{BRIDGE, Case, MASTER, NETWORK};
 use crate::netfilter;
 use crate::options::Options;
 
@@ -37,6 +37,11 @@ impl Pod {
 
     fn result(&mut self, plugin: &str) -> &mut Value {
         if plugin == "loopback" { &mut self.loopback } else { &mut self.result }
+    }
+
+    /// A VLAN that none of the pods beside this one has, nor any that was there before.
+    fn vlan(&self) -> usize {
+        4094 - self.number % 1024
     }
 
     /// Ports that none of the pods beside this one has.
@@ -70,6 +75,9 @@ impl World {
         fs::create_dir(&data)?;
         let (host, crowd) = (Netns::fresh()?, Netns::fresh()?);
         write_leases(&data.join(NETWORK), case, pods)?;
+        if case.child().is_some() {
+            host.run(|| ip_batch(&master()))??;
+        }
         if pods > 0 && case.plugin != "host-local" {
             crowd.run(|| disable_ipv6("1"))??;
             host.run(|| crowded(case, pods, &crowd))??;
@@ -162,6 +170,9 @@ fn stdin(case: &Case, (plugin, conf): (&str, &Value), pod: &mut Pod) -> String {
     if plugin == "portmap" {
         conf["runtimeConfig"] = json!({"portMappings": pod.port_mappings(case.ports)});
     }
+    if plugin == "vlan" {
+        conf["vlanId"] = json!(pod.vlan());
+    }
     let result = pod.result(plugin);
     if !result.is_null() {
         conf["prevResult"] = result.clone();
@@ -230,12 +241,42 @@ fn crowded(case: &Case, pods: usize, crowd: &Netns) -> Result<()> {
     }
     disable_ipv6("1")?;
     ip_batch(&links(case, pods, crowd))?;
-    ip_batch(&links_up("near", pods))?;
+    if case.child().is_none() {
+        ip_batch(&links_up("near", pods))?;
+    }
     disable_ipv6("0")
+}
+
+/// A link that others can be on top of, with a signal.
+fn master() -> Vec<String> {
+    let other = format!("{MASTER}-far");
+    let up = |name: &str| format!("link set {name} up");
+    vec![format!("link add {MASTER} type veth peer name {other}"), up(MASTER), up(&other)]
+}
+
+/// Whether the kernel makes links of this kind.
+pub(crate) fn has_kind(kind: &str) -> Result<bool> {
+    let probe = || {
+        ip_batch(&master())?;
+        let id = if kind == "vlan" { " id 5" } else { "" };
+        let lower = if kind == "dummy" { String::new() } else { format!("link {MASTER} ") };
+        Ok(ip_batch(&[format!("link add {lower}name probe type {kind}{id}")]).is_ok())
+    };
+    Netns::fresh()?.run(probe)?
 }
 
 fn links(case: &Case, pods: usize, crowd: &Netns) -> Vec<String> {
     let crowd = crowd.path().display();
+    if let Some(kind) = case.child() {
+        let child = |i| format!("link add link {MASTER} name far{i} netns {crowd} type {kind}");
+        let more = |i| match kind {
+            // Without it, a macvlan is a vepa.
+            "macvlan" => " mode bridge".to_owned(),
+            "vlan" => format!(" id {}", i + 1),
+            _ => String::new(),
+        };
+        return (0..pods).map(|i| child(i) + &more(i)).collect();
+    }
     let pair = |i| format!("link add near{i} type veth peer name far{i} netns {crowd}");
     let attach = |i| {
         if case.is_bridge() {

@@ -5,29 +5,28 @@
 //! | which link is the master | [`master`]: by name, or the one of the default route |
 //! | does the MTU fit it | [`mtu`] |
 //! | make the child | [`add`], [`add_up`]: in the container, under its final name, by one message |
-//! | kernel parameters before its addresses | [`settings`] |
-//! | addresses, up, routes | [`configure`] |
+//! | take it back | [`take_back`] |
+//! | kernel parameters, addresses, up, routes, the result | [`attach`], or [`settings`] and [`configure`] |
 //! | CHECK | [`of_kind`], [`verify_master`], [`verify_below`], [`verify_mtu`] |
 //! | DEL | [`del`], which never asks for the master |
 //!
 //! The master is on the host, or with `linkInContainer` in the container itself: `place` is the
-//! netlink socket where it is. A plugin's ADD looks like this:
+//! netlink socket where it is. The container is entered before anything is made in it, so that
+//! whatever fails later, it can be taken back. A plugin's ADD looks like this:
 //!
 //! ```ignore
-//! let nest = conf.link_in_container.then(|| Inside::enter(netns)).transpose()?;
-//! let place = match &nest { Some(inside) => &inside.netlink, None => cx.host()? };
+//! let entering = Inside::begin(netns)?;
+//! let host = cx.host()?;
+//! let (inside, visitor) = entering.open()?;
+//! let place = if conf.link_in_container { &inside.netlink } else { host };
 //! let master = child::master(place, &conf.master)?;
 //! let mtu = child::mtu(conf.mtu, &master)?;
-//! let entering = Inside::begin(netns)?;
 //! let mut undo = Rollback::new();
 //! let kind = LinkKind::Vlan { link: master.index, id };
 //! child::add(place, netns, &Wanted { ifname: &req.ifname, kind, mtu, mac: None })?;
-//! undo.push("delete the interface", || child::del(netns, &req.ifname, "vlan"));
+//! undo.push("delete the interface", || child::take_back(&inside, &req.ifname));
 //! let mut result = cx.ipam_add(&mut undo)?;
-//! entering.set(child::settings(&result, &req.ifname));
-//! let inside = entering.finish()?;
-//! let link = inside.link(req.ifname.as_str())?;
-//! child::configure(&inside, &link, &result)?;
+//! child::attach((&inside, visitor), (&req.ifname, &req.sandbox.path), &mut result)?;
 //! ```
 
 use std::collections::hash_map::RandomState;
@@ -37,8 +36,8 @@ use std::os::fd::AsFd;
 use nix::errno::Errno;
 
 use super::configure::{self, Connected, Style};
-use super::inside::{Inside, Setting};
-use super::verify;
+use super::inside::{Inside, Setting, Visitor};
+use super::{verify, veth};
 use crate::cni::{CniResult, IfName, Interface};
 use crate::error::{Context, Error, Result};
 use crate::log;
@@ -153,6 +152,33 @@ fn remedy(errno: Errno, kind: &LinkKind<'_>) -> Option<&'static str> {
         }
         _ => None,
     }
+}
+
+/// Deletes the link that [`add`] has made just now.
+pub fn take_back(inside: &Inside<'_>, ifname: &IfName) -> Result<()> {
+    Ok(inside.netlink.del_link(ifname.as_str()).map(drop)?)
+}
+
+/// Gives the child the addresses and routes of `result`, to which it is added as the interface that
+/// has them, and sets it up. Without addresses it is as [`add_up`] has made it.
+pub fn attach(
+    (inside, visitor): (&Inside<'_>, Visitor),
+    (ifname, sandbox): (&IfName, &str),
+    result: &mut CniResult,
+) -> Result<Link> {
+    for ip in &mut result.ips {
+        ip.interface = Some(0);
+    }
+    if !result.ips.is_empty() {
+        visitor.set(settings(result, ifname));
+    }
+    visitor.finish()?;
+    let link = inside.link(ifname.as_str())?;
+    result.interfaces = vec![veth::interface(&link, sandbox)];
+    if !result.ips.is_empty() {
+        configure(inside, &link, result)?;
+    }
+    Ok(link)
 }
 
 /// Deletes the link `ifname` of this kind; success if there is none. Another kind of link under

@@ -2,7 +2,7 @@
 
 use std::sync::mpsc;
 
-use crate::error::{Context, Result};
+use crate::error::{Context, Error, Result};
 use crate::log;
 use crate::netlink::{self, Link, Netlink, Opener, Socket};
 use crate::netns::{Netns, Visit};
@@ -21,8 +21,15 @@ pub struct Inside<'a> {
 #[derive(Debug)]
 pub struct Entering<'a> {
     netns: &'a Netns,
+    socket: mpsc::Receiver<netlink::Result<Socket>>,
+    visitor: Visitor,
+}
+
+/// A thread in a namespace that sets kernel parameters there while other work goes on.
+#[derive(Debug)]
+pub struct Visitor {
     orders: mpsc::Sender<Vec<Setting>>,
-    visit: Visit<(netlink::Result<Socket>, Result<()>)>,
+    visit: Visit<Result<()>>,
 }
 
 /// What to do when a kernel parameter cannot be set.
@@ -56,12 +63,13 @@ impl<'a> Inside<'a> {
     pub fn begin(netns: &'a Netns) -> Result<Entering<'a>> {
         let opener = Opener::here()?;
         let (orders, inbox) = mpsc::channel::<Vec<Setting>>();
+        let (outbox, socket) = mpsc::channel();
         let visit = netns.visit(move || {
-            let socket = opener.open();
-            let set = inbox.iter().flatten().try_for_each(|setting| apply(&setting));
-            (socket, set)
+            // Who does not wait for it does not need it.
+            drop(outbox.send(opener.open()));
+            inbox.iter().flatten().try_for_each(|setting| apply(&setting))
         })?;
-        Ok(Entering { netns, orders, visit })
+        Ok(Entering { netns, socket, visitor: Visitor { orders, visit } })
     }
 
     /// Sets kernel parameters.
@@ -81,16 +89,40 @@ impl<'a> Inside<'a> {
 impl<'a> Entering<'a> {
     /// Has kernel parameters set in the namespace, without waiting for it.
     pub fn set(&self, settings: Vec<Setting>) {
-        // A thread that has ended has its reason, which `finish` learns.
-        drop(self.orders.send(settings));
+        self.visitor.set(settings);
+    }
+
+    /// Waits until the namespace is entered. What is made in it then can be deleted again,
+    /// whatever fails later.
+    pub fn open(self) -> Result<(Inside<'a>, Visitor)> {
+        let Ok(socket) = self.socket.recv() else {
+            // The thread has ended without coming so far.
+            self.visitor.finish()?;
+            return Err(Error::internal("enter network namespace: the thread has vanished"));
+        };
+        let netlink = Netlink::from_socket(socket?)?;
+        Ok((Inside { netns: self.netns, netlink }, self.visitor))
     }
 
     /// Waits until the namespace is entered and all parameters are set.
     pub fn finish(self) -> Result<Inside<'a>> {
+        let (inside, visitor) = self.open()?;
+        visitor.finish()?;
+        Ok(inside)
+    }
+}
+
+impl Visitor {
+    /// Has kernel parameters set in the namespace, without waiting for it.
+    pub fn set(&self, settings: Vec<Setting>) {
+        // A thread that has ended has its reason, which `finish` learns.
+        drop(self.orders.send(settings));
+    }
+
+    /// Waits until all parameters are set.
+    pub fn finish(self) -> Result<()> {
         drop(self.orders);
-        let (socket, set) = self.visit.join()?;
-        set?;
-        Ok(Inside { netns: self.netns, netlink: Netlink::from_socket(socket?)? })
+        self.visit.join()?
     }
 }
 

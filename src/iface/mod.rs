@@ -1,11 +1,12 @@
-//! Link work that plugins share: making a veth pair or a link on top of another, configuring what is inside the container,
-//! verifying it, forwarding on the host.
+//! Link work that plugins share: making a veth pair, a tap device or a link on top of another,
+//! configuring what is inside the container, verifying it, forwarding on the host.
 
 pub mod child;
 pub mod configure;
 pub mod forwarding;
 pub mod inside;
 pub mod names;
+pub mod tun;
 pub mod verify;
 pub mod veth;
 

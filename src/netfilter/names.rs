@@ -124,7 +124,7 @@ pub fn network_hash(network: &str) -> String {
 }
 
 /// SHA-512 of the texts one behind the other, in hexadecimal.
-fn hash(texts: &[&str]) -> String {
+pub fn hash(texts: &[&str]) -> String {
     let digest = Sha512::digest(texts.concat());
     let digits = digest.iter().flat_map(|byte| [byte >> 4, byte & 15]);
     digits.filter_map(|digit| char::from_digit(digit.into(), 16)).collect()

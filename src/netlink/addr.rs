@@ -18,6 +18,8 @@ use super::{Netlink, link};
 
 /// Length of `struct ifaddrmsg`.
 const HEADER_LEN: usize = 8;
+/// No link has this index; asked for, it means none in particular.
+const ALL_LINKS: u32 = 0;
 
 /// An address of a link.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -84,12 +86,13 @@ pub struct NewAddr {
     net: IpNet,
     dad: Dad,
     prefix_route: bool,
+    broadcast: bool,
 }
 
 impl NewAddr {
     /// The address `net`, with its host bits.
     pub fn new(net: IpNet) -> NewAddr {
-        NewAddr { net, dad: Dad::Kernel, prefix_route: true }
+        NewAddr { net, dad: Dad::Kernel, prefix_route: true, broadcast: true }
     }
 
     /// Decides about duplicate address detection; IPv4 has none.
@@ -106,8 +109,18 @@ impl NewAddr {
         self
     }
 
+    /// Leaves out the broadcast address of IPv4, which is otherwise the last one of the network.
+    #[must_use]
+    pub fn without_broadcast(mut self) -> Self {
+        self.broadcast = false;
+        self
+    }
+
     fn message(self, index: u32) -> AddressMessage {
         let mut message = message(self.net, index);
+        if !self.broadcast {
+            message.attributes.retain(|a| !matches!(a, AddressAttribute::Broadcast(_)));
+        }
         let mut flags = AddressFlags::empty();
         flags.set(AddressFlags::Nodad, self.dad == Dad::Off && self.net.addr().is_ipv6());
         flags.set(AddressFlags::Noprefixroute, !self.prefix_route);
@@ -138,6 +151,11 @@ impl Netlink {
         self.dump_family(index, None)
     }
 
+    /// The addresses of all links.
+    pub fn dump_all_addrs(&self) -> Result<Vec<Addr>> {
+        self.dump_family(ALL_LINKS, None)
+    }
+
     pub(super) fn dump_family(&self, index: u32, family: Option<Family>) -> Result<Vec<Addr>> {
         let mut message = AddressMessage::default();
         message.header.index = index;
@@ -147,7 +165,7 @@ impl Netlink {
             .map_err(|e| e.doing("list addresses of", || self.label(index)))?;
         let addrs = bodies.iter().filter_map(|body| Addr::parse(body));
         // Kernels before 4.20 ignore the filter.
-        Ok(addrs.filter(|addr| addr.index == index).collect())
+        Ok(addrs.filter(|addr| index == ALL_LINKS || addr.index == index).collect())
     }
 
     /// Adds an address to a link.

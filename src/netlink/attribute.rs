@@ -1,4 +1,4 @@
-//! Netfilter messages being written: attributes in network byte order, headers, nesting.
+//! Messages being written: attributes, nesting; netfilter's headers and its network byte order.
 //!
 //! Why not the types of netlink-packet-netfilter: docs/decisions/0004-netfilter-messages.md.
 
@@ -40,6 +40,16 @@ impl Attributes {
 
     pub(super) fn be64(&mut self, kind: u16, value: u64) -> &mut Self {
         self.bytes(kind, &value.to_be_bytes())
+    }
+
+    /// In the machine's byte order, which everybody but netfilter wants.
+    pub(super) fn u32(&mut self, kind: u16, value: u32) -> &mut Self {
+        self.bytes(kind, &value.to_ne_bytes())
+    }
+
+    /// In the machine's byte order.
+    pub(super) fn u64(&mut self, kind: u16, value: u64) -> &mut Self {
+        self.bytes(kind, &value.to_ne_bytes())
     }
 
     /// A string with the NUL that the kernel wants behind it.

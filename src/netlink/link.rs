@@ -33,6 +33,17 @@ const IFLA_BRPORT_MODE: u16 = 4;
 /// `IFLA_BRPORT_ISOLATED`, missing in libc.
 const IFLA_BRPORT_ISOLATED: u16 = 33;
 
+/// The kind of tun and tap devices.
+const TUN: &str = "tun";
+/// Attributes of tun and tap devices, missing in libc.
+const IFLA_TUN_OWNER: u16 = 1;
+const IFLA_TUN_GROUP: u16 = 2;
+const IFLA_TUN_TYPE: u16 = 3;
+const IFLA_TUN_PERSIST: u16 = 6;
+const IFLA_TUN_MULTI_QUEUE: u16 = 7;
+/// A tap device, as `IFLA_TUN_TYPE` and `TUNSETIFF` have it.
+const IFF_TAP: u8 = 2;
+
 /// A network interface as the kernel describes it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "the kernel's own flags")]
@@ -43,10 +54,17 @@ pub struct Link {
     pub name: String,
     /// Alternative names, by which [`Netlink::link`] finds it as well.
     pub alt_names: Vec<String>,
+    /// `IFLA_IFALIAS`: free text, empty if there is none.
+    pub alias: String,
     /// The driver that made it, such as `bridge` or `veth`; hardware and `lo` have none.
     pub kind: Option<String>,
     /// The Ethernet address; tunnels have none.
     pub mac: Option<Mac>,
+    /// The address that the hardware came with.
+    pub permanent_mac: Option<Mac>,
+    /// The device it is an interface of, as its bus calls it; virtual links have none, and kernels
+    /// before 5.14 do not tell.
+    pub parent: Option<Parent>,
     /// The largest packet in bytes.
     pub mtu: u32,
     /// `IFF_UP`: switched on, with or without carrier.
@@ -59,6 +77,8 @@ pub struct Link {
     pub allmulti: bool,
     /// Whether packets can pass, by RFC 2863.
     pub oper_state: OperState,
+    /// `IFF_PROMISC`: promiscuous because somebody switched that on, not for a bridge.
+    pub promisc: bool,
     /// How many users want promiscuous mode.
     pub promiscuity: u32,
     /// The index of the bridge, bond or VRF that it belongs to.
@@ -77,8 +97,34 @@ pub struct Link {
     pub ipvlan: Option<IpvlanMode>,
     /// The number of a VLAN.
     pub vlan: Option<u16>,
+    /// What only a tun or tap device has.
+    pub tun: Option<TunInfo>,
     /// The length of the transmit queue.
     pub txqlen: u32,
+}
+
+/// A device on a bus.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Parent {
+    /// The bus: `pci`, `virtio`, `auxiliary`.
+    pub bus: String,
+    /// Its name there: `0000:3d:00.1`.
+    pub name: String,
+}
+
+/// The settings of a tun or tap device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TunInfo {
+    /// Ethernet frames rather than IP packets.
+    pub tap: bool,
+    /// The user who may open it.
+    pub owner: Option<u32>,
+    /// The group whose members may open it.
+    pub group: Option<u32>,
+    /// Whether it stays when nobody has it open.
+    pub persist: bool,
+    /// Whether it can be opened several times at once.
+    pub multi_queue: bool,
 }
 
 /// The settings of a bridge.
@@ -165,6 +211,7 @@ impl Link {
             up: header.flags.contains(LinkFlags::Up),
             loopback: header.flags.contains(LinkFlags::Loopback),
             allmulti: header.flags.contains(LinkFlags::Allmulti),
+            promisc: header.flags.contains(LinkFlags::Promisc),
             ..Link::default()
         };
         for attr in attrs(body.get(HEADER_LEN..)?) {
@@ -177,6 +224,10 @@ impl Link {
         match attr.kind {
             libc::IFLA_IFNAME => self.name = attr.text(),
             libc::IFLA_PROP_LIST => self.alt_names = attr.nested().map(Attr::text).collect(),
+            libc::IFLA_IFALIAS => self.alias = attr.text(),
+            libc::IFLA_PERM_ADDRESS => self.permanent_mac = Mac::from_bytes(attr.value),
+            libc::IFLA_PARENT_DEV_NAME => self.parent_mut().name = attr.text(),
+            libc::IFLA_PARENT_DEV_BUS_NAME => self.parent_mut().bus = attr.text(),
             libc::IFLA_ADDRESS => self.mac = Mac::from_bytes(attr.value),
             libc::IFLA_MTU => self.mtu = attr.u32().unwrap_or_default(),
             libc::IFLA_TXQLEN => self.txqlen = attr.u32().unwrap_or_default(),
@@ -189,6 +240,10 @@ impl Link {
             libc::IFLA_LINKINFO => self.read_info(attr),
             _ => {}
         }
+    }
+
+    fn parent_mut(&mut self) -> &mut Parent {
+        self.parent.get_or_insert_default()
     }
 
     fn read_info(&mut self, info: Attr<'_>) {
@@ -204,6 +259,7 @@ impl Link {
             }
             Some("macvlan") => self.macvlan = data.map(macvlan),
             Some("ipvlan") => self.ipvlan = data.and_then(ipvlan),
+            Some(TUN) => self.tun = data.map(TunInfo::parse),
             Some("vlan") => self.vlan = data.and_then(|data| number(data, IFLA_VLAN_ID)),
             _ => {}
         }
@@ -212,6 +268,21 @@ impl Link {
                 hairpin: flag(data, IFLA_BRPORT_MODE),
                 isolated: flag(data, IFLA_BRPORT_ISOLATED),
             });
+        }
+    }
+}
+
+impl TunInfo {
+    fn parse(data: Attr<'_>) -> TunInfo {
+        let find = |kind| data.nested().find(|attr| attr.kind == kind);
+        let flag = |kind| find(kind).and_then(Attr::u8) == Some(1);
+        let id = |kind| find(kind).and_then(Attr::u32);
+        TunInfo {
+            tap: find(IFLA_TUN_TYPE).and_then(Attr::u8) == Some(IFF_TAP),
+            owner: id(IFLA_TUN_OWNER),
+            group: id(IFLA_TUN_GROUP),
+            persist: flag(IFLA_TUN_PERSIST),
+            multi_queue: flag(IFLA_TUN_MULTI_QUEUE),
         }
     }
 }

@@ -2,9 +2,12 @@
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
+use nix::libc;
+use rtnetlink::packet_core::DefaultNla;
 use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::packet_route::link::{
-    InfoBridge, InfoBridgePort, InfoData, InfoKind, InfoPortData, InfoPortKind, LinkMessage,
+    InfoBridge, InfoBridgePort, InfoData, InfoKind, InfoPortData, InfoPortKind, LinkAttribute,
+    LinkMessage,
 };
 
 use super::Netlink;
@@ -77,6 +80,14 @@ impl LinkChange {
         self.with(|builder| builder.name(name))
     }
 
+    /// Gives it a free text, of 255 bytes at most; an empty one takes it away.
+    #[must_use]
+    pub fn alias(self, text: &str) -> Self {
+        // Without the NUL, which would be an alias that is empty.
+        let alias = DefaultNla::new(libc::IFLA_IFALIAS, text.as_bytes().to_vec());
+        self.with(|builder| builder.append_extra_attribute(LinkAttribute::Other(alias)))
+    }
+
     /// Sets the MTU.
     #[must_use]
     pub fn mtu(self, mtu: u32) -> Self {
@@ -120,7 +131,9 @@ impl LinkChange {
         self.with(|builder| builder.txqueuelen(packets))
     }
 
-    /// Moves it into another namespace, where it is down and may get another index.
+    /// Moves it into another namespace, where it is down and may get another index. A name given
+    /// beside is that in the other namespace, and all other changes are made there; when one of
+    /// these fails, the link is there already.
     #[must_use]
     pub fn netns(self, netns: BorrowedFd<'_>) -> Self {
         self.with(|builder| builder.setns_by_fd(netns.as_raw_fd()))

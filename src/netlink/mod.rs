@@ -17,7 +17,8 @@
 //! | `bridge_vlan.rs` | VLANs of the ports of bridges |
 //! | `addr.rs`, `route.rs` | addresses, routes |
 //! | `events.rs` | waiting for the kernel instead of sleeping |
-//! | `attribute.rs`, `netfilter.rs` | netfilter's messages and its socket |
+//! | `traffic/` | traffic control: qdiscs and filters |
+//! | `attribute.rs`, `netfilter.rs` | attributes, netfilter's messages and its socket |
 //! | `nftables/` | the packet filter |
 //! | `conntrack.rs` | forgetting connections |
 
@@ -38,6 +39,7 @@ mod request;
 mod route;
 #[cfg(test)]
 mod tests;
+pub mod traffic;
 
 use std::cell::{OnceCell, RefCell};
 use std::collections::VecDeque;
@@ -56,7 +58,7 @@ pub use self::bridge_vlan::{PortVlans, Tagging, VlanPort};
 use self::error::Failure;
 pub use self::error::{Error, Result};
 pub use self::events::Waited;
-pub use self::link::{BridgeInfo, BridgePort, Link, MacvlanInfo, OperState};
+pub use self::link::{BridgeInfo, BridgePort, Link, MacvlanInfo, OperState, Parent, TunInfo};
 pub use self::link_change::{LinkChange, Switch};
 pub use self::mac::{InvalidMac, Mac};
 pub use self::new_link::{IpvlanMode, LinkKind, MacvlanMode, NewLink, VethPeer};

@@ -210,13 +210,15 @@ pub struct NewLink<'a> {
     master: Option<u32>,
     up: bool,
     promisc: bool,
+    txqlen: Option<u32>,
 }
 
 impl<'a> NewLink<'a> {
     /// A link that is down and has what the kernel gives it.
     pub fn new(name: impl Into<String>, kind: LinkKind<'a>) -> NewLink<'a> {
         let basics = Basics::new(name.into());
-        NewLink { basics, kind, index: 0, master: None, up: false, promisc: false }
+        let (master, txqlen) = (None, None);
+        NewLink { basics, kind, index: 0, master, up: false, promisc: false, txqlen }
     }
 
     /// Creates it in another namespace. Before Linux 6.15 the name must be free in this one as
@@ -270,6 +272,13 @@ impl<'a> NewLink<'a> {
         self
     }
 
+    /// The length of its transmit queue.
+    #[must_use]
+    pub fn txqlen(mut self, packets: u32) -> Self {
+        self.txqlen = Some(packets);
+        self
+    }
+
     fn message(&self) -> LinkMessage {
         let mut builder = self.basics.add_to(Builder::new_with_info_kind(self.kind.info_kind()));
         if self.index != 0 {
@@ -286,6 +295,9 @@ impl<'a> NewLink<'a> {
         }
         if self.promisc {
             builder = builder.promiscuous(true);
+        }
+        if let Some(packets) = self.txqlen {
+            builder = builder.txqueuelen(packets);
         }
         if let Some(data) = self.kind.info_data() {
             builder = builder.set_info_data(data);

@@ -15,7 +15,7 @@ use rtnetlink::packet_core::{
 use rtnetlink::packet_route::RouteNetlinkMessage;
 
 /// The body of a message and its type, whatever the protocol.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Packet {
     pub(super) kind: u16,
     pub(super) body: Vec<u8>,
@@ -74,6 +74,10 @@ impl<'a> Attr<'a> {
 
     pub(super) fn u32(self) -> Option<u32> {
         self.value.try_into().ok().map(u32::from_ne_bytes)
+    }
+
+    pub(super) fn u64(self) -> Option<u64> {
+        self.value.try_into().ok().map(u64::from_ne_bytes)
     }
 
     pub(super) fn i32(self) -> Option<i32> {

@@ -93,14 +93,14 @@ impl Channel {
 
 impl Netlink {
     /// A request that is answered by success or failure only.
-    pub(super) fn ack(&self, message: RouteNetlinkMessage, bits: u16) -> Result<(), Failure> {
+    pub(super) fn ack(&self, message: impl Into<Packet>, bits: u16) -> Result<(), Failure> {
         self.exchange(message.into(), NLM_F_ACK | bits).map(drop)
     }
 
     /// As [`Netlink::ack`], with the description of what was made, if the kernel gives one.
     pub(super) fn ack_and_echo(
         &self,
-        message: RouteNetlinkMessage,
+        message: impl Into<Packet>,
         bits: u16,
     ) -> Result<Option<Vec<u8>>, Failure> {
         let answers = self.exchange(message.into(), NLM_F_ACK | NLM_F_ECHO | bits)?;
@@ -115,7 +115,10 @@ impl Netlink {
 
     /// A request for a list. One that changed while it was read is read again; when that never
     /// ends, the last attempt has to do.
-    pub(super) fn dump(&self, message: &RouteNetlinkMessage) -> Result<Vec<Vec<u8>>, Failure> {
+    pub(super) fn dump<M>(&self, message: &M) -> Result<Vec<Vec<u8>>, Failure>
+    where
+        M: Clone + Into<Packet>,
+    {
         let answers = until_consistent(|| self.exchange(message.clone().into(), NLM_F_DUMP))?;
         if answers.interrupted {
             log::warn("a netlink dump was interrupted every time; its result may be inconsistent");

@@ -12,7 +12,7 @@ use crate::cni::{CniResult, SpecVersion};
 use crate::error::{Code, Error, Result};
 use crate::iface::child::{self, Below, Wanted};
 use crate::iface::inside::Inside;
-use crate::iface::{verify, veth};
+use crate::iface::verify;
 use crate::netlink::{IpvlanMode, Link, LinkKind};
 use crate::skel::{AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Rollback};
 
@@ -56,8 +56,10 @@ impl Plugin for Ipvlan {
             cx.ipam()?;
         }
         let netns = req.sandbox.netns()?;
-        let nest = base.in_container.then(|| Inside::enter(netns)).transpose()?;
-        let place = if let Some(inside) = &nest { &inside.netlink } else { cx.host()? };
+        let entering = Inside::begin(netns)?;
+        let host = cx.host()?;
+        let (inside, visitor) = entering.open()?;
+        let place = if base.in_container { &inside.netlink } else { host };
         let master = child::master(place, base.name)?;
         let mtu = child::mtu(conf.mtu, &master)?;
         let mut undo = Rollback::new();
@@ -65,22 +67,14 @@ impl Plugin for Ipvlan {
         // Before IPAM, so that an attachment that is there already keeps its address.
         let kind = LinkKind::Ipvlan { link: master.index, mode };
         let wanted = Wanted { ifname: &req.ifname, kind, mtu, mac: None };
-        let entering = Inside::begin(netns)?;
         let up = child::asks_over_the_link(&cx.net.ipam_type);
         let add = if up { child::add_up } else { child::add };
         add(place, netns, &wanted)?;
-        undo.push(format!("delete \"{}\"", req.ifname), || child::del(netns, &req.ifname, KIND));
+        undo.push(format!("delete \"{}\"", req.ifname), || child::take_back(&inside, &req.ifname));
         let mut result = given.map_or_else(|| cx.ipam_add(&mut undo), Ok)?;
         result.version = SpecVersion::NEWEST;
-        for ip in &mut result.ips {
-            ip.interface = Some(0);
-        }
-
-        entering.set(child::settings(&result, &req.ifname));
-        let inside = entering.finish()?;
-        let link = inside.link(req.ifname.as_str())?;
-        result.interfaces = vec![veth::interface(&link, &req.sandbox.path)];
-        child::configure(&inside, &link, &result)?;
+        let names = (&req.ifname, &*req.sandbox.path);
+        child::attach((&inside, visitor), names, &mut result)?;
         cx.finish(&mut result);
         undo.commit();
         Ok(result)

@@ -13,7 +13,7 @@ use crate::cni::{CniResult, SpecVersion};
 use crate::error::{Code, Error, Result};
 use crate::iface::child::{self, Below, Wanted};
 use crate::iface::inside::Inside;
-use crate::iface::{verify, veth};
+use crate::iface::verify;
 use crate::log;
 use crate::netlink::{Link, LinkKind, Mac, MacvlanMode};
 use crate::skel::{AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Rollback};
@@ -67,35 +67,24 @@ impl Plugin for Macvlan {
         let l3 = !cx.net.ipam_type.is_empty();
         let up = !l3 || child::asks_over_the_link(&cx.net.ipam_type);
         let netns = req.sandbox.netns()?;
-        let nest = conf.link_in_container.then(|| Inside::enter(netns)).transpose()?;
-        let place = if let Some(inside) = &nest { &inside.netlink } else { cx.host()? };
+        let entering = Inside::begin(netns)?;
+        let host = cx.host()?;
+        let (inside, visitor) = entering.open()?;
+        let place = if conf.link_in_container { &inside.netlink } else { host };
         let master = child::master(place, &conf.master)?;
         let mtu = child::mtu(conf.mtu, &master)?;
         let mut undo = Rollback::new();
 
         // Before IPAM, so that an attachment that is there already keeps its address.
-        let wanted =
-            Wanted { ifname: &req.ifname, kind: plan.kind(conf, &master), mtu, mac: plan.mac };
-        let entering = Inside::begin(netns)?;
+        let kind = plan.kind(conf, &master);
+        let wanted = Wanted { ifname: &req.ifname, kind, mtu, mac: plan.mac };
         let add = if up { child::add_up } else { child::add };
         add(place, netns, &wanted)?;
-        undo.push(format!("delete \"{}\"", req.ifname), || child::del(netns, &req.ifname, KIND));
+        undo.push(format!("delete \"{}\"", req.ifname), || child::take_back(&inside, &req.ifname));
         let mut result = if l3 { cx.ipam_add(&mut undo)? } else { CniResult::new() };
         result.version = SpecVersion::NEWEST;
-        for ip in &mut result.ips {
-            ip.interface = Some(0);
-        }
-
-        if l3 {
-            entering.set(child::settings(&result, &req.ifname));
-        }
-        let inside = entering.finish()?;
-        let link = inside.link(req.ifname.as_str())?;
-        plan.warn_about_mac(&link);
-        result.interfaces = vec![veth::interface(&link, &req.sandbox.path)];
-        if l3 {
-            child::configure(&inside, &link, &result)?;
-        }
+        let names = (&req.ifname, &*req.sandbox.path);
+        plan.warn_about_mac(&child::attach((&inside, visitor), names, &mut result)?);
         cx.finish(&mut result);
         undo.commit();
         Ok(result)

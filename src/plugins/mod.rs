@@ -1,12 +1,16 @@
 //! One file or folder per plugin, named as the plugin.
 
+pub mod bandwidth;
 pub mod bridge;
 pub mod dummy;
 pub mod firewall;
+pub mod host_device;
 pub mod host_local;
 pub mod ipvlan;
 pub mod loopback;
 pub mod macvlan;
 pub mod portmap;
 pub mod ptp;
+pub mod tap;
+pub mod tuning;
 pub mod vlan;

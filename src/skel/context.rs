@@ -44,11 +44,14 @@ impl<'a> Cx<'a> {
         if self.version >= SpecVersion::V1_1_0 { mtu } else { 0 }
     }
 
-    /// Completes the result of an interface plugin: MTUs as far as the version tells them, and
-    /// the configuration's `dns` in place of that of IPAM.
+    /// Completes the result of an interface plugin: MTUs and PCI functions as far as the version
+    /// tells them, and the configuration's `dns` in place of that of IPAM.
     pub fn finish(&self, result: &mut CniResult) {
         for interface in &mut result.interfaces {
             interface.mtu = self.reported_mtu(interface.mtu);
+            if self.version < SpecVersion::V1_1_0 {
+                interface.pci_id.clear();
+            }
         }
         result.dns = std::mem::take(&mut result.dns).overridden_by(&self.net.dns);
     }

@@ -137,7 +137,7 @@ fn gc<P: Plugin>(cx: &Cx<'_>, conf: &P::Conf) -> Result<()> {
         log::warn(
             "GC without \"cni.dev/valid-attachments\" releases nothing: an absent list says nothing about what is valid",
         );
-        return Ok(());
+        return P::gc_unlisted(cx, conf);
     };
     P::gc(cx, conf, &GcReq { valid })
 }

@@ -1,6 +1,7 @@
 //! What a plugin is, and the requests it gets: nothing in them is unchecked.
 
 use std::cell::OnceCell;
+use std::path::Path;
 
 use serde::de::DeserializeOwned;
 
@@ -9,6 +10,7 @@ use crate::cni::{Attachment, CniResult, ContainerId, IfName, SpecVersion};
 use crate::error::{Code, Error, Result};
 use crate::iface::veth;
 use crate::netns::Netns;
+use crate::netns::census::NetnsId;
 
 /// A CNI plugin. Every plugin decides about every verb.
 pub trait Plugin {
@@ -33,6 +35,10 @@ pub trait Plugin {
     fn del(cx: &Cx<'_>, conf: &Self::Conf, req: &DelReq) -> Result<()>;
     /// Removes what belongs to this network and to no valid attachment.
     fn gc(cx: &Cx<'_>, conf: &Self::Conf, req: &GcReq) -> Result<()>;
+    /// A GC that was not told what is valid: removes only what is proved to be dead without that.
+    fn gc_unlisted(_: &Cx<'_>, _: &Self::Conf) -> Result<()> {
+        Ok(())
+    }
     /// Tells whether an ADD could be served now; changes nothing.
     fn status(cx: &Cx<'_>, conf: &Self::Conf) -> Result<()>;
 }
@@ -59,6 +65,11 @@ impl Sandbox {
             })
         };
         self.opened.get_or_init(open).as_ref().map_err(Clone::clone)
+    }
+
+    /// What tells the namespace from those before and after it; `None` if nothing does.
+    pub fn identity(&self) -> Option<NetnsId> {
+        NetnsId::at(Path::new(&self.path))
     }
 }
 

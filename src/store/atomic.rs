@@ -63,7 +63,18 @@ impl Writer {
 
     /// Creates a file of `mode` at `path`; false if something is there.
     pub fn create_exclusive(&self, path: &Path, bytes: &[u8], mode: u32) -> Result<bool> {
-        self.write_temp(bytes, mode)?;
+        self.create_noted(path, bytes, mode, |_| ())
+    }
+
+    /// As [`Writer::create_exclusive`]; `note` gets to know the file before others can see it.
+    pub fn create_noted(
+        &self,
+        path: &Path,
+        bytes: &[u8],
+        mode: u32,
+        note: impl FnOnce(&File),
+    ) -> Result<bool> {
+        note(&self.write_temp(bytes, mode)?);
         let linked = fs::hard_link(&self.temp, path);
         // The file is there, or is not, whatever becomes of its second name: an error here would
         // hide that. Whoever writes next tries again.
@@ -77,7 +88,7 @@ impl Writer {
         }
     }
 
-    fn write_temp(&self, bytes: &[u8], mode: u32) -> Result<()> {
+    fn write_temp(&self, bytes: &[u8], mode: u32) -> Result<File> {
         let mut options = OpenOptions::new();
         options.write(true).create_new(true).mode(mode);
         let mut file = match options.open(&self.temp) {
@@ -98,7 +109,7 @@ impl Writer {
             // A full disk should not also keep the part that fitted.
             remove_file(&self.temp)?;
         }
-        written.during("write", &self.temp)
+        written.during("write", &self.temp).map(|()| file)
     }
 
     fn sync_parent(&self, path: &Path) -> Result<()> {

@@ -20,7 +20,8 @@ use nix::sys::time::TimeSpec;
 
 use super::atomic::{Durability, Writer};
 use super::lease::{Lease, Owner};
-use super::table::{Key, Table};
+use super::note::Note;
+use super::table::{self, Entry, Key, Table};
 use super::{During, Error, Result, remove_file};
 
 /// Nanoseconds of a sealed file's modification time: whole microseconds, because some file
@@ -28,6 +29,12 @@ use super::{During, Error, Result, remove_file};
 const SEAL: i64 = 424_242_000;
 /// Where all that is ours lives in a store.
 const ROOT: &str = ".cnibox";
+const INDEX: &str = "index";
+const INDEX_TEMP: &str = "index.new";
+/// The temporary name of leases.
+const LEASE_TEMP: &str = "tmp";
+/// Addresses that were freed a short while ago: see [`super::quarantine`].
+const FREED: &str = "freed";
 /// The temporary name for stores where there can be no [`ROOT`].
 const TEMP: &str = ".cnibox-tmp";
 
@@ -63,15 +70,18 @@ impl Index {
     }
 
     /// Builds the index of `leases`, which are all that `store` holds.
-    pub(super) fn build(store: &Path, boot: &str, leases: &[Lease]) -> Result<Index> {
+    pub(super) fn build(store: &Path, boot: &str, leases: &[(Lease, Note)]) -> Result<Index> {
         remove_file(&store.join(TEMP))?;
-        let root = store.join(ROOT);
-        let mut options = DirBuilder::new();
-        options.recursive(true).mode(0o700).create(&root).during("create", &root)?;
+        let root = create_root(store)?;
         clear(&root)?;
         require_seals(&root)?;
-        let entries: Vec<_> = leases.iter().map(|lease| (key(lease), lease.ip)).collect();
+        let entry = |(lease, note): &(Lease, Note)| entry(lease, *note);
+        let entries: Vec<_> = leases.iter().map(entry).collect();
         let (path, temp) = paths(store);
+        if !path.exists() && table::salvage(&temp, boot).is_some() {
+            // What a kill left while it was put in place: not to be lost to a second one.
+            fs::rename(&temp, &path).during("replace", &path)?;
+        }
         let table = Table::create(&path, &temp, boot, &entries)?;
         Ok(Index { store: store.to_owned(), table, sealed: 0, pending: Pending::Table })
     }
@@ -82,10 +92,10 @@ impl Index {
         self.table.lookup(owner.id(), owner.ifname())
     }
 
-    /// Notes a lease that has been created.
-    pub(super) fn add(&mut self, lease: &Lease) -> Result<()> {
+    /// Notes a lease that is about to be created.
+    pub(super) fn add(&mut self, lease: &Lease, note: Note) -> Result<()> {
         self.pending = Pending::Table;
-        self.table.insert(key(lease), lease.ip)
+        self.table.insert(entry(lease, note))
     }
 
     /// Notes that a lease has been removed.
@@ -126,27 +136,58 @@ impl Index {
 /// reference plugins has to pass over temporary files, if there is one.
 pub(super) fn writer(store: &Path, index: Option<&Index>) -> Writer {
     let temp = match index {
-        Some(_) => paths(store).1,
+        Some(_) => store.join(ROOT).join(LEASE_TEMP),
         None => store.join(TEMP),
     };
     Writer::new(temp, Durability::Volatile)
 }
 
+/// The entries of the last index, believed or not, and whether it is of this boot. Each tells of
+/// the file that it was made for, and counts for that one only.
+pub(super) fn salvage(store: &Path, boot: &str) -> Option<(Vec<Entry>, bool)> {
+    let (path, temp) = paths(store);
+    // Killed while it was put in place, an index is whole under its temporary name.
+    table::salvage(&path, boot).or_else(|| table::salvage(&temp, boot))
+}
+
+/// The list of freed addresses.
+pub(super) fn freed_path(store: &Path) -> PathBuf {
+    store.join(ROOT).join(FREED)
+}
+
+/// Makes the place for all that is ours.
+pub(super) fn create_root(store: &Path) -> Result<PathBuf> {
+    let root = store.join(ROOT);
+    let mut options = DirBuilder::new();
+    options.recursive(true).mode(0o700).create(&root).during("create", &root)?;
+    Ok(root)
+}
+
 /// The index and the temporary name beside it.
 fn paths(store: &Path) -> (PathBuf, PathBuf) {
     let root = store.join(ROOT);
-    (root.join("index"), root.join("tmp"))
+    (root.join(INDEX), root.join(INDEX_TEMP))
 }
 
-fn key(lease: &Lease) -> Key {
+/// Whose a lease is, in the index.
+pub(super) fn key(lease: &Lease) -> Key {
     Key::new(&lease.id, lease.ifname.as_deref())
 }
 
-/// Removes all that is in `dir`: an index that is not believed, what a kill left, and the
-/// directories of earlier versions.
+fn entry(lease: &Lease, note: Note) -> Entry {
+    Entry { key: key(lease), ip: lease.ip, note }
+}
+
+/// Removes what has no place in `dir`: directories of earlier versions. The last index stays until
+/// there is another, because of its notes.
 fn clear(dir: &Path) -> Result<()> {
     for entry in fs::read_dir(dir).during("list", dir)? {
-        let path = entry.during("list", dir)?.path();
+        let entry = entry.during("list", dir)?;
+        let path = entry.path();
+        let known = [INDEX, INDEX_TEMP, FREED].iter().any(|name| entry.file_name() == *name);
+        if known && entry.file_type().is_ok_and(|kind| kind.is_file()) {
+            continue;
+        }
         if path.symlink_metadata().is_ok_and(|meta| meta.is_dir()) {
             fs::remove_dir_all(&path).during("remove", &path)?;
         } else {

@@ -2,11 +2,14 @@
 
 use std::net::IpAddr;
 
+use crate::netns::census::NetnsId;
+
 /// Who may hold addresses: an interface of a container.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Owner {
     id: String,
     ifname: String,
+    netns: Option<NetnsId>,
 }
 
 /// An address that is taken, as its file tells it.
@@ -23,7 +26,18 @@ pub struct Lease {
 impl Owner {
     /// White space around the container id does not belong to it.
     pub fn new(id: &str, ifname: &str) -> Owner {
-        Owner { id: id.trim().to_owned(), ifname: ifname.to_owned() }
+        Owner { id: id.trim().to_owned(), ifname: ifname.to_owned(), netns: None }
+    }
+
+    /// The same owner, who lives as long as this network namespace.
+    #[must_use]
+    pub fn living_in(self, netns: Option<NetnsId>) -> Owner {
+        Owner { netns, ..self }
+    }
+
+    /// The namespace it lives in, if that is known.
+    pub(super) fn netns(&self) -> Option<NetnsId> {
+        self.netns
     }
 
     /// The container's id.

@@ -3,20 +3,24 @@
 //! Each lease is a file named by its address; `last_reserved_ip.<range id>` remembers where to go
 //! on; `lock` is what both implementations lock. Beside them lies our [`super::index`].
 
-use std::collections::HashSet;
-use std::fs::{self, DirBuilder};
+use std::collections::{HashMap, HashSet};
+use std::fs::{self, DirBuilder, File, Metadata};
 use std::io::ErrorKind;
 use std::net::IpAddr;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use nix::fcntl::AT_FDCWD;
 
 use super::atomic::{self, Writer};
 use super::index::{self, Index};
 use super::lease::{Lease, Owner};
+use super::life::{Gone, Life, Notes, judge};
 use super::listing::{self, Found, Listing};
-use super::lock::Lock;
+use super::lock::{self, Lock};
+use super::note::{FileId, Note};
+use super::quarantine::{self, Moment};
 use super::{During, Result, remove_file};
 use crate::error;
 use crate::{log, sysctl};
@@ -24,10 +28,26 @@ use crate::{log, sysctl};
 /// The mode of everything we write into a store.
 const MODE: u32 = 0o600;
 
+/// How to work with a store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Terms {
+    /// How long to wait for the lock.
+    pub patience: Duration,
+    /// How long a freed address is kept from the next owner.
+    pub reuse_delay: Duration,
+}
+
+impl Default for Terms {
+    fn default() -> Terms {
+        Terms { patience: lock::PATIENCE, reuse_delay: Duration::ZERO }
+    }
+}
+
 /// A network's leases, locked from opening to drop.
 #[derive(Debug)]
 pub struct LeaseStore {
     dir: PathBuf,
+    reuse_delay: Duration,
     /// Absent where there is no telling one boot from the next.
     boot: Option<String>,
     /// Absent if it cannot be had; then every lookup reads all leases.
@@ -45,32 +65,46 @@ struct Held {
 
 impl LeaseStore {
     /// Opens the store of `network`, creating what is missing.
-    pub fn open(data_dir: &Path, network: &str) -> error::Result<LeaseStore> {
-        if let Some(store) = LeaseStore::open_existing(data_dir, network)? {
+    pub fn open(data_dir: &Path, network: &str, terms: Terms) -> error::Result<LeaseStore> {
+        if let Some(store) = LeaseStore::open_existing(data_dir, network, terms)? {
             return Ok(store);
         }
         let dir = data_dir.join(network);
         DirBuilder::new().recursive(true).mode(0o755).create(&dir).during("create", &dir)?;
-        LeaseStore::open_dir(dir, sysctl::boot_id().ok())
+        LeaseStore::open_dir(dir, sysctl::boot_id().ok(), terms)
     }
 
     /// Opens the store of `network` unless there is none.
-    pub fn open_existing(data_dir: &Path, network: &str) -> error::Result<Option<LeaseStore>> {
+    pub fn open_existing(
+        data_dir: &Path,
+        network: &str,
+        terms: Terms,
+    ) -> error::Result<Option<LeaseStore>> {
         let dir = data_dir.join(network);
-        match Lock::exclusive(&dir.join("lock")) {
+        match Lock::within(&dir.join("lock"), terms.patience) {
             Err(e) if e.source.kind() == ErrorKind::NotFound && !exists(&dir)? => Ok(None),
-            lock => LeaseStore::load(dir, sysctl::boot_id().ok(), lock?).map(Some),
+            lock => LeaseStore::load(dir, sysctl::boot_id().ok(), terms, lock?).map(Some),
         }
     }
 
-    pub(super) fn open_dir(dir: PathBuf, boot: Option<String>) -> error::Result<LeaseStore> {
-        let lock = Lock::exclusive(&dir.join("lock"))?;
-        LeaseStore::load(dir, boot, lock)
+    pub(super) fn open_dir(
+        dir: PathBuf,
+        boot: Option<String>,
+        terms: Terms,
+    ) -> error::Result<LeaseStore> {
+        let lock = Lock::within(&dir.join("lock"), terms.patience)?;
+        LeaseStore::load(dir, boot, terms, lock)
     }
 
-    fn load(dir: PathBuf, boot: Option<String>, lock: Lock) -> error::Result<LeaseStore> {
+    fn load(
+        dir: PathBuf,
+        boot: Option<String>,
+        terms: Terms,
+        lock: Lock,
+    ) -> error::Result<LeaseStore> {
         let index = boot.as_deref().and_then(|boot| Index::open(&dir, boot));
-        let mut store = LeaseStore { dir, boot, index, _lock: lock };
+        let mut store =
+            LeaseStore { dir, reuse_delay: terms.reuse_delay, boot, index, _lock: lock };
         if store.index.is_none() {
             store.rebuild()?;
         }
@@ -84,13 +118,18 @@ impl LeaseStore {
         if path.symlink_metadata().is_ok() {
             return Ok(false);
         }
-        let text = lease.text();
-        let create = |writer: &Writer| writer.create_exclusive(&path, text.as_bytes(), MODE);
-        let created = self.change(create, |index, created| match created {
-            true => index.add(&lease),
-            false => Ok(()),
-        })?;
-        Ok(created)
+        let writer = index::writer(&self.dir, self.index.as_ref());
+        // As in `change`. What tells whether the container lives is noted first: a kill leaves no
+        // lease without it.
+        let mut current = self.index.take();
+        let note = |file: &File| current = noted(current.take(), &lease, owner, file);
+        if !writer.create_noted(&path, lease.text().as_bytes(), MODE, note)? {
+            current = current.and_then(|mut index| index.remove(&lease).ok().map(|()| index));
+            self.index = current;
+            return Ok(false);
+        }
+        self.index = current;
+        Ok(true)
     }
 
     /// The addresses that `owner` holds, in the present form or the old one.
@@ -104,7 +143,7 @@ impl LeaseStore {
     pub fn release(&mut self, owner: &Owner) -> error::Result<Vec<IpAddr>> {
         let Held { current, old } = self.held(owner)?;
         let leases = if current.is_empty() { old } else { current };
-        let released = self.remove_all(leases)?;
+        let released = self.remove_freed(leases)?;
         Ok(released.into_iter().map(|lease| lease.ip).collect())
     }
 
@@ -117,15 +156,54 @@ impl LeaseStore {
         self.remove_all(vec![lease]).map(|_| true)
     }
 
+    /// Removes the leases of containers that are certainly gone, and tells which and why.
+    pub fn heal(&mut self) -> error::Result<Vec<(Lease, Gone)>> {
+        let Some(boot) = self.boot.clone() else { return Ok(Vec::new()) };
+        let mut entries = Notes::read(&self.dir, &boot).entries();
+        let lives = judge(&entries);
+        let mut gone = Vec::new();
+        for (entry, life) in entries.drain(..).zip(lives) {
+            let Life::Gone(why) = life else { continue };
+            // The note is of a file: the lease must still be that one.
+            if let Found::Lease(lease, file) = self.read(entry.ip)
+                && file.metadata().is_ok_and(|meta| FileId::of(&meta) == entry.note.file)
+                && index::key(&lease) == entry.key
+            {
+                gone.push((lease, why));
+            }
+        }
+        let removed: HashSet<IpAddr> = self
+            .remove_freed(gone.iter().map(|(lease, _)| lease.clone()).collect())?
+            .into_iter()
+            .map(|lease| lease.ip)
+            .collect();
+        gone.retain(|(lease, _)| removed.contains(&lease.ip));
+        // A table has no order of its own.
+        gone.sort_by_key(|(lease, _)| lease.ip);
+        for (lease, why) in &gone {
+            let ifname = lease.ifname.as_deref().unwrap_or("-");
+            let Lease { ip, id, .. } = lease;
+            log::warn(format_args!("reclaimed {ip} of container {id}, interface {ifname}: {why}"));
+        }
+        Ok(gone)
+    }
+
+    /// The addresses that were freed so short a while ago that nobody may have them yet, and for
+    /// how long that is so.
+    pub fn kept_back(&self) -> HashMap<IpAddr, Duration> {
+        quarantine::kept_back(&self.dir, self.boot.as_deref(), self.reuse_delay)
+    }
+
     /// Removes every lease that `keep` refuses, and returns those.
     pub fn retain(&mut self, keep: impl Fn(&Lease) -> bool) -> error::Result<Vec<Lease>> {
-        let refused = self.scan()?.into_iter().filter(|lease| !keep(lease)).collect();
-        self.remove_all(refused)
+        let leases = self.scan()?.into_iter().map(|(lease, _)| lease);
+        let refused = leases.filter(|lease| !keep(lease)).collect();
+        self.remove_freed(refused)
     }
 
     /// All leases, read one by one.
     pub fn leases(&self) -> error::Result<Vec<Lease>> {
-        Ok(Listing::read(&self.dir)?.leases().collect())
+        Ok(Listing::read(&self.dir)?.files().map(|(lease, _)| lease).collect())
     }
 
     /// The addresses that are taken, from one listing of the directory.
@@ -137,7 +215,7 @@ impl LeaseStore {
     /// that cannot be read is as good as none.
     pub fn last_reserved(&self, range_id: usize) -> Option<IpAddr> {
         match listing::content(AT_FDCWD, &self.last_reserved_path(range_id)) {
-            Ok(text) => std::str::from_utf8(&text).ok()?.trim().parse().ok(),
+            Ok((text, _)) => std::str::from_utf8(&text).ok()?.trim().parse().ok(),
             Err(e) if e.kind() == ErrorKind::NotFound => None,
             Err(e) => {
                 log::line(format_args!(
@@ -192,7 +270,8 @@ impl LeaseStore {
             return Ok(held);
         }
         let (mut current, mut old) = (Vec::new(), Vec::new());
-        for lease in self.rebuild()?.into_iter().filter(|lease| lease.id == owner.id()) {
+        let all = self.rebuild()?.into_iter().map(|(lease, _)| lease);
+        for lease in all.filter(|lease| lease.id == owner.id()) {
             match lease.ifname.as_deref() {
                 Some(ifname) if ifname == owner.ifname() => current.push(lease),
                 Some(_) => {}
@@ -214,8 +293,28 @@ impl LeaseStore {
     }
 
     fn holds(&self, lease: &Lease) -> bool {
-        let found = listing::read(AT_FDCWD, &self.path(lease.ip), lease.ip);
-        matches!(found, Found::Lease(found) if found == *lease)
+        matches!(self.read(lease.ip), Found::Lease(found, _) if found == *lease)
+    }
+
+    fn read(&self, ip: IpAddr) -> Found {
+        listing::read(AT_FDCWD, &self.path(ip), ip)
+    }
+
+    /// As [`LeaseStore::remove_all`], for addresses that were in use.
+    fn remove_freed(&mut self, leases: Vec<Lease>) -> error::Result<Vec<Lease>> {
+        if !self.reuse_delay.is_zero() && !leases.is_empty() {
+            let now = Moment::now(self.boot.as_deref());
+            let ips = leases.iter().map(|lease| lease.ip);
+            // Before they are free: a kill in between keeps back what is not free.
+            let kept = quarantine::add(&self.dir, &now, ips).and_then(|()| {
+                let writer = index::writer(&self.dir, self.index.as_ref());
+                quarantine::tidy(&self.dir, &now, self.reuse_delay, &writer)
+            });
+            if let Err(e) = kept {
+                log::warn(format_args!("freed addresses may be given out at once: {e}"));
+            }
+        }
+        self.remove_all(leases)
     }
 
     /// Removes leases as far as possible, reports what went wrong afterwards.
@@ -239,9 +338,12 @@ impl LeaseStore {
     }
 
     /// Reads all leases and makes an index of them if possible.
-    fn rebuild(&mut self) -> error::Result<Vec<Lease>> {
+    fn rebuild(&mut self) -> error::Result<Vec<(Lease, Metadata)>> {
         let leases = self.scan()?;
         self.index = self.boot.as_deref().and_then(|boot| {
+            let notes = Notes::read(&self.dir, boot);
+            let join = |(lease, meta): &(Lease, Metadata)| (lease.clone(), notes.of(lease, meta));
+            let leases: Vec<_> = leases.iter().map(join).collect();
             let built = Index::build(&self.dir, boot, &leases);
             built.map_err(|e| log::debug(format_args!("no lease index: {e}"))).ok()
         });
@@ -250,11 +352,14 @@ impl LeaseStore {
 
     /// Reads all leases, and removes what crashes left: the reference creates a lease empty and
     /// writes it while it holds the lock, which is ours now.
-    fn scan(&mut self) -> error::Result<Vec<Lease>> {
+    fn scan(&mut self) -> error::Result<Vec<(Lease, Metadata)>> {
         let mut leases = Vec::new();
         for (ip, found) in Listing::read(&self.dir)?.found() {
             match found {
-                Found::Lease(lease) => leases.push(lease),
+                Found::Lease(lease, file) => {
+                    let meta = file.metadata().during("stat", &self.path(ip))?;
+                    leases.push((lease, meta));
+                }
                 Found::Debris if self.sweep(ip) => {
                     // The index never knew it, so all it needs is its seal back.
                     if let Some(index) = &mut self.index {
@@ -293,6 +398,17 @@ impl Drop for LeaseStore {
             log::debug(format_args!("lease index not sealed: {e}"));
         }
     }
+}
+
+/// The index with a lease that is about to be created; `None` if that cannot be noted.
+fn noted(index: Option<Index>, lease: &Lease, owner: &Owner, file: &File) -> Option<Index> {
+    let mut index = index?;
+    let meta = file.metadata().during("stat", Path::new("lease"));
+    let added = meta.and_then(|meta| {
+        let note = Note::new(FileId::of(&meta), owner.netns());
+        index.add(lease, note)
+    });
+    added.map_err(|e| log::debug(format_args!("lease index given up: {e}"))).ok().map(|()| index)
 }
 
 fn exists(dir: &Path) -> Result<bool> {

@@ -1,11 +1,24 @@
-//! Everything kept on disk: the lock, atomic writes, the IPAM leases and the index beside them.
+//! Everything kept on disk: the lock, atomic writes, the IPAM leases and what lies beside them.
+//!
+//! | file | |
+//! | --- | --- |
+//! | `lock.rs`, `atomic.rs` | flock with an end to its patience, files that appear whole |
+//! | `lease.rs`, `listing.rs`, `leases.rs` | one lease, all that a folder has, a locked store |
+//! | `index.rs`, `table.rs` | leases by owner, so that no command reads all of them |
+//! | `note.rs`, `life.rs` | what tells whether the container of a lease is alive, and the judgement |
+//! | `quarantine.rs` | addresses that were freed a short while ago |
+//! | `backup.rs` | what an interface was like before it was changed |
 
 pub mod atomic;
+pub mod backup;
 mod index;
 mod lease;
 mod leases;
+mod life;
 mod listing;
 pub mod lock;
+mod note;
+mod quarantine;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -17,8 +30,9 @@ use std::path::{Path, PathBuf};
 use crate::error;
 
 pub use lease::{Lease, Owner};
-pub use leases::LeaseStore;
-pub use listing::Listing;
+pub use leases::{LeaseStore, Terms};
+pub use life::{Gone, Life};
+pub use listing::{Known, Listing};
 
 /// A file operation that failed, with its errno.
 #[derive(Debug)]
@@ -50,7 +64,13 @@ impl std::error::Error for Error {}
 
 impl From<Error> for error::Error {
     fn from(e: Error) -> error::Error {
-        error::Error::io(format_args!("{} {}", e.op, e.path.display()), &e.source)
+        let timed_out = e.source.kind() == io::ErrorKind::TimedOut;
+        let error = error::Error::io(format_args!("{} {}", e.op, e.path.display()), &e.source);
+        if !timed_out {
+            return error;
+        }
+        let remedy = "try again; if that process hangs, end it, and the lock is free";
+        error.with_code(error::Code::TRY_AGAIN).with_details(remedy)
     }
 }
 

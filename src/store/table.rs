@@ -1,9 +1,10 @@
 //! A hash table in one file: which addresses an interface of a container holds.
 //!
-//! A header of 64 bytes, then a power of two of slots of 32 bytes: 8 bytes of the container id's
-//! hash, 8 of the interface's, 16 of the address. All numbers are big-endian. A slot's place
-//! follows from the id alone, the next free one being taken if it is not: so one read of a block
-//! tells all that a container holds, and a grown table is made from the old one.
+//! A header of 64 bytes, then a power of two of slots of 64 bytes: 8 bytes of the container id's
+//! hash, 8 of the interface's, 16 of the address, 32 of what tells whether the container lives
+//! ([`Note`]). All numbers are big-endian. A slot's place follows from the id alone, the next free
+//! one being taken if it is not: so one read of a block tells all that a container holds, and a
+//! grown table is made from the old one.
 //!
 //! Nobody else may write it meanwhile; locks, and whether it is current, are the business of
 //! [`super::index`].
@@ -16,23 +17,32 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha512};
 
+use super::note::Note;
 use super::{During, Error, Result, remove_file};
 
 /// The last byte is the format's version.
-const MAGIC: &[u8; 8] = b"cniboxL\x01";
+const MAGIC: &[u8; 8] = b"cniboxL\x02";
 const HEADER: usize = 64;
-const SLOT: usize = 32;
+const SLOT: usize = 64;
 /// What is read at once; slots do not straddle blocks.
 const BLOCK: u64 = 4096;
 /// Fits into a block with its header, so that small tables are read whole.
-const LEAST_SLOTS: u32 = 64;
+const LEAST_SLOTS: u32 = 32;
 const MOST_SLOTS: u32 = 1 << 26;
 
 /// Whose an address is, by hashes. Two owners with one key do no harm: the lease itself decides.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Key {
     id: u64,
     ifname: u64,
+}
+
+/// One lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Entry {
+    pub(super) key: Key,
+    pub(super) ip: IpAddr,
+    pub(super) note: Note,
 }
 
 /// The addresses of a container: those of one interface, and those whose leases name none.
@@ -53,7 +63,7 @@ struct Header {
 enum Slot {
     Empty,
     Removed,
-    Taken(Key, IpAddr),
+    Taken(Entry),
 }
 
 /// A table's open file.
@@ -133,17 +143,22 @@ impl Slot {
         match self {
             Slot::Empty => {}
             Slot::Removed => bytes[8..].fill(0xff),
-            Slot::Taken(key, ip) => {
+            Slot::Taken(Entry { key, ip, note }) => {
                 bytes[..8].copy_from_slice(&key.id.to_be_bytes());
                 bytes[8..16].copy_from_slice(&key.ifname.to_be_bytes());
                 let ip = match ip {
                     IpAddr::V4(v4) => v4.to_ipv6_mapped(),
                     IpAddr::V6(v6) => v6,
                 };
-                bytes[16..].copy_from_slice(&ip.octets());
+                bytes[16..32].copy_from_slice(&ip.octets());
+                bytes[32..].copy_from_slice(&note.bytes());
             }
         }
         bytes
+    }
+
+    fn is_of(self, key: Key, ip: IpAddr) -> bool {
+        matches!(self, Slot::Taken(entry) if entry.key == key && entry.ip == ip)
     }
 
     fn parse(bytes: &[u8]) -> Option<Slot> {
@@ -152,8 +167,9 @@ impl Slot {
         if key.id.is_multiple_of(2) {
             return [Slot::Empty, Slot::Removed].into_iter().find(|slot| slot.bytes() == bytes);
         }
-        let ip: [u8; 16] = bytes.get(16..SLOT)?.try_into().ok()?;
-        Some(Slot::Taken(key, Ipv6Addr::from(ip).to_canonical()))
+        let ip: [u8; 16] = bytes.get(16..32)?.try_into().ok()?;
+        let note = Note::parse(bytes.get(32..SLOT)?.try_into().ok()?)?;
+        Some(Slot::Taken(Entry { key, ip: Ipv6Addr::from(ip).to_canonical(), note }))
     }
 }
 
@@ -171,21 +187,11 @@ impl Table {
     }
 
     /// Puts a table of these entries in place of whatever is at `path`, by way of `temp`.
-    pub(super) fn create(
-        path: &Path,
-        temp: &Path,
-        boot: &str,
-        entries: &[(Key, IpAddr)],
-    ) -> Result<Table> {
+    pub(super) fn create(path: &Path, temp: &Path, boot: &str, entries: &[Entry]) -> Result<Table> {
         Table::write(path.to_owned(), temp.to_owned(), digest(boot), entries)
     }
 
-    fn write(
-        path: PathBuf,
-        temp: PathBuf,
-        boot: [u8; 16],
-        entries: &[(Key, IpAddr)],
-    ) -> Result<Table> {
+    fn write(path: PathBuf, temp: PathBuf, boot: [u8; 16], entries: &[Entry]) -> Result<Table> {
         let taken = u32::try_from(entries.len()).ok().filter(|taken| *taken < MOST_SLOTS / 8);
         let too_many = || Error::new("create", &path, ErrorKind::FileTooLarge);
         let header = Header::new(boot, taken.ok_or_else(too_many)?);
@@ -218,7 +224,7 @@ impl Table {
         let (chain, _) = self.chain(current)?;
         let of = |wanted: Key| {
             let ip = |(_, slot): &(u32, Slot)| match slot {
-                Slot::Taken(key, ip) if *key == wanted => Some(*ip),
+                Slot::Taken(entry) if entry.key == wanted => Some(entry.ip),
                 _ => None,
             };
             chain.iter().filter_map(ip).collect()
@@ -226,13 +232,13 @@ impl Table {
         Ok((of(current), of(old)))
     }
 
-    /// Adds an entry.
-    pub(super) fn insert(&mut self, key: Key, ip: IpAddr) -> Result<()> {
-        let (chain, end) = self.chain(key)?;
-        let entry = Slot::Taken(key, ip);
-        if chain.iter().any(|(_, slot)| *slot == entry) {
-            return Ok(());
+    /// Adds an entry, or changes its note.
+    pub(super) fn insert(&mut self, entry: Entry) -> Result<()> {
+        let (chain, end) = self.chain(entry.key)?;
+        if let Some((n, _)) = chain.iter().find(|(_, slot)| slot.is_of(entry.key, entry.ip)) {
+            return self.put(*n, Slot::Taken(entry));
         }
+        let entry = Slot::Taken(entry);
         let reused = chain.iter().find(|(_, slot)| *slot == Slot::Removed).map(|(n, _)| *n);
         self.put(reused.unwrap_or(end), entry)?;
         self.header.taken += 1;
@@ -245,8 +251,7 @@ impl Table {
     /// Removes an entry; that there is none is an error.
     pub(super) fn remove(&mut self, key: Key, ip: IpAddr) -> Result<()> {
         let (chain, _) = self.chain(key)?;
-        let entry = Slot::Taken(key, ip);
-        let found = chain.iter().position(|(_, slot)| *slot == entry);
+        let found = chain.iter().position(|(_, slot)| slot.is_of(key, ip));
         let at = found.ok_or_else(|| damaged(&self.path))?;
         self.header.taken = self.header.taken.saturating_sub(1);
         if at + 1 == chain.len() {
@@ -305,7 +310,7 @@ impl Table {
         let mut entries = Vec::with_capacity(self.header.taken as usize);
         for slot in bytes.chunks_exact(SLOT) {
             match Slot::parse(slot).ok_or_else(|| damaged(&self.path))? {
-                Slot::Taken(key, ip) => entries.push((key, ip)),
+                Slot::Taken(entry) => entries.push(entry),
                 Slot::Empty | Slot::Removed => {}
             }
         }
@@ -313,6 +318,20 @@ impl Table {
         *self = Table::write(path, temp, self.header.boot, &entries)?;
         Ok(())
     }
+}
+
+/// The entries of a table that nobody vouches for, and whether it is of this boot: each entry has
+/// to prove itself. `None` if there is no table at `path`.
+pub(super) fn salvage(path: &Path, boot: &str) -> Option<(Vec<Entry>, bool)> {
+    let bytes = fs::read(path).ok()?;
+    let made: [u8; 16] = bytes.get(8..24)?.try_into().ok()?;
+    Header::parse(bytes.get(..HEADER)?, bytes.len() as u64, made)?;
+    let slots = bytes[HEADER..].chunks_exact(SLOT);
+    let entry = |slot| match Slot::parse(slot) {
+        Some(Slot::Taken(entry)) => Some(entry),
+        _ => None,
+    };
+    Some((slots.filter_map(entry).collect(), made == digest(boot)))
 }
 
 impl Block {
@@ -329,16 +348,16 @@ impl Block {
 }
 
 /// The bytes of a whole table.
-fn image(header: &Header, entries: &[(Key, IpAddr)]) -> Vec<u8> {
+fn image(header: &Header, entries: &[Entry]) -> Vec<u8> {
     let mut image = header.bytes().to_vec();
     image.resize(HEADER + SLOT * header.slots as usize, 0);
-    for (key, ip) in entries {
-        let mut n = header.home(*key);
+    for entry in entries {
+        let mut n = header.home(entry.key);
         loop {
             let at = HEADER + SLOT * n as usize;
             // A taken slot's first number is odd. There are more slots than entries.
             if image[at + 7] == 0 {
-                image[at..at + SLOT].copy_from_slice(&Slot::Taken(*key, *ip).bytes());
+                image[at..at + SLOT].copy_from_slice(&Slot::Taken(*entry).bytes());
                 break;
             }
             n = header.after(n);

@@ -1,6 +1,7 @@
 //! The lease store as a whole: both implementations' leases, garbage collection, many at once.
 
 mod cost;
+mod heal;
 mod trust;
 
 use std::cell::Cell;
@@ -34,7 +35,12 @@ impl Scene {
     }
 
     fn open(&self) -> LeaseStore {
-        LeaseStore::open_dir(self.dir().to_owned(), Some(BOOT.to_owned())).unwrap()
+        self.open_in_boot(BOOT)
+    }
+
+    fn open_in_boot(&self, boot: &str) -> LeaseStore {
+        let terms = Terms::default();
+        LeaseStore::open_dir(self.dir().to_owned(), Some(boot.to_owned()), terms).unwrap()
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -89,6 +95,12 @@ fn owner(n: usize) -> Owner {
     Owner::new(&format!("container{n}"), "eth0")
 }
 
+/// What is noted of a lease that is there.
+fn note(scene: &Scene, address: &str) -> note::Note {
+    let meta = fs::metadata(scene.path(address)).unwrap();
+    note::Note::new(note::FileId::of(&meta), None)
+}
+
 fn reads(work: impl FnOnce()) -> usize {
     READS.set(0);
     work();
@@ -99,9 +111,9 @@ fn reads(work: impl FnOnce()) -> usize {
 fn files_are_those_of_the_reference() {
     let root = tempfile::tempdir().unwrap();
     let data_dir = root.path().join("a/b");
-    assert!(LeaseStore::open_existing(&data_dir, "net").unwrap().is_none());
+    assert!(LeaseStore::open_existing(&data_dir, "net", Terms::default()).unwrap().is_none());
     assert!(!data_dir.exists());
-    let mut store = LeaseStore::open(&data_dir, "net").unwrap();
+    let mut store = LeaseStore::open(&data_dir, "net", Terms::default()).unwrap();
     let owner = Owner::new(" c1\t", "eth0");
     assert!(store.reserve(ip("10.1.2.2"), &owner).unwrap());
     assert!(store.reserve(ip("2001:DB8:0::2"), &owner).unwrap());
@@ -121,7 +133,7 @@ fn files_are_those_of_the_reference() {
     assert_eq!(mode("10.1.2.2"), 0o600);
     assert_eq!(mode(""), 0o755);
     assert_eq!(fs::read_dir(&dir).unwrap().count(), 5, "those four and .cnibox");
-    let mut store = LeaseStore::open_existing(&data_dir, "net").unwrap().unwrap();
+    let mut store = LeaseStore::open_existing(&data_dir, "net", Terms::default()).unwrap().unwrap();
     assert_eq!(store.release(&owner).unwrap().len(), 2);
     assert!(store.release(&owner).unwrap().is_empty());
     assert_eq!(store.last_reserved(0), Some(ip("10.1.2.2")), "kept");
@@ -225,15 +237,15 @@ fn gc_keeps_what_it_is_told_to() {
 #[test]
 fn a_listing_changes_nothing() {
     let scene = Scene::new();
-    let peek = |network: &str| Listing::peek(scene.dir(), network);
+    let peek = |network: &str| Listing::peek(scene.dir(), network, Terms::default());
     assert!(peek("net").unwrap().taken().is_empty());
     assert_eq!(fs::read_dir(scene.dir()).unwrap().count(), 0);
-    drop(LeaseStore::open(scene.dir(), "net").unwrap());
+    drop(LeaseStore::open(scene.dir(), "net", Terms::default()).unwrap());
     scene.write("net/10.0.0.2", "container1\r\neth0");
     scene.write("net/10.0.0.3", "");
     let listing = peek("net").unwrap();
     assert_eq!(listing.taken().len(), 2);
-    assert_eq!(listing.leased(), HashSet::from([ip("10.0.0.2")]));
+    assert_eq!(listing.lasting(), HashSet::from([ip("10.0.0.2")]));
     assert!(scene.path("net/10.0.0.3").exists());
     scene.write("file", "");
     assert!(peek("file/net").is_err() && peek("file").is_err());

@@ -35,10 +35,13 @@ fn assert_frugal(what: &str, calls: &[Syscall]) {
 #[test]
 fn no_verb_starts_a_process_or_sleeps() {
     let node = Node::new();
-    for plugin in ["bridge", "ptp", "host-local"] {
+    node.sh("ip link add hd0 type veth peer name far0");
+    for plugin in ["bridge", "host-device", "host-local", "ptp", "tap"] {
         let container = Container::new();
         let mut conf = conf(&node);
         conf["name"] = json!(plugin);
+        conf["device"] = json!("hd0");
+        conf["dataDir"] = json!(node.path("devices"));
         for verb in ["ADD", "CHECK", "DEL"] {
             let call = node.call(plugin, verb).conf(&conf).netns(&container.path());
             let (outcome, calls) = strace::record(&node, &call);

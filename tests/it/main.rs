@@ -14,6 +14,7 @@
 //! | `cnitool` | the tool with the real plugins: walk-through, chains, GC, STATUS |
 //! | `strace`, `compare` | system calls of a call; results without what is random |
 //! | `faults` | ADD failing or killed at each step, DEL killed at each step |
+//! | `chained` | the verbs of a plugin behind `ptp`, and faults at each of its steps |
 //! | `chain` | a whole chain of plugins for many containers at once |
 //! | `concurrency` | many calls at once, and the reference's host-local in between |
 //! | `delegation` | IPAM plugins in this process and in another |
@@ -24,8 +25,12 @@
 //! | `dummy`, `vlan` | addresses and no wire; tagged frames, masters, CHECK |
 //! | `parity` | the reference plugins side by side |
 //! | `firewall` | its back ends, against traffic, each other and the reference |
+//! | `host_device` | devices that come and go: hardware played by veth ends and a sysfs of files |
+//! | `tap` | tap devices, and programs that speak Ethernet on them |
 //! | `portmap` | port mappings with nftables, both iptables, and the reference's own |
 //! | `install` | `cnibox install` and `uninstall`, on folders in use |
+//! | `bandwidth` | limits: measured, in every version, the reference's |
+//! | `tuning` | kernel parameters and attributes, the allowlist, backups, the reference's |
 //! | `protocol` | what all plugins share: environment, versions, error objects, VERSION, about |
 #![allow(
     clippy::unwrap_used,
@@ -37,8 +42,10 @@
     reason = "tests"
 )]
 
+mod bandwidth;
 mod bridge;
 mod chain;
+mod chained;
 mod cnitool;
 mod compare;
 mod concurrency;
@@ -48,6 +55,7 @@ mod faults;
 mod firewall;
 mod footprint;
 mod handover;
+mod host_device;
 mod host_local;
 mod install;
 mod ipvlan;
@@ -64,5 +72,7 @@ mod protocol;
 mod ptp;
 mod spoof;
 mod strace;
+mod tap;
 mod traffic;
+mod tuning;
 mod vlan;

@@ -169,8 +169,12 @@ impl Container {
     }
 }
 
-/// Links, addresses, routes, rules, neighbours' settings and leases at one moment, as text that
-/// can be compared.
+/// Traffic control but for what the kernel gives every link, with the filters of what comes in.
+const QDISCS: &str = r#"tc qdisc show | sed "/ 0: dev /d; s/ refcnt [0-9]*//; s/ ---*//";
+    for dev in $(tc qdisc show | sed -n "s/^qdisc [ic][nl].* ffff: dev \([^ ]*\) .*/\1/p"); do
+        tc filter show dev $dev ingress; done"#;
+
+/// Links, addresses, routes, rules, qdiscs and leases at one moment, as text that can be compared.
 #[derive(Debug, PartialEq, Eq, Clone)]
 pub(crate) struct Snapshot(BTreeMap<String, String>);
 
@@ -178,9 +182,10 @@ impl Snapshot {
     fn take(node: &Node, enter: &str) -> Snapshot {
         let topics = ["link", "addr", "route show table all", "rule", "-6 rule"];
         let script = topics.map(|topic| format!("ip -o {topic}")).join("; echo ----; ");
-        let text = sh(&format!("{enter}sh -c '{script}'"));
+        let text = sh(&format!("{enter}sh -c '{script}; echo ----; {QDISCS}'"));
+        let topics = topics.into_iter().chain(["qdisc"]);
         let mut state = BTreeMap::new();
-        for (topic, text) in topics.into_iter().zip(text.split("----\n")) {
+        for (topic, text) in topics.zip(text.split("----\n")) {
             let lines: Vec<_> = text.lines().filter_map(without_noise).collect();
             state.insert(topic.to_owned(), lines.join("\n"));
         }

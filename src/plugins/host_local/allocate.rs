@@ -1,11 +1,13 @@
 //! Choosing addresses: one per range set, requested ones first, all or none.
 
+use std::collections::HashMap;
 use std::net::IpAddr;
+use std::time::Duration;
 
 use ipnet::IpNet;
 
 use super::range::{Range, RangeSet};
-use crate::error::{Context, Error, Result};
+use crate::error::{Code, Context, Error, Result};
 use crate::log;
 use crate::store::{LeaseStore, Listing, Owner};
 
@@ -30,8 +32,15 @@ pub fn allocate_all(
     requested: &[IpAddr],
     owner: &Owner,
 ) -> Result<Vec<Allocated>> {
-    let held = store.owned_by(owner)?;
-    let mut allocation = Allocation { store, owner, held, reserved: Vec::new() };
+    let mut held = store.owned_by(owner)?;
+    let has_one = |held: &[IpAddr]| sets.iter().any(|set| held.iter().any(|ip| set.contains(*ip)));
+    if has_one(&held) && !store.heal()?.is_empty() {
+        // A container of this name that did not outlive the boot is no obstacle to its successor.
+        held = store.owned_by(owner)?;
+    }
+    let kept_back = store.kept_back();
+    let mut allocation =
+        Allocation { store, owner, held, kept_back, healed: false, reserved: Vec::new() };
     let outcome = allocation.run(sets, requested);
     if outcome.is_err() {
         allocation.roll_back();
@@ -42,7 +51,7 @@ pub fn allocate_all(
 /// Whether a set has no address left; STATUS asks.
 pub fn exhausted(listing: &Listing, set: &RangeSet) -> bool {
     // Only when the names say so is it worth reading the files behind them.
-    set.is_full(listing.taken()) && set.is_full(&listing.leased())
+    set.is_full(&listing.taken()) && set.is_full(&listing.lasting())
 }
 
 struct Allocation<'a> {
@@ -50,6 +59,10 @@ struct Allocation<'a> {
     owner: &'a Owner,
     /// What the owner had before.
     held: Vec<IpAddr>,
+    /// What nobody may have yet, and for how long.
+    kept_back: HashMap<IpAddr, Duration>,
+    /// Whether leases of containers that are gone were looked for.
+    healed: bool,
     reserved: Vec<IpAddr>,
 }
 
@@ -104,7 +117,11 @@ impl Allocation<'_> {
             return Err(Error::internal(format!("requested ip {ip} is subnet's gateway")));
         }
         self.refuse_second(set)?;
+        // Also one that is kept back: who asks for it by name knows what was there.
         if self.store.reserve(ip, self.owner)? {
+            return Ok((ip, range));
+        }
+        if self.heal()? && self.store.reserve(ip, self.owner)? {
             return Ok((ip, range));
         }
         let message = format!("requested IP address {ip} is not available in range set {set}");
@@ -113,20 +130,57 @@ impl Allocation<'_> {
 
     fn reserve_next<'s>(&mut self, id: usize, set: &'s RangeSet) -> Result<(IpAddr, &'s Range)> {
         self.refuse_second(set)?;
-        let mut candidates = set.candidates(self.store.last_reserved(id));
+        if let Some(found) = self.reserve_free(id, set)? {
+            return Ok(found);
+        }
+        if self.heal()?
+            && let Some(found) = self.reserve_free(id, set)?
+        {
+            return Ok(found);
+        }
+        Err(self.exhausted(set))
+    }
+
+    fn reserve_free<'s>(
+        &mut self,
+        id: usize,
+        set: &'s RangeSet,
+    ) -> Result<Option<(IpAddr, &'s Range)>> {
+        let candidates = set.candidates(self.store.last_reserved(id));
+        let mut candidates = candidates.filter(|(ip, _)| !self.kept_back.contains_key(ip));
         for (ip, range) in candidates.by_ref().take(PROBES) {
             if self.store.reserve(ip, self.owner)? {
-                return Ok((ip, range));
+                return Ok(Some((ip, range)));
             }
         }
         // The rest need no system call each, and a huge range no more steps than there are leases.
         let taken = self.store.taken()?;
         for (ip, range) in candidates.filter(|(ip, _)| !taken.contains(ip)) {
             if self.store.reserve(ip, self.owner)? {
-                return Ok((ip, range));
+                return Ok(Some((ip, range)));
             }
         }
-        Err(Error::internal(format!("no IP addresses available in range set: {set}")))
+        Ok(None)
+    }
+
+    /// Has leases of containers that are gone removed, once; whether there were any.
+    fn heal(&mut self) -> Result<bool> {
+        if std::mem::replace(&mut self.healed, true) {
+            return Ok(false);
+        }
+        let healed = !self.store.heal()?.is_empty();
+        self.kept_back = self.store.kept_back();
+        Ok(healed)
+    }
+
+    fn exhausted(&self, set: &RangeSet) -> Error {
+        let error = Error::internal(format!("no IP addresses available in range set: {set}"));
+        let waits = self.kept_back.iter().filter(|(ip, _)| set.contains(**ip));
+        let Some(shortest) = waits.map(|(_, left)| left.as_secs()).min() else {
+            return error.with_details("see who has them: cnibox ipam ls");
+        };
+        let details = format!("reuseDelay keeps back the next one for {} s", shortest.max(1));
+        error.with_code(Code::TRY_AGAIN).with_details(details)
     }
 
     fn refuse_second(&self, set: &RangeSet) -> Result<()> {
@@ -162,6 +216,7 @@ mod tests {
 
     use super::super::range::RangeConf;
     use super::*;
+    use crate::store::Terms;
 
     /// `subnet[=start-end][@gateway]`, several in a set joined with `,`.
     fn set(text: &str) -> RangeSet {
@@ -188,7 +243,7 @@ mod tests {
     impl Node {
         fn new() -> Node {
             let dir = tempfile::tempdir().unwrap();
-            drop(LeaseStore::open(dir.path(), "net").unwrap());
+            drop(LeaseStore::open(dir.path(), "net", Terms::default()).unwrap());
             Node(dir)
         }
 
@@ -208,7 +263,7 @@ mod tests {
 
         /// An ADD of container `id`: its addresses, or the message.
         fn add(&self, id: &str, sets: &[&str], requested: &str) -> Result<String, String> {
-            let mut store = LeaseStore::open(self.dir(), "net").unwrap();
+            let mut store = LeaseStore::open(self.dir(), "net", Terms::default()).unwrap();
             let sets: Vec<RangeSet> = sets.iter().map(|text| set(text)).collect();
             allocate_all(&mut store, &sets, &ips(requested), &Owner::new(id, "eth0"))
                 .map(|all| all.iter().map(|a| a.net.to_string()).collect::<Vec<_>>().join(" "))
@@ -216,12 +271,12 @@ mod tests {
         }
 
         fn del(&self, id: &str) {
-            let mut store = LeaseStore::open(self.dir(), "net").unwrap();
+            let mut store = LeaseStore::open(self.dir(), "net", Terms::default()).unwrap();
             store.release(&Owner::new(id, "eth0")).unwrap();
         }
 
         fn taken(&self) -> HashSet<IpAddr> {
-            LeaseStore::open(self.dir(), "net").unwrap().taken().unwrap()
+            LeaseStore::open(self.dir(), "net", Terms::default()).unwrap().taken().unwrap()
         }
     }
 
@@ -276,7 +331,12 @@ mod tests {
             ("10.0.0.0/24", 253, "10.0.0.1-10.0.0.254"),
         ] {
             let node = Node::new();
-            let exhausted = || exhausted(&Listing::peek(node.dir(), "net").unwrap(), &set(ranges));
+            let exhausted = || {
+                exhausted(
+                    &Listing::peek(node.dir(), "net", Terms::default()).unwrap(),
+                    &set(ranges),
+                )
+            };
             for n in 0..count {
                 assert!(!exhausted());
                 node.add(&format!("c{n}"), &[ranges], "").unwrap();

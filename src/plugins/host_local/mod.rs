@@ -5,7 +5,12 @@
 //! that either implementation continues the other's work.
 //!
 //! On the host it leaves, while the container lives, one lease file per address; for good, the
-//! directory with its lock and the address last given out of each set.
+//! directory with its lock, the address last given out of each set, and `.cnibox` with what makes
+//! it fast and what tells of each lease whether its container can still be alive. When no address
+//! is free, and on GC, leases of an earlier boot or of a namespace that is gone are reclaimed.
+//!
+//! Keys of its own, all in `ipam`: `type`, `dataDir`, `resolvConf`, `routes`, `ranges`, `subnet`,
+//! `rangeStart`, `rangeEnd`, `gateway`, and beside the reference's `reuseDelay`, `lockTimeout`.
 
 pub mod allocate;
 pub mod range;
@@ -13,6 +18,7 @@ pub mod resolv;
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde::Deserialize;
 
@@ -23,7 +29,7 @@ use crate::cni::{CniResult, Dns, IpConfig, Route, SpecVersion, ip};
 use crate::error::{Code, Error, Result};
 use crate::log;
 use crate::skel::{AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin};
-use crate::store::{LeaseStore, Listing, Owner};
+use crate::store::{LeaseStore, Listing, Owner, Terms};
 
 /// Where leases are kept unless the configuration says otherwise.
 const DATA_DIR: &str = "/var/lib/cni/networks";
@@ -70,7 +76,18 @@ struct Ipam {
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Location {
+    /// Folder of the networks' folders. Default: `/var/lib/cni/networks`.
     data_dir: Option<PathBuf>,
+}
+
+/// How to deal with the leases.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Handling {
+    /// Seconds that a freed address is kept from the next owner. Default: 0.
+    reuse_delay: Option<u32>,
+    /// Seconds to wait for the lock of the network's leases. Default: 10.
+    lock_timeout: Option<u32>,
 }
 
 /// `runtimeConfig`.
@@ -107,8 +124,9 @@ impl Plugin for HostLocal {
     fn add(cx: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
         let plan = Plan::resolve(cx, conf)?;
         let dns = read_dns(&plan.resolv_conf)?;
-        let mut store = LeaseStore::open(&conf.data_dir()?, cx.net.name.as_str())?;
+        let mut store = LeaseStore::open(&conf.data_dir()?, cx.net.name.as_str(), conf.terms()?)?;
         let owner = Owner::new(req.id.as_str(), req.ifname.as_str());
+        let owner = owner.living_in(req.sandbox.identity());
         let allocated = allocate::allocate_all(&mut store, &plan.sets, &plan.requested, &owner)?;
         let ips = allocated.iter().map(|a| IpConfig {
             address: a.net,
@@ -121,7 +139,7 @@ impl Plugin for HostLocal {
     fn check(cx: &Cx<'_>, conf: &Conf, req: &CheckReq) -> Result<()> {
         Plan::resolve(cx, conf)?;
         let owner = Owner::new(req.id.as_str(), req.ifname.as_str());
-        let store = LeaseStore::open_existing(&conf.data_dir()?, cx.net.name.as_str())?;
+        let store = conf.store(cx, conf.terms()?)?;
         let addresses = store.map_or(Ok(Vec::new()), |mut store| store.owned_by(&owner))?;
         if addresses.is_empty() {
             let msg = format!("host-local: Failed to find address added by container {}", req.id);
@@ -133,10 +151,11 @@ impl Plugin for HostLocal {
     fn del(cx: &Cx<'_>, conf: &Conf, req: &DelReq) -> Result<()> {
         let mut failures = Failures::new();
         let owner = Owner::new(req.id.as_str(), req.ifname.as_str());
-        failures.keep(conf.data_dir().and_then(|dir| {
-            let store = LeaseStore::open_existing(&dir, cx.net.name.as_str())?;
-            store.map_or(Ok(Vec::new()), |mut store| store.release(&owner))
-        }));
+        let terms = failures.keep(conf.terms()).unwrap_or_default();
+        failures.keep(
+            conf.store(cx, terms)
+                .and_then(|store| store.map_or(Ok(Vec::new()), |mut store| store.release(&owner))),
+        );
         // A configuration that cannot work is reported also here, after the release; what one
         // ADD asked for has no part in that.
         failures.keep(conf.ipam().and_then(|ipam| {
@@ -147,10 +166,7 @@ impl Plugin for HostLocal {
     }
 
     fn gc(cx: &Cx<'_>, conf: &Conf, req: &GcReq) -> Result<()> {
-        let dir = conf.data_dir()?;
-        let Some(mut store) = LeaseStore::open_existing(&dir, cx.net.name.as_str())? else {
-            return Ok(());
-        };
+        let Some(mut store) = conf.store(cx, conf.terms()?)? else { return Ok(()) };
         let mut stale = store.retain(|lease| match &lease.ifname {
             Some(ifname) => req.is_valid(&lease.id, ifname),
             // Written by a reference plugin that knew no interface names.
@@ -161,12 +177,18 @@ impl Plugin for HostLocal {
         for lease in stale {
             log::warn(format_args!("released {} of container {}", lease.ip, lease.id));
         }
-        Ok(())
+        // What is proved dead is so also where the runtime has not noticed yet.
+        store.heal().map(drop)
+    }
+
+    fn gc_unlisted(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
+        let store = conf.store(cx, conf.terms()?)?;
+        store.map_or(Ok(()), |mut store| store.heal().map(drop))
     }
 
     fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
         let plan = Plan::resolve(cx, conf)?;
-        let listing = Listing::peek(&conf.data_dir()?, cx.net.name.as_str())
+        let listing = Listing::peek(&conf.data_dir()?, cx.net.name.as_str(), conf.terms()?)
             .map_err(|e| e.with_code(Code::NOT_AVAILABLE))?;
         match plan.sets.iter().find(|set| allocate::exhausted(&listing, set)) {
             None => Ok(()),
@@ -193,6 +215,21 @@ impl Conf {
         let location: Location = read(self.ipam.as_ref())?;
         let given = location.data_dir.filter(|dir| !dir.as_os_str().is_empty());
         Ok(given.unwrap_or_else(|| DATA_DIR.into()))
+    }
+
+    fn terms(&self) -> Result<Terms> {
+        let Handling { reuse_delay, lock_timeout } = read(self.ipam.as_ref())?;
+        let seconds = |number: u32| Duration::from_secs(number.into());
+        let default = Terms::default();
+        Ok(Terms {
+            patience: lock_timeout.map_or(default.patience, seconds),
+            reuse_delay: reuse_delay.map_or(default.reuse_delay, seconds),
+        })
+    }
+
+    /// The network's leases, if it ever had any.
+    fn store(&self, cx: &Cx<'_>, terms: Terms) -> Result<Option<LeaseStore>> {
+        LeaseStore::open_existing(&self.data_dir()?, cx.net.name.as_str(), terms)
     }
 }
 

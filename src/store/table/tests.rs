@@ -17,7 +17,8 @@ impl Scene {
     }
 
     fn create(&self, entries: &[(Key, IpAddr)]) -> Table {
-        Table::create(&self.path(), &self.0.path().join("tmp"), "boot", entries).unwrap()
+        let entries: Vec<_> = entries.iter().map(|(key, ip)| entry(*key, *ip)).collect();
+        Table::create(&self.path(), &self.0.path().join("tmp"), "boot", &entries).unwrap()
     }
 
     fn open(&self) -> Result<Table> {
@@ -29,6 +30,11 @@ impl Scene {
         content[at..at + bytes.len()].copy_from_slice(bytes);
         fs::write(self.path(), content).unwrap();
     }
+}
+
+/// With a note that is all sevens.
+fn entry(key: Key, ip: IpAddr) -> Entry {
+    Entry { key, ip, note: Note::parse(&[7; 32]).unwrap() }
 }
 
 fn ip(n: u32) -> IpAddr {
@@ -52,20 +58,22 @@ fn the_layout_is_the_same_everywhere() {
     let v6: IpAddr = "2001:db8::7".parse().unwrap();
     let key = Key { id: 0x0102_0304_0506_0709, ifname: 0x1112_1314_1516_1718 };
     let mut table = scene.create(&[(key, ip(9))]);
-    table.insert(key, v6).unwrap();
+    table.insert(entry(key, v6)).unwrap();
     table.finish().unwrap();
     let bytes = fs::read(scene.path()).unwrap();
-    assert_eq!(bytes.len(), 64 + 64 * 32);
-    assert_eq!(bytes[..8], *b"cniboxL\x01");
-    assert_eq!(bytes[24..36], [0, 0, 0, 64, 0, 0, 0, 2, 0, 0, 0, 0]);
-    // Half of the id's number, modulo 64, is 4.
-    let at = 64 + 4 * 32;
+    assert_eq!(bytes.len(), 64 + 32 * 64);
+    assert_eq!(bytes[..8], *b"cniboxL\x02");
+    assert_eq!(bytes[24..36], [0, 0, 0, 32, 0, 0, 0, 2, 0, 0, 0, 0]);
+    // Half of the id's number, modulo 32, is 4.
+    let at = 64 + 4 * 64;
     let head = [1, 2, 3, 4, 5, 6, 7, 9, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17, 0x18];
     let mapped = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, 9];
     assert_eq!(bytes[at..at + 32], [head, mapped].concat());
+    let note = entry(key, v6).note.bytes();
+    assert_eq!((&bytes[at + 32..at + 64], &bytes[at + 96..at + 128]), (&note[..], &note[..]));
     let v6 = [0x20, 1, 0x0d, 0xb8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 7];
-    assert_eq!(bytes[at + 32..at + 64], [head, v6].concat());
-    assert!(bytes[64..at].iter().chain(&bytes[at + 64..]).all(|byte| *byte == 0));
+    assert_eq!(bytes[at + 64..at + 96], [head, v6].concat());
+    assert!(bytes[64..at].iter().chain(&bytes[at + 128..]).all(|byte| *byte == 0));
 }
 
 #[test]
@@ -82,7 +90,7 @@ fn agrees_with_a_model() {
             table.remove(key(n), ip).unwrap();
         } else {
             model.insert((n, ip));
-            table.insert(key(n), ip).unwrap();
+            table.insert(entry(key(n), ip)).unwrap();
         }
         if step % 500 == 0 {
             table.finish().unwrap();
@@ -107,7 +115,7 @@ fn built_whole_is_like_built_bit_by_bit() {
     let mut table = scene.create(&entries);
     assert!((0..5_000).all(|n| held(&mut table, n) == [ip(n)]));
     let mut table = scene.create(&[]);
-    assert!(entries.iter().all(|(key, ip)| table.insert(*key, *ip).is_ok()));
+    assert!(entries.iter().all(|(key, ip)| table.insert(entry(*key, *ip)).is_ok()));
     assert!((0..5_000).all(|n| held(&mut table, n) == [ip(n)]));
     assert!(held(&mut table, 5_000).is_empty());
     assert!(!scene.0.path().join("tmp").exists());
@@ -124,7 +132,7 @@ fn the_two_forms_and_the_interfaces_are_told_apart() {
     assert_eq!(table.lookup("d", "eth0").unwrap(), (vec![], vec![]));
     assert!(table.remove(keys[0], ip(2)).is_err(), "another's");
     table.remove(keys[0], ip(1)).unwrap();
-    table.insert(keys[1], ip(2)).unwrap();
+    table.insert(entry(keys[1], ip(2))).unwrap();
     assert_eq!(table.header.taken, 2, "noted twice is noted once");
     assert_eq!(table.lookup("c", "eth1").unwrap(), (vec![ip(2)], vec![ip(3)]));
 }
@@ -134,12 +142,12 @@ fn what_is_no_table_is_refused() {
     let number = |n: u32| n.to_be_bytes();
     let headers: [(&str, usize, &[u8]); 8] = [
         ("magic", 0, b"CNI"),
-        ("a later version", 7, &[2]),
+        ("a later version", 7, &[3]),
         ("another boot", 8, &[0; 16]),
         ("no slots", 24, &number(0)),
         ("more slots than there are", 24, &number(128)),
-        ("not a power of two", 24, &number(65)),
-        ("full", 28, &number(64)),
+        ("not a power of two", 24, &number(33)),
+        ("full", 28, &number(32)),
         ("not known", 36, &[1]),
     ];
     let scene = Scene::new();
@@ -164,21 +172,21 @@ fn slots_that_cannot_be_are_errors() {
     let garbage: [(&str, [u8; 8]); 2] = [("even", [2; 8]), ("neither", [0, 0, 0, 0, 0, 0, 1, 0])];
     for (what, bytes) in garbage {
         scene.create(&[]);
-        for slot in 0..64 {
-            scene.damage(64 + 32 * slot, &bytes);
+        for slot in 0..32 {
+            scene.damage(64 + 64 * slot, &bytes);
         }
         let mut table = scene.open().unwrap();
         assert!(table.lookup("c", "eth0").is_err(), "{what}");
-        assert!(table.insert(key(1), ip(1)).is_err(), "{what}");
+        assert!(table.insert(entry(key(1), ip(1))).is_err(), "{what}");
         assert!(table.remove(key(1), ip(1)).is_err(), "{what}");
         assert!(table.rewrite().is_err(), "{what}");
     }
-    for slot in 0..64 {
-        scene.damage(64 + 32 * slot, &[3; 32]);
+    for slot in 0..32 {
+        scene.damage(64 + 64 * slot, &[3; 64]);
     }
     let mut table = scene.open().unwrap();
     assert!(table.lookup("c", "eth0").is_err(), "no end");
-    assert!(table.insert(key(1), ip(1)).is_err(), "no room");
+    assert!(table.insert(entry(key(1), ip(1))).is_err(), "no room");
 }
 
 #[test]
@@ -189,4 +197,26 @@ fn shrinking_under_it_is_an_error() {
     table.file().set_len(64).unwrap();
     assert!(table.lookup("c1", "eth0").is_err());
     assert!(table.lookup("c1", "eth0").is_err(), "also the second time");
+}
+
+#[test]
+fn entries_are_had_from_a_table_of_any_boot_and_from_nothing_else() {
+    let scene = Scene::new();
+    let entries: Vec<_> = (0..100).map(|n| (key(n), ip(n))).collect();
+    scene.create(&entries);
+    for (boot, this_boot) in [("boot", true), ("another", false)] {
+        let (mut found, of_this_boot) = salvage(&scene.path(), boot).unwrap();
+        found.sort_by_key(|entry| entry.ip);
+        let want: Vec<_> = entries.iter().map(|(key, ip)| entry(*key, *ip)).collect();
+        assert_eq!((found, of_this_boot), (want, this_boot));
+    }
+    // A slot that makes no sense costs that one only.
+    let taken = |bytes: &[u8]| bytes.chunks_exact(64).position(|slot| slot[7] & 1 == 1);
+    let first = taken(&fs::read(scene.path()).unwrap()[64..]).unwrap();
+    scene.damage(64 + 64 * first, &[2; 8]);
+    assert_eq!(salvage(&scene.path(), "boot").unwrap().0.len(), 99);
+    scene.damage(24, &[1; 4]);
+    assert!(salvage(&scene.path(), "boot").is_none());
+    fs::write(scene.path(), "c1\r\neth0").unwrap();
+    assert!(salvage(&scene.path(), "boot").is_none());
 }

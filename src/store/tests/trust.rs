@@ -41,7 +41,7 @@ fn a_damaged_index_is_found_out() {
             fs::create_dir(s.index_file()).unwrap();
         }),
         ("half built", &|s| {
-            fs::rename(s.index_file(), s.path(".cnibox/tmp")).unwrap();
+            fs::rename(s.index_file(), s.path(".cnibox/index.new")).unwrap();
         }),
         ("empty", &|s| fs::write(s.index_file(), "").unwrap()),
         ("cut", &|s| {
@@ -73,7 +73,7 @@ fn without_an_index_everything_is_read() {
     scene.reserve("10.0.0.2", &owner(1));
     scene.reserve("10.0.0.3", &owner(2));
     assert_eq!(scene.owned(&owner(1)), ips(&["10.0.0.2"]));
-    let open = || LeaseStore::open_dir(scene.dir().to_owned(), None).unwrap();
+    let open = || LeaseStore::open_dir(scene.dir().to_owned(), None, Terms::default()).unwrap();
     assert_eq!(open().owned_by(&owner(2)).unwrap(), ips(&["10.0.0.3"]));
     assert!(open().reserve(ip("10.0.0.4"), &owner(2)).unwrap());
     assert_eq!(open().release(&owner(2)).unwrap().len(), 2);
@@ -84,7 +84,7 @@ fn without_an_index_everything_is_read() {
 #[test]
 fn killed_at_any_step() {
     type Step = fn(&Scene, index::Index);
-    let steps: [(&str, Step); 12] = [
+    let steps: [(&str, Step); 13] = [
         ("reserve: temporary written", |s, _| s.write(".cnibox/tmp", "container1\r\neth0")),
         ("reserve: lease linked", |s, _| {
             s.write(".cnibox/tmp", "container1\r\neth0");
@@ -93,10 +93,13 @@ fn killed_at_any_step() {
         ("reserve: not indexed", |s, _| s.create("10.0.0.3")),
         ("reserve: not sealed", |s, mut index| {
             s.create("10.0.0.3");
-            index.add(&owner(1).lease(ip("10.0.0.3"))).unwrap();
+            index.add(&owner(1).lease(ip("10.0.0.3")), note(s, "10.0.0.3")).unwrap();
+        }),
+        ("reserve: noted, not linked", |s, mut index| {
+            index.add(&owner(1).lease(ip("10.0.0.3")), note(s, "10.0.0.2")).unwrap();
         }),
         ("reserve: only the index is sealed", |s, mut index| {
-            index.add(&owner(1).lease(ip("10.0.0.3"))).unwrap();
+            index.add(&owner(1).lease(ip("10.0.0.3")), note(s, "10.0.0.2")).unwrap();
             index.seal().unwrap();
             s.create("10.0.0.3");
         }),
@@ -111,7 +114,7 @@ fn killed_at_any_step() {
         }),
         ("rebuild: old index removed", |s, _| fs::remove_file(s.index_file()).unwrap()),
         ("rebuild: temporary written", |s, _| {
-            fs::rename(s.index_file(), s.path(".cnibox/tmp")).unwrap();
+            fs::rename(s.index_file(), s.path(".cnibox/index.new")).unwrap();
         }),
         ("rebuild: not sealed", |s, _| {
             index::Index::build(s.dir(), BOOT, &[]).unwrap();

@@ -1,0 +1,218 @@
+//! Tap devices: the one kind of link that netlink reads and changes but does not make. The kernel
+//! makes them for whoever opens `/dev/net/tun`, by ioctl(2).
+//!
+//! [`create`] holds the new device open. Until [`Tap::keep`] it vanishes with this process, so a
+//! plugin that fails or is killed half-way leaves none behind.
+
+use std::fs::{self, File, OpenOptions};
+use std::mem::size_of;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::path::Path;
+
+use nix::errno::Errno;
+use nix::libc;
+
+use crate::cmd;
+use crate::cni::IfName;
+use crate::error::{Context, Error, Result, errno_text, io_text};
+use crate::netns::Netns;
+
+/// Where tap devices come from.
+const CLONE_DEVICE: &str = "/dev/net/tun";
+/// Exists where SELinux labels processes.
+const SELINUX: &str = "/sys/fs/selinux/enforce";
+/// Where a thread says how the programs that it starts are labelled.
+const EXEC_LABEL: &str = "/proc/thread-self/attr/exec";
+
+/// What a tap device is to be like.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted<'a> {
+    /// Its name, which must be free.
+    pub ifname: &'a IfName,
+    /// Whether it can be opened several times at once.
+    pub multi_queue: bool,
+    /// The user who may open it; nobody in particular otherwise.
+    pub owner: Option<u32>,
+    /// The group whose members may open it; no particular one otherwise.
+    pub group: Option<u32>,
+    /// The SELinux label of whoever will open it.
+    pub label: Option<&'a str>,
+}
+
+/// A tap device that was just made.
+#[derive(Debug)]
+pub struct Tap(Option<File>);
+
+/// Makes a tap device in `netns`. Frames come without a header in front, and whoever opens the
+/// device may ask for another form.
+pub fn create(netns: &Netns, wanted: Wanted<'_>) -> Result<Tap> {
+    let made = netns.run(|| match wanted.label {
+        Some(label) if Path::new(SELINUX).exists() => create_labelled(label, wanted),
+        _ => create_here(wanted),
+    });
+    made?.context(|| format!("failed to create tap \"{}\"", wanted.ifname))
+}
+
+/// Fails unless tap devices can be had at all.
+pub fn require_usable() -> Result<()> {
+    open().map(drop)
+}
+
+impl Tap {
+    /// Lets the device stay when nobody has it open.
+    pub fn keep(self) -> Result<()> {
+        let Some(file) = &self.0 else { return Ok(()) };
+        set(file.as_fd(), libc::TUNSETPERSIST, 1)
+            .map_err(|errno| failed("make it persistent", errno))
+    }
+}
+
+fn open() -> Result<File> {
+    OpenOptions::new().read(true).write(true).open(CLONE_DEVICE).map_err(|e| {
+        Error::internal(format!("open {CLONE_DEVICE}: {}", io_text(&e)))
+            .with_details("load the kernel module \"tun\" on the node, and let the plugin open it")
+    })
+}
+
+fn create_here(wanted: Wanted<'_>) -> Result<Tap> {
+    let file = open()?;
+    attach(file.as_fd(), wanted).map_err(|errno| failed("name it", errno))?;
+    for (what, request, id) in [
+        ("set its owner", libc::TUNSETOWNER, wanted.owner),
+        ("set its group", libc::TUNSETGROUP, wanted.group),
+    ] {
+        let Some(id) = id else { continue };
+        set(file.as_fd(), request, id.into()).map_err(|errno| failed(what, errno))?;
+    }
+    Ok(Tap(Some(file)))
+}
+
+fn failed(what: &str, errno: Errno) -> Error {
+    let error = Error::internal(format!("{what}: {}", errno_text(errno)));
+    match errno {
+        // Of a name that is taken, where `IFF_TUN_EXCL` asks for a new device.
+        Errno::EBUSY => error.with_details("there is a link of that name"),
+        Errno::EPERM => error.with_details("cnibox needs CAP_NET_ADMIN in this network namespace"),
+        _ => error,
+    }
+}
+
+/// Under SELinux a device belongs to the label of the thread that made it, which no thread among
+/// others may change. So a program with that label makes it, the one that policies for the
+/// reference plugin speak of.
+fn create_labelled(label: &str, wanted: Wanted<'_>) -> Result<Tap> {
+    let program = cmd::find("ip").ok_or_else(|| {
+        Error::internal("the program \"ip\" was not found")
+            .with_details("\"selinuxContext\" needs iproute2 on a node with SELinux")
+    })?;
+    fs::write(EXEC_LABEL, label).map_err(|e| {
+        Error::internal(format!("failed set socket label: {label}: {}", io_text(&e)))
+    })?;
+    let args = tuntap_args(wanted);
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    cmd::run(&program, &args, "")?.require_success()?;
+    Ok(Tap(None))
+}
+
+fn tuntap_args(wanted: Wanted<'_>) -> Vec<String> {
+    let mut args: Vec<String> =
+        ["tuntap", "add", "mode", "tap", "name"].into_iter().map(str::to_owned).collect();
+    args.push(wanted.ifname.to_string());
+    if wanted.multi_queue {
+        args.push("multi_queue".to_owned());
+    }
+    for (word, id) in [("user", wanted.owner), ("group", wanted.group)] {
+        args.extend(id.into_iter().flat_map(|id| [word.to_owned(), id.to_string()]));
+    }
+    args
+}
+
+/// `struct ifreq` as `TUNSETIFF` has it.
+#[repr(C)]
+struct Request {
+    name: [u8; libc::IFNAMSIZ],
+    flags: u16,
+    rest: [u8; 22],
+}
+
+const _: () = assert!(size_of::<Request>() >= size_of::<libc::ifreq>());
+
+/// Makes the device of an open `/dev/net/tun`.
+#[expect(unsafe_code, reason = "the kernel offers no other way, and nix no safe one")]
+fn attach(tun: BorrowedFd<'_>, wanted: Wanted<'_>) -> nix::Result<()> {
+    let mut flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_TUN_EXCL;
+    if wanted.multi_queue {
+        flags |= libc::IFF_MULTI_QUEUE;
+    }
+    let mut name = [0; libc::IFNAMSIZ];
+    // An `IfName` is shorter, so that a NUL is left at the end.
+    let text = wanted.ifname.as_str().as_bytes();
+    name[..text.len()].copy_from_slice(text);
+    let flags = u16::try_from(flags).map_err(|_| Errno::EINVAL)?;
+    let mut request = Request { name, flags, rest: [0; 22] };
+    // SAFETY: the kernel reads and writes one `struct ifreq` there, which `Request` is at least as
+    // long as and outlives the call; any bytes that it writes are valid ones of integers.
+    let done = unsafe { libc::ioctl(tun.as_raw_fd(), libc::TUNSETIFF, &raw mut request) };
+    Errno::result(done).map(drop)
+}
+
+/// A setting of the device that is a number.
+#[expect(unsafe_code, reason = "the kernel offers no other way, and nix no safe one")]
+fn set(tun: BorrowedFd<'_>, request: libc::Ioctl, value: libc::c_ulong) -> nix::Result<()> {
+    // SAFETY: TUNSETPERSIST, TUNSETOWNER and TUNSETGROUP take the number itself, so no memory
+    // is read or written.
+    let done = unsafe { libc::ioctl(tun.as_raw_fd(), request, value) };
+    Errno::result(done).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::netlink::Netlink;
+    use crate::netns::isolate;
+
+    const PLAIN: fn(&IfName) -> Wanted<'_> =
+        |ifname| Wanted { ifname, multi_queue: false, owner: None, group: None, label: None };
+
+    #[test]
+    fn kept_or_gone_with_the_descriptor() {
+        isolate();
+        let (netns, ifname) = (Netns::fresh().unwrap(), IfName::parse("tap0").unwrap());
+        let netlink = Netlink::open_in(&netns).unwrap();
+        let tap = create(&netns, PLAIN(&ifname)).unwrap();
+        let link = netlink.link("tap0").unwrap().unwrap();
+        assert_eq!(link.kind.as_deref(), Some("tun"));
+        assert!(link.tun.is_some_and(|tun| tun.tap && !tun.persist && !tun.multi_queue));
+        drop(tap);
+        assert_eq!(netlink.link("tap0").unwrap(), None);
+        let wanted = Wanted { owner: Some(1001), multi_queue: true, ..PLAIN(&ifname) };
+        create(&netns, wanted).unwrap().keep().unwrap();
+        let tun = netlink.link("tap0").unwrap().unwrap().tun.unwrap();
+        assert_eq!((tun.owner, tun.group), (Some(1001), None));
+        assert!(tun.persist && tun.multi_queue);
+    }
+
+    #[test]
+    fn a_name_that_is_taken_is_refused_whoever_has_it() {
+        isolate();
+        let (netns, ifname) = (Netns::fresh().unwrap(), IfName::parse("tap0").unwrap());
+        let _tap = create(&netns, PLAIN(&ifname)).unwrap();
+        let error = create(&netns, PLAIN(&ifname)).unwrap_err();
+        let msg = "failed to create tap \"tap0\": name it: device or resource busy";
+        assert_eq!(error.msg(), msg);
+        let lo = IfName::parse("lo").unwrap();
+        let error = create(&netns, PLAIN(&lo)).unwrap_err();
+        assert!(error.msg().starts_with("failed to create tap \"lo\": name it: "), "{error}");
+    }
+
+    #[test]
+    fn the_program_gets_what_the_kernel_would() {
+        let ifname = IfName::parse("tap0").unwrap();
+        let all = Wanted { multi_queue: true, owner: Some(0), group: Some(7), ..PLAIN(&ifname) };
+        assert_eq!(
+            tuntap_args(all).join(" "),
+            "tuntap add mode tap name tap0 multi_queue user 0 group 7"
+        );
+        assert_eq!(tuntap_args(PLAIN(&ifname)).join(" "), "tuntap add mode tap name tap0");
+    }
+}

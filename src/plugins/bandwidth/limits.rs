@@ -1,0 +1,187 @@
+//! The limits of a configuration, and the token buckets that they are.
+
+use serde::Deserialize;
+
+use crate::error::{Error, Result};
+use crate::netlink::traffic::{TICKS_PER_8_MICROSECONDS, Tbf};
+
+/// How long a packet may wait, in milliseconds.
+const LATENCY: u64 = 25;
+
+/// The keys of the plugin.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Conf {
+    /// What the container may receive, in bits a second. 0 is no limit.
+    ingress_rate: Option<u64>,
+    /// How much of that at once, in bits.
+    ingress_burst: Option<u64>,
+    /// What the container may send, in bits a second. 0 is no limit.
+    egress_rate: Option<u64>,
+    /// How much of that at once, in bits.
+    egress_burst: Option<u64>,
+    /// How long a packet may wait before it is dropped, in milliseconds. Default: 25.
+    latency: Option<u64>,
+    runtime_config: RuntimeConfig,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct RuntimeConfig {
+    bandwidth: Entry,
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Entry {
+    ingress_rate: u64,
+    ingress_burst: u64,
+    egress_rate: u64,
+    egress_burst: u64,
+}
+
+/// What is limited. Both directions are seen from the container.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Limits {
+    /// What it receives.
+    pub(super) ingress: Option<Tbf>,
+    /// What it sends.
+    pub(super) egress: Option<Tbf>,
+}
+
+impl Conf {
+    /// The configuration's own keys as a whole, or those of the runtime where they say nothing.
+    fn entry(&self) -> Entry {
+        let Conf { ingress_rate, ingress_burst, egress_rate, egress_burst, .. } = *self;
+        let own = [ingress_rate, ingress_burst, egress_rate, egress_burst];
+        match own.map(Option::unwrap_or_default) {
+            [0, 0, 0, 0] => self.runtime_config.bandwidth,
+            [ingress_rate, ingress_burst, egress_rate, egress_burst] => {
+                Entry { ingress_rate, ingress_burst, egress_rate, egress_burst }
+            }
+        }
+    }
+
+    /// The limits; code 7 if they make no sense.
+    pub(super) fn limits(&self) -> Result<Limits> {
+        let Entry { ingress_rate, ingress_burst, egress_rate, egress_burst } = self.entry();
+        let latency = self.latency.unwrap_or(LATENCY);
+        Ok(Limits {
+            ingress: bucket("ingress", ingress_rate, ingress_burst, latency)?,
+            egress: bucket("egress", egress_rate, egress_burst, latency)?,
+        })
+    }
+
+    /// Whether anything is to be limited, as far as can be told without judging it.
+    pub(super) fn asks_for_something(&self) -> bool {
+        let Entry { ingress_rate, ingress_burst, egress_rate, egress_burst } = self.entry();
+        [ingress_rate, ingress_burst, egress_rate, egress_burst] != [0; 4]
+    }
+}
+
+impl Limits {
+    pub(super) fn is_empty(&self) -> bool {
+        *self == Limits::default()
+    }
+}
+
+/// The bucket of one direction, in the reference's numbers: every division rounds down.
+fn bucket(direction: &str, rate: u64, burst: u64, latency: u64) -> Result<Option<Tbf>> {
+    match (rate, burst) {
+        (0, 0) => return Ok(None),
+        (_, 0) => return Err(Error::config("if rate is set, burst must also be set")),
+        (0, _) => return Err(Error::config("if burst is set, rate must also be set")),
+        _ => {}
+    }
+    let (rate_bytes, burst_bytes) = (rate / 8, burst / 8);
+    if burst_bytes >= u64::from(u32::MAX) {
+        return Err(Error::config("burst cannot be more than 4GB"));
+    }
+    if rate_bytes == 0 {
+        let msg = format!("{direction}Rate {rate} is less than a byte a second");
+        return Err(Error::config(msg).with_details("rates are in bits a second"));
+    }
+    let microseconds = u128::from(burst_bytes) * 1_000_000 / u128::from(rate_bytes);
+    let ticks = microseconds * u128::from(TICKS_PER_8_MICROSECONDS) / 8;
+    if ticks == 0 {
+        let msg = format!("{direction}Burst {burst} is too small for {direction}Rate {rate}");
+        let least = rate.div_ceil(1_000_000).max(8);
+        return Err(Error::config(msg).with_details(format!("at least {least} bits are needed")));
+    }
+    let waiting = u128::from(rate_bytes) * u128::from(latency) / 1000 + u128::from(burst_bytes);
+    let saturated = |n: u128| u32::try_from(n).unwrap_or(u32::MAX);
+    Ok(Some(Tbf { rate: rate_bytes, buffer: saturated(ticks), limit: saturated(waiting) }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cni::json::Json;
+
+    fn limits(text: &str) -> Result<Limits> {
+        Json::parse(text.as_bytes()).unwrap().decode::<Conf>().unwrap().limits()
+    }
+
+    fn of(rate: u64, burst: u64) -> Result<Option<Tbf>> {
+        bucket("ingress", rate, burst, LATENCY)
+    }
+
+    #[test]
+    fn numbers_are_the_references() {
+        for (rate, burst, (rate_bytes, buffer, limit)) in [
+            (8, 8, (1, 15_625_000, 1)),
+            (16, 8, (2, 7_812_500, 1)),
+            (8000, 80, (1000, 156_250, 35)),
+            (8_000_000, 800_000, (1_000_000, 1_562_500, 125_000)),
+            (3_000_000, 1_000_001, (375_000, 5_208_328, 134_375)),
+        ] {
+            let expected = Tbf { rate: rate_bytes, buffer, limit };
+            assert_eq!(of(rate, burst).unwrap(), Some(expected), "{rate} {burst}");
+        }
+    }
+
+    #[test]
+    fn large_numbers_do_not_overflow() {
+        const LARGEST: u64 = 4 * 1024 * 1024 * 1024 * 8 - 16;
+        let bucket = of(8, LARGEST).unwrap().unwrap();
+        assert_eq!((bucket.buffer, bucket.limit), (u32::MAX, u32::MAX - 1));
+        let bucket = of(8_000_000_000_000, LARGEST).unwrap().unwrap();
+        assert_eq!((bucket.rate, bucket.limit), (1_000_000_000_000, u32::MAX));
+        assert!(of(u64::MAX, LARGEST).is_err());
+        assert_eq!(of(8, LARGEST + 8).unwrap_err().msg(), "burst cannot be more than 4GB");
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        assert_eq!(of(0, 0).unwrap(), None);
+        assert_eq!(of(8, 0).unwrap_err().msg(), "if rate is set, burst must also be set");
+        assert_eq!(of(0, 8).unwrap_err().msg(), "if burst is set, rate must also be set");
+        assert_eq!(of(7, 8).unwrap_err().msg(), "ingressRate 7 is less than a byte a second");
+        let error = of(80_000_000_000, 8000).unwrap_err();
+        assert_eq!(error.msg(), "ingressBurst 8000 is too small for ingressRate 80000000000");
+        assert_eq!(error.details(), "at least 80000 bits are needed");
+        assert!(of(80_000_000_000, 80_000).is_ok());
+        assert!(of(8, 7).is_err());
+    }
+
+    #[test]
+    fn the_configuration_counts_before_the_runtime() {
+        let runtime = r#""runtimeConfig":{"bandWidth":{"ingressRate":8,"ingressBurst":8}}"#;
+        let both = format!(r#"{{"egressRate":16,"egressBurst":8,{runtime}}}"#);
+        let found = limits(&both).unwrap();
+        assert_eq!((found.ingress, found.egress.map(|tbf| tbf.rate)), (None, Some(2)));
+        for nothing in ["", r#""egressRate":0,"#, r#""egressRate":null,"#] {
+            let found = limits(&format!("{{{nothing}{runtime}}}")).unwrap();
+            assert_eq!((found.ingress.map(|tbf| tbf.rate), found.egress), (Some(1), None));
+        }
+        let error = limits(&format!(r#"{{"egressBurst":8,{runtime}}}"#)).unwrap_err();
+        assert_eq!(error.msg(), "if burst is set, rate must also be set");
+        assert!(limits("{}").unwrap().is_empty());
+    }
+
+    #[test]
+    fn latency_bounds_what_waits() {
+        let text = r#"{"ingressRate":8000000,"ingressBurst":80000,"latency":100}"#;
+        assert_eq!(limits(text).unwrap().ingress.unwrap().limit, 110_000);
+    }
+}

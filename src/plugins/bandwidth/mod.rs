@@ -1,0 +1,289 @@
+//! bandwidth: limits what a container receives and sends.
+//!
+//! It stands behind a plugin that makes a veth pair and passes `prevResult` on, with the device it
+//! made. Keys, in bits and bits a second: `ingressRate`, `ingressBurst`, `egressRate`, `egressBurst`, or
+//! the same in `runtimeConfig.bandwidth` (capability `bandwidth`); `latency` in milliseconds.
+//!
+//! On the host it leaves, while the container lives: for what the container receives, a token
+//! bucket on the host's end of the pair; for what it sends, an `ifb` with a token bucket, and on
+//! the host's end a redirect to it.
+
+mod ifb;
+mod limits;
+mod shape;
+
+use self::ifb::Whose;
+pub use self::limits::Conf;
+use self::limits::Limits;
+use crate::cni::{CniResult, IfName, SpecVersion};
+use crate::error::{Code, Context, Error, Result};
+use crate::iface::Inside;
+use crate::log;
+use crate::netfilter::{Owner, names};
+use crate::netlink::traffic::Tbf;
+use crate::netlink::{Link, Netlink};
+use crate::netns::Netns;
+use crate::skel::{AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Rollback};
+
+/// The plugin.
+#[derive(Debug)]
+pub struct Bandwidth;
+
+impl Plugin for Bandwidth {
+    const NAME: &'static str = "bandwidth";
+    const ABOUT: &'static str = "limits what the container sends and receives";
+    const VERSIONS: &'static [SpecVersion] = SpecVersion::ALL.split_at(2).1;
+    type Conf = Conf;
+
+    fn add(cx: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
+        let limits = conf.limits()?;
+        let mut result =
+            require_prev(req.prev.as_ref(), "must be called as chained plugin")?.clone();
+        if limits.is_empty() {
+            return Ok(result);
+        }
+        let host = cx.host()?;
+        let end = host_end(host, req.sandbox.netns()?, &req.ifname, &result)?;
+        let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
+        let former = limits.ingress.map(|_| shape::bucket_of(host, &end)).transpose()?.flatten();
+        warn_of_small_buckets(&limits, &end);
+
+        let there = match limits.egress {
+            Some(_) => own_device(host, &owner, &end)?,
+            None => None,
+        };
+        let mut undo = Rollback::new();
+        if let Some(bucket) = limits.ingress {
+            shape::put_bucket(host, &end, (former, bucket), &mut undo)?;
+        }
+        if let Some(bucket) = limits.egress {
+            let device = shape_egress(host, (&owner, &end), (there, bucket), &mut undo)?;
+            shape::redirect(host, &end, &device, &mut undo)?;
+            if !result.interfaces.iter().any(|i| i.name == device.name) {
+                result.interfaces.push(ifb::interface(&device, cx.reported_mtu(end.mtu)));
+            }
+        }
+        undo.commit();
+        Ok(result)
+    }
+
+    fn check(cx: &Cx<'_>, conf: &Conf, req: &CheckReq) -> Result<()> {
+        let limits = conf.limits()?;
+        let prev = require_prev(req.prev.as_ref(), "must be called as a chained plugin")?;
+        if limits.is_empty() {
+            return Ok(());
+        }
+        let host = cx.host()?;
+        let end = host_end(host, req.sandbox.netns()?, &req.ifname, prev)?;
+        if let Some(bucket) = limits.ingress {
+            shape::verify_bucket(host, &end, bucket)?;
+        }
+        if let Some(bucket) = limits.egress {
+            let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
+            verify_egress(host, &owner, &end, bucket)?;
+        }
+        Ok(())
+    }
+
+    fn del(cx: &Cx<'_>, conf: &Conf, req: &DelReq) -> Result<()> {
+        let host = cx.host()?;
+        let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
+        let mut failures = Failures::new();
+        let mut devices = failures.keep(ifb::find(host, &owner)).unwrap_or_default();
+        devices.retain(|(_, whose)| *whose != Whose::Others);
+        let devices: Vec<Link> = devices.into_iter().map(|(device, _)| device).collect();
+        // Most containers are not limited at all.
+        if conf.asks_for_something() || !devices.is_empty() {
+            for end in failures.keep(ends(host, req, &devices)).unwrap_or_default() {
+                failures.keep(release(host, &end, &devices));
+            }
+        }
+        for device in devices {
+            failures.keep(host.del_link_by_index(device.index).map_err(Error::from));
+        }
+        failures.into_result()
+    }
+
+    fn gc(cx: &Cx<'_>, _: &Conf, req: &GcReq) -> Result<()> {
+        let host = cx.host()?;
+        let valid = Owner::each(&cx.net.name, &req.valid);
+        let stale = names::stale(cx.net.name.as_str(), &valid);
+        let mut failures = Failures::new();
+        for device in host.dump_links()? {
+            if !ifb::is_one(&device) || !stale(Some(&device.alias)) {
+                continue;
+            }
+            let end = ifb::host_of(&device).map(|name| host.link(name)).transpose();
+            if let Some(end) = failures.keep(end.map_err(Error::from)).flatten().flatten() {
+                failures.keep(release(host, &end, std::slice::from_ref(&device)));
+            }
+            failures.keep(host.del_link_by_index(device.index).map_err(Error::from));
+        }
+        failures.into_result()
+    }
+
+    fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
+        let usable = || {
+            conf.limits()?;
+            cx.host()?.require_admin()?;
+            Netns::fresh()?.run(shaping_works)?
+        };
+        usable().map_err(|error: Error| error.with_code(Code::NOT_AVAILABLE))
+    }
+}
+
+fn require_prev<'r>(prev: Option<&'r CniResult>, msg: &str) -> Result<&'r CniResult> {
+    prev.ok_or_else(|| {
+        Error::internal(msg).with_details(
+            "the plugin works on what one before it made: put it behind bridge, ptp, ... in a list",
+        )
+    })
+}
+
+/// The host's end of the container's pair, which the result must list.
+fn host_end(host: &Netlink, netns: &Netns, ifname: &IfName, prev: &CniResult) -> Result<Link> {
+    if prev.interfaces.is_empty() {
+        return Err(Error::internal("no interfaces provided"));
+    }
+    let link = Inside::enter(netns)?.netlink.link(ifname.as_str())?;
+    let no_peer = |why: &str| {
+        let msg = format!("container interface {ifname} has no veth peer: {why}");
+        Error::internal(msg).with_details("only veth pairs can be shaped")
+    };
+    let link = link.ok_or_else(|| no_peer("Link not found"))?;
+    let peer = link.link.filter(|_| link.kind.as_deref() == Some("veth"));
+    let peer = peer.ok_or_else(|| no_peer("it is no veth"))?;
+    let end = host.link_by_index(peer)?.filter(|end| is_peer(end, &link));
+    let end = end
+        .ok_or_else(|| Error::internal(format!("veth peer with index {peer} is not in host ns")))?;
+    if prev.interfaces.iter().any(|i| i.sandbox.is_empty() && i.name == end.name) {
+        return Ok(end);
+    }
+    Err(Error::internal("no veth peer of container interface found in host ns"))
+}
+
+/// Whether these are the ends of one pair.
+fn is_peer(end: &Link, inside: &Link) -> bool {
+    end.kind.as_deref() == Some("veth") && end.link == Some(inside.index)
+}
+
+fn warn_of_small_buckets(limits: &Limits, end: &Link) {
+    for bucket in [limits.ingress, limits.egress].into_iter().flatten() {
+        let frame = u64::from(end.mtu) + 14;
+        // What the kernel makes of the buffer: ticks of 64 nanoseconds.
+        let bytes = u128::from(bucket.buffer) * 64 * u128::from(bucket.rate) / 1_000_000_000;
+        if bytes < u128::from(frame) {
+            log::warn(format_args!(
+                "a burst of {bytes} bytes drops packets of {frame}, which \"{}\" can have",
+                end.name
+            ));
+        }
+    }
+}
+
+/// The device that this attachment has from an earlier ADD. One that does not tell whose it is
+/// counts if the host's end is led to it.
+fn own_device(host: &Netlink, owner: &Owner<'_>, end: &Link) -> Result<Option<Link>> {
+    for (device, whose) in ifb::find(host, owner)? {
+        let ours = match whose {
+            Whose::Ours => true,
+            Whose::Unknown => shape::leads_to(host, end, &device)?,
+            Whose::Others => false,
+        };
+        if ours {
+            shape::bucket_of(host, &device)?;
+            return Ok(Some(device));
+        }
+    }
+    Ok(None)
+}
+
+/// Makes the device that shapes what the container sends, or uses the one that is there.
+fn shape_egress<'a>(
+    host: &'a Netlink,
+    (owner, end): (&Owner<'_>, &Link),
+    (there, bucket): (Option<Link>, Tbf),
+    undo: &mut Rollback<'a>,
+) -> Result<Link> {
+    let former = there.as_ref().map(|device| shape::bucket_of(host, device)).transpose()?.flatten();
+    let is_new = there.is_none();
+    let device = there.map_or_else(|| ifb::create(host, owner, end.mtu), Ok)?;
+    if is_new {
+        let index = device.index;
+        undo.push(format!("delete \"{}\"", device.name), move || {
+            Ok(host.del_link_by_index(index).map(drop)?)
+        });
+    }
+    ifb::label(host, &device, owner, end)?;
+    shape::put_bucket(host, &device, (former, bucket), undo).context(|| "create ifb qdisc")?;
+    Ok(device)
+}
+
+fn verify_egress(host: &Netlink, owner: &Owner<'_>, end: &Link, bucket: Tbf) -> Result<()> {
+    let missing = || {
+        let [name, _] = ifb::names(owner);
+        Error::internal("get ifb device: Link not found").with_details(name)
+    };
+    let device = own_device(host, owner, end)?.ok_or_else(missing)?;
+    shape::verify_bucket(host, &device, bucket)?;
+    crate::iface::verify::is_up(&device)?;
+    if shape::leads_to(host, end, &device)? {
+        return Ok(());
+    }
+    let (from, to) = (&end.name, &device.name);
+    Err(Error::internal(format!("what comes in by \"{from}\" is not redirected to \"{to}\"")))
+}
+
+/// The host's ends that may be shaped: as the namespace, the result and the devices tell them.
+fn ends(host: &Netlink, req: &DelReq, devices: &[Link]) -> Result<Vec<Link>> {
+    let mut ends: Vec<Link> = Vec::new();
+    let inside = match &req.netns {
+        Some(netns) => Inside::enter(netns)?.netlink.link(req.ifname.as_str())?,
+        None => None,
+    };
+    if let Some(inside) = &inside
+        && let Some(peer) = inside.link
+    {
+        ends.extend(host.link_by_index(peer)?.filter(|end| is_peer(end, inside)));
+    }
+    if ends.is_empty() {
+        for entry in req.prev.iter().flat_map(|prev| &prev.interfaces) {
+            let Some(link) = host.link(&entry.name)?.filter(|_| entry.sandbox.is_empty()) else {
+                continue;
+            };
+            // Another pair may have been given the name since.
+            let same = link.mac.is_some_and(|mac| mac.to_string().eq_ignore_ascii_case(&entry.mac));
+            if link.kind.as_deref() == Some("veth") && same {
+                ends.push(link);
+            }
+        }
+    }
+    for name in devices.iter().filter_map(ifb::host_of) {
+        if !ends.iter().any(|end| end.name == name) {
+            ends.extend(host.link(name)?);
+        }
+    }
+    Ok(ends)
+}
+
+/// Takes the redirect and the bucket from a host's end.
+fn release(host: &Netlink, end: &Link, devices: &[Link]) -> Result<()> {
+    let indexes: Vec<u32> = devices.iter().map(|device| device.index).collect();
+    let mut failures = Failures::new();
+    failures.keep(shape::stop_redirect(host, end, &indexes));
+    failures.keep(shape::del_bucket(host, end));
+    failures.into_result()
+}
+
+/// Tries out, in the calling thread's namespace, whether the kernel has all that is needed.
+fn shaping_works() -> Result<()> {
+    let host = Netlink::open()?;
+    let owner = Owner { network: "status", ifname: "eth0", id: "status" };
+    let device = ifb::create(&host, &owner, 1500)?;
+    let mut undo = Rollback::new();
+    let bucket = Tbf { rate: 1_000_000, buffer: 1_562_500, limit: 125_000 };
+    shape::put_bucket(&host, &device, (None, bucket), &mut undo)?;
+    shape::redirect(&host, &device, &device, &mut undo)?;
+    undo.commit();
+    Ok(())
+}

@@ -1,0 +1,278 @@
+//! Which device of the host is meant.
+
+use std::path::{Component, Path, PathBuf};
+
+use super::Conf;
+use super::sysfs::{self, Netdevs, Sysfs};
+use crate::error::{Context, Error, Result};
+use crate::netlink::{Link, Mac, Netlink};
+
+/// Links on top of another one, whose address they may share: never meant by an address that
+/// the other one has as well.
+const UPPER_KINDS: [&str; 10] =
+    ["bond", "bridge", "hsr", "ipvlan", "ipvtap", "macvlan", "macvtap", "team", "vlan", "vrf"];
+
+/// How the configuration names the device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Selector {
+    /// By the name or an alternative name of its interface.
+    Name(String),
+    /// By its Ethernet address.
+    Mac(Mac),
+    /// By its folder below `/sys/devices`.
+    Path(PathBuf),
+    /// By the address of its PCI function.
+    Pci(String),
+    /// By its name on the auxiliary bus.
+    Auxiliary(String),
+}
+
+impl Selector {
+    /// What the configuration says, if it says anything. The runtime's choice for this container
+    /// goes before the network's.
+    pub(super) fn of(conf: &Conf, sysfs: &Sysfs) -> Result<Option<Selector>> {
+        let given = |key: &Option<String>| key.clone().filter(|text| !text.is_empty());
+        if let Some(id) = given(&conf.runtime_config.device_id) {
+            return by_id(id, sysfs).map(Some);
+        }
+        if let Some(name) = given(&conf.device) {
+            return Ok(Some(Selector::Name(name)));
+        }
+        if let Some(text) = given(&conf.hwaddr) {
+            let mac = text.parse().map_err(|e| {
+                Error::config(format!("failed to parse MAC address \"{text}\": {e}"))
+            })?;
+            return Ok(Some(Selector::Mac(mac)));
+        }
+        if let Some(path) = given(&conf.kernelpath) {
+            return kernel_path(&path).map(Some);
+        }
+        given(&conf.pci_bus_id).map(|id| one_segment("pciBusID", id).map(Selector::Pci)).transpose()
+    }
+
+    /// The PCI function, if that is how the device is named.
+    pub(super) fn pci(&self) -> Option<&str> {
+        if let Selector::Pci(id) = self { Some(id) } else { None }
+    }
+
+    /// Whether a link that came from the host can be the device; `origin` is its name there.
+    /// It is said no only where something speaks against it.
+    pub(super) fn admits(&self, link: &Link, origin: &str) -> bool {
+        match self {
+            Selector::Name(name) => origin == name || link.alt_names.contains(name),
+            // Others may have changed the address of a link, but not the one it came with.
+            Selector::Mac(mac) => link.permanent_mac.is_none_or(|permanent| permanent == *mac),
+            Selector::Pci(id) | Selector::Auxiliary(id) => link
+                .parent
+                .as_ref()
+                .is_none_or(|parent| parent.bus == "virtio" || parent.name == *id),
+            Selector::Path(_) => true,
+        }
+    }
+}
+
+/// The device on the host.
+pub(super) fn device(host: &Netlink, sysfs: &Sysfs, selector: &Selector) -> Result<Link> {
+    let link = match selector {
+        Selector::Name(name) => host.require_link(name)?,
+        Selector::Mac(mac) => by_mac(&host.dump_links()?, *mac)?,
+        Selector::Path(path) => listed(host, &sysfs::netdevs(&path.join("net"))?)?,
+        Selector::Pci(id) => {
+            let mut parents = sysfs.virtio_of(id);
+            parents.push(id.clone());
+            by_parent(host, sysfs.pci_netdevs(id), &parents)?
+        }
+        Selector::Auxiliary(id) => {
+            let found = sysfs::netdevs(&sysfs.auxiliary(id).join("net"));
+            by_parent(host, found, std::slice::from_ref(id))?
+        }
+    };
+    if link.loopback {
+        let msg = format!("\"{}\" is the host's loopback interface", link.name);
+        return Err(Error::config(msg).with_details("every container has its own"));
+    }
+    Ok(link)
+}
+
+fn by_id(id: String, sysfs: &Sysfs) -> Result<Selector> {
+    let id = one_segment("deviceID", id)?;
+    if sysfs.pci(&id).exists() {
+        return Ok(Selector::Pci(id));
+    }
+    if sysfs.auxiliary(&id).exists() {
+        return Ok(Selector::Auxiliary(id));
+    }
+    let msg = format!("runtime config DeviceID {id} not found or unsupported");
+    Err(Error::internal(msg).with_details("it is on neither the pci nor the auxiliary bus"))
+}
+
+/// Names on a bus are names of folders: they must not lead elsewhere.
+fn one_segment(key: &str, id: String) -> Result<String> {
+    let mut parts = Path::new(&id).components();
+    match (parts.next(), parts.next()) {
+        (Some(Component::Normal(only)), None) if only == id.as_str() => Ok(id),
+        _ => Err(Error::config(format!("{key} \"{id}\" is no name of a device"))),
+    }
+}
+
+fn kernel_path(text: &str) -> Result<Selector> {
+    let path = Path::new(text);
+    if text.starts_with("/sys/devices/") && !path.components().any(|c| c == Component::ParentDir) {
+        return Ok(Selector::Path(path.to_owned()));
+    }
+    let msg =
+        format!("kernel device path \"{text}\" must be absolute and begin with /sys/devices/");
+    Err(Error::config(msg))
+}
+
+/// The link with this address. Bonds give theirs to their ports, and VLANs, bridges and bonds
+/// take it from below, so what the hardware came with counts most.
+fn by_mac(links: &[Link], mac: Mac) -> Result<Link> {
+    let permanent = |link: &Link| link.permanent_mac == Some(mac);
+    let upper = |link: &Link| link.kind.as_deref().is_some_and(|k| UPPER_KINDS.contains(&k));
+    let current = |link: &Link| link.mac == Some(mac) && !link.loopback;
+    let ranks: [&dyn Fn(&Link) -> bool; 3] =
+        [&|l| permanent(l) && !upper(l), &|l| current(l) && !upper(l), &current];
+    for wanted in ranks {
+        let found: Vec<&Link> = links.iter().filter(|link| wanted(link)).collect();
+        match found[..] {
+            [] => {}
+            [only] => return Ok(only.clone()),
+            _ => {
+                let names: Vec<_> = found.iter().map(|link| link.name.as_str()).collect();
+                let msg = format!("several links have the address {mac}: {}", names.join(", "));
+                return Err(Error::internal(msg).with_details("use the key \"device\""));
+            }
+        }
+    }
+    Err(Error::internal("failed to find physical interface")
+        .with_details(format!("no link of the host has the address {mac}")))
+}
+
+/// The first interface of the folder that is in this namespace.
+fn listed(host: &Netlink, netdevs: &Netdevs) -> Result<Link> {
+    for name in &netdevs.names {
+        if let Some(link) = host.link(name)?
+            && Sysfs::shows(netdevs, &link)
+        {
+            return Ok(link);
+        }
+    }
+    let names = netdevs.names.join(", ");
+    Err(Error::internal(format!("link {names} not found in the host's namespace")))
+}
+
+/// As [`listed`]; where sysfs shows another namespace, the kernel's own word about whose
+/// interface a link is.
+fn by_parent(host: &Netlink, netdevs: Result<Netdevs>, parents: &[String]) -> Result<Link> {
+    let shown = netdevs.and_then(|netdevs| listed(host, &netdevs));
+    shown.or_else(|error| {
+        let mut links = host.dump_links()?;
+        links.sort_by(|a, b| a.name.cmp(&b.name));
+        let is_parent =
+            |link: &Link| link.parent.as_ref().is_some_and(|p| parents.contains(&p.name));
+        links.into_iter().find(is_parent).ok_or(error)
+    })
+}
+
+/// The same, as ADD reports it.
+pub(super) fn require(host: &Netlink, sysfs: &Sysfs, selector: &Selector) -> Result<Link> {
+    device(host, sysfs, selector).context(|| "failed to find host device")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn conf(text: &str) -> Conf {
+        crate::cni::json::Json::parse(text.as_bytes()).unwrap().decode().unwrap()
+    }
+
+    fn sysfs() -> (tempfile::TempDir, Sysfs) {
+        let dir = tempfile::tempdir().unwrap();
+        for folder in ["pci/devices/0000:3d:00.1", "auxiliary/devices/mlx5_core.sf.4"] {
+            std::fs::create_dir_all(dir.path().join("bus").join(folder)).unwrap();
+        }
+        let sysfs = Sysfs::at(dir.path());
+        (dir, sysfs)
+    }
+
+    fn selected(text: &str) -> Result<Option<Selector>> {
+        let (_dir, sysfs) = sysfs();
+        Selector::of(&conf(text), &sysfs)
+    }
+
+    #[test]
+    fn the_runtimes_choice_goes_first_then_the_keys_in_their_order() {
+        let all = r#"{"device":"a","hwaddr":"02:00:00:00:00:01","kernelpath":"/sys/devices/x",
+            "pciBusID":"0000:00:01.0","runtimeConfig":{"deviceID":"0000:3d:00.1"}}"#;
+        assert_eq!(selected(all), Ok(Some(Selector::Pci("0000:3d:00.1".into()))));
+        let all = all.replace("deviceID", "other");
+        assert_eq!(selected(&all), Ok(Some(Selector::Name("a".into()))));
+        let all = all.replace("\"a\"", "\"\"");
+        assert_eq!(selected(&all), Ok(Some(Selector::Mac(Mac([2, 0, 0, 0, 0, 1])))));
+        let all = all.replace("hwaddr", "other");
+        assert_eq!(selected(&all), Ok(Some(Selector::Path("/sys/devices/x".into()))));
+        let all = all.replace("kernelpath", "other");
+        assert_eq!(selected(&all), Ok(Some(Selector::Pci("0000:00:01.0".into()))));
+        assert_eq!(selected("{}"), Ok(None));
+        let auxiliary = r#"{"runtimeConfig":{"deviceID":"mlx5_core.sf.4"}}"#;
+        assert_eq!(selected(auxiliary), Ok(Some(Selector::Auxiliary("mlx5_core.sf.4".into()))));
+    }
+
+    #[test]
+    fn refusals() {
+        for (text, msg) in [
+            (
+                r#"{"hwaddr":"zz"}"#,
+                "failed to parse MAC address \"zz\": address zz: invalid MAC address",
+            ),
+            (
+                r#"{"kernelpath":"x"}"#,
+                "kernel device path \"x\" must be absolute and begin with /sys/devices/",
+            ),
+            (
+                r#"{"kernelpath":"/sys/devices/../x"}"#,
+                "kernel device path \"/sys/devices/../x\" must be absolute and begin with /sys/devices/",
+            ),
+            (r#"{"pciBusID":"../x"}"#, "pciBusID \"../x\" is no name of a device"),
+            (r#"{"runtimeConfig":{"deviceID":".."}}"#, "deviceID \"..\" is no name of a device"),
+            (r#"{"runtimeConfig":{"deviceID":"a/"}}"#, "deviceID \"a/\" is no name of a device"),
+            (
+                r#"{"runtimeConfig":{"deviceID":"x"}}"#,
+                "runtime config DeviceID x not found or unsupported",
+            ),
+        ] {
+            assert_eq!(selected(text).unwrap_err().msg(), msg);
+        }
+    }
+
+    fn link(name: &str, kind: &str, macs: (u8, u8)) -> Link {
+        let mac = |n| (n > 0).then_some(Mac([2, 0, 0, 0, 0, n]));
+        Link {
+            name: name.into(),
+            kind: Some(kind.to_owned()).filter(|kind| !kind.is_empty()),
+            mac: mac(macs.0),
+            permanent_mac: mac(macs.1),
+            ..Link::default()
+        }
+    }
+
+    #[test]
+    fn of_links_with_one_address_the_hardware_is_meant() {
+        let wanted = Mac([2, 0, 0, 0, 0, 1]);
+        let found = |links: &[Link]| by_mac(links, wanted).map(|link| link.name);
+        let (bond, port) = (link("bond0", "bond", (1, 0)), link("ens1", "", (1, 1)));
+        let other_port = link("ens2", "", (1, 2));
+        assert_eq!(found(&[bond.clone(), other_port, port.clone()]).unwrap(), "ens1");
+        let vlan = link("ens1.5", "vlan", (1, 0));
+        assert_eq!(found(&[vlan.clone(), link("v", "veth", (1, 0))]).unwrap(), "v");
+        assert_eq!(found(std::slice::from_ref(&vlan)).unwrap(), "ens1.5", "nothing else has it");
+        let twins = [link("a", "veth", (1, 0)), link("b", "veth", (1, 0))];
+        assert_eq!(
+            found(&twins).unwrap_err().msg(),
+            "several links have the address 02:00:00:00:00:01: a, b"
+        );
+        assert_eq!(found(&[]).unwrap_err().msg(), "failed to find physical interface");
+    }
+}

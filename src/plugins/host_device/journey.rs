@@ -1,0 +1,142 @@
+//! The way into the container and back.
+//!
+//! Each way is one message to the kernel, which moves the device, renames it and sets its alias
+//! while nobody else can change a link. There is no moment at which it has lost its name, and no
+//! third namespace that could take it down with itself. The kernel carries a message out in that
+//! order and stops at the first trouble, so a name that is taken is looked for before, and a
+//! device that got stuck under way is put back.
+
+use std::os::fd::AsFd;
+
+use super::origin::Origin;
+use crate::cni::IfName;
+use crate::error::{Context, Error, Result};
+use crate::iface::Inside;
+use crate::log;
+use crate::netlink::{Link, LinkChange, Netlink};
+use crate::netns::Netns;
+
+/// What else is done to a device on its way into the container.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Arrival {
+    /// It is switched on.
+    Up,
+    /// It stays off: addresses come first.
+    Down,
+}
+
+/// Nothing in the container may have the name, nor stand in the way of the alternative ones.
+pub(super) fn require_room(inside: &Inside<'_>, device: &Link, ifname: &IfName) -> Result<()> {
+    let taken = |name: &str, remedy: &str| {
+        Err(Error::internal(format!("container already has a link \"{name}\""))
+            .with_details(remedy))
+    };
+    if inside.netlink.link(ifname.as_str())?.is_some() {
+        let remedy = "an earlier ADD was not followed by DEL, or CNI_IFNAME is taken";
+        return taken(ifname.as_str(), remedy);
+    }
+    for name in &device.alt_names {
+        if name == ifname.as_str() {
+            let msg = format!("\"{name}\" is an alternative name of \"{}\" itself", device.name);
+            return Err(Error::internal(msg)
+                .with_details("remove it (ip link property del), or choose another CNI_IFNAME"));
+        }
+        if inside.netlink.link(name)?.is_some() {
+            return taken(name, "it is an alternative name of the device");
+        }
+    }
+    Ok(())
+}
+
+/// Moves the device into the container, where it is called `ifname`.
+pub(super) fn into_container(
+    host: &Netlink,
+    device: &Link,
+    (netns, ifname): (&Netns, &IfName),
+    arrival: Arrival,
+) -> Result<()> {
+    let name = &device.name;
+    let mut change = LinkChange::new().netns(netns.as_fd()).name(ifname.as_str()).alias(name);
+    if arrival == Arrival::Up {
+        change = change.up();
+    }
+    host.set_link(device.index, change)
+        .context(|| format!("failed to move \"{name}\" to container NS"))
+}
+
+/// Moves the device back to the host, with all that is known of how it was there. When its name is
+/// taken, it stays where it is, as it is.
+pub(super) fn back_to_host(
+    inside: &Inside<'_>,
+    host: &Netlink,
+    device: &Link,
+    origin: &Origin,
+) -> Result<()> {
+    let name = &origin.name;
+    if let Some(other) = host.link(name)? {
+        return Err(name_is_taken(&other, name, "the device stays in the container"));
+    }
+    let home = Netns::current()?;
+    let change = LinkChange::new().netns(home.as_fd()).name(name).alias(&origin.alias);
+    inside
+        .netlink
+        .set_link(device.index, change)
+        .inspect_err(|_| return_stranded(host, device, inside.netns))
+        .context(|| format!("failed to move \"{}\" to hostNS as \"{name}\"", device.name))?;
+    let arrived =
+        host.require_link(name).context(|| format!("failed to find \"{name}\" in hostNS"))?;
+    origin.give_back(host, &arrived);
+    Ok(())
+}
+
+/// Gives a device its name back that the kernel itself has put on the host, when its namespace
+/// ended.
+pub(super) fn settle(host: &Netlink, device: &Link, origin: &Origin) -> Result<()> {
+    let name = &origin.name;
+    if let Some(other) = host.link(name)? {
+        return Err(name_is_taken(&other, name, "the device stays on the host under another name"));
+    }
+    // Many kernels rename only what is down.
+    host.set_link(device.index, LinkChange::new().down())?;
+    host.set_link(device.index, LinkChange::new().name(name).alias(&origin.alias))
+        .context(|| format!("failed to rename \"{}\" to \"{name}\"", device.name))?;
+    origin.give_back(host, &host.require_link_by_index(device.index)?);
+    Ok(())
+}
+
+fn name_is_taken(other: &Link, name: &str, so: &str) -> Error {
+    let as_what = if other.name == name { "is the name" } else { "is an alternative name" };
+    Error::internal(format!("\"{name}\" {as_what} of another link on the host"))
+        .with_details(format!("{so}: rename or remove \"{}\", then call DEL again", other.name))
+}
+
+/// The name was free when it was looked for and taken when the device came: back it goes.
+fn return_stranded(host: &Netlink, device: &Link, netns: &Netns) {
+    let stranded = |link: &Link| {
+        link.name == device.name && link.alias == device.alias && link.mac == device.mac
+    };
+    let Ok(Some(link)) = host.link(&device.name) else { return };
+    if !stranded(&link) {
+        return;
+    }
+    let mut change = LinkChange::new().netns(netns.as_fd()).name(&device.name);
+    if device.up {
+        change = change.up();
+    }
+    if let Err(error) = host.set_link(link.index, change) {
+        log::warn(format_args!("put \"{}\" back into the container: {error}", device.name));
+    }
+}
+
+/// Takes back a move that failed or is not wanted any more: wherever the device got to.
+pub(super) fn undo(inside: &Inside<'_>, host: &Netlink, origin: &Origin) -> Result<()> {
+    let moved = |link: &Link| {
+        let mac = link.mac.map(|mac| mac.to_string()).unwrap_or_default();
+        link.alias == origin.name || (link.name == origin.name && mac == origin.mac)
+    };
+    match inside.netlink.dump_links()?.into_iter().find(moved) {
+        Some(device) => back_to_host(inside, host, &device, origin),
+        // The kernel refused before anything happened.
+        None => Ok(()),
+    }
+}

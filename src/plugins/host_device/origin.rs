@@ -1,0 +1,177 @@
+//! How a device was on the host, and giving that back.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+
+use crate::error::Result;
+use crate::log;
+use crate::netlink::{
+    Addr, Link, LinkChange, Mac, Netlink, NewAddr, Route, RouteFilter, RouteMode,
+};
+
+/// `IFA_F_PERMANENT`: set by a person or a program, not by a protocol that will do it again.
+const IFA_F_PERMANENT: u32 = 0x80;
+/// `IFA_F_NOPREFIXROUTE`.
+const IFA_F_NOPREFIXROUTE: u32 = 0x200;
+/// `RT_SCOPE_LINK`: the kernel itself gives a link such IPv6 addresses.
+const ON_LINK: u8 = 253;
+/// `RTPROT_BOOT` and `RTPROT_STATIC`: routes of people. All others have somebody who looks after
+/// them: the kernel, router advertisements, a DHCP client, a routing daemon.
+const ROUTES_OF_PEOPLE: [u8; 2] = [3, 4];
+
+/// A device as it was on the host. What is not known is not given back.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct Origin {
+    /// Its name.
+    pub(super) name: String,
+    /// Its alias, in whose place the name is while it is away.
+    pub(super) alias: String,
+    /// Its Ethernet address.
+    pub(super) mac: String,
+    /// Its MTU; 0 is unknown.
+    pub(super) mtu: u32,
+    /// Whether it was up.
+    pub(super) up: bool,
+    /// The addresses that somebody gave it for good.
+    pub(super) addresses: Vec<Address>,
+    /// The routes that somebody made through it.
+    pub(super) routes: Vec<Way>,
+}
+
+/// An address that somebody gave to a device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Address {
+    net: IpNet,
+    #[serde(default)]
+    no_prefix_route: bool,
+    #[serde(default)]
+    broadcast: bool,
+}
+
+/// A route through a device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Way {
+    dst: IpNet,
+    gw: Option<IpAddr>,
+    src: Option<IpAddr>,
+    scope: Option<u8>,
+    table: Option<u32>,
+    priority: Option<u32>,
+    protocol: Option<u8>,
+    onlink: bool,
+}
+
+impl Origin {
+    /// That of a device on the host.
+    pub(super) fn of(host: &Netlink, device: &Link) -> Result<Origin> {
+        let addresses = host.dump_addrs(device.index)?;
+        let mut routes = Vec::new();
+        // A link that is down has none.
+        if device.up {
+            let filter = RouteFilter { oif: Some(device.index), ..RouteFilter::default() };
+            routes = host.dump_routes(&filter)?;
+        }
+        let mut ways: Vec<Way> = routes.iter().filter_map(Way::of).collect();
+        // Gateways must be reachable before anything goes through them.
+        ways.sort_by_key(|way| way.gw.is_some());
+        Ok(Origin {
+            name: device.name.clone(),
+            alias: device.alias.clone(),
+            mac: device.mac.map(|mac| mac.to_string()).unwrap_or_default(),
+            mtu: device.mtu,
+            up: device.up,
+            addresses: addresses.iter().filter_map(Address::of).collect(),
+            routes: ways,
+        })
+    }
+
+    /// What the reference keeps of a device: its name.
+    pub(super) fn named(name: &str) -> Origin {
+        Origin { name: name.to_owned(), ..Origin::default() }
+    }
+
+    /// Gives a device that is on the host, with its old name, the rest back. It is of use without,
+    /// so what fails goes to stderr.
+    pub(super) fn give_back(&self, host: &Netlink, device: &Link) {
+        let warn = |what: &str, done: Result<()>| {
+            if let Err(error) = done {
+                log::warn(format_args!("give \"{}\" its {what} back: {error}", self.name));
+            }
+        };
+        let change = |change| host.set_link(device.index, change).map_err(Into::into);
+        if let Ok(mac) = self.mac.parse::<Mac>()
+            && device.mac != Some(mac)
+        {
+            warn("MAC", change(LinkChange::new().mac(mac)));
+        }
+        if self.mtu != 0 && device.mtu != self.mtu {
+            warn("MTU", change(LinkChange::new().mtu(self.mtu)));
+        }
+        for address in &self.addresses {
+            warn("addresses", address.add(host, device.index));
+        }
+        if self.up {
+            warn("state", change(LinkChange::new().up()));
+        }
+        for way in &self.routes {
+            warn("routes", way.add(host, device.index));
+        }
+    }
+}
+
+impl Address {
+    fn of(addr: &Addr) -> Option<Address> {
+        let permanent = addr.flags & IFA_F_PERMANENT != 0;
+        let kernels_own = addr.scope == ON_LINK && addr.net.addr().is_ipv6();
+        let no_prefix_route = addr.flags & IFA_F_NOPREFIXROUTE != 0;
+        let broadcast = addr.broadcast.is_some();
+        (permanent && !kernels_own).then_some(Address { net: addr.net, no_prefix_route, broadcast })
+    }
+
+    fn add(&self, host: &Netlink, index: u32) -> Result<()> {
+        let mut address = NewAddr::new(self.net);
+        if self.no_prefix_route {
+            address = address.without_prefix_route();
+        }
+        if !self.broadcast {
+            address = address.without_broadcast();
+        }
+        match host.add_addr(index, &address) {
+            // A network manager was faster.
+            Err(error) if error.is_exists() => Ok(()),
+            added => Ok(added?),
+        }
+    }
+}
+
+impl Way {
+    fn of(route: &Route) -> Option<Way> {
+        let of_people = route.protocol.is_some_and(|p| ROUTES_OF_PEOPLE.contains(&p));
+        (of_people && route.nexthops.is_empty()).then_some(Way {
+            dst: route.dst,
+            gw: route.gw,
+            src: route.src,
+            scope: route.scope,
+            table: route.table,
+            priority: route.priority,
+            protocol: route.protocol,
+            onlink: route.onlink,
+        })
+    }
+
+    fn add(&self, host: &Netlink, index: u32) -> Result<()> {
+        let mut route = Route::new(self.dst);
+        route.oif = Some(index);
+        (route.gw, route.src, route.scope) = (self.gw, self.src, self.scope);
+        (route.table, route.priority) = (self.table, self.priority);
+        (route.protocol, route.onlink) = (self.protocol, self.onlink);
+        match host.add_route(&route, RouteMode::Append) {
+            Err(error) if error.is_exists() => Ok(()),
+            added => Ok(added?),
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! What is kept of a device while a container has it, beside the alias that the reference sets:
+//! one small file for each attachment, gone with the next boot as the containers are.
+//!
+//! Without the file everything works but giving back what only it tells: address, MTU, whether
+//! the device was up. So a file that cannot be written or read is no reason to refuse a container.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::origin::Origin;
+use crate::cni::{ContainerId, IfName, NetworkName};
+use crate::error::{Error, Result};
+use crate::log;
+use crate::store::atomic::{Durability, Writer, sweep_stale};
+
+/// Where the files are unless the configuration says otherwise.
+pub(super) const DATA_DIR: &str = "/run/cni/host-device";
+
+/// An attachment that has a device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Record {
+    /// The container.
+    #[serde(rename = "containerID")]
+    pub(super) container_id: String,
+    /// Its interface.
+    pub(super) ifname: String,
+    /// The path of its namespace.
+    pub(super) netns: String,
+    /// The device.
+    pub(super) device: Origin,
+}
+
+/// The files of one network: `<network>/<container>:<interface>.json`. Of the three only
+/// the separator can contain a colon.
+#[derive(Clone, Debug)]
+pub(super) struct Records {
+    all: PathBuf,
+    own: PathBuf,
+}
+
+impl Records {
+    pub(super) fn new(data_dir: Option<&str>, network: &NetworkName) -> Records {
+        let all = PathBuf::from(data_dir.filter(|dir| !dir.is_empty()).unwrap_or(DATA_DIR));
+        Records { own: all.join(network.as_str()), all }
+    }
+
+    fn file(&self, id: &str, ifname: &str) -> PathBuf {
+        self.own.join(format!("{id}:{ifname}.json"))
+    }
+
+    /// Keeps a record in place of any other one of the same attachment.
+    pub(super) fn keep(&self, record: &Record) {
+        if let Err(error) = self.write(record) {
+            let name = &record.device.name;
+            log::warn(format_args!("keep how \"{name}\" was, to give it back so: {error}"));
+        }
+    }
+
+    fn write(&self, record: &Record) -> Result<()> {
+        fs::create_dir_all(&self.own)
+            .map_err(|e| Error::io(format_args!("create {}", self.own.display()), &e))?;
+        let bytes = serde_json::to_vec(record).map_err(|e| Error::internal(e.to_string()))?;
+        let path = self.file(&record.container_id, &record.ifname);
+        Ok(Writer::unlocked(&path, Durability::Volatile).replace(&path, &bytes, 0o600)?)
+    }
+
+    /// The record of an attachment.
+    pub(super) fn find(&self, id: &ContainerId, ifname: &IfName) -> Option<Record> {
+        read(&self.file(id.as_str(), ifname.as_str()))
+    }
+
+    /// Forgets an attachment.
+    pub(super) fn forget(&self, id: &str, ifname: &str) -> Result<()> {
+        let path = self.file(id, ifname);
+        match fs::remove_file(&path) {
+            Err(e) if e.kind() != ErrorKind::NotFound => {
+                Err(Error::io(format_args!("remove {}", path.display()), &e))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// All of this network.
+    pub(super) fn of_network(&self) -> Vec<Record> {
+        sweep_stale(&self.own);
+        in_folder(&self.own)
+    }
+
+    /// All of all networks.
+    pub(super) fn of_node(&self) -> Vec<Record> {
+        let folders = fs::read_dir(&self.all).into_iter().flatten().flatten();
+        folders.flat_map(|folder| in_folder(&folder.path())).collect()
+    }
+}
+
+fn in_folder(folder: &Path) -> Vec<Record> {
+    let files = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    files
+        .filter(|path| path.extension().is_some_and(|e| e == "json"))
+        .filter_map(|p| read(&p))
+        .collect()
+}
+
+/// A record is as good as none where it cannot be read.
+fn read(path: &Path) -> Option<Record> {
+    let bytes = match fs::read(path) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == ErrorKind::NotFound => return None,
+        Err(error) => {
+            log::warn(Error::io(format_args!("read {}", path.display()), &error));
+            return None;
+        }
+    };
+    let parsed = serde_json::from_slice(&bytes);
+    parsed.inspect_err(|e| log::warn(format_args!("read {}: {e}", path.display()))).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(id: &str, device: &str) -> Record {
+        let device = Origin { mtu: 9000, up: true, ..Origin::named(device) };
+        Record { container_id: id.into(), ifname: "eth0".into(), netns: "/x".into(), device }
+    }
+
+    fn records(dir: &Path, network: &str) -> Records {
+        Records::new(dir.to_str(), &NetworkName::parse(network).unwrap())
+    }
+
+    #[test]
+    fn kept_found_listed_and_forgotten() {
+        let dir = tempfile::tempdir().unwrap();
+        let (a, b) = (records(dir.path(), "a"), records(dir.path(), "b"));
+        a.keep(&record("c1", "ens1"));
+        a.keep(&record("c1", "ens2"));
+        b.keep(&record("c1", "ens3"));
+        let (id, ifname) = (ContainerId::parse("c1").unwrap(), IfName::parse("eth0").unwrap());
+        assert_eq!(a.find(&id, &ifname), Some(record("c1", "ens2")));
+        assert_eq!(a.of_network(), [record("c1", "ens2")]);
+        assert_eq!(a.of_node().len(), 2);
+        a.forget("c1", "eth0").unwrap();
+        a.forget("c1", "eth0").unwrap();
+        assert_eq!(a.find(&id, &ifname), None);
+        assert_eq!(b.of_node(), [record("c1", "ens3")]);
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let records = records(dir.path(), "a");
+        records.keep(&record("c1", "ens1"));
+        fs::write(dir.path().join("a/c1:eth0.json"), "{").unwrap();
+        assert_eq!(records.of_network(), []);
+        // Nowhere to write to: a warning.
+        Records::new(Some("/proc/no"), &NetworkName::parse("n").unwrap())
+            .keep(&record("c1", "ens1"));
+    }
+
+    #[test]
+    fn records_of_later_releases_may_say_more() {
+        let text = r#"{"containerID":"c","ifname":"e","netns":"/x","new":1,"device":{"name":"d","more":[]}}"#;
+        let record: Record = serde_json::from_str(text).unwrap();
+        assert_eq!(record.device, Origin::named("d"));
+    }
+}

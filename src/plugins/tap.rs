@@ -1,0 +1,272 @@
+//! tap: a persistent tap device in the container, for a program there that speaks Ethernet itself,
+//! such as a virtual machine.
+//!
+//! Keys: `multiQueue`, `mtu`, `mac`, `owner`, `group`, `selinuxContext`, `bridge` (one that is in
+//! the container), `ipam`, which is optional, and the capability `mac`. A label is for nodes with
+//! SELinux, and means nothing on others. On the host it leaves nothing.
+
+use serde::Deserialize;
+
+use crate::cni::{CniResult, SpecVersion};
+use crate::error::{Code, Context, Error, Result};
+use crate::iface::configure::{self, Connected, Style};
+use crate::iface::inside::{Inside, Setting};
+use crate::iface::veth::{self, interface};
+use crate::iface::{tun, verify};
+use crate::log;
+use crate::netlink::{Dad, Link, LinkChange, Mac};
+use crate::skel::{AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Rollback};
+
+/// The kind of tap devices, and of tun devices.
+const TUN: &str = "tun";
+
+/// The plugin.
+#[derive(Debug)]
+pub struct Tap;
+
+/// The keys of a tap network.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Conf {
+    /// Whether several queues can be opened.
+    multi_queue: bool,
+    /// MTU in bytes. Default: the kernel's.
+    mtu: i64,
+    /// The address of the device. Default: a random one.
+    mac: String,
+    /// The user who may open the device. Default: root only.
+    owner: Option<u32>,
+    /// The group whose members may open the device. Default: none.
+    group: Option<u32>,
+    /// The SELinux label under which the device is made.
+    selinux_context: String,
+    /// The bridge in the container that the device becomes a port of.
+    bridge: String,
+    /// Accepted, as the reference does.
+    #[serde(rename = "args")]
+    _args: Args,
+    runtime_config: RuntimeConfig,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct Args {}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct RuntimeConfig {
+    mac: String,
+}
+
+impl Plugin for Tap {
+    const NAME: &'static str = "tap";
+    const ABOUT: &'static str = "tap device in the container";
+    type Conf = Conf;
+
+    fn add(cx: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
+        let mtu = veth::mtu(conf.mtu)?;
+        let mac = requested_mac(cx, conf)?;
+        let l3 = is_l3(cx);
+        let netns = req.sandbox.netns()?;
+        let inside = Inside::enter(netns)?;
+        let bridge = bridge(&inside, conf)?;
+        require_free(&inside, req)?;
+        let mut undo = Rollback::new();
+
+        let label = Some(conf.selinux_context.as_str()).filter(|label| !label.is_empty());
+        let (owner, group) = (conf.owner, conf.group);
+        let wanted =
+            tun::Wanted { ifname: &req.ifname, multi_queue: conf.multi_queue, owner, group, label };
+        let tap = tun::create(netns, wanted)?;
+        undo.push(format!("delete \"{}\"", req.ifname), || {
+            Ok(inside.netlink.del_link(req.ifname.as_str()).map(drop)?)
+        });
+        let link = inside.link(req.ifname.as_str())?;
+        let link = set(&inside, link, (mac, mtu), bridge.as_ref(), l3)?;
+        let mut result = if l3 { cx.ipam_add(&mut undo)? } else { CniResult::new() };
+        result.version = SpecVersion::NEWEST;
+        result.interfaces = vec![interface(&link, &req.sandbox.path)];
+        for ip in &mut result.ips {
+            ip.interface = Some(0);
+        }
+        if l3 {
+            configure(&inside, &link, &result)?;
+        }
+        tap.keep()?;
+        cx.finish(&mut result);
+        undo.commit();
+        Ok(result)
+    }
+
+    fn check(cx: &Cx<'_>, conf: &Conf, req: &CheckReq) -> Result<()> {
+        requested_mac(cx, conf)?;
+        let inside = Inside::enter(req.sandbox.netns()?)?;
+        if is_l3(cx) {
+            cx.ipam_check()?;
+        }
+        let prev = req.require_prev()?;
+        let (index, entry) = verify::container_entry(prev, &req.ifname, &req.sandbox.path)?;
+        let link = inside.netlink.link(&entry.name)?.ok_or_else(|| {
+            let (name, sandbox) = (&entry.name, &entry.sandbox);
+            Error::internal(format!("Interface name {name} not found in {sandbox}"))
+        })?;
+        check_device(conf, &link)?;
+        verify::same_mac(&link, entry)?;
+        verify::is_up(&link)?;
+        let bridge = bridge(&inside, conf)?;
+        if bridge.is_some_and(|bridge| link.master != Some(bridge.index)) {
+            let (name, bridge) = (&link.name, &conf.bridge);
+            return Err(Error::internal(format!("\"{name}\" is no port of bridge \"{bridge}\"")));
+        }
+        verify::addresses(&inside, &link, (prev, index))?;
+        verify::routes(&inside, prev)
+    }
+
+    fn del(cx: &Cx<'_>, _: &Conf, req: &DelReq) -> Result<()> {
+        let mut failures = Failures::new();
+        // Before the device, which a DHCP release needs.
+        if is_l3(cx) {
+            failures.keep(cx.ipam_del());
+        }
+        failures.keep(del_device(req));
+        failures.into_result()
+    }
+
+    fn gc(cx: &Cx<'_>, _: &Conf, _: &GcReq) -> Result<()> {
+        // The kernel removes the device with its namespace.
+        if is_l3(cx) { cx.ipam_gc() } else { Ok(()) }
+    }
+
+    fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
+        let unavailable = |e: Error| e.with_code(Code::NOT_AVAILABLE);
+        veth::mtu(conf.mtu).map_err(unavailable)?;
+        parse_mac(&conf.mac).map_err(unavailable)?;
+        tun::require_usable().map_err(unavailable)?;
+        if is_l3(cx) { cx.ipam_status() } else { Ok(()) }
+    }
+}
+
+fn is_l3(cx: &Cx<'_>) -> bool {
+    !cx.net.ipam_type.is_empty()
+}
+
+/// `runtimeConfig.mac`, else `MAC` of `CNI_ARGS`, else `mac`.
+fn requested_mac(cx: &Cx<'_>, conf: &Conf) -> Result<Option<Mac>> {
+    let from_env = cx.args()?.get("MAC", |text| Ok(text.to_owned()))?.unwrap_or_default();
+    let sources = [&conf.runtime_config.mac, &from_env, &conf.mac];
+    sources.into_iter().find(|text| !text.is_empty()).map_or(Ok(None), |text| parse_mac(text))
+}
+
+fn parse_mac(text: &str) -> Result<Option<Mac>> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let invalid = |e| Error::config(format!("invalid args {text} for MAC addr: {e}"));
+    text.parse().map(Some).map_err(invalid)
+}
+
+/// The bridge in the container, if the configuration names one.
+fn bridge(inside: &Inside<'_>, conf: &Conf) -> Result<Option<Link>> {
+    let name = &conf.bridge;
+    if name.is_empty() {
+        return Ok(None);
+    }
+    let link = inside.link(name).context(|| format!("failed to get bridge {name}"))?;
+    if link.kind.as_deref() == Some("bridge") {
+        return Ok(Some(link));
+    }
+    Err(Error::internal(format!("failed to get bridge {name}: it is not a bridge")))
+}
+
+fn require_free(inside: &Inside<'_>, req: &AddReq) -> Result<()> {
+    let name = req.ifname.as_str();
+    if inside.netlink.link(name)?.is_none() {
+        return Ok(());
+    }
+    Err(Error::internal(format!("container already has a link \"{name}\""))
+        .with_details("an earlier ADD was not followed by DEL, or CNI_IFNAME is taken"))
+}
+
+/// Everything but addresses; the device as it is then. Without addresses to come, it goes up.
+fn set(
+    inside: &Inside<'_>,
+    link: Link,
+    (mac, mtu): (Option<Mac>, u32),
+    bridge: Option<&Link>,
+    l3: bool,
+) -> Result<Link> {
+    let mut change = LinkChange::new();
+    if let Some(mac) = mac {
+        change = change.mac(mac);
+    }
+    if mtu > 0 {
+        change = change.mtu(mtu);
+    }
+    if let Some(bridge) = bridge {
+        change = change.master(bridge.index);
+    }
+    if !l3 {
+        change = change.up();
+    } else if mac.is_none() && mtu == 0 && bridge.is_none() {
+        return Ok(link);
+    }
+    let name = link.name.clone();
+    inside
+        .netlink
+        .set_link(link.index, change)
+        .context(|| format!("failed to set tap \"{name}\""))?;
+    Ok(Link { mac: mac.or(link.mac), mtu: if mtu > 0 { mtu } else { link.mtu }, ..link })
+}
+
+fn configure(inside: &Inside<'_>, link: &Link, result: &CniResult) -> Result<()> {
+    let name = &link.name;
+    let mut settings = configure::settings(result, name);
+    settings.push(Setting::optional(format!("net/ipv4/conf/{name}/arp_notify"), "1"));
+    inside.set(&settings)?;
+    // Nobody is at the other end yet who could object to an address.
+    let style = Style { dad: Dad::Off, connected: Connected::Route };
+    configure::addresses_and_up(inside, link, result, style)?;
+    configure::add_routes(inside, link, result)
+}
+
+/// It is a tap device, and may be used as configured.
+fn check_device(conf: &Conf, link: &Link) -> Result<()> {
+    let name = &link.name;
+    if link.kind.as_deref() != Some(TUN) {
+        return Err(Error::internal(format!("Error: Container interface {name} not of type tap")));
+    }
+    // Kernels before 4.20 do not tell more.
+    let Some(tun) = link.tun else { return Ok(()) };
+    if !tun.tap {
+        return Err(Error::internal(format!("Error: Container interface {name} not of type tap")));
+    }
+    let shown = |id: Option<u32>| id.map_or("none".to_owned(), |id| id.to_string());
+    for (what, wanted, found) in [
+        ("owner", shown(conf.owner), shown(tun.owner)),
+        ("group", shown(conf.group), shown(tun.group)),
+        ("multi_queue", conf.multi_queue.to_string(), tun.multi_queue.to_string()),
+        ("persist", true.to_string(), tun.persist.to_string()),
+    ] {
+        if wanted != found {
+            return Err(Error::internal(format!(
+                "tap \"{name}\": {what} is {found}, not {wanted}"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Another kind of link under that name is none of ours.
+fn del_device(req: &DelReq) -> Result<()> {
+    let Some(netns) = &req.netns else { return Ok(()) };
+    let inside = Inside::enter(netns)?;
+    match inside.netlink.link(req.ifname.as_str())? {
+        Some(link) if link.kind.as_deref() == Some(TUN) => {
+            Ok(inside.netlink.del_link_by_index(link.index).map(drop)?)
+        }
+        Some(link) => {
+            log::warn(format_args!("\"{}\" in the container is no tap device", link.name));
+            Ok(())
+        }
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,168 @@
+//! Whose a device is: interfaces of one container, networks, others on the host's end, GC.
+
+use serde_json::{Value, json};
+
+use super::{IFB, SUBJECT, bucket, end, redirects};
+use crate::concurrency::at_once;
+use crate::net::Net;
+use crate::node::{Container, Node};
+
+/// A second interface of the same container and network, and the result of `ptp` for it.
+fn second(pod: &crate::chained::Pod<'_>) -> Value {
+    let ipam = pod.node.host_local(&["10.1.3.0/24"]);
+    let ptp = Net::new(&pod.node, "ptp", "1.1.0", &json!({"name": "other", "ipam": ipam}));
+    ptp.on("ADD", &pod.container).ifname("eth1").result()
+}
+
+#[test]
+fn interfaces_of_one_container_have_devices_of_their_own() {
+    let pod = SUBJECT.pod("1.1.0");
+    let prev = second(&pod);
+    let before = pod.state();
+    let (one, two) = (pod.plain(), pod.net(&json!({"prevResult": prev})));
+    one.add(&pod.container);
+    let first = pod.state();
+    let add = || two.on("ADD", &pod.container).ifname("eth1").result();
+    let result = add();
+    let device = result["interfaces"][2]["name"].as_str().unwrap();
+    assert!(device.starts_with("bwp") && device.len() == 15 && device != IFB, "{device}");
+    assert_eq!(add(), result);
+    assert_eq!(redirects(&pod), [IFB]);
+    let checked = two.with(&json!({"prevResult": result}));
+    checked.on("CHECK", &pod.container).ifname("eth1").ok();
+    // The first one goes: the second one stays.
+    one.del(&pod.container);
+    checked.on("CHECK", &pod.container).ifname("eth1").ok();
+    one.add(&pod.container);
+    two.on("DEL", &pod.container).ifname("eth1").ok();
+    pod.assert_as(&first, "DEL of eth1");
+    one.del(&pod.container);
+    pod.assert_as(&before, "both");
+}
+
+#[test]
+fn another_container_or_network_is_left_alone() {
+    let pod = SUBJECT.pod("1.1.0");
+    pod.plain().add(&pod.container);
+    let before = pod.state();
+    let nothing = json!({"prevResult": null});
+    pod.net(&nothing).call("DEL", "c2").without("CNI_NETNS").ok();
+    pod.net(&nothing).with(&json!({"name": "other"})).call("DEL", "c1").without("CNI_NETNS").ok();
+    pod.net(&nothing).call("DEL", "c1").ifname("eth1").without("CNI_NETNS").ok();
+    pod.assert_as(&before, "DELs of others");
+}
+
+#[test]
+fn filters_of_others_on_the_hosts_end_stay() {
+    for hook in ["ingress", "clsact"] {
+        let pod = SUBJECT.pod("1.1.0");
+        let (net, end) = (pod.plain(), end(&pod));
+        pod.node.sh(&format!("tc qdisc add dev {end} {hook}"));
+        let theirs = format!(
+            "tc filter add dev {end} ingress protocol ip pref 7 u32 match u32 0 0 action ok"
+        );
+        pod.node.sh(&theirs);
+        let before = pod.state();
+        let prev = net.add(&pod.container);
+        assert_eq!(redirects(&pod), [IFB], "{hook}");
+        net.add(&pod.container);
+        net.check(&pod.container, &prev).ok();
+        assert_eq!(redirects(&pod), [IFB], "{hook}");
+        assert!(pod.container.pings("10.1.2.1"), "{hook}");
+        net.del(&pod.container);
+        pod.assert_as(&before, hook);
+    }
+}
+
+#[test]
+fn a_redirect_into_nowhere_is_replaced() {
+    let pod = SUBJECT.pod("1.1.0");
+    let before = pod.state();
+    let net = pod.plain();
+    net.add(&pod.container);
+    // What the reference's DEL leaves.
+    pod.node.sh(&format!("ip link del {IFB}"));
+    assert!(!pod.container.try_sh("ping -n -c 1 -W 1 10.1.2.1"), "the redirect leads nowhere");
+    net.add(&pod.container);
+    assert_eq!(redirects(&pod), [IFB]);
+    assert!(pod.container.pings("10.1.2.1"));
+    pod.node.sh(&format!("ip link del {IFB}"));
+    net.del(&pod.container);
+    pod.assert_as(&before, "DEL after the device has gone");
+}
+
+#[test]
+fn something_else_of_that_name_is_not_touched() {
+    let pod = SUBJECT.pod("1.1.0");
+    pod.node.sh(&format!("ip link add {IFB} type bridge"));
+    let before = pod.state();
+    let result = pod.plain().add(&pod.container);
+    assert_ne!(result["interfaces"][2]["name"], json!(IFB));
+    pod.plain().del(&pod.container);
+    pod.assert_as(&before, "DEL");
+}
+
+#[test]
+fn gc_removes_what_is_stale_in_its_network() {
+    let pod = SUBJECT.pod("1.1.0");
+    let net = pod.plain();
+    let gc = |keys: Value| net.with(&keys).with(&json!({"prevResult": null})).call("GC", "");
+    let before = pod.state();
+    net.add(&pod.container);
+    let added = pod.state();
+    gc(json!({})).run();
+    let of = |id: &str, ifname: &str| json!([{"containerID": id, "ifname": ifname}]);
+    gc(json!({"cni.dev/valid-attachments": of("c1", "eth0")})).ok();
+    gc(json!({"cni.dev/valid-attachments": [], "name": "other"})).ok();
+    pod.assert_as(&added, "GC of others");
+    gc(json!({"cni.dev/valid-attachments": of("c1", "eth1")})).ok();
+    pod.assert_as(&before, "GC");
+    // A device that does not tell whose it is may be anybody's.
+    pod.node.sh(&format!("ip link add {IFB} type ifb"));
+    let before = pod.state();
+    gc(json!({"cni.dev/valid-attachments": []})).ok();
+    pod.assert_as(&before, "GC of the reference's");
+    net.del(&pod.container);
+    assert_eq!(pod.node.ip("link show type ifb"), json!([]));
+}
+
+#[test]
+fn sixteen_at_once() {
+    const COUNT: usize = 16;
+    let node = Node::new();
+    let ipam = node.host_local(&["10.1.2.0/24"]);
+    let ptp = Net::new(&node, "ptp", "1.1.0", &json!({"ipam": ipam}));
+    let pods: Vec<Container> = (0..COUNT).map(|_| Container::new()).collect();
+    let id = |i: usize| format!("pod-{i}");
+    let prevs: Vec<Value> =
+        (0..COUNT).map(|i| ptp.call("ADD", &id(i)).netns(&pods[i].path()).result()).collect();
+    let before = node.snapshot();
+    let net = |i: usize| {
+        let keys = crate::net::merged(&(SUBJECT.keys)(&node), &json!({"prevResult": prevs[i]}));
+        Net::new(&node, "bandwidth", "1.1.0", &keys)
+    };
+    let results = at_once(COUNT, |i| net(i).call("ADD", &id(i)).netns(&pods[i].path()).result());
+    let devices = node.ip("link show type ifb");
+    assert_eq!(devices.as_array().unwrap().len(), COUNT);
+    at_once(COUNT, |i| {
+        let checked = net(i).with(&json!({"prevResult": results[i]}));
+        checked.call("CHECK", &id(i)).netns(&pods[i].path()).ok();
+    });
+    at_once(COUNT, |i| net(i).call("DEL", &id(i)).netns(&pods[i].path()).ok());
+    crate::node::assert_unchanged(&before, &node.snapshot());
+}
+
+#[test]
+fn del_of_a_container_that_is_gone_removes_the_device() {
+    let pod = SUBJECT.pod("1.1.0");
+    let net = pod.plain();
+    net.add(&pod.container);
+    assert_ne!(bucket(&pod, IFB), Value::Null);
+    let path = pod.container.path();
+    let crate::chained::Pod { container, node, .. } = pod;
+    drop(container);
+    crate::net::no_veth_remains(&node);
+    let conf = json!({"cniVersion": "1.1.0", "name": "net", "type": "bandwidth"});
+    node.call("bandwidth", "DEL").id("c1").netns(&path).conf(&conf).ok();
+    assert_eq!(node.ip("link show type ifb"), json!([]));
+}

@@ -1,0 +1,364 @@
+//! host-device: the way there and back in every version, what is given back, names that are taken.
+//!
+//! A device is one end of a veth pair; the other end, with the gateways, is what is behind it on
+//! the wire.
+
+mod choice;
+mod faults;
+mod give_back;
+mod reference;
+mod refusals;
+
+use serde_json::{Value, json};
+
+use crate::concurrency::at_once;
+use crate::net::{FIRST, GATEWAYS, Net, addresses, merged, normal, settles};
+use crate::node::{Container, Node, Snapshot, VERSIONS, eventually};
+use crate::traffic::{Place, tcp, udp};
+
+/// The address of the device.
+const MAC: &str = "02:00:00:00:00:d0";
+
+/// A device `hd0` that is up, with an alternative name, an address of each family, a route and
+/// an alias; behind it are the gateways.
+fn plug(node: &Node) {
+    node.sh(&format!(
+        "ip link add hd0 address {MAC} mtu 1400 type veth peer name far0 mtu 1400 address 02:00:00:00:00:f0
+         echo 0 > /proc/sys/net/ipv6/conf/hd0/accept_dad
+         echo 0 > /proc/sys/net/ipv6/conf/far0/accept_dad
+         ip link property add dev hd0 altname a-long-name-of-hd0
+         ip link set hd0 alias uplink
+         ip addr add 192.0.2.7/24 dev hd0
+         ip addr add 2001:db8:7::7/64 dev hd0
+         ip addr add 10.1.2.1/24 dev far0
+         ip addr add 2001:db8:1::1/64 dev far0
+         ip link set far0 up
+         ip link set hd0 up
+         ip route add 198.51.100.0/24 via 192.0.2.9 dev hd0"
+    ));
+}
+
+/// Keys of a network of `hd0`.
+fn keys(node: &Node) -> Value {
+    json!({"device": "hd0", "dataDir": node.path("devices"), "ipam": node.host_local(&["10.1.2.0/24"])})
+}
+
+/// A network of 1.1.0 of 10.1.2.0/24 for `hd0`, with `extra` keys.
+fn simple<'n>(node: &'n Node, extra: &Value) -> Net<'n> {
+    Net::new(node, "host-device", "1.1.0", &merged(&keys(node), extra))
+}
+
+/// A network without addresses.
+fn layer2<'n>(node: &'n Node, version: &'static str) -> Net<'n> {
+    Net::new(node, "host-device", version, &merged(&keys(node), &json!({"ipam": null})))
+}
+
+fn dual<'n>(node: &'n Node, version: &'static str) -> Net<'n> {
+    let mut ipam = node.host_local(&["10.1.2.0/24", "2001:db8:1::/64"]);
+    ipam["routes"] = json!([{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]);
+    let dns = json!({"nameservers": ["10.1.2.1"]});
+    Net::new(node, "host-device", version, &merged(&keys(node), &json!({"ipam": ipam, "dns": dns})))
+}
+
+/// What is kept about devices that are away.
+fn records(node: &Node) -> String {
+    node.sh(&format!("find {} -type f 2>/dev/null || true", node.path("devices").display()))
+}
+
+/// Nothing is away, and the host is as it was.
+#[track_caller]
+fn is_back(node: &Node, before: &Snapshot) {
+    settles(before, || node.snapshot());
+    assert_eq!(records(node), "");
+    assert_eq!(node.leases("net"), [""; 0]);
+}
+
+#[test]
+fn add_prints_the_golden_result_check_agrees_and_del_gives_all_back() {
+    for version in VERSIONS {
+        let node = Node::new();
+        plug(&node);
+        let container = Container::new();
+        let before = (node.snapshot(), container.snapshot(&node));
+        let net = dual(&node, version);
+        let printed = net.on("ADD", &container).printed();
+        let golden = match version {
+            "0.1.0" | "0.2.0" => include_str!("golden/host-device/0.1.json"),
+            "1.0.0" => include_str!("golden/host-device/1.0.json"),
+            "1.1.0" => include_str!("golden/host-device/1.1.json"),
+            _ => include_str!("golden/host-device/0.3.json"),
+        };
+        let golden = golden.trim_end().replace("VERSION", version).replace(MAC, "MAC");
+        assert_eq!(normal(&printed, &container), golden);
+        let link = container.ip("-d link show eth0");
+        assert_eq!((&link[0]["address"], &link[0]["ifalias"]), (&json!(MAC), &json!("hd0")));
+        assert_eq!(link[0]["altnames"], json!(["a-long-name-of-hd0"]));
+        assert_eq!(addresses(&container.ip("addr show eth0")), ["10.1.2.2/24", "2001:db8:1::2/64"]);
+        assert_eq!(
+            node.sh("ip -o link show dev far0 | wc -l; ip -o link | grep -c hd0: || true"),
+            "1\n0\n"
+        );
+        let prev: Value = serde_json::from_str(&printed).unwrap();
+        if version >= "0.4.0" {
+            let added = (node.snapshot(), container.snapshot(&node));
+            net.check(&container, &prev).ok();
+            settles(&added.0, || node.snapshot());
+            settles(&added.1, || container.snapshot(&node));
+        } else {
+            let error = net.check(&container, &prev).error();
+            assert_eq!(error.brief(), (1, "config version does not allow CHECK"));
+        }
+        for _ in ["DEL", "DEL again"] {
+            net.del(&container);
+            is_back(&node, &before.0);
+            settles(&before.1, || container.snapshot(&node));
+        }
+    }
+}
+
+#[test]
+fn without_ipam_the_device_only_moves() {
+    for version in VERSIONS {
+        let node = Node::new();
+        plug(&node);
+        let container = Container::new();
+        let before = (node.snapshot(), container.snapshot(&node));
+        let net = layer2(&node, version);
+        if version < "0.3.0" {
+            let msg = "cannot convert: no valid IP addresses";
+            assert_eq!(net.on("ADD", &container).error().brief(), (999, msg));
+        } else {
+            let result = net.add(&container);
+            let mut entry = json!({"name": "eth0", "mac": MAC, "sandbox": container.path()});
+            if version == "1.1.0" {
+                entry["mtu"] = json!(1400);
+            }
+            assert_eq!(result["interfaces"], json!([entry]));
+            assert_eq!(result["ips"], Value::Null);
+            let link = container.ip("link show eth0");
+            assert!(link[0]["flags"].as_array().unwrap().contains(&json!("UP")), "{link}");
+            if version >= "0.4.0" {
+                net.check(&container, &result).ok();
+            }
+            net.del(&container);
+        }
+        is_back(&node, &before.0);
+        settles(&before.1, || container.snapshot(&node));
+        net.del(&container);
+    }
+}
+
+#[test]
+fn traffic_flows_in_both_directions() {
+    let node = Node::new();
+    plug(&node);
+    let container = Container::new();
+    let net = dual(&node, "1.1.0");
+    net.add(&container);
+    for family in [0, 1] {
+        assert!(container.reaches(GATEWAYS[family]), "container to the wire");
+        assert!(node.reaches(FIRST[family]), "and back");
+        tcp(&container, &node, GATEWAYS[family]);
+        tcp(&node, &container, FIRST[family]);
+        let seen = udp(&container, &node, GATEWAYS[family]);
+        assert_eq!(seen.to_string(), FIRST[family]);
+    }
+    net.del(&container);
+}
+
+#[test]
+fn del_without_a_namespace() {
+    let node = Node::new();
+    plug(&node);
+    let before = node.snapshot();
+    // None is named, but what was kept tells where the device is.
+    let container = Container::new();
+    let net = simple(&node, &json!({}));
+    let prev = net.add(&container);
+    net.with(&json!({"prevResult": prev})).call("DEL", "c1").netns("").ok();
+    is_back(&node, &before);
+    net.add(&container);
+    net.call("DEL", "c1").without("CNI_NETNS").ok();
+    is_back(&node, &before);
+    // It is gone, and a veth with it: the lease and the record go.
+    net.add(&container);
+    let path = container.path();
+    drop(container);
+    net.call("DEL", "c1").netns(&path).ok();
+    assert_eq!((records(&node), net.leases()), (String::new(), Vec::new()));
+    net.call("DEL", "c1").netns(&path).ok();
+    net.call("DEL", "c1").netns("/var/run/netns/no-such").ok();
+}
+
+#[test]
+fn del_of_nothing_touches_no_other_attachment() {
+    let node = Node::new();
+    plug(&node);
+    let container = Container::new();
+    let net = simple(&node, &json!({}));
+    net.del(&container);
+    let result = net.add(&container);
+    net.on("DEL", &container).ifname("eth1").ok();
+    net.call("DEL", "c2").netns("").ok();
+    net.call("DEL", "c2").netns(&Container::new().path()).ok();
+    net.check(&container, &result).ok();
+    assert!(node.reaches(FIRST[0]));
+    // A link of another plugin under the same name is none of ours.
+    let other = Container::new();
+    other.sh("ip link add eth0 type veth peer name eth9");
+    let before = other.snapshot(&node);
+    net.call("DEL", "c3").netns(&other.path()).ok();
+    other.sh("ip link set eth0 alias hd7");
+    net.call("DEL", "c3").netns(&other.path()).ok();
+    other.sh("ip link set eth0 alias ''");
+    settles(&before, || other.snapshot(&node));
+    net.del(&container);
+}
+
+#[test]
+fn gc_hands_back_what_no_valid_attachment_has() {
+    let node = Node::new();
+    plug(&node);
+    let before = node.snapshot();
+    let container = Container::new();
+    let net = simple(&node, &json!({}));
+    let gc = |keys: Value| net.with(&keys).call("GC", "").without("CNI_CONTAINERID");
+    let added = net.add(&container);
+    let valid = json!([{"containerID": "c1", "ifname": "eth0"}]);
+    gc(json!({})).run();
+    gc(json!({"cni.dev/valid-attachments": valid})).ok();
+    net.check(&container, &added).ok();
+    gc(json!({"cni.dev/valid-attachments": [{"containerID": "c1", "ifname": "eth1"}]})).ok();
+    is_back(&node, &before);
+    // Gone with its namespace.
+    net.add(&container);
+    drop(container);
+    eventually("the namespace ends", || !node.sh("ip -o link").contains("far0"));
+    gc(json!({"cni.dev/valid-attachments": []})).ok();
+    assert_eq!((records(&node), net.leases()), (String::new(), Vec::new()));
+    let error = dual(&node, "1.0.0").call("GC", "").error();
+    assert_eq!(error.brief(), (1, "config version does not allow GC"));
+}
+
+#[test]
+fn gc_leaves_a_device_to_the_container_that_has_it_now() {
+    let node = Node::new();
+    plug(&node);
+    let container = Container::new();
+    let net = simple(&node, &json!({}));
+    net.add(&container);
+    // The container was made anew in the same namespace, and its old id forgotten.
+    let old = node.path("devices/net/c1:eth0.json");
+    let kept = std::fs::read(&old).unwrap();
+    net.del(&container);
+    let added = net.call("ADD", "c2").netns(&container.path()).result();
+    std::fs::write(&old, kept).unwrap();
+    let valid = json!([{"containerID": "c2", "ifname": "eth0"}]);
+    net.with(&json!({"cni.dev/valid-attachments": valid})).call("GC", "").ok();
+    assert!(!old.exists());
+    net.with(&json!({"prevResult": added})).call("CHECK", "c2").netns(&container.path()).ok();
+    net.call("DEL", "c2").netns(&container.path()).ok();
+}
+
+#[test]
+fn status_asks_for_what_must_be_there() {
+    let node = Node::new();
+    plug(&node);
+    let net = simple(&node, &json!({}));
+    let status = |keys: Value| net.with(&keys).call("STATUS", "").without("CNI_CONTAINERID");
+    let before = node.snapshot();
+    status(json!({})).ok();
+    status(json!({"device": null})).ok();
+    let container = Container::new();
+    let small = json!({"ipam": node.host_local(&["10.1.2.0/30"])});
+    net.with(&small).add(&container);
+    status(json!({})).ok();
+    assert_eq!(status(small).error().code, 50, "the range is exhausted");
+    net.del(&container);
+    let error = status(json!({"device": null, "pciBusID": "ffff:ff:1f.7"})).error();
+    assert_eq!(error.brief(), (50, "there is no PCI device ffff:ff:1f.7"));
+    assert_eq!(status(json!({"device": null, "hwaddr": "x"})).error().code, 50);
+    is_back(&node, &before);
+}
+
+#[test]
+fn a_device_that_is_away_is_not_found_and_the_error_names_who_has_it() {
+    let node = Node::new();
+    plug(&node);
+    let (one, two) = (Container::new(), Container::new());
+    let net = simple(&node, &json!({}));
+    let added = net.add(&one);
+    let before = (node.snapshot(), two.snapshot(&node));
+    let error = net.call("ADD", "c2").netns(&two.path()).error();
+    assert_eq!(error.brief(), (999, "failed to find host device: link \"hd0\" not found"));
+    assert_eq!(error.details, "container c1 has it as eth0, or was not followed by DEL");
+    settles(&before.0, || node.snapshot());
+    settles(&before.1, || two.snapshot(&node));
+    net.call("DEL", "c2").netns(&two.path()).ok();
+    net.check(&one, &added).ok();
+    // The same container again.
+    let error = net.on("ADD", &one).error();
+    assert_eq!(error.code, 999);
+    net.check(&one, &added).ok();
+    net.del(&one);
+}
+
+#[test]
+fn fifty_containers_at_once_each_with_a_device() {
+    const COUNT: usize = 50;
+    let node = Node::new();
+    let script: Vec<_> = (0..COUNT)
+        .map(|i| {
+            format!("link add hd{i} address 02:00:00:00:01:{i:02x} type veth peer name far{i}")
+        })
+        .collect();
+    node.sh(&format!("printf '{}\\n' | ip -batch -", script.join("\\n")));
+    let before = node.snapshot();
+    let containers: Vec<_> = (0..COUNT).map(|_| Container::new()).collect();
+    let paths: Vec<_> = containers.iter().map(Container::path).collect();
+    let net = simple(&node, &json!({}));
+    let call = |verb: &str, i: usize| {
+        let net = net.conf.clone();
+        let conf = merged(&net, &json!({"device": format!("hd{i}")}));
+        node.call("host-device", verb).conf(&conf).id(&format!("c{i}")).netns(&paths[i])
+    };
+    let results = at_once(COUNT, |i| call("ADD", i).result());
+    let mut ips: Vec<_> = results.iter().map(|r| r["ips"][0]["address"].to_string()).collect();
+    ips.sort();
+    ips.dedup();
+    assert_eq!(ips.len(), COUNT, "an address twice");
+    for (i, result) in results.iter().enumerate() {
+        let mac = format!("02:00:00:00:01:{i:02x}");
+        assert_eq!(result["interfaces"][0]["mac"], json!(mac));
+        assert_eq!(containers[i].ip("link show eth0")[0]["address"], json!(mac));
+    }
+    at_once(COUNT, |i| call("DEL", i).ok());
+    is_back(&node, &before);
+}
+
+#[test]
+fn of_many_containers_that_ask_for_one_device_one_gets_it() {
+    const COUNT: usize = 12;
+    let node = Node::new();
+    plug(&node);
+    let before = node.snapshot();
+    let net = simple(&node, &json!({}));
+    let conf = net.conf.clone();
+    for _ in 0..3 {
+        let containers: Vec<_> = (0..COUNT).map(|_| Container::new()).collect();
+        let paths: Vec<_> = containers.iter().map(Container::path).collect();
+        let call = |verb: &str, i: usize| {
+            node.call("host-device", verb).conf(&conf).id(&format!("c{i}")).netns(&paths[i])
+        };
+        let outcomes = at_once(COUNT, |i| call("ADD", i).run());
+        let winners: Vec<_> = (0..COUNT).filter(|i| outcomes[*i].status == Some(0)).collect();
+        assert_eq!(winners.len(), 1, "{outcomes:?}");
+        let has: Vec<_> =
+            (0..COUNT).filter(|i| containers[*i].try_sh("ip link show eth0")).collect();
+        assert_eq!(has, winners);
+        assert_eq!(records(&node).lines().count(), 1);
+        assert_eq!(net.leases().len(), 1);
+        at_once(COUNT, |i| call("DEL", i).ok());
+        is_back(&node, &before);
+    }
+}

@@ -1,0 +1,32 @@
+//! Failing and killed at each step: see `faults.rs` of the suite.
+
+use serde_json::json;
+
+use super::plug;
+use crate::faults::{Scene, no_add_leaves_anything, survives_kill};
+
+/// The neighbour has a device of its own. What is kept of devices counts as leases, which must
+/// be as before.
+fn scene() -> Scene {
+    let prepare = |node: &crate::node::Node| {
+        plug(node);
+        node.sh("ip link add hd1 type veth peer name far1");
+        json!({"device": "hd0", "dataDir": node.path("leases/devices")})
+    };
+    Scene::prepared("host-device", prepare, &json!({"device": "hd1"}))
+}
+
+#[test]
+fn a_failing_add_gives_the_device_back_at_any_system_call() {
+    no_add_leaves_anything(&scene());
+}
+
+#[test]
+fn an_add_killed_anywhere_is_cleaned_up_by_del() {
+    survives_kill(&scene(), "ADD");
+}
+
+#[test]
+fn a_del_killed_anywhere_is_finished_by_the_next() {
+    survives_kill(&scene(), "DEL");
+}

@@ -1,0 +1,160 @@
+//! What the host gets back, whatever happened to the device in between; names that are taken.
+
+use serde_json::json;
+
+use super::{MAC, is_back, layer2, plug, records, simple};
+use crate::net::settles;
+use crate::node::{Container, Node};
+
+#[test]
+fn a_device_that_was_changed_in_the_container() {
+    for change in [
+        "ip link set eth0 mtu 1280",
+        "ip link set eth0 address 02:00:00:00:00:99",
+        "ip link set eth0 down",
+        "ip link set eth0 alias mine",
+        "ip link set eth0 alias ''",
+        "sh -c 'ip link set eth0 down; ip link set eth0 name x9'",
+        "sh -c 'ip link set eth0 down; ip link set eth0 name x9; ip link set x9 alias mine'",
+        "sh -c 'ip link set eth0 down; ip link set eth0 name x9 address 02:00:00:00:00:99 mtu 1300; ip link add eth0 type bridge'",
+        "ip addr add 10.77.0.1/16 dev eth0",
+    ] {
+        let node = Node::new();
+        plug(&node);
+        let before = node.snapshot();
+        let container = Container::new();
+        let net = simple(&node, &json!({}));
+        net.add(&container);
+        container.sh(change);
+        net.del(&container);
+        println!("{change}");
+        is_back(&node, &before);
+    }
+}
+
+#[test]
+fn a_device_that_was_down_comes_back_down() {
+    let node = Node::new();
+    plug(&node);
+    node.sh("ip link set hd0 down");
+    let before = node.snapshot();
+    let container = Container::new();
+    for net in [simple(&node, &json!({})), layer2(&node, "1.0.0")] {
+        net.add(&container);
+        assert!(container.sh("ip link show eth0").contains(",UP"));
+        net.del(&container);
+        is_back(&node, &before);
+    }
+}
+
+#[test]
+fn what_a_protocol_gave_the_device_is_left_to_the_protocol() {
+    let node = Node::new();
+    plug(&node);
+    node.sh("ip addr add 203.0.113.5/24 dev hd0 valid_lft 600 preferred_lft 600");
+    node.sh("ip route add 203.0.114.0/24 via 203.0.113.1 proto dhcp");
+    let container = Container::new();
+    let net = simple(&node, &json!({}));
+    net.add(&container);
+    net.del(&container);
+    let (addrs, routes) = (node.sh("ip addr show hd0"), node.sh("ip route"));
+    assert!(!addrs.contains("203.0.113.5") && addrs.contains("192.0.2.7/24"), "{addrs}");
+    assert!(!routes.contains("203.0.114.0") && routes.contains("198.51.100.0/24"), "{routes}");
+}
+
+#[test]
+fn interfaces_of_the_same_names_on_either_side_are_left_alone() {
+    let node = Node::new();
+    plug(&node);
+    // The host has an eth0 of its own, the container an hd0.
+    node.sh("ip link add eth0 up type bridge");
+    let container = Container::new();
+    container.sh("ip link add hd0 up type bridge");
+    let before = (node.snapshot(), container.snapshot(&node));
+    for net in [simple(&node, &json!({})), layer2(&node, "1.0.0")] {
+        let result = net.add(&container);
+        assert_eq!(container.ip("link show eth0")[0]["address"], json!(MAC));
+        assert_ne!(node.ip("link show eth0")[0]["address"], json!(MAC));
+        net.check(&container, &result).ok();
+        net.del(&container);
+        is_back(&node, &before.0);
+        settles(&before.1, || container.snapshot(&node));
+    }
+}
+
+#[test]
+fn while_its_name_is_taken_on_the_host_the_device_stays_in_the_container_as_it_is() {
+    let (node, container) = (Node::new(), Container::new());
+    plug(&node);
+    let before = node.snapshot();
+    let net = simple(&node, &json!({}));
+    net.add(&container);
+    for (obstacle, remove, what) in [
+        ("ip link add hd0 type bridge", "ip link del hd0", "is the name"),
+        (
+            "ip link add br7 type bridge; ip link property add dev br7 altname hd0",
+            "ip link del br7",
+            "is an alternative name",
+        ),
+    ] {
+        node.sh(obstacle);
+        // The lease goes; everything else stays.
+        let state = || container.sh("sh -c 'ip -o addr; ip route; ip -6 route; ip -d link'");
+        let inside = state();
+        let error = net.on("DEL", &container).error();
+        let msg = format!("\"hd0\" {what} of another link on the host");
+        assert_eq!(error.brief(), (999, msg.as_str()));
+        assert!(error.details.starts_with("the device stays in the container"), "{error:?}");
+        assert_eq!(inside, state());
+        assert!(container.pings("10.1.2.1"));
+        node.sh(remove);
+    }
+    net.del(&container);
+    is_back(&node, &before);
+}
+
+#[test]
+fn a_device_that_fell_back_to_the_host_gets_its_name_again() {
+    // What the kernel does with hardware whose namespace ends, done by hand to a veth.
+    for name in ["eth0", "dev7"] {
+        let (node, container) = (Node::new(), Container::new());
+        plug(&node);
+        let before = node.snapshot();
+        let net = simple(&node, &json!({}));
+        net.add(&container);
+        let home = format!("/proc/{}/task/{}/ns/net", std::process::id(), nix::unistd::gettid());
+        container.sh(&format!("ip link set eth0 netns {home} name {name}"));
+        let path = container.path();
+        drop(container);
+        net.call("DEL", "c1").netns(&path).ok();
+        is_back(&node, &before);
+        net.call("DEL", "c1").netns(&path).ok();
+        is_back(&node, &before);
+    }
+}
+
+#[test]
+fn the_reference_s_alias_alone_is_enough_to_come_back() {
+    let (node, container) = (Node::new(), Container::new());
+    plug(&node);
+    let net = layer2(&node, "1.0.0");
+    net.add(&container);
+    // As if the reference, or a release without records, had done the ADD.
+    std::fs::remove_dir_all(node.path("devices")).unwrap();
+    net.del(&container);
+    let link = node.ip("link show hd0");
+    assert_eq!((&link[0]["address"], &link[0]["ifalias"]), (&json!(MAC), &json!(null)));
+    assert_eq!(records(&node), "");
+}
+
+#[test]
+fn without_a_place_for_records_devices_still_come_and_go() {
+    let (node, container) = (Node::new(), Container::new());
+    plug(&node);
+    let net = simple(&node, &json!({"dataDir": "/proc/no-such"}));
+    let outcome = net.on("ADD", &container).run();
+    assert_eq!(outcome.status, Some(0), "{outcome:?}");
+    assert!(outcome.stderr.contains("keep how \"hd0\" was"), "{}", outcome.stderr);
+    net.del(&container);
+    assert_eq!(node.ip("link show hd0")[0]["address"], json!(MAC));
+}

@@ -1,0 +1,97 @@
+//! The reference plugin beside ours: the same results and kernel state, and each brings back what
+//! the other took.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use super::{MAC, layer2, plug, records, simple};
+use crate::compare::{assert_same, peer};
+use crate::net::{Net, normal_json};
+use crate::node::{Call, Container, Node};
+
+/// The call by the reference's plugin, if one is given.
+fn by(call: Call, peer: Option<&Path>) -> Call {
+    let Some(dir) = peer else { return call };
+    call.program(dir.join("host-device")).env("CNI_PATH", &dir.display().to_string())
+}
+
+fn net<'n>(node: &'n Node, version: &'static str, addresses: bool) -> Net<'n> {
+    let net = if addresses { simple(node, &json!({})) } else { layer2(node, version) };
+    Net { version, ..net.with(&json!({"cniVersion": version})) }
+}
+
+/// Result, links and addresses of an ADD on a node of its own.
+fn added(peer: Option<&Path>, version: &'static str, addresses: bool) -> (Value, String) {
+    let (node, container) = (Node::new(), Container::new());
+    plug(&node);
+    let net = net(&node, version, addresses);
+    let result = by(net.on("ADD", &container), peer).result();
+    let state = container.sh("sh -c 'ip -o -4 addr show eth0; ip route; ip -o link show eth0'")
+        + &node.sh("ip -o -4 addr; ip route; ip -br link");
+    let state = state.lines().map(|line| line.replace(" brd 10.1.2.255", ""));
+    let state: Vec<_> = state.map(|line| line.replace("NO-CARRIER,", "")).collect();
+    (normal_json(&result, &container), state.join("\n"))
+}
+
+#[test]
+fn results_and_state_are_those_of_the_reference() {
+    let Some(peer) = peer("host-device") else { return };
+    for version in ["0.3.0", "0.3.1", "0.4.0", "1.0.0"] {
+        for addresses in [true, false] {
+            let (ours, theirs) =
+                (added(None, version, addresses), added(Some(&peer), version, addresses));
+            let mut their_result = theirs.0;
+            // Debian's prints an empty object in 1.0.0, later releases do not.
+            if version == "1.0.0" {
+                their_result.as_object_mut().unwrap().retain(|_, value| *value != json!({}));
+            }
+            assert_eq!(ours.0, their_result, "{version} {addresses}");
+            assert_same(version, &ours.1, &theirs.1);
+        }
+    }
+}
+
+#[test]
+fn each_brings_back_what_the_other_took() {
+    let Some(peer) = peer("host-device across") else { return };
+    for addresses in [true, false] {
+        for (adds, deletes) in [(None, Some(peer.as_path())), (Some(peer.as_path()), None)] {
+            let (node, container) = (Node::new(), Container::new());
+            plug(&node);
+            let inside = container.snapshot(&node);
+            let net = net(&node, "1.0.0", addresses);
+            let result = by(net.on("ADD", &container), adds).result();
+            by(net.check(&container, &result), deletes).ok();
+            by(net.on("DEL", &container), deletes).ok();
+            let link = node.ip("link show hd0");
+            assert_eq!(link[0]["address"], json!(MAC));
+            // Debian's leaves the alias to the host, where later releases and ours take it away.
+            assert!(deletes.is_some() || link[0]["ifalias"].is_null(), "{link}");
+            assert_eq!(net.leases(), [""; 0]);
+            crate::net::settles(&inside, || container.snapshot(&node));
+            // What ours keeps beside the alias goes with the next DEL at the latest.
+            net.del(&container);
+            assert_eq!(records(&node), "");
+            // And on it goes with either.
+            by(net.on("ADD", &container), deletes).result();
+            by(net.on("DEL", &container), adds).ok();
+            assert_eq!(node.ip("link show hd0")[0]["address"], json!(MAC));
+        }
+    }
+}
+
+#[test]
+fn the_reference_s_add_is_undone_without_its_namespace_too() {
+    let Some(peer) = peer("host-device that fell back") else { return };
+    let (node, container) = (Node::new(), Container::new());
+    plug(&node);
+    let net = net(&node, "1.0.0", false);
+    by(net.on("ADD", &container), Some(&peer)).result();
+    // As the kernel does with hardware when the namespace ends.
+    let home = format!("/proc/{}/task/{}/ns/net", std::process::id(), nix::unistd::gettid());
+    container.sh(&format!("ip link set eth0 netns {home}"));
+    net.call("DEL", "c1").netns("/var/run/netns/no-such").ok();
+    let link = node.ip("link show hd0");
+    assert_eq!((&link[0]["address"], &link[0]["ifalias"]), (&json!(MAC), &json!(null)));
+}

@@ -1,0 +1,116 @@
+//! A program in the container opens the device, as a virtual machine's monitor does, and is the
+//! neighbour behind it.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::libc;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use serde_json::json;
+
+use super::simple;
+use crate::node::{Container, Node};
+
+const NEIGHBOUR: [u8; 6] = [2, 0, 0, 0, 0, 9];
+
+/// `struct ifreq`.
+#[repr(C)]
+struct Request {
+    name: [u8; 16],
+    flags: u16,
+    rest: [u8; 22],
+}
+
+/// One queue of the device `eth0` of the calling thread's namespace.
+#[expect(unsafe_code, reason = "a tap device is opened by ioctl(2)")]
+fn open(flags: i32) -> io::Result<File> {
+    let file = OpenOptions::new().read(true).write(true).open("/dev/net/tun")?;
+    let mut name = [0; 16];
+    name[..4].copy_from_slice(b"eth0");
+    let mut request = Request { name, flags: u16::try_from(flags).unwrap(), rest: [0; 22] };
+    // SAFETY: the kernel reads and writes one `struct ifreq`, and this is one.
+    let done = unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, &raw mut request) };
+    Errno::result(done)?;
+    Ok(file)
+}
+
+const SINGLE: i32 = libc::IFF_TAP | libc::IFF_NO_PI;
+const MULTI: i32 = SINGLE | libc::IFF_MULTI_QUEUE;
+
+/// The next frame, for a few seconds.
+fn frame(tap: &mut File, deadline: Instant) -> Option<Vec<u8>> {
+    let left = deadline.saturating_duration_since(Instant::now()).as_millis();
+    let mut fds = [PollFd::new(std::os::fd::AsFd::as_fd(tap), PollFlags::POLLIN)];
+    let ready = poll(&mut fds, PollTimeout::try_from(left).unwrap()).unwrap();
+    if ready == 0 {
+        return None;
+    }
+    let mut buffer = vec![0; 2048];
+    let length = tap.read(&mut buffer).unwrap();
+    buffer.truncate(length);
+    Some(buffer)
+}
+
+/// Answers who asks for any address, and echoes; until it has echoed once.
+fn echo_once(mut tap: File) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while let Some(mut frame) = frame(&mut tap, deadline) {
+        let kind = [frame[12], frame[13]];
+        // To whom it came from, from the neighbour.
+        let from: [u8; 6] = frame[6..12].try_into().unwrap();
+        frame[..6].copy_from_slice(&from);
+        frame[6..12].copy_from_slice(&NEIGHBOUR);
+        if kind == [8, 6] {
+            // ARP: the request's target becomes the sender, and the sender the target.
+            let (sender, target) = (frame[22..32].to_vec(), frame[38..42].to_vec());
+            frame[21] = 2;
+            frame[22..28].copy_from_slice(&NEIGHBOUR);
+            frame[28..32].copy_from_slice(&target);
+            frame[32..42].copy_from_slice(&sender);
+            tap.write_all(&frame).unwrap();
+        } else if kind == [8, 0] && frame[23] == 1 && frame[34] == 8 {
+            // ICMP: the addresses change places, which no checksum notices; 8 becomes 0.
+            let (source, target) = (frame[26..30].to_vec(), frame[30..34].to_vec());
+            frame[26..30].copy_from_slice(&target);
+            frame[30..34].copy_from_slice(&source);
+            frame[34] = 0;
+            let sum = u32::from(u16::from_be_bytes([frame[36], frame[37]])) + 0x0800;
+            let sum = u16::try_from((sum & 0xffff) + (sum >> 16)).unwrap();
+            frame[36..38].copy_from_slice(&sum.to_be_bytes());
+            tap.write_all(&frame).unwrap();
+            return;
+        }
+    }
+    panic!("nobody asked for an echo");
+}
+
+#[test]
+fn a_program_reads_the_containers_frames_and_answers() {
+    for owners in [json!({}), json!({"owner": 0, "group": 0})] {
+        let (node, container) = (Node::new(), Container::new());
+        simple(&node, &owners).add(&container);
+        let tap = container.run(|| open(SINGLE)).unwrap();
+        let program = std::thread::spawn(move || echo_once(tap));
+        assert!(container.try_sh("ping -n -c 1 -w 15 10.1.2.1"), "no answer");
+        program.join().unwrap();
+    }
+}
+
+#[test]
+fn as_many_queues_can_be_opened_as_the_network_says() {
+    for (multi, flags, other) in [(false, SINGLE, MULTI), (true, MULTI, SINGLE)] {
+        let (node, container) = (Node::new(), Container::new());
+        simple(&node, &json!({"multiQueue": multi})).add(&container);
+        let wrong = container.run(|| open(other)).unwrap_err();
+        assert_eq!(wrong.raw_os_error(), Some(libc::EINVAL), "{multi}: {wrong}");
+        let first = container.run(|| open(flags)).unwrap();
+        let second = container.run(|| open(flags));
+        assert_eq!(second.is_ok(), multi, "{multi}: {second:?}");
+        drop(first);
+        // It is still there: a program may come and go.
+        container.run(|| open(flags)).unwrap();
+    }
+}

@@ -1,0 +1,115 @@
+//! What DEL restores, whatever came between; GC.
+
+use std::fs;
+
+use serde_json::{Value, json};
+
+use super::{MAC, SUBJECT, attribute, bare};
+use crate::net::Net;
+
+#[test]
+fn a_second_add_does_not_lose_what_was_there() {
+    let pod = SUBJECT.pod("1.1.0");
+    let before = pod.state();
+    let add = |keys: Value| bare(&pod, &keys).add(&pod.container);
+    add(json!({"mtu": 1400}));
+    add(json!({"mtu": 1400}));
+    add(json!({"mtu": 1300, "mac": MAC}));
+    add(json!({"txQLen": 7}));
+    assert_eq!(attribute(&pod, "mtu"), 1300);
+    bare(&pod, &json!({})).del(&pod.container);
+    pod.assert_as(&before, "after four ADDs");
+}
+
+#[test]
+fn a_failing_second_add_leaves_the_first_one() {
+    let pod = SUBJECT.pod("1.1.0");
+    let before = pod.state();
+    let path = pod.node.path("tuning/c1_eth0.json");
+    bare(&pod, &json!({"mtu": 1400})).add(&pod.container);
+    let backup = fs::read_to_string(&path).unwrap();
+    let second = bare(&pod, &json!({"mac": MAC, "mtu": 20})).on("ADD", &pod.container).run();
+    assert_eq!(second.status, Some(1), "{second:?}");
+    assert_eq!(fs::read_to_string(&path).unwrap(), backup);
+    assert_eq!(attribute(&pod, "mtu"), 1400);
+    bare(&pod, &json!({})).del(&pod.container);
+    pod.assert_as(&before, "DEL");
+}
+
+#[test]
+fn a_backup_of_an_earlier_interface_is_not_restored() {
+    let pod = SUBJECT.pod("1.1.0");
+    bare(&pod, &json!({"mtu": 1400, "mac": MAC})).add(&pod.container);
+    // The runtime starts the container anew, with the same id, and nobody called DEL.
+    pod.container.sh("ip link set eth0 mtu 9000 address 02:00:00:00:00:77");
+    bare(&pod, &json!({"mtu": 1400, "mac": MAC})).add(&pod.container);
+    bare(&pod, &json!({})).del(&pod.container);
+    assert_eq!(attribute(&pod, "mtu"), 9000);
+    assert_eq!(attribute(&pod, "mac"), "02:00:00:00:00:77");
+}
+
+#[test]
+fn a_broken_backup_is_replaced_and_removed() {
+    let pod = SUBJECT.pod("1.1.0");
+    let path = pod.node.path("tuning/c1_eth0.json");
+    fs::create_dir(pod.node.path("tuning")).unwrap();
+    for broken in ["", "{", r#"{"mtu":"x"}"#] {
+        fs::write(&path, broken).unwrap();
+        let outcome = bare(&pod, &json!({"mtu": 1400})).on("ADD", &pod.container).run();
+        assert_eq!(outcome.status, Some(0), "{outcome:?}");
+        assert!(outcome.stderr.contains("a backup is replaced"), "{outcome:?}");
+        bare(&pod, &json!({})).del(&pod.container);
+        assert_eq!(attribute(&pod, "mtu"), 1500);
+        fs::write(&path, broken).unwrap();
+        let outcome = bare(&pod, &json!({})).on("DEL", &pod.container).run();
+        assert_eq!(outcome.status, Some(0), "{outcome:?}");
+        assert!(outcome.stderr.contains("stays as it is"), "{outcome:?}");
+        assert!(!path.exists());
+    }
+}
+
+#[test]
+fn what_cannot_be_restored_fails_no_del_and_keeps_the_backup() {
+    let pod = SUBJECT.pod("1.1.0");
+    let path = pod.node.path("tuning/c1_eth0.json");
+    bare(&pod, &json!({"mtu": 1400, "txQLen": 9})).add(&pod.container);
+    let text = fs::read_to_string(&path).unwrap().replacen("1500", "20", 1);
+    fs::write(&path, text).unwrap();
+    let outcome = bare(&pod, &json!({})).on("DEL", &pod.container).run();
+    assert_eq!(outcome.status, Some(0), "{outcome:?}");
+    assert!(outcome.stderr.contains("set mtu 20"), "{outcome:?}");
+    assert_eq!(attribute(&pod, "txQLen"), 1000, "the rest is restored");
+    assert!(path.exists());
+    pod.container.sh("ip link del eth0");
+    bare(&pod, &json!({})).del(&pod.container);
+    assert!(!path.exists());
+}
+
+#[test]
+fn gc_removes_backups_of_this_network_that_are_stale() {
+    let pod = SUBJECT.pod("1.1.0");
+    let net = bare(&pod, &json!({"mtu": 1400}));
+    let ids = ["c1", "c2", "c3"];
+    for id in ids {
+        net.call("ADD", id).netns(&pod.container.path()).result();
+    }
+    net.with(&json!({"name": "other"})).call("ADD", "c4").netns(&pod.container.path()).result();
+    fs::write(pod.node.path("tuning/c5_eth0.json"), r#"{"mtu":1500}"#).unwrap();
+    fs::write(pod.node.path("tuning/c6_eth0.json"), "{").unwrap();
+    let left = || {
+        let files = pod.state().files;
+        files.iter().map(|name| name.replace("_eth0.json", "")).collect::<Vec<_>>().join(" ")
+    };
+    let gc = |keys: Value| -> Net<'_> { net.with(&keys).with(&json!({"prevResult": null})) };
+    let all = "c1 c2 c3 c4 c5 c6";
+    gc(json!({})).call("GC", "").without("CNI_CONTAINERID").run();
+    assert_eq!(left(), all, "no list");
+    let of = |id: &str| json!({"containerID": id, "ifname": "eth0"});
+    let list = json!([of("c1"), of("c2"), {"containerID": "c3", "ifname": "eth1"}]);
+    gc(json!({"cni.dev/valid-attachments": list})).call("GC", "").ok();
+    assert_eq!(left(), "c1 c2 c4 c5 c6");
+    gc(json!({"cni.dev/valid-attachments": []})).call("GC", "").ok();
+    assert_eq!(left(), "c4 c5 c6", "files of others stay");
+    let nowhere = pod.node.path("nowhere");
+    gc(json!({"cni.dev/valid-attachments": [], "dataDir": nowhere})).call("GC", "").ok();
+}
