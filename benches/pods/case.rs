@@ -75,6 +75,11 @@ impl Case {
         Some(self.plugin).filter(|plugin| ["macvlan", "ipvlan", "vlan"].contains(plugin))
     }
 
+    /// The kind of link that a kernel may lack.
+    pub(crate) fn rare_kind(&self) -> Option<&'static str> {
+        self.child().or(Some(self.plugin).filter(|plugin| *plugin == "dummy"))
+    }
+
     /// All plugins in the order of ADD.
     pub(crate) fn plugins(&self) -> impl Iterator<Item = &'static str> {
         let loopback = self.loopback.then_some("loopback");
