@@ -88,13 +88,28 @@ impl Vlans {
 
     /// Puts a new port of the bridge into its VLANs.
     pub(super) fn set(&self, host: &Netlink, bridge: &Link, port: &Link) -> Result<()> {
-        if self.port.is_empty() {
+        self.put(host, bridge, (port, &self.port))
+    }
+
+    /// Puts the port of the gateway into the VLAN that the gateway is for; whatever it was in.
+    pub(super) fn set_gateway(&self, host: &Netlink, bridge: &Link, port: &Link) -> Result<()> {
+        let own: Vec<_> = self.access.map(PortVlans::native).into_iter().collect();
+        self.put(host, bridge, (port, &own))
+    }
+
+    fn put(
+        &self,
+        host: &Netlink,
+        bridge: &Link,
+        (port, vlans): (&Link, &[PortVlans]),
+    ) -> Result<()> {
+        if vlans.is_empty() {
             return Ok(());
         }
-        host.add_port_vlans(port.index, &self.port)
+        host.add_port_vlans(port.index, vlans)
             .context(|| format!("failed to setup vlan tag on interface \"{}\"", port.name))?;
         let default = bridge.bridge.unwrap_or_default().default_pvid;
-        let wanted = self.port.iter().any(|vlans| vlans.ids.contains(&default));
+        let wanted = vlans.iter().any(|vlans| vlans.ids.contains(&default));
         if self.preserve || wanted || default == 0 {
             return Ok(());
         }

@@ -11,11 +11,10 @@ use super::{Conf, Plan};
 use crate::cni::IfName;
 use crate::error::{Context, Error, Result};
 use crate::iface::names;
-use crate::netlink::{
-    Link, LinkChange, LinkKind, Netlink, NewLink, PortVlans, Tagging, VethPeer, VlanPort,
-};
+use crate::netlink::{Link, LinkChange, LinkKind, Netlink, NewLink, Tagging, VethPeer, VlanPort};
 use crate::skel::{Cx, Rollback};
 use crate::store::lock::Lock;
+use crate::sysctl;
 
 /// Without a place for it, there is no lock.
 const LOCK: &str = "/run/cnibox-bridge-vlan.lock";
@@ -44,8 +43,8 @@ pub(super) fn ensure<'a>(
     (bridge, port): (&Link, u32),
     undo: &mut Rollback<'a>,
 ) -> Result<Option<Link>> {
-    let Some((name, id)) = name(conf, plan).zip(plan.vlans.access) else { return Ok(None) };
-    let (link, made) = find_or_make(host, bridge, (&name, id))?;
+    let Some(name) = name(conf, plan) else { return Ok(None) };
+    let (link, made) = find_or_make(host, plan, (bridge, &name))?;
     if made {
         let users = Users { conf, plan, except: Some(port) };
         undo.push(format!("remove \"{name}\""), move || users.remove_gateway(host, &name));
@@ -53,7 +52,11 @@ pub(super) fn ensure<'a>(
     Ok(Some(link))
 }
 
-fn find_or_make(host: &Netlink, bridge: &Link, (name, id): (&str, u16)) -> Result<(Link, bool)> {
+fn find_or_make(
+    host: &Netlink,
+    plan: &Plan,
+    (bridge, name): (&Link, &str),
+) -> Result<(Link, bool)> {
     let failed = || "failed to create vlan interface".to_owned();
     let _turn = Lock::exclusive(Path::new(LOCK)).ok();
     let found = host.link(name).context(failed)?;
@@ -63,7 +66,7 @@ fn find_or_make(host: &Netlink, bridge: &Link, (name, id): (&str, u16)) -> Resul
         None => create(host, bridge, name).context(failed)?,
     };
     // One that a process left half made is completed; another kind of link is its maker's affair.
-    let completed = complete(host, bridge, (&link, id));
+    let completed = complete(host, plan, (bridge, &link));
     if made && completed.is_err() {
         drop(host.del_link_by_index(link.index));
     }
@@ -77,7 +80,11 @@ fn create(host: &Netlink, bridge: &Link, name: &str) -> Result<Link> {
         let peer = VethPeer::new(names::random_veth()).mtu(bridge.mtu);
         let link = NewLink::new(name, LinkKind::Veth { peer }).mtu(bridge.mtu);
         match host.create_link(&link) {
-            Ok(link) => return Ok(link),
+            Ok(link) => {
+                // Without IPv6 there is nothing to switch off.
+                drop(sysctl::write(&format!("net/ipv6/conf/{name}/accept_ra"), "0"));
+                return Ok(link);
+            }
             Err(error) if error.is_exists() && host.link(name)?.is_none() => {}
             Err(error) => return Err(error.into()),
         }
@@ -85,7 +92,7 @@ fn create(host: &Netlink, bridge: &Link, name: &str) -> Result<Link> {
     Err(Error::internal("failed to find a unique veth name"))
 }
 
-fn complete(host: &Netlink, bridge: &Link, (link, id): (&Link, u16)) -> Result<()> {
+fn complete(host: &Netlink, plan: &Plan, (bridge, link): (&Link, &Link)) -> Result<()> {
     if let Some(port) = port_of(host, link)? {
         let up = LinkChange::new().up();
         if port.master.is_none() {
@@ -93,13 +100,8 @@ fn complete(host: &Netlink, bridge: &Link, (link, id): (&Link, u16)) -> Result<(
         } else if !port.up {
             host.set_link(port.index, up)?;
         }
-        let all = host.dump_port_vlans()?;
-        let vlans = all.into_iter().find(|vlans| vlans.index == port.index).unwrap_or_default();
-        if vlans.tagging(id) != Some(Tagging::Native) {
-            host.add_port_vlans(port.index, &[PortVlans::native(id)])?;
-            let others: Vec<_> = vlans.vlans.into_iter().filter(|v| !v.ids.contains(&id)).collect();
-            host.del_port_vlans(port.index, &others)?;
-        }
+        // Sent whether it is needed or not: to ask would cost a list of all ports.
+        plan.vlans.set_gateway(host, bridge, &port)?;
     }
     if !link.up {
         host.set_link(link.index, LinkChange::new().up())?;
