@@ -47,21 +47,26 @@ fn gc_keeps_valid_attachments_and_releases_stale_ones() {
 
 /// The VLANs of a port: `100 native`, `200-210`, `7 untagged`.
 fn vlans_of(node: &Node, port: &str) -> Vec<String> {
-    let shown: Value =
-        serde_json::from_str(&node.sh(&format!("bridge -c -j vlan show dev {port}"))).unwrap();
-    let text = |vlan: &Value| {
-        let flags = vlan["flags"].to_string();
-        let how = if flags.contains("PVID") && flags.contains("Untagged") {
-            " native"
-        } else if flags.contains("Untagged") {
-            " untagged"
-        } else {
-            ""
+    let shown = node.sh(&format!("bridge -j vlan show dev {port}"));
+    let shown: Value = serde_json::from_str(&shown).unwrap();
+    let mut ranges: Vec<(u64, u64, &str)> = Vec::new();
+    for vlan in shown[0]["vlans"].as_array().unwrap() {
+        let (id, flags) = (vlan["vlan"].as_u64().unwrap(), vlan["flags"].to_string());
+        let how = match (flags.contains("PVID"), flags.contains("Untagged")) {
+            (true, true) => " native",
+            (false, true) => " untagged",
+            (false, false) => "",
+            (true, false) => " native but tagged",
         };
-        let end = vlan["vlanEnd"].as_u64().map(|end| format!("-{end}")).unwrap_or_default();
-        format!("{}{end}{how}", vlan["vlan"])
+        match ranges.last_mut() {
+            Some(last) if last.1 + 1 == id && last.2 == how => last.1 = id,
+            _ => ranges.push((id, id, how)),
+        }
+    }
+    let text = |(first, last, how): &(u64, u64, &str)| {
+        if first == last { format!("{first}{how}") } else { format!("{first}-{last}{how}") }
     };
-    shown[0]["vlans"].as_array().map(|all| all.iter().map(text).collect()).unwrap_or_default()
+    ranges.iter().map(text).collect()
 }
 
 /// The host's end of the pair.
