@@ -208,17 +208,24 @@ pub(crate) fn no_add_leaves_anything(scene: &Scene) {
     }
     scene.assert_usable("after all");
     println!("{}: {tried} faults, {failed} of them failed the ADD", scene.plugin);
-    assert!(failed > 30, "too few: {failed}");
+    let enough = if in_vm() { 15 } else { 30 };
+    assert!(failed > enough, "too few: {failed}");
+}
+
+fn in_vm() -> bool {
+    std::env::var("CNIBOX_LANE").is_ok_and(|lane| lane == "vm")
 }
 
 /// All calls with effects, and of each call that only looks or waits the first, and every third
-/// further one.
+/// further one, but not in the VM.
 pub(crate) fn worth_trying() -> impl FnMut(&Point) -> bool {
     let mut seen: HashMap<String, usize> = HashMap::new();
+    // There each of them takes more than a second.
+    let step = if in_vm() { usize::MAX } else { 3 };
     move |point| {
         let name = &point.syscall.name;
         let nth = seen.entry(name.clone()).and_modify(|n| *n += 1).or_insert(0);
-        EFFECTS.contains(&name.as_str()) || nth.is_multiple_of(3)
+        EFFECTS.contains(&name.as_str()) || nth.is_multiple_of(step)
     }
 }
 
