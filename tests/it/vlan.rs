@@ -85,7 +85,7 @@ fn frames_are_tagged_and_traffic_flows() {
         node.sh("nft add table netdev t");
         let hook = "'{ type filter hook ingress device wire1 priority 0; }'";
         node.sh(&format!("nft add chain netdev t c {hook}"));
-        node.sh("nft add rule netdev t c vlan id 100 counter comment tagged");
+        node.sh("nft add rule netdev t c vlan id 100 counter accept comment tagged");
         node.sh("nft add rule netdev t c vlan id != 100 counter comment other");
         node.sh("nft 'add rule netdev t c ip saddr 10.1.2.2 counter comment untagged'");
         net.add(&container);
