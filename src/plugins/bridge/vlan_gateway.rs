@@ -77,12 +77,16 @@ fn find_or_make(
 /// The pair, with the gateway's end first, so that the other one has the index before.
 fn create(host: &Netlink, bridge: &Link, name: &str) -> Result<Link> {
     for _ in 0..NAME_TRIES {
-        let peer = VethPeer::new(names::random_veth()).mtu(bridge.mtu);
+        let port = names::random_veth();
+        let peer = VethPeer::new(&port).mtu(bridge.mtu);
         let link = NewLink::new(name, LinkKind::Veth { peer }).mtu(bridge.mtu);
         match host.create_link(&link) {
             Ok(link) => {
-                // Without IPv6 there is nothing to switch off.
-                drop(sysctl::write(&format!("net/ipv6/conf/{name}/accept_ra"), "0"));
+                // Router advertisements of a container must not configure the host; without IPv6
+                // there is nothing to switch off.
+                for end in [name, &port] {
+                    drop(sysctl::write(&format!("net/ipv6/conf/{end}/accept_ra"), "0"));
+                }
                 return Ok(link);
             }
             Err(error) if error.is_exists() && host.link(name)?.is_none() => {}
