@@ -1,6 +1,7 @@
 //! What a person runs.
 
 pub mod cnitool;
+pub mod completion;
 pub mod install;
 pub mod multicall;
 pub mod pause;
