@@ -68,7 +68,7 @@ rpmbuild -bb --quiet --target "$rpm" \
     --define "_topdir $stage/rpmbuild" --define "_rpmdir $stage" --define "_buildhost cnibox" \
     --define "_rpmfilename cnibox-$version-1.$rpm.rpm" --define "_dbpath $stage/rpmdb" \
     --define "stage $stage/rpm" --define "filelist $stage/files" \
-    --define "release_version $version" packaging/cnibox.spec
+    --define "release_version $version" packaging/cnibox.spec >/dev/null
 mv "$work/cnibox-$version-1.$rpm.rpm" "$out/"
 
 # shellcheck disable=SC2086 # one word each
@@ -77,5 +77,6 @@ python3 packaging/image.py "$out/cnibox-$version-$go.oci.tar" "$version" "$go=$b
 python3 packaging/sbom.py "$out/cnibox-$version-$go.cdx.json" "$target"
 install -m 755 "$binary" "$out/cnibox-$version-$go"
 rm -rf "$work"
-(cd "$out" && find . -maxdepth 1 -type f ! -name SHA256SUMS | sed 's,^\./,,' | sort | xargs sha256sum) >"$out/SHA256SUMS.new"
-mv "$out/SHA256SUMS.new" "$out/SHA256SUMS"
+rm -f "$out/SHA256SUMS"
+sums=$(cd "$out" && find . -maxdepth 1 -type f | sed 's,^\./,,' | sort | xargs sha256sum)
+echo "$sums" >"$out/SHA256SUMS"

@@ -7,6 +7,7 @@ set -eu
 [ $# -ge 1 ] || { sed -n '2,5s/^# //p' "$0"; exit 2; }
 given=$(readlink -f "$1")
 shift
+peer=${PEER:-/usr/lib/cni}
 HERE=$(dirname "$(readlink -f "$0")")
 # Not a tmpfs, nor an overlay: the runtimes' own overlays lie on it.
 base=$(mktemp -d /var/tmp/cnibox-runtimes.XXXXXX)
@@ -52,9 +53,11 @@ plugins_for() {
     mkdir -p "$base/$1/plugins"
     if [ -d "$given" ]; then
         cp "$given"/* "$base/$1/plugins/"
-    else
-        "$given" install "$base/$1/plugins" >/dev/null
+        return
     fi
+    # What podman's own configurations name and we do not have.
+    [ ! -e "$peer/bridge" ] || cp "$peer"/* "$base/$1/plugins/"
+    "$given" install "$base/$1/plugins" >/dev/null
 }
 
 wanted="${*:-containerd podman switch}"
@@ -65,7 +68,6 @@ for name in $wanted; do
             scenario "$name" "$name.sh"
             ;;
         switch)
-            peer=${PEER:-/usr/lib/cni}
             if [ -d "$given" ] || [ ! -e "$peer/bridge" ]; then continue; fi
             mkdir -p "$base/switch/plugins"
             cp "$peer"/* "$base/switch/plugins/"
