@@ -24,7 +24,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("skel", &["cni", "netlink", "netns", "iface", "invoke", "store"]),
     ("runtime", &["cni", "invoke", "store"]),
     ("plugins", &["cni", "netlink", "netns", "sysctl", "iface", "netfilter", "skel", "store"]),
-    ("tool", &["cni", "invoke", "runtime", "skel", "store"]),
+    ("tool", &["cni", "invoke", "netfilter", "runtime", "skel", "store"]),
     ("applets", &["plugins", "skel", "tool"]),
 ];
 

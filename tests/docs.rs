@@ -58,7 +58,9 @@ fn keys(text: &str) -> Vec<(String, String)> {
     let mut found = Vec::new();
     let mut lines = text.lines();
     while let Some(line) = lines.next() {
-        if !(line.trim_start().starts_with("#[derive(") && line.contains("Deserialize")) {
+        // What is written as well is a file of state.
+        let read = line.trim_start().starts_with("#[derive(") && line.contains("Deserialize");
+        if !read || line.contains(" Serialize") {
             continue;
         }
         let mut attributes = String::new();
@@ -83,7 +85,9 @@ fn keys(text: &str) -> Vec<(String, String)> {
             }
             if let Some((field, _)) = line.split_once(':') {
                 let field = field.rsplit(' ').next().unwrap();
-                let is_skipped = attribute.contains("skip") || attribute.contains("flatten");
+                let is_skipped = ["(skip)", "skip_deserializing", "flatten"]
+                    .iter()
+                    .any(|s| attribute.contains(s));
                 if !is_skipped {
                     let key = renamed(&attribute).unwrap_or_else(|| written(field, camel));
                     found.push((key, item.clone()));
@@ -116,7 +120,9 @@ fn written(field: &str, camel: bool) -> String {
 /// The words in a page's code spans: `ipam.ranges` gives `ipam` and `ranges`.
 fn words(text: &str) -> Vec<&str> {
     let spans = text.split('`').skip(1).step_by(2);
-    spans.flat_map(|span| span.split(|c: char| !(c.is_alphanumeric() || "_-/".contains(c)))).collect()
+    spans
+        .flat_map(|span| span.split(|c: char| !(c.is_alphanumeric() || "_-/".contains(c))))
+        .collect()
 }
 
 /// The keys in the first column of a page's tables: the last word of each span.
@@ -181,13 +187,17 @@ fn image_builders_find_every_plugin() {
     let text = fs::read_to_string(root().join("docs/image-builder.md")).unwrap();
     for name in plugins() {
         let row = format!("| `{name}` |");
-        assert!(text.contains(&row), "docs/image-builder.md: add the row \"{row} kernel | files |\"");
+        assert!(
+            text.contains(&row),
+            "docs/image-builder.md: add the row \"{row} kernel | files |\""
+        );
     }
 }
 
 #[test]
 fn releases_are_named_once() {
-    let manifest = fs::read_to_string(root().join("packaging/kubernetes/kustomization.yaml")).unwrap();
+    let manifest =
+        fs::read_to_string(root().join("packaging/kubernetes/kustomization.yaml")).unwrap();
     let tag = format!("newTag: {}", env!("CARGO_PKG_VERSION"));
     assert!(manifest.contains(&tag), "packaging/kubernetes/kustomization.yaml: {tag}");
 }
@@ -215,6 +225,10 @@ struct Plain { }
 #[derive(Deserialize)]
 struct Snake {
     a_b: u8,
+}
+#[derive(Deserialize, Serialize)]
+struct State {
+    nor_me: u8,
 }
 #[derive(Clone)]
 struct Other {
