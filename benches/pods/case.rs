@@ -9,7 +9,7 @@ use crate::netfilter::Backend;
 /// The name of the bridge.
 pub(crate) const BRIDGE: &str = "cni0";
 
-/// The name of the link that macvlans and ipvlans are on top of.
+/// The name of the link that macvlans, ipvlans and VLANs are on top of.
 pub(crate) const MASTER: &str = "up0";
 
 /// The name of the network, and so of the folder of its leases.
@@ -51,6 +51,8 @@ pub(crate) const CASES: &[Case] = &[
     Case { name: "ptp", plugin: "ptp", ..BRIDGE_CASE },
     Case { name: "macvlan", plugin: "macvlan", ..BRIDGE_CASE },
     Case { name: "ipvlan", plugin: "ipvlan", ..BRIDGE_CASE },
+    Case { name: "vlan", plugin: "vlan", ..BRIDGE_CASE },
+    Case { name: "dummy", plugin: "dummy", ..BRIDGE_CASE },
     Case { name: "portmap-1", ..PORTMAP_CASE },
     Case { name: "portmap-32", ports: 32, ..PORTMAP_CASE },
     Case { name: "chain", loopback: true, masq: true, ..PORTMAP_CASE },
@@ -70,7 +72,12 @@ impl Case {
 
     /// The kind of link that the plugin makes on top of [`MASTER`], if it does.
     pub(crate) fn child(&self) -> Option<&'static str> {
-        Some(self.plugin).filter(|plugin| ["macvlan", "ipvlan"].contains(plugin))
+        Some(self.plugin).filter(|plugin| ["macvlan", "ipvlan", "vlan"].contains(plugin))
+    }
+
+    /// The kind of link that a kernel may lack.
+    pub(crate) fn rare_kind(&self) -> Option<&'static str> {
+        self.child().or(Some(self.plugin).filter(|plugin| *plugin == "dummy"))
     }
 
     /// All plugins in the order of ADD.
@@ -124,7 +131,7 @@ impl Case {
                 conf["bridge"] = json!(BRIDGE);
                 conf["isDefaultGateway"] = json!(true);
             }
-            "macvlan" | "ipvlan" => {
+            "macvlan" | "ipvlan" | "vlan" => {
                 conf["master"] = json!(MASTER);
                 ipam["routes"] = json!([{"dst": "0.0.0.0/0"}]);
             }

@@ -164,7 +164,7 @@ impl Bench<'_> {
                 return Ok(());
             }
         }
-        if let Some(kind) = case.child()
+        if let Some(kind) = case.rare_kind()
             && !world::has_kind(kind)?
         {
             table::note(case.name, &format!("this kernel has no {kind}"));

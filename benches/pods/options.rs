@@ -19,6 +19,8 @@ Cases (all of them without a choice):
   ptp            ptp + host-local
   macvlan        macvlan + host-local
   ipvlan         ipvlan + host-local, where the kernel has it
+  vlan           vlan + host-local, where the kernel has it; a VLAN for each pod
+  dummy          dummy + host-local, where the kernel has it
   portmap-1      bridge, then portmap with 1 port; a chain is one ADD, one DEL
   portmap-32     bridge, then portmap with 32 ports
   chain          loopback, bridge with ipMasq, portmap with 1 port

@@ -39,6 +39,11 @@ impl Pod {
         if plugin == "loopback" { &mut self.loopback } else { &mut self.result }
     }
 
+    /// A VLAN that none of the pods beside this one has, nor any that was there before.
+    fn vlan(&self) -> usize {
+        4094 - self.number % 1024
+    }
+
     /// Ports that none of the pods beside this one has.
     fn port_mappings(&self, ports: usize) -> Value {
         let host = |i| 1024 + (self.number * ports + i) % 64_000;
@@ -165,6 +170,9 @@ fn stdin(case: &Case, (plugin, conf): (&str, &Value), pod: &mut Pod) -> String {
     if plugin == "portmap" {
         conf["runtimeConfig"] = json!({"portMappings": pod.port_mappings(case.ports)});
     }
+    if plugin == "vlan" {
+        conf["vlanId"] = json!(pod.vlan());
+    }
     let result = pod.result(plugin);
     if !result.is_null() {
         conf["prevResult"] = result.clone();
@@ -250,7 +258,9 @@ fn master() -> Vec<String> {
 pub(crate) fn has_kind(kind: &str) -> Result<bool> {
     let probe = || {
         ip_batch(&master())?;
-        Ok(ip_batch(&[format!("link add link {MASTER} name probe type {kind}")]).is_ok())
+        let id = if kind == "vlan" { " id 5" } else { "" };
+        let lower = if kind == "dummy" { String::new() } else { format!("link {MASTER} ") };
+        Ok(ip_batch(&[format!("link add {lower}name probe type {kind}{id}")]).is_ok())
     };
     Netns::fresh()?.run(probe)?
 }
@@ -259,9 +269,13 @@ fn links(case: &Case, pods: usize, crowd: &Netns) -> Vec<String> {
     let crowd = crowd.path().display();
     if let Some(kind) = case.child() {
         let child = |i| format!("link add link {MASTER} name far{i} netns {crowd} type {kind}");
-        // Without it, a macvlan is a vepa.
-        let mode = if kind == "macvlan" { " mode bridge" } else { "" };
-        return (0..pods).map(|i| child(i) + mode).collect();
+        let more = |i| match kind {
+            // Without it, a macvlan is a vepa.
+            "macvlan" => " mode bridge".to_owned(),
+            "vlan" => format!(" id {}", i + 1),
+            _ => String::new(),
+        };
+        return (0..pods).map(|i| child(i) + &more(i)).collect();
     }
     let pair = |i| format!("link add near{i} type veth peer name far{i} netns {crowd}");
     let attach = |i| {

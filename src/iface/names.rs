@@ -11,6 +11,12 @@ pub fn random_veth() -> String {
     format!("veth{:08x}", random & 0xffff_ffff)
 }
 
+/// Whether a name is of that pattern.
+pub fn is_random_veth(name: &str) -> bool {
+    let digits = name.strip_prefix("veth").unwrap_or_default();
+    digits.len() == 8 && digits.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -19,6 +25,9 @@ mod tests {
     fn pattern_and_variety() {
         let names: std::collections::HashSet<_> = (0..100).map(|_| random_veth()).collect();
         assert_eq!(names.len(), 100);
-        assert!(names.iter().all(|n| n.len() == 12 && n.starts_with("veth")));
+        assert!(names.iter().all(|name| is_random_veth(name)));
+        for other in ["veth", "veth1234567", "vethABCDEF01", "br0.100", "veth123456789"] {
+            assert!(!is_random_veth(other), "{other}");
+        }
     }
 }

@@ -83,7 +83,9 @@ pub fn del_inside(netns: &Netns, ifname: &IfName) -> Result<()> {
 /// Deletes the pair by what the result says of the host's end, for a container whose namespace
 /// cannot be reached any more.
 pub fn del_host_end(host: &Netlink, result: &CniResult) -> Result<()> {
-    for entry in result.interfaces.iter().filter(|entry| entry.sandbox.is_empty()) {
+    // The gateway of a VLAN is a veth on the host as well, and shared.
+    let ends = result.interfaces.iter().filter(|entry| names::is_random_veth(&entry.name));
+    for entry in ends.filter(|entry| entry.sandbox.is_empty()) {
         let Some(link) = host.link(&entry.name)? else { continue };
         // Another pair may have been given the name since; hardly one with the same address.
         let mac = link.mac.map(|mac| mac.to_string());

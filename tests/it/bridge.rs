@@ -6,6 +6,7 @@ mod ipam;
 mod link;
 mod refusals;
 mod routes;
+mod vlan;
 
 use serde_json::{Value, json};
 

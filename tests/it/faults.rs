@@ -121,6 +121,22 @@ impl Scene {
         Scene::new("ipvlan", &json!({"master": "wire0", "mtu": 1400}))
     }
 
+    fn dummy() -> Scene {
+        Scene::new("dummy", &json!({"mtu": 1400}))
+    }
+
+    /// A VLAN of a master is one container's.
+    fn vlan() -> Scene {
+        let keys = json!({"master": "wire0", "vlanId": 100, "mtu": 1400});
+        Scene::prepared("vlan", |_| keys.clone(), &json!({"vlanId": 99}))
+    }
+
+    /// The neighbour is in another VLAN of the bridge, so that the gateway comes and goes.
+    fn bridge_vlan() -> Scene {
+        let keys = json!({"isDefaultGateway": true, "vlan": 100});
+        Scene::prepared("bridge", |_| keys.clone(), &json!({"vlan": 99}))
+    }
+
     fn call(&self, verb: &str) -> Call {
         let call = self.node.call(self.plugin, verb).conf(&self.conf);
         call.netns(&self.container.path()).env("RUST_BACKTRACE", "0")
@@ -343,4 +359,40 @@ fn a_macvlan_del_killed_anywhere_is_finished_by_the_next() {
 fn a_failing_ipvlan_add_leaves_nothing_at_any_system_call() {
     needs!(lane::IPVLAN);
     no_add_leaves_anything(&Scene::ipvlan());
+}
+
+#[test]
+fn a_failing_dummy_add_leaves_nothing_at_any_system_call() {
+    needs!(lane::DUMMY);
+    no_add_leaves_anything(&Scene::dummy());
+}
+
+#[test]
+fn a_failing_vlan_add_leaves_nothing_at_any_system_call() {
+    needs!(lane::VLAN);
+    no_add_leaves_anything(&Scene::vlan());
+}
+
+#[test]
+fn a_vlan_add_killed_anywhere_is_cleaned_up_by_del() {
+    needs!(lane::VLAN);
+    survives_kill(&Scene::vlan(), "ADD");
+}
+
+#[test]
+fn a_failing_bridge_add_with_a_vlan_leaves_nothing_at_any_system_call() {
+    needs!(lane::BRIDGE_VLAN);
+    no_add_leaves_anything(&Scene::bridge_vlan());
+}
+
+#[test]
+fn a_bridge_add_with_a_vlan_killed_anywhere_is_cleaned_up_by_del() {
+    needs!(lane::BRIDGE_VLAN);
+    survives_kill(&Scene::bridge_vlan(), "ADD");
+}
+
+#[test]
+fn a_bridge_del_with_a_vlan_killed_anywhere_is_finished_by_the_next() {
+    needs!(lane::BRIDGE_VLAN);
+    survives_kill(&Scene::bridge_vlan(), "DEL");
 }

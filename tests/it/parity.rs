@@ -8,6 +8,7 @@ use std::thread;
 use serde_json::{Value, json};
 
 use crate::compare::{self, assert_same, normal};
+use crate::lane::{self, needs};
 use crate::net::{no_veth_remains, wire};
 use crate::node::{Call, Container, Node};
 
@@ -107,6 +108,36 @@ fn cases() -> Vec<Case> {
     ]
 }
 
+/// Those that not every kernel can run.
+fn cases_with_vlans() -> Vec<Case> {
+    let case =
+        |name, plugin, subnets, versions, keys| Case { name, plugin, subnets, keys, versions };
+    let routes = json!([{"dst": "192.168.0.0/16"}, {"dst": "10.9.0.0/16", "gw": "10.1.2.9"}]);
+    let vlan = json!({"master": "wire0", "vlanId": 7});
+    let gateway = json!({"isDefaultGateway": true, "vlan": 100});
+    vec![
+        case("vlan", "vlan", V4, &SOME, json!({"master": "wire0", "vlanId": 7, "routes": routes})),
+        case(
+            "vlan dual",
+            "vlan",
+            DUAL,
+            &NEWEST,
+            json!({"master": "wire0", "vlanId": 7, "mtu": 1400}),
+        ),
+        case("vlan v6", "vlan", V6, &NEWEST, vlan.clone()),
+        case(
+            "vlan bad mtu",
+            "vlan",
+            V4,
+            &NEWEST,
+            json!({"master": "wire0", "vlanId": 7, "mtu": 1601}),
+        ),
+        case("bridge vlan", "bridge", V4, &SOME, gateway.clone()),
+        case("bridge vlan dual", "bridge", DUAL, &NEWEST, gateway),
+        case("bridge vlan L2", "bridge", &[], &NEWEST, json!({"vlan": 100})),
+    ]
+}
+
 /// A fresh node and container, to which one side's plugin adds.
 struct Bench<'a> {
     node: Node,
@@ -119,7 +150,7 @@ struct Bench<'a> {
 impl<'a> Bench<'a> {
     fn new(side: Side<'a>, case: &'a Case, version: &str) -> Bench<'a> {
         let node = Node::new();
-        if ["macvlan", "ipvlan"].contains(&case.plugin) {
+        if ["macvlan", "ipvlan", "vlan"].contains(&case.plugin) {
             wire(&node);
             node.sh("ip route add default via 10.1.2.77 dev wire1; ip link set wire0 mtu 1600");
         }
@@ -326,8 +357,7 @@ fn delete_across(peer: &Path, case: &Case) {
 }
 
 /// Every case on a thread of its own: the reference waits for seconds.
-fn each_case(work: impl Fn(&Case) + Sync) {
-    let cases = cases();
+fn each_case(cases: &[Case], work: impl Fn(&Case) + Sync) {
     let failed: Vec<&str> = thread::scope(|scope| {
         let work = &work;
         let threads: Vec<_> =
@@ -340,13 +370,23 @@ fn each_case(work: impl Fn(&Case) + Sync) {
 #[test]
 fn results_and_kernel_state_are_those_of_the_reference() {
     let Some(peer) = compare::peer("parity of results") else { return };
-    each_case(|case| compare(&peer, case));
+    each_case(&cases(), |case| compare(&peer, case));
 }
 
 #[test]
 fn each_deletes_what_the_other_added() {
     let Some(peer) = compare::peer("parity of DEL") else { return };
-    each_case(|case| delete_across(&peer, case));
+    each_case(&cases(), |case| delete_across(&peer, case));
+}
+
+#[test]
+fn vlans_are_those_of_the_reference() {
+    needs!(lane::VLAN, lane::BRIDGE_VLAN);
+    let Some(peer) = compare::peer("parity of VLANs") else { return };
+    each_case(&cases_with_vlans(), |case| {
+        compare(&peer, case);
+        delete_across(&peer, case);
+    });
 }
 
 #[test]

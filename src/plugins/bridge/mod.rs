@@ -126,7 +126,6 @@ impl Plugin for Bridge {
         let bridge = ensure_bridge(host, conf, &plan)?;
         let filter = PacketFilter::new();
         let mut undo = Rollback::new();
-        vlan_gateway::register(host, (conf, &plan), &mut undo);
 
         let pair = veth::add(host, netns, plan.veth(&req.ifname, bridge.link.index))?;
         let veth::Pair { host: port, container: link } = pair;
@@ -152,9 +151,13 @@ impl Plugin for Bridge {
         }
         configure_container(&inside, &link, conf, &result)?;
         if !gateways.is_empty() {
-            let on = Shared::gateway(host, (conf, &plan), bridge)?;
+            let ports = (&bridge.link, port.index);
+            let on = match vlan_gateway::ensure(host, (conf, &plan), ports, &mut undo)? {
+                Some(link) => Shared { link, pinned: true },
+                None => bridge,
+            };
             gateway::ensure(host, &on, conf, &gateways)?;
-            if plan.vlans.access.is_some() {
+            if on.link.name != conf.bridge {
                 result.interfaces.push(veth::interface(&on.link, ""));
             }
         }
@@ -208,6 +211,7 @@ impl Plugin for Bridge {
         host.require_admin().map_err(|e| unavailable(e.into()))?;
         if let Some(link) = host.link(&conf.bridge)? {
             require_bridge(&link).map_err(unavailable)?;
+            plan.vlans.require_filtering(host, &link).map_err(unavailable)?;
         }
         protect::status(conf, &plan)?;
         if cx.net.ipam_type.is_empty() { Ok(()) } else { cx.ipam_status() }
@@ -286,10 +290,10 @@ impl Plan {
 /// Removes the gateway of a VLAN that has no other port. A configuration that ADD would refuse has
 /// made none.
 fn del_gateway(cx: &Cx<'_>, conf: &Conf, failures: &mut Failures) {
-    if conf.vlan != 0 {
-        if let Ok(plan) = Plan::resolve(cx, conf) {
-            failures.keep(vlan_gateway::del(cx, conf, &plan));
-        }
+    if conf.vlan != 0
+        && let Ok(plan) = Plan::resolve(cx, conf)
+    {
+        failures.keep(vlan_gateway::del(cx, conf, &plan));
     }
 }
 
@@ -298,19 +302,6 @@ fn del_gateway(cx: &Cx<'_>, conf: &Conf, failures: &mut Failures) {
 struct Shared {
     link: Link,
     pinned: bool,
-}
-
-impl Shared {
-    /// What has the gateways' addresses: the bridge, or the interface of the VLAN.
-    fn gateway(host: &Netlink, (conf, plan): (&Conf, &Plan), bridge: Shared) -> Result<Shared> {
-        match vlan_gateway::name(conf, plan).zip(plan.vlans.access) {
-            None => Ok(bridge),
-            Some((name, id)) => {
-                let link = vlan_gateway::ensure(host, &bridge.link, &name, id)?;
-                Ok(Shared { link, pinned: true })
-            }
-        }
-    }
 }
 
 /// `runtimeConfig.mac`, else `args.cni.mac`, else `MAC` of `CNI_ARGS`.

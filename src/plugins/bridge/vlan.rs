@@ -68,25 +68,48 @@ impl Vlans {
 
     /// Has a bridge that is there already keep VLANs apart, or says why not.
     pub(super) fn ensure_filtering(&self, host: &Netlink, bridge: &Link) -> Result<()> {
-        if !self.filtering || bridge.bridge.unwrap_or_default().vlan_filtering {
+        if self.require_filtering(host, bridge)? {
             return Ok(());
-        }
-        if host.dump_links()?.iter().any(|link| link.master == Some(bridge.index)) {
-            return Err(not_filtering(bridge));
         }
         host.set_link(bridge.index, LinkChange::vlan_filtering())
             .context(|| format!("could not switch on VLAN filtering of \"{}\"", bridge.name))
     }
 
+    /// Whether the bridge keeps VLANs apart or need not; an error if it has to and cannot be told to.
+    pub(super) fn require_filtering(&self, host: &Netlink, bridge: &Link) -> Result<bool> {
+        if !self.filtering || bridge.bridge.unwrap_or_default().vlan_filtering {
+            return Ok(true);
+        }
+        if host.dump_links()?.iter().any(|link| link.master == Some(bridge.index)) {
+            return Err(not_filtering(bridge));
+        }
+        Ok(false)
+    }
+
     /// Puts a new port of the bridge into its VLANs.
     pub(super) fn set(&self, host: &Netlink, bridge: &Link, port: &Link) -> Result<()> {
-        if self.port.is_empty() {
+        self.put(host, bridge, (port, &self.port))
+    }
+
+    /// Puts the port of the gateway into the VLAN that the gateway is for; whatever it was in.
+    pub(super) fn set_gateway(&self, host: &Netlink, bridge: &Link, port: &Link) -> Result<()> {
+        let own: Vec<_> = self.access.map(PortVlans::native).into_iter().collect();
+        self.put(host, bridge, (port, &own))
+    }
+
+    fn put(
+        &self,
+        host: &Netlink,
+        bridge: &Link,
+        (port, vlans): (&Link, &[PortVlans]),
+    ) -> Result<()> {
+        if vlans.is_empty() {
             return Ok(());
         }
-        host.add_port_vlans(port.index, &self.port)
+        host.add_port_vlans(port.index, vlans)
             .context(|| format!("failed to setup vlan tag on interface \"{}\"", port.name))?;
         let default = bridge.bridge.unwrap_or_default().default_pvid;
-        let wanted = self.port.iter().any(|vlans| vlans.ids.contains(&default));
+        let wanted = vlans.iter().any(|vlans| vlans.ids.contains(&default));
         if self.preserve || wanted || default == 0 {
             return Ok(());
         }
@@ -115,10 +138,12 @@ impl Vlans {
                 }
             }
         }
-        let more = found.vlans.iter().flat_map(|vlans| vlans.ids.clone()).find(|id| {
-            let wanted = self.port.iter().any(|vlans| vlans.ids.contains(id));
-            !wanted && !(self.preserve && *id == info.default_pvid)
-        });
+        let expected = |id: &u16| {
+            let kept = self.preserve && *id == info.default_pvid;
+            kept || self.port.iter().any(|vlans| vlans.ids.contains(id))
+        };
+        let mut present = found.vlans.iter().flat_map(|vlans| vlans.ids.clone());
+        let more = present.find(|id| !expected(id));
         more.map_or(Ok(()), |id| {
             let msg = format!("port \"{}\" is in VLAN {id}, which is not configured", port.name);
             Err(Error::internal(msg))
@@ -183,10 +208,10 @@ fn without(
 ) -> impl Iterator<Item = RangeInclusive<u16>> {
     let (first, last) = (*ids.start(), *ids.end());
     let parts = match hole.filter(|hole| ids.contains(hole)) {
-        Some(hole) => [first..=hole - 1, hole + 1..=last],
-        None => [first..=last, 1..=0],
+        Some(hole) => [Some(first..=hole - 1), Some(hole + 1..=last)],
+        None => [Some(first..=last), None],
     };
-    parts.into_iter().filter(|part| !part.is_empty())
+    parts.into_iter().flatten().filter(|part| !part.is_empty())
 }
 
 #[cfg(test)]

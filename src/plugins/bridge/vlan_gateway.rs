@@ -11,11 +11,10 @@ use super::{Conf, Plan};
 use crate::cni::IfName;
 use crate::error::{Context, Error, Result};
 use crate::iface::names;
-use crate::netlink::{
-    Link, LinkChange, LinkKind, Netlink, NewLink, PortVlans, Tagging, VethPeer, VlanPort,
-};
+use crate::netlink::{Link, LinkChange, LinkKind, Netlink, NewLink, Tagging, VethPeer, VlanPort};
 use crate::skel::{Cx, Rollback};
 use crate::store::lock::Lock;
+use crate::sysctl;
 
 /// Without a place for it, there is no lock.
 const LOCK: &str = "/run/cnibox-bridge-vlan.lock";
@@ -36,8 +35,28 @@ pub(super) fn require_name(conf: &Conf, plan: &Plan) -> Result<()> {
     IfName::parse(&name).map(drop).map_err(why)
 }
 
-/// Finds the interface of the gateway, or makes it.
-pub(super) fn ensure(host: &Netlink, bridge: &Link, name: &str, id: u16) -> Result<Link> {
+/// Finds the interface of the gateway, or makes it and registers how that is taken back; `port` is
+/// the one for which it is made.
+pub(super) fn ensure<'a>(
+    host: &'a Netlink,
+    (conf, plan): (&'a Conf, &'a Plan),
+    (bridge, port): (&Link, u32),
+    undo: &mut Rollback<'a>,
+) -> Result<Option<Link>> {
+    let Some(name) = name(conf, plan) else { return Ok(None) };
+    let (link, made) = find_or_make(host, plan, (bridge, &name))?;
+    if made {
+        let users = Users { conf, plan, except: Some(port) };
+        undo.push(format!("remove \"{name}\""), move || users.remove_gateway(host, &name));
+    }
+    Ok(Some(link))
+}
+
+fn find_or_make(
+    host: &Netlink,
+    plan: &Plan,
+    (bridge, name): (&Link, &str),
+) -> Result<(Link, bool)> {
     let failed = || "failed to create vlan interface".to_owned();
     let _turn = Lock::exclusive(Path::new(LOCK)).ok();
     let found = host.link(name).context(failed)?;
@@ -47,12 +66,12 @@ pub(super) fn ensure(host: &Netlink, bridge: &Link, name: &str, id: u16) -> Resu
         None => create(host, bridge, name).context(failed)?,
     };
     // One that a process left half made is completed; another kind of link is its maker's affair.
-    let completed = complete(host, bridge, (&link, id));
+    let completed = complete(host, plan, (bridge, &link));
     if made && completed.is_err() {
         drop(host.del_link_by_index(link.index));
     }
     completed.context(failed)?;
-    Ok(link)
+    Ok((link, made))
 }
 
 /// The pair, with the gateway's end first, so that the other one has the index before.
@@ -61,7 +80,11 @@ fn create(host: &Netlink, bridge: &Link, name: &str) -> Result<Link> {
         let peer = VethPeer::new(names::random_veth()).mtu(bridge.mtu);
         let link = NewLink::new(name, LinkKind::Veth { peer }).mtu(bridge.mtu);
         match host.create_link(&link) {
-            Ok(link) => return Ok(link),
+            Ok(link) => {
+                // Without IPv6 there is nothing to switch off.
+                drop(sysctl::write(&format!("net/ipv6/conf/{name}/accept_ra"), "0"));
+                return Ok(link);
+            }
             Err(error) if error.is_exists() && host.link(name)?.is_none() => {}
             Err(error) => return Err(error.into()),
         }
@@ -69,7 +92,7 @@ fn create(host: &Netlink, bridge: &Link, name: &str) -> Result<Link> {
     Err(Error::internal("failed to find a unique veth name"))
 }
 
-fn complete(host: &Netlink, bridge: &Link, (link, id): (&Link, u16)) -> Result<()> {
+fn complete(host: &Netlink, plan: &Plan, (bridge, link): (&Link, &Link)) -> Result<()> {
     if let Some(port) = port_of(host, link)? {
         let up = LinkChange::new().up();
         if port.master.is_none() {
@@ -77,13 +100,8 @@ fn complete(host: &Netlink, bridge: &Link, (link, id): (&Link, u16)) -> Result<(
         } else if !port.up {
             host.set_link(port.index, up)?;
         }
-        let all = host.dump_port_vlans()?;
-        let vlans = all.into_iter().find(|vlans| vlans.index == port.index).unwrap_or_default();
-        if vlans.tagging(id) != Some(Tagging::Native) {
-            host.add_port_vlans(port.index, &[PortVlans::native(id)])?;
-            let others: Vec<_> = vlans.vlans.into_iter().filter(|v| !v.ids.contains(&id)).collect();
-            host.del_port_vlans(port.index, &others)?;
-        }
+        // Sent whether it is needed or not: to ask would cost a list of all ports.
+        plan.vlans.set_gateway(host, bridge, &port)?;
     }
     if !link.up {
         host.set_link(link.index, LinkChange::new().up())?;
@@ -100,38 +118,52 @@ fn port_of(host: &Netlink, link: &Link) -> Result<Option<Link>> {
     }
 }
 
-/// Registers what becomes of the gateway when an ADD fails.
-pub(super) fn register<'a>(
-    host: &'a Netlink,
-    (conf, plan): (&'a Conf, &'a Plan),
-    undo: &mut Rollback<'a>,
-) {
-    if let Some(name) = name(conf, plan) {
-        undo.push("remove the VLAN's gateway", move || remove_unused(host, conf, plan, &name));
-    }
-}
-
 /// Removes the gateway unless another port is in its VLAN.
 pub(super) fn del(cx: &Cx<'_>, conf: &Conf, plan: &Plan) -> Result<()> {
     let Some(name) = name(conf, plan) else { return Ok(()) };
-    remove_unused(cx.host()?, conf, plan, &name)
+    Users { conf, plan, except: None }.remove_gateway(cx.host()?, &name)
 }
 
-fn remove_unused(host: &Netlink, conf: &Conf, plan: &Plan, name: &str) -> Result<()> {
-    let _turn = Lock::exclusive(Path::new(LOCK)).ok();
-    let Some(link) = host.link(name)? else { return Ok(()) };
-    let Some(port) = port_of(host, &link)? else { return Ok(()) };
-    let Some(bridge) = host.link(&conf.bridge)? else { return Ok(()) };
-    let uses = |other: &VlanPort| {
-        other.index != port.index
-            && other.master == Some(bridge.index)
-            && plan.vlans.access.and_then(|id| other.tagging(id)).is_some()
-    };
-    // What is in another bridge, or in none, is not ours.
-    if port.master != Some(bridge.index) || host.dump_port_vlans()?.iter().any(uses) {
-        return Ok(());
+/// The ports that a gateway is for.
+#[derive(Clone, Copy, Debug)]
+struct Users<'a> {
+    conf: &'a Conf,
+    plan: &'a Plan,
+    /// One that goes as well.
+    except: Option<u32>,
+}
+
+impl Users<'_> {
+    fn remove_gateway(self, host: &Netlink, name: &str) -> Result<()> {
+        let _turn = Lock::exclusive(Path::new(LOCK)).ok();
+        let Some(link) = host.link(name)? else { return Ok(()) };
+        let Some(port) = port_of(host, &link)? else { return Ok(()) };
+        let Some(bridge) = host.link(&self.conf.bridge)? else { return Ok(()) };
+        // What is in another bridge, or in none, is not ours.
+        if port.master != Some(bridge.index) || self.exist(host, &bridge, &port)? {
+            return Ok(());
+        }
+        let removed = host.del_link_by_index(link.index).map(drop);
+        removed.context(|| "remove the VLAN's gateway")
     }
-    host.del_link_by_index(link.index).map(drop).context(|| "remove the VLAN's gateway")
+
+    fn exist(self, host: &Netlink, bridge: &Link, gateway: &Link) -> Result<bool> {
+        let id = self.plan.vlans.access;
+        let in_vlan = |port: &&VlanPort| {
+            port.master == Some(bridge.index) && id.and_then(|id| port.tagging(id)).is_some()
+        };
+        for port in host.dump_port_vlans()?.iter().filter(in_vlan) {
+            if port.index == gateway.index || Some(port.index) == self.except {
+                continue;
+            }
+            let port = host.link_by_index(port.index)?;
+            // The kernel has no number for the namespace of the other end while it removes it.
+            if port.is_some_and(|port| port.link_netnsid != Some(-1)) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
 }
 
 /// CHECK: the interface is there, up, and its other end is in the VLAN.

@@ -101,29 +101,8 @@ fn trunk_entries_that_make_no_sense_have_the_references_words() {
 }
 
 #[test]
-fn what_is_not_supported_yet_is_refused_by_name_and_del_works_all_the_same() {
+fn without_ipam_there_is_nothing_to_masquerade() {
     let node = Node::new();
-    for (keys, msg) in [
-        (json!({"vlan": 100}), "\"vlan\" is not supported yet"),
-        (json!({"vlan": 100, "vlanTrunk": []}), "\"vlan\" is not supported yet"),
-        (json!({"vlanTrunk": []}), "\"vlanTrunk\" is not supported yet"),
-        (
-            json!({"vlanTrunk": [{"id": 101}, {"minID": 200, "maxID": 210}]}),
-            "\"vlanTrunk\" is not supported yet",
-        ),
-    ] {
-        let container = Container::new();
-        let net = simple(&node, &keys);
-        net.add_is_refused(&container, 2, msg);
-        // An attachment that the reference made.
-        simple(&node, &json!({})).add(&container);
-        net.del(&container);
-        net.del(&container);
-        no_veth_remains(&node);
-        assert_eq!(net.leases(), [""; 0]);
-        node.sh("ip link del br0");
-    }
-    // Without IPAM there is nothing to masquerade, as in the reference.
     layer2(&node, "1.1.0", &json!({"ipMasq": true})).add(&Container::new());
 }
 
