@@ -47,6 +47,9 @@ impl Plugin for Bandwidth {
         let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
         let former = limits.ingress.map(|_| shape::bucket_of(host, &end)).transpose()?.flatten();
         warn_of_small_buckets(&limits, &end);
+        for key in conf.forgotten_keys() {
+            log::warn(format_args!("\"{key}\" is ignored: the limits are for all traffic"));
+        }
 
         let there = match limits.egress {
             Some(_) => own_device(host, &owner, &end)?,
