@@ -81,8 +81,7 @@ pub(super) fn create(host: &Netlink, owner: &Owner<'_>, mtu: u32) -> Result<Link
             // Another interface of the container has just been given it.
             Err(error) if error.is_exists() => {}
             Err(error) => {
-                // The name was free: what has it now, only the answer being lost, is ours. Not
-                // looked up first, as nothing that comes from a broken socket can be relied on.
+                // The name was free: what has it now, only the answer being lost, is ours.
                 if let Err(error) = host.del_link(&name) {
                     log::debug(error);
                 }
