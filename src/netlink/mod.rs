@@ -73,12 +73,16 @@ pub struct Netlink {
     // Before the runtime: it deregisters its socket there when it is dropped.
     channel: RefCell<Channel>,
     runtime: Rc<Runtime>,
+    /// Whether it is a socket of the calling thread's own namespace, so that another one can be
+    /// opened in its place.
+    reopens: bool,
 }
 
 impl Netlink {
     /// A socket in the calling thread's namespace.
     pub fn open() -> Result<Netlink> {
-        Netlink::from_socket(Opener::here()?.open()?)
+        let netlink = Netlink::from_socket(Opener::here()?.open()?)?;
+        Ok(Netlink { reopens: true, ..netlink })
     }
 
     /// A socket in `ns`, for use on the calling thread.
@@ -94,15 +98,31 @@ impl Netlink {
             return Err(opening(io::Error::from(nix::errno::Errno::EXDEV)));
         }
         let runtime = runtime().map_err(opening)?;
+        Ok(Netlink { channel: RefCell::new(Channel::new(socket.inner)), runtime, reopens: false })
+    }
+
+    /// Puts a new socket in place of one that failed. What could not be sent is forgotten: sent
+    /// with the next request, which may be there to undo it, it would be done after all.
+    fn reopen(&self, channel: &mut Channel) {
+        if !self.reopens {
+            return;
+        }
+        if let Ok(socket) = Opener::here().and_then(|opener| opener.open()) {
+            *channel = Channel::new(socket.inner);
+        }
+    }
+}
+
+impl Channel {
+    fn new(socket: TokioSocket) -> Channel {
         let (mut connection, handle, unsolicited) =
-            from_socket_with_codec::<Packet, TokioSocket, NetlinkCodec>(socket.inner);
+            from_socket_with_codec::<Packet, TokioSocket, NetlinkCodec>(socket);
         // Without these an error at the end of a dump, and a connection that was lost before
         // the acknowledgement, would look like success.
         connection.set_forward_done(true);
         connection.set_forward_ack(true);
         let events = VecDeque::new();
-        let channel = Channel { connection, handle, unsolicited, joined: false, events };
-        Ok(Netlink { channel: RefCell::new(channel), runtime })
+        Channel { connection, handle, unsolicited, joined: false, events, broken: false }
     }
 }
 

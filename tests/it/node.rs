@@ -170,9 +170,9 @@ impl Container {
 }
 
 /// Traffic control but for what the kernel gives every link, with the filters of what comes in.
-const QDISCS: &str = r#"tc qdisc show | sed "/ 0: dev /d; s/ refcnt [0-9]*//; s/ ---*//";
+const QDISCS: &str = r#"tc qdisc show | sed "/ 0: dev /d; s/ refcnt [0-9]*//; s/ ---*//; s/^qdisc/queue/";
     for dev in $(tc qdisc show | sed -n "s/^qdisc [ic][nl].* ffff: dev \([^ ]*\) .*/\1/p"); do
-        tc filter show dev $dev ingress; done"#;
+        tc filter show dev $dev ingress | sed "s/ parent ffff:[^ ]*//"; done"#;
 
 /// Links, addresses, routes, rules, qdiscs and leases at one moment, as text that can be compared.
 #[derive(Debug, PartialEq, Eq, Clone)]
