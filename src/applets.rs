@@ -5,6 +5,7 @@ use crate::plugins::bridge::Bridge;
 use crate::plugins::dummy::Dummy;
 use crate::plugins::firewall::Firewall;
 use crate::plugins::host_device::HostDevice;
+use crate::plugins::flannel::Flannel;
 use crate::plugins::host_local::HostLocal;
 use crate::plugins::ipvlan::Ipvlan;
 use crate::plugins::loopback::Loopback;
@@ -14,6 +15,8 @@ use crate::plugins::ptp::Ptp;
 use crate::plugins::tap::Tap;
 use crate::plugins::tuning::Tuning;
 use crate::plugins::vlan::Vlan;
+use crate::plugins::sbr::Sbr;
+use crate::plugins::vrf::Vrf;
 use crate::skel::{Applet, Kind, Lookup};
 use crate::tool::cnitool;
 
@@ -25,6 +28,7 @@ pub static APPLETS: &[Applet] = &[
     Applet::plugin::<Dummy>(Kind::Interface),
     Applet::plugin::<Firewall>(Kind::Chained),
     Applet::plugin::<HostDevice>(Kind::Interface),
+    Applet::plugin::<Flannel>(Kind::Interface),
     Applet::plugin::<HostLocal>(Kind::Ipam),
     Applet::plugin::<Ipvlan>(Kind::Interface),
     Applet::plugin::<Loopback>(Kind::Interface),
@@ -34,6 +38,8 @@ pub static APPLETS: &[Applet] = &[
     Applet::plugin::<Vlan>(Kind::Interface),
     Applet::plugin::<Tap>(Kind::Interface),
     Applet::plugin::<Tuning>(Kind::Chained),
+    Applet::plugin::<Sbr>(Kind::Chained),
+    Applet::plugin::<Vrf>(Kind::Chained),
 ];
 
 /// The applet of exactly this name.
