@@ -86,13 +86,28 @@ impl Plugin for Vrf {
         if let Some(master) = link.master.filter(|master| Some(*master) != vrf_index) {
             return Err(has_master(netlink, &link, master));
         }
+        // Over a socket of its own: what failed may be the first one.
+        let again = || -> Result<Netlink> { Ok(Netlink::open_in(netns)?) };
         let mut undo = Rollback::new();
-        let vrf = match present {
-            Some(vrf) => adopt(netlink, vrf, conf, &mut undo)?,
-            None => create(netlink, conf, &mut undo)?,
+        let vrf = if let Some(vrf) = present {
+            vrf.require_table(conf)?;
+            if is_kept(netlink, &vrf)? {
+                undo.push("take the mark off the VRF", || mark(&again()?, name, ""));
+                mark(netlink, name, KEPT)?;
+            } else if !vrf.link.up {
+                switch_on(netlink, &vrf.link)?;
+            }
+            vrf
+        } else {
+            let table = choose_table(netlink, conf)?;
+            undo.push("delete the VRF", || Ok(again()?.del_link(name).map(drop)?));
+            create(netlink, name, table)?
         };
         if link.master.is_none() {
-            join(netlink, &link, &vrf, &mut undo)?;
+            let lost = Volatile::of(netlink, &link)?;
+            let (member, back) = (link.clone(), lost.clone());
+            undo.push(format!("leave the VRF {name}"), move || leave(&again()?, &member, &back));
+            join(netlink, &link, (&vrf, lost))?;
         }
         undo.commit();
         Ok(prev.clone())
@@ -132,7 +147,8 @@ impl Plugin for Vrf {
         // Whether the VRF may have lost its last interface by this or an earlier DEL.
         let mut left = link.is_none();
         if let Some(link) = link.filter(|link| link.master == Some(vrf.link.index)) {
-            failures.keep(leave(netlink, &link, &vrf));
+            let lost = Volatile::of(netlink, &link)?.in_table(vrf.table, RT_TABLE_MAIN);
+            failures.keep(leave(netlink, &link, &lost));
             left = true;
         }
         failures.keep(retire(netlink, &vrf, left));
@@ -208,27 +224,24 @@ fn find(netlink: &Netlink, name: &str) -> Result<Option<Domain>> {
     }
 }
 
-/// Makes the VRF. It is up and has its mark, or is down: then it is half made.
-fn create<'a>(netlink: &'a Netlink, conf: &Conf, undo: &mut Rollback<'a>) -> Result<Domain> {
-    let name = &conf.vrfname;
-    let mut tables = Tables::look(netlink)?;
-    let table = match conf.table {
-        0 => tables.take_free(FIRST_TABLE)?,
-        table => table,
-    };
-    let shares = |link: &Link| link.vrf_table == Some(table);
-    if conf.table != 0
-        && let Some(other) = netlink.dump_links()?.into_iter().find(shares)
-    {
-        log::warn(format_args!("VRF {name} shares the table {table} with {}", other.name));
+/// The table for a new VRF.
+fn choose_table(netlink: &Netlink, conf: &Conf) -> Result<u32> {
+    let table = conf.table;
+    if table == 0 {
+        return Tables::look(netlink)?.take_free(FIRST_TABLE);
     }
+    let links = netlink.dump_links()?;
+    if let Some(other) = links.iter().find(|link| link.vrf_table == Some(table)) {
+        log::warn(format_args!("{} shares the table {table} with {}", conf.vrfname, other.name));
+    }
+    Ok(table)
+}
+
+/// Makes a VRF. It is up and has its mark, or is down: then it is half made.
+fn create(netlink: &Netlink, name: &str, table: u32) -> Result<Domain> {
     let link = netlink
         .create_link(&NewLink::new(name, LinkKind::Vrf { table }))
         .context(|| format!("could not add VRF {name}"))?;
-    let index = link.index;
-    undo.push(format!("delete the VRF {name}"), move || {
-        Ok(netlink.del_link_by_index(index).map(drop)?)
-    });
     switch_on(netlink, &link)?;
     Ok(Domain { link, table })
 }
@@ -239,58 +252,33 @@ fn switch_on(netlink: &Netlink, vrf: &Link) -> Result<()> {
         .context(|| format!("could not set link up for VRF {}", vrf.name))
 }
 
-/// Uses a VRF that is there. One without interfaces is none that a plugin keeps; one that is down
-/// besides was being made when somebody was killed.
-fn adopt<'a>(
-    netlink: &'a Netlink,
-    vrf: Domain,
-    conf: &Conf,
-    undo: &mut Rollback<'a>,
-) -> Result<Domain> {
-    vrf.require_table(conf)?;
-    if vrf.link.alias.is_some() || !vrf.is_empty(netlink)? {
-        return Ok(vrf);
-    }
-    if !vrf.link.up {
-        switch_on(netlink, &vrf.link)?;
-        return Ok(vrf);
-    }
-    let index = vrf.link.index;
-    netlink.set_link(index, LinkChange::new().alias(KEPT))?;
-    undo.push("take the mark off the VRF", move || {
-        Ok(netlink.set_link(index, LinkChange::new().alias(""))?)
-    });
-    Ok(vrf)
+/// Whether the VRF is to stay when it is empty again. One without interfaces is none that a plugin
+/// keeps, unless it is down besides: then somebody was killed while making it.
+fn is_kept(netlink: &Netlink, vrf: &Domain) -> Result<bool> {
+    Ok(vrf.link.alias.is_none() && vrf.link.up && vrf.is_empty(netlink)?)
 }
 
-fn join<'a>(
-    netlink: &'a Netlink,
-    link: &Link,
-    vrf: &Domain,
-    undo: &mut Rollback<'a>,
-) -> Result<()> {
-    let name = &vrf.link.name;
-    let lost = Volatile::of(netlink, link)?;
-    let (index, back, link_again) = (link.index, lost.clone(), link.clone());
-    undo.push(format!("leave the VRF {name}"), move || {
-        netlink.set_link(index, LinkChange::new().no_master())?;
-        back.restore(netlink, &link_again, (RT_TABLE_MAIN, RT_TABLE_LOCAL))
-    });
+fn mark(netlink: &Netlink, name: &str, text: &str) -> Result<()> {
+    let vrf = netlink.require_link(name)?;
+    Ok(netlink.set_link(vrf.index, LinkChange::new().alias(text))?)
+}
+
+/// Puts the interface into the VRF, and what gets lost by that into its table.
+fn join(netlink: &Netlink, link: &Link, (vrf, lost): (&Domain, Volatile)) -> Result<()> {
+    let Domain { link: master, table } = vrf;
     netlink
-        .set_link(link.index, LinkChange::new().master(vrf.link.index))
-        .context(|| format!("could not set vrf {name} as master of {}", link.name))?;
-    lost.in_table(RT_TABLE_MAIN, vrf.table).restore(netlink, link, (vrf.table, vrf.table))
+        .set_link(link.index, LinkChange::new().master(master.index))
+        .context(|| format!("could not set vrf {} as master of {}", master.name, link.name))?;
+    lost.in_table(RT_TABLE_MAIN, *table).restore(netlink, link, (*table, *table))
 }
 
 /// Takes the interface out of its VRF. What cannot be put back afterwards hurts nobody: the
 /// interface is about to go, most of the time.
-fn leave(netlink: &Netlink, link: &Link, vrf: &Domain) -> Result<()> {
-    let lost = Volatile::of(netlink, link)?;
+fn leave(netlink: &Netlink, link: &Link, lost: &Volatile) -> Result<()> {
     netlink
         .set_link(link.index, LinkChange::new().no_master())
-        .context(|| format!("take {} out of the VRF {}", link.name, vrf.link.name))?;
-    let back = lost.in_table(vrf.table, RT_TABLE_MAIN);
-    if let Err(error) = back.restore(netlink, link, (RT_TABLE_MAIN, RT_TABLE_LOCAL)) {
+        .context(|| format!("take {} out of its VRF", link.name))?;
+    if let Err(error) = lost.restore(netlink, link, (RT_TABLE_MAIN, RT_TABLE_LOCAL)) {
         log::debug(format_args!("after leaving the VRF: {error}"));
     }
     Ok(())

@@ -18,8 +18,8 @@ use serde::Deserialize;
 use self::derive::Derived;
 use self::record::{Record, Records};
 use self::subnet::SubnetEnv;
-use crate::cni::CniResult;
 use crate::cni::json::{self, Json};
+use crate::cni::{CniResult, SpecVersion};
 use crate::error::{Code, Context, Error, Result};
 use crate::log;
 use crate::skel::{AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Rollback, Verb};
@@ -105,8 +105,8 @@ impl Plugin for Flannel {
         let records = conf.records();
         let attachment = (req.id.as_str(), req.ifname.as_str());
         let Some(record) = records.find(attachment, cx.net.name.as_str())? else { return Ok(()) };
-        let text = clean_up_conf(cx, conf, &record)?;
-        cx.delegate(&text.plugin)?.with_conf(&text.bytes).run(Verb::Del)?;
+        let Order { plugin, text } = clean_up_conf(cx, conf, &record)?;
+        cx.delegate(&plugin)?.with_conf(text.as_bytes()).run(Verb::Del)?;
         records.remove(&record)
     }
 
@@ -147,7 +147,7 @@ impl Plugin for Flannel {
 /// A plugin and what it is told.
 struct Order {
     plugin: String,
-    bytes: Vec<u8>,
+    text: String,
 }
 
 /// Removes the record of an attachment.
@@ -168,17 +168,22 @@ fn kept(record: &Record) -> Result<(String, Json)> {
     Ok((plugin.to_owned(), json))
 }
 
-/// What the delegate is told on DEL: what it was told on ADD, to the byte, or if that is lost, what it
-/// would be told now.
+/// What the delegate is told on DEL: what it was told on ADD, with the result if the runtime has it;
+/// or if that is lost, what it would be told now.
 fn clean_up_conf(cx: &Cx<'_>, conf: &Conf, record: &Record) -> Result<Order> {
-    match kept(record) {
-        Ok((plugin, _)) => Ok(Order { plugin, bytes: record.conf.clone() }),
+    let (plugin, json) = match kept(record) {
+        Ok(kept) => kept,
         Err(lost) => {
             log::warn(format_args!("the kept configuration is made anew: {lost}"));
             let derived = Derived::from(&cx.net, conf.env().ok().as_ref())?;
-            Ok(Order { bytes: derived.text()?.into_bytes(), plugin: derived.plugin })
+            (derived.plugin, derived.json)
         }
-    }
+    };
+    // A result is written for a version.
+    let version = json.get_present("cniVersion").and_then(Json::as_str);
+    let fits = cx.version >= SpecVersion::V0_4_0 && version == Some(cx.version.as_str());
+    let keys: &[&str] = if fits { &["prevResult"] } else { &[] };
+    Ok(Order { plugin, text: with_keys(cx, json, keys)? })
 }
 
 /// `json` with keys of the request.

@@ -15,7 +15,7 @@ use std::net::IpAddr;
 
 use serde::Deserialize;
 
-use self::plan::{Plan, Source};
+use self::plan::{Hints, Plan, Source};
 use crate::cni::ip::parse_ip;
 use crate::cni::{CniResult, IfName, IpConfig};
 use crate::error::{Code, Context, Error, Result};
@@ -26,6 +26,8 @@ use crate::store::lock::Lock;
 
 /// The first table that is chosen.
 const FIRST_TABLE: u32 = 100;
+/// Who has made a hint that is no route of the kernel's: `RTPROT_BOOT`.
+const BY_PLUGIN: u8 = 3;
 
 /// The plugin.
 #[derive(Debug)]
@@ -96,22 +98,19 @@ impl Plugin for Sbr {
         let inside = Inside::enter(netns)?;
         let netlink = &inside.netlink;
         let _lock = Lock::on(netns)?;
-        let mut undo = Rollback::new();
-        if let Some(table) = table {
-            let rules = netlink.dump_rules()?;
-            for ip in ips {
-                let rule = Rule::from_host(ip.address.addr(), table);
-                if !rules.iter().any(|other| same(other, &rule)) {
-                    add_rule(netlink, rule, &mut undo)?;
-                }
-            }
+        let plan = if let Some(table) = table {
+            Plan::of_rules(netlink, &ips, table)?
         } else {
-            let link = netlink.link(req.ifname.as_str())?.ok_or_else(|| {
-                Error::internal(format!("Cannot find network interface {}", req.ifname))
-            })?;
-            let plan = Plan::resolve(netlink, link, (&ips, &gateways))?;
-            plan.apply(netlink, conf.add_source_hints, &mut undo)?;
-        }
+            let missing = || format!("Cannot find network interface {}", req.ifname);
+            let link = netlink.link(req.ifname.as_str())?;
+            let link = link.ok_or_else(|| Error::internal(missing()))?;
+            Plan::resolve(netlink, link, (&ips, &gateways))?
+        };
+        let mut undo = Rollback::new();
+        // Over a socket of its own: what failed may be the first one.
+        undo.push("put rules and routes back", || plan.revert(&Netlink::open_in(netns)?));
+        let hints = if conf.add_source_hints { Hints::Add } else { Hints::None };
+        plan.apply(netlink, hints)?;
         undo.commit();
         Ok(prev.clone())
     }
@@ -152,18 +151,16 @@ impl Plugin for Sbr {
         let _lock = Lock::on(netns)?;
         let link = netlink.link(req.ifname.as_str())?;
         let mut failures = Failures::new();
-        let mut emptied = Vec::new();
         for rule in own_rules(netlink, (table, link.as_ref()), req)? {
-            if let Some(link) = link.as_ref().filter(|_| table.is_none())
-                && !emptied.contains(&rule.table)
-            {
-                let wanted = |route: &Route| was_in_main(route, req.prev.as_ref());
-                let given = tables::give_back(netlink, link, rule.table, wanted);
-                failures.keep(given.context(|| format!("empty the table {}", rule.table)));
-                emptied.push(rule.table);
-            }
-            // Last, as the table is found by it.
-            failures.keep(netlink.del_rule(&rule).context(|| "Failed to delete rule"));
+            let emptied = match &link {
+                Some(link) if table.is_none() => take_apart(netlink, (link, &rule), (conf, req)),
+                _ => Ok(()),
+            };
+            // Last, and only then: the table is found by it.
+            let deleted = emptied.and_then(|()| {
+                netlink.del_rule(&rule).map(drop).context(|| "Failed to delete rule")
+            });
+            failures.keep(deleted);
         }
         failures.into_result()
     }
@@ -198,12 +195,6 @@ fn addresses<'r>(prev: &'r CniResult, ifname: &IfName) -> Result<Vec<&'r IpConfi
         }
     }
     Ok(own)
-}
-
-fn add_rule<'a>(netlink: &'a Netlink, rule: Rule, undo: &mut Rollback<'a>) -> Result<()> {
-    netlink.add_rule(&rule).context(|| "Failed to add rule")?;
-    undo.push(format!("delete the rule {rule}"), move || Ok(netlink.del_rule(&rule).map(drop)?));
-    Ok(())
 }
 
 /// Whether it is such a rule as this plugin makes for the address.
@@ -255,6 +246,36 @@ fn own_rules(
         rules.retain(|rule| !taken.iter().any(|addr| is_from(rule, addr.net.addr())));
     }
     Ok(rules)
+}
+
+/// Gives the routes in a rule's table back to the main table.
+fn take_apart(
+    netlink: &Netlink,
+    (link, rule): (&Link, &Rule),
+    (conf, req): (&Conf, &DelReq),
+) -> Result<()> {
+    if conf.add_source_hints
+        && let Some(src) = rule.src
+    {
+        // The subnet's own route comes back, if there was one.
+        let mut hints = tables::routes_of(netlink, link, RT_TABLE_MAIN)?;
+        let own = tables::routes_of(netlink, link, rule.table)?;
+        hints.retain(|hint| {
+            let to_same: Vec<&Route> = own.iter().filter(|r| r.dst == hint.dst).collect();
+            let same = |r: &&Route| Route { table: hint.table, ..(*r).clone() } == *hint;
+            let made = hint.protocol == Some(BY_PLUGIN) && hint.dst.contains(&src.addr());
+            hint.src == Some(src.addr())
+                && tables::is_near(hint)
+                && !to_same.iter().any(same)
+                && (made || !to_same.is_empty())
+        });
+        for hint in &hints {
+            netlink.del_route(hint)?;
+        }
+    }
+    let wanted = |route: &Route| was_in_main(route, req.prev.as_ref());
+    tables::give_back(netlink, link, rule.table, wanted)
+        .context(|| format!("empty the table {}", rule.table))
 }
 
 /// Whether the main table had the route. A default route may have been added by ADD itself, so it

@@ -4,16 +4,22 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::{FIRST_TABLE, add_rule, is_from, is_of};
+use super::{FIRST_TABLE, is_from, is_of, same};
 use crate::cni::IpConfig;
 use crate::cni::ip::width;
 use crate::error::{Context, Result};
 use crate::iface::tables::{self, Tables};
 use crate::netlink::{Link, Netlink, RT_TABLE_MAIN, Route, RouteFilter, RouteMode, Rule};
-use crate::skel::Rollback;
 
 /// Scope of a destination on the link, `RT_SCOPE_LINK`.
 const ON_LINK: u8 = 253;
+
+/// What `addSourceHints` says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Hints {
+    Add,
+    None,
+}
 
 /// An address and its table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,6 +69,16 @@ pub(super) struct Plan {
 }
 
 impl Plan {
+    /// Only rules to a table that somebody else fills.
+    pub(super) fn of_rules(netlink: &Netlink, ips: &[&IpConfig], table: u32) -> Result<Plan> {
+        let present = netlink.dump_rules().context(|| "Failed to list all rules")?;
+        let mut rules: Vec<Rule> =
+            ips.iter().map(|ip| Rule::from_host(ip.address.addr(), table)).collect();
+        rules.retain(|rule| !present.iter().any(|other| same(other, rule)));
+        let link = Link::default();
+        Ok(Plan { link, sources: Vec::new(), rules, before: Vec::new(), fixed: [false; 2] })
+    }
+
     /// Chooses the tables; an address that has one already keeps it.
     pub(super) fn resolve(
         netlink: &Netlink,
@@ -91,37 +107,36 @@ impl Plan {
 
     /// First the rules, by which DEL finds the tables even if nothing else comes to pass; the main
     /// table last, so that there is a way at any moment.
-    pub(super) fn apply<'a>(
-        &self,
-        netlink: &'a Netlink,
-        hints: bool,
-        undo: &mut Rollback<'a>,
-    ) -> Result<()> {
+    pub(super) fn apply(&self, netlink: &Netlink, hints: Hints) -> Result<()> {
         for rule in &self.rules {
-            add_rule(netlink, rule.clone(), undo)?;
+            netlink.add_rule(rule).context(|| "Failed to add rule")?;
         }
-        let (link, before) = (self.link.clone(), self.before.clone());
-        undo.push("put the routes back", move || {
-            let mut done = Ok(());
-            for (table, routes) in &before {
-                done = done.and(tables::reset(netlink, &link, *table, routes));
-            }
-            done
-        });
-        for source in &self.sources {
-            tables::put(netlink, &self.content(source), source.table)
+        for (source, present) in self.sources.iter().zip(self.tables()) {
+            tables::put(netlink, &self.content(source, present), source.table)
                 .context(|| format!("fill the table {}", source.table))?;
         }
-        let hinted = if hints { self.hints() } else { Vec::new() };
+        let hinted = if hints == Hints::Add { self.hints() } else { Vec::new() };
         for route in hinted.iter().filter(|route| !self.main().contains(route)) {
             netlink
                 .add_route(route, RouteMode::Replace)
                 .context(|| format!("add the source {} to the subnet", self.link.name))?;
         }
-        for route in self.leaving(hints.then_some(&hinted)) {
+        for route in self.leaving((hints == Hints::Add).then_some(&hinted)) {
             netlink.del_route(route).context(|| "Failed to delete route")?;
         }
         Ok(())
+    }
+
+    /// Takes back whatever [`Plan::apply`] has done.
+    pub(super) fn revert(&self, netlink: &Netlink) -> Result<()> {
+        let mut done = Ok(());
+        for (table, routes) in &self.before {
+            done = done.and(tables::reset(netlink, &self.link, *table, routes));
+        }
+        for rule in &self.rules {
+            done = done.and(netlink.del_rule(rule).map(drop).map_err(Into::into));
+        }
+        done
     }
 
     /// The link's routes in the main table.
@@ -129,15 +144,29 @@ impl Plan {
         self.before.first().map(|(_, routes)| routes.as_slice()).unwrap_or_default()
     }
 
-    /// What a source's table gets, in the order in which the kernel takes it.
-    fn content(&self, source: &Source) -> Vec<Route> {
+    /// Those in the table of each source.
+    fn tables(&self) -> impl Iterator<Item = &[Route]> {
+        self.before.iter().skip(1).map(|(_, routes)| routes.as_slice())
+    }
+
+    /// What a source's table gets, in the order in which the kernel takes it. What it has already is
+    /// from an earlier ADD.
+    fn content(&self, source: &Source, present: &[Route]) -> Vec<Route> {
         let fixed = self.fixed[usize::from(source.address.addr().is_ipv6())];
-        let copied = self
-            .main()
-            .iter()
-            .filter(|route| self.is_for(route, source) && !(fixed && route.dst.prefix_len() == 0));
+        let has = |route: &Route| {
+            present.iter().any(|r| r.dst == route.dst && r.priority == route.priority)
+        };
+        let copied = self.main().iter().filter(|route| {
+            let default = route.dst.prefix_len() == 0;
+            self.is_for(route, source) && !(fixed && default) && !has(route)
+        });
         let (near, far): (Vec<Route>, Vec<Route>) = copied.cloned().partition(tables::is_near);
-        let default = self.default_route(source, &near);
+        let everywhere = |route: &Route| route.dst.prefix_len() == 0 && source.is_of_family(route);
+        let keeps = !fixed && present.iter().any(everywhere);
+        let default = source.gateway.filter(|_| !keeps).map(|gw| {
+            let mut reachable = near.iter().chain(present).filter(|r| tables::is_near(r));
+            self.default_route(gw, reachable.any(|route| route.dst.contains(&gw)))
+        });
         near.into_iter().chain(default).chain(far).collect()
     }
 
@@ -148,19 +177,17 @@ impl Plan {
         source.is_of_family(route) && (generic || source.owns(route) || orphan())
     }
 
-    fn default_route(&self, source: &Source, near: &[Route]) -> Option<Route> {
-        let gw = source.gateway?;
+    fn default_route(&self, gw: IpAddr, reached: bool) -> Route {
         let everywhere = match gw {
             IpAddr::V4(_) => IpNet::V4(ipnet::Ipv4Net::default()),
             IpAddr::V6(_) => IpNet::V6(ipnet::Ipv6Net::default()),
         };
         let link_local = matches!(gw, IpAddr::V6(gw) if gw.is_unicast_link_local());
-        let reached = link_local || near.iter().any(|route| route.dst.contains(&gw));
         let mut route = Route::new(everywhere);
         route.gw = Some(gw);
         route.oif = Some(self.link.index);
-        route.onlink = !reached;
-        Some(route)
+        route.onlink = !reached && !link_local;
+        route
     }
 
     /// The subnets' routes in the main table, with their addresses as sources.
@@ -226,7 +253,7 @@ mod tests {
     }
 
     fn contents(plan: &Plan) -> Vec<Vec<String>> {
-        let texts = |source| plan.content(source).iter().map(ToString::to_string).collect();
+        let texts = |source| plan.content(source, &[]).iter().map(ToString::to_string).collect();
         plan.sources.iter().map(texts).collect()
     }
 
@@ -263,8 +290,8 @@ mod tests {
         let plan = plan(&sources, &["10.9.0.0/16", "fd09::/32"]);
         let expected: [&[&str]; 2] = [&["10.9.0.0/16"], &["fd09::/32", "::/0 via fe80::1"]];
         assert_eq!(contents(&plan), expected);
-        assert!(!plan.content(&sources[1])[1].onlink);
-        let only_v4 = super::tests::plan(&sources[..1], &["10.9.0.0/16", "fd09::/32"]);
+        assert!(!plan.content(&sources[1], &[])[1].onlink);
+        let only_v4 = tests::plan(&sources[..1], &["10.9.0.0/16", "fd09::/32"]);
         let leaving: Vec<_> = only_v4.leaving(None).map(ToString::to_string).collect();
         assert_eq!(leaving, ["10.9.0.0/16"]);
     }
@@ -286,9 +313,21 @@ mod tests {
     #[test]
     fn a_gateway_that_no_route_reaches_is_taken_for_a_neighbour() {
         let near = plan(&[source("10.1.0.2/24", "10.1.0.1", 100)], &["10.1.0.0/24 src 10.1.0.2"]);
-        assert!(!near.content(&near.sources[0])[1].onlink);
+        assert!(!near.content(&near.sources[0], &[])[1].onlink);
         let far = plan(&[source("10.1.0.2/32", "10.1.0.1", 100)], &[]);
-        assert!(far.content(&far.sources[0])[0].onlink);
+        assert!(far.content(&far.sources[0], &[])[0].onlink);
+    }
+
+    #[test]
+    fn what_an_earlier_add_has_done_is_left_as_it_is() {
+        let mut plan =
+            plan(&[source("10.1.0.2/24", "10.1.0.1", 100)], &["10.1.0.0/24 src 10.1.0.2"]);
+        let present = [route("10.1.0.0/24"), route("0.0.0.0/0 via 10.1.0.7")];
+        assert_eq!(plan.content(&plan.sources[0], &present), []);
+        plan.fixed = [true, false];
+        let default = plan.content(&plan.sources[0], &present);
+        assert_eq!(default[0].to_string(), "0.0.0.0/0 via 10.1.0.1");
+        assert!(default.len() == 1 && !default[0].onlink);
     }
 
     #[test]
