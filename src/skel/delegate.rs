@@ -115,8 +115,11 @@ impl<'a> Delegate<'a> {
 
     fn exec(&self, path: &Path, verb: Verb) -> Result<Option<CniResult>> {
         let env = self.env.with_verb(verb);
-        // The process inherits the rest; what is unset stays so.
-        let given = env.vars().into_iter().filter(|(_, value)| !value.is_empty());
+        // The process inherits the rest; what is unset stays so, unless that is the change.
+        let inherited = self.cx.call.env.vars();
+        let given = env.vars().into_iter().zip(inherited);
+        let given = given.filter(|((_, value), (_, old))| !value.is_empty() || !old.is_empty());
+        let given = given.map(|(given, _)| given);
         let env = given.map(|(key, value)| (key, value.to_owned())).collect();
         let exec = invoke::Exec { path, env, stdin: self.conf, deadline: None };
         let stdout = invoke::exec(&exec)?;

@@ -77,11 +77,6 @@ fn del_of_nothing_succeeds_and_touches_no_other_attachment() {
 }
 
 #[test]
-fn gc_keeps_valid_attachments_and_releases_stale_ones() {
-    SUBJECT.gc();
-}
-
-#[test]
 fn del_without_a_namespace_releases_addresses() {
     let node = Node::new();
     let net = simple(&node);
@@ -150,8 +145,8 @@ fn refusals_change_nothing() {
     refused(&json!({"delegate": {"ipam": {}}}), 7, &msg);
     let itself = json!({"delegate": {"type": "flannel"}});
     refused(&itself, 7, "flannel cannot hand its work to flannel");
-    let none = "failed to delegate add: failed to find plugin \"no-such\" in path";
-    let msg = format!("{none} [{}]", node.bin().display());
+    let nowhere = "failed to delegate add: failed to find plugin \"no-such\" in path";
+    let msg = format!("{nowhere} [{}]", node.bin().display());
     refused(&json!({"delegate": {"type": "no-such"}}), 999, &msg);
     fs::write(node.path("subnet.env"), "FLANNEL_MTU=1450\nFLANNEL_IPMASQ=false\n").unwrap();
     let missing = "FLANNEL_NETWORK, FLANNEL_IPV6_NETWORK, FLANNEL_SUBNET, FLANNEL_IPV6_SUBNET";
@@ -166,10 +161,10 @@ fn refusals_change_nothing() {
 #[test]
 fn a_host_port_leads_to_a_container_of_flannel() {
     let node = Node::new();
-    let list = |plugin: &str, keys: &Value, prev: &Value| {
+    let conf = |plugin: &str, keys: &Value, prev: &Value| {
         let common = json!({"cniVersion": "1.0.0", "name": "cbr0", "type": plugin});
-        let conf = crate::net::merged(&common, keys);
-        crate::net::merged(&conf, &json!({"prevResult": prev}))
+        let own = crate::net::merged(&common, keys);
+        crate::net::merged(&own, &json!({"prevResult": prev}))
     };
     let flannel = crate::net::merged(
         &keys(&node, ENV_V4),
@@ -183,7 +178,7 @@ fn a_host_port_leads_to_a_container_of_flannel() {
     client.sh("ip addr add 192.0.2.2/24 dev eth0");
     client.sh("ip link set eth0 up");
     let call = |plugin: &str, verb: &str, keys: &Value, prev: &Value| {
-        let call = node.call(plugin, verb).conf(&list(plugin, keys, prev));
+        let call = node.call(plugin, verb).conf(&conf(plugin, keys, prev));
         call.netns(&pod.path()).id("pod")
     };
     let prev = call("flannel", "ADD", &flannel, &Value::Null).result();

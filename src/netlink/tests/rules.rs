@@ -24,7 +24,7 @@ fn everything_in_a_rule_comes_back() {
         };
         netlink.add_rule(&rule).unwrap();
         assert!(netlink.add_rule(&rule).unwrap_err().is_exists());
-        assert_eq!(own(&netlink), [rule.clone()]);
+        assert_eq!(own(&netlink), std::slice::from_ref(&rule));
         assert_eq!(netlink.del_rule(&rule), Ok(true));
         assert_eq!(netlink.del_rule(&rule), Ok(false));
     }

@@ -1,11 +1,18 @@
 //! The configuration for the plugin that does the work: `delegate` of the request, filled up with
 //! what the daemon says.
 
+use std::net::Ipv4Addr;
+
+use ipnet::{IpNet, Ipv4Net};
+
 use crate::cni::json::{self, Json};
 use crate::cni::{NetConf, Route};
 use crate::error::{Context, Error, Result};
 
 use super::subnet::SubnetEnv;
+
+/// In place of the node's subnet, for DEL and GC: host-local looks at no range then, but wants one.
+const UNKNOWN: IpNet = IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(192, 0, 2, 0), 24));
 
 /// What the work is handed to.
 #[derive(Debug)]
@@ -108,8 +115,8 @@ impl Members {
 fn ipam(net: &NetConf, env: Option<&SubnetEnv>) -> Result<(Members, Vec<Json>)> {
     let mut ipam = Members::of(net, "ipam")?;
     ipam.set_default("type", "host-local".into());
-    let subnets = env.map(|env| env.subnets.as_slice()).unwrap_or_default();
-    let range = |subnet: &ipnet::IpNet| {
+    let subnets = env.map_or(&[UNKNOWN][..], |env| env.subnets.as_slice());
+    let range = |subnet: &IpNet| {
         let subnet = Json::String(subnet.to_string());
         Json::Array(vec![Json::Object(vec![("subnet".to_owned(), subnet)])])
     };
@@ -189,7 +196,7 @@ mod tests {
     fn without_the_daemon_there_is_enough_to_clean_up() {
         assert_eq!(
             derive(r#"{"name":"n","ipam":{"dataDir":"/d"}}"#, None).unwrap(),
-            r#"{"ipMasq":true,"ipam":{"dataDir":"/d","ranges":[],"routes":[],"type":"host-local"},"isGateway":true,"name":"n","type":"bridge"}"#
+            r#"{"ipMasq":true,"ipam":{"dataDir":"/d","ranges":[[{"subnet":"192.0.2.0/24"}]],"routes":[],"type":"host-local"},"isGateway":true,"name":"n","type":"bridge"}"#
         );
     }
 

@@ -76,8 +76,11 @@ impl Plugin for Flannel {
         undo.push("take the delegate's work back", move || match former {
             // The attachment is there already, and stays as it is.
             Some(former) => kept.save(attachment, &former.conf),
-            // As long as the record is there, DEL or GC can try again.
-            None => cleaner.run(Verb::Del).and_then(|_| forget(kept, attachment, network)),
+            None => match cleaner.run(Verb::Del) {
+                // As long as the record is there, DEL or GC can try again.
+                Err(error) if !is_of_configuration(error.code()) => Err(error),
+                _ => forget(kept, attachment, network),
+            },
         });
         records.save(attachment, text.as_bytes())?;
         let result = delegate.run(Verb::Add)?.unwrap_or_default();
@@ -148,6 +151,13 @@ impl Plugin for Flannel {
 struct Order {
     plugin: String,
     text: String,
+}
+
+/// Whether the delegate will never do anything with what it was told.
+fn is_of_configuration(code: Code) -> bool {
+    let never =
+        [Code::INCOMPATIBLE_VERSION, Code::UNSUPPORTED_FIELD, Code::DECODE, Code::INVALID_CONFIG];
+    never.contains(&code)
 }
 
 /// Removes the record of an attachment.

@@ -81,10 +81,14 @@ impl Records {
         if !free {
             return Ok(synced(&other)?);
         }
-        // The note first: without one, the record could be any interface's.
+        synced(&first)?;
+        // Without the note the record serves any interface, as the reference's does.
         let note = self.note(id);
-        Writer::unlocked(&note, Durability::Volatile).replace(&note, ifname.as_bytes(), 0o600)?;
-        Ok(synced(&first)?)
+        Ok(Writer::unlocked(&note, Durability::Volatile).replace(
+            &note,
+            ifname.as_bytes(),
+            0o600,
+        )?)
     }
 
     /// The record of an attachment to `network`.
@@ -127,13 +131,12 @@ impl Records {
         Ok(records)
     }
 
-    /// Forgets an attachment.
+    /// Forgets an attachment. The record goes last: as long as it is there, DEL can be repeated.
     pub(super) fn remove(&self, record: &Record) -> Result<()> {
-        remove(&record.path)?;
         if record.path == self.first(&record.container_id) {
             remove(&self.note(&record.container_id))?;
         }
-        Ok(())
+        remove(&record.path)
     }
 
     /// The interface whose record is the container's first.
