@@ -265,7 +265,8 @@ impl Link {
             Some("ipvlan") => self.ipvlan = data.and_then(ipvlan),
             Some(TUN) => self.tun = data.map(TunInfo::parse),
             Some(new_link::VRF) => {
-                let table = |data: Attr<'_>| data.nested().find(|a| a.kind == IFLA_VRF_TABLE)?.u32();
+                let table =
+                    |data: Attr<'_>| data.nested().find(|a| a.kind == IFLA_VRF_TABLE)?.u32();
                 self.vrf_table = data.and_then(table);
             }
             Some("vlan") => self.vlan = data.and_then(|data| number(data, IFLA_VLAN_ID)),

@@ -255,7 +255,7 @@ fn switch_on(netlink: &Netlink, vrf: &Link) -> Result<()> {
 /// Whether the VRF is to stay when it is empty again. One without interfaces is none that a plugin
 /// keeps, unless it is down besides: then somebody was killed while making it.
 fn is_kept(netlink: &Netlink, vrf: &Domain) -> Result<bool> {
-    Ok(vrf.link.alias.is_none() && vrf.link.up && vrf.is_empty(netlink)?)
+    Ok(vrf.link.alias.is_empty() && vrf.link.up && vrf.is_empty(netlink)?)
 }
 
 fn mark(netlink: &Netlink, name: &str, text: &str) -> Result<()> {
@@ -290,11 +290,11 @@ fn retire(netlink: &Netlink, vrf: &Domain, left: bool) -> Result<()> {
         return Ok(());
     }
     let index = vrf.link.index;
-    match vrf.link.alias.as_deref() {
-        Some(KEPT) => netlink.set_link(index, LinkChange::new().alias(""))?,
-        Some(OURS) => drop(netlink.del_link_by_index(index)?),
+    match vrf.link.alias.as_str() {
+        KEPT => netlink.set_link(index, LinkChange::new().alias(""))?,
+        OURS => drop(netlink.del_link_by_index(index)?),
         // The reference puts no mark on its own.
-        None if left || !vrf.link.up => drop(netlink.del_link_by_index(index)?),
+        "" if left || !vrf.link.up => drop(netlink.del_link_by_index(index)?),
         _ => {}
     }
     Ok(())
