@@ -12,11 +12,9 @@ use crate::plugins::loopback::Loopback;
 use crate::plugins::macvlan::Macvlan;
 use crate::plugins::portmap::Portmap;
 use crate::plugins::ptp::Ptp;
-use crate::plugins::tap::Tap;
-use crate::plugins::tuning::Tuning;
-use crate::plugins::vlan::Vlan;
 use crate::plugins::sbr::Sbr;
 use crate::plugins::tap::Tap;
+use crate::plugins::tuning::Tuning;
 use crate::plugins::vlan::Vlan;
 use crate::plugins::vrf::Vrf;
 use crate::skel::{Applet, Kind, Lookup};
@@ -29,18 +27,18 @@ pub static APPLETS: &[Applet] = &[
     Applet::tool("cnitool", "attaches and detaches namespaces, as a runtime does", cnitool::main),
     Applet::plugin::<Dummy>(Kind::Interface),
     Applet::plugin::<Firewall>(Kind::Chained),
-    Applet::plugin::<HostDevice>(Kind::Interface),
     Applet::plugin::<Flannel>(Kind::Interface),
+    Applet::plugin::<HostDevice>(Kind::Interface),
     Applet::plugin::<HostLocal>(Kind::Ipam),
     Applet::plugin::<Ipvlan>(Kind::Interface),
     Applet::plugin::<Loopback>(Kind::Interface),
     Applet::plugin::<Macvlan>(Kind::Interface),
     Applet::plugin::<Portmap>(Kind::Chained),
     Applet::plugin::<Ptp>(Kind::Interface),
-    Applet::plugin::<Vlan>(Kind::Interface),
+    Applet::plugin::<Sbr>(Kind::Chained),
     Applet::plugin::<Tap>(Kind::Interface),
     Applet::plugin::<Tuning>(Kind::Chained),
-    Applet::plugin::<Sbr>(Kind::Chained),
+    Applet::plugin::<Vlan>(Kind::Interface),
     Applet::plugin::<Vrf>(Kind::Chained),
 ];
 
