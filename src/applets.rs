@@ -4,6 +4,7 @@ use crate::plugins::bandwidth::Bandwidth;
 use crate::plugins::bridge::Bridge;
 use crate::plugins::dummy::Dummy;
 use crate::plugins::firewall::Firewall;
+use crate::plugins::flannel::Flannel;
 use crate::plugins::host_device::HostDevice;
 use crate::plugins::host_local::HostLocal;
 use crate::plugins::ipvlan::Ipvlan;
@@ -11,9 +12,11 @@ use crate::plugins::loopback::Loopback;
 use crate::plugins::macvlan::Macvlan;
 use crate::plugins::portmap::Portmap;
 use crate::plugins::ptp::Ptp;
+use crate::plugins::sbr::Sbr;
 use crate::plugins::tap::Tap;
 use crate::plugins::tuning::Tuning;
 use crate::plugins::vlan::Vlan;
+use crate::plugins::vrf::Vrf;
 use crate::skel::{Applet, Kind, Lookup};
 use crate::tool::cnitool;
 
@@ -24,6 +27,7 @@ pub static APPLETS: &[Applet] = &[
     Applet::tool("cnitool", "attaches and detaches namespaces, as a runtime does", cnitool::main),
     Applet::plugin::<Dummy>(Kind::Interface),
     Applet::plugin::<Firewall>(Kind::Chained),
+    Applet::plugin::<Flannel>(Kind::Interface),
     Applet::plugin::<HostDevice>(Kind::Interface),
     Applet::plugin::<HostLocal>(Kind::Ipam),
     Applet::plugin::<Ipvlan>(Kind::Interface),
@@ -31,9 +35,11 @@ pub static APPLETS: &[Applet] = &[
     Applet::plugin::<Macvlan>(Kind::Interface),
     Applet::plugin::<Portmap>(Kind::Chained),
     Applet::plugin::<Ptp>(Kind::Interface),
-    Applet::plugin::<Vlan>(Kind::Interface),
+    Applet::plugin::<Sbr>(Kind::Chained),
     Applet::plugin::<Tap>(Kind::Interface),
     Applet::plugin::<Tuning>(Kind::Chained),
+    Applet::plugin::<Vlan>(Kind::Interface),
+    Applet::plugin::<Vrf>(Kind::Chained),
 ];
 
 /// The applet of exactly this name.

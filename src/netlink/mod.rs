@@ -15,7 +15,7 @@
 //! | `packet.rs` | messages and attributes as bytes |
 //! | `link.rs`, `new_link.rs`, `link_change.rs` | links: reading, creating, changing |
 //! | `bridge_vlan.rs` | VLANs of the ports of bridges |
-//! | `addr.rs`, `route.rs` | addresses, routes |
+//! | `addr.rs`, `route.rs`, `rule.rs` | addresses, routes, policy rules |
 //! | `events.rs` | waiting for the kernel instead of sleeping |
 //! | `traffic/` | traffic control: qdiscs and filters |
 //! | `attribute.rs`, `netfilter.rs` | attributes, netfilter's messages and its socket |
@@ -37,6 +37,7 @@ pub mod nftables;
 mod packet;
 mod request;
 mod route;
+mod rule;
 #[cfg(test)]
 mod tests;
 pub mod traffic;
@@ -53,7 +54,7 @@ use rtnetlink::sys::protocols::NETLINK_ROUTE;
 use rtnetlink::sys::{AsyncSocket, TokioSocket};
 use tokio::runtime::{self, Runtime};
 
-pub use self::addr::{Addr, Dad, NewAddr};
+pub use self::addr::{Addr, Dad, Lifetime, NewAddr};
 pub use self::bridge_vlan::{PortVlans, Tagging, VlanPort};
 use self::error::Failure;
 pub use self::error::{Error, Result};
@@ -65,6 +66,7 @@ pub use self::new_link::{IpvlanMode, LinkKind, MacvlanMode, NewLink, VethPeer};
 use self::packet::Packet;
 use self::request::Channel;
 pub use self::route::{Family, NextHop, RT_TABLE_MAIN, Route, RouteFilter, RouteMode};
+pub use self::rule::Rule;
 use crate::netns::Netns;
 
 /// A netlink socket in one network namespace. It belongs to the thread that made it, and must

@@ -31,6 +31,10 @@
 //! | `install` | `cnibox install` and `uninstall`, on folders in use |
 //! | `bandwidth` | limits: measured, in every version, the reference's |
 //! | `tuning` | kernel parameters and attributes, the allowlist, backups, the reference's |
+//! | `behind` | the verbs of a plugin behind bridge that works inside the container, for every version |
+//! | `sbr` | source-based routing: tables, rules, traffic over two uplinks, the reference's |
+//! | `vrf` | routing domains: membership, tables, the same addresses twice |
+//! | `flannel` | the derived configuration, records, delegates in this process and others |
 //! | `protocol` | what all plugins share: environment, versions, error objects, VERSION, about |
 #![allow(
     clippy::unwrap_used,
@@ -43,6 +47,7 @@
 )]
 
 mod bandwidth;
+mod behind;
 mod bridge;
 mod chain;
 mod chained;
@@ -53,6 +58,7 @@ mod delegation;
 mod dummy;
 mod faults;
 mod firewall;
+mod flannel;
 mod footprint;
 mod handover;
 mod host_device;
@@ -70,9 +76,11 @@ mod parity;
 mod portmap;
 mod protocol;
 mod ptp;
+mod sbr;
 mod spoof;
 mod strace;
 mod tap;
 mod traffic;
 mod tuning;
 mod vlan;
+mod vrf;
