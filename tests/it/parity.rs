@@ -8,7 +8,8 @@ use std::thread;
 use serde_json::{Value, json};
 
 use crate::compare::{self, assert_same, normal};
-use crate::net::{no_veth_remains, wire};
+use crate::lane::{self, needs};
+use crate::net::{merged, no_veth_remains, wire};
 use crate::node::{Call, Container, Node};
 
 /// What differs on purpose: lines of the state that start with the first and contain the second
@@ -104,6 +105,22 @@ fn cases() -> Vec<Case> {
         case("host-local v6", "host-local", V6, &ALL, json!({})),
         case("host-local bad", "host-local", &["10.1.2.3/24"], &SOME, json!({})),
         case("host-local small", "host-local", &["10.1.2.0/31"], &SOME, json!({})),
+    ]
+}
+
+/// For kernels that have it.
+fn ipvlan_cases() -> Vec<Case> {
+    let case = |name, subnets, versions, keys: Value| {
+        let keys = merged(&json!({"master": "wire0"}), &keys);
+        Case { name, plugin: "ipvlan", subnets, keys, versions }
+    };
+    let routes = json!([{"dst": "192.168.0.0/16"}, {"dst": "10.9.0.0/16", "gw": "10.1.2.9"}]);
+    vec![
+        case("ipvlan", V4, &ALL, json!({"routes": routes})),
+        case("ipvlan dual", DUAL, &NEWEST, json!({"mode": "l2", "mtu": 1400})),
+        case("ipvlan l3", V4, &NEWEST, json!({"mode": "l3"})),
+        case("ipvlan l3s", V4, &NEWEST, json!({"mode": "l3s", "dns": {"domain": "d"}})),
+        case("ipvlan bad mode", V4, &NEWEST, json!({"mode": "x"})),
     ]
 }
 
@@ -326,8 +343,7 @@ fn delete_across(peer: &Path, case: &Case) {
 }
 
 /// Every case on a thread of its own: the reference waits for seconds.
-fn each_case(work: impl Fn(&Case) + Sync) {
-    let cases = cases();
+fn each_case(cases: &[Case], work: impl Fn(&Case) + Sync) {
     let failed: Vec<&str> = thread::scope(|scope| {
         let work = &work;
         let threads: Vec<_> =
@@ -340,13 +356,23 @@ fn each_case(work: impl Fn(&Case) + Sync) {
 #[test]
 fn results_and_kernel_state_are_those_of_the_reference() {
     let Some(peer) = compare::peer("parity of results") else { return };
-    each_case(|case| compare(&peer, case));
+    each_case(&cases(), |case| compare(&peer, case));
 }
 
 #[test]
 fn each_deletes_what_the_other_added() {
     let Some(peer) = compare::peer("parity of DEL") else { return };
-    each_case(|case| delete_across(&peer, case));
+    each_case(&cases(), |case| delete_across(&peer, case));
+}
+
+#[test]
+fn an_ipvlan_is_that_of_the_reference_and_each_deletes_the_others() {
+    needs!(lane::IPVLAN);
+    let Some(peer) = compare::peer("parity of ipvlan") else { return };
+    each_case(&ipvlan_cases(), |case| {
+        compare(&peer, case);
+        delete_across(&peer, case);
+    });
 }
 
 #[test]
