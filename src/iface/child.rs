@@ -289,9 +289,13 @@ fn of_default_route(place: &Netlink) -> Result<Link> {
     for family in [Family::V4, Family::V6] {
         let filter = RouteFilter { family: Some(family), table: Some(RT_TABLE_MAIN), oif: None };
         let routes = place.dump_routes(&filter)?;
-        let mut default = routes.iter().filter(|route| route.dst.prefix_len() == 0);
-        if let Some(index) = default.find_map(leaves_by) {
-            return Ok(place.require_link_by_index(index)?);
+        let default = routes.iter().filter(|route| route.dst.prefix_len() == 0);
+        for index in default.filter_map(leaves_by) {
+            let link = place.require_link_by_index(index)?;
+            // A route that says "unreachable" leaves by that one.
+            if !link.loopback {
+                return Ok(link);
+            }
         }
     }
     Err(Error::internal("no default route interface found")
