@@ -6,8 +6,8 @@
 //! | does the MTU fit it | [`mtu`] |
 //! | make the child | [`add`], [`add_up`]: in the container, under its final name, by one message |
 //! | take it back | [`take_back`] |
-//! | kernel parameters, addresses, up, routes, the result | [`attach`], or [`settings`] and [`configure`] |
-//! | CHECK | [`of_kind`], [`verify_master`], [`verify_below`], [`verify_mtu`] |
+//! | kernel parameters, addresses, up, routes, the result | [`attach`] |
+//! | CHECK | [`of_kind`], [`verify_below`], [`verify_mtu`] |
 //! | DEL | [`del`], which never asks for the master |
 //!
 //! The master is on the host, or with `linkInContainer` in the container itself: `place` is the
@@ -199,7 +199,7 @@ pub fn del(netns: &Netns, ifname: &IfName, kind: &str) -> Result<()> {
 
 /// The parameters to set before the addresses: the kernel tells the neighbours when the link
 /// comes up, as the address may have been another container's before.
-pub fn settings(result: &CniResult, ifname: &IfName) -> Vec<Setting> {
+fn settings(result: &CniResult, ifname: &IfName) -> Vec<Setting> {
     let mut settings = vec![
         Setting::optional(format!("net/ipv4/conf/{ifname}/arp_notify"), "1"),
         Setting::optional(format!("net/ipv6/conf/{ifname}/ndisc_notify"), "1"),
@@ -210,7 +210,7 @@ pub fn settings(result: &CniResult, ifname: &IfName) -> Vec<Setting> {
 
 /// Adds the addresses, sets the link up, adds the routes. The segment is shared with others, so
 /// duplicate address detection runs its course.
-pub fn configure(inside: &Inside<'_>, link: &Link, result: &CniResult) -> Result<()> {
+fn configure(inside: &Inside<'_>, link: &Link, result: &CniResult) -> Result<()> {
     let style = Style { dad: Dad::Kernel, connected: Connected::Route };
     configure::addresses_and_up(inside, link, result, style)?;
     configure::add_routes(inside, link, result)
@@ -224,7 +224,7 @@ pub fn of_kind(inside: &Inside<'_>, entry: &Interface, kind: &str) -> Result<Lin
 }
 
 /// CHECK: `link` is on top of `master`.
-pub fn verify_master(link: &Link, master: &Link) -> Result<()> {
+fn verify_master(link: &Link, master: &Link) -> Result<()> {
     if link.link == Some(master.index) {
         return Ok(());
     }
@@ -289,9 +289,13 @@ fn of_default_route(place: &Netlink) -> Result<Link> {
     for family in [Family::V4, Family::V6] {
         let filter = RouteFilter { family: Some(family), table: Some(RT_TABLE_MAIN), oif: None };
         let routes = place.dump_routes(&filter)?;
-        let mut default = routes.iter().filter(|route| route.dst.prefix_len() == 0);
-        if let Some(index) = default.find_map(leaves_by) {
-            return Ok(place.require_link_by_index(index)?);
+        let default = routes.iter().filter(|route| route.dst.prefix_len() == 0);
+        for index in default.filter_map(leaves_by) {
+            let link = place.require_link_by_index(index)?;
+            // A route that says "unreachable" leaves by that one.
+            if !link.loopback {
+                return Ok(link);
+            }
         }
     }
     Err(Error::internal("no default route interface found")
