@@ -3,6 +3,7 @@
 use crate::plugins::bandwidth::Bandwidth;
 use crate::plugins::bridge::Bridge;
 use crate::plugins::dummy::Dummy;
+use crate::plugins::dhcp::{Dhcp, daemon};
 use crate::plugins::firewall::Firewall;
 use crate::plugins::host_device::HostDevice;
 use crate::plugins::host_local::HostLocal;
@@ -15,6 +16,7 @@ use crate::plugins::tap::Tap;
 use crate::plugins::tuning::Tuning;
 use crate::plugins::vlan::Vlan;
 use crate::skel::{Applet, Kind, Lookup};
+use crate::skel::{Applet, Kind, Lookup, Service};
 use crate::tool::cnitool;
 
 /// Every applet.
@@ -23,6 +25,7 @@ pub static APPLETS: &[Applet] = &[
     Applet::plugin::<Bridge>(Kind::Interface),
     Applet::tool("cnitool", "attaches and detaches namespaces, as a runtime does", cnitool::main),
     Applet::plugin::<Dummy>(Kind::Interface),
+    Applet::serviced::<Dhcp>(Kind::Ipam, Service { name: "daemon", main: daemon::main }),
     Applet::plugin::<Firewall>(Kind::Chained),
     Applet::plugin::<HostDevice>(Kind::Interface),
     Applet::plugin::<HostLocal>(Kind::Ipam),

@@ -3,6 +3,7 @@
 pub mod bandwidth;
 pub mod bridge;
 pub mod dummy;
+pub mod dhcp;
 pub mod firewall;
 pub mod host_device;
 pub mod host_local;
