@@ -87,13 +87,13 @@ pub fn run(program: &Path, args: &[&str], stdin: &str) -> Result<Output> {
     Ok(Output { code, stdout: text(output.stdout), stderr: text(output.stderr), line, end })
 }
 
-/// Starts this executable under the name of an applet, to stay when we end: in a process group of
-/// its own, with nothing of ours but the folder and the namespaces. Returns the first line that
+/// Starts this executable under the name of an applet, to stay when we end: with nothing of ours but
+/// the folder and the namespaces. Returns the first line that
 /// it writes on standard output, which it has to close, or nothing if it ends without.
 pub fn start_own(applet: &str, args: &[String]) -> Result<String> {
     let failed = |e: std::io::Error| Error::internal(format!("start {applet}: {}", io_text(&e)));
     let mut command = Command::new("/proc/self/exe");
-    command.arg0(applet).args(args).env_clear().process_group(0);
+    command.arg0(applet).args(args).env_clear();
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = command.spawn().map_err(failed)?;
     let mut line = String::new();

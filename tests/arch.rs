@@ -23,7 +23,10 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("netfilter", &["cmd", "cni", "netlink", "netns", "store", "sysctl"]),
     ("skel", &["cni", "netlink", "netns", "iface", "invoke", "store"]),
     ("runtime", &["cni", "invoke", "store"]),
-    ("plugins", &["cmd", "cni", "netlink", "netns", "sysctl", "iface", "netfilter", "skel", "store"]),
+    (
+        "plugins",
+        &["cmd", "cni", "netlink", "netns", "sysctl", "iface", "netfilter", "skel", "store"],
+    ),
     ("tool", &["cni", "invoke", "runtime", "skel", "store"]),
     ("applets", &["plugins", "skel", "tool"]),
 ];

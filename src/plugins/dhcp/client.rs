@@ -94,13 +94,11 @@ impl Daemon {
 
     fn release_without(&self, request: &Request) -> Result<()> {
         let records = Records::beside(&self.socket);
-        let stale: Vec<Record> = match request.verb {
-            Verb::Del => records.load(&request.key).into_iter().collect(),
-            _ => {
-                let mut all = records.load_all();
-                all.retain(|record| request.is_stale(&record.key));
-                all
-            }
+        let stale: Vec<Record> = if request.verb == Verb::Del {
+            records.load(&request.key).into_iter().collect()
+        } else {
+            let all = records.load_all().into_iter();
+            all.filter(|record| request.is_stale(&record.key)).collect()
         };
         let mut failures = Failures::new();
         for record in stale {

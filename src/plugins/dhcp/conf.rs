@@ -151,11 +151,11 @@ impl Ipam {
             codes.extend(LIBRARY_DEFAULTS);
         }
         let mut unique = Vec::with_capacity(codes.len());
-        codes.into_iter().for_each(|code| {
+        for code in codes {
             if !unique.contains(&code) {
                 unique.push(code);
             }
-        });
+        }
         // One option holds no more; there are no more codes either.
         unique.truncate(255);
         Ok(unique)
@@ -175,12 +175,14 @@ impl Provide {
 
 /// A name or a number.
 fn code(text: &str) -> Result<u8> {
-    let named = NAMES.iter().find(|(name, _)| *name == text).map(|(_, code)| *code);
+    let known = NAMES.iter().find(|(name, _)| *name == text).map(|(_, code)| *code);
     let number = || text.parse().ok().filter(|_| text.bytes().all(|b| b.is_ascii_digit()));
-    named.or_else(number).ok_or_else(|| {
+    known.or_else(number).ok_or_else(|| {
         let names: Vec<_> = NAMES.iter().map(|(name, _)| *name).collect();
-        Error::config(format!("Can not parse option \"{text}\": neither a number up to 255 nor a name"))
-            .with_details(format!("names: {}", names.join(", ")))
+        Error::config(format!(
+            "Can not parse option \"{text}\": neither a number up to 255 nor a name"
+        ))
+        .with_details(format!("names: {}", names.join(", ")))
     })
 }
 
@@ -195,7 +197,8 @@ mod tests {
     use crate::error::Code;
 
     fn ipam(text: &str) -> Ipam {
-        let conf: Conf = Json::parse(format!(r#"{{"ipam":{text}}}"#).as_bytes()).unwrap().decode().unwrap();
+        let conf: Conf =
+            Json::parse(format!(r#"{{"ipam":{text}}}"#).as_bytes()).unwrap().decode().unwrap();
         conf.ipam().unwrap()
     }
 
@@ -238,7 +241,8 @@ mod tests {
             refusal(&format!(r#"{{"provide":[{{"option":"12","value":"{long}"}}]}}"#), "");
         assert_eq!(code, Code::INVALID_CONFIG);
         assert_eq!(msg, format!("value too long for option \"12\": \"{long}\""));
-        let (_, msg) = refusal(r#"{"provide":[{"option":"12","fromArg":"K"}]}"#, &format!("K={long}"));
+        let (_, msg) =
+            refusal(r#"{"provide":[{"option":"12","fromArg":"K"}]}"#, &format!("K={long}"));
         assert!(msg.starts_with("value too long for option \"12\" from CNI_ARGS \"K\": "));
         for bad in ["x", "256", "-1", "+1", "", "1.0"] {
             let (_, msg) = refusal(&format!(r#"{{"provide":[{{"option":"{bad}"}}]}}"#), "");

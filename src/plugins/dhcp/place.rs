@@ -4,9 +4,10 @@ use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::protocol::lease::Lease;
+use super::protocol::client::{Claim, Client};
 use super::protocol::frame::{EVERYBODY, Ends};
-use super::protocol::machine::{Claim, Client, Machine};
+use super::protocol::lease::Lease;
+use super::protocol::machine::Machine;
 use super::protocol::timing::{Random, Timing};
 use super::record::Record;
 use super::socket;
@@ -21,6 +22,8 @@ use crate::netns::{Netns, Visit};
 
 /// How long the interface may take to get its carrier. Without one the question is asked anyway.
 const CARRIER: Duration = Duration::from_secs(2);
+/// How long the server may take to say where it is. One behind a router never does.
+const SERVER_ANSWERS: Duration = Duration::from_millis(200);
 /// `RTPROT_KERNEL`: routes that come and go with their addresses.
 const RTPROT_KERNEL: u8 = 2;
 
@@ -185,7 +188,10 @@ pub fn release(ifname: &str, client: &Client, claim: &Claim) -> Result<()> {
     let socket = socket::frames(ifname).map_err(|e| Error::io(ifname, &e)).context(failed)?;
     let message = Machine::release(client, claim, &mut Random::new()).encode();
     let Claim { address, server, server_mac } = *claim;
-    let ends = Ends { src_mac: client.mac, dst_mac: server_mac, src: address, dst: server };
+    // A server on the link may send from another Ethernet address than it listens on.
+    let found = socket::resolve(ifname, address, server, SERVER_ANSWERS);
+    let dst_mac = found.ok().flatten().unwrap_or(server_mac);
+    let ends = Ends { src_mac: client.mac, dst_mac, src: address, dst: server };
     socket::send(&socket, &ends, &message).map_err(|e| Error::io(ifname, &e)).context(failed)
 }
 

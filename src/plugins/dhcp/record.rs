@@ -15,8 +15,8 @@ use ipnet::Ipv4Net;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha512};
 
+use super::protocol::client::Client;
 use super::protocol::lease::Lease;
-use super::protocol::machine::Client;
 use super::protocol::message::Options;
 use super::protocol::timing::{Moment, NEVER, Timing};
 use super::wire::{Key, pairs};
@@ -131,13 +131,12 @@ impl Records {
             if !path.to_string_lossy().ends_with(ENDING) {
                 continue;
             }
-            match self.read(&path) {
-                Some(record) => found.push(record),
-                None => {
-                    log::warn(format_args!("no lease of this boot is in {}", path.display()));
-                    // It would be there again at the next start.
-                    drop(fs::remove_file(&path));
-                }
+            if let Some(record) = self.read(&path) {
+                found.push(record);
+            } else {
+                log::warn(format_args!("no lease of this boot is in {}", path.display()));
+                // It would be there again at the next start.
+                drop(fs::remove_file(&path));
             }
         }
         found
@@ -145,9 +144,13 @@ impl Records {
 
     fn read(&self, path: &Path) -> Option<Record> {
         let meta = fs::metadata(path).ok().filter(|meta| meta.is_file() && meta.len() <= LONGEST);
-        let bytes = meta.and_then(|_| fs::read(path).map_err(|e| {
-            log::warn(format_args!("read {}: {}", path.display(), io_text(&e)));
-        }).ok())?;
+        let bytes = meta.and_then(|_| {
+            fs::read(path)
+                .map_err(|e| {
+                    log::warn(format_args!("read {}: {}", path.display(), io_text(&e)));
+                })
+                .ok()
+        })?;
         let stored: Stored = Json::parse(&bytes).ok()?.decode().ok()?;
         (stored.layout == LAYOUT && stored.boot == self.boot).then(|| stored.into_record())?
     }
@@ -155,7 +158,8 @@ impl Records {
     /// Ids and names may be longer than a file's name.
     fn path(&self, key: &Key) -> PathBuf {
         let hash = Sha512::digest(key.to_string());
-        let name = hash[..16].iter().fold(String::new(), |name, byte| name + &format!("{byte:02x}"));
+        let name =
+            hash[..16].iter().fold(String::new(), |name, byte| name + &format!("{byte:02x}"));
         self.dir.join(name + ENDING)
     }
 }

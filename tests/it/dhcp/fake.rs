@@ -99,7 +99,8 @@ impl Fake {
         setsockopt(&socket, sockopt::BindToDevice, &"br0".into()).unwrap();
         socket.set_broadcast(true).unwrap();
         socket.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
-        let (seen, stop) = (Arc::new(Mutex::new(Vec::<Seen>::new())), Arc::new(AtomicBool::new(false)));
+        let (seen, stop) =
+            (Arc::new(Mutex::new(Vec::<Seen>::new())), Arc::new(AtomicBool::new(false)));
         let (log, end) = (Arc::clone(&seen), Arc::clone(&stop));
         let thread = thread::spawn(move || {
             let mut buffer = [0; 2048];

@@ -71,7 +71,8 @@ fn noise_on_the_link_does_not_keep_a_lease_from_coming() {
             _ => return vec![],
         };
         let good = seen.answer(kind, FIVE, &[(51, &[0, 0, 14, 16])]);
-        let mut noise: Vec<Vec<u8>> = (0..good.len()).step_by(3).map(|n| good[..n].to_vec()).collect();
+        let mut noise: Vec<Vec<u8>> =
+            (0..good.len()).step_by(3).map(|n| good[..n].to_vec()).collect();
         for at in [0, 1, 2, 4, 28, 236, 242] {
             let mut bad = good.clone();
             bad[at] ^= 0xff;
@@ -84,10 +85,14 @@ fn noise_on_the_link_does_not_keep_a_lease_from_coming() {
         noise.push([&good[..240], &[43, 255][..], &[7; 255], &vec![0; 1100]].concat());
         let mut state = u32::try_from(earlier).unwrap() + 1;
         for _ in 0..200 {
-            noise.push((0..300).map(|_| {
-                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-                state.to_be_bytes()[0]
-            }).collect());
+            noise.push(
+                (0..300)
+                    .map(|_| {
+                        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                        state.to_be_bytes()[0]
+                    })
+                    .collect(),
+            );
         }
         noise.push(good);
         noise
@@ -113,9 +118,12 @@ fn a_flood_neither_blocks_other_leases_nor_fills_memory() {
         DISCOVER if seen.option(61).is_some_and(|id| id.starts_with(b"\0c1/")) => {
             let mut wrong = seen.answer(OFFER, FIVE, &[]);
             wrong[4] ^= 1;
-            for _ in 0..50_000 {
-                drop(flooding.send_to(&wrong, "255.255.255.255:68"));
-            }
+            let flooding = flooding.try_clone().unwrap();
+            std::thread::spawn(move || {
+                for _ in 0..50_000 {
+                    drop(flooding.send_to(&wrong, "255.255.255.255:68"));
+                }
+            });
             vec![]
         }
         DISCOVER => vec![seen.answer(OFFER, FIVE, &[])],

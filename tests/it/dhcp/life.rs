@@ -34,7 +34,10 @@ fn a_renewal_is_unicast_from_the_address_with_a_number_of_its_own() {
     assert_eq!(discover.option(57), Some(&[5, 0xc0][..]));
     assert_eq!(discover.option(61), Some(&b"\0c1/net/eth0"[..]));
     let first = &server.seen(REQUEST)[0];
-    assert_eq!((first.option(50), first.option(54)), (Some(&FIVE[..]), Some(&[192, 168, 1, 1][..])));
+    assert_eq!(
+        (first.option(50), first.option(54)),
+        (Some(&FIVE[..]), Some(&[192, 168, 1, 1][..]))
+    );
     assert_eq!(first.xid(), discover.xid());
 
     let renewal = server.wait("no renewal", is_renewal);
@@ -107,7 +110,8 @@ fn a_refused_lease_is_replaced_on_the_interface() {
     eventually("no route", || container.sh("ip route").contains("default via 192.168.1.1"));
     assert!(container.pings("192.168.1.1"));
     assert!(world.daemon_log().contains("refused by the server: moved"), "{}", world.daemon_log());
-    let error = net.with(&json!({"ipam": world.ipam(&json!({}))})).check(&container, &result).error();
+    let error =
+        net.with(&json!({"ipam": world.ipam(&json!({}))})).check(&container, &result).error();
     assert_eq!(error.msg, "error calling DHCP.Check: the lease for c1/net/eth0 is of 192.168.1.6");
     net.del(&container);
     let release = server.wait("no release", |m| m.kind() == RELEASE);

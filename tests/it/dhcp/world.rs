@@ -50,7 +50,8 @@ pub(super) struct World {
 impl World {
     pub(super) fn new() -> World {
         let node = Node::new();
-        node.sh("ip link add br0 type bridge; ip link set br0 up; ip addr add 192.168.1.1/24 dev br0");
+        node.sh("ip link add br0 address 02:00:00:00:01:01 type bridge && ip link set br0 up \
+             && ip addr add 192.168.1.1/24 dev br0");
         World { node }
     }
 
@@ -105,6 +106,15 @@ impl World {
 
     pub(super) fn server_log(&self) -> String {
         fs::read_to_string(self.node.path("dnsmasq.log")).unwrap_or_default()
+    }
+
+    /// Waits until dnsmasq has given these addresses and no others; it hears of releases when it
+    /// comes to read them.
+    #[track_caller]
+    pub(super) fn leases_become(&self, expected: &[&str]) {
+        eventually(&format!("not {expected:?} but {:?}", self.leased()), || {
+            self.leased() == expected
+        });
     }
 
     /// The addresses that dnsmasq has given, sorted.
@@ -167,16 +177,10 @@ impl World {
         self.node.sh(&format!(
             "ip link add {port} type veth peer name p{port} && ip link set {port} master br0 up"
         ));
-        // Moved by its namespace's path, which only a process can name.
-        self.node.sh(&format!("ip link set p{port} netns {}", pid_path(container)));
+        self.node.sh(&format!("ip link set p{port} netns {}", container.path()));
         container.sh(&format!("ip link set p{port} name {ifname}"));
         container.sh(&format!("ip link set {ifname} up"));
     }
-}
-
-/// A namespace for `ip link set netns`: iproute2 takes a path.
-fn pid_path(container: &Container) -> String {
-    container.path()
 }
 
 /// The IPv4 addresses of `eth0`.

@@ -11,8 +11,8 @@ use socket2::Socket;
 use tokio::io::unix::AsyncFd;
 use tokio::net::UdpSocket;
 
+use super::super::protocol::client::Listening;
 use super::super::protocol::frame::{Ends, SERVER_PORT};
-use super::super::protocol::machine::Listening;
 use super::super::socket;
 
 /// Longer than any Ethernet frame; what is longer is cut off and so makes no sense.

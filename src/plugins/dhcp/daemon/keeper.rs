@@ -12,9 +12,10 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::timeout;
 
 use super::super::place::{self, Change, Place, Trouble};
+use super::super::protocol::client::{Claim, Client, Failure, Listening, Output};
 use super::super::protocol::frame;
 use super::super::protocol::lease::{Flaw, Lease};
-use super::super::protocol::machine::{Claim, Failure, Listening, Machine, Output};
+use super::super::protocol::machine::Machine;
 use super::super::protocol::message::Message;
 use super::super::protocol::timing::{NEVER, Random, now};
 use super::super::record::Record;
@@ -176,7 +177,7 @@ impl Keeper {
         Place { netns, ifname: self.record.key.ifname.clone() }
     }
 
-    fn client(&self) -> super::super::protocol::machine::Client {
+    fn client(&self) -> Client {
         let options = &self.registry.options;
         self.record.client(options.timing, options.broadcast)
     }

@@ -25,9 +25,8 @@ pub(super) fn listen(path: &Path) -> Result<Listening> {
     if let Some(listener) = activated().map_err(failed)? {
         return Ok(Listening { listener, own: None });
     }
-    let listener = bind(path).map_err(|e| {
-        failed(format!("listen unix {}: bind: {}", path.display(), io_text(&e)))
-    })?;
+    let listener = bind(path)
+        .map_err(|e| failed(format!("listen unix {}: bind: {}", path.display(), io_text(&e))))?;
     Ok(Listening { listener, own: Some(path.to_owned()) })
 }
 
@@ -72,7 +71,10 @@ mod tests {
         let path = dir.path().join("sub/dhcp.sock");
         let first = listen(&path).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-        assert_eq!(fs::metadata(dir.path().join("sub")).unwrap().permissions().mode() & 0o777, 0o700);
+        assert_eq!(
+            fs::metadata(dir.path().join("sub")).unwrap().permissions().mode() & 0o777,
+            0o700
+        );
         let error = listen(&path).unwrap_err();
         let text = format!("Error getting listener: listen unix {}: bind: ", path.display());
         assert!(error.msg().starts_with(&text), "{error}");

@@ -40,6 +40,7 @@ use crate::log;
 pub const READY: &str = "ready";
 
 /// The daemon with the arguments behind its name.
+#[expect(clippy::needless_pass_by_value, reason = "the signature of an applet's programs")]
 pub fn main(args: Vec<String>) -> ExitCode {
     let options = match options::parse(&args) {
         Asked::Run(options) => options,
@@ -72,6 +73,9 @@ pub fn main(args: Vec<String>) -> ExitCode {
 fn run(options: Options) -> Result<()> {
     let system = |what: &'static str| move |e: nix::Error| Error::io(what, &e.into());
     raise_file_limit();
+    if options.on_demand {
+        leave_session();
+    }
     // Before any thread, so that all of them have it.
     let mut set = SigSet::empty();
     set.add(Signal::SIGTERM);
@@ -85,7 +89,10 @@ fn run(options: Options) -> Result<()> {
     records.create()?;
     let claimed = records.claim()?;
     let _lock = claimed.ok_or_else(|| {
-        Error::internal(format!("another daemon keeps the leases of {}", options.socket().display()))
+        Error::internal(format!(
+            "another daemon keeps the leases of {}",
+            options.socket().display()
+        ))
     })?;
     let socket = listen::listen(&options.socket())?;
     let _removed = socket.own.map(Removed);
@@ -108,18 +115,23 @@ fn run(options: Options) -> Result<()> {
     served.map_err(|e| Error::io("serve", &e))
 }
 
-/// Tells the plugin that waits, and lets go of all that was the plugin's.
-fn detach() {
+/// Leaves the plugin's session and folder, which may have to be unmounted.
+fn leave_session() {
     if let Err(errno) = nix::unistd::setsid() {
         log::debug(errno);
     }
     if let Err(error) = std::env::set_current_dir("/") {
         log::debug(error);
     }
+}
+
+/// Tells the plugin that waits, and lets go of its pipe.
+fn detach() {
     tell_plugin(READY);
-    let closed = File::options().write(true).open("/dev/null").and_then(|null| {
-        nix::unistd::dup2_stdout(null).map_err(io::Error::from)
-    });
+    let closed = File::options()
+        .write(true)
+        .open("/dev/null")
+        .and_then(|null| nix::unistd::dup2_stdout(null).map_err(io::Error::from));
     if let Err(error) = closed {
         log::warn(Error::io("close standard output", &error));
     }
@@ -142,7 +154,7 @@ fn raise_file_limit() {
 fn write_pidfile(path: &Path) -> Result<Removed> {
     let text = std::process::id().to_string();
     let failed = |e: io::Error| {
-        Error::internal(format!("Error writing pidfile {path:?}: {}", io_text(&e)))
+        Error::internal(format!("Error writing pidfile \"{}\": {}", path.display(), io_text(&e)))
     };
     if let Some(dir) = path.parent() {
         fs::create_dir_all(dir).map_err(failed)?;

@@ -203,8 +203,18 @@ mod tests {
         assert_eq!(args("-h"), Asked::Help);
         assert_eq!(args("-broadcast --help"), Asked::Help);
         for line in [
-            "-x", "x", "-timeout", "-timeout 10", "-timeout 0s", "-timeout -1s", "-timeout 25h",
-            "-timeout s", "-timeout 1.2.3s", "-pidfile x", "-broadcast=maybe", "-timeout=",
+            "-x",
+            "x",
+            "-timeout",
+            "-timeout 10",
+            "-timeout 0s",
+            "-timeout -1s",
+            "-timeout 25h",
+            "-timeout s",
+            "-timeout 1.2.3s",
+            "-pidfile x",
+            "-broadcast=maybe",
+            "-timeout=",
         ] {
             assert!(matches!(args(line), Asked::Wrong(_)), "{line}");
         }

@@ -1,6 +1,5 @@
 //! Connections of plugins.
 
-use std::future::Future;
 use std::io;
 use std::pin::pin;
 use std::rc::Rc;
@@ -136,20 +135,17 @@ async fn write(stream: &UnixStream, mut bytes: &[u8]) -> io::Result<()> {
 }
 
 /// Ends when the plugin has closed its end.
-fn hangup(stream: &UnixStream) -> impl Future<Output = ()> + '_ {
-    async move {
-        let mut buffer = [0; 64];
-        loop {
-            if stream.readable().await.is_err() {
-                return;
-            }
-            match stream.try_read(&mut buffer) {
-                // What else it says is not listened to.
-                Ok(1..) => {}
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
-                Ok(0) | Err(_) => return,
-            }
+async fn hangup(stream: &UnixStream) {
+    let mut buffer = [0; 64];
+    loop {
+        if stream.readable().await.is_err() {
+            return;
+        }
+        match stream.try_read(&mut buffer) {
+            // What else it says is not listened to.
+            Ok(1..) => {}
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+            Ok(0) | Err(_) => return,
         }
     }
 }
-

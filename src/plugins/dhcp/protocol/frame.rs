@@ -88,11 +88,25 @@ pub fn read_udp(frame: &[u8]) -> Option<(Mac, &[u8])> {
 
 /// The question whether anybody has `addr`, without claiming it (RFC 5227).
 pub fn arp_probe(mac: Mac, addr: Ipv4Addr) -> Vec<u8> {
+    arp_request(mac, Ipv4Addr::UNSPECIFIED, addr)
+}
+
+/// The question of `own` who has `addr`.
+pub fn arp_request(mac: Mac, own: Ipv4Addr, addr: Ipv4Addr) -> Vec<u8> {
     let mut frame = [&EVERYBODY.0[..], &mac.0, &TYPE_ARP, &ARP, &[0, 1]].concat();
     frame.extend(mac.0);
-    frame.extend([0; 10]);
+    frame.extend(own.octets());
+    frame.extend([0; 6]);
     frame.extend(addr.octets());
     frame
+}
+
+/// Who has `addr`, if the frame is an answer to that question.
+pub fn arp_answer(frame: &[u8], addr: Ipv4Addr) -> Option<Mac> {
+    let packet = frame.get(ETHERNET..ETHERNET + 28)?;
+    let fine = frame[12..14] == TYPE_ARP && packet[..6] == ARP && packet[6..8] == [0, 2];
+    let mac = packet[8..14].try_into().ok().map(Mac);
+    mac.filter(|_| fine && packet[14..18] == addr.octets())
 }
 
 /// Whether the frame shows that somebody but `mac` has `addr`, or is about to.
@@ -172,7 +186,7 @@ mod tests {
             for value in [0, 1, 0x40, 0x4f, 0xff] {
                 let mut bad = good.clone();
                 bad[at] = value;
-                drop(read_udp(&bad));
+                assert!(read_udp(&bad).is_none_or(|(_, payload)| payload.len() <= 5));
             }
         }
     }
@@ -189,6 +203,10 @@ mod tests {
         reply[21] = 2;
         reply[28..32].copy_from_slice(&addr.octets());
         assert!(arp_conflict(&reply, MAC, addr));
+        assert_eq!(arp_answer(&reply, addr), Some(OTHER));
+        assert_eq!(arp_answer(&reply, [10, 0, 0, 6].into()), None);
+        assert_eq!(arp_answer(&probe, addr), None, "a question");
+        assert_eq!(arp_answer(&reply[..41], addr), None);
         assert!(!arp_conflict(&reply[..41], MAC, addr));
     }
 }

@@ -1,12 +1,12 @@
 //! The client's states, RFC 2131 section 4.4: events and the time go in, what to do comes out.
 
-use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use super::lease::{Flaw, Lease};
+use super::client::{Claim, Client, Failure, Listening, Output};
+use super::lease::Lease;
 use super::message::{Kind, Message, Options};
 use super::option;
-use super::timing::{Moment, NEVER, Random, Timing};
+use super::timing::{Moment, NEVER, Random};
 use crate::netlink::Mac;
 
 /// How often an offered address is asked for before another one is looked for.
@@ -22,77 +22,6 @@ const BETWEEN_RENEWALS: Duration = Duration::from_secs(60);
 const SHORTEST_RENEWAL: Duration = Duration::from_secs(1);
 /// The longest message that is taken: it fits an Ethernet frame with IPv4 and UDP headers.
 const MAX_SIZE: u16 = 1472;
-
-/// Who asks, and how.
-#[derive(Clone, Debug)]
-pub struct Client {
-    /// The Ethernet address of the interface.
-    pub mac: Mac,
-    /// Whether answers have to be broadcast.
-    pub broadcast: bool,
-    /// The client's name (option 61), and what else goes with every message.
-    pub options: Options,
-    /// How long to wait for what.
-    pub timing: Timing,
-}
-
-/// What to do.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Output {
-    /// Send to everybody on the link.
-    Broadcast(Message),
-    /// Send to the server, from the leased address.
-    Unicast(Message, Ipv4Addr),
-    /// Ask the link who has the address.
-    Probe(Ipv4Addr),
-    /// There is a lease: the first, the same with more time, or another.
-    Bound(Lease),
-    /// The address may not be used any more. The search for another goes on.
-    Lost(&'static str),
-    /// No lease was had in time, or none that can be used. Nothing goes on.
-    Failed(Failure),
-    /// For a person.
-    Note(String),
-}
-
-/// Why there is no lease.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Failure {
-    /// Nobody answered, or nobody with an address, until time was up.
-    TimeIsUp,
-    /// The acknowledgement lacks what a lease needs.
-    Unusable(Flaw),
-}
-
-/// An address that a server has promised or given.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Claim {
-    /// The address.
-    pub address: Ipv4Addr,
-    /// The server.
-    pub server: Ipv4Addr,
-    /// Where its answer came from.
-    pub server_mac: Mac,
-}
-
-impl From<&Lease> for Claim {
-    fn from(lease: &Lease) -> Claim {
-        Claim { address: lease.address(), server: lease.server, server_mac: lease.server_mac }
-    }
-}
-
-/// What the client has to hear.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Listening {
-    /// Nothing.
-    None,
-    /// Frames of the link.
-    Frames,
-    /// Frames, and ARP for this address.
-    FramesAndArp(Ipv4Addr),
-    /// UDP to this address.
-    Udp(Ipv4Addr),
-}
 
 /// An exchange of messages with one number.
 #[derive(Clone, Copy, Debug)]
@@ -110,13 +39,30 @@ struct Exchange {
 #[derive(Clone, Debug)]
 enum State {
     /// Waits before it begins (again).
-    Init { until: Moment },
+    Init {
+        until: Moment,
+    },
     Selecting(Exchange),
-    Requesting { exchange: Exchange, offer: Claim },
-    Probing { lease: Lease, sent: u32, until: Moment },
-    Bound { lease: Lease },
-    Renewing { exchange: Exchange, lease: Lease },
-    Rebinding { exchange: Exchange, lease: Lease },
+    Requesting {
+        exchange: Exchange,
+        offer: Claim,
+    },
+    Probing {
+        lease: Lease,
+        sent: u32,
+        until: Moment,
+    },
+    Bound {
+        lease: Lease,
+    },
+    Renewing {
+        exchange: Exchange,
+        lease: Lease,
+    },
+    Rebinding {
+        exchange: Exchange,
+        lease: Lease,
+    },
     Ended,
 }
 
@@ -255,10 +201,10 @@ impl Machine {
                     self.state = State::Requesting { exchange, offer };
                 }
             }
-            (State::Renewing { exchange, lease }, Kind::Ack) => {
-                self.extended(now, message, (exchange, from), lease, &mut out);
-            }
-            (State::Rebinding { exchange, lease }, Kind::Ack) => {
+            (
+                State::Renewing { exchange, lease } | State::Rebinding { exchange, lease },
+                Kind::Ack,
+            ) => {
                 self.extended(now, message, (exchange, from), lease, &mut out);
             }
             (State::Renewing { .. } | State::Rebinding { .. }, Kind::Nak) => {
@@ -273,7 +219,7 @@ impl Machine {
     /// Somebody else has the address that [`Listening::FramesAndArp`] is about.
     pub fn conflict(&mut self, now: Moment) -> Vec<Output> {
         let State::Probing { lease, .. } = &self.state else { return Vec::new() };
-        let mut message = Message::new(Kind::Decline, self.random.next(), self.client.mac);
+        let mut message = Message::new(Kind::Decline, self.random.number(), self.client.mac);
         message.options = self.identity();
         let options = &mut message.options;
         options.insert(option::REQUESTED, lease.address().octets().to_vec());
@@ -308,7 +254,7 @@ impl Machine {
 
     /// The message that gives an address back.
     pub fn release(client: &Client, claim: &Claim, random: &mut Random) -> Message {
-        let mut message = Message::new(Kind::Release, random.next(), client.mac);
+        let mut message = Message::new(Kind::Release, random.number(), client.mac);
         message.ciaddr = claim.address;
         let id = client.options.get(&option::CLIENT_ID).cloned();
         message.options.extend(id.map(|id| (option::CLIENT_ID, id)));
@@ -328,7 +274,7 @@ impl Machine {
 
     /// A fresh exchange of which nothing was sent.
     fn begin(&mut self, now: Moment) -> Exchange {
-        Exchange { xid: self.random.next(), began: now, sent: 0, asked: now, until: now }
+        Exchange { xid: self.random.number(), began: now, sent: 0, asked: now, until: now }
     }
 
     fn start_over(&mut self, now: Moment, pause: Duration) {
@@ -362,13 +308,7 @@ impl Machine {
         self.state = State::Selecting(self.sent(now, exchange));
     }
 
-    fn request(
-        &mut self,
-        now: Moment,
-        exchange: Exchange,
-        offer: Claim,
-        out: &mut Vec<Output>,
-    ) {
+    fn request(&mut self, now: Moment, exchange: Exchange, offer: Claim, out: &mut Vec<Output>) {
         let mut message = self.message(Kind::Request, exchange, now);
         message.broadcast = self.client.broadcast;
         message.options.insert(option::REQUESTED, offer.address.octets().to_vec());
@@ -484,8 +424,8 @@ impl Machine {
 /// section 4.4.5), which is less for leases of less than a quarter of an hour.
 fn between(now: Moment, end: Moment, lease: &Lease) -> Moment {
     let whole = lease.expires.saturating_sub(lease.renew).saturating_mul(2);
-    let least = (whole / 16).clamp(SHORTEST_RENEWAL, BETWEEN_RENEWALS);
-    now + (end.saturating_sub(now) / 2).max(least)
+    let floor = (whole / 16).clamp(SHORTEST_RENEWAL, BETWEEN_RENEWALS);
+    now + (end.saturating_sub(now) / 2).max(floor)
 }
 
 fn usable_offer(offer: &Message, from: Option<Mac>) -> Option<Claim> {
@@ -495,3 +435,6 @@ fn usable_offer(offer: &Message, from: Option<Mac>) -> Option<Claim> {
     let server_mac = from.unwrap_or(super::frame::EVERYBODY);
     usable.then_some(Claim { address, server, server_mac })
 }
+
+#[cfg(test)]
+mod tests;

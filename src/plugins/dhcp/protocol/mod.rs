@@ -6,9 +6,10 @@
 //! | `option.rs` | the values of options, RFC 2132, 3397 and 3442 |
 //! | `frame.rs` | Ethernet frames with UDP or ARP in them |
 //! | `lease.rs` | what an acknowledgement comes to, and the CNI result of it |
-//! | `machine.rs` | the client's states, RFC 2131 section 4.4 |
+//! | `machine.rs`, `client.rs` | the client's states, RFC 2131 section 4.4; what goes in and out |
 //! | `timing.rs` | moments, waits, random numbers |
 
+pub mod client;
 pub mod frame;
 pub mod lease;
 pub mod machine;

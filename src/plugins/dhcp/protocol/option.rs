@@ -163,10 +163,10 @@ pub fn classless_routes(options: &Options) -> Option<Vec<(Ipv4Net, Ipv4Addr)>> {
     let mut routes = Vec::new();
     while let Some((width, tail)) = rest.split_first() {
         let (significant, tail) = tail.split_at_checked(usize::from(width.div_ceil(8)))?;
-        let (router, tail) = tail.split_first_chunk::<4>()?;
+        let (gateway, tail) = tail.split_first_chunk::<4>()?;
         let mut octets = [0; 4];
         octets.get_mut(..significant.len())?.copy_from_slice(significant);
-        routes.push((Ipv4Net::new(octets.into(), *width).ok()?, Ipv4Addr::from(*router)));
+        routes.push((Ipv4Net::new(octets.into(), *width).ok()?, Ipv4Addr::from(*gateway)));
         rest = tail;
     }
     Some(routes)
@@ -253,7 +253,8 @@ mod tests {
         }
         let many: Vec<u8> = b"\x01a\x00".repeat(500);
         assert_eq!(search(&one(SEARCH, &many)).len(), MOST_DOMAINS);
-        let long: Vec<u8> = [[b"\x20".as_slice(), &[b'a'; 32]].concat().repeat(9), vec![0]].concat();
+        let long: Vec<u8> =
+            [[b"\x20".as_slice(), &[b'a'; 32]].concat().repeat(9), vec![0]].concat();
         assert_eq!(search(&one(SEARCH, &long)), [""; 0]);
     }
 

@@ -35,17 +35,21 @@ impl Random {
     }
 
     /// The next number (xorshift64*).
-    pub fn next(&mut self) -> u32 {
+    pub fn number(&mut self) -> u32 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
         self.0 ^= self.0 >> 27;
         (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32) as u32
     }
 
+    /// From 0 to 1.
+    pub fn part(&mut self) -> f64 {
+        f64::from(self.number()) / f64::from(u32::MAX)
+    }
+
     /// `mean`, more or less by `spread`.
     pub fn around(&mut self, mean: Duration, spread: Duration) -> Duration {
-        let part = f64::from(self.next()) / f64::from(u32::MAX);
-        (mean + spread.mul_f64(2.0 * part)).saturating_sub(spread)
+        (mean + spread.mul_f64(2.0 * self.part())).saturating_sub(spread)
     }
 }
 
