@@ -2,8 +2,8 @@
 
 use crate::plugins::bandwidth::Bandwidth;
 use crate::plugins::bridge::Bridge;
-use crate::plugins::dummy::Dummy;
 use crate::plugins::dhcp::{Dhcp, daemon};
+use crate::plugins::dummy::Dummy;
 use crate::plugins::firewall::Firewall;
 use crate::plugins::host_device::HostDevice;
 use crate::plugins::host_local::HostLocal;
@@ -15,7 +15,6 @@ use crate::plugins::ptp::Ptp;
 use crate::plugins::tap::Tap;
 use crate::plugins::tuning::Tuning;
 use crate::plugins::vlan::Vlan;
-use crate::skel::{Applet, Kind, Lookup};
 use crate::skel::{Applet, Kind, Lookup, Service};
 use crate::tool::cnitool;
 
@@ -24,8 +23,8 @@ pub static APPLETS: &[Applet] = &[
     Applet::plugin::<Bandwidth>(Kind::Chained),
     Applet::plugin::<Bridge>(Kind::Interface),
     Applet::tool("cnitool", "attaches and detaches namespaces, as a runtime does", cnitool::main),
-    Applet::plugin::<Dummy>(Kind::Interface),
     Applet::serviced::<Dhcp>(Kind::Ipam, Service { name: "daemon", main: daemon::main }),
+    Applet::plugin::<Dummy>(Kind::Interface),
     Applet::plugin::<Firewall>(Kind::Chained),
     Applet::plugin::<HostDevice>(Kind::Interface),
     Applet::plugin::<HostLocal>(Kind::Ipam),
@@ -34,9 +33,9 @@ pub static APPLETS: &[Applet] = &[
     Applet::plugin::<Macvlan>(Kind::Interface),
     Applet::plugin::<Portmap>(Kind::Chained),
     Applet::plugin::<Ptp>(Kind::Interface),
-    Applet::plugin::<Vlan>(Kind::Interface),
     Applet::plugin::<Tap>(Kind::Interface),
     Applet::plugin::<Tuning>(Kind::Chained),
+    Applet::plugin::<Vlan>(Kind::Interface),
 ];
 
 /// The applet of exactly this name.

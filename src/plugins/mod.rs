@@ -2,8 +2,8 @@
 
 pub mod bandwidth;
 pub mod bridge;
-pub mod dummy;
 pub mod dhcp;
+pub mod dummy;
 pub mod firewall;
 pub mod host_device;
 pub mod host_local;
