@@ -2,6 +2,7 @@
 
 use crate::plugins::bandwidth::Bandwidth;
 use crate::plugins::bridge::Bridge;
+use crate::plugins::dhcp::{Dhcp, daemon};
 use crate::plugins::dummy::Dummy;
 use crate::plugins::firewall::Firewall;
 use crate::plugins::flannel::Flannel;
@@ -17,7 +18,7 @@ use crate::plugins::tap::Tap;
 use crate::plugins::tuning::Tuning;
 use crate::plugins::vlan::Vlan;
 use crate::plugins::vrf::Vrf;
-use crate::skel::{Applet, Kind, Lookup};
+use crate::skel::{Applet, Kind, Lookup, Service};
 use crate::tool::cnitool;
 
 /// Every applet.
@@ -25,6 +26,7 @@ pub static APPLETS: &[Applet] = &[
     Applet::plugin::<Bandwidth>(Kind::Chained),
     Applet::plugin::<Bridge>(Kind::Interface),
     Applet::tool("cnitool", "attaches and detaches namespaces, as a runtime does", cnitool::main),
+    Applet::serviced::<Dhcp>(Kind::Ipam, Service { name: "daemon", main: daemon::main }),
     Applet::plugin::<Dummy>(Kind::Interface),
     Applet::plugin::<Firewall>(Kind::Chained),
     Applet::plugin::<Flannel>(Kind::Interface),

@@ -25,6 +25,8 @@ conntrack         conntrack                      test             -
 iperf3            iperf3                         test             -
 modprobe          kmod                           -                test
 xz                xz-utils                       -                test
+dnsmasq           dnsmasq-base                   test             -
+dhcpd             isc-dhcp-server                test             -
 shellcheck        shellcheck                     lint             -
 cargo-deny        -                              lint             -
 cargo-auditable   -                              dist             -

@@ -2,6 +2,7 @@
 
 pub mod bandwidth;
 pub mod bridge;
+pub mod dhcp;
 pub mod dummy;
 pub mod firewall;
 pub mod flannel;

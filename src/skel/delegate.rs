@@ -58,6 +58,12 @@ impl<'a> Cx<'a> {
         Ok(result)
     }
 
+    /// Whether addresses are released over the container's interface, which then has to be there:
+    /// a DHCP client tells its server. All other addresses are released when nobody has them.
+    pub fn ipam_needs_link(&self) -> bool {
+        self.net.ipam_type == "dhcp"
+    }
+
     /// Releases the addresses.
     pub fn ipam_del(&'a self) -> Result<()> {
         self.ipam()?.run(Verb::Del).map(drop)

@@ -45,6 +45,16 @@ impl Lock {
         Ok(Lock { _file: Arc::new(file) })
     }
 
+    /// Takes the lock on `path`; `None` if somebody else has it.
+    pub fn try_exclusive(path: &Path) -> Result<Option<Lock>> {
+        let file = open_lock(path)?;
+        match FileExt::try_lock_exclusive(&file) {
+            Ok(()) => Ok(Some(Lock { _file: Arc::new(file) })),
+            Err(e) if e.kind() == ErrorKind::WouldBlock => Ok(None),
+            Err(e) => Err(Error::new("take lock", path, e)),
+        }
+    }
+
     /// Waits for the lock so long and no longer; the error names whoever has it.
     pub fn within(path: &Path, patience: Duration) -> Result<Lock> {
         let file = Arc::new(open_lock(path)?);

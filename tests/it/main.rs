@@ -18,6 +18,7 @@
 //! | `chain` | a whole chain of plugins for many containers at once |
 //! | `concurrency` | many calls at once, and the reference's host-local in between |
 //! | `delegation` | IPAM plugins in this process and in another |
+//! | `dhcp` | leases of dnsmasq, of ISC's server and of hostile ones; the daemon's own life |
 //! | `footprint` | processes, sleeps, memory |
 //! | `handover` | live state rewritten for the reference plugins |
 //! | `masquerade`, `spoof` | `ipMasq` and `macspoofchk`: traffic, rules, the reference's |
@@ -55,6 +56,7 @@ mod cnitool;
 mod compare;
 mod concurrency;
 mod delegation;
+mod dhcp;
 mod dummy;
 mod faults;
 mod firewall;
