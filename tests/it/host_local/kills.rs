@@ -185,7 +185,7 @@ fn killed_at_any_time_the_store_is_sound() {
         let verb = ["ADD", "DEL", "GC"][cycle % 3];
         let patience = Duration::from_micros((random >> 33) % 2_500);
         let call = scene.victim(verb);
-        let mut child = call.spawn();
+        let mut child = call.spawn().unwrap();
         let start = Instant::now();
         while start.elapsed() < patience {
             std::hint::spin_loop();
