@@ -16,10 +16,13 @@ use crate::plugins::ptp::Ptp;
 use crate::plugins::sbr::Sbr;
 use crate::plugins::tap::Tap;
 use crate::plugins::tuning::Tuning;
+use crate::plugins::r#static::Static;
 use crate::plugins::vlan::Vlan;
 use crate::plugins::vrf::Vrf;
 use crate::skel::{Applet, Kind, Lookup, Service};
 use crate::tool::cnitool;
+use crate::skel::{Applet, Kind, Lookup};
+use crate::tool::{cnitool, ipam};
 
 /// Every applet.
 pub static APPLETS: &[Applet] = &[
@@ -32,6 +35,7 @@ pub static APPLETS: &[Applet] = &[
     Applet::plugin::<Flannel>(Kind::Interface),
     Applet::plugin::<HostDevice>(Kind::Interface),
     Applet::plugin::<HostLocal>(Kind::Ipam),
+    Applet::tool("ipam", "who has which address of host-local, and gets it back", ipam::main),
     Applet::plugin::<Ipvlan>(Kind::Interface),
     Applet::plugin::<Loopback>(Kind::Interface),
     Applet::plugin::<Macvlan>(Kind::Interface),
@@ -40,6 +44,7 @@ pub static APPLETS: &[Applet] = &[
     Applet::plugin::<Sbr>(Kind::Chained),
     Applet::plugin::<Tap>(Kind::Interface),
     Applet::plugin::<Tuning>(Kind::Chained),
+    Applet::plugin::<Static>(Kind::Ipam),
     Applet::plugin::<Vlan>(Kind::Interface),
     Applet::plugin::<Vrf>(Kind::Chained),
 ];

@@ -16,5 +16,6 @@ pub mod ptp;
 pub mod sbr;
 pub mod tap;
 pub mod tuning;
+pub mod r#static;
 pub mod vlan;
 pub mod vrf;

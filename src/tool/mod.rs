@@ -3,6 +3,7 @@
 pub mod cnitool;
 pub mod completion;
 pub mod install;
+pub mod ipam;
 pub mod multicall;
 pub mod pause;
 

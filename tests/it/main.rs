@@ -19,8 +19,10 @@
 //! | `concurrency` | many calls at once, and the reference's host-local in between |
 //! | `delegation` | IPAM plugins in this process and in another |
 //! | `dhcp` | leases of dnsmasq, of ISC's server and of hostile ones; the daemon's own life |
+//! | `fixed` | the plugin static |
 //! | `footprint` | processes, sleeps, memory |
 //! | `handover` | live state rewritten for the reference plugins |
+//! | `ipam` | the tool: leases listed, freed, reclaimed |
 //! | `masquerade`, `spoof` | `ipMasq` and `macspoofchk`: traffic, rules, the reference's |
 //! | `macvlan`, `ipvlan` | children of a link: modes, masters, traffic, CHECK |
 //! | `dummy`, `vlan` | addresses and no wire; tagged frames, masters, CHECK |
@@ -61,11 +63,13 @@ mod dummy;
 mod faults;
 mod firewall;
 mod flannel;
+mod fixed;
 mod footprint;
 mod handover;
 mod host_device;
 mod host_local;
 mod install;
+mod ipam;
 mod ipvlan;
 mod lane;
 mod lifecycle;

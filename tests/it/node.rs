@@ -326,12 +326,17 @@ impl Call {
         self.try_run().unwrap()
     }
 
-    /// As [`Call::run`], for an executable that may not start.
-    pub(crate) fn try_run(&self) -> std::io::Result<Outcome> {
+    /// Starts it and gives it its input.
+    pub(crate) fn spawn(&self) -> std::io::Result<std::process::Child> {
         let mut child = self.command().spawn()?;
         // A plugin need not read its input.
         drop(child.stdin.take().unwrap().write_all(&self.stdin));
-        let output = child.wait_with_output()?;
+        Ok(child)
+    }
+
+    /// As [`Call::run`], for an executable that may not start.
+    pub(crate) fn try_run(&self) -> std::io::Result<Outcome> {
+        let output = self.spawn()?.wait_with_output()?;
         Ok(Outcome {
             status: output.status.code(),
             stdout: String::from_utf8(output.stdout).unwrap(),
