@@ -17,6 +17,8 @@ use crate::plugins::tap::Tap;
 use crate::plugins::tuning::Tuning;
 use crate::plugins::vlan::Vlan;
 use crate::plugins::vrf::Vrf;
+use crate::plugins::tap::Tap;
+use crate::plugins::vlan::Vlan;
 use crate::skel::{Applet, Kind, Lookup};
 use crate::tool::cnitool;
 

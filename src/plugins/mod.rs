@@ -17,3 +17,5 @@ pub mod tap;
 pub mod tuning;
 pub mod vlan;
 pub mod vrf;
+pub mod tap;
+pub mod vlan;
