@@ -220,14 +220,11 @@ fn configure(
     configure::add_routes(inside, link, result)
 }
 
-/// It is a tap device, and may be used as configured.
+/// The device may be used as configured.
 fn check_device(conf: &Conf, link: &Link) -> Result<()> {
     let name = &link.name;
     // Kernels before 4.20 do not tell more.
     let Some(tun) = link.tun else { return Ok(()) };
-    if !tun.tap {
-        return Err(Error::internal(format!("Error: Container interface {name} not of type tap")));
-    }
     let shown = |id: Option<u32>| id.map_or("none".to_owned(), |id| id.to_string());
     for (what, wanted, found) in [
         ("owner", shown(conf.owner), shown(tun.owner)),

@@ -93,9 +93,7 @@ impl Plugin for HostDevice {
             records.forget(req.id.as_str(), req.ifname.as_str())
         });
         records.keep(&record)?;
-        undo.push(format!("give \"{}\" back", device.name), || {
-            journey::undo(&inside, host, &origin)
-        });
+        undo.push(format!("give \"{}\" back", device.name), || journey::undo(netns, &origin));
         let up = !l3 || child::asks_over_the_link(&cx.net.ipam_type);
         let arrival = if up { Arrival::Up } else { Arrival::Down };
         journey::into_container(host, &device, (netns, &req.ifname), arrival)?;
