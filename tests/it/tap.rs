@@ -288,11 +288,11 @@ fn check_finds_what_is_wrong() {
             "Error: Container interface eth0 not of type tun",
         ),
         (
-            "sh -c 'ip link del eth0; ip tuntap add mode tap name eth0 user 7; ip link set eth0 address MAC'",
+            "sh -c 'ip link del eth0; ip tuntap add mode tap name eth0 user 7; ip link set eth0 up address MAC'",
             "tap \"eth0\": owner is 7, not none",
         ),
         (
-            "sh -c 'ip link del eth0; ip tuntap add mode tap name eth0 multi_queue; ip link set eth0 address MAC'",
+            "sh -c 'ip link del eth0; ip tuntap add mode tap name eth0 multi_queue; ip link set eth0 up address MAC'",
             "tap \"eth0\": multi_queue is true, not false",
         ),
     ] {
