@@ -19,3 +19,5 @@ pub mod tuning;
 pub mod r#static;
 pub mod vlan;
 pub mod vrf;
+pub mod tap;
+pub mod vlan;

@@ -28,7 +28,7 @@
 //! | `dummy`, `vlan` | addresses and no wire; tagged frames, masters, CHECK |
 //! | `parity` | the reference plugins side by side |
 //! | `firewall` | its back ends, against traffic, each other and the reference |
-//! | `host_device` | devices that come and go: hardware played by veth ends and a sysfs of files |
+//! | `host_device` | devices that come and go, played by veth ends and a sysfs of files; in the VM, real cards |
 //! | `tap` | tap devices, and programs that speak Ethernet on them |
 //! | `portmap` | port mappings with nftables, both iptables, and the reference's own |
 //! | `install` | `cnibox install` and `uninstall`, on folders in use |
