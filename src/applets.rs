@@ -14,17 +14,12 @@ use crate::plugins::macvlan::Macvlan;
 use crate::plugins::portmap::Portmap;
 use crate::plugins::ptp::Ptp;
 use crate::plugins::sbr::Sbr;
+use crate::plugins::r#static::Static;
 use crate::plugins::tap::Tap;
 use crate::plugins::tuning::Tuning;
-use crate::plugins::r#static::Static;
 use crate::plugins::vlan::Vlan;
 use crate::plugins::vrf::Vrf;
 use crate::skel::{Applet, Kind, Lookup, Service};
-use crate::plugins::tap::Tap;
-use crate::plugins::vlan::Vlan;
-use crate::skel::{Applet, Kind, Lookup};
-use crate::tool::cnitool;
-use crate::skel::{Applet, Kind, Lookup};
 use crate::tool::{cnitool, ipam};
 
 /// Every applet.
@@ -45,9 +40,9 @@ pub static APPLETS: &[Applet] = &[
     Applet::plugin::<Portmap>(Kind::Chained),
     Applet::plugin::<Ptp>(Kind::Interface),
     Applet::plugin::<Sbr>(Kind::Chained),
+    Applet::plugin::<Static>(Kind::Ipam),
     Applet::plugin::<Tap>(Kind::Interface),
     Applet::plugin::<Tuning>(Kind::Chained),
-    Applet::plugin::<Static>(Kind::Ipam),
     Applet::plugin::<Vlan>(Kind::Interface),
     Applet::plugin::<Vrf>(Kind::Chained),
 ];

@@ -199,7 +199,7 @@ pub fn del(netns: &Netns, ifname: &IfName, kind: &str) -> Result<()> {
 
 /// The parameters to set before the addresses: the kernel tells the neighbours when the link
 /// comes up, as the address may have been another container's before.
-fn settings(result: &CniResult, ifname: &IfName) -> Vec<Setting> {
+pub fn settings(result: &CniResult, ifname: &IfName) -> Vec<Setting> {
     let mut settings = vec![
         Setting::optional(format!("net/ipv4/conf/{ifname}/arp_notify"), "1"),
         Setting::optional(format!("net/ipv6/conf/{ifname}/ndisc_notify"), "1"),
@@ -210,7 +210,7 @@ fn settings(result: &CniResult, ifname: &IfName) -> Vec<Setting> {
 
 /// Adds the addresses, sets the link up, adds the routes. The segment is shared with others, so
 /// duplicate address detection runs its course.
-fn configure(inside: &Inside<'_>, link: &Link, result: &CniResult) -> Result<()> {
+pub fn configure(inside: &Inside<'_>, link: &Link, result: &CniResult) -> Result<()> {
     let style = Style { dad: Dad::Kernel, connected: Connected::Route };
     configure::addresses_and_up(inside, link, result, style)?;
     configure::add_routes(inside, link, result)
