@@ -1,7 +1,8 @@
 # The only front door: recipes wrap cargo and the scripts below tests/, and hold no logic.
 
 CARGO   ?= cargo
-TARGET  ?= $(shell rustc -vV | sed -n 's/^host: //p')
+HOST    := $(shell rustc -vV | sed -n 's/^host: //p')
+TARGET  ?= $(HOST)
 PREFIX  ?= /opt/cni
 BINDIR  ?= $(PREFIX)/bin
 DESTDIR ?=
@@ -12,18 +13,34 @@ STATIC  := -C target-feature=+crt-static
 # SHA-512 of a few bytes is not worth asking the processor what it can do: under a hypervisor that
 # question costs more than the sum.
 STATIC  += --cfg sha2_backend="soft" --cfg sha2_backend_soft="compact"
-BINARY  := target/$(TARGET)/release/cnibox
+# The same bytes wherever the source and the registry are.
+STATIC  += --remap-path-prefix=$(CURDIR)=cnibox
+STATIC  += --remap-path-prefix=$(or $(CARGO_HOME),$(HOME)/.cargo)=cargo
+
+# Everything that is built, and what is released.
+OUT     := $(or $(CARGO_TARGET_DIR),target)
+BINARY  := $(OUT)/$(TARGET)/release/cnibox
+DIST    ?= $(OUT)/dist
+# `cargo auditable` writes the list of dependencies into the executable.
+BUILD   ?= build
+# The time in everything that is released: that of the last commit.
+SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
+export SOURCE_DATE_EPOCH
+# Debian's cross linker; that of the machine itself is cargo's affair.
+ifneq ($(TARGET),$(HOST))
+export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER ?= aarch64-linux-gnu-gcc
+endif
 
 # Stripped size in bytes that no release may pass: 5 MB.
 SIZE_LIMIT := 5000000
 
-.PHONY: help build demo test test-vm lint arch bench size install clean
+.PHONY: help build demo test test-vm test-runtimes lint arch bench size cross image dist reproduce install clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
 
 build: ## the static release binary, target/<target>/release/cnibox
-	RUSTFLAGS='$(STATIC)' $(CARGO) build --release --locked --target $(TARGET)
+	RUSTFLAGS='$(STATIC)' $(CARGO) $(BUILD) --release --locked --target $(TARGET)
 
 demo: build ## two containers on one bridge in a private host: attach, look, ping, detach
 	@tests/prepare.sh demo
@@ -44,7 +61,7 @@ lint: ## formatting, clippy, documentation, licences and sources of dependencies
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps --quiet
 	tests/prepare.sh lint
 	$(CARGO) deny --log-level error check bans licenses sources
-	shellcheck tests/*.sh .ci/run
+	shellcheck tests/*.sh tests/runtimes/*.sh packaging/*.sh .ci/run
 
 arch: ## the layers of docs/architecture.md, checked in the source
 	$(CARGO) test --locked --test arch
@@ -55,6 +72,29 @@ bench: build ## the same pods with two plugin folders in turn; PEER=<folder>, AR
 
 size: build ## size of the binary against its limit
 	@size=$$(stat -c %s $(BINARY)); echo "$$size bytes of $(SIZE_LIMIT)"; test $$size -le $(SIZE_LIMIT)
+
+test-runtimes: build ## containerd and podman start pods and containers with these plugins; ARGS=PEER for the reference's
+	tests/prepare.sh runtimes
+	tests/runtimes/run.sh $(if $(filter PEER,$(ARGS)),$(PEER),$(BINARY))
+
+cross: ## the other architecture: check, and build where its linker is; TARGET=aarch64-unknown-linux-gnu
+	tests/cross.sh aarch64-unknown-linux-gnu
+
+image: build ## an OCI image with nothing but the binary, as an archive in target/dist
+	@mkdir -p $(DIST)
+	PYTHONDONTWRITEBYTECODE=1 python3 packaging/image.py $(DIST)/cnibox.oci.tar \
+		$$($(BINARY) version | sed 's/.* //') $(subst x86_64,amd64,$(subst aarch64,arm64,$(firstword $(subst -, ,$(TARGET)))))=$(BINARY)
+
+dist: ## everything that is released: tgz, deb, rpm, image, SBOM, checksums, into target/dist
+	tests/prepare.sh dist
+	$(MAKE) build BUILD='auditable build'
+	rm -rf $(DIST)
+	mkdir -p $(DIST)
+	packaging/dist.sh $(BINARY) $(TARGET) $(DIST)
+	tests/dist.sh $(DIST)
+
+reproduce: dist ## makes it all again from a clone elsewhere, and compares every byte
+	tests/reproduce.sh $(DIST)
 
 install: build ## the binary and a link per applet into DESTDIR/BINDIR (default /opt/cni/bin); ARGS="--mode copy"
 	DESTDIR='$(DESTDIR)' $(BINARY) install $(BINDIR) $(ARGS)

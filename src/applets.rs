@@ -2,8 +2,10 @@
 
 use crate::plugins::bandwidth::Bandwidth;
 use crate::plugins::bridge::Bridge;
+use crate::plugins::dhcp::{Dhcp, daemon};
 use crate::plugins::dummy::Dummy;
 use crate::plugins::firewall::Firewall;
+use crate::plugins::flannel::Flannel;
 use crate::plugins::host_device::HostDevice;
 use crate::plugins::host_local::HostLocal;
 use crate::plugins::ipvlan::Ipvlan;
@@ -11,29 +13,38 @@ use crate::plugins::loopback::Loopback;
 use crate::plugins::macvlan::Macvlan;
 use crate::plugins::portmap::Portmap;
 use crate::plugins::ptp::Ptp;
+use crate::plugins::sbr::Sbr;
+use crate::plugins::r#static::Static;
 use crate::plugins::tap::Tap;
 use crate::plugins::tuning::Tuning;
 use crate::plugins::vlan::Vlan;
-use crate::skel::{Applet, Kind, Lookup};
-use crate::tool::cnitool;
+use crate::plugins::vrf::Vrf;
+use crate::skel::{Applet, Kind, Lookup, Service};
+use crate::tool::{cnitool, ipam};
 
 /// Every applet.
 pub static APPLETS: &[Applet] = &[
     Applet::plugin::<Bandwidth>(Kind::Chained),
     Applet::plugin::<Bridge>(Kind::Interface),
     Applet::tool("cnitool", "attaches and detaches namespaces, as a runtime does", cnitool::main),
+    Applet::serviced::<Dhcp>(Kind::Ipam, Service { name: "daemon", main: daemon::main }),
     Applet::plugin::<Dummy>(Kind::Interface),
     Applet::plugin::<Firewall>(Kind::Chained),
+    Applet::plugin::<Flannel>(Kind::Interface),
     Applet::plugin::<HostDevice>(Kind::Interface),
     Applet::plugin::<HostLocal>(Kind::Ipam),
+    Applet::tool("ipam", "who has which address of host-local, and gets it back", ipam::main),
     Applet::plugin::<Ipvlan>(Kind::Interface),
     Applet::plugin::<Loopback>(Kind::Interface),
     Applet::plugin::<Macvlan>(Kind::Interface),
     Applet::plugin::<Portmap>(Kind::Chained),
     Applet::plugin::<Ptp>(Kind::Interface),
-    Applet::plugin::<Vlan>(Kind::Interface),
+    Applet::plugin::<Sbr>(Kind::Chained),
+    Applet::plugin::<Static>(Kind::Ipam),
     Applet::plugin::<Tap>(Kind::Interface),
     Applet::plugin::<Tuning>(Kind::Chained),
+    Applet::plugin::<Vlan>(Kind::Interface),
+    Applet::plugin::<Vrf>(Kind::Chained),
 ];
 
 /// The applet of exactly this name.

@@ -5,9 +5,9 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
-use std::io::Write;
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::thread;
@@ -85,6 +85,22 @@ pub fn run(program: &Path, args: &[&str], stdin: &str) -> Result<Output> {
     let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
     let (code, end) = (output.status.code(), end_text(output.status));
     Ok(Output { code, stdout: text(output.stdout), stderr: text(output.stderr), line, end })
+}
+
+/// Starts this executable under the name of an applet, to stay when we end: with nothing of ours but
+/// the folder and the namespaces. Returns the first line that
+/// it writes on standard output, which it has to close, or nothing if it ends without.
+pub fn start_own(applet: &str, args: &[String]) -> Result<String> {
+    let failed = |e: std::io::Error| Error::internal(format!("start {applet}: {}", io_text(&e)));
+    let mut command = Command::new("/proc/self/exe");
+    command.arg0(applet).args(args).env_clear();
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = command.spawn().map_err(failed)?;
+    let mut line = String::new();
+    if let Some(pipe) = child.stdout.take() {
+        BufReader::new(pipe.take(4096)).read_line(&mut line).map_err(failed)?;
+    }
+    Ok(line)
 }
 
 fn end_text(status: ExitStatus) -> String {

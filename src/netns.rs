@@ -145,7 +145,8 @@ impl Netns {
         thread.map(Visit).map_err(|e| Error::Io("start a thread for", self.path.clone(), e))
     }
 
-    fn identity(&self) -> Result<(u64, u64), Error> {
+    /// Device and inode, by which the namespace is known while it lives.
+    pub fn identity(&self) -> Result<(u64, u64), Error> {
         let meta = self.file.metadata().map_err(|e| Error::Io("stat", self.path.clone(), e))?;
         Ok((meta.dev(), meta.ino()))
     }

@@ -38,6 +38,7 @@ run_in_vms() {
     say "$count tests in the VM lane, which takes minutes; VMs at once: $shards"
     for shard in "$dir"/shard.*.list; do
         CNIBOX_LANE=vm CNIBOX_VM_TIMEOUT=${CNIBOX_VM_TIMEOUT:-1200} \
+            CNIBOX_VM_QEMU=${CNIBOX_VM_QEMU:--device e1000,romfile= -device virtio-net-pci,romfile=} \
             tests/vm.sh bash tests/lanes.sh list "$shard" >"${shard%.list}.log" 2>&1 &
         vms+=($!)
     done

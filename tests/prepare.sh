@@ -1,5 +1,5 @@
 #!/bin/sh
-# prepare.sh [demo|test|bench|lint]: the programs that the purpose needs beside cargo.
+# prepare.sh [demo|test|bench|lint|dist|runtimes]: the programs that the purpose needs beside cargo.
 #
 # What is missing is installed: packages when this is root on Debian or Ubuntu, cargo's own tools
 # by cargo. Otherwise it says what is missing and how to get it. Exit 1 only when something that
@@ -11,29 +11,45 @@ peer=${PEER:-/usr/lib/cni}
 
 # program or file | Debian package | cannot do without | nice to have
 needs="
-ip                iproute2                       demo,test,bench  -
+ip                iproute2                       demo,test,bench,runtimes -
 ping              iputils-ping                   demo,test        -
 unshare           util-linux                     demo,test,bench  -
 nsenter           util-linux                     demo,test        -
 strace            strace                         test             -
-nft               nftables                       test             -
+nft               nftables                       test,runtimes    -
 dbus-daemon       dbus                           -                test
 /usr/lib/python3/dist-packages/dbus python3-dbus        -                test
 /usr/lib/python3/dist-packages/gi python3-gi            -                test
-iptables-save     iptables                       test             -
+iptables-save     iptables                       test,runtimes    -
 conntrack         conntrack                      test             -
 iperf3            iperf3                         test             -
 modprobe          kmod                           -                test
 xz                xz-utils                       -                test
+dnsmasq           dnsmasq-base                   test             -
+dhcpd             isc-dhcp-server                test             -
 shellcheck        shellcheck                     lint             -
 cargo-deny        -                              lint             -
-$peer/bridge      containernetworking-plugins    -                test,bench
+cargo-auditable   -                              dist             -
+python3           python3-minimal                dist,runtimes    -
+dpkg-deb          dpkg                           dist             -
+rpmbuild          rpm                            dist             -
+xz                xz-utils                       dist             -
+containerd        containerd                     runtimes         -
+runc              runc                           runtimes         -
+podman            podman                         runtimes         -
+crun              crun                           runtimes         -
+conmon            conmon                         runtimes         -
+/usr/share/containers/containers.conf golang-github-containers-common runtimes -
+busybox           busybox-static                 runtimes         -
+curl              curl                           runtimes         -
+/usr/lib/python3/dist-packages/grpc python3-grpcio runtimes        -
+$peer/bridge      containernetworking-plugins    -                test,bench,runtimes
 "
 
 case $purpose in
-    all | demo | test | bench | lint) ;;
+    all | demo | test | bench | lint | dist | runtimes) ;;
     *)
-        echo "usage: tests/prepare.sh [demo|test|bench|lint]" >&2
+        echo "usage: tests/prepare.sh [demo|test|bench|lint|dist|runtimes]" >&2
         exit 2
         ;;
 esac

@@ -53,6 +53,8 @@ pub(crate) const CASES: &[Case] = &[
     Case { name: "ipvlan", plugin: "ipvlan", ..BRIDGE_CASE },
     Case { name: "vlan", plugin: "vlan", ..BRIDGE_CASE },
     Case { name: "dummy", plugin: "dummy", ..BRIDGE_CASE },
+    Case { name: "host-device", plugin: "host-device", ..BRIDGE_CASE },
+    Case { name: "tap", plugin: "tap", ..BRIDGE_CASE },
     Case { name: "portmap-1", ..PORTMAP_CASE },
     Case { name: "portmap-32", ports: 32, ..PORTMAP_CASE },
     Case { name: "chain", loopback: true, masq: true, ..PORTMAP_CASE },
@@ -135,6 +137,8 @@ impl Case {
                 conf["master"] = json!(MASTER);
                 ipam["routes"] = json!([{"dst": "0.0.0.0/0"}]);
             }
+            // Which device it is depends on the pod.
+            "host-device" => conf["dataDir"] = json!(data.join("devices")),
             "ptp" => ipam["routes"] = json!([{"dst": "0.0.0.0/0"}]),
             _ => {}
         }

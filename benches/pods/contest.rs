@@ -1,5 +1,6 @@
 //! Worlds that take turns.
 
+use std::slice;
 use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -46,6 +47,7 @@ pub(crate) fn rounds(worlds: &[World], case: &Case, rounds: usize) -> Result<Tim
     let mut used = Vec::new();
     for round in 0..=rounds {
         let mut pods = worlds.iter().map(|_| Pod::new()).collect::<Result<Vec<_>>>()?;
+        worlds.iter().zip(&pods).try_for_each(|(w, pod)| w.prepare(case, slice::from_ref(pod)))?;
         for i in turn(worlds, round) {
             let took = worlds[i].on_host(|| worlds[i].call(case, "ADD", &mut pods[i]))??;
             let list = if round == 0 { &mut times.first } else { &mut times.add };
@@ -68,6 +70,7 @@ pub(crate) fn memory(worlds: &[World], case: &Case) -> Result<Vec<Vec<f64>>> {
     for round in 0..5 {
         for i in turn(worlds, round) {
             let mut pod = Pod::new()?;
+            worlds[i].prepare(case, slice::from_ref(&pod))?;
             let peak = worlds[i].on_host(|| worlds[i].watch_add(case, &mut pod))??;
             let mb = u32::try_from(peak / 1024).map_or(f64::INFINITY, f64::from) / 1024.0;
             // A process that ended between two looks was not seen.
@@ -86,6 +89,7 @@ pub(crate) fn batches(worlds: &[World], case: &Case, options: &Options) -> Resul
     for round in 0..options.batches {
         for i in turn(worlds, round) {
             let mut pods = (0..options.batch).map(|_| Pod::new()).collect::<Result<Vec<_>>>()?;
+            worlds[i].prepare(case, &pods)?;
             let mut run = |verb| batch(&worlds[i], case, verb, &mut pods, options.parallel);
             times.add[i].push(ms(run("ADD")?));
             times.del[i].push(ms(run("DEL")?));

@@ -21,6 +21,8 @@ Cases (all of them without a choice):
   ipvlan         ipvlan + host-local, where the kernel has it
   vlan           vlan + host-local, where the kernel has it; a VLAN for each pod
   dummy          dummy + host-local, where the kernel has it
+  host-device    host-device + host-local, one end of a veth pair for each pod
+  tap            tap + host-local
   portmap-1      bridge, then portmap with 1 port; a chain is one ADD, one DEL
   portmap-32     bridge, then portmap with 32 ports
   chain          loopback, bridge with ipMasq, portmap with 1 port

@@ -96,6 +96,19 @@ impl World {
         Ok(self.host.run(f)?)
     }
 
+    /// Gives this host what the pods take from it: a device for each.
+    pub(crate) fn prepare(&self, case: &Case, pods: &[Pod]) -> Result<()> {
+        if case.plugin != "host-device" {
+            return Ok(());
+        }
+        let add = |pod: &Pod| {
+            let n = pod.number;
+            format!("link add dev-{n} type veth peer name wire-{n}")
+        };
+        let lines: Vec<_> = pods.iter().map(add).collect();
+        self.on_host(|| ip_batch(&lines))?
+    }
+
     /// The calls of all plugins, each from before the spawn to after the exit; for VERSION only
     /// the first. To be used [`on_host`](World::on_host).
     pub(crate) fn call(&self, case: &Case, verb: &str, pod: &mut Pod) -> Result<Duration> {
@@ -172,6 +185,9 @@ fn stdin(case: &Case, (plugin, conf): (&str, &Value), pod: &mut Pod) -> String {
     }
     if plugin == "vlan" {
         conf["vlanId"] = json!(pod.vlan());
+    }
+    if plugin == "host-device" {
+        conf["device"] = json!(format!("dev-{}", pod.number));
     }
     let result = pod.result(plugin);
     if !result.is_null() {

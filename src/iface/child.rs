@@ -6,8 +6,8 @@
 //! | does the MTU fit it | [`mtu`] |
 //! | make the child | [`add`], [`add_up`]: in the container, under its final name, by one message |
 //! | take it back | [`take_back`] |
-//! | kernel parameters, addresses, up, routes, the result | [`attach`], or [`settings`] and [`configure`] |
-//! | CHECK | [`of_kind`], [`verify_master`], [`verify_below`], [`verify_mtu`] |
+//! | kernel parameters, addresses, up, routes, the result | [`attach`] |
+//! | CHECK | [`of_kind`], [`verify_below`], [`verify_mtu`] |
 //! | DEL | [`del`], which never asks for the master |
 //!
 //! The master is on the host, or with `linkInContainer` in the container itself: `place` is the
@@ -224,7 +224,7 @@ pub fn of_kind(inside: &Inside<'_>, entry: &Interface, kind: &str) -> Result<Lin
 }
 
 /// CHECK: `link` is on top of `master`.
-pub fn verify_master(link: &Link, master: &Link) -> Result<()> {
+fn verify_master(link: &Link, master: &Link) -> Result<()> {
     if link.link == Some(master.index) {
         return Ok(());
     }
@@ -289,9 +289,13 @@ fn of_default_route(place: &Netlink) -> Result<Link> {
     for family in [Family::V4, Family::V6] {
         let filter = RouteFilter { family: Some(family), table: Some(RT_TABLE_MAIN), oif: None };
         let routes = place.dump_routes(&filter)?;
-        let mut default = routes.iter().filter(|route| route.dst.prefix_len() == 0);
-        if let Some(index) = default.find_map(leaves_by) {
-            return Ok(place.require_link_by_index(index)?);
+        let default = routes.iter().filter(|route| route.dst.prefix_len() == 0);
+        for index in default.filter_map(leaves_by) {
+            let link = place.require_link_by_index(index)?;
+            // A route that says "unreachable" leaves by that one.
+            if !link.loopback {
+                return Ok(link);
+            }
         }
     }
     Err(Error::internal("no default route interface found")

@@ -80,6 +80,16 @@ impl<'a> Inside<'a> {
         self.netns.run(|| settings.iter().try_for_each(apply))?
     }
 
+    /// Refuses a name for a new link that is taken.
+    pub fn require_free(&self, ifname: &str) -> Result<()> {
+        if self.netlink.link(ifname)?.is_none() {
+            return Ok(());
+        }
+        let msg = format!("container already has an interface \"{ifname}\"");
+        let remedy = "an earlier ADD was not followed by DEL, or CNI_IFNAME is taken";
+        Err(Error::internal(msg).with_details(remedy))
+    }
+
     /// The link of this name.
     pub fn link(&self, ifname: &str) -> Result<Link> {
         Ok(self.netlink.require_link(ifname)?)

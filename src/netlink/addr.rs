@@ -8,7 +8,7 @@ use rtnetlink::AddressMessageBuilder;
 use rtnetlink::packet_core::{NLM_F_CREATE, NLM_F_EXCL};
 use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::packet_route::address::{
-    AddressAttribute, AddressFlags, AddressHeader, AddressMessage,
+    AddressAttribute, AddressFlags, AddressHeader, AddressMessage, CacheInfo,
 };
 
 use super::error::Result;
@@ -36,6 +36,28 @@ pub struct Addr {
     pub broadcast: Option<IpAddr>,
     /// The label of IPv4, usually the name of the link.
     pub label: Option<String>,
+    /// How long it is there.
+    pub lifetime: Lifetime,
+}
+
+/// How many more seconds an address is used and valid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lifetime {
+    /// As the source of new connections.
+    pub preferred: u32,
+    /// At all.
+    pub valid: u32,
+}
+
+impl Lifetime {
+    /// No end is known.
+    pub const FOREVER: Lifetime = Lifetime { preferred: u32::MAX, valid: u32::MAX };
+
+    /// Reads `struct ifa_cacheinfo`.
+    fn parse(bytes: &[u8]) -> Option<Lifetime> {
+        let word = |at: usize| Some(u32::from_ne_bytes(*bytes.get(at..)?.first_chunk()?));
+        Some(Lifetime { preferred: word(0)?, valid: word(4)? })
+    }
 }
 
 impl Addr {
@@ -49,16 +71,23 @@ impl Addr {
         self.flags & libc::IFA_F_DADFAILED != 0
     }
 
+    /// Whether the kernel adds no route to its network.
+    pub fn is_without_prefix_route(&self) -> bool {
+        self.flags & libc::IFA_F_NOPREFIXROUTE != 0
+    }
+
     fn parse(body: &[u8]) -> Option<Addr> {
         let header = AddressHeader::parse(body).ok()?;
         let (mut local, mut address, mut broadcast, mut label) = (None, None, None, None);
         let mut flags = u32::from(header.flags.bits());
+        let mut lifetime = None;
         for attr in attrs(body.get(HEADER_LEN..)?) {
             match attr.kind {
                 libc::IFA_LOCAL => local = attr.ip(),
                 libc::IFA_ADDRESS => address = attr.ip(),
                 libc::IFA_BROADCAST => broadcast = attr.ip(),
                 libc::IFA_LABEL => label = Some(attr.text()),
+                libc::IFA_CACHEINFO => lifetime = Lifetime::parse(attr.value),
                 libc::IFA_FLAGS => flags = attr.u32().unwrap_or(flags),
                 _ => {}
             }
@@ -66,7 +95,8 @@ impl Addr {
         // IFA_ADDRESS is the other end of a point-to-point link; only then is there both.
         let net = IpNet::new(local.or(address)?, header.prefix_len).ok()?;
         let scope = u8::from(header.scope);
-        Some(Addr { net, index: header.index, scope, flags, broadcast, label })
+        let lifetime = lifetime.unwrap_or(Lifetime::FOREVER);
+        Some(Addr { net, index: header.index, scope, flags, broadcast, label, lifetime })
     }
 }
 
@@ -87,12 +117,19 @@ pub struct NewAddr {
     dad: Dad,
     prefix_route: bool,
     broadcast: bool,
+    lifetime: Lifetime,
 }
 
 impl NewAddr {
     /// The address `net`, with its host bits.
     pub fn new(net: IpNet) -> NewAddr {
-        NewAddr { net, dad: Dad::Kernel, prefix_route: true, broadcast: true }
+        NewAddr {
+            net,
+            dad: Dad::Kernel,
+            prefix_route: true,
+            broadcast: true,
+            lifetime: Lifetime::FOREVER,
+        }
     }
 
     /// Decides about duplicate address detection; IPv4 has none.
@@ -116,10 +153,23 @@ impl NewAddr {
         self
     }
 
+    /// Lets it end at some time.
+    #[must_use]
+    pub fn lifetime(mut self, lifetime: Lifetime) -> Self {
+        self.lifetime = lifetime;
+        self
+    }
+
     fn message(self, index: u32) -> AddressMessage {
         let mut message = message(self.net, index);
         if !self.broadcast {
             message.attributes.retain(|a| !matches!(a, AddressAttribute::Broadcast(_)));
+        }
+        if self.lifetime != Lifetime::FOREVER {
+            let mut info = CacheInfo::default();
+            info.ifa_preferred = self.lifetime.preferred;
+            info.ifa_valid = self.lifetime.valid;
+            message.attributes.push(AddressAttribute::CacheInfo(info));
         }
         let mut flags = AddressFlags::empty();
         flags.set(AddressFlags::Nodad, self.dad == Dad::Off && self.net.addr().is_ipv6());

@@ -4,6 +4,7 @@
 use std::net::Ipv6Addr;
 use std::time::Duration;
 
+use ipnet::IpNet;
 use nix::errno::Errno;
 use nix::libc::{RTNLGRP_IPV6_IFADDR, RTNLGRP_IPV6_ROUTE, RTNLGRP_LINK};
 use rtnetlink::packet_core::NetlinkPayload;
@@ -13,7 +14,7 @@ use super::Netlink;
 use super::error::{Error, Result};
 use super::link::{Link, OperState};
 use super::packet::Message;
-use super::route::Family;
+use super::route::{Family, RouteFilter};
 
 /// How a wait for a link ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -88,6 +89,20 @@ impl Netlink {
     pub fn settle_local(&self, addrs: &[Ipv6Addr], limit: Duration) -> Result<bool> {
         let topic = Topic { group: RTNLGRP_IPV6_ROUTE, index: 0 };
         self.watch(topic, limit, || Ok(addrs.iter().all(|addr| self.is_local(*addr))))
+    }
+
+    /// Waits until there are routes to all of `wanted` among those that `filter` admits, at most
+    /// `limit`; whether there are.
+    pub fn settle_routes(
+        &self,
+        filter: &RouteFilter,
+        wanted: &[IpNet],
+        limit: Duration,
+    ) -> Result<bool> {
+        self.watch(Topic { group: RTNLGRP_IPV6_ROUTE, index: 0 }, limit, || {
+            let routes = self.dump_routes(filter)?;
+            Ok(wanted.iter().all(|dst| routes.iter().any(|route| route.dst == *dst)))
+        })
     }
 
     fn addrs_settled(&self, index: u32) -> Result<bool> {

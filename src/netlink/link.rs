@@ -28,6 +28,8 @@ const IFLA_MACVLAN_BC_QUEUE_LEN: u16 = 7;
 const IFLA_IPVLAN_MODE: u16 = 1;
 /// `IFLA_VLAN_ID`, missing in libc.
 const IFLA_VLAN_ID: u16 = 1;
+/// `IFLA_VRF_TABLE`, missing in libc.
+const IFLA_VRF_TABLE: u16 = 1;
 /// `IFLA_BRPORT_MODE`, which is hairpin mode; missing in libc.
 const IFLA_BRPORT_MODE: u16 = 4;
 /// `IFLA_BRPORT_ISOLATED`, missing in libc.
@@ -101,6 +103,8 @@ pub struct Link {
     pub tun: Option<TunInfo>,
     /// The length of the transmit queue.
     pub txqlen: u32,
+    /// The routing table that only a VRF has.
+    pub vrf_table: Option<u32>,
 }
 
 /// A device on a bus.
@@ -260,6 +264,11 @@ impl Link {
             Some("macvlan") => self.macvlan = data.map(macvlan),
             Some("ipvlan") => self.ipvlan = data.and_then(ipvlan),
             Some(TUN) => self.tun = data.map(TunInfo::parse),
+            Some(new_link::VRF) => {
+                let table =
+                    |data: Attr<'_>| data.nested().find(|a| a.kind == IFLA_VRF_TABLE)?.u32();
+                self.vrf_table = data.and_then(table);
+            }
             Some("vlan") => self.vlan = data.and_then(|data| number(data, IFLA_VLAN_ID)),
             _ => {}
         }

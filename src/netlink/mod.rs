@@ -15,7 +15,7 @@
 //! | `packet.rs` | messages and attributes as bytes |
 //! | `link.rs`, `new_link.rs`, `link_change.rs` | links: reading, creating, changing |
 //! | `bridge_vlan.rs` | VLANs of the ports of bridges |
-//! | `addr.rs`, `route.rs` | addresses, routes |
+//! | `addr.rs`, `route.rs`, `rule.rs` | addresses, routes, policy rules |
 //! | `events.rs` | waiting for the kernel instead of sleeping |
 //! | `traffic/` | traffic control: qdiscs and filters |
 //! | `attribute.rs`, `netfilter.rs` | attributes, netfilter's messages and its socket |
@@ -37,6 +37,7 @@ pub mod nftables;
 mod packet;
 mod request;
 mod route;
+mod rule;
 #[cfg(test)]
 mod tests;
 pub mod traffic;
@@ -53,7 +54,7 @@ use rtnetlink::sys::protocols::NETLINK_ROUTE;
 use rtnetlink::sys::{AsyncSocket, TokioSocket};
 use tokio::runtime::{self, Runtime};
 
-pub use self::addr::{Addr, Dad, NewAddr};
+pub use self::addr::{Addr, Dad, Lifetime, NewAddr};
 pub use self::bridge_vlan::{PortVlans, Tagging, VlanPort};
 use self::error::Failure;
 pub use self::error::{Error, Result};
@@ -65,6 +66,7 @@ pub use self::new_link::{IpvlanMode, LinkKind, MacvlanMode, NewLink, VethPeer};
 use self::packet::Packet;
 use self::request::Channel;
 pub use self::route::{Family, NextHop, RT_TABLE_MAIN, Route, RouteFilter, RouteMode};
+pub use self::rule::Rule;
 use crate::netns::Netns;
 
 /// A netlink socket in one network namespace. It belongs to the thread that made it, and must
@@ -73,12 +75,16 @@ pub struct Netlink {
     // Before the runtime: it deregisters its socket there when it is dropped.
     channel: RefCell<Channel>,
     runtime: Rc<Runtime>,
+    /// Whether it is a socket of the calling thread's own namespace, so that another one can be
+    /// opened in its place.
+    reopens: bool,
 }
 
 impl Netlink {
     /// A socket in the calling thread's namespace.
     pub fn open() -> Result<Netlink> {
-        Netlink::from_socket(Opener::here()?.open()?)
+        let netlink = Netlink::from_socket(Opener::here()?.open()?)?;
+        Ok(Netlink { reopens: true, ..netlink })
     }
 
     /// A socket in `ns`, for use on the calling thread.
@@ -94,15 +100,31 @@ impl Netlink {
             return Err(opening(io::Error::from(nix::errno::Errno::EXDEV)));
         }
         let runtime = runtime().map_err(opening)?;
+        Ok(Netlink { channel: RefCell::new(Channel::new(socket.inner)), runtime, reopens: false })
+    }
+
+    /// Puts a new socket in place of one that failed. What could not be sent is forgotten: sent
+    /// with the next request, which may be there to undo it, it would be done after all.
+    fn reopen(&self, channel: &mut Channel) {
+        if !self.reopens {
+            return;
+        }
+        if let Ok(socket) = Opener::here().and_then(|opener| opener.open()) {
+            *channel = Channel::new(socket.inner);
+        }
+    }
+}
+
+impl Channel {
+    fn new(socket: TokioSocket) -> Channel {
         let (mut connection, handle, unsolicited) =
-            from_socket_with_codec::<Packet, TokioSocket, NetlinkCodec>(socket.inner);
+            from_socket_with_codec::<Packet, TokioSocket, NetlinkCodec>(socket);
         // Without these an error at the end of a dump, and a connection that was lost before
         // the acknowledgement, would look like success.
         connection.set_forward_done(true);
         connection.set_forward_ack(true);
         let events = VecDeque::new();
-        let channel = Channel { connection, handle, unsolicited, joined: false, events };
-        Ok(Netlink { channel: RefCell::new(channel), runtime })
+        Channel { connection, handle, unsolicited, joined: false, events, broken: false }
     }
 }
 

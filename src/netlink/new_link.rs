@@ -19,6 +19,8 @@ use super::mac::Mac;
 
 /// The kind of a bridge, and of its ports.
 pub(super) const BRIDGE: &str = "bridge";
+/// The kind of a VRF.
+pub(super) const VRF: &str = "vrf";
 
 pub(super) type Builder = LinkMessageBuilder<LinkUnspec>;
 

@@ -43,6 +43,8 @@ pub(super) struct Channel {
     pub(super) joined: bool,
     /// Events that arrived while an answer was awaited.
     pub(super) events: VecDeque<Message>,
+    /// Whether the socket failed.
+    pub(super) broken: bool,
 }
 
 impl Channel {
@@ -57,7 +59,10 @@ impl Channel {
             let arrival = select(answers.next(), self.unsolicited.next());
             match select(&mut self.connection, arrival).await {
                 // The connection ends only when its socket failed.
-                Either::Left(_) => return Err(Errno::ECONNRESET.into()),
+                Either::Left(_) => {
+                    self.broken = true;
+                    return Err(Errno::ECONNRESET.into());
+                }
                 Either::Right((Either::Left((Some(answer), _)), _)) => collected.push(answer),
                 Either::Right((Either::Left((None, _)), _)) => return Ok(collected),
                 Either::Right((Either::Right((event, _)), _)) => {
@@ -130,11 +135,12 @@ impl Netlink {
         let mut message = Message::new(NetlinkHeader::default(), packet.into());
         message.header.flags = NLM_F_REQUEST | bits;
         let mut channel = self.channel.try_borrow_mut().map_err(|_| Errno::EBUSY)?;
-        let messages = self
-            .runtime
-            .block_on(async { timeout(LIMIT, channel.exchange(message)).await })
-            .map_err(|_| Errno::ETIMEDOUT)??;
-        Answers::collect(messages)
+        let messages =
+            self.runtime.block_on(async { timeout(LIMIT, channel.exchange(message)).await });
+        if channel.broken {
+            self.reopen(&mut channel);
+        }
+        Answers::collect(messages.map_err(|_| Errno::ETIMEDOUT)??)
     }
 
     /// Waits for the next event; `None` after `deadline`.

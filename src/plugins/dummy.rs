@@ -11,7 +11,7 @@ use crate::error::{Code, Context, Error, Result};
 use crate::iface::configure::{self, Connected, Style};
 use crate::iface::{Inside, child, verify, veth};
 use crate::netlink::{Dad, Link, LinkKind, Mac, NewLink};
-use crate::skel::{AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Rollback};
+use crate::skel::{AddReq, CheckReq, Cx, DelReq, GcReq, Plugin, Rollback};
 
 const KIND: &str = "dummy";
 
@@ -44,13 +44,12 @@ impl Plugin for Dummy {
 
     fn add(cx: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
         let plan = Plan::resolve(cx, conf)?;
-        let netns = req.sandbox.netns()?;
-        let inside = Inside::enter(netns)?;
+        let inside = Inside::enter(req.sandbox.netns()?)?;
         let mut undo = Rollback::new();
 
         // Before IPAM, so that an attachment that is there already keeps its address.
         let link = plan.create(&inside, req)?;
-        undo.push(format!("delete \"{}\"", link.name), || child::del(netns, &req.ifname, KIND));
+        undo.push(format!("delete \"{}\"", link.name), || child::take_back(&inside, &req.ifname));
         let mut result = cx.ipam_add(&mut undo)?;
         result.version = SpecVersion::NEWEST;
         for ip in &mut result.ips {
@@ -80,14 +79,7 @@ impl Plugin for Dummy {
     }
 
     fn del(cx: &Cx<'_>, _: &Conf, req: &DelReq) -> Result<()> {
-        let mut failures = Failures::new();
-        if !cx.net.ipam_type.is_empty() {
-            failures.keep(cx.ipam_del());
-        }
-        if let Some(netns) = &req.netns {
-            failures.keep(child::del(netns, &req.ifname, KIND));
-        }
-        failures.into_result()
+        req.del_link(cx, KIND)
     }
 
     fn gc(cx: &Cx<'_>, _: &Conf, _: &GcReq) -> Result<()> {

@@ -14,7 +14,7 @@ use crate::iface::child::{self, Below, Wanted};
 use crate::iface::inside::Inside;
 use crate::iface::verify;
 use crate::netlink::{IpvlanMode, Link, LinkKind};
-use crate::skel::{AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Rollback};
+use crate::skel::{AddReq, CheckReq, Cx, DelReq, GcReq, Plugin, Rollback};
 
 const KIND: &str = "ipvlan";
 
@@ -96,15 +96,7 @@ impl Plugin for Ipvlan {
     }
 
     fn del(cx: &Cx<'_>, _: &Conf, req: &DelReq) -> Result<()> {
-        let mut failures = Failures::new();
-        // Before the link, which a DHCP release needs.
-        if !cx.net.ipam_type.is_empty() {
-            failures.keep(cx.ipam_del());
-        }
-        if let Some(netns) = &req.netns {
-            failures.keep(child::del(netns, &req.ifname, KIND));
-        }
-        failures.into_result()
+        req.del_link(cx, KIND)
     }
 
     fn gc(cx: &Cx<'_>, _: &Conf, _: &GcReq) -> Result<()> {

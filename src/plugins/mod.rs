@@ -2,8 +2,10 @@
 
 pub mod bandwidth;
 pub mod bridge;
+pub mod dhcp;
 pub mod dummy;
 pub mod firewall;
+pub mod flannel;
 pub mod host_device;
 pub mod host_local;
 pub mod ipvlan;
@@ -11,6 +13,9 @@ pub mod loopback;
 pub mod macvlan;
 pub mod portmap;
 pub mod ptp;
+pub mod sbr;
+pub mod r#static;
 pub mod tap;
 pub mod tuning;
 pub mod vlan;
+pub mod vrf;

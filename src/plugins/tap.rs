@@ -7,13 +7,11 @@
 
 use serde::Deserialize;
 
-use crate::cni::{CniResult, SpecVersion};
+use crate::cni::{CniResult, IfName, SpecVersion};
 use crate::error::{Code, Context, Error, Result};
 use crate::iface::configure::{self, Connected, Style};
-use crate::iface::inside::{Inside, Setting};
 use crate::iface::veth::{self, interface};
-use crate::iface::{tun, verify};
-use crate::log;
+use crate::iface::{Inside, child, tun, verify};
 use crate::netlink::{Dad, Link, LinkChange, Mac};
 use crate::skel::{AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Rollback};
 
@@ -69,7 +67,7 @@ impl Plugin for Tap {
         let netns = req.sandbox.netns()?;
         let inside = Inside::enter(netns)?;
         let bridge = bridge(&inside, conf)?;
-        require_free(&inside, req)?;
+        inside.require_free(req.ifname.as_str())?;
         let mut undo = Rollback::new();
 
         let label = Some(conf.selinux_context.as_str()).filter(|label| !label.is_empty());
@@ -81,7 +79,8 @@ impl Plugin for Tap {
             Ok(inside.netlink.del_link(req.ifname.as_str()).map(drop)?)
         });
         let link = inside.link(req.ifname.as_str())?;
-        let link = set(&inside, link, (mac, mtu), bridge.as_ref(), l3)?;
+        let up = !l3 || child::asks_over_the_link(&cx.net.ipam_type);
+        let link = set(&inside, link, (mac, mtu), bridge.as_ref(), up)?;
         let mut result = if l3 { cx.ipam_add(&mut undo)? } else { CniResult::new() };
         result.version = SpecVersion::NEWEST;
         result.interfaces = vec![interface(&link, &req.sandbox.path)];
@@ -89,7 +88,7 @@ impl Plugin for Tap {
             ip.interface = Some(0);
         }
         if l3 {
-            configure(&inside, &link, &result)?;
+            configure(&inside, (&link, &req.ifname), &result)?;
         }
         tap.keep()?;
         cx.finish(&mut result);
@@ -105,13 +104,8 @@ impl Plugin for Tap {
         }
         let prev = req.require_prev()?;
         let (index, entry) = verify::container_entry(prev, &req.ifname, &req.sandbox.path)?;
-        let link = inside.netlink.link(&entry.name)?.ok_or_else(|| {
-            let (name, sandbox) = (&entry.name, &entry.sandbox);
-            Error::internal(format!("Interface name {name} not found in {sandbox}"))
-        })?;
+        let link = child::of_kind(&inside, entry, TUN)?;
         check_device(conf, &link)?;
-        verify::same_mac(&link, entry)?;
-        verify::is_up(&link)?;
         let bridge = bridge(&inside, conf)?;
         if bridge.is_some_and(|bridge| link.master != Some(bridge.index)) {
             let (name, bridge) = (&link.name, &conf.bridge);
@@ -127,7 +121,9 @@ impl Plugin for Tap {
         if is_l3(cx) {
             failures.keep(cx.ipam_del());
         }
-        failures.keep(del_device(req));
+        if let Some(netns) = &req.netns {
+            failures.keep(child::del(netns, &req.ifname, TUN));
+        }
         failures.into_result()
     }
 
@@ -160,8 +156,12 @@ fn parse_mac(text: &str) -> Result<Option<Mac>> {
     if text.is_empty() {
         return Ok(None);
     }
-    let invalid = |e| Error::config(format!("invalid args {text} for MAC addr: {e}"));
-    text.parse().map(Some).map_err(invalid)
+    let refuse = |why| Error::config(format!("invalid args {text} for MAC addr: {why}"));
+    let mac: Mac = text.parse().map_err(|why| refuse(format!("{why}")))?;
+    if mac.is_unicast() {
+        return Ok(Some(mac));
+    }
+    Err(refuse(format!("address {mac}: no address of a single interface")))
 }
 
 /// The bridge in the container, if the configuration names one.
@@ -177,22 +177,13 @@ fn bridge(inside: &Inside<'_>, conf: &Conf) -> Result<Option<Link>> {
     Err(Error::internal(format!("failed to get bridge {name}: it is not a bridge")))
 }
 
-fn require_free(inside: &Inside<'_>, req: &AddReq) -> Result<()> {
-    let name = req.ifname.as_str();
-    if inside.netlink.link(name)?.is_none() {
-        return Ok(());
-    }
-    Err(Error::internal(format!("container already has a link \"{name}\""))
-        .with_details("an earlier ADD was not followed by DEL, or CNI_IFNAME is taken"))
-}
-
-/// Everything but addresses; the device as it is then. Without addresses to come, it goes up.
+/// Everything but addresses; the device as it is then.
 fn set(
     inside: &Inside<'_>,
     link: Link,
     (mac, mtu): (Option<Mac>, u32),
     bridge: Option<&Link>,
-    l3: bool,
+    up: bool,
 ) -> Result<Link> {
     let mut change = LinkChange::new();
     if let Some(mac) = mac {
@@ -204,7 +195,7 @@ fn set(
     if let Some(bridge) = bridge {
         change = change.master(bridge.index);
     }
-    if !l3 {
+    if up {
         change = change.up();
     } else if mac.is_none() && mtu == 0 && bridge.is_none() {
         return Ok(link);
@@ -217,28 +208,23 @@ fn set(
     Ok(Link { mac: mac.or(link.mac), mtu: if mtu > 0 { mtu } else { link.mtu }, ..link })
 }
 
-fn configure(inside: &Inside<'_>, link: &Link, result: &CniResult) -> Result<()> {
-    let name = &link.name;
-    let mut settings = configure::settings(result, name);
-    settings.push(Setting::optional(format!("net/ipv4/conf/{name}/arp_notify"), "1"));
-    inside.set(&settings)?;
+fn configure(
+    inside: &Inside<'_>,
+    (link, ifname): (&Link, &IfName),
+    result: &CniResult,
+) -> Result<()> {
+    inside.set(&child::settings(result, ifname))?;
     // Nobody is at the other end yet who could object to an address.
     let style = Style { dad: Dad::Off, connected: Connected::Route };
     configure::addresses_and_up(inside, link, result, style)?;
     configure::add_routes(inside, link, result)
 }
 
-/// It is a tap device, and may be used as configured.
+/// The device may be used as configured.
 fn check_device(conf: &Conf, link: &Link) -> Result<()> {
     let name = &link.name;
-    if link.kind.as_deref() != Some(TUN) {
-        return Err(Error::internal(format!("Error: Container interface {name} not of type tap")));
-    }
     // Kernels before 4.20 do not tell more.
     let Some(tun) = link.tun else { return Ok(()) };
-    if !tun.tap {
-        return Err(Error::internal(format!("Error: Container interface {name} not of type tap")));
-    }
     let shown = |id: Option<u32>| id.map_or("none".to_owned(), |id| id.to_string());
     for (what, wanted, found) in [
         ("owner", shown(conf.owner), shown(tun.owner)),
@@ -253,20 +239,4 @@ fn check_device(conf: &Conf, link: &Link) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// Another kind of link under that name is none of ours.
-fn del_device(req: &DelReq) -> Result<()> {
-    let Some(netns) = &req.netns else { return Ok(()) };
-    let inside = Inside::enter(netns)?;
-    match inside.netlink.link(req.ifname.as_str())? {
-        Some(link) if link.kind.as_deref() == Some(TUN) => {
-            Ok(inside.netlink.del_link_by_index(link.index).map(drop)?)
-        }
-        Some(link) => {
-            log::warn(format_args!("\"{}\" in the container is no tap device", link.name));
-            Ok(())
-        }
-        None => Ok(()),
-    }
 }

@@ -11,9 +11,9 @@ use serde::Deserialize;
 use crate::cni::{CniResult, SpecVersion};
 use crate::error::{Code, Error, Result};
 use crate::iface::child::{self, Below, Wanted};
-use crate::iface::{Inside, verify, veth};
+use crate::iface::{Inside, verify};
 use crate::netlink::{Link, LinkKind, Netlink};
-use crate::skel::{AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Rollback};
+use crate::skel::{AddReq, CheckReq, Cx, DelReq, GcReq, Plugin, Rollback};
 
 const KIND: &str = "vlan";
 
@@ -45,28 +45,23 @@ impl Plugin for Vlan {
         // The delegate is looked for before anything is made.
         cx.ipam()?;
         let netns = req.sandbox.netns()?;
-        let nest = conf.link_in_container.then(|| Inside::enter(netns)).transpose()?;
-        let place = if let Some(inside) = &nest { &inside.netlink } else { cx.host()? };
+        let entering = Inside::begin(netns)?;
+        let host = cx.host()?;
+        let (inside, visitor) = entering.open()?;
+        let place = if conf.link_in_container { &inside.netlink } else { host };
         let (master, mtu) = conf.usable_master(place)?;
         let mut undo = Rollback::new();
 
         // Before IPAM, so that an attachment that is there already keeps its address.
-        let entering = Inside::begin(netns)?;
         let kind = LinkKind::Vlan { link: master.index, id };
         let over_it = child::asks_over_the_link(&cx.net.ipam_type);
         let add = if over_it { child::add_up } else { child::add };
         add(place, netns, &Wanted { ifname: &req.ifname, kind, mtu, mac: None })?;
-        undo.push(format!("delete \"{}\"", req.ifname), || child::del(netns, &req.ifname, KIND));
+        undo.push(format!("delete \"{}\"", req.ifname), || child::take_back(&inside, &req.ifname));
         let mut result = cx.ipam_add(&mut undo)?;
         result.version = SpecVersion::NEWEST;
-        for ip in &mut result.ips {
-            ip.interface = Some(0);
-        }
-        entering.set(child::settings(&result, &req.ifname));
-        let inside = entering.finish()?;
-        let link = inside.link(req.ifname.as_str())?;
-        result.interfaces = vec![veth::interface(&link, &req.sandbox.path)];
-        child::configure(&inside, &link, &result)?;
+        let names = (&req.ifname, &*req.sandbox.path);
+        child::attach((&inside, visitor), names, &mut result)?;
         cx.finish(&mut result);
         undo.commit();
         Ok(result)
@@ -91,15 +86,7 @@ impl Plugin for Vlan {
     }
 
     fn del(cx: &Cx<'_>, _: &Conf, req: &DelReq) -> Result<()> {
-        let mut failures = Failures::new();
-        // Before the link, which a DHCP release needs.
-        if !cx.net.ipam_type.is_empty() {
-            failures.keep(cx.ipam_del());
-        }
-        if let Some(netns) = &req.netns {
-            failures.keep(child::del(netns, &req.ifname, KIND));
-        }
-        failures.into_result()
+        req.del_link(cx, KIND)
     }
 
     fn gc(cx: &Cx<'_>, _: &Conf, _: &GcReq) -> Result<()> {

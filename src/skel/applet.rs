@@ -33,6 +33,15 @@ pub enum Kind {
     Tool,
 }
 
+/// A program that runs beside a plugin and under its name.
+#[derive(Clone, Copy, Debug)]
+pub struct Service {
+    /// The first argument.
+    pub name: &'static str,
+    /// What it does with the arguments behind that one.
+    pub main: fn(Vec<String>) -> ExitCode,
+}
+
 /// How an applet is run.
 #[derive(Clone, Copy, Debug)]
 pub enum Main {
@@ -42,6 +51,8 @@ pub enum Main {
         versions: &'static [SpecVersion],
         /// The plugin as a function.
         run: RunFn,
+        /// What else it does, by its first argument.
+        service: Option<Service>,
     },
     /// A program with arguments (without the program's name).
     Tool(fn(Vec<String>) -> ExitCode),
@@ -50,7 +61,16 @@ pub enum Main {
 impl Applet {
     /// The applet of a plugin.
     pub const fn plugin<P: Plugin>(kind: Kind) -> Applet {
-        let main = Main::Plugin { versions: P::VERSIONS, run: dispatch::<P> };
+        Applet::with_service::<P>(kind, None)
+    }
+
+    /// The applet of a plugin that has a service.
+    pub const fn serviced<P: Plugin>(kind: Kind, service: Service) -> Applet {
+        Applet::with_service::<P>(kind, Some(service))
+    }
+
+    const fn with_service<P: Plugin>(kind: Kind, service: Option<Service>) -> Applet {
+        let main = Main::Plugin { versions: P::VERSIONS, run: dispatch::<P>, service };
         Applet { name: P::NAME, kind, about: P::ABOUT, main }
     }
 

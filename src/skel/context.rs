@@ -38,6 +38,11 @@ impl<'a> Cx<'a> {
         Args::parse(&self.call.env.args)
     }
 
+    /// `CNI_ARGS` as it is, for a plugin with rules of its own.
+    pub fn raw_args(&self) -> &str {
+        &self.call.env.args
+    }
+
     /// The MTU that an interface object may tell: the key exists since 1.1.0, and older results
     /// are compared without it.
     pub fn reported_mtu(&self, mtu: u32) -> u32 {

@@ -6,7 +6,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::call::{Call, Caller, RunFn, Verb};
+use super::call::{Call, Caller, Env, RunFn, Verb};
 use super::context::Cx;
 use super::rollback::Rollback;
 use crate::cni::CniResult;
@@ -19,6 +19,8 @@ pub struct Delegate<'a> {
     cx: &'a Cx<'a>,
     name: &'a str,
     program: Program,
+    conf: &'a [u8],
+    env: Env,
 }
 
 #[derive(Clone, Debug)]
@@ -33,7 +35,8 @@ impl<'a> Cx<'a> {
         let path = invoke::find(name, &invoke::split_path(&self.call.env.path))?;
         let own = if invoke::is_own_executable(&path) { (self.call.lookup.0)(name) } else { None };
         let program = own.map_or(Program::Foreign(path), Program::Own);
-        Ok(Delegate { cx: self, name, program })
+        let Call { stdin, env, .. } = self.call;
+        Ok(Delegate { cx: self, name, program, conf: stdin, env: env.clone() })
     }
 
     /// The configuration's IPAM plugin.
@@ -53,6 +56,12 @@ impl<'a> Cx<'a> {
                 .with_details(format!("\"{}\" reported no address", ipam.name)));
         }
         Ok(result)
+    }
+
+    /// Whether addresses are released over the container's interface, which then has to be there:
+    /// a DHCP client tells its server. All other addresses are released when nobody has them.
+    pub fn ipam_needs_link(&self) -> bool {
+        self.net.ipam_type == "dhcp"
     }
 
     /// Releases the addresses.
@@ -76,7 +85,22 @@ impl<'a> Cx<'a> {
     }
 }
 
-impl Delegate<'_> {
+impl<'a> Delegate<'a> {
+    /// The same plugin with another configuration on standard input.
+    #[must_use]
+    pub fn with_conf(self, conf: &'a [u8]) -> Self {
+        Delegate { conf, ..self }
+    }
+
+    /// The same plugin for an attachment of which nothing else is known: its namespace is gone.
+    #[must_use]
+    pub fn for_attachment(mut self, container_id: &str, ifname: &str) -> Self {
+        container_id.clone_into(&mut self.env.container_id);
+        ifname.clone_into(&mut self.env.ifname);
+        self.env.netns.clear();
+        self
+    }
+
     /// Runs the plugin with this call's environment and standard input, the verb replaced. Its
     /// errors name it in their details.
     pub fn run(&self, verb: Verb) -> Result<Option<CniResult>> {
@@ -89,18 +113,21 @@ impl Delegate<'_> {
     }
 
     fn call(&self, run: RunFn, verb: Verb) -> Result<Option<CniResult>> {
-        let env = self.cx.call.env.with_verb(verb);
-        let call = Call { env, caller: Caller::Plugin, ..self.cx.call.clone() };
+        let env = self.env.with_verb(verb);
+        let lookup = self.cx.call.lookup;
+        let call = Call { env, stdin: self.conf, lookup, caller: Caller::Plugin };
         run(&call).map_err(|e| Error::foreign(e.code(), e.msg(), e.details()))
     }
 
     fn exec(&self, path: &Path, verb: Verb) -> Result<Option<CniResult>> {
-        let call = self.cx.call;
-        let env = call.env.with_verb(verb);
-        // The process inherits the rest; what is unset stays so.
-        let given = env.vars().into_iter().filter(|(_, value)| !value.is_empty());
+        let env = self.env.with_verb(verb);
+        // The process inherits the rest; what is unset stays so, unless that is the change.
+        let inherited = self.cx.call.env.vars();
+        let given = env.vars().into_iter().zip(inherited);
+        let given = given.filter(|((_, value), (_, old))| !value.is_empty() || !old.is_empty());
+        let given = given.map(|(given, _)| given);
         let env = given.map(|(key, value)| (key, value.to_owned())).collect();
-        let exec = invoke::Exec { path, env, stdin: call.stdin, deadline: None };
+        let exec = invoke::Exec { path, env, stdin: self.conf, deadline: None };
         let stdout = invoke::exec(&exec)?;
         if verb != Verb::Add {
             return Ok(None);

@@ -14,7 +14,7 @@ pub mod plugin;
 mod rollback;
 pub mod run;
 
-pub use applet::{Applet, Kind, Main};
+pub use applet::{Applet, Kind, Main, Service};
 pub use call::{Call, Env, Lookup, RunFn, Verb};
 pub use context::Cx;
 pub use dispatch::dispatch;

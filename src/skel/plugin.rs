@@ -6,9 +6,10 @@ use std::path::Path;
 use serde::de::DeserializeOwned;
 
 use super::context::Cx;
+use super::rollback::Failures;
 use crate::cni::{Attachment, CniResult, ContainerId, IfName, SpecVersion};
 use crate::error::{Code, Error, Result};
-use crate::iface::veth;
+use crate::iface::{child, veth};
 use crate::netns::Netns;
 use crate::netns::census::NetnsId;
 
@@ -130,6 +131,19 @@ impl DelReq {
             (None, Some(prev)) => veth::del_host_end(cx.host()?, prev),
             (None, None) => Ok(()),
         }
+    }
+
+    /// Releases the addresses, if they are managed, and deletes the attachment's link of this kind.
+    /// Both are tried; the addresses first, as a DHCP release needs the link.
+    pub fn del_link(&self, cx: &Cx<'_>, kind: &str) -> Result<()> {
+        let mut failures = Failures::new();
+        if !cx.net.ipam_type.is_empty() {
+            failures.keep(cx.ipam_del());
+        }
+        if let Some(netns) = &self.netns {
+            failures.keep(child::del(netns, &self.ifname, kind));
+        }
+        failures.into_result()
     }
 }
 

@@ -19,10 +19,16 @@ use crate::log;
 pub const REFERENCE_RELEASE: &str = "1.9.1";
 
 /// Runs the applet with the arguments behind its name.
-pub fn main(applet: &Applet, args: Vec<String>, lookup: Lookup) -> ExitCode {
-    let Main::Plugin { versions, run } = applet.main else {
-        let Main::Tool(tool) = applet.main else { return ExitCode::FAILURE };
-        return tool(args);
+pub fn main(applet: &Applet, mut args: Vec<String>, lookup: Lookup) -> ExitCode {
+    let (versions, run) = match applet.main {
+        Main::Tool(tool) => return tool(args),
+        Main::Plugin { service: Some(service), .. }
+            if args.first().is_some_and(|arg| arg == service.name) =>
+        {
+            args.remove(0);
+            return (service.main)(args);
+        }
+        Main::Plugin { versions, run, .. } => (versions, run),
     };
     let env = Env::from_process();
     if env.command.is_empty() {

@@ -1,5 +1,6 @@
 //! One lease: who holds an address, and how that is written in its file.
 
+use std::fmt;
 use std::net::IpAddr;
 
 use crate::netns::census::NetnsId;
@@ -79,6 +80,13 @@ impl Lease {
         };
         let id = id.trim();
         is_container_id(id).then(|| Lease { ip, id: id.to_owned(), ifname })
+    }
+}
+
+impl fmt::Display for Lease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of container {}", self.ip, self.id)?;
+        self.ifname.as_ref().map_or(Ok(()), |ifname| write!(f, ", interface {ifname}"))
     }
 }
 

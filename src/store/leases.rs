@@ -16,7 +16,7 @@ use nix::fcntl::AT_FDCWD;
 use super::atomic::{self, Writer};
 use super::index::{self, Index};
 use super::lease::{Lease, Owner};
-use super::life::{Gone, Life, Notes, judge};
+use super::life::{Life, Notes, Reclaimed, judge};
 use super::listing::{self, Found, Listing};
 use super::lock::{self, Lock};
 use super::note::{FileId, Note};
@@ -156,35 +156,25 @@ impl LeaseStore {
         self.remove_all(vec![lease]).map(|_| true)
     }
 
-    /// Removes the leases of containers that are certainly gone, and tells which and why.
-    pub fn heal(&mut self) -> error::Result<Vec<(Lease, Gone)>> {
+    /// Removes the leases of containers that are certainly gone, and tells which, by address.
+    pub fn heal(&mut self) -> error::Result<Vec<Reclaimed>> {
         let Some(boot) = self.boot.clone() else { return Ok(Vec::new()) };
-        let mut entries = Notes::read(&self.dir, &boot).entries();
-        let lives = judge(&entries);
+        let entries = Notes::read(&self.dir, &boot).entries();
         let mut gone = Vec::new();
-        for (entry, life) in entries.drain(..).zip(lives) {
+        for (entry, life) in entries.iter().zip(judge(&entries)) {
             let Life::Gone(why) = life else { continue };
             // The note is of a file: the lease must still be that one.
             if let Found::Lease(lease, file) = self.read(entry.ip)
                 && file.metadata().is_ok_and(|meta| FileId::of(&meta) == entry.note.file)
                 && index::key(&lease) == entry.key
             {
-                gone.push((lease, why));
+                gone.push(Reclaimed { lease, why });
             }
         }
-        let removed: HashSet<IpAddr> = self
-            .remove_freed(gone.iter().map(|(lease, _)| lease.clone()).collect())?
-            .into_iter()
-            .map(|lease| lease.ip)
-            .collect();
-        gone.retain(|(lease, _)| removed.contains(&lease.ip));
-        // A table has no order of its own.
-        gone.sort_by_key(|(lease, _)| lease.ip);
-        for (lease, why) in &gone {
-            let ifname = lease.ifname.as_deref().unwrap_or("-");
-            let Lease { ip, id, .. } = lease;
-            log::warn(format_args!("reclaimed {ip} of container {id}, interface {ifname}: {why}"));
-        }
+        let removed = self.remove_freed(gone.iter().map(|gone| gone.lease.clone()).collect())?;
+        let removed: HashSet<IpAddr> = removed.into_iter().map(|lease| lease.ip).collect();
+        gone.retain(|gone| removed.contains(&gone.lease.ip));
+        gone.sort_by_key(|gone| gone.lease.ip);
         Ok(gone)
     }
 

@@ -48,6 +48,21 @@ pub enum Gone {
     Namespace,
 }
 
+/// A lease whose container is gone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reclaimed {
+    /// What its file told.
+    pub lease: Lease,
+    /// What proves it.
+    pub why: Gone,
+}
+
+impl fmt::Display for Reclaimed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.lease, self.why)
+    }
+}
+
 impl fmt::Display for Gone {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

@@ -13,7 +13,7 @@ use nix::sys::stat::Mode;
 use nix::unistd::{AccessFlags, access};
 
 use super::lease::Lease;
-use super::life::{Gone, Life, Notes, judge};
+use super::life::{Life, Notes, Reclaimed, judge};
 use super::table::Entry;
 use super::{During, Result, Terms, index, quarantine};
 use crate::{error, log, sysctl};
@@ -67,6 +67,14 @@ impl Listing {
         Ok(Listing { dir: None, path: dir, ..Listing::default() })
     }
 
+    /// Lists the store of `network` for somebody who only looks; `None` if there is none.
+    pub fn look(data_dir: &Path, network: &str) -> error::Result<Option<Listing>> {
+        match Listing::read(&data_dir.join(network)) {
+            Err(e) if e.source.kind() == ErrorKind::NotFound => Ok(None),
+            listing => Ok(Some(listing?)),
+        }
+    }
+
     pub(super) fn read(dir: &Path) -> Result<Listing> {
         let mut ips = HashSet::new();
         for entry in fs::read_dir(dir).during("list", dir)? {
@@ -109,13 +117,15 @@ impl Listing {
         leases.into_iter().zip(lives).map(known).collect()
     }
 
-    /// The leases of containers that are gone, and why.
-    pub fn gone(&self) -> Vec<(Lease, Gone)> {
+    /// The leases of containers that are gone, by address.
+    pub fn gone(&self) -> Vec<Reclaimed> {
         let gone = |known: Known| match known.life {
-            Life::Gone(why) => Some((known.lease, why)),
+            Life::Gone(why) => Some(Reclaimed { lease: known.lease, why }),
             Life::Alive | Life::Unknown => None,
         };
-        self.known().into_iter().filter_map(gone).collect()
+        let mut gone: Vec<_> = self.known().into_iter().filter_map(gone).collect();
+        gone.sort_by_key(|gone| gone.lease.ip);
+        gone
     }
 
     /// The leases with the state of their files.
@@ -168,6 +178,23 @@ pub(super) fn content(dir: impl AsFd, path: &Path) -> io::Result<(Vec<u8>, File)
             Err(e) => return Err(e),
         }
     }
+}
+
+/// The networks that have a store below `data_dir`, by name.
+pub fn networks(data_dir: &Path) -> error::Result<Vec<String>> {
+    let entries = match fs::read_dir(data_dir) {
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.during("list", data_dir)?,
+    };
+    let mut names = Vec::new();
+    for entry in entries {
+        let entry = entry.during("list", data_dir)?;
+        if entry.path().is_dir() {
+            names.extend(entry.file_name().into_string().ok());
+        }
+    }
+    names.sort();
+    Ok(names)
 }
 
 /// The address that a file is named by. Only its canonical text: other names are not looked at

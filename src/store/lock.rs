@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -32,6 +33,26 @@ impl Lock {
         let file = open_lock(path)?;
         wait(&file).during("take lock", path)?;
         Ok(Lock { _file: Arc::new(file) })
+    }
+
+    /// Waits for the lock on an open file, whatever its name is by now.
+    pub fn on(file: impl AsFd) -> Result<Lock> {
+        // Opened anew: a lock belongs to an opening, and the caller's may live on.
+        let path = format!("/proc/thread-self/fd/{}", file.as_fd().as_raw_fd());
+        let path = Path::new(&path);
+        let file = File::open(path).during("open lock", path)?;
+        wait(&file).during("take lock", path)?;
+        Ok(Lock { _file: Arc::new(file) })
+    }
+
+    /// Takes the lock on `path`; `None` if somebody else has it.
+    pub fn try_exclusive(path: &Path) -> Result<Option<Lock>> {
+        let file = open_lock(path)?;
+        match FileExt::try_lock_exclusive(&file) {
+            Ok(()) => Ok(Some(Lock { _file: Arc::new(file) })),
+            Err(e) if e.kind() == ErrorKind::WouldBlock => Ok(None),
+            Err(e) => Err(Error::new("take lock", path, e)),
+        }
     }
 
     /// Waits for the lock so long and no longer; the error names whoever has it.
@@ -192,6 +213,15 @@ mod tests {
         assert_eq!(holding_pid(locks, 99, 9), Some(13), "another device: better than nobody");
         assert_eq!(holding_pid(locks, dev, 5), None, "of another pid namespace");
         assert_eq!(holding_pid(locks, dev, 1), None);
+    }
+
+    #[test]
+    fn an_open_file_is_locked_apart_from_its_descriptor() {
+        let file = tempfile::tempfile().unwrap();
+        let lock = Lock::on(&file).unwrap();
+        assert!(FileExt::try_lock_exclusive(&file).is_err());
+        drop(lock);
+        assert!(FileExt::try_lock_exclusive(&file).is_ok());
     }
 
     #[test]

@@ -31,8 +31,8 @@ use crate::error;
 
 pub use lease::{Lease, Owner};
 pub use leases::{LeaseStore, Terms};
-pub use life::{Gone, Life};
-pub use listing::{Known, Listing};
+pub use life::{Gone, Life, Reclaimed};
+pub use listing::{Known, Listing, networks};
 
 /// A file operation that failed, with its errno.
 #[derive(Debug)]

@@ -1,7 +1,9 @@
 //! What a person runs.
 
 pub mod cnitool;
+pub mod completion;
 pub mod install;
+pub mod ipam;
 pub mod multicall;
 pub mod pause;
 

@@ -3,7 +3,7 @@
 
 use std::process::ExitCode;
 
-use super::{install, pause, print};
+use super::{completion, install, pause, print};
 use crate::error::{Code, Error};
 use crate::log;
 use crate::skel::{Applet, run};
@@ -28,6 +28,7 @@ pub fn main(name: &str, args: &[String], applets: &[Applet]) -> ExitCode {
         Some("install") => install::main(args[1..].to_vec(), applets),
         Some("uninstall") => install::main_uninstall(args[1..].to_vec()),
         Some("pause") => pause::main(&args[1..]),
+        Some("completion") => completion::main(&args[1..], applets),
         Some(other) => unknown(other, applets),
     }
 }
@@ -64,6 +65,7 @@ Usage:
   cnibox install       itself and a link for each applet in a folder of plugins; see --help
   cnibox uninstall     takes that back
   cnibox pause         waits for SIGTERM, as the main container of a DaemonSet
+  cnibox completion    prints what bash, zsh or fish need to complete its arguments
   cnibox version       the version
 
 Applets:

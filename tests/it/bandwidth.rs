@@ -242,6 +242,15 @@ fn a_burst_smaller_than_a_packet_is_told() {
 }
 
 #[test]
+fn subnets_are_ignored_aloud() {
+    let pod = SUBJECT.pod("1.0.0");
+    let outcome =
+        pod.net(&json!({"unshapedSubnets": ["10.0.0.0/8"]})).on("ADD", &pod.container).run();
+    assert_eq!(outcome.status, Some(0), "{outcome:?}");
+    assert!(outcome.stderr.contains("\"unshapedSubnets\" is ignored"), "{outcome:?}");
+}
+
+#[test]
 fn status_tries_out_what_the_kernel_can() {
     let pod = SUBJECT.pod("1.1.0");
     let before = pod.state();

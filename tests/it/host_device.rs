@@ -6,6 +6,7 @@
 mod choice;
 mod faults;
 mod give_back;
+mod hardware;
 mod reference;
 mod refusals;
 

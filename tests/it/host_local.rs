@@ -1,6 +1,9 @@
 //! host-local: as a runtime or another plugin calls it, and the files it keeps.
 
 mod config;
+mod crowd;
+mod heal;
+mod kills;
 mod requested;
 mod store;
 

@@ -43,6 +43,12 @@ pub(crate) const IPVLAN: Feature = Feature {
 };
 pub(crate) const BRIDGE_VLAN: Feature =
     Feature { name: "bridge VLANs", probe: "ip link add p type bridge vlan_filtering 1" };
+/// Those of the VM are there for tests; a machine needs its own.
+pub(crate) const CARDS: Feature = Feature {
+    name: "spare network cards",
+    probe: "[ \"$CNIBOX_LANE\" = vm ] && modprobe -a e1000 virtio_net && \
+            ls -d /sys/bus/pci/devices/*/net /sys/bus/pci/devices/*/virtio*/net",
+};
 
 /// Ends the test here, noted as skipped, where the kernel lacks one of the features.
 macro_rules! needs {
@@ -101,5 +107,5 @@ fn in_a_namespace(script: &'static str) -> bool {
 /// The second lane has everything that the first may lack: fails there otherwise.
 #[test]
 fn some_lane_has_each_feature() {
-    crate::lane::needs!(DUMMY, VRF, VLAN, IPVLAN, BRIDGE_VLAN);
+    crate::lane::needs!(DUMMY, VRF, VLAN, IPVLAN, BRIDGE_VLAN, CARDS);
 }

@@ -18,19 +18,26 @@
 //! | `chain` | a whole chain of plugins for many containers at once |
 //! | `concurrency` | many calls at once, and the reference's host-local in between |
 //! | `delegation` | IPAM plugins in this process and in another |
+//! | `dhcp` | leases of dnsmasq, of ISC's server and of hostile ones; the daemon's own life |
+//! | `fixed` | the plugin static |
 //! | `footprint` | processes, sleeps, memory |
 //! | `handover` | live state rewritten for the reference plugins |
+//! | `ipam` | the tool: leases listed, freed, reclaimed |
 //! | `masquerade`, `spoof` | `ipMasq` and `macspoofchk`: traffic, rules, the reference's |
 //! | `macvlan`, `ipvlan` | children of a link: modes, masters, traffic, CHECK |
 //! | `dummy`, `vlan` | addresses and no wire; tagged frames, masters, CHECK |
 //! | `parity` | the reference plugins side by side |
 //! | `firewall` | its back ends, against traffic, each other and the reference |
-//! | `host_device` | devices that come and go: hardware played by veth ends and a sysfs of files |
+//! | `host_device` | devices that come and go, played by veth ends and a sysfs of files; in the VM, real cards |
 //! | `tap` | tap devices, and programs that speak Ethernet on them |
 //! | `portmap` | port mappings with nftables, both iptables, and the reference's own |
 //! | `install` | `cnibox install` and `uninstall`, on folders in use |
 //! | `bandwidth` | limits: measured, in every version, the reference's |
 //! | `tuning` | kernel parameters and attributes, the allowlist, backups, the reference's |
+//! | `behind` | the verbs of a plugin behind bridge that works inside the container, for every version |
+//! | `sbr` | source-based routing: tables, rules, traffic over two uplinks, the reference's |
+//! | `vrf` | routing domains: membership, tables, the same addresses twice |
+//! | `flannel` | the derived configuration, records, delegates in this process and others |
 //! | `protocol` | what all plugins share: environment, versions, error objects, VERSION, about |
 #![allow(
     clippy::unwrap_used,
@@ -43,6 +50,7 @@
 )]
 
 mod bandwidth;
+mod behind;
 mod bridge;
 mod chain;
 mod chained;
@@ -50,14 +58,18 @@ mod cnitool;
 mod compare;
 mod concurrency;
 mod delegation;
+mod dhcp;
 mod dummy;
 mod faults;
 mod firewall;
+mod fixed;
+mod flannel;
 mod footprint;
 mod handover;
 mod host_device;
 mod host_local;
 mod install;
+mod ipam;
 mod ipvlan;
 mod lane;
 mod lifecycle;
@@ -70,9 +82,11 @@ mod parity;
 mod portmap;
 mod protocol;
 mod ptp;
+mod sbr;
 mod spoof;
 mod strace;
 mod tap;
 mod traffic;
 mod tuning;
 mod vlan;
+mod vrf;

@@ -170,9 +170,9 @@ impl Container {
 }
 
 /// Traffic control but for what the kernel gives every link, with the filters of what comes in.
-const QDISCS: &str = r#"tc qdisc show | sed "/ 0: dev /d; s/ refcnt [0-9]*//; s/ ---*//";
+const QDISCS: &str = r#"tc qdisc show | sed "/ 0: dev /d; s/ refcnt [0-9]*//; s/ ---*//; s/^qdisc/queue/";
     for dev in $(tc qdisc show | sed -n "s/^qdisc [ic][nl].* ffff: dev \([^ ]*\) .*/\1/p"); do
-        tc filter show dev $dev ingress; done"#;
+        tc filter show dev $dev ingress | sed "s/ parent ffff:[^ ]*//"; done"#;
 
 /// Links, addresses, routes, rules, qdiscs and leases at one moment, as text that can be compared.
 #[derive(Debug, PartialEq, Eq, Clone)]
@@ -326,12 +326,17 @@ impl Call {
         self.try_run().unwrap()
     }
 
-    /// As [`Call::run`], for an executable that may not start.
-    pub(crate) fn try_run(&self) -> std::io::Result<Outcome> {
+    /// Starts it and gives it its input.
+    pub(crate) fn spawn(&self) -> std::io::Result<std::process::Child> {
         let mut child = self.command().spawn()?;
         // A plugin need not read its input.
         drop(child.stdin.take().unwrap().write_all(&self.stdin));
-        let output = child.wait_with_output()?;
+        Ok(child)
+    }
+
+    /// As [`Call::run`], for an executable that may not start.
+    pub(crate) fn try_run(&self) -> std::io::Result<Outcome> {
+        let output = self.spawn()?.wait_with_output()?;
         Ok(Outcome {
             status: output.status.code(),
             stdout: String::from_utf8(output.stdout).unwrap(),

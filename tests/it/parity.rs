@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::compare::{self, assert_same, normal};
 use crate::lane::{self, needs};
-use crate::net::{no_veth_remains, wire};
+use crate::net::{merged, no_veth_remains, wire};
 use crate::node::{Call, Container, Node};
 
 /// What differs on purpose: lines of the state that start with the first and contain the second
@@ -138,6 +138,22 @@ fn cases_with_vlans() -> Vec<Case> {
         case("bridge vlan", "bridge", V4, &SOME, gateway.clone()),
         case("bridge vlan dual", "bridge", DUAL, &NEWEST, gateway),
         case("bridge vlan L2", "bridge", &[], &NEWEST, json!({"vlan": 100})),
+    ]
+}
+
+/// For kernels that have it.
+fn ipvlan_cases() -> Vec<Case> {
+    let case = |name, subnets, versions, keys: Value| {
+        let keys = merged(&json!({"master": "wire0"}), &keys);
+        Case { name, plugin: "ipvlan", subnets, keys, versions }
+    };
+    let routes = json!([{"dst": "192.168.0.0/16"}, {"dst": "10.9.0.0/16", "gw": "10.1.2.9"}]);
+    vec![
+        case("ipvlan", V4, &ALL, json!({"routes": routes})),
+        case("ipvlan dual", DUAL, &NEWEST, json!({"mode": "l2", "mtu": 1400})),
+        case("ipvlan l3", V4, &NEWEST, json!({"mode": "l3"})),
+        case("ipvlan l3s", V4, &NEWEST, json!({"mode": "l3s", "dns": {"domain": "d"}})),
+        case("ipvlan bad mode", V4, &NEWEST, json!({"mode": "x"})),
     ]
 }
 
@@ -387,6 +403,16 @@ fn vlans_are_those_of_the_reference() {
     needs!(lane::VLAN, lane::BRIDGE_VLAN);
     let Some(peer) = compare::peer("parity of VLANs") else { return };
     each_case(&cases_with_vlans(), |case| {
+        compare(&peer, case);
+        delete_across(&peer, case);
+    });
+}
+
+#[test]
+fn an_ipvlan_is_that_of_the_reference_and_each_deletes_the_others() {
+    needs!(lane::IPVLAN);
+    let Some(peer) = compare::peer("parity of ipvlan") else { return };
+    each_case(&ipvlan_cases(), |case| {
         compare(&peer, case);
         delete_across(&peer, case);
     });

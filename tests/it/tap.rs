@@ -215,7 +215,7 @@ fn refusals_change_nothing() {
         (json!({"mac": "zz"}), 7, "invalid args zz for MAC addr: address zz: invalid MAC address"),
         (json!({"mtu": 4_294_967_296_u64}), 7, "mtu 4294967296 is larger than any link's"),
         (json!({"mtu": 10}), 999, ""),
-        (json!({"mac": "01:00:00:00:00:01"}), 999, ""),
+        (json!({"mac": "01:00:00:00:00:01"}), 7, ""),
         (json!({"args": "x"}), 6, ""),
         (json!({"owner": -1}), 6, ""),
         (json!({"owner": "root"}), 6, ""),
@@ -231,12 +231,12 @@ fn refusals_change_nothing() {
     let net = simple(&node, &json!({}));
     for taken in ["br1", "v2"] {
         let call = net.on("ADD", &container).ifname(taken);
-        let msg = format!("container already has a link \"{taken}\"");
+        let msg = format!("container already has an interface \"{taken}\"");
         net.is_refused(&call, &container, (999, &msg));
     }
     let result = net.add(&container);
     let error = net.on("ADD", &container).error();
-    assert_eq!(error.brief(), (999, "container already has a link \"eth0\""));
+    assert_eq!(error.brief(), (999, "container already has an interface \"eth0\""));
     net.check(&container, &result).ok();
     let call = net.on("ADD", &container).env("CNI_ARGS", "FOO=1");
     assert_eq!(call.error().msg, "ARGS: unknown args [\"FOO=1\"]");
@@ -285,18 +285,14 @@ fn check_finds_what_is_wrong() {
         ("ip link del eth0", "Interface name eth0 not found in NETNS"),
         (
             "sh -c 'ip link del eth0; ip link add eth0 type bridge'",
-            "Error: Container interface eth0 not of type tap",
+            "Error: Container interface eth0 not of type tun",
         ),
         (
-            "sh -c 'ip link del eth0; ip tuntap add mode tun name eth0'",
-            "Error: Container interface eth0 not of type tap",
-        ),
-        (
-            "sh -c 'ip link del eth0; ip tuntap add mode tap name eth0 user 7'",
+            "sh -c 'ip link del eth0; ip tuntap add mode tap name eth0 user 7; ip link set eth0 up address MAC'",
             "tap \"eth0\": owner is 7, not none",
         ),
         (
-            "sh -c 'ip link del eth0; ip tuntap add mode tap name eth0 multi_queue'",
+            "sh -c 'ip link del eth0; ip tuntap add mode tap name eth0 multi_queue; ip link set eth0 up address MAC'",
             "tap \"eth0\": multi_queue is true, not false",
         ),
     ] {
@@ -304,7 +300,8 @@ fn check_finds_what_is_wrong() {
         let net = Net::new(&node, "tap", "1.1.0", &(SUBJECT.keys)(&node));
         let result = net.add(&container);
         net.check(&container, &result).ok();
-        container.sh(line);
+        let mac = result["interfaces"][0]["mac"].as_str().unwrap();
+        container.sh(&line.replace("MAC", mac));
         net.check_finds(&container, &result, &msg.replace("NETNS", &container.path()));
     }
     let (node, container) = (Node::new(), Container::new());

@@ -207,6 +207,13 @@ fn ip_json(ip: &IpConfig, typed: bool) -> Json {
     Json::Object(object.0)
 }
 
+impl Route {
+    /// The route as results and configurations have it.
+    pub fn to_json(&self) -> Json {
+        route_json(self)
+    }
+}
+
 fn route_json(route: &Route) -> Json {
     let mut object = Object::default();
     object.always("dst", text(&route.dst));

@@ -6,6 +6,7 @@ mod events;
 mod kinds;
 mod links;
 mod routes;
+mod rules;
 
 use ipnet::IpNet;
 
@@ -37,6 +38,12 @@ fn wire(netlink: &Netlink) -> (Link, Link) {
     netlink.set_link(one.index, LinkChange::new().up()).unwrap();
     netlink.set_link(two.index, LinkChange::new().up()).unwrap();
     (one, two)
+}
+
+/// iproute2 in the calling thread's namespace.
+fn ip(args: &str) {
+    let words = args.split(' ');
+    assert!(std::process::Command::new("ip").args(words).status().unwrap().success(), "{args}");
 }
 
 fn net(text: &str) -> IpNet {

@@ -58,6 +58,8 @@ pub struct FilterInfo {
     pub handle: u32,
     /// Of which protocol packets must be, as on Ethernet, in network byte order.
     protocol: u16,
+    /// Of a filter `u32`: whether it selects packets; if not, it is a table of those that do.
+    pub selects: bool,
     /// Of a filter `u32`: whether it matches every packet of that protocol.
     pub matches_all: bool,
     /// The index of the link that it redirects to; 0 if that link is gone.
@@ -124,6 +126,7 @@ impl FilterInfo {
             priority: u16::try_from(header.info >> 16).unwrap_or_default(),
             handle: header.handle,
             protocol: u16::try_from(header.info & 0xffff).unwrap_or_default(),
+            selects: false,
             matches_all: false,
             redirect: None,
         };
@@ -143,6 +146,7 @@ impl FilterInfo {
                 // Behind the selector are its keys, each with mask and value in front.
                 TCA_U32_SEL => {
                     let keys = attr.value.get(16..).unwrap_or_default();
+                    self.selects = true;
                     self.matches_all = keys.iter().all(|byte| *byte == 0);
                 }
                 TCA_U32_ACT => self.redirect = attr.nested().find_map(redirect_of),
@@ -190,6 +194,15 @@ impl Netlink {
             }
             Err(failure) => Err(failure.doing("list the filters of", || self.label(index))),
         }
+    }
+
+    /// Deletes all filters of one priority for packets of every protocol, with their tables;
+    /// `false` if there are none.
+    pub fn del_filters(&self, index: u32, parent: Handle, priority: u16) -> Result<bool> {
+        let info = info(priority, all_protocols());
+        let header = Header { index, handle: 0, parent: parent.0, info };
+        let deleted = self.ack(header.message(RTM_DELTFILTER, Attributes::new()), 0);
+        unless_absent(deleted.map_err(|f| f.doing("delete the filters of", || self.label(index))))
     }
 
     /// Deletes a filter of the qdisc or class `parent` of a link; `false` if it is gone.

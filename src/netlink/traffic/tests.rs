@@ -90,6 +90,12 @@ fn a_redirect_is_added_once_found_and_deleted() {
     assert!(netlink.del_filter(index, FFFF, ours).unwrap());
     assert!(!netlink.del_filter(index, FFFF, ours).unwrap());
     assert_eq!(netlink.dump_filters(index, FFFF).unwrap(), []);
+    netlink.add_filter(index, FFFF, &elsewhere).unwrap();
+    let found = netlink.dump_filters(index, FFFF).unwrap();
+    assert_eq!(found.iter().filter(|f| f.selects).count(), 1, "{found:?}");
+    assert!(netlink.del_filters(index, FFFF, 1).unwrap());
+    assert!(!netlink.del_filters(index, FFFF, 1).unwrap());
+    assert_eq!(netlink.dump_filters(index, FFFF).unwrap(), []);
     assert!(netlink.del_qdisc(index, Hook::Ingress).unwrap());
     assert!(!netlink.del_qdisc(index, Hook::Ingress).unwrap());
 }

@@ -3,6 +3,7 @@
 
 use crate::cni::Interface;
 use crate::error::{Context, Error, Result};
+use crate::log;
 use crate::netfilter::Owner;
 use crate::netfilter::names::hash;
 use crate::netlink::{Link, LinkChange, LinkKind, Netlink, NewLink};
@@ -13,8 +14,6 @@ const PREFIX: &str = "bwp";
 const LENGTH: usize = 15;
 /// What stands before the host's end in an alias.
 const HOST: &str = ", host: ";
-/// How often another process may take a name just now.
-const TRIES: usize = 5;
 
 /// The names that an attachment's device may have. The first is the reference's, which all
 /// interfaces of a container in a network share: the first of them has it.
@@ -71,13 +70,22 @@ pub(super) fn find(host: &Netlink, owner: &Owner<'_>) -> Result<Vec<(Link, Whose
 
 /// Makes a device under the first name that is free.
 pub(super) fn create(host: &Netlink, owner: &Owner<'_>, mtu: u32) -> Result<Link> {
-    for _ in 0..TRIES {
-        for name in names(owner) {
-            // Without a queue of its own: what waits, waits in the token bucket.
-            let link = NewLink::new(name, LinkKind::Ifb).mtu(mtu).txqlen(0).up();
-            match host.create_link(&link) {
-                Err(error) if error.is_exists() => {}
-                made => return made.context(|| "adding link"),
+    for name in names(owner) {
+        if host.link(&name)?.is_some() {
+            continue;
+        }
+        // Without a queue of its own: what waits, waits in the token bucket.
+        let link = NewLink::new(&name, LinkKind::Ifb).mtu(mtu).txqlen(0).up();
+        match host.create_link(&link) {
+            Ok(made) => return Ok(made),
+            // Another interface of the container has just been given it.
+            Err(error) if error.is_exists() => {}
+            Err(error) => {
+                // The name was free: what has it now, only the answer being lost, is ours.
+                if let Err(error) = host.del_link(&name) {
+                    log::debug(error);
+                }
+                return Err(error).context(|| "adding link");
             }
         }
     }

@@ -23,6 +23,8 @@ pub struct Conf {
     /// How long a packet may wait before it is dropped, in milliseconds. Default: 25.
     latency: Option<u64>,
     runtime_config: RuntimeConfig,
+    shaped_subnets: Vec<String>,
+    unshaped_subnets: Vec<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -70,6 +72,13 @@ impl Conf {
             ingress: bucket("ingress", ingress_rate, ingress_burst, latency)?,
             egress: bucket("egress", egress_rate, egress_burst, latency)?,
         })
+    }
+
+    /// The keys that two releases of the reference had, 1.5.0 and 1.5.1, and that mean nothing.
+    pub(super) fn forgotten_keys(&self) -> impl Iterator<Item = &'static str> {
+        let keys =
+            [("shapedSubnets", &self.shaped_subnets), ("unshapedSubnets", &self.unshaped_subnets)];
+        keys.into_iter().filter(|(_, subnets)| !subnets.is_empty()).map(|(key, _)| key)
     }
 
     /// Whether anything is to be limited, as far as can be told without judging it.

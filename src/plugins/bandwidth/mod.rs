@@ -47,17 +47,24 @@ impl Plugin for Bandwidth {
         let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
         let former = limits.ingress.map(|_| shape::bucket_of(host, &end)).transpose()?.flatten();
         warn_of_small_buckets(&limits, &end);
+        for key in conf.forgotten_keys() {
+            log::warn(format_args!("\"{key}\" is ignored: the limits are for all traffic"));
+        }
 
         let there = match limits.egress {
             Some(_) => own_device(host, &owner, &end)?,
             None => None,
         };
+        let waiting =
+            there.as_ref().map(|device| shape::bucket_of(host, device)).transpose()?.flatten();
         let mut undo = Rollback::new();
         if let Some(bucket) = limits.ingress {
             shape::put_bucket(host, &end, (former, bucket), &mut undo)?;
         }
         if let Some(bucket) = limits.egress {
-            let device = shape_egress(host, (&owner, &end), (there, bucket), &mut undo)?;
+            let device = device_for(host, (&owner, &end), there, &mut undo)?;
+            let buckets = (waiting, bucket);
+            shape::put_bucket(host, &device, buckets, &mut undo).context(|| "create ifb qdisc")?;
             shape::redirect(host, &end, &device, &mut undo)?;
             if !result.interfaces.iter().any(|i| i.name == device.name) {
                 result.interfaces.push(ifb::interface(&device, cx.reported_mtu(end.mtu)));
@@ -94,7 +101,8 @@ impl Plugin for Bandwidth {
         let devices: Vec<Link> = devices.into_iter().map(|(device, _)| device).collect();
         // Most containers are not limited at all.
         if conf.asks_for_something() || !devices.is_empty() {
-            for end in failures.keep(ends(host, req, &devices)).unwrap_or_default() {
+            let peer = failures.keep(peer(host, req)).flatten();
+            for end in failures.keep(ends(host, req, peer, &devices)).unwrap_or_default() {
                 failures.keep(release(host, &end, &devices));
             }
         }
@@ -191,7 +199,6 @@ fn own_device(host: &Netlink, owner: &Owner<'_>, end: &Link) -> Result<Option<Li
             Whose::Others => false,
         };
         if ours {
-            shape::bucket_of(host, &device)?;
             return Ok(Some(device));
         }
     }
@@ -199,13 +206,12 @@ fn own_device(host: &Netlink, owner: &Owner<'_>, end: &Link) -> Result<Option<Li
 }
 
 /// Makes the device that shapes what the container sends, or uses the one that is there.
-fn shape_egress<'a>(
+fn device_for<'a>(
     host: &'a Netlink,
     (owner, end): (&Owner<'_>, &Link),
-    (there, bucket): (Option<Link>, Tbf),
+    there: Option<Link>,
     undo: &mut Rollback<'a>,
 ) -> Result<Link> {
-    let former = there.as_ref().map(|device| shape::bucket_of(host, device)).transpose()?.flatten();
     let is_new = there.is_none();
     let device = there.map_or_else(|| ifb::create(host, owner, end.mtu), Ok)?;
     if is_new {
@@ -215,7 +221,6 @@ fn shape_egress<'a>(
         });
     }
     ifb::label(host, &device, owner, end)?;
-    shape::put_bucket(host, &device, (former, bucket), undo).context(|| "create ifb qdisc")?;
     Ok(device)
 }
 
@@ -234,18 +239,19 @@ fn verify_egress(host: &Netlink, owner: &Owner<'_>, end: &Link, bucket: Tbf) -> 
     Err(Error::internal(format!("what comes in by \"{from}\" is not redirected to \"{to}\"")))
 }
 
-/// The host's ends that may be shaped: as the namespace, the result and the devices tell them.
-fn ends(host: &Netlink, req: &DelReq, devices: &[Link]) -> Result<Vec<Link>> {
-    let mut ends: Vec<Link> = Vec::new();
-    let inside = match &req.netns {
-        Some(netns) => Inside::enter(netns)?.netlink.link(req.ifname.as_str())?,
-        None => None,
+/// The host's end of the pair, as the container's tells.
+fn peer(host: &Netlink, req: &DelReq) -> Result<Option<Link>> {
+    let Some(netns) = &req.netns else { return Ok(None) };
+    let Some(inside) = Inside::enter(netns)?.netlink.link(req.ifname.as_str())? else {
+        return Ok(None);
     };
-    if let Some(inside) = &inside
-        && let Some(peer) = inside.link
-    {
-        ends.extend(host.link_by_index(peer)?.filter(|end| is_peer(end, inside)));
-    }
+    let Some(index) = inside.link else { return Ok(None) };
+    Ok(host.link_by_index(index)?.filter(|end| is_peer(end, &inside)))
+}
+
+/// The host's ends that may be shaped: the peer, else as the result tells, and the devices.
+fn ends(host: &Netlink, req: &DelReq, peer: Option<Link>, devices: &[Link]) -> Result<Vec<Link>> {
+    let mut ends = Vec::from_iter(peer);
     if ends.is_empty() {
         for entry in req.prev.iter().flat_map(|prev| &prev.interfaces) {
             let Some(link) = host.link(&entry.name)?.filter(|_| entry.sandbox.is_empty()) else {

@@ -1,7 +1,7 @@
 //! Token buckets on links, and leading what a container sends to its device.
 
 use crate::error::{Context, Error, Result};
-use crate::netlink::traffic::{Filter, Handle, Hook, Match, Qdisc, QdiscInfo, Tbf};
+use crate::netlink::traffic::{Filter, FilterInfo, Handle, Hook, Match, Qdisc, QdiscInfo, Tbf};
 use crate::netlink::{Link, Netlink};
 use crate::skel::{Failures, Rollback};
 
@@ -108,12 +108,21 @@ pub(super) fn stop_redirect(host: &Netlink, end: &Link, ifbs: &[u32]) -> Result<
     failures.into_result()
 }
 
+/// Deletes the redirects of `end` to these devices and to those that are gone; with the last of
+/// the priority its tables, which would stay where others have filters of the kind.
 fn del_redirects(host: &Netlink, end: &Link, hook: Handle, ifbs: &[u32]) -> Result<()> {
-    for there in host.dump_filters(end.index, hook)? {
-        let stale = there.redirect.is_some_and(|index| index == 0 || ifbs.contains(&index));
-        if stale && there.is_redirect_of_all(PRIORITY) {
-            host.del_filter(end.index, hook, &there)?;
-        }
+    let mut filters = host.dump_filters(end.index, hook)?;
+    filters.retain(|there| there.priority == PRIORITY && there.selects);
+    let is_stale = |there: &FilterInfo| {
+        there.is_redirect_of_all(PRIORITY)
+            && there.redirect.is_some_and(|index| index == 0 || ifbs.contains(&index))
+    };
+    if !filters.is_empty() && filters.iter().all(is_stale) {
+        host.del_filters(end.index, hook, PRIORITY)?;
+        return Ok(());
+    }
+    for there in filters.iter().filter(|there| is_stale(there)) {
+        host.del_filter(end.index, hook, there)?;
     }
     Ok(())
 }

@@ -184,10 +184,14 @@ impl Plugin for Bridge {
         let mut failures = Failures::new();
         let filter = PacketFilter::new();
         protect::del_addresses((cx, &filter), conf, req, &mut failures);
+        let over_link = cx.ipam_needs_link();
+        if over_link {
+            failures.keep(cx.ipam_del());
+        }
         failures.keep(req.del_veth(cx));
         protect::del_port((cx, &filter), conf, req, &mut failures);
         del_gateway(cx, conf, &mut failures);
-        if !cx.net.ipam_type.is_empty() {
+        if !over_link && !cx.net.ipam_type.is_empty() {
             failures.keep(cx.ipam_del());
         }
         failures.into_result()

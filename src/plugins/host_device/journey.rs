@@ -1,7 +1,7 @@
 //! The way into the container and back.
 //!
-//! Each way is one message to the kernel, which moves the device, renames it and sets its alias
-//! while nobody else can change a link. There is no moment at which it has lost its name, and no
+//! Each way is one message to the kernel, which moves the device and renames it, and on the way
+//! into the container sets its alias, while nobody else can change a link. There is no moment at which it has lost its name, and no
 //! third namespace that could take it down with itself. The kernel carries a message out in that
 //! order and stops at the first trouble, so a name that is taken is looked for before, and a
 //! device that got stuck under way is put back.
@@ -27,23 +27,16 @@ pub(super) enum Arrival {
 
 /// Nothing in the container may have the name, nor stand in the way of the alternative ones.
 pub(super) fn require_room(inside: &Inside<'_>, device: &Link, ifname: &IfName) -> Result<()> {
-    let taken = |name: &str, remedy: &str| {
-        Err(Error::internal(format!("container already has a link \"{name}\""))
-            .with_details(remedy))
-    };
-    if inside.netlink.link(ifname.as_str())?.is_some() {
-        let remedy = "an earlier ADD was not followed by DEL, or CNI_IFNAME is taken";
-        return taken(ifname.as_str(), remedy);
-    }
+    inside.require_free(ifname.as_str())?;
     for name in &device.alt_names {
         if name == ifname.as_str() {
             let msg = format!("\"{name}\" is an alternative name of \"{}\" itself", device.name);
             return Err(Error::internal(msg)
                 .with_details("remove it (ip link property del), or choose another CNI_IFNAME"));
         }
-        if inside.netlink.link(name)?.is_some() {
-            return taken(name, "it is an alternative name of the device");
-        }
+        inside.require_free(name).map_err(|e| {
+            e.with_details(format!("it is an alternative name of \"{}\"", device.name))
+        })?;
     }
     Ok(())
 }
@@ -77,7 +70,7 @@ pub(super) fn back_to_host(
         return Err(name_is_taken(&other, name, "the device stays in the container"));
     }
     let home = Netns::current()?;
-    let change = LinkChange::new().netns(home.as_fd()).name(name).alias(&origin.alias);
+    let change = LinkChange::new().netns(home.as_fd()).name(name);
     inside
         .netlink
         .set_link(device.index, change)
@@ -89,17 +82,20 @@ pub(super) fn back_to_host(
     Ok(())
 }
 
-/// Gives a device its name back that the kernel itself has put on the host, when its namespace
-/// ended.
+/// Gives a device its name and the rest back that is on the host already: the kernel put it there
+/// when its namespace ended, or a DEL did that was killed then.
 pub(super) fn settle(host: &Netlink, device: &Link, origin: &Origin) -> Result<()> {
     let name = &origin.name;
-    if let Some(other) = host.link(name)? {
-        return Err(name_is_taken(&other, name, "the device stays on the host under another name"));
+    if device.name != *name {
+        if let Some(other) = host.link(name)? {
+            let so = "the device stays on the host under another name";
+            return Err(name_is_taken(&other, name, so));
+        }
+        // Many kernels rename only what is down.
+        host.set_link(device.index, LinkChange::new().down())?;
+        host.set_link(device.index, LinkChange::new().name(name))
+            .context(|| format!("failed to rename \"{}\" to \"{name}\"", device.name))?;
     }
-    // Many kernels rename only what is down.
-    host.set_link(device.index, LinkChange::new().down())?;
-    host.set_link(device.index, LinkChange::new().name(name).alias(&origin.alias))
-        .context(|| format!("failed to rename \"{}\" to \"{name}\"", device.name))?;
     origin.give_back(host, &host.require_link_by_index(device.index)?);
     Ok(())
 }
@@ -128,14 +124,16 @@ fn return_stranded(host: &Netlink, device: &Link, netns: &Netns) {
     }
 }
 
-/// Takes back a move that failed or is not wanted any more: wherever the device got to.
-pub(super) fn undo(inside: &Inside<'_>, host: &Netlink, origin: &Origin) -> Result<()> {
+/// Takes back a move that failed or is not wanted any more: wherever the device got to. What made
+/// the move fail may have been a socket, so there are new ones.
+pub(super) fn undo(netns: &Netns, origin: &Origin) -> Result<()> {
+    let (host, inside) = (Netlink::open()?, Inside::enter(netns)?);
     let moved = |link: &Link| {
         let mac = link.mac.map(|mac| mac.to_string()).unwrap_or_default();
         link.alias == origin.name || (link.name == origin.name && mac == origin.mac)
     };
     match inside.netlink.dump_links()?.into_iter().find(moved) {
-        Some(device) => back_to_host(inside, host, &device, origin),
+        Some(device) => back_to_host(&inside, &host, &device, origin),
         // The kernel refused before anything happened.
         None => Ok(()),
     }

@@ -15,6 +15,7 @@ mod journey;
 mod origin;
 mod record;
 mod sysfs;
+mod whereabouts;
 
 use serde::Deserialize;
 
@@ -23,14 +24,11 @@ use self::journey::Arrival;
 use self::origin::Origin;
 use self::record::{Record, Records};
 use self::sysfs::Sysfs;
+use self::whereabouts::Known;
 use crate::cni::{CniResult, Interface, SpecVersion};
-use crate::error::{Code, Context, Error, Result};
-use crate::iface::configure::{self, Connected, Style};
-use crate::iface::inside::{Inside, Setting};
-use crate::iface::verify;
+use crate::error::{Code, Error, Result};
 use crate::iface::veth::interface;
-use crate::log;
-use crate::netlink::{Dad, Link, Netlink};
+use crate::iface::{Inside, child, verify};
 use crate::netns::Netns;
 use crate::skel::{AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Rollback};
 
@@ -94,11 +92,10 @@ impl Plugin for HostDevice {
         undo.push("forget how the device was", || {
             records.forget(req.id.as_str(), req.ifname.as_str())
         });
-        records.keep(&record);
-        undo.push(format!("give \"{}\" back", device.name), || {
-            journey::undo(&inside, host, &origin)
-        });
-        let arrival = if l3 { Arrival::Down } else { Arrival::Up };
+        records.keep(&record)?;
+        undo.push(format!("give \"{}\" back", device.name), || journey::undo(netns, &origin));
+        let up = !l3 || child::asks_over_the_link(&cx.net.ipam_type);
+        let arrival = if up { Arrival::Up } else { Arrival::Down };
         journey::into_container(host, &device, (netns, &req.ifname), arrival)?;
         let link = inside.link(req.ifname.as_str())?;
         let mut result = if l3 { cx.ipam_add(&mut undo)? } else { CniResult::new() };
@@ -106,7 +103,8 @@ impl Plugin for HostDevice {
         let pci = pci.or_else(|| selector.pci().map(str::to_owned));
         report(&mut result, interface(&link, &req.sandbox.path), pci);
         if l3 {
-            configure(&inside, &link, &result)?;
+            inside.set(&child::settings(&result, &req.ifname))?;
+            child::configure(&inside, &link, &result)?;
         }
         cx.finish(&mut result);
         undo.commit();
@@ -250,20 +248,6 @@ fn report(result: &mut CniResult, mut entry: Interface, pci: Option<String>) {
     }
 }
 
-fn configure(inside: &Inside<'_>, link: &Link, result: &CniResult) -> Result<()> {
-    let name = &link.name;
-    let mut settings = configure::settings(result, name);
-    // Neighbours may know another owner of the address: the kernel announces the new one when the
-    // link comes up.
-    settings.push(Setting::optional(format!("net/ipv4/conf/{name}/arp_notify"), "1"));
-    settings.push(Setting::optional(format!("net/ipv6/conf/{name}/ndisc_notify"), "1"));
-    inside.set(&settings)?;
-    // Others are on the same wire, so IPv6 addresses are asked for.
-    let style = Style { dad: Dad::Kernel, connected: Connected::Route };
-    configure::addresses_and_up(inside, link, result, style)?;
-    configure::add_routes(inside, link, result)
-}
-
 /// Finds the attachment's device wherever it is, and gives it back to the host.
 fn hand_back(cx: &Cx<'_>, conf: &Conf, req: &DelReq) -> Result<()> {
     let records = records(cx, conf);
@@ -300,102 +284,4 @@ fn recorded_netns(record: &Record) -> Result<Option<Netns>> {
     let Ok(netns) = Netns::open(&record.netns) else { return Ok(None) };
     let home = Netns::current()?;
     Ok((!netns.same_as(&home)?).then_some(netns))
-}
-
-/// What is known of an attachment that ends.
-#[derive(Debug)]
-struct Known<'a> {
-    /// The name of the interface in the container.
-    ifname: &'a str,
-    /// How the device was on the host, unless the reference did the ADD.
-    origin: Option<&'a Origin>,
-    /// How the configuration names it.
-    selector: Option<&'a Selector>,
-}
-
-impl Known<'_> {
-    fn hand_back(
-        &self,
-        host: &Netlink,
-        netns: Option<&Netns>,
-        prev: Option<&CniResult>,
-    ) -> Result<()> {
-        if let Some(netns) = netns {
-            let inside = Inside::enter(netns)?;
-            if let Some((device, origin)) = self.in_container(&inside, prev)? {
-                return journey::back_to_host(&inside, host, &device, &origin);
-            }
-        }
-        match self.on_host(host)? {
-            Some((device, origin)) => journey::settle(host, &device, &origin),
-            None => Ok(()),
-        }
-    }
-
-    /// The device in the container. It may have been renamed there.
-    fn in_container(
-        &self,
-        inside: &Inside<'_>,
-        prev: Option<&CniResult>,
-    ) -> Result<Option<(Link, Origin)>> {
-        let named = inside.netlink.link(self.ifname)?;
-        let Some(origin) = self.origin else {
-            return Ok(match named {
-                Some(link) => self.by_alias(&link, prev)?.map(|origin| (link, origin)),
-                None => None,
-            });
-        };
-        if let Some(link) = named.filter(|link| link.alias == origin.name) {
-            return Ok(Some((link, origin.clone())));
-        }
-        let links = inside.netlink.dump_links()?;
-        let by_alias = links.iter().find(|link| link.alias == origin.name);
-        let has_mac = |link: &&Link| link.mac.is_some_and(|mac| mac.to_string() == origin.mac);
-        let device = by_alias.or_else(|| links.iter().filter(|l| !l.loopback).find(has_mac));
-        Ok(device.map(|link| (link.clone(), origin.clone())))
-    }
-
-    /// What the alias tells where nothing else is known: the name on the host, unless the
-    /// configuration speaks of another device.
-    fn by_alias(&self, link: &Link, prev: Option<&CniResult>) -> Result<Option<Origin>> {
-        let name = &link.name;
-        if !link.alias.is_empty() {
-            let ours = self.selector.is_none_or(|selector| selector.admits(link, &link.alias));
-            return Ok(ours.then(|| Origin::named(&link.alias)));
-        }
-        let mac = link.mac.map(|mac| mac.to_string()).unwrap_or_default();
-        let reported = |entry: &Interface| entry.name == *name && entry.mac == mac;
-        match self.selector {
-            Some(Selector::Name(host))
-                if prev.is_some_and(|p| p.interfaces.iter().any(reported)) =>
-            {
-                Ok(Some(Origin::named(host)))
-            }
-            _ if link.parent.is_some() => Err(Error::internal(format!(
-                "failed to find original ifname for \"{name}\" (alias is not set)"
-            ))
-            .with_details("move the device to the host by hand, or set its alias")),
-            _ => {
-                log::warn(format_args!("\"{name}\" in the container is no device of the host"));
-                Ok(None)
-            }
-        }
-    }
-
-    /// The device on the host: the kernel moves hardware there when its namespace ends, with the
-    /// name that it had or `dev` and a number, and with its alias.
-    fn on_host(&self, host: &Netlink) -> Result<Option<(Link, Origin)>> {
-        let origin = match (self.origin, self.selector) {
-            (Some(origin), _) => origin.clone(),
-            (None, Some(Selector::Name(name))) if host.link(name)?.is_none() => Origin::named(name),
-            _ => return Ok(None),
-        };
-        let fell_back = |link: &Link| {
-            let number = link.name.strip_prefix("dev").unwrap_or_default();
-            let by_kernel = !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit());
-            link.alias == origin.name && (link.name == self.ifname || by_kernel)
-        };
-        let device = host.dump_links().context(|| "look for the device on the host")?;
-        Ok(device.into_iter().find(fell_back).map(|link| (link, origin)))
-    }
 }

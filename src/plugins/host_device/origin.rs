@@ -95,7 +95,8 @@ impl Origin {
     }
 
     /// Gives a device that is on the host, with its old name, the rest back. It is of use without,
-    /// so what fails goes to stderr.
+    /// so what fails goes to stderr. The alias comes last: while it is the name, the rest is still
+    /// to be done.
     pub(super) fn give_back(&self, host: &Netlink, device: &Link) {
         let warn = |what: &str, done: Result<()>| {
             if let Err(error) = done {
@@ -119,6 +120,9 @@ impl Origin {
         }
         for way in &self.routes {
             warn("routes", way.add(host, device.index));
+        }
+        if device.alias != self.alias {
+            warn("alias", change(LinkChange::new().alias(&self.alias)));
         }
     }
 }

@@ -1,8 +1,8 @@
 //! What is kept of a device while a container has it, beside the alias that the reference sets:
 //! one small file for each attachment, gone with the next boot as the containers are.
 //!
-//! Without the file everything works but giving back what only it tells: address, MTU, whether
-//! the device was up. So a file that cannot be written or read is no reason to refuse a container.
+//! A device that the reference has moved has no such file. It gets its name back, from its alias;
+//! its address, MTU and whether it was up are known only here.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -14,7 +14,7 @@ use super::origin::Origin;
 use crate::cni::{ContainerId, IfName, NetworkName};
 use crate::error::{Error, Result};
 use crate::log;
-use crate::store::atomic::{Durability, Writer, sweep_stale};
+use crate::store::atomic::{Durability, Writer};
 
 /// Where the files are unless the configuration says otherwise.
 pub(super) const DATA_DIR: &str = "/run/cni/host-device";
@@ -53,11 +53,12 @@ impl Records {
     }
 
     /// Keeps a record in place of any other one of the same attachment.
-    pub(super) fn keep(&self, record: &Record) {
-        if let Err(error) = self.write(record) {
-            let name = &record.device.name;
-            log::warn(format_args!("keep how \"{name}\" was, to give it back so: {error}"));
-        }
+    pub(super) fn keep(&self, record: &Record) -> Result<()> {
+        self.write(record).map_err(|e| {
+            let context = format!("keep how \"{}\" was, to give it back so", record.device.name);
+            let remedy = "let \"dataDir\" name a folder that can be written to";
+            e.context(context).with_details(remedy)
+        })
     }
 
     fn write(&self, record: &Record) -> Result<()> {
@@ -65,7 +66,7 @@ impl Records {
             .map_err(|e| Error::io(format_args!("create {}", self.own.display()), &e))?;
         let bytes = serde_json::to_vec(record).map_err(|e| Error::internal(e.to_string()))?;
         let path = self.file(&record.container_id, &record.ifname);
-        Ok(Writer::unlocked(&path, Durability::Volatile).replace(&path, &bytes, 0o600)?)
+        Ok(Writer::new(temporary(&path), Durability::Volatile).replace(&path, &bytes, 0o600)?)
     }
 
     /// The record of an attachment.
@@ -73,20 +74,19 @@ impl Records {
         read(&self.file(id.as_str(), ifname.as_str()))
     }
 
-    /// Forgets an attachment.
+    /// Forgets an attachment, and what a killed ADD may have left of it.
     pub(super) fn forget(&self, id: &str, ifname: &str) -> Result<()> {
         let path = self.file(id, ifname);
-        match fs::remove_file(&path) {
+        [temporary(&path), path].iter().try_for_each(|path| match fs::remove_file(path) {
             Err(e) if e.kind() != ErrorKind::NotFound => {
                 Err(Error::io(format_args!("remove {}", path.display()), &e))
             }
             _ => Ok(()),
-        }
+        })
     }
 
     /// All of this network.
     pub(super) fn of_network(&self) -> Vec<Record> {
-        sweep_stale(&self.own);
         in_folder(&self.own)
     }
 
@@ -95,6 +95,11 @@ impl Records {
         let folders = fs::read_dir(&self.all).into_iter().flatten().flatten();
         folders.flat_map(|folder| in_folder(&folder.path())).collect()
     }
+}
+
+/// Where a record is written before it gets its name. An attachment has one ADD at a time.
+fn temporary(path: &Path) -> PathBuf {
+    path.with_extension("tmp")
 }
 
 fn in_folder(folder: &Path) -> Vec<Record> {
@@ -136,9 +141,9 @@ mod tests {
     fn kept_found_listed_and_forgotten() {
         let dir = tempfile::tempdir().unwrap();
         let (a, b) = (records(dir.path(), "a"), records(dir.path(), "b"));
-        a.keep(&record("c1", "ens1"));
-        a.keep(&record("c1", "ens2"));
-        b.keep(&record("c1", "ens3"));
+        a.keep(&record("c1", "ens1")).unwrap();
+        a.keep(&record("c1", "ens2")).unwrap();
+        b.keep(&record("c1", "ens3")).unwrap();
         let (id, ifname) = (ContainerId::parse("c1").unwrap(), IfName::parse("eth0").unwrap());
         assert_eq!(a.find(&id, &ifname), Some(record("c1", "ens2")));
         assert_eq!(a.of_network(), [record("c1", "ens2")]);
@@ -153,12 +158,12 @@ mod tests {
     fn what_cannot_be_read_is_none() {
         let dir = tempfile::tempdir().unwrap();
         let records = records(dir.path(), "a");
-        records.keep(&record("c1", "ens1"));
+        records.keep(&record("c1", "ens1")).unwrap();
         fs::write(dir.path().join("a/c1:eth0.json"), "{").unwrap();
         assert_eq!(records.of_network(), []);
-        // Nowhere to write to: a warning.
-        Records::new(Some("/proc/no"), &NetworkName::parse("n").unwrap())
-            .keep(&record("c1", "ens1"));
+        let nowhere = Records::new(Some("/proc/no"), &NetworkName::parse("n").unwrap());
+        let error = nowhere.keep(&record("c1", "ens1")).unwrap_err();
+        assert!(error.msg().starts_with("keep how \"ens1\" was"), "{error}");
     }
 
     #[test]

@@ -34,7 +34,7 @@ pub fn allocate_all(
 ) -> Result<Vec<Allocated>> {
     let mut held = store.owned_by(owner)?;
     let has_one = |held: &[IpAddr]| sets.iter().any(|set| held.iter().any(|ip| set.contains(*ip)));
-    if has_one(&held) && !store.heal()?.is_empty() {
+    if has_one(&held) && heal(store)? {
         // A container of this name that did not outlive the boot is no obstacle to its successor.
         held = store.owned_by(owner)?;
     }
@@ -46,6 +46,15 @@ pub fn allocate_all(
         allocation.roll_back();
     }
     outcome
+}
+
+/// Removes the leases of containers that are certainly gone, by name; whether there were any.
+pub fn heal(store: &mut LeaseStore) -> Result<bool> {
+    let reclaimed = store.heal()?;
+    for gone in &reclaimed {
+        log::warn(format_args!("reclaimed {gone}"));
+    }
+    Ok(!reclaimed.is_empty())
 }
 
 /// Whether a set has no address left; STATUS asks.
@@ -168,7 +177,7 @@ impl Allocation<'_> {
         if std::mem::replace(&mut self.healed, true) {
             return Ok(false);
         }
-        let healed = !self.store.heal()?.is_empty();
+        let healed = heal(self.store)?;
         self.kept_back = self.store.kept_back();
         Ok(healed)
     }

@@ -175,15 +175,15 @@ impl Plugin for HostLocal {
         // A folder has no order of its own.
         stale.sort_by_key(|lease| lease.ip);
         for lease in stale {
-            log::warn(format_args!("released {} of container {}", lease.ip, lease.id));
+            log::warn(format_args!("released {lease}"));
         }
         // What is proved dead is so also where the runtime has not noticed yet.
-        store.heal().map(drop)
+        allocate::heal(&mut store).map(drop)
     }
 
     fn gc_unlisted(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
         let store = conf.store(cx, conf.terms()?)?;
-        store.map_or(Ok(()), |mut store| store.heal().map(drop))
+        store.map_or(Ok(()), |mut store| allocate::heal(&mut store).map(drop))
     }
 
     fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {

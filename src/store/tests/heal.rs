@@ -17,7 +17,7 @@ fn tenant(n: usize, ns: &Netns) -> Owner {
 /// What is reclaimed in a boot.
 fn healed(scene: &Scene, boot: &str) -> Vec<(IpAddr, Gone)> {
     let gone = scene.open_in_boot(boot).heal().unwrap();
-    gone.into_iter().map(|(lease, why)| (lease.ip, why)).collect()
+    gone.into_iter().map(|gone| (gone.lease.ip, gone.why)).collect()
 }
 
 fn left(scene: &Scene) -> Vec<IpAddr> {

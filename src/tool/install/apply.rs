@@ -2,7 +2,7 @@
 //! note what will be ours, then rename name by name.
 
 use std::fs;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -122,13 +122,19 @@ impl Stage {
             return Ok(());
         }
         let (path, old) = (folder.join(&step.name), self.old.join(&step.name));
+        let made = identity(&self.new.join(&step.name));
+        let target = path.clone();
         if step.action == Action::Install {
-            let path = path.clone();
-            undo.push(step.name.clone(), move || remove(&path));
+            undo.push(step.name.clone(), move || {
+                if identity(&target) == made { remove(&target) } else { Ok(()) }
+            });
         } else {
             keep(&path, &old)?;
-            let path = path.clone();
-            undo.push(step.name.clone(), move || fs::rename(&old, &path).during("restore", &path));
+            undo.push(step.name.clone(), move || {
+                // Somebody else's work of this moment is left alone.
+                let is_ours = made.is_none() || identity(&target) == made;
+                if is_ours { fs::rename(&old, &target).during("restore", &target) } else { Ok(()) }
+            });
         }
         match step.action {
             Action::Remove => remove(&path),
@@ -138,6 +144,11 @@ impl Stage {
             _ => fs::rename(self.new.join(&step.name), &path).during("replace", &path),
         }
     }
+}
+
+/// Device and inode of what is at a path itself.
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    path.symlink_metadata().ok().map(|metadata| (metadata.dev(), metadata.ino()))
 }
 
 /// Asks every plugin that is ours for its versions, through the name by which it will be started.

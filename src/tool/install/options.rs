@@ -54,7 +54,17 @@ pub const INSTALL_OPTIONS: &[Opt] = &[
 ];
 
 /// The options of `cnibox uninstall`.
-pub const UNINSTALL_OPTIONS: &[Opt] = &[ROOT, DRY_RUN, JSON, HELP];
+pub const UNINSTALL_OPTIONS: &[Opt] = &[
+    opt(
+        "--no-hand-over",
+        "",
+        "leave the packet filter alone; without it, rules of running containers become\nthe reference's where its plugins return",
+    ),
+    ROOT,
+    DRY_RUN,
+    JSON,
+    HELP,
+];
 
 /// Where container runtimes look for plugins if nobody tells them otherwise.
 const FOLDER: &str = "/opt/cni/bin";
@@ -105,6 +115,8 @@ pub(super) struct Options {
     pub(super) force: bool,
     pub(super) verify: bool,
     pub(super) watch: bool,
+    /// Whether the folder is that of this node, at work.
+    pub(super) hand_over: bool,
     pub(super) dry_run: bool,
     pub(super) json: bool,
 }
@@ -116,7 +128,7 @@ impl Options {
         known: &[Opt],
         env: impl Fn(&str) -> Option<OsString>,
     ) -> Result<Option<Options>> {
-        let mut raw = Raw { backup: true, verify: true, ..Raw::default() };
+        let mut raw = Raw { backup: true, verify: true, hand_over: true, ..Raw::default() };
         let mut folder = None;
         let mut args = args.into_iter();
         while let Some(arg) = args.next() {
@@ -159,6 +171,7 @@ struct Raw {
     conf_dir: Option<String>,
     backup: bool,
     verify: bool,
+    hand_over: bool,
 }
 
 impl Raw {
@@ -174,6 +187,7 @@ impl Raw {
             "--no-backup" => self.backup = false,
             FORCE => options.force = true,
             "--no-verify" => self.verify = false,
+            "--no-hand-over" => self.hand_over = false,
             "--conflist" => options.conflist = Some(value.into()),
             "--conf-dir" => self.conf_dir = Some(value),
             "--watch" => options.watch = true,
@@ -192,6 +206,7 @@ impl Raw {
             conf_dir: below(root, conf_dir)?,
             backup: self.backup,
             verify: self.verify,
+            hand_over: self.hand_over && root.is_none(),
             ..self.options
         };
         if options.watch && (options.dry_run || options.policy == Policy::Never) {

@@ -13,7 +13,9 @@ use super::origin::sha256;
 use super::plan::{Action, Step};
 use super::report::Report;
 use super::{BINARY, STATE};
-use crate::error::Result;
+use crate::error::{Context, Result};
+use crate::log;
+use crate::netfilter::{PacketFilter, handover};
 
 /// Removes what is ours and unchanged, and says what it was.
 pub(super) fn run(options: &Options) -> Result<Report> {
@@ -32,7 +34,20 @@ pub(super) fn run(options: &Options) -> Result<Report> {
     sync(&options.folder)?;
     forget(&options.folder, &steps)?;
     drop(lock);
+    if options.hand_over && steps.iter().any(|step| step.action == Action::Restore) {
+        hand_over()?;
+    }
     Ok(Report::new(options, &steps, None))
+}
+
+/// The rules of running containers, for the plugins that are back: they find no others. Plugins
+/// of ours cannot be started by now.
+fn hand_over() -> Result<()> {
+    let done = handover::to_reference(&PacketFilter::new());
+    for what in done.context(|| "the files are back, but not all rules")? {
+        log::line(format_args!("cnibox: {what}"));
+    }
+    Ok(())
 }
 
 /// The executable comes last: until then every link leads to it.

@@ -29,8 +29,16 @@ fn added(peer: Option<&Path>, version: &'static str, addresses: bool) -> (Value,
     let result = by(net.on("ADD", &container), peer).result();
     let state = container.sh("sh -c 'ip -o -4 addr show eth0; ip route; ip -o link show eth0'")
         + &node.sh("ip -o -4 addr; ip route; ip -br link");
-    let state = state.lines().map(|line| line.replace(" brd 10.1.2.255", ""));
-    let state: Vec<_> = state.map(|line| line.replace("NO-CARRIER,", "")).collect();
+    // The carrier comes when it comes; nothing uses the broadcast address.
+    let noise = [" brd 10.1.2.255", "NO-CARRIER,", ",LOWER_UP", " linkdown", ",M-DOWN"];
+    let states =
+        [" state UP", " state DOWN", " state LOWERLAYERDOWN", " UP", " DOWN", " LOWERLAYERDOWN"];
+    let without = |line: &str| {
+        let gone = noise.iter().chain(&states);
+        let line = gone.fold(line.to_owned(), |line, word| line.replace(word, ""));
+        line.split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    let state: Vec<_> = state.lines().map(without).collect();
     (normal_json(&result, &container), state.join("\n"))
 }
 

@@ -75,15 +75,15 @@ fn a_name_that_is_taken_in_the_container() {
     node.sh("ip link property add dev hd0 altname eth5");
     let net = simple(&node, &json!({}));
     container.sh("ip link add eth0 up type bridge");
-    net.add_is_refused(&container, 999, "container already has a link \"eth0\"");
+    net.add_is_refused(&container, 999, "container already has an interface \"eth0\"");
     container.sh("ip link property add dev eth0 altname eth1");
     let call = net.on("ADD", &container).ifname("eth1");
-    net.is_refused(&call, &container, (999, "container already has a link \"eth1\""));
+    net.is_refused(&call, &container, (999, "container already has an interface \"eth1\""));
     let call = net.on("ADD", &container).ifname("eth5");
     net.is_refused(&call, &container, (999, "\"eth5\" is an alternative name of \"hd0\" itself"));
     container.sh("ip link property add dev eth0 altname a-long-name-of-hd0");
     let call = net.on("ADD", &container).ifname("eth2");
-    let msg = "container already has a link \"a-long-name-of-hd0\"";
+    let msg = "container already has an interface \"a-long-name-of-hd0\"";
     net.is_refused(&call, &container, (999, msg));
 }
 

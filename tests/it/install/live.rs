@@ -113,7 +113,7 @@ fn no_call_fails_while_releases_follow_each_other() {
     fs::write(&other, super::as_release("0.0.9")).unwrap();
     node.sh(&format!("chmod 755 {}", other.display()));
     let before = node.leases("n");
-    under_load(&at, 12, |round| {
+    under_load(&at, 9, |round| {
         let mode = ["symlink", "copy", "hardlink"][round % 3];
         let args = ["--force", "--mode", mode];
         let call = at.call("install", &args);
@@ -133,7 +133,7 @@ fn no_call_fails_while_the_reference_goes_and_returns() {
     let node = Node::new();
     let at = Installer::new(&node);
     copy_reference(&at, &peer);
-    under_load(&at, 10, |round| {
+    under_load(&at, 6, |round| {
         if round % 2 == 0 {
             at.install(&[])
         } else {

@@ -45,6 +45,8 @@ fn without_a_master_the_default_routes_link_is_used_ipv4_first() {
     // Neither of these is the way to everywhere.
     node.sh("ip route add 10.0.0.0/8 dev other; ip route add default dev other table 9");
     net.add_is_refused(&Container::new(), 999, msg);
+    node.sh("ip -6 route add unreachable default metric 1");
+    net.add_is_refused(&Container::new(), 999, msg);
     node.sh("ip -6 route add default via 2001:db8:9::7 dev other");
     added_on(&net, "other");
     net.call("STATUS", "").ok();

@@ -1,0 +1,102 @@
+#!/usr/bin/env python3
+"""image.py OUT VERSION ARCH=BINARY...: an OCI archive whose image has one file, /cnibox, and
+installs it: `podman load -i OUT`, `ctr images import OUT`, `skopeo copy oci-archive:OUT ...`.
+
+No container engine is needed. ARCH is Go's name for it: amd64, arm64."""
+
+import datetime
+import hashlib
+import json
+import sys
+
+import archive
+
+MEDIA = "application/vnd.oci.image."
+NAME = "localhost/cnibox"
+
+
+class Layout:
+    """An image layout: an archive of blobs that are named by their hashes."""
+
+    def __init__(self):
+        self.blobs = {}
+
+    def add(self, media_type, data):
+        """Stores a blob; its descriptor."""
+        digest = hashlib.sha256(data).hexdigest()
+        self.blobs[digest] = data
+        return {"mediaType": MEDIA + media_type, "digest": "sha256:" + digest, "size": len(data)}
+
+    def add_json(self, media_type, value):
+        return self.add(media_type, encoded(value))
+
+    def archive(self, index):
+        out = archive.Archive()
+        out.folder("blobs")
+        out.folder("blobs/sha256")
+        for digest in sorted(self.blobs):
+            out.file("blobs/sha256/" + digest, self.blobs[digest])
+        out.file("index.json", encoded(index))
+        out.file("oci-layout", encoded({"imageLayoutVersion": "1.0.0"}))
+        return out.bytes()
+
+
+def encoded(value):
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+
+def image(layout, version, arch, binary):
+    """The image of one architecture; its descriptor."""
+    layer = archive.Archive()
+    layer.file("cnibox", archive.read(binary), 0o755)
+    layer = layer.bytes()
+    created = datetime.datetime.fromtimestamp(archive.EPOCH, datetime.timezone.utc)
+    created = created.strftime("%Y-%m-%dT%H:%M:%SZ")
+    labels = {
+        "org.opencontainers.image.title": "cnibox",
+        "org.opencontainers.image.description": "every Linux CNI plugin in one executable",
+        "org.opencontainers.image.licenses": "Apache-2.0",
+        "org.opencontainers.image.version": version,
+    }
+    config = layout.add_json("config.v1+json", {
+        "architecture": arch,
+        "os": "linux",
+        "created": created,
+        "config": {
+            "Entrypoint": ["/cnibox", "install"],
+            "Cmd": ["/host/opt/cni/bin"],
+            "Labels": labels,
+            "WorkingDir": "/",
+        },
+        "rootfs": {"type": "layers", "diff_ids": ["sha256:" + hashlib.sha256(layer).hexdigest()]},
+        "history": [{"created": created, "created_by": "packaging/image.py"}],
+    })
+    manifest = layout.add_json("manifest.v1+json", {
+        "schemaVersion": 2,
+        "mediaType": MEDIA + "manifest.v1+json",
+        "config": config,
+        "layers": [layout.add("layer.v1.tar+gzip", archive.gzipped(layer))],
+        "annotations": labels,
+    })
+    return {**manifest, "platform": {"architecture": arch, "os": "linux"}}
+
+
+def main(out, version, *binaries):
+    layout = Layout()
+    images = [image(layout, version, *pair.split("=", 1)) for pair in sorted(binaries)]
+    name = f"{NAME}:{version}"
+    annotations = {"org.opencontainers.image.ref.name": name, "io.containerd.image.name": name}
+    if len(images) == 1:
+        top = images[0]
+    else:
+        top = layout.add_json("index.v1+json", {
+            "schemaVersion": 2, "mediaType": MEDIA + "index.v1+json", "manifests": images})
+    index = {"schemaVersion": 2, "mediaType": MEDIA + "index.v1+json",
+             "manifests": [{**top, "annotations": annotations}]}
+    archive.write(out, layout.archive(index))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 4:
+        sys.exit(__doc__)
+    main(*sys.argv[1:])

@@ -1,0 +1,98 @@
+#!/usr/bin/env python3
+"""man.py BINARY FOLDER: the manual pages: cnibox(1) and cnitool(1) from what the executable says
+about itself, cnibox-PLUGIN(8) from docs/plugins/. Only plugins that the executable has."""
+
+import os
+import re
+import subprocess
+import sys
+
+import archive
+
+
+def says(binary, *args):
+    return subprocess.run([binary, *args], check=True, capture_output=True, text=True).stdout
+
+
+def escaped(text):
+    text = text.replace("\\", "\\e").replace("-", "\\-")
+    return re.sub(r"^([.'])", r"\\&\1", text, flags=re.M)
+
+
+def page(name, section, about, body):
+    head = f'.TH "{name.upper()}" "{section}" "" "cnibox" ""\n'
+    return head + f".SH NAME\n{escaped(name)} \\- {escaped(about)}\n" + body
+
+
+def literal(text):
+    return ".nf\n" + escaped(text.rstrip()) + "\n.fi\n"
+
+
+def inline(text):
+    """Markdown's code, emphasis and links in a line."""
+    text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text)
+    text = escaped(text)
+    text = re.sub(r"\*\*([^*]+)\*\*", r"\\fB\1\\fR", text)
+    return re.sub(r"`([^`]+)`", r"\\fB\1\\fR", text)
+
+
+def row(line):
+    cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip().strip("|"))]
+    first, rest = cells[0], [cell for cell in cells[1:] if cell]
+    return f".TP\n{inline(first)}\n" + inline(". ".join(rest)).replace("\\|", "|") + "\n"
+
+
+def from_markdown(text):
+    """The body of a page: headings, paragraphs, lists, tables, code."""
+    out, code, skip = [], None, 0
+    lines = text.splitlines()[1:]
+    for number, line in enumerate(lines):
+        if line.startswith("```"):
+            if code is None:
+                code = []
+            else:
+                out.append(literal("\n".join(code)))
+                code = None
+        elif code is not None:
+            code.append(line)
+        elif re.match(r"^\|[-| :]+\|$", line):
+            continue
+        elif line.startswith("|"):
+            # The head of a table is said by the section's.
+            follows = lines[number + 1] if number + 1 < len(lines) else ""
+            out.append("" if re.match(r"^\|[-| :]+\|$", follows) else row(line))
+        elif line.startswith("#"):
+            out.append(f".SH {inline(line.lstrip('# ').upper())}\n")
+        elif line.startswith("- "):
+            out.append(f".IP \\(bu 2\n{inline(line[2:])}\n")
+        elif not line.strip():
+            out.append(".PP\n")
+        else:
+            out.append(inline(line.strip()) + "\n")
+    return "".join(out)
+
+
+def main(binary, folder):
+    os.makedirs(folder + "/man1", exist_ok=True)
+    os.makedirs(folder + "/man8", exist_ok=True)
+    save = lambda name, text: archive.write(f"{folder}/{name}.gz", archive.gzipped(text.encode()))
+    usage = {"SYNOPSIS": ["--help"], "INSTALL": ["install", "--help"],
+             "UNINSTALL": ["uninstall", "--help"]}
+    body = "".join(f".SH {title}\n" + literal(says(binary, *args)) for title, args in usage.items())
+    save("man1/cnibox.1", page("cnibox", 1, "every Linux CNI plugin in one executable", body))
+    for line in says(binary, "list").splitlines():
+        name, kind, about = line.split(None, 2)
+        if kind == "tool":
+            body = ".SH SYNOPSIS\n" + literal(says(binary, name, "--help"))
+            save(f"man1/{name}.1", page(name, 1, about, body))
+            continue
+        source = f"docs/plugins/{name}.md"
+        if os.path.exists(source):
+            body = ".SH DESCRIPTION\n" + from_markdown(archive.read(source).decode())
+            save(f"man8/cnibox-{name}.8", page("cnibox-" + name, 8, about, body))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
+    main(*sys.argv[1:])

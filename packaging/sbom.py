@@ -1,0 +1,88 @@
+#!/usr/bin/env python3
+"""sbom.py OUT TARGET: what the executable is made of, as CycloneDX 1.5 in JSON: the packages that
+are linked into it on TARGET, with licences and the checksums of Cargo.lock."""
+
+import datetime
+import json
+import re
+import subprocess
+import sys
+import uuid
+
+import archive
+
+
+def metadata(target):
+    command = ["cargo", "metadata", "--format-version=1", "--locked", "--filter-platform", target]
+    return json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+
+
+def checksums():
+    """By name and version."""
+    found = {}
+    for package in archive.read("Cargo.lock").decode().split("[[package]]")[1:]:
+        value = lambda key: re.search(rf'^{key} = "(.*)"$', package, re.M)
+        if value("checksum"):
+            found[value("name")[1], value("version")[1]] = value("checksum")[1]
+    return found
+
+
+def linked(data):
+    """Ids of the packages reached without build and test dependencies, with their own such."""
+    nodes = {node["id"]: node for node in data["resolve"]["nodes"]}
+    packages = {package["id"]: package for package in data["packages"]}
+    is_macro = lambda id: any("proc-macro" in t["kind"] for t in packages[id]["targets"])
+    graph, queue = {}, [data["resolve"]["root"]]
+    while queue:
+        id = queue.pop()
+        if id in graph:
+            continue
+        normal = lambda dep: any(kind["kind"] is None for kind in dep["dep_kinds"])
+        deps = {dep["pkg"] for dep in nodes[id]["deps"] if normal(dep)}
+        graph[id] = sorted(dep for dep in deps if not is_macro(dep))
+        queue += graph[id]
+    return graph, packages
+
+
+def component(package, sums, kind="library"):
+    purl = f"pkg:cargo/{package['name']}@{package['version']}"
+    entry = {"type": kind, "bom-ref": purl, "name": package["name"],
+             "version": package["version"], "purl": purl}
+    if package["license"]:
+        entry["licenses"] = [{"expression": package["license"].replace("/", " OR ")}]
+    checksum = sums.get((package["name"], package["version"]))
+    if checksum:
+        entry["hashes"] = [{"alg": "SHA-256", "content": checksum}]
+    return entry
+
+
+def main(out, target):
+    data = metadata(target)
+    graph, packages = linked(data)
+    root, sums = data["resolve"]["root"], checksums()
+    ref = lambda id: f"pkg:cargo/{packages[id]['name']}@{packages[id]['version']}"
+    components = [component(packages[id], sums) for id in graph if id != root]
+    time = datetime.datetime.fromtimestamp(archive.EPOCH, datetime.timezone.utc)
+    bom = {
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.5",
+        "version": 1,
+        "metadata": {
+            "timestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "component": component(packages[root], sums, "application"),
+            "properties": [{"name": "cargo:target", "value": target}],
+        },
+        "components": sorted(components, key=lambda c: c["bom-ref"]),
+        "dependencies": sorted(
+            ({"ref": ref(id), "dependsOn": [ref(dep) for dep in deps]}
+             for id, deps in graph.items()), key=lambda d: d["ref"]),
+    }
+    content = json.dumps(bom, sort_keys=True)
+    bom["serialNumber"] = "urn:uuid:" + str(uuid.uuid5(uuid.NAMESPACE_URL, content))
+    archive.write(out, (json.dumps(bom, indent=2) + "\n").encode())
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
+    main(*sys.argv[1:])

@@ -1,0 +1,25 @@
+#!/usr/bin/env python3
+"""tgz.py OUT BINARY NAME...: the drop-in for the reference's cni-plugins-linux-ARCH-VERSION.tgz:
+the same names in the same place, each a link to the one executable."""
+
+import sys
+
+import archive
+
+
+def main(out, binary, *names):
+    tar = archive.Archive()
+    tar.folder("./")
+    for name in ("LICENSE", "README.md"):
+        tar.file("./" + name, archive.read(name))
+    # First, so that a link leads somewhere from the moment it is there.
+    tar.file("./cnibox", archive.read(binary), 0o755)
+    for name in sorted(names):
+        tar.link("./" + name, "cnibox")
+    archive.write(out, archive.gzipped(tar.bytes()))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 4:
+        sys.exit(__doc__)
+    main(*sys.argv[1:])

@@ -1,0 +1,158 @@
+//! The routing tables of a container: which are free, and what a link has in them.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use crate::error::{Error, Result};
+use crate::netlink::{Link, Netlink, RT_TABLE_MAIN, Route, RouteFilter, RouteMode, Rule};
+
+/// `default`, `main` and `local`, which the kernel's own rules lead to.
+const RESERVED: std::ops::RangeInclusive<u32> = 253..=255;
+
+/// The rules of a namespace and the tables that somebody uses.
+#[derive(Debug)]
+pub struct Tables {
+    /// The rules of both families.
+    pub rules: Vec<Rule>,
+    used: Vec<u32>,
+}
+
+impl Tables {
+    /// Looks at rules, routes and VRFs. What is found is true for as long as nobody else adds
+    /// any: hold a lock that those respect.
+    pub fn look(netlink: &Netlink) -> Result<Tables> {
+        let rules = netlink.dump_rules()?;
+        let routes = netlink.dump_routes(&RouteFilter::default())?;
+        let links = netlink.dump_links()?;
+        let mut used: Vec<u32> = rules.iter().map(|rule| rule.table).collect();
+        used.extend(routes.iter().filter_map(|route| route.table));
+        used.extend(links.iter().filter_map(|link| link.vrf_table));
+        used.sort_unstable();
+        used.dedup();
+        Ok(Tables { rules, used })
+    }
+
+    /// The first table from `first` on that nobody uses; it counts as used from now on.
+    pub fn take_free(&mut self, first: u32) -> Result<u32> {
+        let free = |table: &u32| !is_reserved(*table) && !self.used.contains(table);
+        let table = (first..=u32::MAX)
+            .find(free)
+            .ok_or_else(|| Error::internal("no routing table is free"))?;
+        self.used.push(table);
+        Ok(table)
+    }
+}
+
+/// Whether the table has a meaning of its own.
+pub fn is_reserved(table: u32) -> bool {
+    table == 0 || RESERVED.contains(&table)
+}
+
+/// Whether the kernel keeps the route where it is needed, whatever becomes of the others: to
+/// link-local addresses and to multicast groups.
+fn is_the_kernels(dst: &IpNet) -> bool {
+    match dst.addr() {
+        IpAddr::V4(addr) => addr.is_multicast(),
+        IpAddr::V6(addr) => addr.is_unicast_link_local() || addr.is_multicast(),
+    }
+}
+
+/// Whether all ways of the route leave by the link.
+pub fn leaves_by(route: &Route, link: u32) -> bool {
+    let hops = &route.nexthops;
+    let every_hop = || !hops.is_empty() && hops.iter().all(|hop| hop.oif == Some(link));
+    route.oif.map_or_else(every_hop, |oif| oif == link)
+}
+
+/// Whether the destination is on the link itself.
+pub fn is_near(route: &Route) -> bool {
+    route.gw.is_none() && route.nexthops.is_empty()
+}
+
+/// The routes in `table` that leave by the link only, in an order in which they can be added. Those
+/// to link-local addresses and multicast groups are left out.
+pub fn routes_of(netlink: &Netlink, link: &Link, table: u32) -> Result<Vec<Route>> {
+    own(netlink, link, &RouteFilter { table: Some(table), ..RouteFilter::default() })
+}
+
+/// The same from every table.
+pub fn routes_of_all(netlink: &Netlink, link: &Link) -> Result<Vec<Route>> {
+    own(netlink, link, &RouteFilter::default())
+}
+
+fn own(netlink: &Netlink, link: &Link, filter: &RouteFilter) -> Result<Vec<Route>> {
+    let mut routes = netlink.dump_routes(filter)?;
+    routes.retain(|route| leaves_by(route, link.index) && !is_the_kernels(&route.dst));
+    // The kernel takes a gateway only when it knows how to reach it.
+    routes.sort_by_key(|route| !is_near(route));
+    Ok(routes)
+}
+
+/// Adds routes to `table`, in the place of others to the same destination.
+pub fn put(netlink: &Netlink, routes: &[Route], table: u32) -> Result<()> {
+    for route in routes {
+        let route = Route { table: Some(table), ..route.clone() };
+        netlink.add_route(&route, RouteMode::Replace)?;
+    }
+    Ok(())
+}
+
+/// Makes the link's routes in `table` those that [`routes_of`] has told: all that can be done is
+/// done, then the first trouble is reported.
+pub fn reset(netlink: &Netlink, link: &Link, table: u32, wanted: &[Route]) -> Result<()> {
+    let present = routes_of(netlink, link, table)?;
+    let mut done = Ok(());
+    for route in present.iter().filter(|route| !wanted.contains(route)) {
+        done = done.and(netlink.del_route(route).map(drop));
+    }
+    for route in wanted.iter().filter(|route| !present.contains(route)) {
+        done = done.and(netlink.add_route(route, RouteMode::Replace));
+    }
+    Ok(done?)
+}
+
+/// The routes of `table` go back to the main table, behind what is there already, as far as
+/// the kernel takes them; `table` loses them.
+pub fn give_back(
+    netlink: &Netlink,
+    link: &Link,
+    table: u32,
+    wanted: impl Fn(&Route) -> bool,
+) -> Result<()> {
+    let routes = routes_of(netlink, link, table)?;
+    for route in routes.iter().filter(|route| wanted(route)) {
+        let back = Route { table: Some(RT_TABLE_MAIN), ..route.clone() };
+        let mode = if is_near(route) { RouteMode::Append } else { RouteMode::Exclusive };
+        // The link may be on its way down; that somebody else has such a route is fine.
+        if let Err(error) = netlink.add_route(&back, mode) {
+            crate::log::debug(format_args!("give a route back to the main table: {error}"));
+        }
+    }
+    reset(netlink, link, table, &[])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tables(used: &[u32]) -> Tables {
+        Tables { rules: Vec::new(), used: used.to_vec() }
+    }
+
+    #[test]
+    fn the_first_free_table_is_taken_once() {
+        let mut some = tables(&[1, 2, 3, 5]);
+        assert_eq!(some.take_free(1), Ok(4));
+        assert_eq!(some.take_free(1), Ok(6));
+        assert_eq!(tables(&[]).take_free(1), Ok(1));
+        assert_eq!(tables(&(1..1000).collect::<Vec<_>>()).take_free(1), Ok(1000));
+    }
+
+    #[test]
+    fn tables_with_a_meaning_are_never_taken() {
+        assert_eq!(tables(&[]).take_free(0), Ok(1));
+        assert_eq!(tables(&[]).take_free(253), Ok(256));
+        assert!(tables(&[u32::MAX]).take_free(u32::MAX).is_err());
+    }
+}

@@ -1,0 +1,67 @@
+//! Policy rules.
+
+use super::{net, sandbox};
+use crate::netlink::{Family, Netlink, Rule};
+
+/// The rules that the kernel has not made itself.
+fn own(netlink: &Netlink) -> Vec<Rule> {
+    let mut rules = netlink.dump_rules().unwrap();
+    rules.retain(|rule| rule.src.is_some() || !rule.plain);
+    rules
+}
+
+#[test]
+fn everything_in_a_rule_comes_back() {
+    let netlink = sandbox();
+    for (src, table) in [("10.1.0.2/32", 100), ("10.2.0.0/16", 70_000), ("fd00::2/128", 101)] {
+        let src = net(src);
+        let rule = Rule {
+            family: Family::of(src.addr()),
+            src: Some(src),
+            table,
+            priority: Some(400),
+            plain: true,
+        };
+        netlink.add_rule(&rule).unwrap();
+        assert!(netlink.add_rule(&rule).unwrap_err().is_exists());
+        assert_eq!(own(&netlink), std::slice::from_ref(&rule));
+        assert_eq!(netlink.del_rule(&rule), Ok(true));
+        assert_eq!(netlink.del_rule(&rule), Ok(false));
+    }
+}
+
+#[test]
+fn the_kernel_puts_a_later_rule_in_front() {
+    let netlink = sandbox();
+    let rules = [("10.1.0.2", 100), ("10.1.0.3", 101)]
+        .map(|(addr, table)| Rule::from_host(addr.parse().unwrap(), table));
+    for rule in &rules {
+        netlink.add_rule(rule).unwrap();
+    }
+    let tables: Vec<_> = own(&netlink).iter().map(|rule| (rule.table, rule.priority)).collect();
+    assert_eq!(tables, [(101, Some(32764)), (100, Some(32765))]);
+}
+
+#[test]
+fn a_rule_that_looks_at_more_is_not_plain() {
+    let netlink = sandbox();
+    for narrowing in ["fwmark 7", "iif lo", "oif lo", "to 10.9.0.0/16", "tos 0x10", "ipproto tcp"] {
+        let line = format!("rule add from 10.1.0.2 {narrowing} lookup 100 pref 9");
+        crate::netlink::tests::ip(&line);
+        let rules = own(&netlink);
+        assert!(!rules[0].plain && rules[0].src == Some(net("10.1.0.2/32")), "{narrowing}");
+        crate::netlink::tests::ip("rule del pref 9");
+    }
+    crate::netlink::tests::ip("rule add not from 10.1.0.2 lookup 100");
+    crate::netlink::tests::ip("rule add from 10.1.0.2 blackhole");
+    crate::netlink::tests::ip("rule add from 10.1.0.2 lookup main suppress_prefixlength 0");
+    assert_eq!(own(&netlink).iter().map(|rule| rule.plain).collect::<Vec<_>>(), [false; 3]);
+}
+
+#[test]
+fn a_rule_as_text() {
+    let rule = Rule::from_host("10.1.0.2".parse().unwrap(), 100);
+    assert_eq!(rule.to_string(), "from 10.1.0.2 lookup 100");
+    let rule = Rule { src: None, table: 254, ..rule };
+    assert_eq!(rule.to_string(), "from all lookup main");
+}

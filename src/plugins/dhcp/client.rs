@@ -1,0 +1,151 @@
+//! The plugin's side of the socket: asking the daemon, starting it, doing without it.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::conf::{Ipam, SOCKET};
+use super::place;
+use super::record::{Record, Records};
+use super::wire::{Answer, LONGEST, Request, Verb};
+use crate::cmd;
+use crate::cni::CniResult;
+use crate::error::{Code, Error, Result, io_text};
+use crate::log;
+use crate::skel::Failures;
+use crate::store::lock::Lock;
+
+/// How long anything but an ADD may take.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// The daemon that a configuration names.
+#[derive(Debug)]
+pub(super) struct Daemon {
+    socket: PathBuf,
+    may_start: bool,
+}
+
+impl Daemon {
+    pub(super) fn of(ipam: &Ipam) -> Daemon {
+        Daemon { socket: ipam.socket(), may_start: ipam.start_daemon }
+    }
+
+    /// Starts it if it is not there and the configuration allows that.
+    pub(super) fn ensure(self) -> Result<Daemon> {
+        if !self.may_start || UnixStream::connect(&self.socket).is_ok() {
+            return Ok(self);
+        }
+        let records = Records::beside(&self.socket);
+        records.create()?;
+        // One at a time; the others then find it.
+        let _turn = Lock::exclusive(&records.start_lock())?;
+        if UnixStream::connect(&self.socket).is_err() {
+            self.start(&records)?;
+        }
+        Ok(self)
+    }
+
+    fn start(&self, records: &Records) -> Result<()> {
+        let (socket, pidfile) = (self.socket.display(), records.pidfile());
+        let args = [
+            "daemon".to_owned(),
+            "-on-demand".to_owned(),
+            format!("-socketpath={socket}"),
+            format!("-pidfile={}", pidfile.display()),
+        ];
+        let said = cmd::start_own("dhcp", &args)?;
+        if said.trim() == super::daemon::READY {
+            return Ok(());
+        }
+        Err(Error::new(Code::TRY_AGAIN, format!("start the DHCP daemon: {}", said.trim())))
+    }
+
+    /// Asks, and returns the answer.
+    pub(super) fn call(&self, request: &Request) -> Result<Option<CniResult>> {
+        let stream = self.connect().map_err(|e| self.absent(&e))?;
+        exchange(stream, request)
+    }
+
+    /// Asks it to release; without a daemon that is done here, from what it has left on disk.
+    pub(super) fn call_or_replace(&self, request: &Request) -> Result<()> {
+        match self.connect() {
+            Ok(stream) => exchange(stream, request).map(drop),
+            Err(e) => {
+                log::warn(self.absent(&e));
+                self.release_without(request)
+            }
+        }
+    }
+
+    /// Whether an ADD could be served.
+    pub(super) fn status(&self) -> Result<()> {
+        let request = Request::new(Verb::Status, super::wire::Key::default());
+        match self.connect() {
+            Ok(stream) => exchange(stream, &request).map(drop),
+            Err(_) if self.may_start => Ok(()),
+            Err(e) => Err(self.absent(&e)),
+        }
+    }
+
+    fn connect(&self) -> io::Result<UnixStream> {
+        UnixStream::connect(&self.socket)
+    }
+
+    fn release_without(&self, request: &Request) -> Result<()> {
+        let records = Records::beside(&self.socket);
+        let stale: Vec<Record> = if request.verb == Verb::Del {
+            records.load(&request.key).into_iter().collect()
+        } else {
+            let all = records.load_all().into_iter();
+            all.filter(|record| request.is_stale(&record.key)).collect()
+        };
+        let mut failures = Failures::new();
+        for record in stale {
+            if let Err(error) = place::release_recorded(&record) {
+                log::warn(error);
+            }
+            failures.keep(records.remove(&record.key));
+        }
+        failures.into_result()
+    }
+
+    fn absent(&self, cause: &io::Error) -> Error {
+        let path = self.socket.display();
+        let other = if self.socket == Path::new(SOCKET) {
+            String::new()
+        } else {
+            format!(" -socketpath {path}")
+        };
+        let cause = io_text(cause);
+        Error::internal(format!("error dialing DHCP daemon: dial unix {path}: connect: {cause}"))
+            .with_details(format!(
+                "start it with \"dhcp daemon{other}\" or its systemd units, or set \"startDaemon\" in \"ipam\""
+            ))
+    }
+}
+
+fn exchange(stream: UnixStream, request: &Request) -> Result<Option<CniResult>> {
+    let method = match request.verb {
+        Verb::Add => "DHCP.Allocate",
+        Verb::Check => "DHCP.Check",
+        Verb::Del => "DHCP.Release",
+        Verb::Gc => "DHCP.GC",
+        Verb::Status => "DHCP.Status",
+    };
+    let failed = |e: Error| e.context(format_args!("error calling {method}"));
+    let lost = |e: io::Error| {
+        failed(Error::new(Code::TRY_AGAIN, io_text(&e)).with_details("the daemon did not answer"))
+    };
+    // The daemon limits an ADD by itself, as it was told to.
+    if request.verb != Verb::Add {
+        stream.set_read_timeout(Some(LIMIT)).map_err(lost)?;
+    }
+    (&stream).write_all(request.encode()?.as_bytes()).map_err(lost)?;
+    let mut line = Vec::new();
+    BufReader::new(stream.take(LONGEST)).read_until(b'\n', &mut line).map_err(lost)?;
+    if !line.ends_with(b"\n") {
+        return Err(lost(io::Error::other("unexpected EOF")));
+    }
+    Answer::decode(&line).map_err(failed)
+}

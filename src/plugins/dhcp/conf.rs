@@ -1,0 +1,260 @@
+//! The keys of `ipam`.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use serde::Deserialize;
+
+use super::protocol::message::Options;
+use super::protocol::option;
+use crate::cni::json::Json;
+use crate::error::{Error, Result};
+
+/// Where the daemon listens unless the configuration says otherwise.
+pub(super) const SOCKET: &str = "/run/cni/dhcp.sock";
+
+/// What is asked for unless the configuration says otherwise: what the reference asks for, and
+/// what completes the result without a change to the container's routes.
+const DEFAULTS: [u8; 6] = [
+    option::ROUTERS,
+    option::SUBNET_MASK,
+    option::NAME_SERVERS,
+    option::DOMAIN,
+    option::SEARCH,
+    option::MTU,
+];
+/// What is asked for when the configuration wants nothing of it and has nothing instead.
+const LIBRARY_DEFAULTS: [u8; 4] =
+    [option::SUBNET_MASK, option::ROUTERS, option::DOMAIN, option::NAME_SERVERS];
+
+/// Options that are the protocol's own: padding and the end, overload, and what a message is about.
+const RESERVED: [u8; 10] = [
+    0,
+    option::REQUESTED,
+    option::LEASE_TIME,
+    52,
+    option::MESSAGE_TYPE,
+    option::SERVER,
+    option::PARAMETERS,
+    option::MAX_SIZE,
+    82,
+    255,
+];
+
+/// The names that stand for numbers.
+const NAMES: [(&str, u8); 6] = [
+    ("dhcp-client-identifier", option::CLIENT_ID),
+    ("subnet-mask", option::SUBNET_MASK),
+    ("routers", option::ROUTERS),
+    ("host-name", option::HOST_NAME),
+    ("user-class", option::USER_CLASS),
+    ("vendor-class-identifier", option::VENDOR_CLASS),
+];
+
+/// The keys of a network.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Conf {
+    ipam: Option<Json>,
+}
+
+/// `ipam`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Ipam {
+    daemon_socket_path: String,
+    /// Start the daemon when it is not there.
+    pub start_daemon: bool,
+    request: Vec<Request>,
+    provide: Vec<Provide>,
+    priority: u32,
+    family: Option<String>,
+}
+
+/// An option to ask for.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Request {
+    option: String,
+    skip_default: bool,
+}
+
+/// An option to send.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Provide {
+    option: String,
+    value: String,
+    from_arg: String,
+}
+
+impl Conf {
+    /// `ipam`, which has to be there.
+    pub fn ipam(&self) -> Result<Ipam> {
+        let missing = || Error::config("IPAM config missing 'ipam' key");
+        self.ipam.as_ref().ok_or_else(missing)?.decode()
+    }
+}
+
+impl Ipam {
+    /// Where the daemon listens.
+    pub fn socket(&self) -> PathBuf {
+        let given = self.daemon_socket_path.as_str();
+        if given.is_empty() { SOCKET.into() } else { given.into() }
+    }
+
+    /// The metric of routes; 0 is the kernel's.
+    pub fn priority(&self) -> u32 {
+        self.priority
+    }
+
+    /// The options to send with every message; `args` is `CNI_ARGS`.
+    pub fn options(&self, args: &str) -> Result<Options> {
+        if let Some(family) = self.family.as_deref().filter(|family| *family != "ipv4") {
+            let code = crate::error::Code::UNSUPPORTED_FIELD;
+            let msg = format!("\"family\" of \"ipam\" is \"{family}\"");
+            return Err(Error::new(code, msg).with_details("only \"ipv4\" is supported"));
+        }
+        let args = arguments(args);
+        let mut options = Options::new();
+        for provide in &self.provide {
+            let code = provide.code()?;
+            let from_arg = args.get(provide.from_arg.as_str()).copied();
+            let (value, origin) = match from_arg {
+                Some(value) => (value, format!(" from CNI_ARGS \"{}\"", provide.from_arg)),
+                None if provide.value.is_empty() => continue,
+                None => (provide.value.as_str(), String::new()),
+            };
+            if value.len() > 255 {
+                let option = &provide.option;
+                let msg = format!("value too long for option \"{option}\"{origin}: \"{value}\"");
+                return Err(Error::config(msg));
+            }
+            options.insert(code, value.as_bytes().to_vec());
+        }
+        options.insert(option::PARAMETERS, self.parameters()?);
+        Ok(options)
+    }
+
+    fn parameters(&self) -> Result<Vec<u8>> {
+        let mut codes = Vec::new();
+        let mut skip = false;
+        for request in &self.request {
+            skip |= request.skip_default;
+            if !request.option.is_empty() {
+                codes.push(code(&request.option)?);
+            }
+        }
+        if !skip {
+            codes.extend(DEFAULTS);
+        } else if codes.is_empty() {
+            codes.extend(LIBRARY_DEFAULTS);
+        }
+        let mut unique = Vec::with_capacity(codes.len());
+        for code in codes {
+            if !unique.contains(&code) {
+                unique.push(code);
+            }
+        }
+        // One option holds no more; there are no more codes either.
+        unique.truncate(255);
+        Ok(unique)
+    }
+}
+
+impl Provide {
+    fn code(&self) -> Result<u8> {
+        let code = code(&self.option)?;
+        if RESERVED.contains(&code) {
+            let msg = format!("option \"{}\" cannot be provided", self.option);
+            return Err(Error::config(msg).with_details("it belongs to the protocol itself"));
+        }
+        Ok(code)
+    }
+}
+
+/// A name or a number.
+fn code(text: &str) -> Result<u8> {
+    let known = NAMES.iter().find(|(name, _)| *name == text).map(|(_, code)| *code);
+    let number = || text.parse().ok().filter(|_| text.bytes().all(|b| b.is_ascii_digit()));
+    known.or_else(number).ok_or_else(|| {
+        let names: Vec<_> = NAMES.iter().map(|(name, _)| *name).collect();
+        Error::config(format!(
+            "Can not parse option \"{text}\": neither a number up to 255 nor a name"
+        ))
+        .with_details(format!("names: {}", names.join(", ")))
+    })
+}
+
+/// `CNI_ARGS` as this plugin takes it: everything with a `=` counts, whatever it is for.
+fn arguments(text: &str) -> BTreeMap<&str, &str> {
+    text.split(';').filter_map(|pair| pair.split_once('=')).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Code;
+
+    fn ipam(text: &str) -> Ipam {
+        let conf: Conf =
+            Json::parse(format!(r#"{{"ipam":{text}}}"#).as_bytes()).unwrap().decode().unwrap();
+        conf.ipam().unwrap()
+    }
+
+    fn parameters(text: &str) -> Vec<u8> {
+        ipam(text).options("").unwrap()[&option::PARAMETERS].clone()
+    }
+
+    #[test]
+    fn what_is_asked_for() {
+        assert_eq!(parameters("{}"), DEFAULTS);
+        let two = r#"{"request":[{"option":"121"},{"option":"host-name"},{"option":"121"}]}"#;
+        assert_eq!(parameters(two), [121, 12, 3, 1, 6, 15, 119, 26]);
+        assert_eq!(parameters(r#"{"request":[{"skipDefault":true}]}"#), [1, 3, 15, 6]);
+        let only = r#"{"request":[{"skipDefault":true,"option":"42"}]}"#;
+        assert_eq!(parameters(only), [42]);
+    }
+
+    #[test]
+    fn what_is_sent() {
+        let conf = ipam(
+            r#"{"provide":[{"option":"host-name","value":"a"},{"option":"12","fromArg":"K"},
+                {"option":"60","value":"v","fromArg":"NONE"},{"option":"77"},
+                {"option":"61","value":"me"}]}"#,
+        );
+        let options = conf.options("x;K=b=c;IgnoreUnknown=0").unwrap();
+        assert_eq!(options[&12], b"b=c");
+        assert_eq!(options[&60], b"v");
+        assert_eq!((options.get(&77), options[&61].as_slice()), (None, &b"me"[..]));
+        assert_eq!(conf.options("").unwrap()[&12], b"a");
+    }
+
+    #[test]
+    fn refusals() {
+        let refusal = |text: &str, args: &str| {
+            let error = ipam(text).options(args).unwrap_err();
+            (error.code(), error.msg().to_owned())
+        };
+        let long = "x".repeat(256);
+        let (code, msg) =
+            refusal(&format!(r#"{{"provide":[{{"option":"12","value":"{long}"}}]}}"#), "");
+        assert_eq!(code, Code::INVALID_CONFIG);
+        assert_eq!(msg, format!("value too long for option \"12\": \"{long}\""));
+        let (_, msg) =
+            refusal(r#"{"provide":[{"option":"12","fromArg":"K"}]}"#, &format!("K={long}"));
+        assert!(msg.starts_with("value too long for option \"12\" from CNI_ARGS \"K\": "));
+        for bad in ["x", "256", "-1", "+1", "", "1.0"] {
+            let (_, msg) = refusal(&format!(r#"{{"provide":[{{"option":"{bad}"}}]}}"#), "");
+            assert!(msg.starts_with(&format!("Can not parse option \"{bad}\": ")), "{msg}");
+        }
+        for reserved in ["53", "50", "54", "55", "57", "255", "0"] {
+            let (_, msg) = refusal(&format!(r#"{{"provide":[{{"option":"{reserved}"}}]}}"#), "");
+            assert_eq!(msg, format!("option \"{reserved}\" cannot be provided"));
+        }
+        assert_eq!(refusal(r#"{"family":"ipv6"}"#, "").0, Code::UNSUPPORTED_FIELD);
+        assert!(ipam(r#"{"family":"ipv4"}"#).options("").is_ok());
+        let none: Conf = Json::parse(b"{}").unwrap().decode().unwrap();
+        assert_eq!(none.ipam().unwrap_err().code(), Code::INVALID_CONFIG);
+    }
+}

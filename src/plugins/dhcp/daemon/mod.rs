@@ -1,0 +1,175 @@
+//! `dhcp daemon`: keeps the leases of all containers of the node.
+//!
+//! One thread with a task for each lease; a namespace is entered by a thread that lives as long as
+//! it takes to open a socket there. Leases are on disk before a plugin hears of them, so the
+//! daemon can end in any way, and another one goes on. `docs/decisions/0008-dhcp-daemon.md`.
+//!
+//! | file | |
+//! | --- | --- |
+//! | `options.rs` | the command line |
+//! | `listen.rs`, `serve.rs` | the socket, and the plugins that connect to it |
+//! | `registry.rs` | all leases |
+//! | `keeper.rs`, `ears.rs` | one lease, and its sockets |
+
+mod ears;
+mod keeper;
+mod listen;
+mod options;
+mod registry;
+mod serve;
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::rc::Rc;
+
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use tokio::runtime;
+use tokio::task::LocalSet;
+
+use self::options::{Asked, Options};
+use self::registry::Registry;
+use super::record::Records;
+use crate::error::{Error, Result, io_text};
+use crate::log;
+
+/// What a daemon that was started on demand says when plugins can connect.
+pub const READY: &str = "ready";
+
+/// The daemon with the arguments behind its name.
+#[expect(clippy::needless_pass_by_value, reason = "the signature of an applet's programs")]
+pub fn main(args: Vec<String>) -> ExitCode {
+    let options = match options::parse(&args) {
+        Asked::Run(options) => options,
+        Asked::Help => {
+            log::line(options::USAGE);
+            return ExitCode::SUCCESS;
+        }
+        Asked::Wrong(why) if why.starts_with("Error writing pidfile") => {
+            log::line(why);
+            return ExitCode::FAILURE;
+        }
+        Asked::Wrong(why) => {
+            log::line(format_args!("{why}\n{}", options::USAGE));
+            return ExitCode::from(2);
+        }
+    };
+    let on_demand = options.on_demand;
+    match run(options) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            log::line(&error);
+            if on_demand {
+                tell_plugin(&error.to_string());
+            }
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(options: Options) -> Result<()> {
+    let system = |what: &'static str| move |e: nix::Error| Error::io(what, &e.into());
+    raise_file_limit();
+    if options.on_demand {
+        leave_session();
+    }
+    // Before any thread, so that all of them have it.
+    let mut set = SigSet::empty();
+    set.add(Signal::SIGTERM);
+    set.add(Signal::SIGINT);
+    set.thread_block().map_err(system("block signals"))?;
+    let flags = SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC;
+    let signals = SignalFd::with_flags(&set, flags).map_err(system("open a signal descriptor"))?;
+
+    let _pidfile = options.pidfile.as_deref().map(write_pidfile).transpose()?;
+    let records = Records::beside(&options.socket());
+    records.create()?;
+    let claimed = records.claim()?;
+    let _lock = claimed.ok_or_else(|| {
+        Error::internal(format!(
+            "another daemon keeps the leases of {}",
+            options.socket().display()
+        ))
+    })?;
+    let socket = listen::listen(&options.socket())?;
+    let _removed = socket.own.map(Removed);
+
+    let runtime = runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|e| Error::io("start the executor", &e))?;
+    let local = LocalSet::new();
+    let on_demand = options.on_demand;
+    let served = local.block_on(&runtime, async {
+        socket.listener.set_nonblocking(true)?;
+        let listener = tokio::net::UnixListener::from_std(socket.listener)?;
+        let registry = Rc::new(Registry::new(options, records));
+        let resumed = registry.resume();
+        log::line(format_args!("ready, with {resumed} leases of before"));
+        if on_demand {
+            detach();
+        }
+        serve::until_signal(listener, signals, registry).await
+    });
+    served.map_err(|e| Error::io("serve", &e))
+}
+
+/// Leaves the plugin's session and folder, which may have to be unmounted.
+fn leave_session() {
+    if let Err(errno) = nix::unistd::setsid() {
+        log::debug(errno);
+    }
+    if let Err(error) = std::env::set_current_dir("/") {
+        log::debug(error);
+    }
+}
+
+/// Tells the plugin that waits, and lets go of its pipe.
+fn detach() {
+    tell_plugin(READY);
+    let closed = File::options()
+        .write(true)
+        .open("/dev/null")
+        .and_then(|null| nix::unistd::dup2_stdout(null).map_err(io::Error::from));
+    if let Err(error) = closed {
+        log::warn(Error::io("close standard output", &error));
+    }
+}
+
+fn tell_plugin(text: &str) {
+    // A plugin that does not wait any more finds out when it connects.
+    drop(writeln!(io::stdout(), "{text}"));
+}
+
+/// A lease needs up to three descriptors while it talks.
+fn raise_file_limit() {
+    if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_NOFILE)
+        && let Err(errno) = setrlimit(Resource::RLIMIT_NOFILE, hard, hard)
+    {
+        log::debug(errno);
+    }
+}
+
+fn write_pidfile(path: &Path) -> Result<Removed> {
+    let text = std::process::id().to_string();
+    let failed = |e: io::Error| {
+        Error::internal(format!("Error writing pidfile \"{}\": {}", path.display(), io_text(&e)))
+    };
+    if let Some(dir) = path.parent() {
+        fs::create_dir_all(dir).map_err(failed)?;
+    }
+    fs::write(path, text).map_err(failed)?;
+    Ok(Removed(path.to_owned()))
+}
+
+/// A file that is removed at the end.
+struct Removed(PathBuf);
+
+impl Drop for Removed {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_file(&self.0) {
+            log::debug(error);
+        }
+    }
+}

@@ -1,0 +1,249 @@
+//! What DEL has to know: the configuration that ADD handed on, kept as a file.
+//!
+//! The reference keeps it in `<dataDir>/<container>`, so that only one interface of a container can
+//! have one. So do we for the first; `.cnibox/<container>` beside it tells which interface that is.
+//! For any other the configuration is in `.cnibox/<container>:<interface>`.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use crate::cni::json::Json;
+use crate::cni::names::is_identifier;
+use crate::error::{Error, Result};
+use crate::store::atomic::{Durability, Writer};
+
+/// The folder for what the reference does not know.
+const OWN: &str = ".cnibox";
+
+/// All records of a data directory.
+#[derive(Debug)]
+pub(super) struct Records {
+    dir: PathBuf,
+}
+
+/// One of them.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Record {
+    pub(super) container_id: String,
+    /// `None` in one that the reference has made.
+    pub(super) ifname: Option<String>,
+    /// The configuration; anything at all after a crash of the reference.
+    pub(super) conf: Vec<u8>,
+    path: PathBuf,
+}
+
+impl Record {
+    /// The configuration, if it is one.
+    pub(super) fn json(&self) -> Result<Json, String> {
+        Json::parse(&self.conf).and_then(|json| match json {
+            Json::Object(_) => Ok(json),
+            other => Err(format!("{} is not an object", other.go_type())),
+        })
+    }
+
+    /// The network that it is of.
+    pub(super) fn network(&self) -> Option<String> {
+        Some(self.json().ok()?.get_present("name")?.as_str()?.to_owned())
+    }
+}
+
+impl Records {
+    pub(super) fn at(dir: &Path) -> Records {
+        Records { dir: dir.to_owned() }
+    }
+
+    fn first(&self, id: &str) -> PathBuf {
+        self.dir.join(id)
+    }
+
+    fn note(&self, id: &str) -> PathBuf {
+        self.dir.join(OWN).join(id)
+    }
+
+    /// Not the name of a container: those have no colon.
+    fn other(&self, id: &str, ifname: &str) -> PathBuf {
+        self.dir.join(OWN).join(format!("{id}:{ifname}"))
+    }
+
+    /// Keeps the configuration of an attachment, in the place of what was kept for it.
+    pub(super) fn save(&self, (id, ifname): (&str, &str), conf: &[u8]) -> Result<()> {
+        let mut folder = fs::DirBuilder::new();
+        folder.recursive(true).mode(0o700);
+        let own = self.dir.join(OWN);
+        folder.create(&own).map_err(|e| Error::io(format_args!("create {}", own.display()), &e))?;
+        let (other, first) = (self.other(id, ifname), self.first(id));
+        let synced =
+            |path: &Path| Writer::unlocked(path, Durability::Synced).replace(path, conf, 0o600);
+        let free =
+            !other.exists() && (!first.exists() || self.owner(id)?.as_deref() == Some(ifname));
+        if !free {
+            return Ok(synced(&other)?);
+        }
+        synced(&first)?;
+        // Without the note the record serves any interface, as the reference's does.
+        let note = self.note(id);
+        Ok(Writer::unlocked(&note, Durability::Volatile).replace(
+            &note,
+            ifname.as_bytes(),
+            0o600,
+        )?)
+    }
+
+    /// The record of an attachment to `network`.
+    pub(super) fn find(&self, (id, ifname): (&str, &str), network: &str) -> Result<Option<Record>> {
+        let record = |path: PathBuf, ifname: Option<String>| -> Result<Option<Record>> {
+            let conf = read(&path)?;
+            let container_id = id.to_owned();
+            Ok(conf.map(|conf| Record { container_id, ifname, conf, path }))
+        };
+        if let found @ Some(_) = record(self.other(id, ifname), Some(ifname.to_owned()))? {
+            return Ok(found);
+        }
+        let owner = self.owner(id)?;
+        if owner.as_deref().is_some_and(|owner| owner != ifname) {
+            return Ok(None);
+        }
+        let found = record(self.first(id), owner)?;
+        // One of another network is another attachment's; one that cannot be read may be ours.
+        Ok(found.filter(|record| record.network().is_none_or(|name| name == network)))
+    }
+
+    /// Every record.
+    pub(super) fn list(&self) -> Result<Vec<Record>> {
+        let mut records = Vec::new();
+        for name in names(&self.dir)?.into_iter().filter(|name| is_identifier(name)) {
+            let path = self.first(&name);
+            if let Some(conf) = read(&path)? {
+                let ifname = self.owner(&name)?;
+                records.push(Record { container_id: name, ifname, conf, path });
+            }
+        }
+        for name in names(&self.dir.join(OWN))? {
+            let Some((id, ifname)) = name.split_once(':') else { continue };
+            let path = self.other(id, ifname);
+            if let Some(conf) = read(&path)? {
+                let (container_id, ifname) = (id.to_owned(), Some(ifname.to_owned()));
+                records.push(Record { container_id, ifname, conf, path });
+            }
+        }
+        Ok(records)
+    }
+
+    /// Forgets an attachment. The record goes last: as long as it is there, DEL can be repeated.
+    pub(super) fn remove(&self, record: &Record) -> Result<()> {
+        if record.path == self.first(&record.container_id) {
+            remove(&self.note(&record.container_id))?;
+        }
+        remove(&record.path)
+    }
+
+    /// The interface whose record is the container's first.
+    fn owner(&self, id: &str) -> Result<Option<String>> {
+        let note = read(&self.note(id))?;
+        Ok(note.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
+    }
+}
+
+fn names(dir: &Path) -> Result<Vec<String>> {
+    let failed = |e| Error::io(format_args!("read {}", dir.display()), &e);
+    let entries = match fs::read_dir(dir) {
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.map_err(failed)?,
+    };
+    let name = |entry: std::io::Result<fs::DirEntry>| {
+        Ok(entry.map_err(failed)?.file_name().to_string_lossy().into_owned())
+    };
+    entries.map(name).collect()
+}
+
+/// The file's content; `None` if there is no such file.
+fn read(path: &Path) -> Result<Option<Vec<u8>>> {
+    match fs::read(path) {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::IsADirectory) => Ok(None),
+        Err(e) => Err(Error::io(format_args!("open {}", path.display()), &e)),
+    }
+}
+
+fn remove(path: &Path) -> Result<()> {
+    match fs::remove_file(path) {
+        Err(e) if e.kind() != ErrorKind::NotFound => {
+            Err(Error::io(format_args!("remove {}", path.display()), &e))
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn records() -> (tempfile::TempDir, Records) {
+        let dir = tempfile::tempdir().unwrap();
+        let records = Records::at(&dir.path().join("data"));
+        (dir, records)
+    }
+
+    fn found(records: &Records, id: &str, ifname: &str, network: &str) -> Option<String> {
+        let record = records.find((id, ifname), network).unwrap()?;
+        Some(String::from_utf8(record.conf).unwrap())
+    }
+
+    #[test]
+    fn the_first_interface_has_the_references_file() {
+        let (_dir, records) = records();
+        records.save(("pod", "eth0"), br#"{"name":"a"}"#).unwrap();
+        records.save(("pod", "net1"), br#"{"name":"b"}"#).unwrap();
+        records.save(("pod", "eth0"), br#"{"name":"a","mtu":1}"#).unwrap();
+        assert_eq!(fs::read(records.dir.join("pod")).unwrap(), br#"{"name":"a","mtu":1}"#);
+        assert_eq!(found(&records, "pod", "net1", "b").as_deref(), Some(r#"{"name":"b"}"#));
+        assert_eq!(found(&records, "pod", "net2", "a"), None);
+        let mut all = records.list().unwrap();
+        all.sort_by(|a, b| a.ifname.cmp(&b.ifname));
+        let names: Vec<_> =
+            all.iter().map(|r| (r.container_id.as_str(), r.ifname.as_deref())).collect();
+        assert_eq!(names, [("pod", Some("eth0")), ("pod", Some("net1"))]);
+        for record in &all {
+            records.remove(record).unwrap();
+        }
+        assert_eq!(names_left(&records), (vec![".cnibox".to_owned()], Vec::new()));
+    }
+
+    fn names_left(records: &Records) -> (Vec<String>, Vec<String>) {
+        (names(&records.dir).unwrap(), names(&records.dir.join(OWN)).unwrap())
+    }
+
+    #[test]
+    fn a_record_of_the_reference_is_any_interfaces_of_its_network() {
+        let (_dir, records) = records();
+        fs::create_dir(&records.dir).unwrap();
+        fs::write(records.dir.join("pod"), r#"{"name":"a"}"#).unwrap();
+        assert!(found(&records, "pod", "eth0", "a").is_some());
+        assert!(found(&records, "pod", "net1", "a").is_some());
+        assert_eq!(found(&records, "pod", "eth0", "b"), None);
+        // It may be another interface's, so it is left alone.
+        records.save(("pod", "net1"), br#"{"name":"a","x":1}"#).unwrap();
+        assert_eq!(fs::read(records.dir.join("pod")).unwrap(), br#"{"name":"a"}"#);
+        assert_eq!(found(&records, "pod", "net1", "a").as_deref(), Some(r#"{"name":"a","x":1}"#));
+        // An empty one tells nothing at all.
+        fs::write(records.dir.join("crashed"), "").unwrap();
+        assert_eq!(found(&records, "crashed", "eth0", "b").as_deref(), Some(""));
+    }
+
+    #[test]
+    fn nothing_is_no_trouble() {
+        let (_dir, records) = records();
+        assert_eq!(found(&records, "pod", "eth0", "a"), None);
+        assert_eq!(records.list().unwrap(), []);
+    }
+
+    #[test]
+    fn a_container_is_never_taken_for_an_interface_of_another() {
+        let (_dir, records) = records();
+        records.save(("pod", "eth0"), b"{}").unwrap();
+        records.save(("pod", "net1"), b"{}").unwrap();
+        assert_eq!(found(&records, "pod-net1", "eth0", "a"), None);
+    }
+}

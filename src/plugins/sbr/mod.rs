@@ -1,0 +1,394 @@
+//! sbr: source-based routing. What is sent from an address of the interface leaves by that interface,
+//! whatever the main table says.
+//!
+//! It stands behind an interface plugin in a list, takes the addresses from `prevResult`, and passes
+//! that on unchanged. Keys: `table`, `gateways`, `addSourceHints`. For each address it makes a rule
+//! to a table of its own, from 100 on, and moves the interface's routes there from the main table;
+//! with `table`, only a rule to that one.
+//!
+//! All of this is in the container; on the host it leaves nothing. DEL takes the rules away and the
+//! routes back.
+
+mod plan;
+
+use std::net::IpAddr;
+
+use serde::Deserialize;
+
+use self::plan::{Hints, Plan, Source};
+use crate::cni::ip::parse_ip;
+use crate::cni::{CniResult, IfName, IpConfig};
+use crate::error::{Code, Context, Error, Result};
+use crate::iface::{Inside, tables, verify};
+use crate::netlink::{Link, Netlink, RT_TABLE_MAIN, Route, RouteFilter, Rule};
+use crate::skel::{AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Rollback};
+use crate::store::lock::Lock;
+
+/// The first table that is chosen.
+const FIRST_TABLE: u32 = 100;
+/// Who has made a hint that is no route of the kernel's: `RTPROT_BOOT`.
+const BY_PLUGIN: u8 = 3;
+
+/// The plugin.
+#[derive(Debug)]
+pub struct Sbr;
+
+/// The keys of the plugin.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Conf {
+    /// The table for all addresses, which somebody else fills. Default: one for each address.
+    table: Option<i64>,
+    /// The gateways of the default routes, at most one of each family. Default: the addresses' own.
+    gateways: Vec<String>,
+    /// Keep the interface's subnets in the main table, each with the address in it as source.
+    add_source_hints: bool,
+}
+
+impl Conf {
+    /// The fixed table.
+    fn table(&self) -> Result<Option<u32>> {
+        let parse = |table: i64| {
+            u32::try_from(table)
+                .ok()
+                .filter(|table| *table != 0)
+                .ok_or_else(|| Error::config(format!("invalid table {table}")))
+        };
+        self.table.map(parse).transpose()
+    }
+
+    /// The configured gateways; a fixed table is not ours to put a route into.
+    fn gateways(&self) -> Result<Vec<IpAddr>> {
+        if self.table.is_some() {
+            return Ok(Vec::new());
+        }
+        if self.gateways.len() > 2 {
+            let msg = "gateways list cannot contain more than 2 entries (one IPv4, one IPv6)";
+            return Err(Error::config(msg));
+        }
+        let mut gateways: Vec<IpAddr> = Vec::new();
+        for text in &self.gateways {
+            let gw = parse_ip(text)
+                .map_err(|_| Error::config(format!("invalid static gateway IP address: {text}")))?;
+            if let Some(other) = gateways.iter().find(|other| other.is_ipv4() == gw.is_ipv4()) {
+                let family = if gw.is_ipv4() { "IPv4" } else { "IPv6" };
+                return Err(Error::config(format!(
+                    "gateways list contains multiple {family} addresses: {other} and {gw}"
+                )));
+            }
+            gateways.push(gw);
+        }
+        Ok(gateways)
+    }
+}
+
+impl Plugin for Sbr {
+    const NAME: &'static str = "sbr";
+    const ABOUT: &'static str = "what comes from an address leaves by its interface";
+    type Conf = Conf;
+
+    fn add(_: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
+        let (table, gateways) = (conf.table()?, conf.gateways()?);
+        let prev = req
+            .prev
+            .as_ref()
+            .ok_or_else(|| Error::internal("This plugin must be called as chained plugin"))?;
+        let ips = addresses(prev, &req.ifname)?;
+        let netns = req.sandbox.netns()?;
+        let inside = Inside::enter(netns)?;
+        let netlink = &inside.netlink;
+        let _lock = Lock::on(netns)?;
+        let plan = if let Some(table) = table {
+            Plan::of_rules(netlink, &ips, table)?
+        } else {
+            let missing = || format!("Cannot find network interface {}", req.ifname);
+            let link = netlink.link(req.ifname.as_str())?;
+            let link = link.ok_or_else(|| Error::internal(missing()))?;
+            Plan::resolve(netlink, link, (&ips, &gateways))?
+        };
+        let mut undo = Rollback::new();
+        // Over a socket of its own: what failed may be the first one.
+        undo.push("put rules and routes back", || plan.revert(&Netlink::open_in(netns)?));
+        let hints = if conf.add_source_hints { Hints::Add } else { Hints::None };
+        plan.apply(netlink, hints)?;
+        undo.commit();
+        Ok(prev.clone())
+    }
+
+    fn check(_: &Cx<'_>, conf: &Conf, req: &CheckReq) -> Result<()> {
+        let (table, gateways) = (conf.table()?, conf.gateways()?);
+        let prev = req.require_prev()?;
+        let ips = addresses(prev, &req.ifname)?;
+        let inside = Inside::enter(req.sandbox.netns()?)?;
+        let netlink = &inside.netlink;
+        let link = inside.link(req.ifname.as_str())?;
+        let routes = netlink.dump_routes(&RouteFilter::default())?;
+        let rules = netlink.dump_rules()?;
+        for ip in ips {
+            let addr = ip.address.addr();
+            let leads = |rule: &&Rule| match table {
+                Some(table) => same(rule, &Rule::from_host(addr, table)),
+                None => is_from(rule, addr) && is_of(rule.table, &routes, Some(&link)),
+            };
+            let rule = rules.iter().find(leads).ok_or_else(|| no_rule(addr, table))?;
+            if table.is_none() {
+                let source = Source::new(ip, &gateways, rule.table);
+                check_default(&source, &gateways, (&routes, &link))?;
+                if conf.add_source_hints {
+                    check_hint(&source, (&routes, &link))?;
+                }
+            }
+        }
+        verify::routes(&inside, prev)
+    }
+
+    fn del(_: &Cx<'_>, conf: &Conf, req: &DelReq) -> Result<()> {
+        let Some(netns) = &req.netns else { return Ok(()) };
+        // A table that makes no sense was refused by ADD.
+        let table = conf.table().unwrap_or_default();
+        let inside = Inside::enter(netns)?;
+        let netlink = &inside.netlink;
+        let _lock = Lock::on(netns)?;
+        let link = netlink.link(req.ifname.as_str())?;
+        let mut failures = Failures::new();
+        for rule in own_rules(netlink, (table, link.as_ref()), req)? {
+            let emptied = match &link {
+                Some(link) if table.is_none() => take_apart(netlink, (link, &rule), (conf, req)),
+                _ => Ok(()),
+            };
+            // Last, and only then: the table is found by it.
+            let deleted = emptied.and_then(|()| {
+                netlink.del_rule(&rule).map(drop).context(|| "Failed to delete rule")
+            });
+            failures.keep(deleted);
+        }
+        failures.into_result()
+    }
+
+    fn gc(_: &Cx<'_>, _: &Conf, _: &GcReq) -> Result<()> {
+        // Rules and tables vanish with the container.
+        Ok(())
+    }
+
+    fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
+        let unavailable = |e: Error| e.with_code(Code::NOT_AVAILABLE);
+        conf.table().and_then(|_| conf.gateways()).map_err(unavailable)?;
+        let host = cx.host().map_err(unavailable)?;
+        host.require_admin().map_err(|e| unavailable(e.into()))
+    }
+}
+
+/// The addresses of the interface in a result. Those that tell no interface count, as do those
+/// that tell one that is not listed.
+fn addresses<'r>(prev: &'r CniResult, ifname: &IfName) -> Result<Vec<&'r IpConfig>> {
+    if prev.ips.is_empty() {
+        let msg = format!("No IP addresses supplied on interface: {ifname}");
+        return Err(Error::internal(msg));
+    }
+    let mut own: Vec<&IpConfig> = Vec::new();
+    for ip in &prev.ips {
+        let listed = ip.interface.and_then(|index| usize::try_from(index).ok());
+        let listed = listed.and_then(|index| prev.interfaces.get(index));
+        let known = own.iter().any(|other| other.address.addr() == ip.address.addr());
+        if !known && listed.is_none_or(|interface| interface.name == ifname.as_str()) {
+            own.push(ip);
+        }
+    }
+    Ok(own)
+}
+
+/// Whether it is such a rule as this plugin makes for the address.
+fn is_from(rule: &Rule, addr: IpAddr) -> bool {
+    rule.plain && rule.src == Some(addr.into())
+}
+
+/// Whether it is the same but for the priority.
+fn same(rule: &Rule, wanted: &Rule) -> bool {
+    rule.plain && rule.src == wanted.src && rule.table == wanted.table
+}
+
+/// Whether it is one of the tables that are chosen and nobody else's: everything in it leaves by the
+/// link. Of a link that is gone, nothing is in it any more.
+fn is_of(table: u32, routes: &[Route], link: Option<&Link>) -> bool {
+    let mut inside = routes.iter().filter(|route| route.table == Some(table));
+    let own = |route: &Route| link.is_some_and(|link| tables::leaves_by(route, link.index));
+    table >= FIRST_TABLE && !tables::is_reserved(table) && inside.all(own)
+}
+
+/// The rules that were made for the attachment, by us or by the reference: from its addresses, as
+/// they are on the link or in `prevResult`. When both are gone, from addresses that nobody has.
+fn own_rules(
+    netlink: &Netlink,
+    (table, link): (Option<u32>, Option<&Link>),
+    req: &DelReq,
+) -> Result<Vec<Rule>> {
+    let mut rules = netlink.dump_rules()?;
+    rules.retain(|rule| rule.plain && rule.src.is_some_and(|src| src == src.addr().into()));
+    if rules.is_empty() {
+        return Ok(rules);
+    }
+    let routes = netlink.dump_routes(&RouteFilter::default())?;
+    rules.retain(|rule| match table {
+        Some(table) => rule.table == table,
+        None => is_of(rule.table, &routes, link),
+    });
+    let told = req.prev.as_ref().map(|prev| addresses(prev, &req.ifname).unwrap_or_default());
+    let mut addrs: Vec<IpAddr> = told.iter().flatten().map(|ip| ip.address.addr()).collect();
+    if let Some(link) = link {
+        addrs.extend(netlink.dump_addrs(link.index)?.iter().map(|addr| addr.net.addr()));
+    }
+    if link.is_some() || told.is_some() {
+        rules.retain(|rule| addrs.iter().any(|addr| is_from(rule, *addr)));
+        return Ok(rules);
+    }
+    for other in netlink.dump_links()? {
+        let taken = netlink.dump_addrs(other.index)?;
+        rules.retain(|rule| !taken.iter().any(|addr| is_from(rule, addr.net.addr())));
+    }
+    Ok(rules)
+}
+
+/// Gives the routes in a rule's table back to the main table.
+fn take_apart(
+    netlink: &Netlink,
+    (link, rule): (&Link, &Rule),
+    (conf, req): (&Conf, &DelReq),
+) -> Result<()> {
+    if conf.add_source_hints
+        && let Some(src) = rule.src
+    {
+        // The subnet's own route comes back, if there was one.
+        let mut hints = tables::routes_of(netlink, link, RT_TABLE_MAIN)?;
+        let own = tables::routes_of(netlink, link, rule.table)?;
+        hints.retain(|hint| {
+            let to_same: Vec<&Route> = own.iter().filter(|r| r.dst == hint.dst).collect();
+            let same = |r: &&Route| Route { table: hint.table, ..(*r).clone() } == *hint;
+            let made = hint.protocol == Some(BY_PLUGIN) && hint.dst.contains(&src.addr());
+            hint.src == Some(src.addr())
+                && tables::is_near(hint)
+                && !to_same.iter().any(same)
+                && (made || !to_same.is_empty())
+        });
+        for hint in &hints {
+            netlink.del_route(hint)?;
+        }
+    }
+    let wanted = |route: &Route| was_in_main(route, req.prev.as_ref());
+    tables::give_back(netlink, link, rule.table, wanted)
+        .context(|| format!("empty the table {}", rule.table))
+}
+
+/// Whether the main table had the route. A default route may have been added by ADD itself, so it
+/// needs a witness.
+fn was_in_main(route: &Route, prev: Option<&CniResult>) -> bool {
+    let in_main = |table: Option<u32>| table.is_none_or(|t| t == 0 || t == RT_TABLE_MAIN);
+    route.dst.prefix_len() != 0
+        || prev.is_some_and(|prev| {
+            prev.routes.iter().any(|told| told.dst == route.dst && in_main(told.table))
+        })
+}
+
+fn no_rule(addr: IpAddr, table: Option<u32>) -> Error {
+    Error::internal(match table {
+        Some(table) => format!("sbr: no rule from {addr} to the table {table}"),
+        None => format!("sbr: no rule from {addr} to a table of its own"),
+    })
+}
+
+/// The table has the default route that ADD has put there.
+fn check_default(
+    source: &Source,
+    gateways: &[IpAddr],
+    (routes, link): (&[Route], &Link),
+) -> Result<()> {
+    let Some(gateway) = source.gateway else { return Ok(()) };
+    // One that the main table had may have taken its place.
+    let exact = gateways.contains(&gateway);
+    let fits = |route: &Route| {
+        route.table == Some(source.table)
+            && route.dst.prefix_len() == 0
+            && route.dst.addr().is_ipv4() == gateway.is_ipv4()
+            && tables::leaves_by(route, link.index)
+            && (!exact || route.gw == Some(gateway))
+    };
+    if routes.iter().any(fits) {
+        return Ok(());
+    }
+    let (table, name) = (source.table, &link.name);
+    let msg = format!("sbr: the table {table} has no default route via {gateway} dev {name}");
+    Err(Error::internal(msg))
+}
+
+/// The main table tells the source for the address's subnet.
+fn check_hint(source: &Source, (routes, link): (&[Route], &Link)) -> Result<()> {
+    let Some(network) = source.network() else { return Ok(()) };
+    let of_link = |route: &&Route| {
+        route.table == Some(RT_TABLE_MAIN)
+            && route.dst == network
+            && tables::leaves_by(route, link.index)
+    };
+    // Of several addresses in a subnet one is the source.
+    if routes.iter().filter(of_link).any(|route| route.src.is_some()) {
+        return Ok(());
+    }
+    let msg = format!("sbr: the main table has no route to {network} with a source address");
+    Err(Error::internal(msg))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn conf(text: &str) -> Conf {
+        crate::cni::json::Json::parse(text.as_bytes()).unwrap().decode().unwrap()
+    }
+
+    fn refusal(text: &str) -> String {
+        let conf = conf(text);
+        let error = conf.table().and_then(|_| conf.gateways()).unwrap_err();
+        assert_eq!(error.code(), Code::INVALID_CONFIG);
+        error.msg().to_owned()
+    }
+
+    #[test]
+    fn one_gateway_of_each_family() {
+        let both = conf(r#"{"gateways":["10.1.0.9","fd00::9"]}"#).gateways().unwrap();
+        assert_eq!(both.len(), 2);
+        for (gateways, msg) in [
+            (r#"["10.1.0.9","10.1.0.8"]"#, "multiple IPv4 addresses: 10.1.0.9 and 10.1.0.8"),
+            (r#"["fd00::9","fd00::8"]"#, "multiple IPv6 addresses: fd00::9 and fd00::8"),
+            (r#"["10.1.0.x"]"#, "invalid static gateway IP address: 10.1.0.x"),
+            (r#"["a","b","c"]"#, "gateways list cannot contain more than 2 entries"),
+        ] {
+            let refusal = refusal(&format!(r#"{{"gateways":{gateways}}}"#));
+            assert!(refusal.contains(msg), "{refusal}");
+        }
+    }
+
+    #[test]
+    fn a_fixed_table_is_a_number_that_the_kernel_knows() {
+        assert_eq!(conf(r#"{"table":70000}"#).table(), Ok(Some(70_000)));
+        assert_eq!(conf(r#"{"table":7,"gateways":["x"]}"#).gateways(), Ok(vec![]));
+        for table in ["0", "-1", "4294967296"] {
+            assert_eq!(
+                refusal(&format!(r#"{{"table":{table}}}"#)),
+                format!("invalid table {table}")
+            );
+        }
+    }
+
+    #[test]
+    fn addresses_of_other_interfaces_do_not_count() {
+        let text = r#"{"interfaces":[{"name":"eth0"},{"name":"net1"}],"ips":[
+            {"address":"10.1.0.2/24","interface":0},{"address":"10.2.0.2/24","interface":1},
+            {"address":"10.3.0.2/24"},{"address":"10.4.0.2/24","interface":7},
+            {"address":"10.5.0.2/24","interface":-1},{"address":"10.2.0.2/16","interface":1}]}"#;
+        let json = crate::cni::json::Json::parse(text.as_bytes()).unwrap();
+        let prev = CniResult::decode(&json, crate::cni::SpecVersion::NEWEST).unwrap();
+        let ips = addresses(&prev, &IfName::parse("net1").unwrap()).unwrap();
+        let ips: Vec<_> = ips.iter().map(|ip| ip.address.to_string()).collect();
+        assert_eq!(ips, ["10.2.0.2/24", "10.3.0.2/24", "10.4.0.2/24", "10.5.0.2/24"]);
+        let nothing = addresses(&CniResult::new(), &IfName::parse("net1").unwrap()).unwrap_err();
+        assert_eq!(nothing.msg(), "No IP addresses supplied on interface: net1");
+    }
+}

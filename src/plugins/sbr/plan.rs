@@ -1,0 +1,344 @@
+//! What ADD does: tables chosen, and which of the interface's routes go into which.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use super::{FIRST_TABLE, is_from, is_of, same};
+use crate::cni::IpConfig;
+use crate::cni::ip::width;
+use crate::error::{Context, Result};
+use crate::iface::tables::{self, Tables};
+use crate::netlink::{Link, Netlink, RT_TABLE_MAIN, Route, RouteFilter, RouteMode, Rule};
+
+/// Scope of a destination on the link, `RT_SCOPE_LINK`.
+const ON_LINK: u8 = 253;
+
+/// What `addSourceHints` says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Hints {
+    Add,
+    None,
+}
+
+/// An address and its table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Source {
+    pub(super) address: IpNet,
+    /// Where its default route goes.
+    pub(super) gateway: Option<IpAddr>,
+    pub(super) table: u32,
+}
+
+impl Source {
+    pub(super) fn new(ip: &IpConfig, gateways: &[IpAddr], table: u32) -> Source {
+        let v4 = ip.address.addr().is_ipv4();
+        let configured = gateways.iter().copied().chain(ip.gateway);
+        let gateway = configured.into_iter().find(|gw| gw.is_ipv4() == v4);
+        Source { address: ip.address, gateway, table }
+    }
+
+    /// The subnet; an address on its own has none.
+    pub(super) fn network(&self) -> Option<IpNet> {
+        let subnet = self.address.prefix_len() < width(self.address.addr());
+        subnet.then(|| self.address.trunc())
+    }
+
+    fn is_of_family(&self, route: &Route) -> bool {
+        self.address.addr().is_ipv4() == route.dst.addr().is_ipv4()
+    }
+
+    /// Whether the route starts at, or leads through, the address's subnet.
+    fn owns(&self, route: &Route) -> bool {
+        let hops = route.nexthops.iter().filter_map(|hop| hop.gw);
+        route.src.into_iter().chain(route.gw).chain(hops).any(|ip| self.address.contains(&ip))
+    }
+}
+
+/// All that ADD changes, and what is there now.
+#[derive(Debug)]
+pub(super) struct Plan {
+    link: Link,
+    sources: Vec<Source>,
+    /// Rules that are not there yet.
+    rules: Vec<Rule>,
+    /// The link's routes in the main table and in those of the sources.
+    before: Vec<(u32, Vec<Route>)>,
+    /// The families whose gateways are configured.
+    fixed: [bool; 2],
+}
+
+impl Plan {
+    /// Only rules to a table that somebody else fills.
+    pub(super) fn of_rules(netlink: &Netlink, ips: &[&IpConfig], table: u32) -> Result<Plan> {
+        let present = netlink.dump_rules().context(|| "Failed to list all rules")?;
+        let mut rules: Vec<Rule> =
+            ips.iter().map(|ip| Rule::from_host(ip.address.addr(), table)).collect();
+        rules.retain(|rule| !present.iter().any(|other| same(other, rule)));
+        let link = Link::default();
+        Ok(Plan { link, sources: Vec::new(), rules, before: Vec::new(), fixed: [false; 2] })
+    }
+
+    /// Chooses the tables; an address that has one already keeps it.
+    pub(super) fn resolve(
+        netlink: &Netlink,
+        link: Link,
+        (ips, gateways): (&[&IpConfig], &[IpAddr]),
+    ) -> Result<Plan> {
+        let mut tables = Tables::look(netlink).context(|| "Failed to list all rules")?;
+        let routes = netlink.dump_routes(&RouteFilter::default())?;
+        let (mut sources, mut rules) = (Vec::new(), Vec::new());
+        let mut before = vec![(RT_TABLE_MAIN, tables::routes_of(netlink, &link, RT_TABLE_MAIN)?)];
+        for ip in ips {
+            let addr = ip.address.addr();
+            let known =
+                |rule: &&Rule| is_from(rule, addr) && is_of(rule.table, &routes, Some(&link));
+            let known = tables.rules.iter().find(known).map(|rule| rule.table);
+            let table = known.map_or_else(|| tables.take_free(FIRST_TABLE), Ok)?;
+            if known.is_none() {
+                rules.push(Rule::from_host(addr, table));
+            }
+            before.push((table, tables::routes_of(netlink, &link, table)?));
+            sources.push(Source::new(ip, gateways, table));
+        }
+        let fixed = [true, false].map(|v4| gateways.iter().any(|gw| gw.is_ipv4() == v4));
+        Ok(Plan { link, sources, rules, before, fixed })
+    }
+
+    /// First the rules, by which DEL finds the tables even if nothing else comes to pass; the main
+    /// table last, so that there is a way at any moment.
+    pub(super) fn apply(&self, netlink: &Netlink, hints: Hints) -> Result<()> {
+        for rule in &self.rules {
+            netlink.add_rule(rule).context(|| "Failed to add rule")?;
+        }
+        for (source, present) in self.sources.iter().zip(self.tables()) {
+            tables::put(netlink, &self.content(source, present), source.table)
+                .context(|| format!("fill the table {}", source.table))?;
+        }
+        let hinted = if hints == Hints::Add { self.hints() } else { Vec::new() };
+        for route in hinted.iter().filter(|route| !self.main().contains(route)) {
+            netlink
+                .add_route(route, RouteMode::Replace)
+                .context(|| format!("add the source {} to the subnet", self.link.name))?;
+        }
+        for route in self.leaving((hints == Hints::Add).then_some(&hinted)) {
+            netlink.del_route(route).context(|| "Failed to delete route")?;
+        }
+        Ok(())
+    }
+
+    /// Takes back whatever [`Plan::apply`] has done.
+    pub(super) fn revert(&self, netlink: &Netlink) -> Result<()> {
+        let mut done = Ok(());
+        for (table, routes) in &self.before {
+            done = done.and(tables::reset(netlink, &self.link, *table, routes));
+        }
+        for rule in &self.rules {
+            done = done.and(netlink.del_rule(rule).map(drop).map_err(Into::into));
+        }
+        done
+    }
+
+    /// The link's routes in the main table.
+    fn main(&self) -> &[Route] {
+        self.before.first().map(|(_, routes)| routes.as_slice()).unwrap_or_default()
+    }
+
+    /// Those in the table of each source.
+    fn tables(&self) -> impl Iterator<Item = &[Route]> {
+        self.before.iter().skip(1).map(|(_, routes)| routes.as_slice())
+    }
+
+    /// What a source's table gets, in the order in which the kernel takes it. What it has already is
+    /// from an earlier ADD.
+    fn content(&self, source: &Source, present: &[Route]) -> Vec<Route> {
+        let fixed = self.fixed[usize::from(source.address.addr().is_ipv6())];
+        let has = |route: &Route| {
+            present.iter().any(|r| r.dst == route.dst && r.priority == route.priority)
+        };
+        let copied = self.main().iter().filter(|route| {
+            let default = route.dst.prefix_len() == 0;
+            self.is_for(route, source) && !(fixed && default) && !has(route)
+        });
+        let (near, far): (Vec<Route>, Vec<Route>) = copied.cloned().partition(tables::is_near);
+        let everywhere = |route: &Route| route.dst.prefix_len() == 0 && source.is_of_family(route);
+        let keeps = !fixed && present.iter().any(everywhere);
+        let default = source.gateway.filter(|_| !keeps).map(|gw| {
+            let mut reachable = near.iter().chain(present).filter(|r| tables::is_near(r));
+            self.default_route(gw, reachable.any(|route| route.dst.contains(&gw)))
+        });
+        near.into_iter().chain(default).chain(far).collect()
+    }
+
+    /// A route belongs to the addresses whose subnet it uses; one that uses none is for all.
+    fn is_for(&self, route: &Route, source: &Source) -> bool {
+        let generic = tables::is_near(route) && route.src.is_none();
+        let orphan = || !self.sources.iter().any(|other| other.owns(route));
+        source.is_of_family(route) && (generic || source.owns(route) || orphan())
+    }
+
+    fn default_route(&self, gw: IpAddr, reached: bool) -> Route {
+        let everywhere = match gw {
+            IpAddr::V4(_) => IpNet::V4(ipnet::Ipv4Net::default()),
+            IpAddr::V6(_) => IpNet::V6(ipnet::Ipv6Net::default()),
+        };
+        let link_local = matches!(gw, IpAddr::V6(gw) if gw.is_unicast_link_local());
+        let mut route = Route::new(everywhere);
+        route.gw = Some(gw);
+        route.oif = Some(self.link.index);
+        route.onlink = !reached && !link_local;
+        route
+    }
+
+    /// The subnets' routes in the main table, with their addresses as sources.
+    fn hints(&self) -> Vec<Route> {
+        let mut hints: Vec<Route> = Vec::new();
+        for source in &self.sources {
+            let Some(network) = source.network() else { continue };
+            hints.retain(|hint| hint.dst != network);
+            let present = self.main().iter().find(|r| r.dst == network && r.nexthops.is_empty());
+            let mut hint = present.cloned().unwrap_or_else(|| Route::new(network));
+            if present.is_none() {
+                hint.oif = Some(self.link.index);
+                hint.scope = network.addr().is_ipv4().then_some(ON_LINK);
+            }
+            hint.src = Some(source.address.addr());
+            hints.push(hint);
+        }
+        hints
+    }
+
+    /// The routes that leave the main table. With hints, what is on the link stays.
+    fn leaving(&self, hinted: Option<&Vec<Route>>) -> impl Iterator<Item = &Route> {
+        self.main().iter().filter(move |route| {
+            let stays = hinted.is_some_and(|hinted| {
+                let near = tables::is_near(route) && route.dst.prefix_len() != 0;
+                near || hinted.iter().any(|hint| hint.dst == route.dst)
+            });
+            !stays && self.sources.iter().any(|source| source.is_of_family(route))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn source(address: &str, gateway: &str, table: u32) -> Source {
+        Source { address: address.parse().unwrap(), gateway: gateway.parse().ok(), table }
+    }
+
+    /// `dst`, then perhaps `via` or `src` and an address.
+    fn route(text: &str) -> Route {
+        let words: Vec<&str> = text.split(' ').collect();
+        let mut route = Route::new(words[0].parse().unwrap());
+        match words[1..] {
+            ["via", gw] => route.gw = gw.parse().ok(),
+            ["src", src] => route.src = src.parse().ok(),
+            _ => {}
+        }
+        route.oif = Some(7);
+        route
+    }
+
+    fn plan(sources: &[Source], main: &[&str]) -> Plan {
+        let main = main.iter().map(|text| route(text)).collect();
+        Plan {
+            link: Link { index: 7, name: "net1".to_owned(), ..Link::default() },
+            sources: sources.to_vec(),
+            rules: Vec::new(),
+            before: vec![(RT_TABLE_MAIN, main)],
+            fixed: [false, false],
+        }
+    }
+
+    fn contents(plan: &Plan) -> Vec<Vec<String>> {
+        let texts = |source| plan.content(source, &[]).iter().map(ToString::to_string).collect();
+        plan.sources.iter().map(texts).collect()
+    }
+
+    #[test]
+    fn each_route_goes_to_the_table_of_its_subnet_or_to_all() {
+        let sources = [source("10.1.0.2/24", "10.1.0.1", 100), source("10.2.0.2/24", "", 101)];
+        let main = [
+            "10.1.0.0/24 src 10.1.0.2",
+            "10.2.0.0/24 src 10.2.0.2",
+            "10.9.0.0/16",
+            "10.8.0.0/16 via 10.2.0.9",
+            "10.7.0.0/16 via 169.254.1.1",
+        ];
+        let expected: [&[&str]; 2] = [
+            &[
+                "10.1.0.0/24",
+                "10.9.0.0/16",
+                "0.0.0.0/0 via 10.1.0.1",
+                "10.7.0.0/16 via 169.254.1.1",
+            ],
+            &[
+                "10.2.0.0/24",
+                "10.9.0.0/16",
+                "10.8.0.0/16 via 10.2.0.9",
+                "10.7.0.0/16 via 169.254.1.1",
+            ],
+        ];
+        assert_eq!(contents(&plan(&sources, &main)), expected);
+    }
+
+    #[test]
+    fn families_do_not_mix() {
+        let sources = [source("10.1.0.2/24", "", 100), source("fd00::2/64", "fe80::1", 101)];
+        let plan = plan(&sources, &["10.9.0.0/16", "fd09::/32"]);
+        let expected: [&[&str]; 2] = [&["10.9.0.0/16"], &["fd09::/32", "::/0 via fe80::1"]];
+        assert_eq!(contents(&plan), expected);
+        assert!(!plan.content(&sources[1], &[])[1].onlink);
+        let only_v4 = tests::plan(&sources[..1], &["10.9.0.0/16", "fd09::/32"]);
+        let leaving: Vec<_> = only_v4.leaving(None).map(ToString::to_string).collect();
+        assert_eq!(leaving, ["10.9.0.0/16"]);
+    }
+
+    #[test]
+    fn a_configured_gateway_is_not_replaced_by_the_main_tables() {
+        let main = ["10.1.0.0/24 src 10.1.0.2", "0.0.0.0/0 via 10.1.0.1"];
+        let mut plan = plan(&[source("10.1.0.2/24", "10.1.0.9", 100)], &main);
+        assert_eq!(contents(&plan)[0][1..], ["0.0.0.0/0 via 10.1.0.9", "0.0.0.0/0 via 10.1.0.1"]);
+        plan.fixed = [true, false];
+        assert_eq!(contents(&plan)[0][1..], ["0.0.0.0/0 via 10.1.0.9"]);
+        assert_eq!(
+            plan.leaving(None).count(),
+            2,
+            "the other one leaves the main table all the same"
+        );
+    }
+
+    #[test]
+    fn a_gateway_that_no_route_reaches_is_taken_for_a_neighbour() {
+        let near = plan(&[source("10.1.0.2/24", "10.1.0.1", 100)], &["10.1.0.0/24 src 10.1.0.2"]);
+        assert!(!near.content(&near.sources[0], &[])[1].onlink);
+        let far = plan(&[source("10.1.0.2/32", "10.1.0.1", 100)], &[]);
+        assert!(far.content(&far.sources[0], &[])[0].onlink);
+    }
+
+    #[test]
+    fn what_an_earlier_add_has_done_is_left_as_it_is() {
+        let mut plan =
+            plan(&[source("10.1.0.2/24", "10.1.0.1", 100)], &["10.1.0.0/24 src 10.1.0.2"]);
+        let present = [route("10.1.0.0/24"), route("0.0.0.0/0 via 10.1.0.7")];
+        assert_eq!(plan.content(&plan.sources[0], &present), []);
+        plan.fixed = [true, false];
+        let default = plan.content(&plan.sources[0], &present);
+        assert_eq!(default[0].to_string(), "0.0.0.0/0 via 10.1.0.1");
+        assert!(default.len() == 1 && !default[0].onlink);
+    }
+
+    #[test]
+    fn hints_keep_subnets_and_neighbours_in_the_main_table() {
+        let main = ["10.1.0.0/24", "10.9.0.1/32", "10.8.0.0/16 via 10.1.0.9", "0.0.0.0/0"];
+        let plan = plan(&[source("10.1.0.2/24", "", 100), source("10.3.0.2/24", "", 101)], &main);
+        let hints = plan.hints();
+        let texts: Vec<_> = hints.iter().map(|hint| (hint.dst.to_string(), hint.src)).collect();
+        assert_eq!(texts[0], ("10.1.0.0/24".to_owned(), "10.1.0.2".parse().ok()));
+        assert_eq!((texts[1].0.as_str(), hints[1].scope), ("10.3.0.0/24", Some(ON_LINK)));
+        let leaving: Vec<_> = plan.leaving(Some(&hints)).map(ToString::to_string).collect();
+        assert_eq!(leaving, ["10.8.0.0/16 via 10.1.0.9", "0.0.0.0/0"]);
+    }
+}

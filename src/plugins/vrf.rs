@@ -1,0 +1,410 @@
+//! vrf: puts the container's interface into a VRF, a routing domain of its own inside the container.
+//!
+//! It stands behind an interface plugin in a list and passes `prevResult` on unchanged. Keys: `vrfname`,
+//! which is required, and `table`. The VRF is made when it is not there, and goes with its last
+//! interface; one that was there before the first interface stays (its alias tells).
+//!
+//! The kernel switches an interface off and on when it joins or leaves a VRF: IPv6 addresses and
+//! routes that get lost by that are put back. All of this is in the container; on the host it leaves
+//! nothing. Programs reach a VRF's addresses when they bind to it (`SO_BINDTODEVICE`), or in all VRFs
+//! at once with `net.ipv4.tcp_l3mdev_accept` and `udp_l3mdev_accept`, which the tuning plugin can set.
+
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use crate::cni::{CniResult, IfName, Route as ToldRoute, SpecVersion};
+use crate::error::{Code, Context, Error, Result};
+use crate::iface::tables::{self, Tables};
+use crate::iface::{Inside, verify};
+use crate::log;
+use crate::netlink::{
+    Addr, Dad, Link, LinkChange, LinkKind, Netlink, NewAddr, NewLink, RT_TABLE_MAIN, Route,
+    RouteFilter, RouteMode,
+};
+use crate::netns::Netns;
+use crate::skel::{AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Rollback};
+use crate::store::lock::Lock;
+
+/// On a VRF that this plugin has made.
+const OURS: &str = "cnibox";
+/// On an empty VRF that was there before.
+const KEPT: &str = "cnibox: was here before";
+/// The first table that is chosen.
+const FIRST_TABLE: u32 = 1;
+/// The kernel's table of its own addresses.
+const RT_TABLE_LOCAL: u32 = 255;
+/// Who makes a route that comes back by itself: the kernel, `RTPROT_KERNEL`.
+const BY_KERNEL: u8 = 2;
+/// `IFA_F_TEMPORARY`: the kernel makes such addresses up.
+const TEMPORARY: u32 = 1;
+/// How long the kernel may take to make IPv6 addresses usable; the reference waits as long.
+const SETTLE: Duration = Duration::from_millis(2550);
+
+/// The plugin.
+#[derive(Debug)]
+pub struct Vrf;
+
+/// The keys of the plugin.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Conf {
+    /// The name of the VRF.
+    vrfname: String,
+    /// Its routing table. Default: the first that nobody uses.
+    table: u32,
+}
+
+impl Conf {
+    fn name(&self) -> Result<&str> {
+        if self.vrfname.is_empty() {
+            return Err(Error::config("configuration is expected to have a valid vrf name"));
+        }
+        IfName::parse(&self.vrfname).map_err(|e| {
+            e.context(format!("vrfname \"{}\"", self.vrfname)).with_code(Code::INVALID_CONFIG)
+        })?;
+        Ok(&self.vrfname)
+    }
+}
+
+impl Plugin for Vrf {
+    const NAME: &'static str = "vrf";
+    const ABOUT: &'static str = "puts the interface into a routing domain of its own";
+    const VERSIONS: &'static [SpecVersion] = SpecVersion::ALL.split_at(3).1;
+    type Conf = Conf;
+
+    fn add(_: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
+        let name = conf.name()?;
+        let prev = require_prev(req.prev.as_ref())?;
+        let netns = req.sandbox.netns()?;
+        let inside = Inside::enter(netns)?;
+        let netlink = &inside.netlink;
+        let _lock = Lock::on(netns)?;
+        let link = interface(netlink, &req.ifname)?;
+        let present = find(netlink, name)?;
+        let vrf_index = present.as_ref().map(|vrf| vrf.link.index);
+        if let Some(master) = link.master.filter(|master| Some(*master) != vrf_index) {
+            return Err(has_master(netlink, &link, master));
+        }
+        // Over a socket of its own: what failed may be the first one.
+        let again = || -> Result<Netlink> { Ok(Netlink::open_in(netns)?) };
+        let mut undo = Rollback::new();
+        let vrf = if let Some(vrf) = present {
+            vrf.require_table(conf)?;
+            if is_kept(netlink, &vrf)? {
+                undo.push("take the mark off the VRF", || mark(&again()?, name, ""));
+                mark(netlink, name, KEPT)?;
+            } else if !vrf.link.up {
+                switch_on(netlink, &vrf.link)?;
+            }
+            vrf
+        } else {
+            let table = choose_table(netlink, conf)?;
+            undo.push("delete the VRF", || Ok(again()?.del_link(name).map(drop)?));
+            create(netlink, name, table)?
+        };
+        if link.master.is_none() {
+            let lost = Volatile::of(netlink, &link)?;
+            let (member, back) = (link.clone(), lost.clone());
+            undo.push(format!("leave the VRF {name}"), move || leave(&again()?, &member, &back));
+            join(netlink, &link, (&vrf, lost))?;
+        }
+        undo.commit();
+        Ok(prev.clone())
+    }
+
+    fn check(_: &Cx<'_>, conf: &Conf, req: &CheckReq) -> Result<()> {
+        let name = conf.name()?;
+        let prev = require_prev(req.prev.as_ref())?;
+        let inside = Inside::enter(req.sandbox.netns()?)?;
+        let netlink = &inside.netlink;
+        let vrf = find(netlink, name)?
+            .ok_or_else(|| Error::internal(format!("vrf: there is no VRF \"{name}\"")))?;
+        vrf.require_table(conf)?;
+        verify::is_up(&vrf.link)?;
+        let link = interface(netlink, &req.ifname)?;
+        if link.master != Some(vrf.link.index) {
+            let ifname = &req.ifname;
+            let msg = format!("failed to find {ifname} associated to vrf {name}");
+            return Err(Error::internal(msg));
+        }
+        let entry = prev.interfaces.iter().position(|entry| entry.name == link.name);
+        if let Some(index) = entry {
+            verify::addresses(&inside, &link, (prev, index))?;
+        }
+        verify::routes(&inside, &in_table(prev, vrf.table))
+    }
+
+    fn del(_: &Cx<'_>, conf: &Conf, req: &DelReq) -> Result<()> {
+        let name = conf.name()?;
+        let Some(netns) = &req.netns else { return Ok(()) };
+        let inside = Inside::enter(netns)?;
+        let netlink = &inside.netlink;
+        let _lock = Lock::on(netns)?;
+        let Some(vrf) = find(netlink, name)? else { return Ok(()) };
+        let link = netlink.link(req.ifname.as_str())?;
+        let mut failures = Failures::new();
+        // Whether the VRF may have lost its last interface by this or an earlier DEL.
+        let mut left = link.is_none();
+        if let Some(link) = link.filter(|link| link.master == Some(vrf.link.index)) {
+            let lost = Volatile::of(netlink, &link)?.in_table(vrf.table, RT_TABLE_MAIN);
+            failures.keep(leave(netlink, &link, &lost));
+            left = true;
+        }
+        failures.keep(retire(netlink, &vrf, left));
+        failures.into_result()
+    }
+
+    fn gc(_: &Cx<'_>, _: &Conf, _: &GcReq) -> Result<()> {
+        // The VRF vanishes with the container.
+        Ok(())
+    }
+
+    fn status(_: &Cx<'_>, conf: &Conf) -> Result<()> {
+        let unavailable = |e: Error| e.with_code(Code::NOT_AVAILABLE);
+        conf.name().map_err(unavailable)?;
+        // In a namespace of its own, which vanishes at once: only the driver can tell that it is there.
+        let elsewhere = Netns::fresh().map_err(|e| unavailable(e.into()))?;
+        let netlink = Netlink::open_in(&elsewhere).map_err(|e| unavailable(e.into()))?;
+        let vrf = NewLink::new("vrf", LinkKind::Vrf { table: FIRST_TABLE });
+        netlink.add_link(&vrf).map_err(|e| unavailable(e.into()))
+    }
+}
+
+/// A VRF and its table.
+#[derive(Clone, Debug)]
+struct Domain {
+    link: Link,
+    table: u32,
+}
+
+impl Domain {
+    fn require_table(&self, conf: &Conf) -> Result<()> {
+        let Domain { link, table } = self;
+        if conf.table == 0 || conf.table == *table {
+            return Ok(());
+        }
+        let name = &link.name;
+        let msg = format!("VRF {name} already exist with different routing table {table}");
+        Err(Error::internal(msg))
+    }
+
+    fn is_empty(&self, netlink: &Netlink) -> Result<bool> {
+        let links = netlink.dump_links()?;
+        Ok(!links.iter().any(|link| link.master == Some(self.link.index)))
+    }
+}
+
+fn require_prev(prev: Option<&CniResult>) -> Result<&CniResult> {
+    prev.ok_or_else(|| {
+        Error::internal("missing prevResult from earlier plugin")
+            .with_details("vrf stands behind an interface plugin in a list")
+    })
+}
+
+fn interface(netlink: &Netlink, ifname: &IfName) -> Result<Link> {
+    netlink
+        .link(ifname.as_str())?
+        .ok_or_else(|| Error::internal(format!("could not get link by name {ifname}")))
+}
+
+fn has_master(netlink: &Netlink, link: &Link, master: u32) -> Error {
+    let master = netlink.link_by_index(master).ok().flatten();
+    let master = master.map(|master| master.name).unwrap_or_default();
+    let name = &link.name;
+    Error::internal(format!("interface {name} has already a master set: {master}"))
+}
+
+/// The VRF of this name; `None` if there is no link called so.
+fn find(netlink: &Netlink, name: &str) -> Result<Option<Domain>> {
+    let Some(link) = netlink.link(name)? else { return Ok(None) };
+    match link.vrf_table {
+        Some(table) => Ok(Some(Domain { link, table })),
+        None => Err(Error::internal(format!("Netlink {name} is not a VRF"))),
+    }
+}
+
+/// The table for a new VRF.
+fn choose_table(netlink: &Netlink, conf: &Conf) -> Result<u32> {
+    let table = conf.table;
+    if table == 0 {
+        return Tables::look(netlink)?.take_free(FIRST_TABLE);
+    }
+    let links = netlink.dump_links()?;
+    if let Some(other) = links.iter().find(|link| link.vrf_table == Some(table)) {
+        log::warn(format_args!("{} shares the table {table} with {}", conf.vrfname, other.name));
+    }
+    Ok(table)
+}
+
+/// Makes a VRF. It is up and has its mark, or is down: then it is half made.
+fn create(netlink: &Netlink, name: &str, table: u32) -> Result<Domain> {
+    let link = netlink
+        .create_link(&NewLink::new(name, LinkKind::Vrf { table }))
+        .context(|| format!("could not add VRF {name}"))?;
+    switch_on(netlink, &link)?;
+    Ok(Domain { link, table })
+}
+
+fn switch_on(netlink: &Netlink, vrf: &Link) -> Result<()> {
+    netlink
+        .set_link(vrf.index, LinkChange::new().up().alias(OURS))
+        .context(|| format!("could not set link up for VRF {}", vrf.name))
+}
+
+/// Whether the VRF is to stay when it is empty again. One without interfaces is none that a plugin
+/// keeps, unless it is down besides: then somebody was killed while making it.
+fn is_kept(netlink: &Netlink, vrf: &Domain) -> Result<bool> {
+    Ok(vrf.link.alias.is_empty() && vrf.link.up && vrf.is_empty(netlink)?)
+}
+
+fn mark(netlink: &Netlink, name: &str, text: &str) -> Result<()> {
+    let vrf = netlink.require_link(name)?;
+    Ok(netlink.set_link(vrf.index, LinkChange::new().alias(text))?)
+}
+
+/// Puts the interface into the VRF, and what gets lost by that into its table.
+fn join(netlink: &Netlink, link: &Link, (vrf, lost): (&Domain, Volatile)) -> Result<()> {
+    let Domain { link: master, table } = vrf;
+    netlink
+        .set_link(link.index, LinkChange::new().master(master.index))
+        .context(|| format!("could not set vrf {} as master of {}", master.name, link.name))?;
+    lost.in_table(RT_TABLE_MAIN, *table).restore(netlink, link, (*table, *table))
+}
+
+/// Takes the interface out of its VRF. What cannot be put back afterwards hurts nobody: the
+/// interface is about to go, most of the time.
+fn leave(netlink: &Netlink, link: &Link, lost: &Volatile) -> Result<()> {
+    netlink
+        .set_link(link.index, LinkChange::new().no_master())
+        .context(|| format!("take {} out of its VRF", link.name))?;
+    if let Err(error) = lost.restore(netlink, link, (RT_TABLE_MAIN, RT_TABLE_LOCAL)) {
+        log::debug(format_args!("after leaving the VRF: {error}"));
+    }
+    Ok(())
+}
+
+/// Deletes the VRF when nobody is in it any more, unless it was there before us.
+fn retire(netlink: &Netlink, vrf: &Domain, left: bool) -> Result<()> {
+    if !vrf.is_empty(netlink)? {
+        return Ok(());
+    }
+    let index = vrf.link.index;
+    match vrf.link.alias.as_str() {
+        KEPT => netlink.set_link(index, LinkChange::new().alias(""))?,
+        OURS => drop(netlink.del_link_by_index(index)?),
+        // The reference puts no mark on its own.
+        "" if left || !vrf.link.up => drop(netlink.del_link_by_index(index)?),
+        _ => {}
+    }
+    Ok(())
+}
+
+/// What an interface loses when it is switched off.
+#[derive(Clone, Debug)]
+struct Volatile {
+    addrs: Vec<Addr>,
+    routes: Vec<Route>,
+}
+
+impl Volatile {
+    /// IPv6 addresses, and the routes that the kernel does not make for addresses.
+    fn of(netlink: &Netlink, link: &Link) -> Result<Volatile> {
+        let mut addrs = global_v6(netlink, link)?;
+        addrs.retain(|addr| addr.flags & TEMPORARY == 0);
+        let mut routes = tables::routes_of_all(netlink, link)?;
+        routes.retain(|route| {
+            route.protocol != Some(BY_KERNEL) && route.table != Some(RT_TABLE_LOCAL)
+        });
+        Ok(Volatile { addrs, routes })
+    }
+
+    /// The same with the routes of one table in another.
+    fn in_table(mut self, from: u32, to: u32) -> Volatile {
+        for route in self.routes.iter_mut().filter(|route| route.table == Some(from)) {
+            route.table = Some(to);
+        }
+        self
+    }
+
+    /// Puts back what is missing. The kernel keeps the subnets of the addresses in the first
+    /// table, and the addresses themselves in the second.
+    fn restore(&self, netlink: &Netlink, link: &Link, (main, local): (u32, u32)) -> Result<()> {
+        let present = global_v6(netlink, link)?;
+        for addr in &self.addrs {
+            if !present.iter().any(|other| other.net == addr.net) {
+                // Nobody else has taken it in the meantime.
+                let mut again = NewAddr::new(addr.net).dad(Dad::Off).lifetime(addr.lifetime);
+                if addr.is_without_prefix_route() {
+                    again = again.without_prefix_route();
+                }
+                netlink.add_addr(link.index, &again).context(|| {
+                    format!("could not restore address {} to {}", addr.net, link.name)
+                })?;
+            }
+        }
+        if link.up {
+            self.wait(netlink, (main, local))?;
+        }
+        for route in &self.routes {
+            netlink
+                .add_route(route, RouteMode::Replace)
+                .context(|| format!("could not add route '{route}'"))?;
+        }
+        Ok(())
+    }
+
+    fn wait(&self, netlink: &Netlink, (main, local): (u32, u32)) -> Result<()> {
+        let hosts: Vec<_> = self.addrs.iter().map(|addr| addr.net.addr().into()).collect();
+        let routed = self.addrs.iter().filter(|addr| !addr.is_without_prefix_route());
+        let networks: Vec<_> = routed.map(|addr| addr.net.trunc()).collect();
+        for (table, wanted) in [(local, hosts), (main, networks)] {
+            let filter = RouteFilter { table: Some(table), ..RouteFilter::default() };
+            if !wanted.is_empty() && !netlink.settle_routes(&filter, &wanted, SETTLE)? {
+                log::debug(format_args!("the table {table} has no routes to {wanted:?} yet"));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn global_v6(netlink: &Netlink, link: &Link) -> Result<Vec<Addr>> {
+    let mut addrs = netlink.dump_addrs(link.index)?;
+    addrs.retain(|addr| addr.net.addr().is_ipv6() && addr.scope == 0);
+    Ok(addrs)
+}
+
+/// The result with its routes where the VRF has them.
+fn in_table(prev: &CniResult, table: u32) -> CniResult {
+    let mut prev = prev.clone();
+    for route in &mut prev.routes {
+        let told = route.table.filter(|told| *told != 0 && *told != RT_TABLE_MAIN);
+        *route = ToldRoute { table: told.or(Some(table)), ..route.clone() };
+    }
+    prev
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_name_is_one_that_the_kernel_takes() {
+        let name =
+            |text: &str| Conf { vrfname: text.to_owned(), table: 0 }.name().map(str::to_owned);
+        assert_eq!(name("blue"), Ok("blue".to_owned()));
+        let msg = "configuration is expected to have a valid vrf name";
+        assert_eq!(name("").unwrap_err(), Error::config(msg));
+        assert_eq!(name("sixteen-bytes-xx").unwrap_err().code(), Code::INVALID_CONFIG);
+    }
+
+    #[test]
+    fn routes_are_looked_for_in_the_vrf() {
+        let mut prev = CniResult::new();
+        for table in [None, Some(0), Some(254), Some(7)] {
+            prev.routes.push(ToldRoute { table, ..ToldRoute::to("10.1.0.0/16".parse().unwrap()) });
+        }
+        let tables: Vec<_> = in_table(&prev, 5).routes.iter().map(|route| route.table).collect();
+        assert_eq!(tables, [Some(5), Some(5), Some(5), Some(7)]);
+    }
+}

@@ -1,0 +1,340 @@
+//! `ipam`: the leases of host-local, for a person on the node: who has which address, whether that
+//! container is alive, and how to get an address back.
+
+use std::cmp::Ordering;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::SystemTime;
+
+use serde_json::{Value, json};
+
+use crate::error::{Code, Error, Result};
+use crate::log;
+use crate::store::{self, Known, LeaseStore, Life, Listing, Terms};
+
+const HELP: &str = "\
+ipam: who has which address of host-local, and how to get one back
+
+Usage:
+  ipam ls   [<network>] [--json]       list the leases; changes nothing, waits for nobody
+  ipam free <network> <address>        take one address back
+  ipam free <network> <container>      take all addresses of a container back, by its whole id
+  ipam gc   [<network>] [--dry-run]    take back the addresses of containers that are certainly gone
+Each may be called as \"cnibox ipam ...\".
+
+Options:
+  --data-dir DIR   folder of the networks' folders, \"dataDir\" of the configuration; default
+                   /var/lib/cni/networks
+  --json           ls: an array of objects with network, address, container, interface (null in
+                   leases of old releases), age (seconds), alive (true, false, or null for not
+                   known) and reason (why alive is false)
+  --dry-run        gc: tell what would be taken back, and change nothing
+  -h, --help       this text
+
+ALIVE is \"yes\" where the container's network namespace is there, \"no\" where the lease was made
+before the last boot or its namespace is gone, \"?\" where nothing is proved: gc and the plugin leave
+such a lease alone. free asks no questions: an address that is still in use will be given to
+somebody else as well.
+
+Exit status: 0 done; 1 something failed, see stderr; 2 wrong usage; 3 no such network or lease.
+
+Example:
+  ipam ls pods
+  ipam gc --dry-run
+  ipam free pods 10.88.0.17
+";
+
+/// Where host-local keeps leases unless a configuration says otherwise.
+const DATA_DIR: &str = "/var/lib/cni/networks";
+
+const WRONG_USAGE: u8 = 2;
+const NOT_THERE: u8 = 3;
+
+/// What to do.
+#[derive(Debug, PartialEq, Eq)]
+enum Command {
+    Help,
+    List { network: Option<String>, json: bool },
+    Free { network: String, what: String },
+    Gc { network: Option<String>, dry_run: bool },
+}
+
+/// How it went.
+enum Outcome {
+    Done(String),
+    /// There is no such network or lease.
+    NotThere(String),
+}
+
+/// Runs the tool with the arguments that follow its name.
+pub fn main(args: Vec<String>) -> ExitCode {
+    let (command, data_dir) = match parse(args) {
+        Ok(parsed) => parsed,
+        Err(why) => {
+            log::line(format_args!("ipam: {why}; see: ipam --help"));
+            return ExitCode::from(WRONG_USAGE);
+        }
+    };
+    match run(&command, &data_dir) {
+        Ok(Outcome::Done(text)) => super::print(&text),
+        Ok(Outcome::NotThere(what)) => {
+            log::line(format_args!("ipam: {what}"));
+            ExitCode::from(NOT_THERE)
+        }
+        Err(error) => {
+            log::line(format_args!("ipam: {error}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn parse(args: Vec<String>) -> std::result::Result<(Command, PathBuf), String> {
+    let (mut words, mut data_dir) = (Vec::new(), PathBuf::from(DATA_DIR));
+    let (mut json, mut dry_run, mut help) = (false, false, false);
+    let mut args = args.into_iter();
+    while let Some(arg) = args.next() {
+        if let Some(dir) = arg.strip_prefix("--data-dir=") {
+            data_dir = dir.into();
+            continue;
+        }
+        match arg.as_str() {
+            "-h" | "--help" | "help" => help = true,
+            "--json" => json = true,
+            "--dry-run" | "-n" => dry_run = true,
+            "--data-dir" => {
+                let dir = args.next().filter(|dir| !dir.is_empty());
+                data_dir = dir.ok_or("--data-dir needs a folder")?.into();
+            }
+            option if option.starts_with('-') => {
+                return Err(format!("unknown option \"{option}\""));
+            }
+            _ => words.push(arg),
+        }
+    }
+    if help {
+        return Ok((Command::Help, data_dir));
+    }
+    let mut words = words.into_iter();
+    let name = words.next().ok_or("say what to do: ls, free or gc")?;
+    let command = match name.as_str() {
+        "ls" | "list" => Command::List { network: words.next(), json: std::mem::take(&mut json) },
+        "gc" => Command::Gc { network: words.next(), dry_run: std::mem::take(&mut dry_run) },
+        "free" => {
+            let wanted = "free needs a network and an address or container";
+            let (network, what) = words.next().zip(words.next()).ok_or(wanted)?;
+            Command::Free { network, what }
+        }
+        other => return Err(format!("unknown command \"{other}\"")),
+    };
+    if json || dry_run {
+        let option = if json { "--json" } else { "--dry-run" };
+        return Err(format!("{option} is not for {name}"));
+    }
+    match words.next() {
+        Some(extra) => Err(format!("too many words: \"{extra}\"")),
+        None => Ok((command, data_dir)),
+    }
+}
+
+fn run(command: &Command, data_dir: &Path) -> Result<Outcome> {
+    let networks = |network: &Option<String>| match network {
+        Some(network) => Ok(vec![network.clone()]),
+        None => store::networks(data_dir),
+    };
+    match command {
+        Command::Help => Ok(Outcome::Done(HELP.to_owned())),
+        Command::List { network, json } => {
+            let mut rows = Vec::new();
+            for network in networks(network)? {
+                let Some(listing) = Listing::look(data_dir, &network)? else {
+                    return Ok(no_network(&network, data_dir));
+                };
+                rows.extend(listing.known().into_iter().map(|known| Row::new(&network, known)));
+            }
+            rows.sort_by(Row::order);
+            let text = if *json { as_json(&rows)? } else { as_table(&rows) };
+            Ok(Outcome::Done(text))
+        }
+        Command::Free { network, what } => free(data_dir, network, what),
+        Command::Gc { network, dry_run } => {
+            let mut text = String::new();
+            for network in networks(network)? {
+                match gc(data_dir, &network, *dry_run)? {
+                    Some(lines) => text += &lines,
+                    None => return Ok(no_network(&network, data_dir)),
+                }
+            }
+            Ok(Outcome::Done(text))
+        }
+    }
+}
+
+fn no_network(network: &str, data_dir: &Path) -> Outcome {
+    Outcome::NotThere(format!("no network \"{network}\" in {}", data_dir.display()))
+}
+
+fn free(data_dir: &Path, network: &str, what: &str) -> Result<Outcome> {
+    let Some(listing) = Listing::look(data_dir, network)? else {
+        return Ok(no_network(network, data_dir));
+    };
+    let address = what.parse::<IpAddr>().ok();
+    // Before the lock: that may take a moment, and containers are waiting.
+    let alive: Vec<IpAddr> = listing
+        .known()
+        .into_iter()
+        .filter(|known| known.life == Life::Alive)
+        .map(|known| known.lease.ip)
+        .collect();
+    let Some(mut store) = LeaseStore::open_existing(data_dir, network, Terms::default())? else {
+        return Ok(no_network(network, data_dir));
+    };
+    let mut freed = store.retain(|lease| match address {
+        Some(ip) => lease.ip != ip,
+        None => lease.id != what,
+    })?;
+    drop(store);
+    if freed.is_empty() {
+        let msg =
+            format!("network \"{network}\" has no lease of \"{what}\"; see: ipam ls {network}");
+        return Ok(Outcome::NotThere(msg));
+    }
+    freed.sort_by_key(|lease| lease.ip);
+    let mut text = String::new();
+    for lease in freed {
+        text = text + "freed " + &lease.to_string() + "\n";
+        if alive.contains(&lease.ip) {
+            let ip = lease.ip;
+            log::warn(format_args!("the network namespace of {ip} is there: it may be in use"));
+        }
+    }
+    Ok(Outcome::Done(text))
+}
+
+/// What was, or would be, taken back in a network; `None` if there is no such network.
+fn gc(data_dir: &Path, network: &str, dry_run: bool) -> Result<Option<String>> {
+    let (word, gone) = if dry_run {
+        let Some(listing) = Listing::look(data_dir, network)? else { return Ok(None) };
+        ("would reclaim", listing.gone())
+    } else {
+        let store = LeaseStore::open_existing(data_dir, network, Terms::default())?;
+        let Some(mut store) = store else { return Ok(None) };
+        ("reclaimed", store.heal()?)
+    };
+    let line = |text, gone| format!("{text}{word} {gone} (network {network})\n");
+    Ok(Some(gone.iter().fold(String::new(), line)))
+}
+
+/// A line of the list.
+#[derive(Debug)]
+struct Row {
+    network: String,
+    known: Known,
+    /// Seconds, by the clock on the wall.
+    age: Option<u64>,
+}
+
+impl Row {
+    fn new(network: &str, known: Known) -> Row {
+        let age = known.made.and_then(|made| SystemTime::now().duration_since(made).ok());
+        Row { network: network.to_owned(), known, age: age.map(|age| age.as_secs()) }
+    }
+
+    fn order(&self, other: &Row) -> Ordering {
+        (&self.network, self.known.lease.ip).cmp(&(&other.network, other.known.lease.ip))
+    }
+
+    fn cells(&self) -> [String; 6] {
+        let lease = &self.known.lease;
+        let alive = match self.known.life {
+            Life::Alive => "yes".to_owned(),
+            Life::Gone(why) => format!("no: {why}"),
+            Life::Unknown => "?".to_owned(),
+        };
+        let age = self.age.map_or("?".to_owned(), short);
+        let ifname = lease.ifname.clone().unwrap_or_else(|| "?".to_owned());
+        [self.network.clone(), lease.ip.to_string(), lease.id.clone(), ifname, age, alive]
+    }
+
+    fn json(&self) -> Value {
+        let lease = &self.known.lease;
+        let (alive, reason) = match self.known.life {
+            Life::Alive => (Some(true), None),
+            Life::Gone(why) => (Some(false), Some(why.to_string())),
+            Life::Unknown => (None, None),
+        };
+        json!({"network": self.network, "address": lease.ip, "container": lease.id,
+               "interface": lease.ifname, "age": self.age, "alive": alive, "reason": reason})
+    }
+}
+
+/// Seconds as a person says them: the largest unit, rounded down.
+fn short(seconds: u64) -> String {
+    match seconds {
+        0..60 => format!("{seconds}s"),
+        60..3_600 => format!("{}m", seconds / 60),
+        3_600..86_400 => format!("{}h", seconds / 3_600),
+        _ => format!("{}d", seconds / 86_400),
+    }
+}
+
+fn as_json(rows: &[Row]) -> Result<String> {
+    let rows: Vec<Value> = rows.iter().map(Row::json).collect();
+    let text = serde_json::to_string_pretty(&rows);
+    text.map(|text| text + "\n").map_err(|e| Error::new(Code::INTERNAL, format!("write JSON: {e}")))
+}
+
+fn as_table(rows: &[Row]) -> String {
+    let heading = ["NETWORK", "ADDRESS", "CONTAINER", "INTERFACE", "AGE", "ALIVE"];
+    let mut lines = vec![heading.map(str::to_owned)];
+    lines.extend(rows.iter().map(Row::cells));
+    let width = |column: usize| lines.iter().map(|line| line[column].len()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..heading.len()).map(width).collect();
+    let print = |line: &[String; 6]| {
+        let cells = line.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}"));
+        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned() + "\n"
+    };
+    lines.iter().map(print).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(line: &str) -> std::result::Result<Command, String> {
+        parse(line.split_whitespace().map(str::to_owned).collect()).map(|(command, _)| command)
+    }
+
+    #[test]
+    fn command_lines() {
+        let net = || Some("net".to_owned());
+        assert_eq!(parsed("ls"), Ok(Command::List { network: None, json: false }));
+        assert_eq!(parsed("ls --json net"), Ok(Command::List { network: net(), json: true }));
+        assert_eq!(parsed("gc -n"), Ok(Command::Gc { network: None, dry_run: true }));
+        let free = Command::Free { network: "net".into(), what: "10.0.0.2".into() };
+        assert_eq!(parsed("free net 10.0.0.2"), Ok(free));
+        assert_eq!(parsed("free --help"), Ok(Command::Help));
+        let dir = parse(["ls", "--data-dir", "/x"].map(str::to_owned).into()).unwrap().1;
+        assert_eq!(dir, PathBuf::from("/x"));
+        for wrong in [
+            "",
+            "rm net",
+            "free",
+            "free net",
+            "ls a b",
+            "gc --json",
+            "ls -n",
+            "free a b --json",
+            "ls -x",
+            "ls --data-dir",
+        ] {
+            assert!(parsed(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn ages() {
+        let texts = [0, 59, 60, 3_599, 3_600, 86_399, 86_400, 864_000].map(short);
+        assert_eq!(texts, ["0s", "59s", "1m", "59m", "1h", "23h", "1d", "10d"]);
+    }
+}

@@ -1,0 +1,119 @@
+#!/bin/sh
+# dist.sh FOLDER: looks at what was released as those will who use it. Prints the sizes.
+set -eu
+out=$(readlink -f "$1")
+cd "$(dirname "$0")/.."
+peer=${PEER:-/usr/lib/cni}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+fail() {
+    echo "dist: $*" >&2
+    exit 1
+}
+
+case $(uname -m) in
+    x86_64) go=amd64 rpm=x86_64 ;;
+    aarch64) go=arm64 rpm=aarch64 ;;
+    *) fail "no release for $(uname -m)" ;;
+esac
+version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
+binary=$out/cnibox-$version-$go
+names=$("$binary" list | sed 's/ .*//')
+
+(cd "$out" && sha256sum --quiet -c SHA256SUMS) || fail "SHA256SUMS"
+[ "$(wc -l <"$out/SHA256SUMS")" = "$(find "$out" -type f ! -name SHA256SUMS | wc -l)" ] || fail "SHA256SUMS lacks files"
+
+# plugins FOLDER: every applet answers there.
+plugins() {
+    for name in $names; do
+        [ "$(readlink "$1/$name")" = cnibox ] || fail "$1/$name is no link to cnibox"
+        case $name in
+            cnitool) "$1/$name" --help >/dev/null || fail "$1/$name" ;;
+            *) CNI_COMMAND=VERSION "$1/$name" </dev/null | grep -q '"1.1.0"' || fail "$1/$name does not answer" ;;
+        esac
+    done
+    cmp "$1/cnibox" "$binary" || fail "$1/cnibox is another executable"
+}
+
+mkdir "$work/tgz" "$work/deb" "$work/rpm" "$work/image"
+tar -xzf "$out/cni-plugins-linux-$go-v$version.tgz" -C "$work/tgz"
+plugins "$work/tgz"
+[ "$(tar -tzf "$out/cni-plugins-linux-$go-v$version.tgz" | head -n 1)" = ./ ] || fail "the tgz begins otherwise"
+
+dpkg-deb -x "$out/cnibox_${version}_$go.deb" "$work/deb"
+plugins "$work/deb/usr/lib/cni"
+rpm2cpio "$out/cnibox-$version-1.$rpm.rpm" | (cd "$work/rpm" && cpio -idm --quiet)
+plugins "$work/rpm/usr/libexec/cni"
+for root in "$work/deb" "$work/rpm"; do
+    "$root/usr/bin/cnibox" version >/dev/null || fail "usr/bin/cnibox"
+    "$root/usr/bin/cnitool" --help >/dev/null || fail "usr/bin/cnitool"
+    for name in $names; do
+        page=$root/usr/share/man/man8/cnibox-$name.8.gz
+        [ "$name" != cnitool ] || page=$root/usr/share/man/man1/cnitool.1.gz
+        gzip -t "$page" || fail "no manual page of $name"
+    done
+    [ ! -e "$root/usr/lib/cni/.cnibox" ] || fail "the installer's own folder is in the package"
+    owner=$(dpkg-deb -c "$out/cnibox_${version}_$go.deb" | awk '$2 != "root/root"')
+    [ -z "$owner" ] || fail "not root's: $owner"
+done
+
+tar -xf "$out/cnibox-$version-$go.oci.tar" -C "$work/image"
+python3 - "$work/image" "$binary" <<'END' || fail "the image"
+import gzip, hashlib, io, json, os, sys, tarfile
+root, binary = sys.argv[1:]
+def blob(descriptor):
+    data = open(os.path.join(root, "blobs", *descriptor["digest"].split(":")), "rb").read()
+    assert descriptor["digest"] == "sha256:" + hashlib.sha256(data).hexdigest()
+    assert descriptor["size"] == len(data)
+    return data
+index = json.load(open(root + "/index.json"))
+manifest = json.loads(blob(index["manifests"][0]))
+config = json.loads(blob(manifest["config"]))
+assert config["config"]["Entrypoint"] == ["/cnibox", "install"], config
+layers = [gzip.decompress(blob(layer)) for layer in manifest["layers"]]
+digests = ["sha256:" + hashlib.sha256(layer).hexdigest() for layer in layers]
+assert config["rootfs"]["diff_ids"] == digests
+files = tarfile.open(fileobj=io.BytesIO(layers[0]))
+assert files.getnames() == ["cnibox"], files.getnames()
+assert files.extractfile("cnibox").read() == open(binary, "rb").read()
+assert files.getmember("cnibox").mode == 0o755
+END
+
+python3 - "$out/cnibox-$version-$go.cdx.json" <<'END' || fail "the SBOM"
+import json, sys
+bom = json.load(open(sys.argv[1]))
+assert bom["bomFormat"] == "CycloneDX" and bom["metadata"]["component"]["name"] == "cnibox"
+names = {component["name"] for component in bom["components"]}
+assert {"rtnetlink", "serde_json", "nix"} <= names and "tempfile" not in names, names
+assert all("licenses" in component and "hashes" in component for component in bom["components"])
+END
+objdump -h "$binary" | grep -q dep-v0 || fail "no list of dependencies in the executable"
+
+# --- sizes -----------------------------------------------------------------------------------------
+
+kilobytes() {
+    echo "$((($1 + 500) / 1000)) kB"
+}
+size() {
+    kilobytes "$(stat -c %s "$1")"
+}
+xzipped() {
+    kilobytes "$(tar --sort=name -C "$1" -c . | xz -9 | wc -c)"
+}
+mkdir "$work/one"
+cp "$binary" "$work/one/cnibox"
+reference=-
+reference_xz=-
+if [ -e "$peer/bridge" ]; then
+    reference=$(kilobytes "$(du -sb --apparent-size "$peer" | cut -f1)")
+    reference_xz=$(xzipped "$peer")
+fi
+echo "| what | cnibox | reference |"
+echo "| --- | --- | --- |"
+echo "| installed | $(size "$binary") | $reference |"
+echo "| compressed (tar, xz -9) | $(xzipped "$work/one") | $reference_xz |"
+echo "| image | $(size "$out/cnibox-$version-$go.oci.tar") | - |"
+echo "| tgz | $(size "$out/cni-plugins-linux-$go-v$version.tgz") | - |"
+echo "| deb | $(size "$out/cnibox_${version}_$go.deb") | - |"
+echo "| rpm | $(size "$out/cnibox-$version-1.$rpm.rpm") | - |"

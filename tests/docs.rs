@@ -1,0 +1,245 @@
+//! docs/plugins/ against the source: each plugin has a page, each key of its configuration is on
+//! it, and each key on it exists. The keys are read from the structs that derive `Deserialize`.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use cnibox::applets::APPLETS;
+use cnibox::skel::Kind;
+
+/// Headings that a page must have, in this order.
+const SECTIONS: [&str; 3] = ["## Keys", "## On the host", "## Kernel"];
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn plugins() -> impl Iterator<Item = &'static str> {
+    APPLETS.iter().filter(|applet| applet.kind != Kind::Tool).map(|applet| applet.name)
+}
+
+fn page(name: &str) -> String {
+    let path = root().join("docs/plugins").join(format!("{name}.md"));
+    fs::read_to_string(&path).unwrap_or_else(|_| {
+        let sections = SECTIONS.join("`, `");
+        panic!("write docs/plugins/{name}.md: `# {name}`, a paragraph, `{sections}`")
+    })
+}
+
+/// A key of the configuration and where it is read.
+#[derive(Debug)]
+struct Key {
+    name: String,
+    place: String,
+}
+
+/// The keys that the files of a plugin read.
+fn keys_of_plugin(name: &str) -> Vec<Key> {
+    let module = name.replace('-', "_");
+    let file = root().join("src/plugins").join(format!("{module}.rs"));
+    let mut files = if file.is_file() { vec![file] } else { Vec::new() };
+    if let Ok(entries) = fs::read_dir(root().join("src/plugins").join(&module)) {
+        files.extend(entries.map(|entry| entry.unwrap().path()));
+    }
+    assert!(!files.is_empty(), "no source of {name}");
+    files.iter().filter(|f| f.extension().is_some_and(|e| e == "rs")).flat_map(keys_of).collect()
+}
+
+fn keys_of(file: &PathBuf) -> Vec<Key> {
+    let text = fs::read_to_string(file).unwrap();
+    let place = file.strip_prefix(root()).unwrap().display().to_string();
+    let keys = keys(&text).into_iter();
+    keys.map(|(name, item)| Key { name, place: format!("struct {item} in {place}") }).collect()
+}
+
+/// Key and struct of every field of the structs in `text` that derive `Deserialize`.
+fn keys(text: &str) -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    let mut lines = text.lines();
+    while let Some(line) = lines.next() {
+        // What is written as well is a file of state.
+        let read = line.trim_start().starts_with("#[derive(") && line.contains("Deserialize");
+        if !read || line.contains(" Serialize") {
+            continue;
+        }
+        let mut attributes = String::new();
+        let item = lines.by_ref().find(|line| {
+            attributes += line;
+            line.contains("struct ") || line.contains("enum ")
+        });
+        let Some((_, item)) = item.and_then(|line| line.split_once("struct ")) else { continue };
+        if !item.ends_with('{') {
+            continue;
+        }
+        let item = item.trim_end_matches(['{', ' ']).to_owned();
+        let camel = attributes.contains("rename_all = \"camelCase\"");
+        let mut attribute = String::new();
+        for line in lines.by_ref().map(str::trim).take_while(|line| *line != "}") {
+            if line.starts_with("//") {
+                continue;
+            }
+            if line.starts_with("#[") || !attribute.is_empty() && !attribute.ends_with(']') {
+                attribute += line;
+                continue;
+            }
+            if let Some((field, _)) = line.split_once(':') {
+                let field = field.rsplit(' ').next().unwrap();
+                let is_skipped = ["(skip)", "skip_deserializing", "flatten"]
+                    .iter()
+                    .any(|s| attribute.contains(s));
+                if !is_skipped {
+                    let key = renamed(&attribute).unwrap_or_else(|| written(field, camel));
+                    found.push((key, item.clone()));
+                }
+            }
+            attribute.clear();
+        }
+    }
+    found
+}
+
+fn renamed(attribute: &str) -> Option<String> {
+    let (_, rest) = attribute.split_once("rename = \"")?;
+    Some(rest.split('"').next()?.to_owned())
+}
+
+fn written(field: &str, camel: bool) -> String {
+    let field = field.trim_start_matches("r#");
+    if !camel {
+        return field.to_owned();
+    }
+    let mut parts = field.split('_');
+    let first = parts.next().unwrap().to_owned();
+    parts.fold(first, |name, part| {
+        let (head, tail) = part.split_at(usize::from(!part.is_empty()));
+        name + &head.to_uppercase() + tail
+    })
+}
+
+/// The words in a page's code spans: `ipam.ranges` gives `ipam` and `ranges`.
+fn words(text: &str) -> Vec<&str> {
+    let spans = text.split('`').skip(1).step_by(2);
+    spans
+        .flat_map(|span| span.split(|c: char| !(c.is_alphanumeric() || "_-/".contains(c))))
+        .collect()
+}
+
+/// The keys in the first column of a page's tables: the last word of each span.
+fn listed(page: &str) -> Vec<&str> {
+    let rows = page.lines().filter(|line| line.starts_with("| `"));
+    let cells = rows.filter_map(|row| row.split('|').nth(1));
+    let spans = cells.flat_map(|cell| cell.split('`').skip(1).step_by(2));
+    spans.filter_map(|span| span.rsplit(['.', ']']).next()).collect()
+}
+
+#[test]
+fn every_plugin_has_a_page_of_the_same_shape() {
+    for name in plugins() {
+        let page = page(name);
+        assert_eq!(page.lines().next(), Some(format!("# {name}").as_str()), "{name}.md");
+        let places: Vec<_> = SECTIONS.iter().map(|section| page.find(section)).collect();
+        let complete = places.iter().all(Option::is_some) && places.is_sorted();
+        assert!(complete, "docs/plugins/{name}.md needs, in this order: {SECTIONS:?}");
+    }
+}
+
+#[test]
+fn every_key_is_documented() {
+    let mut missing = Vec::new();
+    for name in plugins() {
+        let page = page(name);
+        let words = words(&page);
+        for key in keys_of_plugin(name) {
+            if !words.contains(&key.name.as_str()) {
+                let Key { name: key, place } = key;
+                missing.push(format!(
+                    "docs/plugins/{name}.md: add the row \"| `{key}` | type | default | what |\" ({place})"
+                ));
+            }
+        }
+    }
+    let common = fs::read_to_string(root().join("docs/plugins/README.md")).unwrap();
+    for key in keys_of(&root().join("src/cni/config.rs")) {
+        if !words(&common).contains(&key.name.as_str()) {
+            missing.push(format!("docs/plugins/README.md: `{}` ({})", key.name, key.place));
+        }
+    }
+    assert!(missing.is_empty(), "undocumented keys:\n  {}", missing.join("\n  "));
+}
+
+#[test]
+fn every_documented_key_exists() {
+    let mut stale = Vec::new();
+    for name in plugins() {
+        let keys = keys_of_plugin(name);
+        for key in listed(&page(name)) {
+            if !keys.iter().any(|known| known.name == key) {
+                stale.push(format!("docs/plugins/{name}.md: `{key}` is read nowhere"));
+            }
+        }
+    }
+    assert!(stale.is_empty(), "keys that are no more:\n  {}", stale.join("\n  "));
+}
+
+#[test]
+fn image_builders_find_every_plugin() {
+    let text = fs::read_to_string(root().join("docs/image-builder.md")).unwrap();
+    for name in plugins() {
+        let row = format!("| `{name}` |");
+        assert!(
+            text.contains(&row),
+            "docs/image-builder.md: add the row \"{row} kernel | files |\""
+        );
+    }
+}
+
+#[test]
+fn releases_are_named_once() {
+    let manifest =
+        fs::read_to_string(root().join("packaging/kubernetes/kustomization.yaml")).unwrap();
+    let tag = format!("newTag: {}", env!("CARGO_PKG_VERSION"));
+    assert!(manifest.contains(&tag), "packaging/kubernetes/kustomization.yaml: {tag}");
+}
+
+#[test]
+fn the_keys_of_the_source_are_found() {
+    let text = "
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = \"camelCase\", default)]
+pub struct Conf {
+    /// A comment: not a field.
+    pub is_gateway: bool,
+    #[serde(rename = \"hostIP\")]
+    host_ip: String,
+    #[serde(
+        deserialize_with = \"x\",
+        default
+    )]
+    pub(super) conditions_v4: Vec<String>,
+    #[serde(skip)]
+    own: u8,
+}
+#[derive(Clone, Deserialize)]
+struct Plain { }
+#[derive(Deserialize)]
+struct Snake {
+    a_b: u8,
+}
+#[derive(Deserialize, Serialize)]
+struct State {
+    nor_me: u8,
+}
+#[derive(Clone)]
+struct Other {
+    not_me: u8,
+}
+";
+    let names: Vec<_> = keys(text).into_iter().map(|(key, _)| key).collect();
+    assert_eq!(names, ["isGateway", "hostIP", "conditionsV4", "a_b"]);
+    assert_eq!(listed("| `ipam.x` | y |\n| `a[].b`, `c` | `no` |\ntext `d`"), ["x", "b", "c"]);
+    let bridge: Vec<_> = keys_of_plugin("bridge").into_iter().map(|key| key.name).collect();
+    for key in ["bridge", "macspoofchk", "minID", "vlanTrunk", "mac"] {
+        assert!(bridge.iter().any(|name| name == key), "{key}: {bridge:?}");
+    }
+}

@@ -1,0 +1,305 @@
+//! The daemon's own life: starting, dying, coming back, its socket.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::process::Command;
+use std::thread;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::json;
+
+use super::world::{Process, World, addresses};
+use crate::node::{Container, eventually};
+
+#[test]
+fn a_killed_daemon_is_followed_by_one_that_knows_all_leases() {
+    let world = World::new();
+    let _server = world.isc(8);
+    let mut daemon = world.daemon(&[]);
+    let (net, container) = (world.net("1.1.0"), Container::new());
+    let result = net.add(&container);
+    for round in 1..3 {
+        daemon.signal(Signal::SIGKILL);
+        daemon.wait();
+        assert!(world.socket().exists(), "a stale socket is part of the test");
+        daemon = world.daemon(&[]);
+        net.check(&container, &result).ok();
+        let before = world.isc_log().matches("DHCPACK on 192.168.1.5").count();
+        eventually("it is not renewed", || {
+            world.isc_log().matches("DHCPACK on 192.168.1.5").count() > before
+        });
+        assert!(world.daemon_log().matches("ready, with 1 leases").count() == round);
+        assert_eq!(addresses(&container), ["192.168.1.5/24"]);
+        assert!(container.pings("192.168.1.1"));
+    }
+    assert_eq!(world.isc_log().matches("DHCPDISCOVER").count(), 1, "{}", world.isc_log());
+    net.del(&container);
+    eventually("no release", || world.isc_log().contains("DHCPRELEASE of 192.168.1.5"));
+}
+
+#[test]
+fn a_term_keeps_the_leases_and_leaves_no_socket() {
+    let world = World::new();
+    let _server = world.dnsmasq(9, &[]);
+    let pidfile = world.node.path("pid/x.pid");
+    let mut daemon = world.daemon(&["-pidfile", &pidfile.display().to_string()]);
+    assert_eq!(fs::read_to_string(&pidfile).unwrap(), daemon.id().to_string());
+    let container = world.wired("v1");
+    let net = world.alone("1.1.0");
+    net.add(&container);
+    daemon.signal(Signal::SIGTERM);
+    assert_eq!(daemon.wait(), Some(0));
+    assert!(!world.socket().exists() && !pidfile.exists());
+    assert_eq!((world.leased().len(), world.records().len()), (1, 1));
+    // A DEL without the daemon releases all the same, and says so.
+    let outcome = net.on("DEL", &container).run();
+    assert_eq!((outcome.status, outcome.stdout.as_str()), (Some(0), ""));
+    assert!(outcome.stderr.contains("error dialing DHCP daemon"), "{outcome:?}");
+    world.leases_become(&[]);
+    assert!(world.records().is_empty());
+}
+
+#[test]
+fn gc_without_the_daemon_releases_too() {
+    let world = World::new();
+    let _server = world.dnsmasq(9, &[]);
+    let daemon = world.daemon(&[]);
+    let (one, two) = (world.wired("v1"), world.wired("v2"));
+    let net = world.alone("1.1.0");
+    net.add(&one);
+    net.call("ADD", "c2").netns(&two.path()).result();
+    drop(daemon);
+    let valid = json!([{"containerID": "c2", "ifname": "eth0"}]);
+    let outcome = net.with(&json!({"cni.dev/valid-attachments": valid})).call("GC", "").run();
+    assert_eq!(outcome.status, Some(0), "{outcome:?}");
+    world.leases_become(&["192.168.1.6"]);
+    assert_eq!(world.records().len(), 1);
+}
+
+#[test]
+fn leases_of_namespaces_that_are_gone_are_forgotten() {
+    let world = World::new();
+    let _server = world.dnsmasq(9, &[]);
+    let daemon = world.daemon(&[]);
+    let (one, two) = (world.wired("v1"), world.wired("v2"));
+    let net = world.alone("1.1.0");
+    net.add(&one);
+    net.call("ADD", "c2").netns(&two.path()).result();
+    assert_eq!(world.records().len(), 2);
+    drop((daemon, one));
+    two.sh("ip link del eth0");
+    let _daemon = world.daemon(&[]);
+    eventually("the records stay", || world.records().is_empty());
+    net.call("DEL", "c1").ok();
+}
+
+#[test]
+fn without_a_daemon_the_error_says_how_to_start_it() {
+    let world = World::new();
+    let container = world.wired("v1");
+    let net = world.alone("1.1.0");
+    let socket = world.socket();
+    let socket = socket.display();
+    let msg = format!(
+        "error dialing DHCP daemon: dial unix {socket}: connect: no such file or directory"
+    );
+    let remedy = format!(
+        "start it with \"dhcp daemon -socketpath {socket}\" or its systemd units, or set \"startDaemon\" in \"ipam\""
+    );
+    for (verb, code) in [("ADD", 999), ("CHECK", 999), ("STATUS", 50)] {
+        let error = net.on(verb, &container).error();
+        assert_eq!(error.brief(), (code, msg.as_str()), "{verb}");
+        assert_eq!(error.details, remedy);
+    }
+    let outcome = net.on("DEL", &container).run();
+    assert_eq!((outcome.status, outcome.stdout.as_str()), (Some(0), ""));
+    let daemon = world.daemon(&[]);
+    net.call("STATUS", "").ok();
+    drop(daemon);
+    let error = net.on("ADD", &container).error();
+    assert!(error.msg.ends_with("connect: connection refused"), "{error:?}");
+    assert!(world.node.ip("link show type veth")[0]["ifname"] == "v1");
+}
+
+#[test]
+fn the_daemon_is_started_on_demand_once() {
+    let world = World::new();
+    let _server = world.dnsmasq(9, &[]);
+    let containers = ["v1", "v2", "v3", "v4"].map(|port| world.wired(port));
+    let keys = json!({"startDaemon": true});
+    let net = world.alone("1.1.0").with(&json!({"ipam": world.ipam(&keys)}));
+    net.call("STATUS", "").ok();
+    assert!(!world.socket().exists(), "STATUS changes nothing");
+    thread::scope(|scope| {
+        for (n, container) in containers.iter().enumerate() {
+            let call = net.call("ADD", &format!("c{n}")).netns(&container.path());
+            scope.spawn(move || call.result());
+        }
+    });
+    assert_eq!(world.leased().len(), 4);
+    let pidfile = world.node.path("run/dhcp/pid");
+    let pid = || Pid::from_raw(fs::read_to_string(&pidfile).unwrap().parse().unwrap());
+    let first = pid();
+    // A session and process group of its own, nothing of ours open.
+    let stat = fs::read_to_string(format!("/proc/{first}/stat")).unwrap();
+    let words: Vec<_> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
+    assert_eq!(words[3], first.to_string(), "{stat}");
+    for fd in 0..3 {
+        let target = fs::read_link(format!("/proc/{first}/fd/{fd}")).unwrap();
+        assert_eq!(target.to_str(), Some("/dev/null"), "{fd}");
+    }
+    kill(first, Signal::SIGKILL).unwrap();
+    eventually("it lives", || UnixStream::connect(world.socket()).is_err());
+    // Another one is started, and knows the leases.
+    let again = net.call("ADD", "c0").netns(&containers[0].path()).result();
+    assert_ne!(pid(), first);
+    assert_eq!(again["ips"][0]["address"].as_str().unwrap().len(), "192.168.1.5/24".len());
+    assert_eq!(world.leased().len(), 4);
+    for n in 0..4 {
+        net.call("DEL", &format!("c{n}")).ok();
+    }
+    world.leases_become(&[]);
+    kill(pid(), Signal::SIGTERM).unwrap();
+    eventually("it lives", || !world.socket().exists());
+}
+
+#[test]
+fn there_is_one_daemon_and_its_socket_is_roots() {
+    let world = World::new();
+    let daemon = world.daemon(&[]);
+    let mode = |path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(world.socket()), 0o600);
+    assert_eq!(mode(world.node.path("run/dhcp")), 0o700);
+    let dhcp = world.node.bin().join("dhcp");
+    let second = |args: &[&str]| {
+        let socket = world.socket();
+        let mut command = Command::new(&dhcp);
+        let output = command.arg("daemon").arg("-socketpath").arg(socket).args(args).output();
+        let output = output.unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    let (code, said) = second(&[]);
+    assert_eq!(code, Some(1));
+    assert!(said.contains("another daemon keeps the leases"), "{said}");
+    assert_eq!(second(&["-pidfile", "x"]).0, Some(1));
+    assert_eq!(second(&["-h"]).0, Some(0));
+    assert_eq!(second(&["--nonsense"]).0, Some(2));
+    assert_eq!(world.alone("1.1.0").call("STATUS", "").run().status, Some(0), "the first serves");
+    // Nobody else may ask, even where the socket's mode would let him.
+    fs::set_permissions(world.socket(), fs::Permissions::from_mode(0o666)).unwrap();
+    let script = format!(
+        "use IO::Socket::UNIX; chmod 0755, '/'; $> = 65534; \
+         $s = IO::Socket::UNIX->new('{}') or die; print $s '{{}}', \"\\n\"; print <$s>;",
+        world.socket().display()
+    );
+    for dir in [world.node.path(""), world.node.path("run")] {
+        fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let output = Command::new("perl").args(["-e", &script]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(said.contains("user 65534 may not ask for leases"), "{said} {output:?}");
+    drop(daemon);
+    // One that is not ours but lives is not replaced.
+    fs::remove_file(world.socket()).unwrap();
+    let _other = UnixListener::bind(world.socket()).unwrap();
+    let (code, said) = second(&[]);
+    assert_eq!(code, Some(1));
+    assert!(said.contains("Error getting listener: listen unix"), "{said}");
+}
+
+#[test]
+fn systemds_socket_is_used_and_left() {
+    let world = World::new();
+    fs::create_dir_all(world.node.path("run")).unwrap();
+    let script = "use IO::Socket::UNIX; use POSIX; $^F = 99; \
+        $s = IO::Socket::UNIX->new(Local => $ARGV[0], Listen => 5) or die; \
+        POSIX::dup2(fileno($s), 3); $ENV{LISTEN_PID} = $$; $ENV{LISTEN_FDS} = 1; \
+        exec $ARGV[1], 'daemon', '-socketpath', $ARGV[0];";
+    let mut command = Command::new("perl");
+    command.args(["-e", script]).arg(world.socket()).arg(world.node.bin().join("dhcp"));
+    let mut daemon = Process::start(&mut command, &world.node.path("daemon.log"));
+    let status = || world.alone("1.1.0").call("STATUS", "").run().status;
+    eventually("it does not serve", || status() == Some(0));
+    assert!(world.daemon_log().contains("ready"), "{}", world.daemon_log());
+    daemon.signal(Signal::SIGINT);
+    assert_eq!(daemon.wait(), Some(0));
+    assert!(world.socket().exists(), "it is systemd's");
+}
+
+#[test]
+fn a_prefix_is_put_before_the_socket_and_the_namespaces() {
+    let world = World::new();
+    let _server = world.dnsmasq(9, &[]);
+    let host = world.node.path("host");
+    fs::create_dir(&host).unwrap();
+    let mut command = Command::new(world.node.bin().join("dhcp"));
+    let prefix = host.display().to_string();
+    command.args(["daemon", "-hostprefix", &prefix, "-socketpath", "/run/dhcp.sock"]);
+    let _daemon = Process::start(&mut command, &world.node.path("daemon.log"));
+    let socket = host.join("run/dhcp.sock");
+    eventually("it does not listen", || UnixStream::connect(&socket).is_ok());
+    let container = world.wired("v1");
+    let net =
+        world.alone("1.1.0").with(&json!({"ipam": {"type": "dhcp", "daemonSocketPath": socket}}));
+    // The plugin's path is the container's for the daemon only behind the prefix.
+    let error = net.on("ADD", &container).error();
+    assert!(error.msg.contains(&format!("failed to Statfs \"{prefix}/proc/")), "{error:?}");
+    std::os::unix::fs::symlink("/proc", host.join("proc")).unwrap();
+    net.add(&container);
+    net.del(&container);
+    world.leases_become(&[]);
+}
+
+#[test]
+fn garbage_on_the_socket_harms_nobody() {
+    let world = World::new();
+    let _server = world.dnsmasq(9, &[]);
+    let mut daemon = world.daemon(&[]);
+    let talk = |bytes: &[u8]| {
+        let mut stream = UnixStream::connect(world.socket()).unwrap();
+        // It may close in between.
+        drop(stream.write_all(bytes));
+        if !bytes.ends_with(b"\n") {
+            drop(stream.shutdown(std::net::Shutdown::Write));
+        }
+        let mut said = Vec::new();
+        drop(stream.read_to_end(&mut said));
+        String::from_utf8_lossy(&said).into_owned()
+    };
+    assert!(talk(b"CONNECT /_goRPC_ HTTP/1.0\n\n").starts_with("HTTP/1.0 501 "));
+    assert!(talk(b"{}\n").contains("\"code\":1"));
+    assert!(talk(b"\xff\xfe\n").contains("\"code\":6"));
+    assert!(talk(b"{\"version\":1,\"verb\":\"add\"}\n").contains("error"));
+    assert_eq!(talk(b""), "");
+    assert_eq!(talk(b"{\"version\":1"), "");
+    assert_eq!(talk(&vec![b'x'; 4 << 20]), "");
+    let nested = [vec![b'['; 100_000], vec![b'\n']].concat();
+    assert!(talk(&nested).contains("\"code\":6"));
+    let netns =
+        "{\"version\":1,\"verb\":\"add\",\"key\":{\"ifname\":\"lo\"},\"netns\":\"/etc/passwd\"}\n";
+    assert!(talk(netns.as_bytes()).contains("unknown FS magic"));
+    let idle: Vec<_> = (0..200).map(|_| UnixStream::connect(world.socket()).unwrap()).collect();
+    let container = world.wired("v1");
+    let net = world.alone("1.1.0");
+    net.add(&container);
+    net.del(&container);
+    drop(idle);
+    daemon.signal(Signal::SIGTERM);
+    assert_eq!(daemon.wait(), Some(0));
+}
+
+#[test]
+fn records_that_make_no_sense_stop_nobody() {
+    let world = World::new();
+    fs::create_dir_all(world.node.path("run/dhcp")).unwrap();
+    for (name, text) in [("a.json", "{"), ("b.json", ""), ("c.json", "[1]")] {
+        fs::write(world.node.path("run/dhcp").join(name), text).unwrap();
+    }
+    fs::create_dir(world.node.path("run/dhcp/d.json")).unwrap();
+    let _daemon = world.daemon(&[]);
+    world.alone("1.1.0").call("STATUS", "").ok();
+    assert_eq!(world.records(), [world.node.path("run/dhcp/d.json")]);
+}

@@ -1,0 +1,143 @@
+//! A DHCP server that does what a test wants, with messages built by hand.
+
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use nix::sys::socket::{setsockopt, sockopt};
+
+use crate::node::eventually;
+
+pub(super) const DISCOVER: u8 = 1;
+pub(super) const OFFER: u8 = 2;
+pub(super) const REQUEST: u8 = 3;
+pub(super) const ACK: u8 = 5;
+pub(super) const NAK: u8 = 6;
+pub(super) const RELEASE: u8 = 7;
+
+/// A client's message.
+#[derive(Clone, Debug)]
+pub(super) struct Seen {
+    pub(super) from: SocketAddr,
+    pub(super) bytes: Vec<u8>,
+}
+
+impl Seen {
+    pub(super) fn kind(&self) -> u8 {
+        self.option(53).map_or(0, |value| value[0])
+    }
+
+    pub(super) fn ciaddr(&self) -> Ipv4Addr {
+        <[u8; 4]>::try_from(&self.bytes[12..16]).unwrap().into()
+    }
+
+    pub(super) fn broadcast(&self) -> bool {
+        self.bytes[10] & 0x80 != 0
+    }
+
+    pub(super) fn xid(&self) -> [u8; 4] {
+        self.bytes[4..8].try_into().unwrap()
+    }
+
+    pub(super) fn option(&self, wanted: u8) -> Option<&[u8]> {
+        let mut rest = &self.bytes[240..];
+        while let [code, length, tail @ ..] = rest {
+            match code {
+                0 => rest = &rest[1..],
+                255 => return None,
+                _ if *code == wanted => return Some(&tail[..usize::from(*length)]),
+                _ => rest = &tail[usize::from(*length)..],
+            }
+        }
+        None
+    }
+
+    /// The answer `kind` that gives `address`, with options on top of mask and server id, which
+    /// come first so that they can be overridden by leaving them out (empty values).
+    pub(super) fn answer(&self, kind: u8, address: [u8; 4], extra: &[(u8, &[u8])]) -> Vec<u8> {
+        let mut bytes = vec![2, 1, 6, 0];
+        bytes.extend(self.xid());
+        bytes.resize(16, 0);
+        bytes.extend(address);
+        bytes.resize(28, 0);
+        bytes.extend(&self.bytes[28..44]);
+        bytes.resize(236, 0);
+        bytes.extend([99, 130, 83, 99, 53, 1, kind]);
+        let base: [(u8, &[u8]); 3] =
+            [(1, &[255, 255, 255, 0]), (54, &[192, 168, 1, 1]), (51, &[0, 0, 0, 4])];
+        for (code, value) in base {
+            if !extra.iter().any(|(c, _)| *c == code) {
+                bytes.extend([code, 4]);
+                bytes.extend(value);
+            }
+        }
+        for (code, value) in extra.iter().filter(|(_, value)| !value.is_empty()) {
+            bytes.extend([*code, u8::try_from(value.len()).unwrap()]);
+            bytes.extend(*value);
+        }
+        bytes.push(255);
+        bytes
+    }
+}
+
+/// The server: a thread in the test's namespace.
+pub(super) struct Fake {
+    seen: Arc<Mutex<Vec<Seen>>>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Fake {
+    /// Answers each message with what `script` returns for it and the number of earlier ones of
+    /// its kind.
+    pub(super) fn start(
+        mut script: impl FnMut(&Seen, usize) -> Vec<Vec<u8>> + Send + 'static,
+    ) -> Fake {
+        let socket = UdpSocket::bind("0.0.0.0:67").unwrap();
+        setsockopt(&socket, sockopt::BindToDevice, &"br0".into()).unwrap();
+        socket.set_broadcast(true).unwrap();
+        socket.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+        let (seen, stop) =
+            (Arc::new(Mutex::new(Vec::<Seen>::new())), Arc::new(AtomicBool::new(false)));
+        let (log, end) = (Arc::clone(&seen), Arc::clone(&stop));
+        let thread = thread::spawn(move || {
+            let mut buffer = [0; 2048];
+            while !end.load(Ordering::Relaxed) {
+                let Ok((length, from)) = socket.recv_from(&mut buffer) else { continue };
+                let message = Seen { from, bytes: buffer[..length].to_vec() };
+                let kind = message.kind();
+                let earlier = log.lock().unwrap().iter().filter(|m| m.kind() == kind).count();
+                log.lock().unwrap().push(message.clone());
+                for answer in script(&message, earlier) {
+                    drop(socket.send_to(&answer, "255.255.255.255:68"));
+                }
+            }
+        });
+        Fake { seen, stop, thread: Some(thread) }
+    }
+
+    /// All messages of a kind so far.
+    pub(super) fn seen(&self, kind: u8) -> Vec<Seen> {
+        let seen = self.seen.lock().unwrap();
+        seen.iter().filter(|message| message.kind() == kind).cloned().collect()
+    }
+
+    /// Waits for a message that fits.
+    #[track_caller]
+    pub(super) fn wait(&self, what: &str, fits: impl Fn(&Seen) -> bool) -> Seen {
+        let find = || self.seen.lock().unwrap().iter().find(|m| fits(m)).cloned();
+        eventually(what, || find().is_some());
+        find().unwrap()
+    }
+}
+
+impl Drop for Fake {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            drop(thread.join());
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! A node with a bridge `br0` of 192.168.1.1/24, DHCP servers on it, and the daemon.
+
+use std::fs::{self, File};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::{Value, json};
+
+use crate::net::{Net, merged};
+use crate::node::{Container, Node, eventually};
+
+/// A process that ends with its test, by its own id.
+pub(super) struct Process(Child);
+
+impl Process {
+    pub(super) fn start(command: &mut Command, log: &PathBuf) -> Process {
+        let log = File::options().create(true).append(true).open(log).unwrap();
+        let command = command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
+        Process(command.spawn().unwrap_or_else(|e| panic!("{command:?}: {e}")))
+    }
+
+    pub(super) fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.0.id().try_into().unwrap()), signal).unwrap();
+    }
+
+    /// Waits for its end: the exit status.
+    pub(super) fn wait(&mut self) -> Option<i32> {
+        self.0.wait().unwrap().code()
+    }
+
+    pub(super) fn id(&self) -> u32 {
+        self.0.id()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
+pub(super) struct World {
+    pub(super) node: Node,
+}
+
+impl World {
+    pub(super) fn new() -> World {
+        let node = Node::new();
+        node.sh("ip link add br0 address 02:00:00:00:01:01 type bridge && ip link set br0 up \
+             && ip addr add 192.168.1.1/24 dev br0");
+        World { node }
+    }
+
+    pub(super) fn socket(&self) -> PathBuf {
+        self.node.path("run/dhcp.sock")
+    }
+
+    pub(super) fn records(&self) -> Vec<PathBuf> {
+        let Ok(entries) = fs::read_dir(self.node.path("run/dhcp")) else { return Vec::new() };
+        let paths = entries.map(|entry| entry.unwrap().path());
+        paths.filter(|path| path.extension().is_some_and(|e| e == "json")).collect()
+    }
+
+    /// The daemon, when it listens.
+    pub(super) fn daemon(&self, args: &[&str]) -> Process {
+        let mut command = Command::new(self.node.bin().join("dhcp"));
+        command.arg("daemon").arg("-socketpath").arg(self.socket()).args(args);
+        let process = Process::start(&mut command, &self.node.path("daemon.log"));
+        eventually("the daemon does not listen", || UnixStream::connect(self.socket()).is_ok());
+        process
+    }
+
+    pub(super) fn daemon_log(&self) -> String {
+        fs::read_to_string(self.node.path("daemon.log")).unwrap_or_default()
+    }
+
+    /// dnsmasq on the bridge with this many addresses from 192.168.1.5 on.
+    pub(super) fn dnsmasq(&self, addresses: u8, args: &[&str]) -> Process {
+        let mut command = Command::new("dnsmasq");
+        let last = 4 + addresses;
+        command.args([
+            "--keep-in-foreground",
+            "--log-facility=-",
+            "--log-dhcp",
+            "--conf-file=/dev/null",
+            "--pid-file=",
+            "--port=0",
+            "--interface=br0",
+            "--bind-interfaces",
+            "--no-ping",
+            "--dhcp-sequential-ip",
+            "--dhcp-authoritative",
+        ]);
+        command.arg(format!("--dhcp-range=192.168.1.5,192.168.1.{last},2m"));
+        command.arg(format!("--dhcp-leasefile={}", self.node.path("dnsmasq.leases").display()));
+        let log = self.node.path("dnsmasq.log");
+        drop(fs::remove_file(&log));
+        let process = Process::start(command.args(args), &log);
+        eventually("dnsmasq does not start", || self.server_log().contains("sockets bound"));
+        process
+    }
+
+    pub(super) fn server_log(&self) -> String {
+        fs::read_to_string(self.node.path("dnsmasq.log")).unwrap_or_default()
+    }
+
+    /// Waits until dnsmasq has given these addresses and no others; it hears of releases when it
+    /// comes to read them.
+    #[track_caller]
+    pub(super) fn leases_become(&self, expected: &[&str]) {
+        eventually(&format!("not {expected:?} but {:?}", self.leased()), || {
+            self.leased() == expected
+        });
+    }
+
+    /// The addresses that dnsmasq has given, sorted.
+    pub(super) fn leased(&self) -> Vec<String> {
+        let text = fs::read_to_string(self.node.path("dnsmasq.leases")).unwrap_or_default();
+        let mut all: Vec<_> =
+            text.lines().filter_map(|line| line.split(' ').nth(2)).map(str::to_owned).collect();
+        all.sort();
+        all
+    }
+
+    /// ISC's server on the bridge with leases of so many seconds.
+    pub(super) fn isc(&self, seconds: u32) -> Process {
+        let conf = self.node.path("dhcpd.conf");
+        let text = format!(
+            "authoritative; ping-check false; min-lease-time {seconds}; max-lease-time {seconds};
+             default-lease-time {seconds}; option routers 192.168.1.1;
+             subnet 192.168.1.0 netmask 255.255.255.0 {{ range 192.168.1.5 192.168.1.200; }}"
+        );
+        fs::write(&conf, text).unwrap();
+        let leases = self.node.path("isc.leases");
+        drop(File::options().create(true).append(true).open(&leases).unwrap());
+        let mut command = Command::new("dhcpd");
+        command.args(["-4", "-f", "-d", "--no-pid", "-cf"]).arg(conf).arg("-lf").arg(leases);
+        let log = self.node.path("isc.log");
+        drop(fs::remove_file(&log));
+        let process = Process::start(command.arg("br0"), &log);
+        eventually("dhcpd does not start", || self.isc_log().contains("Server starting service"));
+        process
+    }
+
+    pub(super) fn isc_log(&self) -> String {
+        fs::read_to_string(self.node.path("isc.log")).unwrap_or_default()
+    }
+
+    /// `ipam` with more keys.
+    pub(super) fn ipam(&self, keys: &Value) -> Value {
+        merged(&json!({"type": "dhcp", "daemonSocketPath": self.socket()}), keys)
+    }
+
+    /// A network of the bridge.
+    pub(super) fn net(&self, version: &'static str) -> Net<'_> {
+        let keys = json!({"bridge": "br0", "ipam": self.ipam(&json!({}))});
+        Net::new(&self.node, "bridge", version, &keys)
+    }
+
+    /// The IPAM plugin alone.
+    pub(super) fn alone(&self, version: &'static str) -> Net<'_> {
+        Net::new(&self.node, "dhcp", version, &json!({"ipam": self.ipam(&json!({}))}))
+    }
+
+    /// A container with `eth0` on the bridge, which no plugin has made.
+    pub(super) fn wired(&self, port: &str) -> Container {
+        let container = Container::new();
+        self.wire(&container, port, "eth0");
+        container
+    }
+
+    pub(super) fn wire(&self, container: &Container, port: &str, ifname: &str) {
+        self.node.sh(&format!(
+            "ip link add {port} type veth peer name p{port} && ip link set {port} master br0 up"
+        ));
+        self.node.sh(&format!("ip link set p{port} netns {}", container.path()));
+        container.sh(&format!("ip link set p{port} name {ifname}"));
+        container.sh(&format!("ip link set {ifname} up"));
+    }
+}
+
+/// The IPv4 addresses of `eth0`.
+pub(super) fn addresses(container: &Container) -> Vec<String> {
+    crate::net::addresses(&container.ip("-4 addr show dev eth0"))
+}

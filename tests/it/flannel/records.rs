@@ -1,0 +1,227 @@
+//! The configuration that is kept for DEL.
+
+use std::fs;
+
+use serde_json::{Value, json};
+
+use super::{ENV, ENV_V4, kept, keys, simple};
+use crate::net::Net;
+use crate::node::{Container, Node, exists};
+
+fn record(node: &Node, name: &str) -> Value {
+    serde_json::from_slice(&fs::read(node.path("flannel").join(name)).unwrap()).unwrap()
+}
+
+#[test]
+fn what_is_kept_is_what_the_reference_keeps() {
+    use std::os::unix::fs::PermissionsExt;
+    let two = "FLANNEL_NETWORK=10.1.0.0/16,192.168.0.0/16\nFLANNEL_SUBNET=10.1.2.1/24\n\
+               FLANNEL_MTU=1472\nFLANNEL_IPMASQ=true\n";
+    let v6 = "FLANNEL_IPV6_NETWORK=fc00::/48\nFLANNEL_IPV6_SUBNET=fc00::1/64\n\
+              FLANNEL_MTU=1472\nFLANNEL_IPMASQ=false\n";
+    for (env, ranges, routes, ips) in [
+        (ENV_V4, json!(["10.1.2.0/24"]), json!(["10.1.0.0/16"]), 1),
+        (two, json!(["10.1.2.0/24"]), json!(["10.1.0.0/16", "192.168.0.0/16"]), 1),
+        (v6, json!(["fc00::/64"]), json!(["fc00::/48"]), 1),
+        (
+            ENV,
+            json!(["10.1.2.0/24", "2001:db8:1::/64"]),
+            json!(["10.1.0.0/16", "2001:db8::/32"]),
+            2,
+        ),
+    ] {
+        let node = Node::new();
+        let net = Net::new(&node, "flannel", "1.0.0", &keys(&node, env));
+        let container = Container::new();
+        let result = net.add(&container);
+        assert_eq!(result["ips"].as_array().unwrap().len(), ips);
+        let list = |key: &str, values: &Value| -> Vec<Value> {
+            let values = values.as_array().unwrap().iter();
+            values.map(|value| json!({key: value})).collect()
+        };
+        let ranges: Vec<_> = list("subnet", &ranges).into_iter().map(|r| json!([r])).collect();
+        let mtu = if env.contains("1472") { 1472 } else { 1450 };
+        let expected = json!({
+            "bridge": "br0", "isDefaultGateway": true, "isGateway": true, "mtu": mtu,
+            "cniVersion": "1.0.0", "name": "net", "type": "bridge",
+            "ipMasq": env.contains("IPMASQ=false"),
+            "ipam": {"type": "host-local", "dataDir": node.path("leases"),
+                     "ranges": ranges, "routes": list("dst", &routes)},
+        });
+        assert_eq!(record(&node, "c1"), expected);
+        let mode = fs::metadata(node.path("flannel").join("c1")).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        let mode = fs::metadata(node.path("flannel")).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o700);
+        net.del(&container);
+        assert!(!exists(node.path("flannel").join("c1")));
+    }
+}
+
+#[test]
+fn runtime_config_args_and_dns_are_handed_on() {
+    let node = Node::new();
+    let net = simple(&node).with(&json!({
+        "runtimeConfig": {"mac": "c2:11:22:33:44:55", "ips": ["10.1.2.77"]},
+        "dns": {"nameservers": ["10.0.0.53"]},
+    }));
+    let container = Container::new();
+    let result = net.add(&container);
+    assert_eq!(result["ips"][0]["address"], "10.1.2.77/24");
+    assert_eq!(result["dns"]["nameservers"][0], "10.0.0.53");
+    assert!(container.sh("ip link show eth0").contains("c2:11:22:33:44:55"));
+    // The one of ADD is kept: DEL need not be told.
+    assert_eq!(record(&node, "c1")["runtimeConfig"]["mac"], "c2:11:22:33:44:55");
+    net.with(&json!({"runtimeConfig": null})).del(&container);
+    assert_eq!(net.leases(), [""; 0]);
+    let net = simple(&node).with(&json!({"args": {"cni": {"ips": ["10.1.2.99"]}}}));
+    assert_eq!(net.add(&container)["ips"][0]["address"], "10.1.2.99/24");
+    net.del(&container);
+}
+
+#[test]
+fn two_interfaces_of_a_container_are_deleted_one_by_one() {
+    let node = Node::new();
+    let one = simple(&node);
+    let other = one.with(&json!({"name": "other", "delegate": {"bridge": "br1"}}));
+    for first_goes_first in [true, false] {
+        let container = Container::new();
+        one.add(&container);
+        other.on("ADD", &container).ifname("net1").result();
+        assert_eq!(record(&node, "c1")["bridge"], "br0");
+        assert_eq!(kept(&node), ["./.cnibox/c1", "./.cnibox/c1:net1", "./c1"]);
+        let del_one = || one.del(&container);
+        let del_other = || other.on("DEL", &container).ifname("net1").ok();
+        let (left, gone) = if first_goes_first { ("net1", "eth0") } else { ("eth0", "net1") };
+        if first_goes_first {
+            del_one()
+        } else {
+            del_other()
+        }
+        assert!(container.try_sh(&format!("ip link show {left}")));
+        assert!(!container.try_sh(&format!("ip link show {gone}")));
+        assert_eq!(node.leases("net").len() + node.leases("other").len(), 1);
+        if first_goes_first {
+            del_other()
+        } else {
+            del_one()
+        }
+        assert_eq!(kept(&node), [""; 0]);
+        assert_eq!(node.leases("net").len() + node.leases("other").len(), 0);
+    }
+}
+
+#[test]
+fn a_record_stays_until_the_delegate_has_done_its_work() {
+    let node = Node::new();
+    let net = simple(&node);
+    let container = Container::new();
+    net.add(&container);
+    let store = node.path("leases").join("net");
+    // A file in place of the store: releasing fails.
+    fs::rename(&store, node.path("aside")).unwrap();
+    fs::write(&store, "").unwrap();
+    for _ in 0..2 {
+        net.on("DEL", &container).error();
+        assert!(exists(node.path("flannel").join("c1")), "the record is needed still");
+    }
+    fs::remove_file(&store).unwrap();
+    fs::rename(node.path("aside"), &store).unwrap();
+    net.del(&container);
+    assert_eq!((kept(&node), net.leases()), (vec![], vec![]));
+}
+
+#[test]
+fn a_record_that_a_crash_has_emptied_is_made_anew() {
+    for (content, daemon) in [("", true), ("{\"name\":", true), ("[]", false)] {
+        let node = Node::new();
+        let net = simple(&node);
+        let container = Container::new();
+        net.add(&container);
+        fs::write(node.path("flannel").join("c1"), content).unwrap();
+        if !daemon {
+            fs::remove_file(node.path("subnet.env")).unwrap();
+        }
+        let outcome = net.on("DEL", &container).run();
+        assert_eq!(outcome.status, Some(0), "{outcome:?}");
+        assert!(outcome.stderr.contains("made anew"), "{outcome:?}");
+        assert_eq!((kept(&node), net.leases()), (vec![], vec![]), "{content}");
+        assert!(!container.try_sh("ip link show eth0"));
+    }
+}
+
+#[test]
+fn del_needs_no_daemon() {
+    let node = Node::new();
+    let net = simple(&node);
+    let container = Container::new();
+    net.add(&container);
+    fs::remove_file(node.path("subnet.env")).unwrap();
+    net.del(&container);
+    net.del(&container);
+    assert_eq!((kept(&node), net.leases()), (vec![], vec![]));
+}
+
+#[test]
+fn a_second_add_leaves_the_attachment_as_it_is() {
+    let node = Node::new();
+    let net = simple(&node);
+    let container = Container::new();
+    net.add(&container);
+    let state = (node.snapshot(), container.snapshot(&node), record(&node, "c1"));
+    let error =
+        net.with(&json!({"delegate": {"bridge": "br0", "mtu": 1300}})).on("ADD", &container);
+    assert!(error.error().msg.contains("already exists"));
+    let now = (node.snapshot(), container.snapshot(&node), record(&node, "c1"));
+    assert!(state == now, "{}", state.0.difference(&now.0));
+    net.del(&container);
+    assert_eq!((kept(&node), net.leases()), (vec![], vec![]));
+}
+
+#[test]
+fn gc_removes_what_no_attachment_has_also_of_the_reference() {
+    let node = Node::new();
+    let net = simple(&node);
+    let gc = |valid: Value| {
+        let keys = json!({"cni.dev/valid-attachments": valid});
+        net.with(&keys).call("GC", "").without("CNI_CONTAINERID").ok();
+    };
+    let valid = |id: &str, ifname: &str| json!([{"containerID": id, "ifname": ifname}]);
+    let container = Container::new();
+    net.add(&container);
+    net.on("ADD", &container).ifname("net1").result();
+    // As the reference leaves them: no note of the interface.
+    fs::copy(node.path("flannel").join("c1"), node.path("flannel").join("old")).unwrap();
+    let foreign = r#"{"name":"another","type":"bridge"}"#;
+    fs::write(node.path("flannel").join("stranger"), foreign).unwrap();
+    fs::write(node.path("flannel").join("crashed"), "").unwrap();
+    let both = json!([
+        {"containerID": "c1", "ifname": "eth0"}, {"containerID": "c1", "ifname": "net1"},
+        {"containerID": "old", "ifname": "eth7"},
+    ]);
+    gc(both);
+    let all = ["./.cnibox/c1", "./.cnibox/c1:net1", "./c1", "./crashed", "./old", "./stranger"];
+    assert_eq!(kept(&node), all);
+    assert_eq!(net.leases().len(), 2);
+    gc(valid("c1", "net1"));
+    assert_eq!(kept(&node), ["./.cnibox/c1:net1", "./crashed", "./stranger"]);
+    assert_eq!(net.leases().len(), 1);
+    fs::remove_file(node.path("subnet.env")).unwrap();
+    gc(json!([]));
+    assert_eq!(kept(&node), ["./crashed", "./stranger"], "others' records stay");
+    assert_eq!(net.leases(), [""; 0]);
+}
+
+#[test]
+fn check_needs_the_record() {
+    let node = Node::new();
+    let net = simple(&node);
+    let container = Container::new();
+    let prev = net.add(&container);
+    net.check(&container, &prev).ok();
+    container.sh("ip route del default");
+    let msg = "Expected Route 0.0.0.0/0 via 10.1.2.1 not found in routing table";
+    net.check_finds(&container, &prev, msg);
+    net.del(&container);
+    net.check_finds(&container, &prev, "flannel: no configuration is kept for c1, eth0");
+}

@@ -1,0 +1,132 @@
+//! Cards on a PCI bus. They are in the first namespace of the VM, which is where hardware goes when
+//! its namespace ends, so that is the host here.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use crate::lane::{self, needs};
+use crate::net::merged;
+use crate::node::{Call, Container, Node, eventually};
+
+/// The first namespace of the VM.
+const HOST: &str = "--net=/proc/1/ns/net";
+
+/// A card, with the name and the address that it has on the host.
+struct Card {
+    id: String,
+    name: String,
+    mac: String,
+}
+
+/// The card whose interface is in `<function>/<folder>`.
+fn card(node: &Node, folder: &str) -> Card {
+    let list = node.sh(&format!("nsenter {HOST} ls -d /sys/bus/pci/devices/*/{folder}/*"));
+    let path = Path::new(list.lines().next().unwrap());
+    let id = path.components().nth(5).unwrap().as_os_str().to_str().unwrap().to_owned();
+    let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+    let mac = fs::read_to_string(path.join("address")).unwrap().trim().to_owned();
+    Card { id, name, mac }
+}
+
+fn on_host(node: &Node, line: &str) -> String {
+    node.sh(&format!("nsenter {HOST} {line}"))
+}
+
+/// A call of a network with these keys, by a plugin that is in the first namespace.
+fn call(node: &Node, verb: &str, keys: &Value, netns: &str) -> Call {
+    let common = json!({"cniVersion": "1.1.0", "name": "net", "type": "host-device",
+        "dataDir": node.path("devices"), "ipam": node.host_local(&["10.1.2.0/24"])});
+    let call = node.call("host-device", verb).conf(&merged(&common, keys));
+    call.id("c1").ifname("net1").netns(netns).under(&["nsenter", HOST])
+}
+
+/// The card is on the host as it was: up, with its name, its address, without an alias.
+#[track_caller]
+fn is_back(node: &Node, card: &Card) {
+    let link: Value =
+        serde_json::from_str(&on_host(node, &format!("ip -j addr show {}", card.name))).unwrap();
+    let link = &link[0];
+    assert_eq!((&link["address"], &link["mtu"]), (&json!(card.mac), &json!(1500)));
+    assert!(link["flags"].as_array().unwrap().contains(&json!("UP")), "{link}");
+    assert_eq!(link["ifalias"], Value::Null);
+    assert_eq!(link["addr_info"][0]["local"], "192.0.2.7", "{link}");
+}
+
+#[test]
+fn cards_are_found_by_all_their_names_and_come_back_even_from_a_namespace_that_ended() {
+    needs!(lane::CARDS);
+    let node = Node::new();
+    for folder in ["net", "virtio*/net"] {
+        let card = card(&node, folder);
+        on_host(&node, &format!("ip addr add 192.0.2.7/24 dev {}", card.name));
+        on_host(&node, &format!("ip link set {} up", card.name));
+        for keys in [
+            json!({"pciBusID": card.id}),
+            json!({"runtimeConfig": {"deviceID": card.id}}),
+            json!({"device": card.name}),
+            json!({"hwaddr": card.mac}),
+        ] {
+            let container = Container::new();
+            let result = call(&node, "ADD", &keys, &container.path()).result();
+            let entry = json!({"name": "net1", "mac": card.mac, "mtu": 1500, "pciID": card.id,
+                               "sandbox": container.path()});
+            assert_eq!(result["interfaces"], json!([entry]), "{keys}");
+            assert_eq!(container.ip("link show net1")[0]["ifalias"], json!(card.name));
+            let check = merged(&keys, &json!({"prevResult": result}));
+            call(&node, "CHECK", &check, &container.path()).ok();
+            container.sh("sh -c 'ip link set net1 down; ip link set net1 mtu 1400 address 02:00:00:00:00:99'");
+            call(&node, "DEL", &keys, &container.path()).ok();
+            is_back(&node, &card);
+        }
+        ends_with_its_namespace(&node, &card, "true", "true");
+        // Then the kernel chooses a name.
+        ends_with_its_namespace(&node, &card, "ip link add net1 type dummy", "ip link del net1");
+        on_host(&node, &format!("ip link set {} down", card.name));
+        on_host(&node, &format!("ip addr flush dev {}", card.name));
+    }
+}
+
+fn ends_with_its_namespace(node: &Node, card: &Card, before: &str, after: &str) {
+    let keys = json!({"pciBusID": card.id});
+    let container = Container::new();
+    let path = container.path();
+    call(node, "ADD", &keys, &path).result();
+    on_host(node, before);
+    drop(container);
+    eventually("the kernel gives the card back", || on_host(node, "ip link").contains(&card.mac));
+    assert!(!on_host(node, "ip link").contains(&format!("{}:", card.name)));
+    call(node, "DEL", &keys, &path).ok();
+    is_back(node, card);
+    call(node, "DEL", &keys, &path).ok();
+    on_host(node, after);
+}
+
+#[test]
+fn a_card_that_a_program_drives_is_reported_and_left_alone() {
+    needs!(lane::CARDS);
+    let node = Node::new();
+    let Card { id, mac, .. } = card(&node, "net");
+    let bind = |driver: &str| {
+        node.sh(&format!(
+            "modprobe uio_pci_generic; cd /sys/bus/pci/devices/{id}
+             echo {driver} > driver_override
+             echo {id} > driver/unbind
+             echo {id} > /sys/bus/pci/drivers_probe"
+        ))
+    };
+    bind("uio_pci_generic");
+    let container = Container::new();
+    let keys = json!({"runtimeConfig": {"deviceID": id}});
+    let result = call(&node, "ADD", &keys, &container.path()).result();
+    let entry = json!({"name": "net1", "pciID": id, "sandbox": container.path()});
+    assert_eq!(result["interfaces"], json!([entry]));
+    assert_eq!(result["ips"][0]["address"], "10.1.2.2/24");
+    let check = merged(&keys, &json!({"prevResult": result}));
+    call(&node, "CHECK", &check, &container.path()).ok();
+    call(&node, "DEL", &keys, &container.path()).ok();
+    assert_eq!(node.leases("net"), [""; 0]);
+    bind("e1000");
+    eventually("the card is the kernel's again", || on_host(&node, "ip link").contains(&mac));
+}

@@ -1,0 +1,102 @@
+//! Thousands of leases: many calls at once, and pools whose last free address has to be found.
+
+use std::collections::HashSet;
+use std::fs;
+use std::net::Ipv4Addr;
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use super::{del, net, one_set};
+use crate::node::Node;
+
+/// Does `work` for 0..32, all at the same time. The threads are born in the caller's namespace,
+/// and so are their children.
+fn at_once<T: Send>(work: impl Fn(usize) -> T + Sync) -> Vec<T> {
+    let (start, work) = (Barrier::new(32), &work);
+    let wait = |n| {
+        start.wait();
+        work(n)
+    };
+    let wait = &wait;
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..32).map(|n| scope.spawn(move || wait(n))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// Leases of the reference for so many addresses from 10.77.0.2 on, but for `free`.
+fn crowd(node: &Node, count: u32, free: &[u32]) {
+    let store = node.path("leases/net");
+    fs::create_dir_all(&store).unwrap();
+    for n in (0..count).filter(|n| !free.contains(n)) {
+        let ip = Ipv4Addr::from_bits(0x0a4d_0002 + n);
+        fs::write(store.join(ip.to_string()), format!("crowd-{n}\r\neth0")).unwrap();
+    }
+}
+
+#[test]
+fn five_thousand_leases_and_thirty_two_calls_at_once() {
+    let node = Node::new();
+    let net = one_set(&node, &["10.77.0.0/16"]);
+    crowd(&node, 5_000, &[]);
+    let ids: Vec<_> = (0..32).map(|n| format!("c{n}")).collect();
+    let addresses = at_once(|n| {
+        let result = net.call("ADD", &ids[n]).netns("/x").result();
+        result["ips"][0]["address"].as_str().unwrap().to_owned()
+    });
+    assert_eq!(addresses.iter().collect::<HashSet<_>>().len(), 32);
+    assert_eq!(net.leases().len(), 5_032);
+    at_once(|n| match n % 3 {
+        0 => net.call("CHECK", &ids[n]).netns("/x").ok(),
+        1 => del(&net, &ids[n]),
+        _ => net.call("STATUS", "").ok(),
+    });
+    at_once(|n| del(&net, &ids[n]));
+    assert_eq!(net.leases().len(), 5_000);
+}
+
+#[test]
+fn the_last_free_address_of_a_large_pool_is_found_at_once() {
+    const FREE: u32 = 41_234;
+    let node = Node::new();
+    let net = one_set(&node, &["10.77.0.0/16"]);
+    // 10.77.0.2 to 10.77.255.254.
+    crowd(&node, 65_533, &[FREE]);
+    let add = || {
+        let call = net.call("ADD", "c1").netns("/x");
+        let start = Instant::now();
+        let result = call.result();
+        (result["ips"][0]["address"].clone(), start.elapsed())
+    };
+    let ip = Ipv4Addr::from_bits(0x0a4d_0002 + FREE);
+    assert_eq!(add().0, json!(format!("{ip}/16")), "the first one builds the index");
+    let mut times = Vec::new();
+    for last in ["10.77.0.2", "10.77.255.254", &ip.to_string(), "10.77.161.0", "10.77.161.100"] {
+        del(&net, "c1");
+        fs::write(node.path("leases/net/last_reserved_ip.0"), last).unwrap();
+        let (address, took) = add();
+        assert_eq!(address, json!(format!("{ip}/16")), "after {last}");
+        times.push(took);
+    }
+    times.sort();
+    println!("the last free address of a /16: {:?}", times[times.len() / 2]);
+    assert!(times[0] < Duration::from_secs(2), "{times:?}");
+}
+
+#[test]
+fn huge_pools_cost_no_more_than_small_ones() {
+    let node = Node::new();
+    for subnet in ["2001:db8:1::/64", "2001:db8:100::/56", "2001:db8:2::/48"] {
+        let net = net(&node, "1.1.0", &json!({"ranges": [[{"subnet": subnet}]]}));
+        let start = Instant::now();
+        for n in 0..70 {
+            net.call("ADD", &format!("c{n}")).netns("/x").result();
+        }
+        net.call("STATUS", "").ok();
+        assert_eq!(net.leases().len(), 70, "{subnet}");
+        (0..70).for_each(|n| del(&net, &format!("c{n}")));
+        assert!(start.elapsed() < Duration::from_secs(60), "{subnet}: {:?}", start.elapsed());
+    }
+}

@@ -1,0 +1,423 @@
+//! Leases of containers that are gone come back when an address is wanted and on GC; those of
+//! containers that may live do not, whatever holds their namespaces.
+
+use std::fs;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+
+use serde_json::json;
+
+use super::{add, del, net, one_set};
+use crate::compare;
+use crate::net::Net;
+use crate::node::{Call, Container, Node, Outcome, eventually};
+
+/// Five addresses that no other test of this suite gives to an interface: a number of a namespace
+/// that is gone may belong to another test's by now.
+const FIVE: &str = "198.51.100.0/29";
+const FULL: &str = "failed to allocate for range 0: no IP addresses available in range set: 198.51.100.1-198.51.100.6";
+const ONE: &str = "198.51.100.64/30";
+
+/// The same call after the next boot of the node: another boot id.
+fn rebooted(net: &Net<'_>, call: Call, boot: &str) -> Call {
+    let file = net.node.path("boot_id");
+    fs::write(&file, format!("{boot}\n")).unwrap();
+    let mount = format!("mount --bind {} /proc/sys/kernel/random/boot_id", file.display());
+    call.in_script(&format!("{mount} && exec \"$0\""))
+}
+
+/// Runs it; it must succeed.
+#[track_caller]
+fn done(call: &Call) -> Outcome {
+    let outcome = call.run();
+    assert_eq!(outcome.status, Some(0), "{outcome:?}");
+    outcome
+}
+
+#[track_caller]
+fn is_full(net: &Net<'_>, id: &str) {
+    let error = net.call("ADD", id).netns("/no/such").error();
+    assert_eq!(error.brief(), (999, FULL));
+}
+
+fn gc(net: &Net<'_>, valid: &[&str]) -> Call {
+    let valid: Vec<_> =
+        valid.iter().map(|id| json!({"containerID": id, "ifname": "eth0"})).collect();
+    net.with(&json!({"cni.dev/valid-attachments": valid})).call("GC", "")
+}
+
+#[test]
+fn after_a_reboot_the_leases_of_before_are_free() {
+    let node = Node::new();
+    let net = one_set(&node, &[FIVE]);
+    let container = Container::new();
+    net.call("ADD", "c0").netns(&container.path()).result();
+    for id in ["c1", "c2", "c3"] {
+        add(&net, id);
+    }
+    // The reference made one; some command of ours has seen it in its boot.
+    fs::write(node.path("leases/net/198.51.100.6"), "theirs\r\neth0").unwrap();
+    is_full(&net, "new");
+    net.call("STATUS", "").error();
+
+    let status = rebooted(&net, net.call("STATUS", ""), "b2");
+    done(&status);
+    assert_eq!(net.leases().len(), 5, "STATUS changes nothing");
+    let outcome = done(&rebooted(&net, net.call("ADD", "new").netns("/x"), "b2"));
+    for (ip, id) in [("198.51.100.2", "c0"), ("198.51.100.6", "theirs")] {
+        let line = format!(
+            "reclaimed {ip} of container {id}, interface eth0: it was made before the last boot"
+        );
+        assert!(outcome.stderr.contains(&line), "{outcome:?}");
+    }
+    assert_eq!(net.leases().len(), 1);
+    // Those of this boot stay.
+    for id in ["d1", "d2", "d3", "d4"] {
+        done(&rebooted(&net, net.call("ADD", id).netns("/x"), "b2"));
+    }
+    let error = rebooted(&net, net.call("ADD", "d5").netns("/x"), "b2").error();
+    assert_eq!(error.brief(), (999, FULL));
+    assert_eq!(net.leases().len(), 5);
+}
+
+#[test]
+fn after_a_reboot_a_container_of_the_same_name_gets_an_address() {
+    let node = Node::new();
+    let net = one_set(&node, &["198.51.100.0/24"]);
+    assert_eq!(add(&net, "static-pod"), ["198.51.100.2/24"]);
+    let again = net.call("ADD", "static-pod").netns("/x");
+    assert!(again.error().msg.contains("duplicate allocation is not allowed"));
+    done(&rebooted(&net, again, "b2"));
+    assert_eq!(net.leases(), ["198.51.100.3"]);
+}
+
+#[test]
+fn an_address_asked_for_by_name_is_taken_from_the_dead_only() {
+    let node = Node::new();
+    let net = one_set(&node, &["198.51.100.0/24"]);
+    let (dead, alive) = (Container::new(), Container::new());
+    for (id, container) in [("dead", &dead), ("alive", &alive)] {
+        net.call("ADD", id).netns(&container.path()).result();
+    }
+    drop(dead);
+    let ask = |ip: &str| {
+        let args = json!({"args": {"cni": {"ips": [ip]}}});
+        net.with(&args).call("ADD", ip).netns("/x")
+    };
+    ask("198.51.100.2").result();
+    assert!(ask("198.51.100.3").error().msg.contains("is not available"));
+}
+
+#[test]
+fn a_namespace_that_went_without_del_gives_its_address_back() {
+    let node = Node::new();
+    let net = one_set(&node, &[FIVE]);
+    let mut containers: Vec<_> = (0..5).map(|_| Container::new()).collect();
+    for (n, container) in containers.iter().enumerate() {
+        net.call("ADD", &format!("c{n}")).netns(&container.path()).result();
+    }
+    is_full(&net, "new");
+    drop(containers.remove(2));
+    let status = net.call("STATUS", "");
+    eventually("the kernel removes the namespace", || status.run().status == Some(0));
+    assert_eq!(net.leases().len(), 5);
+    let outcome = done(&net.call("ADD", "new").netns("/x"));
+    let line =
+        "reclaimed 198.51.100.4 of container c2, interface eth0: its network namespace is gone";
+    assert!(outcome.stdout.contains("198.51.100.4/29") && outcome.stderr.contains(line));
+    is_full(&net, "newer");
+    del(&net, "c2");
+    assert_eq!(net.leases().len(), 5, "a late DEL takes nothing from the next owner");
+}
+
+#[test]
+fn gc_reclaims_the_dead_with_a_list_and_without() {
+    let node = Node::new();
+    let net = one_set(&node, &[FIVE]);
+    let (alive, dead) = (Container::new(), Container::new());
+    net.call("ADD", "alive").netns(&alive.path()).result();
+    net.call("ADD", "unknown").netns("/no/such").result();
+    let dead_path = dead.path();
+    for listed in [None, Some(["alive", "unknown", "dead"])] {
+        let dead = Container::new();
+        net.call("ADD", "dead").netns(&dead.path()).result();
+        let call = match listed {
+            None => net.call("GC", ""),
+            Some(valid) => gc(&net, &valid),
+        };
+        done(&call);
+        assert_eq!(net.leases().len(), 3, "all may live");
+        drop(dead);
+        eventually("the dead one is reclaimed", || {
+            done(&call);
+            net.leases().len() == 2
+        });
+    }
+    drop(dead_path);
+    done(&gc(&net, &["unknown"]));
+    assert_eq!(net.leases(), ["198.51.100.3"], "who is not listed is released as ever");
+}
+
+/// A process of its own process group, ended with its children when this is dropped.
+struct Background(Child);
+
+impl Background {
+    fn new(script: &str) -> Background {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]).process_group(0).stdin(Stdio::null());
+        Background(command.spawn().unwrap())
+    }
+
+    fn end(&mut self) {
+        if !matches!(self.0.try_wait(), Ok(None)) {
+            return;
+        }
+        let group = format!("-{}", self.0.id());
+        drop(Command::new("kill").args(["-KILL", "--", &group]).status());
+        drop(self.0.wait());
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+#[test]
+fn a_process_holds_its_namespace() {
+    let node = Node::new();
+    let net = one_set(&node, &[ONE]);
+    let ready = node.path("ready");
+    let script = format!("echo $$ > {0}.new; mv {0}.new {0}; exec sleep 600", ready.display());
+    let mut process = Background::new(&format!("exec unshare -n sh -c '{script}'"));
+    eventually("the process is there", || ready.exists());
+    let pid = fs::read_to_string(&ready).unwrap();
+    net.call("ADD", "c1").netns(&format!("/proc/{}/ns/net", pid.trim())).result();
+    let wanted = net.call("ADD", "c2").netns("/x");
+    assert_eq!(wanted.error().code, 999);
+    process.end();
+    // Nothing pinned the namespace: as long as another one has its number, the lease stays.
+    eventually("the address comes back", || wanted.run().status == Some(0));
+}
+
+#[test]
+fn a_thread_holds_its_namespace() {
+    let node = Node::new();
+    let net = one_set(&node, &[ONE]);
+    let container = Container::new();
+    net.call("ADD", "c1").netns(&container.path()).result();
+    let (enter, left) = std::sync::mpsc::channel::<()>();
+    let (inside, entered) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            container.run(move || {
+                inside.send(()).unwrap();
+                left.recv().ok();
+            });
+        });
+        entered.recv().unwrap();
+        assert_eq!(net.call("ADD", "c2").netns("/x").error().code, 999);
+        drop(enter);
+    });
+    drop(container);
+    let wanted = net.call("ADD", "c2").netns("/x");
+    eventually("the address comes back", || wanted.run().status == Some(0));
+}
+
+#[test]
+fn a_mount_holds_its_namespace_also_where_the_plugin_does_not_see_it() {
+    let node = Node::new();
+    let net = one_set(&node, &[ONE]);
+    let (conf, ns) = (node.path("conf.json"), node.path("ns"));
+    fs::write(&conf, net.conf.to_string()).unwrap();
+    let (conf, ns, ready) = (conf.display(), ns.display(), node.path("ready"));
+    let plugin = net.call("ADD", "c1").netns(&ns.to_string());
+    // The mount is in a mount namespace of its own, and so is the plugin that makes the lease.
+    let script = format!(
+        "touch {ns} && unshare --net={ns} true && \"$0\" < {conf} && touch {} && exec sleep 600",
+        ready.display()
+    );
+    let mut command = plugin.in_script(&script).command();
+    let child = command.process_group(0).stdin(Stdio::null()).stdout(Stdio::null()).spawn();
+    let mut keeper = Background(child.unwrap());
+    eventually("the lease is made", || ready.exists());
+    let wanted = net.call("ADD", "c2").netns("/x");
+    let error = wanted.error();
+    assert_eq!(error.code, 999, "{error:?}");
+    keeper.end();
+    eventually("the address comes back", || wanted.run().status == Some(0));
+}
+
+#[test]
+fn in_doubt_a_lease_stays() {
+    let node = Node::new();
+    let net = one_set(&node, &[ONE]);
+    let wanted = net.call("ADD", "c2").netns("/x");
+    // Nothing is known of the namespace.
+    let plain = node.path("plain");
+    fs::write(&plain, "").unwrap();
+    for path in [plain.display().to_string(), "/no/such".into(), "/proc/self/status".into()] {
+        net.call("ADD", "c1").netns(&path).result();
+        assert_eq!(wanted.error().code, 999, "{path}");
+        done(&net.call("GC", ""));
+        assert_eq!(net.leases().len(), 1, "{path}");
+        del(&net, "c1");
+    }
+    // The reference's, of this boot.
+    fs::write(node.path("leases/net/198.51.100.66"), "theirs\r\neth0").unwrap();
+    assert_eq!(wanted.error().code, 999);
+    fs::remove_file(node.path("leases/net/198.51.100.66")).unwrap();
+    // Who does not see all processes cannot tell.
+    let container = Container::new();
+    net.call("ADD", "c1").netns(&container.path()).result();
+    drop(container);
+    let blind = wanted.clone().under(&["unshare", "-p", "-f", "--mount-proc"]);
+    assert_eq!(blind.error().code, 999);
+    assert_eq!(net.leases().len(), 1);
+    eventually("who sees them can", || wanted.run().status == Some(0));
+}
+
+#[test]
+fn an_old_file_is_of_an_earlier_boot_unless_the_clock_was_set() {
+    let node = Node::new();
+    let net = one_set(&node, &[ONE]);
+    let lease = node.path("leases/net/198.51.100.66");
+    let witness = node.path("null");
+    let null = |modified: &str| {
+        node.sh(&format!("touch -d '{modified}' {}", witness.display()));
+        format!("mount --bind {} /dev/null && exec \"$0\"", witness.display())
+    };
+    let boot = "$(awk '{print int($1)}' /proc/uptime) seconds ago";
+    let boot: u64 = node.sh(&format!("date -d \"{boot}\" +%s")).trim().parse().unwrap();
+    let (boot, shortly_before) = (format!("@{boot}"), format!("@{}", boot - 300));
+    let wanted = |script: &str| net.call("ADD", "new").netns("/x").in_script(script);
+    let old = |date: &str| {
+        fs::remove_dir_all(node.path("leases")).ok();
+        fs::create_dir_all(node.path("leases/net")).unwrap();
+        fs::write(&lease, "theirs\r\neth0").unwrap();
+        node.sh(&format!("touch -d '{date}' {}", lease.display()));
+    };
+    // Without a battery: the boot began in 1970 by the clock on the wall, and so did the lease's.
+    old("1970-01-02");
+    assert_eq!(wanted(&null("1970-01-01 12:00")).error().code, 999, "the clock was set");
+    old("now");
+    assert_eq!(wanted(&null(&boot)).error().code, 999, "the lease is of this boot");
+    old(&shortly_before);
+    assert_eq!(wanted(&null(&boot)).error().code, 999, "too close to tell");
+    old("2001-02-03");
+    let outcome = done(&wanted(&null(&boot)));
+    assert!(outcome.stderr.contains("198.51.100.66 of container theirs"), "{outcome:?}");
+}
+
+#[test]
+fn the_references_host_local_and_ours_heal_one_store() {
+    let Some(peer) = compare::peer("healing beside the reference's host-local") else { return };
+    let node = Node::new();
+    let ipam = json!({"ranges": [[{"subnet": FIVE}]]});
+    let net = net(&node, "1.0.0", &ipam);
+    let theirs = |verb, id: &str, netns: &str| {
+        net.call(verb, id).netns(netns).program(peer.join("host-local"))
+    };
+    let dead: Vec<_> = (0..3).map(|_| Container::new()).collect();
+    let alive = Container::new();
+    // Ours and theirs in turn: each finds what the other left, and the notes outlast it.
+    net.call("ADD", "d0").netns(&dead[0].path()).result();
+    theirs("ADD", "t1", &alive.path()).result();
+    net.call("ADD", "d1").netns(&dead[1].path()).result();
+    theirs("ADD", "gone", "/x").result();
+    theirs("DEL", "gone", "/x").ok();
+    net.call("ADD", "d2").netns(&dead[2].path()).result();
+    theirs("ADD", "t2", &alive.path()).result();
+    assert_eq!(net.leases().len(), 5);
+    drop(dead);
+    let full = theirs("ADD", "t3", "/x").run();
+    assert_eq!(full.status, Some(1), "the reference knows no better: {full:?}");
+    eventually("three come back", || {
+        let outcome = net.call("ADD", "new").netns("/x").run();
+        del(&net, "new");
+        outcome.status == Some(0) && net.leases().len() == 2
+    });
+    // And the reference goes on with them.
+    for id in ["t3", "t4", "t5"] {
+        theirs("ADD", id, "/x").result();
+    }
+    for id in ["t1", "t2", "t3", "t4", "t5"] {
+        net.call("CHECK", id).netns("/x").ok();
+        del(&net, id);
+    }
+    assert_eq!(net.leases(), [""; 0]);
+    // What the reference made anew under a name and address of ours is not what we noted.
+    let dead = Container::new();
+    net.call("ADD", "c1").netns(&dead.path()).result();
+    fs::remove_file(node.path("leases/net").join("last_reserved_ip.0")).unwrap();
+    let ip = net.leases().remove(0);
+    theirs("DEL", "c1", "/x").ok();
+    fs::write(node.path("leases/net/last_reserved_ip.0"), "198.51.100.1").unwrap();
+    while !net.leases().contains(&ip) {
+        theirs("ADD", "c1", "/x").result();
+        if !net.leases().contains(&ip) {
+            theirs("DEL", "c1", "/x").ok();
+        }
+    }
+    drop(dead);
+    done(&net.with(&json!({"cniVersion": "1.1.0"})).call("GC", ""));
+    assert_eq!(net.leases(), [ip]);
+}
+
+#[test]
+fn a_freed_address_is_kept_back_for_as_long_as_asked() {
+    let node = Node::new();
+    let ipam = json!({"ranges": [[{"subnet": ONE}]], "reuseDelay": 600});
+    let net = net(&node, "1.1.0", &ipam);
+    add(&net, "c1");
+    del(&net, "c1");
+    let error = net.call("ADD", "c2").netns("/x").error();
+    assert_eq!(error.code, 11, "{error:?}");
+    assert!(error.msg.contains("no IP addresses available in range set"), "{error:?}");
+    assert!(error.details.contains("reuseDelay keeps back the next one for"), "{error:?}");
+    assert_eq!(net.call("STATUS", "").error().code, 50);
+    // By name it can be had, and GC keeps back, too.
+    let asked = net.with(&json!({"args": {"cni": {"ips": ["198.51.100.66"]}}}));
+    asked.call("ADD", "c2").netns("/x").result();
+    gc(&net, &[]).ok();
+    assert_eq!(net.call("ADD", "c3").netns("/x").error().code, 11);
+    let short = net.with(&json!({"ipam": {"type": "host-local", "dataDir": node.path("leases"),
+        "ranges": [[{"subnet": ONE}]], "reuseDelay": 1}}));
+    eventually("a second is over", || short.call("ADD", "c3").netns("/x").run().status == Some(0));
+    // A delay that is no number is the configuration's fault, and no reason to leak.
+    let bad = net.with(&json!({"ipam": {"type": "host-local", "dataDir": node.path("leases"),
+        "ranges": [[{"subnet": ONE}]], "reuseDelay": "long"}}));
+    assert!(bad.call("ADD", "c4").netns("/x").run().status == Some(1));
+    assert_eq!(bad.call("DEL", "c3").netns("/x").run().status, Some(1));
+    assert_eq!(net.leases(), [""; 0]);
+}
+
+#[test]
+fn a_lock_that_is_not_let_go_is_told_with_its_holder() {
+    let node = Node::new();
+    let ipam = json!({"ranges": [[{"subnet": "198.51.100.0/24"}]], "lockTimeout": 1});
+    let net = net(&node, "1.1.0", &ipam);
+    add(&net, "c1");
+    let lock = node.path("leases/net/lock");
+    let ready = node.path("ready");
+    let holder = Background::new(&format!(
+        "CNI_COMMAND=ADD CNI_CONTAINERID=stuck exec flock {} sh -c 'touch {}; exec sleep 600'",
+        lock.display(),
+        ready.display()
+    ));
+    eventually("the lock is taken", || ready.exists());
+    let pid = holder.0.id();
+    for verb in ["ADD", "DEL", "GC", "CHECK"] {
+        let error = gc(&net, &[]).env("CNI_COMMAND", verb).id("c1").netns("/x").error();
+        let msg = format!(
+            "take lock {}: held for more than 1 s by process {pid} (flock, ADD of container stuck)",
+            lock.display()
+        );
+        assert_eq!(error.brief(), (11, msg.as_str()), "{verb}");
+    }
+    net.call("STATUS", "").ok();
+    assert_eq!(net.leases().len(), 1);
+    drop(holder);
+    del(&net, "c1");
+}

@@ -1,0 +1,236 @@
+//! kill -9 at any moment of ADD, DEL, GC and healing: the next call reads the store, no address is
+//! owned twice, none is lost.
+//!
+//! Two ways: strace kills before each system call with an effect (with `CNIBOX_SOAK=<rounds>`,
+//! before each of them), and a signal comes after a random time. The pool is small and at the end
+//! handed out to the last address, so that one which is lost is missed.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use super::net;
+use crate::net::{Net, merged};
+use crate::node::{Call, Container, Node, eventually};
+use crate::strace::{self, Point};
+
+/// 13 addresses, the gateway's not counted, that no other test gives to an interface.
+const POOL: (&str, usize) = ("198.51.100.128/28", 13);
+/// Enough for what a delay keeps back.
+const LARGE_POOL: (&str, usize) = ("203.0.113.0/25", 125);
+
+/// Calls that change what others see.
+const EFFECTS: [&str; 10] = [
+    "write",
+    "pwrite64",
+    "linkat",
+    "link",
+    "rename",
+    "unlink",
+    "utimensat",
+    "mkdir",
+    "openat",
+    "flock",
+];
+
+fn rounds() -> Option<usize> {
+    std::env::var("CNIBOX_SOAK").ok().map(|text| text.parse().unwrap())
+}
+
+struct Scene<'n> {
+    net: Net<'n>,
+    size: usize,
+    /// Who has an address all the time.
+    residents: Vec<&'static str>,
+}
+
+impl<'n> Scene<'n> {
+    fn new(node: &'n Node, pool: (&str, usize), keys: &Value) -> Scene<'n> {
+        let ipam = merged(&json!({"ranges": [[{"subnet": pool.0}]]}), keys);
+        let (net, residents) = (net(node, "1.1.0", &ipam), vec!["r1", "r2", "r3"]);
+        let scene = Scene { net, size: pool.1, residents };
+        for id in &scene.residents {
+            scene.call("ADD", id).result();
+        }
+        scene
+    }
+
+    fn call(&self, verb: &str, id: &str) -> Call {
+        self.net.call(verb, id).netns("/no/such")
+    }
+
+    fn gc(&self) -> Call {
+        let listed = |id: &&str| json!({"containerID": id, "ifname": "eth0"});
+        let valid: Vec<_> = self.residents.iter().map(listed).collect();
+        self.net.with(&json!({"cni.dev/valid-attachments": valid})).call("GC", "")
+    }
+
+    /// Every lease names one owner, each resident has its own, and commands agree.
+    #[track_caller]
+    fn assert_sound(&self, others: usize, why: &str) {
+        let leases = self.net.leases();
+        assert_eq!(leases.len(), self.residents.len() + others, "{why}: {leases:?}");
+        let mut owners = BTreeSet::new();
+        for ip in &leases {
+            let text = fs::read_to_string(self.net.node.path("leases/net").join(ip)).unwrap();
+            assert!(text.ends_with("\r\neth0"), "{why}: {ip} holds {text:?}");
+            assert!(owners.insert(text.clone()), "{why}: {text:?} has two addresses");
+        }
+        for id in &self.residents {
+            assert!(owners.contains(&format!("{id}\r\neth0")), "{why}: {id} lost its address");
+        }
+    }
+
+    /// After a kill of any of the verbs the victim is removed, or was.
+    #[track_caller]
+    fn assert_recovers(&self, why: &str) {
+        let before = self.net.leases().len();
+        assert!(before == 3 || before == 4, "{why}: {before}");
+        let outcome = self.call("DEL", "victim").run();
+        assert_eq!((outcome.status, outcome.stdout.as_str()), (Some(0), ""), "{why}: {outcome:?}");
+        self.assert_sound(0, why);
+        let result = self.call("ADD", "victim").run();
+        assert_eq!(result.status, Some(0), "{why}: {result:?}");
+        self.assert_sound(1, why);
+        self.call("CHECK", "victim").ok();
+    }
+
+    /// Every address can still be had, by somebody else each.
+    #[track_caller]
+    fn assert_nothing_is_lost(&self) {
+        self.call("DEL", "victim").ok();
+        let ids: Vec<_> = (self.residents.len()..self.size).map(|n| format!("last-{n}")).collect();
+        let add = |id: &String| self.call("ADD", id).run().status == Some(0);
+        // What is kept back comes back after a second.
+        ids.iter().for_each(|id| eventually("an address is lost", || add(id)));
+        assert_eq!(self.net.leases().len(), self.size);
+        assert!(!add(&"one-more".to_owned()));
+        let residents = self.residents.iter().map(ToString::to_string);
+        residents.chain(ids).for_each(|id| self.call("DEL", &id).ok());
+        assert_eq!(self.net.leases(), [""; 0]);
+    }
+
+    /// Has what `verb` works on: for ADD nothing, for DEL and GC the victim's lease.
+    fn prepare(&self, verb: &str) {
+        self.call("DEL", "victim").ok();
+        if verb != "ADD" {
+            self.call("ADD", "victim").result();
+        }
+    }
+
+    fn victim(&self, verb: &str) -> Call {
+        if verb == "GC" { self.gc() } else { self.call(verb, "victim") }
+    }
+}
+
+fn has_effect(point: &Point) -> bool {
+    EFFECTS.contains(&point.syscall.name.as_str())
+}
+
+fn at_every_call(pool: (&str, usize), keys: &Value) {
+    let node = Node::new();
+    let scene = Scene::new(&node, pool, keys);
+    let (mut killed, soak) = (0, rounds());
+    for round in 0..soak.unwrap_or(1) {
+        for verb in ["ADD", "DEL", "GC"] {
+            scene.prepare(verb);
+            if round % 2 == 1 {
+                // The reference was here: the index has to be built first.
+                fs::write(node.path("leases/net/theirs"), "").unwrap();
+            }
+            let (outcome, calls) = strace::record(&node, &scene.victim(verb));
+            assert_eq!(outcome.status, Some(0), "{outcome:?}");
+            let points = strace::points(&calls).into_iter();
+            for point in points.filter(|point| soak.is_some() || has_effect(point)) {
+                scene.prepare(verb);
+                if round % 2 == 1 {
+                    fs::remove_file(node.path("leases/net/theirs")).ok();
+                    fs::write(node.path("leases/net/theirs"), "").unwrap();
+                }
+                let (outcome, fired) = point.run(&node, &scene.victim(verb), "signal=KILL");
+                killed += usize::from(fired);
+                scene.assert_recovers(&format!(
+                    "{verb} killed at {}: {outcome:?}",
+                    point.describe()
+                ));
+            }
+        }
+    }
+    scene.assert_nothing_is_lost();
+    println!("host-local {keys}: killed {killed} times at a system call");
+    assert!(killed >= 20, "too few: {killed}");
+}
+
+#[test]
+fn killed_at_any_system_call_the_store_is_sound() {
+    at_every_call(POOL, &json!({}));
+}
+
+#[test]
+fn killed_at_any_system_call_with_a_delay_the_store_is_sound() {
+    at_every_call(LARGE_POOL, &json!({"reuseDelay": 1}));
+}
+
+#[test]
+fn killed_at_any_time_the_store_is_sound() {
+    let node = Node::new();
+    let scene = Scene::new(&node, POOL, &json!({}));
+    let count = rounds().map_or(600, |rounds| rounds * 1000);
+    let (mut random, mut killed) = (7_u64, 0);
+    for cycle in 0..count {
+        random =
+            random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let verb = ["ADD", "DEL", "GC"][cycle % 3];
+        let patience = Duration::from_micros((random >> 33) % 2_500);
+        let call = scene.victim(verb);
+        let mut child = call.spawn().unwrap();
+        let start = Instant::now();
+        while start.elapsed() < patience {
+            std::hint::spin_loop();
+        }
+        killed += usize::from(child.try_wait().unwrap().is_none());
+        child.kill().ok();
+        child.wait().unwrap();
+        let leases = scene.net.leases().len();
+        assert!((3..=4).contains(&leases), "{verb} killed after {patience:?}: {leases} leases");
+        if cycle % 20 == 19 {
+            scene.assert_recovers(&format!("cycle {cycle}"));
+        }
+    }
+    scene.assert_nothing_is_lost();
+    println!("host-local: {killed} of {count} killed at a random time");
+    assert!(killed > count / 10, "too few: {killed}");
+}
+
+#[test]
+fn killed_while_it_heals_it_heals_the_next_time() {
+    let node = Node::new();
+    let ipam = json!({"ranges": [[{"subnet": "198.51.100.192/30"}]]});
+    let net = net(&node, "1.1.0", &ipam);
+    let add = |id: &str| net.call("ADD", id).netns("/no/such");
+    let dead = |id: &str| {
+        let container = Container::new();
+        net.call("ADD", id).netns(&container.path()).result();
+    };
+    dead("dead");
+    let (outcome, calls) = strace::record(&node, &add("next"));
+    assert!(outcome.stderr.contains("reclaimed 198.51.100.194"), "{outcome:?}");
+    let store = node.path("leases").display().to_string();
+    let touches = |point: &Point| has_effect(point) && point.syscall.text.contains(&store);
+    let mut killed = 0;
+    for point in strace::points(&calls).into_iter().filter(touches) {
+        net.call("DEL", "next").netns("").ok();
+        dead("dead");
+        let (outcome, fired) = point.run(&node, &add("next"), "signal=KILL");
+        let why = format!("{}: {outcome:?}", point.describe());
+        killed += usize::from(fired);
+        net.call("DEL", "next").netns("").ok();
+        let outcome = add("next").run();
+        assert_eq!(outcome.status, Some(0), "{why}, then {outcome:?}");
+        assert_eq!(net.leases(), ["198.51.100.194"], "{why}");
+    }
+    println!("host-local: killed {killed} times while it heals");
+    assert!(killed >= 8, "too few: {killed}");
+}

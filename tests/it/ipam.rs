@@ -1,0 +1,222 @@
+//! `cnibox ipam`: what a person on the node sees of host-local's leases and does to them.
+
+use std::fs;
+
+use serde_json::{Value, json};
+
+use crate::node::{Call, Container, Node, Outcome, eventually};
+
+/// The network `name` of addresses that no other test gives to an interface.
+fn conf(node: &Node, name: &str) -> Value {
+    json!({"name": name, "cniVersion": "1.1.0", "type": "host-local",
+        "ipam": node.host_local(&["203.0.113.0/24"])})
+}
+
+fn add(node: &Node, name: &str, id: &str, netns: &str) -> Value {
+    node.call("host-local", "ADD").conf(&conf(node, name)).id(id).netns(netns).result()
+}
+
+fn ipam(node: &Node, line: &str) -> Call {
+    let dir = node.path("leases").display().to_string();
+    let words: Vec<&str> = line.split_whitespace().chain(["--data-dir", &dir]).collect();
+    node.tool("ipam", &words)
+}
+
+#[track_caller]
+fn ends_with(status: i32, call: &Call) -> Outcome {
+    let outcome = call.run();
+    assert_eq!(outcome.status, Some(status), "{outcome:?}");
+    outcome
+}
+
+fn listed(node: &Node, line: &str) -> Vec<Value> {
+    let outcome = ends_with(0, &ipam(node, &format!("ls --json {line}")));
+    assert_eq!(outcome.stderr, "");
+    serde_json::from_str(&outcome.stdout).unwrap()
+}
+
+#[test]
+fn the_list_tells_who_is_alive() {
+    let node = Node::new();
+    let (alive, dead) = (Container::new(), Container::new());
+    add(&node, "pods", "alive", &alive.path());
+    add(&node, "pods", "dead", &dead.path());
+    add(&node, "pods", "unknown", "/no/such");
+    add(&node, "another", "alive", &alive.path());
+    fs::write(node.path("leases/pods/203.0.113.10"), "old-form").unwrap();
+    drop(dead);
+    eventually("the kernel removes the namespace", || listed(&node, "pods")[1]["alive"] == false);
+
+    let rows = listed(&node, "");
+    let brief = |row: &Value| {
+        let text = |key: &str| row[key].as_str().unwrap_or("-").to_owned();
+        format!(
+            "{} {} {} {} {}",
+            text("network"),
+            text("address"),
+            text("container"),
+            text("interface"),
+            row["alive"]
+        )
+    };
+    assert_eq!(
+        rows.iter().map(brief).collect::<Vec<_>>(),
+        [
+            "another 203.0.113.2 alive eth0 true",
+            "pods 203.0.113.2 alive eth0 true",
+            "pods 203.0.113.3 dead eth0 false",
+            "pods 203.0.113.4 unknown eth0 null",
+            "pods 203.0.113.10 old-form - null",
+        ]
+    );
+    assert_eq!(rows[2]["reason"], "its network namespace is gone");
+    assert!(rows[1]["reason"].is_null() && rows[1]["age"].as_u64().unwrap() < 1000);
+    assert_eq!(listed(&node, "another").len(), 1);
+
+    let table = ends_with(0, &ipam(&node, "ls pods")).stdout;
+    let lines: Vec<Vec<&str>> = table.lines().map(|l| l.split_whitespace().collect()).collect();
+    assert_eq!(lines[0], ["NETWORK", "ADDRESS", "CONTAINER", "INTERFACE", "AGE", "ALIVE"]);
+    assert_eq!(lines[1][..4], ["pods", "203.0.113.2", "alive", "eth0"]);
+    assert_eq!((lines[1][5], lines[2][5], lines[3][5]), ("yes", "no:", "?"));
+}
+
+#[test]
+fn free_takes_back_an_address_or_a_container() {
+    let node = Node::new();
+    let alive = Container::new();
+    add(&node, "pods", "c1", &alive.path());
+    for id in ["c2", "c3", "c33"] {
+        add(&node, "pods", id, "/no/such");
+    }
+    let call = node.call("host-local", "ADD").conf(&conf(&node, "pods")).id("c3").ifname("eth1");
+    call.netns("/x").result();
+    let outcome = ends_with(0, &ipam(&node, "free pods 203.0.113.3"));
+    assert_eq!(
+        (outcome.stdout.as_str(), outcome.stderr.as_str()),
+        ("freed 203.0.113.3 of container c2, interface eth0\n", "")
+    );
+    let outcome = ends_with(0, &ipam(&node, "free pods c3"));
+    assert_eq!(
+        outcome.stdout,
+        "freed 203.0.113.4 of container c3, interface eth0\n\
+        freed 203.0.113.6 of container c3, interface eth1\n"
+    );
+    assert_eq!(node.leases("pods"), ["203.0.113.2", "203.0.113.5"]);
+    let outcome = ends_with(0, &ipam(&node, "free pods 203.0.113.2"));
+    assert!(
+        outcome.stderr.contains("the network namespace of 203.0.113.2 is there"),
+        "{outcome:?}"
+    );
+    // The plugin agrees: the index knows of it.
+    assert_eq!(
+        node.call("host-local", "CHECK")
+            .conf(&conf(&node, "pods"))
+            .id("c1")
+            .netns("/x")
+            .error()
+            .code,
+        999
+    );
+    add(&node, "pods", "c1", "/x");
+    for line in [
+        "free pods 203.0.113.3",
+        "free pods c2",
+        "free pods c",
+        "free none c2",
+        "ls none",
+        "gc none",
+    ] {
+        let outcome = ends_with(3, &ipam(&node, line));
+        assert!(
+            outcome.stdout.is_empty() && outcome.stderr.starts_with("ipam: "),
+            "{line}: {outcome:?}"
+        );
+    }
+    assert!(!crate::node::exists(node.path("leases/none")));
+}
+
+#[test]
+fn gc_takes_back_what_is_dead_and_a_dry_run_only_tells() {
+    let node = Node::new();
+    let alive = Container::new();
+    for name in ["pods", "more"] {
+        let dead = Container::new();
+        add(&node, name, "alive", &alive.path());
+        add(&node, name, "unknown", "/no/such");
+        add(&node, name, "dead", &dead.path());
+    }
+    let line = |word: &str, name: &str| {
+        format!(
+            "{word} 203.0.113.4 of container dead, interface eth0: its network namespace is gone (network {name})\n"
+        )
+    };
+    eventually("the kernel removes the namespaces", || {
+        listed(&node, "").iter().filter(|row| row["alive"] == false).count() == 2
+    });
+    let dry = ends_with(0, &ipam(&node, "gc --dry-run"));
+    assert_eq!(dry.stdout, line("would reclaim", "more") + &line("would reclaim", "pods"));
+    assert_eq!((node.leases("pods").len(), node.leases("more").len()), (3, 3));
+    assert_eq!(ends_with(0, &ipam(&node, "gc pods")).stdout, line("reclaimed", "pods"));
+    assert_eq!((node.leases("pods").len(), node.leases("more").len()), (2, 3));
+    assert_eq!(ends_with(0, &ipam(&node, "gc")).stdout, line("reclaimed", "more"));
+    assert_eq!(ends_with(0, &ipam(&node, "gc")).stdout, "");
+}
+
+#[test]
+fn usage_and_places_that_do_not_work() {
+    let node = Node::new();
+    let help = ends_with(0, &node.tool("ipam", &["--help"]));
+    for word in
+        ["ipam ls", "ipam free", "ipam gc", "--data-dir", "--json", "--dry-run", "Exit status"]
+    {
+        assert!(help.stdout.contains(word), "{word}");
+    }
+    for words in [
+        &[][..],
+        &["rm"],
+        &["free", "pods"],
+        &["ls", "a", "b"],
+        &["ls", "--dry-run"],
+        &["ls", "-x"],
+    ] {
+        let outcome = ends_with(2, &node.tool("ipam", words));
+        assert!(outcome.stdout.is_empty() && outcome.stderr.contains("ipam --help"), "{outcome:?}");
+    }
+    // A node without any network is no trouble.
+    assert_eq!(ends_with(0, &ipam(&node, "ls --json")).stdout, "[]\n");
+    assert_eq!(ends_with(0, &ipam(&node, "gc")).stdout, "");
+    fs::write(node.path("leases"), "").unwrap();
+    let outcome = ends_with(1, &ipam(&node, "ls"));
+    assert!(outcome.stderr.contains("not a directory"), "{outcome:?}");
+    fs::remove_file(node.path("leases")).unwrap();
+    // Looking needs no right to write; freeing does, and says so.
+    add(&node, "pods", "c1", "/x");
+    let dir = node.path("leases").display().to_string();
+    let script = format!("mount --bind -o ro {dir} {dir} && exec \"$0\" \"$@\"");
+    let read_only = |line: &str| ipam(&node, line).in_script(&script);
+    assert!(ends_with(0, &read_only("ls")).stdout.contains("203.0.113.2"));
+    ends_with(0, &read_only("gc --dry-run"));
+    let outcome = ends_with(1, &read_only("free pods c1"));
+    assert!(outcome.stderr.contains("read-only file system"), "{outcome:?}");
+    assert_eq!(node.leases("pods").len(), 1);
+}
+
+#[test]
+fn beside_plugins_that_work() {
+    let node = Node::new();
+    std::thread::scope(|scope| {
+        for n in 0..8 {
+            let node = &node;
+            scope.spawn(move || {
+                let id = format!("c{n}");
+                for _ in 0..5 {
+                    add(node, "pods", &id, "/x");
+                    ends_with(0, &ipam(node, "ls"));
+                    ends_with(0, &ipam(node, &format!("free pods {id}")));
+                    ends_with(0, &ipam(node, "gc"));
+                }
+            });
+        }
+    });
+    assert_eq!(node.leases("pods"), [""; 0]);
+}

@@ -1,0 +1,74 @@
+# shellcheck shell=bash
+# What the scenarios share; sourced on a node.
+set -u
+# Read by the scenarios.
+export failed=0
+
+# check WHAT COMMAND...: it succeeds.
+check() {
+    local what=$1 output
+    shift
+    if output=$("$@" 2>&1); then
+        echo "  ok    $what"
+    else
+        echo "  FAIL  $what: $* said: $output"
+        failed=1
+    fi
+}
+
+# Right after the first packet an address may not be resolved yet.
+again() {
+    for _ in 1 2 3 4 5 6; do
+        "$@" && return
+        sleep 1
+    done
+    return 1
+}
+
+no() {
+    ! "$@"
+}
+
+page() {
+    [ "$(curl -fsS -m 5 "http://$1/")" = hello ]
+}
+
+# As another host sees it.
+page_outside() {
+    [ "$(ip netns exec outside curl -fsS -m 5 "http://$1/")" = hello ]
+}
+
+# What no deleted container may leave: links, leases, cached results, rules with its addresses.
+nothing_left() {
+    local left
+    left=$(
+        ip -br link show type veth | grep -v '^eth0@'
+        find /var/lib/cni/networks -name '[0-9f]*[.:]*'
+        find /var/lib/cni/results -type f 2>/dev/null
+        { iptables-save; ip6tables-save; nft list ruleset; } 2>/dev/null |
+            grep -E '10\.8[78]\.[0-9]+\.[2-9]|fd8[78]::[2-9]|180[89]0'
+    )
+    [ -z "$left" ] || { echo "$left"; return 1; }
+}
+
+cri() {
+    /usr/bin/python3 "$HERE/cri.py" "$@"
+}
+
+start_containerd() {
+    sed "s|@WORK@|$WORK|" "$HERE/containerd.toml" >"$WORK/containerd.toml"
+    containerd -c "$WORK/containerd.toml" >>"$WORK/containerd.log" 2>&1 &
+    CONTAINERD=$!
+    for _ in $(seq 600); do
+        ! cri ready 2>/dev/null || return 0
+        kill -0 "$CONTAINERD" || return 1
+        sleep 0.1
+    done
+    tail -n 20 "$WORK/containerd.log" >&2
+    return 1
+}
+
+stop_containerd() {
+    kill "$CONTAINERD"
+    wait "$CONTAINERD" || true
+}

@@ -1,0 +1,54 @@
+#!/bin/bash
+# Containers of podman with its CNI back end. Runs on a node of node.sh.
+. "$HERE/lib.sh"
+mkdir -p "$WORK/podman/net.d"
+cat >"$WORK/containers.conf" <<END
+[network]
+network_backend = "cni"
+cni_plugin_dirs = ["/opt/cni/bin"]
+network_config_dir = "$WORK/podman/net.d"
+default_subnet = "10.87.0.0/24"
+[engine]
+cgroup_manager = "cgroupfs"
+events_logger = "file"
+runtime = "crun"
+[containers]
+log_driver = "k8s-file"
+END
+cat >"$WORK/storage.conf" <<END
+[storage]
+driver = "overlay"
+graphroot = "$WORK/podman/storage"
+runroot = "/run/containers/storage"
+END
+: >"$WORK/registries.conf"
+export CONTAINERS_CONF=$WORK/containers.conf CONTAINERS_STORAGE_CONF=$WORK/storage.conf \
+    CONTAINERS_REGISTRIES_CONF=$WORK/registries.conf
+image=localhost/busybox:1
+podman load -q -i "$WORK/images.tar" >/dev/null || exit 1
+
+check "the CNI back end" [ "$(podman info --format '{{.Host.NetworkBackend}}')" = cni ]
+check "a container" podman run -d --name web -p 18080:80 -p 127.0.0.1:18090:80 "$image" httpd -f -p 80 -h /www
+check "published on loopback" again page 127.0.0.1:18080
+check "published on the node's address" again page 10.89.0.2:18080
+check "published for other hosts" again page_outside 10.89.0.2:18080
+check "for this host only" again page 127.0.0.1:18090
+check "not for other hosts" no page_outside 10.89.0.2:18090
+check "container to published port" again podman run --rm "$image" get 10.89.0.2 18080
+check "container to another host" again podman run --rm "$image" ping -c 1 -W 2 10.89.0.1
+check "a network of both families" podman network create --subnet 10.88.1.0/24 --subnet fd88::/64 --ipv6 two
+check "its address and MAC as asked" podman run --rm --network two:ip=10.88.1.77,mac=02:11:22:33:44:55 "$image" \
+    sh -c 'ip addr show eth0 | grep 10.88.1.77/24 && ip link show eth0 | grep 02:11:22:33:44:55'
+check "IPv6 to another host" again podman run --rm --network two "$image" ping -c 1 -W 2 fd89::1
+check "a second network for a running container" podman network connect two web
+check "is there" podman exec web ip addr show eth1
+check "and goes" podman network disconnect two web
+check "is gone" no podman exec web ip addr show eth1
+check "reload of a running container" podman network reload web
+check "published after the reload" again page 127.0.0.1:18080
+check "restart" podman restart -t 0 web
+check "published after the restart" again page 127.0.0.1:18080
+check "remove all" podman rm -af -t 0
+check "remove the network" podman network rm two
+check "nothing is left" nothing_left
+exit $failed

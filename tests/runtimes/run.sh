@@ -1,0 +1,78 @@
+#!/bin/bash
+# run.sh PLUGINS [SCENARIO...]: containerd and podman with these plugins, each on a node of its own.
+# PLUGINS is our executable, or a folder with the reference's plugins. With ours and the
+# reference in PEER, a third one: a node is switched from the reference and back.
+set -eu
+[ "$(id -u)" = 0 ] || { echo "test-runtimes: needs root" >&2; exit 1; }
+[ $# -ge 1 ] || { sed -n '2,5s/^# //p' "$0"; exit 2; }
+given=$(readlink -f "$1")
+shift
+peer=${PEER:-/usr/lib/cni}
+HERE=$(dirname "$(readlink -f "$0")")
+# Not a tmpfs, nor an overlay: the runtimes' own overlays lie on it.
+base=$(mktemp -d /var/tmp/cnibox-runtimes.XXXXXX)
+export HERE PATH=$PATH:/usr/sbin:/sbin PYTHONDONTWRITEBYTECODE=1
+trap 'rm -rf "$base"' EXIT
+/usr/bin/python3 "$HERE/image.py" "$base/images.tar"
+
+# A network of bridge and of what there is besides.
+conf() {
+    local chained="" name
+    for name in portmap firewall tuning bandwidth; do
+        [ -e "$1/$name" ] || continue
+        case $name in
+            portmap) name='{"type": "portmap", "capabilities": {"portMappings": true}}' ;;
+            bandwidth) name='{"type": "bandwidth", "capabilities": {"bandwidth": true}}' ;;
+            *) name="{\"type\": \"$name\"}" ;;
+        esac
+        chained="$chained, $name"
+    done
+    cat <<END
+{"cniVersion": "1.0.0", "name": "pods", "plugins": [
+  {"type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": true, "hairpinMode": true,
+   "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/16"}], [{"subnet": "fd88::/64"}]],
+            "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]}}$chained]}
+END
+}
+
+# scenario NAME SCRIPT: with the plugins in the folder of the name.
+status=0
+scenario() {
+    local name=$1 script=$2 started
+    export WORK=$base/$name PLUGINS=$base/$name/plugins CONF=$base/$name/conf
+    mkdir -p "$CONF"
+    conf "$PLUGINS" >"$CONF/10-pods.conflist"
+    cp --reflink=auto "$base/images.tar" "$WORK/"
+    echo "$name"
+    started=$(date +%s)
+    "$HERE/node.sh" "$HERE/$script" || { status=1; echo "  FAILED"; }
+    echo "  $(($(date +%s) - started)) s"
+}
+
+plugins_for() {
+    mkdir -p "$base/$1/plugins"
+    if [ -d "$given" ]; then
+        cp "$given"/* "$base/$1/plugins/"
+        return
+    fi
+    # What podman's own configurations name and we do not have.
+    [ ! -e "$peer/bridge" ] || cp "$peer"/* "$base/$1/plugins/"
+    "$given" install "$base/$1/plugins" >/dev/null
+}
+
+wanted="${*:-containerd podman switch}"
+for name in $wanted; do
+    case $name in
+        containerd | podman)
+            plugins_for "$name"
+            scenario "$name" "$name.sh"
+            ;;
+        switch)
+            if [ -d "$given" ] || [ ! -e "$peer/bridge" ]; then continue; fi
+            mkdir -p "$base/switch/plugins"
+            cp "$peer"/* "$base/switch/plugins/"
+            SWITCH=$given scenario switch containerd.sh
+            ;;
+    esac
+done
+exit $status
