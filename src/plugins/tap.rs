@@ -7,13 +7,13 @@
 
 use serde::Deserialize;
 
-use crate::cni::{CniResult, IfName, SpecVersion};
+use crate::cni::{CniResult, SpecVersion};
 use crate::error::{Code, Context, Error, Result};
 use crate::iface::configure::{self, Connected, Style};
 use crate::iface::veth::{self, interface};
 use crate::iface::{Inside, child, tun, verify};
 use crate::netlink::{Dad, Link, LinkChange, Mac};
-use crate::skel::{AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Rollback};
+use crate::skel::{AddReq, CheckReq, Cx, DelReq, GcReq, Plugin, Rollback};
 
 /// The kind of tap devices, and of tun devices.
 const TUN: &str = "tun";
@@ -65,7 +65,7 @@ impl Plugin for Tap {
         let mac = requested_mac(cx, conf)?;
         let l3 = is_l3(cx);
         let netns = req.sandbox.netns()?;
-        let inside = Inside::enter(netns)?;
+        let (inside, visitor) = Inside::begin(netns)?.open()?;
         let bridge = bridge(&inside, conf)?;
         inside.require_free(req.ifname.as_str())?;
         let mut undo = Rollback::new();
@@ -75,9 +75,7 @@ impl Plugin for Tap {
         let wanted =
             tun::Wanted { ifname: &req.ifname, multi_queue: conf.multi_queue, owner, group, label };
         let tap = tun::create(netns, wanted)?;
-        undo.push(format!("delete \"{}\"", req.ifname), || {
-            Ok(inside.netlink.del_link(req.ifname.as_str()).map(drop)?)
-        });
+        undo.push(format!("delete \"{}\"", req.ifname), || child::take_back(&inside, &req.ifname));
         let link = inside.link(req.ifname.as_str())?;
         let up = !l3 || child::asks_over_the_link(&cx.net.ipam_type);
         let link = set(&inside, link, (mac, mtu), bridge.as_ref(), up)?;
@@ -88,7 +86,9 @@ impl Plugin for Tap {
             ip.interface = Some(0);
         }
         if l3 {
-            configure(&inside, (&link, &req.ifname), &result)?;
+            visitor.set(child::settings(&result, &req.ifname));
+            visitor.finish()?;
+            configure(&inside, &link, &result)?;
         }
         tap.keep()?;
         cx.finish(&mut result);
@@ -116,15 +116,7 @@ impl Plugin for Tap {
     }
 
     fn del(cx: &Cx<'_>, _: &Conf, req: &DelReq) -> Result<()> {
-        let mut failures = Failures::new();
-        // Before the device, which a DHCP release needs.
-        if is_l3(cx) {
-            failures.keep(cx.ipam_del());
-        }
-        if let Some(netns) = &req.netns {
-            failures.keep(child::del(netns, &req.ifname, TUN));
-        }
-        failures.into_result()
+        req.del_link(cx, TUN)
     }
 
     fn gc(cx: &Cx<'_>, _: &Conf, _: &GcReq) -> Result<()> {
@@ -208,12 +200,7 @@ fn set(
     Ok(Link { mac: mac.or(link.mac), mtu: if mtu > 0 { mtu } else { link.mtu }, ..link })
 }
 
-fn configure(
-    inside: &Inside<'_>,
-    (link, ifname): (&Link, &IfName),
-    result: &CniResult,
-) -> Result<()> {
-    inside.set(&child::settings(result, ifname))?;
+fn configure(inside: &Inside<'_>, link: &Link, result: &CniResult) -> Result<()> {
     // Nobody is at the other end yet who could object to an address.
     let style = Style { dad: Dad::Off, connected: Connected::Route };
     configure::addresses_and_up(inside, link, result, style)?;

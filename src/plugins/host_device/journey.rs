@@ -124,16 +124,14 @@ fn return_stranded(host: &Netlink, device: &Link, netns: &Netns) {
     }
 }
 
-/// Takes back a move that failed or is not wanted any more: wherever the device got to. What made
-/// the move fail may have been a socket, so there are new ones.
-pub(super) fn undo(netns: &Netns, origin: &Origin) -> Result<()> {
-    let (host, inside) = (Netlink::open()?, Inside::enter(netns)?);
+/// Takes back a move that failed or is not wanted any more: wherever the device got to.
+pub(super) fn undo(inside: &Inside<'_>, host: &Netlink, origin: &Origin) -> Result<()> {
     let moved = |link: &Link| {
         let mac = link.mac.map(|mac| mac.to_string()).unwrap_or_default();
         link.alias == origin.name || (link.name == origin.name && mac == origin.mac)
     };
     match inside.netlink.dump_links()?.into_iter().find(moved) {
-        Some(device) => back_to_host(&inside, &host, &device, origin),
+        Some(device) => back_to_host(inside, host, &device, origin),
         // The kernel refused before anything happened.
         None => Ok(()),
     }

@@ -27,7 +27,6 @@ use self::sysfs::Sysfs;
 use self::whereabouts::Known;
 use crate::cni::{CniResult, Interface, SpecVersion};
 use crate::error::{Code, Error, Result};
-use crate::iface::veth::interface;
 use crate::iface::{Inside, child, verify};
 use crate::netns::Netns;
 use crate::skel::{AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Rollback};
@@ -74,11 +73,12 @@ impl Plugin for HostDevice {
         if let Some(pci) = selector.pci().filter(|id| sysfs.is_user_space(id)) {
             return report_only(cx, req, pci);
         }
+        let entering = Inside::begin(netns)?;
         let host = cx.host()?;
         let records = records(cx, conf);
         let device =
             find::require(host, &sysfs, &selector).map_err(|e| explain(e, &selector, &records))?;
-        let inside = Inside::enter(netns)?;
+        let (inside, visitor) = entering.open()?;
         journey::require_room(&inside, &device, &req.ifname)?;
         let l3 = !cx.net.ipam_type.is_empty();
         if l3 {
@@ -93,19 +93,19 @@ impl Plugin for HostDevice {
             records.forget(req.id.as_str(), req.ifname.as_str())
         });
         records.keep(&record)?;
-        undo.push(format!("give \"{}\" back", device.name), || journey::undo(netns, &origin));
+        undo.push(format!("give \"{}\" back", device.name), || {
+            journey::undo(&inside, host, &origin)
+        });
         let up = !l3 || child::asks_over_the_link(&cx.net.ipam_type);
         let arrival = if up { Arrival::Up } else { Arrival::Down };
         journey::into_container(host, &device, (netns, &req.ifname), arrival)?;
-        let link = inside.link(req.ifname.as_str())?;
         let mut result = if l3 { cx.ipam_add(&mut undo)? } else { CniResult::new() };
+        result.version = SpecVersion::NEWEST;
+        let names = (&req.ifname, &*req.sandbox.path);
+        child::attach((&inside, visitor), names, &mut result)?;
         let pci = device.parent.as_ref().and_then(|parent| sysfs.pci_id(parent));
         let pci = pci.or_else(|| selector.pci().map(str::to_owned));
-        report(&mut result, interface(&link, &req.sandbox.path), pci);
-        if l3 {
-            inside.set(&child::settings(&result, &req.ifname))?;
-            child::configure(&inside, &link, &result)?;
-        }
+        result.interfaces[0].pci_id = pci.unwrap_or_default();
         cx.finish(&mut result);
         undo.commit();
         Ok(result)
@@ -227,25 +227,19 @@ fn report_only(cx: &Cx<'_>, req: &AddReq, pci: &str) -> Result<CniResult> {
     let mut undo = Rollback::new();
     let l3 = !cx.net.ipam_type.is_empty();
     let mut result = if l3 { cx.ipam_add(&mut undo)? } else { CniResult::new() };
-    let entry = Interface {
+    result.version = SpecVersion::NEWEST;
+    result.interfaces = vec![Interface {
         name: req.ifname.to_string(),
         sandbox: req.sandbox.path.clone(),
+        pci_id: pci.to_owned(),
         ..Interface::default()
-    };
-    report(&mut result, entry, Some(pci.to_owned()));
-    cx.finish(&mut result);
-    undo.commit();
-    Ok(result)
-}
-
-/// The one interface, which has all addresses.
-fn report(result: &mut CniResult, mut entry: Interface, pci: Option<String>) {
-    result.version = SpecVersion::NEWEST;
-    entry.pci_id = pci.unwrap_or_default();
-    result.interfaces = vec![entry];
+    }];
     for ip in &mut result.ips {
         ip.interface = Some(0);
     }
+    cx.finish(&mut result);
+    undo.commit();
+    Ok(result)
 }
 
 /// Finds the attachment's device wherever it is, and gives it back to the host.
