@@ -99,33 +99,51 @@ fn is_name(text: &str) -> bool {
 /// The points of a recorded run: every call of the main thread from the reading of stdin to the
 /// writing of the result (both included), and those calls of scratch threads that name a file.
 /// strace counts for each thread, so a scratch thread's other calls share their numbers, and so
-/// their runs, with the main thread's; those with numbers that it does not reach are points too.
+/// their runs, with the main thread's.
 pub(crate) fn points(calls: &[Syscall]) -> Vec<Point> {
+    let of_a_thread = |syscall: &Syscall| match file_of(&syscall.text) {
+        None if syscall.nth > 1 => None,
+        path => Some(Point { syscall: syscall.clone(), path }),
+    };
+    points_by(calls, of_a_thread)
+}
+
+/// As [`points`], for a plugin that does its work on a thread that visits the container: with that
+/// thread's calls beyond those of the main thread, and without what would fail together with the
+/// waking of an executor, which cannot fail.
+pub(crate) fn points_of_a_visit(calls: &[Syscall]) -> Vec<Point> {
+    let is_shared = |syscall: &Syscall| {
+        let Syscall { name, nth, thread, .. } = syscall;
+        calls.iter().any(|c| c.thread < *thread && c.name == *name && c.nth == *nth)
+    };
+    let of_a_thread = |syscall: &Syscall| match file_of(&syscall.text) {
+        None if syscall.nth > 1 && is_shared(syscall) => None,
+        path => Some(Point { syscall: syscall.clone(), path }),
+    };
+    let mut points = points_by(calls, of_a_thread);
+    points.retain(|Point { syscall, path }| {
+        let is_waking = |c: &Syscall| wakes(c) && c.name == syscall.name && c.nth == syscall.nth;
+        path.is_some() || !calls.iter().any(is_waking)
+    });
+    points
+}
+
+fn points_by(calls: &[Syscall], of_a_thread: impl Fn(&Syscall) -> Option<Point>) -> Vec<Point> {
     let is_stdin = |c: &Syscall| c.name == "read" && c.text.starts_with("0<");
     let is_stdout = |c: &Syscall| c.name == "write" && c.text.starts_with("1<");
     let first = calls.iter().position(is_stdin).expect("stdin is read");
     let last = calls.iter().position(is_stdout).unwrap_or(calls.len() - 1);
-    let mut points = Vec::new();
-    for syscall in &calls[first..=last] {
-        // Writing to an eventfd wakes the executor, and cannot fail; nor can what would fail
-        // together with that of another thread.
-        if NOT_OURS.contains(&syscall.name.as_str()) || wakes(syscall) {
-            continue;
-        }
-        if calls.iter().any(|c| wakes(c) && c.name == syscall.name && c.nth == syscall.nth) {
-            continue;
-        }
-        let path = (syscall.thread != 0).then(|| file_of(&syscall.text));
-        match path {
-            None => points.push(Point { syscall: syscall.clone(), path: None }),
-            Some(Some(path)) => points.push(Point { syscall: syscall.clone(), path: Some(path) }),
-            Some(None) if syscall.nth == 1 || !is_shared(syscall, calls) => {
-                points.push(Point { syscall: syscall.clone(), path: None });
-            }
-            Some(None) => {}
-        }
-    }
-    points
+    let ours = |c: &&Syscall| !NOT_OURS.contains(&c.name.as_str()) && !wakes(c);
+    let point = |syscall: &Syscall| match syscall.thread {
+        0 => Some(Point { syscall: syscall.clone(), path: None }),
+        _ => of_a_thread(syscall),
+    };
+    calls[first..=last].iter().filter(ours).filter_map(point).collect()
+}
+
+/// Writing to an eventfd wakes the executor, and cannot fail.
+fn wakes(syscall: &Syscall) -> bool {
+    syscall.text.contains("[eventfd]>, \"")
 }
 
 /// The points of the main thread where files are changed.
@@ -140,16 +158,6 @@ pub(crate) fn file_changes(calls: &[Syscall]) -> Vec<Point> {
     };
     let calls = calls.iter().filter(|c| c.thread == 0).filter(changes);
     calls.map(|syscall| Point { syscall: syscall.clone(), path: None }).collect()
-}
-
-fn wakes(syscall: &Syscall) -> bool {
-    syscall.text.contains("[eventfd]>, \"")
-}
-
-/// Whether a run that makes this call of a scratch thread fail is that of an earlier thread's call.
-fn is_shared(syscall: &Syscall, calls: &[Syscall]) -> bool {
-    let Syscall { name, nth, thread, .. } = syscall;
-    calls.iter().any(|c| c.thread < *thread && c.name == *name && c.nth == *nth)
 }
 
 /// The kernel parameter in the arguments.
