@@ -12,6 +12,11 @@ pub(crate) const BRIDGE: &str = "cni0";
 /// The name of the link that macvlans, ipvlans and VLANs are on top of.
 pub(crate) const MASTER: &str = "up0";
 
+/// What flannel's daemon has written, and where.
+pub(crate) const SUBNET_FILE: &str = "subnet.env";
+pub(crate) const SUBNET_ENV: &str = "FLANNEL_NETWORK=10.0.0.0/8\nFLANNEL_SUBNET=10.1.0.1/16\n\
+    FLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n";
+
 /// The name of the network, and so of the folder of its leases.
 pub(crate) const NETWORK: &str = "bench";
 
@@ -60,6 +65,8 @@ pub(crate) const CASES: &[Case] = &[
     Case { name: "chain", loopback: true, masq: true, ..PORTMAP_CASE },
     Case { name: "bandwidth", chained: &["bandwidth"], ..BRIDGE_CASE },
     Case { name: "tuning", chained: &["tuning"], ..BRIDGE_CASE },
+    Case { name: "sbr", chained: &["sbr"], ..BRIDGE_CASE },
+    Case { name: "flannel", plugin: "flannel", ..BRIDGE_CASE },
     Case { name: "chain-firewall", chained: &["portmap", "firewall"], ..PORTMAP_CASE },
 ];
 
@@ -69,7 +76,7 @@ impl Case {
     }
 
     pub(crate) fn is_bridge(&self) -> bool {
-        self.plugin == "bridge" && !self.is_version()
+        ["bridge", "flannel"].contains(&self.plugin) && !self.is_version()
     }
 
     /// The kind of link that the plugin makes on top of [`MASTER`], if it does.
@@ -106,6 +113,12 @@ impl Case {
                 "egressRate": 8_000_000, "egressBurst": 800_000}),
             "tuning" => json!({"mtu": 1400, "dataDir": data.join("tuning"),
                 "sysctl": {"net.core.somaxconn": "500"}}),
+            "sbr" => json!({}),
+            "flannel" => {
+                json!({"subnetFile": data.join(SUBNET_FILE), "dataDir": data.join("flannel"),
+                "delegate": {"bridge": BRIDGE, "isDefaultGateway": true},
+                "ipam": {"dataDir": data}})
+            }
             _ => self.interface(data),
         };
         if plugin == self.plugin && self.masq {

@@ -157,13 +157,14 @@ impl Bench<'_> {
 
     /// One case with so many pods already there.
     fn case(&self, table: &mut Table, case: &Case, pods: usize) -> Result<()> {
-        let folders: Vec<_> = [&self.ours].into_iter().chain(&self.peer).collect();
-        for folder in &folders {
-            if let Some(plugin) = case.plugins().find(|plugin| !folder.join(plugin).exists()) {
+        let mut folders: Vec<_> = [&self.ours].into_iter().chain(&self.peer).collect();
+        folders.retain(|folder| {
+            let lacking = case.plugins().find(|plugin| !folder.join(plugin).exists());
+            if let Some(plugin) = lacking {
                 table::note(case.name, &format!("no {plugin} in {}", folder.display()));
-                return Ok(());
             }
-        }
+            lacking.is_none()
+        });
         if let Some(kind) = case.rare_kind()
             && !world::has_kind(kind)?
         {

@@ -12,7 +12,7 @@ use cnibox::netns::Netns;
 use serde_json::{Value, json};
 
 use crate::Result;
-use crate::case::{BRIDGE, Case, MASTER, NETWORK};
+use crate::case::{BRIDGE, Case, MASTER, NETWORK, SUBNET_ENV, SUBNET_FILE};
 use crate::netfilter;
 use crate::options::Options;
 
@@ -73,6 +73,7 @@ impl World {
         static COUNT: AtomicUsize = AtomicUsize::new(0);
         let data = dir.join(format!("leases-{}", COUNT.fetch_add(1, Ordering::Relaxed)));
         fs::create_dir(&data)?;
+        fs::write(data.join(SUBNET_FILE), SUBNET_ENV)?;
         let (host, crowd) = (Netns::fresh()?, Netns::fresh()?);
         write_leases(&data.join(NETWORK), case, pods)?;
         if case.child().is_some() {

@@ -331,7 +331,8 @@ impl Volatile {
     /// table, and the addresses themselves in the second.
     fn restore(&self, netlink: &Netlink, link: &Link, (main, local): (u32, u32)) -> Result<()> {
         let present = global_v6(netlink, link)?;
-        for addr in &self.addrs {
+        // The kernel lists those of IPv6 that came last first.
+        for addr in self.addrs.iter().rev() {
             if !present.iter().any(|other| other.net == addr.net) {
                 // Nobody else has taken it in the meantime.
                 let mut again = NewAddr::new(addr.net).dad(Dad::Off).lifetime(addr.lifetime);

@@ -45,7 +45,7 @@ fn ipam(node: &Node) -> Value {
 }
 
 /// A namespace beside the host: 192.0.2.2, the host is 192.0.2.1.
-fn peer(node: &Node) -> Container {
+pub(crate) fn peer(node: &Node) -> Container {
     let peer = Container::new();
     node.sh(&format!("ip link add out0 type veth peer name eth0 netns {}", peer.path()));
     node.sh("ip addr add 192.0.2.1/24 dev out0; ip link set out0 up");

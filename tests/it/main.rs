@@ -16,6 +16,7 @@
 //! | `faults` | ADD failing or killed at each step, DEL killed at each step |
 //! | `chained` | the verbs of a plugin behind `ptp`, and faults at each of its steps |
 //! | `chain` | a whole chain of plugins for many containers at once |
+//! | `seven` | one container through a chain of seven plugins |
 //! | `concurrency` | many calls at once, and the reference's host-local in between |
 //! | `delegation` | IPAM plugins in this process and in another |
 //! | `dhcp` | leases of dnsmasq, of ISC's server and of hostile ones; the daemon's own life |
@@ -83,6 +84,7 @@ mod portmap;
 mod protocol;
 mod ptp;
 mod sbr;
+mod seven;
 mod spoof;
 mod strace;
 mod tap;

@@ -16,7 +16,7 @@ fn behind(keys: Value) -> Behind {
     Behind { plugin: "sbr", keys, since: "0.1.0", prepare: |_| {} }
 }
 
-/// A container with `eth0` (10.0.0.2/24, default route) and `net1` (192.168.1.209/24, fd00:1::9/64,
+/// A container with `eth0` (10.0.0.2/24, default route) and `net1` (192.168.1.209/24, `fd00:1::9/64`,
 /// routes behind a neighbour), as the reference's own tests have it, and what was told of `net1`.
 pub(super) struct Pod {
     pub(super) node: Node,

@@ -198,6 +198,7 @@ fn check_finds_every_kind_of_damage() {
     attached.check_finds("failed to find eth0 associated to vrf blue");
     sh("ip link set eth0 master blue");
     sh("ip route add 192.168.0.0/16 via 10.1.2.9 table 1001");
+    sh("ip route add fd99::/16 via 2001:db8:1::1 table 1001");
     again();
     sh("ip link set blue down");
     attached.check_finds("interface \"blue\" is down");

@@ -94,17 +94,17 @@ fn two_interfaces_of_a_container_are_deleted_one_by_one() {
         let del_other = || other.on("DEL", &container).ifname("net1").ok();
         let (left, gone) = if first_goes_first { ("net1", "eth0") } else { ("eth0", "net1") };
         if first_goes_first {
-            del_one()
+            del_one();
         } else {
-            del_other()
+            del_other();
         }
         assert!(container.try_sh(&format!("ip link show {left}")));
         assert!(!container.try_sh(&format!("ip link show {gone}")));
         assert_eq!(node.leases("net").len() + node.leases("other").len(), 1);
         if first_goes_first {
-            del_other()
+            del_other();
         } else {
-            del_one()
+            del_one();
         }
         assert_eq!(kept(&node), [""; 0]);
         assert_eq!(node.leases("net").len() + node.leases("other").len(), 0);

@@ -33,8 +33,8 @@ fn on(pod: &Pod, program: Option<&std::path::Path>, verb: &str, keys: &Value) ->
 }
 
 /// Pods to compare on.
-fn pods() -> Vec<(&'static str, fn() -> Pod, Value)> {
-    vec![
+fn pods() -> [(&'static str, fn() -> Pod, Value); 3] {
+    [
         ("one address", Pod::new, json!({})),
         ("default route", with_default, json!({})),
         ("two addresses", two_addresses, json!({})),
