@@ -41,8 +41,8 @@ const DEBIAN_PEER: &str = "/usr/lib/cni";
 /// Ports that a bridge of the kernel may have.
 const BRIDGE_PORTS: usize = 1023;
 
-/// The two sizes of the lease store that are compared.
-const LEASES: [usize; 2] = [10, 20_000];
+/// The sizes of the lease store; the last one leaves one address of the subnet.
+const LEASES: [usize; 5] = [10, 1_000, 20_000, 60_000, 65_532];
 
 fn main() -> ExitCode {
     let done = Options::parse(std::env::args().skip(1)).and_then(|options| match options {
@@ -71,7 +71,7 @@ fn run(options: &Options, dir: &Path) -> Result<()> {
         }
     }
     if options.wants("leases") {
-        bench.leases()?;
+        bench.leases(&mut table)?;
     }
     Ok(())
 }
@@ -207,16 +207,14 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// host-local against itself: few leases on the left, many on the right.
-    fn leases(&self) -> Result<()> {
+    /// host-local with few leases and with many, made by the reference.
+    fn leases(&self, table: &mut Table) -> Result<()> {
         let case = CASES.iter().find(|case| case.name == "host-local").ok_or("no host-local")?;
-        let [few, many] = LEASES.map(|n| format!("{n} leases"));
-        let mut table = Table::new(&few, Some(&many));
-        for (who, folder) in [("ours", Some(&self.ours)), ("peer", self.peer.as_ref())] {
-            let Some(folder) = folder else { continue };
-            let worlds = self.worlds(&[folder, folder], |i| LEASES[i], case)?;
+        let folders: Vec<_> = [&self.ours].into_iter().chain(&self.peer).collect();
+        for leases in LEASES {
+            let worlds = self.worlds(&folders, |_| leases, case)?;
             let rounds = contest::rounds(&worlds, case, self.options.rounds)?;
-            let name = format!("host-local, {who}");
+            let name = format!("{leases} leases");
             table.row(&name, "first ADD ever", Unit::Ms, &rounds.first);
             table.row(&name, "ADD", Unit::Ms, &rounds.add);
             table.row(&name, "DEL", Unit::Ms, &rounds.del);

@@ -27,7 +27,7 @@ Cases (all of them without a choice):
   portmap-32     bridge, then portmap with 32 ports
   chain          loopback, bridge with ipMasq, portmap with 1 port
   chain-firewall bridge, portmap with 1 port, firewall
-  leases         host-local with 10 leases against host-local with 20,000
+  leases         host-local with 10, 1,000, 20,000 and 60,000 leases, and with one address left
 
 Options:
   --pods N[,N]   pods already there, with their links and leases, but without rules in the packet

@@ -3,7 +3,7 @@
 //! Each lease is a file named by its address; `last_reserved_ip.<range id>` remembers where to go
 //! on; `lock` is what both implementations lock. Beside them lies our [`super::index`].
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::fs::{self, DirBuilder, File, Metadata};
 use std::io::ErrorKind;
 use std::net::IpAddr;
@@ -180,7 +180,7 @@ impl LeaseStore {
 
     /// The addresses that were freed so short a while ago that nobody may have them yet, and for
     /// how long that is so.
-    pub fn kept_back(&self) -> HashMap<IpAddr, Duration> {
+    pub fn kept_back(&self) -> BTreeMap<IpAddr, Duration> {
         quarantine::kept_back(&self.dir, self.boot.as_deref(), self.reuse_delay)
     }
 

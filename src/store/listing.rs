@@ -67,11 +67,17 @@ impl Listing {
         Ok(Listing { dir: None, path: dir, ..Listing::default() })
     }
 
-    /// Lists the store of `network` for somebody who only looks; `None` if there is none.
+    /// Lists the store of `network` for somebody who only looks; `None` if there is none. A folder
+    /// is one if it has the lock, which every command that made a lease has left there.
     pub fn look(data_dir: &Path, network: &str) -> error::Result<Option<Listing>> {
-        match Listing::read(&data_dir.join(network)) {
-            Err(e) if e.source.kind() == ErrorKind::NotFound => Ok(None),
-            listing => Ok(Some(listing?)),
+        let dir = data_dir.join(network);
+        let lock = dir.join("lock");
+        match fs::symlink_metadata(&lock) {
+            Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
+            found => {
+                found.during("look for", &lock)?;
+                Ok(Some(Listing::read(&dir)?))
+            }
         }
     }
 
@@ -189,7 +195,7 @@ pub fn networks(data_dir: &Path) -> error::Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in entries {
         let entry = entry.during("list", data_dir)?;
-        if entry.path().is_dir() {
+        if entry.path().join("lock").is_file() {
             names.extend(entry.file_name().into_string().ok());
         }
     }

@@ -5,7 +5,7 @@
 //! the wall. Within a boot the former counts, which nobody can set. After a boot the delay is over
 //! when either clock says so: that of the boot began after the address was freed.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::net::IpAddr;
@@ -89,9 +89,9 @@ pub(super) fn kept_back(
     store: &Path,
     boot: Option<&str>,
     delay: Duration,
-) -> HashMap<IpAddr, Duration> {
+) -> BTreeMap<IpAddr, Duration> {
     if delay.is_zero() {
-        return HashMap::new();
+        return BTreeMap::new();
     }
     let now = Moment::now(boot);
     lines(store).into_iter().filter_map(|(ip, then)| Some((ip, now.left(&then, delay)?))).collect()

@@ -9,6 +9,7 @@ use std::time::SystemTime;
 
 use serde_json::{Value, json};
 
+use crate::cni::NetworkName;
 use crate::error::{Code, Error, Result};
 use crate::log;
 use crate::store::{self, Known, LeaseStore, Life, Listing, Terms};
@@ -58,6 +59,16 @@ enum Command {
     List { network: Option<String>, json: bool },
     Free { network: String, what: String },
     Gc { network: Option<String>, dry_run: bool },
+}
+
+impl Command {
+    fn network(&self) -> Option<&str> {
+        match self {
+            Command::Help => None,
+            Command::List { network, .. } | Command::Gc { network, .. } => network.as_deref(),
+            Command::Free { network, .. } => Some(network),
+        }
+    }
 }
 
 /// How it went.
@@ -131,6 +142,9 @@ fn parse(args: Vec<String>) -> std::result::Result<(Command, PathBuf), String> {
         let option = if json { "--json" } else { "--dry-run" };
         return Err(format!("{option} is not for {name}"));
     }
+    if let Some(network) = command.network() {
+        NetworkName::parse(network).map_err(|_| format!("\"{network}\" is no network's name"))?;
+    }
     match words.next() {
         Some(extra) => Err(format!("too many words: \"{extra}\"")),
         None => Ok((command, data_dir)),
@@ -150,7 +164,9 @@ fn run(command: &Command, data_dir: &Path) -> Result<Outcome> {
                 let Some(listing) = Listing::look(data_dir, &network)? else {
                     return Ok(no_network(&network, data_dir));
                 };
-                rows.extend(listing.known().into_iter().map(|known| Row::new(&network, known)));
+                let known = listing.known();
+                warn_of_unreadable(&network, listing.taken().len().saturating_sub(known.len()));
+                rows.extend(known.into_iter().map(|known| Row::new(&network, known)));
             }
             rows.sort_by(Row::order);
             let text = if *json { as_json(&rows)? } else { as_table(&rows) };
@@ -167,6 +183,15 @@ fn run(command: &Command, data_dir: &Path) -> Result<Outcome> {
             }
             Ok(Outcome::Done(text))
         }
+    }
+}
+
+/// Leases are for root to read, and a list without them would look like a free network.
+fn warn_of_unreadable(network: &str, unreadable: usize) {
+    if unreadable > 0 {
+        log::warn(format_args!(
+            "network {network}: {unreadable} leases cannot be read or name no container"
+        ));
     }
 }
 
@@ -213,8 +238,8 @@ fn free(data_dir: &Path, network: &str, what: &str) -> Result<Outcome> {
 
 /// What was, or would be, taken back in a network; `None` if there is no such network.
 fn gc(data_dir: &Path, network: &str, dry_run: bool) -> Result<Option<String>> {
+    let Some(listing) = Listing::look(data_dir, network)? else { return Ok(None) };
     let (word, gone) = if dry_run {
-        let Some(listing) = Listing::look(data_dir, network)? else { return Ok(None) };
         ("would reclaim", listing.gone())
     } else {
         let store = LeaseStore::open_existing(data_dir, network, Terms::default())?;
@@ -326,6 +351,10 @@ mod tests {
             "ls -n",
             "free a b --json",
             "ls -x",
+            "gc ../x",
+            "free /etc c1",
+            "gc ../x",
+            "free /etc c1",
             "ls --data-dir",
         ] {
             assert!(parsed(wrong).is_err(), "{wrong}");

@@ -182,9 +182,18 @@ fn usage_and_places_that_do_not_work() {
         let outcome = ends_with(2, &node.tool("ipam", words));
         assert!(outcome.stdout.is_empty() && outcome.stderr.contains("ipam --help"), "{outcome:?}");
     }
+    for line in ["gc ../leases", "free / c1"] {
+        ends_with(2, &ipam(&node, line));
+    }
     // A node without any network is no trouble.
     assert_eq!(ends_with(0, &ipam(&node, "ls --json")).stdout, "[]\n");
     assert_eq!(ends_with(0, &ipam(&node, "gc")).stdout, "");
+    // Nor is a folder that is no network's: nothing is put there.
+    fs::create_dir_all(node.path("leases/mine")).unwrap();
+    ends_with(0, &ipam(&node, "gc"));
+    ends_with(3, &ipam(&node, "gc mine"));
+    fs::remove_dir(node.path("leases/mine")).unwrap();
+    fs::remove_dir(node.path("leases")).unwrap();
     fs::write(node.path("leases"), "").unwrap();
     let outcome = ends_with(1, &ipam(&node, "ls"));
     assert!(outcome.stderr.contains("not a directory"), "{outcome:?}");

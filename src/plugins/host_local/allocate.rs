@@ -1,6 +1,6 @@
 //! Choosing addresses: one per range set, requested ones first, all or none.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -69,7 +69,7 @@ struct Allocation<'a> {
     /// What the owner had before.
     held: Vec<IpAddr>,
     /// What nobody may have yet, and for how long.
-    kept_back: HashMap<IpAddr, Duration>,
+    kept_back: BTreeMap<IpAddr, Duration>,
     /// Whether leases of containers that are gone were looked for.
     healed: bool,
     reserved: Vec<IpAddr>,

@@ -212,6 +212,59 @@ fn a_full_file_system_fails_add_by_name_and_leaves_no_lease() {
 }
 
 #[test]
+fn on_a_full_file_system_all_but_add_work_and_nothing_is_lost() {
+    let node = Node::new();
+    let net = one_set(&node, &["10.0.0.0/29"]);
+    let (leases, conf, gc) = (node.path("leases"), node.path("conf"), node.path("gc"));
+    fs::create_dir(&leases).unwrap();
+    fs::write(&conf, net.conf.to_string()).unwrap();
+    let nobody = net.with(&json!({"cni.dev/valid-attachments": []}));
+    fs::write(&gc, nobody.conf.to_string()).unwrap();
+    let (dir, conf, gc) = (leases.display(), conf.display(), gc.display());
+    let script = format!(
+        "mount -t tmpfs -o size=64k none {dir} || exit 9
+         call() {{ CNI_COMMAND=$1 CNI_CONTAINERID=$2 \"$plugin\" < $3 > /dev/null; }}
+         plugin=$0
+         for id in c1 c2 c3; do call ADD $id {conf} || exit 10; done
+         head -c 1000000 /dev/zero > {dir}/fill 2> /dev/null
+         call ADD c4 {conf} && exit 11
+         call STATUS '' {conf} || exit 12
+         call CHECK c1 {conf} || exit 13
+         call DEL c1 {conf} || exit 14
+         test -e {dir}/net/10.0.0.2 && exit 15
+         call GC '' {gc} || exit 16
+         test $(ls {dir}/net | grep -c ^10) = 0 || exit 17
+         rm {dir}/fill
+         for id in c4 c5 c6 c7 c8; do call ADD $id {conf} || exit 18; done
+         for id in c4 c5 c6 c7 c8; do call CHECK $id {conf} && call DEL $id {conf} || exit 19; done
+         test $(ls {dir}/net | grep -c ^10) = 0 || exit 20"
+    );
+    let outcome = net.call("ADD", "c1").netns("/x").in_script(&script).run();
+    assert_eq!(outcome.status, Some(0), "{outcome:?}");
+}
+
+#[test]
+fn on_a_read_only_file_system_del_says_what_it_cannot_do() {
+    let node = Node::new();
+    let net = one_set(&node, &["10.0.0.0/24"]);
+    add(&net, "c1");
+    let dir = node.path("leases");
+    let script = format!("mount --bind -o ro {0} {0} && exec \"$0\"", dir.display());
+    let read_only = |verb, id| net.call(verb, id).netns("/x").in_script(&script);
+    read_only("CHECK", "c1").ok();
+    read_only("DEL", "stranger").ok();
+    let nobody = net.with(&json!({"cni.dev/valid-attachments": []}));
+    for call in [read_only("DEL", "c1"), nobody.call("GC", "").in_script(&script)] {
+        let error = call.error();
+        let lease = dir.join("net/10.0.0.2");
+        let msg = format!("remove {}: read-only file system", lease.display());
+        assert_eq!(error.brief(), (5, msg.as_str()));
+    }
+    assert_eq!(net.leases(), ["10.0.0.2"]);
+    del(&net, "c1");
+}
+
+#[test]
 fn many_containers_at_once_get_different_addresses() {
     let node = Node::new();
     let net = one_set(&node, &["10.0.0.0/27"]);
