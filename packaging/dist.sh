@@ -27,32 +27,37 @@ work=$out/work-$go
 rm -rf "$work"
 mkdir -p "$work"
 
-# The tree of a package whose runtimes look for plugins in the folder $1, in $2.
+# tree PLUGINS ZSH ROOT: the tree of a package whose runtimes look for plugins in the folder
+# PLUGINS and whose zsh looks for completions in ZSH.
 tree() {
-    plugins=$1 root=$2
+    plugins=$1 zsh=$2 root=$3
     "$host" install --root "$root" --no-backup "$plugins" >/dev/null
     rm -r "$root$plugins/.cnibox"
     install -m 755 "$binary" "$root$plugins/cnibox"
     share=$root/usr/share
     mkdir -p "$root/usr/bin" "$share/doc/cnibox" "$share/bash-completion/completions" \
-        "$share/zsh/vendor-completions" "$share/fish/vendor_completions.d" \
+        "$share/zsh/$zsh" "$share/fish/vendor_completions.d" \
         "$root/usr/lib/systemd/system" "$root/usr/lib/tmpfiles.d"
     for name in cnibox cnitool; do
         ln -s "../${plugins#/usr/}/cnibox" "$root/usr/bin/$name"
     done
     "$host" completion bash >"$share/bash-completion/completions/cnibox"
-    "$host" completion zsh >"$share/zsh/vendor-completions/_cnibox"
+    "$host" completion zsh >"$share/zsh/$zsh/_cnibox"
     "$host" completion fish >"$share/fish/vendor_completions.d/cnibox.fish"
     python3 packaging/man.py "$host" "$share/man"
     cp README.md CHANGELOG.md "$share/doc/cnibox/"
-    cp LICENSE "$share/doc/cnibox/copyright"
     find packaging/systemd -type f -exec cp {} "$root/usr/lib/systemd/system/" ';'
     cp packaging/tmpfiles.d/*.conf "$root/usr/lib/tmpfiles.d/"
     chmod -R u=rwX,go=rX "$root"
 }
 
 # Debian: containerd and podman look into /usr/lib/cni.
-tree /usr/lib/cni "$work/deb"
+tree /usr/lib/cni vendor-completions "$work/deb"
+doc=$work/deb/usr/share/doc/cnibox
+cp packaging/copyright "$doc/copyright"
+printf 'cnibox (%s) unstable; urgency=medium\n\n  * See CHANGELOG.md.\n\n -- %s  %s\n' "$version" \
+    "$(sed -n 's/^Maintainer: //p' packaging/control.in)" "$(date -u -R -d "@$SOURCE_DATE_EPOCH")" |
+    gzip -9n >"$doc/changelog.gz"
 mkdir "$work/deb/DEBIAN"
 size=$(du -sk --apparent-size "$work/deb" | cut -f1)
 sed "s/@VERSION@/$version/; s/@ARCH@/$deb/; s/@SIZE@/$size/" packaging/control.in >"$work/deb/DEBIAN/control"
@@ -60,7 +65,8 @@ find "$work/deb" -exec touch -h -d "@$SOURCE_DATE_EPOCH" {} +
 dpkg-deb --root-owner-group -Zxz --build "$work/deb" "$out/cnibox_${version}_$deb.deb" >/dev/null
 
 # Fedora, RHEL: /usr/libexec/cni.
-tree /usr/libexec/cni "$work/rpm"
+tree /usr/libexec/cni site-functions "$work/rpm"
+cp LICENSE "$work/rpm/usr/share/doc/cnibox/"
 find "$work/rpm" -exec touch -h -d "@$SOURCE_DATE_EPOCH" {} +
 stage=$(readlink -f "$work")
 (cd "$work/rpm" && find . ! -type d | sed 's,^\.,,' | sort) >"$work/files"

@@ -90,6 +90,16 @@ assert all("licenses" in component and "hashes" in component for component in bo
 END
 objdump -h "$binary" | grep -q dep-v0 || fail "no list of dependencies in the executable"
 
+if command -v kubectl >/dev/null; then
+    kubectl kustomize packaging/kubernetes | grep -q "image: localhost/cnibox:$version" || fail "the kustomization"
+fi
+if command -v systemd-analyze >/dev/null; then
+    units=$(find "$work/deb/usr/lib/systemd/system" -type f)
+    # shellcheck disable=SC2086 # one word each
+    wrong=$(systemd-analyze verify --root="$work/deb" $units 2>&1 | grep -F "$work/deb" || true)
+    [ -z "$wrong" ] || fail "units: $wrong"
+fi
+
 # --- sizes -----------------------------------------------------------------------------------------
 
 kilobytes() {
