@@ -252,7 +252,7 @@ fn a_failed_add_of_the_bridge_gives_the_lease_back() {
 fn many_at_once() {
     let count = std::env::var("DHCP_CONTAINERS").ok().and_then(|n| n.parse().ok()).unwrap_or(MANY);
     let world = World::new();
-    let _server = world.dnsmasq(count, &[]);
+    let _server = world.dnsmasq_random(count.saturating_add(count / 4), &[]);
     let _daemon = world.daemon(&[]);
     let net = world.net("1.1.0");
     let containers: Vec<_> = (0..count).map(|_| Container::new()).collect();

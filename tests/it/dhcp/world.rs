@@ -80,6 +80,12 @@ impl World {
 
     /// dnsmasq on the bridge with this many addresses from 192.168.1.5 on.
     pub(super) fn dnsmasq(&self, addresses: u8, args: &[&str]) -> Process {
+        self.dnsmasq_random(addresses, &[args, &["--dhcp-sequential-ip"]].concat())
+    }
+
+    /// The same, but each client gets an address of its own from the start: in sequence, dnsmasq
+    /// offers one address to all who ask at the same time.
+    pub(super) fn dnsmasq_random(&self, addresses: u8, args: &[&str]) -> Process {
         let mut command = Command::new("dnsmasq");
         let last = 4 + addresses;
         command.args([
@@ -92,7 +98,6 @@ impl World {
             "--interface=br0",
             "--bind-interfaces",
             "--no-ping",
-            "--dhcp-sequential-ip",
             "--dhcp-authoritative",
         ]);
         command.arg(format!("--dhcp-range=192.168.1.5,192.168.1.{last},2m"));

@@ -69,18 +69,15 @@ async fn accept(listener: UnixListener, registry: Rc<Registry>) -> std::convert:
 
 async fn connection(stream: UnixStream, registry: &Rc<Registry>) -> Result<()> {
     let lost = |e: io::Error| Error::io("talk to the plugin", &e);
-    let outcome = match permitted(&stream) {
-        Ok(()) => match timeout(PATIENCE, line(&stream)).await {
-            Ok(Ok(bytes)) if bytes.starts_with(b"CONNECT ") => {
-                return write(&stream, NOT_GO).await.map_err(lost);
-            }
-            Ok(Ok(bytes)) => match Request::decode(&bytes) {
-                Ok(request) => registry.serve(&request, hangup(&stream)).await,
-                Err(error) => Err(error),
-            },
-            Ok(Err(e)) => return Err(lost(e)),
-            Err(_) => return Err(lost(io::ErrorKind::TimedOut.into())),
-        },
+    let bytes = match timeout(PATIENCE, line(&stream)).await {
+        Ok(read) => read.map_err(lost)?,
+        Err(_) => return Err(lost(io::ErrorKind::TimedOut.into())),
+    };
+    if bytes.starts_with(b"CONNECT ") {
+        return write(&stream, NOT_GO).await.map_err(lost);
+    }
+    let outcome = match permitted(&stream).and_then(|()| Request::decode(&bytes)) {
+        Ok(request) => registry.serve(&request, hangup(&stream)).await,
         Err(error) => Err(error),
     };
     let text = Answer::of(outcome).encode()?;

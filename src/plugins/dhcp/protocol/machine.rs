@@ -16,6 +16,9 @@ const PROBES: u32 = 2;
 /// How long to wait after an address turned out to be taken (RFC 2131, section 3.1, step 5),
 /// unless it is the first one.
 const AFTER_CONFLICT: Duration = Duration::from_secs(10);
+/// How long to wait after the second refusal; doubled for each further one. Some servers offer one
+/// address to all who ask at the same time, so it is random by a third.
+const AFTER_REFUSAL: Duration = Duration::from_millis(250);
 /// Between two requests while a lease is renewed, but for leases too short for it.
 const BETWEEN_RENEWALS: Duration = Duration::from_secs(60);
 /// Between two requests however short the lease.
@@ -378,7 +381,11 @@ impl Machine {
         let pause = match self.failures {
             // The first time it is most likely that the server has just changed.
             0 => Duration::ZERO,
-            n => self.client.timing.wait(n - 1, &mut self.random),
+            n => {
+                let mean = AFTER_REFUSAL.saturating_mul(1 << (n - 1).min(16));
+                let mean = mean.min(self.client.timing.most);
+                self.random.around(mean, mean / 3)
+            }
         };
         self.failures = self.failures.saturating_add(1);
         self.start_over(now, pause);
