@@ -16,7 +16,7 @@ use crate::log;
 use crate::skel::Failures;
 use crate::store::lock::Lock;
 
-/// How long anything but an ADD may take.
+/// How long anything but an ADD may take, and the start of the daemon.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// The daemon that a configuration names.
@@ -39,7 +39,7 @@ impl Daemon {
         let records = Records::beside(&self.socket);
         records.create()?;
         // One at a time; the others then find it.
-        let _turn = Lock::exclusive(&records.start_lock())?;
+        let _turn = Lock::within(&records.start_lock(), LIMIT)?;
         if UnixStream::connect(&self.socket).is_err() {
             self.start(&records)?;
         }

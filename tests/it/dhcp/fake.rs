@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::sys::socket::{setsockopt, sockopt};
 
@@ -22,6 +22,7 @@ pub(super) const RELEASE: u8 = 7;
 pub(super) struct Seen {
     pub(super) from: SocketAddr,
     pub(super) bytes: Vec<u8>,
+    pub(super) at: Instant,
 }
 
 impl Seen {
@@ -106,12 +107,17 @@ impl Fake {
             let mut buffer = [0; 2048];
             while !end.load(Ordering::Relaxed) {
                 let Ok((length, from)) = socket.recv_from(&mut buffer) else { continue };
-                let message = Seen { from, bytes: buffer[..length].to_vec() };
+                let message = Seen { from, bytes: buffer[..length].to_vec(), at: Instant::now() };
                 let kind = message.kind();
                 let earlier = log.lock().unwrap().iter().filter(|m| m.kind() == kind).count();
                 log.lock().unwrap().push(message.clone());
                 for answer in script(&message, earlier) {
-                    drop(socket.send_to(&answer, "255.255.255.255:68"));
+                    // As the standard has it: whoever has an address gets it there, but refusals
+                    // are broadcast.
+                    let refusal = answer.get(242) == Some(&NAK);
+                    let there =
+                        Some(message.ciaddr()).filter(|ip| !ip.is_unspecified() && !refusal);
+                    drop(socket.send_to(&answer, (there.unwrap_or(Ipv4Addr::BROADCAST), 68)));
                 }
             }
         });

@@ -45,10 +45,14 @@ fn a_renewal_is_unicast_from_the_address_with_a_number_of_its_own() {
     assert_eq!((renewal.ciaddr(), renewal.broadcast()), (FIVE.into(), false));
     assert_eq!((renewal.option(50), renewal.option(54)), (None, None));
     assert_ne!(renewal.xid(), discover.xid());
-    eventually("no second renewal", || {
-        let all = server.seen(REQUEST);
-        all.iter().filter(|m| is_renewal(m)).count() >= 2
-    });
+    let renewals =
+        || -> Vec<Seen> { server.seen(REQUEST).into_iter().filter(is_renewal).collect() };
+    eventually("no third renewal", || renewals().len() >= 3);
+    for pair in renewals().windows(2) {
+        // An answer that was not heard would be asked for again after a second.
+        assert_ne!(pair[0].xid(), pair[1].xid());
+        assert!(pair[1].at - pair[0].at > Duration::from_millis(1500), "{pair:?}");
+    }
     assert_eq!(server.seen(DISCOVER).len(), 1);
     assert_eq!(addresses(&container), ["192.168.1.5/24"]);
     net.check(&container, &result).ok();
@@ -110,6 +114,8 @@ fn a_refused_lease_is_replaced_on_the_interface() {
     eventually("no route", || container.sh("ip route").contains("default via 192.168.1.1"));
     assert!(container.pings("192.168.1.1"));
     assert!(world.daemon_log().contains("refused by the server: moved"), "{}", world.daemon_log());
+    // The refusal of the first renewal was heard: nobody else was asked.
+    assert_eq!(server.seen(REQUEST).iter().filter(|m| is_renewal(m)).count(), 1);
     let error =
         net.with(&json!({"ipam": world.ipam(&json!({}))})).check(&container, &result).error();
     assert_eq!(error.msg, "error calling DHCP.Check: the lease for c1/net/eth0 is of 192.168.1.6");

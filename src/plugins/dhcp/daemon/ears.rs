@@ -76,7 +76,7 @@ impl Ears {
         match listening {
             Listening::FramesAndArp(_) => self.udp = None,
             Listening::Frames => (self.arp, self.udp) = (None, None),
-            Listening::Udp(_) => (self.frames, self.arp) = (None, None),
+            Listening::FramesAndUdp(_) => self.arp = None,
             Listening::None => *self = Ears::default(),
         }
     }

@@ -289,11 +289,16 @@ impl Running {
         None
     }
 
-    async fn broadcast(&mut self, mut message: Message) -> Result<(), Trouble> {
+    async fn hear_frames(&mut self) -> Result<(), Trouble> {
         if !self.ears.has_frames() {
             let socket = self.open(|ifname| socket::frames(&ifname)).await?;
             self.ears.open_frames(socket).map_err(|e| self.io(&e))?;
         }
+        Ok(())
+    }
+
+    async fn broadcast(&mut self, mut message: Message) -> Result<(), Trouble> {
+        self.hear_frames().await?;
         message.chaddr = self.machine.mac();
         let ends = place::to_everybody(self.machine.mac(), message.ciaddr);
         let sent = self.ears.send_frame(&ends, &message.encode());
@@ -301,6 +306,7 @@ impl Running {
     }
 
     async fn unicast(&mut self, mut message: Message, server: Ipv4Addr) -> Result<(), Trouble> {
+        self.hear_frames().await?;
         let address = message.ciaddr;
         if !self.ears.has_udp(address) {
             let socket = self.open(move |ifname| socket::udp(&ifname, address)).await?;

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
@@ -50,13 +50,20 @@ fn bind(path: &Path) -> io::Result<UnixListener> {
     }
     match UnixStream::connect(path) {
         Ok(_) => return Err(io::ErrorKind::AddrInUse.into()),
-        Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path)?,
+        Err(e) if e.kind() == io::ErrorKind::ConnectionRefused && is_socket(path) => {
+            fs::remove_file(path)?;
+        }
         Err(_) => {}
     }
     let before = umask(Mode::S_IXUSR | Mode::S_IRWXG | Mode::S_IRWXO);
     let bound = UnixListener::bind(path);
     umask(before);
     bound
+}
+
+/// A connection to a file of another kind is refused in the same words.
+fn is_socket(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket())
 }
 
 #[cfg(test)]
@@ -88,8 +95,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         fs::write(&path, "precious").unwrap();
-        // The kernel refuses a connection to a plain file in the same words.
-        drop(listen(&path));
-        assert!(dir.path().join("file").exists());
+        assert!(listen(&path).unwrap_err().msg().ends_with(": bind: address already in use"));
+        assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
     }
 }

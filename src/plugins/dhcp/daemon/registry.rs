@@ -16,6 +16,7 @@ use super::keeper::{Keeper, Order, Phase};
 use super::options::Options;
 use crate::cni::CniResult;
 use crate::error::{Code, Error, Result};
+use crate::log;
 use crate::netlink::Mac;
 
 /// How many threads are in containers' namespaces at once.
@@ -198,12 +199,11 @@ impl Registry {
     }
 
     async fn release(&self, key: &Key) {
-        if let Some(handle) = self.handle(key) {
-            order_release(&handle).await;
-        }
-        // Of a task that died there may still be something.
-        if self.handle(key).is_none() {
-            drop(self.records.remove(key));
+        let Some(handle) = self.handle(key) else { return };
+        order_release(&handle).await;
+        // A task that has died could not do it.
+        if let Err(error) = self.forget(key, handle.number) {
+            log::warn(error);
         }
     }
 

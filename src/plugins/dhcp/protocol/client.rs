@@ -74,6 +74,7 @@ pub enum Listening {
     Frames,
     /// Frames, and ARP for this address.
     FramesAndArp(Ipv4Addr),
-    /// UDP to this address.
-    Udp(Ipv4Addr),
+    /// Frames, since refusals are broadcast, and UDP to this address, so that the kernel does not
+    /// tell the server that nobody listens.
+    FramesAndUdp(Ipv4Addr),
 }

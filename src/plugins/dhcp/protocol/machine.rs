@@ -116,7 +116,7 @@ impl Machine {
                 Listening::Frames
             }
             State::Probing { lease, .. } => Listening::FramesAndArp(lease.address()),
-            State::Renewing { lease, .. } => Listening::Udp(lease.address()),
+            State::Renewing { lease, .. } => Listening::FramesAndUdp(lease.address()),
         }
     }
 

@@ -213,7 +213,7 @@ fn renewal_is_unicast_rebinding_is_not_and_expiry_ends_it() {
     for absent in [option::REQUESTED, option::SERVER] {
         assert_eq!(renewal.options.get(&absent), None);
     }
-    assert_eq!(machine.listening(), Listening::Udp(FIVE));
+    assert_eq!(machine.listening(), Listening::FramesAndUdp(FIVE));
     // Half of what is left, a minute at least, then everybody is asked.
     let mut kinds = Vec::new();
     let mut last = lease.renew;
