@@ -225,7 +225,8 @@ fn without_noise(line: &str) -> Option<String> {
     let mut words = Vec::new();
     let mut skip = false;
     for word in line.split_whitespace() {
-        let value_of_noise = std::mem::replace(&mut skip, ["state", "qdisc"].contains(&word));
+        let value_of_noise =
+            std::mem::replace(&mut skip, ["state", "qdisc", "expires"].contains(&word));
         if !value_of_noise && !skip && !["linkdown", "dadfailed", "tentative"].contains(&word) {
             words.push(
                 word.replace("NO-CARRIER,", "").replace(",LOWER_UP", "").replace(",M-DOWN", ""),

@@ -56,7 +56,13 @@ fn members_tables_addresses_and_routes_are_those_of_the_reference() {
         };
         let (ours, theirs) = (run(None), run(Some(peer.as_path())));
         assert_eq!(ours.0, theirs.0);
-        assert_same("vrf", &ours.1, &theirs.1);
+        // 1.1.1 puts no routes back; later releases do.
+        let comparable = |text: &str| -> String {
+            let lost = |line: &&str| line.contains(" dev ") && !line.contains("proto kernel");
+            text.lines().filter(|line| !lost(line)).collect::<Vec<_>>().join("\n")
+        };
+        assert_same("vrf", &comparable(&ours.1), &comparable(&theirs.1));
+        assert!(ours.1.contains("10.10.10.0/24") && ours.1.contains("fd00:2::/64"));
     }
 }
 
