@@ -34,6 +34,7 @@ python3           python3-minimal                dist,runtimes    -
 dpkg-deb          dpkg                           dist             -
 rpmbuild          rpm                            dist             -
 xz                xz-utils                       dist             -
+cpio              cpio                           dist             -
 containerd        containerd                     runtimes         -
 runc              runc                           runtimes         -
 podman            podman                         runtimes         -

@@ -124,9 +124,8 @@ fn take_back_conf(folder: &Path, conf: &OwnedConf) -> Result<()> {
 fn forget(folder: &Path, steps: &[Step]) -> Result<()> {
     let state = folder.join(STATE);
     Manifest::remove(folder)?;
-    if steps.iter().any(|step| step.action == Action::Keep)
-        && fs::remove_dir(state.join("backup")).is_err()
-    {
+    let has_kept = || fs::read_dir(state.join("backup")).is_ok_and(|mut dir| dir.next().is_some());
+    if steps.iter().any(|step| step.action == Action::Keep) && has_kept() {
         return sync(&state);
     }
     fs::remove_dir_all(&state).during("remove", &state)

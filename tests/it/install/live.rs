@@ -65,6 +65,30 @@ fn a_node_with_containers_is_switched_and_rolled_back() {
     assert_eq!(node.leases("n"), [""; 0]);
 }
 
+#[test]
+fn rules_of_running_containers_go_back_with_the_plugins() {
+    let node = Node::new();
+    let at = Installer::new(&node);
+    for name in ["bridge", "host-local"] {
+        at.write(name, &super::like_the_reference("1.9.1"));
+    }
+    at.install(&[]);
+    let mut conf = conf(&node);
+    conf["ipMasq"] = json!(true);
+    conf["ipMasqBackend"] = json!("nftables");
+    let container = Container::new();
+    call(&at, "ADD", "pod", &container).conf(&conf).result();
+    let tables = || node.sh("nft list tables");
+    assert!(tables().contains("inet cnibox_masquerade"));
+    at.call("uninstall", &["--no-hand-over"]).printed();
+    assert!(tables().contains("inet cnibox_masquerade"));
+    at.install(&[]);
+    at.uninstall();
+    let after = tables();
+    assert!(!after.contains("cnibox_masquerade"), "{after}");
+    assert!(after.contains("inet cni_plugins_masquerade"), "{after}");
+}
+
 /// ADD and DEL all the time in several threads while `switch` is done again and again.
 fn under_load(at: &Installer<'_>, rounds: usize, switch: impl Fn(usize)) {
     const WORKERS: usize = 4;
