@@ -104,7 +104,9 @@ impl<'n> Scene<'n> {
         let ids: Vec<_> = (self.residents.len()..self.size).map(|n| format!("last-{n}")).collect();
         let add = |id: &String| self.call("ADD", id).run().status == Some(0);
         // What is kept back comes back after a second.
-        ids.iter().for_each(|id| eventually("an address is lost", || add(id)));
+        for id in &ids {
+            eventually("an address is lost", || add(id));
+        }
         assert_eq!(self.net.leases().len(), self.size);
         assert!(!add(&"one-more".to_owned()));
         let residents = self.residents.iter().map(ToString::to_string);

@@ -32,14 +32,12 @@ fn on(pod: &Pod, program: Option<&std::path::Path>, verb: &str, keys: &Value) ->
     }
 }
 
+/// A name, and how the pod is made.
+type Kind = (&'static str, fn() -> Pod);
+
 /// Pods to compare on.
-fn pods() -> [(&'static str, fn() -> Pod, Value); 3] {
-    [
-        ("one address", Pod::new, json!({})),
-        ("default route", with_default, json!({})),
-        ("two addresses", two_addresses, json!({})),
-    ]
-}
+const PODS: [Kind; 3] =
+    [("one address", Pod::new), ("default route", with_default), ("two addresses", two_addresses)];
 
 fn with_default() -> Pod {
     let pod = Pod::new();
@@ -59,10 +57,10 @@ fn two_addresses() -> Pod {
 #[test]
 fn rules_and_routes_of_ipv4_are_those_of_the_reference() {
     let Some(peer) = compare::peer("parity of sbr") else { return };
-    for (name, pod, keys) in pods() {
+    for (name, pod) in PODS {
         let run = |program| {
             let pod = pod();
-            let result = on(&pod, program, "ADD", &keys).result();
+            let result = on(&pod, program, "ADD", &json!({})).result();
             (result["ips"].clone(), state(&pod, "-4"))
         };
         let (ours, theirs) = (run(None), run(Some(peer.as_path())));
@@ -93,7 +91,8 @@ fn ipv6_differs_in_what_docs_parity_names_only() {
 #[test]
 fn each_deletes_what_the_other_has_added() {
     let Some(peer) = compare::peer("DEL across of sbr") else { return };
-    for (name, pod, keys) in pods() {
+    let keys = json!({});
+    for (name, pod) in PODS {
         // Ours after theirs: everything is as before, but for what they have lost, routes of IPv6 and,
         // as nothing tells that the main table had it, a default route.
         let one = pod();
