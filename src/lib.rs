@@ -8,7 +8,7 @@
 //! | layer | module | what is there |
 //! | --- | --- | --- |
 //! | | [`applets`] | the table: every applet, one line each |
-//! | 5 | [`tool`] | what a person runs: `cnitool`, `cnibox list` |
+//! | 5 | [`tool`] | what a person runs: `cnitool`, `ipam`, `install`, `cnibox list` |
 //! | 4 | [`plugins`] | one file or folder per plugin |
 //! | 4 | [`runtime`] | the calling side: lists, requests, execution, cache; a library for runtimes |
 //! | 3 | [`skel`] | the plugin process: trait, typed requests, rollback, the printer of results |
@@ -16,7 +16,7 @@
 //! | 2 | [`netfilter`] | the packet filter |
 //! | 2 | [`invoke`] | finding and running a plugin |
 //! | 2 | [`store`] | everything kept on disk |
-//! | 1 | [`netlink`] | links, addresses, routes: the only user of rtnetlink |
+//! | 1 | [`netlink`] | links, addresses, routes, traffic control, `nf_tables`: the only user of rtnetlink |
 //! | 1 | [`netns`], [`sysctl`], [`cmd`], [`log`] | namespaces, kernel parameters, programs, stderr |
 //! | 0 | [`cni`], [`error`] | the protocol as pure data |
 //!
