@@ -4,6 +4,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
 use std::process::Command;
 use std::thread;
 
@@ -124,6 +125,19 @@ fn without_a_daemon_the_error_says_how_to_start_it() {
     assert!(world.node.ip("link show type veth")[0]["ifname"] == "v1");
 }
 
+/// The process of a pidfile, ended also when the test fails.
+struct Started(PathBuf);
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        // Without a file it has ended by itself.
+        let pid = fs::read_to_string(&self.0).ok().and_then(|text| text.parse().ok());
+        if let Some(pid) = pid {
+            kill(Pid::from_raw(pid), Signal::SIGKILL).ok();
+        }
+    }
+}
+
 #[test]
 fn the_daemon_is_started_on_demand_once() {
     let world = World::new();
@@ -141,6 +155,7 @@ fn the_daemon_is_started_on_demand_once() {
     });
     assert_eq!(world.leased().len(), 4);
     let pidfile = world.node.path("run/dhcp/pid");
+    let _ends_with_the_test = Started(pidfile.clone());
     let pid = || Pid::from_raw(fs::read_to_string(&pidfile).unwrap().parse().unwrap());
     let first = pid();
     // A session and process group of its own, nothing of ours open.
