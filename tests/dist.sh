@@ -20,6 +20,7 @@ esac
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 binary=$out/cnibox-$version-$go
 names=$("$binary" list | sed 's/ .*//')
+tools=" $("$binary" list | awk '$2 == "tool" { printf "%s ", $1 }')"
 
 (cd "$out" && sha256sum --quiet -c SHA256SUMS) || fail "SHA256SUMS"
 [ "$(wc -l <"$out/SHA256SUMS")" = "$(find "$out" -type f ! -name SHA256SUMS | wc -l)" ] || fail "SHA256SUMS lacks files"
@@ -28,8 +29,8 @@ names=$("$binary" list | sed 's/ .*//')
 plugins() {
     for name in $names; do
         [ "$(readlink "$1/$name")" = cnibox ] || fail "$1/$name is no link to cnibox"
-        case $name in
-            cnitool) "$1/$name" --help >/dev/null || fail "$1/$name" ;;
+        case $tools in
+            *" $name "*) "$1/$name" --help >/dev/null || fail "$1/$name" ;;
             *) CNI_COMMAND=VERSION "$1/$name" </dev/null | grep -q '"1.1.0"' || fail "$1/$name does not answer" ;;
         esac
     done
@@ -50,7 +51,7 @@ for root in "$work/deb" "$work/rpm"; do
     "$root/usr/bin/cnitool" --help >/dev/null || fail "usr/bin/cnitool"
     for name in $names; do
         page=$root/usr/share/man/man8/cnibox-$name.8.gz
-        [ "$name" != cnitool ] || page=$root/usr/share/man/man1/cnitool.1.gz
+        case $tools in *" $name "*) page=$root/usr/share/man/man1/$name.1.gz ;; esac
         gzip -t "$page" || fail "no manual page of $name"
     done
     [ ! -e "$root/usr/lib/cni/.cnibox" ] || fail "the installer's own folder is in the package"

@@ -1,5 +1,6 @@
 #!/bin/bash
 # Pods as the kubelet makes them. Runs on a node of node.sh.
+# shellcheck source=/dev/null
 . "$HERE/lib.sh"
 mkdir -p "$WORK/containerd"
 start_containerd || exit 1
@@ -52,4 +53,4 @@ for pod in "$web" "$late"; do cri remove "$pod"; done
 check "host port is closed" no page 10.89.0.2:18080
 check "nothing is left" nothing_left
 stop_containerd
-exit $failed
+exit "${failed:-1}"

@@ -1,5 +1,6 @@
 #!/bin/bash
 # Containers of podman with its CNI back end. Runs on a node of node.sh.
+# shellcheck source=/dev/null
 . "$HERE/lib.sh"
 mkdir -p "$WORK/podman/net.d"
 cat >"$WORK/containers.conf" <<END
@@ -51,4 +52,4 @@ check "published after the restart" again page 127.0.0.1:18080
 check "remove all" podman rm -af -t 0
 check "remove the network" podman network rm two
 check "nothing is left" nothing_left
-exit $failed
+exit "${failed:-1}"

@@ -224,6 +224,12 @@ fn rules_of(
     all
 }
 
+/// Whether this is the same container in another network. Runtimes ask for its ports in each
+/// (`podman network connect`); the chain that is entered first serves them.
+fn is_in_another(owner: Owner<'_>, network: &str, id: &str) -> bool {
+    id == owner.id && network != owner.network
+}
+
 /// Refuses ports that the chain of another container has.
 fn refuse_taken(draft: &Draft, forward: &Forward<'_>, target: &Target) -> Result<()> {
     let own = chain_of(draft, forward.owner);
@@ -245,6 +251,10 @@ fn refuse_taken(draft: &Draft, forward: &Forward<'_>, target: &Target) -> Result
             let entry = draft.rules().iter().find(|r| r.chain == TOP && r.goes_to(&other.chain));
             // A chain that nothing leads to maps nothing.
             let Some(entry) = entry else { continue };
+            let owner = entry.value("--comment").and_then(parse_comment);
+            if owner.is_some_and(|(network, id)| is_in_another(forward.owner, network, id)) {
+                continue;
+            }
             let port = HostPort(mapping.address(), mapping.host_port, mapping.proto);
             return Err(taken(port, &words(entry, &other.chain)));
         }
