@@ -67,6 +67,13 @@ pub(crate) const CASES: &[Case] = &[
     Case { name: "tuning", chained: &["tuning"], ..BRIDGE_CASE },
     Case { name: "sbr", chained: &["sbr"], ..BRIDGE_CASE },
     Case { name: "flannel", plugin: "flannel", ..BRIDGE_CASE },
+    Case {
+        name: "seven",
+        loopback: true,
+        masq: true,
+        chained: &["portmap", "bandwidth", "firewall", "tuning", "sbr"],
+        ..PORTMAP_CASE
+    },
     Case { name: "chain-firewall", chained: &["portmap", "firewall"], ..PORTMAP_CASE },
 ];
 
