@@ -9,7 +9,7 @@
 //! | --- | --- |
 //! | `elements.rs` | ours on `nf_tables`: one map element for each address |
 //! | `chains.rs` | the reference's with iptables: one chain for each container |
-//! | `rules.rs` | the reference's on `nf_tables`: one rule for each address; made by [`hand_over`] alone |
+//! | `rules.rs` | the reference's on `nf_tables`: one rule for each address; made by `hand_over` alone |
 
 mod chains;
 mod elements;

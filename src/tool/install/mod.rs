@@ -7,7 +7,7 @@
 //! last the network's configuration are renamed into place. A name that had a plugin has one at
 //! every moment, and no file is written that could be running. What goes wrong is taken back.
 //!
-//! Whose a file is, is read in the file ([`origin`]); nothing foreign is started.
+//! Whose a file is, is read in the file (`origin.rs`); nothing foreign is started.
 
 mod apply;
 mod conflist;
