@@ -93,8 +93,9 @@ impl Plugin for HostDevice {
             records.forget(req.id.as_str(), req.ifname.as_str())
         });
         records.keep(&record)?;
+        // Over a socket of its own: what failed may be the first one.
         undo.push(format!("give \"{}\" back", device.name), || {
-            journey::undo(&inside, host, &origin)
+            journey::undo(&Inside::enter(netns)?, host, &origin)
         });
         let up = !l3 || child::asks_over_the_link(&cx.net.ipam_type);
         let arrival = if up { Arrival::Up } else { Arrival::Down };
