@@ -9,7 +9,8 @@ DESTDIR ?=
 PEER    ?= /usr/lib/cni
 ARGS    ?=
 
-STATIC  := -C target-feature=+crt-static
+# At a fixed address: a process that lives a millisecond should not relocate itself first.
+STATIC  := -C target-feature=+crt-static -C relocation-model=static
 # SHA-512 of a few bytes is not worth asking the processor what it can do: under a hypervisor that
 # question costs more than the sum.
 STATIC  += --cfg sha2_backend="soft" --cfg sha2_backend_soft="compact"

@@ -14,15 +14,26 @@ cd "$(dirname "$0")/.."
 
 say() { echo "lanes: $*"; }
 
-# Runs the tests of a list in this kernel: "executable<tab>test<tab>features".
+# Runs the tests of a list in this kernel: "executable<tab>test<tab>features". One that fails has a
+# second try, alone: two tests and everything they start share one slow processor.
 run_list() {
-    local executable names status=0
+    local executable output names name status=0
+    output=$(mktemp)
     while read -r executable; do
         mapfile -t names < <(awk -F '\t' -v wanted="$executable" '$1 == wanted { print $2 }' "$1")
         echo "executable $executable"
         # With one thread libtest's lines are torn by what the tests print.
-        "$executable" --exact --test-threads=2 "${names[@]}" || status=1
+        if "$executable" --exact --test-threads=2 "${names[@]}" 2>&1 | tee "$output"; then
+            continue
+        fi
+        mapfile -t names < <(sed -n 's/^test \(.*\) \.\.\. FAILED$/\1/p' "$output")
+        [ ${#names[@]} -gt 0 ] || status=1
+        for name in "${names[@]}"; do
+            echo "once more, alone: $name"
+            "$executable" --exact --test-threads=2 "$name" || status=1
+        done
     done < <(cut -f 1 "$1" | sort -u)
+    rm -f "$output"
     return $status
 }
 
@@ -37,7 +48,7 @@ run_in_vms() {
     tests/vm.sh --setup || return
     say "$count tests in the VM lane, which takes minutes; VMs at once: $shards"
     for shard in "$dir"/shard.*.list; do
-        CNIBOX_LANE=vm CNIBOX_VM_TIMEOUT=${CNIBOX_VM_TIMEOUT:-1200} \
+        CNIBOX_LANE=vm CNIBOX_VM_TIMEOUT=${CNIBOX_VM_TIMEOUT:-2700} \
             CNIBOX_VM_QEMU=${CNIBOX_VM_QEMU:--device e1000,romfile= -device virtio-net-pci,romfile=} \
             tests/vm.sh bash tests/lanes.sh list "$shard" >"${shard%.list}.log" 2>&1 &
         vms+=($!)

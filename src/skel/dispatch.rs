@@ -11,7 +11,40 @@ use crate::netns::Netns;
 
 /// Runs `P` for a call whose environment was checked ([`Env::check`]). The result is within the
 /// limits of the configuration's version.
+///
+/// There is one of this for each plugin, so what is the same for all is done by functions that
+/// do not know the plugin.
 pub fn dispatch<P: Plugin>(call: &Call<'_>) -> Result<Option<CniResult>> {
+    let (verb, net, version) = prepare(call, P::VERSIONS)?;
+    let conf: P::Conf = net.json.decode().map_err(|e| e.context("failed to load netconf"))?;
+    let cx = &Cx::new(call, net, version);
+    match verb {
+        Verb::Add => return add::<P>(cx, &conf).map(Some),
+        Verb::Check => P::check(cx, &conf, &check_request(cx)?)?,
+        Verb::Del => {
+            let (req, trouble) = del_request(cx)?;
+            P::del(cx, &conf, &req)?;
+            trouble?;
+        }
+        Verb::Gc => {
+            if let Some(valid) = cx.net.valid_attachments()? {
+                P::gc(cx, &conf, &GcReq { valid })?;
+            } else {
+                log::warn(UNLISTED);
+                P::gc_unlisted(cx, &conf)?;
+            }
+        }
+        Verb::Status => P::status(cx, &conf)?,
+        Verb::Version => {}
+    }
+    Ok(None)
+}
+
+const UNLISTED: &str = "GC without \"cni.dev/valid-attachments\" releases nothing: \
+    an absent list says nothing about what is valid";
+
+/// What is known before the plugin's own keys are decoded.
+fn prepare(call: &Call<'_>, supported: &[SpecVersion]) -> Result<(Verb, NetConf, SpecVersion)> {
     let mut net = NetConf::parse(call.stdin)?;
     let Some(verb) = Verb::parse(&call.env.command) else {
         let msg = format!("unknown CNI_COMMAND: {}", call.env.command);
@@ -19,23 +52,12 @@ pub fn dispatch<P: Plugin>(call: &Call<'_>) -> Result<Option<CniResult>> {
     };
     net.read_version()?;
     let version = match verb {
-        Verb::Check => ladder(verb, SpecVersion::V0_4_0, &net.cni_version, P::VERSIONS)?,
-        Verb::Gc | Verb::Status => {
-            ladder(verb, SpecVersion::V1_1_0, &net.cni_version, P::VERSIONS)?
-        }
-        _ => member(&net.cni_version, P::VERSIONS)?,
+        Verb::Check => ladder(verb, SpecVersion::V0_4_0, &net.cni_version, supported)?,
+        Verb::Gc | Verb::Status => ladder(verb, SpecVersion::V1_1_0, &net.cni_version, supported)?,
+        _ => member(&net.cni_version, supported)?,
     };
     net.read_common()?;
-    let conf: P::Conf = net.json.decode().map_err(|e| e.context("failed to load netconf"))?;
-    let cx = Cx::new(call, net, version);
-    match verb {
-        Verb::Add => add::<P>(&cx, &conf).map(Some),
-        Verb::Check => check::<P>(&cx, &conf).map(|()| None),
-        Verb::Del => del::<P>(&cx, &conf).map(|()| None),
-        Verb::Gc => gc::<P>(&cx, &conf).map(|()| None),
-        Verb::Status => P::status(&cx, &conf).map(|()| None),
-        Verb::Version => Ok(None),
-    }
+    Ok((verb, net, version))
 }
 
 /// Membership is exact: `1.0` is not `1.0.0`.
@@ -70,6 +92,22 @@ fn ladder(
 }
 
 fn add<P: Plugin>(cx: &Cx<'_>, conf: &P::Conf) -> Result<CniResult> {
+    let req = add_request(cx)?;
+    let result = P::add(cx, conf, &req)?;
+    result.convert(cx.version).inspect_err(|_| {
+        if !P::TAKES_BACK_WHAT_CANNOT_BE_TOLD {
+            return;
+        }
+        // All was done, and cannot be told in this version: take it back.
+        let AddReq { id, ifname, .. } = req;
+        let netns = Netns::open(&cx.call.env.netns).ok();
+        if let Err(error) = P::del(cx, conf, &DelReq { id, ifname, netns, prev: None }) {
+            log::warn(format_args!("take back an ADD without a result: {error}"));
+        }
+    })
+}
+
+fn add_request(cx: &Cx<'_>) -> Result<AddReq> {
     let env = &cx.call.env;
     let sandbox = Sandbox::at(&env.netns);
     if cx.call.caller == Caller::Runtime
@@ -78,33 +116,20 @@ fn add<P: Plugin>(cx: &Cx<'_>, conf: &P::Conf) -> Result<CniResult> {
         refuse_own_namespace(env, netns)?;
     }
     let (id, ifname) = names(env)?;
-    let req = AddReq { id, sandbox, ifname, prev: prev_result(cx)? };
-    let result = P::add(cx, conf, &req)?;
-    result.convert(cx.version).inspect_err(|_| {
-        if !P::TAKES_BACK_WHAT_CANNOT_BE_TOLD {
-            return;
-        }
-        // All was done, and cannot be told in this version: take it back.
-        let AddReq { id, ifname, .. } = req;
-        let req = DelReq { id, ifname, netns: Netns::open(&env.netns).ok(), prev: None };
-        if let Err(error) = P::del(cx, conf, &req) {
-            log::warn(format_args!("take back an ADD without a result: {error}"));
-        }
-    })
+    Ok(AddReq { id, sandbox, ifname, prev: prev_result(cx)? })
 }
 
-fn check<P: Plugin>(cx: &Cx<'_>, conf: &P::Conf) -> Result<()> {
+fn check_request(cx: &Cx<'_>) -> Result<CheckReq> {
     let env = &cx.call.env;
     let (id, ifname) = names(env)?;
     let sandbox = Sandbox::at(&env.netns);
-    P::check(cx, conf, &CheckReq { id, sandbox, ifname, prev: prev_result(cx)? })
+    Ok(CheckReq { id, sandbox, ifname, prev: prev_result(cx)? })
 }
 
 /// A namespace that is gone is no error. One that cannot be used, because it is the plugin's own
 /// or does not open, is treated as gone and reported at the end, so that no address leaks.
-fn del<P: Plugin>(cx: &Cx<'_>, conf: &P::Conf) -> Result<()> {
-    let env = &cx.call.env;
-    let (id, ifname) = names(env)?;
+fn del_request(cx: &Cx<'_>) -> Result<(DelReq, Result<()>)> {
+    let (id, ifname) = names(&cx.call.env)?;
     let (netns, trouble) = match usable_namespace(cx.call) {
         Ok(netns) => (netns, Ok(())),
         Err(error) => (None, Err(error)),
@@ -113,8 +138,7 @@ fn del<P: Plugin>(cx: &Cx<'_>, conf: &P::Conf) -> Result<()> {
         log::warn(format_args!("DEL goes on without prevResult: {error}"));
         None
     });
-    P::del(cx, conf, &DelReq { id, netns, ifname, prev })?;
-    trouble
+    Ok((DelReq { id, netns, ifname, prev }, trouble))
 }
 
 fn usable_namespace(call: &Call<'_>) -> Result<Option<Netns>> {
@@ -130,16 +154,6 @@ fn usable_namespace(call: &Call<'_>) -> Result<Option<Netns>> {
         }
         Err(error) => Err(Error::from(error).with_code(Code::INVALID_NETNS)),
     }
-}
-
-fn gc<P: Plugin>(cx: &Cx<'_>, conf: &P::Conf) -> Result<()> {
-    let Some(valid) = cx.net.valid_attachments()? else {
-        log::warn(
-            "GC without \"cni.dev/valid-attachments\" releases nothing: an absent list says nothing about what is valid",
-        );
-        return P::gc_unlisted(cx, conf);
-    };
-    P::gc(cx, conf, &GcReq { valid })
 }
 
 fn names(env: &Env) -> Result<(ContainerId, IfName)> {
