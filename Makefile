@@ -8,6 +8,7 @@ BINDIR  ?= $(PREFIX)/bin
 DESTDIR ?=
 PEER    ?= /usr/lib/cni
 ARGS    ?=
+SOAK    ?= 3
 
 # At a fixed address: a process that lives a millisecond should not relocate itself first.
 STATIC  := -C target-feature=+crt-static -C relocation-model=static
@@ -35,7 +36,7 @@ endif
 # Stripped size in bytes that no release may pass: 5 MB.
 SIZE_LIMIT := 5000000
 
-.PHONY: help build demo test test-vm test-runtimes lint arch bench size cross image dist reproduce install clean
+.PHONY: help build demo test test-vm soak test-runtimes lint arch bench size cross image dist reproduce install clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -55,6 +56,10 @@ test: build ## the whole suite: on this kernel, in a VM what this kernel lacks, 
 test-vm: build ## the tests for which this kernel lacks something, in a VM; ARGS=<pattern of names>
 	tests/prepare.sh test
 	CNIBOX_BIN=$(abspath $(BINARY)) tests/lanes.sh vm $(ARGS)
+
+soak: build ## the whole suite with the tests that take long, SOAK rounds of the random ones
+	tests/prepare.sh test
+	CNIBOX_SOAK=$(SOAK) CNIBOX_VM_TIMEOUT=7200 CNIBOX_BIN=$(abspath $(BINARY)) tests/lanes.sh host-and-vm
 
 lint: ## formatting, clippy, documentation, licences and sources of dependencies, shell scripts
 	$(CARGO) fmt --check

@@ -14,6 +14,10 @@ cd "$(dirname "$0")/.."
 
 say() { echo "lanes: $*"; }
 
+# With CNIBOX_SOAK also those tests that take long.
+flags=()
+[ -z "${CNIBOX_SOAK-}" ] || flags=(--include-ignored)
+
 # Runs the tests of a list in this kernel: "executable<tab>test<tab>features". One that fails has a
 # second try, alone: two tests and everything they start share one slow processor.
 run_list() {
@@ -23,14 +27,14 @@ run_list() {
         mapfile -t names < <(awk -F '\t' -v wanted="$executable" '$1 == wanted { print $2 }' "$1")
         echo "executable $executable"
         # With one thread libtest's lines are torn by what the tests print.
-        if "$executable" --exact --test-threads=2 "${names[@]}" 2>&1 | tee "$output"; then
+        if "$executable" "${flags[@]}" --exact --test-threads=2 "${names[@]}" 2>&1 | tee "$output"; then
             continue
         fi
         mapfile -t names < <(sed -n 's/^test \(.*\) \.\.\. FAILED$/\1/p' "$output")
         [ ${#names[@]} -gt 0 ] || status=1
         for name in "${names[@]}"; do
             echo "once more, alone: $name"
-            "$executable" --exact --test-threads=2 "$name" || status=1
+            "$executable" "${flags[@]}" --exact --test-threads=2 "$name" || status=1
         done
     done < <(cut -f 1 "$1" | sort -u)
     rm -f "$output"
@@ -81,10 +85,10 @@ status=0
 if [ "$1" = vm ]; then
     cargo test --locked --no-run --lib --test it
     # Tests that are not skipped fail: they are not meant to run.
-    CNIBOX_LANE=list cargo test --locked --no-fail-fast --lib --test it >"$dir/host" 2>&1 || true
+    CNIBOX_LANE=list cargo test --locked --no-fail-fast --lib --test it -- "${flags[@]}" >"$dir/host" 2>&1 || true
     host="not asked for"
 else
-    cargo test --locked --no-fail-fast 2>&1 | tee "$dir/host" || status=1
+    cargo test --locked --no-fail-fast -- "${flags[@]}" 2>&1 | tee "$dir/host" || status=1
     host=$(awk '/^test result:/ { ok += $4; bad += $6 } END { print ok " passed, " bad " failed" }' "$dir/host")
 fi
 sort -u "$CNIBOX_SKIPPED" | grep -E -- "${2-}" >"$dir/list" || true
