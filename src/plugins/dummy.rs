@@ -107,9 +107,7 @@ impl Plan {
     fn resolve(cx: &Cx<'_>, conf: &Conf) -> Result<Plan> {
         if cx.net.ipam_type.is_empty() {
             let msg = "dummy interface requires an IPAM configuration";
-            return Err(
-                Error::config(msg).with_details("a dummy device does nothing but carry addresses")
-            );
+            return Err(Error::config(msg));
         }
         let mtu = veth::mtu(conf.mtu)?;
         let sources = [&conf.runtime_config.mac, &conf.mac];

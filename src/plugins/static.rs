@@ -12,6 +12,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 
 use crate::cni::json::Json;
 use crate::cni::{CniResult, Dns, IpConfig, Route, SpecVersion, ip};
@@ -52,6 +53,9 @@ struct AddressConf {
     /// The gateway of its network. Default: none.
     #[serde(deserialize_with = "ip::optional_ip::deserialize")]
     gateway: Option<IpAddr>,
+    /// What programs write that print the reference's own type: `address` once more, in parts.
+    #[serde(rename = "Address")]
+    _parts: IgnoredAny,
 }
 
 #[derive(Debug, Default, Deserialize)]

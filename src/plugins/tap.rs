@@ -212,14 +212,15 @@ fn check_device(conf: &Conf, link: &Link) -> Result<()> {
     let name = &link.name;
     // Kernels before 4.20 do not tell more.
     let Some(tun) = link.tun else { return Ok(()) };
-    let shown = |id: Option<u32>| id.map_or("none".to_owned(), |id| id.to_string());
+    let id = |id: Option<u32>| id.map_or("none".to_owned(), |id| id.to_string());
+    // Who did not ask for an owner or a group can do with any.
     for (what, wanted, found) in [
-        ("owner", shown(conf.owner), shown(tun.owner)),
-        ("group", shown(conf.group), shown(tun.group)),
-        ("multi_queue", conf.multi_queue.to_string(), tun.multi_queue.to_string()),
-        ("persist", true.to_string(), tun.persist.to_string()),
+        ("owner", conf.owner.map(|owner| owner.to_string()), id(tun.owner)),
+        ("group", conf.group.map(|group| group.to_string()), id(tun.group)),
+        ("multi_queue", Some(conf.multi_queue.to_string()), tun.multi_queue.to_string()),
+        ("persist", Some(true.to_string()), tun.persist.to_string()),
     ] {
-        if wanted != found {
+        if let Some(wanted) = wanted.filter(|wanted| *wanted != found) {
             return Err(Error::internal(format!(
                 "tap \"{name}\": {what} is {found}, not {wanted}"
             )));

@@ -41,7 +41,6 @@ impl Plugin for Vlan {
     type Conf = Conf;
 
     fn add(cx: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
-        let id = conf.id()?;
         // The delegate is looked for before anything is made.
         cx.ipam()?;
         let netns = req.sandbox.netns()?;
@@ -50,6 +49,7 @@ impl Plugin for Vlan {
         let (inside, visitor) = entering.open()?;
         let place = if conf.link_in_container { &inside.netlink } else { host };
         let (master, mtu) = conf.usable_master(place)?;
+        let id = conf.id()?;
         let mut undo = Rollback::new();
 
         // Before IPAM, so that an attachment that is there already keeps its address.
@@ -96,6 +96,7 @@ impl Plugin for Vlan {
 
     fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
         let unavailable = |e: Error| e.with_code(Code::NOT_AVAILABLE);
+        conf.master_name().map_err(unavailable)?;
         conf.id().map_err(unavailable)?;
         let host = cx.host().map_err(unavailable)?;
         host.require_admin().map_err(|e| unavailable(e.into()))?;
@@ -108,12 +109,16 @@ impl Plugin for Vlan {
 }
 
 impl Conf {
-    /// The number of the VLAN, once it is known that the keys make sense by themselves.
-    fn id(&self) -> Result<u16> {
+    fn master_name(&self) -> Result<&str> {
         if self.master.is_empty() {
             let msg = "\"master\" field is required. It specifies the host interface name to create the VLAN for";
             return Err(Error::config(msg));
         }
+        Ok(&self.master)
+    }
+
+    /// The number of the VLAN.
+    fn id(&self) -> Result<u16> {
         let id = self.vlan_id.ok_or_else(|| {
             Error::config("\"vlanId\" field is required")
                 .with_details("0 is the VLAN of frames that have a priority but no number")
@@ -129,7 +134,7 @@ impl Conf {
 
     /// The master, which has to be up for the VLAN to get up, and the MTU for the VLAN.
     fn usable_master(&self, place: &Netlink) -> Result<(Link, u32)> {
-        let master = child::master(place, &self.master)?;
+        let master = child::master(place, self.master_name()?)?;
         let mtu = child::mtu(self.mtu, &master)?;
         if master.up {
             return Ok((master, mtu));
@@ -143,20 +148,21 @@ impl Conf {
 mod tests {
     use super::*;
 
-    fn id(master: &str, vlan_id: Option<i64>) -> Result<u16> {
-        Conf { master: master.to_owned(), vlan_id, ..Conf::default() }.id()
+    fn id(vlan_id: Option<i64>) -> Result<u16> {
+        Conf { vlan_id, ..Conf::default() }.id()
     }
 
     #[test]
     fn a_vlan_has_a_master_and_a_number() {
-        assert_eq!(id("eth0", Some(0)).unwrap(), 0);
-        assert_eq!(id("eth0", Some(4094)).unwrap(), 4094);
+        assert_eq!(id(Some(0)).unwrap(), 0);
+        assert_eq!(id(Some(4094)).unwrap(), 4094);
         for wrong in [-1, 4095, 65536, i64::MAX] {
             let expected =
                 format!("invalid VLAN ID {wrong} (must be between 0 and 4094 inclusive)");
-            assert_eq!(id("eth0", Some(wrong)).unwrap_err().msg(), expected);
+            assert_eq!(id(Some(wrong)).unwrap_err().msg(), expected);
         }
-        assert_eq!(id("eth0", None).unwrap_err().msg(), "\"vlanId\" field is required");
-        assert!(id("", Some(5)).unwrap_err().msg().starts_with("\"master\" field is required."));
+        assert_eq!(id(None).unwrap_err().msg(), "\"vlanId\" field is required");
+        let error = Conf::default().master_name().unwrap_err();
+        assert!(error.msg().starts_with("\"master\" field is required."));
     }
 }

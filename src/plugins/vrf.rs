@@ -130,7 +130,7 @@ impl Plugin for Vrf {
         }
         let entry = prev.interfaces.iter().position(|entry| entry.name == link.name);
         if let Some(index) = entry {
-            verify::addresses(&inside, &link, (prev, index))?;
+            verify::addresses(&inside, &link, (&restored(prev), index))?;
         }
         verify::routes(&inside, &in_table(prev, vrf.table))
     }
@@ -373,6 +373,14 @@ fn global_v6(netlink: &Netlink, link: &Link) -> Result<Vec<Addr>> {
     let mut addrs = netlink.dump_addrs(link.index)?;
     addrs.retain(|addr| addr.net.addr().is_ipv6() && addr.scope == 0);
     Ok(addrs)
+}
+
+/// The result with the addresses that this plugin gave back: IPv6 loses its addresses on the way
+/// into a VRF. The others are the business of who set them.
+fn restored(prev: &CniResult) -> CniResult {
+    let mut result = prev.clone();
+    result.ips.retain(|ip| ip.address.addr().is_ipv6());
+    result
 }
 
 /// The result with its routes where the VRF has them.

@@ -10,7 +10,7 @@ use super::call::{Call, Caller, Env, RunFn, Verb};
 use super::context::Cx;
 use super::rollback::Rollback;
 use crate::cni::CniResult;
-use crate::error::{Error, Result};
+use crate::error::{Code, Error, Result};
 use crate::invoke;
 
 /// A plugin found on `CNI_PATH`.
@@ -102,14 +102,16 @@ impl<'a> Delegate<'a> {
     }
 
     /// Runs the plugin with this call's environment and standard input, the verb replaced. Its
-    /// errors name it in their details.
+    /// errors name it in their details, unless they are about the configuration: they name a key.
     pub fn run(&self, verb: Verb) -> Result<Option<CniResult>> {
         let outcome = match &self.program {
             Program::Own(run) => self.call(*run, verb),
             Program::Foreign(path) => self.exec(path, verb),
         };
-        outcome
-            .map_err(|e| e.context(format!("{} of the delegate \"{}\"", verb.as_str(), self.name)))
+        outcome.map_err(|e| match e.code() {
+            Code::INVALID_CONFIG => e,
+            _ => e.context(format!("{} of the delegate \"{}\"", verb.as_str(), self.name)),
+        })
     }
 
     fn call(&self, run: RunFn, verb: Verb) -> Result<Option<CniResult>> {

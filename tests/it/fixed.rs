@@ -143,7 +143,7 @@ fn where_addresses_come_from() {
             json!([["10.1.0.1/24", "10.1.0.254"], ["10.2.0.1/24", null]]),
         ),
         (
-            &json!({"ADDRESSES": [{"Address": "::ffff:10.1.0.1/120", "GATEWAY": ""}]}),
+            &json!({"ADDRESSES": [{"ADDRESS": "::ffff:10.1.0.1/120", "GATEWAY": ""}]}),
             &nothing,
             "",
             json!([["10.1.0.1/24", null]]),
@@ -312,4 +312,17 @@ fn the_same_as_the_reference() {
             assert_eq!(call.printed().trim_end(), theirs.trim_end(), "{version} {ipam} {args}");
         }
     }
+}
+
+#[test]
+fn an_address_may_come_a_second_time_in_parts() {
+    let node = Node::new();
+    let address = |parts: &Value| {
+        let both = merged(&json!({"address": "10.10.0.1/24"}), parts);
+        let net = net(&node, "1.1.0", &json!({"addresses": [both]}));
+        ips(&on(&net, "ADD").result())
+    };
+    // As the reference's own type prints itself; the order of keys does not matter.
+    let parts = json!({"Address": {"IP": "10.10.0.1", "Mask": "////AA=="}, "Version": "4"});
+    assert_eq!(address(&parts), address(&json!({})));
 }

@@ -327,7 +327,13 @@ fn ensure_bridge(host: &Netlink, conf: &Conf, plan: &Plan) -> Result<Shared> {
     // With an address from the start, the bridge does not take on those of its ports.
     let mac = Mac::random_local();
     let kind = LinkKind::Bridge { vlan_filtering: plan.vlans.filtering.then_some(true) };
-    let mut bridge = NewLink::new(name, kind).mtu(plan.mtu).mac(mac).up();
+    let mut bridge = NewLink::new(name, kind).mtu(plan.mtu).up();
+    // Once it is told its address a bridge counts its ports, and without one that runs it is no
+    // link for IPv6. While the container's end stays down there is none, but the bridge shall be.
+    let late = conf.disable_container_interface;
+    if !late {
+        bridge = bridge.mac(mac);
+    }
     if conf.promisc_mode {
         bridge = bridge.promisc();
     }
@@ -341,7 +347,12 @@ fn ensure_bridge(host: &Netlink, conf: &Conf, plan: &Plan) -> Result<Shared> {
     };
     // Without IPv6 there is nothing to switch off.
     drop(sysctl::write(&format!("net/ipv6/conf/{name}/accept_ra"), "0"));
-    Ok(Shared { link: host.require_link(name)?, pinned })
+    let link = host.require_link(name)?;
+    if late {
+        host.set_link(link.index, LinkChange::new().mac(mac))?;
+        return Ok(Shared { link: Link { mac: Some(mac), ..link }, pinned });
+    }
+    Ok(Shared { link, pinned })
 }
 
 fn adopt(host: &Netlink, link: Link, (conf, plan): (&Conf, &Plan)) -> Result<Shared> {

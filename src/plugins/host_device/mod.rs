@@ -205,8 +205,7 @@ fn records(cx: &Cx<'_>, conf: &Conf) -> Records {
 }
 
 fn no_selector() -> Error {
-    let msg = r#"specify either "device", "hwaddr", "kernelpath" or "pciBusID""#;
-    Error::internal(msg).with_details("or have the runtime choose by the capability \"deviceID\"")
+    Error::internal(r#"specify either "device", "hwaddr", "kernelpath" or "pciBusID""#)
 }
 
 /// Adds to a device that was not found who may have it.

@@ -258,6 +258,12 @@ fn disable_container_interface_leaves_the_containers_end_down() {
         let result = net.add(&container);
         let link = container.ip("addr show eth0");
         assert_eq!((&link[0]["operstate"], &link[0]["addr_info"]), (&json!("DOWN"), &json!([])));
+        // The bridge is there for IPv6 all the same, and keeps the address that it says it has.
+        let bridge = details(&node, "br0");
+        assert_eq!(bridge["address"], result["interfaces"][0]["mac"]);
+        assert_ne!(bridge["address"], result["interfaces"][1]["mac"]);
+        let local = node.sh("ip -6 addr show dev br0 scope link");
+        assert!(local.contains("inet6 fe80:"), "{local}");
         assert!(is_veth(result["interfaces"][1]["name"].as_str().unwrap()));
         assert!(is_mac(result["interfaces"][2]["mac"].as_str().unwrap()));
         if *version >= "0.4.0" {
