@@ -143,8 +143,11 @@ impl Users<'_> {
         let Some(link) = host.link(name)? else { return Ok(()) };
         let Some(port) = port_of(host, &link)? else { return Ok(()) };
         let Some(bridge) = host.link(&self.conf.bridge)? else { return Ok(()) };
-        // What is in another bridge, or in none, is not ours.
-        if port.master != Some(bridge.index) || self.exist(host, &bridge, &port)? {
+        // What is in another bridge is not ours. In none and down it is half made, by a process that
+        // was killed: whoever is at work on it holds the lock.
+        let half_made = port.master.is_none() && !port.up && !link.up;
+        let is_ours = port.master == Some(bridge.index) || half_made;
+        if !is_ours || self.exist(host, &bridge, &port)? {
             return Ok(());
         }
         let removed = host.del_link_by_index(link.index).map(drop);
