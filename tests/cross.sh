@@ -5,8 +5,11 @@ set -eu
 target=$1
 cd "$(dirname "$0")/.."
 arch=${target%%-*}
-rustup target list --installed 2>/dev/null | grep -qx "$target" || rustup target add "$target" >/dev/null 2>&1 || {
-    echo "cross: no standard library for $target: rustup target add $target" >&2
+# RUSTC may be another compiler, such as a distribution's, that has the standard library.
+sysroot=$("${RUSTC-rustc}" --print sysroot)
+[ -d "$sysroot/lib/rustlib/$target/lib" ] || rustup target add "$target" >/dev/null 2>&1 || {
+    echo "cross: no standard library for $target: rustup target add $target; or, with RUSTC=/usr/bin/rustc," >&2
+    echo "cross: that of Debian's rustc-web and libstd-rust-web-dev:arm64" >&2
     exit 1
 }
 cargo check --quiet --locked --target "$target" --all-targets
