@@ -49,6 +49,23 @@ check "reload of a running container" podman network reload web
 check "published after the reload" again page 127.0.0.1:18080
 check "restart" podman restart -t 0 web
 check "published after the restart" again page 127.0.0.1:18080
+
+# The two containers of the DaemonSet's pod, with no more rights than it gives them, and a folder of
+# ours in place of the node's plugins: the first fills it, the second only waits.
+if [ -e "$WORK/cnibox.oci.tar" ]; then
+    mkdir "$WORK/installed"
+    podman load -q -i "$WORK/cnibox.oci.tar" >/dev/null
+    cnibox=localhost/cnibox:test
+    confined=(--network host --read-only --cap-drop all --security-opt no-new-privileges)
+    check "the DaemonSet's init container" podman run --rm "${confined[@]}" --memory 64m \
+        -v "$WORK/installed:/host/opt/cni/bin" "$cnibox" /host/opt/cni/bin
+    check "installs plugins that answer" env CNI_COMMAND=VERSION "$WORK/installed/bridge"
+    check "its main container" podman run -d --name pause "${confined[@]}" --memory 16m --user 65534:65534 \
+        --entrypoint '["/cnibox", "pause"]' "$cnibox"
+    check "waits" [ "$(podman inspect --format '{{.State.Status}}' pause)" = running ]
+    check "until it is told to end" podman stop -t 5 pause
+    check "and ends well" [ "$(podman inspect --format '{{.State.ExitCode}}' pause)" = 0 ]
+fi
 check "remove all" podman rm -af -t 0
 check "remove the network" podman network rm two
 check "nothing is left" nothing_left

@@ -58,6 +58,8 @@ plugins_for() {
     # What podman's own configurations name and we do not have.
     [ ! -e "$peer/bridge" ] || cp "$peer"/* "$base/$1/plugins/"
     "$given" install "$base/$1/plugins" >/dev/null
+    # As `make image` does; the label of the architecture matters to nobody here.
+    /usr/bin/python3 "$HERE/../../packaging/image.py" "$base/$1/cnibox.oci.tar" test amd64="$given" >/dev/null
 }
 
 wanted="${*:-containerd podman switch}"
