@@ -5,4 +5,5 @@ mod fake;
 mod hostile;
 mod leases;
 mod life;
+mod v6;
 mod world;
