@@ -55,10 +55,13 @@ impl World {
         World { node }
     }
 
-    /// The same with fd00:1::1/64 on the bridge.
+    /// The same with fd00:1::1/64 on the bridge, whose address of the link is there as soon as it
+    /// has a port: servers answer the first question.
     pub(super) fn v6() -> World {
         let world = World::new();
-        world.node.sh("ip addr add fd00:1::1/64 dev br0 nodad");
+        world.node.sh("ip link set br0 down \
+             && echo 0 > /proc/sys/net/ipv6/conf/br0/accept_dad && ip link set br0 up \
+             && ip addr add fd00:1::1/64 dev br0 nodad");
         world
     }
 

@@ -12,7 +12,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{sleep, timeout};
 
 use super::super::place::{self, Change, Place, Trouble};
-use super::super::protocol::client::{Failure, Output};
+use super::super::protocol::client::{Failure, Listening, Output};
 use super::super::protocol::family::{Claim, Client, Family, Lease, Machine};
 use super::super::protocol::frame::{self, SERVER_PORT};
 use super::super::protocol::lease::Flaw;
@@ -197,9 +197,11 @@ impl Keeper {
 impl Running {
     async fn keep(&mut self) -> End {
         loop {
-            let moment = now();
-            if moment >= self.machine.deadline() {
-                let outputs = self.machine.tick(moment);
+            if now() >= self.machine.deadline() {
+                if let Err(Trouble::Gone(what)) = self.come_to_speak().await {
+                    return End::Gone(what);
+                }
+                let outputs = self.machine.tick(now());
                 if let Some(end) = self.perform(outputs).await {
                     return end;
                 }
@@ -312,16 +314,30 @@ impl Running {
     async fn multicast(&mut self, message: v6::message::Message) -> Result<(), Trouble> {
         let servers = match self.servers {
             Some(servers) if self.ears.udp_address().is_some() => servers,
-            _ => self.hear_servers().await?,
+            _ => self.hear_servers(Duration::ZERO).await?,
         };
         let sent = self.ears.send_udp(servers.into(), &message.encode()).await;
         sent.map_err(|e| self.io(&e))
     }
 
-    /// Opens the socket of DHCPv6. The link's address cannot be used before nobody else was found
-    /// to have it, which takes the kernel up to two seconds from when the interface is up.
-    async fn hear_servers(&mut self) -> Result<SocketAddrV6, Trouble> {
-        let deadline = now() + TENTATIVE;
+    /// Before the first message of IPv6: the link's address cannot be used before nobody else was
+    /// found to have it, which takes the kernel up to two seconds from when the interface is up.
+    /// The client's clock does not run meanwhile.
+    async fn come_to_speak(&mut self) -> Result<(), Trouble> {
+        let begins = self.machine.listening() == Listening::None;
+        if !begins || self.keeper.record.key.family == Family::V4 {
+            return Ok(());
+        }
+        // Without it, the attempt to send tells why.
+        match self.hear_servers(TENTATIVE).await {
+            Err(Trouble::Gone(what)) => Err(Trouble::Gone(what)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Opens the socket of DHCPv6, as soon as the link has an address within `patience`.
+    async fn hear_servers(&mut self, patience: Duration) -> Result<SocketAddrV6, Trouble> {
+        let deadline = now() + patience;
         let (socket, servers) = loop {
             match self.try_open(|ifname| socket_v6::udp(&ifname)).await? {
                 Err(e) if e.kind() == io::ErrorKind::AddrNotAvailable => {
