@@ -10,7 +10,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::place::{self, Place, Trouble};
 use super::protocol::client;
-use super::protocol::family::{Claim, Client};
+use super::protocol::family::{Claim, Client, Lease};
 use super::protocol::frame::Ends;
 use super::protocol::machine::Machine;
 use super::protocol::timing::{Random, Timing};
@@ -41,7 +41,7 @@ pub fn release(ifname: &str, client: &Client, claim: &Claim) -> Result<()> {
 
 /// The same for a record, when no daemon does it.
 pub fn release_recorded(record: &Record) -> Result<()> {
-    let Some(claim) = record.lease.as_ref().map(|lease| lease.claim()) else { return Ok(()) };
+    let Some(claim) = record.lease.as_ref().map(Lease::claim) else { return Ok(()) };
     let place = Place { netns: (&record.netns).into(), ifname: record.key.ifname.clone() };
     let netns = match place.open(Some(record.netns_id)) {
         Err(Trouble::Gone(_)) => return Ok(()),
@@ -76,7 +76,7 @@ fn release_v4(ifname: &str, client: &client::Client, claim: &client::Claim) -> R
 fn release_v6(
     ifname: &str,
     client: &v6::identity::Client,
-    claim: &v6::machine::Claim,
+    claim: &v6::verdict::Claim,
 ) -> Result<()> {
     let failed = || "failed to release DHCPv6 lease";
     let io = |e: io::Error| Error::io(ifname, &e);

@@ -51,6 +51,7 @@ pub struct Key {
     pub family: Family,
 }
 
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
 fn is_v4(family: &Family) -> bool {
     *family == Family::V4
 }

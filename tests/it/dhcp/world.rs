@@ -55,7 +55,7 @@ impl World {
         World { node }
     }
 
-    /// The same with fd00:1::1/64 on the bridge, whose address of the link is there as soon as it
+    /// The same with `fd00:1::1/64` on the bridge, whose address of the link is there as soon as it
     /// has a port: servers answer the first question.
     pub(super) fn v6() -> World {
         let world = World::new();
@@ -101,7 +101,7 @@ impl World {
         self.dnsmasq_of(&[&range], args)
     }
 
-    /// dnsmasq with this many addresses from fd00:1::5 on, in sequence, and router advertisements.
+    /// dnsmasq with this many addresses from `fd00:1::5` on, in sequence, and router advertisements.
     pub(super) fn dnsmasq_v6(&self, addresses: u16, args: &[&str]) -> Process {
         let range = range_v6(addresses);
         self.dnsmasq_of(&[&range, "--enable-ra", "--dhcp-sequential-ip"], args)

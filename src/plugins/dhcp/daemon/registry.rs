@@ -125,7 +125,7 @@ impl Registry {
             Either::Right(_) => Err(Error::internal("context canceled")),
         };
         if outcome.is_err() {
-            join_all(begun.borrow().iter().map(order_release)).await;
+            join_all(begun.take().iter().map(order_release)).await;
         }
         outcome.map(|leases| family::result(&leases, request.priority))
     }

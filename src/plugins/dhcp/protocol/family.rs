@@ -137,7 +137,7 @@ pub enum Claim {
     /// Of IPv4.
     V4(client::Claim),
     /// Of IPv6.
-    V6(v6::machine::Claim),
+    V6(v6::verdict::Claim),
 }
 
 impl Claim {

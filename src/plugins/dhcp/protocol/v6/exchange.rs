@@ -17,23 +17,23 @@ pub struct Repeat {
     pub full: bool,
 }
 
-/// SOL_TIMEOUT, REQ_TIMEOUT and DEC_TIMEOUT.
+/// `SOL_TIMEOUT`, `REQ_TIMEOUT` and `DEC_TIMEOUT`.
 const SOON: Duration = Duration::from_secs(1);
-/// SOL_MAX_RT.
+/// `SOL_MAX_RT`.
 const SOL_MAX_RT: Duration = Duration::from_secs(3600);
 /// What a server may set it to (section 21.24).
 const SOL_MAX_RT_RANGE: std::ops::RangeInclusive<u32> = 60..=86_400;
-/// REQ_MAX_RT.
+/// `REQ_MAX_RT`.
 const REQ_MAX_RT: Duration = Duration::from_secs(30);
-/// Half of REQ_MAX_RC: that is half a minute, and leaves time to find another server.
+/// Half of `REQ_MAX_RC`: that is half a minute, and leaves time to find another server.
 const REQ_MAX_RC: u32 = 5;
-/// REN_TIMEOUT and REB_TIMEOUT.
+/// `REN_TIMEOUT` and `REB_TIMEOUT`.
 const REN_TIMEOUT: Duration = Duration::from_secs(10);
 /// Between two requests however short the lease.
 const SHORTEST_RENEWAL: Duration = Duration::from_secs(1);
-/// REN_MAX_RT and REB_MAX_RT.
+/// `REN_MAX_RT` and `REB_MAX_RT`.
 const REN_MAX_RT: Duration = Duration::from_secs(600);
-/// DEC_MAX_RC.
+/// `DEC_MAX_RC`.
 const DEC_MAX_RC: u32 = 4;
 
 impl Repeat {

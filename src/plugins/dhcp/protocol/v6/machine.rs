@@ -9,27 +9,13 @@ use super::super::client::{Failure, Listening, Output, PROBES};
 use super::super::timing::{Moment, NEVER, Random, Timing};
 use super::exchange::{Exchange, Repeat};
 use super::identity::Client;
-use super::lease::{self, Flaw, Lease};
-use super::message::{IaNa, Kind, Message, Status, WANTED, status};
+use super::lease::Lease;
+use super::message::{IaNa, Kind, Message, WANTED};
+use super::verdict::{self, Claim, Verdict};
 use crate::netlink::Mac;
 
 /// The preference of a server that is to be chosen at once.
 const AT_ONCE: u8 = 255;
-
-/// An address that a server has promised or given.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Claim {
-    /// The address.
-    pub address: Ipv6Addr,
-    /// The server's DUID.
-    pub server: Vec<u8>,
-}
-
-impl From<&Lease> for Claim {
-    fn from(lease: &Lease) -> Claim {
-        Claim { address: lease.address, server: lease.server.clone() }
-    }
-}
 
 /// What a server has advertised.
 #[derive(Clone, Debug)]
@@ -76,18 +62,6 @@ enum State {
         lease: Lease,
     },
     Ended,
-}
-
-/// What a Reply comes to.
-enum Verdict {
-    /// An address.
-    Given(Lease),
-    /// The server does not know the client.
-    NoBinding,
-    /// It may not have, or keep, the address.
-    Refused(String),
-    /// Nothing that counts.
-    Useless(String),
 }
 
 /// One client of one interface.
@@ -326,7 +300,7 @@ impl Machine {
         (exchange, best): (Exchange, Option<Offer>),
         out: &mut Vec<Output>,
     ) {
-        let offer = match self.offer(message) {
+        let offer = match verdict::offer(message, self.client.iaid) {
             Ok(claim) => Some(Offer { claim, preference: message.preference }),
             Err(why) => {
                 self.refused(&why, out);
@@ -340,22 +314,6 @@ impl Machine {
             }
             Some(offer) => self.state = State::Soliciting { exchange, best: Some(offer) },
             None => self.state = State::Soliciting { exchange, best },
-        }
-    }
-
-    fn offer(&self, message: &Message) -> Result<Claim, String> {
-        let ia = self.association(message)?;
-        let usable = ia.addrs.iter().find(|addr| lease::is_usable(addr));
-        let address = usable.ok_or_else(|| Flaw::NoAddress.to_string())?.addr;
-        Ok(Claim { address, server: message.server.clone() })
-    }
-
-    /// The client's identity association, unless the server has not done what it was asked for.
-    fn association<'m>(&self, message: &'m Message) -> Result<&'m IaNa, String> {
-        let ia = message.ias.iter().find(|ia| ia.iaid == self.client.iaid);
-        match failure(message, ia) {
-            Some(status) => Err(status.to_string()),
-            None => ia.ok_or_else(|| Flaw::NoAddress.to_string()),
         }
     }
 
@@ -419,8 +377,8 @@ impl Machine {
                 self.refused(&why, out);
                 self.state = State::Requesting { exchange, claim, held };
             }
-            Verdict::NoBinding => self.start_over(now, held, "NoBinding", out),
-            Verdict::Refused(why) => self.start_over(now, held, &why, out),
+            Verdict::NoBinding => self.start_over(now, held.is_some(), "NoBinding", out),
+            Verdict::Refused(why) => self.start_over(now, held.is_some(), &why, out),
         }
     }
 
@@ -439,7 +397,7 @@ impl Machine {
                 out.push(Output::Note(text.to_owned()));
                 self.choose(now, claim, Some(lease.clone()), out);
             }
-            Verdict::Refused(why) => self.start_over(now, Some(lease.clone()), &why, out),
+            Verdict::Refused(why) => self.start_over(now, true, &why, out),
             Verdict::Useless(why) => {
                 self.refused(&why, out);
                 self.state = state;
@@ -448,27 +406,7 @@ impl Machine {
     }
 
     fn judge(&mut self, reply: &Message, own: Ipv6Addr, asked: Moment) -> Verdict {
-        let ia = reply.ias.iter().find(|ia| ia.iaid == self.client.iaid);
-        if let Some(status) = failure(reply, ia) {
-            let text = status.to_string();
-            return match status.code {
-                status::NO_BINDING => Verdict::NoBinding,
-                status::NO_ADDRS_AVAIL | status::NOT_ON_LINK => Verdict::Refused(text),
-                // It may be better the next time, which comes by itself.
-                _ => Verdict::Useless(text),
-            };
-        }
-        let flaw = match ia {
-            None => Flaw::NoAddress,
-            Some(ia) => match Lease::from_reply(reply, ia, Some(own), asked, &mut self.random) {
-                Ok(lease) => return Verdict::Given(lease),
-                Err(flaw) => flaw,
-            },
-        };
-        match flaw {
-            Flaw::Withdrawn => Verdict::Refused(flaw.to_string()),
-            Flaw::NoAddress | Flaw::BadTimes => Verdict::Useless(flaw.to_string()),
-        }
+        verdict::judge(reply, self.client.iaid, own, asked, &mut self.random)
     }
 
     /// Tells about a refusal, but not each time that it is repeated.
@@ -479,9 +417,9 @@ impl Machine {
         }
     }
 
-    /// Begins again, later each time; without the lease that there was.
-    fn start_over(&mut self, now: Moment, held: Option<Lease>, why: &str, out: &mut Vec<Output>) {
-        if held.is_some() {
+    /// Begins again, later each time; if a lease is `held`, without it.
+    fn start_over(&mut self, now: Moment, held: bool, why: &str, out: &mut Vec<Output>) {
+        if held {
             out.push(Output::Lost("the server does not let us keep it"));
         }
         self.refused(why, out);
@@ -546,12 +484,6 @@ impl Machine {
     fn ask(&mut self, now: Moment, exchange: Exchange, end: Moment) -> Exchange {
         exchange.send(now, Repeat::renew(end.saturating_sub(now)), &mut self.random)
     }
-}
-
-/// What a server says against it, for the whole message or the association.
-fn failure<'m>(message: &'m Message, ia: Option<&'m IaNa>) -> Option<&'m Status> {
-    let all = [Some(&message.status), ia.map(|ia| &ia.status)];
-    all.into_iter().flatten().find(|status| !status.is_success())
 }
 
 #[cfg(test)]

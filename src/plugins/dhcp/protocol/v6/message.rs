@@ -432,7 +432,7 @@ mod tests {
                 assert!(message.client.len() <= 130 && message.search.len() <= text::MOST_DOMAINS);
             }
         }
-        let long = [&[7, 0, 0, 1][..], &option(STATUS_CODE, &[b'x'; 60_000])].concat();
+        let long = [&[7, 0, 0, 1][..], &option(STATUS_CODE, &vec![b'x'; 60_000])].concat();
         assert_eq!(Message::decode(&long).unwrap().status.sentence.len(), 200);
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::super::super::family;
 use super::super::lease::tests::{FIVE, addr};
-use super::super::message::IaAddr;
+use super::super::message::{IaAddr, Status, status};
 use super::*;
 
 const SIX: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 6);
