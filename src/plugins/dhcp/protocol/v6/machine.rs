@@ -378,7 +378,9 @@ impl Machine {
                 self.state = State::Requesting { exchange, claim, held };
             }
             Verdict::NoBinding => self.start_over(now, held.is_some(), "NoBinding", out),
-            Verdict::Refused(why) => self.start_over(now, held.is_some(), &why, out),
+            Verdict::NoAddress(why) | Verdict::Refused(why) => {
+                self.start_over(now, held.is_some(), &why, out);
+            }
         }
     }
 
@@ -398,7 +400,7 @@ impl Machine {
                 self.choose(now, claim, Some(lease.clone()), out);
             }
             Verdict::Refused(why) => self.start_over(now, true, &why, out),
-            Verdict::Useless(why) => {
+            Verdict::NoAddress(why) | Verdict::Useless(why) => {
                 self.refused(&why, out);
                 self.state = state;
             }

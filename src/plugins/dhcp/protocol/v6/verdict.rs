@@ -29,6 +29,8 @@ pub enum Verdict {
     Given(Lease),
     /// The server does not know the client.
     NoBinding,
+    /// The server has none to give, which says nothing about one that there is already.
+    NoAddress(String),
     /// It may not have, or keep, the address.
     Refused(String),
     /// Nothing that counts.
@@ -66,7 +68,8 @@ pub fn judge(
         let text = status.to_string();
         return match status.code {
             status::NO_BINDING => Verdict::NoBinding,
-            status::NO_ADDRS_AVAIL | status::NOT_ON_LINK => Verdict::Refused(text),
+            status::NO_ADDRS_AVAIL => Verdict::NoAddress(text),
+            status::NOT_ON_LINK => Verdict::Refused(text),
             // It may be better the next time, which comes by itself.
             _ => Verdict::Useless(text),
         };

@@ -319,7 +319,8 @@ fn an_answer_to_a_renewal_starts_the_lease_again() {
     let renewal = sent(&machine.tick(now));
     let mut crossed = answer(Kind::Reply, &renewal);
     (crossed.ias[0].t1, crossed.ias[0].t2) = (9, 8);
-    for useless in [crossed, failing(Kind::Reply, &renewal, status::UNSPEC_FAIL)] {
+    let failed = |code| failing(Kind::Reply, &renewal, code);
+    for useless in [crossed, failed(status::UNSPEC_FAIL), failed(status::NO_ADDRS_AVAIL)] {
         let out = machine.receive(now, &useless);
         assert!(matches!(out[..], [Output::Refused(_)]) && machine.lease() == Some(&first));
     }
