@@ -2,7 +2,10 @@
 
 mod daemon;
 mod fake;
+mod fake_v6;
 mod hostile;
 mod leases;
 mod life;
+mod life_v6;
+mod v6;
 mod world;

@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::conf::{Ipam, SOCKET};
-use super::place;
+use super::protocol::family::Family;
 use super::record::{Record, Records};
+use super::release;
 use super::wire::{Answer, LONGEST, Request, Verb};
 use crate::cmd;
 use crate::cni::CniResult;
@@ -95,14 +96,15 @@ impl Daemon {
     fn release_without(&self, request: &Request) -> Result<()> {
         let records = Records::beside(&self.socket);
         let stale: Vec<Record> = if request.verb == Verb::Del {
-            records.load(&request.key).into_iter().collect()
+            let of = |family: Family| records.load(&request.key.of(family));
+            Family::ALL.into_iter().filter_map(of).collect()
         } else {
             let all = records.load_all().into_iter();
             all.filter(|record| request.is_stale(&record.key)).collect()
         };
         let mut failures = Failures::new();
         for record in stale {
-            if let Err(error) = place::release_recorded(&record) {
+            if let Err(error) = release::release_recorded(&record) {
                 log::warn(error);
             }
             failures.keep(records.remove(&record.key));

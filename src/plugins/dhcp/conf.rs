@@ -5,10 +5,11 @@ use std::path::PathBuf;
 
 use serde::Deserialize;
 
+use super::protocol::family::Family;
 use super::protocol::message::Options;
 use super::protocol::option;
 use crate::cni::json::Json;
-use crate::error::{Error, Result};
+use crate::error::{Code, Error, Result};
 
 /// Where the daemon listens unless the configuration says otherwise.
 pub(super) const SOCKET: &str = "/run/cni/dhcp.sock";
@@ -108,12 +109,25 @@ impl Ipam {
         self.priority
     }
 
-    /// The options to send with every message; `args` is `CNI_ARGS`.
+    /// Of which families there is to be a lease.
+    pub fn families(&self) -> Result<Vec<Family>> {
+        match self.family.as_deref() {
+            None | Some("ipv4") => Ok(vec![Family::V4]),
+            Some("ipv6") => Ok(vec![Family::V6]),
+            Some("both") => Ok(Family::ALL.to_vec()),
+            Some(other) => {
+                let msg = format!("\"family\" of \"ipam\" is \"{other}\"");
+                let error = Error::new(Code::UNSUPPORTED_FIELD, msg);
+                Err(error.with_details("it can be \"ipv4\", \"ipv6\" or \"both\""))
+            }
+        }
+    }
+
+    /// The options to send with every message; `args` is `CNI_ARGS`. They are IPv4's, but for the
+    /// client's name.
     pub fn options(&self, args: &str) -> Result<Options> {
-        if let Some(family) = self.family.as_deref().filter(|family| *family != "ipv4") {
-            let code = crate::error::Code::UNSUPPORTED_FIELD;
-            let msg = format!("\"family\" of \"ipam\" is \"{family}\"");
-            return Err(Error::new(code, msg).with_details("only \"ipv4\" is supported"));
+        if !self.families()?.contains(&Family::V4) {
+            self.require_no_options()?;
         }
         let args = arguments(args);
         let mut options = Options::new();
@@ -134,6 +148,19 @@ impl Ipam {
         }
         options.insert(option::PARAMETERS, self.parameters()?);
         Ok(options)
+    }
+
+    /// Options of IPv6 have other numbers and are chosen by the daemon.
+    fn require_no_options(&self) -> Result<()> {
+        let is_id = |provide: &Provide| code(&provide.option) == Ok(option::CLIENT_ID);
+        let key = match () {
+            () if !self.request.is_empty() => "request",
+            () if !self.provide.iter().all(is_id) => "provide",
+            () => return Ok(()),
+        };
+        let msg = format!("\"{key}\" of \"ipam\" is about options of IPv4");
+        let remedy = "leave it out where \"family\" is \"ipv6\"; \"dhcp-client-identifier\" is provided to both";
+        Err(Error::config(msg).with_details(remedy))
     }
 
     fn parameters(&self) -> Result<Vec<u8>> {
@@ -194,7 +221,6 @@ fn arguments(text: &str) -> BTreeMap<&str, &str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::Code;
 
     fn ipam(text: &str) -> Ipam {
         let conf: Conf =
@@ -231,6 +257,29 @@ mod tests {
     }
 
     #[test]
+    fn families_and_what_options_they_have() {
+        for (text, families) in [
+            ("{}", &[Family::V4][..]),
+            (r#"{"family":"ipv4"}"#, &[Family::V4]),
+            (r#"{"family":"ipv6"}"#, &[Family::V6]),
+            (r#"{"family":"both"}"#, &Family::ALL),
+        ] {
+            assert_eq!(ipam(text).families().unwrap(), families);
+            assert!(ipam(text).options("").is_ok(), "{text}");
+        }
+        let id = r#""provide":[{"option":"61","value":"me"}]"#;
+        assert_eq!(ipam(&format!(r#"{{"family":"ipv6",{id}}}"#)).options("").unwrap()[&61], b"me");
+        for (key, text) in [
+            ("provide", r#""provide":[{"option":"12","value":"me"}]"#),
+            ("request", r#""request":[{"option":"23"}]"#),
+        ] {
+            assert!(ipam(&format!(r#"{{"family":"both",{text}}}"#)).options("").is_ok());
+            let error = ipam(&format!(r#"{{"family":"ipv6",{text}}}"#)).options("").unwrap_err();
+            assert_eq!(error.msg(), format!("\"{key}\" of \"ipam\" is about options of IPv4"));
+        }
+    }
+
+    #[test]
     fn refusals() {
         let refusal = |text: &str, args: &str| {
             let error = ipam(text).options(args).unwrap_err();
@@ -252,8 +301,7 @@ mod tests {
             let (_, msg) = refusal(&format!(r#"{{"provide":[{{"option":"{reserved}"}}]}}"#), "");
             assert_eq!(msg, format!("option \"{reserved}\" cannot be provided"));
         }
-        assert_eq!(refusal(r#"{"family":"ipv6"}"#, "").0, Code::UNSUPPORTED_FIELD);
-        assert!(ipam(r#"{"family":"ipv4"}"#).options("").is_ok());
+        assert_eq!(refusal(r#"{"family":"ipv5"}"#, "").0, Code::UNSUPPORTED_FIELD);
         let none: Conf = Json::parse(b"{}").unwrap().decode().unwrap();
         assert_eq!(none.ipam().unwrap_err().code(), Code::INVALID_CONFIG);
     }

@@ -3,8 +3,9 @@
 //! The plugin lives too short to renew a lease, so the same executable is the daemon that does:
 //! `dhcp daemon`, in [`daemon`]. The plugin asks it over a unix socket and prints what it says.
 //!
-//! Keys of `ipam`: `daemonSocketPath` (`/run/cni/dhcp.sock`), `request`, `provide`, `priority`, and
-//! `startDaemon`: start the daemon if it is not there. `docs/dhcp-daemon.md` has all of them.
+//! Keys of `ipam`: `daemonSocketPath` (`/run/cni/dhcp.sock`), `family` (`ipv4`, `ipv6` or `both`),
+//! `request`, `provide`, `priority`, and `startDaemon`: start the daemon if it is not there.
+//! `docs/dhcp-daemon.md` has all of them.
 //!
 //! On the host it leaves, while the container lives, a file in `/run/cni/dhcp`.
 //!
@@ -14,7 +15,7 @@
 //! | `wire.rs`, `client.rs` | what plugin and daemon say, and the plugin's side of it |
 //! | `protocol/` | DHCP without input or output |
 //! | `record.rs` | leases on disk |
-//! | `socket.rs`, `place.rs` | work in the container's namespace |
+//! | `socket.rs`, `socket_v6.rs`, `place.rs`, `release.rs` | work in the container's namespace |
 //! | `daemon/` | the daemon |
 
 mod client;
@@ -23,7 +24,9 @@ pub mod daemon;
 pub mod place;
 pub mod protocol;
 pub mod record;
+pub mod release;
 pub mod socket;
+pub mod socket_v6;
 pub mod wire;
 
 use std::path::Path;
@@ -48,7 +51,8 @@ impl Plugin for Dhcp {
 
     fn add(cx: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
         let ipam = conf.ipam()?;
-        let mut request = Request::new(Verb::Add, key(cx, &req.id, &req.ifname));
+        let request = Request::new(Verb::Add, key(cx, &req.id, &req.ifname));
+        let mut request = request.families(ipam.families()?);
         request.options = ipam.options(cx.raw_args())?;
         let id = request.key.client_id();
         request.options.entry(CLIENT_ID).or_insert(id);
@@ -60,7 +64,8 @@ impl Plugin for Dhcp {
 
     fn check(cx: &Cx<'_>, conf: &Conf, req: &CheckReq) -> Result<()> {
         let ipam = conf.ipam()?;
-        let mut request = Request::new(Verb::Check, key(cx, &req.id, &req.ifname));
+        let request = Request::new(Verb::Check, key(cx, &req.id, &req.ifname));
+        let mut request = request.families(ipam.families()?);
         request.addresses = addresses_of(req);
         Daemon::of(&ipam).call(&request).map(drop)
     }
@@ -92,6 +97,7 @@ fn key(cx: &Cx<'_>, id: &ContainerId, ifname: &IfName) -> Key {
         container_id: id.to_string(),
         network: cx.net.name.to_string(),
         ifname: ifname.to_string(),
+        ..Key::default()
     }
 }
 

@@ -1,16 +1,9 @@
 //! The container's side of a lease: its namespace and interface, and what is done there.
 
-use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::protocol::client::{Claim, Client};
-use super::protocol::frame::{EVERYBODY, Ends};
-use super::protocol::lease::Lease;
-use super::protocol::machine::Machine;
-use super::protocol::timing::{Random, Timing};
-use super::record::Record;
-use super::socket;
+use super::protocol::family::{self, Lease};
 use crate::error::{Context, Error, Result};
 use crate::iface::configure;
 use crate::iface::inside::Inside;
@@ -19,11 +12,10 @@ use crate::netlink::{
     Dad, Family, Link, LinkChange, Mac, Netlink, NewAddr, OperState, Route, RouteFilter, RouteMode,
 };
 use crate::netns::{Netns, Visit};
+use crate::sysctl;
 
 /// How long the interface may take to get its carrier. Without one the question is asked anyway.
 const CARRIER: Duration = Duration::from_secs(2);
-/// How long the server may take to say where it is. One behind a router never does.
-const SERVER_ANSWERS: Duration = Duration::from_millis(200);
 /// `RTPROT_KERNEL`: routes that come and go with their addresses.
 const RTPROT_KERNEL: u8 = 2;
 
@@ -85,14 +77,18 @@ impl Place {
     }
 }
 
-/// Sets the interface up, waits for its carrier, and returns its Ethernet address.
-pub fn prepare(ifname: &str) -> Result<Mac> {
+/// Sets the interface up, waits for its carrier, and returns its Ethernet address. For IPv6, it is
+/// switched on, as the plugin that adds the address would do.
+pub fn prepare(ifname: &str, family: family::Family) -> Result<Mac> {
     let failed = || format!("error looking up \"{ifname}\"");
     let netlink = Netlink::open()?;
     let absent = || Error::internal("Link not found");
     let link = netlink.link(ifname)?.ok_or_else(absent).context(failed)?;
     let mac = link.mac.ok_or_else(|| Error::internal("not an Ethernet interface"));
     let mac = mac.context(failed)?;
+    if family == family::Family::V6 {
+        sysctl::ensure(&format!("net/ipv6/conf/{ifname}/disable_ipv6"), "0")?;
+    }
     if !link.up {
         netlink
             .set_link(link.index, LinkChange::new().up())
@@ -136,8 +132,7 @@ impl Change {
         if !had && !self.bare {
             return Ok(false);
         }
-        let filter = RouteFilter { family: Some(Family::V4), table: None, oif: Some(link.index) };
-        let routes = inside.netlink.dump_routes(&filter)?;
+        let routes = self.foreign_routes(&inside, &link)?;
         if let Some(old) = self.old.as_ref().filter(|_| had) {
             self.remove(&inside, &link, old)?;
         }
@@ -152,6 +147,15 @@ impl Change {
         Ok(true)
     }
 
+    /// The routes that the kernel takes along with the last address: those of IPv4.
+    fn foreign_routes(&self, inside: &Inside<'_>, link: &Link) -> Result<Vec<Route>> {
+        if let (Some(Lease::V6(_)), _) | (_, Some(Lease::V6(_))) = (&self.old, &self.new) {
+            return Ok(Vec::new());
+        }
+        let filter = RouteFilter { family: Some(Family::V4), table: None, oif: Some(link.index) };
+        Ok(inside.netlink.dump_routes(&filter)?)
+    }
+
     /// The routes first: the last address takes all of them along, others do not.
     fn remove(&self, inside: &Inside<'_>, link: &Link, old: &Lease) -> Result<()> {
         for route in &old.result(self.priority).routes {
@@ -161,7 +165,7 @@ impl Change {
             kernel.priority = route.priority;
             inside.netlink.del_route(&kernel)?;
         }
-        if self.new.as_ref().is_none_or(|new| new.net != old.net) {
+        if self.new.as_ref().is_none_or(|new| new.ip_net() != old.ip_net()) {
             inside.netlink.del_addr(link.index, old.ip_net())?;
         }
         Ok(())
@@ -179,43 +183,4 @@ impl Change {
             }
         }
     }
-}
-
-/// Gives a lease back: one message from the leased address, in a frame to where the server's answers
-/// came from. It is under way when this returns, so the interface may go.
-pub fn release(ifname: &str, client: &Client, claim: &Claim) -> Result<()> {
-    let failed = || "failed to release DHCP lease: failed to send DHCPRELEASE";
-    let socket = socket::frames(ifname).map_err(|e| Error::io(ifname, &e)).context(failed)?;
-    let message = Machine::release(client, claim, &mut Random::new()).encode();
-    let Claim { address, server, server_mac } = *claim;
-    // A server on the link may send from another Ethernet address than it listens on.
-    let found = socket::resolve(ifname, address, server, SERVER_ANSWERS);
-    let dst_mac = found.ok().flatten().unwrap_or(server_mac);
-    let ends = Ends { src_mac: client.mac, dst_mac, src: address, dst: server };
-    socket::send(&socket, &ends, &message).map_err(|e| Error::io(ifname, &e)).context(failed)
-}
-
-/// The same for a record, when no daemon does it.
-pub fn release_recorded(record: &Record) -> Result<()> {
-    let Some(claim) = record.lease.as_ref().map(Claim::from) else { return Ok(()) };
-    let place = Place { netns: (&record.netns).into(), ifname: record.key.ifname.clone() };
-    let netns = match place.open(Some(record.netns_id)) {
-        Err(Trouble::Gone(_)) => return Ok(()),
-        opened => opened?,
-    };
-    let mut client = record.client(Timing::default(), false);
-    netns
-        .run(|| match look(&place.ifname)? {
-            Some(mac) => {
-                client.mac = mac;
-                release(&place.ifname, &client, &claim)
-            }
-            None => Ok(()),
-        })
-        .map_err(Error::from)?
-}
-
-/// The ends of a frame from `src` to everybody on the link.
-pub fn to_everybody(mac: Mac, src: Ipv4Addr) -> Ends {
-    Ends { src_mac: mac, dst_mac: EVERYBODY, src, dst: Ipv4Addr::BROADCAST }
 }

@@ -6,7 +6,7 @@
 
 use std::fs;
 use std::io::ErrorKind;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -15,10 +15,11 @@ use ipnet::Ipv4Net;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha512};
 
-use super::protocol::client::Client;
-use super::protocol::lease::Lease;
+use super::protocol::family::{Client, Family, Lease};
 use super::protocol::message::Options;
 use super::protocol::timing::{Moment, NEVER, Timing};
+use super::protocol::v6::identity;
+use super::protocol::{client, lease, option, v6};
 use super::wire::{Key, pairs};
 use crate::cni::json::{self, Json};
 use crate::error::{Error, Result, io_text};
@@ -29,8 +30,15 @@ use crate::store::lock::Lock;
 use crate::sysctl;
 
 const ENDING: &str = ".json";
-/// The layout of the files. A daemon that knows a later one reads this one as well.
-const LAYOUT: u32 = 1;
+/// The layout of the files of a family. A daemon that knows a later one reads these as well, and
+/// one that does not know a family does not take its leases for others.
+fn layout(family: Family) -> u32 {
+    match family {
+        Family::V4 => 1,
+        Family::V6 => 2,
+    }
+}
+
 /// Larger than any record.
 const LONGEST: u64 = 256 << 10;
 
@@ -58,7 +66,16 @@ pub struct Record {
 impl Record {
     /// The client that the server knows.
     pub fn client(&self, timing: Timing, broadcast: bool) -> Client {
-        Client { mac: self.mac, broadcast, options: self.options.clone(), timing }
+        let (mac, options) = (self.mac, self.options.clone());
+        match self.key.family {
+            Family::V4 => Client::V4(client::Client { mac, broadcast, options, timing }),
+            Family::V6 => {
+                let id = options.get(&option::CLIENT_ID).cloned();
+                let duid = identity::duid(&id.unwrap_or_else(|| self.key.client_id()));
+                let iaid = identity::iaid(&self.key.ifname);
+                Client::V6(identity::Client { duid, iaid, mac, timing })
+            }
+        }
     }
 }
 
@@ -152,7 +169,8 @@ impl Records {
                 .ok()
         })?;
         let stored: Stored = Json::parse(&bytes).ok()?.decode().ok()?;
-        (stored.layout == LAYOUT && stored.boot == self.boot).then(|| stored.into_record())?
+        let known = stored.layout == layout(stored.key.family);
+        (known && stored.boot == self.boot).then(|| stored.into_record())?
     }
 
     /// Ids and names may be longer than a file's name.
@@ -179,6 +197,8 @@ struct Stored {
     bare: bool,
     #[serde(default)]
     lease: Option<StoredLease>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    lease_v6: Option<StoredLeaseV6>,
 }
 
 /// Times in milliseconds; an absent one is never.
@@ -199,11 +219,92 @@ struct StoredLease {
     options: Options,
 }
 
+#[derive(Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct StoredLeaseV6 {
+    address: Ipv6Addr,
+    server: Vec<u8>,
+    #[serde(default)]
+    renew: Option<u64>,
+    #[serde(default)]
+    rebind: Option<u64>,
+    #[serde(default)]
+    expires: Option<u64>,
+    #[serde(default)]
+    name_servers: Vec<Ipv6Addr>,
+    #[serde(default)]
+    search: Vec<String>,
+}
+
+impl From<lease::Lease> for StoredLease {
+    fn from(lease: lease::Lease) -> StoredLease {
+        StoredLease {
+            address: lease.address(),
+            prefix: lease.net.prefix_len(),
+            server: lease.server,
+            server_mac: lease.server_mac.0,
+            renew: to_millis(lease.renew),
+            rebind: to_millis(lease.rebind),
+            expires: to_millis(lease.expires),
+            options: lease.options,
+        }
+    }
+}
+
+impl From<v6::lease::Lease> for StoredLeaseV6 {
+    fn from(lease: v6::lease::Lease) -> StoredLeaseV6 {
+        StoredLeaseV6 {
+            address: lease.address,
+            server: lease.server,
+            renew: to_millis(lease.renew),
+            rebind: to_millis(lease.rebind),
+            expires: to_millis(lease.expires),
+            name_servers: lease.name_servers,
+            search: lease.search,
+        }
+    }
+}
+
+impl StoredLease {
+    fn into_lease(self) -> Option<Lease> {
+        let lease = lease::Lease {
+            net: Ipv4Net::new(self.address, self.prefix).ok()?,
+            server: self.server,
+            server_mac: Mac(self.server_mac),
+            renew: from_millis(self.renew),
+            rebind: from_millis(self.rebind),
+            expires: from_millis(self.expires),
+            options: self.options,
+        };
+        Some(lease.into())
+    }
+}
+
+impl StoredLeaseV6 {
+    fn into_lease(self) -> Lease {
+        let lease = v6::lease::Lease {
+            address: self.address,
+            server: self.server,
+            renew: from_millis(self.renew),
+            rebind: from_millis(self.rebind),
+            expires: from_millis(self.expires),
+            name_servers: self.name_servers,
+            search: self.search,
+        };
+        lease.into()
+    }
+}
+
 impl From<(&Record, &str)> for Stored {
     fn from((record, boot): (&Record, &str)) -> Stored {
         let record = record.clone();
+        let (lease, lease_v6) = match record.lease {
+            Some(Lease::V4(lease)) => (Some(lease.into()), None),
+            Some(Lease::V6(lease)) => (None, Some(lease.into())),
+            None => (None, None),
+        };
         Stored {
-            layout: LAYOUT,
+            layout: layout(record.key.family),
             boot: boot.to_owned(),
             key: record.key,
             netns: record.netns,
@@ -212,33 +313,18 @@ impl From<(&Record, &str)> for Stored {
             options: record.options,
             priority: record.priority,
             bare: record.bare,
-            lease: record.lease.map(|lease| StoredLease {
-                address: lease.address(),
-                prefix: lease.net.prefix_len(),
-                server: lease.server,
-                server_mac: lease.server_mac.0,
-                renew: to_millis(lease.renew),
-                rebind: to_millis(lease.rebind),
-                expires: to_millis(lease.expires),
-                options: lease.options,
-            }),
+            lease,
+            lease_v6,
         }
     }
 }
 
 impl Stored {
     fn into_record(self) -> Option<Record> {
-        let lease = match self.lease {
-            None => None,
-            Some(lease) => Some(Lease {
-                net: Ipv4Net::new(lease.address, lease.prefix).ok()?,
-                server: lease.server,
-                server_mac: Mac(lease.server_mac),
-                renew: from_millis(lease.renew),
-                rebind: from_millis(lease.rebind),
-                expires: from_millis(lease.expires),
-                options: lease.options,
-            }),
+        let lease = match (self.key.family, self.lease, self.lease_v6) {
+            (Family::V4, Some(lease), _) => Some(lease.into_lease()?),
+            (Family::V6, _, Some(lease)) => Some(lease.into_lease()),
+            _ => None,
         };
         Some(Record {
             key: self.key,
@@ -266,8 +352,13 @@ mod tests {
     use super::*;
 
     fn record(id: &str) -> Record {
-        let key = Key { container_id: id.into(), network: "n".into(), ifname: "eth0".into() };
-        let lease = Lease {
+        let key = Key {
+            container_id: id.into(),
+            network: "n".into(),
+            ifname: "eth0".into(),
+            family: Family::V4,
+        };
+        let lease = lease::Lease {
             net: "10.1.2.9/24".parse().unwrap(),
             server: [10, 1, 2, 1].into(),
             server_mac: Mac([2, 0, 0, 0, 0, 1]),
@@ -284,8 +375,72 @@ mod tests {
             options: Options::from([(61, vec![0, 1])]),
             priority: 3,
             bare: false,
-            lease: Some(lease),
+            lease: Some(lease.into()),
         }
+    }
+
+    fn record_v6(id: &str) -> Record {
+        let lease = v6::lease::Lease {
+            address: "2001:db8::5".parse().unwrap(),
+            server: vec![0, 1, 9],
+            renew: Duration::from_millis(5),
+            rebind: NEVER,
+            expires: NEVER,
+            name_servers: vec!["2001:db8::1".parse().unwrap()],
+            search: vec!["example.com".to_owned()],
+        };
+        let record = record(id);
+        Record { key: record.key.of(Family::V6), lease: Some(lease.into()), ..record }
+    }
+
+    #[test]
+    fn both_leases_of_an_attachment_have_files() {
+        let dir = tempfile::tempdir().unwrap();
+        let records = Records::beside(&dir.path().join("s"));
+        records.create().unwrap();
+        for record in [record("a"), record_v6("a")] {
+            records.save(&record).unwrap();
+        }
+        assert_eq!(records.load_all().len(), 2);
+        assert_eq!(records.load(&record("a").key), Some(record("a")));
+        assert_eq!(records.load(&record_v6("a").key), Some(record_v6("a")));
+        // A daemon that knows nothing of IPv6 must not take one for a lease of IPv4.
+        let text = fs::read_to_string(records.path(&record_v6("a").key)).unwrap();
+        assert!(text.contains("\"layout\":2") && text.contains("\"family\":\"ipv6\""), "{text}");
+        records.remove(&record("a").key).unwrap();
+        assert_eq!(records.load_all(), [record_v6("a")]);
+    }
+
+    #[test]
+    fn files_from_before_there_were_families_are_of_ipv4() {
+        let dir = tempfile::tempdir().unwrap();
+        let records = Records::beside(&dir.path().join("s"));
+        records.create().unwrap();
+        let text = format!(
+            r#"{{"layout":1,"boot":"{}","key":{{"containerId":"a","network":"n","ifname":"eth0"}},
+            "netns":"/run/netns/x","netnsId":[4,18446744073709551615],"mac":[2,0,0,0,0,7],
+            "options":[[61,[0,1]]],"priority":3,"bare":false,"lease":{{"address":"10.1.2.9",
+            "prefix":24,"server":"10.1.2.1","serverMac":[2,0,0,0,0,1],"renew":5,"rebind":6,
+            "expires":null,"options":[[1,[255,255,255,0]]]}}}}"#,
+            records.boot
+        );
+        fs::write(records.path(&record("a").key), text).unwrap();
+        assert_eq!(records.load_all(), [record("a")]);
+    }
+
+    #[test]
+    fn clients_are_the_same_for_every_daemon() {
+        let duid = |record: &Record| match record.client(Timing::default(), false) {
+            Client::V6(client) => client.duid,
+            Client::V4(client) => panic!("{client:?}"),
+        };
+        let one = record_v6("a");
+        assert_eq!(duid(&one), duid(&record_v6("b")), "the configured name, whoever it is");
+        let bare = |id: &str| Record { options: Options::new(), ..record_v6(id) };
+        assert_ne!(duid(&bare("a")), duid(&bare("b")));
+        assert!(
+            matches!(record("a").client(Timing::default(), true), Client::V4(c) if c.broadcast)
+        );
     }
 
     #[test]

@@ -86,13 +86,14 @@ pub fn mac(ifname: &str) -> io::Result<Mac> {
     Ok(Mac(link_addr(ifname)?.addr().unwrap_or_default()))
 }
 
-fn packet_socket(protocol: u16) -> io::Result<Socket> {
+/// A socket for frames of a protocol.
+pub(super) fn packet_socket(protocol: u16) -> io::Result<Socket> {
     let protocol = Protocol::from(i32::from(protocol.to_be()));
     Socket::new(Domain::PACKET, Type::RAW.nonblocking(), Some(protocol))
 }
 
 /// The index and address of an Ethernet interface in the form that a packet socket is bound to.
-fn link_addr(ifname: &str) -> io::Result<LinkAddr> {
+pub(super) fn link_addr(ifname: &str) -> io::Result<LinkAddr> {
     let mut found = getifaddrs()?.filter(|entry| entry.interface_name == ifname);
     let addr = found.find_map(|entry| entry.address?.as_link_addr().copied());
     match addr {
@@ -102,10 +103,14 @@ fn link_addr(ifname: &str) -> io::Result<LinkAddr> {
     }
 }
 
+/// An instruction of a filter.
+pub(super) fn op(code: u32, jt: u8, jf: u8, k: u32) -> SockFilter {
+    SockFilter::new(u16::try_from(code).unwrap_or(0), jt, jf, k)
+}
+
 /// The kernel's filter: unfragmented UDP over IPv4 to the client's port, about the client of this
 /// Ethernet address. Nothing else that the container receives fills our buffer.
 fn to_client(mac: [u8; 6]) -> [SockFilter; 13] {
-    let op = |code: u32, jt, jf, k| SockFilter::new(u16::try_from(code).unwrap_or(0), jt, jf, k);
     let absolute = libc::BPF_LD | libc::BPF_ABS;
     // Behind the IPv4 header, whose length is in the index register.
     let indexed = libc::BPF_LD | libc::BPF_IND;

@@ -5,14 +5,18 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
+use super::protocol::family::Family;
 use super::protocol::message::Options;
 use crate::cni::Attachment;
 use crate::cni::json::{self, Json};
 use crate::cni::{CniResult, SpecVersion};
 use crate::error::{Code, Error, Result};
 
-/// The version of this protocol. A daemon of a later one answers this one as well.
-pub const VERSION: u32 = 1;
+/// The first version of this protocol: that of requests about IPv4 alone, and of all answers. A
+/// daemon of a later one answers earlier ones as well.
+pub const FIRST: u32 = 1;
+/// The version of requests with `families`, which a daemon of the first would not look at.
+pub const VERSION: u32 = 2;
 /// The longest line that is read.
 pub const LONGEST: u64 = 1 << 20;
 
@@ -42,13 +46,40 @@ pub struct Key {
     pub network: String,
     /// The interface in the container.
     pub ifname: String,
+    /// Of which family the lease is. A request is about those in its `families`.
+    #[serde(skip_serializing_if = "is_v4")]
+    pub family: Family,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+fn is_v4(family: &Family) -> bool {
+    *family == Family::V4
+}
+
+fn is_v4_alone(families: &Vec<Family>) -> bool {
+    *families == v4_alone()
+}
+
+fn v4_alone() -> Vec<Family> {
+    vec![Family::V4]
 }
 
 impl Key {
+    /// That of the same attachment's lease of a family.
+    #[must_use]
+    pub fn of(&self, family: Family) -> Key {
+        Key { family, ..self.clone() }
+    }
+
+    /// Whether both are of one attachment.
+    pub fn is_beside(&self, other: &Key) -> bool {
+        *self == other.of(self.family)
+    }
+
     /// What the server knows the client as, unless the configuration says otherwise; the
     /// reference's, so that a lease survives the change from one to the other.
     pub fn client_id(&self) -> Vec<u8> {
-        let text = self.to_string();
+        let text = self.of(Family::V4).to_string();
         let text = &text.as_bytes()[..text.len().min(254)];
         [&[0], text].concat()
     }
@@ -56,7 +87,9 @@ impl Key {
 
 impl std::fmt::Display for Key {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}/{}/{}", self.container_id, self.network, self.ifname)
+        write!(f, "{}/{}/{}", self.container_id, self.network, self.ifname)?;
+        // No interface is called so: the names of files are made of this.
+        if self.family == Family::V6 { f.write_str(" (ipv6)") } else { Ok(()) }
     }
 }
 
@@ -64,7 +97,7 @@ impl std::fmt::Display for Key {
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Request {
-    /// [`VERSION`].
+    /// [`FIRST`] or [`VERSION`].
     pub version: u32,
     /// What is wanted.
     pub verb: Verb,
@@ -74,6 +107,9 @@ pub struct Request {
     /// ADD: the absolute path of the container's namespace.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub netns: String,
+    /// ADD and CHECK: which leases; DEL and GC are about all there are.
+    #[serde(default = "v4_alone", skip_serializing_if = "is_v4_alone")]
+    pub families: Vec<Family>,
     /// ADD: options for every message, each as its code and its bytes.
     #[serde(default, skip_serializing_if = "Options::is_empty", with = "pairs")]
     pub options: Options,
@@ -108,15 +144,28 @@ impl Request {
     /// A request about `key`.
     pub fn new(verb: Verb, key: Key) -> Request {
         Request {
-            version: VERSION,
+            version: FIRST,
             verb,
             key,
             netns: String::new(),
+            families: v4_alone(),
             options: Options::new(),
             priority: 0,
             addresses: Vec::new(),
             valid: Vec::new(),
         }
+    }
+
+    /// The same about leases of these families.
+    #[must_use]
+    pub fn families(self, families: Vec<Family>) -> Request {
+        let version = if is_v4_alone(&families) { FIRST } else { VERSION };
+        Request { version, families, ..self }
+    }
+
+    /// What the leases belong to.
+    pub fn keys(&self) -> impl Iterator<Item = Key> {
+        self.families.iter().map(|family| self.key.of(*family))
     }
 
     /// GC: whether the attachment is one of this network, and not valid any more.
@@ -135,20 +184,27 @@ impl Request {
         let json = Json::parse(line)
             .map_err(|why| Error::new(Code::DECODE, format!("the request is no JSON: {why}")))?;
         let version = json.get_present("version").map(Json::decode::<u32>).transpose()?;
-        if version != Some(VERSION) {
+        if version.is_none_or(|version| !(FIRST..=VERSION).contains(&version)) {
             let told = version.map_or("none".to_owned(), |version| version.to_string());
             let msg = format!("the request is of version {told}, this daemon speaks {VERSION}");
             return Err(Error::new(Code::INCOMPATIBLE_VERSION, msg)
                 .with_details("restart the daemon with the executable of the plugin"));
         }
-        json.decode().map_err(|e: Error| e.context("read the request"))
+        let mut request: Request =
+            json.decode().map_err(|e: Error| e.context("read the request"))?;
+        request.families.sort();
+        request.families.dedup();
+        if request.families.is_empty() {
+            return Err(Error::new(Code::DECODE, "read the request: \"families\" is empty"));
+        }
+        Ok(request)
     }
 }
 
 /// An answer.
 #[derive(Debug, Default, Deserialize, Serialize)]
 pub struct Answer {
-    /// [`VERSION`].
+    /// [`FIRST`].
     pub version: u32,
     /// ADD: the result, in the newest version of CNI.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -177,7 +233,7 @@ impl Answer {
                 (None, Some(Refusal { code: e.code().0, msg, details }))
             }
         };
-        Answer { version: VERSION, result, error }
+        Answer { version: FIRST, result, error }
     }
 
     /// The line to send.
@@ -224,7 +280,8 @@ mod tests {
     use super::*;
 
     fn key() -> Key {
-        Key { container_id: "c".into(), network: "n".into(), ifname: "eth0".into() }
+        let family = Family::V4;
+        Key { container_id: "c".into(), network: "n".into(), ifname: "eth0".into(), family }
     }
 
     #[test]
@@ -247,12 +304,45 @@ mod tests {
         for (line, code) in [
             ("x", Code::DECODE),
             ("{}", Code::INCOMPATIBLE_VERSION),
-            (r#"{"version":2,"verb":"new"}"#, Code::INCOMPATIBLE_VERSION),
+            (r#"{"version":0,"verb":"add"}"#, Code::INCOMPATIBLE_VERSION),
+            (r#"{"version":3,"verb":"add"}"#, Code::INCOMPATIBLE_VERSION),
+            (r#"{"version":2,"verb":"add","families":[]}"#, Code::DECODE),
+            (r#"{"version":2,"verb":"add","families":["ipv5"]}"#, Code::DECODE),
             (r#"{"version":1,"verb":"new"}"#, Code::DECODE),
             (r#"{"version":1}"#, Code::DECODE),
         ] {
             assert_eq!(Request::decode(line.as_bytes()).unwrap_err().code(), code, "{line}");
         }
+    }
+
+    #[test]
+    fn only_requests_about_more_than_ipv4_need_a_later_daemon() {
+        let families = |line: &str| Request::decode(line.as_bytes()).unwrap().families;
+        assert_eq!(families(r#"{"version":1,"verb":"add"}"#), [Family::V4]);
+        for (wanted, version) in
+            [(vec![Family::V4], 1), (vec![Family::V6], 2), (Family::ALL.to_vec(), 2)]
+        {
+            let request = Request::new(Verb::Add, key()).families(wanted.clone());
+            let line = request.encode().unwrap();
+            assert!(line.starts_with(&format!("{{\"version\":{version},")), "{line}");
+            assert_eq!(line.contains("families"), version == 2, "{line}");
+            assert_eq!(families(&line), wanted);
+        }
+        let twice = r#"{"version":2,"verb":"add","families":["ipv6","ipv4","ipv6"]}"#;
+        assert_eq!(families(twice), Family::ALL);
+    }
+
+    #[test]
+    fn leases_of_one_attachment_are_two_and_belong_together() {
+        let other = key().of(Family::V6);
+        assert_ne!(other, key());
+        assert!(other.is_beside(&key()) && key().is_beside(&other) && key().is_beside(&key()));
+        assert!(!Key { ifname: "eth1".into(), ..key() }.is_beside(&other));
+        assert_eq!(
+            (key().to_string(), other.to_string()),
+            ("c/n/eth0".into(), "c/n/eth0 (ipv6)".into())
+        );
+        assert_eq!(other.client_id(), key().client_id());
     }
 
     #[test]

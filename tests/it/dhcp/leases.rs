@@ -5,8 +5,8 @@ use std::thread;
 use serde_json::{Value, json};
 
 use super::world::{World, addresses};
-use crate::net::{no_veth_remains, normal_json, settles};
-use crate::node::{Container, VERSIONS, eventually};
+use crate::net::{Net, no_veth_remains, normal_json, settles};
+use crate::node::{Container, Node, VERSIONS, eventually};
 
 /// The number of containers of `many_at_once`; more in `DHCP_CONTAINERS`.
 const MANY: u8 = 50;
@@ -214,7 +214,7 @@ fn gc_releases_what_is_stale() {
         net.call("ADD", id).netns(&container.path()).result();
     }
     let other = net.with(&json!({"name": "other"}));
-    let gc = |net: &crate::net::Net<'_>, valid: Value| {
+    let gc = |net: &Net<'_>, valid: Value| {
         net.with(&json!({"cni.dev/valid-attachments": valid})).call("GC", "").ok();
     };
     gc(&other, json!([]));
@@ -319,4 +319,36 @@ fn leases_of_iscs_server_are_renewed_and_released() {
     let line = log.lines().find(|line| line.contains("DHCPRELEASE of")).unwrap();
     assert!(line.ends_with("(found)"), "{line}");
     assert!(world.records().is_empty());
+}
+
+/// dnsmasq is on the far end of the master.
+#[test]
+fn a_macvlan_has_its_address_from_the_masters_network() {
+    let node = Node::new();
+    node.sh("ip link add wire0 type veth peer name br0 && ip link set wire0 up \
+         && ip link set br0 up && ip addr add 192.168.1.1/24 dev br0");
+    let world = World { node };
+    let _server = world.dnsmasq(9, &[]);
+    let _daemon = world.daemon(&[]);
+    let keys = json!({"master": "wire0", "ipam": world.ipam(&json!({}))});
+    let net = Net::new(&world.node, "macvlan", "1.1.0", &keys);
+    let (one, two) = (Container::new(), Container::new());
+    let (before, empty) = (world.node.snapshot(), one.snapshot(&world.node));
+    let result = net.add(&one);
+    assert_eq!(result["ips"][0]["address"], "192.168.1.5/24");
+    assert_eq!(addresses(&one), ["192.168.1.5/24"]);
+    assert_eq!(one.ip("-d link show dev eth0")[0]["linkinfo"]["info_kind"], "macvlan");
+    assert!(one.sh("ip route").contains("default via 192.168.1.1"));
+    let other = net.call("ADD", "c2").netns(&two.path()).result();
+    assert_eq!(other["ips"][0]["address"], "192.168.1.6/24");
+    assert!(one.pings("192.168.1.1") && one.pings("192.168.1.6"));
+    net.check(&one, &result).ok();
+    net.del(&one);
+    world.leases_become(&["192.168.1.6"]);
+    net.call("DEL", "c2").netns(&two.path()).ok();
+    world.leases_become(&[]);
+    assert_eq!(world.server_log().matches("DHCPRELEASE").count(), 2, "{}", world.server_log());
+    assert!(world.records().is_empty());
+    settles(&before, || world.node.snapshot());
+    settles(&empty, || one.snapshot(&world.node));
 }

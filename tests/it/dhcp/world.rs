@@ -55,6 +55,16 @@ impl World {
         World { node }
     }
 
+    /// The same with `fd00:1::1/64` on the bridge, whose address of the link is there as soon as it
+    /// has a port: servers answer the first question.
+    pub(super) fn v6() -> World {
+        let world = World::new();
+        world.node.sh("ip link set br0 down \
+             && echo 0 > /proc/sys/net/ipv6/conf/br0/accept_dad && ip link set br0 up \
+             && ip addr add fd00:1::1/64 dev br0 nodad");
+        world
+    }
+
     pub(super) fn socket(&self) -> PathBuf {
         self.node.path("run/dhcp.sock")
     }
@@ -86,8 +96,24 @@ impl World {
     /// The same, but each client gets an address of its own from the start: in sequence, dnsmasq
     /// offers one address to all who ask at the same time.
     pub(super) fn dnsmasq_random(&self, addresses: u8, args: &[&str]) -> Process {
-        let mut command = Command::new("dnsmasq");
         let last = 4 + addresses;
+        let range = format!("--dhcp-range=192.168.1.5,192.168.1.{last},2m");
+        self.dnsmasq_of(&[&range], args)
+    }
+
+    /// dnsmasq with this many addresses from `fd00:1::5` on, in sequence, and router advertisements.
+    pub(super) fn dnsmasq_v6(&self, addresses: u16, args: &[&str]) -> Process {
+        let range = range_v6(addresses);
+        self.dnsmasq_of(&[&range, "--enable-ra", "--dhcp-sequential-ip"], args)
+    }
+
+    /// The same with addresses of both families.
+    pub(super) fn dnsmasq_both(&self, addresses: u8) -> Process {
+        self.dnsmasq(addresses, &[&range_v6(addresses.into()), "--enable-ra"])
+    }
+
+    fn dnsmasq_of(&self, ranges: &[&str], args: &[&str]) -> Process {
+        let mut command = Command::new("dnsmasq");
         command.args([
             "--keep-in-foreground",
             "--log-facility=-",
@@ -100,7 +126,7 @@ impl World {
             "--no-ping",
             "--dhcp-authoritative",
         ]);
-        command.arg(format!("--dhcp-range=192.168.1.5,192.168.1.{last},2m"));
+        command.args(ranges);
         command.arg(format!("--dhcp-leasefile={}", self.node.path("dnsmasq.leases").display()));
         let log = self.node.path("dnsmasq.log");
         drop(fs::remove_file(&log));
@@ -151,6 +177,27 @@ impl World {
         process
     }
 
+    /// ISC's server for IPv6 with leases of so many seconds; `name` is that of its own leases.
+    pub(super) fn isc_v6(&self, seconds: u32, name: &str) -> Process {
+        let conf = self.node.path("dhcpd6.conf");
+        let (renew, rebind) = (seconds / 3, seconds * 2 / 3);
+        let text = format!(
+            "authoritative; default-lease-time {seconds}; preferred-lifetime {seconds};
+             option dhcp-renewal-time {renew}; option dhcp-rebinding-time {rebind};
+             subnet6 fd00:1::/64 {{ range6 fd00:1::100 fd00:1::1ff; }}"
+        );
+        fs::write(&conf, text).unwrap();
+        let leases = self.node.path(name);
+        drop(File::options().create(true).append(true).open(&leases).unwrap());
+        let mut command = Command::new("dhcpd");
+        command.args(["-6", "-f", "-d", "--no-pid", "-cf"]).arg(conf).arg("-lf").arg(leases);
+        let log = self.node.path("isc.log");
+        drop(fs::remove_file(&log));
+        let process = Process::start(command.arg("br0"), &log);
+        eventually("dhcpd does not start", || self.isc_log().contains("Server starting service"));
+        process
+    }
+
     pub(super) fn isc_log(&self) -> String {
         fs::read_to_string(self.node.path("isc.log")).unwrap_or_default()
     }
@@ -164,6 +211,16 @@ impl World {
     pub(super) fn net(&self, version: &'static str) -> Net<'_> {
         let keys = json!({"bridge": "br0", "ipam": self.ipam(&json!({}))});
         Net::new(&self.node, "bridge", version, &keys)
+    }
+
+    /// The same with leases of another family, or both.
+    pub(super) fn net_of(&self, version: &'static str, family: &str) -> Net<'_> {
+        self.net(version).with(&json!({"ipam": self.ipam(&json!({"family": family}))}))
+    }
+
+    /// The IPAM plugin alone, for leases of another family, or both.
+    pub(super) fn alone_of(&self, family: &str) -> Net<'_> {
+        self.alone("1.1.0").with(&json!({"ipam": self.ipam(&json!({"family": family}))}))
     }
 
     /// The IPAM plugin alone.
@@ -186,6 +243,15 @@ impl World {
         container.sh(&format!("ip link set p{port} name {ifname}"));
         container.sh(&format!("ip link set {ifname} up"));
     }
+}
+
+fn range_v6(addresses: u16) -> String {
+    format!("--dhcp-range=fd00:1::5,fd00:1::{:x},64,2m", 4 + addresses)
+}
+
+/// The IPv6 addresses of `eth0` but for those of the link.
+pub(super) fn addresses_v6(container: &Container) -> Vec<String> {
+    crate::net::addresses(&container.ip("-6 addr show dev eth0"))
 }
 
 /// The IPv4 addresses of `eth0`.

@@ -2,7 +2,7 @@
 //! an open one keeps the container's namespace alive.
 
 use std::io::{self, Read};
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd};
 use std::pin::pin;
 
@@ -12,7 +12,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::net::UdpSocket;
 
 use super::super::protocol::client::Listening;
-use super::super::protocol::frame::{Ends, SERVER_PORT};
+use super::super::protocol::frame::Ends;
 use super::super::socket;
 
 /// Longer than any Ethernet frame; what is longer is cut off and so makes no sense.
@@ -23,8 +23,8 @@ const BUFFER: usize = 2048;
 pub(super) enum Heard {
     /// A frame with UDP in it.
     Frame(Vec<u8>),
-    /// A frame with ARP in it.
-    Arp(Vec<u8>),
+    /// A frame that may show who has an address.
+    Neighbour(Vec<u8>),
     /// A message by UDP.
     Datagram(Vec<u8>),
     /// A socket does not work any more.
@@ -35,8 +35,8 @@ pub(super) enum Heard {
 #[derive(Debug, Default)]
 pub(super) struct Ears {
     frames: Option<AsyncFd<Socket>>,
-    arp: Option<AsyncFd<Socket>>,
-    udp: Option<(Ipv4Addr, UdpSocket)>,
+    neighbours: Option<AsyncFd<Socket>>,
+    udp: Option<(IpAddr, UdpSocket)>,
 }
 
 impl Ears {
@@ -44,12 +44,13 @@ impl Ears {
         self.frames.is_some()
     }
 
-    pub(super) fn has_arp(&self) -> bool {
-        self.arp.is_some()
+    pub(super) fn has_neighbours(&self) -> bool {
+        self.neighbours.is_some()
     }
 
-    pub(super) fn has_udp(&self, address: Ipv4Addr) -> bool {
-        self.udp.as_ref().is_some_and(|(own, _)| *own == address)
+    /// The address that messages are sent from.
+    pub(super) fn udp_address(&self) -> Option<IpAddr> {
+        self.udp.as_ref().map(|(own, _)| *own)
     }
 
     pub(super) fn open_frames(&mut self, socket: Socket) -> io::Result<()> {
@@ -57,26 +58,23 @@ impl Ears {
         Ok(())
     }
 
-    pub(super) fn open_arp(&mut self, socket: Socket) -> io::Result<()> {
-        self.arp = Some(watch(socket)?);
+    pub(super) fn open_neighbours(&mut self, socket: Socket) -> io::Result<()> {
+        self.neighbours = Some(watch(socket)?);
         Ok(())
     }
 
-    pub(super) fn open_udp(
-        &mut self,
-        address: Ipv4Addr,
-        socket: std::net::UdpSocket,
-    ) -> io::Result<()> {
-        self.udp = Some((address, UdpSocket::from_std(socket)?));
+    pub(super) fn open_udp(&mut self, socket: std::net::UdpSocket) -> io::Result<()> {
+        let own = socket.local_addr()?.ip();
+        self.udp = Some((own, UdpSocket::from_std(socket)?));
         Ok(())
     }
 
     /// Closes what is not needed for `listening`.
     pub(super) fn trim(&mut self, listening: Listening) {
         match listening {
-            Listening::FramesAndArp(_) => self.udp = None,
-            Listening::Frames => (self.arp, self.udp) = (None, None),
-            Listening::FramesAndUdp(_) => self.arp = None,
+            Listening::FramesAndArp(_) | Listening::Neighbours(_) => self.udp = None,
+            Listening::Frames => (self.neighbours, self.udp) = (None, None),
+            Listening::FramesAndUdp(_) | Listening::Udp => self.neighbours = None,
             Listening::None => *self = Ears::default(),
         }
     }
@@ -87,26 +85,26 @@ impl Ears {
         socket::send(frames.get_ref(), ends, message)
     }
 
-    /// Sends a frame with ARP in it.
-    pub(super) fn send_arp(&self, frame: &[u8]) -> io::Result<()> {
-        let arp = self.arp.as_ref().ok_or(io::ErrorKind::NotConnected)?;
-        arp.get_ref().send(frame).map(drop)
+    /// Sends a frame that asks who has an address.
+    pub(super) fn send_probe(&self, frame: &[u8]) -> io::Result<()> {
+        let neighbours = self.neighbours.as_ref().ok_or(io::ErrorKind::NotConnected)?;
+        neighbours.get_ref().send(frame).map(drop)
     }
 
-    /// Sends a message to a server by UDP.
-    pub(super) fn send_udp(&self, server: Ipv4Addr, message: &[u8]) -> io::Result<()> {
+    /// Sends a message by UDP.
+    pub(super) async fn send_udp(&self, to: SocketAddr, message: &[u8]) -> io::Result<()> {
         let (_, udp) = self.udp.as_ref().ok_or(io::ErrorKind::NotConnected)?;
-        udp.try_send_to(message, (server, SERVER_PORT).into()).map(drop)
+        udp.send_to(message, to).await.map(drop)
     }
 
     /// Waits for something to hear; for ever if there is no ear.
     pub(super) async fn hear(&self) -> Heard {
         let frame = pin!(read(self.frames.as_ref()));
-        let arp = pin!(read(self.arp.as_ref()));
+        let neighbour = pin!(read(self.neighbours.as_ref()));
         let datagram = pin!(receive(self.udp.as_ref()));
-        match select(select(frame, arp), datagram).await {
+        match select(select(frame, neighbour), datagram).await {
             Either::Left((Either::Left((frame, _)), _)) => frame.map(Heard::Frame),
-            Either::Left((Either::Right((frame, _)), _)) => frame.map(Heard::Arp),
+            Either::Left((Either::Right((frame, _)), _)) => frame.map(Heard::Neighbour),
             Either::Right((datagram, _)) => datagram.map(Heard::Datagram),
         }
         .unwrap_or_else(Heard::Broken)
@@ -130,7 +128,7 @@ async fn read(socket: Option<&AsyncFd<Socket>>) -> io::Result<Vec<u8>> {
     }
 }
 
-async fn receive(udp: Option<&(Ipv4Addr, UdpSocket)>) -> io::Result<Vec<u8>> {
+async fn receive(udp: Option<&(IpAddr, UdpSocket)>) -> io::Result<Vec<u8>> {
     let Some((_, socket)) = udp else { return pending().await };
     let mut buffer = [0; BUFFER];
     let (length, _) = socket.recv_from(&mut buffer).await?;

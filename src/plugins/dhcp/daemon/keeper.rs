@@ -1,25 +1,21 @@
 //! One lease: a task that drives the client's states with the sockets of its container.
 
-use std::io;
-use std::net::Ipv4Addr;
+use std::net::SocketAddrV6;
 use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
 
 use futures::future::{Either, select};
-use nix::errno::Errno;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::timeout;
 
 use super::super::place::{self, Change, Place, Trouble};
-use super::super::protocol::client::{Claim, Client, Failure, Listening, Output};
-use super::super::protocol::frame;
-use super::super::protocol::lease::{Flaw, Lease};
-use super::super::protocol::machine::Machine;
-use super::super::protocol::message::Message;
-use super::super::protocol::timing::{NEVER, Random, now};
+use super::super::protocol::client::{Failure, Output};
+use super::super::protocol::family::{Claim, Client, Family, Lease, Machine};
+use super::super::protocol::lease::Flaw;
+use super::super::protocol::timing::{NEVER, now};
 use super::super::record::Record;
-use super::super::socket;
+use super::super::release;
 use super::ears::{Ears, Heard};
 use super::registry::Registry;
 use crate::error::{Code, Error};
@@ -69,11 +65,13 @@ pub(super) struct Keeper {
 }
 
 /// A keeper with its lease's state.
-struct Running {
-    keeper: Keeper,
-    place: Place,
-    machine: Machine,
-    ears: Ears,
+pub(super) struct Running {
+    pub(super) keeper: Keeper,
+    pub(super) place: Place,
+    pub(super) machine: Machine,
+    pub(super) ears: Ears,
+    /// Where the servers of IPv6 are, as the open socket sees it.
+    pub(super) servers: Option<SocketAddrV6>,
     /// The last thing that went wrong, for whoever waits.
     trouble: Option<Error>,
 }
@@ -90,17 +88,14 @@ impl Keeper {
         self.record.netns_id = netns_id;
         self.record.mac = mac;
         let limit = now() + self.registry.options.limit;
-        let machine = Machine::new(self.client(), now(), limit, Random::new());
+        let machine = Machine::new(self.client(), None, now(), limit);
         self.run(place, machine).await;
     }
 
     /// Goes on with a lease from the disk.
     pub(super) async fn resume(self) {
         let place = self.place();
-        let machine = match self.record.lease.clone() {
-            Some(lease) => Machine::resume(self.client(), lease, Random::new()),
-            None => Machine::new(self.client(), now(), NEVER, Random::new()),
-        };
+        let machine = Machine::new(self.client(), self.record.lease.clone(), now(), NEVER);
         let ifname = place.ifname.clone();
         let id = Some(self.record.netns_id);
         let looked = self.registry.visit(&place, id, move || place::look(&ifname)).await;
@@ -118,14 +113,16 @@ impl Keeper {
 
     async fn visit_first(&self, place: &Place) -> Result<((u64, u64), Mac), Trouble> {
         let id = place.open(None)?.identity().map_err(Error::from)?;
-        let ifname = place.ifname.clone();
-        let mac = self.registry.visit(place, Some(id), move || place::prepare(&ifname)).await??;
+        let (ifname, family) = (place.ifname.clone(), self.record.key.family);
+        let prepare = move || place::prepare(&ifname, family);
+        let mac = self.registry.visit(place, Some(id), prepare).await??;
         Ok((id, mac))
     }
 
     async fn run(self, place: Place, machine: Machine) {
+        let ears = Ears::default();
         let mut running =
-            Running { keeper: self, place, machine, ears: Ears::default(), trouble: None };
+            Running { keeper: self, place, machine, ears, servers: None, trouble: None };
         let end = running.keep().await;
         running.ears = Ears::default();
         if let End::Released(_) = &end
@@ -190,9 +187,11 @@ impl Keeper {
 impl Running {
     async fn keep(&mut self) -> End {
         loop {
-            let moment = now();
-            if moment >= self.machine.deadline() {
-                let outputs = self.machine.tick(moment);
+            if now() >= self.machine.deadline() {
+                if let Err(Trouble::Gone(what)) = self.come_to_speak().await {
+                    return End::Gone(what);
+                }
+                let outputs = self.machine.tick(now());
                 if let Some(end) = self.perform(outputs).await {
                     return end;
                 }
@@ -226,31 +225,14 @@ impl Running {
 
     fn heard(&mut self, heard: Heard) -> Vec<Output> {
         match heard {
-            Heard::Frame(frame) => match frame::read_udp(&frame) {
-                Some((from, payload)) => self.message(payload, Some(from)),
-                None => Vec::new(),
-            },
-            Heard::Datagram(payload) => self.message(&payload, None),
-            Heard::Arp(frame) => match self.machine.listening() {
-                Listening::FramesAndArp(address)
-                    if frame::arp_conflict(&frame, self.machine.mac(), address) =>
-                {
-                    self.machine.conflict(now())
-                }
-                _ => Vec::new(),
-            },
+            Heard::Frame(frame) => self.machine.frame(now(), &frame),
+            Heard::Datagram(payload) => self.machine.datagram(now(), &payload),
+            Heard::Neighbour(frame) => self.machine.neighbour(now(), &frame),
             Heard::Broken(cause) => {
                 self.ears = Ears::default();
                 self.trouble = Some(Error::io(&self.place.ifname, &cause));
                 Vec::new()
             }
-        }
-    }
-
-    fn message(&mut self, payload: &[u8], from: Option<Mac>) -> Vec<Output> {
-        match Message::decode(payload) {
-            Some(message) => self.machine.receive(now(), &message, from),
-            None => Vec::new(),
         }
     }
 
@@ -267,10 +249,12 @@ impl Running {
             let done = match output {
                 Output::Broadcast(message) => self.broadcast(message).await,
                 Output::Unicast(message, server) => self.unicast(message, server).await,
+                Output::Multicast(message) => self.multicast(message).await,
                 Output::Probe(address) => self.probe(address).await,
                 Output::Bound(lease) => self.bound(lease).await,
                 Output::Lost(why) => self.lost(why).await,
                 Output::Failed(failure) => return Some(End::Failed(self.failure(failure))),
+                Output::Refused(why) => Err(Error::internal(why).into()),
                 Output::Note(text) => {
                     self.keeper.say(&text);
                     Ok(())
@@ -287,60 +271,6 @@ impl Running {
             }
         }
         None
-    }
-
-    async fn hear_frames(&mut self) -> Result<(), Trouble> {
-        if !self.ears.has_frames() {
-            let socket = self.open(|ifname| socket::frames(&ifname)).await?;
-            self.ears.open_frames(socket).map_err(|e| self.io(&e))?;
-        }
-        Ok(())
-    }
-
-    async fn broadcast(&mut self, mut message: Message) -> Result<(), Trouble> {
-        self.hear_frames().await?;
-        message.chaddr = self.machine.mac();
-        let ends = place::to_everybody(self.machine.mac(), message.ciaddr);
-        let sent = self.ears.send_frame(&ends, &message.encode());
-        sent.map_err(|e| self.io(&e))
-    }
-
-    async fn unicast(&mut self, mut message: Message, server: Ipv4Addr) -> Result<(), Trouble> {
-        self.hear_frames().await?;
-        let address = message.ciaddr;
-        if !self.ears.has_udp(address) {
-            let socket = self.open(move |ifname| socket::udp(&ifname, address)).await?;
-            self.ears.open_udp(address, socket).map_err(|e| self.io(&e))?;
-        }
-        message.chaddr = self.machine.mac();
-        self.ears.send_udp(server, &message.encode()).map_err(|e| self.io(&e))
-    }
-
-    async fn probe(&mut self, address: Ipv4Addr) -> Result<(), Trouble> {
-        if !self.ears.has_arp() {
-            let socket = self.open(|ifname| socket::arp(&ifname)).await?;
-            self.ears.open_arp(socket).map_err(|e| self.io(&e))?;
-        }
-        let sent = self.ears.send_arp(&frame::arp_probe(self.machine.mac(), address));
-        sent.map_err(|e| self.io(&e))
-    }
-
-    /// Opens a socket in the namespace, and learns the interface's address, which a chained plugin
-    /// may have changed.
-    async fn open<T: Send + 'static>(
-        &mut self,
-        open: impl FnOnce(String) -> io::Result<T> + Send + 'static,
-    ) -> Result<T, Trouble> {
-        let ifname = self.place.ifname.clone();
-        let work = move || Ok::<_, io::Error>((socket::mac(&ifname)?, open(ifname)?));
-        let id = Some(self.keeper.record.netns_id);
-        let (mac, socket) =
-            self.keeper.registry.visit(&self.place, id, work).await?.map_err(|e| self.io(&e))?;
-        if mac != self.machine.mac() {
-            self.machine.set_mac(mac);
-            self.keeper.record.mac = mac;
-        }
-        Ok(socket)
     }
 
     async fn bound(&mut self, lease: Lease) -> Result<(), Trouble> {
@@ -386,23 +316,25 @@ impl Running {
     }
 
     fn say_lease(&self, lease: &Lease) {
-        let left = match lease.expires {
+        let left = match lease.expires() {
             NEVER => "for ever".to_owned(),
             expires => format!("for {} s", expires.saturating_sub(now()).as_secs()),
         };
-        self.keeper.say(&format_args!("{} from {} {left}", lease.net, lease.server));
+        self.keeper.say(&format_args!("{} from {} {left}", lease.ip_net(), lease.server()));
     }
 
     async fn release(&mut self, claim: Claim) {
         let mut client = self.keeper.client();
-        let ifname = self.place.ifname.clone();
+        let (ifname, address) = (self.place.ifname.clone(), claim.address());
         let work = move || {
-            client.mac = place::look(&ifname)?.unwrap_or(client.mac);
-            place::release(&ifname, &client, &claim)
+            if let Some(mac) = place::look(&ifname)? {
+                client.set_mac(mac);
+            }
+            release::release(&ifname, &client, &claim)
         };
         let id = Some(self.keeper.record.netns_id);
         match self.keeper.registry.visit(&self.place, id, work).await {
-            Ok(Ok(())) => self.keeper.say(&format_args!("released {}", claim.address)),
+            Ok(Ok(())) => self.keeper.say(&format_args!("released {address}")),
             Ok(Err(error)) | Err(Trouble::Failed(error)) => self.keeper.say(&error),
             Err(Trouble::Gone(what)) => self.keeper.say(&what),
         }
@@ -414,7 +346,12 @@ impl Running {
                 let error = Error::internal("no more tries");
                 let seconds = self.keeper.registry.options.limit.as_secs_f64();
                 let why = self.trouble.as_ref().map(|e| format!("; {e}")).unwrap_or_default();
-                error.with_details(format!("no DHCP server gave an address in {seconds} s{why}"))
+                let server = match self.keeper.record.key.family {
+                    Family::V4 => "DHCP",
+                    Family::V6 => "DHCPv6",
+                };
+                error
+                    .with_details(format!("no {server} server gave an address in {seconds} s{why}"))
             }
             Failure::Unusable(Flaw::NoMask) => {
                 Error::internal("DHCP option Subnet Mask not found in DHCPACK")
@@ -423,12 +360,5 @@ impl Running {
                 Error::new(Code::INTERNAL, format!("the server's answer is of no use: {flaw:?}"))
             }
         }
-    }
-
-    fn io(&self, cause: &io::Error) -> Trouble {
-        if cause.raw_os_error() == Some(Errno::ENODEV as i32) {
-            return Trouble::Gone(format!("there is no {} any more", self.place.ifname));
-        }
-        Trouble::Failed(Error::io(&self.place.ifname, cause))
     }
 }

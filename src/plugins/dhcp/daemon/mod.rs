@@ -9,7 +9,8 @@
 //! | `options.rs` | the command line |
 //! | `listen.rs`, `serve.rs` | the socket, and the plugins that connect to it |
 //! | `registry.rs` | all leases |
-//! | `keeper.rs`, `ears.rs` | one lease, and its sockets |
+//! | `keeper.rs` | one lease |
+//! | `speech.rs`, `ears.rs` | its messages, and its sockets |
 
 mod ears;
 mod keeper;
@@ -17,6 +18,7 @@ mod listen;
 mod options;
 mod registry;
 mod serve;
+mod speech;
 
 use std::fs::{self, File};
 use std::io::{self, Write};

@@ -2,14 +2,15 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
+use std::pin::pin;
 use std::rc::Rc;
 
-use futures::future::join_all;
+use futures::future::{Either, join_all, select, try_join_all};
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use tokio::task::spawn_local;
 
 use super::super::place::{self, Place, Trouble};
-use super::super::protocol::lease::Lease;
+use super::super::protocol::family::{self, Lease};
 use super::super::record::{Record, Records};
 use super::super::wire::{Key, Request, Verb};
 use super::keeper::{Keeper, Order, Phase};
@@ -89,12 +90,11 @@ impl Registry {
             Verb::Add => self.add(request, hangup).await.map(Some),
             Verb::Check => self.check(request).await.map(|()| None),
             Verb::Del => {
-                self.release(&request.key).await;
+                self.release_all(|key| key.is_beside(&request.key)).await;
                 Ok(None)
             }
             Verb::Gc => {
-                let stale = self.keys(|key| request.is_stale(key));
-                join_all(stale.iter().map(|key| self.release(key))).await;
+                self.release_all(|key| request.is_stale(key)).await;
                 Ok(None)
             }
             Verb::Status => Ok(None),
@@ -112,16 +112,36 @@ impl Registry {
         self.records.remove(key)
     }
 
+    /// All leases that are asked for, or none.
     async fn add(
         self: &Rc<Self>,
         request: &Request,
         hangup: impl Future<Output = ()>,
     ) -> Result<CniResult> {
-        if let Some(lease) = self.reusable(request).await {
-            return Ok(lease.result(request.priority));
+        let begun = RefCell::new(Vec::new());
+        let adds = request.keys().map(|key| self.add_one(request, key, &begun));
+        let outcome = match select(pin!(try_join_all(adds)), pin!(hangup)).await {
+            Either::Left((outcome, _)) => outcome,
+            Either::Right(_) => Err(Error::internal("context canceled")),
+        };
+        if outcome.is_err() {
+            join_all(begun.take().iter().map(order_release)).await;
+        }
+        outcome.map(|leases| family::result(&leases, request.priority))
+    }
+
+    async fn add_one(
+        self: &Rc<Self>,
+        request: &Request,
+        key: Key,
+        begun: &RefCell<Vec<Handle>>,
+    ) -> Result<Lease> {
+        if let Some((handle, lease)) = self.reusable(request, &key).await {
+            begun.borrow_mut().push(handle);
+            return Ok(lease);
         }
         let record = Record {
-            key: request.key.clone(),
+            key: key.clone(),
             netns: request.netns.clone(),
             netns_id: (0, 0),
             mac: Mac([0; 6]),
@@ -132,41 +152,39 @@ impl Registry {
         };
         let keeper = self.keeper(record, Phase::Acquiring);
         spawn_local(keeper.acquire());
-        let Some(handle) = self.handle(&request.key) else {
+        let Some(handle) = self.handle(&key) else {
             return Err(Error::internal("context canceled"));
         };
-        let settled = std::pin::pin!(settled(handle.phase.clone()));
-        match futures::future::select(settled, std::pin::pin!(hangup)).await {
-            futures::future::Either::Left((outcome, _)) => {
-                outcome.map(|lease| lease.result(request.priority))
-            }
-            futures::future::Either::Right(_) => {
-                order_release(&handle).await;
-                Err(Error::internal("context canceled"))
-            }
-        }
+        begun.borrow_mut().push(handle.clone());
+        settled(handle.phase).await
     }
 
     /// The lease of an ADD that is repeated. One that is not there any more, or of another
     /// namespace, is given back first.
-    async fn reusable(self: &Rc<Self>, request: &Request) -> Option<Lease> {
-        let handle = self.handle(&request.key)?;
+    async fn reusable(self: &Rc<Self>, request: &Request, key: &Key) -> Option<(Handle, Lease)> {
+        let handle = self.handle(key)?;
         let usable = if handle.netns == request.netns {
             settled(handle.phase.clone()).await.ok()
         } else {
             None
         };
         if let Some(lease) = usable
-            && self.is_present(&request.key).await
+            && self.is_present(key).await
         {
-            return Some(lease);
+            return Some((handle, lease));
         }
         order_release(&handle).await;
         None
     }
 
     async fn check(&self, request: &Request) -> Result<()> {
-        let key = &request.key;
+        for key in request.keys() {
+            self.check_one(request, &key).await?;
+        }
+        Ok(())
+    }
+
+    async fn check_one(&self, request: &Request, key: &Key) -> Result<()> {
         let missing = || {
             Error::internal(format!("no lease for {key}"))
                 .with_details("it was never given, it was released, or the interface was gone")
@@ -180,7 +198,7 @@ impl Registry {
             }
             _ => return Err(missing()),
         };
-        if !request.addresses.is_empty() && !request.addresses.contains(&lease.ip_net().addr()) {
+        if !request.addresses.is_empty() && !request.addresses.contains(&lease.address()) {
             let msg = format!("the lease for {key} is of {}", lease.address());
             let known: Vec<_> = request.addresses.iter().map(ToString::to_string).collect();
             return Err(Error::internal(msg).with_details(format!("not of {}", known.join(", "))));
@@ -196,6 +214,10 @@ impl Registry {
         let ifname = key.ifname.clone();
         let looked = self.visit(&place, Some(record.netns_id), move || place::look(&ifname)).await;
         matches!(looked, Ok(Ok(Some(_))))
+    }
+
+    async fn release_all(&self, wanted: impl Fn(&Key) -> bool) {
+        join_all(self.keys(wanted).iter().map(|key| self.release(key))).await;
     }
 
     async fn release(&self, key: &Key) {

@@ -1,11 +1,16 @@
 //! What goes into the states of a client, and what comes out.
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use super::family;
 use super::lease::{Flaw, Lease};
 use super::message::{Message, Options};
 use super::timing::Timing;
+use super::v6;
 use crate::netlink::Mac;
+
+/// How often the link is asked whether somebody has the address.
+pub const PROBES: u32 = 2;
 
 /// Who asks, and how.
 #[derive(Clone, Debug)]
@@ -27,14 +32,18 @@ pub enum Output {
     Broadcast(Message),
     /// Send to the server, from the leased address.
     Unicast(Message, Ipv4Addr),
+    /// Send to all servers of IPv6, from the address of the link.
+    Multicast(v6::message::Message),
     /// Ask the link who has the address.
-    Probe(Ipv4Addr),
+    Probe(IpAddr),
     /// There is a lease: the first, the same with more time, or another.
-    Bound(Lease),
+    Bound(family::Lease),
     /// The address may not be used any more. The search for another goes on.
     Lost(&'static str),
     /// No lease was had in time, or none that can be used. Nothing goes on.
     Failed(Failure),
+    /// A server will not give an address now; for a person. The search goes on.
+    Refused(String),
     /// For a person.
     Note(String),
 }
@@ -48,7 +57,7 @@ pub enum Failure {
     Unusable(Flaw),
 }
 
-/// An address that a server has promised or given.
+/// An IPv4 address that a server has promised or given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Claim {
     /// The address.
@@ -77,4 +86,8 @@ pub enum Listening {
     /// Frames, since refusals are broadcast, and UDP to this address, so that the kernel does not
     /// tell the server that nobody listens.
     FramesAndUdp(Ipv4Addr),
+    /// UDP to the address of the link, as in all of DHCPv6.
+    Udp,
+    /// Whether anybody else has this address.
+    Neighbours(Ipv6Addr),
 }

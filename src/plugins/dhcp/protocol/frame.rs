@@ -35,6 +35,11 @@ pub struct Ends {
     pub dst: Ipv4Addr,
 }
 
+/// The ends of a frame from `src` to everybody on the link.
+pub fn to_everybody(mac: Mac, src: Ipv4Addr) -> Ends {
+    Ends { src_mac: mac, dst_mac: EVERYBODY, src, dst: Ipv4Addr::BROADCAST }
+}
+
 /// The frame of a client's message.
 pub fn udp(ends: &Ends, payload: &[u8]) -> Vec<u8> {
     let length = |n: usize| u16::try_from(n).unwrap_or(u16::MAX).to_be_bytes();
@@ -120,7 +125,7 @@ pub fn arp_conflict(frame: &[u8], mac: Mac, addr: Ipv4Addr) -> bool {
 }
 
 /// The Internet checksum over `bytes` and what was summed before.
-fn checksum(bytes: &[u8], before: u32) -> u16 {
+pub fn checksum(bytes: &[u8], before: u32) -> u16 {
     let mut sum = partial(bytes, before);
     while sum > 0xffff {
         sum = (sum & 0xffff) + (sum >> 16);

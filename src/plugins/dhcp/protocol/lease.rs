@@ -14,7 +14,7 @@ use crate::netlink::Mac;
 /// Of a server that does not tell: the reference's.
 const DEFAULT_TIME: Duration = Duration::from_secs(60 * 60);
 /// Whoever leases for less keeps us busy for nothing.
-const SHORTEST_TIME: Duration = Duration::from_secs(4);
+pub const SHORTEST_TIME: Duration = Duration::from_secs(4);
 /// Option 51 of a lease without an end.
 const INFINITE: u32 = u32::MAX;
 /// Scope of what is on the link, `RT_SCOPE_LINK`.
@@ -72,13 +72,8 @@ impl Lease {
             let sensible =
                 told.filter(|(t1, t2)| *t1 >= Duration::from_secs(1) && t1 < t2 && *t2 < time);
             let (t1, t2) = sensible.unwrap_or((time / 2, time / 8 * 7));
-            // Random, so that those who started together do not ask together for ever. Never
-            // late: the server may count on the moment.
-            let early = |t: Duration, random: &mut Random| {
-                t.saturating_sub((t / 20).mul_f64(random.part()))
-            };
-            let t1 = early(t1, random);
-            (asked + t1, asked + early(t2, random).max(t1), asked + time)
+            let t1 = random.early(t1);
+            (asked + t1, asked + random.early(t2).max(t1), asked + time)
         };
         Ok(Lease { net, server, server_mac, renew, rebind, expires, options: options.clone() })
     }

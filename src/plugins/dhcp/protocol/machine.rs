@@ -2,23 +2,15 @@
 
 use std::time::Duration;
 
-use super::client::{Claim, Client, Failure, Listening, Output};
+use super::client::{Claim, Client, Failure, Listening, Output, PROBES};
 use super::lease::Lease;
 use super::message::{Kind, Message, Options};
 use super::option;
-use super::timing::{Moment, NEVER, Random};
+use super::timing::{Moment, NEVER, Random, Timing};
 use crate::netlink::Mac;
 
 /// How often an offered address is asked for before another one is looked for.
 const MOST_REQUESTS: u32 = 4;
-/// How often the link is asked whether somebody has the address.
-const PROBES: u32 = 2;
-/// How long to wait after an address turned out to be taken (RFC 2131, section 3.1, step 5),
-/// unless it is the first one.
-const AFTER_CONFLICT: Duration = Duration::from_secs(10);
-/// How long to wait after the second refusal; doubled for each further one. Some servers offer one
-/// address to all who ask at the same time, so it is random by a third.
-const AFTER_REFUSAL: Duration = Duration::from_millis(250);
 /// Between two requests while a lease is renewed, but for leases too short for it.
 const BETWEEN_RENEWALS: Duration = Duration::from_secs(60);
 /// Between two requests however short the lease.
@@ -229,7 +221,7 @@ impl Machine {
         options.insert(option::SERVER, lease.server.octets().to_vec());
         options.insert(option::SENTENCE, b"the address is in use".to_vec());
         let note = format!("declined {}, which somebody on the link uses", lease.address());
-        let pause = if self.conflicts == 0 { Duration::ZERO } else { AFTER_CONFLICT };
+        let pause = Timing::after_conflict(self.conflicts);
         self.conflicts += 1;
         self.start_over(now, pause);
         vec![Output::Note(note), Output::Broadcast(message)]
@@ -378,15 +370,7 @@ impl Machine {
 
     /// Begins again, later each time.
     fn pause(&mut self, now: Moment) {
-        let pause = match self.failures {
-            // The first time it is most likely that the server has just changed.
-            0 => Duration::ZERO,
-            n => {
-                let mean = AFTER_REFUSAL.saturating_mul(1 << (n - 1).min(16));
-                let mean = mean.min(self.client.timing.most);
-                self.random.around(mean, mean / 3)
-            }
-        };
+        let pause = self.client.timing.after_refusal(self.failures, &mut self.random);
         self.failures = self.failures.saturating_add(1);
         self.start_over(now, pause);
     }
@@ -396,14 +380,14 @@ impl Machine {
             self.bind(lease, out);
             return;
         }
-        out.push(Output::Probe(lease.address()));
+        out.push(Output::Probe(lease.address().into()));
         let until = now + self.client.timing.probe / PROBES;
         self.state = State::Probing { lease, sent: sent + 1, until };
     }
 
     fn bind(&mut self, lease: Lease, out: &mut Vec<Output>) {
         (self.limit, self.failures, self.conflicts) = (NEVER, 0, 0);
-        out.push(Output::Bound(lease.clone()));
+        out.push(Output::Bound(lease.clone().into()));
         self.state = State::Bound { lease };
     }
 

@@ -7,6 +7,7 @@ use std::net::Ipv4Addr;
 use ipnet::Ipv4Net;
 
 use super::message::Options;
+use super::text;
 
 /// The mask of the subnet.
 pub const SUBNET_MASK: u8 = 1;
@@ -51,11 +52,6 @@ pub const SEARCH: u8 = 119;
 /// Routes to any network.
 pub const CLASSLESS_ROUTES: u8 = 121;
 
-/// More domains than any resolver uses.
-const MOST_DOMAINS: usize = 32;
-/// The longest name of the DNS.
-const LONGEST_NAME: usize = 253;
-
 /// The first address of an option.
 pub fn address(options: &Options, code: u8) -> Option<Ipv4Addr> {
     addresses(options, code).next()
@@ -88,72 +84,19 @@ pub fn mtu(options: &Options) -> Option<u32> {
 
 /// A text that is a domain name, without a dot or the NUL that some servers send behind it.
 pub fn domain(options: &Options) -> Option<String> {
-    let text = String::from_utf8(options.get(&DOMAIN)?.clone()).ok()?;
-    let text = text.trim_end_matches('\0').trim_end_matches('.');
-    is_domain(text).then(|| text.to_owned())
+    let told = String::from_utf8(options.get(&DOMAIN)?.clone()).ok()?;
+    let told = told.trim_end_matches('\0').trim_end_matches('.');
+    text::is_domain(told).then(|| told.to_owned())
 }
 
 /// The sentence of a refusal, as far as it can be printed.
 pub fn sentence(options: &Options) -> String {
-    let text = String::from_utf8_lossy(options.get(&SENTENCE).map_or(&[][..], Vec::as_slice));
-    text.chars().filter(|c| !c.is_control()).take(200).collect()
+    text::printable(options.get(&SENTENCE).map_or(&[][..], Vec::as_slice))
 }
 
 /// Domains to search. Names may end in what was written before (RFC 1035, section 4.1.4).
 pub fn search(options: &Options) -> Vec<String> {
-    let Some(bytes) = options.get(&SEARCH) else { return Vec::new() };
-    let mut domains = Vec::new();
-    let mut at = 0;
-    while at < bytes.len() && domains.len() < MOST_DOMAINS {
-        let Some((name, next)) = name_at(bytes, at) else { break };
-        if is_domain(&name) {
-            domains.push(name);
-        }
-        at = next;
-    }
-    domains
-}
-
-/// The name at `at`, and where the next one begins. References lead backwards only, so there is
-/// an end.
-fn name_at(bytes: &[u8], at: usize) -> Option<(String, usize)> {
-    let mut name = String::new();
-    let (mut at, mut limit, mut next) = (at, at, None);
-    loop {
-        let length = usize::from(*bytes.get(at)?);
-        match length {
-            0 => return Some((name, next.unwrap_or(at + 1))),
-            1..0x40 => {
-                let label = std::str::from_utf8(bytes.get(at + 1..=at + length)?).ok()?;
-                if !name.is_empty() {
-                    name.push('.');
-                }
-                name.push_str(label);
-                if name.len() > LONGEST_NAME {
-                    return None;
-                }
-                at += 1 + length;
-            }
-            0xc0.. => {
-                let target = (length & 0x3f) << 8 | usize::from(*bytes.get(at + 1)?);
-                if target >= limit {
-                    return None;
-                }
-                next.get_or_insert(at + 2);
-                (at, limit) = (target, target);
-            }
-            _ => return None,
-        }
-    }
-}
-
-/// What may stand in a resolv.conf: nothing else comes from the network into a file.
-fn is_domain(text: &str) -> bool {
-    let label = |label: &str| {
-        (1..64).contains(&label.len())
-            && label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
-    };
-    text.len() <= LONGEST_NAME && text.split('.').all(label)
+    options.get(&SEARCH).map(|bytes| text::domains(bytes)).unwrap_or_default()
 }
 
 /// Classless routes: destination and router, which is unspecified for what is on the link.
@@ -252,7 +195,7 @@ mod tests {
             assert_eq!(search(&one(SEARCH, bad)), [""; 0], "{bad:?}");
         }
         let many: Vec<u8> = b"\x01a\x00".repeat(500);
-        assert_eq!(search(&one(SEARCH, &many)).len(), MOST_DOMAINS);
+        assert_eq!(search(&one(SEARCH, &many)).len(), text::MOST_DOMAINS);
         let long: Vec<u8> =
             [[b"\x20".as_slice(), &[b'a'; 32]].concat().repeat(9), vec![0]].concat();
         assert_eq!(search(&one(SEARCH, &long)), [""; 0]);

@@ -12,6 +12,13 @@ pub type Moment = Duration;
 /// Never.
 pub const NEVER: Moment = Duration::MAX;
 
+/// How long to wait after the second refusal; doubled for each further one. Some servers offer one
+/// address to all who ask at the same time, so it is random by a third.
+const AFTER_REFUSAL: Duration = Duration::from_millis(250);
+/// How long to wait after an address turned out to be taken (RFC 2131, section 3.1, step 5),
+/// unless it is the first one.
+const AFTER_CONFLICT: Duration = Duration::from_secs(10);
+
 /// Now. It goes on while the node sleeps, as the server's clock does.
 pub fn now() -> Moment {
     // A kernel without this clock is older than 2.6.39.
@@ -51,6 +58,12 @@ impl Random {
     pub fn around(&mut self, mean: Duration, spread: Duration) -> Duration {
         (mean + spread.mul_f64(2.0 * self.part())).saturating_sub(spread)
     }
+
+    /// `time`, or up to 5 % less: those who started together are not to ask together for ever.
+    /// Never late: the server may count on the moment.
+    pub fn early(&mut self, time: Duration) -> Duration {
+        time.saturating_sub((time / 20).mul_f64(self.part()))
+    }
 }
 
 impl Default for Random {
@@ -88,6 +101,19 @@ impl Timing {
         let doubled = self.first.saturating_mul(1 << earlier.min(16));
         let mean = doubled.min(self.most);
         random.around(mean, (mean / 4).min(Duration::from_secs(1)))
+    }
+
+    /// The wait before a new beginning after a refusal and `earlier` others.
+    pub fn after_refusal(&self, earlier: u32, random: &mut Random) -> Duration {
+        // The first time it is most likely that the server has just changed.
+        let Some(n) = earlier.checked_sub(1) else { return Duration::ZERO };
+        let mean = AFTER_REFUSAL.saturating_mul(1 << n.min(16)).min(self.most);
+        random.around(mean, mean / 3)
+    }
+
+    /// The same after an address was declined.
+    pub fn after_conflict(earlier: u32) -> Duration {
+        if earlier == 0 { Duration::ZERO } else { AFTER_CONFLICT }
     }
 }
 

@@ -3,6 +3,7 @@
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
+use super::super::family;
 use super::super::lease::Flaw;
 use super::super::message::tests::MAC;
 use super::super::timing::Timing;
@@ -75,13 +76,13 @@ fn from_nothing_to_a_lease() {
     assert_eq!(machine.claim().map(|claim| claim.address), Some(FIVE), "may be ours already");
 
     let ack = answer(Kind::Ack, &request, &[]);
-    assert_eq!(machine.receive(seconds(1002), &ack, Some(SERVER)), [Output::Probe(FIVE)]);
+    assert_eq!(machine.receive(seconds(1002), &ack, Some(SERVER)), [Output::Probe(FIVE.into())]);
     assert_eq!(machine.listening(), Listening::FramesAndArp(FIVE));
     assert_eq!(machine.lease(), None, "not before it is known to be free");
     assert_eq!(machine.deadline(), Duration::from_millis(1_002_100));
-    assert_eq!(machine.tick(machine.deadline()), [Output::Probe(FIVE)]);
+    assert_eq!(machine.tick(machine.deadline()), [Output::Probe(FIVE.into())]);
     let out = machine.tick(machine.deadline());
-    let [Output::Bound(lease)] = &out[..] else { panic!("{out:?}") };
+    let [Output::Bound(family::Lease::V4(lease))] = &out[..] else { panic!("{out:?}") };
     assert_eq!(lease.server_mac, SERVER);
     // From the request, not from when the acknowledgement came.
     assert_eq!(lease.expires, seconds(1001 + 3600));
@@ -253,7 +254,7 @@ fn an_answer_to_a_renewal_starts_the_lease_again() {
     assert!(matches!(out[..], [Output::Note(_)]) && machine.lease() == Some(&first));
     let ack = answer(Kind::Ack, &renewal, &[]);
     let out = machine.receive(now, &ack, None);
-    let [Output::Bound(lease)] = &out[..] else { panic!("{out:?}") };
+    let [Output::Bound(family::Lease::V4(lease))] = &out[..] else { panic!("{out:?}") };
     assert_eq!((lease.expires, lease.server_mac), (now + seconds(3600), SERVER));
     // Everybody is asked: the answer comes in a frame, from whoever it may be.
     machine.tick(machine.deadline());
@@ -263,7 +264,7 @@ fn an_answer_to_a_renewal_starts_the_lease_again() {
     let other = Mac([2, 0, 0, 0, 0, 98]);
     let ack = answer(Kind::Ack, &rebinding, &[(54, &[10, 1, 2, 2])]);
     let out = machine.receive(now, &ack, Some(other));
-    let [Output::Bound(lease)] = &out[..] else { panic!("{out:?}") };
+    let [Output::Bound(family::Lease::V4(lease))] = &out[..] else { panic!("{out:?}") };
     assert_eq!((lease.server, lease.server_mac), ([10, 1, 2, 2].into(), other));
 }
 

@@ -1,0 +1,70 @@
+//! Texts from strangers: domains, and sentences for people. Both families have them.
+
+/// More domains than any resolver uses.
+pub const MOST_DOMAINS: usize = 32;
+/// The longest name of the DNS.
+const LONGEST_NAME: usize = 253;
+/// The longest sentence that is passed on, in characters.
+const LONGEST_SENTENCE: usize = 200;
+
+/// A sentence as far as it can be printed.
+pub fn printable(bytes: &[u8]) -> String {
+    let text = String::from_utf8_lossy(bytes);
+    text.chars().filter(|c| !c.is_control()).take(LONGEST_SENTENCE).collect()
+}
+
+/// Names one after the other as the DNS writes them; those that are no domains are left out.
+pub fn domains(bytes: &[u8]) -> Vec<String> {
+    let mut domains = Vec::new();
+    let mut at = 0;
+    while at < bytes.len() && domains.len() < MOST_DOMAINS {
+        let Some((name, next)) = name_at(bytes, at) else { break };
+        if is_domain(&name) {
+            domains.push(name);
+        }
+        at = next;
+    }
+    domains
+}
+
+/// The name at `at`, and where the next one begins. References lead backwards only, so there is
+/// an end.
+fn name_at(bytes: &[u8], at: usize) -> Option<(String, usize)> {
+    let mut name = String::new();
+    let (mut at, mut limit, mut next) = (at, at, None);
+    loop {
+        let length = usize::from(*bytes.get(at)?);
+        match length {
+            0 => return Some((name, next.unwrap_or(at + 1))),
+            1..0x40 => {
+                let label = std::str::from_utf8(bytes.get(at + 1..=at + length)?).ok()?;
+                if !name.is_empty() {
+                    name.push('.');
+                }
+                name.push_str(label);
+                if name.len() > LONGEST_NAME {
+                    return None;
+                }
+                at += 1 + length;
+            }
+            0xc0.. => {
+                let target = (length & 0x3f) << 8 | usize::from(*bytes.get(at + 1)?);
+                if target >= limit {
+                    return None;
+                }
+                next.get_or_insert(at + 2);
+                (at, limit) = (target, target);
+            }
+            _ => return None,
+        }
+    }
+}
+
+/// What may stand in a resolv.conf: nothing else comes from the network into a file.
+pub fn is_domain(text: &str) -> bool {
+    let label = |label: &str| {
+        (1..64).contains(&label.len())
+            && label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
+    };
+    text.len() <= LONGEST_NAME && text.split('.').all(label)
+}
