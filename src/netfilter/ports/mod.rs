@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | `layout.rs` | our table of nftables: chains of constant size, one map element per port |
 //! | `maps.rs` | a container's elements in it: add, verify, delete, collect |
+//! | `queue.rs` | who has a port: a container may want it in several networks |
 //! | `conditions.rs` | more conditions for mappings, in nft's words |
 //! | `chains.rs` | the chains of iptables, as the reference plugin has them |
 //! | `former.rs` | the nftables rules that the reference plugin makes, to delete them, and to hand over to it |
@@ -15,6 +16,7 @@ pub mod flows;
 pub mod former;
 mod layout;
 pub mod maps;
+mod queue;
 
 use std::fmt;
 use std::net::IpAddr;
@@ -136,7 +138,7 @@ pub(super) fn hand_over(nft: &Nft) -> Result<(usize, usize)> {
         for (family, table) in
             [(Family::V4, nftables::Family::Ip), (Family::V6, nftables::Family::Ip6)]
         {
-            let (rules, nameless) = maps::former(nft, family)?;
+            let (rules, nameless) = former::read(nft, family)?;
             count = (count.0 + rules.len(), count.1 + nameless);
             if !rules.is_empty() {
                 former::make(&mut batch, table, &rules);
