@@ -161,13 +161,12 @@ impl Plugin for Vrf {
     }
 
     fn status(_: &Cx<'_>, conf: &Conf) -> Result<()> {
-        let unavailable = |e: Error| e.with_code(Code::NOT_AVAILABLE);
-        conf.name().map_err(unavailable)?;
+        conf.name().or_unavailable()?;
         // In a namespace of its own, which vanishes at once: only the driver can tell that it is there.
-        let elsewhere = Netns::fresh().map_err(|e| unavailable(e.into()))?;
-        let netlink = Netlink::open_in(&elsewhere).map_err(|e| unavailable(e.into()))?;
+        let elsewhere = Netns::fresh().or_unavailable()?;
+        let netlink = Netlink::open_in(&elsewhere).or_unavailable()?;
         let vrf = NewLink::new("vrf", LinkKind::Vrf { table: FIRST_TABLE });
-        netlink.add_link(&vrf).map_err(|e| unavailable(e.into()))
+        netlink.add_link(&vrf).or_unavailable()
     }
 }
 
