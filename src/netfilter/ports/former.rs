@@ -6,11 +6,12 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-use super::layout::{CONDITIONAL, Sets};
+use super::layout::Sets;
 use super::queue;
 use crate::cni::ip::host_net;
 use crate::error::Result;
 use crate::netfilter::backend::Family;
+use crate::netfilter::handover::HandedOver;
 use crate::netfilter::names::container;
 use crate::netlink;
 use crate::netlink::nftables::{
@@ -97,28 +98,23 @@ fn refill<const N: usize>(batch: &mut Batch, chain: Chain<'_>, rules: [Rule; N])
 }
 
 /// All mappings in the reference's terms, those of one address first, which win; without those
-/// whose comment is too short for the container, of which it tells the number.
-pub(super) fn read(nft: &Nft, family: Family) -> netlink::Result<(Vec<Former>, usize)> {
+/// whose comment is too short for the container. Both are counted in `handed`.
+pub(super) fn read(
+    nft: &Nft,
+    family: Family,
+    handed: &mut HandedOver,
+) -> netlink::Result<Vec<Former>> {
     let sets = Sets::of(family);
-    let (mut rules, mut nameless) = (Vec::new(), 0);
     let mut all = Vec::new();
     for set in [sets.host, sets.any, sets.snat] {
         all.extend(nft.dump_elements(set)?);
     }
     // What waits is behind what serves.
     all.extend(queue::waiting(nft, family)?.into_iter().map(|placed| placed.element));
-    for element in all {
-        match former_rule(&element) {
-            Some(rule) => rules.push(rule),
-            None => nameless += 1,
-        }
-    }
-    // Conditions of one container are none of the reference's.
-    nameless += match family {
-        Family::V4 => nft.dump_rules(CONDITIONAL)?.len(),
-        Family::V6 => 0,
-    };
-    Ok((rules, nameless))
+    let rules: Vec<Former> = all.iter().filter_map(former_rule).collect();
+    handed.objects += rules.len();
+    handed.nameless += all.len() - rules.len();
+    Ok(rules)
 }
 
 fn former_rule(element: &Element) -> Option<Former> {
