@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::faults::{assert_well_formed_failure, errno, has_effect, prints_result, worth_trying};
-use crate::net::{Net, merged, normal_json};
+use crate::net::{Net, dual_ipam, merged, normal_json};
 use crate::node::{Call, Container, Node, Snapshot, VERSIONS, assert_unchanged, exists};
 use crate::strace;
 
@@ -204,8 +204,7 @@ impl Pod<'_> {
 
 /// The keys of a dual-stack network of ptp, with default routes.
 fn ptp(node: &Node) -> Value {
-    let mut ipam = node.host_local(&["10.1.2.0/24", "2001:db8:1::/64"]);
-    ipam["routes"] = json!([{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]);
+    let ipam = dual_ipam(node);
     json!({"ipam": ipam})
 }
 
