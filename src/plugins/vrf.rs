@@ -86,13 +86,11 @@ impl Plugin for Vrf {
         if let Some(master) = link.master.filter(|master| Some(*master) != vrf_index) {
             return Err(has_master(netlink, &link, master));
         }
-        // Over a socket of its own: what failed may be the first one.
-        let again = || -> Result<Netlink> { Ok(Netlink::open_in(netns)?) };
         let mut undo = Rollback::new();
         let vrf = if let Some(vrf) = present {
             vrf.require_table(conf)?;
             if is_kept(netlink, &vrf)? {
-                undo.push("take the mark off the VRF", || mark(&again()?, name, ""));
+                undo.push("take the mark off the VRF", || mark(netlink, name, ""));
                 mark(netlink, name, KEPT)?;
             } else if !vrf.link.up {
                 switch_on(netlink, &vrf.link)?;
@@ -100,13 +98,13 @@ impl Plugin for Vrf {
             vrf
         } else {
             let table = choose_table(netlink, conf)?;
-            undo.push("delete the VRF", || Ok(again()?.del_link(name).map(drop)?));
+            undo.push("delete the VRF", || Ok(netlink.del_link(name).map(drop)?));
             create(netlink, name, table)?
         };
         if link.master.is_none() {
             let lost = Volatile::of(netlink, &link)?;
             let (member, back) = (link.clone(), lost.clone());
-            undo.push(format!("leave the VRF {name}"), move || leave(&again()?, &member, &back));
+            undo.push(format!("leave the VRF {name}"), move || leave(netlink, &member, &back));
             join(netlink, &link, (&vrf, lost))?;
         }
         undo.commit();

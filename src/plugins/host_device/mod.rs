@@ -93,9 +93,8 @@ impl Plugin for HostDevice {
             records.forget(req.id.as_str(), req.ifname.as_str())
         });
         records.keep(&record)?;
-        // Over a socket of its own: what failed may be the first one.
         undo.push(format!("give \"{}\" back", device.name), || {
-            journey::undo(&Inside::enter(netns)?, host, &origin)
+            journey::undo(&inside, host, &origin)
         });
         let up = !l3 || cx.ipam_needs_link();
         let arrival = if up { Arrival::Up } else { Arrival::Down };

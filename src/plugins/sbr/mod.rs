@@ -107,8 +107,7 @@ impl Plugin for Sbr {
             Plan::resolve(netlink, link, (&ips, &gateways))?
         };
         let mut undo = Rollback::new();
-        // Over a socket of its own: what failed may be the first one.
-        undo.push("put rules and routes back", || plan.revert(&Netlink::open_in(netns)?));
+        undo.push("put rules and routes back", || plan.revert(netlink));
         let hints = if conf.add_source_hints { Hints::Add } else { Hints::None };
         plan.apply(netlink, hints)?;
         undo.commit();
