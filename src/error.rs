@@ -151,11 +151,18 @@ impl std::error::Error for Error {}
 pub trait Context<T> {
     /// Puts `what()` in front of the error's message.
     fn context<D: fmt::Display>(self, what: impl FnOnce() -> D) -> Result<T>;
+
+    /// Makes it an answer to STATUS: the error's code is [`Code::NOT_AVAILABLE`].
+    fn or_unavailable(self) -> Result<T>;
 }
 
 impl<T, E: Into<Error>> Context<T> for Result<T, E> {
     fn context<D: fmt::Display>(self, what: impl FnOnce() -> D) -> Result<T> {
         self.map_err(|e| e.into().context(what()))
+    }
+
+    fn or_unavailable(self) -> Result<T> {
+        self.map_err(|e| e.into().with_code(Code::NOT_AVAILABLE))
     }
 }
 

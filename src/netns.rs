@@ -129,13 +129,21 @@ impl Netns {
         })?
     }
 
+    /// The same namespace once more, kept alive by the copy as well.
+    pub fn try_clone(&self) -> Result<Netns, Error> {
+        let path = self.path.clone();
+        match self.file.try_clone() {
+            Ok(file) => Ok(Netns { file, path }),
+            Err(cause) => Err(Error::Io("duplicate", path, cause)),
+        }
+    }
+
     /// Has a thread of its own enter this namespace and run `f` there while the caller goes on.
     pub fn visit<T: Send + 'static>(
         &self,
         f: impl FnOnce() -> T + Send + 'static,
     ) -> Result<Visit<T>, Error> {
-        let path = self.path.clone();
-        let file = self.file.try_clone().map_err(|e| Error::Io("duplicate", path.clone(), e))?;
+        let Netns { file, path } = self.try_clone()?;
         let enter = move || {
             setns(&file, CloneFlags::CLONE_NEWNET)
                 .map_err(|e| entering("enter network namespace", &path, e))?;

@@ -2,12 +2,11 @@
 //!
 //! | step | function |
 //! | --- | --- |
-//! | which link is the master | [`master`]: by name, or the one of the default route |
-//! | does the MTU fit it | [`mtu`] |
+//! | where is the master, which link is it, does the MTU fit it | [`Below`] |
 //! | make the child | [`add`], [`add_up`]: in the container, under its final name, by one message |
 //! | take it back | [`take_back`] |
 //! | kernel parameters, addresses, up, routes, the result | [`attach`] |
-//! | CHECK | [`of_kind`], [`verify_below`], [`verify_mtu`] |
+//! | CHECK | [`find`], [`Below::verify`], [`verify_mtu`], [`Found::verify_layer3`] |
 //! | DEL | [`del`], which never asks for the master |
 //!
 //! The master is on the host, or with `linkInContainer` in the container itself: `place` is the
@@ -18,9 +17,8 @@
 //! let entering = Inside::begin(netns)?;
 //! let host = cx.host()?;
 //! let (inside, visitor) = entering.open()?;
-//! let place = if conf.link_in_container { &inside.netlink } else { host };
-//! let master = child::master(place, &conf.master)?;
-//! let mtu = child::mtu(conf.mtu, &master)?;
+//! let place = conf.below().place(host, &inside);
+//! let (master, mtu) = conf.below().master(place)?;
 //! let mut undo = Rollback::new();
 //! let kind = LinkKind::Vlan { link: master.index, id };
 //! child::add(place, netns, &Wanted { ifname: &req.ifname, kind, mtu, mac: None })?;
@@ -38,7 +36,7 @@ use nix::errno::Errno;
 use super::configure::{self, Connected, Style};
 use super::inside::{Inside, Setting, Visitor};
 use super::{verify, veth};
-use crate::cni::{CniResult, IfName, Interface};
+use crate::cni::{CniResult, IfName};
 use crate::error::{Context, Error, Result};
 use crate::log;
 use crate::netlink::{
@@ -69,7 +67,7 @@ impl<'a> Wanted<'a> {
 }
 
 /// The master called `name`; without a name, the link of the default route, IPv4 first.
-pub fn master(place: &Netlink, name: &str) -> Result<Link> {
+fn master(place: &Netlink, name: &str) -> Result<Link> {
     if name.is_empty() {
         return of_default_route(place);
     }
@@ -82,7 +80,7 @@ pub fn master(place: &Netlink, name: &str) -> Result<Link> {
 }
 
 /// The MTU of a configuration: 0 leaves it to the kernel, and no child has more than its master.
-pub fn mtu(configured: i64, master: &Link) -> Result<u32> {
+fn mtu(configured: i64, master: &Link) -> Result<u32> {
     u32::try_from(configured).ok().filter(|mtu| *mtu <= master.mtu).ok_or_else(|| {
         let most = master.mtu;
         Error::config(format!("invalid MTU {configured}, must be [0, master MTU({most})]"))
@@ -166,9 +164,7 @@ pub fn attach(
     (ifname, sandbox): (&IfName, &str),
     result: &mut CniResult,
 ) -> Result<Link> {
-    for ip in &mut result.ips {
-        ip.interface = Some(0);
-    }
+    result.assign_to_first();
     if !result.ips.is_empty() {
         visitor.set(settings(result, ifname));
     }
@@ -216,11 +212,35 @@ pub fn configure(inside: &Inside<'_>, link: &Link, result: &CniResult) -> Result
     configure::add_routes(inside, link, result)
 }
 
-/// CHECK: the link of the result's entry is there, of this kind, with the address it lists, up.
-pub fn of_kind(inside: &Inside<'_>, entry: &Interface, kind: &str) -> Result<Link> {
+/// CHECK: an attachment's link, as a result lists it.
+#[derive(Clone, Debug)]
+pub struct Found<'r> {
+    /// The link.
+    pub link: Link,
+    prev: &'r CniResult,
+    index: usize,
+}
+
+/// CHECK: the link that `prev` lists under this name and in this sandbox is there, of this kind,
+/// with the hardware address that is listed, up.
+pub fn find<'r>(
+    inside: &Inside<'_>,
+    prev: &'r CniResult,
+    (ifname, sandbox): (&IfName, &str),
+    kind: &str,
+) -> Result<Found<'r>> {
+    let (index, entry) = verify::container_entry(prev, ifname, sandbox)?;
     let link = verify::container_link(inside, entry, kind)?;
     verify::is_up(&link)?;
-    Ok(link)
+    Ok(Found { link, prev, index })
+}
+
+impl Found<'_> {
+    /// Its addresses and the routes are there.
+    pub fn verify_layer3(&self, inside: &Inside<'_>) -> Result<()> {
+        verify::addresses(inside, &self.link, (self.prev, self.index))?;
+        verify::routes(inside, self.prev)
+    }
 }
 
 /// CHECK: `link` is on top of `master`.
@@ -243,37 +263,56 @@ pub struct Below<'a> {
     pub mtu: i64,
 }
 
-/// CHECK: `link` is on top of the master that is configured. Without one in particular any is
-/// right that is still there: the default route may be another one by now.
-pub fn verify_below(
-    host: &Netlink,
-    (inside, link): (&Inside<'_>, &Link),
-    below: Below<'_>,
-) -> Result<()> {
-    let in_container = link.link_netnsid.is_none();
-    if below.name.is_empty() {
-        let place = if in_container { &inside.netlink } else { host };
-        return Ok(place.require_link_by_index(link.link.unwrap_or_default()).map(drop)?);
+impl Below<'_> {
+    /// Where the master is.
+    pub fn place<'n>(self, host: &'n Netlink, inside: &'n Inside<'_>) -> &'n Netlink {
+        if self.in_container { &inside.netlink } else { host }
     }
-    let place = if below.in_container { &inside.netlink } else { host };
-    let master = master(place, below.name)?;
-    // The container may be in the host's own namespace.
-    let same_place = in_container == below.in_container
-        || Netns::current().and_then(|host| host.same_as(inside.netns))?;
-    if !same_place {
-        let (name, master) = (&link.name, &master.name);
-        let place = if below.in_container { "in the container" } else { "on the host" };
-        let msg = format!("interface \"{name}\" is not on top of \"{master}\" {place}");
-        return Err(Error::internal(msg));
+
+    /// The master, and the MTU for the child.
+    pub fn master(self, place: &Netlink) -> Result<(Link, u32)> {
+        let master = master(place, self.name)?;
+        let mtu = mtu(self.mtu, &master)?;
+        Ok((master, mtu))
     }
-    verify_master(link, &master)?;
-    mtu(below.mtu, &master).map(drop)
+
+    /// STATUS: the master is there. Which container is not known yet, and so neither is a master
+    /// in it.
+    pub fn status(self, host: &Netlink) -> Result<()> {
+        if self.in_container { Ok(()) } else { self.master(host).map(drop).or_unavailable() }
+    }
+
+    /// CHECK: `link` is on top of the master that is configured. Without one in particular any is
+    /// right that is still there: the default route may be another one by now.
+    pub fn verify(self, host: &Netlink, inside: &Inside<'_>, link: &Link) -> Result<()> {
+        let in_container = link.link_netnsid.is_none();
+        if self.name.is_empty() {
+            let place = Below { in_container, ..self }.place(host, inside);
+            return Ok(place.require_link_by_index(link.link.unwrap_or_default()).map(drop)?);
+        }
+        let master = master(self.place(host, inside), self.name)?;
+        // The container may be in the host's own namespace.
+        let same_place = in_container == self.in_container
+            || Netns::current().and_then(|host| host.same_as(inside.netns))?;
+        if !same_place {
+            let (name, master) = (&link.name, &master.name);
+            let place = if self.in_container { "in the container" } else { "on the host" };
+            let msg = format!("interface \"{name}\" is not on top of \"{master}\" {place}");
+            return Err(Error::internal(msg));
+        }
+        verify_master(link, &master)?;
+        mtu(self.mtu, &master).map(drop)
+    }
 }
 
-/// Whether the IPAM plugin of this name asks for addresses over the link itself, which must be up
-/// then.
-pub fn asks_over_the_link(ipam: &str) -> bool {
-    ipam == "dhcp"
+/// The hardware address that a configuration gives an interface.
+pub fn parse_mac(text: &str) -> Result<Mac> {
+    let refuse = |why| Error::config(format!("invalid args {text} for MAC addr: {why}"));
+    let mac: Mac = text.parse().map_err(|why| refuse(format!("{why}")))?;
+    if mac.is_unicast() {
+        return Ok(mac);
+    }
+    Err(refuse(format!("address {mac}: no address of a single interface")))
 }
 
 /// CHECK: `link` has the MTU that is configured, where one is.

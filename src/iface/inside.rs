@@ -110,7 +110,7 @@ impl<'a> Entering<'a> {
             self.visitor.finish()?;
             return Err(Error::internal("enter network namespace: the thread has vanished"));
         };
-        let netlink = Netlink::from_socket(socket?)?;
+        let netlink = Netlink::from_socket(socket?, self.netns)?;
         Ok((Inside { netns: self.netns, netlink }, self.visitor))
     }
 

@@ -124,9 +124,14 @@ pub fn give_back(
     for route in routes.iter().filter(|route| wanted(route)) {
         let back = Route { table: Some(RT_TABLE_MAIN), ..route.clone() };
         let mode = if is_near(route) { RouteMode::Append } else { RouteMode::Exclusive };
-        // The link may be on its way down; that somebody else has such a route is fine.
-        if let Err(error) = netlink.add_route(&back, mode) {
-            crate::log::debug(format_args!("give a route back to the main table: {error}"));
+        match netlink.add_route(&back, mode) {
+            Ok(()) => {}
+            // Not before it is known to be in the other one may the table lose it.
+            Err(error) if error.is_unanswered() => return Err(error.into()),
+            // The link may be on its way down; that somebody else has such a route is fine.
+            Err(error) => {
+                crate::log::debug(format_args!("give a route back to the main table: {error}"));
+            }
         }
     }
     reset(netlink, link, table, &[])

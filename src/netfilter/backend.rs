@@ -8,7 +8,7 @@ use nix::errno::Errno;
 
 use super::iptables::{Flavour, Iptables};
 use crate::cmd;
-use crate::error::{Code, Error, Result};
+use crate::error::{Context, Error, Result};
 use crate::netlink;
 use crate::netlink::nftables::{self, Nft, Table};
 
@@ -66,7 +66,7 @@ impl Backend {
                     .with_details("run iptables -t filter -S INPUT 1 to see why"))
             }),
         };
-        usable.map_err(|e| e.with_code(Code::NOT_AVAILABLE))
+        usable.or_unavailable()
     }
 }
 

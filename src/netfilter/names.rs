@@ -81,6 +81,14 @@ impl Owner<'_> {
     pub fn owns(&self, comment: Option<&str>) -> bool {
         comment.is_some_and(|comment| comment.starts_with(&self.instance()))
     }
+
+    /// Whether an nftables object with this [label](Owner::label) is of the same container, in
+    /// another network.
+    pub fn is_of_same_container(&self, label: Option<&str>) -> bool {
+        label.is_some_and(|label| {
+            container(label) == Some(self.id) && !label.starts_with(&network_hash(self.network))
+        })
+    }
 }
 
 /// As much as nft allows a comment to be.
@@ -88,6 +96,11 @@ fn cut(mut text: String) -> String {
     let end = (0..=text.len().min(COMMENT)).rev().find(|at| text.is_char_boundary(*at));
     text.truncate(end.unwrap_or(0));
     text
+}
+
+/// The container's id that a [label](Owner::label) tells; `None` if it had no room.
+pub fn container(label: &str) -> Option<&str> {
+    Some(label.split_once(", id: ")?.1.split_once(", if: ")?.0)
 }
 
 /// The container's id, the interface and the network that a [label](Owner::label) tells, the
@@ -173,5 +186,19 @@ mod tests {
         let network = "a-network-with-a-rather-long-name";
         let label = Owner { network, ifname: "eth0", id: &id }.label();
         assert_eq!(identity(&label), Some((id.as_str(), "eth0", &network[..8])));
+    }
+
+    #[test]
+    fn a_container_is_known_in_another_network() {
+        // No room for the network, nor for the whole interface.
+        let id = "f".repeat(64);
+        let owner = Owner { network: "a", ifname: "a-long-ifname-0", id: &id };
+        let label = owner.label();
+        let same = |owner: Owner<'_>| owner.is_of_same_container(Some(&label));
+        assert_eq!(identity(&label), None);
+        assert!(same(Owner { network: "b", ..owner }) && !same(owner));
+        assert!(!same(Owner { ifname: "eth1", ..owner }), "in the same network");
+        assert!(!same(Owner { network: "b", id: &id[1..], ..owner }));
+        assert!(!owner.is_of_same_container(None));
     }
 }

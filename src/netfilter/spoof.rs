@@ -18,6 +18,7 @@
 use nix::errno::Errno;
 
 use super::backend::PacketFilter;
+use super::handover::HandedOver;
 use super::names::{Owner, identity, stale};
 use crate::error::{Context, Error, Result};
 use crate::netlink::Mac;
@@ -164,29 +165,29 @@ fn del_reference(nft: &Nft, owner: Owner<'_>) -> Result<()> {
     Ok(nft.commit(batch)?)
 }
 
-/// Rewrites our layout into the reference's, at one blow; how many ports that are, and how many are
-/// no longer checked because their comments do not tell the container.
-pub(super) fn hand_over(nft: &Nft) -> Result<(usize, usize)> {
-    let mut count = (0, 0);
+/// Rewrites our layout into the reference's, at one blow; how many ports that are.
+/// Those that are lost are no longer checked.
+pub(super) fn hand_over(nft: &Nft) -> Result<HandedOver> {
+    let mut handed = HandedOver::default();
     nft.update(|nft| {
         let mut batch = Batch::new();
-        count = (0, 0);
+        handed = HandedOver::default();
         if !nft.has_table(TABLE)? {
             return Ok(batch);
         }
         for element in nft.dump_elements(ALLOWED)? {
             match reference_port(&element) {
                 Some((id, port)) => {
-                    count.0 += 1;
+                    handed.objects += 1;
                     make_reference(&mut batch, &id, &port);
                 }
-                None => count.1 += 1,
+                None => handed.nameless += 1,
             }
         }
         batch.del_table(TABLE);
         Ok(batch)
     })?;
-    Ok(count)
+    Ok(handed)
 }
 
 /// The port, and the reference's name for its attachment.

@@ -70,6 +70,12 @@ impl Error {
             )
     }
 
+    /// Whether the kernel gave no answer, so that nothing is known about the thing itself: the
+    /// socket failed.
+    pub fn is_unanswered(&self) -> bool {
+        matches!(self.errno(), Some(Errno::ECONNRESET | Errno::ETIMEDOUT))
+    }
+
     /// Says what can be done about a refusal.
     #[must_use]
     pub(super) fn with_remedy(mut self, text: String) -> Error {
@@ -104,6 +110,12 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {}
+
+impl From<crate::netns::Error> for Error {
+    fn from(error: crate::netns::Error) -> Self {
+        Error::Netns(error.to_string())
+    }
+}
 
 impl From<Error> for crate::error::Error {
     fn from(error: Error) -> Self {

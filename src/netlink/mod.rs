@@ -42,13 +42,14 @@ mod rule;
 mod tests;
 pub mod traffic;
 
-use std::cell::{OnceCell, RefCell};
+use std::cell::{OnceCell, RefCell, RefMut};
 use std::collections::VecDeque;
 use std::fmt;
 use std::io;
 use std::rc::Rc;
 use std::thread::{self, ThreadId};
 
+use nix::errno::Errno;
 use rtnetlink::proto::{NetlinkCodec, from_socket_with_codec};
 use rtnetlink::sys::protocols::NETLINK_ROUTE;
 use rtnetlink::sys::{AsyncSocket, TokioSocket};
@@ -75,43 +76,60 @@ pub struct Netlink {
     // Before the runtime: it deregisters its socket there when it is dropped.
     channel: RefCell<Channel>,
     runtime: Rc<Runtime>,
-    /// Whether it is a socket of the calling thread's own namespace, so that another one can be
-    /// opened in its place.
-    reopens: bool,
+    home: Home,
+}
+
+/// Where another socket is opened in place of one that failed.
+enum Home {
+    /// In the calling thread's namespace.
+    Here,
+    In(Netns),
+}
+
+impl Home {
+    fn open(&self) -> Result<Socket> {
+        let opener = Opener::here()?;
+        match self {
+            Home::Here => opener.open(),
+            Home::In(ns) => ns.run(|| opener.open())?,
+        }
+    }
 }
 
 impl Netlink {
     /// A socket in the calling thread's namespace.
     pub fn open() -> Result<Netlink> {
-        let netlink = Netlink::from_socket(Opener::here()?.open()?)?;
-        Ok(Netlink { reopens: true, ..netlink })
+        Netlink::new(Home::Here.open()?, Home::Here)
     }
 
     /// A socket in `ns`, for use on the calling thread.
     pub fn open_in(ns: &Netns) -> Result<Netlink> {
-        let opener = Opener::here()?;
-        let socket = ns.run(|| opener.open()).map_err(|e| Error::Netns(e.to_string()))??;
-        Netlink::from_socket(socket)
+        let home = Home::In(ns.try_clone()?);
+        Netlink::new(home.open()?, home)
     }
 
-    /// The facade for a socket that an [`Opener`] of this thread made.
-    pub fn from_socket(socket: Socket) -> Result<Netlink> {
+    /// The facade for a socket that an [`Opener`] of this thread made in `ns`.
+    pub fn from_socket(socket: Socket, ns: &Netns) -> Result<Netlink> {
+        Netlink::new(socket, Home::In(ns.try_clone()?))
+    }
+
+    fn new(socket: Socket, home: Home) -> Result<Netlink> {
         if socket.home != thread::current().id() {
-            return Err(opening(io::Error::from(nix::errno::Errno::EXDEV)));
+            return Err(opening(io::Error::from(Errno::EXDEV)));
         }
         let runtime = runtime().map_err(opening)?;
-        Ok(Netlink { channel: RefCell::new(Channel::new(socket.inner)), runtime, reopens: false })
+        Ok(Netlink { channel: RefCell::new(Channel::new(socket.inner)), runtime, home })
     }
 
-    /// Puts a new socket in place of one that failed. What could not be sent is forgotten: sent
-    /// with the next request, which may be there to undo it, it would be done after all.
-    fn reopen(&self, channel: &mut Channel) {
-        if !self.reopens {
-            return;
-        }
-        if let Ok(socket) = Opener::here().and_then(|opener| opener.open()) {
+    /// The connection, over a new socket if the last one failed. netlink-proto would send what could
+    /// not be sent with the next request, which may be there to undo it, and give up that one too.
+    fn channel(&self) -> Result<RefMut<'_, Channel>, Failure> {
+        let mut channel = self.channel.try_borrow_mut().map_err(|_| Errno::EBUSY)?;
+        if channel.broken {
+            let socket = self.home.open().map_err(|_| Errno::ECONNRESET)?;
             *channel = Channel::new(socket.inner);
         }
+        Ok(channel)
     }
 }
 
@@ -141,9 +159,10 @@ impl fmt::Debug for Netlink {
 /// # use cnibox::{netlink, netns::Netns, sysctl};
 /// # fn main() -> cnibox::error::Result<()> {
 /// let opener = netlink::Opener::here()?;
-/// let (socket, forwarding) = Netns::open("/run/netns/x")?
-///     .run(|| (opener.open(), sysctl::read("net/ipv4/ip_forward")))?;
-/// let netlink = netlink::Netlink::from_socket(socket?)?;
+/// let netns = Netns::open("/run/netns/x")?;
+/// let (socket, forwarding) =
+///     netns.run(|| (opener.open(), sysctl::read("net/ipv4/ip_forward")))?;
+/// let netlink = netlink::Netlink::from_socket(socket?, &netns)?;
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Debug)]

@@ -17,7 +17,7 @@ use rtnetlink::sys::protocols::NETLINK_NETFILTER;
 use rtnetlink::sys::{Socket, SocketAddr};
 
 use super::attribute::{Attributes, Header};
-use super::error::{Error, Failure, Result};
+use super::error::{Failure, Result};
 use super::packet::Message;
 use super::request::{Answers, until_consistent};
 use crate::log;
@@ -71,7 +71,7 @@ impl NfSocket {
 
     /// A socket in `ns`.
     pub(super) fn open_in(ns: &Netns) -> Result<NfSocket> {
-        ns.run(NfSocket::open).map_err(|e| Error::Netns(e.to_string()))?
+        ns.run(NfSocket::open)?
     }
 
     /// Reserves `count` sequence numbers and returns the first.

@@ -43,7 +43,7 @@ pub(super) struct Channel {
     pub(super) joined: bool,
     /// Events that arrived while an answer was awaited.
     pub(super) events: VecDeque<Message>,
-    /// Whether the socket failed.
+    /// Whether the socket failed: it must not be used any more.
     pub(super) broken: bool,
 }
 
@@ -89,10 +89,12 @@ impl Channel {
         if let Some(event) = self.events.pop_front() {
             return Ok(event);
         }
-        match select(&mut self.connection, self.unsolicited.next()).await {
-            Either::Right((Some((event, _)), _)) => Ok(event),
-            _ => Err(Errno::ECONNRESET.into()),
+        let arrival = select(&mut self.connection, self.unsolicited.next()).await;
+        if let Either::Right((Some((event, _)), _)) = arrival {
+            return Ok(event);
         }
+        self.broken = true;
+        Err(Errno::ECONNRESET.into())
     }
 }
 
@@ -134,18 +136,17 @@ impl Netlink {
     fn exchange(&self, packet: Packet, bits: u16) -> Result<Answers, Failure> {
         let mut message = Message::new(NetlinkHeader::default(), packet.into());
         message.header.flags = NLM_F_REQUEST | bits;
-        let mut channel = self.channel.try_borrow_mut().map_err(|_| Errno::EBUSY)?;
+        let mut channel = self.channel()?;
         let messages =
             self.runtime.block_on(async { timeout(LIMIT, channel.exchange(message)).await });
-        if channel.broken {
-            self.reopen(&mut channel);
-        }
+        // What was not answered may not even have been sent yet.
+        channel.broken |= messages.is_err();
         Answers::collect(messages.map_err(|_| Errno::ETIMEDOUT)??)
     }
 
     /// Waits for the next event; `None` after `deadline`.
     pub(super) fn event(&self, deadline: Instant) -> Result<Option<Message>, Failure> {
-        let mut channel = self.channel.try_borrow_mut().map_err(|_| Errno::EBUSY)?;
+        let mut channel = self.channel()?;
         match self.runtime.block_on(async { timeout_at(deadline, channel.event()).await }) {
             Ok(event) => event.map(Some),
             Err(_) => Ok(None),
@@ -154,7 +155,7 @@ impl Netlink {
 
     /// Joins a multicast group with this socket, so that events of its own namespace arrive.
     pub(super) fn join(&self, group: u32) -> Result<(), Failure> {
-        let mut channel = self.channel.try_borrow_mut().map_err(|_| Errno::EBUSY)?;
+        let mut channel = self.channel()?;
         channel.connection.socket_mut().socket_ref().add_membership(group)?;
         channel.joined = true;
         Ok(())
@@ -162,7 +163,7 @@ impl Netlink {
 
     /// Leaves a multicast group and forgets what it sent.
     pub(super) fn leave(&self, group: u32) -> Result<(), Failure> {
-        let mut channel = self.channel.try_borrow_mut().map_err(|_| Errno::EBUSY)?;
+        let mut channel = self.channel()?;
         channel.joined = false;
         channel.events.clear();
         Ok(channel.connection.socket_mut().socket_ref().drop_membership(group)?)

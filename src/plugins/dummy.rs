@@ -6,10 +6,10 @@
 
 use serde::Deserialize;
 
-use crate::cni::{CniResult, SpecVersion};
-use crate::error::{Code, Context, Error, Result};
+use crate::cni::CniResult;
+use crate::error::{Context, Error, Result};
 use crate::iface::configure::{self, Connected, Style};
-use crate::iface::{Inside, child, verify, veth};
+use crate::iface::{Inside, child, veth};
 use crate::netlink::{Dad, Link, LinkKind, Mac, NewLink};
 use crate::skel::{AddReq, CheckReq, Cx, DelReq, GcReq, Plugin, Rollback};
 
@@ -51,10 +51,7 @@ impl Plugin for Dummy {
         let link = plan.create(&inside, req)?;
         undo.push(format!("delete \"{}\"", link.name), || child::take_back(&inside, &req.ifname));
         let mut result = cx.ipam_add(&mut undo)?;
-        result.version = SpecVersion::NEWEST;
-        for ip in &mut result.ips {
-            ip.interface = Some(0);
-        }
+        result.assign_to_first();
         result.interfaces = vec![veth::interface(&link, &req.sandbox.path)];
         inside.set(&configure::settings(&result, &link.name))?;
         // Nobody can be asked whether an address is taken.
@@ -70,12 +67,10 @@ impl Plugin for Dummy {
         let plan = Plan::resolve(cx, conf)?;
         let inside = Inside::enter(req.sandbox.netns()?)?;
         cx.ipam_check()?;
-        let prev = req.require_prev()?;
-        let (index, entry) = verify::container_entry(prev, &req.ifname, &req.sandbox.path)?;
-        let link = child::of_kind(&inside, entry, KIND)?;
-        child::verify_mtu(&link, plan.mtu)?;
-        verify::addresses(&inside, &link, (prev, index))?;
-        verify::routes(&inside, prev)
+        let names = (&req.ifname, &*req.sandbox.path);
+        let found = child::find(&inside, req.require_prev()?, names, KIND)?;
+        child::verify_mtu(&found.link, plan.mtu)?;
+        found.verify_layer3(&inside)
     }
 
     fn del(cx: &Cx<'_>, _: &Conf, req: &DelReq) -> Result<()> {
@@ -84,14 +79,12 @@ impl Plugin for Dummy {
 
     fn gc(cx: &Cx<'_>, _: &Conf, _: &GcReq) -> Result<()> {
         // The device vanishes with the container; addresses are the IPAM plugin's.
-        if cx.net.ipam_type.is_empty() { Ok(()) } else { cx.ipam_gc() }
+        cx.if_ipam(Cx::ipam_gc)
     }
 
     fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
-        let unavailable = |e: Error| e.with_code(Code::NOT_AVAILABLE);
-        Plan::resolve(cx, conf).map_err(unavailable)?;
-        let host = cx.host().map_err(unavailable)?;
-        host.require_admin().map_err(|e| unavailable(e.into()))?;
+        Plan::resolve(cx, conf).or_unavailable()?;
+        cx.usable_host()?;
         cx.ipam_status()
     }
 }
@@ -105,7 +98,7 @@ struct Plan {
 
 impl Plan {
     fn resolve(cx: &Cx<'_>, conf: &Conf) -> Result<Plan> {
-        if cx.net.ipam_type.is_empty() {
+        if !cx.has_ipam() {
             let msg = "dummy interface requires an IPAM configuration";
             return Err(Error::config(msg));
         }

@@ -9,10 +9,9 @@
 use serde::Deserialize;
 
 use crate::cni::{CniResult, SpecVersion};
-use crate::error::{Code, Error, Result};
+use crate::error::{Context, Error, Result};
 use crate::iface::child::{self, Below, Wanted};
 use crate::iface::inside::Inside;
-use crate::iface::verify;
 use crate::netlink::{IpvlanMode, Link, LinkKind};
 use crate::skel::{AddReq, CheckReq, Cx, DelReq, GcReq, Plugin, Rollback};
 
@@ -50,7 +49,7 @@ impl Plugin for Ipvlan {
 
     fn add(cx: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
         let mode = mode(conf)?;
-        let base = Base::resolve(conf, req)?;
+        let below = below(conf, req)?;
         let given = given_addresses(cx, req);
         if given.is_none() {
             cx.ipam()?;
@@ -59,20 +58,18 @@ impl Plugin for Ipvlan {
         let entering = Inside::begin(netns)?;
         let host = cx.host()?;
         let (inside, visitor) = entering.open()?;
-        let place = if base.in_container { &inside.netlink } else { host };
-        let master = child::master(place, base.name)?;
-        let mtu = child::mtu(conf.mtu, &master)?;
+        let place = below.place(host, &inside);
+        let (master, mtu) = below.master(place)?;
         let mut undo = Rollback::new();
 
         // Before IPAM, so that an attachment that is there already keeps its address.
         let kind = LinkKind::Ipvlan { link: master.index, mode };
         let wanted = Wanted { ifname: &req.ifname, kind, mtu, mac: None };
-        let up = child::asks_over_the_link(&cx.net.ipam_type);
+        let up = cx.ipam_needs_link();
         let add = if up { child::add_up } else { child::add };
         add(place, netns, &wanted)?;
         undo.push(format!("delete \"{}\"", req.ifname), || child::take_back(&inside, &req.ifname));
         let mut result = given.map_or_else(|| cx.ipam_add(&mut undo), Ok)?;
-        result.version = SpecVersion::NEWEST;
         let names = (&req.ifname, &*req.sandbox.path);
         child::attach((&inside, visitor), names, &mut result)?;
         cx.finish(&mut result);
@@ -83,16 +80,12 @@ impl Plugin for Ipvlan {
     fn check(cx: &Cx<'_>, conf: &Conf, req: &CheckReq) -> Result<()> {
         let mode = mode(conf)?;
         let inside = Inside::enter(req.sandbox.netns()?)?;
-        if !cx.net.ipam_type.is_empty() {
-            cx.ipam_check()?;
-        }
-        let prev = req.require_prev()?;
-        let (index, entry) = verify::container_entry(prev, &req.ifname, &req.sandbox.path)?;
-        let link = child::of_kind(&inside, entry, KIND)?;
-        check_mode(mode, &link)?;
-        child::verify_below(cx.host()?, (&inside, &link), conf.below())?;
-        verify::addresses(&inside, &link, (prev, index))?;
-        verify::routes(&inside, prev)
+        cx.if_ipam(Cx::ipam_check)?;
+        let names = (&req.ifname, &*req.sandbox.path);
+        let found = child::find(&inside, req.require_prev()?, names, KIND)?;
+        check_mode(mode, &found.link)?;
+        conf.below().verify(cx.host()?, &inside, &found.link)?;
+        found.verify_layer3(&inside)
     }
 
     fn del(cx: &Cx<'_>, _: &Conf, req: &DelReq) -> Result<()> {
@@ -101,43 +94,32 @@ impl Plugin for Ipvlan {
 
     fn gc(cx: &Cx<'_>, _: &Conf, _: &GcReq) -> Result<()> {
         // The interface vanishes with the container; addresses are the IPAM plugin's.
-        if cx.net.ipam_type.is_empty() { Ok(()) } else { cx.ipam_gc() }
+        cx.if_ipam(Cx::ipam_gc)
     }
 
     fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
-        let unavailable = |e: Error| e.with_code(Code::NOT_AVAILABLE);
-        mode(conf).map_err(unavailable)?;
-        let host = cx.host().map_err(unavailable)?;
-        host.require_admin().map_err(|e| unavailable(e.into()))?;
+        mode(conf).or_unavailable()?;
+        let host = cx.usable_host()?;
         // A master that is not named may come with `prevResult`.
-        if !conf.link_in_container && !conf.master.is_empty() {
-            let master = child::master(host, &conf.master).map_err(unavailable)?;
-            child::mtu(conf.mtu, &master).map_err(unavailable)?;
+        if !conf.master.is_empty() {
+            conf.below().status(host)?;
         }
-        if cx.net.ipam_type.is_empty() { Ok(()) } else { cx.ipam_status() }
+        cx.if_ipam(Cx::ipam_status)
     }
 }
 
-/// Where the master is, and its name; empty for the link of the default route.
-#[derive(Debug, PartialEq, Eq)]
-struct Base<'a> {
-    name: &'a str,
-    in_container: bool,
-}
-
-impl<'a> Base<'a> {
-    fn resolve(conf: &'a Conf, req: &'a AddReq) -> Result<Base<'a>> {
-        let in_container = conf.link_in_container;
-        let Some(prev) = req.prev.as_ref().filter(|_| conf.master.is_empty()) else {
-            return Ok(Base { name: &conf.master, in_container });
-        };
-        let [entry] = &prev.interfaces[..] else { return Err(no_single_interface()) };
-        if entry.name.is_empty() {
-            return Err(no_single_interface());
-        }
-        let in_container = in_container || entry.sandbox == req.sandbox.path;
-        Ok(Base { name: &entry.name, in_container })
+/// The master of the configuration, or the interface of the plugin before this one.
+fn below<'a>(conf: &'a Conf, req: &'a AddReq) -> Result<Below<'a>> {
+    let below = conf.below();
+    let Some(prev) = req.prev.as_ref().filter(|_| conf.master.is_empty()) else {
+        return Ok(below);
+    };
+    let [entry] = &prev.interfaces[..] else { return Err(no_single_interface()) };
+    if entry.name.is_empty() {
+        return Err(no_single_interface());
     }
+    let in_container = below.in_container || entry.sandbox == req.sandbox.path;
+    Ok(Below { name: &entry.name, in_container, ..below })
 }
 
 fn no_single_interface() -> Error {
@@ -148,7 +130,8 @@ fn no_single_interface() -> Error {
 /// The addresses of the plugin before this one, where no other plugin is to give some.
 fn given_addresses(cx: &Cx<'_>, req: &AddReq) -> Option<CniResult> {
     let prev = req.prev.as_ref().filter(|prev| !prev.ips.is_empty());
-    prev.filter(|_| cx.net.ipam_type.is_empty()).cloned()
+    let prev = prev.filter(|_| !cx.has_ipam()).cloned();
+    prev.map(|prev| CniResult { version: SpecVersion::NEWEST, ..prev })
 }
 
 fn mode(conf: &Conf) -> Result<IpvlanMode> {

@@ -9,11 +9,10 @@
 
 use serde::Deserialize;
 
-use crate::cni::{CniResult, SpecVersion};
-use crate::error::{Code, Error, Result};
+use crate::cni::CniResult;
+use crate::error::{Context, Error, Result};
 use crate::iface::child::{self, Below, Wanted};
 use crate::iface::inside::Inside;
-use crate::iface::verify;
 use crate::log;
 use crate::netlink::{Link, LinkKind, Mac, MacvlanMode};
 use crate::skel::{AddReq, CheckReq, Cx, DelReq, GcReq, Plugin, Rollback};
@@ -64,15 +63,14 @@ impl Plugin for Macvlan {
 
     fn add(cx: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
         let plan = Plan::resolve(conf, from_args(cx)?)?;
-        let l3 = !cx.net.ipam_type.is_empty();
-        let up = !l3 || child::asks_over_the_link(&cx.net.ipam_type);
+        let l3 = cx.has_ipam();
+        let up = !l3 || cx.ipam_needs_link();
         let netns = req.sandbox.netns()?;
         let entering = Inside::begin(netns)?;
         let host = cx.host()?;
         let (inside, visitor) = entering.open()?;
-        let place = if conf.link_in_container { &inside.netlink } else { host };
-        let master = child::master(place, &conf.master)?;
-        let mtu = child::mtu(conf.mtu, &master)?;
+        let place = conf.below().place(host, &inside);
+        let (master, mtu) = conf.below().master(place)?;
         let mut undo = Rollback::new();
 
         // Before IPAM, so that an attachment that is there already keeps its address.
@@ -82,7 +80,6 @@ impl Plugin for Macvlan {
         add(place, netns, &wanted)?;
         undo.push(format!("delete \"{}\"", req.ifname), || child::take_back(&inside, &req.ifname));
         let mut result = if l3 { cx.ipam_add(&mut undo)? } else { CniResult::new() };
-        result.version = SpecVersion::NEWEST;
         let names = (&req.ifname, &*req.sandbox.path);
         plan.warn_about_mac(&child::attach((&inside, visitor), names, &mut result)?);
         cx.finish(&mut result);
@@ -93,16 +90,12 @@ impl Plugin for Macvlan {
     fn check(cx: &Cx<'_>, conf: &Conf, req: &CheckReq) -> Result<()> {
         let plan = Plan::resolve(conf, from_args(cx)?)?;
         let inside = Inside::enter(req.sandbox.netns()?)?;
-        if !cx.net.ipam_type.is_empty() {
-            cx.ipam_check()?;
-        }
-        let prev = req.require_prev()?;
-        let (index, entry) = verify::container_entry(prev, &req.ifname, &req.sandbox.path)?;
-        let link = child::of_kind(&inside, entry, KIND)?;
-        plan.check(conf, &link)?;
-        child::verify_below(cx.host()?, (&inside, &link), conf.below())?;
-        verify::addresses(&inside, &link, (prev, index))?;
-        verify::routes(&inside, prev)
+        cx.if_ipam(Cx::ipam_check)?;
+        let names = (&req.ifname, &*req.sandbox.path);
+        let found = child::find(&inside, req.require_prev()?, names, KIND)?;
+        plan.check(conf, &found.link)?;
+        conf.below().verify(cx.host()?, &inside, &found.link)?;
+        found.verify_layer3(&inside)
     }
 
     fn del(cx: &Cx<'_>, _: &Conf, req: &DelReq) -> Result<()> {
@@ -111,20 +104,14 @@ impl Plugin for Macvlan {
 
     fn gc(cx: &Cx<'_>, _: &Conf, _: &GcReq) -> Result<()> {
         // The interface vanishes with the container; addresses are the IPAM plugin's.
-        if cx.net.ipam_type.is_empty() { Ok(()) } else { cx.ipam_gc() }
+        cx.if_ipam(Cx::ipam_gc)
     }
 
     fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
-        let unavailable = |e: Error| e.with_code(Code::NOT_AVAILABLE);
-        Plan::resolve(conf, None).map_err(unavailable)?;
-        let host = cx.host().map_err(unavailable)?;
-        host.require_admin().map_err(|e| unavailable(e.into()))?;
-        // Which container is not known yet, and so neither is a master in it.
-        if !conf.link_in_container {
-            let master = child::master(host, &conf.master).map_err(unavailable)?;
-            child::mtu(conf.mtu, &master).map_err(unavailable)?;
-        }
-        if cx.net.ipam_type.is_empty() { Ok(()) } else { cx.ipam_status() }
+        Plan::resolve(conf, None).or_unavailable()?;
+        let host = cx.usable_host()?;
+        conf.below().status(host)?;
+        cx.if_ipam(Cx::ipam_status)
     }
 }
 
@@ -144,7 +131,7 @@ impl Plan {
         })?;
         let sources = [Some(conf.runtime_config.mac.clone()), from_args, Some(conf.mac.clone())];
         let text = sources.into_iter().flatten().find(|text| !text.is_empty());
-        Ok(Plan { mode, mac: text.as_deref().map(parse_mac).transpose()? })
+        Ok(Plan { mode, mac: text.as_deref().map(child::parse_mac).transpose()? })
     }
 
     fn kind(&self, conf: &Conf, master: &Link) -> LinkKind<'static> {
@@ -185,18 +172,10 @@ fn from_args(cx: &Cx<'_>) -> Result<Option<String>> {
     cx.args()?.get("MAC", |text| Ok(text.to_owned()))
 }
 
-fn parse_mac(text: &str) -> Result<Mac> {
-    let refuse = |why| Error::config(format!("invalid args {text} for MAC addr: {why}"));
-    let mac: Mac = text.parse().map_err(|why| refuse(format!("{why}")))?;
-    if mac.is_unicast() {
-        return Ok(mac);
-    }
-    Err(refuse(format!("address {mac}: no address of a single interface")))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Code;
 
     fn plan(conf: &Conf, from_args: &str) -> Result<Plan> {
         Plan::resolve(conf, Some(from_args.to_owned()))

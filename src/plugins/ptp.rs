@@ -12,9 +12,9 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use serde::Deserialize;
 
+use crate::cni::CniResult;
 use crate::cni::ip::{host_net, width};
-use crate::cni::{CniResult, SpecVersion};
-use crate::error::{Code, Context, Error, Result};
+use crate::error::{Context, Error, Result};
 use crate::iface::configure::{self, Connected, Style};
 use crate::iface::inside::Inside;
 use crate::iface::veth::{self, Wanted};
@@ -74,7 +74,6 @@ impl Plugin for Ptp {
             Ok(host.del_link_by_index(index).map(drop)?)
         });
         let mut result = cx.ipam_add(&mut undo)?;
-        result.version = SpecVersion::NEWEST;
         let hops = hops(&mut result)?;
         forwarding::enable(hops.iter().map(|hop| hop.address.addr()))?;
         configure_host(host, &end, &hops)?;
@@ -141,11 +140,9 @@ impl Plugin for Ptp {
     }
 
     fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
-        let unavailable = |e: Error| e.with_code(Code::NOT_AVAILABLE);
-        let backend = conf.backend().map_err(unavailable)?;
-        veth::mtu(conf.mtu).map_err(unavailable)?;
-        let host = cx.host().map_err(unavailable)?;
-        host.require_admin().map_err(|e| unavailable(e.into()))?;
+        let backend = conf.backend().or_unavailable()?;
+        veth::mtu(conf.mtu).or_unavailable()?;
+        cx.usable_host()?;
         if conf.ip_masq {
             let filter = PacketFilter::new();
             Backend::choose(backend, &filter).require_usable(&filter)?;

@@ -7,11 +7,11 @@
 
 use serde::Deserialize;
 
-use crate::cni::{CniResult, SpecVersion};
-use crate::error::{Code, Context, Error, Result};
+use crate::cni::CniResult;
+use crate::error::{Context, Error, Result};
 use crate::iface::configure::{self, Connected, Style};
 use crate::iface::veth::{self, interface};
-use crate::iface::{Inside, child, tun, verify};
+use crate::iface::{Inside, child, tun};
 use crate::netlink::{Dad, Link, LinkChange, Mac};
 use crate::skel::{AddReq, CheckReq, Cx, DelReq, GcReq, Plugin, Rollback};
 
@@ -63,7 +63,7 @@ impl Plugin for Tap {
     fn add(cx: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
         let mtu = veth::mtu(conf.mtu)?;
         let mac = requested_mac(cx, conf)?;
-        let l3 = is_l3(cx);
+        let l3 = cx.has_ipam();
         let netns = req.sandbox.netns()?;
         let (inside, visitor) = Inside::begin(netns)?.open()?;
         let bridge = bridge(&inside, conf)?;
@@ -77,14 +77,11 @@ impl Plugin for Tap {
         let tap = tun::create(netns, wanted)?;
         undo.push(format!("delete \"{}\"", req.ifname), || child::take_back(&inside, &req.ifname));
         let link = inside.link(req.ifname.as_str())?;
-        let up = !l3 || child::asks_over_the_link(&cx.net.ipam_type);
+        let up = !l3 || cx.ipam_needs_link();
         let link = set(&inside, link, (mac, mtu), bridge.as_ref(), up)?;
         let mut result = if l3 { cx.ipam_add(&mut undo)? } else { CniResult::new() };
-        result.version = SpecVersion::NEWEST;
         result.interfaces = vec![interface(&link, &req.sandbox.path)];
-        for ip in &mut result.ips {
-            ip.interface = Some(0);
-        }
+        result.assign_to_first();
         if l3 {
             visitor.set(child::settings(&result, &req.ifname));
             visitor.finish()?;
@@ -99,20 +96,16 @@ impl Plugin for Tap {
     fn check(cx: &Cx<'_>, conf: &Conf, req: &CheckReq) -> Result<()> {
         requested_mac(cx, conf)?;
         let inside = Inside::enter(req.sandbox.netns()?)?;
-        if is_l3(cx) {
-            cx.ipam_check()?;
-        }
-        let prev = req.require_prev()?;
-        let (index, entry) = verify::container_entry(prev, &req.ifname, &req.sandbox.path)?;
-        let link = child::of_kind(&inside, entry, TUN)?;
-        check_device(conf, &link)?;
+        cx.if_ipam(Cx::ipam_check)?;
+        let names = (&req.ifname, &*req.sandbox.path);
+        let found = child::find(&inside, req.require_prev()?, names, TUN)?;
+        check_device(conf, &found.link)?;
         let bridge = bridge(&inside, conf)?;
-        if bridge.is_some_and(|bridge| link.master != Some(bridge.index)) {
-            let (name, bridge) = (&link.name, &conf.bridge);
+        if bridge.is_some_and(|bridge| found.link.master != Some(bridge.index)) {
+            let (name, bridge) = (&found.link.name, &conf.bridge);
             return Err(Error::internal(format!("\"{name}\" is no port of bridge \"{bridge}\"")));
         }
-        verify::addresses(&inside, &link, (prev, index))?;
-        verify::routes(&inside, prev)
+        found.verify_layer3(&inside)
     }
 
     fn del(cx: &Cx<'_>, _: &Conf, req: &DelReq) -> Result<()> {
@@ -121,20 +114,15 @@ impl Plugin for Tap {
 
     fn gc(cx: &Cx<'_>, _: &Conf, _: &GcReq) -> Result<()> {
         // The kernel removes the device with its namespace.
-        if is_l3(cx) { cx.ipam_gc() } else { Ok(()) }
+        cx.if_ipam(Cx::ipam_gc)
     }
 
     fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
-        let unavailable = |e: Error| e.with_code(Code::NOT_AVAILABLE);
-        veth::mtu(conf.mtu).map_err(unavailable)?;
-        parse_mac(&conf.mac).map_err(unavailable)?;
-        tun::require_usable().map_err(unavailable)?;
-        if is_l3(cx) { cx.ipam_status() } else { Ok(()) }
+        veth::mtu(conf.mtu).or_unavailable()?;
+        parse_mac(&conf.mac).or_unavailable()?;
+        tun::require_usable().or_unavailable()?;
+        cx.if_ipam(Cx::ipam_status)
     }
-}
-
-fn is_l3(cx: &Cx<'_>) -> bool {
-    !cx.net.ipam_type.is_empty()
 }
 
 /// `runtimeConfig.mac`, else `MAC` of `CNI_ARGS`, else `mac`.
@@ -145,15 +133,7 @@ fn requested_mac(cx: &Cx<'_>, conf: &Conf) -> Result<Option<Mac>> {
 }
 
 fn parse_mac(text: &str) -> Result<Option<Mac>> {
-    if text.is_empty() {
-        return Ok(None);
-    }
-    let refuse = |why| Error::config(format!("invalid args {text} for MAC addr: {why}"));
-    let mac: Mac = text.parse().map_err(|why| refuse(format!("{why}")))?;
-    if mac.is_unicast() {
-        return Ok(Some(mac));
-    }
-    Err(refuse(format!("address {mac}: no address of a single interface")))
+    if text.is_empty() { Ok(None) } else { child::parse_mac(text).map(Some) }
 }
 
 /// The bridge in the container, if the configuration names one.

@@ -8,10 +8,10 @@
 
 use serde::Deserialize;
 
-use crate::cni::{CniResult, SpecVersion};
-use crate::error::{Code, Error, Result};
+use crate::cni::CniResult;
+use crate::error::{Context, Error, Result};
+use crate::iface::Inside;
 use crate::iface::child::{self, Below, Wanted};
-use crate::iface::{Inside, verify};
 use crate::netlink::{Link, LinkKind, Netlink};
 use crate::skel::{AddReq, CheckReq, Cx, DelReq, GcReq, Plugin, Rollback};
 
@@ -47,19 +47,17 @@ impl Plugin for Vlan {
         let entering = Inside::begin(netns)?;
         let host = cx.host()?;
         let (inside, visitor) = entering.open()?;
-        let place = if conf.link_in_container { &inside.netlink } else { host };
+        let place = conf.below().place(host, &inside);
         let (master, mtu) = conf.usable_master(place)?;
         let id = conf.id()?;
         let mut undo = Rollback::new();
 
         // Before IPAM, so that an attachment that is there already keeps its address.
         let kind = LinkKind::Vlan { link: master.index, id };
-        let over_it = child::asks_over_the_link(&cx.net.ipam_type);
-        let add = if over_it { child::add_up } else { child::add };
+        let add = if cx.ipam_needs_link() { child::add_up } else { child::add };
         add(place, netns, &Wanted { ifname: &req.ifname, kind, mtu, mac: None })?;
         undo.push(format!("delete \"{}\"", req.ifname), || child::take_back(&inside, &req.ifname));
         let mut result = cx.ipam_add(&mut undo)?;
-        result.version = SpecVersion::NEWEST;
         let names = (&req.ifname, &*req.sandbox.path);
         child::attach((&inside, visitor), names, &mut result)?;
         cx.finish(&mut result);
@@ -71,18 +69,16 @@ impl Plugin for Vlan {
         let id = conf.id()?;
         let inside = Inside::enter(req.sandbox.netns()?)?;
         cx.ipam_check()?;
-        let prev = req.require_prev()?;
-        let (index, entry) = verify::container_entry(prev, &req.ifname, &req.sandbox.path)?;
-        let link = child::of_kind(&inside, entry, KIND)?;
-        if link.vlan != Some(id) {
-            let (name, found) = (&link.name, link.vlan.unwrap_or_default());
-            let msg = format!("interface \"{name}\" is of VLAN {found}, configured is {id}");
+        let names = (&req.ifname, &*req.sandbox.path);
+        let found = child::find(&inside, req.require_prev()?, names, KIND)?;
+        if found.link.vlan != Some(id) {
+            let (name, other) = (&found.link.name, found.link.vlan.unwrap_or_default());
+            let msg = format!("interface \"{name}\" is of VLAN {other}, configured is {id}");
             return Err(Error::internal(msg));
         }
-        child::verify_below(cx.host()?, (&inside, &link), conf.below())?;
-        child::verify_mtu(&link, u32::try_from(conf.mtu).unwrap_or_default())?;
-        verify::addresses(&inside, &link, (prev, index))?;
-        verify::routes(&inside, prev)
+        conf.below().verify(cx.host()?, &inside, &found.link)?;
+        child::verify_mtu(&found.link, u32::try_from(conf.mtu).unwrap_or_default())?;
+        found.verify_layer3(&inside)
     }
 
     fn del(cx: &Cx<'_>, _: &Conf, req: &DelReq) -> Result<()> {
@@ -91,30 +87,28 @@ impl Plugin for Vlan {
 
     fn gc(cx: &Cx<'_>, _: &Conf, _: &GcReq) -> Result<()> {
         // The interface vanishes with the container; addresses are the IPAM plugin's.
-        if cx.net.ipam_type.is_empty() { Ok(()) } else { cx.ipam_gc() }
+        cx.if_ipam(Cx::ipam_gc)
     }
 
     fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
-        let unavailable = |e: Error| e.with_code(Code::NOT_AVAILABLE);
-        conf.master_name().map_err(unavailable)?;
-        conf.id().map_err(unavailable)?;
-        let host = cx.host().map_err(unavailable)?;
-        host.require_admin().map_err(|e| unavailable(e.into()))?;
+        conf.require_master().or_unavailable()?;
+        conf.id().or_unavailable()?;
+        let host = cx.usable_host()?;
         // Which container is not known yet, and so neither is a master in it.
         if !conf.link_in_container {
-            conf.usable_master(host).map_err(unavailable)?;
+            conf.usable_master(host).or_unavailable()?;
         }
         cx.ipam_status()
     }
 }
 
 impl Conf {
-    fn master_name(&self) -> Result<&str> {
+    fn require_master(&self) -> Result<()> {
         if self.master.is_empty() {
             let msg = "\"master\" field is required. It specifies the host interface name to create the VLAN for";
             return Err(Error::config(msg));
         }
-        Ok(&self.master)
+        Ok(())
     }
 
     /// The number of the VLAN.
@@ -134,8 +128,8 @@ impl Conf {
 
     /// The master, which has to be up for the VLAN to get up, and the MTU for the VLAN.
     fn usable_master(&self, place: &Netlink) -> Result<(Link, u32)> {
-        let master = child::master(place, self.master_name()?)?;
-        let mtu = child::mtu(self.mtu, &master)?;
+        self.require_master()?;
+        let (master, mtu) = self.below().master(place)?;
         if master.up {
             return Ok((master, mtu));
         }
@@ -162,7 +156,7 @@ mod tests {
             assert_eq!(id(Some(wrong)).unwrap_err().msg(), expected);
         }
         assert_eq!(id(None).unwrap_err().msg(), "\"vlanId\" field is required");
-        let error = Conf::default().master_name().unwrap_err();
+        let error = Conf::default().require_master().unwrap_err();
         assert!(error.msg().starts_with("\"master\" field is required."));
     }
 }

@@ -86,13 +86,11 @@ impl Plugin for Vrf {
         if let Some(master) = link.master.filter(|master| Some(*master) != vrf_index) {
             return Err(has_master(netlink, &link, master));
         }
-        // Over a socket of its own: what failed may be the first one.
-        let again = || -> Result<Netlink> { Ok(Netlink::open_in(netns)?) };
         let mut undo = Rollback::new();
         let vrf = if let Some(vrf) = present {
             vrf.require_table(conf)?;
             if is_kept(netlink, &vrf)? {
-                undo.push("take the mark off the VRF", || mark(&again()?, name, ""));
+                undo.push("take the mark off the VRF", || mark(netlink, name, ""));
                 mark(netlink, name, KEPT)?;
             } else if !vrf.link.up {
                 switch_on(netlink, &vrf.link)?;
@@ -100,13 +98,13 @@ impl Plugin for Vrf {
             vrf
         } else {
             let table = choose_table(netlink, conf)?;
-            undo.push("delete the VRF", || Ok(again()?.del_link(name).map(drop)?));
+            undo.push("delete the VRF", || Ok(netlink.del_link(name).map(drop)?));
             create(netlink, name, table)?
         };
         if link.master.is_none() {
             let lost = Volatile::of(netlink, &link)?;
             let (member, back) = (link.clone(), lost.clone());
-            undo.push(format!("leave the VRF {name}"), move || leave(&again()?, &member, &back));
+            undo.push(format!("leave the VRF {name}"), move || leave(netlink, &member, &back));
             join(netlink, &link, (&vrf, lost))?;
         }
         undo.commit();
@@ -161,13 +159,12 @@ impl Plugin for Vrf {
     }
 
     fn status(_: &Cx<'_>, conf: &Conf) -> Result<()> {
-        let unavailable = |e: Error| e.with_code(Code::NOT_AVAILABLE);
-        conf.name().map_err(unavailable)?;
+        conf.name().or_unavailable()?;
         // In a namespace of its own, which vanishes at once: only the driver can tell that it is there.
-        let elsewhere = Netns::fresh().map_err(|e| unavailable(e.into()))?;
-        let netlink = Netlink::open_in(&elsewhere).map_err(|e| unavailable(e.into()))?;
+        let elsewhere = Netns::fresh().or_unavailable()?;
+        let netlink = Netlink::open_in(&elsewhere).or_unavailable()?;
         let vrf = NewLink::new("vrf", LinkKind::Vrf { table: FIRST_TABLE });
-        netlink.add_link(&vrf).map_err(|e| unavailable(e.into()))
+        netlink.add_link(&vrf).or_unavailable()
     }
 }
 

@@ -5,7 +5,7 @@ use std::cell::OnceCell;
 use super::call::Call;
 use crate::cni::args::Args;
 use crate::cni::{CniResult, NetConf, SpecVersion};
-use crate::error::Result;
+use crate::error::{Context, Result};
 use crate::netlink::Netlink;
 
 /// The surroundings of one call.
@@ -31,6 +31,13 @@ impl<'a> Cx<'a> {
         }
         let opened = Netlink::open()?;
         Ok(self.host.get_or_init(|| opened))
+    }
+
+    /// For STATUS: as [`host`](Cx::host), if this process may change anything there.
+    pub fn usable_host(&self) -> Result<&Netlink> {
+        let host = self.host().or_unavailable()?;
+        host.require_admin().or_unavailable()?;
+        Ok(host)
     }
 
     /// `CNI_ARGS`. Only plugins that document a key of theirs parse it: others accept anything.

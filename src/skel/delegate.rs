@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use super::call::{Call, Caller, Env, RunFn, Verb};
 use super::context::Cx;
 use super::rollback::Rollback;
-use crate::cni::CniResult;
+use crate::cni::{CniResult, SpecVersion};
 use crate::error::{Code, Error, Result};
 use crate::invoke;
 
@@ -39,18 +39,30 @@ impl<'a> Cx<'a> {
         Ok(Delegate { cx: self, name, program, conf: stdin, env: env.clone() })
     }
 
+    /// Whether an IPAM plugin is configured.
+    pub fn has_ipam(&self) -> bool {
+        !self.net.ipam_type.is_empty()
+    }
+
+    /// Calls the IPAM plugin if one is configured: `cx.if_ipam(Cx::ipam_check)`.
+    pub fn if_ipam(&'a self, call: impl FnOnce(&'a Cx<'a>) -> Result<()>) -> Result<()> {
+        if self.has_ipam() { call(self) } else { Ok(()) }
+    }
+
     /// The configuration's IPAM plugin.
     pub fn ipam(&'a self) -> Result<Delegate<'a>> {
         self.delegate(&self.net.ipam_type)
     }
 
     /// Gets addresses from the configuration's IPAM plugin and registers their release, which
-    /// also follows when the IPAM plugin itself fails (spec, section 4, "Delegated plugins").
+    /// also follows when the IPAM plugin itself fails (spec, section 4, "Delegated plugins"). The
+    /// result is of the newest version, which has room for all that plugins add.
     pub fn ipam_add(&'a self, undo: &mut Rollback<'a>) -> Result<CniResult> {
         let ipam = self.ipam()?;
         let releaser = ipam.clone();
         undo.push("release the addresses", move || releaser.run(Verb::Del).map(drop));
-        let result = ipam.run(Verb::Add)?.unwrap_or_default();
+        let mut result = ipam.run(Verb::Add)?.unwrap_or_default();
+        result.version = SpecVersion::NEWEST;
         if result.ips.is_empty() {
             return Err(Error::internal("IPAM plugin returned missing IP config")
                 .with_details(format!("\"{}\" reported no address", ipam.name)));
@@ -58,8 +70,8 @@ impl<'a> Cx<'a> {
         Ok(result)
     }
 
-    /// Whether addresses are released over the container's interface, which then has to be there:
-    /// a DHCP client tells its server. All other addresses are released when nobody has them.
+    /// Whether addresses are asked for and released over the container's interface, which then has
+    /// to be there and up: by DHCP. All other addresses are released when nobody has them.
     pub fn ipam_needs_link(&self) -> bool {
         self.net.ipam_type == "dhcp"
     }

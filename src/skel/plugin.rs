@@ -137,9 +137,7 @@ impl DelReq {
     /// Both are tried; the addresses first, as a DHCP release needs the link.
     pub fn del_link(&self, cx: &Cx<'_>, kind: &str) -> Result<()> {
         let mut failures = Failures::new();
-        if !cx.net.ipam_type.is_empty() {
-            failures.keep(cx.ipam_del());
-        }
+        failures.keep(cx.if_ipam(Cx::ipam_del));
         if let Some(netns) = &self.netns {
             failures.keep(child::del(netns, &self.ifname, kind));
         }

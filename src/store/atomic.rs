@@ -61,12 +61,8 @@ impl Writer {
         self.sync_parent(path)
     }
 
-    /// Creates a file of `mode` at `path`; false if something is there.
-    pub fn create_exclusive(&self, path: &Path, bytes: &[u8], mode: u32) -> Result<bool> {
-        self.create_noted(path, bytes, mode, |_| ())
-    }
-
-    /// As [`Writer::create_exclusive`]; `note` gets to know the file before others can see it.
+    /// Creates a file of `mode` at `path`; false if something is there. `note` gets to know the file
+    /// before others can see it.
     pub fn create_noted(
         &self,
         path: &Path,
@@ -193,8 +189,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         let writer = Writer::unlocked(&path, Durability::Volatile);
-        assert!(writer.create_exclusive(&path, b"one", 0o600).unwrap());
-        assert!(!writer.create_exclusive(&path, b"two", 0o600).unwrap());
+        assert!(writer.create_noted(&path, b"one", 0o600, |_| ()).unwrap());
+        assert!(!writer.create_noted(&path, b"two", 0o600, |_| ()).unwrap());
         assert_eq!(fs::read(&path).unwrap(), b"one");
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
@@ -206,7 +202,7 @@ mod tests {
         fs::write(&temp, "old").unwrap();
         fs::hard_link(&temp, &old).unwrap();
         let writer = Writer::new(&temp, Durability::Volatile);
-        assert!(writer.create_exclusive(&dir.path().join("new"), b"new", 0o600).unwrap());
+        assert!(writer.create_noted(&dir.path().join("new"), b"new", 0o600, |_| ()).unwrap());
         assert_eq!(fs::read(&old).unwrap(), b"old");
         assert!(!temp.exists());
     }

@@ -192,7 +192,8 @@ impl LeaseStore {
     }
 
     /// All leases, read one by one.
-    pub fn leases(&self) -> error::Result<Vec<Lease>> {
+    #[cfg(test)]
+    pub(super) fn leases(&self) -> error::Result<Vec<Lease>> {
         Ok(Listing::read(&self.dir)?.files().map(|(lease, _)| lease).collect())
     }
 

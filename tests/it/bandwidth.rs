@@ -30,8 +30,7 @@ const SUBJECT: Subject = Subject {
         }
         result["interfaces"].as_array_mut().unwrap().push(ifb);
     },
-    sysctls: &[],
-    files: "none",
+    ..Subject::BEHIND_PTP
 };
 
 /// The name of the host's end.

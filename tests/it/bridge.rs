@@ -10,19 +10,14 @@ mod vlan;
 
 use serde_json::{Value, json};
 
-use crate::lifecycle::Subject;
+use crate::lifecycle::{Subject, golden, lifecycle};
 use crate::net::{Net, merged};
 use crate::node::Node;
 
 const SUBJECT: Subject = Subject {
     plugin: "bridge",
     keys: |node| merged(&dual(node), &json!({"isDefaultGateway": true})),
-    golden: |version| match version {
-        "0.1.0" | "0.2.0" => include_str!("golden/bridge/0.1.json"),
-        "1.0.0" => include_str!("golden/bridge/1.0.json"),
-        "1.1.0" => include_str!("golden/bridge/1.1.json"),
-        _ => include_str!("golden/bridge/0.3.json"),
-    },
+    golden: golden!("bridge"),
     remove_remainder: |node| {
         if node.ip("link show type bridge") != json!([]) {
             node.sh("ip link del br0");
@@ -46,32 +41,11 @@ fn layer2<'n>(node: &'n Node, version: &'static str, keys: &Value) -> Net<'n> {
     Net::new(node, "bridge", version, &merged(&json!({"bridge": "br0"}), keys))
 }
 
-#[test]
-fn add_prints_the_golden_result_check_agrees_and_del_is_idempotent() {
-    SUBJECT.add_check_del_del();
-}
-
-#[test]
-fn traffic_flows_in_all_directions() {
-    SUBJECT.traffic();
-}
-
-#[test]
-fn del_without_a_namespace_releases_addresses_and_finds_the_pair_by_prev_result() {
-    SUBJECT.del_without_a_namespace();
-}
-
-#[test]
-fn del_of_nothing_succeeds_and_touches_no_other_attachment() {
-    SUBJECT.del_of_nothing();
-}
-
-#[test]
-fn gc_keeps_valid_attachments_and_releases_stale_ones() {
-    SUBJECT.gc();
-}
-
-#[test]
-fn status_tells_of_an_exhausted_range() {
-    SUBJECT.status();
+lifecycle! { SUBJECT;
+    add_prints_the_golden_result_check_agrees_and_del_is_idempotent: add_check_del_del,
+    traffic_flows_in_all_directions: traffic,
+    del_without_a_namespace_releases_addresses_and_finds_the_pair_by_prev_result: del_without_a_namespace,
+    del_of_nothing_succeeds_and_touches_no_other_attachment: del_of_nothing,
+    gc_keeps_valid_attachments_and_releases_stale_ones: gc,
+    status_tells_of_an_exhausted_range: status,
 }

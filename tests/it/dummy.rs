@@ -4,24 +4,18 @@ use serde_json::{Value, json};
 
 use crate::concurrency::at_once;
 use crate::lane::{self, needs};
-use crate::lifecycle::Subject;
-use crate::net::{Net, addresses, merged, routes, settles};
+use crate::lifecycle::{Subject, golden, lifecycle};
+use crate::net::{Net, addresses, dual_ipam, merged, routes, settles};
 use crate::node::{Container, Node, assert_unchanged};
 
 const SUBJECT: Subject = Subject {
     plugin: "dummy",
     keys: |node| {
-        let mut ipam = node.host_local(&["10.1.2.0/24", "2001:db8:1::/64"]);
-        ipam["routes"] = json!([{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]);
+        let ipam = dual_ipam(node);
         json!({"mtu": 1400, "ipam": ipam})
     },
     // One interface, in the container.
-    golden: |version| match version {
-        "0.1.0" | "0.2.0" => include_str!("golden/macvlan/0.1.json"),
-        "1.0.0" => include_str!("golden/macvlan/1.0.json"),
-        "1.1.0" => include_str!("golden/macvlan/1.1.json"),
-        _ => include_str!("golden/macvlan/0.3.json"),
-    },
+    golden: golden!("macvlan"),
     remove_remainder: |_| {},
 };
 
@@ -31,34 +25,12 @@ fn simple<'n>(node: &'n Node, keys: &Value) -> Net<'n> {
     Net::new(node, "dummy", "1.1.0", &merged(&base, keys))
 }
 
-#[test]
-fn add_prints_the_golden_result_check_agrees_and_del_is_idempotent() {
-    needs!(lane::DUMMY);
-    SUBJECT.add_check_del_del();
-}
-
-#[test]
-fn del_without_a_namespace_releases_addresses() {
-    needs!(lane::DUMMY);
-    SUBJECT.del_without_a_namespace();
-}
-
-#[test]
-fn del_of_nothing_succeeds_and_touches_no_other_attachment() {
-    needs!(lane::DUMMY);
-    SUBJECT.del_of_nothing();
-}
-
-#[test]
-fn gc_keeps_valid_attachments_and_releases_stale_ones() {
-    needs!(lane::DUMMY);
-    SUBJECT.gc();
-}
-
-#[test]
-fn status_tells_of_an_exhausted_range() {
-    needs!(lane::DUMMY);
-    SUBJECT.status();
+lifecycle! { SUBJECT, needs lane::DUMMY;
+    add_prints_the_golden_result_check_agrees_and_del_is_idempotent: add_check_del_del,
+    del_without_a_namespace_releases_addresses: del_without_a_namespace,
+    del_of_nothing_succeeds_and_touches_no_other_attachment: del_of_nothing,
+    gc_keeps_valid_attachments_and_releases_stale_ones: gc,
+    status_tells_of_an_exhausted_range: status,
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::lifecycle::Subject;
+use crate::lifecycle::{Subject, golden, lifecycle};
 use crate::net::Net;
 use crate::node::{Container, Node};
 
@@ -20,12 +20,7 @@ pub(super) const ENV: &str = "FLANNEL_NETWORK=10.1.0.0/16\nFLANNEL_SUBNET=10.1.2
 const SUBJECT: Subject = Subject {
     plugin: "flannel",
     keys: |node| keys(node, ENV),
-    golden: |version| match version {
-        "0.1.0" | "0.2.0" => include_str!("golden/flannel/0.1.json"),
-        "1.0.0" => include_str!("golden/flannel/1.0.json"),
-        "1.1.0" => include_str!("golden/flannel/1.1.json"),
-        _ => include_str!("golden/flannel/0.3.json"),
-    },
+    golden: golden!("flannel"),
     remove_remainder: |node| {
         assert_eq!(kept(node), [""; 0], "a record is left");
         if node.ip("link show type bridge") != json!([]) {
@@ -61,19 +56,10 @@ pub(super) fn kept(node: &Node) -> Vec<String> {
     text.lines().map(str::to_owned).collect()
 }
 
-#[test]
-fn add_prints_the_golden_result_check_agrees_and_del_is_idempotent() {
-    SUBJECT.add_check_del_del();
-}
-
-#[test]
-fn traffic_flows_in_all_directions() {
-    SUBJECT.traffic();
-}
-
-#[test]
-fn del_of_nothing_succeeds_and_touches_no_other_attachment() {
-    SUBJECT.del_of_nothing();
+lifecycle! { SUBJECT;
+    add_prints_the_golden_result_check_agrees_and_del_is_idempotent: add_check_del_del,
+    traffic_flows_in_all_directions: traffic,
+    del_of_nothing_succeeds_and_touches_no_other_attachment: del_of_nothing,
 }
 
 #[test]

@@ -41,6 +41,10 @@ impl Pod {
     }
 
     fn call(&self, plugin: &str, verb: &str) -> Call {
+        self.call_in("net", plugin, verb)
+    }
+
+    fn call_in(&self, network: &str, plugin: &str, verb: &str) -> Call {
         let ports = json!([{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"},
             {"hostPort": 8081, "containerPort": 80, "protocol": "tcp", "hostIP": "192.0.2.1"}]);
         let mut ipam = self.node.host_local(&["10.1.2.0/24", "2001:db8:1::/64"]);
@@ -54,7 +58,7 @@ impl Pod {
             }
             _ => json!({"backend": self.backend, "ingressPolicy": "same-bridge"}),
         };
-        let common = json!({"cniVersion": "1.0.0", "name": "net", "type": plugin});
+        let common = json!({"cniVersion": "1.0.0", "name": network, "type": plugin});
         let mut conf = merged(&common, &keys);
         if !self.prev.is_null() {
             conf["prevResult"] = self.prev.clone();
@@ -99,7 +103,13 @@ impl Pod {
 
 #[test]
 fn nftables_state_gets_the_references_layout() {
-    let pod = Pod::new("nftables");
+    let mut pod = Pod::new("nftables");
+    // The same ports in another network wait.
+    let prev = pod.prev.clone();
+    pod.prev = serde_json::from_str(&prev.to_string().replace("10.1.2.2/", "10.1.2.9/")).unwrap();
+    pod.prev["ips"].as_array_mut().unwrap().truncate(1);
+    pod.call_in("second", "portmap", "ADD").result();
+    pod.prev = prev;
     pod.works();
     let done = hand_over();
     assert_eq!(done.len(), 4, "{done:?}");
@@ -113,6 +123,7 @@ fn nftables_state_gets_the_references_layout() {
         "ip6 saddr 2001:db8:1::2 ip6 daddr != 2001:db8:1::/64 masquerade comment ",
         "ip daddr 192.0.2.1 tcp dport 8081 dnat to 10.1.2.2:80 comment \"c1\"",
         "tcp dport 8080 dnat to 10.1.2.2:80 comment \"c1\"",
+        "tcp dport 8080 dnat to 10.1.2.9:80 comment \"c1\"",
         "tcp dport 8080 dnat to [2001:db8:1::2]:80 comment \"c1\"",
         "ip saddr 10.1.2.2 ip daddr 10.1.2.2 masquerade comment \"c1\"",
         "ip saddr 127.0.0.1 ip daddr 10.1.2.2 masquerade comment \"c1\"",

@@ -13,7 +13,7 @@ mod refusals;
 use serde_json::{Value, json};
 
 use crate::concurrency::at_once;
-use crate::net::{FIRST, GATEWAYS, Net, addresses, merged, normal, settles};
+use crate::net::{FIRST, GATEWAYS, Net, addresses, dual_ipam, merged, normal, settles};
 use crate::node::{Container, Node, Snapshot, VERSIONS, eventually};
 use crate::traffic::{Place, tcp, udp};
 
@@ -55,8 +55,7 @@ fn layer2<'n>(node: &'n Node, version: &'static str) -> Net<'n> {
 }
 
 fn dual<'n>(node: &'n Node, version: &'static str) -> Net<'n> {
-    let mut ipam = node.host_local(&["10.1.2.0/24", "2001:db8:1::/64"]);
-    ipam["routes"] = json!([{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]);
+    let ipam = dual_ipam(node);
     let dns = json!({"nameservers": ["10.1.2.1"]});
     Net::new(node, "host-device", version, &merged(&keys(node), &json!({"ipam": ipam, "dns": dns})))
 }
@@ -83,12 +82,7 @@ fn add_prints_the_golden_result_check_agrees_and_del_gives_all_back() {
         let before = (node.snapshot(), container.snapshot(&node));
         let net = dual(&node, version);
         let printed = net.on("ADD", &container).printed();
-        let golden = match version {
-            "0.1.0" | "0.2.0" => include_str!("golden/host-device/0.1.json"),
-            "1.0.0" => include_str!("golden/host-device/1.0.json"),
-            "1.1.0" => include_str!("golden/host-device/1.1.json"),
-            _ => include_str!("golden/host-device/0.3.json"),
-        };
+        let golden = crate::lifecycle::golden!("host-device")(version);
         let golden = golden.trim_end().replace("VERSION", version).replace(MAC, "MAC");
         assert_eq!(normal(&printed, &container), golden);
         let link = container.ip("-d link show eth0");

@@ -5,8 +5,8 @@ use std::fs;
 use serde_json::{Value, json};
 
 use crate::lane::{self, needs};
-use crate::lifecycle::Subject;
-use crate::net::{Net, addresses, merged, settles, unplug, wire};
+use crate::lifecycle::{Subject, golden, lifecycle};
+use crate::net::{Net, addresses, dual_ipam, merged, settles, unplug, wire};
 use crate::node::{Container, Node, assert_unchanged};
 use crate::traffic::Place;
 
@@ -14,17 +14,11 @@ const SUBJECT: Subject = Subject {
     plugin: "ipvlan",
     keys: |node| {
         wire(node);
-        let mut ipam = node.host_local(&["10.1.2.0/24", "2001:db8:1::/64"]);
-        ipam["routes"] = json!([{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]);
+        let ipam = dual_ipam(node);
         json!({"master": "wire0", "mtu": 1400, "ipam": ipam})
     },
     // The same as with a macvlan.
-    golden: |version| match version {
-        "0.1.0" | "0.2.0" => include_str!("golden/macvlan/0.1.json"),
-        "1.0.0" => include_str!("golden/macvlan/1.0.json"),
-        "1.1.0" => include_str!("golden/macvlan/1.1.json"),
-        _ => include_str!("golden/macvlan/0.3.json"),
-    },
+    golden: golden!("macvlan"),
     remove_remainder: unplug,
 };
 
@@ -48,40 +42,13 @@ fn prev(interfaces: &Value) -> Value {
            "dns": {"domain": "before.example"}})
 }
 
-#[test]
-fn add_prints_the_golden_result_check_agrees_and_del_is_idempotent() {
-    needs!(lane::IPVLAN);
-    SUBJECT.add_check_del_del();
-}
-
-#[test]
-fn traffic_flows_in_all_directions() {
-    needs!(lane::IPVLAN);
-    SUBJECT.traffic();
-}
-
-#[test]
-fn del_without_a_namespace_releases_addresses() {
-    needs!(lane::IPVLAN);
-    SUBJECT.del_without_a_namespace();
-}
-
-#[test]
-fn del_of_nothing_succeeds_and_touches_no_other_attachment() {
-    needs!(lane::IPVLAN);
-    SUBJECT.del_of_nothing();
-}
-
-#[test]
-fn gc_keeps_valid_attachments_and_releases_stale_ones() {
-    needs!(lane::IPVLAN);
-    SUBJECT.gc();
-}
-
-#[test]
-fn status_tells_of_an_exhausted_range() {
-    needs!(lane::IPVLAN);
-    SUBJECT.status();
+lifecycle! { SUBJECT, needs lane::IPVLAN;
+    add_prints_the_golden_result_check_agrees_and_del_is_idempotent: add_check_del_del,
+    traffic_flows_in_all_directions: traffic,
+    del_without_a_namespace_releases_addresses: del_without_a_namespace,
+    del_of_nothing_succeeds_and_touches_no_other_attachment: del_of_nothing,
+    gc_keeps_valid_attachments_and_releases_stale_ones: gc,
+    status_tells_of_an_exhausted_range: status,
 }
 
 #[test]

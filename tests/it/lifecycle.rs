@@ -19,6 +19,42 @@ pub(crate) struct Subject {
     pub(crate) remove_remainder: fn(&Node),
 }
 
+/// The results in the folder `golden/$folder`, by version.
+macro_rules! golden {
+    ($folder:literal) => {
+        |version: &str| match version {
+            "0.1.0" | "0.2.0" => include_str!(concat!("golden/", $folder, "/0.1.json")),
+            "1.0.0" => include_str!(concat!("golden/", $folder, "/1.0.json")),
+            "1.1.0" => include_str!(concat!("golden/", $folder, "/1.1.json")),
+            _ => include_str!(concat!("golden/", $folder, "/0.3.json")),
+        }
+    };
+}
+pub(crate) use golden;
+
+/// Tests by their names, each a method of a [`Subject`]; where the kernel lacks `needs`, they are
+/// skipped.
+macro_rules! lifecycle {
+    ($subject:ident; $($name:ident: $method:ident,)+) => {
+        $(
+            #[test]
+            fn $name() {
+                $subject.$method();
+            }
+        )+
+    };
+    ($subject:ident, needs $feature:expr; $($name:ident: $method:ident,)+) => {
+        $(
+            #[test]
+            fn $name() {
+                $crate::lane::needs!($feature);
+                $subject.$method();
+            }
+        )+
+    };
+}
+pub(crate) use lifecycle;
+
 impl Subject {
     /// Runs `test` on a fresh node for each version, and compares the node with before.
     #[track_caller]

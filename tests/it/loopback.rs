@@ -7,12 +7,7 @@ use crate::node::{Container, Node, VERSIONS, assert_unchanged};
 use crate::traffic::Place;
 
 fn golden(version: &str) -> String {
-    let text = match version {
-        "0.1.0" | "0.2.0" => include_str!("golden/loopback/0.1.json"),
-        "1.0.0" => include_str!("golden/loopback/1.0.json"),
-        "1.1.0" => include_str!("golden/loopback/1.1.json"),
-        _ => include_str!("golden/loopback/0.3.json"),
-    };
+    let text = crate::lifecycle::golden!("loopback")(version);
     text.trim_end().replace("VERSION", version)
 }
 

@@ -51,7 +51,6 @@
 )]
 
 mod bandwidth;
-mod behind;
 mod bridge;
 mod chain;
 mod chained;

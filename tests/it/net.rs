@@ -95,6 +95,13 @@ impl<'n> Net<'n> {
     }
 }
 
+/// Addresses of 10.1.2.0/24 and `2001:db8:1::/64` and default routes, by host-local.
+pub(crate) fn dual_ipam(node: &Node) -> Value {
+    let mut ipam = node.host_local(&["10.1.2.0/24", "2001:db8:1::/64"]);
+    ipam["routes"] = json!([{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]);
+    ipam
+}
+
 /// `base` with the keys of `extra` set, removed where they are `null`.
 pub(crate) fn merged(base: &Value, extra: &Value) -> Value {
     let mut all = base.as_object().unwrap().clone();

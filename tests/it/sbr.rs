@@ -8,13 +8,11 @@ mod traffic;
 
 use serde_json::{Value, json};
 
-use crate::behind::{Attached, Behind};
+use crate::chained::Subject;
 use crate::net;
 use crate::node::{Container, Node};
 
-fn behind(keys: Value) -> Behind {
-    Behind { plugin: "sbr", keys, since: "0.1.0", prepare: |_| {} }
-}
+const SUBJECT: Subject = Subject { plugin: "sbr", ..Subject::BEHIND_BRIDGE };
 
 /// A container with `eth0` (10.0.0.2/24, default route) and `net1` (192.168.1.209/24, `fd00:1::9/64`,
 /// routes behind a neighbour), as the reference's own tests have it, and what was told of `net1`.
@@ -87,22 +85,22 @@ impl Pod {
 
 #[test]
 fn every_verb_works_in_every_version() {
-    behind(json!({})).every_verb_in_every_version();
+    SUBJECT.every_verb_in_every_version(&json!({}));
 }
 
 #[test]
 fn every_verb_works_in_every_version_with_a_table() {
-    behind(json!({"table": 5000})).every_verb_in_every_version();
+    SUBJECT.every_verb_in_every_version(&json!({"table": 5000}));
 }
 
 #[test]
 fn every_verb_works_in_every_version_with_hints() {
-    behind(json!({"addSourceHints": true})).every_verb_in_every_version();
+    SUBJECT.every_verb_in_every_version(&json!({"addSourceHints": true}));
 }
 
 #[test]
 fn a_default_route_comes_back_where_the_result_tells_it() {
-    let attached = Attached::new(&behind(json!({})), "1.0.0");
+    let attached = SUBJECT.pod_with("1.0.0", &json!({}));
     attached.container.sh("ip route add default via 10.1.2.1");
     let before = attached.container.snapshot(&attached.node);
     let mut prev = attached.prev.clone();
@@ -119,7 +117,7 @@ fn a_default_route_comes_back_where_the_result_tells_it() {
 
 #[test]
 fn refusals_change_nothing() {
-    let attached = Attached::new(&behind(json!({})), "1.1.0");
+    let attached = SUBJECT.pod_with("1.1.0", &json!({}));
     let refused = |keys: Value, code: u64, msg: &str| {
         let prev = json!({"prevResult": attached.prev});
         let call = attached.call_with("ADD", &net::merged(&prev, &keys));

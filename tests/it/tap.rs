@@ -6,23 +6,17 @@ use serde_json::{Value, json};
 
 use crate::concurrency::at_once;
 use crate::faults::{Scene, no_add_leaves_anything, survives_kill};
-use crate::lifecycle::Subject;
-use crate::net::{FIRST, Net, addresses, merged, settles};
+use crate::lifecycle::{Subject, golden, lifecycle};
+use crate::net::{FIRST, Net, addresses, dual_ipam, merged, settles};
 use crate::node::{Container, Node};
 
 const SUBJECT: Subject = Subject {
     plugin: "tap",
     keys: |node| {
-        let mut ipam = node.host_local(&["10.1.2.0/24", "2001:db8:1::/64"]);
-        ipam["routes"] = json!([{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]);
+        let ipam = dual_ipam(node);
         json!({"ipam": ipam})
     },
-    golden: |version| match version {
-        "0.1.0" | "0.2.0" => include_str!("golden/tap/0.1.json"),
-        "1.0.0" => include_str!("golden/tap/1.0.json"),
-        "1.1.0" => include_str!("golden/tap/1.1.json"),
-        _ => include_str!("golden/tap/0.3.json"),
-    },
+    golden: golden!("tap"),
     remove_remainder: |_| {},
 };
 
@@ -42,14 +36,9 @@ fn device(container: &Container) -> Value {
     container.ip("-d link show eth0")[0].clone()
 }
 
-#[test]
-fn add_prints_the_golden_result_check_agrees_and_del_is_idempotent() {
-    SUBJECT.add_check_del_del();
-}
-
-#[test]
-fn status_tells_of_an_exhausted_range() {
-    SUBJECT.status();
+lifecycle! { SUBJECT;
+    add_prints_the_golden_result_check_agrees_and_del_is_idempotent: add_check_del_del,
+    status_tells_of_an_exhausted_range: status,
 }
 
 #[test]

@@ -15,7 +15,6 @@ const MAC: &str = "02:00:00:00:00:2a";
 
 const SUBJECT: Subject = Subject {
     plugin: "tuning",
-    versions: &VERSIONS,
     keys: |node| {
         json!({
             "dataDir": node.path("tuning"),
@@ -43,8 +42,8 @@ const SUBJECT: Subject = Subject {
             }
         }
     },
-    sysctls: &[],
     files: "tuning",
+    ..Subject::BEHIND_PTP
 };
 
 /// Kernel parameters stay after a DEL, so a subject for what an ADD that fails takes back has its

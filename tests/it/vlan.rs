@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 
 use crate::concurrency::at_once;
 use crate::lane::{self, needs};
-use crate::lifecycle::Subject;
-use crate::net::{FIRST, GATEWAYS, Net, merged, settles, unplug, wire};
+use crate::lifecycle::{Subject, golden, lifecycle};
+use crate::net::{FIRST, GATEWAYS, Net, dual_ipam, merged, settles, unplug, wire};
 use crate::node::{Container, Node, VERSIONS, eventually};
 use crate::traffic::{Place, tcp, udp};
 
@@ -16,17 +16,11 @@ const SUBJECT: Subject = Subject {
     plugin: "vlan",
     keys: |node| {
         tagged_wire(node, &[100]);
-        let mut ipam = node.host_local(&["10.1.2.0/24", "2001:db8:1::/64"]);
-        ipam["routes"] = json!([{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]);
+        let ipam = dual_ipam(node);
         json!({"master": "wire0", "vlanId": 100, "mtu": 1400, "ipam": ipam})
     },
     // One interface, in the container.
-    golden: |version| match version {
-        "0.1.0" | "0.2.0" => include_str!("golden/macvlan/0.1.json"),
-        "1.0.0" => include_str!("golden/macvlan/1.0.json"),
-        "1.1.0" => include_str!("golden/macvlan/1.1.json"),
-        _ => include_str!("golden/macvlan/0.3.json"),
-    },
+    golden: golden!("macvlan"),
     remove_remainder: unplug,
 };
 
@@ -57,22 +51,10 @@ fn quick() -> Container {
     container
 }
 
-#[test]
-fn add_prints_the_golden_result_check_agrees_and_del_is_idempotent() {
-    needs!(lane::VLAN);
-    SUBJECT.add_check_del_del();
-}
-
-#[test]
-fn del_of_nothing_succeeds_and_touches_no_other_attachment() {
-    needs!(lane::VLAN);
-    SUBJECT.del_of_nothing();
-}
-
-#[test]
-fn status_tells_of_an_exhausted_range() {
-    needs!(lane::VLAN);
-    SUBJECT.status();
+lifecycle! { SUBJECT, needs lane::VLAN;
+    add_prints_the_golden_result_check_agrees_and_del_is_idempotent: add_check_del_del,
+    del_of_nothing_succeeds_and_touches_no_other_attachment: del_of_nothing,
+    status_tells_of_an_exhausted_range: status,
 }
 
 #[test]

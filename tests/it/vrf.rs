@@ -7,15 +7,18 @@ mod steps;
 
 use serde_json::{Value, json};
 
-use crate::behind::{Attached, Behind};
+use crate::chained::Subject;
 use crate::lane::{self, needs};
 use crate::net::{self, settles};
 use crate::node::{Call, Container, Node};
 use crate::traffic::Place;
 
-fn behind(keys: Value) -> Behind {
-    Behind { plugin: "vrf", keys, since: "0.3.1", prepare: remember }
-}
+const SUBJECT: Subject = Subject {
+    plugin: "vrf",
+    versions: &["0.3.1", "0.4.0", "1.0.0", "1.1.0"],
+    prepare: |_, container| remember(container),
+    ..Subject::BEHIND_BRIDGE
+};
 
 /// With its first VRF a namespace gets a rule for good.
 fn remember(container: &Container) {
@@ -85,14 +88,14 @@ impl Pod {
 #[test]
 fn every_verb_works_in_every_version() {
     needs!(lane::VRF);
-    behind(json!({"vrfname": "blue"})).every_verb_in_every_version();
+    SUBJECT.every_verb_in_every_version(&json!({"vrfname": "blue"}));
 }
 
 #[test]
 #[ignore = "takes minutes in the VM lane: make soak"]
 fn every_verb_works_in_every_version_with_a_table() {
     needs!(lane::VRF);
-    behind(json!({"vrfname": "blue", "table": 1001})).every_verb_in_every_version();
+    SUBJECT.every_verb_in_every_version(&json!({"vrfname": "blue", "table": 1001}));
 }
 
 #[test]
@@ -143,7 +146,7 @@ fn addresses_and_routes_survive_joining_and_leaving() {
 #[test]
 fn refusals_change_nothing() {
     needs!(lane::VRF);
-    let attached = Attached::new(&behind(json!({"vrfname": "blue"})), "1.1.0");
+    let attached = SUBJECT.pod_with("1.1.0", &json!({"vrfname": "blue"}));
     let sh = |line: &str| drop(attached.container.sh(line));
     sh("ip link add br9 type bridge");
     sh("ip link add red type vrf table 77");
@@ -179,7 +182,7 @@ fn refusals_change_nothing() {
 #[test]
 fn check_finds_every_kind_of_damage() {
     needs!(lane::VRF);
-    let attached = Attached::new(&behind(json!({"vrfname": "blue", "table": 1001})), "1.1.0");
+    let attached = SUBJECT.pod_with("1.1.0", &json!({"vrfname": "blue", "table": 1001}));
     attached.check_finds("vrf: there is no VRF \"blue\"");
     let again = || {
         attached.call("DEL").ok();
@@ -214,7 +217,7 @@ fn check_finds_every_kind_of_damage() {
 #[test]
 fn a_pod_in_a_vrf_of_bridge_is_reached() {
     needs!(lane::VRF);
-    let attached = Attached::new(&behind(json!({"vrfname": "blue"})), "1.0.0");
+    let attached = SUBJECT.pod_with("1.0.0", &json!({"vrfname": "blue"}));
     attached.call("ADD").result();
     for target in ["10.1.2.2", "2001:db8:1::2"] {
         assert!(attached.node.reaches(target), "{target}");
@@ -223,5 +226,5 @@ fn a_pod_in_a_vrf_of_bridge_is_reached() {
         attached.container.sh(&format!("ping -n -q -c 1 -w 20 -I blue {target}"));
     }
     attached.call("DEL").ok();
-    attached.assert_as_before();
+    attached.assert_settles_as(&attached.before, "DEL");
 }

@@ -122,6 +122,13 @@ impl CniResult {
         self.ips.iter().filter(move |ip| ip.interface == index && index.is_some())
     }
 
+    /// All addresses are those of the first interface.
+    pub fn assign_to_first(&mut self) {
+        for ip in &mut self.ips {
+            ip.interface = Some(0);
+        }
+    }
+
     /// All addresses, with the prefix of their subnets.
     pub fn addresses(&self) -> Vec<IpNet> {
         self.ips.iter().map(|ip| ip.address).collect()

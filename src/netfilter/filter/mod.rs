@@ -17,6 +17,7 @@ use std::net::IpAddr;
 
 pub use self::owner::{Network, Owner};
 use super::backend::PacketFilter;
+use super::handover::HandedOver;
 use crate::error::{Error, Result};
 
 /// An attachment and its addresses.
@@ -94,15 +95,15 @@ pub struct Ingress<'a> {
 
 /// Rewrites our tables of `nf_tables` into iptables rules, the only ones that the reference has;
 /// how many addresses and bridges that were. Without iptables everything stays.
-pub(super) fn hand_over(filter: &PacketFilter) -> Result<usize> {
+pub(super) fn hand_over(filter: &PacketFilter) -> Result<HandedOver> {
     if let Some(nft) = filter.nft_if_present()? {
         let content = nftables::content(nft)?;
         xtables::make_ownerless(&content)?;
         nftables::clear(nft)?;
         xtables::forget_owners(filter)?;
-        return Ok(content.ips.len() + content.bridges.len());
+        return Ok(HandedOver::all(content.ips.len() + content.bridges.len()));
     }
-    xtables::forget_owners(filter).map(|()| 0)
+    xtables::forget_owners(filter).map(|()| HandedOver::default())
 }
 
 /// An object that CHECK did not find.

@@ -18,6 +18,7 @@ mod rules;
 use ipnet::IpNet;
 
 use super::backend::{Backend, PacketFilter};
+use super::handover::HandedOver;
 use super::names::Owner;
 use crate::error::{Context, Error, Result};
 use crate::netlink::nftables::{Batch, Nft};
@@ -73,20 +74,19 @@ pub fn gc(filter: &PacketFilter, network: &str, valid: &[Owner<'_>]) -> Result<(
     all(outcomes).context(|| "clean up masquerading")
 }
 
-/// Rewrites our layout on `nf_tables` into the reference's, at one blow; how many addresses that
-/// were.
-pub(super) fn hand_over(nft: &Nft) -> Result<usize> {
-    let mut count = 0;
+/// Rewrites our layout on `nf_tables` into the reference's, at one blow; how many addresses that were.
+pub(super) fn hand_over(nft: &Nft) -> Result<HandedOver> {
+    let mut handed = HandedOver::default();
     nft.update(|nft| {
         let mut batch = Batch::new();
         let pods = elements::take(nft, &mut batch)?;
-        count = pods.len();
+        handed = HandedOver::all(pods.len());
         if !pods.is_empty() {
             rules::make(nft, &mut batch, &pods)?;
         }
         Ok(batch)
     })?;
-    Ok(count)
+    Ok(handed)
 }
 
 /// Success, or all errors as one.

@@ -12,6 +12,7 @@ use crate::cni::ip::host_net;
 use crate::error::{Error, Result};
 use crate::log;
 use crate::netfilter::backend::{Family, PacketFilter};
+use crate::netfilter::handover::HandedOver;
 use crate::netfilter::iptables::{Draft, Iptables, Rule};
 use crate::netfilter::names::Owner;
 
@@ -412,7 +413,7 @@ fn stale(draft: &Draft, network: &str, valid: &[Owner<'_>]) -> Vec<String> {
 
 /// Moves the rules of second interfaces into their containers' chains, the only ones that the
 /// reference looks for; how many chains that were.
-pub(in crate::netfilter) fn join_interfaces(filter: &PacketFilter) -> Result<(usize, usize)> {
+pub(in crate::netfilter) fn join_interfaces(filter: &PacketFilter) -> Result<HandedOver> {
     let count = Cell::new(0);
     for family in Family::BOTH {
         for program in filter.iptables_with(family, NAT, TOP)? {
@@ -423,7 +424,7 @@ pub(in crate::netfilter) fn join_interfaces(filter: &PacketFilter) -> Result<(us
             })?;
         }
     }
-    Ok((count.get(), 0))
+    Ok(HandedOver::all(count.get()))
 }
 
 fn join(draft: &mut Draft) -> usize {

@@ -2,12 +2,21 @@
 //! the container's id as its comment, and nothing that tells the network. They are made only when
 //! the reference takes over.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
+use super::layout::Sets;
+use super::queue;
+use crate::cni::ip::host_net;
 use crate::error::Result;
-use crate::netlink::nftables::{Batch, Chain, DSTNAT, Family, Hook, L4, Nft, Rule, SRCNAT, Table};
+use crate::netfilter::backend::Family;
+use crate::netfilter::handover::HandedOver;
+use crate::netfilter::names::container;
+use crate::netlink;
+use crate::netlink::nftables::{
+    self, Batch, Chain, DSTNAT, Data, Element, Hook, Key, L4, Nft, Rule, SRCNAT, Table, Value,
+};
 
 /// Chains that have rules of containers; releases differ in which they use.
 const CHAINS: [&str; 3] = ["hostports", "hostip_hostports", "masquerading"];
@@ -15,7 +24,7 @@ const CHAINS: [&str; 3] = ["hostports", "hostip_hostports", "masquerading"];
 /// Deletes the rules of container `id`; tells whether there were any.
 pub fn del(nft: &Nft, id: &str) -> Result<bool> {
     let mut batch = Batch::new();
-    for family in [Family::Ip, Family::Ip6] {
+    for family in [nftables::Family::Ip, nftables::Family::Ip6] {
         let table = Table::new(family, "cni_hostport");
         if !nft.has_table(table)? {
             continue;
@@ -53,7 +62,7 @@ pub(super) enum What {
 }
 
 /// Adds the rules of one family to what the reference may have there.
-pub(super) fn make(batch: &mut Batch, family: Family, rules: &[Former]) {
+pub(super) fn make(batch: &mut Batch, family: nftables::Family, rules: &[Former]) {
     let table = Table::new(family, "cni_hostport").comment("CNI portmap plugin");
     let [hostports, by_address, masquerading] =
         ["hostports", "hostip_hostports", "masquerading"].map(|name| table.chain(name));
@@ -85,5 +94,59 @@ fn refill<const N: usize>(batch: &mut Batch, chain: Chain<'_>, rules: [Rule; N])
     batch.ensure_chain(chain).flush_chain(chain);
     for rule in rules {
         batch.append_rule(chain, &rule);
+    }
+}
+
+/// All mappings in the reference's terms, those of one address first, which win; without those
+/// whose comment is too short for the container. Both are counted in `handed`.
+pub(super) fn read(
+    nft: &Nft,
+    family: Family,
+    handed: &mut HandedOver,
+) -> netlink::Result<Vec<Former>> {
+    let sets = Sets::of(family);
+    let mut all = Vec::new();
+    for set in [sets.host, sets.any, sets.snat] {
+        all.extend(nft.dump_elements(set)?);
+    }
+    // What waits is behind what serves.
+    all.extend(queue::waiting(nft, family)?.into_iter().map(|placed| placed.element));
+    let rules: Vec<Former> = all.iter().filter_map(former_rule).collect();
+    handed.objects += rules.len();
+    handed.nameless += all.len() - rules.len();
+    Ok(rules)
+}
+
+fn former_rule(element: &Element) -> Option<Former> {
+    let id = container(element.comment.as_deref()?)?;
+    let (addr, what) = match (element.key.0.as_slice(), &element.data) {
+        ([Value::Ip(from), Value::Ip(addr)], None) => {
+            (*addr, What::Masquerade(former_sources(*from, element.end.as_ref(), *addr)))
+        }
+        (key, Some(Data::Values(Key(to)))) => {
+            let [Value::Ip(addr), Value::Port(to)] = to.as_slice() else { return None };
+            match key {
+                [Value::Ip(on), Value::Proto(proto), Value::Port(from)] => {
+                    (*addr, What::Map(Some(*on), *proto, *from, *to))
+                }
+                [Value::Proto(proto), Value::Port(from)] => {
+                    (*addr, What::Map(None, *proto, *from, *to))
+                }
+                _ => return None,
+            }
+        }
+        _ => return None,
+    };
+    Some(Former { id: id.to_owned(), addr, what })
+}
+
+/// The reference masquerades the container itself where we do its subnet.
+fn former_sources(from: IpAddr, end: Option<&Key>, addr: IpAddr) -> IpNet {
+    let everything = from.is_unspecified() && end.is_some();
+    match from {
+        IpAddr::V4(_) if everything => Ipv4Net::default().into(),
+        IpAddr::V6(_) if everything => Ipv6Net::default().into(),
+        from if from.is_loopback() => host_net(Ipv4Addr::LOCALHOST.into()),
+        _ => host_net(addr),
     }
 }

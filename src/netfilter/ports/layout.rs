@@ -9,6 +9,7 @@
 //! | `any4`, `any6` | protocol . port : address . port | a port on every local address |
 //! | `host4`, `host6` | address . protocol . port : address . port | on one; it wins over `any` |
 //! | `snat4`, `snat6` | sources . container | clients whose source is translated on the way to it |
+//! | `waiting4`, `waiting6` | address . protocol . port . number : address . port | what a container wants of a port that it has in another network; made with the first such element, used by no rule |
 //! | `attachments` | hash . hash : count | how many elements above are whose |
 
 use std::net::Ipv4Addr;
@@ -36,6 +37,8 @@ const INPUT: Chain<'_> = TABLE.chain("input").filter(Hook::Input, FILTER);
 const PORT: [Type; 2] = [Type::InetProto, Type::InetService];
 const PORT4: [Type; 3] = [Type::Ipv4Addr, Type::InetProto, Type::InetService];
 const PORT6: [Type; 3] = [Type::Ipv6Addr, Type::InetProto, Type::InetService];
+const TURN4: [Type; 4] = [Type::Ipv4Addr, Type::InetProto, Type::InetService, Type::Mark];
+const TURN6: [Type; 4] = [Type::Ipv6Addr, Type::InetProto, Type::InetService, Type::Mark];
 const TO4: [Type; 2] = [Type::Ipv4Addr, Type::InetService];
 const TO6: [Type; 2] = [Type::Ipv6Addr, Type::InetService];
 
@@ -49,18 +52,21 @@ pub(super) struct Sets {
     pub(super) any: Set<'static>,
     pub(super) host: Set<'static>,
     pub(super) snat: Set<'static>,
+    pub(super) waiting: Set<'static>,
 }
 
 const V4: Sets = Sets {
     any: TABLE.map("any4", &PORT, &TO4),
     host: TABLE.map("host4", &PORT4, &TO4),
     snat: TABLE.set("snat4", &[Type::Ipv4Addr, Type::Ipv4Addr]).interval(),
+    waiting: TABLE.map("waiting4", &TURN4, &TO4),
 };
 
 const V6: Sets = Sets {
     any: TABLE.map("any6", &PORT, &TO6),
     host: TABLE.map("host6", &PORT6, &TO6),
     snat: TABLE.set("snat6", &[Type::Ipv6Addr, Type::Ipv6Addr]).interval(),
+    waiting: TABLE.map("waiting6", &TURN6, &TO6),
 };
 
 impl Sets {
@@ -71,7 +77,12 @@ impl Sets {
         }
     }
 
-    /// All with elements of containers.
+    /// The family that one of them is of.
+    pub(super) fn family_of(set: Set<'_>) -> Family {
+        if [V4.any, V4.host, V4.snat].contains(&set) { Family::V4 } else { Family::V6 }
+    }
+
+    /// All that rules use, with elements of containers.
     pub(super) fn all() -> impl Iterator<Item = Set<'static>> {
         [V4, V6].into_iter().flat_map(|s| [s.any, s.host, s.snat])
     }

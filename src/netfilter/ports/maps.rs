@@ -8,10 +8,9 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-use super::former::{Former, What};
 use super::layout::{self, ATTACHMENTS, CONDITIONAL, Sets};
+use super::queue::{self, Queue, Queues};
 use super::{Forward, HostPort, Mapping, Snat, Target, taken};
-use crate::cni::ip::host_net;
 use crate::error::{Error, Result};
 use crate::netfilter::backend::Family;
 use crate::netfilter::names::{Owner, identity, stale};
@@ -24,8 +23,8 @@ const HALF: usize = 15;
 /// An element and its set.
 #[derive(Clone, Debug)]
 pub struct Placed {
-    set: Set<'static>,
-    element: Element,
+    pub(super) set: Set<'static>,
+    pub(super) element: Element,
 }
 
 impl Placed {
@@ -43,13 +42,16 @@ impl Placed {
     /// Its UDP port, if it has one, the address and family.
     pub(super) fn udp(&self) -> Option<(Family, Option<IpAddr>, u16)> {
         let HostPort(addr, port, proto) = self.port()?;
-        let v4 = self.set == Sets::of(Family::V4).any || self.set == Sets::of(Family::V4).host;
-        let family = if v4 { Family::V4 } else { Family::V6 };
-        (proto == L4::Udp).then_some((family, addr, port))
+        (proto == L4::Udp).then_some((Sets::family_of(self.set), addr, port))
     }
 
     fn is(&self, other: &Placed) -> bool {
         self.set == other.set && self.element.key == other.element.key
+    }
+
+    /// Whether its key is a port.
+    fn is_port(&self) -> bool {
+        Sets::is_ports(self.set)
     }
 }
 
@@ -146,66 +148,98 @@ fn rules_of(nft: &Nft, which: impl Fn(Option<&str>) -> bool) -> netlink::Result<
 }
 
 /// Makes the mappings; those that the attachment had before are replaced. A port of another
-/// attachment is refused by the name of that one.
+/// container is refused by the name of that one; behind one that the container has in another
+/// network the mapping waits.
 pub fn add(nft: &Nft, forward: &Forward<'_>) -> Result<()> {
     let all = elements(forward);
     let known = nft.element(ATTACHMENTS, attachment(forward.owner))?.is_some();
-    if !known && layout::is_whole(nft)? {
-        let mut batch = Batch::new();
-        for placed in &all {
-            batch.add_element(placed.set, &placed.element);
+    let refusal = if known || !layout::is_whole(nft)? {
+        replace(nft, forward, &all, Look::AtAll)?
+    } else {
+        match add_new(nft, forward, &all) {
+            Err(error) if error.is_exists() || error.is_not_found() => {
+                replace(nft, forward, &all, Look::AtAll)?
+            }
+            outcome => outcome?,
         }
-        for rule in rules(forward) {
-            batch.append_rule(CONDITIONAL, &rule);
-        }
-        match nft.commit(batch) {
-            Err(error) if error.is_exists() || error.is_not_found() => {}
-            outcome => return Ok(outcome?),
-        }
+    };
+    match refusal.and_then(|(placed, other)| Some((placed.port()?, other))) {
+        Some((port, other)) => Err(taken(port, &words(other.comment.as_deref()))),
+        None => Ok(()),
     }
-    replace(nft, forward, &all)
+}
+
+/// A port, and the element that has it.
+type Refusal = Option<(Placed, Element)>;
+
+/// The mappings of an attachment that has none.
+fn add_new(nft: &Nft, forward: &Forward<'_>, all: &[Placed]) -> netlink::Result<Refusal> {
+    let mut batch = Batch::new();
+    for placed in all {
+        batch.add_element(placed.set, &placed.element);
+    }
+    append_rules(&mut batch, forward);
+    match nft.commit(batch) {
+        Err(error) if error.is_exists() => replace(nft, forward, all, Look::AtPorts),
+        outcome => outcome.map(|()| None),
+    }
+}
+
+/// Where the attachment may have something already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Look {
+    /// At the ports that it is to have.
+    AtPorts,
+    /// Anywhere: everything is read.
+    AtAll,
 }
 
 /// As [`add`], with a look at what is there.
-fn replace(nft: &Nft, forward: &Forward<'_>, all: &[Placed]) -> Result<()> {
+fn replace(
+    nft: &Nft,
+    forward: &Forward<'_>,
+    all: &[Placed],
+    look: Look,
+) -> netlink::Result<Refusal> {
     let owner = forward.owner;
     let mut refusal = None;
     nft.update(|nft| {
         refusal = None;
-        let mut batch = Batch::new();
+        let (mut batch, mut queues) = (Batch::new(), Queues::default());
         if !layout::is_whole(nft)? {
             layout::build(&mut batch);
         }
-        let own = all_of(nft, |comment| owner.owns(comment))?;
-        for placed in &own {
-            batch.del_element(placed.set, &placed.element);
+        if look == Look::AtAll {
+            let mut former = all_of(nft, |comment| owner.owns(comment))?;
+            former.retain(|own| !all.iter().any(|placed| placed.is(own)) || !own.is_port());
+            former.extend(former_containers(nft, owner, all)?);
+            leave(nft, &mut queues, &former, |comment| owner.owns(comment))?;
+            delete(&mut batch, &former);
+            for handle in rules_of(nft, |comment| owner.owns(comment))? {
+                batch.del_rule(CONDITIONAL, handle);
+            }
         }
-        for placed in all.iter().filter(|placed| !own.iter().any(|mine| mine.is(placed))) {
-            if !Sets::is_ports(placed.set) {
+        for placed in all {
+            if !placed.is_port() {
+                batch.add_element(placed.set, &placed.element);
                 continue;
             }
-            if let Some(other) = nft.element(placed.set, placed.element.key.clone())? {
+            let queue = queues.of(nft, placed.set, &placed.element.key)?;
+            if let Err(other) = queue.enter(owner, &placed.element) {
                 refusal = Some((placed.clone(), other));
                 return Ok(Batch::new());
             }
         }
-        for placed in former_containers(nft, owner, all)? {
-            batch.del_element(placed.set, &placed.element);
-        }
-        for handle in rules_of(nft, |comment| owner.owns(comment))? {
-            batch.del_rule(CONDITIONAL, handle);
-        }
-        for placed in all {
-            batch.add_element(placed.set, &placed.element);
-        }
-        for rule in rules(forward) {
-            batch.append_rule(CONDITIONAL, &rule);
-        }
+        queues.write(&mut batch);
+        append_rules(&mut batch, forward);
         Ok(batch)
     })?;
-    match refusal.and_then(|(placed, other)| Some((placed.port()?, other))) {
-        Some((port, other)) => Err(taken(port, &words(other.comment.as_deref()))),
-        None => Ok(()),
+    Ok(refusal)
+}
+
+fn append_rules(batch: &mut Batch, forward: &Forward<'_>) {
+    for rule in rules(forward) {
+        batch.append_rule(CONDITIONAL, &rule);
     }
 }
 
@@ -239,40 +273,63 @@ fn all_of(nft: &Nft, which: impl Fn(Option<&str>) -> bool) -> netlink::Result<Ve
     let mut found = Vec::new();
     for set in Sets::all().chain([ATTACHMENTS]) {
         let elements = nft.dump_elements(set)?;
-        let mine = elements.into_iter().filter(|element| which(element.comment.as_deref()));
-        found.extend(mine.map(|element| Placed { set, element }));
+        found.extend(elements.into_iter().map(|element| Placed { set, element }));
     }
+    for family in Family::BOTH {
+        found.extend(queue::waiting(nft, family)?);
+    }
+    found.retain(|placed| which(placed.element.comment.as_deref()));
     Ok(found)
 }
 
-/// The attachment's elements that are found by the keys of `mappings`.
-fn by_key(nft: &Nft, owner: Owner<'_>, mappings: &[Mapping]) -> netlink::Result<Vec<Placed>> {
+/// Takes those of `elements` that are ports out of their queues, by their comments.
+fn leave(
+    nft: &Nft,
+    queues: &mut Queues,
+    elements: &[Placed],
+    which: impl Fn(Option<&str>) -> bool,
+) -> netlink::Result<()> {
+    for placed in elements.iter().filter(|placed| placed.is_port()) {
+        queues.of(nft, placed.set, &placed.element.key)?.leave(&which);
+    }
+    Ok(())
+}
+
+/// Deletes those of `elements` that are no ports.
+fn delete(batch: &mut Batch, elements: &[Placed]) {
+    for placed in elements.iter().filter(|placed| !placed.is_port()) {
+        batch.del_element(placed.set, &placed.element);
+    }
+}
+
+/// The attachment's elements that are found by the keys of `mappings`; it leaves the ports' queues.
+fn by_key(
+    nft: &Nft,
+    owner: Owner<'_>,
+    mappings: &[Mapping],
+    queues: &mut Queues,
+) -> netlink::Result<Vec<Placed>> {
     let mut found: Vec<Placed> = Vec::new();
-    let mut take = |set, key: Key| -> netlink::Result<Option<Element>> {
-        let element = nft.element(set, key)?.filter(|e| owner.owns(e.comment.as_deref()));
-        if let Some(element) = &element {
-            let placed = Placed { set, element: element.clone() };
-            if !found.iter().any(|other| other.is(&placed)) {
-                found.push(placed);
-            }
-        }
-        Ok(element)
-    };
     for family in Family::BOTH {
         let sets = Sets::of(family);
         let mut addr = None;
         for mapping in mappings.iter().filter(|mapping| mapping.is_of(family)) {
-            let element = take(ports(&sets, mapping), key(mapping))?;
-            if let Some(Data::Values(Key(to))) = element.and_then(|element| element.data) {
-                addr = to.into_iter().next();
+            let queue = queues.of(nft, ports(&sets, mapping), &key(mapping))?;
+            for own in queue.leave(|comment| owner.owns(comment)) {
+                if let Some(Data::Values(Key(to))) = &own.element.data {
+                    addr = to.first().cloned();
+                }
+                found.push(own);
             }
         }
-        if let Some(Value::Ip(addr)) = addr {
-            // The sources that hold the container itself, and the host's loopback.
-            take(sets.snat, (addr, addr).into())?;
-            if addr.is_ipv4() {
-                take(sets.snat, (Ipv4Addr::LOCALHOST, addr).into())?;
-            }
+        let Some(Value::Ip(addr)) = addr else { continue };
+        // The sources that hold the container itself, and the host's loopback.
+        let loopback = addr.is_ipv4().then_some(Ipv4Addr::LOCALHOST.into());
+        for source in [addr].into_iter().chain(loopback) {
+            let element = nft.element(sets.snat, (source, addr))?;
+            let element = element.filter(|e| owner.owns(e.comment.as_deref()));
+            let placed = element.map(|element| Placed { set: sets.snat, element });
+            found.extend(placed.filter(|placed| !found.iter().any(|other| other.is(placed))));
         }
     }
     Ok(found)
@@ -288,6 +345,7 @@ pub struct Deleted {
 }
 
 /// Deletes the attachment's mappings and returns them. `mappings` need not be all of them, or any.
+/// Ports that the container wants in another network go there.
 pub fn del(nft: &Nft, owner: Owner<'_>, mappings: &[Mapping]) -> Result<Deleted> {
     let mut deleted = Deleted::default();
     nft.update(|nft| {
@@ -298,10 +356,13 @@ pub fn del(nft: &Nft, owner: Owner<'_>, mappings: &[Mapping]) -> Result<Deleted>
         if let Some(Data::Values(Key(values))) = &record.data
             && let [Value::Mark(count)] = values.as_slice()
         {
-            deleted.elements = by_key(nft, owner, mappings)?;
+            let (mut batch, mut queues) = (Batch::new(), Queues::default());
+            deleted.elements = by_key(nft, owner, mappings, &mut queues)?;
             if deleted.elements.len() == *count as usize {
                 deleted.elements.push(Placed { set: ATTACHMENTS, element: record });
-                return Ok(deleting(&deleted.elements));
+                delete(&mut batch, &deleted.elements);
+                queues.write(&mut batch);
+                return Ok(batch);
             }
         }
         let (all, batch) = deleting_all(nft, |comment| owner.owns(comment))?;
@@ -317,7 +378,10 @@ fn deleting_all(
     which: impl Fn(Option<&str>) -> bool,
 ) -> netlink::Result<(Deleted, Batch)> {
     let elements = all_of(nft, &which)?;
-    let mut batch = deleting(&elements);
+    let (mut batch, mut queues) = (Batch::new(), Queues::default());
+    leave(nft, &mut queues, &elements, &which)?;
+    delete(&mut batch, &elements);
+    queues.write(&mut batch);
     let rules = rules_of(nft, &which)?;
     for handle in &rules {
         batch.del_rule(CONDITIONAL, *handle);
@@ -325,12 +389,16 @@ fn deleting_all(
     Ok((Deleted { elements, rules: !rules.is_empty() }, batch))
 }
 
-fn deleting(all: &[Placed]) -> Batch {
-    let mut batch = Batch::new();
-    for placed in all {
-        batch.del_element(placed.set, &placed.element);
+/// What is at an element's key; of several mappings of one container, its own.
+fn found_at(nft: &Nft, owner: Owner<'_>, placed: &Placed) -> netlink::Result<Option<Element>> {
+    let (set, key) = (placed.set, &placed.element.key);
+    let found = nft.element(set, key.clone())?;
+    match found {
+        Some(first) if placed.is_port() && owner.is_of_same_container(first.comment.as_deref()) => {
+            Ok(Queue::read(nft, set, key)?.of(owner).or(Some(first)))
+        }
+        found => Ok(found),
     }
-    batch
 }
 
 /// Verifies that every element is there as ADD made it, and that the chains use them.
@@ -340,7 +408,7 @@ pub fn check(nft: &Nft, forward: &Forward<'_>) -> Result<()> {
     };
     for placed in elements(forward) {
         let (set, key) = (placed.set, &placed.element.key);
-        match nft.element(set, key.clone())? {
+        match found_at(nft, forward.owner, &placed)? {
             None => return missing(format!("element {key} is missing in {set}")),
             Some(found) if found.comment != placed.element.comment => {
                 let owner = words(found.comment.as_deref());
@@ -380,61 +448,6 @@ pub fn collect(nft: &Nft, network: &str, valid: &[Owner<'_>]) -> Result<Deleted>
         Ok(batch)
     })?;
     Ok(deleted)
-}
-
-/// All mappings in the reference's terms, those of one address first, which win; without those
-/// whose comment is too short for the container, of which it tells the number.
-pub(super) fn former(nft: &Nft, family: Family) -> netlink::Result<(Vec<Former>, usize)> {
-    let sets = Sets::of(family);
-    let (mut rules, mut nameless) = (Vec::new(), 0);
-    for set in [sets.host, sets.any, sets.snat] {
-        for element in nft.dump_elements(set)? {
-            match former_rule(&element) {
-                Some(rule) => rules.push(rule),
-                None => nameless += 1,
-            }
-        }
-    }
-    // Conditions of one container are none of the reference's.
-    nameless += match family {
-        Family::V4 => nft.dump_rules(CONDITIONAL)?.len(),
-        Family::V6 => 0,
-    };
-    Ok((rules, nameless))
-}
-
-fn former_rule(element: &Element) -> Option<Former> {
-    let (id, ..) = identity(element.comment.as_deref()?)?;
-    let (addr, what) = match (element.key.0.as_slice(), &element.data) {
-        ([Value::Ip(from), Value::Ip(addr)], None) => {
-            (*addr, What::Masquerade(former_sources(*from, element.end.as_ref(), *addr)))
-        }
-        (key, Some(Data::Values(Key(to)))) => {
-            let [Value::Ip(addr), Value::Port(to)] = to.as_slice() else { return None };
-            match key {
-                [Value::Ip(on), Value::Proto(proto), Value::Port(from)] => {
-                    (*addr, What::Map(Some(*on), *proto, *from, *to))
-                }
-                [Value::Proto(proto), Value::Port(from)] => {
-                    (*addr, What::Map(None, *proto, *from, *to))
-                }
-                _ => return None,
-            }
-        }
-        _ => return None,
-    };
-    Some(Former { id: id.to_owned(), addr, what })
-}
-
-/// The reference masquerades the container itself where we do its subnet.
-fn former_sources(from: IpAddr, end: Option<&Key>, addr: IpAddr) -> IpNet {
-    let everything = from.is_unspecified() && end.is_some();
-    match from {
-        IpAddr::V4(_) if everything => Ipv4Net::default().into(),
-        IpAddr::V6(_) if everything => Ipv6Net::default().into(),
-        from if from.is_loopback() => host_net(Ipv4Addr::LOCALHOST.into()),
-        _ => host_net(addr),
-    }
 }
 
 #[cfg(test)]

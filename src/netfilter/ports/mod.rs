@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | `layout.rs` | our table of nftables: chains of constant size, one map element per port |
 //! | `maps.rs` | a container's elements in it: add, verify, delete, collect |
+//! | `queue.rs` | who has a port: a container may want it in several networks |
 //! | `conditions.rs` | more conditions for mappings, in nft's words |
 //! | `chains.rs` | the chains of iptables, as the reference plugin has them |
 //! | `former.rs` | the nftables rules that the reference plugin makes, to delete them, and to hand over to it |
@@ -15,6 +16,7 @@ pub mod flows;
 pub mod former;
 mod layout;
 pub mod maps;
+mod queue;
 
 use std::fmt;
 use std::net::IpAddr;
@@ -23,6 +25,7 @@ use ipnet::IpNet;
 
 use self::conditions::Conditions;
 use super::backend::Family;
+use super::handover::HandedOver;
 use super::names::Owner;
 use crate::error::{Error, Result};
 use crate::netlink::nftables::{self, Batch, L4, Nft};
@@ -123,29 +126,28 @@ impl Forward<'_> {
     }
 }
 
-/// Rewrites our layout on `nf_tables` into the reference's, at one blow; how many rules that are,
-/// and how many mappings are lost because their comments do not tell the container.
-pub(super) fn hand_over(nft: &Nft) -> Result<(usize, usize)> {
-    let mut count = (0, 0);
+/// Rewrites our layout on `nf_tables` into the reference's, at one blow; how many rules that are.
+pub(super) fn hand_over(nft: &Nft) -> Result<HandedOver> {
+    let mut handed = HandedOver::default();
     nft.update(|nft| {
         let mut batch = Batch::new();
-        count = (0, 0);
+        handed = HandedOver::default();
         if !layout::is_there(nft)? {
             return Ok(batch);
         }
         for (family, table) in
             [(Family::V4, nftables::Family::Ip), (Family::V6, nftables::Family::Ip6)]
         {
-            let (rules, nameless) = maps::former(nft, family)?;
-            count = (count.0 + rules.len(), count.1 + nameless);
+            let rules = former::read(nft, family, &mut handed)?;
             if !rules.is_empty() {
                 former::make(&mut batch, table, &rules);
             }
         }
+        handed.conditional = nft.dump_rules(layout::CONDITIONAL)?.len();
         layout::remove(&mut batch);
         Ok(batch)
     })?;
-    Ok(count)
+    Ok(handed)
 }
 
 /// A port as people write it: `8080/tcp`, `192.0.2.1:8080/tcp`.

@@ -3,7 +3,7 @@
 use super::super::attribute::{Attributes, HEADERS};
 use super::super::packet::attrs;
 use super::element::Element;
-use super::object::{Base, Chain, DataType, Policy, Set, Table};
+use super::object::{Base, Chain, DataType, Set, Table};
 use super::rule::Rule;
 use super::userdata;
 use super::value::{byteorder, length, type_number};
@@ -26,6 +26,9 @@ const DELSETELEM: u16 = 14;
 /// For each message that deletes, the one that also works when there is nothing to delete.
 const DESTROY: [(u16, u16); 5] =
     [(DELTABLE, 26), (DELCHAIN, 27), (DELRULE, 28), (DELSET, 29), (DELSETELEM, 30)];
+
+/// What no rule of a base chain decides on goes on.
+const POLICY_ACCEPT: u32 = 1;
 
 /// The type of data that is a verdict.
 const DATA_VERDICT: u32 = 0xffff_ff00;
@@ -82,11 +85,6 @@ impl Batch {
         self.changes.is_empty()
     }
 
-    /// The number of changes.
-    pub fn len(&self) -> usize {
-        self.changes.len()
-    }
-
     /// Makes the table if it is not there.
     pub fn ensure_table(&mut self, table: Table<'_>) -> &mut Batch {
         self.table(table, NEWTABLE, NLM_F_CREATE, "ensure table")
@@ -128,11 +126,11 @@ impl Batch {
 
     fn chain(&mut self, chain: Chain<'_>, flags: u16, op: &'static str) -> &mut Batch {
         let mut body = named(chain.table, 3, chain.name);
-        if let Some(Base { kind, hook, priority, policy }) = chain.base {
+        if let Some(Base { kind, hook, priority }) = chain.base {
             body.nest(4, |list| {
                 list.be32(1, hook.number()).bytes(2, &priority.to_be_bytes());
             });
-            body.be32(5, u32::from(policy == Policy::Accept)).text(7, kind);
+            body.be32(5, POLICY_ACCEPT).text(7, kind);
         }
         if let Some(comment) = chain.comment {
             body.bytes(12, &userdata::comment(comment));
@@ -239,37 +237,14 @@ impl Batch {
 
     /// Adds a rule at the end of the chain.
     pub fn append_rule(&mut self, chain: Chain<'_>, rule: &Rule) -> &mut Batch {
-        self.rule(chain, rule, NLM_F_CREATE | NLM_F_APPEND, None)
-    }
-
-    /// Adds a rule at the beginning of the chain.
-    pub fn insert_rule(&mut self, chain: Chain<'_>, rule: &Rule) -> &mut Batch {
-        self.rule(chain, rule, NLM_F_CREATE, None)
-    }
-
-    /// Adds a rule behind the one with this handle.
-    pub fn add_rule_behind(&mut self, chain: Chain<'_>, rule: &Rule, handle: u64) -> &mut Batch {
-        self.rule(chain, rule, NLM_F_CREATE | NLM_F_APPEND, Some(handle))
-    }
-
-    fn rule(
-        &mut self,
-        chain: Chain<'_>,
-        rule: &Rule,
-        flags: u16,
-        position: Option<u64>,
-    ) -> &mut Batch {
         let mut body = named(chain.table, 2, chain.name);
         body.nest(RULE_EXPRESSIONS, |list| rule.write(chain.table.family, list));
-        if let Some(handle) = position {
-            body.be64(6, handle);
-        }
         if let Some(userdata) = rule.userdata() {
             body.bytes(7, &userdata);
         }
         let named = rule.comment.as_ref().map(|c| format!("{c:?} ")).unwrap_or_default();
         let what = ("add rule", format!("{named}to chain {chain}"));
-        self.push((NEWRULE, flags), chain.table, body, what)
+        self.push((NEWRULE, NLM_F_CREATE | NLM_F_APPEND), chain.table, body, what)
     }
 
     /// Deletes the rule with this handle.

@@ -33,19 +33,11 @@ pub enum Field {
     IpDaddr,
     Ip6Saddr,
     Ip6Daddr,
-    Sport,
     Dport,
     EtherSaddr,
-    EtherDaddr,
-    EtherType,
     CtState,
     CtStatus,
-    CtMark,
-    CtOriginalIpDaddr,
-    CtOriginalIp6Daddr,
-    CtOriginalProtoDst,
     FibDaddrType,
-    FibSaddrIif,
 }
 
 enum Source {
@@ -53,8 +45,6 @@ enum Source {
     /// Base, offset.
     Payload(u32, u32),
     Ct(u32),
-    /// Of the original direction.
-    CtOriginal(u32),
     /// Result, flags.
     Fib(u32, u32),
 }
@@ -63,51 +53,35 @@ const LINK: u32 = 0;
 const NETWORK: u32 = 1;
 const TRANSPORT: u32 = 2;
 
-const META_MARK: u32 = 3;
-const CT_MARK: u32 = 3;
-
 impl Field {
     fn source(self) -> Source {
         match self {
             Field::Protocol => Source::Meta(1),
-            Field::Mark => Source::Meta(META_MARK),
+            Field::Mark => Source::Meta(3),
             Field::Iifname => Source::Meta(6),
             Field::Oifname => Source::Meta(7),
             Field::IifType => Source::Meta(8),
             Field::Nfproto => Source::Meta(15),
             Field::L4proto => Source::Meta(16),
-            Field::EtherDaddr => Source::Payload(LINK, 0),
             Field::EtherSaddr => Source::Payload(LINK, 6),
-            Field::EtherType => Source::Payload(LINK, 12),
             Field::IpSaddr => Source::Payload(NETWORK, 12),
             Field::IpDaddr => Source::Payload(NETWORK, 16),
             Field::Ip6Saddr => Source::Payload(NETWORK, 8),
             Field::Ip6Daddr => Source::Payload(NETWORK, 24),
-            Field::Sport => Source::Payload(TRANSPORT, 0),
             Field::Dport => Source::Payload(TRANSPORT, 2),
             Field::CtState => Source::Ct(0),
             Field::CtStatus => Source::Ct(2),
-            Field::CtMark => Source::Ct(CT_MARK),
-            Field::CtOriginalProtoDst => Source::CtOriginal(12),
-            Field::CtOriginalIpDaddr => Source::CtOriginal(20),
-            Field::CtOriginalIp6Daddr => Source::CtOriginal(22),
             Field::FibDaddrType => Source::Fib(3, 2),
-            Field::FibSaddrIif => Source::Fib(1, 1 | 8),
         }
     }
 
     pub(super) fn len(self) -> usize {
         match self {
             Field::Nfproto | Field::L4proto => 1,
-            Field::Protocol
-            | Field::IifType
-            | Field::EtherType
-            | Field::Sport
-            | Field::Dport
-            | Field::CtOriginalProtoDst => 2,
-            Field::EtherSaddr | Field::EtherDaddr => 6,
+            Field::Protocol | Field::IifType | Field::Dport => 2,
+            Field::EtherSaddr => 6,
             Field::Iifname | Field::Oifname => Type::IfName.len(),
-            Field::Ip6Saddr | Field::Ip6Daddr | Field::CtOriginalIp6Daddr => 16,
+            Field::Ip6Saddr | Field::Ip6Daddr => 16,
             _ => 4,
         }
     }
@@ -118,7 +92,7 @@ impl Field {
         let (nfproto, ethertype): (u8, u16) = match self {
             Field::IpSaddr | Field::IpDaddr => (2, 0x0800),
             Field::Ip6Saddr | Field::Ip6Daddr => (10, 0x86dd),
-            Field::EtherSaddr | Field::EtherDaddr if family != Family::Bridge => {
+            Field::EtherSaddr if family != Family::Bridge => {
                 return Some((Field::IifType, 1_u16.to_ne_bytes().to_vec()));
             }
             _ => return None,
@@ -136,8 +110,6 @@ impl Field {
 pub(super) enum Compare {
     Equal = 0,
     NotEqual = 1,
-    AtLeast = 5,
-    AtMost = 3,
 }
 
 /// What is decided about a packet.
@@ -196,30 +168,11 @@ pub(super) fn write_value(list: &mut Attributes, bytes: &[u8]) {
     list.bytes(DATA_VALUE, bytes);
 }
 
-/// How address translation chooses ports: bits of `NF_NAT_RANGE_*`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct NatFlags(pub(super) u32);
-
-impl NatFlags {
-    /// As the kernel likes.
-    pub const NONE: NatFlags = NatFlags(0);
-    /// `random`
-    pub const RANDOM: NatFlags = NatFlags(0x4);
-    /// `persistent`
-    pub const PERSISTENT: NatFlags = NatFlags(0x8);
-    /// `fully-random`
-    pub const FULLY_RANDOM: NatFlags = NatFlags(0x10);
-}
-
-/// A port was given.
+/// A port was given: a bit of `NF_NAT_RANGE_*`.
 const NAT_PORT: u32 = 0x2;
 
-/// Which side of a connection is translated.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum NatKind {
-    Source = 0,
-    Destination = 1,
-}
+/// The destination is translated.
+const NAT_DNAT: u32 = 1;
 
 /// What a lookup is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -244,16 +197,10 @@ pub(super) enum Expr {
     Lookup(String, Found),
     Immediate(Vec<u8>, Reg),
     Verdict(Verdict),
-    /// Kind, whether IPv6, register of the address, register of the port, flags.
-    Nat(NatKind, Family, Option<Reg>, Option<Reg>, NatFlags),
-    Masquerade(NatFlags),
-    Redirect(NatFlags),
-    SetMark,
-    SetCtMark,
+    /// Family of the address, its register, that of the port.
+    Dnat(Family, Reg, Option<Reg>),
+    Masquerade,
     Counter,
-    Notrack,
-    Reject,
-    Log(String),
 }
 
 fn reg(at: Reg) -> u32 {
@@ -274,7 +221,7 @@ impl Expr {
             Expr::Load(field, _) => match field.source() {
                 Source::Meta(_) => "meta",
                 Source::Payload(..) => "payload",
-                Source::Ct(_) | Source::CtOriginal(_) => "ct",
+                Source::Ct(_) => "ct",
                 Source::Fib(..) => "fib",
             },
             Expr::Require(_) => "",
@@ -282,15 +229,9 @@ impl Expr {
             Expr::Bitwise(..) => "bitwise",
             Expr::Lookup(..) => "lookup",
             Expr::Immediate(..) | Expr::Verdict(_) => "immediate",
-            Expr::Nat(..) => "nat",
-            Expr::Masquerade(_) => "masq",
-            Expr::Redirect(_) => "redir",
-            Expr::SetMark => "meta",
-            Expr::SetCtMark => "ct",
+            Expr::Dnat(..) => "nat",
+            Expr::Masquerade => "masq",
             Expr::Counter => "counter",
-            Expr::Notrack => "notrack",
-            Expr::Reject => "reject",
-            Expr::Log(_) => "log",
         }
     }
 
@@ -313,34 +254,16 @@ impl Expr {
             Expr::Verdict(verdict) => {
                 list.be32(1, REG_VERDICT).nest(2, |d| verdict.write(d));
             }
-            Expr::Nat(kind, family, addr, port, flags) => {
-                list.be32(1, *kind as u32).be32(2, nat_family(*family));
-                addr.map(|at| list.be32(3, reg(at)).be32(4, reg(at)));
-                port.map(|at| list.be32(5, reg(at)).be32(6, reg(at)));
-                let port = if port.is_some() { NAT_PORT } else { 0 };
-                nat_flags(7, NatFlags(flags.0 | port), list);
-            }
-            Expr::Masquerade(flags) => nat_flags(1, *flags, list),
-            Expr::Redirect(flags) => {
-                list.be32(1, reg(0)).be32(2, reg(0)).be32(3, flags.0 | NAT_PORT);
-            }
-            Expr::SetMark => {
-                list.be32(2, META_MARK).be32(3, reg(0));
-            }
-            Expr::SetCtMark => {
-                list.be32(2, CT_MARK).be32(4, reg(0));
+            Expr::Dnat(family, addr, port) => {
+                list.be32(1, NAT_DNAT).be32(2, nat_family(*family));
+                list.be32(3, reg(*addr)).be32(4, reg(*addr));
+                // Kernels refuse flags without one in them.
+                port.map(|at| list.be32(5, reg(at)).be32(6, reg(at)).be32(7, NAT_PORT));
             }
             Expr::Counter => {
                 list.be64(1, 0).be64(2, 0);
             }
-            Expr::Require(_) | Expr::Notrack => {}
-            // ICMP of either family, port unreachable.
-            Expr::Reject => {
-                list.be32(1, 2).u8(2, 1);
-            }
-            Expr::Log(prefix) => {
-                list.text(2, prefix);
-            }
+            Expr::Require(_) | Expr::Masquerade => {}
         }
     }
 }
@@ -352,7 +275,6 @@ fn load(field: Field, to: u32, list: &mut Attributes) {
             let length = u32::try_from(field.len()).unwrap_or_default();
             list.be32(1, to).be32(2, base).be32(3, offset).be32(4, length)
         }
-        Source::CtOriginal(key) => list.be32(1, to).be32(2, key).u8(3, 0),
         Source::Fib(result, flags) => list.be32(1, to).be32(2, result).be32(3, flags),
     };
 }
@@ -370,11 +292,4 @@ fn lookup(set: &str, found: Found, list: &mut Attributes) {
 /// The family of the addresses, never that of the table.
 fn nat_family(family: Family) -> u32 {
     u32::from(family.number())
-}
-
-/// Kernels refuse an attribute without a flag in it.
-fn nat_flags(kind: u16, flags: NatFlags, list: &mut Attributes) {
-    if flags != NatFlags::NONE {
-        list.be32(kind, flags.0);
-    }
 }

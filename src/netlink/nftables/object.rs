@@ -12,8 +12,6 @@ pub const SRCNAT: i32 = 100;
 pub const FILTER: i32 = 0;
 /// Priority before connection tracking; `raw` to nft.
 pub const RAW: i32 = -300;
-/// Priority of chains that change marks; `mangle` to nft.
-pub const MANGLE: i32 = -150;
 
 /// What traffic a table sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,21 +122,11 @@ impl Hook {
     }
 }
 
-/// What becomes of a packet that no rule of a base chain decided on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Policy {
-    /// It goes on.
-    Accept,
-    /// It is lost.
-    Drop,
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Base {
     pub(super) kind: &'static str,
     pub(super) hook: Hook,
     pub(super) priority: i32,
-    pub(super) policy: Policy,
 }
 
 /// A chain.
@@ -163,23 +151,8 @@ impl<'a> Chain<'a> {
         self.base("nat", hook, priority)
     }
 
-    /// `type route hook output priority ..`
-    #[must_use]
-    pub const fn route(self, priority: i32) -> Chain<'a> {
-        self.base("route", Hook::Output, priority)
-    }
-
     const fn base(mut self, kind: &'static str, hook: Hook, priority: i32) -> Chain<'a> {
-        self.base = Some(Base { kind, hook, priority, policy: Policy::Accept });
-        self
-    }
-
-    /// The policy of a base chain; `accept` without.
-    #[must_use]
-    pub const fn policy(mut self, policy: Policy) -> Chain<'a> {
-        if let Some(base) = &mut self.base {
-            base.policy = policy;
-        }
+        self.base = Some(Base { kind, hook, priority });
         self
     }
 
@@ -208,7 +181,6 @@ pub(super) enum DataType<'a> {
     Verdict,
 }
 
-pub(super) const SET_CONSTANT: u32 = 0x2;
 pub(super) const SET_INTERVAL: u32 = 0x4;
 pub(super) const SET_MAP: u32 = 0x8;
 pub(super) const SET_CONCAT: u32 = 0x80;
@@ -229,13 +201,6 @@ impl<'a> Set<'a> {
     #[must_use]
     pub const fn interval(mut self) -> Set<'a> {
         self.flags |= SET_INTERVAL;
-        self
-    }
-
-    /// Elements come in the batch that makes the set, and never change.
-    #[must_use]
-    pub const fn constant(mut self) -> Set<'a> {
-        self.flags |= SET_CONSTANT;
         self
     }
 

@@ -11,13 +11,12 @@
 //! is added here too.
 
 use std::net::IpAddr;
-use std::ops::RangeInclusive;
 
 use ipnet::IpNet;
 
 use super::super::Mac;
 use super::super::attribute::Attributes;
-use super::expr::{Compare, Expr, Field, Found, NatFlags, NatKind, Verdict};
+use super::expr::{Compare, Expr, Field, Found, Verdict};
 use super::object::{DataType, Family, Set};
 use super::userdata;
 use super::value::{L4, Value, length};
@@ -25,8 +24,6 @@ use super::value::{L4, Value, length};
 /// A state of connection tracking, as a bit of `ct state`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CtState {
-    /// `invalid`
-    Invalid = 1,
     /// `established`
     Established = 2,
     /// `related`
@@ -37,8 +34,6 @@ pub enum CtState {
 
 /// `ct status dnat`: the destination of the connection was translated.
 pub const CT_STATUS_DNAT: u32 = 0x20;
-/// `ct status snat`
-pub const CT_STATUS_SNAT: u32 = 0x10;
 
 /// `fib daddr type local`
 const RTN_LOCAL: u32 = 2;
@@ -77,14 +72,6 @@ impl Rule {
 
     fn compare(self, field: Field, op: Compare, value: Vec<u8>) -> Rule {
         self.with([Expr::Load(field, 0), Expr::Compare(op, value)])
-    }
-
-    /// `field from-to`
-    #[must_use]
-    pub fn range(self, field: Field, range: RangeInclusive<u16>) -> Rule {
-        let (from, to) = range.into_inner();
-        self.compare(field, Compare::AtLeast, from.to_be_bytes().to_vec())
-            .with([Expr::Compare(Compare::AtMost, to.to_be_bytes().to_vec())])
     }
 
     /// `field & mask == value`, for marks and other numbers in host byte order.
@@ -158,12 +145,6 @@ impl Rule {
         self.eq(Field::Iifname, name)
     }
 
-    /// `oifname "name"`
-    #[must_use]
-    pub fn oifname(self, name: &str) -> Rule {
-        self.eq(Field::Oifname, name)
-    }
-
     /// `ether saddr mac`
     #[must_use]
     pub fn ether_saddr(self, mac: Mac) -> Rule {
@@ -229,18 +210,6 @@ impl Rule {
         self.with([Expr::Counter])
     }
 
-    /// `notrack`
-    #[must_use]
-    pub fn notrack(self) -> Rule {
-        self.with([Expr::Notrack])
-    }
-
-    /// `log prefix "prefix"`
-    #[must_use]
-    pub fn log(self, prefix: &str) -> Rule {
-        self.with([Expr::Log(prefix.to_owned())])
-    }
-
     /// `accept`, `drop`, `jump chain`
     #[must_use]
     pub fn verdict(self, verdict: Verdict) -> Rule {
@@ -277,12 +246,6 @@ impl Rule {
         self.verdict(Verdict::Goto(chain.to_owned()))
     }
 
-    /// `reject`: port unreachable, in either family.
-    #[must_use]
-    pub fn reject(self) -> Rule {
-        self.with([Expr::Reject])
-    }
-
     /// `a . b vmap @map`
     #[must_use]
     pub fn vmap(self, fields: &[Field], map: Set<'_>) -> Rule {
@@ -292,57 +255,24 @@ impl Rule {
     /// `masquerade`
     #[must_use]
     pub fn masquerade(self) -> Rule {
-        self.masquerade_with(NatFlags::NONE)
-    }
-
-    /// `masquerade random`
-    #[must_use]
-    pub fn masquerade_with(self, flags: NatFlags) -> Rule {
-        self.with([Expr::Masquerade(flags)])
-    }
-
-    /// `redirect to :port`
-    #[must_use]
-    pub fn redirect(self, port: u16) -> Rule {
-        let port = port.to_be_bytes().to_vec();
-        self.with([Expr::Immediate(port, 0), Expr::Redirect(NatFlags::NONE)])
+        self.with([Expr::Masquerade])
     }
 
     /// `dnat ip to addr`, `dnat ip to addr:port`
     #[must_use]
     pub fn dnat(self, addr: IpAddr, port: Option<u16>) -> Rule {
-        self.nat(NatKind::Destination, addr, port)
-    }
-
-    /// `snat ip to addr`
-    #[must_use]
-    pub fn snat(self, addr: IpAddr, port: Option<u16>) -> Rule {
-        self.nat(NatKind::Source, addr, port)
-    }
-
-    fn nat(self, kind: NatKind, addr: IpAddr, port: Option<u16>) -> Rule {
         let bytes = Value::Ip(addr).bytes();
         let family = if addr.is_ipv4() { Family::Ip } else { Family::Ip6 };
         let behind = bytes.len() / 4;
         let rule = self.with([Expr::Immediate(bytes, 0)]);
         let port = port.map(|port| Expr::Immediate(port.to_be_bytes().to_vec(), behind));
         let to = port.is_some().then_some(behind);
-        rule.with(port).with([Expr::Nat(kind, family, Some(0), to, NatFlags::NONE)])
+        rule.with(port).with([Expr::Dnat(family, 0, to)])
     }
 
     /// `dnat ip to a . b map @map`: the map has addresses, or addresses and ports.
     #[must_use]
     pub fn dnat_by(self, fields: &[Field], map: Set<'_>) -> Rule {
-        self.nat_by(NatKind::Destination, fields, map)
-    }
-
-    /// `snat ip to a . b map @map`
-    #[must_use]
-    pub fn snat_by(self, fields: &[Field], map: Set<'_>) -> Rule {
-        self.nat_by(NatKind::Source, fields, map)
-    }
-
-    fn nat_by(self, kind: NatKind, fields: &[Field], map: Set<'_>) -> Rule {
         let types = match map.data {
             Some(DataType::Values(types)) => types,
             _ => &[],
@@ -350,35 +280,9 @@ impl Rule {
         let addr = length(types.get(..1).unwrap_or_default());
         let family = if addr == 16 { Family::Ip6 } else { Family::Ip };
         let port = (types.len() > 1).then_some(addr / 4);
-        let nat = Expr::Nat(kind, family, Some(0), port, NatFlags::NONE);
+        let nat = Expr::Dnat(family, 0, port);
         let proto = if family == Family::Ip6 { Field::Ip6Daddr } else { Field::IpDaddr };
         self.with([Expr::Require(proto)]).lookup(fields, map, Found::Data).with([nat])
-    }
-
-    /// `meta mark set meta mark & ~mask | value`
-    #[must_use]
-    pub fn set_mark(self, mask: u32, value: u32) -> Rule {
-        let keep = Expr::Bitwise(host(!mask), host(value));
-        self.with([Expr::Load(Field::Mark, 0), keep, Expr::SetMark])
-    }
-
-    /// `ct mark set ct mark & ~mask | value`
-    #[must_use]
-    pub fn set_ct_mark(self, mask: u32, value: u32) -> Rule {
-        let keep = Expr::Bitwise(host(!mask), host(value));
-        self.with([Expr::Load(Field::CtMark, 0), keep, Expr::SetCtMark])
-    }
-
-    /// `ct mark set meta mark`
-    #[must_use]
-    pub fn save_mark(self) -> Rule {
-        self.with([Expr::Load(Field::Mark, 0), Expr::SetCtMark])
-    }
-
-    /// `meta mark set ct mark`
-    #[must_use]
-    pub fn restore_mark(self) -> Rule {
-        self.with([Expr::Load(Field::CtMark, 0), Expr::SetMark])
     }
 
     /// `comment "text"`; nft allows 128 bytes, what is longer is cut.

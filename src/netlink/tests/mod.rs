@@ -10,7 +10,7 @@ mod rules;
 
 use ipnet::IpNet;
 
-use super::{Link, LinkChange, LinkKind, Netlink, NewLink, VethPeer};
+use super::{Link, LinkChange, LinkKind, Netlink, NewLink, Packet, VethPeer};
 use crate::netns::{Netns, isolate};
 
 /// A socket in a private namespace, which the calling thread enters.
@@ -87,14 +87,33 @@ fn a_dropped_socket_lets_the_namespace_go() {
     assert!(gone.is_not_found(), "{gone}");
 }
 
+/// netlink-proto keeps what it could not send, and gives up every request after that.
+#[test]
+fn after_a_failed_send_the_next_request_goes_alone() {
+    let here = sandbox();
+    let other = Netns::fresh().unwrap();
+    let there = Netlink::open_in(&other).unwrap();
+    for (socket, name) in [(&here, "br0"), (&there, "br1")] {
+        for _ in 0..2 {
+            // More than fits the socket's buffer.
+            let packet = Packet { kind: 16, body: vec![0; 1 << 22] };
+            assert!(socket.ack(packet, 0).is_err());
+            bridge(socket, name);
+            assert!(socket.del_link(name).unwrap());
+        }
+        bridge(socket, name);
+    }
+    assert!(here.link("br1").unwrap().is_none() && there.link("br0").unwrap().is_none());
+}
+
 #[test]
 fn a_socket_stays_with_its_thread() {
     let opener = {
         isolate();
         super::Opener::here().unwrap()
     };
-    let socket = opener.open().unwrap();
-    let error = std::thread::spawn(move || Netlink::from_socket(socket).unwrap_err());
+    let (socket, ns) = (opener.open().unwrap(), Netns::current().unwrap());
+    let error = std::thread::spawn(move || Netlink::from_socket(socket, &ns).unwrap_err());
     let text = error.join().unwrap().to_string();
     assert_eq!(text, "open netlink socket: cross-device link");
 }

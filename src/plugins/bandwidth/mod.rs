@@ -16,7 +16,7 @@ use self::ifb::Whose;
 pub use self::limits::Conf;
 use self::limits::Limits;
 use crate::cni::{CniResult, IfName, SpecVersion};
-use crate::error::{Code, Context, Error, Result};
+use crate::error::{Context, Error, Result};
 use crate::iface::Inside;
 use crate::log;
 use crate::netfilter::{Owner, names};
@@ -131,12 +131,12 @@ impl Plugin for Bandwidth {
     }
 
     fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
-        let usable = || {
+        let usable = || -> Result<()> {
             conf.limits()?;
             cx.host()?.require_admin()?;
             Netns::fresh()?.run(shaping_works)?
         };
-        usable().map_err(|error: Error| error.with_code(Code::NOT_AVAILABLE))
+        usable().or_unavailable()
     }
 }
 

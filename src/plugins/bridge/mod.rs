@@ -17,8 +17,8 @@ mod vlan_gateway;
 
 use serde::Deserialize;
 
-use crate::cni::{CniResult, IfName, SpecVersion};
-use crate::error::{Code, Context, Error, Result};
+use crate::cni::{CniResult, IfName};
+use crate::error::{Context, Error, Result};
 use crate::iface::configure::{self, Connected, Style};
 use crate::iface::inside::{Inside, Setting};
 use crate::iface::veth::{self, Wanted};
@@ -139,7 +139,6 @@ impl Plugin for Bridge {
             entering.set(settings(conf, &req.ifname));
         }
         let mut result = if plan.l3 { cx.ipam_add(&mut undo)? } else { CniResult::new() };
-        result.version = SpecVersion::NEWEST;
         let gateways = plan.gateways(&mut result);
 
         entering.set(configure::settings(&result, &link.name));
@@ -191,8 +190,8 @@ impl Plugin for Bridge {
         failures.keep(req.del_veth(cx));
         protect::del_port((cx, &filter), conf, req, &mut failures);
         del_gateway(cx, conf, &mut failures);
-        if !over_link && !cx.net.ipam_type.is_empty() {
-            failures.keep(cx.ipam_del());
+        if !over_link {
+            failures.keep(cx.if_ipam(Cx::ipam_del));
         }
         failures.into_result()
     }
@@ -200,25 +199,21 @@ impl Plugin for Bridge {
     fn gc(cx: &Cx<'_>, conf: &Conf, req: &GcReq) -> Result<()> {
         // Ports vanish with their containers; addresses are the IPAM plugin's.
         let mut failures = Failures::new();
-        if !cx.net.ipam_type.is_empty() {
-            failures.keep(cx.ipam_gc());
-        }
+        failures.keep(cx.if_ipam(Cx::ipam_gc));
         protect::gc(cx, req, &mut failures);
         del_gateway(cx, conf, &mut failures);
         failures.into_result()
     }
 
     fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
-        let unavailable = |e: Error| e.with_code(Code::NOT_AVAILABLE);
-        let plan = Plan::resolve(cx, conf).map_err(unavailable)?;
-        let host = cx.host().map_err(unavailable)?;
-        host.require_admin().map_err(|e| unavailable(e.into()))?;
+        let plan = Plan::resolve(cx, conf).or_unavailable()?;
+        let host = cx.usable_host()?;
         if let Some(link) = host.link(&conf.bridge)? {
-            require_bridge(&link).map_err(unavailable)?;
-            plan.vlans.require_filtering(host, &link).map_err(unavailable)?;
+            require_bridge(&link).or_unavailable()?;
+            plan.vlans.require_filtering(host, &link).or_unavailable()?;
         }
         protect::status(conf, &plan)?;
-        if cx.net.ipam_type.is_empty() { Ok(()) } else { cx.ipam_status() }
+        cx.if_ipam(Cx::ipam_status)
     }
 }
 
@@ -242,7 +237,7 @@ impl Plan {
             .map_err(|e| Error::config(format!("bridge name \"{}\": {}", conf.bridge, e.msg())))?;
         let vlans = Vlans::resolve(conf)?;
         let mac = requested_mac(cx, conf)?;
-        let l3 = !cx.net.ipam_type.is_empty();
+        let l3 = cx.has_ipam();
         if l3 && conf.disable_container_interface {
             let msg = "cannot use IPAM when DisableContainerInterface flag is set";
             return Err(Error::config(msg));

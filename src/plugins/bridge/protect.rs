@@ -51,7 +51,7 @@ pub(super) fn del_addresses(
     req: &DelReq,
     failures: &mut Failures,
 ) {
-    if conf.ip_masq && !cx.net.ipam_type.is_empty() {
+    if conf.ip_masq && cx.has_ipam() {
         let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
         let addrs = req.prev.as_ref().map(CniResult::addresses).unwrap_or_default();
         failures.keep(masquerade::del(filter, owner, &addrs));

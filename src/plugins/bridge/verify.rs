@@ -9,9 +9,7 @@ use crate::skel::{CheckReq, Cx};
 
 pub(super) fn attachment(cx: &Cx<'_>, (conf, plan): (&Conf, &Plan), req: &CheckReq) -> Result<()> {
     let inside = Inside::enter(req.sandbox.netns()?)?;
-    if plan.l3 {
-        cx.ipam_check()?;
-    }
+    cx.if_ipam(Cx::ipam_check)?;
     let prev = req.require_prev()?;
     let host = cx.host()?;
     let bridge = bridge_of(host, conf, prev)?;

@@ -37,7 +37,7 @@ use self::conf::Ipam;
 use self::protocol::option::CLIENT_ID;
 use self::wire::{Key, Request, Verb};
 use crate::cni::{CniResult, ContainerId, IfName};
-use crate::error::{Code, Context, Error, Result};
+use crate::error::{Context, Error, Result};
 use crate::skel::{AddReq, CheckReq, Cx, DelReq, GcReq, Plugin};
 
 /// The plugin.
@@ -85,10 +85,9 @@ impl Plugin for Dhcp {
     }
 
     fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
-        let unavailable = |e: Error| e.with_code(Code::NOT_AVAILABLE);
         let ipam: Ipam = conf.ipam()?;
         ipam.options(cx.raw_args())?;
-        Daemon::of(&ipam).status().map_err(unavailable)
+        Daemon::of(&ipam).status().or_unavailable()
     }
 }
 

@@ -15,7 +15,7 @@ use serde::Deserialize;
 
 use self::backend::{Backend, PolicyBackend};
 use crate::cni::{CniResult, SpecVersion};
-use crate::error::{Code, Error, Result};
+use crate::error::{Context, Error, Result};
 use crate::netfilter::backend::PacketFilter;
 use crate::netfilter::filter::firewalld::Zone;
 use crate::netfilter::filter::xtables::{Admin, Wanted};
@@ -145,12 +145,11 @@ impl Plugin for Firewall {
     }
 
     fn status(_: &Cx<'_>, conf: &Conf) -> Result<()> {
-        let unavailable = |e: Error| e.with_code(Code::NOT_AVAILABLE);
-        Policy::parse(&conf.ingress_policy).map_err(unavailable)?;
+        Policy::parse(&conf.ingress_policy).or_unavailable()?;
         let filter = PacketFilter::new();
         Backend::choose(conf, &filter)
             .and_then(|backend| backend.require_usable(&filter))
-            .map_err(unavailable)
+            .or_unavailable()
     }
 }
 

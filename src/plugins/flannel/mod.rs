@@ -138,11 +138,10 @@ impl Plugin for Flannel {
     }
 
     fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
-        let unavailable = |e: Error| e.with_code(Code::NOT_AVAILABLE);
-        let env = conf.env().map_err(unavailable)?;
-        let derived = Derived::from(&cx.net, Some(&env)).map_err(unavailable)?;
+        let env = conf.env().or_unavailable()?;
+        let derived = Derived::from(&cx.net, Some(&env)).or_unavailable()?;
         let text = derived.text()?;
-        let delegate = cx.delegate(&derived.plugin).map_err(unavailable)?;
+        let delegate = cx.delegate(&derived.plugin).or_unavailable()?;
         delegate.with_conf(text.as_bytes()).run(Verb::Status).map(drop)
     }
 }

@@ -25,8 +25,8 @@ use self::origin::Origin;
 use self::record::{Record, Records};
 use self::sysfs::Sysfs;
 use self::whereabouts::Known;
-use crate::cni::{CniResult, Interface, SpecVersion};
-use crate::error::{Code, Error, Result};
+use crate::cni::{CniResult, Interface};
+use crate::error::{Code, Context, Error, Result};
 use crate::iface::{Inside, child, verify};
 use crate::netns::Netns;
 use crate::skel::{AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Rollback};
@@ -80,7 +80,7 @@ impl Plugin for HostDevice {
             find::require(host, &sysfs, &selector).map_err(|e| explain(e, &selector, &records))?;
         let (inside, visitor) = entering.open()?;
         journey::require_room(&inside, &device, &req.ifname)?;
-        let l3 = !cx.net.ipam_type.is_empty();
+        let l3 = cx.has_ipam();
         if l3 {
             // A device that went and came back has lost what protocols gave it.
             cx.ipam()?;
@@ -93,15 +93,13 @@ impl Plugin for HostDevice {
             records.forget(req.id.as_str(), req.ifname.as_str())
         });
         records.keep(&record)?;
-        // Over a socket of its own: what failed may be the first one.
         undo.push(format!("give \"{}\" back", device.name), || {
-            journey::undo(&Inside::enter(netns)?, host, &origin)
+            journey::undo(&inside, host, &origin)
         });
-        let up = !l3 || child::asks_over_the_link(&cx.net.ipam_type);
+        let up = !l3 || cx.ipam_needs_link();
         let arrival = if up { Arrival::Up } else { Arrival::Down };
         journey::into_container(host, &device, (netns, &req.ifname), arrival)?;
         let mut result = if l3 { cx.ipam_add(&mut undo)? } else { CniResult::new() };
-        result.version = SpecVersion::NEWEST;
         let names = (&req.ifname, &*req.sandbox.path);
         child::attach((&inside, visitor), names, &mut result)?;
         let pci = device.parent.as_ref().and_then(|parent| sysfs.pci_id(parent));
@@ -116,10 +114,7 @@ impl Plugin for HostDevice {
         let sysfs = Sysfs::new();
         let selector = Selector::of(conf, &sysfs)?.ok_or_else(no_selector)?;
         let inside = Inside::enter(req.sandbox.netns()?)?;
-        let l3 = !cx.net.ipam_type.is_empty();
-        if l3 {
-            cx.ipam_check()?;
-        }
+        cx.if_ipam(Cx::ipam_check)?;
         let prev = req.require_prev()?;
         let (index, entry) = verify::container_entry(prev, &req.ifname, &req.sandbox.path)?;
         if selector.pci().is_some_and(|id| sysfs.is_user_space(id)) {
@@ -142,18 +137,14 @@ impl Plugin for HostDevice {
     fn del(cx: &Cx<'_>, conf: &Conf, req: &DelReq) -> Result<()> {
         let mut failures = Failures::new();
         // Before the device leaves, which a DHCP release needs.
-        if !cx.net.ipam_type.is_empty() {
-            failures.keep(cx.ipam_del());
-        }
+        failures.keep(cx.if_ipam(Cx::ipam_del));
         failures.keep(hand_back(cx, conf, req));
         failures.into_result()
     }
 
     fn gc(cx: &Cx<'_>, conf: &Conf, req: &GcReq) -> Result<()> {
         let mut failures = Failures::new();
-        if !cx.net.ipam_type.is_empty() {
-            failures.keep(cx.ipam_gc());
-        }
+        failures.keep(cx.if_ipam(Cx::ipam_gc));
         let records = records(cx, conf);
         let (valid, stale): (Vec<_>, Vec<_>) = records
             .of_network()
@@ -172,20 +163,18 @@ impl Plugin for HostDevice {
     }
 
     fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
-        let unavailable = |e: Error| e.with_code(Code::NOT_AVAILABLE);
         let sysfs = Sysfs::new();
         // A device that is away is no fault, and which one it will be is often not known yet; but
         // hardware that is named must be there.
-        let selector = Selector::of(conf, &sysfs).map_err(unavailable)?;
+        let selector = Selector::of(conf, &sysfs).or_unavailable()?;
         if let Some(id) =
             selector.as_ref().and_then(Selector::pci).filter(|id| !sysfs.pci(id).exists())
         {
             let error = Error::new(Code::NOT_AVAILABLE, format!("there is no PCI device {id}"));
             return Err(error);
         }
-        let host = cx.host().map_err(unavailable)?;
-        host.require_admin().map_err(|e| unavailable(e.into()))?;
-        if cx.net.ipam_type.is_empty() { Ok(()) } else { cx.ipam_status() }
+        cx.usable_host()?;
+        cx.if_ipam(Cx::ipam_status)
     }
 }
 
@@ -225,18 +214,15 @@ fn explain(error: Error, selector: &Selector, records: &Records) -> Error {
 /// A device that a program drives has no interface to move: the addresses are the program's.
 fn report_only(cx: &Cx<'_>, req: &AddReq, pci: &str) -> Result<CniResult> {
     let mut undo = Rollback::new();
-    let l3 = !cx.net.ipam_type.is_empty();
+    let l3 = cx.has_ipam();
     let mut result = if l3 { cx.ipam_add(&mut undo)? } else { CniResult::new() };
-    result.version = SpecVersion::NEWEST;
     result.interfaces = vec![Interface {
         name: req.ifname.to_string(),
         sandbox: req.sandbox.path.clone(),
         pci_id: pci.to_owned(),
         ..Interface::default()
     }];
-    for ip in &mut result.ips {
-        ip.interface = Some(0);
-    }
+    result.assign_to_first();
     cx.finish(&mut result);
     undo.commit();
     Ok(result)

@@ -26,7 +26,7 @@ use self::range::{RangeConf, RangeSet};
 use self::resolv::ResolvConf;
 use crate::cni::json::Json;
 use crate::cni::{CniResult, Dns, IpConfig, Route, SpecVersion, ip};
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Context, Error, Result};
 use crate::log;
 use crate::skel::{AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin};
 use crate::store::{LeaseStore, Listing, Owner, Terms};
@@ -189,7 +189,7 @@ impl Plugin for HostLocal {
     fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
         let plan = Plan::resolve(cx, conf)?;
         let listing = Listing::peek(&conf.data_dir()?, cx.net.name.as_str(), conf.terms()?)
-            .map_err(|e| e.with_code(Code::NOT_AVAILABLE))?;
+            .or_unavailable()?;
         match plan.sets.iter().find(|set| allocate::exhausted(&listing, set)) {
             None => Ok(()),
             Some(set) => {

@@ -17,7 +17,7 @@ use ipnet::IpNet;
 
 pub use self::conf::Conf;
 use crate::cni::{CniResult, IpConfig};
-use crate::error::{Code, Context, Error, Result};
+use crate::error::{Context, Error, Result};
 use crate::netfilter::backend::{Backend, Family, PacketFilter};
 use crate::netfilter::names::Owner;
 use crate::netfilter::ports::conditions::Conditions;
@@ -117,14 +117,10 @@ impl Plugin for Portmap {
 
     fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
         let filter = PacketFilter::new();
-        let unavailable = |e: Error| e.with_code(Code::NOT_AVAILABLE);
-        let configured = conf.backend().map_err(unavailable)?;
-        let backend = backend(conf, configured, &filter).map_err(unavailable)?;
+        let configured = conf.backend().or_unavailable()?;
+        let backend = backend(conf, configured, &filter).or_unavailable()?;
         backend.require_usable(&filter)?;
-        cx.host()
-            .map_err(unavailable)?
-            .require_admin()
-            .map_err(|e| unavailable(e.into()).with_details("portmap needs CAP_NET_ADMIN"))
+        cx.usable_host().map(drop)
     }
 }
 

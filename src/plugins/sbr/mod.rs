@@ -18,7 +18,7 @@ use serde::Deserialize;
 use self::plan::{Hints, Plan, Source};
 use crate::cni::ip::parse_ip;
 use crate::cni::{CniResult, IfName, IpConfig};
-use crate::error::{Code, Context, Error, Result};
+use crate::error::{Context, Error, Result};
 use crate::iface::{Inside, tables, verify};
 use crate::netlink::{Link, Netlink, RT_TABLE_MAIN, Route, RouteFilter, Rule};
 use crate::skel::{AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Rollback};
@@ -107,8 +107,7 @@ impl Plugin for Sbr {
             Plan::resolve(netlink, link, (&ips, &gateways))?
         };
         let mut undo = Rollback::new();
-        // Over a socket of its own: what failed may be the first one.
-        undo.push("put rules and routes back", || plan.revert(&Netlink::open_in(netns)?));
+        undo.push("put rules and routes back", || plan.revert(netlink));
         let hints = if conf.add_source_hints { Hints::Add } else { Hints::None };
         plan.apply(netlink, hints)?;
         undo.commit();
@@ -171,10 +170,8 @@ impl Plugin for Sbr {
     }
 
     fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
-        let unavailable = |e: Error| e.with_code(Code::NOT_AVAILABLE);
-        conf.table().and_then(|_| conf.gateways()).map_err(unavailable)?;
-        let host = cx.host().map_err(unavailable)?;
-        host.require_admin().map_err(|e| unavailable(e.into()))
+        conf.table().and_then(|_| conf.gateways()).or_unavailable()?;
+        cx.usable_host().map(drop)
     }
 }
 
@@ -338,6 +335,7 @@ fn check_hint(source: &Source, (routes, link): (&[Route], &Link)) -> Result<()> 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Code;
 
     fn conf(text: &str) -> Conf {
         crate::cni::json::Json::parse(text.as_bytes()).unwrap().decode().unwrap()

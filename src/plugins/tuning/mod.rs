@@ -23,7 +23,7 @@ use self::backup::Backup;
 use self::permission::Profile;
 use self::sysctls::{Parameter, Sysctls};
 use crate::cni::{Attachment, CniResult, IfName, Interface};
-use crate::error::{Code, Context, Error, Result};
+use crate::error::{Context, Error, Result};
 use crate::iface::veth;
 use crate::log;
 use crate::netlink::{Link, Mac, Netlink};
@@ -177,7 +177,7 @@ impl Plugin for Tuning {
     }
 
     fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
-        let usable = || {
+        let usable = || -> Result<()> {
             let ifname = IfName::parse("eth0")?;
             let wanted = Wanted::resolve(cx, conf, &ifname)?;
             permission::check_allowlist(&wanted.parameters)?;
@@ -186,7 +186,7 @@ impl Plugin for Tuning {
             }
             Ok(cx.host()?.require_admin()?)
         };
-        usable().map_err(|error: Error| error.with_code(Code::NOT_AVAILABLE))
+        usable().or_unavailable()
     }
 }
 

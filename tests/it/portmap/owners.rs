@@ -1,12 +1,15 @@
 //! Several containers, networks and interfaces: nobody touches another's ports.
 
+use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
+use ipnet::IpNet;
 use serde_json::{Value, json};
 
-use super::{ALL, Ports, Rules, mapping, tcp};
+use super::{ALL, LIMIT, Pod, Ports, Rules, mapping, patiently, tcp};
 use crate::net::Net;
-use crate::node::eventually;
+use crate::node::{Call, eventually};
+use crate::traffic::Place;
 
 #[test]
 fn a_port_of_another_container_is_refused_by_its_name() {
@@ -113,6 +116,168 @@ fn networks_and_interfaces_of_one_container_are_apart() {
     }
 }
 
+/// `podman network connect`: the container's ports are asked for in each of its networks.
+struct Networks {
+    ports: Ports,
+    pod: Pod,
+    list: Value,
+    /// Name, interface and result of each.
+    all: Vec<(&'static str, &'static str, Value)>,
+}
+
+impl Networks {
+    fn new(rules: Rules, list: Value) -> Networks {
+        let ports = Ports::new(rules, "1.1.0");
+        let pod = ports.pod("c1");
+        let mut all = vec![("net", "eth0", pod.prev.clone())];
+        for (network, ifname, subnet) in
+            [("second", "eth1", "10.1.3.0/24"), ("third", "eth2", "10.1.4.0/24")]
+        {
+            let ipam = ports.node.host_local(&[subnet]);
+            let keys = json!({"name": network, "bridge": network, "isGateway": true, "ipam": ipam});
+            let net = Net::new(&ports.node, "bridge", "1.1.0", &keys);
+            all.push((network, ifname, net.on("ADD", &pod.container).ifname(ifname).result()));
+        }
+        Networks { ports, pod, list, all }
+    }
+
+    fn call(&self, verb: &str, at: usize) -> Call {
+        let (name, ifname, prev) = &self.all[at];
+        let net = self.ports.net(&self.list, &json!({"name": name, "prevResult": prev}));
+        self.ports.path(net.on(verb, &self.pod.container).ifname(ifname))
+    }
+
+    /// In which network the port arrives.
+    fn served(&self, port: u16) -> Option<usize> {
+        let host = &self.ports.node;
+        let to = |at: &usize| {
+            let (_, _, prev) = &self.all[*at];
+            let addr: IpNet = prev["ips"][0]["address"].as_str().unwrap().parse().unwrap();
+            let bound =
+                self.pod.container.within(|| patiently(|| TcpListener::bind((addr.addr(), 80))));
+            let target = format!("10.1.2.1:{port}").parse().unwrap();
+            let near = host.within(|| TcpStream::connect_timeout(&target, LIMIT));
+            drop(bound);
+            near.is_ok()
+        };
+        (0..self.all.len()).find(to)
+    }
+
+    /// CHECK succeeds in these networks, and in no other.
+    #[track_caller]
+    fn hold(&self, valid: &[usize]) {
+        for at in 0..self.all.len() {
+            let outcome = self.call("CHECK", at).run();
+            assert_eq!(outcome.status == Some(0), valid.contains(&at), "{at}: {outcome:?}");
+        }
+    }
+
+    fn gc(&self, at: usize) {
+        let keys = json!({"name": self.all[at].0, "cni.dev/valid-attachments": []});
+        let net = self.ports.net(&json!(null), &keys);
+        self.ports.path(net.call("GC", "").without("CNI_CONTAINERID")).ok();
+    }
+}
+
+#[test]
+fn a_container_has_its_ports_in_each_of_its_networks() {
+    for rules in ALL {
+        let on_one = json!({"hostPort": 8081, "containerPort": 80, "protocol": "tcp",
+            "hostIP": "10.1.2.1"});
+        let networks =
+            Networks::new(rules, json!([mapping(8080, 80, "tcp"), on_one, mapping(53, 53, "udp")]));
+        let (ports, other) = (&networks.ports, networks.ports.pod("c2"));
+        let both = |at: usize| {
+            assert_eq!([8080, 8081].map(|port| networks.served(port)), [Some(at); 2], "{rules:?}");
+        };
+        let refused = || {
+            for list in [&networks.list, &json!([mapping(53, 53, "udp")])] {
+                let error = ports.call("ADD", &other, list).error();
+                assert!(error.msg.contains("is taken by container \"c1\""), "{error:?}");
+            }
+        };
+        let mut states = Vec::new();
+        for at in 0..3 {
+            networks.call("ADD", at).result();
+            states.push(ports.state());
+            networks.hold(&(0..=at).collect::<Vec<_>>());
+            both(0);
+            refused();
+        }
+        // The last goes, twice, and comes back: the first serves all the time.
+        for _ in 0..2 {
+            networks.call("DEL", 2).ok();
+            assert_eq!(ports.state().lines().count(), states[1].lines().count(), "{rules:?}");
+        }
+        networks.call("ADD", 2).result();
+        assert_eq!(ports.state(), states[2], "{rules:?}");
+        // The one in the middle.
+        networks.call("DEL", 1).ok();
+        networks.hold(&[0, 2]);
+        both(0);
+        // The first: what waited takes over.
+        for _ in 0..2 {
+            networks.call("DEL", 0).ok();
+            networks.hold(&[2]);
+            both(2);
+            refused();
+        }
+        networks.call("ADD", 0).result();
+        networks.hold(&[0, 2]);
+        both(2);
+        networks.gc(2);
+        networks.hold(&[0]);
+        both(0);
+        networks.gc(0);
+        assert_eq!(networks.served(8080), None, "{rules:?}");
+        let left = ports.state();
+        assert!(!left.contains("c1") && !left.contains("10.1.2.2"), "{rules:?}: {left}");
+        ports.add(&other, &networks.list);
+    }
+}
+
+#[test]
+fn a_network_that_gives_up_a_port_leaves_it_to_the_next() {
+    for rules in ALL {
+        let mut networks = Networks::new(rules, json!([mapping(8080, 80, "tcp")]));
+        networks.call("ADD", 0).result();
+        networks.call("ADD", 1).result();
+        let list = std::mem::replace(&mut networks.list, json!([mapping(8081, 80, "tcp")]));
+        networks.call("ADD", 0).result();
+        assert_eq!([8080, 8081].map(|port| networks.served(port)), [Some(1), Some(0)]);
+        // DEL that is told nothing finds the same.
+        networks.list = json!([]);
+        networks.call("DEL", 1).ok();
+        assert_eq!(networks.served(8080), None, "{rules:?}");
+        networks.list = list;
+        networks.call("ADD", 1).result();
+        networks.call("CHECK", 1).ok();
+        assert_eq!(networks.served(8080), Some(1), "{rules:?}");
+    }
+}
+
+#[test]
+fn a_mapping_that_waits_is_found_when_it_is_damaged() {
+    let networks = Networks::new(Rules::Nftables, json!([mapping(8080, 80, "tcp")]));
+    for at in [0, 1, 2] {
+        networks.call("ADD", at).result();
+    }
+    let state = networks.ports.state();
+    networks.ports.node.sh("nft flush map inet cnibox_portmap waiting4");
+    networks.hold(&[0]);
+    for at in [1, 2] {
+        networks.call("ADD", at).result();
+    }
+    assert_eq!(networks.ports.state(), state);
+    // Only what serves is lost: the next one to ask serves.
+    networks.ports.node.sh("nft flush map inet cnibox_portmap any4");
+    networks.hold(&[]);
+    networks.call("ADD", 2).result();
+    assert_eq!(networks.served(8080), Some(1), "those that wait move up");
+    networks.call("ADD", 0).result();
+    networks.hold(&[0, 1, 2]);
+}
+
 #[test]
 fn gc_removes_what_no_valid_attachment_owns() {
     for rules in ALL {
@@ -165,9 +330,14 @@ fn ten_thousand_mappings_of_others_cost_nothing() {
     let pod = ports.pod("c1");
     let one = json!([mapping(80, 80, "tcp")]);
     let many: Vec<_> = (1..=32).map(|n| mapping(n, n, "tcp")).collect();
+    // The same container has one more port in another network, and another address there.
+    let held = json!([mapping(99, 99, "tcp")]);
+    ports.call_with("ADD", &pod, &held, &json!({"name": "first"})).result();
+    let mut there = ports.pod("c1-elsewhere");
+    there.id = "c1";
     let measure = || {
-        [&one, &json!(many)].map(|list| {
-            let (add, del) = (ports.call("ADD", &pod, list), ports.call("DEL", &pod, list));
+        [(&pod, &one), (&pod, &json!(many)), (&there, &held)].map(|(pod, list)| {
+            let (add, del) = (ports.call("ADD", pod, list), ports.call("DEL", pod, list));
             add.result();
             del.ok();
             let mut dels = Vec::new();
@@ -192,7 +362,7 @@ fn ten_thousand_mappings_of_others_cost_nothing() {
     std::fs::write(&file, line).unwrap();
     ports.node.sh(&format!("nft -f {}", file.display()));
     let full = measure();
-    eprintln!("[ADD, DEL] of 1 and 32 ports: {empty:?}; with 10,000 others: {full:?}");
+    eprintln!("[ADD, DEL] of 1, 32 and a shared port: {empty:?}; with 10,000 others: {full:?}");
     for (full, empty) in full.iter().flatten().zip(empty.iter().flatten()) {
         assert!(*full < *empty * 3 + Duration::from_millis(30), "{full:?} {empty:?}");
     }

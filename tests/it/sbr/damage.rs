@@ -2,13 +2,12 @@
 
 use serde_json::json;
 
-use super::{Pod, behind};
-use crate::behind::Attached;
+use super::{Pod, SUBJECT};
 use crate::node::assert_unchanged;
 
 #[test]
 fn check_finds_every_kind_of_damage() {
-    let attached = Attached::new(&behind(json!({"gateways": ["10.1.2.1"]})), "1.1.0");
+    let attached = SUBJECT.pod_with("1.1.0", &json!({"gateways": ["10.1.2.1"]}));
     let again = || {
         attached.call("DEL").ok();
         attached.call("ADD").result();
@@ -46,14 +45,14 @@ fn check_finds_every_kind_of_damage() {
 
 #[test]
 fn check_looks_at_the_fixed_table_and_at_hints() {
-    let attached = Attached::new(&behind(json!({"table": 300})), "1.1.0");
+    let attached = SUBJECT.pod_with("1.1.0", &json!({"table": 300}));
     attached.check_finds("sbr: no rule from 10.1.2.2 to the table 300");
     attached.call("ADD").result();
     attached.call("CHECK").ok();
     attached.container.sh("ip -6 rule del from 2001:db8:1::2");
     attached.check_finds("sbr: no rule from 2001:db8:1::2 to the table 300");
 
-    let attached = Attached::new(&behind(json!({"addSourceHints": true})), "1.1.0");
+    let attached = SUBJECT.pod_with("1.1.0", &json!({"addSourceHints": true}));
     attached.call("ADD").result();
     attached.call("CHECK").ok();
     attached.container.sh("ip route del 10.1.2.0/24");

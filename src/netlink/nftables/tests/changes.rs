@@ -64,23 +64,23 @@ table inet t {
 }
 
 #[test]
-fn every_family_type_and_policy() {
+fn every_family_and_type() {
     let nft = sandbox();
     let bridge = Table::new(Family::Bridge, "b");
     let (four, six) = (Table::new(Family::Ip, "four"), Table::new(Family::Ip6, "six"));
     let batch = one(|batch| {
         batch.ensure_table(bridge).ensure_table(four).ensure_table(six);
         batch.ensure_chain(bridge.chain("PREROUTING").filter(Hook::Prerouting, -300));
-        batch.ensure_chain(four.chain("c").filter(Hook::Forward, FILTER).policy(Policy::Drop));
-        batch.ensure_chain(six.chain("c").route(MANGLE));
+        batch.ensure_chain(four.chain("c").filter(Hook::Forward, FILTER));
+        batch.ensure_chain(six.chain("c").nat(Hook::Output, DSTNAT));
         batch.ensure_set(six.set("macs", &[Type::EtherAddr, Type::Mark]));
     });
     nft.commit(batch).unwrap();
     let text = ruleset();
     for part in [
         "table bridge b {\n\tchain PREROUTING {\n\t\ttype filter hook prerouting priority dstnat; policy accept;",
-        "table ip four {\n\tchain c {\n\t\ttype filter hook forward priority filter; policy drop;",
-        "type route hook output priority mangle; policy accept;",
+        "table ip four {\n\tchain c {\n\t\ttype filter hook forward priority filter; policy accept;",
+        "type nat hook output priority -100; policy accept;",
         "type ether_addr . mark\n",
     ] {
         assert!(text.contains(part), "{part} in {text}");

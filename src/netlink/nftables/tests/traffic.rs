@@ -97,7 +97,7 @@ fn an_interval_set_and_a_direct_dnat() {
         batch.add_element(NETS, &Element::net("10.1.0.0/24".parse().unwrap()));
         let rule = Rule::new().in_set(&[Field::IpSaddr], NETS).dport(L4::Tcp, 81);
         batch.append_rule(PRE, &rule.dnat(ip("10.2.0.2"), Some(8081)));
-        batch.append_rule(POST, &Rule::new().snat(ip("10.2.0.1"), None));
+        batch.append_rule(POST, &Rule::new().masquerade());
     });
     assert_eq!(world.connect("10.2.0.2:8081", "10.9.9.9:81"), ip("10.2.0.1"));
 }
