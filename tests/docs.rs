@@ -194,6 +194,56 @@ fn image_builders_find_every_plugin() {
     }
 }
 
+/// The fixed parts of a message in the operators' table: what stands for a name is left out.
+fn fixed_parts(message: &str) -> Vec<&str> {
+    let variable = ["...", "/x", " x", " X", " Y", "\"x\""];
+    let mut parts = vec![message];
+    for text in variable {
+        parts = parts.into_iter().flat_map(|part| part.split(text)).collect();
+    }
+    parts.into_iter().map(|part| part.trim_matches([' ', ':', '[', ']', '/'])).collect()
+}
+
+/// All sources in one text, strings as they are printed but for what is put in.
+fn sources(dir: &Path) -> String {
+    let mut text = String::new();
+    for entry in fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            text += &sources(&path);
+        } else {
+            text += &fs::read_to_string(&path).unwrap();
+        }
+    }
+    text.replace("\\\"", "\"")
+}
+
+#[test]
+fn operators_are_told_of_messages_that_exist() {
+    // What the kernel says.
+    const ERRNO: [&str; 5] = [
+        "read-only file system",
+        "permission denied",
+        "no such file or directory",
+        "address already in use",
+        "file exists",
+    ];
+    let page = fs::read_to_string(root().join("docs/operator.md")).unwrap();
+    let table = page.split("| message |").nth(1).unwrap();
+    let rows = table.lines().skip(2).take_while(|line| line.starts_with('|'));
+    let cells: Vec<_> = rows.map(|row| row.split('|').nth(1).unwrap()).collect();
+    assert!(cells.len() >= 10, "{cells:?}");
+    let sources = sources(&root().join("src"));
+    for message in cells.iter().flat_map(|cell| cell.split('`').skip(1).step_by(2)) {
+        for part in fixed_parts(message).into_iter().filter(|part| !ERRNO.contains(part)) {
+            assert!(
+                sources.contains(part),
+                "docs/operator.md: nothing says \"{part}\" ({message})"
+            );
+        }
+    }
+}
+
 #[test]
 fn releases_are_named_once() {
     let manifest =

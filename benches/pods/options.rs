@@ -26,6 +26,11 @@ Cases (all of them without a choice):
   portmap-1      bridge, then portmap with 1 port; a chain is one ADD, one DEL
   portmap-32     bridge, then portmap with 32 ports
   chain          loopback, bridge with ipMasq, portmap with 1 port
+  bandwidth      bridge, then bandwidth with both directions
+  tuning         bridge, then tuning
+  sbr            bridge, then sbr
+  flannel        flannel + bridge + host-local
+  seven          loopback, bridge, portmap, bandwidth, firewall, tuning, sbr
   chain-firewall bridge, portmap with 1 port, firewall
   leases         host-local with 10, 1,000, 20,000 and 60,000 leases, and with one address left
 
