@@ -19,7 +19,7 @@ use crate::strace::{self, Point};
 /// 13 addresses, the gateway's not counted, that no other test gives to an interface.
 const POOL: (&str, usize) = ("198.51.100.128/28", 13);
 /// Enough for what a delay keeps back.
-const LARGE_POOL: (&str, usize) = ("203.0.113.0/25", 125);
+const LARGE_POOL: (&str, usize) = ("198.18.0.0/23", 509);
 
 /// Calls that change what others see.
 const EFFECTS: [&str; 10] = [
