@@ -3,12 +3,14 @@
 #
 # The host lane is cargo test on this machine's kernel. A test that needs what this kernel lacks
 # (tests/it/lane.rs) says so and is skipped. The VM lane runs exactly those tests, from the same
-# executables, in a kernel that has everything (tests/vm.sh); where nothing was skipped, no VM is
+# executables, in a kernel that has everything (tests/vm.sh); where nothing is skipped, no VM is
 # started. At the end each skipped test is listed with the lane that ran it. One that no lane ran
 # fails the run, unless CNIBOX_NO_VM=1 says that there shall be no VM.
 #
-# "vm" is the second lane alone: the tests are asked what they need, and not run here. PATTERN, an
-# extended regular expression, picks some of them by name.
+# Both run at once: the tests here wait most of the time, emulation never does. It takes the
+# processors when nobody else wants them.
+#
+# "vm" is the second lane alone. PATTERN, an extended regular expression, picks tests by name.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -43,8 +45,8 @@ run_list() {
 
 # Has the tests of a list run in VMs, one for each processor, as a VM has only one. What they print
 # goes to shard.N.log.
-run_in_vms() {
-    local count shards shard vms=()
+start_vms() {
+    local count shards shard
     count=$(wc -l <"$1")
     shards=$(nproc)
     [ "$shards" -le $(((count + 2) / 3)) ] || shards=$(((count + 2) / 3))
@@ -54,11 +56,25 @@ run_in_vms() {
     for shard in "$dir"/shard.*.list; do
         CNIBOX_LANE=vm CNIBOX_VM_TIMEOUT=${CNIBOX_VM_TIMEOUT:-2700} \
             CNIBOX_VM_QEMU=${CNIBOX_VM_QEMU:--device e1000,romfile= -device virtio-net-pci,romfile=} \
-            tests/vm.sh bash tests/lanes.sh list "$shard" >"${shard%.list}.log" 2>&1 &
+            nice -n 19 tests/vm.sh bash tests/lanes.sh list "$shard" >"${shard%.list}.log" 2>&1 &
         vms+=($!)
     done
-    for shard in "${vms[@]}"; do wait "$shard" || true; done
+}
+
+# What VMs were started for is done, or what has been done is known.
+await_vms() {
+    local vm
+    [ ${#vms[@]} -gt 0 ] || return 0
+    for vm in "${vms[@]}"; do wait "$vm" || true; done
     cat "$dir"/shard.*.log | tee "$dir/vm"
+}
+
+# shellcheck disable=SC2317 # called by trap
+end() {
+    # Each stops its own kernel.
+    [ ${#vms[@]} = 0 ] || kill "${vms[@]}" 2>/dev/null || true
+    wait
+    rm -rf "$dir"
 }
 
 # Lines "test (needs features): outcome" for a list.
@@ -78,24 +94,29 @@ case ${1-} in
 esac
 
 dir=$(mktemp -d)
-trap 'rm -rf "$dir"' EXIT
-export CNIBOX_SKIPPED=$dir/skipped
-touch "$CNIBOX_SKIPPED" "$dir/vm"
+vms=()
+trap end EXIT
+trap 'exit 130' INT TERM HUP
+touch "$dir/skipped" "$dir/vm"
 status=0
-if [ "$1" = vm ]; then
-    cargo test --locked --no-run --lib --test it
-    # Tests that are not skipped fail: they are not meant to run.
-    CNIBOX_LANE=list cargo test --locked --no-fail-fast --lib --test it -- "${flags[@]}" >"$dir/host" 2>&1 || true
-    host="not asked for"
-else
-    cargo test --locked --no-fail-fast -- "${flags[@]}" 2>&1 | tee "$dir/host" || status=1
+cargo test --locked --no-run
+# Asked what they need, tests are skipped or fail, but do not run.
+CNIBOX_LANE=list CNIBOX_SKIPPED=$dir/skipped cargo test --locked --no-fail-fast --lib --test it -- "${flags[@]}" \
+    >"$dir/host" 2>&1 || true
+sort -u "$dir/skipped" | grep -E -- "${2-}" >"$dir/list" || true
+if [ -s "$dir/list" ] && [ "${CNIBOX_NO_VM-}" != 1 ]; then
+    start_vms "$dir/list" || say "there is no VM for what is skipped; CNIBOX_NO_VM=1 does without"
+fi
+host="not asked for"
+if [ "$1" = host-and-vm ]; then
+    : >"$dir/skipped"
+    CNIBOX_SKIPPED=$dir/skipped cargo test --locked --no-fail-fast -- "${flags[@]}" 2>&1 | tee "$dir/host" || status=1
     host=$(awk '/^test result:/ { ok += $4; bad += $6 } END { print ok " passed, " bad " failed" }' "$dir/host")
+    # One that did not say so before it ran is in no lane.
+    sort -u -o "$dir/list" "$dir/list" "$dir/skipped"
 fi
-sort -u "$CNIBOX_SKIPPED" | grep -E -- "${2-}" >"$dir/list" || true
+await_vms
 skipped=$(wc -l <"$dir/list")
-if [ "$skipped" -gt 0 ] && [ "${CNIBOX_NO_VM-}" != 1 ]; then
-    run_in_vms "$dir/list" || say "there is no VM for what was skipped; CNIBOX_NO_VM=1 does without"
-fi
 
 outcomes "$dir/list" >"$dir/outcomes"
 ran=$(grep -c 'ran in the VM$' "$dir/outcomes" || true)
