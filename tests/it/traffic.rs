@@ -27,7 +27,7 @@ pub(crate) trait Place {
 
     /// Whether one ping to `target` is answered.
     fn reaches(&self, target: &str) -> bool {
-        self.reaches_within(target, 8)
+        self.reaches_within(target, PATIENCE)
     }
 }
 
@@ -42,6 +42,9 @@ impl Place for Container {
         self.run(code)
     }
 }
+
+/// Seconds in which a ping that ought to be answered is. See `converse` for why so many.
+pub(crate) const PATIENCE: u32 = 20;
 
 /// A request and an answer over TCP to a server at `ip` in `server`.
 #[track_caller]

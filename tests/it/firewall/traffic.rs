@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::BACKENDS;
 use crate::net::Net;
 use crate::node::{Container, Node};
-use crate::traffic::{Place, tcp};
+use crate::traffic::{PATIENCE, Place, tcp};
 
 /// A container that went through `bridge` and `firewall`.
 struct Pod {
@@ -48,7 +48,7 @@ fn world(node: &Node) -> Pod {
 #[track_caller]
 fn reaches(from: &Pod, to: &Pod, expected: bool, what: &str) {
     for ip in &to.ips {
-        let seconds = if expected { 8 } else { 1 };
+        let seconds = if expected { PATIENCE } else { 1 };
         assert_eq!(from.container.reaches_within(ip, seconds), expected, "{what}: {ip}");
     }
 }
