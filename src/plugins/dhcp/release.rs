@@ -2,11 +2,7 @@
 
 use std::io;
 use std::net::UdpSocket;
-use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
-
-use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::place::{self, Place, Trouble};
 use super::protocol::client;
@@ -97,15 +93,7 @@ fn release_v6(
 fn is_confirmed(socket: &UdpSocket, sent: &Message, limit: Duration) -> io::Result<bool> {
     let deadline = Instant::now() + limit;
     let mut buffer = [0; BUFFER];
-    while let Some(left) = deadline.checked_duration_since(Instant::now()) {
-        let left = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
-        let mut wanted = [PollFd::new(socket.as_fd(), PollFlags::POLLIN)];
-        match poll(&mut wanted, left) {
-            Ok(0) => break,
-            Ok(_) => {}
-            Err(Errno::EINTR) => continue,
-            Err(errno) => return Err(errno.into()),
-        }
+    while socket::is_readable(socket, deadline)? {
         let (length, _) = socket.recv_from(&mut buffer)?;
         let is_answer = |message: &Message| {
             message.kind == Kind::Reply

@@ -58,21 +58,26 @@ pub fn resolve(
     socket.send(&frame::arp_request(mac(ifname)?, own, addr))?;
     let deadline = Instant::now() + limit;
     let mut buffer = [0; 128];
-    while let Some(left) = deadline.checked_duration_since(Instant::now()) {
-        let left = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
-        let mut wanted = [PollFd::new(socket.as_fd(), PollFlags::POLLIN)];
-        match poll(&mut wanted, left) {
-            Ok(0) => break,
-            Ok(_) => {}
-            Err(Errno::EINTR) => continue,
-            Err(errno) => return Err(errno.into()),
-        }
+    while is_readable(&socket, deadline)? {
         let length = (&socket).read(&mut buffer)?;
         if let Some(found) = frame::arp_answer(&buffer[..length], addr) {
             return Ok(Some(found));
         }
     }
     Ok(None)
+}
+
+/// Whether something arrives before `deadline`.
+pub(super) fn is_readable(socket: &impl AsFd, deadline: Instant) -> io::Result<bool> {
+    while let Some(left) = deadline.checked_duration_since(Instant::now()) {
+        let left = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
+        let mut wanted = [PollFd::new(socket.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut wanted, left) {
+            Err(Errno::EINTR) => {}
+            outcome => return Ok(outcome? > 0),
+        }
+    }
+    Ok(false)
 }
 
 /// Sends a message in a frame.

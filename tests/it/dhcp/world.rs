@@ -159,38 +159,32 @@ impl World {
 
     /// ISC's server on the bridge with leases of so many seconds.
     pub(super) fn isc(&self, seconds: u32) -> Process {
-        let conf = self.node.path("dhcpd.conf");
         let text = format!(
             "authoritative; ping-check false; min-lease-time {seconds}; max-lease-time {seconds};
              default-lease-time {seconds}; option routers 192.168.1.1;
              subnet 192.168.1.0 netmask 255.255.255.0 {{ range 192.168.1.5 192.168.1.200; }}"
         );
-        fs::write(&conf, text).unwrap();
-        let leases = self.node.path("isc.leases");
-        drop(File::options().create(true).append(true).open(&leases).unwrap());
-        let mut command = Command::new("dhcpd");
-        command.args(["-4", "-f", "-d", "--no-pid", "-cf"]).arg(conf).arg("-lf").arg(leases);
-        let log = self.node.path("isc.log");
-        drop(fs::remove_file(&log));
-        let process = Process::start(command.arg("br0"), &log);
-        eventually("dhcpd does not start", || self.isc_log().contains("Server starting service"));
-        process
+        self.dhcpd("-4", &text, "isc.leases")
     }
 
     /// ISC's server for IPv6 with leases of so many seconds; `name` is that of its own leases.
     pub(super) fn isc_v6(&self, seconds: u32, name: &str) -> Process {
-        let conf = self.node.path("dhcpd6.conf");
         let (renew, rebind) = (seconds / 3, seconds * 2 / 3);
         let text = format!(
             "authoritative; default-lease-time {seconds}; preferred-lifetime {seconds};
              option dhcp-renewal-time {renew}; option dhcp-rebinding-time {rebind};
              subnet6 fd00:1::/64 {{ range6 fd00:1::100 fd00:1::1ff; }}"
         );
-        fs::write(&conf, text).unwrap();
-        let leases = self.node.path(name);
+        self.dhcpd("-6", &text, name)
+    }
+
+    /// ISC's server of a family with this configuration, and its leases in a file of this name.
+    fn dhcpd(&self, family: &str, conf: &str, leases: &str) -> Process {
+        let (path, leases) = (self.node.path("dhcpd.conf"), self.node.path(leases));
+        fs::write(&path, conf).unwrap();
         drop(File::options().create(true).append(true).open(&leases).unwrap());
         let mut command = Command::new("dhcpd");
-        command.args(["-6", "-f", "-d", "--no-pid", "-cf"]).arg(conf).arg("-lf").arg(leases);
+        command.args([family, "-f", "-d", "--no-pid", "-cf"]).arg(path).arg("-lf").arg(leases);
         let log = self.node.path("isc.log");
         drop(fs::remove_file(&log));
         let process = Process::start(command.arg("br0"), &log);
