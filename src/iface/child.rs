@@ -14,9 +14,7 @@
 //! whatever fails later, it can be taken back. A plugin's ADD looks like this:
 //!
 //! ```ignore
-//! let entering = Inside::begin(netns)?;
-//! let host = cx.host()?;
-//! let (inside, visitor) = entering.open()?;
+//! let (inside, host) = (Inside::enter(netns)?, cx.host()?);
 //! let place = conf.below().place(host, &inside);
 //! let (master, mtu) = conf.below().master(place)?;
 //! let mut undo = Rollback::new();
@@ -24,7 +22,7 @@
 //! child::add(place, netns, &Wanted { ifname: &req.ifname, kind, mtu, mac: None })?;
 //! undo.push("delete the interface", || child::take_back(&inside, &req.ifname));
 //! let mut result = cx.ipam_add(&mut undo)?;
-//! child::attach((&inside, visitor), (&req.ifname, &req.sandbox.path), &mut result)?;
+//! child::attach(&inside, (&req.ifname, &req.sandbox.path), &mut result)?;
 //! ```
 
 use std::collections::hash_map::RandomState;
@@ -34,7 +32,7 @@ use std::os::fd::AsFd;
 use nix::errno::Errno;
 
 use super::configure::{self, Connected, Style};
-use super::inside::{Inside, Setting, Visitor};
+use super::inside::{Inside, Setting};
 use super::{verify, veth};
 use crate::cni::{CniResult, IfName};
 use crate::error::{Context, Error, Result};
@@ -160,15 +158,11 @@ pub fn take_back(inside: &Inside<'_>, ifname: &IfName) -> Result<()> {
 /// Gives the child the addresses and routes of `result`, to which it is added as the interface that
 /// has them, and sets it up. Without addresses it is as [`add_up`] has made it.
 pub fn attach(
-    (inside, visitor): (&Inside<'_>, Visitor),
+    inside: &Inside<'_>,
     (ifname, sandbox): (&IfName, &str),
     result: &mut CniResult,
 ) -> Result<Link> {
     result.assign_to_first();
-    if !result.ips.is_empty() {
-        visitor.set(settings(result, ifname));
-    }
-    visitor.finish()?;
     let link = inside.link(ifname.as_str())?;
     result.interfaces = vec![veth::interface(&link, sandbox)];
     if !result.ips.is_empty() {
@@ -193,20 +187,22 @@ pub fn del(netns: &Netns, ifname: &IfName, kind: &str) -> Result<()> {
     }
 }
 
-/// The parameters to set before the addresses: the kernel tells the neighbours when the link
-/// comes up, as the address may have been another container's before.
-pub fn settings(result: &CniResult, ifname: &IfName) -> Vec<Setting> {
-    let mut settings = vec![
-        Setting::optional(format!("net/ipv4/conf/{ifname}/arp_notify"), "1"),
-        Setting::optional(format!("net/ipv6/conf/{ifname}/ndisc_notify"), "1"),
-    ];
-    settings.extend(configure::settings(result, ifname.as_str()));
-    settings
+/// Sets the parameters that the addresses need before they are there; the neighbours will be told
+/// of all of them.
+pub fn prepare(inside: &Inside<'_>, link: &Link, result: &CniResult) -> Result<()> {
+    configure::announce(inside, link);
+    let mut settings = configure::settings(result, &link.name);
+    if configure::has_ipv6(result) {
+        let key = format!("net/ipv6/conf/{}/ndisc_notify", link.name);
+        settings.push(Setting::optional(key, "1"));
+    }
+    inside.set(&settings)
 }
 
 /// Adds the addresses, sets the link up, adds the routes. The segment is shared with others, so
 /// duplicate address detection runs its course.
-pub fn configure(inside: &Inside<'_>, link: &Link, result: &CniResult) -> Result<()> {
+fn configure(inside: &Inside<'_>, link: &Link, result: &CniResult) -> Result<()> {
+    prepare(inside, link, result)?;
     let style = Style { dad: Dad::Kernel, connected: Connected::Route };
     configure::addresses_and_up(inside, link, result, style)?;
     configure::add_routes(inside, link, result)

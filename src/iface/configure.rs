@@ -11,7 +11,7 @@ use crate::cni::{self, CniResult};
 use crate::error::{Context, Error, Result};
 use crate::log;
 use crate::netlink::{
-    Dad, Link, LinkChange, Netlink, NewAddr, NextHop, OperState, Route, RouteMode, Waited,
+    Dad, Link, LinkChange, Netlink, NewAddr, NextHop, OperState, Route, RouteMode, Switch, Waited,
 };
 
 /// How long duplicate address detection may take where the configuration asks for it.
@@ -134,10 +134,26 @@ pub fn wait_for_carrier(netlink: &Netlink, link: &Link) -> Result<()> {
     }
 }
 
+/// Has the kernel tell the neighbours when the link comes up, as its IPv4 addresses may have been
+/// another container's before. The interface works without it.
+pub fn announce(inside: &Inside<'_>, link: &Link) {
+    // Not below /proc/sys, where looking up a name takes the longer the more containers there are:
+    // those of all namespaces share one list.
+    let change = LinkChange::new().arp_notify(Switch::On);
+    if let Err(error) = inside.netlink.set_link(link.index, change) {
+        log::debug(error);
+    }
+}
+
+/// Whether `result` has IPv6 addresses, without which its parameters can be left as they are.
+pub fn has_ipv6(result: &CniResult) -> bool {
+    result.ips.iter().any(|ip| ip.address.addr().is_ipv6())
+}
+
 /// The parameters that the addresses of `result` need, to be set before they are added. IPv6 may
 /// be off for new interfaces; an address set before a link goes down must come back with it.
 pub fn settings(result: &CniResult, ifname: &str) -> Vec<Setting> {
-    if !result.ips.iter().any(|ip| ip.address.addr().is_ipv6()) {
+    if !has_ipv6(result) {
         return Vec::new();
     }
     vec![

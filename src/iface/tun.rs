@@ -7,7 +7,9 @@
 use std::fs::{self, File, OpenOptions};
 use std::mem::size_of;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::panic;
 use std::path::Path;
+use std::thread;
 
 use nix::errno::Errno;
 use nix::libc;
@@ -47,7 +49,11 @@ pub struct Tap(Option<File>);
 /// device may ask for another form.
 pub fn create(netns: &Netns, wanted: Wanted<'_>) -> Result<Tap> {
     let made = netns.run(|| match wanted.label {
-        Some(label) if Path::new(SELINUX).exists() => create_labelled(label, wanted),
+        // On a thread of its own, which has the label for everything that it starts.
+        Some(label) if Path::new(SELINUX).exists() => thread::scope(|scope| {
+            let made = scope.spawn(|| create_labelled(label, wanted)).join();
+            made.unwrap_or_else(|panic| panic::resume_unwind(panic))
+        }),
         _ => create_here(wanted),
     });
     made?.context(|| format!("failed to create tap \"{}\"", wanted.ifname))

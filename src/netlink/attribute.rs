@@ -3,7 +3,7 @@
 //! Why not the types of netlink-packet-netfilter: docs/decisions/0004-netfilter-messages.md.
 
 /// Marks an attribute that holds attributes.
-const NLA_F_NESTED: u16 = 1 << 15;
+pub(super) const NLA_F_NESTED: u16 = 1 << 15;
 
 /// The version in the header that netfilter puts behind netlink's.
 const NFNETLINK_V0: u8 = 0;

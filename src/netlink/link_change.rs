@@ -11,9 +11,19 @@ use rtnetlink::packet_route::link::{
 };
 
 use super::Netlink;
+use super::attribute::{Attributes, NLA_F_NESTED};
 use super::error::Result;
 use super::mac::Mac;
 use super::new_link::Builder;
+
+/// The parameters of IPv4 in `AF_INET` of `IFLA_AF_SPEC`, from `linux/if_link.h`.
+const IFLA_INET_CONF: u16 = 1;
+
+/// The family as the type of an attribute.
+const AF_INET: u16 = 2;
+
+/// Which of them, from `linux/ip.h`.
+const IPV4_DEVCONF_ARP_NOTIFY: u16 = 22;
 
 /// A setting that is either on or off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,6 +133,21 @@ impl LinkChange {
     #[must_use]
     pub fn allmulti(self, switch: Switch) -> Self {
         self.with(|builder| builder.allmulticast(switch.into()))
+    }
+
+    /// Whether the kernel announces its IPv4 addresses when it comes up: `arp_notify` below
+    /// `/proc/sys/net/ipv4/conf`. It must be there for a message of its own before the one that
+    /// sets it up, because the kernel does that first.
+    #[must_use]
+    pub fn arp_notify(self, switch: Switch) -> Self {
+        let mut spec = Attributes::new();
+        spec.nest(AF_INET, |inet| {
+            inet.nest(IFLA_INET_CONF, |conf| {
+                conf.u32(IPV4_DEVCONF_ARP_NOTIFY, bool::from(switch).into());
+            });
+        });
+        let spec = DefaultNla::new(libc::IFLA_AF_SPEC | NLA_F_NESTED, spec.into_bytes());
+        self.with(|builder| builder.append_extra_attribute(LinkAttribute::Other(spec)))
     }
 
     /// Sets the length of the transmit queue.

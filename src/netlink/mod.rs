@@ -47,7 +47,6 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::io;
 use std::rc::Rc;
-use std::thread::{self, ThreadId};
 
 use nix::errno::Errno;
 use rtnetlink::proto::{NetlinkCodec, from_socket_with_codec};
@@ -87,11 +86,11 @@ enum Home {
 }
 
 impl Home {
-    fn open(&self) -> Result<Socket> {
-        let opener = Opener::here()?;
+    fn open(&self, runtime: &Runtime) -> Result<TokioSocket> {
+        let runtime = runtime.handle();
         match self {
-            Home::Here => opener.open(),
-            Home::In(ns) => ns.run(|| opener.open())?,
+            Home::Here => open(runtime),
+            Home::In(ns) => ns.run(|| open(runtime))?,
         }
     }
 }
@@ -99,26 +98,18 @@ impl Home {
 impl Netlink {
     /// A socket in the calling thread's namespace.
     pub fn open() -> Result<Netlink> {
-        Netlink::new(Home::Here.open()?, Home::Here)
+        Netlink::new(Home::Here)
     }
 
     /// A socket in `ns`, for use on the calling thread.
     pub fn open_in(ns: &Netns) -> Result<Netlink> {
-        let home = Home::In(ns.try_clone()?);
-        Netlink::new(home.open()?, home)
+        Netlink::new(Home::In(ns.try_clone()?))
     }
 
-    /// The facade for a socket that an [`Opener`] of this thread made in `ns`.
-    pub fn from_socket(socket: Socket, ns: &Netns) -> Result<Netlink> {
-        Netlink::new(socket, Home::In(ns.try_clone()?))
-    }
-
-    fn new(socket: Socket, home: Home) -> Result<Netlink> {
-        if socket.home != thread::current().id() {
-            return Err(opening(io::Error::from(Errno::EXDEV)));
-        }
+    fn new(home: Home) -> Result<Netlink> {
         let runtime = runtime().map_err(opening)?;
-        Ok(Netlink { channel: RefCell::new(Channel::new(socket.inner)), runtime, home })
+        let channel = Channel::new(home.open(&runtime)?);
+        Ok(Netlink { channel: RefCell::new(channel), runtime, home })
     }
 
     /// The connection, over a new socket if the last one failed. netlink-proto would send what could
@@ -126,8 +117,8 @@ impl Netlink {
     fn channel(&self) -> Result<RefMut<'_, Channel>, Failure> {
         let mut channel = self.channel.try_borrow_mut().map_err(|_| Errno::EBUSY)?;
         if channel.broken {
-            let socket = self.home.open().map_err(|_| Errno::ECONNRESET)?;
-            *channel = Channel::new(socket.inner);
+            let socket = self.home.open(&self.runtime).map_err(|_| Errno::ECONNRESET)?;
+            *channel = Channel::new(socket);
         }
         Ok(channel)
     }
@@ -152,59 +143,20 @@ impl fmt::Debug for Netlink {
     }
 }
 
-/// Opens sockets on other threads for the thread that it comes from, so that one visit to a
-/// namespace can open the socket and do other work there:
-///
-/// ```no_run
-/// # use cnibox::{netlink, netns::Netns, sysctl};
-/// # fn main() -> cnibox::error::Result<()> {
-/// let opener = netlink::Opener::here()?;
-/// let netns = Netns::open("/run/netns/x")?;
-/// let (socket, forwarding) =
-///     netns.run(|| (opener.open(), sysctl::read("net/ipv4/ip_forward")))?;
-/// let netlink = netlink::Netlink::from_socket(socket?, &netns)?;
-/// # Ok(()) }
-/// ```
-#[derive(Clone, Debug)]
-pub struct Opener {
-    runtime: runtime::Handle,
-    home: ThreadId,
-}
-
-impl Opener {
-    /// An opener for the calling thread.
-    pub fn here() -> Result<Opener> {
-        let runtime = runtime().map_err(opening)?;
-        Ok(Opener { runtime: runtime.handle().clone(), home: thread::current().id() })
-    }
-
-    /// Opens a socket in the namespace of whatever thread this is called on.
-    pub fn open(&self) -> Result<Socket> {
-        let _registers_here = self.runtime.enter();
-        let mut inner = TokioSocket::new(NETLINK_ROUTE).map_err(opening)?;
-        let socket = inner.socket_mut();
-        // Errors with a sentence and without a copy of the request, and filters that are not
-        // ignored: kernels before 4.20 do without.
-        let options = [
-            socket.set_ext_ack(true),
-            socket.set_cap_ack(true),
-            socket.set_netlink_get_strict_chk(true),
-        ];
-        drop(options);
-        Ok(Socket { inner, home: self.home })
-    }
-}
-
-/// An open socket on its way from a namespace to [`Netlink::from_socket`].
-pub struct Socket {
-    inner: TokioSocket,
-    home: ThreadId,
-}
-
-impl fmt::Debug for Socket {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Socket").field("home", &self.home).finish_non_exhaustive()
-    }
+/// Opens a socket in the namespace of the calling thread, for use by this runtime.
+fn open(runtime: &runtime::Handle) -> Result<TokioSocket> {
+    let _registers_there = runtime.enter();
+    let mut opened = TokioSocket::new(NETLINK_ROUTE).map_err(opening)?;
+    let socket = opened.socket_mut();
+    // Errors with a sentence and without a copy of the request, and filters that are not
+    // ignored: kernels before 4.20 do without.
+    let options = [
+        socket.set_ext_ack(true),
+        socket.set_cap_ack(true),
+        socket.set_netlink_get_strict_chk(true),
+    ];
+    drop(options);
+    Ok(opened)
 }
 
 /// The calling thread's runtime, made at its first use.

@@ -55,9 +55,7 @@ impl Plugin for Ipvlan {
             cx.ipam()?;
         }
         let netns = req.sandbox.netns()?;
-        let entering = Inside::begin(netns)?;
-        let host = cx.host()?;
-        let (inside, visitor) = entering.open()?;
+        let (inside, host) = (Inside::enter(netns)?, cx.host()?);
         let place = below.place(host, &inside);
         let (master, mtu) = below.master(place)?;
         let mut undo = Rollback::new();
@@ -71,7 +69,7 @@ impl Plugin for Ipvlan {
         undo.push(format!("delete \"{}\"", req.ifname), || child::take_back(&inside, &req.ifname));
         let mut result = given.map_or_else(|| cx.ipam_add(&mut undo), Ok)?;
         let names = (&req.ifname, &*req.sandbox.path);
-        child::attach((&inside, visitor), names, &mut result)?;
+        child::attach(&inside, names, &mut result)?;
         cx.finish(&mut result);
         undo.commit();
         Ok(result)

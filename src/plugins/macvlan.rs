@@ -66,9 +66,7 @@ impl Plugin for Macvlan {
         let l3 = cx.has_ipam();
         let up = !l3 || cx.ipam_needs_link();
         let netns = req.sandbox.netns()?;
-        let entering = Inside::begin(netns)?;
-        let host = cx.host()?;
-        let (inside, visitor) = entering.open()?;
+        let (inside, host) = (Inside::enter(netns)?, cx.host()?);
         let place = conf.below().place(host, &inside);
         let (master, mtu) = conf.below().master(place)?;
         let mut undo = Rollback::new();
@@ -81,7 +79,7 @@ impl Plugin for Macvlan {
         undo.push(format!("delete \"{}\"", req.ifname), || child::take_back(&inside, &req.ifname));
         let mut result = if l3 { cx.ipam_add(&mut undo)? } else { CniResult::new() };
         let names = (&req.ifname, &*req.sandbox.path);
-        plan.warn_about_mac(&child::attach((&inside, visitor), names, &mut result)?);
+        plan.warn_about_mac(&child::attach(&inside, names, &mut result)?);
         cx.finish(&mut result);
         undo.commit();
         Ok(result)

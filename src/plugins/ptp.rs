@@ -67,7 +67,7 @@ impl Plugin for Ptp {
 
         // Before IPAM, so that an attachment that is there already keeps its address.
         let wanted = Wanted { ifname: &req.ifname, mtu, mac: None, master: None };
-        let entering = Inside::begin(netns)?;
+        let inside = Inside::enter(netns)?;
         let veth::Pair { host: end, container: link } = veth::add(host, netns, wanted)?;
         let index = end.index;
         undo.push(format!("delete \"{}\"", end.name), move || {
@@ -78,8 +78,7 @@ impl Plugin for Ptp {
         forwarding::enable(hops.iter().map(|hop| hop.address.addr()))?;
         configure_host(host, &end, &hops)?;
 
-        entering.set(configure::settings(&result, &link.name));
-        let inside = entering.finish()?;
+        inside.set(&configure::settings(&result, &link.name))?;
         result.interfaces =
             vec![veth::interface(&end, ""), veth::interface(&link, &req.sandbox.path)];
         configure_container(&inside, &link, &result, &hops)?;

@@ -65,7 +65,7 @@ impl Plugin for Tap {
         let mac = requested_mac(cx, conf)?;
         let l3 = cx.has_ipam();
         let netns = req.sandbox.netns()?;
-        let (inside, visitor) = Inside::begin(netns)?.open()?;
+        let inside = Inside::enter(netns)?;
         let bridge = bridge(&inside, conf)?;
         inside.require_free(req.ifname.as_str())?;
         let mut undo = Rollback::new();
@@ -83,8 +83,6 @@ impl Plugin for Tap {
         result.interfaces = vec![interface(&link, &req.sandbox.path)];
         result.assign_to_first();
         if l3 {
-            visitor.set(child::settings(&result, &req.ifname));
-            visitor.finish()?;
             configure(&inside, &link, &result)?;
         }
         tap.keep()?;
@@ -181,6 +179,7 @@ fn set(
 }
 
 fn configure(inside: &Inside<'_>, link: &Link, result: &CniResult) -> Result<()> {
+    child::prepare(inside, link, result)?;
     // Nobody is at the other end yet who could object to an address.
     let style = Style { dad: Dad::Off, connected: Connected::Route };
     configure::addresses_and_up(inside, link, result, style)?;

@@ -44,9 +44,7 @@ impl Plugin for Vlan {
         // The delegate is looked for before anything is made.
         cx.ipam()?;
         let netns = req.sandbox.netns()?;
-        let entering = Inside::begin(netns)?;
-        let host = cx.host()?;
-        let (inside, visitor) = entering.open()?;
+        let (inside, host) = (Inside::enter(netns)?, cx.host()?);
         let place = conf.below().place(host, &inside);
         let (master, mtu) = conf.usable_master(place)?;
         let id = conf.id()?;
@@ -59,7 +57,7 @@ impl Plugin for Vlan {
         undo.push(format!("delete \"{}\"", req.ifname), || child::take_back(&inside, &req.ifname));
         let mut result = cx.ipam_add(&mut undo)?;
         let names = (&req.ifname, &*req.sandbox.path);
-        child::attach((&inside, visitor), names, &mut result)?;
+        child::attach(&inside, names, &mut result)?;
         cx.finish(&mut result);
         undo.commit();
         Ok(result)

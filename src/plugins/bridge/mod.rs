@@ -121,8 +121,7 @@ impl Plugin for Bridge {
     fn add(cx: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
         let plan = Plan::resolve(cx, conf)?;
         let netns = req.sandbox.netns()?;
-        let host = cx.host()?;
-        let entering = Inside::begin(netns)?;
+        let (inside, host) = (Inside::enter(netns)?, cx.host()?);
         let bridge = ensure_bridge(host, conf, &plan)?;
         let filter = PacketFilter::new();
         let mut undo = Rollback::new();
@@ -135,14 +134,9 @@ impl Plugin for Bridge {
         });
         set_port(host, &port, conf)?;
         plan.vlans.set(host, &bridge.link, &port)?;
-        if plan.l3 {
-            entering.set(settings(conf, &req.ifname));
-        }
         let mut result = if plan.l3 { cx.ipam_add(&mut undo)? } else { CniResult::new() };
         let gateways = plan.gateways(&mut result);
 
-        entering.set(configure::settings(&result, &link.name));
-        let inside = entering.finish()?;
         result.interfaces = [&bridge.link, &port].map(|link| veth::interface(link, "")).into();
         result.interfaces.push(veth::interface(&link, &req.sandbox.path));
         if conf.macspoofchk {
@@ -386,15 +380,16 @@ fn set_port(host: &Netlink, port: &Link, conf: &Conf) -> Result<()> {
         .context(|| format!("failed to setup hairpin mode or isolation for {}", port.name))
 }
 
-/// What an interface with addresses needs, whatever they are.
-fn settings(conf: &Conf, ifname: &IfName) -> Vec<Setting> {
-    let accept_dad = if conf.enabledad { "1" } else { "0" };
-    let mut settings = vec![
-        Setting::optional(format!("net/ipv6/conf/{ifname}/accept_dad"), accept_dad),
-        // The kernel announces the addresses when the link comes up.
-        Setting::optional(format!("net/ipv4/conf/{ifname}/arp_notify"), "1"),
-    ];
-    if conf.enabledad {
+/// The parameters for addresses of IPv6. Without any, duplicate address detection runs its course for
+/// the one that the kernel makes, and delays nobody.
+fn settings(conf: &Conf, ifname: &str, result: &CniResult) -> Vec<Setting> {
+    let mut settings = configure::settings(result, ifname);
+    if configure::has_ipv6(result) {
+        let accept_dad = if conf.enabledad { "1" } else { "0" };
+        let dad = Setting::optional(format!("net/ipv6/conf/{ifname}/accept_dad"), accept_dad);
+        settings.push(dad);
+    }
+    if configure::has_ipv6(result) && conf.enabledad {
         settings.push(Setting::optional(format!("net/ipv6/conf/{ifname}/enhanced_dad"), "1"));
     }
     settings
@@ -412,6 +407,8 @@ fn configure_container(
         }
         return configure::set_up(inside, link);
     }
+    configure::announce(inside, link);
+    inside.set(&settings(conf, &link.name, result))?;
     let dad = if conf.enabledad { Dad::Kernel } else { Dad::Off };
     let style = Style { dad, connected: Connected::Route };
     configure::addresses_and_up(inside, link, result, style)?;

@@ -73,12 +73,10 @@ impl Plugin for HostDevice {
         if let Some(pci) = selector.pci().filter(|id| sysfs.is_user_space(id)) {
             return report_only(cx, req, pci);
         }
-        let entering = Inside::begin(netns)?;
-        let host = cx.host()?;
+        let (inside, host) = (Inside::enter(netns)?, cx.host()?);
         let records = records(cx, conf);
         let device =
             find::require(host, &sysfs, &selector).map_err(|e| explain(e, &selector, &records))?;
-        let (inside, visitor) = entering.open()?;
         journey::require_room(&inside, &device, &req.ifname)?;
         let l3 = cx.has_ipam();
         if l3 {
@@ -101,7 +99,7 @@ impl Plugin for HostDevice {
         journey::into_container(host, &device, (netns, &req.ifname), arrival)?;
         let mut result = if l3 { cx.ipam_add(&mut undo)? } else { CniResult::new() };
         let names = (&req.ifname, &*req.sandbox.path);
-        child::attach((&inside, visitor), names, &mut result)?;
+        child::attach(&inside, names, &mut result)?;
         let pci = device.parent.as_ref().and_then(|parent| sysfs.pci_id(parent));
         let pci = pci.or_else(|| selector.pci().map(str::to_owned));
         result.interfaces[0].pci_id = pci.unwrap_or_default();

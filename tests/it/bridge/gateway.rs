@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::{dual, simple};
 use crate::net::{FIRST, Net, addresses, merged, no_veth_remains, settles};
-use crate::node::{Container, Node, VERSIONS, assert_unchanged};
+use crate::node::{Container, Node, VERSIONS, assert_unchanged, eventually};
 use crate::traffic::Place;
 
 fn on_bridge(node: &Node) -> Vec<String> {
@@ -201,6 +201,21 @@ fn ipv6_flags(container: &Container) -> Value {
     infos.retain(|info| info["local"].is_string());
     assert_eq!(infos.len(), 1);
     infos.remove(0)
+}
+
+#[test]
+fn the_neighbours_forget_who_had_an_address_before() {
+    let node = Node::new();
+    let net = simple(&node, &json!({}));
+    let neighbour = Container::new();
+    net.add(&neighbour);
+    neighbour.sh("ip neigh add 10.1.2.3 lladdr 02:00:00:00:00:01 dev eth0 nud reachable");
+    let container = Container::new();
+    let result = net.call("ADD", "c2").netns(&container.path()).result();
+    assert_eq!(result["ips"][0]["address"], "10.1.2.3/24");
+    assert_eq!(container.sysctl("net/ipv4/conf/eth0/arp_notify"), "1");
+    let mac = result["interfaces"][2]["mac"].as_str().unwrap();
+    eventually("the neighbour knows", || neighbour.sh("ip neigh show 10.1.2.3").contains(mac));
 }
 
 #[test]
