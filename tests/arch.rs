@@ -48,8 +48,9 @@ const PLACES: &[(&str, &[&str])] = &[
     ("/sys/class/net", &[]),
     ("io::stdout", &["skel/run.rs", "tool/", "plugins/dhcp/daemon/"]),
     ("println!", &[]),
-    ("unsafe ", &["iface/tun.rs"]),
-    ("unsafe_code", &["iface/tun.rs"]),
+    ("unsafe ", &["iface/tun.rs", "netlink/later.rs"]),
+    ("unsafe_code", &["iface/tun.rs", "netlink/later.rs"]),
+    ("io_uring", &["netlink/later.rs"]),
     ("thread::sleep", &["invoke/"]),
 ];
 

@@ -19,6 +19,7 @@
 //! | `events.rs` | waiting for the kernel instead of sleeping |
 //! | `traffic/` | traffic control: qdiscs and filters |
 //! | `attribute.rs`, `netfilter.rs` | attributes, netfilter's messages and its socket |
+//! | `later.rs` | closing that socket without waiting |
 //! | `nftables/` | the packet filter |
 //! | `conntrack.rs` | forgetting connections |
 
@@ -28,6 +29,7 @@ mod bridge_vlan;
 pub mod conntrack;
 mod error;
 mod events;
+mod later;
 mod link;
 mod link_change;
 mod mac;

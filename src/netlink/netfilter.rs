@@ -18,6 +18,7 @@ use rtnetlink::sys::{Socket, SocketAddr};
 
 use super::attribute::{Attributes, Header};
 use super::error::{Failure, Result};
+use super::later::Keeper;
 use super::packet::Message;
 use super::request::{Answers, until_consistent};
 use crate::log;
@@ -36,6 +37,14 @@ const LIMIT_MS: u16 = 60_000;
 pub(super) struct NfSocket {
     socket: Socket,
     sequence: Cell<u32>,
+    // Behind the socket: it is dropped after it.
+    keeper: Option<Keeper>,
+}
+
+impl Drop for NfSocket {
+    fn drop(&mut self) {
+        self.keeper = Keeper::of(&self.socket);
+    }
 }
 
 impl fmt::Debug for NfSocket {
@@ -66,7 +75,7 @@ impl NfSocket {
         let options = (socket.set_ext_ack(true), socket.set_cap_ack(true));
         let room = setsockopt(&socket, RcvBufForce, &(1024 * 1024));
         drop((options, room));
-        Ok(NfSocket { socket, sequence: Cell::new(1) })
+        Ok(NfSocket { socket, sequence: Cell::new(1), keeper: None })
     }
 
     /// A socket in `ns`.

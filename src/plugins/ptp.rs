@@ -118,7 +118,6 @@ impl Plugin for Ptp {
         let mut failures = Failures::new();
         // Before the link, which a DHCP release needs.
         failures.keep(cx.ipam_del());
-        // Before the link as well: the kernel works on both at once until the socket is closed.
         let filter = PacketFilter::new();
         if conf.ip_masq {
             let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);

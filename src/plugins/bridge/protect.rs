@@ -43,8 +43,7 @@ pub(super) fn addresses<'a>(
     masquerade::add(filter, backend, owner, &addrs)
 }
 
-/// Ends masquerading, of the addresses that the result tells, or else by name. Before the port goes:
-/// the kernel works on both at once until the socket is closed.
+/// Ends masquerading, of the addresses that the result tells, or else by name.
 pub(super) fn del_addresses(
     (cx, filter): (&Cx<'_>, &PacketFilter),
     conf: &Conf,
