@@ -88,7 +88,7 @@ impl Netns {
         let path = path.into();
         let magic = check_magic(&path)?;
         match File::open(&path) {
-            Ok(file) if is_of_another_kind(&file) => Err(Error::NotNamespace(path, magic)),
+            Ok(file) if is_of_another_kind(&path, &file) => Err(Error::NotNamespace(path, magic)),
             Ok(file) => Ok(Netns { file, path }),
             Err(cause) if cause.kind() == io::ErrorKind::NotFound => Err(Error::NotExist(path)),
             Err(cause) => Err(Error::Io("open", path, cause)),
@@ -97,7 +97,9 @@ impl Netns {
 
     /// Opens the namespace of the calling thread.
     pub fn current() -> Result<Netns, Error> {
-        Netns::open(CURRENT)
+        // What the kernel itself has there need not be looked at first.
+        let file = File::open(CURRENT).map_err(|e| Error::Io("open", CURRENT.into(), e))?;
+        Ok(Netns { file, path: CURRENT.into() })
     }
 
     /// Creates a namespace that nothing but this value keeps alive. Other processes reach it by
@@ -207,10 +209,13 @@ impl AsFd for Netns {
     }
 }
 
-/// Whether this is known to be a mount or other namespace: its own name is then `mnt:[4026531841]`.
-/// A bind mount has the name of its mount point, which tells nothing; the kernel refuses that one
-/// when it is entered.
-fn is_of_another_kind(file: &File) -> bool {
+/// Whether this is known to be a mount or other namespace: below `/proc` its own name is then
+/// `mnt:[4026531841]`. A bind mount elsewhere has the name of its mount point, which tells nothing;
+/// the kernel refuses that one when it is entered.
+fn is_of_another_kind(path: &Path, file: &File) -> bool {
+    if !path.starts_with("/proc") {
+        return false;
+    }
     let name = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()));
     let name = name.unwrap_or_default();
     let kind = name.to_str().and_then(|name| name.split_once(":[")).map(|(kind, _)| kind);
