@@ -240,7 +240,9 @@ fn entering(call: &'static str, path: impl Into<PathBuf>, errno: Errno) -> Error
     Error::Io(call, path.into(), errno.into())
 }
 
-fn on_scratch_thread<T: Send>(f: impl FnOnce() -> T + Send) -> Result<T, Error> {
+/// Runs `f` on a thread of its own, which starts where the calling one is and takes with it whatever
+/// `f` has changed about it. A panic of `f` goes on in the caller.
+pub fn on_scratch_thread<T: Send>(f: impl FnOnce() -> T + Send) -> Result<T, Error> {
     thread::scope(|scope| {
         let thread = thread::Builder::new()
             .stack_size(STACK_SIZE)

@@ -7,9 +7,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::mem::size_of;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::panic;
 use std::path::Path;
-use std::thread;
 
 use nix::errno::Errno;
 use nix::libc;
@@ -17,7 +15,7 @@ use nix::libc;
 use crate::cmd;
 use crate::cni::IfName;
 use crate::error::{Context, Error, Result, errno_text, io_text};
-use crate::netns::Netns;
+use crate::netns::{self, Netns};
 
 /// Where tap devices come from.
 const CLONE_DEVICE: &str = "/dev/net/tun";
@@ -50,10 +48,9 @@ pub struct Tap(Option<File>);
 pub fn create(netns: &Netns, wanted: Wanted<'_>) -> Result<Tap> {
     let made = netns.run(|| match wanted.label {
         // On a thread of its own, which has the label for everything that it starts.
-        Some(label) if Path::new(SELINUX).exists() => thread::scope(|scope| {
-            let made = scope.spawn(|| create_labelled(label, wanted)).join();
-            made.unwrap_or_else(|panic| panic::resume_unwind(panic))
-        }),
+        Some(label) if Path::new(SELINUX).exists() => {
+            netns::on_scratch_thread(|| create_labelled(label, wanted))?
+        }
         _ => create_here(wanted),
     });
     made?.context(|| format!("failed to create tap \"{}\"", wanted.ifname))

@@ -383,13 +383,13 @@ fn set_port(host: &Netlink, port: &Link, conf: &Conf) -> Result<()> {
 /// The parameters for addresses of IPv6. Without any, duplicate address detection runs its course for
 /// the one that the kernel makes, and delays nobody.
 fn settings(conf: &Conf, ifname: &str, result: &CniResult) -> Vec<Setting> {
-    let mut settings = configure::settings(result, ifname);
-    if configure::has_ipv6(result) {
-        let accept_dad = if conf.enabledad { "1" } else { "0" };
-        let dad = Setting::optional(format!("net/ipv6/conf/{ifname}/accept_dad"), accept_dad);
-        settings.push(dad);
+    if !configure::has_ipv6(result) {
+        return Vec::new();
     }
-    if configure::has_ipv6(result) && conf.enabledad {
+    let mut settings = configure::settings(result, ifname);
+    let accept_dad = if conf.enabledad { "1" } else { "0" };
+    settings.push(Setting::optional(format!("net/ipv6/conf/{ifname}/accept_dad"), accept_dad));
+    if conf.enabledad {
         settings.push(Setting::optional(format!("net/ipv6/conf/{ifname}/enhanced_dad"), "1"));
     }
     settings
