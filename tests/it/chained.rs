@@ -316,8 +316,8 @@ impl Subject {
         assert_eq!(outcome.status, Some(0), "{outcome:?}");
         pod.call("DEL").ok();
         let (mut failed, mut tried) = (0, 0);
-        for point in strace::points_of_a_visit(&calls).into_iter().filter(worth_trying()) {
-            let action = format!("error={}", errno(&point.syscall.name));
+        for point in strace::points(&calls).into_iter().filter(worth_trying()) {
+            let action = format!("error={}", errno(&point.name));
             let (outcome, fired) = point.run(&pod.node, &pod.call("ADD"), &action);
             let why = format!("{} with {action}: {outcome:?}", point.describe());
             assert!(!outcome.stderr.contains("panicked"), "{why}");
@@ -352,7 +352,7 @@ impl Subject {
             assert_eq!(outcome.status, Some(0), "{outcome:?}");
             pod.call("DEL").ok();
             let mut killed = 0;
-            for point in strace::points_of_a_visit(&calls).into_iter().filter(has_effect) {
+            for point in strace::points(&calls).into_iter().filter(has_effect) {
                 add();
                 let (outcome, fired) = point.run(&pod.node, &pod.call(verb), "signal=KILL");
                 let why = format!("{verb} killed at {}: {outcome:?}", point.describe());

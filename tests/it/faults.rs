@@ -3,19 +3,19 @@
 //!
 //! A run is recorded by strace, then repeated once for each of its system calls, with an error in
 //! place of that call ([`no_add_leaves_anything`]) or with SIGKILL before it ([`survives_kill`]).
-//! Covered is every call with an effect and every third of the others, on the main thread from
-//! reading stdin to printing the result, and every access to a kernel parameter on the threads
-//! that visit the container; not covered are the allocator's calls, and a second failure while
-//! the first one is rolled back. Kills are tried before each call that changes something: what
-//! lies between two of those looks the same from outside.
+//! Covered is every call with an effect and every third of the others, from reading stdin to
+//! printing the result; not covered are the allocator's calls, and a second failure while the
+//! first one is rolled back. Kills are tried before each call that changes something: what lies
+//! between two of those looks the same from outside.
 //!
 //! The bridge exists and has another container, so that states can be compared exactly. For the
 //! calls with effects the same is done to the first ADD of a node ([`first_add`]), after which
 //! the next ADD must work.
 //!
 //! A call that the kernel restarts (a parameter written while another process holds the lock of
-//! the network) counts twice in one run and once in the next, so some points may not be reached;
-//! how many must be is asserted at the end.
+//! the network) counts twice in one run and once in the next. Calls that write are therefore
+//! counted for each file, and some points may still not be reached; how many must be is asserted
+//! at the end.
 //!
 //! A kernel that refuses a request says so in its answer, which strace cannot forge: what fails
 //! here is the sending.
@@ -27,7 +27,7 @@ use serde_json::{Value, json};
 use crate::lane::{self, needs};
 use crate::net::{merged, wire};
 use crate::node::{Call, Container, Node, Outcome, Snapshot, assert_unchanged};
-use crate::strace::{self, Point, Syscall};
+use crate::strace::{self, Syscall};
 
 /// What a call fails with: something that it can really fail with.
 pub(crate) fn errno(syscall: &str) -> &'static str {
@@ -192,7 +192,7 @@ pub(crate) fn no_add_leaves_anything(scene: &Scene) {
     scene.call("DEL").ok();
     let (mut failed, mut tried) = (0, 0);
     for point in strace::points(&calls).into_iter().filter(worth_trying()) {
-        let action = format!("error={}", errno(&point.syscall.name));
+        let action = format!("error={}", errno(&point.name));
         let (outcome, fired) = point.run(&scene.node, &scene.call("ADD"), &action);
         let why = format!("{} with {action}: {outcome:?}", point.describe());
         assert!(!outcome.stderr.contains("panicked"), "{why}");
@@ -221,28 +221,28 @@ fn in_vm() -> bool {
 
 /// All calls with effects, and of each call that only looks or waits the first, and every third
 /// further one, but not in the VM.
-pub(crate) fn worth_trying() -> impl FnMut(&Point) -> bool {
+pub(crate) fn worth_trying() -> impl FnMut(&Syscall) -> bool {
     let mut seen: HashMap<String, usize> = HashMap::new();
     // There each of them takes more than a second.
     let step = if in_vm() { usize::MAX } else { 3 };
     move |point| {
-        let name = &point.syscall.name;
+        let name = &point.name;
         let nth = seen.entry(name.clone()).and_modify(|n| *n += 1).or_insert(0);
         EFFECTS.contains(&name.as_str()) || nth.is_multiple_of(step)
     }
 }
 
 /// How often the process waits depends on the kernel's speed.
-fn is_deterministic(point: &Point) -> bool {
-    !matches!(point.syscall.name.as_str(), "recvfrom" | "epoll_wait")
+fn is_deterministic(point: &Syscall) -> bool {
+    !matches!(point.name.as_str(), "recvfrom" | "epoll_wait")
 }
 
-pub(crate) fn prints_result(point: &Point) -> bool {
-    point.syscall.name == "write" && point.syscall.text.starts_with("1<")
+pub(crate) fn prints_result(point: &Syscall) -> bool {
+    point.name == "write" && point.text.starts_with("1<")
 }
 
-pub(crate) fn has_effect(point: &Point) -> bool {
-    let Syscall { name, text, .. } = &point.syscall;
+pub(crate) fn has_effect(point: &Syscall) -> bool {
+    let Syscall { name, text, .. } = point;
     EFFECTS.contains(&name.as_str()) && (name != "openat" || text.contains("O_CREAT"))
 }
 
@@ -293,7 +293,7 @@ fn first_add(signal: Option<&str>) {
         let (node, container, conf) = fresh();
         let empty = container.snapshot(&node);
         let call = |verb| call(&node, &container, &conf, verb);
-        let error = format!("error={}", errno(&point.syscall.name));
+        let error = format!("error={}", errno(&point.name));
         let (outcome, fired) = point.run(&node, &call("ADD"), signal.unwrap_or(&error));
         let why = format!("{}: {outcome:?}", point.describe());
         tried += usize::from(fired);

@@ -187,10 +187,8 @@ fn at_each_step(verb: &str, action: &str) {
     net.del(&container);
     let effects = ["sendto", "write", "linkat", "rename", "unlink", "mkdir", "openat", "fsync"];
     let mut tried = 0;
-    for point in
-        strace::points(&calls).into_iter().filter(|p| effects.contains(&p.syscall.name.as_str()))
-    {
-        if point.syscall.name == "openat" && !point.syscall.text.contains("O_CREAT") {
+    for point in strace::points(&calls).into_iter().filter(|p| effects.contains(&p.name.as_str())) {
+        if point.name == "openat" && !point.text.contains("O_CREAT") {
             continue;
         }
         if verb == "DEL" {

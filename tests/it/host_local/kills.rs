@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use super::net;
 use crate::net::{Net, merged};
 use crate::node::{Call, Container, Node, eventually};
-use crate::strace::{self, Point};
+use crate::strace::{self, Syscall};
 
 /// 13 addresses, the gateway's not counted, that no other test gives to an interface.
 const POOL: (&str, usize) = ("198.51.100.128/28", 13);
@@ -127,8 +127,8 @@ impl<'n> Scene<'n> {
     }
 }
 
-fn has_effect(point: &Point) -> bool {
-    EFFECTS.contains(&point.syscall.name.as_str())
+fn has_effect(point: &Syscall) -> bool {
+    EFFECTS.contains(&point.name.as_str())
 }
 
 fn at_every_call(pool: (&str, usize), keys: &Value) {
@@ -220,7 +220,7 @@ fn killed_while_it_heals_it_heals_the_next_time() {
     let (outcome, calls) = strace::record(&node, &add("next"));
     assert!(outcome.stderr.contains("reclaimed 198.51.100.194"), "{outcome:?}");
     let store = node.path("leases").display().to_string();
-    let touches = |point: &Point| has_effect(point) && point.syscall.text.contains(&store);
+    let touches = |point: &Syscall| has_effect(point) && point.text.contains(&store);
     let mut killed = 0;
     for point in strace::points(&calls).into_iter().filter(touches) {
         net.call("DEL", "next").netns("").ok();

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use super::{Installer, like_the_reference};
 use crate::node::Node;
-use crate::strace::{self, Point, Syscall};
+use crate::strace::{self, Syscall};
 
 /// Few names are enough, and none is started: strace would follow.
 const ARGS: [&str; 3] = ["--only", "bridge,ptp", "--no-verify"];
@@ -27,7 +27,7 @@ fn contents(at: &Installer<'_>) -> BTreeMap<PathBuf, Vec<u8>> {
     paths.map(|path| (path.clone(), fs::read(path).unwrap())).collect()
 }
 
-fn points(node: &Node, at: &Installer<'_>) -> (Vec<Syscall>, Vec<Point>) {
+fn points(node: &Node, at: &Installer<'_>) -> (Vec<Syscall>, Vec<Syscall>) {
     prepare(at);
     let (outcome, calls) = strace::record(node, &at.call("install", &ARGS));
     assert_eq!(outcome.status, Some(0), "{outcome:?}");

@@ -139,7 +139,7 @@ fn at_each_step(keys: Value, verb: &str, action: &str) -> usize {
         ["sendto", "sendmsg", "write", "flock", "openat", "clone3", "setns"].contains(&name)
     };
     let mut tried = 0;
-    for point in strace::points(&calls).into_iter().filter(|point| effect(&point.syscall.name)) {
+    for point in strace::points(&calls).into_iter().filter(|point| effect(&point.name)) {
         if verb == "DEL" {
             scene.call("ADD").result();
         }

@@ -28,9 +28,7 @@ fn at_each_step(verb: &str, action: &str) {
     settles(&before, || pod.container.snapshot(&pod.node));
     let effects = ["sendto", "flock", "clone3"];
     let mut tried = 0;
-    for point in
-        strace::points(&calls).into_iter().filter(|p| effects.contains(&p.syscall.name.as_str()))
-    {
+    for point in strace::points(&calls).into_iter().filter(|p| effects.contains(&p.name.as_str())) {
         if verb == "DEL" {
             call("ADD").result();
         }
