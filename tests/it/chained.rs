@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::faults::{assert_well_formed_failure, errno, has_effect, prints_result, worth_trying};
+use crate::faults::{assert_well_formed_failure, errno, has_effect, worth_trying};
 use crate::net::{Net, dual_ipam, merged, normal_json};
 use crate::node::{Call, Container, Node, Snapshot, VERSIONS, assert_unchanged, exists};
 use crate::strace;
@@ -326,7 +326,7 @@ impl Subject {
                 Some(0) => pod.call("DEL").ok(),
                 Some(1) => {
                     failed += 1;
-                    if !prints_result(&point) {
+                    if !point.prints_result() {
                         assert_well_formed_failure(&outcome, &why);
                     }
                 }

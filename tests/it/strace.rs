@@ -31,6 +31,10 @@ const NOT_OURS: [&str; 21] = [
     "sigaltstack",
 ];
 
+/// Where a run's output goes when it is the writing of it that fails: a pipe has no name by which
+/// strace could tell it from other files.
+const STDOUT: &str = "stdout";
+
 /// One system call of a recorded run.
 #[derive(Debug, Clone)]
 pub(crate) struct Syscall {
@@ -98,9 +102,8 @@ fn is_name(text: &str) -> bool {
 /// from the reading of stdin to the writing of the result (both included).
 pub(crate) fn points(calls: &[Syscall]) -> Vec<Syscall> {
     let is_stdin = |c: &Syscall| c.name == "read" && c.text.starts_with("0<");
-    let is_stdout = |c: &Syscall| c.name == "write" && c.text.starts_with("1<");
     let first = calls.iter().position(is_stdin).expect("stdin is read");
-    let last = calls.iter().position(is_stdout).unwrap_or(calls.len() - 1);
+    let last = calls.iter().position(Syscall::prints_result).unwrap_or(calls.len() - 1);
     let ours = |c: &&Syscall| c.thread == 0 && !NOT_OURS.contains(&c.name.as_str()) && !wakes(c);
     calls[first..=last].iter().filter(ours).cloned().collect()
 }
@@ -125,12 +128,20 @@ pub(crate) fn file_changes(calls: &[Syscall]) -> Vec<Syscall> {
 
 /// The file behind the descriptor that comes first in the arguments.
 fn file_of(args: &str, root: &Path) -> Option<PathBuf> {
-    let (_, rest) = args.split_once('<').filter(|(fd, _)| fd.parse::<u32>().is_ok())?;
+    let (fd, rest) = args.split_once('<').filter(|(fd, _)| fd.parse::<u32>().is_ok())?;
+    if fd == "1" {
+        return Some(STDOUT.into());
+    }
     let path = Path::new(rest.split_once('>')?.0);
     path.is_absolute().then(|| path.strip_prefix(root).unwrap_or(path).to_owned())
 }
 
 impl Syscall {
+    /// Whether this writes the result of the command.
+    pub(crate) fn prints_result(&self) -> bool {
+        self.file.as_deref() == Some(Path::new(STDOUT))
+    }
+
     /// Runs `call` with `action` (`error=EPERM`, `signal=KILL`) at this call and tells whether it
     /// came to that. Ends it after 20 seconds.
     pub(crate) fn run(&self, node: &Node, call: &Call, action: &str) -> (Outcome, bool) {
@@ -138,9 +149,13 @@ impl Syscall {
         let name = file.display().to_string();
         let trace = format!("trace={}", self.name);
         let inject = format!("inject={}:{action}:when={}", self.name, self.nth);
-        let mut wrapper = vec!["timeout", "20", "strace", "-f", "-o", &name];
-        wrapper.extend(["-e", &trace, "-e", &inject]);
         let path = self.file.as_ref().map(|path| node.path("").join(path).display().to_string());
+        let mut wrapper = Vec::new();
+        if let (Some(path), true) = (&path, self.prints_result()) {
+            wrapper.extend(["sh", "-c", "\"$@\" >\"$0\"", path]);
+        }
+        wrapper.extend(["timeout", "20", "strace", "-f", "-o", &name]);
+        wrapper.extend(["-e", &trace, "-e", &inject]);
         if let Some(path) = &path {
             wrapper.extend(["-P", path]);
         }
