@@ -18,7 +18,7 @@ use std::thread::{self, JoinHandle};
 
 use nix::errno::Errno;
 use nix::sched::{CloneFlags, setns, unshare};
-use nix::sys::statfs::{NSFS_MAGIC, PROC_SUPER_MAGIC, statfs};
+use nix::sys::statfs::{FsType, NSFS_MAGIC, PROC_SUPER_MAGIC, statfs};
 
 /// The namespace of the calling thread; `/proc/self/ns/net` would be the main thread's.
 const CURRENT: &str = "/proc/thread-self/ns/net";
@@ -34,7 +34,7 @@ pub enum Error {
     NotExist(PathBuf),
     /// Something else is at the path, for example the plain file that a reboot leaves of a bind
     /// mount. Holds the magic number of its file system.
-    NotNamespace(PathBuf, i64),
+    NotNamespace(PathBuf, FsType),
     /// The system call named first failed on the path.
     Io(&'static str, PathBuf, io::Error),
 }
@@ -58,7 +58,7 @@ impl fmt::Display for Error {
                 )
             }
             Error::NotNamespace(path, magic) => {
-                write!(f, "unknown FS magic on {}: {magic:x}", quoted(path))
+                write!(f, "unknown FS magic on {}: {:x}", quoted(path), magic.0)
             }
             Error::Io(call, path, cause) => {
                 write!(f, "{call} {}: {}", quoted(path), crate::error::io_text(cause))
@@ -224,16 +224,16 @@ fn is_of_another_kind(path: &Path, file: &File) -> bool {
 
 /// Refuses everything that is not on a file system namespaces live on, before opening it: opening
 /// a pipe or a device could block or have effects.
-fn check_magic(path: &Path) -> Result<i64, Error> {
+fn check_magic(path: &Path) -> Result<FsType, Error> {
     let magic = match statfs(path) {
         Ok(stat) => stat.filesystem_type(),
         Err(Errno::ENOENT) => return Err(Error::NotExist(path.into())),
         Err(errno) => return Err(entering("failed to Statfs", path, errno)),
     };
     if magic == NSFS_MAGIC || magic == PROC_SUPER_MAGIC {
-        return Ok(magic.0);
+        return Ok(magic);
     }
-    Err(Error::NotNamespace(path.into(), magic.0))
+    Err(Error::NotNamespace(path.into(), magic))
 }
 
 fn entering(call: &'static str, path: impl Into<PathBuf>, errno: Errno) -> Error {

@@ -22,6 +22,8 @@ pub const RT_TABLE_MAIN: u32 = libc::RT_TABLE_MAIN as u32;
 
 /// `RTPROT_BOOT`: set up by a program that no routing daemon has to mind.
 const RTPROT_BOOT: u8 = 3;
+/// `RTA_VIA`, a gateway of the other family; missing in the libc of musl.
+const RTA_VIA: u16 = 18;
 /// `RTAX_MTU` in `RTA_METRICS`; missing in libc.
 const RTAX_MTU: u16 = 2;
 /// `RTAX_ADVMSS` in `RTA_METRICS`; missing in libc.
@@ -244,7 +246,7 @@ impl Route {
                 let dst = attr.ip().and_then(|addr| IpNet::new(addr, prefix_len).ok());
                 self.dst = dst.unwrap_or(self.dst);
             }
-            libc::RTA_GATEWAY | libc::RTA_VIA => self.gw = read_gateway(attr),
+            libc::RTA_GATEWAY | RTA_VIA => self.gw = read_gateway(attr),
             libc::RTA_OIF => self.oif = attr.u32(),
             libc::RTA_PREFSRC => self.src = attr.ip(),
             libc::RTA_TABLE => self.table = attr.u32().or(self.table),
@@ -281,7 +283,7 @@ fn gateway(family: Family, gw: IpAddr) -> RouteAttribute {
 fn read_gateway(attr: Attr<'_>) -> Option<IpAddr> {
     match attr.kind {
         // struct rtvia: the family, then the address.
-        libc::RTA_VIA => ip(attr.value.get(2..)?),
+        RTA_VIA => ip(attr.value.get(2..)?),
         _ => attr.ip(),
     }
 }
@@ -293,7 +295,7 @@ fn nexthops(mut bytes: &[u8]) -> Vec<NextHop> {
         let length = usize::from(u16::from_ne_bytes([*l0, *l1]));
         let Some(inner) = bytes.get(NEXTHOP_LEN..length) else { break };
         let gw = attrs(inner)
-            .find(|attr| matches!(attr.kind, libc::RTA_GATEWAY | libc::RTA_VIA))
+            .find(|attr| matches!(attr.kind, libc::RTA_GATEWAY | RTA_VIA))
             .and_then(read_gateway);
         let oif = u32::from_ne_bytes([*i0, *i1, *i2, *i3]);
         let weight = u16::from(*hops_less_one) + 1;
