@@ -1,4 +1,5 @@
 //! The executable: the applet of its own file name, or of its first argument.
+#![cfg_attr(target_env = "gnu", no_main)]
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -7,7 +8,31 @@ use cnibox::applets::{self, APPLETS, LOOKUP};
 use cnibox::skel::run;
 use cnibox::tool::multicall;
 
+/// Where the C library starts, in place of the standard library's `main`: see [`skel::start`].
+/// glibc tells `std::env::args` the arguments; another C library does not.
+///
+/// [`skel::start`]: cnibox::skel::start
+#[cfg(target_env = "gnu")]
+#[expect(unsafe_code, reason = "the C library's name for it, and one signal")]
+#[unsafe(no_mangle)]
+extern "C" fn main() -> i32 {
+    use cnibox::skel::start;
+    use nix::sys::signal::{SigHandler, Signal, signal};
+
+    // SAFETY: there is no other thread yet, and no handler that this would replace.
+    let ignored = unsafe { signal(Signal::SIGPIPE, SigHandler::SigIgn) };
+    match start::open_standard_files().and(ignored) {
+        Ok(_) => start::number(run_applet()),
+        Err(_) => 1,
+    }
+}
+
+#[cfg(not(target_env = "gnu"))]
 fn main() -> ExitCode {
+    run_applet()
+}
+
+fn run_applet() -> ExitCode {
     let mut args = std::env::args_os().map(|arg| arg.to_string_lossy().into_owned());
     let program = args.next().unwrap_or_default();
     let name = Path::new(&program).file_name().map(|name| name.to_string_lossy().into_owned());

@@ -13,6 +13,7 @@ mod dispatch;
 pub mod plugin;
 mod rollback;
 pub mod run;
+pub mod start;
 
 pub use applet::{Applet, Kind, Main, Service};
 pub use call::{Call, Env, Lookup, RunFn, Verb};

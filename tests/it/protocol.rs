@@ -1,8 +1,12 @@
 //! What all plugins share: environment, versions, error objects, VERSION, the about text.
 
+use std::io::Write;
+use std::os::unix::process::ExitStatusExt;
+
 use serde_json::{Value, json};
 
 use crate::node::{Container, Node, VERSIONS};
+use crate::strace;
 
 const PLUGINS: [&str; 4] = ["bridge", "host-local", "loopback", "ptp"];
 
@@ -160,4 +164,41 @@ fn unknown_names_get_a_clear_word() {
     let outcome = node.call("brigde", "").without("CNI_COMMAND").run();
     assert_eq!((outcome.status, outcome.stdout.as_str()), (Some(1), ""));
     assert!(outcome.stderr.contains("no applet \"brigde\""));
+}
+
+/// A descriptor that is closed gets the first file that is opened: the result would be written to
+/// whatever that is.
+#[test]
+fn closed_standard_descriptors_become_no_other_files() {
+    strace::require();
+    let node = Node::new();
+    let ipam = node.host_local(&["10.1.0.0/24"]);
+    let conf = json!({"name": "n", "cniVersion": "1.0.0", "ipam": ipam});
+    let record = node.path("strace").display().to_string();
+    for closed in [">&-", "2>&- >&-", "<&- 2>&- >&-"] {
+        let script = format!("exec \"$0\" {closed}");
+        let wrapper = ["strace", "-y", "-e", "trace=write", "-o", &record, "sh", "-c", &script];
+        node.call("host-local", "ADD").conf(&conf).netns("/no/such").under(&wrapper).run();
+        let text = std::fs::read_to_string(&record).unwrap();
+        let to_stdout: Vec<_> = text.lines().filter(|line| line.starts_with("write(1<")).collect();
+        assert!(!to_stdout.is_empty(), "{closed}: no result in {text}");
+        assert!(to_stdout.iter().all(|line| line.contains("</dev/null>, ")), "{closed}: {text}");
+    }
+    let call = node.call("host-local", "ADD").conf(&conf).netns("/no/such");
+    let outcome = call.in_script("exec \"$0\" <&-").run();
+    let error: Value = serde_json::from_str(&outcome.stdout).unwrap();
+    assert_eq!((outcome.status, &error["code"]), (Some(1), &json!(6)), "{outcome:?}");
+}
+
+#[test]
+fn an_add_whose_reader_has_gone_is_taken_back_and_killed_by_no_signal() {
+    let node = Node::new();
+    let conf =
+        json!({"name": "n", "cniVersion": "1.0.0", "ipam": node.host_local(&["10.1.0.0/24"])});
+    let mut child = node.call("host-local", "ADD").netns("/no/such").command().spawn().unwrap();
+    drop(child.stdout.take());
+    child.stdin.take().unwrap().write_all(conf.to_string().as_bytes()).unwrap();
+    let status = child.wait().unwrap();
+    assert_eq!((status.code(), status.signal()), (Some(1), None));
+    assert_eq!(node.leases("n"), [""; 0]);
 }

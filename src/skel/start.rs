@@ -1,0 +1,50 @@
+//! What the standard library does before `main`, but for what takes most of the time.
+//!
+//! A plugin lives about a millisecond. The standard library spends 50 µs of it, and 100 kB of
+//! memory, on finding the end of the stack in `/proc/self/maps`, which gives a stack overflow a
+//! sentence. Without it an overflow ends the process all the same.
+//!
+//! Two things are missed: a closed standard descriptor must not become that of the first file
+//! that is opened, and `SIGPIPE` must not end the process before it has taken back an ADD.
+
+use std::os::fd::AsFd;
+use std::process::ExitCode;
+use std::{io, mem};
+
+use nix::fcntl::{OFlag, open};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::stat::Mode;
+
+/// Gives `/dev/null` to each of stdin, stdout and stderr that is closed. After an error none of
+/// them must be used.
+pub fn open_standard_files() -> nix::Result<()> {
+    let (stdin, stdout, stderr) = (io::stdin(), io::stdout(), io::stderr());
+    let files = [stdin.as_fd(), stdout.as_fd(), stderr.as_fd()];
+    let mut states = files.map(|file| PollFd::new(file, PollFlags::empty()));
+    poll(&mut states, PollTimeout::ZERO)?;
+    let is_closed =
+        |state: &PollFd<'_>| state.revents().is_some_and(|it| it.contains(PollFlags::POLLNVAL));
+    for _ in states.iter().filter(|state| is_closed(state)) {
+        // It gets the lowest number that is free, and keeps it.
+        mem::forget(open("/dev/null", OFlag::O_RDWR, Mode::empty())?);
+    }
+    Ok(())
+}
+
+/// What the C library is to return from `main`; an [`ExitCode`] does not tell.
+pub fn number(code: ExitCode) -> i32 {
+    let number = (0..=u8::MAX).find(|number| ExitCode::from(*number) == code);
+    i32::from(number.unwrap_or(u8::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_exit_code_has_its_number() {
+        assert_eq!(number(ExitCode::SUCCESS), 0);
+        assert_eq!(number(ExitCode::FAILURE), 1);
+        assert_eq!(number(ExitCode::from(255)), 255);
+    }
+}
