@@ -3,11 +3,13 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::net::IpAddr;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use cnibox::netns::Netns;
 use nix::sched::{CloneFlags, unshare};
@@ -329,10 +331,27 @@ impl Call {
 
     /// Starts it and gives it its input.
     pub(crate) fn spawn(&self) -> std::io::Result<std::process::Child> {
-        let mut child = self.command().spawn()?;
+        let mut child = self.start()?;
         // A plugin need not read its input.
         drop(child.stdin.take().unwrap().write_all(&self.stdin));
         Ok(child)
+    }
+
+    /// An executable that a test has just written is busy for as long as the child of another test,
+    /// forked meanwhile, has the descriptor that it was written by.
+    fn start(&self) -> std::io::Result<std::process::Child> {
+        let deadline = Instant::now() + Duration::from_secs(5);
+        loop {
+            match self.command().spawn() {
+                Err(busy)
+                    if busy.kind() == ErrorKind::ExecutableFileBusy
+                        && Instant::now() < deadline =>
+                {
+                    thread::sleep(Duration::from_millis(5));
+                }
+                started => return started,
+            }
+        }
     }
 
     /// As [`Call::run`], for an executable that may not start.
@@ -413,10 +432,10 @@ impl Refusal {
 /// such as removing a namespace.
 #[track_caller]
 pub(crate) fn eventually(what: &str, done: impl Fn() -> bool) {
-    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(20);
     while !done() {
-        assert!(std::time::Instant::now() < deadline, "{what}");
-        std::thread::sleep(std::time::Duration::from_millis(5));
+        assert!(Instant::now() < deadline, "{what}");
+        thread::sleep(Duration::from_millis(5));
     }
 }
 

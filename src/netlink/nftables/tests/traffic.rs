@@ -3,7 +3,7 @@
 use std::io::Read;
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::*;
 use crate::netlink::conntrack::{Conntrack, Flows, Version};
@@ -115,6 +115,11 @@ fn a_flow_is_forgotten_alone() {
     }
     let conntrack = Conntrack::open().unwrap();
     let flow = |addr: &str| Flows::to(L4::Udp, ip(addr));
+    // They wait for the router's link address.
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while (5000..5003).any(|port| conntrack.kernel_filtered(flow("10.2.0.2").port(port)) == 0) {
+        assert!(Instant::now() < deadline, "the packets have not arrived");
+    }
     assert_eq!(conntrack.flush(flow("10.2.0.3")).unwrap(), 0);
     assert_eq!(conntrack.flush(flow("10.2.0.2").port(6000)).unwrap(), 0);
     assert_eq!(conntrack.flush(Flows::to(L4::Tcp, ip("10.2.0.2"))).unwrap(), 0);
