@@ -81,9 +81,13 @@ impl LeaseStore {
         terms: Terms,
     ) -> error::Result<Option<LeaseStore>> {
         let dir = data_dir.join(network);
+        let boot = || sysctl::boot_id().ok();
         match Lock::within(&dir.join("lock"), terms.patience) {
-            Err(e) if e.source.kind() == ErrorKind::NotFound && !exists(&dir)? => Ok(None),
-            lock => LeaseStore::load(dir, sysctl::boot_id().ok(), terms, lock?).map(Some),
+            Err(e) if e.source.kind() == ErrorKind::NotFound => {
+                // If it is there, somebody has made it just now.
+                exists(&dir)?.then(|| LeaseStore::open_dir(dir, boot(), terms)).transpose()
+            }
+            lock => LeaseStore::load(dir, boot(), terms, lock?).map(Some),
         }
     }
 

@@ -235,6 +235,24 @@ fn gc_keeps_what_it_is_told_to() {
 }
 
 #[test]
+fn the_first_commands_of_a_network_make_its_store_together() {
+    const COUNT: usize = 8;
+    for _ in 0..100 {
+        let (scene, start) = (Scene::new(), Barrier::new(COUNT));
+        let open = || {
+            start.wait();
+            LeaseStore::open(scene.dir(), "net", Terms::default()).map(drop)
+        };
+        std::thread::scope(|scope| {
+            let opening: Vec<_> = (0..COUNT).map(|_| scope.spawn(open)).collect();
+            for opened in opening {
+                opened.join().unwrap().unwrap();
+            }
+        });
+    }
+}
+
+#[test]
 fn a_listing_changes_nothing() {
     let scene = Scene::new();
     let peek = |network: &str| Listing::peek(scene.dir(), network, Terms::default());

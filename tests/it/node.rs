@@ -428,11 +428,11 @@ impl Refusal {
     }
 }
 
-/// Waits until `done`, at most twenty seconds: for what the kernel does behind a process's back,
-/// such as removing a namespace.
+/// Waits until `done`, at most a minute: for what the kernel does behind a process's back, such as
+/// removing a namespace, which takes long under emulation.
 #[track_caller]
 pub(crate) fn eventually(what: &str, done: impl Fn() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while !done() {
         assert!(Instant::now() < deadline, "{what}");
         thread::sleep(Duration::from_millis(5));
