@@ -3,7 +3,8 @@
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use crate::node::{Container, Node};
 
@@ -17,11 +18,23 @@ pub(crate) trait Place {
     /// Whether one ping to `target` is answered within `seconds`. Each second another one is sent:
     /// the kernel makes an IPv6 address's local route in a work queue, after the address.
     fn reaches_within(&self, target: &str, seconds: u32) -> bool {
-        let limit = seconds.to_string();
+        // An ICMP error ends a ping at once. Routers send one as long as the global address is
+        // tentative, because the source is link-local then.
+        let deadline = Instant::now() + Duration::from_secs(seconds.into());
+        let limit = seconds.min(3).to_string();
         self.within(|| {
-            let mut ping = Command::new("ping");
-            ping.args(["-n", "-c", "1", "-w", &limit, target]);
-            ping.stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap().success()
+            loop {
+                let mut ping = Command::new("ping");
+                ping.args(["-n", "-c", "1", "-w", &limit, target]);
+                ping.stdout(Stdio::null()).stderr(Stdio::null());
+                if ping.status().unwrap().success() {
+                    return true;
+                }
+                if Instant::now() >= deadline {
+                    return false;
+                }
+                thread::sleep(Duration::from_millis(100));
+            }
         })
     }
 
