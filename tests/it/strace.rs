@@ -84,11 +84,10 @@ fn parse(file: &Path, root: &Path) -> Vec<Syscall> {
             threads.len() - 1
         });
         let file = (name == "write").then(|| file_of(args, root)).flatten();
-        let is_same = |c: &&Syscall| c.thread == thread && c.name == name && c.file == file;
-        let nth = match &file {
-            Some(_) => calls.iter().filter(is_same).count() + 1,
-            None => calls.iter().filter(|c| c.thread == thread && c.name == name).count() + 1,
+        let counts = |c: &&Syscall| {
+            c.thread == thread && c.name == name && (file.is_none() || c.file == file)
         };
+        let nth = calls.iter().filter(counts).count() + 1;
         calls.push(Syscall { name: name.to_owned(), text: args.to_owned(), nth, thread, file });
     }
     calls
