@@ -49,6 +49,7 @@ const PORTMAP_CASE: Case = Case { chained: &["portmap"], ports: 1, ..BRIDGE_CASE
 
 pub(crate) const CASES: &[Case] = &[
     Case { name: "version", ..BRIDGE_CASE },
+    Case { name: "link", ..BRIDGE_CASE },
     Case { name: "host-local", plugin: "host-local", ..BRIDGE_CASE },
     BRIDGE_CASE,
     Case { name: "bridge-dual", dual: true, ..BRIDGE_CASE },
@@ -80,6 +81,11 @@ pub(crate) const CASES: &[Case] = &[
 impl Case {
     pub(crate) fn is_version(&self) -> bool {
         self.name == "version"
+    }
+
+    /// Whether it is the link alone, without a plugin.
+    pub(crate) fn is_link(&self) -> bool {
+        self.name == "link"
     }
 
     pub(crate) fn is_bridge(&self) -> bool {

@@ -19,8 +19,8 @@ pub(crate) struct Times {
 }
 
 impl Times {
-    fn new(worlds: &[World]) -> Times {
-        let empty = || vec![Vec::new(); worlds.len()];
+    pub(crate) fn new(sides: usize) -> Times {
+        let empty = || vec![Vec::new(); sides];
         Times { first: empty(), add: empty(), del: empty() }
     }
 }
@@ -42,7 +42,7 @@ pub(crate) fn versions(worlds: &[World], case: &Case, rounds: usize) -> Result<V
 
 /// One pod after the other, attached and detached by each world.
 pub(crate) fn rounds(worlds: &[World], case: &Case, rounds: usize) -> Result<Times> {
-    let mut times = Times::new(worlds);
+    let mut times = Times::new(worlds.len());
     // Kept to the end: the kernel takes namespaces down behind our back, holding its locks.
     let mut used = Vec::new();
     for round in 0..=rounds {
@@ -85,7 +85,7 @@ pub(crate) fn memory(worlds: &[World], case: &Case) -> Result<Vec<Vec<f64>>> {
 
 /// Many pods, several at once; the time of the whole batch.
 pub(crate) fn batches(worlds: &[World], case: &Case, options: &Options) -> Result<Times> {
-    let mut times = Times::new(worlds);
+    let mut times = Times::new(worlds.len());
     for round in 0..options.batches {
         for i in turn(worlds, round) {
             let mut pods = (0..options.batch).map(|_| Pod::new()).collect::<Result<Vec<_>>>()?;
@@ -130,6 +130,6 @@ fn turn(worlds: &[World], round: usize) -> impl Iterator<Item = usize> + use<> {
     (0..count).map(move |i| (i + round) % count)
 }
 
-fn ms(took: Duration) -> f64 {
+pub(crate) fn ms(took: Duration) -> f64 {
     took.as_secs_f64() * 1000.0
 }

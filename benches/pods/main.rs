@@ -12,11 +12,13 @@
 //! | `netfilter` | which packet filter a plugin uses, and the rules of others in it |
 //! | `world` | a plugin folder, its private host, the pods already there; one timed call |
 //! | `contest` | worlds taking turns: rounds, batches, memory |
+//! | `kernel` | the link of a pod without a plugin |
 //! | `table` | medians, percentiles, ratios |
 #![allow(missing_docs, clippy::print_stdout, clippy::print_stderr, reason = "it prints its table")]
 
 mod case;
 mod contest;
+mod kernel;
 mod netfilter;
 mod options;
 mod sandbox;
@@ -158,6 +160,9 @@ impl Bench<'_> {
     /// One case with so many pods already there.
     fn case(&self, table: &mut Table, case: &Case, pods: usize) -> Result<()> {
         let mut folders: Vec<_> = [&self.ours].into_iter().chain(&self.peer).collect();
+        if case.is_link() {
+            folders.truncate(1);
+        }
         folders.retain(|folder| {
             let lacking = case.plugins().find(|plugin| !folder.join(plugin).exists());
             if let Some(plugin) = lacking {
@@ -176,6 +181,12 @@ impl Bench<'_> {
         if case.is_version() {
             let times = contest::versions(&worlds, case, self.options.rounds)?;
             table.row(&name, "VERSION", Unit::Ms, &times);
+            return Ok(());
+        }
+        if case.is_link() {
+            let times = kernel::links(worlds[0].host(), self.options.rounds)?;
+            table.row(&name, "ADD", Unit::Ms, &times.add);
+            table.row(&name, "DEL", Unit::Ms, &times.del);
             return Ok(());
         }
         let rounds = contest::rounds(&worlds, case, self.options.rounds)?;

@@ -12,6 +12,7 @@ Usage: cargo bench --bench pods -- [CASE ...] [OPTIONS]
 
 Cases (all of them without a choice):
   version        VERSION, spawn to exit
+  link           what the kernel takes for the link of a pod on a bridge, without any plugin
   host-local     addresses only
   bridge         bridge + host-local, isDefaultGateway, IPv4
   bridge-dual    the same with IPv4 and IPv6
@@ -53,8 +54,7 @@ Environment:
   TMPDIR         where leases are kept; a folder on a disk, since leases are synced (/tmp)
 
 Runs as root, or as an ordinary user where user namespaces are allowed. Everything happens in
-private network namespaces and one temporary folder; nothing is left, even after Ctrl-C. A batch of hundreds of pods may fill the kernel's IPv6 neighbour table,
-which all namespaces share, so run nothing beside it that needs IPv6.
+private network namespaces and one temporary folder; nothing is left, even after Ctrl-C.
 ";
 
 /// More do not fit on a bridge beside those that are measured.

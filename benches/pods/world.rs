@@ -92,6 +92,11 @@ impl World {
         Ok(World { folder: folder.into(), links, host, _crowd: crowd })
     }
 
+    /// The host's namespace.
+    pub(crate) fn host(&self) -> &Netns {
+        &self.host
+    }
+
     /// Runs `f` on this host; what it spawns is there too.
     pub(crate) fn on_host<T: Send>(&self, f: impl FnOnce() -> T + Send) -> Result<T> {
         Ok(self.host.run(f)?)
@@ -311,9 +316,8 @@ fn links_up(name: &str, pods: usize) -> Vec<String> {
     (0..pods).map(|i| format!("link set {name}{i} up")).collect()
 }
 
-/// Whether links made from now on are without IPv6. Each that comes up with it sends multicasts,
-/// and those of two thousand links fill the neighbour table, 1024 entries for all namespaces of
-/// the machine together: for minutes, nobody on it could resolve another IPv6 address.
+/// Whether links made from now on are without IPv6. Each that comes up with it sends multicasts for
+/// a while, to all ports of its bridge, which would be measured with what comes after.
 fn disable_ipv6(disabled: &str) -> Result<()> {
     let key = "/proc/sys/net/ipv6/conf/default/disable_ipv6";
     if Path::new(key).exists() {

@@ -78,8 +78,8 @@ pub(crate) fn tcp_through(client: &impl Place, server: &impl Place, address: &st
 
 #[track_caller]
 fn converse(client: &impl Place, listener: &TcpListener, address: SocketAddr) {
-    // The kernel's neighbour table is one for all namespaces: with hundreds of links coming up in
-    // other tests it may be full for a while, and nobody finds anybody.
+    // While the kernel checks whether an IPv6 address is free it answers for it to nobody, and who
+    // asked is told that there is no such host.
     let connect = || TcpStream::connect_timeout(&address, LIMIT);
     let near = client.within(|| (0..6).find_map(|_| connect().ok()));
     let mut near = near.expect("no connection");

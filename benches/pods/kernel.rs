@@ -1,0 +1,66 @@
+//! What the kernel takes for the link of a pod on a bridge, whoever asks for it: the floor under
+//! ADD and DEL, with what grows with the ports of the bridge in it.
+
+use std::os::fd::AsFd;
+use std::time::Instant;
+
+use cnibox::netlink::{
+    LinkChange, LinkKind, Netlink, NewAddr, NewLink, Route, RouteMode, Switch, VethPeer,
+};
+use cnibox::netns::Netns;
+
+use crate::Result;
+use crate::case::BRIDGE;
+use crate::contest::{Times, ms};
+
+/// Makes and deletes the link of one pod after the other, on a host of bridge pods. The requests
+/// are those of an ADD, from a process that is there already.
+pub(crate) fn links(host: &Netns, rounds: usize) -> Result<Times> {
+    let mut times = Times::new(1);
+    let host = Netlink::open_in(host)?;
+    let bridge = bridge(&host)?;
+    // Kept to the end: the kernel takes namespaces down behind our back, holding its locks.
+    let mut used = Vec::new();
+    for round in 0..=rounds {
+        let pod = Netns::fresh()?;
+        let inside = Netlink::open_in(&pod)?;
+        let name = format!("link-{round}");
+        let start = Instant::now();
+        let link = add(&host, &name, bridge, (&pod, &inside))?;
+        let added = start.elapsed();
+        let start = Instant::now();
+        host.del_link_by_index(link)?;
+        if round > 0 {
+            times.add[0].push(ms(added));
+            times.del[0].push(ms(start.elapsed()));
+        }
+        used.push(pod);
+    }
+    Ok(times)
+}
+
+/// The index of the bridge, which has the gateway's address.
+fn bridge(host: &Netlink) -> Result<u32> {
+    if host.link(BRIDGE)?.is_none() {
+        let kind = LinkKind::Bridge { vlan_filtering: None };
+        host.add_link(&NewLink::new(BRIDGE, kind).up())?;
+    }
+    let index = host.require_link(BRIDGE)?.index;
+    host.add_addr(index, &NewAddr::new("10.1.0.1/16".parse()?))?;
+    Ok(index)
+}
+
+fn add(host: &Netlink, name: &str, bridge: u32, pod: (&Netns, &Netlink)) -> Result<u32> {
+    let (netns, inside) = pod;
+    let peer = VethPeer::new("eth0").netns(netns.as_fd());
+    let pair = NewLink::new(name, LinkKind::Veth { peer }).master(bridge).up();
+    let port = host.create_link(&pair)?;
+    let eth0 = port.link.ok_or("no other end")?;
+    inside.set_link(eth0, LinkChange::new().arp_notify(Switch::On))?;
+    inside.add_addr(eth0, &NewAddr::new("10.1.255.2/16".parse()?))?;
+    inside.set_link(eth0, LinkChange::new().up())?;
+    let mut route = Route::new("0.0.0.0/0".parse()?);
+    route.gw = Some("10.1.0.1".parse()?);
+    inside.add_route(&route, RouteMode::Create)?;
+    Ok(port.index)
+}
