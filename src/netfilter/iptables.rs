@@ -1,5 +1,8 @@
 //! iptables: one `iptables-save` to read a table, at most one `iptables-restore` to change it.
 //!
+//! A table may have tens of thousands of rules of others, which take long to read. What finds the
+//! table as it expects it does without: [`Iptables::add_expected`], [`Iptables::delete_expected`].
+//!
 //! A [`Draft`] is a table as it is read. Changes to it are only those that are necessary, so the
 //! same plan can run twice; [`Iptables::update`] makes them in one transaction, and plans again if
 //! another program changed the table in between. Rules are compared word by word with what
@@ -7,6 +10,7 @@
 //! target) and with masks.
 
 use std::path::{Path, PathBuf};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use super::backend::Family;
@@ -38,6 +42,7 @@ pub enum Flavour {
 /// The programs for one family.
 #[derive(Clone, Debug)]
 pub struct Iptables {
+    list: Option<PathBuf>,
     save: PathBuf,
     restore: PathBuf,
 }
@@ -46,8 +51,8 @@ impl Iptables {
     /// The programs, where they are installed. Starts nothing.
     pub fn find(family: Family, flavour: Flavour) -> Option<Iptables> {
         let name = program(family, flavour);
-        let save = cmd::find(&format!("{name}-save"))?;
-        Some(Iptables { save, restore: cmd::find(&format!("{name}-restore"))? })
+        let find = |suffix| cmd::find(&format!("{name}{suffix}"));
+        Some(Iptables { list: find(""), save: find("-save")?, restore: find("-restore")? })
     }
 
     /// The programs of each flavour; where they are not installed by that name, the node's own.
@@ -80,6 +85,29 @@ impl Iptables {
         }
     }
 
+    /// Chains of a table as they are; `None` if one of them cannot be had, for example because it
+    /// is not there.
+    pub fn read_chains<const N: usize>(
+        &self,
+        table: &str,
+        chains: [&str; N],
+    ) -> Option<[Draft; N]> {
+        let list = self.list.as_deref()?;
+        let read = |chain: &str| {
+            let output = cmd::run(list, &["-w", "-t", table, "-S", chain], "").ok()?;
+            Some(Draft::parse(table, &output.require_success().ok()?))
+        };
+        // Most of the time of a program goes into its start.
+        let drafts: Option<Vec<Draft>> = match chains[..] {
+            [only] => Some(vec![read(only)?]),
+            _ => thread::scope(|scope| {
+                let readers = chains.map(|chain| scope.spawn(move || read(chain)));
+                readers.into_iter().map(|reader| reader.join().ok()?).collect()
+            }),
+        };
+        drafts?.try_into().ok()
+    }
+
     /// Reads a table and makes the changes that `plan` finds necessary: all, or none.
     ///
     /// One process of ours at a time: on `nf_tables` iptables-restore makes its changes to
@@ -87,6 +115,32 @@ impl Iptables {
     /// there is no place for the lock, it goes without.
     pub fn update(&self, table: &str, plan: impl Fn(&mut Draft) -> Result<()>) -> Result<()> {
         let _turn = Lock::exclusive(Path::new(LOCK)).ok();
+        self.update_in_turn(table, plan)
+    }
+
+    /// Adds as [`Iptables::update`] does, but first to what `expect` says is there of `table`: if
+    /// the rules of that are there, and none of the chains that `plan` makes, nothing more is read.
+    /// What `plan` adds must be in a chain it makes, or jump to one, since of such rules there can
+    /// be none before; or `expect` has looked.
+    pub fn add_expected(
+        &self,
+        table: &str,
+        expect: impl FnOnce() -> Option<Draft>,
+        plan: impl Fn(&mut Draft) -> Result<()>,
+    ) -> Result<()> {
+        let _turn = Lock::exclusive(Path::new(LOCK)).ok();
+        if let Some(mut guess) = expect() {
+            let present = guess.rules.iter();
+            let check = |rule: &Rule| format!("-C {}{}", rule.chain, rule.text());
+            let checks: Vec<String> = present.map(check).collect();
+            guess.changes.clear();
+            plan(&mut guess)?;
+            guess.changes.splice(..0, checks);
+            match guess.script() {
+                Some(script) if self.restore(&script)?.code == Some(0) => return Ok(()),
+                _ => {}
+            }
+        }
         self.update_in_turn(table, plan)
     }
 

@@ -91,6 +91,11 @@ fn del_leaves_it_to_the_kernel_to_close_what_it_deleted_through() {
 fn started(node: &Node, call: &Call) -> Vec<String> {
     let (outcome, calls) = strace::record(node, call);
     assert_eq!(outcome.status, Some(0), "{outcome:?}");
+    programs(&calls)
+}
+
+/// The names of the programs that it executed, but its own.
+fn programs(calls: &[Syscall]) -> Vec<String> {
     let programs = calls.iter().filter(|call| call.name == "execve").skip(1);
     let name = |call: &Syscall| {
         let path = call.text.split('"').nth(1).unwrap_or_default();
@@ -99,26 +104,120 @@ fn started(node: &Node, call: &Call) -> Vec<String> {
     programs.map(name).collect()
 }
 
+/// Prints the rules that iptables has.
+const RULES: &str = "iptables -t nat -S; iptables -S; ip6tables -t nat -S; ip6tables -S";
+
+/// A host whose containers are masqueraded, mapped and let through, all with iptables.
+struct Filtered<'a> {
+    node: &'a Node,
+    bridge: Value,
+}
+
+impl<'a> Filtered<'a> {
+    fn new(node: &'a Node) -> Filtered<'a> {
+        let mut bridge = conf(node);
+        bridge["ipMasqBackend"] = json!("iptables");
+        Filtered { node, bridge }
+    }
+
+    /// The plugins of a container behind bridge, each with its configuration.
+    fn chained(prev: &Value, port: u16) -> [(&'static str, Value); 2] {
+        let ports = json!([{"hostPort": port, "containerPort": 80, "protocol": "tcp"}]);
+        let conf = json!({"name": "n", "cniVersion": "1.0.0", "backend": "iptables",
+            "prevResult": prev});
+        let mut portmap = conf.clone();
+        portmap["runtimeConfig"] = json!({"portMappings": ports});
+        [("portmap", portmap), ("firewall", conf)]
+    }
+
+    /// Attaches a new container with this port; the programs that each plugin starts for it.
+    fn add(&self, port: u16) -> Vec<(&'static str, String)> {
+        let (container, id) = (Container::new(), format!("c{port}"));
+        let run = |plugin, conf: &Value| {
+            let call = self.node.call(plugin, "ADD").conf(conf).netns(&container.path()).id(&id);
+            let (outcome, calls) = strace::record(self.node, &call);
+            assert_eq!(outcome.status, Some(0), "{outcome:?}");
+            (outcome, programs(&calls).join(" "))
+        };
+        let (outcome, names) = run("bridge", &self.bridge);
+        let prev = serde_json::from_str(&outcome.stdout).unwrap();
+        let mut all = vec![("bridge", names)];
+        for (plugin, conf) in Self::chained(&prev, port) {
+            all.push((plugin, run(plugin, &conf).1));
+        }
+        all
+    }
+}
+
+#[test]
+fn add_to_what_is_expected_reads_no_table_of_iptables() {
+    let node = Node::new();
+    let host = Filtered::new(&node);
+    host.add(8080);
+    let expected = [
+        ("bridge", "iptables-restore ip6tables-restore"),
+        ("portmap", "iptables iptables-restore ip6tables ip6tables-restore"),
+        ("firewall", "iptables iptables iptables-restore ip6tables ip6tables ip6tables-restore"),
+    ];
+    assert_eq!(host.add(8081), expected.map(|(plugin, names)| (plugin, names.to_owned())));
+    let rules = node.sh(RULES);
+    for ends in [
+        "DNAT --to-destination 10.1.0.3:80",
+        "DNAT --to-destination [fd00:1::3]:80",
+        "-A CNI-FORWARD -s 10.1.0.3/32 -j ACCEPT",
+        "-A CNI-FORWARD -s fd00:1::3/128 -j ACCEPT",
+    ] {
+        assert_eq!(rules.lines().filter(|line| line.ends_with(ends)).count(), 1, "{ends}: {rules}");
+    }
+    assert_eq!(rules.matches("-A POSTROUTING -s 10.1.0.3/32 ").count(), 1, "{rules}");
+}
+
+#[test]
+fn add_to_what_is_not_as_expected_makes_it_so() {
+    let node = Node::new();
+    let host = Filtered::new(&node);
+    // What no container has for itself.
+    let shared = || {
+        let of_one = ["CNI-DN-", " id: ", "10.1.0.", "fd00:1::"];
+        let mut lines: Vec<_> = node.sh(RULES).lines().map(str::to_owned).collect();
+        lines
+            .retain(|line| line.contains("CNI-") && !of_one.iter().any(|part| line.contains(part)));
+        lines.retain(|line| !line.starts_with("-N "));
+        lines.sort();
+        lines
+    };
+    host.add(8080);
+    let whole = shared();
+    for (damage, port) in [
+        ("-t nat -D PREROUTING -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT", 8081),
+        ("-t nat -F CNI-HOSTPORT-SETMARK", 8082),
+        ("-D FORWARD -m comment --comment 'CNI firewall plugin rules' -j CNI-FORWARD", 8083),
+        ("-F CNI-FORWARD", 8084),
+    ] {
+        for family in ["iptables", "ip6tables"] {
+            node.sh(&format!("{family} {damage}"));
+        }
+        assert_ne!(shared(), whole, "{damage} does nothing");
+        host.add(port);
+        assert_eq!(shared(), whole, "{damage}");
+    }
+}
+
 #[test]
 fn del_of_what_is_known_reads_no_table_of_iptables() {
     let node = Node::new();
     let container = Container::new();
-    let mut conf = conf(&node);
-    conf["ipMasqBackend"] = json!("iptables");
+    let mut conf = Filtered::new(&node).bridge;
     let call =
         |plugin, verb, conf: &Value| node.call(plugin, verb).conf(conf).netns(&container.path());
     conf["prevResult"] = call("bridge", "ADD", &conf).result();
-    let prev = &conf["prevResult"];
-    let ports = json!([{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]);
-    let portmap = json!({"name": "n", "cniVersion": "1.0.0", "backend": "iptables",
-        "prevResult": prev, "runtimeConfig": {"portMappings": ports}});
-    let firewall = json!({"name": "n", "cniVersion": "1.0.0", "backend": "iptables",
-        "prevResult": prev});
-    call("portmap", "ADD", &portmap).result();
-    call("firewall", "ADD", &firewall).result();
+    let [portmap, firewall] = Filtered::chained(&conf["prevResult"], 8080);
+    for (plugin, conf) in [&portmap, &firewall] {
+        call(plugin, "ADD", conf).result();
+    }
     let once_each = ["iptables-nft-restore", "ip6tables-nft-restore"];
-    for (plugin, conf) in [("firewall", &firewall), ("portmap", &portmap), ("bridge", &conf)] {
-        assert_eq!(started(&node, &call(plugin, "DEL", conf)), once_each, "{plugin}");
+    for (plugin, conf) in [firewall, portmap, ("bridge", conf)] {
+        assert_eq!(started(&node, &call(plugin, "DEL", &conf)), once_each, "{plugin}");
     }
     let left = node.sh("iptables-nft-save; ip6tables-nft-save");
     assert!(!left.contains("10.1.0.2") && !left.contains("fd00:1::2"), "{left}");

@@ -109,10 +109,13 @@ fn is_about(rule: &Rule, bridge: &str) -> bool {
 pub fn add(filter: &PacketFilter, wanted: Wanted<'_>) -> Result<()> {
     for (family, ips) in families(wanted.pod) {
         let change = || {
-            Iptables::require(family)?.update(FILTER, |draft| {
+            let tables = Iptables::require(family)?;
+            let plan = |draft: &mut Draft| {
                 plan(draft, wanted, &ips);
                 Ok(())
-            })
+            };
+            let expect = || expected_table((filter, &tables), wanted, (family, &ips));
+            tables.add_expected(FILTER, expect, plan)
         };
         if let Err(error) = change() {
             drop(del(filter, wanted.pod));
@@ -120,6 +123,36 @@ pub fn add(filter: &PacketFilter, wanted: Wanted<'_>) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// What all attachments share, if the chains of their rules have none of this one or its
+/// addresses, and there is no policy of a bridge, nor was: rules of another one may be anywhere.
+fn expected_table(
+    (filter, tables): (&PacketFilter, &Iptables),
+    wanted: Wanted<'_>,
+    (family, ips): (Family, &[IpAddr]),
+) -> Option<Draft> {
+    let admin = wanted.admin?;
+    let marker = wanted.ingress.bridge.map(|bridge| format!("{BRIDGE_OWNER}{bridge}"));
+    let has = |chain: String| Some(!filter.iptables_with(family, FILTER, &chain).ok()?.is_empty());
+    if wanted.ingress.policy != Policy::Open || marker.map_or(Some(false), has)? {
+        return None;
+    }
+    let owner = &wanted.pod.owner;
+    let [owners, accepted] = tables.read_chains(FILTER, [OWNERS, CNI_FORWARD])?;
+    let is_known = |rule: &Rule| {
+        owner.owns(rule.value("--comment")) || ips.iter().any(|ip| is_owner_of(rule, *ip))
+    };
+    let is_accepted = |ip: &IpAddr| address_rules(*ip).iter().any(|rule| accepted.has(rule));
+    if owners.rules().iter().any(is_known) || ips.iter().any(is_accepted) {
+        return None;
+    }
+    let mut draft = Draft::empty(FILTER);
+    for chain in [CNI_FORWARD, admin.0, OWNERS] {
+        draft.ensure_chain(chain);
+    }
+    to_chains(admin).into_iter().for_each(|jump| draft.append_unique(jump));
+    Some(draft)
 }
 
 /// The families that the attachment has addresses of, with those.

@@ -28,10 +28,13 @@ pub(super) fn add(owner: Owner<'_>, addrs: &[IpNet]) -> Result<()> {
     for family in Family::BOTH {
         let addrs = of_family(family, addrs);
         if !addrs.is_empty() {
-            Iptables::require(family)?.update(NAT, |draft| {
+            let plan = |draft: &mut Draft| {
                 plan_add(draft, owner, &addrs);
                 Ok(())
-            })?;
+            };
+            // Its rules need nothing of what is there.
+            let expect = || Some(Draft::empty(NAT));
+            Iptables::require(family)?.add_expected(NAT, expect, plan)?;
         }
     }
     Ok(())

@@ -54,7 +54,10 @@ impl Options<'_> {
 pub fn add(forward: &Forward<'_>, options: &Options<'_>) -> Result<()> {
     for (at, target) in forward.targets.iter().enumerate() {
         let plan = |draft: &mut Draft| make(draft, forward, target, options);
-        let made = Iptables::require(target.family()).and_then(|tables| tables.update(NAT, plan));
+        let made = Iptables::require(target.family()).and_then(|tables| {
+            let expect = || expected_table(&tables, forward, target, options);
+            tables.add_expected(NAT, expect, plan)
+        });
         if let Err(error) = made {
             for earlier in &forward.targets[..at] {
                 take_back(earlier.family(), forward.owner);
@@ -63,6 +66,33 @@ pub fn add(forward: &Forward<'_>, options: &Options<'_>) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// What all containers share, if no other one has a port of these by the rules that lead to them.
+fn expected_table(
+    tables: &Iptables,
+    forward: &Forward<'_>,
+    target: &Target,
+    options: &Options<'_>,
+) -> Option<Draft> {
+    let [entries] = tables.read_chains(NAT, [TOP])?;
+    let is_free = |mapping: &Mapping| !entries.rules().iter().any(|e| may_be_of(e, mapping));
+    if !forward.mappings_to(target).all(is_free) {
+        return None;
+    }
+    let mut draft = Draft::empty(NAT);
+    shared(&mut draft, forward.snat, options);
+    Some(draft)
+}
+
+/// Whether an entry rule may be for this port: by what it says, unless that is not understood.
+fn may_be_of(entry: &Rule, mapping: &Mapping) -> bool {
+    let of_proto = |proto| proto == mapping.proto.to_string();
+    if !entry.value("-p").is_none_or(of_proto) {
+        return false;
+    }
+    let is_port = |text: &str| text.parse().map_or(true, |port: u16| port == mapping.host_port);
+    entry.value("--dports").is_none_or(|ports| ports.split(',').any(is_port))
 }
 
 fn make(

@@ -141,6 +141,11 @@ fn a_policy_follows_the_configuration() {
         assert_same(&same, &with("same-bridge"));
         let open = with("open");
         assert!(same.contains("br0") && !open.contains("br0"), "{open}");
+        // Also when the next one to come is another container.
+        with("same-bridge");
+        let keys = json!({"backend": backend, "prevResult": prev("1.1.0", &OTHER)});
+        net(&node, "1.1.0", &keys).call("ADD", "c2").netns(&container.path()).result();
+        assert!(!rules(&node).contains("br0"), "{}", rules(&node));
         // The policy of another network for the same bridge stays.
         let keys = json!({"name": "other", "backend": backend, "ingressPolicy": "isolated"});
         net(&node, "1.1.0", &keys).call("ADD", "c9").netns(&container.path()).result();
