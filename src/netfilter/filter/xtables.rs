@@ -151,7 +151,9 @@ fn expected_table(
     for chain in [CNI_FORWARD, admin.0, OWNERS] {
         draft.ensure_chain(chain);
     }
-    to_chains(admin).into_iter().for_each(|jump| draft.append_unique(jump));
+    for jump in to_chains(admin) {
+        draft.append_unique(jump);
+    }
     Some(draft)
 }
 
