@@ -10,7 +10,6 @@
 //! target) and with masks.
 
 use std::path::{Path, PathBuf};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use super::backend::Family;
@@ -85,27 +84,11 @@ impl Iptables {
         }
     }
 
-    /// Chains of a table as they are; `None` if one of them cannot be had, for example because it
-    /// is not there.
-    pub fn read_chains<const N: usize>(
-        &self,
-        table: &str,
-        chains: [&str; N],
-    ) -> Option<[Draft; N]> {
+    /// One chain of a table as it is; `None` if it cannot be had, for example because there is none.
+    pub fn read_chain(&self, table: &str, chain: &str) -> Option<Draft> {
         let list = self.list.as_deref()?;
-        let read = |chain: &str| {
-            let output = cmd::run(list, &["-w", "-t", table, "-S", chain], "").ok()?;
-            Some(Draft::parse(table, &output.require_success().ok()?))
-        };
-        // Most of the time of a program goes into its start.
-        let drafts: Option<Vec<Draft>> = match chains[..] {
-            [only] => Some(vec![read(only)?]),
-            _ => thread::scope(|scope| {
-                let readers = chains.map(|chain| scope.spawn(move || read(chain)));
-                readers.into_iter().map(|reader| reader.join().ok()?).collect()
-            }),
-        };
-        drafts?.try_into().ok()
+        let output = cmd::run(list, &["-w", "-t", table, "-S", chain], "").ok()?;
+        Some(Draft::parse(table, &output.require_success().ok()?))
     }
 
     /// Reads a table and makes the changes that `plan` finds necessary: all, or none.
@@ -129,16 +112,11 @@ impl Iptables {
         plan: impl Fn(&mut Draft) -> Result<()>,
     ) -> Result<()> {
         let _turn = Lock::exclusive(Path::new(LOCK)).ok();
-        if let Some(mut guess) = expect() {
-            let present = guess.rules.iter();
+        if let Some(expected) = expect() {
             let check = |rule: &Rule| format!("-C {}{}", rule.chain, rule.text());
-            let checks: Vec<String> = present.map(check).collect();
-            guess.changes.clear();
-            plan(&mut guess)?;
-            guess.changes.splice(..0, checks);
-            match guess.script() {
-                Some(script) if self.restore(&script)?.code == Some(0) => return Ok(()),
-                _ => {}
+            let checks = expected.rules.iter().map(check).collect();
+            if self.try_expected(&expected, checks, &plan)? {
+                return Ok(());
             }
         }
         self.update_in_turn(table, plan)
@@ -154,12 +132,25 @@ impl Iptables {
         plan: impl Fn(&mut Draft) -> Result<()>,
     ) -> Result<()> {
         let _turn = Lock::exclusive(Path::new(LOCK)).ok();
-        let mut guess = expected.clone();
-        guess.changes.clear();
+        if self.try_expected(expected, Vec::new(), &plan)? {
+            return Ok(());
+        }
+        self.update_in_turn(&expected.table, plan)
+    }
+
+    /// Makes the changes that `plan` finds necessary in `expected`, after `checks`; whether the
+    /// table was such that they could be made.
+    fn try_expected(
+        &self,
+        expected: &Draft,
+        checks: Vec<String>,
+        plan: impl Fn(&mut Draft) -> Result<()>,
+    ) -> Result<bool> {
+        let mut guess = Draft { changes: checks, ..expected.clone() };
         plan(&mut guess)?;
         match guess.script() {
-            Some(script) if self.restore(&script)?.code == Some(0) => Ok(()),
-            _ => self.update_in_turn(&expected.table, plan),
+            Some(script) => Ok(self.restore(&script)?.code == Some(0)),
+            None => Ok(false),
         }
     }
 

@@ -12,6 +12,7 @@
 //! both make it: the second one reads again what is there.
 
 use std::net::IpAddr;
+use std::thread;
 
 use super::nftables::Content;
 use super::{Ingress, Network, Owner, Pod, Policy, missing};
@@ -99,6 +100,11 @@ fn stage_ends() -> [Rule; 2] {
         .map(|stage| Rule::new::<&str>(stage, []).comment(ANY_POLICY).target("RETURN"))
 }
 
+/// The chain that says whose policy a bridge has.
+fn marker(bridge: &str) -> String {
+    format!("{BRIDGE_OWNER}{bridge}")
+}
+
 /// Whether a rule is about a bridge's policy.
 fn is_about(rule: &Rule, bridge: &str) -> bool {
     let names = [rule.value("-i"), rule.value("-o")];
@@ -133,13 +139,19 @@ fn expected_table(
     (family, ips): (Family, &[IpAddr]),
 ) -> Option<Draft> {
     let admin = wanted.admin?;
-    let marker = wanted.ingress.bridge.map(|bridge| format!("{BRIDGE_OWNER}{bridge}"));
-    let has = |chain: String| Some(!filter.iptables_with(family, FILTER, &chain).ok()?.is_empty());
-    if wanted.ingress.policy != Policy::Open || marker.map_or(Some(false), has)? {
+    let has_no_policy = |bridge| {
+        filter.iptables_with(family, FILTER, &marker(bridge)).is_ok_and(|found| found.is_empty())
+    };
+    if wanted.ingress.policy != Policy::Open || !wanted.ingress.bridge.is_none_or(has_no_policy) {
         return None;
     }
     let owner = &wanted.pod.owner;
-    let [owners, accepted] = tables.read_chains(FILTER, [OWNERS, CNI_FORWARD])?;
+    // Most of the time of a program goes into its start.
+    let (owners, accepted) = thread::scope(|scope| {
+        let owners = scope.spawn(|| tables.read_chain(FILTER, OWNERS));
+        let accepted = tables.read_chain(FILTER, CNI_FORWARD)?;
+        Some((owners.join().ok()??, accepted))
+    })?;
     let is_known = |rule: &Rule| {
         owner.owns(rule.value("--comment")) || ips.iter().any(|ip| is_owner_of(rule, *ip))
     };
@@ -148,13 +160,19 @@ fn expected_table(
         return None;
     }
     let mut draft = Draft::empty(FILTER);
-    for chain in [CNI_FORWARD, admin.0, OWNERS] {
+    shared(&mut draft, admin);
+    draft.ensure_chain(OWNERS);
+    Some(draft)
+}
+
+/// The chains of the reference and the way to them.
+fn shared(draft: &mut Draft, admin: Admin<'_>) {
+    for chain in [CNI_FORWARD, admin.0] {
         draft.ensure_chain(chain);
     }
     for jump in to_chains(admin) {
-        draft.append_unique(jump);
+        draft.insert_unique(jump);
     }
-    Some(draft)
 }
 
 /// The families that the attachment has addresses of, with those.
@@ -166,12 +184,8 @@ fn families(pod: &Pod) -> Vec<(Family, Vec<IpAddr>)> {
 
 fn plan(draft: &mut Draft, wanted: Wanted<'_>, ips: &[IpAddr]) {
     if let Some(admin) = wanted.admin {
-        for chain in [CNI_FORWARD, admin.0, OWNERS] {
-            draft.ensure_chain(chain);
-        }
-        for jump in to_chains(admin) {
-            draft.insert_unique(jump);
-        }
+        shared(draft, admin);
+        draft.ensure_chain(OWNERS);
         let owner = &wanted.pod.owner;
         remove(draft, &former_addresses(draft, owner, ips));
         for ip in ips {
@@ -204,7 +218,7 @@ fn is_owner_of(rule: &Rule, ip: IpAddr) -> bool {
 /// What another network wants of the same bridge stays.
 fn plan_policy(draft: &mut Draft, network: &Network, ingress: Ingress<'_>) {
     let Some(bridge) = ingress.bridge else { return };
-    let marker = format!("{BRIDGE_OWNER}{bridge}");
+    let marker = marker(bridge);
     let mut owners = draft.rules().iter().filter(|rule| rule.chain == marker);
     let is_foreign = owners.any(|rule| !network.owns(rule.value("--comment")));
     let is_known = draft.has_chain(&marker);
@@ -372,13 +386,7 @@ pub(super) fn make_ownerless(content: &Content) -> Result<()> {
             continue;
         }
         Iptables::require(family)?.update(FILTER, |draft| {
-            let admin = Admin(DEFAULT_ADMIN);
-            for chain in [CNI_FORWARD, admin.0] {
-                draft.ensure_chain(chain);
-            }
-            for rule in to_chains(admin) {
-                draft.insert_unique(rule);
-            }
+            shared(draft, Admin(DEFAULT_ADMIN));
             for rule in of(family).flat_map(|ip| address_rules(*ip)) {
                 draft.append_unique(rule);
             }

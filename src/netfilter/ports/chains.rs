@@ -75,7 +75,7 @@ fn expected_table(
     target: &Target,
     options: &Options<'_>,
 ) -> Option<Draft> {
-    let [entries] = tables.read_chains(NAT, [TOP])?;
+    let entries = tables.read_chain(NAT, TOP)?;
     let is_free = |mapping: &Mapping| !entries.rules().iter().any(|e| may_be_of(e, mapping));
     if !forward.mappings_to(target).all(is_free) {
         return None;
