@@ -6,7 +6,7 @@ use std::process::Stdio;
 
 use serde_json::{Value, json};
 
-use crate::node::{Call, Container, Node, eventually};
+use crate::node::{Call, Container, Node, Outcome, eventually};
 use crate::strace::{self, Syscall};
 
 /// Kilobytes that an ADD may have in memory at once, most of it pages of the executable that all
@@ -87,21 +87,16 @@ fn del_leaves_it_to_the_kernel_to_close_what_it_deleted_through() {
     }
 }
 
-/// The names of the programs that a call starts.
-fn started(node: &Node, call: &Call) -> Vec<String> {
+/// A call that succeeds, and the names of the programs that it starts.
+fn started(node: &Node, call: &Call) -> (Outcome, Vec<String>) {
     let (outcome, calls) = strace::record(node, call);
     assert_eq!(outcome.status, Some(0), "{outcome:?}");
-    programs(&calls)
-}
-
-/// The names of the programs that it executed, but its own.
-fn programs(calls: &[Syscall]) -> Vec<String> {
     let programs = calls.iter().filter(|call| call.name == "execve").skip(1);
     let name = |call: &Syscall| {
         let path = call.text.split('"').nth(1).unwrap_or_default();
         path.rsplit('/').next().unwrap_or_default().to_owned()
     };
-    programs.map(name).collect()
+    (outcome, programs.map(name).collect())
 }
 
 /// Prints the rules that iptables has.
@@ -135,15 +130,13 @@ impl<'a> Filtered<'a> {
         let (container, id) = (Container::new(), format!("c{port}"));
         let run = |plugin, conf: &Value| {
             let call = self.node.call(plugin, "ADD").conf(conf).netns(&container.path()).id(&id);
-            let (outcome, calls) = strace::record(self.node, &call);
-            assert_eq!(outcome.status, Some(0), "{outcome:?}");
-            (outcome, programs(&calls).join(" "))
+            started(self.node, &call)
         };
         let (outcome, names) = run("bridge", &self.bridge);
         let prev = serde_json::from_str(&outcome.stdout).unwrap();
-        let mut all = vec![("bridge", names)];
+        let mut all = vec![("bridge", names.join(" "))];
         for (plugin, conf) in Self::chained(&prev, port) {
-            all.push((plugin, run(plugin, &conf).1));
+            all.push((plugin, run(plugin, &conf).1.join(" ")));
         }
         all
     }
@@ -217,7 +210,7 @@ fn del_of_what_is_known_reads_no_table_of_iptables() {
     }
     let once_each = ["iptables-nft-restore", "ip6tables-nft-restore"];
     for (plugin, conf) in [firewall, portmap, ("bridge", conf)] {
-        assert_eq!(started(&node, &call(plugin, "DEL", &conf)), once_each, "{plugin}");
+        assert_eq!(started(&node, &call(plugin, "DEL", &conf)).1, once_each, "{plugin}");
     }
     let left = node.sh("iptables-nft-save; ip6tables-nft-save");
     assert!(!left.contains("10.1.0.2") && !left.contains("fd00:1::2"), "{left}");
