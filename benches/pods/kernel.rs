@@ -13,11 +13,11 @@ use crate::Result;
 use crate::case::BRIDGE;
 use crate::contest::{Times, ms};
 
-/// Makes and deletes the link of one pod after the other, on a host of bridge pods. The requests
-/// are those of an ADD, from a process that is there already.
-pub(crate) fn links(host: &Netns, rounds: usize) -> Result<Times> {
+/// Makes and deletes the link of one pod after the other, on the calling thread's host of bridge
+/// pods. The requests are those of an ADD, from a process that is there already.
+pub(crate) fn links(rounds: usize) -> Result<Times> {
     let mut times = Times::new(1);
-    let host = Netlink::open_in(host)?;
+    let host = Netlink::open()?;
     let bridge = bridge(&host)?;
     // Kept to the end: the kernel takes namespaces down behind our back, holding its locks.
     let mut used = Vec::new();

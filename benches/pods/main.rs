@@ -183,15 +183,16 @@ impl Bench<'_> {
             table.row(&name, "VERSION", Unit::Ms, &times);
             return Ok(());
         }
+        let times = if case.is_link() {
+            worlds[0].on_host(|| kernel::links(self.options.rounds))??
+        } else {
+            contest::rounds(&worlds, case, self.options.rounds)?
+        };
+        table.row(&name, "ADD", Unit::Ms, &times.add);
+        table.row(&name, "DEL", Unit::Ms, &times.del);
         if case.is_link() {
-            let times = kernel::links(worlds[0].host(), self.options.rounds)?;
-            table.row(&name, "ADD", Unit::Ms, &times.add);
-            table.row(&name, "DEL", Unit::Ms, &times.del);
             return Ok(());
         }
-        let rounds = contest::rounds(&worlds, case, self.options.rounds)?;
-        table.row(&name, "ADD", Unit::Ms, &rounds.add);
-        table.row(&name, "DEL", Unit::Ms, &rounds.del);
         table.row(&name, "ADD, memory", Unit::Mb, &contest::memory(&worlds, case)?);
         self.batches(table, &name, case, &worlds, pods)
     }

@@ -92,11 +92,6 @@ impl World {
         Ok(World { folder: folder.into(), links, host, _crowd: crowd })
     }
 
-    /// The host's namespace.
-    pub(crate) fn host(&self) -> &Netns {
-        &self.host
-    }
-
     /// Runs `f` on this host; what it spawns is there too.
     pub(crate) fn on_host<T: Send>(&self, f: impl FnOnce() -> T + Send) -> Result<T> {
         Ok(self.host.run(f)?)
