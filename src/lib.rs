@@ -14,6 +14,7 @@
 //! | 3 | [`skel`] | the plugin process: trait, typed requests, rollback, the printer of results |
 //! | 2 | [`iface`] | link work that plugins share |
 //! | 2 | [`netfilter`] | the packet filter |
+//! | 2 | [`attachment`] | whose something is, and whether that container is alive |
 //! | 2 | [`invoke`] | finding and running a plugin |
 //! | 2 | [`store`] | everything kept on disk |
 //! | 1 | [`netlink`] | links, addresses, routes, traffic control, `nf_tables`: the only user of rtnetlink |
@@ -27,6 +28,7 @@
 //! the tests of this repository and may change at any time.
 
 pub mod applets;
+pub mod attachment;
 pub mod cmd;
 pub mod cni;
 pub mod error;

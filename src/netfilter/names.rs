@@ -1,45 +1,12 @@
 //! Names and comments of what is made for an attachment: those of the reference plugins, so that
 //! either implementation finds what the other made.
 
-use sha2::{Digest, Sha512};
-
-use crate::cni::{Attachment, ContainerId, IfName, NetworkName};
+pub use crate::attachment::{Owner, hash, network_hash};
 
 /// Length of a chain's name: iptables allows 28 characters.
 const CHAIN: usize = 28;
 /// Length of a comment: nft allows 128 characters.
 const COMMENT: usize = 128;
-/// Hexadecimal digits of each half of an instance's hash.
-const HALF: usize = 16;
-
-/// The attachment that something belongs to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Owner<'a> {
-    /// The network's name.
-    pub network: &'a str,
-    /// The container's interface.
-    pub ifname: &'a str,
-    /// The container's id.
-    pub id: &'a str,
-}
-
-impl<'a> Owner<'a> {
-    /// The attachment of a container's interface to a network.
-    pub fn new(network: &'a NetworkName, id: &'a ContainerId, ifname: &'a IfName) -> Owner<'a> {
-        Owner { network: network.as_str(), ifname: ifname.as_str(), id: id.as_str() }
-    }
-
-    /// The attachments of a network.
-    pub fn each(network: &'a NetworkName, attachments: &'a [Attachment]) -> Vec<Owner<'a>> {
-        let owner = |a: &'a Attachment| Owner {
-            network: network.as_str(),
-            ifname: &a.ifname,
-            id: &a.container_id,
-        };
-        attachments.iter().map(owner).collect()
-    }
-}
-
 impl Owner<'_> {
     /// The iptables chain of this container and network, `CNI-` and a prefix such as `DN-`.
     pub fn chain(&self, prefix: &str) -> String {
@@ -51,13 +18,6 @@ impl Owner<'_> {
     /// The comment of this container's iptables rules.
     pub fn rule_comment(&self) -> String {
         format!("{}{}\"", rule_comment_of(self.network), self.id)
-    }
-
-    /// What comments of nftables objects of this attachment begin with: fixed in length, and not
-    /// the beginning of another's.
-    pub fn instance(&self) -> String {
-        let of = hash(&[self.ifname, ":", self.id]);
-        format!("{}-{}", network_hash(self.network), &of[..HALF])
     }
 
     /// The comment of this attachment's rules in the reference's nftables layout.
@@ -127,20 +87,6 @@ pub fn stale(network: &str, valid: &[Owner<'_>]) -> impl Fn(Option<&str>) -> boo
             text.starts_with(&ours) && !valid.iter().any(|instance| text.starts_with(instance))
         })
     }
-}
-
-/// What comments of a network's nftables objects begin with.
-pub fn network_hash(network: &str) -> String {
-    let mut hash = hash(&[network]);
-    hash.truncate(HALF);
-    hash
-}
-
-/// SHA-512 of the texts one behind the other, in hexadecimal.
-pub fn hash(texts: &[&str]) -> String {
-    let digest = Sha512::digest(texts.concat());
-    let digits = digest.iter().flat_map(|byte| [byte >> 4, byte & 15]);
-    digits.filter_map(|digit| char::from_digit(digit.into(), 16)).collect()
 }
 
 #[cfg(test)]

@@ -16,12 +16,13 @@ use nix::fcntl::AT_FDCWD;
 use super::atomic::{self, Writer};
 use super::index::{self, Index};
 use super::lease::{Lease, Owner};
-use super::life::{Life, Notes, Reclaimed, judge};
+use super::life::{Notes, Reclaimed, judge};
 use super::listing::{self, Found, Listing};
 use super::lock::{self, Lock};
 use super::note::{FileId, Note};
 use super::quarantine::{self, Moment};
 use super::{During, Result, remove_file};
+use crate::attachment::Life;
 use crate::error;
 use crate::{log, sysctl};
 

@@ -13,9 +13,10 @@ use nix::sys::stat::Mode;
 use nix::unistd::{AccessFlags, access};
 
 use super::lease::Lease;
-use super::life::{Life, Notes, Reclaimed, judge};
+use super::life::{Notes, Reclaimed, judge};
 use super::table::Entry;
 use super::{During, Result, Terms, index, quarantine};
+use crate::attachment::Life;
 use crate::{error, log, sysctl};
 
 /// The addresses taken in a network at one moment, seen without its lock.

@@ -5,7 +5,7 @@
 //! | `lock.rs`, `atomic.rs` | flock with an end to its patience, files that appear whole |
 //! | `lease.rs`, `listing.rs`, `leases.rs` | one lease, all that a folder has, a locked store |
 //! | `index.rs`, `table.rs` | leases by owner, so that no command reads all of them |
-//! | `note.rs`, `life.rs` | what tells whether the container of a lease is alive, and the judgement |
+//! | `note.rs`, `life.rs` | what tells whether the container of a lease is alive |
 //! | `quarantine.rs` | addresses that were freed a short while ago |
 //! | `backup.rs` | what an interface was like before it was changed |
 
@@ -27,11 +27,12 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
+pub use crate::attachment::{Gone, Life};
 use crate::error;
 
 pub use lease::{Lease, Owner};
 pub use leases::{LeaseStore, Terms};
-pub use life::{Gone, Life, Reclaimed};
+pub use life::Reclaimed;
 pub use listing::{Known, Listing, networks};
 
 /// A file operation that failed, with its errno.

@@ -1,0 +1,123 @@
+//! Whether the container of an attachment can still be alive.
+//!
+//! Gone is only what is proved gone: see `docs/decisions/0007-lease-liveness.md`. All else stays.
+
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::net::IpAddr;
+use std::path::Path;
+
+use crate::log;
+use crate::netlink::Netlink;
+use crate::netns::Netns;
+use crate::netns::census::{self, Census, NetnsId};
+
+/// What is known of the container that something was made for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Life {
+    /// Its network namespace is there.
+    Alive,
+    /// It is gone, and what it had can be taken back.
+    Gone(Gone),
+    /// Nothing is proved: all stays as it is.
+    Unknown,
+}
+
+/// Why a container cannot be alive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gone {
+    /// It was noted before the last boot.
+    EarlierBoot,
+    /// Its network namespace is no more.
+    Namespace,
+}
+
+impl fmt::Display for Gone {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Gone::EarlierBoot => "it was made before the last boot",
+            Gone::Namespace => "its network namespace is gone",
+        })
+    }
+}
+
+/// What was noted of a container when something was made for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Trace {
+    /// Its network namespace.
+    pub netns: Option<NetnsId>,
+    /// It was noted before the last boot.
+    pub earlier_boot: bool,
+    /// The addresses that it got.
+    pub ips: Vec<IpAddr>,
+}
+
+/// The life behind each of these traces.
+pub fn judge(traces: &[Trace]) -> Vec<Life> {
+    let mut lives = vec![None; traces.len()];
+    // What was found holding a namespace may have ended before it was looked at.
+    for _ in 0..3 {
+        let open: Vec<usize> = (0..lives.len()).filter(|i| lives[*i].is_none()).collect();
+        let asked: Vec<&Trace> = open.iter().map(|i| &traces[*i]).collect();
+        for (i, life) in open.into_iter().zip(judge_once(&asked)) {
+            lives[i] = life;
+        }
+    }
+    lives.into_iter().map(|life| life.unwrap_or(Life::Unknown)).collect()
+}
+
+fn judge_once(traces: &[&Trace]) -> Vec<Option<Life>> {
+    let numbers = traces.iter().filter(|trace| !trace.earlier_boot);
+    let numbers: HashSet<u32> = numbers.filter_map(|e| Some(e.netns?.ino)).collect();
+    let census = Census::of(&numbers);
+    if let Some(doubt) = census.doubt() {
+        log::debug(format_args!("cannot tell which namespaces are gone: {doubt}"));
+    }
+    let mut judge = Judge { census, inside: HashMap::new() };
+    traces.iter().map(|trace| judge.life(trace)).collect()
+}
+
+struct Judge {
+    census: Census,
+    /// The addresses in namespaces that were entered.
+    inside: HashMap<u32, Option<HashSet<IpAddr>>>,
+}
+
+impl Judge {
+    /// `None` if it has to be looked at again.
+    fn life(&mut self, trace: &Trace) -> Option<Life> {
+        if trace.earlier_boot {
+            return Some(Life::Gone(Gone::EarlierBoot));
+        }
+        let Some(noted) = trace.netns else { return Some(Life::Unknown) };
+        let Some(holder) = self.census.holder(noted.ino).map(Path::to_owned) else {
+            let proved = self.census.doubt().is_none();
+            return Some(if proved { Life::Gone(Gone::Namespace) } else { Life::Unknown });
+        };
+        let now = census::now_at(&holder).filter(|now| now.ino == noted.ino)?;
+        match noted.born {
+            born if born == now.born => Some(Life::Alive),
+            // Nothing pinned it: it may be the container's own, or another's.
+            0 => Some(Life::Unknown),
+            _ => self.life_of_number(&holder, noted, &trace.ips),
+        }
+    }
+
+    /// The number belongs to another namespace, or what pinned the container's own was taken
+    /// away. It is gone if this one has none of the addresses.
+    fn life_of_number(&mut self, holder: &Path, noted: NetnsId, ips: &[IpAddr]) -> Option<Life> {
+        let inside = self.inside.entry(noted.ino).or_insert_with(|| addresses(holder, noted.ino));
+        let inside = inside.as_ref()?;
+        let has = ips.iter().any(|ip| inside.contains(ip));
+        Some(if has { Life::Alive } else { Life::Gone(Gone::Namespace) })
+    }
+}
+
+/// All addresses in the namespace that `holder` leads to, if it is the one of this number.
+fn addresses(holder: &Path, ino: u32) -> Option<HashSet<IpAddr>> {
+    let netns = Netns::open(holder).ok()?;
+    let netlink = Netlink::open_in(&netns).ok()?;
+    let addresses = netlink.dump_all_addrs().ok()?;
+    let same = census::now_at(holder).is_some_and(|now| now.ino == ino);
+    same.then(|| addresses.into_iter().map(|addr| addr.net.addr()).collect())
+}

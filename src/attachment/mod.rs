@@ -1,0 +1,12 @@
+//! An attachment lives or dies as a whole: whose something is, and whether that one is alive.
+//!
+//! | file | |
+//! | --- | --- |
+//! | `owner.rs` | the owner: network, container, interface |
+//! | `life.rs` | alive, gone or unknown, by what was noted of the container's namespace |
+
+pub mod life;
+mod owner;
+
+pub use life::{Gone, Life, Trace};
+pub use owner::{Owner, hash, network_hash};

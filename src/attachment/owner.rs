@@ -1,0 +1,59 @@
+//! Whose something is.
+
+use sha2::{Digest, Sha512};
+
+use crate::cni::{Attachment, ContainerId, IfName, NetworkName};
+
+/// Hexadecimal digits of each half of an instance's hash.
+const HALF: usize = 16;
+
+/// The attachment that something belongs to: links, rules, leases, records.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Owner<'a> {
+    /// The network's name.
+    pub network: &'a str,
+    /// The container's interface.
+    pub ifname: &'a str,
+    /// The container's id.
+    pub id: &'a str,
+}
+
+impl<'a> Owner<'a> {
+    /// The attachment of a container's interface to a network.
+    pub fn new(network: &'a NetworkName, id: &'a ContainerId, ifname: &'a IfName) -> Owner<'a> {
+        Owner { network: network.as_str(), ifname: ifname.as_str(), id: id.as_str() }
+    }
+
+    /// The attachments of a network.
+    pub fn each(network: &'a NetworkName, attachments: &'a [Attachment]) -> Vec<Owner<'a>> {
+        let owner = |a: &'a Attachment| Owner {
+            network: network.as_str(),
+            ifname: &a.ifname,
+            id: &a.container_id,
+        };
+        attachments.iter().map(owner).collect()
+    }
+}
+
+impl Owner<'_> {
+    /// What tells this attachment from all others: fixed in length, and not the beginning of
+    /// another's. It is the reference's, which begins the comments of nftables objects with it.
+    pub fn instance(&self) -> String {
+        let of = hash(&[self.ifname, ":", self.id]);
+        format!("{}-{}", network_hash(self.network), &of[..HALF])
+    }
+}
+
+/// What the [instances](Owner::instance) of a network's attachments begin with.
+pub fn network_hash(network: &str) -> String {
+    let mut hash = hash(&[network]);
+    hash.truncate(HALF);
+    hash
+}
+
+/// SHA-512 of the texts one behind the other, in hexadecimal.
+pub fn hash(texts: &[&str]) -> String {
+    let digest = Sha512::digest(texts.concat());
+    let digits = digest.iter().flat_map(|byte| [byte >> 4, byte & 15]);
+    digits.filter_map(|digit| char::from_digit(digit.into(), 16)).collect()
+}
