@@ -6,6 +6,7 @@ pub mod configure;
 pub mod forwarding;
 pub mod inside;
 pub mod names;
+pub mod peer;
 pub mod tables;
 pub mod tun;
 pub mod verify;

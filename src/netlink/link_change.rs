@@ -7,7 +7,7 @@ use rtnetlink::packet_core::DefaultNla;
 use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::packet_route::link::{
     InfoBridge, InfoBridgePort, InfoData, InfoKind, InfoPortData, InfoPortKind, LinkAttribute,
-    LinkMessage,
+    LinkMessage, Prop,
 };
 
 use super::Netlink;
@@ -210,5 +210,15 @@ impl Netlink {
                 .map_err(|failure| failure.doing("change", || self.label(index)))?;
         }
         Ok(())
+    }
+
+    /// Takes alternative names away from the link with this index.
+    pub fn del_alt_names(&self, index: u32, names: &[String]) -> Result<()> {
+        let mut message = LinkMessage::default();
+        message.header.index = index;
+        let names = names.iter().cloned().map(Prop::AltIfName).collect();
+        message.attributes.push(LinkAttribute::PropList(names));
+        self.ack(RouteNetlinkMessage::DelLinkProp(message), 0)
+            .map_err(|failure| failure.doing("take the alternative names of", || self.label(index)))
     }
 }

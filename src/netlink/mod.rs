@@ -14,6 +14,7 @@
 //! | `request.rs` | the one place that sends, collects answers and decodes errors |
 //! | `packet.rs` | messages and attributes as bytes |
 //! | `link.rs`, `new_link.rs`, `link_change.rs` | links: reading, creating, changing |
+//! | `nsid.rs` | the numbers of other namespaces |
 //! | `bridge_vlan.rs` | VLANs of the ports of bridges |
 //! | `addr.rs`, `route.rs`, `rule.rs` | addresses, routes, policy rules |
 //! | `events.rs` | waiting for the kernel instead of sleeping |
@@ -36,6 +37,7 @@ mod mac;
 mod netfilter;
 mod new_link;
 pub mod nftables;
+mod nsid;
 mod packet;
 mod request;
 mod route;

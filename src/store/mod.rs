@@ -7,10 +7,12 @@
 //! | `index.rs`, `table.rs` | leases by owner, so that no command reads all of them |
 //! | `note.rs`, `life.rs` | what tells whether the container of a lease is alive |
 //! | `quarantine.rs` | addresses that were freed a short while ago |
+//! | `folder.rs` | folders that only root can write to |
 //! | `backup.rs` | what an interface was like before it was changed |
 
 pub mod atomic;
 pub mod backup;
+pub mod folder;
 mod index;
 mod lease;
 mod leases;

@@ -1,0 +1,93 @@
+//! Where the other end of a link is, proven by the kernel: indexes and names are chosen in each
+//! namespace, so they tell something only together with the namespace that they are of.
+
+use std::os::fd::AsFd;
+
+use super::Inside;
+use crate::error::Result;
+use crate::netlink::{Link, Netlink};
+use crate::netns::Netns;
+
+/// Whether two [`Link::link_netnsid`] are the same namespace, `outer` of a link on the host and
+/// `inner` of one in the container.
+pub fn is_same_netns(
+    host: &Netlink,
+    inside: &Inside<'_>,
+    (outer, inner): (Option<i32>, Option<i32>),
+) -> Result<bool> {
+    let known = match outer {
+        None => inside.netlink.nsid(Netns::current()?.as_fd())?,
+        Some(outer) => match host.nsid(inside.netns.as_fd())? {
+            Some(container) if container == outer => return Ok(inner.is_none()),
+            Some(container) => host.nsid_in(container, outer)?,
+            None => None,
+        },
+    };
+    Ok(inner.is_some() && known == inner)
+}
+
+/// Whether the other end of a link of the container, or the device below it, is on the host.
+pub fn is_on_host(host: &Netlink, inside: &Inside<'_>, link: &Link) -> Result<bool> {
+    Ok(link.link.is_some() && is_same_netns(host, inside, (None, link.link_netnsid))?)
+}
+
+/// The host's end of the pair whose other end `link` is in the container.
+pub fn on_host(host: &Netlink, inside: &Inside<'_>, link: &Link) -> Result<Option<Link>> {
+    let is_veth = |link: &Link| link.kind.as_deref() == Some("veth");
+    let Some(index) = link.link.filter(|_| is_veth(link)) else { return Ok(None) };
+    if !is_on_host(host, inside, link)? {
+        return Ok(None);
+    }
+    let end = host.link_by_index(index)?;
+    Ok(end.filter(|end| is_veth(end) && end.link == Some(link.index)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::netlink::{LinkKind, NewLink, VethPeer};
+    use crate::netns;
+
+    fn veth<'a>(name: &str, peer: VethPeer<'a>) -> NewLink<'a> {
+        NewLink::new(name, LinkKind::Veth { peer })
+    }
+
+    #[test]
+    fn a_pair_is_told_from_one_with_the_same_indexes_in_the_container() {
+        netns::isolate();
+        let (host, container) = (Netlink::open().unwrap(), Netns::fresh().unwrap());
+        let inside = Inside::enter(&container).unwrap();
+        // So that the ends have different indexes.
+        host.add_link(&veth("x", VethPeer::new("y"))).unwrap();
+        let peer = VethPeer::new("eth0").netns(container.as_fd());
+        let end = host.create_link(&veth("veth0", peer)).unwrap();
+        let link = inside.link("eth0").unwrap();
+        assert_eq!(on_host(&host, &inside, &link).unwrap().unwrap().name, "veth0");
+
+        inside.netlink.add_link(&veth("a", VethPeer::new("b")).index(end.index)).unwrap();
+        let forged = inside.link("b").unwrap();
+        assert_eq!(forged.link, Some(end.index));
+        assert_eq!(on_host(&host, &inside, &forged).unwrap(), None);
+        assert!(!is_on_host(&host, &inside, &inside.link("lo").unwrap()).unwrap());
+    }
+
+    #[test]
+    fn a_third_namespace_is_the_same_from_both() {
+        netns::isolate();
+        let (host, container) = (Netlink::open().unwrap(), Netns::fresh().unwrap());
+        let (inside, third) = (Inside::enter(&container).unwrap(), Netns::fresh().unwrap());
+        let other = Netns::fresh().unwrap();
+        for (name, netns) in [("one", &third), ("two", &container), ("three", &other)] {
+            host.add_link(&veth(name, VethPeer::new(name).netns(netns.as_fd()))).unwrap();
+            host.require_link(name).unwrap();
+        }
+        let peer = VethPeer::new("x").netns(third.as_fd());
+        inside.netlink.add_link(&veth("eth1", peer)).unwrap();
+        let inner = inside.link("eth1").unwrap().link_netnsid;
+        let outer = |name: &str| host.require_link(name).unwrap().link_netnsid;
+        let same = |outer, inner| is_same_netns(&host, &inside, (outer, inner)).unwrap();
+        assert!(same(outer("one"), inner));
+        assert!(!same(outer("three"), inner) && !same(None, inner) && !same(Some(77), inner));
+        assert!(same(outer("two"), None) && !same(outer("two"), inner));
+    }
+}
