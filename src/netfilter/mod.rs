@@ -3,6 +3,7 @@
 //! | file | |
 //! | --- | --- |
 //! | `backend.rs` | which of the two; the sockets and programs of a call |
+//! | `draft.rs` | a table of iptables, the changes to come, and which words may be in them |
 //! | `handover.rs` | live state for the reference plugins, when a node goes back to them |
 //! | `iptables.rs` | tables read with iptables-save and changed with iptables-restore |
 //! | `names.rs` | names and comments, those of the reference plugins |
@@ -12,6 +13,7 @@
 //! | `filter/` | the rules of the firewall plugin |
 
 pub mod backend;
+pub mod draft;
 pub mod filter;
 pub mod handover;
 pub mod iptables;

@@ -1,10 +1,11 @@
 //! firewall: lifecycle in every version and back end, owners, refusals; see the modules for
-//! traffic, the reference's iptables rules, and firewalld.
+//! traffic, the reference's iptables rules, words from outside, and firewalld.
 
 mod firewalld;
 mod lifecycle;
 mod reference;
 mod traffic;
+mod words;
 
 use serde_json::{Value, json};
 

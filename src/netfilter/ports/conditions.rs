@@ -36,11 +36,29 @@ pub struct Conditions {
     v6: Vec<Vec<Condition>>,
 }
 
+/// Why words are no conditions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// This word is not understood.
+    Word(String),
+    /// There are more alternatives than may be.
+    TooMany,
+}
+
+impl From<&str> for Refusal {
+    fn from(word: &str) -> Refusal {
+        Refusal::Word(word.to_owned())
+    }
+}
+
 impl Conditions {
-    /// Reads the words of both families; the error is the first word that is not understood, and
-    /// the number of the family's list.
-    pub fn parse(v4: &[String], v6: &[String]) -> Result<Conditions, (Family, String)> {
-        let of = |family, words| alternatives(family, words).map_err(|word| (family, word));
+    /// Reads the words of both families, each `most` alternatives at most: lists multiply.
+    pub fn parse(
+        v4: &[String],
+        v6: &[String],
+        most: usize,
+    ) -> Result<Conditions, (Family, Refusal)> {
+        let of = |family, words| alternatives(family, words, most).map_err(|why| (family, why));
         Ok(Conditions { v4: of(Family::V4, v4)?, v6: of(Family::V6, v6)? })
     }
 
@@ -75,7 +93,11 @@ fn with(rule: Rule, condition: &Condition) -> Rule {
 }
 
 /// Words may hold several of nft's, as in `["ip saddr 10.0.0.1"]`.
-fn alternatives(family: Family, words: &[String]) -> Result<Vec<Vec<Condition>>, String> {
+fn alternatives(
+    family: Family,
+    words: &[String],
+    most: usize,
+) -> Result<Vec<Vec<Condition>>, Refusal> {
     let text = words.join(" ").replace('{', " { ").replace('}', " } ").replace(',', " ");
     let mut tokens = text.split_whitespace();
     let mut all = Vec::new();
@@ -83,7 +105,7 @@ fn alternatives(family: Family, words: &[String]) -> Result<Vec<Vec<Condition>>,
         let field = match (word, family) {
             ("ip", Family::V4) | ("ip6", Family::V6) => tokens.next().unwrap_or(word),
             ("iifname", _) => word,
-            _ => return Err(word.to_owned()),
+            _ => return Err(word.into()),
         };
         let mut value = tokens.next().ok_or(word)?;
         let not = matches!(value, "!=" | "ne");
@@ -96,7 +118,12 @@ fn alternatives(family: Family, words: &[String]) -> Result<Vec<Vec<Condition>>,
         }
         let parsed: Result<Vec<_>, _> =
             values.into_iter().map(|value| condition(family, field, not, value)).collect();
-        all = multiplied(all, &parsed?, not);
+        let parsed = parsed?;
+        let times = if not { 1 } else { parsed.len() };
+        if all.len().max(1).saturating_mul(times) > most {
+            return Err(Refusal::TooMany);
+        }
+        all = multiplied(all, &parsed, not);
     }
     Ok(all)
 }
@@ -112,23 +139,23 @@ fn multiplied(all: Vec<Vec<Condition>>, more: &[Condition], not: bool) -> Vec<Ve
     all.iter().flat_map(beside).collect()
 }
 
-fn condition(family: Family, field: &str, not: bool, value: &str) -> Result<Condition, String> {
+fn condition(family: Family, field: &str, not: bool, value: &str) -> Result<Condition, Refusal> {
     if field == "iifname" {
         let name = value.trim_matches('"').to_owned();
         let plain = !name.is_empty() && name.len() < 16 && !name.contains('*');
         let made = if not { Condition::NotInterface(name) } else { Condition::Interface(name) };
-        return plain.then_some(made).ok_or_else(|| value.to_owned());
+        return plain.then_some(made).ok_or_else(|| value.into());
     }
     let addr = || value.parse::<IpAddr>().map(host_net);
     let net = value.parse::<IpNet>().map(|net| net.trunc()).or_else(|_| addr());
     let net = net.ok().filter(|net| Family::of(net.addr()) == family);
-    let net = net.ok_or_else(|| value.to_owned())?;
+    let net = net.ok_or_else(|| Refusal::from(value))?;
     match (field, not) {
         ("saddr", false) => Ok(Condition::Source(net)),
         ("saddr", true) => Ok(Condition::NotSource(net)),
         ("daddr", false) => Ok(Condition::Destination(net)),
         ("daddr", true) => Ok(Condition::NotDestination(net)),
-        _ => Err(field.to_owned()),
+        _ => Err(field.into()),
     }
 }
 
@@ -136,9 +163,9 @@ fn condition(family: Family, field: &str, not: bool, value: &str) -> Result<Cond
 mod tests {
     use super::*;
 
-    fn v4(words: &[&str]) -> Result<Vec<Vec<Condition>>, String> {
+    fn v4(words: &[&str]) -> Result<Vec<Vec<Condition>>, Refusal> {
         let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
-        alternatives(Family::V4, &words)
+        alternatives(Family::V4, &words, 8)
     }
 
     fn net(text: &str) -> IpNet {
@@ -180,7 +207,16 @@ mod tests {
             ("iifname eth*", "eth*"),
             ("ip saddr", "ip"),
         ] {
-            assert_eq!(v4(&[words]), Err(word.to_owned()), "{words}");
+            assert_eq!(v4(&[words]), Err(word.into()), "{words}");
         }
+    }
+
+    #[test]
+    fn lists_do_not_multiply_without_bound() {
+        let two = "ip saddr { 10.0.0.0/8, 192.0.2.7 }";
+        assert_eq!(v4(&[two; 3]).unwrap().len(), 8);
+        assert_eq!(v4(&[two; 4]), Err(Refusal::TooMany));
+        let excluded = "ip saddr != { 10.0.0.0/8, 192.0.2.7 }";
+        assert_eq!(v4(&[excluded; 9]).unwrap().len(), 1);
     }
 }

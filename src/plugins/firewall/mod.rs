@@ -11,12 +11,15 @@
 
 mod backend;
 
+use std::slice;
+
 use serde::Deserialize;
 
 use self::backend::{Backend, PolicyBackend};
 use crate::cni::{CniResult, SpecVersion};
 use crate::error::{Context, Error, Result};
 use crate::netfilter::backend::PacketFilter;
+use crate::netfilter::draft;
 use crate::netfilter::filter::firewalld::Zone;
 use crate::netfilter::filter::xtables::{Admin, Wanted};
 use crate::netfilter::filter::{
@@ -48,6 +51,14 @@ impl Conf {
         if self.firewalld_zone.is_empty() { "trusted" } else { &self.firewalld_zone }
     }
 
+    /// Checks what becomes a word of the back ends.
+    fn require_words(&self) -> Result<()> {
+        if !self.iptables_admin_chain_name.is_empty() {
+            draft::require_chain("iptablesAdminChainName", &self.iptables_admin_chain_name)?;
+        }
+        draft::require_words("firewalldZone", slice::from_ref(&self.firewalld_zone))
+    }
+
     fn admin(&self) -> Admin<'_> {
         let name = self.iptables_admin_chain_name.as_str();
         Admin(if name.is_empty() { xtables::DEFAULT_ADMIN } else { name })
@@ -61,6 +72,7 @@ impl Plugin for Firewall {
     type Conf = Conf;
 
     fn add(cx: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
+        conf.require_words()?;
         let policy = Policy::parse(&conf.ingress_policy)?;
         let prev = require_prev(req.prev.as_ref())?;
         let ingress = Ingress { policy, bridge: bridge(prev, policy)? };
@@ -78,6 +90,7 @@ impl Plugin for Firewall {
     }
 
     fn check(cx: &Cx<'_>, conf: &Conf, req: &CheckReq) -> Result<()> {
+        conf.require_words()?;
         let policy = Policy::parse(&conf.ingress_policy)?;
         let prev = require_prev(req.prev.as_ref())?;
         let ingress = Ingress { policy, bridge: bridge(prev, policy)? };
@@ -145,6 +158,7 @@ impl Plugin for Firewall {
     }
 
     fn status(_: &Cx<'_>, conf: &Conf) -> Result<()> {
+        conf.require_words().or_unavailable()?;
         Policy::parse(&conf.ingress_policy).or_unavailable()?;
         let filter = PacketFilter::new();
         Backend::choose(conf, &filter)
@@ -176,7 +190,12 @@ fn pod(cx: &Cx<'_>, (id, ifname): (&str, &str), prev: &CniResult) -> Pod {
 fn bridge(prev: &CniResult, policy: Policy) -> Result<Option<&str>> {
     let first = prev.interfaces.iter().find(|interface| interface.sandbox.is_empty());
     match first {
-        Some(interface) if !interface.name.is_empty() => Ok(Some(&interface.name)),
+        Some(interface) if !interface.name.is_empty() => {
+            if policy != Policy::Open {
+                draft::require_interface("prevResult", &interface.name)?;
+            }
+            Ok(Some(&interface.name))
+        }
         _ if policy == Policy::Open => Ok(None),
         Some(_) => Err(Error::config("got empty bridge name")),
         None => Err(Error::config(format!(

@@ -7,13 +7,17 @@ use serde::Deserialize;
 use crate::cni::ip;
 use crate::error::{Code, Error, Result};
 use crate::netfilter::backend::{Backend, Family};
+use crate::netfilter::draft;
 use crate::netfilter::ports::chains::Options;
-use crate::netfilter::ports::conditions::Conditions;
+use crate::netfilter::ports::conditions::{Conditions, Refusal};
 use crate::netfilter::ports::{Listen, Mapping, Snat};
 use crate::netlink::nftables::L4;
 
 /// The bit of a mark that asks for masquerading.
 const MARK_BIT: u8 = 13;
+
+/// The most rules that conditions may make of a family's ports.
+const MOST_RULES: usize = 10_000;
 
 /// The keys of a portmap plugin.
 #[derive(Debug, Default, Deserialize)]
@@ -104,23 +108,49 @@ impl Conf {
                 "{name} backend was requested but configuration contains {other}-specific options [{keys}]"
             )));
         }
-        if backend == Backend::Nftables { self.conditions().map(drop) } else { Ok(()) }
+        if backend == Backend::Nftables {
+            self.conditions().map(drop)
+        } else {
+            self.require_words()
+        }
+    }
+
+    /// Checks what becomes words of iptables.
+    fn require_words(&self) -> Result<()> {
+        if let Some(chain) = &self.external_set_mark_chain {
+            draft::require_chain("externalSetMarkChain", chain)?;
+        }
+        draft::require_words("conditionsV4", &self.conditions_v4)?;
+        draft::require_words("conditionsV6", &self.conditions_v6)
     }
 
     /// When mappings apply, with nftables.
     pub(super) fn conditions(&self) -> Result<Conditions> {
-        Conditions::parse(&self.conditions_v4, &self.conditions_v6).map_err(|(family, word)| {
+        let ports = self.runtime_config.port_mappings.len().max(1);
+        let parsed =
+            Conditions::parse(&self.conditions_v4, &self.conditions_v6, MOST_RULES / ports);
+        parsed.map_err(|(family, why)| {
             let key = if family == Family::V4 { "conditionsV4" } else { "conditionsV6" };
-            let msg = format!("\"{key}\": \"{word}\" is not supported with nftables");
-            Error::new(Code::UNSUPPORTED_FIELD, msg).with_details(
-                "supported are \"ip saddr\", \"ip daddr\" (\"ip6\" for IPv6) and \"iifname\", \"!=\", \
-                 and lists in braces; or choose the back end \"iptables\"",
-            )
+            match why {
+                Refusal::Word(word) => {
+                    let msg = format!("\"{key}\": \"{word}\" is not supported with nftables");
+                    Error::new(Code::UNSUPPORTED_FIELD, msg).with_details(
+                        "supported are \"ip saddr\", \"ip daddr\" (\"ip6\" for IPv6) and \
+                         \"iifname\", \"!=\", and lists in braces; or choose the back end \
+                         \"iptables\"",
+                    )
+                }
+                Refusal::TooMany => Error::config(format!(
+                    "\"{key}\": more than {MOST_RULES} rules for {ports} ports"
+                ))
+                .with_details("each list in braces multiplies the rules: write larger subnets"),
+            }
         })
     }
 
     /// What only iptables knows.
     pub(super) fn options(&self) -> Result<Options<'_>> {
+        self.require_words()?;
         Ok(Options {
             mark_bit: self.mark_bit()?,
             set_mark_chain: self.external_set_mark_chain.as_deref(),

@@ -106,6 +106,7 @@ fn refusals_change_nothing() {
         port[key] = value;
         (json!([port]), json!({}))
     };
+    let thousand = &format!("ip saddr {{ {} }}", "192.0.2.7, ".repeat(1000));
     let clash = "Cannot specify externalSetMarkChain and markMasqBit";
     let foreign = "nftables backend was requested but configuration contains iptables-specific options [externalSetMarkChain conditionsV4]";
     let ours = "iptables backend was requested but configuration contains nftables-specific options [conditionsV6]";
@@ -133,6 +134,11 @@ fn refusals_change_nothing() {
             (json!([mapping(80, 1, "tcp"), mapping(80, 2, "tcp")]), json!({})),
             7,
             "host port 80/tcp is mapped to two container ports",
+        ),
+        (
+            (two(), json!({"conditionsV4": [thousand, thousand, thousand]})),
+            7,
+            "\"conditionsV4\": more than 10000 rules for 2 ports",
         ),
     ] {
         let error = ports.call_with("ADD", &pod, &mappings, &keys).error();

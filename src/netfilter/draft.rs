@@ -1,0 +1,391 @@
+//! A table of iptables as it is read, and the changes to come, as iptables-restore reads them.
+//!
+//! Two walls keep what comes from outside inside its own word: every kind of word is checked where
+//! the configuration is read ([`require_chain`], [`require_words`]), and [`Draft::script`] makes no
+//! line that has a control character.
+
+use crate::error::{Error, Result};
+
+/// The longest name of a chain.
+const CHAIN: usize = 28;
+/// The longest name of an interface.
+const INTERFACE: usize = 15;
+
+/// Refuses a name that is none for a chain: iptables takes no blanks, no `-` or `!` at the
+/// beginning, and 28 bytes at most; quotation marks would need quotation where it prints none.
+pub fn require_chain(key: &str, name: &str) -> Result<()> {
+    let is_sound = |c: char| c.is_ascii_graphic() && !matches!(c, '"' | '\'' | '\\');
+    let is_short = !name.is_empty() && name.len() <= CHAIN;
+    if is_short && !name.starts_with(['-', '!']) && name.chars().all(is_sound) {
+        return Ok(());
+    }
+    Err(Error::config(format!("invalid {key} {name:?}")).with_details(
+        "a chain's name has 1 to 28 printable ASCII characters, no blanks and quotation marks, \
+         and does not begin with - or !",
+    ))
+}
+
+/// Refuses an interface's name that a rule cannot name: what the kernel refuses, quotation marks, and
+/// a `+` at the end, which to iptables means every interface that begins so.
+pub fn require_interface(key: &str, name: &str) -> Result<()> {
+    let is_bad = |c: char| c.is_control() || c.is_whitespace() || "/\"'\\".contains(c);
+    if (1..=INTERFACE).contains(&name.len()) && !name.contains(is_bad) && !name.ends_with('+') {
+        return Ok(());
+    }
+    Err(Error::config(format!("invalid interface name {name:?} in {key}")).with_details(
+        "a rule names an interface by 1 to 15 bytes, without blanks, slashes and quotation marks, \
+         and without + at the end",
+    ))
+}
+
+/// Refuses words that cannot stand in one line.
+pub fn require_words(key: &str, words: &[String]) -> Result<()> {
+    match words.iter().find(|word| word.contains(char::is_control)) {
+        Some(word) => Err(Error::config(format!("invalid word {word:?} in {key}"))
+            .with_details("a word of iptables has no control characters, such as line breaks")),
+        None => Ok(()),
+    }
+}
+
+/// A rule: its chain and the words behind it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rule {
+    /// The chain that it is in.
+    pub chain: String,
+    words: Vec<String>,
+}
+
+impl Rule {
+    /// A rule of `chain` with these words, unquoted: `["-s", "10.0.0.5/32"]`.
+    pub fn new<S: Into<String>>(chain: &str, words: impl IntoIterator<Item = S>) -> Rule {
+        Rule { chain: chain.to_owned(), words: words.into_iter().map(Into::into).collect() }
+    }
+
+    /// More words.
+    #[must_use]
+    pub fn with<S: Into<String>>(mut self, words: impl IntoIterator<Item = S>) -> Rule {
+        self.words.extend(words.into_iter().map(Into::into));
+        self
+    }
+
+    /// With a comment. Control characters, which names of interfaces may have, become blanks.
+    #[must_use]
+    pub fn comment(self, text: &str) -> Rule {
+        let text = text.replace(char::is_control, " ");
+        self.with(["-m", "comment", "--comment", &text])
+    }
+
+    /// With a target, which comes last.
+    #[must_use]
+    pub fn target(self, target: &str) -> Rule {
+        self.with(["-j", target])
+    }
+
+    /// The word behind `option`: of `-s`, `-j`, `--comment`.
+    pub fn value(&self, option: &str) -> Option<&str> {
+        let at = self.words.iter().position(|word| word == option)?;
+        self.words.get(at + 1).map(String::as_str)
+    }
+
+    /// Its words behind the chain, unquoted.
+    pub fn words(&self) -> &[String] {
+        &self.words
+    }
+
+    /// Whether it jumps to `target`.
+    pub fn goes_to(&self, target: &str) -> bool {
+        self.value("-j") == Some(target) || self.value("-g") == Some(target)
+    }
+
+    /// The same rule with another target.
+    #[must_use]
+    pub fn redirected(&self, target: &str) -> Rule {
+        let mut rule = self.clone();
+        if let Some(at) = rule.words.iter().position(|word| word == "-j") {
+            rule.words.truncate(at);
+        }
+        rule.target(target)
+    }
+
+    /// Its words behind the chain, as iptables-restore reads them.
+    pub(super) fn text(&self) -> String {
+        self.words.iter().fold(String::new(), |line, word| line + " " + &quoted(word))
+    }
+}
+
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:,!+=@%".contains(c);
+    if !word.is_empty() && word.chars().all(plain) {
+        return word.to_owned();
+    }
+    let mut text = String::from("\"");
+    for c in word.chars() {
+        if matches!(c, '"' | '\\') {
+            text.push('\\');
+        }
+        text.push(c);
+    }
+    text + "\""
+}
+
+/// The words of a line of iptables-save.
+fn words(line: &str) -> Vec<String> {
+    let mut words = Vec::new();
+    let mut word: Option<String> = None;
+    let (mut in_quotes, mut chars) = (false, line.chars());
+    while let Some(c) = chars.next() {
+        match c {
+            '"' => {
+                in_quotes = !in_quotes;
+                word.get_or_insert_default();
+            }
+            '\\' if in_quotes => word.get_or_insert_default().extend(chars.next()),
+            ' ' if !in_quotes => words.extend(word.take()),
+            c => word.get_or_insert_default().push(c),
+        }
+    }
+    words.extend(word);
+    words
+}
+
+/// A table as it is, and the changes to come.
+#[derive(Clone, Debug)]
+pub struct Draft {
+    pub(super) table: String,
+    pub(super) chains: Vec<String>,
+    pub(super) rules: Vec<Rule>,
+    pub(super) changes: Vec<String>,
+}
+
+impl Draft {
+    /// A table without chains and rules.
+    pub fn empty(table: &str) -> Draft {
+        Draft::parse(table, "")
+    }
+
+    /// The table `table` from what iptables-save printed.
+    pub(super) fn parse(table: &str, text: &str) -> Draft {
+        let mut draft = Draft {
+            table: table.to_owned(),
+            chains: Vec::new(),
+            rules: Vec::new(),
+            changes: Vec::new(),
+        };
+        for line in text.lines() {
+            if let Some(chain) = line.strip_prefix(':') {
+                draft.chains.extend(chain.split(' ').next().map(ToOwned::to_owned));
+            } else if let Some(rule) = line.strip_prefix("-A ") {
+                let mut words = words(rule).into_iter();
+                let chain = words.next().unwrap_or_default();
+                draft.rules.push(Rule { chain, words: words.collect() });
+            }
+        }
+        draft
+    }
+
+    /// Whether the chain is there.
+    pub fn has_chain(&self, chain: &str) -> bool {
+        self.chains.iter().any(|name| name == chain)
+    }
+
+    /// The names of all chains.
+    pub fn chains(&self) -> &[String] {
+        &self.chains
+    }
+
+    /// The rules of all chains, in their order.
+    pub fn rules(&self) -> &[Rule] {
+        &self.rules
+    }
+
+    /// Whether no change is necessary.
+    pub fn is_unchanged(&self) -> bool {
+        self.changes.is_empty()
+    }
+
+    /// Whether the rule is there.
+    pub fn has(&self, rule: &Rule) -> bool {
+        self.rules.contains(rule)
+    }
+
+    /// Creates the chain if it is not there.
+    pub fn ensure_chain(&mut self, chain: &str) {
+        if !self.has_chain(chain) {
+            self.chains.push(chain.to_owned());
+            self.changes.push(format!("-N {chain}"));
+        }
+    }
+
+    /// Appends the rule if it is not there.
+    pub fn append_unique(&mut self, rule: Rule) {
+        if !self.has(&rule) {
+            self.changes.push(format!("-A {}{}", rule.chain, rule.text()));
+            self.rules.push(rule);
+        }
+    }
+
+    /// Inserts the rule at the beginning of its chain if it is not there.
+    pub fn insert_unique(&mut self, rule: Rule) {
+        if !self.has(&rule) {
+            self.changes.push(format!("-I {} 1{}", rule.chain, rule.text()));
+            self.rules.insert(0, rule);
+        }
+    }
+
+    /// Deletes all rules that `which` is true of.
+    pub fn del_rules(&mut self, which: impl Fn(&Rule) -> bool) {
+        let changes = &mut self.changes;
+        self.rules.retain(|rule| {
+            let goes = which(rule);
+            if goes {
+                changes.push(format!("-D {}{}", rule.chain, rule.text()));
+            }
+            !goes
+        });
+    }
+
+    /// Deletes the rule, however often it is there.
+    pub fn del(&mut self, rule: &Rule) {
+        self.del_rules(|present| present == rule);
+    }
+
+    /// Deletes the rules of the chain if it is there.
+    pub fn flush_chain(&mut self, chain: &str) {
+        if self.rules.iter().any(|rule| rule.chain == chain) {
+            self.rules.retain(|rule| rule.chain != chain);
+            self.changes.push(format!("-F {chain}"));
+        }
+    }
+
+    /// Deletes the chain with its rules if it is there. Rules that jump to it must go first.
+    pub fn del_chain(&mut self, chain: &str) {
+        self.flush_chain(chain);
+        if self.has_chain(chain) {
+            self.chains.retain(|name| name != chain);
+            self.changes.push(format!("-X {chain}"));
+        }
+    }
+
+    /// Deletes the chain with its rules and every rule that jumps to it.
+    pub fn uproot_chain(&mut self, chain: &str) {
+        self.del_rules(|rule| rule.goes_to(chain));
+        self.del_chain(chain);
+    }
+
+    /// The changes for iptables-restore; `None` if there are none. A line is a change: one that
+    /// would be two is refused.
+    pub(super) fn script(&self) -> Result<Option<String>> {
+        if self.changes.is_empty() {
+            return Ok(None);
+        }
+        script(&self.table, &self.changes).map(Some)
+    }
+}
+
+/// What iptables-restore is given to make these changes of a table.
+pub(super) fn script(table: &str, changes: &[String]) -> Result<String> {
+    match changes.iter().find(|line| line.contains(char::is_control)) {
+        Some(line) => {
+            let msg = format!("refuse to change iptables: control character in line {line:?}");
+            Err(Error::internal(msg))
+        }
+        None => Ok(format!("*{table}\n{}\nCOMMIT\n", changes.join("\n"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SAVED: &str = r#"# Generated
+*nat
+:POSTROUTING ACCEPT [3:180]
+:CNI-1 - [0:0]
+-A POSTROUTING -s 10.1.2.4/32 -m comment --comment "name: \"net\" id: \"c\\1\"" -j CNI-1
+-A CNI-1 -d 10.1.2.0/24 -m comment --comment "" -j ACCEPT
+-A CNI-1 ! -d 224.0.0.0/4 -m comment --comment plain -j MASQUERADE
+COMMIT
+"#;
+
+    fn jump() -> Rule {
+        Rule::new("POSTROUTING", ["-s", "10.1.2.4/32"])
+            .comment("name: \"net\" id: \"c\\1\"")
+            .target("CNI-1")
+    }
+
+    #[test]
+    fn what_is_there_is_not_changed() {
+        let mut draft = Draft::parse("nat", SAVED);
+        assert_eq!(draft.chains(), ["POSTROUTING", "CNI-1"]);
+        assert_eq!(draft.rules()[0], jump());
+        assert_eq!(draft.rules()[1].value("--comment"), Some(""));
+        draft.ensure_chain("CNI-1");
+        draft.append_unique(jump());
+        draft.insert_unique(jump());
+        draft.del_chain("CNI-2");
+        draft.del_rules(|rule| rule.goes_to("CNI-2"));
+        assert_eq!(draft.script(), Ok(None));
+    }
+
+    #[test]
+    fn rules_are_written_as_they_are_read() {
+        let mut draft = Draft::parse("nat", SAVED);
+        for rule in draft.rules().to_vec() {
+            assert_eq!(words(&rule.text()), rule.words);
+        }
+        draft.uproot_chain("CNI-1");
+        draft.ensure_chain("CNI-3");
+        draft.append_unique(Rule::new("CNI-3", ["-p", "tcp"]).comment("a\nb").target("RETURN"));
+        draft.insert_unique(Rule::new("CNI-3", ["-j", "ACCEPT"]));
+        let script = draft.script().unwrap().unwrap();
+        let expected = r#"*nat
+-D POSTROUTING -s 10.1.2.4/32 -m comment --comment "name: \"net\" id: \"c\\1\"" -j CNI-1
+-F CNI-1
+-X CNI-1
+-N CNI-3
+-A CNI-3 -p tcp -m comment --comment "a b" -j RETURN
+-I CNI-3 1 -j ACCEPT
+COMMIT
+"#;
+        assert_eq!(script, expected);
+    }
+
+    #[test]
+    fn names_of_chains_are_those_that_iptables_takes() {
+        for good in ["CNI-ADMIN", "a", "k8s.fw:1#_", "0123456789012345678901234567"] {
+            assert_eq!(require_chain("key", good), Ok(()), "{good}");
+        }
+        let long = "01234567890123456789012345678";
+        for bad in
+            ["", long, "-X", "!X", "a b", "a\nb", "a\tb", "a\"b", "a\\b", "ä", "a\0", "a\u{85}"]
+        {
+            let error = require_chain("key", bad).unwrap_err();
+            assert_eq!((error.code().0, error.msg()), (7, &*format!("invalid key {bad:?}")));
+        }
+    }
+
+    #[test]
+    fn words_stay_in_their_line() {
+        assert!(require_words("key", &["!".to_owned(), "a \"b\"".to_owned()]).is_ok());
+        let error = require_words("key", &["-s".to_owned(), "a\nCOMMIT".to_owned()]).unwrap_err();
+        assert_eq!((error.code().0, error.msg()), (7, r#"invalid word "a\nCOMMIT" in key"#));
+        for bad in ["", "sixteen-bytes-xx", "a b", "a/b", "br\n0", "br\"0", "br+"] {
+            assert_eq!(require_interface("key", bad).unwrap_err().code().0, 7, "{bad}");
+        }
+        assert!(require_interface("key", "br0.100").is_ok());
+    }
+
+    #[test]
+    fn no_line_with_a_control_character_is_made() {
+        for chain in ["X\nCOMMIT", "X\r", "X\0"] {
+            let mut draft = Draft::empty("nat");
+            draft.ensure_chain(chain);
+            assert!(draft.script().is_err(), "{chain:?}");
+        }
+        let mut draft = Draft::empty("nat");
+        draft.append_unique(Rule::new("X", ["-s", "a\nb"]));
+        assert!(draft.script().is_err());
+        let rule = Rule::new::<&str>("X", []).comment("if: e\u{1}h");
+        assert_eq!(words(&rule.text()), rule.words(), "a comment is found as it was written");
+    }
+}

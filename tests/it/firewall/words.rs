@@ -1,0 +1,81 @@
+//! What a configuration or a result says stays one word of iptables.
+
+use serde_json::json;
+
+use super::{net, rules};
+use crate::net::Net;
+use crate::node::{Container, Node};
+
+/// Ends the line, and the transaction, that it stands in.
+const INJECTED: &str = "X\n-I INPUT -s 192.0.2.6/32 -j ACCEPT\nCOMMIT\n*filter\n-N Y";
+
+#[test]
+fn no_word_brings_rules_of_its_own() {
+    let (node, container) = (Node::new(), Container::new());
+    for backend in ["iptables", "nftables"] {
+        let conf = net(&node, "1.1.0", &json!({"backend": backend}));
+        let long = "a-name-of-twenty-nine-letters";
+        for (key, value) in [
+            ("iptablesAdminChainName", INJECTED),
+            ("iptablesAdminChainName", "-F"),
+            ("iptablesAdminChainName", long),
+            ("firewalldZone", INJECTED),
+        ] {
+            let refusal = conf.with(&json!({key: value})).on("ADD", &container).error();
+            assert_eq!(refusal.brief().0, 7, "{refusal:?}");
+            assert!(refusal.brief().1.contains(key), "{refusal:?}");
+            assert!(refusal.brief().1.contains(&format!("{value:?}")), "{refusal:?}");
+            assert_eq!(rules(&node).trim(), "");
+        }
+    }
+}
+
+#[test]
+fn a_bridge_of_the_result_brings_no_rules_of_its_own() {
+    let (node, container) = (Node::new(), Container::new());
+    for bridge in [INJECTED, "br\"0", "br+", "a-bridge-of-18-let"] {
+        let mut keys = json!({"backend": "iptables", "ingressPolicy": "isolated"});
+        keys["prevResult"] = super::prev("1.1.0", &super::IPS);
+        keys["prevResult"]["interfaces"][0]["name"] = json!(bridge);
+        let refusal = net(&node, "1.1.0", &keys).on("ADD", &container).error();
+        assert_eq!(refusal.brief().0, 7, "{bridge:?}: {refusal:?}");
+        assert_eq!(rules(&node).trim(), "");
+    }
+}
+
+#[test]
+fn names_that_iptables_takes_are_taken() {
+    let (node, container) = (Node::new(), Container::new());
+    let keys = json!({"backend": "iptables", "iptablesAdminChainName": "k8s.fw:1#_0123456789"});
+    let conf = net(&node, "1.1.0", &keys);
+    conf.add(&container);
+    assert!(rules(&node).contains("-j k8s.fw:1#_0123456789"), "{}", rules(&node));
+    conf.on("CHECK", &container).ok();
+    conf.del(&container);
+    assert!(!rules(&node).contains("10.1.2.2"), "{}", rules(&node));
+}
+
+#[test]
+fn the_words_of_a_mapping_stay_in_their_line() {
+    let (node, container) = (Node::new(), Container::new());
+    let prev = json!({"cniVersion": "1.1.0", "ips": [{"address": "10.1.2.2/24"}]});
+    let ports = json!([{"hostPort": 80, "containerPort": 80, "protocol": "tcp"}]);
+    let keys = json!({"backend": "iptables", "prevResult": prev,
+        "runtimeConfig": {"portMappings": ports}});
+    let conf = Net::new(&node, "portmap", "1.1.0", &keys);
+    for (keys, key) in [
+        (json!({"externalSetMarkChain": INJECTED}), "externalSetMarkChain"),
+        (json!({"externalSetMarkChain": ""}), "externalSetMarkChain"),
+        (json!({"conditionsV4": ["!", "-s", INJECTED]}), "conditionsV4"),
+        (json!({"conditionsV6": ["-s", "2001:db8::/64\r"]}), "conditionsV6"),
+    ] {
+        let call = conf.with(&keys);
+        let refusal = call.on("ADD", &container).error();
+        assert_eq!(refusal.brief().0, 7, "{refusal:?}");
+        assert!(refusal.brief().1.contains(key), "{refusal:?}");
+        // What such a configuration cannot have made, its DEL need not find.
+        call.del(&container);
+    }
+    let made = node.sh("iptables-nft-save; ip6tables-nft-save");
+    assert!(!made.contains("-A"), "{made}");
+}
