@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::applet::Applet;
 use crate::cni::{CniResult, ContainerId, IfName};
 use crate::error::{Code, Error, Result};
 
@@ -30,9 +31,9 @@ pub enum Caller {
 /// A plugin as a function: the result of ADD, nothing for the other verbs.
 pub type RunFn = fn(&Call<'_>) -> Result<Option<CniResult>>;
 
-/// Finds the plugin of a name in this executable.
+/// Finds the applet of a name in this executable.
 #[derive(Clone, Copy)]
-pub struct Lookup(pub fn(&str) -> Option<RunFn>);
+pub struct Lookup(pub fn(&str) -> Option<&'static Applet>);
 
 impl fmt::Debug for Lookup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -6,6 +6,7 @@
 
 use std::path::{Path, PathBuf};
 
+use super::applet::{Applet, Kind};
 use super::call::{Call, Caller, Env, RunFn, Verb};
 use super::context::Cx;
 use super::rollback::Rollback;
@@ -33,7 +34,8 @@ impl<'a> Cx<'a> {
     /// Finds the plugin called `name` on `CNI_PATH`.
     pub fn delegate(&'a self, name: &'a str) -> Result<Delegate<'a>> {
         let path = invoke::find(name, &invoke::split_path(&self.call.env.path))?;
-        let own = if invoke::is_own_executable(&path) { (self.call.lookup.0)(name) } else { None };
+        let own = (self.call.lookup.0)(name).and_then(Applet::run_fn);
+        let own = own.filter(|_| invoke::is_own_executable(&path));
         let program = own.map_or(Program::Foreign(path), Program::Own);
         let Call { stdin, env, .. } = self.call;
         Ok(Delegate { cx: self, name, program, conf: stdin, env: env.clone() })
@@ -49,9 +51,18 @@ impl<'a> Cx<'a> {
         if self.has_ipam() { call(self) } else { Ok(()) }
     }
 
-    /// The configuration's IPAM plugin.
+    /// The configuration's IPAM plugin. An interface plugin would ask for its own addresses in the
+    /// same way and never end, whichever executable has its name: it is refused.
     pub fn ipam(&'a self) -> Result<Delegate<'a>> {
-        self.delegate(&self.net.ipam_type)
+        let name = &self.net.ipam_type;
+        match (self.call.lookup.0)(name) {
+            Some(Applet { kind: kind @ (Kind::Interface | Kind::Chained), .. }) => {
+                let msg = format!("invalid ipam type \"{name}\": it is a plugin of kind {kind}");
+                Err(Error::config(msg)
+                    .with_details("host-local, static and dhcp are plugins that manage addresses"))
+            }
+            _ => self.delegate(name),
+        }
     }
 
     /// Gets addresses from the configuration's IPAM plugin and registers their release, which

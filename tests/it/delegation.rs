@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use serde_json::{Value, json};
 
 use crate::compare::{assert_same, normal};
-use crate::node::{Call, Container, Node, VERSIONS, executable};
+use crate::node::{Call, Container, Node, VERSIONS, assert_unchanged, executable};
 
 /// Records environment and stdin, then does what the file `<verb>` beside it says.
 const RECORDER: &str = r#"
@@ -222,7 +222,7 @@ fn a_failed_foreign_add_is_followed_by_its_del_and_passed_on_unchanged() {
         let stdin = |verb| scene.recorded(verb, "stdin");
         assert!(stdin("DEL").is_some() && stdin("DEL") == stdin("ADD"), "{plugin}: no DEL");
         assert_eq!(scene.node.ip("link show type veth"), host);
-        crate::node::assert_unchanged(&before.1, &scene.container.snapshot(&scene.node));
+        assert_unchanged(&before.1, &scene.container.snapshot(&scene.node));
     }
 }
 
@@ -309,6 +309,60 @@ fn delegates_without_a_sensible_answer() {
         assert!(error.msg.starts_with(msg), "{script}: {}", error.msg);
         assert_eq!(error.code, code, "{script}: {}", error.msg);
         assert!(scene.recorded("DEL", "env").is_some(), "{script}: no DEL");
-        crate::node::assert_unchanged(&before, &scene.container.snapshot(&scene.node));
+        assert_unchanged(&before, &scene.container.snapshot(&scene.node));
+    }
+}
+
+/// An interface plugin for IPAM would call itself without end, in one process or in ever new ones.
+#[test]
+fn no_interface_plugin_is_ever_asked_for_addresses() {
+    for plugin in ["bridge", "ptp"] {
+        for (ipam, kind) in [("ptp", "interface"), ("flannel", "interface"), ("sbr", "chained")] {
+            let (node, container) = (Node::new(), Container::new());
+            let call =
+                |verb, conf: &Value| node.call(plugin, verb).conf(conf).netns(&container.path());
+            let good = json!({"name": "n", "cniVersion": "1.1.0", "cni.dev/valid-attachments": [],
+                "ipam": node.host_local(&["10.1.0.0/24"])});
+            let mut conf = good.clone();
+            conf["prevResult"] = call("ADD", &good).result();
+            conf["ipam"] = json!({"type": ipam});
+            let msg = format!("invalid ipam type \"{ipam}\": it is a plugin of kind {kind}");
+            for verb in ["STATUS", "GC", "CHECK", "DEL"] {
+                let error = call(verb, &conf).error();
+                assert_eq!(error.brief(), (7, msg.as_str()), "{plugin} {verb}");
+            }
+            // DEL has done what it could.
+            assert_eq!(container.ip("link show type veth"), json!([]), "{plugin}");
+            let before = (node.snapshot(), container.snapshot(&node));
+            assert_eq!(call("ADD", &conf).error().brief(), (7, msg.as_str()), "{plugin}");
+            assert_unchanged(&before.0, &node.snapshot());
+            assert_unchanged(&before.1, &container.snapshot(&node));
+        }
+    }
+}
+
+/// The same through files that are no links to this executable: copies of it, and a script.
+#[test]
+fn no_interface_plugin_is_asked_for_addresses_in_another_process() {
+    for script in [false, true] {
+        let node = Node::new();
+        let path = node.bin().join("ptp");
+        fs::remove_file(&path).unwrap();
+        if script {
+            let own = executable();
+            node.script(
+                "ptp",
+                &format!("echo >> {}.calls; exec {} ptp", path.display(), own.display()),
+            );
+        } else {
+            fs::copy(executable(), &path).unwrap();
+        }
+        let container = Container::new();
+        let conf = json!({"name": "n", "cniVersion": "1.1.0", "ipam": {"type": "ptp"}});
+        for verb in ["ADD", "DEL", "STATUS"] {
+            let call = node.call("bridge", verb).conf(&conf).netns(&container.path());
+            assert_eq!(call.error().code, 7, "{verb}");
+        }
+        assert!(!node.bin().join("ptp.calls").exists(), "it was called");
     }
 }
