@@ -11,6 +11,7 @@ mod context;
 mod delegate;
 mod dispatch;
 pub mod plugin;
+pub mod reclaim;
 mod rollback;
 pub mod run;
 pub mod start;

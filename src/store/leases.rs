@@ -161,8 +161,13 @@ impl LeaseStore {
         self.remove_all(vec![lease]).map(|_| true)
     }
 
-    /// Removes the leases of containers that are certainly gone, and tells which, by address.
-    pub fn heal(&mut self) -> error::Result<Vec<Reclaimed>> {
+    /// Removes the leases of containers that are certainly gone, and tells which, by address. Those
+    /// that `reclaim` leaves out stay: it takes back what their containers have besides in the
+    /// network of this name.
+    pub fn heal(
+        &mut self,
+        reclaim: impl FnOnce(&str, Vec<Reclaimed>) -> Vec<Reclaimed>,
+    ) -> error::Result<Vec<Reclaimed>> {
         let Some(boot) = self.boot.clone() else { return Ok(Vec::new()) };
         let entries = Notes::read(&self.dir, &boot).entries();
         let mut gone = Vec::new();
@@ -176,6 +181,8 @@ impl LeaseStore {
                 gone.push(Reclaimed { lease, why });
             }
         }
+        let network = self.dir.file_name().unwrap_or_default().to_string_lossy();
+        let mut gone = reclaim(&network, gone);
         let removed = self.remove_freed(gone.iter().map(|gone| gone.lease.clone()).collect())?;
         let removed: HashSet<IpAddr> = removed.into_iter().map(|lease| lease.ip).collect();
         gone.retain(|gone| removed.contains(&gone.lease.ip));

@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use crate::cni::NetworkName;
 use crate::error::{Code, Error, Result};
 use crate::log;
+use crate::skel::reclaim;
 use crate::store::{self, Known, LeaseStore, Life, Listing, Terms};
 
 const HELP: &str = "\
@@ -244,7 +245,7 @@ fn gc(data_dir: &Path, network: &str, dry_run: bool) -> Result<Option<String>> {
     } else {
         let store = LeaseStore::open_existing(data_dir, network, Terms::default())?;
         let Some(mut store) = store else { return Ok(None) };
-        ("reclaimed", store.heal()?)
+        ("reclaimed", store.heal(reclaim::leases)?)
     };
     let line = |text, gone| format!("{text}{word} {gone} (network {network})\n");
     Ok(Some(gone.iter().fold(String::new(), line)))

@@ -15,6 +15,7 @@
 //! | `strace`, `compare` | system calls of a call; results without what is random |
 //! | `faults` | ADD failing or killed at each step, DEL killed at each step |
 //! | `chained` | the verbs of a plugin behind `ptp`, and faults at each of its steps |
+//! | `attachment` | what a dead container left, and who takes it back |
 //! | `chain` | a whole chain of plugins for many containers at once |
 //! | `seven` | one container through a chain of seven plugins |
 //! | `concurrency` | many calls at once, and the reference's host-local in between |
@@ -50,6 +51,7 @@
     reason = "tests"
 )]
 
+mod attachment;
 mod bandwidth;
 mod bridge;
 mod chain;

@@ -14,6 +14,9 @@ use crate::error::{Error, Result};
 use crate::log;
 use crate::netlink::nftables::{Batch, Element, Nft, Value};
 
+/// The zone of a configuration that names none.
+pub const DEFAULT_ZONE: &str = "trusted";
+
 const NAME: &str = "org.fedoraproject.FirewallD1";
 const ZONE: Method<'_> = Method {
     destination: NAME,

@@ -24,7 +24,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use self::conditions::Conditions;
-use super::backend::Family;
+use super::backend::{Family, PacketFilter};
 use super::handover::HandedOver;
 use super::names::Owner;
 use crate::error::{Error, Result};
@@ -124,6 +124,16 @@ impl Forward<'_> {
         let family = target.family();
         self.mappings.iter().filter(move |mapping| mapping.is_of(family))
     }
+}
+
+/// Deletes what an attachment has in every layout and back end, when nothing else is known of it.
+pub fn reclaim(filter: &PacketFilter, owner: Owner<'_>) -> Result<()> {
+    let in_chains = chains::del(filter, owner, None).map(drop);
+    let Some(nft) = filter.nft_if_present()? else { return in_chains };
+    let deleted = maps::del(nft, owner, &[])?;
+    flows::flush(flows::of_elements(&deleted.elements));
+    former::del(nft, owner.id)?;
+    in_chains
 }
 
 /// Rewrites our layout on `nf_tables` into the reference's, at one blow; how many rules that are.

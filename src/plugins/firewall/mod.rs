@@ -48,7 +48,7 @@ pub struct Conf {
 
 impl Conf {
     fn zone(&self) -> &str {
-        if self.firewalld_zone.is_empty() { "trusted" } else { &self.firewalld_zone }
+        if self.firewalld_zone.is_empty() { firewalld::DEFAULT_ZONE } else { &self.firewalld_zone }
     }
 
     /// Checks what becomes a word of the back ends.

@@ -9,6 +9,7 @@ use ipnet::IpNet;
 use super::range::{Range, RangeSet};
 use crate::error::{Code, Context, Error, Result};
 use crate::log;
+use crate::skel::reclaim;
 use crate::store::{LeaseStore, Listing, Owner};
 
 /// How many taken addresses are tried one by one before the whole directory is listed: a listing
@@ -50,7 +51,7 @@ pub fn allocate_all(
 
 /// Removes the leases of containers that are certainly gone, by name; whether there were any.
 pub fn heal(store: &mut LeaseStore) -> Result<bool> {
-    let reclaimed = store.heal()?;
+    let reclaimed = store.heal(reclaim::leases)?;
     for gone in &reclaimed {
         log::warn(format_args!("reclaimed {gone}"));
     }

@@ -16,7 +16,7 @@ fn tenant(n: usize, ns: &Netns) -> Owner {
 
 /// What is reclaimed in a boot.
 fn healed(scene: &Scene, boot: &str) -> Vec<(IpAddr, Gone)> {
-    let gone = scene.open_in_boot(boot).heal().unwrap();
+    let gone = scene.open_in_boot(boot).heal(|_, gone| gone).unwrap();
     gone.into_iter().map(|gone| (gone.lease.ip, gone.why)).collect()
 }
 

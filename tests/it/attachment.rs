@@ -1,0 +1,116 @@
+//! An attachment lives or dies as a whole: what a dead one left never serves the next.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+
+use serde_json::{Value, json};
+
+use crate::net::{Net, merged};
+use crate::node::{Call, Container, Node, eventually};
+
+const BACK_ENDS: [&str; 2] = ["nftables", "iptables"];
+const PORT: u16 = 18_081;
+
+/// A network of bridge, portmap, firewall and bandwidth.
+struct Chain<'n> {
+    node: &'n Node,
+    backend: &'static str,
+    keys: Value,
+}
+
+impl<'n> Chain<'n> {
+    /// One with a single address, by default.
+    fn new(node: &'n Node, backend: &'static str) -> Chain<'n> {
+        let ipam = node.host_local(&["10.88.0.0/30"]);
+        Chain { node, backend, keys: json!({"ipam": ipam}) }
+    }
+
+    fn call(&self, plugin: &'static str, verb: &str, id: &str, keys: &Value) -> Call {
+        let mut all = json!({"backend": self.backend});
+        if plugin == "bridge" {
+            all = json!({"bridge": "br9", "isGateway": true, "ipMasq": true,
+                "ipMasqBackend": self.backend, "macspoofchk": true});
+        }
+        let net = Net::new(self.node, plugin, "1.1.0", &merged(&merged(&all, &self.keys), keys));
+        net.call(verb, id)
+    }
+
+    fn behind(&self, plugin: &'static str, verb: &str, id: &str, prev: &Value) -> Call {
+        let port = json!([{"hostPort": PORT, "containerPort": 80, "protocol": "tcp"}]);
+        let rates = json!({"egressRate": 8_000_000, "egressBurst": 8_000_000});
+        let keys = json!({"prevResult": prev,
+            "runtimeConfig": {"portMappings": port, "bandwidth": rates}});
+        self.call(plugin, verb, id, &keys)
+    }
+
+    /// ADD by all plugins but bridge.
+    fn add_rest(&self, id: &str, container: &Container, prev: &Value) {
+        for plugin in ["portmap", "firewall", "bandwidth"] {
+            self.behind(plugin, "ADD", id, prev).netns(&container.path()).result();
+        }
+    }
+
+    /// ADD by all plugins.
+    fn add(&self, id: &str, container: &Container) -> Value {
+        let path = container.path();
+        let prev = self.call("bridge", "ADD", id, &json!({})).netns(&path).result();
+        self.add_rest(id, container, &prev);
+        prev
+    }
+
+    /// Everything that rules and devices tell.
+    fn state(&self) -> String {
+        self.node.sh("nft list ruleset; ip -d link show type ifb")
+    }
+
+    #[track_caller]
+    fn has_nothing_of(&self, id: &str) {
+        let state = self.state();
+        assert!(!state.contains(id), "{}: {state}", self.backend);
+    }
+}
+
+#[test]
+fn a_reclaimed_address_has_nothing_of_the_dead_container() {
+    for backend in BACK_ENDS {
+        let node = Node::new();
+        let chain = Chain::new(&node, backend);
+        let (dead, next) = (Container::new(), Container::new());
+        chain.add("the-dead-one", &dead);
+        let state = chain.state();
+        assert!(state.contains("the-dead-one") && state.contains(&PORT.to_string()));
+        drop(dead);
+        let add = chain.call("bridge", "ADD", "next", &json!({})).netns(&next.path());
+        eventually("the address can be had", || add.run().status == Some(0));
+        chain.has_nothing_of("the-dead-one");
+        chain.has_nothing_of(&PORT.to_string());
+        assert!(!chain.state().contains("bwp"), "the device that shaped is gone");
+    }
+}
+
+#[test]
+fn a_lease_stays_while_rules_of_its_container_cannot_be_removed() {
+    let node = Node::new();
+    let chain = Chain::new(&node, "iptables");
+    let (dead, next) = (Container::new(), Container::new());
+    chain.add("the-dead-one", &dead);
+    drop(dead);
+    let broken = node.path("broken");
+    fs::create_dir(&broken).unwrap();
+    for tool in ["save", "restore"] {
+        let file = broken.join(format!("iptables-nft-{tool}"));
+        fs::write(&file, "#!/bin/sh\nexit 1\n").unwrap();
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let path = format!("{}:{}", broken.display(), std::env::var("PATH").unwrap());
+    let add = chain.call("bridge", "ADD", "next", &json!({})).netns(&next.path());
+    let hindered = add.clone().env("PATH", &path);
+    eventually("the lease would be reclaimed", || {
+        let outcome = hindered.run();
+        assert_eq!(outcome.status, Some(1), "{outcome:?}");
+        outcome.stderr.contains("10.88.0.2 of container the-dead-one, interface eth0 stays")
+    });
+    assert_eq!(node.leases("net"), ["10.88.0.2"]);
+    add.result();
+    chain.has_nothing_of("the-dead-one");
+}
