@@ -131,11 +131,18 @@ pub fn overwrite(path: &Path, bytes: &[u8], mode: u32) -> Result<()> {
     file.and_then(write).during("write", path)
 }
 
+/// Whether [`Writer::unlocked`] gives this name.
+fn is_unlocked(name: &str) -> bool {
+    let numbers = name.strip_prefix(UNLOCKED).and_then(|rest| rest.split_once('-'));
+    let number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    numbers.is_some_and(|(pid, n)| number(pid) && number(n))
+}
+
 /// Removes from `dir` what killed writers without a lock left there.
 pub fn sweep_stale(dir: &Path) {
     let Ok(entries) = fs::read_dir(dir) else { return };
     for entry in entries.flatten() {
-        let temporary = entry.file_name().as_encoded_bytes().starts_with(UNLOCKED.as_bytes());
+        let temporary = is_unlocked(&entry.file_name().to_string_lossy());
         let age = || entry.metadata().ok()?.modified().ok()?.elapsed().ok();
         if temporary && age().is_some_and(|age| age > STALE) {
             // Somebody else may have been faster.
@@ -173,15 +180,18 @@ mod tests {
     fn only_what_is_stale_is_swept() {
         let dir = tempfile::tempdir().unwrap();
         let old = std::time::SystemTime::now() - 2 * STALE;
-        for (name, time) in [(".tmp-1-0", Some(old)), (".tmp-2-0", None), ("kept", Some(old))] {
+        let foreign = [".tmp-", ".tmp-1", ".tmp-1-", ".tmp-1-x", ".tmp-1-0-0", "kept"];
+        let old_ones = foreign.iter().chain(&[".tmp-1-0"]).map(|name| (*name, Some(old)));
+        for (name, time) in old_ones.chain([(".tmp-2-0", None)]) {
             let file = File::create(dir.path().join(name)).unwrap();
             if let Some(time) = time {
                 file.set_modified(time).unwrap();
             }
         }
         sweep_stale(dir.path());
-        let left = [".tmp-1-0", ".tmp-2-0", "kept"].map(|name| dir.path().join(name).exists());
-        assert_eq!(left, [false, true, true]);
+        let exists = |name: &str| dir.path().join(name).exists();
+        assert!(!exists(".tmp-1-0") && exists(".tmp-2-0"));
+        assert!(foreign.iter().all(|name| exists(name)));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 mod daemon;
 mod fake;
 mod fake_v6;
+mod folder;
 mod hostile;
 mod leases;
 mod life;

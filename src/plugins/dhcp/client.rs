@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::conf::{Ipam, SOCKET};
+use super::conf::{FOLDER, Ipam, SOCKET};
 use super::protocol::family::Family;
 use super::record::{Record, Records};
 use super::release;
@@ -15,7 +15,6 @@ use crate::cni::CniResult;
 use crate::error::{Code, Error, Result, io_text};
 use crate::log;
 use crate::skel::Failures;
-use crate::store::lock::Lock;
 
 /// How long anything but an ADD may take, and the start of the daemon.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -37,29 +36,34 @@ impl Daemon {
         if !self.may_start || UnixStream::connect(&self.socket).is_ok() {
             return Ok(self);
         }
-        let records = Records::beside(&self.socket);
-        records.create()?;
+        let socket = self.startable()?;
+        let records = Records::create(&socket)?;
         // One at a time; the others then find it.
-        let _turn = Lock::within(&records.start_lock(), LIMIT)?;
-        if UnixStream::connect(&self.socket).is_err() {
-            self.start(&records)?;
+        let _turn = records.start_turn(LIMIT)?;
+        if UnixStream::connect(&socket).is_err() {
+            start(&socket, &records.pidfile())?;
         }
         Ok(self)
     }
 
-    fn start(&self, records: &Records) -> Result<()> {
-        let (socket, pidfile) = (self.socket.display(), records.pidfile());
-        let args = [
-            "daemon".to_owned(),
-            "-on-demand".to_owned(),
-            format!("-socketpath={socket}"),
-            format!("-pidfile={}", pidfile.display()),
-        ];
-        let said = cmd::start_own("dhcp", &args)?;
-        if said.trim() == super::daemon::READY {
-            return Ok(());
+    /// The socket of a daemon that may be started: below [`FOLDER`], whatever links lead there. The
+    /// daemon makes folders and files beside it, and who writes a network's configuration is not to
+    /// choose where root does that.
+    fn startable(&self) -> Result<PathBuf> {
+        let folder = self.socket.parent().filter(|folder| folder.is_absolute());
+        let folder = folder
+            .and_then(resolve)
+            .filter(|it| resolve(Path::new(FOLDER)).is_some_and(|allowed| it.starts_with(allowed)));
+        match (folder, self.socket.file_name()) {
+            (Some(folder), Some(name)) => Ok(folder.join(name)),
+            _ => Err(Error::config(format!(
+                "\"startDaemon\" is not possible for {}: it is not below {FOLDER}",
+                self.socket.display()
+            ))
+            .with_details(format!(
+                "start that daemon yourself, or set \"daemonSocketPath\" below {FOLDER}"
+            ))),
         }
-        Err(Error::new(Code::TRY_AGAIN, format!("start the DHCP daemon: {}", said.trim())))
     }
 
     /// Asks, and returns the answer.
@@ -84,7 +88,7 @@ impl Daemon {
         let request = Request::new(Verb::Status, super::wire::Key::default());
         match self.connect() {
             Ok(stream) => exchange(stream, &request).map(drop),
-            Err(_) if self.may_start => Ok(()),
+            Err(_) if self.may_start => self.startable().map(drop),
             Err(e) => Err(self.absent(&e)),
         }
     }
@@ -94,7 +98,15 @@ impl Daemon {
     }
 
     fn release_without(&self, request: &Request) -> Result<()> {
-        let records = Records::beside(&self.socket);
+        let records = match Records::open(&self.socket) {
+            Ok(Some(records)) => records,
+            Ok(None) => return Ok(()),
+            // No daemon keeps leases in such a folder either.
+            Err(error) => {
+                log::warn(error);
+                return Ok(());
+            }
+        };
         let stale: Vec<Record> = if request.verb == Verb::Del {
             let of = |family: Family| records.load(&request.key.of(family));
             Family::ALL.into_iter().filter_map(of).collect()
@@ -125,6 +137,30 @@ impl Daemon {
                 "start it with \"dhcp daemon{other}\" or its systemd units, or set \"startDaemon\" in \"ipam\""
             ))
     }
+}
+
+/// Where `path` leads; parts that are not there yet are taken as they are.
+fn resolve(path: &Path) -> Option<PathBuf> {
+    match path.canonicalize() {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            Some(resolve(path.parent()?)?.join(path.file_name()?))
+        }
+        found => found.ok(),
+    }
+}
+
+fn start(socket: &Path, pidfile: &Path) -> Result<()> {
+    let args = [
+        "daemon".to_owned(),
+        "-on-demand".to_owned(),
+        format!("-socketpath={}", socket.display()),
+        format!("-pidfile={}", pidfile.display()),
+    ];
+    let said = cmd::start_own("dhcp", &args)?;
+    if said.trim() == super::daemon::READY {
+        return Ok(());
+    }
+    Err(Error::new(Code::TRY_AGAIN, format!("start the DHCP daemon: {}", said.trim())))
 }
 
 fn exchange(stream: UnixStream, request: &Request) -> Result<Option<CniResult>> {

@@ -11,6 +11,8 @@ use super::protocol::option;
 use crate::cni::json::Json;
 use crate::error::{Code, Error, Result};
 
+/// Where a daemon may be started on demand.
+pub(super) const FOLDER: &str = "/run/cni";
 /// Where the daemon listens unless the configuration says otherwise.
 pub(super) const SOCKET: &str = "/run/cni/dhcp.sock";
 

@@ -14,7 +14,7 @@
 //! | `conf.rs` | the keys |
 //! | `wire.rs`, `client.rs` | what plugin and daemon say, and the plugin's side of it |
 //! | `protocol/` | DHCP without input or output |
-//! | `record.rs` | leases on disk |
+//! | `record.rs`, `stored.rs` | leases on disk, and what is in their files |
 //! | `socket.rs`, `socket_v6.rs`, `place.rs`, `release.rs` | work in the container's namespace |
 //! | `daemon/` | the daemon |
 
@@ -27,6 +27,7 @@ pub mod record;
 pub mod release;
 pub mod socket;
 pub mod socket_v6;
+mod stored;
 pub mod wire;
 
 use std::path::Path;

@@ -4,41 +4,33 @@
 //! Times are those since the node was started; a record of another boot is worth nothing, like
 //! the namespaces that it tells of.
 
-use std::fs;
-use std::io::ErrorKind;
-use std::net::{Ipv4Addr, Ipv6Addr};
-use std::os::unix::fs::DirBuilderExt;
+use std::fs::{self, File};
+use std::io::{ErrorKind, Read};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use ipnet::Ipv4Net;
-use serde::{Deserialize, Serialize};
+use nix::fcntl::OFlag;
 use sha2::{Digest, Sha512};
 
 use super::protocol::family::{Client, Family, Lease};
 use super::protocol::message::Options;
-use super::protocol::timing::{Moment, NEVER, Timing};
+use super::protocol::timing::Timing;
 use super::protocol::v6::identity;
-use super::protocol::{client, lease, option, v6};
-use super::wire::{Key, pairs};
-use crate::cni::json::{self, Json};
-use crate::error::{Error, Result, io_text};
+use super::protocol::{client, option};
+use super::stored::{self, Own};
+use super::wire::Key;
+use crate::error::{Error, Result};
 use crate::log;
 use crate::netlink::Mac;
 use crate::store::atomic::{self, Durability, Writer};
+use crate::store::folder;
 use crate::store::lock::Lock;
 use crate::sysctl;
 
 const ENDING: &str = ".json";
-/// The layout of the files of a family. A daemon that knows a later one reads these as well, and
-/// one that does not know a family does not take its leases for others.
-fn layout(family: Family) -> u32 {
-    match family {
-        Family::V4 => 1,
-        Family::V6 => 2,
-    }
-}
-
+/// How many bytes of a key's hash are its file's name.
+const HASHED: usize = 16;
 /// Larger than any record.
 const LONGEST: u64 = 256 << 10;
 
@@ -79,7 +71,8 @@ impl Record {
     }
 }
 
-/// The folder of leases.
+/// The folder of leases. Only files that this module has written are read or removed there: a
+/// configuration chooses the folder, which may hold the files of another program.
 #[derive(Clone, Debug)]
 pub struct Records {
     dir: PathBuf,
@@ -87,18 +80,21 @@ pub struct Records {
 }
 
 impl Records {
-    /// The folder that belongs to the daemon on this socket. Nothing is made.
-    pub fn beside(socket: &Path) -> Records {
-        let name = socket.file_name().unwrap_or_default().to_string_lossy();
-        let name = name.strip_suffix(".sock").map_or(format!("{name}.leases"), str::to_owned);
-        let boot = sysctl::read("kernel/random/boot_id").unwrap_or_default();
-        Records { dir: socket.with_file_name(name), boot }
+    /// The folder that belongs to the daemon on this socket, if it is there.
+    pub fn open(socket: &Path) -> Result<Option<Records>> {
+        let dir = beside(socket);
+        Ok(folder::require_own(&dir)?.then(|| Records::within(dir)))
     }
 
-    /// Makes the folder, for root only.
-    pub fn create(&self) -> Result<()> {
-        let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.dir);
-        made.map_err(|e| Error::io(format_args!("create {}", self.dir.display()), &e))
+    /// The same; makes the folder, for root only.
+    pub fn create(socket: &Path) -> Result<Records> {
+        let dir = beside(socket);
+        folder::ensure(&dir, 0o700)?;
+        Ok(Records::within(dir))
+    }
+
+    fn within(dir: PathBuf) -> Records {
+        Records { dir, boot: sysctl::read("kernel/random/boot_id").unwrap_or_default() }
     }
 
     /// Takes the folder for this process alone; `None` if another one has it.
@@ -111,22 +107,22 @@ impl Records {
         self.dir.join("pid")
     }
 
-    /// Where those who start the daemon take turns.
-    pub fn start_lock(&self) -> PathBuf {
-        self.dir.join("start")
+    /// Waits for the turn to start the daemon.
+    pub fn start_turn(&self, patience: Duration) -> Result<Lock> {
+        Ok(Lock::within(&self.dir.join("start"), patience)?)
     }
 
     /// Keeps a record.
     pub fn save(&self, record: &Record) -> Result<()> {
-        let path = self.path(&record.key);
-        let bytes = json::compact(&Stored::from((record, self.boot.as_str())))?;
+        let path = self.dir.join(file_name(&record.key));
+        let bytes = stored::encode(record, &self.boot)?;
         let writer = Writer::unlocked(&path, Durability::Volatile);
         Ok(writer.replace(&path, bytes.as_bytes(), 0o600)?)
     }
 
     /// Forgets a record.
     pub fn remove(&self, key: &Key) -> Result<()> {
-        match fs::remove_file(self.path(key)) {
+        match fs::remove_file(self.dir.join(file_name(key))) {
             Err(e) if e.kind() != ErrorKind::NotFound => {
                 Err(Error::io(format_args!("remove the lease of {key}"), &e))
             }
@@ -136,219 +132,74 @@ impl Records {
 
     /// The record of `key`.
     pub fn load(&self, key: &Key) -> Option<Record> {
-        self.read(&self.path(key)).filter(|record| record.key == *key)
+        self.read(&file_name(key))?.into_record(&self.boot).filter(|record| record.key == *key)
     }
 
-    /// All records. Those that make no sense are removed, with a word about it.
+    /// All records. Those of another boot are removed; files that are none of ours stay.
     pub fn load_all(&self) -> Vec<Record> {
-        atomic::sweep_stale(&self.dir);
         let Ok(entries) = fs::read_dir(&self.dir) else { return Vec::new() };
+        let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
         let mut found = Vec::new();
-        for path in entries.flatten().map(|entry| entry.path()) {
-            if !path.to_string_lossy().ends_with(ENDING) {
-                continue;
-            }
-            if let Some(record) = self.read(&path) {
-                found.push(record);
-            } else {
-                log::warn(format_args!("no lease of this boot is in {}", path.display()));
+        for name in names.filter(|name| is_own_name(name)) {
+            let (own, path) = (self.read(&name), self.dir.join(&name));
+            if own.as_ref().is_some_and(|own| own.boot != self.boot) {
                 // It would be there again at the next start.
                 drop(fs::remove_file(&path));
+            }
+            match own.and_then(|own| own.into_record(&self.boot)) {
+                Some(record) => found.push(record),
+                None => log::warn(format_args!("no lease of this boot is in {}", path.display())),
             }
         }
         found
     }
 
-    fn read(&self, path: &Path) -> Option<Record> {
-        let meta = fs::metadata(path).ok().filter(|meta| meta.is_file() && meta.len() <= LONGEST);
-        let bytes = meta.and_then(|_| {
-            fs::read(path)
-                .map_err(|e| {
-                    log::warn(format_args!("read {}: {}", path.display(), io_text(&e)));
-                })
-                .ok()
-        })?;
-        let stored: Stored = Json::parse(&bytes).ok()?.decode().ok()?;
-        let known = stored.layout == layout(stored.key.family);
-        (known && stored.boot == self.boot).then(|| stored.into_record())?
+    /// Removes what a killed daemon left half written. For a daemon that has claimed the folder.
+    pub fn sweep(&self) {
+        atomic::sweep_stale(&self.dir);
     }
 
-    /// Ids and names may be longer than a file's name.
-    fn path(&self, key: &Key) -> PathBuf {
-        let hash = Sha512::digest(key.to_string());
-        let name =
-            hash[..16].iter().fold(String::new(), |name, byte| name + &format!("{byte:02x}"));
-        self.dir.join(name + ENDING)
+    /// A file of ours: it has a key, and the name that this key gives.
+    fn read(&self, name: &str) -> Option<Own> {
+        Own::parse(&self.read_bytes(name)?).filter(|own| file_name(&own.key) == name)
     }
-}
 
-#[derive(Deserialize, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Stored {
-    layout: u32,
-    boot: String,
-    key: Key,
-    netns: String,
-    netns_id: (u64, u64),
-    mac: [u8; 6],
-    #[serde(with = "pairs")]
-    options: Options,
-    priority: u32,
-    bare: bool,
-    #[serde(default)]
-    lease: Option<StoredLease>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    lease_v6: Option<StoredLeaseV6>,
-}
-
-/// Times in milliseconds; an absent one is never.
-#[derive(Deserialize, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct StoredLease {
-    address: Ipv4Addr,
-    prefix: u8,
-    server: Ipv4Addr,
-    server_mac: [u8; 6],
-    #[serde(default)]
-    renew: Option<u64>,
-    #[serde(default)]
-    rebind: Option<u64>,
-    #[serde(default)]
-    expires: Option<u64>,
-    #[serde(with = "pairs")]
-    options: Options,
-}
-
-#[derive(Deserialize, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct StoredLeaseV6 {
-    address: Ipv6Addr,
-    server: Vec<u8>,
-    #[serde(default)]
-    renew: Option<u64>,
-    #[serde(default)]
-    rebind: Option<u64>,
-    #[serde(default)]
-    expires: Option<u64>,
-    #[serde(default)]
-    name_servers: Vec<Ipv6Addr>,
-    #[serde(default)]
-    search: Vec<String>,
-}
-
-impl From<lease::Lease> for StoredLease {
-    fn from(lease: lease::Lease) -> StoredLease {
-        StoredLease {
-            address: lease.address(),
-            prefix: lease.net.prefix_len(),
-            server: lease.server,
-            server_mac: lease.server_mac.0,
-            renew: to_millis(lease.renew),
-            rebind: to_millis(lease.rebind),
-            expires: to_millis(lease.expires),
-            options: lease.options,
-        }
+    fn read_bytes(&self, name: &str) -> Option<Vec<u8>> {
+        let mut options = File::options();
+        // Neither a link is followed nor a pipe waited for.
+        let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
+        let file = options.read(true).custom_flags(flags).open(self.dir.join(name)).ok()?;
+        let meta = file.metadata().ok().filter(|meta| meta.is_file() && meta.len() <= LONGEST)?;
+        let mut bytes = Vec::with_capacity(usize::try_from(meta.len()).ok()?);
+        file.take(LONGEST).read_to_end(&mut bytes).ok()?;
+        Some(bytes)
     }
 }
 
-impl From<v6::lease::Lease> for StoredLeaseV6 {
-    fn from(lease: v6::lease::Lease) -> StoredLeaseV6 {
-        StoredLeaseV6 {
-            address: lease.address,
-            server: lease.server,
-            renew: to_millis(lease.renew),
-            rebind: to_millis(lease.rebind),
-            expires: to_millis(lease.expires),
-            name_servers: lease.name_servers,
-            search: lease.search,
-        }
-    }
+/// The folder that has the socket's name without `.sock`.
+fn beside(socket: &Path) -> PathBuf {
+    let name = socket.file_name().unwrap_or_default().to_string_lossy();
+    let name = name.strip_suffix(".sock").map_or(format!("{name}.leases"), str::to_owned);
+    socket.with_file_name(name)
 }
 
-impl StoredLease {
-    fn into_lease(self) -> Option<Lease> {
-        let lease = lease::Lease {
-            net: Ipv4Net::new(self.address, self.prefix).ok()?,
-            server: self.server,
-            server_mac: Mac(self.server_mac),
-            renew: from_millis(self.renew),
-            rebind: from_millis(self.rebind),
-            expires: from_millis(self.expires),
-            options: self.options,
-        };
-        Some(lease.into())
-    }
+/// Ids and names may be longer than a file's name.
+fn file_name(key: &Key) -> String {
+    let hash = Sha512::digest(key.to_string());
+    hash[..HASHED].iter().fold(String::new(), |name, byte| name + &format!("{byte:02x}")) + ENDING
 }
 
-impl StoredLeaseV6 {
-    fn into_lease(self) -> Lease {
-        let lease = v6::lease::Lease {
-            address: self.address,
-            server: self.server,
-            renew: from_millis(self.renew),
-            rebind: from_millis(self.rebind),
-            expires: from_millis(self.expires),
-            name_servers: self.name_servers,
-            search: self.search,
-        };
-        lease.into()
-    }
-}
-
-impl From<(&Record, &str)> for Stored {
-    fn from((record, boot): (&Record, &str)) -> Stored {
-        let record = record.clone();
-        let (lease, lease_v6) = match record.lease {
-            Some(Lease::V4(lease)) => (Some(lease.into()), None),
-            Some(Lease::V6(lease)) => (None, Some(lease.into())),
-            None => (None, None),
-        };
-        Stored {
-            layout: layout(record.key.family),
-            boot: boot.to_owned(),
-            key: record.key,
-            netns: record.netns,
-            netns_id: record.netns_id,
-            mac: record.mac.0,
-            options: record.options,
-            priority: record.priority,
-            bare: record.bare,
-            lease,
-            lease_v6,
-        }
-    }
-}
-
-impl Stored {
-    fn into_record(self) -> Option<Record> {
-        let lease = match (self.key.family, self.lease, self.lease_v6) {
-            (Family::V4, Some(lease), _) => Some(lease.into_lease()?),
-            (Family::V6, _, Some(lease)) => Some(lease.into_lease()),
-            _ => None,
-        };
-        Some(Record {
-            key: self.key,
-            netns: self.netns,
-            netns_id: self.netns_id,
-            mac: Mac(self.mac),
-            options: self.options,
-            priority: self.priority,
-            bare: self.bare,
-            lease,
-        })
-    }
-}
-
-fn to_millis(moment: Moment) -> Option<u64> {
-    u64::try_from(moment.as_millis()).ok().filter(|_| moment != NEVER)
-}
-
-fn from_millis(millis: Option<u64>) -> Moment {
-    millis.map_or(NEVER, Duration::from_millis)
+/// Whether [`file_name`] can give this name.
+fn is_own_name(name: &str) -> bool {
+    let hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+    let stem = name.strip_suffix(ENDING);
+    stem.is_some_and(|stem| stem.len() == 2 * HASHED && stem.bytes().all(hex))
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::protocol::timing::NEVER;
+    use super::super::protocol::{lease, v6};
     use super::*;
 
     fn record(id: &str) -> Record {
@@ -396,8 +247,7 @@ mod tests {
     #[test]
     fn both_leases_of_an_attachment_have_files() {
         let dir = tempfile::tempdir().unwrap();
-        let records = Records::beside(&dir.path().join("s"));
-        records.create().unwrap();
+        let records = Records::create(&dir.path().join("s")).unwrap();
         for record in [record("a"), record_v6("a")] {
             records.save(&record).unwrap();
         }
@@ -405,7 +255,7 @@ mod tests {
         assert_eq!(records.load(&record("a").key), Some(record("a")));
         assert_eq!(records.load(&record_v6("a").key), Some(record_v6("a")));
         // A daemon that knows nothing of IPv6 must not take one for a lease of IPv4.
-        let text = fs::read_to_string(records.path(&record_v6("a").key)).unwrap();
+        let text = fs::read_to_string(records.dir.join(file_name(&record_v6("a").key))).unwrap();
         assert!(text.contains("\"layout\":2") && text.contains("\"family\":\"ipv6\""), "{text}");
         records.remove(&record("a").key).unwrap();
         assert_eq!(records.load_all(), [record_v6("a")]);
@@ -414,8 +264,7 @@ mod tests {
     #[test]
     fn files_from_before_there_were_families_are_of_ipv4() {
         let dir = tempfile::tempdir().unwrap();
-        let records = Records::beside(&dir.path().join("s"));
-        records.create().unwrap();
+        let records = Records::create(&dir.path().join("s")).unwrap();
         let text = format!(
             r#"{{"layout":1,"boot":"{}","key":{{"containerId":"a","network":"n","ifname":"eth0"}},
             "netns":"/run/netns/x","netnsId":[4,18446744073709551615],"mac":[2,0,0,0,0,7],
@@ -424,7 +273,7 @@ mod tests {
             "expires":null,"options":[[1,[255,255,255,0]]]}}}}"#,
             records.boot
         );
-        fs::write(records.path(&record("a").key), text).unwrap();
+        fs::write(records.dir.join(file_name(&record("a").key)), text).unwrap();
         assert_eq!(records.load_all(), [record("a")]);
     }
 
@@ -447,11 +296,10 @@ mod tests {
     fn what_is_kept_is_found_by_the_next_daemon() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("sub/dhcp.sock");
-        let records = Records::beside(&socket);
-        records.create().unwrap();
+        let records = Records::create(&socket).unwrap();
         records.save(&record("a")).unwrap();
         records.save(&Record { lease: None, ..record("b") }).unwrap();
-        let again = Records::beside(&socket);
+        let again = Records::open(&socket).unwrap().unwrap();
         let mut all = again.load_all();
         all.sort_by(|a, b| a.key.cmp(&b.key));
         assert_eq!(all, [record("a"), Record { lease: None, ..record("b") }]);
@@ -463,31 +311,49 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_and_other_boots_are_removed() {
+    fn only_our_own_of_another_boot_are_removed() {
         let dir = tempfile::tempdir().unwrap();
-        let records = Records::beside(&dir.path().join("s"));
-        records.create().unwrap();
+        let records = Records::create(&dir.path().join("s")).unwrap();
         records.save(&record("a")).unwrap();
-        let path = records.path(&record("a").key);
+        let path = records.dir.join(file_name(&record("a").key));
         let text = fs::read_to_string(&path).unwrap();
-        for bad in [
-            String::new(),
-            "{".to_owned(),
-            text.replace(&records.boot, "another"),
-            text.replace("\"layout\":1", "\"layout\":9"),
-            text.replace("\"prefix\":24", "\"prefix\":99"),
+        let of_before = text.replace(&records.boot, "another");
+        let foreign = [
+            "daemon.json".to_owned(),
+            format!("{}.json", "0".repeat(32)),
+            file_name(&record("a").key).to_uppercase(),
+        ];
+        for name in &foreign {
+            fs::write(records.dir.join(name), &of_before).unwrap();
+        }
+        for (bad, stays) in [
+            (String::new(), true),
+            ("{".to_owned(), true),
+            (text.replace("\"layout\":1", "\"layout\":9"), true),
+            (text.replace("\"prefix\":24", "\"prefix\":99"), true),
+            (of_before.replace("\"layout\":1", "\"layout\":9"), false),
+            (of_before.clone(), false),
         ] {
-            fs::write(&path, bad).unwrap();
+            fs::write(&path, &bad).unwrap();
             assert_eq!(records.load_all(), []);
-            assert!(!path.exists());
+            assert_eq!(records.load(&record("a").key), None);
+            assert_eq!(path.exists(), stays, "{bad}");
+        }
+        // Not even what a link of the right name leads to.
+        let target = dir.path().join("target");
+        fs::write(&target, &of_before).unwrap();
+        std::os::unix::fs::symlink(&target, &path).unwrap();
+        assert_eq!(records.load_all(), []);
+        assert!(path.is_symlink() && target.exists());
+        for name in &foreign {
+            assert_eq!(fs::read_to_string(records.dir.join(name)).unwrap(), of_before);
         }
     }
 
     #[test]
     fn one_process_has_the_folder() {
         let dir = tempfile::tempdir().unwrap();
-        let records = Records::beside(&dir.path().join("dhcp.sock"));
-        records.create().unwrap();
+        let records = Records::create(&dir.path().join("dhcp.sock")).unwrap();
         let lock = records.claim().unwrap();
         assert!(lock.is_some() && records.claim().unwrap().is_none());
         drop(lock);

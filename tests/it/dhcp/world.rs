@@ -5,6 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
+use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
@@ -63,6 +64,14 @@ impl World {
              && echo 0 > /proc/sys/net/ipv6/conf/br0/accept_dad && ip link set br0 up \
              && ip addr add fd00:1::1/64 dev br0 nodad");
         world
+    }
+
+    /// Gives this thread, and what it starts, a `/run` of its own: daemons are started on demand
+    /// below `/run/cni` only. Their socket there.
+    pub(super) fn own_run(&self) -> PathBuf {
+        unshare(CloneFlags::CLONE_NEWNS).unwrap();
+        self.node.sh("mount --make-rprivate / && mount -t tmpfs tmpfs /run");
+        "/run/cni/dhcp.sock".into()
     }
 
     pub(super) fn socket(&self) -> PathBuf {

@@ -22,6 +22,7 @@ mod speech;
 
 use std::fs::{self, File};
 use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::rc::Rc;
@@ -29,6 +30,7 @@ use std::rc::Rc;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::unistd::geteuid;
 use tokio::runtime;
 use tokio::task::LocalSet;
 
@@ -37,6 +39,7 @@ use self::registry::Registry;
 use super::record::Records;
 use crate::error::{Error, Result, io_text};
 use crate::log;
+use crate::store::atomic::{Durability, Writer};
 
 /// What a daemon that was started on demand says when plugins can connect.
 pub const READY: &str = "ready";
@@ -87,8 +90,7 @@ fn run(options: Options) -> Result<()> {
     let signals = SignalFd::with_flags(&set, flags).map_err(system("open a signal descriptor"))?;
 
     let _pidfile = options.pidfile.as_deref().map(write_pidfile).transpose()?;
-    let records = Records::beside(&options.socket());
-    records.create()?;
+    let records = Records::create(&options.socket())?;
     let claimed = records.claim()?;
     let _lock = claimed.ok_or_else(|| {
         Error::internal(format!(
@@ -153,15 +155,22 @@ fn raise_file_limit() {
     }
 }
 
+/// What is at `path` is replaced if it is a file of ours; nothing is written through a link.
 fn write_pidfile(path: &Path) -> Result<Removed> {
-    let text = std::process::id().to_string();
-    let failed = |e: io::Error| {
-        Error::internal(format!("Error writing pidfile \"{}\": {}", path.display(), io_text(&e)))
+    let failed = |why: String| {
+        Error::internal(format!("Error writing pidfile \"{}\": {why}", path.display()))
     };
     if let Some(dir) = path.parent() {
-        fs::create_dir_all(dir).map_err(failed)?;
+        let made = fs::DirBuilder::new().recursive(true).mode(0o755).create(dir);
+        made.map_err(|e| failed(io_text(&e)))?;
     }
-    fs::write(path, text).map_err(failed)?;
+    let is_ours = |meta: fs::Metadata| meta.is_file() && meta.uid() == geteuid().as_raw();
+    if fs::symlink_metadata(path).is_ok_and(|meta| !is_ours(meta)) {
+        return Err(failed("something else is there".to_owned()));
+    }
+    let writer = Writer::unlocked(path, Durability::Volatile);
+    let written = writer.replace(path, std::process::id().to_string().as_bytes(), 0o644);
+    written.map_err(|e| failed(e.to_string()))?;
     Ok(Removed(path.to_owned()))
 }
 

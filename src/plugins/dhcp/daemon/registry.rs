@@ -49,6 +49,7 @@ impl Registry {
 
     /// Goes on with the leases on disk.
     pub(super) fn resume(self: &Rc<Self>) -> usize {
+        self.records.sweep();
         let records = self.records.load_all();
         let count = records.len();
         for record in records {

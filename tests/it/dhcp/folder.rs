@@ -1,0 +1,201 @@
+//! The folder of leases: what is read, written and removed there, and where there may be one.
+
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::{PermissionsExt, chown, symlink};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use serde_json::json;
+
+use super::daemon::Started;
+use super::world::World;
+use crate::node::eventually;
+
+/// `nobody`.
+const NOBODY: u32 = 65534;
+
+/// Files of others that have the ending of leases, or that of a lease half written; all old.
+fn put_files_of_others(dir: &Path) {
+    fs::create_dir_all(dir).unwrap();
+    let hash = "0123456789abcdef0123456789abcdef.json";
+    for name in ["daemon.json", "key.json", hash, "other.conf", ".tmp-1-0", ".tmp-precious"] {
+        fs::write(dir.join(name), "{\"precious\": 1}").unwrap();
+        let file = File::options().write(true).open(dir.join(name)).unwrap();
+        file.set_modified(SystemTime::now() - Duration::from_secs(3600)).unwrap();
+    }
+}
+
+/// The names below a folder, sorted.
+fn names(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name());
+    let mut names: Vec<_> = entries.map(|name| name.into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn without_a_daemon_files_of_others_are_left_alone() {
+    let world = World::new();
+    let dir = world.node.path("etc/docker");
+    put_files_of_others(&dir);
+    let before = names(&dir);
+    let ipam = json!({"type": "dhcp", "daemonSocketPath": world.node.path("etc/docker.sock")});
+    let net = world.alone("1.1.0").with(&json!({"ipam": ipam}));
+    for verb in ["GC", "DEL"] {
+        let valid = json!({"cni.dev/valid-attachments": []});
+        let outcome = net.with(&valid).call(verb, "c1").run();
+        assert_eq!(outcome.status, Some(0), "{outcome:?}");
+        assert_eq!(names(&dir), before, "{verb}");
+    }
+}
+
+#[test]
+fn a_daemon_leaves_records_that_make_no_sense() {
+    let world = World::new();
+    let dir = world.node.path("run/dhcp");
+    put_files_of_others(&dir);
+    let before: Vec<_> = names(&dir).into_iter().filter(|name| name != ".tmp-1-0").collect();
+    let daemon = world.daemon(&[]);
+    world.alone("1.1.0").call("STATUS", "").ok();
+    drop(daemon);
+    let mut after = names(&dir);
+    after.retain(|name| name != "lock" && name != ".tmp-1-0");
+    assert_eq!(after, before);
+}
+
+#[test]
+fn a_daemon_is_started_below_run_cni_only() {
+    let world = World::new();
+    let own = world.own_run();
+    let container = world.wired("v1");
+    let elsewhere = world.node.path("new/a/b/c.sock");
+    fs::create_dir_all("/run/cni").unwrap();
+    symlink(world.node.path("new"), "/run/cni/link").unwrap();
+    fs::create_dir(world.node.path("new")).unwrap();
+    let net = |socket: &Path| {
+        let keys = json!({"type": "dhcp", "startDaemon": true, "daemonSocketPath": socket});
+        world.alone("1.1.0").with(&json!({"ipam": keys}))
+    };
+    for socket in [
+        elsewhere,
+        "/run/cni.sock".into(),
+        "/run/cni/../c.sock".into(),
+        "/run/cni/sub/../../c.sock".into(),
+        "/run/cni/link/c.sock".into(),
+        "/run/cni/..".into(),
+        "run/cni/c.sock".into(),
+    ] {
+        let text = format!("is not possible for {}: it is not below /run/cni", socket.display());
+        for verb in ["ADD", "STATUS"] {
+            let error = net(&socket).on(verb, &container).error();
+            assert!(error.msg.contains(&text), "{verb} {error:?}");
+        }
+    }
+    assert_eq!(names(&world.node.path("new")), [""; 0]);
+    assert_eq!(
+        (names(Path::new("/run")), names(Path::new("/run/cni"))),
+        (vec!["cni".to_owned()], vec!["link".to_owned()])
+    );
+    // A link to where it is allowed is as good as the path itself.
+    symlink("/run/cni", world.node.path("to-run")).unwrap();
+    let _server = world.dnsmasq(9, &[]);
+    let _ends_with_the_test = Started("/run/cni/dhcp/pid".into());
+    net(&world.node.path("to-run/dhcp.sock")).add(&container);
+    assert!(own.exists());
+}
+
+#[test]
+fn a_folder_of_another_user_has_no_leases_and_no_daemon() {
+    let world = World::new();
+    let _server = world.dnsmasq(9, &[]);
+    let daemon = world.daemon(&[]);
+    let container = world.wired("v1");
+    let net = world.alone("1.1.0");
+    net.add(&container);
+    drop(daemon);
+    let dir = world.node.path("run/dhcp");
+    let (records, leased) = (world.records(), world.leased());
+    assert_eq!((records.len(), leased.len()), (1, 1));
+    let start = || {
+        let socket = world.socket().display().to_string();
+        world.node.tool("dhcp", &["daemon", "-socketpath", &socket]).run()
+    };
+    let refused = |text: &str| {
+        let outcome = start();
+        assert!(outcome.status == Some(1) && outcome.stderr.contains(text), "{outcome:?}");
+        let outcome = net.on("DEL", &container).run();
+        assert!(outcome.status == Some(0) && outcome.stderr.contains(text), "{outcome:?}");
+        assert_eq!((world.records(), world.leased()), (records.clone(), leased.clone()));
+    };
+    chown(&dir, Some(NOBODY), None).unwrap();
+    refused("user 65534 has it with mode 700");
+    chown(&dir, Some(0), None).unwrap();
+    fs::set_permissions(&dir, Permissions::from_mode(0o777)).unwrap();
+    refused("user 0 has it with mode 777");
+    fs::set_permissions(&dir, Permissions::from_mode(0o700)).unwrap();
+    net.del(&container);
+    world.leases_become(&[]);
+    // The same behind a link.
+    fs::rename(&dir, world.node.path("run/real")).unwrap();
+    symlink("real", &dir).unwrap();
+    assert!(start().stderr.contains("not a directory"));
+}
+
+#[test]
+fn a_pidfile_is_not_written_through_a_link() {
+    let world = World::new();
+    let (precious, pid) = (world.node.path("precious"), world.node.path("x/pid"));
+    fs::write(&precious, "precious").unwrap();
+    fs::create_dir(world.node.path("x")).unwrap();
+    let start = || {
+        let (socket, pid) = (world.socket(), pid.display().to_string());
+        let socket = socket.display().to_string();
+        world.node.tool("dhcp", &["daemon", "-socketpath", &socket, "-pidfile", &pid]).run()
+    };
+    let refused = || {
+        let outcome = start();
+        let text = format!("Error writing pidfile \"{}\": something else is there", pid.display());
+        assert!(outcome.status == Some(1) && outcome.stderr.contains(&text), "{outcome:?}");
+    };
+    symlink(&precious, &pid).unwrap();
+    refused();
+    assert_eq!(fs::read_to_string(&precious).unwrap(), "precious");
+    fs::remove_file(&pid).unwrap();
+    fs::hard_link(&precious, &pid).unwrap();
+    chown(&pid, Some(NOBODY), None).unwrap();
+    refused();
+    assert_eq!(fs::read_to_string(&precious).unwrap(), "precious");
+    // A file of ours is replaced, whatever other names it has.
+    chown(&pid, Some(0), None).unwrap();
+    let daemon = world.daemon(&["-pidfile", &pid.display().to_string()]);
+    assert_eq!(fs::read_to_string(&pid).unwrap(), daemon.id().to_string());
+    assert_eq!(fs::read_to_string(&precious).unwrap(), "precious");
+}
+
+#[test]
+fn files_and_folders_are_closed_to_others_without_a_umask() {
+    let world = World::new();
+    let _server = world.dnsmasq(9, &[]);
+    let pid = world.node.path("a/b/pid");
+    let line = format!(
+        "umask 000; exec {} daemon -socketpath {} -pidfile {}",
+        world.node.bin().join("dhcp").display(),
+        world.socket().display(),
+        pid.display()
+    );
+    let mut command = std::process::Command::new("sh");
+    let log = world.node.path("daemon.log");
+    let _daemon = super::world::Process::start(command.args(["-c", &line]), &log);
+    eventually("it does not listen", || world.socket().exists());
+    let container = world.wired("v1");
+    world.alone("1.1.0").add(&container);
+    let parents = |path: &Path| path.parent().unwrap().to_owned();
+    let mut paths: Vec<PathBuf> = vec![parents(&parents(&pid)), parents(&pid), pid];
+    paths.extend([world.node.path("run"), world.socket(), world.node.path("run/dhcp")]);
+    paths.extend(fs::read_dir(world.node.path("run/dhcp")).unwrap().map(|e| e.unwrap().path()));
+    assert!(paths.len() >= 8, "{paths:?}");
+    for path in paths {
+        let mode = fs::symlink_metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o022, 0, "{} {mode:o}", path.display());
+    }
+}
