@@ -5,6 +5,7 @@
 
 mod choice;
 mod faults;
+mod forged;
 mod give_back;
 mod hardware;
 mod reference;

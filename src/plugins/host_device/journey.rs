@@ -57,34 +57,55 @@ pub(super) fn into_container(
         .context(|| format!("failed to move \"{name}\" to container NS"))
 }
 
-/// Moves the device back to the host, with all that is known of how it was there. When its name is
-/// taken, it stays where it is, as it is.
+/// Moves the device back to the host, where it gets its name. When that is taken, it stays where it
+/// is, as it is. All else is to be given back then.
 pub(super) fn back_to_host(
     inside: &Inside<'_>,
     host: &Netlink,
     device: &Link,
     origin: &Origin,
-) -> Result<()> {
+) -> Result<Link> {
     let name = &origin.name;
     if let Some(other) = host.link(name)? {
         return Err(name_is_taken(&other, name, "the device stays in the container"));
     }
+    // One of these that the host has would keep the device in the container.
+    origin.strip(&inside.netlink, device)?;
     let home = Netns::current()?;
     let change = LinkChange::new().netns(home.as_fd()).name(name);
     inside
         .netlink
         .set_link(device.index, change)
-        .inspect_err(|_| return_stranded(host, device, inside.netns))
+        .inspect_err(|_| return_stranded(host, device, (inside.netns, origin)))
         .context(|| format!("failed to move \"{}\" to hostNS as \"{name}\"", device.name))?;
-    let arrived =
-        host.require_link(name).context(|| format!("failed to find \"{name}\" in hostNS"))?;
-    origin.give_back(host, &arrived);
-    Ok(())
+    host.require_link(name).context(|| format!("failed to find \"{name}\" in hostNS"))
 }
 
-/// Gives a device its name and the rest back that is on the host already: the kernel put it there
-/// when its namespace ended, or a DEL did that was killed then.
-pub(super) fn settle(host: &Netlink, device: &Link, origin: &Origin) -> Result<()> {
+/// Moves a link to the host that may be the device or not: it is down, has no address there, and a
+/// name that nobody waits for. Its name there.
+pub(super) fn put_aside(inside: &Inside<'_>, host: &Netlink, link: &Link) -> Result<String> {
+    let (home, nothing) = (Netns::current()?, Origin::default());
+    let mut name = String::new();
+    for number in 0.. {
+        // As the kernel calls what it moves there itself.
+        name = format!("dev{number}");
+        if host.link(&name)?.is_none() {
+            break;
+        }
+    }
+    nothing.strip(&inside.netlink, link)?;
+    let change = LinkChange::new().netns(home.as_fd()).name(&name).alias("");
+    inside
+        .netlink
+        .set_link(link.index, change)
+        .context(|| format!("failed to move \"{}\" to hostNS as \"{name}\"", link.name))?;
+    nothing.strip(host, &host.require_link(&name)?)?;
+    Ok(name)
+}
+
+/// Gives a device its name back that is on the host already: the kernel put it there when its
+/// namespace ended, or a DEL did that was killed then.
+pub(super) fn settle(host: &Netlink, device: &Link, origin: &Origin) -> Result<Link> {
     let name = &origin.name;
     if device.name != *name {
         if let Some(other) = host.link(name)? {
@@ -96,8 +117,7 @@ pub(super) fn settle(host: &Netlink, device: &Link, origin: &Origin) -> Result<(
         host.set_link(device.index, LinkChange::new().name(name))
             .context(|| format!("failed to rename \"{}\" to \"{name}\"", device.name))?;
     }
-    origin.give_back(host, &host.require_link_by_index(device.index)?);
-    Ok(())
+    Ok(host.require_link_by_index(device.index)?)
 }
 
 fn name_is_taken(other: &Link, name: &str, so: &str) -> Error {
@@ -107,32 +127,15 @@ fn name_is_taken(other: &Link, name: &str, so: &str) -> Error {
 }
 
 /// The name was free when it was looked for and taken when the device came: back it goes.
-fn return_stranded(host: &Netlink, device: &Link, netns: &Netns) {
-    let stranded = |link: &Link| {
-        link.name == device.name && link.alias == device.alias && link.mac == device.mac
-    };
-    let Ok(Some(link)) = host.link(&device.name) else { return };
-    if !stranded(&link) {
-        return;
-    }
+fn return_stranded(host: &Netlink, device: &Link, (netns, origin): (&Netns, &Origin)) {
+    let (Some(identity), Ok(links)) = (&origin.identity, host.dump_links()) else { return };
+    let stranded = identity.on_host(&links, &device.name);
+    let Some(link) = stranded.filter(|link| link.name == device.name) else { return };
     let mut change = LinkChange::new().netns(netns.as_fd()).name(&device.name);
     if device.up {
         change = change.up();
     }
     if let Err(error) = host.set_link(link.index, change) {
         log::warn(format_args!("put \"{}\" back into the container: {error}", device.name));
-    }
-}
-
-/// Takes back a move that failed or is not wanted any more: wherever the device got to.
-pub(super) fn undo(inside: &Inside<'_>, host: &Netlink, origin: &Origin) -> Result<()> {
-    let moved = |link: &Link| {
-        let mac = link.mac.map(|mac| mac.to_string()).unwrap_or_default();
-        link.alias == origin.name || (link.name == origin.name && mac == origin.mac)
-    };
-    match inside.netlink.dump_links()?.into_iter().find(moved) {
-        Some(device) => back_to_host(inside, host, &device, origin),
-        // The kernel refused before anything happened.
-        None => Ok(()),
     }
 }

@@ -11,6 +11,7 @@
 //! host nothing else is left.
 
 mod find;
+mod identity;
 mod journey;
 mod origin;
 mod record;
@@ -24,10 +25,11 @@ use self::journey::Arrival;
 use self::origin::Origin;
 use self::record::{Record, Records};
 use self::sysfs::Sysfs;
-use self::whereabouts::Known;
+use self::whereabouts::{Known, Outcome};
 use crate::cni::{CniResult, Interface};
 use crate::error::{Code, Context, Error, Result};
 use crate::iface::{Inside, child, verify};
+use crate::log;
 use crate::netns::Netns;
 use crate::skel::{AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Rollback};
 
@@ -84,16 +86,16 @@ impl Plugin for HostDevice {
             cx.ipam()?;
         }
         let origin = Origin::of(host, &device)?;
+        let record = Record::new(req, &origin);
         let mut undo = Rollback::new();
 
-        let record = Record::new(req, &origin);
-        undo.push("forget how the device was", || {
-            records.forget(req.id.as_str(), req.ifname.as_str())
+        undo.push(format!("give \"{}\" back", device.name), || {
+            let ifname = req.ifname.as_str();
+            let known = Known { ifname, origin: Some(&origin), selector: None };
+            let outcome = known.hand_back(host, Some(netns), None)?;
+            records.conclude(record.clone(), outcome)
         });
         records.keep(&record)?;
-        undo.push(format!("give \"{}\" back", device.name), || {
-            journey::undo(&inside, host, &origin)
-        });
         let up = !l3 || cx.ipam_needs_link();
         let arrival = if up { Arrival::Up } else { Arrival::Down };
         journey::into_container(host, &device, (netns, &req.ifname), arrival)?;
@@ -153,9 +155,9 @@ impl Plugin for HostDevice {
             let passed_on = |other: &Record| {
                 other.device.name == record.device.name && other.netns == record.netns
             };
-            let released = if valid.iter().any(passed_on) { Ok(()) } else { release(cx, &record) };
-            let (id, ifname) = (&record.container_id, &record.ifname);
-            failures.keep(released.and_then(|()| records.forget(id, ifname)));
+            let passed_on = valid.iter().any(passed_on);
+            let released = if passed_on { Ok(Outcome::Done) } else { release(cx, &record) };
+            failures.keep(released.and_then(|outcome| records.conclude(record, outcome)));
         }
         failures.into_result()
     }
@@ -183,7 +185,25 @@ impl Record {
             ifname: req.ifname.to_string(),
             netns: req.sandbox.path.clone(),
             device: origin.clone(),
+            tried: false,
         }
+    }
+}
+
+impl Records {
+    /// Forgets a device that is back. What could not be given back is tried once more by the next
+    /// command: what can never succeed must not keep the container from its end.
+    fn conclude(&self, mut record: Record, outcome: Outcome) -> Result<()> {
+        match outcome {
+            Outcome::Incomplete(error) if !record.tried => {
+                record.tried = true;
+                self.keep(&record)?;
+                return Err(error.with_details("the next DEL or GC tries once more"));
+            }
+            Outcome::Incomplete(error) => log::warn(error),
+            Outcome::Done => {}
+        }
+        self.forget(&record.container_id, &record.ifname)
     }
 }
 
@@ -245,12 +265,16 @@ fn hand_back(cx: &Cx<'_>, conf: &Conf, req: &DelReq) -> Result<()> {
         _ => None,
     };
     let netns = req.netns.as_ref().or(recorded.as_ref());
-    known.hand_back(cx.host()?, netns, req.prev.as_ref())?;
-    records.forget(req.id.as_str(), req.ifname.as_str())
+    let outcome = known.hand_back(cx.host()?, netns, req.prev.as_ref())?;
+    match record {
+        Some(record) => records.conclude(record, outcome),
+        // What cannot be read is removed as well.
+        None => outcome.into_result().and(records.forget(req.id.as_str(), req.ifname.as_str())),
+    }
 }
 
 /// The same for an attachment that nobody wants any more.
-fn release(cx: &Cx<'_>, record: &Record) -> Result<()> {
+fn release(cx: &Cx<'_>, record: &Record) -> Result<Outcome> {
     let netns = recorded_netns(record)?;
     let known = Known { ifname: &record.ifname, origin: Some(&record.device), selector: None };
     known.hand_back(cx.host()?, netns.as_ref(), None)

@@ -5,11 +5,12 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-use crate::error::Result;
-use crate::log;
+use super::identity::Identity;
+use crate::error::{Context, Result};
 use crate::netlink::{
     Addr, Link, LinkChange, Mac, Netlink, NewAddr, Route, RouteFilter, RouteMode,
 };
+use crate::skel::Failures;
 
 /// `IFA_F_PERMANENT`: set by a person or a program, not by a protocol that will do it again.
 const IFA_F_PERMANENT: u32 = 0x80;
@@ -27,6 +28,10 @@ const ROUTES_OF_PEOPLE: [u8; 2] = [3, 4];
 pub(super) struct Origin {
     /// Its name.
     pub(super) name: String,
+    /// Its alternative names.
+    pub(super) alt_names: Vec<String>,
+    /// What tells it from others; releases before 0.2 did not keep it.
+    pub(super) identity: Option<Identity>,
     /// Its alias, in whose place the name is while it is away.
     pub(super) alias: String,
     /// Its Ethernet address.
@@ -80,6 +85,8 @@ impl Origin {
         ways.sort_by_key(|way| way.gw.is_some());
         Ok(Origin {
             name: device.name.clone(),
+            alt_names: device.alt_names.clone(),
+            identity: Some(Identity::of(device)),
             alias: device.alias.clone(),
             mac: device.mac.map(|mac| mac.to_string()).unwrap_or_default(),
             mtu: device.mtu,
@@ -89,41 +96,51 @@ impl Origin {
         })
     }
 
-    /// What the reference keeps of a device: its name.
+    /// Of a device of which nothing is kept: its name.
     pub(super) fn named(name: &str) -> Origin {
-        Origin { name: name.to_owned(), ..Origin::default() }
+        Origin { name: name.to_owned(), alt_names: vec![name.to_owned()], ..Origin::default() }
     }
 
-    /// Gives a device that is on the host, with its old name, the rest back. It is of use without,
-    /// so what fails goes to stderr. The alias comes last: while it is the name, the rest is still
-    /// to be done.
-    pub(super) fn give_back(&self, host: &Netlink, device: &Link) {
-        let warn = |what: &str, done: Result<()>| {
-            if let Err(error) = done {
-                log::warn(format_args!("give \"{}\" its {what} back: {error}", self.name));
-            }
-        };
+    /// Takes from a device the alternative names that it did not have: names on the host are not the
+    /// container's to choose.
+    pub(super) fn strip(&self, netlink: &Netlink, device: &Link) -> Result<()> {
+        let foreign = |name: &&String| !self.alt_names.contains(name);
+        let foreign: Vec<_> = device.alt_names.iter().filter(foreign).cloned().collect();
+        if foreign.is_empty() { Ok(()) } else { Ok(netlink.del_alt_names(device.index, &foreign)?) }
+    }
+
+    /// Gives a device that is on the host, with its old name, the rest back: all that can be. The
+    /// alias comes last: while it is the name, the rest is still to be done.
+    pub(super) fn give_back(&self, host: &Netlink, device: &Link) -> Result<()> {
+        let mut failures = Failures::new();
         let change = |change| host.set_link(device.index, change).map_err(Into::into);
+        let mut keep = |what: &str, done: Result<()>| {
+            failures.keep(done.context(|| format!("give \"{}\" its {what} back", self.name)));
+        };
+        keep("alternative names", self.strip(host, device));
         if let Ok(mac) = self.mac.parse::<Mac>()
             && device.mac != Some(mac)
         {
-            warn("MAC", change(LinkChange::new().mac(mac)));
+            keep("MAC", change(LinkChange::new().mac(mac)));
         }
         if self.mtu != 0 && device.mtu != self.mtu {
-            warn("MTU", change(LinkChange::new().mtu(self.mtu)));
+            keep("MTU", change(LinkChange::new().mtu(self.mtu)));
         }
         for address in &self.addresses {
-            warn("addresses", address.add(host, device.index));
+            keep("addresses", address.add(host, device.index));
         }
         if self.up {
-            warn("state", change(LinkChange::new().up()));
+            keep("state", change(LinkChange::new().up()));
         }
         for way in &self.routes {
-            warn("routes", way.add(host, device.index));
+            keep("routes", way.add(host, device.index));
         }
+        failures.into_result()?;
         if device.alias != self.alias {
-            warn("alias", change(LinkChange::new().alias(&self.alias)));
+            let alias = change(LinkChange::new().alias(&self.alias));
+            alias.context(|| format!("give \"{}\" its alias back", self.name))?;
         }
+        Ok(())
     }
 }
 

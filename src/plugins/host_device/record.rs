@@ -15,6 +15,7 @@ use crate::cni::{ContainerId, IfName, NetworkName};
 use crate::error::{Error, Result};
 use crate::log;
 use crate::store::atomic::{Durability, Writer};
+use crate::store::folder;
 
 /// Where the files are unless the configuration says otherwise.
 pub(super) const DATA_DIR: &str = "/run/cni/host-device";
@@ -32,6 +33,9 @@ pub(super) struct Record {
     pub(super) netns: String,
     /// The device.
     pub(super) device: Origin,
+    /// Whether a DEL could not give all back already.
+    #[serde(default)]
+    pub(super) tried: bool,
 }
 
 /// The files of one network: `<network>/<container>:<interface>.json`. Of the three only
@@ -49,7 +53,7 @@ impl Records {
     }
 
     fn file(&self, id: &str, ifname: &str) -> PathBuf {
-        self.own.join(format!("{id}:{ifname}.json"))
+        self.own.join(file_name(id, ifname))
     }
 
     /// Keeps a record in place of any other one of the same attachment.
@@ -62,8 +66,8 @@ impl Records {
     }
 
     fn write(&self, record: &Record) -> Result<()> {
-        fs::create_dir_all(&self.own)
-            .map_err(|e| Error::io(format_args!("create {}", self.own.display()), &e))?;
+        folder::ensure(&self.all, 0o700)?;
+        folder::ensure(&self.own, 0o700)?;
         let bytes = serde_json::to_vec(record).map_err(|e| Error::internal(e.to_string()))?;
         let path = self.file(&record.container_id, &record.ifname);
         Ok(Writer::new(temporary(&path), Durability::Volatile).replace(&path, &bytes, 0o600)?)
@@ -71,7 +75,7 @@ impl Records {
 
     /// The record of an attachment.
     pub(super) fn find(&self, id: &ContainerId, ifname: &IfName) -> Option<Record> {
-        read(&self.file(id.as_str(), ifname.as_str()))
+        if is_trusted(&self.own) { read(&self.file(id.as_str(), ifname.as_str())) } else { None }
     }
 
     /// Forgets an attachment, and what a killed ADD may have left of it.
@@ -103,6 +107,9 @@ fn temporary(path: &Path) -> PathBuf {
 }
 
 fn in_folder(folder: &Path) -> Vec<Record> {
+    if !is_trusted(folder) {
+        return Vec::new();
+    }
     let files = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
     files
         .filter(|path| path.extension().is_some_and(|e| e == "json"))
@@ -110,7 +117,12 @@ fn in_folder(folder: &Path) -> Vec<Record> {
         .collect()
 }
 
-/// A record is as good as none where it cannot be read.
+/// A folder that others can write to has what they want.
+fn is_trusted(folder: &Path) -> bool {
+    folder::require_own(folder).inspect_err(|e| log::warn(e)).unwrap_or(false)
+}
+
+/// A record is as good as none where it cannot be read, or is not that of its name.
 fn read(path: &Path) -> Option<Record> {
     let bytes = match fs::read(path) {
         Ok(bytes) => bytes,
@@ -120,17 +132,33 @@ fn read(path: &Path) -> Option<Record> {
             return None;
         }
     };
-    let parsed = serde_json::from_slice(&bytes);
-    parsed.inspect_err(|e| log::warn(format_args!("read {}: {e}", path.display()))).ok()
+    let parsed: serde_json::Result<Record> = serde_json::from_slice(&bytes);
+    let parsed = parsed.inspect_err(|e| log::warn(format_args!("read {}: {e}", path.display())));
+    parsed.ok().filter(|record| {
+        path.file_name()
+            .is_some_and(|name| *name == *file_name(&record.container_id, &record.ifname))
+    })
+}
+
+fn file_name(id: &str, ifname: &str) -> String {
+    format!("{id}:{ifname}.json")
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     fn record(id: &str, device: &str) -> Record {
         let device = Origin { mtu: 9000, up: true, ..Origin::named(device) };
-        Record { container_id: id.into(), ifname: "eth0".into(), netns: "/x".into(), device }
+        Record {
+            container_id: id.into(),
+            ifname: "eth0".into(),
+            netns: "/x".into(),
+            device,
+            tried: false,
+        }
     }
 
     fn records(dir: &Path, network: &str) -> Records {
@@ -159,8 +187,17 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let records = records(dir.path(), "a");
         records.keep(&record("c1", "ens1")).unwrap();
+        // A file of another name than its content has is nobody's.
+        fs::copy(dir.path().join("a/c1:eth0.json"), dir.path().join("a/c2:eth0.json")).unwrap();
+        assert_eq!(records.of_network(), [record("c1", "ens1")]);
+        fs::remove_file(dir.path().join("a/c2:eth0.json")).unwrap();
         fs::write(dir.path().join("a/c1:eth0.json"), "{").unwrap();
         assert_eq!(records.of_network(), []);
+        records.keep(&record("c1", "ens1")).unwrap();
+        let everybody = fs::Permissions::from_mode(0o777);
+        fs::set_permissions(dir.path().join("a"), everybody).unwrap();
+        assert_eq!(records.of_network(), [], "others may have put it there");
+        assert!(records.keep(&record("c1", "ens1")).is_err());
         let nowhere = Records::new(Some("/proc/no"), &NetworkName::parse("n").unwrap());
         let error = nowhere.keep(&record("c1", "ens1")).unwrap_err();
         assert!(error.msg().starts_with("keep how \"ens1\" was"), "{error}");
@@ -170,6 +207,6 @@ mod tests {
     fn records_of_later_releases_may_say_more() {
         let text = r#"{"containerID":"c","ifname":"e","netns":"/x","new":1,"device":{"name":"d","more":[]}}"#;
         let record: Record = serde_json::from_str(text).unwrap();
-        assert_eq!(record.device, Origin::named("d"));
+        assert_eq!(record.device, Origin { name: "d".into(), ..Origin::default() });
     }
 }

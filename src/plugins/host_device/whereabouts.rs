@@ -1,7 +1,11 @@
 //! Where the device of an attachment is when the attachment ends: in the container under its name or
 //! another one, on the host under a name of the kernel's choice, or gone.
+//!
+//! Only what is proven to be the device gets back what the device had: see [`super::identity`].
+//! What may be the device or not is put aside, and what is not is left alone.
 
 use super::find::Selector;
+use super::identity::{Identity, came_from_host};
 use super::journey;
 use super::origin::Origin;
 use crate::cni::{CniResult, Interface};
@@ -22,6 +26,25 @@ pub(super) struct Known<'a> {
     pub(super) selector: Option<&'a Selector>,
 }
 
+/// What became of the device.
+#[derive(Debug)]
+pub(super) enum Outcome {
+    /// It is as it was on the host, or nowhere.
+    Done,
+    /// It is on the host, but something could not be given back.
+    Incomplete(Error),
+}
+
+/// What there is in a container.
+#[derive(Debug)]
+enum Found {
+    /// The device.
+    Device(Box<(Link, Origin)>),
+    /// What may be the device.
+    Doubtful(Box<Link>),
+    Nothing,
+}
+
 impl Known<'_> {
     /// Finds the device and gives it back; success if it is nowhere.
     pub(super) fn hand_back(
@@ -29,85 +52,149 @@ impl Known<'_> {
         host: &Netlink,
         netns: Option<&Netns>,
         prev: Option<&CniResult>,
-    ) -> Result<()> {
+    ) -> Result<Outcome> {
         if let Some(netns) = netns {
             let inside = Inside::enter(netns)?;
-            if let Some((device, origin)) = self.in_container(&inside, prev)? {
-                return journey::back_to_host(&inside, host, &device, &origin);
+            match self.in_container(host, &inside, prev)? {
+                Found::Device(found) => {
+                    let (device, origin) = *found;
+                    let arrived = journey::back_to_host(&inside, host, &device, &origin)?;
+                    return Ok(Outcome::of(origin.give_back(host, &arrived)));
+                }
+                Found::Doubtful(link) => {
+                    let name = journey::put_aside(&inside, host, &link)?;
+                    log::warn(format_args!(
+                        "nothing proves that \"{}\" of the container is {}: it is on the host as \"{name}\", down",
+                        link.name,
+                        self.what()
+                    ));
+                    return Ok(Outcome::Done);
+                }
+                Found::Nothing => {}
             }
         }
-        match self.on_host(host)? {
-            Some((device, origin)) => journey::settle(host, &device, &origin),
-            None => Ok(()),
+        Ok(match self.on_host(host)? {
+            Some((device, origin)) => Outcome::of(
+                journey::settle(host, &device, &origin)
+                    .and_then(|settled| origin.give_back(host, &settled)),
+            ),
+            None => Outcome::Done,
+        })
+    }
+
+    fn what(&self) -> String {
+        self.name().map_or("the device".to_owned(), |name| format!("\"{name}\""))
+    }
+
+    /// The name on the host, as the host knows it.
+    fn name(&self) -> Option<&str> {
+        match (self.origin, self.selector) {
+            (Some(origin), _) => Some(&origin.name),
+            (None, Some(Selector::Name(name))) => Some(name),
+            _ => None,
         }
     }
 
-    /// The device in the container. It may have been renamed there.
     fn in_container(
         &self,
+        host: &Netlink,
         inside: &Inside<'_>,
         prev: Option<&CniResult>,
-    ) -> Result<Option<(Link, Origin)>> {
-        let named = inside.netlink.link(self.ifname)?;
-        let Some(origin) = self.origin else {
-            return Ok(match named {
-                Some(link) => self.by_alias(&link, prev)?.map(|origin| (link, origin)),
-                None => None,
-            });
+    ) -> Result<Found> {
+        let Some((origin, identity)) = self.identity() else {
+            return self.by_alias(host, inside, prev);
         };
-        if let Some(link) = named.filter(|link| link.alias == origin.name) {
-            return Ok(Some((link, origin.clone())));
-        }
         let links = inside.netlink.dump_links()?;
-        let by_alias = links.iter().find(|link| link.alias == origin.name);
-        let has_mac = |link: &&Link| link.mac.is_some_and(|mac| mac.to_string() == origin.mac);
-        let device = by_alias.or_else(|| links.iter().filter(|l| !l.loopback).find(has_mac));
-        Ok(device.map(|link| (link.clone(), origin.clone())))
+        if let Some(device) = identity.in_container((host, inside), &links, self.ifname)? {
+            return Ok(Found::Device(Box::new((device.clone(), origin.clone()))));
+        }
+        let claims = |link: &&Link| link.name == self.ifname && link.alias == origin.name;
+        Ok(match links.iter().find(claims) {
+            Some(link) if identity.is_certain() => {
+                let (name, what) = (&link.name, self.what());
+                log::warn(format_args!(
+                    "\"{name}\" of the container is not {what}: it stays there"
+                ));
+                Found::Nothing
+            }
+            Some(link) if identity.is_of_the_kind_of(link) => {
+                Found::Doubtful(Box::new(link.clone()))
+            }
+            _ => Found::Nothing,
+        })
     }
 
-    /// What the alias tells where nothing else is known: the name on the host, unless the
-    /// configuration speaks of another device.
-    fn by_alias(&self, link: &Link, prev: Option<&CniResult>) -> Result<Option<Origin>> {
-        let name = &link.name;
-        if !link.alias.is_empty() {
-            let ours = self.selector.is_none_or(|selector| selector.admits(link, &link.alias));
-            return Ok(ours.then(|| Origin::named(&link.alias)));
+    fn identity(&self) -> Option<(&Origin, &Identity)> {
+        let origin = self.origin?;
+        Some((origin, origin.identity.as_ref()?))
+    }
+
+    /// What the alias tells where nothing is kept: that the link is a device of the host. Its name
+    /// there must be known otherwise.
+    fn by_alias(
+        &self,
+        host: &Netlink,
+        inside: &Inside<'_>,
+        prev: Option<&CniResult>,
+    ) -> Result<Found> {
+        let Some(link) = inside.netlink.link(self.ifname)? else { return Ok(Found::Nothing) };
+        let reported = |entry: &Interface| {
+            let mac = link.mac.map(|mac| mac.to_string()).unwrap_or_default();
+            entry.name == link.name && entry.mac.eq_ignore_ascii_case(&mac) && !mac.is_empty()
+        };
+        let reported = prev.is_some_and(|prev| prev.interfaces.iter().any(reported));
+        let ours = if link.alias.is_empty() {
+            link.parent.is_some() || (reported && self.name().is_some())
+        } else {
+            self.selector.is_none_or(|selector| selector.admits(&link, &link.alias))
+        };
+        if !ours || (Identity::of(&link).is_certain() && !came_from_host(host, inside, &link)?) {
+            log::warn(format_args!("\"{}\" in the container is no device of the host", link.name));
+            return Ok(Found::Nothing);
         }
-        let mac = link.mac.map(|mac| mac.to_string()).unwrap_or_default();
-        let reported = |entry: &Interface| entry.name == *name && entry.mac == mac;
-        match self.selector {
-            Some(Selector::Name(host))
-                if prev.is_some_and(|p| p.interfaces.iter().any(reported)) =>
-            {
-                Ok(Some(Origin::named(host)))
+        let known = self.name().filter(|name| link.alias.is_empty() || link.alias == *name);
+        Ok(match known {
+            Some(name) if came_from_host(host, inside, &link)? => {
+                Found::Device(Box::new((link, Origin::named(name))))
             }
-            _ if link.parent.is_some() => Err(Error::internal(format!(
-                "failed to find original ifname for \"{name}\" (alias is not set)"
-            ))
-            .with_details("move the device to the host by hand, or set its alias")),
-            _ => {
-                log::warn(format_args!("\"{name}\" in the container is no device of the host"));
-                Ok(None)
-            }
-        }
+            _ => Found::Doubtful(Box::new(link)),
+        })
     }
 
     /// The device on the host, with something still to be given back. The kernel moves hardware
     /// there when its namespace ends, with the name that it had or `dev` and a number, and with its
     /// alias; after a DEL that was killed it has its own name.
     fn on_host(&self, host: &Netlink) -> Result<Option<(Link, Origin)>> {
-        let origin = match (self.origin, self.selector) {
-            (Some(origin), _) => origin.clone(),
-            (None, Some(Selector::Name(name))) if host.link(name)?.is_none() => Origin::named(name),
-            _ => return Ok(None),
-        };
+        let links = || host.dump_links().context(|| "look for the device on the host");
+        if let Some((origin, identity)) = self.identity() {
+            let links = links()?;
+            let device = identity.on_host(&links, self.ifname).filter(|link| {
+                let settled = link.name == origin.name && link.alias != origin.name;
+                !settled || (origin.up && !link.up)
+            });
+            return Ok(device.map(|link| (link.clone(), origin.clone())));
+        }
+        let Some(name) = self.name() else { return Ok(None) };
         let came_back = |link: &Link| {
             let number = link.name.strip_prefix("dev").unwrap_or_default();
             let by_kernel = !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit());
-            let by_us = link.name == origin.name;
-            link.alias == origin.name && (link.name == self.ifname || by_kernel || by_us)
+            link.alias == name && (link.name == self.ifname || by_kernel)
         };
-        let device = host.dump_links().context(|| "look for the device on the host")?;
-        Ok(device.into_iter().find(came_back).map(|link| (link, origin)))
+        let device = links()?.into_iter().find(came_back);
+        Ok(device.map(|link| (link, Origin::named(name))))
+    }
+}
+
+impl Outcome {
+    /// Success if all is as it was.
+    pub(super) fn into_result(self) -> Result<()> {
+        match self {
+            Outcome::Done => Ok(()),
+            Outcome::Incomplete(error) => Err(error),
+        }
+    }
+
+    fn of(given: Result<()>) -> Outcome {
+        given.map_or_else(Outcome::Incomplete, |()| Outcome::Done)
     }
 }

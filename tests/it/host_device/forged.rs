@@ -1,0 +1,195 @@
+//! What a container can make of its links decides nothing on the host: no address, route or name goes
+//! to anything but the device.
+
+use serde_json::json;
+
+use super::{MAC, is_back, layer2, plug, records, simple};
+use crate::net::{Net, settles};
+use crate::node::{Container, Node};
+
+/// Hides the device and puts a veth of the container's own in its place, as like it as can be: its
+/// name, alias and MAC, and the index of its other end.
+fn forge(node: &Node, container: &Container, far: Option<&Container>) {
+    let index = &node.ip("link show far0")[0]["ifindex"];
+    let netns = far.map_or(String::new(), |far| format!("netns {}", far.path()));
+    container.sh(&format!(
+        "sh -c 'ip link set eth0 down; ip link set eth0 name real; ip link set real alias x
+         ip link set real address 02:00:00:00:00:99
+         ip link add eth0 address {MAC} type veth peer name evil index {index} {netns}
+         ip link set eth0 alias hd0; ip link set eth0 up'"
+    ));
+}
+
+/// Nothing on the host has an address, a route or the name of the device.
+#[track_caller]
+fn nothing_was_given(node: &Node) {
+    let state = node.sh("ip addr; ip route");
+    assert!(!state.contains("192.0.2.7") && !state.contains("198.51.100.0"), "{state}");
+    assert_eq!(node.sh("ip -o link | grep -c ' hd0[@:]' || true"), "0\n");
+}
+
+#[test]
+fn a_container_that_forges_the_device_does_not_get_the_host_s_addresses() {
+    let (node, container) = (Node::new(), Container::new());
+    plug(&node);
+    let before = node.snapshot();
+    for net in [simple(&node, &json!({})), layer2(&node, "1.0.0")] {
+        net.add(&container);
+        forge(&node, &container, None);
+        // The device is found whatever it is called, and what was put in its place stays.
+        net.del(&container);
+        is_back(&node, &before);
+        assert!(container.try_sh("ip link show evil"));
+        container.sh("ip link del evil");
+    }
+}
+
+#[test]
+fn nor_when_the_device_is_nowhere() {
+    let (node, container, other) = (Node::new(), Container::new(), Container::new());
+    plug(&node);
+    let net = simple(&node, &json!({}));
+    net.add(&container);
+    forge(&node, &container, Some(&other));
+    container.sh(&format!("ip link set real netns {}", other.path()));
+    net.del(&container);
+    nothing_was_given(&node);
+    assert!(container.try_sh("ip link show eth0"));
+    assert_eq!(records(&node), "");
+}
+
+#[test]
+fn nor_when_the_container_is_gone_and_a_forged_link_has_come_to_the_host() {
+    let (node, container, other) = (Node::new(), Container::new(), Container::new());
+    plug(&node);
+    let net = simple(&node, &json!({}));
+    net.add(&container);
+    forge(&node, &container, Some(&other));
+    let home = format!("/proc/{}/task/{}/ns/net", std::process::id(), nix::unistd::gettid());
+    container.sh(&format!("ip link set eth0 netns {home} name dev7"));
+    let path = container.path();
+    drop(container);
+    net.call("DEL", "c1").netns(&path).ok();
+    nothing_was_given(&node);
+    assert_eq!(node.ip("link show dev7")[0]["ifalias"], "hd0");
+}
+
+#[test]
+fn gc_gives_nothing_to_a_forged_link_either() {
+    let (node, container) = (Node::new(), Container::new());
+    plug(&node);
+    let before = node.snapshot();
+    let net = simple(&node, &json!({}));
+    net.add(&container);
+    forge(&node, &container, None);
+    net.with(&json!({"cni.dev/valid-attachments": []})).call("GC", "").ok();
+    is_back(&node, &before);
+    assert!(container.try_sh("ip link show evil"));
+}
+
+/// A network that names the device by its address, whose records are lost.
+fn by_mac<'n>(node: &'n Node, container: &Container) -> Net<'n> {
+    plug(node);
+    let net = simple(node, &json!({"device": null, "hwaddr": MAC, "ipam": null}));
+    net.add(container);
+    std::fs::remove_dir_all(node.path("devices")).unwrap();
+    net
+}
+
+#[test]
+fn without_a_record_the_container_does_not_choose_the_name_on_the_host() {
+    for name in ["docker0", "hd0"] {
+        let (node, container) = (Node::new(), Container::new());
+        let net = by_mac(&node, &container);
+        container.sh(&format!("ip link set eth0 alias {name}"));
+        container.sh("ip link property add dev eth0 altname br-lan");
+        let outcome = net.on("DEL", &container).run();
+        assert_eq!(outcome.status, Some(0));
+        assert!(outcome.stderr.contains("it is on the host as \"dev0\", down"), "{outcome:?}");
+        let link = &node.ip("addr show dev0")[0];
+        assert_eq!((&link["address"], &link["ifalias"]), (&json!(MAC), &json!(null)));
+        assert_eq!((&link["altnames"], &link["operstate"]), (&json!(null), &json!("DOWN")));
+        assert_eq!(link["addr_info"], json!([]));
+    }
+}
+
+#[test]
+fn without_a_record_a_link_that_the_container_made_stays_there() {
+    let (node, container) = (Node::new(), Container::new());
+    let net = by_mac(&node, &container);
+    forge(&node, &container, None);
+    let before = (node.snapshot(), container.snapshot(&node));
+    net.del(&container);
+    settles(&before.0, || node.snapshot());
+    settles(&before.1, || container.snapshot(&node));
+}
+
+#[test]
+fn alternative_names_of_the_container_s_choice_stay_behind() {
+    let (node, container) = (Node::new(), Container::new());
+    plug(&node);
+    let before = node.snapshot();
+    let net = simple(&node, &json!({}));
+    // One that the host has would even keep the device in the container.
+    for name in ["docker0", "lo", "far0"] {
+        net.add(&container);
+        container.try_sh(&format!("ip link property add dev eth0 altname {name}"));
+        net.del(&container);
+        is_back(&node, &before);
+    }
+}
+
+#[test]
+fn a_tunnel_that_cannot_be_told_from_others_comes_back_down_and_under_another_name() {
+    let (node, container) = (Node::new(), Container::new());
+    node.sh("ip tuntap add tap7 mode tap; ip addr add 192.0.2.7/24 dev tap7; ip link set tap7 up");
+    let net = simple(&node, &json!({"device": "tap7"}));
+    net.add(&container);
+    net.del(&container);
+    nothing_was_given(&node);
+    let link = &node.ip("-d link show dev0")[0];
+    assert_eq!((&link["linkinfo"]["info_kind"], &link["ifalias"]), (&json!("tun"), &json!(null)));
+    assert!(!link["flags"].as_array().unwrap().contains(&json!("UP")), "{link}");
+}
+
+#[test]
+fn what_cannot_be_given_back_is_told_and_tried_once_more() {
+    for helps in [true, false] {
+        let (node, container) = (Node::new(), Container::new());
+        plug(&node);
+        let before = node.snapshot();
+        let net = simple(&node, &json!({}));
+        net.add(&container);
+        node.sh("echo 1 > /proc/sys/net/ipv6/conf/default/disable_ipv6");
+        let error = net.on("DEL", &container).error();
+        assert!(error.msg.starts_with("give \"hd0\" its addresses back: "), "{error:?}");
+        assert_eq!(error.details, "the next DEL or GC tries once more");
+        assert!(records(&node).contains("c1:eth0.json"));
+        assert!(node.sh("ip addr show hd0; ip route").contains("198.51.100.0/24"), "the rest");
+        node.sh("echo 0 > /proc/sys/net/ipv6/conf/default/disable_ipv6");
+        if helps {
+            node.sh("echo 0 > /proc/sys/net/ipv6/conf/hd0/disable_ipv6");
+        }
+        net.del(&container);
+        assert_eq!(records(&node), "");
+        if helps {
+            is_back(&node, &before);
+        }
+    }
+}
+
+#[test]
+fn nobody_else_can_write_where_records_are_whatever_the_umask() {
+    let (node, container) = (Node::new(), Container::new());
+    plug(&node);
+    let net = layer2(&node, "1.0.0");
+    net.on("ADD", &container).in_script("umask 000; exec \"$0\" \"$@\"").result();
+    let devices = node.path("devices");
+    let modes = || node.sh(&format!("stat -c %a {0} {0}/net {0}/net/*", devices.display()));
+    assert_eq!(modes(), "700\n700\n600\n");
+    net.del(&container);
+    // Others could have put records there.
+    node.sh(&format!("chmod 777 {}/net", devices.display()));
+    let error = net.on("ADD", &container).error();
+    assert!(error.msg.contains("others must not write there"), "{error:?}");
+}
