@@ -226,8 +226,13 @@ impl Draft {
 
     /// Inserts the rule at the beginning of its chain if it is not there.
     pub fn insert_unique(&mut self, rule: Rule) {
+        self.insert_behind(0, rule);
+    }
+
+    /// Inserts the rule behind this many of its chain if it is not there.
+    pub fn insert_behind(&mut self, others: usize, rule: Rule) {
         if !self.has(&rule) {
-            self.changes.push(format!("-I {} 1{}", rule.chain, rule.text()));
+            self.changes.push(format!("-I {} {}{}", rule.chain, others + 1, rule.text()));
             self.rules.insert(0, rule);
         }
     }

@@ -66,11 +66,15 @@ impl Pod {
         self.node.call(plugin, verb).id("c1").conf(&conf).netns(&self.container.path())
     }
 
-    /// Releases that know version 1.1.0 of the specification do.
+    /// Whether the reference knows version 1.1.0 of the specification, and so nftables; older ones
+    /// look for the iptables rules of each family in both.
+    fn is_new(&self, program: &std::path::Path) -> bool {
+        self.call("portmap", "VERSION").program(program).run().stdout.contains("1.1.0")
+    }
+
     fn del_by_reference_if_it_knows_nftables(&self, plugin: &str) {
         let Some(program) = peer("handover").map(|dir| dir.join(plugin)) else { return };
-        let versions = self.call(plugin, "VERSION").program(&program).run().stdout;
-        if versions.contains("1.1.0") {
+        if self.is_new(&program) {
             self.call(plugin, "DEL").program(&program).ok();
             let rules = self.ruleset();
             let left = match plugin {
@@ -166,6 +170,9 @@ fn the_reference_deletes_what_was_handed_over_in_iptables() {
     let rules = pod.ruleset();
     assert!(!rules.contains("CNIBOX"), "{rules}");
     pod.works();
+    if pod.is_new(&reference.join("portmap")) {
+        pod.call("portmap", "CHECK").program(reference.join("portmap")).ok();
+    }
     for plugin in ["firewall", "portmap"] {
         pod.call(plugin, "DEL").program(reference.join(plugin)).ok();
     }

@@ -1,13 +1,15 @@
-//! Mappings as iptables rules: a chain for each container, entered from `CNI-HOSTPORT-DNAT`; names
-//! and comments are the reference plugin's.
+//! Mappings as iptables rules: a chain for each container, entered from `CNI-HOSTPORT-DNAT`; names,
+//! comments and rules are the reference plugin's (`rules.rs`).
 //!
 //! The reference has one chain for all interfaces that a container has in a network. Here the
-//! second interface gets a chain of its own; rules tell their interface in a comment.
+//! second interface gets a chain of its own; a comment at the end of a chain tells its interface.
 
 use std::cell::Cell;
-use std::net::IpAddr;
 
-use super::{Forward, HostPort, Mapping, Snat, Target, taken};
+use super::rules::{
+    MASQ, SETMARK, TOP, entries_ahead, interface, marker, parse_comment, rules, shared_rules,
+};
+use super::{Forward, HostPort, Mapping, Options, Snat, Target, taken};
 use crate::cni::ip::host_net;
 use crate::error::{Error, Result};
 use crate::log;
@@ -17,36 +19,8 @@ use crate::netfilter::iptables::{Draft, Iptables, Rule};
 use crate::netfilter::names::Owner;
 
 const NAT: &str = "nat";
-const TOP: &str = "CNI-HOSTPORT-DNAT";
-const SETMARK: &str = "CNI-HOSTPORT-SETMARK";
-const MASQ: &str = "CNI-HOSTPORT-MASQ";
 /// Where an old release of the reference entered its chains for sources.
 const OLD_SNAT: &str = "CNI-HOSTPORT-SNAT";
-
-/// How many ports the kernel takes in one rule.
-const MULTIPORT: usize = 15;
-/// The longest comment.
-const COMMENT: usize = 255;
-
-/// What only iptables knows.
-#[derive(Clone, Debug)]
-pub struct Options<'a> {
-    /// The bit of a packet's mark that asks for masquerading.
-    pub mark_bit: u8,
-    /// A chain of somebody else's that sets such a mark.
-    pub set_mark_chain: Option<&'a str>,
-    /// More conditions of IPv4 and IPv6, as words of iptables.
-    pub conditions: [&'a [String]; 2],
-}
-
-impl Options<'_> {
-    fn conditions(&self, family: Family) -> &[String] {
-        match family {
-            Family::V4 => self.conditions[0],
-            Family::V6 => self.conditions[1],
-        }
-    }
-}
 
 /// Makes the mappings, in one transaction for each family; those that the attachment had before
 /// are replaced. A port of another container is refused by that one's name. On failure the
@@ -107,10 +81,28 @@ fn make(
     draft.del_rules(|rule| rule.goes_to(&chain));
     draft.flush_chain(&chain);
     draft.ensure_chain(&chain);
-    for rule in rules(forward, target, &chain, options) {
+    fill(draft, forward, target, &chain, options);
+    Ok(())
+}
+
+/// Adds the rules of the attachment, to its chain that is empty.
+fn fill(
+    draft: &mut Draft,
+    forward: &Forward<'_>,
+    target: &Target,
+    chain: &str,
+    options: &Options<'_>,
+) {
+    for rule in rules(forward, target, chain, options) {
         draft.append_unique(rule);
     }
-    Ok(())
+    draft.append_unique(marker(chain, forward.owner.ifname));
+    // Behind those of others: of several networks of a container the first serves.
+    let ahead = draft.rules().iter().filter(|rule| rule.chain == TOP);
+    let ahead = ahead.take_while(|rule| rule.value("-d").is_some()).count();
+    for entry in entries_ahead(forward, target, chain, options) {
+        draft.insert_behind(ahead, entry);
+    }
 }
 
 fn take_back(family: Family, owner: Owner<'_>) {
@@ -144,31 +136,12 @@ fn shared(draft: &mut Draft, snat: Snat, options: &Options<'_>) {
     }
 }
 
-fn shared_rules(options: &Options<'_>) -> [Rule; 5] {
-    let entry = |chain| Rule::new(chain, ["-m", "addrtype", "--dst-type", "LOCAL"]).target(TOP);
-    let mark = 1_u32 << options.mark_bit;
-    let mark = format!("{mark:#x}/{mark:#x}");
-    [
-        entry("PREROUTING"),
-        entry("OUTPUT"),
-        Rule::new::<String>(SETMARK, [])
-            .comment("CNI portfwd masquerade mark")
-            .target("MARK")
-            .with(["--set-xmark", &mark]),
-        Rule::new(MASQ, ["-m", "mark", "--mark", &mark]).target("MASQUERADE"),
-        Rule::new::<String>("POSTROUTING", [])
-            .comment("CNI portfwd requiring masquerade")
-            .target(MASQ),
-    ]
-}
-
 /// The attachment's chain: that of the container, unless another interface of it has that one.
 fn chain_of(draft: &Draft, owner: Owner<'_>) -> String {
     let (common, own) = chains(owner);
-    let comment = interface_comment(owner.ifname);
-    let of_other = |rule: &Rule| {
-        rule.chain == common && rule.value("--comment").is_some_and(|text| text != comment)
-    };
+    let own_marker = marker(&common, owner.ifname);
+    let of_other =
+        |rule: &Rule| rule.chain == common && interface(rule).is_some() && *rule != own_marker;
     if draft.has_chain(&own) || draft.rules().iter().any(of_other) { own } else { common }
 }
 
@@ -176,83 +149,6 @@ fn chain_of(draft: &Draft, owner: Owner<'_>) -> String {
 fn chains(owner: Owner<'_>) -> (String, String) {
     let id = format!("{}{}", owner.id, owner.ifname);
     (owner.chain("DN-"), Owner { id: &id, ..owner }.chain("DN-"))
-}
-
-fn interface_comment(ifname: &str) -> String {
-    format!("if: {ifname}")
-}
-
-/// `dnat name: "<network>" id: "<id>"`
-fn entry_comment(owner: Owner<'_>) -> String {
-    let mut text = format!("dnat {}", owner.rule_comment());
-    if text.len() > COMMENT {
-        text.truncate(COMMENT - 3);
-        text.push_str("...");
-    }
-    text
-}
-
-/// The entry rules and those of the chain.
-fn rules(forward: &Forward<'_>, target: &Target, chain: &str, options: &Options<'_>) -> Vec<Rule> {
-    let mappings: Vec<&Mapping> = forward.mappings_to(target).collect();
-    let mut protocols: Vec<String> = mappings.iter().map(|m| m.proto.to_string()).collect();
-    protocols.sort();
-    protocols.dedup();
-    let mut all = Vec::new();
-    for proto in protocols {
-        let mine = mappings.iter().filter(|m| m.proto.to_string() == proto);
-        let mut ports: Vec<String> = mine.map(|m| m.host_port.to_string()).collect();
-        ports.dedup();
-        for ports in ports.chunks(MULTIPORT) {
-            let rule = Rule::new(TOP, ["-p", &proto])
-                .comment(&entry_comment(forward.owner))
-                .with(["-m", "multiport", "--dports", &ports.join(",")]);
-            let conditions = options.conditions(target.family()).iter();
-            all.push(rule.with(conditions.map(String::as_str)).target(chain));
-        }
-    }
-    for mapping in mappings {
-        all.extend(rules_of(forward, (mapping, target), chain, options));
-    }
-    all
-}
-
-/// The rules of one mapping.
-fn rules_of(
-    forward: &Forward<'_>,
-    (mapping, target): (&Mapping, &Target),
-    chain: &str,
-    options: &Options<'_>,
-) -> Vec<Rule> {
-    let rule = |source: Option<String>| {
-        let mut words: Vec<String> = Vec::new();
-        words.extend(source.into_iter().flat_map(|source| ["-s".to_owned(), source]));
-        if let Some(addr) = mapping.address() {
-            words.extend(["-d".to_owned(), host_net(addr).to_string()]);
-        }
-        let (proto, port) = (mapping.proto.to_string(), mapping.host_port.to_string());
-        let rule = Rule::new(chain, words).with(["-p", &proto, "-m", &proto, "--dport", &port]);
-        rule.comment(&interface_comment(forward.owner.ifname))
-    };
-    let set_mark = options.set_mark_chain.unwrap_or(SETMARK);
-    let mut all = Vec::new();
-    match forward.snat {
-        Snat::Never => {}
-        Snat::Always => all.push(rule(None).target(set_mark)),
-        Snat::WhereNeeded => {
-            all.push(rule(Some(target.net.trunc().to_string())).target(set_mark));
-            if target.addr().is_ipv4() {
-                all.push(rule(Some("127.0.0.1/32".to_owned())).target(set_mark));
-            }
-        }
-    }
-    let port = mapping.container_port;
-    let to = match target.addr() {
-        IpAddr::V4(addr) => format!("{addr}:{port}"),
-        IpAddr::V6(addr) => format!("[{addr}]:{port}"),
-    };
-    all.push(rule(None).target("DNAT").with(["--to-destination", &to]));
-    all
 }
 
 /// Whether this is the same container in another network. Runtimes ask for its ports in each
@@ -275,8 +171,7 @@ fn refuse_taken(draft: &Draft, forward: &Forward<'_>, target: &Target) -> Result
         let same = |rule: &&Rule| {
             rule.value("--dport") == Some(&port)
                 && rule.value("-p") == Some(&proto)
-                // The chain that is entered first would win.
-                && (addr.is_none() || rule.value("-d").is_none_or(|d| Some(d) == addr.as_deref()))
+                && rule.value("-d") == addr.as_deref()
         };
         if let Some(other) = others().find(same) {
             let entry = draft.rules().iter().find(|r| r.chain == TOP && r.goes_to(&other.chain));
@@ -298,12 +193,6 @@ fn words(entry: &Rule, chain: &str) -> String {
         Some((network, id)) => format!("container \"{id}\" (network \"{network}\")"),
         None => format!("chain {chain}"),
     }
-}
-
-/// Network and container of an entry rule's comment.
-fn parse_comment(text: &str) -> Option<(&str, &str)> {
-    let (network, id) = text.strip_prefix("dnat name: \"")?.split_once("\" id: \"")?;
-    Some((network, id.strip_suffix('"')?))
 }
 
 /// Deletes what the attachment has, whichever flavour of iptables made it; tells whether there was
@@ -341,9 +230,7 @@ fn plan_del(draft: &mut Draft, owner: Owner<'_>) -> bool {
     let chain = chain_of(draft, owner);
     let found = draft.has_chain(&chain);
     // By its words, which tell the interface: the chain may be another one's by now.
-    if let Some(first) = draft.rules().iter().find(|rule| rule.chain == chain).cloned() {
-        draft.del(&first);
-    }
+    draft.del(&marker(&chain, owner.ifname));
     draft.uproot_chain(&chain);
     if draft.has_chain(OLD_SNAT) {
         draft.uproot_chain(&owner.chain("SN-"));
@@ -357,9 +244,7 @@ fn expected_chain(family: Family, forward: &Forward<'_>, options: &Options<'_>) 
     let (chain, _) = chains(forward.owner);
     let mut draft = Draft::empty(NAT);
     draft.ensure_chain(&chain);
-    for rule in rules(forward, target, &chain, options) {
-        draft.append_unique(rule);
-    }
+    fill(&mut draft, forward, target, &chain, options);
     draft.rules().iter().any(|rule| rule.chain == TOP).then_some(draft)
 }
 
@@ -372,7 +257,7 @@ pub fn check(forward: &Forward<'_>, options: &Options<'_>) -> Result<()> {
             return Err(Error::internal(format!("chain {chain} not found in iptables table nat")));
         }
         let conditional = !options.conditions(target.family()).is_empty();
-        for rule in expected(forward, target, &chain, options) {
+        for rule in expected(&draft, forward, target, &chain, options) {
             // iptables-save may write conditions in other words.
             let there = if conditional && rule.chain == TOP {
                 draft.rules().iter().any(|r| r.chain == TOP && r.goes_to(&chain))
@@ -389,7 +274,9 @@ pub fn check(forward: &Forward<'_>, options: &Options<'_>) -> Result<()> {
     Ok(())
 }
 
+/// What is to be there: of what the reference made, its own rules.
 fn expected(
+    draft: &Draft,
     forward: &Forward<'_>,
     target: &Target,
     chain: &str,
@@ -401,6 +288,10 @@ fn expected(
         all.extend([setmark, masq, marked]);
     }
     all.extend(rules(forward, target, chain, options));
+    let marker = marker(chain, forward.owner.ifname);
+    if draft.has(&marker) {
+        all.extend(entries_ahead(forward, target, chain, options));
+    }
     all
 }
 
@@ -425,10 +316,7 @@ fn stale(draft: &Draft, network: &str, valid: &[Owner<'_>]) -> Vec<String> {
         let Some((of, id)) = entry.value("--comment").and_then(parse_comment) else { continue };
         let Some(chain) = entry.value("-j") else { continue };
         // The reference's rules do not tell the interface.
-        let ifname =
-            draft.rules().iter().find(|r| r.chain == chain).and_then(|rule| {
-                rule.value("--comment").and_then(|text| text.strip_prefix("if: "))
-            });
+        let ifname = draft.rules().iter().filter(|r| r.chain == chain).find_map(interface);
         let is_valid = |owner: &Owner<'_>| {
             owner.id == id && ifname.is_none_or(|ifname| owner.ifname == ifname)
         };
@@ -471,8 +359,16 @@ fn join(draft: &mut Draft) -> usize {
             continue;
         }
         draft.ensure_chain(&common);
-        draft.append_unique(entry.redirected(&common));
-        for rule in draft.rules().to_vec().iter().filter(|rule| rule.chain == chain) {
+        let entry = entry.redirected(&common);
+        if entry.value("-d").is_some() {
+            draft.insert_unique(entry);
+        } else {
+            draft.append_unique(entry);
+        }
+        draft.del_rules(|rule| rule.chain == common && interface(rule).is_some());
+        let mut own = draft.rules().to_vec();
+        own.retain(|rule| rule.chain == chain && interface(rule).is_none());
+        for rule in own {
             draft.append_unique(Rule::new(&common, rule.words()));
         }
         if !joined.iter().any(|known| known == chain) {

@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use super::layout::Sets;
-use super::queue;
+use super::{Forward, Snat, Target, queue};
 use crate::cni::ip::host_net;
 use crate::error::Result;
 use crate::netfilter::backend::Family;
@@ -39,6 +39,37 @@ pub fn del(nft: &Nft, id: &str) -> Result<bool> {
     let found = !batch.is_empty();
     nft.commit(batch)?;
     Ok(found)
+}
+
+/// Whether the reference made all mappings of the container, by the number of its rules, as its own
+/// CHECK counts.
+pub fn has(nft: &Nft, forward: &Forward<'_>) -> Result<bool> {
+    for target in forward.targets {
+        let wanted = forward.mappings_to(target).count();
+        let table = Table::new(family_of(target), "cni_hostport");
+        let count = |name| -> netlink::Result<usize> {
+            let rules = nft.dump_rules(table.chain(name))?.into_iter();
+            Ok(rules.filter(|rule| rule.comment.as_deref() == Some(forward.owner.id)).count())
+        };
+        let [ports, by_address, masquerading] = CHAINS;
+        let sources = match forward.snat {
+            Snat::WhereNeeded if target.addr().is_ipv4() => 2,
+            Snat::WhereNeeded | Snat::Always => 1,
+            Snat::Never => 0,
+        };
+        let has_ports = count(ports)? + count(by_address)? >= wanted;
+        if wanted > 0 && !(has_ports && count(masquerading)? >= sources) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+fn family_of(target: &Target) -> nftables::Family {
+    match target.family() {
+        Family::V4 => nftables::Family::Ip,
+        Family::V6 => nftables::Family::Ip6,
+    }
 }
 
 /// A rule of a container.

@@ -7,6 +7,7 @@
 //! | `queue.rs` | who has a port: a container may want it in several networks |
 //! | `conditions.rs` | more conditions for mappings, in nft's words |
 //! | `chains.rs` | the chains of iptables, as the reference plugin has them |
+//! | `rules.rs` | the rules in them |
 //! | `former.rs` | the nftables rules that the reference plugin makes, to delete them, and to hand over to it |
 //! | `flows.rs` | connections that a mapping, or its end, must not leave as they are |
 
@@ -17,6 +18,7 @@ pub mod former;
 mod layout;
 pub mod maps;
 mod queue;
+mod rules;
 
 use std::fmt;
 use std::net::IpAddr;
@@ -24,6 +26,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use self::conditions::Conditions;
+pub use self::rules::Options;
 use super::backend::{Family, PacketFilter};
 use super::handover::HandedOver;
 use super::names::Owner;

@@ -8,9 +8,8 @@ use crate::cni::ip;
 use crate::error::{Code, Error, Result};
 use crate::netfilter::backend::{Backend, Family};
 use crate::netfilter::draft;
-use crate::netfilter::ports::chains::Options;
 use crate::netfilter::ports::conditions::{Conditions, Refusal};
-use crate::netfilter::ports::{Listen, Mapping, Snat};
+use crate::netfilter::ports::{Listen, Mapping, Options, Snat};
 use crate::netlink::nftables::L4;
 
 /// The bit of a mark that asks for masquerading.

@@ -72,7 +72,12 @@ impl Plugin for Portmap {
         let owner = owner(cx, (req.id.as_str(), req.ifname.as_str()));
         let forward = forward(conf, owner, (&mappings, &targets), &conditions);
         match backend {
-            Backend::Nftables => maps::check(filter.nft()?, &forward)?,
+            Backend::Nftables => {
+                let nft = filter.nft()?;
+                maps::check(nft, &forward).or_else(|missing| {
+                    if former::has(nft, &forward)? { Ok(()) } else { Err(missing) }
+                })?;
+            }
             Backend::Iptables => chains::check(&forward, &conf.options()?)?,
         }
         for key in localnet_keys(&forward, prev) {

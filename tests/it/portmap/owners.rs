@@ -33,19 +33,55 @@ fn a_port_of_another_container_is_refused_by_its_name() {
         ports.del(&two, &others);
         let one_address = json!([
             {"hostPort": 8080, "containerPort": 81, "protocol": "tcp", "hostIP": "10.1.2.1"}]);
-        if rules == Rules::Nftables {
-            ports.add(&two, &one_address);
-            assert!(tcp(&ports.node, &two.container, "10.1.2.1:8080", 81).is_some());
-            assert!(tcp(&ports.node, &one.container, "127.0.0.1:8080", 80).is_some());
-            ports.del(&two, &one_address);
-        } else {
-            let error = ports.call("ADD", &two, &one_address).error();
-            assert!(error.msg.starts_with("host port 10.1.2.1:8080/tcp is taken"), "{error:?}");
-        }
+        ports.add(&two, &one_address);
+        let error = ports.call("ADD", &ports.pod("c3"), &one_address).error();
+        assert!(error.msg.starts_with("host port 10.1.2.1:8080/tcp is taken"), "{error:?}");
+        ports.del(&two, &one_address);
         assert_eq!(ports.state(), before);
         ports.del(&one, &http);
         ports.add(&two, &http);
         assert!(tcp(&ports.node, &two.container, "10.1.2.1:8080", 80).is_some(), "{rules:?}");
+    }
+}
+
+#[test]
+fn one_address_is_served_beside_all_of_them_in_either_order() {
+    for rules in ALL {
+        let ports = Ports::new(rules, "1.1.0");
+        let (one, two, peer) = (ports.pod("c1"), ports.pod("c2"), ports.peer());
+        ports.node.sh("ip addr add 192.0.2.3/24 dev peer");
+        let mut special = mapping(8080, 80, "tcp");
+        special["hostIP"] = json!("192.0.2.3");
+        // Neither has precedence in all of its ports.
+        let mut other = mapping(9090, 80, "tcp");
+        other["hostIP"] = json!("192.0.2.1");
+        let (a, b) =
+            (json!([mapping(9090, 80, "tcp"), special]), json!([mapping(8080, 80, "tcp"), other]));
+        for (first, second) in [((&one, &a), (&two, &b)), ((&two, &b), (&one, &a))] {
+            for (pod, list) in [first, second] {
+                ports.add(pod, list);
+            }
+            for (pod, list) in [first, second] {
+                ports.call("CHECK", pod, list).ok();
+            }
+            for (target, pod, other) in [
+                ("192.0.2.3:8080", &one, &two),
+                ("192.0.2.1:8080", &two, &one),
+                ("192.0.2.3:9090", &one, &two),
+                ("192.0.2.1:9090", &two, &one),
+            ] {
+                let served = tcp(&peer, &pod.container, target, 80).is_some();
+                assert!(served, "{rules:?} {target}: {}", ports.state());
+                assert!(tcp(&peer, &other.container, target, 80).is_none(), "{rules:?} {target}");
+            }
+            for (pod, list) in [first, second] {
+                ports.del(pod, list);
+            }
+            if rules != Rules::Nftables {
+                let left = ports.state();
+                assert!(!left.contains("CNI-DN-"), "{rules:?}: {left}");
+            }
+        }
     }
 }
 

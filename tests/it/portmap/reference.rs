@@ -50,28 +50,94 @@ fn gc_removes_what_the_reference_left() {
     assert_eq!(ports.state(), left);
 }
 
+/// What releases of the reference make with nftables in one family: of two containers.
+fn table(ports: &Ports, family: &str, addr: &str) {
+    for line in [
+        "add table F cni_hostport",
+        "add chain F cni_hostport hostports",
+        "add chain F cni_hostport hostip_hostports",
+        "add chain F cni_hostport masquerading",
+        "add rule F cni_hostport hostports tcp dport 8080 dnat to A:80 comment c1",
+        "add rule F cni_hostport hostports tcp dport 8081 dnat to A:80 comment c2",
+        "add rule F cni_hostport hostip_hostports tcp dport 1 dnat to A:80 comment c1",
+        "add rule F cni_hostport masquerading F saddr B counter comment c1",
+    ] {
+        let line = line.replace(" F ", &format!(" {family} ")).replace('A', addr);
+        let line = line.replace('B', addr.trim_matches(['[', ']']));
+        ports.node.sh(&format!("nft '{line}'"));
+    }
+}
+
+/// Mappings of all addresses, and of one address of either family.
+fn mixed() -> Value {
+    let on = |ip: &str, port: u16| {
+        let mut mapping = mapping(port, 80, "tcp");
+        mapping["hostIP"] = json!(ip);
+        mapping
+    };
+    json!([
+        mapping(8080, 80, "tcp"),
+        on("10.1.2.1", 8081),
+        on("2001:db8:1::1", 8082),
+        on("0.0.0.0", 8083),
+        mapping(5353, 53, "udp")
+    ])
+}
+
+#[test]
+fn check_of_either_accepts_what_the_other_made_with_iptables() {
+    let Some(program) = reference() else { return };
+    for rules in [Rules::Iptables, Rules::Legacy] {
+        let ports = Ports::new(rules, "1.0.0");
+        let pod = ports.pod("c1");
+        for keys in [json!({}), json!({"snat": false})] {
+            let call = |verb: &str| ports.call_with(verb, &pod, &mixed(), &keys);
+            let checks = || call("CHECK").program(&program).run();
+            call("ADD").program(&program).result();
+            call("CHECK").ok();
+            // Some releases look for the rules of each family in both.
+            let is_able = checks().status == Some(0);
+            call("DEL").ok();
+            call("ADD").result();
+            let outcome = checks();
+            assert!(!is_able || outcome.status == Some(0), "{rules:?}: {outcome:?}");
+            ports.node.sh(&format!(
+                "{0} -t nat -F $({0} -t nat -S | grep -o '^-N CNI-DN.*' | cut -c4-)",
+                ports.node.path("flavour").join("iptables").display()
+            ));
+            let error = call("CHECK").error();
+            assert!(error.msg.contains("not found in table nat"), "{error:?}");
+            call("DEL").ok();
+        }
+    }
+}
+
+#[test]
+fn check_accepts_what_the_reference_made_with_nftables() {
+    let ports = Ports::new(Rules::Nftables, "1.1.0");
+    let pod = ports.pod("c1");
+    // As an ADD of the reference does.
+    ports.node.sh("echo 1 > /proc/sys/net/ipv4/conf/cni0/route_localnet");
+    table(&ports, "ip", "10.1.2.2");
+    table(&ports, "ip6", "[2001:db8:1::2]");
+    let both = json!([mapping(8080, 80, "tcp"), mapping(1, 80, "tcp")]);
+    let one_rule = ports.call("CHECK", &pod, &both).error();
+    assert!(one_rule.msg.contains("missing"), "{one_rule:?}");
+    ports
+        .node
+        .sh("nft add rule ip cni_hostport masquerading ip saddr 127.0.0.1 counter comment c1");
+    ports.call("CHECK", &pod, &both).ok();
+    let more = json!([mapping(8080, 80, "tcp"), mapping(1, 80, "tcp"), mapping(2, 80, "tcp")]);
+    let error = ports.call("CHECK", &pod, &more).error();
+    assert!(error.msg.contains("missing"), "{error:?}");
+}
+
 #[test]
 fn the_references_nftables_rules_are_deleted_by_container() {
     let ports = Ports::new(Rules::Nftables, "1.1.0");
     let pod = ports.pod("c1");
-    let table = |family: &str, addr: &str| {
-        for line in [
-            "add table F cni_hostport",
-            "add chain F cni_hostport hostports",
-            "add chain F cni_hostport hostip_hostports",
-            "add chain F cni_hostport masquerading",
-            "add rule F cni_hostport hostports tcp dport 8080 dnat to A:80 comment c1",
-            "add rule F cni_hostport hostports tcp dport 8081 dnat to A:80 comment c2",
-            "add rule F cni_hostport hostip_hostports tcp dport 1 dnat to A:80 comment c1",
-            "add rule F cni_hostport masquerading F saddr B counter comment c1",
-        ] {
-            let line = line.replace(" F ", &format!(" {family} ")).replace('A', addr);
-            let line = line.replace('B', addr.trim_matches(['[', ']']));
-            ports.node.sh(&format!("nft '{line}'"));
-        }
-    };
-    table("ip", "10.1.2.2");
-    table("ip6", "[2001:db8:1::2]");
+    table(&ports, "ip", "10.1.2.2");
+    table(&ports, "ip6", "[2001:db8:1::2]");
     ports.del(&pod, &json!([]));
     let state = ports.state();
     assert!(!state.contains("c1"), "{state}");

@@ -1,0 +1,191 @@
+//! The words of a container's iptables rules: the reference plugin's, so that the CHECK of either
+//! finds what the other made. What the reference does not have stands in rules beside them, which
+//! its CHECK passes over and its DEL takes with the chain:
+//!
+//! - at the end of the chain a comment that tells the interface, and does nothing;
+//! - for mappings of one address of the host, entries in front of all others, so that a mapping of
+//!   every address, by whomever and whenever, does not get there first.
+
+use std::net::IpAddr;
+
+use super::{Forward, Mapping, Snat, Target};
+use crate::cni::ip::host_net;
+use crate::netfilter::backend::Family;
+use crate::netfilter::iptables::Rule;
+use crate::netfilter::names::Owner;
+
+/// The chain that leads to those of containers.
+pub(super) const TOP: &str = "CNI-HOSTPORT-DNAT";
+pub(super) const SETMARK: &str = "CNI-HOSTPORT-SETMARK";
+pub(super) const MASQ: &str = "CNI-HOSTPORT-MASQ";
+
+/// How many ports the kernel takes in one rule.
+const MULTIPORT: usize = 15;
+/// The longest comment.
+const COMMENT: usize = 255;
+/// What the comment begins with that tells an interface.
+const INTERFACE: &str = "if: ";
+
+/// What only iptables knows.
+#[derive(Clone, Debug)]
+pub struct Options<'a> {
+    /// The bit of a packet's mark that asks for masquerading.
+    pub mark_bit: u8,
+    /// A chain of somebody else's that sets such a mark.
+    pub set_mark_chain: Option<&'a str>,
+    /// More conditions of IPv4 and IPv6, as words of iptables.
+    pub conditions: [&'a [String]; 2],
+}
+
+impl Options<'_> {
+    pub(super) fn conditions(&self, family: Family) -> &[String] {
+        match family {
+            Family::V4 => self.conditions[0],
+            Family::V6 => self.conditions[1],
+        }
+    }
+}
+
+pub(super) fn shared_rules(options: &Options<'_>) -> [Rule; 5] {
+    let entry = |chain| Rule::new(chain, ["-m", "addrtype", "--dst-type", "LOCAL"]).target(TOP);
+    let mark = 1_u32 << options.mark_bit;
+    let mark = format!("{mark:#x}/{mark:#x}");
+    [
+        entry("PREROUTING"),
+        entry("OUTPUT"),
+        Rule::new::<String>(SETMARK, [])
+            .comment("CNI portfwd masquerade mark")
+            .target("MARK")
+            .with(["--set-xmark", &mark]),
+        Rule::new(MASQ, ["-m", "mark", "--mark", &mark]).target("MASQUERADE"),
+        Rule::new::<String>("POSTROUTING", [])
+            .comment("CNI portfwd requiring masquerade")
+            .target(MASQ),
+    ]
+}
+
+/// The rule that tells whose interface the chain is for.
+pub(super) fn marker(chain: &str, ifname: &str) -> Rule {
+    Rule::new::<&str>(chain, []).comment(&format!("{INTERFACE}{ifname}"))
+}
+
+/// The interface that a rule of a container's chain tells.
+pub(super) fn interface(rule: &Rule) -> Option<&str> {
+    rule.value("--comment")?.strip_prefix(INTERFACE)
+}
+
+/// `dnat name: "<network>" id: "<id>"`
+fn entry_comment(owner: Owner<'_>) -> String {
+    let mut text = format!("dnat {}", owner.rule_comment());
+    if text.len() > COMMENT {
+        text.truncate(COMMENT - 3);
+        text.push_str("...");
+    }
+    text
+}
+
+/// The entry rules and those of the chain, in the reference's words.
+pub(super) fn rules(
+    forward: &Forward<'_>,
+    target: &Target,
+    chain: &str,
+    options: &Options<'_>,
+) -> Vec<Rule> {
+    // Also of mappings that are for the other family alone: so has the reference.
+    let mut all = entries(forward.owner, None, &forward.mappings.iter().collect::<Vec<_>>());
+    let conditions = options.conditions(target.family());
+    for entry in &mut all {
+        *entry = entry.clone().with(conditions.iter().map(String::as_str)).target(chain);
+    }
+    let mut mappings: Vec<&Mapping> = forward.mappings_to(target).collect();
+    // Of its own, too, one of every address would get there first.
+    mappings.sort_by_key(|mapping| mapping.address().is_none());
+    for mapping in mappings {
+        all.extend(rules_of(forward.snat, mapping, target, chain, options));
+    }
+    all
+}
+
+/// The entry rules for mappings of one address of the host. Those with conditions have none: they
+/// are asked in the order of their containers.
+pub(super) fn entries_ahead(
+    forward: &Forward<'_>,
+    target: &Target,
+    chain: &str,
+    options: &Options<'_>,
+) -> Vec<Rule> {
+    if !options.conditions(target.family()).is_empty() {
+        return Vec::new();
+    }
+    let mut addrs: Vec<IpAddr> = forward.mappings_to(target).filter_map(Mapping::address).collect();
+    addrs.sort();
+    addrs.dedup();
+    let of = |addr: IpAddr| {
+        let mappings = forward.mappings_to(target).filter(|m| m.address() == Some(addr));
+        entries(forward.owner, Some(addr), &mappings.collect::<Vec<_>>())
+    };
+    addrs.into_iter().flat_map(of).map(|entry| entry.target(chain)).collect()
+}
+
+/// Entry rules without conditions and targets: for each protocol, and as many ports as fit.
+fn entries(owner: Owner<'_>, addr: Option<IpAddr>, mappings: &[&Mapping]) -> Vec<Rule> {
+    let mut protocols: Vec<String> = mappings.iter().map(|m| m.proto.to_string()).collect();
+    protocols.sort();
+    protocols.dedup();
+    let to = addr.map(|addr| ["-d".to_owned(), host_net(addr).to_string()]);
+    let mut all = Vec::new();
+    for proto in protocols {
+        let mine = mappings.iter().filter(|m| m.proto.to_string() == proto);
+        let ports: Vec<String> = mine.map(|m| m.host_port.to_string()).collect();
+        for ports in ports.chunks(MULTIPORT) {
+            let rule = Rule::new(TOP, to.iter().flatten()).with(["-p", &proto]);
+            let rule = rule.comment(&entry_comment(owner));
+            all.push(rule.with(["-m", "multiport", "--dports", &ports.join(",")]));
+        }
+    }
+    all
+}
+
+/// The rules of one mapping.
+fn rules_of(
+    snat: Snat,
+    mapping: &Mapping,
+    target: &Target,
+    chain: &str,
+    options: &Options<'_>,
+) -> Vec<Rule> {
+    let rule = |source: Option<String>| {
+        let mut words: Vec<String> = Vec::new();
+        words.extend(source.into_iter().flat_map(|source| ["-s".to_owned(), source]));
+        if let Some(addr) = mapping.address() {
+            words.extend(["-d".to_owned(), host_net(addr).to_string()]);
+        }
+        let (proto, port) = (mapping.proto.to_string(), mapping.host_port.to_string());
+        Rule::new(chain, words).with(["-p", &proto, "-m", &proto, "--dport", &port])
+    };
+    let set_mark = options.set_mark_chain.unwrap_or(SETMARK);
+    let mut all = Vec::new();
+    match snat {
+        Snat::Never => {}
+        Snat::Always => all.push(rule(None).target(set_mark)),
+        Snat::WhereNeeded => {
+            all.push(rule(Some(target.net.trunc().to_string())).target(set_mark));
+            if target.addr().is_ipv4() {
+                all.push(rule(Some("127.0.0.1/32".to_owned())).target(set_mark));
+            }
+        }
+    }
+    let port = mapping.container_port;
+    let to = match target.addr() {
+        IpAddr::V4(addr) => format!("{addr}:{port}"),
+        IpAddr::V6(addr) => format!("[{addr}]:{port}"),
+    };
+    all.push(rule(None).target("DNAT").with(["--to-destination", &to]));
+    all
+}
+
+/// Network and container of an entry rule's comment.
+pub(super) fn parse_comment(text: &str) -> Option<(&str, &str)> {
+    let (network, id) = text.strip_prefix("dnat name: \"")?.split_once("\" id: \"")?;
+    Some((network, id.strip_suffix('"')?))
+}
