@@ -2,20 +2,15 @@
 
 use crate::error::{Error, Result};
 
-/// Keys that some plugin of this program reads. A plugin lets those of the others pass: the
-/// variable is one for the whole chain.
-const WELL_KNOWN: [&str; 3] = ["IP", "GATEWAY", "MAC"];
-
 /// The pairs that were recognised.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Args(Vec<(String, String)>);
 
 impl Args {
-    /// Reads `text`. An unknown key is an error unless `IgnoreUnknown` is `1` or `true`, whatever
-    /// the position of that pair (runtimes emit the pairs in random order).
-    pub fn parse(text: &str) -> Result<Args> {
-        // A trailing `;` is harmless.
-        let text = text.strip_suffix(';').unwrap_or(text);
+    /// Reads `text` for a plugin that knows the keys `known`. Another key is an error unless
+    /// `IgnoreUnknown` is `1` or `true`, whatever the position of that pair (runtimes emit the pairs
+    /// in random order). As with the reference plugins every pair has one `=`, and none is empty.
+    pub fn parse(text: &str, known: &[&str]) -> Result<Args> {
         if text.is_empty() {
             return Ok(Args::default());
         }
@@ -26,19 +21,15 @@ impl Args {
                 ignore_unknown = boolean(pair, value)?;
             }
         }
-        let mut known = Vec::new();
+        let mut recognised = Vec::new();
         let mut unknown = Vec::new();
         for pair in pairs {
-            let invalid = || Error::internal(format!("ARGS: invalid pair \"{pair}\""));
-            let (key, value) = pair.split_once('=').ok_or_else(invalid)?;
-            let is_known = WELL_KNOWN.contains(&key) || key == "IgnoreUnknown";
-            // A `=` in a value that nobody here reads is no reason to refuse a pod.
-            if value.contains('=') && (is_known || !ignore_unknown) {
-                return Err(invalid());
-            }
-            if is_known {
-                known.push((key.to_owned(), value.to_owned()));
-            } else {
+            let split = pair.split_once('=').filter(|(_, value)| !value.contains('='));
+            let (key, value) =
+                split.ok_or_else(|| Error::internal(format!("ARGS: invalid pair \"{pair}\"")))?;
+            if known.contains(&key) {
+                recognised.push((key.to_owned(), value.to_owned()));
+            } else if key != "IgnoreUnknown" {
                 unknown.push(format!("\"{pair}\""));
             }
         }
@@ -47,7 +38,7 @@ impl Args {
             return Err(Error::internal(format!("ARGS: unknown args [{list}]"))
                 .with_details("add IgnoreUnknown=1 to CNI_ARGS to let other plugins' keys pass"));
         }
-        Ok(Args(known))
+        Ok(Args(recognised))
     }
 
     /// The value of `key`, converted by `parse`; of several the last one. Keys are
@@ -83,38 +74,52 @@ mod tests {
         Ok(value.to_owned())
     }
 
+    fn parse(text: &str) -> Result<Args> {
+        Args::parse(text, &["IP", "GATEWAY"])
+    }
+
     #[test]
-    fn known_keys_of_any_plugin_pass() {
-        let args = Args::parse("IP=10.0.0.5;MAC=02:00:00:00:00:01;GATEWAY=10.0.0.1").unwrap();
+    fn only_the_plugins_own_keys_pass() {
+        let args = parse("IP=10.0.0.5;GATEWAY=10.0.0.1").unwrap();
         assert_eq!(args.get("IP", text).unwrap().as_deref(), Some("10.0.0.5"));
         assert_eq!(args.get("ip", text).unwrap(), None);
-        assert_eq!(Args::parse("").unwrap(), Args::default());
-        assert_eq!(Args::parse("IP=;").unwrap().get("IP", text).unwrap().as_deref(), Some(""));
-        let twice = Args::parse("IP=1.1.1.1;IP=2.2.2.2").unwrap();
+        assert_eq!(parse("").unwrap(), Args::default());
+        assert_eq!(parse("IP=").unwrap().get("IP", text).unwrap().as_deref(), Some(""));
+        let error = parse("IP=10.0.0.5;MAC=02:00:00:00:00:01").unwrap_err();
+        assert_eq!(error.msg(), r#"ARGS: unknown args ["MAC=02:00:00:00:00:01"]"#);
+        let twice = parse("IP=1.1.1.1;IP=2.2.2.2").unwrap();
         assert_eq!(twice.get("IP", text).unwrap().as_deref(), Some("2.2.2.2"));
     }
 
     #[test]
     fn unknown_keys_need_ignore_unknown() {
-        let error = Args::parse("A=1;B=2").unwrap_err();
+        let error = parse("A=1;B=2").unwrap_err();
         assert_eq!(error.msg(), r#"ARGS: unknown args ["A=1" "B=2"]"#);
         for flag in ["1", "true", "TRUE"] {
-            assert!(Args::parse(&format!("K8S_POD_UID=x==;IgnoreUnknown={flag}")).is_ok());
+            assert!(parse(&format!("K8S_POD_UID=x;IgnoreUnknown={flag}")).is_ok());
         }
-        assert!(Args::parse("IgnoreUnknown=0;A=1").is_err());
+        assert!(parse("IgnoreUnknown=0;A=1").is_err());
     }
 
     #[test]
     fn malformed_pairs() {
-        for bad in ["none", "A", "A=1;;B=2", "IP=a=b;IgnoreUnknown=1", "A=b=c"] {
-            let error = Args::parse(bad).unwrap_err();
+        for bad in [
+            "none",
+            "A",
+            "A=1;;B=2",
+            "IP=a=b;IgnoreUnknown=1",
+            "A=b=c;IgnoreUnknown=1",
+            "IgnoreUnknown=1;",
+            ";IgnoreUnknown=1",
+        ] {
+            let error = parse(bad).unwrap_err();
             assert!(error.msg().starts_with("ARGS: invalid pair "), "{bad}: {error}");
         }
         assert_eq!(
-            Args::parse("IgnoreUnknown=Yes").unwrap_err().msg(),
+            parse("IgnoreUnknown=Yes").unwrap_err().msg(),
             r#"ARGS: error parsing value of pair "IgnoreUnknown=Yes": boolean unmarshal error: invalid input yes"#
         );
-        let error = Args::parse("IP=abc").unwrap().get("IP", crate::cni::ip::parse_ip_or_cidr);
+        let error = parse("IP=abc").unwrap().get("IP", crate::cni::ip::parse_ip_or_cidr);
         assert_eq!(
             error.unwrap_err().msg(),
             r#"ARGS: error parsing value of pair "IP=abc": invalid IP address abc"#

@@ -167,7 +167,7 @@ impl Plan {
 
 /// The `MAC` of `CNI_ARGS`.
 fn from_args(cx: &Cx<'_>) -> Result<Option<String>> {
-    cx.args()?.get("MAC", |text| Ok(text.to_owned()))
+    cx.args(&["MAC"])?.get("MAC", |text| Ok(text.to_owned()))
 }
 
 #[cfg(test)]

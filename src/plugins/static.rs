@@ -116,7 +116,7 @@ impl Plan {
         let missing = || Error::config("IPAM config missing 'ipam' key");
         let ipam: Ipam = conf.ipam.as_ref().ok_or_else(missing)?.decode()?;
         let text = |value: &str| Ok(value.to_owned());
-        let args = cx.args()?;
+        let args = cx.args(&["IP", "GATEWAY"])?;
         let (own, gateways) = (args.get("IP", text)?, args.get("GATEWAY", text)?);
         let gateways = items(gateways.as_deref()).map(gateway).collect::<Result<Vec<_>>>()?;
 

@@ -40,9 +40,10 @@ impl<'a> Cx<'a> {
         Ok(host)
     }
 
-    /// `CNI_ARGS`. Only plugins that document a key of theirs parse it: others accept anything.
-    pub fn args(&self) -> Result<Args> {
-        Args::parse(&self.call.env.args)
+    /// `CNI_ARGS`, for a plugin that reads the keys `known` of it. Only plugins that document a key of
+    /// theirs parse it: others accept anything.
+    pub fn args(&self, known: &[&str]) -> Result<Args> {
+        Args::parse(&self.call.env.args, known)
     }
 
     /// `CNI_ARGS` as it is, for a plugin with rules of its own.

@@ -69,7 +69,10 @@ fn settings() {
     let cases = [
         (json!({"mac": mac, "mtu": 1400}), ""),
         (json!({"mac": "02:00:00:00:00:01", "mtu": 1400}), args.as_str()),
-        (json!({"mac": "02:00:00:00:00:01", "runtimeConfig": {"mac": mac}, "mtu": 1400}), "MAC=zz"),
+        (
+            json!({"mac": "02:00:00:00:00:01", "runtimeConfig": {"mac": mac}, "mtu": 1400}),
+            "IgnoreUnknown=1;MAC=zz",
+        ),
     ];
     for (keys, args) in cases {
         for owners in [

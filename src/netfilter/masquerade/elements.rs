@@ -41,6 +41,8 @@ const PODS6: Set<'_> = TABLE.vmap("pods6", &[Type::Ipv6Addr]);
 const SUBNET: &str = "subnet-";
 /// The rules of the base chain.
 const BASE_RULES: usize = 4;
+/// The rules of a subnet's chain.
+const SUBNET_RULES: usize = 1;
 /// How often an ADD is planned that others got in the way of.
 const ATTEMPTS: usize = 20;
 
@@ -131,14 +133,38 @@ pub(super) fn del(nft: &Nft, owner: Owner<'_>, addrs: &[IpNet]) -> Result<()> {
     }
     // Between look and deletion the address may get another owner.
     nft.update(|nft| {
-        let mut batch = Batch::new();
+        let (mut batch, mut left) = (Batch::new(), Vec::new());
         for (set, element) in elements_of(nft, addrs)? {
             if owner.owns(element.comment.as_deref()) {
                 batch.del_element(set, &element);
+                left.extend(subnet_of(element));
             }
         }
+        del_unused(nft, &mut batch, left)?;
         Ok(batch)
     })?;
+    Ok(())
+}
+
+/// The chain that an element leads to.
+fn subnet_of(element: Element) -> Option<String> {
+    match element.data {
+        Some(Data::Verdict(Verdict::Goto(chain))) => Some(chain),
+        _ => None,
+    }
+}
+
+/// Deletes the chains of subnets that nothing leads to without the elements that led to `left`.
+fn del_unused(nft: &Nft, batch: &mut Batch, mut left: Vec<String>) -> crate::netlink::Result<()> {
+    left.sort();
+    for same in left.chunk_by(|a, b| a == b) {
+        let Some(name) = same.first().filter(|name| name.starts_with(SUBNET)) else { continue };
+        let chain = TABLE.chain(name);
+        let uses = nft.chain(chain)?.map(|info| info.uses as usize);
+        if uses.is_some_and(|uses| uses <= same.len() + SUBNET_RULES) {
+            batch.del_chain(chain);
+        }
+    }
     Ok(())
 }
 
@@ -194,8 +220,8 @@ pub(super) fn gc(nft: &Nft, network: &str, valid: &[Owner<'_>]) -> Result<()> {
         for (set, element) in elements_of(nft, &[])? {
             if is_stale(element.comment.as_deref()) {
                 batch.del_element(set, &element);
-            } else if let Some(Data::Verdict(Verdict::Goto(chain))) = element.data {
-                used.push(chain);
+            } else {
+                used.extend(subnet_of(element));
             }
         }
         let chains = nft.dump_chains(TABLE)?.into_iter().map(|chain| chain.name);

@@ -62,6 +62,14 @@ impl Nft {
         present(found).map_err(|f| f.doing("read chain", || chain.to_string()))
     }
 
+    /// The chain, if it is there.
+    pub fn chain(&self, chain: Chain<'_>) -> Result<Option<ChainInfo>> {
+        let found = self.ask(GETCHAIN, chain.table, named(chain.table, 3, chain.name));
+        let bodies =
+            absent_is_empty(found).map_err(|f| f.doing("read chain", || chain.to_string()))?;
+        Ok(bodies.first().map(|body| chain_info(body)))
+    }
+
     /// Whether the set or map is there.
     pub fn has_set(&self, set: Set<'_>) -> Result<bool> {
         let found = self.ask(GETSET, set.table, named(set.table, 2, set.name));

@@ -300,7 +300,7 @@ struct Shared {
 /// `runtimeConfig.mac`, else `args.cni.mac`, else `MAC` of `CNI_ARGS`.
 fn requested_mac(cx: &Cx<'_>, conf: &Conf) -> Result<Option<Mac>> {
     let parse = |text: &str| text.parse::<Mac>().map_err(|e| e.to_string());
-    let from_env = cx.args()?.get("MAC", |text| Ok(text.to_owned()))?;
+    let from_env = cx.args(&["MAC"])?.get("MAC", |text| Ok(text.to_owned()))?;
     let sources = [conf.runtime_config.mac.clone(), conf.args.cni.mac.clone(), from_env];
     let text = sources.into_iter().flatten().find(|text| !text.is_empty());
     text.map(|text| parse(&text)).transpose().map_err(Error::config)

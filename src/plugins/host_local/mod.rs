@@ -247,7 +247,7 @@ impl Plan {
         let ipam = conf.ipam()?;
         let runtime = conf.runtime()?;
         let args: Args = read(conf.args.as_ref())?;
-        let from_env = cx.args()?.get("IP", ip::parse_ip_or_cidr)?;
+        let from_env = cx.args(&["IP"])?.get("IP", ip::parse_ip_or_cidr)?;
         let requested = from_env.into_iter().chain(args.cni.ips).chain(runtime.ips).collect();
 
         let sets = range_sets(cx, &ipam, runtime.ip_ranges)?;

@@ -93,7 +93,8 @@ impl Conf {
     /// The attributes, those of `args` in place of the others; the MAC also from elsewhere.
     fn attributes(&self, cx: &Cx<'_>) -> Result<Attributes> {
         let args = &self.args.cni;
-        let from_env = cx.args()?.get("MAC", |text| Ok(text.to_owned()))?.unwrap_or_default();
+        let from_env =
+            cx.args(&["MAC"])?.get("MAC", |text| Ok(text.to_owned()))?.unwrap_or_default();
         let mut macs = [&self.runtime_config.mac, &from_env, &self.mac].into_iter();
         let mac = args.mac.as_ref().or_else(|| macs.find(|mac| !mac.is_empty()));
         let txqlen = args.txqlen.or(self.txqlen).map(|length| {

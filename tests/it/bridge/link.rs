@@ -93,11 +93,17 @@ fn mac_comes_from_runtime_config_then_args_then_the_environment() {
 }
 
 #[test]
-fn a_bare_mac_in_cni_args_does_not_disturb_ipam_nor_an_ip_the_bridge() {
+fn keys_of_cni_args_for_other_plugins_need_ignore_unknown() {
     let node = Node::new();
     let container = Container::new();
     let net = simple(&node, &json!({}));
     let args = "MAC=02-00-00-00-00-0A;IP=10.1.2.77";
+    let error = net.on("ADD", &container).env("CNI_ARGS", args).error();
+    assert_eq!(error.msg, "ARGS: unknown args [\"IP=10.1.2.77\"]");
+    let alone = "MAC=02-00-00-00-00-0A";
+    let error = net.on("ADD", &container).env("CNI_ARGS", alone).error();
+    assert_eq!(error.msg, "ARGS: unknown args [\"MAC=02-00-00-00-00-0A\"]", "of host-local");
+    let args = &format!("IgnoreUnknown=1;{args}");
     let result = net.on("ADD", &container).env("CNI_ARGS", args).result();
     assert_eq!(result["interfaces"][2]["mac"], "02:00:00:00:00:0a");
     assert_eq!(result["ips"][0]["address"], "10.1.2.77/24");

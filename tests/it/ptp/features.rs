@@ -253,7 +253,8 @@ fn cni_args_are_left_to_ipam() {
     let node = Node::new();
     let container = Container::new();
     let net = simple(&node, &json!({}));
-    let result = net.on("ADD", &container).env("CNI_ARGS", "MAC=zz;IP=10.1.2.50").result();
+    let result =
+        net.on("ADD", &container).env("CNI_ARGS", "IgnoreUnknown=1;MAC=zz;IP=10.1.2.50").result();
     assert_eq!(result["ips"][0]["address"], "10.1.2.50/24");
     net.on("DEL", &container).env("CNI_ARGS", "none").ok();
 }
