@@ -288,8 +288,7 @@ fn expected(
         all.extend([setmark, masq, marked]);
     }
     all.extend(rules(forward, target, chain, options));
-    let marker = marker(chain, forward.owner.ifname);
-    if draft.has(&marker) {
+    if draft.has(&marker(chain, forward.owner.ifname)) {
         all.extend(entries_ahead(forward, target, chain, options));
     }
     all
