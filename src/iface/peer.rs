@@ -31,15 +31,16 @@ pub fn is_on_host(host: &Netlink, inside: &Inside<'_>, link: &Link) -> Result<bo
     Ok(link.link.is_some() && is_same_netns(host, inside, (None, link.link_netnsid))?)
 }
 
-/// The host's end of the pair whose other end `link` is in the container.
+/// The host's end of the pair whose other end `link` is in the container. What that one says is
+/// where to look; what counts is what the host's end says.
 pub fn on_host(host: &Netlink, inside: &Inside<'_>, link: &Link) -> Result<Option<Link>> {
-    let is_veth = |link: &Link| link.kind.as_deref() == Some("veth");
-    let Some(index) = link.link.filter(|_| is_veth(link)) else { return Ok(None) };
-    if !is_on_host(host, inside, link)? {
+    let Some(end) = link.link.map(|index| host.link_by_index(index)).transpose()?.flatten() else {
         return Ok(None);
-    }
-    let end = host.link_by_index(index)?;
-    Ok(end.filter(|end| is_veth(end) && end.link == Some(link.index)))
+    };
+    let is_veth = |link: &Link| link.kind.as_deref() == Some("veth");
+    let paired = is_veth(link) && is_veth(&end) && end.link == Some(link.index);
+    let Some(netns) = end.link_netnsid.filter(|_| paired) else { return Ok(None) };
+    Ok((host.nsid(inside.netns.as_fd())? == Some(netns)).then_some(end))
 }
 
 #[cfg(test)]

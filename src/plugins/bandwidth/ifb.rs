@@ -1,12 +1,11 @@
 //! The device through which a container's packets are led to be shaped. There is one for each
 //! attachment; its alias tells whose it is, and which link is led to it.
 
+use crate::attachment::{Owner, hash, network_hash};
 use crate::cni::Interface;
 use crate::error::{Context, Error, Result};
 use crate::log;
-use crate::netfilter::Owner;
-use crate::netfilter::names::hash;
-use crate::netlink::{Link, LinkChange, LinkKind, Netlink, NewLink};
+use crate::netlink::{Link, LinkChange, LinkKind, Mac, Netlink, NewLink};
 
 /// What names begin with.
 const PREFIX: &str = "bwp";
@@ -56,6 +55,20 @@ pub(super) fn whose(link: &Link, owner: &Owner<'_>) -> Whose {
     }
 }
 
+/// Tells which devices are those of killed ADDs of the network, and no valid attachment's. The kernel
+/// takes no alias in the message that makes a link, but an address.
+pub(super) fn unfinished(network: &str, valid: &[Owner<'_>]) -> impl Fn(&Link) -> bool {
+    let (mac, valid) = (mac_of(network), valid.iter().flat_map(names).collect::<Vec<_>>());
+    move |link| link.alias.is_empty() && link.mac == Some(mac) && !valid.contains(&link.name)
+}
+
+/// The address of the network's devices, locally administered. Nothing is sent to it.
+fn mac_of(network: &str) -> Mac {
+    let number = u64::from_str_radix(&network_hash(network), 16).unwrap_or_default();
+    let [_, _, octets @ ..] = number.to_be_bytes();
+    Mac([octets[0] & !0b01 | 0b10, octets[1], octets[2], octets[3], octets[4], octets[5]])
+}
+
 /// The devices that are there under the attachment's names, and whose they are.
 pub(super) fn find(host: &Netlink, owner: &Owner<'_>) -> Result<Vec<(Link, Whose)>> {
     let mut found = Vec::new();
@@ -75,7 +88,8 @@ pub(super) fn create(host: &Netlink, owner: &Owner<'_>, mtu: u32) -> Result<Link
             continue;
         }
         // Without a queue of its own: what waits, waits in the token bucket.
-        let link = NewLink::new(&name, LinkKind::Ifb).mtu(mtu).txqlen(0).up();
+        let link =
+            NewLink::new(&name, LinkKind::Ifb).mac(mac_of(owner.network)).mtu(mtu).txqlen(0).up();
         match host.create_link(&link) {
             Ok(made) => return Ok(made),
             // Another interface of the container has just been given it.

@@ -17,7 +17,7 @@ pub use self::limits::Conf;
 use self::limits::Limits;
 use crate::cni::{CniResult, IfName, SpecVersion};
 use crate::error::{Context, Error, Result};
-use crate::iface::Inside;
+use crate::iface::{Inside, peer};
 use crate::log;
 use crate::netfilter::{Owner, names};
 use crate::netlink::traffic::Tbf;
@@ -101,7 +101,7 @@ impl Plugin for Bandwidth {
         let devices: Vec<Link> = devices.into_iter().map(|(device, _)| device).collect();
         // Most containers are not limited at all.
         if conf.asks_for_something() || !devices.is_empty() {
-            let peer = failures.keep(peer(host, req)).flatten();
+            let peer = failures.keep(own_end(host, req)).flatten();
             for end in failures.keep(ends(host, req, peer, &devices)).unwrap_or_default() {
                 failures.keep(release(host, &end, &devices));
             }
@@ -116,9 +116,10 @@ impl Plugin for Bandwidth {
         let host = cx.host()?;
         let valid = Owner::each(&cx.net.name, &req.valid);
         let stale = names::stale(cx.net.name.as_str(), &valid);
+        let unfinished = ifb::unfinished(cx.net.name.as_str(), &valid);
         let mut failures = Failures::new();
-        for device in host.dump_links()? {
-            if !ifb::is_one(&device) || !stale(Some(&device.alias)) {
+        for device in host.dump_links()?.into_iter().filter(ifb::is_one) {
+            if !stale(Some(&device.alias)) && !unfinished(&device) {
                 continue;
             }
             let end = ifb::host_of(&device).map(|name| host.link(name)).transpose();
@@ -153,7 +154,8 @@ fn host_end(host: &Netlink, netns: &Netns, ifname: &IfName, prev: &CniResult) ->
     if prev.interfaces.is_empty() {
         return Err(Error::internal("no interfaces provided"));
     }
-    let link = Inside::enter(netns)?.netlink.link(ifname.as_str())?;
+    let inside = Inside::enter(netns)?;
+    let link = inside.netlink.link(ifname.as_str())?;
     let no_peer = |why: &str| {
         let msg = format!("container interface {ifname} has no veth peer: {why}");
         Error::internal(msg).with_details("only veth pairs can be shaped")
@@ -161,18 +163,12 @@ fn host_end(host: &Netlink, netns: &Netns, ifname: &IfName, prev: &CniResult) ->
     let link = link.ok_or_else(|| no_peer("Link not found"))?;
     let peer = link.link.filter(|_| link.kind.as_deref() == Some("veth"));
     let peer = peer.ok_or_else(|| no_peer("it is no veth"))?;
-    let end = host.link_by_index(peer)?.filter(|end| is_peer(end, &link));
-    let end = end
+    let end = peer::on_host(host, &inside, &link)?
         .ok_or_else(|| Error::internal(format!("veth peer with index {peer} is not in host ns")))?;
     if prev.interfaces.iter().any(|i| i.sandbox.is_empty() && i.name == end.name) {
         return Ok(end);
     }
     Err(Error::internal("no veth peer of container interface found in host ns"))
-}
-
-/// Whether these are the ends of one pair.
-fn is_peer(end: &Link, inside: &Link) -> bool {
-    end.kind.as_deref() == Some("veth") && end.link == Some(inside.index)
 }
 
 fn warn_of_small_buckets(limits: &Limits, end: &Link) {
@@ -239,14 +235,12 @@ fn verify_egress(host: &Netlink, owner: &Owner<'_>, end: &Link, bucket: Tbf) -> 
     Err(Error::internal(format!("what comes in by \"{from}\" is not redirected to \"{to}\"")))
 }
 
-/// The host's end of the pair, as the container's tells.
-fn peer(host: &Netlink, req: &DelReq) -> Result<Option<Link>> {
+/// The host's end of the container's pair.
+fn own_end(host: &Netlink, req: &DelReq) -> Result<Option<Link>> {
     let Some(netns) = &req.netns else { return Ok(None) };
-    let Some(inside) = Inside::enter(netns)?.netlink.link(req.ifname.as_str())? else {
-        return Ok(None);
-    };
-    let Some(index) = inside.link else { return Ok(None) };
-    Ok(host.link_by_index(index)?.filter(|end| is_peer(end, &inside)))
+    let inside = Inside::enter(netns)?;
+    let link = inside.netlink.link(req.ifname.as_str())?;
+    Ok(link.map(|link| peer::on_host(host, &inside, &link)).transpose()?.flatten())
 }
 
 /// The host's ends that may be shaped: the peer, else as the result tells, and the devices.

@@ -118,6 +118,19 @@ fn gc_removes_what_is_stale_in_its_network() {
     pod.assert_as(&added, "GC of others");
     gc(json!({"cni.dev/valid-attachments": of("c1", "eth1")})).ok();
     pod.assert_as(&before, "GC");
+    // Of an ADD that was killed before the device told whose it is.
+    net.add(&pod.container);
+    let device = &pod.node.ip(&format!("link show {IFB}"))[0];
+    let mac = device["address"].as_str().unwrap();
+    net.del(&pod.container);
+    let killed = || pod.node.sh(&format!("ip link add {IFB} address {mac} up type ifb"));
+    killed();
+    let there = pod.state();
+    gc(json!({"cni.dev/valid-attachments": [], "name": "other"})).ok();
+    gc(json!({"cni.dev/valid-attachments": of("c1", "eth0")})).ok();
+    pod.assert_as(&there, "GC of others");
+    gc(json!({"cni.dev/valid-attachments": of("c2", "eth0")})).ok();
+    pod.assert_as(&before, "GC of a killed ADD's");
     // A device that does not tell whose it is may be anybody's.
     pod.node.sh(&format!("ip link add {IFB} type ifb"));
     let before = pod.state();
@@ -125,6 +138,30 @@ fn gc_removes_what_is_stale_in_its_network() {
     pod.assert_as(&before, "GC of the reference's");
     net.del(&pod.container);
     assert_eq!(pod.node.ip("link show type ifb"), json!([]));
+}
+
+#[test]
+fn a_forged_pair_does_not_reach_another_container_s_limits() {
+    let pod = SUBJECT.pod("1.1.0");
+    pod.plain().add(&pod.container);
+    let (victim, attacker) = (Container::new(), Container::new());
+    let ipam = pod.node.host_local(&["10.1.3.0/24"]);
+    let ptp = Net::new(&pod.node, "ptp", "1.1.0", &json!({"name": "other", "ipam": ipam}));
+    let prev = ptp.call("ADD", "victim").netns(&victim.path()).result();
+    let net = pod.net(&json!({"prevResult": prev}));
+    let prev = net.call("ADD", "victim").netns(&victim.path()).result();
+    let limited = pod.state();
+    let name = prev["interfaces"][0]["name"].as_str().unwrap();
+    let outer = pod.node.ip(&format!("link show {name}"))[0]["ifindex"].as_u64().unwrap();
+    let inner = victim.ip("link show eth0")[0]["ifindex"].as_u64().unwrap();
+    // The indexes of the victim's pair, in a namespace of its own.
+    attacker.sh(&format!("ip link add eth0 index {inner} type veth peer name x index {outer}"));
+    let forged = pod.plain().with(&json!({"prevResult": null}));
+    forged.call("DEL", "attacker").netns(&attacker.path()).ok();
+    pod.assert_as(&limited, "DEL of the attacker");
+    let error = net.call("ADD", "attacker").netns(&attacker.path()).error();
+    assert_eq!(error.msg, format!("veth peer with index {outer} is not in host ns"));
+    pod.assert_as(&limited, "ADD of the attacker");
 }
 
 #[test]
