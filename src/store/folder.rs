@@ -1,7 +1,7 @@
 //! Folders of state: made so that nobody but their owner can write to them, and used only when that
 //! is so. Whoever could put a file there would decide what the next command does as root.
 
-use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
+use std::fs::{self, DirBuilder, File, Metadata, OpenOptions, Permissions};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
@@ -40,8 +40,13 @@ pub fn require_own(dir: &Path) -> Result<bool> {
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok(false),
         meta => meta.during("open", dir)?,
     };
+    require_owner(&meta, dir).map(|()| true)
+}
+
+/// Fails unless an open folder is this user's, and nobody else's to write to.
+pub(super) fn require_owner(meta: &Metadata, dir: &Path) -> Result<()> {
     if meta.uid() == geteuid().as_raw() && meta.mode() & OTHERS_WRITE == 0 {
-        return Ok(true);
+        return Ok(());
     }
     let (owner, mode) = (meta.uid(), meta.mode() & 0o7777);
     let why = format!("user {owner} has it with mode {mode:o}, and others must not write there");

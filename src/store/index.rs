@@ -8,40 +8,38 @@
 //! that is not so sealed, or of another boot, or damaged, or that contradicts a lease, is thrown
 //! away and built anew. See `docs/decisions/0001-lease-index.md`.
 
-use std::fs::{self, DirBuilder};
+use std::fs::{File, Metadata};
 use std::net::IpAddr;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::rc::Rc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use nix::fcntl::AT_FDCWD;
-use nix::sys::stat::{UtimensatFlags, futimens, utimensat};
+use nix::sys::stat::futimens;
 use nix::sys::time::TimeSpec;
 
-use super::atomic::{Durability, Writer};
+use super::dir::Dir;
 use super::lease::{Lease, Owner};
 use super::note::Note;
 use super::table::{self, Entry, Key, Table};
-use super::{During, Error, Result, remove_file};
+use super::{During, Error, Result};
+use crate::log;
 
 /// Nanoseconds of a sealed file's modification time: whole microseconds, because some file
 /// systems keep no more.
 const SEAL: i64 = 424_242_000;
 /// Where all that is ours lives in a store.
 const ROOT: &str = ".cnibox";
-const INDEX: &str = "index";
-const INDEX_TEMP: &str = "index.new";
 /// The temporary name of leases.
 const LEASE_TEMP: &str = "tmp";
-/// Addresses that were freed a short while ago: see [`super::quarantine`].
-const FREED: &str = "freed";
 /// The temporary name for stores where there can be no [`ROOT`].
 const TEMP: &str = ".cnibox-tmp";
 
 /// An index that agrees with the leases of its store, for as long as the store's lock is held.
 #[derive(Debug)]
 pub(super) struct Index {
-    store: PathBuf,
+    store: Rc<Dir>,
     table: Table,
     /// The seconds of the seal.
     sealed: i64,
@@ -59,31 +57,38 @@ enum Pending {
 }
 
 impl Index {
-    /// The index as our last session left it; `None` if anything happened since.
-    pub(super) fn open(store: &Path, boot: &str) -> Option<Index> {
-        let sealed = seal_of(&fs::metadata(store).ok()?)?;
-        let (path, temp) = paths(store);
-        let (table, meta) = Table::open(&path, &temp, boot).ok()?;
+    /// The index as our last session left it in `root`; `None` if anything happened since.
+    pub(super) fn open(store: &Rc<Dir>, root: &Rc<Dir>, boot: &str) -> Option<Index> {
+        let sealed = seal_of(&store.metadata().ok()?)?;
+        let (table, meta) = Table::open(root, boot).ok()?;
         let current = seal_of(&meta) == Some(sealed);
-        let (store, pending) = (store.to_owned(), Pending::Nothing);
+        let (store, pending) = (Rc::clone(store), Pending::Nothing);
         current.then(|| Index { store, table, sealed, pending })
     }
 
     /// Builds the index of `leases`, which are all that `store` holds.
-    pub(super) fn build(store: &Path, boot: &str, leases: &[(Lease, Note)]) -> Result<Index> {
-        remove_file(&store.join(TEMP))?;
-        let root = create_root(store)?;
-        clear(&root)?;
-        require_seals(&root)?;
+    pub(super) fn build(
+        store: &Rc<Dir>,
+        root: &Rc<Dir>,
+        boot: &str,
+        leases: &[(Lease, Note)],
+    ) -> Result<Index> {
+        store.remove(TEMP)?;
+        root.remove(LEASE_TEMP)?;
+        require_seals(root)?;
         let entry = |(lease, note): &(Lease, Note)| entry(lease, *note);
         let entries: Vec<_> = leases.iter().map(entry).collect();
-        let (path, temp) = paths(store);
-        if !path.exists() && table::salvage(&temp, boot).is_some() {
+        if !root.has(table::NAME) && table::salvage(root, table::TEMP, boot).is_some() {
             // What a kill left while it was put in place: not to be lost to a second one.
-            fs::rename(&temp, &path).during("replace", &path)?;
+            root.rename(table::TEMP, table::NAME)?;
         }
-        let table = Table::create(&path, &temp, boot, &entries)?;
-        Ok(Index { store: store.to_owned(), table, sealed: 0, pending: Pending::Table })
+        let table = Table::create(root, boot, &entries)?;
+        Ok(Index { store: Rc::clone(store), table, sealed: 0, pending: Pending::Table })
+    }
+
+    /// How many leases there are.
+    pub(super) fn len(&self) -> usize {
+        self.table.len()
     }
 
     /// The addresses that `owner` holds, and those its container holds in the old form. An error
@@ -116,15 +121,13 @@ impl Index {
     pub(super) fn seal(mut self) -> Result<()> {
         if self.pending == Pending::Table {
             self.table.finish()?;
-            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-            self.sealed = i64::try_from(now.as_secs()).unwrap_or_default();
-            futimens(self.table.file(), &TimeSpec::UTIME_OMIT, &self.time())
-                .during("set the time of", &self.store.join(ROOT))?;
+            self.sealed = now();
+            stamp(self.table.file(), &self.time())?;
         }
         if self.pending == Pending::Nothing {
             return Ok(());
         }
-        stamp(&self.store, &self.time())
+        stamp(&*self.store, &self.time())
     }
 
     fn time(&self) -> TimeSpec {
@@ -132,41 +135,57 @@ impl Index {
     }
 }
 
-/// How to write files into `store`: by way of the index's directory, where no listing of the
-/// reference plugins has to pass over temporary files, if there is one.
-pub(super) fn writer(store: &Path, index: Option<&Index>) -> Writer {
-    let temp = match index {
-        Some(_) => store.join(ROOT).join(LEASE_TEMP),
-        None => store.join(TEMP),
+/// The folder for all that is ours in `store`, made if it is missing. Without one everything works,
+/// but reads all leases.
+pub(super) fn root(store: &Dir) -> Option<Rc<Dir>> {
+    let made = match store.private(ROOT) {
+        Ok(None) => {
+            store
+                .make_private(ROOT)
+                .map_err(|e| log::debug(format_args!("no lease index: {e}")))
+                .ok()?;
+            store.private(ROOT)
+        }
+        found => found,
     };
-    Writer::new(temp, Durability::Volatile)
+    warned(made).map(Rc::new)
+}
+
+/// The same folder for who changes nothing.
+pub(super) fn existing_root(store: &Dir) -> Option<Dir> {
+    warned(store.private(ROOT))
+}
+
+fn warned(found: Result<Option<Dir>>) -> Option<Dir> {
+    found.unwrap_or_else(|e| {
+        log::warn(format_args!("no lease index: {e}"));
+        None
+    })
+}
+
+/// Where files of `store` are written until they are whole: in the folder that is ours, where no
+/// listing of the reference plugins has to pass over them, if there is one.
+pub(super) fn temp<'f>(store: &'f Dir, root: Option<&'f Dir>) -> (&'f Dir, &'static str) {
+    root.map_or((store, TEMP), |root| (root, LEASE_TEMP))
 }
 
 /// The entries of the last index, believed or not, and whether it is of this boot. Each tells of
 /// the file that it was made for, and counts for that one only.
-pub(super) fn salvage(store: &Path, boot: &str) -> Option<(Vec<Entry>, bool)> {
-    let (path, temp) = paths(store);
+pub(super) fn salvage(root: &Dir, boot: &str) -> Option<(Vec<Entry>, bool)> {
     // Killed while it was put in place, an index is whole under its temporary name.
-    table::salvage(&path, boot).or_else(|| table::salvage(&temp, boot))
+    let names = [table::NAME, table::TEMP];
+    names.into_iter().find_map(|name| table::salvage(root, name, boot))
 }
 
-/// The list of freed addresses.
-pub(super) fn freed_path(store: &Path) -> PathBuf {
-    store.join(ROOT).join(FREED)
+/// Marks a lease of ours before it can be seen. A power cut may lose what is in a file, but not the
+/// time of one that has got its name: those that it emptied are told from those of others.
+pub(super) fn sign(lease: &File) -> Result<()> {
+    stamp(lease, &TimeSpec::new(now(), SEAL))
 }
 
-/// Makes the place for all that is ours.
-pub(super) fn create_root(store: &Path) -> Result<PathBuf> {
-    let root = store.join(ROOT);
-    let mut options = DirBuilder::new();
-    options.recursive(true).mode(0o700).create(&root).during("create", &root)?;
-    Ok(root)
-}
-
-/// The index and the temporary name beside it.
-fn paths(store: &Path) -> (PathBuf, PathBuf) {
-    let root = store.join(ROOT);
-    (root.join(INDEX), root.join(INDEX_TEMP))
+/// Whether a lease is marked so.
+pub(super) fn is_signed(meta: &Metadata) -> bool {
+    seal_of(meta).is_some()
 }
 
 /// Whose a lease is, in the index.
@@ -178,41 +197,26 @@ fn entry(lease: &Lease, note: Note) -> Entry {
     Entry { key: key(lease), ip: lease.ip, note }
 }
 
-/// Removes what has no place in `dir`: directories of earlier versions. The last index stays until
-/// there is another, because of its notes.
-fn clear(dir: &Path) -> Result<()> {
-    for entry in fs::read_dir(dir).during("list", dir)? {
-        let entry = entry.during("list", dir)?;
-        let path = entry.path();
-        let known = [INDEX, INDEX_TEMP, FREED].iter().any(|name| entry.file_name() == *name);
-        if known && entry.file_type().is_ok_and(|kind| kind.is_file()) {
-            continue;
-        }
-        if path.symlink_metadata().is_ok_and(|meta| meta.is_dir()) {
-            fs::remove_dir_all(&path).during("remove", &path)?;
-        } else {
-            remove_file(&path)?;
-        }
-    }
-    Ok(())
-}
-
 /// Refuses file systems that do not keep enough of a time to hold the seal: there, building an
 /// index for every command would be all loss.
-fn require_seals(dir: &Path) -> Result<()> {
-    stamp(dir, &TimeSpec::new(0, SEAL))?;
-    match seal_of(&fs::metadata(dir).during("stat", dir)?) {
+fn require_seals(root: &Dir) -> Result<()> {
+    stamp(root, &TimeSpec::new(0, SEAL))?;
+    match seal_of(&root.metadata()?) {
         Some(_) => Ok(()),
-        None => Err(Error::new("set the time of", dir, std::io::ErrorKind::Unsupported)),
+        None => Err(Error::new("seal", &root.path(""), std::io::ErrorKind::Unsupported)),
     }
 }
 
 /// The seconds of a sealed time.
-fn seal_of(meta: &fs::Metadata) -> Option<i64> {
+fn seal_of(meta: &Metadata) -> Option<i64> {
     (meta.mtime_nsec() == SEAL).then(|| meta.mtime())
 }
 
-fn stamp(dir: &Path, time: &TimeSpec) -> Result<()> {
-    let flags = UtimensatFlags::FollowSymlink;
-    utimensat(AT_FDCWD, dir, &TimeSpec::UTIME_OMIT, time, flags).during("set the time of", dir)
+fn now() -> i64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(now.as_secs()).unwrap_or_default()
+}
+
+fn stamp(file: impl AsFd, time: &TimeSpec) -> Result<()> {
+    futimens(file, &TimeSpec::UTIME_OMIT, time).during("set the time of", Path::new(ROOT))
 }

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::net::IpAddr;
 
+use crate::cni::IfName;
+use crate::cni::names::is_identifier;
 use crate::netns::census::NetnsId;
 
 /// Who may hold addresses: an interface of a container.
@@ -66,20 +68,19 @@ impl Lease {
         }
     }
 
-    /// Reads a lease's file; `None` if no container can have written that: nothing, a hole that a
-    /// power cut left, or something that does not begin with a container id.
+    /// Reads a lease's file; `None` if neither form of a lease looks so. A person who reserves an
+    /// address by hand may have written anything.
     pub(super) fn parse(ip: IpAddr, content: &[u8]) -> Option<Lease> {
         let text = std::str::from_utf8(content).ok()?.trim();
-        if text.contains('\0') {
+        let is_control = |c: char| c.is_control() && c != '\r' && c != '\n';
+        if text.contains(is_control) {
             return None;
         }
         let (id, ifname) = match text.split_once("\r\n") {
-            Some((id, ifname)) => (id, Some(ifname.trim().to_owned())),
-            // Line ends of an editor: better taken for an old lease than for debris.
-            None => (text.split(['\r', '\n']).next()?, None),
+            Some((id, ifname)) => (id.trim_end(), Some(IfName::parse(ifname).ok()?.to_string())),
+            None => (text, None),
         };
-        let id = id.trim();
-        is_container_id(id).then(|| Lease { ip, id: id.to_owned(), ifname })
+        is_identifier(id).then(|| Lease { ip, id: id.to_owned(), ifname })
     }
 }
 
@@ -90,30 +91,36 @@ impl fmt::Display for Lease {
     }
 }
 
-/// The specification's `[a-zA-Z0-9][a-zA-Z0-9_.-]*`.
-fn is_container_id(id: &str) -> bool {
-    id.starts_with(|c: char| c.is_ascii_alphanumeric())
-        && id.chars().all(|c| c.is_ascii_alphanumeric() || "_.-".contains(c))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn both_forms_and_debris() {
+    fn both_forms_and_what_others_write() {
         let ip: IpAddr = "10.1.2.3".parse().unwrap();
         let parse = |content: &[u8]| Lease::parse(ip, content).map(|l| (l.id, l.ifname));
         let new = Some(("c1".to_owned(), Some("eth0".to_owned())));
         let old = Some(("c1".to_owned(), None));
         assert_eq!(parse(b"c1\r\neth0"), new);
-        assert_eq!(parse(b" c1\r\neth0\n"), new);
+        assert_eq!(parse(b" c1 \r\neth0\n"), new);
         assert_eq!(parse(b"c1"), old);
-        assert_eq!(parse(b"c1\r\n"), old, "cut off after the id: could be an old lease");
-        assert_eq!(parse(b"c1\neth0"), old);
-        let debris: [&[u8]; 7] =
-            [b"", b"  \r\n", b"\0\0\0\0", b"c1\r\n\0\0\0", b"_c1\r\neth0", b"c 1", b"\xff\xfe"];
-        for content in debris {
+        assert_eq!(parse(b"c1\r\n"), old);
+        let others: [&[u8]; 13] = [
+            b"",
+            b"  \r\n",
+            b"\0\0\0\0",
+            b"c1\r\n\0\0\0",
+            b"_c1\r\neth0",
+            b"c 1",
+            b"\xff\xfe",
+            b"c1\neth0",
+            b"c1\r\neth0 of the printer",
+            b"c1\r\nlonger-than-a-name-can-be",
+            b"c1\r\neth0\r\neth1",
+            b"reserved for the printer\n",
+            b"# do not use",
+        ];
+        for content in others {
             assert_eq!(parse(content), None, "{content:?}");
         }
     }

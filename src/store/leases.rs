@@ -4,30 +4,33 @@
 //! on; `lock` is what both implementations lock. Beside them lies our [`super::index`].
 
 use std::collections::{BTreeMap, HashSet};
-use std::fs::{self, DirBuilder, File, Metadata};
+use std::fs::{DirBuilder, File, Metadata};
 use std::io::ErrorKind;
 use std::net::IpAddr;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::rc::Rc;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
-use nix::fcntl::AT_FDCWD;
-
-use super::atomic::{self, Writer};
+use super::dir::Dir;
 use super::index::{self, Index};
 use super::lease::{Lease, Owner};
 use super::life::{Notes, Reclaimed, judge};
-use super::listing::{self, Found, Listing};
+use super::listing::{self, Found, Reservation};
 use super::lock::{self, Lock};
 use super::note::{FileId, Note};
 use super::quarantine::{self, Moment};
-use super::{During, Result, remove_file};
+use super::{During, Result};
 use crate::attachment::Life;
 use crate::error;
 use crate::{log, sysctl};
 
-/// The mode of everything we write into a store.
-const MODE: u32 = 0o600;
+/// More than an address can have.
+const MOST_BYTES: usize = 256;
+/// Stores whose lock this process has waited for in vain: the roll-back of what could not begin
+/// does not wait again.
+static GIVEN_UP: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
 /// How to work with a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,14 +50,18 @@ impl Default for Terms {
 /// A network's leases, locked from opening to drop.
 #[derive(Debug)]
 pub struct LeaseStore {
-    dir: PathBuf,
+    dir: Rc<Dir>,
+    /// The folder for all that is ours; absent if it cannot be had.
+    root: Option<Rc<Dir>>,
     reuse_delay: Duration,
+    /// What is left of the time to wait for the lock.
+    patience: Duration,
     /// Absent where there is no telling one boot from the next.
     boot: Option<String>,
     /// Absent if it cannot be had; then every lookup reads all leases.
     index: Option<Index>,
     /// Released after all else.
-    _lock: Lock,
+    lock: Option<Lock>,
 }
 
 /// What one owner holds.
@@ -70,9 +77,10 @@ impl LeaseStore {
         if let Some(store) = LeaseStore::open_existing(data_dir, network, terms)? {
             return Ok(store);
         }
-        let dir = data_dir.join(network);
-        DirBuilder::new().recursive(true).mode(0o755).create(&dir).during("create", &dir)?;
-        LeaseStore::open_dir(dir, sysctl::boot_id().ok(), terms)
+        let path = data_dir.join(network);
+        DirBuilder::new().recursive(true).mode(0o755).create(&path).during("create", &path)?;
+        let gone = || super::Error::new("open", &path, ErrorKind::NotFound).into();
+        LeaseStore::open_existing(data_dir, network, terms)?.ok_or_else(gone)
     }
 
     /// Opens the store of `network` unless there is none.
@@ -81,60 +89,72 @@ impl LeaseStore {
         network: &str,
         terms: Terms,
     ) -> error::Result<Option<LeaseStore>> {
-        let dir = data_dir.join(network);
-        let boot = || sysctl::boot_id().ok();
-        match Lock::within(&dir.join("lock"), terms.patience) {
-            Err(e) if e.source.kind() == ErrorKind::NotFound => {
-                // If it is there, somebody has made it just now.
-                exists(&dir)?.then(|| LeaseStore::open_dir(dir, boot(), terms)).transpose()
-            }
-            lock => LeaseStore::load(dir, boot(), terms, lock?).map(Some),
-        }
+        let Some(dir) = Dir::of_network(data_dir, network)? else { return Ok(None) };
+        LeaseStore::open_dir(dir, sysctl::boot_id().ok(), terms).map(Some)
     }
 
     pub(super) fn open_dir(
-        dir: PathBuf,
+        dir: Dir,
         boot: Option<String>,
         terms: Terms,
     ) -> error::Result<LeaseStore> {
-        let lock = Lock::within(&dir.join("lock"), terms.patience)?;
-        LeaseStore::load(dir, boot, terms, lock)
+        let Terms { patience, reuse_delay } = terms;
+        let dir = Rc::new(dir);
+        let mut store =
+            LeaseStore { dir, root: None, reuse_delay, patience, boot, index: None, lock: None };
+        store.lock()?;
+        Ok(store)
     }
 
-    fn load(
-        dir: PathBuf,
-        boot: Option<String>,
-        terms: Terms,
-        lock: Lock,
-    ) -> error::Result<LeaseStore> {
-        let index = boot.as_deref().and_then(|boot| Index::open(&dir, boot));
-        let mut store =
-            LeaseStore { dir, reuse_delay: terms.reuse_delay, boot, index, _lock: lock };
-        if store.index.is_none() {
-            store.rebuild()?;
+    /// Waits for the lock, and reads what is known of the leases.
+    fn lock(&mut self) -> error::Result<()> {
+        let given_up = || GIVEN_UP.lock().unwrap_or_else(PoisonError::into_inner);
+        let path = self.dir.path("");
+        let patience = if given_up().contains(&path) { Duration::ZERO } else { self.patience };
+        let start = Instant::now();
+        let lock = Lock::of(&self.dir, patience).inspect_err(|e| {
+            if e.source.kind() == ErrorKind::TimedOut {
+                given_up().push(path);
+            }
+        })?;
+        self.patience = self.patience.saturating_sub(start.elapsed());
+        self.lock = Some(lock);
+        self.root = index::root(&self.dir);
+        let root_and_boot = self.root.as_ref().zip(self.boot.as_deref());
+        self.index = root_and_boot.and_then(|(root, boot)| Index::open(&self.dir, root, boot));
+        if self.index.is_none() {
+            self.rebuild()?;
         }
-        Ok(store)
+        Ok(())
     }
 
     /// Reserves `ip`; false if it is taken.
     pub fn reserve(&mut self, ip: IpAddr, owner: &Owner) -> error::Result<bool> {
-        let (path, lease) = (self.path(ip), owner.lease(ip));
-        // One cheap call for the many that are taken before the five that make a file.
-        if path.symlink_metadata().is_ok() {
+        let (name, lease) = (ip.to_string(), owner.lease(ip));
+        // One cheap call for the many that are taken before the six that make a file.
+        if self.dir.has(&name) {
             return Ok(false);
         }
-        let writer = index::writer(&self.dir, self.index.as_ref());
+        let (folder, temp) = index::temp(&self.dir, self.root.as_deref());
+        let file = folder.create(temp, lease.text().as_bytes())?;
+        if let Err(e) = index::sign(&file) {
+            log::debug(format_args!("the lease of {ip} is not marked: {e}"));
+        }
         // As in `change`. What tells whether the container lives is noted first: a kill leaves no
         // lease without it.
-        let mut current = self.index.take();
-        let note = |file: &File| current = noted(current.take(), &lease, owner, file);
-        if !writer.create_noted(&path, lease.text().as_bytes(), MODE, note)? {
+        let mut current = noted(self.index.take(), &lease, owner, &file);
+        let linked = folder.link(temp, &self.dir, &name);
+        // The lease is there, or is not, whatever becomes of its second name: an error here would
+        // hide that. Whoever writes next tries again.
+        if let Err(error) = folder.remove(temp) {
+            log::debug(format_args!("left behind: {error}"));
+        }
+        let reserved = linked?;
+        if !reserved {
             current = current.and_then(|mut index| index.remove(&lease).ok().map(|()| index));
-            self.index = current;
-            return Ok(false);
         }
         self.index = current;
-        Ok(true)
+        Ok(reserved)
     }
 
     /// The addresses that `owner` holds, in the present form or the old one.
@@ -164,24 +184,36 @@ impl LeaseStore {
     /// Removes the leases of containers that are certainly gone, and tells which, by address. Those
     /// that `reclaim` leaves out stay: it takes back what their containers have besides in the
     /// network of this name.
+    ///
+    /// Others may work while the processes of the node are looked through: what was read before
+    /// this may be out of date after it, and after an error nothing can be done any more.
     pub fn heal(
         &mut self,
         reclaim: impl FnOnce(&str, Vec<Reclaimed>) -> Vec<Reclaimed>,
     ) -> error::Result<Vec<Reclaimed>> {
         let Some(boot) = self.boot.clone() else { return Ok(Vec::new()) };
-        let entries = Notes::read(&self.dir, &boot).entries();
+        let entries = Notes::read(self.root.as_deref(), &boot).entries();
+        if entries.is_empty() {
+            return Ok(Vec::new());
+        }
+        self.unlock();
+        let lives = judge(&entries);
+        self.lock()?;
         let mut gone = Vec::new();
-        for (entry, life) in entries.iter().zip(judge(&entries)) {
+        for (entry, life) in entries.iter().zip(lives) {
             let Life::Gone(why) = life else { continue };
-            // The note is of a file: the lease must still be that one.
-            if let Found::Lease(lease, file) = self.read(entry.ip)
-                && file.metadata().is_ok_and(|meta| FileId::of(&meta) == entry.note.file)
+            // The note is of a file: the lease must still be that one. A word alone may be anybody's
+            // note that the address is taken.
+            if let Found::Lease(lease, meta) = listing::read(&self.dir, entry.ip)
+                && lease.ifname.is_some()
+                && FileId::of(&meta) == entry.note.file
                 && index::key(&lease) == entry.key
             {
                 gone.push(Reclaimed { lease, why });
             }
         }
-        let network = self.dir.file_name().unwrap_or_default().to_string_lossy();
+        let path = self.dir.path("");
+        let network = path.file_name().unwrap_or_default().to_string_lossy();
         let mut gone = reclaim(&network, gone);
         let removed = self.remove_freed(gone.iter().map(|gone| gone.lease.clone()).collect())?;
         let removed: HashSet<IpAddr> = removed.into_iter().map(|lease| lease.ip).collect();
@@ -193,7 +225,7 @@ impl LeaseStore {
     /// The addresses that were freed so short a while ago that nobody may have them yet, and for
     /// how long that is so.
     pub fn kept_back(&self) -> BTreeMap<IpAddr, Duration> {
-        quarantine::kept_back(&self.dir, self.boot.as_deref(), self.reuse_delay)
+        quarantine::kept_back(self.root.as_deref(), self.boot.as_deref(), self.reuse_delay)
     }
 
     /// Removes every lease that `keep` refuses, and returns those.
@@ -203,21 +235,51 @@ impl LeaseStore {
         self.remove_freed(refused)
     }
 
+    /// Removes files that are no leases, and returns those: for a person who says so.
+    pub fn remove_reserved(
+        &mut self,
+        unwanted: impl Fn(&Reservation) -> bool,
+    ) -> error::Result<Vec<Reservation>> {
+        let mut removed = Vec::new();
+        let mut ips: Vec<_> = listing::addresses(&self.dir)?.into_iter().collect();
+        ips.sort();
+        for ip in ips {
+            let Found::Reserved(reservation) = listing::read(&self.dir, ip) else { continue };
+            if unwanted(&reservation) {
+                self.remove_unknown(ip)?;
+                removed.push(reservation);
+            }
+        }
+        Ok(removed)
+    }
+
+    /// How many addresses are taken by files that are no leases.
+    pub fn reserved(&self) -> error::Result<usize> {
+        let ips = listing::addresses(&self.dir)?;
+        // The index has every lease.
+        let leases = match &self.index {
+            Some(index) => index.len(),
+            None => ips.iter().filter_map(|ip| listing::read(&self.dir, *ip).lease()).count(),
+        };
+        Ok(ips.len().saturating_sub(leases))
+    }
+
     /// All leases, read one by one.
     #[cfg(test)]
     pub(super) fn leases(&self) -> error::Result<Vec<Lease>> {
-        Ok(Listing::read(&self.dir)?.files().map(|(lease, _)| lease).collect())
+        let found = self.taken()?.into_iter().map(|ip| listing::read(&self.dir, ip));
+        Ok(found.filter_map(|found| Some(found.lease()?.0)).collect())
     }
 
     /// The addresses that are taken, from one listing of the directory.
     pub fn taken(&self) -> error::Result<HashSet<IpAddr>> {
-        Ok(Listing::read(&self.dir)?.into_taken())
+        Ok(listing::addresses(&self.dir)?)
     }
 
     /// The address that was last reserved in a range set. It only says where to go on, so one
     /// that cannot be read is as good as none.
     pub fn last_reserved(&self, range_id: usize) -> Option<IpAddr> {
-        match listing::content(AT_FDCWD, &self.last_reserved_path(range_id)) {
+        match self.dir.read(&last_reserved(range_id), MOST_BYTES) {
             Ok((text, _)) => std::str::from_utf8(&text).ok()?.trim().parse().ok(),
             Err(e) if e.kind() == ErrorKind::NotFound => None,
             Err(e) => {
@@ -236,10 +298,10 @@ impl LeaseStore {
     /// somewhere else. A rename over the old file would have ext4 write to the disk, which takes
     /// longer than all the rest of an ADD.
     pub fn set_last_reserved(&mut self, range_id: usize, ip: IpAddr) -> error::Result<()> {
-        let path = self.last_reserved_path(range_id);
+        let dir = Rc::clone(&self.dir);
         let text = ip.to_string();
         self.change(
-            |_| atomic::overwrite(&path, text.as_bytes(), MODE),
+            || dir.overwrite(&last_reserved(range_id), text.as_bytes()),
             |index, ()| {
                 index.outlive();
                 Ok(())
@@ -253,12 +315,11 @@ impl LeaseStore {
     /// command builds another. No index is worth failing for.
     pub(super) fn change<T>(
         &mut self,
-        store: impl FnOnce(&Writer) -> Result<T>,
+        store: impl FnOnce() -> Result<T>,
         index: impl FnOnce(&mut Index, &T) -> Result<()>,
     ) -> Result<T> {
-        let writer = index::writer(&self.dir, self.index.as_ref());
         let current = self.index.take();
-        let outcome = store(&writer)?;
+        let outcome = store()?;
         if let Some(mut current) = current {
             match index(&mut current, &outcome) {
                 Ok(()) => self.index = Some(current),
@@ -296,11 +357,8 @@ impl LeaseStore {
     }
 
     fn holds(&self, lease: &Lease) -> bool {
-        matches!(self.read(lease.ip), Found::Lease(found, _) if found == *lease)
-    }
-
-    fn read(&self, ip: IpAddr) -> Found {
-        listing::read(AT_FDCWD, &self.path(ip), ip)
+        let found = listing::read(&self.dir, lease.ip);
+        matches!(found, Found::Lease(found, _) if found == *lease)
     }
 
     /// As [`LeaseStore::remove_all`], for addresses that were in use.
@@ -309,11 +367,11 @@ impl LeaseStore {
             let now = Moment::now(self.boot.as_deref());
             let ips = leases.iter().map(|lease| lease.ip);
             // Before they are free: a kill in between keeps back what is not free.
-            let kept = quarantine::add(&self.dir, &now, ips).and_then(|()| {
-                let writer = index::writer(&self.dir, self.index.as_ref());
-                quarantine::tidy(&self.dir, &now, self.reuse_delay, &writer)
+            let kept = self.root.as_deref().map(|root| {
+                quarantine::add(root, &now, ips)
+                    .and_then(|()| quarantine::tidy(root, &now, self.reuse_delay))
             });
-            if let Err(e) = kept {
+            if let Err(e) = kept.unwrap_or(Ok(())) {
                 log::warn(format_args!("freed addresses may be given out at once: {e}"));
             }
         }
@@ -323,11 +381,11 @@ impl LeaseStore {
     /// Removes leases as far as possible, reports what went wrong afterwards.
     fn remove_all(&mut self, leases: Vec<Lease>) -> error::Result<Vec<Lease>> {
         let mut errors = Vec::new();
-        let paths: Vec<PathBuf> = leases.iter().map(|lease| self.path(lease.ip)).collect();
-        let remove = |_: &Writer| {
+        let dir = Rc::clone(&self.dir);
+        let remove = || {
             let mut removed = Vec::new();
-            for (lease, path) in leases.into_iter().zip(&paths) {
-                match remove_file(path) {
+            for lease in leases {
+                match dir.remove(&lease.ip.to_string()) {
                     Ok(()) => removed.push(lease),
                     Err(e) => errors.push(e.into()),
                 }
@@ -343,64 +401,60 @@ impl LeaseStore {
     /// Reads all leases and makes an index of them if possible.
     fn rebuild(&mut self) -> error::Result<Vec<(Lease, Metadata)>> {
         let leases = self.scan()?;
-        self.index = self.boot.as_deref().and_then(|boot| {
-            let notes = Notes::read(&self.dir, boot);
+        self.index = self.root.as_ref().zip(self.boot.as_deref()).and_then(|(root, boot)| {
+            let notes = Notes::read(Some(root), boot);
             let join = |(lease, meta): &(Lease, Metadata)| (lease.clone(), notes.of(lease, meta));
             let leases: Vec<_> = leases.iter().map(join).collect();
-            let built = Index::build(&self.dir, boot, &leases);
+            let built = Index::build(&self.dir, root, boot, &leases);
             built.map_err(|e| log::debug(format_args!("no lease index: {e}"))).ok()
         });
         Ok(leases)
     }
 
-    /// Reads all leases, and removes what crashes left: the reference creates a lease empty and
-    /// writes it while it holds the lock, which is ours now.
+    /// Reads all leases, and removes those of ours that a power cut has emptied: it ended their
+    /// containers.
     fn scan(&mut self) -> error::Result<Vec<(Lease, Metadata)>> {
         let mut leases = Vec::new();
-        for (ip, found) in Listing::read(&self.dir)?.found() {
-            match found {
-                Found::Lease(lease, file) => {
-                    let meta = file.metadata().during("stat", &self.path(ip))?;
-                    leases.push((lease, meta));
-                }
-                Found::Debris if self.sweep(ip) => {
-                    // The index never knew it, so all it needs is its seal back.
-                    if let Some(index) = &mut self.index {
-                        index.outlive();
-                    }
-                }
-                Found::Debris | Found::Nothing => {}
+        for ip in listing::addresses(&self.dir)? {
+            match listing::read(&self.dir, ip) {
+                Found::Lease(lease, meta) => leases.push((lease, meta)),
+                Found::Lost => match self.remove_unknown(ip) {
+                    Ok(()) => log::warn(format_args!("freed {ip}: a power cut took its lease")),
+                    Err(e) => log::warn(format_args!("cannot free {ip}, which nobody holds: {e}")),
+                },
+                Found::Reserved(_) | Found::Nothing => {}
             }
         }
         Ok(leases)
     }
 
-    fn sweep(&self, ip: IpAddr) -> bool {
-        let path = self.path(ip);
-        let name = path.display();
-        match remove_file(&path) {
-            Ok(()) => log::warn(format_args!("freed {ip}: {name} names no container")),
-            Err(e) => log::warn(format_args!("cannot free {ip}, which no container holds: {e}")),
+    /// Removes a file of which the index knows nothing.
+    fn remove_unknown(&mut self, ip: IpAddr) -> Result<()> {
+        self.dir.remove(&ip.to_string())?;
+        if let Some(index) = &mut self.index {
+            index.outlive();
         }
-        path.symlink_metadata().is_err()
+        Ok(())
     }
 
-    fn path(&self, ip: IpAddr) -> PathBuf {
-        self.dir.join(ip.to_string())
-    }
-
-    fn last_reserved_path(&self, range_id: usize) -> PathBuf {
-        self.dir.join(format!("last_reserved_ip.{range_id}"))
+    /// Vouches for the index, and lets others work.
+    fn unlock(&mut self) {
+        if let Some(Err(e)) = self.index.take().map(Index::seal) {
+            log::debug(format_args!("lease index not sealed: {e}"));
+        }
+        self.lock = None;
     }
 }
 
 impl Drop for LeaseStore {
     /// The session's last act, still under the lock: an index that is left agrees with the leases.
     fn drop(&mut self) {
-        if let Some(Err(e)) = self.index.take().map(Index::seal) {
-            log::debug(format_args!("lease index not sealed: {e}"));
-        }
+        self.unlock();
     }
+}
+
+fn last_reserved(range_id: usize) -> String {
+    format!("last_reserved_ip.{range_id}")
 }
 
 /// The index with a lease that is about to be created; `None` if that cannot be noted.
@@ -412,11 +466,4 @@ fn noted(index: Option<Index>, lease: &Lease, owner: &Owner, file: &File) -> Opt
         index.add(lease, note)
     });
     added.map_err(|e| log::debug(format_args!("lease index given up: {e}"))).ok().map(|()| index)
-}
-
-fn exists(dir: &Path) -> Result<bool> {
-    match fs::metadata(dir) {
-        Err(e) if e.kind() == ErrorKind::NotFound => Ok(false),
-        meta => meta.during("open", dir).map(|_| true),
-    }
 }

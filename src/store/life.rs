@@ -5,10 +5,10 @@ use std::fmt;
 use std::fs::{self, Metadata};
 use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
 
 use nix::time::{ClockId, clock_gettime};
 
+use super::dir::Dir;
 use super::index;
 use super::lease::Lease;
 use super::note::{FileId, Note};
@@ -47,9 +47,10 @@ pub(super) struct Notes {
 }
 
 impl Notes {
-    /// All that the last index of `store` knows, whether it is believed or not.
-    pub(super) fn read(store: &Path, boot: &str) -> Notes {
-        let (entries, this_boot) = index::salvage(store, boot).unwrap_or_default();
+    /// All that the last index in `root` knows, whether it is believed or not.
+    pub(super) fn read(root: Option<&Dir>, boot: &str) -> Notes {
+        let (entries, this_boot) =
+            root.and_then(|root| index::salvage(root, boot)).unwrap_or_default();
         let note = |entry: Entry| {
             let earlier_boot = entry.note.earlier_boot || !this_boot;
             ((entry.key, entry.ip), Note { earlier_boot, ..entry.note })

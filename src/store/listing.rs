@@ -1,17 +1,16 @@
 //! What is in a store's directory, and how a lease's file is read.
 
 use std::collections::HashSet;
-use std::fs::{self, File, Metadata};
-use std::io::{self, ErrorKind, Read};
+use std::fmt;
+use std::fs::{self, Metadata};
+use std::io::ErrorKind;
 use std::net::IpAddr;
-use std::os::fd::AsFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::SystemTime;
 
-use nix::fcntl::{OFlag, openat};
-use nix::sys::stat::Mode;
 use nix::unistd::{AccessFlags, access};
 
+use super::dir::Dir;
 use super::lease::Lease;
 use super::life::{Notes, Reclaimed, judge};
 use super::table::Entry;
@@ -19,12 +18,14 @@ use super::{During, Result, Terms, index, quarantine};
 use crate::attachment::Life;
 use crate::{error, log, sysctl};
 
+/// More than a lease can have.
+const MOST_BYTES: usize = 4096;
+
 /// The addresses taken in a network at one moment, seen without its lock.
 #[derive(Debug, Default)]
 pub struct Listing {
-    /// Names are looked up faster from the directory itself. Absent if there is none.
-    dir: Option<File>,
-    path: PathBuf,
+    /// Absent if there is no store yet.
+    dir: Option<Dir>,
     ips: HashSet<IpAddr>,
     /// Freed so short a while ago that nobody may have them.
     kept_back: HashSet<IpAddr>,
@@ -41,10 +42,35 @@ pub struct Known {
     pub made: Option<SystemTime>,
 }
 
-/// How a lease file was found.
+/// An address that is taken by a file which is no lease: somebody keeps it from the containers, or
+/// another program was killed while it made a lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reservation {
+    /// The address: the file's name.
+    pub ip: IpAddr,
+    /// There is no text in the file.
+    pub empty: bool,
+}
+
+impl Reservation {
+    /// Why it is none of a container.
+    pub fn why(&self) -> &'static str {
+        if self.empty { "the file is empty" } else { "the file names no container" }
+    }
+}
+
+impl fmt::Display for Reservation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, which was reserved: {}", self.ip, self.why())
+    }
+}
+
+/// How a file that is named by an address was found.
 pub(super) enum Found {
-    Lease(Lease, File),
-    Debris,
+    Lease(Lease, Metadata),
+    /// A lease of ours whose text was lost in a power cut.
+    Lost,
+    Reserved(Reservation),
     Nothing,
 }
 
@@ -52,45 +78,27 @@ impl Listing {
     /// Lists the store of `network` and changes nothing. Fails if ADD could not write there; a
     /// store that is missing but could be created is empty.
     pub fn peek(data_dir: &Path, network: &str, terms: Terms) -> error::Result<Listing> {
-        let dir = data_dir.join(network);
-        let existing = dir.ancestors().find(|dir| dir.symlink_metadata().is_ok()).unwrap_or(&dir);
+        let path = data_dir.join(network);
+        let existing = path.ancestors().find(|dir| dir.symlink_metadata().is_ok()).unwrap_or(&path);
         let rights = AccessFlags::R_OK | AccessFlags::W_OK | AccessFlags::X_OK;
         access(existing, rights).during("access", existing)?;
-        if existing == dir {
-            let kept_back =
-                quarantine::kept_back(&dir, sysctl::boot_id().ok().as_deref(), terms.reuse_delay);
-            return Ok(Listing {
-                kept_back: kept_back.into_keys().collect(),
-                ..Listing::read(&dir)?
-            });
-        }
-        fs::read_dir(existing).during("list", existing)?;
-        Ok(Listing { dir: None, path: dir, ..Listing::default() })
+        let Some(dir) = Dir::of_network(data_dir, network)? else {
+            fs::read_dir(existing).during("list", existing)?;
+            return Ok(Listing::default());
+        };
+        let boot = sysctl::boot_id().ok();
+        let root = index::existing_root(&dir);
+        let kept_back = quarantine::kept_back(root.as_ref(), boot.as_deref(), terms.reuse_delay);
+        let ips = addresses(&dir)?;
+        Ok(Listing { dir: Some(dir), ips, kept_back: kept_back.into_keys().collect() })
     }
 
     /// Lists the store of `network` for somebody who only looks; `None` if there is none. A folder
     /// is one if it has the lock, which every command that made a lease has left there.
     pub fn look(data_dir: &Path, network: &str) -> error::Result<Option<Listing>> {
-        let dir = data_dir.join(network);
-        let lock = dir.join("lock");
-        match fs::symlink_metadata(&lock) {
-            Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
-            found => {
-                found.during("look for", &lock)?;
-                Ok(Some(Listing::read(&dir)?))
-            }
-        }
-    }
-
-    pub(super) fn read(dir: &Path) -> Result<Listing> {
-        let mut ips = HashSet::new();
-        for entry in fs::read_dir(dir).during("list", dir)? {
-            let name = entry.during("list", dir)?.file_name();
-            ips.extend(name.to_str().and_then(parse_name));
-        }
-        let path = dir.to_owned();
-        let dir = Some(File::open(dir).during("open", dir)?);
-        Ok(Listing { dir, path, ips, kept_back: HashSet::new() })
+        let dir = Dir::of_network(data_dir, network)?.filter(|dir| dir.has("lock"));
+        let Some(dir) = dir else { return Ok(None) };
+        Ok(Some(Listing { ips: addresses(&dir)?, dir: Some(dir), kept_back: HashSet::new() }))
     }
 
     /// The addresses that files are named by, and those that are kept back.
@@ -98,29 +106,33 @@ impl Listing {
         self.ips.union(&self.kept_back).copied().collect()
     }
 
-    pub(super) fn into_taken(self) -> HashSet<IpAddr> {
-        self.ips
-    }
-
-    /// Those that ADD cannot have: files that name no container and leases of containers that are
-    /// gone are no obstacle to it.
+    /// Those that ADD cannot have: leases of containers that are gone are no obstacle to it.
     pub fn lasting(&self) -> HashSet<IpAddr> {
-        let lasting = self.known().into_iter().filter(|k| !matches!(k.life, Life::Gone(_)));
-        lasting.map(|known| known.lease.ip).chain(self.kept_back.iter().copied()).collect()
+        let mut lasting = self.taken();
+        for gone in self.gone() {
+            lasting.remove(&gone.lease.ip);
+        }
+        lasting.extend(&self.kept_back);
+        lasting
     }
 
     /// All leases with what is known beside them.
     pub fn known(&self) -> Vec<Known> {
-        let notes = sysctl::boot_id().map(|boot| Notes::read(&self.path, &boot)).ok();
+        let root = self.dir.as_ref().and_then(index::existing_root);
+        let notes = sysctl::boot_id().map(|boot| Notes::read(root.as_ref(), &boot)).ok();
         let (mut entries, mut leases) = (Vec::new(), Vec::new());
-        for (lease, meta) in self.files() {
+        for (lease, meta) in self.found().filter_map(Found::lease) {
             let note = notes.as_ref().map(|notes| notes.of(&lease, &meta));
             entries.extend(note.map(|note| Entry { key: index::key(&lease), ip: lease.ip, note }));
             leases.push((lease, meta.modified().ok()));
         }
         // Without a boot id there are no notes at all.
         let lives = judge(&entries).into_iter().chain(std::iter::repeat(Life::Unknown));
-        let known = |((lease, made), life)| Known { lease, life, made };
+        let known = |((lease, made), life): ((Lease, _), _)| {
+            // A word alone may be anybody's note that the address is taken.
+            let life = if lease.ifname.is_some() { life } else { Life::Unknown };
+            Known { lease, life, made }
+        };
         leases.into_iter().zip(lives).map(known).collect()
     }
 
@@ -135,55 +147,55 @@ impl Listing {
         gone
     }
 
-    /// The leases with the state of their files.
-    pub(super) fn files(&self) -> impl Iterator<Item = (Lease, Metadata)> {
-        self.found().filter_map(|(_, found)| match found {
-            Found::Lease(lease, file) => Some((lease, file.metadata().ok()?)),
-            Found::Debris | Found::Nothing => None,
-        })
+    /// The addresses that are taken by what is no lease, in order.
+    pub fn reservations(&self) -> Vec<Reservation> {
+        let mut reserved: Vec<_> = self.found().filter_map(Found::reservation).collect();
+        reserved.sort_by_key(|reservation| reservation.ip);
+        reserved
     }
 
     /// Reads the files one by one.
-    pub(super) fn found(&self) -> impl Iterator<Item = (IpAddr, Found)> {
-        self.dir.iter().flat_map(|dir| {
-            self.ips.iter().map(move |ip| (*ip, read(dir, Path::new(&ip.to_string()), *ip)))
-        })
+    fn found(&self) -> impl Iterator<Item = Found> {
+        self.dir.iter().flat_map(|dir| self.ips.iter().map(move |ip| read(dir, *ip)))
     }
 }
 
-/// Reads the lease of `ip` at `path` below `dir`.
-pub(super) fn read(dir: impl AsFd, path: &Path, ip: IpAddr) -> Found {
+impl Found {
+    pub(super) fn lease(self) -> Option<(Lease, Metadata)> {
+        if let Found::Lease(lease, meta) = self { Some((lease, meta)) } else { None }
+    }
+
+    fn reservation(self) -> Option<Reservation> {
+        if let Found::Reserved(reservation) = self { Some(reservation) } else { None }
+    }
+}
+
+/// The addresses that files are named by.
+pub(super) fn addresses(dir: &Dir) -> Result<HashSet<IpAddr>> {
+    Ok(dir.names()?.iter().filter_map(|name| parse_name(name)).collect())
+}
+
+/// Reads the file of `ip`.
+pub(super) fn read(dir: &Dir, ip: IpAddr) -> Found {
     #[cfg(test)]
     super::tests::READS.with(|reads| reads.set(reads.get() + 1));
-    match content(dir, path) {
-        Ok((content, file)) => match Lease::parse(ip, &content) {
-            Some(lease) => Found::Lease(lease, file),
-            None => Found::Debris,
-        },
+    let name = ip.to_string();
+    let (content, meta) = match dir.read(&name, MOST_BYTES) {
+        Ok(read) => read,
+        Err(e) if e.kind() == ErrorKind::InvalidInput => {
+            return Found::Reserved(Reservation { ip, empty: false });
+        }
         Err(e) => {
+            let path = dir.path(&name);
             log::debug(format_args!("skip lease {}: {}", path.display(), error::io_text(&e)));
-            Found::Nothing
+            return Found::Nothing;
         }
-    }
-}
-
-/// The content of a file that is a few bytes long, at the cost of one read.
-pub(super) fn content(dir: impl AsFd, path: &Path) -> io::Result<(Vec<u8>, File)> {
-    let mut file =
-        File::from(openat(dir, path, OFlag::O_RDONLY | OFlag::O_CLOEXEC, Mode::empty())?);
-    let mut buffer = [0; 512];
-    loop {
-        match file.read(&mut buffer) {
-            // The end of a file is where less is read than was asked for.
-            Ok(n) if n < buffer.len() => return Ok((buffer[..n].to_vec(), file)),
-            Ok(_) => {
-                let mut content = buffer.to_vec();
-                file.read_to_end(&mut content)?;
-                return Ok((content, file));
-            }
-            Err(e) if e.kind() == ErrorKind::Interrupted => {}
-            Err(e) => return Err(e),
-        }
+    };
+    let empty = content.iter().all(|byte| *byte == 0 || byte.is_ascii_whitespace());
+    match Lease::parse(ip, &content) {
+        Some(lease) => Found::Lease(lease, meta),
+        None if empty && index::is_signed(&meta) => Found::Lost,
+        None => Found::Reserved(Reservation { ip, empty }),
     }
 }
 

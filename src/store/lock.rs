@@ -11,14 +11,20 @@ use std::thread;
 use std::time::Duration;
 
 use fs2::FileExt;
-use nix::fcntl::{OFlag, open};
+use nix::fcntl::{AT_FDCWD, OFlag};
 use nix::sys::stat::{Mode, major, minor};
 
+use super::dir::{Dir, open_regular};
 use super::{During, Error, Result};
 
 /// How long a command waits for a store's lock unless the configuration says otherwise. Those of
 /// ours take milliseconds; the reference's, with 60,000 leases, seconds each.
 pub const PATIENCE: Duration = Duration::from_secs(10);
+
+/// For reading only: enough for flock, and works for a lock that is there on a file system that
+/// became read-only.
+const FLAGS: OFlag = OFlag::O_RDONLY.union(OFlag::O_CREAT);
+const MODE: Mode = Mode::S_IRUSR.union(Mode::S_IWUSR).union(Mode::S_IRGRP);
 
 /// An exclusive lock, held until it is dropped or the process ends.
 #[derive(Debug)]
@@ -57,7 +63,18 @@ impl Lock {
 
     /// Waits for the lock so long and no longer; the error names whoever has it.
     pub fn within(path: &Path, patience: Duration) -> Result<Lock> {
-        let file = Arc::new(open_lock(path)?);
+        Lock::waited_for(open_lock(path)?, path, patience)
+    }
+
+    /// The same for the lock of a store.
+    pub(super) fn of(store: &Dir, patience: Duration) -> Result<Lock> {
+        let path = store.path("lock");
+        let file = store.file("lock", FLAGS, MODE).during("open lock", &path)?;
+        Lock::waited_for(file.0, &path, patience)
+    }
+
+    fn waited_for(file: File, path: &Path, patience: Duration) -> Result<Lock> {
+        let file = Arc::new(file);
         match file.try_lock_exclusive() {
             Ok(()) => return Ok(Lock { _file: file }),
             Err(e) if e.kind() == ErrorKind::WouldBlock => {}
@@ -89,12 +106,8 @@ impl Lock {
     }
 }
 
-/// Opened for reading only: enough for flock, and works for a lock that is there on a file system
-/// that became read-only. The standard library refuses that combination.
 fn open_lock(path: &Path) -> Result<File> {
-    let flags = OFlag::O_RDONLY | OFlag::O_CREAT | OFlag::O_CLOEXEC;
-    let mode = Mode::S_IRUSR | Mode::S_IWUSR | Mode::S_IRGRP;
-    open(path, flags, mode).map(File::from).during("open lock", path)
+    open_regular(AT_FDCWD, path, FLAGS, MODE).map(|(file, _)| file).during("open lock", path)
 }
 
 fn wait(file: &File) -> io::Result<()> {

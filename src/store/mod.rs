@@ -3,6 +3,7 @@
 //! | file | |
 //! | --- | --- |
 //! | `lock.rs`, `atomic.rs` | flock with an end to its patience, files that appear whole |
+//! | `dir.rs` | an open folder, whose files are reached by no link |
 //! | `lease.rs`, `listing.rs`, `leases.rs` | one lease, all that a folder has, a locked store |
 //! | `index.rs`, `table.rs` | leases by owner, so that no command reads all of them |
 //! | `note.rs`, `life.rs` | what tells whether the container of a lease is alive |
@@ -12,6 +13,7 @@
 
 pub mod atomic;
 pub mod backup;
+mod dir;
 pub mod folder;
 mod index;
 mod lease;
@@ -35,7 +37,7 @@ use crate::error;
 pub use lease::{Lease, Owner};
 pub use leases::{LeaseStore, Terms};
 pub use life::Reclaimed;
-pub use listing::{Known, Listing, networks};
+pub use listing::{Known, Listing, Reservation, networks};
 
 /// A file operation that failed, with its errno.
 #[derive(Debug)]
@@ -67,13 +69,17 @@ impl std::error::Error for Error {}
 
 impl From<Error> for error::Error {
     fn from(e: Error) -> error::Error {
-        let timed_out = e.source.kind() == io::ErrorKind::TimedOut;
         let error = error::Error::io(format_args!("{} {}", e.op, e.path.display()), &e.source);
-        if !timed_out {
-            return error;
+        match e.source.kind() {
+            io::ErrorKind::TimedOut => {
+                let remedy = "try again; if that process hangs, end it, and the lock is free";
+                error.with_code(error::Code::TRY_AGAIN).with_details(remedy)
+            }
+            io::ErrorKind::InvalidInput => {
+                error.with_details("see who put it there, and move it away")
+            }
+            _ => error,
         }
-        let remedy = "try again; if that process hangs, end it, and the lock is free";
-        error.with_code(error::Code::TRY_AGAIN).with_details(remedy)
     }
 }
 

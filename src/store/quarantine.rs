@@ -6,21 +6,24 @@
 //! when either clock says so: that of the boot began after the address was freed.
 
 use std::collections::BTreeMap;
-use std::fs::OpenOptions;
 use std::io::Write;
 use std::net::IpAddr;
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use super::atomic::Writer;
-use super::index::{create_root, freed_path};
-use super::listing;
+use nix::fcntl::OFlag;
+use nix::sys::stat::Mode;
+
+use super::dir::Dir;
 use super::note::uptime;
 use super::{During, Result};
 
+/// The list, in the folder that is ours, and its name until it is whole.
+const FREED: &str = "freed";
+const TEMP: &str = "freed.new";
 /// So many lines are worth more than the time it takes to read them.
 const MANY: usize = 256;
+/// More than a list can be that is tidied now and then.
+const MOST_BYTES: usize = 1 << 28;
 
 /// The moment of a command, on both clocks.
 #[derive(Clone, Debug)]
@@ -75,31 +78,29 @@ impl Moment {
 }
 
 /// Notes that these addresses are being freed.
-pub(super) fn add(store: &Path, now: &Moment, ips: impl Iterator<Item = IpAddr>) -> Result<()> {
+pub(super) fn add(root: &Dir, now: &Moment, ips: impl Iterator<Item = IpAddr>) -> Result<()> {
     let text: String = ips.map(|ip| now.line(ip)).collect();
-    create_root(store)?;
-    let path = freed_path(store);
+    let flags = OFlag::O_WRONLY | OFlag::O_APPEND | OFlag::O_CREAT;
     // One write: a kill leaves all of it or nothing.
-    let file = OpenOptions::new().append(true).create(true).mode(0o600).open(&path);
-    file.and_then(|mut file| file.write_all(text.as_bytes())).during("write", &path)
+    let file = root.file(FREED, flags, Mode::S_IRUSR | Mode::S_IWUSR);
+    let written = file.and_then(|(mut file, _)| file.write_all(text.as_bytes()));
+    written.during("write", &root.path(FREED))
 }
 
 /// The addresses that are not to be given out yet, and for how long.
 pub(super) fn kept_back(
-    store: &Path,
+    root: Option<&Dir>,
     boot: Option<&str>,
     delay: Duration,
 ) -> BTreeMap<IpAddr, Duration> {
-    if delay.is_zero() {
-        return BTreeMap::new();
-    }
+    let Some(root) = root.filter(|_| !delay.is_zero()) else { return BTreeMap::new() };
     let now = Moment::now(boot);
-    lines(store).into_iter().filter_map(|(ip, then)| Some((ip, now.left(&then, delay)?))).collect()
+    lines(root).into_iter().filter_map(|(ip, then)| Some((ip, now.left(&then, delay)?))).collect()
 }
 
 /// Forgets what is past, if it is worth it. For one who has the lock.
-pub(super) fn tidy(store: &Path, now: &Moment, delay: Duration, writer: &Writer) -> Result<()> {
-    let lines = lines(store);
+pub(super) fn tidy(root: &Dir, now: &Moment, delay: Duration) -> Result<()> {
+    let lines = lines(root);
     if lines.len() < MANY {
         return Ok(());
     }
@@ -108,13 +109,12 @@ pub(super) fn tidy(store: &Path, now: &Moment, delay: Duration, writer: &Writer)
         .filter(|(_, then)| !now.is_past(then, delay))
         .map(|(ip, then)| then.line(*ip))
         .collect();
-    writer.replace(&freed_path(store), text.as_bytes(), 0o600)
+    root.create(TEMP, text.as_bytes())?;
+    root.rename(TEMP, FREED)
 }
 
-fn lines(store: &Path) -> Vec<(IpAddr, Moment)> {
-    let path = freed_path(store);
-    let content = listing::content(nix::fcntl::AT_FDCWD, &path).map(|(content, _)| content);
+fn lines(root: &Dir) -> Vec<(IpAddr, Moment)> {
     // A list that cannot be read keeps nothing back: an address is worth more.
-    let content = content.unwrap_or_default();
+    let content = root.read(FREED, MOST_BYTES).map(|(content, _)| content).unwrap_or_default();
     String::from_utf8_lossy(&content).lines().filter_map(Moment::parse).collect()
 }

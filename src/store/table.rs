@@ -9,16 +9,20 @@
 //! Nobody else may write it meanwhile; locks, and whether it is current, are the business of
 //! [`super::index`].
 
-use std::fs::{self, File, Metadata, OpenOptions};
-use std::io::{self, ErrorKind, Write};
+use std::fs::{File, Metadata};
+use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv6Addr};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
+use nix::fcntl::OFlag;
+use nix::sys::stat::Mode;
 use sha2::{Digest, Sha512};
 
+use super::dir::Dir;
 use super::note::Note;
-use super::{During, Error, Result, remove_file};
+use super::{During, Error, Result};
 
 /// The last byte is the format's version.
 const MAGIC: &[u8; 8] = b"cniboxL\x02";
@@ -29,6 +33,11 @@ const BLOCK: u64 = 4096;
 /// Fits into a block with its header, so that small tables are read whole.
 const LEAST_SLOTS: u32 = 32;
 const MOST_SLOTS: u32 = 1 << 26;
+/// More than a table with the leases of a whole /8 has.
+const MOST_BYTES: usize = (1 << 31) - 1;
+/// The table's file, and its name until it is whole.
+pub(super) const NAME: &str = "index";
+pub(super) const TEMP: &str = "index.new";
 
 /// Whose an address is, by hashes. Two owners with one key do no harm: the lease itself decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -69,8 +78,7 @@ enum Slot {
 /// A table's open file.
 #[derive(Debug)]
 pub(super) struct Table {
-    path: PathBuf,
-    temp: PathBuf,
+    folder: Rc<Dir>,
     file: File,
     header: Header,
     /// What was read last.
@@ -174,43 +182,43 @@ impl Slot {
 }
 
 impl Table {
-    /// Opens the table at `path`, and tells the state of its file; an error if it is damaged or of
-    /// another boot.
-    pub(super) fn open(path: &Path, temp: &Path, boot: &str) -> Result<(Table, Metadata)> {
-        let file = OpenOptions::new().read(true).write(true).open(path).during("open", path)?;
-        let meta = file.metadata().during("stat", path)?;
+    /// Opens the table in `folder`, and tells the state of its file; an error if it is damaged or
+    /// of another boot.
+    pub(super) fn open(folder: &Rc<Dir>, boot: &str) -> Result<(Table, Metadata)> {
+        let path = folder.path(NAME);
+        let (file, meta) = folder.file(NAME, OFlag::O_RDWR, Mode::empty()).during("open", &path)?;
         let (size, mut block) = (meta.len(), Block::default());
-        block.load(&file, 0, size).during("read", path)?;
+        block.load(&file, 0, size).during("read", &path)?;
         let header = block.bytes.get(..HEADER).and_then(|b| Header::parse(b, size, digest(boot)));
-        let header = header.ok_or_else(|| damaged(path))?;
-        Ok((Table { path: path.to_owned(), temp: temp.to_owned(), file, header, block }, meta))
+        let header = header.ok_or_else(|| damaged(&path))?;
+        Ok((Table { folder: Rc::clone(folder), file, header, block }, meta))
     }
 
-    /// Puts a table of these entries in place of whatever is at `path`, by way of `temp`.
-    pub(super) fn create(path: &Path, temp: &Path, boot: &str, entries: &[Entry]) -> Result<Table> {
-        Table::write(path.to_owned(), temp.to_owned(), digest(boot), entries)
+    /// Puts a table of these entries in place of whatever is in `folder`.
+    pub(super) fn create(folder: &Rc<Dir>, boot: &str, entries: &[Entry]) -> Result<Table> {
+        Table::write(Rc::clone(folder), digest(boot), entries)
     }
 
-    fn write(path: PathBuf, temp: PathBuf, boot: [u8; 16], entries: &[Entry]) -> Result<Table> {
+    fn write(folder: Rc<Dir>, boot: [u8; 16], entries: &[Entry]) -> Result<Table> {
         let taken = u32::try_from(entries.len()).ok().filter(|taken| *taken < MOST_SLOTS / 8);
-        let too_many = || Error::new("create", &path, ErrorKind::FileTooLarge);
+        let too_many = || Error::new("create", &folder.path(NAME), ErrorKind::FileTooLarge);
         let header = Header::new(boot, taken.ok_or_else(too_many)?);
-        // Not truncated: the name may be a second one of a lease that lives.
-        remove_file(&temp)?;
-        let mut options = OpenOptions::new();
-        let options = options.read(true).write(true).create_new(true).mode(0o600);
-        let mut file = options.open(&temp).during("create", &temp)?;
-        let done = file
-            .write_all(&image(&header, entries))
-            .during("write", &temp)
-            // Renamed over a file, ext4 would start to write at once.
-            .and_then(|()| remove_file(&path))
-            .and_then(|()| fs::rename(&temp, &path).during("replace", &path));
+        let file = folder.create(TEMP, &image(&header, entries))?;
+        // Renamed over a file, ext4 would start to write at once.
+        let done = folder.remove(NAME).and_then(|()| folder.rename(TEMP, NAME));
         if done.is_err() {
-            // A full disk should not also keep the part that fitted.
-            remove_file(&temp)?;
+            folder.remove(TEMP)?;
         }
-        done.map(|()| Table { path, temp, file, header, block: Block::default() })
+        done.map(|()| Table { folder, file, header, block: Block::default() })
+    }
+
+    /// How many leases it has.
+    pub(super) fn len(&self) -> usize {
+        self.header.taken as usize
+    }
+
+    fn path(&self) -> PathBuf {
+        self.folder.path(NAME)
     }
 
     /// The file, for its times.
@@ -252,7 +260,7 @@ impl Table {
     pub(super) fn remove(&mut self, key: Key, ip: IpAddr) -> Result<()> {
         let (chain, _) = self.chain(key)?;
         let found = chain.iter().position(|(_, slot)| slot.is_of(key, ip));
-        let at = found.ok_or_else(|| damaged(&self.path))?;
+        let at = found.ok_or_else(|| damaged(&self.path()))?;
         self.header.taken = self.header.taken.saturating_sub(1);
         if at + 1 == chain.len() {
             // An empty slot follows: nobody passes through this one.
@@ -264,7 +272,7 @@ impl Table {
 
     /// Writes the header, which the changes only noted.
     pub(super) fn finish(&self) -> Result<()> {
-        self.file.write_all_at(&self.header.bytes(), 0).during("write", &self.path)
+        self.file.write_all_at(&self.header.bytes(), 0).during("write", &self.path())
     }
 
     /// The slots from `key`'s place on that are not empty, and the empty one after them.
@@ -278,18 +286,18 @@ impl Table {
             }
             n = self.header.after(n);
         }
-        Err(damaged(&self.path))
+        Err(damaged(&self.path()))
     }
 
     fn get(&mut self, n: u32) -> Result<Slot> {
         let at = self.load(n)?;
-        Slot::parse(&self.block.bytes[at..at + SLOT]).ok_or_else(|| damaged(&self.path))
+        Slot::parse(&self.block.bytes[at..at + SLOT]).ok_or_else(|| damaged(&self.path()))
     }
 
     fn put(&mut self, n: u32, slot: Slot) -> Result<()> {
         let at = self.load(n)?;
         self.block.bytes[at..at + SLOT].copy_from_slice(&slot.bytes());
-        self.file.write_all_at(&slot.bytes(), place(n)).during("write", &self.path)
+        self.file.write_all_at(&slot.bytes(), place(n)).during("write", &self.path())
     }
 
     /// Has slot `n` in memory, and tells where in the block it is.
@@ -298,7 +306,7 @@ impl Table {
         let at = usize::try_from(at).unwrap_or_default();
         if self.block.start != start || self.block.bytes.len() < at + SLOT {
             let size = place(self.header.slots);
-            self.block.load(&self.file, start, size).during("read", &self.path)?;
+            self.block.load(&self.file, start, size).during("read", &self.path())?;
         }
         Ok(at)
     }
@@ -306,24 +314,23 @@ impl Table {
     /// Makes room: a table of twice the size, or of the same if it is full of removed slots.
     fn rewrite(&mut self) -> Result<()> {
         let mut bytes = vec![0; SLOT * self.header.slots as usize];
-        self.file.read_exact_at(&mut bytes, place(0)).during("read", &self.path)?;
+        self.file.read_exact_at(&mut bytes, place(0)).during("read", &self.path())?;
         let mut entries = Vec::with_capacity(self.header.taken as usize);
         for slot in bytes.chunks_exact(SLOT) {
-            match Slot::parse(slot).ok_or_else(|| damaged(&self.path))? {
+            match Slot::parse(slot).ok_or_else(|| damaged(&self.path()))? {
                 Slot::Taken(entry) => entries.push(entry),
                 Slot::Empty | Slot::Removed => {}
             }
         }
-        let (path, temp) = (self.path.clone(), self.temp.clone());
-        *self = Table::write(path, temp, self.header.boot, &entries)?;
+        *self = Table::write(Rc::clone(&self.folder), self.header.boot, &entries)?;
         Ok(())
     }
 }
 
 /// The entries of a table that nobody vouches for, and whether it is of this boot: each entry has
-/// to prove itself. `None` if there is no table at `path`.
-pub(super) fn salvage(path: &Path, boot: &str) -> Option<(Vec<Entry>, bool)> {
-    let bytes = fs::read(path).ok()?;
+/// to prove itself. `None` if there is no table of this name.
+pub(super) fn salvage(folder: &Dir, name: &str, boot: &str) -> Option<(Vec<Entry>, bool)> {
+    let (bytes, _) = folder.read(name, MOST_BYTES).ok()?;
     let made: [u8; 16] = bytes.get(8..24)?.try_into().ok()?;
     Header::parse(bytes.get(..HEADER)?, bytes.len() as u64, made)?;
     let slots = bytes[HEADER..].chunks_exact(SLOT);
@@ -351,17 +358,19 @@ impl Block {
 fn image(header: &Header, entries: &[Entry]) -> Vec<u8> {
     let mut image = header.bytes().to_vec();
     image.resize(HEADER + SLOT * header.slots as usize, 0);
+    // Where to look on from a slot that is taken, so that many entries of one container are not
+    // passed again and again.
+    let mut next: Vec<u32> = (0..header.slots).collect();
     for entry in entries {
-        let mut n = header.home(entry.key);
-        loop {
-            let at = HEADER + SLOT * n as usize;
-            // A taken slot's first number is odd. There are more slots than entries.
-            if image[at + 7] == 0 {
-                image[at..at + SLOT].copy_from_slice(&Slot::Taken(*entry).bytes());
-                break;
-            }
-            n = header.after(n);
+        // There are more slots than entries.
+        let (home, mut n) = (header.home(entry.key), header.home(entry.key));
+        while next[n as usize] != n {
+            n = next[n as usize];
         }
+        let at = HEADER + SLOT * n as usize;
+        image[at..at + SLOT].copy_from_slice(&Slot::Taken(*entry).bytes());
+        next[n as usize] = header.after(n);
+        next[home as usize] = header.after(n);
     }
     image
 }

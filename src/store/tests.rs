@@ -2,6 +2,7 @@
 
 mod cost;
 mod heal;
+mod trespass;
 mod trust;
 
 use std::cell::Cell;
@@ -10,6 +11,7 @@ use std::fs;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::sync::Barrier;
 
 use super::*;
@@ -40,7 +42,26 @@ impl Scene {
 
     fn open_in_boot(&self, boot: &str) -> LeaseStore {
         let terms = Terms::default();
-        LeaseStore::open_dir(self.dir().to_owned(), Some(boot.to_owned()), terms).unwrap()
+        LeaseStore::open_dir(self.opened(), Some(boot.to_owned()), terms).unwrap()
+    }
+
+    fn opened(&self) -> dir::Dir {
+        dir::Dir::open(self.dir()).unwrap()
+    }
+
+    /// The folder with all that is ours.
+    fn root(&self) -> Rc<dir::Dir> {
+        index::root(&self.opened()).unwrap()
+    }
+
+    /// The index as a command finds it.
+    fn index(&self) -> index::Index {
+        index::Index::open(&Rc::new(self.opened()), &self.root(), BOOT).unwrap()
+    }
+
+    /// An index of nothing.
+    fn empty_index(&self) -> index::Index {
+        index::Index::build(&Rc::new(self.opened()), &self.root(), BOOT, &[]).unwrap()
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -167,34 +188,70 @@ fn old_leases_go_only_if_there_is_no_present_one() {
 }
 
 #[test]
-fn debris_is_reclaimed_and_nothing_else() {
-    let scene = Scene::new();
-    scene.reserve("10.0.0.9", &owner(9));
-    let debris: [(&str, &[u8]); 4] = [
+fn a_reservation_by_hand_is_never_given_out() {
+    let files: [(&str, &[u8]); 8] = [
         ("10.0.0.2", b""),
         ("10.0.0.3", b"\0\0\0\0\0\0"),
-        ("10.0.0.4", b"contai\0\0"),
+        ("10.0.0.4", b"reserved for the printer\n"),
+        ("10.0.0.5", b"printer"),
+        ("10.0.0.6", b"# do not use"),
+        ("10.0.0.7", b"container7\r\n"),
+        ("10.0.0.8", b"container1\neth0"),
         ("2001:db8::5", b"\xde\xad"),
     ];
-    let kept =
-        [("10.0.0.6", "contai"), ("10.0.0.7", "container7\r"), ("notes", ""), ("2001:DB8::9", "")];
-    for (name, content) in debris {
+    let scene = Scene::new();
+    scene.reserve("10.0.0.9", &owner(9));
+    for (name, content) in files {
         scene.write(name, content);
     }
-    for (name, content) in kept {
-        scene.write(name, content);
+    std::os::unix::fs::symlink("nowhere", scene.path("10.0.0.10")).unwrap();
+    fs::create_dir(scene.path("10.0.0.11")).unwrap();
+    let all: HashSet<_> = (2..12).map(|n| ip(&format!("10.0.0.{n}"))).collect();
+    let all: HashSet<_> = all.into_iter().chain([ip("2001:db8::5")]).collect();
+    for boot in [BOOT, BOOT, "next", "third"] {
+        let mut store = scene.open_in_boot(boot);
+        assert_eq!(store.taken().unwrap(), all);
+        for ip in &all {
+            assert!(!store.reserve(*ip, &owner(1)).unwrap(), "{ip}");
+        }
+        assert!(store.release(&owner(1)).unwrap().is_empty());
+        assert!(
+            !store.heal(|_, gone| gone).unwrap().iter().any(|gone| gone.lease.ip != ip("10.0.0.9"))
+        );
+        let removed = store.retain(|lease| lease.ifname.is_none()).unwrap();
+        assert!(removed.iter().all(|lease| lease.ip == ip("10.0.0.9")));
+        assert_eq!(store.reserved().unwrap(), 8, "those that name no container");
+        drop(store);
+        scene.reserve("10.0.0.9", &owner(9));
     }
-    let mut store = scene.open();
-    assert_eq!(
-        store.taken().unwrap(),
-        HashSet::from_iter(ips(&["10.0.0.6", "10.0.0.7", "10.0.0.9"]))
-    );
-    for (name, _) in debris {
-        assert!(store.reserve(ip(name), &owner(1)).unwrap(), "{name}");
+    for (name, content) in files {
+        assert_eq!(fs::read(scene.path(name)).unwrap(), content, "{name}");
     }
-    for (name, content) in kept {
-        assert_eq!(fs::read_to_string(scene.path(name)).unwrap(), content);
+    // A person may give them back.
+    let removed = scene.open().remove_reserved(|reserved| reserved.empty).unwrap();
+    assert_eq!(removed.iter().map(|r| r.ip).collect::<Vec<_>>(), ips(&["10.0.0.2", "10.0.0.3"]));
+    let removed = scene.open().remove_reserved(|reserved| reserved.ip == ip("10.0.0.10")).unwrap();
+    assert_eq!(removed.len(), 1);
+    scene.reserve("10.0.0.10", &owner(1));
+}
+
+#[test]
+fn a_lease_that_a_power_cut_emptied_is_told_from_a_reservation() {
+    let scene = Scene::new();
+    for n in 2..6 {
+        scene.reserve(&format!("10.0.0.{n}"), &owner(n));
     }
+    // What is lost is what the file has, not its times.
+    for (name, length) in [("10.0.0.2", 0), ("10.0.0.3", 8)] {
+        let file = fs::File::options().write(true).open(scene.path(name)).unwrap();
+        let time = file.metadata().unwrap().modified().unwrap();
+        file.set_len(0).and_then(|()| file.set_len(length)).unwrap();
+        file.set_modified(time).unwrap();
+    }
+    scene.write("10.0.0.4", "");
+    let left = || scene.open_in_boot("next").taken().unwrap();
+    assert_eq!(left(), HashSet::from_iter(ips(&["10.0.0.4", "10.0.0.5"])));
+    assert_eq!(left().len(), 2);
 }
 
 #[test]
@@ -263,8 +320,8 @@ fn a_listing_changes_nothing() {
     scene.write("net/10.0.0.3", "");
     let listing = peek("net").unwrap();
     assert_eq!(listing.taken().len(), 2);
-    assert_eq!(listing.lasting(), HashSet::from([ip("10.0.0.2")]));
-    assert!(scene.path("net/10.0.0.3").exists());
+    assert_eq!(listing.lasting().len(), 2, "no file is taken for nothing");
+    assert_eq!(listing.reservations(), [Reservation { ip: ip("10.0.0.3"), empty: true }]);
     scene.write("file", "");
     assert!(peek("file/net").is_err() && peek("file").is_err());
 }

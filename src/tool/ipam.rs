@@ -13,16 +13,16 @@ use crate::cni::NetworkName;
 use crate::error::{Code, Error, Result};
 use crate::log;
 use crate::skel::reclaim;
-use crate::store::{self, Known, LeaseStore, Life, Listing, Terms};
+use crate::store::{self, Known, Lease, LeaseStore, Life, Listing, Reclaimed, Reservation, Terms};
 
 const HELP: &str = "\
 ipam: who has which address of host-local, and how to get one back
 
 Usage:
   ipam ls   [<network>] [--json]       list the leases; changes nothing, waits for nobody
-  ipam free <network> <address>        take one address back
+  ipam free <network> <address>        take one address back, also one that is reserved
   ipam free <network> <container>      take all addresses of a container back, by its whole id
-  ipam gc   [<network>] [--dry-run]    take back the addresses of containers that are certainly gone
+  ipam gc   [<network>] [--empty]      take back the addresses of containers that are certainly gone
 Each may be called as \"cnibox ipam ...\".
 
 Options:
@@ -30,8 +30,10 @@ Options:
                    /var/lib/cni/networks
   --json           ls: an array of objects with network, address, container, interface (null in
                    leases of old releases), age (seconds), alive (true, false, or null for not
-                   known) and reason (why alive is false)
-  --dry-run        gc: tell what would be taken back, and change nothing
+                   known) and reason (why alive is false, or the address reserved)
+  --empty          gc: also addresses whose files are empty: what a crash of another program left,
+                   or somebody's reservation
+  --dry-run        free, gc: tell what would be taken back, and change nothing
   -h, --help       this text
 
 ALIVE is \"yes\" where the container's network namespace is there, \"no\" where the lease was made
@@ -58,8 +60,8 @@ const NOT_THERE: u8 = 3;
 enum Command {
     Help,
     List { network: Option<String>, json: bool },
-    Free { network: String, what: String },
-    Gc { network: Option<String>, dry_run: bool },
+    Free { network: String, what: String, dry_run: bool },
+    Gc { network: Option<String>, empty: bool, dry_run: bool },
 }
 
 impl Command {
@@ -103,7 +105,7 @@ pub fn main(args: Vec<String>) -> ExitCode {
 
 fn parse(args: Vec<String>) -> std::result::Result<(Command, PathBuf), String> {
     let (mut words, mut data_dir) = (Vec::new(), PathBuf::from(DATA_DIR));
-    let (mut json, mut dry_run, mut help) = (false, false, false);
+    let (mut json, mut empty, mut dry_run, mut help) = (false, false, false, false);
     let mut args = args.into_iter();
     while let Some(arg) = args.next() {
         if let Some(dir) = arg.strip_prefix("--data-dir=") {
@@ -113,6 +115,7 @@ fn parse(args: Vec<String>) -> std::result::Result<(Command, PathBuf), String> {
         match arg.as_str() {
             "-h" | "--help" | "help" => help = true,
             "--json" => json = true,
+            "--empty" => empty = true,
             "--dry-run" | "-n" => dry_run = true,
             "--data-dir" => {
                 let dir = args.next().filter(|dir| !dir.is_empty());
@@ -131,16 +134,19 @@ fn parse(args: Vec<String>) -> std::result::Result<(Command, PathBuf), String> {
     let name = words.next().ok_or("say what to do: ls, free or gc")?;
     let command = match name.as_str() {
         "ls" | "list" => Command::List { network: words.next(), json: std::mem::take(&mut json) },
-        "gc" => Command::Gc { network: words.next(), dry_run: std::mem::take(&mut dry_run) },
+        "gc" => {
+            let (empty, dry_run) = (std::mem::take(&mut empty), std::mem::take(&mut dry_run));
+            Command::Gc { network: words.next(), empty, dry_run }
+        }
         "free" => {
             let wanted = "free needs a network and an address or container";
             let (network, what) = words.next().zip(words.next()).ok_or(wanted)?;
-            Command::Free { network, what }
+            Command::Free { network, what, dry_run: std::mem::take(&mut dry_run) }
         }
         other => return Err(format!("unknown command \"{other}\"")),
     };
-    if json || dry_run {
-        let option = if json { "--json" } else { "--dry-run" };
+    let options = [(json, "--json"), (empty, "--empty"), (dry_run, "--dry-run")];
+    if let Some((_, option)) = options.iter().find(|(left, _)| *left) {
         return Err(format!("{option} is not for {name}"));
     }
     if let Some(network) = command.network() {
@@ -165,19 +171,21 @@ fn run(command: &Command, data_dir: &Path) -> Result<Outcome> {
                 let Some(listing) = Listing::look(data_dir, &network)? else {
                     return Ok(no_network(&network, data_dir));
                 };
-                let known = listing.known();
-                warn_of_unreadable(&network, listing.taken().len().saturating_sub(known.len()));
-                rows.extend(known.into_iter().map(|known| Row::new(&network, known)));
+                let (known, reserved) = (listing.known(), listing.reservations());
+                let listed = known.len() + reserved.len();
+                warn_of_unreadable(&network, listing.taken().len().saturating_sub(listed));
+                rows.extend(known.into_iter().map(|known| Row::of_lease(&network, known)));
+                rows.extend(reserved.into_iter().map(|reserved| Row::reserved(&network, reserved)));
             }
             rows.sort_by(Row::order);
             let text = if *json { as_json(&rows)? } else { as_table(&rows) };
             Ok(Outcome::Done(text))
         }
-        Command::Free { network, what } => free(data_dir, network, what),
-        Command::Gc { network, dry_run } => {
+        Command::Free { network, what, dry_run } => free(data_dir, network, what, *dry_run),
+        Command::Gc { network, empty, dry_run } => {
             let mut text = String::new();
             for network in networks(network)? {
-                match gc(data_dir, &network, *dry_run)? {
+                match gc(data_dir, &network, *empty, *dry_run)? {
                     Some(lines) => text += &lines,
                     None => return Ok(no_network(&network, data_dir)),
                 }
@@ -190,9 +198,7 @@ fn run(command: &Command, data_dir: &Path) -> Result<Outcome> {
 /// Leases are for root to read, and a list without them would look like a free network.
 fn warn_of_unreadable(network: &str, unreadable: usize) {
     if unreadable > 0 {
-        log::warn(format_args!(
-            "network {network}: {unreadable} leases cannot be read or name no container"
-        ));
+        log::warn(format_args!("network {network}: {unreadable} leases cannot be read"));
     }
 }
 
@@ -200,36 +206,38 @@ fn no_network(network: &str, data_dir: &Path) -> Outcome {
     Outcome::NotThere(format!("no network \"{network}\" in {}", data_dir.display()))
 }
 
-fn free(data_dir: &Path, network: &str, what: &str) -> Result<Outcome> {
+fn free(data_dir: &Path, network: &str, what: &str, dry_run: bool) -> Result<Outcome> {
     let Some(listing) = Listing::look(data_dir, network)? else {
         return Ok(no_network(network, data_dir));
     };
     let address = what.parse::<IpAddr>().ok();
+    let is_meant = |lease: &Lease| address.map_or(lease.id == what, |ip| lease.ip == ip);
+    let is_reserved = |reserved: &Reservation| Some(reserved.ip) == address;
     // Before the lock: that may take a moment, and containers are waiting.
-    let alive: Vec<IpAddr> = listing
-        .known()
-        .into_iter()
-        .filter(|known| known.life == Life::Alive)
-        .map(|known| known.lease.ip)
-        .collect();
-    let Some(mut store) = LeaseStore::open_existing(data_dir, network, Terms::default())? else {
-        return Ok(no_network(network, data_dir));
+    let known: Vec<Known> =
+        listing.known().into_iter().filter(|known| is_meant(&known.lease)).collect();
+    let (mut freed, reserved) = if dry_run {
+        let reserved = listing.reservations().into_iter().filter(is_reserved).collect();
+        (known.iter().map(|known| known.lease.clone()).collect(), reserved)
+    } else {
+        let store = LeaseStore::open_existing(data_dir, network, Terms::default())?;
+        let Some(mut store) = store else { return Ok(no_network(network, data_dir)) };
+        (store.retain(|lease| !is_meant(lease))?, store.remove_reserved(is_reserved)?)
     };
-    let mut freed = store.retain(|lease| match address {
-        Some(ip) => lease.ip != ip,
-        None => lease.id != what,
-    })?;
-    drop(store);
-    if freed.is_empty() {
+    if freed.is_empty() && reserved.is_empty() {
         let msg =
             format!("network \"{network}\" has no lease of \"{what}\"; see: ipam ls {network}");
         return Ok(Outcome::NotThere(msg));
     }
     freed.sort_by_key(|lease| lease.ip);
+    let word = if dry_run { "would free" } else { "freed" };
+    let reserved = reserved.iter().map(Reservation::to_string);
     let mut text = String::new();
-    for lease in freed {
-        text = text + "freed " + &lease.to_string() + "\n";
-        if alive.contains(&lease.ip) {
+    for what in freed.iter().map(Lease::to_string).chain(reserved) {
+        text = text + word + " " + &what + "\n";
+    }
+    for Known { lease, life, .. } in known {
+        if life == Life::Alive {
             let ip = lease.ip;
             log::warn(format_args!("the network namespace of {ip} is there: it may be in use"));
         }
@@ -238,59 +246,81 @@ fn free(data_dir: &Path, network: &str, what: &str) -> Result<Outcome> {
 }
 
 /// What was, or would be, taken back in a network; `None` if there is no such network.
-fn gc(data_dir: &Path, network: &str, dry_run: bool) -> Result<Option<String>> {
+fn gc(data_dir: &Path, network: &str, empty: bool, dry_run: bool) -> Result<Option<String>> {
     let Some(listing) = Listing::look(data_dir, network)? else { return Ok(None) };
-    let (word, gone) = if dry_run {
-        ("would reclaim", listing.gone())
+    let is_empty = |reserved: &Reservation| empty && reserved.empty;
+    let (word, gone, reserved) = if dry_run {
+        let reserved = listing.reservations().into_iter().filter(is_empty).collect();
+        ("would reclaim", listing.gone(), reserved)
     } else {
         let store = LeaseStore::open_existing(data_dir, network, Terms::default())?;
         let Some(mut store) = store else { return Ok(None) };
-        ("reclaimed", store.heal(reclaim::leases)?)
+        let gone = store.heal(reclaim::leases)?;
+        ("reclaimed", gone, if empty { store.remove_reserved(is_empty)? } else { Vec::new() })
     };
-    let line = |text, gone| format!("{text}{word} {gone} (network {network})\n");
-    Ok(Some(gone.iter().fold(String::new(), line)))
+    let gone = gone.iter().map(Reclaimed::to_string);
+    let line = |what: String| format!("{word} {what} (network {network})\n");
+    Ok(Some(gone.chain(reserved.iter().map(Reservation::to_string)).map(line).collect()))
 }
 
 /// A line of the list.
 #[derive(Debug)]
 struct Row {
     network: String,
-    known: Known,
+    ip: IpAddr,
+    container: Option<String>,
+    ifname: Option<String>,
     /// Seconds, by the clock on the wall.
     age: Option<u64>,
+    alive: Option<bool>,
+    reason: Option<String>,
 }
 
 impl Row {
-    fn new(network: &str, known: Known) -> Row {
+    fn of_lease(network: &str, known: Known) -> Row {
         let age = known.made.and_then(|made| SystemTime::now().duration_since(made).ok());
-        Row { network: network.to_owned(), known, age: age.map(|age| age.as_secs()) }
-    }
-
-    fn order(&self, other: &Row) -> Ordering {
-        (&self.network, self.known.lease.ip).cmp(&(&other.network, other.known.lease.ip))
-    }
-
-    fn cells(&self) -> [String; 6] {
-        let lease = &self.known.lease;
-        let alive = match self.known.life {
-            Life::Alive => "yes".to_owned(),
-            Life::Gone(why) => format!("no: {why}"),
-            Life::Unknown => "?".to_owned(),
-        };
-        let age = self.age.map_or("?".to_owned(), short);
-        let ifname = lease.ifname.clone().unwrap_or_else(|| "?".to_owned());
-        [self.network.clone(), lease.ip.to_string(), lease.id.clone(), ifname, age, alive]
-    }
-
-    fn json(&self) -> Value {
-        let lease = &self.known.lease;
-        let (alive, reason) = match self.known.life {
+        let (alive, reason) = match known.life {
             Life::Alive => (Some(true), None),
             Life::Gone(why) => (Some(false), Some(why.to_string())),
             Life::Unknown => (None, None),
         };
-        json!({"network": self.network, "address": lease.ip, "container": lease.id,
-               "interface": lease.ifname, "age": self.age, "alive": alive, "reason": reason})
+        let Lease { ip, id, ifname } = known.lease;
+        let (network, age) = (network.to_owned(), age.map(|age| age.as_secs()));
+        Row { network, ip, container: Some(id), ifname, age, alive, reason }
+    }
+
+    fn reserved(network: &str, reserved: Reservation) -> Row {
+        Row {
+            network: network.to_owned(),
+            ip: reserved.ip,
+            container: None,
+            ifname: None,
+            age: None,
+            alive: None,
+            reason: Some(format!("reserved: {}", reserved.why())),
+        }
+    }
+
+    fn order(&self, other: &Row) -> Ordering {
+        (&self.network, self.ip).cmp(&(&other.network, other.ip))
+    }
+
+    fn cells(&self) -> [String; 6] {
+        let alive = match (self.alive, &self.reason) {
+            (Some(true), _) => "yes".to_owned(),
+            (Some(false), reason) => format!("no: {}", reason.as_deref().unwrap_or("?")),
+            (None, reason) => reason.clone().unwrap_or_else(|| "?".to_owned()),
+        };
+        let word = |word: &Option<String>| word.clone().unwrap_or_else(|| "?".to_owned());
+        let age = self.age.map_or("?".to_owned(), short);
+        let (container, ifname) = (word(&self.container), word(&self.ifname));
+        [self.network.clone(), self.ip.to_string(), container, ifname, age, alive]
+    }
+
+    fn json(&self) -> Value {
+        json!({"network": self.network, "address": self.ip, "container": self.container,
+               "interface": self.ifname, "age": self.age, "alive": self.alive,
+               "reason": self.reason})
     }
 }
 
@@ -336,8 +366,8 @@ mod tests {
         let net = || Some("net".to_owned());
         assert_eq!(parsed("ls"), Ok(Command::List { network: None, json: false }));
         assert_eq!(parsed("ls --json net"), Ok(Command::List { network: net(), json: true }));
-        assert_eq!(parsed("gc -n"), Ok(Command::Gc { network: None, dry_run: true }));
-        let free = Command::Free { network: "net".into(), what: "10.0.0.2".into() };
+        assert_eq!(parsed("gc -n"), Ok(Command::Gc { network: None, empty: false, dry_run: true }));
+        let free = Command::Free { network: "net".into(), what: "10.0.0.2".into(), dry_run: false };
         assert_eq!(parsed("free net 10.0.0.2"), Ok(free));
         assert_eq!(parsed("free --help"), Ok(Command::Help));
         let dir = parse(["ls", "--data-dir", "/x"].map(str::to_owned).into()).unwrap().1;
@@ -349,6 +379,7 @@ mod tests {
             "free net",
             "ls a b",
             "gc --json",
+            "free net x --empty",
             "ls -n",
             "free a b --json",
             "ls -x",

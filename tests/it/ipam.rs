@@ -163,12 +163,58 @@ fn gc_takes_back_what_is_dead_and_a_dry_run_only_tells() {
 }
 
 #[test]
+fn reservations_are_listed_and_given_back_only_when_a_person_says_so() {
+    let node = Node::new();
+    add(&node, "pods", "c1", "/x");
+    let dir = node.path("leases/pods");
+    fs::write(dir.join("203.0.113.7"), "").unwrap();
+    fs::write(dir.join("203.0.113.8"), "reserved for the printer").unwrap();
+    fs::write(dir.join("203.0.113.9"), " \n").unwrap();
+    let rows = listed(&node, "pods");
+    assert_eq!(rows.len(), 4);
+    assert!(rows[1]["container"].is_null() && rows[1]["alive"].is_null(), "{rows:?}");
+    assert_eq!(rows[1]["reason"], "reserved: the file is empty");
+    assert_eq!(rows[2]["reason"], "reserved: the file names no container");
+    let table = ends_with(0, &ipam(&node, "ls pods")).stdout;
+    assert!(table.contains("?          ?    reserved: the file is empty\n"), "{table}");
+    ends_with(0, &ipam(&node, "gc"));
+    assert_eq!(node.leases("pods").len(), 4);
+    let lines = |word: &str| {
+        let line = |n| {
+            format!("{word} 203.0.113.{n}, which was reserved: the file is empty (network pods)\n")
+        };
+        line(7) + &line(9)
+    };
+    let dry = ends_with(0, &ipam(&node, "gc pods --empty --dry-run"));
+    assert_eq!((dry.stdout, node.leases("pods").len()), (lines("would reclaim"), 4));
+    assert_eq!(ends_with(0, &ipam(&node, "gc --empty")).stdout, lines("reclaimed"));
+    assert_eq!(node.leases("pods"), ["203.0.113.2", "203.0.113.8"]);
+    let free = |line: &str| ends_with(0, &ipam(&node, line)).stdout;
+    let what = "203.0.113.8, which was reserved: the file names no container\n";
+    assert_eq!(free("free pods 203.0.113.8 --dry-run"), format!("would free {what}"));
+    assert_eq!(node.leases("pods").len(), 2);
+    assert_eq!(free("free pods 203.0.113.8"), format!("freed {what}"));
+    let what = "203.0.113.2 of container c1, interface eth0\n";
+    assert_eq!(free("free pods c1 -n"), format!("would free {what}"));
+    assert_eq!(node.leases("pods"), ["203.0.113.2"]);
+    let check = node.call("host-local", "CHECK").conf(&conf(&node, "pods")).id("c1").netns("/x");
+    check.ok();
+}
+
+#[test]
 fn usage_and_places_that_do_not_work() {
     let node = Node::new();
     let help = ends_with(0, &node.tool("ipam", &["--help"]));
-    for word in
-        ["ipam ls", "ipam free", "ipam gc", "--data-dir", "--json", "--dry-run", "Exit status"]
-    {
+    for word in [
+        "ipam ls",
+        "ipam free",
+        "ipam gc",
+        "--data-dir",
+        "--json",
+        "--empty",
+        "--dry-run",
+        "Exit status",
+    ] {
         assert!(help.stdout.contains(word), "{word}");
     }
     for words in [

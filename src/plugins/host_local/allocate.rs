@@ -33,20 +33,16 @@ pub fn allocate_all(
     requested: &[IpAddr],
     owner: &Owner,
 ) -> Result<Vec<Allocated>> {
-    let mut held = store.owned_by(owner)?;
-    let has_one = |held: &[IpAddr]| sets.iter().any(|set| held.iter().any(|ip| set.contains(*ip)));
-    if has_one(&held) && heal(store)? {
-        // A container of this name that did not outlive the boot is no obstacle to its successor.
-        held = store.owned_by(owner)?;
+    let mut first = Allocation::new(store, owner)?;
+    let error = match first.run_or_roll_back(sets, requested) {
+        // A container that is gone may have what is wanted; its successor may bear its name.
+        Err(error) if first.is_in_the_way => error,
+        outcome => return outcome,
+    };
+    if !heal(store)? {
+        return Err(error);
     }
-    let kept_back = store.kept_back();
-    let mut allocation =
-        Allocation { store, owner, held, kept_back, healed: false, reserved: Vec::new() };
-    let outcome = allocation.run(sets, requested);
-    if outcome.is_err() {
-        allocation.roll_back();
-    }
-    outcome
+    Allocation::new(store, owner)?.run_or_roll_back(sets, requested)
 }
 
 /// Removes the leases of containers that are certainly gone, by name; whether there were any.
@@ -71,12 +67,30 @@ struct Allocation<'a> {
     held: Vec<IpAddr>,
     /// What nobody may have yet, and for how long.
     kept_back: BTreeMap<IpAddr, Duration>,
-    /// Whether leases of containers that are gone were looked for.
-    healed: bool,
+    /// Whether an address was taken that had to be free.
+    is_in_the_way: bool,
     reserved: Vec<IpAddr>,
 }
 
-impl Allocation<'_> {
+impl<'a> Allocation<'a> {
+    fn new(store: &'a mut LeaseStore, owner: &'a Owner) -> Result<Allocation<'a>> {
+        let held = store.owned_by(owner)?;
+        let kept_back = store.kept_back();
+        Ok(Allocation { store, owner, held, kept_back, is_in_the_way: false, reserved: Vec::new() })
+    }
+
+    fn run_or_roll_back(
+        &mut self,
+        sets: &[RangeSet],
+        requested: &[IpAddr],
+    ) -> Result<Vec<Allocated>> {
+        let outcome = self.run(sets, requested);
+        if outcome.is_err() {
+            self.roll_back();
+        }
+        outcome
+    }
+
     fn run(&mut self, sets: &[RangeSet], requested: &[IpAddr]) -> Result<Vec<Allocated>> {
         let mut wanted = Vec::new();
         for ip in requested {
@@ -131,9 +145,7 @@ impl Allocation<'_> {
         if self.store.reserve(ip, self.owner)? {
             return Ok((ip, range));
         }
-        if self.heal()? && self.store.reserve(ip, self.owner)? {
-            return Ok((ip, range));
-        }
+        self.is_in_the_way = true;
         let message = format!("requested IP address {ip} is not available in range set {set}");
         Err(Error::internal(message))
     }
@@ -143,11 +155,7 @@ impl Allocation<'_> {
         if let Some(found) = self.reserve_free(id, set)? {
             return Ok(found);
         }
-        if self.heal()?
-            && let Some(found) = self.reserve_free(id, set)?
-        {
-            return Ok(found);
-        }
+        self.is_in_the_way = true;
         Err(self.exhausted(set))
     }
 
@@ -173,34 +181,33 @@ impl Allocation<'_> {
         Ok(None)
     }
 
-    /// Has leases of containers that are gone removed, once; whether there were any.
-    fn heal(&mut self) -> Result<bool> {
-        if std::mem::replace(&mut self.healed, true) {
-            return Ok(false);
-        }
-        let healed = heal(self.store)?;
-        self.kept_back = self.store.kept_back();
-        Ok(healed)
-    }
-
     fn exhausted(&self, set: &RangeSet) -> Error {
         let error = Error::internal(format!("no IP addresses available in range set: {set}"));
         let waits = self.kept_back.iter().filter(|(ip, _)| set.contains(**ip));
         let Some(shortest) = waits.map(|(_, left)| left.as_secs()).min() else {
-            return error.with_details("see who has them: cnibox ipam ls");
+            return error.with_details(self.who_has_them());
         };
         let details = format!("reuseDelay keeps back the next one for {} s", shortest.max(1));
         error.with_code(Code::TRY_AGAIN).with_details(details)
     }
 
-    fn refuse_second(&self, set: &RangeSet) -> Result<()> {
-        match self.held.iter().find(|ip| set.contains(**ip)) {
-            Some(ip) => Err(Error::internal(format!(
-                "{ip} has been allocated to {}, duplicate allocation is not allowed",
-                self.owner.id()
-            ))),
-            None => Ok(()),
+    fn who_has_them(&self) -> String {
+        let who = "see who has them: cnibox ipam ls";
+        match self.store.reserved() {
+            Ok(0) | Err(_) => who.to_owned(),
+            Ok(n) => format!(
+                "{who}; {n} of this network are taken by files that name no container, which \
+                 cnibox ipam free, or cnibox ipam gc --empty for empty ones, gives back"
+            ),
         }
+    }
+
+    fn refuse_second(&mut self, set: &RangeSet) -> Result<()> {
+        let Some(ip) = self.held.iter().find(|ip| set.contains(**ip)) else { return Ok(()) };
+        self.is_in_the_way = true;
+        let id = self.owner.id();
+        let msg = format!("{ip} has been allocated to {id}, duplicate allocation is not allowed");
+        Err(Error::internal(msg))
     }
 
     fn roll_back(&mut self) {
@@ -354,10 +361,12 @@ mod tests {
             assert!(exhausted());
             let message = "failed to allocate for range 0: no IP addresses available in range set";
             let want = format!("{message}: {printed}");
-            assert_eq!(node.add("cx", &[ranges], ""), Err(want));
+            assert_eq!(node.add("cx", &[ranges], "").as_ref(), Err(&want));
             let lease = node.dir().join("net/10.0.0.2");
             fs::remove_file(&lease).and_then(|()| fs::write(&lease, "")).unwrap();
-            assert!(!exhausted(), "a crash's debris can be had");
+            assert!(exhausted(), "an empty file may be a reservation");
+            assert_eq!(node.add("cx", &[ranges], ""), Err(want));
+            fs::remove_file(&lease).unwrap();
             assert_eq!(node.add("cx", &[ranges], "").map(drop), Ok(()));
         }
     }
@@ -418,7 +427,7 @@ mod tests {
         assert_eq!(node.taken(), HashSet::from_iter(ips("10.0.0.2 10.2.0.2")));
         fs::create_dir(node.dir().join("net/last_reserved_ip.1")).unwrap();
         let error = node.add("c1", &["10.1.0.0/29", "10.3.0.0/30"], "").unwrap_err();
-        assert!(error.ends_with("last_reserved_ip.1: is a directory"), "{error}");
+        assert!(error.ends_with("last_reserved_ip.1: not a regular file"), "{error}");
         assert_eq!(node.taken(), HashSet::from_iter(ips("10.0.0.2 10.2.0.2")));
     }
 

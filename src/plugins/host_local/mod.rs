@@ -169,8 +169,9 @@ impl Plugin for HostLocal {
         let Some(mut store) = conf.store(cx, conf.terms()?)? else { return Ok(()) };
         let mut stale = store.retain(|lease| match &lease.ifname {
             Some(ifname) => req.is_valid(&lease.id, ifname),
-            // Written by a reference plugin that knew no interface names.
-            None => req.valid.iter().any(|attachment| attachment.container_id == lease.id),
+            // A word alone: a lease of releases up to 0.7.5 of the reference, or a note by hand
+            // that the address is taken.
+            None => true,
         })?;
         // A folder has no order of its own.
         stale.sort_by_key(|lease| lease.ip);

@@ -1,8 +1,16 @@
 //! What a resolv.conf(5) says, for the `dns` part of a result.
 
+use std::fs::OpenOptions;
+use std::io::{self, ErrorKind, Read};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
+use nix::libc::O_NONBLOCK;
+
 use crate::error::{Error, Result};
+
+/// More than any resolver configuration has.
+const MAX_SIZE: u64 = 1 << 20;
 
 /// The longest line that is accepted, as by the reference.
 const MAX_LINE: usize = 64 * 1024;
@@ -23,8 +31,8 @@ pub struct ResolvConf {
 impl ResolvConf {
     /// Reads a file.
     pub fn read(path: &Path) -> Result<ResolvConf> {
-        let text = std::fs::read(path)
-            .map_err(|e| Error::io(format_args!("open {}", path.display()), &e))?;
+        let text =
+            read(path).map_err(|e| Error::io(format_args!("open {}", path.display()), &e))?;
         ResolvConf::parse(&String::from_utf8_lossy(&text))
     }
 
@@ -55,6 +63,18 @@ impl ResolvConf {
             _ => {}
         }
     }
+}
+
+/// A FIFO is not waited for, and nothing without an end is read.
+fn read(path: &Path) -> io::Result<Vec<u8>> {
+    let file = OpenOptions::new().read(true).custom_flags(O_NONBLOCK).open(path)?;
+    let refuse = |why: &str| Err(io::Error::new(ErrorKind::InvalidInput, why));
+    if !file.metadata()?.is_file() {
+        return refuse("not a regular file");
+    }
+    let mut text = Vec::new();
+    file.take(MAX_SIZE + 1).read_to_end(&mut text)?;
+    if text.len() as u64 > MAX_SIZE { refuse("larger than 1 MiB") } else { Ok(text) }
 }
 
 #[cfg(test)]
@@ -88,5 +108,11 @@ mod tests {
         assert_eq!(error.msg(), "parse resolv.conf: line too long");
         let error = ResolvConf::read(Path::new("/nowhere")).unwrap_err();
         assert_eq!(error.msg(), "open /nowhere: no such file or directory");
+        let error = ResolvConf::read(Path::new("/dev/zero")).unwrap_err();
+        assert_eq!(error.msg(), "open /dev/zero: not a regular file");
+        let huge = tempfile::NamedTempFile::new().unwrap();
+        huge.as_file().set_len(MAX_SIZE + 1).unwrap();
+        let error = ResolvConf::read(huge.path()).unwrap_err();
+        assert!(error.msg().ends_with("larger than 1 MiB"), "{error}");
     }
 }

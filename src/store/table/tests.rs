@@ -1,6 +1,7 @@
 //! The table against a simple model, and all that a file may be that is no table.
 
 use std::collections::HashSet;
+use std::fs;
 use std::net::Ipv4Addr;
 
 use super::*;
@@ -18,11 +19,19 @@ impl Scene {
 
     fn create(&self, entries: &[(Key, IpAddr)]) -> Table {
         let entries: Vec<_> = entries.iter().map(|(key, ip)| entry(*key, *ip)).collect();
-        Table::create(&self.path(), &self.0.path().join("tmp"), "boot", &entries).unwrap()
+        Table::create(&self.folder(), "boot", &entries).unwrap()
     }
 
     fn open(&self) -> Result<Table> {
-        Ok(Table::open(&self.path(), &self.0.path().join("tmp"), "boot")?.0)
+        Ok(Table::open(&self.folder(), "boot")?.0)
+    }
+
+    fn folder(&self) -> Rc<Dir> {
+        Rc::new(Dir::open(self.0.path()).unwrap())
+    }
+
+    fn salvage(&self, boot: &str) -> Option<(Vec<Entry>, bool)> {
+        salvage(&self.folder(), NAME, boot)
     }
 
     fn damage(&self, at: usize, bytes: &[u8]) {
@@ -118,7 +127,7 @@ fn built_whole_is_like_built_bit_by_bit() {
     assert!(entries.iter().all(|(key, ip)| table.insert(entry(*key, *ip)).is_ok()));
     assert!((0..5_000).all(|n| held(&mut table, n) == [ip(n)]));
     assert!(held(&mut table, 5_000).is_empty());
-    assert!(!scene.0.path().join("tmp").exists());
+    assert!(!scene.0.path().join(TEMP).exists());
 }
 
 #[test]
@@ -163,7 +172,8 @@ fn what_is_no_table_is_refused() {
         fs::write(scene.path(), &whole[..length]).unwrap();
         assert!(scene.open().is_err(), "cut to {length}");
     }
-    assert!(Table::open(Path::new("/nowhere"), Path::new("/nowhere"), "boot").is_err());
+    fs::remove_file(scene.path()).unwrap();
+    assert!(scene.open().is_err());
 }
 
 #[test]
@@ -205,7 +215,7 @@ fn entries_are_had_from_a_table_of_any_boot_and_from_nothing_else() {
     let entries: Vec<_> = (0..100).map(|n| (key(n), ip(n))).collect();
     scene.create(&entries);
     for (boot, this_boot) in [("boot", true), ("another", false)] {
-        let (mut found, of_this_boot) = salvage(&scene.path(), boot).unwrap();
+        let (mut found, of_this_boot) = scene.salvage(boot).unwrap();
         found.sort_by_key(|entry| entry.ip);
         let want: Vec<_> = entries.iter().map(|(key, ip)| entry(*key, *ip)).collect();
         assert_eq!((found, of_this_boot), (want, this_boot));
@@ -214,9 +224,9 @@ fn entries_are_had_from_a_table_of_any_boot_and_from_nothing_else() {
     let taken = |bytes: &[u8]| bytes.chunks_exact(64).position(|slot| slot[7] & 1 == 1);
     let first = taken(&fs::read(scene.path()).unwrap()[64..]).unwrap();
     scene.damage(64 + 64 * first, &[2; 8]);
-    assert_eq!(salvage(&scene.path(), "boot").unwrap().0.len(), 99);
+    assert_eq!(scene.salvage("boot").unwrap().0.len(), 99);
     scene.damage(24, &[1; 4]);
-    assert!(salvage(&scene.path(), "boot").is_none());
+    assert!(scene.salvage("boot").is_none());
     fs::write(scene.path(), "c1\r\neth0").unwrap();
-    assert!(salvage(&scene.path(), "boot").is_none());
+    assert!(scene.salvage("boot").is_none());
 }

@@ -137,9 +137,7 @@ fn a_listing_tells_who_is_gone_and_changes_nothing() {
     let scene = Scene::new();
     let (stays, goes) = (Netns::fresh().unwrap(), Netns::fresh().unwrap());
     let network = scene.path("net");
-    let boot = crate::sysctl::boot_id().unwrap();
-    let open =
-        || LeaseStore::open_dir(network.clone(), Some(boot.clone()), Terms::default()).unwrap();
+    let open = || LeaseStore::open_existing(scene.dir(), "net", Terms::default()).unwrap().unwrap();
     fs::create_dir(&network).unwrap();
     assert!(open().reserve(ip("192.0.2.2"), &tenant(1, &stays)).unwrap());
     assert!(open().reserve(ip("192.0.2.3"), &tenant(2, &goes)).unwrap());
@@ -160,7 +158,7 @@ fn freed_addresses_are_kept_back() {
     let scene = Scene::new();
     let terms = Terms { reuse_delay: Duration::from_secs(1000), ..Terms::default() };
     let open = |boot: &str, terms| {
-        LeaseStore::open_dir(scene.dir().to_owned(), Some(boot.to_owned()), terms).unwrap()
+        LeaseStore::open_dir(scene.opened(), Some(boot.to_owned()), terms).unwrap()
     };
     for (n, address) in ["10.0.0.2", "10.0.0.3"].into_iter().enumerate() {
         assert!(open(BOOT, terms).reserve(ip(address), &owner(n)).unwrap());

@@ -1,6 +1,7 @@
-//! Leases on disk: order, exhaustion, old forms, debris of crashes, places that cannot be written.
+//! Leases on disk: order, exhaustion, old forms, reservations, places that cannot be written.
 
 use std::fs;
+use std::os::unix::fs::symlink;
 
 use serde_json::json;
 
@@ -105,10 +106,10 @@ fn leases_in_the_old_form_are_honoured_found_and_released() {
     assert_eq!(net.leases(), ["10.0.0.2"], "the file does not say which interface");
     del(&net, "c2");
     assert_eq!(net.leases(), ["10.0.0.2"]);
-    del(&net, "c1");
-    assert_eq!(net.leases(), [""; 0]);
     overwrite("c1\n");
     gc(&net, &[("c2", "eth0")]);
+    assert_eq!(net.leases(), ["10.0.0.2"], "a word may be somebody's reservation");
+    del(&net, "c1");
     assert_eq!(net.leases(), [""; 0]);
 }
 
@@ -129,19 +130,116 @@ fn leases_of_the_reference_are_taken_over() {
 }
 
 #[test]
-fn files_that_a_crash_left_empty_block_no_address_for_ever() {
+fn addresses_that_are_reserved_by_hand_are_never_given_out() {
     let node = Node::new();
-    let net = one_set(&node, &["10.0.0.0/30"]);
-    fs::create_dir_all(node.path("leases/net")).unwrap();
-    let lease = node.path("leases/net/10.0.0.2");
-    for debris in ["", "\0\0\0\0", "  \r\n"] {
-        fs::write(&lease, debris).unwrap();
-        net.call("STATUS", "").ok();
-        assert_eq!(add(&net, "c1"), ["10.0.0.2/30"], "{debris:?}");
-        del(&net, "c1");
-        fs::write(&lease, debris).unwrap();
-        gc(&net, &[]);
-        assert!(!lease.exists(), "{debris:?}");
+    let net = one_set(&node, &["10.0.0.0/29"]);
+    let dir = node.path("leases/net");
+    fs::create_dir_all(&dir).unwrap();
+    let reserved = [
+        ("10.0.0.2", ""),
+        ("10.0.0.3", "reserved for the printer\n"),
+        ("10.0.0.4", "printer"),
+        ("10.0.0.5", "\0\0\0"),
+    ];
+    for (ip, text) in reserved {
+        fs::write(dir.join(ip), text).unwrap();
+    }
+    net.call("STATUS", "").ok();
+    assert_eq!(add(&net, "c1"), ["10.0.0.6/29"]);
+    let msg = "no IP addresses available in range set: 10.0.0.1-10.0.0.6";
+    assert_eq!(net.call("STATUS", "").error().brief(), (50, msg));
+    let error = net.call("ADD", "c2").netns("/x").error();
+    assert!(error.msg.ends_with(msg), "{error:?}");
+    for word in
+        ["3 of this network", "cnibox ipam ls", "cnibox ipam free", "cnibox ipam gc --empty"]
+    {
+        assert!(error.details.contains(word), "{word}: {error:?}");
+    }
+    for ip in ["10.0.0.2", "10.0.0.4"] {
+        let asked = net.with(&json!({"args": {"cni": {"ips": [ip]}}}));
+        assert!(asked.call("ADD", "c2").netns("/x").error().msg.contains("is not available"));
+    }
+    net.call("CHECK", "c1").netns("/x").ok();
+    del(&net, "c2");
+    gc(&net, &[]);
+    net.call("GC", "").ok();
+    assert_eq!(net.leases().len(), 4);
+    for (ip, text) in reserved {
+        assert_eq!(file(&net, ip), text);
+    }
+    // The reference's DEL of a container of that name frees it as well.
+    del(&net, "printer");
+    assert_eq!(net.leases(), ["10.0.0.2", "10.0.0.3", "10.0.0.5"]);
+}
+
+#[test]
+fn links_in_the_place_of_the_store_s_files_are_not_followed() {
+    let node = Node::new();
+    let net = one_set(&node, &["10.0.0.0/29"]);
+    let (dir, victim) = (node.path("leases/net"), node.path("victim"));
+    fs::create_dir_all(&dir).unwrap();
+    fs::create_dir_all(victim.join("home")).unwrap();
+    for name in ["index", "index.new", "freed", "tmp", "home/file", "file"] {
+        fs::write(victim.join(name), "precious").unwrap();
+    }
+    symlink(&victim, dir.join(".cnibox")).unwrap();
+    let before = node.sh(&format!("cd {} && find . -printf '%p %T@ %s\n'", victim.display()));
+    let unchanged = |what: &str| {
+        let after = node.sh(&format!("cd {} && find . -printf '%p %T@ %s\n'", victim.display()));
+        assert_eq!(after, before, "{what}");
+    };
+    assert_eq!(add(&net, "c1"), ["10.0.0.2/29"]);
+    net.call("CHECK", "c1").netns("/x").ok();
+    net.call("STATUS", "").ok();
+    gc(&net, &[("c1", "eth0")]);
+    del(&net, "c1");
+    unchanged("a link for the index");
+    for name in ["lock", "last_reserved_ip.0", "10.0.0.3"] {
+        for target in ["file", "none"] {
+            let path = dir.join(name);
+            fs::remove_file(&path).ok();
+            symlink(victim.join(target), &path).unwrap();
+            let outcome = net.call("ADD", "c1").netns("/x").run();
+            if name != "10.0.0.3" {
+                let wanted = format!("{}: not a regular file", path.display());
+                assert!(outcome.stdout.contains(&wanted), "{outcome:?}");
+            }
+            net.call("DEL", "c1").netns("/x").run();
+            unchanged(name);
+            fs::remove_file(&path).unwrap();
+        }
+    }
+    assert_eq!(net.leases(), [""; 0]);
+}
+
+#[test]
+fn a_fifo_in_the_place_of_a_file_holds_no_call() {
+    let node = Node::new();
+    let fifo = node.path("resolv");
+    let net = net(&node, "1.1.0", &json!({"subnet": "10.0.0.0/29", "resolvConf": fifo}));
+    let dir = node.path("leases/net");
+    let mkfifo = |path: &std::path::Path| node.sh(&format!("mkfifo {}", path.display()));
+    mkfifo(&fifo);
+    let error = net.call("ADD", "c1").netns("/x").error();
+    assert_eq!(error.msg, format!("open {}: not a regular file", fifo.display()));
+    fs::remove_file(&fifo).and_then(|()| fs::write(&fifo, "")).unwrap();
+    fs::create_dir_all(dir.join(".cnibox")).unwrap();
+    for name in ["10.0.0.2", ".cnibox/index", ".cnibox/freed"] {
+        mkfifo(&dir.join(name));
+    }
+    assert_eq!(add(&net, "c1"), ["10.0.0.3/29"]);
+    net.call("CHECK", "c1").netns("/x").ok();
+    net.call("STATUS", "").ok();
+    gc(&net, &[]);
+    assert_eq!(net.leases(), ["10.0.0.2"]);
+    for name in ["last_reserved_ip.0", "lock"] {
+        let path = dir.join(name);
+        fs::remove_file(&path).unwrap();
+        mkfifo(&path);
+        let error = net.call("ADD", "c1").netns("/x").error();
+        assert!(error.msg.ends_with("not a regular file"), "{error:?}");
+        assert!(error.msg.contains(&path.display().to_string()), "{error:?}");
+        assert!(error.details.contains("move it away"), "{error:?}");
     }
 }
 
