@@ -417,7 +417,7 @@ impl LeaseStore {
         let mut leases = Vec::new();
         for ip in listing::addresses(&self.dir)? {
             match listing::read(&self.dir, ip) {
-                Found::Lease(lease, meta) => leases.push((lease, meta)),
+                Found::Lease(lease, meta) => leases.push((lease, *meta)),
                 Found::Lost => match self.remove_unknown(ip) {
                     Ok(()) => log::warn(format_args!("freed {ip}: a power cut took its lease")),
                     Err(e) => log::warn(format_args!("cannot free {ip}, which nobody holds: {e}")),

@@ -67,7 +67,7 @@ impl fmt::Display for Reservation {
 
 /// How a file that is named by an address was found.
 pub(super) enum Found {
-    Lease(Lease, Metadata),
+    Lease(Lease, Box<Metadata>),
     /// A lease of ours whose text was lost in a power cut.
     Lost,
     Reserved(Reservation),
@@ -162,7 +162,7 @@ impl Listing {
 
 impl Found {
     pub(super) fn lease(self) -> Option<(Lease, Metadata)> {
-        if let Found::Lease(lease, meta) = self { Some((lease, meta)) } else { None }
+        if let Found::Lease(lease, meta) = self { Some((lease, *meta)) } else { None }
     }
 
     fn reservation(self) -> Option<Reservation> {
@@ -193,7 +193,7 @@ pub(super) fn read(dir: &Dir, ip: IpAddr) -> Found {
     };
     let empty = content.iter().all(|byte| *byte == 0 || byte.is_ascii_whitespace());
     match Lease::parse(ip, &content) {
-        Some(lease) => Found::Lease(lease, meta),
+        Some(lease) => Found::Lease(lease, Box::new(meta)),
         None if empty && index::is_signed(&meta) => Found::Lost,
         None => Found::Reserved(Reservation { ip, empty }),
     }
