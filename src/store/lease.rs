@@ -3,8 +3,6 @@
 use std::fmt;
 use std::net::IpAddr;
 
-use crate::cni::IfName;
-use crate::cni::names::is_identifier;
 use crate::netns::census::NetnsId;
 
 /// Who may hold addresses: an interface of a container.
@@ -77,10 +75,11 @@ impl Lease {
             return None;
         }
         let (id, ifname) = match text.split_once("\r\n") {
-            Some((id, ifname)) => (id.trim_end(), Some(IfName::parse(ifname).ok()?.to_string())),
+            Some((_, ifname)) if !is_interface(ifname) => return None,
+            Some((id, ifname)) => (id.trim_end(), Some(ifname.to_owned())),
             None => (text, None),
         };
-        is_identifier(id).then(|| Lease { ip, id: id.to_owned(), ifname })
+        is_container_id(id).then(|| Lease { ip, id: id.to_owned(), ifname })
     }
 }
 
@@ -89,6 +88,18 @@ impl fmt::Display for Lease {
         write!(f, "{} of container {}", self.ip, self.id)?;
         self.ifname.as_ref().map_or(Ok(()), |ifname| write!(f, ", interface {ifname}"))
     }
+}
+
+/// The specification's `[a-zA-Z0-9][a-zA-Z0-9_.-]*`.
+fn is_container_id(id: &str) -> bool {
+    id.starts_with(|c: char| c.is_ascii_alphanumeric())
+        && id.chars().all(|c| c.is_ascii_alphanumeric() || "_.-".contains(c))
+}
+
+/// What the kernel takes for an interface's name.
+fn is_interface(name: &str) -> bool {
+    (1..=15).contains(&name.len())
+        && !name.contains(|c: char| c.is_whitespace() || "/:".contains(c))
 }
 
 #[cfg(test)]
