@@ -13,6 +13,7 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::thread;
 
 use crate::error::{Error, Result, io_text};
+use crate::netns;
 
 /// Folders of administrators, which runtimes often start without.
 const SYSTEM: &str = "/usr/sbin:/sbin";
@@ -69,6 +70,7 @@ pub fn run(program: &Path, args: &[&str], stdin: &str) -> Result<Output> {
     let line = [&[name.as_str()], args].concat().join(" ");
     let failed =
         |e: std::io::Error| Error::internal(format!("run {}: {}", program.display(), io_text(&e)));
+    netns::at_home()?;
     let mut command = Command::new(program);
     command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(failed)?;
@@ -92,6 +94,7 @@ pub fn run(program: &Path, args: &[&str], stdin: &str) -> Result<Output> {
 /// it writes on standard output, which it has to close, or nothing if it ends without.
 pub fn start_own(applet: &str, args: &[String]) -> Result<String> {
     let failed = |e: std::io::Error| Error::internal(format!("start {applet}: {}", io_text(&e)));
+    netns::at_home()?;
     let mut command = Command::new("/proc/self/exe");
     command.arg0(applet).args(args).env_clear();
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());

@@ -1,11 +1,14 @@
 //! Network namespaces: opening them, and running code in them.
 //!
 //! This is the only place that calls setns(2) or unshare(2). [`Netns::run`] takes the calling thread
-//! there and back, whatever the code in the namespace does; a process that cannot come back ends.
-//! Starting a thread for it instead, as [`Netns::visit`] does, costs a tenth of an ADD.
+//! there and back, whatever the code in the namespace does. A thread that cannot come back may still
+//! use what it has opened on the host, for the roll-back, but whatever it would open, write or start
+//! there is refused ([`at_home`]). Starting a thread instead, as [`Netns::visit`] does, costs a tenth
+//! of an ADD.
 
 pub mod census;
 
+use std::cell::RefCell;
 use std::fmt;
 use std::fs::File;
 use std::io;
@@ -37,6 +40,8 @@ pub enum Error {
     NotNamespace(PathBuf, FsType),
     /// The system call named first failed on the path.
     Io(&'static str, PathBuf, io::Error),
+    /// The calling thread could not return to the host's namespace.
+    Stranded(Errno),
 }
 
 impl Error {
@@ -63,6 +68,12 @@ impl fmt::Display for Error {
             Error::Io(call, path, cause) => {
                 write!(f, "{call} {}: {}", quoted(path), crate::error::io_text(cause))
             }
+            Error::Stranded(errno) => write!(
+                f,
+                "return to the host's network namespace: {}; what could not be taken back is left \
+                 to the next DEL",
+                crate::error::errno_text(*errno)
+            ),
         }
     }
 }
@@ -126,14 +137,15 @@ impl Netns {
     /// Runs `f` in this namespace. A panic of `f` goes on in the caller. `f` must not start threads
     /// that outlive it: they would stay in the namespace.
     pub fn run<T: Send>(&self, f: impl FnOnce() -> T + Send) -> Result<T, Error> {
+        at_home()?;
         let there = || {
             self.enter()?;
             Ok(f())
         };
-        match WayBack::find() {
-            Some(_taken_when_dropped) => there(),
-            None => on_scratch_thread(there)?,
-        }
+        let Some(back) = WayBack::find() else { return on_scratch_thread(there)? };
+        let outcome = there();
+        drop(back);
+        at_home().and(outcome)
     }
 
     fn enter(&self) -> Result<(), Error> {
@@ -172,24 +184,41 @@ impl Netns {
 }
 
 /// The namespace that a thread came from and, when this is dropped, returns to.
-struct WayBack(File);
+struct WayBack(Option<File>);
 
 impl WayBack {
     /// The way back to where the calling thread is now, if it is open: a process in a user namespace
     /// of its own may be in a network namespace that it could not enter.
     fn find() -> Option<WayBack> {
         let home = File::open(CURRENT).ok()?;
-        setns(&home, CloneFlags::CLONE_NEWNET).is_ok().then(|| WayBack(home))
+        setns(&home, CloneFlags::CLONE_NEWNET).is_ok().then(|| WayBack(Some(home)))
     }
 }
 
 impl Drop for WayBack {
     fn drop(&mut self) {
-        if setns(&self.0, CloneFlags::CLONE_NEWNET).is_err() {
-            // Whatever this process meant for the host, it would do to the container.
-            process::abort();
+        // The file is taken here only.
+        let Some(home) = self.0.take() else { return };
+        if setns(&home, CloneFlags::CLONE_NEWNET).is_err() {
+            STRANDED.set(Some(home));
         }
     }
+}
+
+thread_local! {
+    /// The namespace that the calling thread failed to return to.
+    static STRANDED: RefCell<Option<File>> = const { RefCell::new(None) };
+}
+
+/// Fails in a thread that is still in a container's namespace and means to be on the host: what it
+/// opens, writes or starts would reach the container. Tries once more to return.
+pub fn at_home() -> Result<(), Error> {
+    STRANDED.with_borrow_mut(|stranded| {
+        let Some(home) = stranded else { return Ok(()) };
+        setns(home, CloneFlags::CLONE_NEWNET).map_err(Error::Stranded)?;
+        *stranded = None;
+        Ok(())
+    })
 }
 
 /// A thread in a namespace. Dropped, it is left to itself.

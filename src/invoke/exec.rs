@@ -12,6 +12,7 @@ use nix::errno::Errno;
 use super::pump::{Ended, Pump};
 use crate::cni::wire::{Failure, error_of};
 use crate::error::{Result, io_text};
+use crate::netns;
 
 /// How long a plugin that is being written may stay "busy". An installer that copies in place
 /// holds the file open for moments.
@@ -43,6 +44,7 @@ pub fn exec(call: &Exec<'_>) -> Result<Vec<u8>> {
 
 /// As [`exec`], with another place for the plugin's stderr.
 pub(super) fn exec_to(call: &Exec<'_>, stderr: &mut dyn Write) -> Result<Vec<u8>> {
+    netns::at_home()?;
     let until = call.deadline.and_then(|limit| Instant::now().checked_add(limit));
     let mut child = start(call, until).map_err(|cause| {
         let exit = format!("fork/exec {}: {}", call.path.display(), io_text(&cause));

@@ -71,7 +71,7 @@ use self::packet::Packet;
 use self::request::Channel;
 pub use self::route::{Family, NextHop, RT_TABLE_MAIN, Route, RouteFilter, RouteMode};
 pub use self::rule::Rule;
-use crate::netns::Netns;
+use crate::netns::{self, Netns};
 
 /// A netlink socket in one network namespace. It belongs to the thread that made it, and must
 /// not be used inside an async task.
@@ -149,6 +149,7 @@ impl fmt::Debug for Netlink {
 
 /// Opens a socket in the namespace of the calling thread, for use by this runtime.
 fn open(runtime: &runtime::Handle) -> Result<TokioSocket> {
+    netns::at_home()?;
     let _registers_there = runtime.enter();
     let mut opened = TokioSocket::new(NETLINK_ROUTE).map_err(opening)?;
     let socket = opened.socket_mut();

@@ -22,7 +22,7 @@ use super::later::Keeper;
 use super::packet::Message;
 use super::request::{Answers, until_consistent};
 use crate::log;
-use crate::netns::Netns;
+use crate::netns::{self, Netns};
 
 /// How much one read may bring: the kernel fills dumps up to half of it.
 const BUFFER: usize = 64 * 1024;
@@ -68,6 +68,7 @@ impl NfSocket {
         let opening = |cause: io::Error| {
             Failure::from(cause).doing("open", || "netfilter's netlink socket".to_owned())
         };
+        netns::at_home()?;
         let mut socket = Socket::new(NETLINK_NETFILTER).map_err(opening)?;
         socket.bind_auto().map_err(opening)?;
         socket.set_non_blocking(true).map_err(opening)?;

@@ -306,6 +306,49 @@ fn first_add(signal: Option<&str>) {
     assert!(tried > 30, "too few: {tried}");
 }
 
+/// From the `nth` call of setns on none works: the process stays in whatever namespace it is in.
+fn without_setns(call: &Call, nth: usize) -> Outcome {
+    let inject = format!("inject=setns:error=EPERM:when={nth}+");
+    call.clone().under(&["strace", "-f", "-o", "/dev/null", "-e", &inject]).run()
+}
+
+/// What a stranded process would do on the host, it would do to the container.
+fn whoever_cannot_return_to_the_host_says_so(scene: &Scene) {
+    let (_, calls) = strace::record(&scene.node, &scene.call("ADD"));
+    scene.call("DEL").ok();
+    let count = calls.iter().filter(|call| call.name == "setns").count();
+    assert!(count >= 3, "{count}");
+    for nth in 1..=count {
+        for verb in ["ADD", "DEL"] {
+            if verb == "DEL" {
+                scene.call("ADD").result();
+            }
+            let outcome = without_setns(&scene.call(verb), nth);
+            let why = format!("{verb} without setns {nth} of {count}: {outcome:?}");
+            if outcome.status != Some(0) {
+                assert_eq!(outcome.status, Some(1), "{why}");
+                assert_well_formed_failure(&outcome, &why);
+            }
+            if verb == "ADD" && outcome.status == Some(1) {
+                // The roll-back has reached the host.
+                assert_eq!(scene.node.snapshot(), scene.before.0, "{why}");
+            }
+            scene.call("DEL").ok();
+            scene.assert_as_before(&why);
+        }
+    }
+}
+
+#[test]
+fn a_bridge_add_or_del_that_cannot_return_to_the_host_says_so() {
+    whoever_cannot_return_to_the_host_says_so(&Scene::bridge());
+}
+
+#[test]
+fn a_ptp_add_or_del_that_cannot_return_to_the_host_says_so() {
+    whoever_cannot_return_to_the_host_says_so(&Scene::ptp());
+}
+
 #[test]
 fn after_a_first_add_that_fails_anywhere_the_next_one_works() {
     first_add(None);
