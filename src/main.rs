@@ -13,14 +13,16 @@ use cnibox::tool::multicall;
 ///
 /// [`skel::start`]: cnibox::skel::start
 #[cfg(target_env = "gnu")]
-#[expect(unsafe_code, reason = "the C library's name for it, and one signal")]
+#[expect(unsafe_code, reason = "the C library's name for it, and two signals")]
 #[unsafe(no_mangle)]
 extern "C" fn main() -> i32 {
     use cnibox::skel::start;
     use nix::sys::signal::{SigHandler, Signal, signal};
 
-    // SAFETY: there is no other thread yet, and no handler that this would replace.
-    let ignored = unsafe { signal(Signal::SIGPIPE, SigHandler::SigIgn) };
+    let ignored = [Signal::SIGPIPE, Signal::SIGXFSZ].into_iter().try_for_each(|failed_write| {
+        // SAFETY: there is no other thread yet, and no handler that this would replace.
+        unsafe { signal(failed_write, SigHandler::SigIgn) }.map(drop)
+    });
     match start::open_standard_files().and(ignored) {
         Ok(_) => start::number(run_applet()),
         Err(_) => 1,

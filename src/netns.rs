@@ -45,9 +45,14 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether there is no namespace any more, which is success for a DEL.
+    /// Whether there is no namespace any more, which is success for a DEL. Nothing can ever be at a
+    /// path that is longer than the kernel takes.
     pub fn is_gone(&self) -> bool {
-        matches!(self, Error::NotExist(_) | Error::NotNamespace(..))
+        match self {
+            Error::NotExist(_) | Error::NotNamespace(..) => true,
+            Error::Io(_, _, cause) => cause.raw_os_error() == Some(Errno::ENAMETOOLONG as i32),
+            Error::Stranded(_) => false,
+        }
     }
 }
 

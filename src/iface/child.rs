@@ -125,6 +125,10 @@ fn make<'a>(
             }
         }
     }
+    if refused.is_unanswered() {
+        // It may have been made.
+        drop(del(netns, wanted.ifname, &wanted.kind.to_string()));
+    }
     let remedy = refused.errno().and_then(|errno| remedy(errno, &wanted.kind));
     let error = Error::from(refused).context(failed());
     Err(remedy.map_or(error.clone(), |remedy| error.with_details(remedy)))

@@ -121,6 +121,10 @@ fn create(host: &Netlink, netns: &Netns, wanted: Wanted<'_>) -> Result<Link> {
                 }
             }
             Err(error) => {
+                if error.is_unanswered() {
+                    // What has the name now is the pair.
+                    drop(host.del_link(&name));
+                }
                 // A namespace that cannot even be entered is the better explanation.
                 Netlink::open_in(netns)?;
                 return Err(error).context(|| "failed to make veth pair");

@@ -19,13 +19,21 @@ pub enum Error {
         op: &'static str,
         /// On what: `"eth0"`.
         target: String,
-        /// The kernel's error number; `ETIMEDOUT` and `ECONNRESET` also stand for a socket
-        /// that does not answer.
+        /// The kernel's error number.
         errno: Errno,
         /// The kernel's own sentence about it, if it sent one.
         kernel: Option<String>,
         /// What a person can do about it, where that is known.
         remedy: Option<String>,
+    },
+    /// The socket failed or the kernel was silent: whether it has done it is not known.
+    Unanswered {
+        /// What was attempted: `add link`.
+        op: &'static str,
+        /// On what: `"eth0"`.
+        target: String,
+        /// Why there is no answer.
+        errno: Errno,
     },
     /// The network namespace could not be entered; the text says which and why.
     Netns(String),
@@ -70,10 +78,9 @@ impl Error {
             )
     }
 
-    /// Whether the kernel gave no answer, so that nothing is known about the thing itself: the
-    /// socket failed.
+    /// Whether the kernel gave no answer, so that nothing is known about the thing itself.
     pub fn is_unanswered(&self) -> bool {
-        matches!(self.errno(), Some(Errno::ECONNRESET | Errno::ETIMEDOUT))
+        matches!(self, Error::Unanswered { .. })
     }
 
     /// Says what can be done about a refusal.
@@ -95,6 +102,9 @@ impl fmt::Display for Error {
                     write!(f, "{}: ", sentence.trim_end_matches('.'))?;
                 }
                 f.write_str(&errno_text(*errno))
+            }
+            Error::Unanswered { op, target, errno } => {
+                write!(f, "{op} {target}: no answer from the kernel: {}", errno_text(*errno))
             }
             Error::Netns(text) => f.write_str(text),
             // "not found" is what containerd looks for in the error of a DEL.
@@ -138,19 +148,29 @@ pub(super) struct Failure {
     pub(super) kernel: Option<String>,
     /// Where in the request the kernel found fault, for those who can say what is there.
     pub(super) offset: Option<u32>,
+    /// Whether the number is the socket's, and the request may have been granted.
+    pub(super) unanswered: bool,
 }
 
 impl Failure {
+    /// There was no answer.
+    pub(super) fn unanswered(errno: Errno) -> Failure {
+        Failure { unanswered: true, ..errno.into() }
+    }
+
     /// Names the attempt; `target` is made only now, because most requests succeed.
     pub(super) fn doing(self, op: &'static str, target: impl FnOnce() -> String) -> Error {
         let Failure { errno, kernel, .. } = self;
+        if self.unanswered {
+            return Error::Unanswered { op, target: target(), errno };
+        }
         Error::Refused { op, target: target(), errno, kernel, remedy: None }
     }
 }
 
 impl From<Errno> for Failure {
     fn from(errno: Errno) -> Failure {
-        Failure { errno, kernel: None, offset: None }
+        Failure { errno, kernel: None, offset: None, unanswered: false }
     }
 }
 
@@ -165,7 +185,7 @@ mod tests {
     use super::*;
 
     fn refused(errno: Errno, kernel: Option<&str>) -> Error {
-        Failure { errno, kernel: kernel.map(str::to_owned), offset: None }
+        Failure { kernel: kernel.map(str::to_owned), ..errno.into() }
             .doing("add route", || "10.1.0.0/16".to_owned())
     }
 

@@ -144,7 +144,9 @@ impl Netlink {
                 Ok(false) if Instant::now() >= deadline => return Ok(false),
                 Ok(false) => {}
                 // Events came faster than they were read, and the answer was lost with them.
-                Err(e) if e.errno() == Some(Errno::ENOBUFS) && Instant::now() < deadline => {
+                Err(Error::Unanswered { errno: Errno::ENOBUFS, .. })
+                    if Instant::now() < deadline =>
+                {
                     continue;
                 }
                 ended => return ended,

@@ -389,7 +389,7 @@ impl Netlink {
             Ok(body) => Link::parse(&body)
                 .map(Some)
                 .ok_or_else(|| Failure::from(Errno::EBADMSG).doing("look up link", target)),
-            Err(Failure { errno: Errno::ENODEV, .. }) => Ok(None),
+            Err(Failure { errno: Errno::ENODEV, unanswered: false, .. }) => Ok(None),
             Err(failure) => Err(failure.doing("look up link", target)),
         }
     }

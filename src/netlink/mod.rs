@@ -20,6 +20,7 @@
 //! | `events.rs` | waiting for the kernel instead of sleeping |
 //! | `traffic/` | traffic control: qdiscs and filters |
 //! | `attribute.rs`, `netfilter.rs` | attributes, netfilter's messages and its socket |
+//! | `socket.rs` | the socket below the connection of rtnetlink |
 //! | `later.rs` | closing that socket without waiting |
 //! | `nftables/` | the packet filter |
 //! | `conntrack.rs` | forgetting connections |
@@ -42,6 +43,7 @@ mod packet;
 mod request;
 mod route;
 mod rule;
+mod socket;
 #[cfg(test)]
 mod tests;
 pub mod traffic;
@@ -54,8 +56,8 @@ use std::rc::Rc;
 
 use nix::errno::Errno;
 use rtnetlink::proto::{NetlinkCodec, from_socket_with_codec};
+use rtnetlink::sys::AsyncSocket;
 use rtnetlink::sys::protocols::NETLINK_ROUTE;
-use rtnetlink::sys::{AsyncSocket, TokioSocket};
 use tokio::runtime::{self, Runtime};
 
 pub use self::addr::{Addr, Dad, Lifetime, NewAddr};
@@ -71,6 +73,7 @@ use self::packet::Packet;
 use self::request::Channel;
 pub use self::route::{Family, NextHop, RT_TABLE_MAIN, Route, RouteFilter, RouteMode};
 pub use self::rule::Rule;
+use self::socket::RouteSocket;
 use crate::netns::{self, Netns};
 
 /// A netlink socket in one network namespace. It belongs to the thread that made it, and must
@@ -90,7 +93,7 @@ enum Home {
 }
 
 impl Home {
-    fn open(&self, runtime: &Runtime) -> Result<TokioSocket> {
+    fn open(&self, runtime: &Runtime) -> Result<RouteSocket> {
         let runtime = runtime.handle();
         match self {
             Home::Here => open(runtime),
@@ -129,9 +132,9 @@ impl Netlink {
 }
 
 impl Channel {
-    fn new(socket: TokioSocket) -> Channel {
+    fn new(socket: RouteSocket) -> Channel {
         let (mut connection, handle, unsolicited) =
-            from_socket_with_codec::<Packet, TokioSocket, NetlinkCodec>(socket);
+            from_socket_with_codec::<Packet, RouteSocket, NetlinkCodec>(socket);
         // Without these an error at the end of a dump, and a connection that was lost before
         // the acknowledgement, would look like success.
         connection.set_forward_done(true);
@@ -148,10 +151,10 @@ impl fmt::Debug for Netlink {
 }
 
 /// Opens a socket in the namespace of the calling thread, for use by this runtime.
-fn open(runtime: &runtime::Handle) -> Result<TokioSocket> {
+fn open(runtime: &runtime::Handle) -> Result<RouteSocket> {
     netns::at_home()?;
     let _registers_there = runtime.enter();
-    let mut opened = TokioSocket::new(NETLINK_ROUTE).map_err(opening)?;
+    let mut opened = RouteSocket::new(NETLINK_ROUTE).map_err(opening)?;
     let socket = opened.socket_mut();
     // Errors with a sentence and without a copy of the request, and filters that are not
     // ignored: kernels before 4.20 do without.

@@ -40,7 +40,9 @@ impl Netlink {
         message.attributes = attributes;
         let body = match self.one(RouteNetlinkMessage::GetNsId(message)) {
             // A number that is nobody's any more.
-            Err(Failure { errno: Errno::ENOENT | Errno::EINVAL, .. }) => return Ok((None, None)),
+            Err(Failure { errno: Errno::ENOENT | Errno::EINVAL, unanswered: false, .. }) => {
+                return Ok((None, None));
+            }
             answer => answer.map_err(|e| e.doing("look up", || "namespace id".to_owned()))?,
         };
         let answer = body.get(HEADER_LEN..).unwrap_or_default();

@@ -19,6 +19,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use super::Netlink;
 use super::error::Failure;
 use super::packet::{Attr, Message, Packet, attrs};
+use super::socket::RouteSocket;
 use crate::log;
 
 /// How long the kernel may take; it answers at once or never (the answer was lost).
@@ -36,7 +37,7 @@ const HEADER_LEN: usize = 16;
 /// A socket's connection, driven only while a request waits: there is no task in the background
 /// that would keep the socket, and with it a network namespace, alive.
 pub(super) struct Channel {
-    pub(super) connection: Connection<Packet>,
+    pub(super) connection: Connection<Packet, RouteSocket>,
     pub(super) handle: ConnectionHandle<Packet>,
     pub(super) unsolicited: UnboundedReceiver<(Message, SocketAddr)>,
     /// Whether the socket is in a multicast group; what arrives otherwise is left over.
@@ -58,19 +59,21 @@ impl Channel {
         loop {
             let arrival = select(answers.next(), self.unsolicited.next());
             match select(&mut self.connection, arrival).await {
-                // The connection ends only when its socket failed.
-                Either::Left(_) => {
-                    self.broken = true;
-                    return Err(Errno::ECONNRESET.into());
-                }
+                Either::Left(_) => return Err(self.broke()),
                 Either::Right((Either::Left((Some(answer), _)), _)) => collected.push(answer),
                 Either::Right((Either::Left((None, _)), _)) => return Ok(collected),
                 Either::Right((Either::Right((event, _)), _)) => {
-                    let (event, _) = event.ok_or(Errno::ECONNRESET)?;
+                    let Some((event, _)) = event else { return Err(self.broke()) };
                     self.keep(event)?;
                 }
             }
         }
+    }
+
+    /// The connection ends only when its socket failed. The answer may have been there.
+    fn broke(&mut self) -> Failure {
+        self.broken = true;
+        Failure::unanswered(self.connection.socket_mut().failure())
     }
 
     /// Keeps an event that arrived instead of an answer. When events were lost, the answer may
@@ -78,7 +81,7 @@ impl Channel {
     fn keep(&mut self, event: Message) -> Result<(), Failure> {
         match event.payload {
             _ if !self.joined => {}
-            NetlinkPayload::Overrun(_) => return Err(Errno::ENOBUFS.into()),
+            NetlinkPayload::Overrun(_) => return Err(Failure::unanswered(Errno::ENOBUFS)),
             _ => self.events.push_back(event),
         }
         Ok(())
@@ -93,8 +96,7 @@ impl Channel {
         if let Either::Right((Some((event, _)), _)) = arrival {
             return Ok(event);
         }
-        self.broken = true;
-        Err(Errno::ECONNRESET.into())
+        Err(self.broke())
     }
 }
 
@@ -141,7 +143,7 @@ impl Netlink {
             self.runtime.block_on(async { timeout(LIMIT, channel.exchange(message)).await });
         // What was not answered may not even have been sent yet.
         channel.broken |= messages.is_err();
-        Answers::collect(messages.map_err(|_| Errno::ETIMEDOUT)??)
+        Answers::collect(messages.map_err(|_| Failure::unanswered(Errno::ETIMEDOUT))??)
     }
 
     /// Waits for the next event; `None` after `deadline`.
@@ -234,7 +236,7 @@ pub(super) fn ext_ack(answer_flags: u16, refused: &[u8]) -> &[u8] {
 pub(super) fn failure(code: i32, ext_ack: &[u8]) -> Failure {
     let sentence = attrs(ext_ack).find(|attr| attr.kind == NLMSGERR_ATTR_MSG);
     let errno = Errno::from_raw(code.saturating_neg());
-    Failure { errno, kernel: sentence.map(Attr::text), offset: None }
+    Failure { kernel: sentence.map(Attr::text), ..errno.into() }
 }
 
 #[cfg(test)]

@@ -350,6 +350,7 @@ impl Netlink {
             Ok(body) => Ok(Route::parse(&body)),
             Err(Failure {
                 errno: Errno::ENETUNREACH | Errno::EHOSTUNREACH | Errno::EACCES | Errno::EINVAL,
+                unanswered: false,
                 ..
             }) => Ok(None),
             Err(failure) => Err(failure.doing("look up the route to", || addr.to_string())),
@@ -364,7 +365,9 @@ impl Netlink {
                 Ok(routes.filter(|route| filter.admits(route)).collect())
             }
             // A table that was never used does not exist; neither does a link that is gone.
-            Err(Failure { errno: Errno::ENOENT | Errno::ENODEV, .. }) => Ok(Vec::new()),
+            Err(Failure { errno: Errno::ENOENT | Errno::ENODEV, unanswered: false, .. }) => {
+                Ok(Vec::new())
+            }
             Err(failure) => Err(failure.doing("list", || "routes".to_owned())),
         }
     }

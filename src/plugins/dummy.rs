@@ -111,6 +111,12 @@ impl Plan {
 
     fn create(&self, inside: &Inside<'_>, req: &AddReq) -> Result<Link> {
         let link = NewLink::new(req.ifname.as_str(), LinkKind::Dummy).mtu(self.mtu).mac(self.mac);
-        inside.netlink.create_link(&link).context(|| "failed to create dummy")
+        let created = inside.netlink.create_link(&link).inspect_err(|error| {
+            if error.is_unanswered() {
+                // It may have been made.
+                drop(child::del(inside.netns, &req.ifname, KIND));
+            }
+        });
+        created.context(|| "failed to create dummy")
     }
 }

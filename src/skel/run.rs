@@ -18,6 +18,9 @@ use crate::log;
 /// the about text to learn what the firewall plugin can do.
 pub const REFERENCE_RELEASE: &str = "1.9.1";
 
+/// A list of all valid attachments of a node is a thousandth of it.
+const LONGEST_REQUEST: u64 = 16 << 20;
+
 /// Runs the applet with the arguments behind its name.
 pub fn main(applet: &Applet, mut args: Vec<String>, lookup: Lookup) -> ExitCode {
     let (versions, run) = match applet.main {
@@ -70,11 +73,13 @@ pub fn fail_without_plugin(error: &Error) -> ExitCode {
 }
 
 fn read_stdin(stdin: &mut Vec<u8>) -> Result<()> {
-    io::stdin()
-        .lock()
-        .read_to_end(stdin)
-        .map(drop)
-        .map_err(|e| Error::new(Code::IO, format!("error reading from stdin: {}", io_text(&e))))
+    let failed = |why: &str| Error::new(Code::IO, format!("error reading from stdin: {why}"));
+    let read = io::stdin().lock().take(LONGEST_REQUEST + 1).read_to_end(stdin);
+    if read.map_err(|e| failed(&io_text(&e)))? as u64 > LONGEST_REQUEST {
+        stdin.clear();
+        return Err(failed("the request is longer than 16 MiB"));
+    }
+    Ok(())
 }
 
 /// A panic becomes an error like any other: the guards on the stack have run by then.

@@ -5,7 +5,8 @@
 //! sentence. Without it an overflow ends the process all the same.
 //!
 //! Two things are missed: a closed standard descriptor must not become that of the first file
-//! that is opened, and `SIGPIPE` must not end the process before it has taken back an ADD.
+//! that is opened, and no signal about a failed write (`SIGPIPE`, `SIGXFSZ`) must end the process
+//! before it has taken back an ADD.
 
 use std::os::fd::AsFd;
 use std::process::ExitCode;
@@ -15,8 +16,8 @@ use nix::fcntl::{OFlag, open};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::stat::Mode;
 
-/// Gives `/dev/null` to each of stdin, stdout and stderr that is closed. After an error none of
-/// them must be used.
+/// Gives `/dev/null` to each of stdin, stdout and stderr that is closed, to stdout only for reading: a
+/// result that nobody gets is an error. After an error none of them must be used.
 pub fn open_standard_files() -> nix::Result<()> {
     let (stdin, stdout, stderr) = (io::stdin(), io::stdout(), io::stderr());
     let files = [stdin.as_fd(), stdout.as_fd(), stderr.as_fd()];
@@ -24,9 +25,10 @@ pub fn open_standard_files() -> nix::Result<()> {
     poll(&mut states, PollTimeout::ZERO)?;
     let is_closed =
         |state: &PollFd<'_>| state.revents().is_some_and(|it| it.contains(PollFlags::POLLNVAL));
-    for _ in states.iter().filter(|state| is_closed(state)) {
+    let modes = [OFlag::O_RDONLY, OFlag::O_RDONLY, OFlag::O_WRONLY];
+    for (_, mode) in states.iter().zip(modes).filter(|(state, _)| is_closed(state)) {
         // It gets the lowest number that is free, and keeps it.
-        mem::forget(open("/dev/null", OFlag::O_RDWR, Mode::empty())?);
+        mem::forget(open("/dev/null", mode, Mode::empty())?);
     }
     Ok(())
 }

@@ -306,6 +306,53 @@ fn first_add(signal: Option<&str>) {
     assert!(tried > 30, "too few: {tried}");
 }
 
+/// A request whose answer is lost may have been granted.
+fn no_lost_answer_leaves_anything(scene: &Scene) {
+    let (_, calls) = strace::record(&scene.node, &scene.call("ADD"));
+    scene.call("DEL").ok();
+    let receives = |point: &Syscall| ["recvfrom", "recvmsg"].contains(&point.name.as_str());
+    let mut lost = 0;
+    for point in strace::points(&calls).into_iter().filter(receives) {
+        for (errno, text) in [("EIO", "i/O error"), ("EINTR", "")] {
+            let (outcome, fired) =
+                point.run(&scene.node, &scene.call("ADD"), &format!("error={errno}"));
+            let why = format!("{} with {errno}: {outcome:?}", point.describe());
+            match outcome.status {
+                Some(0) => scene.call("DEL").ok(),
+                _ => assert!(errno != "EINTR", "{why}"),
+            }
+            if outcome.status == Some(1) {
+                assert_well_formed_failure(&outcome, &why);
+                assert!(fired && outcome.stdout.contains(text), "{why}");
+                lost += 1;
+            }
+            scene.assert_as_before(&why);
+        }
+    }
+    assert!(lost > 5, "too few: {lost}");
+}
+
+#[test]
+fn a_bridge_add_that_loses_an_answer_says_why_and_leaves_nothing() {
+    no_lost_answer_leaves_anything(&Scene::bridge());
+}
+
+#[test]
+fn a_ptp_add_that_loses_an_answer_says_why_and_leaves_nothing() {
+    no_lost_answer_leaves_anything(&Scene::ptp());
+}
+
+#[test]
+fn a_macvlan_add_that_loses_an_answer_says_why_and_leaves_nothing() {
+    no_lost_answer_leaves_anything(&Scene::macvlan());
+}
+
+#[test]
+fn a_dummy_add_that_loses_an_answer_says_why_and_leaves_nothing() {
+    needs!(lane::DUMMY);
+    no_lost_answer_leaves_anything(&Scene::dummy());
+}
+
 /// From the `nth` call of setns on none works: the process stays in whatever namespace it is in.
 fn without_setns(call: &Call, nth: usize) -> Outcome {
     let inject = format!("inject=setns:error=EPERM:when={nth}+");

@@ -183,6 +183,8 @@ fn closed_standard_descriptors_become_no_other_files() {
         let to_stdout: Vec<_> = text.lines().filter(|line| line.starts_with("write(1<")).collect();
         assert!(!to_stdout.is_empty(), "{closed}: no result in {text}");
         assert!(to_stdout.iter().all(|line| line.contains("</dev/null>, ")), "{closed}: {text}");
+        // Nobody knows of the address.
+        assert_eq!(node.leases("n"), [""; 0], "{closed}");
     }
     let call = node.call("host-local", "ADD").conf(&conf).netns("/no/such");
     let outcome = call.in_script("exec \"$0\" <&-").run();
@@ -200,5 +202,47 @@ fn an_add_whose_reader_has_gone_is_taken_back_and_killed_by_no_signal() {
     child.stdin.take().unwrap().write_all(conf.to_string().as_bytes()).unwrap();
     let status = child.wait().unwrap();
     assert_eq!((status.code(), status.signal()), (Some(1), None));
+    assert_eq!(node.leases("n"), [""; 0]);
+}
+
+#[test]
+fn a_file_that_may_not_grow_is_an_error_and_not_the_end() {
+    let node = Node::new();
+    let conf =
+        json!({"name": "n", "cniVersion": "1.0.0", "ipam": node.host_local(&["10.1.0.0/24"])});
+    let call = node.call("host-local", "ADD").conf(&conf).netns("/no/such");
+    let outcome = call.in_script("ulimit -f 0; exec \"$0\"").run();
+    assert_eq!(outcome.status, Some(1), "{outcome:?}");
+    assert!(outcome.stdout.contains("file too large"), "{outcome:?}");
+    assert_eq!(node.leases("n"), [""; 0]);
+}
+
+#[test]
+fn a_request_without_end_is_refused() {
+    let node = Node::new();
+    let call = node.call("host-local", "ADD").netns("/no/such");
+    let outcome = call.in_script("exec \"$0\" </dev/zero").run();
+    let error: Value = serde_json::from_str(&outcome.stdout).unwrap();
+    let msg = "error reading from stdin: the request is longer than 16 MiB";
+    assert_eq!((outcome.status, &error["msg"]), (Some(1), &json!(msg)), "{outcome:?}");
+}
+
+#[test]
+fn a_network_is_found_whatever_bytes_a_string_of_it_holds() {
+    let (node, container) = (Node::new(), Container::new());
+    let conf = b"{\"name\":\"n\",\"cniVersion\":\"1.0.0\",\"x\":\"\xff\"}";
+    node.call("loopback", "ADD").stdin(conf).ifname("lo").netns(&container.path()).result();
+}
+
+#[test]
+fn no_del_is_refused_for_the_length_of_its_namespace() {
+    let node = Node::new();
+    let conf =
+        json!({"name": "n", "cniVersion": "1.0.0", "ipam": node.host_local(&["10.1.0.0/24"])});
+    let path = format!("/run/netns/{}", "x".repeat(300));
+    for verb in ["ADD", "DEL", "DEL"] {
+        let outcome = node.call("host-local", verb).conf(&conf).netns(&path).run();
+        assert_eq!(outcome.status, Some(0), "{verb} {outcome:?}");
+    }
     assert_eq!(node.leases("n"), [""; 0]);
 }

@@ -13,7 +13,8 @@ pub mod decode;
 #[cfg(test)]
 mod tests;
 
-use std::fmt;
+use std::collections::{BTreeMap, BTreeSet};
+use std::{fmt, mem};
 
 use serde::Deserialize;
 use serde::de::{self, DeserializeOwned, Deserializer, MapAccess, SeqAccess, Visitor};
@@ -42,9 +43,14 @@ pub enum Json {
 }
 
 impl Json {
-    /// Parses a document; the error is the parser's reason.
+    /// Parses a document; the error is the parser's reason. In strings a byte that is no UTF-8 is
+    /// read as U+FFFD, as the reference reads it.
     pub fn parse(bytes: &[u8]) -> Result<Json, String> {
-        serde_json::from_slice(bytes).map_err(|e| e.to_string())
+        let parsed = match str::from_utf8(bytes) {
+            Ok(text) => serde_json::from_str(text),
+            Err(_) => serde_json::from_str(&as_utf8(bytes)),
+        };
+        parsed.map_err(|e| e.to_string())
     }
 
     /// Reads a struct by the rules of this module. The error names the place in its details.
@@ -113,6 +119,13 @@ impl Json {
     pub fn as_str(&self) -> Option<&str> {
         if let Json::String(text) = self { Some(text) } else { None }
     }
+}
+
+/// The text with U+FFFD for each byte that does not belong to it.
+fn as_utf8(bytes: &[u8]) -> String {
+    bytes.utf8_chunks().fold(String::with_capacity(bytes.len()), |text, chunk| {
+        text + chunk.valid() + &"\u{fffd}".repeat(chunk.invalid().len())
+    })
 }
 
 impl From<&str> for Json {
@@ -233,27 +246,34 @@ impl<'de> Visitor<'de> for Builder {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Json, A::Error> {
         let mut members = Vec::new();
-        while let Some((key, value)) = map.next_entry()? {
-            insert(&mut members, key, value);
+        while let Some(member) = map.next_entry()? {
+            members.push(member);
         }
-        Ok(Json::Object(members))
+        Ok(Json::Object(merge(members)))
     }
 }
 
-/// Appends a member; an object under a key that has an object already is merged into that one.
-fn insert(members: &mut Vec<(String, Json)>, key: String, value: Json) {
-    if let Json::Object(later) = value {
-        let same = |(k, v): &&mut (String, Json)| {
-            k.eq_ignore_ascii_case(&key) && matches!(v, Json::Object(_))
+/// The members with the objects of a repeated key merged into the first one of them.
+fn merge(members: Vec<(String, Json)>) -> Vec<(String, Json)> {
+    let (mut merged, mut grown) = (Vec::with_capacity(members.len()), BTreeSet::new());
+    let mut places = BTreeMap::new();
+    for (key, value) in members {
+        let Json::Object(later) = value else {
+            merged.push((key, value));
+            continue;
         };
-        if let Some((_, Json::Object(earlier))) = members.iter_mut().rfind(same) {
-            for (key, value) in later {
-                insert(earlier, key, value);
-            }
+        let place = *places.entry(key.to_ascii_lowercase()).or_insert(merged.len());
+        if let Some((_, Json::Object(earlier))) = merged.get_mut(place) {
+            earlier.extend(later);
+            grown.insert(place);
         } else {
-            members.push((key, Json::Object(later)));
+            merged.push((key, Json::Object(later)));
         }
-    } else {
-        members.push((key, value));
     }
+    for place in grown {
+        if let (_, Json::Object(members)) = &mut merged[place] {
+            *members = merge(mem::take(members));
+        }
+    }
+    merged
 }

@@ -1,7 +1,9 @@
 //! The decoding rules callers rely on, and output to the byte.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
+use nix::time::{ClockId, clock_gettime};
 use serde::Deserialize;
 
 use super::*;
@@ -96,4 +98,45 @@ fn not_json() {
     for bad in ["", "{", "{}x", "\u{feff}{}", "{\"a\":1,}"] {
         assert!(Json::parse(bad.as_bytes()).is_err(), "{bad:?}");
     }
+}
+
+#[test]
+fn a_byte_that_is_no_utf8_is_the_replacement_character_in_strings_only() {
+    let text = |bytes: &[u8]| Json::parse(bytes).map(|json| compact(&json).unwrap());
+    assert_eq!(text(b"{\"a\":\"x\xffy\"}").unwrap(), "{\"a\":\"x\u{fffd}y\"}");
+    // One for each byte, also of a character that is cut off.
+    assert_eq!(text(b"[\"\xe2\x82\"]").unwrap(), "[\"\u{fffd}\u{fffd}\"]");
+    assert!(text(b"[\xff]").is_err() && text(b"\xff[]").is_err());
+}
+
+#[test]
+fn merging_goes_all_the_way_down() {
+    let text = r#"{"a":{"b":{"c":1}},"A":7,"a":{"B":{"d":2},"x":{}},"A":{"b":{"c":3}}}"#;
+    let json = Json::parse(text.as_bytes()).unwrap();
+    let merged = r#"{"a":{"b":{"c":1,"d":2,"c":3},"x":{}},"A":7}"#;
+    assert_eq!(compact(&json).unwrap(), merged);
+}
+
+/// Instructions would be counted if they could be; the processor's time of this thread is next to it.
+#[test]
+fn many_keys_take_time_in_proportion() {
+    let object = |count: usize| {
+        let members = |value: &str| {
+            let members = (0..count).map(|n| format!("\"k{n}\":{value}"));
+            members.collect::<Vec<_>>().join(",")
+        };
+        format!("{{{0},\"z\":{{{0}}},\"z\":{{{0}}}}}", members("{}")).into_bytes()
+    };
+    let time = |text: &[u8]| {
+        let clock = || Duration::from(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).unwrap());
+        let measure = |_| {
+            let start = clock();
+            Json::parse(text).unwrap();
+            clock() - start
+        };
+        (0..3).map(measure).min().unwrap()
+    };
+    let (few, many) = (time(&object(1_000)), time(&object(16_000)));
+    // 256 times if it were quadratic.
+    assert!(many < few * 64, "{few:?} {many:?}");
 }

@@ -90,7 +90,13 @@ fn create(host: &Netlink, bridge: &Link, name: &str) -> Result<Link> {
                 return Ok(link);
             }
             Err(error) if error.is_exists() && host.link(name)?.is_none() => {}
-            Err(error) => return Err(error.into()),
+            Err(error) => {
+                if error.is_unanswered() {
+                    // What has the name now is the pair.
+                    drop(host.del_link(&port));
+                }
+                return Err(error.into());
+            }
         }
     }
     Err(Error::internal("failed to find a unique veth name"))
