@@ -24,7 +24,7 @@ extern "C" fn main() -> i32 {
         unsafe { signal(failed_write, SigHandler::SigIgn) }.map(drop)
     });
     match start::open_standard_files().and(ignored) {
-        Ok(_) => start::number(run_applet()),
+        Ok(()) => start::number(run_applet()),
         Err(_) => 1,
     }
 }

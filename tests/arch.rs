@@ -14,12 +14,12 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("log", &[]),
     ("cni", &[]),
     ("netns", &[]),
-    ("sysctl", &[]),
-    ("cmd", &[]),
+    ("sysctl", &["netns"]),
+    ("cmd", &["netns"]),
     ("netlink", &["netns"]),
     ("attachment", &["cni", "netlink", "netns"]),
     ("store", &["attachment", "netlink", "netns", "sysctl"]),
-    ("invoke", &["cni"]),
+    ("invoke", &["cni", "netns"]),
     ("iface", &["cmd", "cni", "netlink", "netns", "sysctl"]),
     ("netfilter", &["attachment", "cmd", "cni", "netlink", "netns", "store", "sysctl"]),
     ("skel", &["attachment", "cni", "netlink", "netns", "iface", "invoke", "netfilter", "store"]),
@@ -78,17 +78,93 @@ struct Source {
 }
 
 impl Source {
-    /// The module directly below the crate.
-    fn module(&self) -> &str {
-        self.path.split('/').next().unwrap().trim_end_matches(".rs")
+    /// The modules that lead to this file, the one directly below the crate first.
+    fn modules(&self) -> Vec<String> {
+        let parts = self.path.trim_end_matches(".rs").split('/');
+        parts.filter(|part| *part != "mod").map(str::to_owned).collect()
     }
 
     /// The lines of code: no comments, no tests.
     fn code(&self) -> impl Iterator<Item = &str> {
-        let tests = self.path.contains("tests");
-        let lines = self.text.lines().take_while(|line| !line.starts_with("#[cfg(test)]"));
-        lines.filter(move |line| !tests && !line.trim_start().starts_with("//"))
+        let tests = self.path.split('/').any(|part| part == "tests" || part == "tests.rs");
+        let mut skipping = None;
+        let lines = self.text.lines().filter(|line| !line.trim_start().starts_with("//"));
+        lines.filter(move |line| !tests && !belongs_to_tests(line, &mut skipping))
     }
+
+    /// The modules and items that this imports or names, from the crate down.
+    fn imports(&self) -> Vec<Vec<String>> {
+        let code = self.code().collect::<Vec<_>>().join("\n");
+        let resolve = |path: Vec<String>| {
+            let ups = path.iter().take_while(|step| *step == "super").count();
+            let modules = self.modules();
+            let from = if ups == 0 { &[] } else { &modules[..modules.len().saturating_sub(ups)] };
+            let rest = path.into_iter().skip_while(|step| ["super", "crate"].contains(&&**step));
+            from.iter().cloned().chain(rest).collect()
+        };
+        paths(&code).into_iter().map(resolve).collect()
+    }
+}
+
+/// Whether the line is in the one item behind a `#[cfg(test)]`, of which `inside` knows the
+/// indentation and whether its first line has come. It ends as rustfmt has it: on that line, or with
+/// a line that closes a bracket under it.
+fn belongs_to_tests(line: &str, inside: &mut Option<(usize, bool)>) -> bool {
+    let text = line.trim();
+    let depth = line.len() - line.trim_start().len();
+    let Some((indent, begun)) = *inside else {
+        *inside = (text == "#[cfg(test)]").then_some((depth, false));
+        return inside.is_some();
+    };
+    if !begun && text.starts_with("#[") {
+        return true;
+    }
+    let closes = !begun || (depth == indent && text.starts_with(['}', ']', ')']));
+    *inside = (!closes || !text.ends_with([';', '}'])).then_some((indent, true));
+    true
+}
+
+/// Every path that begins with `crate` or `super`, those in braces one by one.
+fn paths(code: &str) -> Vec<Vec<String>> {
+    let mut found = Vec::new();
+    for start in ["crate::", "super::"] {
+        for (at, _) in code.match_indices(start) {
+            let before = code[..at].chars().next_back().unwrap_or(' ');
+            if !before.is_alphanumeric() && before != '_' && before != ':' {
+                branches(&code[at..], &mut Vec::new(), &mut found);
+            }
+        }
+    }
+    found
+}
+
+/// Adds the paths that `text` begins with, below `stem`; returns what follows them.
+fn branches<'t>(text: &'t str, stem: &mut Vec<String>, found: &mut Vec<Vec<String>>) -> &'t str {
+    let text = text.trim_start();
+    if let Some(mut rest) = text.strip_prefix('{') {
+        loop {
+            rest = branches(rest, stem, found).trim_start();
+            match rest.strip_prefix(',') {
+                Some(next) => rest = next,
+                None => return rest.strip_prefix('}').unwrap_or(rest),
+            }
+        }
+    }
+    let name = word(text);
+    if name.is_empty() {
+        // The end of a list, or everything there is.
+        found.extend(text.starts_with('*').then(|| stem.clone()));
+        return text.trim_start_matches('*');
+    }
+    let mut rest = &text[name.len()..];
+    stem.push(name);
+    match rest.strip_prefix("::") {
+        Some(below) => rest = branches(below, stem, found),
+        None => found.push(stem.clone()),
+    }
+    stem.pop();
+    // `a as b`
+    rest.find([',', '}']).filter(|_| rest.starts_with(" as ")).map_or(rest, |end| &rest[end..])
 }
 
 fn sources() -> Vec<Source> {
@@ -121,75 +197,64 @@ fn word(text: &str) -> String {
     text.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect()
 }
 
-/// The modules that a line imports or names: `crate::cni::json` gives `cni`, and
-/// `crate::{a, b::c}` both.
-fn imports(line: &str) -> Vec<String> {
-    let mut found = Vec::new();
-    for (at, _) in line.match_indices("crate::") {
-        let rest = &line[at + "crate::".len()..];
-        let names = match rest.strip_prefix('{') {
-            Some(list) => list.split(',').collect(),
-            None => vec![rest],
-        };
-        found.extend(names.into_iter().map(word).filter(|name| !name.is_empty()));
+/// What a file imports from above its layer.
+fn upward(source: &Source) -> Vec<String> {
+    let modules = source.modules();
+    let module = modules[0].as_str();
+    if matches!(module, "lib" | "main") {
+        return Vec::new();
     }
-    found
+    let Some((_, allowed)) = LAYERS.iter().find(|(name, _)| *name == module) else {
+        return vec![format!("{}: {module} has no layer; add it to LAYERS", source.path)];
+    };
+    let imports = source.imports().into_iter().filter_map(|path| path.into_iter().next());
+    let broken = imports.filter(|import| {
+        let free = [module, "error", "log"].contains(&import.as_str());
+        !free && !allowed.contains(&import.as_str())
+    });
+    broken.map(|import| format!("{}: {module} imports {import}", source.path)).collect()
+}
+
+/// What a plugin imports from others.
+fn sideways(source: &Source) -> Vec<String> {
+    let modules = source.modules();
+    let [layer, own, ..] = &modules[..] else { return Vec::new() };
+    if layer != "plugins" {
+        return Vec::new();
+    }
+    let others = source.imports().into_iter().filter_map(|path| match &path[..] {
+        [layer, other, ..] if layer == "plugins" && other != own => Some(other.clone()),
+        _ => None,
+    });
+    others.map(|other| format!("{}: {own} imports {other}", source.path)).collect()
+}
+
+/// Lines with words that have their place elsewhere.
+fn misplaced(source: &Source) -> Vec<String> {
+    let is_out = |line: &&str| {
+        let mut words = PLACES.iter().filter(|(word, _)| line.contains(word));
+        words.any(|(_, places)| !places.iter().any(|place| source.path.starts_with(place)))
+    };
+    source.code().filter(is_out).map(|line| format!("{}: {}", source.path, line.trim())).collect()
+}
+
+fn all_broken(check: fn(&Source) -> Vec<String>) -> Vec<String> {
+    sources().iter().flat_map(check).collect()
 }
 
 #[test]
 fn imports_go_down_only() {
-    let mut broken = Vec::new();
-    for source in sources() {
-        let module = source.module();
-        if matches!(module, "lib" | "main") {
-            continue;
-        }
-        let Some((_, allowed)) = LAYERS.iter().find(|(name, _)| *name == module) else {
-            broken.push(format!("{}: {module} has no layer; add it to LAYERS", source.path));
-            continue;
-        };
-        for line in source.code() {
-            for import in imports(line) {
-                let free = [module, "error", "log"].contains(&import.as_str());
-                if !free && !allowed.contains(&import.as_str()) {
-                    broken.push(format!("{}: {module} imports {import}", source.path));
-                }
-            }
-        }
-    }
-    fail_on("modules that import from above", &broken);
+    fail_on("modules that import from above", &all_broken(upward));
 }
 
 #[test]
 fn plugins_do_not_know_each_other() {
-    let mut broken = Vec::new();
-    for source in sources().iter().filter(|s| s.path.starts_with("plugins/")) {
-        let own = source.path["plugins/".len()..].split('/').next().unwrap();
-        let own = own.trim_end_matches(".rs");
-        for line in source.code() {
-            for (at, _) in line.match_indices("plugins::") {
-                if word(&line[at + "plugins::".len()..]) != own {
-                    broken.push(format!("{}: {}", source.path, line.trim()));
-                }
-            }
-        }
-    }
-    fail_on("plugins that import plugins", &broken);
+    fail_on("plugins that import plugins", &all_broken(sideways));
 }
 
 #[test]
 fn some_things_have_one_place() {
-    let mut broken = Vec::new();
-    for source in sources() {
-        for line in source.code() {
-            for (word, places) in PLACES {
-                if line.contains(word) && !places.iter().any(|p| source.path.starts_with(p)) {
-                    broken.push(format!("{}: {}", source.path, line.trim()));
-                }
-            }
-        }
-    }
-    fail_on("words out of their place", &broken);
+    fail_on("words out of their place", &all_broken(misplaced));
 }
 
 #[test]
@@ -217,10 +282,45 @@ fn files_are_small_described_and_well_named() {
 }
 
 #[test]
-fn the_checks_see_what_they_look_for() {
-    assert_eq!(imports("use crate::cni::json::Json;"), ["cni"]);
-    assert_eq!(imports("use crate::{cni::ip, error};"), ["cni", "error"]);
-    assert_eq!(imports("let x = crate::netns::open(crate::log::Y);"), ["netns", "log"]);
+fn paths_are_followed_from_the_crate_down() {
+    let imports = |path: &str, text: &str| {
+        let imports = Source { path: path.to_owned(), text: text.to_owned() }.imports();
+        imports.into_iter().map(|path| path.join("::")).collect::<Vec<_>>()
+    };
+    assert_eq!(imports("a.rs", "use crate::cni::json::Json;"), ["cni::json::Json"]);
+    let list = "use crate::{\n    cni::{ip, x as y},\n    error,\n};";
+    assert_eq!(imports("a.rs", list), ["cni::ip", "cni::x", "error"]);
+    let two = "let x = crate::netns::open(crate::log::Y);";
+    assert_eq!(imports("a.rs", two), ["netns::open", "log::Y"]);
+    assert_eq!(imports("a/b.rs", "use super::{c, d::E};"), ["a::c", "a::d::E"]);
+    assert_eq!(imports("a/mod.rs", "super::d::e(); xsuper::f()"), ["d::e"]);
+    assert_eq!(imports("a/b/c.rs", "use super::super::super::d;"), ["d"]);
+}
+
+/// What was put behind the tests' module, or said with `super`, was not seen once.
+#[test]
+fn what_is_planted_is_found() {
+    for header in [
+        "//! x\n#[cfg(test)]\nmod tests;\n",
+        "//! x\n#[cfg(test)]\n#[path = \"y\"]\nmod tests;\n",
+        "//! x\n#[cfg(test)]\nuse a::{\n    b,\n};\n",
+        "//! x\n#[cfg(test)]\nmod tests {\n    fn f(\n        x: u8,\n    ) {\n    }\n}\n",
+        "//! x\nimpl X {\n    #[cfg(test)]\n    fn f() {\n        g();\n    }\n}\n",
+    ] {
+        let found = |check: fn(&Source) -> Vec<String>, path: &str, planted: &str| {
+            let text = format!("{header}fn planted() {{\n    {planted}\n}}\n");
+            !check(&Source { path: path.to_owned(), text }).is_empty()
+        };
+        assert!(found(upward, "store/mod.rs", "use crate::plugins::bridge;"), "{header}");
+        assert!(found(misplaced, "store/mod.rs", "std::process::Command::new(x);"), "{header}");
+        assert!(found(misplaced, "store/mod.rs", "read(\"/proc/sys/x\");"), "{header}");
+        assert!(found(misplaced, "store/mod.rs", "println!();"), "{header}");
+        assert!(found(upward, "netlink/route.rs", "use super::super::plugins::ptp;"), "{header}");
+        assert!(found(sideways, "plugins/ptp.rs", "use super::bridge::Bridge;"), "{header}");
+        assert!(!found(upward, "store/leases.rs", "use super::lock::*;"), "{header}");
+    }
+    let hidden = "//! x\n#[cfg(test)]\nmod tests {\n    println!();\n}\n".to_owned();
+    assert_eq!(misplaced(&Source { path: "store/mod.rs".to_owned(), text: hidden }), [""; 0]);
     let all = sources();
     let setns = all.iter().filter(|s| s.code().any(|line| line.contains("setns("))).count();
     assert_eq!(setns, 1);
