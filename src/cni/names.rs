@@ -62,6 +62,9 @@ impl IfName {
         if text.chars().any(|c| c == '/' || c == ':' || c.is_whitespace()) {
             return refuse("interface name contains / or : or whitespace characters");
         }
+        if text.chars().any(char::is_control) {
+            return refuse("interface name contains control characters");
+        }
         // The kernel takes `%d` as "the next free number".
         if text.contains('%') {
             return refuse("interface name contains %").map_err(|e| e.with_details(text));
@@ -123,6 +126,8 @@ mod tests {
             ("a/b", "interface name contains / or : or whitespace characters"),
             ("a:b", "interface name contains / or : or whitespace characters"),
             ("a\u{a0}b", "interface name contains / or : or whitespace characters"),
+            ("a\u{1b}[2J", "interface name contains control characters"),
+            ("a\u{7f}", "interface name contains control characters"),
             ("eth%d", "interface name contains %"),
         ] {
             assert_eq!(IfName::parse(bad).unwrap_err().msg(), msg, "{bad}");
