@@ -14,8 +14,7 @@ use crate::netns;
 
 /// The value of `key`, without the newline at its end.
 pub fn read(key: &str) -> Result<String> {
-    let text = path(key).and_then(fs::read_to_string);
-    match text {
+    match path(key).and_then(File::open).and_then(read_whole) {
         Ok(mut value) => {
             value.truncate(value.trim_end_matches('\n').len());
             Ok(value)
@@ -60,14 +59,19 @@ pub fn ensure(key: &str, value: &str) -> Result<bool> {
 
 /// An identifier that changes with every boot: state written under another one is stale.
 pub fn boot_id() -> Result<String> {
-    let key = "kernel/random/boot_id";
-    let mut text = [0; 64];
-    // Asked for by every command: what the kernel gives whole need not be read to its end.
-    let length = path(key)
-        .and_then(File::open)
-        .and_then(|mut file| file.read(&mut text))
-        .map_err(|e| Error::internal(format!("read sysctl {key}: {}", io_text(&e))))?;
-    Ok(String::from_utf8_lossy(&text[..length]).trim_end().to_owned())
+    read("kernel/random/boot_id")
+}
+
+/// The kernel gives a value whole to whoever has room for it: its end need not be looked for.
+fn read_whole(mut file: File) -> io::Result<String> {
+    let mut text = vec![0; 512];
+    let length = file.read(&mut text)?;
+    let more = length == text.len();
+    text.truncate(length);
+    if more {
+        file.read_to_end(&mut text)?;
+    }
+    String::from_utf8(text).map_err(|_| io::ErrorKind::InvalidData.into())
 }
 
 /// The file of `key`. A segment `..` or an absolute key would leave `/proc/sys`: names of
