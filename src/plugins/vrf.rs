@@ -79,7 +79,7 @@ impl Plugin for Vrf {
         let netns = req.sandbox.netns()?;
         let inside = Inside::enter(netns)?;
         let netlink = &inside.netlink;
-        let _lock = Lock::on(netns)?;
+        let _turn = Lock::turn_in(netns)?;
         let link = interface(netlink, &req.ifname)?;
         let present = find(netlink, name)?;
         let vrf_index = present.as_ref().map(|vrf| vrf.link.index);
@@ -138,7 +138,10 @@ impl Plugin for Vrf {
         let Some(netns) = &req.netns else { return Ok(()) };
         let inside = Inside::enter(netns)?;
         let netlink = &inside.netlink;
-        let _lock = Lock::on(netns)?;
+        let _turn = Lock::turn_in(netns).unwrap_or_else(|error| {
+            log::warn(error);
+            None
+        });
         let Some(vrf) = find(netlink, name)? else { return Ok(()) };
         let link = netlink.link(req.ifname.as_str())?;
         let mut failures = Failures::new();

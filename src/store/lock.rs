@@ -2,7 +2,6 @@
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
-use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -15,7 +14,9 @@ use nix::fcntl::{AT_FDCWD, OFlag};
 use nix::sys::stat::{Mode, major, minor};
 
 use super::dir::{Dir, open_regular};
-use super::{During, Error, Result};
+use super::{During, Error, Result, folder};
+use crate::log;
+use crate::netns::Netns;
 
 /// How long a command waits for a store's lock unless the configuration says otherwise. Those of
 /// ours take milliseconds; the reference's, with 60,000 leases, seconds each.
@@ -25,6 +26,9 @@ pub const PATIENCE: Duration = Duration::from_secs(10);
 /// became read-only.
 const FLAGS: OFlag = OFlag::O_RDONLY.union(OFlag::O_CREAT);
 const MODE: Mode = Mode::S_IRUSR.union(Mode::S_IWUSR).union(Mode::S_IRGRP);
+
+/// Where commands take turns that no store is for: root's, and out of the containers' reach.
+const TURNS: &str = "/run/cni/cnibox";
 
 /// An exclusive lock, held until it is dropped or the process ends.
 #[derive(Debug)]
@@ -41,14 +45,26 @@ impl Lock {
         Ok(Lock { _file: Arc::new(file) })
     }
 
-    /// Waits for the lock on an open file, whatever its name is by now.
-    pub fn on(file: impl AsFd) -> Result<Lock> {
-        // Opened anew: a lock belongs to an opening, and the caller's may live on.
-        let path = format!("/proc/thread-self/fd/{}", file.as_fd().as_raw_fd());
-        let path = Path::new(&path);
-        let file = File::open(path).during("open lock", path)?;
-        wait(&file).during("take lock", path)?;
-        Ok(Lock { _file: Arc::new(file) })
+    /// Waits for the turn at what is called `name` and in no store, at most [`PATIENCE`]. Where nothing
+    /// can be kept for it, nobody waits: `None`.
+    pub fn turn(name: &str) -> Result<Option<Lock>> {
+        let dir = Path::new(TURNS);
+        let path = dir.join(name);
+        match folder::ensure(dir, 0o700).and_then(|()| Lock::within(&path, PATIENCE)) {
+            Ok(lock) => Ok(Some(lock)),
+            Err(error) if error.source.kind() == ErrorKind::TimedOut => Err(error),
+            Err(error) => {
+                log::debug(error);
+                Ok(None)
+            }
+        }
+    }
+
+    /// Waits for the turn at changing a container's rules and routes. Not by a lock on the namespace
+    /// itself, which any process in it could take and keep.
+    pub fn turn_in(netns: &Netns) -> crate::error::Result<Option<Lock>> {
+        let (device, inode) = netns.identity()?;
+        Ok(Lock::turn(&format!("netns-{device}-{inode}.lock"))?)
     }
 
     /// Takes the lock on `path`; `None` if somebody else has it.
@@ -226,15 +242,6 @@ mod tests {
         assert_eq!(holding_pid(locks, 99, 9), Some(13), "another device: better than nobody");
         assert_eq!(holding_pid(locks, dev, 5), None, "of another pid namespace");
         assert_eq!(holding_pid(locks, dev, 1), None);
-    }
-
-    #[test]
-    fn an_open_file_is_locked_apart_from_its_descriptor() {
-        let file = tempfile::tempfile().unwrap();
-        let lock = Lock::on(&file).unwrap();
-        assert!(FileExt::try_lock_exclusive(&file).is_err());
-        drop(lock);
-        assert!(FileExt::try_lock_exclusive(&file).is_ok());
     }
 
     #[test]

@@ -20,6 +20,7 @@ use crate::cni::ip::parse_ip;
 use crate::cni::{CniResult, IfName, IpConfig};
 use crate::error::{Context, Error, Result};
 use crate::iface::{Inside, tables, verify};
+use crate::log;
 use crate::netlink::{Link, Netlink, RT_TABLE_MAIN, Route, RouteFilter, Rule};
 use crate::skel::{AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Rollback};
 use crate::store::lock::Lock;
@@ -97,7 +98,7 @@ impl Plugin for Sbr {
         let netns = req.sandbox.netns()?;
         let inside = Inside::enter(netns)?;
         let netlink = &inside.netlink;
-        let _lock = Lock::on(netns)?;
+        let _turn = Lock::turn_in(netns)?;
         let plan = if let Some(table) = table {
             Plan::of_rules(netlink, &ips, table)?
         } else {
@@ -147,7 +148,10 @@ impl Plugin for Sbr {
         let table = conf.table().unwrap_or_default();
         let inside = Inside::enter(netns)?;
         let netlink = &inside.netlink;
-        let _lock = Lock::on(netns)?;
+        let _turn = Lock::turn_in(netns).unwrap_or_else(|error| {
+            log::warn(error);
+            None
+        });
         let link = netlink.link(req.ifname.as_str())?;
         let mut failures = Failures::new();
         for rule in own_rules(netlink, (table, link.as_ref()), req)? {

@@ -71,18 +71,6 @@ fn calls_in_one_namespace_never_choose_the_same_table() {
 }
 
 #[test]
-fn the_lock_is_shared_with_the_reference() {
-    let Some(peer) = compare::peer("sbr at once with the reference's") else { return };
-    let (node, container) = many();
-    at_once(LINKS, |i| {
-        let call = call(&node, &container, "ADD", i);
-        if i % 2 == 0 { call.result() } else { call.program(peer.join("sbr")).result() }
-    });
-    let (different, all) = tables(&container);
-    assert_eq!((different.len(), all), (2 * LINKS, 2 * LINKS));
-}
-
-#[test]
 fn thirty_two_containers_at_once() {
     let node = Node::new();
     let containers: Vec<Container> = (0..32).map(|_| Container::new()).collect();
