@@ -11,8 +11,10 @@ use crate::cni::{self, CniResult};
 use crate::error::{Context, Error, Result};
 use crate::log;
 use crate::netlink::{
-    Dad, Link, LinkChange, Netlink, NewAddr, NextHop, OperState, Route, RouteMode, Switch, Waited,
+    self, Dad, Link, LinkChange, Netlink, NewAddr, NextHop, OperState, Route, RouteMode, Switch,
+    Waited,
 };
+use crate::sysctl;
 
 /// How long duplicate address detection may take where the configuration asks for it.
 const SETTLE: Duration = Duration::from_secs(5);
@@ -89,6 +91,21 @@ pub fn addresses_and_up(
         Dad::Kernel => Ok(()),
         Dad::Off => wait_for_ipv6(&inside.netlink, ips.iter().map(|ip| ip.address.addr())),
     }
+}
+
+/// Adds a gateway's address to a link of the host. It is ours alone there, and the container may use
+/// it at once. Where IPv6 is off for new links, this one gets it, as the network needs it.
+pub fn add_gateway(host: &Netlink, link: &Link, gateway: IpNet) -> netlink::Result<()> {
+    let add = || host.add_addr(link.index, &NewAddr::new(gateway).dad(Dad::Off));
+    let added = add();
+    let is_off = |error: &netlink::Error| error.errno() == Some(Errno::EACCES);
+    if gateway.addr().is_ipv6()
+        && added.as_ref().is_err_and(is_off)
+        && sysctl::write(&format!("net/ipv6/conf/{}/disable_ipv6", link.name), "0").is_ok()
+    {
+        return add();
+    }
+    added
 }
 
 /// Waits for the end of duplicate address detection, which does not begin without a carrier.

@@ -3,18 +3,46 @@
 use std::net::IpAddr;
 
 use crate::error::{Context, Result};
+use crate::netlink::{Family, Netlink, RouteFilter};
 use crate::sysctl;
+
+/// Who makes a route of a router advertisement, `RTPROT_RA`.
+const BY_ADVERTISEMENT: u8 = 9;
+const OF_IPV6: &str = "net/ipv6/conf/all/forwarding";
 
 /// Switches forwarding on for the families of `ips`; never off again, as others may rely on it.
 /// Nothing is written where it is on already.
-pub fn enable(ips: impl Iterator<Item = IpAddr>) -> Result<()> {
+pub fn enable(host: &Netlink, ips: impl Iterator<Item = IpAddr>) -> Result<()> {
     let (mut v4, mut v6) = (false, false);
     for ip in ips {
         *if ip.is_ipv4() { &mut v4 } else { &mut v6 } = true;
     }
-    let wanted = [(v4, "net/ipv4/ip_forward"), (v6, "net/ipv6/conf/all/forwarding")];
-    for (_, key) in wanted.iter().filter(|(wanted, _)| *wanted) {
-        sysctl::ensure(key, "1").context(|| "failed to enable forwarding")?;
+    let failed = || "failed to enable forwarding";
+    if v4 {
+        sysctl::ensure("net/ipv4/ip_forward", "1").context(failed)?;
+    }
+    if v6 && sysctl::read(OF_IPV6).context(failed)? != "1" {
+        keep_default_routes(host)?;
+        sysctl::write(OF_IPV6, "1").context(failed)?;
+    }
+    Ok(())
+}
+
+/// A host that forwards takes no router advertisements, and forgets the default routes that it has
+/// from them, but on links where `accept_ra` is 2: it becomes that where there is such a route.
+fn keep_default_routes(host: &Netlink) -> Result<()> {
+    let filter = RouteFilter { family: Some(Family::V6), ..RouteFilter::default() };
+    let routes = host.dump_routes(&filter)?;
+    let advertised = routes
+        .iter()
+        .filter(|route| route.protocol == Some(BY_ADVERTISEMENT) && route.dst.prefix_len() == 0);
+    let hops = advertised.flat_map(|r| r.nexthops.iter().map(|hop| hop.oif).chain([r.oif]));
+    for index in hops.flatten() {
+        let Some(link) = host.link_by_index(index)? else { continue };
+        if link.accept_ra == Some(1) {
+            let key = format!("net/ipv6/conf/{}/accept_ra", link.name);
+            sysctl::write(&key, "2").context(|| "keep the IPv6 default route")?;
+        }
     }
     Ok(())
 }

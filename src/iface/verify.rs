@@ -66,6 +66,16 @@ pub fn is_up(link: &Link) -> Result<()> {
     Err(Error::internal(format!("interface \"{}\" is down", link.name)))
 }
 
+/// A link of the host that containers send to takes no router advertisements.
+pub fn refuses_advertisements(link: &Link) -> Result<()> {
+    if link.accept_ra.unwrap_or_default() == 0 {
+        return Ok(());
+    }
+    let name = &link.name;
+    Err(Error::internal(format!("\"{name}\" takes router advertisements of containers"))
+        .with_details(format!("sysctl -w net/ipv6/conf/{name}/accept_ra=0")))
+}
+
 /// Every address that the result gives to the interface at `index` is on `link`, its network
 /// reachable.
 pub fn addresses(

@@ -2,11 +2,11 @@
 
 use std::os::fd::AsFd;
 
-use super::names;
+use super::{Inside, names, peer};
 use crate::cni::{CniResult, IfName, Interface};
 use crate::error::{Context, Error, Result};
 use crate::log;
-use crate::netlink::{Link, LinkKind, Mac, Netlink, NewLink, VethPeer};
+use crate::netlink::{Link, LinkChange, LinkKind, Mac, Netlink, NewLink, VethPeer};
 use crate::netns::Netns;
 use crate::sysctl;
 
@@ -29,23 +29,19 @@ pub struct Wanted<'a> {
 /// Both ends of a pair.
 #[derive(Clone, Debug)]
 pub struct Pair {
-    /// The host's end, up.
+    /// The host's end, down.
     pub host: Link,
     /// The container's end, down.
     pub container: Link,
 }
 
-/// Makes the pair by one message to the kernel, each end in its place, the host's one up and in
-/// its bridge. Nothing is left behind on failure.
+/// Makes the pair by one message to the kernel, each end in its place, the host's one in its bridge.
+/// Nothing passes until [`start`]. Nothing is left behind on failure.
 pub fn add(host: &Netlink, netns: &Netns, wanted: Wanted<'_>) -> Result<Pair> {
     // Chosen here, so that nobody has to be asked for it.
     let mac = wanted.mac.unwrap_or_else(Mac::random_local);
     let host = create(host, netns, Wanted { mac: Some(mac), ..wanted })?;
-    // Router advertisements of a container must not configure the host. Not all kernels have
-    // IPv6.
-    if let Err(error) = sysctl::write(&format!("net/ipv6/conf/{}/accept_ra", host.name), "0") {
-        log::debug(error);
-    }
+    refuse_advertisements(&host);
     let container = Link {
         index: host.link.unwrap_or_default(),
         name: wanted.ifname.to_string(),
@@ -56,6 +52,23 @@ pub fn add(host: &Netlink, netns: &Netns, wanted: Wanted<'_>) -> Result<Pair> {
         ..Link::default()
     };
     Ok(Pair { host, container })
+}
+
+/// Sets the host's end up, by one message with what `change` has for it and with the label of its
+/// owner, by which [`del`] and [`del_labelled`] find it whatever the container does to its own end.
+pub fn start(host: &Netlink, end: &Link, label: &str, change: LinkChange) -> Result<()> {
+    host.set_link(end.index, change.alias(label).up())
+        .context(|| format!("failed to set \"{}\" up", end.name))
+}
+
+/// Router advertisements of a container must not configure the host: to be called before anything
+/// can come in by the link. A kernel without IPv6 tells no `accept_ra`.
+pub fn refuse_advertisements(link: &Link) {
+    if link.accept_ra.is_some_and(|accepts| accepts != 0)
+        && let Err(error) = sysctl::write(&format!("net/ipv6/conf/{}/accept_ra", link.name), "0")
+    {
+        log::warn(error);
+    }
 }
 
 /// A link as results show it; `sandbox` is empty for one on the host.
@@ -75,25 +88,77 @@ pub fn mtu(configured: i64) -> Result<u32> {
         .map_err(|_| Error::config(format!("mtu {configured} is larger than any link's")))
 }
 
-/// Deletes the pair by the container's end; success if there is none.
-pub fn del_inside(netns: &Netns, ifname: &IfName) -> Result<()> {
-    Ok(Netlink::open_in(netns)?.del_link(ifname.as_str()).map(drop)?)
+/// Deletes an attachment's pair; success if there is none. The container may have renamed its end,
+/// put another link in its place or moved it away, so the host's end decides: the one that the result
+/// tells, else the other end of the container's interface, else the one with a label that `is_own`.
+pub fn del(
+    host: &Netlink,
+    ifname: &IfName,
+    netns: Option<&Netns>,
+    result: Option<&CniResult>,
+    is_own: &dyn Fn(&str) -> bool,
+) -> Result<()> {
+    if let Some(result) = result
+        && let Some(end) = told_end(host, result, is_own)?
+    {
+        return Ok(host.del_link_by_index(end.index).map(drop)?);
+    }
+    let inside = netns.map(|netns| del_inside(host, &Inside::enter(netns)?, ifname, is_own));
+    if inside == Some(Ok(true)) {
+        return Ok(());
+    }
+    let labelled = del_labelled(host, is_own);
+    inside.transpose().and(labelled)
 }
 
-/// Deletes the pair by what the result says of the host's end, for a container whose namespace
-/// cannot be reached any more.
-pub fn del_host_end(host: &Netlink, result: &CniResult) -> Result<()> {
+/// The host's end that the result tells. Another pair may have been given the name since, but not
+/// the address, which udev may have changed, and the label, which older versions did not give.
+fn told_end(
+    host: &Netlink,
+    result: &CniResult,
+    is_own: &dyn Fn(&str) -> bool,
+) -> Result<Option<Link>> {
     // The gateway of a VLAN is a veth on the host as well, and shared.
     let ends = result.interfaces.iter().filter(|entry| names::is_random_veth(&entry.name));
     for entry in ends.filter(|entry| entry.sandbox.is_empty()) {
         let Some(link) = host.link(&entry.name)? else { continue };
-        // Another pair may have been given the name since; hardly one with the same address.
-        let mac = link.mac.map(|mac| mac.to_string());
-        if link.kind.as_deref() == Some("veth") && mac.as_deref() == Some(entry.mac.as_str()) {
-            host.del_link_by_index(link.index)?;
+        let same_mac = || link.mac.is_some_and(|mac| mac.to_string() == entry.mac);
+        if is_veth(&link) && (is_own(&link.alias) || same_mac()) {
+            return Ok(Some(link));
         }
     }
+    Ok(None)
+}
+
+/// Deletes the pair by the container's end, if its interface is the end of a pair that is not known
+/// to be another attachment's; whether it was.
+fn del_inside(
+    host: &Netlink,
+    inside: &Inside<'_>,
+    ifname: &IfName,
+    is_own: &dyn Fn(&str) -> bool,
+) -> Result<bool> {
+    let Some(link) = inside.netlink.link(ifname.as_str())? else { return Ok(false) };
+    // Older versions and the reference gave no label.
+    let may_be_own = |end: &Link| end.alias.is_empty() || is_own(&end.alias);
+    if let Some(end) = peer::on_host(host, inside, &link)?.filter(may_be_own) {
+        return Ok(host.del_link_by_index(end.index)?);
+    }
+    log::warn(format_args!("\"{ifname}\" is not this attachment's veth, and is left alone"));
+    Ok(false)
+}
+
+/// Deletes the pairs whose host's end has such a label.
+pub fn del_labelled(host: &Netlink, is_wanted: &dyn Fn(&str) -> bool) -> Result<()> {
+    let ends = host.dump_links()?.into_iter();
+    for end in ends.filter(|link| is_veth(link) && is_wanted(&link.alias)) {
+        host.del_link_by_index(end.index)?;
+    }
     Ok(())
+}
+
+fn is_veth(link: &Link) -> bool {
+    link.kind.as_deref() == Some("veth")
 }
 
 fn create(host: &Netlink, netns: &Netns, wanted: Wanted<'_>) -> Result<Link> {
@@ -103,7 +168,8 @@ fn create(host: &Netlink, netns: &Netns, wanted: Wanted<'_>) -> Result<Link> {
             .netns(netns.as_fd())
             .mtu(wanted.mtu)
             .mac(wanted.mac);
-        let mut link = NewLink::new(&name, LinkKind::Veth { peer }).mtu(wanted.mtu).up();
+        let mac = Mac::random_port();
+        let mut link = NewLink::new(&name, LinkKind::Veth { peer }).mtu(wanted.mtu).mac(mac);
         if let Some(master) = wanted.master {
             link = link.master(master);
         }
@@ -143,7 +209,7 @@ pub fn find_host_end(
 ) -> Result<Option<(Link, Interface)>> {
     for entry in result.interfaces.iter().filter(|entry| entry.sandbox.is_empty()) {
         let Some(link) = host.link(&entry.name)? else { continue };
-        let pair = link.kind.as_deref() == Some("veth")
+        let pair = is_veth(&link)
             && container.link == Some(link.index)
             && link.link == Some(container.index);
         if pair {

@@ -20,6 +20,14 @@ use super::{Netlink, new_link};
 const IFLA_BR_VLAN_FILTERING: u16 = 7;
 /// `IFLA_BR_VLAN_DEFAULT_PVID`, missing in libc.
 const IFLA_BR_VLAN_DEFAULT_PVID: u16 = 39;
+/// `IFLA_BR_MULTI_BOOLOPT`, missing in libc: the values of the bridge's switches, then which it knows.
+const IFLA_BR_MULTI_BOOLOPT: u16 = 46;
+/// `BR_BOOLOPT_NO_LL_LEARN` as a bit of both.
+const NO_LL_LEARN: u32 = 1;
+/// The parameters of IPv6 in `AF_INET6` of `IFLA_AF_SPEC`: an array of `u32`, from `linux/if_link.h`.
+const IFLA_INET6_CONF: u16 = 2;
+/// `DEVCONF_ACCEPT_RA`, the place of `accept_ra` in it, from `linux/ipv6.h`.
+const DEVCONF_ACCEPT_RA: usize = 3;
 /// `IFLA_MACVLAN_MODE`, missing in libc.
 const IFLA_MACVLAN_MODE: u16 = 1;
 /// `IFLA_MACVLAN_BC_QUEUE_LEN`, missing in libc.
@@ -89,6 +97,9 @@ pub struct Link {
     pub link: Option<u32>,
     /// The namespace of [`link`](Link::link), if it is another one.
     pub link_netnsid: Option<i32>,
+    /// `accept_ra` below `/proc/sys/net/ipv6/conf`: whether router advertisements configure it;
+    /// `None` where it has no IPv6.
+    pub accept_ra: Option<u32>,
     /// What only a bridge has.
     pub bridge: Option<BridgeInfo>,
     /// What only a port of a bridge has.
@@ -138,6 +149,9 @@ pub struct BridgeInfo {
     pub vlan_filtering: bool,
     /// The native VLAN of new ports; 0 for none.
     pub default_pvid: u16,
+    /// Whether ports learn the sources of link-local frames, which pass the packet filter by;
+    /// `None` where the kernel cannot be told not to, before 4.20.
+    pub learns_link_local: Option<bool>,
 }
 
 /// The settings of a link as a port of its bridge.
@@ -241,6 +255,7 @@ impl Link {
             libc::IFLA_MASTER => self.master = attr.u32().filter(|index| *index != 0),
             libc::IFLA_LINK => self.link = attr.u32().filter(|index| *index != 0),
             libc::IFLA_LINK_NETNSID => self.link_netnsid = attr.i32(),
+            libc::IFLA_AF_SPEC => self.accept_ra = accept_ra(attr),
             libc::IFLA_LINKINFO => self.read_info(attr),
             _ => {}
         }
@@ -259,6 +274,7 @@ impl Link {
                 self.bridge = data.map(|data| BridgeInfo {
                     vlan_filtering: flag(data, IFLA_BR_VLAN_FILTERING),
                     default_pvid: number(data, IFLA_BR_VLAN_DEFAULT_PVID).unwrap_or_default(),
+                    learns_link_local: learns_link_local(data),
                 });
             }
             Some("macvlan") => self.macvlan = data.map(macvlan),
@@ -304,6 +320,18 @@ const HEADER_LEN: usize = 16;
 
 fn flag(data: Attr<'_>, kind: u16) -> bool {
     data.nested().find(|attr| attr.kind == kind).and_then(Attr::u8) == Some(1)
+}
+
+fn learns_link_local(data: Attr<'_>) -> Option<bool> {
+    let options = data.nested().find(|attr| attr.kind == IFLA_BR_MULTI_BOOLOPT)?;
+    let values = options.value.first_chunk().copied().map(u32::from_ne_bytes)?;
+    Some(values & NO_LL_LEARN == 0)
+}
+
+fn accept_ra(spec: Attr<'_>) -> Option<u32> {
+    let of_ipv6 = spec.nested().find(|attr| i32::from(attr.kind) == libc::AF_INET6)?;
+    let conf = of_ipv6.nested().find(|attr| attr.kind == IFLA_INET6_CONF)?;
+    conf.value.chunks_exact(4).nth(DEVCONF_ACCEPT_RA)?.try_into().ok().map(u32::from_ne_bytes)
 }
 
 fn macvlan(data: Attr<'_>) -> MacvlanInfo {

@@ -6,8 +6,8 @@ use nix::libc;
 use rtnetlink::packet_core::DefaultNla;
 use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::packet_route::link::{
-    InfoBridge, InfoBridgePort, InfoData, InfoKind, InfoPortData, InfoPortKind, LinkAttribute,
-    LinkMessage, Prop,
+    BridgeBooleanOptionFlags, BridgeBooleanOptions, InfoBridge, InfoBridgePort, InfoData, InfoKind,
+    InfoPortData, InfoPortKind, LinkAttribute, LinkMessage, Prop,
 };
 
 use super::Netlink;
@@ -62,8 +62,21 @@ impl LinkChange {
 
     /// Of a bridge: its ports belong to VLANs from now on.
     pub fn vlan_filtering() -> LinkChange {
-        let filtering = InfoData::Bridge(vec![InfoBridge::VlanFiltering(true)]);
-        let builder = Builder::new_with_info_kind(InfoKind::Bridge).set_info_data(filtering);
+        LinkChange::bridge(InfoBridge::VlanFiltering(true))
+    }
+
+    /// Of a bridge: its ports learn no sources of link-local frames. Kernels before 4.20 ignore it.
+    pub fn no_link_local_learning() -> LinkChange {
+        let option = BridgeBooleanOptionFlags::NoLinkLocalLearn;
+        LinkChange::bridge(InfoBridge::MultiBoolOpt(BridgeBooleanOptions {
+            value: option,
+            mask: option,
+        }))
+    }
+
+    fn bridge(option: InfoBridge) -> LinkChange {
+        let builder = Builder::new_with_info_kind(InfoKind::Bridge);
+        let builder = builder.set_info_data(InfoData::Bridge(vec![option]));
         LinkChange { builder, ..LinkChange::default() }
     }
 

@@ -21,6 +21,14 @@ impl Mac {
         Mac(octets)
     }
 
+    /// As [`Mac::random_local`], for a port: higher than others, as a bridge that was not told its own
+    /// address takes the lowest of its ports. One that the kernel makes up would be udev's to replace.
+    pub fn random_port() -> Mac {
+        let Mac(mut octets) = Mac::random_local();
+        octets[0] = 0xfe;
+        Mac(octets)
+    }
+
     /// Whether a single interface may have it: not a group's, and not all zero.
     pub fn is_unicast(self) -> bool {
         self.0[0] & 0b01 == 0 && self.0 != [0; 6]

@@ -20,8 +20,10 @@ use crate::iface::inside::Inside;
 use crate::iface::veth::{self, Wanted};
 use crate::iface::{forwarding, verify};
 use crate::netfilter::{Backend, Owner, PacketFilter, masquerade};
-use crate::netlink::{Dad, Link, Netlink, NewAddr, Route, RouteFilter, RouteMode};
-use crate::skel::{AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Rollback};
+use crate::netlink::{Dad, Link, LinkChange, Netlink, Route, RouteFilter, RouteMode};
+use crate::skel::{
+    AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Rollback, del_and_release,
+};
 
 /// Scope of an address on the link, `RT_SCOPE_LINK`.
 const ON_LINK: u8 = 253;
@@ -69,13 +71,15 @@ impl Plugin for Ptp {
         let wanted = Wanted { ifname: &req.ifname, mtu, mac: None, master: None };
         let inside = Inside::enter(netns)?;
         let veth::Pair { host: end, container: link } = veth::add(host, netns, wanted)?;
+        let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
         let index = end.index;
         undo.push(format!("delete \"{}\"", end.name), move || {
             Ok(host.del_link_by_index(index).map(drop)?)
         });
+        veth::start(host, &end, &owner.label(), LinkChange::new())?;
         let mut result = cx.ipam_add(&mut undo)?;
         let hops = hops(&mut result)?;
-        forwarding::enable(hops.iter().map(|hop| hop.address.addr()))?;
+        forwarding::enable(host, hops.iter().map(|hop| hop.address.addr()))?;
         configure_host(host, &end, &hops)?;
 
         inside.set(&configure::settings(&result, &link.name))?;
@@ -83,7 +87,6 @@ impl Plugin for Ptp {
             vec![veth::interface(&end, ""), veth::interface(&link, &req.sandbox.path)];
         configure_container(&inside, &link, &result, &hops)?;
         if conf.ip_masq {
-            let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
             let addrs = result.addresses();
             let (filter, registered) = (&filter, addrs.clone());
             undo.push("end masquerading", move || masquerade::del(filter, owner, &registered));
@@ -116,24 +119,24 @@ impl Plugin for Ptp {
 
     fn del(cx: &Cx<'_>, conf: &Conf, req: &DelReq) -> Result<()> {
         let mut failures = Failures::new();
-        // Before the link, which a DHCP release needs.
-        failures.keep(cx.ipam_del());
         let filter = PacketFilter::new();
         if conf.ip_masq {
             let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
             let addrs = req.prev.as_ref().map(CniResult::addresses).unwrap_or_default();
             failures.keep(masquerade::del(&filter, owner, &addrs));
         }
-        failures.keep(req.del_veth(cx));
+        del_and_release(cx, &mut failures, |failures| {
+            failures.keep(req.del_veth(cx));
+        });
         failures.into_result()
     }
 
     fn gc(cx: &Cx<'_>, _: &Conf, req: &GcReq) -> Result<()> {
-        // The host's end and its routes vanish with the container.
         let mut failures = Failures::new();
-        failures.keep(cx.ipam_gc());
+        failures.keep(req.del_stale_veths(cx));
         let (network, valid) = (&cx.net.name, Owner::each(&cx.net.name, &req.valid));
         failures.keep(masquerade::gc(&PacketFilter::new(), network.as_str(), &valid));
+        failures.keep(cx.ipam_gc());
         failures.into_result()
     }
 
@@ -175,8 +178,7 @@ fn hops(result: &mut CniResult) -> Result<Vec<Hop>> {
 /// crashed container left on another link is replaced.
 fn configure_host(host: &Netlink, end: &Link, hops: &[Hop]) -> Result<()> {
     for gateway in gateways(hops) {
-        let address = NewAddr::new(host_net(gateway)).dad(Dad::Off);
-        host.add_addr(end.index, &address)
+        configure::add_gateway(host, end, host_net(gateway))
             .context(|| format!("failed to add IP addr {gateway} to \"{}\"", end.name))?;
     }
     for hop in hops {
@@ -249,6 +251,7 @@ fn check_host(host: &Netlink, container: &Link, (prev, index): (&CniResult, usiz
     })?;
     verify::same_mac(&end, &entry)?;
     verify::is_up(&end)?;
+    verify::refuses_advertisements(&end)?;
     let addrs = host.dump_addrs(end.index)?;
     let routes =
         host.dump_routes(&RouteFilter { oif: Some(end.index), ..RouteFilter::default() })?;

@@ -20,5 +20,5 @@ pub use applet::{Applet, Kind, Main, Service};
 pub use call::{Call, Env, Lookup, RunFn, Verb};
 pub use context::Cx;
 pub use dispatch::dispatch;
-pub use plugin::{AddReq, CheckReq, DelReq, GcReq, Plugin};
+pub use plugin::{AddReq, CheckReq, DelReq, GcReq, Plugin, del_and_release};
 pub use rollback::{Failures, Rollback};

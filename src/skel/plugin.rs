@@ -10,6 +10,8 @@ use super::rollback::Failures;
 use crate::cni::{Attachment, CniResult, ContainerId, IfName, SpecVersion};
 use crate::error::{Code, Error, Result};
 use crate::iface::{child, veth};
+use crate::netfilter::Owner;
+use crate::netfilter::names::stale;
 use crate::netns::Netns;
 use crate::netns::census::NetnsId;
 
@@ -124,24 +126,35 @@ pub struct DelReq {
 }
 
 impl DelReq {
-    /// Deletes the attachment's veth pair from the end that can be reached.
+    /// Deletes the attachment's veth pair, whatever the container has done to its end.
     pub fn del_veth(&self, cx: &Cx<'_>) -> Result<()> {
-        match (&self.netns, &self.prev) {
-            (Some(netns), _) => veth::del_inside(netns, &self.ifname),
-            (None, Some(prev)) => veth::del_host_end(cx.host()?, prev),
-            (None, None) => Ok(()),
-        }
+        let owner = Owner::new(&cx.net.name, &self.id, &self.ifname);
+        let is_own = |label: &str| owner.owns(Some(label));
+        veth::del(cx.host()?, &self.ifname, self.netns.as_ref(), self.prev.as_ref(), &is_own)
     }
 
-    /// Releases the addresses, if they are managed, and deletes the attachment's link of this kind.
-    /// Both are tried; the addresses first, as a DHCP release needs the link.
+    /// Deletes the attachment's link of this kind and releases the addresses, if they are managed.
     pub fn del_link(&self, cx: &Cx<'_>, kind: &str) -> Result<()> {
         let mut failures = Failures::new();
-        failures.keep(cx.if_ipam(Cx::ipam_del));
-        if let Some(netns) = &self.netns {
-            failures.keep(child::del(netns, &self.ifname, kind));
-        }
+        del_and_release(cx, &mut failures, |failures| {
+            if let Some(netns) = &self.netns {
+                failures.keep(child::del(netns, &self.ifname, kind));
+            }
+        });
         failures.into_result()
+    }
+}
+
+/// Deletes an attachment's link and releases its addresses, if they are managed, which nobody else
+/// may have before the link is gone; but a DHCP release needs the link.
+pub fn del_and_release(cx: &Cx<'_>, failures: &mut Failures, del_link: impl FnOnce(&mut Failures)) {
+    let over_link = cx.ipam_needs_link();
+    if over_link {
+        failures.keep(cx.ipam_del());
+    }
+    del_link(failures);
+    if !over_link {
+        failures.keep(cx.if_ipam(Cx::ipam_del));
     }
 }
 
@@ -156,5 +169,13 @@ impl GcReq {
     /// Whether some valid attachment has this container and interface.
     pub fn is_valid(&self, container_id: &str, ifname: &str) -> bool {
         self.valid.iter().any(|a| a.container_id == container_id && a.ifname == ifname)
+    }
+
+    /// Deletes the veth pairs of the network's attachments that are not valid, of which the container
+    /// may be alive: their addresses are about to be released.
+    pub fn del_stale_veths(&self, cx: &Cx<'_>) -> Result<()> {
+        let valid = Owner::each(&cx.net.name, &self.valid);
+        let is_stale = stale(cx.net.name.as_str(), &valid);
+        veth::del_labelled(cx.host()?, &|label| is_stale(Some(label)))
     }
 }

@@ -30,6 +30,7 @@
 //! | `dummy`, `vlan` | addresses and no wire; tagged frames, masters, CHECK |
 //! | `parity` | the reference plugins side by side |
 //! | `firewall` | its back ends, against traffic, each other and the reference |
+//! | `hostile` | what a container does to its links, and what that must not reach |
 //! | `host_device` | devices that come and go, played by veth ends and a sysfs of files; in the VM, real cards |
 //! | `tap` | tap devices, and programs that speak Ethernet on them |
 //! | `portmap` | port mappings with nftables, both iptables, and the reference's own |
@@ -70,6 +71,7 @@ mod footprint;
 mod handover;
 mod host_device;
 mod host_local;
+mod hostile;
 mod install;
 mod ipam;
 mod ipvlan;

@@ -24,5 +24,8 @@ fn are_made_and_read() {
     assert_eq!(netlink.require_link("vlan").unwrap().vlan, Some(4094));
     assert_eq!(netlink.require_link("ipvlan").unwrap().ipvlan, Some(IpvlanMode::L3s));
     let bridge = netlink.require_link("bridge").unwrap().bridge;
-    assert_eq!(bridge, Some(BridgeInfo { vlan_filtering: true, default_pvid: 1 }));
+    assert_eq!(
+        bridge,
+        Some(BridgeInfo { vlan_filtering: true, default_pvid: 1, learns_link_local: Some(true) })
+    );
 }

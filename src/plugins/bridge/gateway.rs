@@ -8,7 +8,7 @@ use super::{Conf, Shared};
 use crate::cni::Route;
 use crate::error::{Context, Error, Result};
 use crate::iface::{configure, forwarding};
-use crate::netlink::{Addr, Dad, LinkChange, Mac, Netlink, NewAddr};
+use crate::netlink::{Addr, LinkChange, Mac, Netlink};
 
 /// The address of a link that has none.
 const NONE: Mac = Mac([0; 6]);
@@ -55,13 +55,12 @@ pub(super) fn ensure(
             .and_then(|()| add(host, bridge, **gateway))
             .context(|| failed)?;
     }
-    forwarding::enable(gateways.iter().map(IpNet::addr))?;
+    forwarding::enable(host, gateways.iter().map(IpNet::addr))?;
     configure::wait_for_ipv6(host, missing.iter().map(|gateway| gateway.addr()))
 }
 
 fn add(host: &Netlink, bridge: &Shared, gateway: IpNet) -> Result<()> {
-    // The address is ours alone on the bridge, and the container may use it at once.
-    match host.add_addr(bridge.link.index, &NewAddr::new(gateway).dad(Dad::Off)) {
+    match configure::add_gateway(host, &bridge.link, gateway) {
         Ok(()) => {}
         // Another ADD was faster.
         Err(error) if error.is_exists() => return Ok(()),

@@ -22,10 +22,11 @@ use crate::error::{Context, Error, Result};
 use crate::iface::configure::{self, Connected, Style};
 use crate::iface::inside::{Inside, Setting};
 use crate::iface::veth::{self, Wanted};
-use crate::netfilter::{Backend, PacketFilter};
-use crate::netlink::{Dad, Link, LinkChange, LinkKind, Mac, Netlink, NewLink, Switch};
-use crate::skel::{AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Rollback};
-use crate::sysctl;
+use crate::netfilter::{Backend, Owner, PacketFilter, spoof};
+use crate::netlink::{Dad, Link, LinkChange, LinkKind, Mac, Netlink, NewLink, OperState, Switch};
+use crate::skel::{
+    AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Rollback, del_and_release,
+};
 
 use self::vlan::{VlanTrunk, Vlans};
 
@@ -127,42 +128,46 @@ impl Plugin for Bridge {
         let mut undo = Rollback::new();
 
         let pair = veth::add(host, netns, plan.veth(&req.ifname, bridge.link.index))?;
+        let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
         let veth::Pair { host: port, container: link } = pair;
-        let index = port.index;
+        let (index, checked) = (port.index, protect::checked(conf, &port, &link)?);
+        let (filter, registered) = (&filter, checked.clone());
         undo.push(format!("delete \"{}\"", port.name), move || {
-            Ok(host.del_link_by_index(index).map(drop)?)
+            host.del_link_by_index(index)?;
+            registered.map_or(Ok(()), |port| spoof::del(filter, owner, &[port]))
         });
-        set_port(host, &port, conf)?;
+        // All of it before the port forwards its first frame.
+        if let Some(checked) = &checked {
+            spoof::add(filter, owner, checked)?;
+        }
         plan.vlans.set(host, &bridge.link, &port)?;
+        veth::start(host, &port, &owner.label(), attributes(conf))?;
         let mut result = if plan.l3 { cx.ipam_add(&mut undo)? } else { CniResult::new() };
         let gateways = plan.gateways(&mut result);
 
         result.interfaces = [&bridge.link, &port].map(|link| veth::interface(link, "")).into();
         result.interfaces.push(veth::interface(&link, &req.sandbox.path));
-        if conf.macspoofchk {
-            protect::port((cx, &filter), req, (&port, &link), &mut undo)?;
-        }
         configure_container(&inside, &link, conf, &result)?;
         if !gateways.is_empty() {
             let ports = (&bridge.link, port.index);
-            let on = match vlan_gateway::ensure(host, (conf, &plan), ports, &mut undo)? {
-                Some(link) => Shared { link, pinned: true },
-                None => bridge,
-            };
-            gateway::ensure(host, &on, conf, &gateways)?;
+            let vlan = vlan_gateway::ensure(host, (conf, &plan), ports, &mut undo)?;
+            let vlan = vlan.map(|link| Shared { link, pinned: true });
+            let on = vlan.as_ref().unwrap_or(&bridge);
+            gateway::ensure(host, on, conf, &gateways)?;
             if on.link.name != conf.bridge {
                 result.interfaces.push(veth::interface(&on.link, ""));
             }
         }
         if plan.l3 && conf.ip_masq {
-            let backend = Backend::choose(plan.backend, &filter);
-            protect::addresses((cx, &filter), (req, backend), &result, &mut undo)?;
+            let backend = Backend::choose(plan.backend, filter);
+            protect::addresses((filter, owner), backend, &result, &mut undo)?;
         }
         if !conf.disable_container_interface {
             configure::wait_for_carrier(host, &port).context(|| "bridge port in error state")?;
         }
-        // The first port may have changed the address of a bridge that others made.
-        result.interfaces[0] = veth::interface(&host.require_link(&conf.bridge)?, "");
+        if bridge.follows(&port) {
+            result.interfaces[0] = veth::interface(&host.require_link(&conf.bridge)?, "");
+        }
         cx.finish(&mut result);
         undo.commit();
         Ok(result)
@@ -177,25 +182,20 @@ impl Plugin for Bridge {
         let mut failures = Failures::new();
         let filter = PacketFilter::new();
         protect::del_addresses((cx, &filter), conf, req, &mut failures);
-        let over_link = cx.ipam_needs_link();
-        if over_link {
-            failures.keep(cx.ipam_del());
-        }
-        failures.keep(req.del_veth(cx));
-        protect::del_port((cx, &filter), conf, req, &mut failures);
-        del_gateway(cx, conf, &mut failures);
-        if !over_link {
-            failures.keep(cx.if_ipam(Cx::ipam_del));
-        }
+        del_and_release(cx, &mut failures, |failures| {
+            failures.keep(req.del_veth(cx));
+            protect::del_port((cx, &filter), conf, req, failures);
+            del_gateway(cx, conf, failures);
+        });
         failures.into_result()
     }
 
     fn gc(cx: &Cx<'_>, conf: &Conf, req: &GcReq) -> Result<()> {
-        // Ports vanish with their containers; addresses are the IPAM plugin's.
         let mut failures = Failures::new();
-        failures.keep(cx.if_ipam(Cx::ipam_gc));
+        failures.keep(req.del_stale_veths(cx));
         protect::gc(cx, req, &mut failures);
         del_gateway(cx, conf, &mut failures);
+        failures.keep(cx.if_ipam(Cx::ipam_gc));
         failures.into_result()
     }
 
@@ -297,6 +297,17 @@ struct Shared {
     pinned: bool,
 }
 
+impl Shared {
+    /// Whether the bridge may have taken over the address or the MTU of its new port: the lowest of
+    /// its ports, unless it was told its own.
+    fn follows(&self, port: &Link) -> bool {
+        let Link { mac, mtu, oper_state, .. } = &self.link;
+        // Without a port that runs it may have none at all.
+        let has_lower = *oper_state == OperState::Up && *mac < port.mac;
+        *mtu > port.mtu || !(self.pinned || has_lower)
+    }
+}
+
 /// `runtimeConfig.mac`, else `args.cni.mac`, else `MAC` of `CNI_ARGS`.
 fn requested_mac(cx: &Cx<'_>, conf: &Conf) -> Result<Option<Mac>> {
     let parse = |text: &str| text.parse::<Mac>().map_err(|e| e.to_string());
@@ -334,9 +345,9 @@ fn ensure_bridge(host: &Netlink, conf: &Conf, plan: &Plan) -> Result<Shared> {
         }
         Err(error) => return Err(error).context(failed),
     };
-    // Without IPv6 there is nothing to switch off.
-    drop(sysctl::write(&format!("net/ipv6/conf/{name}/accept_ra"), "0"));
     let link = host.require_link(name)?;
+    veth::refuse_advertisements(&link);
+    not_to_learn_link_local(host, &link, conf)?;
     if late {
         host.set_link(link.index, LinkChange::new().mac(mac))?;
         return Ok(Shared { link: Link { mac: Some(mac), ..link }, pinned });
@@ -347,9 +358,11 @@ fn ensure_bridge(host: &Netlink, conf: &Conf, plan: &Plan) -> Result<Shared> {
 fn adopt(host: &Netlink, link: Link, (conf, plan): (&Conf, &Plan)) -> Result<Shared> {
     require_bridge(&link)?;
     plan.vlans.ensure_filtering(host, &link)?;
+    // Whoever made it: containers are about to be on it.
+    veth::refuse_advertisements(&link);
+    not_to_learn_link_local(host, &link, conf)?;
     let promisc = conf.promisc_mode && link.promiscuity == 0;
     if !link.up || promisc {
-        drop(sysctl::write(&format!("net/ipv6/conf/{}/accept_ra", link.name), "0"));
         let change = LinkChange::new().up();
         host.set_link(link.index, if promisc { change.promisc(Switch::On) } else { change })?;
     }
@@ -364,11 +377,19 @@ fn require_bridge(link: &Link) -> Result<()> {
         .with_details("choose another name for the key \"bridge\", or remove that link"))
 }
 
-/// New ports have both attributes off.
-fn set_port(host: &Netlink, port: &Link, conf: &Conf) -> Result<()> {
-    if !conf.hairpin_mode && !conf.port_isolation {
+/// Frames to link-local addresses pass the check of source MACs by: the bridge is not to learn from
+/// them. Nothing else depends on that, so it is done to bridges that others made as well.
+fn not_to_learn_link_local(host: &Netlink, bridge: &Link, conf: &Conf) -> Result<()> {
+    let learns = bridge.bridge.unwrap_or_default().learns_link_local;
+    if !conf.macspoofchk || learns != Some(true) {
         return Ok(());
     }
+    let change = LinkChange::no_link_local_learning();
+    host.set_link(bridge.index, change).context(|| "failed to setup spoof-check")
+}
+
+/// New ports have both attributes off.
+fn attributes(conf: &Conf) -> LinkChange {
     let mut change = LinkChange::new();
     if conf.hairpin_mode {
         change = change.hairpin(Switch::On);
@@ -376,8 +397,7 @@ fn set_port(host: &Netlink, port: &Link, conf: &Conf) -> Result<()> {
     if conf.port_isolation {
         change = change.isolated(Switch::On);
     }
-    host.set_link(port.index, change)
-        .context(|| format!("failed to setup hairpin mode or isolation for {}", port.name))
+    change
 }
 
 /// The parameters for addresses of IPv6. Without any, duplicate address detection runs its course for
@@ -387,11 +407,16 @@ fn settings(conf: &Conf, ifname: &str, result: &CniResult) -> Vec<Setting> {
         return Vec::new();
     }
     let mut settings = configure::settings(result, ifname);
-    let accept_dad = if conf.enabledad { "1" } else { "0" };
-    settings.push(Setting::optional(format!("net/ipv6/conf/{ifname}/accept_dad"), accept_dad));
+    let mut set = |key, value| {
+        let key = format!("net/ipv6/conf/{ifname}/{key}");
+        settings.push(Setting::optional(key, value));
+    };
+    set("accept_dad", if conf.enabledad { "1" } else { "0" });
     if conf.enabledad {
-        settings.push(Setting::optional(format!("net/ipv6/conf/{ifname}/enhanced_dad"), "1"));
+        set("enhanced_dad", "1");
     }
+    // Without duplicate address detection nobody would hear that the addresses have moved.
+    set("ndisc_notify", "1");
     settings
 }
 

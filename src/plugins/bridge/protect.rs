@@ -6,20 +6,11 @@ use crate::error::{Error, Result};
 use crate::netfilter::spoof::Port;
 use crate::netfilter::{Backend, Owner, PacketFilter, masquerade, spoof};
 use crate::netlink::Link;
-use crate::skel::{AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Rollback};
+use crate::skel::{CheckReq, Cx, DelReq, Failures, GcReq, Rollback};
 
-/// Has source MACs checked at the port; `container` is its other end.
-pub(super) fn port<'a>(
-    (cx, filter): (&'a Cx<'_>, &'a PacketFilter),
-    req: &'a AddReq,
-    (port, container): (&Link, &Link),
-    undo: &mut Rollback<'a>,
-) -> Result<()> {
-    let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
-    let port = port_of(port, container)?;
-    let registered = [port.clone()];
-    undo.push("remove the spoof-check", move || spoof::del(filter, owner, &registered));
-    spoof::add(filter, owner, &port)
+/// The port as it is to be checked, if it is; `container` is its other end.
+pub(super) fn checked(conf: &Conf, port: &Link, container: &Link) -> Result<Option<Port>> {
+    conf.macspoofchk.then(|| port_of(port, container)).transpose()
 }
 
 fn port_of(port: &Link, container: &Link) -> Result<Port> {
@@ -31,12 +22,11 @@ fn port_of(port: &Link, container: &Link) -> Result<Port> {
 
 /// Masquerades the addresses of the result.
 pub(super) fn addresses<'a>(
-    (cx, filter): (&'a Cx<'_>, &'a PacketFilter),
-    (req, backend): (&'a AddReq, Backend),
+    (filter, owner): (&'a PacketFilter, Owner<'a>),
+    backend: Backend,
     result: &CniResult,
     undo: &mut Rollback<'a>,
 ) -> Result<()> {
-    let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
     let addrs = result.addresses();
     let registered = addrs.clone();
     undo.push("end masquerading", move || masquerade::del(filter, owner, &registered));

@@ -42,6 +42,13 @@ fn bridge_of(host: &Netlink, conf: &Conf, prev: &CniResult) -> Result<Link> {
     require_bridge(&link)?;
     verify::same_mac(&link, entry)?;
     verify::is_up(&link)?;
+    verify::refuses_advertisements(&link)?;
+    if conf.macspoofchk && link.bridge.unwrap_or_default().learns_link_local == Some(true) {
+        let msg = format!("bridge \"{name}\" learns the sources of link-local frames");
+        return Err(Error::internal(msg).with_details(format!(
+            "they are not checked: ip link set {name} type bridge no_linklocal_learn 1"
+        )));
+    }
     // A packet capture makes a bridge promiscuous as well, which hurts nobody.
     if conf.promisc_mode && link.promiscuity == 0 {
         let msg = format!(
@@ -65,6 +72,7 @@ fn port_of(
     }
     verify::same_mac(&port, &entry)?;
     verify::is_up(&port)?;
+    verify::refuses_advertisements(&port)?;
     let state = port.port.unwrap_or_default();
     if (state.hairpin, state.isolated) == (conf.hairpin_mode, conf.port_isolation) {
         return Ok(port);

@@ -5,19 +5,18 @@
 //! complete when it is found, and is not removed under a container that has just found it; it
 //! goes with the last other port of the VLAN. One that the reference has made is taken over.
 
-use std::path::Path;
-
 use super::{Conf, Plan};
 use crate::cni::IfName;
 use crate::error::{Context, Error, Result};
-use crate::iface::names;
-use crate::netlink::{Link, LinkChange, LinkKind, Netlink, NewLink, Tagging, VethPeer, VlanPort};
+use crate::iface::{names, veth};
+use crate::netlink::{
+    Link, LinkChange, LinkKind, Mac, Netlink, NewLink, Tagging, VethPeer, VlanPort,
+};
 use crate::skel::{Cx, Rollback};
 use crate::store::lock::Lock;
-use crate::sysctl;
 
-/// Without a place for it, there is no lock.
-const LOCK: &str = "/run/cnibox-bridge-vlan.lock";
+/// For the gateways of all bridges.
+const LOCK: &str = "bridge-vlan.lock";
 
 /// How often a random name may be taken before something is wrong.
 const NAME_TRIES: usize = 10;
@@ -58,7 +57,7 @@ fn find_or_make(
     (bridge, name): (&Link, &str),
 ) -> Result<(Link, bool)> {
     let failed = || "failed to create vlan interface".to_owned();
-    let _turn = Lock::exclusive(Path::new(LOCK)).ok();
+    let _turn = Lock::turn(LOCK)?;
     let found = host.link(name).context(failed)?;
     let made = found.is_none();
     let link = match found {
@@ -78,17 +77,11 @@ fn find_or_make(
 fn create(host: &Netlink, bridge: &Link, name: &str) -> Result<Link> {
     for _ in 0..NAME_TRIES {
         let port = names::random_veth();
-        let peer = VethPeer::new(&port).mtu(bridge.mtu);
-        let link = NewLink::new(name, LinkKind::Veth { peer }).mtu(bridge.mtu);
+        let peer = VethPeer::new(&port).mtu(bridge.mtu).mac(Mac::random_port());
+        let link = NewLink::new(name, LinkKind::Veth { peer });
+        let link = link.mtu(bridge.mtu).mac(Mac::random_local());
         match host.create_link(&link) {
-            Ok(link) => {
-                // Router advertisements of a container must not configure the host; without IPv6
-                // there is nothing to switch off.
-                for end in [name, &port] {
-                    drop(sysctl::write(&format!("net/ipv6/conf/{end}/accept_ra"), "0"));
-                }
-                return Ok(link);
-            }
+            Ok(link) => return Ok(link),
             Err(error) if error.is_exists() && host.link(name)?.is_none() => {}
             Err(error) => {
                 if error.is_unanswered() {
@@ -103,7 +96,9 @@ fn create(host: &Netlink, bridge: &Link, name: &str) -> Result<Link> {
 }
 
 fn complete(host: &Netlink, plan: &Plan, (bridge, link): (&Link, &Link)) -> Result<()> {
+    veth::refuse_advertisements(link);
     if let Some(port) = port_of(host, link)? {
+        veth::refuse_advertisements(&port);
         let up = LinkChange::new().up();
         if port.master.is_none() {
             host.set_link(port.index, up.master(bridge.index))?;
@@ -145,7 +140,7 @@ struct Users<'a> {
 
 impl Users<'_> {
     fn remove_gateway(self, host: &Netlink, name: &str) -> Result<()> {
-        let _turn = Lock::exclusive(Path::new(LOCK)).ok();
+        let _turn = Lock::turn(LOCK)?;
         let Some(link) = host.link(name)? else { return Ok(()) };
         let Some(port) = port_of(host, &link)? else { return Ok(()) };
         let Some(bridge) = host.link(&self.conf.bridge)? else { return Ok(()) };

@@ -1,0 +1,363 @@
+//! What a process in a container can do to its links and on the wire, and what that must not reach.
+
+use std::net::{Ipv6Addr, SocketAddrV6};
+use std::os::fd::{AsFd, AsRawFd};
+
+use cnibox::netlink::{LinkChange, Netlink};
+use cnibox::netns::Netns;
+use nix::fcntl::{Flock, FlockArg};
+use nix::ifaddrs::getifaddrs;
+use nix::sys::socket::bind;
+use serde_json::{Value, json};
+use socket2::{Domain, Protocol, Socket, Type};
+
+use crate::net::{Net, no_veth_remains};
+use crate::node::{Container, Node, eventually};
+use crate::strace;
+use crate::traffic::Place;
+
+const NAMESAKE: &str = "ip link set eth0 down && ip link set eth0 name kept";
+
+/// Networks whose containers have a veth pair.
+fn pairs(node: &Node) -> [Net<'_>; 2] {
+    let ipam = node.host_local(&["10.1.2.0/24"]);
+    let keys = json!({"bridge": "br0", "isGateway": true, "ipam": ipam});
+    ["bridge", "ptp"].map(|plugin| Net::new(node, plugin, "1.1.0", &keys))
+}
+
+/// The name of the host's end.
+fn end(result: &Value) -> String {
+    let interfaces = result["interfaces"].as_array().unwrap();
+    let end = interfaces.iter().rfind(|i| i["sandbox"].is_null()).unwrap();
+    end["name"].as_str().unwrap().to_owned()
+}
+
+fn is_there(node: &Node, link: &str) -> bool {
+    node.ip("link").as_array().unwrap().iter().any(|entry| entry["ifname"] == link)
+}
+
+fn host_parameter(node: &Node, link: &str, key: &str) -> String {
+    node.sh(&format!("cat /proc/sys/net/ipv6/conf/{link}/{key}")).trim().to_owned()
+}
+
+/// What a container does to its interface, so that nothing of its name is there, or something else.
+fn play(trick: usize, container: &Container, other: &Container) {
+    let sh = |line: &str| container.sh(&format!("sh -c '{line}'"));
+    match trick {
+        0 => drop(sh(NAMESAKE)),
+        1 => drop(sh(&format!("{NAMESAKE} address 02:00:00:00:00:77"))),
+        2 => drop(sh(&format!("{NAMESAKE} && ip link add eth0 type veth peer name other"))),
+        3 => drop(sh(&format!(
+            "{NAMESAKE} && ip link set kept up && ip link add link kept eth0 type macvlan"
+        ))),
+        _ => {
+            let there = Netns::open(other.path()).unwrap();
+            container.run(|| {
+                let netlink = Netlink::open().unwrap();
+                let index = netlink.require_link("eth0").unwrap().index;
+                netlink.set_link(index, LinkChange::new().netns(there.as_fd())).unwrap();
+            });
+        }
+    }
+}
+
+#[test]
+fn no_container_keeps_its_network_after_del_whatever_it_does_to_its_interface() {
+    for trick in 0..5 {
+        for told in [true, false] {
+            let node = Node::new();
+            for net in pairs(&node) {
+                let (one, two, other) = (Container::new(), Container::new(), Container::new());
+                let prev = net.add(&one);
+                let neighbour = end(&net.call("ADD", "c2").netns(&two.path()).result());
+                play(trick, &one, &other);
+                let prev = if told { prev } else { Value::Null };
+                let del = net.with(&json!({"prevResult": prev}));
+                del.del(&one);
+                let what = format!("{} {trick} {told}", net.plugin);
+                let left = node.ip("link show type veth").to_string().matches("veth").count();
+                assert!(is_there(&node, &neighbour), "{what}");
+                assert_eq!(left, neighbour.matches("veth").count(), "{what}");
+                del.del(&one);
+                assert!(is_there(&node, &neighbour), "{what}");
+                net.call("DEL", "c2").netns(&two.path()).ok();
+                no_veth_remains(&node);
+            }
+        }
+    }
+}
+
+#[test]
+fn no_container_keeps_its_network_after_gc() {
+    let node = Node::new();
+    for net in pairs(&node) {
+        let (one, two, other) = (Container::new(), Container::new(), Container::new());
+        let stranger = net.with(&json!({"name": "another"}));
+        let gone = end(&net.add(&one));
+        let valid = end(&net.call("ADD", "c2").netns(&two.path()).result());
+        let foreign = end(&stranger.add(&other));
+        play(0, &one, &other);
+        let list = json!([{"containerID": "c2", "ifname": "eth0"}]);
+        let gc = net.with(&json!({"cni.dev/valid-attachments": list}));
+        gc.call("GC", "").without("CNI_CONTAINERID").ok();
+        assert!(!is_there(&node, &gone), "{}", net.plugin);
+        assert!(is_there(&node, &valid) && is_there(&node, &foreign), "{}", net.plugin);
+        assert_eq!(net.leases().len(), 1);
+        stranger.del(&other);
+        net.call("DEL", "c2").netns(&two.path()).ok();
+    }
+}
+
+#[test]
+fn a_link_of_another_kind_or_attachment_under_the_name_is_left_alone() {
+    let node = Node::new();
+    for net in pairs(&node) {
+        let container = Container::new();
+        container.sh("ip link add other type veth peer name eth0");
+        let outcome = net.on("DEL", &container).run();
+        assert_eq!(outcome.status, Some(0));
+        assert!(outcome.stderr.contains("is left alone"), "{outcome:?}");
+        assert!(container.try_sh("ip link show eth0"), "both ends are the container's");
+        container.sh("ip link del eth0");
+        let second = end(&net.on("ADD", &container).ifname("eth1").result());
+        container.sh("ip link set eth1 down");
+        container.sh("ip link set eth1 name eth0");
+        net.del(&container);
+        assert!(is_there(&node, &second), "the other attachment of the container");
+        net.on("DEL", &container).ifname("eth1").ok();
+        assert!(!is_there(&node, &second));
+    }
+}
+
+/// A port has all its protection whenever it is up: ADD is killed at each message to the kernel.
+#[test]
+fn a_port_is_never_up_without_its_protection() {
+    let keys = json!({"macspoofchk": true, "portIsolation": true});
+    let protected = |node: &Node| {
+        let text = node.sh("ip -o -d link show type veth");
+        let up = |line: &&str| line.contains(",UP") || line.contains("<UP");
+        let mut seen = 0;
+        for line in text.lines().filter(up) {
+            let name = line.split_whitespace().nth(1).unwrap().split(['@', ':']).next().unwrap();
+            assert_eq!(host_parameter(node, name, "accept_ra"), "0", "{line}");
+            if line.contains("bridge_slave") {
+                assert!(line.contains("isolated on"), "{line}");
+                let rules = node.sh("nft list ruleset");
+                assert!(rules.contains(&format!("\"{name}\" . ")), "{line}: {rules}");
+                assert_eq!(host_parameter(node, "br0", "accept_ra"), "0");
+            }
+            seen += 1;
+        }
+        seen
+    };
+    let node = Node::new();
+    // Its IPAM plugin looks around as well, and would see what is done behind its back.
+    for net in pairs(&node).map(|net| net.with(&keys)) {
+        let first = Container::new();
+        let (outcome, calls) = strace::record(&node, &net.on("ADD", &first));
+        assert_eq!(outcome.status, Some(0), "{outcome:?}");
+        net.del(&first);
+        let sends = calls.iter().filter(|c| c.name == "sendto");
+        let mut seen = 0;
+        for point in sends {
+            let container = Container::new();
+            point.run(&node, &net.on("ADD", &container), "signal=KILL");
+            seen += protected(&node);
+            net.del(&container);
+        }
+        assert!(seen > 2, "{}: only {seen} times", net.plugin);
+    }
+}
+
+#[test]
+fn a_bridge_that_others_made_takes_no_router_advertisements() {
+    let node = Node::new();
+    node.sh("ip link add br0 up type bridge");
+    assert_eq!(host_parameter(&node, "br0", "accept_ra"), "1");
+    let [net, _] = pairs(&node);
+    let container = Container::new();
+    let result = net.add(&container);
+    assert_eq!(host_parameter(&node, "br0", "accept_ra"), "0");
+    net.check(&container, &result).ok();
+    let takes = |link: &str| {
+        node.sh(&format!("echo 1 > /proc/sys/net/ipv6/conf/{link}/accept_ra"));
+        let msg = format!("\"{link}\" takes router advertisements of containers");
+        assert_eq!(net.check(&container, &result).error().msg, msg);
+        node.sh(&format!("echo 0 > /proc/sys/net/ipv6/conf/{link}/accept_ra"));
+    };
+    takes("br0");
+    takes(&end(&result));
+    net.call("ADD", "c2").netns(&Container::new().path()).result();
+}
+
+/// Sends a frame by the container's interface.
+fn send_frame(container: &Container, frame: &[u8]) {
+    container.run(|| {
+        let socket = Socket::new(Domain::PACKET, Type::RAW, None).unwrap();
+        let mut links = getifaddrs().unwrap().filter(|link| link.interface_name == "eth0");
+        let address = links.find_map(|link| link.address?.as_link_addr().copied()).unwrap();
+        bind(socket.as_raw_fd(), &address).unwrap();
+        assert_eq!(socket.send(frame).unwrap(), frame.len());
+    });
+}
+
+#[test]
+fn no_frame_moves_a_neighbours_address_to_a_checked_port() {
+    for made_by_others in [false, true] {
+        let node = Node::new();
+        if made_by_others {
+            node.sh("ip link add br0 up type bridge");
+        }
+        let [net, _] = pairs(&node);
+        let net = net.with(&json!({"macspoofchk": true}));
+        let (victim, attacker) = (Container::new(), Container::new());
+        let result = net.add(&victim);
+        net.call("ADD", "c2").netns(&attacker.path()).result();
+        let mac = result["interfaces"][2]["mac"].as_str().unwrap();
+        let source = mac.split(':').map(|octet| u8::from_str_radix(octet, 16).unwrap());
+        let source: Vec<u8> = source.collect();
+        assert!(victim.reaches("10.1.2.1"));
+        let port = || {
+            let fdb = node.sh("bridge fdb show br br0");
+            let line = fdb.lines().find(|line| line.starts_with(mac)).unwrap_or_default();
+            line.split_whitespace().nth(2).unwrap_or_default().to_owned()
+        };
+        assert_eq!(port(), end(&result));
+        // Ordinary ones, and those that bridges do not forward: of the spanning tree, 802.1X, LLDP.
+        for to in [[0xff; 6], link_local(0), link_local(3), link_local(0x0e), link_local(0x0f)] {
+            let frame = [&to[..], &source, &[0x88, 0xb5], &[0; 46]].concat();
+            send_frame(&attacker, &frame);
+            assert_eq!(port(), end(&result), "{to:x?}");
+        }
+        net.check(&victim, &result).ok();
+        node.sh("ip link set br0 type bridge no_linklocal_learn 0");
+        let msg = "bridge \"br0\" learns the sources of link-local frames";
+        assert_eq!(net.check(&victim, &result).error().msg, msg);
+    }
+}
+
+fn link_local(last: u8) -> [u8; 6] {
+    [1, 0x80, 0xc2, 0, 0, last]
+}
+
+/// A router in `container` tells the host that it is one.
+fn advertise(container: &Container) {
+    container.run(|| {
+        let index = Netlink::open().unwrap().require_link("eth0").unwrap().index;
+        let socket = Socket::new(Domain::IPV6, Type::RAW, Some(Protocol::ICMPV6)).unwrap();
+        socket.set_multicast_hops_v6(255).unwrap();
+        socket.set_multicast_if_v6(index).unwrap();
+        let all: Ipv6Addr = "ff02::1".parse().unwrap();
+        let mut advertisement = [0; 16];
+        advertisement[..8].copy_from_slice(&[134, 0, 0, 0, 64, 0, 7, 8]);
+        socket.send_to(&advertisement, &SocketAddrV6::new(all, 0, 0, index).into()).unwrap();
+    });
+}
+
+#[test]
+fn forwarding_does_not_take_the_default_route_of_advertisements_away() {
+    let keys = |node: &Node| node.host_local(&["fd98::/64"]);
+    for plugin in ["bridge", "ptp"] {
+        let node = Node::new();
+        let router = Container::new();
+        node.sh("ip link add up0 type veth peer name eth0");
+        let there = Netns::open(router.path()).unwrap();
+        let netlink = Netlink::open().unwrap();
+        let index = netlink.require_link("eth0").unwrap().index;
+        netlink.set_link(index, LinkChange::new().netns(there.as_fd())).unwrap();
+        node.sh("ip link set up0 up");
+        router.sh("ip link set eth0 up");
+        let default = || node.sh("ip -6 route show default");
+        eventually("no default route", || {
+            let ready = !router.sh("ip -6 addr show dev eth0 scope link -tentative").is_empty();
+            if ready {
+                advertise(&router);
+            }
+            default().contains("proto ra")
+        });
+        let ipam = keys(&node);
+        let net = Net::new(&node, plugin, "1.1.0", &json!({"isGateway": true, "ipam": ipam}));
+        let before = host_parameter(&node, "default", "accept_ra");
+        net.add(&Container::new());
+        assert_eq!(host_parameter(&node, "all", "forwarding"), "1");
+        assert!(default().contains("dev up0 proto ra"), "{plugin}: {}", default());
+        assert_eq!(host_parameter(&node, "up0", "accept_ra"), "2");
+        assert_eq!(host_parameter(&node, "default", "accept_ra"), before, "links to come");
+    }
+}
+
+#[test]
+fn gateways_have_ipv6_where_it_is_off_for_new_links() {
+    for plugin in ["bridge", "ptp"] {
+        let node = Node::new();
+        node.sh("echo 1 > /proc/sys/net/ipv6/conf/default/disable_ipv6");
+        let ipam = node.host_local(&["10.1.2.0/24", "2001:db8:1::/64"]);
+        let net = Net::new(&node, plugin, "1.1.0", &json!({"isGateway": true, "ipam": ipam}));
+        let container = Container::new();
+        container.sh("sh -c 'echo 1 > /proc/sys/net/ipv6/conf/default/disable_ipv6'");
+        net.add(&container);
+        assert!(container.reaches("2001:db8:1::1"), "{plugin}");
+    }
+}
+
+#[test]
+fn an_address_that_is_given_out_again_is_reached_at_once() {
+    let node = Node::new();
+    let range = json!([[{"subnet": "10.1.2.0/24"}], [{"subnet": "2001:db8:1::/64",
+        "rangeStart": "2001:db8:1::5", "rangeEnd": "2001:db8:1::5"}]]);
+    let mut ipam = node.host_local(&[]);
+    ipam["ranges"] = range;
+    let [net, _] = pairs(&node);
+    let neighbour = Container::new();
+    net.with(&json!({"ipam": {"type": "static", "addresses": [{"address": "2001:db8:1::9/64"}]}}))
+        .call("ADD", "c9")
+        .netns(&neighbour.path())
+        .result();
+    let net = net.with(&json!({"ipam": ipam}));
+    let (one, two) = (Container::new(), Container::new());
+    net.add(&one);
+    assert!(neighbour.reaches("2001:db8:1::5") && node.reaches("2001:db8:1::5"));
+    net.del(&one);
+    net.add(&two);
+    assert!(neighbour.pings("2001:db8:1::5"), "the neighbour still asks the old one");
+    assert!(node.reaches_within("2001:db8:1::5", 1), "the host still asks the old one");
+}
+
+#[test]
+fn the_hosts_end_has_an_address_that_udev_leaves_alone() {
+    let node = Node::new();
+    for net in pairs(&node) {
+        let end = end(&net.add(&Container::new()));
+        let read = "mount -t sysfs sysfs /sys && cat /sys/class/net";
+        let kind = node.sh(&format!("unshare -m sh -c '{read}/{end}/addr_assign_type'"));
+        assert_eq!(kind, "3\n", "{}: neither the kernel's nor the device's", net.plugin);
+    }
+}
+
+#[test]
+fn a_lock_on_the_namespace_holds_nobody_up() {
+    let node = Node::new();
+    let container = Container::new();
+    let [net, _] = pairs(&node);
+    let prev = net.add(&container);
+    let conf = json!({"cniVersion": "1.1.0", "name": "net", "type": "sbr", "prevResult": prev});
+    let namespace = std::fs::File::open(container.path()).unwrap();
+    let _lock = Flock::lock(namespace, FlockArg::LockExclusive).unwrap();
+    for verb in ["ADD", "DEL"] {
+        let call = node.call("sbr", verb).id("c1").netns(&container.path()).conf(&conf);
+        let outcome = call.under(&["timeout", "5"]).run();
+        assert_eq!(outcome.status, Some(0), "{verb}: {outcome:?}");
+    }
+}
+
+#[test]
+fn names_with_control_characters_are_refused() {
+    let node = Node::new();
+    let [net, _] = pairs(&node);
+    let container = Container::new();
+    let why = "interface name contains control characters";
+    let error = net.on("ADD", &container).ifname("e\u{1}\u{1b}[2J").error();
+    assert_eq!(error.brief(), (4, why));
+    let error = net.with(&json!({"bridge": "br\u{1b}[2J"})).on("ADD", &container).error();
+    assert_eq!((error.code, error.msg.contains(why)), (7, true), "{error:?}");
+}
