@@ -149,7 +149,7 @@ impl Subject {
             // The reference gave no label: the result tells it.
             if is_pair && net.version >= "0.4.0" {
                 let prev = net.add(&container);
-                let ends = prev["interfaces"].as_array().unwrap().iter();
+                let mut ends = prev["interfaces"].as_array().unwrap().iter();
                 let end = ends.rfind(|entry| entry["sandbox"].is_null()).unwrap();
                 net.node.sh(&format!("ip link set {} alias ''", end["name"]));
                 net.call("DEL", "c1").ok();

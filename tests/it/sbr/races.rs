@@ -5,7 +5,6 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 
 use super::Pod;
-use crate::compare;
 use crate::concurrency::at_once;
 use crate::node::{Call, Container, Node, Snapshot, assert_unchanged};
 use crate::strace;
