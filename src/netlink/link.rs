@@ -14,6 +14,7 @@ use super::error::{Error, Failure, Result};
 use super::mac::Mac;
 use super::new_link::{IpvlanMode, MacvlanMode};
 use super::packet::{Attr, attrs};
+use super::tun::{self, TunInfo};
 use super::{Netlink, new_link};
 
 /// `IFLA_BR_VLAN_FILTERING`, missing in libc.
@@ -42,17 +43,6 @@ const IFLA_VRF_TABLE: u16 = 1;
 const IFLA_BRPORT_MODE: u16 = 4;
 /// `IFLA_BRPORT_ISOLATED`, missing in libc.
 const IFLA_BRPORT_ISOLATED: u16 = 33;
-
-/// The kind of tun and tap devices.
-const TUN: &str = "tun";
-/// Attributes of tun and tap devices, missing in libc.
-const IFLA_TUN_OWNER: u16 = 1;
-const IFLA_TUN_GROUP: u16 = 2;
-const IFLA_TUN_TYPE: u16 = 3;
-const IFLA_TUN_PERSIST: u16 = 6;
-const IFLA_TUN_MULTI_QUEUE: u16 = 7;
-/// A tap device, as `IFLA_TUN_TYPE` and `TUNSETIFF` have it.
-const IFF_TAP: u8 = 2;
 
 /// A network interface as the kernel describes it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -125,21 +115,6 @@ pub struct Parent {
     pub bus: String,
     /// Its name there: `0000:3d:00.1`.
     pub name: String,
-}
-
-/// The settings of a tun or tap device.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct TunInfo {
-    /// Ethernet frames rather than IP packets.
-    pub tap: bool,
-    /// The user who may open it.
-    pub owner: Option<u32>,
-    /// The group whose members may open it.
-    pub group: Option<u32>,
-    /// Whether it stays when nobody has it open.
-    pub persist: bool,
-    /// Whether it can be opened several times at once.
-    pub multi_queue: bool,
 }
 
 /// The settings of a bridge.
@@ -279,7 +254,7 @@ impl Link {
             }
             Some("macvlan") => self.macvlan = data.map(macvlan),
             Some("ipvlan") => self.ipvlan = data.and_then(ipvlan),
-            Some(TUN) => self.tun = data.map(TunInfo::parse),
+            Some(tun::KIND) => self.tun = data.map(TunInfo::parse),
             Some(new_link::VRF) => {
                 let table =
                     |data: Attr<'_>| data.nested().find(|a| a.kind == IFLA_VRF_TABLE)?.u32();
@@ -293,21 +268,6 @@ impl Link {
                 hairpin: flag(data, IFLA_BRPORT_MODE),
                 isolated: flag(data, IFLA_BRPORT_ISOLATED),
             });
-        }
-    }
-}
-
-impl TunInfo {
-    fn parse(data: Attr<'_>) -> TunInfo {
-        let find = |kind| data.nested().find(|attr| attr.kind == kind);
-        let flag = |kind| find(kind).and_then(Attr::u8) == Some(1);
-        let id = |kind| find(kind).and_then(Attr::u32);
-        TunInfo {
-            tap: find(IFLA_TUN_TYPE).and_then(Attr::u8) == Some(IFF_TAP),
-            owner: id(IFLA_TUN_OWNER),
-            group: id(IFLA_TUN_GROUP),
-            persist: flag(IFLA_TUN_PERSIST),
-            multi_queue: flag(IFLA_TUN_MULTI_QUEUE),
         }
     }
 }

@@ -13,7 +13,7 @@
 //! | --- | --- |
 //! | `request.rs` | the one place that sends, collects answers and decodes errors |
 //! | `packet.rs` | messages and attributes as bytes |
-//! | `link.rs`, `new_link.rs`, `link_change.rs` | links: reading, creating, changing |
+//! | `link.rs`, `tun.rs`, `new_link.rs`, `link_change.rs` | links: reading, creating, changing |
 //! | `nsid.rs` | the numbers of other namespaces |
 //! | `bridge_vlan.rs` | VLANs of the ports of bridges |
 //! | `addr.rs`, `route.rs`, `rule.rs` | addresses, routes, policy rules |
@@ -47,6 +47,7 @@ mod socket;
 #[cfg(test)]
 mod tests;
 pub mod traffic;
+mod tun;
 
 use std::cell::{OnceCell, RefCell, RefMut};
 use std::collections::VecDeque;
@@ -65,7 +66,7 @@ pub use self::bridge_vlan::{PortVlans, Tagging, VlanPort};
 use self::error::Failure;
 pub use self::error::{Error, Result};
 pub use self::events::Waited;
-pub use self::link::{BridgeInfo, BridgePort, Link, MacvlanInfo, OperState, Parent, TunInfo};
+pub use self::link::{BridgeInfo, BridgePort, Link, MacvlanInfo, OperState, Parent};
 pub use self::link_change::{LinkChange, Switch};
 pub use self::mac::{InvalidMac, Mac};
 pub use self::new_link::{IpvlanMode, LinkKind, MacvlanMode, NewLink, VethPeer};
@@ -74,6 +75,7 @@ use self::request::Channel;
 pub use self::route::{Family, NextHop, RT_TABLE_MAIN, Route, RouteFilter, RouteMode};
 pub use self::rule::Rule;
 use self::socket::RouteSocket;
+pub use self::tun::TunInfo;
 use crate::netns::{self, Netns};
 
 /// A netlink socket in one network namespace. It belongs to the thread that made it, and must
