@@ -22,6 +22,7 @@ use nix::sys::time::TimeSpec;
 use super::dir::Dir;
 use super::lease::{Lease, Owner};
 use super::note::Note;
+use super::origin::Origin;
 use super::table::{self, Entry, Key, Table};
 use super::{During, Error, Result};
 use crate::log;
@@ -78,11 +79,11 @@ impl Index {
         require_seals(root)?;
         let entry = |(lease, note): &(Lease, Note)| entry(lease, *note);
         let entries: Vec<_> = leases.iter().map(entry).collect();
-        if !root.has(table::NAME) && table::salvage(root, table::TEMP, boot).is_some() {
+        if !root.has(table::NAME) && table::salvage(root, table::TEMP).is_some() {
             // What a kill left while it was put in place: not to be lost to a second one.
             root.rename(table::TEMP, table::NAME)?;
         }
-        let table = Table::create(root, boot, &entries)?;
+        let table = Table::create(Rc::clone(root), Origin::here(boot), &entries)?;
         Ok(Index { store: Rc::clone(store), table, sealed: 0, pending: Pending::Table })
     }
 
@@ -169,12 +170,11 @@ pub(super) fn temp<'f>(store: &'f Dir, root: Option<&'f Dir>) -> (&'f Dir, &'sta
     root.map_or((store, TEMP), |root| (root, LEASE_TEMP))
 }
 
-/// The entries of the last index, believed or not, and whether it is of this boot. Each tells of
-/// the file that it was made for, and counts for that one only.
-pub(super) fn salvage(root: &Dir, boot: &str) -> Option<(Vec<Entry>, bool)> {
+/// The entries of the last index, believed or not, and where it was made. Each tells of the file
+/// that it was made for, and counts for that one only.
+pub(super) fn salvage(root: &Dir) -> Option<(Vec<Entry>, Origin)> {
     // Killed while it was put in place, an index is whole under its temporary name.
-    let names = [table::NAME, table::TEMP];
-    names.into_iter().find_map(|name| table::salvage(root, name, boot))
+    [table::NAME, table::TEMP].into_iter().find_map(|name| table::salvage(root, name))
 }
 
 /// Marks a lease of ours before it can be seen. A power cut may lose what is in a file, but not the

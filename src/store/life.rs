@@ -12,6 +12,7 @@ use super::dir::Dir;
 use super::index;
 use super::lease::Lease;
 use super::note::{FileId, Note};
+use super::origin::Origin;
 use super::table::{Entry, Key};
 use crate::attachment::{Gone, Life, Trace, life};
 
@@ -42,6 +43,8 @@ impl fmt::Display for Reclaimed {
 #[derive(Debug, Default)]
 pub(super) struct Notes {
     kept: HashMap<(Key, IpAddr), Note>,
+    /// Another machine had the store.
+    elsewhere: bool,
     /// Files last written before this are of an earlier boot.
     boot_start: Option<i64>,
 }
@@ -49,13 +52,22 @@ pub(super) struct Notes {
 impl Notes {
     /// All that the last index in `root` knows, whether it is believed or not.
     pub(super) fn read(root: Option<&Dir>, boot: &str) -> Notes {
-        let (entries, this_boot) =
-            root.and_then(|root| index::salvage(root, boot)).unwrap_or_default();
+        let here = Origin::here(boot);
+        let (entries, origin) = root.and_then(index::salvage).unwrap_or_else(|| (Vec::new(), here));
+        let elsewhere = origin.is_elsewhere(&here);
+        let this_boot = origin.is_of_boot(boot);
         let note = |entry: Entry| {
-            let earlier_boot = entry.note.earlier_boot || !this_boot;
-            ((entry.key, entry.ip), Note { earlier_boot, ..entry.note })
+            let note = entry.note;
+            let earlier_boot = note.earlier_boot || !this_boot;
+            let note = if elsewhere || note.elsewhere {
+                note.taken_elsewhere()
+            } else {
+                Note { earlier_boot, ..note }
+            };
+            ((entry.key, entry.ip), note)
         };
-        Notes { kept: entries.into_iter().map(note).collect(), boot_start: boot_start() }
+        let kept = entries.into_iter().map(note).collect();
+        Notes { kept, elsewhere, boot_start: boot_start() }
     }
 
     /// The note of a lease, whose file this is. One that has none, made by the reference, is
@@ -64,6 +76,7 @@ impl Notes {
         let file = FileId::of(meta);
         match self.kept.get(&(index::key(lease), lease.ip)) {
             Some(note) if note.file == file => *note,
+            _ if self.elsewhere => Note::new(file, None).taken_elsewhere(),
             _ => {
                 let earlier_boot = self.boot_start.is_some_and(|start| meta.mtime() < start);
                 Note { earlier_boot, ..Note::new(file, None) }

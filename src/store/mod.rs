@@ -5,7 +5,7 @@
 //! | `lock.rs`, `atomic.rs` | flock with an end to its patience, files that appear whole |
 //! | `dir.rs` | an open folder, whose files are reached by no link |
 //! | `lease.rs`, `listing.rs`, `leases.rs` | one lease, all that a folder has, a locked store |
-//! | `index.rs`, `table.rs` | leases by owner, so that no command reads all of them |
+//! | `index.rs`, `table.rs`, `origin.rs` | leases by owner, so that no command reads all of them |
 //! | `note.rs`, `life.rs` | what tells whether the container of a lease is alive |
 //! | `quarantine.rs` | addresses that were freed a short while ago |
 //! | `folder.rs` | folders that only root can write to |
@@ -22,6 +22,7 @@ mod life;
 mod listing;
 pub mod lock;
 mod note;
+mod origin;
 mod quarantine;
 mod table;
 #[cfg(test)]

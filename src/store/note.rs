@@ -11,6 +11,7 @@ use nix::time::{ClockId, clock_gettime};
 use crate::netns::census::NetnsId;
 
 const EARLIER_BOOT: u32 = 1;
+const ELSEWHERE: u32 = 2;
 
 /// One lease file, told from all others that had or will have its name: inode and modification
 /// time.
@@ -28,6 +29,8 @@ pub(super) struct Note {
     pub(super) since: u32,
     /// The lease was made before this boot.
     pub(super) earlier_boot: bool,
+    /// The lease was there when another machine had the store: nothing here tells of its container.
+    pub(super) elsewhere: bool,
 }
 
 impl FileId {
@@ -40,9 +43,14 @@ impl FileId {
 }
 
 impl Note {
+    /// The same note when its machine is not this one.
+    pub(super) fn taken_elsewhere(self) -> Note {
+        Note { netns: None, earlier_boot: false, elsewhere: true, ..self }
+    }
+
     /// The note of a lease that is made now for the container in this namespace.
     pub(super) fn new(file: FileId, netns: Option<NetnsId>) -> Note {
-        Note { file, netns, since: uptime(), earlier_boot: false }
+        Note { file, netns, since: uptime(), earlier_boot: false, elsewhere: false }
     }
 
     /// 8 bytes of the file, 4 of the namespace's device, 4 of its number, 8 of its time, 4 of the
@@ -56,7 +64,8 @@ impl Note {
             bytes[16..24].copy_from_slice(&born.to_be_bytes());
         }
         bytes[24..28].copy_from_slice(&self.since.to_be_bytes());
-        let flags = if self.earlier_boot { EARLIER_BOOT } else { 0 };
+        let earlier_boot = if self.earlier_boot { EARLIER_BOOT } else { 0 };
+        let flags = earlier_boot | if self.elsewhere { ELSEWHERE } else { 0 };
         bytes[28..].copy_from_slice(&flags.to_be_bytes());
         bytes
     }
@@ -71,6 +80,7 @@ impl Note {
             netns: (netns.ino != 0).then_some(netns),
             since: short(24)?,
             earlier_boot: short(28)? & EARLIER_BOOT != 0,
+            elsewhere: short(28)? & ELSEWHERE != 0,
         })
     }
 }
@@ -91,8 +101,8 @@ mod tests {
         let file = FileId(0x0102_0304_0506_0708);
         let netns = NetnsId { dev: 4, ino: 4_026_532_177, born: u64::MAX - 1 };
         for netns in [Some(netns), None] {
-            for earlier_boot in [false, true] {
-                let note = Note { file, netns, since: 7, earlier_boot };
+            for (earlier_boot, elsewhere) in [(false, false), (true, false), (false, true)] {
+                let note = Note { file, netns, since: 7, earlier_boot, elsewhere };
                 assert_eq!(Note::parse(&note.bytes()), Some(note));
             }
         }

@@ -22,6 +22,7 @@ use sha2::{Digest, Sha512};
 
 use super::dir::Dir;
 use super::note::Note;
+use super::origin::Origin;
 use super::{During, Error, Result};
 
 /// The last byte is the format's version.
@@ -60,8 +61,8 @@ pub(super) type Owned = (Vec<IpAddr>, Vec<IpAddr>);
 /// What identifies the file and tells its size.
 #[derive(Clone, Copy, Debug)]
 struct Header {
-    /// Hash of the boot that the table belongs to.
-    boot: [u8; 16],
+    /// Where and when the table was made.
+    origin: Origin,
     slots: u32,
     taken: u32,
     /// Slots emptied in the midst of others, which a search must not stop at.
@@ -101,8 +102,8 @@ impl Key {
 }
 
 impl Header {
-    fn new(boot: [u8; 16], taken: u32) -> Header {
-        let mut header = Header { boot, slots: LEAST_SLOTS, taken, removed: 0 };
+    fn new(origin: Origin, taken: u32) -> Header {
+        let mut header = Header { origin, slots: LEAST_SLOTS, taken, removed: 0 };
         // At most 30 % full: half of what makes it grow.
         while u64::from(header.slots) * 3 < u64::from(taken) * 10 {
             header.slots *= 2;
@@ -113,17 +114,21 @@ impl Header {
     fn bytes(&self) -> [u8; HEADER] {
         let mut bytes = [0; HEADER];
         bytes[..8].copy_from_slice(MAGIC);
-        bytes[8..24].copy_from_slice(&self.boot);
+        let origin = self.origin.bytes();
+        bytes[8..24].copy_from_slice(&origin[..16]);
+        bytes[36..52].copy_from_slice(&origin[16..]);
         for (at, number) in [(24, self.slots), (28, self.taken), (32, self.removed)] {
             bytes[at..at + 4].copy_from_slice(&number.to_be_bytes());
         }
         bytes
     }
 
-    /// The header of a table of this boot in a file of `size` bytes.
-    fn parse(bytes: &[u8], size: u64, boot: [u8; 16]) -> Option<Header> {
+    /// The header of a table in a file of `size` bytes.
+    fn parse(bytes: &[u8], size: u64) -> Option<Header> {
         let number = |at: usize| Some(u32::from_be_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
-        let header = Header { boot, slots: number(24)?, taken: number(28)?, removed: number(32)? };
+        let origin = Origin::parse(bytes.get(8..24)?, bytes.get(36..52)?)?;
+        let header =
+            Header { origin, slots: number(24)?, taken: number(28)?, removed: number(32)? };
         let sound = header.slots.is_power_of_two()
             && (LEAST_SLOTS..=MOST_SLOTS).contains(&header.slots)
             && size == place(header.slots)
@@ -189,20 +194,17 @@ impl Table {
         let (file, meta) = folder.file(NAME, OFlag::O_RDWR, Mode::empty()).during("open", &path)?;
         let (size, mut block) = (meta.len(), Block::default());
         block.load(&file, 0, size).during("read", &path)?;
-        let header = block.bytes.get(..HEADER).and_then(|b| Header::parse(b, size, digest(boot)));
+        let header = block.bytes.get(..HEADER).and_then(|bytes| Header::parse(bytes, size));
+        let header = header.filter(|header| header.origin.is_of_boot(boot));
         let header = header.ok_or_else(|| damaged(&path))?;
         Ok((Table { folder: Rc::clone(folder), file, header, block }, meta))
     }
 
     /// Puts a table of these entries in place of whatever is in `folder`.
-    pub(super) fn create(folder: &Rc<Dir>, boot: &str, entries: &[Entry]) -> Result<Table> {
-        Table::write(Rc::clone(folder), digest(boot), entries)
-    }
-
-    fn write(folder: Rc<Dir>, boot: [u8; 16], entries: &[Entry]) -> Result<Table> {
+    pub(super) fn create(folder: Rc<Dir>, origin: Origin, entries: &[Entry]) -> Result<Table> {
         let taken = u32::try_from(entries.len()).ok().filter(|taken| *taken < MOST_SLOTS / 8);
         let too_many = || Error::new("create", &folder.path(NAME), ErrorKind::FileTooLarge);
-        let header = Header::new(boot, taken.ok_or_else(too_many)?);
+        let header = Header::new(origin, taken.ok_or_else(too_many)?);
         let file = folder.create(TEMP, &image(&header, entries))?;
         // Renamed over a file, ext4 would start to write at once.
         let done = folder.remove(NAME).and_then(|()| folder.rename(TEMP, NAME));
@@ -322,23 +324,22 @@ impl Table {
                 Slot::Empty | Slot::Removed => {}
             }
         }
-        *self = Table::write(Rc::clone(&self.folder), self.header.boot, &entries)?;
+        *self = Table::create(Rc::clone(&self.folder), self.header.origin, &entries)?;
         Ok(())
     }
 }
 
-/// The entries of a table that nobody vouches for, and whether it is of this boot: each entry has
-/// to prove itself. `None` if there is no table of this name.
-pub(super) fn salvage(folder: &Dir, name: &str, boot: &str) -> Option<(Vec<Entry>, bool)> {
+/// The entries of a table that nobody vouches for, and where it was made: each entry has to prove
+/// itself. `None` if there is no table of this name.
+pub(super) fn salvage(folder: &Dir, name: &str) -> Option<(Vec<Entry>, Origin)> {
     let (bytes, _) = folder.read(name, MOST_BYTES).ok()?;
-    let made: [u8; 16] = bytes.get(8..24)?.try_into().ok()?;
-    Header::parse(bytes.get(..HEADER)?, bytes.len() as u64, made)?;
+    let header = Header::parse(bytes.get(..HEADER)?, bytes.len() as u64)?;
     let slots = bytes[HEADER..].chunks_exact(SLOT);
     let entry = |slot| match Slot::parse(slot) {
         Some(Slot::Taken(entry)) => Some(entry),
         _ => None,
     };
-    Some((slots.filter_map(entry).collect(), made == digest(boot)))
+    Some((slots.filter_map(entry).collect(), header.origin))
 }
 
 impl Block {
@@ -385,7 +386,7 @@ fn hash(text: &str) -> u64 {
     u64::try_from(digest >> 64).unwrap_or_default()
 }
 
-fn digest(text: &str) -> [u8; 16] {
+pub(super) fn digest(text: &str) -> [u8; 16] {
     let mut head = [0; 16];
     head.copy_from_slice(&Sha512::digest(text)[..16]);
     head

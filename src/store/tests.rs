@@ -19,6 +19,8 @@ use super::*;
 thread_local! {
     /// How many lease files this thread has read.
     pub(super) static READS: Cell<usize> = const { Cell::new(0) };
+    /// The machine that this thread takes for its own, instead of the one it is on.
+    pub(super) static MACHINE: Cell<Option<&'static str>> = const { Cell::new(None) };
 }
 
 const BOOT: &str = "this-boot";

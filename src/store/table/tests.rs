@@ -19,7 +19,7 @@ impl Scene {
 
     fn create(&self, entries: &[(Key, IpAddr)]) -> Table {
         let entries: Vec<_> = entries.iter().map(|(key, ip)| entry(*key, *ip)).collect();
-        Table::create(&self.folder(), "boot", &entries).unwrap()
+        Table::create(self.folder(), Origin::here("boot"), &entries).unwrap()
     }
 
     fn open(&self) -> Result<Table> {
@@ -30,8 +30,8 @@ impl Scene {
         Rc::new(Dir::open(self.0.path()).unwrap())
     }
 
-    fn salvage(&self, boot: &str) -> Option<(Vec<Entry>, bool)> {
-        salvage(&self.folder(), NAME, boot)
+    fn salvage(&self) -> Option<(Vec<Entry>, Origin)> {
+        salvage(&self.folder(), NAME)
     }
 
     fn damage(&self, at: usize, bytes: &[u8]) {
@@ -72,6 +72,7 @@ fn the_layout_is_the_same_everywhere() {
     let bytes = fs::read(scene.path()).unwrap();
     assert_eq!(bytes.len(), 64 + 32 * 64);
     assert_eq!(bytes[..8], *b"cniboxL\x02");
+    assert_eq!(bytes[8..24], digest("boot"));
     assert_eq!(bytes[24..36], [0, 0, 0, 32, 0, 0, 0, 2, 0, 0, 0, 0]);
     // Half of the id's number, modulo 32, is 4.
     let at = 64 + 4 * 64;
@@ -157,7 +158,7 @@ fn what_is_no_table_is_refused() {
         ("more slots than there are", 24, &number(128)),
         ("not a power of two", 24, &number(33)),
         ("full", 28, &number(32)),
-        ("not known", 36, &[1]),
+        ("not known", 52, &[1]),
     ];
     let scene = Scene::new();
     for (what, at, bytes) in headers {
@@ -215,18 +216,18 @@ fn entries_are_had_from_a_table_of_any_boot_and_from_nothing_else() {
     let entries: Vec<_> = (0..100).map(|n| (key(n), ip(n))).collect();
     scene.create(&entries);
     for (boot, this_boot) in [("boot", true), ("another", false)] {
-        let (mut found, of_this_boot) = scene.salvage(boot).unwrap();
+        let (mut found, origin) = scene.salvage().unwrap();
         found.sort_by_key(|entry| entry.ip);
         let want: Vec<_> = entries.iter().map(|(key, ip)| entry(*key, *ip)).collect();
-        assert_eq!((found, of_this_boot), (want, this_boot));
+        assert_eq!((found, origin.is_of_boot(boot)), (want, this_boot));
     }
     // A slot that makes no sense costs that one only.
     let taken = |bytes: &[u8]| bytes.chunks_exact(64).position(|slot| slot[7] & 1 == 1);
     let first = taken(&fs::read(scene.path()).unwrap()[64..]).unwrap();
     scene.damage(64 + 64 * first, &[2; 8]);
-    assert_eq!(scene.salvage("boot").unwrap().0.len(), 99);
+    assert_eq!(scene.salvage().unwrap().0.len(), 99);
     scene.damage(24, &[1; 4]);
-    assert!(scene.salvage("boot").is_none());
+    assert!(scene.salvage().is_none());
     fs::write(scene.path(), "c1\r\neth0").unwrap();
-    assert!(scene.salvage("boot").is_none());
+    assert!(scene.salvage().is_none());
 }

@@ -57,6 +57,29 @@ fn the_mark_of_an_earlier_boot_outlasts_what_others_do() {
 }
 
 #[test]
+fn leases_of_another_machine_are_in_doubt() {
+    let scene = Scene::new();
+    let on = |machine| MACHINE.set(Some(machine));
+    on("one");
+    scene.reserve("10.0.0.2", &owner(1));
+    scene.write("10.0.0.3", "container2\r\neth0");
+    let long_ago = SystemTime::UNIX_EPOCH + Duration::from_secs(1);
+    let file = fs::File::options().write(true).open(scene.path("10.0.0.3")).unwrap();
+    file.set_modified(long_ago).unwrap();
+    drop(file);
+    on("two");
+    assert_eq!(healed(&scene, "two-a"), []);
+    assert!(scene.open_in_boot("two-a").reserve(ip("10.0.0.4"), &owner(4)).unwrap());
+    // Also in later boots; its own lease is of an earlier one.
+    let gone = [(ip("10.0.0.4"), Gone::EarlierBoot)];
+    assert_eq!(healed(&scene, "two-b"), gone);
+    assert_eq!(healed(&scene, "two-c"), []);
+    on("one");
+    assert_eq!(healed(&scene, "one-b"), [], "another machine has had them since");
+    assert_eq!(scene.open_in_boot("one-b").release(&owner(1)).unwrap(), ips(&["10.0.0.2"]));
+}
+
+#[test]
 fn a_lease_that_was_made_anew_is_not_the_one_that_was_noted() {
     let scene = Scene::new();
     let later = SystemTime::now() + Duration::from_secs(5);

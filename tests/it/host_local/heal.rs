@@ -4,6 +4,7 @@
 use std::fs;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use serde_json::json;
 
@@ -11,6 +12,7 @@ use super::{add, del, net, one_set};
 use crate::compare;
 use crate::net::Net;
 use crate::node::{Call, Container, Node, Outcome, eventually};
+use crate::strace;
 
 /// Five addresses that no other test of this suite gives to an interface: a number of a namespace
 /// that is gone may belong to another test's by now.
@@ -391,6 +393,54 @@ fn a_freed_address_is_kept_back_for_as_long_as_asked() {
     assert!(bad.call("ADD", "c4").netns("/x").run().status == Some(1));
     assert_eq!(bad.call("DEL", "c3").netns("/x").run().status, Some(1));
     assert_eq!(net.leases(), [""; 0]);
+}
+
+#[test]
+fn processes_are_looked_through_without_the_lock() {
+    let node = Node::new();
+    let net = one_set(&node, &[ONE]);
+    let container = Container::new();
+    net.call("ADD", "c1").netns(&container.path()).result();
+    // The pool is full, or a container has an address already.
+    for id in ["c2", "c1"] {
+        let (outcome, calls) = strace::record(&node, &net.call("ADD", id).netns("/x"));
+        assert_eq!(outcome.status, Some(1), "{outcome:?}");
+        let (mut locked, mut taken, mut looks) = (false, 0, 0);
+        for call in &calls {
+            let is_lock = call.text.contains("/leases/net/lock>");
+            match call.name.as_str() {
+                "flock" if is_lock => (locked, taken) = (true, taken + 1),
+                "close" if is_lock => locked = false,
+                _ if call.text.contains("\"/proc/") => {
+                    assert!(!locked, "{id}: {call:?}");
+                    looks += 1;
+                }
+                _ => {}
+            }
+        }
+        assert!(taken == 2 && looks > 10, "{id}: {taken} locks, {looks} looks");
+    }
+    assert_eq!(net.leases().len(), 1);
+}
+
+#[test]
+fn an_add_waits_for_the_lock_once_also_when_it_is_taken_back() {
+    let node = Node::new();
+    let mut ipam = node.host_local(&["198.51.100.0/24"]);
+    ipam["lockTimeout"] = json!(4);
+    let net = Net::new(&node, "bridge", "1.1.0", &json!({"bridge": "br0", "ipam": ipam}));
+    let (lock, ready) = (node.path("leases/net/lock"), node.path("ready"));
+    fs::create_dir_all(node.path("leases/net")).unwrap();
+    let (path, touched) = (lock.display(), ready.display());
+    let _holder =
+        Background::new(&format!("exec flock {path} sh -c 'touch {touched}; exec sleep 600'"));
+    eventually("the lock is taken", || ready.exists());
+    let container = Container::new();
+    let start = Instant::now();
+    let error = net.call("ADD", "c1").netns(&container.path()).error();
+    let took = start.elapsed();
+    assert!(error.code == 11 && error.msg.contains("held for more than 4 s"), "{error:?}");
+    assert!(took < Duration::from_millis(7_500), "{took:?}: it waited twice");
 }
 
 #[test]
