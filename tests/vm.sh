@@ -21,8 +21,9 @@ set -euo pipefail
 cache=${CNIBOX_VM_CACHE:-/var/cache/cnibox-vm}
 timeout=${CNIBOX_VM_TIMEOUT:-900}
 
-# How often a VM is started, and how many seconds it has to come up: a boot takes three.
-tries=3 boot=90
+# How often a VM is started, and how many seconds it has to come up: a boot takes three, and minutes
+# where others want the processors. One that does not come up is stopped, told of and started again.
+tries=3 boot=240
 
 say() { echo "vm: $*" >&2; }
 
@@ -189,10 +190,12 @@ start() {
     read -ra more <<<"${CNIBOX_VM_QEMU:-}"
     # norandmaps: translated code is used again only at the same address, which makes programs start
     # three times as fast. Nehalem without rep_good: loops of single instructions cost TCG too much.
-    # One processor: with more, they wait for each other.
+    # One processor: with more, they wait for each other. no_timer_check, nowatchdog: where others want
+    # the processors, ticks come late, and the kernel would take its timer for broken or a program for
+    # stuck.
     local options="console=ttyS0 quiet panic=-1 oops=panic mitigations=off nokaslr norandmaps"
     options+=" clearcpuid=rep_good init_on_alloc=0 lsm=capability audit=0 transparent_hugepage=never"
-    options+=" randomize_kstack_offset=off random.trust_cpu=on rcupdate.rcu_expedited=1 tsc=reliable net.ifnames=0"
+    options+=" randomize_kstack_offset=off random.trust_cpu=on rcupdate.rcu_expedited=1 tsc=reliable no_timer_check nowatchdog net.ifnames=0"
     qemu -machine pc -accel "$accel" -cpu "${CNIBOX_VM_CPU:-Nehalem}" -smp 1 -m "${CNIBOX_VM_MEM:-2G}" \
         -nodefaults -no-user-config -display none -no-reboot -serial "file:$dir/log" \
         -kernel "$cache/kernel" -initrd "$cache/initrd" -append "$options" \

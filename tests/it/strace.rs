@@ -69,6 +69,27 @@ pub(crate) fn record(node: &Node, call: &Call) -> (Outcome, Vec<Syscall>) {
     (outcome, parse(&file, &node.path("")))
 }
 
+/// What a call costs, whatever else the machine does.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cost {
+    /// System calls.
+    pub(crate) calls: usize,
+    /// Bytes that were read or received.
+    pub(crate) bytes: usize,
+}
+
+/// Runs `call`, which has to succeed, and tells what it costs.
+pub(crate) fn cost(node: &Node, call: &Call) -> Cost {
+    let (outcome, calls) = record(node, call);
+    assert_eq!(outcome.status, Some(0), "{outcome:?}");
+    let result = |call: &Syscall| {
+        let text = call.text.rsplit_once(" = ")?.1.split(' ').next()?;
+        text.parse::<usize>().ok()
+    };
+    let reads = calls.iter().filter(|call| call.name == "read" || call.name.starts_with("recv"));
+    Cost { calls: calls.len(), bytes: reads.filter_map(result).sum() }
+}
+
 fn parse(file: &Path, root: &Path) -> Vec<Syscall> {
     let text = String::from_utf8_lossy(&fs::read(file).unwrap()).into_owned();
     let mut threads: Vec<&str> = Vec::new();

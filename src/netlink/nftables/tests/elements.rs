@@ -1,6 +1,8 @@
 //! Elements of sets and maps: reading back, intervals, cost.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use nix::time::{ClockId, clock_gettime};
 
 use super::*;
 
@@ -87,13 +89,19 @@ fn an_element_is_replaced_in_one_batch() {
     }
 }
 
+/// The processor's time that the calling thread has had, the kernel's work for it included: what
+/// others do on the machine hardly changes it.
+fn worked() -> Duration {
+    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).unwrap().into()
+}
+
 /// The median of 30 runs.
 fn median(mut run: impl FnMut()) -> Duration {
     let mut times: Vec<Duration> = (0..30)
         .map(|_| {
-            let start = Instant::now();
+            let start = worked();
             run();
-            start.elapsed()
+            worked().saturating_sub(start)
         })
         .collect();
     times.sort();
@@ -136,13 +144,13 @@ fn ten_thousand_elements_cost_nothing() {
             batch.add_element(DNAT4, &Element::new(key).to((ip("10.1.0.1"), n)).comment("pod"));
         }
     });
-    let start = Instant::now();
+    let start = worked();
     nft.commit(batch).unwrap();
-    let filled = start.elapsed();
+    let filled = worked().saturating_sub(start);
     let full = cost(&nft);
-    let start = Instant::now();
+    let start = worked();
     assert_eq!(nft.dump_elements(DNAT4).unwrap().len(), 10_000);
-    let dump = start.elapsed();
+    let dump = worked().saturating_sub(start);
     eprintln!("base + element + delete, get, delete absent: {empty:?}; with 10,000: {full:?}");
     let opening = median(|| drop(Nft::open().unwrap()));
     let mut kept = Vec::new();
@@ -170,7 +178,8 @@ fn ten_thousand_elements_cost_nothing() {
     eprintln!("deleting from a missing table: {missing:?}");
     eprintln!("adding 10,000 in one batch: {filled:?}; reading them: {dump:?}");
     for (full, empty) in full.iter().zip(empty) {
-        assert!(*full < empty * 8 + Duration::from_millis(20), "{full:?} {empty:?}");
+        // A walk through all of them takes milliseconds.
+        assert!(*full < empty * 8 + Duration::from_millis(2), "{full:?} {empty:?}");
     }
 }
 
