@@ -127,7 +127,7 @@ fn make<'a>(
     }
     if refused.is_unanswered() {
         // It may have been made.
-        drop(del(netns, wanted.ifname, &wanted.kind.to_string()));
+        drop(del(netns, wanted.ifname, &wanted.kind.to_string(), None));
     }
     let remedy = refused.errno().and_then(|errno| remedy(errno, &wanted.kind));
     let error = Error::from(refused).context(failed());
@@ -176,19 +176,23 @@ pub fn attach(
 }
 
 /// Deletes the link `ifname` of this kind; success if there is none. Another kind of link under
-/// the name is nothing that this attachment has made.
-pub fn del(netns: &Netns, ifname: &IfName, kind: &str) -> Result<()> {
+/// the name is nothing that this attachment has made: the container may have renamed its own, which
+/// is told by an address that only that one has had.
+pub fn del(netns: &Netns, ifname: &IfName, kind: &str, mac: Option<Mac>) -> Result<()> {
     let inside = Netlink::open_in(netns)?;
-    match inside.link(ifname.as_str())? {
-        Some(link) if link.kind.as_deref() == Some(kind) => {
-            Ok(inside.del_link_by_index(link.index).map(drop)?)
-        }
-        Some(_) => {
-            log::warn(format_args!("\"{ifname}\" is no {kind}, and is left alone"));
-            Ok(())
-        }
-        None => Ok(()),
+    let is_of_kind = |link: &Link| link.kind.as_deref() == Some(kind);
+    let named = inside.link(ifname.as_str())?;
+    if named.as_ref().is_some_and(|link| !is_of_kind(link)) {
+        log::warn(format_args!("\"{ifname}\" is no {kind}, and is left alone"));
     }
+    if let Some(link) = named.filter(is_of_kind) {
+        inside.del_link_by_index(link.index)?;
+    }
+    let links = if mac.is_some() { inside.dump_links()? } else { Vec::new() };
+    for renamed in links.iter().filter(|link| is_of_kind(link) && link.mac == mac) {
+        inside.del_link_by_index(renamed.index)?;
+    }
+    Ok(())
 }
 
 /// Sets the parameters that the addresses need before they are there; the neighbours will be told

@@ -200,21 +200,15 @@ fn create(host: &Netlink, netns: &Netns, wanted: Wanted<'_>) -> Result<Link> {
     Err(Error::internal("failed to find a unique veth name"))
 }
 
-/// Whether `result` lists a host end whose other end is `container`: the first entry outside the
-/// sandbox that is such a link on the host.
+/// The host's end whose other end is `container`, if `result` lists it, and its entry there.
 pub fn find_host_end(
     host: &Netlink,
+    inside: &Inside<'_>,
     result: &CniResult,
     container: &Link,
 ) -> Result<Option<(Link, Interface)>> {
-    for entry in result.interfaces.iter().filter(|entry| entry.sandbox.is_empty()) {
-        let Some(link) = host.link(&entry.name)? else { continue };
-        let pair = is_veth(&link)
-            && container.link == Some(link.index)
-            && link.link == Some(container.index);
-        if pair {
-            return Ok(Some((link, entry.clone())));
-        }
-    }
-    Ok(None)
+    let Some(end) = peer::on_host(host, inside, container)? else { return Ok(None) };
+    let listed = |entry: &&Interface| entry.sandbox.is_empty() && entry.name == end.name;
+    let entry = result.interfaces.iter().find(listed).cloned();
+    Ok(entry.map(|entry| (end, entry)))
 }

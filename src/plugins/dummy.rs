@@ -114,7 +114,7 @@ impl Plan {
         let created = inside.netlink.create_link(&link).inspect_err(|error| {
             if error.is_unanswered() {
                 // It may have been made.
-                drop(child::del(inside.netns, &req.ifname, KIND));
+                drop(child::del(inside.netns, &req.ifname, KIND, None));
             }
         });
         created.context(|| "failed to create dummy")

@@ -108,7 +108,7 @@ impl Plugin for Ptp {
         verify::is_up(&link)?;
         verify::addresses(&inside, &link, (prev, index))?;
         verify::routes(&inside, prev)?;
-        check_host(cx.host()?, &link, (prev, index))?;
+        check_host(cx.host()?, &inside, &link, (prev, index))?;
         if !conf.ip_masq {
             return Ok(());
         }
@@ -245,8 +245,13 @@ fn gateways(hops: &[Hop]) -> Vec<IpAddr> {
 }
 
 /// The host's end is there, with the gateways' addresses and the routes to the container.
-fn check_host(host: &Netlink, container: &Link, (prev, index): (&CniResult, usize)) -> Result<()> {
-    let (end, entry) = veth::find_host_end(host, prev, container)?.ok_or_else(|| {
+fn check_host(
+    host: &Netlink,
+    inside: &Inside<'_>,
+    container: &Link,
+    (prev, index): (&CniResult, usize),
+) -> Result<()> {
+    let (end, entry) = veth::find_host_end(host, inside, prev, container)?.ok_or_else(|| {
         Error::internal(format!("ptp: host end of \"{}\" was not found", container.name))
     })?;
     verify::same_mac(&end, &entry)?;

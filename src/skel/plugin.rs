@@ -7,11 +7,12 @@ use serde::de::DeserializeOwned;
 
 use super::context::Cx;
 use super::rollback::Failures;
-use crate::cni::{Attachment, CniResult, ContainerId, IfName, SpecVersion};
+use crate::cni::{Attachment, CniResult, ContainerId, IfName, Interface, SpecVersion};
 use crate::error::{Code, Error, Result};
 use crate::iface::{child, veth};
 use crate::netfilter::Owner;
 use crate::netfilter::names::stale;
+use crate::netlink::Mac;
 use crate::netns::Netns;
 use crate::netns::census::NetnsId;
 
@@ -133,12 +134,21 @@ impl DelReq {
         veth::del(cx.host()?, &self.ifname, self.netns.as_ref(), self.prev.as_ref(), &is_own)
     }
 
+    /// The MAC of the attachment's link as the result tells it, if links of this kind have their own.
+    fn told_mac(&self, kind: &str) -> Option<Mac> {
+        let is_own =
+            |entry: &&Interface| entry.name == self.ifname.as_str() && !entry.sandbox.is_empty();
+        let shares = matches!(kind, "ipvlan" | "vlan");
+        let prev = self.prev.as_ref().filter(|_| !shares)?;
+        prev.interfaces.iter().find(is_own)?.mac.parse().ok()
+    }
+
     /// Deletes the attachment's link of this kind and releases the addresses, if they are managed.
     pub fn del_link(&self, cx: &Cx<'_>, kind: &str) -> Result<()> {
         let mut failures = Failures::new();
         del_and_release(cx, &mut failures, |failures| {
             if let Some(netns) = &self.netns {
-                failures.keep(child::del(netns, &self.ifname, kind));
+                failures.keep(child::del(netns, &self.ifname, kind, self.told_mac(kind)));
             }
         });
         failures.into_result()

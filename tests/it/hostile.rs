@@ -11,7 +11,7 @@ use nix::sys::socket::bind;
 use serde_json::{Value, json};
 use socket2::{Domain, Protocol, Socket, Type};
 
-use crate::net::{Net, no_veth_remains};
+use crate::net::{Net, no_veth_remains, wire};
 use crate::node::{Container, Node, eventually};
 use crate::strace;
 use crate::traffic::Place;
@@ -126,6 +126,45 @@ fn a_link_of_another_kind_or_attachment_under_the_name_is_left_alone() {
         assert!(is_there(&node, &second), "the other attachment of the container");
         net.on("DEL", &container).ifname("eth1").ok();
         assert!(!is_there(&node, &second));
+    }
+}
+
+#[test]
+fn no_container_keeps_a_macvlan_that_it_renamed() {
+    let node = Node::new();
+    wire(&node);
+    let keys = json!({"master": "wire0", "ipam": node.host_local(&["10.1.2.0/24"])});
+    let net = Net::new(&node, "macvlan", "1.1.0", &keys);
+    let container = Container::new();
+    let prev = net.add(&container);
+    net.on("ADD", &container).ifname("eth1").result();
+    play(3, &container, &container);
+    let del = net.with(&json!({"prevResult": prev}));
+    del.del(&container);
+    assert!(!container.try_sh("ip link show kept"), "renamed, with another link in its place");
+    del.del(&container);
+    assert!(container.try_sh("ip link show eth1"), "the other attachment");
+}
+
+#[test]
+fn check_is_not_told_by_indexes_that_the_container_chose() {
+    let node = Node::new();
+    for net in pairs(&node) {
+        let (container, other) = (Container::new(), Container::new());
+        let result = net.add(&container);
+        net.check(&container, &result).ok();
+        let show = container.ip("link show eth0")[0].clone();
+        play(4, &container, &other);
+        let [index, peer] = ["ifindex", "link_index"].map(|key| show[key].to_string());
+        let mac = show["address"].as_str().unwrap();
+        container.sh(&format!(
+            "ip link add eth0 index {index} address {mac} up type veth peer name x index {peer}"
+        ));
+        let address = result["ips"][0]["address"].as_str().unwrap();
+        container.sh(&format!("ip addr add {address} dev eth0"));
+        let error = net.check(&container, &result).error();
+        assert!(error.msg.contains("was not found"), "{error:?}");
+        net.with(&json!({"prevResult": result})).del(&container);
     }
 }
 

@@ -18,7 +18,8 @@ pub(super) fn attachment(cx: &Cx<'_>, (conf, plan): (&Conf, &Plan), req: &CheckR
     if !conf.disable_container_interface {
         verify::is_up(&link)?;
     }
-    let port = port_of(host, conf, (&bridge, &link, prev))?;
+    let found = veth::find_host_end(host, &inside, prev, &link)?;
+    let port = port_of(conf, &bridge, found)?;
     plan.vlans.verify(host, &bridge, &port)?;
     let of_vlan = vlan_gateway::verify(host, (conf, plan), &bridge)?;
     if plan.gateway {
@@ -59,14 +60,10 @@ fn bridge_of(host: &Netlink, conf: &Conf, prev: &CniResult) -> Result<Link> {
     Ok(link)
 }
 
-fn port_of(
-    host: &Netlink,
-    conf: &Conf,
-    (bridge, container, prev): (&Link, &Link, &CniResult),
-) -> Result<Link> {
+fn port_of(conf: &Conf, bridge: &Link, found: Option<(Link, Interface)>) -> Result<Link> {
     let missing =
         || Error::internal(format!("CNI veth created for bridge {} was not found", conf.bridge));
-    let (port, entry) = veth::find_host_end(host, prev, container)?.ok_or_else(missing)?;
+    let (port, entry) = found.ok_or_else(missing)?;
     if port.master != Some(bridge.index) {
         return Err(missing().with_details(format!("\"{}\" is no port of it", port.name)));
     }
