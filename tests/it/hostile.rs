@@ -11,6 +11,7 @@ use nix::sys::socket::bind;
 use serde_json::{Value, json};
 use socket2::{Domain, Protocol, Socket, Type};
 
+use crate::lane::{self, needs};
 use crate::net::{Net, no_veth_remains, wire};
 use crate::node::{Container, Node, eventually};
 use crate::strace;
@@ -206,6 +207,30 @@ fn a_port_is_never_up_without_its_protection() {
         }
         assert!(seen > 2, "{}: only {seen} times", net.plugin);
     }
+}
+
+#[test]
+fn a_port_is_never_up_in_a_vlan_of_others() {
+    needs!(lane::BRIDGE_VLAN);
+    let node = Node::new();
+    let net = Net::new(&node, "bridge", "1.1.0", &json!({"bridge": "br0", "vlan": 100}));
+    let first = Container::new();
+    let (outcome, calls) = strace::record(&node, &net.on("ADD", &first));
+    assert_eq!(outcome.status, Some(0), "{outcome:?}");
+    let mut seen = 0;
+    for point in calls.iter().filter(|c| c.name == "sendto") {
+        let container = Container::new();
+        point.run(&node, &net.call("ADD", "c2").netns(&container.path()), "signal=KILL");
+        for port in node.ip("link show master br0 up").as_array().unwrap() {
+            let name = port["ifname"].as_str().unwrap();
+            let vlans = node.sh(&format!("bridge vlan show dev {name}"));
+            assert!(vlans.contains("100 PVID Egress Untagged"), "{vlans}");
+            assert!(!vlans.contains(" 1 "), "{vlans}");
+            seen += 1;
+        }
+        net.call("DEL", "c2").netns(&container.path()).ok();
+    }
+    assert!(seen > 2, "only {seen} times");
 }
 
 #[test]

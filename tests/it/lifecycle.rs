@@ -4,7 +4,7 @@
 
 use serde_json::{Value, json};
 
-use crate::net::{FIRST, GATEWAYS, Net, SECOND, no_veth_remains, normal, settles};
+use crate::net::{FIRST, GATEWAYS, Net, SECOND, is_veth, no_veth_remains, normal, settles};
 use crate::node::{Container, Node, VERSIONS};
 use crate::traffic::{Place, tcp, udp};
 
@@ -149,9 +149,10 @@ impl Subject {
             // The reference gave no label: the result tells it.
             if is_pair && net.version >= "0.4.0" {
                 let prev = net.add(&container);
-                let mut ends = prev["interfaces"].as_array().unwrap().iter();
-                let end = ends.rfind(|entry| entry["sandbox"].is_null()).unwrap();
-                net.node.sh(&format!("ip link set {} alias ''", end["name"]));
+                let names = prev["interfaces"].as_array().unwrap().iter();
+                let end =
+                    names.filter_map(|entry| entry["name"].as_str()).find(|name| is_veth(name));
+                net.node.sh(&format!("ip link set {} alias ''", end.unwrap()));
                 net.call("DEL", "c1").ok();
                 assert!(container.try_sh("ip link show eth0"), "nothing tells where it is");
                 net.with(&json!({"prevResult": prev})).call("DEL", "c1").ok();
