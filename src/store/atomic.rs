@@ -1,14 +1,13 @@
-//! Files that appear whole or not at all: written under a temporary name, then renamed or linked.
+//! Files that appear whole or not at all: written under a temporary name, then renamed.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Write};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::{During, Error, Result, remove_file};
-use crate::log;
 
 /// What a file has to survive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,7 +16,7 @@ pub enum Durability {
     /// cached configuration without which a network cannot be taken down.
     Synced,
     /// Only the end of the process: nothing is synced. For what describes living containers,
-    /// such as leases: a power cut ends them too, and the debris it leaves is recognised.
+    /// such as backups: a power cut ends them too.
     Volatile,
 }
 
@@ -61,30 +60,7 @@ impl Writer {
         self.sync_parent(path)
     }
 
-    /// Creates a file of `mode` at `path`; false if something is there. `note` gets to know the file
-    /// before others can see it.
-    pub fn create_noted(
-        &self,
-        path: &Path,
-        bytes: &[u8],
-        mode: u32,
-        note: impl FnOnce(&File),
-    ) -> Result<bool> {
-        note(&self.write_temp(bytes, mode)?);
-        let linked = fs::hard_link(&self.temp, path);
-        // The file is there, or is not, whatever becomes of its second name: an error here would
-        // hide that. Whoever writes next tries again.
-        if let Err(error) = remove_file(&self.temp) {
-            log::debug(format_args!("left behind: {error}"));
-        }
-        match linked {
-            Ok(()) => self.sync_parent(path).map(|()| true),
-            Err(e) if e.kind() == ErrorKind::AlreadyExists => Ok(false),
-            Err(e) => Err(Error::new("create", path, e)),
-        }
-    }
-
-    fn write_temp(&self, bytes: &[u8], mode: u32) -> Result<File> {
+    fn write_temp(&self, bytes: &[u8], mode: u32) -> Result<()> {
         let mut options = OpenOptions::new();
         options.write(true).create_new(true).mode(mode);
         let mut file = match options.open(&self.temp) {
@@ -105,7 +81,7 @@ impl Writer {
             // A full disk should not also keep the part that fitted.
             remove_file(&self.temp)?;
         }
-        written.during("write", &self.temp).map(|()| file)
+        written.during("write", &self.temp)
     }
 
     fn sync_parent(&self, path: &Path) -> Result<()> {
@@ -116,19 +92,6 @@ impl Writer {
             _ => Ok(()),
         }
     }
-}
-
-/// Writes a file of `mode` in place. Not atomic: for hints that may be wrong, kept by one writer
-/// at a time.
-pub fn overwrite(path: &Path, bytes: &[u8], mode: u32) -> Result<()> {
-    let mut options = OpenOptions::new();
-    let file = options.write(true).create(true).truncate(false).mode(mode).open(path);
-    let write = |file: File| {
-        file.write_all_at(bytes, 0)?;
-        let length = bytes.len() as u64;
-        if file.metadata()?.len() == length { Ok(()) } else { file.set_len(length) }
-    };
-    file.and_then(write).during("write", path)
 }
 
 /// Whether [`Writer::unlocked`] gives this name.
@@ -167,16 +130,6 @@ mod tests {
     }
 
     #[test]
-    fn overwriting_leaves_nothing_of_a_longer_text() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("hint");
-        for text in ["10.1.0.9", "10.1.0.10", "10.1.1.2"] {
-            overwrite(&path, text.as_bytes(), 0o600).unwrap();
-            assert_eq!(fs::read_to_string(&path).unwrap(), text);
-        }
-    }
-
-    #[test]
     fn only_what_is_stale_is_swept() {
         let dir = tempfile::tempdir().unwrap();
         let old = std::time::SystemTime::now() - 2 * STALE;
@@ -195,24 +148,13 @@ mod tests {
     }
 
     #[test]
-    fn creates_only_once() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("file");
-        let writer = Writer::unlocked(&path, Durability::Volatile);
-        assert!(writer.create_noted(&path, b"one", 0o600, |_| ()).unwrap());
-        assert!(!writer.create_noted(&path, b"two", 0o600, |_| ()).unwrap());
-        assert_eq!(fs::read(&path).unwrap(), b"one");
-        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
-    }
-
-    #[test]
     fn a_leftover_that_shares_its_inode_does_no_harm() {
         let dir = tempfile::tempdir().unwrap();
         let (temp, old) = (dir.path().join("temp"), dir.path().join("old"));
         fs::write(&temp, "old").unwrap();
         fs::hard_link(&temp, &old).unwrap();
         let writer = Writer::new(&temp, Durability::Volatile);
-        assert!(writer.create_noted(&dir.path().join("new"), b"new", 0o600, |_| ()).unwrap());
+        writer.replace(&dir.path().join("new"), b"new", 0o600).unwrap();
         assert_eq!(fs::read(&old).unwrap(), b"old");
         assert!(!temp.exists());
     }

@@ -135,17 +135,17 @@ impl Dir {
 
     /// Writes a new file in place of what a killed process left of this name.
     pub(super) fn create(&self, name: &str, bytes: &[u8]) -> Result<File> {
-        let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_EXCL;
-        let open = || self.file(name, flags, Mode::S_IRUSR | Mode::S_IWUSR);
+        let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_CLOEXEC;
+        let open = || openat(&self.dir, name, flags, Mode::S_IRUSR | Mode::S_IWUSR);
         let file = match open() {
-            Err(e) if e.kind() == ErrorKind::AlreadyExists => {
+            Err(Errno::EEXIST) => {
                 // Not truncated: it may be a second name of a lease that lives.
                 self.remove(name)?;
                 open()
             }
             file => file,
         };
-        let (mut file, _) = file.during("create", &self.path(name))?;
+        let mut file = File::from(file.during("create", &self.path(name))?);
         let written = file.write_all(bytes);
         if written.is_err() {
             // A full disk should not also keep the part that fitted.
@@ -215,4 +215,20 @@ pub(super) fn open_regular(
     };
     let meta = file.metadata()?;
     if meta.is_file() { Ok((file, meta)) } else { Err(irregular()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn overwriting_leaves_nothing_of_a_longer_text() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = Dir::open(root.path()).unwrap();
+        for text in ["10.1.0.9", "10.1.0.10", "10.1.1.2"] {
+            dir.overwrite("hint", text.as_bytes()).unwrap();
+            assert_eq!(dir.read("hint", 100).unwrap().0, text.as_bytes());
+        }
+        assert_eq!(dir.read("hint", 3).unwrap().0.len(), 4, "more is there than was asked for");
+    }
 }
