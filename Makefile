@@ -61,9 +61,10 @@ test-vm: build ## the tests for which this kernel lacks something, in a VM; ARGS
 	tests/prepare.sh test
 	CNIBOX_BIN=$(abspath $(BINARY)) tests/lanes.sh vm $(ARGS)
 
-soak: build ## the whole suite with the tests that take long, SOAK rounds of the random ones
+soak: build ## the whole suite with the tests that take long, SOAK rounds of the random ones, a minute of each fuzz target
 	tests/prepare.sh test
 	CNIBOX_SOAK=$(SOAK) CNIBOX_VM_TIMEOUT=7200 CNIBOX_BIN=$(abspath $(BINARY)) tests/lanes.sh host-and-vm
+	tests/fuzz.sh 60
 
 lint: ## formatting, clippy, documentation, licences and sources of dependencies, shell scripts
 	$(CARGO) fmt --check

@@ -164,7 +164,7 @@ impl Draft {
     }
 
     /// The table `table` from what iptables-save printed.
-    pub(super) fn parse(table: &str, text: &str) -> Draft {
+    pub fn parse(table: &str, text: &str) -> Draft {
         let mut draft = Draft {
             table: table.to_owned(),
             chains: Vec::new(),

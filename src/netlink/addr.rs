@@ -76,7 +76,7 @@ impl Addr {
         self.flags & libc::IFA_F_NOPREFIXROUTE != 0
     }
 
-    fn parse(body: &[u8]) -> Option<Addr> {
+    pub(super) fn parse(body: &[u8]) -> Option<Addr> {
         let header = AddressHeader::parse(body).ok()?;
         let (mut local, mut address, mut broadcast, mut label) = (None, None, None, None);
         let mut flags = u32::from(header.flags.bits());

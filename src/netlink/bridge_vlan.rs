@@ -83,7 +83,7 @@ impl VlanPort {
         self.vlans.iter().find(|vlans| vlans.ids.contains(&id)).map(|vlans| vlans.tagging)
     }
 
-    fn parse(body: &[u8]) -> Option<VlanPort> {
+    pub(super) fn parse(body: &[u8]) -> Option<VlanPort> {
         let mut port =
             VlanPort { index: LinkHeader::parse(body).ok()?.index, ..VlanPort::default() };
         for attr in attrs(body.get(HEADER_LEN..)?) {

@@ -180,7 +180,7 @@ fn unknown(failure: &Failure) -> bool {
 }
 
 /// What names the connection in `entry`, if it is meant.
-fn identity(flows: Flows, entry: &[u8]) -> Option<Attributes> {
+pub(super) fn identity(flows: Flows, entry: &[u8]) -> Option<Attributes> {
     let list = || attrs(entry.get(NFGENMSG..).unwrap_or_default());
     let tuple = list().find(|attr| attr.kind == CTA_TUPLE_ORIG)?;
     if !flows.matches(tuple) {

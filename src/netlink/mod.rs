@@ -31,6 +31,8 @@ mod bridge_vlan;
 pub mod conntrack;
 mod error;
 mod events;
+#[doc(hidden)]
+pub mod fuzz;
 mod later;
 mod link;
 mod link_change;

@@ -227,7 +227,7 @@ impl Route {
         message
     }
 
-    fn parse(body: &[u8]) -> Option<Route> {
+    pub(super) fn parse(body: &[u8]) -> Option<Route> {
         let header = RouteHeader::parse(body).ok()?;
         let mut route = Route::default_of(header.address_family)?;
         route.table = Some(header.table.into());

@@ -64,7 +64,7 @@ impl Rule {
         message
     }
 
-    fn parse(body: &[u8]) -> Option<Rule> {
+    pub(super) fn parse(body: &[u8]) -> Option<Rule> {
         let header = RuleHeader::parse(body).ok()?;
         let family = match header.family {
             AddressFamily::Inet => Family::V4,

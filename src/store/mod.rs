@@ -15,6 +15,8 @@ pub mod atomic;
 pub mod backup;
 mod dir;
 pub mod folder;
+#[doc(hidden)]
+pub mod fuzz;
 mod index;
 mod lease;
 mod leases;

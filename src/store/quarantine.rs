@@ -66,7 +66,7 @@ impl Moment {
         format!("\n{ip} {} {} {} .", self.boot, self.uptime, self.wall)
     }
 
-    fn parse(line: &str) -> Option<(IpAddr, Moment)> {
+    pub(super) fn parse(line: &str) -> Option<(IpAddr, Moment)> {
         let words: Vec<&str> = line.split(' ').collect();
         let [ip, boot, uptime, wall, "."] = words[..] else { return None };
         let boot = boot.to_owned();

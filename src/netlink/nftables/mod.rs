@@ -38,7 +38,7 @@ mod commit;
 mod element;
 mod expr;
 mod object;
-mod read;
+pub(super) mod read;
 mod rule;
 #[cfg(test)]
 mod tests;

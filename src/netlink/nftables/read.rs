@@ -158,7 +158,7 @@ fn be32(attr: Attr<'_>) -> Option<u32> {
     attr.value.try_into().ok().map(u32::from_be_bytes)
 }
 
-fn chain_info(body: &[u8]) -> ChainInfo {
+pub(in crate::netlink) fn chain_info(body: &[u8]) -> ChainInfo {
     ChainInfo {
         name: find(body, 3).map(Attr::text).unwrap_or_default(),
         base: find(body, 7).map(Attr::text),
@@ -166,7 +166,7 @@ fn chain_info(body: &[u8]) -> ChainInfo {
     }
 }
 
-fn rule_info(body: &[u8]) -> Option<RuleInfo> {
+pub(in crate::netlink) fn rule_info(body: &[u8]) -> Option<RuleInfo> {
     let handle = find(body, 3)?.value.try_into().ok().map(u64::from_be_bytes)?;
     let comment = find(body, 7).and_then(|attr| userdata::read_comment(attr.value));
     let list = find(body, RULE_EXPRESSIONS).into_iter().flat_map(Attr::nested);
@@ -181,7 +181,7 @@ struct Raw {
     element: Element,
 }
 
-fn elements(set: Set<'_>, bodies: &[Vec<u8>]) -> Vec<Element> {
+pub(in crate::netlink) fn elements(set: Set<'_>, bodies: &[Vec<u8>]) -> Vec<Element> {
     let lists = bodies.iter().filter_map(|body| find(body, 3));
     let raws = lists.flat_map(Attr::nested).filter_map(|attr| raw(set, attr));
     if !set.is_interval() || set.key.len() > 1 {

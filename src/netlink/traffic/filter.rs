@@ -119,7 +119,7 @@ fn write_redirect(action: &mut Attributes, index: u32) {
 }
 
 impl FilterInfo {
-    fn read(body: &[u8]) -> Option<FilterInfo> {
+    pub(in crate::netlink) fn read(body: &[u8]) -> Option<FilterInfo> {
         let (header, attributes) = Header::read(body)?;
         let mut filter = FilterInfo {
             kind: String::new(),

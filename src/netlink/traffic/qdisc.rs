@@ -132,7 +132,7 @@ impl Tbf {
 }
 
 impl QdiscInfo {
-    fn read(body: &[u8]) -> Option<QdiscInfo> {
+    pub(in crate::netlink) fn read(body: &[u8]) -> Option<QdiscInfo> {
         let (header, attributes) = Header::read(body)?;
         let (mut kind, mut tbf) = (String::new(), None);
         for attr in attributes {

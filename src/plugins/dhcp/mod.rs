@@ -27,7 +27,8 @@ pub mod record;
 pub mod release;
 pub mod socket;
 pub mod socket_v6;
-mod stored;
+#[doc(hidden)]
+pub mod stored;
 pub mod wire;
 
 use std::path::Path;

@@ -49,6 +49,13 @@ impl Own {
     }
 }
 
+/// The record in a file of whatever boot, for the fuzz targets.
+pub fn read(bytes: &[u8]) -> Option<Record> {
+    let own = Own::parse(bytes)?;
+    let boot = own.boot.clone();
+    own.into_record(&boot)
+}
+
 /// The bytes of a record's file.
 pub(super) fn encode(record: &Record, boot: &str) -> Result<String> {
     json::compact(&Stored::from((record, boot)))

@@ -1,0 +1,9 @@
+//! `CNI_ARGS`.
+#![no_main]
+
+use cnibox::cni::args::Args;
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|text: &str| {
+    let _ = Args::parse(text, &["IP", "GATEWAY"]);
+});

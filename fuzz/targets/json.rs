@@ -1,0 +1,15 @@
+//! A request: JSON, and what all configurations have in common. What is printed can be read.
+#![no_main]
+
+use cnibox::cni::NetConf;
+use cnibox::cni::json::{Json, compact, pretty};
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| {
+    let Ok(json) = Json::parse(bytes) else { return };
+    Json::parse(compact(&json).unwrap().as_bytes()).unwrap();
+    Json::parse(pretty(&json.sorted().normalised()).unwrap().as_bytes()).unwrap();
+    if let Ok(mut conf) = NetConf::parse(bytes) {
+        let _ = (conf.read_version(), conf.read_common(), conf.valid_attachments());
+    }
+});

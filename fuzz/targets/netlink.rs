@@ -1,0 +1,7 @@
+//! Answers of the kernel: links, addresses, routes, rules, VLANs, traffic control, `nf_tables`,
+//! connections.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| cnibox::netlink::fuzz::answers(bytes));

@@ -1,0 +1,19 @@
+//! Results of other plugins, in every version. What is converted can be read, and is the same then.
+#![no_main]
+
+use cnibox::cni::json::Json;
+use cnibox::cni::{CniResult, SpecVersion};
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| {
+    let Ok(json) = Json::parse(bytes) else { return };
+    for version in SpecVersion::ALL {
+        let _ = CniResult::decode_prev(&json, version);
+        let Ok(result) = CniResult::decode(&json, version) else { continue };
+        for to in SpecVersion::ALL {
+            let Ok(converted) = result.clone().convert(to) else { continue };
+            let told = converted.to_json();
+            assert_eq!(CniResult::decode(&told, to).unwrap().to_json(), told);
+        }
+    }
+});
