@@ -143,9 +143,14 @@ impl PacketFilter {
     /// The iptables programs that see the chain, found without starting any: the flavour on top of
     /// `nf_tables` if the chain is there, the old one if it has this table at all.
     pub fn iptables_with(&self, family: Family, table: &str, chain: &str) -> Result<Vec<Iptables>> {
-        let nft = self.ask(|nft| nft.has_chain(iptables_table(family, table).chain(chain)))?;
+        let nft = self.has_chain(family, table, chain)?;
         let legacy = has_legacy_table(family, table).then_some(Flavour::Legacy);
         Ok(Iptables::find_each(family, [nft.then_some(Flavour::Nft), legacy]))
+    }
+
+    /// Whether `nf_tables` has the chain of iptables.
+    pub(super) fn has_chain(&self, family: Family, table: &str, chain: &str) -> Result<bool> {
+        self.ask(|nft| nft.has_chain(iptables_table(family, table).chain(chain)))
     }
 
     /// As [`iptables_with`](PacketFilter::iptables_with), for any chain that a CNI plugin made.
@@ -174,7 +179,7 @@ impl PacketFilter {
 }
 
 /// The table that iptables on top of `nf_tables` keeps its table in.
-fn iptables_table(family: Family, table: &str) -> Table<'_> {
+pub(super) fn iptables_table(family: Family, table: &str) -> Table<'_> {
     let family = match family {
         Family::V4 => nftables::Family::Ip,
         Family::V6 => nftables::Family::Ip6,
@@ -183,7 +188,7 @@ fn iptables_table(family: Family, table: &str) -> Table<'_> {
 }
 
 /// Whether the old iptables has used the table in the calling thread's namespace.
-fn has_legacy_table(family: Family, table: &str) -> bool {
+pub(super) fn has_legacy_table(family: Family, table: &str) -> bool {
     let file = match family {
         Family::V4 => "/proc/thread-self/net/ip_tables_names",
         Family::V6 => "/proc/thread-self/net/ip6_tables_names",

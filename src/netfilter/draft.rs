@@ -129,7 +129,7 @@ fn quoted(word: &str) -> String {
 }
 
 /// The words of a line of iptables-save.
-fn words(line: &str) -> Vec<String> {
+pub(super) fn words(line: &str) -> Vec<String> {
     let mut words = Vec::new();
     let mut word: Option<String> = None;
     let (mut in_quotes, mut chars) = (false, line.chars());
@@ -155,6 +155,8 @@ pub struct Draft {
     pub(super) chains: Vec<String>,
     pub(super) rules: Vec<Rule>,
     pub(super) changes: Vec<String>,
+    /// Chains that iptables cannot show.
+    pub(super) unreadable: Vec<String>,
 }
 
 impl Draft {
@@ -170,6 +172,7 @@ impl Draft {
             chains: Vec::new(),
             rules: Vec::new(),
             changes: Vec::new(),
+            unreadable: Vec::new(),
         };
         for line in text.lines() {
             if let Some(chain) = line.strip_prefix(':') {
@@ -229,6 +232,17 @@ impl Draft {
         self.insert_behind(0, rule);
     }
 
+    /// Deletes the rule where it is there more than once, but for one.
+    pub fn leave_one(&mut self, rule: &Rule) {
+        let copies = self.rules.iter().filter(|present| *present == rule).count();
+        for _ in 1..copies {
+            self.changes.push(format!("-D {}{}", rule.chain, rule.text()));
+            if let Some(at) = self.rules.iter().position(|present| present == rule) {
+                self.rules.remove(at);
+            }
+        }
+    }
+
     /// Inserts the rule behind this many of its chain if it is not there.
     pub fn insert_behind(&mut self, others: usize, rule: Rule) {
         if !self.has(&rule) {
@@ -275,6 +289,11 @@ impl Draft {
     pub fn uproot_chain(&mut self, chain: &str) {
         self.del_rules(|rule| rule.goes_to(chain));
         self.del_chain(chain);
+    }
+
+    /// Whether nothing is added.
+    pub(super) fn only_deletes(&self) -> bool {
+        self.changes.iter().all(|line| ["-D ", "-F ", "-X "].iter().any(|v| line.starts_with(v)))
     }
 
     /// The changes for iptables-restore; `None` if there are none. A line is a change: one that

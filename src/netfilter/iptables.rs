@@ -42,6 +42,7 @@ pub enum Flavour {
 /// The programs for one family.
 #[derive(Clone, Debug)]
 pub struct Iptables {
+    pub(super) family: Family,
     list: Option<PathBuf>,
     save: PathBuf,
     restore: PathBuf,
@@ -52,7 +53,8 @@ impl Iptables {
     pub fn find(family: Family, flavour: Flavour) -> Option<Iptables> {
         let name = program(family, flavour);
         let find = |suffix| cmd::find(&format!("{name}{suffix}"));
-        Some(Iptables { list: find(""), save: find("-save")?, restore: find("-restore")? })
+        let (list, save, restore) = (find(""), find("-save")?, find("-restore")?);
+        Some(Iptables { family, list, save, restore })
     }
 
     /// The programs of each flavour; where they are not installed by that name, the node's own.
@@ -72,17 +74,19 @@ impl Iptables {
         })
     }
 
-    /// A table as it is. A legacy table that nobody used yet comes to be.
+    /// A table as it is. A legacy table that nobody used yet comes to be. Of one that iptables
+    /// cannot show, what it can.
     pub fn read(&self, table: &str) -> Result<Draft> {
         let text = cmd::run(&self.save, &["-t", table], "")?.require_success()?;
-        let foreign = text.lines().find(|l| l.starts_with('#') && l.contains("is incompatible"));
-        match foreign {
-            Some(line) => Err(Error::internal(format!("read iptables table {table}: {line}"))
-                .with_details(
-                    "another program changed it with nft; use the back end \"nftables\"",
-                )),
-            None => Ok(Draft::parse(table, &text)),
+        if text.lines().any(|line| line.starts_with('#') && line.contains("is incompatible")) {
+            return self.read_parts(table);
         }
+        // Where reading fails in the middle, it says so nowhere else.
+        if text.contains(&format!("*{table}\n")) && !text.contains("\nCOMMIT\n") {
+            let msg = format!("read iptables table {table}: iptables-save ended too early");
+            return Err(Error::new(Code::TRY_AGAIN, msg));
+        }
+        Ok(Draft::parse(table, &text))
     }
 
     /// One chain of a table as it is; `None` if it cannot be had, for example because there is none.
@@ -155,7 +159,7 @@ impl Iptables {
         }
     }
 
-    fn restore(&self, script: &str) -> Result<cmd::Output> {
+    pub(super) fn restore(&self, script: &str) -> Result<cmd::Output> {
         cmd::run(&self.restore, &["--noflush", "-w"], script)
     }
 
@@ -166,6 +170,7 @@ impl Iptables {
             let mut draft = self.read(table)?;
             let before = (draft.chains.clone(), draft.rules.clone());
             plan(&mut draft)?;
+            self.settle(&mut draft)?;
             let Some(script) = draft.script()? else { return Ok(()) };
             let output = self.restore(&script)?;
             if output.code == Some(0) {
@@ -175,7 +180,11 @@ impl Iptables {
             refusals = if attempt == tried { refusals + 1 } else { 1 };
             tried = attempt;
             if refusals == REFUSALS {
-                return Err(output.failure());
+                let refusal = output.failure();
+                return match draft.only_deletes() {
+                    true => self.delete_singly(&draft, plan, &refusal),
+                    false => Err(refusal),
+                };
             }
             if Instant::now() >= until {
                 let msg = format!("change iptables table {table}: others kept changing it");

@@ -7,6 +7,7 @@
 //! | `handover.rs` | live state for the reference plugins, when a node goes back to them |
 //! | `iptables.rs` | tables read with iptables-save and changed with iptables-restore |
 //! | `names.rs` | names and comments, those of the reference plugins |
+//! | `piecemeal.rs` | tables that iptables cannot show, rules that it cannot delete together |
 //! | `masquerade/` | `ipMasq` |
 //! | `spoof.rs` | `macspoofchk` |
 //! | `ports/` | port mappings |
@@ -19,6 +20,7 @@ pub mod handover;
 pub mod iptables;
 pub mod masquerade;
 pub mod names;
+mod piecemeal;
 pub mod ports;
 pub mod spoof;
 

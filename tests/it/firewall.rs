@@ -3,6 +3,7 @@
 
 mod firewalld;
 mod lifecycle;
+mod odd;
 mod reference;
 mod traffic;
 mod words;

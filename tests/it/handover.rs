@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::compare::peer;
 use crate::net::merged;
-use crate::node::{Call, Container, Node};
+use crate::node::{Call, Container, Node, executable};
 use crate::traffic::{self, Place};
 
 /// Long even for a slow machine.
@@ -179,4 +179,27 @@ fn the_reference_deletes_what_was_handed_over_in_iptables() {
     pod.call("bridge", "DEL").program(reference.join("bridge")).ok();
     let rules = pod.ruleset();
     assert!(!rules.contains("10.1.2.2") && !rules.contains("CNI-DN-"), "{rules}");
+}
+
+#[test]
+fn the_notes_of_owners_go_without_iptables() {
+    let pod = Pod::new("iptables");
+    assert!(pod.ruleset().contains("CNIBOX-FIREWALL"));
+    let dir = pod.node.path("plugins");
+    std::fs::create_dir(&dir).unwrap();
+    std::fs::write(dir.join("firewall"), "the reference").unwrap();
+    let folder = dir.display().to_string();
+    let tool = |args: &[&str]| pod.node.tool("cnibox", args).program(executable());
+    tool(&["install", "--force", &folder]).printed();
+    // As in a container of the executable alone.
+    let hidden = "mount -t tmpfs none /usr/sbin && exec \"$@\"";
+    let uninstall = tool(&["uninstall", &folder]);
+    let uninstall =
+        uninstall.env("PATH", "/usr/bin:/bin").under(&["unshare", "-m", "sh", "-c", hidden, "sh"]);
+    let outcome = uninstall.run();
+    assert_eq!(outcome.status, Some(0), "{outcome:?}");
+    assert!(outcome.stderr.contains("not looked at"), "{outcome:?}");
+    let rules = pod.ruleset();
+    assert!(!rules.contains("CNIBOX"), "{rules}");
+    assert!(rules.contains("10.1.2.2"), "the rules themselves stay: {rules}");
 }

@@ -16,9 +16,10 @@ use std::thread;
 
 use super::nftables::Content;
 use super::{Ingress, Network, Owner, Pod, Policy, missing};
-use crate::error::Result;
-use crate::netfilter::backend::{Family, PacketFilter};
-use crate::netfilter::iptables::{Draft, Iptables, Rule};
+use crate::error::{Error, Result};
+use crate::netfilter::backend::{Family, PacketFilter, has_legacy_table, iptables_table};
+use crate::netfilter::iptables::{Draft, Flavour, Iptables, Rule};
+use crate::netlink::nftables::Batch;
 
 const FILTER: &str = "filter";
 const FORWARD: &str = "FORWARD";
@@ -54,11 +55,12 @@ fn cidr(ip: IpAddr) -> String {
     format!("{ip}/{}", if ip.is_ipv4() { 32 } else { 128 })
 }
 
+fn to_cni_forward() -> Rule {
+    Rule::new::<&str>(FORWARD, []).comment(RULES).target(CNI_FORWARD)
+}
+
 fn to_chains(admin: Admin<'_>) -> [Rule; 2] {
-    [
-        Rule::new::<&str>(FORWARD, []).comment(RULES).target(CNI_FORWARD),
-        Rule::new::<&str>(CNI_FORWARD, []).comment(OVERRIDES).target(admin.0),
-    ]
+    [to_cni_forward(), Rule::new::<&str>(CNI_FORWARD, []).comment(OVERRIDES).target(admin.0)]
 }
 
 fn address_rules(ip: IpAddr) -> [Rule; 2] {
@@ -255,7 +257,8 @@ fn make_policy(draft: &mut Draft, bridge: &str, policy: Policy) {
 /// Verifies everything that [`add`] made, and changes nothing.
 pub fn check(wanted: Wanted<'_>) -> Result<()> {
     for (family, ips) in families(wanted.pod) {
-        let draft = Iptables::require(family)?.read(FILTER)?;
+        let tables = Iptables::require(family)?;
+        let draft = tables.read(FILTER)?;
         let mut rules = Vec::new();
         if let Some(admin) = wanted.admin {
             rules.extend(to_chains(admin));
@@ -268,8 +271,10 @@ pub fn check(wanted: Wanted<'_>) -> Result<()> {
             rules.extend(bridge_rules(bridge, wanted.ingress.policy));
             rules.extend(stage_ends());
         }
-        if let Some(absent) = rules.iter().find(|rule| !draft.has(rule)) {
-            return Err(missing(describe(absent)));
+        for rule in &rules {
+            if !tables.has(&draft, rule)? {
+                return Err(missing(describe(rule)));
+            }
         }
     }
     Ok(())
@@ -323,6 +328,8 @@ pub fn gc(filter: &PacketFilter, network: &Network, valid: &[Owner]) -> Result<(
         let stale: Vec<Rule> = owner_rules(draft).into_iter().filter(is_stale).collect();
         let ips: Vec<IpAddr> = stale.iter().filter_map(address).collect();
         remove(draft, &ips);
+        draft.leave_one(&to_cni_forward());
+        draft.leave_one(&to_stage_1());
         if !valid.is_empty() {
             return;
         }
@@ -399,19 +406,36 @@ pub(super) fn make_ownerless(content: &Content) -> Result<()> {
     Ok(())
 }
 
-/// Removes the notes of owners; rules stay.
+/// Removes the notes of owners; rules stay. On `nf_tables` no program is needed for that.
 pub(super) fn forget_owners(filter: &PacketFilter) -> Result<()> {
-    for family in Family::BOTH {
-        for iptables in filter.iptables_with(family, FILTER, CNI_FORWARD)? {
-            iptables.update(FILTER, |draft| {
-                for chain in draft.chains().to_vec() {
-                    if chain == OWNERS || chain.starts_with(BRIDGE_OWNER) {
-                        draft.del_chain(&chain);
-                    }
-                }
-                Ok(())
-            })?;
+    let is_note = |chain: &str| chain == OWNERS || chain.starts_with(BRIDGE_OWNER);
+    if let Some(nft) = filter.nft_if_present()? {
+        let mut batch = Batch::new();
+        for table in Family::BOTH.map(|family| iptables_table(family, FILTER)) {
+            let chains = if nft.has_table(table)? { nft.dump_chains(table)? } else { Vec::new() };
+            for chain in chains.iter().filter(|chain| is_note(&chain.name)) {
+                batch.flush_chain(table.chain(&chain.name)).del_chain(table.chain(&chain.name));
+            }
         }
+        nft.commit(batch)?;
+    }
+    for family in Family::BOTH.into_iter().filter(|family| has_legacy_table(*family, FILTER)) {
+        let legacy = Iptables::find(family, Flavour::Legacy);
+        let programs = legacy.or_else(|| Iptables::find(family, Flavour::Default));
+        let programs = programs.ok_or_else(|| {
+            let name = if family == Family::V4 { "iptables" } else { "ip6tables" };
+            Error::internal(format!("look for chain {OWNERS}: no {name}-legacy in PATH"))
+                .with_details(format!(
+                    "if there is one, run on the node: {name}-legacy -F {OWNERS}; \
+                     {name}-legacy -X {OWNERS}; and the same for each chain {BRIDGE_OWNER}.."
+                ))
+        })?;
+        programs.update(FILTER, |draft| {
+            for chain in draft.chains().to_vec().iter().filter(|chain| is_note(chain)) {
+                draft.del_chain(chain);
+            }
+            Ok(())
+        })?;
     }
     Ok(())
 }

@@ -66,6 +66,7 @@ pub(super) fn has(filter: &PacketFilter, owner: Owner<'_>, addr: IpNet) -> Resul
     for programs in filter.iptables_with(Family::of(addr.addr()), NAT, &owner.chain(""))? {
         let mut draft = programs.read(NAT)?;
         plan_add(&mut draft, owner, &[addr]);
+        programs.settle(&mut draft)?;
         if draft.is_unchanged() {
             return Ok(true);
         }

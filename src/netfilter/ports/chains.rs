@@ -7,7 +7,8 @@
 use std::cell::Cell;
 
 use super::rules::{
-    MASQ, SETMARK, TOP, entries_ahead, interface, marker, parse_comment, rules, shared_rules,
+    MASQ, SETMARK, TOP, entries, entries_ahead, interface, marker, parse_comment, rules,
+    shared_rules,
 };
 use super::{Forward, HostPort, Mapping, Options, Snat, Target, taken};
 use crate::cni::ip::host_net;
@@ -251,7 +252,8 @@ fn expected_chain(family: Family, forward: &Forward<'_>, options: &Options<'_>) 
 /// Verifies every rule of the attachment and those that all share.
 pub fn check(forward: &Forward<'_>, options: &Options<'_>) -> Result<()> {
     for target in forward.targets {
-        let draft = Iptables::require(target.family())?.read(NAT)?;
+        let tables = Iptables::require(target.family())?;
+        let draft = tables.read(NAT)?;
         let chain = chain_of(&draft, forward.owner);
         if !draft.has_chain(&chain) {
             return Err(Error::internal(format!("chain {chain} not found in iptables table nat")));
@@ -262,7 +264,7 @@ pub fn check(forward: &Forward<'_>, options: &Options<'_>) -> Result<()> {
             let there = if conditional && rule.chain == TOP {
                 draft.rules().iter().any(|r| r.chain == TOP && r.goes_to(&chain))
             } else {
-                draft.has(&rule)
+                tables.has(&draft, &rule)?
             };
             if !there {
                 let words = rule.words().join(" ");
@@ -302,6 +304,9 @@ pub fn collect(filter: &PacketFilter, network: &str, valid: &[Owner<'_>]) -> Res
                 for chain in stale(draft, network, valid) {
                     draft.uproot_chain(&chain);
                 }
+                let [prerouting, output] = entries();
+                draft.leave_one(&prerouting);
+                draft.leave_one(&output);
                 Ok(())
             })?;
         }
@@ -333,7 +338,14 @@ fn stale(draft: &Draft, network: &str, valid: &[Owner<'_>]) -> Vec<String> {
 pub(in crate::netfilter) fn join_interfaces(filter: &PacketFilter) -> Result<HandedOver> {
     let count = Cell::new(0);
     for family in Family::BOTH {
-        for program in filter.iptables_with(family, NAT, TOP)? {
+        let programs = filter.iptables_with(family, NAT, TOP)?;
+        if programs.is_empty() && filter.has_chain(family, NAT, TOP)? {
+            log::warn(format_args!(
+                "port mappings in iptables are not looked at: no iptables-restore in PATH. Those of a \
+                 container's second interface in one network stay until {TOP} is emptied"
+            ));
+        }
+        for program in programs {
             let before = count.get();
             program.update(NAT, |draft| {
                 count.set(before + join(draft));

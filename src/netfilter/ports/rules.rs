@@ -47,12 +47,12 @@ impl Options<'_> {
 }
 
 pub(super) fn shared_rules(options: &Options<'_>) -> [Rule; 5] {
-    let entry = |chain| Rule::new(chain, ["-m", "addrtype", "--dst-type", "LOCAL"]).target(TOP);
+    let [prerouting, output] = entries();
     let mark = 1_u32 << options.mark_bit;
     let mark = format!("{mark:#x}/{mark:#x}");
     [
-        entry("PREROUTING"),
-        entry("OUTPUT"),
+        prerouting,
+        output,
         Rule::new::<String>(SETMARK, [])
             .comment("CNI portfwd masquerade mark")
             .target("MARK")
@@ -62,6 +62,12 @@ pub(super) fn shared_rules(options: &Options<'_>) -> [Rule; 5] {
             .comment("CNI portfwd requiring masquerade")
             .target(MASQ),
     ]
+}
+
+/// The rules that lead to the chains of containers.
+pub(super) fn entries() -> [Rule; 2] {
+    ["PREROUTING", "OUTPUT"]
+        .map(|chain| Rule::new(chain, ["-m", "addrtype", "--dst-type", "LOCAL"]).target(TOP))
 }
 
 /// The rule that tells whose interface the chain is for.
@@ -92,7 +98,7 @@ pub(super) fn rules(
     options: &Options<'_>,
 ) -> Vec<Rule> {
     // Also of mappings that are for the other family alone: so has the reference.
-    let mut all = entries(forward.owner, None, &forward.mappings.iter().collect::<Vec<_>>());
+    let mut all = entries_to(forward.owner, None, &forward.mappings.iter().collect::<Vec<_>>());
     let conditions = options.conditions(target.family());
     for entry in &mut all {
         *entry = entry.clone().with(conditions.iter().map(String::as_str)).target(chain);
@@ -122,13 +128,13 @@ pub(super) fn entries_ahead(
     addrs.dedup();
     let of = |addr: IpAddr| {
         let mappings = forward.mappings_to(target).filter(|m| m.address() == Some(addr));
-        entries(forward.owner, Some(addr), &mappings.collect::<Vec<_>>())
+        entries_to(forward.owner, Some(addr), &mappings.collect::<Vec<_>>())
     };
     addrs.into_iter().flat_map(of).map(|entry| entry.target(chain)).collect()
 }
 
 /// Entry rules without conditions and targets: for each protocol, and as many ports as fit.
-fn entries(owner: Owner<'_>, addr: Option<IpAddr>, mappings: &[&Mapping]) -> Vec<Rule> {
+fn entries_to(owner: Owner<'_>, addr: Option<IpAddr>, mappings: &[&Mapping]) -> Vec<Rule> {
     let mut protocols: Vec<String> = mappings.iter().map(|m| m.proto.to_string()).collect();
     protocols.sort();
     protocols.dedup();

@@ -1,0 +1,97 @@
+//! Tables that iptables cannot show, does not show to the end, or cannot change as it is asked to.
+
+use serde_json::json;
+
+use super::{net, rules};
+use crate::node::Node;
+use crate::node::{Call, Container};
+
+/// A program in front of the one that it stands for.
+fn wrapper(node: &Node, name: &str, script: &str) -> String {
+    node.script(name, &format!("set -- /usr/sbin/{name} \"$@\"\n{script}"));
+    format!("{}:/usr/sbin:/usr/bin:/bin", node.bin().display())
+}
+
+#[test]
+fn a_rule_that_iptables_cannot_show_stands_in_nobodys_way() {
+    let native = ["ct state established,related accept", "log prefix \"x\""];
+    for (hook, rule) in ["INPUT", "FORWARD"].iter().flat_map(|hook| native.map(|r| (hook, r))) {
+        let (node, container) = (Node::new(), Container::new());
+        let conf = net(&node, "1.1.0", &json!({"backend": "iptables"}));
+        let other = container.path();
+        node.sh("iptables -A FORWARD -s 192.0.2.7/32 -j ACCEPT; iptables -A INPUT -j ACCEPT");
+        node.sh(&format!("nft 'insert rule ip filter {hook} {rule}'"));
+        node.sh("iptables-save -t filter | grep -q incompatible");
+        conf.add(&container);
+        conf.add(&container);
+        conf.call("ADD", "c2").netns(&other).result();
+        conf.on("CHECK", &container).ok();
+        let jumps = node.sh("nft list chain ip filter FORWARD | grep -c 'jump CNI-FORWARD'");
+        assert_eq!(jumps.trim(), "1", "{hook} {rule}");
+        conf.del(&container);
+        conf.call("DEL", "c2").netns(&other).ok();
+        let accepted = || node.sh("iptables -S CNI-FORWARD");
+        assert!(!accepted().contains("10.1.2.2"), "{hook} {rule}: {}", accepted());
+        conf.add(&container);
+        let gc = conf.with(&json!({"cni.dev/valid-attachments": []}));
+        gc.call("GC", "").without("CNI_CONTAINERID").ok();
+        assert!(!accepted().contains("10.1.2.2"), "{hook} {rule}: {}", accepted());
+        node.sh("nft list ruleset | grep -q 192.0.2.7");
+    }
+}
+
+#[test]
+fn a_rule_that_cannot_be_deleted_by_its_words_goes_by_its_number() {
+    let (node, container) = (Node::new(), Container::new());
+    let conf = net(&node, "1.1.0", &json!({"backend": "iptables"}));
+    let refusing = |what: &str| {
+        wrapper(
+            &node,
+            "iptables-nft-restore",
+            &format!(
+                "text=$(cat)\ncase \"$text\" in *'{what}'*) echo Bad rule >&2; exit 1;; esac\n\
+                 printf '%s\\n' \"$text\" | \"$@\""
+            ),
+        )
+    };
+    let del = |path: &str| -> Call { conf.on("DEL", &container).env("PATH", path) };
+    let accept = "-D CNI-FORWARD -s 10.1.2.2/32 -j ACCEPT";
+    conf.add(&container);
+    del(&refusing(accept)).ok();
+    assert!(!rules(&node).contains("10.1.2.2"), "{}", rules(&node));
+    // Not even so: what accepts traffic must not be forgotten, but all the rest goes.
+    conf.add(&container);
+    let error = del(&refusing("-D CNI-FORWARD ")).error();
+    assert!(error.msg.contains("CNI-FORWARD") && error.msg.contains("10.1.2.2"), "{error:?}");
+    assert!(!rules(&node).contains("CNIBOX-FIREWALL -s"), "{}", rules(&node));
+    conf.del(&container);
+    // What no packet meets is told, and no reason to keep the container.
+    conf.add(&container);
+    let outcome = del(&refusing("-D CNIBOX-FIREWALL ")).run();
+    assert_eq!(outcome.status, Some(0), "{outcome:?}");
+    assert!(outcome.stderr.contains("CNIBOX-FIREWALL"), "{outcome:?}");
+    assert!(!rules(&node).contains("-A CNI-FORWARD -s 10.1.2.2"), "{}", rules(&node));
+}
+
+#[test]
+fn a_table_that_is_not_shown_to_its_end_is_not_believed() {
+    let (node, container) = (Node::new(), Container::new());
+    let conf = net(&node, "1.1.0", &json!({"backend": "iptables"}));
+    let path = wrapper(&node, "iptables-save", "\"$@\" | sed '/^-A/,$d'");
+    conf.add(&container);
+    // The network's own chains are gone: everything is read.
+    node.sh("iptables -F CNIBOX-FIREWALL; iptables -X CNIBOX-FIREWALL");
+    let before = rules(&node);
+    let error = conf.on("ADD", &container).env("PATH", &path).error();
+    assert_eq!((error.code, error.msg.contains("ended too early")), (11, true), "{error:?}");
+    let jumps = |text: &str| text.matches("-j CNI-FORWARD").count();
+    assert_eq!(jumps(&rules(&node)), jumps(&before));
+    // Copies that came to be in such a way go with the next GC.
+    let jump = "-m comment --comment 'CNI firewall plugin rules' -j CNI-FORWARD";
+    node.sh(&format!("iptables -I FORWARD {jump}; iptables -I FORWARD {jump}"));
+    conf.add(&container);
+    let valid = json!([{"containerID": "c1", "ifname": "eth0"}]);
+    let gc = conf.with(&json!({"cni.dev/valid-attachments": valid}));
+    gc.call("GC", "").without("CNI_CONTAINERID").ok();
+    assert_eq!(jumps(&rules(&node)), jumps(&before));
+}
