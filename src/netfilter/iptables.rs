@@ -181,9 +181,10 @@ impl Iptables {
             tried = attempt;
             if refusals == REFUSALS {
                 let refusal = output.failure();
-                return match draft.only_deletes() {
-                    true => self.delete_singly(&draft, plan, &refusal),
-                    false => Err(refusal),
+                return if draft.only_deletes() {
+                    self.delete_singly(&draft, plan, &refusal)
+                } else {
+                    Err(refusal)
                 };
             }
             if Instant::now() >= until {
