@@ -190,7 +190,7 @@ fn the_notes_of_owners_go_without_iptables() {
     std::fs::write(dir.join("firewall"), "the reference").unwrap();
     let folder = dir.display().to_string();
     let tool = |args: &[&str]| pod.node.tool("cnibox", args).program(executable());
-    tool(&["install", "--force", &folder]).printed();
+    tool(&["install", "--replace", &folder]).printed();
     // As in a container of the executable alone.
     let hidden = "mount -t tmpfs none /usr/sbin && exec \"$@\"";
     let uninstall = tool(&["uninstall", &folder]);
