@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::{During, Error, Result, remove_file};
+use crate::attachment::{Owner, network_hash};
 
 /// What a file has to survive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,6 +95,24 @@ impl Writer {
     }
 }
 
+/// The temporary name in `dir` that is an attachment's.
+pub fn temporary_of(dir: &Path, owner: &Owner<'_>) -> PathBuf {
+    dir.join(format!("{UNLOCKED}{}", owner.instance()))
+}
+
+/// Removes from `dir` what killed commands for attachments of `network` left there under
+/// [`temporary_of`], but for those that are valid.
+pub fn sweep(dir: &Path, network: &str, valid: &[Owner<'_>]) {
+    let ours = format!("{UNLOCKED}{}-", network_hash(network));
+    let valid: Vec<PathBuf> = valid.iter().map(|owner| temporary_of(dir, owner)).collect();
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        let temporary = entry.file_name().to_string_lossy().starts_with(&ours);
+        if temporary && !valid.contains(&entry.path()) {
+            drop(fs::remove_file(entry.path()));
+        }
+    }
+}
+
 /// Whether [`Writer::unlocked`] gives this name.
 fn is_unlocked(name: &str) -> bool {
     let numbers = name.strip_prefix(UNLOCKED).and_then(|rest| rest.split_once('-'));
@@ -145,6 +164,19 @@ mod tests {
         let exists = |name: &str| dir.path().join(name).exists();
         assert!(!exists(".tmp-1-0") && exists(".tmp-2-0"));
         assert!(foreign.iter().all(|name| exists(name)));
+    }
+
+    #[test]
+    fn what_killed_commands_left_is_swept_but_not_what_is_another_s() {
+        let dir = tempfile::tempdir().unwrap();
+        let owner = |network, id| Owner { network, ifname: "eth0", id };
+        let path = |network, id| temporary_of(dir.path(), &owner(network, id));
+        for path in [path("n", "valid"), path("n", "stale"), path("other", "stale")] {
+            fs::write(path, "").unwrap();
+        }
+        sweep(dir.path(), "n", &[owner("n", "valid")]);
+        assert!(path("n", "valid").exists() && path("other", "stale").exists());
+        assert!(!path("n", "stale").exists());
     }
 
     #[test]

@@ -1,76 +1,85 @@
 //! What an interface was like before it was changed: a file for each attachment, in the place
 //! where the reference plugins keep theirs.
 
-use std::fs::{self, DirBuilder};
+use std::fs;
 use std::io::ErrorKind;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use nix::unistd::{AccessFlags, access};
 
 use super::atomic::{self, Durability, Writer};
-use super::{During, Result, remove_file};
+use super::{During, Result, folder, remove_file};
+use crate::attachment::Owner;
 
 /// The file of one attachment. Calls for one attachment come one after the other, so they need no
 /// lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BackupFile(PathBuf);
+pub struct BackupFile {
+    dir: PathBuf,
+    path: PathBuf,
+    temporary: PathBuf,
+}
 
-/// How the temporary names begin; they are no longer than those of the files.
-const TEMPORARY: &str = ".tmp-";
 /// How the names of the files end.
 const ENDING: &str = ".json";
 
 impl BackupFile {
-    /// That of the container's interface, in the folder `dir`. Neither of them can contain `/`.
-    pub fn new(dir: &Path, container_id: &str, ifname: &str) -> BackupFile {
-        BackupFile(dir.join(format!("{container_id}_{ifname}{ENDING}")))
+    /// That of an attachment, in the folder `dir`. Neither container nor interface can contain `/`.
+    pub fn new(dir: &Path, owner: &Owner<'_>) -> BackupFile {
+        let path = dir.join(format!("{}_{}{ENDING}", owner.id, owner.ifname));
+        BackupFile { dir: dir.to_owned(), path, temporary: atomic::temporary_of(dir, owner) }
     }
 
-    /// All that are in `dir`, which need not be there.
-    pub fn all(dir: &Path) -> Result<Vec<BackupFile>> {
-        let entries = match fs::read_dir(dir) {
-            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-            entries => entries.during("list", dir)?,
-        };
-        let mut found = Vec::new();
-        for entry in entries {
-            let path = entry.during("list", dir)?.path();
-            let name = path.file_name().unwrap_or_default().to_string_lossy();
-            if name.ends_with(ENDING) {
-                found.push(BackupFile(path));
-            }
-        }
-        atomic::sweep_stale(dir);
-        Ok(found)
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
-    /// Its content, if there is any.
+    /// Its content, if there is any. In a folder that others can write to nothing is.
     pub fn read(&self) -> Result<Option<Vec<u8>>> {
-        match fs::read(&self.0) {
-            Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
-            content => content.during("read", &self.0).map(Some),
-        }
+        if folder::require_own(&self.dir)? { read(&self.path) } else { Ok(None) }
     }
 
     /// Puts `content` in place of what it has, making the folder.
     pub fn write(&self, content: &[u8]) -> Result<()> {
-        if let Some(dir) = self.0.parent() {
-            DirBuilder::new().recursive(true).mode(0o700).create(dir).during("create", dir)?;
-        }
+        folder::ensure(&self.dir, 0o700)?;
         // It describes a living interface: a power cut ends that too.
-        Writer::new(self.temporary(), Durability::Volatile).replace(&self.0, content, 0o600)
+        Writer::new(&self.temporary, Durability::Volatile).replace(&self.path, content, 0o600)
     }
 
     /// Removes it, if it is there, and what a killed process left of it.
     pub fn remove(&self) -> Result<()> {
-        remove_file(&self.temporary())?;
-        remove_file(&self.0)
+        remove_file(&self.temporary)?;
+        remove_file(&self.path)
     }
+}
 
-    fn temporary(&self) -> PathBuf {
-        let name = self.0.file_stem().unwrap_or_default().to_string_lossy();
-        self.0.with_file_name(format!("{TEMPORARY}{name}"))
+/// The backups in `dir`, which need not be there, with their contents.
+pub fn all(dir: &Path) -> Result<Vec<(PathBuf, Vec<u8>)>> {
+    let mut found = Vec::new();
+    if !folder::require_own(dir)? {
+        return Ok(found);
+    }
+    for entry in fs::read_dir(dir).during("list", dir)? {
+        let path = entry.during("list", dir)?.path();
+        if path.to_string_lossy().ends_with(ENDING)
+            && let Some(content) = read(&path)?
+        {
+            found.push((path, content));
+        }
+    }
+    Ok(found)
+}
+
+/// Removes one of them, if it is there.
+pub fn remove(path: &Path) -> Result<()> {
+    remove_file(path)
+}
+
+fn read(path: &Path) -> Result<Option<Vec<u8>>> {
+    match fs::read(path) {
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
+        content => content.during("read", path).map(Some),
     }
 }
 
@@ -85,35 +94,40 @@ mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt;
 
+    const OWNER: Owner<'_> = Owner { network: "n", ifname: "eth0", id: "c1" };
+
     #[test]
     fn written_listed_and_removed() {
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().join("a/tuning");
-        assert_eq!(BackupFile::all(&dir).unwrap(), []);
+        assert_eq!(all(&dir).unwrap(), []);
         require_writable(&dir).unwrap();
-        let file = BackupFile::new(&dir, "c1", "eth0");
+        let file = BackupFile::new(&dir, &OWNER);
         assert_eq!(file.read().unwrap(), None);
         file.write(b"one").unwrap();
         file.write(b"two").unwrap();
         assert_eq!(fs::read(dir.join("c1_eth0.json")).unwrap(), b"two");
         assert_eq!(file.read().unwrap().as_deref(), Some(&b"two"[..]));
         let mode = |path: &Path| path.metadata().unwrap().permissions().mode() & 0o777;
-        assert_eq!((mode(&dir), mode(&file.0)), (0o700, 0o600));
-        fs::write(dir.join(".tmp-1-0"), "").unwrap();
+        assert_eq!((mode(&dir), mode(&file.path)), (0o700, 0o600));
         fs::write(dir.join("other"), "").unwrap();
-        assert_eq!(BackupFile::all(&dir).unwrap(), std::slice::from_ref(&file));
-        fs::write(dir.join(".tmp-c1_eth0"), "").unwrap();
+        assert_eq!(all(&dir).unwrap(), [(file.path.clone(), b"two".to_vec())]);
+        fs::write(&file.temporary, "").unwrap();
         file.remove().unwrap();
         file.remove().unwrap();
-        assert_eq!(BackupFile::all(&dir).unwrap(), []);
-        assert!(!dir.join(".tmp-c1_eth0").exists());
+        assert_eq!(all(&dir).unwrap(), []);
+        assert!(!file.temporary.exists());
+        // What others can write to is not believed.
+        file.write(b"three").unwrap();
+        fs::set_permissions(&dir, fs::Permissions::from_mode(0o777)).unwrap();
+        assert!(file.read().is_err() && all(&dir).is_err() && file.write(b"").is_err());
     }
 
     #[test]
     fn a_file_in_place_of_the_folder_is_told() {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        assert!(BackupFile::all(file.path()).is_err());
-        let error = BackupFile::new(file.path(), "c1", "eth0").write(b"").unwrap_err();
-        assert!(error.to_string().starts_with("create /"), "{error}");
+        let place = tempfile::NamedTempFile::new().unwrap();
+        assert!(all(place.path()).is_err());
+        let error = BackupFile::new(place.path(), &OWNER).write(b"").unwrap_err();
+        assert!(error.to_string().starts_with("open /"), "{error}");
     }
 }

@@ -1,5 +1,6 @@
-//! What DEL gives back to the interface. The file is the reference's, with two keys more, which it
-//! ignores: the network, by which GC knows what is stale, and what the interface was set to.
+//! What DEL gives back to the interface. The file is the reference's, with keys more, which it
+//! ignores: the network, by which GC knows what is stale, the attachment, which the file's name does
+//! not always tell from others, what the interface was set to, and whether DEL has failed already.
 
 use std::path::Path;
 
@@ -7,9 +8,12 @@ use serde::Serialize;
 use serde_json::ser::{PrettyFormatter, Serializer};
 
 use super::attributes::Attributes;
+use crate::attachment::Owner;
 use crate::cni::json::Json;
 use crate::error::{Error, Result};
-use crate::store::backup::BackupFile;
+use crate::skel::Failures;
+use crate::store::atomic;
+use crate::store::backup::{self, BackupFile};
 
 /// The content of a backup.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -20,24 +24,41 @@ pub(super) struct Backup {
     /// The network of the attachment; the reference does not tell.
     #[serde(skip_serializing_if = "String::is_empty")]
     network: String,
+    /// [`Owner::instance`]; the reference does not tell.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    attachment: String,
     /// What it was set to since.
     #[serde(skip_serializing_if = "Attributes::is_empty")]
     set: Attributes,
+    /// Whether a DEL could not give all back.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(super) tried: bool,
 }
 
 impl Backup {
     /// Reads what `file` has; an error if that is no backup.
     pub(super) fn read(file: &BackupFile) -> Result<Option<Backup>> {
-        let Some(bytes) = file.read()? else { return Ok(None) };
+        file.read()?.map(|bytes| Backup::parse(&bytes)).transpose()
+    }
+
+    /// Whether it is not another attachment's, whose file has the same name.
+    pub(super) fn may_be_of(&self, owner: &Owner<'_>) -> bool {
+        self.attachment.is_empty() || self.attachment == owner.instance()
+    }
+
+    fn parse(bytes: &[u8]) -> Result<Backup> {
         let unreadable = |why: &str| Error::internal(format!("the backup cannot be read: {why}"));
-        let json = Json::parse(&bytes).map_err(|why| unreadable(&why))?;
+        let json = Json::parse(bytes).map_err(|why| unreadable(&why))?;
         let decode = |json: &Json| json.decode::<Attributes>();
         let set = json.get_present("set").map(decode).transpose();
-        Ok(Some(Backup {
+        let text = |key| json.get_present(key).and_then(Json::as_str).unwrap_or("").to_owned();
+        Ok(Backup {
             original: decode(&json).map_err(|e| unreadable(e.msg()))?,
-            network: json.get_present("network").and_then(Json::as_str).unwrap_or("").to_owned(),
+            network: text("network"),
+            attachment: text("attachment"),
             set: set.map_err(|e| unreadable(e.msg()))?.unwrap_or_default(),
-        }))
+            tried: json.get_present("tried").is_some(),
+        })
     }
 
     /// The backup of an interface that has the attributes `now` and is to get those `wanted`.
@@ -47,7 +68,7 @@ impl Backup {
     /// interface, of a time when the container had the same id.
     pub(super) fn renewed(
         earlier: Option<Backup>,
-        network: &str,
+        owner: &Owner<'_>,
         (now, wanted): (&Attributes, &Attributes),
     ) -> Backup {
         let Backup { original, set, .. } = earlier.unwrap_or_default();
@@ -66,7 +87,8 @@ impl Backup {
             txqlen: set_txqlen,
         };
         let original = Attributes { mac, promisc, mtu, allmulti, txqlen };
-        Backup { original, network: network.to_owned(), set }
+        let (network, attachment) = (owner.network.to_owned(), owner.instance());
+        Backup { original, network, attachment, set, tried: false }
     }
 
     /// Puts it in place of what `file` has.
@@ -78,20 +100,19 @@ impl Backup {
         Ok(file.write(&text)?)
     }
 
-    /// Removes those of `network` below `dir` whose files are not `valid`.
-    pub(super) fn collect(dir: &Path, network: &str, valid: &[BackupFile]) -> Result<Vec<Error>> {
-        let mut errors = Vec::new();
-        for file in BackupFile::all(dir)? {
+    /// Removes those of `network` below `dir` that are not `valid`.
+    pub(super) fn collect(dir: &Path, network: &str, valid: &[Owner<'_>]) -> Result<()> {
+        let mut failures = Failures::new();
+        atomic::sweep(dir, network, valid);
+        let valid: Vec<_> = valid.iter().map(|owner| BackupFile::new(dir, owner)).collect();
+        for (path, content) in backup::all(dir)? {
             // One that cannot be read may be anybody's.
-            let ours = Backup::read(&file).ok().flatten().is_some_and(|b| b.network == network);
-            if ours
-                && !valid.contains(&file)
-                && let Err(error) = file.remove()
-            {
-                errors.push(error.into());
+            let ours = Backup::parse(&content).is_ok_and(|backup| backup.network == network);
+            if ours && !valid.iter().any(|file| *file.path() == path) {
+                failures.keep(backup::remove(&path).map_err(Error::from));
             }
         }
-        Ok(errors)
+        failures.into_result()
     }
 }
 
@@ -114,14 +135,16 @@ mod tests {
     use super::*;
     use std::fs;
 
+    const OWNER: Owner<'_> = Owner { network: "net", ifname: "eth0", id: "c1" };
+
     fn mtu(mtu: u32) -> Attributes {
         Attributes { mtu: Some(mtu), ..Attributes::default() }
     }
 
     #[test]
-    fn the_file_is_the_references_with_two_keys_more() {
+    fn the_file_is_the_references_with_keys_more() {
         let dir = tempfile::tempdir().unwrap();
-        let file = BackupFile::new(dir.path(), "c1", "eth0");
+        let file = BackupFile::new(dir.path(), &OWNER);
         let original = Attributes {
             mac: "02:00:00:00:00:0A".parse().ok(),
             promisc: Some(false),
@@ -129,10 +152,10 @@ mod tests {
             allmulti: Some(false),
             txqlen: Some(1000),
         };
-        let backup = Backup::renewed(None, "net", (&original, &original.clone()));
+        let backup = Backup::renewed(None, &OWNER, (&original, &original.clone()));
         backup.write(&file).unwrap();
         let text = fs::read_to_string(dir.path().join("c1_eth0.json")).unwrap();
-        let expected = "{\n \"mac\": \"02:00:00:00:00:0a\",\n \"promisc\": false,\n \"mtu\": 1500,\n \"allmulti\": false,\n \"txQLen\": 1000,\n \"network\": \"net\",\n \"set\": {";
+        let expected = "{\n \"mac\": \"02:00:00:00:00:0a\",\n \"promisc\": false,\n \"mtu\": 1500,\n \"allmulti\": false,\n \"txQLen\": 1000,\n \"network\": \"net\",\n \"attachment\": \"";
         assert!(text.starts_with(expected), "{text}");
         assert_eq!(Backup::read(&file).unwrap(), Some(backup));
     }
@@ -140,7 +163,7 @@ mod tests {
     #[test]
     fn the_references_files_are_read_and_others_refused() {
         let dir = tempfile::tempdir().unwrap();
-        let file = BackupFile::new(dir.path(), "c1", "eth0");
+        let file = BackupFile::new(dir.path(), &OWNER);
         file.write(b"{\n \"mtu\": 1500,\n \"txQLen\": 0\n}").unwrap();
         let original = Attributes { txqlen: Some(0), ..mtu(1500) };
         let backup = Backup { original, ..Backup::default() };
@@ -155,9 +178,9 @@ mod tests {
     #[test]
     fn what_an_earlier_add_set_is_not_original() {
         let renewed = |earlier, now, wanted| {
-            Backup::renewed(earlier, "n", (&mtu(now), &mtu(wanted))).original.mtu
+            Backup::renewed(earlier, &OWNER, (&mtu(now), &mtu(wanted))).original.mtu
         };
-        let first = Backup::renewed(None, "n", (&mtu(1500), &mtu(1400)));
+        let first = Backup::renewed(None, &OWNER, (&mtu(1500), &mtu(1400)));
         assert_eq!(first.original, mtu(1500));
         assert_eq!(renewed(Some(first.clone()), 1400, 1400), Some(1500), "the same again");
         assert_eq!(renewed(Some(first.clone()), 1400, 1300), Some(1500), "another value");
@@ -171,7 +194,7 @@ mod tests {
         assert_eq!(renewed(Some(reference.clone()), 1400, 1400), Some(1500));
         assert_eq!(renewed(Some(reference), 9000, 1400), Some(9000));
         let queue = Attributes { txqlen: Some(7), ..Attributes::default() };
-        let both = Backup::renewed(Some(first), "n", (&queue, &queue.clone()));
+        let both = Backup::renewed(Some(first), &OWNER, (&queue, &queue.clone()));
         assert_eq!(both.original, Attributes { mtu: Some(1500), ..queue });
         assert_eq!(both.set.mtu, Some(1400));
     }

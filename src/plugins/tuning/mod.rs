@@ -22,13 +22,14 @@ use self::attributes::Attributes;
 use self::backup::Backup;
 use self::permission::Profile;
 use self::sysctls::{Parameter, Sysctls};
-use crate::cni::{Attachment, CniResult, IfName, Interface};
+use crate::attachment::Owner;
+use crate::cni::{CniResult, IfName, Interface};
 use crate::error::{Context, Error, Result};
 use crate::iface::veth;
 use crate::log;
 use crate::netlink::{Link, Mac, Netlink};
 use crate::netns::Netns;
-use crate::skel::{AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Rollback};
+use crate::skel::{AddReq, CheckReq, Cx, DelReq, GcReq, Plugin, Rollback};
 use crate::store::backup::{self as files, BackupFile};
 
 /// The plugin.
@@ -126,10 +127,9 @@ impl Plugin for Tuning {
         let mut result = require_prev(req.prev.as_ref())?.clone();
         let netns = req.sandbox.netns()?;
         wanted.refuse_the_nodes_namespace(netns)?;
-        let file = BackupFile::new(conf.dir(), req.id.as_str(), req.ifname.as_str());
-        let network = cx.net.name.as_str();
-        let ifname = &req.ifname;
-        netns.run(|| wanted.apply(ifname, &file, network))??;
+        let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
+        let (file, ifname) = (BackupFile::new(conf.dir(), &owner), &req.ifname);
+        netns.run(|| wanted.apply(ifname, &file, &owner))??;
         let name = req.ifname.as_str();
         let own = |i: &&mut Interface| i.name == name && !i.sandbox.is_empty();
         for interface in result.interfaces.iter_mut().filter(own) {
@@ -150,31 +150,37 @@ impl Plugin for Tuning {
         req.sandbox.netns()?.run(|| wanted.verify(ifname))?
     }
 
-    /// A later plugin's DEL removes the interface: it must not be kept from that by an attribute
-    /// that cannot be restored.
-    fn del(_: &Cx<'_>, conf: &Conf, req: &DelReq) -> Result<()> {
-        let file = BackupFile::new(conf.dir(), req.id.as_str(), req.ifname.as_str());
-        let restored = match &req.netns {
-            Some(netns) => {
-                netns.run(|| restore(&req.ifname, &file)).unwrap_or_else(|e| Err(e.into()))
+    /// A later plugin's DEL removes the interface: it must not be kept from that for ever by an
+    /// attribute that cannot be restored. What fails is told, and tried once more.
+    fn del(cx: &Cx<'_>, conf: &Conf, req: &DelReq) -> Result<()> {
+        let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
+        let file = BackupFile::new(conf.dir(), &owner);
+        let mut backup = match Backup::read(&file) {
+            Ok(Some(backup)) if !backup.may_be_of(&owner) => return Ok(()),
+            Ok(backup) => backup,
+            Err(error) => {
+                log::warn(format_args!("\"{}\" stays as it is: {error}", req.ifname));
+                None
             }
-            None => Ok(()),
         };
-        if let Err(error) = restored.and_then(|()| Ok(file.remove()?)) {
-            log::warn(format_args!("restore \"{}\": {error}", req.ifname));
+        if let (Some(netns), Some(backup)) = (&req.netns, backup.as_mut()) {
+            let restored = netns.run(|| restore(&req.ifname, &backup.original));
+            let restored = restored.unwrap_or_else(|e| Err(e.into()));
+            if let Err(error) = restored.context(|| format!("restore \"{}\"", req.ifname)) {
+                if !backup.tried {
+                    backup.tried = true;
+                    backup.write(&file)?;
+                    return Err(error.with_details("the next DEL tries once more"));
+                }
+                log::warn(error);
+            }
         }
-        Ok(())
+        Ok(file.remove()?)
     }
 
     fn gc(cx: &Cx<'_>, conf: &Conf, req: &GcReq) -> Result<()> {
-        let (dir, network) = (conf.dir(), cx.net.name.as_str());
-        let file = |a: &Attachment| BackupFile::new(dir, &a.container_id, &a.ifname);
-        let valid: Vec<BackupFile> = req.valid.iter().map(file).collect();
-        let mut failures = Failures::new();
-        for error in Backup::collect(dir, network, &valid)? {
-            failures.keep::<()>(Err(error));
-        }
-        failures.into_result()
+        let valid = Owner::each(&cx.net.name, &req.valid);
+        Backup::collect(conf.dir(), cx.net.name.as_str(), &valid)
     }
 
     fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
@@ -226,7 +232,7 @@ impl Wanted {
     }
 
     /// Sets everything in the calling thread's namespace, or changes nothing.
-    fn apply(&self, ifname: &IfName, file: &BackupFile, network: &str) -> Result<()> {
+    fn apply(&self, ifname: &IfName, file: &BackupFile, owner: &Owner<'_>) -> Result<()> {
         // Only switching it on is a change of ours.
         let promisc = self.attributes.promisc.filter(|on| *on);
         let attributes = Attributes { promisc, ..self.attributes.clone() };
@@ -241,7 +247,7 @@ impl Wanted {
         }
         if let Some((netlink, link)) = &link {
             let now = Attributes::of(link, &attributes);
-            back_up(file, network, (&now, &attributes), &mut undo)?;
+            back_up(file, owner, (&now, &attributes), &mut undo)?;
             undo.push(format!("restore {ifname:?}"), move || {
                 Error::join(now.restore(netlink, link)).map_or(Ok(()), Err)
             });
@@ -273,7 +279,7 @@ fn open(ifname: &IfName) -> Result<(Netlink, Link)> {
 /// Keeps what the interface is like `now` for DEL; a failing ADD leaves the file as it was.
 fn back_up<'a>(
     file: &'a BackupFile,
-    network: &str,
+    owner: &Owner<'_>,
     (now, wanted): (&Attributes, &Attributes),
     undo: &mut Rollback<'a>,
 ) -> Result<()> {
@@ -281,25 +287,18 @@ fn back_up<'a>(
         log::warn(format_args!("a backup is replaced: {error}"));
         None
     });
+    let earlier = earlier.filter(|backup| backup.may_be_of(owner));
     let former = file.read()?;
     undo.push("put the backup back", move || {
         let put = former.map_or_else(|| file.remove(), |content| file.write(&content));
         Ok(put?)
     });
-    Backup::renewed(earlier, network, (now, wanted)).write(file)
+    Backup::renewed(earlier, owner, (now, wanted)).write(file)
 }
 
-/// Gives the interface back what the backup says, in the calling thread's namespace.
-fn restore(ifname: &IfName, file: &BackupFile) -> Result<()> {
-    let backup = match Backup::read(file) {
-        Ok(Some(backup)) => backup,
-        Ok(None) => return Ok(()),
-        Err(error) => {
-            log::warn(format_args!("\"{ifname}\" stays as it is: {error}"));
-            return Ok(());
-        }
-    };
+/// Gives the interface back what it was like, in the calling thread's namespace.
+fn restore(ifname: &IfName, original: &Attributes) -> Result<()> {
     let netlink = Netlink::open()?;
     let Some(link) = netlink.link(ifname.as_str())? else { return Ok(()) };
-    Error::join(backup.original.restore(&netlink, &link)).map_or(Ok(()), Err)
+    Error::join(original.restore(&netlink, &link)).map_or(Ok(()), Err)
 }

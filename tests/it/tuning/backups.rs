@@ -69,20 +69,24 @@ fn a_broken_backup_is_replaced_and_removed() {
 }
 
 #[test]
-fn what_cannot_be_restored_fails_no_del_and_keeps_the_backup() {
-    let pod = SUBJECT.pod("1.1.0");
-    let path = pod.node.path("tuning/c1_eth0.json");
-    bare(&pod, &json!({"mtu": 1400, "txQLen": 9})).add(&pod.container);
-    let text = fs::read_to_string(&path).unwrap().replacen("1500", "20", 1);
-    fs::write(&path, text).unwrap();
-    let outcome = bare(&pod, &json!({})).on("DEL", &pod.container).run();
-    assert_eq!(outcome.status, Some(0), "{outcome:?}");
-    assert!(outcome.stderr.contains("set mtu 20"), "{outcome:?}");
-    assert_eq!(attribute(&pod, "txQLen"), 1000, "the rest is restored");
-    assert!(path.exists());
-    pod.container.sh("ip link del eth0");
-    bare(&pod, &json!({})).del(&pod.container);
-    assert!(!path.exists());
+fn what_cannot_be_restored_is_told_and_tried_once_more() {
+    for helps in [true, false] {
+        let pod = SUBJECT.pod("1.1.0");
+        let path = pod.node.path("tuning/c1_eth0.json");
+        bare(&pod, &json!({"mtu": 1400, "txQLen": 9})).add(&pod.container);
+        let text = fs::read_to_string(&path).unwrap().replacen("1500", "20", 1);
+        fs::write(&path, text).unwrap();
+        let error = bare(&pod, &json!({})).on("DEL", &pod.container).error();
+        assert!(error.msg.starts_with("restore \"eth0\": set mtu 20"), "{error:?}");
+        assert_eq!(attribute(&pod, "txQLen"), 1000, "the rest is restored");
+        let text = fs::read_to_string(&path).unwrap();
+        if helps {
+            fs::write(&path, text.replacen("\"mtu\": 20", "\"mtu\": 1500", 1)).unwrap();
+        }
+        bare(&pod, &json!({})).del(&pod.container);
+        assert!(!path.exists());
+        assert_eq!(attribute(&pod, "mtu"), if helps { 1500 } else { 1400 });
+    }
 }
 
 #[test]
@@ -112,4 +116,38 @@ fn gc_removes_backups_of_this_network_that_are_stale() {
     assert_eq!(left(), "c4 c5 c6", "files of others stay");
     let nowhere = pod.node.path("nowhere");
     gc(json!({"cni.dev/valid-attachments": [], "dataDir": nowhere})).call("GC", "").ok();
+}
+
+#[test]
+fn a_backup_of_another_attachment_whose_file_has_the_same_name_is_left_alone() {
+    let pod = SUBJECT.pod("1.1.0");
+    let path = pod.node.path("tuning/c1_eth0_x.json");
+    let net = bare(&pod, &json!({"mtu": 1400}));
+    pod.container.sh("ip link add eth0_x type veth peer name far");
+    let prev = json!({"cniVersion": "1.1.0", "interfaces":
+        [{"name": "eth0_x", "sandbox": pod.container.path()}]});
+    net.with(&json!({"prevResult": prev})).on("ADD", &pod.container).ifname("eth0_x").result();
+    net.call("DEL", "c1_eth0").netns(&pod.container.path()).ifname("x").ok();
+    assert!(path.exists());
+    net.on("DEL", &pod.container).ifname("eth0_x").ok();
+    assert!(!path.exists());
+}
+
+#[test]
+fn gc_removes_what_a_killed_command_left() {
+    let pod = SUBJECT.pod("1.1.0");
+    let net = bare(&pod, &json!({"mtu": 1400}));
+    net.add(&pod.container);
+    let hash = |text: &str| pod.node.sh(&format!("printf %s {text} | sha512sum"))[..16].to_owned();
+    let temporary = pod.node.path(&format!("tuning/.tmp-{}-{}", hash("net"), hash("eth0:gone")));
+    fs::write(&temporary, "{").unwrap();
+    let gc = |valid: Value| {
+        net.with(&json!({"prevResult": null, "cni.dev/valid-attachments": valid}))
+            .call("GC", "")
+            .ok();
+    };
+    gc(json!([{"containerID": "gone", "ifname": "eth0"}]));
+    assert!(temporary.exists());
+    gc(json!([]));
+    assert!(!temporary.exists());
 }
