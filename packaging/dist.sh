@@ -46,7 +46,10 @@ tree() {
     "$host" completion fish >"$share/fish/vendor_completions.d/cnibox.fish"
     python3 packaging/man.py "$host" "$share/man"
     cp README.md CHANGELOG.md "$share/doc/cnibox/"
-    find packaging/systemd -type f -exec cp {} "$root/usr/lib/systemd/system/" ';'
+    # The units of the source are for plugins in /opt/cni/bin.
+    for unit in packaging/systemd/*; do
+        sed "s,^ExecStart=/opt/cni/bin/,ExecStart=$plugins/," "$unit" >"$root/usr/lib/systemd/system/${unit##*/}"
+    done
     cp packaging/tmpfiles.d/*.conf "$root/usr/lib/tmpfiles.d/"
     chmod -R u=rwX,go=rX "$root"
 }

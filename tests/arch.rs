@@ -54,6 +54,7 @@ const PLACES: &[(&str, &[&str])] = &[
     ("tokio", &["netlink/", "plugins/dhcp/daemon/"]),
     ("socket2", &["plugins/dhcp/"]),
     ("listenfd", &["plugins/dhcp/daemon/"]),
+    ("seccompiler", &["plugins/dhcp/daemon/confine.rs"]),
     ("process::Command", &["cmd.rs", "invoke/"]),
     ("process::{Child, Command", &["cmd.rs", "invoke/"]),
     ("/proc/sys", &["sysctl.rs"]),
@@ -62,7 +63,7 @@ const PLACES: &[(&str, &[&str])] = &[
     ("println!", &[]),
     ("unsafe ", &["iface/tun.rs", "main.rs", "netlink/later.rs"]),
     ("unsafe_code", &["iface/tun.rs", "main.rs", "netlink/later.rs"]),
-    ("io_uring", &["netlink/later.rs"]),
+    ("io_uring", &["netlink/later.rs", "plugins/dhcp/daemon/confine.rs"]),
     ("thread::sleep", &["invoke/"]),
 ];
 

@@ -15,6 +15,8 @@ use std::{io, mem};
 use nix::fcntl::{OFlag, open};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::stat::Mode;
+use nix::unistd::{getegid, geteuid, getgid, getuid};
+use rustix::thread::capabilities;
 
 /// Gives `/dev/null` to each of stdin, stdout and stderr that is closed, to stdout only for reading: a
 /// result that nobody gets is an error. After an error none of them must be used.
@@ -31,6 +33,20 @@ pub fn open_standard_files() -> nix::Result<()> {
         mem::forget(open("/dev/null", mode, Mode::empty())?);
     }
     Ok(())
+}
+
+/// What a copy says that its caller is not to have the powers of.
+pub const ELEVATED: &str = "set-user-id, set-group-id or with file capabilities: refused, because \
+    arguments and environment are those of a user without these powers";
+
+/// Whether the file has given this process powers that its caller does not have. The kernel's
+/// `AT_SECURE` says more than that: a change of the SELinux domain sets it too, as when systemd
+/// starts the daemon.
+pub fn is_elevated() -> bool {
+    let (user, group) = (getuid(), getgid());
+    let changed = user != geteuid() || group != getegid();
+    let powers = || capabilities(None).map_or(true, |sets| !sets.permitted.is_empty());
+    changed || (!user.is_root() && powers())
 }
 
 /// What the C library is to return from `main`; an [`ExitCode`] does not tell.

@@ -1,7 +1,10 @@
 //! What all plugins share: environment, versions, error objects, VERSION, the about text.
 
+use std::fs;
 use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
+use std::process::Command;
 
 use serde_json::{Value, json};
 
@@ -179,7 +182,7 @@ fn closed_standard_descriptors_become_no_other_files() {
         let script = format!("exec \"$0\" {closed}");
         let wrapper = ["strace", "-y", "-e", "trace=write", "-o", &record, "sh", "-c", &script];
         node.call("host-local", "ADD").conf(&conf).netns("/no/such").under(&wrapper).run();
-        let text = std::fs::read_to_string(&record).unwrap();
+        let text = fs::read_to_string(&record).unwrap();
         let to_stdout: Vec<_> = text.lines().filter(|line| line.starts_with("write(1<")).collect();
         assert!(!to_stdout.is_empty(), "{closed}: no result in {text}");
         assert!(to_stdout.iter().all(|line| line.contains("</dev/null>, ")), "{closed}: {text}");
@@ -245,4 +248,53 @@ fn no_del_is_refused_for_the_length_of_its_namespace() {
         assert_eq!(outcome.status, Some(0), "{verb} {outcome:?}");
     }
     assert_eq!(node.leases("n"), [""; 0]);
+}
+
+/// `security.capability` of version 2: `CAP_NET_ADMIN`, permitted and effective.
+const NET_ADMIN: [u8; 20] = {
+    let mut bytes = [0; 20];
+    (bytes[0], bytes[3], bytes[5]) = (1, 2, 1 << 4);
+    bytes
+};
+
+#[test]
+fn a_copy_with_powers_of_its_own_is_of_no_use_to_other_users() {
+    let node = Node::new();
+    for dir in [node.path(""), node.bin()] {
+        fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let copy = node.bin().join("copy");
+    // The caller's program that it would run.
+    node.script("mine", "id >&2; exit 1");
+    let conf = node.path("conf");
+    let ipam = json!({"type": "mine"});
+    let json = json!({"cniVersion": "1.1.0", "name": "n", "type": "ptp", "ipam": ipam});
+    fs::write(&conf, json.to_string()).unwrap();
+    let call = |user: &str| {
+        let mut command = Command::new("setpriv");
+        let ids = [format!("--reuid={user}"), format!("--regid={user}")];
+        command.args(ids).arg("--clear-groups").arg(&copy).arg("ptp");
+        command.env("CNI_COMMAND", "STATUS").env("CNI_PATH", node.bin());
+        let output = command.stdin(fs::File::open(&conf).unwrap()).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        (output.status.code(), output.stdout.is_empty(), said)
+    };
+    let install = |mode: u32| {
+        fs::copy(crate::node::executable(), &copy).unwrap();
+        fs::set_permissions(&copy, fs::Permissions::from_mode(mode)).unwrap();
+    };
+    let refusal = "set-user-id, set-group-id or with file capabilities: refused";
+    for (mode, capabilities) in [(0o4755, false), (0o2755, false), (0o755, true)] {
+        install(mode);
+        if capabilities {
+            let flags = rustix::fs::XattrFlags::empty();
+            rustix::fs::setxattr(&copy, "security.capability", &NET_ADMIN, flags).unwrap();
+        }
+        let (status, is_silent, said) = call("65534");
+        assert!(said.starts_with(refusal), "{mode:o} {said}");
+        assert!(status == Some(1) && is_silent, "{mode:o} {status:?}");
+        assert!(!call("0").2.contains(refusal), "{mode:o}: root has these powers anyway");
+    }
+    install(0o755);
+    assert!(!call("65534").2.contains(refusal));
 }

@@ -306,3 +306,31 @@ fn garbage_on_the_socket_harms_nobody() {
     daemon.signal(Signal::SIGTERM);
     assert_eq!(daemon.wait(), Some(0));
 }
+
+/// `DAC_READ_SEARCH`, `NET_BIND_SERVICE`, `NET_ADMIN`, `NET_RAW`, `SYS_PTRACE`, `SYS_ADMIN`.
+const KEPT: u64 = 1 << 2 | 1 << 10 | 1 << 12 | 1 << 13 | 1 << 19 | 1 << 21;
+
+#[test]
+fn the_daemon_has_given_up_what_it_does_not_need() {
+    let world = World::new();
+    let daemon = world.daemon(&[]);
+    // It listens before it is ready, and gives its privileges up in between.
+    world.alone("1.1.0").call("STATUS", "").ok();
+    let status = fs::read_to_string(format!("/proc/{}/status", daemon.id())).unwrap();
+    let own = fs::read_to_string("/proc/self/status").unwrap();
+    let field = |status: &str, name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        u64::from_str_radix(line.unwrap().trim_start_matches([':', '\t']), 16).unwrap()
+    };
+    for (name, expected) in [
+        ("CapInh", 0),
+        ("CapPrm", KEPT & field(&own, "CapPrm")),
+        ("CapEff", KEPT & field(&own, "CapPrm")),
+        ("CapBnd", KEPT & field(&own, "CapBnd")),
+        ("CapAmb", 0),
+        ("NoNewPrivs", 1),
+        ("Seccomp", 2),
+    ] {
+        assert_eq!(field(&status, name), expected, "{name} {status}");
+    }
+}

@@ -8,10 +8,12 @@
 //! | --- | --- |
 //! | `options.rs` | the command line |
 //! | `listen.rs`, `serve.rs` | the socket, and the plugins that connect to it |
+//! | `confine.rs` | the privileges that it gives up |
 //! | `registry.rs` | all leases |
 //! | `keeper.rs` | one lease |
 //! | `speech.rs`, `ears.rs` | its messages, and its sockets |
 
+mod confine;
 mod ears;
 mod keeper;
 mod listen;
@@ -101,6 +103,7 @@ fn run(options: Options) -> Result<()> {
     let socket = listen::listen(&options.socket())?;
     let _removed = socket.own.map(Removed);
 
+    confine::confine()?;
     let runtime = runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|e| Error::io("start the executor", &e))?;
     let local = LocalSet::new();

@@ -1,0 +1,148 @@
+//! What the daemon gives up before it hears from the network: all capabilities but a few, new
+//! privileges, and the system calls by which a process takes over a node.
+//!
+//! It reads packets of a hostile segment for weeks, so a mistake in reading them is not to be worth
+//! more than leases. The units in `packaging/systemd` confine it further; one that was started on
+//! demand has this only.
+
+use std::collections::BTreeMap;
+
+use nix::errno::Errno;
+use nix::libc::{self, c_long};
+use rustix::thread::{self, CapabilitySet, CapabilitySets};
+use seccompiler::SeccompCmpArgLen::Dword;
+use seccompiler::SeccompCmpOp::Ne;
+use seccompiler::{BpfProgram, SeccompAction, SeccompCondition, SeccompFilter, SeccompRule};
+use seccompiler::{apply_filter, sock_filter};
+
+use crate::error::{Error, Result};
+
+/// What work in containers takes.
+const KEPT: CapabilitySet = CapabilitySet::SYS_ADMIN // entering namespaces
+    .union(CapabilitySet::SYS_PTRACE) // opening /proc/<pid>/ns/net of other users' processes
+    .union(CapabilitySet::DAC_READ_SEARCH) // opening namespaces below folders of other users
+    .union(CapabilitySet::NET_ADMIN) // addresses, routes, links, sysctls
+    .union(CapabilitySet::NET_RAW) // frames, and sockets of one interface
+    .union(CapabilitySet::NET_BIND_SERVICE); // ports 68 and 546
+
+/// Families of sockets: systemd's, the leases', the kernel's, frames.
+const FAMILIES: [i32; 5] =
+    [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK, libc::AF_PACKET];
+
+/// Calls that the daemon never makes.
+const REFUSED: &[c_long] = &[
+    // Other programs and processes.
+    libc::SYS_execve,
+    libc::SYS_execveat,
+    libc::SYS_ptrace,
+    libc::SYS_process_vm_readv,
+    libc::SYS_process_vm_writev,
+    libc::SYS_pidfd_getfd,
+    libc::SYS_kcmp,
+    libc::SYS_memfd_create,
+    // Other users and namespaces; those of networks are left.
+    libc::SYS_setuid,
+    libc::SYS_setgid,
+    libc::SYS_setreuid,
+    libc::SYS_setregid,
+    libc::SYS_setresuid,
+    libc::SYS_setresgid,
+    libc::SYS_setgroups,
+    libc::SYS_unshare,
+    libc::SYS_chroot,
+    libc::SYS_pivot_root,
+    libc::SYS_mount,
+    libc::SYS_umount2,
+    libc::SYS_open_tree,
+    libc::SYS_move_mount,
+    libc::SYS_fsopen,
+    libc::SYS_fspick,
+    libc::SYS_fsmount,
+    libc::SYS_mount_setattr,
+    libc::SYS_open_by_handle_at,
+    libc::SYS_mknodat,
+    // The kernel.
+    libc::SYS_init_module,
+    libc::SYS_finit_module,
+    libc::SYS_delete_module,
+    libc::SYS_kexec_load,
+    libc::SYS_kexec_file_load,
+    libc::SYS_reboot,
+    libc::SYS_swapon,
+    libc::SYS_swapoff,
+    libc::SYS_acct,
+    libc::SYS_quotactl,
+    libc::SYS_syslog,
+    libc::SYS_settimeofday,
+    libc::SYS_clock_settime,
+    libc::SYS_clock_adjtime,
+    libc::SYS_adjtimex,
+    libc::SYS_sethostname,
+    libc::SYS_setdomainname,
+    libc::SYS_bpf,
+    libc::SYS_perf_event_open,
+    libc::SYS_userfaultfd,
+    libc::SYS_io_uring_setup,
+    libc::SYS_keyctl,
+    libc::SYS_add_key,
+    libc::SYS_request_key,
+    libc::SYS_personality,
+];
+
+/// Gives it up, for this thread and those that it will start. There must be no other yet.
+pub(super) fn confine() -> Result<()> {
+    let system =
+        |what: &'static str| move |e: rustix::io::Errno| Error::io(what, &std::io::Error::from(e));
+    let had = thread::capabilities(None).map_err(system("read the capabilities"))?;
+    // Needs a capability that is given up as well; without it nobody can be asked for more either.
+    if had.effective.contains(CapabilitySet::SETPCAP) {
+        for capability in CapabilitySet::all() - KEPT {
+            let dropped = thread::remove_capability_from_bounding_set(capability);
+            // The kernel is older than the capability.
+            match dropped {
+                Ok(()) | Err(rustix::io::Errno::INVAL) => {}
+                Err(e) => return Err(system("drop a capability from the bounding set")(e)),
+            }
+        }
+    }
+    let kept = KEPT & had.permitted;
+    let sets =
+        CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() };
+    thread::set_capabilities(None, sets).map_err(system("drop capabilities"))?;
+    let failed = |e: seccompiler::Error| Error::internal(format!("filter system calls: {e}"));
+    // It sets PR_SET_NO_NEW_PRIVS as well.
+    apply_filter(&filter().map_err(|e| failed(e.into()))?).map_err(failed)
+}
+
+fn filter() -> Result<BpfProgram, seccompiler::BackendError> {
+    let unless = |argument: u8, allowed: &[i32]| {
+        let conditions = allowed.iter().map(|value| {
+            SeccompCondition::new(argument, Dword, Ne, u64::from(value.unsigned_abs()))
+        });
+        SeccompRule::new(conditions.collect::<Result<_, _>>()?)
+    };
+    let mut rules: BTreeMap<i64, Vec<SeccompRule>> =
+        REFUSED.iter().map(|call| (*call, Vec::new())).collect();
+    rules.insert(libc::SYS_socket, vec![unless(0, &FAMILIES)?]);
+    rules.insert(libc::SYS_setns, vec![unless(1, &[libc::CLONE_NEWNET])?]);
+    let refuse = SeccompAction::Errno(Errno::EPERM as u32);
+    let arch = std::env::consts::ARCH.try_into()?;
+    let compiled: BpfProgram =
+        SeccompFilter::new(rules, SeccompAction::Allow, refuse, arch)?.try_into()?;
+    Ok(without_x32().into_iter().chain(compiled).collect())
+}
+
+/// Refuses the calls of x32, which are x86-64's with other numbers.
+fn without_x32() -> [sock_filter; 3] {
+    const X32: u32 = 0x4000_0000;
+    let instruction = |code: u32, jf: u8, k: u32| {
+        let code = u16::try_from(code).unwrap_or_default();
+        sock_filter { code, jt: 0, jf, k }
+    };
+    [
+        // The call's number is the first word of what the filter sees.
+        instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0),
+        instruction(libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K, 1, X32),
+        instruction(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_ERRNO | Errno::EPERM as u32),
+    ]
+}
