@@ -6,13 +6,13 @@
 
 use std::fs;
 use std::io::ErrorKind;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use crate::cni::json::Json;
 use crate::cni::names::is_identifier;
 use crate::error::{Error, Result};
 use crate::store::atomic::{Durability, Writer};
+use crate::store::folder;
 
 /// The folder for what the reference does not know.
 const OWN: &str = ".cnibox";
@@ -43,9 +43,20 @@ impl Record {
         })
     }
 
-    /// The network that it is of.
+    /// The network that it is of, if it is the configuration of a plugin.
     pub(super) fn network(&self) -> Option<String> {
-        Some(self.json().ok()?.get_present("name")?.as_str()?.to_owned())
+        let json = self.json().ok()?;
+        json.get_present("type")?.as_str().filter(|plugin| !plugin.is_empty())?;
+        Some(json.get_present("name")?.as_str()?.to_owned())
+    }
+
+    /// Whether it can be that of an attachment to `network`. One that a crash has broken is known by
+    /// its note; without a note only an empty one is, as nothing of anybody's is lost with it.
+    fn may_be_of(&self, network: &str) -> bool {
+        match self.network() {
+            Some(name) => name == network,
+            None => self.conf.is_empty() || (self.ifname.is_some() && self.json().is_err()),
+        }
     }
 }
 
@@ -69,10 +80,8 @@ impl Records {
 
     /// Keeps the configuration of an attachment, in the place of what was kept for it.
     pub(super) fn save(&self, (id, ifname): (&str, &str), conf: &[u8]) -> Result<()> {
-        let mut folder = fs::DirBuilder::new();
-        folder.recursive(true).mode(0o700);
-        let own = self.dir.join(OWN);
-        folder.create(&own).map_err(|e| Error::io(format_args!("create {}", own.display()), &e))?;
+        folder::ensure(&self.dir, 0o700)?;
+        folder::ensure(&self.dir.join(OWN), 0o700)?;
         let (other, first) = (self.other(id, ifname), self.first(id));
         let synced =
             |path: &Path| Writer::unlocked(path, Durability::Synced).replace(path, conf, 0o600);
@@ -93,6 +102,7 @@ impl Records {
 
     /// The record of an attachment to `network`.
     pub(super) fn find(&self, (id, ifname): (&str, &str), network: &str) -> Result<Option<Record>> {
+        folder::require_own(&self.dir)?;
         let record = |path: PathBuf, ifname: Option<String>| -> Result<Option<Record>> {
             let conf = read(&path)?;
             let container_id = id.to_owned();
@@ -106,13 +116,13 @@ impl Records {
             return Ok(None);
         }
         let found = record(self.first(id), owner)?;
-        // One of another network is another attachment's; one that cannot be read may be ours.
-        Ok(found.filter(|record| record.network().is_none_or(|name| name == network)))
+        Ok(found.filter(|record| record.may_be_of(network)))
     }
 
     /// Every record.
     pub(super) fn list(&self) -> Result<Vec<Record>> {
         let mut records = Vec::new();
+        folder::require_own(&self.dir)?;
         for name in names(&self.dir)?.into_iter().filter(|name| is_identifier(name)) {
             let path = self.first(&name);
             if let Some(conf) = read(&path)? {
@@ -178,6 +188,8 @@ fn remove(path: &Path) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     fn records() -> (tempfile::TempDir, Records) {
@@ -194,11 +206,17 @@ mod tests {
     #[test]
     fn the_first_interface_has_the_references_file() {
         let (_dir, records) = records();
-        records.save(("pod", "eth0"), br#"{"name":"a"}"#).unwrap();
-        records.save(("pod", "net1"), br#"{"name":"b"}"#).unwrap();
-        records.save(("pod", "eth0"), br#"{"name":"a","mtu":1}"#).unwrap();
-        assert_eq!(fs::read(records.dir.join("pod")).unwrap(), br#"{"name":"a","mtu":1}"#);
-        assert_eq!(found(&records, "pod", "net1", "b").as_deref(), Some(r#"{"name":"b"}"#));
+        records.save(("pod", "eth0"), br#"{"type":"x","name":"a"}"#).unwrap();
+        records.save(("pod", "net1"), br#"{"type":"x","name":"b"}"#).unwrap();
+        records.save(("pod", "eth0"), br#"{"type":"x","name":"a","mtu":1}"#).unwrap();
+        assert_eq!(
+            fs::read(records.dir.join("pod")).unwrap(),
+            br#"{"type":"x","name":"a","mtu":1}"#
+        );
+        assert_eq!(
+            found(&records, "pod", "net1", "b").as_deref(),
+            Some(r#"{"type":"x","name":"b"}"#)
+        );
         assert_eq!(found(&records, "pod", "net2", "a"), None);
         let mut all = records.list().unwrap();
         all.sort_by(|a, b| a.ifname.cmp(&b.ifname));
@@ -219,17 +237,33 @@ mod tests {
     fn a_record_of_the_reference_is_any_interfaces_of_its_network() {
         let (_dir, records) = records();
         fs::create_dir(&records.dir).unwrap();
-        fs::write(records.dir.join("pod"), r#"{"name":"a"}"#).unwrap();
+        fs::write(records.dir.join("pod"), r#"{"type":"x","name":"a"}"#).unwrap();
         assert!(found(&records, "pod", "eth0", "a").is_some());
         assert!(found(&records, "pod", "net1", "a").is_some());
         assert_eq!(found(&records, "pod", "eth0", "b"), None);
         // It may be another interface's, so it is left alone.
-        records.save(("pod", "net1"), br#"{"name":"a","x":1}"#).unwrap();
-        assert_eq!(fs::read(records.dir.join("pod")).unwrap(), br#"{"name":"a"}"#);
-        assert_eq!(found(&records, "pod", "net1", "a").as_deref(), Some(r#"{"name":"a","x":1}"#));
+        records.save(("pod", "net1"), br#"{"type":"x","name":"a","x":1}"#).unwrap();
+        assert_eq!(fs::read(records.dir.join("pod")).unwrap(), br#"{"type":"x","name":"a"}"#);
+        assert_eq!(
+            found(&records, "pod", "net1", "a").as_deref(),
+            Some(r#"{"type":"x","name":"a","x":1}"#)
+        );
         // An empty one tells nothing at all.
         fs::write(records.dir.join("crashed"), "").unwrap();
         assert_eq!(found(&records, "crashed", "eth0", "b").as_deref(), Some(""));
+    }
+
+    #[test]
+    fn files_of_others_are_no_records() {
+        let (_dir, records) = records();
+        fs::create_dir(&records.dir).unwrap();
+        for content in ["root:x:0", r#"{"name":"a","precious":true}"#, "{", "[]"] {
+            fs::write(records.dir.join("passwd"), content).unwrap();
+            assert_eq!(found(&records, "passwd", "eth0", "a"), None, "{content}");
+            assert!(records.list().unwrap().iter().all(|record| record.network().is_none()));
+        }
+        fs::set_permissions(&records.dir, fs::Permissions::from_mode(0o777)).unwrap();
+        assert!(records.find(("pod", "eth0"), "a").is_err() && records.list().is_err());
     }
 
     #[test]
