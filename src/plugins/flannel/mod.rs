@@ -18,6 +18,7 @@ use serde::Deserialize;
 use self::derive::Derived;
 use self::record::{Record, Records};
 use self::subnet::SubnetEnv;
+use crate::attachment::Owner;
 use crate::cni::json::{self, Json};
 use crate::cni::{CniResult, SpecVersion};
 use crate::error::{Code, Context, Error, Result};
@@ -67,6 +68,7 @@ impl Plugin for Flannel {
         let (text, records) = (derived.text()?, conf.records());
         let attachment = (req.id.as_str(), req.ifname.as_str());
         let network = cx.net.name.as_str();
+        let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
         let delegate = cx.delegate(&derived.plugin).context(|| "failed to delegate add")?;
         let delegate = delegate.with_conf(text.as_bytes());
         let former = records.find(attachment, network)?;
@@ -75,14 +77,14 @@ impl Plugin for Flannel {
         let (cleaner, kept) = (delegate.clone(), &records);
         undo.push("take the delegate's work back", move || match former {
             // The attachment is there already, and stays as it is.
-            Some(former) => kept.save(attachment, &former.conf),
+            Some(former) => kept.save(&owner, &former.conf),
             None => match cleaner.run(Verb::Del) {
                 // As long as the record is there, DEL or GC can try again.
                 Err(error) if !is_of_configuration(error.code()) => Err(error),
                 _ => forget(kept, attachment, network),
             },
         });
-        records.save(attachment, text.as_bytes())?;
+        records.save(&owner, text.as_bytes())?;
         let result = delegate.run(Verb::Add)?.unwrap_or_default();
         undo.commit();
         Ok(result)
@@ -107,6 +109,7 @@ impl Plugin for Flannel {
     fn del(cx: &Cx<'_>, conf: &Conf, req: &DelReq) -> Result<()> {
         let records = conf.records();
         let attachment = (req.id.as_str(), req.ifname.as_str());
+        records.sweep_one(&Owner::new(&cx.net.name, &req.id, &req.ifname))?;
         let Some(record) = records.find(attachment, cx.net.name.as_str())? else { return Ok(()) };
         let Order { plugin, text } = clean_up_conf(cx, conf, &record)?;
         cx.delegate(&plugin)?.with_conf(text.as_bytes()).run(Verb::Del)?;
@@ -116,6 +119,7 @@ impl Plugin for Flannel {
     fn gc(cx: &Cx<'_>, conf: &Conf, req: &GcReq) -> Result<()> {
         let records = conf.records();
         let mut failures = Failures::new();
+        records.sweep(cx.net.name.as_str(), &Owner::each(&cx.net.name, &req.valid));
         let all = failures.keep(records.list()).unwrap_or_default();
         // One that cannot be read tells no network.
         let ours = |record: &&Record| record.network().as_deref() == Some(cx.net.name.as_str());

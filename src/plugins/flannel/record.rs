@@ -8,10 +8,11 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
+use crate::attachment::Owner;
 use crate::cni::json::Json;
 use crate::cni::names::is_identifier;
 use crate::error::{Error, Result};
-use crate::store::atomic::{Durability, Writer};
+use crate::store::atomic::{self, Durability, Writer, temporary_of};
 use crate::store::folder;
 
 /// The folder for what the reference does not know.
@@ -79,12 +80,14 @@ impl Records {
     }
 
     /// Keeps the configuration of an attachment, in the place of what was kept for it.
-    pub(super) fn save(&self, (id, ifname): (&str, &str), conf: &[u8]) -> Result<()> {
+    pub(super) fn save(&self, owner: &Owner<'_>, conf: &[u8]) -> Result<()> {
+        let (id, ifname) = (owner.id, owner.ifname);
         folder::ensure(&self.dir, 0o700)?;
         folder::ensure(&self.dir.join(OWN), 0o700)?;
         let (other, first) = (self.other(id, ifname), self.first(id));
+        let temporary = temporary_of(&self.dir.join(OWN), owner);
         let synced =
-            |path: &Path| Writer::unlocked(path, Durability::Synced).replace(path, conf, 0o600);
+            |path: &Path| Writer::new(&temporary, Durability::Synced).replace(path, conf, 0o600);
         let free =
             !other.exists() && (!first.exists() || self.owner(id)?.as_deref() == Some(ifname));
         if !free {
@@ -93,7 +96,7 @@ impl Records {
         synced(&first)?;
         // Without the note the record serves any interface, as the reference's does.
         let note = self.note(id);
-        Ok(Writer::unlocked(&note, Durability::Volatile).replace(
+        Ok(Writer::new(&temporary, Durability::Volatile).replace(
             &note,
             ifname.as_bytes(),
             0o600,
@@ -147,6 +150,16 @@ impl Records {
             remove(&self.note(&record.container_id))?;
         }
         remove(&record.path)
+    }
+
+    /// Removes what killed commands left, but for the attachments that are valid.
+    pub(super) fn sweep(&self, network: &str, valid: &[Owner<'_>]) {
+        atomic::sweep(&self.dir.join(OWN), network, valid);
+    }
+
+    /// The same for one attachment.
+    pub(super) fn sweep_one(&self, owner: &Owner<'_>) -> Result<()> {
+        remove(&temporary_of(&self.dir.join(OWN), owner))
     }
 
     /// The interface whose record is the container's first.
@@ -206,9 +219,18 @@ mod tests {
     #[test]
     fn the_first_interface_has_the_references_file() {
         let (_dir, records) = records();
-        records.save(("pod", "eth0"), br#"{"type":"x","name":"a"}"#).unwrap();
-        records.save(("pod", "net1"), br#"{"type":"x","name":"b"}"#).unwrap();
-        records.save(("pod", "eth0"), br#"{"type":"x","name":"a","mtu":1}"#).unwrap();
+        records
+            .save(&Owner { network: "n", id: "pod", ifname: "eth0" }, br#"{"type":"x","name":"a"}"#)
+            .unwrap();
+        records
+            .save(&Owner { network: "n", id: "pod", ifname: "net1" }, br#"{"type":"x","name":"b"}"#)
+            .unwrap();
+        records
+            .save(
+                &Owner { network: "n", id: "pod", ifname: "eth0" },
+                br#"{"type":"x","name":"a","mtu":1}"#,
+            )
+            .unwrap();
         assert_eq!(
             fs::read(records.dir.join("pod")).unwrap(),
             br#"{"type":"x","name":"a","mtu":1}"#
@@ -229,6 +251,27 @@ mod tests {
         assert_eq!(names_left(&records), (vec![".cnibox".to_owned()], Vec::new()));
     }
 
+    #[test]
+    fn what_a_killed_command_left_is_replaced_and_swept() {
+        let (_dir, records) = records();
+        let owner = Owner { network: "n", id: "pod", ifname: "eth0" };
+        records.save(&owner, b"{}").unwrap();
+        let temporary = temporary_of(&records.dir.join(OWN), &owner);
+        let left = || fs::write(&temporary, "{").unwrap();
+        left();
+        records.sweep("n", &[owner]);
+        records.sweep("other", &[]);
+        assert!(temporary.exists());
+        records.sweep("n", &[]);
+        assert!(!temporary.exists());
+        left();
+        records.save(&owner, b"{}").unwrap();
+        assert!(!temporary.exists());
+        left();
+        records.sweep_one(&owner).unwrap();
+        assert!(!temporary.exists());
+    }
+
     fn names_left(records: &Records) -> (Vec<String>, Vec<String>) {
         (names(&records.dir).unwrap(), names(&records.dir.join(OWN)).unwrap())
     }
@@ -242,7 +285,12 @@ mod tests {
         assert!(found(&records, "pod", "net1", "a").is_some());
         assert_eq!(found(&records, "pod", "eth0", "b"), None);
         // It may be another interface's, so it is left alone.
-        records.save(("pod", "net1"), br#"{"type":"x","name":"a","x":1}"#).unwrap();
+        records
+            .save(
+                &Owner { network: "n", id: "pod", ifname: "net1" },
+                br#"{"type":"x","name":"a","x":1}"#,
+            )
+            .unwrap();
         assert_eq!(fs::read(records.dir.join("pod")).unwrap(), br#"{"type":"x","name":"a"}"#);
         assert_eq!(
             found(&records, "pod", "net1", "a").as_deref(),
@@ -276,8 +324,8 @@ mod tests {
     #[test]
     fn a_container_is_never_taken_for_an_interface_of_another() {
         let (_dir, records) = records();
-        records.save(("pod", "eth0"), b"{}").unwrap();
-        records.save(("pod", "net1"), b"{}").unwrap();
+        records.save(&Owner { network: "n", id: "pod", ifname: "eth0" }, b"{}").unwrap();
+        records.save(&Owner { network: "n", id: "pod", ifname: "net1" }, b"{}").unwrap();
         assert_eq!(found(&records, "pod-net1", "eth0", "a"), None);
     }
 }
