@@ -170,7 +170,7 @@ impl Scene {
 
 /// A container in which nobody waits for duplicate address detection. Without probes alone the
 /// kernel would still wait for up to a second.
-fn quick() -> Container {
+pub(crate) fn quick() -> Container {
     let container = Container::new();
     for whose in ["all", "default"] {
         container.sh(&format!("sh -c 'echo 0 > /proc/sys/net/ipv6/conf/{whose}/accept_dad'"));
@@ -240,6 +240,22 @@ fn is_deterministic(point: &Syscall) -> bool {
 pub(crate) fn has_effect(point: &Syscall) -> bool {
     let Syscall { name, text, .. } = point;
     EFFECTS.contains(&name.as_str()) && (name != "openat" || text.contains("O_CREAT"))
+}
+
+/// Whether a call has an effect that others see: it does not only ask the kernel something, or
+/// prepare a socket, or say something on stderr.
+pub(crate) fn changes(point: &Syscall) -> bool {
+    let text = &point.text;
+    // Each kind of object has four types of messages; the third one asks.
+    let asks = |word: &str| {
+        let number =
+            word.split([',', ' ']).next().and_then(|word| u32::from_str_radix(word, 16).ok());
+        number.is_some_and(|number| (16..256).contains(&number) && number % 4 == 2)
+    };
+    let mut types = text.split("nlmsg_type=0x").skip(1);
+    let asks =
+        types.any(asks) || text.contains("nlmsg_type=RTM_GET") || text.contains("NFT_MSG_GET");
+    has_effect(point) && !asks && !text.contains("FIONBIO") && !text.starts_with("2<")
 }
 
 /// Kills `verb` before each of its effects.

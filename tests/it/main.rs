@@ -14,6 +14,7 @@
 //! | `cnitool` | the tool with the real plugins: walk-through, chains, GC, STATUS |
 //! | `strace`, `compare` | system calls of a call; results without what is random |
 //! | `faults` | ADD failing or killed at each step, DEL killed at each step |
+//! | `sweep` | kills and errors at each step of fifteen chains, and each way to clean up |
 //! | `chained` | the verbs of a plugin behind `ptp`, and faults at each of its steps |
 //! | `attachment` | what a dead container left, and who takes it back |
 //! | `chain` | a whole chain of plugins for many containers at once |
@@ -90,6 +91,7 @@ mod sbr;
 mod seven;
 mod spoof;
 mod strace;
+mod sweep;
 mod tap;
 mod traffic;
 mod tuning;

@@ -200,6 +200,12 @@ impl Snapshot {
         Snapshot(state)
     }
 
+    /// With what only some tests look at.
+    pub(crate) fn with(mut self, topic: &str, text: String) -> Snapshot {
+        self.0.insert(topic.to_owned(), text);
+        self
+    }
+
     /// What differs, for messages.
     pub(crate) fn difference(&self, other: &Snapshot) -> String {
         let changed = self.0.iter().filter(|(key, value)| other.0.get(*key) != Some(value));

@@ -174,7 +174,13 @@ impl Syscall {
         if let (Some(path), true) = (&path, self.prints_result()) {
             wrapper.extend(["sh", "-c", "\"$@\" >\"$0\"", path]);
         }
-        wrapper.extend(["timeout", "20", "strace", "-f", "-o", &name]);
+        wrapper.extend(["timeout", "20"]);
+        if action == "signal=KILL" {
+            // What it has started dies with it.
+            wrapper.extend(["unshare", "--pid", "--fork", "--kill-child"]);
+        }
+        // The main thread alone: another one, or a child, would count for itself.
+        wrapper.extend(["strace", "-o", &name]);
         wrapper.extend(["-e", &trace, "-e", &inject]);
         if let Some(path) = &path {
             wrapper.extend(["-P", path]);

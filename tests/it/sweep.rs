@@ -1,0 +1,444 @@
+//! kill -9, and errors, at every system call of ADD, DEL and GC that changes something, for
+//! fifteen chains of plugins; then what a runtime does: DEL with and without `prevResult`, with
+//! and without the namespace, GC. Nothing may be left, nothing may fail for ever, and another
+//! container of the network comes and goes meanwhile.
+//!
+//! All of it takes more than an hour (`make soak`); `make test` tries some points of each chain.
+//! What is found is collected and printed, and after each finding the node is made anew.
+
+mod chains;
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::faults::{changes, has_effect, quick};
+use crate::net::merged;
+use crate::node::{Call, Container, Node, Outcome, Snapshot};
+use crate::strace::{self, Syscall};
+
+/// How many runs of each chain `make test` tries.
+const SAMPLE: usize = 6;
+/// How often a runtime tries again before it gives up.
+const TRIES: usize = 3;
+/// What calls fail with, in turn.
+const ERRORS: [&str; 5] = ["EIO", "ENOSPC", "EPERM", "ENOBUFS", "EINTR"];
+/// Names of containers; the bystander is attached all the time, the scratch one never again.
+const IDS: [&str; 4] = ["bystander", "victim", "other", "scratch"];
+const BYSTANDER: usize = 0;
+const VICTIM: usize = 1;
+const OTHER: usize = 2;
+const SCRATCH: usize = 3;
+
+/// What plugins set.
+const SYSCTLS: &str =
+    "cd /proc/sys/net && grep -rs . ipv4/ip_forward ipv4/conf ipv6/conf core/somaxconn | sort";
+
+/// A list of plugins.
+struct Chain {
+    name: &'static str,
+    /// What the chain needs on the host; again after a namespace has ended.
+    prepare: fn(&Node),
+    /// Their configurations for one of the [`IDS`].
+    plugins: fn(&Node, usize) -> Vec<Value>,
+}
+
+/// What the runtime does after a kill.
+#[derive(Clone, Copy, Debug)]
+struct Cleanup {
+    netns: bool,
+    gc: bool,
+    del: bool,
+    prev: bool,
+}
+
+const fn cleanup(netns: bool, gc: bool, del: bool, prev: bool) -> Cleanup {
+    Cleanup { netns, gc, del, prev }
+}
+
+/// After a killed ADD nobody has a result.
+const AFTER_ADD: [Cleanup; 4] = [
+    cleanup(true, false, true, false),
+    cleanup(false, false, true, false),
+    cleanup(true, true, true, false),
+    cleanup(false, true, false, false),
+];
+const AFTER_DEL: [Cleanup; 5] = [
+    cleanup(true, false, true, false),
+    cleanup(true, false, true, true),
+    cleanup(false, false, true, false),
+    cleanup(false, false, true, true),
+    cleanup(false, true, false, false),
+];
+const AFTER_GC: [Cleanup; 1] = [cleanup(false, true, false, false)];
+
+/// One run: a call of one plugin of the chain ends, or fails, at one point.
+#[derive(Debug)]
+struct Trial {
+    verb: &'static str,
+    plugin: usize,
+    point: Syscall,
+    /// What comes instead of the call.
+    action: &'static str,
+    /// After a kill; after an error there is no choice.
+    cleanup: Option<Cleanup>,
+}
+
+/// What should not be.
+struct Finding {
+    kind: &'static str,
+    text: String,
+}
+
+impl Finding {
+    fn new(kind: &'static str) -> impl FnOnce(String) -> Finding {
+        move |text| Finding { kind, text }
+    }
+}
+
+/// A node with a container attached to the network of a chain.
+struct World {
+    node: Node,
+    chain: &'static Chain,
+    len: usize,
+}
+
+impl World {
+    fn new(chain: &'static Chain) -> World {
+        let node = Node::new();
+        // Link-local addresses come and change by themselves, late on a busy machine.
+        node.sh("cd /proc/sys/net/ipv6/conf/; echo 1 > default/addr_gen_mode
+                 echo 0 > default/accept_dad; echo 0 > all/accept_dad");
+        (chain.prepare)(&node);
+        let len = (chain.plugins)(&node, BYSTANDER).len();
+        World { node, chain, len }
+    }
+}
+
+/// A container of the chain.
+struct Pod<'w> {
+    world: &'w World,
+    who: usize,
+    container: Option<Container>,
+    netns: String,
+    /// What the plugins of the chain have printed.
+    results: Vec<Value>,
+}
+
+impl<'w> Pod<'w> {
+    fn new(world: &'w World, who: usize) -> Pod<'w> {
+        let container = quick();
+        container.sh("sh -c 'echo 1 > /proc/sys/net/ipv6/conf/default/addr_gen_mode'");
+        let netns = container.path();
+        Pod { world, who, container: Some(container), netns, results: Vec::new() }
+    }
+
+    fn call(&self, verb: &str, plugin: usize, prev: Option<&Value>) -> Call {
+        let World { node, chain, .. } = self.world;
+        let conf = (chain.plugins)(node, self.who).swap_remove(plugin);
+        let mut conf = merged(&json!({"cniVersion": "1.1.0", "name": "n"}), &conf);
+        if let Some(prev) = prev {
+            conf["prevResult"] = prev.clone();
+        }
+        if verb == "GC" {
+            let valid = [BYSTANDER, OTHER].map(|who| IDS[who]);
+            let valid = valid.map(|id| json!({"containerID": id, "ifname": "eth0"}));
+            conf["cni.dev/valid-attachments"] = json!(valid);
+        }
+        let call = node.call(conf["type"].as_str().unwrap(), verb).conf(&conf);
+        call.netns(&self.netns).id(IDS[self.who]).env("RUST_BACKTRACE", "0")
+    }
+
+    fn add(&mut self, until: usize) -> Result<(), String> {
+        for plugin in self.results.len()..until {
+            let outcome = self.call("ADD", plugin, self.results.last()).run();
+            self.results.push(printed(&outcome)?);
+        }
+        Ok(())
+    }
+
+    /// Runs a verb that prints nothing for some plugins, as long as it succeeds.
+    fn each(
+        &self,
+        verb: &str,
+        plugins: impl Iterator<Item = usize>,
+        prev: bool,
+    ) -> Result<(), String> {
+        let prev = self.results.last().filter(|_| prev);
+        for plugin in plugins {
+            let outcome = self.call(verb, plugin, prev).run();
+            if outcome.status != Some(0) {
+                return Err(format!("{verb}: {outcome:?}"));
+            }
+        }
+        Ok(())
+    }
+
+    fn del(&self, prev: bool) -> Result<(), String> {
+        self.each("DEL", (0..self.world.len).rev(), prev)
+    }
+
+    fn gc(&self) -> Result<(), String> {
+        self.each("GC", 0..self.world.len, false)
+    }
+
+    /// Comes so far that `plugin` is next, and gives the call of that.
+    fn up_to(&mut self, verb: &str, plugin: usize) -> Result<Call, String> {
+        if verb == "ADD" {
+            self.add(plugin)?;
+            return Ok(self.call(verb, plugin, self.results.last()));
+        }
+        self.add(self.world.len)?;
+        if verb == "DEL" {
+            self.each("DEL", (plugin + 1..self.world.len).rev(), true)?;
+            return Ok(self.call(verb, plugin, self.results.last()));
+        }
+        self.dies();
+        self.each("GC", 0..plugin, false)?;
+        Ok(self.call(verb, plugin, None))
+    }
+
+    /// Its namespace ends. The path that it had may soon be another one's.
+    fn dies(&mut self) {
+        self.container = None;
+        "/run/netns/gone".clone_into(&mut self.netns);
+    }
+
+    /// Cleans up, with the patience of a runtime.
+    fn clean_up(&mut self, how: Cleanup) -> Result<(), Finding> {
+        if !how.netns {
+            self.dies();
+        }
+        let once = || {
+            if how.gc {
+                self.gc()?;
+            }
+            if how.del { self.del(how.prev) } else { Ok(()) }
+        };
+        let first = once();
+        let end = (1..TRIES).fold(first, |end, _| end.or_else(|_| once()));
+        end.map_err(Finding::new("permanent"))
+    }
+}
+
+/// The result of a plugin that has succeeded.
+fn printed(outcome: &Outcome) -> Result<Value, String> {
+    let result = serde_json::from_str(&outcome.stdout).ok().filter(|_| outcome.status == Some(0));
+    result.ok_or_else(|| format!("ADD: {outcome:?}"))
+}
+
+/// An answer of the kernel; how often it is waited for depends on its speed.
+fn answers(point: &Syscall) -> bool {
+    point.name.starts_with("recv") && !point.text.contains("EAGAIN")
+}
+
+/// Everything on the host and, while it lives, in the container.
+type State = [Option<Snapshot>; 2];
+
+/// A world in use.
+struct Stage<'w> {
+    world: &'w World,
+    bystander: Pod<'w>,
+    other: Pod<'w>,
+    /// With the bystander alone.
+    before: State,
+    tally: Tally,
+}
+
+/// How many runs there were, and of what kind.
+#[derive(Default)]
+struct Tally {
+    kills: usize,
+    errors: usize,
+    failed_adds: usize,
+    findings: Vec<String>,
+}
+
+impl<'w> Stage<'w> {
+    fn new(world: &'w World, tally: Tally) -> Stage<'w> {
+        let mut bystander = Pod::new(world, BYSTANDER);
+        bystander.add(world.len).unwrap();
+        // An ADD and a DEL leave what may stay: forwarding, the store's folder.
+        let mut scratch = Pod::new(world, SCRATCH);
+        scratch.add(world.len).unwrap();
+        scratch.del(true).unwrap();
+        let other = Pod::new(world, OTHER);
+        let before = state(&other);
+        Stage { world, bystander, other, before, tally }
+    }
+
+    /// The runs of a chain: each kill with each clean-up, and errors in turn.
+    fn trials(&self, round: usize) -> Vec<Trial> {
+        let world = self.world;
+        let mut trials = Vec::new();
+        for (verb, cleanups) in [("ADD", &AFTER_ADD[..]), ("DEL", &AFTER_DEL), ("GC", &AFTER_GC)] {
+            for plugin in 0..world.len {
+                let mut pod = Pod::new(world, VICTIM);
+                let call = pod.up_to(verb, plugin).unwrap();
+                let (outcome, calls) = strace::record(&world.node, &call);
+                assert_eq!(outcome.status, Some(0), "{outcome:?}");
+                pod.del(false).unwrap();
+                settles(&self.before, &pod).unwrap();
+                for (nth, point) in strace::points(&calls).into_iter().enumerate() {
+                    let trial = |action, cleanup| Trial {
+                        verb,
+                        plugin,
+                        point: point.clone(),
+                        action,
+                        cleanup,
+                    };
+                    if changes(&point) {
+                        trials.extend(cleanups.iter().map(|how| trial("signal=KILL", Some(*how))));
+                    }
+                    if has_effect(&point) || answers(&point) {
+                        trials.push(trial(ERRORS[(nth + round) % ERRORS.len()], None));
+                    }
+                }
+            }
+        }
+        trials
+    }
+
+    /// Runs until one finds something.
+    fn run_all<'t, T: Iterator<Item = &'t Trial>>(mut self, trials: &mut T) -> Tally {
+        let bystander = inside(&self.bystander);
+        for trial in trials {
+            let end = self.run(trial);
+            let end = end.and_then(|()| match inside(&self.bystander) {
+                now if now == bystander => Ok(()),
+                now => Err(Finding::new("bystander hurt")(format!("{now:#?}"))),
+            });
+            let Err(Finding { kind, text }) = end else { continue };
+            let Trial { verb, plugin, point, action, cleanup } = trial;
+            let (chain, point) = (self.world.chain.name, point.describe());
+            let what =
+                format!("{chain}: {verb} of plugin {plugin}, {action} at {point}, {cleanup:?}");
+            println!("FOUND {kind}: {what}\n{text}");
+            self.tally.findings.push(format!("{kind}: {what}"));
+            break;
+        }
+        self.tally
+    }
+
+    fn run(&mut self, trial: &Trial) -> Result<(), Finding> {
+        let mut victim = Pod::new(self.world, VICTIM);
+        let call = victim.up_to(trial.verb, trial.plugin).map_err(Finding::new("broken"))?;
+        let Some(how) = trial.cleanup else { return self.fails(trial, victim, &call) };
+        let (_, fired) = trial.point.run(&self.world.node, &call, trial.action);
+        self.tally.kills += usize::from(fired);
+        self.other.add(self.world.len).map_err(Finding::new("other hurt"))?;
+        victim.clean_up(how)?;
+        self.other.del(true).map_err(Finding::new("other hurt"))?;
+        self.other.results.clear();
+        settles(&self.before, &victim).map_err(Finding::new("leak"))
+    }
+
+    /// A call that meets an error, and what the runtime does then.
+    fn fails(&mut self, trial: &Trial, mut victim: Pod<'_>, call: &Call) -> Result<(), Finding> {
+        let start = state(&victim);
+        let action = format!("error={}", trial.action);
+        let (outcome, fired) = trial.point.run(&self.world.node, call, &action);
+        self.tally.errors += usize::from(fired);
+        let failed = outcome.status != Some(0);
+        let say = |text: String| format!("{outcome:?}\n{text}");
+        if !matches!(outcome.status, Some(0 | 1)) {
+            return Err(Finding::new("hang or crash")(say(String::new())));
+        }
+        match trial.verb {
+            "ADD" if failed => {
+                self.tally.failed_adds += 1;
+                settles(&start, &victim).map_err(say).map_err(Finding::new("failed ADD left"))?;
+                victim.clean_up(cleanup(true, false, true, false))?;
+            }
+            "ADD" => {
+                victim.results.push(printed(&outcome).map_err(Finding::new("no result"))?);
+                victim.clean_up(cleanup(true, false, true, true))?;
+            }
+            verb if failed => {
+                victim.clean_up(cleanup(verb == "DEL", verb == "GC", verb == "DEL", true))?
+            }
+            "DEL" => {
+                victim.each("DEL", (0..trial.plugin).rev(), true).map_err(Finding::new("broken"))?
+            }
+            _ => victim
+                .each("GC", trial.plugin + 1..self.world.len, false)
+                .map_err(Finding::new("broken"))?,
+        }
+        settles(&self.before, &victim).map_err(say).map_err(Finding::new("leak"))
+    }
+}
+
+/// All that a call may change outside of containers.
+fn host(node: &Node) -> Snapshot {
+    let files = node.sh(&format!(
+        "cd {}; find . ! -name 'last_reserved_ip.*' ! -path '*/.cnibox/tmp' | sort; \
+         find . -type f ! -path '*/.cnibox/*' ! -name 'last_reserved_ip.*' -exec grep -H . {{}} +; true",
+        node.path("leases").display()
+    ));
+    node.snapshot().with("files", files).with("sysctls", node.sh(SYSCTLS))
+}
+
+/// And inside one that lives.
+fn inside(pod: &Pod<'_>) -> Option<Snapshot> {
+    let container = pod.container.as_ref()?;
+    let sysctls = container.sh(&format!("sh -c '{SYSCTLS}'"));
+    Some(container.snapshot(&pod.world.node).with("sysctls", sysctls))
+}
+
+fn state(pod: &Pod<'_>) -> State {
+    [Some(host(&pod.world.node)), inside(pod)]
+}
+
+/// Nothing is left, in a moment: the kernel removes devices after it has said so.
+fn settles(before: &State, pod: &Pod<'_>) -> Result<(), String> {
+    let deadline = Instant::now() + Duration::from_secs(2);
+    loop {
+        if pod.container.is_none() {
+            (pod.world.chain.prepare)(&pod.world.node);
+        }
+        let now = state(pod);
+        let pairs = before.iter().zip(&now).filter_map(|(a, b)| Some((a.as_ref()?, b.as_ref()?)));
+        let text: String = pairs.map(|(before, now)| before.difference(now)).collect();
+        if text.is_empty() {
+            return Ok(());
+        }
+        if Instant::now() > deadline {
+            return Err(text);
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Which rounds of errors are tried, or one.
+fn rounds() -> usize {
+    std::env::var("CNIBOX_SOAK").map_or(1, |text| text.parse().unwrap())
+}
+
+/// All runs of a chain, or a sample of them.
+fn sweep(chain: &'static Chain, sample: Option<usize>) {
+    let rounds = sample.map_or_else(rounds, |_| 1);
+    let (mut tally, mut round) = (Tally::default(), 0);
+    while round < rounds {
+        let world = World::new(chain);
+        let all = Stage::new(&world, Tally::default()).trials(round);
+        println!("sweep: {} | {} runs", chain.name, all.len());
+        let step = sample.map_or(1, |sample| all.len() / sample);
+        let mut rest = all
+            .iter()
+            .step_by(step)
+            .filter(|trial| round == 0 || trial.cleanup.is_none())
+            .peekable();
+        while rest.peek().is_some() {
+            let world = World::new(chain);
+            tally = Stage::new(&world, tally).run_all(&mut rest);
+        }
+        round += 1;
+    }
+    let Tally { kills, errors, failed_adds, findings } = tally;
+    println!(
+        "sweep: {} | {kills} kills | {errors} errors, {failed_adds} failed ADDs | {} findings",
+        chain.name,
+        findings.len()
+    );
+    assert!(findings.is_empty(), "{}", findings.join("\n"));
+}

@@ -1,0 +1,144 @@
+//! The chains of the sweep, and its tests.
+
+use serde_json::{Value, json};
+
+use super::{Chain, SAMPLE, sweep};
+use crate::net::{merged, wire};
+use crate::node::Node;
+
+fn nothing(_: &Node) {}
+
+/// A master.
+fn uplink(node: &Node) {
+    if !node.ip("link").to_string().contains("wire0") {
+        wire(node);
+    }
+}
+
+/// An interface plugin with addresses of both families.
+fn interface(node: &Node, plugin: &str, keys: &Value) -> Value {
+    let mut ipam = node.host_local(&["10.1.0.0/24", "fd00:1::/64"]);
+    ipam["routes"] = json!([{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]);
+    merged(&json!({"type": plugin, "ipam": ipam}), keys)
+}
+
+fn bridge(node: &Node) -> Value {
+    interface(node, "bridge", &json!({"isDefaultGateway": true}))
+}
+
+fn masqueraded(node: &Node, plugin: &str, backend: &str) -> Value {
+    let keys = json!({"isGateway": true, "ipMasq": true, "ipMasqBackend": backend});
+    interface(node, plugin, &keys)
+}
+
+fn macvlan(node: &Node) -> Value {
+    interface(node, "macvlan", &json!({"master": "wire0"}))
+}
+
+fn portmap(backend: &str, who: usize) -> Value {
+    let protocols = ["tcp", "tcp", "udp", "udp"].iter().enumerate();
+    let ports = protocols.map(|(i, protocol)| {
+        json!({"hostPort": 8000 + 10 * who + i, "containerPort": 80, "protocol": protocol})
+    });
+    let ports: Vec<_> = ports.collect();
+    json!({"type": "portmap", "backend": backend, "runtimeConfig": {"portMappings": ports}})
+}
+
+/// A masquerading bridge, four ports and the firewall.
+fn filtered(node: &Node, backend: &str, who: usize) -> Vec<Value> {
+    let firewall = json!({"type": "firewall", "backend": backend});
+    vec![masqueraded(node, "bridge", backend), portmap(backend, who), firewall]
+}
+
+fn bandwidth() -> Value {
+    json!({"type": "bandwidth", "ingressRate": 8_000_000, "ingressBurst": 800_000,
+           "egressRate": 16_000_000, "egressBurst": 800_000})
+}
+
+/// Its parameters have the values that they had, because no DEL gives those back.
+fn tuning(node: &Node, who: usize) -> Value {
+    json!({"type": "tuning", "dataDir": node.path("leases/tuning"), "mtu": 1400,
+           "mac": format!("02:00:00:00:07:{who:02}"), "promisc": true,
+           "sysctl": {"net.core.somaxconn": "4096", "net.ipv4.conf.IFNAME.arp_notify": "0"}})
+}
+
+fn sbr() -> Value {
+    json!({"type": "sbr"})
+}
+
+/// A device for each container, with an address and a route that it gets back. One that has died
+/// with its namespace comes again, as it was, but unlike those of other nodes.
+fn devices(node: &Node) {
+    let id = node.path("").into_os_string().into_encoded_bytes();
+    let id = id.iter().fold(0_u16, |sum, byte| sum.wrapping_mul(31).wrapping_add(u16::from(*byte)));
+    let [high, low] = id.to_be_bytes();
+    for who in 0..4 {
+        node.sh(&format!(
+            "ip link show far{who} >/dev/null 2>&1 && exit
+             ip link add hd{who} index 10{who} address 02:0d:00:{high:02x}:{low:02x}:0{who} type veth \
+                peer name far{who} index 20{who} address 02:0f:00:{high:02x}:{low:02x}:0{who} || exit 0
+             ip link set far{who} up; ip link set hd{who} up
+             ip addr add 192.0.{who}.7/24 dev hd{who}
+             ip addr add 2001:db8:{who}::7/64 dev hd{who}
+             ip route add 198.51.{who}.0/24 via 192.0.{who}.9 dev hd{who}"
+        ));
+    }
+}
+
+fn host_device(node: &Node, who: usize) -> Value {
+    let keys = json!({"device": format!("hd{who}"), "dataDir": node.path("leases/devices")});
+    interface(node, "host-device", &keys)
+}
+
+fn flannel(node: &Node) -> Value {
+    let env = "FLANNEL_NETWORK=10.1.0.0/16\nFLANNEL_SUBNET=10.1.2.1/24\n\
+        FLANNEL_IPV6_NETWORK=2001:db8::/32\nFLANNEL_IPV6_SUBNET=2001:db8:1::1/64\n\
+        FLANNEL_MTU=1450\nFLANNEL_IPMASQ=false\n";
+    std::fs::write(node.path("subnet.env"), env).unwrap();
+    json!({"type": "flannel", "subnetFile": node.path("subnet.env"),
+           "dataDir": node.path("leases/flannel"), "ipam": {"dataDir": node.path("leases")},
+           "delegate": {"isDefaultGateway": true, "ipMasq": true, "ipMasqBackend": "nftables"}})
+}
+
+/// The tests of each chain: its name, what the node needs, its plugins for a container.
+macro_rules! chains {
+    ($($name:ident: $prepare:ident, $plugins:expr;)+) => { $(
+        mod $name {
+            use super::*;
+
+            const CHAIN: Chain =
+                Chain { name: stringify!($name), prepare: $prepare, plugins: $plugins };
+
+            #[test]
+            fn a_kill_or_an_error_at_some_points_leaves_nothing() {
+                sweep(&CHAIN, Some(SAMPLE));
+            }
+
+            #[test]
+            #[ignore = "takes minutes: make soak"]
+            fn a_kill_or_an_error_at_any_point_leaves_nothing() {
+                sweep(&CHAIN, None);
+            }
+        }
+    )+ };
+}
+
+chains! {
+    bridge_alone: nothing, |node, _| vec![bridge(node)];
+    bridge_portmap_firewall_nftables: nothing, |node, who| filtered(node, "nftables", who);
+    bridge_portmap_firewall_iptables: nothing, |node, who| filtered(node, "iptables", who);
+    bridge_macspoofchk: nothing,
+        |node, _| vec![merged(&bridge(node), &json!({"macspoofchk": true}))];
+    ptp_nftables: nothing, |node, _| vec![masqueraded(node, "ptp", "nftables")];
+    ptp_iptables: nothing, |node, _| vec![masqueraded(node, "ptp", "iptables")];
+    macvlan_alone: uplink, |node, _| vec![macvlan(node)];
+    bridge_bandwidth: nothing, |node, _| vec![bridge(node), bandwidth()];
+    bridge_tuning: nothing, |node, who| vec![bridge(node), tuning(node, who)];
+    ptp_sbr: nothing, |node, _| vec![interface(node, "ptp", &json!({})), sbr()];
+    macvlan_tuning_sbr: uplink, |node, who| vec![macvlan(node), tuning(node, who), sbr()];
+    host_device_alone: devices, |node, who| vec![host_device(node, who)];
+    host_device_tuning_sbr: devices,
+        |node, who| vec![host_device(node, who), tuning(node, who), sbr()];
+    tap: nothing, |node, _| vec![interface(node, "tap", &json!({}))];
+    flannel_bridge: nothing, |node, _| vec![flannel(node)];
+}
