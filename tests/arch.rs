@@ -51,7 +51,7 @@ const PLACES: &[(&str, &[&str])] = &[
     ("-restore\"", &["netfilter/iptables.rs"]),
     ("rtnetlink", &["netlink/"]),
     ("netlink_packet", &["netlink/"]),
-    ("tokio", &["netlink/", "plugins/dhcp/daemon/"]),
+    ("tokio", &["plugins/dhcp/daemon/"]),
     ("socket2", &["plugins/dhcp/"]),
     ("listenfd", &["plugins/dhcp/daemon/"]),
     ("seccompiler", &["plugins/dhcp/daemon/confine.rs"]),

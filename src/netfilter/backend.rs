@@ -101,6 +101,10 @@ impl Family {
 #[derive(Debug, Default)]
 pub struct PacketFilter {
     nft: OnceCell<Nft>,
+    /// Whether the kernel has it.
+    present: OnceCell<bool>,
+    /// The tables of the old iptables, of IPv4 and IPv6.
+    legacy: [OnceCell<String>; 2],
 }
 
 impl PacketFilter {
@@ -124,12 +128,15 @@ impl PacketFilter {
 
     /// `nf_tables`; none if the kernel has none, which costs one question.
     pub fn nft_if_present(&self) -> Result<Option<&Nft>> {
-        let asked = self.open().and_then(|nft| nft.has_table(PROBED).map(|_| nft));
-        match asked {
-            Ok(nft) => Ok(Some(nft)),
-            Err(error) if error.errno().is_some_and(|e| LACKING.contains(&e)) => Ok(None),
-            Err(error) => Err(error.into()),
-        }
+        let present = match self.present.get() {
+            Some(present) => *present,
+            None => match self.open().and_then(|nft| nft.has_table(PROBED)) {
+                Ok(_) => true,
+                Err(error) if error.errno().is_some_and(|e| LACKING.contains(&e)) => false,
+                Err(error) => return Err(error.into()),
+            },
+        };
+        if *self.present.get_or_init(|| present) { self.nft().map(Some) } else { Ok(None) }
     }
 
     /// Fails with a remedy if the kernel has no `nf_tables`.
@@ -144,7 +151,7 @@ impl PacketFilter {
     /// `nf_tables` if the chain is there, the old one if it has this table at all.
     pub fn iptables_with(&self, family: Family, table: &str, chain: &str) -> Result<Vec<Iptables>> {
         let nft = self.has_chain(family, table, chain)?;
-        let legacy = has_legacy_table(family, table).then_some(Flavour::Legacy);
+        let legacy = self.has_legacy_table(family, table).then_some(Flavour::Legacy);
         Ok(Iptables::find_each(family, [nft.then_some(Flavour::Nft), legacy]))
     }
 
@@ -160,15 +167,27 @@ impl PacketFilter {
             let chains = if nft.has_table(place)? { nft.dump_chains(place)? } else { Vec::new() };
             Ok(chains.iter().any(|chain| chain.name.starts_with("CNI-")))
         })?;
-        let legacy = has_legacy_table(family, table).then_some(Flavour::Legacy);
+        let legacy = self.has_legacy_table(family, table).then_some(Flavour::Legacy);
         Ok(Iptables::find_each(family, [nft.then_some(Flavour::Nft), legacy]))
     }
 
     /// Whether somebody uses iptables here already.
     fn has_iptables(&self) -> bool {
         let on_nft = |table| self.ask(|nft| nft.has_table(iptables_table(Family::V4, table)));
-        let has = |table| has_legacy_table(Family::V4, table) || on_nft(table).unwrap_or_default();
+        let has =
+            |table| self.has_legacy_table(Family::V4, table) || on_nft(table).unwrap_or_default();
         has("nat") || has("filter")
+    }
+
+    /// Whether the old iptables has used the table.
+    pub(super) fn has_legacy_table(&self, family: Family, table: &str) -> bool {
+        let [v4, v6] = &self.legacy;
+        let (names, file) = match family {
+            Family::V4 => (v4, "/proc/thread-self/net/ip_tables_names"),
+            Family::V6 => (v6, "/proc/thread-self/net/ip6_tables_names"),
+        };
+        let names = names.get_or_init(|| fs::read_to_string(file).unwrap_or_default());
+        names.lines().any(|name| name == table)
     }
 
     /// Nothing is in a kernel without `nf_tables`.
@@ -185,15 +204,6 @@ pub(super) fn iptables_table(family: Family, table: &str) -> Table<'_> {
         Family::V6 => nftables::Family::Ip6,
     };
     Table::new(family, table)
-}
-
-/// Whether the old iptables has used the table in the calling thread's namespace.
-pub(super) fn has_legacy_table(family: Family, table: &str) -> bool {
-    let file = match family {
-        Family::V4 => "/proc/thread-self/net/ip_tables_names",
-        Family::V6 => "/proc/thread-self/net/ip6_tables_names",
-    };
-    fs::read_to_string(file).is_ok_and(|names| names.lines().any(|name| name == table))
 }
 
 #[cfg(test)]

@@ -2,13 +2,12 @@
 //! joins a multicast group, looks again, and sleeps until the kernel tells of a change.
 
 use std::net::Ipv6Addr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 use nix::errno::Errno;
 use nix::libc::{RTNLGRP_IPV6_IFADDR, RTNLGRP_IPV6_ROUTE, RTNLGRP_LINK};
 use rtnetlink::packet_core::NetlinkPayload;
-use tokio::time::Instant;
 
 use super::Netlink;
 use super::error::{Error, Result};
@@ -125,10 +124,10 @@ impl Netlink {
         if look()? {
             return Ok(true);
         }
-        self.join(topic.group).map_err(|e| e.doing("watch", || self.label(topic.index)))?;
+        self.socket.join(topic.group).map_err(|e| e.doing("watch", || self.label(topic.index)))?;
         let reached = self.look_at_events(topic, deadline, &mut look);
         // Between two requests nobody reads; without this, events would fill the socket.
-        self.leave(topic.group).map_err(|e| e.doing("watch", || self.label(topic.index)))?;
+        self.socket.leave(topic.group).map_err(|e| e.doing("watch", || self.label(topic.index)))?;
         reached
     }
 
@@ -152,7 +151,7 @@ impl Netlink {
                 ended => return ended,
             }
             loop {
-                let event = self.event(deadline);
+                let event = self.socket.event(deadline);
                 match event.map_err(|e| e.doing("watch", || self.label(topic.index)))? {
                     None => return Ok(false),
                     Some(event) if topic.concerns(&event) => break,

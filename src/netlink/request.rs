@@ -1,29 +1,16 @@
-//! One request and its answers: sending, collecting, and telling success from failure.
+//! One request and what its answers mean: success, failure, a list.
 
-use std::collections::VecDeque;
-use std::time::Duration;
-
-use futures::StreamExt;
-use futures::channel::mpsc::UnboundedReceiver;
-use futures::future::{Either, select};
 use nix::errno::Errno;
 use rtnetlink::packet_core::{
     ErrorMessage, NLM_F_ACK, NLM_F_ACK_TLVS, NLM_F_CAPPED, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_ECHO,
     NLM_F_REQUEST, NetlinkHeader, NetlinkPayload,
 };
 use rtnetlink::packet_route::RouteNetlinkMessage;
-use rtnetlink::proto::{Connection, ConnectionHandle};
-use rtnetlink::sys::{AsyncSocket, SocketAddr};
-use tokio::time::{Instant, timeout, timeout_at};
 
 use super::Netlink;
 use super::error::Failure;
 use super::packet::{Attr, Message, Packet, attrs};
-use super::socket::RouteSocket;
 use crate::log;
-
-/// How long the kernel may take; it answers at once or never (the answer was lost).
-const LIMIT: Duration = Duration::from_secs(60);
 
 /// How often a dump is repeated that changed while it was made.
 const DUMP_ATTEMPTS: usize = 5;
@@ -33,72 +20,6 @@ const NLMSGERR_ATTR_MSG: u16 = 1;
 
 /// Length of a netlink header, which a refusal repeats.
 const HEADER_LEN: usize = 16;
-
-/// A socket's connection, driven only while a request waits: there is no task in the background
-/// that would keep the socket, and with it a network namespace, alive.
-pub(super) struct Channel {
-    pub(super) connection: Connection<Packet, RouteSocket>,
-    pub(super) handle: ConnectionHandle<Packet>,
-    pub(super) unsolicited: UnboundedReceiver<(Message, SocketAddr)>,
-    /// Whether the socket is in a multicast group; what arrives otherwise is left over.
-    pub(super) joined: bool,
-    /// Events that arrived while an answer was awaited.
-    pub(super) events: VecDeque<Message>,
-    /// Whether the socket failed: it must not be used any more.
-    pub(super) broken: bool,
-}
-
-impl Channel {
-    /// Sends `message` and collects everything the kernel answers.
-    async fn exchange(&mut self, message: Message) -> Result<Vec<Message>, Failure> {
-        let mut answers = self
-            .handle
-            .request(message, SocketAddr::new(0, 0))
-            .map_err(|_| Failure::from(Errno::ECONNRESET))?;
-        let mut collected = Vec::new();
-        loop {
-            let arrival = select(answers.next(), self.unsolicited.next());
-            match select(&mut self.connection, arrival).await {
-                Either::Left(_) => return Err(self.broke()),
-                Either::Right((Either::Left((Some(answer), _)), _)) => collected.push(answer),
-                Either::Right((Either::Left((None, _)), _)) => return Ok(collected),
-                Either::Right((Either::Right((event, _)), _)) => {
-                    let Some((event, _)) = event else { return Err(self.broke()) };
-                    self.keep(event)?;
-                }
-            }
-        }
-    }
-
-    /// The connection ends only when its socket failed. The answer may have been there.
-    fn broke(&mut self) -> Failure {
-        self.broken = true;
-        Failure::unanswered(self.connection.socket_mut().failure())
-    }
-
-    /// Keeps an event that arrived instead of an answer. When events were lost, the answer may
-    /// be among them.
-    fn keep(&mut self, event: Message) -> Result<(), Failure> {
-        match event.payload {
-            _ if !self.joined => {}
-            NetlinkPayload::Overrun(_) => return Err(Failure::unanswered(Errno::ENOBUFS)),
-            _ => self.events.push_back(event),
-        }
-        Ok(())
-    }
-
-    /// The next event of the groups the socket has joined.
-    async fn event(&mut self) -> Result<Message, Failure> {
-        if let Some(event) = self.events.pop_front() {
-            return Ok(event);
-        }
-        let arrival = select(&mut self.connection, self.unsolicited.next()).await;
-        if let Either::Right((Some((event, _)), _)) = arrival {
-            return Ok(event);
-        }
-        Err(self.broke())
-    }
-}
 
 impl Netlink {
     /// A request that is answered by success or failure only.
@@ -136,39 +57,13 @@ impl Netlink {
     }
 
     fn exchange(&self, packet: Packet, bits: u16) -> Result<Answers, Failure> {
+        let (flags, sequence) = (NLM_F_REQUEST | bits, self.socket.sequence(1));
         let mut message = Message::new(NetlinkHeader::default(), packet.into());
-        message.header.flags = NLM_F_REQUEST | bits;
-        let mut channel = self.channel()?;
-        let messages =
-            self.runtime.block_on(async { timeout(LIMIT, channel.exchange(message)).await });
-        // What was not answered may not even have been sent yet.
-        channel.broken |= messages.is_err();
-        Answers::collect(messages.map_err(|_| Failure::unanswered(Errno::ETIMEDOUT))??)
-    }
-
-    /// Waits for the next event; `None` after `deadline`.
-    pub(super) fn event(&self, deadline: Instant) -> Result<Option<Message>, Failure> {
-        let mut channel = self.channel()?;
-        match self.runtime.block_on(async { timeout_at(deadline, channel.event()).await }) {
-            Ok(event) => event.map(Some),
-            Err(_) => Ok(None),
-        }
-    }
-
-    /// Joins a multicast group with this socket, so that events of its own namespace arrive.
-    pub(super) fn join(&self, group: u32) -> Result<(), Failure> {
-        let mut channel = self.channel()?;
-        channel.connection.socket_mut().socket_ref().add_membership(group)?;
-        channel.joined = true;
-        Ok(())
-    }
-
-    /// Leaves a multicast group and forgets what it sent.
-    pub(super) fn leave(&self, group: u32) -> Result<(), Failure> {
-        let mut channel = self.channel()?;
-        channel.joined = false;
-        channel.events.clear();
-        Ok(channel.connection.socket_mut().socket_ref().drop_membership(group)?)
+        (message.header.flags, message.header.sequence_number) = (flags, sequence);
+        message.finalize();
+        let mut wire = vec![0; message.buffer_len()];
+        message.serialize(&mut wire);
+        self.socket.exchange(&wire, sequence, flags)
     }
 }
 

@@ -1,77 +1,234 @@
-//! The socket below a connection, which keeps why it failed: netlink-proto only ends then.
+//! A netlink socket: requests, their answers, and what the kernel tells unasked.
+//!
+//! Without tokio: the kernel answers while it is asked, so that the answers wait when sending
+//! returns. A plain socket that never blocks does, and a batch needs no reader beside its writer.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::hash::{BuildHasher, RandomState};
 use std::io;
-use std::task::{Context, Poll, ready};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
 
-use bytes::BufMut;
 use nix::errno::Errno;
-use rtnetlink::sys::{AsyncSocket, Socket, SocketAddr, TokioSocket};
+use nix::libc::MSG_DONTWAIT;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::setsockopt;
+use nix::sys::socket::sockopt::{SndBuf, SndBufForce};
+use rtnetlink::packet_core::{NLM_F_ACK, NLM_F_DUMP, NetlinkBuffer, NetlinkHeader, NetlinkPayload};
+use rtnetlink::sys::{self, SocketAddr};
 
-/// A socket that knows its last failure.
-pub(super) struct RouteSocket {
-    inner: TokioSocket,
-    failure: Cell<Option<Errno>>,
+use super::error::{Failure, Result};
+use super::packet::Message;
+use super::request::Answers;
+use crate::netns;
+
+/// How much one read may bring: the kernel fills dumps up to half of it.
+const BUFFER: usize = 64 * 1024;
+
+/// What a socket can send without asking for more, on a kernel with the usual default.
+const DEFAULT_SEND_BUFFER: usize = 128 * 1024;
+
+/// How long to wait for an answer that should be there already.
+pub(super) const LIMIT: Duration = Duration::from_secs(60);
+
+/// How often receiving may fail for one request. The answer usually waits nevertheless, and
+/// without it nobody knows whether the request was carried out.
+const FAILURES: usize = 3;
+
+/// A socket in one network namespace.
+pub(super) struct Socket {
+    socket: sys::Socket,
+    sequence: Cell<u32>,
+    /// Whether events are wanted.
+    joined: Cell<bool>,
+    /// Those that arrived while an answer was awaited.
+    events: RefCell<VecDeque<Message>>,
 }
 
-impl RouteSocket {
-    /// Why the socket failed; `ECONNRESET` if it did not.
-    pub(super) fn failure(&self) -> Errno {
-        self.failure.get().unwrap_or(Errno::ECONNRESET)
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl Socket {
+    /// A socket in the calling thread's namespace.
+    pub(super) fn open(protocol: isize) -> Result<Socket> {
+        netns::at_home()?;
+        let opening = |cause| Failure::from(cause).doing("open", || "netlink socket".to_owned());
+        let socket = sys::Socket::new(protocol).map_err(opening)?;
+        // Errors with a sentence and without a copy of the request, and filters that are not
+        // ignored: kernels before 4.20 do without, and netfilter without the last one.
+        let strict = || socket.set_netlink_get_strict_chk(true);
+        let strict = (protocol == sys::protocols::NETLINK_ROUTE).then(strict);
+        drop((socket.set_ext_ack(true), socket.set_cap_ack(true), strict));
+        let (sequence, joined, events) = (Cell::new(1), Cell::new(false), RefCell::default());
+        Ok(Socket { socket, sequence, joined, events })
     }
 
-    /// Repeats a call that a signal has interrupted.
-    fn watch<T>(&self, mut call: impl FnMut() -> Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+    /// Reserves `count` sequence numbers and returns the first.
+    pub(super) fn sequence(&self, count: u32) -> u32 {
+        let first = self.sequence.get();
+        // 0 is for what nobody asked for.
+        self.sequence.set(first.checked_add(count).unwrap_or(1));
+        first
+    }
+
+    /// Sends the request of this number and collects everything the kernel answers.
+    pub(super) fn exchange(
+        &self,
+        wire: &[u8],
+        sequence: u32,
+        flags: u16,
+    ) -> Result<Answers, Failure> {
+        // Where events have filled the socket there is no room for an answer.
+        self.drain()?;
+        self.send(wire)?;
+        let (mut collected, mut failures) = (Vec::new(), Vec::new());
         loop {
-            let outcome = ready!(call());
-            let Err(cause) = &outcome else { return Poll::Ready(outcome) };
-            if cause.kind() != io::ErrorKind::Interrupted {
-                self.failure.set(cause.raw_os_error().map(Errno::from_raw));
-                return Poll::Ready(outcome);
+            match self.receive() {
+                Ok(Some(messages)) => {
+                    let mine = |m: &Message| m.header.sequence_number == sequence;
+                    let (answers, others) = messages.into_iter().partition(mine);
+                    self.keep(others);
+                    collected.extend::<Vec<_>>(answers);
+                    if collected.last().is_some_and(|message| ends(message, flags)) {
+                        return Answers::collect(collected);
+                    }
+                }
+                Ok(None) => match failures.pop() {
+                    // What is not there now was lost.
+                    Some(failure) => return Err(failure),
+                    None if self.wait(LIMIT)? => {}
+                    None => return Err(Errno::ETIMEDOUT.into()),
+                },
+                Err(failure) if failures.len() == FAILURES => return Err(failure),
+                Err(failure) => failures.push(failure),
             }
         }
     }
+
+    /// Sends everything at once, whatever its size: a batch is one datagram.
+    pub(super) fn send(&self, wire: &[u8]) -> Result<(), Failure> {
+        if wire.len() > DEFAULT_SEND_BUFFER {
+            // The unprivileged option is bounded by a sysctl, but better than none.
+            if setsockopt(&self.socket, SndBufForce, &wire.len()).is_err() {
+                setsockopt(&self.socket, SndBuf, &wire.len())?;
+            }
+        }
+        loop {
+            match self.socket.send_to(wire, &SocketAddr::new(0, 0), 0) {
+                Ok(_) => return Ok(()),
+                Err(cause) if cause.kind() == io::ErrorKind::Interrupted => {}
+                Err(cause) => return Err(cause.into()),
+            }
+        }
+    }
+
+    /// The messages in the next datagram of the kernel; `None` when there is none. What another
+    /// process sends is nothing.
+    pub(super) fn receive(&self) -> Result<Option<Vec<Message>>, Failure> {
+        let mut buffer = Vec::with_capacity(BUFFER);
+        loop {
+            match self.socket.recv_from(&mut buffer, MSG_DONTWAIT) {
+                Ok((_, from)) if from.port_number() != 0 => buffer.clear(),
+                Ok(_) => return Ok(Some(split(&buffer))),
+                Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+                Err(cause) if cause.kind() == io::ErrorKind::Interrupted => {}
+                Err(cause) => return Err(cause.into()),
+            }
+        }
+    }
+
+    /// Keeps messages that answer nothing, if events are wanted.
+    fn keep(&self, messages: Vec<Message>) {
+        if self.joined.get() {
+            self.events.borrow_mut().extend(messages);
+        }
+    }
+
+    /// Keeps the events that have come.
+    fn drain(&self) -> Result<(), Failure> {
+        while self.joined.get() {
+            match self.receive() {
+                Ok(Some(messages)) => self.keep(messages),
+                Err(Failure { errno: Errno::ENOBUFS, .. }) => self.keep(vec![lost()]),
+                Ok(None) => break,
+                Err(failure) => return Err(failure),
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for a datagram; whether one came in time.
+    pub(super) fn wait(&self, limit: Duration) -> Result<bool, Failure> {
+        let mut fds = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut fds, PollTimeout::try_from(limit).unwrap_or(PollTimeout::MAX)) {
+            Ok(0) => Ok(false),
+            Ok(_) | Err(Errno::EINTR) => Ok(true),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// Waits for the next event of the groups that were joined; `None` after `deadline`. An
+    /// event that was lost is one as well.
+    pub(super) fn event(&self, deadline: Instant) -> Result<Option<Message>, Failure> {
+        loop {
+            if let Some(event) = self.events.borrow_mut().pop_front() {
+                return Ok(Some(event));
+            }
+            self.drain()?;
+            if self.events.borrow().is_empty() {
+                let left = deadline.saturating_duration_since(Instant::now());
+                if left.is_zero() || !self.wait(left)? {
+                    return Ok(None);
+                }
+            }
+        }
+    }
+
+    /// Joins a multicast group, so that events of the socket's own namespace arrive. They have the
+    /// numbers of other processes' requests, which begin at 1 or at the time.
+    pub(super) fn join(&self, group: u32) -> Result<(), Failure> {
+        let number = RandomState::new().hash_one(group).to_le_bytes();
+        self.sequence.set(u32::from_le_bytes([number[0], number[1], number[2], 0x70]));
+        self.socket.add_membership(group)?;
+        self.joined.set(true);
+        Ok(())
+    }
+
+    /// Leaves a multicast group and forgets what it sent.
+    pub(super) fn leave(&self, group: u32) -> Result<(), Failure> {
+        self.socket.drop_membership(group)?;
+        self.drain()?;
+        self.joined.set(false);
+        self.events.borrow_mut().clear();
+        Ok(())
+    }
 }
 
-impl AsyncSocket for RouteSocket {
-    fn socket_ref(&self) -> &Socket {
-        self.inner.socket_ref()
-    }
+/// What stands for events that were lost.
+fn lost() -> Message {
+    Message::new(NetlinkHeader::default(), NetlinkPayload::Overrun(Vec::new()))
+}
 
-    fn socket_mut(&mut self) -> &mut Socket {
-        self.inner.socket_mut()
+/// Whether nothing follows this answer to a request with these flags.
+fn ends(message: &Message, flags: u16) -> bool {
+    match message.payload {
+        NetlinkPayload::Error(_) | NetlinkPayload::Done(_) => true,
+        _ => flags & (NLM_F_ACK | NLM_F_DUMP) == 0,
     }
+}
 
-    fn new(protocol: isize) -> io::Result<RouteSocket> {
-        Ok(RouteSocket { inner: TokioSocket::new(protocol)?, failure: Cell::new(None) })
+/// The messages in a datagram, up to the first that makes no sense.
+fn split(mut datagram: &[u8]) -> Vec<Message> {
+    let mut messages = Vec::new();
+    while let Ok(header) = NetlinkBuffer::new_checked(datagram) {
+        let length = header.length() as usize;
+        let Ok(message) = Message::deserialize(&datagram[..length]) else { break };
+        messages.push(message);
+        datagram = datagram.get(length.next_multiple_of(4)..).unwrap_or_default();
     }
-
-    fn poll_send(&self, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        self.watch(|| self.inner.poll_send(cx, buf))
-    }
-
-    fn poll_send_to(
-        &self,
-        cx: &mut Context<'_>,
-        buf: &[u8],
-        addr: &SocketAddr,
-    ) -> Poll<io::Result<usize>> {
-        self.watch(|| self.inner.poll_send_to(cx, buf, addr))
-    }
-
-    fn poll_recv<B: BufMut>(&self, cx: &mut Context<'_>, buf: &mut B) -> Poll<io::Result<()>> {
-        self.watch(|| self.inner.poll_recv(cx, buf))
-    }
-
-    fn poll_recv_from<B: BufMut>(
-        &self,
-        cx: &mut Context<'_>,
-        buf: &mut B,
-    ) -> Poll<io::Result<SocketAddr>> {
-        self.watch(|| self.inner.poll_recv_from(cx, buf))
-    }
-
-    fn poll_recv_from_full(&self, cx: &mut Context<'_>) -> Poll<io::Result<(Vec<u8>, SocketAddr)>> {
-        self.watch(|| self.inner.poll_recv_from_full(cx))
-    }
+    messages
 }

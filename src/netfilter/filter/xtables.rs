@@ -17,7 +17,7 @@ use std::thread;
 use super::nftables::Content;
 use super::{Ingress, Network, Owner, Pod, Policy, missing};
 use crate::error::{Error, Result};
-use crate::netfilter::backend::{Family, PacketFilter, has_legacy_table, iptables_table};
+use crate::netfilter::backend::{Family, PacketFilter, iptables_table};
 use crate::netfilter::iptables::{Draft, Flavour, Iptables, Rule};
 use crate::netlink::nftables::Batch;
 
@@ -419,7 +419,7 @@ pub(super) fn forget_owners(filter: &PacketFilter) -> Result<()> {
         }
         nft.commit(batch)?;
     }
-    for family in Family::BOTH.into_iter().filter(|family| has_legacy_table(*family, FILTER)) {
+    for family in Family::BOTH.into_iter().filter(|family| filter.has_legacy_table(*family, FILTER)) {
         let legacy = Iptables::find(family, Flavour::Legacy);
         let programs = legacy.or_else(|| Iptables::find(family, Flavour::Default));
         let programs = programs.ok_or_else(|| {

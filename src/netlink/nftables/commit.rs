@@ -13,6 +13,7 @@ use super::super::attribute::{Attributes, Header};
 use super::super::error::{Error, Failure, Result};
 use super::super::packet::{Attr, Message, attrs};
 use super::super::request::{ext_ack, failure};
+use super::super::socket::LIMIT;
 use super::batch::{Batch, Change};
 use super::{Nft, SUBSYSTEM, kind};
 
@@ -87,20 +88,22 @@ impl Nft {
         generation: Option<u32>,
     ) -> Result<Option<Refusals>, Failure> {
         let count = u32::try_from(changes.len()).map_err(|_| Errno::E2BIG)?;
-        let first = self.socket.sequence(count.saturating_add(2));
+        let socket = &self.socket.socket;
+        let first = socket.sequence(count.saturating_add(2));
         let wire = self.envelope(changes, first, generation);
-        self.socket.send(&wire)?;
+        socket.send(&wire)?;
         let mut refusals = Refusals { whole: None, each: Vec::new(), lost: false };
         let mut done = false;
         loop {
-            match self.socket.receive() {
+            match socket.receive() {
                 Ok(Some(messages)) => {
                     for message in messages {
                         done |= refusals.take(&message, first, changes.len());
                     }
                 }
                 Ok(None) if done || refusals.any() => break,
-                Ok(None) => self.socket.wait()?,
+                Ok(None) if socket.wait(LIMIT)? => {}
+                Ok(None) => return Err(Errno::ETIMEDOUT.into()),
                 Err(Failure { errno: Errno::ENOBUFS, .. }) => refusals.lost = true,
                 Err(failure) => return Err(failure),
             }

@@ -10,7 +10,8 @@ mod rules;
 
 use ipnet::IpNet;
 
-use super::{Link, LinkChange, LinkKind, Netlink, NewLink, Packet, VethPeer};
+use super::{Link, LinkChange, LinkKind, Netlink, NewLink, VethPeer};
+use crate::netlink::packet::Packet;
 use crate::netns::{Netns, isolate};
 
 /// A socket in a private namespace, which the calling thread enters.
@@ -87,7 +88,6 @@ fn a_dropped_socket_lets_the_namespace_go() {
     assert!(gone.is_not_found(), "{gone}");
 }
 
-/// netlink-proto keeps what it could not send, and gives up every request after that.
 #[test]
 fn after_a_failed_send_the_next_request_goes_alone() {
     let here = sandbox();
