@@ -32,8 +32,8 @@ const DEFAULT_SEND_BUFFER: usize = 128 * 1024;
 /// How long to wait for an answer that should be there already.
 pub(super) const LIMIT: Duration = Duration::from_secs(60);
 
-/// How often receiving may fail for one request. The answer usually waits nevertheless, and
-/// without it nobody knows whether the request was carried out.
+/// How often receiving may fail. The answer usually waits nevertheless, and without it nobody
+/// knows whether the request was carried out.
 const FAILURES: usize = 3;
 
 /// A socket in one network namespace.
@@ -85,7 +85,7 @@ impl Socket {
         // Where events have filled the socket there is no room for an answer.
         self.drain()?;
         self.send(wire)?;
-        let (mut collected, mut failures) = (Vec::new(), Vec::new());
+        let (mut collected, mut lost) = (Vec::new(), false);
         loop {
             match self.receive() {
                 Ok(Some(messages)) => {
@@ -97,14 +97,12 @@ impl Socket {
                         return Answers::collect(collected);
                     }
                 }
-                Ok(None) => match failures.pop() {
-                    // What is not there now was lost.
-                    Some(failure) => return Err(failure),
-                    None if self.wait(LIMIT)? => {}
-                    None => return Err(Errno::ETIMEDOUT.into()),
-                },
-                Err(failure) if failures.len() == FAILURES => return Err(failure),
-                Err(failure) => failures.push(failure),
+                // What is not there now will not come.
+                Ok(None) if lost => return Err(Errno::ENOBUFS.into()),
+                Ok(None) if self.wait(LIMIT)? => {}
+                Ok(None) => return Err(Errno::ETIMEDOUT.into()),
+                Err(Failure { errno: Errno::ENOBUFS, .. }) => lost = true,
+                Err(failure) => return Err(failure),
             }
         }
     }
@@ -127,16 +125,19 @@ impl Socket {
     }
 
     /// The messages in the next datagram of the kernel; `None` when there is none. What another
-    /// process sends is nothing.
+    /// process sends is nothing. `ENOBUFS` says that something was lost.
     pub(super) fn receive(&self) -> Result<Option<Vec<Message>>, Failure> {
-        let mut buffer = Vec::with_capacity(BUFFER);
+        let (mut buffer, mut failures) = (Vec::with_capacity(BUFFER), 0);
         loop {
             match self.socket.recv_from(&mut buffer, MSG_DONTWAIT) {
                 Ok((_, from)) if from.port_number() != 0 => buffer.clear(),
                 Ok(_) => return Ok(Some(split(&buffer))),
                 Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => return Ok(None),
                 Err(cause) if cause.kind() == io::ErrorKind::Interrupted => {}
-                Err(cause) => return Err(cause.into()),
+                Err(cause) if failures == FAILURES || is_overrun(&cause) => {
+                    return Err(cause.into());
+                }
+                Err(_) => failures += 1,
             }
         }
     }
@@ -206,6 +207,10 @@ impl Socket {
         self.events.borrow_mut().clear();
         Ok(())
     }
+}
+
+fn is_overrun(cause: &io::Error) -> bool {
+    cause.raw_os_error() == Some(nix::libc::ENOBUFS)
 }
 
 /// What stands for events that were lost.

@@ -185,7 +185,10 @@ impl Syscall {
         if let Some(path) = &path {
             wrapper.extend(["-P", path]);
         }
-        let outcome = call.clone().under(&wrapper).run();
+        let mut outcome = call.clone().under(&wrapper).run();
+        if let (Some(path), true) = (&path, self.prints_result()) {
+            outcome.stdout = fs::read_to_string(path).unwrap_or_default();
+        }
         let text = fs::read(&file).unwrap_or_default();
         let text = String::from_utf8_lossy(&text);
         (outcome, text.contains("(INJECTED)") || text.contains("killed by SIGKILL"))
