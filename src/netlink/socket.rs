@@ -98,9 +98,9 @@ impl Socket {
                     }
                 }
                 // What is not there now will not come.
-                Ok(None) if lost => return Err(Errno::ENOBUFS.into()),
+                Ok(None) if lost => return Err(Failure::unanswered(Errno::ENOBUFS)),
                 Ok(None) if self.wait(LIMIT)? => {}
-                Ok(None) => return Err(Errno::ETIMEDOUT.into()),
+                Ok(None) => return Err(Failure::unanswered(Errno::ETIMEDOUT)),
                 Err(Failure { errno: Errno::ENOBUFS, .. }) => lost = true,
                 Err(failure) => return Err(failure),
             }
@@ -119,7 +119,7 @@ impl Socket {
             match self.socket.send_to(wire, &SocketAddr::new(0, 0), 0) {
                 Ok(_) => return Ok(()),
                 Err(cause) if cause.kind() == io::ErrorKind::Interrupted => {}
-                Err(cause) => return Err(cause.into()),
+                Err(cause) => return Err(failed(&cause)),
             }
         }
     }
@@ -168,7 +168,7 @@ impl Socket {
         match poll(&mut fds, PollTimeout::try_from(limit).unwrap_or(PollTimeout::MAX)) {
             Ok(0) => Ok(false),
             Ok(_) | Err(Errno::EINTR) => Ok(true),
-            Err(errno) => Err(errno.into()),
+            Err(errno) => Err(Failure::unanswered(errno)),
         }
     }
 
@@ -207,6 +207,11 @@ impl Socket {
         self.events.borrow_mut().clear();
         Ok(())
     }
+}
+
+/// The socket has failed, not the request.
+fn failed(cause: &io::Error) -> Failure {
+    Failure::unanswered(cause.raw_os_error().map_or(Errno::EIO, Errno::from_raw))
 }
 
 fn is_overrun(cause: &io::Error) -> bool {

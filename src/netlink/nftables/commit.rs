@@ -103,7 +103,7 @@ impl Nft {
                 }
                 Ok(None) if done || refusals.any() => break,
                 Ok(None) if socket.wait(LIMIT)? => {}
-                Ok(None) => return Err(Errno::ETIMEDOUT.into()),
+                Ok(None) => return Err(Failure::unanswered(Errno::ETIMEDOUT)),
                 Err(Failure { errno: Errno::ENOBUFS, .. }) => refusals.lost = true,
                 Err(failure) => return Err(failure),
             }
