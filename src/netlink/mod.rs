@@ -56,7 +56,6 @@ use rtnetlink::sys::protocols::NETLINK_ROUTE;
 
 pub use self::addr::{Addr, Dad, Lifetime, NewAddr};
 pub use self::bridge_vlan::{PortVlans, Tagging, VlanPort};
-use self::error::Failure;
 pub use self::error::{Error, Result};
 pub use self::events::Waited;
 pub use self::link::{BridgeInfo, BridgePort, Link, MacvlanInfo, OperState, Parent};
