@@ -44,6 +44,8 @@ pub(crate) struct Syscall {
     pub(crate) text: String,
     /// How many of this name, and to this file, its thread has made, with this one.
     nth: usize,
+    /// How many of the next ones meet the same.
+    pub(crate) more: usize,
     /// 0 is the main thread.
     pub(crate) thread: usize,
     /// What it writes to; below the node's root if it is relative. Writes are counted for each
@@ -109,7 +111,8 @@ fn parse(file: &Path, root: &Path) -> Vec<Syscall> {
             c.thread == thread && c.name == name && (file.is_none() || c.file == file)
         };
         let nth = calls.iter().filter(counts).count() + 1;
-        calls.push(Syscall { name: name.to_owned(), text: args.to_owned(), nth, thread, file });
+        let (name, text) = (name.to_owned(), args.to_owned());
+        calls.push(Syscall { name, text, nth, more: 0, thread, file });
     }
     calls
 }
@@ -168,7 +171,8 @@ impl Syscall {
         let file = node.path("strace.inject");
         let name = file.display().to_string();
         let trace = format!("trace={}", self.name);
-        let inject = format!("inject={}:{action}:when={}", self.name, self.nth);
+        let last = self.nth + self.more;
+        let inject = format!("inject={}:{action}:when={}..{last}", self.name, self.nth);
         let path = self.file.as_ref().map(|path| node.path("").join(path).display().to_string());
         let mut wrapper = Vec::new();
         if let (Some(path), true) = (&path, self.prints_result()) {
