@@ -10,11 +10,11 @@ use super::nftables::read::{chain_info, elements, rule_info};
 use super::nftables::{L4, Table, Type};
 use super::request::Answers;
 use super::traffic::{FilterInfo, QdiscInfo};
-use super::{Addr, Link, Route, Rule, VlanPort, netfilter};
+use super::{Addr, Link, Route, Rule, VlanPort, socket};
 
 /// Reads `bytes` as a datagram, and as the body of a message of each kind.
 pub fn answers(bytes: &[u8]) {
-    let messages = netfilter::split(bytes);
+    let messages = socket::split(bytes);
     let mut bodies = vec![bytes.to_vec()];
     for message in &messages {
         if let NetlinkPayload::InnerMessage(packet) = &message.payload {

@@ -232,7 +232,7 @@ fn ends(message: &Message, flags: u16) -> bool {
 }
 
 /// The messages in a datagram, up to the first that makes no sense.
-fn split(mut datagram: &[u8]) -> Vec<Message> {
+pub(super) fn split(mut datagram: &[u8]) -> Vec<Message> {
     let mut messages = Vec::new();
     while let Ok(header) = NetlinkBuffer::new_checked(datagram) {
         let length = header.length() as usize;

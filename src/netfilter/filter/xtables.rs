@@ -419,7 +419,8 @@ pub(super) fn forget_owners(filter: &PacketFilter) -> Result<()> {
         }
         nft.commit(batch)?;
     }
-    for family in Family::BOTH.into_iter().filter(|family| filter.has_legacy_table(*family, FILTER)) {
+    for family in Family::BOTH.into_iter().filter(|family| filter.has_legacy_table(*family, FILTER))
+    {
         let legacy = Iptables::find(family, Flavour::Legacy);
         let programs = legacy.or_else(|| Iptables::find(family, Flavour::Default));
         let programs = programs.ok_or_else(|| {
