@@ -38,7 +38,7 @@ const FAILURES: usize = 3;
 
 /// A socket in one network namespace.
 pub(super) struct Socket {
-    socket: sys::Socket,
+    inner: sys::Socket,
     sequence: Cell<u32>,
     /// Whether events are wanted.
     joined: Cell<bool>,
@@ -48,7 +48,7 @@ pub(super) struct Socket {
 
 impl AsFd for Socket {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+        self.inner.as_fd()
     }
 }
 
@@ -64,7 +64,7 @@ impl Socket {
         let strict = (protocol == sys::protocols::NETLINK_ROUTE).then(strict);
         drop((socket.set_ext_ack(true), socket.set_cap_ack(true), strict));
         let (sequence, joined, events) = (Cell::new(1), Cell::new(false), RefCell::default());
-        Ok(Socket { socket, sequence, joined, events })
+        Ok(Socket { inner: socket, sequence, joined, events })
     }
 
     /// Reserves `count` sequence numbers and returns the first.
@@ -111,12 +111,12 @@ impl Socket {
     pub(super) fn send(&self, wire: &[u8]) -> Result<(), Failure> {
         if wire.len() > DEFAULT_SEND_BUFFER {
             // The unprivileged option is bounded by a sysctl, but better than none.
-            if setsockopt(&self.socket, SndBufForce, &wire.len()).is_err() {
-                setsockopt(&self.socket, SndBuf, &wire.len())?;
+            if setsockopt(&self.inner, SndBufForce, &wire.len()).is_err() {
+                setsockopt(&self.inner, SndBuf, &wire.len())?;
             }
         }
         loop {
-            match self.socket.send_to(wire, &SocketAddr::new(0, 0), 0) {
+            match self.inner.send_to(wire, &SocketAddr::new(0, 0), 0) {
                 Ok(_) => return Ok(()),
                 Err(cause) if cause.kind() == io::ErrorKind::Interrupted => {}
                 Err(cause) => return Err(failed(&cause)),
@@ -129,7 +129,7 @@ impl Socket {
     pub(super) fn receive(&self) -> Result<Option<Vec<Message>>, Failure> {
         let (mut buffer, mut failures) = (Vec::with_capacity(BUFFER), 0);
         loop {
-            match self.socket.recv_from(&mut buffer, MSG_DONTWAIT) {
+            match self.inner.recv_from(&mut buffer, MSG_DONTWAIT) {
                 Ok((_, from)) if from.port_number() != 0 => buffer.clear(),
                 Ok(_) => return Ok(Some(split(&buffer))),
                 Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => return Ok(None),
@@ -164,7 +164,7 @@ impl Socket {
 
     /// Waits for a datagram; whether one came in time.
     pub(super) fn wait(&self, limit: Duration) -> Result<bool, Failure> {
-        let mut fds = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
+        let mut fds = [PollFd::new(self.inner.as_fd(), PollFlags::POLLIN)];
         match poll(&mut fds, PollTimeout::try_from(limit).unwrap_or(PollTimeout::MAX)) {
             Ok(0) => Ok(false),
             Ok(_) | Err(Errno::EINTR) => Ok(true),
@@ -194,14 +194,14 @@ impl Socket {
     pub(super) fn join(&self, group: u32) -> Result<(), Failure> {
         let number = RandomState::new().hash_one(group).to_le_bytes();
         self.sequence.set(u32::from_le_bytes([number[0], number[1], number[2], 0x70]));
-        self.socket.add_membership(group)?;
+        self.inner.add_membership(group)?;
         self.joined.set(true);
         Ok(())
     }
 
     /// Leaves a multicast group and forgets what it sent.
     pub(super) fn leave(&self, group: u32) -> Result<(), Failure> {
-        self.socket.drop_membership(group)?;
+        self.inner.drop_membership(group)?;
         self.drain()?;
         self.joined.set(false);
         self.events.borrow_mut().clear();
