@@ -330,7 +330,7 @@ fn no_lost_answer_leaves_anything(scene: &Scene) {
     let receives = |point: &Syscall| ["recvfrom", "recvmsg"].contains(&point.name.as_str());
     let mut lost = 0;
     for point in strace::points(&calls).into_iter().filter(receives) {
-        let point = Syscall { more: 3, ..point };
+        let point = point.and(3);
         for (errno, text) in [("EIO", "i/O error"), ("EINTR", "")] {
             let (outcome, fired) =
                 point.run(&scene.node, &scene.call("ADD"), &format!("error={errno}"));

@@ -45,7 +45,7 @@ pub(crate) struct Syscall {
     /// How many of this name, and to this file, its thread has made, with this one.
     nth: usize,
     /// How many of the next ones meet the same.
-    pub(crate) more: usize,
+    more: usize,
     /// 0 is the main thread.
     pub(crate) thread: usize,
     /// What it writes to; below the node's root if it is relative. Writes are counted for each
@@ -160,6 +160,11 @@ fn file_of(args: &str, root: &Path) -> Option<PathBuf> {
 }
 
 impl Syscall {
+    /// With the next ones of its name, so many.
+    pub(crate) fn and(self, more: usize) -> Syscall {
+        Syscall { more, ..self }
+    }
+
     /// Whether this writes the result of the command.
     pub(crate) fn prints_result(&self) -> bool {
         self.file.as_deref() == Some(Path::new(STDOUT))

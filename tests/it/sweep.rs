@@ -43,34 +43,36 @@ struct Chain {
     plugins: fn(&Node, usize) -> Vec<Value>,
 }
 
-/// What the runtime does after a kill.
+/// What a runtime can do to get rid of a container.
 #[derive(Clone, Copy, Debug)]
-struct Cleanup {
-    netns: bool,
-    gc: bool,
-    del: bool,
-    prev: bool,
+enum Step {
+    Del,
+    DelWithResult,
+    Gc,
 }
 
-const fn cleanup(netns: bool, gc: bool, del: bool, prev: bool) -> Cleanup {
-    Cleanup { netns, gc, del, prev }
+use Step::{Del, DelWithResult, Gc};
+
+/// What the runtime does, and whether the namespace is still there.
+#[derive(Clone, Copy, Debug)]
+struct Cleanup {
+    alive: bool,
+    steps: &'static [Step],
+}
+
+const fn alive(steps: &'static [Step]) -> Cleanup {
+    Cleanup { alive: true, steps }
+}
+
+const fn dead(steps: &'static [Step]) -> Cleanup {
+    Cleanup { alive: false, steps }
 }
 
 /// After a killed ADD nobody has a result.
-const AFTER_ADD: [Cleanup; 4] = [
-    cleanup(true, false, true, false),
-    cleanup(false, false, true, false),
-    cleanup(true, true, true, false),
-    cleanup(false, true, false, false),
-];
-const AFTER_DEL: [Cleanup; 5] = [
-    cleanup(true, false, true, false),
-    cleanup(true, false, true, true),
-    cleanup(false, false, true, false),
-    cleanup(false, false, true, true),
-    cleanup(false, true, false, false),
-];
-const AFTER_GC: [Cleanup; 1] = [cleanup(false, true, false, false)];
+const AFTER_ADD: [Cleanup; 4] = [alive(&[Del]), dead(&[Del]), alive(&[Gc, Del]), dead(&[Gc])];
+const AFTER_DEL: [Cleanup; 5] =
+    [alive(&[Del]), alive(&[DelWithResult]), dead(&[Del]), dead(&[DelWithResult]), dead(&[Gc])];
+const AFTER_GC: [Cleanup; 1] = [dead(&[Gc])];
 
 /// One run: a call of one plugin of the chain ends, or fails, at one point.
 #[derive(Debug)]
@@ -206,14 +208,15 @@ impl<'w> Pod<'w> {
 
     /// Cleans up, with the patience of a runtime.
     fn clean_up(&mut self, how: Cleanup) -> Result<(), Finding> {
-        if !how.netns {
+        if !how.alive {
             self.dies();
         }
         let once = || {
-            if how.gc {
-                self.gc()?;
-            }
-            if how.del { self.del(how.prev) } else { Ok(()) }
+            how.steps.iter().try_for_each(|step| match step {
+                Del => self.del(false),
+                DelWithResult => self.del(true),
+                Gc => self.gc(),
+            })
         };
         let first = once();
         let end = (1..TRIES).fold(first, |end, _| end.or_else(|_| once()));
@@ -344,25 +347,27 @@ impl<'w> Stage<'w> {
         if !matches!(outcome.status, Some(0 | 1)) {
             return Err(Finding::new("hang or crash")(say(String::new())));
         }
+        let rest = 0..self.world.len;
         match trial.verb {
             "ADD" if failed => {
                 self.tally.failed_adds += 1;
                 settles(&start, &victim).map_err(say).map_err(Finding::new("failed ADD left"))?;
-                victim.clean_up(cleanup(true, false, true, false))?;
+                victim.clean_up(alive(&[Del]))?;
             }
             "ADD" => {
                 victim.results.push(printed(&outcome).map_err(Finding::new("no result"))?);
-                victim.clean_up(cleanup(true, false, true, true))?;
+                victim.clean_up(alive(&[DelWithResult]))?;
             }
-            verb if failed => {
-                victim.clean_up(cleanup(verb == "DEL", verb == "GC", verb == "DEL", true))?
-            }
+            "DEL" if failed => victim.clean_up(alive(&[DelWithResult]))?,
             "DEL" => {
-                victim.each("DEL", (0..trial.plugin).rev(), true).map_err(Finding::new("broken"))?
+                let rest = rest.take(trial.plugin).rev();
+                victim.each("DEL", rest, true).map_err(Finding::new("broken"))?;
             }
-            _ => victim
-                .each("GC", trial.plugin + 1..self.world.len, false)
-                .map_err(Finding::new("broken"))?,
+            _ if failed => victim.clean_up(dead(&[Gc]))?,
+            _ => {
+                let rest = rest.skip(trial.plugin + 1);
+                victim.each("GC", rest, false).map_err(Finding::new("broken"))?;
+            }
         }
         settles(&self.before, &victim).map_err(say).map_err(Finding::new("leak"))
     }
