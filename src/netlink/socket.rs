@@ -135,7 +135,7 @@ impl Socket {
                 Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => return Ok(None),
                 Err(cause) if cause.kind() == io::ErrorKind::Interrupted => {}
                 Err(cause) if failures == FAILURES || is_overrun(&cause) => {
-                    return Err(cause.into());
+                    return Err(failed(&cause));
                 }
                 Err(_) => failures += 1,
             }
