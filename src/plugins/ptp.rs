@@ -125,7 +125,7 @@ impl Plugin for Ptp {
             let addrs = req.prev.as_ref().map(CniResult::addresses).unwrap_or_default();
             failures.keep(masquerade::del(&filter, owner, &addrs));
         }
-        del_and_release(cx, &mut failures, |failures| {
+        del_and_release(cx, &mut failures, Cx::ipam_del, |failures| {
             failures.keep(req.del_veth(cx));
         });
         failures.into_result()
@@ -133,10 +133,11 @@ impl Plugin for Ptp {
 
     fn gc(cx: &Cx<'_>, _: &Conf, req: &GcReq) -> Result<()> {
         let mut failures = Failures::new();
-        failures.keep(req.del_stale_veths(cx));
-        let (network, valid) = (&cx.net.name, Owner::each(&cx.net.name, &req.valid));
-        failures.keep(masquerade::gc(&PacketFilter::new(), network.as_str(), &valid));
-        failures.keep(cx.ipam_gc());
+        del_and_release(cx, &mut failures, Cx::ipam_gc, |failures| {
+            failures.keep(req.del_stale_veths(cx));
+            let (network, valid) = (&cx.net.name, Owner::each(&cx.net.name, &req.valid));
+            failures.keep(masquerade::gc(&PacketFilter::new(), network.as_str(), &valid));
+        });
         failures.into_result()
     }
 

@@ -146,7 +146,7 @@ impl DelReq {
     /// Deletes the attachment's link of this kind and releases the addresses, if they are managed.
     pub fn del_link(&self, cx: &Cx<'_>, kind: &str) -> Result<()> {
         let mut failures = Failures::new();
-        del_and_release(cx, &mut failures, |failures| {
+        del_and_release(cx, &mut failures, Cx::ipam_del, |failures| {
             if let Some(netns) = &self.netns {
                 failures.keep(child::del(netns, &self.ifname, kind, self.told_mac(kind)));
             }
@@ -155,16 +155,21 @@ impl DelReq {
     }
 }
 
-/// Deletes an attachment's link and releases its addresses, if they are managed, which nobody else
-/// may have before the link is gone; but a DHCP release needs the link.
-pub fn del_and_release(cx: &Cx<'_>, failures: &mut Failures, del_link: impl FnOnce(&mut Failures)) {
+/// Deletes links with `del_links` and releases their addresses with `release`, if they are managed:
+/// nobody else may have them before the links are gone, but a DHCP release needs the link.
+pub fn del_and_release<'a>(
+    cx: &'a Cx<'a>,
+    failures: &mut Failures,
+    release: fn(&'a Cx<'a>) -> Result<()>,
+    del_links: impl FnOnce(&mut Failures),
+) {
     let over_link = cx.ipam_needs_link();
     if over_link {
-        failures.keep(cx.ipam_del());
+        failures.keep(release(cx));
     }
-    del_link(failures);
+    del_links(failures);
     if !over_link {
-        failures.keep(cx.if_ipam(Cx::ipam_del));
+        failures.keep(cx.if_ipam(release));
     }
 }
 

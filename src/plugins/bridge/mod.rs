@@ -182,7 +182,7 @@ impl Plugin for Bridge {
         let mut failures = Failures::new();
         let filter = PacketFilter::new();
         protect::del_addresses((cx, &filter), conf, req, &mut failures);
-        del_and_release(cx, &mut failures, |failures| {
+        del_and_release(cx, &mut failures, Cx::ipam_del, |failures| {
             failures.keep(req.del_veth(cx));
             protect::del_port((cx, &filter), conf, req, failures);
             del_gateway(cx, conf, failures);
@@ -192,10 +192,11 @@ impl Plugin for Bridge {
 
     fn gc(cx: &Cx<'_>, conf: &Conf, req: &GcReq) -> Result<()> {
         let mut failures = Failures::new();
-        failures.keep(req.del_stale_veths(cx));
-        protect::gc(cx, req, &mut failures);
-        del_gateway(cx, conf, &mut failures);
-        failures.keep(cx.if_ipam(Cx::ipam_gc));
+        del_and_release(cx, &mut failures, Cx::ipam_gc, |failures| {
+            failures.keep(req.del_stale_veths(cx));
+            protect::gc(cx, req, failures);
+            del_gateway(cx, conf, failures);
+        });
         failures.into_result()
     }
 
