@@ -4,9 +4,12 @@
 //! | --- | --- |
 //! | `owner.rs` | the owner: network, container, interface |
 //! | `life.rs` | alive, gone or unknown, by what was noted of the container's namespace |
+//! | `record.rs` | what is noted on the node of an attachment that has more than its links |
 
 pub mod life;
 mod owner;
+mod record;
 
 pub use life::{Gone, Life, Trace};
 pub use owner::{Owner, hash, network_hash};
+pub use record::{Record, forget};

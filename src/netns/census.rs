@@ -13,6 +13,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use nix::sys::statfs::{NSFS_MAGIC, statfs};
+use serde::{Deserialize, Serialize};
 
 /// The number that the kernel has for the first namespace of processes (`PROC_PID_INIT_INO`).
 const FIRST_PID_NAMESPACE: &str = "pid:[4026531836]";
@@ -24,7 +25,7 @@ const OWN_MOUNTS: &str = "/proc/thread-self/mountinfo";
 /// The kernel gives the number of a namespace that is gone to the next one. The time at which it
 /// made the inode tells the two apart, as long as something pins that inode: it makes another one
 /// when a namespace that only its processes hold is looked at again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct NetnsId {
     /// The device of the file system of namespaces.
     pub dev: u32,
@@ -37,10 +38,13 @@ pub struct NetnsId {
 impl NetnsId {
     /// The namespace at `path`; `None` if there is none, or nothing that tells.
     pub fn at(path: &Path) -> Option<NetnsId> {
+        let magic = statfs(path).ok()?.filesystem_type();
+        if magic == NSFS_MAGIC { NetnsId::at_open(path) } else { None }
+    }
+
+    /// As [`at`](NetnsId::at), where a namespace was just found.
+    pub fn at_open(path: &Path) -> Option<NetnsId> {
         let own = path.symlink_metadata().ok()?;
-        if statfs(path).ok()?.filesystem_type() != NSFS_MAGIC {
-            return None;
-        }
         // A mount is the namespace itself. A link, as in /proc/<pid>/ns, pins nothing, but for
         // one to an open descriptor.
         let linked = own.is_symlink();

@@ -57,6 +57,7 @@ impl Conf {
 impl Plugin for Ptp {
     const NAME: &'static str = "ptp";
     const ABOUT: &'static str = "veth pair routed by the host, without a bridge";
+    const OUTLIVES_ITS_CONTAINER: bool = true;
     type Conf = Conf;
 
     fn add(cx: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
@@ -87,6 +88,7 @@ impl Plugin for Ptp {
             vec![veth::interface(&end, ""), veth::interface(&link, &req.sandbox.path)];
         configure_container(&inside, &link, &result, &hops)?;
         if conf.ip_masq {
+            cx.note(Self::NAME, req, &result, &mut undo);
             let addrs = result.addresses();
             let (filter, registered) = (&filter, addrs.clone());
             undo.push("end masquerading", move || masquerade::del(filter, owner, &registered));

@@ -9,7 +9,9 @@ use std::path::{Path, PathBuf};
 use super::applet::{Applet, Kind};
 use super::call::{Call, Caller, Env, RunFn, Verb};
 use super::context::Cx;
+use super::reclaim;
 use super::rollback::Rollback;
+use crate::attachment::Owner;
 use crate::cni::{CniResult, SpecVersion};
 use crate::error::{Code, Error, Result};
 use crate::invoke;
@@ -73,6 +75,11 @@ impl<'a> Cx<'a> {
         let releaser = ipam.clone();
         undo.push("release the addresses", move || releaser.run(Verb::Del).map(drop));
         let mut result = ipam.run(Verb::Add)?.unwrap_or_default();
+        let Env { container_id: id, ifname, .. } = &self.call.env;
+        let owner = Owner { network: self.net.name.as_str(), ifname, id };
+        for ip in &result.ips {
+            reclaim::address(ip.address.addr(), owner)?;
+        }
         result.version = SpecVersion::NEWEST;
         if result.ips.is_empty() {
             return Err(Error::internal("IPAM plugin returned missing IP config")

@@ -3,6 +3,8 @@
 use super::call::{Call, Caller, Env, Verb};
 use super::context::Cx;
 use super::plugin::{AddReq, CheckReq, DelReq, GcReq, Plugin, Sandbox};
+use super::reclaim;
+use crate::attachment::{Owner, forget};
 use crate::cni::version::quoted_list;
 use crate::cni::{CniResult, ContainerId, IfName, NetConf, SpecVersion, Version};
 use crate::error::{Code, Error, Result};
@@ -24,14 +26,21 @@ pub fn dispatch<P: Plugin>(call: &Call<'_>) -> Result<Option<CniResult>> {
         Verb::Del => {
             let (req, trouble) = del_request(cx)?;
             P::del(cx, &conf, &req)?;
+            if P::OUTLIVES_ITS_CONTAINER {
+                forget(Owner::new(&cx.net.name, &req.id, &req.ifname), P::NAME)?;
+            }
             trouble?;
         }
         Verb::Gc => {
-            if let Some(valid) = cx.net.valid_attachments()? {
-                P::gc(cx, &conf, &GcReq { valid })?;
+            let req = cx.net.valid_attachments()?.map(|valid| GcReq { valid });
+            if let Some(req) = &req {
+                P::gc(cx, &conf, req)?;
             } else {
                 log::warn(UNLISTED);
                 P::gc_unlisted(cx, &conf)?;
+            }
+            if P::OUTLIVES_ITS_CONTAINER {
+                reclaim::collect(P::NAME, cx.net.name.as_str(), req.as_ref())?;
             }
         }
         Verb::Status => P::status(cx, &conf)?,

@@ -28,6 +28,9 @@ pub trait Plugin {
     /// result, as with an interface without addresses before 0.3.0. Callers of some reference
     /// plugins know that the interface is there nevertheless.
     const TAKES_BACK_WHAT_CANNOT_BE_TOLD: bool = true;
+    /// Whether ADD may leave more on the host than links that vanish with the container: then it
+    /// [notes](Cx::note) the attachment before.
+    const OUTLIVES_ITS_CONTAINER: bool = false;
     /// Its keys of the configuration, decoded before any verb runs.
     type Conf: DeserializeOwned;
 
@@ -73,7 +76,11 @@ impl Sandbox {
 
     /// What tells the namespace from those before and after it; `None` if nothing does.
     pub fn identity(&self) -> Option<NetnsId> {
-        NetnsId::at(Path::new(&self.path))
+        let path = Path::new(&self.path);
+        match self.opened.get() {
+            Some(Ok(_)) => NetnsId::at_open(path),
+            _ => NetnsId::at(path),
+        }
     }
 }
 

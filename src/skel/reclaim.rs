@@ -5,8 +5,11 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::rollback::Failures;
-use crate::attachment::Owner;
+use super::context::Cx;
+use super::plugin::{AddReq, GcReq};
+use super::rollback::{Failures, Rollback};
+use crate::attachment::{Life, Owner, Record};
+use crate::cni::CniResult;
 use crate::error::{Error, Result};
 use crate::log;
 use crate::netfilter::filter::firewalld::{self, Zone};
@@ -26,7 +29,9 @@ pub fn attachment(owner: Owner<'_>, ips: &[IpAddr]) -> Result<()> {
     failures.keep(spoof::del(&filter, owner, &[]));
     failures.keep(passage(&filter, owner, ips));
     failures.keep(shaping(owner));
-    failures.into_result()
+    // Last: as long as there is something, it is known whose it is.
+    failures.into_result()?;
+    Record::of(owner).map_or(Ok(()), |record| record.remove())
 }
 
 /// What the firewall plugin made, in every back end. Its zone of firewalld is not known: the one
@@ -55,6 +60,65 @@ fn shaping(owner: Owner<'_>) -> Result<()> {
     for link in host.dump_links()? {
         if link.kind.as_deref() == Some("ifb") && owner.owns(Some(&link.alias)) {
             failures.keep(host.del_link_by_index(link.index).map_err(Error::from));
+        }
+    }
+    failures.into_result()
+}
+
+impl<'a> Cx<'a> {
+    /// Notes the attachment on the node, before the first thing is made for it that outlives its
+    /// container. The note of an earlier plugin of the list serves.
+    pub fn note(&self, plugin: &str, req: &AddReq, result: &CniResult, undo: &mut Rollback<'a>) {
+        let owner = Owner::new(&self.net.name, &req.id, &req.ifname);
+        let netns = req.sandbox.identity();
+        let is_noted = || Record::of(owner).is_some_and(|record| record.netns == netns);
+        if req.prev.is_some() && is_noted() {
+            return;
+        }
+        let on_host = result.interfaces.iter().filter(|interface| interface.sandbox.is_empty());
+        let record = Record {
+            netns,
+            ips: result.addresses().iter().map(IpNet::addr).collect(),
+            interfaces: on_host.map(|interface| interface.name.clone()).collect(),
+            ..Record::new(owner, plugin, &req.sandbox.path)
+        };
+        match record.write() {
+            Ok(()) => undo.push("forget the attachment", move || record.remove()),
+            Err(e) => log::warn(format_args!("{e}; if the container dies, this will be missed")),
+        }
+    }
+}
+
+/// Has the address free of what its former owner left, if that one is certainly gone.
+pub fn address(ip: IpAddr, next: Owner<'_>) -> Result<()> {
+    match Record::of_address(ip) {
+        Some(record) if record.owner() != next => if_gone(&record).map(drop),
+        _ => Ok(()),
+    }
+}
+
+/// Takes back what the attachment has if it is certainly gone; whether it is.
+pub fn if_gone(record: &Record) -> Result<bool> {
+    let Life::Gone(why) = record.life() else { return Ok(false) };
+    let Record { id, ifname, network, .. } = record;
+    attachment(record.owner(), &record.ips)
+        .map_err(|e| e.context(format!("remove what container \"{id}\" left, which is gone")))?;
+    log::warn(format_args!(
+        "removed what container \"{id}\" left (network \"{network}\", interface \"{ifname}\"): {why}"
+    ));
+    Ok(true)
+}
+
+/// GC: everything of the dead goes, and of those that are not valid, the notes of this plugin, which
+/// has removed what they are about. Without a request nothing is known of what is valid.
+pub(super) fn collect(plugin: &str, network: &str, req: Option<&GcReq>) -> Result<()> {
+    let mut failures = Failures::new();
+    for record in Record::all(Some(network)) {
+        let is_valid = req.is_none_or(|req| req.is_valid(&record.id, &record.ifname));
+        if is_valid || record.plugin != plugin {
+            failures.keep(if_gone(&record));
+        } else {
+            failures.keep(record.remove());
         }
     }
     failures.into_result()

@@ -3,6 +3,7 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
+use cnibox::attachment::{Gone, Life, Record};
 use serde_json::{Value, json};
 
 use crate::net::{Net, merged};
@@ -113,4 +114,41 @@ fn a_lease_stays_while_rules_of_its_container_cannot_be_removed() {
     assert_eq!(node.leases("net"), ["10.88.0.2"]);
     add.result();
     chain.has_nothing_of("the-dead-one");
+}
+
+/// The same network with addresses of an IPAM plugin that knows nothing of containers.
+fn with_static<'n>(node: &'n Node, backend: &'static str) -> Chain<'n> {
+    let ipam = json!({"type": "static", "addresses":
+        [{"address": "10.88.0.2/24", "gateway": "10.88.0.1"}]});
+    Chain { node, backend, keys: json!({"ipam": ipam}) }
+}
+
+#[test]
+fn whichever_ipam_plugin_gives_an_address_again_the_dead_leave_it_first() {
+    for backend in BACK_ENDS {
+        let node = Node::new();
+        let chain = with_static(&node, backend);
+        let (first, next) = (Container::new(), Container::new());
+        chain.add("the-dead-one", &first);
+        let add = chain.call("bridge", "ADD", "next", &json!({})).netns(&next.path());
+        assert_eq!(lives(), [Life::Alive]);
+        add.result();
+        assert!(chain.state().contains(&PORT.to_string()), "who lives keeps all");
+        chain.call("bridge", "DEL", "next", &json!({})).netns(&next.path()).ok();
+        // Again the last one to have had the address.
+        chain.add("the-dead-one", &Container::new());
+        drop(first);
+        eventually("it is gone", || lives() == [Life::Gone(Gone::Namespace)]);
+        let outcome = add.run();
+        assert_eq!(outcome.status, Some(0), "{outcome:?}");
+        assert!(outcome.stderr.contains("removed what container \"the-dead-one\" left"));
+        chain.has_nothing_of("the-dead-one");
+        chain.has_nothing_of(&PORT.to_string());
+        assert_eq!(Record::all(None).len(), 1);
+    }
+}
+
+/// Whether the containers of all noted attachments are alive.
+fn lives() -> Vec<Life> {
+    Record::all(None).iter().map(Record::life).collect()
 }

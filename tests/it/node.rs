@@ -32,15 +32,18 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    /// Moves the calling thread into a namespace of its own, with `lo` up.
+    /// Moves the calling thread into a namespace of its own, with `lo` up and nothing noted in
+    /// `/run/cni`.
     pub(crate) fn new() -> Node {
         crate::lane::assert_not_listing();
-        unshare(CloneFlags::CLONE_NEWNET).expect("run as root or under `unshare -rn`");
+        let apart = CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS;
+        unshare(apart).expect("run as root or under `unshare -rn`");
         let node = Node { dir: tempfile::tempdir().unwrap() };
         fs::create_dir(node.bin()).unwrap();
         for applet in cnibox::applets::APPLETS {
             symlink(executable(), node.bin().join(applet.name)).unwrap();
         }
+        node.sh("mount --make-rprivate / && mkdir -p /run/cni && mount -t tmpfs tmpfs /run/cni");
         node.sh("ip link set lo up");
         node
     }
@@ -196,6 +199,8 @@ impl Snapshot {
             node.path("leases").display()
         ));
         state.insert("leases".to_owned(), leases);
+        let notes = sh("find /run/cni/cnibox ! -type d 2>/dev/null | sort || true");
+        state.insert("notes".to_owned(), notes);
         state.insert("rules".to_owned(), sh(&format!("{enter}nft -s list ruleset")));
         Snapshot(state)
     }

@@ -33,6 +33,7 @@ impl Plugin for Bandwidth {
     const NAME: &'static str = "bandwidth";
     const ABOUT: &'static str = "limits what the container sends and receives";
     const VERSIONS: &'static [SpecVersion] = SpecVersion::ALL.split_at(2).1;
+    const OUTLIVES_ITS_CONTAINER: bool = true;
     type Conf = Conf;
 
     fn add(cx: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
@@ -58,6 +59,9 @@ impl Plugin for Bandwidth {
         let waiting =
             there.as_ref().map(|device| shape::bucket_of(host, device)).transpose()?.flatten();
         let mut undo = Rollback::new();
+        if limits.egress.is_some() {
+            cx.note(Self::NAME, req, &result, &mut undo);
+        }
         if let Some(bucket) = limits.ingress {
             shape::put_bucket(host, &end, (former, bucket), &mut undo)?;
         }

@@ -117,6 +117,7 @@ impl Default for Conf {
 impl Plugin for Bridge {
     const NAME: &'static str = "bridge";
     const ABOUT: &'static str = "veth pair from the container to a bridge of the host";
+    const OUTLIVES_ITS_CONTAINER: bool = true;
     type Conf = Conf;
 
     fn add(cx: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
@@ -147,6 +148,9 @@ impl Plugin for Bridge {
 
         result.interfaces = [&bridge.link, &port].map(|link| veth::interface(link, "")).into();
         result.interfaces.push(veth::interface(&link, &req.sandbox.path));
+        if conf.macspoofchk || (plan.l3 && conf.ip_masq) {
+            cx.note(Self::NAME, req, &result, &mut undo);
+        }
         configure_container(&inside, &link, conf, &result)?;
         if !gateways.is_empty() {
             let ports = (&bridge.link, port.index);

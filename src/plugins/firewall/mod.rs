@@ -69,6 +69,7 @@ impl Plugin for Firewall {
     const NAME: &'static str = "firewall";
     const ABOUT: &'static str = "accepts the container's traffic and isolates bridges";
     const VERSIONS: &'static [SpecVersion] = SpecVersion::ALL.split_at(4).1;
+    const OUTLIVES_ITS_CONTAINER: bool = true;
     type Conf = Conf;
 
     fn add(cx: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
@@ -78,7 +79,10 @@ impl Plugin for Firewall {
         let ingress = Ingress { policy, bridge: bridge(prev, policy)? };
         let pod = pod(cx, (req.id.as_str(), req.ifname.as_str()), prev);
         let filter = PacketFilter::new();
-        match Backend::choose(conf, &filter)? {
+        let backend = Backend::choose(conf, &filter)?;
+        let mut undo = Rollback::new();
+        cx.note(Self::NAME, req, prev, &mut undo);
+        match backend {
             Backend::Nftables => nftables::add(filter.nft()?, &pod, ingress)?,
             Backend::Iptables => {
                 let admin = Some(conf.admin());
@@ -86,6 +90,7 @@ impl Plugin for Firewall {
             }
             Backend::Firewalld(mut zone) => add_to_zone(&mut zone, &filter, (&pod, ingress))?,
         }
+        undo.commit();
         Ok(prev.clone())
     }
 

@@ -32,6 +32,7 @@ pub struct Portmap;
 impl Plugin for Portmap {
     const NAME: &'static str = "portmap";
     const ABOUT: &'static str = "ports of the host that lead to the container";
+    const OUTLIVES_ITS_CONTAINER: bool = true;
     type Conf = Conf;
 
     fn add(cx: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
@@ -53,6 +54,7 @@ impl Plugin for Portmap {
                 undo.push(key.clone(), move || sysctl::write(&key, "0"));
             }
         }
+        cx.note(Self::NAME, req, prev, &mut undo);
         make(conf, backend, &filter, &forward)?;
         flows::flush(flows::of_mappings(&mappings, &targets));
         undo.commit();
