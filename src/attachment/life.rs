@@ -7,6 +7,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::path::Path;
 
+use crate::error::Result;
 use crate::log;
 use crate::netlink::Netlink;
 use crate::netns::Netns;
@@ -111,6 +112,52 @@ impl Judge {
         let has = ips.iter().any(|ip| inside.contains(ip));
         Some(if has { Life::Alive } else { Life::Gone(Gone::Namespace) })
     }
+}
+
+/// Takes the addresses off the interfaces of containers that are alive, so that others can have
+/// them; those that are still on one, or may be.
+pub fn take_off(traces: &[Trace]) -> HashSet<IpAddr> {
+    let numbers = traces.iter().filter_map(|trace| Some(trace.netns?.ino)).collect();
+    let census = Census::of(&numbers);
+    let mut left = HashSet::new();
+    for trace in traces {
+        let Some(noted) = trace.netns else { continue };
+        let Some(holder) = census.holder(noted.ino) else { continue };
+        // Another's namespace may have the number by now.
+        let whose = if noted.born != 0 && census::now_at(holder) == Some(noted) {
+            Whose::Its
+        } else {
+            Whose::Unknown
+        };
+        match take_off_in(holder, &trace.ips, whose) {
+            Ok(there) => left.extend(there),
+            Err(e) => {
+                log::debug(format_args!("look for addresses in {}: {e}", holder.display()));
+                left.extend(&trace.ips);
+            }
+        }
+    }
+    left
+}
+
+/// Whose a namespace is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Whose {
+    Its,
+    Unknown,
+}
+
+fn take_off_in(holder: &Path, ips: &[IpAddr], whose: Whose) -> Result<Vec<IpAddr>> {
+    let netlink = Netlink::open_in(&Netns::open(holder)?)?;
+    let mut left = Vec::new();
+    for addr in netlink.dump_all_addrs()? {
+        let ip = addr.net.addr();
+        let is_taken_off = || netlink.del_addr(addr.index, addr.net).is_ok();
+        if ips.contains(&ip) && !(whose == Whose::Its && is_taken_off()) {
+            left.push(ip);
+        }
+    }
+    Ok(left)
 }
 
 /// All addresses in the namespace that `holder` leads to, if it is the one of this number.

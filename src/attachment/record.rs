@@ -57,6 +57,8 @@ pub struct Record {
     pub ips: Vec<IpAddr>,
     /// Links of the host in the result: bridge, host's ends.
     pub interfaces: Vec<String>,
+    /// `ipam.dataDir`, if it was configured where this was written.
+    pub data_dir: Option<PathBuf>,
 }
 
 impl Record {
@@ -85,6 +87,9 @@ impl Record {
 
     /// The one of this [instance](Owner::instance).
     pub fn read(instance: &str) -> Option<Record> {
+        if !instance.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-') {
+            return None;
+        }
         let record = Record::load(&place(instance)).ok()??;
         (record.is_here() && record.owner().instance() == instance).then_some(record)
     }
@@ -121,6 +126,9 @@ impl Record {
         let instance = self.owner().instance();
         let path = place(&instance);
         let noted = || {
+            if self.host == 0 {
+                return Err(io::Error::other("the host's namespace cannot be told"));
+            }
             let mut file = create(&path)?;
             file.write_all(&serde_json::to_vec(&self)?)?;
             self.ips.iter().try_for_each(|ip| link(*ip, &target(&instance)))

@@ -1,6 +1,7 @@
 //! Requests and dumps of netfilter.
 
 use std::fmt;
+use std::time::Instant;
 
 use nix::sys::socket::setsockopt;
 use nix::sys::socket::sockopt::RcvBufForce;
@@ -50,6 +51,20 @@ impl NfSocket {
         // Without it refusals of large batches may be lost.
         setsockopt(&socket, RcvBufForce, &(1024 * 1024)).unwrap_or_default();
         Ok(NfSocket { socket, keeper: None })
+    }
+
+    /// A socket that is told of what happens in this multicast group.
+    pub(super) fn open_member(group: u32) -> Result<NfSocket> {
+        let member = NfSocket::open()?;
+        member.socket.join(group).map_err(|e| e.doing("watch", || "nf_tables".to_owned()))?;
+        Ok(member)
+    }
+
+    /// Waits for an event, and takes in all that there are; whether one came before `until`.
+    pub(super) fn heard(&self, until: Instant) -> Result<bool, Failure> {
+        let heard = self.socket.event(until)?.is_some();
+        while self.socket.event(Instant::now())?.is_some() {}
+        Ok(heard)
     }
 
     /// A socket in `ns`.

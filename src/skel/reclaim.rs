@@ -2,6 +2,7 @@
 //! in the way: rules would lead the next owner of its address to places where it never was.
 
 use std::net::IpAddr;
+use std::path::{Path, PathBuf};
 
 use ipnet::IpNet;
 
@@ -9,14 +10,19 @@ use super::context::Cx;
 use super::plugin::{AddReq, GcReq};
 use super::rollback::{Failures, Rollback};
 use crate::attachment::{Life, Owner, Record};
-use crate::cni::CniResult;
+use crate::cni::json::Json;
+use crate::cni::{CniResult, NetworkName};
 use crate::error::{Error, Result};
 use crate::log;
 use crate::netfilter::filter::firewalld::{self, Zone};
 use crate::netfilter::filter::{self, Pod, nftables, xtables};
+use crate::netfilter::ports::Holder;
 use crate::netfilter::{PacketFilter, masquerade, ports, spoof};
 use crate::netlink::Netlink;
-use crate::store::Reclaimed;
+use crate::store::{DATA_DIR, Known, Listing, Reclaimed};
+
+/// The interface of leases that do not tell: releases up to 0.7.5 of the reference did not write it.
+const OLD_IFNAME: &str = "eth0";
 
 /// Removes everything of an attachment that is certainly gone, and had these addresses, from the
 /// calling thread's namespace.
@@ -26,9 +32,8 @@ pub fn attachment(owner: Owner<'_>, ips: &[IpAddr]) -> Result<()> {
     let mut failures = Failures::new();
     failures.keep(ports::reclaim(&filter, owner));
     failures.keep(masquerade::del(&filter, owner, &nets));
-    failures.keep(spoof::del(&filter, owner, &[]));
     failures.keep(passage(&filter, owner, ips));
-    failures.keep(shaping(owner));
+    failures.keep(links(&filter, owner));
     // Last: as long as there is something, it is known whose it is.
     failures.into_result()?;
     Record::of(owner).map_or(Ok(()), |record| record.remove())
@@ -53,11 +58,14 @@ fn passage(filter: &PacketFilter, owner: Owner<'_>, ips: &[IpAddr]) -> Result<()
     failures.into_result()
 }
 
-/// The devices through which its packets were led.
-fn shaping(owner: Owner<'_>) -> Result<()> {
+/// The devices through which its packets were led, and the check of its ports.
+fn links(filter: &PacketFilter, owner: Owner<'_>) -> Result<()> {
     let host = Netlink::open()?;
+    let links = host.dump_links()?;
     let mut failures = Failures::new();
-    for link in host.dump_links()? {
+    let is_there = |name: &str| links.iter().any(|link| link.name == name);
+    failures.keep(spoof::reclaim(filter, owner, is_there));
+    for link in &links {
         if link.kind.as_deref() == Some("ifb") && owner.owns(Some(&link.alias)) {
             failures.keep(host.del_link_by_index(link.index).map_err(Error::from));
         }
@@ -76,16 +84,21 @@ impl<'a> Cx<'a> {
             return;
         }
         let on_host = result.interfaces.iter().filter(|interface| interface.sandbox.is_empty());
+        let data_dir = match self.net.json.get("ipam").and_then(|ipam| ipam.get("dataDir")) {
+            Some(Json::String(dir)) if !dir.is_empty() => Some(dir),
+            _ => None,
+        };
         let record = Record {
             netns,
             ips: result.addresses().iter().map(IpNet::addr).collect(),
             interfaces: on_host.map(|interface| interface.name.clone()).collect(),
+            data_dir: data_dir.map(PathBuf::from),
             ..Record::new(owner, plugin, &req.sandbox.path)
         };
-        match record.write() {
-            Ok(()) => undo.push("forget the attachment", move || record.remove()),
-            Err(e) => log::warn(format_args!("{e}; if the container dies, this will be missed")),
+        if let Err(e) = record.write() {
+            log::warn(format_args!("{e}; if the container dies, this will be missed"));
         }
+        undo.push("forget the attachment", move || record.remove());
     }
 }
 
@@ -107,6 +120,35 @@ pub fn if_gone(record: &Record) -> Result<bool> {
         "removed what container \"{id}\" left (network \"{network}\", interface \"{ifname}\"): {why}"
     ));
     Ok(true)
+}
+
+/// Takes back all that the holder of a port has if it is certainly gone; whether it is. Without a
+/// note of the attachment its leases tell, if they are where host-local keeps them by default.
+pub fn holder(holder: &Holder) -> Result<bool> {
+    let Holder { network, id, ifname, .. } = holder;
+    let noted = match ifname {
+        _ if !holder.instance.is_empty() => Record::read(&holder.instance),
+        Some(ifname) => Record::of(Owner { network, ifname, id }),
+        None => None,
+    };
+    if let Some(record) = noted {
+        return if_gone(&record);
+    }
+    if id.is_empty() || NetworkName::parse(network).is_err() {
+        return Ok(false);
+    }
+    let Ok(Some(listing)) = Listing::look(Path::new(DATA_DIR), network) else { return Ok(false) };
+    let mut leases = listing.known();
+    leases.retain(|known| {
+        known.lease.id == *id && (ifname.is_none() || known.lease.ifname == *ifname)
+    });
+    let is_gone = |known: &Known| matches!(known.life, Life::Gone(_));
+    let Some(first) = leases.first().filter(|_| leases.iter().all(is_gone)) else {
+        return Ok(false);
+    };
+    let ifname = first.lease.ifname.as_deref().unwrap_or(OLD_IFNAME);
+    let ips: Vec<IpAddr> = leases.iter().map(|known| known.lease.ip).collect();
+    attachment(Owner { network, ifname, id }, &ips).map(|()| true)
 }
 
 /// GC: everything of the dead goes, and of those that are not valid, the notes of this plugin, which
@@ -132,8 +174,7 @@ pub fn leases(network: &str, mut gone: Vec<Reclaimed>) -> Vec<Reclaimed> {
             other.lease.id == first.id && other.lease.ifname == first.ifname
         };
         let same: Vec<Reclaimed> = gone.extract_if(.., is_same).collect();
-        // Releases up to 0.7.5 of the reference did not write the interface.
-        let ifname = first.ifname.as_deref().unwrap_or("eth0");
+        let ifname = first.ifname.as_deref().unwrap_or(OLD_IFNAME);
         let ips: Vec<IpAddr> = same.iter().map(|gone| gone.lease.ip).collect();
         match attachment(Owner { network, ifname, id: &first.id }, &ips) {
             Ok(()) => reclaimed.extend(same),

@@ -22,7 +22,7 @@ use super::lock::{self, Lock};
 use super::note::{FileId, Note};
 use super::quarantine::{self, Moment};
 use super::{During, Result};
-use crate::attachment::Life;
+use crate::attachment::{Life, Trace, life};
 use crate::error;
 use crate::{log, sysctl};
 
@@ -262,6 +262,26 @@ impl LeaseStore {
             None => ips.iter().filter_map(|ip| listing::read(&self.dir, *ip).lease()).count(),
         };
         Ok(ips.len().saturating_sub(leases))
+    }
+
+    /// As [`LeaseStore::retain`], for containers that may be alive: addresses that are on their
+    /// interfaces are taken off first. Where that cannot be done the lease stays, with a warning.
+    pub fn evict(&mut self, keep: impl Fn(&Lease) -> bool) -> error::Result<Vec<Lease>> {
+        let mut refused = self.scan()?;
+        refused.retain(|(lease, _)| !keep(lease));
+        let notes = self.boot.as_deref().map(|boot| Notes::read(self.root.as_deref(), boot));
+        let trace = |(lease, meta): &(Lease, Metadata)| {
+            let Note { netns, earlier_boot, .. } = notes.as_ref()?.of(lease, meta);
+            (!earlier_boot).then(|| Trace { netns, earlier_boot, ips: vec![lease.ip] })
+        };
+        let traces: Vec<Trace> = refused.iter().filter_map(trace).collect();
+        let left = life::take_off(&traces);
+        let (stay, go): (Vec<_>, Vec<_>) =
+            refused.into_iter().map(|(lease, _)| lease).partition(|lease| left.contains(&lease.ip));
+        for lease in stay {
+            log::warn(format_args!("{lease} stays: its address is on an interface"));
+        }
+        self.remove_freed(go)
     }
 
     /// All leases, read one by one.

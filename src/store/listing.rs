@@ -175,6 +175,12 @@ pub(super) fn addresses(dir: &Dir) -> Result<HashSet<IpAddr>> {
     Ok(dir.names()?.iter().filter_map(|name| parse_name(name)).collect())
 }
 
+/// Who has the address by the leases of `network`, seen without its lock.
+pub fn lease_of(data_dir: &Path, network: &str, ip: IpAddr) -> Option<Lease> {
+    let dir = Dir::of_network(data_dir, network).ok()??;
+    read(&dir, ip).lease().map(|(lease, _)| lease)
+}
+
 /// Reads the file of `ip`.
 pub(super) fn read(dir: &Dir, ip: IpAddr) -> Found {
     #[cfg(test)]

@@ -40,7 +40,10 @@ use crate::error;
 pub use lease::{Lease, Owner};
 pub use leases::{LeaseStore, Terms};
 pub use life::Reclaimed;
-pub use listing::{Known, Listing, Reservation, networks};
+pub use listing::{Known, Listing, Reservation, lease_of, networks};
+
+/// Where host-local keeps leases unless the configuration says otherwise.
+pub const DATA_DIR: &str = "/var/lib/cni/networks";
 
 /// A file operation that failed, with its errno.
 #[derive(Debug)]

@@ -9,11 +9,14 @@ use std::time::SystemTime;
 
 use serde_json::{Value, json};
 
+use crate::attachment::Record;
 use crate::cni::NetworkName;
 use crate::error::{Code, Error, Result};
 use crate::log;
 use crate::skel::reclaim;
-use crate::store::{self, Known, Lease, LeaseStore, Life, Listing, Reclaimed, Reservation, Terms};
+use crate::store::{
+    self, DATA_DIR, Known, Lease, LeaseStore, Life, Listing, Reclaimed, Reservation, Terms,
+};
 
 const HELP: &str = "\
 ipam: who has which address of host-local, and how to get one back
@@ -22,7 +25,8 @@ Usage:
   ipam ls   [<network>] [--json]       list the leases; changes nothing, waits for nobody
   ipam free <network> <address>        take one address back, also one that is reserved
   ipam free <network> <container>      take all addresses of a container back, by its whole id
-  ipam gc   [<network>] [--empty]      take back the addresses of containers that are certainly gone
+  ipam gc   [<network>] [--empty]      take back the addresses of containers that are certainly gone,
+                                       and remove their host ports and other rules
 Each may be called as \"cnibox ipam ...\".
 
 Options:
@@ -48,9 +52,6 @@ Example:
   ipam gc --dry-run
   ipam free pods 10.88.0.17
 ";
-
-/// Where host-local keeps leases unless a configuration says otherwise.
-const DATA_DIR: &str = "/var/lib/cni/networks";
 
 const WRONG_USAGE: u8 = 2;
 const NOT_THERE: u8 = 3;
@@ -190,9 +191,27 @@ fn run(command: &Command, data_dir: &Path) -> Result<Outcome> {
                     None => return Ok(no_network(&network, data_dir)),
                 }
             }
+            text += &gc_notes(network.as_deref(), *dry_run)?;
             Ok(Outcome::Done(text))
         }
     }
+}
+
+/// What dead attachments left that have no lease of host-local, or none any more.
+fn gc_notes(network: Option<&str>, dry_run: bool) -> Result<String> {
+    let mut text = String::new();
+    for record in Record::all(network) {
+        let Life::Gone(why) = record.life() else { continue };
+        let word = if dry_run { "would remove" } else { "removed" };
+        if !dry_run {
+            reclaim::attachment(record.owner(), &record.ips)?;
+        }
+        let Record { id, ifname, network, .. } = &record;
+        text += &format!(
+            "{word} what container {id}, interface {ifname} left: {why} (network {network})\n"
+        );
+    }
+    Ok(text)
 }
 
 /// Leases are for root to read, and a list without them would look like a free network.

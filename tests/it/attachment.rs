@@ -2,12 +2,14 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
 
 use cnibox::attachment::{Gone, Life, Record};
 use serde_json::{Value, json};
 
+use crate::compare::peer;
 use crate::net::{Net, merged};
-use crate::node::{Call, Container, Node, eventually};
+use crate::node::{Call, Container, Node, Outcome, eventually};
 
 const BACK_ENDS: [&str; 2] = ["nftables", "iptables"];
 const PORT: u16 = 18_081;
@@ -146,6 +148,110 @@ fn whichever_ipam_plugin_gives_an_address_again_the_dead_leave_it_first() {
         chain.has_nothing_of(&PORT.to_string());
         assert_eq!(Record::all(None).len(), 1);
     }
+}
+
+#[test]
+fn the_tool_removes_what_the_dead_left_without_a_lease() {
+    let node = Node::new();
+    let chain = with_static(&node, "nftables");
+    let (dead, alive) = (Container::new(), Container::new());
+    chain.add("the-dead-one", &dead);
+    drop(dead);
+    eventually("it is gone", || lives() == [Life::Gone(Gone::Namespace)]);
+    let gc = |more: &[&str]| {
+        let dir = node.path("leases").display().to_string();
+        let args = [&["gc", "--data-dir", dir.as_str()], more].concat();
+        node.tool("ipam", &args).printed()
+    };
+    let what = "what container the-dead-one, interface eth0 left: its network namespace is gone";
+    assert_eq!(gc(&["--dry-run"]), format!("would remove {what} (network net)\n"));
+    assert!(chain.state().contains("the-dead-one"));
+    assert_eq!(gc(&[]), format!("removed {what} (network net)\n"));
+    chain.has_nothing_of("the-dead-one");
+    chain.add("the-live-one", &alive);
+    assert_eq!(gc(&[]), "");
+    assert!(chain.state().contains("the-live-one"));
+}
+
+#[test]
+fn a_note_that_the_reference_left_is_not_believed() {
+    let Some(dir) = peer("bridge and firewall") else { return };
+    for late_del in [false, true] {
+        let node = Node::new();
+        let old = json!({"cniVersion": "1.0.0", "macspoofchk": false});
+        let mut chain = Chain::new(&node, "iptables");
+        chain.keys = merged(&chain.keys, &old);
+        let (x, y) = (Container::new(), Container::new());
+        let of = |plugin: &'static str, verb: &str, id: &str, prev: &Value| {
+            let container = if id == "x" { &x } else { &y };
+            chain.behind(plugin, verb, id, prev).netns(&container.path())
+        };
+        let theirs = |plugin: &'static str, verb: &str, id: &str, prev: &Value| {
+            let call = of(plugin, verb, id, prev).program(dir.join(plugin));
+            call.env("CNI_PATH", &dir.display().to_string())
+        };
+        let first = of("bridge", "ADD", "x", &Value::Null).result();
+        of("firewall", "ADD", "x", &first).result();
+        theirs("firewall", "DEL", "x", &first).ok();
+        theirs("bridge", "DEL", "x", &first).ok();
+        let next = theirs("bridge", "ADD", "y", &Value::Null).result();
+        theirs("firewall", "ADD", "y", &next).result();
+        assert_eq!(first["ips"], next["ips"], "the address of x");
+        if late_del {
+            chain.call("firewall", "DEL", "x", &json!({})).ok();
+        } else {
+            let valid = json!([{"containerID": "y", "ifname": "eth0"}]);
+            let keys = json!({"cniVersion": "1.1.0", "cni.dev/valid-attachments": valid});
+            chain.call("firewall", "GC", "", &keys).without("CNI_CONTAINERID").ok();
+        }
+        let rules = node.sh("iptables-save -t filter");
+        assert!(rules.contains("-A CNI-FORWARD -s 10.88.0.2/32 -j ACCEPT"), "{rules}");
+        assert!(rules.contains("-A CNI-FORWARD -d 10.88.0.2/32"), "{rules}");
+        assert!(!rules.contains("id: x,"), "the note is gone: {rules}");
+    }
+}
+
+/// GC by all plugins, that knows of no valid attachment; what bridge said.
+fn gc_of_nothing(chain: &Chain<'_>) -> Outcome {
+    let keys = json!({"cni.dev/valid-attachments": []});
+    let outcomes = ["bridge", "portmap", "firewall", "bandwidth"].map(|plugin| {
+        let outcome = chain.call(plugin, "GC", "", &keys).without("CNI_CONTAINERID").run();
+        assert_eq!(outcome.status, Some(0), "{plugin}: {outcome:?}");
+        outcome
+    });
+    let [bridge, ..] = outcomes;
+    bridge
+}
+
+#[test]
+fn an_address_that_gc_releases_is_on_no_interface_any_more() {
+    let node = Node::new();
+    let chain = Chain::new(&node, "nftables");
+    let (stale, next) = (Container::new(), Container::new());
+    chain.add("stale", &stale);
+    gc_of_nothing(&chain);
+    assert_eq!(node.leases("net"), [""; 0]);
+    assert!(!stale.sh("ip addr").contains("10.88.0.2"), "{}", stale.sh("ip addr"));
+    chain.add("next", &next);
+    assert!(next.sh("ip addr").contains("10.88.0.2"));
+}
+
+#[test]
+fn a_lease_stays_where_its_address_cannot_be_taken_off() {
+    let node = Node::new();
+    let chain = Chain::new(&node, "nftables");
+    // Nothing pins the namespace: its number proves nothing.
+    let mut process = Command::new("unshare").args(["-n", "sleep", "600"]).spawn().unwrap();
+    let path = format!("/proc/{}/ns/net", process.id());
+    let own = fs::read_link("/proc/thread-self/ns/net").unwrap();
+    eventually("it is in its namespace", || fs::read_link(&path).is_ok_and(|ns| ns != own));
+    chain.call("bridge", "ADD", "stale", &json!({})).netns(&path).result();
+    let outcome = gc_of_nothing(&chain);
+    let line = "10.88.0.2 of container stale, interface eth0 stays: its address is on an interface";
+    assert!(outcome.stderr.contains(line), "{outcome:?}");
+    assert_eq!(node.leases("net"), ["10.88.0.2"]);
+    process.kill().unwrap();
+    process.wait().unwrap();
 }
 
 /// Whether the containers of all noted attachments are alive.

@@ -8,18 +8,25 @@
 //! | `CNIBOX-FIREWALL` | `-s <address>` with the attachment's comment, for each address |
 //! | `CNIBOX-FW-<bridge>` | the comment of the network whose policy the bridge has |
 //!
+//! A note of an owner is believed as long as no lease says that another container has the address:
+//! the reference does not know the notes, and leaves those of what it deletes.
+//!
 //! Each family gets one transaction for each verb. Two ADDs that need the same new chain cannot
 //! both make it: the second one reads again what is there.
 
 use std::net::IpAddr;
+use std::path::Path;
 use std::thread;
 
 use super::nftables::Content;
 use super::{Ingress, Network, Owner, Pod, Policy, missing};
+use crate::attachment::Record;
 use crate::error::{Error, Result};
 use crate::netfilter::backend::{Family, PacketFilter, iptables_table};
 use crate::netfilter::iptables::{Draft, Flavour, Iptables, Rule};
+use crate::netfilter::names::identity;
 use crate::netlink::nftables::Batch;
+use crate::store;
 
 const FILTER: &str = "filter";
 const FORWARD: &str = "FORWARD";
@@ -315,8 +322,19 @@ pub fn del(filter: &PacketFilter, pod: &Pod) -> Result<()> {
                 ips.retain(|known| *known != ip);
             }
         }
+        ips.retain(|ip| !is_anothers(*ip, pod.owner.comment()));
         remove(draft, &ips);
+        draft.del_rules(|rule| rule.chain == OWNERS && pod.owner.owns(rule.value("--comment")));
     })
+}
+
+/// Whether the address has a lease, and not of the container that the owner's comment tells.
+fn is_anothers(ip: IpAddr, comment: &str) -> bool {
+    let Some((id, _, network)) = identity(comment) else { return false };
+    let record = comment.split(',').next().and_then(Record::read).unwrap_or_default();
+    let network = if record.network.is_empty() { network } else { &record.network };
+    let dir = record.data_dir.as_deref().unwrap_or(Path::new(store::DATA_DIR));
+    store::lease_of(dir, network, ip).is_some_and(|lease| lease.id != id)
 }
 
 /// Removes the rules of all attachments of the network but `valid`, and when there are none of
@@ -326,8 +344,14 @@ pub fn gc(filter: &PacketFilter, network: &Network, valid: &[Owner]) -> Result<(
     change_all(filter, unknown, |draft, _| {
         let is_stale = |rule: &Rule| network.has_stale(rule.value("--comment"), valid);
         let stale: Vec<Rule> = owner_rules(draft).into_iter().filter(is_stale).collect();
-        let ips: Vec<IpAddr> = stale.iter().filter_map(address).collect();
+        let mut ips: Vec<IpAddr> = Vec::new();
+        for rule in &stale {
+            let is_anothers =
+                |ip: &IpAddr| is_anothers(*ip, rule.value("--comment").unwrap_or_default());
+            ips.extend(address(rule).filter(|ip| !is_anothers(ip)));
+        }
         remove(draft, &ips);
+        draft.del_rules(|rule| stale.contains(rule));
         draft.leave_one(&to_cni_forward());
         draft.leave_one(&to_stage_1());
         if !valid.is_empty() {

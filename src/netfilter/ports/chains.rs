@@ -4,13 +4,13 @@
 //! The reference has one chain for all interfaces that a container has in a network. Here the
 //! second interface gets a chain of its own; a comment at the end of a chain tells its interface.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 
 use super::rules::{
     MASQ, SETMARK, TOP, entries, entries_ahead, interface, marker, parse_comment, rules,
     shared_rules,
 };
-use super::{Forward, HostPort, Mapping, Options, Snat, Target, taken};
+use super::{Forward, Holder, HostPort, Mapping, Options, Snat, Taken, Target};
 use crate::cni::ip::host_net;
 use crate::error::{Error, Result};
 use crate::log;
@@ -24,11 +24,21 @@ const NAT: &str = "nat";
 const OLD_SNAT: &str = "CNI-HOSTPORT-SNAT";
 
 /// Makes the mappings, in one transaction for each family; those that the attachment had before
-/// are replaced. A port of another container is refused by that one's name. On failure the
-/// attachment has no mappings.
-pub fn add(forward: &Forward<'_>, options: &Options<'_>) -> Result<()> {
+/// are replaced. A port that another container has is returned. Then, and on failure, the attachment
+/// has no mappings.
+pub fn add(forward: &Forward<'_>, options: &Options<'_>) -> Result<Option<Taken>> {
+    let taken = RefCell::new(None);
     for (at, target) in forward.targets.iter().enumerate() {
-        let plan = |draft: &mut Draft| make(draft, forward, target, options);
+        let plan = |draft: &mut Draft| match taken_port(draft, forward, target) {
+            Some(port) => {
+                taken.replace(Some(port.clone()));
+                Err(port.into())
+            }
+            None => {
+                make(draft, forward, target, options);
+                Ok(())
+            }
+        };
         let made = Iptables::require(target.family()).and_then(|tables| {
             let expect = || expected_table(&tables, forward, target, options);
             tables.add_expected(NAT, expect, plan)
@@ -37,10 +47,10 @@ pub fn add(forward: &Forward<'_>, options: &Options<'_>) -> Result<()> {
             for earlier in &forward.targets[..at] {
                 take_back(earlier.family(), forward.owner);
             }
-            return Err(error);
+            return taken.into_inner().map_or(Err(error), |taken| Ok(Some(taken)));
         }
     }
-    Ok(())
+    Ok(None)
 }
 
 /// What all containers share, if no other one has a port of these by the rules that lead to them.
@@ -70,20 +80,13 @@ fn may_be_of(entry: &Rule, mapping: &Mapping) -> bool {
     entry.value("--dports").is_none_or(|ports| ports.split(',').any(is_port))
 }
 
-fn make(
-    draft: &mut Draft,
-    forward: &Forward<'_>,
-    target: &Target,
-    options: &Options<'_>,
-) -> Result<()> {
-    refuse_taken(draft, forward, target)?;
+fn make(draft: &mut Draft, forward: &Forward<'_>, target: &Target, options: &Options<'_>) {
     shared(draft, forward.snat, options);
     let chain = chain_of(draft, forward.owner);
     draft.del_rules(|rule| rule.goes_to(&chain));
     draft.flush_chain(&chain);
     draft.ensure_chain(&chain);
     fill(draft, forward, target, &chain, options);
-    Ok(())
 }
 
 /// Adds the rules of the attachment, to its chain that is empty.
@@ -158,8 +161,8 @@ fn is_in_another(owner: Owner<'_>, network: &str, id: &str) -> bool {
     id == owner.id && network != owner.network
 }
 
-/// Refuses ports that the chain of another container has.
-fn refuse_taken(draft: &Draft, forward: &Forward<'_>, target: &Target) -> Result<()> {
+/// A port that the chain of another container has.
+fn taken_port(draft: &Draft, forward: &Forward<'_>, target: &Target) -> Option<Taken> {
     let own = chain_of(draft, forward.owner);
     let others = || {
         let dnat = draft.rules().iter().filter(|rule| rule.goes_to("DNAT"));
@@ -183,16 +186,22 @@ fn refuse_taken(draft: &Draft, forward: &Forward<'_>, target: &Target) -> Result
                 continue;
             }
             let port = HostPort(mapping.address(), mapping.host_port, mapping.proto);
-            return Err(taken(port, &words(entry, &other.chain)));
+            return Some(Taken { port, by: holder(draft, owner, &other.chain) });
         }
     }
-    Ok(())
+    None
 }
 
-fn words(entry: &Rule, chain: &str) -> String {
-    match entry.value("--comment").and_then(parse_comment) {
-        Some((network, id)) => format!("container \"{id}\" (network \"{network}\")"),
-        None => format!("chain {chain}"),
+/// Who has a chain, by the network and container that lead to it and the interface in its rules.
+fn holder(draft: &Draft, owner: Option<(&str, &str)>, chain: &str) -> Holder {
+    let (network, id) = owner.unwrap_or_default();
+    let ifname = draft.rules().iter().filter(|rule| rule.chain == chain).find_map(interface);
+    Holder {
+        network: network.to_owned(),
+        id: id.to_owned(),
+        ifname: ifname.map(ToOwned::to_owned),
+        comment: format!("chain {chain}"),
+        ..Holder::default()
     }
 }
 

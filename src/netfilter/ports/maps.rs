@@ -10,7 +10,7 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use super::layout::{self, ATTACHMENTS, CONDITIONAL, Sets};
 use super::queue::{self, Queue, Queues};
-use super::{Forward, HostPort, Mapping, Snat, Target, taken};
+use super::{Forward, Holder, HostPort, Mapping, Snat, Taken, Target};
 use crate::error::{Error, Result};
 use crate::netfilter::backend::Family;
 use crate::netfilter::names::{Owner, identity, stale};
@@ -147,10 +147,10 @@ fn rules_of(nft: &Nft, which: impl Fn(Option<&str>) -> bool) -> netlink::Result<
     Ok(rules.filter(|rule| which(rule.comment.as_deref())).map(|rule| rule.handle).collect())
 }
 
-/// Makes the mappings; those that the attachment had before are replaced. A port of another
-/// container is refused by the name of that one; behind one that the container has in another
+/// Makes the mappings; those that the attachment had before are replaced. If another container has
+/// a port, nothing is changed, and that is returned; behind one that the container has in another
 /// network the mapping waits.
-pub fn add(nft: &Nft, forward: &Forward<'_>) -> Result<()> {
+pub fn add(nft: &Nft, forward: &Forward<'_>) -> Result<Option<Taken>> {
     let all = elements(forward);
     let known = nft.element(ATTACHMENTS, attachment(forward.owner))?.is_some();
     let refusal = if known || !layout::is_whole(nft)? {
@@ -163,10 +163,9 @@ pub fn add(nft: &Nft, forward: &Forward<'_>) -> Result<()> {
             outcome => outcome?,
         }
     };
-    match refusal.and_then(|(placed, other)| Some((placed.port()?, other))) {
-        Some((port, other)) => Err(taken(port, &words(other.comment.as_deref()))),
-        None => Ok(()),
-    }
+    Ok(refusal.and_then(|(placed, other)| {
+        Some(Taken { port: placed.port()?, by: holder(other.comment.as_deref()) })
+    }))
 }
 
 /// A port, and the element that has it.
@@ -258,14 +257,14 @@ fn former_containers(nft: &Nft, owner: Owner<'_>, all: &[Placed]) -> netlink::Re
 }
 
 /// The owner that a comment tells.
-fn words(comment: Option<&str>) -> String {
-    let comment = comment.unwrap_or_default();
-    match identity(comment) {
-        Some((id, ifname, network)) => {
-            format!("container \"{id}\" (network \"{network}\", interface \"{ifname}\")")
-        }
-        None => format!("somebody else: \"{comment}\""),
-    }
+fn holder(comment: Option<&str>) -> Holder {
+    let comment = comment.unwrap_or_default().to_owned();
+    let instance = comment.split(',').next().unwrap_or_default().to_owned();
+    let Some((id, ifname, network)) = identity(&comment) else {
+        return Holder { instance, comment, ..Holder::default() };
+    };
+    let (id, ifname, network) = (id.to_owned(), Some(ifname.to_owned()), network.to_owned());
+    Holder { instance, id, network, ifname, comment }
 }
 
 /// Every element whose comment `which` is true of.
@@ -411,7 +410,7 @@ pub fn check(nft: &Nft, forward: &Forward<'_>) -> Result<()> {
         match found_at(nft, forward.owner, &placed)? {
             None => return missing(format!("element {key} is missing in {set}")),
             Some(found) if found.comment != placed.element.comment => {
-                let owner = words(found.comment.as_deref());
+                let owner = holder(found.comment.as_deref());
                 return missing(format!("element {key} of {set} belongs to {owner}"));
             }
             Some(found) if found.end != placed.element.end => {
@@ -458,7 +457,8 @@ mod tests {
     fn owners_are_named() {
         let owner = Owner { network: "pods", ifname: "eth0", id: "c1" };
         let named = "container \"c1\" (network \"pods\", interface \"eth0\")";
-        assert_eq!(words(Some(&owner.label())), named);
-        assert_eq!(words(None), "somebody else: \"\"");
+        let holder = |comment| holder(comment).to_string();
+        assert_eq!(holder(Some(&owner.label())), named);
+        assert_eq!(holder(None), "somebody else: \"\"");
     }
 }

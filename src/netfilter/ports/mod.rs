@@ -9,6 +9,7 @@
 //! | `chains.rs` | the chains of iptables, as the reference plugin has them |
 //! | `rules.rs` | the rules in them |
 //! | `former.rs` | the nftables rules that the reference plugin makes, to delete them, and to hand over to it |
+//! | `watch.rs` | waiting for a port that is about to be given up |
 //! | `flows.rs` | connections that a mapping, or its end, must not leave as they are |
 
 pub mod chains;
@@ -19,6 +20,7 @@ mod layout;
 pub mod maps;
 mod queue;
 mod rules;
+mod watch;
 
 use std::fmt;
 use std::net::IpAddr;
@@ -27,6 +29,7 @@ use ipnet::IpNet;
 
 use self::conditions::Conditions;
 pub use self::rules::Options;
+pub use self::watch::Watch;
 use super::backend::{Family, PacketFilter};
 use super::handover::HandedOver;
 use super::names::Owner;
@@ -178,9 +181,45 @@ impl fmt::Display for HostPort {
     }
 }
 
-/// The refusal of a port that `owner` has, in words such as `container "a" of network "b"`.
-fn taken(port: HostPort, owner: &str) -> Error {
-    Error::internal(format!("host port {port} is taken by {owner}")).with_details(
-        "choose another hostPort, or delete that attachment; GC removes it if it is stale",
-    )
+/// A port that another container has.
+#[derive(Clone, Debug)]
+pub struct Taken {
+    port: HostPort,
+    /// Who has it, as far as that is written there.
+    pub by: Holder,
+}
+
+/// Who has a port.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Holder {
+    /// The [instance](Owner::instance), if the rules tell.
+    pub instance: String,
+    /// The container; empty if that cannot be told.
+    pub id: String,
+    /// Its network; long names are cut.
+    pub network: String,
+    /// The interface, if the rules tell.
+    pub ifname: Option<String>,
+    /// What else there is, for a message.
+    pub comment: String,
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Holder { id, network, ifname, comment, .. } = self;
+        if id.is_empty() {
+            return write!(f, "somebody else: \"{comment}\"");
+        }
+        write!(f, "container \"{id}\" (network \"{network}\"")?;
+        ifname.as_ref().map_or(Ok(()), |ifname| write!(f, ", interface \"{ifname}\""))?;
+        f.write_str(")")
+    }
+}
+
+impl From<Taken> for Error {
+    fn from(Taken { port, by }: Taken) -> Error {
+        Error::internal(format!("host port {port} is taken by {by}")).with_details(
+            "choose another hostPort, or delete that attachment; GC removes it if it is stale",
+        )
+    }
 }

@@ -46,6 +46,9 @@ mod userdata;
 mod value;
 
 use std::cell::Cell;
+use std::time::Instant;
+
+use nix::libc::NFNLGRP_NFTABLES;
 
 pub use self::batch::Batch;
 pub use self::element::{Data, Element};
@@ -86,7 +89,24 @@ impl Nft {
         Ok(Nft::from_socket(NfSocket::open_in(ns)?))
     }
 
+    /// A socket that hears of every change of rules in the calling thread's namespace.
+    pub fn watch() -> Result<Watch> {
+        let group = u32::try_from(NFNLGRP_NFTABLES).unwrap_or_default();
+        NfSocket::open_member(group).map(Watch)
+    }
+
     fn from_socket(socket: NfSocket) -> Nft {
         Nft { socket, destroys: Cell::new(true) }
+    }
+}
+
+/// Hears of changes, by whatever program.
+#[derive(Debug)]
+pub struct Watch(NfSocket);
+
+impl Watch {
+    /// Waits for a change; whether there was one before `until`.
+    pub fn heard(&self, until: Instant) -> Result<bool> {
+        self.0.heard(until).map_err(|e| e.doing("watch", || "nf_tables".to_owned()))
     }
 }

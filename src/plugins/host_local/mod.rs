@@ -29,10 +29,7 @@ use crate::cni::{CniResult, Dns, IpConfig, Route, SpecVersion, ip};
 use crate::error::{Code, Context, Error, Result};
 use crate::log;
 use crate::skel::{AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin};
-use crate::store::{LeaseStore, Listing, Owner, Terms};
-
-/// Where leases are kept unless the configuration says otherwise.
-const DATA_DIR: &str = "/var/lib/cni/networks";
+use crate::store::{DATA_DIR, LeaseStore, Listing, Owner, Terms};
 
 /// The plugin.
 #[derive(Debug)]
@@ -167,7 +164,7 @@ impl Plugin for HostLocal {
 
     fn gc(cx: &Cx<'_>, conf: &Conf, req: &GcReq) -> Result<()> {
         let Some(mut store) = conf.store(cx, conf.terms()?)? else { return Ok(()) };
-        let mut stale = store.retain(|lease| match &lease.ifname {
+        let mut stale = store.evict(|lease| match &lease.ifname {
             Some(ifname) => req.is_valid(&lease.id, ifname),
             // A word alone: a lease of releases up to 0.7.5 of the reference, or a note by hand
             // that the address is taken.

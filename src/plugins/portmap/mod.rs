@@ -12,6 +12,7 @@
 mod conf;
 
 use std::net::IpAddr;
+use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 
@@ -21,9 +22,14 @@ use crate::error::{Context, Error, Result};
 use crate::netfilter::backend::{Backend, Family, PacketFilter};
 use crate::netfilter::names::Owner;
 use crate::netfilter::ports::conditions::Conditions;
-use crate::netfilter::ports::{Forward, Mapping, Snat, Target, chains, flows, former, maps};
-use crate::skel::{AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Rollback};
+use crate::netfilter::ports::{
+    Forward, Mapping, Snat, Taken, Target, Watch, chains, flows, former, maps,
+};
+use crate::skel::{AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Rollback, reclaim};
 use crate::sysctl;
+
+/// How long a port of another container is waited for.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The plugin.
 #[derive(Debug)]
@@ -192,8 +198,33 @@ fn unchain(filter: &PacketFilter, conf: &Conf, req: &DelReq, owner: Owner<'_>) -
     chains::del(filter, owner, options.as_ref().map(|options| (&forward, options)))
 }
 
-/// Makes the mappings in one back end, after removing what an earlier ADD made in another.
+/// Makes the mappings. A port of a container that is gone is freed; for one of a container that may
+/// live it is waited a while: it may be just about to be deleted, as when a pod is replaced by force.
 fn make(conf: &Conf, backend: Backend, filter: &PacketFilter, forward: &Forward<'_>) -> Result<()> {
+    let until = Instant::now() + PATIENCE;
+    let mut watch: Option<Watch> = None;
+    while let Some(taken) = make_free(conf, backend, filter, forward)? {
+        if Instant::now() < until && reclaim::holder(&taken.by)? {
+            continue;
+        }
+        match &watch {
+            // What happens before it listens is not heard: it looks once more.
+            None => watch = Some(Watch::open(filter)),
+            Some(watch) if watch.heard(until) => {}
+            Some(_) => return Err(taken.into()),
+        }
+    }
+    Ok(())
+}
+
+/// Makes the mappings in one back end, after removing what an earlier ADD made in another; or tells
+/// which port another container has.
+fn make_free(
+    conf: &Conf,
+    backend: Backend,
+    filter: &PacketFilter,
+    forward: &Forward<'_>,
+) -> Result<Option<Taken>> {
     match backend {
         Backend::Nftables => {
             // First what can fail without harm: an attachment has at most one kind of rules.
@@ -201,8 +232,11 @@ fn make(conf: &Conf, backend: Backend, filter: &PacketFilter, forward: &Forward<
             maps::add(filter.nft()?, forward)
         }
         Backend::Iptables => {
-            chains::add(forward, &conf.options()?)?;
-            unmap(filter, forward.owner, &[]).map(drop)
+            let taken = chains::add(forward, &conf.options()?)?;
+            if taken.is_none() {
+                unmap(filter, forward.owner, &[])?;
+            }
+            Ok(taken)
         }
     }
 }

@@ -1,8 +1,10 @@
 //! Several containers, networks and interfaces: nobody touches another's ports.
 
 use std::net::{TcpListener, TcpStream};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
+use cnibox::attachment::{Life, Record};
 use ipnet::IpNet;
 use serde_json::{Value, json};
 
@@ -83,6 +85,50 @@ fn one_address_is_served_beside_all_of_them_in_either_order() {
                 assert!(!left.contains("CNI-DN-"), "{rules:?}: {left}");
             }
         }
+    }
+}
+
+#[test]
+fn a_port_that_is_given_up_meanwhile_is_had_at_once() {
+    for rules in ALL {
+        let ports = Ports::new(rules, "1.1.0");
+        let (old, new) = (ports.pod("c1"), ports.pod("c2"));
+        let list = json!([mapping(8080, 80, "tcp")]);
+        ports.add(&old, &list);
+        let start = Instant::now();
+        let child = ports.call("ADD", &new, &list).spawn().unwrap();
+        thread::sleep(Duration::from_millis(500));
+        ports.del(&old, &list);
+        let given_up = start.elapsed();
+        let output = child.wait_with_output().unwrap();
+        assert!(output.status.success(), "{rules:?}: {output:?}");
+        let took = start.elapsed();
+        assert!(took < given_up + Duration::from_secs(1), "{rules:?}: {took:?}");
+        assert!(tcp(&ports.node, &new.container, "10.1.2.1:8080", 80).is_some(), "{rules:?}");
+        // Nobody gives it up.
+        let start = Instant::now();
+        let error = ports.call("ADD", &old, &list).error();
+        assert!(error.msg.contains("is taken by container \"c2\""), "{error:?}");
+        let took = start.elapsed().as_millis();
+        assert!((2000..4000).contains(&took), "{rules:?}: {took}");
+    }
+}
+
+#[test]
+fn a_port_of_a_container_that_is_gone_is_taken_over() {
+    for rules in ALL {
+        let ports = Ports::new(rules, "1.1.0");
+        let (old, new) = (ports.pod("the-dead-one"), ports.pod("c2"));
+        let list = json!([mapping(8080, 80, "tcp"), mapping(53, 53, "udp")]);
+        ports.add(&old, &list);
+        drop(old);
+        let gone = |record: &Record| matches!(record.life(), Life::Gone(_));
+        eventually("it is gone", || Record::all(None).iter().all(gone));
+        let start = Instant::now();
+        ports.add(&new, &list);
+        assert!(start.elapsed() < Duration::from_secs(2), "{rules:?}");
+        assert!(!ports.state().contains("the-dead-one"), "{rules:?}");
+        assert!(tcp(&ports.node, &new.container, "10.1.2.1:8080", 80).is_some(), "{rules:?}");
     }
 }
 
