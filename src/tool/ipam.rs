@@ -207,9 +207,8 @@ fn gc_notes(network: Option<&str>, dry_run: bool) -> Result<String> {
             reclaim::attachment(record.owner(), &record.ips)?;
         }
         let Record { id, ifname, network, .. } = &record;
-        text += &format!(
-            "{word} what container {id}, interface {ifname} left: {why} (network {network})\n"
-        );
+        let what = format!("what container {id}, interface {ifname} left");
+        text = text + word + " " + &what + &format!(": {why} (network {network})\n");
     }
     Ok(text)
 }

@@ -29,15 +29,13 @@ const OLD_SNAT: &str = "CNI-HOSTPORT-SNAT";
 pub fn add(forward: &Forward<'_>, options: &Options<'_>) -> Result<Option<Taken>> {
     let taken = RefCell::new(None);
     for (at, target) in forward.targets.iter().enumerate() {
-        let plan = |draft: &mut Draft| match taken_port(draft, forward, target) {
-            Some(port) => {
+        let plan = |draft: &mut Draft| {
+            if let Some(port) = taken_port(draft, forward, target) {
                 taken.replace(Some(port.clone()));
-                Err(port.into())
+                return Err(port.into());
             }
-            None => {
-                make(draft, forward, target, options);
-                Ok(())
-            }
+            make(draft, forward, target, options);
+            Ok(())
         };
         let made = Iptables::require(target.family()).and_then(|tables| {
             let expect = || expected_table(&tables, forward, target, options);

@@ -457,8 +457,7 @@ mod tests {
     fn owners_are_named() {
         let owner = Owner { network: "pods", ifname: "eth0", id: "c1" };
         let named = "container \"c1\" (network \"pods\", interface \"eth0\")";
-        let holder = |comment| holder(comment).to_string();
-        assert_eq!(holder(Some(&owner.label())), named);
-        assert_eq!(holder(None), "somebody else: \"\"");
+        assert_eq!(holder(Some(&owner.label())).to_string(), named);
+        assert_eq!(holder(None).to_string(), "somebody else: \"\"");
     }
 }

@@ -32,12 +32,11 @@ impl Watch {
     pub fn heard(&self, until: Instant) -> bool {
         let now = Instant::now();
         let end = if self.legacy { until.min(now + INTERVAL) } else { until };
-        let heard = match &self.nft {
-            Some(nft) => nft.heard(end).inspect_err(|e| log::debug(e)).unwrap_or_default(),
-            None => {
-                let left = u16::try_from(end.saturating_duration_since(now).as_millis());
-                poll(&mut [], PollTimeout::from(left.unwrap_or_default())).is_err()
-            }
+        let heard = if let Some(nft) = &self.nft {
+            nft.heard(end).inspect_err(|e| log::debug(e)).unwrap_or_default()
+        } else {
+            let left = u16::try_from(end.saturating_duration_since(now).as_millis());
+            poll(&mut [], PollTimeout::from(left.unwrap_or_default())).is_err()
         };
         heard || Instant::now() < until
     }
