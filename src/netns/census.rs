@@ -38,13 +38,10 @@ pub struct NetnsId {
 impl NetnsId {
     /// The namespace at `path`; `None` if there is none, or nothing that tells.
     pub fn at(path: &Path) -> Option<NetnsId> {
-        let magic = statfs(path).ok()?.filesystem_type();
-        if magic == NSFS_MAGIC { NetnsId::at_open(path) } else { None }
-    }
-
-    /// As [`at`](NetnsId::at), where a namespace was just found.
-    pub fn at_open(path: &Path) -> Option<NetnsId> {
         let own = path.symlink_metadata().ok()?;
+        if statfs(path).ok()?.filesystem_type() != NSFS_MAGIC {
+            return None;
+        }
         // A mount is the namespace itself. A link, as in /proc/<pid>/ns, pins nothing, but for
         // one to an open descriptor.
         let linked = own.is_symlink();
