@@ -139,29 +139,6 @@ fn del_own(nft: &Nft, owner: Owner<'_>, ports: &[Port]) -> Result<()> {
     Ok(nft.commit(batch)?)
 }
 
-/// Removes what was made for the owner's ports that are no more; `is_there` tells of a link's name. A
-/// port that is there is of an ADD at work, which checks it before it asks for addresses.
-pub fn reclaim(
-    filter: &PacketFilter,
-    owner: Owner<'_>,
-    is_there: impl Fn(&str) -> bool,
-) -> Result<()> {
-    let Some(nft) = filter.nft_if_present()? else { return Ok(()) };
-    del_reference(nft, owner)?;
-    if !nft.has_table(TABLE)? {
-        return Ok(());
-    }
-    let mut batch = Batch::new();
-    for (set, element) in all_elements(nft)? {
-        let port = element.key.0.first();
-        let is_gone = matches!(port, Some(Value::IfName(name)) if !is_there(name));
-        if is_gone && owner.owns(element.comment.as_deref()) {
-            batch.del_element(set, &element);
-        }
-    }
-    nft.commit(batch).context(|| "clean up spoof-check")
-}
-
 fn all_elements(nft: &Nft) -> Result<Vec<(Set<'static>, Element)>> {
     let mut found = Vec::new();
     for set in [CHECKED, ALLOWED] {

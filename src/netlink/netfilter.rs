@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Instant;
 
+use nix::errno::Errno;
 use nix::sys::socket::setsockopt;
 use nix::sys::socket::sockopt::RcvBufForce;
 use rtnetlink::packet_core::{NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST};
@@ -53,18 +54,18 @@ impl NfSocket {
         Ok(NfSocket { socket, keeper: None })
     }
 
-    /// A socket that is told of what happens in this multicast group.
-    pub(super) fn open_member(group: u32) -> Result<NfSocket> {
-        let member = NfSocket::open()?;
-        member.socket.join(group).map_err(|e| e.doing("watch", || "nf_tables".to_owned()))?;
-        Ok(member)
-    }
-
-    /// Waits for an event, and takes in all that there are; whether one came before `until`.
+    /// Waits for an event, and takes in all that there are; whether one came before `until`. What
+    /// it says is not read: events bear the port of whoever made the change, as no answer does.
     pub(super) fn heard(&self, until: Instant) -> Result<bool, Failure> {
-        let heard = self.socket.event(until)?.is_some();
-        while self.socket.event(Instant::now())?.is_some() {}
-        Ok(heard)
+        let heard = self.socket.wait(until.saturating_duration_since(Instant::now()))?;
+        loop {
+            match self.socket.receive() {
+                Ok(None) => return Ok(heard),
+                // More than fits: something did happen.
+                Ok(Some(_)) | Err(Failure { errno: Errno::ENOBUFS, .. }) => {}
+                Err(failure) => return Err(failure),
+            }
+        }
     }
 
     /// A socket in `ns`.

@@ -19,7 +19,7 @@ use crate::netfilter::filter::{self, Pod, nftables, xtables};
 use crate::netfilter::ports::Holder;
 use crate::netfilter::{PacketFilter, masquerade, ports, spoof};
 use crate::netlink::Netlink;
-use crate::store::{DATA_DIR, Known, Listing, Reclaimed};
+use crate::store::{self, DATA_DIR, Known, Listing, Reclaimed};
 
 /// The interface of leases that do not tell: releases up to 0.7.5 of the reference did not write it.
 const OLD_IFNAME: &str = "eth0";
@@ -27,13 +27,20 @@ const OLD_IFNAME: &str = "eth0";
 /// Removes everything of an attachment that is certainly gone, and had these addresses, from the
 /// calling thread's namespace.
 pub fn attachment(owner: Owner<'_>, ips: &[IpAddr]) -> Result<()> {
+    spoof::del(&PacketFilter::new(), owner, &[])?;
+    all_but_ports(owner, ips)
+}
+
+/// The same without the check of source MACs, which an ADD at work has made already for the port of
+/// the next attachment of this name.
+fn all_but_ports(owner: Owner<'_>, ips: &[IpAddr]) -> Result<()> {
     let filter = PacketFilter::new();
     let nets: Vec<IpNet> = ips.iter().map(|ip| IpNet::from(*ip)).collect();
     let mut failures = Failures::new();
     failures.keep(ports::reclaim(&filter, owner));
     failures.keep(masquerade::del(&filter, owner, &nets));
     failures.keep(passage(&filter, owner, ips));
-    failures.keep(links(&filter, owner));
+    failures.keep(shaping(owner));
     // Last: as long as there is something, it is known whose it is.
     failures.into_result()?;
     Record::of(owner).map_or(Ok(()), |record| record.remove())
@@ -58,14 +65,11 @@ fn passage(filter: &PacketFilter, owner: Owner<'_>, ips: &[IpAddr]) -> Result<()
     failures.into_result()
 }
 
-/// The devices through which its packets were led, and the check of its ports.
-fn links(filter: &PacketFilter, owner: Owner<'_>) -> Result<()> {
+/// The devices through which its packets were led.
+fn shaping(owner: Owner<'_>) -> Result<()> {
     let host = Netlink::open()?;
-    let links = host.dump_links()?;
     let mut failures = Failures::new();
-    let is_there = |name: &str| links.iter().any(|link| link.name == name);
-    failures.keep(spoof::reclaim(filter, owner, is_there));
-    for link in &links {
+    for link in host.dump_links()? {
         if link.kind.as_deref() == Some("ifb") && owner.owns(Some(&link.alias)) {
             failures.keep(host.del_link_by_index(link.index).map_err(Error::from));
         }
@@ -167,7 +171,12 @@ pub(super) fn collect(plugin: &str, network: &str, req: Option<&GcReq>) -> Resul
 }
 
 /// Takes back what these leases' owners have besides; those that stay are left out, with a warning.
-pub fn leases(network: &str, mut gone: Vec<Reclaimed>) -> Vec<Reclaimed> {
+/// `next` is who is being added.
+pub fn leases(
+    network: &str,
+    mut gone: Vec<Reclaimed>,
+    next: Option<&store::Owner>,
+) -> Vec<Reclaimed> {
     let mut reclaimed = Vec::new();
     while let Some(first) = gone.first().map(|gone| gone.lease.clone()) {
         let is_same = |other: &mut Reclaimed| {
@@ -176,7 +185,9 @@ pub fn leases(network: &str, mut gone: Vec<Reclaimed>) -> Vec<Reclaimed> {
         let same: Vec<Reclaimed> = gone.extract_if(.., is_same).collect();
         let ifname = first.ifname.as_deref().unwrap_or(OLD_IFNAME);
         let ips: Vec<IpAddr> = same.iter().map(|gone| gone.lease.ip).collect();
-        match attachment(Owner { network, ifname, id: &first.id }, &ips) {
+        let owner = Owner { network, ifname, id: &first.id };
+        let is_next = next.is_some_and(|next| next.id() == first.id && next.ifname() == ifname);
+        match if is_next { all_but_ports(owner, &ips) } else { attachment(owner, &ips) } {
             Ok(()) => reclaimed.extend(same),
             Err(e) => log::warn(format_args!("{first} stays: its rules cannot be removed: {e}")),
         }

@@ -273,7 +273,7 @@ fn gc(data_dir: &Path, network: &str, empty: bool, dry_run: bool) -> Result<Opti
     } else {
         let store = LeaseStore::open_existing(data_dir, network, Terms::default())?;
         let Some(mut store) = store else { return Ok(None) };
-        let gone = store.heal(reclaim::leases)?;
+        let gone = store.heal(|network, gone| reclaim::leases(network, gone, None))?;
         ("reclaimed", gone, if empty { store.remove_reserved(is_empty)? } else { Vec::new() })
     };
     let gone = gone.iter().map(Reclaimed::to_string);

@@ -114,7 +114,7 @@ fn a_lease_stays_while_rules_of_its_container_cannot_be_removed() {
         outcome.stderr.contains("10.88.0.2 of container the-dead-one, interface eth0 stays")
     });
     assert_eq!(node.leases("net"), ["10.88.0.2"]);
-    add.result();
+    eventually("the address can be had", || add.run().status == Some(0));
     chain.has_nothing_of("the-dead-one");
 }
 
@@ -246,6 +246,24 @@ fn a_lease_stays_where_its_address_cannot_be_taken_off() {
     assert_eq!(node.leases("net"), ["10.88.0.2"]);
     process.kill().unwrap();
     process.wait().unwrap();
+}
+
+#[test]
+fn what_an_earlier_container_of_the_name_left_is_no_danger_to_the_next_ones_port() {
+    let node = Node::new();
+    let chain = Chain::new(&node, "nftables");
+    let (first, next) = (Container::new(), Container::new());
+    chain.add("same-name", &first);
+    drop(first);
+    eventually("it is gone", || lives() == [Life::Gone(Gone::Namespace)]);
+    let add = chain.call("bridge", "ADD", "same-name", &json!({})).netns(&next.path());
+    eventually("its own former lease is reclaimed", || add.run().status == Some(0));
+    let port = next.ip("-d link show eth0")[0]["link_index"].as_u64().unwrap();
+    let ports = node.ip("link show type veth");
+    let ports = ports.as_array().unwrap().iter();
+    let name = ports.clone().find(|link| link["ifindex"].as_u64() == Some(port)).unwrap();
+    let checked = node.sh("nft list set bridge cnibox_spoof checked");
+    assert!(checked.contains(name["ifname"].as_str().unwrap()), "{checked}");
 }
 
 /// Whether the containers of all noted attachments are alive.

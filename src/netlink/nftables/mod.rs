@@ -91,8 +91,13 @@ impl Nft {
 
     /// A socket that hears of every change of rules in the calling thread's namespace.
     pub fn watch() -> Result<Watch> {
+        let nft = Nft::open()?;
+        // Its first request gives a socket its port. One without is sent no events.
+        nft.generation()?;
         let group = u32::try_from(NFNLGRP_NFTABLES).unwrap_or_default();
-        NfSocket::open_member(group).map(Watch)
+        let joined = nft.socket.socket.join(group);
+        joined.map_err(|e| e.doing("watch", || "nf_tables".to_owned()))?;
+        Ok(Watch(nft))
     }
 
     fn from_socket(socket: NfSocket) -> Nft {
@@ -102,11 +107,11 @@ impl Nft {
 
 /// Hears of changes, by whatever program.
 #[derive(Debug)]
-pub struct Watch(NfSocket);
+pub struct Watch(Nft);
 
 impl Watch {
     /// Waits for a change; whether there was one before `until`.
     pub fn heard(&self, until: Instant) -> Result<bool> {
-        self.0.heard(until).map_err(|e| e.doing("watch", || "nf_tables".to_owned()))
+        self.0.socket.heard(until).map_err(|e| e.doing("watch", || "nf_tables".to_owned()))
     }
 }

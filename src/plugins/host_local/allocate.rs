@@ -39,15 +39,15 @@ pub fn allocate_all(
         Err(error) if first.is_in_the_way => error,
         outcome => return outcome,
     };
-    if !heal(store)? {
+    if !heal(store, Some(owner))? {
         return Err(error);
     }
     Allocation::new(store, owner)?.run_or_roll_back(sets, requested)
 }
 
 /// Removes the leases of containers that are certainly gone, by name; whether there were any.
-pub fn heal(store: &mut LeaseStore) -> Result<bool> {
-    let reclaimed = store.heal(reclaim::leases)?;
+pub fn heal(store: &mut LeaseStore, next: Option<&Owner>) -> Result<bool> {
+    let reclaimed = store.heal(|network, gone| reclaim::leases(network, gone, next))?;
     for gone in &reclaimed {
         log::warn(format_args!("reclaimed {gone}"));
     }

@@ -176,12 +176,12 @@ impl Plugin for HostLocal {
             log::warn(format_args!("released {lease}"));
         }
         // What is proved dead is so also where the runtime has not noticed yet.
-        allocate::heal(&mut store).map(drop)
+        allocate::heal(&mut store, None).map(drop)
     }
 
     fn gc_unlisted(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
         let store = conf.store(cx, conf.terms()?)?;
-        store.map_or(Ok(()), |mut store| allocate::heal(&mut store).map(drop))
+        store.map_or(Ok(()), |mut store| allocate::heal(&mut store, None).map(drop))
     }
 
     fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
