@@ -122,12 +122,12 @@ impl<'a> Delegate<'a> {
         Delegate { conf, ..self }
     }
 
-    /// The same plugin for an attachment of which nothing else is known: its namespace is gone.
+    /// The same plugin for another attachment; `netns` is empty if its namespace is gone.
     #[must_use]
-    pub fn for_attachment(mut self, container_id: &str, ifname: &str) -> Self {
+    pub fn for_attachment(mut self, container_id: &str, ifname: &str, netns: &str) -> Self {
         container_id.clone_into(&mut self.env.container_id);
         ifname.clone_into(&mut self.env.ifname);
-        self.env.netns.clear();
+        netns.clone_into(&mut self.env.netns);
         self
     }
 

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 
 use self::derive::Derived;
-use self::record::{Record, Records};
+use self::record::{Place, Record, Records};
 use self::subnet::SubnetEnv;
 use crate::attachment::Owner;
 use crate::cni::json::{self, Json};
@@ -77,14 +77,14 @@ impl Plugin for Flannel {
         let (cleaner, kept) = (delegate.clone(), &records);
         undo.push("take the delegate's work back", move || match former {
             // The attachment is there already, and stays as it is.
-            Some(former) => kept.save(&owner, &former.conf),
+            Some(former) => kept.save(&owner, &former.conf, former.place.as_ref()),
             None => match cleaner.run(Verb::Del) {
                 // As long as the record is there, DEL or GC can try again.
                 Err(error) if !is_of_configuration(error.code()) => Err(error),
                 _ => forget(kept, attachment, network),
             },
         });
-        records.save(&owner, text.as_bytes())?;
+        records.save(&owner, text.as_bytes(), Place::at(&req.sandbox.path).as_ref())?;
         let result = delegate.run(Verb::Add)?.unwrap_or_default();
         undo.commit();
         Ok(result)
@@ -132,7 +132,11 @@ impl Plugin for Flannel {
                 work.push((plugin, json));
             }
             if !is_valid(record, req) {
-                failures.keep(collect(cx, &records, record));
+                // An attachment that came later may have the same place.
+                let alone = all.iter().filter(|other| other.place == record.place).count() == 1;
+                let place = record.place.as_ref().filter(|_| alone).and_then(Place::path);
+                let collected = collect(cx, record, place.unwrap_or_default());
+                failures.keep(collected.and_then(|()| records.remove(record)));
             }
         }
         for (plugin, json) in work {
@@ -218,13 +222,12 @@ fn is_valid(record: &Record, req: &GcReq) -> bool {
     }
 }
 
-/// Removes a stale attachment.
-fn collect(cx: &Cx<'_>, records: &Records, record: &Record) -> Result<()> {
+/// Has the delegate remove a stale attachment, from its namespace too if that is there still.
+fn collect(cx: &Cx<'_>, record: &Record, netns: &str) -> Result<()> {
     let (plugin, _) = kept(record)?;
     let ifname = record.ifname.as_deref().unwrap_or(USUAL);
     let delegate = cx.delegate(&plugin)?.with_conf(&record.conf);
-    delegate.for_attachment(&record.container_id, ifname).run(Verb::Del)?;
-    records.remove(record)
+    delegate.for_attachment(&record.container_id, ifname, netns).run(Verb::Del).map(drop)
 }
 
 /// Lets the delegate collect what nobody has a record of.

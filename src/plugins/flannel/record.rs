@@ -1,7 +1,8 @@
 //! What DEL has to know: the configuration that ADD handed on, kept as a file.
 //!
 //! The reference keeps it in `<dataDir>/<container>`, so that only one interface of a container can
-//! have one. So do we for the first; `.cnibox/<container>` beside it tells which interface that is.
+//! have one. So do we for the first; `.cnibox/<container>` beside it tells which interface that is
+//! and, in a second line, the namespace that the interface is in.
 //! For any other the configuration is in `.cnibox/<container>:<interface>`.
 
 use std::fs;
@@ -12,6 +13,7 @@ use crate::attachment::Owner;
 use crate::cni::json::Json;
 use crate::cni::names::is_identifier;
 use crate::error::{Error, Result};
+use crate::netns::census::NetnsId;
 use crate::store::atomic::{self, Durability, Writer, temporary_of};
 use crate::store::folder;
 
@@ -30,12 +32,72 @@ pub(super) struct Record {
     pub(super) container_id: String,
     /// `None` in one that the reference has made.
     pub(super) ifname: Option<String>,
+    /// Where the interface is, if that was noted.
+    pub(super) place: Option<Place>,
     /// The configuration; anything at all after a crash of the reference.
     pub(super) conf: Vec<u8>,
     path: PathBuf,
 }
 
+/// The namespace that an attachment was made in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    netns: NetnsId,
+    path: String,
+}
+
+/// What is noted beside a container's first record.
+#[derive(Debug)]
+struct Note {
+    ifname: String,
+    place: Option<Place>,
+}
+
+impl Place {
+    /// The namespace at `path`. One that nothing pins is left out: it cannot be told from a later one.
+    pub(super) fn at(path: &str) -> Option<Place> {
+        let netns = NetnsId::at(Path::new(path)).filter(|netns| netns.born != 0)?;
+        Some(Place { netns, path: path.to_owned() })
+    }
+
+    /// The path, if the same namespace is there still.
+    pub(super) fn path(&self) -> Option<&str> {
+        (Place::at(&self.path).as_ref() == Some(self)).then_some(&self.path)
+    }
+
+    fn parse(line: &str) -> Option<Place> {
+        let mut words = line.splitn(4, ' ');
+        let mut number = || words.next()?.parse::<u64>().ok();
+        let (dev, ino) = (u32::try_from(number()?).ok()?, u32::try_from(number()?).ok()?);
+        let netns = NetnsId { dev, ino, born: number()? };
+        Some(Place { netns, path: words.next()?.to_owned() })
+    }
+}
+
+impl Note {
+    fn text(ifname: &str, place: Option<&Place>) -> String {
+        match place {
+            Some(Place { netns: NetnsId { dev, ino, born }, path }) => {
+                format!("{ifname}\n{dev} {ino} {born} {path}")
+            }
+            None => ifname.to_owned(),
+        }
+    }
+
+    fn parse(text: &str) -> Note {
+        let (ifname, place) = text.split_once('\n').unwrap_or((text, ""));
+        Note { ifname: ifname.to_owned(), place: Place::parse(place) }
+    }
+}
+
 impl Record {
+    fn read(path: PathBuf, id: &str, note: Option<Note>) -> Result<Option<Record>> {
+        let Some(conf) = read(&path)? else { return Ok(None) };
+        let (ifname, place) = note.map(|note| (note.ifname, note.place)).unzip();
+        let (container_id, place) = (id.to_owned(), place.flatten());
+        Ok(Some(Record { container_id, ifname, place, conf, path }))
+    }
+
     /// The configuration, if it is one.
     pub(super) fn json(&self) -> Result<Json, String> {
         Json::parse(&self.conf).and_then(|json| match json {
@@ -80,7 +142,7 @@ impl Records {
     }
 
     /// Keeps the configuration of an attachment, in the place of what was kept for it.
-    pub(super) fn save(&self, owner: &Owner<'_>, conf: &[u8]) -> Result<()> {
+    pub(super) fn save(&self, owner: &Owner<'_>, conf: &[u8], place: Option<&Place>) -> Result<()> {
         let (id, ifname) = (owner.id, owner.ifname);
         folder::ensure(&self.dir, 0o700)?;
         folder::ensure(&self.dir.join(OWN), 0o700)?;
@@ -88,8 +150,8 @@ impl Records {
         let temporary = temporary_of(&self.dir.join(OWN), owner);
         let synced =
             |path: &Path| Writer::new(&temporary, Durability::Synced).replace(path, conf, 0o600);
-        let free =
-            !other.exists() && (!first.exists() || self.owner(id)?.as_deref() == Some(ifname));
+        let is_own = |note: Option<Note>| note.is_some_and(|note| note.ifname == ifname);
+        let free = !other.exists() && (!first.exists() || is_own(self.read_note(id)?));
         if !free {
             return Ok(synced(&other)?);
         }
@@ -98,7 +160,7 @@ impl Records {
         let note = self.note(id);
         Ok(Writer::new(&temporary, Durability::Volatile).replace(
             &note,
-            ifname.as_bytes(),
+            Note::text(ifname, place).as_bytes(),
             0o600,
         )?)
     }
@@ -106,19 +168,16 @@ impl Records {
     /// The record of an attachment to `network`.
     pub(super) fn find(&self, (id, ifname): (&str, &str), network: &str) -> Result<Option<Record>> {
         folder::require_own(&self.dir)?;
-        let record = |path: PathBuf, ifname: Option<String>| -> Result<Option<Record>> {
-            let conf = read(&path)?;
-            let container_id = id.to_owned();
-            Ok(conf.map(|conf| Record { container_id, ifname, conf, path }))
-        };
-        if let found @ Some(_) = record(self.other(id, ifname), Some(ifname.to_owned()))? {
+        if let found @ Some(_) =
+            Record::read(self.other(id, ifname), id, Some(Note::parse(ifname)))?
+        {
             return Ok(found);
         }
-        let owner = self.owner(id)?;
-        if owner.as_deref().is_some_and(|owner| owner != ifname) {
+        let note = self.read_note(id)?;
+        if note.as_ref().is_some_and(|note| note.ifname != ifname) {
             return Ok(None);
         }
-        let found = record(self.first(id), owner)?;
+        let found = Record::read(self.first(id), id, note)?;
         Ok(found.filter(|record| record.may_be_of(network)))
     }
 
@@ -127,19 +186,11 @@ impl Records {
         let mut records = Vec::new();
         folder::require_own(&self.dir)?;
         for name in names(&self.dir)?.into_iter().filter(|name| is_identifier(name)) {
-            let path = self.first(&name);
-            if let Some(conf) = read(&path)? {
-                let ifname = self.owner(&name)?;
-                records.push(Record { container_id: name, ifname, conf, path });
-            }
+            records.extend(Record::read(self.first(&name), &name, self.read_note(&name)?)?);
         }
         for name in names(&self.dir.join(OWN))? {
             let Some((id, ifname)) = name.split_once(':') else { continue };
-            let path = self.other(id, ifname);
-            if let Some(conf) = read(&path)? {
-                let (container_id, ifname) = (id.to_owned(), Some(ifname.to_owned()));
-                records.push(Record { container_id, ifname, conf, path });
-            }
+            records.extend(Record::read(self.other(id, ifname), id, Some(Note::parse(ifname)))?);
         }
         Ok(records)
     }
@@ -162,10 +213,10 @@ impl Records {
         remove(&temporary_of(&self.dir.join(OWN), owner))
     }
 
-    /// The interface whose record is the container's first.
-    fn owner(&self, id: &str) -> Result<Option<String>> {
+    /// Of which interface the container's first record is.
+    fn read_note(&self, id: &str) -> Result<Option<Note>> {
         let note = read(&self.note(id))?;
-        Ok(note.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
+        Ok(note.map(|bytes| Note::parse(&String::from_utf8_lossy(&bytes))))
     }
 }
 
@@ -220,15 +271,24 @@ mod tests {
     fn the_first_interface_has_the_references_file() {
         let (_dir, records) = records();
         records
-            .save(&Owner { network: "n", id: "pod", ifname: "eth0" }, br#"{"type":"x","name":"a"}"#)
+            .save(
+                &Owner { network: "n", id: "pod", ifname: "eth0" },
+                br#"{"type":"x","name":"a"}"#,
+                None,
+            )
             .unwrap();
         records
-            .save(&Owner { network: "n", id: "pod", ifname: "net1" }, br#"{"type":"x","name":"b"}"#)
+            .save(
+                &Owner { network: "n", id: "pod", ifname: "net1" },
+                br#"{"type":"x","name":"b"}"#,
+                None,
+            )
             .unwrap();
         records
             .save(
                 &Owner { network: "n", id: "pod", ifname: "eth0" },
                 br#"{"type":"x","name":"a","mtu":1}"#,
+                None,
             )
             .unwrap();
         assert_eq!(
@@ -255,7 +315,7 @@ mod tests {
     fn what_a_killed_command_left_is_replaced_and_swept() {
         let (_dir, records) = records();
         let owner = Owner { network: "n", id: "pod", ifname: "eth0" };
-        records.save(&owner, b"{}").unwrap();
+        records.save(&owner, b"{}", None).unwrap();
         let temporary = temporary_of(&records.dir.join(OWN), &owner);
         let left = || fs::write(&temporary, "{").unwrap();
         left();
@@ -265,11 +325,28 @@ mod tests {
         records.sweep("n", &[]);
         assert!(!temporary.exists());
         left();
-        records.save(&owner, b"{}").unwrap();
+        records.save(&owner, b"{}", None).unwrap();
         assert!(!temporary.exists());
         left();
         records.sweep_one(&owner).unwrap();
         assert!(!temporary.exists());
+    }
+
+    #[test]
+    fn a_place_is_told_as_long_as_the_same_namespace_is_there() {
+        let (_dir, records) = records();
+        let owner = Owner { network: "a", id: "pod", ifname: "eth0" };
+        let ns = fs::File::open("/proc/self/ns/net").unwrap();
+        let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&ns));
+        let place = Place::at(&path).unwrap();
+        records.save(&owner, br#"{"type":"x","name":"a"}"#, Some(&place)).unwrap();
+        let record = records.find(("pod", "eth0"), "a").unwrap().unwrap();
+        assert_eq!(record.place.as_ref(), Some(&place));
+        assert_eq!(records.list().unwrap(), [record]);
+        assert_eq!(place.path(), Some(&*path));
+        let other = NetnsId { born: 1, ..place.netns };
+        assert_eq!(Place { netns: other, path }.path(), None);
+        assert_eq!(Place::parse("1 2 x /path"), None);
     }
 
     fn names_left(records: &Records) -> (Vec<String>, Vec<String>) {
@@ -289,6 +366,7 @@ mod tests {
             .save(
                 &Owner { network: "n", id: "pod", ifname: "net1" },
                 br#"{"type":"x","name":"a","x":1}"#,
+                None,
             )
             .unwrap();
         assert_eq!(fs::read(records.dir.join("pod")).unwrap(), br#"{"type":"x","name":"a"}"#);
@@ -324,8 +402,8 @@ mod tests {
     #[test]
     fn a_container_is_never_taken_for_an_interface_of_another() {
         let (_dir, records) = records();
-        records.save(&Owner { network: "n", id: "pod", ifname: "eth0" }, b"{}").unwrap();
-        records.save(&Owner { network: "n", id: "pod", ifname: "net1" }, b"{}").unwrap();
+        records.save(&Owner { network: "n", id: "pod", ifname: "eth0" }, b"{}", None).unwrap();
+        records.save(&Owner { network: "n", id: "pod", ifname: "net1" }, b"{}", None).unwrap();
         assert_eq!(found(&records, "pod-net1", "eth0", "a"), None);
     }
 }

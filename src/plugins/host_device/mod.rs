@@ -146,6 +146,7 @@ impl Plugin for HostDevice {
         let mut failures = Failures::new();
         failures.keep(cx.if_ipam(Cx::ipam_gc));
         let records = records(cx, conf);
+        records.sweep(|id, ifname| req.is_valid(id, ifname));
         let (valid, stale): (Vec<_>, Vec<_>) = records
             .of_network()
             .into_iter()

@@ -89,6 +89,20 @@ impl Records {
         })
     }
 
+    /// Removes what killed ADDs left, but for the attachments that are valid.
+    pub(super) fn sweep(&self, is_valid: impl Fn(&str, &str) -> bool) {
+        if !is_trusted(&self.own) {
+            return;
+        }
+        for entry in fs::read_dir(&self.own).into_iter().flatten().flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let left = name.strip_suffix(".tmp").and_then(|name| name.split_once(':'));
+            if left.is_some_and(|(id, ifname)| !is_valid(id, ifname)) {
+                drop(fs::remove_file(entry.path()));
+            }
+        }
+    }
+
     /// All of this network.
     pub(super) fn of_network(&self) -> Vec<Record> {
         in_folder(&self.own)
@@ -176,6 +190,13 @@ mod tests {
         assert_eq!(a.find(&id, &ifname), Some(record("c1", "ens2")));
         assert_eq!(a.of_network(), [record("c1", "ens2")]);
         assert_eq!(a.of_node().len(), 2);
+        let left = temporary(&a.file("c1", "eth0"));
+        fs::write(&left, "{").unwrap();
+        a.sweep(|id, ifname| (id, ifname) == ("c1", "eth0"));
+        b.sweep(|_, _| false);
+        assert!(left.exists());
+        a.sweep(|_, _| false);
+        assert!(!left.exists());
         a.forget("c1", "eth0").unwrap();
         a.forget("c1", "eth0").unwrap();
         assert_eq!(a.find(&id, &ifname), None);

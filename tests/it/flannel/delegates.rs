@@ -146,7 +146,7 @@ fn gc_hands_the_attachments_on_and_cleans_up_with_what_was_kept() {
     assert_eq!(recorded(&node, "DEL"), recorded(&node, "ADD"));
     let env = recorded(&node, "DEL.env").unwrap();
     assert!(env.contains("CNI_CONTAINERID=c1\n") && env.contains("CNI_IFNAME=net7\n"), "{env}");
-    assert!(!env.contains("CNI_NETNS="), "{env}");
+    assert!(env.contains(&format!("CNI_NETNS={}\n", container.path())), "{env}");
     let sent: Value = serde_json::from_str(&recorded(&node, "GC").unwrap()).unwrap();
     assert_eq!(sent["cni.dev/valid-attachments"], valid);
     assert_eq!(sent["type"], "recorder");
@@ -167,8 +167,16 @@ fn an_older_delegate_need_not_know_check() {
     net.del(&container);
 }
 
+/// What follows a command that was ended.
+#[derive(Clone, Copy, PartialEq)]
+enum CleanUp {
+    Del,
+    /// While the namespace lives, for a runtime that knows of the neighbour alone.
+    GcThenDel,
+}
+
 /// Each call with an effect of an ADD or DEL fails or is the last one.
-fn at_each_step(verb: &str, action: &str) {
+fn at_each_step(verb: &str, action: &str, clean_up: CleanUp) {
     let node = Node::new();
     node.sh("echo 1 > /proc/sys/net/ipv6/conf/default/addr_gen_mode");
     let net = simple(&node);
@@ -200,6 +208,11 @@ fn at_each_step(verb: &str, action: &str) {
         tried += usize::from(fired);
         // An ADD that says that it failed has left nothing, not even a record.
         if verb == "DEL" || outcome.status != Some(1) {
+            if clean_up == CleanUp::GcThenDel {
+                let valid = json!([{"containerID": "neighbour", "ifname": "eth0"}]);
+                let gc = net.with(&json!({"cni.dev/valid-attachments": valid}));
+                gc.call("GC", "").without("CNI_CONTAINERID").ok();
+            }
             let again = net.on("DEL", &container).run();
             assert_eq!(again.status, Some(0), "{why}, then {again:?}");
         }
@@ -225,15 +238,20 @@ fn at_each_step(verb: &str, action: &str) {
 
 #[test]
 fn a_failing_add_leaves_nothing_at_any_step() {
-    at_each_step("ADD", "error=ENOSPC");
+    at_each_step("ADD", "error=ENOSPC", CleanUp::Del);
 }
 
 #[test]
 fn an_add_killed_anywhere_is_cleaned_up_by_del() {
-    at_each_step("ADD", "signal=KILL");
+    at_each_step("ADD", "signal=KILL", CleanUp::Del);
 }
 
 #[test]
 fn a_del_killed_anywhere_is_finished_by_the_next() {
-    at_each_step("DEL", "signal=KILL");
+    at_each_step("DEL", "signal=KILL", CleanUp::Del);
+}
+
+#[test]
+fn an_add_killed_anywhere_is_cleaned_up_by_gc_in_a_living_namespace() {
+    at_each_step("ADD", "signal=KILL", CleanUp::GcThenDel);
 }

@@ -213,6 +213,49 @@ fn gc_removes_what_no_attachment_has_also_of_the_reference() {
 }
 
 #[test]
+fn gc_takes_the_interface_from_a_namespace_that_lives() {
+    let node = Node::new();
+    let net = simple(&node);
+    let gc = |valid: Value| {
+        let keys = json!({"cni.dev/valid-attachments": valid});
+        net.with(&keys).call("GC", "").without("CNI_CONTAINERID").ok();
+    };
+    let (container, neighbour) = (Container::new(), Container::new());
+    net.call("ADD", "neighbour").netns(&neighbour.path()).result();
+    let valid = json!([{"containerID": "neighbour", "ifname": "eth0"}]);
+    let ends = || node.ip("link show master br0").as_array().unwrap().len();
+    // As an ADD that was killed left it: the pair has no label yet.
+    for label in ["whole", "''"] {
+        net.add(&container);
+        if label == "''" {
+            for end in node.ip("link show master br0").as_array().unwrap() {
+                node.sh(&format!("ip link set {} alias ''", end["ifname"].as_str().unwrap()));
+            }
+        }
+        gc(valid.clone());
+        assert!(!container.try_sh("ip link show eth0"), "label {label}");
+        assert_eq!((ends(), net.leases().len()), (1, 1), "label {label}");
+        assert_eq!(kept(&node), ["./.cnibox/neighbour", "./neighbour"], "label {label}");
+        net.del(&container);
+    }
+    assert!(neighbour.try_sh("ip link show eth0"));
+    // The container was made anew in the same namespace, and its old id forgotten.
+    let old = net.call("ADD", "old").netns(&container.path());
+    old.result();
+    let files = ["old", ".cnibox/old"].map(|name| node.path("flannel").join(name));
+    let content = files.clone().map(|file| fs::read(file).unwrap());
+    net.call("DEL", "old").netns(&container.path()).ok();
+    let prev = net.add(&container);
+    for (file, content) in files.iter().zip(content) {
+        fs::write(file, content).unwrap();
+    }
+    gc(json!([valid[0], {"containerID": "c1", "ifname": "eth0"}]));
+    assert!(!exists(&files[0]));
+    net.check(&container, &prev).ok();
+    net.del(&container);
+}
+
+#[test]
 fn check_needs_the_record() {
     let node = Node::new();
     let net = simple(&node);
