@@ -59,7 +59,7 @@ fn bandwidth() -> Value {
 fn tuning(node: &Node, who: usize) -> Value {
     json!({"type": "tuning", "dataDir": node.path("leases/tuning"), "mtu": 1400,
            "mac": format!("02:00:00:00:07:{who:02}"), "promisc": true,
-           "sysctl": {"net.core.somaxconn": "4096", "net.ipv4.conf.IFNAME.arp_notify": "0"}})
+           "sysctl": {"net.core.somaxconn": "4096", "net.ipv4.conf.IFNAME.log_martians": "0"}})
 }
 
 fn sbr() -> Value {
