@@ -40,6 +40,9 @@ pub(super) struct Origin {
     pub(super) mtu: u32,
     /// Whether it was up.
     pub(super) up: bool,
+    /// Whether it was promiscuous, and received every multicast; releases before 0.2 kept neither.
+    pub(super) promisc: Option<bool>,
+    pub(super) allmulti: Option<bool>,
     /// The addresses that somebody gave it for good.
     pub(super) addresses: Vec<Address>,
     /// The routes that somebody made through it.
@@ -91,6 +94,8 @@ impl Origin {
             mac: device.mac.map(|mac| mac.to_string()).unwrap_or_default(),
             mtu: device.mtu,
             up: device.up,
+            promisc: Some(device.promisc),
+            allmulti: Some(device.allmulti),
             addresses: addresses.iter().filter_map(Address::of).collect(),
             routes: ways,
         })
@@ -125,6 +130,12 @@ impl Origin {
         }
         if self.mtu != 0 && device.mtu != self.mtu {
             keep("MTU", change(LinkChange::new().mtu(self.mtu)));
+        }
+        if let Some(on) = self.promisc.filter(|on| *on != device.promisc) {
+            keep("promiscuous mode", change(LinkChange::new().promisc(on.into())));
+        }
+        if let Some(on) = self.allmulti.filter(|on| *on != device.allmulti) {
+            keep("multicast mode", change(LinkChange::new().allmulti(on.into())));
         }
         for address in &self.addresses {
             keep("addresses", address.add(host, device.index));

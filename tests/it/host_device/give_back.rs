@@ -12,6 +12,7 @@ fn a_device_that_was_changed_in_the_container() {
         "ip link set eth0 mtu 1280",
         "ip link set eth0 address 02:00:00:00:00:99",
         "ip link set eth0 down",
+        "ip link set eth0 promisc on allmulticast on",
         "ip link set eth0 alias mine",
         "ip link set eth0 alias ''",
         "sh -c 'ip link set eth0 down; ip link set eth0 name x9'",
