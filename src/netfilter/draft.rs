@@ -1,7 +1,7 @@
 //! A table of iptables as it is read, and the changes to come, as iptables-restore reads them.
 //!
 //! Two walls keep what comes from outside inside its own word: every kind of word is checked where
-//! the configuration is read ([`require_chain`], [`require_words`]), and [`Draft::script`] makes no
+//! the configuration is read ([`require_chain`], [`require_words`]), and `Draft::script` makes no
 //! line that has a control character.
 
 use crate::error::{Error, Result};
