@@ -98,7 +98,8 @@ fi
 units() {
     folder=$1/usr/lib/systemd/system
     for unit in "$folder"/*.service; do
-        for program in $(sed -n 's/^Exec[A-Za-z]*=[-@:+!]*\([^ ]*\).*/\1/p' "$unit"); do
+        programs=$(sed -n 's/^Exec[A-Za-z]*=[-@:+!]*\([^ ]*\).*/\1/p' "$unit")
+        for program in $programs; do
             [ -x "$1$program" ] || fail "$unit starts $program, which is not in the package"
         done
     done
