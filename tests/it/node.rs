@@ -199,7 +199,8 @@ impl Snapshot {
             node.path("leases").display()
         ));
         state.insert("leases".to_owned(), leases);
-        let notes = sh("find /run/cni/cnibox ! -type d 2>/dev/null | sort || true");
+        let notes =
+            sh("find /run/cni/cnibox ! -type d ! -name '*.lock' 2>/dev/null | sort || true");
         state.insert("notes".to_owned(), notes);
         state.insert("rules".to_owned(), sh(&format!("{enter}nft -s list ruleset")));
         Snapshot(state)

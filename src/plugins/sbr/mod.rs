@@ -217,7 +217,8 @@ fn is_of(table: u32, routes: &[Route], link: Option<&Link>) -> bool {
 }
 
 /// The rules that were made for the attachment, by us or by the reference: from its addresses, as
-/// they are on the link or in `prevResult`. When both are gone, from addresses that nobody has.
+/// they are on the link or in `prevResult`. When both are gone, with the link or by a GC, from
+/// addresses that nobody has.
 fn own_rules(
     netlink: &Netlink,
     (table, link): (Option<u32>, Option<&Link>),
@@ -238,7 +239,8 @@ fn own_rules(
     if let Some(link) = link {
         addrs.extend(netlink.dump_addrs(link.index)?.iter().map(|addr| addr.net.addr()));
     }
-    if link.is_some() || told.is_some() {
+    let given = |addr: &IpAddr| !matches!(addr, IpAddr::V6(v6) if v6.is_unicast_link_local());
+    if told.is_some() || addrs.iter().any(given) {
         rules.retain(|rule| addrs.iter().any(|addr| is_from(rule, *addr)));
         return Ok(rules);
     }

@@ -91,17 +91,19 @@ fn del_with_a_fixed_table_leaves_other_tables() {
 }
 
 #[test]
-fn rules_go_also_when_the_interface_is_gone() {
-    for prev in [true, false] {
+fn rules_go_also_when_the_interface_or_its_addresses_are_gone() {
+    let gone = ["ip link del net1", "ip addr flush dev net1"];
+    for (prev, gone) in [(true, gone[0]), (false, gone[0]), (true, gone[1]), (false, gone[1])] {
         for table in [json!(null), json!(5000)] {
             let pod = Pod::dual();
             pod.add(&json!({"table": table}));
             pod.container.sh("ip rule add from 10.0.0.2 lookup 700");
-            pod.container.sh("ip link del net1");
+            pod.container.sh(gone);
             let prev = if prev { pod.prev.clone() } else { json!(null) };
             pod.call("DEL", &json!({"table": table, "prevResult": prev})).ok();
-            assert_eq!(pod.rules("-4"), ["from 10.0.0.2 lookup 700"], "eth0 has that address");
-            assert_eq!(pod.rules("-6"), [""; 0]);
+            let left = pod.rules("-4");
+            assert_eq!(left, ["from 10.0.0.2 lookup 700"], "eth0 has that address: {gone}");
+            assert_eq!(pod.rules("-6"), [""; 0], "{gone}");
         }
     }
 }
