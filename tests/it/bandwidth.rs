@@ -263,7 +263,7 @@ fn status_tries_out_what_the_kernel_can() {
 
 #[test]
 fn a_failing_add_leaves_nothing_at_any_system_call() {
-    SUBJECT.no_add_leaves_anything(25);
+    SUBJECT.no_add_leaves_anything(20);
 }
 
 #[test]
