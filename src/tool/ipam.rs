@@ -296,7 +296,8 @@ struct Row {
 
 impl Row {
     fn of_lease(network: &str, known: Known) -> Row {
-        let age = known.made.and_then(|made| SystemTime::now().duration_since(made).ok());
+        // Less than a second ahead: the nanoseconds of a lease's time are a mark.
+        let age = known.made.map(|made| SystemTime::now().duration_since(made).unwrap_or_default());
         let (alive, reason) = match known.life {
             Life::Alive => (Some(true), None),
             Life::Gone(why) => (Some(false), Some(why.to_string())),
