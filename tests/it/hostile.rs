@@ -392,7 +392,8 @@ fn an_address_that_is_given_out_again_is_reached_at_once() {
 fn the_hosts_end_has_an_address_that_udev_leaves_alone() {
     let node = Node::new();
     for net in pairs(&node) {
-        let end = end(&net.add(&Container::new()));
+        let container = Container::new();
+        let end = end(&net.add(&container));
         let read = "mount -t sysfs sysfs /sys && cat /sys/class/net";
         let kind = node.sh(&format!("unshare -m sh -c '{read}/{end}/addr_assign_type'"));
         assert_eq!(kind, "3\n", "{}: neither the kernel's nor the device's", net.plugin);
