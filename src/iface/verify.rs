@@ -11,6 +11,9 @@ use crate::cni::{CniResult, IfName, Interface, IpConfig, Route};
 use crate::error::{Error, Result};
 use crate::netlink::{self, Link, RouteFilter};
 
+/// `RT_SCOPE_LINK`.
+const ON_LINK: u8 = 253;
+
 /// The container's interface as the result lists it: under this name, in this sandbox.
 pub fn container_entry<'r>(
     result: &'r CniResult,
@@ -117,7 +120,10 @@ pub fn routes(inside: &Inside<'_>, result: &CniResult) -> Result<()> {
     }
     let present = inside.netlink.dump_routes(&RouteFilter::default())?;
     for route in &result.routes {
-        let gw = route.gw.or_else(|| implied_gateway(result, &route.dst));
+        // What is on the link has no gateway.
+        let implied =
+            || implied_gateway(result, &route.dst).filter(|_| route.scope < Some(ON_LINK));
+        let gw = route.gw.or_else(implied);
         let route = Route { gw, ..route.clone() };
         if !present.iter().any(|found| serves(found, &route)) {
             return Err(Error::internal(format!(

@@ -163,6 +163,71 @@ fn traffic_flows_in_both_directions() {
 }
 
 #[test]
+fn with_use_interface_network_addresses_and_routes_go_along_and_come_back() {
+    let node = Node::new();
+    plug(&node);
+    node.sh("ip route add default via 192.0.2.9 dev hd0 metric 50
+             ip route add 203.0.113.0/24 dev hd0
+             ip route add default via 2001:db8:7::9 dev hd0");
+    let before = node.snapshot();
+    let wire = [
+        "192.0.2.9/24",
+        "198.51.100.1/32",
+        "203.0.113.1/32",
+        "8.8.8.8/32",
+        "2001:db8:7::9/64",
+        "2001:db8:8::8/128",
+    ];
+    let own = ["192.0.2.7/24", "2001:db8:7::7/64"];
+    for ipam in [false, true] {
+        let container = Container::new();
+        let net = if ipam { simple(&node, &json!({})) } else { layer2(&node, "1.1.0") };
+        let net = net.with(&json!({"useInterfaceNetwork": true}));
+        let result = net.add(&container);
+        let ips = result["ips"].as_array().unwrap();
+        let listed: Vec<_> = ips.iter().map(|ip| ip["address"].as_str().unwrap()).collect();
+        let expected: Vec<_> = ["10.1.2.2/24"].into_iter().filter(|_| ipam).chain(own).collect();
+        assert_eq!(listed, expected);
+        assert!(ips.iter().all(|ip| ip["interface"] == 0), "{ips:?}");
+        assert_eq!(addresses(&container.ip("addr show eth0")), expected);
+        for route in [
+            json!({"dst": "203.0.113.0/24", "scope": 253}),
+            json!({"dst": "198.51.100.0/24", "gw": "192.0.2.9"}),
+            json!({"dst": "0.0.0.0/0", "gw": "192.0.2.9", "priority": 50}),
+        ] {
+            assert!(result["routes"].as_array().unwrap().contains(&route), "{result}");
+        }
+        for address in wire {
+            node.sh(&format!(
+                "ip addr add {address} dev far0 $(case {address} in *:*) echo nodad;; esac)"
+            ));
+            let address = address.split('/').next().unwrap();
+            eventually(&format!("{address} answers, ipam: {ipam}"), || container.pings(address));
+        }
+        net.check(&container, &result).ok();
+        container.sh("ip route del 203.0.113.0/24");
+        net.check_finds(
+            &container,
+            &result,
+            "Expected Route 203.0.113.0/24 not found in routing table",
+        );
+        for address in wire {
+            node.sh(&format!("ip addr del {address} dev far0"));
+        }
+        net.del(&container);
+        is_back(&node, &before);
+    }
+    // A lease has its client on the host, which gives it to the device again when that is back.
+    node.sh("ip addr add 192.0.2.77/24 dev hd0 valid_lft 1000 preferred_lft 1000
+             ip route add 203.0.113.8/32 via 192.0.2.9 dev hd0 proto dhcp metric 7");
+    let container = Container::new();
+    let net = layer2(&node, "1.1.0").with(&json!({"useInterfaceNetwork": true}));
+    let result = net.add(&container).to_string();
+    assert!(result.contains("192.0.2.77/24") && result.contains("203.0.113.8/32"), "{result}");
+    net.del(&container);
+}
+
+#[test]
 fn del_without_a_namespace() {
     let node = Node::new();
     plug(&node);

@@ -1,8 +1,8 @@
 //! host-device: moves a network device of the host into the container, and back on DEL.
 //!
 //! Keys: one of `device`, `hwaddr`, `kernelpath`, `pciBusID`, or the capability `deviceID` (a PCI
-//! address or a name on the auxiliary bus), which goes before them; `ipam` is optional; `dataDir`
-//! is where is kept what has to be given back. A PCI function that a program drives (DPDK) has no
+//! address or a name on the auxiliary bus), which goes before them; `ipam` is optional; with
+//! `useInterfaceNetwork` the device keeps its addresses and routes in the container; `dataDir` is where is kept what has to be given back. A PCI function that a program drives (DPDK) has no
 //! interface: it is only reported, with its addresses.
 //!
 //! While the container has the device, its alias is the name that it had on the host, as the
@@ -13,6 +13,7 @@
 mod find;
 mod identity;
 mod journey;
+mod network;
 mod origin;
 mod record;
 mod sysfs;
@@ -22,6 +23,7 @@ use serde::Deserialize;
 
 use self::find::Selector;
 use self::journey::Arrival;
+use self::network::HostNetwork;
 use self::origin::Origin;
 use self::record::{Record, Records};
 use self::sysfs::Sysfs;
@@ -50,6 +52,8 @@ pub struct Conf {
     /// Its PCI address, such as `0000:3d:00.1`.
     #[serde(rename = "pciBusID")]
     pci_bus_id: Option<String>,
+    /// Whether the container gets the addresses and routes that the device has on the host.
+    use_interface_network: bool,
     /// Where is kept how devices were on the host. Default: `/run/cni/host-device`.
     data_dir: Option<String>,
     runtime_config: RuntimeConfig,
@@ -73,6 +77,10 @@ impl Plugin for HostDevice {
         let selector = Selector::of(conf, &sysfs)?.ok_or_else(no_selector)?;
         let netns = req.sandbox.netns()?;
         if let Some(pci) = selector.pci().filter(|id| sysfs.is_user_space(id)) {
+            if conf.use_interface_network {
+                let msg = format!("useInterfaceNetwork: a program drives {pci}");
+                return Err(Error::config(msg).with_details("it has no addresses and routes"));
+            }
             return report_only(cx, req, pci);
         }
         let (inside, host) = (Inside::enter(netns)?, cx.host()?);
@@ -86,6 +94,11 @@ impl Plugin for HostDevice {
             cx.ipam()?;
         }
         let origin = Origin::of(host, &device)?;
+        let network = if conf.use_interface_network {
+            HostNetwork::of(host, &device)?
+        } else {
+            HostNetwork::default()
+        };
         let record = Record::new(req, &origin);
         let mut undo = Rollback::new();
 
@@ -96,12 +109,14 @@ impl Plugin for HostDevice {
             records.conclude(record.clone(), outcome)
         });
         records.keep(&record)?;
-        let up = !l3 || cx.ipam_needs_link();
+        let up = (!l3 && network.ips.is_empty()) || cx.ipam_needs_link();
         let arrival = if up { Arrival::Up } else { Arrival::Down };
         journey::into_container(host, &device, (netns, &req.ifname), arrival)?;
         let mut result = if l3 { cx.ipam_add(&mut undo)? } else { CniResult::new() };
         let names = (&req.ifname, &*req.sandbox.path);
-        child::attach(&inside, names, &mut result)?;
+        network.add_ips(&mut result);
+        let link = child::attach(&inside, names, &mut result)?;
+        network.add_routes(&inside, &link, &mut result)?;
         let pci = device.parent.as_ref().and_then(|parent| sysfs.pci_id(parent));
         let pci = pci.or_else(|| selector.pci().map(str::to_owned));
         result.interfaces[0].pci_id = pci.unwrap_or_default();

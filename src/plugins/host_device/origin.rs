@@ -6,6 +6,7 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use super::identity::Identity;
+use crate::cni;
 use crate::error::{Context, Result};
 use crate::netlink::{
     Addr, Link, LinkChange, Mac, Netlink, NewAddr, Route, RouteFilter, RouteMode,
@@ -13,9 +14,11 @@ use crate::netlink::{
 use crate::skel::Failures;
 
 /// `IFA_F_PERMANENT`: set by a person or a program, not by a protocol that will do it again.
-const IFA_F_PERMANENT: u32 = 0x80;
+pub(super) const IFA_F_PERMANENT: u32 = 0x80;
 /// `IFA_F_NOPREFIXROUTE`.
 const IFA_F_NOPREFIXROUTE: u32 = 0x200;
+/// `RT_TABLE_MAIN`.
+const MAIN: u32 = 254;
 /// `RT_SCOPE_LINK`: the kernel itself gives a link such IPv6 addresses.
 const ON_LINK: u8 = 253;
 /// `RTPROT_BOOT` and `RTPROT_STATIC`: routes of people. All others have somebody who looks after
@@ -183,7 +186,12 @@ impl Address {
 impl Way {
     fn of(route: &Route) -> Option<Way> {
         let of_people = route.protocol.is_some_and(|p| ROUTES_OF_PEOPLE.contains(&p));
-        (of_people && route.nexthops.is_empty()).then_some(Way {
+        (of_people && route.nexthops.is_empty()).then(|| Way::like(route))
+    }
+
+    /// The same as that route, of a single gateway or none.
+    pub(super) fn like(route: &Route) -> Way {
+        Way {
             dst: route.dst,
             gw: route.gw,
             src: route.src,
@@ -192,10 +200,27 @@ impl Way {
             priority: route.priority,
             protocol: route.protocol,
             onlink: route.onlink,
-        })
+        }
     }
 
-    fn add(&self, host: &Netlink, index: u32) -> Result<()> {
+    pub(super) fn has_gateway(&self) -> bool {
+        self.gw.is_some()
+    }
+
+    /// As results show it.
+    pub(super) fn route(&self) -> cni::Route {
+        cni::Route {
+            dst: self.dst,
+            gw: self.gw,
+            mtu: None,
+            advmss: None,
+            priority: self.priority,
+            table: self.table.filter(|table| *table != MAIN),
+            scope: self.gw.is_none().then_some(ON_LINK),
+        }
+    }
+
+    pub(super) fn add(&self, host: &Netlink, index: u32) -> Result<()> {
         let mut route = Route::new(self.dst);
         route.oif = Some(index);
         (route.gw, route.src, route.scope) = (self.gw, self.src, self.scope);
