@@ -100,7 +100,11 @@ fn while_its_name_is_taken_on_the_host_the_device_stays_in_the_container_as_it_i
     ] {
         node.sh(obstacle);
         // The lease goes; everything else stays.
-        let state = || container.sh("sh -c 'ip -o addr; ip route; ip -6 route; ip -d link'");
+        let state = || {
+            let text = container.sh("sh -c 'ip -o addr; ip route; ip -6 route; ip -d link'");
+            // Of the kernel's own address, for a second.
+            text.replace(" tentative", "")
+        };
         let inside = state();
         let error = net.on("DEL", &container).error();
         let msg = format!("\"hd0\" {what} of another link on the host");
