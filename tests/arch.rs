@@ -64,7 +64,7 @@ const PLACES: &[(&str, &[&str])] = &[
     ("unsafe ", &["iface/tun.rs", "main.rs", "netlink/later.rs"]),
     ("unsafe_code", &["iface/tun.rs", "main.rs", "netlink/later.rs"]),
     ("io_uring", &["netlink/later.rs", "plugins/dhcp/daemon/confine.rs"]),
-    ("thread::sleep", &["invoke/"]),
+    ("thread::sleep", &["invoke/", "netfilter/ports/watch.rs"]),
 ];
 
 /// Names that say nothing about what is inside.

@@ -303,11 +303,7 @@ fn refusals_change_nothing() {
         (json!({"mtu": 5_000_000_000_u64}), 7, "mtu 5000000000 is larger than any link's"),
         (json!({"txQLen": -1}), 7, "txQLen -1 is no length of a queue"),
         (json!({"profile": "loose"}), 7, "unknown profile \"loose\""),
-        (
-            json!({"dataDir": "/proc/no/where"}),
-            5,
-            "create /proc/no/where: no such file or directory",
-        ),
+        (json!({"dataDir": "/proc/no/where"}), 5, "create /proc/no: no such file or directory"),
         (
             json!({"allmulti": true, "mtu": 20, "mac": MAC, "txQLen": 5}),
             999,

@@ -1,8 +1,7 @@
 //! Waiting for a port that another container has: until rules have changed.
 
+use std::thread;
 use std::time::{Duration, Instant};
-
-use nix::poll::{PollTimeout, poll};
 
 use crate::log;
 use crate::netfilter::backend::{Family, PacketFilter};
@@ -10,6 +9,9 @@ use crate::netlink::nftables::{self, Nft};
 
 /// How often to look where the kernel tells nobody: at the rules of the old iptables.
 const INTERVAL: Duration = Duration::from_millis(100);
+
+/// Rests between two looks: a try that fails half-way changes rules itself, which is heard as well.
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// Hears of changes that are made from its opening on.
 #[derive(Debug)]
@@ -30,14 +32,13 @@ impl Watch {
 
     /// Waits until it is worth looking again; false when `until` has come.
     pub fn heard(&self, until: Instant) -> bool {
+        thread::sleep(PAUSE);
         let now = Instant::now();
         let end = if self.legacy { until.min(now + INTERVAL) } else { until };
-        let heard = if let Some(nft) = &self.nft {
-            nft.heard(end).inspect_err(|e| log::debug(e)).unwrap_or_default()
-        } else {
-            let left = u16::try_from(end.saturating_duration_since(now).as_millis());
-            poll(&mut [], PollTimeout::from(left.unwrap_or_default())).is_err()
-        };
-        heard || Instant::now() < until
+        let heard = self.nft.as_ref().map(|nft| nft.heard(end));
+        if !matches!(heard, Some(Ok(_))) {
+            thread::sleep(end.saturating_duration_since(Instant::now()));
+        }
+        Instant::now() < until
     }
 }

@@ -144,8 +144,12 @@ fn a_refusal_of_one_family_leaves_nothing_in_the_other() {
         ports.add(&two, &json!([mapping(9, 9, "tcp")]));
         ports.add(&one, &six);
         let before = ports.state();
+        let start = Instant::now();
         let error = ports.call("ADD", &two, &json!([mapping(8080, 80, "tcp")])).error();
         assert!(error.msg.contains("taken by container \"c1\""), "{error:?}");
+        // With iptables each try changes rules, and is not to be taken for a change by others.
+        let took = start.elapsed();
+        assert!(took < Duration::from_secs(10), "{rules:?}: {took:?}");
         let after = ports.state();
         assert!(!after.contains("10.1.2.3:80") && !after.contains("10.1.2.3 . 80"), "{after}");
         if rules == Rules::Nftables {

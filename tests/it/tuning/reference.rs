@@ -33,13 +33,9 @@ fn results_state_and_backups_are_the_same_and_each_restores_the_others() {
             let result = call(&net, &pod, "ADD", ours).result();
             let file = std::fs::read_to_string(pod.node.path("tuning/c1_eth0.json")).unwrap();
             let mut backup: Value = serde_json::from_str(&file).unwrap();
-            for own in ["network", "set"] {
+            for own in ["attachment", "network", "set"] {
                 backup.as_object_mut().unwrap().remove(own);
             }
-            assert!(
-                ours || file == serde_json::to_string_pretty(&backup).unwrap().replace("  ", " ")
-                    || !file.is_empty()
-            );
             // The address is random before.
             assert_ne!(backup["mac"], json!(MAC));
             backup["mac"] = json!("MAC");
