@@ -5,11 +5,16 @@
 //! | `owner.rs` | the owner: network, container, interface |
 //! | `life.rs` | alive, gone or unknown, by what was noted of the container's namespace |
 //! | `record.rs` | what is noted on the node of an attachment that has more than its links |
+//! | `kept.rs` | what each feature of the packet filter keeps, to make its rules again |
+//! | `file.rs` | the files of both |
 
+mod file;
+mod kept;
 pub mod life;
 mod owner;
 mod record;
 
+pub use kept::{Keepsake, Kept};
 pub use life::{Gone, Life, Trace};
 pub use owner::{Owner, hash, network_hash};
 pub use record::{Record, forget};

@@ -10,30 +10,25 @@
 //! which is the last one. It ends with the boot, as the rules do. DEL needs none to be complete. One
 //! that was cut off half-way cannot be read, and is as good as none: nothing is believed.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{self, ErrorKind, Write};
+use std::fs;
+use std::io::{self, ErrorKind};
 use std::net::IpAddr;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, symlink};
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
+use std::slice;
 
-use nix::fcntl::OFlag;
-use nix::unistd::geteuid;
 use serde::{Deserialize, Serialize};
 
+use super::file::{self, ENDING, host, remove};
 use super::life::{Life, Trace, judge};
 use super::owner::{Owner, network_hash};
 use crate::error::{Error, Result};
 use crate::netns::census::NetnsId;
 
-/// Root's own, on a file system of this boot.
-const DIR: &str = "/run/cni/cnibox";
 const ATTACHMENTS: &str = "/run/cni/cnibox/attachments";
 const ADDRESSES: &str = "/run/cni/cnibox/addresses";
-/// How a link to a record begins, and ends.
+/// How a link to a record begins.
 const LINK: &str = "../attachments/";
-const ENDING: &str = ".json";
-/// The host's namespace: several may share `/run`.
-const HOST: &str = "/proc/thread-self/ns/net";
 
 /// What is noted of an attachment.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -90,7 +85,7 @@ impl Record {
         if !instance.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-') {
             return None;
         }
-        let record = Record::load(&place(instance)).ok()??;
+        let record = file::load::<Record>(&place(instance)).ok()??;
         (record.is_here() && record.owner().instance() == instance).then_some(record)
     }
 
@@ -104,16 +99,8 @@ impl Record {
     /// All of a network, or of every one.
     pub fn all(network: Option<&str>) -> Vec<Record> {
         let prefix = network.map(network_hash).unwrap_or_default();
-        let entries = fs::read_dir(ATTACHMENTS).into_iter().flatten().flatten();
-        let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
-        let names = names.filter(|name| name.starts_with(&prefix));
-        names.filter_map(|name| Record::read(name.strip_suffix(ENDING)?)).collect()
-    }
-
-    /// `None` is one that makes no sense.
-    fn load(path: &Path) -> io::Result<Option<Record>> {
-        let file = OpenOptions::new().read(true).custom_flags(nofollow()).open(path)?;
-        Ok(serde_json::from_reader(io::BufReader::new(file)).ok())
+        let instances = file::instances(Path::new(ATTACHMENTS), &prefix);
+        instances.iter().filter_map(|instance| Record::read(instance)).collect()
     }
 
     /// Whether it is about the calling thread's host.
@@ -126,11 +113,7 @@ impl Record {
         let instance = self.owner().instance();
         let path = place(&instance);
         let noted = || {
-            if self.host == 0 {
-                return Err(io::Error::other("the host's namespace cannot be told"));
-            }
-            let mut file = create(&path)?;
-            file.write_all(&serde_json::to_vec(&self)?)?;
+            file::write(&path, self.host, self)?;
             self.ips.iter().try_for_each(|ip| link(*ip, &target(&instance)))
         };
         noted()
@@ -152,19 +135,34 @@ impl Record {
 
     /// Whether the container can still be alive.
     pub fn life(&self) -> Life {
-        let known = self.netns.filter(|netns| netns.born != 0);
-        if known.is_some() && known == NetnsId::at(Path::new(&self.sandbox)) {
-            return Life::Alive;
+        Record::lives(slice::from_ref(self)).pop().unwrap_or(Life::Unknown)
+    }
+
+    /// Whether these containers can still be alive.
+    pub fn lives(records: &[Record]) -> Vec<Life> {
+        let is_alive = |record: &Record| {
+            let known = record.netns.filter(|netns| netns.born != 0);
+            known.is_some() && known == NetnsId::at(Path::new(&record.sandbox))
+        };
+        let mut lives: Vec<Life> = vec![Life::Alive; records.len()];
+        let doubtful: Vec<usize> = (0..records.len()).filter(|i| !is_alive(&records[*i])).collect();
+        let trace = |i: &usize| Trace {
+            netns: records[*i].netns,
+            earlier_boot: false,
+            ips: records[*i].ips.clone(),
+        };
+        let traces: Vec<Trace> = doubtful.iter().map(trace).collect();
+        for (i, life) in doubtful.into_iter().zip(judge(&traces)) {
+            lives[i] = life;
         }
-        let trace = Trace { netns: self.netns, earlier_boot: false, ips: self.ips.clone() };
-        judge(&[trace]).pop().unwrap_or(Life::Unknown)
+        lives
     }
 }
 
 /// Removes the attachment's record if it is this plugin's, or cannot be read.
 pub fn forget(owner: Owner<'_>, plugin: &str) -> Result<()> {
     let path = place(&owner.instance());
-    match Record::load(&path) {
+    match file::load::<Record>(&path) {
         Ok(Some(record)) if record.plugin == plugin && record.is_here() => record.remove(),
         Ok(None) => remove(&path),
         Ok(Some(_)) => Ok(()),
@@ -181,41 +179,6 @@ fn target(instance: &str) -> String {
     format!("{LINK}{instance}{ENDING}")
 }
 
-fn nofollow() -> i32 {
-    (OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC).bits()
-}
-
-fn host() -> Option<u64> {
-    fs::metadata(HOST).ok().map(|meta| meta.ino())
-}
-
-/// Not by way of a temporary name: calls for one attachment come one after the other, and what is
-/// cut off half-way is not believed.
-fn create(path: &Path) -> io::Result<File> {
-    let mut options = OpenOptions::new();
-    options.write(true).create(true).truncate(true).mode(0o600).custom_flags(nofollow());
-    options.open(path).or_else(|e| match e.kind() {
-        ErrorKind::NotFound => make_folders().and_then(|()| options.open(path)),
-        _ => Err(e),
-    })
-}
-
-fn make_folders() -> io::Result<()> {
-    for dir in [ATTACHMENTS, ADDRESSES] {
-        DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
-    }
-    for dir in [DIR, ATTACHMENTS, ADDRESSES] {
-        let meta = fs::symlink_metadata(dir)?;
-        if !meta.is_dir() || meta.uid() != geteuid().as_raw() || meta.mode() & 0o022 != 0 {
-            return Err(io::Error::new(
-                ErrorKind::PermissionDenied,
-                format!("{dir} is not root's own"),
-            ));
-        }
-    }
-    Ok(())
-}
-
 /// Has the address lead to a record; it led to that of whoever had it before.
 fn link(ip: IpAddr, target: &str) -> io::Result<()> {
     let path = Path::new(ADDRESSES).join(ip.to_string());
@@ -224,15 +187,10 @@ fn link(ip: IpAddr, target: &str) -> io::Result<()> {
             fs::remove_file(&path)?;
             symlink(target, &path)
         }
-        linked => linked,
-    }
-}
-
-fn remove(path: &Path) -> Result<()> {
-    match fs::remove_file(path) {
-        Err(e) if e.kind() != ErrorKind::NotFound => {
-            Err(Error::io(format_args!("remove {}", path.display()), &e))
+        Err(e) if e.kind() == ErrorKind::NotFound => {
+            file::make_folder(Path::new(ADDRESSES))?;
+            symlink(target, &path)
         }
-        _ => Ok(()),
+        linked => linked,
     }
 }

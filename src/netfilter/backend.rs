@@ -5,6 +5,7 @@ use std::fs;
 use std::net::IpAddr;
 
 use nix::errno::Errno;
+use serde::{Deserialize, Serialize};
 
 use super::iptables::{Flavour, Iptables};
 use crate::cmd;
@@ -20,7 +21,8 @@ const LACKING: [Errno; 4] =
     [Errno::EINVAL, Errno::EOPNOTSUPP, Errno::EPROTONOSUPPORT, Errno::EAFNOSUPPORT];
 
 /// How rules are made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Backend {
     /// `nf_tables`, over netlink.
     Nftables,

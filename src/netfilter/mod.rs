@@ -5,6 +5,7 @@
 //! | `backend.rs` | which of the two; the sockets and programs of a call |
 //! | `draft.rs` | a table of iptables, the changes to come, and which words may be in them |
 //! | `handover.rs` | live state for the reference plugins, when a node goes back to them |
+//! | `layout.rs` | our tables of `nf_tables`: looked at, changed, restored after a flush |
 //! | `iptables.rs` | tables read with iptables-save and changed with iptables-restore |
 //! | `names.rs` | names and comments, those of the reference plugins |
 //! | `piecemeal.rs` | tables that iptables cannot show, rules that it cannot delete together |
@@ -18,6 +19,7 @@ pub mod draft;
 pub mod filter;
 pub mod handover;
 pub mod iptables;
+pub mod layout;
 pub mod masquerade;
 pub mod names;
 mod piecemeal;
@@ -26,3 +28,17 @@ pub mod spoof;
 
 pub use backend::{Backend, PacketFilter};
 pub use names::Owner;
+
+use self::layout::Feature;
+use crate::error::Result;
+
+/// What belongs to attachments in our tables of `nf_tables`.
+const FEATURES: &[Feature] = &[masquerade::FEATURE];
+
+/// Restores all rules of the attachments of this host, which somebody flushed; what was wrong.
+pub fn heal(filter: &PacketFilter) -> Result<Vec<String>> {
+    match filter.nft_if_present()? {
+        Some(nft) => Ok(layout::heal(nft)?),
+        None => Ok(Vec::new()),
+    }
+}

@@ -87,6 +87,24 @@ impl NfSocket {
         Ok(answers.bodies)
     }
 
+    /// Requests for one thing each, but for a list where that is said, in one datagram.
+    pub(super) fn request_all(
+        &self,
+        queries: &[(Query, bool)],
+    ) -> Result<Vec<Result<Answers, Failure>>, Failure> {
+        let count = u32::try_from(queries.len()).map_err(|_| Errno::E2BIG)?;
+        let first = self.socket.sequence(count);
+        let (mut wire, mut all, mut sequence) = (Vec::new(), Vec::new(), first);
+        for (Query { kind, family, body }, is_list) in queries {
+            let flags = NLM_F_REQUEST | if *is_list { NLM_F_DUMP } else { 0 };
+            let header = Header { kind: *kind, flags, sequence, family: *family, resource: 0 };
+            header.write(&body.clone().into_bytes(), &mut wire);
+            all.push(flags);
+            sequence += 1;
+        }
+        self.socket.exchange_all(&wire, first, &all)
+    }
+
     fn exchange(&self, query: &Query, bits: u16) -> Result<Answers, Failure> {
         let (kind, family, flags) = (query.kind, query.family, NLM_F_REQUEST | bits);
         let sequence = self.socket.sequence(1);

@@ -13,7 +13,7 @@ use super::packet::{Attr, Message, Packet, attrs};
 use crate::log;
 
 /// How often a dump is repeated that changed while it was made.
-const DUMP_ATTEMPTS: usize = 5;
+pub(super) const DUMP_ATTEMPTS: usize = 5;
 
 /// The kernel's sentence in an extended acknowledgement.
 const NLMSGERR_ATTR_MSG: u16 = 1;

@@ -6,15 +6,15 @@
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
-use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::io::{self, IoSliceMut};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::libc::MSG_DONTWAIT;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::setsockopt;
 use nix::sys::socket::sockopt::{SndBuf, SndBufForce};
+use nix::sys::socket::{MsgFlags, MultiHeaders, NetlinkAddr, recvmmsg, setsockopt};
 use rtnetlink::packet_core::{NLM_F_ACK, NLM_F_DUMP, NetlinkBuffer, NetlinkHeader, NetlinkPayload};
 use rtnetlink::sys::{self, SocketAddr};
 
@@ -25,6 +25,10 @@ use crate::netns;
 
 /// How much one read may bring: the kernel fills dumps up to half of it.
 const BUFFER: usize = 64 * 1024;
+
+/// How much the kernel puts at most into the datagram of a list, and of one thing.
+const PART: usize = 32 * 1024;
+const ONE: usize = 4 * 1024;
 
 /// What a socket can send without asking for more, on a kernel with the usual default.
 const DEFAULT_SEND_BUFFER: usize = 128 * 1024;
@@ -105,6 +109,70 @@ impl Socket {
                 Err(failure) => return Err(failure),
             }
         }
+    }
+
+    /// Sends requests in one datagram and collects what the kernel answers to each. Their numbers begin
+    /// with `first`; one of them may ask for a list. Two system calls, if the list is short.
+    pub(super) fn exchange_all(
+        &self,
+        wire: &[u8],
+        first: u32,
+        flags: &[u16],
+    ) -> Result<Vec<Result<Answers, Failure>>, Failure> {
+        self.drain()?;
+        self.send(wire)?;
+        // The answers come in the order of the requests, the rest of a list behind them.
+        let is_list = |flags: &u16| flags & NLM_F_DUMP != 0;
+        let room = |flags: &u16| if is_list(flags) { PART } else { ONE };
+        let rooms: Vec<usize> = flags.iter().map(room).chain([PART]).collect();
+        let mut answers = vec![Vec::new(); flags.len()];
+        let mut open = flags.len();
+        while open > 0 {
+            let messages = self.receive_each(&rooms)?;
+            if messages.is_empty() && !self.wait(LIMIT)? {
+                return Err(Failure::unanswered(Errno::ETIMEDOUT));
+            }
+            for message in messages {
+                let at = message.header.sequence_number.wrapping_sub(first) as usize;
+                let (Some(answer), Some(flags)) = (answers.get_mut(at), flags.get(at)) else {
+                    self.keep(vec![message]);
+                    continue;
+                };
+                open -= usize::from(ends(&message, *flags));
+                answer.push(message);
+            }
+        }
+        Ok(answers.into_iter().map(Answers::collect).collect())
+    }
+
+    /// The messages of the kernel in the datagrams that wait, one for each of `rooms` at most.
+    fn receive_each(&self, rooms: &[usize]) -> Result<Vec<Message>, Failure> {
+        let mut buffer = vec![0; rooms.iter().sum()];
+        let mut rest = buffer.as_mut_slice();
+        let mut slices = Vec::new();
+        for room in rooms {
+            let (slice, behind) = rest.split_at_mut(*room);
+            slices.push([IoSliceMut::new(slice)]);
+            rest = behind;
+        }
+        let mut headers = MultiHeaders::<NetlinkAddr>::preallocate(rooms.len(), None);
+        let fd = self.inner.as_raw_fd();
+        let slices = slices.iter_mut();
+        let datagrams = match recvmmsg(fd, &mut headers, slices, MsgFlags::MSG_DONTWAIT, None) {
+            Ok(datagrams) => datagrams,
+            Err(Errno::EAGAIN | Errno::EINTR) => return Ok(Vec::new()),
+            Err(errno) => return Err(Failure::unanswered(errno)),
+        };
+        let mut messages = Vec::new();
+        for datagram in datagrams {
+            if datagram.flags.contains(MsgFlags::MSG_TRUNC) {
+                return Err(Failure::unanswered(Errno::EMSGSIZE));
+            }
+            if datagram.address.is_some_and(|from| from.pid() == 0) {
+                messages.extend(datagram.iovs().flat_map(split));
+            }
+        }
+        Ok(messages)
     }
 
     /// Sends everything at once, whatever its size: a batch is one datagram.

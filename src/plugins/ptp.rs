@@ -19,7 +19,7 @@ use crate::iface::configure::{self, Connected, Style};
 use crate::iface::inside::Inside;
 use crate::iface::veth::{self, Wanted};
 use crate::iface::{forwarding, verify};
-use crate::netfilter::{Backend, Owner, PacketFilter, masquerade};
+use crate::netfilter::{Backend, Owner, PacketFilter, layout, masquerade};
 use crate::netlink::{Dad, Link, LinkChange, Netlink, Route, RouteFilter, RouteMode};
 use crate::skel::{
     AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Rollback, del_and_release,
@@ -150,6 +150,7 @@ impl Plugin for Ptp {
         if conf.ip_masq {
             let filter = PacketFilter::new();
             Backend::choose(backend, &filter).require_usable(&filter)?;
+            layout::refuse(masquerade::damage(&filter)?).or_unavailable()?;
         }
         cx.ipam_status()
     }

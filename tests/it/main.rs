@@ -23,6 +23,7 @@
 //! | `delegation` | IPAM plugins in this process and in another |
 //! | `dhcp` | leases of dnsmasq, of ISC's server and of hostile ones; the daemon's own life |
 //! | `fixed` | the plugin static |
+//! | `flush` | rules flushed in every way, noticed, and back with the next ADD |
 //! | `footprint` | processes, sleeps, memory |
 //! | `handover` | live state rewritten for the reference plugins |
 //! | `ipam` | the tool: leases listed, freed, reclaimed |
@@ -68,6 +69,7 @@ mod faults;
 mod firewall;
 mod fixed;
 mod flannel;
+mod flush;
 mod footprint;
 mod handover;
 mod host_device;

@@ -23,8 +23,8 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
-use nix::errno::Errno;
 
+use super::super::layout::{self, Change, Layout};
 use super::super::names::{Owner, stale};
 use crate::error::Result;
 use crate::netlink::nftables::{
@@ -39,12 +39,8 @@ const PODS6: Set<'_> = TABLE.vmap("pods6", &[Type::Ipv6Addr]);
 
 /// What the names of subnets' chains begin with.
 const SUBNET: &str = "subnet-";
-/// The rules of the base chain.
-const BASE_RULES: usize = 4;
 /// The rules of a subnet's chain.
 const SUBNET_RULES: usize = 1;
-/// How often an ADD is planned that others got in the way of.
-const ATTEMPTS: usize = 20;
 
 fn pods(addr: IpAddr) -> Set<'static> {
     if addr.is_ipv4() { PODS4 } else { PODS6 }
@@ -60,43 +56,49 @@ fn element(owner: Owner<'_>, addr: IpNet) -> Element {
     Element::new(addr.addr()).verdict(verdict).comment(owner.comment())
 }
 
-pub(super) fn add(nft: &Nft, owner: Owner<'_>, addrs: &[IpNet]) -> Result<()> {
-    let mut outcome = Ok(());
-    for _ in 0..ATTEMPTS {
-        outcome = nft.commit(plan(nft, owner, addrs)?);
-        match &outcome {
-            // Another call was faster to make, or to remove, a chain.
-            Err(error) if matches!(error.errno(), Some(Errno::EEXIST | Errno::ENOENT)) => {}
-            _ => break,
-        }
-    }
-    Ok(outcome?)
+/// The rule of a subnet's chain.
+fn subnet_rule(chain: &str) -> Option<Rule> {
+    let subnet = subnet(chain)?;
+    Some(Rule::new().daddr_not_in(subnet).masquerade().comment("what leaves the subnet"))
 }
 
-/// What is missing. Nothing is ensured that is there: for the kernel that is a change.
-fn plan(nft: &Nft, owner: Owner<'_>, addrs: &[IpNet]) -> Result<Batch> {
-    let mut batch = Batch::new();
-    if !nft.has_chain(POSTROUTING)? {
-        make_base(&mut batch);
-    }
-    let mut chains: Vec<String> = Vec::new();
+fn subnet(chain: &str) -> Option<IpNet> {
+    chain.strip_prefix(SUBNET)?.replace('_', ":").parse().ok()
+}
+
+pub(super) fn layout() -> Layout {
+    let [v4, v6] = multicast().map(|net| Rule::new().daddr_in(net).ret());
+    let by_source = |field, set| Rule::new().vmap(&[field], set);
+    let postrouting = vec![
+        v4.comment("multicast"),
+        v6.comment("IPv6 multicast"),
+        by_source(Field::IpSaddr, PODS4).comment("by source"),
+        by_source(Field::Ip6Saddr, PODS6).comment("by IPv6 source"),
+    ];
+    let (sets, chains) = (vec![PODS4, PODS6], vec![(POSTROUTING, postrouting)]);
+    Layout { table: TABLE, sets, chains, subnet: subnet_rule }
+}
+
+pub(super) fn layouts() -> Vec<Layout> {
+    vec![layout()]
+}
+
+pub(super) fn add(nft: &Nft, owner: Owner<'_>, addrs: &[IpNet]) -> Result<()> {
+    let keys: Vec<_> = addrs.iter().map(|addr| (pods(addr.addr()), addr.addr().into())).collect();
+    let fill = |change: &mut Change<'_>, found: Vec<Option<Element>>| {
+        for (addr, found) in addrs.iter().zip(&found) {
+            change.replace(pods(addr.addr()), found.as_ref(), &element(owner, *addr));
+        }
+        Ok(())
+    };
+    Ok(layout::change(nft, &layouts(), &keys, fill)?)
+}
+
+/// Adds those that a flush took.
+pub(super) fn restore(change: &mut Change<'_>, owner: Owner<'_>, addrs: &[IpNet]) {
     for addr in addrs {
-        let name = subnet_chain(*addr);
-        let chain = TABLE.chain(&name);
-        if !chains.contains(&name) && !nft.has_chain(chain)? {
-            let leaves = Rule::new().daddr_not_in(addr.trunc()).masquerade();
-            batch.add_chain(chain).append_rule(chain, &leaves);
-        }
-        chains.push(name);
-        let (set, wanted) = (pods(addr.addr()), element(owner, *addr));
-        match nft.element(set, addr.addr())? {
-            Some(present) if present == wanted => continue,
-            Some(_) => drop(batch.del_element(set, &wanted)),
-            None => {}
-        }
-        batch.add_element(set, &wanted);
+        change.restore(pods(addr.addr()), &element(owner, *addr));
     }
-    Ok(batch)
 }
 
 /// Where nothing is masqueraded.
@@ -105,26 +107,10 @@ pub(super) fn multicast() -> [IpNet; 2] {
     [v4, IpNet::new_assert(Ipv6Addr::from(0xff00 << 112).into(), 8)]
 }
 
-fn make_base(batch: &mut Batch) {
-    batch.ensure_table(TABLE).add_chain(POSTROUTING).ensure_set(PODS4).ensure_set(PODS6);
-    for net in multicast() {
-        batch.append_rule(POSTROUTING, &Rule::new().daddr_in(net).ret());
-    }
-    batch
-        .append_rule(POSTROUTING, &Rule::new().vmap(&[Field::IpSaddr], PODS4))
-        .append_rule(POSTROUTING, &Rule::new().vmap(&[Field::Ip6Saddr], PODS6));
-}
-
 pub(super) fn has(nft: &Nft, owner: Owner<'_>, addr: IpNet) -> Result<bool> {
     let present = nft.element(pods(addr.addr()), addr.addr())?;
-    if present.is_none_or(|present| present != element(owner, addr)) {
-        return Ok(false);
-    }
-    if nft.dump_rules(POSTROUTING)?.len() < BASE_RULES {
-        return Ok(false);
-    }
-    let name = subnet_chain(addr);
-    Ok(!nft.dump_rules(TABLE.chain(&name))?.is_empty())
+    let is_mine = present.is_some_and(|present| present == element(owner, addr));
+    Ok(is_mine && layout().damage(nft, || true)?.is_none())
 }
 
 pub(super) fn del(nft: &Nft, owner: Owner<'_>, addrs: &[IpNet]) -> Result<()> {
@@ -204,8 +190,7 @@ pub(super) fn take(nft: &Nft, batch: &mut Batch) -> crate::netlink::Result<Vec<P
 fn pod(element: Element) -> Option<Pod> {
     let Some(Data::Verdict(Verdict::Goto(chain))) = element.data else { return None };
     let [Value::Ip(addr)] = element.key.0.as_slice() else { return None };
-    let subnet: IpNet = chain.strip_prefix(SUBNET)?.replace('_', ":").parse().ok()?;
-    let net = IpNet::new(*addr, subnet.prefix_len()).ok()?;
+    let net = IpNet::new(*addr, subnet(&chain)?.prefix_len()).ok()?;
     Some(Pod { net, comment: element.comment.unwrap_or_default() })
 }
 

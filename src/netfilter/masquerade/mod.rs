@@ -16,12 +16,48 @@ mod elements;
 mod rules;
 
 use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
 
 use super::backend::{Backend, PacketFilter};
 use super::handover::HandedOver;
+use super::layout::{Change, Feature};
 use super::names::Owner;
+use crate::attachment::{Keepsake, Kept};
 use crate::error::{Context, Error, Result};
 use crate::netlink::nftables::{Batch, Nft};
+
+/// What is kept of each attachment.
+const KEPT: Kept = Kept::of("masquerade");
+
+/// What is masqueraded, and with which back end.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Record {
+    backend: Backend,
+    /// Each with the prefix of its subnet.
+    addrs: Vec<IpNet>,
+}
+
+/// For [`super::heal`].
+pub(super) const FEATURE: Feature = Feature { kept: KEPT, layouts: elements::layouts, restore };
+
+fn restore(change: &mut Change<'_>) {
+    if !elements::layouts().iter().flat_map(|l| &l.sets).any(|set| change.is_flushed(*set)) {
+        return;
+    }
+    for kept in change.living::<Record>(KEPT) {
+        if kept.content.backend == Backend::Nftables {
+            elements::restore(change, kept.owner(), &kept.content.addrs);
+        }
+    }
+}
+
+/// What is wrong with the rules that attachments of this host depend on.
+pub fn damage(filter: &PacketFilter) -> Result<Option<String>> {
+    let is_ours = |kept: &Keepsake<Record>| kept.content.backend == Backend::Nftables;
+    let is_needed = || KEPT.living().iter().any(is_ours);
+    let Some(nft) = filter.nft_if_present()? else { return Ok(None) };
+    Ok(elements::layout().damage(nft, is_needed)?)
+}
 
 /// Masquerades the addresses, each with the prefix of its subnet. What an earlier owner of one of
 /// them left is replaced.
@@ -31,6 +67,7 @@ pub fn add(
     owner: Owner<'_>,
     addrs: &[IpNet],
 ) -> Result<()> {
+    KEPT.keep(owner, Record { backend, addrs: addrs.to_vec() });
     let added = match backend {
         Backend::Nftables => filter.nft().and_then(|nft| elements::add(nft, owner, addrs)),
         Backend::Iptables => chains::add(owner, addrs),
@@ -47,9 +84,8 @@ pub fn check(filter: &PacketFilter, owner: Owner<'_>, addrs: &[IpNet]) -> Result
             None => false,
         };
         if !on_nft && !chains::has(filter, owner, *addr)? {
-            return Err(Error::internal(format!("{addr} is not masqueraded")).with_details(
-                "the rules are gone from the packet filter; attach the container again",
-            ));
+            let error = Error::internal(format!("{addr} is not masqueraded"));
+            return Err(error.with_details(KEPT.remedy(owner, damage(filter)?.as_deref())));
         }
     }
     Ok(())
@@ -58,7 +94,8 @@ pub fn check(filter: &PacketFilter, owner: Owner<'_>, addrs: &[IpNet]) -> Result
 /// Ends masquerading for the owner, with every back end. Without addresses what belongs to the
 /// owner is found by its comments and names.
 pub fn del(filter: &PacketFilter, owner: Owner<'_>, addrs: &[IpNet]) -> Result<()> {
-    let mut outcomes = chains::del(filter, owner, addrs);
+    let mut outcomes = vec![KEPT.remove(owner)];
+    outcomes.extend(chains::del(filter, owner, addrs));
     if let Some(nft) = filter.nft_if_present()? {
         outcomes.extend([elements::del(nft, owner, addrs), rules::del(nft, owner)]);
     }
@@ -67,7 +104,8 @@ pub fn del(filter: &PacketFilter, owner: Owner<'_>, addrs: &[IpNet]) -> Result<(
 
 /// Ends masquerading for the attachments of the network that are not among `valid`.
 pub fn gc(filter: &PacketFilter, network: &str, valid: &[Owner<'_>]) -> Result<()> {
-    let mut outcomes = chains::gc(filter, network, valid);
+    let mut outcomes = vec![KEPT.remove_stale(network, valid)];
+    outcomes.extend(chains::gc(filter, network, valid));
     if let Some(nft) = filter.nft_if_present()? {
         outcomes.extend([elements::gc(nft, network, valid), rules::gc(nft, network, valid)]);
     }

@@ -27,9 +27,6 @@ const DELSETELEM: u16 = 14;
 const DESTROY: [(u16, u16); 5] =
     [(DELTABLE, 26), (DELCHAIN, 27), (DELRULE, 28), (DELSET, 29), (DELSETELEM, 30)];
 
-/// What no rule of a base chain decides on goes on.
-const POLICY_ACCEPT: u32 = 1;
-
 /// The type of data that is a verdict.
 const DATA_VERDICT: u32 = 0xffff_ff00;
 
@@ -85,6 +82,22 @@ impl Batch {
         self.changes.is_empty()
     }
 
+    /// Whether something in the table changes.
+    pub fn is_about(&self, table: Table<'_>) -> bool {
+        let names = |change: &Change| {
+            let name = attrs(&change.body).find(|attr| attr.kind == 1);
+            name.is_some_and(|name| name.text() == table.name)
+        };
+        let is_about = |change: &Change| change.family == table.family.number() && names(change);
+        self.changes.iter().any(is_about)
+    }
+
+    /// The changes of `other` behind these.
+    pub fn append(&mut self, other: Batch) -> &mut Batch {
+        self.changes.extend(other.changes);
+        self
+    }
+
     /// Makes the table if it is not there.
     pub fn ensure_table(&mut self, table: Table<'_>) -> &mut Batch {
         self.table(table, NEWTABLE, NLM_F_CREATE, "ensure table")
@@ -113,8 +126,8 @@ impl Batch {
         self.push((kind, flags), table, body, (op, table.to_string()))
     }
 
-    /// Makes the chain if it is not there. For one that is there the kernel notes an update, which
-    /// makes closing the socket slow: where that matters ask [`has_chain`](super::Nft::has_chain).
+    /// Makes the chain if it is not there; one that is there keeps its policy. The kernel notes an
+    /// update of it, which makes closing the socket slow: where that matters, look before.
     pub fn ensure_chain(&mut self, chain: Chain<'_>) -> &mut Batch {
         self.chain(chain, NLM_F_CREATE, "ensure chain")
     }
@@ -130,7 +143,7 @@ impl Batch {
             body.nest(4, |list| {
                 list.be32(1, hook.number()).bytes(2, &priority.to_be_bytes());
             });
-            body.be32(5, POLICY_ACCEPT).text(7, kind);
+            body.text(7, kind);
         }
         if let Some(comment) = chain.comment {
             body.bytes(12, &userdata::comment(comment));

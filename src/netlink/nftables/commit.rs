@@ -42,6 +42,12 @@ impl Nft {
         self.commit_to(batch, None)
     }
 
+    /// Makes all changes, or none of them if there was another change since this
+    /// [generation](super::Look::generation): `ERESTART`.
+    pub fn commit_at(&self, batch: Batch, generation: u32) -> Result<()> {
+        self.commit_to(batch, Some(generation))
+    }
+
     /// Makes the changes that `plan` finds to be necessary, provided nobody changed anything
     /// since it looked; else it looks again.
     pub fn update(&self, mut plan: impl FnMut(&Nft) -> Result<Batch>) -> Result<()> {

@@ -54,7 +54,7 @@ pub use self::batch::Batch;
 pub use self::element::{Data, Element};
 pub use self::expr::{Field, Verdict};
 pub use self::object::{Chain, DSTNAT, FILTER, Family, Hook, RAW, SRCNAT, Set, Table};
-pub use self::read::{ChainInfo, RuleInfo};
+pub use self::read::{ChainInfo, Look, RuleInfo};
 pub use self::rule::{CT_STATUS_DNAT, CtState, Rule};
 pub use self::value::{Key, L4, Type, Value};
 use super::error::Result;

@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-use super::value::Type;
+use super::element::Element;
+use super::expr::Verdict;
+use super::value::{Key, Type};
 
 /// Priority of chains that change destinations; `dstnat` to nft.
 pub const DSTNAT: i32 = -100;
@@ -14,7 +16,7 @@ pub const FILTER: i32 = 0;
 pub const RAW: i32 = -300;
 
 /// What traffic a table sees.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Family {
     /// IPv4 and IPv6.
     Inet,
@@ -49,7 +51,7 @@ impl fmt::Display for Family {
 }
 
 /// A table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Table<'a> {
     pub(super) family: Family,
     pub(super) name: &'a str,
@@ -163,6 +165,11 @@ impl<'a> Chain<'a> {
         self
     }
 
+    /// The table that it is in.
+    pub const fn table(&self) -> Table<'a> {
+        self.table
+    }
+
     /// The name without the table.
     pub const fn name(&self) -> &'a str {
         self.name
@@ -175,7 +182,7 @@ impl fmt::Display for Chain<'_> {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum DataType<'a> {
     Values(&'a [Type]),
     Verdict,
@@ -185,8 +192,11 @@ pub(super) const SET_INTERVAL: u32 = 0x4;
 pub(super) const SET_MAP: u32 = 0x8;
 pub(super) const SET_CONCAT: u32 = 0x80;
 
+/// The comment of [sentinels](Set::sentinel); no owner's begins like this.
+pub(super) const SENTINEL: &str = "cnibox: not flushed";
+
 /// A set, or a map: a set whose elements have data.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Set<'a> {
     pub(super) table: Table<'a>,
     pub(super) name: &'a str,
@@ -211,10 +221,26 @@ impl<'a> Set<'a> {
         self
     }
 
+    /// An element that no packet matches: as long as it is there the set was not flushed.
+    pub fn sentinel(&self) -> Element {
+        let key = |types: &[Type]| Key(types.iter().map(|part| part.nobody()).collect());
+        let element = Element::new(key(self.key)).comment(SENTINEL);
+        match self.data {
+            Some(DataType::Values(types)) => element.to(key(types)),
+            Some(DataType::Verdict) => element.verdict(Verdict::Continue),
+            None => element,
+        }
+    }
+
     pub(super) fn all_flags(&self) -> u32 {
         let map = if self.data.is_some() { SET_MAP } else { 0 };
         let concat = if self.is_interval() && self.key.len() > 1 { SET_CONCAT } else { 0 };
         self.flags | map | concat
+    }
+
+    /// The table that it is in.
+    pub const fn table(&self) -> Table<'a> {
+        self.table
     }
 
     pub(super) fn is_interval(&self) -> bool {

@@ -1,9 +1,12 @@
 //! What is there: rules of a chain, elements of a set. Nothing is read but what was asked for.
 
+use nix::errno::Errno;
+
 use super::super::attribute::Attributes;
 use super::super::error::{Failure, Result};
 use super::super::netfilter::Query;
 use super::super::packet::{Attr, attrs};
+use super::super::request::{Answers, DUMP_ATTEMPTS};
 use super::Nft;
 use super::batch::{RULE_EXPRESSIONS, element_body, named};
 use super::element::{
@@ -11,7 +14,7 @@ use super::element::{
     predecessor,
 };
 use super::expr::Verdict;
-use super::object::{Chain, DataType, Set, Table};
+use super::object::{Chain, DataType, SENTINEL, Set, Table};
 use super::userdata;
 use super::value::{self, Key, Value};
 
@@ -22,12 +25,33 @@ const GETSET: u16 = 10;
 const GETSETELEM: u16 = 13;
 const GETGEN: u16 = 16;
 
+/// The attribute of a table with the number of objects in it.
+const TABLE_USE: u16 = 3;
+
+/// How many elements are asked for by one datagram: so many answers fit the socket's buffer.
+const TOGETHER: usize = 64;
+
 /// Netfilter's own header before the attributes.
 const NFGENMSG: usize = 4;
+
+/// What one [look](Nft::look) has found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Look {
+    /// The generation that was looked at, or an earlier one.
+    pub generation: u32,
+    /// The number of chains, sets and other objects in the table; none if there is no such table.
+    pub objects: Option<u32>,
+    /// The rules of all its chains.
+    pub rules: Vec<RuleInfo>,
+    /// For each key that was asked for, the element if there is one.
+    pub elements: Vec<Option<Element>>,
+}
 
 /// A rule of a chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuleInfo {
+    /// The chain's name.
+    pub chain: String,
     /// What it is deleted by.
     pub handle: u64,
     /// Its comment.
@@ -96,30 +120,76 @@ impl Nft {
         Ok(bodies.iter().filter_map(|body| rule_info(body)).collect())
     }
 
-    /// The elements of a set or map in no order; none if it is not there.
+    /// The elements of a set or map in no order, its [sentinel](Set::sentinel) left out; none if it
+    /// is not there.
     pub fn dump_elements(&self, set: Set<'_>) -> Result<Vec<Element>> {
         let body = named(set.table, 2, set.name);
         let bodies = absent_is_empty(self.list(GETSETELEM, set.table, body))
             .map_err(|f| f.doing("list elements of", || set.to_string()))?;
-        Ok(elements(set, &bodies))
+        let mut elements = elements(set, &bodies);
+        elements.retain(|element| element.comment.as_deref() != Some(SENTINEL));
+        Ok(elements)
     }
 
     /// The element with this key, found without reading the others.
     pub fn element(&self, set: Set<'_>, key: impl Into<Key>) -> Result<Option<Element>> {
-        let element = Element::new(key);
-        let found = self.ask(GETSETELEM, set.table, element_body(set, &element));
-        let bodies = absent_is_empty(found)
-            .map_err(|f| f.doing("read element", || format!("{element} of {set}")))?;
-        Ok(elements(set, &bodies).into_iter().next())
+        Ok(self.elements(&[(set, key.into())])?.into_iter().flatten().next())
+    }
+
+    /// The rules of a table and the elements of these keys, in sets of any table, by two system
+    /// calls; more if that is much.
+    pub fn look(&self, table: Table<'_>, keys: &[(Set<'_>, Key)]) -> Result<Look> {
+        let mut look = Look::default();
+        for _ in 0..DUMP_ATTEMPTS {
+            let (now, later) = keys.split_at(keys.len().min(TOGETHER));
+            let mut queries = vec![(generation(), false)];
+            let mut body = Attributes::new();
+            body.text(1, table.name);
+            queries.push((query(GETTABLE, table, body.clone()), false));
+            queries.push((query(GETRULE, table, body), true));
+            queries.extend(now.iter().map(|(set, key)| (element_query(*set, key), false)));
+            let failed = |f: Failure| f.doing("read table", || table.to_string());
+            let mut answers = self.socket.request_all(&queries).map_err(failed)?.into_iter();
+            let mut next = || answers.next().unwrap_or_else(|| Err(Errno::ENODATA.into()));
+            look.generation = read_generation(&next().map_err(failed)?.bodies).map_err(failed)?;
+            let found = absent_is_empty(next().map(|a| a.bodies)).map_err(failed)?;
+            look.objects = found.first().and_then(|body| find(body, TABLE_USE)).and_then(be32);
+            let rules = next().map_err(failed)?;
+            look.rules = rules.bodies.iter().filter_map(|body| rule_info(body)).collect();
+            look.elements = now
+                .iter()
+                .map(|(set, key)| one_element(*set, key, next()))
+                .collect::<Result<_>>()?;
+            look.elements.extend(self.elements(later)?);
+            if !rules.interrupted {
+                break;
+            }
+        }
+        Ok(look)
+    }
+
+    /// For each key the element if there is one, by two system calls for each 64 of them.
+    pub fn elements(&self, keys: &[(Set<'_>, Key)]) -> Result<Vec<Option<Element>>> {
+        let mut found = Vec::with_capacity(keys.len());
+        for some in keys.chunks(TOGETHER) {
+            let queries: Vec<_> =
+                some.iter().map(|(set, key)| (element_query(*set, key), false)).collect();
+            let answers = self.socket.request_all(&queries);
+            let answers =
+                answers.map_err(|f| f.doing("read elements of", || some[0].0.to_string()))?;
+            for ((set, key), answer) in some.iter().zip(answers) {
+                found.push(one_element(*set, key, answer)?);
+            }
+        }
+        Ok(found)
     }
 
     /// The number of the current generation of all tables; each commit makes the next one.
     pub(super) fn generation(&self) -> Result<u32> {
-        let query = Query { kind: super::kind(GETGEN), family: 0, body: Attributes::new() };
-        let bodies = self.socket.request(&query);
-        let bodies = bodies.map_err(|f| f.doing("read", || "nf_tables' generation".to_owned()))?;
-        let id = bodies.first().and_then(|body| find(body, 1)).and_then(be32);
-        Ok(id.unwrap_or_default())
+        self.socket
+            .request(&generation())
+            .and_then(|bodies| read_generation(&bodies))
+            .map_err(|f| f.doing("read", || "nf_tables' generation".to_owned()))
     }
 
     fn ask(&self, get: u16, table: Table<'_>, body: Attributes) -> Result<Vec<Vec<u8>>, Failure> {
@@ -129,6 +199,30 @@ impl Nft {
     fn list(&self, get: u16, table: Table<'_>, body: Attributes) -> Result<Vec<Vec<u8>>, Failure> {
         self.socket.dump(&query(get, table, body))
     }
+}
+
+fn generation() -> Query {
+    Query { kind: super::kind(GETGEN), family: 0, body: Attributes::new() }
+}
+
+/// Never 0, which means to the kernel that the generation does not matter.
+fn read_generation(bodies: &[Vec<u8>]) -> Result<u32, Failure> {
+    let id = bodies.first().and_then(|body| find(body, 1)).and_then(be32);
+    id.filter(|id| *id != 0).ok_or(Errno::ENODATA.into())
+}
+
+fn element_query(set: Set<'_>, key: &Key) -> Query {
+    query(GETSETELEM, set.table, element_body(set, &Element::new(key.clone())))
+}
+
+fn one_element(
+    set: Set<'_>,
+    key: &Key,
+    answer: Result<Answers, Failure>,
+) -> Result<Option<Element>> {
+    let bodies = absent_is_empty(answer.map(|answers| answers.bodies))
+        .map_err(|f| f.doing("read element", || format!("{key} of {set}")))?;
+    Ok(elements(set, &bodies).into_iter().next())
 }
 
 fn query(get: u16, table: Table<'_>, body: Attributes) -> Query {
@@ -141,7 +235,7 @@ fn present(found: Result<Vec<Vec<u8>>, Failure>) -> Result<bool, Failure> {
 
 fn absent_is_empty(found: Result<Vec<Vec<u8>>, Failure>) -> Result<Vec<Vec<u8>>, Failure> {
     match found {
-        Err(failure) if failure.errno == nix::errno::Errno::ENOENT => Ok(Vec::new()),
+        Err(failure) if failure.errno == Errno::ENOENT => Ok(Vec::new()),
         other => other,
     }
 }
@@ -171,7 +265,8 @@ pub(in crate::netlink) fn rule_info(body: &[u8]) -> Option<RuleInfo> {
     let comment = find(body, 7).and_then(|attr| userdata::read_comment(attr.value));
     let list = find(body, RULE_EXPRESSIONS).into_iter().flat_map(Attr::nested);
     let name = |expr: Attr<'_>| expr.nested().find(|attr| attr.kind == 1).map(Attr::text);
-    Some(RuleInfo { handle, comment, expressions: list.filter_map(name).collect() })
+    let chain = find(body, 2).map(Attr::text).unwrap_or_default();
+    Some(RuleInfo { chain, handle, comment, expressions: list.filter_map(name).collect() })
 }
 
 /// An element as the kernel keeps it: the end of a plain range is one of its own.

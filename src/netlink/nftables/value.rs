@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use super::super::Mac;
 
 /// The type of a key or datum, or of one part of a concatenation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Type {
     /// `ipv4_addr`
     Ipv4Addr,
@@ -53,6 +53,19 @@ impl Type {
             Type::Ipv4Addr | Type::Mark => 4,
             Type::EtherAddr => 6,
             Type::Ipv6Addr | Type::IfName => 16,
+        }
+    }
+
+    /// A value that no packet has: the name holds what no interface's may.
+    pub(super) fn nobody(self) -> Value {
+        match self {
+            Type::Ipv4Addr => Ipv4Addr::UNSPECIFIED.into(),
+            Type::Ipv6Addr => Ipv6Addr::UNSPECIFIED.into(),
+            Type::EtherAddr => Mac([0; 6]).into(),
+            Type::InetProto => L4::Other(u8::MAX).into(),
+            Type::InetService => 0.into(),
+            Type::Mark => Value::Mark(0),
+            Type::IfName => "/cnibox".into(),
         }
     }
 

@@ -2,9 +2,9 @@
 
 use super::{Conf, Plan};
 use crate::cni::CniResult;
-use crate::error::{Error, Result};
+use crate::error::{Context, Error, Result};
 use crate::netfilter::spoof::Port;
-use crate::netfilter::{Backend, Owner, PacketFilter, masquerade, spoof};
+use crate::netfilter::{Backend, Owner, PacketFilter, layout, masquerade, spoof};
 use crate::netlink::Link;
 use crate::skel::{CheckReq, Cx, DelReq, Failures, GcReq, Rollback};
 
@@ -96,7 +96,7 @@ pub(super) fn gc(cx: &Cx<'_>, req: &GcReq, failures: &mut Failures) {
     failures.keep(spoof::gc(&filter, network, &valid));
 }
 
-/// Whether both can be had.
+/// Whether both can be had, and what others have of them is in force.
 pub(super) fn status(conf: &Conf, plan: &Plan) -> Result<()> {
     let filter = PacketFilter::new();
     if conf.macspoofchk {
@@ -104,6 +104,7 @@ pub(super) fn status(conf: &Conf, plan: &Plan) -> Result<()> {
     }
     if plan.l3 && conf.ip_masq {
         Backend::choose(plan.backend, &filter).require_usable(&filter)?;
+        layout::refuse(masquerade::damage(&filter)?).or_unavailable()?;
     }
     Ok(())
 }

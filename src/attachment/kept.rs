@@ -1,0 +1,121 @@
+//! What a feature keeps of each attachment to make its rules again after somebody flushed them.
+//!
+//! ```text
+//! /run/cni/cnibox/<feature>/<instance>.json
+//! ```
+//!
+//! ADD writes it before it makes the rules. DEL and GC remove it before they delete them: whoever
+//! restores rules from it looks afterwards whether it is still there ([`Kept::is_there`]).
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::file::{self, DIR, ENDING, host};
+use super::life::Life;
+use super::owner::{Owner, network_hash};
+use super::record::Record;
+use crate::error::Result;
+use crate::log;
+
+/// A feature's records, by its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Kept(&'static str);
+
+/// The record of one attachment.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Keepsake<T> {
+    network: String,
+    ifname: String,
+    id: String,
+    /// The number of the host's namespace.
+    host: u64,
+    /// What the feature keeps.
+    pub content: T,
+}
+
+impl<T> Keepsake<T> {
+    /// Whose it is.
+    pub fn owner(&self) -> Owner<'_> {
+        Owner { network: &self.network, ifname: &self.ifname, id: &self.id }
+    }
+}
+
+impl Kept {
+    /// Those of the feature.
+    pub const fn of(feature: &'static str) -> Kept {
+        Kept(feature)
+    }
+
+    fn folder(self) -> PathBuf {
+        Path::new(DIR).join(self.0)
+    }
+
+    fn place(self, instance: &str) -> PathBuf {
+        self.folder().join(format!("{instance}{ENDING}"))
+    }
+
+    /// Writes what the attachment is about to have, in place of what it had.
+    pub fn keep<T: Serialize>(self, owner: Owner<'_>, content: T) {
+        let path = self.place(&owner.instance());
+        let host = host().unwrap_or_default();
+        let [network, ifname, id] = [owner.network, owner.ifname, owner.id].map(str::to_owned);
+        if let Err(e) = file::write(&path, host, &Keepsake { network, ifname, id, host, content }) {
+            let path = path.display();
+            log::warn(format_args!("write {path}: {e}; rules that are flushed will not come back"));
+        }
+    }
+
+    /// What brings the attachment's rules back when they are gone; `trouble` is what is known of that.
+    pub fn remedy(self, owner: Owner<'_>, trouble: Option<&str>) -> String {
+        let trouble = trouble.unwrap_or("the rules are gone from the packet filter");
+        if self.is_there(&owner.instance()) {
+            return format!("{trouble}; \"cnibox repair\" restores all rules of this host");
+        }
+        format!("{trouble}; attach the container again")
+    }
+
+    /// Removes that of the attachment.
+    pub fn remove(self, owner: Owner<'_>) -> Result<()> {
+        file::remove(&self.place(&owner.instance()))
+    }
+
+    /// Removes those of the network that are of none of `valid`.
+    pub fn remove_stale(self, network: &str, valid: &[Owner<'_>]) -> Result<()> {
+        let valid: HashSet<String> = valid.iter().map(Owner::instance).collect();
+        let prefix = network_hash(network) + "-";
+        let mut stale = file::instances(&self.folder(), &prefix);
+        stale.retain(|instance| !valid.contains(instance));
+        stale.iter().try_for_each(|instance| file::remove(&self.place(instance)))
+    }
+
+    /// Whether that of this [instance](Owner::instance) is there.
+    pub fn is_there(self, instance: &str) -> bool {
+        self.place(instance).exists()
+    }
+
+    fn all<T: DeserializeOwned>(self) -> impl Iterator<Item = Keepsake<T>> {
+        let here = host();
+        file::instances(&self.folder(), "").into_iter().filter_map(move |instance| {
+            let kept = file::load::<Keepsake<T>>(&self.place(&instance)).ok()??;
+            (Some(kept.host) == here && kept.owner().instance() == instance).then_some(kept)
+        })
+    }
+
+    /// Those about this host whose container is not certainly gone.
+    pub fn living<T: DeserializeOwned>(self) -> Vec<Keepsake<T>> {
+        let mut all: Vec<Keepsake<T>> = self.all().collect();
+        let records: Vec<Record> = all.iter().filter_map(|kept| Record::of(kept.owner())).collect();
+        let lives = Record::lives(&records);
+        let gone: HashSet<String> = records
+            .iter()
+            .zip(lives)
+            .filter(|(_, life)| matches!(life, Life::Gone(_)))
+            .map(|(record, _)| record.owner().instance())
+            .collect();
+        all.retain(|kept| !gone.contains(&kept.owner().instance()));
+        all
+    }
+}
