@@ -6,19 +6,27 @@ use std::fs;
 use std::io::{ErrorKind, Write};
 use std::net::IpAddr;
 use std::os::unix::fs::symlink;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use cnibox::netns::Netns;
 use nix::sched::{CloneFlags, unshare};
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
 /// Every version of the specification.
 pub(crate) const VERSIONS: [&str; 7] =
     ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
+
+/// How long a call may take, with all that it starts, before it is killed: in the VM some take
+/// half a minute under strace.
+const LIMIT: Duration = Duration::from_secs(180);
 
 /// The executable under test: `CNIBOX_BIN`, or the one cargo has built.
 pub(crate) fn executable() -> PathBuf {
@@ -333,6 +341,7 @@ impl Call {
         }
         command.envs(&self.env);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.process_group(0);
         command
     }
 
@@ -368,7 +377,18 @@ impl Call {
 
     /// As [`Call::run`], for an executable that may not start.
     pub(crate) fn try_run(&self) -> std::io::Result<Outcome> {
-        let output = self.spawn()?.wait_with_output()?;
+        let child = self.spawn()?;
+        let group = Pid::from_raw(child.id().cast_signed());
+        let (done, waiting) = mpsc::channel::<()>();
+        let watchdog = thread::spawn(move || {
+            if waiting.recv_timeout(LIMIT) == Err(RecvTimeoutError::Timeout) {
+                killpg(group, Signal::SIGKILL).unwrap_or_default();
+            }
+        });
+        let output = child.wait_with_output();
+        drop(done);
+        watchdog.join().unwrap();
+        let output = output?;
         Ok(Outcome {
             status: output.status.code(),
             stdout: String::from_utf8(output.stdout).unwrap(),
