@@ -7,6 +7,7 @@
 //! | table `inet cnibox_masquerade` | rules in `inet cni_plugins_masquerade` |
 //! | table `inet cnibox_portmap` | rules in `ip cni_hostport` and `ip6 cni_hostport` |
 //! | table `bridge cnibox_spoof` | chains in `bridge nat` |
+//! | table `inet cnibox_localhost` | nothing: the reference has no such |
 //! | tables `inet` and `bridge cnibox_firewall` | iptables rules: the reference has no other |
 //! | chains `CNIBOX-..` in iptables | nothing: they only note owners |
 //! | a second interface's chain `CNI-DN-..` in iptables | part of the container's chain |
@@ -16,7 +17,7 @@
 use std::fmt;
 
 use super::backend::PacketFilter;
-use super::{filter, masquerade, ports, spoof};
+use super::{filter, localhost, masquerade, ports, spoof};
 use crate::error::{Error, Result};
 
 /// How much of one layout was handed over.
@@ -67,6 +68,7 @@ pub fn to_reference(packets: &PacketFilter) -> Result<Vec<String>> {
         note("masqueraded addresses", masquerade::hand_over(nft));
         note("port mappings", ports::hand_over(nft));
         note("source-MAC checks", spoof::hand_over(nft));
+        note("loopback addresses", localhost::hand_over(nft));
     }
     note("port mappings of second interfaces", ports::chains::join_interfaces(packets));
     note("firewall rules", filter::hand_over(packets));

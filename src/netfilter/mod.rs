@@ -7,6 +7,7 @@
 //! | `handover.rs` | live state for the reference plugins, when a node goes back to them |
 //! | `layout.rs` | our tables of `nf_tables`: looked at, changed, restored after a flush |
 //! | `iptables.rs` | tables read with iptables-save and changed with iptables-restore |
+//! | `localhost.rs` | 127.0.0.0/8 of the host, closed to containers |
 //! | `names.rs` | names and comments, those of the reference plugins |
 //! | `piecemeal.rs` | tables that iptables cannot show, rules that it cannot delete together |
 //! | `masquerade/` | `ipMasq` |
@@ -20,6 +21,7 @@ pub mod filter;
 pub mod handover;
 pub mod iptables;
 pub mod layout;
+pub mod localhost;
 pub mod masquerade;
 pub mod names;
 mod piecemeal;

@@ -12,14 +12,9 @@
 //! | `waiting4`, `waiting6` | address . protocol . port . number : address . port | what a container wants of a port that it has in another network; made with the first such element, used by no rule |
 //! | `attachments` | hash . hash : count | how many elements above are whose |
 
-use std::net::Ipv4Addr;
-
-use ipnet::{IpNet, Ipv4Net};
-
 use crate::netfilter::backend::Family;
 use crate::netlink::nftables::{
-    Batch, CT_STATUS_DNAT, Chain, CtState, DSTNAT, FILTER, Field, Hook, Nft, Rule, SRCNAT, Set,
-    Table, Type,
+    Batch, CT_STATUS_DNAT, Chain, DSTNAT, Field, Hook, Nft, Rule, SRCNAT, Set, Table, Type,
 };
 use crate::netlink::{self};
 
@@ -32,7 +27,6 @@ pub(super) const CONDITIONAL: Chain<'_> = TABLE.chain("conditional");
 const PREROUTING: Chain<'_> = TABLE.chain("prerouting").nat(Hook::Prerouting, DSTNAT);
 const OUTPUT: Chain<'_> = TABLE.chain("output").nat(Hook::Output, DSTNAT);
 const POSTROUTING: Chain<'_> = TABLE.chain("postrouting").nat(Hook::Postrouting, SRCNAT);
-const INPUT: Chain<'_> = TABLE.chain("input").filter(Hook::Input, FILTER);
 
 const PORT: [Type; 2] = [Type::InetProto, Type::InetService];
 const PORT4: [Type; 3] = [Type::Ipv4Addr, Type::InetProto, Type::InetService];
@@ -93,7 +87,7 @@ impl Sets {
     }
 }
 
-fn chains() -> [(Chain<'static>, Vec<Rule>); 5] {
+fn chains() -> [(Chain<'static>, Vec<Rule>); 4] {
     let entry = || {
         let rule = Rule::new().daddr_is_local().jump(HOSTPORTS.name());
         vec![rule.comment("only what is sent to this host")]
@@ -103,7 +97,6 @@ fn chains() -> [(Chain<'static>, Vec<Rule>); 5] {
         (PREROUTING, entry()),
         (OUTPUT, entry()),
         (POSTROUTING, masquerade()),
-        (INPUT, vec![guard()]),
     ]
 }
 
@@ -123,21 +116,6 @@ fn masquerade() -> Vec<Rule> {
     let v4 = mapped().in_set(&[Field::IpSaddr, Field::IpDaddr], V4.snat).masquerade();
     let v6 = mapped().in_set(&[Field::Ip6Saddr, Field::Ip6Daddr], V6.snat).masquerade();
     vec![v4.comment("so that answers come back"), v6.comment("so that IPv6 answers come back")]
-}
-
-/// `route_localnet` lets packets in from outside that are for 127.0.0.1; only mappings may use it.
-fn guard() -> Rule {
-    Rule::new()
-        .ne(Field::Iifname, "lo")
-        .daddr_in(loopback())
-        .ct_state(&[CtState::New])
-        .masked(Field::CtStatus, CT_STATUS_DNAT, 0)
-        .drop()
-        .comment("loopback addresses from outside")
-}
-
-fn loopback() -> IpNet {
-    Ipv4Net::new_assert(Ipv4Addr::new(127, 0, 0, 0), 8).into()
 }
 
 /// Whether all chains have their rules.

@@ -20,6 +20,7 @@ pub use self::conf::Conf;
 use crate::cni::{CniResult, IpConfig};
 use crate::error::{Context, Error, Result};
 use crate::netfilter::backend::{Backend, Family, PacketFilter};
+use crate::netfilter::localhost;
 use crate::netfilter::names::Owner;
 use crate::netfilter::ports::conditions::Conditions;
 use crate::netfilter::ports::{
@@ -55,11 +56,7 @@ impl Plugin for Portmap {
         let owner = owner(cx, (req.id.as_str(), req.ifname.as_str()));
         let forward = forward(conf, owner, (&mappings, &targets), &conditions);
         let mut undo = Rollback::new();
-        for key in localnet_keys(&forward, prev) {
-            if sysctl::ensure(&key, "1").context(|| "unable to enable route_localnet")? {
-                undo.push(key.clone(), move || sysctl::write(&key, "0"));
-            }
-        }
+        open_localhost(&filter, &localnet_keys(&forward, prev))?;
         cx.note(Self::NAME, req, prev, &mut undo);
         make(conf, backend, &filter, &forward)?;
         flows::flush(flows::of_mappings(&mappings, &targets));
@@ -88,12 +85,13 @@ impl Plugin for Portmap {
             }
             Backend::Iptables => chains::check(&forward, &conf.options()?)?,
         }
-        for key in localnet_keys(&forward, prev) {
-            if sysctl::read(&key)? != "1" {
+        let keys = localnet_keys(&forward, prev);
+        for key in &keys {
+            if sysctl::read(key)? != "1" {
                 return Err(Error::internal(format!("sysctl {key} is not 1")));
             }
         }
-        Ok(())
+        if keys.is_empty() { Ok(()) } else { localhost::check(&filter) }
     }
 
     fn del(cx: &Cx<'_>, conf: &Conf, req: &DelReq) -> Result<()> {
@@ -271,6 +269,18 @@ fn interface_to(cx: &Cx<'_>, addr: IpAddr) -> Result<Option<String>> {
     let host = cx.host()?;
     let Some(index) = host.route_to(addr)?.and_then(|route| route.oif) else { return Ok(None) };
     Ok(host.link_by_index(index)?.map(|link| link.name))
+}
+
+/// Lets 127.0.0.1 of the host reach containers, but not these 127.0.0.0/8 of the host. Never off
+/// again, as other containers of the interface rely on it.
+fn open_localhost(filter: &PacketFilter, keys: &[String]) -> Result<()> {
+    if !keys.is_empty() {
+        localhost::close(filter)?;
+    }
+    for key in keys {
+        sysctl::ensure(key, "1").context(|| "unable to enable route_localnet")?;
+    }
+    Ok(())
 }
 
 /// The settings that let 127.0.0.1 of the host reach the container: of the interface towards it,

@@ -4,8 +4,9 @@ use std::net::UdpSocket;
 
 use serde_json::{Value, json};
 
-use super::{ALL, Pod, Ports, Rules, asks, mapping, tcp, udp};
-use crate::node::Container;
+use super::{ALL, LIMIT, Pod, Ports, Rules, asks, mapping, patiently, tcp, udp};
+use crate::node::{Container, eventually};
+use crate::strace;
 use crate::traffic::Place;
 
 fn web() -> Value {
@@ -162,23 +163,108 @@ fn udp_clients_that_were_there_before_follow_the_mapping() {
     }
 }
 
-/// `route_localnet` must not open the host's own loopback services to containers.
+/// `route_localnet` must not open the host's own loopback addresses to containers, be it by a
+/// service, by a mapping that is for the host alone, or by what they send with such a source.
 #[test]
-fn loopback_services_of_the_host_stay_closed() {
-    let ports = Ports::new(Rules::Nftables, "1.1.0");
-    let (pod, sibling) = (ports.pod("c1"), ports.pod("c2"));
-    ports.add(&pod, &web());
-    sibling.container.sh("ip route del local 127.0.0.0/8 dev lo table local || true");
-    sibling.container.sh("sh -c 'echo 1 > /proc/sys/net/ipv4/conf/eth0/route_localnet'");
-    sibling.container.sh("ip addr flush dev lo");
-    sibling
-        .container
-        .sh("sh -c 'ip route flush table local 127.0.0.0/8; ip route add 127.0.0.1 via 10.1.2.1'");
-    assert!(tcp(&sibling.container, &ports.node, "10.1.2.1:7070", 7070).is_some());
-    assert_eq!(tcp(&sibling.container, &ports.node, "127.0.0.1:7070", 7070), None);
-    ports.node.sh("nft flush chain inet cnibox_portmap input");
-    let open = tcp(&sibling.container, &ports.node, "127.0.0.1:7070", 7070);
-    assert!(open.is_some(), "the guard is what closes it");
+fn loopback_addresses_of_the_host_stay_closed() {
+    for rules in ALL {
+        let ports = Ports::new(rules, "1.1.0");
+        let (pod, sibling) = (ports.pod("c1"), ports.pod("c2"));
+        let list = json!([mapping(8080, 80, "tcp"),
+            {"hostPort": 82, "containerPort": 80, "protocol": "tcp", "hostIP": "127.0.0.1"}]);
+        ports.add(&pod, &list);
+        let thief = &sibling.container;
+        thief.sh("ip addr flush dev lo");
+        thief.sh(
+            "sh -c 'ip route flush table local 127.0.0.0/8; ip route add 127.0.0.1 via 10.1.2.1'",
+        );
+        thief.sh("sh -c 'echo 1 > /proc/sys/net/ipv4/conf/eth0/route_localnet'");
+        thief.sh("ip addr add 127.0.0.2/32 dev eth0");
+        let service = || tcp(thief, &ports.node, "127.0.0.1:7070", 7070).is_some();
+        let mapped = || tcp(thief, &pod.container, "127.0.0.1:82", 80).is_some();
+        let forged = || {
+            let far = patiently(|| UdpSocket::bind("10.1.2.1:9997"));
+            far.set_read_timeout(Some(LIMIT / 5)).unwrap();
+            let near = thief.within(|| UdpSocket::bind("127.0.0.2:0").unwrap());
+            near.send_to(b"x", "10.1.2.1:9997").unwrap();
+            far.recv_from(&mut [0]).is_ok()
+        };
+        assert!(tcp(thief, &ports.node, "10.1.2.1:7070", 7070).is_some());
+        assert_eq!([service(), mapped(), forged()], [false; 3], "{rules:?}");
+        for target in ["127.0.0.1:82", "127.0.0.1:8080"] {
+            assert!(tcp(&ports.node, &pod.container, target, 80).is_some(), "{rules:?} {target}");
+        }
+        ports.call("CHECK", &pod, &list).ok();
+        ports.node.sh("nft flush chain inet cnibox_localhost prerouting");
+        assert_eq!([service(), mapped(), forged()], [true; 3], "{rules:?}: the guard closes it");
+        let error = ports.call("CHECK", &pod, &list).error();
+        assert!(error.msg.contains("open to containers"), "{error:?}");
+        ports.add(&sibling, &json!([mapping(8081, 80, "tcp")]));
+        ports.call("CHECK", &pod, &list).ok();
+        // Also with nobody left: the setting stays as well.
+        ports.del(&pod, &list);
+        ports.del(&sibling, &json!([]));
+        assert_eq!([service(), forged()], [false; 2], "{rules:?}");
+    }
+}
+
+/// Where the kernel has no `nf_tables` the same rules are in the old iptables.
+#[test]
+fn loopback_addresses_are_closed_without_nf_tables() {
+    let ports = Ports::new(Rules::Legacy, "1.1.0");
+    let pod = ports.pod("c1");
+    let list = json!([mapping(8080, 80, "tcp")]);
+    let add = ports.call("ADD", &pod, &list);
+    let (_, calls) = strace::record(&ports.node, &add);
+    let opened =
+        |call: &strace::Syscall| call.name == "socket" && call.text.contains("NETLINK_NETFILTER");
+    let socket = calls.into_iter().find(opened).unwrap();
+    ports.del(&pod, &list);
+    let (outcome, injected) = socket.run(&ports.node, &add, "error=EPROTONOSUPPORT");
+    assert!(injected && outcome.status == Some(0), "{outcome:?}");
+    let raw = ports.node.sh("iptables-legacy -t raw -S PREROUTING");
+    for side in ["-d", "-s"] {
+        assert!(raw.contains(&format!("-A PREROUTING {side} 127.0.0.0/8 ! -i lo")), "{raw}");
+    }
+    let (outcome, _) = socket.run(&ports.node, &add, "error=EPROTONOSUPPORT");
+    assert_eq!(outcome.status, Some(0), "{outcome:?}");
+    assert_eq!(ports.node.sh("iptables-legacy -t raw -S PREROUTING"), raw);
+    assert!(tcp(&ports.node, &pod.container, "127.0.0.1:8080", 80).is_some());
+}
+
+/// A redirection to 127.0.0.1 that somebody else makes is theirs to make.
+#[test]
+fn what_others_redirect_to_a_loopback_address_passes() {
+    for rules in ALL {
+        let ports = Ports::new(rules, "1.1.0");
+        let (pod, peer) = (ports.pod("c1"), ports.peer());
+        ports.add(&pod, &web());
+        ports.node.sh("echo 1 > /proc/sys/net/ipv4/conf/peer/route_localnet");
+        ports.node.sh(
+            "iptables -t nat -I PREROUTING -d 192.0.2.1 -p tcp --dport 7000 -j DNAT --to 127.0.0.1:7070",
+        );
+        assert!(tcp(&peer, &ports.node, "192.0.2.1:7000", 7070).is_some(), "{rules:?}");
+    }
+}
+
+/// The switch is one for all containers of the bridge.
+#[test]
+fn a_failing_add_leaves_the_localhost_ports_of_others() {
+    for rules in ALL {
+        let ports = Ports::new(rules, "1.1.0");
+        let (one, two, three) = (ports.pod("c1"), ports.pod("c2"), ports.pod("c3"));
+        let (taken, free) = (json!([mapping(8080, 80, "tcp")]), json!([mapping(8081, 80, "tcp")]));
+        ports.add(&one, &taken);
+        ports.node.sh("echo 0 > /proc/sys/net/ipv4/conf/cni0/route_localnet");
+        let failing = ports.call("ADD", &two, &taken).spawn().unwrap();
+        eventually("it is on", || {
+            ports.node.sh("cat /proc/sys/net/ipv4/conf/cni0/route_localnet").trim() == "1"
+        });
+        ports.add(&three, &free);
+        assert!(!failing.wait_with_output().unwrap().status.success());
+        let reached = tcp(&ports.node, &three.container, "127.0.0.1:8081", 80);
+        assert!(reached.is_some(), "{rules:?}");
+    }
 }
 
 #[test]

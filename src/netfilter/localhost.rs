@@ -1,0 +1,116 @@
+//! The host's 127.0.0.0/8, closed to everybody but the host itself.
+//!
+//! Mappings on 127.0.0.1 need `route_localnet` on the interface towards the container, and with that
+//! the kernel takes packets for, and from, loopback addresses from the wire. A table of its own, whatever
+//! the back end of the mappings is, drops them:
+//!
+//! ```text
+//! table inet cnibox_localhost {
+//!     chain prerouting {
+//!         type filter hook prerouting priority raw
+//!         iifname != "lo" ip daddr 127.0.0.0/8 drop
+//!         iifname != "lo" ip saddr 127.0.0.0/8 drop
+//!     }
+//! }
+//! ```
+//!
+//! At that priority no address is translated yet: answers to connections that the host opened to a
+//! mapping on 127.0.0.1 still have the address that they were masqueraded with, and connections that
+//! somebody redirects from an address of the host to 127.0.0.1 still have that one. Both pass, whoever
+//! made the rule. On a kernel without `nf_tables` the same two rules are in table `raw` of iptables.
+//! They stay when the last mapping goes, as `route_localnet` does.
+
+use std::net::Ipv4Addr;
+
+use ipnet::{IpNet, Ipv4Net};
+
+use super::backend::{Family, PacketFilter};
+use super::handover::HandedOver;
+use super::iptables::{self, Iptables};
+use crate::error::{Context, Error, Result};
+use crate::netlink::nftables::{Batch, Chain, Field, Hook, Nft, RAW, Rule, Table};
+use crate::netlink::{self};
+
+const TABLE: Table<'_> = Table::inet("cnibox_localhost")
+    .comment("cnibox: loopback addresses are the host's own, also with route_localnet");
+const PREROUTING: Chain<'_> = TABLE.chain("prerouting").filter(Hook::Prerouting, RAW);
+
+const LOOPBACK: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(127, 0, 0, 0), 8);
+
+/// That of iptables with the same priority.
+const RAW_TABLE: &str = "raw";
+
+const TO: &str = "to loopback addresses from outside";
+const FROM: &str = "from loopback addresses outside";
+
+fn rules() -> [Rule; 2] {
+    let (net, outside) = (IpNet::from(LOOPBACK), || Rule::new().ne(Field::Iifname, "lo"));
+    [outside().daddr_in(net).drop().comment(TO), outside().saddr_in(net).drop().comment(FROM)]
+}
+
+fn iptables_rules() -> [iptables::Rule; 2] {
+    [("-d", TO), ("-s", FROM)].map(|(side, comment)| {
+        let words = [side.to_owned(), LOOPBACK.to_string(), "!".into(), "-i".into(), "lo".into()];
+        iptables::Rule::new("PREROUTING", words).comment(comment).target("DROP")
+    })
+}
+
+/// Closes 127.0.0.0/8; where it is closed, that is one look.
+pub fn close(filter: &PacketFilter) -> Result<()> {
+    let failed = || "close the host's loopback addresses to containers";
+    match filter.nft_if_present()? {
+        Some(nft) if is_whole(nft)? => Ok(()),
+        Some(nft) => nft.commit(batch()).context(failed),
+        None => Iptables::require(Family::V4)
+            .and_then(|tables| {
+                tables.update(RAW_TABLE, |draft| {
+                    for rule in iptables_rules() {
+                        draft.insert_unique(rule);
+                    }
+                    Ok(())
+                })
+            })
+            .context(failed),
+    }
+}
+
+/// Makes the table, whatever is there of it.
+fn batch() -> Batch {
+    let mut batch = Batch::new();
+    batch.ensure_table(TABLE).ensure_chain(PREROUTING).flush_chain(PREROUTING);
+    for rule in rules() {
+        batch.append_rule(PREROUTING, &rule);
+    }
+    batch
+}
+
+fn is_whole(nft: &Nft) -> netlink::Result<bool> {
+    let found = nft.dump_rules(PREROUTING)?;
+    Ok(found.iter().map(|rule| rule.comment.as_deref()).eq([Some(TO), Some(FROM)]))
+}
+
+/// Fails where 127.0.0.0/8 is open.
+pub fn check(filter: &PacketFilter) -> Result<()> {
+    let is_closed = if let Some(nft) = filter.nft_if_present()? {
+        is_whole(nft)?
+    } else {
+        let draft = Iptables::require(Family::V4)?.read(RAW_TABLE)?;
+        iptables_rules().iter().all(|rule| draft.has(rule))
+    };
+    if is_closed {
+        return Ok(());
+    }
+    Err(Error::internal("the host's loopback addresses are open to containers").with_details(
+        format!("rules of chain {PREROUTING} are gone; the next ADD of portmap makes them anew"),
+    ))
+}
+
+/// Deletes the table: the reference plugins leave those addresses open.
+pub(super) fn hand_over(nft: &Nft) -> Result<HandedOver> {
+    let mut batch = Batch::new();
+    if nft.has_table(TABLE)? {
+        batch.del_table(TABLE);
+    }
+    nft.commit(batch)?;
+    Ok(HandedOver::default())
+}
