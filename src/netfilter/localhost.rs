@@ -23,13 +23,15 @@
 use std::net::Ipv4Addr;
 
 use ipnet::{IpNet, Ipv4Net};
+use serde::de::IgnoredAny;
 
 use super::backend::{Family, PacketFilter};
 use super::handover::HandedOver;
 use super::iptables::{self, Iptables};
+use super::layout::{self, Change, Feature, Layout};
+use crate::attachment::Kept;
 use crate::error::{Context, Error, Result};
 use crate::netlink::nftables::{Batch, Chain, Field, Hook, Nft, RAW, Rule, Table};
-use crate::netlink::{self};
 
 const TABLE: Table<'_> = Table::inet("cnibox_localhost")
     .comment("cnibox: loopback addresses are the host's own, also with route_localnet");
@@ -55,54 +57,65 @@ fn iptables_rules() -> [iptables::Rule; 2] {
     })
 }
 
+/// For [`super::heal`]: it is needed as long as there are mappings.
+pub(super) const FEATURE: Feature = Feature { kept: MAPPINGS, layouts: || vec![layout()], restore };
+
+/// Of port mappings.
+const MAPPINGS: Kept = Kept::of("portmap");
+
+fn restore(change: &mut Change<'_>) {
+    if is_needed() {
+        change.batch().ensure_table(TABLE);
+    }
+}
+
+fn is_needed() -> bool {
+    !MAPPINGS.living::<IgnoredAny>().is_empty()
+}
+
+fn layout() -> Layout {
+    let chains = vec![(PREROUTING, rules().into())];
+    Layout { table: TABLE, sets: Vec::new(), chains, subnet: |_| None }
+}
+
 /// Closes 127.0.0.0/8; where it is closed, that is one look.
 pub fn close(filter: &PacketFilter) -> Result<()> {
-    let failed = || "close the host's loopback addresses to containers";
-    match filter.nft_if_present()? {
-        Some(nft) if is_whole(nft)? => Ok(()),
-        Some(nft) => nft.commit(batch()).context(failed),
-        None => Iptables::require(Family::V4)
-            .and_then(|tables| {
-                tables.update(RAW_TABLE, |draft| {
-                    for rule in iptables_rules() {
-                        draft.insert_unique(rule);
-                    }
-                    Ok(())
-                })
+    let closed = match filter.nft_if_present()? {
+        Some(nft) => layout::change(nft, &[layout()], &[], |_, _| Ok(())).map_err(Error::from),
+        None => Iptables::require(Family::V4).and_then(|tables| {
+            tables.update(RAW_TABLE, |draft| {
+                for rule in iptables_rules() {
+                    draft.insert_unique(rule);
+                }
+                Ok(())
             })
-            .context(failed),
-    }
+        }),
+    };
+    closed.context(|| "close the host's loopback addresses to containers")
 }
 
-/// Makes the table, whatever is there of it.
-fn batch() -> Batch {
-    let mut batch = Batch::new();
-    batch.ensure_table(TABLE).ensure_chain(PREROUTING).flush_chain(PREROUTING);
-    for rule in rules() {
-        batch.append_rule(PREROUTING, &rule);
-    }
-    batch
-}
-
-fn is_whole(nft: &Nft) -> netlink::Result<bool> {
-    let found = nft.dump_rules(PREROUTING)?;
-    Ok(found.iter().map(|rule| rule.comment.as_deref()).eq([Some(TO), Some(FROM)]))
+/// What is wrong with it, as far as port mappings need it.
+pub fn damage(filter: &PacketFilter) -> Result<Option<String>> {
+    damage_if(filter, is_needed)
 }
 
 /// Fails where 127.0.0.0/8 is open.
 pub fn check(filter: &PacketFilter) -> Result<()> {
-    let is_closed = if let Some(nft) = filter.nft_if_present()? {
-        is_whole(nft)?
-    } else {
-        let draft = Iptables::require(Family::V4)?.read(RAW_TABLE)?;
-        iptables_rules().iter().all(|rule| draft.has(rule))
-    };
-    if is_closed {
-        return Ok(());
+    let damage = damage_if(filter, || true)?;
+    let said = |text| format!("the host's loopback addresses are open to containers: {text}");
+    layout::refuse(damage.map(said))
+}
+
+fn damage_if(filter: &PacketFilter, is_needed: impl FnOnce() -> bool) -> Result<Option<String>> {
+    if let Some(nft) = filter.nft_if_present()? {
+        return Ok(layout().damage(nft, is_needed)?);
     }
-    Err(Error::internal("the host's loopback addresses are open to containers").with_details(
-        format!("rules of chain {PREROUTING} are gone; the next ADD of portmap makes them anew"),
-    ))
+    if !is_needed() {
+        return Ok(None);
+    }
+    let draft = Iptables::require(Family::V4)?.read(RAW_TABLE)?;
+    let missing = iptables_rules().into_iter().find(|rule| !draft.has(rule));
+    Ok(missing.map(|rule| format!("rule{} is missing in iptables table {RAW_TABLE}", rule.text())))
 }
 
 /// Deletes the table: the reference plugins leave those addresses open.

@@ -20,12 +20,12 @@ pub use self::conf::Conf;
 use crate::cni::{CniResult, IpConfig};
 use crate::error::{Context, Error, Result};
 use crate::netfilter::backend::{Backend, Family, PacketFilter};
-use crate::netfilter::localhost;
 use crate::netfilter::names::Owner;
 use crate::netfilter::ports::conditions::Conditions;
 use crate::netfilter::ports::{
     Forward, Mapping, Snat, Taken, Target, Watch, chains, flows, former, maps,
 };
+use crate::netfilter::{layout, localhost};
 use crate::skel::{AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Rollback, reclaim};
 use crate::sysctl;
 
@@ -131,6 +131,7 @@ impl Plugin for Portmap {
         let configured = conf.backend().or_unavailable()?;
         let backend = backend(conf, configured, &filter).or_unavailable()?;
         backend.require_usable(&filter)?;
+        layout::refuse(localhost::damage(&filter)?).or_unavailable()?;
         cx.usable_host().map(drop)
     }
 }

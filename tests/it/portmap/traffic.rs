@@ -199,6 +199,8 @@ fn loopback_addresses_of_the_host_stay_closed() {
         assert_eq!([service(), mapped(), forged()], [true; 3], "{rules:?}: the guard closes it");
         let error = ports.call("CHECK", &pod, &list).error();
         assert!(error.msg.contains("open to containers"), "{error:?}");
+        let error = ports.call("STATUS", &pod, &json!(null)).error();
+        assert!(error.code == 50 && error.msg.contains("cnibox_localhost"), "{error:?}");
         ports.add(&sibling, &json!([mapping(8081, 80, "tcp")]));
         ports.call("CHECK", &pod, &list).ok();
         // Also with nobody left: the setting stays as well.
