@@ -30,10 +30,6 @@ impl Attributes {
         self.bytes(kind, &[value])
     }
 
-    pub(super) fn be16(&mut self, kind: u16, value: u16) -> &mut Self {
-        self.bytes(kind, &value.to_be_bytes())
-    }
-
     pub(super) fn be32(&mut self, kind: u16, value: u32) -> &mut Self {
         self.bytes(kind, &value.to_be_bytes())
     }

@@ -20,6 +20,7 @@ const DELETE: u16 = SUBSYSTEM << 8 | 2;
 const NFGENMSG: usize = 4;
 
 const CTA_TUPLE_ORIG: u16 = 1;
+const CTA_TUPLE_REPLY: u16 = 2;
 const CTA_ID: u16 = 12;
 const CTA_ZONE: u16 = 18;
 const CTA_FILTER: u16 = 25;
@@ -27,98 +28,79 @@ const CTA_FILTER_ORIG_FLAGS: u16 = 1;
 const CTA_FILTER_REPLY_FLAGS: u16 = 2;
 const CTA_TUPLE_IP: u16 = 1;
 const CTA_TUPLE_PROTO: u16 = 2;
+const CTA_IP_V4_SRC: u16 = 1;
 const CTA_IP_V4_DST: u16 = 2;
+const CTA_IP_V6_SRC: u16 = 3;
 const CTA_IP_V6_DST: u16 = 4;
 const CTA_PROTO_NUM: u16 = 1;
 const CTA_PROTO_DST_PORT: u16 = 3;
 
-const FILTER_IP_DST: u32 = 1 << 1;
+const FILTER_IP_SRC: u32 = 1 << 0;
 const FILTER_PROTO_NUM: u32 = 1 << 3;
-const FILTER_DST_PORT: u32 = 1 << 5;
 
-/// An IP version.
+/// Which connections to look at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Version {
-    /// IPv4
+pub enum Flows {
+    /// All UDP of IPv4.
     V4,
-    /// IPv6
+    /// All UDP of IPv6.
     V6,
-}
-
-/// Which connections are meant, by what their first packet was sent to, before any translation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Flows {
-    version: Version,
-    proto: L4,
-    daddr: Option<IpAddr>,
-    dport: Option<u16>,
+    /// UDP that this address answers, whatever it was sent to.
+    AnsweredBy(IpAddr),
 }
 
 impl Flows {
-    /// All connections of a protocol.
-    pub fn new(version: Version, proto: L4) -> Flows {
-        Flows { version, proto, daddr: None, dport: None }
-    }
-
-    /// Those to an address.
-    pub fn to(proto: L4, daddr: IpAddr) -> Flows {
-        let version = if daddr.is_ipv4() { Version::V4 } else { Version::V6 };
-        Flows { daddr: Some(daddr), ..Flows::new(version, proto) }
-    }
-
-    /// Only those to this port.
-    #[must_use]
-    pub fn port(mut self, dport: u16) -> Flows {
-        self.dport = Some(dport);
-        self
-    }
-
     fn family(self) -> u8 {
-        match self.version {
-            Version::V4 => 2,
-            Version::V6 => 10,
+        match self {
+            Flows::V4 | Flows::AnsweredBy(IpAddr::V4(_)) => 2,
+            Flows::V6 | Flows::AnsweredBy(IpAddr::V6(_)) => 10,
         }
     }
 
-    fn matches(self, tuple: Attr<'_>) -> bool {
-        let inside = |outer, inner: &[u16]| {
-            let outer = tuple.nested().find(|attr| attr.kind == outer)?;
-            outer.nested().find(|attr| inner.contains(&attr.kind)).map(|attr| attr.value)
-        };
-        let daddr = inside(CTA_TUPLE_IP, &[CTA_IP_V4_DST, CTA_IP_V6_DST]).and_then(ip);
-        let dport = inside(CTA_TUPLE_PROTO, &[CTA_PROTO_DST_PORT]);
-        inside(CTA_TUPLE_PROTO, &[CTA_PROTO_NUM]) == Some(&[self.proto.number()][..])
-            && self.daddr.is_none_or(|wanted| daddr == Some(wanted))
-            && self.dport.is_none_or(|wanted| dport == Some(&wanted.to_be_bytes()[..]))
+    fn admits(self, flow: &Flow) -> bool {
+        match self {
+            Flows::V4 => flow.daddr.is_ipv4(),
+            Flows::V6 => flow.daddr.is_ipv6(),
+            Flows::AnsweredBy(addr) => flow.server == addr,
+        }
     }
 
     /// Asks the kernel (5.8) to send only what matches; older ones ignore it.
     fn filter(self) -> Attributes {
-        let mut flags = FILTER_PROTO_NUM;
-        let mut body = Attributes::new();
-        body.nest(CTA_TUPLE_ORIG, |tuple| {
-            if let Some(addr) = self.daddr {
-                flags |= FILTER_IP_DST;
-                let kind = if addr.is_ipv4() { CTA_IP_V4_DST } else { CTA_IP_V6_DST };
+        let udp = |tuple: &mut Attributes| {
+            tuple.nest(CTA_TUPLE_PROTO, |list| {
+                list.u8(CTA_PROTO_NUM, L4::Udp.number());
+            });
+        };
+        let (mut body, mut reply) = (Attributes::new(), 0);
+        body.nest(CTA_TUPLE_ORIG, udp);
+        if let Flows::AnsweredBy(addr) = self {
+            reply = FILTER_IP_SRC;
+            let kind = if addr.is_ipv4() { CTA_IP_V4_SRC } else { CTA_IP_V6_SRC };
+            body.nest(CTA_TUPLE_REPLY, |tuple| {
                 tuple.nest(CTA_TUPLE_IP, |list| {
                     list.bytes(kind, &Value::Ip(addr).bytes());
                 });
-            }
-            tuple.nest(CTA_TUPLE_PROTO, |list| {
-                list.u8(CTA_PROTO_NUM, self.proto.number());
-                if let Some(port) = self.dport {
-                    flags |= FILTER_DST_PORT;
-                    list.be16(CTA_PROTO_DST_PORT, port);
-                }
             });
-        });
+        }
         body.nest(CTA_FILTER, |list| {
             // Unlike the rest of netfilter, in host byte order.
-            list.bytes(CTA_FILTER_ORIG_FLAGS, &flags.to_ne_bytes());
-            list.bytes(CTA_FILTER_REPLY_FLAGS, &0_u32.to_ne_bytes());
+            list.bytes(CTA_FILTER_ORIG_FLAGS, &FILTER_PROTO_NUM.to_ne_bytes());
+            list.bytes(CTA_FILTER_REPLY_FLAGS, &reply.to_ne_bytes());
         });
         body
     }
+}
+
+/// A tracked connection of UDP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Flow {
+    /// What its first packet was sent to, before any translation.
+    pub daddr: IpAddr,
+    /// The port.
+    pub dport: u16,
+    /// Who answers.
+    pub server: IpAddr,
 }
 
 /// A socket to the connection tracking of one network namespace.
@@ -138,22 +120,21 @@ impl Conntrack {
         Ok(Conntrack { socket: NfSocket::open_in(ns)? })
     }
 
-    /// Forgets the connections that match, and says how many there were. A kernel without
-    /// connection tracking has none.
-    pub fn flush(&self, flows: Flows) -> Result<usize> {
-        let doing = |failure: Failure| {
-            failure.doing("list connections of protocol", || flows.proto.to_string())
-        };
-        let entries = self.list(flows).map_err(doing)?;
+    /// Forgets the connections that `which` is true of, in one walk, and says how many there were.
+    /// A kernel without connection tracking has none.
+    pub fn forget(&self, flows: Flows, mut which: impl FnMut(&Flow) -> bool) -> Result<usize> {
+        let entries = self.list(flows).map_err(|f| f.doing("list", || "UDP flows".to_owned()))?;
         let mut deleted = 0;
         for entry in entries {
-            let Some(body) = identity(flows, &entry) else { continue };
-            let query = Query { kind: DELETE, family: flows.family(), body };
-            match self.socket.request(&query) {
+            let Some((flow, body)) = read(&entry) else { continue };
+            if !flows.admits(&flow) || !which(&flow) {
+                continue;
+            }
+            match self.socket.request(&Query { kind: DELETE, family: flows.family(), body }) {
                 Ok(_) => deleted += 1,
                 Err(Failure { errno: Errno::ENOENT, .. }) => {}
                 Err(failure) => {
-                    let target = || format!("connection of protocol {}", flows.proto);
+                    let target = || format!("UDP flow to {} port {}", flow.daddr, flow.dport);
                     return Err(failure.doing("delete", target));
                 }
             }
@@ -179,19 +160,31 @@ fn unknown(failure: &Failure) -> bool {
     matches!(failure.errno, Errno::EINVAL | Errno::EOPNOTSUPP | Errno::EPROTONOSUPPORT)
 }
 
-/// What names the connection in `entry`, if it is meant.
-pub(super) fn identity(flows: Flows, entry: &[u8]) -> Option<Attributes> {
+/// The flow in `entry`, if it is one of UDP, and what names it to the kernel.
+pub(super) fn read(entry: &[u8]) -> Option<(Flow, Attributes)> {
     let list = || attrs(entry.get(NFGENMSG..).unwrap_or_default());
-    let tuple = list().find(|attr| attr.kind == CTA_TUPLE_ORIG)?;
-    if !flows.matches(tuple) {
+    let tuple = |kind| list().find(|attr| attr.kind == kind);
+    let (sent, answered) = (tuple(CTA_TUPLE_ORIG)?, tuple(CTA_TUPLE_REPLY)?);
+    if inside(sent, CTA_TUPLE_PROTO, &[CTA_PROTO_NUM])? != [L4::Udp.number()] {
         return None;
     }
+    let dport = inside(sent, CTA_TUPLE_PROTO, &[CTA_PROTO_DST_PORT])?;
+    let flow = Flow {
+        daddr: ip(inside(sent, CTA_TUPLE_IP, &[CTA_IP_V4_DST, CTA_IP_V6_DST])?)?,
+        dport: u16::from_be_bytes(dport.try_into().ok()?),
+        server: ip(inside(answered, CTA_TUPLE_IP, &[CTA_IP_V4_SRC, CTA_IP_V6_SRC])?)?,
+    };
     let mut body = Attributes::new();
-    body.nest(CTA_TUPLE_ORIG, |inner| inner.raw(tuple.value));
+    body.nest(CTA_TUPLE_ORIG, |inner| inner.raw(sent.value));
     for attr in list().filter(|attr| [CTA_ID, CTA_ZONE].contains(&attr.kind)) {
         body.bytes(attr.kind, attr.value);
     }
-    Some(body)
+    Some((flow, body))
+}
+
+fn inside<'a>(tuple: Attr<'a>, outer: u16, kinds: &[u16]) -> Option<&'a [u8]> {
+    let outer = tuple.nested().find(|attr| attr.kind == outer)?;
+    outer.nested().find(|attr| kinds.contains(&attr.kind)).map(|attr| attr.value)
 }
 
 #[cfg(test)]

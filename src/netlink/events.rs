@@ -87,7 +87,7 @@ impl Netlink {
     /// local route is left to the kernel's work queue.
     pub fn settle_local(&self, addrs: &[Ipv6Addr], limit: Duration) -> Result<bool> {
         let topic = Topic { group: RTNLGRP_IPV6_ROUTE, index: 0 };
-        self.watch(topic, limit, || Ok(addrs.iter().all(|addr| self.is_local(*addr))))
+        self.watch(topic, limit, || Ok(addrs.iter().all(|addr| self.is_local((*addr).into()))))
     }
 
     /// Waits until there are routes to all of `wanted` among those that `filter` admits, at most

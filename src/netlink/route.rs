@@ -1,6 +1,6 @@
 //! Routes.
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use nix::errno::Errno;
@@ -320,10 +320,10 @@ impl std::fmt::Display for Route {
 
 impl Netlink {
     /// Whether packets to `addr` are for this host.
-    pub(super) fn is_local(&self, addr: Ipv6Addr) -> bool {
+    pub fn is_local(&self, addr: IpAddr) -> bool {
         let mut message = RouteMessage::default();
-        message.header.address_family = AddressFamily::Inet6;
-        message.header.destination_prefix_length = 128;
+        message.header.address_family = Family::wire(Some(Family::of(addr)));
+        message.header.destination_prefix_length = if addr.is_ipv4() { 32 } else { 128 };
         message.attributes.push(RouteAttribute::Destination(addr.into()));
         // No route at all is an error.
         self.one(RouteNetlinkMessage::GetRoute(message))

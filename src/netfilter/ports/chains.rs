@@ -5,6 +5,8 @@
 //! second interface gets a chain of its own; a comment at the end of a chain tells its interface.
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
 
 use super::rules::{
     MASQ, SETMARK, TOP, entries, entries_ahead, interface, marker, parse_comment, rules,
@@ -203,15 +205,15 @@ fn holder(draft: &Draft, owner: Option<(&str, &str)>, chain: &str) -> Holder {
     }
 }
 
-/// Deletes what the attachment has, whichever flavour of iptables made it; tells whether there was
-/// anything. What ADD was told, where it is known, saves looking for it.
+/// Deletes what the attachment has, whichever flavour of iptables made it; tells where it led UDP
+/// to. What ADD was told, where it is known, saves looking for it.
 pub fn del(
     filter: &PacketFilter,
     owner: Owner<'_>,
     told: Option<(&Forward<'_>, &Options<'_>)>,
-) -> Result<bool> {
+) -> Result<BTreeSet<IpAddr>> {
     let (common, own) = chains(owner);
-    let mut found = false;
+    let mut servers = BTreeSet::new();
     for family in Family::BOTH {
         let mut programs = filter.iptables_with(family, NAT, &common)?;
         if programs.is_empty() {
@@ -219,31 +221,34 @@ pub fn del(
         }
         let expected = told.and_then(|(forward, options)| expected_chain(family, forward, options));
         for program in programs {
-            let deleted = Cell::new(false);
+            let served = RefCell::default();
             let plan = |draft: &mut Draft| {
-                deleted.set(plan_del(draft, owner));
+                served.replace(plan_del(draft, owner));
                 Ok(())
             };
             match &expected {
                 Some(expected) => program.delete_expected(expected, plan)?,
                 None => program.update(NAT, plan)?,
             }
-            found |= deleted.get();
+            servers.extend(served.into_inner());
         }
     }
-    Ok(found)
+    Ok(servers)
 }
 
-fn plan_del(draft: &mut Draft, owner: Owner<'_>) -> bool {
+fn plan_del(draft: &mut Draft, owner: Owner<'_>) -> Vec<IpAddr> {
     let chain = chain_of(draft, owner);
-    let found = draft.has_chain(&chain);
+    let mine = draft.rules().iter().filter(|rule| rule.chain == chain);
+    let udp = mine.filter(|rule| rule.value("-p") == Some("udp"));
+    let to = udp.filter_map(|rule| rule.value("--to-destination")?.parse().ok());
+    let served = to.map(|to: SocketAddr| to.ip()).collect();
     // By its words, which tell the interface: the chain may be another one's by now.
     draft.del(&marker(&chain, owner.ifname));
     draft.uproot_chain(&chain);
     if draft.has_chain(OLD_SNAT) {
         draft.uproot_chain(&owner.chain("SN-"));
     }
-    found
+    served
 }
 
 /// The table with nothing but what ADD made of the attachment's first interface.

@@ -1,63 +1,63 @@
-//! UDP connections: tracked ones keep their translation for minutes, so packets would go on to
-//! where they went before a mapping came, or after it has gone.
+//! UDP: tracked connections keep their translation for minutes, so packets would go on to where
+//! they went before a mapping came, or after it has gone.
 
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
 
-use super::maps::Placed;
 use super::{Mapping, Target};
 use crate::log;
 use crate::netfilter::backend::Family;
-use crate::netlink::conntrack::{Conntrack, Flows, Version};
-use crate::netlink::nftables::L4;
+use crate::netlink::conntrack::{Conntrack, Flow, Flows};
+use crate::netlink::nftables::{L4, RuleInfo};
+use crate::netlink::{self, Netlink};
 
-fn flows(family: Family, addr: Option<IpAddr>, port: u16) -> Flows {
-    let version = match family {
-        Family::V4 => Version::V4,
-        Family::V6 => Version::V6,
-    };
-    let all = addr.map_or(Flows::new(version, L4::Udp), |addr| Flows::to(L4::Udp, addr));
-    all.port(port)
-}
-
-/// Those that mappings to `targets` are for.
-pub fn of_mappings(mappings: &[Mapping], targets: &[Target]) -> Vec<Flows> {
-    of_families(mappings, targets.iter().map(Target::family))
-}
-
-/// Those that mappings of these families are for.
-pub fn of_families(mappings: &[Mapping], families: impl Iterator<Item = Family>) -> Vec<Flows> {
-    let mut all = Vec::new();
-    for family in families {
-        let udp = mappings.iter().filter(|m| m.proto == L4::Udp && m.is_of(family));
-        all.extend(udp.map(|m| flows(family, m.address(), m.host_port)));
-    }
-    all
-}
-
-/// Those that were translated by these elements.
-pub fn of_elements(deleted: &[Placed]) -> Vec<Flows> {
-    deleted.iter().filter_map(Placed::udp).map(|(f, addr, port)| flows(f, addr, port)).collect()
-}
-
-/// Forgets them. The mapping is right all the same, so trouble is only told.
-pub fn flush(mut all: Vec<Flows>) {
-    let mut seen: Vec<Flows> = Vec::new();
-    all.retain(|flows| {
-        !seen.contains(flows) && {
-            seen.push(*flows);
-            true
+/// After ADD: forgets what was sent to the mapped ports of this host and went elsewhere. What goes
+/// through it to others is none of the mappings' business.
+pub fn lead_to(targets: &[Target], mappings: &[Mapping], host: &Netlink) {
+    for target in targets {
+        let udp = mappings.iter().filter(|m| m.proto == L4::Udp && m.is_of(target.family()));
+        let mapped: HashSet<_> = udp.map(|m| (m.host_port, m.address())).collect();
+        if mapped.is_empty() {
+            continue;
         }
+        let flows = if target.family() == Family::V4 { Flows::V4 } else { Flows::V6 };
+        let mut local = HashMap::new();
+        forget(flows, |flow| {
+            let mut is_local =
+                || *local.entry(flow.daddr).or_insert_with_key(|a| host.is_local(*a));
+            let Flow { daddr, dport, server } = *flow;
+            let is_mapped =
+                mapped.contains(&(dport, Some(daddr))) || mapped.contains(&(dport, None));
+            is_mapped && server != target.addr() && is_local()
+        });
+    }
+}
+
+/// After DEL: forgets all that these containers answered.
+pub fn of_gone(servers: &BTreeSet<IpAddr>) {
+    for server in servers {
+        forget(Flows::AnsweredBy(*server), |_| true);
+    }
+}
+
+/// Where a rule leads UDP to.
+pub(super) fn served_by(rule: &RuleInfo) -> Option<IpAddr> {
+    let udp = rule.values.contains(&vec![L4::Udp.number()]);
+    let dnat = rule.expressions.last().is_some_and(|kind| kind == "nat");
+    // The address is loaded behind all that is compared, and before the port.
+    let addr = rule.values.iter().rev().find_map(|value| match value.len() {
+        4 => <[u8; 4]>::try_from(value.as_slice()).ok().map(IpAddr::from),
+        16 => <[u8; 16]>::try_from(value.as_slice()).ok().map(IpAddr::from),
+        _ => None,
     });
-    if all.is_empty() {
-        return;
-    }
-    let conntrack = match Conntrack::open() {
-        Ok(conntrack) => conntrack,
-        Err(error) => return log::warn(format_args!("flush UDP connections: {error}")),
-    };
-    for flows in all {
-        if let Err(error) = conntrack.flush(flows) {
-            log::warn(format_args!("flush UDP connections: {error}"));
-        }
+    addr.filter(|_| udp && dnat)
+}
+
+/// The mapping is right all the same, so trouble is only told.
+fn forget(flows: Flows, which: impl FnMut(&Flow) -> bool) {
+    let forgotten: netlink::Result<_> =
+        Conntrack::open().and_then(|conntrack| conntrack.forget(flows, which));
+    if let Err(error) = forgotten {
+        log::warn(format_args!("forget UDP flows: {error}"));
     }
 }

@@ -2,12 +2,13 @@
 //! the container's id as its comment, and nothing that tells the network. They are made only when
 //! the reference takes over.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use super::layout::Sets;
-use super::{Forward, Snat, Target, queue};
+use super::{Forward, Snat, Target, flows, queue};
 use crate::cni::ip::host_net;
 use crate::error::Result;
 use crate::netfilter::backend::Family;
@@ -21,9 +22,9 @@ use crate::netlink::nftables::{
 /// Chains that have rules of containers; releases differ in which they use.
 const CHAINS: [&str; 3] = ["hostports", "hostip_hostports", "masquerading"];
 
-/// Deletes the rules of container `id`; tells whether there were any.
-pub fn del(nft: &Nft, id: &str) -> Result<bool> {
-    let mut batch = Batch::new();
+/// Deletes the rules of container `id`; where they led UDP to.
+pub fn del(nft: &Nft, id: &str) -> Result<BTreeSet<IpAddr>> {
+    let (mut batch, mut servers) = (Batch::new(), BTreeSet::new());
     for family in [nftables::Family::Ip, nftables::Family::Ip6] {
         let table = Table::new(family, "cni_hostport");
         if !nft.has_table(table)? {
@@ -32,13 +33,13 @@ pub fn del(nft: &Nft, id: &str) -> Result<bool> {
         for chain in CHAINS.map(|name| table.chain(name)) {
             let rules = nft.dump_rules(chain)?;
             for rule in rules.iter().filter(|rule| rule.comment.as_deref() == Some(id)) {
+                servers.extend(flows::served_by(rule));
                 batch.del_rule(chain, rule.handle);
             }
         }
     }
-    let found = !batch.is_empty();
     nft.commit(batch)?;
-    Ok(found)
+    Ok(servers)
 }
 
 /// Whether the reference made all mappings of the container, by the number of its rules, as its own

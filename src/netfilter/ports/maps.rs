@@ -4,18 +4,19 @@
 //! key, and `attachments` tells how much there is to find. Only when that does not add up, as when
 //! DEL is not told the mappings of ADD, the maps are read.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use super::layout::{self, ATTACHMENTS, CONDITIONAL, Sets};
 use super::queue::{self, Queue, Queues};
-use super::{Forward, Holder, HostPort, Mapping, Snat, Taken, Target};
+use super::{Forward, Holder, HostPort, Mapping, Snat, Taken, Target, flows};
 use crate::error::{Error, Result};
 use crate::netfilter::backend::Family;
 use crate::netfilter::names::{Owner, identity, stale};
 use crate::netlink;
-use crate::netlink::nftables::{Batch, Data, Element, Key, L4, Nft, Rule, Set, Value};
+use crate::netlink::nftables::{Batch, Data, Element, Key, L4, Nft, Rule, RuleInfo, Set, Value};
 
 /// How much of each half of an instance's hash fits a name.
 const HALF: usize = 15;
@@ -39,10 +40,14 @@ impl Placed {
         }
     }
 
-    /// Its UDP port, if it has one, the address and family.
-    pub(super) fn udp(&self) -> Option<(Family, Option<IpAddr>, u16)> {
-        let HostPort(addr, port, proto) = self.port()?;
-        (proto == L4::Udp).then_some((Sets::family_of(self.set), addr, port))
+    /// Where it leads UDP to.
+    fn udp(&self) -> Option<IpAddr> {
+        let Some(Data::Values(Key(to))) = &self.element.data else { return None };
+        let HostPort(_, _, proto) = self.port()?;
+        match to.first() {
+            Some(Value::Ip(addr)) if proto == L4::Udp => Some(*addr),
+            _ => None,
+        }
     }
 
     fn is(&self, other: &Placed) -> bool {
@@ -141,10 +146,10 @@ fn rules(forward: &Forward<'_>) -> Vec<Rule> {
     rules
 }
 
-/// The handles of the rules whose comment `which` is true of.
-fn rules_of(nft: &Nft, which: impl Fn(Option<&str>) -> bool) -> netlink::Result<Vec<u64>> {
+/// The rules whose comment `which` is true of.
+fn rules_of(nft: &Nft, which: impl Fn(Option<&str>) -> bool) -> netlink::Result<Vec<RuleInfo>> {
     let rules = nft.dump_rules(CONDITIONAL)?.into_iter();
-    Ok(rules.filter(|rule| which(rule.comment.as_deref())).map(|rule| rule.handle).collect())
+    Ok(rules.filter(|rule| which(rule.comment.as_deref())).collect())
 }
 
 /// Makes the mappings; those that the attachment had before are replaced. If another container has
@@ -214,8 +219,8 @@ fn replace(
             former.extend(former_containers(nft, owner, all)?);
             leave(nft, &mut queues, &former, |comment| owner.owns(comment))?;
             delete(&mut batch, &former);
-            for handle in rules_of(nft, |comment| owner.owns(comment))? {
-                batch.del_rule(CONDITIONAL, handle);
+            for rule in rules_of(nft, |comment| owner.owns(comment))? {
+                batch.del_rule(CONDITIONAL, rule.handle);
             }
         }
         for placed in all {
@@ -336,16 +341,22 @@ fn by_key(
 
 /// What was deleted.
 #[derive(Clone, Debug, Default)]
-pub struct Deleted {
-    /// The elements.
-    pub elements: Vec<Placed>,
-    /// Whether there were rules of mappings with conditions.
-    pub rules: bool,
+struct Deleted {
+    elements: Vec<Placed>,
+    rules: Vec<RuleInfo>,
 }
 
-/// Deletes the attachment's mappings and returns them. `mappings` need not be all of them, or any.
+impl Deleted {
+    /// Where it led UDP to.
+    fn servers(&self) -> BTreeSet<IpAddr> {
+        let of_rules = self.rules.iter().filter_map(flows::served_by);
+        self.elements.iter().filter_map(Placed::udp).chain(of_rules).collect()
+    }
+}
+
+/// Deletes the attachment's mappings; where they led UDP to. `mappings` need not be all of them, or any.
 /// Ports that the container wants in another network go there.
-pub fn del(nft: &Nft, owner: Owner<'_>, mappings: &[Mapping]) -> Result<Deleted> {
+pub fn del(nft: &Nft, owner: Owner<'_>, mappings: &[Mapping]) -> Result<BTreeSet<IpAddr>> {
     let mut deleted = Deleted::default();
     nft.update(|nft| {
         deleted = Deleted::default();
@@ -368,7 +379,7 @@ pub fn del(nft: &Nft, owner: Owner<'_>, mappings: &[Mapping]) -> Result<Deleted>
         deleted = all;
         Ok(batch)
     })?;
-    Ok(deleted)
+    Ok(deleted.servers())
 }
 
 /// Everything whose comment `which` is true of, and the batch that deletes it.
@@ -382,10 +393,10 @@ fn deleting_all(
     delete(&mut batch, &elements);
     queues.write(&mut batch);
     let rules = rules_of(nft, &which)?;
-    for handle in &rules {
-        batch.del_rule(CONDITIONAL, *handle);
+    for rule in &rules {
+        batch.del_rule(CONDITIONAL, rule.handle);
     }
-    Ok((Deleted { elements, rules: !rules.is_empty() }, batch))
+    Ok((Deleted { elements, rules }, batch))
 }
 
 /// What is at an element's key; of several mappings of one container, its own.
@@ -438,15 +449,15 @@ pub fn check(nft: &Nft, forward: &Forward<'_>) -> Result<()> {
     }
 }
 
-/// Deletes the mappings of a network whose attachments are not among `valid`, and returns them.
-pub fn collect(nft: &Nft, network: &str, valid: &[Owner<'_>]) -> Result<Deleted> {
+/// Deletes the mappings of a network whose attachments are not among `valid`; where they led UDP to.
+pub fn collect(nft: &Nft, network: &str, valid: &[Owner<'_>]) -> Result<BTreeSet<IpAddr>> {
     let mut deleted = Deleted::default();
     nft.update(|nft| {
         let (all, batch) = deleting_all(nft, stale(network, valid))?;
         deleted = all;
         Ok(batch)
     })?;
-    Ok(deleted)
+    Ok(deleted.servers())
 }
 
 #[cfg(test)]

@@ -22,6 +22,7 @@ mod queue;
 mod rules;
 mod watch;
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::net::IpAddr;
 
@@ -134,12 +135,21 @@ impl Forward<'_> {
 
 /// Deletes what an attachment has in every layout and back end, when nothing else is known of it.
 pub fn reclaim(filter: &PacketFilter, owner: Owner<'_>) -> Result<()> {
-    let in_chains = chains::del(filter, owner, None).map(drop);
-    let Some(nft) = filter.nft_if_present()? else { return in_chains };
-    let deleted = maps::del(nft, owner, &[])?;
-    flows::flush(flows::of_elements(&deleted.elements));
-    former::del(nft, owner.id)?;
-    in_chains
+    let in_chains = chains::del(filter, owner, None);
+    let mut servers = match filter.nft_if_present()? {
+        Some(nft) => del(nft, owner, &[])?,
+        None => BTreeSet::new(),
+    };
+    servers.extend(in_chains?);
+    flows::of_gone(&servers);
+    Ok(())
+}
+
+/// Deletes what an attachment has in `nf_tables`; where that led UDP to.
+pub fn del(nft: &Nft, owner: Owner<'_>, mappings: &[Mapping]) -> Result<BTreeSet<IpAddr>> {
+    let mut servers = maps::del(nft, owner, mappings)?;
+    servers.extend(former::del(nft, owner.id)?);
+    Ok(servers)
 }
 
 /// Rewrites our layout on `nf_tables` into the reference's, at one blow; how many rules that are.

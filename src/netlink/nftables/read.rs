@@ -58,6 +58,8 @@ pub struct RuleInfo {
     pub comment: Option<String>,
     /// The kinds of its expressions.
     pub expressions: Vec<String>,
+    /// What it compares with, and what it loads.
+    pub values: Vec<Vec<u8>>,
 }
 
 /// A chain of a table.
@@ -263,10 +265,25 @@ pub(in crate::netlink) fn chain_info(body: &[u8]) -> ChainInfo {
 pub(in crate::netlink) fn rule_info(body: &[u8]) -> Option<RuleInfo> {
     let handle = find(body, 3)?.value.try_into().ok().map(u64::from_be_bytes)?;
     let comment = find(body, 7).and_then(|attr| userdata::read_comment(attr.value));
-    let list = find(body, RULE_EXPRESSIONS).into_iter().flat_map(Attr::nested);
-    let name = |expr: Attr<'_>| expr.nested().find(|attr| attr.kind == 1).map(Attr::text);
+    let list = || find(body, RULE_EXPRESSIONS).into_iter().flat_map(Attr::nested);
+    let expressions = list().filter_map(|expr| part(expr, 1).map(Attr::text)).collect();
+    let values = list().filter_map(value).collect();
     let chain = find(body, 2).map(Attr::text).unwrap_or_default();
-    Some(RuleInfo { chain, handle, comment, expressions: list.filter_map(name).collect() })
+    Some(RuleInfo { chain, handle, comment, expressions, values })
+}
+
+/// The value of a `cmp` or `immediate` expression.
+fn value(expr: Attr<'_>) -> Option<Vec<u8>> {
+    let kind = match part(expr, 1)?.text().as_str() {
+        "cmp" => 3,
+        "immediate" => 2,
+        _ => return None,
+    };
+    Some(part(part(part(expr, 2)?, kind)?, 1)?.value.to_vec())
+}
+
+fn part(attr: Attr<'_>, kind: u16) -> Option<Attr<'_>> {
+    attr.nested().find(|inner| inner.kind == kind)
 }
 
 /// An element as the kernel keeps it: the end of a plain range is one of its own.

@@ -11,6 +11,7 @@
 
 mod conf;
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
@@ -23,7 +24,7 @@ use crate::netfilter::backend::{Backend, Family, PacketFilter};
 use crate::netfilter::names::Owner;
 use crate::netfilter::ports::conditions::Conditions;
 use crate::netfilter::ports::{
-    Forward, Mapping, Snat, Taken, Target, Watch, chains, flows, former, maps,
+    self, Forward, Mapping, Snat, Taken, Target, Watch, chains, flows, former, maps,
 };
 use crate::netfilter::{layout, localhost};
 use crate::skel::{AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Rollback, reclaim};
@@ -59,7 +60,7 @@ impl Plugin for Portmap {
         open_localhost(&filter, &localnet_keys(&forward, prev))?;
         cx.note(Self::NAME, req, prev, &mut undo);
         make(conf, backend, &filter, &forward)?;
-        flows::flush(flows::of_mappings(&mappings, &targets));
+        flows::lead_to(&targets, &mappings, cx.host()?);
         undo.commit();
         Ok(prev.clone())
     }
@@ -99,12 +100,9 @@ impl Plugin for Portmap {
         let owner = owner(cx, (req.id.as_str(), req.ifname.as_str()));
         let mappings = conf.sound_mappings();
         let mut failures = Failures::new();
-        let deleted = failures.keep(unmap(&filter, owner, &mappings)).unwrap_or_default();
-        let in_chains = failures.keep(unchain(&filter, conf, req, owner)).unwrap_or_default();
-        if in_chains || deleted.rules {
-            flows::flush(flows::of_families(&mappings, Family::BOTH.into_iter()));
-        }
-        flows::flush(flows::of_elements(&deleted.elements));
+        let mut servers = failures.keep(unmap(&filter, owner, &mappings)).unwrap_or_default();
+        servers.extend(failures.keep(unchain(&filter, conf, req, owner)).unwrap_or_default());
+        flows::of_gone(&servers);
         failures.into_result()
     }
 
@@ -118,9 +116,9 @@ impl Plugin for Portmap {
             .collect();
         let mut failures = Failures::new();
         if let Some(nft) = failures.keep(filter.nft_if_present()).flatten()
-            && let Some(deleted) = failures.keep(maps::collect(nft, network, &valid))
+            && let Some(servers) = failures.keep(maps::collect(nft, network, &valid))
         {
-            flows::flush(flows::of_elements(&deleted.elements));
+            flows::of_gone(&servers);
         }
         failures.keep(chains::collect(&filter, network, &valid));
         failures.into_result()
@@ -170,23 +168,22 @@ fn forward<'a>(
     Forward { owner, mappings, targets, snat: conf.snat(), conditions }
 }
 
-/// What DEL found in `nf_tables`.
-#[derive(Default)]
-struct Unmapped {
-    elements: Vec<maps::Placed>,
-    /// Rules, which do not tell their ports: of conditions, or of the reference plugin.
-    rules: bool,
+/// Deletes what is in `nf_tables`; where that led UDP to.
+fn unmap(
+    filter: &PacketFilter,
+    owner: Owner<'_>,
+    mappings: &[Mapping],
+) -> Result<BTreeSet<IpAddr>> {
+    filter.nft_if_present()?.map_or(Ok(BTreeSet::new()), |nft| ports::del(nft, owner, mappings))
 }
 
-fn unmap(filter: &PacketFilter, owner: Owner<'_>, mappings: &[Mapping]) -> Result<Unmapped> {
-    let Some(nft) = filter.nft_if_present()? else { return Ok(Unmapped::default()) };
-    let deleted = maps::del(nft, owner, mappings)?;
-    let rules = former::del(nft, owner.id)? || deleted.rules;
-    Ok(Unmapped { elements: deleted.elements, rules })
-}
-
-/// Deletes the rules in iptables; tells whether there were any.
-fn unchain(filter: &PacketFilter, conf: &Conf, req: &DelReq, owner: Owner<'_>) -> Result<bool> {
+/// Deletes the rules in iptables; where they led UDP to.
+fn unchain(
+    filter: &PacketFilter,
+    conf: &Conf,
+    req: &DelReq,
+    owner: Owner<'_>,
+) -> Result<BTreeSet<IpAddr>> {
     let mappings = conf.sound_mappings();
     let prev = req.prev.as_ref();
     let nets = prev.map(|prev| nets(prev, owner.ifname)).unwrap_or_default();

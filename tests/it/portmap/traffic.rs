@@ -163,6 +163,47 @@ fn udp_clients_that_were_there_before_follow_the_mapping() {
     }
 }
 
+#[test]
+fn udp_flows_of_others_stay() {
+    for rules in ALL {
+        let ports = Ports::new(rules, "1.1.0");
+        let (one, two, peer) = (ports.pod("c1"), ports.pod("c2"), ports.peer());
+        let elsewhere = ports.outside("other", "203.0.113", "2001:db8:a");
+        let dns = json!([mapping(53, 53, "udp")]);
+        let other = json!([mapping(54, 53, "udp")]);
+        ports.add(&two, &other);
+        let ask = |client: &Container, port: u16, server: &Container, target: &str| {
+            let near = client.run(|| UdpSocket::bind(("0.0.0.0", port)).unwrap());
+            assert!(asks(&near, server, target.parse().unwrap(), 53).is_some(), "{target}");
+        };
+        // Through the host to another resolver, to another mapping, and to a container itself.
+        ask(&peer, 4001, &elsewhere, "203.0.113.2:53");
+        ask(&peer, 4002, &two.container, "192.0.2.1:54");
+        ask(&peer, 4003, &two.container, "10.1.2.3:53");
+        let tracked = || {
+            let list = ports.node.sh("conntrack -L -p udp 2>/dev/null");
+            let ids = list.lines().filter_map(|line| line.split_once("sport=")?.1.split_once(' '));
+            let mut ids: Vec<_> = ids.map(|(port, _)| port.to_owned()).collect();
+            ids.retain(|port| port.starts_with("400"));
+            ids.sort();
+            ids
+        };
+        assert_eq!(tracked(), ["4001", "4002", "4003"], "{rules:?}");
+        ports.add(&one, &dns);
+        assert_eq!(tracked(), ["4001", "4002", "4003"], "{rules:?}: after ADD");
+        ask(&peer, 4004, &one.container, "192.0.2.1:53");
+        ports.add(&one, &dns);
+        assert_eq!(tracked().len(), 4, "{rules:?}: what is translated to it already stays");
+        ports.del(&one, &dns);
+        assert_eq!(tracked(), ["4001", "4002", "4003"], "{rules:?}: after DEL");
+        // Nothing but the rules tells the address.
+        ask(&peer, 4005, &two.container, "192.0.2.1:54");
+        let net = ports.net(&json!([]), &json!({}));
+        ports.path(net.call("DEL", "c2").without("CNI_NETNS")).ok();
+        assert_eq!(tracked(), ["4001"], "{rules:?}: DEL that is told nothing");
+    }
+}
+
 /// `route_localnet` must not open the host's own loopback addresses to containers, be it by a
 /// service, by a mapping that is for the host alone, or by what they send with such a source.
 #[test]

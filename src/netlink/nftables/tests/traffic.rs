@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::netlink::conntrack::{Conntrack, Flows, Version};
+use crate::netlink::conntrack::{Conntrack, Flow, Flows};
 use crate::netlink::{LinkChange, LinkKind, Netlink, NewAddr, NewLink, Route, RouteMode, VethPeer};
 
 /// Namespaces `client` (10.1.0.2) and `server` (10.2.0.2) with this one, 10.x.0.1, between.
@@ -114,24 +114,27 @@ fn a_flow_is_forgotten_alone() {
         socket.send_to(b"x", ("10.2.0.2", port)).unwrap();
     }
     let conntrack = Conntrack::open().unwrap();
-    let flow = |addr: &str| Flows::to(L4::Udp, ip(addr));
+    let server = Flows::AnsweredBy(ip("10.2.0.2"));
+    let forget = |flows, port| conntrack.forget(flows, |flow| flow.dport == port).unwrap();
     // They wait for the router's link address.
     let deadline = Instant::now() + Duration::from_secs(10);
-    while (5000..5003).any(|port| conntrack.kernel_filtered(flow("10.2.0.2").port(port)) == 0) {
+    while conntrack.kernel_filtered(server) < 3 {
         assert!(Instant::now() < deadline, "the packets have not arrived");
     }
-    assert_eq!(conntrack.flush(flow("10.2.0.3")).unwrap(), 0);
-    assert_eq!(conntrack.flush(flow("10.2.0.2").port(6000)).unwrap(), 0);
-    assert_eq!(conntrack.flush(Flows::to(L4::Tcp, ip("10.2.0.2"))).unwrap(), 0);
-    assert_eq!(conntrack.kernel_filtered(flow("10.2.0.2").port(5001)), 1);
-    assert_eq!(conntrack.flush(flow("10.2.0.2").port(5001)).unwrap(), 1);
-    assert_eq!(conntrack.flush(flow("10.2.0.2").port(5001)).unwrap(), 0);
-    let any = Flows::new(Version::V4, L4::Udp);
-    assert_eq!(conntrack.kernel_filtered(any.port(5002)), 1);
-    assert_eq!(conntrack.flush(Flows::new(Version::V6, L4::Udp).port(5002)).unwrap(), 0);
-    assert_eq!(conntrack.flush(any.port(5002)).unwrap(), 1);
-    assert_eq!(conntrack.flush(flow("10.2.0.2")).unwrap(), 1);
-    assert_eq!(conntrack.flush(any).unwrap(), 0);
+    assert_eq!(conntrack.kernel_filtered(Flows::AnsweredBy(ip("10.2.0.3"))), 0);
+    assert_eq!((forget(server, 6000), forget(Flows::V6, 5001)), (0, 0));
+    assert_eq!((forget(server, 5001), forget(server, 5001)), (1, 0));
+    let mut seen = Vec::new();
+    let note = |flow: &Flow| {
+        seen.push(*flow);
+        false
+    };
+    conntrack.forget(Flows::V4, note).unwrap();
+    seen.sort_by_key(|flow| flow.dport);
+    let flow = |dport| Flow { daddr: ip("10.2.0.2"), dport, server: ip("10.2.0.2") };
+    assert_eq!(seen, [flow(5000), flow(5002)]);
+    assert_eq!((forget(Flows::V4, 5002), forget(server, 5000)), (1, 1));
+    assert_eq!(conntrack.kernel_filtered(Flows::V4), 0);
     let empty = Conntrack::open_in(&Netns::fresh().unwrap()).unwrap();
-    assert_eq!(empty.flush(flow("10.2.0.2")).unwrap(), 0);
+    assert_eq!(empty.forget(server, |_| true).unwrap(), 0);
 }
