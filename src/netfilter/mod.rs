@@ -35,7 +35,8 @@ use self::layout::Feature;
 use crate::error::Result;
 
 /// What belongs to attachments in our tables of `nf_tables`.
-const FEATURES: &[Feature] = &[masquerade::FEATURE, localhost::FEATURE];
+const FEATURES: &[Feature] =
+    &[masquerade::FEATURE, spoof::FEATURE, filter::FEATURE, localhost::FEATURE];
 
 /// Restores all rules of the attachments of this host, which somebody flushed; what was wrong.
 pub fn heal(filter: &PacketFilter) -> Result<Vec<String>> {

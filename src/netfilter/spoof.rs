@@ -15,16 +15,18 @@
 //! Two elements for each port instead of the reference's two chains and four rules, so that a
 //! frame costs the same however many ports there are. What the reference made is removed as well.
 
-use nix::errno::Errno;
+use serde::{Deserialize, Serialize};
 
 use super::backend::PacketFilter;
 use super::handover::HandedOver;
+use super::layout::{self, Change, Feature, Layout};
 use super::names::{Owner, identity, stale};
+use crate::attachment::Kept;
 use crate::error::{Context, Error, Result};
-use crate::netlink::Mac;
 use crate::netlink::nftables::{
     Batch, Chain, Element, Family, Field, Hook, Nft, RAW, Rule, Set, Table, Type, Value,
 };
+use crate::netlink::{self, Mac};
 
 const TABLE: Table<'_> = Table::new(Family::Bridge, "cnibox_spoof")
     .comment("cnibox: containers send with their own MAC only");
@@ -35,11 +37,14 @@ const ALLOWED: Set<'_> = TABLE.set("allowed", &[Type::IfName, Type::EtherAddr]);
 /// Where the reference plugins keep their rules.
 const REFERENCE: Table<'_> = Table::new(Family::Bridge, "nat");
 
-/// How often an ADD is planned that others got in the way of.
-const ATTEMPTS: usize = 20;
+/// What is kept of each attachment.
+const KEPT: Kept = Kept::of("spoof");
+
+/// For [`super::heal`].
+pub(super) const FEATURE: Feature = Feature { kept: KEPT, layouts: || vec![layout()], restore };
 
 /// A port of a bridge and the only source of what comes in by it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Port {
     /// The host's end of the pair.
     pub name: String,
@@ -55,47 +60,61 @@ impl Port {
     }
 }
 
+fn layout() -> Layout {
+    let source = [Field::Iifname, Field::EtherSaddr];
+    let rule = Rule::new().in_set(&[Field::Iifname], CHECKED).not_in_set(&source, ALLOWED);
+    let chains = vec![(PREROUTING, vec![rule.drop().comment("another source")])];
+    Layout { table: TABLE, sets: vec![CHECKED, ALLOWED], chains, subnet: |_| None }
+}
+
+fn restore(change: &mut Change<'_>) {
+    if change.is_flushed(CHECKED) || change.is_flushed(ALLOWED) {
+        for kept in change.living::<Port>(KEPT) {
+            for (set, element) in kept.content.elements(kept.owner()) {
+                change.restore(set, &element);
+            }
+        }
+    }
+}
+
+/// What is wrong with the rules that attachments of this host depend on.
+pub fn damage(filter: &PacketFilter) -> Result<Option<String>> {
+    let is_needed = || !KEPT.living::<Port>().is_empty();
+    Ok(layout().damage(filter.nft()?, is_needed)?)
+}
+
 /// Drops what comes in by the port with another source.
 pub fn add(filter: &PacketFilter, owner: Owner<'_>, port: &Port) -> Result<()> {
     let failed = || "failed to setup spoof-check";
     let nft = filter.nft().context(failed)?;
-    let mut outcome = Ok(());
-    for _ in 0..ATTEMPTS {
-        outcome = nft.commit(plan(nft, owner, port).context(failed)?);
-        // Another call was faster to make the chain.
-        match &outcome {
-            Err(error) if error.errno() == Some(Errno::EEXIST) => {}
-            _ => break,
+    KEPT.keep(owner, port);
+    let elements = port.elements(owner);
+    let keys = elements.clone().map(|(set, element)| (set, element.key));
+    let fill = |change: &mut Change<'_>, found: Vec<Option<Element>>| {
+        if found.iter().flatten().eq(elements.iter().map(|(_, element)| element)) {
+            return Ok(());
         }
-    }
-    outcome.context(failed)
-}
-
-fn plan(nft: &Nft, owner: Owner<'_>, port: &Port) -> Result<Batch> {
-    let mut batch = Batch::new();
-    if !nft.has_chain(PREROUTING)? {
-        let source = [Field::Iifname, Field::EtherSaddr];
-        let rule = Rule::new().in_set(&[Field::Iifname], CHECKED).not_in_set(&source, ALLOWED);
-        batch.ensure_table(TABLE).add_chain(PREROUTING).ensure_set(CHECKED).ensure_set(ALLOWED);
-        batch.append_rule(PREROUTING, &rule.drop());
-    } else if nft.element(CHECKED, port.name.as_str())?.is_some() {
-        // A port that is no more had the name.
-        for (set, element) in all_elements(nft)? {
-            if element.key.0.first() == Some(&port.name.as_str().into()) {
-                batch.del_element(set, &element);
+        if found.first().is_some_and(Option::is_some) {
+            // A port that is no more had the name.
+            for (set, element) in all_elements(nft)? {
+                if element.key.0.first() == Some(&port.name.as_str().into()) {
+                    change.batch().del_element(set, &element);
+                }
             }
         }
-    }
-    for (set, element) in port.elements(owner) {
-        batch.add_element(set, &element);
-    }
-    Ok(batch)
+        for (set, element) in &elements {
+            change.put(*set, element);
+        }
+        Ok(())
+    };
+    layout::change(nft, &[layout()], &keys, fill).context(failed)
 }
 
 /// Verifies that the port is checked, and that its container may send.
 pub fn check(filter: &PacketFilter, owner: Owner<'_>, port: &Port) -> Result<()> {
     let nft = filter.nft()?;
-    let mut complete = !nft.dump_rules(PREROUTING)?.is_empty();
+    let damage = layout().damage(nft, || true)?;
+    let mut complete = damage.is_none();
     for (set, wanted) in port.elements(owner) {
         complete = complete && nft.element(set, wanted.key.clone())?.as_ref() == Some(&wanted);
     }
@@ -108,15 +127,15 @@ pub fn check(filter: &PacketFilter, owner: Owner<'_>, port: &Port) -> Result<()>
         return Ok(());
     }
     Err(Error::internal(format!("the source MAC of port \"{}\" is not checked", port.name))
-        .with_details("the rules are gone from the packet filter; attach the container again"))
+        .with_details(KEPT.remedy(owner, damage.as_deref())))
 }
 
 /// Removes what [`add`] or the reference made for the owner. The ports, where they are known, save
 /// looking for it.
 pub fn del(filter: &PacketFilter, owner: Owner<'_>, ports: &[Port]) -> Result<()> {
     let Some(nft) = filter.nft_if_present()? else { return Ok(()) };
-    let ours = del_own(nft, owner, ports);
-    let errors = [ours, del_reference(nft, owner)].into_iter().filter_map(Result::err).collect();
+    let outcomes = [KEPT.remove(owner), del_own(nft, owner, ports), del_reference(nft, owner)];
+    let errors = outcomes.into_iter().filter_map(Result::err).collect();
     Error::join(errors).map_or(Ok(()), Err).context(|| "failed to teardown spoof-check")
 }
 
@@ -139,7 +158,7 @@ fn del_own(nft: &Nft, owner: Owner<'_>, ports: &[Port]) -> Result<()> {
     Ok(nft.commit(batch)?)
 }
 
-fn all_elements(nft: &Nft) -> Result<Vec<(Set<'static>, Element)>> {
+fn all_elements(nft: &Nft) -> netlink::Result<Vec<(Set<'static>, Element)>> {
     let mut found = Vec::new();
     for set in [CHECKED, ALLOWED] {
         found.extend(nft.dump_elements(set)?.into_iter().map(|element| (set, element)));
@@ -218,6 +237,7 @@ fn make_reference(batch: &mut Batch, id: &str, port: &Port) {
 /// Removes what belongs to the network and to none of `valid`. The reference's objects do not
 /// tell their network.
 pub fn gc(filter: &PacketFilter, network: &str, valid: &[Owner<'_>]) -> Result<()> {
+    KEPT.remove_stale(network, valid)?;
     let Some(nft) = filter.nft_if_present()? else { return Ok(()) };
     if !nft.has_table(TABLE)? {
         return Ok(());

@@ -6,7 +6,9 @@ use std::hash::{BuildHasher, Hasher};
 use std::str::FromStr;
 
 /// A 48-bit Ethernet address; its text is lower case with colons.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize,
+)]
 pub struct Mac(pub [u8; 6]);
 
 impl Mac {

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use crate::masquerade::{outside, seen};
 use crate::net::{Net, merged};
 use crate::node::{Container, Node};
+use crate::traffic::Place;
 
 /// A feature on a node where one container has it already.
 struct Row<'n> {
@@ -125,5 +126,61 @@ fn masquerading_comes_back() {
             assert_eq!(seen(second, &outside, ip), host);
         }
         assert_eq!(seen(first, second, ip), "10.1.2.2", "inside the subnet");
+    });
+}
+
+#[test]
+fn the_check_of_source_macs_comes_back() {
+    let node = Node::new();
+    let row = Row::new(&node, vec![bridge(&node, &json!({"macspoofchk": true}))]);
+    let damages = damages(&node);
+    assert!(damages.len() >= 6, "{damages:?}");
+    row.survives(&damages, |first, second, _| {
+        for container in [first, second] {
+            let link = container.sh("ip -o link show eth0");
+            let own = link.split("ether ").nth(1).unwrap().split(' ').next().unwrap();
+            assert!(container.reaches("10.1.2.1"));
+            container.sh("ip link set eth0 address 02:00:00:00:00:99 && ip neigh flush all");
+            assert!(!container.reaches_within("10.1.2.1", 1), "spoofed");
+            container.sh(&format!("ip link set eth0 address {own}"));
+            assert!(container.reaches("10.1.2.1"));
+        }
+    });
+}
+
+fn firewall<'n>(node: &'n Node, policy: &str) -> Net<'n> {
+    let keys = json!({"backend": "nftables", "ingressPolicy": policy});
+    Net::new(node, "firewall", "1.1.0", &keys)
+}
+
+#[test]
+fn isolated_neighbours_stay_silent() {
+    let node = Node::new();
+    let row = Row::new(&node, vec![bridge(&node, &json!({})), firewall(&node, "isolated")]);
+    let damages = damages(&node);
+    assert!(damages.len() >= 13, "{damages:?}");
+    row.survives(&damages, |first, second, ip| {
+        assert!(first.reaches("10.1.2.1") && second.reaches("10.1.2.1"));
+        assert!(!first.reaches_within(ip, 1), "isolated");
+        assert!(!second.reaches_within("10.1.2.2", 1), "isolated");
+    });
+}
+
+#[test]
+fn what_the_firewall_accepts_passes_again() {
+    let node = Node::new();
+    let outside = outside(&node);
+    outside.sh("ip route add 10.1.2.0/24 via 192.0.2.1");
+    let row = Row::new(&node, vec![bridge(&node, &json!({})), firewall(&node, "same-bridge")]);
+    node.sh("nft chain inet cnibox_firewall forward '{ policy drop; }'");
+    node.sh("nft 'add rule inet cnibox_firewall admin counter comment \"mine\"'");
+    let is_partial =
+        |damage: &String| ["flush chain", "flush set"].iter().any(|word| damage.contains(word));
+    let damages: Vec<_> = damages(&node).into_iter().filter(is_partial).collect();
+    row.survives(&damages, |first, second, ip| {
+        assert!(first.reaches("192.0.2.2") && second.reaches("192.0.2.2"));
+        assert!(first.reaches(ip), "neighbours");
+        let rules = node.sh("nft list table inet cnibox_firewall");
+        assert!(rules.contains("policy drop") && rules.contains("\"mine\""), "{rules}");
     });
 }

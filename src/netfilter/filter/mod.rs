@@ -15,10 +15,41 @@ pub mod xtables;
 
 use std::net::IpAddr;
 
+use serde::{Deserialize, Serialize};
+
 pub use self::owner::{Network, Owner};
-use super::backend::PacketFilter;
+use super::backend::{Backend, PacketFilter};
 use super::handover::HandedOver;
+use super::layout::Feature;
+use crate::attachment::Kept;
 use crate::error::{Error, Result};
+
+/// What is kept of each attachment.
+const KEPT: Kept = Kept::of("firewall");
+
+/// What an attachment has, and with which back end.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Record {
+    backend: Backend,
+    ips: Vec<IpAddr>,
+    ports: Vec<String>,
+    policy: Policy,
+    bridge: Option<String>,
+}
+
+impl Record {
+    /// Writes that of the attachment, before anything is made.
+    fn keep(backend: Backend, pod: &Pod, ingress: Ingress<'_>) {
+        let (ips, ports) = (pod.ips.clone(), pod.ports.clone());
+        let Ingress { policy, bridge } = ingress;
+        let record = Record { backend, ips, ports, policy, bridge: bridge.map(str::to_owned) };
+        KEPT.keep(pod.owner.attachment(), record);
+    }
+}
+
+/// For [`super::heal`].
+pub(super) const FEATURE: Feature =
+    Feature { kept: KEPT, layouts: nftables::layouts, restore: nftables::restore };
 
 /// An attachment and its addresses.
 #[derive(Clone, Debug)]
@@ -52,7 +83,8 @@ impl Pod {
 }
 
 /// Who may open connections to the containers of a bridge.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Policy {
     /// Everybody.
     Open,

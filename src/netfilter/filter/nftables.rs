@@ -30,8 +30,11 @@
 
 use std::net::IpAddr;
 
-use super::{Ingress, Network, Owner, Pod, Policy, missing};
+use super::{Ingress, KEPT, Network, Owner, Pod, Policy, Record, missing};
+use crate::attachment::Keepsake;
 use crate::error::Result;
+use crate::netfilter::backend::Backend;
+use crate::netfilter::layout::{self, Change, Layout};
 use crate::netlink;
 use crate::netlink::nftables::{
     Batch, Chain, CtState, Element, FILTER, Family, Field, Hook, Key, Nft, Rule, Set, Table, Type,
@@ -52,10 +55,6 @@ const BRIDGE_FILTER: i32 = -200;
 const FRAMES_FORWARD: Chain<'_> = FRAMES.chain("forward").filter(Hook::Forward, BRIDGE_FILTER);
 /// The comment of an element is its owner.
 const PORTS: Set<'_> = FRAMES.set("ports", &[Type::IfName]);
-
-/// The chains with rules of ours, and how many they have.
-const RULES: [(Chain<'_>, usize); 2] = [(FORWARD, 6), (ISOLATION, 2)];
-const FRAME_RULES: [(Chain<'_>, usize); 1] = [(FRAMES_FORWARD, 4)];
 
 /// A set of addresses for each family; the comment of an element is its owner.
 #[derive(Clone, Copy, Debug)]
@@ -167,99 +166,151 @@ pub(super) fn remove(nft: &Nft, find: impl Fn(&Nft) -> netlink::Result<Elements>
 
 /// Lets the attachment's traffic pass, and its bridge have the policy. All of it or nothing.
 pub fn add(nft: &Nft, pod: &Pod, ingress: Ingress<'_>) -> Result<()> {
-    commit(nft, ingress, |batch| {
-        PODS.put(nft, pod, batch)?;
-        put_ports(nft, pod, ingress.policy, batch)?;
-        put_policy(nft, pod.owner.network(), ingress, batch)
-    })
+    Record::keep(Backend::Nftables, pod, ingress);
+    let all = elements(pod, ingress);
+    let keys: Vec<_> = all.iter().map(|wanted| (wanted.set, wanted.element.key.clone())).collect();
+    let needed = if ingress.policy == Policy::Isolated { layouts() } else { vec![layout()] };
+    let fill = |change: &mut Change<'_>, found: Vec<Option<Element>>| {
+        for (Wanted { set, element, present }, found) in all.iter().zip(&found) {
+            match (present, found) {
+                (true, None) => change.put(*set, element),
+                (true, Some(other))
+                    if !has_owner_of(other, element) && !IS_SHARED.contains(set) =>
+                {
+                    change.replace(*set, found.as_ref(), element);
+                }
+                (false, Some(own)) if has_owner_of(own, element) => {
+                    change.batch().del_element(*set, element);
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    };
+    Ok(layout::change(nft, &needed, &keys, fill)?)
 }
 
 /// Lets the attachment's bridge have the policy, whatever the back end of the addresses is.
 pub fn add_policy(nft: &Nft, pod: &Pod, ingress: Ingress<'_>) -> Result<()> {
-    commit(nft, ingress, |batch| {
-        put_ports(nft, pod, ingress.policy, batch)?;
-        put_policy(nft, pod.owner.network(), ingress, batch)
-    })
+    add(nft, &Pod { ips: Vec::new(), ..pod.clone() }, ingress)
 }
 
-/// Commits what `fill` adds, together with tables and chains where those are not there yet.
-fn commit(
-    nft: &Nft,
-    ingress: Ingress<'_>,
-    fill: impl Fn(&mut Batch) -> netlink::Result<()>,
-) -> Result<()> {
-    // Another ADD may be the first one at the same time; then the tables are there.
-    for _ in 0..ATTEMPTS {
-        let mut batch = Batch::new();
-        if !nft.has_chain(FORWARD)? {
-            base(&mut batch);
-        }
-        if ingress.policy == Policy::Isolated && !nft.has_chain(FRAMES_FORWARD)? {
-            frames_base(&mut batch);
-        }
-        fill(&mut batch)?;
-        match nft.commit(batch) {
-            Err(error) if error.is_exists() => {}
-            other => return Ok(other?),
+/// For [`netfilter::heal`](crate::netfilter::heal).
+pub(super) fn restore(change: &mut Change<'_>) {
+    if !layouts().iter().flat_map(|layout| &layout.sets).any(|set| change.is_flushed(*set)) {
+        return;
+    }
+    for kept in change.living::<Record>(KEPT) {
+        let Record { backend, ips, ports, policy, bridge } = &kept.content;
+        if *backend == Backend::Nftables {
+            let pod = Pod::new(Owner::new(kept.owner()), ips.iter().copied());
+            let pod = pod.with_ports(ports.iter().cloned());
+            let ingress = Ingress { policy: *policy, bridge: bridge.as_deref() };
+            for wanted in elements(&pod, ingress).iter().filter(|wanted| wanted.present) {
+                change.restore(wanted.set, &wanted.element);
+            }
         }
     }
-    let mut batch = Batch::new();
-    fill(&mut batch)?;
-    Ok(nft.commit(batch)?)
 }
 
-/// As often as there are tables whose making can be lost to another process.
-const ATTEMPTS: usize = 3;
+/// What is wrong with the rules that attachments of this host depend on.
+pub fn damage(nft: &Nft) -> Result<Option<String>> {
+    let mut records = KEPT.living::<Record>();
+    records.retain(|kept| kept.content.backend == Backend::Nftables);
+    let is_isolated = |kept: &Keepsake<Record>| kept.content.policy == Policy::Isolated;
+    // The table alone may have been made for what firewalld was given.
+    if !records.is_empty() || nft.has_chain(FORWARD)? {
+        let damage = layout().damage(nft, || true)?;
+        if damage.is_some() {
+            return Ok(damage);
+        }
+    }
+    Ok(frames().damage(nft, || records.iter().any(is_isolated))?)
+}
 
-/// The table for packets. Its base chain must be new: that decides between two that make it.
-fn base(batch: &mut Batch) {
-    PODS.ensure(batch);
-    batch.ensure_set(BRIDGES).ensure_set(SAME_BRIDGE);
-    batch.add_chain(FORWARD).ensure_chain(ISOLATION).ensure_chain(ADMIN);
+/// An element that an attachment is to have, or not.
+struct Wanted {
+    set: Set<'static>,
+    /// With its owner's comment.
+    element: Element,
+    present: bool,
+}
+
+/// What another network wants of the same bridge stays.
+const IS_SHARED: [Set<'_>; 2] = [BRIDGES, SAME_BRIDGE];
+
+/// Comments begin with a hash of the owner.
+fn has_owner_of(found: &Element, wanted: &Element) -> bool {
+    let owner = wanted.comment.as_deref().and_then(|comment| comment.split(',').next());
+    let comment = found.comment.as_deref();
+    owner.zip(comment).is_some_and(|(owner, comment)| comment.starts_with(owner))
+}
+
+fn elements(pod: &Pod, ingress: Ingress<'_>) -> Vec<Wanted> {
+    let Pod { owner, ips, ports } = pod;
+    let (own, shared) = (owner.comment(), owner.network().comment());
+    let wanted = |set, key: Key, comment: &str, present| {
+        let element = Element::new(key).comment(comment);
+        Wanted { set, element, present }
+    };
+    let mut all: Vec<Wanted> =
+        ips.iter().map(|ip| wanted(PODS.set(*ip), (*ip).into(), own, true)).collect();
+    let isolated = ingress.policy == Policy::Isolated;
+    all.extend(ports.iter().map(|port| wanted(PORTS, port.as_str().into(), own, isolated)));
+    let policy = ingress.bridge.map(|bridge| policy_elements(bridge, ingress.policy));
+    let policy = policy.into_iter().flatten();
+    all.extend(policy.map(|(set, key, present)| wanted(set, key, shared, present)));
+    all
+}
+
+pub(super) fn layouts() -> Vec<Layout> {
+    vec![layout(), frames()]
+}
+
+/// The table for packets.
+fn layout() -> Layout {
     let between = Rule::new()
         .in_set(&[Field::Iifname], BRIDGES)
         .in_set(&[Field::Oifname], BRIDGES)
         .jump(ISOLATION.name());
-    batch.append_rule(FORWARD, &between);
-    batch.append_rule(FORWARD, &Rule::new().jump(ADMIN.name()));
-    for (field, set) in [(Field::IpDaddr, PODS.four), (Field::Ip6Daddr, PODS.six)] {
-        let answers = Rule::new().ct_state(&[CtState::Established, CtState::Related]);
-        batch.append_rule(FORWARD, &answers.in_set(&[field], set).accept());
+    let admin = Rule::new().jump(ADMIN.name());
+    let answers = |field, set| {
+        let rule = Rule::new().ct_state(&[CtState::Established, CtState::Related]);
+        rule.in_set(&[field], set).accept()
+    };
+    let from = |field, set| Rule::new().in_set(&[field], set).accept();
+    let forward = vec![
+        between.comment("between bridges with a policy"),
+        admin.comment("the administrator's own rules"),
+        answers(Field::IpDaddr, PODS.four).comment("answers to containers"),
+        answers(Field::Ip6Daddr, PODS.six).comment("IPv6 answers to containers"),
+        from(Field::IpSaddr, PODS.four).comment("from containers"),
+        from(Field::Ip6Saddr, PODS.six).comment("IPv6 from containers"),
+    ];
+    let within = Rule::new().in_set(&[Field::Iifname, Field::Oifname], SAME_BRIDGE).ret();
+    let isolation = vec![within.comment("neighbours"), Rule::new().drop().comment("others")];
+    Layout {
+        table: TABLE,
+        sets: vec![PODS.four, PODS.six, BRIDGES, SAME_BRIDGE],
+        chains: vec![(ADMIN, Vec::new()), (ISOLATION, isolation), (FORWARD, forward)],
+        subnet: |_| None,
     }
-    for (field, set) in [(Field::IpSaddr, PODS.four), (Field::Ip6Saddr, PODS.six)] {
-        batch.append_rule(FORWARD, &Rule::new().in_set(&[field], set).accept());
-    }
-    let within = Rule::new().in_set(&[Field::Iifname, Field::Oifname], SAME_BRIDGE);
-    batch.append_rule(ISOLATION, &within.ret());
-    batch.append_rule(ISOLATION, &Rule::new().drop());
 }
 
 /// The table for frames between two ports of a bridge.
-fn frames_base(batch: &mut Batch) {
-    batch.ensure_table(FRAMES).ensure_set(PORTS).add_chain(FRAMES_FORWARD);
-    for ethertype in [0x0800, 0x86dd] {
-        for field in [Field::Iifname, Field::Oifname] {
-            let rule = Rule::new().eq(Field::Protocol, ethertype).in_set(&[field], PORTS);
-            batch.append_rule(FRAMES_FORWARD, &rule.drop());
-        }
-    }
-}
-
-/// The ports of an isolated attachment, whoever had their names before.
-fn put_ports(nft: &Nft, pod: &Pod, policy: Policy, batch: &mut Batch) -> netlink::Result<()> {
-    for port in &pod.ports {
-        let found = nft.element(PORTS, port.as_str())?;
-        let is_mine = found.as_ref().is_some_and(|e| pod.owner.owns(e.comment.as_deref()));
-        let is_wanted = policy == Policy::Isolated;
-        let element = Element::new(port.as_str()).comment(pod.owner.comment());
-        if found.is_some() && is_mine != is_wanted {
-            batch.del_element(PORTS, &element);
-        }
-        if is_wanted && !is_mine {
-            batch.ensure_element(PORTS, &element);
-        }
-    }
-    Ok(())
+fn frames() -> Layout {
+    let drop = |protocol: u16, field, name: &str| {
+        let rule = Rule::new().eq(Field::Protocol, protocol).in_set(&[field], PORTS);
+        rule.drop().comment(name)
+    };
+    let forward = vec![
+        drop(0x0800, Field::Iifname, "IPv4 from isolated ports"),
+        drop(0x0800, Field::Oifname, "IPv4 to isolated ports"),
+        drop(0x86dd, Field::Iifname, "IPv6 from isolated ports"),
+        drop(0x86dd, Field::Oifname, "IPv6 to isolated ports"),
+    ];
+    let chains = vec![(FRAMES_FORWARD, forward)];
+    Layout { table: FRAMES, sets: vec![PORTS], chains, subnet: |_| None }
 }
 
 /// For each set that is about policies: the key of the bridge, and whether it has to be there.
@@ -270,28 +321,6 @@ fn policy_elements(bridge: &str, policy: Policy) -> [(Set<'static>, Key, bool); 
     ]
 }
 
-/// What another network wants of the same bridge stays.
-fn put_policy(
-    nft: &Nft,
-    network: &Network,
-    ingress: Ingress<'_>,
-    batch: &mut Batch,
-) -> netlink::Result<()> {
-    let Some(bridge) = ingress.bridge else { return Ok(()) };
-    for (set, key, wanted) in policy_elements(bridge, ingress.policy) {
-        let found = nft.element(set, key.clone())?;
-        let element = Element::new(key).comment(network.comment());
-        match found {
-            None if wanted => drop(batch.ensure_element(set, &element)),
-            Some(found) if !wanted && network.owns(found.comment.as_deref()) => {
-                batch.del_element(set, &element);
-            }
-            _ => {}
-        }
-    }
-    Ok(())
-}
-
 /// Whether an address of the attachment is here.
 pub fn has(nft: &Nft, pod: &Pod) -> Result<bool> {
     Ok(nft.has_table(TABLE)? && !PODS.owned(nft, pod)?.is_empty())
@@ -299,50 +328,32 @@ pub fn has(nft: &Nft, pod: &Pod) -> Result<bool> {
 
 /// Verifies everything that [`add`] made.
 pub fn check(nft: &Nft, pod: &Pod, ingress: Ingress<'_>) -> Result<()> {
-    check_rules(nft, &RULES)?;
-    for ip in &pod.ips {
-        let set = PODS.set(*ip);
-        let found = nft.element(set, *ip)?;
-        let owned = found.is_some_and(|e| pod.owner.owns(e.comment.as_deref()));
-        owned.then_some(()).ok_or_else(|| missing(format!("element {ip} of {set}")))?;
+    layout::refuse(layout().damage(nft, || true)?)?;
+    if ingress.policy == Policy::Isolated {
+        layout::refuse(frames().damage(nft, || true)?)?;
     }
-    check_policy(nft, pod, ingress)
+    let wanted = elements(pod, ingress).into_iter().filter(|wanted| wanted.present);
+    for Wanted { set, element, .. } in wanted {
+        let found = nft.element(set, element.key.clone())?;
+        if !found.is_some_and(|found| has_owner_of(&found, &element) || IS_SHARED.contains(&set)) {
+            let error = missing(format!("element {element} of {set}"));
+            return Err(error.with_details(KEPT.remedy(pod.owner.attachment(), None)));
+        }
+    }
+    Ok(())
 }
 
 /// Verifies everything that [`add_policy`] made.
 pub fn check_policy(nft: &Nft, pod: &Pod, ingress: Ingress<'_>) -> Result<()> {
-    let Some(bridge) = ingress.bridge.filter(|_| ingress.policy != Policy::Open) else {
+    if ingress.policy == Policy::Open {
         return Ok(());
-    };
-    check_rules(nft, &RULES)?;
-    if ingress.policy == Policy::Isolated {
-        check_rules(nft, &FRAME_RULES)?;
-        for port in &pod.ports {
-            let found = nft.element(PORTS, port.as_str())?;
-            let owned = found.is_some_and(|e| pod.owner.owns(e.comment.as_deref()));
-            owned.then_some(()).ok_or_else(|| missing(format!("port \"{port}\" in {PORTS}")))?;
-        }
     }
-    for (set, key, wanted) in policy_elements(bridge, ingress.policy) {
-        if wanted && nft.element(set, key)?.is_none() {
-            return Err(missing(format!("bridge \"{bridge}\" in {set}")));
-        }
-    }
-    Ok(())
-}
-
-/// An administrator may have added some.
-fn check_rules(nft: &Nft, chains: &[(Chain<'_>, usize)]) -> Result<()> {
-    for (chain, rules) in chains {
-        if nft.dump_rules(*chain)?.len() < *rules {
-            return Err(missing(format!("rules of chain {chain}")));
-        }
-    }
-    Ok(())
+    check(nft, &Pod { ips: Vec::new(), ..pod.clone() }, ingress)
 }
 
 /// Removes what the attachment has in the sets; the tables stay.
 pub fn del(nft: &Nft, pod: &Pod) -> Result<()> {
+    KEPT.remove(pod.owner.attachment())?;
     if !nft.has_table(TABLE)? {
         return Ok(());
     }
@@ -370,6 +381,8 @@ fn owned_ports(nft: &Nft, pod: &Pod) -> netlink::Result<Elements> {
 /// Removes the addresses of all attachments of the network but `valid`, and when there are none
 /// of those, its policies.
 pub fn gc(nft: &Nft, network: &Network, valid: &[Owner]) -> Result<()> {
+    let attachments: Vec<_> = valid.iter().map(Owner::attachment).collect();
+    KEPT.remove_stale(network.name(), &attachments)?;
     if !nft.has_table(TABLE)? {
         return Ok(());
     }

@@ -6,6 +6,8 @@ use crate::netfilter::names;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owner {
     network: Network,
+    ifname: String,
+    id: String,
     instance: String,
     comment: String,
 }
@@ -13,6 +15,7 @@ pub struct Owner {
 /// A network as the owner of rules that all its attachments share.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Network {
+    name: String,
     hash: String,
     comment: String,
 }
@@ -24,7 +27,12 @@ impl Network {
         let mut comment = format!("{hash}, net: {name}");
         // Names of networks are ASCII.
         comment.truncate(LONGEST);
-        Network { hash, comment }
+        Network { name: name.to_owned(), hash, comment }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     /// What is written to what it owns.
@@ -48,7 +56,13 @@ impl Owner {
     /// The attachment with its hashes.
     pub fn new(of: names::Owner<'_>) -> Owner {
         let network = Network::new(of.network);
-        Owner { network, instance: of.instance(), comment: of.label() }
+        let [ifname, id] = [of.ifname, of.id].map(str::to_owned);
+        Owner { network, ifname, id, instance: of.instance(), comment: of.label() }
+    }
+
+    /// The attachment itself.
+    pub fn attachment(&self) -> names::Owner<'_> {
+        names::Owner { network: &self.network.name, ifname: &self.ifname, id: &self.id }
     }
 
     /// What is written to what it owns.

@@ -101,6 +101,7 @@ pub(super) fn status(conf: &Conf, plan: &Plan) -> Result<()> {
     let filter = PacketFilter::new();
     if conf.macspoofchk {
         Backend::Nftables.require_usable(&filter)?;
+        layout::refuse(spoof::damage(&filter)?).or_unavailable()?;
     }
     if plan.l3 && conf.ip_masq {
         Backend::choose(plan.backend, &filter).require_usable(&filter)?;

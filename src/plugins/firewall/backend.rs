@@ -6,6 +6,7 @@ use crate::log;
 use crate::netfilter::backend::{self, PacketFilter};
 use crate::netfilter::filter::firewalld::Zone;
 use crate::netfilter::filter::{Pod, Policy, nftables};
+use crate::netfilter::layout;
 
 /// A back end that was chosen.
 #[derive(Debug)]
@@ -70,7 +71,10 @@ impl<'a> Backend<'a> {
     /// For STATUS: whether it can work here.
     pub(super) fn require_usable(self, filter: &PacketFilter) -> Result<()> {
         match self {
-            Backend::Nftables => backend::Backend::Nftables.require_usable(filter),
+            Backend::Nftables => {
+                backend::Backend::Nftables.require_usable(filter)?;
+                layout::refuse(nftables::damage(filter.nft()?)?)
+            }
             Backend::Iptables => backend::Backend::Iptables.require_usable(filter),
             Backend::Firewalld(mut zone) => zone.status(),
         }
