@@ -94,19 +94,8 @@ pub fn close(filter: &PacketFilter) -> Result<()> {
     closed.context(|| "close the host's loopback addresses to containers")
 }
 
-/// What is wrong with it, as far as port mappings need it.
+/// What is wrong with it. Where only the reference plugins have mappings it is not needed.
 pub fn damage(filter: &PacketFilter) -> Result<Option<String>> {
-    damage_if(filter, is_needed)
-}
-
-/// Fails where 127.0.0.0/8 is open.
-pub fn check(filter: &PacketFilter) -> Result<()> {
-    let damage = damage_if(filter, || true)?;
-    let said = |text| format!("the host's loopback addresses are open to containers: {text}");
-    layout::refuse(damage.map(said))
-}
-
-fn damage_if(filter: &PacketFilter, is_needed: impl FnOnce() -> bool) -> Result<Option<String>> {
     if let Some(nft) = filter.nft_if_present()? {
         return Ok(layout().damage(nft, is_needed)?);
     }

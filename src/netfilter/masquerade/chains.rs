@@ -111,13 +111,16 @@ fn update_each(found: Result<Vec<Iptables>>, plan: impl Fn(&mut Draft)) -> Vec<R
 
 /// Old versions of the reference matched the whole subnet in POSTROUTING.
 fn plan_del(draft: &mut Draft, owner: Owner<'_>, addrs: &[IpNet]) {
-    let chain = owner.chain("");
+    let (chain, comment) = (owner.chain(""), owner.rule_comment());
     let sources: Vec<String> =
         addrs.iter().flat_map(|a| [host_net(a.addr()), a.trunc()]).map(|n| n.to_string()).collect();
     let is_ours = |rule: &Rule| {
         rule.goes_to(&chain)
-            && (addrs.is_empty()
-                || rule.value("-s").is_some_and(|s| sources.iter().any(|o| o == s)))
+            && match rule.value("-s") {
+                Some(source) if !addrs.is_empty() => sources.iter().any(|own| own == source),
+                // Another network and container may have the chain, too: the name joins both texts.
+                _ => addrs.is_empty() && rule.value("--comment").is_none_or(|c| c == comment),
+            }
     };
     draft.del_rules(is_ours);
     if !draft.rules().iter().any(|rule| rule.goes_to(&chain)) {
@@ -135,7 +138,7 @@ pub(super) fn gc(filter: &PacketFilter, network: &str, valid: &[Owner<'_>]) -> V
 /// by the comments of their rules, and an address in POSTROUTING without its chain as well.
 fn plan_gc(draft: &mut Draft, network: &str, valid: &[Owner<'_>]) {
     let ours = rule_comment_of(network);
-    let mut stale: Vec<String> = Vec::new();
+    let mut stale: Vec<(String, String)> = Vec::new();
     for rule in draft.rules() {
         let Some(comment) = rule.value("--comment").filter(|text| text.starts_with(&ours)) else {
             continue;
@@ -145,12 +148,16 @@ fn plan_gc(draft: &mut Draft, network: &str, valid: &[Owner<'_>]) {
         // Other plugins comment their rules in the same way.
         let is_masquerading = rule.chain == chain || rule.goes_to(&chain);
         let is_valid = valid.iter().any(|owner| owner.id == id);
-        if is_masquerading && !is_valid && !stale.contains(&chain) {
-            stale.push(chain);
+        let found = (chain, comment.to_owned());
+        if is_masquerading && !is_valid && !stale.contains(&found) {
+            stale.push(found);
         }
     }
-    for chain in stale {
-        draft.uproot_chain(&chain);
+    for (chain, comment) in stale {
+        draft.del_rules(|rule| rule.goes_to(&chain) && rule.value("--comment") == Some(&comment));
+        if !draft.rules().iter().any(|rule| rule.goes_to(&chain)) {
+            draft.del_chain(&chain);
+        }
     }
 }
 
@@ -203,6 +210,33 @@ mod tests {
         plan_del(&mut draft, OWNER, &[]);
         assert_eq!(draft.chains(), [POSTROUTING, &other.chain("")]);
         assert_eq!(draft.rules().len(), 3);
+    }
+
+    #[test]
+    fn a_chain_of_two_containers_goes_with_the_second() {
+        let [one, two] = [("n1", "2abc"), ("n12", "abc")].map(|(network, id)| Owner {
+            network,
+            ifname: "eth0",
+            id,
+        });
+        assert_eq!(one.chain(""), two.chain(""));
+        let removals: [fn(&mut Draft, Owner<'_>); 3] = [
+            |draft, owner| plan_del(draft, owner, &[]),
+            |draft, owner| plan_del(draft, owner, &nets(&["10.1.2.3/24", "10.1.2.4/24"])[..1]),
+            |draft, owner| plan_gc(draft, owner.network, &[]),
+        ];
+        for remove in removals {
+            let mut draft = draft_with(one, &["10.1.2.3/24"]);
+            plan_add(&mut draft, two, &nets(&["10.1.2.4/24"]));
+            remove(&mut draft, one);
+            let leads = |r: &&Rule| r.chain == POSTROUTING && r.value("-s") == Some("10.1.2.4/32");
+            assert!(
+                draft.rules().iter().any(|rule| leads(&rule)) && draft.has_chain(&two.chain(""))
+            );
+            assert!(!draft.rules().iter().any(|rule| rule.value("-s") == Some("10.1.2.3/32")));
+            plan_del(&mut draft, two, &[]);
+            assert!(!draft.has_chain(&two.chain("")));
+        }
     }
 
     #[test]

@@ -2,15 +2,16 @@
 //! comments and rules are the reference plugin's (`rules.rs`).
 //!
 //! The reference has one chain for all interfaces that a container has in a network. Here the
-//! second interface gets a chain of its own; a comment at the end of a chain tells its interface.
+//! second interface gets a chain of its own; a comment at the end of a chain tells its interface. Whose
+//! a chain is, the comments of the entries tell, not its name.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
 use super::rules::{
-    MASQ, SETMARK, TOP, entries, entries_ahead, interface, marker, parse_comment, rules,
-    shared_rules,
+    MASQ, SETMARK, TOP, entries, entries_ahead, entry_comment, interface, marker, parse_comment,
+    rules, shared_rules,
 };
 use super::{Forward, Holder, HostPort, Mapping, Options, Snat, Taken, Target};
 use crate::cni::ip::host_net;
@@ -140,18 +141,47 @@ fn shared(draft: &mut Draft, snat: Snat, options: &Options<'_>) {
     }
 }
 
-/// The attachment's chain: that of the container, unless another interface of it has that one.
+/// The attachment's chain, as entries and the marker of an interface tell. Where there is none yet,
+/// that of the container, unless another interface has it, or another container: the reference
+/// joins the texts of network and container in its name, so that two may have the same.
 fn chain_of(draft: &Draft, owner: Owner<'_>) -> String {
     let (common, own) = chains(owner);
-    let own_marker = marker(&common, owner.ifname);
-    let of_other =
-        |rule: &Rule| rule.chain == common && interface(rule).is_some() && *rule != own_marker;
-    if draft.has_chain(&own) || draft.rules().iter().any(of_other) { own } else { common }
+    let comment = entry_comment(owner);
+    let is_others_interface = |chain: &str| {
+        let own_marker = marker(chain, owner.ifname);
+        let mut rules = draft.rules().iter().filter(|rule| rule.chain == chain);
+        rules.any(|rule| interface(rule).is_some() && *rule != own_marker)
+    };
+    let is_mine =
+        |chain: &&str| !is_others_interface(chain) && !is_anothers(draft, chain, &comment);
+    let entries = draft.rules().iter().filter(|rule| is_entry(rule, &comment));
+    if let Some(chain) = entries.filter_map(|entry| entry.value("-j")).find(is_mine) {
+        return chain.to_owned();
+    }
+    if draft.has_chain(&own) || !is_mine(&common.as_str()) { own } else { common }
 }
 
-/// The container's chain, and the one for an interface beside its first.
+fn is_entry(rule: &Rule, comment: &str) -> bool {
+    rule.chain == TOP && rule.value("--comment") == Some(comment)
+}
+
+/// Whether an entry of another container leads to the chain.
+fn is_anothers(draft: &Draft, chain: &str, comment: &str) -> bool {
+    let mut entries = draft.rules().iter().filter(|r| r.chain == TOP && r.goes_to(chain));
+    entries.any(|entry| !is_entry(entry, comment))
+}
+
+/// Deletes the entries of this comment to the chain, and the chain unless others lead to it.
+fn remove_chain(draft: &mut Draft, chain: &str, comment: &str) {
+    draft.del_rules(|rule| is_entry(rule, comment) && rule.goes_to(chain));
+    if !is_anothers(draft, chain, comment) {
+        draft.uproot_chain(chain);
+    }
+}
+
+/// The container's chain by the reference's name, and the one for an interface beside its first.
 fn chains(owner: Owner<'_>) -> (String, String) {
-    let id = format!("{}{}", owner.id, owner.ifname);
+    let id = format!("/{}/{}", owner.id, owner.ifname);
     (owner.chain("DN-"), Owner { id: &id, ..owner }.chain("DN-"))
 }
 
@@ -213,11 +243,15 @@ pub fn del(
     told: Option<(&Forward<'_>, &Options<'_>)>,
 ) -> Result<BTreeSet<IpAddr>> {
     let (common, own) = chains(owner);
+    // Of a second interface, by the release before.
+    let former = Owner { id: &format!("{}{}", owner.id, owner.ifname), ..owner }.chain("DN-");
     let mut servers = BTreeSet::new();
     for family in Family::BOTH {
-        let mut programs = filter.iptables_with(family, NAT, &common)?;
-        if programs.is_empty() {
-            programs = filter.iptables_with(family, NAT, &own)?;
+        let mut programs = Vec::new();
+        for chain in [&common, &own, &former] {
+            if programs.is_empty() {
+                programs = filter.iptables_with(family, NAT, chain)?;
+            }
         }
         let expected = told.and_then(|(forward, options)| expected_chain(family, forward, options));
         for program in programs {
@@ -244,7 +278,12 @@ fn plan_del(draft: &mut Draft, owner: Owner<'_>) -> Vec<IpAddr> {
     let served = to.map(|to: SocketAddr| to.ip()).collect();
     // By its words, which tell the interface: the chain may be another one's by now.
     draft.del(&marker(&chain, owner.ifname));
-    draft.uproot_chain(&chain);
+    remove_chain(draft, &chain, &entry_comment(owner));
+    // One that the reference made for two containers.
+    let (common, _) = chains(owner);
+    if is_anothers(draft, &common, &entry_comment(owner)) {
+        remove_chain(draft, &common, &entry_comment(owner));
+    }
     if draft.has_chain(OLD_SNAT) {
         draft.uproot_chain(&owner.chain("SN-"));
     }
@@ -313,8 +352,8 @@ pub fn collect(filter: &PacketFilter, network: &str, valid: &[Owner<'_>]) -> Res
     for family in Family::BOTH {
         for program in filter.iptables_with(family, NAT, TOP)? {
             program.update(NAT, |draft| {
-                for chain in stale(draft, network, valid) {
-                    draft.uproot_chain(&chain);
+                for (chain, comment) in stale(draft, network, valid) {
+                    remove_chain(draft, &chain, &comment);
                 }
                 let [prerouting, output] = entries();
                 draft.leave_one(&prerouting);
@@ -326,10 +365,12 @@ pub fn collect(filter: &PacketFilter, network: &str, valid: &[Owner<'_>]) -> Res
     Ok(())
 }
 
-fn stale(draft: &Draft, network: &str, valid: &[Owner<'_>]) -> Vec<String> {
-    let mut stale = Vec::new();
+/// The stale chains and the comments of the entries that lead there.
+fn stale(draft: &Draft, network: &str, valid: &[Owner<'_>]) -> BTreeSet<(String, String)> {
+    let mut stale = BTreeSet::new();
     for entry in draft.rules().iter().filter(|rule| rule.chain == TOP) {
-        let Some((of, id)) = entry.value("--comment").and_then(parse_comment) else { continue };
+        let Some(comment) = entry.value("--comment") else { continue };
+        let Some((of, id)) = parse_comment(comment) else { continue };
         let Some(chain) = entry.value("-j") else { continue };
         // The reference's rules do not tell the interface.
         let ifname = draft.rules().iter().filter(|r| r.chain == chain).find_map(interface);
@@ -337,11 +378,9 @@ fn stale(draft: &Draft, network: &str, valid: &[Owner<'_>]) -> Vec<String> {
             owner.id == id && ifname.is_none_or(|ifname| owner.ifname == ifname)
         };
         if of == network && !valid.iter().any(is_valid) && chain.starts_with("CNI-DN-") {
-            stale.push(chain.to_owned());
+            stale.insert((chain.to_owned(), comment.to_owned()));
         }
     }
-    stale.sort();
-    stale.dedup();
     stale
 }
 

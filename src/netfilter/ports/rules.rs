@@ -81,7 +81,7 @@ pub(super) fn interface(rule: &Rule) -> Option<&str> {
 }
 
 /// `dnat name: "<network>" id: "<id>"`
-fn entry_comment(owner: Owner<'_>) -> String {
+pub(super) fn entry_comment(owner: Owner<'_>) -> String {
     let mut text = format!("dnat {}", owner.rule_comment());
     if text.len() > COMMENT {
         text.truncate(COMMENT - 3);

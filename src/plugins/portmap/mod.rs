@@ -86,13 +86,12 @@ impl Plugin for Portmap {
             }
             Backend::Iptables => chains::check(&forward, &conf.options()?)?,
         }
-        let keys = localnet_keys(&forward, prev);
-        for key in &keys {
-            if sysctl::read(key)? != "1" {
+        for key in localnet_keys(&forward, prev) {
+            if sysctl::read(&key)? != "1" {
                 return Err(Error::internal(format!("sysctl {key} is not 1")));
             }
         }
-        if keys.is_empty() { Ok(()) } else { localhost::check(&filter) }
+        layout::refuse(localhost::damage(&filter)?)
     }
 
     fn del(cx: &Cx<'_>, conf: &Conf, req: &DelReq) -> Result<()> {

@@ -511,3 +511,45 @@ fn many_at_once_and_each_once() {
     run("DEL");
     eventually("elements stayed", || !ports.state().contains("elements"));
 }
+
+/// The reference joins the texts of network and container in the names of chains: these two are one
+/// name, and yet two containers.
+#[test]
+fn containers_whose_chains_have_one_name_stay_apart() {
+    for rules in [Rules::Iptables, Rules::Legacy] {
+        let ports = Ports::new(rules, "1.1.0");
+        let (one, two) = (ports.pod("2abc"), ports.pod("abc"));
+        let lists = [json!([mapping(8081, 80, "tcp")]), json!([mapping(8082, 80, "tcp")])];
+        let of = |verb: &str, pod: &Pod, network: &str, ports_of: &Value| {
+            let net = ports.net(ports_of, &json!({"name": network, "prevResult": pod.prev}));
+            ports.path(net.call(verb, pod.id).netns(&pod.container.path()))
+        };
+        let all = [(&one, "n1", &lists[0]), (&two, "n12", &lists[1])];
+        let serves = |at: usize| {
+            let target = format!("10.1.2.1:808{}", at + 1);
+            tcp(&ports.node, &all[at].0.container, &target, 80).is_some()
+        };
+        for (first, second) in [(0, 1), (1, 0)] {
+            for at in [first, second, first] {
+                let (pod, network, list) = all[at];
+                of("ADD", pod, network, list).result();
+            }
+            assert!(serves(first) && serves(second), "{rules:?}: {}", ports.state());
+            for at in [first, second] {
+                let (pod, network, list) = all[at];
+                of("CHECK", pod, network, list).ok();
+            }
+            let (pod, network, list) = all[first];
+            of("DEL", pod, network, list).ok();
+            assert!(!serves(first) && serves(second), "{rules:?}: {}", ports.state());
+            of("DEL", pod, network, list).ok();
+            let gc = json!({"cni.dev/valid-attachments": []});
+            let net = ports.net(&json!([]), &json!({"name": all[first].1})).with(&gc);
+            ports.path(net.call("GC", "")).ok();
+            assert!(serves(second), "{rules:?}: {}", ports.state());
+            let (pod, network, list) = all[second];
+            of("DEL", pod, network, list).ok();
+            assert!(!ports.state().contains("CNI-DN-"), "{rules:?}: {}", ports.state());
+        }
+    }
+}
