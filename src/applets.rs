@@ -20,7 +20,7 @@ use crate::plugins::tuning::Tuning;
 use crate::plugins::vlan::Vlan;
 use crate::plugins::vrf::Vrf;
 use crate::skel::{Applet, Kind, Lookup, Service};
-use crate::tool::{cnitool, ipam};
+use crate::tool::{cnitool, ipam, repair};
 
 /// Every applet.
 pub static APPLETS: &[Applet] = &[
@@ -39,6 +39,7 @@ pub static APPLETS: &[Applet] = &[
     Applet::plugin::<Macvlan>(Kind::Interface),
     Applet::plugin::<Portmap>(Kind::Chained),
     Applet::plugin::<Ptp>(Kind::Interface),
+    Applet::tool("repair", "restores rules of containers that somebody flushed", repair::main),
     Applet::plugin::<Sbr>(Kind::Chained),
     Applet::plugin::<Static>(Kind::Ipam),
     Applet::plugin::<Tap>(Kind::Interface),

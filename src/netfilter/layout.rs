@@ -349,8 +349,10 @@ impl<'n> Change<'n> {
         let generation = self.views.first().map_or(0, |view| view.generation);
         self.nft.commit_at(batch, generation)?;
         forget_gone(self.nft, &self.records)?;
-        if self.restored > 0 {
-            troubles.push(format!("{} elements were missing", self.restored));
+        match self.restored {
+            0 => {}
+            1 => troubles.push("1 element was missing".to_owned()),
+            many => troubles.push(format!("{many} elements were missing")),
         }
         Ok(troubles)
     }

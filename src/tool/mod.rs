@@ -6,6 +6,7 @@ pub mod install;
 pub mod ipam;
 pub mod multicall;
 pub mod pause;
+pub mod repair;
 
 use std::io::{self, Write};
 use std::process::ExitCode;

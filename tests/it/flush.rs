@@ -4,6 +4,17 @@
 //! A row is a chain of plugins and what must hold. The ways to damage it are found in the live rules:
 //! the whole ruleset, each table flushed or deleted, each chain, each set and map.
 
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use cnibox::attachment::Record;
+use cnibox::netfilter::filter::{self, Ingress, Pod, Policy, nftables};
+use cnibox::netfilter::spoof::Port;
+use cnibox::netfilter::{self, Backend, Owner, PacketFilter, masquerade, spoof};
+use cnibox::netlink::Mac;
+use cnibox::netns::census::NetnsId;
+use ipnet::IpNet;
 use serde_json::{Value, json};
 
 use crate::masquerade::{outside, seen};
@@ -183,4 +194,141 @@ fn what_the_firewall_accepts_passes_again() {
         let rules = node.sh("nft list table inet cnibox_firewall");
         assert!(rules.contains("policy drop") && rules.contains("\"mine\""), "{rules}");
     });
+}
+
+#[test]
+fn repair_restores_what_is_missing_and_says_so() {
+    let node = Node::new();
+    let keys = json!({"ipMasq": true, "ipMasqBackend": "nftables", "macspoofchk": true});
+    let row = Row::new(&node, vec![bridge(&node, &keys), firewall(&node, "isolated")]);
+    let repair = || node.tool("repair", &[]).run().stdout;
+    assert_eq!(repair(), "nothing was missing\n");
+    node.sh("nft flush ruleset");
+    let text = repair();
+    for table in ["inet cnibox_masquerade", "bridge cnibox_spoof", "bridge cnibox_firewall"] {
+        assert!(text.contains(&format!("restored: table {table} is gone\n")), "{text}");
+    }
+    assert_eq!(row.refusals("STATUS", 50) + row.refusals("CHECK", 999), 0);
+    node.sh("nft delete element inet cnibox_masquerade pods4 '{ 10.1.2.2 }'");
+    assert_eq!(row.refusals("CHECK", 999), 1, "one element");
+    assert_eq!(repair(), "restored: 1 element was missing\n");
+    assert_eq!(row.refusals("CHECK", 999), 0);
+    for plugin in row.list.iter().rev() {
+        plugin.call("DEL", "c1").netns(&row.first.path()).ok();
+    }
+    node.sh("nft flush ruleset");
+    assert_eq!(repair(), "nothing was missing\n", "nobody is left");
+    assert_eq!(node.sh("find /run/cni/cnibox -type f"), "");
+}
+
+#[test]
+fn what_an_earlier_release_made_is_migrated_by_the_next_add() {
+    let node = Node::new();
+    let outside = outside(&node);
+    let net = bridge(&node, &json!({"ipMasq": true, "ipMasqBackend": "nftables"}));
+    let row = Row::new(&node, vec![net]);
+    let comment =
+        node.sh("nft list ruleset | grep -o '[0-9a-f-]*, net: net, if: eth0, id: c1' | head -1");
+    let t = "inet cnibox_masquerade";
+    node.sh(&format!(
+        "rm -r /run/cni/cnibox/masquerade; nft flush ruleset; nft '
+        add table {t}
+        add map {t} pods4 {{ type ipv4_addr : verdict; }}
+        add map {t} pods6 {{ type ipv6_addr : verdict; }}
+        add chain {t} postrouting {{ type nat hook postrouting priority srcnat; }}
+        add chain {t} subnet-10.1.2.0/24
+        add rule {t} postrouting ip daddr 224.0.0.0/4 return
+        add rule {t} postrouting ip saddr vmap @pods4
+        add rule {t} subnet-10.1.2.0/24 ip daddr != 10.1.2.0/24 masquerade
+        add element {t} pods4 {{ 10.1.2.2 comment \"{}\" : goto subnet-10.1.2.0/24 }}'",
+        comment.trim()
+    ));
+    assert_eq!(row.list[0].call("STATUS", "").without("CNI_CONTAINERID").error().code, 50);
+    let second = Container::new();
+    add(&row.list, "c2", &second);
+    assert_eq!(seen(&row.first, &outside, "192.0.2.2"), "192.0.2.1");
+    let rules = node.sh("nft list ruleset");
+    assert!(
+        rules.contains("comment \"by source\"") && rules.contains("10.1.2.2 comment"),
+        "{rules}"
+    );
+    row.list[0].call("DEL", "c1").netns("").ok();
+    assert!(!node.sh("nft list ruleset").contains("id: c1"));
+}
+
+/// A node full of attachments that have everything.
+fn crowd(count: u32) -> impl Iterator<Item = (String, IpNet, Port)> {
+    (0..count).map(|n| {
+        let addr = format!("10.2.{}.{}/16", n / 250, n % 250 + 1).parse().unwrap();
+        let [.., high, low] = n.to_be_bytes();
+        let port = Port { name: format!("veth{n:08x}"), mac: Mac([2, 0, 0, 0, high, low]) };
+        (format!("crowd-{n}"), addr, port)
+    })
+}
+
+#[test]
+fn one_add_heals_500_containers_within_a_second() {
+    let node = Node::new();
+    let (filter, home) = (PacketFilter::new(), Container::new());
+    for (id, addr, port) in crowd(500) {
+        let owner = Owner { network: "crowd", ifname: "eth0", id: &id };
+        let netns = NetnsId::at(Path::new(&home.path()));
+        let record = Record { netns, ..Record::new(owner, "bridge", &home.path()) };
+        record.write().unwrap();
+        masquerade::add(&filter, Backend::Nftables, owner, &[addr]).unwrap();
+        spoof::add(&filter, owner, &port).unwrap();
+        let pod = Pod::new(filter::Owner::new(owner), [addr.addr()]).with_ports([port.name]);
+        let ingress = Ingress { policy: Policy::Isolated, bridge: Some("br9") };
+        nftables::add(filter.nft().unwrap(), &pod, ingress).unwrap();
+    }
+    let rules = || -> Vec<String> {
+        let text = node.sh("nft -s list ruleset");
+        let mut words: Vec<_> = text.split(['{', ',', '}']).map(|w| w.trim().to_owned()).collect();
+        words.sort();
+        words
+    };
+    let before = rules();
+    node.sh("nft flush ruleset");
+    let net = bridge(&node, &json!({"ipMasq": true, "ipMasqBackend": "nftables"}));
+    let container = Container::new();
+    let call = net.on("ADD", &container);
+    let start = Instant::now();
+    call.result();
+    let took = start.elapsed();
+    println!("{took:?}");
+    assert!(took < Duration::from_secs(1), "{took:?}");
+    net.del(&container);
+    assert_eq!(rules(), before);
+}
+
+#[test]
+fn nothing_comes_back_for_who_was_deleted_meanwhile() {
+    let node = Node::new();
+    let running = AtomicUsize::new(3);
+    std::thread::scope(|scope| {
+        for n in 0..3 {
+            let running = &running;
+            scope.spawn(move || {
+                let (id, filter) = (format!("c{n}"), PacketFilter::new());
+                let owner = Owner { network: "net", ifname: "eth0", id: &id };
+                let addrs = [format!("10.1.2.{}/24", n + 2).parse().unwrap()];
+                for _ in 0..150 {
+                    masquerade::add(&filter, Backend::Nftables, owner, &addrs).unwrap();
+                    masquerade::del(&filter, owner, &addrs).unwrap();
+                }
+                running.fetch_sub(1, Ordering::SeqCst);
+            });
+        }
+        scope.spawn(|| {
+            while running.load(Ordering::SeqCst) > 0 {
+                netfilter::heal(&PacketFilter::new()).unwrap();
+            }
+        });
+        while running.load(Ordering::SeqCst) > 0 {
+            node.sh("nft flush ruleset");
+        }
+    });
+    let rules = node.sh("nft list ruleset");
+    assert!(!rules.contains("id: c"), "{rules}");
+    assert_eq!(node.sh("find /run/cni/cnibox -type f"), "");
 }
