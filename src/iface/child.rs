@@ -33,6 +33,7 @@ use nix::errno::Errno;
 
 use super::configure::{self, Connected, Style};
 use super::inside::{Inside, Setting};
+use super::mtu::Mtu;
 use super::{verify, veth};
 use crate::cni::{CniResult, IfName};
 use crate::error::{Context, Error, Result};
@@ -74,14 +75,6 @@ fn master(place: &Netlink, name: &str) -> Result<Link> {
         Error::internal(format!("{}: Link not found", failed())).with_details(
             "\"master\" names a link of the host, or with \"linkInContainer\" one of the container",
         )
-    })
-}
-
-/// The MTU of a configuration: 0 leaves it to the kernel, and no child has more than its master.
-fn mtu(configured: i64, master: &Link) -> Result<u32> {
-    u32::try_from(configured).ok().filter(|mtu| *mtu <= master.mtu).ok_or_else(|| {
-        let most = master.mtu;
-        Error::config(format!("invalid MTU {configured}, must be [0, master MTU({most})]"))
     })
 }
 
@@ -263,8 +256,8 @@ pub struct Below<'a> {
     pub name: &'a str,
     /// Whether it is in the container.
     pub in_container: bool,
-    /// The MTU of the child; 0 or the master's at most.
-    pub mtu: i64,
+    /// The MTU of the child; the master's at most.
+    pub mtu: Mtu,
 }
 
 impl Below<'_> {
@@ -273,17 +266,17 @@ impl Below<'_> {
         if self.in_container { &inside.netlink } else { host }
     }
 
-    /// The master, and the MTU for the child.
-    pub fn master(self, place: &Netlink) -> Result<(Link, u32)> {
+    /// The master, and the MTU for the child in bytes.
+    pub fn master(self, place: &Netlink, host: &Netlink) -> Result<(Link, u32)> {
         let master = master(place, self.name)?;
-        let mtu = mtu(self.mtu, &master)?;
+        let mtu = self.mtu.resolve_below(host, &master)?;
         Ok((master, mtu))
     }
 
     /// STATUS: the master is there. Which container is not known yet, and so neither is a master
     /// in it.
     pub fn status(self, host: &Netlink) -> Result<()> {
-        if self.in_container { Ok(()) } else { self.master(host).map(drop).or_unavailable() }
+        if self.in_container { Ok(()) } else { self.master(host, host).map(drop).or_unavailable() }
     }
 
     /// CHECK: `link` is on top of the master that is configured. Without one in particular any is
@@ -305,7 +298,11 @@ impl Below<'_> {
             return Err(Error::internal(msg));
         }
         verify_master(link, &master)?;
-        mtu(self.mtu, &master).map(drop)
+        match self.mtu {
+            // The default route may be another one by now.
+            Mtu::Auto => Ok(()),
+            Mtu::Bytes(_) => self.mtu.resolve_below(host, &master).map(drop),
+        }
     }
 }
 
@@ -328,7 +325,8 @@ pub fn verify_mtu(link: &Link, configured: u32) -> Result<()> {
     Err(Error::internal(format!("interface \"{name}\" has MTU {mtu}, configured is {configured}")))
 }
 
-fn of_default_route(place: &Netlink) -> Result<Link> {
+/// The link of the default route in the main table, of IPv4 first.
+pub(super) fn of_default_route(place: &Netlink) -> Result<Link> {
     for family in [Family::V4, Family::V6] {
         let filter = RouteFilter { family: Some(family), table: Some(RT_TABLE_MAIN), oif: None };
         let routes = place.dump_routes(&filter)?;
@@ -342,7 +340,7 @@ fn of_default_route(place: &Netlink) -> Result<Link> {
         }
     }
     Err(Error::internal("no default route interface found")
-        .with_details("name the link in the key \"master\""))
+        .with_details("name the link in the key \"master\", or a number in the key \"mtu\""))
 }
 
 /// The link of a route: of several ways, the first.
@@ -359,17 +357,6 @@ fn random_index() -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn no_mtu_above_the_masters() {
-        let master = Link { mtu: 1500, ..Link::default() };
-        assert_eq!(mtu(0, &master).unwrap(), 0);
-        assert_eq!(mtu(1500, &master).unwrap(), 1500);
-        for wrong in [-100, 1501, i64::MAX] {
-            let expected = format!("invalid MTU {wrong}, must be [0, master MTU(1500)]");
-            assert_eq!(mtu(wrong, &master).unwrap_err().msg(), expected);
-        }
-    }
 
     #[test]
     fn a_multipath_route_leaves_by_its_first_way() {

@@ -5,6 +5,7 @@ pub mod child;
 pub mod configure;
 pub mod forwarding;
 pub mod inside;
+pub mod mtu;
 pub mod names;
 pub mod peer;
 pub mod tables;

@@ -82,12 +82,6 @@ pub fn interface(link: &Link, sandbox: &str) -> Interface {
     }
 }
 
-/// The MTU of a configuration: 0 or less leaves it to the kernel.
-pub fn mtu(configured: i64) -> Result<u32> {
-    u32::try_from(configured.max(0))
-        .map_err(|_| Error::config(format!("mtu {configured} is larger than any link's")))
-}
-
 /// Deletes an attachment's pair; success if there is none. The container may have renamed its end,
 /// put another link in its place or moved it away, so the host's end decides: the one that the result
 /// tells, else the other end of the container's interface, else the one with a label that `is_own`.

@@ -9,6 +9,7 @@ use serde::Deserialize;
 use crate::cni::CniResult;
 use crate::error::{Context, Error, Result};
 use crate::iface::configure::{self, Connected, Style};
+use crate::iface::mtu;
 use crate::iface::{Inside, child, veth};
 use crate::netlink::{Dad, Link, LinkKind, Mac, NewLink};
 use crate::skel::{AddReq, CheckReq, Cx, DelReq, GcReq, Plugin, Rollback};
@@ -102,7 +103,7 @@ impl Plan {
             let msg = "dummy interface requires an IPAM configuration";
             return Err(Error::config(msg));
         }
-        let mtu = veth::mtu(conf.mtu)?;
+        let mtu = mtu::bytes(conf.mtu)?;
         let sources = [&conf.runtime_config.mac, &conf.mac];
         let text = sources.into_iter().find(|text| !text.is_empty());
         let parse = |text: &String| text.parse::<Mac>().map_err(|e| Error::config(e.to_string()));

@@ -12,6 +12,7 @@ use crate::cni::{CniResult, SpecVersion};
 use crate::error::{Context, Error, Result};
 use crate::iface::child::{self, Below, Wanted};
 use crate::iface::inside::Inside;
+use crate::iface::mtu::Mtu;
 use crate::netlink::{IpvlanMode, Link, LinkKind};
 use crate::skel::{AddReq, CheckReq, Cx, DelReq, GcReq, Plugin, Rollback};
 
@@ -30,8 +31,8 @@ pub struct Conf {
     master: String,
     /// Where packets are switched: by `l2` (default), `l3`, or `l3s`, through the host's netfilter.
     mode: String,
-    /// MTU in bytes, at most that of the master. Default: the master's.
-    mtu: i64,
+    /// MTU in bytes, at most that of the master, or `"auto"`. Default: the master's.
+    mtu: Mtu,
     /// Look for the master in the container.
     link_in_container: bool,
 }
@@ -57,7 +58,7 @@ impl Plugin for Ipvlan {
         let netns = req.sandbox.netns()?;
         let (inside, host) = (Inside::enter(netns)?, cx.host()?);
         let place = below.place(host, &inside);
-        let (master, mtu) = below.master(place)?;
+        let (master, mtu) = below.master(place, host)?;
         let mut undo = Rollback::new();
 
         // Before IPAM, so that an attachment that is there already keeps its address.

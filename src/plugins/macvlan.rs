@@ -13,6 +13,7 @@ use crate::cni::CniResult;
 use crate::error::{Context, Error, Result};
 use crate::iface::child::{self, Below, Wanted};
 use crate::iface::inside::Inside;
+use crate::iface::mtu::Mtu;
 use crate::log;
 use crate::netlink::{Link, LinkKind, Mac, MacvlanMode};
 use crate::skel::{AddReq, CheckReq, Cx, DelReq, GcReq, Plugin, Rollback};
@@ -31,8 +32,8 @@ pub struct Conf {
     master: String,
     /// How others on the same master see it: `bridge` (default), `private`, `vepa`, `passthru`.
     mode: String,
-    /// MTU in bytes, at most that of the master. Default: the master's.
-    mtu: i64,
+    /// MTU in bytes, at most that of the master, or `"auto"`. Default: the master's.
+    mtu: Mtu,
     /// MAC of the interface. Default: the kernel chooses.
     mac: String,
     /// Look for the master in the container.
@@ -68,7 +69,7 @@ impl Plugin for Macvlan {
         let netns = req.sandbox.netns()?;
         let (inside, host) = (Inside::enter(netns)?, cx.host()?);
         let place = conf.below().place(host, &inside);
-        let (master, mtu) = conf.below().master(place)?;
+        let (master, mtu) = conf.below().master(place, host)?;
         let mut undo = Rollback::new();
 
         // Before IPAM, so that an attachment that is there already keeps its address.

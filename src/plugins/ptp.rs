@@ -17,6 +17,7 @@ use crate::cni::ip::{host_net, width};
 use crate::error::{Context, Error, Result};
 use crate::iface::configure::{self, Connected, Style};
 use crate::iface::inside::Inside;
+use crate::iface::mtu::Mtu;
 use crate::iface::veth::{self, Wanted};
 use crate::iface::{forwarding, verify};
 use crate::netfilter::{Backend, Owner, PacketFilter, layout, masquerade};
@@ -42,8 +43,8 @@ pub struct Conf {
     ip_masq: bool,
     /// `iptables` or `nftables`. Default: iptables where it works, else nftables.
     ip_masq_backend: Option<String>,
-    /// MTU of both ends in bytes. Default: the kernel's.
-    mtu: i64,
+    /// MTU of both ends in bytes, or `"auto"`. Default: the kernel's.
+    mtu: Mtu,
 }
 
 impl Conf {
@@ -62,9 +63,9 @@ impl Plugin for Ptp {
 
     fn add(cx: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
         let backend = conf.backend()?;
-        let mtu = veth::mtu(conf.mtu)?;
         let netns = req.sandbox.netns()?;
         let host = cx.host()?;
+        let mtu = conf.mtu.resolve(host)?;
         let filter = PacketFilter::new();
         let mut undo = Rollback::new();
 
@@ -145,8 +146,7 @@ impl Plugin for Ptp {
 
     fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
         let backend = conf.backend().or_unavailable()?;
-        veth::mtu(conf.mtu).or_unavailable()?;
-        cx.usable_host()?;
+        conf.mtu.resolve(cx.usable_host()?).or_unavailable()?;
         if conf.ip_masq {
             let filter = PacketFilter::new();
             Backend::choose(backend, &filter).require_usable(&filter)?;

@@ -10,7 +10,8 @@ use serde::Deserialize;
 use crate::cni::CniResult;
 use crate::error::{Context, Error, Result};
 use crate::iface::configure::{self, Connected, Style};
-use crate::iface::veth::{self, interface};
+use crate::iface::mtu;
+use crate::iface::veth::interface;
 use crate::iface::{Inside, child, tun};
 use crate::netlink::{Dad, Link, LinkChange, Mac};
 use crate::skel::{AddReq, CheckReq, Cx, DelReq, GcReq, Plugin, Rollback};
@@ -61,7 +62,7 @@ impl Plugin for Tap {
     type Conf = Conf;
 
     fn add(cx: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
-        let mtu = veth::mtu(conf.mtu)?;
+        let mtu = mtu::bytes(conf.mtu)?;
         let mac = requested_mac(cx, conf)?;
         let l3 = cx.has_ipam();
         let netns = req.sandbox.netns()?;
@@ -116,7 +117,7 @@ impl Plugin for Tap {
     }
 
     fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
-        veth::mtu(conf.mtu).or_unavailable()?;
+        mtu::bytes(conf.mtu).or_unavailable()?;
         parse_mac(&conf.mac).or_unavailable()?;
         tun::require_usable().or_unavailable()?;
         cx.if_ipam(Cx::ipam_status)

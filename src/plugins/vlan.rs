@@ -12,6 +12,7 @@ use crate::cni::CniResult;
 use crate::error::{Context, Error, Result};
 use crate::iface::Inside;
 use crate::iface::child::{self, Below, Wanted};
+use crate::iface::mtu::Mtu;
 use crate::netlink::{Link, LinkKind, Netlink};
 use crate::skel::{AddReq, CheckReq, Cx, DelReq, GcReq, Plugin, Rollback};
 
@@ -46,7 +47,7 @@ impl Plugin for Vlan {
         let netns = req.sandbox.netns()?;
         let (inside, host) = (Inside::enter(netns)?, cx.host()?);
         let place = conf.below().place(host, &inside);
-        let (master, mtu) = conf.usable_master(place)?;
+        let (master, mtu) = conf.usable_master(place, host)?;
         let id = conf.id()?;
         let mut undo = Rollback::new();
 
@@ -94,7 +95,7 @@ impl Plugin for Vlan {
         let host = cx.usable_host()?;
         // Which container is not known yet, and so neither is a master in it.
         if !conf.link_in_container {
-            conf.usable_master(host).or_unavailable()?;
+            conf.usable_master(host, host).or_unavailable()?;
         }
         cx.ipam_status()
     }
@@ -121,13 +122,17 @@ impl Conf {
     }
 
     fn below(&self) -> Below<'_> {
-        Below { name: &self.master, in_container: self.link_in_container, mtu: self.mtu }
+        Below {
+            name: &self.master,
+            in_container: self.link_in_container,
+            mtu: Mtu::Bytes(self.mtu),
+        }
     }
 
     /// The master, which has to be up for the VLAN to get up, and the MTU for the VLAN.
-    fn usable_master(&self, place: &Netlink) -> Result<(Link, u32)> {
+    fn usable_master(&self, place: &Netlink, host: &Netlink) -> Result<(Link, u32)> {
         self.require_master()?;
-        let (master, mtu) = self.below().master(place)?;
+        let (master, mtu) = self.below().master(place, host)?;
         if master.up {
             return Ok((master, mtu));
         }

@@ -28,6 +28,7 @@
 //! | `handover` | live state rewritten for the reference plugins |
 //! | `ipam` | the tool: leases listed, freed, reclaimed |
 //! | `masquerade`, `spoof` | `ipMasq` and `macspoofchk`: traffic, rules, the reference's |
+//! | `mtu` | `"mtu": "auto"` in every plugin that has it |
 //! | `macvlan`, `ipvlan` | children of a link: modes, masters, traffic, CHECK |
 //! | `dummy`, `vlan` | addresses and no wire; tagged frames, masters, CHECK |
 //! | `parity` | the reference plugins side by side |
@@ -83,6 +84,7 @@ mod lifecycle;
 mod loopback;
 mod macvlan;
 mod masquerade;
+mod mtu;
 mod net;
 mod node;
 mod parity;

@@ -21,6 +21,7 @@ use crate::cni::{CniResult, IfName};
 use crate::error::{Context, Error, Result};
 use crate::iface::configure::{self, Connected, Style};
 use crate::iface::inside::{Inside, Setting};
+use crate::iface::mtu::Mtu;
 use crate::iface::veth::{self, Wanted};
 use crate::netfilter::{Backend, Owner, PacketFilter, spoof};
 use crate::netlink::{Dad, Link, LinkChange, LinkKind, Mac, Netlink, NewLink, OperState, Switch};
@@ -51,8 +52,9 @@ pub struct Conf {
     ip_masq: bool,
     /// `iptables` or `nftables`. Default: iptables where it works, else nftables.
     ip_masq_backend: Option<String>,
-    /// MTU of the pair, and of the bridge where it is created, in bytes. Default: the kernel's.
-    mtu: i64,
+    /// MTU of the pair, and of the bridge where it is created, in bytes, or `"auto"`. Default: the
+    /// kernel's.
+    mtu: Mtu,
     /// Let frames leave through the port they came in by.
     hairpin_mode: bool,
     /// Set the bridge promiscuous; excludes `hairpinMode`.
@@ -98,7 +100,7 @@ impl Default for Conf {
             force_address: false,
             ip_masq: false,
             ip_masq_backend: None,
-            mtu: 0,
+            mtu: Mtu::default(),
             hairpin_mode: false,
             promisc_mode: false,
             vlan: 0,
@@ -124,11 +126,12 @@ impl Plugin for Bridge {
         let plan = Plan::resolve(cx, conf)?;
         let netns = req.sandbox.netns()?;
         let (inside, host) = (Inside::enter(netns)?, cx.host()?);
-        let bridge = ensure_bridge(host, conf, &plan)?;
+        let mtu = conf.mtu.resolve(host)?;
+        let bridge = ensure_bridge(host, conf, &plan, mtu)?;
         let filter = PacketFilter::new();
         let mut undo = Rollback::new();
 
-        let pair = veth::add(host, netns, plan.veth(&req.ifname, bridge.link.index))?;
+        let pair = veth::add(host, netns, plan.veth(&req.ifname, bridge.link.index, mtu))?;
         let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
         let veth::Pair { host: port, container: link } = pair;
         let (index, checked) = (port.index, protect::checked(conf, &port, &link)?);
@@ -207,6 +210,7 @@ impl Plugin for Bridge {
     fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
         let plan = Plan::resolve(cx, conf).or_unavailable()?;
         let host = cx.usable_host()?;
+        conf.mtu.resolve(host).or_unavailable()?;
         if let Some(link) = host.link(&conf.bridge)? {
             require_bridge(&link).or_unavailable()?;
             plan.vlans.require_filtering(host, &link).or_unavailable()?;
@@ -223,7 +227,6 @@ struct Plan {
     l3: bool,
     gateway: bool,
     default_gateway: bool,
-    mtu: u32,
     mac: Option<Mac>,
     /// The configured back end of `ipMasq`.
     backend: Option<Backend>,
@@ -251,7 +254,6 @@ impl Plan {
             vlans,
             gateway: l3 && (conf.is_gateway || conf.is_default_gateway),
             default_gateway: l3 && conf.is_default_gateway,
-            mtu: veth::mtu(conf.mtu)?,
             mac,
             backend: Backend::parse(backend, "ipmasq")?,
         };
@@ -259,8 +261,8 @@ impl Plan {
         Ok(plan)
     }
 
-    fn veth<'p>(&self, ifname: &'p IfName, bridge: u32) -> Wanted<'p> {
-        Wanted { ifname, mtu: self.mtu, mac: self.mac, master: Some(bridge) }
+    fn veth<'p>(&self, ifname: &'p IfName, bridge: u32, mtu: u32) -> Wanted<'p> {
+        Wanted { ifname, mtu, mac: self.mac, master: Some(bridge) }
     }
 
     /// Points the addresses to the container's interface, fills in gateways and default routes;
@@ -323,7 +325,7 @@ fn requested_mac(cx: &Cx<'_>, conf: &Conf) -> Result<Option<Mac>> {
 }
 
 /// Creates the bridge, or takes the one that is there; either way it is up.
-fn ensure_bridge(host: &Netlink, conf: &Conf, plan: &Plan) -> Result<Shared> {
+fn ensure_bridge(host: &Netlink, conf: &Conf, plan: &Plan, mtu: u32) -> Result<Shared> {
     let name = &conf.bridge;
     let failed = || format!("failed to create bridge \"{name}\"");
     if let Some(link) = host.link(name)? {
@@ -332,7 +334,7 @@ fn ensure_bridge(host: &Netlink, conf: &Conf, plan: &Plan) -> Result<Shared> {
     // With an address from the start, the bridge does not take on those of its ports.
     let mac = Mac::random_local();
     let kind = LinkKind::Bridge { vlan_filtering: plan.vlans.filtering.then_some(true) };
-    let mut bridge = NewLink::new(name, kind).mtu(plan.mtu).up();
+    let mut bridge = NewLink::new(name, kind).mtu(mtu).up();
     // Once it is told its address a bridge counts its ports, and without one that runs it is no
     // link for IPv6. While the container's end stays down there is none, but the bridge shall be.
     let late = conf.disable_container_interface;

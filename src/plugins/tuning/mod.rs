@@ -25,7 +25,7 @@ use self::sysctls::{Parameter, Sysctls};
 use crate::attachment::Owner;
 use crate::cni::{CniResult, IfName, Interface};
 use crate::error::{Context, Error, Result};
-use crate::iface::veth;
+use crate::iface::mtu;
 use crate::log;
 use crate::netlink::{Link, Mac, Netlink};
 use crate::netns::Netns;
@@ -105,7 +105,7 @@ impl Conf {
         Ok(Attributes {
             mac: mac.filter(|mac| !mac.is_empty()).map(|mac| parse_mac(mac)).transpose()?,
             promisc: args.promisc.or(self.promisc),
-            mtu: Some(veth::mtu(args.mtu.unwrap_or(self.mtu))?).filter(|mtu| *mtu > 0),
+            mtu: Some(mtu::bytes(args.mtu.unwrap_or(self.mtu))?).filter(|mtu| *mtu > 0),
             allmulti: args.allmulti.or(self.allmulti),
             txqlen: txqlen.transpose()?,
         })
