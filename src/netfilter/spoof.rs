@@ -143,10 +143,10 @@ fn del_own(nft: &Nft, owner: Owner<'_>, ports: &[Port]) -> Result<()> {
     if !nft.has_table(TABLE)? {
         return Ok(());
     }
-    let mut found = Vec::new();
-    for (set, wanted) in ports.iter().flat_map(|port| port.elements(owner)) {
-        found.extend(nft.element(set, wanted.key)?.map(|element| (set, element)));
-    }
+    let wanted = ports.iter().flat_map(|port| port.elements(owner));
+    let keys: Vec<_> = wanted.map(|(set, element)| (set, element.key)).collect();
+    let elements = keys.iter().map(|(set, _)| *set).zip(nft.elements(&keys)?);
+    let mut found: Vec<_> = elements.filter_map(|(set, element)| Some((set, element?))).collect();
     // A plugin behind ours may have changed the address.
     if found.len() < 2 {
         found = all_elements(nft)?;

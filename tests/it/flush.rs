@@ -256,6 +256,21 @@ fn what_an_earlier_release_made_is_migrated_by_the_next_add() {
     assert!(!node.sh("nft list ruleset").contains("id: c1"));
 }
 
+#[test]
+fn del_and_gc_find_what_is_left_in_one_table_when_the_other_is_gone() {
+    let node = Node::new();
+    for verb in ["DEL", "GC"] {
+        let list = vec![bridge(&node, &json!({})), firewall(&node, "isolated")];
+        let row = Row::new(&node, list);
+        node.sh("nft delete table inet cnibox_firewall");
+        let valid = json!({"cni.dev/valid-attachments": []});
+        row.list[1].with(&valid).call(verb, "c1").netns("").ok();
+        assert!(!node.sh("nft list ruleset").contains("id: c1"), "{verb}");
+        assert_eq!(node.sh("ls /run/cni/cnibox/firewall"), "", "{verb}");
+        row.list[0].call("DEL", "c1").netns(&row.first.path()).ok();
+    }
+}
+
 /// A node full of attachments that have everything.
 fn crowd(count: u32) -> impl Iterator<Item = (String, IpNet, Port)> {
     (0..count).map(|n| {

@@ -31,7 +31,6 @@
 use std::net::IpAddr;
 
 use super::{Ingress, KEPT, Network, Owner, Pod, Policy, Record, missing};
-use crate::attachment::Keepsake;
 use crate::error::Result;
 use crate::netfilter::backend::Backend;
 use crate::netfilter::layout::{self, Change, Layout};
@@ -105,11 +104,10 @@ impl Addresses {
     /// The elements that the attachment owns: among its addresses, or, where those are not
     /// known, among all.
     pub(super) fn owned(&self, nft: &Nft, pod: &Pod) -> netlink::Result<Elements> {
-        let mut found = Vec::new();
-        for ip in &pod.ips {
-            let set = self.set(*ip);
-            found.extend(nft.element(set, *ip)?.map(|element| (set, element)));
-        }
+        let keys: Vec<_> = pod.ips.iter().map(|ip| (self.set(*ip), (*ip).into())).collect();
+        let elements = keys.iter().map(|(set, _)| *set).zip(nft.elements(&keys)?);
+        let mut found: Elements =
+            elements.filter_map(|(set, element)| Some((set, element?))).collect();
         if pod.ips.is_empty() {
             found = self.all(nft)?;
         }
@@ -215,17 +213,21 @@ pub(super) fn restore(change: &mut Change<'_>) {
 
 /// What is wrong with the rules that attachments of this host depend on.
 pub fn damage(nft: &Nft) -> Result<Option<String>> {
-    let mut records = KEPT.living::<Record>();
-    records.retain(|kept| kept.content.backend == Backend::Nftables);
-    let is_isolated = |kept: &Keepsake<Record>| kept.content.policy == Policy::Isolated;
+    let depends = |policies: &[Policy]| {
+        let is_ours = |Record { backend, policy, .. }: &Record| {
+            *backend == Backend::Nftables && policies.contains(policy)
+        };
+        KEPT.living::<Record>().iter().any(|kept| is_ours(&kept.content))
+    };
     // The table alone may have been made for what firewalld was given.
-    if !records.is_empty() || nft.has_chain(FORWARD)? {
+    let all = [Policy::Open, Policy::SameBridge, Policy::Isolated];
+    if nft.has_chain(FORWARD)? || depends(&all) {
         let damage = layout().damage(nft, || true)?;
         if damage.is_some() {
             return Ok(damage);
         }
     }
-    Ok(frames().damage(nft, || records.iter().any(is_isolated))?)
+    Ok(frames().damage(nft, || depends(&[Policy::Isolated]))?)
 }
 
 /// An element that an attachment is to have, or not.
@@ -353,24 +355,22 @@ pub fn check_policy(nft: &Nft, pod: &Pod, ingress: Ingress<'_>) -> Result<()> {
 
 /// Removes what the attachment has in the sets; the tables stay.
 pub fn del(nft: &Nft, pod: &Pod) -> Result<()> {
-    KEPT.remove(pod.owner.attachment())?;
-    if !nft.has_table(TABLE)? {
-        return Ok(());
+    let forgotten = KEPT.remove(pod.owner.attachment());
+    if !nft.has_table(TABLE)? && !nft.has_table(FRAMES)? {
+        return forgotten;
     }
     let find = |nft: &Nft| {
         let mut owned = PODS.owned(nft, pod)?;
         owned.extend(owned_ports(nft, pod)?);
         Ok(owned)
     };
-    remove(nft, find)
+    remove(nft, find).and(forgotten)
 }
 
 /// Without a result its ports are found among all.
 fn owned_ports(nft: &Nft, pod: &Pod) -> netlink::Result<Elements> {
-    let mut found = Vec::new();
-    for port in &pod.ports {
-        found.extend(nft.element(PORTS, port.as_str())?);
-    }
+    let keys: Vec<_> = pod.ports.iter().map(|port| (PORTS, port.as_str().into())).collect();
+    let mut found: Vec<Element> = nft.elements(&keys)?.into_iter().flatten().collect();
     if pod.ports.is_empty() {
         found = nft.dump_elements(PORTS)?;
     }
@@ -383,7 +383,7 @@ fn owned_ports(nft: &Nft, pod: &Pod) -> netlink::Result<Elements> {
 pub fn gc(nft: &Nft, network: &Network, valid: &[Owner]) -> Result<()> {
     let attachments: Vec<_> = valid.iter().map(Owner::attachment).collect();
     KEPT.remove_stale(network.name(), &attachments)?;
-    if !nft.has_table(TABLE)? {
+    if !nft.has_table(TABLE)? && !nft.has_table(FRAMES)? {
         return Ok(());
     }
     remove(nft, |nft| all_stale(nft, network, valid))

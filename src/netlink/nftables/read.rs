@@ -188,14 +188,19 @@ impl Nft {
 
     /// The number of the current generation of all tables; each commit makes the next one.
     pub(super) fn generation(&self) -> Result<u32> {
-        self.socket
-            .request(&generation())
+        self.one(generation())
             .and_then(|bodies| read_generation(&bodies))
             .map_err(|f| f.doing("read", || "nf_tables' generation".to_owned()))
     }
 
+    /// Not acknowledged: what there is, or an error, is the whole answer.
+    fn one(&self, query: Query) -> Result<Vec<Vec<u8>>, Failure> {
+        let answer = self.socket.request_all(&[(query, false)])?.pop();
+        answer.unwrap_or_else(|| Err(Errno::ENODATA.into())).map(|answers| answers.bodies)
+    }
+
     fn ask(&self, get: u16, table: Table<'_>, body: Attributes) -> Result<Vec<Vec<u8>>, Failure> {
-        self.socket.request(&query(get, table, body))
+        self.one(query(get, table, body))
     }
 
     fn list(&self, get: u16, table: Table<'_>, body: Attributes) -> Result<Vec<Vec<u8>>, Failure> {
