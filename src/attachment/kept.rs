@@ -8,6 +8,7 @@
 //! restores rules from it looks afterwards whether it is still there ([`Kept::is_there`]).
 
 use std::collections::HashSet;
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
@@ -89,6 +90,11 @@ impl Kept {
         let mut stale = file::instances(&self.folder(), &prefix);
         stale.retain(|instance| !valid.contains(instance));
         stale.iter().try_for_each(|instance| file::remove(&self.place(instance)))
+    }
+
+    /// Whether there is any.
+    pub fn is_used(self) -> bool {
+        fs::read_dir(self.folder()).is_ok_and(|mut folder| folder.next().is_some())
     }
 
     /// Whether that of this [instance](Owner::instance) is there.

@@ -80,7 +80,7 @@ fn probe() -> bool {
 }
 
 /// IPv4 or IPv6, which iptables keeps apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Family {
     /// IPv4.
     V4,

@@ -8,7 +8,7 @@
 //! A rule's name is its comment: a rule that changes gets another one. That a set was not flushed
 //! tells its sentinel, an element that no packet matches.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use nix::errno::Errno;
 use serde::de::DeserializeOwned;
@@ -16,9 +16,7 @@ use serde::de::DeserializeOwned;
 use super::FEATURES;
 use crate::attachment::{Keepsake, Kept};
 use crate::error;
-use crate::netlink::nftables::{
-    Batch, Chain, Data, Element, Key, Nft, Rule, RuleInfo, Set, Table, Verdict,
-};
+use crate::netlink::nftables::{Batch, Chain, Element, Key, Nft, Rule, RuleInfo, Set, Table};
 use crate::netlink::{Error, Result};
 
 /// How often a change is planned that others got in the way of; each time one of them is done.
@@ -37,8 +35,8 @@ pub struct Layout {
     pub sets: Vec<Set<'static>>,
     /// Its chains and their fixed rules, each with a comment. A chain without any is not looked at.
     pub chains: Vec<(Chain<'static>, Vec<Rule>)>,
-    /// The rule of a chain of this name that elements lead to and that is not fixed.
-    pub subnet: fn(&str) -> Option<Rule>,
+    /// The rules of a chain of this name that elements lead to and that is not fixed.
+    pub subnet: fn(&str) -> Option<Vec<Rule>>,
 }
 
 /// Something of an attachment that is in our tables and comes back after a flush.
@@ -58,6 +56,23 @@ impl Layout {
         let (view, _) = View::take(nft, self, &[])?;
         let matters = view.is_there || (view.trouble.is_some() && is_needed());
         Ok(view.trouble.filter(|_| matters))
+    }
+
+    /// Deletes the chains of subnets that nothing leads to but these elements, which are being deleted.
+    pub fn del_unused(&self, nft: &Nft, batch: &mut Batch, elements: &[&Element]) -> Result<()> {
+        let mut left: HashMap<&str, usize> = HashMap::new();
+        for name in elements.iter().filter_map(|element| element.leads_to()) {
+            *left.entry(name).or_default() += 1;
+        }
+        for (name, count) in left {
+            let Some(rules) = (self.subnet)(name) else { continue };
+            let chain = self.table.chain(name);
+            let uses = nft.chain(chain)?.map(|info| info.uses as usize);
+            if uses.is_some_and(|uses| uses <= count + rules.len()) {
+                batch.del_chain(chain);
+            }
+        }
+        Ok(())
     }
 }
 
@@ -162,8 +177,10 @@ impl View {
         for set in &self.flushed {
             batch.ensure_element(*set, &set.sentinel());
         }
-        for (name, rule) in self.hollow.iter().filter_map(|name| Some((name, subnet(name)?))) {
-            batch.append_rule(table.chain(name), &rule);
+        for name in &self.hollow {
+            for rule in subnet(name).unwrap_or_default() {
+                batch.append_rule(table.chain(name), &rule);
+            }
         }
     }
 }
@@ -191,7 +208,9 @@ pub struct Change<'n> {
     is_thorough: bool,
     /// The records that something is restored from.
     records: Vec<(Kept, String)>,
-    /// How many elements are.
+    /// The comments of rules that the batch appends.
+    ruled: HashSet<String>,
+    /// How many elements and rules are.
     restored: usize,
 }
 
@@ -260,9 +279,15 @@ impl<'n> Change<'n> {
             taken,
             is_thorough: false,
             records: Vec::new(),
+            ruled: HashSet::new(),
             restored: 0,
         };
         Ok((change, found))
+    }
+
+    /// What it is made with.
+    pub fn nft(&self) -> &'n Nft {
+        self.nft
     }
 
     /// The rules of the table, of all its chains.
@@ -278,7 +303,7 @@ impl<'n> Change<'n> {
 
     /// Adds an element, and the chain of a subnet that it leads to.
     pub fn put(&mut self, set: Set<'static>, element: &Element) {
-        if let Some(Data::Verdict(Verdict::Goto(chain))) = &element.data {
+        if let Some(chain) = element.leads_to() {
             self.lead_to(set.table(), chain);
         }
         if let Some(taken) = &mut self.taken {
@@ -301,11 +326,35 @@ impl<'n> Change<'n> {
     fn lead_to(&mut self, table: Table<'static>, name: &str) {
         let Some(view) = self.views.iter().find(|view| view.layout.table == table) else { return };
         let has_rule = view.filled.contains(name) || view.hollow.iter().any(|other| other == name);
-        if let Some(rule) = (view.layout.subnet)(name).filter(|_| !has_rule)
+        if let Some(rules) = (view.layout.subnet)(name).filter(|_| !has_rule)
             && self.made.insert((table, name.to_owned()))
         {
             let chain = table.chain(name);
-            self.batch.add_chain(chain).append_rule(chain, &rule);
+            self.batch.add_chain(chain);
+            for rule in &rules {
+                self.batch.append_rule(chain, rule);
+            }
+        }
+    }
+
+    /// Appends an attachment's rules, whose comment this is, to a chain.
+    pub fn append_rules(&mut self, chain: Chain<'static>, comment: &str, rules: &[Rule]) {
+        for rule in rules {
+            self.batch.append_rule(chain, rule);
+        }
+        self.ruled.insert(comment.to_owned());
+    }
+
+    /// As [`append_rules`](Change::append_rules), if the attachment has none in the chain.
+    pub fn restore_rules(&mut self, chain: Chain<'static>, comment: &str, rules: &[Rule]) {
+        let view = self.views.iter().find(|view| view.layout.table == chain.table());
+        let is_kept = view.is_some_and(|view| {
+            let is_own = |rule: &RuleInfo| rule.comment.as_deref() == Some(comment);
+            !view.broken.contains(&chain) && view.rules.iter().any(is_own)
+        });
+        if !rules.is_empty() && !is_kept && !self.ruled.contains(comment) {
+            self.append_rules(chain, comment, rules);
+            self.restored += rules.len();
         }
     }
 

@@ -36,7 +36,7 @@ use crate::error::Result;
 
 /// What belongs to attachments in our tables of `nf_tables`.
 const FEATURES: &[Feature] =
-    &[masquerade::FEATURE, spoof::FEATURE, filter::FEATURE, localhost::FEATURE];
+    &[masquerade::FEATURE, spoof::FEATURE, filter::FEATURE, ports::FEATURE, localhost::FEATURE];
 
 /// Restores all rules of the attachments of this host, which somebody flushed; what was wrong.
 pub fn heal(filter: &PacketFilter) -> Result<Vec<String>> {

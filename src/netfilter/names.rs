@@ -1,6 +1,8 @@
 //! Names and comments of what is made for an attachment: those of the reference plugins, so that
 //! either implementation finds what the other made.
 
+use std::collections::HashSet;
+
 pub use crate::attachment::{Owner, hash, network_hash};
 
 /// Length of a chain's name: iptables allows 28 characters.
@@ -81,10 +83,11 @@ pub fn rule_comment_of(network: &str) -> String {
 /// Tells which nftables objects, by their comments, are the network's and no valid attachment's.
 pub fn stale(network: &str, valid: &[Owner<'_>]) -> impl Fn(Option<&str>) -> bool {
     let ours = network_hash(network) + "-";
-    let valid: Vec<String> = valid.iter().map(Owner::instance).collect();
+    let valid: HashSet<String> = valid.iter().map(Owner::instance).collect();
     move |comment| {
         comment.is_some_and(|text| {
-            text.starts_with(&ours) && !valid.iter().any(|instance| text.starts_with(instance))
+            let instance = text.split(',').next().unwrap_or_default();
+            text.starts_with(&ours) && !valid.contains(instance)
         })
     }
 }

@@ -20,6 +20,7 @@ use serde_json::{Value, json};
 use crate::masquerade::{outside, seen};
 use crate::net::{Net, merged};
 use crate::node::{Container, Node};
+use crate::portmap::tcp;
 use crate::traffic::Place;
 
 /// A feature on a node where one container has it already.
@@ -27,6 +28,8 @@ struct Row<'n> {
     node: &'n Node,
     /// The plugins of the list.
     list: Vec<Net<'n>>,
+    /// The same for a later container.
+    later: Vec<Net<'n>>,
     first: Container,
     /// What each plugin was given, and the last result.
     results: Vec<Value>,
@@ -36,7 +39,8 @@ impl<'n> Row<'n> {
     fn new(node: &'n Node, list: Vec<Net<'n>>) -> Row<'n> {
         let first = Container::new();
         let results = add(&list, "c1", &first);
-        Row { node, list, first, results }
+        let later = list.iter().map(|net| net.with(&json!({}))).collect();
+        Row { node, list, later, first, results }
     }
 
     /// How many plugins of the list refuse this verb with this code.
@@ -68,12 +72,12 @@ impl<'n> Row<'n> {
             assert_ne!(self.refusals("STATUS", 50), 0, "STATUS is silent: {damage}");
             assert_ne!(self.refusals("CHECK", 999), 0, "CHECK is silent: {damage}");
             let second = Container::new();
-            let results = add(&self.list, "c2", &second);
+            let results = add(&self.later, "c2", &second);
             let ip = results[1]["ips"][0]["address"].as_str().unwrap();
             holds(&self.first, &second, ip.split('/').next().unwrap());
             assert_eq!(self.refusals("STATUS", 50), 0, "{damage}");
             assert_eq!(self.refusals("CHECK", 999), 0, "{damage}");
-            for (net, prev) in self.list.iter().zip(&results[1..]).rev() {
+            for (net, prev) in self.later.iter().zip(&results[1..]).rev() {
                 let net = net.with(&json!({"prevResult": prev}));
                 net.call("DEL", "c2").netns(&second.path()).ok();
             }
@@ -106,7 +110,7 @@ fn damages(node: &Node) -> Vec<String> {
                 all.push(format!("nft flush table {family} {name}"));
                 all.push(format!("nft delete table {family} {name}"));
             }
-            "chain" if !["admin", "conditional"].contains(&name) => {
+            "chain" if name != "admin" => {
                 all.push(format!("nft flush chain {family} {table} {name}"));
             }
             "set" | "map" => all.push(format!("nft flush {kind} {family} {table} {name}")),
@@ -194,6 +198,36 @@ fn what_the_firewall_accepts_passes_again() {
         let rules = node.sh("nft list table inet cnibox_firewall");
         assert!(rules.contains("policy drop") && rules.contains("\"mine\""), "{rules}");
     });
+}
+
+#[test]
+fn host_ports_come_back() {
+    let node = Node::new();
+    let portmap = |keys: &Value| {
+        let net = Net::new(&node, "portmap", "1.1.0", &json!({"backend": "nftables"}));
+        net.with(keys)
+    };
+    let on =
+        |ip: &str| json!({"hostPort": 8080, "containerPort": 80, "protocol": "tcp", "hostIP": ip});
+    let ports = json!([on(""), on("10.1.2.1")]);
+    let keys = json!({"runtimeConfig": {"portMappings": ports},
+        "conditionsV6": ["ip6 saddr != 2001:db8:5::/64"]});
+    let gateway = json!({"isDefaultGateway": true});
+    let mut row = Row::new(&node, vec![bridge(&node, &gateway), portmap(&keys)]);
+    let damages = damages(&node);
+    assert!(damages.len() >= 17, "{damages:?}");
+    let holds = |first: &Container, second: &Container, _: &str| {
+        for target in ["10.1.2.1:8080", "127.0.0.1:8080", "[2001:db8:1::1]:8080"] {
+            assert!(tcp(&node, first, target, 80).is_some(), "{target}");
+        }
+        assert!(tcp(second, first, "10.1.2.1:8080", 80).is_some(), "a neighbour");
+    };
+    row.later[1] = portmap(&json!({"runtimeConfig": {"portMappings": [
+        {"hostPort": 8081, "containerPort": 80, "protocol": "udp"}]}}));
+    row.survives(&damages, holds);
+    // An ADD that maps nothing heals as well.
+    row.later[1] = portmap(&json!({}));
+    row.survives(&damages, holds);
 }
 
 #[test]

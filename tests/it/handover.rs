@@ -127,7 +127,6 @@ fn nftables_state_gets_the_references_layout() {
         "ip6 saddr 2001:db8:1::2 ip6 daddr != 2001:db8:1::/64 masquerade comment ",
         "ip daddr 192.0.2.1 tcp dport 8081 dnat to 10.1.2.2:80 comment \"c1\"",
         "tcp dport 8080 dnat to 10.1.2.2:80 comment \"c1\"",
-        "tcp dport 8080 dnat to 10.1.2.9:80 comment \"c1\"",
         "tcp dport 8080 dnat to [2001:db8:1::2]:80 comment \"c1\"",
         "ip saddr 10.1.2.2 ip daddr 10.1.2.2 masquerade comment \"c1\"",
         "ip saddr 127.0.0.1 ip daddr 10.1.2.2 masquerade comment \"c1\"",

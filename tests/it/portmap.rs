@@ -155,7 +155,12 @@ fn patiently<T>(bind: impl Fn() -> std::io::Result<T>) -> T {
 
 /// A TCP connection from `client` to `target` that arrives at `port` in `server`: the source that
 /// the server sees. `None` if it does not arrive there.
-fn tcp(client: &impl Place, server: &impl Place, target: &str, port: u16) -> Option<IpAddr> {
+pub(crate) fn tcp(
+    client: &impl Place,
+    server: &impl Place,
+    target: &str,
+    port: u16,
+) -> Option<IpAddr> {
     let target: SocketAddr = target.parse().unwrap();
     let any = Ipv6Addr::UNSPECIFIED;
     let listener = server.within(|| patiently(|| TcpListener::bind((any, port))));

@@ -39,8 +39,6 @@ const PODS6: Set<'_> = TABLE.vmap("pods6", &[Type::Ipv6Addr]);
 
 /// What the names of subnets' chains begin with.
 const SUBNET: &str = "subnet-";
-/// The rules of a subnet's chain.
-const SUBNET_RULES: usize = 1;
 
 fn pods(addr: IpAddr) -> Set<'static> {
     if addr.is_ipv4() { PODS4 } else { PODS6 }
@@ -57,9 +55,9 @@ fn element(owner: Owner<'_>, addr: IpNet) -> Element {
 }
 
 /// The rule of a subnet's chain.
-fn subnet_rule(chain: &str) -> Option<Rule> {
+fn subnet_rules(chain: &str) -> Option<Vec<Rule>> {
     let subnet = subnet(chain)?;
-    Some(Rule::new().daddr_not_in(subnet).masquerade().comment("what leaves the subnet"))
+    Some(vec![Rule::new().daddr_not_in(subnet).masquerade().comment("what leaves the subnet")])
 }
 
 fn subnet(chain: &str) -> Option<IpNet> {
@@ -76,7 +74,7 @@ pub(super) fn layout() -> Layout {
         by_source(Field::Ip6Saddr, PODS6).comment("by IPv6 source"),
     ];
     let (sets, chains) = (vec![PODS4, PODS6], vec![(POSTROUTING, postrouting)]);
-    Layout { table: TABLE, sets, chains, subnet: subnet_rule }
+    Layout { table: TABLE, sets, chains, subnet: subnet_rules }
 }
 
 pub(super) fn layouts() -> Vec<Layout> {
@@ -119,38 +117,16 @@ pub(super) fn del(nft: &Nft, owner: Owner<'_>, addrs: &[IpNet]) -> Result<()> {
     }
     // Between look and deletion the address may get another owner.
     nft.update(|nft| {
-        let (mut batch, mut left) = (Batch::new(), Vec::new());
-        for (set, element) in elements_of(nft, addrs)? {
-            if owner.owns(element.comment.as_deref()) {
-                batch.del_element(set, &element);
-                left.extend(subnet_of(element));
-            }
+        let mut batch = Batch::new();
+        let mut found = elements_of(nft, addrs)?;
+        found.retain(|(_, element)| owner.owns(element.comment.as_deref()));
+        for (set, element) in &found {
+            batch.del_element(*set, element);
         }
-        del_unused(nft, &mut batch, left)?;
+        let elements: Vec<_> = found.iter().map(|(_, element)| element).collect();
+        layout().del_unused(nft, &mut batch, &elements)?;
         Ok(batch)
     })?;
-    Ok(())
-}
-
-/// The chain that an element leads to.
-fn subnet_of(element: Element) -> Option<String> {
-    match element.data {
-        Some(Data::Verdict(Verdict::Goto(chain))) => Some(chain),
-        _ => None,
-    }
-}
-
-/// Deletes the chains of subnets that nothing leads to without the elements that led to `left`.
-fn del_unused(nft: &Nft, batch: &mut Batch, mut left: Vec<String>) -> crate::netlink::Result<()> {
-    left.sort();
-    for same in left.chunk_by(|a, b| a == b) {
-        let Some(name) = same.first().filter(|name| name.starts_with(SUBNET)) else { continue };
-        let chain = TABLE.chain(name);
-        let uses = nft.chain(chain)?.map(|info| info.uses as usize);
-        if uses.is_some_and(|uses| uses <= same.len() + SUBNET_RULES) {
-            batch.del_chain(chain);
-        }
-    }
     Ok(())
 }
 
@@ -206,7 +182,7 @@ pub(super) fn gc(nft: &Nft, network: &str, valid: &[Owner<'_>]) -> Result<()> {
             if is_stale(element.comment.as_deref()) {
                 batch.del_element(set, &element);
             } else {
-                used.extend(subnet_of(element));
+                used.extend(element.leads_to().map(str::to_owned));
             }
         }
         let chains = nft.dump_chains(TABLE)?.into_iter().map(|chain| chain.name);

@@ -12,13 +12,14 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
 
 use crate::cni::ip::host_net;
 use crate::netfilter::backend::Family;
 use crate::netlink::nftables::{Field, Rule};
 
 /// One condition.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum Condition {
     Source(IpNet),
     NotSource(IpNet),
@@ -30,7 +31,7 @@ enum Condition {
 
 /// Alternatives for each family: a mapping applies where every condition of one of them holds.
 /// Without any it always applies.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Conditions {
     v4: Vec<Vec<Condition>>,
     v6: Vec<Vec<Condition>>,

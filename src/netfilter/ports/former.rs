@@ -7,8 +7,8 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-use super::layout::Sets;
-use super::{Forward, Snat, Target, flows, queue};
+use super::layout::{self, Sets};
+use super::{Forward, Snat, Target, flows};
 use crate::cni::ip::host_net;
 use crate::error::Result;
 use crate::netfilter::backend::Family;
@@ -138,47 +138,47 @@ pub(super) fn read(
 ) -> netlink::Result<Vec<Former>> {
     let sets = Sets::of(family);
     let mut all = Vec::new();
-    for set in [sets.host, sets.any, sets.snat] {
+    for set in [sets.host, sets.any, sets.mapped] {
         all.extend(nft.dump_elements(set)?);
     }
-    // What waits is behind what serves.
-    all.extend(queue::waiting(nft, family)?.into_iter().map(|placed| placed.element));
-    let rules: Vec<Former> = all.iter().filter_map(former_rule).collect();
+    let mut rules = Vec::new();
+    for element in &all {
+        let made = former_rules(element);
+        handed.nameless += usize::from(made.is_empty());
+        rules.extend(made);
+    }
     handed.objects += rules.len();
-    handed.nameless += all.len() - rules.len();
     Ok(rules)
 }
 
-fn former_rule(element: &Element) -> Option<Former> {
-    let id = container(element.comment.as_deref()?)?;
-    let (addr, what) = match (element.key.0.as_slice(), &element.data) {
-        ([Value::Ip(from), Value::Ip(addr)], None) => {
-            (*addr, What::Masquerade(former_sources(*from, element.end.as_ref(), *addr)))
+fn former_rules(element: &Element) -> Vec<Former> {
+    let Some(id) = element.comment.as_deref().and_then(container) else { return Vec::new() };
+    let former = |addr, what| Former { id: id.to_owned(), addr, what };
+    match (element.key.0.as_slice(), &element.data) {
+        ([Value::Ip(addr)], _) => {
+            let sources = former_sources(layout::snat_of(element), *addr);
+            sources.map(|sources| former(*addr, What::Masquerade(sources))).collect()
         }
-        (key, Some(Data::Values(Key(to)))) => {
-            let [Value::Ip(addr), Value::Port(to)] = to.as_slice() else { return None };
-            match key {
-                [Value::Ip(on), Value::Proto(proto), Value::Port(from)] => {
-                    (*addr, What::Map(Some(*on), *proto, *from, *to))
-                }
-                [Value::Proto(proto), Value::Port(from)] => {
-                    (*addr, What::Map(None, *proto, *from, *to))
-                }
-                _ => return None,
-            }
+        ([on @ .., Value::Proto(proto), Value::Port(from)], Some(Data::Values(Key(to)))) => {
+            let [Value::Ip(addr), Value::Port(to)] = to.as_slice() else { return Vec::new() };
+            let on = if let [Value::Ip(on)] = on { Some(*on) } else { None };
+            vec![former(*addr, What::Map(on, *proto, *from, *to))]
         }
-        _ => return None,
-    };
-    Some(Former { id: id.to_owned(), addr, what })
+        _ => Vec::new(),
+    }
 }
 
 /// The reference masquerades the container itself where we do its subnet.
-fn former_sources(from: IpAddr, end: Option<&Key>, addr: IpAddr) -> IpNet {
-    let everything = from.is_unspecified() && end.is_some();
-    match from {
-        IpAddr::V4(_) if everything => Ipv4Net::default().into(),
-        IpAddr::V6(_) if everything => Ipv6Net::default().into(),
-        from if from.is_loopback() => host_net(Ipv4Addr::LOCALHOST.into()),
-        _ => host_net(addr),
-    }
+fn former_sources(snat: Option<Snat>, addr: IpAddr) -> impl Iterator<Item = IpNet> {
+    let all: IpNet = match addr {
+        IpAddr::V4(_) => Ipv4Net::default().into(),
+        IpAddr::V6(_) => Ipv6Net::default().into(),
+    };
+    let loopback = addr.is_ipv4().then(|| host_net(Ipv4Addr::LOCALHOST.into()));
+    let [first, second] = match snat {
+        Some(Snat::Always) => [Some(all), None],
+        Some(Snat::WhereNeeded) => [Some(host_net(addr)), loopback],
+        Some(Snat::Never) | None => [None, None],
+    };
+    first.into_iter().chain(second)
 }

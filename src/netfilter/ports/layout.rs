@@ -4,21 +4,30 @@
 //! chains never change; containers come and go as elements, and only mappings with conditions of
 //! their own as rules, in the chain `conditional`:
 //!
-//! | set or map | element | |
+//! | map | element | |
 //! | --- | --- | --- |
 //! | `any4`, `any6` | protocol . port : address . port | a port on every local address |
 //! | `host4`, `host6` | address . protocol . port : address . port | on one; it wins over `any` |
-//! | `snat4`, `snat6` | sources . container | clients whose source is translated on the way to it |
-//! | `waiting4`, `waiting6` | address . protocol . port . number : address . port | what a container wants of a port that it has in another network; made with the first such element, used by no rule |
+//! | `mapped4`, `mapped6` | container : goto `from-..` | whose clients' source is translated |
 //! | `attachments` | hash . hash : count | how many elements above are whose |
+//!
+//! The chain `from-10.1.2.0/24` translates the source of clients from there and from the host's
+//! loopback addresses, `from-all` that of all; they come with the first element that leads there.
 
+use std::net::{IpAddr, Ipv4Addr};
+
+use ipnet::{IpNet, Ipv4Net};
+
+use super::{Snat, Target};
 use crate::netfilter::backend::Family;
+use crate::netfilter::layout::{Change, Layout};
+use crate::netlink::Result;
 use crate::netlink::nftables::{
-    Batch, CT_STATUS_DNAT, Chain, DSTNAT, Field, Hook, Nft, Rule, SRCNAT, Set, Table, Type,
+    CT_STATUS_DNAT, Chain, DSTNAT, Data, Element, Field, Hook, Nft, Rule, SRCNAT, Set, Table, Type,
+    Value, Verdict,
 };
-use crate::netlink::{self};
 
-const TABLE: Table<'_> =
+pub(super) const TABLE: Table<'_> =
     Table::inet("cnibox_portmap").comment("host ports of containers, by cnibox portmap");
 
 const HOSTPORTS: Chain<'_> = TABLE.chain("hostports");
@@ -28,11 +37,12 @@ const PREROUTING: Chain<'_> = TABLE.chain("prerouting").nat(Hook::Prerouting, DS
 const OUTPUT: Chain<'_> = TABLE.chain("output").nat(Hook::Output, DSTNAT);
 const POSTROUTING: Chain<'_> = TABLE.chain("postrouting").nat(Hook::Postrouting, SRCNAT);
 
+/// What the names of chains begin with that elements lead to.
+const FROM: &str = "from-";
+
 const PORT: [Type; 2] = [Type::InetProto, Type::InetService];
 const PORT4: [Type; 3] = [Type::Ipv4Addr, Type::InetProto, Type::InetService];
 const PORT6: [Type; 3] = [Type::Ipv6Addr, Type::InetProto, Type::InetService];
-const TURN4: [Type; 4] = [Type::Ipv4Addr, Type::InetProto, Type::InetService, Type::Mark];
-const TURN6: [Type; 4] = [Type::Ipv6Addr, Type::InetProto, Type::InetService, Type::Mark];
 const TO4: [Type; 2] = [Type::Ipv4Addr, Type::InetService];
 const TO6: [Type; 2] = [Type::Ipv6Addr, Type::InetService];
 
@@ -40,28 +50,33 @@ const TO6: [Type; 2] = [Type::Ipv6Addr, Type::InetService];
 pub(super) const ATTACHMENTS: Set<'_> =
     TABLE.map("attachments", &[Type::IfName, Type::IfName], &[Type::Mark]);
 
-/// The sets and maps of a family.
+/// The maps of a family.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sets {
     pub(super) any: Set<'static>,
     pub(super) host: Set<'static>,
-    pub(super) snat: Set<'static>,
-    pub(super) waiting: Set<'static>,
+    pub(super) mapped: Set<'static>,
 }
 
 const V4: Sets = Sets {
     any: TABLE.map("any4", &PORT, &TO4),
     host: TABLE.map("host4", &PORT4, &TO4),
-    snat: TABLE.set("snat4", &[Type::Ipv4Addr, Type::Ipv4Addr]).interval(),
-    waiting: TABLE.map("waiting4", &TURN4, &TO4),
+    mapped: TABLE.vmap("mapped4", &[Type::Ipv4Addr]),
 };
 
 const V6: Sets = Sets {
     any: TABLE.map("any6", &PORT, &TO6),
     host: TABLE.map("host6", &PORT6, &TO6),
-    snat: TABLE.set("snat6", &[Type::Ipv6Addr, Type::Ipv6Addr]).interval(),
-    waiting: TABLE.map("waiting6", &TURN6, &TO6),
+    mapped: TABLE.vmap("mapped6", &[Type::Ipv6Addr]),
 };
+
+/// Sets of the first release: ranges of clients . container, and ports that no rule looked at.
+const FORMER: [Set<'_>; 4] = [
+    TABLE.set("snat4", &[Type::Ipv4Addr, Type::Ipv4Addr]).interval(),
+    TABLE.set("snat6", &[Type::Ipv6Addr, Type::Ipv6Addr]).interval(),
+    TABLE.set("waiting4", &[]),
+    TABLE.set("waiting6", &[]),
+];
 
 impl Sets {
     pub(super) fn of(family: Family) -> Sets {
@@ -71,33 +86,31 @@ impl Sets {
         }
     }
 
-    /// The family that one of them is of.
-    pub(super) fn family_of(set: Set<'_>) -> Family {
-        if [V4.any, V4.host, V4.snat].contains(&set) { Family::V4 } else { Family::V6 }
-    }
-
     /// All that rules use, with elements of containers.
     pub(super) fn all() -> impl Iterator<Item = Set<'static>> {
-        [V4, V6].into_iter().flat_map(|s| [s.any, s.host, s.snat])
-    }
-
-    /// Whether keys of `set` are ports.
-    pub(super) fn is_ports(set: Set<'_>) -> bool {
-        [V4.any, V6.any, V4.host, V6.host].contains(&set)
+        [V4, V6].into_iter().flat_map(|s| [s.any, s.host, s.mapped])
     }
 }
 
-fn chains() -> [(Chain<'static>, Vec<Rule>); 4] {
+/// The table as it has to be.
+pub(super) fn layout() -> Layout {
     let entry = || {
         let rule = Rule::new().daddr_is_local().jump(HOSTPORTS.name());
         vec![rule.comment("only what is sent to this host")]
     };
-    [
-        (HOSTPORTS, translate()),
-        (PREROUTING, entry()),
-        (OUTPUT, entry()),
-        (POSTROUTING, masquerade()),
-    ]
+    let conditional = Rule::new().verdict(Verdict::Continue).comment("mappings with conditions");
+    Layout {
+        table: TABLE,
+        sets: Sets::all().chain([ATTACHMENTS]).collect(),
+        chains: vec![
+            (CONDITIONAL, vec![conditional]),
+            (HOSTPORTS, translate()),
+            (PREROUTING, entry()),
+            (OUTPUT, entry()),
+            (POSTROUTING, masquerade()),
+        ],
+        subnet: from_rules,
+    }
 }
 
 fn translate() -> Vec<Rule> {
@@ -113,58 +126,106 @@ fn translate() -> Vec<Rule> {
 
 fn masquerade() -> Vec<Rule> {
     let mapped = || Rule::new().any_of(Field::CtStatus, CT_STATUS_DNAT);
-    let v4 = mapped().in_set(&[Field::IpSaddr, Field::IpDaddr], V4.snat).masquerade();
-    let v6 = mapped().in_set(&[Field::Ip6Saddr, Field::Ip6Daddr], V6.snat).masquerade();
-    vec![v4.comment("so that answers come back"), v6.comment("so that IPv6 answers come back")]
+    vec![
+        mapped().vmap(&[Field::IpDaddr], V4.mapped).comment("by container"),
+        mapped().vmap(&[Field::Ip6Daddr], V6.mapped).comment("by IPv6 container"),
+    ]
 }
 
-/// Whether all chains have their rules.
-pub(super) fn is_whole(nft: &Nft) -> netlink::Result<bool> {
-    for (chain, rules) in chains() {
-        let found = nft.dump_rules(chain)?;
-        let comments = found.iter().map(|rule| rule.comment.as_deref());
-        if !comments.eq(rules.iter().map(Rule::comment_text)) {
-            return Ok(false);
-        }
+/// The chain for the clients of a container; none if they keep their source.
+pub(super) fn from(snat: Snat, target: &Target) -> Option<String> {
+    match snat {
+        Snat::Never => None,
+        Snat::WhereNeeded => Some(from_net(target.net)),
+        Snat::Always => Some(format!("{FROM}all")),
     }
-    Ok(true)
 }
 
-/// Whether the table is there.
-pub(super) fn is_there(nft: &Nft) -> netlink::Result<bool> {
-    nft.has_table(TABLE)
+/// nft takes no colons in names.
+fn from_net(net: IpNet) -> String {
+    format!("{FROM}{}", net.trunc()).replace(':', "_")
 }
 
-/// Deletes the table with everything in it.
-pub(super) fn remove(batch: &mut Batch) {
-    batch.del_table(TABLE);
+/// The rules of such a chain.
+fn from_rules(chain: &str) -> Option<Vec<Rule>> {
+    let clients = chain.strip_prefix(FROM)?;
+    if clients == "all" {
+        return Some(vec![Rule::new().masquerade().comment("all clients")]);
+    }
+    let net: IpNet = clients.replace('_', ":").parse().ok()?;
+    let loopback = Ipv4Net::new_assert(Ipv4Addr::new(127, 0, 0, 0), 8).into();
+    let nets = [net].into_iter().chain(net.addr().is_ipv4().then_some(loopback));
+    let rule = |net: IpNet| Rule::new().saddr_in(net).masquerade().comment(net.to_string());
+    Some(nets.map(rule).collect())
 }
 
-/// The first trouble with the chains, in words.
-pub(super) fn damage(nft: &Nft) -> netlink::Result<Option<String>> {
-    for (chain, rules) in chains() {
-        let found = nft.dump_rules(chain)?;
-        for rule in &rules {
-            if !found.iter().any(|f| f.comment.as_deref() == rule.comment_text()) {
-                let comment = rule.comment_text().unwrap_or_default();
-                return Ok(Some(format!("rule \"{comment}\" is missing in chain {chain}")));
+/// Whose source is translated in such a chain, as ADD was told.
+pub(super) fn snat_of(element: &Element) -> Option<Snat> {
+    let Some(Data::Verdict(Verdict::Goto(chain))) = &element.data else { return None };
+    let all = chain.strip_prefix(FROM)? == "all";
+    Some(if all { Snat::Always } else { Snat::WhereNeeded })
+}
+
+/// Whether the first release made the table.
+pub(super) fn is_former(nft: &Nft) -> Result<bool> {
+    nft.has_set(FORMER[0])
+}
+
+/// Puts what the first release made into its place here.
+pub(super) fn migrate(change: &mut Change<'_>) -> Result<()> {
+    if !is_former(change.nft())? {
+        return Ok(());
+    }
+    for (former, family) in FORMER.into_iter().zip(Family::BOTH) {
+        for old in change.nft().dump_elements(former)? {
+            let [Value::Ip(first), Value::Ip(addr)] = old.key.0.as_slice() else { continue };
+            // Its other element is of the container's subnet.
+            if first.is_loopback() {
+                continue;
             }
+            let last = old.end.as_ref().and_then(|end| end.0.first());
+            let Some(prefix) = last.and_then(|last| prefix(*first, last)) else { continue };
+            let chain =
+                if prefix == 0 { format!("{FROM}all") } else { from_net(net(*addr, prefix)) };
+            let element = Element { end: None, data: None, key: (*addr).into(), ..old };
+            change.restore(Sets::of(family).mapped, &element.verdict(Verdict::Goto(chain)));
         }
     }
-    Ok(None)
+    for set in FORMER {
+        change.batch().del_set(set);
+    }
+    Ok(())
 }
 
-/// Makes what is missing; the chains get their rules anew.
-pub(super) fn build(batch: &mut Batch) {
-    batch.ensure_table(TABLE).ensure_set(ATTACHMENTS);
-    for set in Sets::all() {
-        batch.ensure_set(set);
-    }
-    batch.ensure_chain(CONDITIONAL);
-    for (chain, rules) in chains() {
-        batch.ensure_chain(chain).flush_chain(chain);
-        for rule in &rules {
-            batch.append_rule(chain, rule);
-        }
+fn net(addr: IpAddr, prefix: u8) -> IpNet {
+    IpNet::new(addr, prefix).unwrap_or_else(|_| addr.into())
+}
+
+/// How many bits the first and the last address of a subnet share.
+fn prefix(first: IpAddr, last: &Value) -> Option<u8> {
+    let bits = match (first, last) {
+        (IpAddr::V4(a), Value::Ip(IpAddr::V4(b))) => (a.to_bits() ^ b.to_bits()).leading_zeros(),
+        (IpAddr::V6(a), Value::Ip(IpAddr::V6(b))) => (a.to_bits() ^ b.to_bits()).leading_zeros(),
+        _ => return None,
+    };
+    u8::try_from(bits).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chains_are_named_after_the_clients() {
+        let chain = |snat, net: &str| from(snat, &Target { net: net.parse().unwrap(), via: None });
+        let four = chain(Snat::WhereNeeded, "10.1.2.3/24").unwrap();
+        let six = chain(Snat::WhereNeeded, "2001:db8::5/64").unwrap();
+        let all = chain(Snat::Always, "10.1.2.3/24").unwrap();
+        assert_eq!([&four, &six, &all], ["from-10.1.2.0/24", "from-2001_db8__/64", "from-all"]);
+        assert_eq!(
+            [four, six, all].map(|chain| from_rules(&chain).map(|r| r.len())),
+            [Some(2), Some(1), Some(1)]
+        );
+        assert!(from_rules("postrouting").is_none() && chain(Snat::Never, "::/0").is_none());
     }
 }

@@ -4,28 +4,28 @@
 //! key, and `attachments` tells how much there is to find. Only when that does not add up, as when
 //! DEL is not told the mappings of ADD, the maps are read.
 
-use std::collections::BTreeSet;
-use std::net::{IpAddr, Ipv4Addr};
+use std::collections::{BTreeSet, HashSet};
+use std::net::IpAddr;
 
-use ipnet::{IpNet, Ipv4Net, Ipv6Net};
-
-use super::layout::{self, ATTACHMENTS, CONDITIONAL, Sets};
-use super::queue::{self, Queue, Queues};
-use super::{Forward, Holder, HostPort, Mapping, Snat, Taken, Target, flows};
+use super::layout::{self, ATTACHMENTS, CONDITIONAL, Sets, TABLE};
+use super::{Forward, Holder, HostPort, KEPT, Mapping, Taken, Target, flows};
 use crate::error::{Error, Result};
 use crate::netfilter::backend::Family;
+use crate::netfilter::layout::{self as tables, Change};
 use crate::netfilter::names::{Owner, identity, stale};
 use crate::netlink;
-use crate::netlink::nftables::{Batch, Data, Element, Key, L4, Nft, Rule, RuleInfo, Set, Value};
+use crate::netlink::nftables::{
+    Batch, Data, Element, Key, L4, Nft, Rule, RuleInfo, Set, Value, Verdict,
+};
 
 /// How much of each half of an instance's hash fits a name.
 const HALF: usize = 15;
 
 /// An element and its set.
 #[derive(Clone, Debug)]
-pub struct Placed {
-    pub(super) set: Set<'static>,
-    pub(super) element: Element,
+struct Placed {
+    set: Set<'static>,
+    element: Element,
 }
 
 impl Placed {
@@ -40,23 +40,19 @@ impl Placed {
         }
     }
 
+    /// The container's address that a port leads to.
+    fn addr(&self) -> Option<IpAddr> {
+        let Some(Data::Values(Key(to))) = &self.element.data else { return None };
+        if let Some(Value::Ip(addr)) = to.first() { Some(*addr) } else { None }
+    }
+
     /// Where it leads UDP to.
     fn udp(&self) -> Option<IpAddr> {
-        let Some(Data::Values(Key(to))) = &self.element.data else { return None };
-        let HostPort(_, _, proto) = self.port()?;
-        match to.first() {
-            Some(Value::Ip(addr)) if proto == L4::Udp => Some(*addr),
-            _ => None,
-        }
+        self.port().filter(|port| port.2 == L4::Udp).and_then(|_| self.addr())
     }
 
-    fn is(&self, other: &Placed) -> bool {
-        self.set == other.set && self.element.key == other.element.key
-    }
-
-    /// Whether its key is a port.
-    fn is_port(&self) -> bool {
-        Sets::is_ports(self.set)
+    fn place(&self) -> (Set<'static>, Key) {
+        (self.set, self.element.key.clone())
     }
 }
 
@@ -66,68 +62,51 @@ fn attachment(owner: Owner<'_>) -> Key {
     Key(halves.collect())
 }
 
-fn key(mapping: &Mapping) -> Key {
+/// Where the port of a mapping is.
+fn place(mapping: &Mapping, family: Family) -> (Set<'static>, Key) {
+    let (sets, proto, port) = (Sets::of(family), mapping.proto, mapping.host_port);
     match mapping.address() {
-        Some(addr) => (addr, mapping.proto, mapping.host_port).into(),
-        None => (mapping.proto, mapping.host_port).into(),
+        Some(addr) => (sets.host, (addr, proto, port).into()),
+        None => (sets.any, (proto, port).into()),
     }
-}
-
-fn ports(sets: &Sets, mapping: &Mapping) -> Set<'static> {
-    if mapping.address().is_some() { sets.host } else { sets.any }
 }
 
 /// The elements of one address.
 fn elements_to(forward: &Forward<'_>, target: &Target) -> Vec<Placed> {
-    let sets = Sets::of(target.family());
-    let mut placed: Vec<Placed> = Vec::new();
-    if forward.mappings_to(target).next().is_none() {
-        return placed;
-    }
-    if !forward.conditions.are_for(target.family()) {
-        for mapping in forward.mappings_to(target) {
-            let element = Element::new(key(mapping)).to((target.addr(), mapping.container_port));
-            placed.push(Placed { set: ports(&sets, mapping), element });
-        }
-    }
-    for sources in sources(forward.snat, target) {
-        let mut element = Element::new((sources.network(), target.addr()));
-        let end: Key = (sources.broadcast(), target.addr()).into();
-        element.end = Some(end).filter(|end| *end != element.key);
-        placed.push(Placed { set: sets.snat, element });
-    }
-    placed
+    let family = target.family();
+    let mut mappings = forward.mappings_to(target).peekable();
+    let from = layout::from(forward.snat, target).filter(|_| mappings.peek().is_some());
+    let snat = from.map(|chain| {
+        let element = Element::new(target.addr()).verdict(Verdict::Goto(chain));
+        Placed { set: Sets::of(family).mapped, element }
+    });
+    let port = |mapping: &Mapping| {
+        let (set, key) = place(mapping, family);
+        Placed { set, element: Element::new(key).to((target.addr(), mapping.container_port)) }
+    };
+    // Where there are conditions, rules map the ports.
+    let ports = mappings.filter(|_| !forward.conditions.are_for(family)).map(port);
+    ports.chain(snat).collect()
 }
 
-/// Clients whose source is translated.
-fn sources(snat: Snat, target: &Target) -> Vec<IpNet> {
-    let v4 = target.addr().is_ipv4();
-    let all: IpNet = if v4 { Ipv4Net::default().into() } else { Ipv6Net::default().into() };
-    match snat {
-        Snat::Never => Vec::new(),
-        Snat::Always => vec![all],
-        Snat::WhereNeeded => {
-            let loopback = Ipv4Net::new_assert(Ipv4Addr::new(127, 0, 0, 0), 8).into();
-            [target.net].into_iter().chain(v4.then_some(loopback)).collect()
-        }
-    }
-}
-
-/// All elements that `forward` consists of, the attachment's own last.
+/// All elements that `forward` consists of, but for the attachment's own.
 fn elements(forward: &Forward<'_>) -> Vec<Placed> {
     let comment = forward.owner.label();
     let mut all: Vec<Placed> =
         forward.targets.iter().flat_map(|target| elements_to(forward, target)).collect();
-    // Rules are found by reading their chain: nothing adds up then.
-    let count = if rules(forward).is_empty() { u32::try_from(all.len()).ok() } else { None };
-    let count = Value::Mark(count.unwrap_or(u32::MAX));
-    let mut record = Element::new(attachment(forward.owner));
-    record.data = Some(Data::Values(Key(vec![count])));
-    all.push(Placed { set: ATTACHMENTS, element: record });
     for placed in &mut all {
         placed.element.comment = Some(comment.clone());
     }
     all
+}
+
+/// The element that tells how many others there are; more if there are rules, too, which are found by
+/// reading their chain.
+fn total(forward: &Forward<'_>, count: usize, rules: &[Rule]) -> Element {
+    let count = if rules.is_empty() { u32::try_from(count).ok() } else { None };
+    let count = Value::Mark(count.unwrap_or(u32::MAX));
+    let element = Element::new(attachment(forward.owner)).comment(forward.owner.label());
+    Element { data: Some(Data::Values(Key(vec![count]))), ..element }
 }
 
 /// The rules of mappings with conditions.
@@ -146,119 +125,80 @@ fn rules(forward: &Forward<'_>) -> Vec<Rule> {
     rules
 }
 
-/// The rules whose comment `which` is true of.
-fn rules_of(nft: &Nft, which: impl Fn(Option<&str>) -> bool) -> netlink::Result<Vec<RuleInfo>> {
-    let rules = nft.dump_rules(CONDITIONAL)?.into_iter();
-    Ok(rules.filter(|rule| which(rule.comment.as_deref())).collect())
-}
-
 /// Makes the mappings; those that the attachment had before are replaced. If another container has
-/// a port, nothing is changed, and that is returned; behind one that the container has in another
-/// network the mapping waits.
+/// a port, nothing is changed, and that is returned; one that the same container has in another
+/// network stays there.
 pub fn add(nft: &Nft, forward: &Forward<'_>) -> Result<Option<Taken>> {
-    let all = elements(forward);
-    let known = nft.element(ATTACHMENTS, attachment(forward.owner))?.is_some();
-    let refusal = if known || !layout::is_whole(nft)? {
-        replace(nft, forward, &all, Look::AtAll)?
-    } else {
-        match add_new(nft, forward, &all) {
-            Err(error) if error.is_exists() || error.is_not_found() => {
-                replace(nft, forward, &all, Look::AtAll)?
-            }
-            outcome => outcome?,
+    let (wanted, rules) = (elements(forward), rules(forward));
+    let first = (ATTACHMENTS, attachment(forward.owner));
+    let keys: Vec<_> = [first].into_iter().chain(wanted.iter().map(Placed::place)).collect();
+    let mut taken = None;
+    tables::change(nft, &[layout::layout()], &keys, |change, found| {
+        let (known, found) = found.split_first().unwrap_or((&None, &[]));
+        taken = taken_port(forward.owner, &wanted, found);
+        if taken.is_some() {
+            return Ok(());
         }
-    };
-    Ok(refusal.and_then(|(placed, other)| {
-        Some(Taken { port: placed.port()?, by: holder(other.comment.as_deref()) })
-    }))
-}
-
-/// A port, and the element that has it.
-type Refusal = Option<(Placed, Element)>;
-
-/// The mappings of an attachment that has none.
-fn add_new(nft: &Nft, forward: &Forward<'_>, all: &[Placed]) -> netlink::Result<Refusal> {
-    let mut batch = Batch::new();
-    for placed in all {
-        batch.add_element(placed.set, &placed.element);
-    }
-    append_rules(&mut batch, forward);
-    match nft.commit(batch) {
-        Err(error) if error.is_exists() => replace(nft, forward, all, Look::AtPorts),
-        outcome => outcome.map(|()| None),
-    }
-}
-
-/// Where the attachment may have something already.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Look {
-    /// At the ports that it is to have.
-    AtPorts,
-    /// Anywhere: everything is read.
-    AtAll,
-}
-
-/// As [`add`], with a look at what is there.
-fn replace(
-    nft: &Nft,
-    forward: &Forward<'_>,
-    all: &[Placed],
-    look: Look,
-) -> netlink::Result<Refusal> {
-    let owner = forward.owner;
-    let mut refusal = None;
-    nft.update(|nft| {
-        refusal = None;
-        let (mut batch, mut queues) = (Batch::new(), Queues::default());
-        if !layout::is_whole(nft)? {
-            layout::build(&mut batch);
+        if known.is_some() {
+            replace(change, forward.owner, &wanted)?;
         }
-        if look == Look::AtAll {
-            let mut former = all_of(nft, |comment| owner.owns(comment))?;
-            former.retain(|own| !all.iter().any(|placed| placed.is(own)) || !own.is_port());
-            former.extend(former_containers(nft, owner, all)?);
-            leave(nft, &mut queues, &former, |comment| owner.owns(comment))?;
-            delete(&mut batch, &former);
-            for rule in rules_of(nft, |comment| owner.owns(comment))? {
-                batch.del_rule(CONDITIONAL, rule.handle);
-            }
-        }
-        for placed in all {
-            if !placed.is_port() {
-                batch.add_element(placed.set, &placed.element);
+        let mut count = 0;
+        for (placed, found) in wanted.iter().zip(found) {
+            let other = found.as_ref().filter(|other| other.comment != placed.element.comment);
+            if placed.port().is_some() && other.is_some() {
                 continue;
             }
-            let queue = queues.of(nft, placed.set, &placed.element.key)?;
-            if let Err(other) = queue.enter(owner, &placed.element) {
-                refusal = Some((placed.clone(), other));
-                return Ok(Batch::new());
-            }
+            change.replace(placed.set, found.as_ref(), &placed.element);
+            count += 1;
         }
-        queues.write(&mut batch);
-        append_rules(&mut batch, forward);
-        Ok(batch)
+        change.replace(ATTACHMENTS, known.as_ref(), &total(forward, count, &rules));
+        change.append_rules(CONDITIONAL, &forward.owner.label(), &rules);
+        Ok(())
     })?;
-    Ok(refusal)
+    Ok(taken)
 }
 
-fn append_rules(batch: &mut Batch, forward: &Forward<'_>) {
-    for rule in rules(forward) {
-        batch.append_rule(CONDITIONAL, &rule);
-    }
+/// The first of the ports that another container has.
+fn taken_port(owner: Owner<'_>, wanted: &[Placed], found: &[Option<Element>]) -> Option<Taken> {
+    let label = Some(owner.label());
+    wanted.iter().zip(found).find_map(|(placed, found)| {
+        let other = found.as_ref().filter(|other| other.comment != label)?.comment.as_deref();
+        if owner.owns(other) || owner.is_of_same_container(other) {
+            return None;
+        }
+        Some(Taken { port: placed.port()?, by: holder(other) })
+    })
 }
 
-/// What others have for the addresses of these elements: their containers left without DEL.
-fn former_containers(nft: &Nft, owner: Owner<'_>, all: &[Placed]) -> netlink::Result<Vec<Placed>> {
-    let mut found = Vec::new();
-    for set in Family::BOTH.map(|family| Sets::of(family).snat) {
-        let addr = all.iter().find(|placed| placed.set == set);
-        let Some(addr) = addr.and_then(|placed| placed.element.key.0.get(1)) else { continue };
-        let others = nft.dump_elements(set)?.into_iter().filter(|other| {
-            other.key.0.get(1) == Some(addr) && !owner.owns(other.comment.as_deref())
-        });
-        found.extend(others.map(|element| Placed { set, element }));
+/// Deletes what the attachment has and is not to have any more.
+fn replace(change: &mut Change<'_>, owner: Owner<'_>, wanted: &[Placed]) -> netlink::Result<()> {
+    let wanted: HashSet<_> = wanted.iter().map(Placed::place).collect();
+    let instance = owner.instance();
+    for former in all_of(change.nft(), |comment| is_of(&instance, comment))? {
+        if former.set != ATTACHMENTS && !wanted.contains(&former.place()) {
+            change.batch().del_element(former.set, &former.element);
+        }
     }
-    Ok(found)
+    let own = |rule: &&RuleInfo| is_of(&instance, rule.comment.as_deref());
+    let handles: Vec<u64> = change.rules(TABLE).iter().filter(own).map(|r| r.handle).collect();
+    for handle in handles {
+        change.batch().del_rule(CONDITIONAL, handle);
+    }
+    Ok(())
+}
+
+fn is_of(instance: &str, comment: Option<&str>) -> bool {
+    comment.is_some_and(|comment| comment.starts_with(instance))
+}
+
+/// Adds what a flush took.
+pub(super) fn restore(change: &mut Change<'_>, forward: &Forward<'_>) {
+    let (all, rules) = (elements(forward), rules(forward));
+    for placed in &all {
+        change.restore(placed.set, &placed.element);
+    }
+    change.restore(ATTACHMENTS, &total(forward, all.len(), &rules));
+    change.restore_rules(CONDITIONAL, &forward.owner.label(), &rules);
 }
 
 /// The owner that a comment tells.
@@ -276,70 +216,14 @@ fn holder(comment: Option<&str>) -> Holder {
 fn all_of(nft: &Nft, which: impl Fn(Option<&str>) -> bool) -> netlink::Result<Vec<Placed>> {
     let mut found = Vec::new();
     for set in Sets::all().chain([ATTACHMENTS]) {
-        let elements = nft.dump_elements(set)?;
-        found.extend(elements.into_iter().map(|element| Placed { set, element }));
-    }
-    for family in Family::BOTH {
-        found.extend(queue::waiting(nft, family)?);
-    }
-    found.retain(|placed| which(placed.element.comment.as_deref()));
-    Ok(found)
-}
-
-/// Takes those of `elements` that are ports out of their queues, by their comments.
-fn leave(
-    nft: &Nft,
-    queues: &mut Queues,
-    elements: &[Placed],
-    which: impl Fn(Option<&str>) -> bool,
-) -> netlink::Result<()> {
-    for placed in elements.iter().filter(|placed| placed.is_port()) {
-        queues.of(nft, placed.set, &placed.element.key)?.leave(&which);
-    }
-    Ok(())
-}
-
-/// Deletes those of `elements` that are no ports.
-fn delete(batch: &mut Batch, elements: &[Placed]) {
-    for placed in elements.iter().filter(|placed| !placed.is_port()) {
-        batch.del_element(placed.set, &placed.element);
-    }
-}
-
-/// The attachment's elements that are found by the keys of `mappings`; it leaves the ports' queues.
-fn by_key(
-    nft: &Nft,
-    owner: Owner<'_>,
-    mappings: &[Mapping],
-    queues: &mut Queues,
-) -> netlink::Result<Vec<Placed>> {
-    let mut found: Vec<Placed> = Vec::new();
-    for family in Family::BOTH {
-        let sets = Sets::of(family);
-        let mut addr = None;
-        for mapping in mappings.iter().filter(|mapping| mapping.is_of(family)) {
-            let queue = queues.of(nft, ports(&sets, mapping), &key(mapping))?;
-            for own in queue.leave(|comment| owner.owns(comment)) {
-                if let Some(Data::Values(Key(to))) = &own.element.data {
-                    addr = to.first().cloned();
-                }
-                found.push(own);
-            }
-        }
-        let Some(Value::Ip(addr)) = addr else { continue };
-        // The sources that hold the container itself, and the host's loopback.
-        let loopback = addr.is_ipv4().then_some(Ipv4Addr::LOCALHOST.into());
-        for source in [addr].into_iter().chain(loopback) {
-            let element = nft.element(sets.snat, (source, addr))?;
-            let element = element.filter(|e| owner.owns(e.comment.as_deref()));
-            let placed = element.map(|element| Placed { set: sets.snat, element });
-            found.extend(placed.filter(|placed| !found.iter().any(|other| other.is(placed))));
-        }
+        let elements = nft.dump_elements(set)?.into_iter();
+        let mine = elements.filter(|element| which(element.comment.as_deref()));
+        found.extend(mine.map(|element| Placed { set, element }));
     }
     Ok(found)
 }
 
-/// What was deleted.
+/// What is being deleted.
 #[derive(Clone, Debug, Default)]
 struct Deleted {
     elements: Vec<Placed>,
@@ -347,6 +231,68 @@ struct Deleted {
 }
 
 impl Deleted {
+    /// Everything whose comment `which` is true of, also in a table of the first release.
+    fn all(nft: &Nft, which: impl Fn(Option<&str>) -> bool) -> netlink::Result<Deleted> {
+        if layout::is_former(nft)? {
+            tables::heal(nft)?;
+        }
+        let mut rules = nft.dump_rules(CONDITIONAL)?;
+        rules.retain(|rule| which(rule.comment.as_deref()));
+        Ok(Deleted { elements: all_of(nft, which)?, rules })
+    }
+
+    /// The attachment's elements by the keys of these mappings and addresses, if those are all that it
+    /// has; nothing if it has nothing.
+    fn by_key(
+        nft: &Nft,
+        owner: Owner<'_>,
+        mappings: &[Mapping],
+        addrs: &[IpAddr],
+    ) -> netlink::Result<Option<Deleted>> {
+        let mapped = |addr: &IpAddr| (Sets::of(Family::of(*addr)).mapped, Key::from(*addr));
+        let instance = owner.instance();
+        let sentinel = (ATTACHMENTS, ATTACHMENTS.sentinel().key);
+        let mut keys = vec![(ATTACHMENTS, attachment(owner)), sentinel];
+        for family in Family::BOTH {
+            let of_family = mappings.iter().filter(|mapping| mapping.is_of(family));
+            keys.extend(of_family.map(|mapping| place(mapping, family)));
+        }
+        keys.extend(addrs.iter().map(mapped));
+        let own = |keys: &[(Set<'static>, Key)], found: Vec<Option<Element>>| -> Vec<Placed> {
+            let found = keys.iter().zip(found);
+            let found = found.filter_map(|((set, _), e)| Some(Placed { set: *set, element: e? }));
+            found.filter(|own| is_of(&instance, own.element.comment.as_deref())).collect()
+        };
+        let found = nft.elements(&keys)?;
+        let [first, sentinel, ..] = found.as_slice() else { return Ok(None) };
+        let Some(count) = first.as_ref().and_then(|first| first.data.clone()) else {
+            // Where the map was flushed, there may be something all the same.
+            let nothing = sentinel.is_some() || !nft.has_table(TABLE)?;
+            return Ok(nothing.then(Deleted::default));
+        };
+        let mut elements = own(&keys, found);
+        let mut more: BTreeSet<IpAddr> = elements.iter().filter_map(Placed::addr).collect();
+        more.retain(|addr| !addrs.contains(addr));
+        let more: Vec<_> = more.iter().map(mapped).collect();
+        elements.extend(own(&more, nft.elements(&more)?));
+        let found = u32::try_from(elements.len() - 1).map(Value::Mark);
+        let all = found.is_ok_and(|found| count == Data::Values(Key(vec![found])));
+        Ok(all.then_some(Deleted { elements, rules: Vec::new() }))
+    }
+
+    fn batch(&self, nft: &Nft) -> netlink::Result<Batch> {
+        let mut batch = Batch::new();
+        for placed in &self.elements {
+            batch.del_element(placed.set, &placed.element);
+        }
+        for rule in &self.rules {
+            batch.del_rule(CONDITIONAL, rule.handle);
+        }
+        let elements: Vec<_> = self.elements.iter().map(|placed| &placed.element).collect();
+        layout::layout().del_unused(nft, &mut batch, &elements)?;
+        Ok(batch)
+    }
+
     /// Where it led UDP to.
     fn servers(&self) -> BTreeSet<IpAddr> {
         let of_rules = self.rules.iter().filter_map(flows::served_by);
@@ -354,110 +300,68 @@ impl Deleted {
     }
 }
 
-/// Deletes the attachment's mappings; where they led UDP to. `mappings` need not be all of them, or any.
-/// Ports that the container wants in another network go there.
-pub fn del(nft: &Nft, owner: Owner<'_>, mappings: &[Mapping]) -> Result<BTreeSet<IpAddr>> {
+/// Deletes the attachment's mappings; where they led UDP to. What is known of its mappings and
+/// addresses saves reading those of all.
+pub fn del(
+    nft: &Nft,
+    owner: Owner<'_>,
+    mappings: &[Mapping],
+    addrs: &[IpAddr],
+) -> Result<BTreeSet<IpAddr>> {
     let mut deleted = Deleted::default();
     nft.update(|nft| {
-        deleted = Deleted::default();
-        let Some(record) = nft.element(ATTACHMENTS, attachment(owner))? else {
-            return Ok(Batch::new());
+        deleted = match Deleted::by_key(nft, owner, mappings, addrs)? {
+            Some(all) => all,
+            None => Deleted::all(nft, |comment| owner.owns(comment))?,
         };
-        if let Some(Data::Values(Key(values))) = &record.data
-            && let [Value::Mark(count)] = values.as_slice()
-        {
-            let (mut batch, mut queues) = (Batch::new(), Queues::default());
-            deleted.elements = by_key(nft, owner, mappings, &mut queues)?;
-            if deleted.elements.len() == *count as usize {
-                deleted.elements.push(Placed { set: ATTACHMENTS, element: record });
-                delete(&mut batch, &deleted.elements);
-                queues.write(&mut batch);
-                return Ok(batch);
-            }
-        }
-        let (all, batch) = deleting_all(nft, |comment| owner.owns(comment))?;
-        deleted = all;
-        Ok(batch)
+        deleted.batch(nft)
     })?;
     Ok(deleted.servers())
-}
-
-/// Everything whose comment `which` is true of, and the batch that deletes it.
-fn deleting_all(
-    nft: &Nft,
-    which: impl Fn(Option<&str>) -> bool,
-) -> netlink::Result<(Deleted, Batch)> {
-    let elements = all_of(nft, &which)?;
-    let (mut batch, mut queues) = (Batch::new(), Queues::default());
-    leave(nft, &mut queues, &elements, &which)?;
-    delete(&mut batch, &elements);
-    queues.write(&mut batch);
-    let rules = rules_of(nft, &which)?;
-    for rule in &rules {
-        batch.del_rule(CONDITIONAL, rule.handle);
-    }
-    Ok((Deleted { elements, rules }, batch))
-}
-
-/// What is at an element's key; of several mappings of one container, its own.
-fn found_at(nft: &Nft, owner: Owner<'_>, placed: &Placed) -> netlink::Result<Option<Element>> {
-    let (set, key) = (placed.set, &placed.element.key);
-    let found = nft.element(set, key.clone())?;
-    match found {
-        Some(first) if placed.is_port() && owner.is_of_same_container(first.comment.as_deref()) => {
-            Ok(Queue::read(nft, set, key)?.of(owner).or(Some(first)))
-        }
-        found => Ok(found),
-    }
-}
-
-/// Verifies that every element is there as ADD made it, and that the chains use them.
-pub fn check(nft: &Nft, forward: &Forward<'_>) -> Result<()> {
-    let missing = |text: String| {
-        Err(Error::internal(text).with_details("repeat ADD, which makes what is missing"))
-    };
-    for placed in elements(forward) {
-        let (set, key) = (placed.set, &placed.element.key);
-        match found_at(nft, forward.owner, &placed)? {
-            None => return missing(format!("element {key} is missing in {set}")),
-            Some(found) if found.comment != placed.element.comment => {
-                let owner = holder(found.comment.as_deref());
-                return missing(format!("element {key} of {set} belongs to {owner}"));
-            }
-            Some(found) if found.end != placed.element.end => {
-                return missing(format!("element {found} of {set} is not {}", placed.element));
-            }
-            Some(found) if found.data != placed.element.data => {
-                let text = |element: &Element| match &element.data {
-                    Some(Data::Values(to)) => to.to_string(),
-                    _ => "nothing".to_owned(),
-                };
-                let (is, wanted) = (text(&found), text(&placed.element));
-                return missing(format!("element {key} of {set} is {is}, not {wanted}"));
-            }
-            Some(_) => {}
-        }
-    }
-    let found = rules_of(nft, |comment| forward.owner.owns(comment))?.len();
-    let wanted = rules(forward).len();
-    if found < wanted {
-        return missing(format!("{found} of {wanted} rules are in chain {CONDITIONAL}"));
-    }
-    match layout::damage(nft)? {
-        Some(text) => missing(text),
-        None => Ok(()),
-    }
 }
 
 /// Deletes the mappings of a network whose attachments are not among `valid`; where they led UDP to.
 pub fn collect(nft: &Nft, network: &str, valid: &[Owner<'_>]) -> Result<BTreeSet<IpAddr>> {
     let mut deleted = Deleted::default();
     nft.update(|nft| {
-        let (all, batch) = deleting_all(nft, stale(network, valid))?;
-        deleted = all;
-        Ok(batch)
+        deleted = Deleted::all(nft, stale(network, valid))?;
+        deleted.batch(nft)
     })?;
     Ok(deleted.servers())
+}
+
+/// Verifies that every element is there as ADD made it, and that the chains use them.
+pub fn check(nft: &Nft, forward: &Forward<'_>) -> Result<()> {
+    let (mut wanted, rules) = (elements(forward), rules(forward));
+    let keys: Vec<_> = wanted.iter().map(Placed::place).collect();
+    wanted.push(Placed { set: ATTACHMENTS, element: total(forward, wanted.len(), &rules) });
+    let missing = |text: String| {
+        let remedy = KEPT.remedy(forward.owner, layout::layout().damage(nft, || true)?.as_deref());
+        Err(Error::internal(text).with_details(remedy))
+    };
+    let mut found = nft.elements(&keys)?;
+    found.push(nft.element(ATTACHMENTS, attachment(forward.owner))?);
+    for (Placed { set, element }, found) in wanted.iter().zip(found) {
+        let key = &element.key;
+        let Some(found) = found else { return missing(format!("{key} is missing in {set}")) };
+        let other = found.comment.as_deref().filter(|_| found.comment != element.comment);
+        if other.is_some() && (set.is_vmap() || !forward.owner.is_of_same_container(other)) {
+            let owner = holder(other);
+            return missing(format!("element {key} of {set} belongs to {owner}"));
+        }
+        if other.is_none() && *set != ATTACHMENTS && found.data != element.data {
+            return missing(format!("element {key} of {set} leads elsewhere"));
+        }
+    }
+    let rules_found = nft.dump_rules(CONDITIONAL)?;
+    let own = rules_found.iter().filter(|rule| forward.owner.owns(rule.comment.as_deref()));
+    let (found, wanted) = (own.count(), rules.len());
+    if found < wanted {
+        return missing(format!("{found} of {wanted} rules are in chain {CONDITIONAL}"));
+    }
+    match layout::layout().damage(nft, || true)? {
+        Some(text) => missing(text),
+        None => Ok(()),
+    }
 }
 
 #[cfg(test)]

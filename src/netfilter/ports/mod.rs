@@ -4,7 +4,6 @@
 //! | --- | --- |
 //! | `layout.rs` | our table of nftables: chains of constant size, one map element per port |
 //! | `maps.rs` | a container's elements in it: add, verify, delete, collect |
-//! | `queue.rs` | who has a port: a container may want it in several networks |
 //! | `conditions.rs` | more conditions for mappings, in nft's words |
 //! | `chains.rs` | the chains of iptables, as the reference plugin has them |
 //! | `rules.rs` | the rules in them |
@@ -18,27 +17,32 @@ pub mod flows;
 pub mod former;
 mod layout;
 pub mod maps;
-mod queue;
 mod rules;
 mod watch;
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
 
 use self::conditions::Conditions;
 pub use self::rules::Options;
 pub use self::watch::Watch;
-use super::backend::{Family, PacketFilter};
+use super::backend::{Backend, Family, PacketFilter};
 use super::handover::HandedOver;
+use super::layout::{Change, Feature};
+use super::localhost;
 use super::names::Owner;
+use crate::attachment::{Keepsake, Kept};
 use crate::error::{Error, Result};
+use crate::log;
 use crate::netlink::nftables::{self, Batch, L4, Nft};
 
 /// Where on the host a mapping listens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Listen {
     /// On every local address.
     Everywhere,
@@ -49,7 +53,7 @@ pub enum Listen {
 }
 
 /// One port.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mapping {
     /// The transport protocol.
     pub proto: L4,
@@ -78,7 +82,7 @@ impl Mapping {
 }
 
 /// Which connections get the host's address as their source.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Snat {
     /// None: the container sees every client's own address.
     Never,
@@ -90,7 +94,7 @@ pub enum Snat {
 }
 
 /// A container's address, and how the host reaches it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Target {
     /// With the prefix length of its subnet.
     pub net: IpNet,
@@ -133,11 +137,72 @@ impl Forward<'_> {
     }
 }
 
+/// What is kept of each attachment.
+pub const KEPT: Kept = Kept::of("portmap");
+
+/// All of what is forwarded to an attachment, and how.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Record<'a> {
+    backend: Backend,
+    mappings: Cow<'a, [Mapping]>,
+    targets: Cow<'a, [Target]>,
+    snat: Snat,
+    conditions: Cow<'a, Conditions>,
+    /// With iptables.
+    options: Option<Options<'a>>,
+}
+
+/// Keeps what is about to be made, so that it comes back after a flush.
+pub fn keep(backend: Backend, forward: &Forward<'_>, options: Option<Options<'_>>) {
+    let Forward { owner, snat, .. } = *forward;
+    let (mappings, targets) = (forward.mappings.into(), forward.targets.into());
+    let conditions = Cow::Borrowed(forward.conditions);
+    KEPT.keep(owner, Record { backend, mappings, targets, snat, conditions, options });
+}
+
+/// For [`super::heal`].
+pub(super) const FEATURE: Feature =
+    Feature { kept: KEPT, layouts: || vec![layout::layout()], restore };
+
+fn restore(change: &mut Change<'_>) {
+    for kept in change.living::<Record<'static>>(KEPT) {
+        let Record { backend, mappings, targets, snat, conditions, .. } = &kept.content;
+        if *backend == Backend::Nftables {
+            let owner = kept.owner();
+            let (snat, conditions) = (*snat, conditions.as_ref());
+            maps::restore(change, &Forward { owner, mappings, targets, snat, conditions });
+        }
+    }
+    if let Err(e) = layout::migrate(change) {
+        log::warn(format_args!("port mappings of an earlier release: {e}"));
+    }
+}
+
+/// What is wrong with the rules that attachments of this host depend on.
+pub fn damage(filter: &PacketFilter) -> Result<Option<String>> {
+    let is_ours = |kept: &Keepsake<Record<'static>>| kept.content.backend == Backend::Nftables;
+    let is_needed = || KEPT.living().iter().any(is_ours);
+    let damage = match filter.nft_if_present()? {
+        Some(nft) => layout::layout().damage(nft, is_needed)?,
+        None => None,
+    };
+    damage.map_or_else(|| localhost::damage(filter), |text| Ok(Some(text)))
+}
+
+/// Restores everything that somebody flushed if port mappings are missed.
+pub fn heal(filter: &PacketFilter) -> Result<()> {
+    if KEPT.is_used() && damage(filter)?.is_some() {
+        super::heal(filter)?;
+    }
+    Ok(())
+}
+
 /// Deletes what an attachment has in every layout and back end, when nothing else is known of it.
 pub fn reclaim(filter: &PacketFilter, owner: Owner<'_>) -> Result<()> {
+    KEPT.remove(owner)?;
     let in_chains = chains::del(filter, owner, None);
     let mut servers = match filter.nft_if_present()? {
-        Some(nft) => del(nft, owner, &[])?,
+        Some(nft) => del(nft, owner, &[], &[])?,
         None => BTreeSet::new(),
     };
     servers.extend(in_chains?);
@@ -146,8 +211,13 @@ pub fn reclaim(filter: &PacketFilter, owner: Owner<'_>) -> Result<()> {
 }
 
 /// Deletes what an attachment has in `nf_tables`; where that led UDP to.
-pub fn del(nft: &Nft, owner: Owner<'_>, mappings: &[Mapping]) -> Result<BTreeSet<IpAddr>> {
-    let mut servers = maps::del(nft, owner, mappings)?;
+pub fn del(
+    nft: &Nft,
+    owner: Owner<'_>,
+    mappings: &[Mapping],
+    addrs: &[IpAddr],
+) -> Result<BTreeSet<IpAddr>> {
+    let mut servers = maps::del(nft, owner, mappings, addrs)?;
     servers.extend(former::del(nft, owner.id)?);
     Ok(servers)
 }
@@ -155,10 +225,13 @@ pub fn del(nft: &Nft, owner: Owner<'_>, mappings: &[Mapping]) -> Result<BTreeSet
 /// Rewrites our layout on `nf_tables` into the reference's, at one blow; how many rules that are.
 pub(super) fn hand_over(nft: &Nft) -> Result<HandedOver> {
     let mut handed = HandedOver::default();
+    if layout::is_former(nft)? {
+        super::layout::heal(nft)?;
+    }
     nft.update(|nft| {
         let mut batch = Batch::new();
         handed = HandedOver::default();
-        if !layout::is_there(nft)? {
+        if !nft.has_table(layout::TABLE)? {
             return Ok(batch);
         }
         for (family, table) in
@@ -169,8 +242,8 @@ pub(super) fn hand_over(nft: &Nft) -> Result<HandedOver> {
                 former::make(&mut batch, table, &rules);
             }
         }
-        handed.conditional = nft.dump_rules(layout::CONDITIONAL)?.len();
-        layout::remove(&mut batch);
+        handed.conditional = nft.dump_rules(layout::CONDITIONAL)?.len().saturating_sub(1);
+        batch.del_table(layout::TABLE);
         Ok(batch)
     })?;
     Ok(handed)

@@ -6,7 +6,10 @@
 //! - for mappings of one address of the host, entries in front of all others, so that a mapping of
 //!   every address, by whomever and whenever, does not get there first.
 
+use std::borrow::Cow;
 use std::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
 
 use super::{Forward, Mapping, Snat, Target};
 use crate::cni::ip::host_net;
@@ -27,21 +30,21 @@ const COMMENT: usize = 255;
 const INTERFACE: &str = "if: ";
 
 /// What only iptables knows.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Options<'a> {
     /// The bit of a packet's mark that asks for masquerading.
     pub mark_bit: u8,
     /// A chain of somebody else's that sets such a mark.
-    pub set_mark_chain: Option<&'a str>,
+    pub set_mark_chain: Option<Cow<'a, str>>,
     /// More conditions of IPv4 and IPv6, as words of iptables.
-    pub conditions: [&'a [String]; 2],
+    pub conditions: [Cow<'a, [String]>; 2],
 }
 
 impl Options<'_> {
     pub(super) fn conditions(&self, family: Family) -> &[String] {
         match family {
-            Family::V4 => self.conditions[0],
-            Family::V6 => self.conditions[1],
+            Family::V4 => &self.conditions[0],
+            Family::V6 => &self.conditions[1],
         }
     }
 }
@@ -169,7 +172,7 @@ fn rules_of(
         let (proto, port) = (mapping.proto.to_string(), mapping.host_port.to_string());
         Rule::new(chain, words).with(["-p", &proto, "-m", &proto, "--dport", &port])
     };
-    let set_mark = options.set_mark_chain.unwrap_or(SETMARK);
+    let set_mark = options.set_mark_chain.as_deref().unwrap_or(SETMARK);
     let mut all = Vec::new();
     match snat {
         Snat::Never => {}

@@ -75,6 +75,14 @@ impl Element {
         self
     }
 
+    /// The chain that it sends packets to.
+    pub fn leads_to(&self) -> Option<&str> {
+        match &self.data {
+            Some(Data::Verdict(Verdict::Goto(chain) | Verdict::Jump(chain))) => Some(chain),
+            _ => None,
+        }
+    }
+
     /// With a comment.
     #[must_use]
     pub fn comment(mut self, text: impl Into<String>) -> Element {

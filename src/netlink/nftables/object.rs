@@ -243,6 +243,11 @@ impl<'a> Set<'a> {
         self.table
     }
 
+    /// Whether it is a map to verdicts.
+    pub const fn is_vmap(&self) -> bool {
+        matches!(self.data, Some(DataType::Verdict))
+    }
+
     pub(super) fn is_interval(&self) -> bool {
         self.flags & SET_INTERVAL != 0
     }

@@ -4,6 +4,8 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use serde::{Deserialize, Serialize};
+
 use super::super::Mac;
 
 /// The type of a key or datum, or of one part of a concatenation.
@@ -126,7 +128,7 @@ pub(super) fn read(types: &[Type], bytes: &[u8]) -> Key {
 }
 
 /// A transport protocol.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum L4 {
     /// TCP
     Tcp,

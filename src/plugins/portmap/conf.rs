@@ -1,5 +1,6 @@
 //! What a configuration asks for, checked.
 
+use std::collections::HashMap;
 use std::net::IpAddr;
 
 use serde::Deserialize;
@@ -152,8 +153,8 @@ impl Conf {
         self.require_words()?;
         Ok(Options {
             mark_bit: self.mark_bit()?,
-            set_mark_chain: self.external_set_mark_chain.as_deref(),
-            conditions: [&self.conditions_v4, &self.conditions_v6],
+            set_mark_chain: self.external_set_mark_chain.as_deref().map(Into::into),
+            conditions: [&self.conditions_v4, &self.conditions_v6].map(Into::into),
         })
     }
 
@@ -168,16 +169,14 @@ impl Conf {
 
     /// The ports, each once.
     pub(super) fn mappings(&self) -> Result<Vec<Mapping>> {
-        let mut all: Vec<Mapping> = Vec::new();
+        let mut all = Vec::new();
+        let mut known = HashMap::new();
         for mapping in &self.runtime_config.port_mappings {
             let mapping = mapping.parse()?;
-            let same = |other: &&Mapping| {
-                (other.proto, other.listen, other.host_port)
-                    == (mapping.proto, mapping.listen, mapping.host_port)
-            };
-            match all.iter().find(same) {
+            let key = (mapping.proto, mapping.listen, mapping.host_port);
+            match known.insert(key, mapping.container_port) {
                 None => all.push(mapping),
-                Some(other) if other.container_port == mapping.container_port => {}
+                Some(other) if other == mapping.container_port => {}
                 Some(_) => {
                     let (port, proto) = (mapping.host_port, mapping.proto);
                     let msg = format!("host port {port}/{proto} is mapped to two container ports");

@@ -24,7 +24,7 @@ use crate::netfilter::backend::{Backend, Family, PacketFilter};
 use crate::netfilter::names::Owner;
 use crate::netfilter::ports::conditions::Conditions;
 use crate::netfilter::ports::{
-    self, Forward, Mapping, Snat, Taken, Target, Watch, chains, flows, former, maps,
+    self, Forward, KEPT, Mapping, Snat, Taken, Target, Watch, chains, flows, former, maps,
 };
 use crate::netfilter::{layout, localhost};
 use crate::skel::{AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Rollback, reclaim};
@@ -49,7 +49,7 @@ impl Plugin for Portmap {
         let prev =
             req.prev.as_ref().ok_or_else(|| Error::internal("must be called as chained plugin"))?;
         if mappings.is_empty() {
-            return Ok(prev.clone());
+            return ports::heal(&filter).map(|()| prev.clone());
         }
         let backend = backend(conf, configured, &filter).context(|| "failed to parse config")?;
         let targets = targets(cx, prev, req.ifname.as_str())?;
@@ -59,6 +59,9 @@ impl Plugin for Portmap {
         let mut undo = Rollback::new();
         open_localhost(&filter, &localnet_keys(&forward, prev))?;
         cx.note(Self::NAME, req, prev, &mut undo);
+        undo.push("forget the mappings", || KEPT.remove(owner));
+        let options = (backend == Backend::Iptables).then(|| conf.options()).transpose()?;
+        ports::keep(backend, &forward, options);
         make(conf, backend, &filter, &forward)?;
         flows::lead_to(&targets, &mappings, cx.host()?);
         undo.commit();
@@ -99,8 +102,13 @@ impl Plugin for Portmap {
         let owner = owner(cx, (req.id.as_str(), req.ifname.as_str()));
         let mappings = conf.sound_mappings();
         let mut failures = Failures::new();
-        let mut servers = failures.keep(unmap(&filter, owner, &mappings)).unwrap_or_default();
-        servers.extend(failures.keep(unchain(&filter, conf, req, owner)).unwrap_or_default());
+        failures.keep(KEPT.remove(owner));
+        let nets = req.prev.as_ref().map(|prev| nets(prev, owner.ifname)).unwrap_or_default();
+        let targets: Vec<_> = nets.into_iter().map(|net| Target { net, via: None }).collect();
+        let conditions = Conditions::default();
+        let forward = forward(conf, owner, (&mappings, &targets), &conditions);
+        let mut servers = failures.keep(unmap(&filter, &forward)).unwrap_or_default();
+        servers.extend(failures.keep(unchain(&filter, conf, &forward)).unwrap_or_default());
         flows::of_gone(&servers);
         failures.into_result()
     }
@@ -114,6 +122,7 @@ impl Plugin for Portmap {
             .map(|a| Owner { network, ifname: &a.ifname, id: &a.container_id })
             .collect();
         let mut failures = Failures::new();
+        failures.keep(KEPT.remove_stale(network, &valid));
         if let Some(nft) = failures.keep(filter.nft_if_present()).flatten()
             && let Some(servers) = failures.keep(maps::collect(nft, network, &valid))
         {
@@ -128,7 +137,7 @@ impl Plugin for Portmap {
         let configured = conf.backend().or_unavailable()?;
         let backend = backend(conf, configured, &filter).or_unavailable()?;
         backend.require_usable(&filter)?;
-        layout::refuse(localhost::damage(&filter)?).or_unavailable()?;
+        layout::refuse(ports::damage(&filter)?).or_unavailable()?;
         cx.usable_host().map(drop)
     }
 }
@@ -168,29 +177,16 @@ fn forward<'a>(
 }
 
 /// Deletes what is in `nf_tables`; where that led UDP to.
-fn unmap(
-    filter: &PacketFilter,
-    owner: Owner<'_>,
-    mappings: &[Mapping],
-) -> Result<BTreeSet<IpAddr>> {
-    filter.nft_if_present()?.map_or(Ok(BTreeSet::new()), |nft| ports::del(nft, owner, mappings))
+fn unmap(filter: &PacketFilter, known: &Forward<'_>) -> Result<BTreeSet<IpAddr>> {
+    let Some(nft) = filter.nft_if_present()? else { return Ok(BTreeSet::new()) };
+    let addrs: Vec<IpAddr> = known.targets.iter().map(Target::addr).collect();
+    ports::del(nft, known.owner, known.mappings, &addrs)
 }
 
 /// Deletes the rules in iptables; where they led UDP to.
-fn unchain(
-    filter: &PacketFilter,
-    conf: &Conf,
-    req: &DelReq,
-    owner: Owner<'_>,
-) -> Result<BTreeSet<IpAddr>> {
-    let mappings = conf.sound_mappings();
-    let prev = req.prev.as_ref();
-    let nets = prev.map(|prev| nets(prev, owner.ifname)).unwrap_or_default();
-    let targets: Vec<Target> = nets.into_iter().map(|net| Target { net, via: None }).collect();
-    let conditions = Conditions::default();
-    let forward = forward(conf, owner, (&mappings, &targets), &conditions);
+fn unchain(filter: &PacketFilter, conf: &Conf, known: &Forward<'_>) -> Result<BTreeSet<IpAddr>> {
     let options = conf.options().ok();
-    chains::del(filter, owner, options.as_ref().map(|options| (&forward, options)))
+    chains::del(filter, known.owner, options.as_ref().map(|options| (known, options)))
 }
 
 /// Makes the mappings. A port of a container that is gone is freed; for one of a container that may
@@ -229,7 +225,7 @@ fn make_free(
         Backend::Iptables => {
             let taken = chains::add(forward, &conf.options()?)?;
             if taken.is_none() {
-                unmap(filter, forward.owner, &[])?;
+                unmap(filter, &Forward { mappings: &[], ..forward.clone() })?;
             }
             Ok(taken)
         }
