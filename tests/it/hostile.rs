@@ -256,7 +256,7 @@ fn a_bridge_that_others_made_takes_no_router_advertisements() {
 }
 
 /// Sends a frame by the container's interface.
-fn send_frame(container: &Container, frame: &[u8]) {
+pub(crate) fn send_frame(container: &Container, frame: &[u8]) {
     container.run(|| {
         let socket = Socket::new(Domain::PACKET, Type::RAW, None).unwrap();
         let mut links = getifaddrs().unwrap().filter(|link| link.interface_name == "eth0");

@@ -21,6 +21,7 @@ pub use self::owner::{Network, Owner};
 use super::backend::{Backend, PacketFilter};
 use super::handover::HandedOver;
 use super::layout::Feature;
+use super::names;
 use crate::attachment::Kept;
 use crate::error::{Error, Result};
 
@@ -35,15 +36,28 @@ struct Record {
     ports: Vec<String>,
     policy: Policy,
     bridge: Option<String>,
+    /// The administrator's chain, where iptables has the addresses.
+    #[serde(default)]
+    admin: Option<String>,
 }
 
 impl Record {
     /// Writes that of the attachment, before anything is made.
-    fn keep(backend: Backend, pod: &Pod, ingress: Ingress<'_>) {
+    fn keep(backend: Backend, pod: &Pod, ingress: Ingress<'_>, admin: Option<&str>) {
         let (ips, ports) = (pod.ips.clone(), pod.ports.clone());
         let Ingress { policy, bridge } = ingress;
-        let record = Record { backend, ips, ports, policy, bridge: bridge.map(str::to_owned) };
+        let [bridge, admin] = [bridge, admin].map(|name| name.map(str::to_owned));
+        let record = Record { backend, ips, ports, policy, bridge, admin };
         KEPT.keep(pod.owner.attachment(), record);
+    }
+
+    fn pod(&self, owner: names::Owner<'_>) -> Pod {
+        let pod = Pod::new(Owner::new(owner), self.ips.iter().copied());
+        pod.with_ports(self.ports.iter().cloned())
+    }
+
+    fn ingress(&self) -> Ingress<'_> {
+        Ingress { policy: self.policy, bridge: self.bridge.as_deref() }
     }
 }
 

@@ -17,8 +17,8 @@
 //! table bridge cnibox_firewall {      made with the first isolated attachment
 //!     set ports { ifname }            the host's ends of isolated containers
 //!     chain forward {                 frames from one port of a bridge to another
-//!         meta protocol ip iifname @ports drop
-//!         meta protocol ip oifname @ports drop      (and both for ip6)
+//!         iifname @ports drop
+//!         oifname @ports drop
 //!     }
 //! }
 //! ```
@@ -26,7 +26,9 @@
 //! What is accepted here may still be dropped by another table or by iptables: no table can
 //! overrule another one's drop. A node that drops forwarded traffic by default does so in the
 //! chain `forward` above (`nft chain inet cnibox_firewall forward '{ policy drop; }'`), which is
-//! made once and then left as it is. Frames between ports need no `br_netfilter`.
+//! made once and then left as it is. Frames between ports need no `br_netfilter`, and are dropped whatever
+//! they carry, with the back end iptables as well: what the container and the bridge itself say to each
+//! other, ARP among it, is not forwarded.
 
 use std::net::IpAddr;
 
@@ -164,10 +166,25 @@ pub(super) fn remove(nft: &Nft, find: impl Fn(&Nft) -> netlink::Result<Elements>
 
 /// Lets the attachment's traffic pass, and its bridge have the policy. All of it or nothing.
 pub fn add(nft: &Nft, pod: &Pod, ingress: Ingress<'_>) -> Result<()> {
-    Record::keep(Backend::Nftables, pod, ingress);
-    let all = elements(pod, ingress);
-    let keys: Vec<_> = all.iter().map(|wanted| (wanted.set, wanted.element.key.clone())).collect();
+    Record::keep(Backend::Nftables, pod, ingress, None);
     let needed = if ingress.policy == Policy::Isolated { layouts() } else { vec![layout()] };
+    Ok(put(nft, &elements(pod, ingress), &needed)?)
+}
+
+/// Isolates the attachment's ports, or no longer, where iptables has all the rest.
+pub(super) fn isolate(nft: &Nft, pod: &Pod, ingress: Ingress<'_>) -> netlink::Result<()> {
+    if ingress.policy == Policy::Isolated || nft.has_table(FRAMES)? {
+        put(nft, &ports(pod, ingress), &[frames()])?;
+    }
+    Ok(())
+}
+
+fn ports(pod: &Pod, ingress: Ingress<'_>) -> Vec<Wanted> {
+    elements(&Pod { ips: Vec::new(), ..pod.clone() }, Ingress { bridge: None, ..ingress })
+}
+
+fn put(nft: &Nft, all: &[Wanted], needed: &[Layout]) -> netlink::Result<()> {
+    let keys: Vec<_> = all.iter().map(|wanted| (wanted.set, wanted.element.key.clone())).collect();
     let fill = |change: &mut Change<'_>, found: Vec<Option<Element>>| {
         for (Wanted { set, element, present }, found) in all.iter().zip(&found) {
             match (present, found) {
@@ -185,7 +202,7 @@ pub fn add(nft: &Nft, pod: &Pod, ingress: Ingress<'_>) -> Result<()> {
         }
         Ok(())
     };
-    Ok(layout::change(nft, &needed, &keys, fill)?)
+    layout::change(nft, needed, &keys, fill)
 }
 
 /// Lets the attachment's bridge have the policy, whatever the back end of the addresses is.
@@ -199,35 +216,30 @@ pub(super) fn restore(change: &mut Change<'_>) {
         return;
     }
     for kept in change.living::<Record>(KEPT) {
-        let Record { backend, ips, ports, policy, bridge } = &kept.content;
-        if *backend == Backend::Nftables {
-            let pod = Pod::new(Owner::new(kept.owner()), ips.iter().copied());
-            let pod = pod.with_ports(ports.iter().cloned());
-            let ingress = Ingress { policy: *policy, bridge: bridge.as_deref() };
-            for wanted in elements(&pod, ingress).iter().filter(|wanted| wanted.present) {
-                change.restore(wanted.set, &wanted.element);
-            }
+        let (pod, ingress) = (kept.content.pod(kept.owner()), kept.content.ingress());
+        let all = match kept.content.backend {
+            Backend::Nftables => elements(&pod, ingress),
+            Backend::Iptables => ports(&pod, ingress),
+        };
+        for wanted in all.iter().filter(|wanted| wanted.present) {
+            change.restore(wanted.set, &wanted.element);
         }
     }
 }
 
 /// What is wrong with the rules that attachments of this host depend on.
 pub fn damage(nft: &Nft) -> Result<Option<String>> {
-    let depends = |policies: &[Policy]| {
-        let is_ours = |Record { backend, policy, .. }: &Record| {
-            *backend == Backend::Nftables && policies.contains(policy)
-        };
-        KEPT.living::<Record>().iter().any(|kept| is_ours(&kept.content))
+    let depends = |matters: fn(&Record) -> bool| {
+        KEPT.living::<Record>().iter().any(|kept| matters(&kept.content))
     };
     // The table alone may have been made for what firewalld was given.
-    let all = [Policy::Open, Policy::SameBridge, Policy::Isolated];
-    if nft.has_chain(FORWARD)? || depends(&all) {
+    if nft.has_chain(FORWARD)? || depends(|record| record.backend == Backend::Nftables) {
         let damage = layout().damage(nft, || true)?;
         if damage.is_some() {
             return Ok(damage);
         }
     }
-    Ok(frames().damage(nft, || depends(&[Policy::Isolated]))?)
+    Ok(frames().damage(nft, || depends(|record| record.policy == Policy::Isolated))?)
 }
 
 /// An element that an attachment is to have, or not.
@@ -301,15 +313,10 @@ fn layout() -> Layout {
 
 /// The table for frames between two ports of a bridge.
 fn frames() -> Layout {
-    let drop = |protocol: u16, field, name: &str| {
-        let rule = Rule::new().eq(Field::Protocol, protocol).in_set(&[field], PORTS);
-        rule.drop().comment(name)
-    };
+    let drop = |field| Rule::new().in_set(&[field], PORTS).drop();
     let forward = vec![
-        drop(0x0800, Field::Iifname, "IPv4 from isolated ports"),
-        drop(0x0800, Field::Oifname, "IPv4 to isolated ports"),
-        drop(0x86dd, Field::Iifname, "IPv6 from isolated ports"),
-        drop(0x86dd, Field::Oifname, "IPv6 to isolated ports"),
+        drop(Field::Iifname).comment("from isolated ports"),
+        drop(Field::Oifname).comment("to isolated ports"),
     ];
     let chains = vec![(FRAMES_FORWARD, forward)];
     Layout { table: FRAMES, sets: vec![PORTS], chains, subnet: |_| None }
@@ -334,8 +341,20 @@ pub fn check(nft: &Nft, pod: &Pod, ingress: Ingress<'_>) -> Result<()> {
     if ingress.policy == Policy::Isolated {
         layout::refuse(frames().damage(nft, || true)?)?;
     }
-    let wanted = elements(pod, ingress).into_iter().filter(|wanted| wanted.present);
-    for Wanted { set, element, .. } in wanted {
+    check_elements(nft, pod, elements(pod, ingress))
+}
+
+/// Verifies what [`isolate`] made; the reference plugins have nothing of the kind.
+pub(super) fn check_ports(nft: &Nft, pod: &Pod, ingress: Ingress<'_>) -> Result<()> {
+    if ingress.policy != Policy::Isolated || !KEPT.is_there(&pod.owner.attachment().instance()) {
+        return Ok(());
+    }
+    layout::refuse(frames().damage(nft, || true)?)?;
+    check_elements(nft, pod, ports(pod, ingress))
+}
+
+fn check_elements(nft: &Nft, pod: &Pod, all: Vec<Wanted>) -> Result<()> {
+    for Wanted { set, element, .. } in all.into_iter().filter(|wanted| wanted.present) {
         let found = nft.element(set, element.key.clone())?;
         if !found.is_some_and(|found| has_owner_of(&found, &element) || IS_SHARED.contains(&set)) {
             let error = missing(format!("element {element} of {set}"));
@@ -353,18 +372,21 @@ pub fn check_policy(nft: &Nft, pod: &Pod, ingress: Ingress<'_>) -> Result<()> {
     check(nft, &Pod { ips: Vec::new(), ..pod.clone() }, ingress)
 }
 
+fn is_there(nft: &Nft) -> netlink::Result<bool> {
+    Ok(nft.has_table(TABLE)? || nft.has_table(FRAMES)?)
+}
+
 /// Removes what the attachment has in the sets; the tables stay.
 pub fn del(nft: &Nft, pod: &Pod) -> Result<()> {
-    let forgotten = KEPT.remove(pod.owner.attachment());
-    if !nft.has_table(TABLE)? && !nft.has_table(FRAMES)? {
-        return forgotten;
+    if !is_there(nft)? {
+        return Ok(());
     }
     let find = |nft: &Nft| {
         let mut owned = PODS.owned(nft, pod)?;
         owned.extend(owned_ports(nft, pod)?);
         Ok(owned)
     };
-    remove(nft, find).and(forgotten)
+    remove(nft, find)
 }
 
 /// Without a result its ports are found among all.
@@ -381,9 +403,7 @@ fn owned_ports(nft: &Nft, pod: &Pod) -> netlink::Result<Elements> {
 /// Removes the addresses of all attachments of the network but `valid`, and when there are none
 /// of those, its policies.
 pub fn gc(nft: &Nft, network: &Network, valid: &[Owner]) -> Result<()> {
-    let attachments: Vec<_> = valid.iter().map(Owner::attachment).collect();
-    KEPT.remove_stale(network.name(), &attachments)?;
-    if !nft.has_table(TABLE)? && !nft.has_table(FRAMES)? {
+    if !is_there(nft)? {
         return Ok(());
     }
     remove(nft, |nft| all_stale(nft, network, valid))

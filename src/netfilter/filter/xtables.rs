@@ -18,14 +18,17 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::thread;
 
-use super::nftables::Content;
-use super::{Ingress, Network, Owner, Pod, Policy, missing};
-use crate::attachment::Record;
+use nix::errno::Errno;
+
+use super::nftables::{self, Content};
+use super::{Ingress, KEPT, Network, Owner, Pod, Policy, Record, missing};
+use crate::attachment;
 use crate::error::{Error, Result};
-use crate::netfilter::backend::{Family, PacketFilter, iptables_table};
+use crate::log;
+use crate::netfilter::backend::{Backend, Family, PacketFilter, iptables_table};
 use crate::netfilter::iptables::{Draft, Flavour, Iptables, Rule};
 use crate::netfilter::names::identity;
-use crate::netlink::nftables::Batch;
+use crate::netlink::nftables::{Batch, Nft};
 use crate::store;
 
 const FILTER: &str = "filter";
@@ -122,6 +125,12 @@ fn is_about(rule: &Rule, bridge: &str) -> bool {
 
 /// Makes what is wanted, one family after the other; on failure the addresses are taken out again.
 pub fn add(filter: &PacketFilter, wanted: Wanted<'_>) -> Result<()> {
+    let Wanted { pod, ingress, admin } = wanted;
+    Record::keep(Backend::Iptables, pod, ingress, admin.map(|admin| admin.0));
+    let nft = filter.nft_if_present()?;
+    if let Some(nft) = nft.filter(|_| !pod.ports.is_empty()) {
+        isolate(nft, pod, ingress)?;
+    }
     for (family, ips) in families(wanted.pod) {
         let change = || {
             let tables = Iptables::require(family)?;
@@ -133,11 +142,25 @@ pub fn add(filter: &PacketFilter, wanted: Wanted<'_>) -> Result<()> {
             tables.add_expected(FILTER, expect, plan)
         };
         if let Err(error) = change() {
-            drop(del(filter, wanted.pod));
+            drop(del(filter, pod));
+            drop(nft.map(|nft| nftables::del(nft, pod)));
             return Err(error);
         }
     }
     Ok(())
+}
+
+/// Isolates the ports, as far as the kernel can.
+fn isolate(nft: &Nft, pod: &Pod, ingress: Ingress<'_>) -> Result<()> {
+    match nftables::isolate(nft, pod, ingress) {
+        Err(error) if error.errno() == Some(Errno::EOPNOTSUPP) => {
+            log::warn(format_args!(
+                "firewall: {error}: frames that are not IP pass between isolated containers of a bridge"
+            ));
+            Ok(())
+        }
+        outcome => Ok(outcome?),
+    }
 }
 
 /// What all attachments share, if the chains of their rules have none of this one or its
@@ -262,7 +285,10 @@ fn make_policy(draft: &mut Draft, bridge: &str, policy: Policy) {
 }
 
 /// Verifies everything that [`add`] made, and changes nothing.
-pub fn check(wanted: Wanted<'_>) -> Result<()> {
+pub fn check(filter: &PacketFilter, wanted: Wanted<'_>) -> Result<()> {
+    if let Some(nft) = filter.nft_if_present()? {
+        nftables::check_ports(nft, wanted.pod, wanted.ingress)?;
+    }
     for (family, ips) in families(wanted.pod) {
         let tables = Iptables::require(family)?;
         let draft = tables.read(FILTER)?;
@@ -301,6 +327,7 @@ fn describe(rule: &Rule) -> String {
 /// Removes the attachment's rules, of either flavour of iptables, whoever made them; but not
 /// those of an address that another attachment has meanwhile. The chains stay.
 pub fn del(filter: &PacketFilter, pod: &Pod) -> Result<()> {
+    let forgotten = KEPT.remove(pod.owner.attachment());
     let expected = |family| {
         let mut draft = Draft::empty(FILTER);
         for ip in pod.ips.iter().filter(|ip| Family::of(**ip) == family) {
@@ -326,12 +353,13 @@ pub fn del(filter: &PacketFilter, pod: &Pod) -> Result<()> {
         remove(draft, &ips);
         draft.del_rules(|rule| rule.chain == OWNERS && pod.owner.owns(rule.value("--comment")));
     })
+    .and(forgotten)
 }
 
 /// Whether the address has a lease, and not of the container that the owner's comment tells.
 fn is_anothers(ip: IpAddr, comment: &str) -> bool {
     let Some((id, _, network)) = identity(comment) else { return false };
-    let record = comment.split(',').next().and_then(Record::read).unwrap_or_default();
+    let record = comment.split(',').next().and_then(attachment::Record::read).unwrap_or_default();
     let network = if record.network.is_empty() { network } else { &record.network };
     let dir = record.data_dir.as_deref().unwrap_or(Path::new(store::DATA_DIR));
     store::lease_of(dir, network, ip).is_some_and(|lease| lease.id != id)
@@ -340,6 +368,8 @@ fn is_anothers(ip: IpAddr, comment: &str) -> bool {
 /// Removes the rules of all attachments of the network but `valid`, and when there are none of
 /// those, its policies.
 pub fn gc(filter: &PacketFilter, network: &Network, valid: &[Owner]) -> Result<()> {
+    let attachments: Vec<_> = valid.iter().map(Owner::attachment).collect();
+    let forgotten = KEPT.remove_stale(network.name(), &attachments);
     let unknown = |_| Draft::empty(FILTER);
     change_all(filter, unknown, |draft, _| {
         let is_stale = |rule: &Rule| network.has_stale(rule.value("--comment"), valid);
@@ -366,6 +396,7 @@ pub fn gc(filter: &PacketFilter, network: &Network, valid: &[Owner]) -> Result<(
             }
         }
     })
+    .and(forgotten)
 }
 
 fn owner_rules(draft: &Draft) -> Vec<Rule> {

@@ -71,13 +71,13 @@ impl<'a> Backend<'a> {
     /// For STATUS: whether it can work here.
     pub(super) fn require_usable(self, filter: &PacketFilter) -> Result<()> {
         match self {
-            Backend::Nftables => {
-                backend::Backend::Nftables.require_usable(filter)?;
-                layout::refuse(nftables::damage(filter.nft()?)?)
-            }
-            Backend::Iptables => backend::Backend::Iptables.require_usable(filter),
-            Backend::Firewalld(mut zone) => zone.status(),
+            Backend::Nftables => backend::Backend::Nftables.require_usable(filter)?,
+            Backend::Iptables => backend::Backend::Iptables.require_usable(filter)?,
+            Backend::Firewalld(mut zone) => zone.status()?,
         }
+        // Ports are isolated there, whatever the back end is.
+        let nft = filter.nft_if_present()?;
+        layout::refuse(nft.map(nftables::damage).transpose()?.flatten())
     }
 }
 

@@ -104,13 +104,13 @@ impl Plugin for Firewall {
         match Backend::of(conf, &filter, &pod)? {
             Backend::Nftables => nftables::check(filter.nft()?, &pod, ingress),
             Backend::Iptables => {
-                xtables::check(Wanted { pod: &pod, ingress, admin: Some(conf.admin()) })
+                xtables::check(&filter, Wanted { pod: &pod, ingress, admin: Some(conf.admin()) })
             }
             Backend::Firewalld(mut zone) => {
                 zone.check(&pod)?;
                 match PolicyBackend::choose(policy, &filter) {
                     Some(PolicyBackend::Iptables) => {
-                        xtables::check(Wanted { pod: &pod, ingress, admin: None })
+                        xtables::check(&filter, Wanted { pod: &pod, ingress, admin: None })
                     }
                     Some(PolicyBackend::Nftables) => {
                         nftables::check_policy(filter.nft()?, &pod, ingress)

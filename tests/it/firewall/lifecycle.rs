@@ -92,7 +92,7 @@ fn gc_removes_what_no_valid_attachment_of_the_network_owns() {
         let foreign = net(&node, "1.1.0", &keys).with(&json!({
             "name": "foreign",
             "prevResult": {"cniVersion": "1.1.0", "ips": [{"address": "10.9.9.9/24"}, {"address": "fd09::9/64"}],
-                "interfaces": [{"name": "br9"}]},
+                "interfaces": [{"name": "br9"}, {"name": "veth9"}]},
         }));
         foreign.add(&container);
         let base = rules(&node);

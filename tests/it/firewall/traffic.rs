@@ -1,10 +1,16 @@
 //! Packets: out and back under a default-drop policy, and who reaches whom with each ingress
 //! policy.
 
+use std::io::Read;
+use std::time::Duration;
+
+use nix::libc;
 use serde_json::{Value, json};
+use socket2::{Domain, Protocol, Socket, Type};
 
 use super::BACKENDS;
-use crate::net::Net;
+use crate::hostile::send_frame;
+use crate::net::{Net, merged};
 use crate::node::{Container, Node};
 use crate::traffic::{PATIENCE, Place, tcp};
 
@@ -12,6 +18,7 @@ use crate::traffic::{PATIENCE, Place, tcp};
 struct Pod {
     container: Container,
     ips: Vec<String>,
+    result: Value,
 }
 
 /// A network of its own bridge, `br<n>`.
@@ -32,7 +39,7 @@ fn pod(node: &Node, n: u8, id: &str, keys: &Value) -> Pod {
     let address =
         |ip: &Value| ip["address"].as_str().unwrap().split('/').next().unwrap().to_owned();
     let ips = result["ips"].as_array().unwrap().iter().map(address).collect();
-    Pod { container, ips }
+    Pod { container, ips, result }
 }
 
 /// Somebody outside, who is on no bridge.
@@ -42,7 +49,7 @@ fn world(node: &Node) -> Pod {
     ipam["routes"] = json!([{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]);
     let ptp = Net::new(node, "ptp", "1.1.0", &json!({"name": "world", "ipam": ipam}));
     ptp.call("ADD", "world").netns(&container.path()).result();
-    Pod { container, ips: vec!["10.9.0.2".into(), "2001:db8:9::2".into()] }
+    Pod { container, ips: vec!["10.9.0.2".into(), "2001:db8:9::2".into()], result: json!(null) }
 }
 
 #[track_caller]
@@ -88,7 +95,7 @@ fn world_like(node: &Node) -> Pod {
     ipam["routes"] = json!([{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]);
     let ptp = Net::new(node, "ptp", "1.1.0", &json!({"name": "stranger", "ipam": ipam}));
     ptp.call("ADD", "stranger").netns(&container.path()).result();
-    Pod { container, ips: vec!["10.8.0.2".into(), "2001:db8:8::2".into()] }
+    Pod { container, ips: vec!["10.8.0.2".into(), "2001:db8:8::2".into()], result: json!(null) }
 }
 
 #[test]
@@ -127,8 +134,100 @@ fn ingress_policies() {
             let gateways = Pod {
                 container: Container::new(),
                 ips: vec!["10.1.0.1".into(), "2001:db8:1::1".into()],
+                result: json!(null),
             };
             reaches(&one, &gateways, true, &what("the gateway"));
+        }
+    }
+}
+
+/// What is sent from one neighbour to another whatever it is: its type, and what follows that.
+const FRAMES: [(&str, &[u8]); 9] = [
+    ("IPv4", &[0x08, 0x00]),
+    ("IPv6", &[0x86, 0xdd]),
+    ("ARP", &[0x08, 0x06, 0, 1, 8, 0, 6, 4, 0, 2]),
+    ("802.1Q", &[0x81, 0x00, 0, 10, 0x08, 0x00]),
+    ("QinQ", &[0x88, 0xa8, 0, 10, 0x81, 0x00, 0, 30, 0x08, 0x00]),
+    ("two tags", &[0x81, 0x00, 0, 10, 0x81, 0x00, 0, 30, 0x08, 0x00]),
+    ("PPPoE", &[0x88, 0x64, 0x11, 0, 0, 1, 0, 0x20, 0, 0x21]),
+    ("MPLS", &[0x88, 0x47, 0, 0, 0x11, 0x40]),
+    ("private", &[0x88, 0xb5]),
+];
+
+/// The frames that arrive, sent to the neighbour's own address and to everybody.
+fn arriving(from: &Pod, to: &Pod) -> Vec<&'static str> {
+    let octets = |pod: &Pod| -> Vec<u8> {
+        let mac = pod.result["interfaces"][2]["mac"].as_str().unwrap();
+        mac.split(':').map(|octet| u8::from_str_radix(octet, 16).unwrap()).collect()
+    };
+    let (source, target) = (octets(from), octets(to));
+    let all = i32::from(u16::try_from(libc::ETH_P_ALL).unwrap().to_be());
+    let open = || Socket::new(Domain::PACKET, Type::RAW, Some(Protocol::from(all))).unwrap();
+    let mut socket = to.container.run(open);
+    socket.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+    let mut arrived = Vec::new();
+    for (at, (name, kind)) in FRAMES.iter().enumerate() {
+        let mark = [0xa5, 0x5a, u8::try_from(at).unwrap(), 0x7e];
+        for target in [&target[..], &[0xff; 6]] {
+            let frame = [target, &source, kind, &mark, &[0; 46]].concat();
+            send_frame(&from.container, &frame);
+        }
+        let mut buffer = [0; 256];
+        while let Ok(length) = socket.read(&mut buffer) {
+            if buffer[..length].windows(4).any(|window| window == mark) {
+                arrived.push(*name);
+                break;
+            }
+        }
+    }
+    arrived
+}
+
+/// Whatever a frame carries: two isolated containers have no link with each other.
+#[test]
+fn nothing_passes_between_isolated_neighbours() {
+    let every: Vec<&str> = FRAMES.iter().map(|(name, _)| *name).collect();
+    for backend in BACKENDS {
+        for (policy, passes) in [("same-bridge", true), ("isolated", false)] {
+            let node = Node::new();
+            let keys = json!({"backend": backend, "ingressPolicy": policy});
+            // It drops what is no sound packet.
+            for family in ["iptables", "ip6tables"] {
+                node.sh(&format!("echo 0 >/proc/sys/net/bridge/bridge-nf-call-{family} || true"));
+            }
+            let [one, two] = ["c1", "c2"].map(|id| pod(&node, 1, id, &keys));
+            let expected = if passes { every.clone() } else { Vec::new() };
+            assert_eq!(arriving(&one, &two), expected, "{backend}, {policy}");
+            assert!(one.container.reaches("10.1.0.1"), "{backend}, {policy}: the gateway");
+            let firewall = |pod: &Pod| {
+                let keys = json!({"name": "net1", "prevResult": pod.result});
+                Net::new(
+                    &node,
+                    "firewall",
+                    "1.1.0",
+                    &merged(&keys, &json!({"backend": backend, "ingressPolicy": policy})),
+                )
+            };
+            let call =
+                |verb, id, pod: &Pod| firewall(pod).call(verb, id).netns(&pod.container.path());
+            call("CHECK", "c1", &one).ok();
+            if policy == "isolated" {
+                node.sh("nft flush chain bridge cnibox_firewall forward");
+                assert_eq!(arriving(&one, &two), every, "{backend}: the rules are what drops them");
+                assert_eq!(call("CHECK", "c1", &one).error().code, 999);
+                assert_eq!(firewall(&one).call("STATUS", "").error().code, 50);
+                call("ADD", "c2", &two).result();
+                assert!(arriving(&one, &two).is_empty(), "{backend}: they are back");
+                // The containers have other ports some day, and others theirs.
+                node.sh("nft flush ruleset");
+                call("ADD", "c2", &two).result();
+                assert!(arriving(&one, &two).is_empty(), "{backend}: all of it is back");
+                call("DEL", "c1", &one).ok();
+                assert!(arriving(&one, &two).is_empty(), "{backend}: one is still isolated");
+            }
+            call("DEL", "c2", &two).ok();
+            let ports = node.sh("nft list set bridge cnibox_firewall ports 2>/dev/null || true");
+            assert!(!ports.contains("veth"), "{backend}: {ports}");
         }
     }
 }
