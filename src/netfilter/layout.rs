@@ -16,11 +16,16 @@ use serde::de::DeserializeOwned;
 use super::FEATURES;
 use crate::attachment::{Keepsake, Kept};
 use crate::error;
+use crate::log;
 use crate::netlink::nftables::{Batch, Chain, Element, Key, Nft, Rule, RuleInfo, Set, Table};
 use crate::netlink::{Error, Result};
 
 /// How often a change is planned that others got in the way of; each time one of them is done.
 const ATTEMPTS: usize = 200;
+
+/// After how many of them the tables of others are left as they are: one of them may have something
+/// that is not ours.
+const ALONE: usize = 10;
 
 /// What to do about damage.
 pub const REMEDY: &str =
@@ -206,6 +211,8 @@ pub struct Change<'n> {
     taken: Option<HashSet<(Set<'static>, Key)>>,
     /// Whether elements are missed in sets that were not flushed.
     is_thorough: bool,
+    /// Whether only the tables that are looked at are restored.
+    is_alone: bool,
     /// The records that something is restored from.
     records: Vec<(Kept, String)>,
     /// The comments of rules that the batch appends.
@@ -222,8 +229,9 @@ pub fn change(
     keys: &[(Set<'static>, Key)],
     mut fill: impl FnMut(&mut Change<'_>, Vec<Option<Element>>) -> Result<()>,
 ) -> Result<()> {
-    again(|| {
+    again(|attempt| {
         let (mut change, found) = Change::look(nft, layouts, keys)?;
+        change.is_alone = attempt >= ALONE;
         fill(&mut change, found)?;
         change.finish().map(drop)
     })
@@ -233,7 +241,7 @@ pub fn change(
 /// as well; what was wrong.
 pub(super) fn heal(nft: &Nft) -> Result<Vec<String>> {
     let mut troubles = Vec::new();
-    again(|| {
+    again(|_| {
         let (mut change, _) = Change::look(nft, &[], &[])?;
         (change.taken, change.is_thorough) = (Some(HashSet::new()), true);
         troubles = change.finish()?;
@@ -243,10 +251,10 @@ pub(super) fn heal(nft: &Nft) -> Result<Vec<String>> {
 }
 
 /// Others may be faster to make, to remove or to restore something: then all is looked at again.
-fn again(mut attempt: impl FnMut() -> Result<()>) -> Result<()> {
+fn again(mut attempt: impl FnMut(usize) -> Result<()>) -> Result<()> {
     let mut outcome = Ok(());
-    for _ in 0..ATTEMPTS {
-        outcome = attempt();
+    for number in 0..ATTEMPTS {
+        outcome = attempt(number);
         match outcome.as_ref().map_err(Error::errno) {
             Err(Some(Errno::EEXIST | Errno::ENOENT | Errno::ERESTART)) => {}
             _ => break,
@@ -278,6 +286,7 @@ impl<'n> Change<'n> {
             made: HashSet::new(),
             taken,
             is_thorough: false,
+            is_alone: false,
             records: Vec::new(),
             ruled: HashSet::new(),
             restored: 0,
@@ -367,7 +376,10 @@ impl<'n> Change<'n> {
 
     /// Whether the set may lack elements, so that what was in it has to be restored.
     pub fn is_flushed(&self, set: Set<'_>) -> bool {
-        self.is_thorough || self.views.iter().any(|view| view.flushed.contains(&set))
+        let may_lack = |view: &View| {
+            view.flushed.contains(&set) || (self.is_thorough && view.layout.sets.contains(&set))
+        };
+        self.views.iter().any(may_lack)
     }
 
     /// As [`put`](Change::put), if the set was flushed and nobody has the key.
@@ -407,10 +419,21 @@ impl<'n> Change<'n> {
     }
 
     fn restore_all(&mut self) -> Result<()> {
-        for feature in FEATURES {
+        let tables: Vec<_> = self.views.iter().map(|view| view.layout.table).collect();
+        let is_looked_at = |layout: &Layout| tables.contains(&layout.table);
+        let features = FEATURES.iter();
+        let features: Vec<&Feature> = features
+            .filter(|feature| !self.is_alone || (feature.layouts)().iter().any(is_looked_at))
+            .collect();
+        for feature in &features {
             for layout in (feature.layouts)() {
-                if !self.views.iter().any(|view| view.layout.table == layout.table) {
-                    self.views.push(View::take(self.nft, layout, &[])?.0);
+                if self.views.iter().any(|view| view.layout.table == layout.table) {
+                    continue;
+                }
+                let table = layout.table;
+                match View::take(self.nft, layout, &[]) {
+                    Ok((view, _)) => self.views.push(view),
+                    Err(e) => log::warn(format_args!("table {table} is not looked after: {e}")),
                 }
             }
         }
@@ -421,7 +444,7 @@ impl<'n> Change<'n> {
             present.extend(elements.map(|element| (*set, element.key)));
         }
         self.taken.get_or_insert_default().extend(present);
-        for feature in FEATURES {
+        for feature in features {
             (feature.restore)(self);
         }
         Ok(())

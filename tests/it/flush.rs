@@ -5,7 +5,6 @@
 //! the whole ruleset, each table flushed or deleted, each chain, each set and map.
 
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use cnibox::attachment::Record;
@@ -305,6 +304,17 @@ fn del_and_gc_find_what_is_left_in_one_table_when_the_other_is_gone() {
     }
 }
 
+#[test]
+fn what_is_odd_in_another_table_is_in_nobodys_way() {
+    let node = Node::new();
+    let outside = outside(&node);
+    node.sh("nft 'add table inet cnibox_firewall; add set inet cnibox_firewall pods4 { type ether_addr; }'");
+    let net = bridge(&node, &json!({"ipMasq": true, "ipMasqBackend": "nftables"}));
+    let container = Container::new();
+    net.add(&container);
+    assert_eq!(seen(&container, &outside, "192.0.2.2"), "192.0.2.1");
+}
+
 /// A node full of attachments that have everything.
 fn crowd(count: u32) -> impl Iterator<Item = (String, IpNet, Port)> {
     (0..count).map(|n| {
@@ -353,31 +363,25 @@ fn one_add_heals_500_containers_within_a_second() {
 #[test]
 fn nothing_comes_back_for_who_was_deleted_meanwhile() {
     let node = Node::new();
-    let running = AtomicUsize::new(3);
-    std::thread::scope(|scope| {
-        for n in 0..3 {
-            let running = &running;
-            scope.spawn(move || {
-                let (id, filter) = (format!("c{n}"), PacketFilter::new());
-                let owner = Owner { network: "net", ifname: "eth0", id: &id };
-                let addrs = [format!("10.1.2.{}/24", n + 2).parse().unwrap()];
-                for _ in 0..150 {
-                    masquerade::add(&filter, Backend::Nftables, owner, &addrs).unwrap();
-                    masquerade::del(&filter, owner, &addrs).unwrap();
-                }
-                running.fetch_sub(1, Ordering::SeqCst);
-            });
+    let names: Vec<String> = (0..20).map(|n| format!("c{n}")).collect();
+    let each = |act: &dyn Fn(&PacketFilter, Owner<'_>, &[IpNet])| {
+        let filter = PacketFilter::new();
+        for (n, id) in names.iter().enumerate() {
+            let addr = format!("10.1.2.{}/24", n + 2).parse().unwrap();
+            act(&filter, Owner { network: "net", ifname: "eth0", id }, &[addr]);
         }
-        scope.spawn(|| {
-            while running.load(Ordering::SeqCst) > 0 {
-                netfilter::heal(&PacketFilter::new()).unwrap();
-            }
+    };
+    for round in 0..40 {
+        each(&|filter, owner, addrs| {
+            masquerade::add(filter, Backend::Nftables, owner, addrs).unwrap();
         });
-        while running.load(Ordering::SeqCst) > 0 {
-            node.sh("nft flush ruleset");
-        }
-    });
-    let rules = node.sh("nft list ruleset");
-    assert!(!rules.contains("id: c"), "{rules}");
+        node.sh("nft flush ruleset");
+        std::thread::scope(|scope| {
+            scope.spawn(|| netfilter::heal(&PacketFilter::new()).unwrap());
+            each(&|filter, owner, addrs| masquerade::del(filter, owner, addrs).unwrap());
+        });
+        let rules = node.sh("nft list ruleset");
+        assert!(!rules.contains("id: c"), "round {round}: {rules}");
+    }
     assert_eq!(node.sh("find /run/cni/cnibox -type f"), "");
 }

@@ -132,11 +132,9 @@ pub(super) fn del(nft: &Nft, owner: Owner<'_>, addrs: &[IpNet]) -> Result<()> {
 
 /// The elements of the addresses; without addresses, all.
 fn elements_of(nft: &Nft, addrs: &[IpNet]) -> crate::netlink::Result<Vec<(Set<'static>, Element)>> {
-    let mut found = Vec::new();
-    for addr in addrs {
-        let set = pods(addr.addr());
-        found.extend(nft.element(set, addr.addr())?.map(|element| (set, element)));
-    }
+    let keys: Vec<_> = addrs.iter().map(|addr| (pods(addr.addr()), addr.addr().into())).collect();
+    let elements = keys.iter().map(|(set, _)| *set).zip(nft.elements(&keys)?);
+    let mut found: Vec<_> = elements.filter_map(|(set, element)| Some((set, element?))).collect();
     if addrs.is_empty() {
         for set in [PODS4, PODS6] {
             found.extend(nft.dump_elements(set)?.into_iter().map(|element| (set, element)));
