@@ -22,6 +22,7 @@ use serde::{Deserialize, Serialize};
 use super::file::{self, ENDING, host, remove};
 use super::life::{Life, Trace, judge};
 use super::owner::{Owner, network_hash};
+use crate::cni::NetworkName;
 use crate::error::{Error, Result};
 use crate::netns::census::NetnsId;
 
@@ -101,6 +102,17 @@ impl Record {
         let prefix = network.map(network_hash).unwrap_or_default();
         let instances = file::instances(Path::new(ATTACHMENTS), &prefix);
         instances.iter().filter_map(|instance| Record::read(instance)).collect()
+    }
+
+    /// Removes those of the network that were cut off while they were written, but for those of `valid`.
+    pub fn remove_cut_off(network: &NetworkName, valid: &[Owner<'_>]) -> Result<()> {
+        let valid: Vec<String> = valid.iter().map(Owner::instance).collect();
+        let mut cut_off = file::instances(Path::new(ATTACHMENTS), &network_hash(network.as_str()));
+        cut_off.retain(|instance| {
+            let is_cut_off = || matches!(file::load::<Record>(&place(instance)), Ok(None));
+            !valid.contains(instance) && is_cut_off()
+        });
+        cut_off.iter().try_for_each(|instance| remove(&place(instance)))
     }
 
     /// Whether it is about the calling thread's host.

@@ -40,7 +40,7 @@ pub fn dispatch<P: Plugin>(call: &Call<'_>) -> Result<Option<CniResult>> {
                 P::gc_unlisted(cx, &conf)?;
             }
             if P::OUTLIVES_ITS_CONTAINER {
-                reclaim::collect(P::NAME, cx.net.name.as_str(), req.as_ref())?;
+                reclaim::collect(P::NAME, &cx.net.name, req.as_ref())?;
             }
         }
         Verb::Status => P::status(cx, &conf)?,

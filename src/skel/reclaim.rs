@@ -157,15 +157,18 @@ pub fn holder(holder: &Holder) -> Result<bool> {
 
 /// GC: everything of the dead goes, and of those that are not valid, the notes of this plugin, which
 /// has removed what they are about. Without a request nothing is known of what is valid.
-pub(super) fn collect(plugin: &str, network: &str, req: Option<&GcReq>) -> Result<()> {
+pub(super) fn collect(plugin: &str, network: &NetworkName, req: Option<&GcReq>) -> Result<()> {
     let mut failures = Failures::new();
-    for record in Record::all(Some(network)) {
+    for record in Record::all(Some(network.as_str())) {
         let is_valid = req.is_none_or(|req| req.is_valid(&record.id, &record.ifname));
         if is_valid || record.plugin != plugin {
             failures.keep(if_gone(&record));
         } else {
             failures.keep(record.remove());
         }
+    }
+    if let Some(req) = req {
+        failures.keep(Record::remove_cut_off(network, &Owner::each(network, &req.valid)));
     }
     failures.into_result()
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
-use cnibox::attachment::{Gone, Life, Record};
+use cnibox::attachment::{Gone, Life, Owner, Record};
 use serde_json::{Value, json};
 
 use crate::compare::peer;
@@ -269,4 +269,22 @@ fn what_an_earlier_container_of_the_name_left_is_no_danger_to_the_next_ones_port
 /// Whether the containers of all noted attachments are alive.
 fn lives() -> Vec<Life> {
     Record::all(None).iter().map(Record::life).collect()
+}
+
+#[test]
+fn gc_removes_the_record_that_a_kill_cut_off() {
+    let node = Node::new();
+    let chain = Chain::new(&node, "nftables");
+    let container = Container::new();
+    chain.add("valid", &container);
+    let records = || -> Vec<String> {
+        let entries = fs::read_dir("/run/cni/cnibox/attachments").unwrap();
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+    };
+    let complete = records();
+    let cut_off = Owner { network: "net", ifname: "eth0", id: "killed" }.instance();
+    fs::write(format!("/run/cni/cnibox/attachments/{cut_off}.json"), "{\"network\":").unwrap();
+    let valid = json!([{"containerID": "valid", "ifname": "eth0"}]);
+    chain.call("bridge", "GC", "", &json!({"cni.dev/valid-attachments": valid})).ok();
+    assert_eq!(records(), complete);
 }
