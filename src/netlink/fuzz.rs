@@ -31,7 +31,6 @@ pub fn answers(bytes: &[u8]) {
     let keys = [Type::Ipv4Addr, Type::InetProto, Type::InetService, Type::IfName];
     for set in [
         table.set("s", &keys),
-        table.set("i", &keys[..1]).interval(),
         table.map("m", &keys, &keys[..1]),
         table.map("n", &keys[3..], &[Type::Mark]),
     ] {

@@ -72,8 +72,8 @@ const V6: Sets = Sets {
 
 /// Sets of the first release: ranges of clients . container, and ports that no rule looked at.
 const FORMER: [Set<'_>; 4] = [
-    TABLE.set("snat4", &[Type::Ipv4Addr, Type::Ipv4Addr]).interval(),
-    TABLE.set("snat6", &[Type::Ipv6Addr, Type::Ipv6Addr]).interval(),
+    TABLE.set("snat4", &[Type::Ipv4Addr, Type::Ipv4Addr]),
+    TABLE.set("snat6", &[Type::Ipv6Addr, Type::Ipv6Addr]),
     TABLE.set("waiting4", &[]),
     TABLE.set("waiting6", &[]),
 ];

@@ -177,7 +177,7 @@ impl Batch {
     fn set(&mut self, set: Set<'_>, flags: u16, op: &'static str) -> &mut Batch {
         let mut body = named(set.table, 2, set.name);
         let id = u32::try_from(self.changes.len()).unwrap_or_default() + 1;
-        body.be32(3, set.all_flags()).be32(4, type_number(set.key)).be32(5, wire(length(set.key)));
+        body.be32(3, set.flags()).be32(4, type_number(set.key)).be32(5, wire(length(set.key)));
         match set.data {
             Some(DataType::Values(types)) => {
                 body.be32(6, type_number(types)).be32(7, wire(length(types)));
@@ -186,17 +186,6 @@ impl Batch {
                 body.be32(6, DATA_VERDICT).be32(7, 0);
             }
             None => {}
-        }
-        if set.is_interval() && set.key.len() > 1 {
-            body.nest(9, |desc| {
-                desc.nest(2, |parts| {
-                    for part in set.key {
-                        parts.nest(1, |field| {
-                            field.be32(1, wire(part.len()));
-                        });
-                    }
-                });
-            });
         }
         let data = match set.data {
             Some(DataType::Values(types)) => Some(byteorder(types)),
@@ -299,7 +288,7 @@ pub(super) fn named(table: Table<'_>, kind: u16, name: &str) -> Attributes {
 /// What names elements, to change or to find them.
 pub(super) fn element_body(set: Set<'_>, element: &Element) -> Attributes {
     let mut body = named(set.table, 2, set.name);
-    body.nest(3, |list| element.write(set, list));
+    body.nest(3, |list| element.write(list));
     body
 }
 

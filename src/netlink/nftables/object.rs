@@ -83,7 +83,7 @@ impl<'a> Table<'a> {
 
     /// The set `name` of this table.
     pub const fn set(self, name: &'a str, key: &'a [Type]) -> Set<'a> {
-        Set { table: self, name, key, data: None, flags: 0, comment: None }
+        Set { table: self, name, key, data: None, comment: None }
     }
 
     /// The map `name` of this table from `key` to `data`.
@@ -188,9 +188,7 @@ pub(super) enum DataType<'a> {
     Verdict,
 }
 
-pub(super) const SET_INTERVAL: u32 = 0x4;
-pub(super) const SET_MAP: u32 = 0x8;
-pub(super) const SET_CONCAT: u32 = 0x80;
+const SET_MAP: u32 = 0x8;
 
 /// The comment of [sentinels](Set::sentinel); no owner's begins like this.
 pub(super) const SENTINEL: &str = "cnibox: not flushed";
@@ -202,18 +200,10 @@ pub struct Set<'a> {
     pub(super) name: &'a str,
     pub(super) key: &'a [Type],
     pub(super) data: Option<DataType<'a>>,
-    pub(super) flags: u32,
     pub(super) comment: Option<&'a str>,
 }
 
 impl<'a> Set<'a> {
-    /// Elements may be ranges and prefixes.
-    #[must_use]
-    pub const fn interval(mut self) -> Set<'a> {
-        self.flags |= SET_INTERVAL;
-        self
-    }
-
     /// With a comment.
     #[must_use]
     pub const fn comment(mut self, text: &'a str) -> Set<'a> {
@@ -232,10 +222,8 @@ impl<'a> Set<'a> {
         }
     }
 
-    pub(super) fn all_flags(&self) -> u32 {
-        let map = if self.data.is_some() { SET_MAP } else { 0 };
-        let concat = if self.is_interval() && self.key.len() > 1 { SET_CONCAT } else { 0 };
-        self.flags | map | concat
+    pub(super) fn flags(&self) -> u32 {
+        if self.data.is_some() { SET_MAP } else { 0 }
     }
 
     /// The table that it is in.
@@ -246,10 +234,6 @@ impl<'a> Set<'a> {
     /// Whether it is a map to verdicts.
     pub const fn is_vmap(&self) -> bool {
         matches!(self.data, Some(DataType::Verdict))
-    }
-
-    pub(super) fn is_interval(&self) -> bool {
-        self.flags & SET_INTERVAL != 0
     }
 }
 

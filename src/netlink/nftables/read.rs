@@ -9,10 +9,7 @@ use super::super::packet::{Attr, attrs};
 use super::super::request::{Answers, DUMP_ATTEMPTS};
 use super::Nft;
 use super::batch::{RULE_EXPRESSIONS, element_body, named};
-use super::element::{
-    Data, ELEM_DATA, ELEM_FLAGS, ELEM_KEY, ELEM_KEY_END, ELEM_USERDATA, Element, INTERVAL_END,
-    predecessor,
-};
+use super::element::{Data, ELEM_DATA, ELEM_KEY, ELEM_KEY_END, ELEM_USERDATA, Element};
 use super::expr::Verdict;
 use super::object::{Chain, DataType, SENTINEL, Set, Table};
 use super::userdata;
@@ -291,49 +288,22 @@ fn part(attr: Attr<'_>, kind: u16) -> Option<Attr<'_>> {
     attr.nested().find(|inner| inner.kind == kind)
 }
 
-/// An element as the kernel keeps it: the end of a plain range is one of its own.
-struct Raw {
-    key: Vec<u8>,
-    is_end: bool,
-    element: Element,
-}
-
 pub(in crate::netlink) fn elements(set: Set<'_>, bodies: &[Vec<u8>]) -> Vec<Element> {
     let lists = bodies.iter().filter_map(|body| find(body, 3));
-    let raws = lists.flat_map(Attr::nested).filter_map(|attr| raw(set, attr));
-    if !set.is_interval() || set.key.len() > 1 {
-        return raws.map(|raw| raw.element).collect();
-    }
-    let mut raws: Vec<Raw> = raws.collect();
-    // Where one range ends another may begin: the end comes first.
-    raws.sort_by(|a, b| (&a.key, !a.is_end).cmp(&(&b.key, !b.is_end)));
-    let mut ranges: Vec<Element> = Vec::new();
-    let mut open = false;
-    for raw in raws {
-        let last = if raw.is_end { predecessor(raw.key) } else { None };
-        match (last, ranges.last_mut()) {
-            (Some(last), Some(range)) if open => range.end = Some(value::read(set.key, &last)),
-            _ if raw.is_end => {}
-            _ => ranges.push(raw.element),
-        }
-        open = !raw.is_end;
-    }
-    ranges
+    lists.flat_map(Attr::nested).filter_map(|attr| element(set, attr)).collect()
 }
 
-fn raw(set: Set<'_>, attr: Attr<'_>) -> Option<Raw> {
+fn element(set: Set<'_>, attr: Attr<'_>) -> Option<Element> {
     let part = |kind| attr.nested().find(|attr| attr.kind == kind);
     let bytes = |kind| part(kind).and_then(|attr| attr.nested().next()).map(|data| data.value);
     let key = bytes(ELEM_KEY)?;
-    let flags = part(ELEM_FLAGS).and_then(be32).unwrap_or_default();
     let read = |key| value::read(set.key, key);
-    let element = Element {
+    Some(Element {
         key: read(key),
         end: bytes(ELEM_KEY_END).filter(|end| *end != key).map(read),
         data: part(ELEM_DATA).and_then(|attr| data(set, attr)),
         comment: part(ELEM_USERDATA).and_then(|attr| userdata::read_comment(attr.value)),
-    };
-    Some(Raw { key: key.to_vec(), is_end: flags & INTERVAL_END != 0, element })
+    })
 }
 
 fn data(set: Set<'_>, attr: Attr<'_>) -> Option<Data> {

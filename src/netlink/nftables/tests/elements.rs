@@ -39,41 +39,6 @@ fn elements_are_read_back_as_they_were_written() {
 }
 
 #[test]
-fn ranges_are_read_and_deleted() {
-    let nft = sandbox();
-    commit_base(&nft);
-    let both = T.set("both", &[Type::Ipv4Addr, Type::InetService]).interval();
-    let plain = [
-        Element::net("10.0.0.0/8".parse().unwrap()).comment("ten"),
-        Element::net("11.0.0.0/8".parse().unwrap()),
-        Element::new(ip("192.0.2.1")).until(ip("192.0.2.1")),
-    ];
-    let pair = Element::new((ip("10.0.0.0"), 80)).until((ip("10.255.255.255"), 90));
-    let batch = one(|batch| {
-        batch.add_set(both).add_element(both, &pair);
-        for element in &plain {
-            batch.add_element(NETS, element);
-        }
-    });
-    nft.commit(batch).unwrap();
-    assert_eq!(nft.dump_elements(NETS).unwrap(), plain);
-    assert_eq!(nft.dump_elements(both).unwrap(), std::slice::from_ref(&pair));
-    assert!(ruleset().contains("10.0.0.0/8 . 80-90"));
-    nft.commit(one(|b| {
-        b.del_element(NETS, &plain[0]).del_element(both, &pair);
-    }))
-    .unwrap();
-    assert_eq!(nft.dump_elements(NETS).unwrap(), plain[1..]);
-    let error = nft
-        .commit(one(|b| {
-            b.add_element(NETS, &plain[1]);
-        }))
-        .unwrap_err();
-    let text = "add element 11.0.0.0-11.255.255.255 to set inet t nets: file exists";
-    assert_eq!(error.to_string(), text);
-}
-
-#[test]
 fn an_element_is_replaced_in_one_batch() {
     let nft = sandbox();
     commit_base(&nft);

@@ -25,7 +25,7 @@ const DNAT4: Set<'_> = T
     .comment("ports");
 const PODS: Set<'_> = T.set("pods", &[Type::Ipv4Addr]);
 const NAMES: Set<'_> = T.vmap("names", &[Type::IfName]);
-const NETS: Set<'_> = T.set("nets", &[Type::Ipv4Addr]).interval();
+const NETS: Set<'_> = T.set("nets", &[Type::Ipv4Addr]);
 
 fn sandbox() -> Nft {
     isolate();

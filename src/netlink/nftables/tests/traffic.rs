@@ -91,10 +91,10 @@ fn a_verdict_map_and_masquerade_change_the_source() {
 }
 
 #[test]
-fn an_interval_set_and_a_direct_dnat() {
+fn a_set_and_a_direct_dnat() {
     let world = world();
     world.commit(|batch| {
-        batch.add_element(NETS, &Element::net("10.1.0.0/24".parse().unwrap()));
+        batch.add_element(NETS, &Element::new(ip("10.1.0.2")));
         let rule = Rule::new().in_set(&[Field::IpSaddr], NETS).dport(L4::Tcp, 81);
         batch.append_rule(PRE, &rule.dnat(ip("10.2.0.2"), Some(8081)));
         batch.append_rule(POST, &Rule::new().masquerade());
