@@ -14,17 +14,16 @@
 //! The chain `from-10.1.2.0/24` translates the source of clients from there and from the host's
 //! loopback addresses, `from-all` that of all; they come with the first element that leads there.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::Ipv4Addr;
 
 use ipnet::{IpNet, Ipv4Net};
 
 use super::{Snat, Target};
 use crate::netfilter::backend::Family;
-use crate::netfilter::layout::{Change, Layout};
-use crate::netlink::Result;
+use crate::netfilter::layout::Layout;
 use crate::netlink::nftables::{
-    CT_STATUS_DNAT, Chain, DSTNAT, Data, Element, Field, Hook, Nft, Rule, SRCNAT, Set, Table, Type,
-    Value, Verdict,
+    CT_STATUS_DNAT, Chain, DSTNAT, Data, Element, Field, Hook, Rule, SRCNAT, Set, Table, Type,
+    Verdict,
 };
 
 pub(super) const TABLE: Table<'_> =
@@ -69,14 +68,6 @@ const V6: Sets = Sets {
     host: TABLE.map("host6", &PORT6, &TO6),
     mapped: TABLE.vmap("mapped6", &[Type::Ipv6Addr]),
 };
-
-/// Sets of the first release: ranges of clients . container, and ports that no rule looked at.
-const FORMER: [Set<'_>; 4] = [
-    TABLE.set("snat4", &[Type::Ipv4Addr, Type::Ipv4Addr]),
-    TABLE.set("snat6", &[Type::Ipv6Addr, Type::Ipv6Addr]),
-    TABLE.set("waiting4", &[]),
-    TABLE.set("waiting6", &[]),
-];
 
 impl Sets {
     pub(super) fn of(family: Family) -> Sets {
@@ -164,51 +155,6 @@ pub(super) fn snat_of(element: &Element) -> Option<Snat> {
     let Some(Data::Verdict(Verdict::Goto(chain))) = &element.data else { return None };
     let all = chain.strip_prefix(FROM)? == "all";
     Some(if all { Snat::Always } else { Snat::WhereNeeded })
-}
-
-/// Whether the first release made the table.
-pub(super) fn is_former(nft: &Nft) -> Result<bool> {
-    nft.has_set(FORMER[0])
-}
-
-/// Puts what the first release made into its place here.
-pub(super) fn migrate(change: &mut Change<'_>) -> Result<()> {
-    if !is_former(change.nft())? {
-        return Ok(());
-    }
-    for (former, family) in FORMER.into_iter().zip(Family::BOTH) {
-        for old in change.nft().dump_elements(former)? {
-            let [Value::Ip(first), Value::Ip(addr)] = old.key.0.as_slice() else { continue };
-            // Its other element is of the container's subnet.
-            if first.is_loopback() {
-                continue;
-            }
-            let last = old.end.as_ref().and_then(|end| end.0.first());
-            let Some(prefix) = last.and_then(|last| prefix(*first, last)) else { continue };
-            let chain =
-                if prefix == 0 { format!("{FROM}all") } else { from_net(net(*addr, prefix)) };
-            let element = Element { end: None, data: None, key: (*addr).into(), ..old };
-            change.restore(Sets::of(family).mapped, &element.verdict(Verdict::Goto(chain)));
-        }
-    }
-    for set in FORMER {
-        change.batch().del_set(set);
-    }
-    Ok(())
-}
-
-fn net(addr: IpAddr, prefix: u8) -> IpNet {
-    IpNet::new(addr, prefix).unwrap_or_else(|_| addr.into())
-}
-
-/// How many bits the first and the last address of a subnet share.
-fn prefix(first: IpAddr, last: &Value) -> Option<u8> {
-    let bits = match (first, last) {
-        (IpAddr::V4(a), Value::Ip(IpAddr::V4(b))) => (a.to_bits() ^ b.to_bits()).leading_zeros(),
-        (IpAddr::V6(a), Value::Ip(IpAddr::V6(b))) => (a.to_bits() ^ b.to_bits()).leading_zeros(),
-        _ => return None,
-    };
-    u8::try_from(bits).ok()
 }
 
 #[cfg(test)]

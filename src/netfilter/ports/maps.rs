@@ -231,11 +231,8 @@ struct Deleted {
 }
 
 impl Deleted {
-    /// Everything whose comment `which` is true of, also in a table of the first release.
+    /// Everything whose comment `which` is true of.
     fn all(nft: &Nft, which: impl Fn(Option<&str>) -> bool) -> netlink::Result<Deleted> {
-        if layout::is_former(nft)? {
-            tables::heal(nft)?;
-        }
         let mut rules = nft.dump_rules(CONDITIONAL)?;
         rules.retain(|rule| which(rule.comment.as_deref()));
         Ok(Deleted { elements: all_of(nft, which)?, rules })

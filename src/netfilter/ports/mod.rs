@@ -38,7 +38,6 @@ use super::localhost;
 use super::names::Owner;
 use crate::attachment::{Keepsake, Kept};
 use crate::error::{Error, Result};
-use crate::log;
 use crate::netlink::nftables::{self, Batch, L4, Nft};
 
 /// Where on the host a mapping listens.
@@ -173,9 +172,6 @@ fn restore(change: &mut Change<'_>) {
             maps::restore(change, &Forward { owner, mappings, targets, snat, conditions });
         }
     }
-    if let Err(e) = layout::migrate(change) {
-        log::warn(format_args!("port mappings of an earlier release: {e}"));
-    }
 }
 
 /// What is wrong with the rules that attachments of this host depend on.
@@ -225,9 +221,6 @@ pub fn del(
 /// Rewrites our layout on `nf_tables` into the reference's, at one blow; how many rules that are.
 pub(super) fn hand_over(nft: &Nft) -> Result<HandedOver> {
     let mut handed = HandedOver::default();
-    if layout::is_former(nft)? {
-        super::layout::heal(nft)?;
-    }
     nft.update(|nft| {
         let mut batch = Batch::new();
         handed = HandedOver::default();

@@ -4,7 +4,7 @@ use std::net::{TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use cnibox::attachment::{Life, Owner, Record};
+use cnibox::attachment::{Life, Record};
 use ipnet::IpNet;
 use serde_json::{Value, json};
 
@@ -443,93 +443,6 @@ fn ten_thousand_mappings_of_others_cost_nothing() {
         for (alone, among_many) in times.into_iter().zip(times_among_many) {
             assert!(among_many < alone * 2 + Duration::from_millis(4), "{alone:?} {among_many:?}");
         }
-    }
-}
-
-/// What the first release made for c1 and, in the same network, for `c2`: port 8080 and 8081 of any
-/// address; c2 lets no client through untranslated.
-fn make_former(ports: &Ports) {
-    let owner = |id| Owner { network: "net", ifname: "eth0", id };
-    let mut lines = vec![
-        "table inet cnibox_portmap {".to_owned(),
-        "map attachments { type ifname . ifname : mark; }".to_owned(),
-        "map any4 { type inet_proto . inet_service : ipv4_addr . inet_service; }".to_owned(),
-        "set snat4 { type ipv4_addr . ipv4_addr; flags interval; }".to_owned(),
-        "map waiting4 { type ipv4_addr . inet_proto . inet_service . mark : \
-         ipv4_addr . inet_service; }"
-            .to_owned(),
-        "chain conditional { }".to_owned(),
-        "chain hostports { jump conditional comment \"under conditions\"; \
-         dnat ip to meta l4proto . th dport map @any4 comment \"any address\"; }"
-            .to_owned(),
-        "chain prerouting { type nat hook prerouting priority -100; \
-         fib daddr type local jump hostports comment \"only what is sent to this host\"; }"
-            .to_owned(),
-        "chain postrouting { type nat hook postrouting priority 100; ct status dnat \
-         ip saddr . ip daddr @snat4 masquerade comment \"so that answers come back\"; }"
-            .to_owned(),
-        "}".to_owned(),
-    ];
-    let add = |set: &str, element: String| {
-        format!("add element inet cnibox_portmap {set} {{ {element} }}")
-    };
-    for (id, port, addr, sources) in [
-        ("c1", 8080, "10.1.2.2", &["10.1.2.0/24", "127.0.0.0/8"][..]),
-        ("c2", 8081, "10.1.2.3", &["0.0.0.0/0"]),
-    ] {
-        let comment = format!("comment \"{}\"", owner(id).label());
-        lines.push(add("any4", format!("tcp . {port} {comment} : {addr} . 80")));
-        for net in sources {
-            lines.push(add("snat4", format!("{net} . {addr} {comment}")));
-        }
-        let instance = owner(id).instance();
-        let halves: Vec<_> = instance.split('-').map(|half| &half[..15]).collect();
-        let count = 1 + sources.len();
-        let key = format!("\"{}\" . \"{}\"", halves[0], halves[1]);
-        lines.push(add("attachments", format!("{key} {comment} : {count}")));
-    }
-    let file = ports.node.path("former.nft");
-    std::fs::write(&file, lines.join("\n")).unwrap();
-    ports.node.sh(&format!("nft -f {}", file.display()));
-}
-
-#[test]
-fn what_the_first_release_made_is_found_and_rewritten() {
-    for next in ["ADD", "DEL", "GC"] {
-        let ports = Ports::new(Rules::Nftables, "1.1.0");
-        let (one, two, three) = (ports.pod("c1"), ports.pod("c2"), ports.pod("c3"));
-        let peer = ports.peer();
-        ports.node.sh("echo 1 > /proc/sys/net/ipv4/conf/cni0/route_localnet");
-        let [a, b, c] = [8080, 8081, 8082].map(|port| json!([mapping(port, 80, "tcp")]));
-        make_former(&ports);
-        match next {
-            "ADD" => ports.add(&three, &c),
-            "DEL" => ports.del(&one, &a),
-            _ => {
-                let valid = json!([{"containerID": "c2", "ifname": "eth0"}]);
-                let net = ports.net(&json!(null), &json!({"cni.dev/valid-attachments": valid}));
-                ports.path(net.call("GC", "").without("CNI_CONTAINERID")).ok();
-            }
-        }
-        let state = ports.state();
-        assert!(!state.contains("snat4") && !state.contains("waiting4"), "{next}: {state}");
-        assert_eq!(state.contains("id: c1,"), next == "ADD", "{next}: {state}");
-        let seen = tcp(&peer, &two.container, "192.0.2.1:8081", 80);
-        assert_eq!(seen, Some("10.1.2.1".parse().unwrap()), "{next}: all clients");
-        if next == "ADD" {
-            for target in ["10.1.2.1:8080", "127.0.0.1:8080"] {
-                assert!(tcp(&ports.node, &one.container, target, 80).is_some(), "{target}");
-            }
-            let near = tcp(&one.container, &one.container, "10.1.2.1:8080", 80);
-            assert_eq!(near, Some("10.1.2.1".parse().unwrap()), "of its own subnet");
-            let far = tcp(&peer, &one.container, "192.0.2.1:8080", 80);
-            assert_eq!(far, Some("192.0.2.2".parse().unwrap()));
-            ports.del(&three, &c);
-            ports.del(&one, &a);
-        }
-        ports.del(&two, &b);
-        let left = ports.state();
-        assert!(!left.contains("id: c") && !left.contains("from-"), "{next}: {left}");
     }
 }
 
