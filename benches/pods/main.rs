@@ -13,6 +13,7 @@
 //! | `world` | a plugin folder, its private host, the pods already there; one timed call |
 //! | `contest` | worlds taking turns: rounds, batches, memory |
 //! | `kernel` | the link of a pod without a plugin |
+//! | `ports` | portmap alone: many ports, and those of others |
 //! | `table` | medians, percentiles, ratios |
 #![allow(missing_docs, clippy::print_stdout, clippy::print_stderr, reason = "it prints its table")]
 
@@ -21,6 +22,7 @@ mod contest;
 mod kernel;
 mod netfilter;
 mod options;
+mod ports;
 mod sandbox;
 mod table;
 mod world;
@@ -74,6 +76,14 @@ fn run(options: &Options, dir: &Path) -> Result<()> {
     }
     if options.wants("leases") {
         bench.leases(&mut table)?;
+    }
+    for list in ports::LISTS.into_iter().filter(|_| options.wants("ports")) {
+        let worlds = bench.ports_worlds()?;
+        ports::ports(&mut table, &worlds, list, options.rounds)?;
+    }
+    for count in ports::OTHERS.into_iter().filter(|_| options.wants("others")) {
+        let worlds = bench.ports_worlds()?;
+        ports::others(&mut table, &worlds, count, options.rounds)?;
     }
     Ok(())
 }
@@ -232,6 +242,13 @@ impl Bench<'_> {
             table.row(&name, "DEL", Unit::Ms, &rounds.del);
         }
         Ok(())
+    }
+
+    /// A world of each side, with bridge and portmap.
+    fn ports_worlds(&self) -> Result<Vec<World>> {
+        let case = CASES.iter().find(|case| case.name == "portmap-1").ok_or("no portmap-1")?;
+        let folders: Vec<_> = [&self.ours].into_iter().chain(&self.peer).collect();
+        self.worlds(&folders, |_| 0, case)
     }
 
     fn worlds(

@@ -33,6 +33,8 @@ Cases (all of them without a choice):
   flannel        flannel + bridge + host-local
   seven          loopback, bridge, portmap, bandwidth, firewall, tuning, sbr
   chain-firewall bridge, portmap with 1 port, firewall
+  ports          portmap with 1 to 60,000 TCP and UDP ports, and the first packet through one
+  others         portmap with one port among those of others, up to 60,000
   leases         host-local with 10, 1,000, 20,000 and 60,000 leases, and with one address left
 
 Options:
@@ -56,6 +58,9 @@ Environment:
 Runs as root, or as an ordinary user where user namespaces are allowed. Everything happens in
 private network namespaces and one temporary folder; nothing is left, even after Ctrl-C.
 ";
+
+/// Cases that are no list of plugins.
+const SPECIAL: [&str; 3] = ["leases", "ports", "others"];
 
 /// More do not fit on a bridge beside those that are measured.
 const MOST_PODS: usize = 1000;
@@ -91,7 +96,7 @@ impl Options {
                 "--batch" => batch = Some(number(&arg, args.next().as_deref())?),
                 "--backend" => backend = Backend::parse(args.next().as_deref())?,
                 "--foreign" => foreign = number(&arg, args.next().as_deref())?,
-                name if name == "leases" || CASES.iter().any(|case| case.name == name) => {
+                name if SPECIAL.contains(&name) || CASES.iter().any(|case| case.name == name) => {
                     names.push(arg);
                 }
                 _ => return Err(format!("unknown case or option \"{arg}\": see --help").into()),

@@ -6,6 +6,8 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use cnibox::netns::Netns;
@@ -33,6 +35,15 @@ impl Pod {
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let (id, netns) = (format!("pod-{number:06}"), Netns::fresh()?);
         Ok(Pod { number, id, netns, result: Value::Null, loopback: Value::Null })
+    }
+
+    /// One that was attached by somebody else, with this result.
+    pub(crate) fn elsewhere(result: Value) -> Result<Pod> {
+        Ok(Pod { result, ..Pod::new()? })
+    }
+
+    pub(crate) fn netns(&self) -> &Netns {
+        &self.netns
     }
 
     fn result(&mut self, plugin: &str) -> &mut Value {
@@ -124,6 +135,52 @@ impl World {
             self.call_one(plugin, &stdin, verb, pod)
         });
         took.sum()
+    }
+
+    /// The call of the plugin that makes the interface, alone.
+    pub(crate) fn interface(&self, verb: &str, pod: &mut Pod) -> Result<Duration> {
+        let (plugin, conf) = &self.links[0];
+        let mut conf = conf.clone();
+        if verb == "DEL" {
+            conf["prevResult"] = pod.result.clone();
+        }
+        self.call_one(plugin, &conf.to_string(), verb, pod)
+    }
+
+    /// The call of the plugin behind that one, with more keys; `None` if it is killed because it takes
+    /// longer than `limit`.
+    pub(crate) fn limited(
+        &self,
+        verb: &str,
+        pod: &Pod,
+        more: &Value,
+        limit: Duration,
+    ) -> Result<Option<Duration>> {
+        let (plugin, conf) = &self.links[1];
+        let mut conf = conf.clone();
+        conf["runtimeConfig"] = more.clone();
+        conf["prevResult"] = pod.result.clone();
+        let mut command = self.command(plugin, verb, pod);
+        let start = Instant::now();
+        let child = feed(command.spawn(), &command, &conf.to_string())?;
+        let pid = child.id().to_string();
+        let (ended, end) = mpsc::channel::<()>();
+        let (output, killed) = thread::scope(|scope| {
+            let watch = scope.spawn(move || {
+                let late = end.recv_timeout(limit) == Err(RecvTimeoutError::Timeout);
+                late && Command::new("kill").args(["-KILL", &pid]).status().is_ok()
+            });
+            let output = child.wait_with_output();
+            let took = start.elapsed();
+            drop(ended);
+            (output.map(|output| (output, took)), watch.join().unwrap_or_default())
+        });
+        let (output, took) = output?;
+        match (killed, output.status.success()) {
+            (true, _) => Ok(None),
+            (false, true) => Ok(Some(took)),
+            (false, false) => Err(format!("{command:?}: {}", text(&output.stdout)).into()),
+        }
     }
 
     fn call_one(&self, plugin: &str, stdin: &str, verb: &str, pod: &mut Pod) -> Result<Duration> {

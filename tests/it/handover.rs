@@ -108,7 +108,7 @@ impl Pod {
 #[test]
 fn nftables_state_gets_the_references_layout() {
     let mut pod = Pod::new("nftables");
-    // The same ports in another network wait.
+    // The same ports in another network: the first serves.
     let prev = pod.prev.clone();
     pod.prev = serde_json::from_str(&prev.to_string().replace("10.1.2.2/", "10.1.2.9/")).unwrap();
     pod.prev["ips"].as_array_mut().unwrap().truncate(1);
