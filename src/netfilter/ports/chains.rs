@@ -253,14 +253,15 @@ pub fn del(
                 programs = filter.iptables_with(family, NAT, chain)?;
             }
         }
-        let expected = told.and_then(|(forward, options)| expected_chain(family, forward, options));
+        let expected =
+            || told.and_then(|(forward, options)| expected_chain(family, forward, options));
         for program in programs {
             let served = RefCell::default();
             let plan = |draft: &mut Draft| {
                 served.replace(plan_del(draft, owner));
                 Ok(())
             };
-            match &expected {
+            match &expected() {
                 Some(expected) => program.delete_expected(expected, plan)?,
                 None => program.update(NAT, plan)?,
             }

@@ -447,6 +447,21 @@ fn ten_thousand_mappings_of_others_cost_nothing() {
 }
 
 #[test]
+fn many_ports_take_time_in_proportion() {
+    let ports = Ports::new(Rules::Nftables, "1.1.0");
+    let pod = ports.pod("c1");
+    let [few, many] = [150, 1_500].map(|count| {
+        let list: Vec<_> = (1..=count).map(|n| mapping(n, n, "udp")).collect();
+        let list = json!(list);
+        worked([&ports.call("ADD", &pod, &list), &ports.call("DEL", &pod, &list)])
+    });
+    println!("{few:?} {many:?}");
+    for (few, many) in few.into_iter().zip(many) {
+        assert!(many < few * 20, "{few:?} {many:?}");
+    }
+}
+
+#[test]
 fn many_at_once_and_each_once() {
     let ports = Ports::new(Rules::Nftables, "1.1.0");
     let pod = ports.pod("c0");

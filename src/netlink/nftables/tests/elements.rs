@@ -39,6 +39,20 @@ fn elements_are_read_back_as_they_were_written() {
 }
 
 #[test]
+fn ranges_that_others_made_are_read() {
+    let nft = sandbox();
+    commit_base(&nft);
+    let both = T.set("both", &[Type::Ipv4Addr, Type::InetService]);
+    super::nft(&["add set inet t both { type ipv4_addr . inet_service; flags interval; }"]);
+    super::nft(&["add element inet t both { 10.0.0.0/8 . 80-90, 10.0.0.1 . 91 }"]);
+    let mut found = nft.dump_elements(both).unwrap();
+    found.sort_by_key(|element| element.end.is_none());
+    let range = Element::new((ip("10.0.0.0"), 80));
+    let range = Element { end: Some((ip("10.255.255.255"), 90).into()), ..range };
+    assert_eq!(found, [range, Element::new((ip("10.0.0.1"), 91))]);
+}
+
+#[test]
 fn an_element_is_replaced_in_one_batch() {
     let nft = sandbox();
     commit_base(&nft);
