@@ -56,11 +56,12 @@ pub struct Feature {
 }
 
 impl Layout {
-    /// What is wrong with the table; nothing is wrong if it is not there and not needed.
+    /// What is wrong with the table; nothing is wrong if it is not there and not needed, or if it is as
+    /// an earlier release has made it.
     pub fn damage(self, nft: &Nft, is_needed: impl FnOnce() -> bool) -> Result<Option<String>> {
         let (view, _) = View::take(nft, self, &[])?;
         let matters = view.is_there || (view.trouble.is_some() && is_needed());
-        Ok(view.trouble.filter(|_| matters))
+        Ok(view.trouble.as_ref().filter(|_| matters && !view.is_of_earlier_release()).cloned())
     }
 
     /// Deletes the chains of subnets that nothing leads to but these elements, which are being deleted.
@@ -160,6 +161,14 @@ impl View {
             hollow,
         };
         Ok((view, found))
+    }
+
+    /// No sentinels, and rules of other names. They work as long as they are there; the next ADD replaces
+    /// them.
+    fn is_of_earlier_release(&self) -> bool {
+        self.flushed == self.layout.sets
+            && !self.flushed.is_empty()
+            && self.broken.iter().any(|chain| self.filled.contains(chain.name()))
     }
 
     /// Makes what is missing. Nothing else of the table is touched: an administrator may have set a
