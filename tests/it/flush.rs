@@ -20,6 +20,7 @@ use crate::masquerade::{outside, seen};
 use crate::net::{Net, merged};
 use crate::node::{Container, Node};
 use crate::portmap::tcp;
+use crate::strace;
 use crate::traffic::Place;
 
 /// A feature on a node where one container has it already.
@@ -313,6 +314,25 @@ fn what_is_odd_in_another_table_is_in_nobodys_way() {
     let container = Container::new();
     net.add(&container);
     assert_eq!(seen(&container, &outside, "192.0.2.2"), "192.0.2.1");
+}
+
+#[test]
+fn an_add_that_finds_all_whole_looks_by_two_system_calls() {
+    let node = Node::new();
+    let net = bridge(&node, &json!({"ipMasq": true, "ipMasqBackend": "nftables"}));
+    let [one, two] = [Container::new(), Container::new()];
+    net.add(&one);
+    let (outcome, calls) = strace::record(&node, &net.call("ADD", "c2").netns(&two.path()));
+    assert_eq!(outcome.status, Some(0), "{outcome:?}");
+    let socket = calls.iter().find(|call| call.text.contains("NETLINK_NETFILTER)")).unwrap();
+    let (_, fd) = socket.text.rsplit_once(" = ").unwrap();
+    let on_netfilter = |call: &&strace::Syscall| {
+        let moves = call.name.starts_with("send") || call.name.starts_with("recv");
+        moves && call.text.starts_with(&format!("{fd},"))
+    };
+    let names: Vec<_> = calls.iter().filter(on_netfilter).map(|call| call.name.as_str()).collect();
+    let (look, commit) = (["sendto", "recvmmsg"], ["sendto", "recvfrom", "recvfrom"]);
+    assert_eq!(names, [&look[..], &commit[..]].concat());
 }
 
 /// A node full of attachments that have everything.
