@@ -39,6 +39,10 @@ impl Table {
         // A side that lacks a plugin has none.
         for side in samples.iter().take(self.sides) {
             let (median, p99) = (percentile(side, 50), percentile(side, 99));
+            if median.is_nan() {
+                line.push(format!("{:>14} {:>10}", "-", "-"));
+                continue;
+            }
             line.push(format!("{median:>11.2} {unit} {p99:>7.2} {unit}"));
             medians.push(median);
         }
