@@ -102,7 +102,8 @@ impl Kept {
         self.place(instance).exists()
     }
 
-    fn all<T: DeserializeOwned>(self) -> impl Iterator<Item = Keepsake<T>> {
+    /// Those about this host, each read when it is asked for.
+    pub fn all<T: DeserializeOwned>(self) -> impl Iterator<Item = Keepsake<T>> {
         let here = host();
         file::instances(&self.folder(), "").into_iter().filter_map(move |instance| {
             let kept = file::load::<Keepsake<T>>(&self.place(&instance)).ok()??;

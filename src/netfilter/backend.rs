@@ -1,6 +1,7 @@
 //! Which of the kernel's two interfaces rules are made with, as the reference plugins choose.
 
 use std::cell::OnceCell;
+use std::fmt;
 use std::fs;
 use std::net::IpAddr;
 
@@ -95,6 +96,12 @@ impl Family {
     /// That of an address.
     pub fn of(addr: IpAddr) -> Family {
         if addr.is_ipv4() { Family::V4 } else { Family::V6 }
+    }
+}
+
+impl fmt::Display for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if *self == Family::V4 { "iptables" } else { "ip6tables" })
     }
 }
 

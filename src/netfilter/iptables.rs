@@ -9,19 +9,22 @@
 //! `iptables-save` prints: write them in its order (addresses and interfaces, protocol, matches,
 //! target) and with masks.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::backend::Family;
 pub use super::draft::{Draft, Rule};
 use crate::cmd;
 use crate::error::{Code, Error, Result};
+use crate::log;
 use crate::store::lock::Lock;
 
 /// Not the lock of iptables itself, which its programs take.
 const LOCK: &str = "/run/cnibox-iptables.lock";
 
-/// How long a change is planned anew that other programs get in the way of.
+/// How long a turn is waited for, and a change planned anew that other programs get in the way of.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// How often the same change of the same table fails before it is believed to be refused. Others
@@ -100,9 +103,9 @@ impl Iptables {
     ///
     /// One process of ours at a time: on `nf_tables` iptables-restore makes its changes to
     /// whatever is there by then, so that two that insert the same rule would both succeed. Where
-    /// there is no place for the lock, it goes without.
+    /// there is no place for the lock, it goes without; one that is held too long is an error.
     pub fn update(&self, table: &str, plan: impl Fn(&mut Draft) -> Result<()>) -> Result<()> {
-        let _turn = Lock::exclusive(Path::new(LOCK)).ok();
+        let _turn = turn()?;
         self.update_in_turn(table, plan)
     }
 
@@ -116,7 +119,7 @@ impl Iptables {
         expect: impl FnOnce() -> Option<Draft>,
         plan: impl Fn(&mut Draft) -> Result<()>,
     ) -> Result<()> {
-        let _turn = Lock::exclusive(Path::new(LOCK)).ok();
+        let _turn = turn()?;
         if let Some(expected) = expect() {
             let check = |rule: &Rule| format!("-C {}{}", rule.chain, rule.text());
             let checks = expected.rules.iter().map(check).collect();
@@ -130,13 +133,14 @@ impl Iptables {
     /// Deletes as [`Iptables::update`] does, but first what `expected` makes `plan` delete: if all
     /// of that was there, the table is not read, however many rules of others it has. So `plan`
     /// must be such that its deletions fail where more is to be done, as that of a chain does
-    /// while a rule jumps to it.
+    /// while a rule jumps to it. It goes on where somebody holds the lock: a container that cannot be
+    /// deleted is worse than a rule that is deleted twice.
     pub fn delete_expected(
         &self,
         expected: &Draft,
         plan: impl Fn(&mut Draft) -> Result<()>,
     ) -> Result<()> {
-        let _turn = Lock::exclusive(Path::new(LOCK)).ok();
+        let _turn = turn_or_none();
         if self.try_expected(expected, Vec::new(), &plan)? {
             return Ok(());
         }
@@ -196,13 +200,66 @@ impl Iptables {
     }
 }
 
+/// Whether the turn was waited for in vain; no deletion of this call waits again.
+static GAVE_UP: AtomicBool = AtomicBool::new(false);
+
+/// The turn at changing iptables; none where there is no place for its lock.
+fn turn() -> Result<Option<Lock>> {
+    match Lock::within(Path::new(LOCK), PATIENCE) {
+        Ok(lock) => Ok(Some(lock)),
+        Err(error) if error.source.kind() == ErrorKind::TimedOut => {
+            GAVE_UP.store(true, Ordering::Relaxed);
+            let error = Error::new(Code::TRY_AGAIN, format!("change iptables: {error}"));
+            Err(error.with_details("if that process hangs, end it"))
+        }
+        Err(_) => Ok(None),
+    }
+}
+
+/// The same for a deletion, which goes on without.
+fn turn_or_none() -> Option<Lock> {
+    if GAVE_UP.load(Ordering::Relaxed) {
+        return None;
+    }
+    turn().unwrap_or_else(|error| {
+        log::warn(format_args!("{error}; going on without"));
+        None
+    })
+}
+
+/// What `restore` would have to make again in the node's own iptables: the first line of it.
+pub(super) fn missed(
+    family: Family,
+    table: &str,
+    restore: impl Fn(&mut Draft),
+) -> Result<Option<String>> {
+    let tables = Iptables::require(family)?;
+    let mut draft = tables.read(table)?;
+    restore(&mut draft);
+    tables.settle(&mut draft)?;
+    let missed = |line: &String| format!("\"{line}\" is missing in {family} table {table}");
+    Ok(draft.changes.first().map(missed))
+}
+
+/// Restores what is missed; what was wrong.
+pub(super) fn revive(
+    family: Family,
+    table: &str,
+    restore: impl Fn(&mut Draft),
+) -> Result<Option<String>> {
+    let trouble = missed(family, table, &restore)?;
+    if trouble.is_some() {
+        Iptables::require(family)?.update(table, |draft| {
+            restore(draft);
+            Ok(())
+        })?;
+    }
+    Ok(trouble)
+}
+
 fn program(family: Family, flavour: Flavour) -> String {
-    let family = match family {
-        Family::V4 => "iptables",
-        Family::V6 => "ip6tables",
-    };
     match flavour {
-        Flavour::Default => family.to_owned(),
+        Flavour::Default => family.to_string(),
         Flavour::Nft => format!("{family}-nft"),
         Flavour::Legacy => format!("{family}-legacy"),
     }

@@ -40,8 +40,12 @@ const FEATURES: &[Feature] =
 
 /// Restores all rules of the attachments of this host, which somebody flushed; what was wrong.
 pub fn heal(filter: &PacketFilter) -> Result<Vec<String>> {
-    match filter.nft_if_present()? {
-        Some(nft) => Ok(layout::heal(nft)?),
-        None => Ok(Vec::new()),
+    let mut troubles = match filter.nft_if_present()? {
+        Some(nft) => layout::heal(nft)?,
+        None => Vec::new(),
+    };
+    for heal in [masquerade::heal_chains, filter::heal_chains, ports::chains::heal] {
+        troubles.extend(heal()?);
     }
+    Ok(troubles)
 }

@@ -4,6 +4,8 @@
 //! A row is a chain of plugins and what must hold. The ways to damage it are found in the live rules:
 //! the whole ruleset, each table flushed or deleted, each chain, each set and map.
 
+mod iptables;
+
 use std::path::Path;
 use std::time::{Duration, Instant};
 

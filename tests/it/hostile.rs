@@ -416,6 +416,27 @@ fn a_lock_on_the_namespace_holds_nobody_up() {
     }
 }
 
+/// The lock of changes to iptables is root's; a process that hangs with it must not stop the node.
+#[test]
+fn a_lock_of_iptables_that_is_kept_is_told_and_stops_no_del() {
+    let (node, container) = (Node::new(), Container::new());
+    let prev = json!({"cniVersion": "1.0.0", "ips": [{"address": "10.1.2.2/24"}]});
+    let conf = json!({"cniVersion": "1.0.0", "name": "net", "type": "firewall", "backend": "iptables",
+        "prevResult": prev});
+    let call = |verb| node.call("firewall", verb).id("c1").netns(&container.path()).conf(&conf);
+    call("ADD").result();
+    // One of its own: other tests need theirs.
+    let path = node.path("lock");
+    let file = std::fs::File::create(&path).unwrap();
+    let _lock = Flock::lock(file, FlockArg::LockExclusive).unwrap();
+    let place = "/run/cnibox-iptables.lock";
+    let script = format!("mount --bind {} {place} && exec timeout 15 \"$0\"", path.display());
+    let error = call("ADD").in_script(&script).error();
+    assert!(error.code == 11 && error.msg.contains("held for more than 10 s by"), "{error:?}");
+    assert_eq!(call("DEL").in_script(&script).run().status, Some(0));
+    assert!(!node.sh("iptables-save").contains("10.1.2.2"));
+}
+
 #[test]
 fn names_with_control_characters_are_refused() {
     let node = Node::new();

@@ -5,10 +5,12 @@
 //! | `nftables.rs` | own tables, sets keyed by address and interface |
 //! | `xtables.rs` | the reference's chains `CNI-FORWARD`, `CNI-ISOLATION-STAGE-1`, ... |
 //! | `firewalld.rs`, `dbus.rs` | sources in a zone of firewalld, over D-Bus |
+//! | `kept.rs` | what a flush took from iptables |
 //! | `owner.rs` | comments that tell whose a rule is |
 
 pub mod dbus;
 pub mod firewalld;
+pub mod kept;
 pub mod nftables;
 mod owner;
 pub mod xtables;
@@ -17,6 +19,7 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
+pub(super) use self::kept::heal as heal_chains;
 pub use self::owner::{Network, Owner};
 use super::backend::{Backend, PacketFilter};
 use super::handover::HandedOver;

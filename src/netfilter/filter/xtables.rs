@@ -21,7 +21,7 @@ use std::thread;
 use nix::errno::Errno;
 
 use super::nftables::{self, Content};
-use super::{Ingress, KEPT, Network, Owner, Pod, Policy, Record, missing};
+use super::{Ingress, KEPT, Network, Owner, Pod, Policy, Record, kept, missing};
 use crate::attachment;
 use crate::error::{Error, Result};
 use crate::log;
@@ -31,7 +31,7 @@ use crate::netfilter::names::identity;
 use crate::netlink::nftables::{Batch, Nft};
 use crate::store;
 
-const FILTER: &str = "filter";
+pub(super) const FILTER: &str = "filter";
 const FORWARD: &str = "FORWARD";
 const CNI_FORWARD: &str = "CNI-FORWARD";
 const STAGE_1: &str = "CNI-ISOLATION-STAGE-1";
@@ -73,7 +73,7 @@ fn to_chains(admin: Admin<'_>) -> [Rule; 2] {
     [to_cni_forward(), Rule::new::<&str>(CNI_FORWARD, []).comment(OVERRIDES).target(admin.0)]
 }
 
-fn address_rules(ip: IpAddr) -> [Rule; 2] {
+pub(super) fn address_rules(ip: IpAddr) -> [Rule; 2] {
     let cidr = cidr(ip);
     let states = ["-m", "conntrack", "--ctstate", "RELATED,ESTABLISHED"];
     [
@@ -134,11 +134,19 @@ pub fn add(filter: &PacketFilter, wanted: Wanted<'_>) -> Result<()> {
     for (family, ips) in families(wanted.pod) {
         let change = || {
             let tables = Iptables::require(family)?;
+            let witness = kept::witness(&pod.owner, family);
             let plan = |draft: &mut Draft| {
-                plan(draft, wanted, &ips);
+                if witness.iter().any(|rule| !draft.has(rule)) {
+                    kept::restore(draft, family);
+                }
+                make(draft, wanted, &ips);
                 Ok(())
             };
-            let expect = || expected_table((filter, &tables), wanted, (family, &ips));
+            let expect = || {
+                let mut draft = expected_table((filter, &tables), wanted, (family, &ips))?;
+                draft.rules.extend(witness.clone());
+                Some(draft)
+            };
             tables.add_expected(FILTER, expect, plan)
         };
         if let Err(error) = change() {
@@ -214,7 +222,8 @@ fn families(pod: &Pod) -> Vec<(Family, Vec<IpAddr>)> {
     all.into_iter().filter(|(_, ips)| !ips.is_empty()).collect()
 }
 
-fn plan(draft: &mut Draft, wanted: Wanted<'_>, ips: &[IpAddr]) {
+/// Makes what is wanted for these addresses.
+pub(super) fn make(draft: &mut Draft, wanted: Wanted<'_>, ips: &[IpAddr]) {
     if let Some(admin) = wanted.admin {
         shared(draft, admin);
         draft.ensure_chain(OWNERS);
@@ -297,20 +306,25 @@ pub fn check(filter: &PacketFilter, wanted: Wanted<'_>) -> Result<()> {
             rules.extend(to_chains(admin));
             rules.extend(ips.iter().flat_map(|ip| address_rules(*ip)));
         }
-        if let Some(bridge) =
-            wanted.ingress.bridge.filter(|_| wanted.ingress.policy != Policy::Open)
-        {
-            rules.push(to_stage_1());
-            rules.extend(bridge_rules(bridge, wanted.ingress.policy));
-            rules.extend(stage_ends());
-        }
+        rules.extend(policy_rules(wanted.ingress));
         for rule in &rules {
             if !tables.has(&draft, rule)? {
-                return Err(missing(describe(rule)));
+                let error = missing(describe(rule));
+                return Err(error.with_details(KEPT.remedy(wanted.pod.owner.attachment(), None)));
             }
         }
     }
     Ok(())
+}
+
+/// All that a policy consists of.
+pub(super) fn policy_rules(ingress: Ingress<'_>) -> Vec<Rule> {
+    let bridge = ingress.bridge.filter(|_| ingress.policy != Policy::Open);
+    let Some(bridge) = bridge else { return Vec::new() };
+    let mut rules = vec![to_stage_1()];
+    rules.extend(bridge_rules(bridge, ingress.policy));
+    rules.extend(stage_ends());
+    rules
 }
 
 /// As the reference names a rule: its chain where that is a known one, its words.

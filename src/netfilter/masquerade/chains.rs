@@ -11,9 +11,11 @@
 
 use ipnet::IpNet;
 
-use super::super::backend::{Family, PacketFilter};
-use super::super::iptables::{Draft, Iptables, Rule};
+use super::super::backend::{Backend, Family, PacketFilter};
+use super::super::iptables::{Draft, Iptables, Rule, missed, revive};
 use super::super::names::{Owner, rule_comment_of};
+use super::{KEPT, Record};
+use crate::attachment::Keepsake;
 use crate::cni::ip::host_net;
 use crate::error::Result;
 
@@ -28,16 +30,72 @@ pub(super) fn add(owner: Owner<'_>, addrs: &[IpNet]) -> Result<()> {
     for family in Family::BOTH {
         let addrs = of_family(family, addrs);
         if !addrs.is_empty() {
+            let witness = witness(owner, family);
             let plan = |draft: &mut Draft| {
+                if witness.as_ref().is_some_and(|rule| !draft.has(rule)) {
+                    restore(draft, family);
+                }
                 plan_add(draft, owner, &addrs);
                 Ok(())
             };
-            // Its rules need nothing of what is there.
-            let expect = || Some(Draft::empty(NAT));
+            // Its rules need nothing of what is there; but if another's are gone, all are.
+            let expect = || {
+                let mut draft = Draft::empty(NAT);
+                draft.rules.extend(witness.clone());
+                Some(draft)
+            };
             Iptables::require(family)?.add_expected(NAT, expect, plan)?;
         }
     }
     Ok(())
+}
+
+/// The rule of another attachment, by which a flush is noticed.
+fn witness(owner: Owner<'_>, family: Family) -> Option<Rule> {
+    kept(KEPT.all(), family).find(|(kept, _)| kept.owner() != owner).map(|(kept, addr)| {
+        let from = ["-s".to_owned(), host_net(addr.addr()).to_string()];
+        let rule = Rule::new(POSTROUTING, from).comment(&kept.owner().rule_comment());
+        rule.target(&kept.owner().chain(""))
+    })
+}
+
+/// What is made with iptables, and its first address of the family.
+fn kept(
+    all: impl IntoIterator<Item = Keepsake<Record>>,
+    family: Family,
+) -> impl Iterator<Item = (Keepsake<Record>, IpNet)> {
+    let made = |kept: &Keepsake<Record>| kept.content.backend == Backend::Iptables;
+    all.into_iter().filter(made).filter_map(move |kept| {
+        let addr = of_family(family, &kept.content.addrs).first().copied()?;
+        Some((kept, addr))
+    })
+}
+
+/// Makes the rules of all attachments of this host, where they are not there.
+fn restore(draft: &mut Draft, family: Family) {
+    for (kept, _) in kept(KEPT.living(), family) {
+        plan_add(draft, kept.owner(), &of_family(family, &kept.content.addrs));
+    }
+}
+
+/// What of attachments of this host is gone.
+pub(super) fn damage() -> Result<Option<String>> {
+    each_used(|family| missed(family, NAT, |draft| restore(draft, family)))
+}
+
+/// Restores what is gone; what that was.
+pub(super) fn heal() -> Result<Option<String>> {
+    each_used(|family| revive(family, NAT, |draft| restore(draft, family)))
+}
+
+fn each_used(look: impl Fn(Family) -> Result<Option<String>>) -> Result<Option<String>> {
+    let mut found = None;
+    for family in Family::BOTH {
+        if kept(KEPT.all(), family).next().is_some() {
+            found = found.or(look(family)?);
+        }
+    }
+    Ok(found)
 }
 
 fn plan_add(draft: &mut Draft, owner: Owner<'_>, addrs: &[IpNet]) {

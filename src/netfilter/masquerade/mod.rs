@@ -55,8 +55,16 @@ fn restore(change: &mut Change<'_>) {
 pub fn damage(filter: &PacketFilter) -> Result<Option<String>> {
     let is_ours = |kept: &Keepsake<Record>| kept.content.backend == Backend::Nftables;
     let is_needed = || KEPT.living().iter().any(is_ours);
-    let Some(nft) = filter.nft_if_present()? else { return Ok(None) };
-    Ok(elements::layout().damage(nft, is_needed)?)
+    let on_nft = match filter.nft_if_present()? {
+        Some(nft) => elements::layout().damage(nft, is_needed)?,
+        None => None,
+    };
+    on_nft.map_or_else(chains::damage, |text| Ok(Some(text)))
+}
+
+/// Restores what is gone from iptables; what that was.
+pub(super) fn heal_chains() -> Result<Option<String>> {
+    chains::heal()
 }
 
 /// Masquerades the addresses, each with the prefix of its subnet. What an earlier owner of one of

@@ -13,13 +13,14 @@ use super::rules::{
     MASQ, SETMARK, TOP, entries, entries_ahead, entry_comment, interface, marker, parse_comment,
     rules, shared_rules,
 };
-use super::{Forward, Holder, HostPort, Mapping, Options, Snat, Taken, Target};
+use super::{Forward, Holder, HostPort, KEPT, Mapping, Options, Record, Snat, Taken, Target};
+use crate::attachment::Keepsake;
 use crate::cni::ip::host_net;
 use crate::error::{Error, Result};
 use crate::log;
-use crate::netfilter::backend::{Family, PacketFilter};
+use crate::netfilter::backend::{Backend, Family, PacketFilter};
 use crate::netfilter::handover::HandedOver;
-use crate::netfilter::iptables::{Draft, Iptables, Rule};
+use crate::netfilter::iptables::{Draft, Iptables, Rule, missed, revive};
 use crate::netfilter::names::Owner;
 
 const NAT: &str = "nat";
@@ -32,7 +33,12 @@ const OLD_SNAT: &str = "CNI-HOSTPORT-SNAT";
 pub fn add(forward: &Forward<'_>, options: &Options<'_>) -> Result<Option<Taken>> {
     let taken = RefCell::new(None);
     for (at, target) in forward.targets.iter().enumerate() {
+        let witness = witness(forward.owner, target.family());
+        let is_gone = |draft: &Draft, comment| !draft.rules().iter().any(|r| is_entry(r, comment));
         let plan = |draft: &mut Draft| {
+            if witness.as_ref().is_some_and(|comment| is_gone(draft, comment)) {
+                restore(draft, target.family(), Some(forward.owner));
+            }
             if let Some(port) = taken_port(draft, forward, target) {
                 taken.replace(Some(port.clone()));
                 return Err(port.into());
@@ -41,7 +47,7 @@ pub fn add(forward: &Forward<'_>, options: &Options<'_>) -> Result<Option<Taken>
             Ok(())
         };
         let made = Iptables::require(target.family()).and_then(|tables| {
-            let expect = || expected_table(&tables, forward, target, options);
+            let expect = || expected_table(&tables, forward, target, options, witness.as_deref());
             tables.add_expected(NAT, expect, plan)
         });
         if let Err(error) = made {
@@ -60,6 +66,7 @@ fn expected_table(
     forward: &Forward<'_>,
     target: &Target,
     options: &Options<'_>,
+    witness: Option<&str>,
 ) -> Option<Draft> {
     let entries = tables.read_chain(NAT, TOP)?;
     let is_free = |mapping: &Mapping| !entries.rules().iter().any(|e| may_be_of(e, mapping));
@@ -68,7 +75,69 @@ fn expected_table(
     }
     let mut draft = Draft::empty(NAT);
     shared(&mut draft, forward.snat, options);
+    if let Some(comment) = witness {
+        draft.rules.push(entries.rules().iter().find(|rule| is_entry(rule, comment))?.clone());
+    }
     Some(draft)
+}
+
+/// What is made with iptables.
+fn kept(
+    all: impl IntoIterator<Item = Keepsake<Record<'static>>>,
+) -> impl Iterator<Item = Keepsake<Record<'static>>> {
+    all.into_iter().filter(|kept| kept.content.backend == Backend::Iptables)
+}
+
+/// The comment of another attachment's entries, by which a flush is noticed.
+fn witness(owner: Owner<'_>, family: Family) -> Option<String> {
+    let is_of = |kept: &Keepsake<Record<'static>>| {
+        let mut targets = kept.content.targets.iter();
+        kept.owner() != owner && targets.any(|target| target.family() == family)
+    };
+    kept(KEPT.all()).find(is_of).map(|kept| entry_comment(kept.owner()))
+}
+
+/// Makes the mappings of all attachments of this host but one, where a rule of theirs is gone and
+/// nobody has the port meanwhile.
+fn restore(draft: &mut Draft, family: Family, but: Option<Owner<'_>>) {
+    for kept in kept(KEPT.living()).filter(|kept| Some(kept.owner()) != but) {
+        let owner = kept.owner();
+        let Record { mappings, targets, snat, conditions, options, .. } = &kept.content;
+        let Some(options) = options else { continue };
+        let (snat, conditions) = (*snat, conditions.as_ref());
+        let forward = Forward { owner, mappings, targets, snat, conditions };
+        for target in targets.iter().filter(|target| target.family() == family) {
+            let has = |rule: &Rule| Ok(draft.has(rule) || draft.unreadable.contains(&rule.chain));
+            let is_whole =
+                missing(draft, &forward, target, options, has).is_ok_and(|m| m.is_none());
+            if !is_whole && taken_port(draft, &forward, target).is_none() {
+                make(draft, &forward, target, options);
+            }
+        }
+    }
+}
+
+/// What of attachments of this host is gone.
+pub fn damage() -> Result<Option<String>> {
+    each_used(|family| missed(family, NAT, |draft| restore(draft, family, None)))
+}
+
+/// Restores what is gone; what that was.
+pub(in crate::netfilter) fn heal() -> Result<Option<String>> {
+    each_used(|family| revive(family, NAT, |draft| restore(draft, family, None)))
+}
+
+fn each_used(look: impl Fn(Family) -> Result<Option<String>>) -> Result<Option<String>> {
+    let mut found = None;
+    for family in Family::BOTH {
+        let is_of = |kept: Keepsake<Record<'static>>| {
+            kept.content.targets.iter().any(|target| target.family() == family)
+        };
+        if kept(KEPT.all()).any(is_of) {
+            found = found.or(look(family)?);
+        }
+    }
+    Ok(found)
 }
 
 /// Whether an entry rule may be for this port: by what it says, unless that is not understood.
@@ -263,7 +332,7 @@ pub fn del(
             };
             match &expected() {
                 Some(expected) => program.delete_expected(expected, plan)?,
-                None => program.update(NAT, plan)?,
+                None => program.delete_expected(&Draft::empty(NAT), plan)?,
             }
             servers.extend(served.into_inner());
         }
@@ -308,24 +377,42 @@ pub fn check(forward: &Forward<'_>, options: &Options<'_>) -> Result<()> {
         let draft = tables.read(NAT)?;
         let chain = chain_of(&draft, forward.owner);
         if !draft.has_chain(&chain) {
-            return Err(Error::internal(format!("chain {chain} not found in iptables table nat")));
+            let error = Error::internal(format!("chain {chain} not found in iptables table nat"));
+            return Err(error.with_details(KEPT.remedy(forward.owner, None)));
         }
-        let conditional = !options.conditions(target.family()).is_empty();
-        for rule in expected(&draft, forward, target, &chain, options) {
-            // iptables-save may write conditions in other words.
-            let there = if conditional && rule.chain == TOP {
-                draft.rules().iter().any(|r| r.chain == TOP && r.goes_to(&chain))
-            } else {
-                tables.has(&draft, &rule)?
-            };
-            if !there {
-                let words = rule.words().join(" ");
-                let msg = format!("rule {words} in chain {} not found in table nat", rule.chain);
-                return Err(Error::internal(msg));
-            }
+        let missing = missing(&draft, forward, target, options, |rule| tables.has(&draft, rule))?;
+        if let Some(rule) = missing {
+            let words = rule.words().join(" ");
+            let msg = format!("rule {words} in chain {} not found in table nat", rule.chain);
+            let error = Error::internal(msg);
+            return Err(error.with_details(KEPT.remedy(forward.owner, None)));
         }
     }
     Ok(())
+}
+
+/// The first rule of the attachment, or shared by all, that is not there.
+fn missing(
+    draft: &Draft,
+    forward: &Forward<'_>,
+    target: &Target,
+    options: &Options<'_>,
+    has: impl Fn(&Rule) -> Result<bool>,
+) -> Result<Option<Rule>> {
+    let chain = chain_of(draft, forward.owner);
+    let conditional = !options.conditions(target.family()).is_empty();
+    for rule in expected(draft, forward, target, &chain, options) {
+        // iptables-save may write conditions in other words.
+        let there = if conditional && rule.chain == TOP {
+            draft.rules().iter().any(|r| r.chain == TOP && r.goes_to(&chain))
+        } else {
+            has(&rule)?
+        };
+        if !there {
+            return Ok(Some(rule));
+        }
+    }
+    Ok(None)
 }
 
 /// What is to be there: of what the reference made, its own rules.

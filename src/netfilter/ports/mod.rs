@@ -182,7 +182,11 @@ pub fn damage(filter: &PacketFilter) -> Result<Option<String>> {
         Some(nft) => layout::layout().damage(nft, is_needed)?,
         None => None,
     };
-    damage.map_or_else(|| localhost::damage(filter), |text| Ok(Some(text)))
+    let damage = match damage {
+        None => localhost::damage(filter)?,
+        damage => damage,
+    };
+    damage.map_or_else(chains::damage, |text| Ok(Some(text)))
 }
 
 /// Restores everything that somebody flushed if port mappings are missed.

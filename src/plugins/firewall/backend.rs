@@ -5,7 +5,7 @@ use crate::error::Result;
 use crate::log;
 use crate::netfilter::backend::{self, PacketFilter};
 use crate::netfilter::filter::firewalld::Zone;
-use crate::netfilter::filter::{Pod, Policy, nftables};
+use crate::netfilter::filter::{Pod, Policy, kept, nftables};
 use crate::netfilter::layout;
 
 /// A back end that was chosen.
@@ -77,7 +77,8 @@ impl<'a> Backend<'a> {
         }
         // Ports are isolated there, whatever the back end is.
         let nft = filter.nft_if_present()?;
-        layout::refuse(nft.map(nftables::damage).transpose()?.flatten())
+        layout::refuse(nft.map(nftables::damage).transpose()?.flatten())?;
+        layout::refuse(kept::damage()?)
     }
 }
 

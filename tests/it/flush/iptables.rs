@@ -1,0 +1,112 @@
+//! The same with the back end iptables: whoever flushes its tables.
+
+use serde_json::json;
+
+use super::{Row, bridge};
+use crate::masquerade::{outside, seen};
+use crate::net::Net;
+use crate::node::{Container, Node};
+use crate::portmap::tcp;
+use crate::traffic::Place;
+
+/// Ways to lose everything of a table; the last is what a reload of firewalld does with its back end
+/// iptables.
+fn damages(table: &str) -> Vec<String> {
+    let each = |words: &str| {
+        let of = |program| words.split(';').map(move |w| format!("{program} {w}"));
+        of("iptables").chain(of("ip6tables")).collect::<Vec<_>>().join(" && ")
+    };
+    let all = ["raw", "mangle", "nat", "filter"].map(|t| format!("-t {t} -F;-t {t} -X"));
+    vec![
+        each(&format!("-t {table} -F")),
+        each(&format!("-t {table} -F;-t {table} -X")),
+        "nft flush ruleset".to_owned(),
+        each(&all.join(";")),
+    ]
+}
+
+#[test]
+fn masquerading_comes_back() {
+    let node = Node::new();
+    let outside = outside(&node);
+    let net = bridge(&node, &json!({"ipMasq": true, "ipMasqBackend": "iptables"}));
+    let row = Row::new(&node, vec![net]);
+    let chain = "$(iptables -t nat -S | sed -n 's/^-N //p' | head -1)";
+    let mut damages = damages("nat");
+    damages.push("iptables -t nat -F POSTROUTING".to_owned());
+    damages.push(format!(
+        "chain={chain}; iptables -t nat -F && iptables -t nat -X $chain && ip6tables -t nat -F"
+    ));
+    row.survives(&damages, |first, second, ip| {
+        for (ip, host) in [("192.0.2.2", "192.0.2.1"), ("2001:db8:ff::2", "2001:db8:ff::1")] {
+            assert_eq!(seen(first, &outside, ip), host);
+            assert_eq!(seen(second, &outside, ip), host);
+        }
+        assert_eq!(seen(first, second, ip), "10.1.2.2", "inside the subnet");
+    });
+}
+
+#[test]
+fn what_the_firewall_accepts_and_keeps_apart_comes_back() {
+    let node = Node::new();
+    let outside = outside(&node);
+    outside.sh("ip route add 10.1.2.0/24 via 192.0.2.1");
+    let keys = json!({"backend": "iptables", "ingressPolicy": "same-bridge"});
+    let firewall = Net::new(&node, "firewall", "1.1.0", &keys);
+    let mut row = Row::new(&node, vec![bridge(&node, &json!({})), firewall]);
+    let mut damages = damages("filter");
+    for chain in ["FORWARD", "CNI-FORWARD", "CNI-ISOLATION-STAGE-1", "CNI-ISOLATION-STAGE-2"] {
+        damages.push(format!("iptables -F {chain}"));
+    }
+    let policy = node.sh("iptables -S CNI-ISOLATION-STAGE-1; iptables -S CNI-ISOLATION-STAGE-2");
+    let holds = |first: &Container, second: &Container, _: &str| {
+        node.sh("iptables -P FORWARD DROP");
+        assert!(first.reaches("192.0.2.2") && second.reaches("192.0.2.2"));
+        node.sh("iptables -P FORWARD ACCEPT");
+        let now = node.sh("iptables -S CNI-ISOLATION-STAGE-1; iptables -S CNI-ISOLATION-STAGE-2");
+        assert_eq!(now, policy);
+    };
+    row.survives(&damages, holds);
+    // The later one asks for no policy, and is in no chain of a policy.
+    row.later[1] = row.list[1].with(&json!({"ingressPolicy": "open", "name": "other"}));
+    row.survives(&damages, holds);
+}
+
+#[test]
+fn host_ports_come_back() {
+    let node = Node::new();
+    let portmap = |host: u16, proto: &str| {
+        Net::new(
+            &node,
+            "portmap",
+            "1.1.0",
+            &json!({"backend": "iptables", "runtimeConfig": {
+                "portMappings": [{"hostPort": host, "containerPort": 80, "protocol": proto}]}}),
+        )
+    };
+    let gateway = json!({"isDefaultGateway": true});
+    let mut row = Row::new(&node, vec![bridge(&node, &gateway), portmap(8080, "tcp")]);
+    let mut damages = damages("nat");
+    for chain in ["CNI-HOSTPORT-DNAT", "PREROUTING", "CNI-HOSTPORT-SETMARK", "CNI-HOSTPORT-MASQ"] {
+        damages.push(format!("iptables -t nat -F {chain}"));
+    }
+    row.later[1] = portmap(8081, "udp");
+    row.survives(&damages, |first, second, _| {
+        for target in ["10.1.2.1:8080", "127.0.0.1:8080", "[2001:db8:1::1]:8080"] {
+            assert!(tcp(&node, first, target, 80).is_some(), "{target}");
+        }
+        assert!(tcp(second, first, "10.1.2.1:8080", 80).is_some(), "a neighbour");
+    });
+}
+
+#[test]
+fn repair_restores_what_is_missing() {
+    let node = Node::new();
+    let keys = json!({"ipMasq": true, "ipMasqBackend": "iptables"});
+    let row = Row::new(&node, vec![bridge(&node, &keys)]);
+    let repair = || node.tool("repair", &[]).run().stdout;
+    assert_eq!(repair(), "nothing was missing\n");
+    node.sh("iptables -t nat -F");
+    assert!(repair().contains("is missing in iptables table nat"));
+    assert_eq!(row.refusals("STATUS", 50) + row.refusals("CHECK", 999), 0);
+}
