@@ -44,7 +44,7 @@ pub fn heal(filter: &PacketFilter) -> Result<Vec<String>> {
         Some(nft) => layout::heal(nft)?,
         None => Vec::new(),
     };
-    for heal in [masquerade::heal_chains, filter::heal_chains, ports::chains::heal] {
+    for heal in [masquerade::heal_chains, filter::heal_chains, ports::kept::heal] {
         troubles.extend(heal()?);
     }
     Ok(troubles)

@@ -5,11 +5,13 @@
 //! | `nftables.rs` | own tables, sets keyed by address and interface |
 //! | `xtables.rs` | the reference's chains `CNI-FORWARD`, `CNI-ISOLATION-STAGE-1`, ... |
 //! | `firewalld.rs`, `dbus.rs` | sources in a zone of firewalld, over D-Bus |
+//! | `handover.rs` | rules for the reference plugins |
 //! | `kept.rs` | what a flush took from iptables |
 //! | `owner.rs` | comments that tell whose a rule is |
 
 pub mod dbus;
 pub mod firewalld;
+mod handover;
 pub mod kept;
 pub mod nftables;
 mod owner;
@@ -147,12 +149,12 @@ pub struct Ingress<'a> {
 pub(super) fn hand_over(filter: &PacketFilter) -> Result<HandedOver> {
     if let Some(nft) = filter.nft_if_present()? {
         let content = nftables::content(nft)?;
-        xtables::make_ownerless(&content)?;
+        handover::make_ownerless(&content)?;
         nftables::clear(nft)?;
-        xtables::forget_owners(filter)?;
+        handover::forget_owners(filter)?;
         return Ok(HandedOver::all(content.ips.len() + content.bridges.len()));
     }
-    xtables::forget_owners(filter).map(|()| HandedOver::default())
+    handover::forget_owners(filter).map(|()| HandedOver::default())
 }
 
 /// An object that CHECK did not find.

@@ -20,15 +20,15 @@ use std::thread;
 
 use nix::errno::Errno;
 
-use super::nftables::{self, Content};
+use super::nftables;
 use super::{Ingress, KEPT, Network, Owner, Pod, Policy, Record, kept, missing};
 use crate::attachment;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::log;
-use crate::netfilter::backend::{Backend, Family, PacketFilter, iptables_table};
-use crate::netfilter::iptables::{Draft, Flavour, Iptables, Rule};
+use crate::netfilter::backend::{Backend, Family, PacketFilter};
+use crate::netfilter::iptables::{Draft, Iptables, Rule};
 use crate::netfilter::names::identity;
-use crate::netlink::nftables::{Batch, Nft};
+use crate::netlink::nftables::Nft;
 use crate::store;
 
 pub(super) const FILTER: &str = "filter";
@@ -36,8 +36,8 @@ const FORWARD: &str = "FORWARD";
 const CNI_FORWARD: &str = "CNI-FORWARD";
 const STAGE_1: &str = "CNI-ISOLATION-STAGE-1";
 const STAGE_2: &str = "CNI-ISOLATION-STAGE-2";
-const OWNERS: &str = "CNIBOX-FIREWALL";
-const BRIDGE_OWNER: &str = "CNIBOX-FW-";
+pub(super) const OWNERS: &str = "CNIBOX-FIREWALL";
+pub(super) const BRIDGE_OWNER: &str = "CNIBOX-FW-";
 
 /// The default of `iptablesAdminChainName`.
 pub const DEFAULT_ADMIN: &str = "CNI-ADMIN";
@@ -206,7 +206,7 @@ fn expected_table(
 }
 
 /// The chains of the reference and the way to them.
-fn shared(draft: &mut Draft, admin: Admin<'_>) {
+pub(super) fn shared(draft: &mut Draft, admin: Admin<'_>) {
     for chain in [CNI_FORWARD, admin.0] {
         draft.ensure_chain(chain);
     }
@@ -280,7 +280,7 @@ fn plan_policy(draft: &mut Draft, network: &Network, ingress: Ingress<'_>) {
     make_policy(draft, bridge, ingress.policy);
 }
 
-fn make_policy(draft: &mut Draft, bridge: &str, policy: Policy) {
+pub(super) fn make_policy(draft: &mut Draft, bridge: &str, policy: Policy) {
     for chain in [STAGE_1, STAGE_2] {
         draft.ensure_chain(chain);
     }
@@ -452,60 +452,4 @@ fn change_all(
         }
     }
     outcome
-}
-
-/// Makes the rules for what another back end held, without owners, as the reference would.
-pub(super) fn make_ownerless(content: &Content) -> Result<()> {
-    let of = |family| content.ips.iter().filter(move |ip| Family::of(**ip) == family);
-    for family in Family::BOTH {
-        if of(family).next().is_none() && content.bridges.is_empty() {
-            continue;
-        }
-        Iptables::require(family)?.update(FILTER, |draft| {
-            shared(draft, Admin(DEFAULT_ADMIN));
-            for rule in of(family).flat_map(|ip| address_rules(*ip)) {
-                draft.append_unique(rule);
-            }
-            for (bridge, policy) in &content.bridges {
-                make_policy(draft, bridge, *policy);
-            }
-            Ok(())
-        })?;
-    }
-    Ok(())
-}
-
-/// Removes the notes of owners; rules stay. On `nf_tables` no program is needed for that.
-pub(super) fn forget_owners(filter: &PacketFilter) -> Result<()> {
-    let is_note = |chain: &str| chain == OWNERS || chain.starts_with(BRIDGE_OWNER);
-    if let Some(nft) = filter.nft_if_present()? {
-        let mut batch = Batch::new();
-        for table in Family::BOTH.map(|family| iptables_table(family, FILTER)) {
-            let chains = if nft.has_table(table)? { nft.dump_chains(table)? } else { Vec::new() };
-            for chain in chains.iter().filter(|chain| is_note(&chain.name)) {
-                batch.flush_chain(table.chain(&chain.name)).del_chain(table.chain(&chain.name));
-            }
-        }
-        nft.commit(batch)?;
-    }
-    for family in Family::BOTH.into_iter().filter(|family| filter.has_legacy_table(*family, FILTER))
-    {
-        let legacy = Iptables::find(family, Flavour::Legacy);
-        let programs = legacy.or_else(|| Iptables::find(family, Flavour::Default));
-        let programs = programs.ok_or_else(|| {
-            let name = if family == Family::V4 { "iptables" } else { "ip6tables" };
-            Error::internal(format!("look for chain {OWNERS}: no {name}-legacy in PATH"))
-                .with_details(format!(
-                    "if there is one, run on the node: {name}-legacy -F {OWNERS}; \
-                     {name}-legacy -X {OWNERS}; and the same for each chain {BRIDGE_OWNER}.."
-                ))
-        })?;
-        programs.update(FILTER, |draft| {
-            for chain in draft.chains().to_vec().iter().filter(|chain| is_note(chain)) {
-                draft.del_chain(chain);
-            }
-            Ok(())
-        })?;
-    }
-    Ok(())
 }

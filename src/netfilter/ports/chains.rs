@@ -9,21 +9,21 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
+use super::kept::{restore, witness};
 use super::rules::{
     MASQ, SETMARK, TOP, entries, entries_ahead, entry_comment, interface, marker, parse_comment,
     rules, shared_rules,
 };
-use super::{Forward, Holder, HostPort, KEPT, Mapping, Options, Record, Snat, Taken, Target};
-use crate::attachment::Keepsake;
+use super::{Forward, Holder, HostPort, KEPT, Mapping, Options, Snat, Taken, Target};
 use crate::cni::ip::host_net;
 use crate::error::{Error, Result};
 use crate::log;
-use crate::netfilter::backend::{Backend, Family, PacketFilter};
+use crate::netfilter::backend::{Family, PacketFilter};
 use crate::netfilter::handover::HandedOver;
-use crate::netfilter::iptables::{Draft, Iptables, Rule, missed, revive};
+use crate::netfilter::iptables::{Draft, Iptables, Rule};
 use crate::netfilter::names::Owner;
 
-const NAT: &str = "nat";
+pub(super) const NAT: &str = "nat";
 /// Where an old release of the reference entered its chains for sources.
 const OLD_SNAT: &str = "CNI-HOSTPORT-SNAT";
 
@@ -81,65 +81,6 @@ fn expected_table(
     Some(draft)
 }
 
-/// What is made with iptables.
-fn kept(
-    all: impl IntoIterator<Item = Keepsake<Record<'static>>>,
-) -> impl Iterator<Item = Keepsake<Record<'static>>> {
-    all.into_iter().filter(|kept| kept.content.backend == Backend::Iptables)
-}
-
-/// The comment of another attachment's entries, by which a flush is noticed.
-fn witness(owner: Owner<'_>, family: Family) -> Option<String> {
-    let is_of = |kept: &Keepsake<Record<'static>>| {
-        let mut targets = kept.content.targets.iter();
-        kept.owner() != owner && targets.any(|target| target.family() == family)
-    };
-    kept(KEPT.all()).find(is_of).map(|kept| entry_comment(kept.owner()))
-}
-
-/// Makes the mappings of all attachments of this host but one, where a rule of theirs is gone and
-/// nobody has the port meanwhile.
-fn restore(draft: &mut Draft, family: Family, but: Option<Owner<'_>>) {
-    for kept in kept(KEPT.living()).filter(|kept| Some(kept.owner()) != but) {
-        let owner = kept.owner();
-        let Record { mappings, targets, snat, conditions, options, .. } = &kept.content;
-        let Some(options) = options else { continue };
-        let (snat, conditions) = (*snat, conditions.as_ref());
-        let forward = Forward { owner, mappings, targets, snat, conditions };
-        for target in targets.iter().filter(|target| target.family() == family) {
-            let has = |rule: &Rule| Ok(draft.has(rule) || draft.unreadable.contains(&rule.chain));
-            let is_whole =
-                missing(draft, &forward, target, options, has).is_ok_and(|m| m.is_none());
-            if !is_whole && taken_port(draft, &forward, target).is_none() {
-                make(draft, &forward, target, options);
-            }
-        }
-    }
-}
-
-/// What of attachments of this host is gone.
-pub fn damage() -> Result<Option<String>> {
-    each_used(|family| missed(family, NAT, |draft| restore(draft, family, None)))
-}
-
-/// Restores what is gone; what that was.
-pub(in crate::netfilter) fn heal() -> Result<Option<String>> {
-    each_used(|family| revive(family, NAT, |draft| restore(draft, family, None)))
-}
-
-fn each_used(look: impl Fn(Family) -> Result<Option<String>>) -> Result<Option<String>> {
-    let mut found = None;
-    for family in Family::BOTH {
-        let is_of = |kept: Keepsake<Record<'static>>| {
-            kept.content.targets.iter().any(|target| target.family() == family)
-        };
-        if kept(KEPT.all()).any(is_of) {
-            found = found.or(look(family)?);
-        }
-    }
-    Ok(found)
-}
-
 /// Whether an entry rule may be for this port: by what it says, unless that is not understood.
 fn may_be_of(entry: &Rule, mapping: &Mapping) -> bool {
     let of_proto = |proto| proto == mapping.proto.to_string();
@@ -150,7 +91,12 @@ fn may_be_of(entry: &Rule, mapping: &Mapping) -> bool {
     entry.value("--dports").is_none_or(|ports| ports.split(',').any(is_port))
 }
 
-fn make(draft: &mut Draft, forward: &Forward<'_>, target: &Target, options: &Options<'_>) {
+pub(super) fn make(
+    draft: &mut Draft,
+    forward: &Forward<'_>,
+    target: &Target,
+    options: &Options<'_>,
+) {
     shared(draft, forward.snat, options);
     let chain = chain_of(draft, forward.owner);
     draft.del_rules(|rule| rule.goes_to(&chain));
@@ -261,7 +207,7 @@ fn is_in_another(owner: Owner<'_>, network: &str, id: &str) -> bool {
 }
 
 /// A port that the chain of another container has.
-fn taken_port(draft: &Draft, forward: &Forward<'_>, target: &Target) -> Option<Taken> {
+pub(super) fn taken_port(draft: &Draft, forward: &Forward<'_>, target: &Target) -> Option<Taken> {
     let own = chain_of(draft, forward.owner);
     let others = || {
         let dnat = draft.rules().iter().filter(|rule| rule.goes_to("DNAT"));
@@ -392,7 +338,7 @@ pub fn check(forward: &Forward<'_>, options: &Options<'_>) -> Result<()> {
 }
 
 /// The first rule of the attachment, or shared by all, that is not there.
-fn missing(
+pub(super) fn missing(
     draft: &Draft,
     forward: &Forward<'_>,
     target: &Target,

@@ -2,6 +2,7 @@
 //!
 //! | file | |
 //! | --- | --- |
+//! | `kept.rs` | what a flush took from iptables |
 //! | `layout.rs` | our table of nftables: chains of constant size, one map element per port |
 //! | `maps.rs` | a container's elements in it: add, verify, delete, collect |
 //! | `conditions.rs` | more conditions for mappings, in nft's words |
@@ -15,6 +16,7 @@ pub mod chains;
 pub mod conditions;
 pub mod flows;
 pub mod former;
+pub(super) mod kept;
 mod layout;
 pub mod maps;
 mod rules;
@@ -186,7 +188,7 @@ pub fn damage(filter: &PacketFilter) -> Result<Option<String>> {
         None => localhost::damage(filter)?,
         damage => damage,
     };
-    damage.map_or_else(chains::damage, |text| Ok(Some(text)))
+    damage.map_or_else(kept::damage, |text| Ok(Some(text)))
 }
 
 /// Restores everything that somebody flushed if port mappings are missed.
