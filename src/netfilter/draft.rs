@@ -201,9 +201,12 @@ impl Draft {
         &self.rules
     }
 
-    /// Whether no change is necessary.
-    pub fn is_unchanged(&self) -> bool {
-        self.changes.is_empty()
+    /// The first change that is certainly necessary: whether a chain that iptables cannot show has a
+    /// rule behind what it cannot read, nobody can tell.
+    pub fn first_change(&self) -> Option<&String> {
+        let in_front = |chain: &String, line: &str| line.starts_with(&format!("-I {chain} 1 "));
+        let is_unsure = |line: &str| self.unreadable.iter().any(|chain| in_front(chain, line));
+        self.changes.iter().find(|line| !is_unsure(line))
     }
 
     /// Whether the rule is there.

@@ -238,7 +238,7 @@ pub(super) fn missed(
     restore(&mut draft);
     tables.settle(&mut draft)?;
     let missed = |line: &String| format!("\"{line}\" is missing in {family} table {table}");
-    Ok(draft.changes.first().map(missed))
+    Ok(draft.first_change().map(missed))
 }
 
 /// Restores what is missed; what was wrong.

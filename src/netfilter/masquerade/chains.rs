@@ -125,7 +125,7 @@ pub(super) fn has(filter: &PacketFilter, owner: Owner<'_>, addr: IpNet) -> Resul
         let mut draft = programs.read(NAT)?;
         plan_add(&mut draft, owner, &[addr]);
         programs.settle(&mut draft)?;
-        if draft.is_unchanged() {
+        if draft.first_change().is_none() {
             return Ok(true);
         }
     }

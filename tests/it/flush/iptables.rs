@@ -110,3 +110,41 @@ fn repair_restores_what_is_missing() {
     assert!(repair().contains("is missing in iptables table nat"));
     assert_eq!(row.refusals("STATUS", 50) + row.refusals("CHECK", 999), 0);
 }
+
+/// Native rules, such as Tailscale's, in the tables that iptables keeps its own in, which it cannot show.
+#[test]
+fn native_rules_in_the_tables_of_iptables_are_in_nobodys_way() {
+    let node = Node::new();
+    let outside = outside(&node);
+    let gateway = json!({"isDefaultGateway": true, "ipMasq": true, "ipMasqBackend": "iptables"});
+    let portmap = json!({"backend": "iptables", "runtimeConfig": {
+        "portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]}});
+    let portmap = Net::new(&node, "portmap", "1.1.0", &portmap);
+    let firewall = Net::new(&node, "firewall", "1.1.0", &json!({"backend": "iptables"}));
+    for native in [
+        "add chain ip T ts-own; add rule ip T ts-own meta mark 0x40000 ct state new counter; add rule ip T B jump ts-own",
+        "add rule ip T B ct state established,related counter",
+        "add chain ip T own { type filter hook output priority 17; }; add rule ip T own ct state new counter",
+    ] {
+        node.sh("nft flush ruleset; iptables -t nat -S >/dev/null; iptables -S >/dev/null");
+        node.sh("iptables -t nat -A POSTROUTING -j RETURN; iptables -t nat -F; iptables -A FORWARD -j RETURN; iptables -F");
+        for (table, chain) in [("nat", "POSTROUTING"), ("filter", "FORWARD")] {
+            let native = native
+                .replace("ip T", &format!("ip {table}"))
+                .replace(" B ", &format!(" {chain} "));
+            node.sh(&format!("nft '{native}'"));
+        }
+        let list =
+            vec![bridge(&node, &gateway), firewall.with(&json!({})), portmap.with(&json!({}))];
+        let row = Row::new(&node, list);
+        assert_eq!(seen(&row.first, &outside, "192.0.2.2"), "192.0.2.1", "{native}");
+        assert!(tcp(&node, &row.first, "10.1.2.1:8080", 80).is_some(), "{native}");
+        assert_eq!(row.refusals("CHECK", 999) + row.refusals("STATUS", 50), 0, "{native}");
+        for (net, prev) in row.list.iter().zip(&row.results[1..]).rev() {
+            let net = net.with(&json!({"prevResult": prev}));
+            net.call("DEL", "c1").netns(&row.first.path()).ok();
+        }
+        let left = node.sh("nft list ruleset");
+        assert!(!left.contains("10.1.2.") || !left.contains("c1"), "{native}: {left}");
+    }
+}
