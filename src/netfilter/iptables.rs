@@ -24,7 +24,11 @@ use crate::store::lock::Lock;
 /// Not the lock of iptables itself, which its programs take.
 const LOCK: &str = "/run/cnibox-iptables.lock";
 
-/// How long a turn is waited for, and a change planned anew that other programs get in the way of.
+/// How long a turn is waited for: on a node with tens of thousands of rules a change takes a second,
+/// and a hundred pods may be started at once.
+const TURN: Duration = Duration::from_secs(30);
+
+/// How long a change is planned anew that other programs get in the way of.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// How often the same change of the same table fails before it is believed to be refused. Others
@@ -205,7 +209,7 @@ static GAVE_UP: AtomicBool = AtomicBool::new(false);
 
 /// The turn at changing iptables; none where there is no place for its lock.
 fn turn() -> Result<Option<Lock>> {
-    match Lock::within(Path::new(LOCK), PATIENCE) {
+    match Lock::within(Path::new(LOCK), TURN) {
         Ok(lock) => Ok(Some(lock)),
         Err(error) if error.source.kind() == ErrorKind::TimedOut => {
             GAVE_UP.store(true, Ordering::Relaxed);

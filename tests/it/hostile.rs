@@ -430,9 +430,9 @@ fn a_lock_of_iptables_that_is_kept_is_told_and_stops_no_del() {
     let file = std::fs::File::create(&path).unwrap();
     let _lock = Flock::lock(file, FlockArg::LockExclusive).unwrap();
     let place = "/run/cnibox-iptables.lock";
-    let script = format!("mount --bind {} {place} && exec timeout 15 \"$0\"", path.display());
+    let script = format!("mount --bind {} {place} && exec timeout 45 \"$0\"", path.display());
     let error = call("ADD").in_script(&script).error();
-    assert!(error.code == 11 && error.msg.contains("held for more than 10 s by"), "{error:?}");
+    assert!(error.code == 11 && error.msg.contains("held for more than 30 s by"), "{error:?}");
     assert_eq!(call("DEL").in_script(&script).run().status, Some(0));
     assert!(!node.sh("iptables-save").contains("10.1.2.2"));
 }
