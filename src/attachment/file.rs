@@ -1,7 +1,7 @@
 //! The files of attachments: below `/run/cni/cnibox`, root's own, and gone with the boot.
 
 use std::fs::{self, DirBuilder, OpenOptions};
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
@@ -47,8 +47,10 @@ pub(super) fn write(path: &Path, host: u64, content: &impl Serialize) -> io::Res
 
 /// `None` is one that makes no sense.
 pub(super) fn load<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {
-    let file = OpenOptions::new().read(true).custom_flags(nofollow()).open(path)?;
-    Ok(serde_json::from_reader(io::BufReader::new(file)).ok())
+    let mut file = OpenOptions::new().read(true).custom_flags(nofollow()).open(path)?;
+    let mut content = Vec::new();
+    file.read_to_end(&mut content)?;
+    Ok(serde_json::from_slice(&content).ok())
 }
 
 /// The instances that have a file in the folder, of those that begin with `prefix`.

@@ -26,9 +26,10 @@ use crate::netns;
 /// How much one read may bring: the kernel fills dumps up to half of it.
 const BUFFER: usize = 64 * 1024;
 
-/// How much the kernel puts at most into the datagram of a list, and of one thing.
+/// How much the kernel puts at most into the datagram of a list, and of one thing: an element has
+/// two keys, a value and a comment.
 const PART: usize = 32 * 1024;
-const ONE: usize = 4 * 1024;
+const ONE: usize = 1024;
 
 /// What a socket can send without asking for more, on a kernel with the usual default.
 const DEFAULT_SEND_BUFFER: usize = 128 * 1024;
