@@ -173,12 +173,13 @@ pub(super) fn collect(plugin: &str, network: &NetworkName, req: Option<&GcReq>) 
     failures.into_result()
 }
 
-/// Takes back what these leases' owners have besides; those that stay are left out, with a warning.
-/// `next` is who is being added.
+/// Takes back what these leases' owners have besides; those that stay are left out, and `failures` tell
+/// why. `next` is who is being added.
 pub fn leases(
     network: &str,
     mut gone: Vec<Reclaimed>,
     next: Option<&store::Owner>,
+    failures: &mut Failures,
 ) -> Vec<Reclaimed> {
     let mut reclaimed = Vec::new();
     while let Some(first) = gone.first().map(|gone| gone.lease.clone()) {
@@ -192,7 +193,10 @@ pub fn leases(
         let is_next = next.is_some_and(|next| next.id() == first.id && next.ifname() == ifname);
         match if is_next { all_but_ports(owner, &ips) } else { attachment(owner, &ips) } {
             Ok(()) => reclaimed.extend(same),
-            Err(e) => log::warn(format_args!("{first} stays: its rules cannot be removed: {e}")),
+            Err(e) => {
+                let error = e.context(format!("{first} stays: its rules cannot be removed"));
+                failures.keep::<()>(Err(error));
+            }
         }
     }
     reclaimed

@@ -13,7 +13,7 @@ use crate::attachment::Record;
 use crate::cni::NetworkName;
 use crate::error::{Code, Error, Result};
 use crate::log;
-use crate::skel::reclaim;
+use crate::skel::{Failures, reclaim};
 use crate::store::{
     self, DATA_DIR, Known, Lease, LeaseStore, Life, Listing, Reclaimed, Reservation, Terms,
 };
@@ -273,7 +273,10 @@ fn gc(data_dir: &Path, network: &str, empty: bool, dry_run: bool) -> Result<Opti
     } else {
         let store = LeaseStore::open_existing(data_dir, network, Terms::default())?;
         let Some(mut store) = store else { return Ok(None) };
-        let gone = store.heal(|network, gone| reclaim::leases(network, gone, None))?;
+        let mut failures = Failures::new();
+        let reclaim = |name: &str, gone| reclaim::leases(name, gone, None, &mut failures);
+        let gone = store.heal(reclaim)?;
+        failures.into_result().unwrap_or_else(log::warn);
         ("reclaimed", gone, if empty { store.remove_reserved(is_empty)? } else { Vec::new() })
     };
     let gone = gone.iter().map(Reclaimed::to_string);

@@ -82,6 +82,7 @@ impl Plugin for Firewall {
         let backend = Backend::choose(conf, &filter)?;
         let mut undo = Rollback::new();
         cx.note(Self::NAME, req, prev, &mut undo);
+        undo.push("remove the rules", || del_rules(&filter, &pod));
         match backend {
             Backend::Nftables => nftables::add(filter.nft()?, &pod, ingress)?,
             Backend::Iptables => {
@@ -128,12 +129,8 @@ impl Plugin for Firewall {
         let pod = pod(cx, (req.id.as_str(), req.ifname.as_str()), prev);
         let filter = PacketFilter::new();
         let mut failures = Failures::new();
-        failures.keep(xtables::del(&filter, &pod));
-        // Without the kernel's nf_tables there is nothing in it.
+        failures.keep(del_rules(&filter, &pod));
         let nft = failures.keep(filter.nft_if_present()).flatten();
-        if let Some(nft) = nft {
-            failures.keep(nftables::del(nft, &pod));
-        }
         let gave = nft.is_some_and(|nft| firewalld::has(nft, &pod));
         if let Some(mut zone) = Backend::zone_to_clean(conf, gave) {
             failures.keep(filter.nft().map(|nft| zone.del(nft, &pod)));
@@ -170,6 +167,17 @@ impl Plugin for Firewall {
             .and_then(|backend| backend.require_usable(&filter))
             .or_unavailable()
     }
+}
+
+/// Removes the rules of either back end and what is kept of them.
+fn del_rules(filter: &PacketFilter, pod: &Pod) -> Result<()> {
+    let mut failures = Failures::new();
+    failures.keep(xtables::del(filter, pod));
+    // Without the kernel's nf_tables there is nothing in it.
+    if let Some(nft) = failures.keep(filter.nft_if_present()).flatten() {
+        failures.keep(nftables::del(nft, pod));
+    }
+    failures.into_result()
 }
 
 fn require_prev(prev: Option<&CniResult>) -> Result<&CniResult> {

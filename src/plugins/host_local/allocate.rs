@@ -9,7 +9,7 @@ use ipnet::IpNet;
 use super::range::{Range, RangeSet};
 use crate::error::{Code, Context, Error, Result};
 use crate::log;
-use crate::skel::reclaim;
+use crate::skel::{Failures, reclaim};
 use crate::store::{LeaseStore, Listing, Owner};
 
 /// How many taken addresses are tried one by one before the whole directory is listed: a listing
@@ -39,15 +39,19 @@ pub fn allocate_all(
         Err(error) if first.is_in_the_way => error,
         outcome => return outcome,
     };
-    if !heal(store, Some(owner))? {
+    let mut failures = Failures::new();
+    let healed = heal(store, Some(owner), &mut failures)?;
+    failures.into_result().unwrap_or_else(log::warn);
+    if !healed {
         return Err(error);
     }
     Allocation::new(store, owner)?.run_or_roll_back(sets, requested)
 }
 
-/// Removes the leases of containers that are certainly gone, by name; whether there were any.
-pub fn heal(store: &mut LeaseStore, next: Option<&Owner>) -> Result<bool> {
-    let reclaimed = store.heal(|network, gone| reclaim::leases(network, gone, next))?;
+/// Removes the leases of containers that are certainly gone, by name; whether there were any. `failures`
+/// tell which have to stay.
+pub fn heal(store: &mut LeaseStore, next: Option<&Owner>, failures: &mut Failures) -> Result<bool> {
+    let reclaimed = store.heal(|network, gone| reclaim::leases(network, gone, next, failures))?;
     for gone in &reclaimed {
         log::warn(format_args!("reclaimed {gone}"));
     }

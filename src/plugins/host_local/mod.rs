@@ -176,12 +176,12 @@ impl Plugin for HostLocal {
             log::warn(format_args!("released {lease}"));
         }
         // What is proved dead is so also where the runtime has not noticed yet.
-        allocate::heal(&mut store, None).map(drop)
+        heal(&mut store)
     }
 
     fn gc_unlisted(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
         let store = conf.store(cx, conf.terms()?)?;
-        store.map_or(Ok(()), |mut store| allocate::heal(&mut store, None).map(drop))
+        store.map_or(Ok(()), |mut store| heal(&mut store))
     }
 
     fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
@@ -197,6 +197,13 @@ impl Plugin for HostLocal {
             }
         }
     }
+}
+
+/// Removes the leases of the dead; those that have to stay are an error.
+fn heal(store: &mut LeaseStore) -> Result<()> {
+    let mut failures = Failures::new();
+    allocate::heal(store, None, &mut failures)?;
+    failures.into_result()
 }
 
 impl Conf {

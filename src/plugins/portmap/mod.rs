@@ -62,7 +62,14 @@ impl Plugin for Portmap {
         undo.push("forget the mappings", || KEPT.remove(owner));
         let options = (backend == Backend::Iptables).then(|| conf.options()).transpose()?;
         ports::keep(backend, &forward, options);
-        make(conf, backend, &filter, &forward)?;
+        // An answer that is lost may have said that the mappings are made.
+        let mut unmap = Rollback::new();
+        unmap.push("delete the mappings", || ports::reclaim(&filter, owner));
+        let taken = make(conf, backend, &filter, &forward)?;
+        unmap.commit();
+        if let Some(taken) = taken {
+            return Err(taken.into());
+        }
         flows::lead_to(&targets, &mappings, cx.host()?);
         undo.commit();
         Ok(prev.clone())
@@ -191,7 +198,13 @@ fn unchain(filter: &PacketFilter, conf: &Conf, known: &Forward<'_>) -> Result<BT
 
 /// Makes the mappings. A port of a container that is gone is freed; for one of a container that may
 /// live it is waited a while: it may be just about to be deleted, as when a pod is replaced by force.
-fn make(conf: &Conf, backend: Backend, filter: &PacketFilter, forward: &Forward<'_>) -> Result<()> {
+/// A port that stays another's is returned.
+fn make(
+    conf: &Conf,
+    backend: Backend,
+    filter: &PacketFilter,
+    forward: &Forward<'_>,
+) -> Result<Option<Taken>> {
     let until = Instant::now() + PATIENCE;
     let mut watch: Option<Watch> = None;
     while let Some(taken) = make_free(conf, backend, filter, forward)? {
@@ -202,10 +215,10 @@ fn make(conf: &Conf, backend: Backend, filter: &PacketFilter, forward: &Forward<
             // What happens before it listens is not heard: it looks once more.
             None => watch = Some(Watch::open(filter)),
             Some(watch) if watch.heard(until) => {}
-            Some(_) => return Err(taken.into()),
+            Some(_) => return Ok(Some(taken)),
         }
     }
-    Ok(())
+    Ok(None)
 }
 
 /// Makes the mappings in one back end, after removing what an earlier ADD made in another; or tells
