@@ -9,12 +9,17 @@ DESTDIR ?=
 PEER    ?= /usr/lib/cni
 ARGS    ?=
 SOAK    ?= 3
+PLUGIN  ?= ptp
 
 # Static and position independent: docs/decisions/0014-before-main.md has what that costs.
 STATIC  := -C target-feature=+crt-static
 # SHA-512 of a few bytes is not worth asking the processor what it can do: under a hypervisor that
 # question costs more than the sum.
 STATIC  += --cfg sha2_backend="soft" --cfg sha2_backend_soft="compact"
+# Relative relocations in the packed form DT_RELR: 120 kB less. glibc applies it to a static executable since 2.36.
+ifeq ($(shell printf '%s\n' 2.36 "$$(getconf GNU_LIBC_VERSION 2>/dev/null | cut -d' ' -f2)" | sort -CV && echo yes),yes)
+STATIC  += -C link-arg=-Wl,-z,pack-relative-relocs
+endif
 # The same bytes wherever the source and the registry are.
 STATIC  += --remap-path-prefix=$(CURDIR)=cnibox
 STATIC  += --remap-path-prefix=$(or $(CARGO_HOME),$(HOME)/.cargo)=cargo
@@ -36,7 +41,7 @@ endif
 # Stripped size in bytes that no release may pass: 5 MB.
 SIZE_LIMIT := 5000000
 
-.PHONY: help build demo test test-vm soak test-runtimes lint arch bench size cross image dist reproduce install clean
+.PHONY: help build check demo test test-vm soak test-runtimes lint arch bench size cross image dist reproduce install clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -51,6 +56,10 @@ build: ## the static release binary, target/<target>/release/cnibox
 demo: build ## two containers on one bridge in a private host: attach, look, ping, detach
 	@tests/prepare.sh demo
 	@tests/demo.sh $(BINARY)
+
+check: lint arch ## what to run before a commit: lint, unit tests, the integration tests of one plugin; PLUGIN=bridge
+	$(CARGO) test --locked --quiet --lib --test docs
+	$(CARGO) test --locked --quiet --test it -- $(PLUGIN)::
 
 test: build ## the whole suite: on this kernel, in a VM what this kernel lacks, then the demo
 	tests/prepare.sh test
@@ -69,7 +78,8 @@ soak: build ## the whole suite with the tests that take long, SOAK rounds of the
 lint: ## formatting, clippy, documentation, licences and sources of dependencies, shell scripts
 	$(CARGO) fmt --check
 	$(CARGO) clippy --locked --all-targets -- -D warnings
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps --quiet
+	$(CARGO) clippy --locked --no-default-features --bins -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps --document-private-items --quiet
 	tests/prepare.sh lint
 	$(CARGO) deny --log-level error check bans licenses sources
 	shellcheck tests/*.sh tests/runtimes/*.sh packaging/*.sh .ci/run

@@ -19,10 +19,9 @@ use crate::plugins::tap::Tap;
 use crate::plugins::tuning::Tuning;
 use crate::plugins::vlan::Vlan;
 use crate::plugins::vrf::Vrf;
-use crate::skel::{Applet, Kind, Lookup, Service};
+use crate::skel::{Applet, Kind, OwnPlugin, Service, Table};
 use crate::tool::{cnitool, ipam, repair};
 
-/// Every applet.
 pub static APPLETS: &[Applet] = &[
     Applet::plugin::<Bandwidth>(Kind::Chained),
     Applet::plugin::<Bridge>(Kind::Interface),
@@ -48,13 +47,18 @@ pub static APPLETS: &[Applet] = &[
     Applet::plugin::<Vrf>(Kind::Chained),
 ];
 
+/// The same with its lookup.
+pub const TABLE: Table = Table { applets: APPLETS, lookup: plugin };
+
 /// The applet of exactly this name.
 pub fn find(name: &str) -> Option<&'static Applet> {
-    APPLETS.iter().find(|applet| applet.name == name)
+    TABLE.find(name)
 }
 
-/// Finds plugins for plugins that delegate.
-pub const LOOKUP: Lookup = Lookup(find);
+/// The plugin of exactly this name, for plugins that delegate.
+pub fn plugin(name: &str) -> Option<OwnPlugin> {
+    find(name).and_then(Applet::as_plugin)
+}
 
 #[cfg(test)]
 mod tests {

@@ -4,6 +4,7 @@
 //! failed: `add address 10.1.2.3/24 to "eth0": file exists`. Context is put in front
 //! ([`Context::context`]), causes are never repeated. Errors of a delegate keep their code and
 //! message ([`Error::foreign`]); context added to them lands in `details`.
+#![warn(missing_docs)]
 
 use std::fmt;
 use std::io;
@@ -79,7 +80,7 @@ impl Error {
 
     /// A failed system call or file operation on `what`: `open /x: no such file or directory`.
     pub fn io(what: impl fmt::Display, cause: &io::Error) -> Error {
-        Error::new(Code::IO, format!("{what}: {}", io_text(cause)))
+        Error::new(Code::IO, format!("{what}: {}", io_text(cause))).with_details(remedy(cause))
     }
 
     /// Adds what a person can do about it, or more of the circumstances.
@@ -171,7 +172,22 @@ impl<T, E: Into<Error>> Context<T> for Result<T, E> {
 pub fn errno_text(errno: Errno) -> String {
     let text = errno.desc();
     let mut chars = text.chars();
-    chars.next().map(|c| c.to_lowercase().chain(chars).collect()).unwrap_or_default()
+    match (chars.next(), chars.clone().next()) {
+        (Some(first), Some('a'..='z')) => first.to_lowercase().chain(chars).collect(),
+        // An abbreviation, as in `I/O error` and `RPC version wrong`.
+        _ => text.to_owned(),
+    }
+}
+
+/// What helps against the cause of a failed operation on a file; empty where that depends on the operation.
+fn remedy(cause: &io::Error) -> &'static str {
+    match cause.raw_os_error().map(Errno::from_raw) {
+        Some(Errno::EROFS) => "its file system is mounted read-only: mount it read-write",
+        Some(Errno::ENOSPC) => "free space on its file system, or inodes: \"df -i\" counts them",
+        Some(Errno::ENOTDIR) => "a part of the path is a file: remove or rename it",
+        Some(Errno::EACCES | Errno::EPERM) => "run it as root",
+        _ => "",
+    }
 }
 
 /// The text of an I/O error without Rust's `(os error 2)`.
@@ -205,6 +221,7 @@ mod tests {
     #[test]
     fn errno_texts_are_those_runtimes_match_on() {
         assert_eq!(errno_text(Errno::ENOENT), "no such file or directory");
+        assert_eq!(errno_text(Errno::EIO), "I/O error");
         let error = io::Error::from_raw_os_error(libc_enoent());
         assert_eq!(Error::io("open /x", &error).msg(), "open /x: no such file or directory");
     }

@@ -14,36 +14,45 @@
 //! | 3 | [`skel`] | the plugin process: trait, typed requests, rollback, the printer of results |
 //! | 2 | [`iface`] | link work that plugins share |
 //! | 2 | [`netfilter`] | the packet filter |
-//! | 2 | [`attachment`] | whose something is, and whether that container is alive |
+//! | 2 | [`attachment`] | the owner of rules and leases, and whether its container is alive |
 //! | 2 | [`invoke`] | finding and running a plugin |
-//! | 2 | [`store`] | everything kept on disk |
+//! | 2 | [`leases`] | the leases of host-local |
+//! | 2 | [`files`] | locks, files that appear whole, folders of state |
 //! | 1 | [`netlink`] | links, addresses, routes, traffic control, `nf_tables`: the only user of rtnetlink |
-//! | 1 | [`netns`], [`sysctl`], [`cmd`], [`log`] | namespaces, kernel parameters, programs, stderr |
+//! | 1 | [`netns`], [`sysctl`], [`cmd`], [`log`], [`options`] | namespaces, kernel parameters, programs, stderr, command lines |
 //! | 0 | [`cni`], [`error`] | the protocol as pure data |
+//! | | `start`, `testing` | the executable's way to the applet; what tests use of all this |
 //!
 //! A plugin is a type that implements [`skel::Plugin`]; start reading at
 //! `plugins/loopback.rs`, the smallest one, then `plugins/ptp.rs`.
 //!
-//! A Rust program that is a container runtime uses [`runtime`]; the other modules are public for
-//! the tests of this repository and may change at any time.
+//! A Rust program that is a container runtime uses [`runtime`]; everything else is private.
 
-pub mod applets;
-pub mod attachment;
-pub mod cmd;
-pub mod cni;
-pub mod error;
-pub mod iface;
-pub mod invoke;
+mod applets;
+mod attachment;
+mod cmd;
+mod cni;
+mod error;
+mod files;
+mod iface;
+mod invoke;
 #[cfg(test)]
 #[path = "../tests/it/lane.rs"]
 mod lane;
-pub mod log;
-pub mod netfilter;
-pub mod netlink;
-pub mod netns;
-pub mod plugins;
+mod leases;
+mod log;
+mod netfilter;
+mod netlink;
+mod netns;
+mod options;
+mod plugins;
 pub mod runtime;
-pub mod skel;
-pub mod store;
-pub mod sysctl;
-pub mod tool;
+mod skel;
+#[doc(hidden)]
+pub mod start;
+mod sysctl;
+mod tool;
+
+#[cfg(feature = "testing")]
+#[doc(hidden)]
+pub mod testing;

@@ -17,7 +17,7 @@ pub fn debug(message: impl fmt::Display) {
     }
 }
 
-/// Writes one line as it is. A stderr that cannot be written to is nobody's problem.
+/// Writes one line as it is. Failure to write to stderr is ignored.
 pub fn line(text: impl fmt::Display) {
     drop(writeln!(std::io::stderr().lock(), "{text}"));
 }

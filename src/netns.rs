@@ -2,15 +2,15 @@
 //!
 //! This is the only place that calls setns(2) or unshare(2). [`Netns::run`] takes the calling thread
 //! there and back, whatever the code in the namespace does. A thread that cannot come back may still
-//! use what it has opened on the host, for the roll-back, but whatever it would open, write or start
-//! there is refused ([`at_home`]). Starting a thread instead, as [`Netns::visit`] does, costs a tenth
-//! of an ADD.
+//! use the descriptors that it opened on the host, for the roll-back, but opening files, writing parameters and
+//! starting programs are refused ([`at_home`]). Starting a thread instead, as [`Netns::visit`] does, costs a
+//! tenth of an ADD.
 
-pub mod census;
+pub mod holders;
 
 use std::cell::RefCell;
 use std::fmt;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
@@ -22,6 +22,7 @@ use std::thread::{self, JoinHandle};
 use nix::errno::Errno;
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::statfs::{FsType, NSFS_MAGIC, PROC_SUPER_MAGIC, statfs};
+use serde::{Deserialize, Serialize};
 
 /// The namespace of the calling thread; `/proc/self/ns/net` would be the main thread's.
 const CURRENT: &str = "/proc/thread-self/ns/net";
@@ -29,6 +30,53 @@ const CURRENT: &str = "/proc/thread-self/ns/net";
 /// Enough for a dozen netlink requests; the default of 2 MiB is only address space, but touching
 /// less of it keeps the process small.
 const STACK_SIZE: usize = 256 * 1024;
+
+/// The identity of a namespace among all namespaces of a boot.
+///
+/// The kernel reuses the inode number of a namespace that is gone. The creation time of the inode
+/// tells the two apart, as long as something pins the inode: the kernel makes a new inode
+/// when a namespace that only its processes hold is looked at again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct NetnsId {
+    /// The device of the file system of namespaces.
+    pub dev: u32,
+    /// The namespace's number.
+    pub ino: u32,
+    /// Nanoseconds of the inode's ctime; 0 if nothing pins the inode.
+    pub ctime: u64,
+}
+
+impl NetnsId {
+    /// The namespace at `path`; `None` if there is none, or nothing that tells.
+    pub fn at(path: &Path) -> Option<NetnsId> {
+        let own = path.symlink_metadata().ok()?;
+        if statfs(path).ok()?.filesystem_type() != NSFS_MAGIC {
+            return None;
+        }
+        // A mount is the namespace itself. A link, as in /proc/<pid>/ns, pins nothing, but for
+        // one to an open descriptor.
+        let linked = own.is_symlink();
+        let pinned = !linked || path.parent().is_some_and(|dir| dir.ends_with("fd"));
+        let meta = if linked { fs::metadata(path).ok()? } else { own };
+        let id = NetnsId::of(&meta)?;
+        Some(if pinned { id } else { NetnsId { ctime: 0, ..id } })
+    }
+
+    fn of(meta: &fs::Metadata) -> Option<NetnsId> {
+        let nanoseconds =
+            meta.ctime().checked_mul(1_000_000_000)?.checked_add(meta.ctime_nsec())?;
+        Some(NetnsId {
+            dev: u32::try_from(meta.dev()).ok()?,
+            ino: u32::try_from(meta.ino()).ok()?,
+            ctime: u64::try_from(nanoseconds).ok()?,
+        })
+    }
+
+    /// The namespace at the end of a path that [`holders::Holders`] found, whatever holds it.
+    pub fn of_holder(holder: &Path) -> Option<NetnsId> {
+        NetnsId::of(&fs::metadata(holder).ok()?)
+    }
+}
 
 /// Why a namespace could not be opened or entered.
 #[derive(Debug)]
@@ -87,7 +135,26 @@ impl std::error::Error for Error {}
 
 impl From<Error> for crate::error::Error {
     fn from(error: Error) -> Self {
-        crate::error::Error::internal(error.to_string())
+        let top = crate::error::Error::internal(error.to_string());
+        let named =
+            |path: &PathBuf| path.file_name().map(|name| Path::new("/run/netns").join(name));
+        if let Error::NotExist(path) = &error
+            && let Some(named) = named(path).filter(|named| named.exists())
+        {
+            return top.with_details(format!("did you mean {}?", named.display()));
+        }
+        top.with_details(match error {
+            Error::NotExist(_) => {
+                "its container has ended, or the path is wrong: \"ip netns list\" has those in /run/netns"
+            }
+            Error::NotNamespace(..) => {
+                "no network namespace is mounted there: \"ip netns add NAME\" makes one at /run/netns/NAME"
+            }
+            Error::Io(_, _, cause) if cause.kind() == io::ErrorKind::PermissionDenied => {
+                "cnibox needs CAP_SYS_ADMIN: run it as root"
+            }
+            _ => "",
+        })
     }
 }
 
@@ -130,6 +197,7 @@ impl Netns {
     }
 
     /// The path as it was passed to [`Netns::open`]; results show it as `sandbox`.
+    #[cfg(any(test, feature = "testing"))]
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -215,8 +283,8 @@ thread_local! {
     static STRANDED: RefCell<Option<File>> = const { RefCell::new(None) };
 }
 
-/// Fails in a thread that is still in a container's namespace and means to be on the host: what it
-/// opens, writes or starts would reach the container. Tries once more to return.
+/// Fails in a thread that could not leave a container's namespace and is about to act on the host: its
+/// files, parameters and programs would be the container's. Tries once more to return.
 pub fn at_home() -> Result<(), Error> {
     STRANDED.with_borrow_mut(|stranded| {
         let Some(home) = stranded else { return Ok(()) };
@@ -243,14 +311,14 @@ impl AsFd for Netns {
     }
 }
 
-/// Whether this is known to be a mount or other namespace: below `/proc` its own name is then
-/// `mnt:[4026531841]`. A bind mount elsewhere has the name of its mount point, which tells nothing;
-/// the kernel refuses that one when it is entered.
+/// Whether this is known to be a namespace of another kind, such as a mount namespace: below `/proc` it is a
+/// link to `mnt:[4026531841]`. A bind mount elsewhere has the name of its mount point, which tells nothing;
+/// the kernel then refuses setns(2).
 fn is_of_another_kind(path: &Path, file: &File) -> bool {
     if !path.starts_with("/proc") {
         return false;
     }
-    let name = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()));
+    let name = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()));
     let name = name.unwrap_or_default();
     let kind = name.to_str().and_then(|name| name.split_once(":[")).map(|(kind, _)| kind);
     kind.is_some_and(|kind| !kind.starts_with('/') && kind != "net")

@@ -9,7 +9,9 @@ use std::io::{self, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
-use crate::error::{Error, Result, io_text};
+use nix::errno::Errno;
+
+use crate::error::{Code, Error, Result};
 use crate::netns;
 
 /// The value of `key`, without the newline at its end.
@@ -19,11 +21,11 @@ pub fn read(key: &str) -> Result<String> {
             value.truncate(value.trim_end_matches('\n').len());
             Ok(value)
         }
-        Err(e) => Err(Error::internal(format!("read sysctl {key}: {}", io_text(&e)))),
+        Err(e) => Err(refused("read", key, &e)),
     }
 }
 
-/// The value of `key` as [`read`] gives it; `None` for one that the kernel lets nobody read.
+/// The value of `key` as [`read`] gives it; `None` if the parameter is write-only.
 pub fn read_if_readable(key: &str) -> Result<Option<String>> {
     let write_only = |file: &PathBuf| {
         let readable = fs::metadata(file).map(|meta| meta.permissions().mode() & 0o444 != 0);
@@ -44,7 +46,22 @@ pub fn exists(key: &str) -> bool {
 pub fn write(key: &str, value: &str) -> Result<()> {
     path(key)
         .and_then(|file| fs::write(file, value))
-        .map_err(|e| Error::internal(format!("write sysctl {key}={value}: {}", io_text(&e))))
+        .map_err(|e| refused("write", &format!("{key}={value}"), &e))
+}
+
+fn refused(attempt: &str, key: &str, cause: &io::Error) -> Error {
+    let error = Error::io(format_args!("{attempt} sysctl {key}"), cause).with_code(Code::INTERNAL);
+    match cause.raw_os_error().map(Errno::from_raw) {
+        Some(Errno::ENOENT) if key.starts_with("net/ipv6/conf/") => error.with_details(
+            "the kernel has no IPv6 there: it is switched off, or the MTU is below 1280",
+        ),
+        Some(Errno::ENOENT) => {
+            error.with_details("the kernel has no such parameter: \"sysctl -aN\" lists all")
+        }
+        Some(Errno::EINVAL) => error
+            .with_details("the parameter takes no such value: its present value shows the form"),
+        _ => error,
+    }
 }
 
 /// Sets `key` to `value` unless it has that value; tells whether it wrote. A value that is right
@@ -62,7 +79,7 @@ pub fn boot_id() -> Result<String> {
     read("kernel/random/boot_id")
 }
 
-/// The kernel gives a value whole to whoever has room for it: its end need not be looked for.
+/// The kernel returns a value in one read if the buffer has room, so no second read is needed.
 fn read_whole(mut file: File) -> io::Result<String> {
     let mut text = vec![0; 512];
     let length = file.read(&mut text)?;
@@ -137,7 +154,8 @@ mod tests {
         let error = write("net/ipv4/no_such_key", "1").unwrap_err();
         assert_eq!(
             error.to_string(),
-            "write sysctl net/ipv4/no_such_key=1: no such file or directory"
+            "write sysctl net/ipv4/no_such_key=1: no such file or directory; the kernel has no such parameter: \
+             \"sysctl -aN\" lists all"
         );
     }
 

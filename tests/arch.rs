@@ -5,6 +5,7 @@
 //! can speak freely.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -12,18 +13,33 @@ use std::path::{Path, PathBuf};
 const LAYERS: &[(&str, &[&str])] = &[
     ("error", &[]),
     ("log", &[]),
+    ("options", &[]),
     ("cni", &[]),
     ("netns", &[]),
     ("sysctl", &["netns"]),
     ("cmd", &["netns"]),
     ("netlink", &["netns"]),
     ("attachment", &["cni", "netlink", "netns"]),
-    ("store", &["attachment", "netlink", "netns", "sysctl"]),
-    ("invoke", &["cni", "netns"]),
+    ("files", &["attachment", "netns"]),
+    ("leases", &["attachment", "files", "netns", "sysctl"]),
+    ("invoke", &["cmd", "cni", "netns", "options"]),
     ("iface", &["cmd", "cni", "netlink", "netns", "sysctl"]),
-    ("netfilter", &["attachment", "cmd", "cni", "netlink", "netns", "store", "sysctl"]),
-    ("skel", &["attachment", "cni", "netlink", "netns", "iface", "invoke", "netfilter", "store"]),
-    ("runtime", &["cni", "invoke", "store"]),
+    ("netfilter", &["attachment", "cmd", "cni", "netlink", "netns", "files", "leases", "sysctl"]),
+    (
+        "skel",
+        &[
+            "attachment",
+            "cni",
+            "netlink",
+            "netns",
+            "iface",
+            "invoke",
+            "netfilter",
+            "leases",
+            "options",
+        ],
+    ),
+    ("runtime", &["cni", "files", "invoke"]),
     (
         "plugins",
         &[
@@ -35,20 +51,55 @@ const LAYERS: &[(&str, &[&str])] = &[
             "sysctl",
             "iface",
             "netfilter",
+            "options",
             "skel",
-            "store",
+            "files",
+            "leases",
         ],
     ),
-    ("tool", &["attachment", "cni", "invoke", "netfilter", "runtime", "skel", "store"]),
+    (
+        "tool",
+        &[
+            "attachment",
+            "cni",
+            "iface",
+            "invoke",
+            "netfilter",
+            "options",
+            "runtime",
+            "skel",
+            "files",
+            "leases",
+            "sysctl",
+        ],
+    ),
     ("applets", &["plugins", "skel", "tool"]),
+    ("start", &["applets", "skel", "tool"]),
+    (
+        "testing",
+        &[
+            "applets",
+            "attachment",
+            "cni",
+            "netfilter",
+            "netlink",
+            "netns",
+            "options",
+            "plugins",
+            "skel",
+            "files",
+            "leases",
+        ],
+    ),
 ];
 
 /// Words and the only files or folders below `src` that may have them.
 const PLACES: &[(&str, &[&str])] = &[
     ("setns(", &["netns.rs"]),
     ("unshare(", &["netns.rs"]),
-    ("fs2::", &["store/lock.rs"]),
-    ("-restore\"", &["netfilter/iptables.rs"]),
+    ("fs2::", &["files/lock.rs"]),
+    ("IPTables", &["netfilter/iptables/mod.rs"]),
+    ("-restore\"", &["netfilter/iptables/"]),
     ("rtnetlink", &["netlink/"]),
     ("netlink_packet", &["netlink/"]),
     ("tokio", &["plugins/dhcp/daemon/"]),
@@ -59,18 +110,23 @@ const PLACES: &[(&str, &[&str])] = &[
     ("process::{Child, Command", &["cmd.rs", "invoke/"]),
     ("/proc/sys", &["sysctl.rs"]),
     ("/sys/class/net", &[]),
-    ("io::stdout", &["skel/run.rs", "skel/start.rs", "tool/", "plugins/dhcp/daemon/"]),
+    ("io::stdout", &["skel/run.rs", "start.rs", "tool/", "plugins/dhcp/daemon/"]),
     ("println!", &[]),
-    ("unsafe ", &["iface/tun.rs", "main.rs", "netlink/later.rs"]),
-    ("unsafe_code", &["iface/tun.rs", "main.rs", "netlink/later.rs"]),
-    ("io_uring", &["netlink/later.rs", "plugins/dhcp/daemon/confine.rs"]),
-    ("thread::sleep", &["invoke/", "netfilter/ports/watch.rs"]),
+    ("unsafe ", &["iface/tun.rs", "main.rs", "netlink/deferred_close.rs"]),
+    ("unsafe_code", &["iface/tun.rs", "main.rs", "netlink/deferred_close.rs"]),
+    ("io_uring", &["netlink/deferred_close.rs", "plugins/dhcp/daemon/confine.rs"]),
+    ("thread::sleep", &["invoke/", "netfilter/watch.rs"]),
 ];
 
 /// Names that say nothing about what is inside.
 const DUMPING_GROUNDS: [&str; 6] = ["util", "utils", "common", "helper", "helpers", "misc"];
 
 const LONGEST_FILE: usize = 500;
+
+const LONGEST_TEST_NAME: usize = 60;
+
+/// The names of modules from the crate down.
+type ModulePath = Vec<String>;
 
 struct Source {
     /// Path below `src`.
@@ -104,6 +160,22 @@ impl Source {
             from.iter().cloned().chain(rest).collect()
         };
         paths(&code).into_iter().map(resolve).collect()
+    }
+}
+
+impl Source {
+    /// What this file names of its children for others: module and name, with the child.
+    fn reexports(&self, all: &BTreeSet<ModulePath>) -> Vec<((ModulePath, String), ModulePath)> {
+        let own = self.modules();
+        let code = self.code().collect::<Vec<_>>().join("\n");
+        let mut paths = Vec::new();
+        for (at, word) in code.match_indices("use ") {
+            let text = code[at + word.len()..].trim_start_matches("self::");
+            branches(text, &mut Vec::new(), &mut paths);
+        }
+        let child = |path: &Vec<String>| [&own[..], &path[..1]].concat();
+        let named = paths.iter().filter(|path| !path.is_empty() && all.contains(&child(path)));
+        named.map(|path| ((own.clone(), path[path.len() - 1].clone()), child(path))).collect()
     }
 }
 
@@ -169,7 +241,12 @@ fn branches<'t>(text: &'t str, stem: &mut Vec<String>, found: &mut Vec<Vec<Strin
 }
 
 fn sources() -> Vec<Source> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    sources_of("src")
+}
+
+/// The Rust files below a folder of the repository.
+fn sources_of(folder: &str) -> Vec<Source> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
     let mut found = Vec::new();
     let mut folders = vec![root.clone()];
     while let Some(folder) = folders.pop() {
@@ -239,6 +316,44 @@ fn misplaced(source: &Source) -> Vec<String> {
     source.code().filter(is_out).map(|line| format!("{}: {}", source.path, line.trim())).collect()
 }
 
+/// The children of a folder of modules that import each other in a circle, folder by folder.
+fn rings(sources: &[Source]) -> Vec<String> {
+    let modules: BTreeSet<Vec<String>> = sources.iter().map(Source::modules).collect();
+    let reexports: BTreeMap<_, _> = sources.iter().flat_map(|s| s.reexports(&modules)).collect();
+    // From a child of a folder to another one: folder, child, other child.
+    let mut edges: BTreeMap<Vec<String>, BTreeSet<(String, String)>> = BTreeMap::new();
+    for source in sources {
+        let from = source.modules();
+        for path in source.imports() {
+            let deepest = (1..=path.len()).rev().find(|n| modules.contains(&path[..*n]));
+            let Some(module) = deepest.map(|n| path[..n].to_vec()) else { continue };
+            let name = path.get(module.len()).cloned().unwrap_or_default();
+            let to = reexports.get(&(module.clone(), name)).unwrap_or(&module);
+            let shared = from.iter().zip(to).take_while(|(a, b)| a == b).count();
+            if let (Some(child), Some(other)) = (from.get(shared), to.get(shared)) {
+                let edge = (child.clone(), other.clone());
+                edges.entry(from[..shared].to_vec()).or_default().insert(edge);
+            }
+        }
+    }
+    let mut found = Vec::new();
+    for (folder, mut edges) in edges {
+        loop {
+            let goes_on = |(from, to): &(String, String)| {
+                edges.iter().any(|edge| edge.0 == *to) && edges.iter().any(|edge| edge.1 == *from)
+            };
+            let left: BTreeSet<_> = edges.iter().filter(|edge| goes_on(edge)).cloned().collect();
+            if left.len() == edges.len() {
+                break;
+            }
+            edges = left;
+        }
+        let folder = folder.join("/");
+        found.extend(edges.iter().map(|(from, to)| format!("{folder}: {from} imports {to}")));
+    }
+    found
+}
+
 fn all_broken(check: fn(&Source) -> Vec<String>) -> Vec<String> {
     sources().iter().flat_map(check).collect()
 }
@@ -246,6 +361,24 @@ fn all_broken(check: fn(&Source) -> Vec<String>) -> Vec<String> {
 #[test]
 fn imports_go_down_only() {
     fail_on("modules that import from above", &all_broken(upward));
+}
+
+#[test]
+fn files_of_a_folder_import_each_other_in_one_direction() {
+    fail_on("rings", &rings(&sources()));
+}
+
+#[test]
+fn rings_are_found_through_a_list_of_names() {
+    let source = |path: &str, text: &str| Source { path: path.to_owned(), text: text.to_owned() };
+    let all = [
+        source("a/mod.rs", "mod b;\nmod c;\npub use self::b::{B, X};\n"),
+        source("a/b.rs", "use super::c::C;\n"),
+        source("a/c.rs", "use super::B;\n"),
+        source("a/d.rs", "use super::c::C;\n"),
+    ];
+    assert_eq!(rings(&all), ["a: b imports c", "a: c imports b"]);
+    assert!(rings(&all[..2]).is_empty());
 }
 
 #[test]
@@ -283,6 +416,23 @@ fn files_are_small_described_and_well_named() {
 }
 
 #[test]
+fn names_of_tests_are_short() {
+    let mut broken = Vec::new();
+    for source in ["src", "tests"].into_iter().flat_map(sources_of) {
+        let mut lines = source.text.lines().map(str::trim);
+        while lines.by_ref().any(|line| line == "#[test]") {
+            let is_function = |line: &&str| line.starts_with("fn ");
+            let Some(name) = lines.by_ref().find(is_function) else { break };
+            let name = name.trim_start_matches("fn ").split('(').next().unwrap();
+            if name.len() > LONGEST_TEST_NAME {
+                broken.push(format!("{}: {name}", source.path));
+            }
+        }
+    }
+    fail_on("names of tests over 60 characters", &broken);
+}
+
+#[test]
 fn paths_are_followed_from_the_crate_down() {
     let imports = |path: &str, text: &str| {
         let imports = Source { path: path.to_owned(), text: text.to_owned() }.imports();
@@ -312,16 +462,16 @@ fn what_is_planted_is_found() {
             let text = format!("{header}fn planted() {{\n    {planted}\n}}\n");
             !check(&Source { path: path.to_owned(), text }).is_empty()
         };
-        assert!(found(upward, "store/mod.rs", "use crate::plugins::bridge;"), "{header}");
-        assert!(found(misplaced, "store/mod.rs", "std::process::Command::new(x);"), "{header}");
-        assert!(found(misplaced, "store/mod.rs", "read(\"/proc/sys/x\");"), "{header}");
-        assert!(found(misplaced, "store/mod.rs", "println!();"), "{header}");
+        assert!(found(upward, "leases/mod.rs", "use crate::plugins::bridge;"), "{header}");
+        assert!(found(misplaced, "leases/mod.rs", "std::process::Command::new(x);"), "{header}");
+        assert!(found(misplaced, "leases/mod.rs", "read(\"/proc/sys/x\");"), "{header}");
+        assert!(found(misplaced, "leases/mod.rs", "println!();"), "{header}");
         assert!(found(upward, "netlink/route.rs", "use super::super::plugins::ptp;"), "{header}");
         assert!(found(sideways, "plugins/ptp.rs", "use super::bridge::Bridge;"), "{header}");
-        assert!(!found(upward, "store/leases.rs", "use super::lock::*;"), "{header}");
+        assert!(!found(upward, "leases/store.rs", "use super::lock::*;"), "{header}");
     }
     let hidden = "//! x\n#[cfg(test)]\nmod tests {\n    println!();\n}\n".to_owned();
-    assert_eq!(misplaced(&Source { path: "store/mod.rs".to_owned(), text: hidden }), [""; 0]);
+    assert_eq!(misplaced(&Source { path: "leases/mod.rs".to_owned(), text: hidden }), [""; 0]);
     let all = sources();
     let setns = all.iter().filter(|s| s.code().any(|line| line.contains("setns("))).count();
     assert_eq!(setns, 1);

@@ -5,8 +5,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use cnibox::applets::APPLETS;
-use cnibox::skel::Kind;
+use cnibox::testing::APPLETS;
+use cnibox::testing::Kind;
 
 /// Headings that a page must have, in this order.
 const SECTIONS: [&str; 3] = ["## Keys", "## On the host", "## Kernel"];
@@ -180,6 +180,17 @@ fn every_documented_key_exists() {
         }
     }
     assert!(stale.is_empty(), "keys that are no more:\n  {}", stale.join("\n  "));
+}
+
+#[test]
+fn files_named_in_the_architecture_exist() {
+    let text = fs::read_to_string(root().join("docs/architecture.md")).unwrap();
+    let is_file = |word: &&str| Path::new(word).extension().is_some_and(|it| it == "rs");
+    let files = text.split('`').filter(is_file);
+    let [sources, tests] = [root().join("src"), root().to_owned()];
+    let is_lost = |file: &&str| !sources.join(file).exists() && !tests.join(file).exists();
+    let lost: Vec<_> = files.filter(is_lost).collect();
+    assert!(lost.is_empty(), "{lost:?}");
 }
 
 #[test]

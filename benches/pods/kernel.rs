@@ -4,10 +4,10 @@
 use std::os::fd::AsFd;
 use std::time::Instant;
 
-use cnibox::netlink::{
+use cnibox::testing::netlink::{
     LinkChange, LinkKind, Netlink, NewAddr, NewLink, Route, RouteMode, Switch, VethPeer,
 };
-use cnibox::netns::Netns;
+use cnibox::testing::netns::Netns;
 
 use crate::Result;
 use crate::case::BRIDGE;

@@ -49,16 +49,17 @@ const BRIDGE_PORTS: usize = 1023;
 const LEASES: [usize; 5] = [10, 1_000, 20_000, 60_000, 65_532];
 
 fn main() -> ExitCode {
-    let done = Options::parse(std::env::args().skip(1)).and_then(|options| match options {
-        None => {
-            print!("{}", options::HELP);
-            Ok(ExitCode::SUCCESS)
-        }
-        Some(options) => match sandbox::dir() {
-            None => sandbox::enter(),
-            Some(dir) => run(&options, &dir).map(|()| ExitCode::SUCCESS),
-        },
-    });
+    let done =
+        Options::parse(std::env::args().skip(1).collect()).and_then(|options| match options {
+            Err(text) => {
+                print!("{text}");
+                Ok(ExitCode::SUCCESS)
+            }
+            Ok(options) => match sandbox::dir() {
+                None => sandbox::enter(),
+                Some(dir) => run(&options, &dir).map(|()| ExitCode::SUCCESS),
+            },
+        });
     done.unwrap_or_else(|error| {
         eprintln!("pods: {error}");
         ExitCode::FAILURE
@@ -96,7 +97,7 @@ fn ours(dir: &Path) -> Result<PathBuf> {
         .map_err(|e| format!("CNIBOX_BIN \"{}\": {e}", binary.display()))?;
     let folder = dir.join("ours");
     fs::create_dir_all(&folder)?;
-    for applet in cnibox::applets::APPLETS {
+    for applet in cnibox::testing::APPLETS {
         std::os::unix::fs::symlink(&binary, folder.join(applet.name))?;
     }
     Ok(folder)

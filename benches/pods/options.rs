@@ -1,10 +1,12 @@
 //! The command line.
 
+use cnibox::testing::options::{self, Asked, Opt, opt, unknown_word};
+
 use crate::Result;
 use crate::case::{CASES, Case};
 use crate::netfilter::Backend;
 
-pub(crate) const HELP: &str = "\
+const CASES_HELP: &str = "\
 pods: attach and detach the same pods with two plugin folders in turn
 
 Usage: cargo bench --bench pods -- [CASE ...] [OPTIONS]
@@ -36,20 +38,9 @@ Cases (all of them without a choice):
   ports          portmap with 1 to 60,000 TCP and UDP ports, and the first packet through one
   others         portmap with one port among those of others, up to 60,000
   leases         host-local with 10, 1,000, 20,000 and 60,000 leases, and with one address left
+";
 
-Options:
-  --pods N[,N]   pods already there, with their links and leases, but without rules in the packet
-                 filter (0,1000; at most 1000)
-  --rounds N     pods attached and detached one by one by each side (30)
-  --parallel N   also attach and detach a batch, N at once (16; 0: do not)
-  --batch N      pods in a batch (160)
-  --backend B    what ipMasq, portmap and firewall use: nftables or iptables (nftables; a peer's
-                 plugin that does not know it uses iptables, and the heading says so)
-  --foreign N    rules of others in the packet filter of each host, loaded with nft or
-                 iptables-restore as --backend says (0)
-  --quick        a smoke test: 3 rounds, 0 and 20 pods, a batch of 8, unless said otherwise
-  -h, --help     this text
-
+const NOTES: &str = "
 Environment:
   PEER           plugin folder to compare with (/usr/lib/cni if it is there)
   CNIBOX_BIN     our executable (the one cargo has built)
@@ -58,6 +49,41 @@ Environment:
 Runs as root, or as an ordinary user where user namespaces are allowed. Everything happens in
 private network namespaces and one temporary folder; nothing is left, even after Ctrl-C.
 ";
+
+const OPTIONS: &[Opt] = &[
+    opt(
+        "--pods",
+        "N[,N]",
+        "pods already there, with their links and leases, but without rules in the\n\
+         packet filter (0,1000; at most 1000)",
+    ),
+    opt("--rounds", "N", "pods attached and detached one by one by each side (30)"),
+    opt("--parallel", "N", "also attach and detach a batch, N at once (16; 0: do not)"),
+    opt("--batch", "N", "pods in a batch (160)"),
+    opt(
+        "--backend",
+        "B",
+        "what ipMasq, portmap and firewall use: nftables or iptables (nftables; a peer's\n\
+         plugin that does not know it uses iptables, and the heading says so)",
+    ),
+    opt(
+        "--foreign",
+        "N",
+        "rules of others in the packet filter of each host, loaded with nft or\n\
+         iptables-restore as --backend says (0)",
+    ),
+    opt(
+        "--quick",
+        "",
+        "a smoke test: 3 rounds, 0 and 20 pods, a batch of 8, unless said otherwise",
+    ),
+    opt("--bench", "", "what cargo adds; without effect"),
+];
+
+/// What `--help` prints.
+pub(crate) fn help() -> String {
+    format!("{CASES_HELP}\nOptions:\n{}{NOTES}", options::help(OPTIONS))
+}
 
 /// Cases that are no list of plugins.
 const SPECIAL: [&str; 3] = ["leases", "ports", "others"];
@@ -78,40 +104,30 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// `None` if help is asked for. `--bench` is what cargo adds.
-    pub(crate) fn parse(args: impl Iterator<Item = String>) -> Result<Option<Options>> {
-        let mut names = Vec::new();
-        let (mut quick, mut pods) = (false, None);
-        let (mut rounds, mut parallel, mut batch) = (None, None, None);
-        let (mut backend, mut foreign) = (Backend::Nftables, 0);
-        let mut args = args;
-        while let Some(arg) = args.next() {
-            match arg.as_str() {
-                "--bench" => {}
-                "--quick" => quick = true,
-                "-h" | "--help" => return Ok(None),
-                "--pods" => pods = Some(numbers(&arg, args.next())?),
-                "--rounds" => rounds = Some(number(&arg, args.next().as_deref())?),
-                "--parallel" => parallel = Some(number(&arg, args.next().as_deref())?),
-                "--batch" => batch = Some(number(&arg, args.next().as_deref())?),
-                "--backend" => backend = Backend::parse(args.next().as_deref())?,
-                "--foreign" => foreign = number(&arg, args.next().as_deref())?,
-                name if SPECIAL.contains(&name) || CASES.iter().any(|case| case.name == name) => {
-                    names.push(arg);
-                }
-                _ => return Err(format!("unknown case or option \"{arg}\": see --help").into()),
-            }
+    /// `Err` with the text to print if the help or the version is asked for.
+    pub(crate) fn parse(args: Vec<String>) -> Result<std::result::Result<Options, String>> {
+        let line = match options::parse(args, OPTIONS)? {
+            Asked::Help => return Ok(Err(help())),
+            Asked::Version => return Ok(Err(options::version())),
+            Asked::Work(line) => line,
+        };
+        let known: Vec<_> = SPECIAL.into_iter().chain(CASES.iter().map(|case| case.name)).collect();
+        if let Some(word) = line.words.iter().find(|word| !known.contains(&word.as_str())) {
+            return Err(unknown_word("case", word, &known).into());
         }
+        let quick = line.has("--quick");
         let choose = |full, small| if quick { small } else { full };
-        Ok(Some(Options {
-            names,
-            pods: pods.unwrap_or_else(|| vec![0, choose(1000, 20)]),
-            rounds: rounds.unwrap_or(choose(30, 3)).max(1),
-            parallel: parallel.unwrap_or(choose(16, 4)),
-            batch: batch.unwrap_or(choose(160, 8)).max(1),
+        let number = |flag, default| line.last(flag).map_or(Ok(default), |text| number(flag, text));
+        let pods = || vec![0, choose(1000, 20)];
+        Ok(Ok(Options {
+            pods: line.last("--pods").map_or_else(|| Ok(pods()), numbers)?,
+            rounds: number("--rounds", choose(30, 3))?.max(1),
+            parallel: number("--parallel", choose(16, 4))?,
+            batch: number("--batch", choose(160, 8))?.max(1),
             batches: choose(3, 1),
-            backend,
-            foreign,
+            backend: Backend::parse(line.last("--backend").or(Some("nftables")))?,
+            foreign: number("--foreign", 0)?,
+            names: line.words,
         }))
     }
 
@@ -125,20 +141,17 @@ impl Options {
     }
 }
 
-fn numbers(option: &str, text: Option<String>) -> Result<Vec<usize>> {
-    let text = text.unwrap_or_default();
+fn numbers(text: &str) -> Result<Vec<usize>> {
     let pods: Vec<usize> =
-        text.split(',').map(|part| number(option, Some(part))).collect::<Result<_>>()?;
+        text.split(',').map(|part| number("--pods", part)).collect::<Result<_>>()?;
     match pods.iter().max() {
         Some(&most) if most > MOST_PODS => {
-            Err(format!("{option} {most}: at most {MOST_PODS}, so that they fit on a bridge")
-                .into())
+            Err(format!("--pods {most}: at most {MOST_PODS}, so that they fit on a bridge").into())
         }
         _ => Ok(pods),
     }
 }
 
-fn number(option: &str, text: Option<&str>) -> Result<usize> {
-    let text = text.unwrap_or_default();
+fn number(option: &str, text: &str) -> Result<usize> {
     text.parse().map_err(|_| format!("{option} \"{text}\": not a number").into())
 }

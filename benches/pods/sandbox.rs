@@ -1,11 +1,11 @@
-//! Where the benchmark may do what it does: as root at once, else in a user namespace; and a
-//! folder that is removed however it ends.
+//! Where the benchmark may do what it does: as root at once, else in a user namespace; with a `/run`
+//! of its own, where plugins keep their records, and a folder that is removed however it ends.
 
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
-use cnibox::netns::Netns;
+use cnibox::testing::netns::Netns;
 
 use crate::Result;
 
@@ -19,8 +19,12 @@ dir=$(mktemp -d "${TMPDIR:-/tmp}/cnibox-bench.XXXXXX") || exit 1
 trap 'rm -rf "$dir"' EXIT
 trap : INT TERM HUP
 ulimit -n "$(ulimit -H -n)"
-CNIBOX_BENCH_DIR=$dir "$@"
+export CNIBOX_BENCH_DIR=$dir
+"$@"
 "#;
+
+/// Needs a mount namespace.
+const OWN_RUN: &str = r#"mount -t tmpfs tmpfs /run && exec "$@""#;
 
 const USER_NAMESPACE: [&str; 3] = ["unshare", "--user", "--map-root-user"];
 
@@ -47,6 +51,7 @@ pub(crate) fn enter() -> Result<ExitCode> {
         }
         command.args(USER_NAMESPACE);
     }
+    command.args(["unshare", "--mount", "sh", "-c", OWN_RUN, "pods"]);
     command.arg(std::env::current_exe()?).args(std::env::args_os().skip(1));
     Err(command.exec().into())
 }

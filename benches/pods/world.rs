@@ -10,7 +10,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use cnibox::netns::Netns;
+use cnibox::testing::netns::Netns;
 use serde_json::{Value, json};
 
 use crate::Result;

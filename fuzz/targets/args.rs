@@ -1,7 +1,7 @@
 //! `CNI_ARGS`.
 #![no_main]
 
-use cnibox::cni::args::Args;
+use cnibox::testing::fuzz::Args;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &str| {

@@ -3,11 +3,11 @@
 
 use std::time::Duration;
 
-use cnibox::netlink::Mac;
-use cnibox::plugins::dhcp::protocol::frame;
-use cnibox::plugins::dhcp::protocol::lease::Lease;
-use cnibox::plugins::dhcp::protocol::message::Message;
-use cnibox::plugins::dhcp::protocol::timing::Random;
+use cnibox::testing::fuzz::dhcp::timing::Random;
+use cnibox::testing::fuzz::dhcp::v4::frame;
+use cnibox::testing::fuzz::dhcp::v4::lease::Lease;
+use cnibox::testing::fuzz::dhcp::v4::message::Message;
+use cnibox::testing::netlink::Mac;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {

@@ -4,11 +4,11 @@
 use std::net::Ipv6Addr;
 use std::time::Duration;
 
-use cnibox::netlink::Mac;
-use cnibox::plugins::dhcp::protocol::timing::Random;
-use cnibox::plugins::dhcp::protocol::v6::lease::Lease;
-use cnibox::plugins::dhcp::protocol::v6::message::Message;
-use cnibox::plugins::dhcp::protocol::v6::{neighbour, verdict};
+use cnibox::testing::fuzz::dhcp::timing::Random;
+use cnibox::testing::fuzz::dhcp::v6::lease::Lease;
+use cnibox::testing::fuzz::dhcp::v6::message::Message;
+use cnibox::testing::fuzz::dhcp::v6::{neighbour, reply};
+use cnibox::testing::netlink::Mac;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
@@ -17,8 +17,8 @@ fuzz_target!(|bytes: &[u8]| {
     let Some(message) = Message::decode(bytes) else { return };
     let mut random = Random::from_seed(1);
     for ia in &message.ias {
-        let _ = verdict::offer(&message, ia.iaid);
-        verdict::judge(&message, ia.iaid, own, Duration::ZERO, &mut random);
+        let _ = reply::offer(&message, ia.iaid);
+        reply::evaluate(&message, ia.iaid, own, Duration::ZERO, &mut random);
         for own in ia.addrs.iter().map(|given| Some(given.addr)).chain([None]) {
             if let Ok(lease) = Lease::from_reply(&message, ia, own, Duration::ZERO, &mut random) {
                 let _ = lease.result().to_json();

@@ -1,8 +1,8 @@
 //! A request: JSON, and what all configurations have in common. What is printed can be read.
 #![no_main]
 
-use cnibox::cni::NetConf;
-use cnibox::cni::json::{Json, compact, pretty};
+use cnibox::testing::fuzz::NetConf;
+use cnibox::testing::fuzz::{Json, compact, pretty};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {

@@ -4,4 +4,4 @@
 
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|bytes: &[u8]| cnibox::netlink::fuzz::answers(bytes));
+fuzz_target!(|bytes: &[u8]| cnibox::testing::fuzz::answers(bytes));

@@ -1,8 +1,8 @@
 //! Results of other plugins, in every version. What is converted can be read, and is the same then.
 #![no_main]
 
-use cnibox::cni::json::Json;
-use cnibox::cni::{CniResult, SpecVersion};
+use cnibox::testing::fuzz::Json;
+use cnibox::testing::fuzz::{CniResult, SpecVersion};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {

@@ -1,6 +1,6 @@
-//! Files of host-local's store: leases, the index, addresses that wait.
+//! Files of host-local's store: leases, the journal, freed addresses.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|bytes: &[u8]| cnibox::store::fuzz::files(bytes));
+fuzz_target!(|bytes: &[u8]| cnibox::testing::fuzz::files(bytes));

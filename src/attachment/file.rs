@@ -45,7 +45,7 @@ pub(super) fn write(path: &Path, host: u64, content: &impl Serialize) -> io::Res
     file.write_all(&serde_json::to_vec(content)?)
 }
 
-/// `None` is one that makes no sense.
+/// `None` if the content is malformed.
 pub(super) fn load<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {
     let mut file = OpenOptions::new().read(true).custom_flags(nofollow()).open(path)?;
     let mut content = Vec::new();
@@ -53,7 +53,7 @@ pub(super) fn load<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {
     Ok(serde_json::from_slice(&content).ok())
 }
 
-/// The instances that have a file in the folder, of those that begin with `prefix`.
+/// The instances beginning with `prefix` that have a file in the folder.
 pub(super) fn instances(folder: &Path, prefix: &str) -> Vec<String> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
@@ -61,7 +61,7 @@ pub(super) fn instances(folder: &Path, prefix: &str) -> Vec<String> {
     names.filter_map(|name| name.strip_suffix(ENDING).map(str::to_owned)).collect()
 }
 
-/// Makes the folder, if it and what it is in are root's own.
+/// Makes the folder, if the folder and its parents are owned and writable by root alone.
 pub(super) fn make_folder(folder: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
     for dir in [Path::new(DIR), folder] {

@@ -1,11 +1,11 @@
-//! What a feature keeps of each attachment to make its rules again after somebody flushed them.
+//! The records by which a feature restores the rules of attachments after a flush.
 //!
 //! ```text
 //! /run/cni/cnibox/<feature>/<instance>.json
 //! ```
 //!
-//! ADD writes it before it makes the rules. DEL and GC remove it before they delete them: whoever
-//! restores rules from it looks afterwards whether it is still there ([`Kept::is_there`]).
+//! ADD writes the record before it makes the rules. DEL and GC remove the record before they delete the rules: a
+//! process that restores rules from a record verifies afterwards that the record still exists ([`Kept::is_there`]).
 
 use std::collections::HashSet;
 use std::fs;
@@ -15,13 +15,13 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::file::{self, DIR, ENDING, host};
-use super::life::Life;
+use super::liveness::Liveness;
 use super::owner::{Owner, network_hash};
 use super::record::Record;
 use crate::error::Result;
 use crate::log;
 
-/// A feature's records, by its name.
+/// The records of a feature, by the feature's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Kept(&'static str);
 
@@ -38,14 +38,14 @@ pub struct Keepsake<T> {
 }
 
 impl<T> Keepsake<T> {
-    /// Whose it is.
+    /// The attachment.
     pub fn owner(&self) -> Owner<'_> {
         Owner { network: &self.network, ifname: &self.ifname, id: &self.id }
     }
 }
 
 impl Kept {
-    /// Those of the feature.
+    /// The records of the feature.
     pub const fn of(feature: &'static str) -> Kept {
         Kept(feature)
     }
@@ -58,7 +58,7 @@ impl Kept {
         self.folder().join(format!("{instance}{ENDING}"))
     }
 
-    /// Writes what the attachment is about to have, in place of what it had.
+    /// Writes the attachment's record, in place of an earlier one.
     pub fn keep<T: Serialize>(self, owner: Owner<'_>, content: T) {
         let path = self.place(&owner.instance());
         let host = host().unwrap_or_default();
@@ -78,12 +78,12 @@ impl Kept {
         format!("{trouble}; attach the container again")
     }
 
-    /// Removes that of the attachment.
+    /// Removes the record of the attachment.
     pub fn remove(self, owner: Owner<'_>) -> Result<()> {
         file::remove(&self.place(&owner.instance()))
     }
 
-    /// Removes those of the network that are of none of `valid`.
+    /// Removes the records of the network's attachments that are not among `valid`.
     pub fn remove_stale(self, network: &str, valid: &[Owner<'_>]) -> Result<()> {
         let valid: HashSet<String> = valid.iter().map(Owner::instance).collect();
         let prefix = network_hash(network) + "-";
@@ -92,17 +92,23 @@ impl Kept {
         stale.iter().try_for_each(|instance| file::remove(&self.place(instance)))
     }
 
-    /// Whether there is any.
+    /// Whether there is any record.
     pub fn is_used(self) -> bool {
         fs::read_dir(self.folder()).is_ok_and(|mut folder| folder.next().is_some())
     }
 
-    /// Whether that of this [instance](Owner::instance) is there.
+    /// Whether there is a record of this [instance](Owner::instance).
     pub fn is_there(self, instance: &str) -> bool {
         self.place(instance).exists()
     }
 
-    /// Those about this host, each read when it is asked for.
+    /// What is kept of the attachment, if it can be read.
+    pub fn read<T: DeserializeOwned>(self, owner: Owner<'_>) -> Option<T> {
+        let kept = file::load::<Keepsake<T>>(&self.place(&owner.instance())).ok()??;
+        Some(kept.content)
+    }
+
+    /// The records of this host, each read when the iterator gets there.
     pub fn all<T: DeserializeOwned>(self) -> impl Iterator<Item = Keepsake<T>> {
         let here = host();
         file::instances(&self.folder(), "").into_iter().filter_map(move |instance| {
@@ -111,15 +117,15 @@ impl Kept {
         })
     }
 
-    /// Those about this host whose container is not certainly gone.
+    /// The records of this host whose containers are not certainly gone.
     pub fn living<T: DeserializeOwned>(self) -> Vec<Keepsake<T>> {
         let mut all: Vec<Keepsake<T>> = self.all().collect();
         let records: Vec<Record> = all.iter().filter_map(|kept| Record::of(kept.owner())).collect();
-        let lives = Record::lives(&records);
+        let lives = Record::liveness_of(&records);
         let gone: HashSet<String> = records
             .iter()
             .zip(lives)
-            .filter(|(_, life)| matches!(life, Life::Gone(_)))
+            .filter(|(_, life)| matches!(life, Liveness::Gone(_)))
             .map(|(record, _)| record.owner().instance())
             .collect();
         all.retain(|kept| !gone.contains(&kept.owner().instance()));

@@ -1,4 +1,4 @@
-//! Whose something is.
+//! The owner of links, rules and leases: an attachment.
 
 use sha2::{Digest, Sha512};
 

@@ -20,11 +20,11 @@ use std::slice;
 use serde::{Deserialize, Serialize};
 
 use super::file::{self, ENDING, host, remove};
-use super::life::{Life, Trace, judge};
+use super::liveness::{Liveness, Trace, judge};
 use super::owner::{Owner, network_hash};
 use crate::cni::NetworkName;
 use crate::error::{Error, Result};
-use crate::netns::census::NetnsId;
+use crate::netns::NetnsId;
 
 const ATTACHMENTS: &str = "/run/cni/cnibox/attachments";
 const ADDRESSES: &str = "/run/cni/cnibox/addresses";
@@ -58,7 +58,7 @@ pub struct Record {
 }
 
 impl Record {
-    /// That of an attachment, as far as it is known before its addresses.
+    /// The record of an attachment before its addresses are known.
     pub fn new(owner: Owner<'_>, plugin: &str, sandbox: &str) -> Record {
         Record {
             network: owner.network.to_owned(),
@@ -71,17 +71,17 @@ impl Record {
         }
     }
 
-    /// Whose it is.
+    /// The attachment.
     pub fn owner(&self) -> Owner<'_> {
         Owner { network: &self.network, ifname: &self.ifname, id: &self.id }
     }
 
-    /// That of an attachment, if there is one for this host.
+    /// The record of an attachment, if there is one for this host.
     pub fn of(owner: Owner<'_>) -> Option<Record> {
         Record::read(&owner.instance())
     }
 
-    /// The one of this [instance](Owner::instance).
+    /// The record of this [instance](Owner::instance).
     pub fn read(instance: &str) -> Option<Record> {
         if !instance.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-') {
             return None;
@@ -90,7 +90,7 @@ impl Record {
         (record.is_here() && record.owner().instance() == instance).then_some(record)
     }
 
-    /// That of the attachment which got this address last. Costs one system call if none has it.
+    /// The record of the attachment that got this address last. One system call if none has it.
     pub fn of_address(ip: IpAddr) -> Option<Record> {
         let target = fs::read_link(Path::new(ADDRESSES).join(ip.to_string())).ok()?;
         let instance = target.to_str()?.strip_prefix(LINK)?.strip_suffix(ENDING)?;
@@ -104,7 +104,7 @@ impl Record {
         instances.iter().filter_map(|instance| Record::read(instance)).collect()
     }
 
-    /// Removes those of the network that were cut off while they were written, but for those of `valid`.
+    /// Removes the truncated records of the network, except for the records of `valid`.
     pub fn remove_cut_off(network: &NetworkName, valid: &[Owner<'_>]) -> Result<()> {
         let valid: Vec<String> = valid.iter().map(Owner::instance).collect();
         let mut cut_off = file::instances(Path::new(ATTACHMENTS), &network_hash(network.as_str()));
@@ -146,17 +146,17 @@ impl Record {
     }
 
     /// Whether the container can still be alive.
-    pub fn life(&self) -> Life {
-        Record::lives(slice::from_ref(self)).pop().unwrap_or(Life::Unknown)
+    pub fn liveness(&self) -> Liveness {
+        Record::liveness_of(slice::from_ref(self)).pop().unwrap_or(Liveness::Unknown)
     }
 
     /// Whether these containers can still be alive.
-    pub fn lives(records: &[Record]) -> Vec<Life> {
+    pub fn liveness_of(records: &[Record]) -> Vec<Liveness> {
         let is_alive = |record: &Record| {
-            let known = record.netns.filter(|netns| netns.born != 0);
+            let known = record.netns.filter(|netns| netns.ctime != 0);
             known.is_some() && known == NetnsId::at(Path::new(&record.sandbox))
         };
-        let mut lives: Vec<Life> = vec![Life::Alive; records.len()];
+        let mut lives: Vec<Liveness> = vec![Liveness::Alive; records.len()];
         let doubtful: Vec<usize> = (0..records.len()).filter(|i| !is_alive(&records[*i])).collect();
         let trace = |i: &usize| Trace {
             netns: records[*i].netns,
@@ -191,7 +191,7 @@ fn target(instance: &str) -> String {
     format!("{LINK}{instance}{ENDING}")
 }
 
-/// Has the address lead to a record; it led to that of whoever had it before.
+/// Makes the address lead to this record instead of the record of its previous owner.
 fn link(ip: IpAddr, target: &str) -> io::Result<()> {
     let path = Path::new(ADDRESSES).join(ip.to_string());
     match symlink(target, &path) {

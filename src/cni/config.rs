@@ -111,6 +111,15 @@ impl NetConf {
         Ok(())
     }
 
+    /// Whether `capabilities` asks the runtime for the values of this name.
+    pub fn wants(&self, capability: &str) -> bool {
+        // Runtimes compare the name exactly.
+        let is_wanted =
+            |(name, value): &(String, Json)| name == capability && *value == Json::Bool(true);
+        let capabilities = self.json.get_present("capabilities");
+        matches!(capabilities, Some(Json::Object(members)) if members.iter().any(is_wanted))
+    }
+
     /// The attachments GC has to keep. `None` if the request has no such key: that says nothing
     /// about what is valid. `null` is the empty list, as libcni writes it. The key of the text of
     /// 1.1.0, `cni.dev/attachments`, serves where the later one is absent.

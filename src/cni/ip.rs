@@ -16,7 +16,7 @@ pub fn parse_ip(text: &str) -> Result<IpAddr, String> {
 
 /// Reads `address/prefix`.
 pub fn parse_cidr(text: &str) -> Result<IpNet, String> {
-    // Not ipnet's own parser: that one takes leading zeros.
+    // ipnet's own parser accepts leading zeros.
     let parts = text.split_once('/').and_then(|(ip, len)| {
         let len = len.bytes().all(|b| b.is_ascii_digit()).then_some(len)?.parse().ok()?;
         IpNet::new(ip.parse().ok()?, len).ok()

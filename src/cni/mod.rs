@@ -1,5 +1,6 @@
 //! The CNI protocol as pure data: versions, names, arguments, configurations, results, errors.
 //! Nothing here does I/O.
+#![warn(missing_docs)]
 
 pub mod args;
 pub mod config;

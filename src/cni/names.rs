@@ -38,7 +38,9 @@ impl NetworkName {
         }
         if !is_identifier(text) {
             return Err(
-                Error::config("invalid characters found in network name").with_details(text)
+                Error::config("invalid characters found in network name").with_details(format!(
+                    "{text}; use letters, digits, \".\", \"_\" and \"-\", the first a letter or a digit"
+                ))
             );
         }
         Ok(NetworkName(text.to_owned()))

@@ -31,15 +31,15 @@ struct Wire {
 /// How a plugin that failed ended, for messages.
 #[derive(Debug)]
 pub struct Failure<'a> {
-    /// What it printed on stdout.
+    /// Its stdout.
     pub stdout: &'a [u8],
-    /// What it printed on stderr.
+    /// Its stderr.
     pub stderr: &'a [u8],
     /// `exit status 1`, `signal: killed`, or why it could not be started.
     pub exit: &'a str,
 }
 
-/// The error that a failed plugin meant, as well as can be told from what it left.
+/// The error of a failed plugin, from its error object or else from its stderr and exit status.
 pub fn error_of(failure: &Failure<'_>) -> Error {
     let Failure { stdout, stderr, exit } = failure;
     if stdout.is_empty() {

@@ -1,4 +1,4 @@
-//! A link on top of another one, its master: macvlan, ipvlan, VLAN.
+//! A link on top of another link, its master: macvlan, ipvlan, VLAN.
 //!
 //! | step | function |
 //! | --- | --- |
@@ -22,7 +22,7 @@
 //! child::add(place, netns, &Wanted { ifname: &req.ifname, kind, mtu, mac: None })?;
 //! undo.push("delete the interface", || child::take_back(&inside, &req.ifname));
 //! let mut result = cx.ipam_add(&mut undo)?;
-//! child::attach(&inside, (&req.ifname, &req.sandbox.path), &mut result)?;
+//! child::attach(&inside, &req.ifname, &req.sandbox.path, &mut result)?;
 //! ```
 
 use std::collections::hash_map::RandomState;
@@ -34,13 +34,11 @@ use nix::errno::Errno;
 use super::configure::{self, Connected, Style};
 use super::inside::{Inside, Setting};
 use super::mtu::Mtu;
-use super::{verify, veth};
+use super::{default_route, verify, veth};
 use crate::cni::{CniResult, IfName};
 use crate::error::{Context, Error, Result};
 use crate::log;
-use crate::netlink::{
-    Dad, Family, Link, LinkKind, Mac, Netlink, NewLink, RT_TABLE_MAIN, Route, RouteFilter,
-};
+use crate::netlink::{Dad, Link, LinkKind, Mac, Netlink, NewLink};
 use crate::netns::Netns;
 
 /// How often a chosen index may be taken before something is wrong.
@@ -51,7 +49,7 @@ const INDEX_TRIES: usize = 5;
 pub struct Wanted<'a> {
     /// Its name in the container.
     pub ifname: &'a IfName,
-    /// What it is, and on which link.
+    /// Its kind, and the link that it is on.
     pub kind: LinkKind<'a>,
     /// Its MTU in bytes; 0 leaves it to the kernel, which takes the master's.
     pub mtu: u32,
@@ -68,7 +66,7 @@ impl<'a> Wanted<'a> {
 /// The master called `name`; without a name, the link of the default route, IPv4 first.
 fn master(place: &Netlink, name: &str) -> Result<Link> {
     if name.is_empty() {
-        return of_default_route(place);
+        return default_route::link(place);
     }
     let failed = || format!("failed to lookup master \"{name}\"");
     place.link(name).context(failed)?.ok_or_else(|| {
@@ -78,22 +76,23 @@ fn master(place: &Netlink, name: &str) -> Result<Link> {
     })
 }
 
-/// Makes the child in the namespace `netns`, where nobody ever sees it under another name, so that
+/// Makes the child in the namespace `netns` under its final name from the start, so that
 /// [`del`] finds it whenever this process ends. `place` is where the master is.
 pub fn add(place: &Netlink, netns: &Netns, wanted: &Wanted<'_>) -> Result<()> {
-    make(place, netns, (wanted, wanted.new_link()))
+    make(place, netns, wanted, wanted.new_link())
 }
 
 /// As [`add`], and switches it on by the same message: for a link without addresses, or one over
 /// which they are asked for.
 pub fn add_up(place: &Netlink, netns: &Netns, wanted: &Wanted<'_>) -> Result<()> {
-    make(place, netns, (wanted, wanted.new_link().up()))
+    make(place, netns, wanted, wanted.new_link().up())
 }
 
 fn make<'a>(
     place: &Netlink,
     netns: &'a Netns,
-    (wanted, link): (&Wanted<'a>, NewLink<'a>),
+    wanted: &Wanted<'a>,
+    link: NewLink<'a>,
 ) -> Result<()> {
     let name = wanted.ifname.as_str();
     let link = link.netns(netns.as_fd());
@@ -102,7 +101,8 @@ fn make<'a>(
     if refused.is_exists() {
         if Netlink::open_in(netns)?.link(name)?.is_some() {
             let msg = format!("container already has an interface \"{name}\": file exists");
-            let remedy = "an earlier ADD was not followed by DEL, or CNI_IFNAME is taken";
+            let remedy =
+                "run DEL first, as an earlier ADD was not followed by one, or CNI_IFNAME is taken";
             return Err(Error::internal(msg).with_details(remedy)).context(failed);
         }
         // Kernels before 6.15 look for the name in the namespace of the caller, unless they are
@@ -137,7 +137,7 @@ fn remedy(errno: Errno, kind: &LinkKind<'_>) -> Option<&'static str> {
             Some("another macvlan on the master, or the master itself, has this MAC address")
         }
         (Errno::EINVAL, LinkKind::Macvlan { .. }) => Some(
-            "a macvlan in mode \"passthru\" is the only one on its master, \
+            "choose another master: a macvlan in mode \"passthru\" is the only one on its master, \
              which must be an Ethernet device",
         ),
         (Errno::EEXIST, LinkKind::Vlan { .. }) => {
@@ -156,7 +156,8 @@ pub fn take_back(inside: &Inside<'_>, ifname: &IfName) -> Result<()> {
 /// has them, and sets it up. Without addresses it is as [`add_up`] has made it.
 pub fn attach(
     inside: &Inside<'_>,
-    (ifname, sandbox): (&IfName, &str),
+    ifname: &IfName,
+    sandbox: &str,
     result: &mut CniResult,
 ) -> Result<Link> {
     result.assign_to_first();
@@ -168,9 +169,9 @@ pub fn attach(
     Ok(link)
 }
 
-/// Deletes the link `ifname` of this kind; success if there is none. Another kind of link under
-/// the name is nothing that this attachment has made: the container may have renamed its own, which
-/// is told by an address that only that one has had.
+/// Deletes the link `ifname` of this kind; success if there is none. A link of another kind under
+/// the name was not made for this attachment: the container may have renamed the attachment's link, which
+/// is then found by the MAC that only this link has had.
 pub fn del(netns: &Netns, ifname: &IfName, kind: &str, mac: Option<Mac>) -> Result<()> {
     let inside = Netlink::open_in(netns)?;
     let is_of_kind = |link: &Link| link.kind.as_deref() == Some(kind);
@@ -212,7 +213,6 @@ fn configure(inside: &Inside<'_>, link: &Link, result: &CniResult) -> Result<()>
 /// CHECK: an attachment's link, as a result lists it.
 #[derive(Clone, Debug)]
 pub struct Found<'r> {
-    /// The link.
     pub link: Link,
     prev: &'r CniResult,
     index: usize,
@@ -223,19 +223,20 @@ pub struct Found<'r> {
 pub fn find<'r>(
     inside: &Inside<'_>,
     prev: &'r CniResult,
-    (ifname, sandbox): (&IfName, &str),
+    ifname: &IfName,
+    sandbox: &str,
     kind: &str,
 ) -> Result<Found<'r>> {
     let (index, entry) = verify::container_entry(prev, ifname, sandbox)?;
     let link = verify::container_link(inside, entry, kind)?;
-    verify::is_up(&link)?;
+    verify::is_up_inside(&link)?;
     Ok(Found { link, prev, index })
 }
 
 impl Found<'_> {
     /// Its addresses and the routes are there.
     pub fn verify_layer3(&self, inside: &Inside<'_>) -> Result<()> {
-        verify::addresses(inside, &self.link, (self.prev, self.index))?;
+        verify::addresses(inside, &self.link, self.prev, self.index)?;
         verify::routes(inside, self.prev)
     }
 }
@@ -279,8 +280,8 @@ impl Below<'_> {
         if self.in_container { Ok(()) } else { self.master(host, host).map(drop).or_unavailable() }
     }
 
-    /// CHECK: `link` is on top of the master that is configured. Without one in particular any is
-    /// right that is still there: the default route may be another one by now.
+    /// CHECK: `link` is on top of the configured master. Without a configured master any existing one
+    /// is right: the default route may have moved since ADD.
     pub fn verify(self, host: &Netlink, inside: &Inside<'_>, link: &Link) -> Result<()> {
         let in_container = link.link_netnsid.is_none();
         if self.name.is_empty() {
@@ -299,7 +300,7 @@ impl Below<'_> {
         }
         verify_master(link, &master)?;
         match self.mtu {
-            // The default route may be another one by now.
+            // The default route may have moved since ADD.
             Mtu::Auto => Ok(()),
             Mtu::Bytes(_) => self.mtu.resolve_below(host, &master).map(drop),
         }
@@ -325,29 +326,6 @@ pub fn verify_mtu(link: &Link, configured: u32) -> Result<()> {
     Err(Error::internal(format!("interface \"{name}\" has MTU {mtu}, configured is {configured}")))
 }
 
-/// The link of the default route in the main table, of IPv4 first.
-pub(super) fn of_default_route(place: &Netlink) -> Result<Link> {
-    for family in [Family::V4, Family::V6] {
-        let filter = RouteFilter { family: Some(family), table: Some(RT_TABLE_MAIN), oif: None };
-        let routes = place.dump_routes(&filter)?;
-        let default = routes.iter().filter(|route| route.dst.prefix_len() == 0);
-        for index in default.filter_map(leaves_by) {
-            let link = place.require_link_by_index(index)?;
-            // A route that says "unreachable" leaves by that one.
-            if !link.loopback {
-                return Ok(link);
-            }
-        }
-    }
-    Err(Error::internal("no default route interface found")
-        .with_details("name the link in the key \"master\", or a number in the key \"mtu\""))
-}
-
-/// The link of a route: of several ways, the first.
-fn leaves_by(route: &Route) -> Option<u32> {
-    route.oif.or_else(|| route.nexthops.iter().find_map(|hop| hop.oif))
-}
-
 /// An index far above those that the kernel counts up to.
 fn random_index() -> u32 {
     let random = RandomState::new().build_hasher().finish();
@@ -357,17 +335,6 @@ fn random_index() -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_multipath_route_leaves_by_its_first_way() {
-        let mut route = Route::new("0.0.0.0/0".parse().unwrap());
-        assert_eq!(leaves_by(&route), None);
-        let hop = |oif| crate::netlink::NextHop { gw: None, oif, weight: 1 };
-        route.nexthops = vec![hop(None), hop(Some(7)), hop(Some(8))];
-        assert_eq!(leaves_by(&route), Some(7));
-        route.oif = Some(3);
-        assert_eq!(leaves_by(&route), Some(3));
-    }
 
     #[test]
     fn chosen_indexes_are_positive_and_differ() {

@@ -40,12 +40,11 @@ pub enum Connected {
 pub struct Style {
     /// Duplicate address detection for IPv6.
     pub dad: Dad,
-    /// The connected route.
     pub connected: Connected,
 }
 
 /// The addresses of `result` that belong on `ifname`. An address without an interface index is
-/// left out; one whose index points elsewhere is an error of the plugin that made the result.
+/// left out; an address with the index of another interface is an error of the plugin that made the result.
 fn addresses<'r>(result: &'r CniResult, ifname: &str) -> Result<Vec<&'r cni::IpConfig>> {
     if result.interfaces.is_empty() {
         return Err(Error::internal("no interfaces to configure"));
@@ -154,8 +153,8 @@ pub fn wait_for_carrier(netlink: &Netlink, link: &Link) -> Result<()> {
 /// Has the kernel tell the neighbours when the link comes up, as its IPv4 addresses may have been
 /// another container's before. The interface works without it.
 pub fn announce(inside: &Inside<'_>, link: &Link) {
-    // Not below /proc/sys, where looking up a name takes the longer the more containers there are:
-    // those of all namespaces share one list.
+    // By netlink instead of /proc/sys, where looking up a name takes the longer the more containers there are:
+    // the names of all namespaces share one list.
     let change = LinkChange::new().arp_notify(Switch::On);
     if let Err(error) = inside.netlink.set_link(link.index, change) {
         log::debug(error);
@@ -185,12 +184,28 @@ pub fn settings(result: &CniResult, ifname: &str) -> Vec<Setting> {
 /// to one destination make one multipath route.
 pub fn add_routes(inside: &Inside<'_>, link: &Link, result: &CniResult) -> Result<()> {
     for route in plan_routes(result, link.index) {
-        inside
-            .netlink
-            .add_route(&route, RouteMode::Create)
-            .context(|| format!("failed to add route '{}'", describe(&route, &link.name)))?;
+        inside.netlink.add_route(&route, RouteMode::Create).map_err(|e| {
+            let e = Error::from(e)
+                .context(format_args!("failed to add route '{}'", describe(&route, &link.name)));
+            match remedy(&route, result) {
+                Some(remedy) => e.with_details(remedy),
+                None => e,
+            }
+        })?;
     }
     Ok(())
+}
+
+/// What is wrong with the gateway of a route that the kernel refused.
+fn remedy(route: &Route, result: &CniResult) -> Option<String> {
+    let gw = route.gw?;
+    if gw.is_ipv4() != route.dst.addr().is_ipv4() {
+        return Some(format!("the gateway {gw} is of another family than the destination"));
+    }
+    let is_reachable = result.ips.iter().any(|ip| ip.address.contains(&gw));
+    (!is_reachable).then(|| {
+        format!("the gateway {gw} is in no subnet of the interface: correct \"gw\", or add a route to it first")
+    })
 }
 
 /// The gateway of a route that names none: the first one of its family among the addresses.

@@ -6,12 +6,9 @@ use crate::netlink::{Link, Netlink};
 use crate::netns::Netns;
 use crate::sysctl;
 
-/// An entered namespace.
 #[derive(Debug)]
 pub struct Inside<'a> {
-    /// The namespace.
     pub netns: &'a Netns,
-    /// Netlink in it.
     pub netlink: Netlink,
 }
 
@@ -29,7 +26,6 @@ pub enum OnFailure {
 pub struct Setting {
     /// Path below `/proc/sys`.
     pub key: String,
-    /// The value.
     pub value: &'static str,
     /// What if it cannot be set.
     pub on_failure: OnFailure,
@@ -41,7 +37,6 @@ impl<'a> Inside<'a> {
         Ok(Inside { netns, netlink: Netlink::open_in(netns)? })
     }
 
-    /// Sets kernel parameters.
     pub fn set(&self, settings: &[Setting]) -> Result<()> {
         if settings.is_empty() {
             return Ok(());
@@ -55,7 +50,8 @@ impl<'a> Inside<'a> {
             return Ok(());
         }
         let msg = format!("container already has an interface \"{ifname}\"");
-        let remedy = "an earlier ADD was not followed by DEL, or CNI_IFNAME is taken";
+        let remedy =
+            "run DEL first, as an earlier ADD was not followed by one, or CNI_IFNAME is taken";
         Err(Error::internal(msg).with_details(remedy))
     }
 

@@ -3,6 +3,8 @@
 
 pub mod child;
 pub mod configure;
+mod default_route;
+pub mod driver;
 pub mod forwarding;
 pub mod inside;
 pub mod mtu;

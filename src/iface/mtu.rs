@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde::de::{self, Deserialize, Deserializer, Visitor};
 
-use super::child::of_default_route;
+use super::default_route;
 use crate::error::{Context, Error, Result};
 use crate::netlink::{Link, Netlink};
 
@@ -14,7 +14,7 @@ use crate::netlink::{Link, Netlink};
 pub enum Mtu {
     /// So many bytes; 0 leaves it to the kernel.
     Bytes(i64),
-    /// That of the link of the host's default route, of IPv4 first.
+    /// `"auto"`: the MTU of the link of the host's default route, of IPv4 first.
     Auto,
 }
 
@@ -31,11 +31,23 @@ pub fn bytes(configured: i64) -> Result<u32> {
 }
 
 impl Mtu {
-    /// The MTU of a link without a master, in bytes; 0 leaves it to the kernel, as less does.
+    /// Refuses what no veth pair and no bridge can have (`ETH_MIN_MTU`, `ETH_MAX_MTU` of `if_ether.h`).
+    pub fn require_ethernet(self) -> Result<()> {
+        match self {
+            Mtu::Bytes(number) if number > 0 && !(68..=65535).contains(&number) => {
+                let msg = format!("invalid MTU {number}, must be 0, or 68 to 65535");
+                Err(Error::config(msg))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The MTU of a veth pair or bridge, in bytes; 0 leaves it to the kernel, as less does.
     pub fn resolve(self, host: &Netlink) -> Result<u32> {
+        self.require_ethernet()?;
         match self {
             Mtu::Bytes(number) => bytes(number),
-            Mtu::Auto => of_default_route(host).map(|link| link.mtu).context(|| "mtu \"auto\""),
+            Mtu::Auto => default_route::link(host).map(|link| link.mtu).context(|| "mtu \"auto\""),
         }
     }
 

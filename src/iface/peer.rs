@@ -13,7 +13,8 @@ use crate::netns::Netns;
 pub fn is_same_netns(
     host: &Netlink,
     inside: &Inside<'_>,
-    (outer, inner): (Option<i32>, Option<i32>),
+    outer: Option<i32>,
+    inner: Option<i32>,
 ) -> Result<bool> {
     let known = match outer {
         None => inside.netlink.nsid(Netns::current()?.as_fd())?,
@@ -28,11 +29,11 @@ pub fn is_same_netns(
 
 /// Whether the other end of a link of the container, or the device below it, is on the host.
 pub fn is_on_host(host: &Netlink, inside: &Inside<'_>, link: &Link) -> Result<bool> {
-    Ok(link.link.is_some() && is_same_netns(host, inside, (None, link.link_netnsid))?)
+    Ok(link.link.is_some() && is_same_netns(host, inside, None, link.link_netnsid)?)
 }
 
-/// The host's end of the pair whose other end `link` is in the container. What that one says is
-/// where to look; what counts is what the host's end says.
+/// The host's end of the pair whose other end `link` is in the container. The attributes of `link` say
+/// where to look; only the attributes of the host's end are believed.
 pub fn on_host(host: &Netlink, inside: &Inside<'_>, link: &Link) -> Result<Option<Link>> {
     let Some(end) = link.link.map(|index| host.link_by_index(index)).transpose()?.flatten() else {
         return Ok(None);
@@ -54,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pair_is_told_from_one_with_the_same_indexes_in_the_container() {
+    fn a_pair_with_the_same_indexes_in_the_container_is_told_apart() {
         netns::isolate();
         let (host, container) = (Netlink::open().unwrap(), Netns::fresh().unwrap());
         let inside = Inside::enter(&container).unwrap();
@@ -86,7 +87,7 @@ mod tests {
         inside.netlink.add_link(&veth("eth1", peer)).unwrap();
         let inner = inside.link("eth1").unwrap().link_netnsid;
         let outer = |name: &str| host.require_link(name).unwrap().link_netnsid;
-        let same = |outer, inner| is_same_netns(&host, &inside, (outer, inner)).unwrap();
+        let same = |outer, inner| is_same_netns(&host, &inside, outer, inner).unwrap();
         assert!(same(outer("one"), inner));
         assert!(!same(outer("three"), inner) && !same(None, inner) && !same(Some(77), inner));
         assert!(same(outer("two"), None) && !same(outer("two"), inner));

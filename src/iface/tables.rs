@@ -10,7 +10,7 @@ use crate::netlink::{Link, Netlink, RT_TABLE_MAIN, Route, RouteFilter, RouteMode
 /// `default`, `main` and `local`, which the kernel's own rules lead to.
 const RESERVED: std::ops::RangeInclusive<u32> = 253..=255;
 
-/// The rules of a namespace and the tables that somebody uses.
+/// The rules of a namespace and the routing tables in use.
 #[derive(Debug)]
 pub struct Tables {
     /// The rules of both families.
@@ -33,7 +33,7 @@ impl Tables {
         Ok(Tables { rules, used })
     }
 
-    /// The first table from `first` on that nobody uses; it counts as used from now on.
+    /// The first unused table from `first` on; it counts as used from now on.
     pub fn take_free(&mut self, first: u32) -> Result<u32> {
         let free = |table: &u32| !is_reserved(*table) && !self.used.contains(table);
         let table = (first..=u32::MAX)
@@ -128,7 +128,7 @@ pub fn give_back(
             Ok(()) => {}
             // Not before it is known to be in the other one may the table lose it.
             Err(error) if error.is_unanswered() => return Err(error.into()),
-            // The link may be on its way down; that somebody else has such a route is fine.
+            // The link may be going down; an equal route of another program is fine.
             Err(error) => {
                 crate::log::debug(format_args!("give a route back to the main table: {error}"));
             }

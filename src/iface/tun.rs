@@ -1,5 +1,5 @@
-//! Tap devices: the one kind of link that netlink reads and changes but does not make. The kernel
-//! makes them for whoever opens `/dev/net/tun`, by ioctl(2).
+//! Tap devices: the only kind of link that netlink reads and changes but cannot make. The kernel
+//! makes them by ioctl(2) on `/dev/net/tun`.
 //!
 //! [`create`] holds the new device open. Until [`Tap::keep`] it vanishes with this process, so a
 //! plugin that fails or is killed half-way leaves none behind.
@@ -31,11 +31,11 @@ pub struct Wanted<'a> {
     pub ifname: &'a IfName,
     /// Whether it can be opened several times at once.
     pub multi_queue: bool,
-    /// The user who may open it; nobody in particular otherwise.
+    /// The user who may open it. Default: any user with `CAP_NET_ADMIN`.
     pub owner: Option<u32>,
-    /// The group whose members may open it; no particular one otherwise.
+    /// The group whose members may open the device; `None` for no group.
     pub group: Option<u32>,
-    /// The SELinux label of whoever will open it.
+    /// The SELinux label of the program that will open the device.
     pub label: Option<&'a str>,
 }
 
@@ -43,8 +43,8 @@ pub struct Wanted<'a> {
 #[derive(Debug)]
 pub struct Tap(Option<File>);
 
-/// Makes a tap device in `netns`. Frames come without a header in front, and whoever opens the
-/// device may ask for another form.
+/// Makes a tap device in `netns`. Frames come without a packet information header; a program that opens the
+/// device may ask for one.
 pub fn create(netns: &Netns, wanted: Wanted<'_>) -> Result<Tap> {
     let made = netns.run(|| match wanted.label {
         // On a thread of its own, which has the label for everything that it starts.
@@ -62,7 +62,7 @@ pub fn require_usable() -> Result<()> {
 }
 
 impl Tap {
-    /// Lets the device stay when nobody has it open.
+    /// Makes the device persistent: it stays when no process has it open.
     pub fn keep(self) -> Result<()> {
         let Some(file) = &self.0 else { return Ok(()) };
         set(file.as_fd(), libc::TUNSETPERSIST, 1)
@@ -100,9 +100,9 @@ fn failed(what: &str, errno: Errno) -> Error {
     }
 }
 
-/// Under SELinux a device belongs to the label of the thread that made it, which no thread among
-/// others may change. So a program with that label makes it, the one that policies for the
-/// reference plugin speak of.
+/// Under SELinux a device has the label of the thread that made it, and a thread of a multi-threaded process
+/// cannot change its label. So a program with that label makes the device: `ip`, which the policies for the
+/// reference plugin name.
 fn create_labelled(label: &str, wanted: Wanted<'_>) -> Result<Tap> {
     let program = cmd::find("ip").ok_or_else(|| {
         Error::internal("the program \"ip\" was not found")

@@ -1,4 +1,4 @@
-//! CHECK: what a result says against what is there.
+//! CHECK: compares a result with the interfaces, addresses and routes of the kernel.
 //!
 //! `prevResult` is the result of the whole list, so what later plugins add must not hurt: an
 //! address counts only for the interface it names, and a route without a table may be in any.
@@ -10,6 +10,9 @@ use super::inside::Inside;
 use crate::cni::{CniResult, IfName, Interface, IpConfig, Route};
 use crate::error::{Error, Result};
 use crate::netlink::{self, Link, RouteFilter};
+
+/// What stands before a command, in the details of an error, that is for the namespace of the container.
+pub const IN_CONTAINER: &str = "in the container: ";
 
 /// `RT_SCOPE_LINK`.
 const ON_LINK: u8 = 253;
@@ -58,15 +61,28 @@ pub fn same_mac(link: &Link, entry: &Interface) -> Result<()> {
         return Ok(());
     }
     let (name, expected) = (&entry.name, &entry.mac);
-    Err(Error::internal(format!("Interface {name} Mac {expected} doesn't match link Mac: {mac}")))
+    let place = if entry.sandbox.is_empty() { "" } else { IN_CONTAINER };
+    Err(Error::internal(format!("Interface {name} Mac {expected} doesn't match link Mac: {mac}"))
+        .with_details(format!("{place}ip link set {name} address {expected}")))
 }
 
-/// The link is switched on.
+/// The link of the host is switched on.
 pub fn is_up(link: &Link) -> Result<()> {
+    require_up(link, "")
+}
+
+/// The link in the container is switched on.
+pub fn is_up_inside(link: &Link) -> Result<()> {
+    require_up(link, IN_CONTAINER)
+}
+
+fn require_up(link: &Link, place: &str) -> Result<()> {
     if link.up {
         return Ok(());
     }
-    Err(Error::internal(format!("interface \"{}\" is down", link.name)))
+    let name = &link.name;
+    Err(Error::internal(format!("interface \"{name}\" is down"))
+        .with_details(format!("{place}ip link set {name} up")))
 }
 
 /// A link of the host that containers send to takes no router advertisements.
@@ -81,11 +97,7 @@ pub fn refuses_advertisements(link: &Link) -> Result<()> {
 
 /// Every address that the result gives to the interface at `index` is on `link`, its network
 /// reachable.
-pub fn addresses(
-    inside: &Inside<'_>,
-    link: &Link,
-    (result, index): (&CniResult, usize),
-) -> Result<()> {
+pub fn addresses(inside: &Inside<'_>, link: &Link, result: &CniResult, index: usize) -> Result<()> {
     let present = inside.netlink.dump_addrs(link.index)?;
     let routes = inside
         .netlink
@@ -95,7 +107,8 @@ pub fn addresses(
             let (address, name) = (ip.address, &link.name);
             return Err(Error::internal(format!(
                 "Failed to match addr {address} on interface {name}"
-            )));
+            ))
+            .with_details(format!("{IN_CONTAINER}ip addr add {address} dev {name}")));
         }
         network_is_routed(ip, link, &routes)?;
     }
@@ -110,7 +123,9 @@ fn network_is_routed(ip: &IpConfig, link: &Link, routes: &[netlink::Route]) -> R
     let gateway = ip.gateway.map(|gw| gw.to_string()).unwrap_or_default();
     let name = &link.name;
     Err(Error::internal(format!("Failed to find Gateway {gateway} for interface {name}"))
-        .with_details(format!("there is no route to {network}")))
+        .with_details(format!(
+            "there is no route to {network}: {IN_CONTAINER}ip route add {network} dev {name}"
+        )))
 }
 
 /// Every route of the result is there, through the gateway it names or was given.
@@ -126,10 +141,11 @@ pub fn routes(inside: &Inside<'_>, result: &CniResult) -> Result<()> {
         let gw = route.gw.or_else(implied);
         let route = Route { gw, ..route.clone() };
         if !present.iter().any(|found| serves(found, &route)) {
+            let route = describe(&route);
             return Err(Error::internal(format!(
-                "Expected Route {} not found in routing table",
-                describe(&route)
-            )));
+                "Expected Route {route} not found in routing table"
+            ))
+            .with_details(format!("{IN_CONTAINER}ip route add {route}")));
         }
     }
     Ok(())

@@ -16,7 +16,6 @@ const NAME_TRIES: usize = 10;
 /// What a pair is to be like.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted<'a> {
-    /// The container's end.
     pub ifname: &'a IfName,
     /// MTU of both ends in bytes; 0 leaves it to the kernel.
     pub mtu: u32,
@@ -38,7 +37,7 @@ pub struct Pair {
 /// Makes the pair by one message to the kernel, each end in its place, the host's one in its bridge.
 /// Nothing passes until [`start`]. Nothing is left behind on failure.
 pub fn add(host: &Netlink, netns: &Netns, wanted: Wanted<'_>) -> Result<Pair> {
-    // Chosen here, so that nobody has to be asked for it.
+    // Chosen here, so that no request for it is needed.
     let mac = wanted.mac.unwrap_or_else(Mac::random_local);
     let host = create(host, netns, Wanted { mac: Some(mac), ..wanted })?;
     refuse_advertisements(&host);
@@ -83,8 +82,8 @@ pub fn interface(link: &Link, sandbox: &str) -> Interface {
 }
 
 /// Deletes an attachment's pair; success if there is none. The container may have renamed its end,
-/// put another link in its place or moved it away, so the host's end decides: the one that the result
-/// tells, else the other end of the container's interface, else the one with a label that `is_own`.
+/// put another link in its place or moved it away, so the host's end decides: the link that the result
+/// names, else the other end of the container's interface, else a link with a label that `is_own`.
 pub fn del(
     host: &Netlink,
     ifname: &IfName,
@@ -176,7 +175,7 @@ fn create(host: &Netlink, netns: &Netns, wanted: Wanted<'_>) -> Result<Link> {
                         "container veth name (\"{ifname}\") peer provided (\"{name}\") already exists"
                     );
                     return Err(Error::internal(msg).with_details(
-                        "an earlier ADD was not followed by DEL, or CNI_IFNAME is taken",
+                        "run DEL first, as an earlier ADD was not followed by one, or CNI_IFNAME is taken",
                     ));
                 }
             }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 
-use super::pump::{Ended, Pump};
+use crate::cmd::pump::{Ended, Pump};
 use crate::cni::wire::{Failure, error_of};
 use crate::error::{Result, io_text};
 use crate::netns;
@@ -25,16 +25,16 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 pub struct Exec<'a> {
     /// The executable. It gets no arguments.
     pub path: &'a Path,
-    /// Variables to set beside, or in place of, those of this process.
+    /// Environment variables to add to, or to replace, the variables of this process.
     pub env: Vec<(&'a str, String)>,
-    /// The request. A plugin that does not read it is none the worse for that.
+    /// The request. A plugin may end without reading it.
     pub stdin: &'a [u8],
     /// How long the plugin may take; it is killed (`SIGKILL`) then. `None`: for ever.
     pub deadline: Option<Duration>,
 }
 
-/// Runs a plugin to its end, which is when it has exited and nobody holds its stdout and stderr
-/// open any more, and returns its stdout. Its stderr goes to ours as it arrives.
+/// Runs a plugin until it has exited and no process holds its stdout and stderr open, and returns its
+/// stdout. Its stderr is copied to ours as it arrives.
 ///
 /// The error is the plugin's own error object, or what can be told from its stderr and its exit:
 /// `netplugin failed with no error message: signal: killed`.
@@ -49,6 +49,7 @@ pub(super) fn exec_to(call: &Exec<'_>, stderr: &mut dyn Write) -> Result<Vec<u8>
     let mut child = start(call, until).map_err(|cause| {
         let exit = format!("fork/exec {}: {}", call.path.display(), io_text(&cause));
         error_of(&Failure { stdout: b"", stderr: b"", exit: &exit })
+            .with_details(remedy(call.path, &cause))
     })?;
     let mut pump = Pump::new(&mut child, call.stdin);
     let status = match pump.run(until, stderr) {
@@ -63,6 +64,20 @@ pub(super) fn exec_to(call: &Exec<'_>, stderr: &mut dyn Write) -> Result<Vec<u8>
         Err(cause) => io_text(&cause),
     };
     Err(error_of(&Failure { stdout: &stdout, stderr: &stderr, exit: &exit }))
+}
+
+/// What makes a file executable that could not be executed.
+fn remedy(path: &Path, cause: &io::Error) -> String {
+    let path = path.display();
+    match cause.raw_os_error().map(Errno::from_raw) {
+        Some(Errno::EACCES) => {
+            format!("make it executable: chmod 755 {path}; or mount its file system without noexec")
+        }
+        Some(Errno::ENOEXEC) => {
+            format!("{path} is no program of this machine: install the plugin again")
+        }
+        _ => String::new(),
+    }
 }
 
 /// Starts the plugin, again and again while its file is open for writing somewhere.
@@ -86,7 +101,7 @@ fn start(call: &Exec<'_>, until: Option<Instant>) -> io::Result<Child> {
     }
 }
 
-/// Waits for a plugin whose pipes are closed: normally it is as good as gone.
+/// Waits for the exit of a plugin that has closed its pipes.
 fn reap(child: &mut Child, until: Option<Instant>) -> io::Result<ExitStatus> {
     let Some(until) = until else { return child.wait() };
     let mut pause = Duration::from_micros(50);

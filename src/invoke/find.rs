@@ -6,19 +6,22 @@ use std::path::{Path, PathBuf};
 
 use super::text;
 use crate::error::{Error, Result};
+use crate::options;
 
 /// The executable of the plugin `name` in the first of `dirs` that has one. Symbolic links are
-/// followed; empty directory names are skipped. A file that nobody may execute serves only where
-/// there is no better one, so that the error then tells about its permissions.
+/// followed; empty directory names are skipped. A file without execute permission is returned only where
+/// no directory has an executable, so that the error then tells of the permission.
 ///
 /// Messages: `no plugin name provided`, `invalid plugin name: <name>`, `no paths provided`,
 /// `failed to find plugin "<name>" in path [<dir> <dir>]`.
 pub fn find(name: &str, dirs: &[PathBuf]) -> Result<PathBuf> {
     if name.is_empty() {
-        return Err(Error::internal("no plugin name provided"));
+        return Err(Error::internal("no plugin name provided")
+            .with_details("set the key \"type\", of the plugin or of its \"ipam\""));
     }
     if name.contains('/') {
-        return Err(Error::internal(format!("invalid plugin name: {name}")));
+        return Err(Error::internal(format!("invalid plugin name: {name}"))
+            .with_details("write the name of a file in CNI_PATH, without a directory"));
     }
     let dirs: Vec<&PathBuf> = dirs.iter().filter(|dir| !dir.as_os_str().is_empty()).collect();
     if dirs.is_empty() {
@@ -35,9 +38,30 @@ pub fn find(name: &str, dirs: &[PathBuf]) -> Result<PathBuf> {
         }
     }
     fallback.ok_or_else(|| {
-        let dirs: Vec<String> = dirs.iter().map(|dir| text(dir)).collect();
-        Error::internal(format!("failed to find plugin \"{name}\" in path [{}]", dirs.join(" ")))
+        let names: Vec<String> = dirs.iter().map(|dir| text(dir)).collect();
+        Error::internal(format!("failed to find plugin \"{name}\" in path [{}]", names.join(" ")))
+            .with_details(reason(name, &dirs))
     })
+}
+
+/// Why no directory has the plugin, and what helps.
+fn reason(name: &str, dirs: &[&PathBuf]) -> String {
+    if let Some(dir) = dirs.iter().find(|dir| !dir.is_dir()) {
+        return format!("{} is no directory: correct CNI_PATH, or make it", dir.display());
+    }
+    let dangling = |file: &PathBuf| file.is_symlink() && !file.exists();
+    if let Some(link) = dirs.iter().map(|dir| dir.join(name)).find(dangling) {
+        return format!(
+            "{} is a link to a file that does not exist: install the plugin again",
+            link.display()
+        );
+    }
+    let files = dirs.iter().filter_map(|dir| fs::read_dir(dir).ok()).flatten().flatten();
+    let names: Vec<String> = files.filter_map(|file| file.file_name().into_string().ok()).collect();
+    match options::nearest(name, names.iter().map(String::as_str)) {
+        Some(other) => format!("did you mean \"{other}\"?"),
+        None => "install the plugin there, or correct \"type\"".to_owned(),
+    }
 }
 
 /// The execute permissions of a regular file; `None` for anything else.

@@ -3,10 +3,10 @@
 //! Used by both sides of CNI: by `runtime` for the plugins of a network, and by the plugins for
 //! a foreign delegate. [`Executor`] is the seam at which a test replaces it all; [`System`] is
 //! the real thing.
+#![warn(missing_docs)]
 
 mod exec;
 mod find;
-mod pump;
 #[cfg(test)]
 mod tests;
 mod version;
@@ -33,7 +33,7 @@ pub trait Executor: fmt::Debug + Send + Sync {
     fn run(&self, call: &Exec<'_>) -> Result<Vec<u8>>;
 }
 
-/// Files and processes: [`find`] and [`exec`].
+/// Files and processes: [`find()`] and [`exec()`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct System;
 

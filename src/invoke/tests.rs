@@ -68,7 +68,7 @@ fn find_messages() {
 }
 
 #[test]
-fn the_first_executable_wins_and_a_plain_file_is_the_last_resort() {
+fn the_first_executable_is_found_before_any_plain_file() {
     let (a, b) = (dir(), dir());
     let dirs = [PathBuf::new(), a.path().to_owned(), b.path().to_owned()];
     fs::write(a.path().join("p"), "data").unwrap();

@@ -1,21 +1,38 @@
 //! Which of the kernel's two interfaces rules are made with, as the reference plugins choose.
 
 use std::cell::OnceCell;
-use std::fmt;
 use std::fs;
-use std::net::IpAddr;
 
 use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
 
-use super::iptables::{Flavour, Iptables};
+use super::iptables::{self, Flavour, Iptables, iptables_table};
+use super::names::Owner;
+use crate::attachment::Kept;
 use crate::cmd;
 use crate::error::{Context, Error, Result};
 use crate::netlink;
-use crate::netlink::nftables::{self, Nft, Table};
+pub use crate::netlink::Family;
+use crate::netlink::nftables::{Nft, Table};
 
-/// A table to ask for; nobody has it.
+/// The name of a table that does not exist: asking for it tells whether the kernel has `nf_tables`.
 const PROBED: Table<'_> = Table::inet("cnibox_probe");
+
+/// The expressions that iptables on top of `nf_tables` makes and prints. It prints some `log` and
+/// `limit` only; a table with one of the others is changed by iptables nevertheless.
+const PRINTED: [&str; 11] = [
+    "match",
+    "target",
+    "counter",
+    "immediate",
+    "payload",
+    "meta",
+    "cmp",
+    "bitwise",
+    "lookup",
+    "limit",
+    "log",
+];
 
 /// What a kernel without `nf_tables` answers, or refuses the socket with.
 const LACKING: [Errno; 4] =
@@ -32,37 +49,57 @@ pub enum Backend {
 }
 
 impl Backend {
-    /// The back end of this name, if `value` names one; none if it is empty. `what` is for the
+    /// The back end of this name, if `value` names one; none if it is empty. `unknown` begins the
     /// message: `unknown ipmasq backend "ebtables"`, code 7.
-    pub fn parse(value: Option<&str>, what: &str) -> Result<Option<Backend>> {
+    pub fn parse(value: Option<&str>, unknown: &str) -> Result<Option<Backend>> {
         match value.unwrap_or_default() {
             "" => Ok(None),
             "nftables" => Ok(Some(Backend::Nftables)),
             "iptables" => Ok(Some(Backend::Iptables)),
-            other => Err(Error::config(format!("unknown {what} backend \"{other}\""))
+            other => Err(Error::config(format!("{unknown} \"{other}\""))
                 .with_details("the back ends are \"iptables\" and \"nftables\"")),
         }
     }
 
-    /// The configured one; without, iptables where it is installed and works, else nftables. Where
-    /// nobody has used an installed iptables yet, it is tried, which starts a process.
+    /// For ADD: the configured one; without, iptables where it is installed and works and its tables
+    /// have no rules that it cannot print, else nftables. Where nobody has used an installed iptables
+    /// yet, it is tried, which starts a process.
     pub fn choose(configured: Option<Backend>, filter: &PacketFilter) -> Backend {
+        let usual = || match Backend::usual(filter) {
+            Backend::Iptables if filter.has_unprintable_rules() => Backend::Nftables,
+            usual => usual,
+        };
+        configured.unwrap_or_else(usual)
+    }
+
+    /// For CHECK: the configured one; without, the one that `kept` tells of the attachment, or that
+    /// the reference would have chosen.
+    pub fn of(
+        configured: Option<Backend>,
+        filter: &PacketFilter,
+        kept: Kept,
+        owner: Owner<'_>,
+    ) -> Backend {
+        let recorded = || Some(kept.read::<Recorded>(owner)?.backend);
+        configured.or_else(recorded).unwrap_or_else(|| Backend::usual(filter))
+    }
+
+    fn usual(filter: &PacketFilter) -> Backend {
         let installed = || Iptables::find(Family::V4, Flavour::Default).is_some();
         let works = || installed() && (filter.has_iptables() || probe());
-        match configured {
-            Some(backend) => backend,
-            None if works() => Backend::Iptables,
-            None if filter.require_nf_tables().is_ok() => Backend::Nftables,
-            None => Backend::Iptables,
+        if !works() && filter.require_nf_tables().is_ok() {
+            return Backend::Nftables;
         }
+        Backend::Iptables
     }
 
     /// For STATUS: whether this back end can work here at all; code 50 with a remedy if not.
     pub fn require_usable(self, filter: &PacketFilter) -> Result<()> {
         let usable = match self {
             Backend::Nftables => filter.require_nf_tables(),
-            Backend::Iptables => Iptables::require(Family::V4).and_then(|_| {
-                if probe() {
+            Backend::Iptables => Iptables::require(Family::V4).and_then(|programs| {
+                // A chain that iptables cannot print is no obstacle: the probe tells.
+                if programs.can_list() || probe() {
                     return Ok(());
                 }
                 Err(Error::internal("iptables is installed but does not work")
@@ -73,6 +110,12 @@ impl Backend {
     }
 }
 
+/// What the records of all features have.
+#[derive(Deserialize)]
+struct Recorded {
+    backend: Backend,
+}
+
 /// Whether iptables can look at the kernel's rules: status 1 is "no rule 1".
 fn probe() -> bool {
     let Some(program) = cmd::find("iptables") else { return false };
@@ -80,33 +123,8 @@ fn probe() -> bool {
     output.is_ok_and(|output| matches!(output.code, Some(0 | 1)))
 }
 
-/// IPv4 or IPv6, which iptables keeps apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Family {
-    /// IPv4.
-    V4,
-    /// IPv6.
-    V6,
-}
-
-impl Family {
-    /// Both.
-    pub const BOTH: [Family; 2] = [Family::V4, Family::V6];
-
-    /// That of an address.
-    pub fn of(addr: IpAddr) -> Family {
-        if addr.is_ipv4() { Family::V4 } else { Family::V6 }
-    }
-}
-
-impl fmt::Display for Family {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if *self == Family::V4 { "iptables" } else { "ip6tables" })
-    }
-}
-
 /// The packet filter of the calling thread's namespace, opened on first use. One for each call of
-/// a plugin: the kernel takes its time to close one that deleted something.
+/// a plugin: the kernel is slow to close a socket that deleted something.
 #[derive(Debug, Default)]
 pub struct PacketFilter {
     nft: OnceCell<Nft>,
@@ -139,7 +157,7 @@ impl PacketFilter {
     pub fn nft_if_present(&self) -> Result<Option<&Nft>> {
         let present = match self.present.get() {
             Some(present) => *present,
-            None => match self.open().and_then(|nft| nft.has_table(PROBED)) {
+            None => match self.open().and_then(|nft| nft.has(PROBED)) {
                 Ok(_) => true,
                 Err(error) if error.errno().is_some_and(|e| LACKING.contains(&e)) => false,
                 Err(error) => return Err(error.into()),
@@ -156,36 +174,78 @@ impl PacketFilter {
         })
     }
 
-    /// The iptables programs that see the chain, found without starting any: the flavour on top of
-    /// `nf_tables` if the chain is there, the old one if it has this table at all.
-    pub fn iptables_with(&self, family: Family, table: &str, chain: &str) -> Result<Vec<Iptables>> {
-        let nft = self.has_chain(family, table, chain)?;
+    /// The iptables programs that see one of the chains, or with none given any that a CNI plugin
+    /// made, found without starting any: the flavour on top of `nf_tables` if such a chain is
+    /// there, the old one if it has this table at all.
+    pub fn iptables_with(
+        &self,
+        family: Family,
+        table: &str,
+        chains: &[&str],
+    ) -> Result<Vec<Iptables>> {
+        let nft = self.has_chain(family, table, chains)?.then_some(Flavour::Nft);
         let legacy = self.has_legacy_table(family, table).then_some(Flavour::Legacy);
-        Ok(Iptables::find_each(family, [nft.then_some(Flavour::Nft), legacy]))
+        let programs = |flavour| Iptables::find_or_default(family, flavour);
+        Ok(nft.into_iter().chain(legacy).filter_map(programs).collect())
     }
 
-    /// Whether `nf_tables` has the chain of iptables.
-    pub(super) fn has_chain(&self, family: Family, table: &str, chain: &str) -> Result<bool> {
-        self.ask(|nft| nft.has_chain(iptables_table(family, table).chain(chain)))
+    /// Deletes with iptables in the table `name` of each family and flavour that has one of `chains`, or with
+    /// no chains any of a CNI plugin: what `plan` finds, after [trying](Iptables::delete_expected) what is
+    /// `expected`. Starts nothing where there are none. All is tried; the errors are joined.
+    pub(super) fn delete_with_iptables(
+        &self,
+        name: &str,
+        chains: &[&str],
+        expected: impl Fn(Family) -> iptables::Table,
+        plan: impl Fn(&mut iptables::Table, Family),
+    ) -> Result<()> {
+        let mut errors = Vec::new();
+        for family in Family::BOTH {
+            match self.iptables_with(family, name, chains) {
+                Ok(found) => errors.extend(found.iter().filter_map(|programs| {
+                    let expected = expected(family);
+                    programs.delete_expected(&expected, |table| plan(table, family)).err()
+                })),
+                Err(error) => errors.push(error),
+            }
+        }
+        Error::join(errors).map_or(Ok(()), Err)
     }
 
-    /// As [`iptables_with`](PacketFilter::iptables_with), for any chain that a CNI plugin made.
-    pub fn iptables_with_any(&self, family: Family, table: &str) -> Result<Vec<Iptables>> {
+    /// Whether `nf_tables` has one of these chains of iptables, or with none given any of a CNI plugin.
+    pub(super) fn has_chain(&self, family: Family, table: &str, chains: &[&str]) -> Result<bool> {
         let place = iptables_table(family, table);
-        let nft = self.ask(|nft| {
-            let chains = if nft.has_table(place)? { nft.dump_chains(place)? } else { Vec::new() };
-            Ok(chains.iter().any(|chain| chain.name.starts_with("CNI-")))
-        })?;
-        let legacy = self.has_legacy_table(family, table).then_some(Flavour::Legacy);
-        Ok(Iptables::find_each(family, [nft.then_some(Flavour::Nft), legacy]))
+        self.ask(|nft| {
+            if chains.is_empty() {
+                let all = if nft.has(place)? { nft.dump_chains(place)? } else { Vec::new() };
+                return Ok(all.iter().any(|chain| chain.name.starts_with("CNI-")));
+            }
+            for chain in chains {
+                if nft.has(place.chain(chain))? {
+                    return Ok(true);
+                }
+            }
+            Ok(false)
+        })
     }
 
-    /// Whether somebody uses iptables here already.
+    /// Whether a table of iptables is in use in this namespace.
     fn has_iptables(&self) -> bool {
-        let on_nft = |table| self.ask(|nft| nft.has_table(iptables_table(Family::V4, table)));
+        let on_nft = |table| self.ask(|nft| nft.has(iptables_table(Family::V4, table)));
         let has =
             |table| self.has_legacy_table(Family::V4, table) || on_nft(table).unwrap_or_default();
         has("nat") || has("filter")
+    }
+
+    /// Whether another program, such as Tailscale, has rules of nft's own in the tables that iptables on top
+    /// of `nf_tables` keeps its rules in.
+    fn has_unprintable_rules(&self) -> bool {
+        let has = |family, table| {
+            let place = iptables_table(family, table);
+            self.ask(|nft| nft.has_other_expressions(place, &PRINTED)).unwrap_or_default()
+        };
+        let is_legacy = ["nat", "filter"].iter().any(|t| self.has_legacy_table(Family::V4, t));
+        !is_legacy && Family::BOTH.iter().any(|f| has(*f, "nat") || has(*f, "filter"))
     }
 
     /// Whether the old iptables has used the table.
@@ -206,22 +266,13 @@ impl PacketFilter {
     }
 }
 
-/// The table that iptables on top of `nf_tables` keeps its table in.
-pub(super) fn iptables_table(family: Family, table: &str) -> Table<'_> {
-    let family = match family {
-        Family::V4 => nftables::Family::Ip,
-        Family::V6 => nftables::Family::Ip6,
-    };
-    Table::new(family, table)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn names_of_back_ends() {
-        let parse = |value| Backend::parse(value, "ipmasq");
+        let parse = |value| Backend::parse(value, "unknown ipmasq backend");
         assert_eq!(parse(None), Ok(None));
         assert_eq!(parse(Some("")), Ok(None));
         assert_eq!(parse(Some("nftables")), Ok(Some(Backend::Nftables)));

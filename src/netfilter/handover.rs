@@ -14,44 +14,10 @@
 //!
 //! Each table of `nf_tables` is replaced in one transaction: no packet passes in between.
 
-use std::fmt;
-
 use super::backend::PacketFilter;
+use super::handed_over::HandedOver;
 use super::{filter, localhost, masquerade, ports, spoof};
 use crate::error::{Error, Result};
-
-/// How much of one layout was handed over.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct HandedOver {
-    /// Objects that the reference has now: rules, ports, addresses or chains, as the layout counts.
-    pub(super) objects: usize,
-    /// Those that are lost because their comments had no room for the container's id.
-    pub(super) nameless: usize,
-    /// Rules that are lost because they have conditions of one container.
-    pub(super) conditional: usize,
-}
-
-impl HandedOver {
-    /// So many objects, and nothing is lost.
-    pub(super) fn all(objects: usize) -> HandedOver {
-        HandedOver { objects, ..HandedOver::default() }
-    }
-}
-
-impl fmt::Display for HandedOver {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} handed over", self.objects)?;
-        for (lost, why) in [
-            (self.nameless, "the container's id is too long for a comment"),
-            (self.conditional, "the reference has no conditions of one container"),
-        ] {
-            if lost > 0 {
-                write!(f, ", {lost} lost: {why}")?;
-            }
-        }
-        Ok(())
-    }
-}
 
 /// Hands everything over in the calling thread's namespace; what that was, in words. Plugins of
 /// ours must not run any more: what they add later stays in our layout. All that can be done is
@@ -70,21 +36,7 @@ pub fn to_reference(packets: &PacketFilter) -> Result<Vec<String>> {
         note("source-MAC checks", spoof::hand_over(nft));
         note("loopback addresses", localhost::hand_over(nft));
     }
-    note("port mappings of second interfaces", ports::chains::join_interfaces(packets));
+    note("port mappings of second interfaces", ports::iptables::join_interfaces(packets));
     note("firewall rules", filter::hand_over(packets));
     Error::join(errors).map_or(Ok(done), Err)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_lost_is_told_with_the_reason() {
-        assert_eq!(HandedOver::all(3).to_string(), "3 handed over");
-        let handed = HandedOver { objects: 1, nameless: 2, conditional: 3 };
-        let expected = "1 handed over, 2 lost: the container's id is too long for a comment, \
-                        3 lost: the reference has no conditions of one container";
-        assert_eq!(handed.to_string(), expected);
-    }
 }

@@ -16,22 +16,22 @@
 //!
 //! At that priority no address is translated yet: answers to connections that the host opened to a
 //! mapping on 127.0.0.1 still have the address that they were masqueraded with, and connections that
-//! somebody redirects from an address of the host to 127.0.0.1 still have that one. Both pass, whoever
+//! a rule redirects from an address of the host to 127.0.0.1 still have that address. Both pass, whoever
 //! made the rule. On a kernel without `nf_tables` the same two rules are in table `raw` of iptables.
 //! They stay when the last mapping goes, as `route_localnet` does.
 
 use std::net::Ipv4Addr;
 
 use ipnet::{IpNet, Ipv4Net};
-use serde::de::IgnoredAny;
+use serde::Deserialize;
 
 use super::backend::{Family, PacketFilter};
-use super::handover::HandedOver;
+use super::handed_over::{HandedOver, replace_table};
 use super::iptables::{self, Iptables};
 use super::layout::{self, Change, Feature, Layout};
 use crate::attachment::Kept;
 use crate::error::{Context, Error, Result};
-use crate::netlink::nftables::{Batch, Chain, Field, Hook, Nft, RAW, Rule, Table};
+use crate::netlink::nftables::{Chain, Field, Hook, Nft, RAW, Rule, Table};
 
 const TABLE: Table<'_> = Table::inet("cnibox_localhost")
     .comment("cnibox: loopback addresses are the host's own, also with route_localnet");
@@ -39,7 +39,7 @@ const PREROUTING: Chain<'_> = TABLE.chain("prerouting").filter(Hook::Prerouting,
 
 const LOOPBACK: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(127, 0, 0, 0), 8);
 
-/// That of iptables with the same priority.
+/// The table of iptables whose chains have the same priority.
 const RAW_TABLE: &str = "raw";
 
 const TO: &str = "to loopback addresses from outside";
@@ -57,20 +57,26 @@ fn iptables_rules() -> [iptables::Rule; 2] {
     })
 }
 
-/// For [`super::heal`]: it is needed as long as there are mappings.
+/// For [`super::heal`]: it is needed as long as there are mappings on 127.0.0.1.
 pub(super) const FEATURE: Feature = Feature { kept: MAPPINGS, layouts: || vec![layout()], restore };
 
 /// Of port mappings.
 const MAPPINGS: Kept = Kept::of("portmap");
 
+/// What matters here of such a record.
+#[derive(Deserialize)]
+struct Mappings {
+    localnet: bool,
+}
+
 fn restore(change: &mut Change<'_>) {
     if is_needed() {
-        change.batch().ensure_table(TABLE);
+        change.batch.ensure(TABLE);
     }
 }
 
 fn is_needed() -> bool {
-    !MAPPINGS.living::<IgnoredAny>().is_empty()
+    MAPPINGS.living::<Mappings>().iter().any(|kept| kept.content.localnet)
 }
 
 fn layout() -> Layout {
@@ -83,11 +89,10 @@ pub fn close(filter: &PacketFilter) -> Result<()> {
     let closed = match filter.nft_if_present()? {
         Some(nft) => layout::change(nft, &[layout()], &[], |_, _| Ok(())).map_err(Error::from),
         None => Iptables::require(Family::V4).and_then(|tables| {
-            tables.update(RAW_TABLE, |draft| {
+            tables.update(RAW_TABLE, |table| {
                 for rule in iptables_rules() {
-                    draft.insert_unique(rule);
+                    table.insert_unique(rule);
                 }
-                Ok(())
             })
         }),
     };
@@ -102,17 +107,12 @@ pub fn damage(filter: &PacketFilter) -> Result<Option<String>> {
     if !is_needed() {
         return Ok(None);
     }
-    let draft = Iptables::require(Family::V4)?.read(RAW_TABLE)?;
-    let missing = iptables_rules().into_iter().find(|rule| !draft.has(rule));
+    let table = Iptables::require(Family::V4)?.read(RAW_TABLE)?;
+    let missing = iptables_rules().into_iter().find(|rule| !table.has(rule));
     Ok(missing.map(|rule| format!("rule{} is missing in iptables table {RAW_TABLE}", rule.text())))
 }
 
 /// Deletes the table: the reference plugins leave those addresses open.
 pub(super) fn hand_over(nft: &Nft) -> Result<HandedOver> {
-    let mut batch = Batch::new();
-    if nft.has_table(TABLE)? {
-        batch.del_table(TABLE);
-    }
-    nft.commit(batch)?;
-    Ok(HandedOver::default())
+    replace_table(nft, TABLE, |_, _| Ok(HandedOver::default()))
 }

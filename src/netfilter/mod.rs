@@ -3,33 +3,34 @@
 //! | file | |
 //! | --- | --- |
 //! | `backend.rs` | which of the two; the sockets and programs of a call |
-//! | `draft.rs` | a table of iptables, the changes to come, and which words may be in them |
+//! | `handed_over.rs` | one table of ours replaced by the reference's |
 //! | `handover.rs` | live state for the reference plugins, when a node goes back to them |
 //! | `layout.rs` | our tables of `nf_tables`: looked at, changed, restored after a flush |
-//! | `iptables.rs` | tables read with iptables-save and changed with iptables-restore |
+//! | `iptables/` | tables of iptables: read with iptables-save, changed with iptables-restore |
 //! | `localhost.rs` | 127.0.0.0/8 of the host, closed to containers |
-//! | `names.rs` | names and comments, those of the reference plugins |
-//! | `piecemeal.rs` | tables that iptables cannot show, rules that it cannot delete together |
+//! | `names.rs` | names and comments of rules, as the reference plugins write them |
 //! | `masquerade/` | `ipMasq` |
 //! | `spoof.rs` | `macspoofchk` |
 //! | `ports/` | port mappings |
 //! | `filter/` | the rules of the firewall plugin |
+//! | `watch.rs` | waiting for a change of rules |
 
 pub mod backend;
-pub mod draft;
 pub mod filter;
+mod handed_over;
 pub mod handover;
 pub mod iptables;
 pub mod layout;
 pub mod localhost;
 pub mod masquerade;
 pub mod names;
-mod piecemeal;
 pub mod ports;
 pub mod spoof;
+mod watch;
 
 pub use backend::{Backend, PacketFilter};
 pub use names::Owner;
+pub use watch::Watch;
 
 use self::layout::Feature;
 use crate::error::Result;
@@ -38,14 +39,24 @@ use crate::error::Result;
 const FEATURES: &[Feature] =
     &[masquerade::FEATURE, spoof::FEATURE, filter::FEATURE, ports::FEATURE, localhost::FEATURE];
 
-/// Restores all rules of the attachments of this host, which somebody flushed; what was wrong.
-pub fn heal(filter: &PacketFilter) -> Result<Vec<String>> {
+/// What is done about missing rules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Repair {
+    /// They are restored.
+    Restore,
+    /// They are reported, and nothing is changed.
+    Report,
+}
+
+/// Looks for the rules of all attachments of this host. Returns what was missing.
+pub fn heal(filter: &PacketFilter, repair: Repair) -> Result<Vec<String>> {
     let mut troubles = match filter.nft_if_present()? {
-        Some(nft) => layout::heal(nft)?,
+        Some(nft) => layout::heal(nft, repair)?,
         None => Vec::new(),
     };
-    for heal in [masquerade::heal_chains, filter::heal_chains, ports::kept::heal] {
-        troubles.extend(heal()?);
-    }
+    troubles.extend(masquerade::iptables::RECORDS.heal(repair)?);
+    troubles.extend(filter::iptables::RECORDS.heal(repair)?);
+    troubles.extend(ports::iptables::RECORDS.heal(repair)?);
+    troubles.extend(filter::firewalld::heal(repair));
     Ok(troubles)
 }

@@ -1,5 +1,5 @@
-//! Names and comments of what is made for an attachment: those of the reference plugins, so that
-//! either implementation finds what the other made.
+//! Names and comments of an attachment's chains, rules and elements. They are the reference plugins' names,
+//! so that either implementation finds what the other made.
 
 use std::collections::HashSet;
 
@@ -39,9 +39,15 @@ impl Owner<'_> {
         [self.network, self.ifname, self.id].map(|text| text.replace('"', ""))
     }
 
-    /// Whether an nftables object with this comment is this attachment's.
+    /// Whether something with this comment is this attachment's.
     pub fn owns(&self, comment: Option<&str>) -> bool {
-        comment.is_some_and(|comment| comment.starts_with(&self.instance()))
+        self.matcher()(comment)
+    }
+
+    /// As [`Owner::owns`], for the comments of many.
+    pub fn matcher(&self) -> impl Fn(Option<&str>) -> bool + use<> {
+        let instance = self.instance();
+        move |comment| comment.is_some_and(|comment| comment.starts_with(&instance))
     }
 
     /// Whether an nftables object with this [label](Owner::label) is of the same container, in
@@ -51,6 +57,11 @@ impl Owner<'_> {
             container(label) == Some(self.id) && !label.starts_with(&network_hash(self.network))
         })
     }
+}
+
+/// The comment of what all attachments of a network share.
+pub fn network_label(network: &str) -> String {
+    cut(format!("{}, net: {network}", network_hash(network)))
 }
 
 /// As much as nft allows a comment to be.
@@ -80,8 +91,8 @@ pub fn rule_comment_of(network: &str) -> String {
     format!("name: \"{network}\" id: \"")
 }
 
-/// Tells which nftables objects, by their comments, are the network's and no valid attachment's.
-pub fn stale(network: &str, valid: &[Owner<'_>]) -> impl Fn(Option<&str>) -> bool {
+/// Tells which objects, by their comments, are the network's and no valid attachment's.
+pub fn stale(network: &str, valid: &[Owner<'_>]) -> impl Fn(Option<&str>) -> bool + use<> {
     let ours = network_hash(network) + "-";
     let valid: HashSet<String> = valid.iter().map(Owner::instance).collect();
     move |comment| {

@@ -18,21 +18,23 @@
 use serde::{Deserialize, Serialize};
 
 use super::backend::PacketFilter;
-use super::handover::HandedOver;
+use super::handed_over::{HandedOver, replace_table};
 use super::layout::{self, Change, Feature, Layout};
 use super::names::{Owner, identity, stale};
 use crate::attachment::Kept;
 use crate::error::{Context, Error, Result};
+use crate::netlink::Mac;
 use crate::netlink::nftables::{
     Batch, Chain, Element, Family, Field, Hook, Nft, RAW, Rule, Set, Table, Type, Value,
 };
-use crate::netlink::{self, Mac};
 
 const TABLE: Table<'_> = Table::new(Family::Bridge, "cnibox_spoof")
     .comment("cnibox: containers send with their own MAC only");
 const PREROUTING: Chain<'_> = TABLE.chain("prerouting").filter(Hook::Prerouting, RAW);
 const CHECKED: Set<'_> = TABLE.set("checked", &[Type::IfName]);
 const ALLOWED: Set<'_> = TABLE.set("allowed", &[Type::IfName, Type::EtherAddr]);
+
+const SETS: [Set<'_>; 2] = [CHECKED, ALLOWED];
 
 /// Where the reference plugins keep their rules.
 const REFERENCE: Table<'_> = Table::new(Family::Bridge, "nat");
@@ -53,10 +55,10 @@ pub struct Port {
 }
 
 impl Port {
-    fn elements(&self, owner: Owner<'_>) -> [(Set<'static>, Element); 2] {
-        let checked = Element::new(self.name.as_str()).comment(owner.label());
-        let allowed = Element::new((self.name.as_str(), self.mac)).comment(owner.label());
-        [(CHECKED, checked), (ALLOWED, allowed)]
+    fn elements(&self, owner: Owner<'_>) -> [Element; 2] {
+        let name = self.name.as_str();
+        [CHECKED.element(name), ALLOWED.element((name, self.mac))]
+            .map(|element| element.comment(owner.label()))
     }
 }
 
@@ -64,17 +66,11 @@ fn layout() -> Layout {
     let source = [Field::Iifname, Field::EtherSaddr];
     let rule = Rule::new().in_set(&[Field::Iifname], CHECKED).not_in_set(&source, ALLOWED);
     let chains = vec![(PREROUTING, vec![rule.drop().comment("another source")])];
-    Layout { table: TABLE, sets: vec![CHECKED, ALLOWED], chains, subnet: |_| None }
+    Layout { table: TABLE, sets: SETS.to_vec(), chains, subnet: |_| None }
 }
 
 fn restore(change: &mut Change<'_>) {
-    if change.is_flushed(CHECKED) || change.is_flushed(ALLOWED) {
-        for kept in change.living::<Port>(KEPT) {
-            for (set, element) in kept.content.elements(kept.owner()) {
-                change.restore(set, &element);
-            }
-        }
-    }
+    change.restore_all(KEPT, &[layout()], |owner, port: &Port| port.elements(owner).into());
 }
 
 /// What is wrong with the rules that attachments of this host depend on.
@@ -89,25 +85,24 @@ pub fn add(filter: &PacketFilter, owner: Owner<'_>, port: &Port) -> Result<()> {
     let nft = filter.nft().context(failed)?;
     KEPT.keep(owner, port);
     let elements = port.elements(owner);
-    let keys = elements.clone().map(|(set, element)| (set, element.key));
     let fill = |change: &mut Change<'_>, found: Vec<Option<Element>>| {
-        if found.iter().flatten().eq(elements.iter().map(|(_, element)| element)) {
+        if found.iter().flatten().eq(&elements) {
             return Ok(());
         }
         if found.first().is_some_and(Option::is_some) {
             // A port that is no more had the name.
-            for (set, element) in all_elements(nft)? {
+            for element in nft.find(&SETS, &[])? {
                 if element.key.0.first() == Some(&port.name.as_str().into()) {
-                    change.batch().del_element(set, &element);
+                    change.batch.del_element(&element);
                 }
             }
         }
-        for (set, element) in &elements {
-            change.put(*set, element);
+        for element in &elements {
+            change.put(element);
         }
         Ok(())
     };
-    layout::change(nft, &[layout()], &keys, fill).context(failed)
+    layout::change(nft, &[layout()], &elements, fill).context(failed)
 }
 
 /// Verifies that the port is checked, and that its container may send.
@@ -115,8 +110,8 @@ pub fn check(filter: &PacketFilter, owner: Owner<'_>, port: &Port) -> Result<()>
     let nft = filter.nft()?;
     let damage = layout().damage(nft, || true)?;
     let mut complete = damage.is_none();
-    for (set, wanted) in port.elements(owner) {
-        complete = complete && nft.element(set, wanted.key.clone())?.as_ref() == Some(&wanted);
+    for wanted in port.elements(owner) {
+        complete = complete && nft.element(&wanted)?.as_ref() == Some(&wanted);
     }
     let reference = format!("macspoofchk-{}-{}", owner.id, owner.ifname);
     let theirs = |nft: &Nft| -> Result<bool> {
@@ -140,37 +135,24 @@ pub fn del(filter: &PacketFilter, owner: Owner<'_>, ports: &[Port]) -> Result<()
 }
 
 fn del_own(nft: &Nft, owner: Owner<'_>, ports: &[Port]) -> Result<()> {
-    if !nft.has_table(TABLE)? {
+    if !nft.has(TABLE)? {
         return Ok(());
     }
-    let wanted = ports.iter().flat_map(|port| port.elements(owner));
-    let keys: Vec<_> = wanted.map(|(set, element)| (set, element.key)).collect();
-    let elements = keys.iter().map(|(set, _)| *set).zip(nft.elements(&keys)?);
-    let mut found: Vec<_> = elements.filter_map(|(set, element)| Some((set, element?))).collect();
+    let wanted: Vec<_> = ports.iter().flat_map(|port| port.elements(owner)).collect();
+    let mut found: Vec<_> = nft.elements(&wanted)?.into_iter().flatten().collect();
     // A plugin behind ours may have changed the address.
     if found.len() < 2 {
-        found = all_elements(nft)?;
+        found = nft.find(&SETS, &[])?;
     }
-    let mut batch = Batch::new();
-    for (set, element) in found.iter().filter(|(_, e)| owner.owns(e.comment.as_deref())) {
-        batch.del_element(*set, element);
-    }
-    Ok(nft.commit(batch)?)
-}
-
-fn all_elements(nft: &Nft) -> netlink::Result<Vec<(Set<'static>, Element)>> {
-    let mut found = Vec::new();
-    for set in [CHECKED, ALLOWED] {
-        found.extend(nft.dump_elements(set)?.into_iter().map(|element| (set, element)));
-    }
-    Ok(found)
+    found.retain(|element| owner.owns(element.comment.as_deref()));
+    Ok(nft.commit(layout().deletion(nft, &found)?)?)
 }
 
 /// The reference's chains, which say neither network nor host's end.
 fn del_reference(nft: &Nft, owner: Owner<'_>) -> Result<()> {
     let id = format!("{}-{}", owner.id, owner.ifname);
     let (port, mac) = (format!("cni-br-iface-{id}"), format!("cni-br-iface-{id}-mac"));
-    if !nft.has_chain(REFERENCE.chain(&port))? {
+    if !nft.has(REFERENCE.chain(&port))? {
         return Ok(());
     }
     let (prerouting, comment) = (REFERENCE.chain("PREROUTING"), format!("macspoofchk-{id}"));
@@ -180,33 +162,26 @@ fn del_reference(nft: &Nft, owner: Owner<'_>) -> Result<()> {
             batch.del_rule(prerouting, rule.handle);
         }
     }
-    batch.del_chain(REFERENCE.chain(&port)).del_chain(REFERENCE.chain(&mac));
+    batch.del(REFERENCE.chain(&port)).del(REFERENCE.chain(&mac));
     Ok(nft.commit(batch)?)
 }
 
-/// Rewrites our layout into the reference's, at one blow; how many ports that are.
-/// Those that are lost are no longer checked.
+/// Rewrites our layout into the reference's; how many ports that are. Those that are lost are no
+/// longer checked.
 pub(super) fn hand_over(nft: &Nft) -> Result<HandedOver> {
-    let mut handed = HandedOver::default();
-    nft.update(|nft| {
-        let mut batch = Batch::new();
-        handed = HandedOver::default();
-        if !nft.has_table(TABLE)? {
-            return Ok(batch);
-        }
+    replace_table(nft, TABLE, |nft, batch| {
+        let mut handed = HandedOver::default();
         for element in nft.dump_elements(ALLOWED)? {
             match reference_port(&element) {
                 Some((id, port)) => {
                     handed.objects += 1;
-                    make_reference(&mut batch, &id, &port);
+                    make_reference(batch, &id, &port);
                 }
                 None => handed.nameless += 1,
             }
         }
-        batch.del_table(TABLE);
-        Ok(batch)
-    })?;
-    Ok(handed)
+        Ok(handed)
+    })
 }
 
 /// The port, and the reference's name for its attachment.
@@ -221,11 +196,11 @@ fn make_reference(batch: &mut Batch, id: &str, port: &Port) {
     let prerouting = REFERENCE.chain("PREROUTING").filter(Hook::Prerouting, RAW);
     let (iface, mac) = (REFERENCE.chain(&iface), REFERENCE.chain(&mac));
     let comment = format!("macspoofchk-{id}");
-    batch.ensure_table(REFERENCE).ensure_chain(prerouting).ensure_chain(mac).ensure_chain(iface);
+    batch.ensure(REFERENCE).ensure(prerouting).ensure(mac).ensure(iface);
     batch.flush_chain(mac).flush_chain(iface);
     let rules = [
-        (prerouting, Rule::new().iifname(&port.name).jump(iface.name())),
-        (iface, Rule::new().jump(mac.name())),
+        (prerouting, Rule::new().iifname(&port.name).jump(iface.name)),
+        (iface, Rule::new().jump(mac.name)),
         (mac, Rule::new().ether_saddr(port.mac).ret()),
         (mac, Rule::new().drop()),
     ];
@@ -239,15 +214,11 @@ fn make_reference(batch: &mut Batch, id: &str, port: &Port) {
 pub fn gc(filter: &PacketFilter, network: &str, valid: &[Owner<'_>]) -> Result<()> {
     KEPT.remove_stale(network, valid)?;
     let Some(nft) = filter.nft_if_present()? else { return Ok(()) };
-    if !nft.has_table(TABLE)? {
+    if !nft.has(TABLE)? {
         return Ok(());
     }
     let is_stale = stale(network, valid);
-    let mut batch = Batch::new();
-    for (set, element) in all_elements(nft)? {
-        if is_stale(element.comment.as_deref()) {
-            batch.del_element(set, &element);
-        }
-    }
-    nft.commit(batch).context(|| "clean up spoof-check")
+    let mut found = nft.find(&SETS, &[])?;
+    found.retain(|element| is_stale(element.comment.as_deref()));
+    nft.commit(layout().deletion(nft, &found)?).context(|| "clean up spoof-check")
 }

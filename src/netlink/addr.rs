@@ -12,8 +12,8 @@ use rtnetlink::packet_route::address::{
 };
 
 use super::error::Result;
+use super::family::Family;
 use super::packet::attrs;
-use super::route::Family;
 use super::{Netlink, link};
 
 /// Length of `struct ifaddrmsg`.
@@ -45,7 +45,6 @@ pub struct Addr {
 pub struct Lifetime {
     /// As the source of new connections.
     pub preferred: u32,
-    /// At all.
     pub valid: u32,
 }
 

@@ -30,8 +30,9 @@ impl Attributes {
         self.bytes(kind, &[value])
     }
 
-    pub(super) fn be32(&mut self, kind: u16, value: u32) -> &mut Self {
-        self.bytes(kind, &value.to_be_bytes())
+    /// 32 bits, with or without a sign; what does not fit becomes what the kernel refuses.
+    pub(super) fn be32(&mut self, kind: u16, value: impl TryInto<i64>) -> &mut Self {
+        self.bytes(kind, &value.try_into().unwrap_or(i64::MAX).to_be_bytes()[4..])
     }
 
     pub(super) fn be64(&mut self, kind: u16, value: u64) -> &mut Self {
@@ -68,6 +69,10 @@ impl Attributes {
         self.0.extend_from_slice(attributes);
     }
 
+    pub(super) fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+
     pub(super) fn into_bytes(self) -> Vec<u8> {
         self.0
     }
@@ -92,7 +97,6 @@ impl Attributes {
 /// The headers of a message to netfilter.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Header {
-    /// Subsystem and message.
     pub(super) kind: u16,
     pub(super) flags: u16,
     pub(super) sequence: u32,

@@ -45,7 +45,6 @@ pub struct VlanPort {
     pub index: u32,
     /// The index of its bridge; a bridge itself is listed as a port as well, without one.
     pub master: Option<u32>,
-    /// Its VLANs, sorted.
     pub vlans: Vec<PortVlans>,
 }
 

@@ -7,60 +7,49 @@ use nix::errno::Errno;
 
 use super::attribute::Attributes;
 use super::error::{Failure, Result};
-use super::netfilter::{NfSocket, Query};
-use super::nftables::{L4, Value};
+use super::family::Family;
+use super::netfilter::{NFGENMSG, NfSocket, Query};
+use super::nftables::uapi::constants;
+use super::nftables::{self, L4, Value};
 use super::packet::{Attr, attrs, ip};
-use crate::netns::Netns;
 
-/// Connection tracking among netfilter's subsystems.
-const SUBSYSTEM: u16 = 1;
-const GET: u16 = SUBSYSTEM << 8 | 1;
-const DELETE: u16 = SUBSYSTEM << 8 | 2;
+// Of `linux/netfilter/nfnetlink_conntrack.h`; the bits of filters are of the kernel's `nf_internals.h`.
+constants! { u16:
+    IPCTNL_MSG_CT_GET = 1, IPCTNL_MSG_CT_DELETE = 2,
+    CTA_TUPLE_ORIG = 1, CTA_TUPLE_REPLY = 2, CTA_ID = 12, CTA_ZONE = 18, CTA_FILTER = 25,
+    CTA_FILTER_ORIG_FLAGS = 1, CTA_FILTER_REPLY_FLAGS = 2,
+    CTA_TUPLE_IP = 1, CTA_TUPLE_PROTO = 2,
+    CTA_IP_V4_SRC = 1, CTA_IP_V4_DST = 2, CTA_IP_V6_SRC = 3, CTA_IP_V6_DST = 4,
+    CTA_PROTO_NUM = 1, CTA_PROTO_DST_PORT = 3,
+    GET = NFNL_SUBSYS_CTNETLINK << 8 | IPCTNL_MSG_CT_GET,
+    DELETE = NFNL_SUBSYS_CTNETLINK << 8 | IPCTNL_MSG_CT_DELETE,
+    NFNL_SUBSYS_CTNETLINK = 1,
+}
 
-const NFGENMSG: usize = 4;
-
-const CTA_TUPLE_ORIG: u16 = 1;
-const CTA_TUPLE_REPLY: u16 = 2;
-const CTA_ID: u16 = 12;
-const CTA_ZONE: u16 = 18;
-const CTA_FILTER: u16 = 25;
-const CTA_FILTER_ORIG_FLAGS: u16 = 1;
-const CTA_FILTER_REPLY_FLAGS: u16 = 2;
-const CTA_TUPLE_IP: u16 = 1;
-const CTA_TUPLE_PROTO: u16 = 2;
-const CTA_IP_V4_SRC: u16 = 1;
-const CTA_IP_V4_DST: u16 = 2;
-const CTA_IP_V6_SRC: u16 = 3;
-const CTA_IP_V6_DST: u16 = 4;
-const CTA_PROTO_NUM: u16 = 1;
-const CTA_PROTO_DST_PORT: u16 = 3;
-
-const FILTER_IP_SRC: u32 = 1 << 0;
-const FILTER_PROTO_NUM: u32 = 1 << 3;
+constants! { u32: CTA_FILTER_FLAG_CTA_IP_SRC = 1 << 0, CTA_FILTER_FLAG_CTA_PROTO_NUM = 1 << 3 }
 
 /// Which connections to look at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flows {
-    /// All UDP of IPv4.
-    V4,
-    /// All UDP of IPv6.
-    V6,
+    /// All UDP of a family.
+    All(Family),
     /// UDP that this address answers, whatever it was sent to.
     AnsweredBy(IpAddr),
 }
 
 impl Flows {
+    /// `NFPROTO_*`
     fn family(self) -> u8 {
-        match self {
-            Flows::V4 | Flows::AnsweredBy(IpAddr::V4(_)) => 2,
-            Flows::V6 | Flows::AnsweredBy(IpAddr::V6(_)) => 10,
-        }
+        let family = match self {
+            Flows::All(family) => family,
+            Flows::AnsweredBy(addr) => Family::of(addr),
+        };
+        nftables::Family::from(family) as u8
     }
 
     fn admits(self, flow: &Flow) -> bool {
         match self {
-            Flows::V4 => flow.daddr.is_ipv4(),
-            Flows::V6 => flow.daddr.is_ipv6(),
+            Flows::All(family) => Family::of(flow.daddr) == family,
             Flows::AnsweredBy(addr) => flow.server == addr,
         }
     }
@@ -75,7 +64,7 @@ impl Flows {
         let (mut body, mut reply) = (Attributes::new(), 0);
         body.nest(CTA_TUPLE_ORIG, udp);
         if let Flows::AnsweredBy(addr) = self {
-            reply = FILTER_IP_SRC;
+            reply = CTA_FILTER_FLAG_CTA_IP_SRC;
             let kind = if addr.is_ipv4() { CTA_IP_V4_SRC } else { CTA_IP_V6_SRC };
             body.nest(CTA_TUPLE_REPLY, |tuple| {
                 tuple.nest(CTA_TUPLE_IP, |list| {
@@ -85,7 +74,7 @@ impl Flows {
         }
         body.nest(CTA_FILTER, |list| {
             // Unlike the rest of netfilter, in host byte order.
-            list.bytes(CTA_FILTER_ORIG_FLAGS, &FILTER_PROTO_NUM.to_ne_bytes());
+            list.bytes(CTA_FILTER_ORIG_FLAGS, &CTA_FILTER_FLAG_CTA_PROTO_NUM.to_ne_bytes());
             list.bytes(CTA_FILTER_REPLY_FLAGS, &reply.to_ne_bytes());
         });
         body
@@ -113,11 +102,6 @@ impl Conntrack {
     /// A socket in the calling thread's namespace.
     pub fn open() -> Result<Conntrack> {
         Ok(Conntrack { socket: NfSocket::open()? })
-    }
-
-    /// A socket in `ns`.
-    pub fn open_in(ns: &Netns) -> Result<Conntrack> {
-        Ok(Conntrack { socket: NfSocket::open_in(ns)? })
     }
 
     /// Forgets the connections that `which` is true of, in one walk, and says how many there were.

@@ -13,7 +13,6 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// A failed request, or a link that is not as it has to be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Error {
-    /// The kernel refused.
     Refused {
         /// What was attempted: `add link`.
         op: &'static str,
@@ -36,7 +35,7 @@ pub enum Error {
         errno: Errno,
     },
     /// The network namespace could not be entered; the text says which and why.
-    Netns(String),
+    Netns(crate::error::Error),
     /// There is no link with this name or index.
     NoLink(String),
     /// Another machine uses the address.
@@ -106,7 +105,7 @@ impl fmt::Display for Error {
             Error::Unanswered { op, target, errno } => {
                 write!(f, "{op} {target}: no answer from the kernel: {}", errno_text(*errno))
             }
-            Error::Netns(text) => f.write_str(text),
+            Error::Netns(error) => f.write_str(error.msg()),
             // "not found" is what containerd looks for in the error of a DEL.
             Error::NoLink(name) => write!(f, "link {name} not found"),
             Error::DadFailed { link, addr } => {
@@ -123,7 +122,7 @@ impl std::error::Error for Error {}
 
 impl From<crate::netns::Error> for Error {
     fn from(error: crate::netns::Error) -> Self {
-        Error::Netns(error.to_string())
+        Error::Netns(error.into())
     }
 }
 
@@ -135,7 +134,7 @@ impl From<Error> for crate::error::Error {
             Error::Refused { errno: Errno::EPERM, .. } => {
                 top.with_details("cnibox needs CAP_NET_ADMIN in this network namespace")
             }
-            Error::Netns(_) => top.with_code(Code::INVALID_NETNS),
+            Error::Netns(error) => error.with_code(Code::INVALID_NETNS),
             _ => top,
         }
     }

@@ -11,9 +11,10 @@ use rtnetlink::packet_core::NetlinkPayload;
 
 use super::Netlink;
 use super::error::{Error, Result};
+use super::family::Family;
 use super::link::{Link, OperState};
 use super::packet::Message;
-use super::route::{Family, RouteFilter};
+use super::route::RouteFilter;
 
 /// How a wait for a link ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -126,7 +127,7 @@ impl Netlink {
         }
         self.socket.join(topic.group).map_err(|e| e.doing("watch", || self.label(topic.index)))?;
         let reached = self.look_at_events(topic, deadline, &mut look);
-        // Between two requests nobody reads; without this, events would fill the socket.
+        // Nothing reads the socket between two requests; events would fill its buffer.
         self.socket.leave(topic.group).map_err(|e| e.doing("watch", || self.label(topic.index)))?;
         reached
     }

@@ -11,6 +11,8 @@ use super::request::Answers;
 use super::traffic::{FilterInfo, QdiscInfo};
 use super::{Addr, Link, Route, Rule, VlanPort, socket};
 
+const KEYS: [Type; 4] = [Type::Ipv4Addr, Type::InetProto, Type::InetService, Type::IfName];
+
 /// Reads `bytes` as a datagram, and as the body of a message of each kind.
 pub fn answers(bytes: &[u8]) {
     let messages = socket::split(bytes);
@@ -28,11 +30,10 @@ pub fn answers(bytes: &[u8]) {
         black_box(conntrack::read(body));
     }
     let table = Table::inet("t");
-    let keys = [Type::Ipv4Addr, Type::InetProto, Type::InetService, Type::IfName];
     for set in [
-        table.set("s", &keys),
-        table.map("m", &keys, &keys[..1]),
-        table.map("n", &keys[3..], &[Type::Mark]),
+        table.set("s", &KEYS),
+        table.map("m", &KEYS, &KEYS[..1]),
+        table.map("n", &KEYS[3..], &[Type::Mark]),
     ] {
         black_box(elements(set, &bodies));
     }

@@ -10,12 +10,12 @@ use rtnetlink::packet_route::link::{
     LinkAttribute, LinkExtentMask, LinkFlags, LinkHeader, LinkMessage,
 };
 
+use super::Netlink;
 use super::error::{Error, Failure, Result};
+use super::kind::{self, IpvlanMode, MacvlanMode};
 use super::mac::Mac;
-use super::new_link::{IpvlanMode, MacvlanMode};
 use super::packet::{Attr, attrs};
 use super::tun::{self, TunInfo};
-use super::{Netlink, new_link};
 
 /// `IFLA_BR_VLAN_FILTERING`, missing in libc.
 const IFLA_BR_VLAN_FILTERING: u16 = 7;
@@ -50,7 +50,6 @@ const IFLA_BRPORT_ISOLATED: u16 = 33;
 pub struct Link {
     /// The interface index, unique in its namespace.
     pub index: u32,
-    /// The name.
     pub name: String,
     /// Alternative names, by which [`Netlink::link`] finds it as well.
     pub alt_names: Vec<String>,
@@ -77,7 +76,7 @@ pub struct Link {
     pub allmulti: bool,
     /// Whether packets can pass, by RFC 2863.
     pub oper_state: OperState,
-    /// `IFF_PROMISC`: promiscuous because somebody switched that on, not for a bridge.
+    /// `IFF_PROMISC`: promiscuous because an administrator switched that on, not for a bridge.
     pub promisc: bool,
     /// How many users want promiscuous mode.
     pub promiscuity: u32,
@@ -85,7 +84,7 @@ pub struct Link {
     pub master: Option<u32>,
     /// `IFLA_LINK`: the peer of a veth, the lower device of a macvlan or VLAN.
     pub link: Option<u32>,
-    /// The namespace of [`link`](Link::link), if it is another one.
+    /// The namespace of [`link`](Link::link), if it is in another namespace.
     pub link_netnsid: Option<i32>,
     /// `accept_ra` below `/proc/sys/net/ipv6/conf`: whether router advertisements configure it;
     /// `None` where it has no IPv6.
@@ -153,17 +152,14 @@ pub enum OperState {
     /// The driver does not tell; `lo` is always so.
     #[default]
     Unknown,
-    /// Hardware is missing.
     NotPresent,
     /// No carrier, or switched off.
     Down,
     /// The device below is down.
     LowerLayerDown,
-    /// In a test.
     Testing,
     /// Waits for something outside, such as 802.1X.
     Dormant,
-    /// Packets can pass.
     Up,
 }
 
@@ -245,7 +241,7 @@ impl Link {
         self.kind = find(libc::IFLA_INFO_KIND).map(Attr::text);
         let data = find(libc::IFLA_INFO_DATA);
         match self.kind.as_deref() {
-            Some(new_link::BRIDGE) => {
+            Some(kind::BRIDGE) => {
                 self.bridge = data.map(|data| BridgeInfo {
                     vlan_filtering: flag(data, IFLA_BR_VLAN_FILTERING),
                     default_pvid: number(data, IFLA_BR_VLAN_DEFAULT_PVID).unwrap_or_default(),
@@ -255,7 +251,7 @@ impl Link {
             Some("macvlan") => self.macvlan = data.map(macvlan),
             Some("ipvlan") => self.ipvlan = data.and_then(ipvlan),
             Some(tun::KIND) => self.tun = data.map(TunInfo::parse),
-            Some(new_link::VRF) => {
+            Some(kind::VRF) => {
                 let table =
                     |data: Attr<'_>| data.nested().find(|a| a.kind == IFLA_VRF_TABLE)?.u32();
                 self.vrf_table = data.and_then(table);
@@ -263,7 +259,7 @@ impl Link {
             Some("vlan") => self.vlan = data.and_then(|data| number(data, IFLA_VLAN_ID)),
             _ => {}
         }
-        if find(libc::IFLA_INFO_SLAVE_KIND).map(Attr::text).as_deref() == Some(new_link::BRIDGE) {
+        if find(libc::IFLA_INFO_SLAVE_KIND).map(Attr::text).as_deref() == Some(kind::BRIDGE) {
             self.port = find(libc::IFLA_INFO_SLAVE_DATA).map(|data| BridgePort {
                 hairpin: flag(data, IFLA_BRPORT_MODE),
                 isolated: flag(data, IFLA_BRPORT_ISOLATED),
@@ -408,7 +404,7 @@ fn by_name(name: &str) -> LinkAttribute {
     }
 }
 
-/// Statistics are more than half of an answer, and nobody here reads them.
+/// Statistics are more than half of an answer, and are not used here.
 fn without_statistics() -> LinkAttribute {
     LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats])
 }

@@ -28,9 +28,7 @@ const IPV4_DEVCONF_ARP_NOTIFY: u16 = 22;
 /// A setting that is either on or off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Switch {
-    /// On.
     On,
-    /// Off.
     Off,
 }
 
@@ -55,7 +53,6 @@ pub struct LinkChange {
 }
 
 impl LinkChange {
-    /// No change yet.
     pub fn new() -> LinkChange {
         LinkChange::default()
     }
@@ -85,13 +82,11 @@ impl LinkChange {
         self
     }
 
-    /// Switches it on.
     #[must_use]
     pub fn up(self) -> Self {
         self.with(Builder::up)
     }
 
-    /// Switches it off.
     #[must_use]
     pub fn down(self) -> Self {
         self.with(Builder::down)
@@ -111,7 +106,6 @@ impl LinkChange {
         self.with(|builder| builder.append_extra_attribute(LinkAttribute::Other(alias)))
     }
 
-    /// Sets the MTU.
     #[must_use]
     pub fn mtu(self, mtu: u32) -> Self {
         self.with(|builder| builder.mtu(mtu))
@@ -149,8 +143,8 @@ impl LinkChange {
     }
 
     /// Whether the kernel announces its IPv4 addresses when it comes up: `arp_notify` below
-    /// `/proc/sys/net/ipv4/conf`. It must be there for a message of its own before the one that
-    /// sets it up, because the kernel does that first.
+    /// `/proc/sys/net/ipv4/conf`. It needs a message of its own before the message that
+    /// sets the link up, because the kernel would set the link up first.
     #[must_use]
     pub fn arp_notify(self, switch: Switch) -> Self {
         let mut spec = Attributes::new();

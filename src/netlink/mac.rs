@@ -24,7 +24,7 @@ impl Mac {
     }
 
     /// As [`Mac::random_local`], for a port: higher than others, as a bridge that was not told its own
-    /// address takes the lowest of its ports. One that the kernel makes up would be udev's to replace.
+    /// address takes the lowest of its ports. An address of the kernel's choice would be replaced by udev.
     pub fn random_port() -> Mac {
         let Mac(mut octets) = Mac::random_local();
         octets[0] = 0xfe;

@@ -17,10 +17,11 @@
 //! | `nsid.rs` | the numbers of other namespaces |
 //! | `bridge_vlan.rs` | VLANs of the ports of bridges |
 //! | `addr.rs`, `route.rs`, `rule.rs` | addresses, routes, policy rules |
+//! | `family.rs` | IPv4 or IPv6 |
 //! | `events.rs` | waiting for the kernel instead of sleeping |
 //! | `traffic/` | traffic control: qdiscs and filters |
 //! | `attribute.rs`, `netfilter.rs` | attributes, netfilter's messages |
-//! | `later.rs` | closing that socket without waiting |
+//! | `deferred_close.rs` | closing that socket without waiting |
 //! | `nftables/` | the packet filter |
 //! | `conntrack.rs` | forgetting connections |
 
@@ -28,11 +29,14 @@ mod addr;
 mod attribute;
 mod bridge_vlan;
 pub mod conntrack;
+mod deferred_close;
 mod error;
 mod events;
+mod family;
 #[doc(hidden)]
+#[cfg(feature = "testing")]
 pub mod fuzz;
-mod later;
+mod kind;
 mod link;
 mod link_change;
 mod mac;
@@ -54,18 +58,20 @@ use std::fmt;
 
 use rtnetlink::sys::protocols::NETLINK_ROUTE;
 
-pub use self::addr::{Addr, Dad, Lifetime, NewAddr};
+pub use self::addr::{Addr, Dad, NewAddr};
 pub use self::bridge_vlan::{PortVlans, Tagging, VlanPort};
 pub use self::error::{Error, Result};
 pub use self::events::Waited;
-pub use self::link::{BridgeInfo, BridgePort, Link, MacvlanInfo, OperState, Parent};
+pub use self::family::Family;
+pub use self::kind::{IpvlanMode, MacvlanMode};
+pub use self::link::{Link, OperState, Parent};
 pub use self::link_change::{LinkChange, Switch};
-pub use self::mac::{InvalidMac, Mac};
-pub use self::new_link::{IpvlanMode, LinkKind, MacvlanMode, NewLink, VethPeer};
-pub use self::route::{Family, NextHop, RT_TABLE_MAIN, Route, RouteFilter, RouteMode};
+pub use self::mac::Mac;
+pub use self::new_link::{LinkKind, NewLink, VethPeer};
+pub use self::packet::ip;
+pub use self::route::{NextHop, RT_TABLE_MAIN, Route, RouteFilter, RouteMode};
 pub use self::rule::Rule;
 use self::socket::Socket;
-pub use self::tun::TunInfo;
 use crate::netns::Netns;
 
 /// A netlink socket in one network namespace.

@@ -10,12 +10,14 @@ use rtnetlink::packet_core::{NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST};
 use rtnetlink::sys::protocols::NETLINK_NETFILTER;
 
 use super::attribute::{Attributes, Header};
+use super::deferred_close::Keeper;
 use super::error::{Failure, Result};
-use super::later::Keeper;
 use super::request::{Answers, until_consistent};
 use super::socket::Socket;
 use crate::log;
-use crate::netns::Netns;
+
+/// The length of netfilter's own header, in front of the attributes: `struct nfgenmsg`.
+pub(super) const NFGENMSG: usize = 4;
 
 /// A socket in one network namespace.
 pub(super) struct NfSocket {
@@ -45,6 +47,13 @@ pub(super) struct Query {
     pub(super) body: Attributes,
 }
 
+impl Query {
+    fn write(&self, flags: u16, sequence: u32, wire: &mut Vec<u8>) {
+        let Query { kind, family, ref body } = *self;
+        Header { kind, flags, sequence, family, resource: 0 }.write(body.as_bytes(), wire);
+    }
+}
+
 impl NfSocket {
     /// A socket in the calling thread's namespace.
     pub(super) fn open() -> Result<NfSocket> {
@@ -54,8 +63,8 @@ impl NfSocket {
         Ok(NfSocket { socket, keeper: None })
     }
 
-    /// Waits for an event, and takes in all that there are; whether one came before `until`. What
-    /// it says is not read: events bear the port of whoever made the change, as no answer does.
+    /// Waits for an event, and reads all that are queued; whether one came before `until`. Events are told from
+    /// answers by their port, which is that of the socket that made the change; their content is not read.
     pub(super) fn heard(&self, until: Instant) -> Result<bool, Failure> {
         let heard = self.socket.wait(until.saturating_duration_since(Instant::now()))?;
         loop {
@@ -66,11 +75,6 @@ impl NfSocket {
                 Err(failure) => return Err(failure),
             }
         }
-    }
-
-    /// A socket in `ns`.
-    pub(super) fn open_in(ns: &Netns) -> Result<NfSocket> {
-        ns.run(NfSocket::open)?
     }
 
     /// A request for one thing, or for a change; returns what came before the acknowledgement.
@@ -95,10 +99,9 @@ impl NfSocket {
         let count = u32::try_from(queries.len()).map_err(|_| Errno::E2BIG)?;
         let first = self.socket.sequence(count);
         let (mut wire, mut all, mut sequence) = (Vec::new(), Vec::new(), first);
-        for (Query { kind, family, body }, is_list) in queries {
+        for (query, is_list) in queries {
             let flags = NLM_F_REQUEST | if *is_list { NLM_F_DUMP } else { 0 };
-            let header = Header { kind: *kind, flags, sequence, family: *family, resource: 0 };
-            header.write(&body.clone().into_bytes(), &mut wire);
+            query.write(flags, sequence, &mut wire);
             all.push(flags);
             sequence += 1;
         }
@@ -106,11 +109,9 @@ impl NfSocket {
     }
 
     fn exchange(&self, query: &Query, bits: u16) -> Result<Answers, Failure> {
-        let (kind, family, flags) = (query.kind, query.family, NLM_F_REQUEST | bits);
-        let sequence = self.socket.sequence(1);
+        let (flags, sequence) = (NLM_F_REQUEST | bits, self.socket.sequence(1));
         let mut wire = Vec::new();
-        let header = Header { kind, flags, sequence, family, resource: 0 };
-        header.write(&query.body.clone().into_bytes(), &mut wire);
+        query.write(flags, sequence, &mut wire);
         self.socket.exchange(&wire, sequence, flags)
     }
 }

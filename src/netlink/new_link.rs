@@ -8,33 +8,27 @@ use rtnetlink::packet_core::{NLM_F_CREATE, NLM_F_EXCL};
 use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::packet_route::link::{
     InfoBridge, InfoData, InfoIpVlan, InfoKind, InfoMacVlan, InfoVeth, InfoVlan, InfoVrf,
-    IpVlanMode, LinkMessage, MacVlanMode,
+    LinkMessage,
 };
 use rtnetlink::{LinkMessageBuilder, LinkUnspec};
 
 use super::Netlink;
 use super::error::{Error, Failure, Result};
+use super::kind::{IpvlanMode, MacvlanMode};
 use super::link::{Link, quoted};
 use super::mac::Mac;
-
-/// The kind of a bridge, and of its ports.
-pub(super) const BRIDGE: &str = "bridge";
-/// The kind of a VRF.
-pub(super) const VRF: &str = "vrf";
 
 pub(super) type Builder = LinkMessageBuilder<LinkUnspec>;
 
 /// What a new link is, with the settings only that kind has.
 #[derive(Clone, Debug)]
 pub enum LinkKind<'a> {
-    /// A bridge.
     Bridge {
         /// Whether ports belong to VLANs; `None` leaves it to the kernel.
         vlan_filtering: Option<bool>,
     },
     /// One end of a veth pair; the other one is made by the same message.
     Veth {
-        /// The other end.
         peer: VethPeer<'a>,
     },
     /// A device that swallows everything.
@@ -64,81 +58,9 @@ pub enum LinkKind<'a> {
         /// The VLAN's number, 0 to 4094.
         id: u16,
     },
-    /// A routing domain.
     Vrf {
-        /// Its routing table.
         table: u32,
     },
-}
-
-/// The modes of a macvlan.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MacvlanMode {
-    /// Siblings reach one another.
-    Bridge,
-    /// Siblings do not reach one another.
-    Private,
-    /// Everything goes through the switch outside.
-    Vepa,
-    /// The only one on its lower device.
-    Passthru,
-}
-
-impl MacvlanMode {
-    const ALL: [MacvlanMode; 4] =
-        [MacvlanMode::Bridge, MacvlanMode::Private, MacvlanMode::Vepa, MacvlanMode::Passthru];
-
-    /// The mode of this name.
-    pub fn parse(name: &str) -> Option<MacvlanMode> {
-        MacvlanMode::ALL.into_iter().find(|mode| mode.as_str() == name)
-    }
-
-    /// Its name.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            MacvlanMode::Bridge => "bridge",
-            MacvlanMode::Private => "private",
-            MacvlanMode::Vepa => "vepa",
-            MacvlanMode::Passthru => "passthru",
-        }
-    }
-
-    pub(super) fn from_wire(number: u32) -> Option<MacvlanMode> {
-        MacvlanMode::ALL.into_iter().find(|mode| u32::from(MacVlanMode::from(*mode)) == number)
-    }
-}
-
-/// The modes of an ipvlan.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum IpvlanMode {
-    /// By Ethernet.
-    L2,
-    /// By IP, past the host's netfilter.
-    L3,
-    /// By IP, through the host's netfilter.
-    L3s,
-}
-
-impl IpvlanMode {
-    const ALL: [IpvlanMode; 3] = [IpvlanMode::L2, IpvlanMode::L3, IpvlanMode::L3s];
-
-    /// The mode of this name.
-    pub fn parse(name: &str) -> Option<IpvlanMode> {
-        IpvlanMode::ALL.into_iter().find(|mode| mode.as_str() == name)
-    }
-
-    /// Its name.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            IpvlanMode::L2 => "l2",
-            IpvlanMode::L3 => "l3",
-            IpvlanMode::L3s => "l3s",
-        }
-    }
-
-    pub(super) fn from_wire(number: u16) -> Option<IpvlanMode> {
-        IpvlanMode::ALL.into_iter().find(|mode| u16::from(IpVlanMode::from(*mode)) == number)
-    }
 }
 
 /// What both ends of a veth pair and every other new link can have.
@@ -260,7 +182,6 @@ impl<'a> NewLink<'a> {
         self
     }
 
-    /// Switches it on.
     #[must_use]
     pub fn up(mut self) -> Self {
         self.up = true;
@@ -370,27 +291,6 @@ impl fmt::Display for LinkKind<'_> {
     }
 }
 
-impl From<MacvlanMode> for MacVlanMode {
-    fn from(mode: MacvlanMode) -> MacVlanMode {
-        match mode {
-            MacvlanMode::Bridge => MacVlanMode::Bridge,
-            MacvlanMode::Private => MacVlanMode::Private,
-            MacvlanMode::Vepa => MacVlanMode::Vepa,
-            MacvlanMode::Passthru => MacVlanMode::Passthrough,
-        }
-    }
-}
-
-impl From<IpvlanMode> for IpVlanMode {
-    fn from(mode: IpvlanMode) -> IpVlanMode {
-        match mode {
-            IpvlanMode::L2 => IpVlanMode::L2,
-            IpvlanMode::L3 => IpVlanMode::L3,
-            IpvlanMode::L3s => IpVlanMode::L3S,
-        }
-    }
-}
-
 impl Netlink {
     /// Creates a link; with a veth, both ends.
     pub fn add_link(&self, link: &NewLink<'_>) -> Result<()> {
@@ -408,7 +308,7 @@ impl Netlink {
         match echo.and_then(|body| Link::parse(&body)) {
             Some(created) => Ok(created),
             None => self.require_link(&link.basics.name).inspect_err(|_| {
-                // Of no use to anybody, and not the caller's to delete.
+                // The link is of no use, and the caller does not know that it exists.
                 drop(self.del_link(&link.basics.name));
             }),
         }
@@ -421,6 +321,10 @@ impl NewLink<'_> {
         let error =
             failure.doing("add link", || format!("{} ({})", quoted(&self.basics.name), self.kind));
         if lacks_driver {
+            if matches!(self.kind, LinkKind::Bridge { vlan_filtering: Some(true) }) {
+                let option = "this kernel lacks VLANs on bridges (CONFIG_BRIDGE_VLAN_FILTERING): remove \"vlan\" and \"vlanTrunk\"";
+                return error.with_remedy(option.to_owned());
+            }
             let module = self.kind.module();
             return error.with_remedy(format!("load the kernel module {module:?} on the node"));
         }

@@ -39,7 +39,7 @@ impl Netlink {
         let mut message = NsidMessage::default();
         message.attributes = attributes;
         let body = match self.one(RouteNetlinkMessage::GetNsId(message)) {
-            // A number that is nobody's any more.
+            // A number that no namespace has any more.
             Err(Failure { errno: Errno::ENOENT | Errno::EINVAL, unanswered: false, .. }) => {
                 return Ok((None, None));
             }

@@ -109,12 +109,9 @@ pub(super) fn attrs(bytes: &[u8]) -> impl Iterator<Item = Attr<'_>> {
 }
 
 /// The address that 4 or 16 bytes are.
-pub(super) fn ip(bytes: &[u8]) -> Option<IpAddr> {
-    match bytes.len() {
-        4 => <[u8; 4]>::try_from(bytes).ok().map(IpAddr::from),
-        16 => <[u8; 16]>::try_from(bytes).ok().map(IpAddr::from),
-        _ => None,
-    }
+pub fn ip(bytes: &[u8]) -> Option<IpAddr> {
+    let v4 = || <[u8; 4]>::try_from(bytes).ok().map(IpAddr::from);
+    <[u8; 16]>::try_from(bytes).ok().map(IpAddr::from).or_else(v4)
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
 
 use super::Netlink;
 use super::error::{Failure, Result};
+use super::family::Family;
 use super::link::unless_absent;
 use super::packet::{Attr, attrs, ip};
 
@@ -34,30 +35,6 @@ const HEADER_LEN: usize = 12;
 const NEXTHOP_LEN: usize = 8;
 /// Where `struct rtmsg` has the type of a route.
 const TYPE_AT: usize = 7;
-
-/// An address family with routes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Family {
-    /// IPv4.
-    V4,
-    /// IPv6.
-    V6,
-}
-
-impl Family {
-    /// The family of an address.
-    pub fn of(addr: IpAddr) -> Family {
-        if addr.is_ipv4() { Family::V4 } else { Family::V6 }
-    }
-
-    pub(super) fn wire(family: Option<Family>) -> AddressFamily {
-        match family {
-            None => AddressFamily::Unspec,
-            Some(Family::V4) => AddressFamily::Inet,
-            Some(Family::V6) => AddressFamily::Inet6,
-        }
-    }
-}
 
 /// A unicast route. Fields that are `None` are left to the kernel, or were not told by it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -91,7 +68,6 @@ pub struct Route {
 /// One of the ways of a multipath route.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NextHop {
-    /// The gateway.
     pub gw: Option<IpAddr>,
     /// The index of the link to leave by.
     pub oif: Option<u32>,
@@ -127,9 +103,7 @@ impl RouteMode {
 /// Which routes to list.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RouteFilter {
-    /// Of one family.
     pub family: Option<Family>,
-    /// In one table.
     pub table: Option<u32>,
     /// Leaving by one link.
     pub oif: Option<u32>,
@@ -330,7 +304,6 @@ impl Netlink {
             .is_ok_and(|body| body.get(TYPE_AT) == Some(&libc::RTN_LOCAL))
     }
 
-    /// Adds a route.
     pub fn add_route(&self, route: &Route, mode: RouteMode) -> Result<()> {
         self.ack(RouteNetlinkMessage::NewRoute(route.new_message()), mode.bits())
             .map_err(|e| e.doing("add route", || route.to_string()))

@@ -7,9 +7,10 @@ use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
 
 use super::Netlink;
 use super::error::Result;
+use super::family::Family;
 use super::link::unless_absent;
 use super::packet::{Attr, attrs, ip};
-use super::route::{Family, RT_TABLE_MAIN};
+use super::route::RT_TABLE_MAIN;
 
 /// Length of `struct fib_rule_hdr`.
 const HEADER_LEN: usize = 12;
@@ -32,7 +33,6 @@ pub struct Rule {
     pub family: Family,
     /// Where the packets come from; `None` is anywhere.
     pub src: Option<IpNet>,
-    /// The table.
     pub table: u32,
     /// Lower ones are asked first. `None` lets the kernel put a new rule in front of the others.
     pub priority: Option<u32>,
@@ -69,7 +69,7 @@ impl Rule {
         let family = match header.family {
             AddressFamily::Inet => Family::V4,
             AddressFamily::Inet6 => Family::V6,
-            // The kernel lists those of multicast routing as well.
+            // The kernel lists the rules of multicast routing as well.
             _ => return None,
         };
         let plain = header.action == RuleAction::ToTable

@@ -37,8 +37,8 @@ const DEFAULT_SEND_BUFFER: usize = 128 * 1024;
 /// How long to wait for an answer that should be there already.
 pub(super) const LIMIT: Duration = Duration::from_secs(60);
 
-/// How often receiving may fail. The answer usually waits nevertheless, and without it nobody
-/// knows whether the request was carried out.
+/// How often receiving may fail. The answer usually is in the queue nevertheless, and without it the caller
+/// does not know whether the kernel carried the request out.
 const FAILURES: usize = 3;
 
 /// A socket in one network namespace.
@@ -47,7 +47,7 @@ pub(super) struct Socket {
     sequence: Cell<u32>,
     /// Whether events are wanted.
     joined: Cell<bool>,
-    /// Those that arrived while an answer was awaited.
+    /// Messages that arrived while another answer was awaited.
     events: RefCell<VecDeque<Message>>,
 }
 
@@ -75,7 +75,7 @@ impl Socket {
     /// Reserves `count` sequence numbers and returns the first.
     pub(super) fn sequence(&self, count: u32) -> u32 {
         let first = self.sequence.get();
-        // 0 is for what nobody asked for.
+        // 0 is the sequence number of events.
         self.sequence.set(first.checked_add(count).unwrap_or(1));
         first
     }

@@ -20,9 +20,9 @@ pub struct TunInfo {
     pub tap: bool,
     /// The user who may open it.
     pub owner: Option<u32>,
-    /// The group whose members may open it.
+    /// The group whose members may open the device.
     pub group: Option<u32>,
-    /// Whether it stays when nobody has it open.
+    /// Whether the device stays when no process has it open.
     pub persist: bool,
     /// Whether it can be opened several times at once.
     pub multi_queue: bool,

@@ -10,13 +10,12 @@ use crate::cni::CniResult;
 use crate::error::{Context, Error, Result};
 use crate::iface::configure::{self, Connected, Style};
 use crate::iface::mtu;
-use crate::iface::{Inside, child, veth};
+use crate::iface::{Inside, child, driver, veth};
 use crate::netlink::{Dad, Link, LinkKind, Mac, NewLink};
-use crate::skel::{AddReq, CheckReq, Cx, DelReq, GcReq, Plugin, Rollback};
+use crate::skel::{AddReq, CheckReq, Cx, DelReq, GcReq, Plugin, Remarks, Rollback};
 
 const KIND: &str = "dummy";
 
-/// The plugin.
 #[derive(Debug)]
 pub struct Dummy;
 
@@ -43,6 +42,10 @@ impl Plugin for Dummy {
     const ABOUT: &'static str = "device that only carries addresses";
     type Conf = Conf;
 
+    fn examine(cx: &Cx<'_>, conf: &Conf, _: &mut Remarks) -> Result<()> {
+        Plan::resolve(cx, conf).map(drop)
+    }
+
     fn add(cx: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
         let plan = Plan::resolve(cx, conf)?;
         let inside = Inside::enter(req.sandbox.netns()?)?;
@@ -55,7 +58,7 @@ impl Plugin for Dummy {
         result.assign_to_first();
         result.interfaces = vec![veth::interface(&link, &req.sandbox.path)];
         inside.set(&configure::settings(&result, &link.name))?;
-        // Nobody can be asked whether an address is taken.
+        // A dummy has no neighbours: duplicate address detection makes no sense.
         let style = Style { dad: Dad::Off, connected: Connected::Route };
         configure::addresses_and_up(&inside, &link, &result, style)?;
         configure::add_routes(&inside, &link, &result)?;
@@ -68,8 +71,8 @@ impl Plugin for Dummy {
         let plan = Plan::resolve(cx, conf)?;
         let inside = Inside::enter(req.sandbox.netns()?)?;
         cx.ipam_check()?;
-        let names = (&req.ifname, &*req.sandbox.path);
-        let found = child::find(&inside, req.require_prev()?, names, KIND)?;
+        let found =
+            child::find(&inside, req.require_prev()?, &req.ifname, &req.sandbox.path, KIND)?;
         child::verify_mtu(&found.link, plan.mtu)?;
         found.verify_layer3(&inside)
     }
@@ -84,13 +87,14 @@ impl Plugin for Dummy {
     }
 
     fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
-        Plan::resolve(cx, conf).or_unavailable()?;
+        Self::require_sound(cx, conf)?;
         cx.usable_host()?;
+        driver::require(|_| LinkKind::Dummy).or_unavailable()?;
         cx.ipam_status()
     }
 }
 
-/// What the configuration comes to, once it is known to make sense.
+/// The validated configuration.
 #[derive(Debug)]
 struct Plan {
     mtu: u32,
@@ -101,7 +105,9 @@ impl Plan {
     fn resolve(cx: &Cx<'_>, conf: &Conf) -> Result<Plan> {
         if !cx.has_ipam() {
             let msg = "dummy interface requires an IPAM configuration";
-            return Err(Error::config(msg));
+            return Err(
+                Error::config(msg).with_details("add \"ipam\", for instance of type \"static\"")
+            );
         }
         let mtu = mtu::bytes(conf.mtu)?;
         let sources = [&conf.runtime_config.mac, &conf.mac];

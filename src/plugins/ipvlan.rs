@@ -11,14 +11,13 @@ use serde::Deserialize;
 use crate::cni::{CniResult, SpecVersion};
 use crate::error::{Context, Error, Result};
 use crate::iface::child::{self, Below, Wanted};
-use crate::iface::inside::Inside;
 use crate::iface::mtu::Mtu;
+use crate::iface::{Inside, driver};
 use crate::netlink::{IpvlanMode, Link, LinkKind};
-use crate::skel::{AddReq, CheckReq, Cx, DelReq, GcReq, Plugin, Rollback};
+use crate::skel::{AddReq, CheckReq, Cx, DelReq, GcReq, Plugin, Remarks, Rollback};
 
 const KIND: &str = "ipvlan";
 
-/// The plugin.
 #[derive(Debug)]
 pub struct Ipvlan;
 
@@ -48,6 +47,10 @@ impl Plugin for Ipvlan {
     const ABOUT: &'static str = "interface that shares the MAC of a link of the host";
     type Conf = Conf;
 
+    fn examine(_: &Cx<'_>, conf: &Conf, _: &mut Remarks) -> Result<()> {
+        mode(conf).map(drop)
+    }
+
     fn add(cx: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
         let mode = mode(conf)?;
         let below = below(conf, req)?;
@@ -69,8 +72,7 @@ impl Plugin for Ipvlan {
         add(place, netns, &wanted)?;
         undo.push(format!("delete \"{}\"", req.ifname), || child::take_back(&inside, &req.ifname));
         let mut result = given.map_or_else(|| cx.ipam_add(&mut undo), Ok)?;
-        let names = (&req.ifname, &*req.sandbox.path);
-        child::attach(&inside, names, &mut result)?;
+        child::attach(&inside, &req.ifname, &req.sandbox.path, &mut result)?;
         cx.finish(&mut result);
         undo.commit();
         Ok(result)
@@ -80,8 +82,8 @@ impl Plugin for Ipvlan {
         let mode = mode(conf)?;
         let inside = Inside::enter(req.sandbox.netns()?)?;
         cx.if_ipam(Cx::ipam_check)?;
-        let names = (&req.ifname, &*req.sandbox.path);
-        let found = child::find(&inside, req.require_prev()?, names, KIND)?;
+        let found =
+            child::find(&inside, req.require_prev()?, &req.ifname, &req.sandbox.path, KIND)?;
         check_mode(mode, &found.link)?;
         conf.below().verify(cx.host()?, &inside, &found.link)?;
         found.verify_layer3(&inside)
@@ -97,12 +99,14 @@ impl Plugin for Ipvlan {
     }
 
     fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
-        mode(conf).or_unavailable()?;
+        Self::require_sound(cx, conf)?;
         let host = cx.usable_host()?;
         // A master that is not named may come with `prevResult`.
         if !conf.master.is_empty() {
             conf.below().status(host)?;
         }
+        let mode = mode(conf)?;
+        driver::require(|link| LinkKind::Ipvlan { link, mode }).or_unavailable()?;
         cx.if_ipam(Cx::ipam_status)
     }
 }

@@ -11,11 +11,10 @@ use crate::error::{Context, Error, Result};
 use crate::iface::veth::interface;
 use crate::iface::{Inside, verify};
 use crate::netlink::LinkChange;
-use crate::skel::{AddReq, CheckReq, Cx, DelReq, GcReq, Plugin};
+use crate::skel::{AddReq, CheckReq, Cx, DelReq, GcReq, Plugin, Remarks};
 
 const LO: &str = "lo";
 
-/// The plugin.
 #[derive(Debug)]
 pub struct Loopback;
 
@@ -27,6 +26,10 @@ impl Plugin for Loopback {
     const NAME: &'static str = "loopback";
     const ABOUT: &'static str = "sets the container's lo up";
     type Conf = Conf;
+
+    fn examine(_: &Cx<'_>, _: &Conf, _: &mut Remarks) -> Result<()> {
+        Ok(())
+    }
 
     fn add(cx: &Cx<'_>, _: &Conf, req: &AddReq) -> Result<CniResult> {
         let inside = Inside::enter(req.sandbox.netns()?)?;

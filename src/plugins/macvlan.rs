@@ -12,15 +12,14 @@ use serde::Deserialize;
 use crate::cni::CniResult;
 use crate::error::{Context, Error, Result};
 use crate::iface::child::{self, Below, Wanted};
-use crate::iface::inside::Inside;
 use crate::iface::mtu::Mtu;
+use crate::iface::{Inside, driver};
 use crate::log;
 use crate::netlink::{Link, LinkKind, Mac, MacvlanMode};
-use crate::skel::{AddReq, CheckReq, Cx, DelReq, GcReq, Plugin, Rollback};
+use crate::skel::{AddReq, CheckReq, Cx, DelReq, GcReq, Plugin, Remarks, Rollback};
 
 const KIND: &str = "macvlan";
 
-/// The plugin.
 #[derive(Debug)]
 pub struct Macvlan;
 
@@ -59,8 +58,12 @@ impl Conf {
 impl Plugin for Macvlan {
     const NAME: &'static str = KIND;
     const ABOUT: &'static str = "interface with a MAC of its own on a link of the host";
-    const TAKES_BACK_WHAT_CANNOT_BE_TOLD: bool = false;
+    const UNDO_IF_UNREPRESENTABLE: bool = false;
     type Conf = Conf;
+
+    fn examine(_: &Cx<'_>, conf: &Conf, _: &mut Remarks) -> Result<()> {
+        Plan::resolve(conf, None).map(drop)
+    }
 
     fn add(cx: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
         let plan = Plan::resolve(conf, from_args(cx)?)?;
@@ -79,8 +82,7 @@ impl Plugin for Macvlan {
         add(place, netns, &wanted)?;
         undo.push(format!("delete \"{}\"", req.ifname), || child::take_back(&inside, &req.ifname));
         let mut result = if l3 { cx.ipam_add(&mut undo)? } else { CniResult::new() };
-        let names = (&req.ifname, &*req.sandbox.path);
-        plan.warn_about_mac(&child::attach(&inside, names, &mut result)?);
+        plan.warn_about_mac(&child::attach(&inside, &req.ifname, &req.sandbox.path, &mut result)?);
         cx.finish(&mut result);
         undo.commit();
         Ok(result)
@@ -90,8 +92,8 @@ impl Plugin for Macvlan {
         let plan = Plan::resolve(conf, from_args(cx)?)?;
         let inside = Inside::enter(req.sandbox.netns()?)?;
         cx.if_ipam(Cx::ipam_check)?;
-        let names = (&req.ifname, &*req.sandbox.path);
-        let found = child::find(&inside, req.require_prev()?, names, KIND)?;
+        let found =
+            child::find(&inside, req.require_prev()?, &req.ifname, &req.sandbox.path, KIND)?;
         plan.check(conf, &found.link)?;
         conf.below().verify(cx.host()?, &inside, &found.link)?;
         found.verify_layer3(&inside)
@@ -107,14 +109,16 @@ impl Plugin for Macvlan {
     }
 
     fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
-        Plan::resolve(conf, None).or_unavailable()?;
+        Self::require_sound(cx, conf)?;
         let host = cx.usable_host()?;
         conf.below().status(host)?;
+        let kind = |link| LinkKind::Macvlan { link, mode: MacvlanMode::Bridge, bc_queue_len: 0 };
+        driver::require(kind).or_unavailable()?;
         cx.if_ipam(Cx::ipam_status)
     }
 }
 
-/// What the configuration comes to, once it is known to make sense.
+/// The validated configuration.
 #[derive(Debug)]
 struct Plan {
     mode: MacvlanMode,

@@ -23,7 +23,7 @@ use crate::iface::{forwarding, verify};
 use crate::netfilter::{Backend, Owner, PacketFilter, layout, masquerade};
 use crate::netlink::{Dad, Link, LinkChange, Netlink, Route, RouteFilter, RouteMode};
 use crate::skel::{
-    AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Rollback, del_and_release,
+    AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Remarks, Rollback, del_and_release,
 };
 
 /// Scope of an address on the link, `RT_SCOPE_LINK`.
@@ -31,7 +31,6 @@ const ON_LINK: u8 = 253;
 /// Scope of an address on the host, `RT_SCOPE_HOST`.
 const ON_HOST: u8 = 254;
 
-/// The plugin.
 #[derive(Debug)]
 pub struct Ptp;
 
@@ -41,7 +40,7 @@ pub struct Ptp;
 pub struct Conf {
     /// Masquerade the container's traffic to other networks.
     ip_masq: bool,
-    /// `iptables` or `nftables`. Default: iptables where it works, else nftables.
+    /// `iptables` or `nftables`. Default: [`Backend::choose`].
     ip_masq_backend: Option<String>,
     /// MTU of both ends in bytes, or `"auto"`. Default: the kernel's.
     mtu: Mtu,
@@ -51,7 +50,7 @@ impl Conf {
     /// The configured back end of `ipMasq`; the key says nothing without it.
     fn backend(&self) -> Result<Option<Backend>> {
         let value = self.ip_masq_backend.as_deref().filter(|_| self.ip_masq);
-        Backend::parse(value, "ipmasq")
+        Backend::parse(value, "unknown ipmasq backend")
     }
 }
 
@@ -60,6 +59,11 @@ impl Plugin for Ptp {
     const ABOUT: &'static str = "veth pair routed by the host, without a bridge";
     const OUTLIVES_ITS_CONTAINER: bool = true;
     type Conf = Conf;
+
+    fn examine(_: &Cx<'_>, conf: &Conf, _: &mut Remarks) -> Result<()> {
+        conf.mtu.require_ethernet()?;
+        conf.backend().map(drop)
+    }
 
     fn add(cx: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
         let backend = conf.backend()?;
@@ -108,10 +112,10 @@ impl Plugin for Ptp {
         let prev = req.require_prev()?;
         let (index, entry) = verify::container_entry(prev, &req.ifname, &req.sandbox.path)?;
         let link = verify::container_veth(&inside, entry)?;
-        verify::is_up(&link)?;
-        verify::addresses(&inside, &link, (prev, index))?;
+        verify::is_up_inside(&link)?;
+        verify::addresses(&inside, &link, prev, index)?;
         verify::routes(&inside, prev)?;
-        check_host(cx.host()?, &inside, &link, (prev, index))?;
+        check_host(cx.host()?, &inside, &link, prev, index)?;
         if !conf.ip_masq {
             return Ok(());
         }
@@ -200,7 +204,7 @@ fn configure_container(
     result: &CniResult,
     hops: &[Hop],
 ) -> Result<()> {
-    // Both ends are ours: nobody else can have the address.
+    // Both ends are ours: no other host can have the address.
     let style = Style { dad: Dad::Off, connected: Connected::NoRoute };
     configure::addresses_and_up(inside, link, result, style)?;
     for route in routes_to_gateways(link, hops) {
@@ -253,7 +257,8 @@ fn check_host(
     host: &Netlink,
     inside: &Inside<'_>,
     container: &Link,
-    (prev, index): (&CniResult, usize),
+    prev: &CniResult,
+    index: usize,
 ) -> Result<()> {
     let (end, entry) = veth::find_host_end(host, inside, prev, container)?.ok_or_else(|| {
         Error::internal(format!("ptp: host end of \"{}\" was not found", container.name))
@@ -268,11 +273,13 @@ fn check_host(
         let name = &end.name;
         if ip.gateway.is_some_and(|gw| !addrs.iter().any(|addr| addr.net.addr() == gw)) {
             let gw = ip.gateway.map(|gw| gw.to_string()).unwrap_or_default();
-            return Err(Error::internal(format!("ptp: {gw} is no address of \"{name}\"")));
+            return Err(Error::internal(format!("ptp: {gw} is no address of \"{name}\""))
+                .with_details(format!("ip addr add {gw} dev {name}")));
         }
         let target = host_net(ip.address.addr());
         if !routes.iter().any(|route| route.dst == target) {
-            return Err(Error::internal(format!("ptp: no route to {target} through \"{name}\"")));
+            return Err(Error::internal(format!("ptp: no route to {target} through \"{name}\""))
+                .with_details(format!("ip route add {target} dev {name}")));
         }
     }
     Ok(())

@@ -15,11 +15,11 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 use crate::cni::json::Json;
-use crate::cni::{CniResult, Dns, IpConfig, Route, SpecVersion, ip};
+use crate::cni::json::keys::Keys;
+use crate::cni::{CniResult, Dns, IpConfig, Route, ip};
 use crate::error::{Error, Result};
-use crate::skel::{AddReq, CheckReq, Cx, DelReq, GcReq, Plugin};
+use crate::skel::{AddReq, CheckReq, Cx, DelReq, GcReq, Plugin, Remarks};
 
-/// The plugin.
 #[derive(Debug)]
 pub struct Static;
 
@@ -77,6 +77,15 @@ impl Plugin for Static {
     const ABOUT: &'static str = "addresses as they are configured or asked for";
     type Conf = Conf;
 
+    fn keys() -> Keys {
+        let (ipam, runtime) = (Keys::of::<Ipam>(), Keys::of::<Ips>());
+        Keys::of::<Conf>().with("ipam", ipam).with("runtimeConfig", runtime)
+    }
+
+    fn examine(cx: &Cx<'_>, conf: &Conf, _: &mut Remarks) -> Result<()> {
+        Plan::resolve(cx, conf).map(drop)
+    }
+
     fn add(cx: &Cx<'_>, conf: &Conf, _: &AddReq) -> Result<CniResult> {
         let Plan { ips, routes, dns } = Plan::resolve(cx, conf)?;
         Ok(CniResult { ips, routes, dns, ..CniResult::new() })
@@ -124,8 +133,8 @@ impl Plan {
         for item in items(own.as_deref()) {
             ips.push(bare(item.trim(), "the 'ip' field is expected to be in CIDR notation")?);
         }
-        let asked: Args = read(conf.args.as_ref())?;
-        let runtime: Ips = read(conf.runtime_config.as_ref())?;
+        let asked: Args = Json::decode_or_default(conf.args.as_ref())?;
+        let runtime: Ips = Json::decode_or_default(conf.runtime_config.as_ref())?;
         // Later ones take the place of all before.
         let mut gateways_apply = true;
         for list in [asked.cni.ips, runtime.ips].into_iter().filter(|list| !list.is_empty()) {
@@ -139,14 +148,9 @@ impl Plan {
             }
         }
         refuse_nonsense(&ips)?;
-        one_per_family_before_lists(cx, &ips)?;
+        cx.require_one_per_family(ips.iter().map(|ip| ip.address.addr().is_ipv4()))?;
         Ok(Plan { ips, routes: ipam.routes, dns: ipam.dns })
     }
-}
-
-/// An absent object has all its defaults.
-fn read<T: Default + serde::de::DeserializeOwned>(json: Option<&Json>) -> Result<T> {
-    json.map_or_else(|| Ok(T::default()), Json::decode)
 }
 
 /// The parts between commas; an absent or empty text has none.
@@ -190,21 +194,12 @@ fn refuse_nonsense(ips: &[IpConfig]) -> Result<()> {
         }
         if ips[..i].iter().any(|other| other.address.addr() == address.addr()) {
             let msg = format!("address {} is given twice", address.addr());
-            return Err(Error::config(msg)
-                .with_details("addresses of CNI_ARGS are added to those of \"addresses\""));
+            return Err(Error::config(msg).with_details(
+                "remove one: addresses of CNI_ARGS are added to those of \"addresses\"",
+            ));
         }
     }
     Ok(())
-}
-
-fn one_per_family_before_lists(cx: &Cx<'_>, ips: &[IpConfig]) -> Result<()> {
-    let (v4, v6): (Vec<_>, Vec<_>) = ips.iter().partition(|ip| ip.address.addr().is_ipv4());
-    if cx.version >= SpecVersion::V0_3_0 || (v4.len() <= 1 && v6.len() <= 1) {
-        return Ok(());
-    }
-    let version = cx.version;
-    let msg = format!("CNI version {version} does not support more than 1 address per family");
-    Err(Error::config(msg))
 }
 
 /// The result of ADD has the address, its prefix length and its gateway.

@@ -14,12 +14,11 @@ use crate::iface::mtu;
 use crate::iface::veth::interface;
 use crate::iface::{Inside, child, tun};
 use crate::netlink::{Dad, Link, LinkChange, Mac};
-use crate::skel::{AddReq, CheckReq, Cx, DelReq, GcReq, Plugin, Rollback};
+use crate::skel::{AddReq, CheckReq, Cx, DelReq, GcReq, Plugin, Remarks, Rollback};
 
 /// The kind of tap devices, and of tun devices.
 const TUN: &str = "tun";
 
-/// The plugin.
 #[derive(Debug)]
 pub struct Tap;
 
@@ -61,6 +60,11 @@ impl Plugin for Tap {
     const ABOUT: &'static str = "tap device in the container";
     type Conf = Conf;
 
+    fn examine(_: &Cx<'_>, conf: &Conf, _: &mut Remarks) -> Result<()> {
+        mtu::bytes(conf.mtu)?;
+        parse_mac(&conf.mac).map(drop)
+    }
+
     fn add(cx: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
         let mtu = mtu::bytes(conf.mtu)?;
         let mac = requested_mac(cx, conf)?;
@@ -79,7 +83,7 @@ impl Plugin for Tap {
         undo.push(format!("delete \"{}\"", req.ifname), || child::take_back(&inside, &req.ifname));
         let link = inside.link(req.ifname.as_str())?;
         let up = !l3 || cx.ipam_needs_link();
-        let link = set(&inside, link, (mac, mtu), bridge.as_ref(), up)?;
+        let link = set(&inside, link, mac, mtu, bridge.as_ref(), up)?;
         let mut result = if l3 { cx.ipam_add(&mut undo)? } else { CniResult::new() };
         result.interfaces = vec![interface(&link, &req.sandbox.path)];
         result.assign_to_first();
@@ -96,8 +100,7 @@ impl Plugin for Tap {
         requested_mac(cx, conf)?;
         let inside = Inside::enter(req.sandbox.netns()?)?;
         cx.if_ipam(Cx::ipam_check)?;
-        let names = (&req.ifname, &*req.sandbox.path);
-        let found = child::find(&inside, req.require_prev()?, names, TUN)?;
+        let found = child::find(&inside, req.require_prev()?, &req.ifname, &req.sandbox.path, TUN)?;
         check_device(conf, &found.link)?;
         let bridge = bridge(&inside, conf)?;
         if bridge.is_some_and(|bridge| found.link.master != Some(bridge.index)) {
@@ -117,8 +120,7 @@ impl Plugin for Tap {
     }
 
     fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
-        mtu::bytes(conf.mtu).or_unavailable()?;
-        parse_mac(&conf.mac).or_unavailable()?;
+        Self::require_sound(cx, conf)?;
         tun::require_usable().or_unavailable()?;
         cx.if_ipam(Cx::ipam_status)
     }
@@ -152,7 +154,8 @@ fn bridge(inside: &Inside<'_>, conf: &Conf) -> Result<Option<Link>> {
 fn set(
     inside: &Inside<'_>,
     link: Link,
-    (mac, mtu): (Option<Mac>, u32),
+    mac: Option<Mac>,
+    mtu: u32,
     bridge: Option<&Link>,
     up: bool,
 ) -> Result<Link> {
@@ -181,7 +184,7 @@ fn set(
 
 fn configure(inside: &Inside<'_>, link: &Link, result: &CniResult) -> Result<()> {
     child::prepare(inside, link, result)?;
-    // Nobody is at the other end yet who could object to an address.
+    // No host is at the other end yet that could have the address.
     let style = Style { dad: Dad::Off, connected: Connected::Route };
     configure::addresses_and_up(inside, link, result, style)?;
     configure::add_routes(inside, link, result)

@@ -4,21 +4,20 @@
 //! container), and `ipam`, which is required.
 //!
 //! On the host it leaves nothing: the interface is made in the container, and vanishes with it.
-//! While it lives, nobody else can have that VLAN of that master.
+//! While the link exists, no other link can have that VLAN of that master.
 
 use serde::Deserialize;
 
 use crate::cni::CniResult;
 use crate::error::{Context, Error, Result};
-use crate::iface::Inside;
 use crate::iface::child::{self, Below, Wanted};
 use crate::iface::mtu::Mtu;
+use crate::iface::{Inside, driver};
 use crate::netlink::{Link, LinkKind, Netlink};
-use crate::skel::{AddReq, CheckReq, Cx, DelReq, GcReq, Plugin, Rollback};
+use crate::skel::{AddReq, CheckReq, Cx, DelReq, GcReq, Plugin, Remarks, Rollback};
 
 const KIND: &str = "vlan";
 
-/// The plugin.
 #[derive(Debug)]
 pub struct Vlan;
 
@@ -41,6 +40,11 @@ impl Plugin for Vlan {
     const ABOUT: &'static str = "one VLAN of a link of the host";
     type Conf = Conf;
 
+    fn examine(_: &Cx<'_>, conf: &Conf, _: &mut Remarks) -> Result<()> {
+        conf.require_master()?;
+        conf.id().map(drop)
+    }
+
     fn add(cx: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
         // The delegate is looked for before anything is made.
         cx.ipam()?;
@@ -57,8 +61,7 @@ impl Plugin for Vlan {
         add(place, netns, &Wanted { ifname: &req.ifname, kind, mtu, mac: None })?;
         undo.push(format!("delete \"{}\"", req.ifname), || child::take_back(&inside, &req.ifname));
         let mut result = cx.ipam_add(&mut undo)?;
-        let names = (&req.ifname, &*req.sandbox.path);
-        child::attach(&inside, names, &mut result)?;
+        child::attach(&inside, &req.ifname, &req.sandbox.path, &mut result)?;
         cx.finish(&mut result);
         undo.commit();
         Ok(result)
@@ -68,8 +71,8 @@ impl Plugin for Vlan {
         let id = conf.id()?;
         let inside = Inside::enter(req.sandbox.netns()?)?;
         cx.ipam_check()?;
-        let names = (&req.ifname, &*req.sandbox.path);
-        let found = child::find(&inside, req.require_prev()?, names, KIND)?;
+        let found =
+            child::find(&inside, req.require_prev()?, &req.ifname, &req.sandbox.path, KIND)?;
         if found.link.vlan != Some(id) {
             let (name, other) = (&found.link.name, found.link.vlan.unwrap_or_default());
             let msg = format!("interface \"{name}\" is of VLAN {other}, configured is {id}");
@@ -90,13 +93,14 @@ impl Plugin for Vlan {
     }
 
     fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
-        conf.require_master().or_unavailable()?;
-        conf.id().or_unavailable()?;
+        Self::require_sound(cx, conf)?;
         let host = cx.usable_host()?;
         // Which container is not known yet, and so neither is a master in it.
         if !conf.link_in_container {
             conf.usable_master(host, host).or_unavailable()?;
         }
+        let id = conf.id()?;
+        driver::require(|link| LinkKind::Vlan { link, id }).or_unavailable()?;
         cx.ipam_status()
     }
 }

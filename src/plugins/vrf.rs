@@ -1,8 +1,8 @@
 //! vrf: puts the container's interface into a VRF, a routing domain of its own inside the container.
 //!
 //! It stands behind an interface plugin in a list and passes `prevResult` on unchanged. Keys: `vrfname`,
-//! which is required, and `table`. The VRF is made when it is not there, and goes with its last
-//! interface; one that was there before the first interface stays (its alias tells).
+//! which is required, and `table`. The VRF is made if there is none, and is deleted with its last
+//! interface; a VRF that existed before the first interface stays (its alias tells).
 //!
 //! The kernel switches an interface off and on when it joins or leaves a VRF: IPv6 addresses and
 //! routes that get lost by that are put back. All of this is in the container; on the host it leaves
@@ -15,16 +15,17 @@ use serde::Deserialize;
 
 use crate::cni::{CniResult, IfName, Route as ToldRoute, SpecVersion};
 use crate::error::{Code, Context, Error, Result};
+use crate::files::lock::Lock;
 use crate::iface::tables::{self, Tables};
-use crate::iface::{Inside, verify};
+use crate::iface::{Inside, driver, verify};
 use crate::log;
 use crate::netlink::{
     Addr, Dad, Link, LinkChange, LinkKind, Netlink, NewAddr, NewLink, RT_TABLE_MAIN, Route,
     RouteFilter, RouteMode,
 };
-use crate::netns::Netns;
-use crate::skel::{AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Rollback};
-use crate::store::lock::Lock;
+use crate::skel::{
+    AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Remarks, Rollback, require_prev,
+};
 
 /// On a VRF that this plugin has made.
 const OURS: &str = "cnibox";
@@ -41,7 +42,6 @@ const TEMPORARY: u32 = 1;
 /// How long the kernel may take to make IPv6 addresses usable; the reference waits as long.
 const SETTLE: Duration = Duration::from_millis(2550);
 
-/// The plugin.
 #[derive(Debug)]
 pub struct Vrf;
 
@@ -51,7 +51,7 @@ pub struct Vrf;
 pub struct Conf {
     /// The name of the VRF.
     vrfname: String,
-    /// Its routing table. Default: the first that nobody uses.
+    /// Its routing table. Default: the first unused table.
     table: u32,
 }
 
@@ -73,9 +73,13 @@ impl Plugin for Vrf {
     const VERSIONS: &'static [SpecVersion] = SpecVersion::ALL.split_at(3).1;
     type Conf = Conf;
 
+    fn examine(_: &Cx<'_>, conf: &Conf, _: &mut Remarks) -> Result<()> {
+        conf.name().map(drop)
+    }
+
     fn add(_: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
         let name = conf.name()?;
-        let prev = require_prev(req.prev.as_ref())?;
+        let prev = require_prev(req.prev.as_ref(), "missing prevResult from earlier plugin")?;
         let netns = req.sandbox.netns()?;
         let inside = Inside::enter(netns)?;
         let netlink = &inside.netlink;
@@ -105,7 +109,7 @@ impl Plugin for Vrf {
             let lost = Volatile::of(netlink, &link)?;
             let (member, back) = (link.clone(), lost.clone());
             undo.push(format!("leave the VRF {name}"), move || leave(netlink, &member, &back));
-            join(netlink, &link, (&vrf, lost))?;
+            join(netlink, &link, &vrf, lost)?;
         }
         undo.commit();
         Ok(prev.clone())
@@ -113,13 +117,13 @@ impl Plugin for Vrf {
 
     fn check(_: &Cx<'_>, conf: &Conf, req: &CheckReq) -> Result<()> {
         let name = conf.name()?;
-        let prev = require_prev(req.prev.as_ref())?;
+        let prev = require_prev(req.prev.as_ref(), "missing prevResult from earlier plugin")?;
         let inside = Inside::enter(req.sandbox.netns()?)?;
         let netlink = &inside.netlink;
         let vrf = find(netlink, name)?
             .ok_or_else(|| Error::internal(format!("vrf: there is no VRF \"{name}\"")))?;
         vrf.require_table(conf)?;
-        verify::is_up(&vrf.link)?;
+        verify::is_up_inside(&vrf.link)?;
         let link = interface(netlink, &req.ifname)?;
         if link.master != Some(vrf.link.index) {
             let ifname = &req.ifname;
@@ -128,7 +132,7 @@ impl Plugin for Vrf {
         }
         let entry = prev.interfaces.iter().position(|entry| entry.name == link.name);
         if let Some(index) = entry {
-            verify::addresses(&inside, &link, (&restored(prev), index))?;
+            verify::addresses(&inside, &link, &restored(prev), index)?;
         }
         verify::routes(&inside, &in_table(prev, vrf.table))
     }
@@ -161,13 +165,9 @@ impl Plugin for Vrf {
         Ok(())
     }
 
-    fn status(_: &Cx<'_>, conf: &Conf) -> Result<()> {
-        conf.name().or_unavailable()?;
-        // In a namespace of its own, which vanishes at once: only the driver can tell that it is there.
-        let elsewhere = Netns::fresh().or_unavailable()?;
-        let netlink = Netlink::open_in(&elsewhere).or_unavailable()?;
-        let vrf = NewLink::new("vrf", LinkKind::Vrf { table: FIRST_TABLE });
-        netlink.add_link(&vrf).or_unavailable()
+    fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
+        Self::require_sound(cx, conf)?;
+        driver::require(|_| LinkKind::Vrf { table: FIRST_TABLE }).or_unavailable()
     }
 }
 
@@ -193,13 +193,6 @@ impl Domain {
         let links = netlink.dump_links()?;
         Ok(!links.iter().any(|link| link.master == Some(self.link.index)))
     }
-}
-
-fn require_prev(prev: Option<&CniResult>) -> Result<&CniResult> {
-    prev.ok_or_else(|| {
-        Error::internal("missing prevResult from earlier plugin")
-            .with_details("vrf stands behind an interface plugin in a list")
-    })
 }
 
 fn interface(netlink: &Netlink, ifname: &IfName) -> Result<Link> {
@@ -252,8 +245,8 @@ fn switch_on(netlink: &Netlink, vrf: &Link) -> Result<()> {
         .context(|| format!("could not set link up for VRF {}", vrf.name))
 }
 
-/// Whether the VRF is to stay when it is empty again. One without interfaces is none that a plugin
-/// keeps, unless it is down besides: then somebody was killed while making it.
+/// Whether the VRF stays when it is empty again. A VRF without alias and interfaces was made by another
+/// program, unless it is down: then a plugin was killed while making it.
 fn is_kept(netlink: &Netlink, vrf: &Domain) -> Result<bool> {
     Ok(vrf.link.alias.is_empty() && vrf.link.up && vrf.is_empty(netlink)?)
 }
@@ -263,28 +256,28 @@ fn mark(netlink: &Netlink, name: &str, text: &str) -> Result<()> {
     Ok(netlink.set_link(vrf.index, LinkChange::new().alias(text))?)
 }
 
-/// Puts the interface into the VRF, and what gets lost by that into its table.
-fn join(netlink: &Netlink, link: &Link, (vrf, lost): (&Domain, Volatile)) -> Result<()> {
+/// Puts the interface into the VRF, and restores what the kernel drops by that in the VRF's table.
+fn join(netlink: &Netlink, link: &Link, vrf: &Domain, lost: Volatile) -> Result<()> {
     let Domain { link: master, table } = vrf;
     netlink
         .set_link(link.index, LinkChange::new().master(master.index))
         .context(|| format!("could not set vrf {} as master of {}", master.name, link.name))?;
-    lost.in_table(RT_TABLE_MAIN, *table).restore(netlink, link, (*table, *table))
+    lost.in_table(RT_TABLE_MAIN, *table).restore(netlink, link, *table, *table)
 }
 
-/// Takes the interface out of its VRF. What cannot be put back afterwards hurts nobody: the
-/// interface is about to go, most of the time.
+/// Takes the interface out of its VRF. A route that cannot be restored afterwards is no error: the
+/// interface is about to be deleted, most of the time.
 fn leave(netlink: &Netlink, link: &Link, lost: &Volatile) -> Result<()> {
     netlink
         .set_link(link.index, LinkChange::new().no_master())
         .context(|| format!("take {} out of its VRF", link.name))?;
-    if let Err(error) = lost.restore(netlink, link, (RT_TABLE_MAIN, RT_TABLE_LOCAL)) {
+    if let Err(error) = lost.restore(netlink, link, RT_TABLE_MAIN, RT_TABLE_LOCAL) {
         log::debug(format_args!("after leaving the VRF: {error}"));
     }
     Ok(())
 }
 
-/// Deletes the VRF when nobody is in it any more, unless it was there before us.
+/// Deletes the VRF when it has no interface any more, unless it existed before the plugin was called.
 fn retire(netlink: &Netlink, vrf: &Domain, left: bool) -> Result<()> {
     if !vrf.is_empty(netlink)? {
         return Ok(());
@@ -329,12 +322,12 @@ impl Volatile {
 
     /// Puts back what is missing. The kernel keeps the subnets of the addresses in the first
     /// table, and the addresses themselves in the second.
-    fn restore(&self, netlink: &Netlink, link: &Link, (main, local): (u32, u32)) -> Result<()> {
+    fn restore(&self, netlink: &Netlink, link: &Link, main: u32, local: u32) -> Result<()> {
         let present = global_v6(netlink, link)?;
-        // The kernel lists those of IPv6 that came last first.
+        // The kernel lists the newest IPv6 addresses first.
         for addr in self.addrs.iter().rev() {
             if !present.iter().any(|other| other.net == addr.net) {
-                // Nobody else has taken it in the meantime.
+                // No other link has taken it in the meantime.
                 let mut again = NewAddr::new(addr.net).dad(Dad::Off).lifetime(addr.lifetime);
                 if addr.is_without_prefix_route() {
                     again = again.without_prefix_route();
@@ -345,7 +338,7 @@ impl Volatile {
             }
         }
         if link.up {
-            self.wait(netlink, (main, local))?;
+            self.wait(netlink, main, local)?;
         }
         for route in &self.routes {
             netlink
@@ -355,7 +348,7 @@ impl Volatile {
         Ok(())
     }
 
-    fn wait(&self, netlink: &Netlink, (main, local): (u32, u32)) -> Result<()> {
+    fn wait(&self, netlink: &Netlink, main: u32, local: u32) -> Result<()> {
         let hosts: Vec<_> = self.addrs.iter().map(|addr| addr.net.addr().into()).collect();
         let routed = self.addrs.iter().filter(|addr| !addr.is_without_prefix_route());
         let networks: Vec<_> = routed.map(|addr| addr.net.trunc()).collect();

@@ -7,11 +7,11 @@
 //! built on libcni read these files, and this module reads theirs, including those from before
 //! configurations were cached, which are bare results.
 //!
-//! Beyond that: files are replaced atomically; an empty one, as a crash of another writer leaves
+//! Beyond that: files are replaced atomically; an empty file, as a crash of another writer leaves
 //! it, counts as missing; the names are checked before they become a path. The three names are
-//! joined with `-` and may contain it, so two attachments can have one file name; the fields in
-//! the file decide whose it is, and the second one, like one whose name is too long for a file,
-//! gets the name `<sha512 of the three>.hashed`.
+//! joined with `-` and may contain it, so two attachments can have the same file name; the fields in
+//! the file decide which attachment the file is of, and the second attachment, like one whose name is
+//! too long for a file, gets the name `<sha512 of the three>.hashed`.
 
 use std::fs::{self, DirBuilder};
 use std::io;
@@ -26,7 +26,7 @@ use super::{Attach, NetworkList};
 use crate::cni::json::{Json, compact};
 use crate::cni::{CniResult, ContainerId, IfName, NetworkName, SpecVersion};
 use crate::error::{Code, Context, Error, Result};
-use crate::store::atomic::{self, Durability, Writer};
+use crate::files::atomic::{self, Durability, Writer};
 
 const KIND: &str = "cniCacheV1";
 /// The longest file name there is (`NAME_MAX`), in bytes.
@@ -50,7 +50,7 @@ pub(super) struct Cache {
     results: PathBuf,
 }
 
-/// Whose file it is: checked names.
+/// The attachment of the file: checked names.
 pub(super) struct Key {
     network: NetworkName,
     container: ContainerId,
@@ -82,14 +82,14 @@ impl Key {
         format!("{}-{}-{}", self.network, self.container, self.ifname)
     }
 
-    /// No name contains a `/`, so that one separates them.
+    /// No name contains a `/`, so a `/` separates them.
     fn hashed_name(&self) -> String {
         let text = format!("{}/{}/{}", self.network, self.container, self.ifname);
         hex(&Sha512::digest(text)[..20]) + HASHED
     }
 
     fn owns(&self, file: &Json) -> bool {
-        // A bare result says nothing about whose it is.
+        // A bare result does not name its attachment.
         kind(file) != KIND
             || text(file, "networkName") == self.network.as_str()
                 && text(file, "containerId") == self.container.as_str()
@@ -125,7 +125,7 @@ impl Cache {
     pub(super) fn remove(&self, key: &Key) {
         for path in self.paths(key) {
             let Ok(bytes) = fs::read(&path) else { continue };
-            // What is empty or cannot be parsed is nobody's.
+            // The attachment of a file that is empty or malformed is unknown.
             if Json::parse(&bytes).map_or(true, |file| key.owns(&file)) {
                 drop(fs::remove_file(path));
             }
@@ -172,7 +172,7 @@ impl Cache {
         attachment(&file).map(Some).map_err(|e| e.context(what))
     }
 
-    /// All attachments, or those of one container if `container` is not empty, by file name.
+    /// All attachments, or the attachments of one container if `container` is not empty, by file name.
     /// Files that say too little are passed over.
     pub(super) fn attachments(&self, container: &str) -> Result<Vec<CachedAttachment>> {
         atomic::sweep_stale(&self.results);

@@ -7,10 +7,13 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use super::request::{distinct, set};
 use crate::cni::config::DnsConf;
+use crate::cni::json::keys::Keys;
 use crate::cni::json::{Json, compact};
 use crate::error::{Code, Error, Result, io_text};
+
+/// How the names of files with networks end.
+pub(crate) const EXTENSIONS: [&str; 3] = ["conflist", "conf", "json"];
 
 /// The configuration of one plugin: the common keys decoded, and the document.
 #[derive(Clone, Debug)]
@@ -54,7 +57,7 @@ impl PluginConf {
     /// Errors: `error parsing configuration: <reason>`, the reason being `missing 'type'` for a
     /// list or anything else that is not a plugin's configuration.
     pub fn from_bytes(bytes: &[u8]) -> Result<PluginConf> {
-        let json = Json::parse(bytes).map_err(|why| malformed(Error::new(Code::DECODE, why)))?;
+        let json = parse(bytes).map_err(malformed)?;
         PluginConf::from_json(json, bytes.to_vec())
     }
 
@@ -66,7 +69,7 @@ impl PluginConf {
 
     /// An entry of a list: its bytes are compact with sorted keys, as the reference keeps them.
     pub(super) fn from_entry(entry: &Json) -> Result<PluginConf> {
-        let json = distinct(entry.clone()).normalised();
+        let json = entry.clone().distinct().normalised();
         let bytes = compact(&json.clone().sorted())?.into_bytes();
         PluginConf::from_json(json, bytes)
     }
@@ -81,7 +84,12 @@ impl PluginConf {
             }
         };
         if common.r#type.is_empty() {
-            return Err(malformed(Error::config("missing 'type'")));
+            let remedy = if json.get_present("plugins").is_some() {
+                "the file of a list of plugins is called .conflist"
+            } else {
+                "add \"type\", the name of the plugin"
+            };
+            return Err(malformed(Error::config("missing 'type'")).with_details(remedy));
         }
         Ok(PluginConf {
             plugin_type: common.r#type,
@@ -93,6 +101,16 @@ impl PluginConf {
             json,
             bytes,
         })
+    }
+
+    /// The keys that every plugin's configuration may have.
+    pub(crate) fn keys() -> Keys {
+        Keys::of::<Common>()
+    }
+
+    /// The document.
+    pub(crate) fn json(&self) -> &Json {
+        &self.json
     }
 
     /// The document's bytes: as they were read, or for an entry of a list compact with sorted
@@ -114,7 +132,7 @@ impl PluginConf {
             if *value == Json::Null {
                 return Err(Error::internal(format!("key '{key}' value must not be nil")));
             }
-            set(&mut json, key, value.clone());
+            json.set(key, value.clone());
         }
         PluginConf::from_entry(&json)
     }
@@ -123,6 +141,18 @@ impl PluginConf {
     pub(super) fn wanted(&self) -> impl Iterator<Item = &str> {
         self.capabilities.iter().filter(|(_, wanted)| **wanted).map(|(name, _)| name.as_str())
     }
+}
+
+/// The document of a file.
+pub(super) fn parse(bytes: &[u8]) -> Result<Json> {
+    Json::parse(bytes).map_err(|why| {
+        let is_short = why.contains("EOF");
+        let error = Error::new(Code::DECODE, why);
+        if !is_short {
+            return error;
+        }
+        error.with_details("the file is empty or was cut short: write it again")
+    })
 }
 
 fn malformed(error: Error) -> Error {

@@ -39,7 +39,7 @@ impl Runtime {
     }
 
     /// Asks every plugin in order whether it could serve an ADD now. The first error is returned
-    /// as it is: code 50 or 51 usually. Below 1.1.0 nobody is asked.
+    /// as it is: code 50 or 51 usually. Below 1.1.0 no plugin is asked.
     pub fn status(&self, list: &NetworkList) -> Result<()> {
         if !list.at_least(SpecVersion::V1_1_0)? {
             return Ok(());
@@ -61,7 +61,7 @@ impl Runtime {
             valid.iter().any(|v| v.container_id == attach.container_id && v.ifname == attach.ifname)
         };
         for stale in cached.iter().filter(|c| c.network == list.name && !is_valid(&c.attach)) {
-            let made_by = cached_list(stale);
+            let made_by = stale.list();
             if let Err(error) = self.del(made_by.as_ref().unwrap_or(list), &stale.attach) {
                 let Attach { container_id, ifname, .. } = &stale.attach;
                 let what = format!("failed to delete stale attachment {container_id} {ifname}");
@@ -71,14 +71,16 @@ impl Runtime {
     }
 }
 
-/// The network as it was at ADD, if the cache tells.
-fn cached_list(cached: &CachedAttachment) -> Option<NetworkList> {
-    let list = NetworkList::from_bytes(&cached.config).ok()?;
-    if list.plugins.is_empty() {
-        let single = PluginConf::from_bytes(&cached.config).ok()?;
-        return Some(NetworkList::of_single(&single)).filter(|l| l.name == cached.network);
+impl CachedAttachment {
+    /// The network as it was at ADD, if the cache tells.
+    pub fn list(&self) -> Option<NetworkList> {
+        let list = NetworkList::from_bytes(&self.config).ok()?;
+        if list.plugins.is_empty() {
+            let single = PluginConf::from_bytes(&self.config).ok()?;
+            return Some(NetworkList::of_single(&single)).filter(|l| l.name == self.network);
+        }
+        Some(list).filter(|list| list.name == self.network)
     }
-    Some(list).filter(|list| list.name == cached.network)
 }
 
 fn in_front(what: &str, error: &Error) -> Error {

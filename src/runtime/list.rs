@@ -3,11 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use super::conf::{self, PluginConf, conf_files};
-use super::request::set;
 use crate::cni::json::{Json, compact};
 use crate::cni::names;
 use crate::cni::version::{SpecVersion, Version};
-use crate::error::{Code, Error, Result};
+use crate::error::{Error, Result};
 use crate::log;
 
 /// A parsed network configuration.
@@ -36,7 +35,7 @@ impl NetworkList {
     /// Errors: `error parsing configuration list: <reason>`, and for an entry of `plugins`
     /// `failed to parse plugin config <i>: <reason>`.
     pub fn from_bytes(bytes: &[u8]) -> Result<NetworkList> {
-        let json = Json::parse(bytes).map_err(|why| wrong(Error::new(Code::DECODE, why)))?;
+        let json = conf::parse(bytes).map_err(wrong)?;
         NetworkList::from_json(&json, bytes)
     }
 
@@ -54,7 +53,8 @@ impl NetworkList {
             list.append(&folder)?;
         }
         if list.plugins.is_empty() {
-            return Err(Error::config("no plugin configs found"));
+            return Err(Error::config("no plugin configs found")
+                .with_details("a .conflist file has the list \"plugins\"; the file of a single plugin is called .conf"));
         }
         Ok(list)
     }
@@ -88,13 +88,20 @@ impl NetworkList {
             (None, Some(error)) => Err(error),
             (None, None) if nothing => {
                 let msg = format!("no net configurations found in {}", dir.display());
-                Err(Error::config(msg).with_details("looked for *.conflist, *.conf and *.json"))
+                Err(Error::config(msg).with_details(
+                    "put a *.conflist, *.conf or *.json file there, or choose the directory with --net-conf-path or NETCONFPATH",
+                ))
             }
             (None, None) => {
                 let dir = dir.display();
                 let msg = format!("no net configuration with name \"{name}\" in {dir}");
+                let order = if name.contains('/') {
+                    "the network comes first, then the namespace; "
+                } else {
+                    ""
+                };
                 Err(Error::config(msg)
-                    .with_details(format!("there are: {}", search.names.join(", "))))
+                    .with_details(format!("{order}there are: {}", search.names.join(", "))))
             }
         }
     }
@@ -126,6 +133,15 @@ impl NetworkList {
     pub(super) fn result_version(&self) -> SpecVersion {
         // A plugin that answers at all in an unknown version means the newest one.
         SpecVersion::exact(&self.cni_version).unwrap_or(SpecVersion::NEWEST)
+    }
+
+    /// The network of a file: a list if its name ends in `.conflist`, else one plugin.
+    pub(crate) fn from_any_file(path: &Path) -> Result<NetworkList> {
+        if is_list(path) {
+            NetworkList::from_file(path)
+        } else {
+            NetworkList::from_single_file(path)
+        }
     }
 
     fn from_single_file(path: &Path) -> Result<NetworkList> {
@@ -169,7 +185,7 @@ impl NetworkList {
         }
         let mut json = Json::parse(&self.bytes).map_err(Error::internal)?;
         let plugins = self.plugins.iter().map(|plugin| plugin.json.clone()).collect();
-        set(&mut json, "plugins", Json::Array(plugins));
+        json.set("plugins", Json::Array(plugins));
         self.bytes = compact(&json)?.into_bytes();
         Ok(())
     }
@@ -205,9 +221,14 @@ impl Search {
         }
         let file = format!("in {}", file.display());
         let details =
-            if error.details().is_empty() { file } else { format!("{} {file}", error.details()) };
+            if error.details().is_empty() { file } else { format!("{}; {file}", error.details()) };
         self.error = Some(error.with_details(details));
     }
+}
+
+/// Whether a file of this name holds a list.
+pub(crate) fn is_list(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "conflist")
 }
 
 fn wrong(error: Error) -> Error {
@@ -278,10 +299,14 @@ fn plugins(json: &Json, only_inlined: bool) -> Result<Vec<PluginConf>> {
         }
         None => return Ok(Vec::new()),
         Some(Json::Array(entries)) if entries.is_empty() => {
-            return Err(wrong(Error::config("no plugins in list")));
+            return Err(wrong(Error::config("no plugins in list"))
+                .with_details("add a plugin to \"plugins\", or remove the file"));
         }
         Some(Json::Array(entries)) => entries,
-        Some(other) => return Err(wrong_type("invalid 'plugins' type", other)),
+        Some(other) => {
+            return Err(wrong_type("invalid 'plugins' type", other)
+                .with_details("put the plugins into brackets, [...]"));
+        }
     };
     let parse = |(i, entry): (usize, &Json)| {
         PluginConf::from_entry(entry)

@@ -13,7 +13,7 @@
 //! ```no_run
 //! use cnibox::runtime::{Attach, NetworkList, OnAddError, Runtime};
 //!
-//! # fn main() -> cnibox::error::Result<()> {
+//! # fn main() -> cnibox::runtime::Result<()> {
 //! let runtime = Runtime {
 //!     on_add_error: OnAddError::Undo,
 //!     ..Runtime::new(vec!["/opt/cni/bin".into()])
@@ -31,11 +31,12 @@
 //!
 //! Errors are the plugin's own, with its code (spec, section 7.2), or say which step failed;
 //! texts are those of the reference.
+#![warn(missing_docs)]
 
 pub mod cache;
 mod conf;
 mod housekeeping;
-mod list;
+pub(crate) mod list;
 mod ops;
 mod request;
 #[cfg(test)]
@@ -46,14 +47,17 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 pub use cache::CachedAttachment;
+pub(crate) use conf::EXTENSIONS;
 pub use conf::{PluginConf, conf_files};
 pub use list::NetworkList;
 
-pub use crate::cni::Attachment;
-use crate::cni::json::Json;
-use crate::invoke::{Executor, System};
+pub use crate::cni::config::DnsConf;
+pub use crate::cni::json::Json;
+pub use crate::cni::{Attachment, CniResult, Dns, Interface, IpConfig, Route, SpecVersion};
+pub use crate::error::{Code, Error, Result};
+pub use crate::invoke::{Exec, Executor, System, VersionInfo};
 
-/// Where results are cached if nobody says otherwise.
+/// The default directory of cached results.
 pub const DEFAULT_CACHE_DIR: &str = "/var/lib/cni";
 
 /// One attachment of a container to a network, as the caller describes it.
@@ -88,7 +92,7 @@ impl Attach {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnDelError {
     /// Return at once, as the reference: a later plugin might act on an address that an earlier
-    /// one has released and somebody else has taken.
+    /// plugin has released and another container has got.
     #[default]
     Stop,
     /// Run the others too and report all errors.

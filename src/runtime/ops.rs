@@ -73,7 +73,7 @@ impl Runtime {
     }
 
     /// Detaches: runs the plugins in reverse order, each with the cached result of the ADD (from
-    /// 0.4.0 on, and if there is one that can be read), then forgets that. Twice is fine.
+    /// 0.4.0 on, if the cache has a readable result), then removes it from the cache. Idempotent.
     ///
     /// A failure is `plugin type="<type>" name="<name>" failed (delete): <error>` with the
     /// plugin's code; see [`OnDelError`] for whether the others still run. The cache file then
@@ -134,8 +134,8 @@ impl Runtime {
         let undo = self.on_add_error == OnAddError::Undo
             && matches!(self.cached_result(list, attach), Ok(None));
         let added = self.add_chain(&mut chain, tell);
-        if added.is_err() && undo {
-            self.undo(&chain);
+        if let (Err(failed), true) = (&added, undo) {
+            self.undo(&chain, failed);
         }
         added.map(|()| chain.last)
     }
@@ -167,16 +167,18 @@ impl Runtime {
         Ok(())
     }
 
-    /// DEL for the plugins of a failed ADD, the one that failed included: it may have left
-    /// something.
-    fn undo(&self, chain: &Chain<'_>) {
+    /// DEL for the plugins of a failed ADD, including the plugin that failed, which may have left
+    /// something. What fails as the ADD did is not reported twice.
+    fn undo(&self, chain: &Chain<'_>, failed: &Error) {
         let Chain { list, attach, ran, last } = chain;
         let knows_prev = list.at_least(SpecVersion::V0_4_0).unwrap_or(false);
         let prev = last.as_ref().filter(|_| knows_prev);
         for plugin in list.plugins.iter().take(*ran).rev() {
             let done = request::for_attachment(list, plugin, attach, prev)
                 .and_then(|request| self.run("DEL", plugin, attach, &request));
-            if let Err(error) = done {
+            if let Err(error) = done
+                && !failed.msg().ends_with(error.msg())
+            {
                 let kind = &plugin.plugin_type;
                 log::warn(format_args!("undo a failed ADD: plugin type=\"{kind}\": {error}"));
             }

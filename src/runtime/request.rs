@@ -19,19 +19,19 @@ pub(super) fn for_attachment(
 ) -> Result<Vec<u8>> {
     let mut request = common(list, plugin);
     if let Some(prev) = prev {
-        set(&mut request, "prevResult", prev.to_json());
+        request.set("prevResult", prev.to_json());
     }
     let given = |name: &str| attach.capability_args.iter().rfind(|(key, _)| key == name).cloned();
     let wanted: Vec<_> = plugin.wanted().filter_map(given).collect();
     if !wanted.is_empty() {
-        set(&mut request, "runtimeConfig", Json::Object(wanted));
+        request.set("runtimeConfig", Json::Object(wanted));
     }
     encode(request)
 }
 
-/// The request for GC and STATUS. With a list of valid attachments, both spellings of its key:
-/// that of the tag 1.1.0 and that of the text since then. Without one, neither, because an
-/// absent key does not mean that nothing is valid.
+/// The request for GC and STATUS. A list of valid attachments is written under both spellings of its key:
+/// the spelling of the tag 1.1.0 of the specification, and the later one. Without a list neither key is
+/// written, because an absent key does not mean that nothing is valid.
 pub(super) fn for_network(
     list: &NetworkList,
     plugin: &PluginConf,
@@ -40,16 +40,16 @@ pub(super) fn for_network(
     let mut request = common(list, plugin);
     if let Some(valid) = valid {
         let array = Json::Array(valid.iter().map(attachment_json).collect());
-        set(&mut request, "cni.dev/attachments", array.clone());
-        set(&mut request, "cni.dev/valid-attachments", array);
+        request.set("cni.dev/attachments", array.clone());
+        request.set("cni.dev/valid-attachments", array);
     }
     encode(request)
 }
 
 fn common(list: &NetworkList, plugin: &PluginConf) -> Json {
     let mut request = plugin.json.clone();
-    set(&mut request, "name", list.name.as_str().into());
-    set(&mut request, "cniVersion", list.cni_version.as_str().into());
+    request.set("name", list.name.as_str().into());
+    request.set("cniVersion", list.cni_version.as_str().into());
     request
 }
 
@@ -63,35 +63,7 @@ fn attachment_json(attachment: &Attachment) -> Json {
 /// Compact, keys sorted. Integral floats become integers: Go plugins take nothing else for an
 /// integer field, and the reference writes them so.
 fn encode(request: Json) -> Result<Vec<u8>> {
-    compact(&distinct(request).normalised().sorted()).map(String::into_bytes)
-}
-
-/// Sets a member, whatever case its key was written in before: a plugin ignores the case, so a
-/// second spelling would compete with this one.
-pub(super) fn set(object: &mut Json, key: &str, value: Json) {
-    if let Json::Object(members) = object {
-        members.retain(|(k, _)| !k.eq_ignore_ascii_case(key));
-        members.push((key.to_owned(), value));
-    }
-}
-
-/// The same document with each key once in every object; the last one stays.
-pub(super) fn distinct(json: Json) -> Json {
-    match json {
-        Json::Array(items) => Json::Array(items.into_iter().map(distinct).collect()),
-        Json::Object(members) => {
-            let mut kept: Vec<(String, Json)> = Vec::with_capacity(members.len());
-            for (key, value) in members {
-                let value = distinct(value);
-                match kept.iter_mut().find(|(k, _)| *k == key) {
-                    Some((_, earlier)) => *earlier = value,
-                    None => kept.push((key, value)),
-                }
-            }
-            Json::Object(kept)
-        }
-        other => other,
-    }
+    compact(&request.distinct().normalised().sorted()).map(String::into_bytes)
 }
 
 /// All six variables, empty where there is nothing to say.

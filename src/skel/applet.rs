@@ -3,10 +3,12 @@
 use std::fmt;
 use std::process::ExitCode;
 
-use super::call::RunFn;
-use super::dispatch::dispatch;
-use super::plugin::Plugin;
+use super::call::{Call, Kind, Lookup, OwnPlugin, RunFn};
+use super::dispatch::{dispatch, examine};
+use super::plugin::{Plugin, Remarks};
 use crate::cni::SpecVersion;
+use crate::cni::json::keys::Keys;
+use crate::error::Result;
 
 /// One line of the table of applets.
 pub struct Applet {
@@ -16,29 +18,14 @@ pub struct Applet {
     pub kind: Kind,
     /// One line for a person.
     pub about: &'static str,
-    /// What it does.
     pub main: Main,
-}
-
-/// What sort of program an applet is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Kind {
-    /// A plugin that makes an interface.
-    Interface,
-    /// A plugin that manages addresses, called by others.
-    Ipam,
-    /// A plugin that works on what those before it in a list made.
-    Chained,
-    /// A program for people.
-    Tool,
 }
 
 /// A program that runs beside a plugin and under its name.
 #[derive(Clone, Copy, Debug)]
 pub struct Service {
-    /// The first argument.
     pub name: &'static str,
-    /// What it does with the arguments behind that one.
+    /// Its main function, with the arguments behind its name.
     pub main: fn(Vec<String>) -> ExitCode,
 }
 
@@ -53,9 +40,43 @@ pub enum Main {
         run: RunFn,
         /// What else it does, by its first argument.
         service: Option<Service>,
+        /// What it makes of a configuration.
+        lint: Lint,
     },
     /// A program with arguments (without the program's name).
-    Tool(fn(Vec<String>) -> ExitCode),
+    Tool(ToolFn),
+}
+
+/// The main function of a program for people.
+pub type ToolFn = fn(Vec<String>, Table) -> ExitCode;
+
+/// What a plugin makes of a configuration, without a container.
+#[derive(Clone, Copy, Debug)]
+pub struct Lint {
+    /// The keys that the plugin reads.
+    pub keys: fn() -> Keys,
+    /// [`Plugin::examine`]; the verb of the call decides nothing.
+    pub examine: fn(&Call<'_>, &mut Remarks) -> Result<()>,
+}
+
+/// All applets of this executable.
+#[derive(Clone, Copy, Debug)]
+pub struct Table {
+    pub applets: &'static [Applet],
+    /// Finds a plugin by its name.
+    pub lookup: Lookup,
+}
+
+impl Table {
+    /// The applet of exactly this name.
+    pub fn find(&self, name: &str) -> Option<&'static Applet> {
+        self.applets.iter().find(|applet| applet.name == name)
+    }
+
+    /// The names of the plugins.
+    pub fn plugins(&self) -> impl Iterator<Item = &'static str> {
+        self.applets.iter().filter(|applet| applet.kind != Kind::Tool).map(|applet| applet.name)
+    }
 }
 
 impl Applet {
@@ -70,23 +91,20 @@ impl Applet {
     }
 
     const fn with_service<P: Plugin>(kind: Kind, service: Option<Service>) -> Applet {
-        let main = Main::Plugin { versions: P::VERSIONS, run: dispatch::<P>, service };
+        let lint = Lint { keys: P::keys, examine: examine::<P> };
+        let main = Main::Plugin { versions: P::VERSIONS, run: dispatch::<P>, service, lint };
         Applet { name: P::NAME, kind, about: P::ABOUT, main }
     }
 
     /// The applet of a program for people.
-    pub const fn tool(
-        name: &'static str,
-        about: &'static str,
-        main: fn(Vec<String>) -> ExitCode,
-    ) -> Applet {
+    pub const fn tool(name: &'static str, about: &'static str, main: ToolFn) -> Applet {
         Applet { name, kind: Kind::Tool, about, main: Main::Tool(main) }
     }
 
-    /// The plugin as a function, if this is one.
-    pub fn run_fn(&self) -> Option<RunFn> {
+    /// The plugin, if this is one.
+    pub fn as_plugin(&self) -> Option<OwnPlugin> {
         match self.main {
-            Main::Plugin { run, .. } => Some(run),
+            Main::Plugin { run, .. } => Some(OwnPlugin { kind: self.kind, run }),
             Main::Tool(_) => None,
         }
     }
@@ -95,16 +113,5 @@ impl Applet {
 impl fmt::Debug for Applet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Applet({}, {:?})", self.name, self.kind)
-    }
-}
-
-impl fmt::Display for Kind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Kind::Interface => "interface",
-            Kind::Ipam => "ipam",
-            Kind::Chained => "chained",
-            Kind::Tool => "tool",
-        })
     }
 }

@@ -2,7 +2,6 @@
 
 use std::fmt;
 
-use super::applet::Applet;
 use crate::cni::{CniResult, ContainerId, IfName};
 use crate::error::{Code, Error, Result};
 
@@ -31,24 +30,46 @@ pub enum Caller {
 /// A plugin as a function: the result of ADD, nothing for the other verbs.
 pub type RunFn = fn(&Call<'_>) -> Result<Option<CniResult>>;
 
-/// Finds the applet of a name in this executable.
-#[derive(Clone, Copy)]
-pub struct Lookup(pub fn(&str) -> Option<&'static Applet>);
+/// What sort of program an applet is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    /// A plugin that makes an interface.
+    Interface,
+    /// A plugin that manages addresses, called by others.
+    Ipam,
+    /// A plugin that works on what those before it in a list made.
+    Chained,
+    /// A program for people.
+    Tool,
+}
 
-impl fmt::Debug for Lookup {
+impl fmt::Display for Kind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Lookup")
+        f.pad(match self {
+            Kind::Interface => "interface",
+            Kind::Ipam => "ipam",
+            Kind::Chained => "chained",
+            Kind::Tool => "tool",
+        })
     }
 }
+
+/// A plugin of this executable.
+#[derive(Clone, Copy, Debug)]
+pub struct OwnPlugin {
+    pub kind: Kind,
+    /// The plugin as a function.
+    pub run: RunFn,
+}
+
+/// Finds the plugin of a name in this executable.
+pub type Lookup = fn(&str) -> Option<OwnPlugin>;
 
 /// `CNI_COMMAND`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
-    /// Attach a container.
     Add,
-    /// Verify an attachment.
     Check,
-    /// Detach a container.
     Del,
     /// Remove what no valid attachment owns.
     Gc,
@@ -106,7 +127,11 @@ pub struct Env {
 impl Env {
     /// The variables of this process.
     pub fn from_process() -> Env {
-        let var = |name| std::env::var_os(name).unwrap_or_default().to_string_lossy().into_owned();
+        Env::read(|name| std::env::var_os(name).unwrap_or_default().to_string_lossy().into_owned())
+    }
+
+    /// The variables as `var` gives them by their names.
+    pub fn read(var: impl Fn(&str) -> String) -> Env {
         Env {
             command: var("CNI_COMMAND"),
             container_id: var("CNI_CONTAINERID"),

@@ -5,7 +5,7 @@ use std::cell::OnceCell;
 use super::call::Call;
 use crate::cni::args::Args;
 use crate::cni::{CniResult, NetConf, SpecVersion};
-use crate::error::{Context, Result};
+use crate::error::{Context, Error, Result};
 use crate::netlink::Netlink;
 
 /// The surroundings of one call.
@@ -51,6 +51,18 @@ impl<'a> Cx<'a> {
         &self.call.env.args
     }
 
+    /// Fails where a result of this version cannot have these addresses: before 0.3.0 it has at most one of
+    /// each family. `is_ipv4` tells the family of each address.
+    pub fn require_one_per_family(&self, is_ipv4: impl Iterator<Item = bool>) -> Result<()> {
+        let (v4, v6): (Vec<bool>, Vec<bool>) = is_ipv4.partition(|is_ipv4| *is_ipv4);
+        let version = self.version;
+        if version >= SpecVersion::V0_3_0 || (v4.len() <= 1 && v6.len() <= 1) {
+            return Ok(());
+        }
+        let msg = format!("CNI version {version} does not support more than 1 address per family");
+        Err(Error::config(msg))
+    }
+
     /// The MTU that an interface object may tell: the key exists since 1.1.0, and older results
     /// are compared without it.
     pub fn reported_mtu(&self, mtu: u32) -> u32 {
@@ -58,7 +70,7 @@ impl<'a> Cx<'a> {
     }
 
     /// Completes the result of an interface plugin: MTUs and PCI functions as far as the version
-    /// tells them, and the configuration's `dns` in place of that of IPAM.
+    /// tells them, and the configuration's `dns` in place of IPAM's.
     pub fn finish(&self, result: &mut CniResult) {
         for interface in &mut result.interfaces {
             interface.mtu = self.reported_mtu(interface.mtu);

@@ -4,10 +4,11 @@
 //! path is used. Callers cannot tell the two ways apart: the result passes through the version's
 //! layout, errors keep their code and message.
 
+use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
-use super::applet::{Applet, Kind};
-use super::call::{Call, Caller, Env, RunFn, Verb};
+use super::call::{Call, Caller, Env, Kind, OwnPlugin, RunFn, Verb};
 use super::context::Cx;
 use super::reclaim;
 use super::rollback::Rollback;
@@ -36,7 +37,7 @@ impl<'a> Cx<'a> {
     /// Finds the plugin called `name` on `CNI_PATH`.
     pub fn delegate(&'a self, name: &'a str) -> Result<Delegate<'a>> {
         let path = invoke::find(name, &invoke::split_path(&self.call.env.path))?;
-        let own = (self.call.lookup.0)(name).and_then(Applet::run_fn);
+        let own = (self.call.lookup)(name).map(|plugin| plugin.run);
         let own = own.filter(|_| invoke::is_own_executable(&path));
         let program = own.map_or(Program::Foreign(path), Program::Own);
         let Call { stdin, env, .. } = self.call;
@@ -57,8 +58,8 @@ impl<'a> Cx<'a> {
     /// same way and never end, whichever executable has its name: it is refused.
     pub fn ipam(&'a self) -> Result<Delegate<'a>> {
         let name = &self.net.ipam_type;
-        match (self.call.lookup.0)(name) {
-            Some(Applet { kind: kind @ (Kind::Interface | Kind::Chained), .. }) => {
+        match (self.call.lookup)(name) {
+            Some(OwnPlugin { kind: kind @ (Kind::Interface | Kind::Chained), .. }) => {
                 let msg = format!("invalid ipam type \"{name}\": it is a plugin of kind {kind}");
                 Err(Error::config(msg)
                     .with_details("host-local, static and dhcp are plugins that manage addresses"))
@@ -73,8 +74,15 @@ impl<'a> Cx<'a> {
     pub fn ipam_add(&'a self, undo: &mut Rollback<'a>) -> Result<CniResult> {
         let ipam = self.ipam()?;
         let releaser = ipam.clone();
-        undo.push("release the addresses", move || releaser.run(Verb::Del).map(drop));
-        let mut result = ipam.run(Verb::Add)?.unwrap_or_default();
+        let refusal: Rc<OnceCell<String>> = Rc::default();
+        let told = Rc::clone(&refusal);
+        undo.push("release the addresses", move || match releaser.run(Verb::Del) {
+            // What ADD failed for, such as a wrong configuration: nothing was done that is to be undone.
+            Err(e) if told.get().is_some_and(|msg| msg == e.msg()) => Ok(()),
+            done => done.map(drop),
+        });
+        let added = ipam.run(Verb::Add).inspect_err(|e| drop(refusal.set(e.msg().to_owned())));
+        let mut result = added?.unwrap_or_default();
         let Env { container_id: id, ifname, .. } = &self.call.env;
         let owner = Owner { network: self.net.name.as_str(), ifname, id };
         for ip in &result.ips {
@@ -82,24 +90,23 @@ impl<'a> Cx<'a> {
         }
         result.version = SpecVersion::NEWEST;
         if result.ips.is_empty() {
-            return Err(Error::internal("IPAM plugin returned missing IP config")
-                .with_details(format!("\"{}\" reported no address", ipam.name)));
+            return Err(Error::internal("IPAM plugin returned missing IP config").with_details(
+                format!("\"{}\" reported no address: see its keys in \"ipam\"", ipam.name),
+            ));
         }
         Ok(result)
     }
 
-    /// Whether addresses are asked for and released over the container's interface, which then has
-    /// to be there and up: by DHCP. All other addresses are released when nobody has them.
+    /// Whether addresses are requested and released over the container's interface, which then has
+    /// to exist and be up: with dhcp. All other addresses are released after the interface is gone.
     pub fn ipam_needs_link(&self) -> bool {
         self.net.ipam_type == "dhcp"
     }
 
-    /// Releases the addresses.
     pub fn ipam_del(&'a self) -> Result<()> {
         self.ipam()?.run(Verb::Del).map(drop)
     }
 
-    /// Verifies the leases.
     pub fn ipam_check(&'a self) -> Result<()> {
         self.ipam()?.run(Verb::Check).map(drop)
     }

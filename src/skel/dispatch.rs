@@ -2,7 +2,7 @@
 
 use super::call::{Call, Caller, Env, Verb};
 use super::context::Cx;
-use super::plugin::{AddReq, CheckReq, DelReq, GcReq, Plugin, Sandbox};
+use super::plugin::{AddReq, CheckReq, DelReq, GcReq, Plugin, Remarks, Sandbox};
 use super::reclaim;
 use crate::attachment::{Owner, forget};
 use crate::cni::version::quoted_list;
@@ -49,16 +49,33 @@ pub fn dispatch<P: Plugin>(call: &Call<'_>) -> Result<Option<CniResult>> {
     Ok(None)
 }
 
+/// Examines the configuration of a call, for a person.
+pub fn examine<P: Plugin>(call: &Call<'_>, remarks: &mut Remarks) -> Result<()> {
+    let (_, net, version) = prepare(call, P::VERSIONS)?;
+    let conf: P::Conf = net.json.decode().map_err(|e| e.context("failed to load netconf"))?;
+    P::examine(&Cx::new(call, net, version), &conf, remarks)
+}
+
 const UNLISTED: &str = "GC without \"cni.dev/valid-attachments\" releases nothing: \
     an absent list says nothing about what is valid";
 
 /// What is known before the plugin's own keys are decoded.
 fn prepare(call: &Call<'_>, supported: &[SpecVersion]) -> Result<(Verb, NetConf, SpecVersion)> {
-    let mut net = NetConf::parse(call.stdin)?;
-    let Some(verb) = Verb::parse(&call.env.command) else {
-        let msg = format!("unknown CNI_COMMAND: {}", call.env.command);
-        return Err(Error::new(Code::INVALID_ENVIRONMENT, msg));
+    let command = &call.env.command;
+    let verb = Verb::parse(command);
+    let unknown = || {
+        Error::new(Code::INVALID_ENVIRONMENT, format!("unknown CNI_COMMAND: {command}"))
+            .with_details("the commands are ADD, CHECK, DEL, GC, STATUS and VERSION")
     };
+    // The configuration is read first, as in the reference; without a command, the error tells of both.
+    let mut net = NetConf::parse(call.stdin)
+        .map_err(|e| if verb.is_none() { e.with_details(unknown().to_string()) } else { e })?;
+    let Some(verb) = verb else { return Err(unknown()) };
+    if net.json.get_present("plugins").is_some() {
+        log::warn(
+            "the configuration is of a list (\"plugins\"): a plugin gets one of them; cnitool runs a list",
+        );
+    }
     net.read_version()?;
     let version = match verb {
         Verb::Check => ladder(verb, SpecVersion::V0_4_0, &net.cni_version, supported)?,
@@ -104,10 +121,10 @@ fn add<P: Plugin>(cx: &Cx<'_>, conf: &P::Conf) -> Result<CniResult> {
     let req = add_request(cx)?;
     let result = P::add(cx, conf, &req)?;
     result.convert(cx.version).inspect_err(|_| {
-        if !P::TAKES_BACK_WHAT_CANNOT_BE_TOLD {
+        if !P::UNDO_IF_UNREPRESENTABLE {
             return;
         }
-        // All was done, and cannot be told in this version: take it back.
+        // The ADD is done, but this version cannot represent its result.
         let AddReq { id, ifname, .. } = req;
         let netns = Netns::open(&cx.call.env.netns).ok();
         if let Err(error) = P::del(cx, conf, &DelReq { id, ifname, netns, prev: None }) {

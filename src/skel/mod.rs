@@ -14,11 +14,9 @@ pub mod plugin;
 pub mod reclaim;
 mod rollback;
 pub mod run;
-pub mod start;
 
-pub use applet::{Applet, Kind, Main, Service};
-pub use call::{Call, Env, Lookup, RunFn, Verb};
+pub use applet::{Applet, Main, Service, Table};
+pub use call::{Kind, OwnPlugin, Verb};
 pub use context::Cx;
-pub use dispatch::dispatch;
-pub use plugin::{AddReq, CheckReq, DelReq, GcReq, Plugin, del_and_release};
+pub use plugin::{AddReq, CheckReq, DelReq, GcReq, Plugin, Remarks, del_and_release, require_prev};
 pub use rollback::{Failures, Rollback};

@@ -3,18 +3,20 @@
 use std::cell::OnceCell;
 use std::path::Path;
 
+use ipnet::IpNet;
 use serde::de::DeserializeOwned;
 
 use super::context::Cx;
 use super::rollback::Failures;
+use crate::cni::json::keys::Keys;
 use crate::cni::{Attachment, CniResult, ContainerId, IfName, Interface, SpecVersion};
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Context, Error, Result};
 use crate::iface::{child, veth};
 use crate::netfilter::Owner;
 use crate::netfilter::names::stale;
 use crate::netlink::Mac;
 use crate::netns::Netns;
-use crate::netns::census::NetnsId;
+use crate::netns::NetnsId;
 
 /// A CNI plugin. Every plugin decides about every verb.
 pub trait Plugin {
@@ -24,19 +26,31 @@ pub trait Plugin {
     const ABOUT: &'static str;
     /// The versions of the specification it speaks.
     const VERSIONS: &'static [SpecVersion] = &SpecVersion::ALL;
-    /// Whether an ADD is taken back when it is done and the version of the request cannot tell its
-    /// result, as with an interface without addresses before 0.3.0. Callers of some reference
-    /// plugins know that the interface is there nevertheless.
-    const TAKES_BACK_WHAT_CANNOT_BE_TOLD: bool = true;
+    /// Whether a finished ADD is undone if the version of the request cannot represent its result, such as
+    /// an interface without addresses before 0.3.0. Some reference plugins leave the interface.
+    const UNDO_IF_UNREPRESENTABLE: bool = true;
     /// Whether ADD may leave more on the host than links that vanish with the container: then it
     /// [notes](Cx::note) the attachment before.
     const OUTLIVES_ITS_CONTAINER: bool = false;
     /// Its keys of the configuration, decoded before any verb runs.
     type Conf: DeserializeOwned;
 
+    /// The keys of the configuration that it reads, beside those that all plugins have in common.
+    fn keys() -> Keys {
+        Keys::of::<Self::Conf>()
+    }
+
+    /// Tells what is wrong with the configuration on whatever node: an error is what would fail every ADD.
+    /// Asks the kernel nothing.
+    fn examine(cx: &Cx<'_>, conf: &Self::Conf, remarks: &mut Remarks) -> Result<()>;
+
+    /// For STATUS: the configuration can work.
+    fn require_sound(cx: &Cx<'_>, conf: &Self::Conf) -> Result<()> {
+        Self::examine(cx, conf, &mut Remarks::default()).or_unavailable()
+    }
+
     /// Attaches the container. On failure the host is as it was.
     fn add(cx: &Cx<'_>, conf: &Self::Conf, req: &AddReq) -> Result<CniResult>;
-    /// Verifies the attachment.
     fn check(cx: &Cx<'_>, conf: &Self::Conf, req: &CheckReq) -> Result<()>;
     /// Detaches the container: all that can be done is done, then the first trouble is reported.
     fn del(cx: &Cx<'_>, conf: &Self::Conf, req: &DelReq) -> Result<()>;
@@ -48,6 +62,15 @@ pub trait Plugin {
     }
     /// Tells whether an ADD could be served now; changes nothing.
     fn status(cx: &Cx<'_>, conf: &Self::Conf) -> Result<()>;
+}
+
+/// What there is to say about a configuration that works.
+#[derive(Debug, Default)]
+pub struct Remarks {
+    /// What is probably not what was meant; the details tell what to do.
+    pub warnings: Vec<Error>,
+    /// The networks that it gives addresses of.
+    pub subnets: Vec<IpNet>,
 }
 
 /// The container's network namespace: opened before the plugin runs, or why it was not.
@@ -80,12 +103,9 @@ impl Sandbox {
     }
 }
 
-/// Attach a container.
 #[derive(Debug)]
 pub struct AddReq {
-    /// The container.
     pub id: ContainerId,
-    /// Its network namespace.
     pub sandbox: Sandbox,
     /// The interface to make or to change in it.
     pub ifname: IfName,
@@ -93,17 +113,23 @@ pub struct AddReq {
     pub prev: Option<CniResult>,
 }
 
-/// Verify an attachment.
 #[derive(Debug)]
 pub struct CheckReq {
-    /// The container.
     pub id: ContainerId,
-    /// Its network namespace.
     pub sandbox: Sandbox,
     /// The interface in it.
     pub ifname: IfName,
     /// The final result of the ADD of the whole list.
     pub prev: Option<CniResult>,
+}
+
+/// What the plugin before this one made, for a plugin that works on that; `msg` is the error without it.
+pub fn require_prev<'r>(prev: Option<&'r CniResult>, msg: &str) -> Result<&'r CniResult> {
+    prev.ok_or_else(|| {
+        Error::internal(msg).with_details(
+            "the plugin works on what one before it made: put it behind bridge, ptp, ... in a list",
+        )
+    })
 }
 
 impl CheckReq {
@@ -116,10 +142,8 @@ impl CheckReq {
     }
 }
 
-/// Detach a container.
 #[derive(Debug)]
 pub struct DelReq {
-    /// The container.
     pub id: ContainerId,
     /// Its network namespace; `None` if there is none any more.
     pub netns: Option<Netns>,
@@ -159,7 +183,7 @@ impl DelReq {
 }
 
 /// Deletes links with `del_links` and releases their addresses with `release`, if they are managed:
-/// nobody else may have them before the links are gone, but a DHCP release needs the link.
+/// no other container may get the addresses before the links are gone, but a DHCP release needs the link.
 pub fn del_and_release<'a>(
     cx: &'a Cx<'a>,
     failures: &mut Failures,

@@ -1,5 +1,5 @@
-//! What a dead attachment left on the node is taken back as a whole, by whoever finds a part of it
-//! in the way: rules would lead the next owner of its address to places where it never was.
+//! Everything that a dead attachment left on the node is taken back as a whole, by the call that finds a part of
+//! it in the way: left rules would apply to the next owner of the address.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -9,17 +9,18 @@ use ipnet::IpNet;
 use super::context::Cx;
 use super::plugin::{AddReq, GcReq};
 use super::rollback::{Failures, Rollback};
-use crate::attachment::{Life, Owner, Record};
+use crate::attachment::{Gone, Liveness, Owner, Record};
 use crate::cni::json::Json;
 use crate::cni::{CniResult, NetworkName};
 use crate::error::{Error, Result};
+use crate::leases::{self, DATA_DIR, LeaseStatus, Listing, Reclaimed};
 use crate::log;
 use crate::netfilter::filter::firewalld::{self, Zone};
-use crate::netfilter::filter::{self, Pod, nftables, xtables};
+use crate::netfilter::filter::{self, Pod, iptables};
 use crate::netfilter::ports::Holder;
 use crate::netfilter::{PacketFilter, masquerade, ports, spoof};
 use crate::netlink::Netlink;
-use crate::store::{self, DATA_DIR, Known, Listing, Reclaimed};
+use crate::netns::NetnsId;
 
 /// The interface of leases that do not tell: releases up to 0.7.5 of the reference did not write it.
 const OLD_IFNAME: &str = "eth0";
@@ -41,26 +42,25 @@ fn all_but_ports(owner: Owner<'_>, ips: &[IpAddr]) -> Result<()> {
     failures.keep(masquerade::del(&filter, owner, &nets));
     failures.keep(passage(&filter, owner, ips));
     failures.keep(shaping(owner));
-    // Last: as long as there is something, it is known whose it is.
+    // The record goes last: as long as something is left, its owner is known.
     failures.into_result()?;
     Record::of(owner).map_or(Ok(()), |record| record.remove())
 }
 
-/// What the firewall plugin made, in every back end. Its zone of firewalld is not known: the one
-/// that is the default is tried.
+/// What the firewall plugin made, in every back end.
 fn passage(filter: &PacketFilter, owner: Owner<'_>, ips: &[IpAddr]) -> Result<()> {
-    let pod = |ips: &[IpAddr]| Pod::new(filter::Owner::new(owner), ips.iter().copied());
+    let pod = |ips: &[IpAddr]| Pod::new(owner, ips.iter().copied());
     let mut failures = Failures::new();
-    failures.keep(xtables::del(filter, &pod(ips)));
+    failures.keep(iptables::del(filter, &pod(ips)));
     if let Some(nft) = failures.keep(filter.nft_if_present()).flatten() {
-        // Found by their comments, also those of addresses that nobody knows any more.
-        let pod = pod(&[]);
-        failures.keep(nftables::del(nft, &pod));
-        if firewalld::has(nft, &pod)
-            && let Some(mut zone) = Zone::find(firewalld::DEFAULT_ZONE)
-        {
-            zone.del(nft, &pod);
-        }
+        // Elements are found by their comments, also where the addresses are unknown.
+        failures.keep(filter::nft::del(nft, &pod(&[])));
+    }
+    // Its record tells the zone.
+    if firewalld::has(&pod(&[]))
+        && let Some(mut zone) = Zone::find(firewalld::DEFAULT_ZONE)
+    {
+        failures.keep(zone.del(&pod(&[])));
     }
     failures.into_result()
 }
@@ -106,7 +106,7 @@ impl<'a> Cx<'a> {
     }
 }
 
-/// Has the address free of what its former owner left, if that one is certainly gone.
+/// Takes back what the former owner of the address left, if that owner is certainly gone.
 pub fn address(ip: IpAddr, next: Owner<'_>) -> Result<()> {
     match Record::of_address(ip) {
         Some(record) if record.owner() != next => if_gone(&record).map(drop),
@@ -116,7 +116,7 @@ pub fn address(ip: IpAddr, next: Owner<'_>) -> Result<()> {
 
 /// Takes back what the attachment has if it is certainly gone; whether it is.
 pub fn if_gone(record: &Record) -> Result<bool> {
-    let Life::Gone(why) = record.life() else { return Ok(false) };
+    let Liveness::Gone(why) = record.liveness() else { return Ok(false) };
     let Record { id, ifname, network, .. } = record;
     attachment(record.owner(), &record.ips)
         .map_err(|e| e.context(format!("remove what container \"{id}\" left, which is gone")))?;
@@ -124,6 +124,31 @@ pub fn if_gone(record: &Record) -> Result<bool> {
         "removed what container \"{id}\" left (network \"{network}\", interface \"{ifname}\"): {why}"
     ));
     Ok(true)
+}
+
+/// Whether an attachment can still be alive, by what was noted of it, by its namespace's path, and by its leases
+/// in the folder `data_dir`.
+pub fn liveness(owner: Owner<'_>, sandbox: &str, data_dir: &Path) -> Liveness {
+    if let Some(record) = Record::of(owner) {
+        return record.liveness();
+    }
+    if sandbox.is_empty() {
+        return Liveness::Unknown;
+    }
+    if NetnsId::at(Path::new(sandbox)).is_some() {
+        return Liveness::Alive;
+    }
+    let listing = Listing::open_existing(data_dir, owner.network);
+    let leases = listing.ok().flatten().map(|listing| listing.statuses()).unwrap_or_default();
+    let is_its = |status: &&LeaseStatus| {
+        let ifname = status.lease.ifname.as_deref().unwrap_or(OLD_IFNAME);
+        status.lease.id == owner.id && ifname == owner.ifname
+    };
+    match leases.iter().find(is_its) {
+        Some(status) => status.liveness,
+        None if Path::new(sandbox).exists() => Liveness::Unknown,
+        None => Liveness::Gone(Gone::Namespace),
+    }
 }
 
 /// Takes back all that the holder of a port has if it is certainly gone; whether it is. Without a
@@ -141,17 +166,19 @@ pub fn holder(holder: &Holder) -> Result<bool> {
     if id.is_empty() || NetworkName::parse(network).is_err() {
         return Ok(false);
     }
-    let Ok(Some(listing)) = Listing::look(Path::new(DATA_DIR), network) else { return Ok(false) };
-    let mut leases = listing.known();
-    leases.retain(|known| {
-        known.lease.id == *id && (ifname.is_none() || known.lease.ifname == *ifname)
+    let Ok(Some(listing)) = Listing::open_existing(Path::new(DATA_DIR), network) else {
+        return Ok(false);
+    };
+    let mut leases = listing.statuses();
+    leases.retain(|status| {
+        status.lease.id == *id && (ifname.is_none() || status.lease.ifname == *ifname)
     });
-    let is_gone = |known: &Known| matches!(known.life, Life::Gone(_));
+    let is_gone = |status: &LeaseStatus| matches!(status.liveness, Liveness::Gone(_));
     let Some(first) = leases.first().filter(|_| leases.iter().all(is_gone)) else {
         return Ok(false);
     };
     let ifname = first.lease.ifname.as_deref().unwrap_or(OLD_IFNAME);
-    let ips: Vec<IpAddr> = leases.iter().map(|known| known.lease.ip).collect();
+    let ips: Vec<IpAddr> = leases.iter().map(|status| status.lease.ip).collect();
     attachment(Owner { network, ifname, id }, &ips).map(|()| true)
 }
 
@@ -178,7 +205,7 @@ pub(super) fn collect(plugin: &str, network: &NetworkName, req: Option<&GcReq>) 
 pub fn leases(
     network: &str,
     mut gone: Vec<Reclaimed>,
-    next: Option<&store::Owner>,
+    next: Option<&leases::Owner>,
     failures: &mut Failures,
 ) -> Vec<Reclaimed> {
     let mut reclaimed = Vec::new();

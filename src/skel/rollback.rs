@@ -50,7 +50,6 @@ impl fmt::Debug for Rollback<'_> {
 pub struct Failures(Vec<Error>);
 
 impl Failures {
-    /// None so far.
     pub fn new() -> Failures {
         Failures(Vec::new())
     }
@@ -74,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn undoes_in_reverse_also_after_a_panic_and_goes_on_after_errors() {
+    fn undoes_in_reverse_order_after_panics_and_errors() {
         let log = RefCell::new(Vec::new());
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             let mut undo = Rollback::new();

@@ -1,18 +1,20 @@
 //! From process start to exit: the only place that prints a plugin's result.
 
-use std::io::{self, Read};
+use std::io::{self, IsTerminal, Read};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 
 use nix::errno::Errno;
 
-use super::applet::{Applet, Main};
-use super::call::{Call, Caller, Env, Lookup, RunFn, Verb};
+use super::applet::{Applet, Main, Table};
+use super::call::{Call, Caller, Env, RunFn, Verb};
+use crate::cni::json::keys::Keys;
 use crate::cni::json::{self, Json};
 use crate::cni::{CniResult, SpecVersion, wire};
 use crate::error::{Code, Error, Result, io_text};
 use crate::log;
+use crate::options;
 
 /// The release of the reference plugins whose behaviour this program has. nerdctl reads it from
 /// the about text to learn what the firewall plugin can do.
@@ -22,9 +24,9 @@ pub const REFERENCE_RELEASE: &str = "1.9.1";
 const LONGEST_REQUEST: u64 = 16 << 20;
 
 /// Runs the applet with the arguments behind its name.
-pub fn main(applet: &Applet, mut args: Vec<String>, lookup: Lookup) -> ExitCode {
+pub fn main(applet: &Applet, mut args: Vec<String>, table: Table) -> ExitCode {
     let (versions, run) = match applet.main {
-        Main::Tool(tool) => return tool(args),
+        Main::Tool(tool) => return tool(args, table),
         Main::Plugin { service: Some(service), .. }
             if args.first().is_some_and(|arg| arg == service.name) =>
         {
@@ -33,6 +35,11 @@ pub fn main(applet: &Applet, mut args: Vec<String>, lookup: Lookup) -> ExitCode 
         }
         Main::Plugin { versions, run, .. } => (versions, run),
     };
+    match args.first().map(String::as_str) {
+        Some("help" | "--help" | "-h") => return print(&help(applet)),
+        Some("--version" | "-V") => return print(&options::version()),
+        _ => {}
+    }
     let env = Env::from_process();
     if env.command.is_empty() {
         return about(applet.name, versions);
@@ -43,6 +50,7 @@ pub fn main(applet: &Applet, mut args: Vec<String>, lookup: Lookup) -> ExitCode 
     // Large enough for most requests, so that one read gets all.
     let mut stdin = Vec::with_capacity(8192);
     let read = env.check().and_then(|()| read_stdin(&mut stdin));
+    let lookup = table.lookup;
     let call = Call { env, stdin: &stdin, lookup, caller: Caller::Runtime };
     let result = match read.and_then(|()| guarded(|| run(&call))) {
         Ok(None) => return ExitCode::SUCCESS,
@@ -59,7 +67,7 @@ pub fn main(applet: &Applet, mut args: Vec<String>, lookup: Lookup) -> ExitCode 
     printed
 }
 
-/// An ADD whose result nobody got has failed: its caller is gone, or cannot know what to use.
+/// An ADD whose result cannot be written has failed: its caller is gone, or does not know the result.
 fn take_back(call: &Call<'_>, run: RunFn) {
     let del = Call { env: call.env.with_verb(Verb::Del), ..call.clone() };
     if let Err(error) = guarded(|| run(&del)) {
@@ -98,7 +106,49 @@ fn about(name: &str, versions: &[SpecVersion]) -> ExitCode {
     log::line(format_args!("CNI {name} plugin v{REFERENCE_RELEASE}+cnibox.{own}"));
     let versions: Vec<_> = versions.iter().map(|v| v.as_str()).collect();
     log::line(format_args!("CNI protocol versions supported: {}", versions.join(", ")));
+    if io::stdin().is_terminal() {
+        log::line(format_args!("started by container runtimes; see: {name} --help"));
+    }
     ExitCode::SUCCESS
+}
+
+fn help(applet: &Applet) -> String {
+    let Applet { name, about, main, .. } = applet;
+    let mut keys = match main {
+        Main::Plugin { lint, .. } => names("", &(lint.keys)()),
+        Main::Tool(_) => Vec::new(),
+    };
+    // What the runtime adds.
+    keys.retain(|key| !key.starts_with("runtimeConfig") && !key.starts_with("args"));
+    let keys = if keys.is_empty() { "none of its own".to_owned() } else { keys.join("\n  ") };
+    format!(
+        "{name}: {about}
+
+A CNI plugin: container runtimes start it, with CNI_COMMAND and its kin in the environment and the network's
+configuration on standard input.
+
+Keys of its configuration (man cnibox-{name} has what they mean):
+  {keys}
+
+By hand: cnibox cnitool --help. What is wrong with a configuration: cnibox lint.
+"
+    )
+}
+
+/// The keys with the keys that lead to them, as in `ipam.ranges[][].subnet`.
+fn names(at: &str, keys: &Keys) -> Vec<String> {
+    match keys {
+        Keys::Any if at.is_empty() => Vec::new(),
+        Keys::Any => vec![at.to_owned()],
+        Keys::Items(keys) => names(&format!("{at}[]"), keys),
+        Keys::Fields(fields) => {
+            let dot = if at.is_empty() { "" } else { "." };
+            fields
+                .iter()
+                .flat_map(|(name, keys)| names(&format!("{at}{dot}{name}"), keys))
+                .collect()
+        }
+    }
 }
 
 fn version_line(versions: &[SpecVersion]) -> String {

@@ -11,17 +11,20 @@ mod tests;
 use std::path::Path;
 use std::process::ExitCode;
 
-use options::Options;
+use options::{OPTIONS, Options};
 use sha2::{Digest, Sha512};
 
+use super::{Tool, lint, print};
 use crate::cni::Attachment;
 use crate::cni::json::{Json, pretty};
 use crate::error::{Code, Error, Result};
-use crate::log;
 use crate::runtime::cache::hex;
 use crate::runtime::{Attach, NetworkList, OnAddError, Runtime};
+use crate::skel::Table;
 
-const HELP: &str = "\
+pub(super) const TOOL: Tool = Tool {
+    command: "cnitool",
+    usage: "\
 cnitool: attach a network namespace to a network by hand
 
 Usage:
@@ -30,55 +33,32 @@ Usage:
   cnitool del      <network> <netns>   detach; may be repeated
   cnitool gc       <network>           remove what is left of attachments that are not kept
   cnitool status   <network>           tell whether the network's plugins could serve an add
-  cnitool validate <network>           look up its plugins and compare versions
+  cnitool validate <network>           look up its plugins, compare versions, and lint its configuration
   cnitool version  <plugin>            print the specification versions a plugin speaks
 
 <network> is the \"name\" in a file of the configuration directory, <netns> the path of a network
 namespace (/run/netns/x, /proc/<pid>/ns/net).
-
-Options, and the environment variables they take the place of:
-  -i, --ifname NAME      interface in the namespace         CNI_IFNAME    eth0
-  --net-conf-path DIR    network configurations             NETCONFPATH   /etc/cni/net.d
-  --plugin-path DIRS     plugin directories, with colons    CNI_PATH      none
-  --cap-args JSON        capability arguments, an object    CAP_ARGS      none
-  --container-id ID      container id                       -             made from <netns>
-  --cache-dir DIR        cached results                     -             /var/lib/cni
-  --keep WHAT            gc: an attachment to keep, <netns>[:<ifname>] or <id>[:<ifname>]; a
-                         namespace is written with a /. May be repeated. Without it every cached
-                         attachment of the network goes, and plugins are given no list
-  --keep-none            gc: tell the plugins that no attachment is valid
-  -h, --help             this text
-CNI_ARGS (k=v;k=v) is passed to the plugins.
+",
+    options: OPTIONS,
+    notes: "CNI_ARGS (k=v;k=v) is passed to the plugins.
 
 Example:
   ip netns add testing
   export CNI_PATH=/opt/cni/bin
   cnitool add mynet /run/netns/testing
   cnitool del mynet /run/netns/testing
-";
+",
+};
 
-/// Runs the tool with the arguments that follow its name. Exit status 0, or 1 and one message on
-/// stderr. Only `add`, `validate`, `version` and `--help` print something on stdout.
-pub fn main(args: Vec<String>) -> ExitCode {
-    let done = Options::parse(args, |name| std::env::var(name).ok()).and_then(|o| match o {
-        None => Ok(HELP.to_owned()),
-        Some(options) => run(&options),
-    });
-    match done.and_then(|text| print(&text)) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            log::line(&error);
-            ExitCode::FAILURE
-        }
-    }
-}
-
-fn print(text: &str) -> Result<()> {
-    super::write(text).map_err(|cause| Error::io("write to stdout", &cause))
+/// Runs the tool with the arguments that follow its name. Only `add`, `validate`, `version` and
+/// `--help` print something on stdout.
+pub fn main(args: Vec<String>, table: Table) -> ExitCode {
+    let read = |line| Options::read(&line, |name| std::env::var(name).ok());
+    TOOL.run(args, read, |options| print(&run(&options, table)?))
 }
 
 /// Does what is asked and returns what to print.
-fn run(options: &Options) -> Result<String> {
+fn run(options: &Options, table: Table) -> Result<String> {
     let runtime = Runtime {
         cache_dir: options.cache_dir.clone(),
         on_add_error: OnAddError::Undo,
@@ -95,7 +75,10 @@ fn run(options: &Options) -> Result<String> {
         "del" => runtime.del(&list, &attach(options)?).map(silent),
         "gc" => runtime.gc(&list, kept(options)?.as_deref()).map(silent),
         "status" => runtime.status(&list).map(silent),
-        _ => validate(&runtime, &list),
+        _ => {
+            lint::require_sound(&options.conf_dir, table, |finding| finding.network == list.name)?;
+            validate(&runtime, &list)
+        }
     }
 }
 

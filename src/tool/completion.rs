@@ -3,42 +3,78 @@
 
 use std::process::ExitCode;
 
-use super::install::{INSTALL_OPTIONS, Opt, UNINSTALL_OPTIONS};
-use super::print;
-use crate::log;
+use super::{Tool, cnitool, doctor, gc, install, ipam, lint, pause, print, repair};
+use crate::error::Result;
+use crate::options::{CommandLine, HELP, Opt, VERSION, unknown_word, usage};
 use crate::skel::Applet;
 
 /// What `cnibox` does beside its applets, each with a line for a person.
-const COMMANDS: [(&str, &str); 7] = [
+pub(super) const COMMANDS: [(&str, &str); 10] = [
     ("completion", "print completions for a shell"),
+    ("doctor", "tell what is wrong on this node"),
+    ("gc", "take back what dead containers left"),
     ("help", "print help"),
     ("install", "install into a folder of plugins"),
+    ("lint", "tell what is wrong with network configurations"),
     ("list", "print the applets"),
     ("pause", "wait for SIGTERM"),
     ("uninstall", "take an installation back"),
     ("version", "print the version"),
 ];
 
+const SHELLS: [&str; 3] = ["bash", "zsh", "fish"];
+
+const TOOL: Tool = Tool {
+    command: "cnibox completion",
+    usage: "\
+completion: prints what a shell needs to complete the arguments of cnibox
+
+Usage:
+  cnibox completion bash|zsh|fish
+",
+    options: &[],
+    notes: "",
+};
+
+/// Every command that has options, by the word behind `cnibox`.
+const TOOLS: [(&str, &Tool); 10] = [
+    ("cnitool", &cnitool::TOOL),
+    ("completion", &TOOL),
+    ("doctor", &doctor::TOOL),
+    ("gc", &gc::TOOL),
+    ("install", &install::INSTALL),
+    ("ipam", &ipam::TOOL),
+    ("lint", &lint::TOOL),
+    ("pause", &pause::TOOL),
+    ("repair", &repair::TOOL),
+    ("uninstall", &install::UNINSTALL),
+];
+
 /// Prints the completions of the shell that the arguments name.
-pub fn main(args: &[String], applets: &[Applet]) -> ExitCode {
-    if let Some(text) = args.first().and_then(|shell| script(shell, applets)) {
-        return print(&text);
-    }
-    log::line("cnibox: completion of which shell: bash, zsh or fish?");
-    ExitCode::FAILURE
+pub(super) fn main(args: Vec<String>, applets: &[Applet]) -> ExitCode {
+    let read = |line: CommandLine| match line.words.as_slice() {
+        [] => Err(usage("no shell given")),
+        [shell] => script(shell, applets),
+        [_, extra, ..] => Err(usage(format!("unexpected argument \"{extra}\""))),
+    };
+    TOOL.run(args, read, |text| print(&text))
 }
 
-fn script(shell: &str, applets: &[Applet]) -> Option<String> {
-    match shell {
-        "bash" => Some(bash(applets)),
+fn script(shell: &str, applets: &[Applet]) -> Result<String> {
+    Ok(match shell {
+        "bash" => bash(applets),
         // zsh runs bash's completions.
-        "zsh" => Some(format!(
+        "zsh" => format!(
             "#compdef cnibox\nautoload -U +X bashcompinit && bashcompinit\n{}",
             bash(applets)
-        )),
-        "fish" => Some(fish(applets)),
-        _ => None,
-    }
+        ),
+        "fish" => fish(applets),
+        other => return Err(unknown_word("shell", other, &SHELLS)),
+    })
+}
+
+fn all(tool: &Tool) -> impl Iterator<Item = &Opt> {
+    tool.options.iter().chain([&HELP, &VERSION])
 }
 
 /// The words after `cnibox`.
@@ -51,7 +87,9 @@ fn first_words(applets: &[Applet]) -> Vec<(&str, &str)> {
 
 fn bash(applets: &[Applet]) -> String {
     let first: Vec<_> = first_words(applets).into_iter().map(|(word, _)| word).collect();
-    let flags = |options: &[Opt]| options.iter().map(|opt| opt.flag).collect::<Vec<_>>().join(" ");
+    let flags = |tool: &Tool| all(tool).map(|opt| opt.flag).collect::<Vec<_>>().join(" ");
+    let cases = TOOLS
+        .map(|(word, tool)| format!("                    {word}) words=\"{}\" ;;\n", flags(tool)));
     format!(
         r#"_cnibox() {{
     local word=${{COMP_WORDS[COMP_CWORD]}} last=${{COMP_WORDS[COMP_CWORD-1]}} words=
@@ -65,11 +103,11 @@ fn bash(applets: &[Applet]) -> String {
                 words="{first}"
             else
                 case ${{COMP_WORDS[1]}} in
-                    install) words="{install}" ;;
-                    uninstall) words="{uninstall}" ;;
-                    completion) words="bash zsh fish" ;;
+{cases}                esac
+                case $word in
+                    -*) ;;
+                    *) words=; [ "${{COMP_WORDS[1]}}" != completion ] || words="{shells}" ;;
                 esac
-                case $word in -*) ;; *) [ "${{COMP_WORDS[1]}}" = completion ] || words= ;; esac
             fi
             ;;
     esac
@@ -81,8 +119,8 @@ complete -o default -F _cnibox cnibox
 "#,
         names = applets.iter().map(|applet| applet.name).collect::<Vec<_>>().join(" "),
         first = first.join(" "),
-        install = flags(INSTALL_OPTIONS),
-        uninstall = flags(UNINSTALL_OPTIONS),
+        cases = cases.concat(),
+        shells = SHELLS.join(" "),
     )
 }
 
@@ -93,8 +131,8 @@ fn fish(applets: &[Applet]) -> String {
         let about = quoted(about);
         lines.push(format!("complete -c cnibox -n __fish_use_subcommand -a '{word}' -d '{about}'"));
     }
-    for (command, options) in [("install", INSTALL_OPTIONS), ("uninstall", UNINSTALL_OPTIONS)] {
-        for opt in options {
+    for (command, tool) in TOOLS {
+        for opt in all(tool) {
             let (flag, about) = (opt.flag.trim_start_matches('-'), quoted(opt.about));
             let value = if opt.value.is_empty() { "" } else { " -r" };
             lines.push(format!(
@@ -117,13 +155,13 @@ mod tests {
             for (word, _) in first_words(APPLETS) {
                 assert!(text.contains(word), "{shell}: {word}");
             }
-            for opt in INSTALL_OPTIONS.iter().chain(UNINSTALL_OPTIONS) {
+            for opt in TOOLS.iter().flat_map(|(_, tool)| all(tool)) {
                 let flag =
                     if shell == "fish" { opt.flag.trim_start_matches('-') } else { opt.flag };
                 assert!(text.contains(flag), "{shell}: {flag}");
             }
         }
-        assert_eq!(script("tcsh", APPLETS), None);
+        script("tcsh", APPLETS).unwrap_err();
     }
 
     #[test]
@@ -142,5 +180,6 @@ mod tests {
         assert_eq!(complete("cnibox install --policy if"), "if-newer if-not-present\n");
         assert_eq!(complete("cnibox install --only ptp"), "ptp\n");
         assert_eq!(complete("cnibox completion f"), "fish\n");
+        assert_eq!(complete("cnibox ipam --dr"), "--dry-run\n");
     }
 }

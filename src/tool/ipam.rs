@@ -9,16 +9,45 @@ use std::time::SystemTime;
 
 use serde_json::{Value, json};
 
-use crate::attachment::Record;
+use super::{Tool, print};
+use crate::attachment::{Liveness, Record};
 use crate::cni::NetworkName;
 use crate::error::{Code, Error, Result};
-use crate::log;
-use crate::skel::{Failures, reclaim};
-use crate::store::{
-    self, DATA_DIR, Known, Lease, LeaseStore, Life, Listing, Reclaimed, Reservation, Terms,
+use crate::leases::{
+    self, DATA_DIR, Lease, LeaseOptions, LeaseStatus, LeaseStore, Listing, Reclaimed, Reservation,
 };
+use crate::log;
+use crate::options::{CommandLine, Opt, opt, unknown_word, usage};
+use crate::skel::{Failures, Table, reclaim};
 
-const HELP: &str = "\
+const OPTIONS: &[Opt] = &[
+    opt(
+        "--data-dir",
+        "DIR",
+        "folder of the networks' folders, \"dataDir\" of the configuration;\ndefault /var/lib/cni/networks",
+    ),
+    opt(
+        "--json",
+        "",
+        "ls: an array of objects with network, address, container, interface (null in\n\
+         leases of old releases), age (seconds), alive (true, false, or null for not\n\
+         known) and reason (why alive is false, or the address reserved)",
+    ),
+    opt(
+        "--empty",
+        "",
+        "gc: also addresses whose files are empty: what a crash of another program left,\n\
+         or somebody's reservation",
+    ),
+    Opt {
+        short: Some('n'),
+        ..opt("--dry-run", "", "free, gc: tell what would be taken back, and change nothing")
+    },
+];
+
+pub(super) const TOOL: Tool = Tool {
+    command: "ipam",
+    usage: "\
 ipam: who has which address of host-local, and how to get one back
 
 Usage:
@@ -28,16 +57,9 @@ Usage:
   ipam gc   [<network>] [--empty]      take back the addresses of containers that are certainly gone,
                                        and remove their host ports and other rules
 Each may be called as \"cnibox ipam ...\".
-
-Options:
-  --data-dir DIR   folder of the networks' folders, \"dataDir\" of the configuration; default
-                   /var/lib/cni/networks
-  --json           ls: an array of objects with network, address, container, interface (null in
-                   leases of old releases), age (seconds), alive (true, false, or null for not
-                   known) and reason (why alive is false, or the address reserved)
-  --empty          gc: also addresses whose files are empty: what a crash of another program left,
-                   or somebody's reservation
-  --dry-run        free, gc: tell what would be taken back, and change nothing
+",
+    options: OPTIONS,
+    notes: "
   -h, --help       this text
 
 ALIVE is \"yes\" where the container's network namespace is there, \"no\" where the lease was made
@@ -51,15 +73,14 @@ Example:
   ipam ls pods
   ipam gc --dry-run
   ipam free pods 10.88.0.17
-";
+",
+};
 
-const WRONG_USAGE: u8 = 2;
 const NOT_THERE: u8 = 3;
 
 /// What to do.
 #[derive(Debug, PartialEq, Eq)]
 enum Command {
-    Help,
     List { network: Option<String>, json: bool },
     Free { network: String, what: String, dry_run: bool },
     Gc { network: Option<String>, empty: bool, dry_run: bool },
@@ -68,11 +89,17 @@ enum Command {
 impl Command {
     fn network(&self) -> Option<&str> {
         match self {
-            Command::Help => None,
             Command::List { network, .. } | Command::Gc { network, .. } => network.as_deref(),
             Command::Free { network, .. } => Some(network),
         }
     }
+}
+
+/// One call.
+#[derive(Debug)]
+struct Job {
+    command: Command,
+    data_dir: PathBuf,
 }
 
 /// How it went.
@@ -83,99 +110,70 @@ enum Outcome {
 }
 
 /// Runs the tool with the arguments that follow its name.
-pub fn main(args: Vec<String>) -> ExitCode {
-    let (command, data_dir) = match parse(args) {
-        Ok(parsed) => parsed,
-        Err(why) => {
-            log::line(format_args!("ipam: {why}; see: ipam --help"));
-            return ExitCode::from(WRONG_USAGE);
-        }
-    };
-    match run(&command, &data_dir) {
-        Ok(Outcome::Done(text)) => super::print(&text),
-        Ok(Outcome::NotThere(what)) => {
-            log::line(format_args!("ipam: {what}"));
-            ExitCode::from(NOT_THERE)
-        }
-        Err(error) => {
-            log::line(format_args!("ipam: {error}"));
-            ExitCode::FAILURE
-        }
-    }
+pub fn main(args: Vec<String>, _: Table) -> ExitCode {
+    TOOL.run(
+        args,
+        |line| Job::read(&line),
+        |job| match run(&job.command, &job.data_dir)? {
+            Outcome::Done(text) => print(&text),
+            Outcome::NotThere(what) => {
+                log::line(format_args!("ipam: {what}"));
+                Ok(ExitCode::from(NOT_THERE))
+            }
+        },
+    )
 }
 
-fn parse(args: Vec<String>) -> std::result::Result<(Command, PathBuf), String> {
-    let (mut words, mut data_dir) = (Vec::new(), PathBuf::from(DATA_DIR));
-    let (mut json, mut empty, mut dry_run, mut help) = (false, false, false, false);
-    let mut args = args.into_iter();
-    while let Some(arg) = args.next() {
-        if let Some(dir) = arg.strip_prefix("--data-dir=") {
-            data_dir = dir.into();
-            continue;
-        }
-        match arg.as_str() {
-            "-h" | "--help" | "help" => help = true,
-            "--json" => json = true,
-            "--empty" => empty = true,
-            "--dry-run" | "-n" => dry_run = true,
-            "--data-dir" => {
-                let dir = args.next().filter(|dir| !dir.is_empty());
-                data_dir = dir.ok_or("--data-dir needs a folder")?.into();
+impl Job {
+    fn read(line: &CommandLine) -> Result<Job> {
+        let mut words = line.words.iter().cloned();
+        let name = words.next().ok_or_else(|| usage("say what to do: ls, free or gc"))?;
+        let dry_run = line.has("--dry-run");
+        let (command, allowed): (_, &[&str]) = match &*name {
+            "ls" | "list" => {
+                (Command::List { network: words.next(), json: line.has("--json") }, &["--json"])
             }
-            option if option.starts_with('-') => {
-                return Err(format!("unknown option \"{option}\""));
+            "gc" => {
+                let empty = line.has("--empty");
+                (Command::Gc { network: words.next(), empty, dry_run }, &["--empty", "--dry-run"])
             }
-            _ => words.push(arg),
+            "free" => {
+                let wanted = || usage("free needs a network and an address or container");
+                let (network, what) = words.next().zip(words.next()).ok_or_else(wanted)?;
+                (Command::Free { network, what, dry_run }, &["--dry-run"])
+            }
+            other => return Err(unknown_word("command", other, &["ls", "free", "gc"])),
+        };
+        let is_odd = |flag: &&str| *flag != "--data-dir" && !allowed.contains(flag);
+        if let Some(flag) = line.given().find(is_odd) {
+            return Err(usage(format!("{flag} is not for {name}")));
         }
-    }
-    if help {
-        return Ok((Command::Help, data_dir));
-    }
-    let mut words = words.into_iter();
-    let name = words.next().ok_or("say what to do: ls, free or gc")?;
-    let command = match name.as_str() {
-        "ls" | "list" => Command::List { network: words.next(), json: std::mem::take(&mut json) },
-        "gc" => {
-            let (empty, dry_run) = (std::mem::take(&mut empty), std::mem::take(&mut dry_run));
-            Command::Gc { network: words.next(), empty, dry_run }
+        if let Some(network) = command.network() {
+            NetworkName::parse(network)?;
         }
-        "free" => {
-            let wanted = "free needs a network and an address or container";
-            let (network, what) = words.next().zip(words.next()).ok_or(wanted)?;
-            Command::Free { network, what, dry_run: std::mem::take(&mut dry_run) }
+        if let Some(extra) = words.next() {
+            return Err(usage(format!("unexpected argument \"{extra}\"")));
         }
-        other => return Err(format!("unknown command \"{other}\"")),
-    };
-    let options = [(json, "--json"), (empty, "--empty"), (dry_run, "--dry-run")];
-    if let Some((_, option)) = options.iter().find(|(left, _)| *left) {
-        return Err(format!("{option} is not for {name}"));
-    }
-    if let Some(network) = command.network() {
-        NetworkName::parse(network).map_err(|_| format!("\"{network}\" is no network's name"))?;
-    }
-    match words.next() {
-        Some(extra) => Err(format!("too many words: \"{extra}\"")),
-        None => Ok((command, data_dir)),
+        Ok(Job { command, data_dir: line.last("--data-dir").unwrap_or(DATA_DIR).into() })
     }
 }
 
 fn run(command: &Command, data_dir: &Path) -> Result<Outcome> {
     let networks = |network: &Option<String>| match network {
         Some(network) => Ok(vec![network.clone()]),
-        None => store::networks(data_dir),
+        None => leases::networks(data_dir),
     };
     match command {
-        Command::Help => Ok(Outcome::Done(HELP.to_owned())),
         Command::List { network, json } => {
             let mut rows = Vec::new();
             for network in networks(network)? {
-                let Some(listing) = Listing::look(data_dir, &network)? else {
+                let Some(listing) = Listing::open_existing(data_dir, &network)? else {
                     return Ok(no_network(&network, data_dir));
                 };
-                let (known, reserved) = (listing.known(), listing.reservations());
-                let listed = known.len() + reserved.len();
+                let (leases, reserved) = (listing.statuses(), listing.reservations());
+                let listed = leases.len() + reserved.len();
                 warn_of_unreadable(&network, listing.taken().len().saturating_sub(listed));
-                rows.extend(known.into_iter().map(|known| Row::of_lease(&network, known)));
+                rows.extend(leases.into_iter().map(|status| Row::of_lease(&network, status)));
                 rows.extend(reserved.into_iter().map(|reserved| Row::reserved(&network, reserved)));
             }
             rows.sort_by(Row::order);
@@ -197,11 +195,22 @@ fn run(command: &Command, data_dir: &Path) -> Result<Outcome> {
     }
 }
 
+/// Takes back, or with `dry_run` tells, what dead attachments have in these networks, or in all.
+pub(super) fn gc_all(data_dir: &Path, network: Option<&str>, dry_run: bool) -> Result<String> {
+    let mut text = String::new();
+    for name in leases::networks(data_dir)? {
+        if network.is_none_or(|network| network == name) {
+            text += &gc(data_dir, &name, false, dry_run)?.unwrap_or_default();
+        }
+    }
+    Ok(text + &gc_notes(network, dry_run)?)
+}
+
 /// What dead attachments left that have no lease of host-local, or none any more.
 fn gc_notes(network: Option<&str>, dry_run: bool) -> Result<String> {
     let mut text = String::new();
     for record in Record::all(network) {
-        let Life::Gone(why) = record.life() else { continue };
+        let Liveness::Gone(why) = record.liveness() else { continue };
         let word = if dry_run { "would remove" } else { "removed" };
         if !dry_run {
             reclaim::attachment(record.owner(), &record.ips)?;
@@ -225,20 +234,20 @@ fn no_network(network: &str, data_dir: &Path) -> Outcome {
 }
 
 fn free(data_dir: &Path, network: &str, what: &str, dry_run: bool) -> Result<Outcome> {
-    let Some(listing) = Listing::look(data_dir, network)? else {
+    let Some(listing) = Listing::open_existing(data_dir, network)? else {
         return Ok(no_network(network, data_dir));
     };
     let address = what.parse::<IpAddr>().ok();
     let is_meant = |lease: &Lease| address.map_or(lease.id == what, |ip| lease.ip == ip);
     let is_reserved = |reserved: &Reservation| Some(reserved.ip) == address;
     // Before the lock: that may take a moment, and containers are waiting.
-    let known: Vec<Known> =
-        listing.known().into_iter().filter(|known| is_meant(&known.lease)).collect();
+    let known: Vec<LeaseStatus> =
+        listing.statuses().into_iter().filter(|status| is_meant(&status.lease)).collect();
     let (mut freed, reserved) = if dry_run {
         let reserved = listing.reservations().into_iter().filter(is_reserved).collect();
-        (known.iter().map(|known| known.lease.clone()).collect(), reserved)
+        (known.iter().map(|status| status.lease.clone()).collect(), reserved)
     } else {
-        let store = LeaseStore::open_existing(data_dir, network, Terms::default())?;
+        let store = LeaseStore::open_existing(data_dir, network, LeaseOptions::default())?;
         let Some(mut store) = store else { return Ok(no_network(network, data_dir)) };
         (store.retain(|lease| !is_meant(lease))?, store.remove_reserved(is_reserved)?)
     };
@@ -254,8 +263,8 @@ fn free(data_dir: &Path, network: &str, what: &str, dry_run: bool) -> Result<Out
     for what in freed.iter().map(Lease::to_string).chain(reserved) {
         text = text + word + " " + &what + "\n";
     }
-    for Known { lease, life, .. } in known {
-        if life == Life::Alive {
+    for LeaseStatus { lease, liveness, .. } in known {
+        if liveness == Liveness::Alive {
             let ip = lease.ip;
             log::warn(format_args!("the network namespace of {ip} is there: it may be in use"));
         }
@@ -265,17 +274,17 @@ fn free(data_dir: &Path, network: &str, what: &str, dry_run: bool) -> Result<Out
 
 /// What was, or would be, taken back in a network; `None` if there is no such network.
 fn gc(data_dir: &Path, network: &str, empty: bool, dry_run: bool) -> Result<Option<String>> {
-    let Some(listing) = Listing::look(data_dir, network)? else { return Ok(None) };
+    let Some(listing) = Listing::open_existing(data_dir, network)? else { return Ok(None) };
     let is_empty = |reserved: &Reservation| empty && reserved.empty;
     let (word, gone, reserved) = if dry_run {
         let reserved = listing.reservations().into_iter().filter(is_empty).collect();
         ("would reclaim", listing.gone(), reserved)
     } else {
-        let store = LeaseStore::open_existing(data_dir, network, Terms::default())?;
+        let store = LeaseStore::open_existing(data_dir, network, LeaseOptions::default())?;
         let Some(mut store) = store else { return Ok(None) };
         let mut failures = Failures::new();
         let reclaim = |name: &str, gone| reclaim::leases(name, gone, None, &mut failures);
-        let gone = store.heal(reclaim)?;
+        let gone = store.reclaim_dead(reclaim)?;
         failures.into_result().unwrap_or_else(log::warn);
         ("reclaimed", gone, if empty { store.remove_reserved(is_empty)? } else { Vec::new() })
     };
@@ -298,15 +307,16 @@ struct Row {
 }
 
 impl Row {
-    fn of_lease(network: &str, known: Known) -> Row {
+    fn of_lease(network: &str, status: LeaseStatus) -> Row {
         // Less than a second ahead: the nanoseconds of a lease's time are a mark.
-        let age = known.made.map(|made| SystemTime::now().duration_since(made).unwrap_or_default());
-        let (alive, reason) = match known.life {
-            Life::Alive => (Some(true), None),
-            Life::Gone(why) => (Some(false), Some(why.to_string())),
-            Life::Unknown => (None, None),
+        let age =
+            status.created.map(|made| SystemTime::now().duration_since(made).unwrap_or_default());
+        let (alive, reason) = match status.liveness {
+            Liveness::Alive => (Some(true), None),
+            Liveness::Gone(why) => (Some(false), Some(why.to_string())),
+            Liveness::Unknown => (None, None),
         };
-        let Lease { ip, id, ifname } = known.lease;
+        let Lease { ip, id, ifname } = status.lease;
         let (network, age) = (network.to_owned(), age.map(|age| age.as_secs()));
         Row { network, ip, container: Some(id), ifname, age, alive, reason }
     }
@@ -378,9 +388,17 @@ fn as_table(rows: &[Row]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::options::{self, Asked};
 
-    fn parsed(line: &str) -> std::result::Result<Command, String> {
-        parse(line.split_whitespace().map(str::to_owned).collect()).map(|(command, _)| command)
+    fn job(line: &str) -> Result<Job> {
+        match options::parse(line.split_whitespace().map(str::to_owned).collect(), OPTIONS)? {
+            Asked::Work(line) => Job::read(&line),
+            asked => panic!("{asked:?}"),
+        }
+    }
+
+    fn parsed(line: &str) -> Result<Command> {
+        job(line).map(|job| job.command)
     }
 
     #[test]
@@ -391,9 +409,7 @@ mod tests {
         assert_eq!(parsed("gc -n"), Ok(Command::Gc { network: None, empty: false, dry_run: true }));
         let free = Command::Free { network: "net".into(), what: "10.0.0.2".into(), dry_run: false };
         assert_eq!(parsed("free net 10.0.0.2"), Ok(free));
-        assert_eq!(parsed("free --help"), Ok(Command::Help));
-        let dir = parse(["ls", "--data-dir", "/x"].map(str::to_owned).into()).unwrap().1;
-        assert_eq!(dir, PathBuf::from("/x"));
+        assert_eq!(job("ls --data-dir /x").unwrap().data_dir, PathBuf::from("/x"));
         for wrong in [
             "",
             "rm net",

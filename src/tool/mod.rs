@@ -2,8 +2,12 @@
 
 pub mod cnitool;
 pub mod completion;
+pub mod doctor;
+pub mod gc;
+mod in_process;
 pub mod install;
 pub mod ipam;
+pub mod lint;
 pub mod multicall;
 pub mod pause;
 pub mod repair;
@@ -11,13 +15,75 @@ pub mod repair;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-/// Writes a text on stdout.
-fn write(text: &str) -> io::Result<()> {
-    let mut stdout = io::stdout().lock();
-    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush())
+use crate::error::{Error, Result};
+use crate::log;
+use crate::options::{self, Asked, CommandLine, Opt};
+
+/// Where runtimes look for network configurations.
+const CONF_DIR: &str = "/etc/cni/net.d";
+
+/// Where runtimes look for plugins.
+const PLUGIN_DIR: &str = "/opt/cni/bin";
+
+/// The folders of plugins, separated by colons: as given, else `CNI_PATH`, else where runtimes look.
+fn plugin_path(given: Option<&str>) -> String {
+    let from_process = std::env::var("CNI_PATH").ok().filter(|path| !path.is_empty());
+    given.map(str::to_owned).or(from_process).unwrap_or_else(|| PLUGIN_DIR.to_owned())
 }
 
-/// Writes a text on stdout, as all that a program does.
-fn print(text: &str) -> ExitCode {
-    if write(text).is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+/// The exit status after a wrong command line.
+const WRONG_USAGE: u8 = 2;
+
+/// A command with its help.
+#[derive(Debug)]
+struct Tool {
+    /// How it is called.
+    command: &'static str,
+    /// The help up to the options.
+    usage: &'static str,
+    options: &'static [Opt],
+    /// The help behind the options.
+    notes: &'static str,
+}
+
+impl Tool {
+    /// Runs the command: `read` makes of its command line what `work` needs. The exit status is
+    /// that of `work`, or 1 if it failed, or 2 after a wrong command line; stderr tells why.
+    fn run<T>(
+        &self,
+        args: Vec<String>,
+        read: impl FnOnce(CommandLine) -> Result<T>,
+        work: impl FnOnce(T) -> Result<ExitCode>,
+    ) -> ExitCode {
+        let read = options::parse(args, self.options).and_then(|asked| match asked {
+            Asked::Help => Ok(Err(self.help())),
+            Asked::Version => Ok(Err(options::version())),
+            Asked::Work(line) => read(line).map(Ok),
+        });
+        let command = self.command;
+        let done = match read {
+            Ok(Ok(job)) => work(job),
+            Ok(Err(text)) => print(&text),
+            Err(error) => {
+                log::line(format_args!("{command}: {error}; see: {command} --help"));
+                return ExitCode::from(WRONG_USAGE);
+            }
+        };
+        done.unwrap_or_else(|error| {
+            log::line(format_args!("{command}: {error}"));
+            ExitCode::FAILURE
+        })
+    }
+
+    fn help(&self) -> String {
+        let Tool { usage, options, notes, .. } = self;
+        format!("{usage}\nOptions:\n{}{notes}", options::help(options))
+    }
+}
+
+/// Writes a text on stdout, as all that a command does.
+fn print(text: &str) -> Result<ExitCode> {
+    let mut stdout = io::stdout().lock();
+    let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
+    written.map(|()| ExitCode::SUCCESS).map_err(|cause| Error::io("write to stdout", &cause))
 }

@@ -1,12 +1,13 @@
-//! `cnibox` itself: what it is, which applets it has, and a clear word for a name it does not
-//! answer to.
+//! `cnibox` itself: its help, its list of applets, and the error for a name that is no applet.
 
 use std::process::ExitCode;
 
-use super::{completion, install, pause, print};
+use super::completion::{self, COMMANDS};
+use super::{doctor, gc, install, lint, pause, print};
 use crate::error::{Code, Error};
 use crate::log;
-use crate::skel::{Applet, run};
+use crate::options;
+use crate::skel::{Applet, Table, run};
 
 /// The name of the executable, under which applets are arguments; a release's file name such as
 /// `cnibox-0.1.0-x86_64` counts.
@@ -15,34 +16,44 @@ pub fn is_own_name(name: &str) -> bool {
 }
 
 /// The executable under a name that is no applet, with its arguments.
-pub fn main(name: &str, args: &[String], applets: &[Applet]) -> ExitCode {
+pub fn main(name: &str, args: &[String], table: Table) -> ExitCode {
+    let applets = table.applets;
     if !is_own_name(name) {
         return unknown(name, applets);
     }
     match args.first().map(String::as_str) {
-        None | Some("help" | "--help" | "-h") => print(&usage(applets)),
-        Some("list" | "--list") => print(&list(applets)),
-        Some("version" | "--version" | "-V") => {
-            print(concat!("cnibox ", env!("CARGO_PKG_VERSION"), "\n"))
-        }
-        Some("install") => install::main(args[1..].to_vec(), applets),
+        None | Some("help" | "--help" | "-h") => say(&usage(applets)),
+        Some("list" | "--list") => say(&list(applets)),
+        Some("version" | "--version" | "-V") => say(&options::version()),
+        Some("install") => install::main(args[1..].to_vec(), table),
         Some("uninstall") => install::main_uninstall(args[1..].to_vec()),
-        Some("pause") => pause::main(&args[1..]),
-        Some("completion") => completion::main(&args[1..], applets),
+        Some("doctor") => doctor::main(args[1..].to_vec(), table),
+        Some("gc") => gc::main(args[1..].to_vec(), table),
+        Some("lint") => lint::main(args[1..].to_vec(), table),
+        Some("pause") => pause::main(args[1..].to_vec()),
+        Some("completion") => completion::main(args[1..].to_vec(), applets),
         Some(other) => unknown(other, applets),
     }
+}
+
+fn say(text: &str) -> ExitCode {
+    print(text).unwrap_or(ExitCode::FAILURE)
 }
 
 /// A runtime that starts a link of a foreign name reads the error object; a person reads stderr.
 fn unknown(name: &str, applets: &[Applet]) -> ExitCode {
     let names: Vec<_> = applets.iter().map(|applet| applet.name).collect();
-    let msg = format!("cnibox has no applet \"{name}\"");
-    let remedy = format!("it has: {}", names.join(", "));
+    let words = names.iter().copied().chain(COMMANDS.map(|(word, _)| word));
+    let remedy = match options::nearest(name, words) {
+        Some(near) => format!("did you mean \"{near}\"?"),
+        None => format!("it has: {}", names.join(", ")),
+    };
+    let error = Error::new(Code::INVALID_CONFIG, format!("cnibox has no applet \"{name}\""));
+    let error = error.with_details(remedy);
     if std::env::var_os("CNI_COMMAND").is_some_and(|verb| !verb.is_empty()) {
-        let error = Error::new(Code::INVALID_CONFIG, msg).with_details(remedy);
         return run::fail_without_plugin(&error);
     }
-    log::line(format_args!("{msg}; {remedy}"));
+    log::line(error);
     ExitCode::FAILURE
 }
 
@@ -64,6 +75,9 @@ Usage:
   cnibox list          the applets
   cnibox install       itself and a link for each applet in a folder of plugins; see --help
   cnibox uninstall     takes that back
+  cnibox lint          tells what is wrong with network configurations
+  cnibox doctor        tells what is wrong on this node, and what cures it
+  cnibox gc            takes back what containers left that are gone
   cnibox pause         waits for SIGTERM, as the main container of a DaemonSet
   cnibox completion    prints what bash, zsh or fish need to complete its arguments
   cnibox version       the version

@@ -1,39 +1,84 @@
 //! `cnibox pause`: waits for the signal to end. The main container of a DaemonSet whose work is
 //! done by its init container.
 
+use std::os::fd::{AsFd, BorrowedFd};
 use std::process::ExitCode;
+use std::time::Duration;
 
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
 
+use super::Tool;
 use crate::error::{Error, Result};
-use crate::log;
+use crate::options::no_words;
+
+pub(super) const TOOL: Tool = Tool {
+    command: "cnibox pause",
+    usage: "\
+pause: waits for SIGTERM or SIGINT, as the main container of a DaemonSet
+
+Usage:
+  cnibox pause
+",
+    options: &[],
+    notes: "",
+};
 
 /// Sleeps until SIGTERM or SIGINT. It has no children to reap.
-pub fn main(args: &[String]) -> ExitCode {
-    if let Some(odd) = args.first() {
-        log::line(format_args!("cnibox: pause takes no arguments: \"{odd}\""));
-        return ExitCode::FAILURE;
-    }
-    let waited = endings().and_then(|set| set.wait().map_err(|errno| failed(&errno.into())));
-    match waited {
-        Ok(_) => ExitCode::SUCCESS,
-        Err(error) => {
-            log::line(format_args!("cnibox: {error}"));
-            ExitCode::FAILURE
-        }
-    }
+pub(super) fn main(args: Vec<String>) -> ExitCode {
+    TOOL.run(
+        args,
+        |line| no_words(&line),
+        |()| Signals::block()?.wait(None, None).map(|_| ExitCode::SUCCESS),
+    )
+}
+
+/// Why a wait ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Woken {
+    /// The source has input, or the wait was interrupted.
+    Change,
+    /// A signal that ends the program.
+    End,
 }
 
 /// The signals that end a program, blocked: process 1 of a container gets them only if it asks
 /// for them.
-pub(super) fn endings() -> Result<SigSet> {
-    let mut set = SigSet::empty();
-    set.add(Signal::SIGTERM);
-    set.add(Signal::SIGINT);
-    set.thread_block().map_err(|errno| failed(&errno.into()))?;
-    Ok(set)
+#[derive(Debug)]
+pub(super) struct Signals(SignalFd);
+
+impl Signals {
+    /// Blocks SIGTERM and SIGINT, from now on.
+    pub(super) fn block() -> Result<Signals> {
+        let mut set = SigSet::empty();
+        set.add(Signal::SIGTERM);
+        set.add(Signal::SIGINT);
+        set.thread_block().map_err(failed)?;
+        SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC).map(Signals).map_err(failed)
+    }
+
+    /// Waits for a signal or for input of `source`; `None` when `limit` is over.
+    pub(super) fn wait(
+        &self,
+        source: Option<BorrowedFd<'_>>,
+        limit: Option<Duration>,
+    ) -> Result<Option<Woken>> {
+        let mut fds = vec![PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
+        fds.extend(source.map(|source| PollFd::new(source, PollFlags::POLLIN)));
+        let timeout = limit.map_or(PollTimeout::NONE, |limit| {
+            PollTimeout::try_from(limit).unwrap_or(PollTimeout::MAX)
+        });
+        match poll(&mut fds, timeout) {
+            Ok(0) => Ok(None),
+            Ok(_) if fds[0].any().unwrap_or(true) => Ok(Some(Woken::End)),
+            Ok(_) | Err(Errno::EINTR) => Ok(Some(Woken::Change)),
+            Err(errno) => Err(failed(errno)),
+        }
+    }
 }
 
-fn failed(cause: &std::io::Error) -> Error {
-    Error::io("wait for a signal", cause)
+fn failed(errno: Errno) -> Error {
+    Error::io("wait for a signal", &errno.into())
 }

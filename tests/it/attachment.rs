@@ -2,9 +2,8 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::process::Command;
 
-use cnibox::attachment::{Gone, Life, Owner, Record};
+use cnibox::testing::attachment::{Gone, Liveness, Owner, Record};
 use serde_json::{Value, json};
 
 use crate::compare::peer;
@@ -126,21 +125,21 @@ fn with_static<'n>(node: &'n Node, backend: &'static str) -> Chain<'n> {
 }
 
 #[test]
-fn whichever_ipam_plugin_gives_an_address_again_the_dead_leave_it_first() {
+fn a_dead_owner_leaves_an_address_of_any_ipam_plugin() {
     for backend in BACK_ENDS {
         let node = Node::new();
         let chain = with_static(&node, backend);
         let (first, next) = (Container::new(), Container::new());
         chain.add("the-dead-one", &first);
         let add = chain.call("bridge", "ADD", "next", &json!({})).netns(&next.path());
-        assert_eq!(lives(), [Life::Alive]);
+        assert_eq!(lives(), [Liveness::Alive]);
         add.result();
         assert!(chain.state().contains(&PORT.to_string()), "who lives keeps all");
         chain.call("bridge", "DEL", "next", &json!({})).netns(&next.path()).ok();
         // Again the last one to have had the address.
         chain.add("the-dead-one", &Container::new());
         drop(first);
-        eventually("it is gone", || lives() == [Life::Gone(Gone::Namespace)]);
+        eventually("it is gone", || lives() == [Liveness::Gone(Gone::Namespace)]);
         let outcome = add.run();
         assert_eq!(outcome.status, Some(0), "{outcome:?}");
         assert!(outcome.stderr.contains("removed what container \"the-dead-one\" left"));
@@ -157,7 +156,7 @@ fn the_tool_removes_what_the_dead_left_without_a_lease() {
     let (dead, alive) = (Container::new(), Container::new());
     chain.add("the-dead-one", &dead);
     drop(dead);
-    eventually("it is gone", || lives() == [Life::Gone(Gone::Namespace)]);
+    eventually("it is gone", || lives() == [Liveness::Gone(Gone::Namespace)]);
     let gc = |more: &[&str]| {
         let dir = node.path("leases").display().to_string();
         let args = [&["gc", "--data-dir", dir.as_str()], more].concat();
@@ -229,33 +228,13 @@ fn an_address_that_gc_releases_is_on_no_interface_any_more() {
 }
 
 #[test]
-fn a_lease_stays_where_its_address_cannot_be_taken_off() {
-    let node = Node::new();
-    let chain = Chain::new(&node, "nftables");
-    // Nothing pins the namespace: its number proves nothing.
-    let mut process = Command::new("unshare").args(["-n", "sleep", "600"]).spawn().unwrap();
-    let path = format!("/proc/{}/ns/net", process.id());
-    let own = fs::read_link("/proc/thread-self/ns/net").unwrap();
-    eventually("it is in its namespace", || fs::read_link(&path).is_ok_and(|ns| ns != own));
-    chain.call("bridge", "ADD", "stale", &json!({})).netns(&path).result();
-    // By itself: bridge would delete its pair first.
-    let keys = json!({"cni.dev/valid-attachments": []});
-    let outcome = chain.call("host-local", "GC", "", &keys).without("CNI_CONTAINERID").run();
-    let line = "10.88.0.2 of container stale, interface eth0 stays: its address is on an interface";
-    assert!(outcome.stderr.contains(line), "{outcome:?}");
-    assert_eq!(node.leases("net"), ["10.88.0.2"]);
-    process.kill().unwrap();
-    process.wait().unwrap();
-}
-
-#[test]
-fn what_an_earlier_container_of_the_name_left_is_no_danger_to_the_next_ones_port() {
+fn leftovers_of_a_container_id_do_not_harm_its_next_port() {
     let node = Node::new();
     let chain = Chain::new(&node, "nftables");
     let (first, next) = (Container::new(), Container::new());
     chain.add("same-name", &first);
     drop(first);
-    eventually("it is gone", || lives() == [Life::Gone(Gone::Namespace)]);
+    eventually("it is gone", || lives() == [Liveness::Gone(Gone::Namespace)]);
     let add = chain.call("bridge", "ADD", "same-name", &json!({})).netns(&next.path());
     eventually("its own former lease is reclaimed", || add.run().status == Some(0));
     let port = next.ip("-d link show eth0")[0]["link_index"].as_u64().unwrap();
@@ -267,8 +246,8 @@ fn what_an_earlier_container_of_the_name_left_is_no_danger_to_the_next_ones_port
 }
 
 /// Whether the containers of all noted attachments are alive.
-fn lives() -> Vec<Life> {
-    Record::all(None).iter().map(Record::life).collect()
+fn lives() -> Vec<Liveness> {
+    Record::all(None).iter().map(Record::liveness).collect()
 }
 
 #[test]

@@ -201,9 +201,12 @@ fn help_and_mistakes() {
     let outcome = tool(&node, &["--help"]).run();
     assert_eq!(outcome.status, Some(0));
     assert!(outcome.stdout.contains("NETCONFPATH") && outcome.stdout.contains("Example"));
-    for args in [&["frobnicate", "x", "y"][..], &["add"], &["add", "nosuch", "/run/netns/x"], &[]] {
+    let wrong = [&["frobnicate", "x", "y"][..], &["add"], &[], &["add", "a", "/x", "--ifnam=y"]];
+    for (args, status) in
+        wrong.map(|args| (args, 2)).into_iter().chain([(&["add", "nosuch", "/x"][..], 1)])
+    {
         let outcome = tool(&node, args).run();
-        assert_eq!((outcome.status, outcome.stdout.as_str()), (Some(1), ""), "{args:?}");
+        assert_eq!((outcome.status, outcome.stdout.as_str()), (Some(status), ""), "{args:?}");
         assert_eq!(outcome.stderr.trim_end().lines().count(), 1, "{outcome:?}");
     }
 }
@@ -214,7 +217,7 @@ fn the_executable_under_its_own_name() {
     std::os::unix::fs::symlink(crate::node::executable(), node.bin().join("cnibox")).unwrap();
     let list = node.tool("cnibox", &["list"]).run();
     let names: Vec<_> = list.stdout.lines().filter_map(|l| l.split(' ').next()).collect();
-    let applets: Vec<_> = cnibox::applets::APPLETS.iter().map(|applet| applet.name).collect();
+    let applets: Vec<_> = cnibox::testing::APPLETS.iter().map(|applet| applet.name).collect();
     assert_eq!(names, applets);
     assert!(node.tool("cnibox", &[]).run().stdout.contains("cnibox <applet>"));
     assert!(node.tool("cnibox", &["--version"]).run().stdout.starts_with("cnibox 0."));

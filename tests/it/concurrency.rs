@@ -269,7 +269,7 @@ fn a_lease_added_by_one_and_removed_by_the_other_in_turn() {
     let node = Node::new();
     let own = node.bin().join("host-local");
     let theirs = peer.join("host-local");
-    // One stays all the time, so that an index has something to be wrong about.
+    // One stays all the time, so that a journal has something to be wrong about.
     host_local(&own, &node, ("ADD", "stays")).result();
     for round in 0..12 {
         let (first, second) = if round % 2 == 0 { (&own, &theirs) } else { (&theirs, &own) };

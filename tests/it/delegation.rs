@@ -207,7 +207,7 @@ fn a_foreign_plugin_gets_the_environment_and_the_same_bytes() {
 }
 
 #[test]
-fn a_failed_foreign_add_is_followed_by_its_del_and_passed_on_unchanged() {
+fn a_failed_delegate_add_is_deleted_and_passed_on() {
     for plugin in ["bridge", "ptp"] {
         let scene = Recorded::new(&refusing(11));
         let before = (scene.node.snapshot(), scene.container.snapshot(&scene.node));
@@ -343,7 +343,7 @@ fn no_interface_plugin_is_ever_asked_for_addresses() {
 
 /// The same through files that are no links to this executable: copies of it, and a script.
 #[test]
-fn no_interface_plugin_is_asked_for_addresses_in_another_process() {
+fn an_interface_plugin_is_refused_as_ipam_plugin() {
     for script in [false, true] {
         let node = Node::new();
         let path = node.bin().join("ptp");

@@ -26,7 +26,7 @@ fn simple<'n>(node: &'n Node, keys: &Value) -> Net<'n> {
 }
 
 lifecycle! { SUBJECT, needs lane::DUMMY;
-    add_prints_the_golden_result_check_agrees_and_del_is_idempotent: add_check_del_del,
+    add_check_and_del_with_the_golden_result: add_check_del_del,
     del_without_a_namespace_releases_addresses: del_without_a_namespace,
     del_of_nothing_succeeds_and_touches_no_other_attachment: del_of_nothing,
     gc_keeps_valid_attachments_and_releases_stale_ones: gc,
@@ -119,7 +119,7 @@ fn refusals_change_nothing() {
 }
 
 #[test]
-fn a_taken_name_and_a_failing_route_or_ipam_plugin_take_everything_back() {
+fn a_taken_name_or_a_failing_part_takes_everything_back() {
     needs!(lane::DUMMY);
     let (node, container) = (Node::new(), Container::new());
     let net = simple(&node, &json!({}));

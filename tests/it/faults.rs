@@ -331,7 +331,7 @@ fn no_lost_answer_leaves_anything(scene: &Scene) {
     let mut lost = 0;
     for point in strace::points(&calls).into_iter().filter(receives) {
         let point = point.and(3);
-        for (errno, text) in [("EIO", "i/O error"), ("EINTR", "")] {
+        for (errno, text) in [("EIO", "I/O error"), ("EINTR", "")] {
             let (outcome, fired) =
                 point.run(&scene.node, &scene.call("ADD"), &format!("error={errno}"));
             let why = format!("{} with {errno}: {outcome:?}", point.describe());
@@ -351,7 +351,7 @@ fn no_lost_answer_leaves_anything(scene: &Scene) {
 }
 
 #[test]
-fn a_bridge_add_that_loses_an_answer_says_why_and_leaves_nothing() {
+fn a_bridge_add_that_loses_an_answer_leaves_nothing() {
     no_lost_answer_leaves_anything(&Scene::bridge());
 }
 
@@ -361,7 +361,7 @@ fn a_ptp_add_that_loses_an_answer_says_why_and_leaves_nothing() {
 }
 
 #[test]
-fn a_macvlan_add_that_loses_an_answer_says_why_and_leaves_nothing() {
+fn a_macvlan_add_that_loses_an_answer_leaves_nothing() {
     no_lost_answer_leaves_anything(&Scene::macvlan());
 }
 
@@ -498,21 +498,21 @@ fn a_vlan_add_killed_anywhere_is_cleaned_up_by_del() {
 
 #[test]
 #[ignore = "takes minutes in the VM lane: make soak"]
-fn a_failing_bridge_add_with_a_vlan_leaves_nothing_at_any_system_call() {
+fn a_failing_add_with_a_vlan_leaves_nothing() {
     needs!(lane::BRIDGE_VLAN);
     no_add_leaves_anything(&Scene::bridge_vlan());
 }
 
 #[test]
 #[ignore = "takes minutes in the VM lane: make soak"]
-fn a_bridge_add_with_a_vlan_killed_anywhere_is_cleaned_up_by_del() {
+fn a_killed_add_with_a_vlan_is_cleaned_up_by_del() {
     needs!(lane::BRIDGE_VLAN);
     survives_kill(&Scene::bridge_vlan(), "ADD");
 }
 
 #[test]
 #[ignore = "takes minutes in the VM lane: make soak"]
-fn a_bridge_del_with_a_vlan_killed_anywhere_is_finished_by_the_next() {
+fn a_killed_del_with_a_vlan_is_finished_by_the_next() {
     needs!(lane::BRIDGE_VLAN);
     survives_kill(&Scene::bridge_vlan(), "DEL");
 }

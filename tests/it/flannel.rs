@@ -57,7 +57,7 @@ pub(super) fn kept(node: &Node) -> Vec<String> {
 }
 
 lifecycle! { SUBJECT;
-    add_prints_the_golden_result_check_agrees_and_del_is_idempotent: add_check_del_del,
+    add_check_and_del_with_the_golden_result: add_check_del_del,
     traffic_flows_in_all_directions: traffic,
     del_of_nothing_succeeds_and_touches_no_other_attachment: del_of_nothing,
 }

@@ -1,7 +1,7 @@
 //! Live state is handed over to the reference plugins: their layout, the same traffic, and their
 //! DEL removes everything.
 
-use cnibox::netfilter::{PacketFilter, handover};
+use cnibox::testing::netfilter::{PacketFilter, to_reference};
 use serde_json::{Value, json};
 
 use crate::compare::peer;
@@ -22,7 +22,7 @@ struct Pod {
 }
 
 fn hand_over() -> Vec<String> {
-    handover::to_reference(&PacketFilter::new()).unwrap()
+    to_reference(&PacketFilter::new()).unwrap()
 }
 
 impl Pod {

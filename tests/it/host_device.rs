@@ -75,7 +75,7 @@ fn is_back(node: &Node, before: &Snapshot) {
 }
 
 #[test]
-fn add_prints_the_golden_result_check_agrees_and_del_gives_all_back() {
+fn add_check_and_del_give_the_device_back() {
     for version in VERSIONS {
         let node = Node::new();
         plug(&node);
@@ -163,7 +163,7 @@ fn traffic_flows_in_both_directions() {
 }
 
 #[test]
-fn with_use_interface_network_addresses_and_routes_go_along_and_come_back() {
+fn use_interface_network_moves_addresses_and_routes() {
     let node = Node::new();
     plug(&node);
     node.sh("ip route add default via 192.0.2.9 dev hd0 metric 50
@@ -343,7 +343,7 @@ fn status_asks_for_what_must_be_there() {
 }
 
 #[test]
-fn a_device_that_is_away_is_not_found_and_the_error_names_who_has_it() {
+fn the_error_names_who_has_the_device() {
     let node = Node::new();
     plug(&node);
     let (one, two) = (Container::new(), Container::new());

@@ -11,8 +11,8 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
-use cnibox::applets::APPLETS;
-use cnibox::skel::Kind;
+use cnibox::testing::APPLETS;
+use cnibox::testing::Kind;
 use serde_json::Value;
 
 use crate::compare;
@@ -143,7 +143,7 @@ fn as_release(release: &str) -> Vec<u8> {
 }
 
 #[test]
-fn every_applet_gets_a_name_in_every_mode_and_a_second_time_changes_nothing() {
+fn every_applet_is_installed_in_every_mode() {
     for mode in ["symlink", "hardlink", "copy"] {
         let node = Node::new();
         let at = Installer::new(&node);
@@ -353,7 +353,7 @@ fn an_applet_that_is_no_more_goes_with_the_next_release() {
     // A list of names must not lead elsewhere.
     json["files"][0]["name"] = "../escaped".into();
     fs::write(&manifest, json.to_string()).unwrap();
-    assert!(at.refused(&[]).contains("\"../escaped\" is no name"));
+    assert!(at.refused(&[]).contains("\"../escaped\" is not a file name"));
 }
 
 #[test]

@@ -107,7 +107,7 @@ fn free_takes_back_an_address_or_a_container() {
         outcome.stderr.contains("the network namespace of 203.0.113.2 is there"),
         "{outcome:?}"
     );
-    // The plugin agrees: the index knows of it.
+    // The plugin agrees: the journal knows of it.
     assert_eq!(
         node.call("host-local", "CHECK")
             .conf(&conf(&node, "pods"))
@@ -163,7 +163,7 @@ fn gc_takes_back_what_is_dead_and_a_dry_run_only_tells() {
 }
 
 #[test]
-fn reservations_are_listed_and_given_back_only_when_a_person_says_so() {
+fn reservations_are_freed_on_request_only() {
     let node = Node::new();
     add(&node, "pods", "c1", "/x");
     let dir = node.path("leases/pods");

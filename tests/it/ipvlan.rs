@@ -43,7 +43,7 @@ fn prev(interfaces: &Value) -> Value {
 }
 
 lifecycle! { SUBJECT, needs lane::IPVLAN;
-    add_prints_the_golden_result_check_agrees_and_del_is_idempotent: add_check_del_del,
+    add_check_and_del_with_the_golden_result: add_check_del_del,
     traffic_flows_in_all_directions: traffic,
     del_without_a_namespace_releases_addresses: del_without_a_namespace,
     del_of_nothing_succeeds_and_touches_no_other_attachment: del_of_nothing,
@@ -52,7 +52,7 @@ lifecycle! { SUBJECT, needs lane::IPVLAN;
 }
 
 #[test]
-fn the_modes_are_the_kernels_and_let_siblings_and_the_gateway_through() {
+fn all_modes_reach_siblings_and_the_gateway() {
     needs!(lane::IPVLAN);
     for (key, kernel) in [("", "l2"), ("l2", "l2"), ("l3", "l3"), ("l3s", "l3s")] {
         let node = Node::new();
@@ -87,7 +87,7 @@ fn the_modes_are_the_kernels_and_let_siblings_and_the_gateway_through() {
 }
 
 #[test]
-fn the_interface_of_prev_result_is_the_master_and_its_addresses_are_used() {
+fn the_interface_of_prev_result_is_the_master() {
     needs!(lane::IPVLAN);
     let node = Node::new();
     wire(&node);
@@ -306,7 +306,7 @@ fn check_finds_what_is_wrong() {
 }
 
 #[test]
-fn del_needs_neither_master_nor_default_route_nor_a_good_prev_result() {
+fn del_needs_no_master_and_no_good_prev_result() {
     needs!(lane::IPVLAN);
     let node = Node::new();
     wire(&node);

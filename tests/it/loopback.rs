@@ -52,7 +52,7 @@ fn add_sets_lo_up_check_agrees_and_del_sets_it_down() {
 }
 
 #[test]
-fn del_works_without_add_with_the_namespace_gone_and_without_one() {
+fn del_works_without_add_and_without_a_namespace() {
     for version in VERSIONS {
         let node = Node::new();
         let (net, container) = (net(&node, version), Container::new());
@@ -125,7 +125,7 @@ fn a_prev_result_is_passed_on_unchanged() {
 }
 
 #[test]
-fn a_prev_result_that_cannot_be_read_is_refused_and_lo_stays_down() {
+fn an_unreadable_prev_result_leaves_lo_down() {
     let node = Node::new();
     for (prev, start) in [
         (

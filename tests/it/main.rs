@@ -26,10 +26,12 @@
 //! | `flush` | rules flushed in every way, noticed, and back with the next ADD |
 //! | `footprint` | processes, sleeps, memory |
 //! | `handover` | live state rewritten for the reference plugins |
+//! | `lint` | mistakes in configurations, told before a container meets them |
 //! | `ipam` | the tool: leases listed, freed, reclaimed |
 //! | `masquerade`, `spoof` | `ipMasq` and `macspoofchk`: traffic, rules, the reference's |
 //! | `mtu` | `"mtu": "auto"` in every plugin that has it |
 //! | `macvlan`, `ipvlan` | children of a link: modes, masters, traffic, CHECK |
+//! | `doctor` | defects of a node and of attachments, injected, named and cured; `cnibox gc` |
 //! | `dummy`, `vlan` | addresses and no wire; tagged frames, masters, CHECK |
 //! | `parity` | the reference plugins side by side |
 //! | `firewall` | its back ends, against traffic, each other and the reference |
@@ -65,6 +67,7 @@ mod compare;
 mod concurrency;
 mod delegation;
 mod dhcp;
+mod doctor;
 mod dummy;
 mod faults;
 mod firewall;
@@ -81,9 +84,11 @@ mod ipam;
 mod ipvlan;
 mod lane;
 mod lifecycle;
+mod lint;
 mod loopback;
 mod macvlan;
 mod masquerade;
+mod messages;
 mod mtu;
 mod net;
 mod node;
@@ -94,6 +99,7 @@ mod ptp;
 mod sbr;
 mod seven;
 mod spoof;
+mod status;
 mod strace;
 mod sweep;
 mod tap;

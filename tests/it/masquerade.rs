@@ -386,7 +386,7 @@ fn the_references_nftables_rules_are_removed() {
 /// Four threads that masquerade at the same moment, as functions, to meet in the few microseconds
 /// between a look and a change; in the even rounds they stop again. Tells what failed.
 fn at_once(subnet: impl Fn(usize) -> usize + Sync, meanwhile: impl Fn()) -> Vec<String> {
-    use cnibox::netfilter::{Backend, Owner, PacketFilter, masquerade};
+    use cnibox::testing::netfilter::{Backend, Owner, PacketFilter, masquerade};
     let (barrier, failures) = (std::sync::Barrier::new(5), std::sync::Mutex::new(Vec::new()));
     std::thread::scope(|scope| {
         for n in 0..4 {
@@ -429,7 +429,7 @@ fn many_at_once_make_a_chain_once() {
 
 #[test]
 fn many_at_once_are_not_broken_by_gc() {
-    use cnibox::netfilter::{PacketFilter, masquerade};
+    use cnibox::testing::netfilter::{PacketFilter, masquerade};
     let _node = Node::new();
     // Of another network, but chains that nobody uses are everybody's.
     let gc = || {

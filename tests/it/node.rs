@@ -8,14 +8,14 @@ use std::net::IpAddr;
 use std::os::unix::fs::symlink;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use cnibox::netns::Netns;
+use cnibox::testing::netns::Netns;
 use nix::sched::{CloneFlags, unshare};
-use nix::sys::signal::{Signal, killpg};
+use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -48,7 +48,7 @@ impl Node {
         unshare(apart).expect("run as root or under `unshare -rn`");
         let node = Node { dir: tempfile::tempdir().unwrap() };
         fs::create_dir(node.bin()).unwrap();
-        for applet in cnibox::applets::APPLETS {
+        for applet in cnibox::testing::APPLETS {
             symlink(executable(), node.bin().join(applet.name)).unwrap();
         }
         node.sh("mount --make-rprivate / && mkdir -p /run/cni && mount -t tmpfs tmpfs /run/cni");
@@ -351,7 +351,7 @@ impl Call {
     }
 
     /// Starts it and gives it its input.
-    pub(crate) fn spawn(&self) -> std::io::Result<std::process::Child> {
+    pub(crate) fn spawn(&self) -> std::io::Result<Child> {
         let mut child = self.start()?;
         // A plugin need not read its input.
         drop(child.stdin.take().unwrap().write_all(&self.stdin));
@@ -360,7 +360,7 @@ impl Call {
 
     /// An executable that a test has just written is busy for as long as the child of another test,
     /// forked meanwhile, has the descriptor that it was written by.
-    fn start(&self) -> std::io::Result<std::process::Child> {
+    fn start(&self) -> std::io::Result<Child> {
         let deadline = Instant::now() + Duration::from_secs(5);
         loop {
             match self.command().spawn() {
@@ -492,4 +492,46 @@ fn sh(line: &str) -> String {
 
 fn parse_ip(text: &str) -> Value {
     if text.trim().is_empty() { json!([]) } else { serde_json::from_str(text).unwrap() }
+}
+
+/// A tool that runs until a signal; it is killed if the test fails.
+pub(crate) struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
+impl Running {
+    pub(crate) fn start(call: &Call) -> Running {
+        Running(call.command().stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap())
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.0.id()
+    }
+
+    /// Ends at SIGTERM with status 0, without being asked twice.
+    #[track_caller]
+    pub(crate) fn ends(mut self) {
+        kill(Pid::from_raw(self.0.id().cast_signed()), Signal::SIGTERM).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(20);
+        loop {
+            if let Some(status) = self.0.try_wait().unwrap() {
+                assert_eq!(status.code(), Some(0));
+                return;
+            }
+            assert!(Instant::now() < deadline, "still there after SIGTERM");
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Clock ticks of processor time so far.
+    pub(crate) fn ticks(&self) -> u64 {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.0.id())).unwrap();
+        let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
+        fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+    }
 }

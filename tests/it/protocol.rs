@@ -42,6 +42,26 @@ fn by_hand_a_plugin_tells_what_it_is() {
 }
 
 #[test]
+fn the_help_of_a_plugin_has_its_keys() {
+    let node = Node::new();
+    let help = |plugin, word| node.tool(plugin, &[word]).printed();
+    for (plugin, keys) in [
+        ("bridge", &["isDefaultGateway", "vlanTrunk[].minID"][..]),
+        ("host-local", &["ipam.ranges[][].rangeStart", "ipam.reuseDelay"]),
+        ("loopback", &["none of its own"]),
+    ] {
+        let text = help(plugin, "--help");
+        assert!(text.starts_with(&format!("{plugin}: ")), "{text}");
+        for key in keys {
+            assert!(text.contains(&format!("\n  {key}\n")), "{key}: {text}");
+        }
+        assert!(!text.contains("runtimeConfig"), "{text}");
+        assert_eq!([help(plugin, "-h"), help(plugin, "help")], [text.clone(), text]);
+        assert_eq!(help(plugin, "--version"), help("cnitool", "--version"));
+    }
+}
+
+#[test]
 fn missing_and_invalid_variables() {
     let node = Node::new();
     let conf = json!({"name": "n", "cniVersion": "1.0.0"});
@@ -163,10 +183,14 @@ fn unknown_names_get_a_clear_word() {
     std::os::unix::fs::symlink(crate::node::executable(), node.bin().join("brigde")).unwrap();
     let error = node.call("brigde", "ADD").error();
     assert_eq!(error.brief(), (7, "cnibox has no applet \"brigde\""));
-    assert!(error.details.contains("bridge, "));
+    assert_eq!(error.details, "did you mean \"bridge\"?");
     let outcome = node.call("brigde", "").without("CNI_COMMAND").run();
     assert_eq!((outcome.status, outcome.stdout.as_str()), (Some(1), ""));
     assert!(outcome.stderr.contains("no applet \"brigde\""));
+    std::os::unix::fs::symlink(crate::node::executable(), node.bin().join("frobnicate")).unwrap();
+    assert!(
+        node.call("frobnicate", "ADD").error().details.starts_with("it has: bandwidth, bridge, ")
+    );
 }
 
 /// A descriptor that is closed gets the first file that is opened: the result would be written to
@@ -196,7 +220,7 @@ fn closed_standard_descriptors_become_no_other_files() {
 }
 
 #[test]
-fn an_add_whose_reader_has_gone_is_taken_back_and_killed_by_no_signal() {
+fn an_add_whose_reader_is_gone_is_taken_back() {
     let node = Node::new();
     let conf =
         json!({"name": "n", "cniVersion": "1.0.0", "ipam": node.host_local(&["10.1.0.0/24"])});

@@ -26,9 +26,9 @@ fn simple<'n>(node: &'n Node, keys: &Value) -> Net<'n> {
 }
 
 lifecycle! { SUBJECT;
-    add_prints_the_golden_result_check_agrees_and_del_is_idempotent: add_check_del_del,
+    add_check_and_del_with_the_golden_result: add_check_del_del,
     traffic_flows_in_all_directions: traffic,
-    del_without_a_namespace_releases_addresses_and_finds_the_pair_by_prev_result: del_without_a_namespace,
+    del_without_a_namespace_uses_prev_result: del_without_a_namespace,
     del_of_nothing_succeeds_and_touches_no_other_attachment: del_of_nothing,
     gc_keeps_valid_attachments_and_releases_stale_ones: gc,
     status_tells_of_an_exhausted_range: status,

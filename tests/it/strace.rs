@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use crate::node::{Call, Node, Outcome};
 
@@ -69,6 +70,21 @@ pub(crate) fn record(node: &Node, call: &Call) -> (Outcome, Vec<Syscall>) {
     let name = file.display().to_string();
     let outcome = call.clone().under(&["strace", "-f", "-y", "-s", "200", "-o", &name]).run();
     (outcome, parse(&file, &node.path("")))
+}
+
+/// Runs `call` with a pause before it opens the file at `path` for the `nth` time.
+pub(crate) fn pause_before(
+    node: &Node,
+    call: &Call,
+    path: &str,
+    nth: usize,
+    pause: Duration,
+) -> Outcome {
+    require();
+    let log = node.path("strace.pause").display().to_string();
+    let inject = format!("inject=openat:delay_enter={}:when={nth}", pause.as_micros());
+    let wrapper = ["strace", "-o", &log, "-e", "trace=openat", "-e", &inject, "-P", path];
+    call.clone().under(&wrapper).run()
 }
 
 /// What a call costs, whatever else the machine does.

@@ -37,7 +37,7 @@ fn device(container: &Container) -> Value {
 }
 
 lifecycle! { SUBJECT;
-    add_prints_the_golden_result_check_agrees_and_del_is_idempotent: add_check_del_del,
+    add_check_and_del_with_the_golden_result: add_check_del_del,
     status_tells_of_an_exhausted_range: status,
 }
 
@@ -250,7 +250,7 @@ fn a_route_that_the_kernel_refuses_takes_the_device_back() {
 }
 
 #[test]
-fn without_the_device_that_makes_taps_the_error_and_status_say_so() {
+fn a_missing_dev_net_tun_is_named_by_add_and_status() {
     let (node, container) = (Node::new(), Container::new());
     let before = container.snapshot(&node);
     let net = simple(&node, &json!({}));
@@ -315,7 +315,7 @@ fn check_finds_what_is_wrong() {
 }
 
 #[test]
-fn a_label_means_nothing_without_selinux_and_must_be_possible_with_it() {
+fn a_label_needs_selinux_or_is_ignored() {
     let (node, container) = (Node::new(), Container::new());
     if crate::node::exists("/sys/fs/selinux/enforce") {
         println!("SKIP: this kernel has SELinux, and which labels are possible is its policy's");

@@ -52,7 +52,7 @@ fn quick() -> Container {
 }
 
 lifecycle! { SUBJECT, needs lane::VLAN;
-    add_prints_the_golden_result_check_agrees_and_del_is_idempotent: add_check_del_del,
+    add_check_and_del_with_the_golden_result: add_check_del_del,
     del_of_nothing_succeeds_and_touches_no_other_attachment: del_of_nothing,
     status_tells_of_an_exhausted_range: status,
 }
@@ -174,7 +174,7 @@ fn bad_configurations_change_nothing() {
 }
 
 #[test]
-fn a_vlan_that_somebody_else_has_is_refused_and_no_address_is_asked_for() {
+fn a_taken_vlan_is_refused_before_ipam() {
     needs!(lane::VLAN);
     let (node, one, two) = (Node::new(), quick(), quick());
     tagged_wire(&node, &[100]);

@@ -1,11 +1,12 @@
 //! Reading structs out of a [`Json`] tree: key case, `null` and repeated keys as the module above
 //! says.
 
+use std::cell::Cell;
 use std::fmt;
 
 use serde::de::{
-    self, DeserializeSeed, Deserializer, IntoDeserializer, MapAccess, SeqAccess, Unexpected,
-    Visitor,
+    self, DeserializeOwned, DeserializeSeed, Deserializer, IntoDeserializer, MapAccess, SeqAccess,
+    Unexpected, Visitor,
 };
 use serde::forward_to_deserialize_any;
 
@@ -37,7 +38,26 @@ impl DecodeError {
         if self.path.is_empty() {
             return error;
         }
-        error.with_details(format!("in \"{}\"", self.path))
+        let remedy = remedy(error.msg());
+        error.with_details(format!("in \"{}\"{remedy}", self.path))
+    }
+}
+
+/// How to write a value that was refused in these words, with what joins it to the place.
+fn remedy(reason: &str) -> &'static str {
+    let says = |text| reason.contains(text);
+    if says("invalid CIDR address") {
+        ": write an address and the length of its prefix, as in 10.1.0.0/16"
+    } else if says("invalid IP address") {
+        ": write an address, as in 10.1.0.1"
+    } else if says("expected a sequence") {
+        ": put it into brackets, [...]"
+    } else if says("type: string")
+        && (says("expected a boolean") || says("expected i") || says("expected u"))
+    {
+        ": write true, false or a number, without quotes"
+    } else {
+        ""
     }
 }
 
@@ -53,6 +73,21 @@ impl de::Error for DecodeError {
     fn custom<T: fmt::Display>(reason: T) -> DecodeError {
         DecodeError { reason: reason.to_string(), path: String::new() }
     }
+}
+
+/// The only key of an object of which the fields are wanted that a struct reads of it. No document has it.
+pub(super) const MARK: &str = "\0";
+
+thread_local! {
+    /// The fields that a struct has read of the object with the [`MARK`].
+    static READ: Cell<Option<&'static [&'static str]>> = const { Cell::new(None) };
+}
+
+/// The fields that a struct in `T` reads of the object with the [`MARK`] in `document`, if one does.
+pub(super) fn fields_read<T: DeserializeOwned>(document: &Json) -> Option<&'static [&'static str]> {
+    READ.take();
+    drop(document.decode::<T>());
+    READ.take()
 }
 
 impl<'de> Deserializer<'de> for &'de Json {
@@ -95,8 +130,13 @@ impl<'de> Deserializer<'de> for &'de Json {
         visitor: V,
     ) -> Result<V::Value, DecodeError> {
         let members = match self {
-            Json::Object(members) => members,
-            // A struct's visitor takes a list for its fields in order; nobody writes that.
+            Json::Object(members) => {
+                if matches!(members.as_slice(), [(key, _)] if key == MARK) {
+                    READ.set(Some(fields));
+                }
+                members
+            }
+            // A struct's visitor would accept a list of its fields in order, which no configuration means.
             Json::Array(_) => return Err(de::Error::invalid_type(Unexpected::Seq, &visitor)),
             other => return other.deserialize_any(visitor),
         };

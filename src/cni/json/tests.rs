@@ -101,7 +101,7 @@ fn not_json() {
 }
 
 #[test]
-fn a_byte_that_is_no_utf8_is_the_replacement_character_in_strings_only() {
+fn invalid_utf8_is_replaced_in_strings_only() {
     let text = |bytes: &[u8]| Json::parse(bytes).map(|json| compact(&json).unwrap());
     assert_eq!(text(b"{\"a\":\"x\xffy\"}").unwrap(), "{\"a\":\"x\u{fffd}y\"}");
     // One for each byte, also of a character that is cut off.

@@ -3,8 +3,7 @@
 //!
 //! Crates for D-Bus bring a second executor, or a second version of what is here already.
 
-use std::fmt;
-use std::io::{self, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
 use std::time::Duration;
@@ -14,24 +13,23 @@ use nix::unistd::geteuid;
 /// Where the bus is without `DBUS_SYSTEM_BUS_ADDRESS`.
 const DEFAULT_ADDRESS: &str = "unix:path=/var/run/dbus/system_bus_socket";
 
-/// How long others wait for an answer, too.
+/// The limit of libdbus and sd-bus for one answer.
 const TIMEOUT: Duration = Duration::from_secs(25);
 
-const CALL: u8 = 1;
-const RETURN: u8 = 2;
+/// Types of messages.
+const METHOD_CALL: u8 = 1;
+const METHOD_RETURN: u8 = 2;
 const ERROR: u8 = 3;
 
+/// Fields of a header.
 const PATH: u8 = 1;
 const INTERFACE: u8 = 2;
 const MEMBER: u8 = 3;
-const ERROR_NAME: u8 = 4;
 const REPLY_SERIAL: u8 = 5;
 const DESTINATION: u8 = 6;
 const SIGNATURE: u8 = 8;
 
-/// The fixed part of a header.
-const PREFIX: usize = 16;
-/// No message is longer.
+/// The longest message of the specification.
 const LONGEST: usize = 1 << 27;
 
 /// A connection to a bus.
@@ -41,70 +39,27 @@ pub struct Bus {
     serial: u32,
 }
 
-/// What is called.
-#[derive(Clone, Copy, Debug)]
-pub struct Method<'a> {
-    /// The service's name.
-    pub destination: &'a str,
-    /// The object.
-    pub path: &'a str,
-    /// The interface of the object.
-    pub interface: &'a str,
-    /// The method of the interface.
-    pub member: &'a str,
-}
-
 /// The bus itself.
-const DBUS: Method<'_> = Method {
-    destination: "org.freedesktop.DBus",
-    path: "/org/freedesktop/DBus",
-    interface: "org.freedesktop.DBus",
-    member: "Hello",
-};
-
-/// Why a call failed.
-#[derive(Debug)]
-pub enum Failure {
-    /// There is no connection, or no more.
-    Io(io::Error),
-    /// The answer is an error: its name, its text.
-    Refused(String, String),
-}
-
-impl From<io::Error> for Failure {
-    fn from(error: io::Error) -> Failure {
-        Failure::Io(error)
-    }
-}
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Failure::Io(error) => f.write_str(&crate::error::io_text(error)),
-            Failure::Refused(name, text) if text.is_empty() => f.write_str(name),
-            Failure::Refused(_, text) => f.write_str(text),
-        }
-    }
-}
+const DBUS: &str = "org.freedesktop.DBus";
 
 impl Bus {
     /// The system bus.
-    pub fn system() -> Result<Bus, Failure> {
+    pub fn system() -> io::Result<Bus> {
         let address = std::env::var("DBUS_SYSTEM_BUS_ADDRESS").unwrap_or_default();
         let address = if address.is_empty() { DEFAULT_ADDRESS } else { &address };
         let mut bus = Bus { socket: connect(address)?, serial: 0 };
         bus.authenticate()?;
-        bus.call(DBUS, &[])?;
+        bus.call(DBUS, DBUS, "Hello", &[])?;
         Ok(bus)
     }
 
-    /// Whether somebody has this name on the bus.
-    pub fn has_owner(&mut self, name: &str) -> Result<bool, Failure> {
-        Ok(self.call(Method { member: "NameHasOwner", ..DBUS }, &[name])?.is_true())
+    /// Whether a service has this name on the bus.
+    pub fn has_owner(&mut self, name: &str) -> io::Result<bool> {
+        Ok(is_true(&self.call(DBUS, DBUS, "NameHasOwner", &[name])?))
     }
 
-    /// The user id is proven by the socket.
-    fn authenticate(&mut self) -> Result<(), Failure> {
+    /// The socket proves the user's id.
+    fn authenticate(&mut self) -> io::Result<()> {
         // Each digit in hexadecimal ASCII.
         let uid: String = geteuid().to_string().chars().flat_map(|digit| ['3', digit]).collect();
         self.socket.write_all(format!("\0AUTH EXTERNAL {uid}\r\n").as_bytes())?;
@@ -115,56 +70,62 @@ impl Bus {
             line.extend(byte);
         }
         if !line.starts_with(b"OK ") {
-            let text = String::from_utf8_lossy(&line).trim().to_owned();
-            return Err(Failure::Refused("authentication".to_owned(), text));
+            return Err(io::Error::other(String::from_utf8_lossy(&line).trim()));
         }
-        Ok(self.socket.write_all(b"BEGIN\r\n")?)
+        self.socket.write_all(b"BEGIN\r\n")
     }
 
-    /// Calls a method with texts and waits for the answer.
-    pub fn call(&mut self, method: Method<'_>, texts: &[&str]) -> Result<Answer, Failure> {
+    /// Calls the method `member` of the service's object, whose path is the service's name; the
+    /// answer's body. An answer that is an error fails with its text and [`ErrorKind::Other`].
+    pub fn call(
+        &mut self,
+        service: &str,
+        interface: &str,
+        member: &str,
+        texts: &[&str],
+    ) -> io::Result<Vec<u8>> {
         self.serial += 1;
-        self.socket.write_all(&encode(method, self.serial, texts))?;
+        let path = format!("/{}", service.replace('.', "/"));
+        let fields = [
+            (PATH, b'o', path.as_str()),
+            (INTERFACE, b's', interface),
+            (MEMBER, b's', member),
+            (DESTINATION, b's', service),
+        ];
+        self.socket.write_all(&encode(self.serial, &fields, texts))?;
         loop {
-            let message = self.read()?;
-            let fields = Fields::parse(&message).unwrap_or_default();
-            if fields.reply_serial != Some(self.serial) {
-                continue;
+            let mut header = [0; 16];
+            self.socket.read_exact(&mut header)?;
+            let [order, kind, ..] = header;
+            let size = |at| number(order, &header[at..]) as usize;
+            let (body, fields) = (size(4), size(12));
+            if body.max(fields) > LONGEST {
+                return Err(ErrorKind::InvalidData.into());
             }
-            let answer = Answer { signature: fields.signature, message, body: fields.end };
-            match answer.message.bytes.get(1) {
-                Some(&RETURN) => return Ok(answer),
-                Some(&ERROR) => {
-                    return Err(Failure::Refused(fields.error_name, answer.text()));
-                }
+            let mut fields = vec![0; fields.next_multiple_of(8)];
+            self.socket.read_exact(&mut fields)?;
+            let mut message = vec![0; body];
+            self.socket.read_exact(&mut message)?;
+            // This field fills one of the header's units of eight bytes.
+            let is_reply = |unit: &[u8]| {
+                unit.starts_with(&[REPLY_SERIAL, 1, b'u', 0])
+                    && number(order, &unit[4..]) == self.serial
+            };
+            match kind {
+                _ if !fields.chunks_exact(8).any(is_reply) => {}
+                METHOD_RETURN => return Ok(message),
+                ERROR => return Err(io::Error::other(text(&message))),
                 _ => {}
             }
         }
-    }
-
-    fn read(&mut self) -> Result<Message, Failure> {
-        let mut bytes = vec![0; PREFIX];
-        self.socket.read_exact(&mut bytes)?;
-        let mut message = Message { bytes };
-        let (body, fields) = (message.number(4), message.number(12));
-        let lengths = body.zip(fields).map(|(body, fields)| (body as usize, fields as usize));
-        let (body, fields) = lengths.unwrap_or_default();
-        if body > LONGEST || fields > LONGEST {
-            return Err(io::Error::from(io::ErrorKind::InvalidData).into());
-        }
-        message.bytes.resize(PREFIX + fields.next_multiple_of(8) + body, 0);
-        let rest = message.bytes.get_mut(PREFIX..).unwrap_or_default();
-        self.socket.read_exact(rest)?;
-        Ok(message)
     }
 }
 
 /// Tries the addresses of a list in their order.
 fn connect(list: &str) -> io::Result<UnixStream> {
-    let mut outcome = Err(io::Error::from(io::ErrorKind::Unsupported));
-    for address in list.split(';') {
-        let Some(keys) = address.strip_prefix("unix:") else { continue };
-        let key = |name| keys.split(',').find_map(|pair| pair.strip_prefix(name));
+    let mut outcome = Err(io::Error::from(ErrorKind::Unsupported));
+    for address in list.split(';').filter_map(|address| address.strip_prefix("unix:")) {
+        let key = |name| address.split(',').find_map(|pair| pair.strip_prefix(name));
         let place = match (key("path="), key("abstract=")) {
             (Some(path), _) => SocketAddr::from_pathname(path),
             (None, Some(name)) => SocketAddr::from_abstract_name(name),
@@ -181,145 +142,74 @@ fn connect(list: &str) -> io::Result<UnixStream> {
     Ok(socket)
 }
 
-fn pad(bytes: &mut Vec<u8>, to: usize) {
-    bytes.resize(bytes.len().next_multiple_of(to), 0);
-}
-
-fn length(bytes: usize) -> [u8; 4] {
-    u32::try_from(bytes).unwrap_or(u32::MAX).to_le_bytes()
-}
-
-fn put_text(bytes: &mut Vec<u8>, text: &str) {
-    pad(bytes, 4);
-    bytes.extend(length(text.len()));
-    bytes.extend(text.as_bytes());
-    bytes.push(0);
-}
-
-fn put_signature(bytes: &mut Vec<u8>, text: &str) {
-    bytes.push(u8::try_from(text.len()).unwrap_or(u8::MAX));
-    bytes.extend(text.as_bytes());
-    bytes.push(0);
-}
-
-fn encode(method: Method<'_>, serial: u32, texts: &[&str]) -> Vec<u8> {
-    let mut body = Vec::new();
+/// A call with these header fields (code, type, text) and a body of texts.
+fn encode(serial: u32, header: &[(u8, u8, &str)], texts: &[&str]) -> Vec<u8> {
+    let (mut body, mut fields) = (Vec::new(), Vec::new());
     for text in texts {
         put_text(&mut body, text);
     }
-    let mut bytes = vec![b'l', CALL, 0, 1];
-    bytes.extend(length(body.len()));
-    bytes.extend(serial.to_le_bytes());
-    bytes.extend([0; 4]);
-    for (code, kind, text) in [
-        (PATH, "o", method.path),
-        (INTERFACE, "s", method.interface),
-        (MEMBER, "s", method.member),
-        (DESTINATION, "s", method.destination),
-    ] {
-        pad(&mut bytes, 8);
-        bytes.push(code);
-        put_signature(&mut bytes, kind);
-        put_text(&mut bytes, text);
+    for (code, kind, text) in header {
+        pad(&mut fields, 8);
+        fields.extend([*code, 1, *kind, 0]);
+        put_text(&mut fields, text);
     }
     if !texts.is_empty() {
-        pad(&mut bytes, 8);
-        bytes.push(SIGNATURE);
-        put_signature(&mut bytes, "g");
-        put_signature(&mut bytes, &"s".repeat(texts.len()));
+        pad(&mut fields, 8);
+        fields.extend([SIGNATURE, 1, b'g', 0, u8::try_from(texts.len()).unwrap_or(u8::MAX)]);
+        fields.extend(texts.iter().map(|_| b's').chain([0]));
     }
-    let fields = length(bytes.len() - PREFIX);
-    bytes[12..PREFIX].copy_from_slice(&fields);
+    let mut bytes = vec![b'l', METHOD_CALL, 0, 1];
+    bytes.extend(length(&body));
+    bytes.extend(serial.to_le_bytes());
+    bytes.extend(length(&fields));
+    bytes.extend(fields);
     pad(&mut bytes, 8);
     bytes.extend(body);
     bytes
 }
 
-/// A message as it came.
-#[derive(Debug)]
-struct Message {
-    bytes: Vec<u8>,
+fn pad(bytes: &mut Vec<u8>, to: usize) {
+    bytes.resize(bytes.len().next_multiple_of(to), 0);
 }
 
-impl Message {
-    /// In the byte order of who wrote it.
-    fn number(&self, at: usize) -> Option<u32> {
-        let four: [u8; 4] = self.bytes.get(at..at + 4)?.try_into().ok()?;
-        let little = self.bytes.first() == Some(&b'l');
-        Some(if little { u32::from_le_bytes(four) } else { u32::from_be_bytes(four) })
-    }
-
-    fn text(&self, at: usize, length: usize) -> Option<String> {
-        let text = self.bytes.get(at..at.checked_add(length)?)?;
-        Some(String::from_utf8_lossy(text).into_owned())
-    }
+fn length(bytes: &[u8]) -> [u8; 4] {
+    u32::try_from(bytes.len()).unwrap_or(u32::MAX).to_le_bytes()
 }
 
-/// What is in a header.
-#[derive(Debug, Default)]
-struct Fields {
-    reply_serial: Option<u32>,
-    error_name: String,
-    signature: String,
-    /// Where the body begins.
-    end: usize,
+fn put_text(bytes: &mut Vec<u8>, text: &str) {
+    pad(bytes, 4);
+    bytes.extend(length(text.as_bytes()));
+    bytes.extend(text.as_bytes());
+    bytes.push(0);
 }
 
-impl Fields {
-    fn parse(message: &Message) -> Option<Fields> {
-        let end = PREFIX + usize::try_from(message.number(12)?).ok()?;
-        let mut fields = Fields { end: end.next_multiple_of(8), ..Fields::default() };
-        let mut at = PREFIX;
-        while at < end {
-            at = at.next_multiple_of(8);
-            // Code, length of the signature, its only letter, zero.
-            let head: [u8; 4] = message.bytes.get(at..at + 4)?.try_into().ok()?;
-            at += 4;
-            let [code, 1, kind, 0] = head else { return None };
-            let size = match kind {
-                b'u' => 0,
-                b'g' => usize::from(*message.bytes.get(at)?),
-                _ => usize::try_from(message.number(at)?).ok()?,
-            };
-            let (start, next) = match kind {
-                b'u' => (at, at + 4),
-                b'g' => (at + 1, at + size + 2),
-                _ => (at + 4, at + size + 5),
-            };
-            match code {
-                REPLY_SERIAL => fields.reply_serial = message.number(start),
-                ERROR_NAME => fields.error_name = message.text(start, size)?,
-                SIGNATURE => fields.signature = message.text(start, size)?,
-                _ => {}
-            }
-            at = next;
-        }
-        Some(fields)
-    }
+/// The number at the beginning of `bytes`, in the byte order of the message; 0 if they are fewer.
+fn number(order: u8, bytes: &[u8]) -> u32 {
+    let four = bytes.first_chunk().copied().unwrap_or_default();
+    if order == b'l' { u32::from_le_bytes(four) } else { u32::from_be_bytes(four) }
 }
 
-/// What a method returned.
-#[derive(Debug)]
-pub struct Answer {
-    signature: String,
-    message: Message,
-    body: usize,
+/// Whether a body is the boolean `true`: a number of four bytes, in either byte order.
+fn is_true(body: &[u8]) -> bool {
+    body.len() == 4 && body.contains(&1)
 }
 
-impl Answer {
-    /// Whether it is the boolean `true`.
-    pub fn is_true(&self) -> bool {
-        self.signature == "b" && self.message.number(self.body) == Some(1)
+/// The texts of a body that is an array of them, in the byte order of this machine: the sender is here.
+pub fn texts(body: &[u8]) -> Vec<String> {
+    let (mut all, mut at) = (Vec::new(), 4);
+    while let Some(length) = body.get(at..).and_then(<[u8]>::first_chunk) {
+        let end = at + 4 + u32::from_ne_bytes(*length) as usize;
+        let Some(text) = body.get(at + 4..end) else { break };
+        all.push(String::from_utf8_lossy(text).into_owned());
+        at = (end + 1).next_multiple_of(4);
     }
+    all
+}
 
-    /// The text that it begins with; empty if it does not begin with one.
-    pub fn text(&self) -> String {
-        let read = || {
-            let size = usize::try_from(self.message.number(self.body)?).ok()?;
-            self.message.text(self.body + 4, size)
-        };
-        if self.signature.starts_with('s') { read().unwrap_or_default() } else { String::new() }
-    }
+/// The text that the body begins with, behind its length.
+fn text(body: &[u8]) -> String {
+    let text = body.get(4..).unwrap_or_default().split(|byte| *byte == 0).next();
+    String::from_utf8_lossy(text.unwrap_or_default()).into_owned()
 }
 
 #[cfg(test)]
@@ -328,25 +218,58 @@ mod tests {
 
     #[test]
     fn a_call_is_laid_out_as_the_specification_says() {
-        let bytes = encode(Method { member: "NameHasOwner", ..DBUS }, 7, &["a", "bc"]);
+        let header = [(PATH, b'o', "/org/freedesktop/DBus"), (MEMBER, b's', "NameHasOwner")];
+        let bytes = encode(7, &header, &["a", "bc"]);
         assert_eq!(bytes[..12], [b'l', 1, 0, 1, 15, 0, 0, 0, 7, 0, 0, 0]);
-        assert_eq!(bytes[PREFIX..PREFIX + 8], [1, 1, b'o', 0, 21, 0, 0, 0]);
+        assert_eq!(bytes[16..24], [1, 1, b'o', 0, 21, 0, 0, 0]);
         assert_eq!(bytes[bytes.len() - 15..], *b"\x01\0\0\0a\0\0\0\x02\0\0\0bc\0");
         assert_eq!((bytes.len() - 15) % 8, 0);
-        let message = Message { bytes };
-        assert_eq!(Fields::parse(&message).unwrap().signature, "ss");
+        assert!(bytes.windows(8).any(|field| field == b"\x08\x01g\0\x02ss\0"));
+    }
+
+    /// What [`Bus::call`] makes of these bytes of the bus.
+    fn answer(bytes: &[u8]) -> io::Result<Vec<u8>> {
+        let (socket, mut bus) = UnixStream::pair().unwrap();
+        bus.write_all(bytes).unwrap();
+        bus.shutdown(std::net::Shutdown::Write).unwrap();
+        Bus { socket, serial: 6 }.call(DBUS, DBUS, "Hello", &["x"])
     }
 
     #[test]
-    fn nonsense_is_no_panic() {
-        for end in 0..64 {
-            let mut bytes = encode(DBUS, 1, &["x"]);
-            bytes.truncate(end);
-            let message = Message { bytes };
-            drop(Fields::parse(&message));
-            let answer = Answer { signature: "s".into(), message, body: 60 };
-            assert!(!answer.is_true() && answer.text().is_empty());
+    fn answers_are_told_by_their_serial() {
+        let reply = |kind, serial, body: &[u8]| {
+            let body_length = u8::try_from(body.len()).unwrap();
+            let mut bytes = vec![b'l', kind, 0, 1, body_length, 0, 0, 0, 1, 0, 0, 0, 8, 0, 0, 0];
+            bytes.extend([REPLY_SERIAL, 1, b'u', 0, serial, 0, 0, 0]);
+            bytes.extend(body);
+            bytes
+        };
+        let [early, signal] = [reply(METHOD_RETURN, 6, &[0; 4]), reply(4, 7, &[0; 4])];
+        let yes = [early.clone(), signal, reply(METHOD_RETURN, 7, &[1, 0, 0, 0])].concat();
+        assert!(is_true(&answer(&yes).unwrap()) && !is_true(&[0; 4]) && !is_true(b"\x01\0\0\0a\0"));
+        let no = [early, reply(ERROR, 7, b"\x02\0\0\0no\0")].concat();
+        assert_eq!(answer(&no).unwrap_err().to_string(), "no");
+        for end in 0..no.len() {
+            assert_eq!(answer(&no[..end]).unwrap_err().kind(), ErrorKind::UnexpectedEof, "{end}");
         }
+        assert_eq!(text(&[0; 3]), "");
+    }
+
+    #[test]
+    fn arrays_of_texts() {
+        let body = |words: &[&str]| {
+            let mut bytes = vec![0; 4];
+            for word in words {
+                put_text(&mut bytes, word);
+            }
+            bytes
+        };
+        let some = body(&["10.0.0.1/32", "", "2001:db8::1/128"]);
+        assert_eq!(texts(&some), ["10.0.0.1/32", "", "2001:db8::1/128"]);
+        assert_eq!(
+            [texts(&body(&[])).len(), texts(&[]).len(), texts(&some[..20]).len()],
+            [0, 0, 1]
+        );
     }
 
     #[test]

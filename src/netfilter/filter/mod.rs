@@ -2,40 +2,34 @@
 //!
 //! | file | |
 //! | --- | --- |
-//! | `nftables.rs` | own tables, sets keyed by address and interface |
-//! | `xtables.rs` | the reference's chains `CNI-FORWARD`, `CNI-ISOLATION-STAGE-1`, ... |
+//! | `nft.rs` | own tables of `nf_tables`, sets keyed by address and interface |
+//! | `iptables.rs` | the reference's chains `CNI-FORWARD`, `CNI-ISOLATION-STAGE-1`, ... |
 //! | `firewalld.rs`, `dbus.rs` | sources in a zone of firewalld, over D-Bus |
-//! | `handover.rs` | rules for the reference plugins |
-//! | `kept.rs` | what a flush took from iptables |
-//! | `owner.rs` | comments that tell whose a rule is |
+//! | `reference.rs` | rules for the reference plugins |
 
 pub mod dbus;
 pub mod firewalld;
-mod handover;
-pub mod kept;
-pub mod nftables;
-mod owner;
-pub mod xtables;
+pub mod iptables;
+pub mod nft;
+mod reference;
 
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-pub(super) use self::kept::heal as heal_chains;
-pub use self::owner::{Network, Owner};
 use super::backend::{Backend, PacketFilter};
-use super::handover::HandedOver;
+use super::handed_over::HandedOver;
 use super::layout::Feature;
-use super::names;
+use super::names::Owner;
 use crate::attachment::Kept;
 use crate::error::{Error, Result};
 
 /// What is kept of each attachment.
-const KEPT: Kept = Kept::of("firewall");
+pub const KEPT: Kept = Kept::of("firewall");
 
 /// What an attachment has, and with which back end.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct Record {
+pub struct Record {
     backend: Backend,
     ips: Vec<IpAddr>,
     ports: Vec<String>,
@@ -47,18 +41,17 @@ struct Record {
 }
 
 impl Record {
-    /// Writes that of the attachment, before anything is made.
-    fn keep(backend: Backend, pod: &Pod, ingress: Ingress<'_>, admin: Option<&str>) {
+    /// Writes the record of the attachment, before any rule is made.
+    fn keep(backend: Backend, pod: &Pod<'_>, ingress: Ingress<'_>, admin: Option<&str>) {
         let (ips, ports) = (pod.ips.clone(), pod.ports.clone());
         let Ingress { policy, bridge } = ingress;
         let [bridge, admin] = [bridge, admin].map(|name| name.map(str::to_owned));
         let record = Record { backend, ips, ports, policy, bridge, admin };
-        KEPT.keep(pod.owner.attachment(), record);
+        KEPT.keep(pod.owner, record);
     }
 
-    fn pod(&self, owner: names::Owner<'_>) -> Pod {
-        let pod = Pod::new(Owner::new(owner), self.ips.iter().copied());
-        pod.with_ports(self.ports.iter().cloned())
+    fn pod<'a>(&self, owner: Owner<'a>) -> Pod<'a> {
+        Pod { owner, ips: self.ips.clone(), ports: self.ports.clone() }
     }
 
     fn ingress(&self) -> Ingress<'_> {
@@ -68,22 +61,22 @@ impl Record {
 
 /// For [`super::heal`].
 pub(super) const FEATURE: Feature =
-    Feature { kept: KEPT, layouts: nftables::layouts, restore: nftables::restore };
+    Feature { kept: KEPT, layouts: nft::layouts, restore: nft::restore };
 
 /// An attachment and its addresses.
 #[derive(Clone, Debug)]
-pub struct Pod {
-    /// Whose the rules are.
-    pub owner: Owner,
+pub struct Pod<'a> {
+    /// The owner of the rules.
+    pub owner: Owner<'a>,
     /// Each address once; on DEL none if they are unknown.
     pub ips: Vec<IpAddr>,
     /// The host's ends: ports of the bridge.
     pub ports: Vec<String>,
 }
 
-impl Pod {
+impl<'a> Pod<'a> {
     /// The attachment `owner` with `ips`, duplicates left out.
-    pub fn new(owner: Owner, ips: impl IntoIterator<Item = IpAddr>) -> Pod {
+    pub fn new(owner: Owner<'a>, ips: impl IntoIterator<Item = IpAddr>) -> Pod<'a> {
         let mut once: Vec<IpAddr> = Vec::new();
         for ip in ips {
             if !once.contains(&ip) {
@@ -95,7 +88,7 @@ impl Pod {
 
     /// With the host's ends.
     #[must_use]
-    pub fn with_ports(mut self, ports: impl IntoIterator<Item = String>) -> Pod {
+    pub fn with_ports(mut self, ports: impl IntoIterator<Item = String>) -> Pod<'a> {
         self.ports = ports.into_iter().collect();
         self
     }
@@ -109,7 +102,7 @@ pub enum Policy {
     Open,
     /// The bridge's own containers, and everybody who is on no bridge with a policy.
     SameBridge,
-    /// Nobody on a bridge with a policy, not even the neighbours.
+    /// No container on a bridge with a policy, the neighbours on the same bridge included.
     Isolated,
 }
 
@@ -148,13 +141,13 @@ pub struct Ingress<'a> {
 /// how many addresses and bridges that were. Without iptables everything stays.
 pub(super) fn hand_over(filter: &PacketFilter) -> Result<HandedOver> {
     if let Some(nft) = filter.nft_if_present()? {
-        let content = nftables::content(nft)?;
-        handover::make_ownerless(&content)?;
-        nftables::clear(nft)?;
-        handover::forget_owners(filter)?;
+        let content = nft::content(nft)?;
+        reference::make_ownerless(&content)?;
+        nft::clear(nft)?;
+        reference::forget_owners(filter)?;
         return Ok(HandedOver::all(content.ips.len() + content.bridges.len()));
     }
-    handover::forget_owners(filter).map(|()| HandedOver::default())
+    reference::forget_owners(filter).map(|()| HandedOver::default())
 }
 
 /// An object that CHECK did not find.

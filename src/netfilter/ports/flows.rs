@@ -6,7 +6,6 @@ use std::net::IpAddr;
 
 use super::{Mapping, Target};
 use crate::log;
-use crate::netfilter::backend::Family;
 use crate::netlink::conntrack::{Conntrack, Flow, Flows};
 use crate::netlink::nftables::{L4, RuleInfo};
 use crate::netlink::{self, Netlink};
@@ -20,9 +19,8 @@ pub fn lead_to(targets: &[Target], mappings: &[Mapping], host: &Netlink) {
         if mapped.is_empty() {
             continue;
         }
-        let flows = if target.family() == Family::V4 { Flows::V4 } else { Flows::V6 };
         let mut local = HashMap::new();
-        forget(flows, |flow| {
+        forget(Flows::All(target.family()), |flow| {
             let mut is_local =
                 || *local.entry(flow.daddr).or_insert_with_key(|a| host.is_local(*a));
             let Flow { daddr, dport, server } = *flow;
@@ -45,11 +43,7 @@ pub(super) fn served_by(rule: &RuleInfo) -> Option<IpAddr> {
     let udp = rule.values.contains(&vec![L4::Udp.number()]);
     let dnat = rule.expressions.last().is_some_and(|kind| kind == "nat");
     // The address is loaded behind all that is compared, and before the port.
-    let addr = rule.values.iter().rev().find_map(|value| match value.len() {
-        4 => <[u8; 4]>::try_from(value.as_slice()).ok().map(IpAddr::from),
-        16 => <[u8; 16]>::try_from(value.as_slice()).ok().map(IpAddr::from),
-        _ => None,
-    });
+    let addr = rule.values.iter().rev().find_map(|value| netlink::ip(value));
     addr.filter(|_| udp && dnat)
 }
 

@@ -8,11 +8,11 @@
 //! | --- | --- | --- |
 //! | `any4`, `any6` | protocol . port : address . port | a port on every local address |
 //! | `host4`, `host6` | address . protocol . port : address . port | on one; it wins over `any` |
-//! | `mapped4`, `mapped6` | container : goto `from-..` | whose clients' source is translated |
-//! | `attachments` | hash . hash : count | how many elements above are whose |
+//! | `mapped4`, `mapped6` | container : goto `from-..` | containers whose clients' source is translated |
+//! | `attachments` | hash . hash : count | the number of an attachment's elements above |
 //!
-//! The chain `from-10.1.2.0/24` translates the source of clients from there and from the host's
-//! loopback addresses, `from-all` that of all; they come with the first element that leads there.
+//! The chain `from-10.1.2.0/24` translates the source of clients in that subnet and of the host's
+//! loopback addresses, `from-all` the source of all clients; a chain comes with the first element that leads to it.
 
 use std::net::Ipv4Addr;
 
@@ -22,8 +22,7 @@ use super::{Snat, Target};
 use crate::netfilter::backend::Family;
 use crate::netfilter::layout::Layout;
 use crate::netlink::nftables::{
-    CT_STATUS_DNAT, Chain, DSTNAT, Data, Element, Field, Hook, Rule, SRCNAT, Set, Table, Type,
-    Verdict,
+    CT_STATUS_DNAT, Chain, DSTNAT, Element, Field, Hook, Rule, SRCNAT, Set, Table, Type, Verdict,
 };
 
 pub(super) const TABLE: Table<'_> =
@@ -86,10 +85,10 @@ impl Sets {
 /// The table as it has to be.
 pub(super) fn layout() -> Layout {
     let entry = || {
-        let rule = Rule::new().daddr_is_local().jump(HOSTPORTS.name());
+        let rule = Rule::new().daddr_is_local().jump(HOSTPORTS.name);
         vec![rule.comment("only what is sent to this host")]
     };
-    let conditional = Rule::new().verdict(Verdict::Continue).comment("mappings with conditions");
+    let conditional = Rule::new().verdict(&Verdict::CONTINUE).comment("mappings with conditions");
     Layout {
         table: TABLE,
         sets: Sets::all().chain([ATTACHMENTS]).collect(),
@@ -107,7 +106,7 @@ pub(super) fn layout() -> Layout {
 fn translate() -> Vec<Rule> {
     let (proto, port) = (Field::L4proto, Field::Dport);
     vec![
-        Rule::new().jump(CONDITIONAL.name()).comment("under conditions"),
+        Rule::new().jump(CONDITIONAL.name).comment("under conditions"),
         Rule::new().dnat_by(&[Field::IpDaddr, proto, port], V4.host).comment("one address"),
         Rule::new().dnat_by(&[proto, port], V4.any).comment("any address"),
         Rule::new().dnat_by(&[Field::Ip6Daddr, proto, port], V6.host).comment("one IPv6 address"),
@@ -152,8 +151,7 @@ fn from_rules(chain: &str) -> Option<Vec<Rule>> {
 
 /// Whose source is translated in such a chain, as ADD was told.
 pub(super) fn snat_of(element: &Element) -> Option<Snat> {
-    let Some(Data::Verdict(Verdict::Goto(chain))) = &element.data else { return None };
-    let all = chain.strip_prefix(FROM)? == "all";
+    let all = element.leads_to()?.strip_prefix(FROM)? == "all";
     Some(if all { Snat::Always } else { Snat::WhereNeeded })
 }
 

@@ -2,25 +2,19 @@
 //!
 //! | file | |
 //! | --- | --- |
-//! | `kept.rs` | what a flush took from iptables |
 //! | `layout.rs` | our table of nftables: chains of constant size, one map element per port |
-//! | `maps.rs` | a container's elements in it: add, verify, delete, collect |
+//! | `nft.rs` | a container's elements in it: add, verify, delete, collect |
 //! | `conditions.rs` | more conditions for mappings, in nft's words |
-//! | `chains.rs` | the chains of iptables, as the reference plugin has them |
-//! | `rules.rs` | the rules in them |
-//! | `former.rs` | the nftables rules that the reference plugin makes, to delete them, and to hand over to it |
-//! | `watch.rs` | waiting for a port that is about to be given up |
+//! | `iptables/` | the chains of iptables, as the reference plugin has them, and the rules in them |
+//! | `reference.rs` | the nftables rules that the reference plugin makes, to delete them, and to hand over to it |
 //! | `flows.rs` | connections that a mapping, or its end, must not leave as they are |
 
-pub mod chains;
 pub mod conditions;
 pub mod flows;
-pub mod former;
-pub(super) mod kept;
+pub mod iptables;
 mod layout;
-pub mod maps;
-mod rules;
-mod watch;
+pub mod nft;
+pub mod reference;
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -31,16 +25,15 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use self::conditions::Conditions;
-pub use self::rules::Options;
-pub use self::watch::Watch;
+pub use self::iptables::{Options, Wanted};
 use super::backend::{Backend, Family, PacketFilter};
-use super::handover::HandedOver;
+use super::handed_over::{HandedOver, replace_table};
 use super::layout::{Change, Feature};
-use super::localhost;
 use super::names::Owner;
+use super::{Repair, localhost};
 use crate::attachment::{Keepsake, Kept};
 use crate::error::{Error, Result};
-use crate::netlink::nftables::{self, Batch, L4, Nft};
+use crate::netlink::nftables::{L4, Nft};
 
 /// Where on the host a mapping listens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -76,7 +69,7 @@ impl Mapping {
         }
     }
 
-    /// The one address that it is for.
+    /// The host's address, if the mapping listens on one address alone.
     pub fn address(&self) -> Option<IpAddr> {
         if let Listen::Address(addr) = self.listen { Some(addr) } else { None }
     }
@@ -87,8 +80,8 @@ impl Mapping {
 pub enum Snat {
     /// None: the container sees every client's own address.
     Never,
-    /// Those whose answers would not come back this way otherwise: from the host's loopback
-    /// addresses, and from containers on the same link.
+    /// Clients whose answers would not come back through the host otherwise: the host's loopback
+    /// addresses, and containers on the same link.
     WhereNeeded,
     /// All.
     Always,
@@ -143,7 +136,7 @@ pub const KEPT: Kept = Kept::of("portmap");
 
 /// All of what is forwarded to an attachment, and how.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct Record<'a> {
+pub struct Record<'a> {
     backend: Backend,
     mappings: Cow<'a, [Mapping]>,
     targets: Cow<'a, [Target]>,
@@ -151,14 +144,25 @@ struct Record<'a> {
     conditions: Cow<'a, Conditions>,
     /// With iptables.
     options: Option<Options<'a>>,
+    /// Whether 127.0.0.1 of the host leads to the container, by `route_localnet`.
+    localnet: bool,
 }
 
-/// Keeps what is about to be made, so that it comes back after a flush.
-pub fn keep(backend: Backend, forward: &Forward<'_>, options: Option<Options<'_>>) {
+impl Record<'_> {
+    fn forward<'a>(&'a self, owner: Owner<'a>) -> Forward<'a> {
+        let (mappings, targets, conditions) = (&self.mappings, &self.targets, &self.conditions);
+        Forward { owner, mappings, targets, snat: self.snat, conditions }
+    }
+}
+
+/// Keeps what is about to be made, so that it comes back after a flush. `localnet`: whether 127.0.0.1 of
+/// the host leads to the container, by `route_localnet`.
+pub fn keep(backend: Backend, forward: &Forward<'_>, options: Option<Options<'_>>, localnet: bool) {
     let Forward { owner, snat, .. } = *forward;
     let (mappings, targets) = (forward.mappings.into(), forward.targets.into());
     let conditions = Cow::Borrowed(forward.conditions);
-    KEPT.keep(owner, Record { backend, mappings, targets, snat, conditions, options });
+    let record = Record { backend, mappings, targets, snat, conditions, options, localnet };
+    KEPT.keep(owner, record);
 }
 
 /// For [`super::heal`].
@@ -167,11 +171,8 @@ pub(super) const FEATURE: Feature =
 
 fn restore(change: &mut Change<'_>) {
     for kept in change.living::<Record<'static>>(KEPT) {
-        let Record { backend, mappings, targets, snat, conditions, .. } = &kept.content;
-        if *backend == Backend::Nftables {
-            let owner = kept.owner();
-            let (snat, conditions) = (*snat, conditions.as_ref());
-            maps::restore(change, &Forward { owner, mappings, targets, snat, conditions });
+        if kept.content.backend == Backend::Nftables {
+            nft::restore(change, &kept.content.forward(kept.owner()));
         }
     }
 }
@@ -188,13 +189,13 @@ pub fn damage(filter: &PacketFilter) -> Result<Option<String>> {
         None => localhost::damage(filter)?,
         damage => damage,
     };
-    damage.map_or_else(kept::damage, |text| Ok(Some(text)))
+    damage.map_or_else(|| iptables::RECORDS.damage(), |text| Ok(Some(text)))
 }
 
-/// Restores everything that somebody flushed if port mappings are missed.
+/// Restores everything that was flushed if port mappings are missing.
 pub fn heal(filter: &PacketFilter) -> Result<()> {
     if KEPT.is_used() && damage(filter)?.is_some() {
-        super::heal(filter)?;
+        super::heal(filter, Repair::Restore)?;
     }
     Ok(())
 }
@@ -202,7 +203,7 @@ pub fn heal(filter: &PacketFilter) -> Result<()> {
 /// Deletes what an attachment has in every layout and back end, when nothing else is known of it.
 pub fn reclaim(filter: &PacketFilter, owner: Owner<'_>) -> Result<()> {
     KEPT.remove(owner)?;
-    let in_chains = chains::del(filter, owner, None);
+    let in_chains = iptables::del(filter, owner, &[]);
     let mut servers = match filter.nft_if_present()? {
         Some(nft) => del(nft, owner, &[], &[])?,
         None => BTreeSet::new(),
@@ -219,33 +220,24 @@ pub fn del(
     mappings: &[Mapping],
     addrs: &[IpAddr],
 ) -> Result<BTreeSet<IpAddr>> {
-    let mut servers = maps::del(nft, owner, mappings, addrs)?;
-    servers.extend(former::del(nft, owner.id)?);
+    let mut servers = nft::del(nft, owner, mappings, addrs)?;
+    servers.extend(reference::del(nft, owner.id)?);
     Ok(servers)
 }
 
-/// Rewrites our layout on `nf_tables` into the reference's, at one blow; how many rules that are.
+/// Rewrites our layout on `nf_tables` into the reference's; how many rules that are.
 pub(super) fn hand_over(nft: &Nft) -> Result<HandedOver> {
-    let mut handed = HandedOver::default();
-    nft.update(|nft| {
-        let mut batch = Batch::new();
-        handed = HandedOver::default();
-        if !nft.has_table(layout::TABLE)? {
-            return Ok(batch);
-        }
-        for (family, table) in
-            [(Family::V4, nftables::Family::Ip), (Family::V6, nftables::Family::Ip6)]
-        {
-            let rules = former::read(nft, family, &mut handed)?;
+    replace_table(nft, layout::TABLE, |nft, batch| {
+        let mut handed = HandedOver::default();
+        for family in Family::BOTH {
+            let rules = reference::read(nft, family, &mut handed)?;
             if !rules.is_empty() {
-                former::make(&mut batch, table, &rules);
+                reference::make(batch, family, &rules);
             }
         }
         handed.conditional = nft.dump_rules(layout::CONDITIONAL)?.len().saturating_sub(1);
-        batch.del_table(layout::TABLE);
-        Ok(batch)
-    })?;
-    Ok(handed)
+        Ok(handed)
+    })
 }
 
 /// A port as people write it: `8080/tcp`, `192.0.2.1:8080/tcp`.
@@ -267,16 +259,16 @@ impl fmt::Display for HostPort {
 #[derive(Clone, Debug)]
 pub struct Taken {
     port: HostPort,
-    /// Who has it, as far as that is written there.
+    /// The owner of the port, as far as the rules tell.
     pub by: Holder,
 }
 
-/// Who has a port.
+/// The owner of a port.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Holder {
     /// The [instance](Owner::instance), if the rules tell.
     pub instance: String,
-    /// The container; empty if that cannot be told.
+    /// The container; empty if unknown.
     pub id: String,
     /// Its network; long names are cut.
     pub network: String,

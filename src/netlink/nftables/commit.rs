@@ -15,11 +15,9 @@ use super::super::packet::{Attr, Message, attrs};
 use super::super::request::{ext_ack, failure};
 use super::super::socket::LIMIT;
 use super::batch::{Batch, Change};
-use super::{Nft, SUBSYSTEM, kind};
-
-const BATCH_BEGIN: u16 = 0x10;
-const BATCH_END: u16 = 0x11;
-const BATCH_GENID: u16 = 1;
+#[cfg_attr(not(test), expect(clippy::wildcard_imports, reason = "the kernel's names"))]
+use super::uapi::*;
+use super::{Nft, kind};
 
 /// Where in the message the kernel found fault.
 const NLMSGERR_ATTR_OFFS: u16 = 2;
@@ -43,12 +41,12 @@ impl Nft {
     }
 
     /// Makes all changes, or none of them if there was another change since this
-    /// [generation](super::Look::generation): `ERESTART`.
+    /// [generation](super::read::Look::generation): `ERESTART`.
     pub fn commit_at(&self, batch: Batch, generation: u32) -> Result<()> {
         self.commit_to(batch, Some(generation))
     }
 
-    /// Makes the changes that `plan` finds to be necessary, provided nobody changed anything
+    /// Makes the changes that `plan` finds to be necessary, provided no process changed anything
     /// since it looked; else it looks again.
     pub fn update(&self, mut plan: impl FnMut(&Nft) -> Result<Batch>) -> Result<()> {
         let mut outcome = Ok(());
@@ -121,23 +119,23 @@ impl Nft {
     /// all did, and thousands of acknowledgements would not fit in the socket's buffer.
     fn envelope(&self, changes: &[Change], first: u32, generation: Option<u32>) -> Vec<u8> {
         let mut wire = Vec::new();
-        let (flags, resource) = (NLM_F_REQUEST, SUBSYSTEM);
+        let (flags, resource) = (NLM_F_REQUEST, NFNL_SUBSYS_NFTABLES);
         let edge = |kind, sequence| Header { kind, flags, sequence, family: 0, resource };
         let mut begin = Attributes::new();
         if let Some(id) = generation {
-            begin.be32(BATCH_GENID, id);
+            begin.be32(NFNL_BATCH_GENID, id);
         }
-        edge(BATCH_BEGIN, first).write(&begin.into_bytes(), &mut wire);
+        edge(NFNL_MSG_BATCH_BEGIN, first).write(&begin.into_bytes(), &mut wire);
         let mut sequence = first;
         for (at, change) in changes.iter().enumerate() {
             sequence += 1;
-            let message = change.destroy.filter(|_| self.destroys.get()).unwrap_or(change.kind);
+            let message = change.destroy.filter(|_| self.destroys.get()).unwrap_or(change.message);
             let ack = if at + 1 == changes.len() { NLM_F_ACK } else { 0 };
             let flags = NLM_F_REQUEST | change.flags | ack;
             let (kind, family) = (kind(message), change.family);
             Header { kind, flags, sequence, family, resource: 0 }.write(&change.body, &mut wire);
         }
-        edge(BATCH_END, sequence + 1).write(&[], &mut wire);
+        edge(NFNL_MSG_BATCH_END, sequence + 1).write(&[], &mut wire);
         wire
     }
 }
@@ -150,7 +148,7 @@ impl Refusals {
     /// Notes what `message` says; whether it is the acknowledgement of the last change.
     fn take(&mut self, message: &Message, first: u32, count: usize) -> bool {
         let NetlinkPayload::Error(error) = &message.payload else { return false };
-        // Those of an earlier batch wrap to something large.
+        // The sequence numbers of an earlier batch wrap to large numbers.
         let at = message.header.sequence_number.wrapping_sub(first) as usize;
         let Some(code) = error.code else { return at == count };
         let extra = ext_ack(message.header.flags, &error.header);

@@ -4,15 +4,11 @@ use std::fmt;
 
 use super::super::attribute::Attributes;
 use super::expr::{Verdict, write_value};
+use super::object::{DataType, Set, named};
+#[cfg_attr(not(test), expect(clippy::wildcard_imports, reason = "the kernel's names"))]
+use super::uapi::*;
 use super::userdata;
-use super::value::Key;
-
-pub(super) const ELEM_KEY: u16 = 1;
-pub(super) const ELEM_DATA: u16 = 2;
-pub(super) const ELEM_USERDATA: u16 = 6;
-pub(super) const ELEM_KEY_END: u16 = 10;
-
-const LIST_ELEM: u16 = 1;
+use super::value::{Key, Type};
 
 /// An element's datum.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,13 +19,34 @@ pub enum Data {
     Verdict(Verdict),
 }
 
-/// An element of a set or map.
+/// The comment of [sentinels](Set::sentinel); no owner's begins like this.
+pub(super) const SENTINEL: &str = "cnibox: not flushed";
+
+impl Set<'static> {
+    /// The element with this key, without data.
+    pub fn element(self, key: impl Into<Key>) -> Element {
+        Element { set: self, key: key.into(), data: None, comment: None }
+    }
+
+    /// An element that no packet matches: as long as it is there the set was not flushed.
+    pub fn sentinel(self) -> Element {
+        let unmatched = |types: &[Type]| Key(types.iter().map(|part| part.unmatched()).collect());
+        let data = self.data.map(|data| match data {
+            DataType::Values(types) => Data::Values(unmatched(types)),
+            DataType::Verdict => Data::Verdict(Verdict::CONTINUE),
+        });
+        Element { data, ..self.element(unmatched(self.key)).comment(SENTINEL) }
+    }
+}
+
+/// An element of a set or map, made by [`Set::element`].
+#[must_use]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Element {
-    /// What is looked up; the first of a range, such as others may have made.
+    /// The set or map that it is in.
+    pub set: Set<'static>,
+    /// What is looked up.
     pub key: Key,
-    /// The last of a range.
-    pub end: Option<Key>,
     /// What a map gives.
     pub data: Option<Data>,
     /// The comment that nft shows.
@@ -37,65 +54,52 @@ pub struct Element {
 }
 
 impl Element {
-    /// An element of a set.
-    pub fn new(key: impl Into<Key>) -> Element {
-        Element { key: key.into(), end: None, data: None, comment: None }
-    }
-
     /// `: value`, for a map.
-    #[must_use]
     pub fn to(mut self, value: impl Into<Key>) -> Element {
         self.data = Some(Data::Values(value.into()));
         self
     }
 
     /// `: verdict`, for a verdict map.
-    #[must_use]
     pub fn verdict(mut self, verdict: Verdict) -> Element {
         self.data = Some(Data::Verdict(verdict));
         self
     }
 
-    /// The chain that it sends packets to.
-    pub fn leads_to(&self) -> Option<&str> {
-        match &self.data {
-            Some(Data::Verdict(Verdict::Goto(chain) | Verdict::Jump(chain))) => Some(chain),
-            _ => None,
-        }
-    }
-
     /// With a comment.
-    #[must_use]
     pub fn comment(mut self, text: impl Into<String>) -> Element {
         self.comment = Some(text.into());
         self
     }
-}
 
-/// Writing.
-impl Element {
-    /// As an entry of a list.
-    pub(super) fn write(&self, list: &mut Attributes) {
-        list.nest(LIST_ELEM, |elem| {
-            elem.nest(ELEM_KEY, |d| write_value(d, &self.key.bytes()));
-            match &self.data {
+    /// The chain that it sends packets to.
+    pub fn leads_to(&self) -> Option<&str> {
+        let Some(Data::Verdict(verdict)) = &self.data else { return None };
+        verdict.chain.as_deref()
+    }
+
+    /// The attributes that find or delete it, or, with data and comment, add it.
+    pub(super) fn write(&self, whole: bool) -> Attributes {
+        let mut body = named(self.set.table, NFTA_SET_ELEM_LIST_SET, self.set.name);
+        let fill = |elem: &mut Attributes| {
+            elem.nest(NFTA_SET_ELEM_KEY, |d| write_value(d, &self.key.bytes()));
+            match self.data.as_ref().filter(|_| whole) {
                 Some(Data::Values(values)) => {
-                    elem.nest(ELEM_DATA, |d| write_value(d, &values.bytes()));
+                    elem.nest(NFTA_SET_ELEM_DATA, |d| write_value(d, &values.bytes()));
                 }
                 Some(Data::Verdict(verdict)) => {
-                    elem.nest(ELEM_DATA, |d| verdict.write(d));
+                    elem.nest(NFTA_SET_ELEM_DATA, |d| verdict.write(d));
                 }
                 None => {}
             }
-            if let Some(comment) = &self.comment {
-                elem.bytes(ELEM_USERDATA, &userdata::comment(comment));
+            if let Some(comment) = self.comment.as_ref().filter(|_| whole) {
+                elem.bytes(NFTA_SET_ELEM_USERDATA, &userdata::comment(comment));
             }
+        };
+        body.nest(NFTA_SET_ELEM_LIST_ELEMENTS, |list| {
+            list.nest(NFTA_LIST_ELEM, fill);
         });
-    }
-
-    /// The key alone: what deletes or finds the element.
-    pub(super) fn bare(&self) -> Element {
-        Element { data: None, comment: None, ..self.clone() }
+        body
     }
 }
 

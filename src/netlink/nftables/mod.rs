@@ -3,26 +3,7 @@
 //! [`Nft`] is a socket in one network namespace. Changes are collected in a [`Batch`] and happen
 //! together with [`Nft::commit`], or not at all; nothing needs a lock, because the kernel takes
 //! one batch after the other. Objects are constants that say how they are made, so that a batch
-//! can ensure what it needs at no cost:
-//!
-//! ```no_run
-//! use cnibox::netlink::nftables::{Batch, Chain, Element, Field, Hook, L4, Nft, Rule, SRCNAT};
-//! use cnibox::netlink::nftables::{Set, Table, Type};
-//!
-//! const CNIBOX: Table<'_> = Table::inet("cnibox");
-//! const POSTROUTING: Chain<'_> = CNIBOX.chain("postrouting").nat(Hook::Postrouting, SRCNAT);
-//! const PODS: Set<'_> = CNIBOX.set("pods", &[Type::Ipv4Addr]);
-//!
-//! # fn main() -> cnibox::netlink::Result<()> {
-//! let mut batch = Batch::new();
-//! batch.ensure_table(CNIBOX).ensure_chain(POSTROUTING).ensure_set(PODS);
-//! batch.flush_chain(POSTROUTING);
-//! batch.append_rule(POSTROUTING, &Rule::new().in_set(&[Field::IpSaddr], PODS).masquerade());
-//! let pod = Element::new(std::net::Ipv4Addr::new(10, 1, 0, 5)).comment("net: pods");
-//! batch.ensure_element(PODS, &pod);
-//! Nft::open()?.commit(batch)
-//! # }
-//! ```
+//! can ensure the objects that it needs at no cost.
 //!
 //! | file | |
 //! | --- | --- |
@@ -32,6 +13,7 @@
 //! | `batch.rs`, `commit.rs` | changes, and making them |
 //! | `read.rs` | what is there |
 //! | `userdata.rs` | comments |
+//! | `uapi.rs` | the kernel's constants |
 
 mod batch;
 mod commit;
@@ -42,31 +24,28 @@ pub(super) mod read;
 mod rule;
 #[cfg(test)]
 mod tests;
+pub(super) mod uapi;
 mod userdata;
 mod value;
 
 use std::cell::Cell;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Instant;
-
-use nix::libc::NFNLGRP_NFTABLES;
 
 pub use self::batch::Batch;
 pub use self::element::{Data, Element};
 pub use self::expr::{Field, Verdict};
 pub use self::object::{Chain, DSTNAT, FILTER, Family, Hook, RAW, SRCNAT, Set, Table};
-pub use self::read::{ChainInfo, Look, RuleInfo};
+pub use self::read::RuleInfo;
 pub use self::rule::{CT_STATUS_DNAT, CtState, Rule};
+use self::uapi::{NFNL_SUBSYS_NFTABLES, NFNLGRP_NFTABLES};
 pub use self::value::{Key, L4, Type, Value};
 use super::error::Result;
 use super::netfilter::NfSocket;
-use crate::netns::Netns;
-
-/// `nf_tables` among netfilter's subsystems.
-const SUBSYSTEM: u16 = 10;
 
 /// The type of a message to the subsystem.
 fn kind(message: u16) -> u16 {
-    SUBSYSTEM << 8 | message
+    NFNL_SUBSYS_NFTABLES << 8 | message
 }
 
 /// A socket to the packet filter of one network namespace. Keep it for all of a call's work: to
@@ -81,12 +60,7 @@ pub struct Nft {
 impl Nft {
     /// A socket in the calling thread's namespace.
     pub fn open() -> Result<Nft> {
-        Ok(Nft::from_socket(NfSocket::open()?))
-    }
-
-    /// A socket in `ns`.
-    pub fn open_in(ns: &Netns) -> Result<Nft> {
-        Ok(Nft::from_socket(NfSocket::open_in(ns)?))
+        Ok(Nft { socket: NfSocket::open()?, destroys: Cell::new(true) })
     }
 
     /// A socket that hears of every change of rules in the calling thread's namespace.
@@ -99,15 +73,18 @@ impl Nft {
         joined.map_err(|e| e.doing("watch", || "nf_tables".to_owned()))?;
         Ok(Watch(nft))
     }
-
-    fn from_socket(socket: NfSocket) -> Nft {
-        Nft { socket, destroys: Cell::new(true) }
-    }
 }
 
 /// Hears of changes, by whatever program.
 #[derive(Debug)]
 pub struct Watch(Nft);
+
+/// Readable when there was a change.
+impl AsFd for Watch {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.socket.socket.as_fd()
+    }
+}
 
 impl Watch {
     /// Waits for a change; whether there was one before `until`.

@@ -2,39 +2,42 @@
 
 use std::fmt;
 
-use super::element::Element;
-use super::expr::Verdict;
-use super::value::{Key, Type};
+use nix::libc;
+
+use super::super::attribute::Attributes;
+use super::super::family;
+#[cfg_attr(not(test), expect(clippy::wildcard_imports, reason = "the kernel's names"))]
+use super::uapi::*;
+use super::userdata;
+use super::value::{Type, byteorder, length, type_number};
 
 /// Priority of chains that change destinations; `dstnat` to nft.
-pub const DSTNAT: i32 = -100;
+pub const DSTNAT: i32 = NF_IP_PRI_NAT_DST;
 /// Priority of chains that change sources; `srcnat` to nft.
-pub const SRCNAT: i32 = 100;
+pub const SRCNAT: i32 = NF_IP_PRI_NAT_SRC;
 /// Priority of filters; `filter` to nft.
-pub const FILTER: i32 = 0;
+pub const FILTER: i32 = NF_IP_PRI_FILTER;
 /// Priority before connection tracking; `raw` to nft.
-pub const RAW: i32 = -300;
+pub const RAW: i32 = NF_IP_PRI_RAW;
 
 /// What traffic a table sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Family {
     /// IPv4 and IPv6.
-    Inet,
+    Inet = NFPROTO_INET as isize,
     /// IPv4.
-    Ip,
+    Ip = NFPROTO_IPV4 as isize,
     /// IPv6.
-    Ip6,
+    Ip6 = NFPROTO_IPV6 as isize,
     /// Frames that pass a bridge.
-    Bridge,
+    Bridge = NFPROTO_BRIDGE as isize,
 }
 
-impl Family {
-    pub(super) const fn number(self) -> u8 {
-        match self {
-            Family::Inet => 1,
-            Family::Ip => 2,
-            Family::Bridge => 7,
-            Family::Ip6 => 10,
+impl From<family::Family> for Family {
+    fn from(family: family::Family) -> Family {
+        match family {
+            family::Family::V4 => Family::Ip,
+            family::Family::V6 => Family::Ip6,
         }
     }
 }
@@ -51,6 +54,7 @@ impl fmt::Display for Family {
 }
 
 /// A table.
+#[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Table<'a> {
     pub(super) family: Family,
@@ -70,7 +74,6 @@ impl<'a> Table<'a> {
     }
 
     /// With a comment, where the kernel (5.10) keeps one.
-    #[must_use]
     pub const fn comment(mut self, text: &'a str) -> Table<'a> {
         self.comment = Some(text);
         self
@@ -83,7 +86,7 @@ impl<'a> Table<'a> {
 
     /// The set `name` of this table.
     pub const fn set(self, name: &'a str, key: &'a [Type]) -> Set<'a> {
-        Set { table: self, name, key, data: None, comment: None }
+        Set { table: self, name, key, data: None }
     }
 
     /// The map `name` of this table from `key` to `data`.
@@ -103,52 +106,41 @@ impl fmt::Display for Table<'_> {
     }
 }
 
-/// Where in a packet's way a base chain is.
+/// The hook of a base chain, by its number in `linux/netfilter.h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hook {
-    /// Just arrived.
-    Prerouting,
-    /// For this host.
-    Input,
-    /// Passing through.
-    Forward,
-    /// Made by this host.
-    Output,
-    /// About to leave.
-    Postrouting,
-}
-
-impl Hook {
-    pub(super) const fn number(self) -> u32 {
-        self as u32
-    }
+    Prerouting = libc::NF_INET_PRE_ROUTING as isize,
+    Forward = libc::NF_INET_FORWARD as isize,
+    Output = libc::NF_INET_LOCAL_OUT as isize,
+    Postrouting = libc::NF_INET_POST_ROUTING as isize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Base {
-    pub(super) kind: &'static str,
-    pub(super) hook: Hook,
-    pub(super) priority: i32,
+    kind: &'static str,
+    hook: Hook,
+    priority: i32,
 }
 
 /// A chain.
+#[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chain<'a> {
-    pub(super) table: Table<'a>,
-    pub(super) name: &'a str,
-    pub(super) base: Option<Base>,
-    pub(super) comment: Option<&'a str>,
+    /// The table that it is in.
+    pub table: Table<'a>,
+    /// The name without the table.
+    pub name: &'a str,
+    base: Option<Base>,
+    comment: Option<&'a str>,
 }
 
 impl<'a> Chain<'a> {
     /// `type filter hook .. priority ..`
-    #[must_use]
     pub const fn filter(self, hook: Hook, priority: i32) -> Chain<'a> {
         self.base("filter", hook, priority)
     }
 
     /// `type nat hook .. priority ..`
-    #[must_use]
     pub const fn nat(self, hook: Hook, priority: i32) -> Chain<'a> {
         self.base("nat", hook, priority)
     }
@@ -159,20 +151,9 @@ impl<'a> Chain<'a> {
     }
 
     /// With a comment, where the kernel (5.10) keeps one.
-    #[must_use]
     pub const fn comment(mut self, text: &'a str) -> Chain<'a> {
         self.comment = Some(text);
         self
-    }
-
-    /// The table that it is in.
-    pub const fn table(&self) -> Table<'a> {
-        self.table
-    }
-
-    /// The name without the table.
-    pub const fn name(&self) -> &'a str {
-        self.name
     }
 }
 
@@ -188,53 +169,15 @@ pub(super) enum DataType<'a> {
     Verdict,
 }
 
-const SET_MAP: u32 = 0x8;
-
-/// The comment of [sentinels](Set::sentinel); no owner's begins like this.
-pub(super) const SENTINEL: &str = "cnibox: not flushed";
-
 /// A set, or a map: a set whose elements have data.
+#[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Set<'a> {
-    pub(super) table: Table<'a>,
+    /// The table that it is in.
+    pub table: Table<'a>,
     pub(super) name: &'a str,
     pub(super) key: &'a [Type],
     pub(super) data: Option<DataType<'a>>,
-    pub(super) comment: Option<&'a str>,
-}
-
-impl<'a> Set<'a> {
-    /// With a comment.
-    #[must_use]
-    pub const fn comment(mut self, text: &'a str) -> Set<'a> {
-        self.comment = Some(text);
-        self
-    }
-
-    /// An element that no packet matches: as long as it is there the set was not flushed.
-    pub fn sentinel(&self) -> Element {
-        let key = |types: &[Type]| Key(types.iter().map(|part| part.nobody()).collect());
-        let element = Element::new(key(self.key)).comment(SENTINEL);
-        match self.data {
-            Some(DataType::Values(types)) => element.to(key(types)),
-            Some(DataType::Verdict) => element.verdict(Verdict::Continue),
-            None => element,
-        }
-    }
-
-    pub(super) fn flags(&self) -> u32 {
-        if self.data.is_some() { SET_MAP } else { 0 }
-    }
-
-    /// The table that it is in.
-    pub const fn table(&self) -> Table<'a> {
-        self.table
-    }
-
-    /// Whether it is a map to verdicts.
-    pub const fn is_vmap(&self) -> bool {
-        matches!(self.data, Some(DataType::Verdict))
-    }
 }
 
 impl fmt::Display for Set<'_> {
@@ -242,4 +185,78 @@ impl fmt::Display for Set<'_> {
         let kind = if self.data.is_some() { "map" } else { "set" };
         write!(f, "{kind} {} {}", self.table, self.name)
     }
+}
+
+/// A table, chain or set as the kernel's messages have it.
+#[derive(Debug)]
+pub struct Object {
+    pub(super) family: Family,
+    /// `NFT_MSG_NEW..`, behind which are `NFT_MSG_GET..` and `NFT_MSG_DEL..`.
+    pub(super) message: u16,
+    /// The attributes that name it.
+    pub(super) name: Attributes,
+    /// The attributes that say how it is made.
+    pub(super) made: Attributes,
+    /// Kind and name, for an error.
+    pub(super) text: String,
+}
+
+impl From<Table<'_>> for Object {
+    fn from(table: Table<'_>) -> Object {
+        let (mut name, mut made) = (Attributes::new(), Attributes::new());
+        name.text(NFTA_TABLE_NAME, table.name);
+        made.be32(NFTA_TABLE_FLAGS, 0);
+        if let Some(comment) = table.comment {
+            made.bytes(NFTA_TABLE_USERDATA, &userdata::comment(comment));
+        }
+        let (family, text) = (table.family, format!("table {table}"));
+        Object { family, message: NFT_MSG_NEWTABLE, name, made, text }
+    }
+}
+
+impl From<Chain<'_>> for Object {
+    fn from(chain: Chain<'_>) -> Object {
+        let name = named(chain.table, NFTA_CHAIN_NAME, chain.name);
+        let mut made = Attributes::new();
+        if let Some(Base { kind, hook, priority }) = chain.base {
+            made.nest(NFTA_CHAIN_HOOK, |list| {
+                list.be32(NFTA_HOOK_HOOKNUM, hook as u32).be32(NFTA_HOOK_PRIORITY, priority);
+            });
+            made.text(NFTA_CHAIN_TYPE, kind);
+        }
+        if let Some(comment) = chain.comment {
+            made.bytes(NFTA_CHAIN_USERDATA, &userdata::comment(comment));
+        }
+        let text = format!("chain {chain}");
+        Object { family: chain.table.family, message: NFT_MSG_NEWCHAIN, name, made, text }
+    }
+}
+
+impl From<Set<'_>> for Object {
+    fn from(set: Set<'_>) -> Object {
+        let mut made = Attributes::new();
+        let flags = if set.data.is_some() { NFT_SET_MAP } else { 0 };
+        made.be32(NFTA_SET_FLAGS, flags);
+        made.be32(NFTA_SET_KEY_TYPE, type_number(set.key));
+        made.be32(NFTA_SET_KEY_LEN, length(set.key));
+        let data = set.data.map(|data| match data {
+            DataType::Values(types) => (type_number(types), length(types), byteorder(types)),
+            DataType::Verdict => (NFT_DATA_VERDICT, 0, 0),
+        });
+        if let Some((number, length, _)) = data {
+            made.be32(NFTA_SET_DATA_TYPE, number).be32(NFTA_SET_DATA_LEN, length);
+        }
+        let userdata = userdata::set(byteorder(set.key), data.map(|data| data.2));
+        made.bytes(NFTA_SET_USERDATA, &userdata);
+        let name = named(set.table, NFTA_SET_NAME, set.name);
+        let (family, text) = (set.table.family, set.to_string());
+        Object { family, message: NFT_MSG_NEWSET, name, made, text }
+    }
+}
+
+/// The attributes that name a table, and something in it.
+pub(super) fn named(table: Table<'_>, kind: u16, name: &str) -> Attributes {
+    let mut body = Attributes::new();
+    body.text(NFTA_TABLE_NAME, table.name).text(kind, name);
+    body
 }

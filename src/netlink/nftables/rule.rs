@@ -1,11 +1,4 @@
-//! Rules that read like nft's text:
-//!
-//! ```
-//! # use cnibox::netlink::nftables::Rule;
-//! # let pod = "10.1.0.5".parse().unwrap();
-//! # let net = "10.1.0.0/16".parse().unwrap();
-//! Rule::new().saddr(pod).daddr_not_in(net).masquerade().comment("net: pods");
-//! ```
+//! Rules that read like nft's text: `Rule::new().saddr(pod).daddr_not_in(net).masquerade()`.
 //!
 //! What nft adds on its own, such as `meta nfproto ipv4` before an IPv4 address in an inet table,
 //! is added here too.
@@ -16,10 +9,11 @@ use ipnet::IpNet;
 
 use super::super::Mac;
 use super::super::attribute::Attributes;
-use super::expr::{Compare, Expr, Field, Found, Verdict};
+use super::expr::{Field, Register, Verdict, compare, expression, load, register, write_value};
 use super::object::{DataType, Family, Set};
-use super::userdata;
-use super::value::{L4, Value, length};
+#[cfg_attr(not(test), expect(clippy::wildcard_imports, reason = "the kernel's names"))]
+use super::uapi::*;
+use super::value::{L4, Type, Value};
 
 /// A state of connection tracking, as a bit of `ct state`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,311 +22,280 @@ pub enum CtState {
     Established = 2,
     /// `related`
     Related = 4,
-    /// `new`
-    New = 8,
 }
 
 /// `ct status dnat`: the destination of the connection was translated.
 pub const CT_STATUS_DNAT: u32 = 0x20;
 
-/// `fib daddr type local`
-const RTN_LOCAL: u32 = 2;
+/// A part of a rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Step {
+    /// What the field depends on.
+    Requires(Field),
+    Expression(Attributes),
+}
 
 /// A rule: conditions, then what to do.
+#[must_use]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rule {
-    exprs: Vec<Expr>,
-    pub(super) comment: Option<String>,
+    steps: Vec<Step>,
+    /// The comment that nft shows.
+    pub comment: Option<String>,
 }
 
 /// Conditions.
 impl Rule {
     /// The rule that does nothing to everything.
-    #[must_use]
     pub fn new() -> Rule {
         Rule::default()
     }
 
-    fn with(mut self, exprs: impl IntoIterator<Item = Expr>) -> Rule {
-        self.exprs.extend(exprs);
+    fn requires(mut self, field: Field) -> Rule {
+        self.steps.push(Step::Requires(field));
         self
     }
 
+    fn then(mut self, expression: Attributes) -> Rule {
+        self.steps.push(Step::Expression(expression));
+        self
+    }
+
+    fn load(self, field: Field, to: Register) -> Rule {
+        self.requires(field).then(load(field, to))
+    }
+
     /// `field == value`
-    #[must_use]
     pub fn eq(self, field: Field, value: impl Into<Value>) -> Rule {
-        self.compare(field, Compare::Equal, value.into().bytes())
+        self.load(field, 0).then(compare(NFT_CMP_EQ, &value.into().bytes()))
     }
 
     /// `field != value`
-    #[must_use]
     pub fn ne(self, field: Field, value: impl Into<Value>) -> Rule {
-        self.compare(field, Compare::NotEqual, value.into().bytes())
+        self.load(field, 0).then(compare(NFT_CMP_NEQ, &value.into().bytes()))
     }
 
-    fn compare(self, field: Field, op: Compare, value: Vec<u8>) -> Rule {
-        self.with([Expr::Load(field, 0), Expr::Compare(op, value)])
-    }
-
-    /// `field & mask == value`, for marks and other numbers in host byte order.
-    #[must_use]
-    pub fn masked(self, field: Field, mask: u32, value: u32) -> Rule {
-        self.bits(field, mask).with([Expr::Compare(Compare::Equal, host(value))])
+    /// The first register becomes `value & mask`.
+    fn mask(self, mask: &[u8]) -> Rule {
+        self.then(expression("bitwise", |data| {
+            data.be32(NFTA_BITWISE_SREG, register(0)).be32(NFTA_BITWISE_DREG, register(0));
+            data.be32(NFTA_BITWISE_LEN, mask.len());
+            data.nest(NFTA_BITWISE_MASK, |d| write_value(d, mask));
+            data.nest(NFTA_BITWISE_XOR, |d| write_value(d, &vec![0; mask.len()]));
+        }))
     }
 
     /// Any of the bits is set: `ct status dnat`.
-    #[must_use]
     pub fn any_of(self, field: Field, bits: u32) -> Rule {
-        self.bits(field, bits).with([Expr::Compare(Compare::NotEqual, host(0))])
+        let (bits, none) = (bits.to_ne_bytes(), [0; 4]);
+        self.load(field, 0).mask(&bits).then(compare(NFT_CMP_NEQ, &none))
     }
 
-    fn bits(self, field: Field, mask: u32) -> Rule {
-        self.with([Expr::Load(field, 0), Expr::Bitwise(host(mask), host(0))])
-    }
-
-    fn prefix(self, field: Field, op: Compare, net: IpNet) -> Rule {
-        let network = Value::Ip(net.network()).bytes();
-        let rule = self.with([Expr::Load(field, 0)]);
-        let rule = if net.prefix_len() == net.max_prefix_len() {
-            rule
-        } else {
-            let mask = Value::Ip(net.netmask()).bytes();
-            let xor = vec![0; mask.len()];
-            rule.with([Expr::Bitwise(mask, xor)])
-        };
-        rule.with([Expr::Compare(op, network)])
+    fn prefix(self, [v4, v6]: [Field; 2], net: IpNet, op: c_int) -> Rule {
+        let mut rule = self.load(if net.addr().is_ipv4() { v4 } else { v6 }, 0);
+        if net.prefix_len() != net.max_prefix_len() {
+            rule = rule.mask(&Value::Ip(net.netmask()).bytes());
+        }
+        rule.then(compare(op, &Value::Ip(net.network()).bytes()))
     }
 
     /// `ip saddr` or `ip6 saddr`
-    #[must_use]
     pub fn saddr(self, addr: IpAddr) -> Rule {
-        self.eq(saddr(addr), addr)
+        self.saddr_in(addr.into())
     }
 
     /// `ip daddr` or `ip6 daddr`
-    #[must_use]
     pub fn daddr(self, addr: IpAddr) -> Rule {
-        self.eq(daddr(addr), addr)
+        self.daddr_in(addr.into())
     }
 
     /// `ip saddr net`
-    #[must_use]
     pub fn saddr_in(self, net: IpNet) -> Rule {
-        self.prefix(saddr(net.addr()), Compare::Equal, net)
+        self.prefix(SADDR, net, NFT_CMP_EQ)
     }
 
     /// `ip saddr != net`
-    #[must_use]
     pub fn saddr_not_in(self, net: IpNet) -> Rule {
-        self.prefix(saddr(net.addr()), Compare::NotEqual, net)
+        self.prefix(SADDR, net, NFT_CMP_NEQ)
     }
 
     /// `ip daddr net`
-    #[must_use]
     pub fn daddr_in(self, net: IpNet) -> Rule {
-        self.prefix(daddr(net.addr()), Compare::Equal, net)
+        self.prefix(DADDR, net, NFT_CMP_EQ)
     }
 
     /// `ip daddr != net`
-    #[must_use]
     pub fn daddr_not_in(self, net: IpNet) -> Rule {
-        self.prefix(daddr(net.addr()), Compare::NotEqual, net)
+        self.prefix(DADDR, net, NFT_CMP_NEQ)
     }
 
     /// `iifname "name"`
-    #[must_use]
     pub fn iifname(self, name: &str) -> Rule {
         self.eq(Field::Iifname, name)
     }
 
     /// `ether saddr mac`
-    #[must_use]
     pub fn ether_saddr(self, mac: Mac) -> Rule {
         self.eq(Field::EtherSaddr, mac)
     }
 
     /// `meta l4proto proto`
-    #[must_use]
     pub fn l4proto(self, proto: L4) -> Rule {
         self.eq(Field::L4proto, proto)
     }
 
     /// `tcp dport port`
-    #[must_use]
     pub fn dport(self, proto: L4, port: u16) -> Rule {
         self.l4proto(proto).eq(Field::Dport, port)
     }
 
     /// `ct state a,b`
-    #[must_use]
     pub fn ct_state(self, states: &[CtState]) -> Rule {
         let bits = states.iter().fold(0, |bits, state| bits | *state as u32);
         self.any_of(Field::CtState, bits)
     }
 
     /// `fib daddr type local`
-    #[must_use]
     pub fn daddr_is_local(self) -> Rule {
-        self.compare(Field::FibDaddrType, Compare::Equal, host(RTN_LOCAL))
+        let local = u32::from(RTN_LOCAL).to_ne_bytes();
+        self.load(Field::FibDaddrType, 0).then(compare(NFT_CMP_EQ, &local))
     }
 
     /// `a . b @set`
-    #[must_use]
     pub fn in_set(self, fields: &[Field], set: Set<'_>) -> Rule {
-        self.lookup(fields, set, Found::Match)
+        self.lookup(fields, set, |data| data)
     }
 
     /// `a . b != @set`
-    #[must_use]
     pub fn not_in_set(self, fields: &[Field], set: Set<'_>) -> Rule {
-        self.lookup(fields, set, Found::NoMatch)
+        self.lookup(fields, set, |data| data.be32(NFTA_LOOKUP_FLAGS, NFT_LOOKUP_F_INV))
     }
 
-    fn lookup(self, fields: &[Field], set: Set<'_>, found: Found) -> Rule {
+    fn lookup(
+        self,
+        fields: &[Field],
+        set: Set<'_>,
+        more: fn(&mut Attributes) -> &mut Attributes,
+    ) -> Rule {
         let mut at = 0;
-        let loads = fields.iter().map(|field| {
-            let load = Expr::Load(*field, at);
-            at += field.len().div_ceil(4);
-            load
-        });
-        let loads: Vec<Expr> = loads.collect();
         // What they depend on is compared in a register that they use.
-        let first = fields.iter().map(|field| Expr::Require(*field));
-        self.with(first).with(loads).with([Expr::Lookup(set.name.to_owned(), found)])
+        let rule = fields.iter().fold(self, |rule, field| rule.requires(*field));
+        let rule = fields.iter().fold(rule, |rule, field| {
+            let to = at;
+            at += field.registers();
+            rule.load(*field, to)
+        });
+        rule.then(expression("lookup", |data| {
+            data.text(NFTA_LOOKUP_SET, set.name).be32(NFTA_LOOKUP_SREG, register(0));
+            more(data);
+        }))
     }
 }
 
 /// Statements.
 impl Rule {
-    /// `counter`
-    #[must_use]
-    pub fn counter(self) -> Rule {
-        self.with([Expr::Counter])
-    }
-
     /// `accept`, `drop`, `jump chain`
-    #[must_use]
-    pub fn verdict(self, verdict: Verdict) -> Rule {
-        self.with([Expr::Verdict(verdict)])
+    pub fn verdict(self, verdict: &Verdict) -> Rule {
+        self.then(expression("immediate", |data| {
+            data.be32(NFTA_IMMEDIATE_DREG, NFT_REG_VERDICT);
+            data.nest(NFTA_IMMEDIATE_DATA, |d| verdict.write(d));
+        }))
     }
 
     /// `accept`
-    #[must_use]
     pub fn accept(self) -> Rule {
-        self.verdict(Verdict::Accept)
+        self.verdict(&Verdict::ACCEPT)
     }
 
     /// `drop`
-    #[must_use]
     pub fn drop(self) -> Rule {
-        self.verdict(Verdict::Drop)
+        self.verdict(&Verdict::DROP)
     }
 
     /// `return`
-    #[must_use]
     pub fn ret(self) -> Rule {
-        self.verdict(Verdict::Return)
+        self.verdict(&Verdict::RETURN)
     }
 
     /// `jump chain`
-    #[must_use]
     pub fn jump(self, chain: &str) -> Rule {
-        self.verdict(Verdict::Jump(chain.to_owned()))
+        self.verdict(&Verdict::jump(chain))
     }
 
     /// `goto chain`
-    #[must_use]
     pub fn goto(self, chain: &str) -> Rule {
-        self.verdict(Verdict::Goto(chain.to_owned()))
+        self.verdict(&Verdict::goto(chain))
     }
 
     /// `a . b vmap @map`
-    #[must_use]
     pub fn vmap(self, fields: &[Field], map: Set<'_>) -> Rule {
-        self.lookup(fields, map, Found::Verdict)
+        self.lookup(fields, map, |data| data.be32(NFTA_LOOKUP_DREG, NFT_REG_VERDICT))
     }
 
     /// `masquerade`
-    #[must_use]
     pub fn masquerade(self) -> Rule {
-        self.with([Expr::Masquerade])
+        self.then(expression("masq", |_| {}))
     }
 
-    /// `dnat ip to addr`, `dnat ip to addr:port`
-    #[must_use]
-    pub fn dnat(self, addr: IpAddr, port: Option<u16>) -> Rule {
+    fn immediate(self, value: &[u8], to: Register) -> Rule {
+        self.then(expression("immediate", |data| {
+            data.be32(NFTA_IMMEDIATE_DREG, register(to));
+            data.nest(NFTA_IMMEDIATE_DATA, |d| write_value(d, value));
+        }))
+    }
+
+    /// To the address in the first registers, and to the port behind it. The family is that of the
+    /// address, never the family of the table.
+    fn nat(self, is_ipv4: bool) -> Rule {
+        let (family, port) = if is_ipv4 { (Family::Ip, 1) } else { (Family::Ip6, 4) };
+        self.then(expression("nat", |data| {
+            data.be32(NFTA_NAT_TYPE, NFT_NAT_DNAT).be32(NFTA_NAT_FAMILY, family as u8);
+            data.be32(NFTA_NAT_REG_ADDR_MIN, register(0)).be32(NFTA_NAT_REG_ADDR_MAX, register(0));
+            data.be32(NFTA_NAT_REG_PROTO_MIN, register(port));
+            data.be32(NFTA_NAT_REG_PROTO_MAX, register(port));
+            data.be32(NFTA_NAT_FLAGS, NF_NAT_RANGE_PROTO_SPECIFIED);
+        }))
+    }
+
+    /// `dnat ip to addr:port`
+    pub fn dnat(self, addr: IpAddr, port: u16) -> Rule {
         let bytes = Value::Ip(addr).bytes();
-        let family = if addr.is_ipv4() { Family::Ip } else { Family::Ip6 };
-        let behind = bytes.len() / 4;
-        let rule = self.with([Expr::Immediate(bytes, 0)]);
-        let port = port.map(|port| Expr::Immediate(port.to_be_bytes().to_vec(), behind));
-        let to = port.is_some().then_some(behind);
-        rule.with(port).with([Expr::Dnat(family, 0, to)])
+        let rule = self.immediate(&bytes, 0).immediate(&port.to_be_bytes(), bytes.len() / 4);
+        rule.nat(addr.is_ipv4())
     }
 
-    /// `dnat ip to a . b map @map`: the map has addresses, or addresses and ports.
-    #[must_use]
+    /// `dnat ip to a . b map @map`: the map has addresses and ports.
     pub fn dnat_by(self, fields: &[Field], map: Set<'_>) -> Rule {
-        let types = match map.data {
-            Some(DataType::Values(types)) => types,
-            _ => &[],
-        };
-        let addr = length(types.get(..1).unwrap_or_default());
-        let family = if addr == 16 { Family::Ip6 } else { Family::Ip };
-        let port = (types.len() > 1).then_some(addr / 4);
-        let nat = Expr::Dnat(family, 0, port);
-        let proto = if family == Family::Ip6 { Field::Ip6Daddr } else { Field::IpDaddr };
-        self.with([Expr::Require(proto)]).lookup(fields, map, Found::Data).with([nat])
+        let is_ipv4 = matches!(map.data, Some(DataType::Values([Type::Ipv4Addr, ..])));
+        let rule = self.requires(if is_ipv4 { Field::IpDaddr } else { Field::Ip6Daddr });
+        let rule = rule.lookup(fields, map, |data| data.be32(NFTA_LOOKUP_DREG, register(0)));
+        rule.nat(is_ipv4)
     }
 
     /// `comment "text"`; nft allows 128 bytes, what is longer is cut.
-    #[must_use]
     pub fn comment(mut self, text: impl Into<String>) -> Rule {
         self.comment = Some(text.into());
         self
     }
 
-    /// The comment.
-    pub fn comment_text(&self) -> Option<&str> {
-        self.comment.as_deref()
-    }
-
     /// The expressions for a table of `family`, with what they depend on.
     pub(super) fn write(&self, family: Family, list: &mut Attributes) {
         let mut known: Vec<(Field, Vec<u8>)> = Vec::new();
-        for (at, expr) in self.exprs.iter().enumerate() {
-            if let (Expr::Load(field, _), Some(Expr::Compare(Compare::Equal, value))) =
-                (expr, self.exprs.get(at + 1))
-            {
-                known.push((*field, value.clone()));
-            }
-            if let Expr::Load(field, _) | Expr::Require(field) = expr {
-                let needs = field.depends(family).filter(|needs| !known.contains(needs));
-                if let Some((on, value)) = needs {
-                    Expr::Load(on, 0).write(list);
-                    Expr::Compare(Compare::Equal, value.clone()).write(list);
-                    known.push((on, value));
+        for step in &self.steps {
+            match step {
+                Step::Expression(expression) => list.raw(expression.as_bytes()),
+                Step::Requires(field) => {
+                    let needs = field.depends(family).filter(|needs| !known.contains(needs));
+                    if let Some((on, value)) = needs {
+                        list.raw(load(on, 0).as_bytes());
+                        list.raw(compare(NFT_CMP_EQ, &value).as_bytes());
+                        known.push((on, value));
+                    }
                 }
-            }
-            if !matches!(expr, Expr::Require(_)) {
-                expr.write(list);
             }
         }
     }
-
-    pub(super) fn userdata(&self) -> Option<Vec<u8>> {
-        self.comment.as_deref().map(userdata::comment)
-    }
 }
 
-fn host(number: u32) -> Vec<u8> {
-    number.to_ne_bytes().to_vec()
-}
-
-fn saddr(addr: IpAddr) -> Field {
-    if addr.is_ipv4() { Field::IpSaddr } else { Field::Ip6Saddr }
-}
-
-fn daddr(addr: IpAddr) -> Field {
-    if addr.is_ipv4() { Field::IpDaddr } else { Field::Ip6Daddr }
-}
+const SADDR: [Field; 2] = [Field::IpSaddr, Field::Ip6Saddr];
+const DADDR: [Field; 2] = [Field::IpDaddr, Field::Ip6Daddr];

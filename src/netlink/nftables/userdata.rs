@@ -9,7 +9,6 @@ const LONGEST: usize = 128;
 
 const SET_KEY_BYTEORDER: u8 = 0;
 const SET_DATA_BYTEORDER: u8 = 1;
-const SET_COMMENT: u8 = 7;
 
 fn write(kind: u8, value: &[u8], list: &mut Vec<u8>) {
     list.push(kind);
@@ -17,29 +16,21 @@ fn write(kind: u8, value: &[u8], list: &mut Vec<u8>) {
     list.extend_from_slice(value);
 }
 
-fn text(kind: u8, text: &str, list: &mut Vec<u8>) {
-    let end = (0..=text.len().min(LONGEST)).rev().find(|at| text.is_char_boundary(*at));
-    let mut value = text.as_bytes()[..end.unwrap_or(0)].to_vec();
-    value.push(0);
-    write(kind, &value, list);
-}
-
 /// A comment.
-pub(super) fn comment(comment: &str) -> Vec<u8> {
+pub(super) fn comment(text: &str) -> Vec<u8> {
+    let end = (0..=text.len().min(LONGEST)).rev().find(|at| text.is_char_boundary(*at));
+    let value = [&text.as_bytes()[..end.unwrap_or(0)], &[0]].concat();
     let mut list = Vec::new();
-    text(COMMENT, comment, &mut list);
+    write(COMMENT, &value, &mut list);
     list
 }
 
-/// The byte orders of a set's keys and data, and its comment.
-pub(super) fn set(key: u32, data: Option<u32>, comment: Option<&str>) -> Vec<u8> {
+/// The byte orders of a set's keys and data.
+pub(super) fn set(key: u32, data: Option<u32>) -> Vec<u8> {
     let mut list = Vec::new();
     write(SET_KEY_BYTEORDER, &key.to_ne_bytes(), &mut list);
     if let Some(data) = data {
         write(SET_DATA_BYTEORDER, &data.to_ne_bytes(), &mut list);
-    }
-    if let Some(comment) = comment {
-        text(SET_COMMENT, comment, &mut list);
     }
     list
 }

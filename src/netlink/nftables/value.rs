@@ -4,9 +4,11 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use nix::libc::IFNAMSIZ;
 use serde::{Deserialize, Serialize};
 
 use super::super::Mac;
+use super::super::packet::ip;
 
 /// The type of a key or datum, or of one part of a concatenation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -35,31 +37,25 @@ const BYTEORDER_HOST: u32 = 1;
 const BYTEORDER_BIG: u32 = 2;
 
 impl Type {
-    fn number(self) -> u32 {
+    /// `nft`'s number, the length of a value that stands alone, the byte order.
+    const fn facts(self) -> (u32, usize, u32) {
         match self {
-            Type::Ipv4Addr => 7,
-            Type::Ipv6Addr => 8,
-            Type::EtherAddr => 9,
-            Type::InetProto => 12,
-            Type::InetService => 13,
-            Type::Mark => 19,
-            Type::IfName => 41,
+            Type::Ipv4Addr => (7, 4, BYTEORDER_BIG),
+            Type::Ipv6Addr => (8, 16, BYTEORDER_BIG),
+            Type::EtherAddr => (9, 6, BYTEORDER_BIG),
+            Type::InetProto => (12, 1, BYTEORDER_BIG),
+            Type::InetService => (13, 2, BYTEORDER_BIG),
+            Type::Mark => (19, 4, BYTEORDER_HOST),
+            Type::IfName => (41, IFNAMSIZ, BYTEORDER_HOST),
         }
     }
 
-    /// The length of a value that stands alone.
-    pub(super) fn len(self) -> usize {
-        match self {
-            Type::InetProto => 1,
-            Type::InetService => 2,
-            Type::Ipv4Addr | Type::Mark => 4,
-            Type::EtherAddr => 6,
-            Type::Ipv6Addr | Type::IfName => 16,
-        }
+    const fn len(self) -> usize {
+        self.facts().1
     }
 
     /// A value that no packet has: the name holds what no interface's may.
-    pub(super) fn nobody(self) -> Value {
+    pub(super) fn unmatched(self) -> Value {
         match self {
             Type::Ipv4Addr => Ipv4Addr::UNSPECIFIED.into(),
             Type::Ipv6Addr => Ipv6Addr::UNSPECIFIED.into(),
@@ -71,27 +67,18 @@ impl Type {
         }
     }
 
-    fn byteorder(self) -> u32 {
-        match self {
-            Type::Mark | Type::IfName => BYTEORDER_HOST,
-            _ => BYTEORDER_BIG,
-        }
-    }
-
-    fn read(self, bytes: &[u8]) -> Value {
-        let read = match self {
-            Type::Ipv4Addr => <[u8; 4]>::try_from(bytes).ok().map(|b| Value::Ip(b.into())),
-            Type::Ipv6Addr => <[u8; 16]>::try_from(bytes).ok().map(|b| Value::Ip(b.into())),
-            Type::EtherAddr => bytes.try_into().ok().map(|b| Value::Mac(Mac(b))),
-            Type::InetProto => bytes.first().map(|b| Value::Proto(L4::from(*b))),
-            Type::InetService => bytes.try_into().ok().map(|b| Value::Port(u16::from_be_bytes(b))),
-            Type::Mark => bytes.try_into().ok().map(|b| Value::Mark(u32::from_ne_bytes(b))),
+    fn read(self, bytes: &[u8]) -> Option<Value> {
+        Some(match self {
+            Type::Ipv4Addr | Type::Ipv6Addr => Value::Ip(ip(bytes)?),
+            Type::EtherAddr => Value::Mac(Mac(bytes.try_into().ok()?)),
+            Type::InetProto => Value::Proto(L4::from(*bytes.first()?)),
+            Type::InetService => Value::Port(u16::from_be_bytes(bytes.try_into().ok()?)),
+            Type::Mark => Value::Mark(u32::from_ne_bytes(bytes.try_into().ok()?)),
             Type::IfName => {
-                let name = bytes.split(|b| *b == 0).next().unwrap_or_default();
-                Some(Value::IfName(String::from_utf8_lossy(name).into_owned()))
+                let name = bytes.split(|b| *b == 0).next()?;
+                Value::IfName(String::from_utf8_lossy(name).into_owned())
             }
-        };
-        read.unwrap_or_else(|| Value::Raw(bytes.to_vec()))
+        })
     }
 }
 
@@ -105,26 +92,26 @@ pub(super) fn length(types: &[Type]) -> usize {
 
 /// The number by which `nft` knows the concatenation of `types`.
 pub(super) fn type_number(types: &[Type]) -> u32 {
-    types.iter().fold(0, |number, part| number << TYPE_BITS | part.number())
+    types.iter().fold(0, |number, part| number << TYPE_BITS | part.facts().0)
 }
 
 /// What `nft` has to know to print values of `types`.
 pub(super) fn byteorder(types: &[Type]) -> u32 {
     match types {
-        [alone] => alone.byteorder(),
+        [alone] => alone.facts().2,
         _ => BYTEORDER_INVALID,
     }
 }
 
-/// The values of `types` in the bytes that the kernel keeps.
-pub(super) fn read(types: &[Type], bytes: &[u8]) -> Key {
+/// The values of `types` in the bytes that the kernel keeps; none if they are of another size.
+pub(super) fn read(types: &[Type], bytes: &[u8]) -> Option<Key> {
     let mut rest = bytes;
     let part = |kind: &Type| {
-        let value = rest.get(..kind.len()).unwrap_or(rest);
+        let value = rest.get(..kind.len())?;
         rest = rest.get(kind.len().next_multiple_of(4)..).unwrap_or_default();
         kind.read(value)
     };
-    Key(types.iter().map(part).collect())
+    types.iter().map(part).collect::<Option<_>>().map(Key)
 }
 
 /// A transport protocol.
@@ -189,8 +176,6 @@ pub enum Value {
     Mark(u32),
     /// The name of an interface.
     IfName(String),
-    /// Bytes that are not what their type says.
-    Raw(Vec<u8>),
 }
 
 impl Value {
@@ -205,10 +190,9 @@ impl Value {
             Value::Mark(mark) => mark.to_ne_bytes().to_vec(),
             Value::IfName(name) => {
                 let mut bytes = name.clone().into_bytes();
-                bytes.resize(bytes.len().max(Type::IfName.len()), 0);
+                bytes.resize(bytes.len().max(IFNAMSIZ), 0);
                 bytes
             }
-            Value::Raw(bytes) => bytes.clone(),
         }
     }
 }
@@ -222,10 +206,6 @@ impl fmt::Display for Value {
             Value::Port(port) => port.fmt(f),
             Value::Mark(mark) => write!(f, "{mark:#010x}"),
             Value::IfName(name) => write!(f, "{name:?}"),
-            Value::Raw(bytes) => {
-                f.write_str("0x")?;
-                bytes.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
-            }
         }
     }
 }
@@ -288,23 +268,19 @@ where
     }
 }
 
-impl<A, B> From<(A, B)> for Key
-where
-    Value: From<A> + From<B>,
-{
-    fn from((a, b): (A, B)) -> Key {
-        Key(vec![a.into(), b.into()])
-    }
+macro_rules! key_from {
+    ($($part:ident),+) => {
+        impl<$($part: Into<Value>),+> From<($($part,)+)> for Key {
+            #[expect(non_snake_case, reason = "named as their types")]
+            fn from(($($part,)+): ($($part,)+)) -> Key {
+                Key(vec![$($part.into()),+])
+            }
+        }
+    };
 }
 
-impl<A, B, C> From<(A, B, C)> for Key
-where
-    Value: From<A> + From<B> + From<C>,
-{
-    fn from((a, b, c): (A, B, C)) -> Key {
-        Key(vec![a.into(), b.into(), c.into()])
-    }
-}
+key_from!(A, B);
+key_from!(A, B, C);
 
 #[cfg(test)]
 mod tests {
@@ -323,15 +299,15 @@ mod tests {
         let types = [Type::Ipv4Addr, Type::InetProto, Type::InetService];
         let key = Key::from((Ipv4Addr::new(10, 0, 0, 1), L4::Tcp, 80));
         assert_eq!(key.bytes(), [10, 0, 0, 1, 6, 0, 0, 0, 0, 80, 0, 0]);
-        assert_eq!(read(&types, &key.bytes()), key);
+        assert_eq!(read(&types, &key.bytes()), Some(key.clone()));
         assert_eq!(key.to_string(), "10.0.0.1 . tcp . 80");
         let name = Key::from("eth0");
-        assert_eq!(read(&[Type::IfName], &name.bytes()), name);
+        assert_eq!(read(&[Type::IfName], &name.bytes()), Some(name.clone()));
         assert_eq!(name.to_string(), "\"eth0\"");
     }
 
     #[test]
-    fn a_value_of_another_size_stays_bytes() {
-        assert_eq!(read(&[Type::Ipv4Addr], &[1, 2]), Key(vec![Value::Raw(vec![1, 2])]));
+    fn a_value_of_another_size_is_none() {
+        assert_eq!(read(&[Type::Ipv4Addr], &[1, 2]), None);
     }
 }

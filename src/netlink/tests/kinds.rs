@@ -2,7 +2,8 @@
 
 use super::{sandbox, veths};
 use crate::lane::{self, needs};
-use crate::netlink::{BridgeInfo, IpvlanMode, LinkKind, NewLink};
+use crate::netlink::link::BridgeInfo;
+use crate::netlink::{IpvlanMode, LinkKind, NewLink};
 
 #[test]
 fn are_made_and_read() {

@@ -8,9 +8,10 @@ use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::packet_route::link::{LinkAttribute, LinkMessage, Prop};
 
 use super::{bridge, sandbox, veths};
+use crate::netlink::link::BridgePort;
 use crate::netlink::{
-    BridgePort, IpvlanMode, Link, LinkChange, LinkKind, Mac, MacvlanMode, Netlink, NewLink,
-    OperState, Switch, VethPeer,
+    IpvlanMode, Link, LinkChange, LinkKind, Mac, MacvlanMode, Netlink, NewLink, OperState, Switch,
+    VethPeer,
 };
 use crate::netns::Netns;
 

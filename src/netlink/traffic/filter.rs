@@ -39,7 +39,7 @@ pub enum Match {
 pub struct Filter {
     /// Filters are asked in the order of these, beginning with 1.
     pub priority: u16,
-    /// What it is for.
+    /// The packets that the filter is for.
     pub packets: Match,
     /// The class that it notes on the packet.
     pub class: Handle,
@@ -54,7 +54,7 @@ pub struct FilterInfo {
     pub kind: String,
     /// Its place among the others.
     pub priority: u16,
-    /// Its name among those of its priority.
+    /// Its number among the filters of its priority.
     pub handle: u32,
     /// Of which protocol packets must be, as on Ethernet, in network byte order.
     protocol: u16,

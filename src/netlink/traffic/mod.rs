@@ -1,18 +1,6 @@
 //! Traffic control: queueing disciplines (qdiscs) that shape what leaves a link, and filters that
 //! lead packets elsewhere.
 //!
-//! ```no_run
-//! use cnibox::netlink::Netlink;
-//! use cnibox::netlink::traffic::{Handle, Hook, Qdisc, Tbf};
-//!
-//! # fn main() -> cnibox::netlink::Result<()> {
-//! let netlink = Netlink::open()?;
-//! let link = netlink.require_link("veth0")?;
-//! let slow = Tbf { rate: 1_000_000, buffer: 1_562_500, limit: 125_000 };
-//! netlink.replace_qdisc(link.index, Hook::Root, Handle::new(1, 0), &Qdisc::Tbf(slow))
-//! # }
-//! ```
-//!
 //! | file | |
 //! | --- | --- |
 //! | `qdisc.rs` | the qdiscs of a link |
@@ -38,7 +26,7 @@ const TCA_OPTIONS: u16 = 2;
 pub struct Handle(pub(super) u32);
 
 impl Handle {
-    /// That of a qdisc with `minor` 0, else of one of its classes.
+    /// The handle of a qdisc if `minor` is 0, else of one of its classes.
     pub const fn new(major: u16, minor: u16) -> Handle {
         Handle((major as u32) << 16 | minor as u32)
     }

@@ -41,7 +41,6 @@ impl Hook {
     }
 }
 
-/// A queueing discipline.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Qdisc {
     /// A token bucket, which shapes everything.
@@ -57,7 +56,6 @@ pub enum Qdisc {
 /// A token bucket: `tc-tbf(8)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tbf {
-    /// Bytes a second.
     pub rate: u64,
     /// The size of the bucket, as the time that filling it takes, in ticks.
     pub buffer: u32,
@@ -68,14 +66,12 @@ pub struct Tbf {
 /// A qdisc that is there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QdiscInfo {
-    /// Its name.
     pub handle: Handle,
-    /// What it is.
     pub qdisc: Qdisc,
 }
 
 impl Qdisc {
-    /// What it is called.
+    /// Its kind, such as `tbf`.
     pub fn kind(&self) -> &str {
         match self {
             Qdisc::Tbf(_) => "tbf",
@@ -153,7 +149,7 @@ impl QdiscInfo {
 }
 
 impl Netlink {
-    /// The qdisc of a link; `None` where nobody made one, whatever the kernel gave it.
+    /// The qdisc of a link; `None` if it has only the kernel's default qdisc.
     pub fn qdisc(&self, index: u32, hook: Hook) -> Result<Option<QdiscInfo>> {
         let header = Header { index, parent: hook.parent(), ..Header::default() };
         let message = header.message(RTM_GETQDISC, Attributes::new());
@@ -167,7 +163,7 @@ impl Netlink {
         }
     }
 
-    /// Puts a qdisc in place of what is there; one of the same kind and handle is changed.
+    /// Replaces the qdisc of a link; a qdisc of the same kind and handle is changed in place.
     pub fn replace_qdisc(
         &self,
         index: u32,
@@ -175,17 +171,19 @@ impl Netlink {
         handle: Handle,
         qdisc: &Qdisc,
     ) -> Result<()> {
-        self.new_qdisc((index, hook, handle), qdisc, NLM_F_CREATE | NLM_F_REPLACE)
+        self.new_qdisc(index, hook, handle, qdisc, NLM_F_CREATE | NLM_F_REPLACE)
     }
 
-    /// Adds a qdisc where nobody has made one.
+    /// Adds a qdisc where there is only the kernel's default qdisc.
     pub fn add_qdisc(&self, index: u32, hook: Hook, handle: Handle, qdisc: &Qdisc) -> Result<()> {
-        self.new_qdisc((index, hook, handle), qdisc, NLM_F_CREATE | NLM_F_EXCL)
+        self.new_qdisc(index, hook, handle, qdisc, NLM_F_CREATE | NLM_F_EXCL)
     }
 
     fn new_qdisc(
         &self,
-        (index, hook, handle): (u32, Hook, Handle),
+        index: u32,
+        hook: Hook,
+        handle: Handle,
         qdisc: &Qdisc,
         bits: u16,
     ) -> Result<()> {

@@ -1,5 +1,5 @@
-//! The device through which a container's packets are led to be shaped. There is one for each
-//! attachment; its alias tells whose it is, and which link is led to it.
+//! The `ifb` device through which a container's packets are redirected to be shaped. Each attachment has its
+//! own; the device's alias names the attachment, and the link whose packets are redirected to the device.
 
 use crate::attachment::{Owner, hash, network_hash};
 use crate::cni::Interface;
@@ -35,12 +35,11 @@ pub(super) fn host_of(ifb: &Link) -> Option<&str> {
     ifb.alias.rsplit_once(HOST).map(|(_, host)| host)
 }
 
-/// Whose a device is.
+/// The owner of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Whose {
-    /// This attachment's.
     Ours,
-    /// It does not tell: the reference's, or that of an ADD that was killed.
+    /// The alias names no attachment: the reference's device, or the device of a killed ADD.
     Unknown,
     /// Another interface's of the container, or nothing of this plugin.
     Others,
@@ -107,7 +106,7 @@ pub(super) fn create(host: &Netlink, owner: &Owner<'_>, mtu: u32) -> Result<Link
         .with_details("an earlier ADD was not followed by DEL"))
 }
 
-/// Has the device tell whose it is and which link is led to it, and gives it that link's MTU.
+/// Sets the alias, which names the attachment and the redirected link, and that link's MTU.
 pub(super) fn label(host: &Netlink, ifb: &Link, owner: &Owner<'_>, end: &Link) -> Result<()> {
     let alias = format!("{}{HOST}{}", owner.comment(), end.name);
     let change = LinkChange::new().alias(&alias).mtu(end.mtu).up();

@@ -45,9 +45,7 @@ struct Entry {
 /// What is limited. Both directions are seen from the container.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Limits {
-    /// What it receives.
     pub(super) ingress: Option<Tbf>,
-    /// What it sends.
     pub(super) egress: Option<Tbf>,
 }
 

@@ -23,9 +23,10 @@ use crate::netfilter::{Owner, names};
 use crate::netlink::traffic::Tbf;
 use crate::netlink::{Link, Netlink};
 use crate::netns::Netns;
-use crate::skel::{AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Rollback};
+use crate::skel::{
+    AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Remarks, Rollback, require_prev,
+};
 
-/// The plugin.
 #[derive(Debug)]
 pub struct Bandwidth;
 
@@ -35,6 +36,20 @@ impl Plugin for Bandwidth {
     const VERSIONS: &'static [SpecVersion] = SpecVersion::ALL.split_at(2).1;
     const OUTLIVES_ITS_CONTAINER: bool = true;
     type Conf = Conf;
+
+    fn examine(cx: &Cx<'_>, conf: &Conf, remarks: &mut Remarks) -> Result<()> {
+        let mut warn = |msg: String, remedy: &str| {
+            remarks.warnings.push(Error::config(msg).with_details(remedy));
+        };
+        if !conf.asks_for_something() && !cx.net.wants("bandwidth") {
+            warn("nothing is ever limited: there are no rates, and the runtime is not asked for them".into(),
+                "add \"capabilities\": {\"bandwidth\": true}, or rates and bursts");
+        }
+        for key in conf.forgotten_keys() {
+            warn(format!("\"{key}\" is ignored: the limits are for all traffic"), "remove it");
+        }
+        conf.limits().map(drop)
+    }
 
     fn add(cx: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
         let limits = conf.limits()?;
@@ -63,12 +78,12 @@ impl Plugin for Bandwidth {
             cx.note(Self::NAME, req, &result, &mut undo);
         }
         if let Some(bucket) = limits.ingress {
-            shape::put_bucket(host, &end, (former, bucket), &mut undo)?;
+            shape::put_bucket(host, &end, former, bucket, &mut undo)?;
         }
         if let Some(bucket) = limits.egress {
-            let device = device_for(host, (&owner, &end), there, &mut undo)?;
-            let buckets = (waiting, bucket);
-            shape::put_bucket(host, &device, buckets, &mut undo).context(|| "create ifb qdisc")?;
+            let device = device_for(host, &owner, &end, there, &mut undo)?;
+            shape::put_bucket(host, &device, waiting, bucket, &mut undo)
+                .context(|| "create ifb qdisc")?;
             shape::redirect(host, &end, &device, &mut undo)?;
             if !result.interfaces.iter().any(|i| i.name == device.name) {
                 result.interfaces.push(ifb::interface(&device, cx.reported_mtu(end.mtu)));
@@ -145,14 +160,6 @@ impl Plugin for Bandwidth {
     }
 }
 
-fn require_prev<'r>(prev: Option<&'r CniResult>, msg: &str) -> Result<&'r CniResult> {
-    prev.ok_or_else(|| {
-        Error::internal(msg).with_details(
-            "the plugin works on what one before it made: put it behind bridge, ptp, ... in a list",
-        )
-    })
-}
-
 /// The host's end of the container's pair, which the result must list.
 fn host_end(host: &Netlink, netns: &Netns, ifname: &IfName, prev: &CniResult) -> Result<Link> {
     if prev.interfaces.is_empty() {
@@ -189,8 +196,8 @@ fn warn_of_small_buckets(limits: &Limits, end: &Link) {
     }
 }
 
-/// The device that this attachment has from an earlier ADD. One that does not tell whose it is
-/// counts if the host's end is led to it.
+/// The device that this attachment has from an earlier ADD. A device without an owner
+/// counts if the host's end is redirected to it.
 fn own_device(host: &Netlink, owner: &Owner<'_>, end: &Link) -> Result<Option<Link>> {
     for (device, whose) in ifb::find(host, owner)? {
         let ours = match whose {
@@ -205,10 +212,11 @@ fn own_device(host: &Netlink, owner: &Owner<'_>, end: &Link) -> Result<Option<Li
     Ok(None)
 }
 
-/// Makes the device that shapes what the container sends, or uses the one that is there.
+/// Makes the device that shapes what the container sends, or uses the existing device.
 fn device_for<'a>(
     host: &'a Netlink,
-    (owner, end): (&Owner<'_>, &Link),
+    owner: &Owner<'_>,
+    end: &Link,
     there: Option<Link>,
     undo: &mut Rollback<'a>,
 ) -> Result<Link> {
@@ -286,7 +294,7 @@ fn shaping_works() -> Result<()> {
     let device = ifb::create(&host, &owner, 1500)?;
     let mut undo = Rollback::new();
     let bucket = Tbf { rate: 1_000_000, buffer: 1_562_500, limit: 125_000 };
-    shape::put_bucket(&host, &device, (None, bucket), &mut undo)?;
+    shape::put_bucket(&host, &device, None, bucket, &mut undo)?;
     shape::redirect(&host, &device, &device, &mut undo)?;
     undo.commit();
     Ok(())

@@ -11,12 +11,12 @@ const BUCKET: Handle = Handle::new(1, 0);
 const INGRESS: Handle = Handle::new(0xffff, 0);
 /// Where `clsact` has the filters of what comes in.
 const CLSACT_INGRESS: Handle = Handle::new(0xffff, 0xfff2);
-/// What the redirect notes on packets; nobody reads it.
+/// The class that the redirect notes on packets; nothing uses it.
 const CLASS: Handle = Handle::new(1, 1);
 const PRIORITY: u16 = 1;
 
-/// What is at the root of a link: a bucket that may be ours, or nothing. Somebody else's is an
-/// error: a link can have one only.
+/// The root qdisc of a link: a token bucket that may be ours, or none. A qdisc of another program is an
+/// error: a link has only one.
 pub(super) fn bucket_of(host: &Netlink, link: &Link) -> Result<Option<Tbf>> {
     match host.qdisc(link.index, Hook::Root)? {
         None => Ok(None),
@@ -33,7 +33,8 @@ pub(super) fn bucket_of(host: &Netlink, link: &Link) -> Result<Option<Tbf>> {
 pub(super) fn put_bucket<'a>(
     host: &'a Netlink,
     link: &Link,
-    (former, bucket): (Option<Tbf>, Tbf),
+    former: Option<Tbf>,
+    bucket: Tbf,
     undo: &mut Rollback<'a>,
 ) -> Result<()> {
     let index = link.index;
@@ -55,7 +56,7 @@ pub(super) fn del_bucket(host: &Netlink, link: &Link) -> Result<()> {
     Ok(())
 }
 
-/// What filters of what comes in hang on; `None` if nobody made that yet.
+/// The qdisc that ingress filters are attached to; `None` if there is none yet.
 fn hook(host: &Netlink, end: &Link) -> Result<Option<Handle>> {
     let there = host.qdisc(end.index, Hook::Ingress)?;
     Ok(there.map(|info| if info.qdisc == Qdisc::Clsact { CLSACT_INGRESS } else { INGRESS }))
@@ -65,7 +66,7 @@ fn redirect_to(ifb: &Link) -> Filter {
     Filter { priority: PRIORITY, packets: Match::All, class: CLASS, redirect: ifb.index }
 }
 
-/// Leads what comes in by `end` to the device, once, and away from one that is gone.
+/// Redirects what comes in by `end` to the device, with one filter, and replaces a filter to a device that is gone.
 pub(super) fn redirect<'a>(
     host: &'a Netlink,
     end: &Link,

@@ -50,8 +50,7 @@ pub(super) fn ensure(
     let is_missing = |gateway: &&IpNet| !present.iter().any(|addr| addr.net == **gateway);
     let missing: Vec<&IpNet> = gateways.iter().filter(is_missing).collect();
     for gateway in &missing {
-        let place = (bridge.link.name.as_str(), conf.force_address);
-        clear_conflicts(host, (place, &present), (gateway, gateways))
+        clear_conflicts(host, conf, &bridge.link.name, &present, gateway, gateways)
             .and_then(|()| add(host, bridge, **gateway))
             .context(|| failed)?;
     }
@@ -74,7 +73,7 @@ fn add(host: &Netlink, bridge: &Shared, gateway: IpNet) -> Result<()> {
         // A bridge that others made follows the lowest address of its ports until it is told its
         // own; containers keep the gateway's address in their neighbour tables.
         Some(mac) if !bridge.pinned => {
-            // One that lost its last port has none, which the kernel takes from nobody.
+            // A bridge that lost its last port has the MAC 00:00:00:00:00:00, which the kernel does not accept.
             let mac = if mac == NONE { Mac::random_local() } else { mac };
             host.set_link(bridge.link.index, LinkChange::new().mac(mac))
                 .context(|| "could not set bridge's mac")
@@ -83,17 +82,22 @@ fn add(host: &Netlink, bridge: &Shared, gateway: IpNet) -> Result<()> {
     }
 }
 
+/// Removes what the link `name` has in place of `gateway` among its addresses `present`, if
+/// `forceAddress` allows it.
 fn clear_conflicts(
     host: &Netlink,
-    ((name, force), present): ((&str, bool), &[Addr]),
-    (gateway, gateways): (&IpNet, &[IpNet]),
+    conf: &Conf,
+    name: &str,
+    present: &[Addr],
+    gateway: &IpNet,
+    gateways: &[IpNet],
 ) -> Result<()> {
     let conflicts = present.iter().filter(|addr| {
         // The gateways of other ranges of this network belong there, too.
         !gateways.contains(&addr.net) && conflict(&addr.net, gateway)
     });
     for addr in conflicts {
-        if !force {
+        if !conf.force_address {
             let msg = format!("\"{name}\" already has an IP address different from {gateway}");
             return Err(Error::internal(msg)
                 .with_details(format!("remove {} or set \"forceAddress\": true", addr.net)));

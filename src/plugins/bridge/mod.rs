@@ -26,12 +26,11 @@ use crate::iface::veth::{self, Wanted};
 use crate::netfilter::{Backend, Owner, PacketFilter, spoof};
 use crate::netlink::{Dad, Link, LinkChange, LinkKind, Mac, Netlink, NewLink, OperState, Switch};
 use crate::skel::{
-    AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Rollback, del_and_release,
+    AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Remarks, Rollback, del_and_release,
 };
 
 use self::vlan::{VlanTrunk, Vlans};
 
-/// The plugin.
 #[derive(Debug)]
 pub struct Bridge;
 
@@ -50,7 +49,7 @@ pub struct Conf {
     force_address: bool,
     /// Masquerade the container's traffic to other networks.
     ip_masq: bool,
-    /// `iptables` or `nftables`. Default: iptables where it works, else nftables.
+    /// `iptables` or `nftables`. Default: [`Backend::choose`].
     ip_masq_backend: Option<String>,
     /// MTU of the pair, and of the bridge where it is created, in bytes, or `"auto"`. Default: the
     /// kernel's.
@@ -122,6 +121,22 @@ impl Plugin for Bridge {
     const OUTLIVES_ITS_CONTAINER: bool = true;
     type Conf = Conf;
 
+    fn examine(cx: &Cx<'_>, conf: &Conf, remarks: &mut Remarks) -> Result<()> {
+        let needs_addresses = [
+            (conf.is_gateway, "isGateway"),
+            (conf.is_default_gateway, "isDefaultGateway"),
+            (conf.ip_masq, "ipMasq"),
+        ];
+        for (_, key) in needs_addresses.iter().filter(|(is_set, _)| *is_set && !cx.has_ipam()) {
+            let msg = format!("\"{key}\" has no effect without addresses");
+            remarks
+                .warnings
+                .push(Error::config(msg).with_details("add \"ipam\", or remove the key"));
+        }
+        conf.mtu.require_ethernet()?;
+        Plan::resolve(cx, conf).map(drop)
+    }
+
     fn add(cx: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
         let plan = Plan::resolve(cx, conf)?;
         let netns = req.sandbox.netns()?;
@@ -156,8 +171,8 @@ impl Plugin for Bridge {
         }
         configure_container(&inside, &link, conf, &result)?;
         if !gateways.is_empty() {
-            let ports = (&bridge.link, port.index);
-            let vlan = vlan_gateway::ensure(host, (conf, &plan), ports, &mut undo)?;
+            let (link, index) = (&bridge.link, port.index);
+            let vlan = vlan_gateway::ensure(host, conf, &plan, link, index, &mut undo)?;
             let vlan = vlan.map(|link| Shared { link, pinned: true });
             let on = vlan.as_ref().unwrap_or(&bridge);
             gateway::ensure(host, on, conf, &gateways)?;
@@ -167,7 +182,7 @@ impl Plugin for Bridge {
         }
         if plan.l3 && conf.ip_masq {
             let backend = Backend::choose(plan.backend, filter);
-            protect::addresses((filter, owner), backend, &result, &mut undo)?;
+            protect::addresses(filter, owner, backend, &result, &mut undo)?;
         }
         if !conf.disable_container_interface {
             configure::wait_for_carrier(host, &port).context(|| "bridge port in error state")?;
@@ -182,16 +197,16 @@ impl Plugin for Bridge {
 
     fn check(cx: &Cx<'_>, conf: &Conf, req: &CheckReq) -> Result<()> {
         let plan = Plan::resolve(cx, conf)?;
-        verify::attachment(cx, (conf, &plan), req)
+        verify::attachment(cx, conf, &plan, req)
     }
 
     fn del(cx: &Cx<'_>, conf: &Conf, req: &DelReq) -> Result<()> {
         let mut failures = Failures::new();
         let filter = PacketFilter::new();
-        protect::del_addresses((cx, &filter), conf, req, &mut failures);
+        protect::del_addresses(cx, &filter, conf, req, &mut failures);
         del_and_release(cx, &mut failures, Cx::ipam_del, |failures| {
             failures.keep(req.del_veth(cx));
-            protect::del_port((cx, &filter), conf, req, failures);
+            protect::del_port(cx, &filter, conf, req, failures);
             del_gateway(cx, conf, failures);
         });
         failures.into_result()
@@ -220,10 +235,9 @@ impl Plugin for Bridge {
     }
 }
 
-/// What the configuration comes to, once it is known to make sense.
+/// The validated configuration.
 #[derive(Debug)]
 struct Plan {
-    /// Addresses are managed.
     l3: bool,
     gateway: bool,
     default_gateway: bool,
@@ -235,8 +249,10 @@ struct Plan {
 
 impl Plan {
     fn resolve(cx: &Cx<'_>, conf: &Conf) -> Result<Plan> {
-        IfName::parse(&conf.bridge)
-            .map_err(|e| Error::config(format!("bridge name \"{}\": {}", conf.bridge, e.msg())))?;
+        IfName::parse(&conf.bridge).map_err(|e| {
+            Error::config(format!("bridge name \"{}\": {}", conf.bridge, e.msg()))
+                .with_details(e.details())
+        })?;
         let vlans = Vlans::resolve(conf)?;
         let mac = requested_mac(cx, conf)?;
         let l3 = cx.has_ipam();
@@ -246,7 +262,8 @@ impl Plan {
         }
         if conf.hairpin_mode && conf.promisc_mode {
             let msg = "cannot set hairpin mode and promiscuous mode at the same time";
-            return Err(Error::config(msg));
+            return Err(Error::config(msg)
+                .with_details("remove \"promiscMode\" or \"hairpinMode\": each reaches a container's own port mapping"));
         }
         let backend = conf.ip_masq_backend.as_deref().filter(|_| conf.ip_masq && l3);
         let plan = Plan {
@@ -255,7 +272,7 @@ impl Plan {
             gateway: l3 && (conf.is_gateway || conf.is_default_gateway),
             default_gateway: l3 && conf.is_default_gateway,
             mac,
-            backend: Backend::parse(backend, "ipmasq")?,
+            backend: Backend::parse(backend, "unknown ipmasq backend")?,
         };
         vlan_gateway::require_name(conf, &plan)?;
         Ok(plan)
@@ -324,19 +341,19 @@ fn requested_mac(cx: &Cx<'_>, conf: &Conf) -> Result<Option<Mac>> {
     text.map(|text| parse(&text)).transpose().map_err(Error::config)
 }
 
-/// Creates the bridge, or takes the one that is there; either way it is up.
+/// Creates the bridge, or uses the existing one; either way it is up.
 fn ensure_bridge(host: &Netlink, conf: &Conf, plan: &Plan, mtu: u32) -> Result<Shared> {
     let name = &conf.bridge;
     let failed = || format!("failed to create bridge \"{name}\"");
     if let Some(link) = host.link(name)? {
-        return adopt(host, link, (conf, plan)).context(failed);
+        return adopt(host, link, conf, plan).context(failed);
     }
-    // With an address from the start, the bridge does not take on those of its ports.
+    // A bridge with a MAC from the start does not take over the MAC of a port.
     let mac = Mac::random_local();
     let kind = LinkKind::Bridge { vlan_filtering: plan.vlans.filtering.then_some(true) };
     let mut bridge = NewLink::new(name, kind).mtu(mtu).up();
-    // Once it is told its address a bridge counts its ports, and without one that runs it is no
-    // link for IPv6. While the container's end stays down there is none, but the bridge shall be.
+    // A bridge whose MAC was set has a carrier only with a running port, and without carrier no IPv6 address
+    // is usable. While the container's end stays down no port runs, so the MAC is set later.
     let late = conf.disable_container_interface;
     if !late {
         bridge = bridge.mac(mac);
@@ -348,7 +365,7 @@ fn ensure_bridge(host: &Netlink, conf: &Conf, plan: &Plan, mtu: u32) -> Result<S
         Ok(()) => true,
         // Another ADD was faster.
         Err(error) if error.is_exists() => {
-            return adopt(host, host.require_link(name)?, (conf, plan)).context(failed);
+            return adopt(host, host.require_link(name)?, conf, plan).context(failed);
         }
         Err(error) => return Err(error).context(failed),
     };
@@ -362,10 +379,10 @@ fn ensure_bridge(host: &Netlink, conf: &Conf, plan: &Plan, mtu: u32) -> Result<S
     Ok(Shared { link, pinned })
 }
 
-fn adopt(host: &Netlink, link: Link, (conf, plan): (&Conf, &Plan)) -> Result<Shared> {
+fn adopt(host: &Netlink, link: Link, conf: &Conf, plan: &Plan) -> Result<Shared> {
     require_bridge(&link)?;
     plan.vlans.ensure_filtering(host, &link)?;
-    // Whoever made it: containers are about to be on it.
+    // Also on a bridge that others made: containers are about to be on it.
     veth::refuse_advertisements(&link);
     not_to_learn_link_local(host, &link, conf)?;
     let promisc = conf.promisc_mode && link.promiscuity == 0;
@@ -407,8 +424,8 @@ fn attributes(conf: &Conf) -> LinkChange {
     change
 }
 
-/// The parameters for addresses of IPv6. Without any, duplicate address detection runs its course for
-/// the one that the kernel makes, and delays nobody.
+/// The parameters for IPv6 addresses. Without an IPv6 address, duplicate address detection runs for
+/// the link-local address only, and delays nothing.
 fn settings(conf: &Conf, ifname: &str, result: &CniResult) -> Vec<Setting> {
     if !configure::has_ipv6(result) {
         return Vec::new();
@@ -422,7 +439,7 @@ fn settings(conf: &Conf, ifname: &str, result: &CniResult) -> Vec<Setting> {
     if conf.enabledad {
         set("enhanced_dad", "1");
     }
-    // Without duplicate address detection nobody would hear that the addresses have moved.
+    // Without duplicate address detection neighbours would not learn that the addresses have moved.
     set("ndisc_notify", "1");
     settings
 }

@@ -22,7 +22,8 @@ fn port_of(port: &Link, container: &Link) -> Result<Port> {
 
 /// Masquerades the addresses of the result.
 pub(super) fn addresses<'a>(
-    (filter, owner): (&'a PacketFilter, Owner<'a>),
+    filter: &'a PacketFilter,
+    owner: Owner<'a>,
     backend: Backend,
     result: &CniResult,
     undo: &mut Rollback<'a>,
@@ -35,7 +36,8 @@ pub(super) fn addresses<'a>(
 
 /// Ends masquerading, of the addresses that the result tells, or else by name.
 pub(super) fn del_addresses(
-    (cx, filter): (&Cx<'_>, &PacketFilter),
+    cx: &Cx<'_>,
+    filter: &PacketFilter,
     conf: &Conf,
     req: &DelReq,
     failures: &mut Failures,
@@ -47,9 +49,10 @@ pub(super) fn del_addresses(
     }
 }
 
-/// Ends the check of the port, which must be gone: nobody is to get a moment without it.
+/// Ends the check of the port. The port must be deleted before, so that it never forwards unchecked.
 pub(super) fn del_port(
-    (cx, filter): (&Cx<'_>, &PacketFilter),
+    cx: &Cx<'_>,
+    filter: &PacketFilter,
     conf: &Conf,
     req: &DelReq,
     failures: &mut Failures,
@@ -61,7 +64,7 @@ pub(super) fn del_port(
     }
 }
 
-/// The port among the interfaces outside the sandbox, behind the bridge, with the MAC of the one
+/// The port among the interfaces outside the sandbox, behind the bridge, with the MAC of the interface
 /// inside.
 fn ports_in(prev: &CniResult, ifname: &str) -> Vec<Port> {
     let inside = prev.interfaces.iter().find(|i| i.name == ifname && !i.sandbox.is_empty());
@@ -70,22 +73,22 @@ fn ports_in(prev: &CniResult, ifname: &str) -> Vec<Port> {
     outside.skip(1).take(1).map(|entry| Port { name: entry.name.clone(), mac }).collect()
 }
 
-/// Verifies both; `port` and `container` are the ends of the pair.
-pub(super) fn check(
-    (cx, plan, conf): (&Cx<'_>, &Plan, &Conf),
+/// Verifies the check of source MACs at `port`, the other end of which is `container`.
+pub(super) fn check_port(cx: &Cx<'_>, req: &CheckReq, port: &Link, container: &Link) -> Result<()> {
+    let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
+    spoof::check(&PacketFilter::new(), owner, &port_of(port, container)?)
+}
+
+/// Verifies the masquerading of the addresses of the interface at `index` of `prev`.
+pub(super) fn check_addresses(
+    cx: &Cx<'_>,
     req: &CheckReq,
-    (port, container): (&Link, &Link),
-    (prev, index): (&CniResult, usize),
+    prev: &CniResult,
+    index: usize,
 ) -> Result<()> {
-    let (filter, owner) = (PacketFilter::new(), Owner::new(&cx.net.name, &req.id, &req.ifname));
-    if conf.macspoofchk {
-        spoof::check(&filter, owner, &port_of(port, container)?)?;
-    }
-    if plan.l3 && conf.ip_masq {
-        let addrs: Vec<_> = prev.ips_of(index).map(|ip| ip.address).collect();
-        masquerade::check(&filter, owner, &addrs)?;
-    }
-    Ok(())
+    let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
+    let addrs: Vec<_> = prev.ips_of(index).map(|ip| ip.address).collect();
+    masquerade::check(&PacketFilter::new(), owner, &addrs)
 }
 
 /// Removes what no valid attachment of the network owns.

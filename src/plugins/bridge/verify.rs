@@ -7,7 +7,7 @@ use crate::iface::{Inside, verify, veth};
 use crate::netlink::{Link, Netlink};
 use crate::skel::{CheckReq, Cx};
 
-pub(super) fn attachment(cx: &Cx<'_>, (conf, plan): (&Conf, &Plan), req: &CheckReq) -> Result<()> {
+pub(super) fn attachment(cx: &Cx<'_>, conf: &Conf, plan: &Plan, req: &CheckReq) -> Result<()> {
     let inside = Inside::enter(req.sandbox.netns()?)?;
     cx.if_ipam(Cx::ipam_check)?;
     let prev = req.require_prev()?;
@@ -16,18 +16,24 @@ pub(super) fn attachment(cx: &Cx<'_>, (conf, plan): (&Conf, &Plan), req: &CheckR
     let (index, entry) = verify::container_entry(prev, &req.ifname, &req.sandbox.path)?;
     let link = verify::container_veth(&inside, entry)?;
     if !conf.disable_container_interface {
-        verify::is_up(&link)?;
+        verify::is_up_inside(&link)?;
     }
     let found = veth::find_host_end(host, &inside, prev, &link)?;
     let port = port_of(conf, &bridge, found)?;
     plan.vlans.verify(host, &bridge, &port)?;
-    let of_vlan = vlan_gateway::verify(host, (conf, plan), &bridge)?;
+    let of_vlan = vlan_gateway::verify(host, conf, plan, &bridge)?;
     if plan.gateway {
-        gateway_addresses(host, of_vlan.as_ref().unwrap_or(&bridge), (prev, index))?;
+        gateway_addresses(host, of_vlan.as_ref().unwrap_or(&bridge), prev, index)?;
     }
-    verify::addresses(&inside, &link, (prev, index))?;
+    verify::addresses(&inside, &link, prev, index)?;
     verify::routes(&inside, prev)?;
-    protect::check((cx, plan, conf), req, (&port, &link), (prev, index))
+    if conf.macspoofchk {
+        protect::check_port(cx, req, &port, &link)?;
+    }
+    if plan.l3 && conf.ip_masq {
+        protect::check_addresses(cx, req, prev, index)?;
+    }
+    Ok(())
 }
 
 fn bridge_of(host: &Netlink, conf: &Conf, prev: &CniResult) -> Result<Link> {
@@ -50,12 +56,12 @@ fn bridge_of(host: &Netlink, conf: &Conf, prev: &CniResult) -> Result<Link> {
             "they are not checked: ip link set {name} type bridge no_linklocal_learn 1"
         )));
     }
-    // A packet capture makes a bridge promiscuous as well, which hurts nobody.
+    // A packet capture makes a bridge promiscuous as well, which does no harm.
     if conf.promisc_mode && link.promiscuity == 0 {
         let msg = format!(
             "Bridge interface {name} configured Promisc Mode true doesn't match current state: false"
         );
-        return Err(Error::internal(msg));
+        return Err(Error::internal(msg).with_details(format!("ip link set {name} promisc on")));
     }
     Ok(link)
 }
@@ -65,7 +71,9 @@ fn port_of(conf: &Conf, bridge: &Link, found: Option<(Link, Interface)>) -> Resu
         || Error::internal(format!("CNI veth created for bridge {} was not found", conf.bridge));
     let (port, entry) = found.ok_or_else(missing)?;
     if port.master != Some(bridge.index) {
-        return Err(missing().with_details(format!("\"{}\" is no port of it", port.name)));
+        let (port, bridge) = (&port.name, &bridge.name);
+        let details = format!("\"{port}\" is no port of it: ip link set {port} master {bridge}");
+        return Err(missing().with_details(details));
     }
     verify::same_mac(&port, &entry)?;
     verify::is_up(&port)?;
@@ -74,24 +82,29 @@ fn port_of(conf: &Conf, bridge: &Link, found: Option<(Link, Interface)>) -> Resu
     if (state.hairpin, state.isolated) == (conf.hairpin_mode, conf.port_isolation) {
         return Ok(port);
     }
+    let on_off = |is_on| if is_on { "on" } else { "off" };
+    let (hairpin, isolated) = (on_off(conf.hairpin_mode), on_off(conf.port_isolation));
     Err(Error::internal(format!(
         "port \"{}\" has hairpin mode {} and isolation {}, configured are {} and {}",
         port.name, state.hairpin, state.isolated, conf.hairpin_mode, conf.port_isolation
+    ))
+    .with_details(format!(
+        "bridge link set dev {} hairpin {hairpin} isolated {isolated}",
+        port.name
     )))
 }
 
-fn gateway_addresses(
-    host: &Netlink,
-    bridge: &Link,
-    (prev, index): (&CniResult, usize),
-) -> Result<()> {
+fn gateway_addresses(host: &Netlink, bridge: &Link, prev: &CniResult, index: usize) -> Result<()> {
     let present = host.dump_addrs(bridge.index)?;
     for ip in prev.ips_of(index) {
         let Some(gw) = ip.gateway else { continue };
         if !present.iter().any(|addr| addr.net.addr() == gw) {
             let kind = if bridge.bridge.is_some() { "bridge " } else { "" };
             let msg = format!("gateway {gw} is no address of {kind}\"{}\"", bridge.name);
-            return Err(Error::internal(msg));
+            let net = format!("{gw}/{}", ip.address.prefix_len());
+            return Err(
+                Error::internal(msg).with_details(format!("ip addr add {net} dev {}", bridge.name))
+            );
         }
     }
     Ok(())

@@ -1,6 +1,6 @@
 //! VLANs of the port.
 //!
-//! The container's own VLAN (`vlan`) is untagged at the port, those of `vlanTrunk` are tagged. A bridge
+//! The container's own VLAN (`vlan`) is untagged at the port, the VLANs of `vlanTrunk` are tagged. A bridge
 //! keeps VLANs apart only when it is told to (`vlan_filtering`): it is told when it is created, or
 //! while it has no ports yet. A bridge with ports is left as it is, since frames that pass with tags
 //! would not pass any more; ADD is refused then.
@@ -28,7 +28,7 @@ pub(super) struct VlanTrunk {
     max_id: Option<i64>,
 }
 
-/// The VLANs that a configuration comes to.
+/// The VLANs of a validated configuration.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Vlans {
     /// Whether the bridge has to keep VLANs apart.
@@ -75,7 +75,7 @@ impl Vlans {
             .context(|| format!("could not switch on VLAN filtering of \"{}\"", bridge.name))
     }
 
-    /// Whether the bridge keeps VLANs apart or need not; an error if it has to and cannot be told to.
+    /// Whether the bridge filters VLANs or need not; an error if it has to and the kernel cannot.
     pub(super) fn require_filtering(&self, host: &Netlink, bridge: &Link) -> Result<bool> {
         if !self.filtering || bridge.bridge.unwrap_or_default().vlan_filtering {
             return Ok(true);
@@ -88,21 +88,16 @@ impl Vlans {
 
     /// Puts a new port of the bridge into its VLANs.
     pub(super) fn set(&self, host: &Netlink, bridge: &Link, port: &Link) -> Result<()> {
-        self.put(host, bridge, (port, &self.port))
+        self.put(host, bridge, port, &self.port)
     }
 
     /// Puts the port of the gateway into the VLAN that the gateway is for; whatever it was in.
     pub(super) fn set_gateway(&self, host: &Netlink, bridge: &Link, port: &Link) -> Result<()> {
         let own: Vec<_> = self.access.map(PortVlans::native).into_iter().collect();
-        self.put(host, bridge, (port, &own))
+        self.put(host, bridge, port, &own)
     }
 
-    fn put(
-        &self,
-        host: &Netlink,
-        bridge: &Link,
-        (port, vlans): (&Link, &[PortVlans]),
-    ) -> Result<()> {
+    fn put(&self, host: &Netlink, bridge: &Link, port: &Link, vlans: &[PortVlans]) -> Result<()> {
         if vlans.is_empty() {
             return Ok(());
         }
@@ -186,7 +181,7 @@ fn valid(id: Option<i64>, refusal: &str) -> Result<Option<u16>> {
     id.map(|id| number(id).ok_or_else(|| Error::config(refusal))).transpose()
 }
 
-/// Sorted, and those that overlap or touch made one.
+/// The ranges sorted; ranges that overlap or touch are merged.
 fn merged(mut ranges: Vec<RangeInclusive<u16>>) -> Vec<RangeInclusive<u16>> {
     ranges.sort_by_key(|ids| *ids.start());
     let mut merged: Vec<RangeInclusive<u16>> = Vec::new();

@@ -1,19 +1,19 @@
 //! The gateway of a VLAN: the interface `<bridge>.<vlan>` of the host, which is one end of a veth pair
 //! whose other end is a port of the bridge in that VLAN.
 //!
-//! All containers of the VLAN share it. Whoever makes or removes one holds a lock, so that it is
+//! All containers of the VLAN share the gateway. It is made and removed under a lock, so that it is
 //! complete when it is found, and is not removed under a container that has just found it; it
-//! goes with the last other port of the VLAN. One that the reference has made is taken over.
+//! goes with the last other port of the VLAN. A gateway that the reference has made is taken over.
 
 use super::{Conf, Plan};
 use crate::cni::IfName;
 use crate::error::{Context, Error, Result};
+use crate::files::lock::Lock;
 use crate::iface::{names, veth};
 use crate::netlink::{
     Link, LinkChange, LinkKind, Mac, Netlink, NewLink, Tagging, VethPeer, VlanPort,
 };
 use crate::skel::{Cx, Rollback};
-use crate::store::lock::Lock;
 
 /// For the gateways of all bridges.
 const LOCK: &str = "bridge-vlan.lock";
@@ -34,16 +34,18 @@ pub(super) fn require_name(conf: &Conf, plan: &Plan) -> Result<()> {
     IfName::parse(&name).map(drop).map_err(why)
 }
 
-/// Finds the interface of the gateway, or makes it and registers how that is taken back; `port` is
-/// the one for which it is made.
+/// Finds the interface of the gateway, or makes it and registers its removal for the roll-back; `port` is
+/// the container's port for which it is made.
 pub(super) fn ensure<'a>(
     host: &'a Netlink,
-    (conf, plan): (&'a Conf, &'a Plan),
-    (bridge, port): (&Link, u32),
+    conf: &'a Conf,
+    plan: &'a Plan,
+    bridge: &Link,
+    port: u32,
     undo: &mut Rollback<'a>,
 ) -> Result<Option<Link>> {
     let Some(name) = name(conf, plan) else { return Ok(None) };
-    let (link, made) = find_or_make(host, plan, (bridge, &name))?;
+    let (link, made) = find_or_make(host, plan, bridge, &name)?;
     if made {
         let users = Users { conf, plan, except: Some(port) };
         undo.push(format!("remove \"{name}\""), move || users.remove_gateway(host, &name));
@@ -51,11 +53,7 @@ pub(super) fn ensure<'a>(
     Ok(Some(link))
 }
 
-fn find_or_make(
-    host: &Netlink,
-    plan: &Plan,
-    (bridge, name): (&Link, &str),
-) -> Result<(Link, bool)> {
+fn find_or_make(host: &Netlink, plan: &Plan, bridge: &Link, name: &str) -> Result<(Link, bool)> {
     let failed = || "failed to create vlan interface".to_owned();
     let _turn = Lock::turn(LOCK)?;
     let found = host.link(name).context(failed)?;
@@ -65,7 +63,7 @@ fn find_or_make(
         None => create(host, bridge, name).context(failed)?,
     };
     // One that a process left half made is completed; another kind of link is its maker's affair.
-    let completed = complete(host, plan, (bridge, &link));
+    let completed = complete(host, plan, bridge, &link);
     if made && completed.is_err() {
         drop(host.del_link_by_index(link.index));
     }
@@ -95,7 +93,7 @@ fn create(host: &Netlink, bridge: &Link, name: &str) -> Result<Link> {
     Err(Error::internal("failed to find a unique veth name"))
 }
 
-fn complete(host: &Netlink, plan: &Plan, (bridge, link): (&Link, &Link)) -> Result<()> {
+fn complete(host: &Netlink, plan: &Plan, bridge: &Link, link: &Link) -> Result<()> {
     veth::refuse_advertisements(link);
     if let Some(port) = port_of(host, link)? {
         veth::refuse_advertisements(&port);
@@ -134,7 +132,7 @@ pub(super) fn del(cx: &Cx<'_>, conf: &Conf, plan: &Plan) -> Result<()> {
 struct Users<'a> {
     conf: &'a Conf,
     plan: &'a Plan,
-    /// One that goes as well.
+    /// A gateway that goes as well.
     except: Option<u32>,
 }
 
@@ -144,8 +142,8 @@ impl Users<'_> {
         let Some(link) = host.link(name)? else { return Ok(()) };
         let Some(port) = port_of(host, &link)? else { return Ok(()) };
         let Some(bridge) = host.link(&self.conf.bridge)? else { return Ok(()) };
-        // What is in another bridge is not ours. In none and down it is half made, by a process that
-        // was killed: whoever is at work on it holds the lock.
+        // A port of another bridge is not ours. A port of no bridge that is down was left by a process that
+        // was killed: a process that is still at work holds the lock.
         let half_made = port.master.is_none() && !port.up && !link.up;
         let is_ours = port.master == Some(bridge.index) || half_made;
         if !is_ours || self.exist(host, &bridge, &port)? {
@@ -177,7 +175,8 @@ impl Users<'_> {
 /// CHECK: the interface is there, up, and its other end is in the VLAN.
 pub(super) fn verify(
     host: &Netlink,
-    (conf, plan): (&Conf, &Plan),
+    conf: &Conf,
+    plan: &Plan,
     bridge: &Link,
 ) -> Result<Option<Link>> {
     let Some((name, id)) = name(conf, plan).zip(plan.vlans.access) else { return Ok(None) };

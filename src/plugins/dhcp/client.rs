@@ -1,4 +1,4 @@
-//! The plugin's side of the socket: asking the daemon, starting it, doing without it.
+//! The plugin's side of the daemon's socket: requests, the start of a daemon, and releases without a daemon.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -6,17 +6,17 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::conf::{FOLDER, Ipam, SOCKET};
-use super::protocol::family::Family;
+use super::family::Family;
 use super::record::{Record, Records};
 use super::release;
-use super::wire::{Answer, LONGEST, Request, Verb};
+use super::rpc::{Answer, LONGEST, Request, Verb};
 use crate::cmd;
 use crate::cni::CniResult;
 use crate::error::{Code, Error, Result, io_text};
 use crate::log;
 use crate::skel::Failures;
 
-/// How long anything but an ADD may take, and the start of the daemon.
+/// How long a request other than ADD may take, and the start of the daemon.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// The daemon that a configuration names.
@@ -31,14 +31,14 @@ impl Daemon {
         Daemon { socket: ipam.socket(), may_start: ipam.start_daemon }
     }
 
-    /// Starts it if it is not there and the configuration allows that.
+    /// Starts the daemon if none is running and the configuration allows it.
     pub(super) fn ensure(self) -> Result<Daemon> {
         if !self.may_start || UnixStream::connect(&self.socket).is_ok() {
             return Ok(self);
         }
         let socket = self.startable()?;
         let records = Records::create(&socket)?;
-        // One at a time; the others then find it.
+        // One plugin starts it at a time; the others then find it.
         let _turn = records.start_turn(LIMIT)?;
         if UnixStream::connect(&socket).is_err() {
             start(&socket, &records.pidfile())?;
@@ -47,8 +47,8 @@ impl Daemon {
     }
 
     /// The socket of a daemon that may be started: below [`FOLDER`], whatever links lead there. The
-    /// daemon makes folders and files beside it, and who writes a network's configuration is not to
-    /// choose where root does that.
+    /// daemon makes folders and files beside it, and the author of a network's configuration must not
+    /// choose where root makes files.
     fn startable(&self) -> Result<PathBuf> {
         let folder = self.socket.parent().filter(|folder| folder.is_absolute());
         let folder = folder
@@ -66,26 +66,23 @@ impl Daemon {
         }
     }
 
-    /// Asks, and returns the answer.
+    /// Sends a request and returns the answer.
     pub(super) fn call(&self, request: &Request) -> Result<Option<CniResult>> {
         let stream = self.connect().map_err(|e| self.absent(&e))?;
         exchange(stream, request)
     }
 
-    /// Asks it to release; without a daemon that is done here, from what it has left on disk.
+    /// Releases leases through the daemon; without a daemon, from the records that it left on disk.
     pub(super) fn call_or_replace(&self, request: &Request) -> Result<()> {
         match self.connect() {
             Ok(stream) => exchange(stream, request).map(drop),
-            Err(e) => {
-                log::warn(self.absent(&e));
-                self.release_without(request)
-            }
+            Err(e) => self.release_without(request, &e),
         }
     }
 
-    /// Whether an ADD could be served.
+    /// Whether the daemon could serve an ADD now.
     pub(super) fn status(&self) -> Result<()> {
-        let request = Request::new(Verb::Status, super::wire::Key::default());
+        let request = Request::new(Verb::Status, super::rpc::Key::default());
         match self.connect() {
             Ok(stream) => exchange(stream, &request).map(drop),
             Err(_) if self.may_start => self.startable().map(drop),
@@ -97,11 +94,12 @@ impl Daemon {
         UnixStream::connect(&self.socket)
     }
 
-    fn release_without(&self, request: &Request) -> Result<()> {
+    /// `cause` is why there is no daemon.
+    fn release_without(&self, request: &Request, cause: &io::Error) -> Result<()> {
         let records = match Records::open(&self.socket) {
             Ok(Some(records)) => records,
             Ok(None) => return Ok(()),
-            // No daemon keeps leases in such a folder either.
+            // The daemon keeps no leases in such a folder either.
             Err(error) => {
                 log::warn(error);
                 return Ok(());
@@ -114,6 +112,9 @@ impl Daemon {
             let all = records.load_all().into_iter();
             all.filter(|record| request.is_stale(&record.key)).collect()
         };
+        if !stale.is_empty() {
+            log::warn(self.absent(cause));
+        }
         let mut failures = Failures::new();
         for record in stale {
             if let Err(error) = release::release_recorded(&record) {
@@ -139,7 +140,7 @@ impl Daemon {
     }
 }
 
-/// Where `path` leads; parts that are not there yet are taken as they are.
+/// Where `path` leads; components that do not exist yet are kept as they are.
 fn resolve(path: &Path) -> Option<PathBuf> {
     match path.canonicalize() {
         Err(e) if e.kind() == io::ErrorKind::NotFound => {
@@ -175,7 +176,7 @@ fn exchange(stream: UnixStream, request: &Request) -> Result<Option<CniResult>> 
     let lost = |e: io::Error| {
         failed(Error::new(Code::TRY_AGAIN, io_text(&e)).with_details("the daemon did not answer"))
     };
-    // The daemon limits an ADD by itself, as it was told to.
+    // The daemon limits the time of an ADD itself, with `-resendtimeout`.
     if request.verb != Verb::Add {
         stream.set_read_timeout(Some(LIMIT)).map_err(lost)?;
     }

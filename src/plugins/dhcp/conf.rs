@@ -5,9 +5,8 @@ use std::path::PathBuf;
 
 use serde::Deserialize;
 
-use super::protocol::family::Family;
-use super::protocol::message::Options;
-use super::protocol::option;
+use super::family::Family;
+use super::v4::option::{self, Options};
 use crate::cni::json::Json;
 use crate::error::{Code, Error, Result};
 
@@ -16,7 +15,7 @@ pub(super) const FOLDER: &str = "/run/cni";
 /// Where the daemon listens unless the configuration says otherwise.
 pub(super) const SOCKET: &str = "/run/cni/dhcp.sock";
 
-/// What is asked for unless the configuration says otherwise: what the reference asks for, and
+/// The options requested by default: what the reference requests, and
 /// what completes the result without a change to the container's routes.
 const DEFAULTS: [u8; 6] = [
     option::ROUTERS,
@@ -26,11 +25,11 @@ const DEFAULTS: [u8; 6] = [
     option::SEARCH,
     option::MTU,
 ];
-/// What is asked for when the configuration wants nothing of it and has nothing instead.
+/// The options requested when the configuration skips the default and requests none of its own.
 const LIBRARY_DEFAULTS: [u8; 4] =
     [option::SUBNET_MASK, option::ROUTERS, option::DOMAIN, option::NAME_SERVERS];
 
-/// Options that are the protocol's own: padding and the end, overload, and what a message is about.
+/// Options that the protocol itself uses: padding, the end mark, overload and the message type.
 const RESERVED: [u8; 10] = [
     0,
     option::REQUESTED,
@@ -44,7 +43,7 @@ const RESERVED: [u8; 10] = [
     255,
 ];
 
-/// The names that stand for numbers.
+/// Names of options that a configuration may use in place of their numbers.
 const NAMES: [(&str, u8); 6] = [
     ("dhcp-client-identifier", option::CLIENT_ID),
     ("subnet-mask", option::SUBNET_MASK),
@@ -66,7 +65,7 @@ pub struct Conf {
 #[serde(rename_all = "camelCase", default)]
 pub struct Ipam {
     daemon_socket_path: String,
-    /// Start the daemon when it is not there.
+    /// Start the daemon when none is running.
     pub start_daemon: bool,
     request: Vec<Request>,
     provide: Vec<Provide>,
@@ -74,7 +73,7 @@ pub struct Ipam {
     family: Option<String>,
 }
 
-/// An option to ask for.
+/// An option to request.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Request {
@@ -92,7 +91,7 @@ struct Provide {
 }
 
 impl Conf {
-    /// `ipam`, which has to be there.
+    /// `ipam`; an error if the configuration has none.
     pub fn ipam(&self) -> Result<Ipam> {
         let missing = || Error::config("IPAM config missing 'ipam' key");
         self.ipam.as_ref().ok_or_else(missing)?.decode()
@@ -106,12 +105,12 @@ impl Ipam {
         if given.is_empty() { SOCKET.into() } else { given.into() }
     }
 
-    /// The metric of routes; 0 is the kernel's.
+    /// The metric of routes; 0 leaves the choice to the kernel.
     pub fn priority(&self) -> u32 {
         self.priority
     }
 
-    /// Of which families there is to be a lease.
+    /// The families that the attachment needs a lease of.
     pub fn families(&self) -> Result<Vec<Family>> {
         match self.family.as_deref() {
             None | Some("ipv4") => Ok(vec![Family::V4]),
@@ -125,8 +124,8 @@ impl Ipam {
         }
     }
 
-    /// The options to send with every message; `args` is `CNI_ARGS`. They are IPv4's, but for the
-    /// client's name.
+    /// The options to send with every message; `args` is `CNI_ARGS`. They are options of DHCP for IPv4, except for the
+    /// client identifier.
     pub fn options(&self, args: &str) -> Result<Options> {
         if !self.families()?.contains(&Family::V4) {
             self.require_no_options()?;
@@ -152,7 +151,7 @@ impl Ipam {
         Ok(options)
     }
 
-    /// Options of IPv6 have other numbers and are chosen by the daemon.
+    /// DHCPv6 has other option numbers; the daemon chooses its options.
     fn require_no_options(&self) -> Result<()> {
         let is_id = |provide: &Provide| code(&provide.option) == Ok(option::CLIENT_ID);
         let key = match () {
@@ -185,7 +184,7 @@ impl Ipam {
                 unique.push(code);
             }
         }
-        // One option holds no more; there are no more codes either.
+        // One option holds 255 bytes, and there are 255 codes.
         unique.truncate(255);
         Ok(unique)
     }
@@ -215,7 +214,7 @@ fn code(text: &str) -> Result<u8> {
     })
 }
 
-/// `CNI_ARGS` as this plugin takes it: everything with a `=` counts, whatever it is for.
+/// `CNI_ARGS` as this plugin reads it: every pair with a `=`, known or not.
 fn arguments(text: &str) -> BTreeMap<&str, &str> {
     text.split(';').filter_map(|pair| pair.split_once('=')).collect()
 }

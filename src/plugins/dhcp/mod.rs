@@ -12,35 +12,42 @@
 //! | file | |
 //! | --- | --- |
 //! | `conf.rs` | the keys |
-//! | `wire.rs`, `client.rs` | what plugin and daemon say, and the plugin's side of it |
-//! | `protocol/` | DHCP without input or output |
-//! | `record.rs`, `stored.rs` | leases on disk, and what is in their files |
-//! | `socket.rs`, `socket_v6.rs`, `place.rs`, `release.rs` | work in the container's namespace |
+//! | `rpc.rs`, `client.rs` | requests and answers between plugin and daemon, and the plugin's side |
+//! | `v4/`, `v6/` | DHCP and DHCPv6: messages, leases, sockets |
+//! | `family.rs` | a lease of either family |
+//! | `machine/` | the client's states, for either family |
+//! | `timing.rs`, `text.rs` | for both: clock, waits, random numbers; domain names |
+//! | `record.rs` | leases on disk |
+//! | `interface.rs`, `release.rs` | work in the container's namespace |
 //! | `daemon/` | the daemon |
 
 mod client;
 mod conf;
 pub mod daemon;
-pub mod place;
-pub mod protocol;
+pub mod family;
+pub mod interface;
+pub mod machine;
 pub mod record;
 pub mod release;
-pub mod socket;
-pub mod socket_v6;
-#[doc(hidden)]
-pub mod stored;
-pub mod wire;
+pub mod rpc;
+#[cfg(test)]
+mod tests;
+pub mod text;
+pub mod timing;
+pub mod v4;
+pub mod v6;
 
 use std::path::Path;
 
 use self::client::Daemon;
 pub use self::conf::Conf;
 use self::conf::Ipam;
-use self::protocol::option::CLIENT_ID;
-use self::wire::{Key, Request, Verb};
+use self::rpc::{Key, Request, Verb};
+use self::v4::option::CLIENT_ID;
+use crate::cni::json::keys::Keys;
 use crate::cni::{CniResult, ContainerId, IfName};
 use crate::error::{Context, Error, Result};
-use crate::skel::{AddReq, CheckReq, Cx, DelReq, GcReq, Plugin};
+use crate::skel::{AddReq, CheckReq, Cx, DelReq, GcReq, Plugin, Remarks};
 
 /// The plugin.
 #[derive(Debug)]
@@ -50,6 +57,14 @@ impl Plugin for Dhcp {
     const NAME: &'static str = "dhcp";
     const ABOUT: &'static str = "addresses on loan from a DHCP server";
     type Conf = Conf;
+
+    fn keys() -> Keys {
+        Keys::of::<Conf>().with("ipam", Keys::of::<Ipam>())
+    }
+
+    fn examine(cx: &Cx<'_>, conf: &Conf, _: &mut Remarks) -> Result<()> {
+        conf.ipam()?.options(cx.raw_args()).map(drop)
+    }
 
     fn add(cx: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
         let ipam = conf.ipam()?;

@@ -11,21 +11,22 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nix::fcntl::OFlag;
+use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha512};
 
-use super::protocol::family::{Client, Family, Lease};
-use super::protocol::message::Options;
-use super::protocol::timing::Timing;
-use super::protocol::v6::identity;
-use super::protocol::{client, option};
-use super::stored::{self, Own};
-use super::wire::Key;
+use super::family::{Family, Lease};
+use super::machine::{self, StateMachine};
+use super::rpc::Key;
+use super::timing::{BootTime, Random, Timing};
+use super::v4::option::{self, Options, pairs};
+use super::v6::duid;
+use crate::cni::json::{self, Json};
 use crate::error::{Error, Result};
+use crate::files::atomic::{self, Durability, Writer};
+use crate::files::dir;
+use crate::files::lock::Lock;
 use crate::log;
 use crate::netlink::Mac;
-use crate::store::atomic::{self, Durability, Writer};
-use crate::store::folder;
-use crate::store::lock::Lock;
 use crate::sysctl;
 
 const ENDING: &str = ".json";
@@ -35,7 +36,8 @@ const HASHED: usize = 16;
 const LONGEST: u64 = 256 << 10;
 
 /// A lease and all that is needed to keep it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Deserialize, Serialize, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
 pub struct Record {
     /// What it belongs to.
     pub key: Key,
@@ -46,29 +48,77 @@ pub struct Record {
     /// The Ethernet address of the interface.
     pub mac: Mac,
     /// Options for every message.
+    #[serde(with = "pairs")]
     pub options: Options,
     /// The metric of routes.
     pub priority: u32,
     /// Whether the daemon has taken the address off the interface, and so has to add the next.
-    pub bare: bool,
+    pub address_removed: bool,
     /// The lease; `None` while another one is looked for.
     pub lease: Option<Lease>,
 }
 
 impl Record {
-    /// The client that the server knows.
-    pub fn client(&self, timing: Timing, broadcast: bool) -> Client {
-        let (mac, options) = (self.mac, self.options.clone());
+    /// A client that goes on with the lease, or without one begins at `now` and fails at `limit`.
+    pub fn machine(
+        &self,
+        timing: Timing,
+        broadcast: bool,
+        now: BootTime,
+        limit: BootTime,
+    ) -> Box<dyn StateMachine> {
+        let (mac, random) = (self.mac, Random::new());
         match self.key.family {
-            Family::V4 => Client::V4(client::Client { mac, broadcast, options, timing }),
+            Family::V4 => {
+                let options = self.options.clone();
+                let client = machine::v4::Client { mac, broadcast, options, timing };
+                Box::new(match &self.lease {
+                    Some(Lease::V4(lease)) => {
+                        machine::v4::Machine::resume(client, lease.clone(), random)
+                    }
+                    _ => machine::v4::Machine::new(client, now, limit, random),
+                })
+            }
             Family::V6 => {
-                let id = options.get(&option::CLIENT_ID).cloned();
-                let duid = identity::duid(&id.unwrap_or_else(|| self.key.client_id()));
-                let iaid = identity::iaid(&self.key.ifname);
-                Client::V6(identity::Client { duid, iaid, mac, timing })
+                let (duid, iaid) = (self.duid(), duid::iaid(&self.key.ifname));
+                let client = duid::Client { duid, iaid, mac, timing };
+                Box::new(match &self.lease {
+                    Some(Lease::V6(lease)) => {
+                        machine::v6::Machine::resume(client, lease.clone(), random)
+                    }
+                    _ => machine::v6::Machine::new(client, now, limit, random),
+                })
             }
         }
     }
+
+    /// The DUID for DHCPv6 servers, made of the client identifier for DHCP servers.
+    fn duid(&self) -> Vec<u8> {
+        let id = self.options.get(&option::CLIENT_ID).cloned();
+        duid::duid(&id.unwrap_or_else(|| self.key.client_id()))
+    }
+}
+
+/// The content of a record's file.
+#[derive(Deserialize, Serialize)]
+struct Content<R> {
+    /// The kernel's `boot_id`.
+    boot: String,
+    record: R,
+}
+
+/// Reads the file of a lease; `None` if the lease is not of the key's family.
+fn parse(bytes: &[u8]) -> Option<Content<Record>> {
+    let content: Content<Record> = Json::parse(bytes).ok()?.decode().ok()?;
+    let Record { key, lease, .. } = &content.record;
+    let fits = lease.as_ref().is_none_or(|lease| lease.family() == key.family);
+    fits.then_some(content)
+}
+
+/// Reads the file of a lease of any boot, for the fuzz targets.
+#[cfg(feature = "testing")]
+pub fn read(bytes: &[u8]) -> Option<Record> {
+    parse(bytes).map(|content| content.record)
 }
 
 /// The folder of leases. Only files that this module has written are read or removed there: a
@@ -83,13 +133,13 @@ impl Records {
     /// The folder that belongs to the daemon on this socket, if it is there.
     pub fn open(socket: &Path) -> Result<Option<Records>> {
         let dir = beside(socket);
-        Ok(folder::require_own(&dir)?.then(|| Records::within(dir)))
+        Ok(dir::require_own(&dir)?.then(|| Records::within(dir)))
     }
 
     /// The same; makes the folder, for root only.
     pub fn create(socket: &Path) -> Result<Records> {
         let dir = beside(socket);
-        folder::ensure(&dir, 0o700)?;
+        dir::ensure(&dir, 0o700)?;
         Ok(Records::within(dir))
     }
 
@@ -115,7 +165,7 @@ impl Records {
     /// Keeps a record.
     pub fn save(&self, record: &Record) -> Result<()> {
         let path = self.dir.join(file_name(&record.key));
-        let bytes = stored::encode(record, &self.boot)?;
+        let bytes = json::compact(&Content { boot: self.boot.clone(), record })?;
         let writer = Writer::unlocked(&path, Durability::Volatile);
         Ok(writer.replace(&path, bytes.as_bytes(), 0o600)?)
     }
@@ -132,7 +182,8 @@ impl Records {
 
     /// The record of `key`.
     pub fn load(&self, key: &Key) -> Option<Record> {
-        self.read(&file_name(key))?.into_record(&self.boot).filter(|record| record.key == *key)
+        let content = self.read(&file_name(key)).filter(|content| content.boot == self.boot)?;
+        Some(content.record).filter(|record| record.key == *key)
     }
 
     /// All records. Those of another boot are removed; files that are none of ours stay.
@@ -141,14 +192,16 @@ impl Records {
         let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
         let mut found = Vec::new();
         for name in names.filter(|name| is_own_name(name)) {
-            let (own, path) = (self.read(&name), self.dir.join(&name));
-            if own.as_ref().is_some_and(|own| own.boot != self.boot) {
-                // It would be there again at the next start.
-                drop(fs::remove_file(&path));
-            }
-            match own.and_then(|own| own.into_record(&self.boot)) {
-                Some(record) => found.push(record),
-                None => log::warn(format_args!("no lease of this boot is in {}", path.display())),
+            let path = self.dir.join(&name);
+            match self.read(&name) {
+                Some(content) if content.boot == self.boot => found.push(content.record),
+                other => {
+                    log::warn(format_args!("no lease of this boot is in {}", path.display()));
+                    if other.is_some() {
+                        // It would be there again at the next start.
+                        drop(fs::remove_file(&path));
+                    }
+                }
             }
         }
         found
@@ -160,8 +213,8 @@ impl Records {
     }
 
     /// A file of ours: it has a key, and the name that this key gives.
-    fn read(&self, name: &str) -> Option<Own> {
-        Own::parse(&self.read_bytes(name)?).filter(|own| file_name(&own.key) == name)
+    fn read(&self, name: &str) -> Option<Content<Record>> {
+        parse(&self.read_bytes(name)?).filter(|content| file_name(&content.record.key) == name)
     }
 
     fn read_bytes(&self, name: &str) -> Option<Vec<u8>> {
@@ -198,8 +251,8 @@ fn is_own_name(name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::protocol::timing::NEVER;
-    use super::super::protocol::{lease, v6};
+    use super::super::timing::NEVER;
+    use super::super::{v4::lease, v6};
     use super::*;
 
     fn record(id: &str) -> Record {
@@ -225,7 +278,7 @@ mod tests {
             mac: Mac([2, 0, 0, 0, 0, 7]),
             options: Options::from([(61, vec![0, 1])]),
             priority: 3,
-            bare: false,
+            address_removed: false,
             lease: Some(lease.into()),
         }
     }
@@ -254,42 +307,16 @@ mod tests {
         assert_eq!(records.load_all().len(), 2);
         assert_eq!(records.load(&record("a").key), Some(record("a")));
         assert_eq!(records.load(&record_v6("a").key), Some(record_v6("a")));
-        // A daemon that knows nothing of IPv6 must not take one for a lease of IPv4.
-        let text = fs::read_to_string(records.dir.join(file_name(&record_v6("a").key))).unwrap();
-        assert!(text.contains("\"layout\":2") && text.contains("\"family\":\"ipv6\""), "{text}");
         records.remove(&record("a").key).unwrap();
         assert_eq!(records.load_all(), [record_v6("a")]);
     }
 
     #[test]
-    fn files_from_before_there_were_families_are_of_ipv4() {
-        let dir = tempfile::tempdir().unwrap();
-        let records = Records::create(&dir.path().join("s")).unwrap();
-        let text = format!(
-            r#"{{"layout":1,"boot":"{}","key":{{"containerId":"a","network":"n","ifname":"eth0"}},
-            "netns":"/run/netns/x","netnsId":[4,18446744073709551615],"mac":[2,0,0,0,0,7],
-            "options":[[61,[0,1]]],"priority":3,"bare":false,"lease":{{"address":"10.1.2.9",
-            "prefix":24,"server":"10.1.2.1","serverMac":[2,0,0,0,0,1],"renew":5,"rebind":6,
-            "expires":null,"options":[[1,[255,255,255,0]]]}}}}"#,
-            records.boot
-        );
-        fs::write(records.dir.join(file_name(&record("a").key)), text).unwrap();
-        assert_eq!(records.load_all(), [record("a")]);
-    }
-
-    #[test]
-    fn clients_are_the_same_for_every_daemon() {
-        let duid = |record: &Record| match record.client(Timing::default(), false) {
-            Client::V6(client) => client.duid,
-            Client::V4(client) => panic!("{client:?}"),
-        };
+    fn duids_are_the_same_for_every_daemon() {
         let one = record_v6("a");
-        assert_eq!(duid(&one), duid(&record_v6("b")), "the configured name, whoever it is");
-        let bare = |id: &str| Record { options: Options::new(), ..record_v6(id) };
-        assert_ne!(duid(&bare("a")), duid(&bare("b")));
-        assert!(
-            matches!(record("a").client(Timing::default(), true), Client::V4(c) if c.broadcast)
-        );
+        assert_eq!(one.duid(), record_v6("b").duid(), "the configured name, whoever it is");
+        let plain = |id: &str| Record { options: Options::new(), ..record_v6(id) };
+        assert_ne!(plain("a").duid(), plain("b").duid());
     }
 
     #[test]
@@ -329,9 +356,8 @@ mod tests {
         for (bad, stays) in [
             (String::new(), true),
             ("{".to_owned(), true),
-            (text.replace("\"layout\":1", "\"layout\":9"), true),
-            (text.replace("\"prefix\":24", "\"prefix\":99"), true),
-            (of_before.replace("\"layout\":1", "\"layout\":9"), false),
+            (text.replace("10.1.2.9/24", "10.1.2.9/99"), true),
+            (text.replace("serverMac", "server"), true),
             (of_before.clone(), false),
         ] {
             fs::write(&path, &bad).unwrap();

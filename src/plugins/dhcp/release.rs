@@ -4,16 +4,13 @@ use std::io;
 use std::net::UdpSocket;
 use std::time::{Duration, Instant};
 
-use super::place::{self, Place, Trouble};
-use super::protocol::client;
-use super::protocol::family::{Claim, Client, Lease};
-use super::protocol::frame::Ends;
-use super::protocol::machine::Machine;
-use super::protocol::timing::{Random, Timing};
-use super::protocol::v6;
-use super::protocol::v6::message::{Kind, Message};
+use super::interface::{self, Interface, InterfaceError};
+use super::machine::Release;
 use super::record::Record;
-use super::{socket, socket_v6};
+use super::timing::{NEVER, Timing};
+use super::v4::frame::Ends;
+use super::v6::message::{Kind, Message};
+use super::{v4, v6};
 use crate::error::{Context, Error, Result};
 
 /// How long the server may take to say where it is. One behind a router never does.
@@ -25,59 +22,48 @@ const CONFIRMATIONS: [Duration; 3] =
 /// Longer than any message that is taken.
 const BUFFER: usize = 2048;
 
-/// Gives a lease back. That is under way when this returns, so the interface may go.
-pub fn release(ifname: &str, client: &Client, claim: &Claim) -> Result<()> {
-    match (client, claim) {
-        (Client::V4(client), Claim::V4(claim)) => release_v4(ifname, client, claim),
-        (Client::V6(client), Claim::V6(claim)) => release_v6(ifname, client, claim),
-        // A client claims addresses of its own family only.
-        _ => Ok(()),
+/// Sends the release of a lease. It is under way when this returns, so the interface may go.
+pub fn send(ifname: &str, release: Release) -> Result<()> {
+    match release {
+        Release::V4(message, ends) => send_v4(ifname, &message, ends),
+        Release::V6(message, _) => send_v6(ifname, message),
     }
 }
 
-/// The same for a record, when no daemon does it.
+/// Releases the lease of a record, when no daemon does it.
 pub fn release_recorded(record: &Record) -> Result<()> {
-    let Some(claim) = record.lease.as_ref().map(Lease::claim) else { return Ok(()) };
-    let place = Place { netns: (&record.netns).into(), ifname: record.key.ifname.clone() };
-    let netns = match place.open(Some(record.netns_id)) {
-        Err(Trouble::Gone(_)) => return Ok(()),
+    let interface = Interface { netns: (&record.netns).into(), ifname: record.key.ifname.clone() };
+    let netns = match interface.open(Some(record.netns_id)) {
+        Err(InterfaceError::Gone(_)) => return Ok(()),
         opened => opened?,
     };
-    let mut client = record.client(Timing::default(), false);
-    netns
-        .run(|| match place::look(&place.ifname)? {
-            Some(mac) => {
-                client.set_mac(mac);
-                release(&place.ifname, &client, &claim)
-            }
-            None => Ok(()),
-        })
-        .map_err(Error::from)?
+    let mut machine = record.machine(Timing::default(), false, NEVER, NEVER);
+    let Some(mac) =
+        netns.run(|| interface::mac_address(&interface.ifname)).map_err(Error::from)??
+    else {
+        return Ok(());
+    };
+    machine.set_mac(mac);
+    let Some(release) = machine.release() else { return Ok(()) };
+    netns.run(|| send(&interface.ifname, release)).map_err(Error::from)?
 }
 
 /// One message from the leased address, in a frame to where the server's answers came from.
-fn release_v4(ifname: &str, client: &client::Client, claim: &client::Claim) -> Result<()> {
+fn send_v4(ifname: &str, message: &v4::message::Message, mut ends: Ends) -> Result<()> {
     let failed = || "failed to release DHCP lease: failed to send DHCPRELEASE";
-    let socket = socket::frames(ifname).map_err(|e| Error::io(ifname, &e)).context(failed)?;
-    let message = Machine::release(client, claim, &mut Random::new()).encode();
-    let client::Claim { address, server, server_mac } = *claim;
+    let socket = v4::socket::frames(ifname).map_err(|e| Error::io(ifname, &e)).context(failed)?;
     // A server on the link may send from another Ethernet address than it listens on.
-    let found = socket::resolve(ifname, address, server, SERVER_ANSWERS);
-    let dst_mac = found.ok().flatten().unwrap_or(server_mac);
-    let ends = Ends { src_mac: client.mac, dst_mac, src: address, dst: server };
-    socket::send(&socket, &ends, &message).map_err(|e| Error::io(ifname, &e)).context(failed)
+    let found = v4::socket::resolve(ifname, ends.src, ends.dst, SERVER_ANSWERS);
+    ends.dst_mac = found.ok().flatten().unwrap_or(ends.dst_mac);
+    let sent = v4::socket::send(&socket, &ends, &message.encode());
+    sent.map_err(|e| Error::io(ifname, &e)).context(failed)
 }
 
 /// Repeated until the server has confirmed it, or has had enough time.
-fn release_v6(
-    ifname: &str,
-    client: &v6::identity::Client,
-    claim: &v6::verdict::Claim,
-) -> Result<()> {
+fn send_v6(ifname: &str, mut message: Message) -> Result<()> {
     let failed = || "failed to release DHCPv6 lease";
     let io = |e: io::Error| Error::io(ifname, &e);
-    let (socket, servers) = socket_v6::udp(ifname).map_err(io).context(failed)?;
-    let mut message = v6::machine::Machine::release(client, claim, &mut Random::new());
+    let (socket, servers) = v6::socket::udp(ifname).map_err(io).context(failed)?;
     let begun = Instant::now();
     for limit in CONFIRMATIONS {
         let hundredths = begun.elapsed().as_millis() / 10;
@@ -93,7 +79,7 @@ fn release_v6(
 fn is_confirmed(socket: &UdpSocket, sent: &Message, limit: Duration) -> io::Result<bool> {
     let deadline = Instant::now() + limit;
     let mut buffer = [0; BUFFER];
-    while socket::is_readable(socket, deadline)? {
+    while v4::socket::is_readable(socket, deadline)? {
         let (length, _) = socket.recv_from(&mut buffer)?;
         let is_answer = |message: &Message| {
             message.kind == Kind::Reply

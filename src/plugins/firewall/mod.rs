@@ -2,8 +2,8 @@
 //!
 //! It stands behind an interface plugin in a list, takes the addresses from `prevResult`, and
 //! passes that on unchanged. Keys: `backend` (`nftables`, `iptables`, `firewalld`; default: firewalld
-//! if it runs, else iptables if it works, else nftables), `ingressPolicy` (`open`, `same-bridge`,
-//! `isolated`), `iptablesAdminChainName`, `firewalldZone`.
+//! if it runs, else iptables if it works and can print its tables, else nftables), `ingressPolicy`
+//! (`open`, `same-bridge`, `isolated`), `iptablesAdminChainName`, `firewalldZone`.
 //!
 //! On the host it leaves, while the container lives, its addresses in the chosen back end
 //! (`netfilter/filter/`); for good, the back end's tables or chains, and until GC finds no
@@ -15,18 +15,19 @@ use std::slice;
 
 use serde::Deserialize;
 
-use self::backend::{Backend, PolicyBackend};
+use self::backend::Backend;
 use crate::cni::{CniResult, SpecVersion};
 use crate::error::{Context, Error, Result};
+use crate::netfilter::backend::Backend::{Iptables, Nftables};
 use crate::netfilter::backend::PacketFilter;
-use crate::netfilter::draft;
 use crate::netfilter::filter::firewalld::Zone;
-use crate::netfilter::filter::xtables::{Admin, Wanted};
-use crate::netfilter::filter::{
-    Ingress, Network, Owner, Pod, Policy, firewalld, nftables, xtables,
+use crate::netfilter::filter::iptables::Wanted;
+use crate::netfilter::filter::{self, Ingress, Pod, Policy, firewalld, iptables};
+use crate::netfilter::iptables::table;
+use crate::netfilter::names::Owner;
+use crate::skel::{
+    AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Remarks, Rollback, require_prev,
 };
-use crate::netfilter::names;
-use crate::skel::{AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Rollback};
 
 /// The plugin.
 #[derive(Debug)]
@@ -36,7 +37,7 @@ pub struct Firewall;
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Conf {
-    /// `nftables`, `iptables` or `firewalld`. Default: what is there.
+    /// `nftables`, `iptables` or `firewalld`. Default: firewalld if it runs, else [`Backend::choose`].
     backend: String,
     /// The chain for an administrator's own rules. Default: `CNI-ADMIN`.
     iptables_admin_chain_name: String,
@@ -54,14 +55,14 @@ impl Conf {
     /// Checks what becomes a word of the back ends.
     fn require_words(&self) -> Result<()> {
         if !self.iptables_admin_chain_name.is_empty() {
-            draft::require_chain("iptablesAdminChainName", &self.iptables_admin_chain_name)?;
+            table::require_chain("iptablesAdminChainName", &self.iptables_admin_chain_name)?;
         }
-        draft::require_words("firewalldZone", slice::from_ref(&self.firewalld_zone))
+        table::require_words("firewalldZone", slice::from_ref(&self.firewalld_zone))
     }
 
-    fn admin(&self) -> Admin<'_> {
+    fn admin(&self) -> &str {
         let name = self.iptables_admin_chain_name.as_str();
-        Admin(if name.is_empty() { xtables::DEFAULT_ADMIN } else { name })
+        if name.is_empty() { iptables::DEFAULT_ADMIN } else { name }
     }
 }
 
@@ -72,24 +73,28 @@ impl Plugin for Firewall {
     const OUTLIVES_ITS_CONTAINER: bool = true;
     type Conf = Conf;
 
+    fn examine(_: &Cx<'_>, conf: &Conf, _: &mut Remarks) -> Result<()> {
+        conf.require_words()?;
+        Policy::parse(&conf.ingress_policy).map(drop)
+    }
+
     fn add(cx: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
         conf.require_words()?;
         let policy = Policy::parse(&conf.ingress_policy)?;
-        let prev = require_prev(req.prev.as_ref())?;
+        let prev = require_prev(req.prev.as_ref(), "missing prevResult from earlier plugin")?;
         let ingress = Ingress { policy, bridge: bridge(prev, policy)? };
-        let pod = pod(cx, (req.id.as_str(), req.ifname.as_str()), prev);
+        let pod = pod(Owner::new(&cx.net.name, &req.id, &req.ifname), prev);
         let filter = PacketFilter::new();
         let backend = Backend::choose(conf, &filter)?;
         let mut undo = Rollback::new();
         cx.note(Self::NAME, req, prev, &mut undo);
         undo.push("remove the rules", || del_rules(&filter, &pod));
         match backend {
-            Backend::Nftables => nftables::add(filter.nft()?, &pod, ingress)?,
-            Backend::Iptables => {
-                let admin = Some(conf.admin());
-                xtables::add(&filter, Wanted { pod: &pod, ingress, admin })?;
+            Backend::Kernel(Nftables) => filter::nft::add(filter.nft()?, &pod, ingress)?,
+            Backend::Kernel(Iptables) => {
+                iptables::add(&filter, Wanted { pod: &pod, ingress, admin: Some(conf.admin()) })?;
             }
-            Backend::Firewalld(mut zone) => add_to_zone(&mut zone, &filter, (&pod, ingress))?,
+            Backend::Firewalld(mut zone) => add_to_zone(&mut zone, &filter, &pod, ingress)?,
         }
         undo.commit();
         Ok(prev.clone())
@@ -98,24 +103,22 @@ impl Plugin for Firewall {
     fn check(cx: &Cx<'_>, conf: &Conf, req: &CheckReq) -> Result<()> {
         conf.require_words()?;
         let policy = Policy::parse(&conf.ingress_policy)?;
-        let prev = require_prev(req.prev.as_ref())?;
+        let prev = require_prev(req.prev.as_ref(), "missing prevResult from earlier plugin")?;
         let ingress = Ingress { policy, bridge: bridge(prev, policy)? };
-        let pod = pod(cx, (req.id.as_str(), req.ifname.as_str()), prev);
+        let pod = pod(Owner::new(&cx.net.name, &req.id, &req.ifname), prev);
         let filter = PacketFilter::new();
         match Backend::of(conf, &filter, &pod)? {
-            Backend::Nftables => nftables::check(filter.nft()?, &pod, ingress),
-            Backend::Iptables => {
-                xtables::check(&filter, Wanted { pod: &pod, ingress, admin: Some(conf.admin()) })
+            Backend::Kernel(Nftables) => filter::nft::check(filter.nft()?, &pod, ingress),
+            Backend::Kernel(Iptables) => {
+                iptables::check(&filter, Wanted { pod: &pod, ingress, admin: Some(conf.admin()) })
             }
             Backend::Firewalld(mut zone) => {
                 zone.check(&pod)?;
-                match PolicyBackend::choose(policy, &filter) {
-                    Some(PolicyBackend::Iptables) => {
-                        xtables::check(&filter, Wanted { pod: &pod, ingress, admin: None })
+                match backend::of_policy(policy, || backend::kernel_of(&filter, &pod)) {
+                    Some(Iptables) => {
+                        iptables::check(&filter, Wanted { pod: &pod, ingress, admin: None })
                     }
-                    Some(PolicyBackend::Nftables) => {
-                        nftables::check_policy(filter.nft()?, &pod, ingress)
-                    }
+                    Some(Nftables) => filter::nft::check_policy(filter.nft()?, &pod, ingress),
                     None => Ok(()),
                 }
             }
@@ -126,42 +129,35 @@ impl Plugin for Firewall {
     fn del(cx: &Cx<'_>, conf: &Conf, req: &DelReq) -> Result<()> {
         let nothing = CniResult::new();
         let prev = req.prev.as_ref().unwrap_or(&nothing);
-        let pod = pod(cx, (req.id.as_str(), req.ifname.as_str()), prev);
+        let pod = pod(Owner::new(&cx.net.name, &req.id, &req.ifname), prev);
         let filter = PacketFilter::new();
         let mut failures = Failures::new();
         failures.keep(del_rules(&filter, &pod));
-        let nft = failures.keep(filter.nft_if_present()).flatten();
-        let gave = nft.is_some_and(|nft| firewalld::has(nft, &pod));
-        if let Some(mut zone) = Backend::zone_to_clean(conf, gave) {
-            failures.keep(filter.nft().map(|nft| zone.del(nft, &pod)));
+        if let Some(mut zone) = Backend::zone_to_clean(conf, firewalld::has(&pod)) {
+            failures.keep(zone.del(&pod));
         }
         failures.into_result()
     }
 
     fn gc(cx: &Cx<'_>, conf: &Conf, req: &GcReq) -> Result<()> {
-        let name = cx.net.name.as_str();
-        let network = Network::new(name);
-        let owner = |id: &str, ifname: &str| Owner::new(names::Owner { network: name, ifname, id });
-        let valid: Vec<Owner> =
-            req.valid.iter().map(|a| owner(&a.container_id, &a.ifname)).collect();
+        let (network, valid) = (cx.net.name.as_str(), Owner::each(&cx.net.name, &req.valid));
         let filter = PacketFilter::new();
         let mut failures = Failures::new();
-        failures.keep(xtables::gc(&filter, &network, &valid));
+        failures.keep(iptables::gc(&filter, network, &valid));
+        if firewalld::has_stale(network, &valid)
+            && let Some(mut zone) = Zone::find(conf.zone())
+        {
+            failures.keep(zone.gc(network, &valid));
+        }
         let Some(nft) = failures.keep(filter.nft_if_present()).flatten() else {
             return failures.into_result();
         };
-        failures.keep(nftables::gc(nft, &network, &valid));
-        if firewalld::has_stale(nft, &network, &valid)
-            && let Some(mut zone) = Zone::find(conf.zone())
-        {
-            failures.keep(zone.gc(nft, &network, &valid));
-        }
+        failures.keep(filter::nft::gc(nft, network, &valid));
         failures.into_result()
     }
 
-    fn status(_: &Cx<'_>, conf: &Conf) -> Result<()> {
-        conf.require_words().or_unavailable()?;
-        Policy::parse(&conf.ingress_policy).or_unavailable()?;
+    fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
+        Self::require_sound(cx, conf)?;
         let filter = PacketFilter::new();
         Backend::choose(conf, &filter)
             .and_then(|backend| backend.require_usable(&filter))
@@ -170,31 +166,22 @@ impl Plugin for Firewall {
 }
 
 /// Removes the rules of either back end and what is kept of them.
-fn del_rules(filter: &PacketFilter, pod: &Pod) -> Result<()> {
+fn del_rules(filter: &PacketFilter, pod: &Pod<'_>) -> Result<()> {
     let mut failures = Failures::new();
-    failures.keep(xtables::del(filter, pod));
+    failures.keep(iptables::del(filter, pod));
     // Without the kernel's nf_tables there is nothing in it.
     if let Some(nft) = failures.keep(filter.nft_if_present()).flatten() {
-        failures.keep(nftables::del(nft, pod));
+        failures.keep(filter::nft::del(nft, pod));
     }
     failures.into_result()
 }
 
-fn require_prev(prev: Option<&CniResult>) -> Result<&CniResult> {
-    prev.ok_or_else(|| {
-        Error::internal("missing prevResult from earlier plugin").with_details(
-            "the plugin works on what one before it made: put it behind bridge, ptp, ... in a list",
-        )
-    })
-}
-
-/// The addresses of the result, whatever interface they belong to, and the interfaces on the host
-/// behind the bridge.
-fn pod(cx: &Cx<'_>, (id, ifname): (&str, &str), prev: &CniResult) -> Pod {
-    let owner = names::Owner { network: cx.net.name.as_str(), ifname, id };
-    let on_host = prev.interfaces.iter().filter(|interface| interface.sandbox.is_empty());
+/// The addresses of the result, whatever interface they belong to, and the ports of the bridge: between the
+/// bridge, which is first, and the container's interface. What later plugins made on the host comes after that.
+fn pod<'a>(owner: Owner<'a>, prev: &CniResult) -> Pod<'a> {
+    let on_host = prev.interfaces.iter().take_while(|interface| interface.sandbox.is_empty());
     let ports = on_host.skip(1).map(|interface| interface.name.clone());
-    Pod::new(Owner::new(owner), prev.ips.iter().map(|ip| ip.address.addr()))
+    Pod::new(owner, prev.ips.iter().map(|ip| ip.address.addr()))
         .with_ports(ports.filter(|name| !name.is_empty()))
 }
 
@@ -205,7 +192,7 @@ fn bridge(prev: &CniResult, policy: Policy) -> Result<Option<&str>> {
     match first {
         Some(interface) if !interface.name.is_empty() => {
             if policy != Policy::Open {
-                draft::require_interface("prevResult", &interface.name)?;
+                table::require_interface("prevResult", &interface.name)?;
             }
             Ok(Some(&interface.name))
         }
@@ -222,22 +209,15 @@ fn bridge(prev: &CniResult, policy: Policy) -> Result<Option<&str>> {
 fn add_to_zone(
     zone: &mut Zone<'_>,
     filter: &PacketFilter,
-    (pod, ingress): (&Pod, Ingress<'_>),
+    pod: &Pod<'_>,
+    ingress: Ingress<'_>,
 ) -> Result<()> {
-    let nft = filter.nft()?;
-    zone.add(nft, pod)?;
+    zone.add(pod)?;
     let mut undo = Rollback::new();
-    undo.push("take the addresses out of the zone", || {
-        zone.del(nft, pod);
-        Ok(())
-    });
-    match PolicyBackend::choose(ingress.policy, filter) {
-        Some(PolicyBackend::Iptables) => {
-            xtables::add(filter, Wanted { pod, ingress, admin: None })?;
-        }
-        Some(PolicyBackend::Nftables) => {
-            nftables::add_policy(nft, pod, ingress)?;
-        }
+    undo.push("take the addresses out of the zone", || zone.del(pod));
+    match backend::of_policy(ingress.policy, || backend::kernel(filter)) {
+        Some(Iptables) => iptables::add(filter, Wanted { pod, ingress, admin: None })?,
+        Some(Nftables) => filter::nft::add_policy(filter.nft()?, pod, ingress)?,
         None => {}
     }
     undo.commit();

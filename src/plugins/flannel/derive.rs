@@ -17,7 +17,6 @@ const UNKNOWN: IpNet = IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(192, 0, 2, 0)
 /// What the work is handed to.
 #[derive(Debug)]
 pub(super) struct Derived {
-    /// The plugin.
     pub(super) plugin: String,
     pub(super) json: Json,
 }

@@ -19,11 +19,12 @@ use self::derive::Derived;
 use self::record::{Place, Record, Records};
 use self::subnet::SubnetEnv;
 use crate::attachment::Owner;
+use crate::cni::json::keys::Keys;
 use crate::cni::json::{self, Json};
 use crate::cni::{CniResult, SpecVersion};
 use crate::error::{Code, Context, Error, Result};
 use crate::log;
-use crate::skel::{AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Rollback, Verb};
+use crate::skel::{AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Remarks, Rollback, Verb};
 
 /// Where the daemon writes.
 const SUBNET_FILE: &str = "/run/flannel/subnet.env";
@@ -34,7 +35,6 @@ const USUAL: &str = "eth0";
 /// What GC is told, under its two names.
 const ATTACHMENTS: [&str; 2] = ["cni.dev/valid-attachments", "cni.dev/attachments"];
 
-/// The plugin.
 #[derive(Debug)]
 pub struct Flannel;
 
@@ -63,15 +63,23 @@ impl Plugin for Flannel {
     const ABOUT: &'static str = "hands the node's flannel subnet to bridge or another";
     type Conf = Conf;
 
+    fn keys() -> Keys {
+        Keys::of::<Conf>().with("delegate", Keys::Any).with("ipam", Keys::Any)
+    }
+
+    fn examine(cx: &Cx<'_>, _: &Conf, _: &mut Remarks) -> Result<()> {
+        Derived::from(&cx.net, None).map(drop)
+    }
+
     fn add(cx: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
         let derived = Derived::from(&cx.net, Some(&conf.env()?))?;
         let (text, records) = (derived.text()?, conf.records());
-        let attachment = (req.id.as_str(), req.ifname.as_str());
+        let (id, ifname) = (req.id.as_str(), req.ifname.as_str());
         let network = cx.net.name.as_str();
         let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
         let delegate = cx.delegate(&derived.plugin).context(|| "failed to delegate add")?;
         let delegate = delegate.with_conf(text.as_bytes());
-        let former = records.find(attachment, network)?;
+        let former = records.find(id, ifname, network)?;
         log::debug(format_args!("netconf sent to delegate plugin: {text}"));
         let mut undo = Rollback::new();
         let (cleaner, kept) = (delegate.clone(), &records);
@@ -81,7 +89,7 @@ impl Plugin for Flannel {
             None => match cleaner.run(Verb::Del) {
                 // As long as the record is there, DEL or GC can try again.
                 Err(error) if !is_of_configuration(error.code()) => Err(error),
-                _ => forget(kept, attachment, network),
+                _ => forget(kept, id, ifname, network),
             },
         });
         records.save(&owner, text.as_bytes(), Place::at(&req.sandbox.path).as_ref())?;
@@ -91,11 +99,14 @@ impl Plugin for Flannel {
     }
 
     fn check(cx: &Cx<'_>, conf: &Conf, req: &CheckReq) -> Result<()> {
-        let attachment = (req.id.as_str(), req.ifname.as_str());
-        let record = conf.records().find(attachment, cx.net.name.as_str())?.ok_or_else(|| {
-            let msg = format!("flannel: no configuration is kept for {}, {}", req.id, req.ifname);
-            Error::internal(msg).with_details("ADD did not happen on this node, or DEL did")
-        })?;
+        let record = conf
+            .records()
+            .find(req.id.as_str(), req.ifname.as_str(), cx.net.name.as_str())?
+            .ok_or_else(|| {
+                let msg =
+                    format!("flannel: no configuration is kept for {}, {}", req.id, req.ifname);
+                Error::internal(msg).with_details("ADD did not happen on this node, or DEL did")
+            })?;
         let (plugin, json) = kept(&record)?;
         let text = with_keys(cx, json, &["prevResult", "cniVersion"])?;
         let checked = cx.delegate(&plugin)?.with_conf(text.as_bytes()).run(Verb::Check);
@@ -108,9 +119,9 @@ impl Plugin for Flannel {
 
     fn del(cx: &Cx<'_>, conf: &Conf, req: &DelReq) -> Result<()> {
         let records = conf.records();
-        let attachment = (req.id.as_str(), req.ifname.as_str());
+        let (id, ifname) = (req.id.as_str(), req.ifname.as_str());
         records.sweep_one(&Owner::new(&cx.net.name, &req.id, &req.ifname))?;
-        let Some(record) = records.find(attachment, cx.net.name.as_str())? else { return Ok(()) };
+        let Some(record) = records.find(id, ifname, cx.net.name.as_str())? else { return Ok(()) };
         let Order { plugin, text } = clean_up_conf(cx, conf, &record)?;
         cx.delegate(&plugin)?.with_conf(text.as_bytes()).run(Verb::Del)?;
         records.remove(&record)
@@ -121,7 +132,7 @@ impl Plugin for Flannel {
         let mut failures = Failures::new();
         records.sweep(cx.net.name.as_str(), &Owner::each(&cx.net.name, &req.valid));
         let all = failures.keep(records.list()).unwrap_or_default();
-        // One that cannot be read tells no network.
+        // The network of an unreadable record is unknown.
         let ours = |record: &&Record| record.network().as_deref() == Some(cx.net.name.as_str());
         let mut work: Vec<(String, Json)> = Vec::new();
         let derived = failures.keep(Derived::from(&cx.net, conf.env().ok().as_ref()));
@@ -154,13 +165,13 @@ impl Plugin for Flannel {
     }
 }
 
-/// A plugin and what it is told.
+/// A plugin and its configuration.
 struct Order {
     plugin: String,
     text: String,
 }
 
-/// Whether the delegate will never do anything with what it was told.
+/// Whether the delegate has refused its configuration, so that it will never do anything with it.
 fn is_of_configuration(code: Code) -> bool {
     let never =
         [Code::INCOMPATIBLE_VERSION, Code::UNSUPPORTED_FIELD, Code::DECODE, Code::INVALID_CONFIG];
@@ -168,8 +179,8 @@ fn is_of_configuration(code: Code) -> bool {
 }
 
 /// Removes the record of an attachment.
-fn forget(records: &Records, attachment: (&str, &str), network: &str) -> Result<()> {
-    match records.find(attachment, network)? {
+fn forget(records: &Records, id: &str, ifname: &str, network: &str) -> Result<()> {
+    match records.find(id, ifname, network)? {
         Some(record) => records.remove(&record),
         None => Ok(()),
     }
@@ -185,8 +196,8 @@ fn kept(record: &Record) -> Result<(String, Json)> {
     Ok((plugin.to_owned(), json))
 }
 
-/// What the delegate is told on DEL: what it was told on ADD, with the result if the runtime has it;
-/// or if that is lost, what it would be told now.
+/// The delegate's configuration on DEL: that of ADD, with the result if the runtime has it;
+/// or if that is lost, the configuration that ADD would make now.
 fn clean_up_conf(cx: &Cx<'_>, conf: &Conf, record: &Record) -> Result<Order> {
     let (plugin, json) = match kept(record) {
         Ok(kept) => kept,
@@ -230,7 +241,7 @@ fn collect(cx: &Cx<'_>, record: &Record, netns: &str) -> Result<()> {
     delegate.for_attachment(&record.container_id, ifname, netns).run(Verb::Del).map(drop)
 }
 
-/// Lets the delegate collect what nobody has a record of.
+/// Runs GC of the delegate for what no record names.
 fn collect_all(cx: &Cx<'_>, plugin: &str, json: Json) -> Result<()> {
     let text = with_keys(cx, json, &[&ATTACHMENTS[..], &["cniVersion"]].concat())?;
     cx.delegate(plugin)?.with_conf(text.as_bytes()).run(Verb::Gc).map(drop)

@@ -13,9 +13,9 @@ use crate::attachment::Owner;
 use crate::cni::json::Json;
 use crate::cni::names::is_identifier;
 use crate::error::{Error, Result};
-use crate::netns::census::NetnsId;
-use crate::store::atomic::{self, Durability, Writer, temporary_of};
-use crate::store::folder;
+use crate::files::atomic::{self, Durability, Writer, temporary_of};
+use crate::files::dir;
+use crate::netns::NetnsId;
 
 /// The folder for what the reference does not know.
 const OWN: &str = ".cnibox";
@@ -26,11 +26,10 @@ pub(super) struct Records {
     dir: PathBuf,
 }
 
-/// One of them.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Record {
     pub(super) container_id: String,
-    /// `None` in one that the reference has made.
+    /// `None` in a record of the reference.
     pub(super) ifname: Option<String>,
     /// Where the interface is, if that was noted.
     pub(super) place: Option<Place>,
@@ -56,7 +55,7 @@ struct Note {
 impl Place {
     /// The namespace at `path`. One that nothing pins is left out: it cannot be told from a later one.
     pub(super) fn at(path: &str) -> Option<Place> {
-        let netns = NetnsId::at(Path::new(path)).filter(|netns| netns.born != 0)?;
+        let netns = NetnsId::at(Path::new(path)).filter(|netns| netns.ctime != 0)?;
         Some(Place { netns, path: path.to_owned() })
     }
 
@@ -69,7 +68,7 @@ impl Place {
         let mut words = line.splitn(4, ' ');
         let mut number = || words.next()?.parse::<u64>().ok();
         let (dev, ino) = (u32::try_from(number()?).ok()?, u32::try_from(number()?).ok()?);
-        let netns = NetnsId { dev, ino, born: number()? };
+        let netns = NetnsId { dev, ino, ctime: number()? };
         Some(Place { netns, path: words.next()?.to_owned() })
     }
 }
@@ -77,8 +76,8 @@ impl Place {
 impl Note {
     fn text(ifname: &str, place: Option<&Place>) -> String {
         match place {
-            Some(Place { netns: NetnsId { dev, ino, born }, path }) => {
-                format!("{ifname}\n{dev} {ino} {born} {path}")
+            Some(Place { netns: NetnsId { dev, ino, ctime }, path }) => {
+                format!("{ifname}\n{dev} {ino} {ctime} {path}")
             }
             None => ifname.to_owned(),
         }
@@ -113,8 +112,8 @@ impl Record {
         Some(json.get_present("name")?.as_str()?.to_owned())
     }
 
-    /// Whether it can be that of an attachment to `network`. One that a crash has broken is known by
-    /// its note; without a note only an empty one is, as nothing of anybody's is lost with it.
+    /// Whether the record can be of an attachment to `network`. A record that a crash has broken is known by
+    /// its note; without a note only an empty record is removed, because nothing is lost with it.
     fn may_be_of(&self, network: &str) -> bool {
         match self.network() {
             Some(name) => name == network,
@@ -144,8 +143,8 @@ impl Records {
     /// Keeps the configuration of an attachment, in the place of what was kept for it.
     pub(super) fn save(&self, owner: &Owner<'_>, conf: &[u8], place: Option<&Place>) -> Result<()> {
         let (id, ifname) = (owner.id, owner.ifname);
-        folder::ensure(&self.dir, 0o700)?;
-        folder::ensure(&self.dir.join(OWN), 0o700)?;
+        dir::ensure(&self.dir, 0o700)?;
+        dir::ensure(&self.dir.join(OWN), 0o700)?;
         let (other, first) = (self.other(id, ifname), self.first(id));
         let temporary = temporary_of(&self.dir.join(OWN), owner);
         let synced =
@@ -166,8 +165,8 @@ impl Records {
     }
 
     /// The record of an attachment to `network`.
-    pub(super) fn find(&self, (id, ifname): (&str, &str), network: &str) -> Result<Option<Record>> {
-        folder::require_own(&self.dir)?;
+    pub(super) fn find(&self, id: &str, ifname: &str, network: &str) -> Result<Option<Record>> {
+        dir::require_own(&self.dir)?;
         if let found @ Some(_) =
             Record::read(self.other(id, ifname), id, Some(Note::parse(ifname)))?
         {
@@ -181,10 +180,9 @@ impl Records {
         Ok(found.filter(|record| record.may_be_of(network)))
     }
 
-    /// Every record.
     pub(super) fn list(&self) -> Result<Vec<Record>> {
         let mut records = Vec::new();
-        folder::require_own(&self.dir)?;
+        dir::require_own(&self.dir)?;
         for name in names(&self.dir)?.into_iter().filter(|name| is_identifier(name)) {
             records.extend(Record::read(self.first(&name), &name, self.read_note(&name)?)?);
         }
@@ -263,7 +261,7 @@ mod tests {
     }
 
     fn found(records: &Records, id: &str, ifname: &str, network: &str) -> Option<String> {
-        let record = records.find((id, ifname), network).unwrap()?;
+        let record = records.find(id, ifname, network).unwrap()?;
         Some(String::from_utf8(record.conf).unwrap())
     }
 
@@ -340,11 +338,11 @@ mod tests {
         let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&ns));
         let place = Place::at(&path).unwrap();
         records.save(&owner, br#"{"type":"x","name":"a"}"#, Some(&place)).unwrap();
-        let record = records.find(("pod", "eth0"), "a").unwrap().unwrap();
+        let record = records.find("pod", "eth0", "a").unwrap().unwrap();
         assert_eq!(record.place.as_ref(), Some(&place));
         assert_eq!(records.list().unwrap(), [record]);
         assert_eq!(place.path(), Some(&*path));
-        let other = NetnsId { born: 1, ..place.netns };
+        let other = NetnsId { ctime: 1, ..place.netns };
         assert_eq!(Place { netns: other, path }.path(), None);
         assert_eq!(Place::parse("1 2 x /path"), None);
     }
@@ -389,7 +387,7 @@ mod tests {
             assert!(records.list().unwrap().iter().all(|record| record.network().is_none()));
         }
         fs::set_permissions(&records.dir, fs::Permissions::from_mode(0o777)).unwrap();
-        assert!(records.find(("pod", "eth0"), "a").is_err() && records.list().is_err());
+        assert!(records.find("pod", "eth0", "a").is_err() && records.list().is_err());
     }
 
     #[test]

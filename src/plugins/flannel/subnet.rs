@@ -12,7 +12,7 @@ use crate::log;
 /// The node's share of the pod networks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct SubnetEnv {
-    /// The pod networks, those of IPv4 first.
+    /// The pod networks, IPv4 first.
     pub(super) networks: Vec<IpNet>,
     /// This node's subnets, IPv4 first.
     pub(super) subnets: Vec<IpNet>,

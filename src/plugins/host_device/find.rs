@@ -7,8 +7,8 @@ use super::sysfs::{self, Netdevs, Sysfs};
 use crate::error::{Context, Error, Result};
 use crate::netlink::{Link, Mac, Netlink};
 
-/// Links on top of another one, whose address they may share: never meant by an address that
-/// the other one has as well.
+/// Kinds of links on top of another link, whose address they may share: an address that both have
+/// never means the upper link.
 const UPPER_KINDS: [&str; 10] =
     ["bond", "bridge", "hsr", "ipvlan", "ipvtap", "macvlan", "macvtap", "team", "vlan", "vrf"];
 
@@ -111,7 +111,7 @@ fn one_segment(key: &str, id: String) -> Result<String> {
     let mut parts = Path::new(&id).components();
     match (parts.next(), parts.next()) {
         (Some(Component::Normal(only)), None) if only == id.as_str() => Ok(id),
-        _ => Err(Error::config(format!("{key} \"{id}\" is no name of a device"))),
+        _ => Err(Error::config(format!("{key} \"{id}\" is not the name of a device"))),
     }
 }
 
@@ -162,8 +162,8 @@ fn listed(host: &Netlink, netdevs: &Netdevs) -> Result<Link> {
     Err(Error::internal(format!("link {names} not found in the host's namespace")))
 }
 
-/// As [`listed`]; where sysfs shows another namespace, the kernel's own word about whose
-/// interface a link is.
+/// As [`listed`]; where sysfs shows another namespace, by the parent device that netlink
+/// tells of each link.
 fn by_parent(host: &Netlink, netdevs: Result<Netdevs>, parents: &[String]) -> Result<Link> {
     let shown = netdevs.and_then(|netdevs| listed(host, &netdevs));
     shown.or_else(|error| {
@@ -235,9 +235,15 @@ mod tests {
                 r#"{"kernelpath":"/sys/devices/../x"}"#,
                 "kernel device path \"/sys/devices/../x\" must be absolute and begin with /sys/devices/",
             ),
-            (r#"{"pciBusID":"../x"}"#, "pciBusID \"../x\" is no name of a device"),
-            (r#"{"runtimeConfig":{"deviceID":".."}}"#, "deviceID \"..\" is no name of a device"),
-            (r#"{"runtimeConfig":{"deviceID":"a/"}}"#, "deviceID \"a/\" is no name of a device"),
+            (r#"{"pciBusID":"../x"}"#, "pciBusID \"../x\" is not the name of a device"),
+            (
+                r#"{"runtimeConfig":{"deviceID":".."}}"#,
+                "deviceID \"..\" is not the name of a device",
+            ),
+            (
+                r#"{"runtimeConfig":{"deviceID":"a/"}}"#,
+                "deviceID \"a/\" is not the name of a device",
+            ),
             (
                 r#"{"runtimeConfig":{"deviceID":"x"}}"#,
                 "runtime config DeviceID x not found or unsupported",

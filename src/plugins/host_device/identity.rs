@@ -1,4 +1,4 @@
-//! What tells a device from every other link, wherever it is and whoever may change links there.
+//! The identity of a device: what tells it from every other link, in any namespace.
 //!
 //! In a network namespace names, aliases, addresses and indexes are chosen freely, and links of most
 //! kinds are made freely. What hardware a link belongs to, the address that the hardware came with,
@@ -11,8 +11,8 @@ use crate::error::Result;
 use crate::iface::{Inside, peer};
 use crate::netlink::{Link, Netlink};
 
-/// Virtual links through which passes what passes through another one, that [`Link::link`] tells.
-/// Tunnels tell one as well, but their far end is set by who has them.
+/// Virtual links whose packets pass through another link, which [`Link::link`] tells.
+/// Tunnels tell one as well, but the namespace's owner sets their far end.
 const ON_A_LINK: [&str; 8] =
     ["veth", "vxcan", "netkit", "macvlan", "macvtap", "ipvlan", "ipvtap", "vlan"];
 
@@ -35,7 +35,7 @@ pub(super) struct Identity {
 }
 
 impl Identity {
-    /// That of a device on the host.
+    /// The identity of a device on the host.
     pub(super) fn of(device: &Link) -> Identity {
         let parent = device.parent.clone().unwrap_or_default();
         Identity {
@@ -93,22 +93,23 @@ impl Identity {
     /// The device among the links of a container.
     pub(super) fn in_container<'l>(
         &self,
-        (host, inside): (&Netlink, &Inside<'_>),
+        host: &Netlink,
+        inside: &Inside<'_>,
         links: &'l [Link],
         ifname: &str,
     ) -> Result<Option<&'l Link>> {
         let mut found = Vec::new();
         for link in links.iter().filter(|link| self.fits(link)) {
-            let ends = (self.link_netnsid, link.link_netnsid);
-            if !self.is_on_a_link() || peer::is_same_netns(host, inside, ends)? {
+            let (outer, inner) = (self.link_netnsid, link.link_netnsid);
+            if !self.is_on_a_link() || peer::is_same_netns(host, inside, outer, inner)? {
                 found.push(link);
             }
         }
         Ok(self.only(found, ifname))
     }
 
-    /// The one of several: of one piece of hardware, on one link below, or dummies. Where the kernel
-    /// does not tell the hardware, none.
+    /// Chooses among several candidates: of the same hardware, on the same lower link, or dummies. None where
+    /// the kernel does not tell the hardware.
     fn only<'l>(&self, mut found: Vec<&'l Link>, ifname: &str) -> Option<&'l Link> {
         if found.len() > 1 {
             let same: Vec<_> =

@@ -12,30 +12,29 @@
 
 mod find;
 mod identity;
-mod journey;
+mod location;
 mod network;
 mod origin;
 mod record;
 mod sysfs;
-mod whereabouts;
+mod transfer;
 
 use serde::Deserialize;
 
 use self::find::Selector;
-use self::journey::Arrival;
+use self::location::{Known, Outcome};
 use self::network::HostNetwork;
 use self::origin::Origin;
 use self::record::{Record, Records};
 use self::sysfs::Sysfs;
-use self::whereabouts::{Known, Outcome};
+use self::transfer::Arrival;
 use crate::cni::{CniResult, Interface};
 use crate::error::{Code, Context, Error, Result};
 use crate::iface::{Inside, child, verify};
 use crate::log;
 use crate::netns::Netns;
-use crate::skel::{AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Rollback};
+use crate::skel::{AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Remarks, Rollback};
 
-/// The plugin.
 #[derive(Debug)]
 pub struct HostDevice;
 
@@ -45,7 +44,6 @@ pub struct HostDevice;
 pub struct Conf {
     /// The name of the interface on the host, or an alternative name.
     device: Option<String>,
-    /// Its Ethernet address.
     hwaddr: Option<String>,
     /// Its device's folder below `/sys/devices`.
     kernelpath: Option<String>,
@@ -72,6 +70,10 @@ impl Plugin for HostDevice {
     const ABOUT: &'static str = "moves a device of the host into the container";
     type Conf = Conf;
 
+    fn examine(_: &Cx<'_>, conf: &Conf, _: &mut Remarks) -> Result<()> {
+        Selector::of(conf, &Sysfs::new()).map(drop)
+    }
+
     fn add(cx: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
         let sysfs = Sysfs::new();
         let selector = Selector::of(conf, &sysfs)?.ok_or_else(no_selector)?;
@@ -87,7 +89,7 @@ impl Plugin for HostDevice {
         let records = records(cx, conf);
         let device =
             find::require(host, &sysfs, &selector).map_err(|e| explain(e, &selector, &records))?;
-        journey::require_room(&inside, &device, &req.ifname)?;
+        transfer::require_room(&inside, &device, &req.ifname)?;
         let l3 = cx.has_ipam();
         if l3 {
             // A device that went and came back has lost what protocols gave it.
@@ -111,11 +113,10 @@ impl Plugin for HostDevice {
         records.keep(&record)?;
         let up = (!l3 && network.ips.is_empty()) || cx.ipam_needs_link();
         let arrival = if up { Arrival::Up } else { Arrival::Down };
-        journey::into_container(host, &device, (netns, &req.ifname), arrival)?;
+        transfer::into_container(host, &device, netns, &req.ifname, arrival)?;
         let mut result = if l3 { cx.ipam_add(&mut undo)? } else { CniResult::new() };
-        let names = (&req.ifname, &*req.sandbox.path);
         network.add_ips(&mut result);
-        let link = child::attach(&inside, names, &mut result)?;
+        let link = child::attach(&inside, &req.ifname, &req.sandbox.path, &mut result)?;
         network.add_routes(&inside, &link, &mut result)?;
         let pci = device.parent.as_ref().and_then(|parent| sysfs.pci_id(parent));
         let pci = pci.or_else(|| selector.pci().map(str::to_owned));
@@ -140,12 +141,12 @@ impl Plugin for HostDevice {
             Error::internal(format!("Container Interface name in prevResult: {name} not found"))
         })?;
         verify::same_mac(&link, entry)?;
-        verify::is_up(&link)?;
+        verify::is_up_inside(&link)?;
         if link.alias.is_empty() {
             let msg = format!("\"{}\" has no alias, which is its name on the host", link.name);
             return Err(Error::internal(msg));
         }
-        verify::addresses(&inside, &link, (prev, index))?;
+        verify::addresses(&inside, &link, prev, index)?;
         verify::routes(&inside, prev)
     }
 
@@ -239,9 +240,9 @@ fn explain(error: Error, selector: &Selector, records: &Records) -> Error {
     let holder = records.of_node().into_iter().find(|record| record.device.name == *name);
     match holder {
         Some(Record { container_id, ifname, .. }) => error.with_details(format!(
-            "container {container_id} has it as {ifname}, or was not followed by DEL"
+            "container {container_id} has it as {ifname}, or was not followed by DEL: detach it there first"
         )),
-        None => error,
+        None => error.with_details("\"ip link\" lists the links of the host"),
     }
 }
 
@@ -289,7 +290,7 @@ fn hand_back(cx: &Cx<'_>, conf: &Conf, req: &DelReq) -> Result<()> {
     }
 }
 
-/// The same for an attachment that nobody wants any more.
+/// The same for a stale attachment.
 fn release(cx: &Cx<'_>, record: &Record) -> Result<Outcome> {
     let netns = recorded_netns(record)?;
     let known = Known { ifname: &record.ifname, origin: Some(&record.device), selector: None };

@@ -14,7 +14,7 @@ const LOCAL: u32 = 255;
 /// `RTPROT_KERNEL` and `RTPROT_RA`: in the container they come by themselves.
 const BY_THEMSELVES: [u8; 2] = [2, 9];
 
-/// The addresses and routes of a device on the host, whoever made them.
+/// The addresses and routes of a device on the host.
 #[derive(Debug, Default)]
 pub(super) struct HostNetwork {
     /// Addresses that are valid everywhere.
@@ -23,7 +23,7 @@ pub(super) struct HostNetwork {
 }
 
 impl HostNetwork {
-    /// That of a device on the host.
+    /// The addresses and routes of a device on the host.
     pub(super) fn of(host: &Netlink, device: &Link) -> Result<HostNetwork> {
         let addrs = host.dump_addrs(device.index)?.into_iter();
         // An IPv6 address that an advertisement or a lease gave is not the device's for long. One of

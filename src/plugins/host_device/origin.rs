@@ -21,23 +21,20 @@ const IFA_F_NOPREFIXROUTE: u32 = 0x200;
 const MAIN: u32 = 254;
 /// `RT_SCOPE_LINK`: the kernel itself gives a link such IPv6 addresses.
 const ON_LINK: u8 = 253;
-/// `RTPROT_BOOT` and `RTPROT_STATIC`: routes of people. All others have somebody who looks after
-/// them: the kernel, router advertisements, a DHCP client, a routing daemon.
+/// `RTPROT_BOOT` and `RTPROT_STATIC`: routes that people add. All others are maintained by
+/// the kernel, router advertisements, a DHCP client or a routing daemon.
 const ROUTES_OF_PEOPLE: [u8; 2] = [3, 4];
 
 /// A device as it was on the host. What is not known is not given back.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct Origin {
-    /// Its name.
     pub(super) name: String,
-    /// Its alternative names.
     pub(super) alt_names: Vec<String>,
-    /// What tells it from others; releases before 0.2 did not keep it.
+    /// The device's identity; releases before 0.2 did not record it.
     pub(super) identity: Option<Identity>,
-    /// Its alias, in whose place the name is while it is away.
+    /// The device's alias. In the container the alias is the name on the host.
     pub(super) alias: String,
-    /// Its Ethernet address.
     pub(super) mac: String,
     /// Its MTU; 0 is unknown.
     pub(super) mtu: u32,
@@ -46,13 +43,13 @@ pub(super) struct Origin {
     /// Whether it was promiscuous, and received every multicast; releases before 0.2 kept neither.
     pub(super) promisc: Option<bool>,
     pub(super) allmulti: Option<bool>,
-    /// The addresses that somebody gave it for good.
+    /// The permanent addresses.
     pub(super) addresses: Vec<Address>,
-    /// The routes that somebody made through it.
+    /// The routes through the device that an administrator made.
     pub(super) routes: Vec<Way>,
 }
 
-/// An address that somebody gave to a device.
+/// A permanent address of a device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Address {
@@ -77,7 +74,7 @@ pub(super) struct Way {
 }
 
 impl Origin {
-    /// That of a device on the host.
+    /// The state of a device on the host.
     pub(super) fn of(host: &Netlink, device: &Link) -> Result<Origin> {
         let addresses = host.dump_addrs(device.index)?;
         let mut routes = Vec::new();

@@ -13,9 +13,9 @@ use serde::{Deserialize, Serialize};
 use super::origin::Origin;
 use crate::cni::{ContainerId, IfName, NetworkName};
 use crate::error::{Error, Result};
+use crate::files::atomic::{Durability, Writer};
+use crate::files::dir;
 use crate::log;
-use crate::store::atomic::{Durability, Writer};
-use crate::store::folder;
 
 /// Where the files are unless the configuration says otherwise.
 pub(super) const DATA_DIR: &str = "/run/cni/host-device";
@@ -24,14 +24,11 @@ pub(super) const DATA_DIR: &str = "/run/cni/host-device";
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Record {
-    /// The container.
     #[serde(rename = "containerID")]
     pub(super) container_id: String,
-    /// Its interface.
     pub(super) ifname: String,
     /// The path of its namespace.
     pub(super) netns: String,
-    /// The device.
     pub(super) device: Origin,
     /// Whether a DEL could not give all back already.
     #[serde(default)]
@@ -66,8 +63,8 @@ impl Records {
     }
 
     fn write(&self, record: &Record) -> Result<()> {
-        folder::ensure(&self.all, 0o700)?;
-        folder::ensure(&self.own, 0o700)?;
+        dir::ensure(&self.all, 0o700)?;
+        dir::ensure(&self.own, 0o700)?;
         let bytes = serde_json::to_vec(record).map_err(|e| Error::internal(e.to_string()))?;
         let path = self.file(&record.container_id, &record.ifname);
         Ok(Writer::new(temporary(&path), Durability::Volatile).replace(&path, &bytes, 0o600)?)
@@ -133,10 +130,10 @@ fn in_folder(folder: &Path) -> Vec<Record> {
 
 /// A folder that others can write to has what they want.
 fn is_trusted(folder: &Path) -> bool {
-    folder::require_own(folder).inspect_err(|e| log::warn(e)).unwrap_or(false)
+    dir::require_own(folder).inspect_err(|e| log::warn(e)).unwrap_or(false)
 }
 
-/// A record is as good as none where it cannot be read, or is not that of its name.
+/// The record at `path`; none where it cannot be read, or its content does not match its name.
 fn read(path: &Path) -> Option<Record> {
     let bytes = match fs::read(path) {
         Ok(bytes) => bytes,
@@ -208,7 +205,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let records = records(dir.path(), "a");
         records.keep(&record("c1", "ens1")).unwrap();
-        // A file of another name than its content has is nobody's.
+        // A file whose name does not match its content is ignored.
         fs::copy(dir.path().join("a/c1:eth0.json"), dir.path().join("a/c2:eth0.json")).unwrap();
         assert_eq!(records.of_network(), [record("c1", "ens1")]);
         fs::remove_file(dir.path().join("a/c2:eth0.json")).unwrap();

@@ -14,7 +14,7 @@ use crate::netlink::{Link, Parent};
 /// Drivers that hand a PCI device to a program: the kernel has no network interface for it.
 const USER_SPACE_DRIVERS: [&str; 3] = ["vfio-pci", "uio_pci_generic", "igb_uio"];
 
-/// Folders of network interfaces, those of a device.
+/// The folder of a device's network interfaces.
 #[derive(Debug)]
 pub(super) struct Netdevs {
     folder: PathBuf,
@@ -77,8 +77,8 @@ impl Sysfs {
         names
     }
 
-    /// Whether a link is the one that this folder shows under its name: the namespace of the
-    /// mount may have another one of that name.
+    /// Whether a link is the link that this folder shows under its name: the namespace of the
+    /// mount may have another link of that name.
     pub(super) fn shows(netdevs: &Netdevs, link: &Link) -> bool {
         let shown = |file| fs::read_to_string(netdevs.folder.join(&link.name).join(file)).ok();
         let same = |text: &String, value: String| text.trim() == value;

@@ -8,9 +8,9 @@ use ipnet::IpNet;
 
 use super::range::{Range, RangeSet};
 use crate::error::{Code, Context, Error, Result};
+use crate::leases::{LeaseStore, Listing, Owner, Reclaimed};
 use crate::log;
 use crate::skel::{Failures, reclaim};
-use crate::store::{LeaseStore, Listing, Owner};
 
 /// How many taken addresses are tried one by one before the whole directory is listed: a listing
 /// of thousands costs more than a few dozen misses.
@@ -40,28 +40,33 @@ pub fn allocate_all(
         outcome => return outcome,
     };
     let mut failures = Failures::new();
-    let healed = heal(store, Some(owner), &mut failures)?;
+    let reclaimed = reclaim_dead(store, Some(owner), &mut failures)?;
     failures.into_result().unwrap_or_else(log::warn);
-    if !healed {
+    if reclaimed.is_empty() {
         return Err(error);
     }
     Allocation::new(store, owner)?.run_or_roll_back(sets, requested)
 }
 
-/// Removes the leases of containers that are certainly gone, by name; whether there were any. `failures`
-/// tell which have to stay.
-pub fn heal(store: &mut LeaseStore, next: Option<&Owner>, failures: &mut Failures) -> Result<bool> {
-    let reclaimed = store.heal(|network, gone| reclaim::leases(network, gone, next, failures))?;
+/// Removes the leases of containers that are certainly gone, by name, and tells which. `failures` tell which
+/// have to stay.
+pub fn reclaim_dead(
+    store: &mut LeaseStore,
+    next: Option<&Owner>,
+    failures: &mut Failures,
+) -> Result<Vec<Reclaimed>> {
+    let reclaimed =
+        store.reclaim_dead(|network, gone| reclaim::leases(network, gone, next, failures))?;
     for gone in &reclaimed {
         log::warn(format_args!("reclaimed {gone}"));
     }
-    Ok(!reclaimed.is_empty())
+    Ok(reclaimed)
 }
 
 /// Whether a set has no address left; STATUS asks.
 pub fn exhausted(listing: &Listing, set: &RangeSet) -> bool {
     // Only when the names say so is it worth reading the files behind them.
-    set.is_full(&listing.taken()) && set.is_full(&listing.lasting())
+    set.is_full(&listing.taken()) && set.is_full(&listing.unavailable())
 }
 
 struct Allocation<'a> {
@@ -69,8 +74,8 @@ struct Allocation<'a> {
     owner: &'a Owner,
     /// What the owner had before.
     held: Vec<IpAddr>,
-    /// What nobody may have yet, and for how long.
-    kept_back: BTreeMap<IpAddr, Duration>,
+    /// Freed a short while ago: not to be given out yet, and for how long.
+    quarantined: BTreeMap<IpAddr, Duration>,
     /// Whether an address was taken that had to be free.
     is_in_the_way: bool,
     reserved: Vec<IpAddr>,
@@ -79,8 +84,15 @@ struct Allocation<'a> {
 impl<'a> Allocation<'a> {
     fn new(store: &'a mut LeaseStore, owner: &'a Owner) -> Result<Allocation<'a>> {
         let held = store.owned_by(owner)?;
-        let kept_back = store.kept_back();
-        Ok(Allocation { store, owner, held, kept_back, is_in_the_way: false, reserved: Vec::new() })
+        let quarantined = store.quarantined();
+        Ok(Allocation {
+            store,
+            owner,
+            held,
+            quarantined,
+            is_in_the_way: false,
+            reserved: Vec::new(),
+        })
     }
 
     fn run_or_roll_back(
@@ -145,7 +157,7 @@ impl<'a> Allocation<'a> {
             return Err(Error::internal(format!("requested ip {ip} is subnet's gateway")));
         }
         self.refuse_second(set)?;
-        // Also one that is kept back: who asks for it by name knows what was there.
+        // Also an address in quarantine: the request names it.
         if self.store.reserve(ip, self.owner)? {
             return Ok((ip, range));
         }
@@ -169,7 +181,7 @@ impl<'a> Allocation<'a> {
         set: &'s RangeSet,
     ) -> Result<Option<(IpAddr, &'s Range)>> {
         let candidates = set.candidates(self.store.last_reserved(id));
-        let mut candidates = candidates.filter(|(ip, _)| !self.kept_back.contains_key(ip));
+        let mut candidates = candidates.filter(|(ip, _)| !self.quarantined.contains_key(ip));
         for (ip, range) in candidates.by_ref().take(PROBES) {
             if self.store.reserve(ip, self.owner)? {
                 return Ok(Some((ip, range)));
@@ -187,7 +199,7 @@ impl<'a> Allocation<'a> {
 
     fn exhausted(&self, set: &RangeSet) -> Error {
         let error = Error::internal(format!("no IP addresses available in range set: {set}"));
-        let waits = self.kept_back.iter().filter(|(ip, _)| set.contains(**ip));
+        let waits = self.quarantined.iter().filter(|(ip, _)| set.contains(**ip));
         let Some(shortest) = waits.map(|(_, left)| left.as_secs()).min() else {
             return error.with_details(self.who_has_them());
         };
@@ -237,7 +249,7 @@ mod tests {
 
     use super::super::range::RangeConf;
     use super::*;
-    use crate::store::Terms;
+    use crate::leases::LeaseOptions;
 
     /// `subnet[=start-end][@gateway]`, several in a set joined with `,`.
     fn set(text: &str) -> RangeSet {
@@ -264,7 +276,7 @@ mod tests {
     impl Node {
         fn new() -> Node {
             let dir = tempfile::tempdir().unwrap();
-            drop(LeaseStore::open(dir.path(), "net", Terms::default()).unwrap());
+            drop(LeaseStore::open(dir.path(), "net", LeaseOptions::default()).unwrap());
             Node(dir)
         }
 
@@ -284,7 +296,7 @@ mod tests {
 
         /// An ADD of container `id`: its addresses, or the message.
         fn add(&self, id: &str, sets: &[&str], requested: &str) -> Result<String, String> {
-            let mut store = LeaseStore::open(self.dir(), "net", Terms::default()).unwrap();
+            let mut store = LeaseStore::open(self.dir(), "net", LeaseOptions::default()).unwrap();
             let sets: Vec<RangeSet> = sets.iter().map(|text| set(text)).collect();
             allocate_all(&mut store, &sets, &ips(requested), &Owner::new(id, "eth0"))
                 .map(|all| all.iter().map(|a| a.net.to_string()).collect::<Vec<_>>().join(" "))
@@ -292,12 +304,12 @@ mod tests {
         }
 
         fn del(&self, id: &str) {
-            let mut store = LeaseStore::open(self.dir(), "net", Terms::default()).unwrap();
+            let mut store = LeaseStore::open(self.dir(), "net", LeaseOptions::default()).unwrap();
             store.release(&Owner::new(id, "eth0")).unwrap();
         }
 
         fn taken(&self) -> HashSet<IpAddr> {
-            LeaseStore::open(self.dir(), "net", Terms::default()).unwrap().taken().unwrap()
+            LeaseStore::open(self.dir(), "net", LeaseOptions::default()).unwrap().taken().unwrap()
         }
     }
 
@@ -354,7 +366,7 @@ mod tests {
             let node = Node::new();
             let exhausted = || {
                 exhausted(
-                    &Listing::peek(node.dir(), "net", Terms::default()).unwrap(),
+                    &Listing::open_writable(node.dir(), "net", LeaseOptions::default()).unwrap(),
                     &set(ranges),
                 )
             };

@@ -22,14 +22,15 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-use self::range::{RangeConf, RangeSet};
+use self::range::{Range, RangeConf, RangeSet};
 use self::resolv::ResolvConf;
 use crate::cni::json::Json;
-use crate::cni::{CniResult, Dns, IpConfig, Route, SpecVersion, ip};
+use crate::cni::json::keys::Keys;
+use crate::cni::{CniResult, Dns, IpConfig, Route, ip};
 use crate::error::{Code, Context, Error, Result};
+use crate::leases::{DATA_DIR, LeaseOptions, LeaseStore, Listing, Owner};
 use crate::log;
-use crate::skel::{AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin};
-use crate::store::{DATA_DIR, LeaseStore, Listing, Owner, Terms};
+use crate::skel::{AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Remarks};
 
 /// The plugin.
 #[derive(Debug)]
@@ -118,12 +119,32 @@ impl Plugin for HostLocal {
     const ABOUT: &'static str = "addresses from ranges, leases as files on the node";
     type Conf = Conf;
 
+    fn keys() -> Keys {
+        let ipam = Keys::of::<Ipam>().and(Keys::of::<Location>()).and(Keys::of::<Handling>());
+        let runtime = Keys::of::<RuntimeConfig>();
+        Keys::of::<Conf>().with("ipam", ipam).with("runtimeConfig", runtime)
+    }
+
+    fn examine(cx: &Cx<'_>, conf: &Conf, remarks: &mut Remarks) -> Result<()> {
+        for range in Plan::resolve(cx, conf)?.sets.iter().flat_map(RangeSet::ranges) {
+            let Range { subnet, gateway, .. } = range;
+            remarks.subnets.push(*subnet);
+            if !subnet.contains(gateway) {
+                let msg = format!("the gateway {gateway} is not in the subnet {subnet}");
+                let remedy = "containers cannot reach it: choose an address of the subnet";
+                remarks.warnings.push(Error::config(msg).with_details(remedy));
+            }
+        }
+        Ok(())
+    }
+
     fn add(cx: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
         let plan = Plan::resolve(cx, conf)?;
+        warn_of_foreign_gateways(&plan.sets);
         let dns = read_dns(&plan.resolv_conf)?;
-        let mut store = LeaseStore::open(&conf.data_dir()?, cx.net.name.as_str(), conf.terms()?)?;
+        let mut store = LeaseStore::open(&conf.data_dir()?, cx.net.name.as_str(), conf.options()?)?;
         let owner = Owner::new(req.id.as_str(), req.ifname.as_str());
-        let owner = owner.living_in(req.sandbox.identity());
+        let owner = owner.with_netns(req.sandbox.identity());
         let allocated = allocate::allocate_all(&mut store, &plan.sets, &plan.requested, &owner)?;
         let ips = allocated.iter().map(|a| IpConfig {
             address: a.net,
@@ -136,11 +157,13 @@ impl Plugin for HostLocal {
     fn check(cx: &Cx<'_>, conf: &Conf, req: &CheckReq) -> Result<()> {
         Plan::resolve(cx, conf)?;
         let owner = Owner::new(req.id.as_str(), req.ifname.as_str());
-        let store = conf.store(cx, conf.terms()?)?;
+        let store = conf.store(cx, conf.options()?)?;
         let addresses = store.map_or(Ok(Vec::new()), |mut store| store.owned_by(&owner))?;
         if addresses.is_empty() {
             let msg = format!("host-local: Failed to find address added by container {}", req.id);
-            return Err(Error::internal(msg));
+            return Err(Error::internal(msg).with_details(
+                "its lease is gone: restart the container, so that it gets another",
+            ));
         }
         Ok(())
     }
@@ -148,9 +171,9 @@ impl Plugin for HostLocal {
     fn del(cx: &Cx<'_>, conf: &Conf, req: &DelReq) -> Result<()> {
         let mut failures = Failures::new();
         let owner = Owner::new(req.id.as_str(), req.ifname.as_str());
-        let terms = failures.keep(conf.terms()).unwrap_or_default();
+        let options = failures.keep(conf.options()).unwrap_or_default();
         failures.keep(
-            conf.store(cx, terms)
+            conf.store(cx, options)
                 .and_then(|store| store.map_or(Ok(Vec::new()), |mut store| store.release(&owner))),
         );
         // A configuration that cannot work is reported also here, after the release; what one
@@ -163,31 +186,44 @@ impl Plugin for HostLocal {
     }
 
     fn gc(cx: &Cx<'_>, conf: &Conf, req: &GcReq) -> Result<()> {
-        let Some(mut store) = conf.store(cx, conf.terms()?)? else { return Ok(()) };
-        let mut stale = store.evict(|lease| match &lease.ifname {
+        let Some(mut store) = conf.store(cx, conf.options()?)? else { return Ok(()) };
+        let (mut released, stay) = store.evict(|lease| match &lease.ifname {
             Some(ifname) => req.is_valid(&lease.id, ifname),
             // A word alone: a lease of releases up to 0.7.5 of the reference, or a note by hand
             // that the address is taken.
             None => true,
         })?;
         // A folder has no order of its own.
-        stale.sort_by_key(|lease| lease.ip);
-        for lease in stale {
+        released.sort_by_key(|lease| lease.ip);
+        for lease in released {
             log::warn(format_args!("released {lease}"));
         }
-        // What is proved dead is so also where the runtime has not noticed yet.
-        heal(&mut store)
+        let mut failures = Failures::new();
+        // What is proved dead is so also where the runtime has not noticed yet; and what had to stay may
+        // have come to its end meanwhile.
+        let reclaimed = allocate::reclaim_dead(&mut store, None, &mut failures);
+        let reclaimed = failures.keep(reclaimed).unwrap_or_default();
+        for lease in stay {
+            if reclaimed.iter().any(|gone| gone.lease == lease) {
+                continue;
+            }
+            let error = Error::new(Code::TRY_AGAIN, format!("{lease} stays"));
+            let why = "its address is on an interface of a running container, and cannot be removed there";
+            failures.keep(Err::<(), _>(error.with_details(why)));
+        }
+        failures.into_result()
     }
 
     fn gc_unlisted(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
-        let store = conf.store(cx, conf.terms()?)?;
-        store.map_or(Ok(()), |mut store| heal(&mut store))
+        let store = conf.store(cx, conf.options()?)?;
+        store.map_or(Ok(()), |mut store| reclaim_dead(&mut store))
     }
 
     fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
         let plan = Plan::resolve(cx, conf)?;
-        let listing = Listing::peek(&conf.data_dir()?, cx.net.name.as_str(), conf.terms()?)
-            .or_unavailable()?;
+        let listing =
+            Listing::open_writable(&conf.data_dir()?, cx.net.name.as_str(), conf.options()?)
+                .or_unavailable()?;
         match plan.sets.iter().find(|set| allocate::exhausted(&listing, set)) {
             None => Ok(()),
             Some(set) => {
@@ -199,10 +235,10 @@ impl Plugin for HostLocal {
     }
 }
 
-/// Removes the leases of the dead; those that have to stay are an error.
-fn heal(store: &mut LeaseStore) -> Result<()> {
+/// Removes the leases of dead containers; a lease that has to stay is an error.
+fn reclaim_dead(store: &mut LeaseStore) -> Result<()> {
     let mut failures = Failures::new();
-    allocate::heal(store, None, &mut failures)?;
+    allocate::reclaim_dead(store, None, &mut failures)?;
     failures.into_result()
 }
 
@@ -213,28 +249,28 @@ impl Conf {
     }
 
     fn runtime(&self) -> Result<RuntimeConfig> {
-        read(self.runtime_config.as_ref())
+        Json::decode_or_default(self.runtime_config.as_ref())
     }
 
     fn data_dir(&self) -> Result<PathBuf> {
-        let location: Location = read(self.ipam.as_ref())?;
+        let location: Location = Json::decode_or_default(self.ipam.as_ref())?;
         let given = location.data_dir.filter(|dir| !dir.as_os_str().is_empty());
         Ok(given.unwrap_or_else(|| DATA_DIR.into()))
     }
 
-    fn terms(&self) -> Result<Terms> {
-        let Handling { reuse_delay, lock_timeout } = read(self.ipam.as_ref())?;
+    fn options(&self) -> Result<LeaseOptions> {
+        let Handling { reuse_delay, lock_timeout } = Json::decode_or_default(self.ipam.as_ref())?;
         let seconds = |number: u32| Duration::from_secs(number.into());
-        let default = Terms::default();
-        Ok(Terms {
-            patience: lock_timeout.map_or(default.patience, seconds),
+        let default = LeaseOptions::default();
+        Ok(LeaseOptions {
+            lock_timeout: lock_timeout.map_or(default.lock_timeout, seconds),
             reuse_delay: reuse_delay.map_or(default.reuse_delay, seconds),
         })
     }
 
     /// The network's leases, if it ever had any.
-    fn store(&self, cx: &Cx<'_>, terms: Terms) -> Result<Option<LeaseStore>> {
-        LeaseStore::open_existing(&self.data_dir()?, cx.net.name.as_str(), terms)
+    fn store(&self, cx: &Cx<'_>, options: LeaseOptions) -> Result<Option<LeaseStore>> {
+        LeaseStore::open_existing(&self.data_dir()?, cx.net.name.as_str(), options)
     }
 }
 
@@ -251,7 +287,7 @@ impl Plan {
     fn resolve(cx: &Cx<'_>, conf: &Conf) -> Result<Plan> {
         let ipam = conf.ipam()?;
         let runtime = conf.runtime()?;
-        let args: Args = read(conf.args.as_ref())?;
+        let args: Args = Json::decode_or_default(conf.args.as_ref())?;
         let from_env = cx.args(&["IP"])?.get("IP", ip::parse_ip_or_cidr)?;
         let requested = from_env.into_iter().chain(args.cni.ips).chain(runtime.ips).collect();
 
@@ -273,24 +309,9 @@ fn range_sets(
     let configured = single.into_iter().chain(ipam.ranges.iter().cloned());
     let confs: Vec<_> = from_runtime.into_iter().chain(configured).collect();
     let sets = RangeSet::resolve_all(&confs)?;
-    one_per_family_before_lists(cx.version, &sets)?;
+    cx.require_one_per_family(sets.iter().map(RangeSet::is_ipv4))?;
     range::check_overlaps(&sets)?;
-    warn_of_foreign_gateways(&sets);
     Ok(sets)
-}
-
-/// An absent object has all its defaults.
-fn read<T: Default + serde::de::DeserializeOwned>(json: Option<&Json>) -> Result<T> {
-    json.map_or_else(|| Ok(T::default()), Json::decode)
-}
-
-fn one_per_family_before_lists(version: SpecVersion, sets: &[RangeSet]) -> Result<()> {
-    let v4 = sets.iter().filter(|set| set.is_ipv4()).count();
-    if version >= SpecVersion::V0_3_0 || (v4 <= 1 && sets.len() - v4 <= 1) {
-        return Ok(());
-    }
-    let msg = format!("CNI version {version} does not support more than 1 address per family");
-    Err(Error::config(msg))
 }
 
 /// Such a gateway is never used by the containers of the range; the reference is silent.

@@ -52,12 +52,21 @@ impl Range {
         let subnet = conf.subnet.ok_or_else(|| Error::config("IP <nil> not v4 nor v6"))?;
         check_subnet(subnet)?;
         let first = address(bits(subnet.network()) + 1, subnet);
-        let outside =
-            |what: &str, ip| Err(Error::config(format!("{what} {ip} not in network {subnet}")));
+        let outside = |what: &str, ip| {
+            Err(Error::config(format!("{what} {ip} not in network {subnet}"))
+                .with_details("choose an address of the subnet"))
+        };
         let start = conf.range_start.unwrap_or(first);
         let above_end = conf.range_end.is_some_and(|end| same_family(start, end) && start > end);
         if conf.range_start.is_some() && (!subnet.contains(&start) || above_end) {
-            return outside("RangeStart", start);
+            let above = |e: Error| {
+                if above_end {
+                    e.with_details("rangeStart is above rangeEnd: swap them")
+                } else {
+                    e
+                }
+            };
+            return outside("RangeStart", start).map_err(above);
         }
         let end = conf.range_end.unwrap_or_else(|| last(subnet));
         if !subnet.contains(&end) || end < start {
@@ -94,7 +103,8 @@ impl RangeSet {
         for conf in confs {
             let range = Range::resolve(conf)?;
             if ranges.first().is_some_and(|first| !same_family(first.start, range.start)) {
-                return Err(Error::config("mixed address families"));
+                return Err(Error::config("mixed address families")
+                    .with_details("give each family a range set of its own: [[IPv4], [IPv6]]"));
             }
             ranges.push(range);
         }
@@ -111,7 +121,8 @@ impl RangeSet {
     /// because the configuration's version is judged in between.
     pub fn resolve_all(sets: &[Vec<RangeConf>]) -> Result<Vec<RangeSet>> {
         if sets.is_empty() {
-            return Err(Error::config("no IP ranges specified"));
+            return Err(Error::config("no IP ranges specified")
+                .with_details("add \"ranges\": [[{\"subnet\": \"10.1.0.0/16\"}]] to \"ipam\""));
         }
         let resolve = |(i, set): (usize, &Vec<RangeConf>)| {
             RangeSet::resolve(set).context(|| format!("invalid range set {i}"))
@@ -144,8 +155,8 @@ impl RangeSet {
         self.0.iter().any(|a| other.0.iter().any(|b| a.overlaps(b)))
     }
 
-    /// Whether `ip` is the gateway of any range of the set: a neighbour's gateway is no more a
-    /// container's to have than that of the own range.
+    /// Whether `ip` is the gateway of any range of the set: no container may have the gateway of another range
+    /// either.
     pub fn is_gateway(&self, ip: IpAddr) -> bool {
         self.0.iter().any(|range| range.gateway == ip)
     }
@@ -207,7 +218,8 @@ impl fmt::Display for RangeSet {
 /// Refuses sets that share an address.
 pub fn check_overlaps(sets: &[RangeSet]) -> Result<()> {
     match pairs(sets).find(|((_, a), (_, b))| a.overlaps(b)) {
-        Some(((i, _), (j, _))) => Err(Error::config(format!("range set {i} overlaps with {j}"))),
+        Some(((i, _), (j, _))) => Err(Error::config(format!("range set {i} overlaps with {j}"))
+            .with_details("give each set subnets that no other set has")),
         None => Ok(()),
     }
 }
@@ -220,8 +232,10 @@ fn pairs<T>(items: &[T]) -> impl Iterator<Item = ((usize, &T), (usize, &T))> {
 
 fn check_subnet(subnet: IpNet) -> Result<()> {
     let length = subnet.prefix_len();
-    let message = if length > subnet.max_prefix_len() - 2 {
-        format!("Network {subnet} too small to allocate from")
+    let longest = subnet.max_prefix_len() - 2;
+    let message = if length > longest {
+        return Err(Error::config(format!("Network {subnet} too small to allocate from"))
+            .with_details(format!("choose a prefix of /{longest} or shorter")));
     } else if matches!(subnet, IpNet::V6(v6) if is_ipv4_mapped(v6)) {
         "IPNet IP and Mask version mismatch".to_owned()
     } else if subnet.addr() != subnet.network() {

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use crate::cni::ip;
 use crate::error::{Code, Error, Result};
 use crate::netfilter::backend::{Backend, Family};
-use crate::netfilter::draft;
+use crate::netfilter::iptables::table;
 use crate::netfilter::ports::conditions::{Conditions, Refusal};
 use crate::netfilter::ports::{Listen, Mapping, Options, Snat};
 use crate::netlink::nftables::L4;
@@ -23,7 +23,7 @@ const MOST_RULES: usize = 10_000;
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Conf {
-    /// `iptables` or `nftables`. Default: iptables where it is installed and works.
+    /// `iptables` or `nftables`. Default: [`Backend::choose`].
     backend: String,
     /// Translate the source where answers would not come back otherwise. Default: true.
     snat: Option<bool>,
@@ -67,13 +67,7 @@ impl Conf {
             return Err(Error::config("Cannot specify externalSetMarkChain and markMasqBit"));
         }
         self.mark_bit()?;
-        match self.backend.as_str() {
-            "" => Ok(None),
-            "iptables" => Ok(Some(Backend::Iptables)),
-            "nftables" => Ok(Some(Backend::Nftables)),
-            other => Err(Error::config(format!("unrecognized backend \"{other}\""))
-                .with_details("the back ends are \"iptables\" and \"nftables\"")),
-        }
+        Backend::parse(Some(&self.backend), "unrecognized backend")
     }
 
     fn mark_bit(&self) -> Result<u8> {
@@ -118,10 +112,10 @@ impl Conf {
     /// Checks what becomes words of iptables.
     fn require_words(&self) -> Result<()> {
         if let Some(chain) = &self.external_set_mark_chain {
-            draft::require_chain("externalSetMarkChain", chain)?;
+            table::require_chain("externalSetMarkChain", chain)?;
         }
-        draft::require_words("conditionsV4", &self.conditions_v4)?;
-        draft::require_words("conditionsV6", &self.conditions_v6)
+        table::require_words("conditionsV4", &self.conditions_v4)?;
+        table::require_words("conditionsV6", &self.conditions_v6)
     }
 
     /// When mappings apply, with nftables.
@@ -223,8 +217,8 @@ impl PortMapping {
 }
 
 fn port(whose: &str, number: i64) -> Result<u16> {
-    u16::try_from(number)
-        .ok()
-        .filter(|port| *port > 0)
-        .ok_or_else(|| Error::config(format!("Invalid {whose} port number: {number}")))
+    u16::try_from(number).ok().filter(|port| *port > 0).ok_or_else(|| {
+        Error::config(format!("Invalid {whose} port number: {number}"))
+            .with_details("a port is a number from 1 to 65535")
+    })
 }

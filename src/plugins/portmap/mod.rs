@@ -24,10 +24,12 @@ use crate::netfilter::backend::{Backend, Family, PacketFilter};
 use crate::netfilter::names::Owner;
 use crate::netfilter::ports::conditions::Conditions;
 use crate::netfilter::ports::{
-    self, Forward, KEPT, Mapping, Snat, Taken, Target, Watch, chains, flows, former, maps,
+    self, Forward, KEPT, Mapping, Snat, Taken, Target, Wanted, flows, iptables, reference,
 };
-use crate::netfilter::{layout, localhost};
-use crate::skel::{AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Rollback, reclaim};
+use crate::netfilter::{Watch, layout, localhost};
+use crate::skel::{
+    AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Remarks, Rollback, reclaim, require_prev,
+};
 use crate::sysctl;
 
 /// How long a port of another container is waited for.
@@ -43,25 +45,37 @@ impl Plugin for Portmap {
     const OUTLIVES_ITS_CONTAINER: bool = true;
     type Conf = Conf;
 
+    fn examine(cx: &Cx<'_>, conf: &Conf, remarks: &mut Remarks) -> Result<()> {
+        if !cx.net.wants("portMappings") {
+            let warning =
+                Error::config("no port is ever mapped: the runtime is not asked for them");
+            remarks
+                .warnings
+                .push(warning.with_details("add \"capabilities\": {\"portMappings\": true}"));
+        }
+        let backend = conf.backend()?;
+        backend.map_or(Ok(()), |backend| conf.require_keys_of(backend))
+    }
+
     fn add(cx: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
         let filter = PacketFilter::new();
         let (configured, mappings) = read(conf).context(|| "failed to parse config")?;
-        let prev =
-            req.prev.as_ref().ok_or_else(|| Error::internal("must be called as chained plugin"))?;
+        let prev = require_prev(req.prev.as_ref(), "must be called as chained plugin")?;
         if mappings.is_empty() {
             return ports::heal(&filter).map(|()| prev.clone());
         }
         let backend = backend(conf, configured, &filter).context(|| "failed to parse config")?;
         let targets = targets(cx, prev, req.ifname.as_str())?;
         let conditions = conditions(conf, backend)?;
-        let owner = owner(cx, (req.id.as_str(), req.ifname.as_str()));
-        let forward = forward(conf, owner, (&mappings, &targets), &conditions);
+        let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
+        let forward = forward(conf, owner, &mappings, &targets, &conditions);
         let mut undo = Rollback::new();
-        open_localhost(&filter, &localnet_keys(&forward, prev))?;
+        let localnet = localnet_keys(&forward, prev);
+        open_localhost(&filter, &localnet)?;
         cx.note(Self::NAME, req, prev, &mut undo);
         undo.push("forget the mappings", || KEPT.remove(owner));
         let options = (backend == Backend::Iptables).then(|| conf.options()).transpose()?;
-        ports::keep(backend, &forward, options);
+        ports::keep(backend, &forward, options, !localnet.is_empty());
         // An answer that is lost may have said that the mappings are made.
         let mut unmap = Rollback::new();
         unmap.push("delete the mappings", || ports::reclaim(&filter, owner));
@@ -82,23 +96,25 @@ impl Plugin for Portmap {
         if mappings.is_empty() {
             return Ok(());
         }
-        let backend = backend(conf, configured, &filter)?;
+        let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
+        let backend = Backend::of(configured, &filter, KEPT, owner);
+        conf.require_keys_of(backend)?;
         let targets = targets(cx, prev, req.ifname.as_str())?;
         let conditions = conditions(conf, backend)?;
-        let owner = owner(cx, (req.id.as_str(), req.ifname.as_str()));
-        let forward = forward(conf, owner, (&mappings, &targets), &conditions);
+        let forward = forward(conf, owner, &mappings, &targets, &conditions);
         match backend {
             Backend::Nftables => {
                 let nft = filter.nft()?;
-                maps::check(nft, &forward).or_else(|missing| {
-                    if former::has(nft, &forward)? { Ok(()) } else { Err(missing) }
+                ports::nft::check(nft, &forward).or_else(|missing| {
+                    if reference::has(nft, &forward)? { Ok(()) } else { Err(missing) }
                 })?;
             }
-            Backend::Iptables => chains::check(&forward, &conf.options()?)?,
+            Backend::Iptables => iptables::check(&forward, &conf.options()?)?,
         }
         for key in localnet_keys(&forward, prev) {
             if sysctl::read(&key)? != "1" {
-                return Err(Error::internal(format!("sysctl {key} is not 1")));
+                return Err(Error::internal(format!("sysctl {key} is not 1"))
+                    .with_details(format!("sysctl -w {key}=1")));
             }
         }
         layout::refuse(localhost::damage(&filter)?)
@@ -106,14 +122,14 @@ impl Plugin for Portmap {
 
     fn del(cx: &Cx<'_>, conf: &Conf, req: &DelReq) -> Result<()> {
         let filter = PacketFilter::new();
-        let owner = owner(cx, (req.id.as_str(), req.ifname.as_str()));
+        let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
         let mappings = conf.sound_mappings();
         let mut failures = Failures::new();
         failures.keep(KEPT.remove(owner));
         let nets = req.prev.as_ref().map(|prev| nets(prev, owner.ifname)).unwrap_or_default();
         let targets: Vec<_> = nets.into_iter().map(|net| Target { net, via: None }).collect();
         let conditions = Conditions::default();
-        let forward = forward(conf, owner, (&mappings, &targets), &conditions);
+        let forward = forward(conf, owner, &mappings, &targets, &conditions);
         let mut servers = failures.keep(unmap(&filter, &forward)).unwrap_or_default();
         servers.extend(failures.keep(unchain(&filter, conf, &forward)).unwrap_or_default());
         flows::of_gone(&servers);
@@ -123,19 +139,15 @@ impl Plugin for Portmap {
     fn gc(cx: &Cx<'_>, _: &Conf, req: &GcReq) -> Result<()> {
         let filter = PacketFilter::new();
         let network = cx.net.name.as_str();
-        let valid: Vec<Owner<'_>> = req
-            .valid
-            .iter()
-            .map(|a| Owner { network, ifname: &a.ifname, id: &a.container_id })
-            .collect();
+        let valid = Owner::each(&cx.net.name, &req.valid);
         let mut failures = Failures::new();
         failures.keep(KEPT.remove_stale(network, &valid));
         if let Some(nft) = failures.keep(filter.nft_if_present()).flatten()
-            && let Some(servers) = failures.keep(maps::collect(nft, network, &valid))
+            && let Some(servers) = failures.keep(ports::nft::collect(nft, network, &valid))
         {
             flows::of_gone(&servers);
         }
-        failures.keep(chains::collect(&filter, network, &valid));
+        failures.keep(iptables::collect(&filter, network, &valid));
         failures.into_result()
     }
 
@@ -147,10 +159,6 @@ impl Plugin for Portmap {
         layout::refuse(ports::damage(&filter)?).or_unavailable()?;
         cx.usable_host().map(drop)
     }
-}
-
-fn owner<'a>(cx: &'a Cx<'_>, (id, ifname): (&'a str, &'a str)) -> Owner<'a> {
-    Owner { network: cx.net.name.as_str(), ifname, id }
 }
 
 fn read(conf: &Conf) -> Result<(Option<Backend>, Vec<Mapping>)> {
@@ -177,7 +185,8 @@ fn conditions(conf: &Conf, backend: Backend) -> Result<Conditions> {
 fn forward<'a>(
     conf: &Conf,
     owner: Owner<'a>,
-    (mappings, targets): (&'a [Mapping], &'a [Target]),
+    mappings: &'a [Mapping],
+    targets: &'a [Target],
     conditions: &'a Conditions,
 ) -> Forward<'a> {
     Forward { owner, mappings, targets, snat: conf.snat(), conditions }
@@ -193,7 +202,8 @@ fn unmap(filter: &PacketFilter, known: &Forward<'_>) -> Result<BTreeSet<IpAddr>>
 /// Deletes the rules in iptables; where they led UDP to.
 fn unchain(filter: &PacketFilter, conf: &Conf, known: &Forward<'_>) -> Result<BTreeSet<IpAddr>> {
     let options = conf.options().ok();
-    chains::del(filter, known.owner, options.as_ref().map(|options| (known, options)))
+    let told = options.as_ref().map(|options| Wanted::each(known, options)).unwrap_or_default();
+    iptables::del(filter, known.owner, &told)
 }
 
 /// Makes the mappings. A port of a container that is gone is freed; for one of a container that may
@@ -232,11 +242,11 @@ fn make_free(
     match backend {
         Backend::Nftables => {
             // First what can fail without harm: an attachment has at most one kind of rules.
-            chains::del(filter, forward.owner, None)?;
-            maps::add(filter.nft()?, forward)
+            iptables::del(filter, forward.owner, &[])?;
+            ports::nft::add(filter.nft()?, forward)
         }
         Backend::Iptables => {
-            let taken = chains::add(forward, &conf.options()?)?;
+            let taken = iptables::add(forward, &conf.options()?)?;
             if taken.is_none() {
                 unmap(filter, &Forward { mappings: &[], ..forward.clone() })?;
             }
@@ -261,7 +271,7 @@ fn targets(cx: &Cx<'_>, prev: &CniResult, ifname: &str) -> Result<Vec<Target>> {
     nets(prev, ifname).into_iter().map(target).collect()
 }
 
-/// Whether the address is of this interface of the container; one that tells no interface may be.
+/// Whether the address may be of this interface of the container: also without an interface index.
 fn is_of(ip: &IpConfig, prev: &CniResult, ifname: &str) -> bool {
     let index = ip.interface.and_then(|index| usize::try_from(index).ok());
     match index.and_then(|index| prev.interfaces.get(index)) {
@@ -289,8 +299,8 @@ fn open_localhost(filter: &PacketFilter, keys: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// The settings that let 127.0.0.1 of the host reach the container: of the interface towards it,
-/// if the result names that one as made for the container. Results before 0.3.0 name none.
+/// The settings that let 127.0.0.1 of the host reach the container: of the interface towards the container,
+/// if the result names this interface. Results before 0.3.0 name none.
 fn localnet_keys(forward: &Forward<'_>, prev: &CniResult) -> Vec<String> {
     let ours = |name: &str| {
         let mut hosts = prev.interfaces.iter().filter(|i| i.sandbox.is_empty());

@@ -4,7 +4,7 @@
 //! It stands behind an interface plugin in a list, takes the addresses from `prevResult`, and passes
 //! that on unchanged. Keys: `table`, `gateways`, `addSourceHints`. For each address it makes a rule
 //! to a table of its own, from 100 on, and moves the interface's routes there from the main table;
-//! with `table`, only a rule to that one.
+//! with `table`, only a rule to that table.
 //!
 //! All of this is in the container; on the host it leaves nothing. DEL takes the rules away and the
 //! routes back.
@@ -19,18 +19,19 @@ use self::plan::{Hints, Plan, Source};
 use crate::cni::ip::parse_ip;
 use crate::cni::{CniResult, IfName, IpConfig};
 use crate::error::{Context, Error, Result};
+use crate::files::lock::Lock;
 use crate::iface::{Inside, tables, verify};
 use crate::log;
 use crate::netlink::{Link, Netlink, RT_TABLE_MAIN, Route, RouteFilter, Rule};
-use crate::skel::{AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Rollback};
-use crate::store::lock::Lock;
+use crate::skel::{
+    AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Remarks, Rollback, require_prev,
+};
 
 /// The first table that is chosen.
 const FIRST_TABLE: u32 = 100;
-/// Who has made a hint that is no route of the kernel's: `RTPROT_BOOT`.
+/// The protocol of a hint, which is no route of the kernel: `RTPROT_BOOT`.
 const BY_PLUGIN: u8 = 3;
 
-/// The plugin.
 #[derive(Debug)]
 pub struct Sbr;
 
@@ -38,7 +39,7 @@ pub struct Sbr;
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Conf {
-    /// The table for all addresses, which somebody else fills. Default: one for each address.
+    /// The table for all addresses, which another program fills. Default: one for each address.
     table: Option<i64>,
     /// The gateways of the default routes, at most one of each family. Default: the addresses' own.
     gateways: Vec<String>,
@@ -47,7 +48,6 @@ pub struct Conf {
 }
 
 impl Conf {
-    /// The fixed table.
     fn table(&self) -> Result<Option<u32>> {
         let parse = |table: i64| {
             u32::try_from(table)
@@ -88,12 +88,14 @@ impl Plugin for Sbr {
     const ABOUT: &'static str = "what comes from an address leaves by its interface";
     type Conf = Conf;
 
+    fn examine(_: &Cx<'_>, conf: &Conf, _: &mut Remarks) -> Result<()> {
+        conf.table()?;
+        conf.gateways().map(drop)
+    }
+
     fn add(_: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
         let (table, gateways) = (conf.table()?, conf.gateways()?);
-        let prev = req
-            .prev
-            .as_ref()
-            .ok_or_else(|| Error::internal("This plugin must be called as chained plugin"))?;
+        let prev = require_prev(req.prev.as_ref(), "This plugin must be called as chained plugin")?;
         let ips = addresses(prev, &req.ifname)?;
         let netns = req.sandbox.netns()?;
         let inside = Inside::enter(netns)?;
@@ -105,7 +107,7 @@ impl Plugin for Sbr {
             let missing = || format!("Cannot find network interface {}", req.ifname);
             let link = netlink.link(req.ifname.as_str())?;
             let link = link.ok_or_else(|| Error::internal(missing()))?;
-            Plan::resolve(netlink, link, (&ips, &gateways))?
+            Plan::resolve(netlink, link, &ips, &gateways)?
         };
         let mut undo = Rollback::new();
         undo.push("put rules and routes back", || plan.revert(netlink));
@@ -133,9 +135,9 @@ impl Plugin for Sbr {
             let rule = rules.iter().find(leads).ok_or_else(|| no_rule(addr, table))?;
             if table.is_none() {
                 let source = Source::new(ip, &gateways, rule.table);
-                check_default(&source, &gateways, (&routes, &link))?;
+                check_default(&source, &gateways, &routes, &link)?;
                 if conf.add_source_hints {
-                    check_hint(&source, (&routes, &link))?;
+                    check_hint(&source, &routes, &link)?;
                 }
             }
         }
@@ -154,9 +156,9 @@ impl Plugin for Sbr {
         });
         let link = netlink.link(req.ifname.as_str())?;
         let mut failures = Failures::new();
-        for rule in own_rules(netlink, (table, link.as_ref()), req)? {
+        for rule in own_rules(netlink, table, link.as_ref(), req)? {
             let emptied = match &link {
-                Some(link) if table.is_none() => take_apart(netlink, (link, &rule), (conf, req)),
+                Some(link) if table.is_none() => take_apart(netlink, link, &rule, conf, req),
                 _ => Ok(()),
             };
             // Last, and only then: the table is found by it.
@@ -174,13 +176,13 @@ impl Plugin for Sbr {
     }
 
     fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
-        conf.table().and_then(|_| conf.gateways()).or_unavailable()?;
+        Self::require_sound(cx, conf)?;
         cx.usable_host().map(drop)
     }
 }
 
-/// The addresses of the interface in a result. Those that tell no interface count, as do those
-/// that tell one that is not listed.
+/// The addresses of the interface in a result. Addresses without an interface index count, as do addresses
+/// with an index that is not listed.
 fn addresses<'r>(prev: &'r CniResult, ifname: &IfName) -> Result<Vec<&'r IpConfig>> {
     if prev.ips.is_empty() {
         let msg = format!("No IP addresses supplied on interface: {ifname}");
@@ -208,8 +210,8 @@ fn same(rule: &Rule, wanted: &Rule) -> bool {
     rule.plain && rule.src == wanted.src && rule.table == wanted.table
 }
 
-/// Whether it is one of the tables that are chosen and nobody else's: everything in it leaves by the
-/// link. Of a link that is gone, nothing is in it any more.
+/// Whether a table is one that the plugin chose, and no other program's: every route in it leaves by the
+/// link. The table of a link that is gone is empty.
 fn is_of(table: u32, routes: &[Route], link: Option<&Link>) -> bool {
     let mut inside = routes.iter().filter(|route| route.table == Some(table));
     let own = |route: &Route| link.is_some_and(|link| tables::leaves_by(route, link.index));
@@ -218,10 +220,11 @@ fn is_of(table: u32, routes: &[Route], link: Option<&Link>) -> bool {
 
 /// The rules that were made for the attachment, by us or by the reference: from its addresses, as
 /// they are on the link or in `prevResult`. When both are gone, with the link or by a GC, from
-/// addresses that nobody has.
+/// addresses that no link has.
 fn own_rules(
     netlink: &Netlink,
-    (table, link): (Option<u32>, Option<&Link>),
+    table: Option<u32>,
+    link: Option<&Link>,
     req: &DelReq,
 ) -> Result<Vec<Rule>> {
     let mut rules = netlink.dump_rules()?;
@@ -254,8 +257,10 @@ fn own_rules(
 /// Gives the routes in a rule's table back to the main table.
 fn take_apart(
     netlink: &Netlink,
-    (link, rule): (&Link, &Rule),
-    (conf, req): (&Conf, &DelReq),
+    link: &Link,
+    rule: &Rule,
+    conf: &Conf,
+    req: &DelReq,
 ) -> Result<()> {
     if conf.add_source_hints
         && let Some(src) = rule.src
@@ -302,7 +307,8 @@ fn no_rule(addr: IpAddr, table: Option<u32>) -> Error {
 fn check_default(
     source: &Source,
     gateways: &[IpAddr],
-    (routes, link): (&[Route], &Link),
+    routes: &[Route],
+    link: &Link,
 ) -> Result<()> {
     let Some(gateway) = source.gateway else { return Ok(()) };
     // One that the main table had may have taken its place.
@@ -323,7 +329,7 @@ fn check_default(
 }
 
 /// The main table tells the source for the address's subnet.
-fn check_hint(source: &Source, (routes, link): (&[Route], &Link)) -> Result<()> {
+fn check_hint(source: &Source, routes: &[Route], link: &Link) -> Result<()> {
     let Some(network) = source.network() else { return Ok(()) };
     let of_link = |route: &&Route| {
         route.table == Some(RT_TABLE_MAIN)

@@ -55,7 +55,7 @@ impl Source {
     }
 }
 
-/// All that ADD changes, and what is there now.
+/// All that ADD changes, and the present state.
 #[derive(Debug)]
 pub(super) struct Plan {
     link: Link,
@@ -69,7 +69,7 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// Only rules to a table that somebody else fills.
+    /// Only rules to a table that another program fills.
     pub(super) fn of_rules(netlink: &Netlink, ips: &[&IpConfig], table: u32) -> Result<Plan> {
         let present = netlink.dump_rules().context(|| "Failed to list all rules")?;
         let mut rules: Vec<Rule> =
@@ -83,7 +83,8 @@ impl Plan {
     pub(super) fn resolve(
         netlink: &Netlink,
         link: Link,
-        (ips, gateways): (&[&IpConfig], &[IpAddr]),
+        ips: &[&IpConfig],
+        gateways: &[IpAddr],
     ) -> Result<Plan> {
         let mut tables = Tables::look(netlink).context(|| "Failed to list all rules")?;
         let routes = netlink.dump_routes(&RouteFilter::default())?;
@@ -105,8 +106,8 @@ impl Plan {
         Ok(Plan { link, sources, rules, before, fixed })
     }
 
-    /// First the rules, by which DEL finds the tables even if nothing else comes to pass; the main
-    /// table last, so that there is a way at any moment.
+    /// Makes the rules first, by which DEL finds the tables even if nothing else is made; changes the main
+    /// table last, so that every address has a route at any moment.
     pub(super) fn apply(&self, netlink: &Netlink, hints: Hints) -> Result<()> {
         for rule in &self.rules {
             netlink.add_rule(rule).context(|| "Failed to add rule")?;
@@ -170,7 +171,7 @@ impl Plan {
         near.into_iter().chain(default).chain(far).collect()
     }
 
-    /// A route belongs to the addresses whose subnet it uses; one that uses none is for all.
+    /// A route belongs to the addresses whose subnet it uses; a route that uses no subnet belongs to all.
     fn is_for(&self, route: &Route, source: &Source) -> bool {
         let generic = tables::is_near(route) && route.src.is_none();
         let orphan = || !self.sources.iter().any(|other| other.owns(route));

@@ -5,9 +5,10 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::cni::IfName;
 use crate::error::{Context, Error, Result};
+use crate::iface::verify::IN_CONTAINER;
 use crate::netlink::{Link, LinkChange, Mac, Netlink};
 
-/// Attributes of an interface; `None` is one that nobody asks for. Written as JSON, they are the
+/// Attributes of an interface; `None` if not configured. Written as JSON, they are the
 /// reference's backup.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
@@ -39,7 +40,7 @@ fn read_mac<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Mac>, D::Error> {
 }
 
 impl Attributes {
-    /// Those of `link` that `asked` has.
+    /// The attributes of `link` that `asked` has as well.
     pub(super) fn of(link: &Link, asked: &Attributes) -> Attributes {
         Attributes {
             mac: asked.mac.and(link.mac),
@@ -81,28 +82,32 @@ impl Attributes {
         all.into_iter().flatten().collect()
     }
 
-    /// The link has all of them. Whether it is promiscuous for somebody counts, not for whom.
+    /// Verifies that the link has all attributes. For promiscuous mode the kernel's counter decides, whoever
+    /// requested it.
     pub(super) fn verify(&self, link: &Link, ifname: &IfName) -> Result<()> {
         let now = Attributes::of(link, self);
         if let Some(promisc) = self.promisc
             && promisc != (link.promiscuity != 0)
         {
             let count = link.promiscuity;
+            let value = if promisc { "on" } else { "off" };
             return Err(Error::internal(format!(
                 "Error: Tuning link {ifname} configured promisc is {promisc}, current value is {count}"
-            )));
+            ))
+            .with_details(format!("{IN_CONTAINER}ip link set {ifname} promisc {value}")));
         }
         let text = |mac: Option<Mac>| mac.map(|mac| mac.to_string());
-        same(ifname, "Ethernet", text(self.mac), text(self.mac.and(link.mac)))?;
-        same(ifname, "MTU", self.mtu, now.mtu)?;
-        same(ifname, "all-multicast mode", self.allmulti, now.allmulti)?;
-        same(ifname, "Transmit Queue Length", self.txqlen, now.txqlen)
+        same(ifname, ("Ethernet", "address"), text(self.mac), text(self.mac.and(link.mac)))?;
+        same(ifname, ("MTU", "mtu"), self.mtu, now.mtu)?;
+        same(ifname, ("all-multicast mode", "allmulticast"), self.allmulti, now.allmulti)?;
+        same(ifname, ("Transmit Queue Length", "txqueuelen"), self.txqlen, now.txqlen)
     }
 }
 
+/// `word` is what ip-link(8) calls it.
 fn same<T: PartialEq + ToString>(
     ifname: &IfName,
-    what: &str,
+    (what, word): (&str, &str),
     wanted: Option<T>,
     now: Option<T>,
 ) -> Result<()> {
@@ -110,12 +115,18 @@ fn same<T: PartialEq + ToString>(
         return Ok(());
     }
     let [wanted, now] = [wanted, now].map(|v| v.map(|v| v.to_string()).unwrap_or_default());
+    let value = match wanted.as_str() {
+        "true" => "on",
+        "false" => "off",
+        value => value,
+    };
     Err(Error::internal(format!(
         "Error: Tuning configured {what} of {ifname} is {wanted}, current value is {now}"
-    )))
+    ))
+    .with_details(format!("{IN_CONTAINER}ip link set {ifname} {word} {value}")))
 }
 
-/// One change, and what it is called.
+/// One change of a link, and its name for messages.
 struct Change {
     what: String,
     change: LinkChange,

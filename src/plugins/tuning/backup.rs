@@ -11,9 +11,9 @@ use super::attributes::Attributes;
 use crate::attachment::Owner;
 use crate::cni::json::Json;
 use crate::error::{Error, Result};
+use crate::files::atomic;
+use crate::files::backup::{self, BackupFile};
 use crate::skel::Failures;
-use crate::store::atomic;
-use crate::store::backup::{self, BackupFile};
 
 /// The content of a backup.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -27,7 +27,7 @@ pub(super) struct Backup {
     /// [`Owner::instance`]; the reference does not tell.
     #[serde(skip_serializing_if = "String::is_empty")]
     attachment: String,
-    /// What it was set to since.
+    /// The attributes that ADD has set.
     #[serde(skip_serializing_if = "Attributes::is_empty")]
     set: Attributes,
     /// Whether a DEL could not give all back.
@@ -41,7 +41,7 @@ impl Backup {
         file.read()?.map(|bytes| Backup::parse(&bytes)).transpose()
     }
 
-    /// Whether it is not another attachment's, whose file has the same name.
+    /// Whether the backup may be of `owner`, and not of another attachment whose file has the same name.
     pub(super) fn may_be_of(&self, owner: &Owner<'_>) -> bool {
         self.attachment.is_empty() || self.attachment == owner.instance()
     }
@@ -63,22 +63,23 @@ impl Backup {
 
     /// The backup of an interface that has the attributes `now` and is to get those `wanted`.
     ///
-    /// What an earlier ADD has changed is not original: where the interface has what it was set
-    /// to, the earlier backup stays. Where it has something else, that backup is of another
-    /// interface, of a time when the container had the same id.
+    /// What an earlier ADD has changed is not original: where the interface has the attributes that ADD set,
+    /// the earlier backup stays. Where it has others, the earlier backup is of another
+    /// interface, of an earlier container with the same id.
     pub(super) fn renewed(
         earlier: Option<Backup>,
         owner: &Owner<'_>,
-        (now, wanted): (&Attributes, &Attributes),
+        now: &Attributes,
+        wanted: &Attributes,
     ) -> Backup {
         let Backup { original, set, .. } = earlier.unwrap_or_default();
-        let (mac, set_mac) = renew((original.mac, set.mac), now.mac, wanted.mac);
+        let (mac, set_mac) = renew(original.mac, set.mac, now.mac, wanted.mac);
         let (promisc, set_promisc) =
-            renew((original.promisc, set.promisc), now.promisc, wanted.promisc);
-        let (mtu, set_mtu) = renew((original.mtu, set.mtu), now.mtu, wanted.mtu);
+            renew(original.promisc, set.promisc, now.promisc, wanted.promisc);
+        let (mtu, set_mtu) = renew(original.mtu, set.mtu, now.mtu, wanted.mtu);
         let (allmulti, set_allmulti) =
-            renew((original.allmulti, set.allmulti), now.allmulti, wanted.allmulti);
-        let (txqlen, set_txqlen) = renew((original.txqlen, set.txqlen), now.txqlen, wanted.txqlen);
+            renew(original.allmulti, set.allmulti, now.allmulti, wanted.allmulti);
+        let (txqlen, set_txqlen) = renew(original.txqlen, set.txqlen, now.txqlen, wanted.txqlen);
         let set = Attributes {
             mac: set_mac,
             promisc: set_promisc,
@@ -100,13 +101,13 @@ impl Backup {
         Ok(file.write(&text)?)
     }
 
-    /// Removes those of `network` below `dir` that are not `valid`.
+    /// Removes the backups of `network` below `dir` that are not of `valid` attachments.
     pub(super) fn collect(dir: &Path, network: &str, valid: &[Owner<'_>]) -> Result<()> {
         let mut failures = Failures::new();
         atomic::sweep(dir, network, valid);
         let valid: Vec<_> = valid.iter().map(|owner| BackupFile::new(dir, owner)).collect();
         for (path, content) in backup::all(dir)? {
-            // One that cannot be read may be anybody's.
+            // The owner of an unreadable backup is unknown.
             let ours = Backup::parse(&content).is_ok_and(|backup| backup.network == network);
             if ours && !valid.iter().any(|file| *file.path() == path) {
                 failures.keep(backup::remove(&path).map_err(Error::from));
@@ -116,9 +117,10 @@ impl Backup {
     }
 }
 
-/// The original value of one attribute, and what it is set to.
+/// The original value of one attribute, and the configured value.
 fn renew<T: PartialEq + Copy>(
-    (original, set): (Option<T>, Option<T>),
+    original: Option<T>,
+    set: Option<T>,
     now: Option<T>,
     wanted: Option<T>,
 ) -> (Option<T>, Option<T>) {
@@ -152,7 +154,7 @@ mod tests {
             allmulti: Some(false),
             txqlen: Some(1000),
         };
-        let backup = Backup::renewed(None, &OWNER, (&original, &original.clone()));
+        let backup = Backup::renewed(None, &OWNER, &original, &original.clone());
         backup.write(&file).unwrap();
         let text = fs::read_to_string(dir.path().join("c1_eth0.json")).unwrap();
         let expected = "{\n \"mac\": \"02:00:00:00:00:0a\",\n \"promisc\": false,\n \"mtu\": 1500,\n \"allmulti\": false,\n \"txQLen\": 1000,\n \"network\": \"net\",\n \"attachment\": \"";
@@ -178,9 +180,9 @@ mod tests {
     #[test]
     fn what_an_earlier_add_set_is_not_original() {
         let renewed = |earlier, now, wanted| {
-            Backup::renewed(earlier, &OWNER, (&mtu(now), &mtu(wanted))).original.mtu
+            Backup::renewed(earlier, &OWNER, &mtu(now), &mtu(wanted)).original.mtu
         };
-        let first = Backup::renewed(None, &OWNER, (&mtu(1500), &mtu(1400)));
+        let first = Backup::renewed(None, &OWNER, &mtu(1500), &mtu(1400));
         assert_eq!(first.original, mtu(1500));
         assert_eq!(renewed(Some(first.clone()), 1400, 1400), Some(1500), "the same again");
         assert_eq!(renewed(Some(first.clone()), 1400, 1300), Some(1500), "another value");
@@ -194,7 +196,7 @@ mod tests {
         assert_eq!(renewed(Some(reference.clone()), 1400, 1400), Some(1500));
         assert_eq!(renewed(Some(reference), 9000, 1400), Some(9000));
         let queue = Attributes { txqlen: Some(7), ..Attributes::default() };
-        let both = Backup::renewed(Some(first), &OWNER, (&queue, &queue.clone()));
+        let both = Backup::renewed(Some(first), &OWNER, &queue, &queue.clone());
         assert_eq!(both.original, Attributes { mtu: Some(1500), ..queue });
         assert_eq!(both.set.mtu, Some(1400));
     }

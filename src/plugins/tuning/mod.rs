@@ -25,14 +25,13 @@ use self::sysctls::{Parameter, Sysctls};
 use crate::attachment::Owner;
 use crate::cni::{CniResult, IfName, Interface};
 use crate::error::{Context, Error, Result};
+use crate::files::backup::{self as files, BackupFile};
 use crate::iface::mtu;
 use crate::log;
 use crate::netlink::{Link, Mac, Netlink};
 use crate::netns::Netns;
-use crate::skel::{AddReq, CheckReq, Cx, DelReq, GcReq, Plugin, Rollback};
-use crate::store::backup::{self as files, BackupFile};
+use crate::skel::{AddReq, CheckReq, Cx, DelReq, GcReq, Plugin, Remarks, Rollback, require_prev};
 
-/// The plugin.
 #[derive(Debug)]
 pub struct Tuning;
 
@@ -42,7 +41,6 @@ pub struct Tuning;
 pub struct Conf {
     /// Kernel parameters below `net`, set in this order. `IFNAME` is the interface.
     sysctl: Sysctls,
-    /// The MAC.
     mac: String,
     /// `true` makes the interface promiscuous; `false` is only verified.
     promisc: Option<bool>,
@@ -91,7 +89,7 @@ impl Conf {
         Path::new(if self.data_dir.is_empty() { "/run/cni/tuning" } else { &self.data_dir })
     }
 
-    /// The attributes, those of `args` in place of the others; the MAC also from elsewhere.
+    /// The attributes; `args` overrides the configuration, and the MAC has further sources.
     fn attributes(&self, cx: &Cx<'_>) -> Result<Attributes> {
         let args = &self.args.cni;
         let from_env =
@@ -113,7 +111,10 @@ impl Conf {
 }
 
 fn parse_mac(text: &str) -> Result<Mac> {
-    text.parse().map_err(|e| Error::config(format!("invalid args {text} for MAC addr: {e}")))
+    text.parse().map_err(|e| {
+        Error::config(format!("invalid args {text} for MAC addr: {e}"))
+            .with_details("write six bytes, as in 02:00:00:00:00:01")
+    })
 }
 
 impl Plugin for Tuning {
@@ -121,10 +122,14 @@ impl Plugin for Tuning {
     const ABOUT: &'static str = "tunes the container's interface and its kernel parameters";
     type Conf = Conf;
 
+    fn examine(cx: &Cx<'_>, conf: &Conf, _: &mut Remarks) -> Result<()> {
+        Wanted::resolve(cx, conf, &IfName::parse("eth0")?).map(drop)
+    }
+
     fn add(cx: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
         let wanted = Wanted::resolve(cx, conf, &req.ifname)?;
         permission::check_allowlist(&wanted.parameters)?;
-        let mut result = require_prev(req.prev.as_ref())?.clone();
+        let mut result = require_prev(req.prev.as_ref(), "Required prevResult missing")?.clone();
         let netns = req.sandbox.netns()?;
         wanted.refuse_the_nodes_namespace(netns)?;
         let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
@@ -197,14 +202,6 @@ impl Plugin for Tuning {
     }
 }
 
-fn require_prev(prev: Option<&CniResult>) -> Result<&CniResult> {
-    prev.ok_or_else(|| {
-        Error::internal("Required prevResult missing").with_details(
-            "the plugin works on what one before it made: put it behind bridge, ptp, ... in a list",
-        )
-    })
-}
-
 /// What is to be set.
 struct Wanted {
     profile: Profile,
@@ -247,7 +244,7 @@ impl Wanted {
         }
         if let Some((netlink, link)) = &link {
             let now = Attributes::of(link, &attributes);
-            back_up(file, owner, (&now, &attributes), &mut undo)?;
+            back_up(file, owner, &now, &attributes, &mut undo)?;
             undo.push(format!("restore {ifname:?}"), move || {
                 Error::join(now.restore(netlink, link)).map_or(Ok(()), Err)
             });
@@ -257,7 +254,7 @@ impl Wanted {
         Ok(())
     }
 
-    /// Compares with what there is in the calling thread's namespace.
+    /// Compares with the attributes and parameters of the calling thread's namespace.
     fn verify(&self, ifname: &IfName) -> Result<()> {
         for parameter in &self.parameters {
             parameter.find()?.verify()?;
@@ -280,7 +277,8 @@ fn open(ifname: &IfName) -> Result<(Netlink, Link)> {
 fn back_up<'a>(
     file: &'a BackupFile,
     owner: &Owner<'_>,
-    (now, wanted): (&Attributes, &Attributes),
+    now: &Attributes,
+    wanted: &Attributes,
     undo: &mut Rollback<'a>,
 ) -> Result<()> {
     let earlier = Backup::read(file).unwrap_or_else(|error| {
@@ -293,10 +291,10 @@ fn back_up<'a>(
         let put = former.map_or_else(|| file.remove(), |content| file.write(&content));
         Ok(put?)
     });
-    Backup::renewed(earlier, owner, (now, wanted)).write(file)
+    Backup::renewed(earlier, owner, now, wanted).write(file)
 }
 
-/// Gives the interface back what it was like, in the calling thread's namespace.
+/// Restores the interface's original attributes, in the calling thread's namespace.
 fn restore(ifname: &IfName, original: &Attributes) -> Result<()> {
     let netlink = Netlink::open()?;
     let Some(link) = netlink.link(ifname.as_str())? else { return Ok(()) };

@@ -6,6 +6,7 @@ use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 
 use crate::cni::IfName;
 use crate::error::{Error, Result};
+use crate::iface::verify::IN_CONTAINER;
 use crate::sysctl;
 
 /// What stands for the container's interface in a key.
@@ -44,14 +45,14 @@ impl<'de> Visitor<'de> for InOrder {
 pub(super) struct Parameter {
     /// The key as the configuration has it.
     pub(super) written: String,
-    /// What it may mean, the likeliest first: see [`meanings`].
+    /// The paths that the key may mean, the likeliest first: see [`meanings`].
     pub(super) meanings: Vec<String>,
     pub(super) value: String,
 }
 
 impl Sysctls {
-    /// The parameters in their order; those of `args` override, or come last. The same one twice
-    /// is an error, however it is written.
+    /// The parameters in their order; parameters of `args` override, or come last. A parameter that is given twice
+    /// is an error, in whatever spelling.
     pub(super) fn resolve(&self, args: &Sysctls, ifname: &IfName) -> Result<Vec<Parameter>> {
         let mut all = parameters(self, ifname)?;
         for parameter in parameters(args, ifname)? {
@@ -118,7 +119,7 @@ fn meanings(written: &str, ifname: &IfName) -> Result<Vec<String>> {
 pub(super) struct Found<'a> {
     pub(super) key: &'a str,
     value: &'a str,
-    /// What it has been; `None` for one that can only be written.
+    /// The value before; `None` if the parameter is write-only.
     former: Option<String>,
 }
 
@@ -126,7 +127,7 @@ impl Parameter {
     /// Finds it among the calling thread's, and reads it.
     pub(super) fn find(&self) -> Result<Found<'_>> {
         let there = self.meanings.iter().find(|key| sysctl::exists(key));
-        // Reading one that is not there is the error to be reported.
+        // Reading a parameter that does not exist is the error to be reported.
         let key = there.or(self.meanings.first()).map_or("", String::as_str);
         Ok(Found { key, value: &self.value, former: sysctl::read_if_readable(key)? })
     }
@@ -137,7 +138,7 @@ impl Found<'_> {
         sysctl::write(self.key, self.value)
     }
 
-    /// Makes it what it was, as far as that is known.
+    /// Restores the original value, if it is known.
     pub(super) fn put_back(&self) -> Result<()> {
         match &self.former {
             Some(former) if sysctl::read(self.key)? != *former => sysctl::write(self.key, former),
@@ -152,7 +153,8 @@ impl Found<'_> {
                 let (key, value) = (self.key, self.value);
                 Err(Error::internal(format!(
                     "Error: Tuning configured value of {key} is {value}, current value is {now}"
-                )))
+                ))
+                .with_details(format!("{IN_CONTAINER}sysctl -w {key}={value}")))
             }
             _ => Ok(()),
         }
@@ -201,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_become_paths_as_in_the_reference_else_as_sysctl_reads_them() {
+    fn keys_become_paths_as_in_the_reference_or_sysctl() {
         let dotted = IfName::parse("eth0.100").unwrap();
         let of = |key: &str, ifname: &IfName| meanings(key, ifname).unwrap();
         assert_eq!(of("net.ipv4.ip_forward", &eth0()), ["net/ipv4/ip_forward"]);

@@ -6,9 +6,9 @@ use std::time::Duration;
 use std::{env, fs, thread};
 
 use super::{Node, answer, attach, list, members};
+use crate::files::atomic::{Durability, Writer};
 use crate::invoke::{Exec, exec};
 use crate::runtime::{Attach, NetworkList};
-use crate::store::atomic::{Durability, Writer};
 
 fn network() -> NetworkList {
     named("net")

@@ -168,7 +168,7 @@ fn validation() {
     assert_eq!(
         error.msg(),
         format!(
-            "[failed to find plugin \"a\" in path [{bin}] \
+            "[failed to find plugin \"a\" in path [{bin}]; install the plugin there, or correct \"type\" \
              plugin b does not support config version \"0.4.0\"]"
         )
     );

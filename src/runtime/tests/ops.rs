@@ -75,7 +75,7 @@ fn a_failing_add_ends_there() {
         "plugin type=\"b\" name=\"own\" failed (add): failed to find plugin \"b\" in path [{}]",
         bin.display()
     );
-    assert_eq!(error.to_string(), text);
+    assert_eq!(error.msg(), text);
 }
 
 #[test]

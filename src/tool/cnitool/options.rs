@@ -2,9 +2,32 @@
 
 use std::path::PathBuf;
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::invoke::split_path;
+use crate::options::{CommandLine, Opt, opt, unknown_word, usage};
 use crate::runtime::DEFAULT_CACHE_DIR;
+use crate::tool::CONF_DIR;
+
+/// Each tells the environment variable that it takes the place of, and the default.
+pub(super) const OPTIONS: &[Opt] = &[
+    Opt {
+        short: Some('i'),
+        ..opt("--ifname", "NAME", "interface in the namespace [CNI_IFNAME, eth0]")
+    },
+    opt("--net-conf-path", "DIR", "network configurations [NETCONFPATH, /etc/cni/net.d]"),
+    opt("--plugin-path", "DIRS", "plugin directories, with colons [CNI_PATH]"),
+    opt("--cap-args", "JSON", "capability arguments, an object [CAP_ARGS]"),
+    opt("--container-id", "ID", "container id; made from <netns> if it is not given"),
+    opt("--cache-dir", "DIR", "cached results [/var/lib/cni]"),
+    opt(
+        "--keep",
+        "WHAT",
+        "gc: an attachment to keep, <netns>[:<ifname>] or <id>[:<ifname>]; a namespace is\n\
+         written with a /. May be repeated. Without it every cached attachment of the\n\
+         network goes, and plugins are given no list",
+    ),
+    opt("--keep-none", "", "gc: tell the plugins that no attachment is valid"),
+];
 
 /// The commands, each with the names of its arguments.
 const COMMANDS: [(&str, &[&str]); 7] = [
@@ -36,121 +59,50 @@ pub(super) struct Options {
     pub(super) keep_none: bool,
 }
 
-/// The options as they were written, `--name value` and `--name=value` alike.
-#[derive(Default)]
-struct Raw {
-    values: Vec<(&'static str, String)>,
-    positional: Vec<String>,
-    help: bool,
-    keep_none: bool,
-}
-
 impl Options {
-    /// Reads arguments and environment. Arguments beyond those of the command are ignored, as in
-    /// the reference; so `gc` and `status` take a namespace that they have no use for. `None` if
-    /// help is asked for.
-    pub(super) fn parse(
-        args: Vec<String>,
+    /// Reads the command line and the environment. Arguments beyond those of the command are
+    /// ignored, as in the reference; so `gc` and `status` take a namespace that they have no use for.
+    pub(super) fn read(
+        line: &CommandLine,
         env: impl Fn(&str) -> Option<String>,
-    ) -> Result<Option<Options>> {
-        let raw = Raw::parse(args)?;
-        if raw.help || raw.positional.first().is_some_and(|command| command == "help") {
-            return Ok(None);
-        }
-        let command = command(&raw.positional)?;
-        let argument = |i: usize| raw.positional.get(i).cloned().unwrap_or_default();
+    ) -> Result<Options> {
+        let command = command(&line.words)?;
+        let argument = |i: usize| line.words.get(i).cloned().unwrap_or_default();
         // Set but empty is as good as unset.
         let env = |name: &str| env(name).filter(|value| !value.is_empty());
         let option = |name: &str, variable: &str, default: &str| {
-            raw.last(name).or_else(|| env(variable)).unwrap_or_else(|| default.to_owned())
+            let given = line.last(name).map(str::to_owned);
+            given.or_else(|| env(variable)).unwrap_or_else(|| default.to_owned())
         };
-        let cache_dir = raw.last("--cache-dir");
-        Ok(Some(Options {
+        Ok(Options {
             command,
             subject: argument(1),
             netns: argument(2),
             ifname: option("--ifname", "CNI_IFNAME", "eth0"),
-            conf_dir: option("--net-conf-path", "NETCONFPATH", "/etc/cni/net.d").into(),
+            conf_dir: option("--net-conf-path", "NETCONFPATH", CONF_DIR).into(),
             plugin_dirs: split_path(&option("--plugin-path", "CNI_PATH", "")),
-            cache_dir: cache_dir.map_or_else(|| DEFAULT_CACHE_DIR.into(), PathBuf::from),
-            container_id: raw.last("--container-id"),
+            cache_dir: line.last("--cache-dir").unwrap_or(DEFAULT_CACHE_DIR).into(),
+            container_id: line.last("--container-id").map(str::to_owned),
             cap_args: option("--cap-args", "CAP_ARGS", ""),
             cni_args: env("CNI_ARGS").unwrap_or_default(),
-            keep: raw.all("--keep"),
-            keep_none: raw.keep_none,
-        }))
+            keep: line.all("--keep").map(str::to_owned).collect(),
+            keep_none: line.has("--keep-none"),
+        })
     }
-}
-
-impl Raw {
-    fn parse(args: Vec<String>) -> Result<Raw> {
-        let mut raw = Raw::default();
-        let mut args = args.into_iter();
-        while let Some(arg) = args.next() {
-            match arg.as_str() {
-                "--" => raw.positional.extend(args.by_ref()),
-                "-h" | "--help" => raw.help = true,
-                "--keep-none" => raw.keep_none = true,
-                flag if flag.starts_with('-') && flag.len() > 1 => {
-                    let (flag, value) = match flag.split_once('=') {
-                        Some((flag, value)) => (flag, Some(value.to_owned())),
-                        None => (flag, None),
-                    };
-                    let name = known(flag)?;
-                    let value = value
-                        .or_else(|| args.next())
-                        .ok_or_else(|| usage(format!("flag needs an argument: {flag}")))?;
-                    raw.values.push((name, value));
-                }
-                _ => raw.positional.push(arg),
-            }
-        }
-        Ok(raw)
-    }
-
-    fn last(&self, name: &str) -> Option<String> {
-        self.values.iter().rfind(|(n, _)| *n == name).map(|(_, value)| value.clone())
-    }
-
-    fn all(&self, name: &str) -> Vec<String> {
-        self.values.iter().filter(|(n, _)| *n == name).map(|(_, value)| value.clone()).collect()
-    }
-}
-
-fn known(flag: &str) -> Result<&'static str> {
-    Ok(match flag {
-        "-i" | "--ifname" => "--ifname",
-        "--net-conf-path" => "--net-conf-path",
-        "--plugin-path" => "--plugin-path",
-        "--cache-dir" => "--cache-dir",
-        "--container-id" => "--container-id",
-        "--cap-args" => "--cap-args",
-        "--keep" => "--keep",
-        other => return Err(usage(format!("unknown flag: {other}"))),
-    })
 }
 
 /// The command, if it exists and has its arguments.
 fn command(positional: &[String]) -> Result<String> {
-    let Some(name) = positional.first() else {
-        return Err(usage("no command given".to_owned()));
-    };
+    let name = positional.first().ok_or_else(|| usage("no command given"))?;
     let Some((_, needed)) = COMMANDS.iter().find(|(command, _)| command == name) else {
-        let names: Vec<&str> = COMMANDS.iter().map(|(command, _)| *command).collect();
-        let error = Error::config(format!("unknown command \"{name}\" for \"cnitool\""));
-        return Err(error.with_details(format!("there are: {}", names.join(", "))));
+        return Err(unknown_word("command", name, &COMMANDS.map(|(command, _)| command)));
     };
     let given = positional.len() - 1;
     if given < needed.len() {
         let names: Vec<String> = needed.iter().map(|n| format!("<{n}>")).collect();
         let count = needed.len();
-        let error =
-            Error::config(format!("requires at least {count} arg(s), only received {given}"));
+        let error = usage(format!("requires at least {count} arg(s), only received {given}"));
         return Err(error.with_details(format!("usage: cnitool {name} {}", names.join(" "))));
     }
     Ok(name.clone())
-}
-
-fn usage(message: String) -> Error {
-    Error::config(message).with_details("run cnitool --help")
 }

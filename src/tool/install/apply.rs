@@ -71,7 +71,7 @@ struct Stage {
 
 impl Drop for Stage {
     fn drop(&mut self) {
-        // Whoever comes next removes what is left.
+        // The next installation removes what is left.
         drop(fs::remove_dir_all(&self.new));
         drop(fs::remove_dir_all(&self.old));
     }
@@ -131,7 +131,7 @@ impl Stage {
         } else {
             keep(&path, &old)?;
             undo.push(step.name.clone(), move || {
-                // Somebody else's work of this moment is left alone.
+                // A file that another process has put there meanwhile is left alone.
                 let is_ours = made.is_none() || identity(&target) == made;
                 if is_ours { fs::rename(&old, &target).during("restore", &target) } else { Ok(()) }
             });

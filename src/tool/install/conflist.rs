@@ -11,9 +11,9 @@ use super::origin::sha256;
 use super::plan::{Action, Plan};
 use crate::cni::NetworkName;
 use crate::error::{Context, Error, Result};
+use crate::files::atomic::{Durability, Writer};
 use crate::runtime::NetworkList;
 use crate::skel::Rollback;
-use crate::store::atomic::{Durability, Writer};
 
 /// A configuration to be installed.
 pub(super) struct Conflist {

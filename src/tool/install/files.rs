@@ -9,8 +9,8 @@ use nix::errno::Errno;
 
 use super::STATE;
 use crate::error::{Error, Result};
+use crate::files::lock::Lock;
 use crate::log;
-use crate::store::lock::Lock;
 
 /// Executables and folders are for everybody to read and run.
 pub(super) const EXECUTABLE: u32 = 0o755;
@@ -93,8 +93,8 @@ pub(super) fn sync(folder: &Path) -> Result<()> {
     File::open(folder).and_then(|dir| dir.sync_all()).during("sync", folder)
 }
 
-/// Gives a file the label that `folder` has, if there are labels: a file made in our own folder
-/// may have got another one, and a confined runtime would not be allowed to start it.
+/// Gives a file the SELinux label of `folder`, if there are labels: a file made in our own folder
+/// may have another label, and a confined runtime would not be allowed to start it.
 pub(super) fn copy_label(folder: &Path, file: &Path) {
     let mut label = [0; 512];
     let Ok(length) = rustix::fs::getxattr(folder, LABEL, &mut label) else { return };

@@ -12,7 +12,6 @@ use super::files::{During, EXECUTABLE};
 use super::origin::{Origin, sha256};
 use crate::error::Result;
 
-/// Device and inode.
 type Identity = (u64, u64);
 
 /// A folder, and what was read in it.
@@ -93,7 +92,7 @@ fn identity(metadata: &Metadata) -> Identity {
 }
 
 impl Entry {
-    /// Whose it is. A link to nothing is ours if it has our text.
+    /// The origin of the entry. A dangling link is ours if it has our target.
     pub(super) fn origin(&self) -> Origin {
         match (&self.content, &self.shape) {
             (Some(content), _) => content.origin.clone(),

@@ -13,7 +13,7 @@ use super::folder::{Entry, Folder};
 use super::options::Mode;
 use crate::cni::json::{Json, pretty};
 use crate::error::{Context, Error, Result};
-use crate::store::atomic::{Durability, Writer};
+use crate::files::atomic::{Durability, Writer};
 
 /// The files of an installation.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -72,7 +72,9 @@ impl Manifest {
             .iter()
             .find(|owned| owned.name.contains('/') || owned.name.starts_with('.'))
         {
-            Some(odd) => Err(Error::config(format!("{}: \"{}\" is no name", read(), odd.name))),
+            Some(odd) => {
+                Err(Error::config(format!("{}: \"{}\" is not a file name", read(), odd.name)))
+            }
             None => Ok(manifest),
         }
     }

@@ -23,15 +23,14 @@ mod watch;
 
 use std::process::ExitCode;
 
-pub use options::{INSTALL_OPTIONS, Opt, UNINSTALL_OPTIONS};
-
+use super::{Tool, lint};
 use crate::error::Result;
-use crate::log;
-use crate::skel::Applet;
+use crate::options::unknown_word;
+use crate::skel::{Applet, Table};
 use conflist::Conflist;
 use folder::Folder;
 use manifest::Manifest;
-use options::{Options, Policy};
+use options::{INSTALL_OPTIONS, Options, Policy, UNINSTALL_OPTIONS};
 use origin::Payload;
 use plan::Plan;
 use report::Report;
@@ -41,39 +40,65 @@ const BINARY: &str = "cnibox";
 /// Our own folder in the folder of plugins.
 const STATE: &str = ".cnibox";
 
+pub(super) const INSTALL: Tool = Tool {
+    command: "cnibox install",
+    usage: "\
+install: this executable, and a link for each applet, in a folder of plugins
+
+Usage:
+  cnibox install [DIR] [options]     DIR is /opt/cni/bin if it is not given
+
+What is there is switched at once and kept for cnibox uninstall; running containers and calls
+under way are not disturbed. Files that are neither cnibox's nor the reference plugins' stop it
+before anything is changed. A second run changes nothing.
+",
+    options: INSTALL_OPTIONS,
+    notes: "",
+};
+
+pub(super) const UNINSTALL: Tool = Tool {
+    command: "cnibox uninstall",
+    usage: "\
+uninstall: take cnibox install back
+
+Usage:
+  cnibox uninstall [DIR] [options]   DIR is /opt/cni/bin if it is not given
+
+What install replaced returns, what it made goes. Files that changed since stay.
+",
+    options: UNINSTALL_OPTIONS,
+    notes: "",
+};
+
 /// `cnibox install` with the arguments behind it.
-pub fn main(args: Vec<String>, applets: &[Applet]) -> ExitCode {
-    call(args, INSTALL_OPTIONS, options::help_install, |options| {
+pub(super) fn main(args: Vec<String>, table: Table) -> ExitCode {
+    call(&INSTALL, args, |options| {
+        if let Some(file) = &options.conflist {
+            lint::require_sound(file, table, |_| true)?;
+        }
+        let applets = table.applets;
+        require_known(options, applets)?;
         let job = Job { options, applets, payload: Payload::own()? };
         if options.watch { watch::run(&job) } else { job.run()?.print() }
     })
 }
 
 /// `cnibox uninstall` with the arguments behind it.
-pub fn main_uninstall(args: Vec<String>) -> ExitCode {
-    call(args, UNINSTALL_OPTIONS, options::help_uninstall, |options| {
-        uninstall::run(options)?.print()
-    })
+pub(super) fn main_uninstall(args: Vec<String>) -> ExitCode {
+    call(&UNINSTALL, args, |options| uninstall::run(options)?.print())
 }
 
-fn call(
-    args: Vec<String>,
-    known: &[Opt],
-    help: fn() -> String,
-    work: impl FnOnce(&Options) -> Result<()>,
-) -> ExitCode {
-    let done = match Options::parse(args, known, |name| std::env::var_os(name)) {
-        Ok(None) => return super::print(&help()),
-        Ok(Some(options)) => work(&options),
-        Err(error) => Err(error),
-    };
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            log::line(format_args!("cnibox: {error}"));
-            ExitCode::FAILURE
-        }
-    }
+/// Refuses names in --only and --skip that are no applets.
+fn require_known(options: &Options, applets: &[Applet]) -> Result<()> {
+    let known: Vec<&str> = applets.iter().map(|applet| applet.name).collect();
+    let unknown =
+        options.only.iter().chain(&options.skip).find(|name| !known.contains(&name.as_str()));
+    unknown.map_or(Ok(()), |name| Err(unknown_word("applet", name, &known)))
+}
+
+fn call(tool: &Tool, args: Vec<String>, work: impl FnOnce(&Options) -> Result<()>) -> ExitCode {
+    let read = |line| Options::read(&line, |name| std::env::var_os(name));
+    tool.run(args, read, |options| work(&options).map(|()| ExitCode::SUCCESS))
 }
 
 /// What is to be installed, where and how.

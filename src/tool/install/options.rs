@@ -7,30 +7,17 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
-
-/// An option: its name, what follows it, what it does.
-#[derive(Debug)]
-pub struct Opt {
-    /// With the dashes.
-    pub flag: &'static str,
-    /// The name of its value; empty if it takes none.
-    pub value: &'static str,
-    /// A line, or two with a line break.
-    pub about: &'static str,
-}
-
-const fn opt(flag: &'static str, value: &'static str, about: &'static str) -> Opt {
-    Opt { flag, value, about }
-}
+use crate::options::{CommandLine, Opt, opt, unknown_word, usage};
+use crate::tool::{CONF_DIR, PLUGIN_DIR};
 
 const ROOT: Opt = opt("--root", "DIR", "put DIR in front of every folder [environment: DESTDIR]");
-const DRY_RUN: Opt = opt("--dry-run", "", "tell what would be done, change nothing");
+const DRY_RUN: Opt =
+    Opt { short: Some('n'), ..opt("--dry-run", "", "tell what would be done, change nothing") };
 const JSON: Opt = opt("--json", "", "report in JSON");
-const HELP: Opt = opt("--help", "", "this text");
-const FORCE: &str = "--force";
+const NO_BACKUP: &str = "--no-backup";
 
 /// The options of `cnibox install`.
-pub const INSTALL_OPTIONS: &[Opt] = &[
+pub(super) const INSTALL_OPTIONS: &[Opt] = &[
     opt("--mode", "MODE", "symlink (relative, the default), hardlink or copy"),
     opt(
         "--policy",
@@ -41,8 +28,8 @@ pub const INSTALL_OPTIONS: &[Opt] = &[
     opt("--skip", "NAMES", "all applets but these"),
     opt("--replace", "", "replace files that are neither cnibox's nor the reference's as well"),
     opt("--backup", "", "keep what is replaced, for cnibox uninstall (the default)"),
-    opt("--no-backup", "", "keep nothing"),
-    opt(FORCE, "", "install a release older than the one that is there"),
+    opt(NO_BACKUP, "", "keep nothing"),
+    opt("--force", "", "install a release older than the one that is there"),
     opt("--no-verify", "", "do not ask each link for its versions: for a folder mounted noexec"),
     opt("--conflist", "FILE", "install this network configuration last"),
     opt("--conf-dir", "DIR", "where it goes [/etc/cni/net.d]"),
@@ -50,11 +37,10 @@ pub const INSTALL_OPTIONS: &[Opt] = &[
     ROOT,
     DRY_RUN,
     JSON,
-    HELP,
 ];
 
 /// The options of `cnibox uninstall`.
-pub const UNINSTALL_OPTIONS: &[Opt] = &[
+pub(super) const UNINSTALL_OPTIONS: &[Opt] = &[
     opt(
         "--no-hand-over",
         "",
@@ -63,12 +49,7 @@ pub const UNINSTALL_OPTIONS: &[Opt] = &[
     ROOT,
     DRY_RUN,
     JSON,
-    HELP,
 ];
-
-/// Where container runtimes look for plugins if nobody tells them otherwise.
-const FOLDER: &str = "/opt/cni/bin";
-const CONF_DIR: &str = "/etc/cni/net.d";
 
 /// How an applet's name leads to the executable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -77,7 +58,6 @@ pub(super) enum Mode {
     /// A relative symbolic link.
     #[default]
     Symlink,
-    /// A hard link.
     Hardlink,
     /// A file of its own.
     Copy,
@@ -91,7 +71,6 @@ pub(super) enum Policy {
     Always,
     /// Those of an older release do.
     IfNewer,
-    /// They stay.
     IfNotPresent,
     /// Nothing is done at all.
     Never,
@@ -122,95 +101,39 @@ pub(super) struct Options {
 }
 
 impl Options {
-    /// Reads arguments and the environment. `None` if help is asked for.
-    pub(super) fn parse(
-        args: Vec<String>,
-        known: &[Opt],
+    /// Reads the command line and the environment.
+    pub(super) fn read(
+        line: &CommandLine,
         env: impl Fn(&str) -> Option<OsString>,
-    ) -> Result<Option<Options>> {
-        let mut raw = Raw { backup: true, verify: true, hand_over: true, ..Raw::default() };
-        let mut folder = None;
-        let mut args = args.into_iter();
-        while let Some(arg) = args.next() {
-            if matches!(arg.as_str(), "-h" | "--help" | "help") {
-                return Ok(None);
-            }
-            if !arg.starts_with('-') {
-                if let Some(first) = folder.replace(arg) {
-                    return Err(usage(format!("one folder at a time, after \"{first}\"")));
-                }
-                continue;
-            }
-            let (flag, value) = match arg.split_once('=') {
-                Some((flag, value)) => (flag.to_owned(), Some(value.to_owned())),
-                None => (arg, None),
-            };
-            let Some(opt) = known.iter().find(|opt| opt.flag == flag) else {
-                return Err(usage(format!("unknown flag: {flag}")));
-            };
-            let value = match (opt.value.is_empty(), value) {
-                (true, None) => String::new(),
-                (true, Some(_)) => return Err(usage(format!("flag takes no value: {flag}"))),
-                (false, value) => value
-                    .or_else(|| args.next())
-                    .ok_or_else(|| usage(format!("flag needs an argument: {flag}")))?,
-            };
-            raw.set(&flag, value)?;
-        }
-        let root = raw.root.take().map(OsString::from).or_else(|| env("DESTDIR"));
+    ) -> Result<Options> {
+        let root = line.last("--root").map(OsString::from).or_else(|| env("DESTDIR"));
         let root = root.filter(|root| !root.is_empty()).map(PathBuf::from);
-        raw.finish(folder.as_deref().unwrap_or(FOLDER), root.as_deref()).map(Some)
-    }
-}
-
-/// The options as they were written.
-#[derive(Default)]
-struct Raw {
-    options: Options,
-    root: Option<String>,
-    conf_dir: Option<String>,
-    backup: bool,
-    verify: bool,
-    hand_over: bool,
-}
-
-impl Raw {
-    fn set(&mut self, flag: &str, value: String) -> Result<()> {
-        let options = &mut self.options;
-        match flag {
-            "--mode" => options.mode = mode(&value)?,
-            "--policy" => options.policy = policy(&value)?,
-            "--only" => options.only.extend(names(&value)),
-            "--skip" => options.skip.extend(names(&value)),
-            "--replace" => options.replace = true,
-            "--backup" => self.backup = true,
-            "--no-backup" => self.backup = false,
-            FORCE => options.force = true,
-            "--no-verify" => self.verify = false,
-            "--no-hand-over" => self.hand_over = false,
-            "--conflist" => options.conflist = Some(value.into()),
-            "--conf-dir" => self.conf_dir = Some(value),
-            "--watch" => options.watch = true,
-            "--root" => self.root = Some(value),
-            "--dry-run" => options.dry_run = true,
-            "--json" => options.json = true,
-            other => return Err(usage(format!("unknown flag: {other}"))),
-        }
-        Ok(())
-    }
-
-    fn finish(self, folder: &str, root: Option<&Path>) -> Result<Options> {
-        let conf_dir = self.conf_dir.as_deref().unwrap_or(CONF_DIR);
+        let folder = match line.words.as_slice() {
+            [] => PLUGIN_DIR,
+            [folder] => folder,
+            [first, ..] => return Err(usage(format!("one folder at a time, after \"{first}\""))),
+        };
+        let conf_dir = line.last("--conf-dir").unwrap_or(CONF_DIR);
+        let backup = line.given().filter(|flag| ["--backup", NO_BACKUP].contains(flag)).last();
         let options = Options {
-            folder: below(root, folder)?,
-            conf_dir: below(root, conf_dir)?,
-            backup: self.backup,
-            verify: self.verify,
-            hand_over: self.hand_over && root.is_none(),
-            ..self.options
+            folder: below(root.as_deref(), folder)?,
+            conf_dir: below(root.as_deref(), conf_dir)?,
+            conflist: line.last("--conflist").map(PathBuf::from),
+            mode: line.last("--mode").map_or(Ok(Mode::default()), mode)?,
+            policy: line.last("--policy").map_or(Ok(Policy::default()), policy)?,
+            only: line.all("--only").flat_map(names).collect(),
+            skip: line.all("--skip").flat_map(names).collect(),
+            replace: line.has("--replace"),
+            backup: backup != Some(NO_BACKUP),
+            force: line.has("--force"),
+            verify: !line.has("--no-verify"),
+            watch: line.has("--watch"),
+            hand_over: !line.has("--no-hand-over") && root.is_none(),
+            dry_run: line.has(DRY_RUN.flag),
+            json: line.has(JSON.flag),
         };
         if options.watch && (options.dry_run || options.policy == Policy::Never) {
-            return Err(usage("--watch has nothing to do".to_owned()));
+            return Err(usage("--watch has nothing to do"));
         }
         Ok(options)
     }
@@ -219,7 +142,7 @@ impl Raw {
 /// `path` below `root`, absolute.
 fn below(root: Option<&Path>, path: &str) -> Result<PathBuf> {
     if path.is_empty() {
-        return Err(usage("the name of a folder is empty".to_owned()));
+        return Err(usage("the name of a folder is empty"));
     }
     let joined = match root {
         Some(root) => root.join(path.trim_start_matches('/')),
@@ -228,12 +151,15 @@ fn below(root: Option<&Path>, path: &str) -> Result<PathBuf> {
     std::path::absolute(joined).map_err(|cause| Error::io("find the working directory", &cause))
 }
 
+const MODES: [&str; 3] = ["symlink", "hardlink", "copy"];
+const POLICIES: [&str; 4] = ["always", "if-newer", "if-not-present", "never"];
+
 fn mode(text: &str) -> Result<Mode> {
     Ok(match text {
         "symlink" => Mode::Symlink,
         "hardlink" => Mode::Hardlink,
         "copy" => Mode::Copy,
-        _ => return Err(usage(format!("unknown mode \"{text}\""))),
+        _ => return Err(unknown_word("mode", text, &MODES)),
     })
 }
 
@@ -243,7 +169,7 @@ fn policy(text: &str) -> Result<Policy> {
         "if-newer" => Policy::IfNewer,
         "if-not-present" => Policy::IfNotPresent,
         "never" => Policy::Never,
-        _ => return Err(usage(format!("unknown policy \"{text}\""))),
+        _ => return Err(unknown_word("policy", text, &POLICIES)),
     })
 }
 
@@ -251,91 +177,52 @@ fn names(text: &str) -> impl Iterator<Item = String> {
     text.split(',').filter(|name| !name.is_empty()).map(str::to_owned)
 }
 
-fn usage(message: String) -> Error {
-    Error::config(message).with_details("run it with --help")
-}
-
-/// The text of `cnibox install --help`.
-pub(super) fn help_install() -> String {
-    format!(
-        "cnibox install: this executable, and a link for each applet, in a folder of plugins
-
-Usage:
-  cnibox install [DIR] [options]     DIR is {FOLDER} if it is not given
-
-What is there is switched at once and kept for cnibox uninstall; running containers and calls
-under way are not disturbed. Files that are neither cnibox's nor the reference plugins' stop it
-before anything is changed. A second run changes nothing.
-
-Options:
-{}",
-        lines(INSTALL_OPTIONS)
-    )
-}
-
-/// The text of `cnibox uninstall --help`.
-pub(super) fn help_uninstall() -> String {
-    format!(
-        "cnibox uninstall: take cnibox install back
-
-Usage:
-  cnibox uninstall [DIR] [options]   DIR is {FOLDER} if it is not given
-
-What install replaced returns, what it made goes. Files that changed since stay.
-
-Options:
-{}",
-        lines(UNINSTALL_OPTIONS)
-    )
-}
-
-fn lines(options: &[Opt]) -> String {
-    let line = |opt: &Opt| {
-        let flag = format!("{} {}", opt.flag, opt.value);
-        format!("  {flag:<18} {}\n", opt.about.replace('\n', &format!("\n{:21}", "")))
-    };
-    options.iter().map(line).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::options::{self, Asked};
 
-    fn parse(args: &[&str]) -> Result<Option<Options>> {
+    fn parse(args: &[&str]) -> Result<Options> {
+        read(args, |_| None)
+    }
+
+    fn read(args: &[&str], env: impl Fn(&str) -> Option<OsString>) -> Result<Options> {
         let args = args.iter().map(|arg| (*arg).to_owned()).collect();
-        Options::parse(args, INSTALL_OPTIONS, |_| None)
+        match options::parse(args, INSTALL_OPTIONS)? {
+            Asked::Work(line) => Options::read(&line, env),
+            asked => panic!("{asked:?}"),
+        }
     }
 
     #[test]
     fn defaults() {
-        let options = parse(&[]).unwrap().unwrap();
-        assert_eq!(options.folder, Path::new(FOLDER));
+        let options = parse(&[]).unwrap();
+        assert_eq!(options.folder, Path::new(PLUGIN_DIR));
         assert_eq!((options.mode, options.policy), (Mode::Symlink, Policy::Always));
         assert!(options.backup && options.verify && !options.replace && !options.force);
     }
 
     #[test]
-    fn every_option_of_the_table_is_understood() {
-        for opt in INSTALL_OPTIONS.iter().filter(|opt| opt.flag != "--help") {
+    fn every_option_changes_something() {
+        let usual = format!("{:?}", parse(&["--no-backup"]).unwrap());
+        for opt in INSTALL_OPTIONS.iter().filter(|opt| opt.flag != NO_BACKUP) {
             let value = match opt.flag {
                 "--mode" => "copy",
-                "--policy" => "always",
+                "--policy" => "never",
                 _ => "x",
             };
-            let args = if opt.value.is_empty() { vec![opt.flag] } else { vec![opt.flag, value] };
-            assert!(parse(&args).unwrap().is_some(), "{}", opt.flag);
-            assert!(help_install().contains(opt.flag));
+            let args = [NO_BACKUP, opt.flag, value];
+            let count = if opt.value.is_empty() { 2 } else { 3 };
+            assert_ne!(format!("{:?}", parse(&args[..count]).unwrap()), usual, "{}", opt.flag);
         }
-        assert!(parse(&["--help"]).unwrap().is_none());
     }
 
     #[test]
     fn a_root_goes_in_front_and_destdir_is_one() {
-        let args = ["/usr/lib/cni", "--root=/x"].map(str::to_owned).to_vec();
         let env = |name: &str| (name == "DESTDIR").then(|| OsString::from("/y"));
-        let options = Options::parse(args, INSTALL_OPTIONS, env).unwrap().unwrap();
+        let options = read(&["/usr/lib/cni", "--root=/x"], env).unwrap();
         assert_eq!(options.folder, Path::new("/x/usr/lib/cni"));
-        let options = Options::parse(Vec::new(), INSTALL_OPTIONS, env).unwrap().unwrap();
+        let options = read(&[], env).unwrap();
         assert_eq!(options.folder, Path::new("/y/opt/cni/bin"));
         assert_eq!(options.conf_dir, Path::new("/y/etc/cni/net.d"));
     }
@@ -343,11 +230,8 @@ mod tests {
     #[test]
     fn what_is_wrong_is_named() {
         let wrong = [
-            (vec!["--mod=x"], "unknown flag: --mod"),
-            (vec!["--mode"], "flag needs an argument: --mode"),
             (vec!["--mode", "x"], "unknown mode \"x\""),
             (vec!["--policy", "x"], "unknown policy \"x\""),
-            (vec!["--json=1"], "flag takes no value: --json"),
             (vec!["a", "b"], "one folder at a time, after \"a\""),
             (vec![""], "the name of a folder is empty"),
             (vec!["--watch", "--dry-run"], "--watch has nothing to do"),

@@ -1,5 +1,5 @@
-//! Whose an executable is, told from its bytes: nothing is started to find out, because a file
-//! of a node's folder may be anything, and may not even run where the installer does.
+//! The origin of an executable, read from its bytes: nothing is started to find out, because a file
+//! of a node's folder may be anything, and may not run where the installer runs.
 //!
 //! Ours carry a mark with their release. The reference's are Go programs, and Go writes the path
 //! of the main package into what it builds, also when it is stripped: `path`, a tab, the package.
@@ -23,7 +23,7 @@ const PACKAGES: [&str; 2] = [
     "path\tgithub.com/containernetworking/plugins/plugins/",
     "path\tgithub.com/flannel-io/cni-plugin",
 ];
-/// Where the build information has the release: given to the linker, or that of the module.
+/// The text before the release in Go's build information: of a linker flag, or of the module.
 const RELEASES: [&str; 3] = [
     "buildversion.BuildVersion=v",
     "mod\tgithub.com/containernetworking/plugins\tv",
@@ -31,19 +31,17 @@ const RELEASES: [&str; 3] = [
 ];
 const ELF: &[u8] = b"\x7fELF";
 
-/// Whose a file is.
+/// The origin of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Origin {
     /// This project's, of a release.
     Own(String),
     /// A reference plugin, of a release if it tells one.
     Reference(Option<String>),
-    /// Anything else.
     Foreign,
 }
 
 impl Origin {
-    /// Reads an executable.
     pub(super) fn of(bytes: &[u8]) -> Origin {
         if !bytes.starts_with(ELF) {
             return Origin::Foreign;

@@ -14,17 +14,16 @@ use crate::skel::run::REFERENCE_RELEASE;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Action {
-    /// Nothing was there.
     Install,
-    /// It was ours and becomes what this installation wants.
+    /// A file of ours becomes what this installation wants.
     Update,
-    /// It was somebody else's.
+    /// A file of another origin is replaced.
     Replace,
-    /// It stays as it is, whatever it is.
+    /// The entry stays as it is.
     Keep,
-    /// It is what is wanted.
+    /// The entry is already what this installation wants.
     Unchanged,
-    /// It is gone: a link to an applet that is no more, or one that is uninstalled.
+    /// The entry is removed: a link to an applet that no longer exists, or a name that is uninstalled.
     Remove,
     /// What was there before the installation is back.
     Restore,
@@ -42,7 +41,6 @@ impl Action {
     }
 }
 
-/// One name.
 #[derive(Clone, Debug)]
 pub(super) struct Step {
     pub(super) name: String,

@@ -6,7 +6,7 @@ use super::conflist::Conflist;
 use super::options::Options;
 use super::plan::{Action, Step};
 use crate::cni::json::pretty;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::tool;
 
 /// All names, and what became of them.
@@ -26,7 +26,6 @@ pub(super) struct Report {
 struct File {
     name: String,
     action: Action,
-    /// What was there.
     #[serde(skip_serializing_if = "Option::is_none")]
     was: Option<String>,
     /// Whether it is kept.
@@ -62,10 +61,9 @@ impl Report {
         self.changed
     }
 
-    /// On stdout.
     pub(super) fn print(&self) -> Result<()> {
         let text = if self.json { pretty(self)? + "\n" } else { self.text() };
-        tool::write(&text).map_err(|cause| Error::io("write to stdout", &cause))
+        tool::print(&text).map(drop)
     }
 
     fn text(&self) -> String {

@@ -6,16 +6,14 @@ use std::path::Path;
 use std::time::Duration;
 
 use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
-use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 use super::files::{During, create_folder};
 use super::report::Report;
 use super::{Job, STATE};
 use crate::error::Result;
 use crate::log;
-use crate::tool::pause;
+use crate::tool::pause::{Signals, Woken};
 
 /// A package manager that is at work is left to finish.
 const SETTLE: Duration = Duration::from_millis(200);
@@ -26,8 +24,7 @@ const RETRY: Duration = Duration::from_secs(30);
 /// but for the first time, which fails the call.
 pub(super) fn run(job: &Job<'_>) -> Result<()> {
     // Blocked from here on: as process 1 of a container nothing else would end it.
-    let signals = SignalFd::with_flags(&pause::endings()?, SfdFlags::SFD_CLOEXEC)
-        .during("watch", Path::new("signals"))?;
+    let signals = Signals::block()?;
     create_folder(&job.options.folder)?;
     let mut watch = Watch::start(job)?;
     job.run()?.print()?;
@@ -52,13 +49,6 @@ fn repair(job: &Job<'_>, watch: &mut Watch) -> Result<()> {
     }
     let report: Report = job.run()?;
     if report.changed() { report.print() } else { Ok(()) }
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Woken {
-    /// A name of the folder changed, or the time is over.
-    Change,
-    End,
 }
 
 struct Watch {
@@ -89,9 +79,9 @@ impl Watch {
     }
 
     /// Sleeps until something happens that is not our own folder's.
-    fn wait(&mut self, signals: &SignalFd, limit: Option<Duration>) -> Result<Woken> {
+    fn wait(&mut self, signals: &Signals, limit: Option<Duration>) -> Result<Woken> {
         loop {
-            match self.poll(signals, limit)? {
+            match signals.wait(Some(self.inotify.as_fd()), limit)? {
                 Some(Woken::Change) if !self.drain()? => {}
                 Some(woken) => return Ok(woken),
                 None => return Ok(Woken::Change),
@@ -100,30 +90,13 @@ impl Watch {
     }
 
     /// Lets the time of [`SETTLE`] pass without an event.
-    fn settle(&mut self, signals: &SignalFd) -> Result<Woken> {
+    fn settle(&mut self, signals: &Signals) -> Result<Woken> {
         loop {
-            match self.poll(signals, Some(SETTLE))? {
+            match signals.wait(Some(self.inotify.as_fd()), Some(SETTLE))? {
                 Some(Woken::Change) => drop(self.drain()?),
                 Some(Woken::End) => return Ok(Woken::End),
                 None => return Ok(Woken::Change),
             }
-        }
-    }
-
-    /// `None` when the time is over.
-    fn poll(&self, signals: &SignalFd, limit: Option<Duration>) -> Result<Option<Woken>> {
-        let mut fds = [
-            PollFd::new(signals.as_fd(), PollFlags::POLLIN),
-            PollFd::new(self.inotify.as_fd(), PollFlags::POLLIN),
-        ];
-        let timeout = limit.map_or(PollTimeout::NONE, |limit| {
-            PollTimeout::try_from(limit).unwrap_or(PollTimeout::MAX)
-        });
-        match poll(&mut fds, timeout) {
-            Ok(0) => Ok(None),
-            Ok(_) if fds[0].any().unwrap_or(true) => Ok(Some(Woken::End)),
-            Ok(_) | Err(Errno::EINTR) => Ok(Some(Woken::Change)),
-            Err(errno) => Err(errno).during("wait for changes of", Path::new("the folder")),
         }
     }
 

@@ -17,7 +17,7 @@ fn forwarding(node: &Node) -> [String; 2] {
 }
 
 #[test]
-fn is_gateway_gives_the_bridge_the_gateways_address_and_forwards_that_family() {
+fn is_gateway_sets_address_and_forwarding_of_the_family() {
     for (subnet, gateway, flags) in [
         ("10.1.2.0/24", "10.1.2.1/24", ["1", "0"]),
         ("2001:db8:1::/64", "2001:db8:1::1/64", ["0", "1"]),
@@ -33,7 +33,7 @@ fn is_gateway_gives_the_bridge_the_gateways_address_and_forwards_that_family() {
 }
 
 #[test]
-fn without_is_gateway_the_host_gets_no_address_and_does_not_forward() {
+fn without_is_gateway_no_address_and_no_forwarding() {
     let node = Node::new();
     let container = Container::new();
     let result = simple(&node, &json!({})).add(&container);
@@ -44,7 +44,7 @@ fn without_is_gateway_the_host_gets_no_address_and_does_not_forward() {
 }
 
 #[test]
-fn is_default_gateway_implies_is_gateway_and_routes_both_families() {
+fn is_default_gateway_implies_is_gateway() {
     let node = Node::new();
     let keys = merged(&dual(&node), &json!({"isDefaultGateway": true}));
     let container = Container::new();
@@ -57,7 +57,7 @@ fn is_default_gateway_implies_is_gateway_and_routes_both_families() {
 }
 
 #[test]
-fn a_default_route_of_ipam_is_not_doubled_with_or_without_its_gateway() {
+fn a_default_route_of_ipam_is_not_added_twice() {
     for (route, gw) in [
         (json!({"dst": "0.0.0.0/0"}), "10.1.2.1"),
         (json!({"dst": "0.0.0.0/0", "gw": "10.1.2.1"}), "10.1.2.1"),
@@ -78,7 +78,7 @@ fn a_default_route_of_ipam_is_not_doubled_with_or_without_its_gateway() {
 }
 
 #[test]
-fn an_ipv4_default_route_of_ipam_does_not_stand_for_the_ipv6_one() {
+fn an_ipv4_default_route_does_not_replace_the_ipv6_one() {
     let node = Node::new();
     let mut keys = merged(&dual(&node), &json!({"isDefaultGateway": true}));
     keys["ipam"]["routes"] = json!([{"dst": "0.0.0.0/0"}]);
@@ -147,7 +147,7 @@ fn force_address_replaces_conflicting_addresses_and_only_those() {
 }
 
 #[test]
-fn three_ranges_give_three_addresses_and_gateways_where_the_version_can_tell_them() {
+fn three_ranges_give_three_addresses_and_gateways() {
     let ranges = ["192.168.0.0/24", "2001:db8:1::/64", "2001:db8:2::/64"];
     for version in VERSIONS {
         let node = Node::new();
@@ -219,7 +219,7 @@ fn the_neighbours_forget_who_had_an_address_before() {
 }
 
 #[test]
-fn ipv6_is_never_tentative_and_enabledad_waits_for_the_detection() {
+fn ipv6_is_not_tentative_and_enabledad_waits() {
     for (enabledad, accept) in [(false, "0"), (true, "1")] {
         let node = Node::new();
         let keys = json!({"isGateway": true, "enabledad": enabledad,

@@ -110,7 +110,7 @@ fn keys_of_cni_args_for_other_plugins_need_ignore_unknown() {
 }
 
 #[test]
-fn isolated_ports_do_not_reach_each_other_but_the_gateway_and_other_ports() {
+fn isolated_ports_reach_only_gateway_and_other_ports() {
     let node = Node::new();
     let (one, two, free) = (Container::new(), Container::new(), Container::new());
     let net = simple(&node, &json!({"isGateway": true, "portIsolation": true}));
@@ -144,7 +144,7 @@ fn hairpin_mode_sends_frames_back_through_their_port() {
 }
 
 #[test]
-fn an_existing_bridge_keeps_index_and_mac_whatever_joins_and_leaves() {
+fn an_existing_bridge_keeps_its_index_and_mac() {
     let node = Node::new();
     node.sh("ip link add br0 type bridge");
     let before = details(&node, "br0");
@@ -198,7 +198,7 @@ fn a_new_bridge_has_its_own_mac_that_no_port_changes() {
 }
 
 #[test]
-fn router_advertisements_of_containers_do_not_configure_the_host() {
+fn router_advertisements_do_not_configure_the_host() {
     let node = Node::new();
     let container = Container::new();
     let result = simple(&node, &json!({})).add(&container);
@@ -238,7 +238,7 @@ fn layer_2_networks_have_a_link_and_no_address() {
 }
 
 #[test]
-fn layer_2_cannot_be_told_in_0_1_0_and_0_2_0_and_leaves_nothing_but_the_bridge() {
+fn layer_2_is_refused_in_0_1_0_and_0_2_0() {
     for version in &VERSIONS[..2] {
         let node = Node::new();
         let container = Container::new();

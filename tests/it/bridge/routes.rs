@@ -118,7 +118,7 @@ fn an_unreachable_gateway_is_named_and_everything_taken_back() {
 }
 
 #[test]
-fn dns_of_resolv_conf_is_passed_on_unless_the_network_has_its_own_be_it_empty() {
+fn dns_of_ipam_is_used_unless_the_network_has_its_own() {
     let node = Node::new();
     let file = node.path("resolv.conf");
     fs::write(&file, "nameserver 192.0.2.3\nsearch a.example\n").unwrap();

@@ -22,7 +22,7 @@ const WITH_VLAN: Subject = Subject {
 };
 
 #[test]
-fn add_prints_the_golden_result_check_agrees_and_del_is_idempotent() {
+fn add_check_and_del_with_the_golden_result() {
     needs!(lane::BRIDGE_VLAN);
     WITH_VLAN.add_check_del_del();
 }
@@ -34,7 +34,7 @@ fn traffic_flows_in_all_directions() {
 }
 
 #[test]
-fn del_without_a_namespace_releases_addresses_and_finds_the_pair_by_prev_result() {
+fn del_without_a_namespace_uses_prev_result() {
     needs!(lane::BRIDGE_VLAN);
     WITH_VLAN.del_without_a_namespace();
 }
@@ -196,7 +196,7 @@ fn a_vlan_has_a_gateway_of_its_own_that_goes_with_its_last_port() {
 }
 
 #[test]
-fn del_by_prev_result_leaves_the_gateway_to_the_others_of_the_vlan() {
+fn del_by_prev_result_keeps_a_gateway_that_is_in_use() {
     needs!(lane::BRIDGE_VLAN);
     let (node, one, two) = (Node::new(), Container::new(), Container::new());
     let net = Net::new(&node, "bridge", "1.1.0", &(WITH_VLAN.keys)(&node));
@@ -216,7 +216,7 @@ fn del_by_prev_result_leaves_the_gateway_to_the_others_of_the_vlan() {
 }
 
 #[test]
-fn many_first_adds_share_one_gateway_and_the_last_del_removes_it() {
+fn concurrent_first_adds_share_one_vlan_gateway() {
     const COUNT: usize = 24;
     needs!(lane::BRIDGE_VLAN);
     let node = Node::new();
@@ -243,7 +243,7 @@ fn many_first_adds_share_one_gateway_and_the_last_del_removes_it() {
 }
 
 #[test]
-fn a_gateway_that_was_left_half_made_or_by_the_reference_is_completed() {
+fn a_half_made_vlan_gateway_is_completed() {
     needs!(lane::BRIDGE_VLAN);
     for steps in [
         "ip link add br0.100 type veth peer name veth00000001",
@@ -305,7 +305,7 @@ fn an_add_that_fails_takes_the_vlans_gateway_back() {
 }
 
 #[test]
-fn a_bridge_that_is_there_is_told_to_filter_only_while_it_has_no_ports() {
+fn vlan_filtering_is_enabled_only_without_ports() {
     needs!(lane::BRIDGE_VLAN);
     let (node, container) = (Node::new(), Container::new());
     node.sh("ip link add br0 up type bridge");

@@ -18,7 +18,7 @@ fn is_renewal(message: &Seen) -> bool {
 }
 
 #[test]
-fn a_renewal_is_unicast_from_the_address_with_a_number_of_its_own() {
+fn a_renewal_is_unicast_with_its_own_transaction_id() {
     let world = World::new();
     let server = Fake::start(|seen, _| match seen.kind() {
         DISCOVER => vec![seen.answer(OFFER, FIVE, &[ROUTER])],

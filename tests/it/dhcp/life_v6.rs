@@ -32,7 +32,7 @@ fn five() -> Ipv6Addr {
 }
 
 #[test]
-fn a_renewal_is_for_the_server_and_a_release_is_repeated_until_it_is_heard() {
+fn a_release_is_repeated_until_it_is_confirmed() {
     let world = World::v6();
     let server = Fake::start(|seen, earlier| match seen.kind() {
         RELEASE if earlier == 0 => vec![],
@@ -91,7 +91,7 @@ fn the_server_that_wants_it_most_is_chosen() {
 }
 
 #[test]
-fn a_server_that_has_forgotten_is_asked_again_and_the_address_stays() {
+fn a_server_that_lost_the_lease_gives_it_again() {
     let world = World::v6();
     let server = Fake::start(|seen, earlier| match seen.kind() {
         RENEW if earlier == 0 => vec![seen.answer(REPLY, &status(NO_BINDING))],
@@ -115,7 +115,7 @@ fn a_server_that_has_forgotten_is_asked_again_and_the_address_stays() {
 }
 
 #[test]
-fn a_renumbered_or_withdrawn_address_is_replaced_on_the_interface() {
+fn a_withdrawn_address_is_replaced_on_the_interface() {
     for renumbered in [true, false] {
         let world = World::v6();
         let _server = Fake::start(move |seen, earlier| {

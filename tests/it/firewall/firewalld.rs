@@ -43,9 +43,12 @@ class F(dbus.service.Object):
         if self.sources.pop(source, None) is None:
             raise E("UNKNOWN_SOURCE: '%s' is not in any zone" % source)
         return zone
-    @dbus.service.method(Z, in_signature="ss", out_signature="b")
-    def querySource(self, zone, source):
-        return self.sources.get(source) == zone
+    @dbus.service.method(Z, in_signature="s", out_signature="as")
+    def getSources(self, zone):
+        return dbus.Array([s for s in self.sources if self.sources[s] == zone], signature="s")
+    @dbus.service.method("org.fedoraproject.FirewallD1")
+    def reload(self):
+        self.sources.clear()
 F(bus, "/org/fedoraproject/FirewallD1")
 print("ready", flush=True)
 GLib.MainLoop().run()
@@ -144,6 +147,15 @@ impl<'n> Firewalld<'n> {
         call.netns(&self.container.path())
     }
 
+    /// As `firewall-cmd --reload` does.
+    fn reload(&self) {
+        let bus = &self.address;
+        self.node.sh(&format!(
+            "dbus-send --bus={bus} --print-reply --dest=org.fedoraproject.FirewallD1 \
+             /org/fedoraproject/FirewallD1 org.fedoraproject.FirewallD1.reload"
+        ));
+    }
+
     /// What it was told since the last time.
     fn told(&self) -> Vec<String> {
         let text = fs::read_to_string(self.node.path("log")).unwrap_or_default();
@@ -204,9 +216,58 @@ fn firewalld_itself_takes_and_gives_back_the_addresses() {
     let error = firewalld.call(&nowhere, "ADD", "c2").error();
     assert!(error.details.contains("create the zone"), "{error:?}");
     assert_eq!(sources(), [true; 2], "c1 keeps its own");
+    firewalld.reload();
+    assert_eq!(sources(), [false; 2], "a reload forgets them");
+    let other = net.with(&json!({"prevResult": prev("1.1.0", &["10.1.2.3/24"])}));
+    firewalld.call(&other, "ADD", "c3").result();
+    assert_eq!(sources(), [true; 2]);
+    firewalld.call(&other, "DEL", "c3").ok();
     firewalld.call(&net.with(&json!({"prevResult": null})), "DEL", "c1").ok();
     assert_eq!(sources(), [false; 2]);
     firewalld.call(&net, "DEL", "c1").ok();
+}
+
+#[test]
+fn sources_come_back_after_a_reload() {
+    let node = Node::new();
+    let Some(mut firewalld) = Firewalld::start(&node) else { return };
+    firewalld.serve();
+    let first = net(&node, "1.1.0", &json!({"backend": "firewalld", "firewalldZone": "internal"}));
+    let status = || firewalld.call(&first, "STATUS", "");
+    firewalld.call(&first, "ADD", "c1").result();
+    status().ok();
+    let second = first.with(&json!({"prevResult": prev("1.1.0", &["10.1.2.3/24"])}));
+    let repair = node.tool("repair", &[]).env("DBUS_SYSTEM_BUS_ADDRESS", &firewalld.address);
+    for heals in ["ADD", "repair"] {
+        firewalld.reload();
+        let damage = "is missing in firewalld's zone internal";
+        let error = status().error();
+        assert!(error.code == 50 && error.msg.ends_with(damage), "{error:?}");
+        assert!(error.details.contains("cnibox repair"), "{error:?}");
+        let error = firewalld.call(&first, "CHECK", "c1").error();
+        assert!(error.details.contains("cnibox repair"), "{error:?}");
+        firewalld.told();
+        if heals == "ADD" {
+            firewalld.call(&second, "ADD", "c2").result();
+            let told = firewalld.told();
+            let is_told = |line: &str| told.contains(&line.replace("trusted", "internal"));
+            assert!(ADDED.into_iter().all(is_told), "{told:?}");
+        } else {
+            assert!(repair.run().stdout.ends_with(&format!("{damage}\n")));
+        }
+        status().ok();
+        firewalld.call(&first, "CHECK", "c1").ok();
+        firewalld.call(&second, "CHECK", "c2").ok();
+    }
+    // What is deleted does not come back.
+    firewalld.call(&first, "DEL", "c1").ok();
+    firewalld.reload();
+    firewalld.told();
+    assert!(repair.run().stdout.contains("10.1.2.3/32"));
+    assert_eq!(firewalld.told(), ["add internal 10.1.2.3/32"]);
+    firewalld.call(&second, "DEL", "c2").ok();
+    firewalld.reload();
+    assert_eq!(repair.run().stdout, "nothing was missing\n");
 }
 
 #[test]

@@ -5,6 +5,7 @@ use serde_json::json;
 use super::{net, rules};
 use crate::node::Node;
 use crate::node::{Call, Container};
+use crate::strace;
 
 /// A program in front of the one that it stands for.
 fn wrapper(node: &Node, name: &str, script: &str) -> String {
@@ -41,7 +42,7 @@ fn a_rule_that_iptables_cannot_show_stands_in_nobodys_way() {
 }
 
 #[test]
-fn a_rule_that_cannot_be_deleted_by_its_words_goes_by_its_number() {
+fn a_rule_iptables_cannot_name_is_deleted_by_number() {
     let (node, container) = (Node::new(), Container::new());
     let conf = net(&node, "1.1.0", &json!({"backend": "iptables"}));
     let refusing = |what: &str| {
@@ -94,4 +95,20 @@ fn a_table_that_is_not_shown_to_its_end_is_not_believed() {
     let gc = conf.with(&json!({"cni.dev/valid-attachments": valid}));
     gc.call("GC", "").without("CNI_CONTAINERID").ok();
     assert_eq!(jumps(&rules(&node)), jumps(&before));
+}
+
+/// iptables-restore takes an empty script for a change that has been made.
+#[test]
+fn a_script_that_cannot_be_written_is_an_error() {
+    strace::require();
+    let (node, container) = (Node::new(), Container::new());
+    let conf = net(&node, "1.1.0", &json!({"backend": "iptables"}));
+    let fails = "inject=write:error=EIO:when=1";
+    let wrapper = ["strace", "-qq", "-o", "/dev/null", "-e", "trace=write", "-e", fails];
+    conf.add(&container);
+    let error = conf.on("DEL", &container).under(&wrapper).error();
+    assert!(error.msg.contains("-restore: "), "{error:?}");
+    assert!(node.sh("iptables -S CNI-FORWARD").contains("10.1.2.2"));
+    conf.del(&container);
+    assert!(!node.sh("iptables -S CNI-FORWARD").contains("10.1.2.2"));
 }

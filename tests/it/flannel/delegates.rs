@@ -109,7 +109,7 @@ fn a_foreign_delegate_gets_the_derived_configuration() {
 }
 
 #[test]
-fn every_verbs_refusal_passes_unchanged_and_del_follows_a_failed_add() {
+fn a_delegates_refusal_is_passed_on_by_every_verb() {
     let node = Node::new();
     node.script("recorder", RECORDER);
     let net = simple(&node).with(&json!({"delegate": {"type": "recorder"}}));
@@ -252,6 +252,6 @@ fn a_del_killed_anywhere_is_finished_by_the_next() {
 }
 
 #[test]
-fn an_add_killed_anywhere_is_cleaned_up_by_gc_in_a_living_namespace() {
+fn a_killed_add_is_cleaned_up_by_gc() {
     at_each_step("ADD", "signal=KILL", CleanUp::GcThenDel);
 }

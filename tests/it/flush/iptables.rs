@@ -1,8 +1,8 @@
 //! The same with the back end iptables: whoever flushes its tables.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
-use super::{Row, bridge};
+use super::{Row, add, bridge};
 use crate::masquerade::{outside, seen};
 use crate::net::Net;
 use crate::node::{Container, Node};
@@ -99,19 +99,24 @@ fn host_ports_come_back() {
     });
 }
 
-#[test]
-fn repair_restores_what_is_missing() {
-    let node = Node::new();
-    let keys = json!({"ipMasq": true, "ipMasqBackend": "iptables"});
-    let row = Row::new(&node, vec![bridge(&node, &keys)]);
-    let repair = || node.tool("repair", &[]).run().stdout;
-    assert_eq!(repair(), "nothing was missing\n");
-    node.sh("iptables -t nat -F");
-    assert!(repair().contains("is missing in iptables table nat"));
-    assert_eq!(row.refusals("STATUS", 50) + row.refusals("CHECK", 999), 0);
+/// Rules such as Tailscale's, which iptables cannot print, for `ip T` and a chain `B` of its hooks.
+const NATIVE: [&str; 3] = [
+    "add chain ip T ts-own; add rule ip T ts-own meta mark 0x40000 ct state new counter; add rule ip T B jump ts-own",
+    "add rule ip T B ct state established,related counter",
+    "add chain ip T own { type filter hook output priority 17; }; add rule ip T own ct state new counter",
+];
+
+/// Makes them in the tables that iptables keeps its own rules in.
+fn make_native(node: &Node, native: &str) {
+    for (table, chain) in [("nat", "POSTROUTING"), ("filter", "FORWARD")] {
+        node.sh(&format!(
+            "iptables -t {table} -A {chain} -j RETURN; iptables -t {table} -D {chain} -j RETURN"
+        ));
+        let rule = native.replace("ip T", &format!("ip {table}"));
+        node.sh(&format!("nft '{}'", rule.replace(" B ", &format!(" {chain} "))));
+    }
 }
 
-/// Native rules, such as Tailscale's, in the tables that iptables keeps its own in, which it cannot show.
 #[test]
 fn native_rules_in_the_tables_of_iptables_are_in_nobodys_way() {
     let node = Node::new();
@@ -121,19 +126,9 @@ fn native_rules_in_the_tables_of_iptables_are_in_nobodys_way() {
         "portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]}});
     let portmap = Net::new(&node, "portmap", "1.1.0", &portmap);
     let firewall = Net::new(&node, "firewall", "1.1.0", &json!({"backend": "iptables"}));
-    for native in [
-        "add chain ip T ts-own; add rule ip T ts-own meta mark 0x40000 ct state new counter; add rule ip T B jump ts-own",
-        "add rule ip T B ct state established,related counter",
-        "add chain ip T own { type filter hook output priority 17; }; add rule ip T own ct state new counter",
-    ] {
-        node.sh("nft flush ruleset; iptables -t nat -S >/dev/null; iptables -S >/dev/null");
-        node.sh("iptables -t nat -A POSTROUTING -j RETURN; iptables -t nat -F; iptables -A FORWARD -j RETURN; iptables -F");
-        for (table, chain) in [("nat", "POSTROUTING"), ("filter", "FORWARD")] {
-            let native = native
-                .replace("ip T", &format!("ip {table}"))
-                .replace(" B ", &format!(" {chain} "));
-            node.sh(&format!("nft '{native}'"));
-        }
+    for native in NATIVE {
+        node.sh("nft flush ruleset");
+        make_native(&node, native);
         let list =
             vec![bridge(&node, &gateway), firewall.with(&json!({})), portmap.with(&json!({}))];
         let row = Row::new(&node, list);
@@ -146,5 +141,55 @@ fn native_rules_in_the_tables_of_iptables_are_in_nobodys_way() {
         }
         let left = node.sh("nft list ruleset");
         assert!(!left.contains("10.1.2.") || !left.contains("c1"), "{native}: {left}");
+    }
+}
+
+/// The first container is there before these rules, the second comes after them.
+#[test]
+fn native_rules_select_nftables_without_a_backend() {
+    let node = Node::new();
+    let outside = outside(&node);
+    let portmap = |host: u16| {
+        let mapping = json!({"hostPort": host, "containerPort": 80, "protocol": "tcp"});
+        let keys = json!({"runtimeConfig": {"portMappings": [mapping]}});
+        Net::new(&node, "portmap", "1.1.0", &keys)
+    };
+    let keys = json!({"isDefaultGateway": true, "ipMasq": true});
+    let firewall = Net::new(&node, "firewall", "1.1.0", &json!({}));
+    for native in NATIVE {
+        node.sh("nft flush ruleset");
+        let list = vec![bridge(&node, &keys), firewall.with(&json!({})), portmap(8080)];
+        let mut row = Row::new(&node, list);
+        let in_iptables = || node.sh("iptables-save; ip6tables-save");
+        assert!(in_iptables().contains("--comment \"dnat name: "), "{}", in_iptables());
+        make_native(&node, native);
+        row.later[2] = portmap(8081);
+        let second = Container::new();
+        let results = add(&row.later, "c2", &second);
+        let ip = |results: &[Value]| {
+            let address = results[1]["ips"][0]["address"].as_str().unwrap();
+            address.split('/').next().unwrap().to_owned()
+        };
+        let ips = [ip(&row.results), ip(&results)];
+        for table in ["masquerade", "firewall", "portmap"] {
+            let table = node.sh(&format!("nft list table inet cnibox_{table}"));
+            assert!(table.contains(&ips[1]) && !table.contains(&ips[0]), "{native}: {table}");
+        }
+        for (container, port) in [(&row.first, 8080), (&second, 8081)] {
+            assert_eq!(seen(container, &outside, "192.0.2.2"), "192.0.2.1", "{native}");
+            let target = format!("10.1.2.1:{port}");
+            assert!(tcp(&node, container, &target, 80).is_some(), "{native}: {target}");
+        }
+        assert_eq!(row.refusals("CHECK", 999) + row.refusals("STATUS", 50), 0, "{native}");
+        for (list, id, container, results) in
+            [(&row.list, "c1", &row.first, &row.results), (&row.later, "c2", &second, &results)]
+        {
+            for (net, prev) in list.iter().zip(&results[1..]).rev() {
+                let net = net.with(&json!({"prevResult": prev}));
+                net.call("DEL", id).netns(&container.path()).ok();
+            }
+        }
+        let left = node.sh("nft list ruleset");
+        assert!(!ips.iter().any(|ip| left.contains(ip)), "{native}: {left}");
     }
 }

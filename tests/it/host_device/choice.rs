@@ -152,7 +152,7 @@ fn a_function_that_a_program_drives_is_only_reported() {
 }
 
 #[test]
-fn without_ipam_a_function_that_a_program_drives_has_a_name_only() {
+fn a_function_with_a_userspace_driver_has_a_name_only() {
     let (node, container) = (Node::new(), Container::new());
     let tree =
         "mkdir -p pci/devices/0000:3d:00.1; ln -s x/vfio-pci pci/devices/0000:3d:00.1/driver";

@@ -29,7 +29,7 @@ fn nothing_was_given(node: &Node) {
 }
 
 #[test]
-fn a_container_that_forges_the_device_does_not_get_the_host_s_addresses() {
+fn a_forged_device_does_not_get_the_hosts_addresses() {
     let (node, container) = (Node::new(), Container::new());
     plug(&node);
     let before = node.snapshot();
@@ -59,7 +59,7 @@ fn nor_when_the_device_is_nowhere() {
 }
 
 #[test]
-fn nor_when_the_container_is_gone_and_a_forged_link_has_come_to_the_host() {
+fn a_forged_link_on_the_host_gets_no_addresses() {
     let (node, container, other) = (Node::new(), Container::new(), Container::new());
     plug(&node);
     let net = simple(&node, &json!({}));
@@ -97,7 +97,7 @@ fn by_mac<'n>(node: &'n Node, container: &Container) -> Net<'n> {
 }
 
 #[test]
-fn without_a_record_the_container_does_not_choose_the_name_on_the_host() {
+fn a_container_does_not_choose_a_name_on_the_host() {
     for name in ["docker0", "hd0"] {
         let (node, container) = (Node::new(), Container::new());
         let net = by_mac(&node, &container);
@@ -140,7 +140,7 @@ fn alternative_names_of_the_container_s_choice_stay_behind() {
 }
 
 #[test]
-fn a_tunnel_that_cannot_be_told_from_others_comes_back_down_and_under_another_name() {
+fn an_unproved_tunnel_comes_back_down_and_renamed() {
     let (node, container) = (Node::new(), Container::new());
     node.sh("ip tuntap add tap7 mode tap; ip addr add 192.0.2.7/24 dev tap7; ip link set tap7 up");
     let net = simple(&node, &json!({"device": "tap7"}));

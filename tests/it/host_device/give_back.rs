@@ -84,7 +84,7 @@ fn interfaces_of_the_same_names_on_either_side_are_left_alone() {
 }
 
 #[test]
-fn while_its_name_is_taken_on_the_host_the_device_stays_in_the_container_as_it_is() {
+fn the_device_stays_while_its_name_is_taken_on_the_host() {
     let (node, container) = (Node::new(), Container::new());
     plug(&node);
     let before = node.snapshot();

@@ -55,7 +55,7 @@ fn is_back(node: &Node, card: &Card) {
 }
 
 #[test]
-fn cards_are_found_by_all_their_names_and_come_back_even_from_a_namespace_that_ended() {
+fn cards_are_found_by_every_name_and_come_back() {
     needs!(lane::CARDS);
     let node = Node::new();
     for folder in ["net", "virtio*/net"] {

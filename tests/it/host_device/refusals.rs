@@ -46,7 +46,7 @@ fn bad_configurations_change_nothing() {
             999,
             "failed to find host device: no net directory under pci device ffff:ff:1f.7",
         ),
-        (json!({"pciBusID": "../../x"}), 7, "pciBusID \"../../x\" is no name of a device"),
+        (json!({"pciBusID": "../../x"}), 7, "pciBusID \"../../x\" is not the name of a device"),
         (
             json!({"runtimeConfig": {"deviceID": "no"}}),
             999,

@@ -122,7 +122,7 @@ fn runtime_ranges_come_first_then_the_single_one_then_the_list() {
 }
 
 #[test]
-fn a_family_twice_needs_0_3_0_also_on_del_which_releases_all_the_same() {
+fn a_family_twice_needs_0_3_0_and_del_releases() {
     for version in VERSIONS {
         let node = Node::new();
         let two = json!({"ranges": [[{"subnet": "10.1.2.0/24"}], [{"subnet": "10.2.2.0/24"}]]});
@@ -144,7 +144,7 @@ fn a_family_twice_needs_0_3_0_also_on_del_which_releases_all_the_same() {
 }
 
 #[test]
-fn a_configuration_that_broke_since_add_does_not_keep_the_address() {
+fn del_with_a_broken_configuration_releases_the_address() {
     let node = Node::new();
     let fine = one_set(&node, &["10.1.2.0/24"]);
     for ipam in [json!({"subnet": "x"}), json!({"ranges": []}), json!({"subnet": "10.1.2.0/31"})] {
@@ -173,7 +173,7 @@ fn resolv_conf_that_is_missing_is_named_and_nothing_leased() {
 }
 
 #[test]
-fn a_gateway_anywhere_is_taken_with_a_warning_where_it_is_of_another_family() {
+fn a_gateway_outside_its_subnet_is_taken() {
     let node = Node::new();
     for (gateway, first, warns) in
         [("172.16.0.1", "10.1.2.1/24", false), ("2001:db8::1", "10.1.2.2/24", true)]

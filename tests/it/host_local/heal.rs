@@ -170,6 +170,15 @@ impl Background {
         Background(command.spawn().unwrap())
     }
 
+    /// A process in a network namespace of its own that nothing pins, and its id.
+    fn in_own_netns(node: &Node) -> (Background, String) {
+        let ready = node.path("ready");
+        let script = format!("echo $$ > {0}.new; mv {0}.new {0}; exec sleep 600", ready.display());
+        let process = Background::new(&format!("exec unshare -n sh -c '{script}'"));
+        eventually("the process is there", || ready.exists());
+        (process, fs::read_to_string(&ready).unwrap().trim().to_owned())
+    }
+
     fn end(&mut self) {
         if !matches!(self.0.try_wait(), Ok(None)) {
             return;
@@ -190,17 +199,58 @@ impl Drop for Background {
 fn a_process_holds_its_namespace() {
     let node = Node::new();
     let net = one_set(&node, &[ONE]);
-    let ready = node.path("ready");
-    let script = format!("echo $$ > {0}.new; mv {0}.new {0}; exec sleep 600", ready.display());
-    let mut process = Background::new(&format!("exec unshare -n sh -c '{script}'"));
-    eventually("the process is there", || ready.exists());
-    let pid = fs::read_to_string(&ready).unwrap();
-    net.call("ADD", "c1").netns(&format!("/proc/{}/ns/net", pid.trim())).result();
+    let (mut process, pid) = Background::in_own_netns(&node);
+    net.call("ADD", "c1").netns(&format!("/proc/{pid}/ns/net")).result();
     let wanted = net.call("ADD", "c2").netns("/x");
     assert_eq!(wanted.error().code, 999);
     process.end();
     // Nothing pinned the namespace: as long as another one has its number, the lease stays.
     eventually("the address comes back", || wanted.run().status == Some(0));
+}
+
+/// GC does not say that all is done as long as a container may send with an address of the stale lease.
+#[test]
+fn gc_fails_while_a_stale_address_is_in_use() {
+    let node = Node::new();
+    let net = one_set(&node, &[ONE]);
+    let (mut process, pid) = Background::in_own_netns(&node);
+    net.call("ADD", "c1").netns(&format!("/proc/{pid}/ns/net")).result();
+    let ip = net.leases().remove(0);
+    // Nothing pins the namespace, so that it may be another container's with the same number.
+    node.sh(&format!("nsenter -t {pid} -n ip addr add {ip}/32 dev lo"));
+    let gc = net.with(&json!({"cni.dev/valid-attachments": []}));
+    let error = gc.call("GC", "").error();
+    assert!(error.code == 11 && error.msg.contains(&ip) && error.msg.contains("c1"), "{error:?}");
+    assert_eq!(net.leases(), [ip]);
+    process.end();
+    eventually("GC succeeds", || gc.call("GC", "").run().status == Some(0));
+    assert_eq!(net.leases(), [""; 0]);
+}
+
+/// A container that ends between the two looks that GC takes is reclaimed, and nothing is left to complain of.
+#[test]
+fn gc_succeeds_when_the_container_ends_meanwhile() {
+    let node = Node::new();
+    let net = one_set(&node, &[ONE]);
+    let (mut process, pid) = Background::in_own_netns(&node);
+    net.call("ADD", "c1").netns(&format!("/proc/{pid}/ns/net")).result();
+    let ip = net.leases().remove(0);
+    node.sh(&format!("nsenter -t {pid} -n ip addr add {ip}/32 dev lo"));
+    let gc = gc(&net, &[]);
+    assert_eq!(gc.run().status, Some(1));
+    let outcome = std::thread::scope(|scope| {
+        let run = scope.spawn(|| {
+            // Each look for a namespace starts with the mounts: three for the addresses, and one for the life.
+            let (mounts, pause) = ("/proc/thread-self/mountinfo", Duration::from_secs(3));
+            strace::pause_before(&node, &gc, mounts, 4, pause)
+        });
+        std::thread::sleep(Duration::from_millis(1500));
+        process.end();
+        run.join().unwrap()
+    });
+    assert_eq!(outcome.status, Some(0), "{outcome:?}");
+    assert!(outcome.stderr.contains("reclaimed"), "{outcome:?}");
+    assert_eq!(net.leases(), [""; 0]);
 }
 
 #[test]
@@ -228,7 +278,7 @@ fn a_thread_holds_its_namespace() {
 }
 
 #[test]
-fn a_mount_holds_its_namespace_also_where_the_plugin_does_not_see_it() {
+fn an_unseen_mount_holds_its_namespace() {
     let node = Node::new();
     let net = one_set(&node, &[ONE]);
     let (conf, ns) = (node.path("conf.json"), node.path("ns"));

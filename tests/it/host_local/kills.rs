@@ -139,7 +139,7 @@ fn at_every_call(pool: (&str, usize), keys: &Value) {
         for verb in ["ADD", "DEL", "GC"] {
             scene.prepare(verb);
             if round % 2 == 1 {
-                // The reference was here: the index has to be built first.
+                // The reference was here: the journal has to be written first.
                 fs::write(node.path("leases/net/theirs"), "").unwrap();
             }
             let (outcome, calls) = strace::record(&node, &scene.victim(verb));

@@ -48,7 +48,7 @@ fn each_channel_is_heard_with_and_without_a_prefix_length() {
 }
 
 #[test]
-fn the_first_that_fits_a_set_wins_and_what_is_left_over_is_listed_in_order() {
+fn the_first_requested_address_that_fits_wins() {
     let node = Node::new();
     let net = two_sets(&node);
     let left = |ips: &str| Err(format!("failed to allocate all requested IPs: {ips}"));

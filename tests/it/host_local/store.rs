@@ -80,7 +80,7 @@ fn exhaustion_names_the_set_and_status_tells_with_code_50() {
 }
 
 #[test]
-fn a_second_set_that_is_exhausted_gives_back_the_address_of_the_first() {
+fn an_exhausted_second_set_releases_the_first_address() {
     let node = Node::new();
     let ranges = json!([[{"subnet": "10.0.0.0/24"}], [{"subnet": "10.1.0.0/30"}]]);
     let net = net(&node, "1.1.0", &json!({"ranges": ranges}));
@@ -179,7 +179,7 @@ fn links_in_the_place_of_the_store_s_files_are_not_followed() {
     let (dir, victim) = (node.path("leases/net"), node.path("victim"));
     fs::create_dir_all(&dir).unwrap();
     fs::create_dir_all(victim.join("home")).unwrap();
-    for name in ["index", "index.new", "freed", "tmp", "home/file", "file"] {
+    for name in ["leases", "leases.new", "freed", "tmp", "home/file", "file"] {
         fs::write(victim.join(name), "precious").unwrap();
     }
     symlink(&victim, dir.join(".cnibox")).unwrap();
@@ -193,7 +193,7 @@ fn links_in_the_place_of_the_store_s_files_are_not_followed() {
     net.call("STATUS", "").ok();
     gc(&net, &[("c1", "eth0")]);
     del(&net, "c1");
-    unchanged("a link for the index");
+    unchanged("a link for the journal");
     for name in ["lock", "last_reserved_ip.0", "10.0.0.3"] {
         for target in ["file", "none"] {
             let path = dir.join(name);
@@ -224,7 +224,7 @@ fn a_fifo_in_the_place_of_a_file_holds_no_call() {
     assert_eq!(error.msg, format!("open {}: not a regular file", fifo.display()));
     fs::remove_file(&fifo).and_then(|()| fs::write(&fifo, "")).unwrap();
     fs::create_dir_all(dir.join(".cnibox")).unwrap();
-    for name in ["10.0.0.2", ".cnibox/index", ".cnibox/freed"] {
+    for name in ["10.0.0.2", ".cnibox/leases", ".cnibox/freed"] {
         mkfifo(&dir.join(name));
     }
     assert_eq!(add(&net, "c1"), ["10.0.0.3/29"]);

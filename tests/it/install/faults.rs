@@ -83,7 +83,7 @@ fn whatever_fails_the_folder_is_as_it_was() {
 }
 
 #[test]
-fn killed_anywhere_it_leaves_a_plugin_at_every_name_and_can_go_on() {
+fn a_killed_install_leaves_a_plugin_at_every_name() {
     let node = Node::new();
     let at = Installer::new(&node);
     let (_, points) = points(&node, &at);

@@ -34,7 +34,7 @@ fn a_read_only_folder_is_a_clear_error_unless_all_is_done() {
 }
 
 #[test]
-fn a_folder_where_nothing_can_be_started_is_noticed_before_the_switch() {
+fn a_noexec_folder_is_noticed_before_the_switch() {
     let node = Node::new();
     let at = Installer::new(&node);
     let folder = at.folder.display().to_string();

@@ -3,52 +3,13 @@
 
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::process::{Child, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::Installer;
-use crate::node::{Call, Node, eventually, executable, exists};
-
-/// A process that is killed if the test fails.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        drop(self.0.kill());
-        drop(self.0.wait());
-    }
-}
-
-impl Running {
-    fn start(call: &Call) -> Running {
-        Running(call.command().stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap())
-    }
-
-    /// Ends at SIGTERM with status 0, without being asked twice.
-    #[track_caller]
-    fn ends(mut self) {
-        kill(Pid::from_raw(self.0.id().cast_signed()), Signal::SIGTERM).unwrap();
-        let deadline = Instant::now() + Duration::from_secs(20);
-        loop {
-            if let Some(status) = self.0.try_wait().unwrap() {
-                assert_eq!(status.code(), Some(0));
-                return;
-            }
-            assert!(Instant::now() < deadline, "still there after SIGTERM");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-    }
-
-    /// Clock ticks of processor time so far.
-    fn ticks(&self) -> u64 {
-        let stat = fs::read_to_string(format!("/proc/{}/stat", self.0.id())).unwrap();
-        let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
-        fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
-    }
-}
+use crate::node::{Node, Running, eventually, executable, exists};
 
 #[test]
 fn drift_is_repaired_until_the_signal() {
@@ -107,11 +68,11 @@ fn pause_ends_at_the_signal_also_as_process_1() {
         let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
         status.starts_with("Name:\tcnibox\n") && status.contains("State:\tS")
     };
-    eventually("pause does not wait", || waiting(running.0.id()));
+    eventually("pause does not wait", || waiting(running.id()));
     running.ends();
     // In a process namespace of its own; unshare waits for it and forwards nothing.
     let outer = Running::start(&pause.under(&["unshare", "--pid", "--fork", "--kill-child"]));
-    let children = format!("/proc/{0}/task/{0}/children", outer.0.id());
+    let children = format!("/proc/{0}/task/{0}/children", outer.id());
     let child = || fs::read_to_string(&children).unwrap().trim().parse::<u32>().ok();
     eventually("process 1 does not wait", || child().is_some_and(waiting));
     kill(Pid::from_raw(child().unwrap().cast_signed()), Signal::SIGTERM).unwrap();

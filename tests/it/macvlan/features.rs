@@ -11,7 +11,7 @@ use crate::strace;
 use crate::traffic::Place;
 
 #[test]
-fn exactly_these_addresses_routes_and_parameters_are_in_the_container() {
+fn the_container_has_exactly_what_was_asked_for() {
     let node = Node::new();
     let container = Container::new();
     let net = Net::new(&node, "macvlan", "1.1.0", &(SUBJECT.keys)(&node));
@@ -167,7 +167,7 @@ fn a_mac_that_a_sibling_has_is_refused() {
 }
 
 #[test]
-fn mtu_and_queue_length_are_the_configurations_or_the_masters_and_the_kernels() {
+fn mtu_and_queue_length_have_the_right_defaults() {
     let node = Node::new();
     wire(&node);
     for (keys, mtu, queue) in [
@@ -255,7 +255,7 @@ fn dhcp_finds_the_interface_up_and_releases_over_it() {
 }
 
 #[test]
-fn whatever_fails_the_address_is_released_and_the_interface_gone() {
+fn a_failing_add_leaves_no_address_and_no_interface() {
     let node = Node::new();
     wire(&node);
     let container = Container::new();
@@ -288,7 +288,7 @@ fn whatever_fails_the_address_is_released_and_the_interface_gone() {
 }
 
 #[test]
-fn a_del_whose_ipam_fails_still_removes_the_interface_and_reports() {
+fn a_del_whose_ipam_fails_removes_the_interface() {
     let node = Node::new();
     wire(&node);
     let container = Container::new();
@@ -300,7 +300,7 @@ fn a_del_whose_ipam_fails_still_removes_the_interface_and_reports() {
 }
 
 #[test]
-fn a_second_add_is_refused_and_the_first_attachment_keeps_its_lease() {
+fn a_second_add_is_refused_and_the_first_lease_stays() {
     let node = Node::new();
     wire(&node);
     let container = Container::new();

@@ -67,7 +67,7 @@ fn the_first_way_of_a_multipath_default_route_counts() {
 }
 
 #[test]
-fn a_default_route_that_moved_since_is_no_fault_but_a_master_that_is_gone_is() {
+fn check_needs_the_master_not_the_default_route() {
     let node = Node::new();
     wire(&node);
     node.sh("ip link add other type bridge; ip link set other up");

@@ -31,7 +31,7 @@ fn see_each_other([one, two]: &[Container; 2]) -> bool {
 }
 
 #[test]
-fn children_in_mode_bridge_reach_each_other_without_the_network_outside() {
+fn children_in_mode_bridge_reach_each_other() {
     let node = Node::new();
     wire(&node);
     let pair = two(&node, "bridge");
@@ -92,7 +92,7 @@ fn a_child_in_mode_passthru_has_its_master_for_itself() {
 }
 
 #[test]
-fn a_requested_mac_in_mode_passthru_is_not_used_and_that_is_said() {
+fn a_mac_for_mode_passthru_is_refused_with_a_warning() {
     let node = Node::new();
     wire(&node);
     let container = Container::new();

@@ -218,3 +218,26 @@ fn status_says_what_is_missing() {
     assert!(error.code == 50 && error.msg.contains("failed to locate iptables"), "{error:?}");
     assert!(error.details.contains("nftables"), "{error:?}");
 }
+
+/// Mappings that never lead from 127.0.0.1 have no use for the table that guards loopback addresses.
+#[test]
+fn no_damage_is_seen_where_127_0_0_1_is_not_mapped() {
+    for rules in ALL {
+        let ports = Ports::new(rules, "1.1.0");
+        let (list, mut pod) = (json!([mapping(8080, 80, "tcp")]), ports.pod("c1"));
+        let all = pod.prev["ips"].as_array().unwrap().clone();
+        let is_v6 = |ip: &&Value| ip["address"].as_str().unwrap().contains(':');
+        let v6: Vec<_> = all.iter().filter(is_v6).cloned().collect();
+        assert!(!v6.is_empty());
+        for (ips, keys) in [(json!(v6), json!({})), (json!(all), json!({"snat": false}))] {
+            pod.prev["ips"] = ips;
+            ports.call_with("ADD", &pod, &list, &keys).result();
+            assert!(!ports.node.sh("nft list ruleset").contains("cnibox_localhost"));
+            ports.call_with("CHECK", &pod, &list, &keys).ok();
+            ports.path(ports.net(&json!(null), &keys).call("STATUS", "")).ok();
+            let repaired = ports.path(ports.node.tool("repair", &[])).run();
+            assert_eq!(repaired.stdout, "nothing was missing\n");
+            ports.call_with("DEL", &pod, &list, &keys).ok();
+        }
+    }
+}

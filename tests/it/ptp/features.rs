@@ -125,7 +125,7 @@ fn a_single_address_without_a_subnet_is_routed() {
 }
 
 #[test]
-fn an_address_without_a_gateway_of_its_family_is_refused_and_released() {
+fn an_address_without_a_gateway_is_refused_and_released() {
     let node = Node::new();
     for ip in [
         json!({"address": "10.7.7.7/24"}),
@@ -154,7 +154,7 @@ fn a_stale_host_route_to_the_address_is_replaced() {
 }
 
 #[test]
-fn a_second_add_is_refused_and_the_first_attachment_keeps_its_lease() {
+fn a_second_add_is_refused_and_the_first_lease_stays() {
     let node = Node::new();
     let container = Container::new();
     let net = simple(&node, &json!({}));
@@ -191,7 +191,9 @@ fn bad_configurations_change_nothing() {
     let masq = "unknown ipmasq backend \"x\"";
     for (keys, code, msg) in [
         (json!({"ipMasq": true, "ipMasqBackend": "x"}), 7, masq),
-        (json!({"mtu": 4_294_967_296_u64}), 7, "mtu 4294967296 is larger than any link's"),
+        (json!({"mtu": 4_294_967_296_u64}), 7, "invalid MTU 4294967296, must be 0, or 68 to 65535"),
+        (json!({"mtu": 65_536}), 7, "invalid MTU 65536, must be 0, or 68 to 65535"),
+        (json!({"mtu": 10}), 7, "invalid MTU 10, must be 0, or 68 to 65535"),
         (json!({"ipam": null}), 999, "no plugin name provided"),
         (json!({"ipam": {}}), 999, "no plugin name provided"),
     ] {
@@ -202,13 +204,6 @@ fn bad_configurations_change_nothing() {
         let error = simple(&node, &json!({key: value})).on("ADD", &container).error();
         assert!(error.code == 6 && format!("{error:?}").contains(key), "{key}: {error:?}");
         assert_unchanged(&before, &node.snapshot());
-    }
-    for mtu in [65_536, 10] {
-        let before = (node.snapshot(), container.snapshot(&node));
-        let error = simple(&node, &json!({"mtu": mtu})).on("ADD", &container).error();
-        assert!(error.code == 999 && error.msg.contains("veth"), "{error:?}");
-        settles(&before.0, || node.snapshot());
-        settles(&before.1, || container.snapshot(&node));
     }
     let status = simple(&node, &json!({"ipMasq": true, "ipMasqBackend": "x"}));
     let status = status.call("STATUS", "").error();
@@ -231,7 +226,7 @@ fn del_of_what_the_reference_masqueraded_still_detaches() {
 }
 
 #[test]
-fn a_path_that_is_no_namespace_fails_add_with_code_8_and_del_releases_the_address() {
+fn a_path_that_is_no_namespace_is_code_8_and_del_releases() {
     let node = Node::new();
     let net = simple(&node, &json!({}));
     let file = node.path("plain");
@@ -260,7 +255,7 @@ fn cni_args_are_left_to_ipam() {
 }
 
 #[test]
-fn dns_of_resolv_conf_is_passed_on_unless_the_network_has_its_own_be_it_empty() {
+fn dns_of_ipam_is_used_unless_the_network_has_its_own() {
     let node = Node::new();
     let file = node.path("resolv.conf");
     fs::write(&file, "nameserver 192.0.2.3\n").unwrap();

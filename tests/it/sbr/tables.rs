@@ -5,7 +5,7 @@ use serde_json::json;
 use super::Pod;
 
 #[test]
-fn each_address_has_a_rule_and_a_table_and_the_main_table_keeps_the_rest() {
+fn each_address_has_a_rule_and_a_table() {
     let pod = Pod::dual();
     pod.add(&json!({}));
     assert_eq!(pod.rules("-4"), ["from 192.168.1.209 lookup 100"]);
@@ -109,7 +109,7 @@ fn a_fixed_table_gets_rules_only() {
 }
 
 #[test]
-fn configured_gateways_win_over_those_of_the_addresses_and_of_the_main_table() {
+fn configured_gateways_win_over_all_others() {
     let pod = Pod::dual();
     pod.container.sh("ip route del default");
     pod.container.sh("ip route add default via 192.168.1.1");

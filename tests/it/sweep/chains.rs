@@ -15,9 +15,19 @@ fn uplink(node: &Node) {
     }
 }
 
+/// Two bytes that other nodes do not have. The chains are swept at once, and a network namespace that is gone
+/// may have given its inode number to one of another chain's: no two may have an address in common.
+fn bytes_of(node: &Node) -> [u8; 2] {
+    let path = node.path("").into_os_string().into_encoded_bytes();
+    let sum = |sum: u16, byte: &u8| sum.wrapping_mul(31).wrapping_add(u16::from(*byte));
+    path.iter().fold(0, sum).to_be_bytes()
+}
+
 /// An interface plugin with addresses of both families.
 fn interface(node: &Node, plugin: &str, keys: &Value) -> Value {
-    let mut ipam = node.host_local(&["10.1.0.0/24", "fd00:1::/64"]);
+    let [high, low] = bytes_of(node);
+    let (v4, v6) = (format!("10.{high}.{low}.0/24"), format!("fd00:{high:x}:{low:x}::/64"));
+    let mut ipam = node.host_local(&[&v4, &v6]);
     ipam["routes"] = json!([{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]);
     merged(&json!({"type": plugin, "ipam": ipam}), keys)
 }
@@ -69,9 +79,7 @@ fn sbr() -> Value {
 /// A device for each container, with an address and a route that it gets back. One that has died
 /// with its namespace comes again, as it was, but unlike those of other nodes.
 fn devices(node: &Node) {
-    let id = node.path("").into_os_string().into_encoded_bytes();
-    let id = id.iter().fold(0_u16, |sum, byte| sum.wrapping_mul(31).wrapping_add(u16::from(*byte)));
-    let [high, low] = id.to_be_bytes();
+    let [high, low] = bytes_of(node);
     for who in 0..4 {
         node.sh(&format!(
             "ip link show far{who} >/dev/null 2>&1 && exit
@@ -91,9 +99,12 @@ fn host_device(node: &Node, who: usize) -> Value {
 }
 
 fn flannel(node: &Node) -> Value {
-    let env = "FLANNEL_NETWORK=10.1.0.0/16\nFLANNEL_SUBNET=10.1.2.1/24\n\
-        FLANNEL_IPV6_NETWORK=2001:db8::/32\nFLANNEL_IPV6_SUBNET=2001:db8:1::1/64\n\
-        FLANNEL_MTU=1450\nFLANNEL_IPMASQ=false\n";
+    let [high, low] = bytes_of(node);
+    let env = format!(
+        "FLANNEL_NETWORK=10.{high}.0.0/16\nFLANNEL_SUBNET=10.{high}.{low}.1/24\n\
+         FLANNEL_IPV6_NETWORK=2001:db8::/32\nFLANNEL_IPV6_SUBNET=2001:db8:{high:02x}{low:02x}::1/64\n\
+         FLANNEL_MTU=1450\nFLANNEL_IPMASQ=false\n"
+    );
     std::fs::write(node.path("subnet.env"), env).unwrap();
     json!({"type": "flannel", "subnetFile": node.path("subnet.env"),
            "dataDir": node.path("leases/flannel"), "ipam": {"dataDir": node.path("leases")},

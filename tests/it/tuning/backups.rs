@@ -119,7 +119,7 @@ fn gc_removes_backups_of_this_network_that_are_stale() {
 }
 
 #[test]
-fn a_backup_of_another_attachment_whose_file_has_the_same_name_is_left_alone() {
+fn a_backup_of_another_attachment_is_left_alone() {
     let pod = SUBJECT.pod("1.1.0");
     let path = pod.node.path("tuning/c1_eth0_x.json");
     let net = bare(&pod, &json!({"mtu": 1400}));

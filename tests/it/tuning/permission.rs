@@ -59,7 +59,7 @@ fn the_allowlist_decides() {
 }
 
 #[test]
-fn the_safe_profile_sets_what_is_safe_and_refuses_the_rest_by_name() {
+fn the_safe_profile_refuses_other_keys_by_name() {
     let pod = SUBJECT.pod("1.1.0");
     let net =
         |sysctl: Value| bare(&pod, &json!({"profile": "safe", "sysctl": sysctl, "mtu": 1400}));

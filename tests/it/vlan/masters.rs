@@ -81,7 +81,7 @@ fn a_master_in_the_container() {
 }
 
 #[test]
-fn del_needs_neither_the_master_nor_a_configuration_that_add_would_take() {
+fn del_needs_no_master_and_no_valid_configuration() {
     needs!(lane::VLAN);
     let (node, container) = (Node::new(), quick());
     tagged_wire(&node, &[100]);

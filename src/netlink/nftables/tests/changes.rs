@@ -9,10 +9,10 @@ fn objects_are_listed_as_nft_would_have_made_them() {
     let nft = sandbox();
     commit_base(&nft);
     let elements = one(|batch| {
-        let web = Element::new((ip("10.0.0.1"), L4::Tcp, 80)).to((ip("10.1.0.1"), 8080));
-        batch.add_element(DNAT4, &web.comment("net: pods, id: c1"));
-        batch.add_element(NAMES, &Element::new("eth0").verdict(Verdict::Jump("regular".into())));
-        batch.add_element(NETS, &Element::new(ip("192.0.2.1")).comment("one"));
+        let web = DNAT4.element((ip("10.0.0.1"), L4::Tcp, 80)).to((ip("10.1.0.1"), 8080));
+        batch.add_element(&web.comment("net: pods, id: c1"));
+        batch.add_element(&NAMES.element("eth0").verdict(Verdict::jump("regular")));
+        batch.add_element(&NETS.element(ip("192.0.2.1")).comment("one"));
     });
     nft.commit(elements).unwrap();
     let expected = "\
@@ -20,7 +20,6 @@ table inet t {
 	comment \"the table\"
 	map dnat4 {
 		type ipv4_addr . inet_proto . inet_service : ipv4_addr . inet_service
-		comment \"ports\"
 		elements = { 10.0.0.1 . tcp . 80 comment \"net: pods, id: c1\" : 10.1.0.1 . 8080 }
 	}
 
@@ -52,7 +51,7 @@ table inet t {
 }
 ";
     assert_eq!(ruleset(), expected);
-    assert!(nft.has_table(T).unwrap() && nft.has_chain(PRE).unwrap() && nft.has_set(NETS).unwrap());
+    assert!(nft.has(T).unwrap() && nft.has(PRE).unwrap() && nft.has(NETS).unwrap());
     let chains = nft.dump_chains(T).unwrap();
     let names: Vec<_> = chains.iter().map(|c| (c.name.as_str(), c.base.as_deref())).collect();
     assert_eq!(names, [("pre", Some("nat")), ("post", Some("nat")), ("regular", None)]);
@@ -65,11 +64,11 @@ fn every_family_and_type() {
     let bridge = Table::new(Family::Bridge, "b");
     let (four, six) = (Table::new(Family::Ip, "four"), Table::new(Family::Ip6, "six"));
     let batch = one(|batch| {
-        batch.ensure_table(bridge).ensure_table(four).ensure_table(six);
-        batch.ensure_chain(bridge.chain("PREROUTING").filter(Hook::Prerouting, -300));
-        batch.ensure_chain(four.chain("c").filter(Hook::Forward, FILTER));
-        batch.ensure_chain(six.chain("c").nat(Hook::Output, DSTNAT));
-        batch.ensure_set(six.set("macs", &[Type::EtherAddr, Type::Mark]));
+        batch.ensure(bridge).ensure(four).ensure(six);
+        batch.ensure(bridge.chain("PREROUTING").filter(Hook::Prerouting, -300));
+        batch.ensure(four.chain("c").filter(Hook::Forward, FILTER));
+        batch.ensure(six.chain("c").nat(Hook::Output, DSTNAT));
+        batch.ensure(six.set("macs", &[Type::EtherAddr, Type::Mark]));
     });
     nft.commit(batch).unwrap();
     let text = ruleset();
@@ -93,19 +92,19 @@ fn ensuring_again_changes_nothing_and_adding_again_fails() {
     for (batch, text) in [
         (
             one(|b| {
-                b.add_table(T);
+                b.add(T);
             }),
             "add table inet t: file exists",
         ),
         (
             one(|b| {
-                b.add_chain(PRE);
+                b.add(PRE);
             }),
             "add chain inet t pre: file exists",
         ),
         (
             one(|b| {
-                b.add_set(DNAT4);
+                b.add(DNAT4);
             }),
             "add map inet t dnat4: file exists",
         ),
@@ -135,11 +134,11 @@ fn a_refused_message_type_is_not_used_again() {
     let nft = sandbox();
     commit_base(&nft);
     let mut batch = one(|b| {
-        b.del_set(PODS);
+        b.del(PODS);
     });
     batch.changes[0].destroy = Some(250);
     nft.commit(batch).unwrap();
-    assert!(!nft.destroys.get() && !nft.has_set(PODS).unwrap());
+    assert!(!nft.destroys.get() && !nft.has(PODS).unwrap());
 }
 
 #[test]
@@ -150,7 +149,7 @@ fn thousands_of_refusals_do_not_hide_the_first() {
         one(|batch| {
             for n in 0..20_000_u16 {
                 let [high, low] = n.to_be_bytes();
-                batch.add_element(PODS, &Element::new(IpAddr::from([10, 1, high, low])));
+                batch.add_element(&PODS.element(IpAddr::from([10, 1, high, low])));
             }
         })
     };
@@ -166,28 +165,28 @@ fn thousands_of_refusals_do_not_hide_the_first() {
 
 fn delete_twice(nft: &Nft) {
     commit_base(nft);
-    let element = Element::new((ip("10.0.0.1"), L4::Tcp, 80));
+    let element = DNAT4.element((ip("10.0.0.1"), L4::Tcp, 80));
     let batch = || {
         one(|batch| {
-            batch.ensure_element(PODS, &Element::new(ip("10.0.0.1")));
-            batch.del_element(DNAT4, &element).del_rule(PRE, 4711).del_chain(REGULAR);
-            batch.del_set(NETS).del_table(Table::inet("none"));
+            batch.ensure_element(&PODS.element(ip("10.0.0.1")));
+            batch.del_element(&element).del_rule(PRE, 4711).del(REGULAR);
+            batch.del(NETS).del(Table::inet("none"));
         })
     };
     nft.commit(batch()).unwrap();
     nft.commit(batch()).unwrap();
-    assert!(!nft.has_set(NETS).unwrap() && !nft.has_chain(REGULAR).unwrap());
+    assert!(!nft.has(NETS).unwrap() && !nft.has(REGULAR).unwrap());
     assert_eq!(nft.dump_elements(PODS).unwrap().len(), 1);
     nft.commit(one(|b| {
-        b.del_table(T);
+        b.del(T);
     }))
     .unwrap();
     nft.commit(one(|b| {
-        b.del_table(T).del_element(DNAT4, &element);
+        b.del(T).del_element(&element);
     }))
     .unwrap();
     assert_eq!(ruleset(), "");
-    assert!(!nft.has_table(T).unwrap() && nft.dump_rules(PRE).unwrap().is_empty());
+    assert!(!nft.has(T).unwrap() && nft.dump_rules(PRE).unwrap().is_empty());
     assert!(nft.dump_elements(DNAT4).unwrap().is_empty() && nft.dump_chains(T).unwrap().is_empty());
 }
 
@@ -195,9 +194,9 @@ fn delete_twice(nft: &Nft) {
 fn one_bad_change_undoes_all_and_is_named() {
     let nft = sandbox();
     commit_base(&nft);
-    let element = Element::new((ip("10.0.0.1"), L4::Tcp, 80)).to((ip("10.1.0.1"), 8080));
+    let element = DNAT4.element((ip("10.0.0.1"), L4::Tcp, 80)).to((ip("10.1.0.1"), 8080));
     nft.commit(one(|b| {
-        b.add_element(DNAT4, &element);
+        b.add_element(&element);
     }))
     .unwrap();
     let before = ruleset();
@@ -207,13 +206,13 @@ fn one_bad_change_undoes_all_and_is_named() {
     for (bad, text) in [
         (
             one(|b| {
-                b.add_element(DNAT4, &element);
+                b.add_element(&element);
             }),
             "add element 10.0.0.1 . tcp . 80 to map inet t dnat4: file exists",
         ),
         (
             one(|b| {
-                b.ensure_element(DNAT4, &other);
+                b.ensure_element(&other);
             }),
             "ensure element 10.0.0.1 . tcp . 80 in map inet t dnat4: file exists",
         ),
@@ -238,11 +237,11 @@ fn one_bad_change_undoes_all_and_is_named() {
         ),
     ] {
         let mut batch = one(|batch| {
-            batch.add_element(PODS, &Element::new(ip("10.9.9.9")));
+            batch.add_element(&PODS.element(ip("10.9.9.9")));
             batch.append_rule(POST, &Rule::new().masquerade());
         });
         batch.changes.extend(bad.changes);
-        batch.add_chain(T.chain("late"));
+        batch.add(T.chain("late"));
         let error = nft.commit(batch).unwrap_err().to_string();
         assert_eq!(error, text);
         assert_eq!(ruleset(), before);
@@ -257,12 +256,12 @@ fn sixteen_at_once_need_no_lock() {
         for worker in 0..16_u8 {
             let here = &here;
             scope.spawn(move || {
-                let nft = Nft::open_in(here).unwrap();
+                let nft = here.run(|| Nft::open().unwrap()).unwrap();
                 for round in 0..10 {
                     let mut batch = Batch::new();
                     base(&mut batch);
                     batch.flush_chain(POST).append_rule(POST, &Rule::new().masquerade());
-                    batch.add_element(PODS, &Element::new(IpAddr::from([10, 0, worker, round])));
+                    batch.add_element(&PODS.element(IpAddr::from([10, 0, worker, round])));
                     nft.commit(batch).unwrap();
                     let update = |nft: &Nft| {
                         let rules = nft.dump_rules(REGULAR)?;
@@ -270,7 +269,7 @@ fn sixteen_at_once_need_no_lock() {
                         if let Some(last) = rules.last().filter(|_| rules.len() > 3) {
                             batch.del_rule(REGULAR, last.handle);
                         }
-                        batch.append_rule(REGULAR, &Rule::new().counter());
+                        batch.append_rule(REGULAR, &Rule::new().accept());
                         Ok(batch)
                     };
                     nft.update(update).unwrap();

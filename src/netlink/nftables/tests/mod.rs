@@ -10,19 +10,17 @@ use std::net::IpAddr;
 use std::process::Command;
 
 use super::*;
-use crate::netns::isolate;
+use crate::netns::{Netns, isolate};
 
 const T: Table<'_> = Table::inet("t").comment("the table");
 const PRE: Chain<'_> = T.chain("pre").nat(Hook::Prerouting, DSTNAT);
 const POST: Chain<'_> = T.chain("post").nat(Hook::Postrouting, SRCNAT);
 const REGULAR: Chain<'_> = T.chain("regular").comment("a chain");
-const DNAT4: Set<'_> = T
-    .map(
-        "dnat4",
-        &[Type::Ipv4Addr, Type::InetProto, Type::InetService],
-        &[Type::Ipv4Addr, Type::InetService],
-    )
-    .comment("ports");
+const DNAT4: Set<'_> = T.map(
+    "dnat4",
+    &[Type::Ipv4Addr, Type::InetProto, Type::InetService],
+    &[Type::Ipv4Addr, Type::InetService],
+);
 const PODS: Set<'_> = T.set("pods", &[Type::Ipv4Addr]);
 const NAMES: Set<'_> = T.vmap("names", &[Type::IfName]);
 const NETS: Set<'_> = T.set("nets", &[Type::Ipv4Addr]);
@@ -59,8 +57,8 @@ fn listed(chain: &str) -> Vec<String> {
 }
 
 fn base(batch: &mut Batch) {
-    batch.ensure_table(T).ensure_chain(PRE).ensure_chain(POST).ensure_chain(REGULAR);
-    batch.ensure_set(DNAT4).ensure_set(PODS).ensure_set(NAMES).ensure_set(NETS);
+    batch.ensure(T).ensure(PRE).ensure(POST).ensure(REGULAR);
+    batch.ensure(DNAT4).ensure(PODS).ensure(NAMES).ensure(NETS);
 }
 
 fn commit_base(nft: &Nft) {

@@ -6,6 +6,7 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use super::*;
+use crate::netlink::Family::{V4, V6};
 use crate::netlink::conntrack::{Conntrack, Flow, Flows};
 use crate::netlink::{LinkChange, LinkKind, Netlink, NewAddr, NewLink, Route, RouteMode, VethPeer};
 
@@ -68,8 +69,8 @@ fn a_concatenated_map_sends_a_port_to_address_and_port() {
     world.commit(|batch| {
         let key = [Field::IpDaddr, Field::L4proto, Field::Dport];
         batch.append_rule(PRE, &Rule::new().daddr_is_local().dnat_by(&key, DNAT4));
-        let web = Element::new((ip("10.1.0.1"), L4::Tcp, 80)).to((ip("10.2.0.2"), 8080));
-        batch.add_element(DNAT4, &web);
+        let web = DNAT4.element((ip("10.1.0.1"), L4::Tcp, 80)).to((ip("10.2.0.2"), 8080));
+        batch.add_element(&web);
     });
     assert_eq!(world.connect("10.2.0.2:8080", "10.1.0.1:80"), ip("10.1.0.2"));
 }
@@ -83,9 +84,9 @@ fn a_verdict_map_and_masquerade_change_the_source() {
         let rule = Rule::new().saddr(ip("10.1.0.2")).daddr_not_in(net).masquerade();
         batch.append_rule(REGULAR, &rule);
         let names = T.vmap("out", &[Type::IfName]);
-        batch.add_set(names).append_rule(POST, &Rule::new().vmap(&[Field::Oifname], names));
-        let jump = Element::new("right").verdict(Verdict::Jump("regular".into()));
-        batch.add_element(names, &jump);
+        batch.add(names).append_rule(POST, &Rule::new().vmap(&[Field::Oifname], names));
+        let jump = names.element("right").verdict(Verdict::jump("regular"));
+        batch.add_element(&jump);
     });
     assert_eq!(world.connect("10.2.0.2:9001", "10.2.0.2:9001"), ip("10.2.0.1"));
 }
@@ -94,9 +95,9 @@ fn a_verdict_map_and_masquerade_change_the_source() {
 fn a_set_and_a_direct_dnat() {
     let world = world();
     world.commit(|batch| {
-        batch.add_element(NETS, &Element::new(ip("10.1.0.2")));
+        batch.add_element(&NETS.element(ip("10.1.0.2")));
         let rule = Rule::new().in_set(&[Field::IpSaddr], NETS).dport(L4::Tcp, 81);
-        batch.append_rule(PRE, &rule.dnat(ip("10.2.0.2"), Some(8081)));
+        batch.append_rule(PRE, &rule.dnat(ip("10.2.0.2"), 8081));
         batch.append_rule(POST, &Rule::new().masquerade());
     });
     assert_eq!(world.connect("10.2.0.2:8081", "10.9.9.9:81"), ip("10.2.0.1"));
@@ -122,19 +123,19 @@ fn a_flow_is_forgotten_alone() {
         assert!(Instant::now() < deadline, "the packets have not arrived");
     }
     assert_eq!(conntrack.kernel_filtered(Flows::AnsweredBy(ip("10.2.0.3"))), 0);
-    assert_eq!((forget(server, 6000), forget(Flows::V6, 5001)), (0, 0));
+    assert_eq!((forget(server, 6000), forget(Flows::All(V6), 5001)), (0, 0));
     assert_eq!((forget(server, 5001), forget(server, 5001)), (1, 0));
     let mut seen = Vec::new();
     let note = |flow: &Flow| {
         seen.push(*flow);
         false
     };
-    conntrack.forget(Flows::V4, note).unwrap();
+    conntrack.forget(Flows::All(V4), note).unwrap();
     seen.sort_by_key(|flow| flow.dport);
     let flow = |dport| Flow { daddr: ip("10.2.0.2"), dport, server: ip("10.2.0.2") };
     assert_eq!(seen, [flow(5000), flow(5002)]);
-    assert_eq!((forget(Flows::V4, 5002), forget(server, 5000)), (1, 1));
-    assert_eq!(conntrack.kernel_filtered(Flows::V4), 0);
-    let empty = Conntrack::open_in(&Netns::fresh().unwrap()).unwrap();
+    assert_eq!((forget(Flows::All(V4), 5002), forget(server, 5000)), (1, 1));
+    assert_eq!(conntrack.kernel_filtered(Flows::All(V4)), 0);
+    let empty = Netns::fresh().unwrap().run(|| Conntrack::open().unwrap()).unwrap();
     assert_eq!(empty.forget(server, |_| true).unwrap(), 0);
 }

@@ -1,9 +1,9 @@
 //! What the daemon gives up before it hears from the network: all capabilities but a few, new
 //! privileges, and the system calls by which a process takes over a node.
 //!
-//! It reads packets of a hostile segment for weeks, so a mistake in reading them is not to be worth
-//! more than leases. The units in `packaging/systemd` confine it further; one that was started on
-//! demand has this only.
+//! The daemon reads packets of a hostile segment for weeks, so a mistake in parsing must not cost
+//! more than leases. The units in `packaging/systemd` confine it further; a daemon that was started on
+//! demand is confined by this file only.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ use seccompiler::{apply_filter, sock_filter};
 
 use crate::error::{Error, Result};
 
-/// What work in containers takes.
+/// The capabilities that work in containers' namespaces needs.
 const KEPT: CapabilitySet = CapabilitySet::SYS_ADMIN // entering namespaces
     .union(CapabilitySet::SYS_PTRACE) // opening /proc/<pid>/ns/net of other users' processes
     .union(CapabilitySet::DAC_READ_SEARCH) // opening namespaces below folders of other users
@@ -25,13 +25,13 @@ const KEPT: CapabilitySet = CapabilitySet::SYS_ADMIN // entering namespaces
     .union(CapabilitySet::NET_RAW) // frames, and sockets of one interface
     .union(CapabilitySet::NET_BIND_SERVICE); // ports 68 and 546
 
-/// Families of sockets: systemd's, the leases', the kernel's, frames.
+/// Address families of sockets: systemd and plugins, leases, netlink, frames.
 const FAMILIES: [i32; 5] =
     [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK, libc::AF_PACKET];
 
 /// Calls that the daemon never makes.
 const REFUSED: &[c_long] = &[
-    // Other programs and processes.
+    // Starting programs and changing other processes.
     libc::SYS_execve,
     libc::SYS_execveat,
     libc::SYS_ptrace,
@@ -40,7 +40,7 @@ const REFUSED: &[c_long] = &[
     libc::SYS_pidfd_getfd,
     libc::SYS_kcmp,
     libc::SYS_memfd_create,
-    // Other users and namespaces; those of networks are left.
+    // Changing users and creating namespaces; `setns` into network namespaces is left.
     libc::SYS_setuid,
     libc::SYS_setgid,
     libc::SYS_setreuid,
@@ -61,7 +61,7 @@ const REFUSED: &[c_long] = &[
     libc::SYS_mount_setattr,
     libc::SYS_open_by_handle_at,
     libc::SYS_mknodat,
-    // The kernel.
+    // Changing the kernel.
     libc::SYS_init_module,
     libc::SYS_finit_module,
     libc::SYS_delete_module,
@@ -89,12 +89,12 @@ const REFUSED: &[c_long] = &[
     libc::SYS_personality,
 ];
 
-/// Gives it up, for this thread and those that it will start. There must be no other yet.
+/// Gives up privileges, for this thread and the threads that it will start. There must be no other thread yet.
 pub(super) fn confine() -> Result<()> {
     let system =
         |what: &'static str| move |e: rustix::io::Errno| Error::io(what, &std::io::Error::from(e));
     let had = thread::capabilities(None).map_err(system("read the capabilities"))?;
-    // Needs a capability that is given up as well; without it nobody can be asked for more either.
+    // Clearing the bounding set needs CAP_SETPCAP, which is given up as well.
     if had.effective.contains(CapabilitySet::SETPCAP) {
         for capability in CapabilitySet::all() - KEPT {
             let dropped = thread::remove_capability_from_bounding_set(capability);
@@ -110,7 +110,7 @@ pub(super) fn confine() -> Result<()> {
         CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() };
     thread::set_capabilities(None, sets).map_err(system("drop capabilities"))?;
     let failed = |e: seccompiler::Error| Error::internal(format!("filter system calls: {e}"));
-    // It sets PR_SET_NO_NEW_PRIVS as well.
+    // Installing the filter sets PR_SET_NO_NEW_PRIVS as well.
     apply_filter(&filter().map_err(|e| failed(e.into()))?).map_err(failed)
 }
 
@@ -132,7 +132,7 @@ fn filter() -> Result<BpfProgram, seccompiler::BackendError> {
     Ok(without_x32().into_iter().chain(compiled).collect())
 }
 
-/// Refuses the calls of x32, which are x86-64's with other numbers.
+/// Refuses the x32 system calls, which are those of x86-64 under other numbers.
 fn without_x32() -> [sock_filter; 3] {
     const X32: u32 = 0x4000_0000;
     let instruction = |code: u32, jf: u8, k: u32| {

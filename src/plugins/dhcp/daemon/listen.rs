@@ -1,4 +1,4 @@
-//! The daemon's socket: systemd's, or one of its own.
+//! The daemon's socket: passed by systemd, or made by the daemon.
 
 use std::fs;
 use std::io;
@@ -15,11 +15,11 @@ use crate::error::{Error, Result, io_text};
 #[derive(Debug)]
 pub(super) struct Listening {
     pub(super) listener: UnixListener,
-    /// What has to be removed at the end; systemd keeps its own.
+    /// The socket's file, to be removed at the end; none if systemd passed the socket.
     pub(super) own: Option<PathBuf>,
 }
 
-/// Takes systemd's socket, or makes one at `path`, for root only.
+/// Takes the socket that systemd passed, or makes one at `path`, for root only.
 pub(super) fn listen(path: &Path) -> Result<Listening> {
     let failed = |why: String| Error::internal(format!("Error getting listener: {why}"));
     if let Some(listener) = activated().map_err(failed)? {
@@ -43,7 +43,7 @@ fn activated() -> Result<Option<UnixListener>, String> {
     }
 }
 
-/// A file that nobody listens on was left by a process that was killed.
+/// A socket file without a listener was left by a process that was killed.
 fn bind(path: &Path) -> io::Result<UnixListener> {
     if let Some(dir) = path.parent() {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
@@ -61,7 +61,7 @@ fn bind(path: &Path) -> io::Result<UnixListener> {
     bound
 }
 
-/// A connection to a file of another kind is refused in the same words.
+/// Connecting to a file of another type fails with the same errno.
 fn is_socket(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket())
 }

@@ -2,25 +2,26 @@
 //!
 //! One thread with a task for each lease; a namespace is entered by a thread that lives as long as
 //! it takes to open a socket there. Leases are on disk before a plugin hears of them, so the
-//! daemon can end in any way, and another one goes on. `docs/decisions/0008-dhcp-daemon.md`.
+//! daemon can end in any way, and the next daemon resumes them. `docs/decisions/0008-dhcp-daemon.md`.
 //!
 //! | file | |
 //! | --- | --- |
 //! | `options.rs` | the command line |
 //! | `listen.rs`, `serve.rs` | the socket, and the plugins that connect to it |
-//! | `confine.rs` | the privileges that it gives up |
-//! | `registry.rs` | all leases |
-//! | `keeper.rs` | one lease |
-//! | `speech.rs`, `ears.rs` | its messages, and its sockets |
+//! | `confine.rs` | the privileges that the daemon gives up |
+//! | `registry.rs`, `requests.rs` | all leases, and what plugins ask about them |
+//! | `task.rs` | one lease |
+//! | `transport.rs`, `sockets.rs` | the messages of a lease, and its sockets |
 
 mod confine;
-mod ears;
-mod keeper;
 mod listen;
 mod options;
 mod registry;
+mod requests;
 mod serve;
-mod speech;
+mod sockets;
+mod task;
+mod transport;
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -36,31 +37,35 @@ use nix::unistd::geteuid;
 use tokio::runtime;
 use tokio::task::LocalSet;
 
-use self::options::{Asked, Options};
+use self::options::Options;
 use self::registry::Registry;
 use super::record::Records;
 use crate::error::{Error, Result, io_text};
+use crate::files::atomic::{Durability, Writer};
 use crate::log;
-use crate::store::atomic::{Durability, Writer};
+use crate::options::{Asked, version};
 
-/// What a daemon that was started on demand says when plugins can connect.
+/// The line that a daemon started on demand prints when plugins can connect.
 pub const READY: &str = "ready";
 
 /// The daemon with the arguments behind its name.
-#[expect(clippy::needless_pass_by_value, reason = "the signature of an applet's programs")]
 pub fn main(args: Vec<String>) -> ExitCode {
-    let options = match options::parse(&args) {
-        Asked::Run(options) => options,
-        Asked::Help => {
-            log::line(options::USAGE);
+    let options = match options::parse(args) {
+        Ok(Asked::Help) => {
+            log::line(options::help());
             return ExitCode::SUCCESS;
         }
-        Asked::Wrong(why) if why.starts_with("Error writing pidfile") => {
-            log::line(why);
-            return ExitCode::FAILURE;
+        Ok(Asked::Version) => {
+            log::line(version());
+            return ExitCode::SUCCESS;
         }
-        Asked::Wrong(why) => {
-            log::line(format_args!("{why}\n{}", options::USAGE));
+        Ok(Asked::Work(line)) => Options::read(&line),
+        Err(wrong) => Err(wrong),
+    };
+    let options = match options {
+        Ok(options) => options,
+        Err(wrong) => {
+            log::line(format_args!("{wrong}; see dhcp daemon --help"));
             return ExitCode::from(2);
         }
     };
@@ -83,7 +88,7 @@ fn run(options: Options) -> Result<()> {
     if options.on_demand {
         leave_session();
     }
-    // Before any thread, so that all of them have it.
+    // Before any thread is started, so that every thread inherits the mask.
     let mut set = SigSet::empty();
     set.add(Signal::SIGTERM);
     set.add(Signal::SIGINT);
@@ -122,7 +127,7 @@ fn run(options: Options) -> Result<()> {
     served.map_err(|e| Error::io("serve", &e))
 }
 
-/// Leaves the plugin's session and folder, which may have to be unmounted.
+/// Leaves the plugin's session and working directory, whose file system may have to be unmounted.
 fn leave_session() {
     if let Err(errno) = nix::unistd::setsid() {
         log::debug(errno);
@@ -132,7 +137,7 @@ fn leave_session() {
     }
 }
 
-/// Tells the plugin that waits, and lets go of its pipe.
+/// Reports to the plugin that waits, and closes the pipe to it.
 fn detach() {
     tell_plugin(READY);
     let closed = File::options()
@@ -145,11 +150,11 @@ fn detach() {
 }
 
 fn tell_plugin(text: &str) {
-    // A plugin that does not wait any more finds out when it connects.
+    // A plugin that has stopped waiting finds out when it connects.
     drop(writeln!(io::stdout(), "{text}"));
 }
 
-/// A lease needs up to three descriptors while it talks.
+/// A lease needs up to three descriptors during an exchange.
 fn raise_file_limit() {
     if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_NOFILE)
         && let Err(errno) = setrlimit(Resource::RLIMIT_NOFILE, hard, hard)
@@ -158,11 +163,14 @@ fn raise_file_limit() {
     }
 }
 
-/// What is at `path` is replaced if it is a file of ours; nothing is written through a link.
+/// Replaces a file of ours at `path`; nothing is written through a symbolic link.
 fn write_pidfile(path: &Path) -> Result<Removed> {
     let failed = |why: String| {
         Error::internal(format!("Error writing pidfile \"{}\": {why}", path.display()))
     };
+    if !path.is_absolute() {
+        return Err(failed("path not absolute".to_owned()));
+    }
     if let Some(dir) = path.parent() {
         let made = fs::DirBuilder::new().recursive(true).mode(0o755).create(dir);
         made.map_err(|e| failed(io_text(&e)))?;

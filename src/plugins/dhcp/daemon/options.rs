@@ -1,26 +1,36 @@
-//! The daemon's command line, which is the reference's and a little more.
+//! The daemon's command line: the reference's options, `--probe` and `--on-demand`.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use super::super::conf::SOCKET;
-use super::super::protocol::timing::Timing;
+use super::super::timing::Timing;
+use crate::error::Result;
+use crate::options::{self, Asked, CommandLine, Opt, no_words, opt, usage};
 
-/// What `-h` prints.
-pub(super) const USAGE: &str = "usage: dhcp daemon [flags]
+const OPTIONS: &[Opt] = &[
+    opt("--socketpath", "PATH", "where to listen (/run/cni/dhcp.sock)"),
+    opt("--hostprefix", "TEXT", "put before the socket's path and those of namespaces"),
+    opt("--pidfile", "PATH", "absolute; written at the start, removed at the end"),
+    opt("--broadcast", "", "ask servers to broadcast their answers"),
+    opt(
+        "--timeout",
+        "TIME",
+        "for the answer to the first message (4s); doubled for each further one",
+    ),
+    opt("--resendmax", "TIME", "at most for the answer to one message (62s)"),
+    opt("--resendtimeout", "TIME", "for a lease to be had (3m28s)"),
+    opt("--probe", "TIME", "for a host that has the address to answer (200ms); 0 sends no probe"),
+    opt("--on-demand", "", "started by a plugin: print \"ready\", then close standard output"),
+];
 
-  -socketpath <path>   where to listen (/run/cni/dhcp.sock)
-  -hostprefix <text>   put before the socket's path and those of namespaces
-  -pidfile <path>      absolute; written at the start, removed at the end
-  -broadcast           ask servers to broadcast their answers
-  -timeout <time>      for the answer to the first message (4s); doubled for each further one
-  -resendmax <time>    at most for the answer to one message (62s)
-  -resendtimeout <time>  for a lease to be had (3m28s)
-  -probe <time>        for whoever uses the address already to say so (200ms); 0 does not ask
-  -on-demand           started by a plugin: say \"ready\" on standard output, then close it
-
-Flags take one dash or two, values follow a blank or a \"=\". Times are like 10s or 1m30s.
-";
+/// What `--help` prints.
+pub(super) fn help() -> String {
+    let options = options::help(OPTIONS);
+    format!(
+        "Usage: dhcp daemon [OPTIONS]\n\n{options}\nOne dash is as good as two. Times are like 10s or 1m30s.\n"
+    )
+}
 
 /// How the daemon is to run.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,17 +40,9 @@ pub(super) struct Options {
     pub(super) pidfile: Option<PathBuf>,
     pub(super) broadcast: bool,
     pub(super) timing: Timing,
-    /// For a first lease to be had.
+    /// How long the first lease may take.
     pub(super) limit: Duration,
     pub(super) on_demand: bool,
-}
-
-/// What the command line asks for.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Asked {
-    Run(Options),
-    Help,
-    Wrong(String),
 }
 
 impl Options {
@@ -69,78 +71,70 @@ impl Default for Options {
     }
 }
 
-/// Reads the arguments behind `daemon`.
-pub(super) fn parse(args: &[String]) -> Asked {
-    match read(args) {
-        Ok(Some(options)) => Asked::Run(options),
-        Ok(None) => Asked::Help,
-        Err(why) => Asked::Wrong(why),
-    }
+/// Parses the arguments behind `daemon`.
+pub(super) fn parse(args: Vec<String>) -> Result<Asked> {
+    options::parse(as_long_options(args), OPTIONS)
 }
 
-fn read(args: &[String]) -> Result<Option<Options>, String> {
-    let mut options = Options::default();
-    let mut args = args.iter();
-    while let Some(arg) = args.next() {
-        let dashed = arg.strip_prefix("--").or_else(|| arg.strip_prefix('-'));
-        let flag = dashed.ok_or_else(|| format!("unexpected argument \"{arg}\""))?;
-        let (name, given) = match flag.split_once('=') {
-            Some((name, value)) => (name, Some(value.to_owned())),
-            None => (flag, None),
-        };
-        if let Some(switch) = switch(&mut options, name) {
-            *switch = match given.as_deref() {
-                None | Some("true" | "1") => true,
-                Some("false" | "0") => false,
-                Some(other) => return Err(format!("invalid value \"{other}\" of -{name}")),
-            };
+/// The reference's options are those of Go's `flag`: also with one dash, and a switch may have a value. The
+/// argument behind an option that needs a value is that value, whatever it begins with.
+fn as_long_options(args: Vec<String>) -> Vec<String> {
+    let mut all: Vec<String> = Vec::new();
+    let mut is_value = false;
+    for arg in args {
+        let name = arg.trim_start_matches('-');
+        let dashes = arg.len() - name.len();
+        if is_value || dashes == 0 || name.len() < 2 {
+            is_value = false;
+            all.push(arg);
             continue;
         }
-        if matches!(name, "h" | "help") {
-            return Ok(None);
-        }
-        let mut value = || {
-            given.clone().or_else(|| args.next().cloned()).ok_or(format!("-{name} needs a value"))
-        };
-        match name {
-            "socketpath" => options.socket = value()?,
-            "hostprefix" => options.prefix = value()?,
-            "pidfile" => options.pidfile = pidfile(&value()?)?,
-            "timeout" => options.timing.first = positive(name, &value()?)?,
-            "resendmax" => options.timing.most = positive(name, &value()?)?,
-            "resendtimeout" => options.limit = positive(name, &value()?)?,
-            "probe" => options.timing.probe = time(name, &value()?)?,
-            _ => return Err(format!("no such flag: -{name}")),
+        let arg = if dashes == 1 { format!("-{arg}") } else { arg };
+        let (flag, value) = arg.split_once('=').unwrap_or((&arg, ""));
+        let option = OPTIONS.iter().find(|opt| opt.flag == flag);
+        match (option.is_some_and(|opt| opt.value.is_empty()), value) {
+            (true, "true" | "1") => all.push(flag.to_owned()),
+            (true, "false" | "0") => all.retain(|earlier| earlier != flag),
+            _ => {
+                is_value = option.is_some_and(|opt| !opt.value.is_empty()) && flag == arg;
+                all.push(arg);
+            }
         }
     }
-    Ok(Some(options))
+    all
 }
 
-fn switch<'o>(options: &'o mut Options, name: &str) -> Option<&'o mut bool> {
-    match name {
-        "broadcast" => Some(&mut options.broadcast),
-        "on-demand" => Some(&mut options.on_demand),
-        _ => None,
+impl Options {
+    /// The options of a command line.
+    pub(super) fn read(line: &CommandLine) -> Result<Options> {
+        no_words(line)?;
+        let defaults = Options::default();
+        let text = |flag, default: String| line.last(flag).map_or(default, str::to_owned);
+        Ok(Options {
+            socket: text("--socketpath", defaults.socket),
+            prefix: text("--hostprefix", defaults.prefix),
+            pidfile: line.last("--pidfile").filter(|path| !path.is_empty()).map(Into::into),
+            broadcast: line.has("--broadcast"),
+            timing: Timing {
+                first: positive(line, "--timeout", defaults.timing.first)?,
+                most: positive(line, "--resendmax", defaults.timing.most)?,
+                probe: time(line, "--probe", defaults.timing.probe)?,
+            },
+            limit: positive(line, "--resendtimeout", defaults.limit)?,
+            on_demand: line.has("--on-demand"),
+        })
     }
 }
 
-fn pidfile(path: &str) -> Result<Option<PathBuf>, String> {
-    if path.is_empty() {
-        return Ok(None);
-    }
-    if !Path::new(path).is_absolute() {
-        return Err(format!("Error writing pidfile \"{path}\": path not absolute"));
-    }
-    Ok(Some(path.into()))
+fn positive(line: &CommandLine, flag: &str, default: Duration) -> Result<Duration> {
+    let found = time(line, flag, default)?;
+    if found.is_zero() { Err(usage(format!("{flag} must be more than 0"))) } else { Ok(found) }
 }
 
-fn positive(name: &str, text: &str) -> Result<Duration, String> {
-    let found = time(name, text)?;
-    if found.is_zero() { Err(format!("-{name} must be more than nothing")) } else { Ok(found) }
-}
-
-fn time(name: &str, text: &str) -> Result<Duration, String> {
-    duration(text).ok_or_else(|| format!("invalid time \"{text}\" of -{name}"))
+fn time(line: &CommandLine, flag: &str, default: Duration) -> Result<Duration> {
+    let Some(text) = line.last(flag) else { return Ok(default) };
+    let wrong = || usage(format!("invalid time \"{text}\" of {flag}"));
+    duration(text).ok_or_else(|| wrong().with_details("write it like 10s or 1m30s"))
 }
 
 /// A time as Go writes it: numbers with units, one after the other. A day is more than enough.
@@ -172,20 +166,22 @@ fn duration(text: &str) -> Option<Duration> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
-    fn args(line: &str) -> Asked {
-        parse(&line.split_whitespace().map(str::to_owned).collect::<Vec<_>>())
+    fn read(line: &str) -> Result<Options> {
+        match parse(line.split_whitespace().map(str::to_owned).collect())? {
+            Asked::Work(line) => Options::read(&line),
+            other => panic!("{other:?}"),
+        }
     }
 
     #[test]
-    fn flags_with_one_dash_or_two() {
-        let Asked::Run(options) = args(
-            "-socketpath /a.sock --hostprefix=/host -timeout 2s -resendmax=8s \
-             --resendtimeout 1m10s -broadcast --pidfile /run/x.pid -probe 0",
-        ) else {
-            panic!("refused");
-        };
+    fn options_with_one_dash_or_two() {
+        let line = "-socketpath /a.sock --hostprefix=/host -timeout 2s -resendmax=8s \
+                    --resendtimeout 1m10s -broadcast --pidfile /run/x.pid -probe 0";
+        let options = read(line).unwrap();
         assert_eq!(options.socket(), Path::new("/host/a.sock"));
         assert_eq!(options.prefixed("/n"), Path::new("/host/n"));
         assert_eq!(options.pidfile, Some("/run/x.pid".into()));
@@ -194,32 +190,39 @@ mod tests {
         assert_eq!(options.limit, seconds(70));
         let timing = Timing { first: seconds(2), most: seconds(8), probe: Duration::ZERO };
         assert_eq!(options.timing, timing);
-        assert_eq!(args(""), Asked::Run(Options::default()));
-        assert_eq!(args("-broadcast=false"), Asked::Run(Options::default()));
+        assert_eq!(read(""), Ok(Options::default()));
+        for line in ["-broadcast=false", "--broadcast=0", "-broadcast --broadcast=false"] {
+            assert_eq!(read(line), Ok(Options::default()), "{line}");
+        }
+        assert!(read("-broadcast=true").unwrap().broadcast);
+        assert!(read("-on-demand=1").unwrap().on_demand);
+        assert_eq!(read("-hostprefix -broadcast").unwrap().prefix, "-broadcast");
     }
 
     #[test]
     fn help_and_mistakes() {
-        assert_eq!(args("-h"), Asked::Help);
-        assert_eq!(args("-broadcast --help"), Asked::Help);
-        for line in [
-            "-x",
-            "x",
-            "-timeout",
-            "-timeout 10",
-            "-timeout 0s",
-            "-timeout -1s",
-            "-timeout 25h",
-            "-timeout s",
-            "-timeout 1.2.3s",
-            "-pidfile x",
-            "-broadcast=maybe",
-            "-timeout=",
-        ] {
-            assert!(matches!(args(line), Asked::Wrong(_)), "{line}");
+        for line in ["-h", "-help", "-broadcast --help"] {
+            let args = line.split_whitespace().map(str::to_owned).collect();
+            assert_eq!(parse(args), Ok(Asked::Help), "{line}");
         }
-        let relative = Asked::Wrong("Error writing pidfile \"x\": path not absolute".to_owned());
-        assert_eq!(args("-pidfile x"), relative);
+        let mistakes = [
+            ("-x", "unknown option: -x"),
+            ("-socketpaht /a", "unknown option: --socketpaht"),
+            ("x", "unexpected argument \"x\""),
+            ("-timeout", "option --timeout needs a value: TIME"),
+            ("-timeout 10", "invalid time \"10\" of --timeout"),
+            ("-timeout 0s", "--timeout must be more than 0"),
+            ("-timeout -1s", "invalid time \"-1s\" of --timeout"),
+            ("-timeout=-1s", "invalid time \"-1s\" of --timeout"),
+            ("-timeout 25h", "invalid time \"25h\" of --timeout"),
+            ("-timeout s", "invalid time \"s\" of --timeout"),
+            ("-timeout 1.2.3s", "invalid time \"1.2.3s\" of --timeout"),
+            ("-timeout=", "invalid time \"\" of --timeout"),
+            ("-broadcast=maybe", "unexpected argument for option '--broadcast': \"maybe\""),
+        ];
+        for (line, message) in mistakes {
+            assert_eq!(read(line).unwrap_err().msg(), message, "{line}");
+        }
     }
 
     #[test]

@@ -13,23 +13,23 @@ use tokio::sync::Semaphore;
 use tokio::task::spawn_local;
 use tokio::time::{sleep, timeout};
 
-use super::super::wire::{Answer, LONGEST, Request};
-use super::ears::watch;
+use super::super::rpc::{Answer, LONGEST, Request};
 use super::registry::Registry;
+use super::sockets::watch;
 use crate::error::{Code, Error, Result};
 use crate::log;
 
 /// How many plugins are served at once; more wait in the kernel's queue.
-const MOST: usize = 1024;
+const MAX_CONNECTIONS: usize = 1024;
 /// How long a plugin may take to send its request or to read the answer.
-const PATIENCE: Duration = Duration::from_secs(10);
+const IO_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long to wait when no connection can be accepted.
 const RECOVERY: Duration = Duration::from_millis(100);
-/// What the reference's plugin understands of an answer.
-const NOT_GO: &[u8] =
+/// The answer as the reference's plugin reads it.
+const GO_RPC_ANSWER: &[u8] =
     b"HTTP/1.0 501 this daemon is cnibox's and serves the dhcp plugin of cnibox only\n\n";
 
-/// Serves until a signal says that it is enough.
+/// Serves plugins until SIGTERM or SIGINT.
 pub(super) async fn until_signal(
     listener: UnixListener,
     signals: SignalFd,
@@ -45,9 +45,9 @@ pub(super) async fn until_signal(
 }
 
 async fn accept(listener: UnixListener, registry: Rc<Registry>) -> std::convert::Infallible {
-    let free = Arc::new(Semaphore::new(MOST));
+    let free = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
-        // It is never closed, so there always is one.
+        // The semaphore is never closed, so there always is a permit.
         let turn = Arc::clone(&free).acquire_owned().await;
         match listener.accept().await {
             Ok((stream, _)) => {
@@ -69,12 +69,12 @@ async fn accept(listener: UnixListener, registry: Rc<Registry>) -> std::convert:
 
 async fn connection(stream: UnixStream, registry: &Rc<Registry>) -> Result<()> {
     let lost = |e: io::Error| Error::io("talk to the plugin", &e);
-    let bytes = match timeout(PATIENCE, line(&stream)).await {
+    let bytes = match timeout(IO_TIMEOUT, line(&stream)).await {
         Ok(read) => read.map_err(lost)?,
         Err(_) => return Err(lost(io::ErrorKind::TimedOut.into())),
     };
     if bytes.starts_with(b"CONNECT ") {
-        return write(&stream, NOT_GO).await.map_err(lost);
+        return write(&stream, GO_RPC_ANSWER).await.map_err(lost);
     }
     let outcome = match permitted(&stream).and_then(|()| Request::decode(&bytes)) {
         Ok(request) => registry.serve(&request, hangup(&stream)).await,
@@ -84,7 +84,7 @@ async fn connection(stream: UnixStream, registry: &Rc<Registry>) -> Result<()> {
     write(&stream, text.as_bytes()).await.map_err(lost)
 }
 
-/// The socket is root's; should somebody have opened it to others, they are still refused.
+/// The socket's file is root's; where its mode was changed, other users are still refused.
 fn permitted(stream: &UnixStream) -> Result<()> {
     let peer = stream.peer_cred().map_err(|e| Error::io("ask who the plugin is", &e))?;
     let own = nix::unistd::geteuid().as_raw();
@@ -128,7 +128,7 @@ async fn write(stream: &UnixStream, mut bytes: &[u8]) -> io::Result<()> {
         }
         Ok(())
     };
-    timeout(PATIENCE, all).await?
+    timeout(IO_TIMEOUT, all).await?
 }
 
 /// Ends when the plugin has closed its end.
@@ -139,7 +139,7 @@ async fn hangup(stream: &UnixStream) {
             return;
         }
         match stream.try_read(&mut buffer) {
-            // What else it says is not listened to.
+            // Further bytes from the plugin are dropped.
             Ok(1..) => {}
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
             Ok(0) | Err(_) => return,

@@ -1,0 +1,187 @@
+//! Whether the container of an attachment can still be alive.
+//!
+//! Gone is only what is proved gone: see `docs/decisions/0007-lease-liveness.md`. All else stays.
+
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::net::IpAddr;
+use std::path::Path;
+
+use crate::error::Result;
+use crate::log;
+use crate::netlink::Netlink;
+use crate::netns::holders::Holders;
+use crate::netns::{Netns, NetnsId};
+
+/// What is known of the container that something was made for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Liveness {
+    /// Its network namespace is there.
+    Alive,
+    /// The container is gone, and what it had can be taken back.
+    Gone(Gone),
+    /// Nothing is proved: all stays as it is.
+    Unknown,
+}
+
+/// Why a container cannot be alive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gone {
+    /// It was noted before the last boot.
+    EarlierBoot,
+    /// Its network namespace is no more.
+    Namespace,
+}
+
+impl fmt::Display for Gone {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Gone::EarlierBoot => "it was made before the last boot",
+            Gone::Namespace => "its network namespace is gone",
+        })
+    }
+}
+
+/// What was noted of a container when something was made for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Trace {
+    /// Its network namespace.
+    pub netns: Option<NetnsId>,
+    /// It was noted before the last boot.
+    pub earlier_boot: bool,
+    /// The addresses that it got.
+    pub ips: Vec<IpAddr>,
+}
+
+/// How often namespaces are looked for: a process that holds one may end before the namespace is entered.
+const ATTEMPTS: usize = 3;
+
+/// The life behind each of these traces.
+pub fn judge(traces: &[Trace]) -> Vec<Liveness> {
+    let mut lives = vec![None; traces.len()];
+    for _ in 0..ATTEMPTS {
+        let open: Vec<usize> = (0..lives.len()).filter(|i| lives[*i].is_none()).collect();
+        let asked: Vec<&Trace> = open.iter().map(|i| &traces[*i]).collect();
+        for (i, life) in open.into_iter().zip(judge_once(&asked)) {
+            lives[i] = life;
+        }
+    }
+    lives.into_iter().map(|life| life.unwrap_or(Liveness::Unknown)).collect()
+}
+
+fn judge_once(traces: &[&Trace]) -> Vec<Option<Liveness>> {
+    let numbers = traces.iter().filter(|trace| !trace.earlier_boot);
+    let numbers: HashSet<u32> = numbers.filter_map(|e| Some(e.netns?.ino)).collect();
+    let holders = Holders::find(&numbers);
+    if let Some(doubt) = holders.doubt() {
+        log::debug(format_args!("cannot tell which namespaces are gone: {doubt}"));
+    }
+    let mut judge = Judge { holders, inside: HashMap::new() };
+    traces.iter().map(|trace| judge.life(trace)).collect()
+}
+
+struct Judge {
+    holders: Holders,
+    /// The addresses in namespaces that were entered.
+    inside: HashMap<u32, Option<HashSet<IpAddr>>>,
+}
+
+impl Judge {
+    /// `None` if it has to be looked at again.
+    fn life(&mut self, trace: &Trace) -> Option<Liveness> {
+        if trace.earlier_boot {
+            return Some(Liveness::Gone(Gone::EarlierBoot));
+        }
+        let Some(noted) = trace.netns else { return Some(Liveness::Unknown) };
+        let Some(holder) = self.holders.holder(noted.ino).map(Path::to_owned) else {
+            let proved = self.holders.doubt().is_none();
+            return Some(if proved { Liveness::Gone(Gone::Namespace) } else { Liveness::Unknown });
+        };
+        let now = NetnsId::of_holder(&holder).filter(|now| now.ino == noted.ino)?;
+        match noted.ctime {
+            ctime if ctime == now.ctime => Some(Liveness::Alive),
+            // Nothing pinned it: it may be the container's own, or another's.
+            0 => Some(Liveness::Unknown),
+            _ => self.life_of_number(&holder, noted, &trace.ips),
+        }
+    }
+
+    /// The number belongs to another namespace, or what pinned the container's own was taken
+    /// away. It is gone if this one has none of the addresses.
+    fn life_of_number(
+        &mut self,
+        holder: &Path,
+        noted: NetnsId,
+        ips: &[IpAddr],
+    ) -> Option<Liveness> {
+        let inside = self.inside.entry(noted.ino).or_insert_with(|| addresses(holder, noted.ino));
+        let inside = inside.as_ref()?;
+        let has = ips.iter().any(|ip| inside.contains(ip));
+        Some(if has { Liveness::Alive } else { Liveness::Gone(Gone::Namespace) })
+    }
+}
+
+/// Takes the addresses off the interfaces of containers that are alive, so that others can have
+/// them. Returns the addresses that are still on an interface, or may be.
+pub fn remove_addresses(traces: &[Trace]) -> HashSet<IpAddr> {
+    let mut left = remove_addresses_once(traces);
+    for _ in 1..ATTEMPTS {
+        if !left.is_empty() {
+            left = remove_addresses_once(traces);
+        }
+    }
+    left
+}
+
+fn remove_addresses_once(traces: &[Trace]) -> HashSet<IpAddr> {
+    let numbers = traces.iter().filter_map(|trace| Some(trace.netns?.ino)).collect();
+    let holders = Holders::find(&numbers);
+    let mut left = HashSet::new();
+    for trace in traces {
+        let Some(noted) = trace.netns else { continue };
+        let Some(holder) = holders.holder(noted.ino) else { continue };
+        // Another's namespace may have the number by now.
+        let whose = if noted.ctime != 0 && NetnsId::of_holder(holder) == Some(noted) {
+            Whose::Its
+        } else {
+            Whose::Unknown
+        };
+        match remove_addresses_in(holder, &trace.ips, whose) {
+            Ok(there) => left.extend(there),
+            Err(e) => {
+                log::debug(format_args!("look for addresses in {}: {e}", holder.display()));
+                left.extend(&trace.ips);
+            }
+        }
+    }
+    left
+}
+
+/// The owner of a namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Whose {
+    Its,
+    Unknown,
+}
+
+fn remove_addresses_in(holder: &Path, ips: &[IpAddr], whose: Whose) -> Result<Vec<IpAddr>> {
+    let netlink = Netlink::open_in(&Netns::open(holder)?)?;
+    let mut left = Vec::new();
+    for addr in netlink.dump_all_addrs()? {
+        let ip = addr.net.addr();
+        let is_taken_off = || netlink.del_addr(addr.index, addr.net).is_ok();
+        if ips.contains(&ip) && !(whose == Whose::Its && is_taken_off()) {
+            left.push(ip);
+        }
+    }
+    Ok(left)
+}
+
+/// All addresses in the namespace that `holder` leads to, if its inode number is `ino`.
+fn addresses(holder: &Path, ino: u32) -> Option<HashSet<IpAddr>> {
+    let netns = Netns::open(holder).ok()?;
+    let netlink = Netlink::open_in(&netns).ok()?;
+    let addresses = netlink.dump_all_addrs().ok()?;
+    let same = NetnsId::of_holder(holder).is_some_and(|now| now.ino == ino);
+    same.then(|| addresses.into_iter().map(|addr| addr.net.addr()).collect())
+}

@@ -1,0 +1,186 @@
+//! Which keys of a document a struct reads, asked of its own `Deserialize`: what is unknown to the
+//! struct can then be told from what is read.
+
+use serde::de::DeserializeOwned;
+
+use super::place::{Place, Step};
+use super::{Json, decode};
+
+/// The keys that are read of a value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Keys {
+    /// The value is no object or list, or is read whatever it is.
+    Any,
+    /// The fields of a struct.
+    Fields(Vec<(&'static str, Keys)>),
+    /// A list, by what is read of each item.
+    Items(Box<Keys>),
+}
+
+impl Keys {
+    /// The keys that `T` reads.
+    pub fn of<T: DeserializeOwned>() -> Keys {
+        keys_at(decode::fields_read::<T>, &mut Vec::new())
+    }
+
+    /// The same with the keys that are read of the member `name` in another place.
+    #[must_use]
+    pub fn with(mut self, name: &'static str, keys: Keys) -> Keys {
+        let Keys::Fields(fields) = &mut self else { return Keys::Fields(vec![(name, keys)]) };
+        match fields.iter_mut().find(|(field, _)| *field == name) {
+            Some((_, known)) => *known = std::mem::replace(known, Keys::Any).and(keys),
+            None => fields.push((name, keys)),
+        }
+        self
+    }
+
+    /// The keys that either reads.
+    #[must_use]
+    pub fn and(self, other: Keys) -> Keys {
+        match (self, other) {
+            (fields @ Keys::Fields(_), Keys::Fields(more)) => {
+                more.into_iter().fold(fields, |all, (name, keys)| all.with(name, keys))
+            }
+            (Keys::Any, keys) | (keys, _) => keys,
+        }
+    }
+
+    /// What is read of the member `name`, if anything.
+    pub fn get(&self, name: &str) -> Option<&Keys> {
+        let Keys::Fields(fields) = self else { return None };
+        let (_, keys) = fields.iter().find(|(field, _)| field.eq_ignore_ascii_case(name))?;
+        Some(keys)
+    }
+
+    /// The names of the fields, if a struct is read.
+    pub fn names(&self) -> impl Iterator<Item = &'static str> {
+        let fields = if let Keys::Fields(fields) = self { fields.as_slice() } else { &[] };
+        fields.iter().map(|(name, _)| *name)
+    }
+
+    /// The places in `json` of the keys that nothing reads, each with the names that are read beside it.
+    pub fn unknown_in(&self, json: &Json) -> Vec<(Place, Vec<&'static str>)> {
+        let mut unknown = Vec::new();
+        self.compare(json, &Place::default(), &mut unknown);
+        unknown
+    }
+
+    fn compare(&self, json: &Json, at: &Place, unknown: &mut Vec<(Place, Vec<&'static str>)>) {
+        match (self, json) {
+            (Keys::Fields(_), Json::Object(members)) => {
+                for (name, value) in members {
+                    let place = at.join(Step::Key(name.clone()));
+                    match self.get(name) {
+                        Some(keys) => keys.compare(value, &place, unknown),
+                        None => unknown.push((place, self.names().collect())),
+                    }
+                }
+            }
+            (Keys::Items(keys), Json::Array(items)) => {
+                for (i, item) in items.iter().enumerate() {
+                    keys.compare(item, &at.join(Step::Index(i)), unknown);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// How many lists can be in each other, as in host-local's `ranges`.
+const DEEPEST: usize = 2;
+
+/// [`decode::fields_read`] of a type.
+type FieldsRead = fn(&Json) -> Option<&'static [&'static str]>;
+
+/// What is read at the end of a way into a type, of which `read` tells the fields. A struct is asked by having it read a document that has nothing but
+/// the way and, at its end, an object that is [marked](decode::MARK).
+fn keys_at(read: FieldsRead, way: &mut Vec<Step>) -> Keys {
+    let fields = read(&document(way));
+    let lists = way.iter().rev().take_while(|step| matches!(step, Step::Index(_))).count();
+    let mut below = |step| {
+        way.push(step);
+        let keys = keys_at(read, way);
+        way.pop();
+        keys
+    };
+    if let Some(names) = fields {
+        let field = |name: &&'static str| (*name, below(Step::Key((*name).to_owned())));
+        return Keys::Fields(names.iter().map(field).collect());
+    }
+    if lists == DEEPEST {
+        return Keys::Any;
+    }
+    match below(Step::Index(0)) {
+        Keys::Any => Keys::Any,
+        keys => Keys::Items(Box::new(keys)),
+    }
+}
+
+fn document(way: &[Step]) -> Json {
+    let end = Json::Object(vec![(decode::MARK.to_owned(), Json::Bool(true))]);
+    way.iter().rev().fold(end, |below, step| match step {
+        Step::Key(name) => Json::Object(vec![(name.clone(), below)]),
+        Step::Index(_) => Json::Array(vec![below]),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde::Deserialize;
+
+    use super::*;
+
+    #[derive(Default, Deserialize)]
+    #[serde(rename_all = "camelCase", default)]
+    struct Outer {
+        is_one: bool,
+        #[serde(rename = "pciBusID")]
+        id: Option<String>,
+        inner: Option<Inner>,
+        sets: Vec<Vec<Inner>>,
+        raw: Option<Json>,
+    }
+
+    #[derive(Deserialize)]
+    #[expect(dead_code, reason = "only its keys are looked at")]
+    struct Inner {
+        subnet: ipnet::IpNet,
+        mtu: u32,
+    }
+
+    fn unknown(keys: &Keys, text: &str) -> Vec<String> {
+        let json = Json::parse(text.as_bytes()).unwrap();
+        keys.unknown_in(&json).iter().map(|(place, _)| place.to_string()).collect()
+    }
+
+    #[test]
+    fn a_struct_tells_its_keys() {
+        let inner = Keys::Fields(vec![("subnet", Keys::Any), ("mtu", Keys::Any)]);
+        let list = |keys| Keys::Items(Box::new(keys));
+        let keys = Keys::of::<Outer>();
+        assert_eq!(
+            keys,
+            Keys::Fields(vec![
+                ("isOne", Keys::Any),
+                ("pciBusID", Keys::Any),
+                ("inner", inner.clone()),
+                ("sets", list(list(inner.clone()))),
+                ("raw", Keys::Any),
+            ])
+        );
+        let more = Keys::Fields(vec![("new", Keys::Any)]);
+        let keys =
+            keys.with("raw", inner.clone()).with("raw", more.clone()).with("x", more.clone());
+        assert_eq!(keys.get("RAW"), Some(&inner.with("new", Keys::Any)));
+        assert_eq!(keys.get("x"), Some(&more));
+    }
+
+    #[test]
+    fn unknown_keys_are_found_at_every_depth_and_in_any_case() {
+        let keys = Keys::of::<Outer>();
+        let text = r#"{"ISONE": true, "isTwo": 1, "inner": {"mtu": 1, "mut": 2}, "raw": {"any": 1},
+            "sets": [[{"subnet": ""}, {"subnt": ""}], 7]}"#;
+        assert_eq!(unknown(&keys, text), ["isTwo", "inner.mut", "sets[0][1].subnt"]);
+        assert_eq!(unknown(&keys, "[1]"), [""; 0]);
+    }
+}

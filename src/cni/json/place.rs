@@ -1,0 +1,175 @@
+//! Places in a document, and where they stand in its text.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use serde::Deserialize;
+use serde::de::{Deserializer, MapAccess, Visitor};
+use serde_json::value::RawValue;
+
+/// A step from a value into one that is part of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// A member of an object.
+    Key(String),
+    /// An item of an array, counted from 0.
+    Index(usize),
+}
+
+/// The steps from a document's root to a value in it. Its text is `plugins[0].ipam.type`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Place(Vec<Step>);
+
+/// A position in a text, both counted from 1; the column in characters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Position {
+    pub line: usize,
+    pub column: usize,
+}
+
+impl Place {
+    /// The place of a member of the root.
+    pub fn key(name: &str) -> Place {
+        Place::default().join(Step::Key(name.to_owned()))
+    }
+
+    /// The place of a part of this one.
+    #[must_use]
+    pub fn join(&self, step: Step) -> Place {
+        Place(self.0.iter().cloned().chain([step]).collect())
+    }
+
+    /// The place that is `below` in the value of this one.
+    #[must_use]
+    pub fn concat(&self, below: &Place) -> Place {
+        Place(self.0.iter().chain(&below.0).cloned().collect())
+    }
+
+    /// The place of the text `a.b[0].c`, as [`Json::decode`](super::Json::decode) names it in its errors.
+    pub fn parse(text: &str) -> Place {
+        let steps = text.split(['.', '[']).filter(|step| !step.is_empty());
+        let step = |step: &str| match step.strip_suffix(']').and_then(|index| index.parse().ok()) {
+            Some(index) => Step::Index(index),
+            None => Step::Key(step.to_owned()),
+        };
+        Place(steps.map(step).collect())
+    }
+
+    /// The last step, if it is a key.
+    pub fn last_key(&self) -> Option<&str> {
+        if let Some(Step::Key(name)) = self.0.last() { Some(name) } else { None }
+    }
+
+    /// The first step, if it is a key.
+    pub fn first_key(&self) -> Option<&str> {
+        if let Some(Step::Key(name)) = self.0.first() { Some(name) } else { None }
+    }
+
+    /// Where `text`, a JSON document, has this place: the key of a member, or the item of an array.
+    pub fn position_in(&self, text: &str) -> Option<Position> {
+        let mut value: &RawValue = serde_json::from_str(text).ok()?;
+        for step in &self.0 {
+            value = match step {
+                Step::Key(name) => {
+                    let Members(members) = serde_json::from_str(value.get()).ok()?;
+                    let found =
+                        members.into_iter().rfind(|(key, _)| key.eq_ignore_ascii_case(name));
+                    found?.1
+                }
+                Step::Index(index) => {
+                    let items: Vec<&RawValue> = serde_json::from_str(value.get()).ok()?;
+                    *items.get(*index)?
+                }
+            };
+        }
+        // The value is a part of the text.
+        let start = value.get().as_ptr().addr().checked_sub(text.as_ptr().addr())?;
+        let before = text.get(..start)?;
+        let key = self.last_key().and_then(|name| {
+            let quoted = format!("\"{}\"", name.to_ascii_lowercase());
+            before.to_ascii_lowercase().rfind(&quoted)
+        });
+        Some(Position::of(before.get(..key.unwrap_or(start))?))
+    }
+}
+
+impl Position {
+    /// The position behind `before`.
+    fn of(before: &str) -> Position {
+        let line = before.rsplit('\n').next().unwrap_or_default();
+        Position { line: before.matches('\n').count() + 1, column: line.chars().count() + 1 }
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, step) in self.0.iter().enumerate() {
+            match step {
+                Step::Key(name) if i == 0 => f.write_str(name)?,
+                Step::Key(name) => write!(f, ".{name}")?,
+                Step::Index(index) => write!(f, "[{index}]")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The members of an object in the order of the text, parsed no further.
+struct Members<'t>(Vec<(Cow<'t, str>, &'t RawValue)>);
+
+impl<'de> Deserialize<'de> for Members<'de> {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Members<'de>, D::Error> {
+        struct Collect;
+
+        impl<'de> Visitor<'de> for Collect {
+            type Value = Members<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Members<'de>, A::Error> {
+                let mut members = Vec::new();
+                while let Some(member) = map.next_entry()? {
+                    members.push(member);
+                }
+                Ok(Members(members))
+            }
+        }
+
+        d.deserialize_map(Collect)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "{\n  \"name\": \"ü\", \"plugins\": [\n    {\"type\": \"a\"},\n    {\"type\": \"b\", \
+        \"MTU\": 7, \"ipam\": {\"type\": \"c\"}}\n  ]\n}\n";
+
+    fn position(place: &str) -> Option<(usize, usize)> {
+        Place::parse(place).position_in(TEXT).map(|at| (at.line, at.column))
+    }
+
+    #[test]
+    fn places_are_found_in_the_text() {
+        assert_eq!(position(""), Some((1, 1)));
+        assert_eq!(position("name"), Some((2, 3)));
+        assert_eq!(position("plugins"), Some((2, 16)));
+        assert_eq!(position("plugins[1]"), Some((4, 5)));
+        assert_eq!(position("plugins[1].type"), Some((4, 6)));
+        assert_eq!(position("plugins[1].mtu"), Some((4, 19)));
+        assert_eq!(position("plugins[1].ipam.type"), Some((4, 38)));
+        assert_eq!(position("plugins[2]"), None);
+        assert_eq!(position("name.x"), None);
+    }
+
+    #[test]
+    fn texts_of_places() {
+        for text in ["", "a", "ipam.ranges[0][1].subnet", "plugins[1]"] {
+            assert_eq!(Place::parse(text).to_string(), text);
+        }
+        assert_eq!(Place::key("a").concat(&Place::parse("b[0]")).to_string(), "a.b[0]");
+    }
+}

@@ -1,0 +1,193 @@
+//! Files that appear whole or not at all: written under a temporary name, then renamed.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use super::{During, Error, Result, remove_file};
+use crate::attachment::{Owner, network_hash};
+
+/// What a file has to survive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Durability {
+    /// A power cut: file and directory are synced. For what must outlive the boot, such as a
+    /// cached configuration without which a network cannot be taken down.
+    Synced,
+    /// Only the end of the process: nothing is synced. For what describes living containers,
+    /// such as backups: a power cut ends them too.
+    Volatile,
+}
+
+/// How the temporary names of writers without a lock begin.
+const UNLOCKED: &str = ".tmp-";
+/// After this time no process can still be writing a file of a few kilobytes.
+const STALE: Duration = Duration::from_secs(60);
+
+/// Writes files by way of one temporary name.
+///
+/// With a fixed name the next writer removes what a killed process left there; in turn the
+/// caller holds a lock that covers the name.
+#[derive(Debug)]
+pub struct Writer {
+    temp: PathBuf,
+    durability: Durability,
+}
+
+impl Writer {
+    /// Uses `temp`, which must be on the file system of the files to write.
+    pub fn new(temp: impl Into<PathBuf>, durability: Durability) -> Writer {
+        Writer { temp: temp.into(), durability }
+    }
+
+    /// Uses a hidden name beside `path` that no other writer has, for directories without a lock:
+    /// see [`sweep_stale`]. It is short, because the name of `path` may be as long as names can be.
+    pub fn unlocked(path: &Path, durability: Durability) -> Writer {
+        static COUNTER: AtomicU64 = AtomicU64::new(0);
+        let n = COUNTER.fetch_add(1, Ordering::Relaxed);
+        let temp = format!("{UNLOCKED}{}-{n}", std::process::id());
+        Writer::new(path.with_file_name(temp), durability)
+    }
+
+    /// Puts a file of `mode` in place of whatever is at `path`.
+    pub fn replace(&self, path: &Path, bytes: &[u8], mode: u32) -> Result<()> {
+        self.write_temp(bytes, mode)?;
+        if let Err(error) = fs::rename(&self.temp, path) {
+            remove_file(&self.temp)?;
+            return Err(Error::new("replace", path, error));
+        }
+        self.sync_parent(path)
+    }
+
+    fn write_temp(&self, bytes: &[u8], mode: u32) -> Result<()> {
+        let mut options = OpenOptions::new();
+        options.write(true).create_new(true).mode(mode);
+        let mut file = match options.open(&self.temp) {
+            Err(e) if e.kind() == ErrorKind::AlreadyExists => {
+                // Not truncated: a process killed between link and unlink left it as a second
+                // name of a file that lives.
+                remove_file(&self.temp)?;
+                options.open(&self.temp)
+            }
+            file => file,
+        }
+        .during("create", &self.temp)?;
+        let written = file.write_all(bytes).and_then(|()| match self.durability {
+            Durability::Synced => file.sync_all(),
+            Durability::Volatile => Ok(()),
+        });
+        if written.is_err() {
+            // A full disk should not also keep the part that fitted.
+            remove_file(&self.temp)?;
+        }
+        written.during("write", &self.temp)
+    }
+
+    fn sync_parent(&self, path: &Path) -> Result<()> {
+        match (self.durability, path.parent()) {
+            (Durability::Synced, Some(dir)) => {
+                File::open(dir).and_then(|dir| dir.sync_all()).during("sync", dir)
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The temporary name in `dir` that is an attachment's.
+pub fn temporary_of(dir: &Path, owner: &Owner<'_>) -> PathBuf {
+    dir.join(format!("{UNLOCKED}{}", owner.instance()))
+}
+
+/// Removes from `dir` what killed commands for attachments of `network` left there under
+/// [`temporary_of`], but for those that are valid.
+pub fn sweep(dir: &Path, network: &str, valid: &[Owner<'_>]) {
+    let ours = format!("{UNLOCKED}{}-", network_hash(network));
+    let valid: Vec<PathBuf> = valid.iter().map(|owner| temporary_of(dir, owner)).collect();
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        let temporary = entry.file_name().to_string_lossy().starts_with(&ours);
+        if temporary && !valid.contains(&entry.path()) {
+            drop(fs::remove_file(entry.path()));
+        }
+    }
+}
+
+/// Whether [`Writer::unlocked`] gives this name.
+fn is_unlocked(name: &str) -> bool {
+    let numbers = name.strip_prefix(UNLOCKED).and_then(|rest| rest.split_once('-'));
+    let number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    numbers.is_some_and(|(pid, n)| number(pid) && number(n))
+}
+
+/// Removes from `dir` what killed writers without a lock left there.
+pub fn sweep_stale(dir: &Path) {
+    let Ok(entries) = fs::read_dir(dir) else { return };
+    for entry in entries.flatten() {
+        let temporary = is_unlocked(&entry.file_name().to_string_lossy());
+        let age = || entry.metadata().ok()?.modified().ok()?.elapsed().ok();
+        if temporary && age().is_some_and(|age| age > STALE) {
+            // Another process may have been faster.
+            drop(fs::remove_file(entry.path()));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn replaces_and_leaves_no_temporary() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        let writer = Writer::unlocked(&path, Durability::Synced);
+        writer.replace(&path, b"one", 0o600).unwrap();
+        writer.replace(&path, b"two", 0o600).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"two");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn only_what_is_stale_is_swept() {
+        let dir = tempfile::tempdir().unwrap();
+        let old = std::time::SystemTime::now() - 2 * STALE;
+        let foreign = [".tmp-", ".tmp-1", ".tmp-1-", ".tmp-1-x", ".tmp-1-0-0", "kept"];
+        let old_ones = foreign.iter().chain(&[".tmp-1-0"]).map(|name| (*name, Some(old)));
+        for (name, time) in old_ones.chain([(".tmp-2-0", None)]) {
+            let file = File::create(dir.path().join(name)).unwrap();
+            if let Some(time) = time {
+                file.set_modified(time).unwrap();
+            }
+        }
+        sweep_stale(dir.path());
+        let exists = |name: &str| dir.path().join(name).exists();
+        assert!(!exists(".tmp-1-0") && exists(".tmp-2-0"));
+        assert!(foreign.iter().all(|name| exists(name)));
+    }
+
+    #[test]
+    fn what_killed_commands_left_is_swept_but_not_what_is_another_s() {
+        let dir = tempfile::tempdir().unwrap();
+        let owner = |network, id| Owner { network, ifname: "eth0", id };
+        let path = |network, id| temporary_of(dir.path(), &owner(network, id));
+        for path in [path("n", "valid"), path("n", "stale"), path("other", "stale")] {
+            fs::write(path, "").unwrap();
+        }
+        sweep(dir.path(), "n", &[owner("n", "valid")]);
+        assert!(path("n", "valid").exists() && path("other", "stale").exists());
+        assert!(!path("n", "stale").exists());
+    }
+
+    #[test]
+    fn a_leftover_that_shares_its_inode_does_no_harm() {
+        let dir = tempfile::tempdir().unwrap();
+        let (temp, old) = (dir.path().join("temp"), dir.path().join("old"));
+        fs::write(&temp, "old").unwrap();
+        fs::hard_link(&temp, &old).unwrap();
+        let writer = Writer::new(&temp, Durability::Volatile);
+        writer.replace(&dir.path().join("new"), b"new", 0o600).unwrap();
+        assert_eq!(fs::read(&old).unwrap(), b"old");
+        assert!(!temp.exists());
+    }
+}

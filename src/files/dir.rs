@@ -1,0 +1,323 @@
+//! Folders of state. [`ensure`] and [`require_own`] are for folders that only their owner may write to:
+//! a user who could make a file there would decide what the next command does as root. A [`Dir`] is an open
+//! folder; its files are opened by name from its descriptor and never through a symbolic link, so that other
+//! users may write there and cannot redirect root's work.
+
+use std::fs::{self, DirBuilder, File, Metadata, OpenOptions, Permissions};
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, openat, readlinkat, renameat};
+use nix::sys::stat::{Mode, fstatat, mkdirat};
+use nix::unistd::{UnlinkatFlags, geteuid, linkat, unlinkat};
+
+use super::{During, Error, Result};
+
+const FOLDER: OFlag = OFlag::O_RDONLY.union(OFlag::O_DIRECTORY).union(OFlag::O_CLOEXEC);
+
+/// A folder that stays the same one whatever its name leads to by now.
+#[derive(Debug)]
+pub(crate) struct Dir {
+    /// For messages.
+    path: PathBuf,
+    dir: File,
+}
+
+impl Dir {
+    /// The folder at `path`, whatever leads there.
+    pub(crate) fn open(path: &Path) -> Result<Dir> {
+        let dir = openat(AT_FDCWD, path, FOLDER, Mode::empty()).during("open", path)?;
+        Ok(Dir { path: path.to_owned(), dir: dir.into() })
+    }
+
+    /// The folder of a network; `None` if there is none. An administrator may have linked it to
+    /// another disk; no other user's link is followed.
+    pub(crate) fn of_network(data_dir: &Path, network: &str) -> Result<Option<Dir>> {
+        let path = data_dir.join(network);
+        match openat(AT_FDCWD, &path, FOLDER | OFlag::O_NOFOLLOW, Mode::empty()) {
+            Ok(dir) => Ok(Some(Dir { path, dir: dir.into() })),
+            Err(Errno::ENOENT) => Ok(None),
+            Err(Errno::ELOOP | Errno::ENOTDIR) => Dir::linked(data_dir, path).map(Some),
+            Err(e) => Err(Error::new("open", &path, e)),
+        }
+    }
+
+    fn linked(data_dir: &Path, path: PathBuf) -> Result<Dir> {
+        // The link itself, so that its owner is that of what is read.
+        let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let link: OwnedFd = openat(AT_FDCWD, &path, flags, Mode::empty()).during("open", &path)?;
+        let link = File::from(link);
+        let meta = link.metadata().during("stat", &path)?;
+        if !meta.is_symlink() {
+            return Err(Error::new("open", &path, Errno::ENOTDIR));
+        }
+        if meta.uid() != geteuid().as_raw() {
+            let why = format!("a symbolic link that belongs to user {}", meta.uid());
+            return Err(Error::new("open", &path, io::Error::new(ErrorKind::InvalidInput, why)));
+        }
+        let target = data_dir.join(readlinkat(&link, "").during("read link", &path)?);
+        Ok(Dir { path, ..Dir::open(&target)? })
+    }
+
+    /// The folder `name` in it, if it is this user's and no other user may write to it; `None` if there is none.
+    pub(crate) fn private(&self, name: &str) -> Result<Option<Dir>> {
+        let path = self.path(name);
+        let dir = match openat(&self.dir, name, FOLDER | OFlag::O_NOFOLLOW, Mode::empty()) {
+            Err(Errno::ENOENT) => return Ok(None),
+            dir => File::from(dir.during("open", &path)?),
+        };
+        require_owner(&dir.metadata().during("stat", &path)?, &path)?;
+        Ok(Some(Dir { path, dir }))
+    }
+
+    /// Makes such a folder unless something is there.
+    pub(crate) fn make_private(&self, name: &str) -> Result<()> {
+        match mkdirat(&self.dir, name, Mode::S_IRWXU) {
+            Err(Errno::EEXIST) => Ok(()),
+            made => made.during("create", &self.path(name)),
+        }
+    }
+
+    /// What a file in it is called in messages.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+
+    /// What tells it from others.
+    pub(crate) fn metadata(&self) -> Result<Metadata> {
+        self.dir.metadata().during("stat", &self.path)
+    }
+
+    /// The names of all that is in it.
+    pub(crate) fn names(&self) -> Result<Vec<String>> {
+        // Opened anew: a descriptor has one place in the list.
+        let dir = openat(&self.dir, ".", FOLDER, Mode::empty()).and_then(nix::dir::Dir::from_fd);
+        let mut names = Vec::new();
+        for entry in dir.during("list", &self.path)?.iter() {
+            let entry = entry.during("list", &self.path)?;
+            names.extend(entry.file_name().to_str().ok().map(str::to_owned));
+        }
+        Ok(names)
+    }
+
+    /// Whether there is anything of this name.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        fstatat(&self.dir, name, AtFlags::AT_SYMLINK_NOFOLLOW).is_ok()
+    }
+
+    /// Opens a file in it.
+    pub(crate) fn file(
+        &self,
+        name: &str,
+        flags: OFlag,
+        mode: Mode,
+    ) -> io::Result<(File, Metadata)> {
+        open_regular(&self.dir, Path::new(name), flags, mode)
+    }
+
+    /// What a file in it has, up to `most` bytes.
+    pub(crate) fn read(&self, name: &str, most: usize) -> io::Result<(Vec<u8>, Metadata)> {
+        let (mut file, meta) = self.file(name, OFlag::O_RDONLY, Mode::empty())?;
+        Ok((read_up_to(&mut file, &meta, most)?, meta))
+    }
+
+    /// Writes a new file in place of what a killed process left of this name.
+    pub(crate) fn create(&self, name: &str, bytes: &[u8]) -> Result<File> {
+        let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_CLOEXEC;
+        let open = || openat(&self.dir, name, flags, Mode::S_IRUSR | Mode::S_IWUSR);
+        let file = match open() {
+            Err(Errno::EEXIST) => {
+                // Not truncated: it may be a second name of a lease that lives.
+                self.remove(name)?;
+                open()
+            }
+            file => file,
+        };
+        let mut file = File::from(file.during("create", &self.path(name))?);
+        let written = file.write_all(bytes);
+        if written.is_err() {
+            // A full disk should not also keep the part that fitted.
+            self.remove(name)?;
+        }
+        written.during("write", &self.path(name)).map(|()| file)
+    }
+
+    /// Puts a new file in place of whatever is called `name`, by way of `temp`.
+    pub(crate) fn replace(&self, name: &str, temp: &str, bytes: &[u8]) -> Result<File> {
+        let file = self.create(temp, bytes)?;
+        let renamed = renameat(&self.dir, temp, &self.dir, name);
+        if renamed.is_err() {
+            self.remove(temp)?;
+        }
+        renamed.during("replace", &self.path(name)).map(|()| file)
+    }
+
+    /// Writes a file in place. Not atomic: for hints that may be wrong.
+    pub(crate) fn overwrite(&self, name: &str, bytes: &[u8]) -> Result<()> {
+        let mode = Mode::S_IRUSR | Mode::S_IWUSR;
+        let path = self.path(name);
+        let (file, meta) =
+            self.file(name, OFlag::O_WRONLY | OFlag::O_CREAT, mode).during("open", &path)?;
+        if meta.nlink() > 1 {
+            let why = "it has another name as well";
+            return Err(Error::new("write", &path, io::Error::new(ErrorKind::InvalidInput, why)));
+        }
+        let length = bytes.len() as u64;
+        let written = file.write_all_at(bytes, 0);
+        let cut = || if meta.len() > length { file.set_len(length) } else { Ok(()) };
+        written.and_then(|()| cut()).during("write", &path)
+    }
+
+    /// Gives a file in the folder a second name, in `to`; false if that name is taken.
+    pub(crate) fn link(&self, name: &str, to: &Dir, as_name: &str) -> Result<bool> {
+        match linkat(&self.dir, name, &to.dir, as_name, AtFlags::empty()) {
+            Err(Errno::EEXIST) => Ok(false),
+            linked => linked.during("create", &to.path(as_name)).map(|()| true),
+        }
+    }
+
+    /// Removes a file; that it is gone already is success.
+    pub(crate) fn remove(&self, name: &str) -> Result<()> {
+        match unlinkat(&self.dir, name, UnlinkatFlags::NoRemoveDir) {
+            Err(Errno::ENOENT) => Ok(()),
+            removed => removed.during("remove", &self.path(name)),
+        }
+    }
+}
+
+impl AsFd for Dir {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.dir.as_fd()
+    }
+}
+
+/// What an open file has from its start on, up to `most` bytes and one more.
+pub(crate) fn read_up_to(file: &mut File, meta: &Metadata, most: usize) -> io::Result<Vec<u8>> {
+    let size = usize::try_from(meta.len()).unwrap_or(most).min(most);
+    // One more: the end of a file is where less is read than was asked for.
+    let mut content = vec![0; size + 1];
+    let length = loop {
+        match file.read(&mut content) {
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
+            length => break length?,
+        }
+    };
+    content.truncate(length);
+    Ok(content)
+}
+
+/// Opens a regular file, not by way of a link, and does not block: a FIFO or a device in its
+/// place would hold the call for ever, and a link lead it elsewhere.
+pub(crate) fn open_regular(
+    dir: impl AsFd,
+    path: &Path,
+    flags: OFlag,
+    mode: Mode,
+) -> io::Result<(File, Metadata)> {
+    let irregular = || io::Error::new(ErrorKind::InvalidInput, "not a regular file");
+    let flags = flags | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
+    let file = match openat(dir, path, flags, mode) {
+        // A link; a socket, or a FIFO that nobody reads; a folder.
+        Err(Errno::ELOOP | Errno::ENXIO | Errno::EISDIR) => return Err(irregular()),
+        file => File::from(file?),
+    };
+    let meta = file.metadata()?;
+    if meta.is_file() { Ok((file, meta)) } else { Err(irregular()) }
+}
+
+/// Write permission of the group and of all others.
+const OTHERS_WRITE: u32 = 0o022;
+
+/// Makes the folder and its missing parents, with `mode` whatever the umask. A folder that
+/// exists must pass [`require_own`].
+pub fn ensure(dir: &Path, mode: u32) -> Result<()> {
+    if require_own(dir)? {
+        return Ok(());
+    }
+    if let Some(parent) = dir.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+        DirBuilder::new().recursive(true).mode(0o755).create(parent).during("create", parent)?;
+    }
+    match DirBuilder::new().mode(mode).create(dir) {
+        Ok(()) => fs::set_permissions(dir, Permissions::from_mode(mode)).during("create", dir),
+        // Another command was faster.
+        Err(e) if e.kind() == ErrorKind::AlreadyExists => require_own(dir).map(drop),
+        Err(e) => Err(Error::new("create", dir, e)),
+    }
+}
+
+/// Whether the folder exists. Fails unless it is a folder, not a symbolic link, is owned by this user, and is
+/// not writable by others.
+pub fn require_own(dir: &Path) -> Result<bool> {
+    let mut options = OpenOptions::new();
+    let opened =
+        options.read(true).custom_flags((OFlag::O_NOFOLLOW | OFlag::O_DIRECTORY).bits()).open(dir);
+    let meta = match opened.and_then(|dir: File| dir.metadata()) {
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(false),
+        meta => meta.during("open", dir)?,
+    };
+    require_owner(&meta, dir).map(|()| true)
+}
+
+/// Fails unless an open folder is owned by this user and not writable by others.
+pub(crate) fn require_owner(meta: &Metadata, dir: &Path) -> Result<()> {
+    if meta.uid() == geteuid().as_raw() && meta.mode() & OTHERS_WRITE == 0 {
+        return Ok(());
+    }
+    let (owner, mode) = (meta.uid(), meta.mode() & 0o7777);
+    let why = format!("user {owner} has it with mode {mode:o}, and others must not write there");
+    Err(Error::new("use", dir, io::Error::other(why)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    fn mode(path: &Path) -> u32 {
+        path.metadata().unwrap().mode() & 0o777
+    }
+
+    #[test]
+    fn what_is_made_is_the_owner_s_alone() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().join("a/b/c");
+        assert!(!require_own(&dir).unwrap());
+        ensure(&dir, 0o700).unwrap();
+        ensure(&dir, 0o700).unwrap();
+        assert!(require_own(&dir).unwrap());
+        assert_eq!(mode(&dir), 0o700);
+        assert_eq!(mode(dir.parent().unwrap()) & OTHERS_WRITE, 0);
+    }
+
+    #[test]
+    fn folders_that_others_can_write_to_links_and_files_are_refused() {
+        let root = tempfile::tempdir().unwrap();
+        let path = |name: &str| root.path().join(name);
+        for (name, mode) in [("group", 0o770), ("all", 0o1777)] {
+            fs::create_dir(path(name)).unwrap();
+            fs::set_permissions(path(name), Permissions::from_mode(mode)).unwrap();
+            let error = ensure(&path(name), 0o700).unwrap_err().to_string();
+            assert!(error.contains("others must not write there"), "{error}");
+        }
+        fs::create_dir(path("good")).unwrap();
+        symlink("good", path("link")).unwrap();
+        fs::write(path("file"), "").unwrap();
+        for name in ["link", "file"] {
+            assert!(require_own(&path(name)).is_err() && ensure(&path(name), 0o700).is_err());
+        }
+    }
+
+    #[test]
+    fn overwriting_leaves_nothing_of_a_longer_text() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = Dir::open(root.path()).unwrap();
+        for text in ["10.1.0.9", "10.1.0.10", "10.1.1.2"] {
+            dir.overwrite("hint", text.as_bytes()).unwrap();
+            assert_eq!(dir.read("hint", 100).unwrap().0, text.as_bytes());
+        }
+        assert_eq!(dir.read("hint", 3).unwrap().0.len(), 4, "more is there than was asked for");
+    }
+}

@@ -1,0 +1,254 @@
+//! The lock that commands take on a store: flock(2) on a file, as the reference plugins do it.
+
+use std::fs::{self, File};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::thread;
+use std::time::Duration;
+
+use fs2::FileExt;
+use nix::fcntl::{AT_FDCWD, OFlag};
+use nix::sys::stat::{Mode, major, minor};
+
+use super::dir::{self, Dir, open_regular};
+use super::{During, Error, Result};
+use crate::log;
+use crate::netns::Netns;
+
+/// How long a command waits for a store's lock unless the configuration says otherwise. Those of
+/// ours take milliseconds; the reference's, with 60,000 leases, seconds each.
+pub const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// For reading only: enough for flock, and works for a lock that is there on a file system that
+/// became read-only.
+const FLAGS: OFlag = OFlag::O_RDONLY.union(OFlag::O_CREAT);
+const MODE: Mode = Mode::S_IRUSR.union(Mode::S_IWUSR).union(Mode::S_IRGRP);
+
+/// Where commands take turns at what is in no network's folder: root's, and out of the containers' reach.
+const TURNS: &str = "/run/cni/cnibox";
+
+/// An exclusive lock, held until it is dropped or the process ends.
+#[derive(Debug)]
+pub struct Lock {
+    /// Closing it releases the lock; close-on-exec, so that no child keeps it.
+    _file: Arc<File>,
+}
+
+impl Lock {
+    /// Waits for the lock on `path`, which is created (0640) if it is missing.
+    pub fn exclusive(path: &Path) -> Result<Lock> {
+        let file = open_lock(path)?;
+        wait(&file).during("take lock", path)?;
+        Ok(Lock { _file: Arc::new(file) })
+    }
+
+    /// Waits for the turn at what is called `name` and in no network's folder, at most [`TIMEOUT`]. Where nothing
+    /// can be kept for it, there is no waiting: `None`.
+    pub fn turn(name: &str) -> Result<Option<Lock>> {
+        let dir = Path::new(TURNS);
+        let path = dir.join(name);
+        match dir::ensure(dir, 0o700).and_then(|()| Lock::within(&path, TIMEOUT)) {
+            Ok(lock) => Ok(Some(lock)),
+            Err(error) if error.source.kind() == ErrorKind::TimedOut => Err(error),
+            Err(error) => {
+                log::debug(error);
+                Ok(None)
+            }
+        }
+    }
+
+    /// Waits for the turn at changing a container's rules and routes. Not by a lock on the namespace
+    /// itself, which any process in it could take and keep.
+    pub fn turn_in(netns: &Netns) -> crate::error::Result<Option<Lock>> {
+        let (device, inode) = netns.identity()?;
+        Ok(Lock::turn(&format!("netns-{device}-{inode}.lock"))?)
+    }
+
+    /// Takes the lock on `path`; `None` if it is held.
+    pub fn try_exclusive(path: &Path) -> Result<Option<Lock>> {
+        let file = open_lock(path)?;
+        match FileExt::try_lock_exclusive(&file) {
+            Ok(()) => Ok(Some(Lock { _file: Arc::new(file) })),
+            Err(e) if e.kind() == ErrorKind::WouldBlock => Ok(None),
+            Err(e) => Err(Error::new("take lock", path, e)),
+        }
+    }
+
+    /// Waits for the lock at most `timeout`; the error names the process that holds it.
+    pub fn within(path: &Path, timeout: Duration) -> Result<Lock> {
+        Lock::waited_for(open_lock(path)?, path, timeout)
+    }
+
+    /// The same for the lock of a store.
+    pub(crate) fn of(store: &Dir, timeout: Duration) -> Result<Lock> {
+        let path = store.path("lock");
+        let file = store.file("lock", FLAGS, MODE).during("open lock", &path)?;
+        Lock::waited_for(file.0, &path, timeout)
+    }
+
+    fn waited_for(file: File, path: &Path, timeout: Duration) -> Result<Lock> {
+        let file = Arc::new(file);
+        match file.try_lock_exclusive() {
+            Ok(()) => return Ok(Lock { _file: file }),
+            Err(e) if e.kind() == ErrorKind::WouldBlock => {}
+            Err(e) => return Err(Error::new("take lock", path, e)),
+        }
+        // The kernel wakes a thread up; the lock is not asked for again and again.
+        let (waiting, (done, outcome)) = (Arc::clone(&file), sync_channel(1));
+        let waiter = move || {
+            let outcome = wait(&waiting);
+            // First: the receiver of the outcome must be the only holder of the lock.
+            drop(waiting);
+            drop(done.send(outcome));
+        };
+        let thread = thread::Builder::new().stack_size(64 * 1024).spawn(waiter);
+        drop(thread.during("start a thread for lock", path)?);
+        match outcome.recv_timeout(timeout) {
+            Ok(outcome) => outcome.during("take lock", path).map(|()| Lock { _file: file }),
+            Err(RecvTimeoutError::Timeout) => {
+                let holder = holder(&file);
+                let seconds = timeout.as_secs_f32();
+                let text = format!("held for more than {seconds} s by {holder}");
+                let source = io::Error::new(ErrorKind::TimedOut, text);
+                Err(Error { op: "take lock", path: path.to_owned(), source })
+            }
+            Err(RecvTimeoutError::Disconnected) => {
+                Err(Error::new("take lock", path, ErrorKind::Other))
+            }
+        }
+    }
+}
+
+fn open_lock(path: &Path) -> Result<File> {
+    open_regular(AT_FDCWD, path, FLAGS, MODE).map(|(file, _)| file).during("open lock", path)
+}
+
+fn wait(file: &File) -> io::Result<()> {
+    loop {
+        match file.lock_exclusive() {
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
+            outcome => return outcome,
+        }
+    }
+}
+
+/// The process that holds the lock, as far as the kernel tells.
+fn holder(file: &File) -> String {
+    let unknown = "an unknown process".to_owned();
+    let (Ok(meta), Ok(locks)) = (file.metadata(), fs::read_to_string("/proc/locks")) else {
+        return unknown;
+    };
+    match holding_pid(&locks, meta.dev(), meta.ino()) {
+        Some(pid) => describe(Path::new("/proc").join(pid.to_string()).as_path(), pid),
+        None => unknown,
+    }
+}
+
+/// The process in a line such as `1: FLOCK  ADVISORY  WRITE 4711 08:01:1234 0 EOF`; lines of waiting
+/// processes have an arrow. A file system with several devices may show another device than stat(2) does.
+fn holding_pid(locks: &str, dev: u64, ino: u64) -> Option<u32> {
+    let held = |line: &str| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let ["FLOCK", _, _, pid, file, ..] = words.get(1..)? else { return None };
+        let (device, inode) = file.rsplit_once(':')?;
+        let here = device == format!("{:02x}:{:02x}", major(dev), minor(dev));
+        (inode.parse() == Ok(ino)).then_some((here, pid.parse().ok()?))
+    };
+    let mut held: Vec<(bool, u32)> = locks.lines().filter_map(held).collect();
+    held.sort_by_key(|(here, _)| !here);
+    // 0: a process of another pid namespace.
+    held.first().map(|(_, pid)| *pid).filter(|pid| *pid > 0)
+}
+
+/// Program, verb and container of a process.
+fn describe(proc: &Path, pid: u32) -> String {
+    let read = |name: &str| fs::read(proc.join(name)).unwrap_or_default();
+    let (arguments, environment) = (read("cmdline"), read("environ"));
+    let words = |bytes: &[u8]| -> Vec<String> {
+        let words = bytes.split(|byte| *byte == 0).filter(|word| !word.is_empty());
+        words.map(|word| String::from_utf8_lossy(word).into_owned()).collect()
+    };
+    let (arguments, environment) = (words(&arguments), words(&environment));
+    let Some((program, arguments)) = arguments.split_first() else {
+        return format!("process {pid}, which has ended: one of its children has it");
+    };
+    let program = program.rsplit('/').next().unwrap_or(program);
+    let variable = |name: &str| environment.iter().find_map(|word| word.strip_prefix(name));
+    match (variable("CNI_COMMAND="), variable("CNI_CONTAINERID=")) {
+        (Some(verb), Some(id)) => format!("process {pid} ({program}, {verb} of container {id})"),
+        (Some(verb), None) => format!("process {pid} ({program}, {verb})"),
+        (None, _) => {
+            let line = [&[program.to_owned()], arguments].concat().join(" ");
+            format!("process {pid} ({})", line.chars().take(100).collect::<String>())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn excludes_others_until_dropped() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lock");
+        let lock = Lock::exclusive(&path).unwrap();
+        let other = File::open(&path).unwrap();
+        assert!(FileExt::try_lock_exclusive(&other).is_err());
+        drop(lock);
+        assert!(FileExt::try_lock_exclusive(&other).is_ok());
+        assert_eq!(path.metadata().unwrap().permissions().mode() & 0o137, 0);
+    }
+
+    #[test]
+    fn timeout_has_an_end_and_names_the_holder() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lock");
+        let lock = Lock::within(&path, TIMEOUT).unwrap();
+        let error = Lock::within(&path, Duration::from_millis(30)).unwrap_err();
+        let error = crate::error::Error::from(error);
+        let (pid, path_text) = (std::process::id(), path.display());
+        let start = format!("take lock {path_text}: held for more than 0.03 s by process {pid} (");
+        assert!(error.msg().starts_with(&start), "{error}");
+        assert_eq!(error.code(), crate::error::Code::TRY_AGAIN);
+        // The waiter that was left behind gets it, and lets it go.
+        drop(lock);
+        drop(Lock::within(&path, TIMEOUT).unwrap());
+    }
+
+    #[test]
+    fn a_lock_that_is_let_go_is_had_at_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lock");
+        let lock = Lock::exclusive(&path).unwrap();
+        let start = std::time::Instant::now();
+        thread::scope(|scope| {
+            scope.spawn(|| Lock::within(&path, TIMEOUT).unwrap());
+            thread::sleep(Duration::from_millis(20));
+            drop(lock);
+        });
+        assert!(start.elapsed() < TIMEOUT / 2);
+    }
+
+    #[test]
+    fn the_kernels_list_of_locks() {
+        let locks = "1: FLOCK  ADVISORY  WRITE 10 08:01:7 0 EOF\n1: -> FLOCK  ADVISORY  WRITE 11 08:01:9 0 EOF\n2: POSIX  ADVISORY  WRITE 12 08:01:9 0 EOF\n3: FLOCK  ADVISORY  WRITE 13 00:2f:9 0 EOF\n4: FLOCK  ADVISORY  WRITE 14 08:01:9 0 EOF\n5: FLOCK  ADVISORY  WRITE 0 08:01:5 0 EOF\n";
+        let dev = nix::sys::stat::makedev(8, 1);
+        assert_eq!(holding_pid(locks, dev, 9), Some(14));
+        assert_eq!(holding_pid(locks, 99, 9), Some(13), "another device: better than nobody");
+        assert_eq!(holding_pid(locks, dev, 5), None, "of another pid namespace");
+        assert_eq!(holding_pid(locks, dev, 1), None);
+    }
+
+    #[test]
+    fn says_what_it_could_not_open() {
+        let error = Lock::exclusive(Path::new("/nowhere/lock")).unwrap_err();
+        let error = crate::error::Error::from(error);
+        assert_eq!(error.msg(), "open lock /nowhere/lock: no such file or directory");
+        assert_eq!(error.code(), crate::error::Code::IO);
+    }
+}

@@ -1,0 +1,82 @@
+//! Files that outlive a call: locks, files that appear whole, folders that others may write to.
+//!
+//! | file | |
+//! | --- | --- |
+//! | `lock.rs` | flock(2) with a timeout |
+//! | `atomic.rs` | files that appear whole or not at all |
+//! | `dir.rs` | folders of state, whose files are reached by no link |
+//! | `backup.rs` | what an interface was like before it was changed |
+
+pub mod atomic;
+pub mod backup;
+pub mod dir;
+pub mod lock;
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::error;
+
+/// A file operation that failed, with its errno.
+#[derive(Debug)]
+pub struct Error {
+    /// What was attempted: `open lock`.
+    pub op: &'static str,
+    /// On which file.
+    pub path: PathBuf,
+    /// Why it failed.
+    pub source: io::Error,
+}
+
+/// A `Result` whose error is [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+impl Error {
+    pub(crate) fn new(op: &'static str, path: &Path, source: impl Into<io::Error>) -> Error {
+        Error { op, path: path.to_owned(), source: source.into() }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}: {}", self.op, self.path.display(), error::io_text(&self.source))
+    }
+}
+
+impl std::error::Error for Error {}
+
+impl From<Error> for error::Error {
+    fn from(e: Error) -> error::Error {
+        let error = error::Error::io(format_args!("{} {}", e.op, e.path.display()), &e.source);
+        match e.source.kind() {
+            io::ErrorKind::TimedOut => {
+                let remedy = "try again; if that process hangs, end it, and the lock is free";
+                error.with_code(error::Code::TRY_AGAIN).with_details(remedy)
+            }
+            io::ErrorKind::InvalidInput => {
+                error.with_details("see who put it there, and move it away")
+            }
+            _ => error,
+        }
+    }
+}
+
+/// Names the operation of a failing `io::Result` or nix `Result`.
+pub(crate) trait During<T> {
+    fn during(self, op: &'static str, path: &Path) -> Result<T>;
+}
+
+impl<T, E: Into<io::Error>> During<T> for std::result::Result<T, E> {
+    fn during(self, op: &'static str, path: &Path) -> Result<T> {
+        self.map_err(|e| Error::new(op, path, e))
+    }
+}
+
+/// Removes a file; that it is gone already is success.
+fn remove_file(path: &Path) -> Result<()> {
+    match std::fs::remove_file(path) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(Error::new("remove", path, e)),
+        _ => Ok(()),
+    }
+}

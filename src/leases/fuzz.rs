@@ -1,0 +1,25 @@
+//! The readers of the store's files, for the fuzz targets below `fuzz/`: no bytes make one of them
+//! panic, and a lease that is read is written as it was.
+
+use std::hint::black_box;
+use std::net::{IpAddr, Ipv4Addr};
+
+use super::lease::Lease;
+use super::{journal, quarantine};
+
+/// Reads `bytes` as each kind of file.
+///
+/// # Panics
+///
+/// If a lease or a line of the journal is not written as it was read.
+pub fn files(bytes: &[u8]) {
+    let ip = IpAddr::V4(Ipv4Addr::LOCALHOST);
+    if let Some(lease) = Lease::parse(ip, bytes) {
+        assert_eq!(Lease::parse(ip, lease.text().as_bytes()), Some(lease));
+    }
+    let text = String::from_utf8_lossy(bytes);
+    journal::parse_all(&text);
+    for line in text.lines() {
+        black_box(quarantine::parse(line));
+    }
+}

@@ -1,0 +1,480 @@
+//! The journal of a network's leases, by which ADD and DEL find the leases of a container without reading
+//! the files of all others.
+//!
+//! `<network>/.cnibox/leases` is text, a line for each change:
+//!
+//! ```text
+//! leases <machine id> <boot id> .
+//! + <container id> <interface> 10.88.0.2 <file> <network namespace> this .
+//! - 10.88.0.2 .
+//! ```
+//!
+//! The first line tells where and when the file was written anew. `<file>` is inode and modification
+//! time of the lease's file, `<network namespace>` device, inode and ctime; `this` or `earlier` the boot
+//! in which the lease was made. `-` stands for what is not known or absent.
+//!
+//! The reference plugins may add and remove leases whenever they hold the lock, and do not know the
+//! journal. The modification time of the network's folder shows such a change: a session of ours that
+//! changed something ends by setting the modification times of the folder and of the journal to one time whose
+//! nanoseconds are [`SEAL`], which the kernel's clock practically never yields. Any other change moves one of
+//! the two times. A journal that is not sealed like this, or is of another boot, or contradicts a lease, is
+//! written anew from the leases. See `docs/decisions/0001-lease-journal.md`.
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::fs::{File, Metadata};
+use std::io::{ErrorKind, Write as _};
+use std::net::IpAddr;
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::rc::Rc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use nix::fcntl::OFlag;
+use nix::sys::stat::{Mode, futimens};
+use nix::sys::time::TimeSpec;
+
+use super::boot::machine_id;
+use super::lease::{Lease, Owner};
+use crate::files::dir::{Dir, read_up_to, require_owner};
+use crate::files::{During, Error, Result};
+use crate::log;
+use crate::netns::NetnsId;
+
+/// Nanoseconds of a sealed file's modification time: whole microseconds, because some file
+/// systems keep no more.
+const SEAL: i64 = 424_242_000;
+/// The folder in a network's folder for all files that the reference does not have.
+const FOLDER: &str = ".cnibox";
+/// The journal, and its name until it is whole.
+const JOURNAL: &str = "leases";
+const JOURNAL_TEMP: &str = "leases.new";
+/// More than a journal of the leases of a whole /8 has.
+const MAX_BYTES: usize = (1 << 31) - 1;
+/// So many lines of removed leases may stand in a journal of no leases.
+const SPARE_LINES: usize = 100;
+/// The end of every line.
+const END: &str = " .";
+/// Stands for what is not known.
+const UNKNOWN: &str = "-";
+
+/// A journal that agrees with the leases of its network, for as long as the network's lock is held.
+#[derive(Debug)]
+pub(super) struct Journal {
+    network: Rc<Dir>,
+    folder: Rc<Dir>,
+    file: File,
+    /// What the file has.
+    text: String,
+    /// How many leases the lines add and remove; 0 as long as they were not read.
+    added: usize,
+    removed: usize,
+    /// The seconds of the seal.
+    sealed: i64,
+    change: Change,
+}
+
+/// What a session changed, and so has to seal at its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Change {
+    Nothing,
+    /// The network's folder.
+    Folder,
+    /// The network's folder and the journal.
+    Journal,
+}
+
+/// A line that adds a lease.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Entry {
+    pub(super) lease: Lease,
+    pub(super) note: Note,
+}
+
+/// What is noted of a lease to tell later whether its container can still be alive.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Note {
+    /// The file that this was noted of: a lease that was made anew or written to has no note.
+    pub(super) file: FileId,
+    /// The network namespace that the lease was made for.
+    pub(super) netns: Option<NetnsId>,
+    pub(super) boot: Boot,
+}
+
+/// In which boot of this machine a lease was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Boot {
+    This,
+    Earlier,
+    /// Another machine had the lease.
+    Unknown,
+}
+
+/// Distinguishes one lease file from all others that had or will have its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct FileId {
+    ino: u64,
+    /// Nanoseconds of the modification time.
+    mtime: i64,
+}
+
+/// What a journal tells, whether it is sealed or not.
+#[derive(Debug, Default)]
+pub(super) struct Contents {
+    /// The machine that wrote it, and the boot, which is what entries call this one; `None` if the machine
+    /// has no id, or there is no journal.
+    pub(super) machine: Option<String>,
+    pub(super) boot: String,
+    pub(super) entries: HashMap<IpAddr, Entry>,
+}
+
+impl Journal {
+    /// The journal as the last session left it in `folder`; `None` if anything happened since.
+    pub(super) fn open(network: &Rc<Dir>, folder: &Rc<Dir>, boot: &str) -> Option<Journal> {
+        let sealed = seal_of(&network.metadata().ok()?)?;
+        let flags = OFlag::O_RDWR | OFlag::O_APPEND;
+        let (mut file, meta) = folder.file(JOURNAL, flags, Mode::empty()).ok()?;
+        if seal_of(&meta) != Some(sealed) || require_owner(&meta, Path::new(JOURNAL)).is_err() {
+            return None;
+        }
+        let text = String::from_utf8(read_up_to(&mut file, &meta, MAX_BYTES).ok()?).ok()?;
+        let (_, of_boot) = parse_header(&text)?;
+        (of_boot == boot).then(|| Journal {
+            network: Rc::clone(network),
+            folder: Rc::clone(folder),
+            file,
+            text,
+            added: 0,
+            removed: 0,
+            sealed,
+            change: Change::Nothing,
+        })
+    }
+
+    /// Writes the journal of `entries`, which are all leases that `network` has.
+    pub(super) fn create(
+        network: &Rc<Dir>,
+        folder: &Rc<Dir>,
+        boot: &str,
+        entries: &[Entry],
+    ) -> Result<Journal> {
+        network.remove(TEMP)?;
+        folder.remove(LEASE_TEMP)?;
+        require_seals(folder)?;
+        let machine = machine_id();
+        let header = line(&["leases", machine.as_deref().unwrap_or(UNKNOWN), boot]).split_off(1);
+        let text = entries.iter().fold(header, |text, entry| text + &entry.line());
+        let file = folder.replace(JOURNAL, JOURNAL_TEMP, text.as_bytes())?;
+        Ok(Journal {
+            network: Rc::clone(network),
+            folder: Rc::clone(folder),
+            file,
+            text,
+            added: 0,
+            removed: 0,
+            sealed: 0,
+            change: Change::Journal,
+        })
+    }
+
+    /// How many leases there are.
+    pub(super) fn len(&self) -> usize {
+        Contents::parse(&self.text).entries.len()
+    }
+
+    /// The leases that are `owner`'s; `None` if the journal is damaged.
+    pub(super) fn held_by(&mut self, owner: &Owner) -> Option<Vec<Lease>> {
+        let of_container = format!("+ {} ", escaped(owner.id()));
+        let (mut held, mut added, mut removed) = (Vec::new(), 0, 0);
+        for line in self.text.split('\n').skip(1) {
+            if !line.ends_with(END) {
+                return None;
+            }
+            // Of all lines but a few only the beginning is looked at.
+            if line.starts_with('+') {
+                added += 1;
+                if line.starts_with(&of_container) {
+                    held.push(Entry::parse(line)?.lease);
+                }
+            } else {
+                removed += 1;
+                let ip = parse_removed(line)?;
+                held.retain(|lease| lease.ip != ip);
+            }
+        }
+        (self.added, self.removed) = (added, removed);
+        held.retain(|lease| owner.has(lease));
+        Some(held)
+    }
+
+    /// Notes a lease that is about to be created.
+    pub(super) fn add(&mut self, entry: &Entry) -> Result<()> {
+        self.append(&entry.line())
+    }
+
+    /// Notes that leases have been removed.
+    pub(super) fn remove(&mut self, ips: impl Iterator<Item = IpAddr>) -> Result<()> {
+        let lines: Vec<String> = ips.map(|ip| line(&["-", &ip.to_string()])).collect();
+        self.removed += lines.len();
+        self.append(&lines.concat())
+    }
+
+    fn append(&mut self, lines: &str) -> Result<()> {
+        self.change = Change::Journal;
+        self.text += lines;
+        self.file.write_all(lines.as_bytes()).during("write", &self.folder.path(JOURNAL))
+    }
+
+    /// Notes a change of the network's folder that is not one of its leases.
+    pub(super) fn note_folder_change(&mut self) {
+        if self.change == Change::Nothing {
+            self.change = Change::Folder;
+        }
+    }
+
+    /// Seals journal and folder, last of all, if there was any change. A journal that is dropped without
+    /// this is not believed any more.
+    pub(super) fn seal(mut self) -> Result<()> {
+        if self.change == Change::Nothing {
+            return Ok(());
+        }
+        if self.change == Change::Journal {
+            // More than twice as many lines as leases.
+            if 3 * self.removed > self.added + SPARE_LINES {
+                self.rewrite()?;
+            }
+            self.sealed = now();
+            stamp(&self.file, &self.time())?;
+        }
+        stamp(&*self.network, &self.time())
+    }
+
+    /// Leaves the lines of removed leases out.
+    fn rewrite(&mut self) -> Result<()> {
+        let header = self.text.lines().next().unwrap_or_default();
+        let lines = Contents::parse(&self.text).entries.into_values().map(|entry| entry.line());
+        let text = lines.fold(header.to_owned(), |text, line| text + &line);
+        self.file = self.folder.replace(JOURNAL, JOURNAL_TEMP, text.as_bytes())?;
+        Ok(())
+    }
+
+    fn time(&self) -> TimeSpec {
+        TimeSpec::new(self.sealed, SEAL)
+    }
+}
+
+impl Entry {
+    fn line(&self) -> String {
+        let Entry { lease, note: Note { file, netns, boot } } = self;
+        let unknown = || UNKNOWN.to_owned();
+        let identity = |NetnsId { dev, ino, ctime }: NetnsId| format!("{dev}:{ino}:{ctime}");
+        line(&[
+            "+",
+            &escaped(&lease.id),
+            &lease.ifname.as_deref().map_or_else(unknown, escaped),
+            &lease.ip.to_string(),
+            &format!("{}:{}", file.ino, file.mtime),
+            &netns.map_or_else(unknown, identity),
+            boot.word(),
+        ])
+    }
+
+    fn parse(line: &str) -> Option<Entry> {
+        let ["+", id, ifname, ip, file, netns, boot] = words(line)[..] else { return None };
+        let known = |word: &&str| *word != UNKNOWN;
+        let ifname = match Some(ifname).filter(known) {
+            Some(ifname) => Some(unescaped(ifname)?),
+            None => None,
+        };
+        let lease = Lease { ip: ip.parse().ok()?, id: unescaped(id)?, ifname };
+        let (ino, mtime) = file.split_once(':')?;
+        let file = FileId { ino: ino.parse().ok()?, mtime: mtime.parse().ok()? };
+        let netns = match Some(netns).filter(known) {
+            Some(netns) => Some(parse_netns(netns)?),
+            None => None,
+        };
+        let boot = Boot::ALL.into_iter().find(|known| known.word() == boot)?;
+        Some(Entry { lease, note: Note { file, netns, boot } })
+    }
+}
+
+impl Boot {
+    const ALL: [Boot; 3] = [Boot::This, Boot::Earlier, Boot::Unknown];
+
+    fn word(self) -> &'static str {
+        match self {
+            Boot::This => "this",
+            Boot::Earlier => "earlier",
+            Boot::Unknown => UNKNOWN,
+        }
+    }
+}
+
+impl FileId {
+    pub(super) fn of(meta: &Metadata) -> FileId {
+        let mtime = meta.mtime().wrapping_mul(1_000_000_000).wrapping_add(meta.mtime_nsec());
+        FileId { ino: meta.ino(), mtime }
+    }
+}
+
+impl Contents {
+    /// The entries of the journal in `folder`, sealed or not: each entry names the file that it was
+    /// made for, and is valid for that file only.
+    pub(super) fn read(folder: &Dir) -> Contents {
+        let text = folder.read(JOURNAL, MAX_BYTES).map(|(bytes, _)| bytes).unwrap_or_default();
+        Contents::parse(&String::from_utf8_lossy(&text))
+    }
+
+    fn parse(text: &str) -> Contents {
+        let Some((machine, boot)) = parse_header(text) else { return Contents::default() };
+        let machine = Some(machine).filter(|id| *id != UNKNOWN).map(str::to_owned);
+        let mut entries = HashMap::new();
+        for line in text.split('\n') {
+            if let Some(entry) = Entry::parse(line) {
+                entries.insert(entry.lease.ip, entry);
+            } else if let Some(ip) = parse_removed(line) {
+                entries.remove(&ip);
+            }
+        }
+        Contents { machine, boot: boot.to_owned(), entries }
+    }
+}
+
+/// Reads `text` as a journal; an entry that is read is written as it was.
+///
+/// # Panics
+///
+/// If it is not.
+#[cfg(feature = "testing")]
+pub(super) fn parse_all(text: &str) {
+    for entry in Contents::parse(text).entries.values() {
+        assert_eq!(Entry::parse(entry.line().trim_start()).as_ref(), Some(entry));
+    }
+}
+
+/// A line of `words`, none of which contains white space. It begins with the newline and has an end
+/// of its own: a line that was cut short is not read, and does not spoil the next one.
+pub(super) fn line(words: &[&str]) -> String {
+    format!("\n{}{END}", words.join(" "))
+}
+
+/// The words of a line; none if it was cut short.
+pub(super) fn words(line: &str) -> Vec<&str> {
+    line.strip_suffix(END).map(|line| line.split(' ').collect()).unwrap_or_default()
+}
+
+/// Machine and boot of a journal.
+fn parse_header(text: &str) -> Option<(&str, &str)> {
+    let ["leases", machine, boot] = words(text.lines().next()?)[..] else { return None };
+    Some((machine, boot))
+}
+
+fn parse_removed(line: &str) -> Option<IpAddr> {
+    if let ["-", ip] = words(line)[..] { ip.parse().ok() } else { None }
+}
+
+fn parse_netns(word: &str) -> Option<NetnsId> {
+    let mut numbers = word.split(':');
+    let id = NetnsId {
+        dev: numbers.next()?.parse().ok()?,
+        ino: numbers.next()?.parse().ok()?,
+        ctime: numbers.next()?.parse().ok()?,
+    };
+    numbers.next().is_none().then_some(id)
+}
+
+/// `text` as one word: everything but printable ASCII is written as `%` and two hexadecimal digits.
+fn escaped(text: &str) -> String {
+    let mut word = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        if byte.is_ascii_graphic() && byte != b'%' && text != UNKNOWN {
+            word.push(char::from(byte));
+        } else {
+            // To a string, this cannot fail.
+            write!(word, "%{byte:02x}").unwrap_or_default();
+        }
+    }
+    word
+}
+
+fn unescaped(word: &str) -> Option<String> {
+    let mut parts = word.split('%');
+    let mut bytes = parts.next()?.as_bytes().to_vec();
+    for part in parts {
+        bytes.push(u8::from_str_radix(part.get(..2)?, 16).ok()?);
+        bytes.extend(&part.as_bytes()[2..]);
+    }
+    String::from_utf8(bytes).ok()
+}
+
+/// The folder `.cnibox` in `network`, made if it is missing. Without it everything works, but reads all
+/// leases.
+pub(super) fn make_folder(network: &Dir) -> Option<Rc<Dir>> {
+    let found = match network.private(FOLDER) {
+        Ok(None) => {
+            let made = network.make_private(FOLDER);
+            made.map_err(|e| log::debug(format_args!("no lease journal: {e}"))).ok()?;
+            network.private(FOLDER)
+        }
+        found => found,
+    };
+    warned(found).map(Rc::new)
+}
+
+/// The same folder, if it is there.
+pub(super) fn existing_folder(network: &Dir) -> Option<Dir> {
+    warned(network.private(FOLDER))
+}
+
+fn warned(found: Result<Option<Dir>>) -> Option<Dir> {
+    found.unwrap_or_else(|e| {
+        log::warn(format_args!("no lease journal: {e}"));
+        None
+    })
+}
+
+/// The temporary name of leases in [`FOLDER`], and in networks that cannot have one.
+const LEASE_TEMP: &str = "tmp";
+const TEMP: &str = ".cnibox-tmp";
+
+/// Where leases are written until they are whole: in the folder that no listing of the reference plugins
+/// passes over, if there is one.
+pub(super) fn temp<'f>(network: &'f Dir, folder: Option<&'f Dir>) -> (&'f Dir, &'static str) {
+    folder.map_or((network, TEMP), |folder| (folder, LEASE_TEMP))
+}
+
+/// Marks a lease of ours before it can be seen, by its modification time. A power cut may lose a file's content,
+/// but not the time of a file that has its name: so an emptied lease of ours is told from other empty files.
+pub(super) fn sign(lease: &File) -> Result<()> {
+    stamp(lease, &TimeSpec::new(now(), SEAL))
+}
+
+/// Whether a lease is marked so.
+pub(super) fn is_signed(meta: &Metadata) -> bool {
+    seal_of(meta).is_some()
+}
+
+/// Refuses file systems that do not keep enough of a time to hold the seal: there, writing a
+/// journal for every command would be all loss.
+fn require_seals(folder: &Dir) -> Result<()> {
+    stamp(folder, &TimeSpec::new(0, SEAL))?;
+    match seal_of(&folder.metadata()?) {
+        Some(_) => Ok(()),
+        None => Err(Error::new("seal", &folder.path(""), ErrorKind::Unsupported)),
+    }
+}
+
+/// The seconds of a sealed time.
+fn seal_of(meta: &Metadata) -> Option<i64> {
+    (meta.mtime_nsec() == SEAL).then(|| meta.mtime())
+}
+
+fn now() -> i64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(now.as_secs()).unwrap_or_default()
+}
+
+fn stamp(file: impl AsFd, time: &TimeSpec) -> Result<()> {
+    futimens(file, &TimeSpec::UTIME_OMIT, time).during("set the time of", Path::new(FOLDER))
+}

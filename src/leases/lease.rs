@@ -1,0 +1,172 @@
+//! One lease: who holds an address, and how that is written in its file.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use crate::files::lock;
+use crate::netns::NetnsId;
+
+/// What a network's configuration says of its leases.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeaseOptions {
+    /// How long to wait for the lock.
+    pub lock_timeout: Duration,
+    /// How long a freed address is kept from the next owner.
+    pub reuse_delay: Duration,
+}
+
+impl Default for LeaseOptions {
+    fn default() -> LeaseOptions {
+        LeaseOptions { lock_timeout: lock::TIMEOUT, reuse_delay: Duration::ZERO }
+    }
+}
+
+/// Who may hold addresses: an interface of a container.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Owner {
+    id: String,
+    ifname: String,
+    netns: Option<NetnsId>,
+}
+
+/// An address that is taken, as its file tells it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lease {
+    /// The address: the file's name.
+    pub ip: IpAddr,
+    /// The container.
+    pub id: String,
+    /// The interface; files of releases up to 0.7.5 name only the container.
+    pub ifname: Option<String>,
+}
+
+impl Owner {
+    /// White space around the container id does not belong to it.
+    pub fn new(id: &str, ifname: &str) -> Owner {
+        Owner { id: id.trim().to_owned(), ifname: ifname.to_owned(), netns: None }
+    }
+
+    /// The same owner, who lives as long as this network namespace.
+    #[must_use]
+    pub fn with_netns(self, netns: Option<NetnsId>) -> Owner {
+        Owner { netns, ..self }
+    }
+
+    /// The namespace it lives in, if that is known.
+    pub(super) fn netns(&self) -> Option<NetnsId> {
+        self.netns
+    }
+
+    /// The container's id.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// The interface inside the container.
+    pub fn ifname(&self) -> &str {
+        &self.ifname
+    }
+
+    /// Whether the lease is its, or one of its container that names no interface.
+    pub(super) fn has(&self, lease: &Lease) -> bool {
+        let is_its = |ifname: &str| ifname == self.ifname;
+        lease.id == self.id && lease.ifname.as_deref().is_none_or(is_its)
+    }
+
+    /// The lease of `ip` by this owner.
+    pub(super) fn lease(&self, ip: IpAddr) -> Lease {
+        Lease { ip, id: self.id.clone(), ifname: Some(self.ifname.clone()) }
+    }
+}
+
+impl Lease {
+    /// What the lease's file holds.
+    pub(super) fn text(&self) -> String {
+        match &self.ifname {
+            Some(ifname) => format!("{}\r\n{ifname}", self.id),
+            None => self.id.clone(),
+        }
+    }
+
+    /// Reads a lease's file; `None` if neither form of a lease looks so. A person who reserves an
+    /// address by hand may have written anything.
+    pub(super) fn parse(ip: IpAddr, content: &[u8]) -> Option<Lease> {
+        let text = std::str::from_utf8(content).ok()?.trim();
+        let is_control = |c: char| c.is_control() && c != '\r' && c != '\n';
+        if text.contains(is_control) {
+            return None;
+        }
+        let (id, ifname) = match text.split_once("\r\n") {
+            Some((_, ifname)) if !is_interface(ifname) => return None,
+            Some((id, ifname)) => (id.trim_end(), Some(ifname.to_owned())),
+            None => (text, None),
+        };
+        is_container_id(id).then(|| Lease { ip, id: id.to_owned(), ifname })
+    }
+}
+
+impl fmt::Display for Lease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of container {}", self.ip, self.id)?;
+        self.ifname.as_ref().map_or(Ok(()), |ifname| write!(f, ", interface {ifname}"))
+    }
+}
+
+/// The specification's `[a-zA-Z0-9][a-zA-Z0-9_.-]*`.
+fn is_container_id(id: &str) -> bool {
+    id.starts_with(|c: char| c.is_ascii_alphanumeric())
+        && id.chars().all(|c| c.is_ascii_alphanumeric() || "_.-".contains(c))
+}
+
+/// What the kernel takes for an interface's name.
+fn is_interface(name: &str) -> bool {
+    (1..=15).contains(&name.len())
+        && !name.contains(|c: char| c.is_whitespace() || "/:".contains(c))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_forms_and_what_others_write() {
+        let ip: IpAddr = "10.1.2.3".parse().unwrap();
+        let parse = |content: &[u8]| Lease::parse(ip, content).map(|l| (l.id, l.ifname));
+        let new = Some(("c1".to_owned(), Some("eth0".to_owned())));
+        let old = Some(("c1".to_owned(), None));
+        assert_eq!(parse(b"c1\r\neth0"), new);
+        assert_eq!(parse(b" c1 \r\neth0\n"), new);
+        assert_eq!(parse(b"c1"), old);
+        assert_eq!(parse(b"c1\r\n"), old);
+        let others: [&[u8]; 13] = [
+            b"",
+            b"  \r\n",
+            b"\0\0\0\0",
+            b"c1\r\n\0\0\0",
+            b"_c1\r\neth0",
+            b"c 1",
+            b"\xff\xfe",
+            b"c1\neth0",
+            b"c1\r\neth0 of the printer",
+            b"c1\r\nlonger-than-a-name-can-be",
+            b"c1\r\neth0\r\neth1",
+            b"reserved for the printer\n",
+            b"# do not use",
+        ];
+        for content in others {
+            assert_eq!(parse(content), None, "{content:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read_back() {
+        let ip: IpAddr = "2001:db8::1".parse().unwrap();
+        let owner = Owner::new(" c1 \n", "eth0");
+        for ifname in [Some("eth0".to_owned()), None] {
+            let lease = Lease { ip, id: "c1".to_owned(), ifname };
+            assert_eq!(Lease::parse(ip, lease.text().as_bytes()), Some(lease));
+        }
+        assert_eq!(owner.lease(ip).text(), "c1\r\neth0");
+    }
+}

@@ -1,0 +1,239 @@
+//! What is in a store's directory, and how a lease's file is read.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::fs::{self, Metadata};
+use std::io::ErrorKind;
+use std::net::IpAddr;
+use std::path::Path;
+use std::time::SystemTime;
+
+use nix::unistd::{AccessFlags, access};
+
+use super::lease::{Lease, LeaseOptions};
+use super::notes::{Notes, Reclaimed, judge};
+use super::{journal, quarantine};
+use crate::attachment::Liveness;
+use crate::files::dir::Dir;
+use crate::files::{During, Result};
+use crate::{error, log, sysctl};
+
+/// More than a lease can have.
+const MAX_BYTES: usize = 4096;
+
+/// The addresses taken in a network at one moment, seen without its lock.
+#[derive(Debug, Default)]
+pub struct Listing {
+    /// Absent if there is no store yet.
+    dir: Option<Dir>,
+    ips: HashSet<IpAddr>,
+    /// Freed a short while ago: not to be given out yet (`reuseDelay`).
+    quarantined: HashSet<IpAddr>,
+}
+
+/// A lease, and what is known beside it.
+#[derive(Clone, Debug)]
+pub struct LeaseStatus {
+    /// What its file tells.
+    pub lease: Lease,
+    /// Whether its container is alive.
+    pub liveness: Liveness,
+    /// When it was made, if the clock on the wall was right then.
+    pub created: Option<SystemTime>,
+}
+
+/// An address that is taken by a file which is no lease: a person keeps it from the containers, or
+/// another program was killed while it made a lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reservation {
+    /// The address: the file's name.
+    pub ip: IpAddr,
+    /// There is no text in the file.
+    pub empty: bool,
+}
+
+impl Reservation {
+    /// Why it is none of a container.
+    pub fn why(&self) -> &'static str {
+        if self.empty { "the file is empty" } else { "the file names no container" }
+    }
+}
+
+impl fmt::Display for Reservation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, which was reserved: {}", self.ip, self.why())
+    }
+}
+
+/// How a file that is named by an address was found.
+pub(super) enum Found {
+    Lease(Lease, Box<Metadata>),
+    /// A lease of ours whose text was lost in a power cut.
+    Lost,
+    Reserved(Reservation),
+    Nothing,
+}
+
+impl Listing {
+    /// Lists the store of `network` and changes nothing. Fails if ADD could not write there; a
+    /// store that is missing but could be created is empty.
+    pub fn open_writable(
+        data_dir: &Path,
+        network: &str,
+        terms: LeaseOptions,
+    ) -> error::Result<Listing> {
+        let path = data_dir.join(network);
+        let existing = path.ancestors().find(|dir| dir.symlink_metadata().is_ok()).unwrap_or(&path);
+        let rights = AccessFlags::R_OK | AccessFlags::W_OK | AccessFlags::X_OK;
+        access(existing, rights).during("access", existing)?;
+        let Some(dir) = Dir::of_network(data_dir, network)? else {
+            fs::read_dir(existing).during("list", existing)?;
+            return Ok(Listing::default());
+        };
+        if dir.has("lock") {
+            // What is no file cannot be locked.
+            dir.read("lock", 0).during("open lock", &dir.path("lock"))?;
+        }
+        let boot = sysctl::boot_id().ok();
+        let folder = journal::existing_folder(&dir);
+        let quarantined =
+            quarantine::quarantined(folder.as_ref(), boot.as_deref(), terms.reuse_delay);
+        let ips = addresses(&dir)?;
+        Ok(Listing { dir: Some(dir), ips, quarantined: quarantined.into_keys().collect() })
+    }
+
+    /// Lists the store of `network` without the rights to write there; `None` if there is none. A folder
+    /// is one if it has the lock, which every command that made a lease has left there.
+    pub fn open_existing(data_dir: &Path, network: &str) -> error::Result<Option<Listing>> {
+        let dir = Dir::of_network(data_dir, network)?.filter(|dir| dir.has("lock"));
+        let Some(dir) = dir else { return Ok(None) };
+        Ok(Some(Listing { ips: addresses(&dir)?, dir: Some(dir), quarantined: HashSet::new() }))
+    }
+
+    /// The addresses that files are named by, and the addresses in quarantine.
+    pub fn taken(&self) -> HashSet<IpAddr> {
+        self.ips.union(&self.quarantined).copied().collect()
+    }
+
+    /// Those that ADD cannot have: leases of containers that are gone are no obstacle to it.
+    pub fn unavailable(&self) -> HashSet<IpAddr> {
+        let mut unavailable = self.taken();
+        for gone in self.gone() {
+            unavailable.remove(&gone.lease.ip);
+        }
+        unavailable.extend(&self.quarantined);
+        unavailable
+    }
+
+    /// All leases with what is known beside them.
+    pub fn statuses(&self) -> Vec<LeaseStatus> {
+        let found: Vec<_> = self.found().filter_map(Found::lease).collect();
+        // Without a boot id there are no notes at all.
+        let lives = sysctl::boot_id().map_or_else(|_| Vec::new(), |boot| self.judge(&found, &boot));
+        let lives = lives.into_iter().chain(std::iter::repeat(Liveness::Unknown));
+        let status = |((lease, meta), liveness): ((Lease, Metadata), _)| {
+            // A container id alone may have been written by a person, to reserve the address.
+            let liveness = if lease.ifname.is_some() { liveness } else { Liveness::Unknown };
+            LeaseStatus { lease, liveness, created: meta.modified().ok() }
+        };
+        found.into_iter().zip(lives).map(status).collect()
+    }
+
+    fn judge(&self, leases: &[(Lease, Metadata)], boot: &str) -> Vec<Liveness> {
+        let folder = self.dir.as_ref().and_then(journal::existing_folder);
+        let notes = Notes::read(folder.as_ref(), boot);
+        let entries: Vec<_> = leases.iter().map(|(lease, meta)| notes.entry(lease, meta)).collect();
+        judge(&entries)
+    }
+
+    /// The leases of containers that are gone, by address.
+    pub fn gone(&self) -> Vec<Reclaimed> {
+        let gone = |status: LeaseStatus| match status.liveness {
+            Liveness::Gone(why) => Some(Reclaimed { lease: status.lease, why }),
+            Liveness::Alive | Liveness::Unknown => None,
+        };
+        let mut gone: Vec<_> = self.statuses().into_iter().filter_map(gone).collect();
+        gone.sort_by_key(|gone| gone.lease.ip);
+        gone
+    }
+
+    /// The addresses that are taken by what is no lease, in order.
+    pub fn reservations(&self) -> Vec<Reservation> {
+        let mut reserved: Vec<_> = self.found().filter_map(Found::reservation).collect();
+        reserved.sort_by_key(|reservation| reservation.ip);
+        reserved
+    }
+
+    /// Reads the files one by one.
+    fn found(&self) -> impl Iterator<Item = Found> {
+        self.dir.iter().flat_map(|dir| self.ips.iter().map(move |ip| read(dir, *ip)))
+    }
+}
+
+impl Found {
+    pub(super) fn lease(self) -> Option<(Lease, Metadata)> {
+        if let Found::Lease(lease, meta) = self { Some((lease, *meta)) } else { None }
+    }
+
+    fn reservation(self) -> Option<Reservation> {
+        if let Found::Reserved(reservation) = self { Some(reservation) } else { None }
+    }
+}
+
+/// The addresses that files are named by.
+pub(super) fn addresses(dir: &Dir) -> Result<HashSet<IpAddr>> {
+    Ok(dir.names()?.iter().filter_map(|name| parse_name(name)).collect())
+}
+
+/// The owner of the address in the leases of `network`, read without its lock.
+pub fn lease_of(data_dir: &Path, network: &str, ip: IpAddr) -> Option<Lease> {
+    let dir = Dir::of_network(data_dir, network).ok()??;
+    read(&dir, ip).lease().map(|(lease, _)| lease)
+}
+
+/// Reads the file of `ip`.
+pub(super) fn read(dir: &Dir, ip: IpAddr) -> Found {
+    #[cfg(test)]
+    super::tests::READS.with(|reads| reads.set(reads.get() + 1));
+    let name = ip.to_string();
+    let (content, meta) = match dir.read(&name, MAX_BYTES) {
+        Ok(read) => read,
+        Err(e) if e.kind() == ErrorKind::InvalidInput => {
+            return Found::Reserved(Reservation { ip, empty: false });
+        }
+        Err(e) => {
+            let path = dir.path(&name);
+            log::debug(format_args!("skip lease {}: {}", path.display(), error::io_text(&e)));
+            return Found::Nothing;
+        }
+    };
+    let empty = content.iter().all(|byte| *byte == 0 || byte.is_ascii_whitespace());
+    match Lease::parse(ip, &content) {
+        Some(lease) => Found::Lease(lease, Box::new(meta)),
+        None if empty && journal::is_signed(&meta) => Found::Lost,
+        None => Found::Reserved(Reservation { ip, empty }),
+    }
+}
+
+/// The networks that have a store below `data_dir`, by name.
+pub fn networks(data_dir: &Path) -> error::Result<Vec<String>> {
+    let entries = match fs::read_dir(data_dir) {
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.during("list", data_dir)?,
+    };
+    let mut names = Vec::new();
+    for entry in entries {
+        let entry = entry.during("list", data_dir)?;
+        if entry.path().join("lock").is_file() {
+            names.extend(entry.file_name().into_string().ok());
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// The address that a file is named by. Only its canonical text: other names are not looked at
+/// when an address is reserved, neither by us nor by the reference.
+fn parse_name(name: &str) -> Option<IpAddr> {
+    name.parse().ok().filter(|ip: &IpAddr| ip.to_canonical() == *ip && ip.to_string() == name)
+}

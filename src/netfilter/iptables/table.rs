@@ -1,0 +1,429 @@
+//! A table of iptables as it is read, and the changes to come, as iptables-restore reads them.
+//!
+//! Two checks keep what a configuration says inside its own word: every kind of word is checked
+//! where the configuration is read ([`require_chain`], [`require_words`]), and `Table::script` makes
+//! no line that has a control character.
+
+use std::collections::HashSet;
+
+use crate::error::{Error, Result};
+
+/// The longest name of a chain.
+const CHAIN: usize = 28;
+/// The longest name of an interface.
+const INTERFACE: usize = 15;
+
+/// Refuses a name that is none for a chain: iptables takes no blanks, no `-` or `!` at the
+/// beginning, and 28 bytes at most; quotation marks would need quotation where it prints none.
+pub fn require_chain(key: &str, name: &str) -> Result<()> {
+    let is_sound = |c: char| c.is_ascii_graphic() && !matches!(c, '"' | '\'' | '\\');
+    let is_short = !name.is_empty() && name.len() <= CHAIN;
+    if is_short && !name.starts_with(['-', '!']) && name.chars().all(is_sound) {
+        return Ok(());
+    }
+    Err(Error::config(format!("invalid {key} {name:?}")).with_details(
+        "a chain's name has 1 to 28 printable ASCII characters, no blanks and quotation marks, \
+         and does not begin with - or !",
+    ))
+}
+
+/// Refuses an interface's name that a rule cannot name: what the kernel refuses, quotation marks, and
+/// a `+` at the end, which to iptables means every interface that begins so.
+pub fn require_interface(key: &str, name: &str) -> Result<()> {
+    let is_bad = |c: char| c.is_control() || c.is_whitespace() || "/\"'\\".contains(c);
+    if (1..=INTERFACE).contains(&name.len()) && !name.contains(is_bad) && !name.ends_with('+') {
+        return Ok(());
+    }
+    Err(Error::config(format!("invalid interface name {name:?} in {key}")).with_details(
+        "a rule names an interface by 1 to 15 bytes, without blanks, slashes and quotation marks, \
+         and without + at the end",
+    ))
+}
+
+/// Refuses words that cannot stand in one line.
+pub fn require_words(key: &str, words: &[String]) -> Result<()> {
+    match words.iter().find(|word| word.contains(char::is_control)) {
+        Some(word) => Err(Error::config(format!("invalid word {word:?} in {key}"))
+            .with_details("a word of iptables has no control characters, such as line breaks")),
+        None => Ok(()),
+    }
+}
+
+/// A rule: its chain and the words behind it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Rule {
+    /// The chain that it is in.
+    pub chain: String,
+    /// The words behind the chain, unquoted.
+    pub words: Vec<String>,
+}
+
+impl Rule {
+    /// A rule of `chain` with these words, unquoted: `["-s", "10.0.0.5/32"]`.
+    pub fn new<S: Into<String>>(chain: &str, words: impl IntoIterator<Item = S>) -> Rule {
+        Rule { chain: chain.to_owned(), words: words.into_iter().map(Into::into).collect() }
+    }
+
+    /// A rule of `chain` for every packet.
+    pub fn every(chain: &str) -> Rule {
+        Rule { chain: chain.to_owned(), words: Vec::new() }
+    }
+
+    /// More words.
+    #[must_use]
+    pub fn with<S: Into<String>>(mut self, words: impl IntoIterator<Item = S>) -> Rule {
+        self.words.extend(words.into_iter().map(Into::into));
+        self
+    }
+
+    /// With a comment. Control characters, which names of interfaces may have, become blanks.
+    #[must_use]
+    pub fn comment(self, text: &str) -> Rule {
+        let text = text.replace(char::is_control, " ");
+        self.with(["-m", "comment", "--comment", &text])
+    }
+
+    /// With a target, which comes last.
+    #[must_use]
+    pub fn target(self, target: &str) -> Rule {
+        self.with(["-j", target])
+    }
+
+    /// The word behind `option`: of `-s`, `-j`, `--comment`.
+    pub fn value(&self, option: &str) -> Option<&str> {
+        let at = self.words.iter().position(|word| word == option)?;
+        self.words.get(at + 1).map(String::as_str)
+    }
+
+    /// Whether it jumps to `target`.
+    pub fn goes_to(&self, target: &str) -> bool {
+        self.value("-j") == Some(target) || self.value("-g") == Some(target)
+    }
+
+    /// The same rule with another target.
+    #[must_use]
+    pub fn redirected(&self, target: &str) -> Rule {
+        let mut rule = self.clone();
+        if let Some(at) = rule.words.iter().position(|word| word == "-j") {
+            rule.words.truncate(at);
+        }
+        rule.target(target)
+    }
+
+    /// A line of iptables-restore: `-D`, the chain and the words.
+    pub(super) fn line(&self, command: &str) -> String {
+        format!("{command} {}{}", self.chain, self.text())
+    }
+
+    /// Its words behind the chain, as iptables-restore reads them.
+    pub(in crate::netfilter) fn text(&self) -> String {
+        self.words.iter().fold(String::new(), |line, word| line + " " + &quoted(word))
+    }
+}
+
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:,!+=@%".contains(c);
+    if !word.is_empty() && word.chars().all(plain) {
+        return word.to_owned();
+    }
+    let mut text = String::from("\"");
+    for c in word.chars() {
+        if matches!(c, '"' | '\\') {
+            text.push('\\');
+        }
+        text.push(c);
+    }
+    text + "\""
+}
+
+/// The words of a line of iptables-save.
+pub(super) fn words(line: &str) -> Vec<String> {
+    let mut words = Vec::new();
+    let mut word: Option<String> = None;
+    let (mut in_quotes, mut chars) = (false, line.chars());
+    while let Some(c) = chars.next() {
+        match c {
+            '"' => {
+                in_quotes = !in_quotes;
+                word.get_or_insert_default();
+            }
+            '\\' if in_quotes => word.get_or_insert_default().extend(chars.next()),
+            ' ' if !in_quotes => words.extend(word.take()),
+            c => word.get_or_insert_default().push(c),
+        }
+    }
+    words.extend(word);
+    words
+}
+
+/// A table as it is, and the changes to come.
+#[derive(Clone, Debug, Default)]
+pub struct Table {
+    /// `nat`, `filter`, `raw`.
+    pub name: String,
+    /// The names of all chains.
+    pub chains: Vec<String>,
+    /// The rules of all chains, in their order.
+    pub rules: Vec<Rule>,
+    /// Chains that iptables cannot print.
+    pub unreadable: Vec<String>,
+    /// Lines of iptables-restore.
+    pub(in crate::netfilter) changes: Vec<String>,
+    pub(in crate::netfilter) refusal: Option<Error>,
+}
+
+impl Table {
+    /// A table without chains and rules.
+    pub fn empty(name: &str) -> Table {
+        Table { name: name.to_owned(), ..Table::default() }
+    }
+
+    /// The table `table` from what iptables-save printed.
+    pub fn parse(name: &str, text: &str) -> Table {
+        let mut table = Table::empty(name);
+        for line in text.lines() {
+            if let Some(chain) = line.strip_prefix(':') {
+                table.chains.extend(chain.split(' ').next().map(ToOwned::to_owned));
+            } else if let Some(rule) = line.strip_prefix("-A ") {
+                let mut words = words(rule).into_iter();
+                let chain = words.next().unwrap_or_default();
+                table.rules.push(Rule { chain, words: words.collect() });
+            }
+        }
+        table
+    }
+
+    /// Whether the chain is there.
+    pub fn has_chain(&self, chain: &str) -> bool {
+        self.chains.iter().any(|name| name == chain)
+    }
+
+    /// The rules of one chain.
+    pub fn rules_of(&self, chain: &str) -> impl Iterator<Item = &Rule> {
+        self.rules.iter().filter(move |rule| rule.chain == chain)
+    }
+
+    /// Gives the changes up: none is made, and the whole call fails with this error.
+    pub fn refuse(&mut self, error: Error) {
+        self.changes.clear();
+        self.refusal = Some(error);
+    }
+
+    /// The first change that is certainly necessary: a chain that iptables cannot print may have the
+    /// rule behind a rule that iptables cannot print.
+    pub fn first_change(&self) -> Option<&String> {
+        let in_front = |chain: &String, line: &str| line.starts_with(&format!("-I {chain} 1 "));
+        let is_unsure = |line: &str| self.unreadable.iter().any(|chain| in_front(chain, line));
+        self.changes.iter().find(|line| !is_unsure(line))
+    }
+
+    /// Whether the rule is there.
+    pub fn has(&self, rule: &Rule) -> bool {
+        self.rules.contains(rule)
+    }
+
+    /// Creates the chain if it is not there.
+    pub fn ensure_chain(&mut self, chain: &str) {
+        if !self.has_chain(chain) {
+            self.chains.push(chain.to_owned());
+            self.changes.push(format!("-N {chain}"));
+        }
+    }
+
+    /// Appends the rule if it is not there.
+    pub fn append_unique(&mut self, rule: Rule) {
+        if !self.has(&rule) {
+            self.changes.push(rule.line("-A"));
+            self.rules.push(rule);
+        }
+    }
+
+    /// Appends each of the rules that is not there, in time linear in their number.
+    pub fn append_all_unique(&mut self, rules: Vec<Rule>) {
+        let mut present: HashSet<&Rule> = self.rules.iter().collect();
+        let is_new: Vec<bool> = rules.iter().map(|rule| present.insert(rule)).collect();
+        for (rule, _) in rules.into_iter().zip(is_new).filter(|(_, is_new)| *is_new) {
+            self.changes.push(rule.line("-A"));
+            self.rules.push(rule);
+        }
+    }
+
+    /// Inserts the rule at the beginning of its chain if it is not there.
+    pub fn insert_unique(&mut self, rule: Rule) {
+        self.insert_behind(0, rule);
+    }
+
+    /// Deletes the rule where it is there more than once, but for one.
+    pub fn leave_one(&mut self, rule: &Rule) {
+        let copies: Vec<Rule> = self.rules.extract_if(.., |present| present == rule).collect();
+        self.changes.extend(copies.iter().skip(1).map(|copy| copy.line("-D")));
+        self.rules.extend(copies.into_iter().take(1));
+    }
+
+    /// Inserts the rule behind this many of its chain if it is not there.
+    pub fn insert_behind(&mut self, others: usize, rule: Rule) {
+        if !self.has(&rule) {
+            self.changes.push(format!("-I {} {}{}", rule.chain, others + 1, rule.text()));
+            self.rules.insert(0, rule);
+        }
+    }
+
+    /// Deletes all rules that `which` is true of.
+    pub fn del_rules(&mut self, which: impl Fn(&Rule) -> bool) {
+        let gone = self.rules.extract_if(.., |rule| which(rule));
+        self.changes.extend(gone.map(|rule| rule.line("-D")));
+    }
+
+    /// Deletes the rules of the chain if it is there.
+    pub fn flush_chain(&mut self, chain: &str) {
+        if self.rules_of(chain).next().is_some() {
+            self.rules.retain(|rule| rule.chain != chain);
+            self.changes.push(format!("-F {chain}"));
+        }
+    }
+
+    /// Deletes the chain with its rules if it is there. Rules that jump to it must go first.
+    pub fn del_chain(&mut self, chain: &str) {
+        self.flush_chain(chain);
+        if self.has_chain(chain) {
+            self.chains.retain(|name| name != chain);
+            self.changes.push(format!("-X {chain}"));
+        }
+    }
+
+    /// Deletes the chain with its rules if it is there and no rule jumps to it.
+    pub fn del_unused_chain(&mut self, chain: &str) {
+        if !self.rules.iter().any(|rule| rule.goes_to(chain)) {
+            self.del_chain(chain);
+        }
+    }
+
+    /// Deletes the chain with its rules and every rule that jumps to it.
+    pub fn uproot_chain(&mut self, chain: &str) {
+        self.del_rules(|rule| rule.goes_to(chain));
+        self.del_chain(chain);
+    }
+
+    /// Whether nothing is added.
+    pub(super) fn only_deletes(&self) -> bool {
+        self.changes.iter().all(|line| ["-D ", "-F ", "-X "].iter().any(|v| line.starts_with(v)))
+    }
+
+    /// The changes for iptables-restore; `None` if there are none. Each change is one line: a change with a
+    /// line break is refused.
+    pub(super) fn script(&self) -> Result<Option<String>> {
+        match &self.refusal {
+            Some(refusal) => Err(refusal.clone()),
+            None if self.changes.is_empty() => Ok(None),
+            None => script(&self.name, &self.changes).map(Some),
+        }
+    }
+}
+
+/// What iptables-restore is given to make these changes of a table.
+pub(super) fn script(name: &str, changes: &[String]) -> Result<String> {
+    match changes.iter().find(|line| line.contains(char::is_control)) {
+        Some(line) => {
+            let msg = format!("refuse to change iptables: control character in line {line:?}");
+            Err(Error::internal(msg))
+        }
+        None => Ok(format!("*{name}\n{}\nCOMMIT\n", changes.join("\n"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SAVED: &str = r#"# Generated
+*nat
+:POSTROUTING ACCEPT [3:180]
+:CNI-1 - [0:0]
+-A POSTROUTING -s 10.1.2.4/32 -m comment --comment "name: \"net\" id: \"c\\1\"" -j CNI-1
+-A CNI-1 -d 10.1.2.0/24 -m comment --comment "" -j ACCEPT
+-A CNI-1 ! -d 224.0.0.0/4 -m comment --comment plain -j MASQUERADE
+COMMIT
+"#;
+
+    fn jump() -> Rule {
+        Rule::new("POSTROUTING", ["-s", "10.1.2.4/32"])
+            .comment("name: \"net\" id: \"c\\1\"")
+            .target("CNI-1")
+    }
+
+    #[test]
+    fn what_is_there_is_not_changed() {
+        let mut table = Table::parse("nat", SAVED);
+        assert_eq!(table.chains, ["POSTROUTING", "CNI-1"]);
+        assert_eq!(table.rules[0], jump());
+        assert_eq!(table.rules[1].value("--comment"), Some(""));
+        table.ensure_chain("CNI-1");
+        table.append_unique(jump());
+        table.insert_unique(jump());
+        table.del_chain("CNI-2");
+        table.del_rules(|rule| rule.goes_to("CNI-2"));
+        assert_eq!(table.script(), Ok(None));
+    }
+
+    #[test]
+    fn rules_are_written_as_they_are_read() {
+        let mut table = Table::parse("nat", SAVED);
+        for rule in table.rules.clone() {
+            assert_eq!(words(&rule.text()), rule.words);
+        }
+        table.uproot_chain("CNI-1");
+        table.ensure_chain("CNI-3");
+        table.append_unique(Rule::new("CNI-3", ["-p", "tcp"]).comment("a\nb").target("RETURN"));
+        table.insert_unique(Rule::new("CNI-3", ["-j", "ACCEPT"]));
+        let script = table.script().unwrap().unwrap();
+        let expected = r#"*nat
+-D POSTROUTING -s 10.1.2.4/32 -m comment --comment "name: \"net\" id: \"c\\1\"" -j CNI-1
+-F CNI-1
+-X CNI-1
+-N CNI-3
+-A CNI-3 -p tcp -m comment --comment "a b" -j RETURN
+-I CNI-3 1 -j ACCEPT
+COMMIT
+"#;
+        assert_eq!(script, expected);
+    }
+
+    #[test]
+    fn names_of_chains_are_those_that_iptables_takes() {
+        for good in ["CNI-ADMIN", "a", "k8s.fw:1#_", "0123456789012345678901234567"] {
+            assert_eq!(require_chain("key", good), Ok(()), "{good}");
+        }
+        let long = "01234567890123456789012345678";
+        for bad in
+            ["", long, "-X", "!X", "a b", "a\nb", "a\tb", "a\"b", "a\\b", "ä", "a\0", "a\u{85}"]
+        {
+            let error = require_chain("key", bad).unwrap_err();
+            assert_eq!((error.code().0, error.msg()), (7, &*format!("invalid key {bad:?}")));
+        }
+    }
+
+    #[test]
+    fn words_stay_in_their_line() {
+        assert!(require_words("key", &["!".to_owned(), "a \"b\"".to_owned()]).is_ok());
+        let error = require_words("key", &["-s".to_owned(), "a\nCOMMIT".to_owned()]).unwrap_err();
+        assert_eq!((error.code().0, error.msg()), (7, r#"invalid word "a\nCOMMIT" in key"#));
+        for bad in ["", "sixteen-bytes-xx", "a b", "a/b", "br\n0", "br\"0", "br+"] {
+            assert_eq!(require_interface("key", bad).unwrap_err().code().0, 7, "{bad}");
+        }
+        assert!(require_interface("key", "br0.100").is_ok());
+    }
+
+    #[test]
+    fn no_line_with_a_control_character_is_made() {
+        for chain in ["X\nCOMMIT", "X\r", "X\0"] {
+            let mut table = Table::empty("nat");
+            table.ensure_chain(chain);
+            assert!(table.script().is_err(), "{chain:?}");
+        }
+        let mut table = Table::empty("nat");
+        table.append_unique(Rule::new("X", ["-s", "a\nb"]));
+        assert!(table.script().is_err());
+        let rule = Rule::every("X").comment("if: e\u{1}h");
+        assert_eq!(words(&rule.text()), rule.words, "a comment is found as it was written");
+    }
+}

@@ -1,0 +1,232 @@
+//! The command lines of the tools: each has a table of its options, from which its arguments are
+//! parsed and its help and the completions of the shells are made.
+
+use std::ffi::OsStr;
+
+use lexopt::{Arg, Parser};
+
+use crate::error::{Error, Result};
+
+/// An option of a command.
+#[derive(Debug)]
+pub struct Opt {
+    /// The name with its dashes.
+    pub flag: &'static str,
+    /// A second name of one letter.
+    pub short: Option<char>,
+    /// What its value is called in the help; empty if the option takes none.
+    pub value: &'static str,
+    /// One line of help, or several with line breaks between them.
+    pub about: &'static str,
+}
+
+/// An option without a name of one letter.
+pub const fn opt(flag: &'static str, value: &'static str, about: &'static str) -> Opt {
+    Opt { flag, short: None, value, about }
+}
+
+/// Every command has it.
+pub const HELP: Opt = Opt { short: Some('h'), ..opt("--help", "", "print this text") };
+/// Every command has it.
+pub const VERSION: Opt = Opt { short: Some('V'), ..opt("--version", "", "print the version") };
+
+/// The arguments of a command.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct CommandLine {
+    options: Vec<(&'static str, String)>,
+    /// The arguments that are no options, in their order.
+    pub words: Vec<String>,
+}
+
+/// A command line as it was meant.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Asked {
+    /// The help, by `-h`, `--help` or the word `help` in front.
+    Help,
+    /// The version, by `-V` or `--version`.
+    Version,
+    /// The command's own work.
+    Work(CommandLine),
+}
+
+/// Parses the arguments of a command that has these options besides `--help` and `--version`.
+/// Options may stand anywhere before a `--`, as `--name value` or `--name=value`.
+pub fn parse(args: Vec<String>, options: &[Opt]) -> Result<Asked> {
+    let mut line = CommandLine::default();
+    let mut parser = Parser::from_args(args);
+    while let Some(arg) = parser.next().map_err(|wrong| usage(wrong.to_string()))? {
+        let is_meant = |opt: &&Opt| match arg {
+            Arg::Long(name) => opt.flag.strip_prefix("--") == Some(name),
+            Arg::Short(letter) => opt.short == Some(letter),
+            Arg::Value(_) => false,
+        };
+        match options.iter().chain([&HELP, &VERSION]).find(is_meant) {
+            Some(opt) if opt.value.is_empty() => line.options.push((opt.flag, String::new())),
+            Some(opt) => {
+                let value = parser.value().map_err(|_| missing(opt))?;
+                line.options.push((opt.flag, text(&value)));
+            }
+            None => match arg {
+                Arg::Value(word) => line.words.push(text(&word)),
+                Arg::Long(name) => return Err(unknown(&format!("--{name}"), options)),
+                Arg::Short(letter) => return Err(unknown(&format!("-{letter}"), options)),
+            },
+        }
+    }
+    let help = line.has(HELP.flag) || line.words.first().is_some_and(|word| word == "help");
+    Ok(match line {
+        _ if help => Asked::Help,
+        line if line.has(VERSION.flag) => Asked::Version,
+        line => Asked::Work(line),
+    })
+}
+
+impl CommandLine {
+    /// Whether the option was given.
+    pub fn has(&self, flag: &str) -> bool {
+        self.options.iter().any(|(name, _)| *name == flag)
+    }
+
+    /// The last value of the option.
+    pub fn last(&self, flag: &str) -> Option<&str> {
+        self.all(flag).next_back()
+    }
+
+    /// All values of the option, in their order.
+    pub fn all(&self, flag: &str) -> impl DoubleEndedIterator<Item = &str> {
+        self.options.iter().filter(move |(name, _)| *name == flag).map(|(_, value)| &**value)
+    }
+
+    /// The names of the options that were given.
+    pub fn given(&self) -> impl Iterator<Item = &'static str> {
+        self.options.iter().map(|(name, _)| *name)
+    }
+}
+
+/// The lines of a command's help for its options.
+pub fn help(options: &[Opt]) -> String {
+    let name = |opt: &Opt| {
+        let short = opt.short.map_or_else(|| "    ".to_owned(), |letter| format!("-{letter}, "));
+        format!("  {short}{} {}", opt.flag, opt.value)
+    };
+    let all = || options.iter().chain([&HELP, &VERSION]);
+    let width = all().map(|opt| name(opt).len()).max().unwrap_or_default() + 2;
+    let line = |opt: &Opt| {
+        let about = opt.about.replace('\n', &format!("\n{:width$}", ""));
+        format!("{:width$}{about}\n", name(opt))
+    };
+    all().map(line).collect()
+}
+
+/// What `--version` prints.
+pub fn version() -> String {
+    concat!("cnibox ", env!("CARGO_PKG_VERSION"), "\n").to_owned()
+}
+
+/// Refuses arguments that a command has no use for.
+pub fn no_words(line: &CommandLine) -> Result<()> {
+    match line.words.first() {
+        Some(word) => Err(usage(format!("unexpected argument \"{word}\""))),
+        None => Ok(()),
+    }
+}
+
+/// The error of a wrong command line.
+pub fn usage(message: impl Into<String>) -> Error {
+    Error::config(message)
+}
+
+fn missing(opt: &Opt) -> Error {
+    usage(format!("option {} needs a value: {}", opt.flag, opt.value))
+}
+
+fn unknown(flag: &str, options: &[Opt]) -> Error {
+    let error = usage(format!("unknown option: {flag}"));
+    match nearest(flag, options.iter().chain([&HELP, &VERSION]).map(|opt| opt.flag)) {
+        Some(near) => error.with_details(format!("did you mean {near}?")),
+        None => error,
+    }
+}
+
+/// The error of a word that is none of `known`.
+pub fn unknown_word(what: &str, word: &str, known: &[&str]) -> Error {
+    let error = usage(format!("unknown {what} \"{word}\""));
+    match nearest(word, known.iter().copied()) {
+        Some(near) => error.with_details(format!("did you mean \"{near}\"?")),
+        None => error.with_details(format!("there are: {}", known.join(", "))),
+    }
+}
+
+/// The known word that was probably meant: at most two letters differ, and no more than a third.
+pub fn nearest<'w>(word: &str, known: impl Iterator<Item = &'w str>) -> Option<&'w str> {
+    let distance = |known: &str| strsim::osa_distance(word, known);
+    let found = known.map(|known| (distance(known), known)).min_by_key(|(distance, _)| *distance);
+    found.filter(|(distance, near)| *distance <= 2.min(near.len() / 3)).map(|(_, near)| near)
+}
+
+fn text(word: &OsStr) -> String {
+    word.to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OPTIONS: &[Opt] = &[
+        opt("--mode", "MODE", "how"),
+        opt("--json", "", "report in JSON"),
+        Opt { short: Some('n'), ..opt("--dry-run", "", "change nothing") },
+    ];
+
+    fn parsed(args: &[&str]) -> Result<Asked> {
+        parse(args.iter().map(|arg| (*arg).to_owned()).collect(), OPTIONS)
+    }
+
+    fn line(args: &[&str]) -> CommandLine {
+        match parsed(args).unwrap() {
+            Asked::Work(line) => line,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn options_stand_anywhere_before_two_dashes() {
+        let given = line(&["a", "--mode", "x", "-n", "b", "--mode=y", "--", "--json"]);
+        assert_eq!(given.words, ["a", "b", "--json"]);
+        assert_eq!(given.all("--mode").collect::<Vec<_>>(), ["x", "y"]);
+        assert_eq!(given.last("--mode"), Some("y"));
+        assert!(given.has("--dry-run") && !given.has("--json"));
+    }
+
+    #[test]
+    fn help_and_version() {
+        for args in [["-h"], ["--help"], ["help"]] {
+            assert_eq!(parsed(&args).unwrap(), Asked::Help);
+        }
+        assert_eq!(parsed(&["a", "--version"]).unwrap(), Asked::Version);
+        assert_eq!(
+            help(OPTIONS),
+            concat!(
+                "      --mode MODE  how\n      --json       report in JSON\n",
+                "  -n, --dry-run    change nothing\n  -h, --help       print this text\n",
+                "  -V, --version    print the version\n"
+            )
+        );
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        for (args, message) in [
+            (vec!["--mod=x"], "unknown option: --mod; did you mean --mode?"),
+            (vec!["--colour"], "unknown option: --colour"),
+            (vec!["-x"], "unknown option: -x"),
+            (vec!["--mode"], "option --mode needs a value: MODE"),
+            (vec!["--json=1"], "unexpected argument for option '--json': \"1\""),
+        ] {
+            assert_eq!(parsed(&args).unwrap_err().to_string(), message);
+        }
+        let error = |word| unknown_word("command", word, &["list", "install"]).to_string();
+        assert_eq!(error("instal"), "unknown command \"instal\"; did you mean \"install\"?");
+        assert_eq!(error("x"), "unknown command \"x\"; there are: list, install");
+    }
+}

@@ -1,0 +1,336 @@
+//! The states of a client, without a link.
+
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
+use super::super::super::family;
+use super::super::super::tests::MAC;
+use super::super::super::timing::Timing;
+use super::super::super::v4::lease::Flaw;
+use super::*;
+
+const SERVER: Mac = Mac([2, 0, 0, 0, 0, 99]);
+const FIVE: Ipv4Addr = Ipv4Addr::new(10, 1, 2, 5);
+
+fn seconds(n: u64) -> BootTime {
+    Duration::from_secs(n)
+}
+
+fn client(probe: u64) -> Client {
+    let timing =
+        Timing { first: seconds(4), most: seconds(62), probe: Duration::from_millis(probe) };
+    let options = Options::from([(option::CLIENT_ID, b"\0me".to_vec()), (55, vec![1, 3])]);
+    Client { mac: MAC, broadcast: false, options, timing }
+}
+
+fn machine(probe: u64) -> Machine {
+    Machine::new(client(probe), seconds(1000), seconds(1208), Random::from_seed(5))
+}
+
+fn sent(out: &[Action]) -> Message {
+    let message = out.iter().find_map(|output| match output {
+        Action::Broadcast(message) | Action::Unicast(message, _) => Some(message.clone()),
+        _ => None,
+    });
+    message.unwrap_or_else(|| panic!("nothing was sent: {out:?}"))
+}
+
+fn answer(kind: Kind, to: &Message, extra: &[(u8, &[u8])]) -> Message {
+    let mut message = Message::new(kind, to.xid, MAC);
+    message.yiaddr = FIVE;
+    let base: [(u8, &[u8]); 3] =
+        [(1, &[255, 255, 255, 0]), (54, &[10, 1, 2, 1]), (51, &[0, 0, 14, 16])];
+    for (code, value) in base.iter().chain(extra) {
+        message.options.insert(*code, value.to_vec());
+    }
+    message
+}
+
+/// A machine with a lease of an hour from the second 1000 on.
+fn bound() -> Machine {
+    let mut machine = machine(0);
+    let discover = sent(&machine.tick(seconds(1000)));
+    let offer = answer(Kind::Offer, &discover, &[]);
+    let request = sent(&machine.receive(seconds(1000), &offer, Some(SERVER)));
+    let ack = answer(Kind::Ack, &request, &[]);
+    let out = machine.receive(seconds(1000), &ack, Some(SERVER));
+    assert!(matches!(out[..], [Action::Bound(_)]), "{out:?}");
+    machine
+}
+
+#[test]
+fn from_nothing_to_a_lease() {
+    let mut machine = machine(200);
+    assert_eq!((machine.deadline(), machine.listening()), (seconds(1000), Listening::None));
+    let discover = sent(&machine.tick(seconds(1000)));
+    assert_eq!((discover.kind, discover.ciaddr), (Kind::Discover, Ipv4Addr::UNSPECIFIED));
+    assert_eq!(discover.options[&55], [1, 3]);
+    assert_eq!(machine.listening(), Listening::Frames);
+    assert_eq!(machine.binding(), None);
+
+    let offer = answer(Kind::Offer, &discover, &[]);
+    let request = sent(&machine.receive(seconds(1001), &offer, Some(SERVER)));
+    assert_eq!((request.kind, request.xid), (Kind::Request, discover.xid));
+    assert_eq!(request.options[&option::REQUESTED], FIVE.octets());
+    assert_eq!(request.options[&option::SERVER], [10, 1, 2, 1]);
+    assert_eq!(machine.binding().map(|claim| claim.address), Some(FIVE), "may be ours already");
+
+    let ack = answer(Kind::Ack, &request, &[]);
+    assert_eq!(machine.receive(seconds(1002), &ack, Some(SERVER)), [Action::Probe(FIVE.into())]);
+    assert_eq!(machine.listening(), Listening::FramesAndArp(FIVE));
+    assert_eq!(machine.lease(), None, "not before it is known to be free");
+    assert_eq!(machine.deadline(), Duration::from_millis(1_002_100));
+    assert_eq!(machine.tick(machine.deadline()), [Action::Probe(FIVE.into())]);
+    let out = machine.tick(machine.deadline());
+    let [Action::Bound(family::Lease::V4(lease))] = &out[..] else { panic!("{out:?}") };
+    assert_eq!(lease.server_mac, SERVER);
+    // From the request, not from when the acknowledgement came.
+    assert_eq!(lease.expires, seconds(1001 + 3600));
+    assert_eq!(machine.listening(), Listening::None);
+    assert_eq!(machine.deadline(), lease.renew);
+}
+
+#[test]
+fn messages_are_repeated_and_time_is_up_at_some_point() {
+    let mut machine = machine(0);
+    let mut moments = Vec::new();
+    let mut xids = Vec::new();
+    loop {
+        let now = machine.deadline();
+        let out = machine.tick(now);
+        if out == [Action::Failed(Failure::TimeIsUp)] {
+            assert_eq!(now, seconds(1208));
+            break;
+        }
+        let message = sent(&out);
+        assert_eq!(
+            message.secs,
+            u16::try_from(now.saturating_sub(seconds(1000)).as_secs()).unwrap()
+        );
+        xids.push(message.xid);
+        moments.push(now);
+    }
+    xids.dedup();
+    assert_eq!(xids.len(), 1, "one exchange");
+    let waits: Vec<_> =
+        moments.windows(2).map(|w| w[1].saturating_sub(w[0]).as_secs_f64()).collect();
+    let means = [4.0, 8.0, 16.0, 32.0, 62.0, 62.0];
+    assert!(waits.len() >= 5, "{waits:?}");
+    assert!(waits.iter().zip(means).all(|(w, mean)| (w - mean).abs() <= 1.0), "{waits:?}");
+    assert_eq!((machine.deadline(), machine.listening()), (NEVER, Listening::None));
+    assert_eq!(machine.tick(seconds(9999)), []);
+}
+
+#[test]
+fn a_server_that_falls_silent_is_left() {
+    let mut machine = machine(0);
+    let discover = sent(&machine.tick(seconds(1000)));
+    let offer = answer(Kind::Offer, &discover, &[]);
+    machine.receive(seconds(1000), &offer, Some(SERVER));
+    let mut requests = 1;
+    let last = loop {
+        let out = machine.tick(machine.deadline());
+        if sent(&out).kind == Kind::Discover {
+            break sent(&out);
+        }
+        requests += 1;
+    };
+    assert_eq!(requests, MOST_REQUESTS);
+    assert_ne!(last.xid, discover.xid);
+}
+
+#[test]
+fn what_does_not_belong_to_the_exchange_changes_nothing() {
+    let mut machine = machine(0);
+    let discover = sent(&machine.tick(seconds(1000)));
+    let offer = answer(Kind::Offer, &discover, &[]);
+    let other_mac = Message { chaddr: SERVER, ..offer.clone() };
+    let other_xid = Message { xid: offer.xid ^ 1, ..offer.clone() };
+    let no_server = {
+        let mut message = offer.clone();
+        message.options.remove(&option::SERVER);
+        message
+    };
+    let nobody = Message { yiaddr: Ipv4Addr::UNSPECIFIED, ..offer.clone() };
+    let early = answer(Kind::Ack, &discover, &[]);
+    let nak = answer(Kind::Nak, &discover, &[]);
+    for message in [&other_mac, &other_xid, &no_server, &nobody, &early, &nak] {
+        assert_eq!(machine.receive(seconds(1001), message, Some(SERVER)), [], "{message:?}");
+        assert_eq!(machine.listening(), Listening::Frames);
+    }
+    let request = sent(&machine.receive(seconds(1001), &offer, Some(SERVER)));
+    assert_eq!(machine.receive(seconds(1001), &offer, Some(SERVER)), [], "the first one counts");
+    let foreign = answer(Kind::Ack, &request, &[(54, &[10, 1, 2, 66])]);
+    assert_eq!(machine.receive(seconds(1001), &foreign, Some(SERVER)), []);
+    let other = Message { yiaddr: [10, 1, 2, 6].into(), ..answer(Kind::Ack, &request, &[]) };
+    assert_eq!(machine.receive(seconds(1001), &other, Some(SERVER)), []);
+    let foreign = answer(Kind::Nak, &request, &[(54, &[10, 1, 2, 66])]);
+    assert_eq!(machine.receive(seconds(1001), &foreign, Some(SERVER)), []);
+    let ack = answer(Kind::Ack, &request, &[]);
+    let out = machine.receive(seconds(1001), &ack, Some(SERVER));
+    assert!(matches!(out[..], [Action::Bound(_)]));
+}
+
+#[test]
+fn an_unusable_acknowledgement_fails_the_first_time() {
+    let mut machine = machine(0);
+    let discover = sent(&machine.tick(seconds(1000)));
+    let offer = answer(Kind::Offer, &discover, &[]);
+    let request = sent(&machine.receive(seconds(1000), &offer, Some(SERVER)));
+    let ack = answer(Kind::Ack, &request, &[(1, &[9])]);
+    let out = machine.receive(seconds(1000), &ack, Some(SERVER));
+    assert_eq!(out, [Action::Failed(Failure::Unusable(Flaw::NoMask))]);
+    assert_eq!(machine.deadline(), NEVER);
+}
+
+#[test]
+fn a_taken_address_is_declined_and_another_one_looked_for() {
+    let mut machine = machine(200);
+    for (conflict, pause) in [(1, 0), (2, 10), (3, 10)] {
+        let now = machine.deadline();
+        let discover = sent(&machine.tick(now));
+        let offer = answer(Kind::Offer, &discover, &[]);
+        let request = sent(&machine.receive(now, &offer, Some(SERVER)));
+        machine.receive(now, &answer(Kind::Ack, &request, &[]), Some(SERVER));
+        let decline = sent(&machine.conflict(now));
+        assert_eq!((decline.kind, decline.ciaddr), (Kind::Decline, Ipv4Addr::UNSPECIFIED));
+        assert_eq!(decline.options[&option::REQUESTED], FIVE.octets());
+        assert_eq!(decline.options[&option::SERVER], [10, 1, 2, 1]);
+        assert_eq!(decline.options[&option::CLIENT_ID], b"\0me");
+        assert_eq!(decline.options.get(&option::PARAMETERS), None);
+        assert_eq!(machine.deadline(), now + seconds(pause), "{conflict}");
+        assert_eq!(machine.conflict(now), [], "once");
+    }
+}
+
+#[test]
+fn renewal_is_unicast_rebinding_is_not_and_expiry_ends_it() {
+    let mut machine = bound();
+    let lease = machine.lease().unwrap().clone();
+    let out = machine.tick(machine.deadline());
+    let [Action::Unicast(renewal, server)] = &out[..] else { panic!("{out:?}") };
+    assert_eq!(*server, Ipv4Addr::new(10, 1, 2, 1));
+    assert_eq!((renewal.kind, renewal.ciaddr), (Kind::Request, FIVE));
+    for absent in [option::REQUESTED, option::SERVER] {
+        assert_eq!(renewal.options.get(&absent), None);
+    }
+    assert_eq!(machine.listening(), Listening::FramesAndUdp(FIVE));
+    // Half of what is left, a minute at least, then everybody is asked.
+    let mut kinds = Vec::new();
+    let mut last = lease.renew;
+    while machine.lease().is_some() {
+        let now = machine.deadline();
+        assert!(now >= last + seconds(30) || now == lease.rebind || now == lease.expires);
+        last = now;
+        for output in machine.tick(now) {
+            kinds.push(match output {
+                Action::Unicast(..) => 'u',
+                Action::Broadcast(message) => {
+                    assert_eq!(message.ciaddr, FIVE);
+                    'b'
+                }
+                Action::Lost(_) => 'L',
+                other => panic!("{other:?}"),
+            });
+        }
+    }
+    let text: String = kinds.iter().collect();
+    assert!(text.trim_start_matches('u').trim_start_matches('b') == "L", "{text}");
+    assert!(text.contains("uu") && text.contains("bb") && text.len() < 20, "{text}");
+    assert_eq!(last, lease.expires);
+    // The search goes on without a limit.
+    assert_eq!(sent(&machine.tick(machine.deadline())).kind, Kind::Discover);
+    assert!(machine.tick(seconds(1_000_000)).iter().all(|o| !matches!(o, Action::Failed(_))));
+}
+
+#[test]
+fn an_answer_to_a_renewal_starts_the_lease_again() {
+    let mut machine = bound();
+    let first = machine.lease().unwrap().clone();
+    let now = machine.deadline();
+    let renewal = sent(&machine.tick(now));
+    let unusable = answer(Kind::Ack, &renewal, &[(1, &[0; 4])]);
+    let out = machine.receive(now, &unusable, None);
+    assert!(matches!(out[..], [Action::Note(_)]) && machine.lease() == Some(&first));
+    let ack = answer(Kind::Ack, &renewal, &[]);
+    let out = machine.receive(now, &ack, None);
+    let [Action::Bound(family::Lease::V4(lease))] = &out[..] else { panic!("{out:?}") };
+    assert_eq!((lease.expires, lease.server_mac), (now + seconds(3600), SERVER));
+    // Everybody is asked: the answer comes in a frame, from whoever it may be.
+    machine.tick(machine.deadline());
+    let now = machine.lease().unwrap().rebind;
+    let rebinding = sent(&machine.tick(now));
+    assert_eq!(machine.listening(), Listening::Frames);
+    let other = Mac([2, 0, 0, 0, 0, 98]);
+    let ack = answer(Kind::Ack, &rebinding, &[(54, &[10, 1, 2, 2])]);
+    let out = machine.receive(now, &ack, Some(other));
+    let [Action::Bound(family::Lease::V4(lease))] = &out[..] else { panic!("{out:?}") };
+    assert_eq!((lease.server, lease.server_mac), ([10, 1, 2, 2].into(), other));
+}
+
+#[test]
+fn a_refusal_loses_the_lease_and_repeated_ones_are_paced() {
+    let mut machine = bound();
+    let now = machine.deadline();
+    let renewal = sent(&machine.tick(now));
+    let out = machine.receive(now, &answer(Kind::Nak, &renewal, &[(56, b"moved")]), None);
+    assert!(matches!(&out[..], [Action::Lost(_), Action::Note(text)] if text.contains("moved")));
+    assert_eq!(machine.deadline(), now, "at once the first time");
+    let mut waits = Vec::new();
+    for _ in 0..9 {
+        let now = machine.deadline();
+        let discover = sent(&machine.tick(now));
+        let offer = answer(Kind::Offer, &discover, &[]);
+        let request = sent(&machine.receive(now, &offer, Some(SERVER)));
+        machine.receive(now, &answer(Kind::Nak, &request, &[]), Some(SERVER));
+        waits.push(machine.deadline().saturating_sub(now).as_millis());
+    }
+    assert!(waits[0] < 400 && waits.windows(2).all(|pair| pair[1] > pair[0]), "{waits:?}");
+}
+
+#[test]
+fn a_lease_from_the_disk_goes_on_where_it_was() {
+    let lease = bound().lease().unwrap().clone();
+    for (now, kind) in [
+        (lease.renew.saturating_sub(seconds(1)), None),
+        (lease.renew, Some('u')),
+        (lease.rebind, Some('b')),
+        (lease.expires, Some('L')),
+    ] {
+        let mut machine = Machine::resume(client(200), lease.clone(), Random::from_seed(2));
+        let out = machine.tick(now);
+        let found = out.first().map(|output| match output {
+            Action::Unicast(..) => 'u',
+            Action::Broadcast(_) => 'b',
+            Action::Lost(_) => 'L',
+            other => panic!("{other:?}"),
+        });
+        assert_eq!(found, kind);
+    }
+}
+
+#[test]
+fn a_release_is_what_the_server_needs_and_no_more() {
+    let mut machine = bound();
+    let Some(Release::V4(message, ends)) = machine.release() else { panic!("{machine:?}") };
+    assert_eq!((ends.src_mac, ends.dst_mac, ends.src), (MAC, SERVER, FIVE));
+    assert_eq!((message.kind, message.ciaddr), (Kind::Release, FIVE));
+    let codes: Vec<_> = message.options.keys().copied().collect();
+    assert_eq!(codes, [option::SERVER, option::CLIENT_ID]);
+}
+
+#[test]
+fn short_leases_are_not_asked_for_every_moment() {
+    let mut machine = machine(0);
+    let discover = sent(&machine.tick(seconds(1000)));
+    let offer = answer(Kind::Offer, &discover, &[]);
+    let request = sent(&machine.receive(seconds(1000), &offer, Some(SERVER)));
+    let ack = answer(Kind::Ack, &request, &[(51, &[0, 0, 0, 0])]);
+    machine.receive(seconds(1000), &ack, Some(SERVER));
+    let mut ticks = 0;
+    while machine.lease().is_some() {
+        machine.tick(machine.deadline());
+        ticks += 1;
+    }
+    assert!((3..10).contains(&ticks), "{ticks}");
+}

@@ -1,0 +1,330 @@
+//! What plugin and daemon say to each other: one request and one answer per connection, each a
+//! JSON object on one line. `docs/dhcp-daemon.md` describes it for others.
+
+use std::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
+
+use super::family::Family;
+use super::v4::option::{Options, pairs};
+use crate::cni::Attachment;
+use crate::cni::json::{self, Json};
+use crate::cni::{CniResult, SpecVersion};
+use crate::error::{Code, Error, Result};
+
+/// The version of requests and answers.
+pub const VERSION: u32 = 1;
+/// The longest line that is read.
+pub const LONGEST: u64 = 1 << 20;
+
+/// What is wanted.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum Verb {
+    /// A lease for an interface.
+    Add,
+    /// Whether there is one, and of which addresses.
+    Check,
+    /// The lease is not needed any more.
+    Del,
+    /// The network's leases that are not valid are released.
+    Gc,
+    /// A sign of life.
+    Status,
+}
+
+/// What a lease belongs to.
+#[derive(Clone, Debug, Default, Deserialize, Serialize, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Key {
+    /// The container's id.
+    pub container_id: String,
+    /// The network's name.
+    pub network: String,
+    /// The interface in the container.
+    pub ifname: String,
+    /// The family of the lease. Requests name theirs in `families`.
+    pub family: Family,
+}
+
+impl Key {
+    /// That of the same attachment's lease of a family.
+    #[must_use]
+    pub fn of(&self, family: Family) -> Key {
+        Key { family, ..self.clone() }
+    }
+
+    /// Whether both are of one attachment.
+    pub fn is_beside(&self, other: &Key) -> bool {
+        *self == other.of(self.family)
+    }
+
+    /// What the server knows the client as, unless the configuration says otherwise; the
+    /// reference's, so that a lease survives the change from one to the other.
+    pub fn client_id(&self) -> Vec<u8> {
+        let text = self.of(Family::V4).to_string();
+        let text = &text.as_bytes()[..text.len().min(254)];
+        [&[0], text].concat()
+    }
+}
+
+impl std::fmt::Display for Key {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}/{}", self.container_id, self.network, self.ifname)?;
+        // No interface is called so: the names of files are made of this.
+        if self.family == Family::V6 { f.write_str(" (ipv6)") } else { Ok(()) }
+    }
+}
+
+/// A request.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Request {
+    /// [`VERSION`].
+    pub version: u32,
+    /// What is wanted.
+    pub verb: Verb,
+    /// Of which attachment; for GC only the network counts.
+    #[serde(default)]
+    pub key: Key,
+    /// ADD: the absolute path of the container's namespace.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub netns: String,
+    /// ADD and CHECK: which leases; DEL and GC are about all there are.
+    #[serde(default)]
+    pub families: Vec<Family>,
+    /// ADD: options for every message, each as its code and its bytes.
+    #[serde(default, skip_serializing_if = "Options::is_empty", with = "pairs")]
+    pub options: Options,
+    /// ADD: the metric of routes; 0 is the kernel's.
+    #[serde(default)]
+    pub priority: u32,
+    /// CHECK: the addresses that the attachment is known to have.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub addresses: Vec<IpAddr>,
+    /// GC: the attachments that are still valid.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub valid: Vec<Valid>,
+}
+
+/// A valid attachment.
+#[derive(Clone, Debug, Deserialize, Serialize, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct Valid {
+    /// The container's id.
+    pub container_id: String,
+    /// The interface in it.
+    pub ifname: String,
+}
+
+impl From<Attachment> for Valid {
+    fn from(attachment: Attachment) -> Valid {
+        Valid { container_id: attachment.container_id, ifname: attachment.ifname }
+    }
+}
+
+impl Request {
+    /// A request about `key`.
+    pub fn new(verb: Verb, key: Key) -> Request {
+        Request {
+            version: VERSION,
+            verb,
+            key,
+            netns: String::new(),
+            families: Vec::new(),
+            options: Options::new(),
+            priority: 0,
+            addresses: Vec::new(),
+            valid: Vec::new(),
+        }
+    }
+
+    /// The same about leases of these families.
+    #[must_use]
+    pub fn families(self, families: Vec<Family>) -> Request {
+        Request { families, ..self }
+    }
+
+    /// What the leases belong to.
+    pub fn keys(&self) -> impl Iterator<Item = Key> {
+        self.families.iter().map(|family| self.key.of(*family))
+    }
+
+    /// GC: whether the attachment is one of this network, and not valid any more.
+    pub fn is_stale(&self, key: &Key) -> bool {
+        let is = |v: &Valid| v.container_id == key.container_id && v.ifname == key.ifname;
+        key.network == self.key.network && !self.valid.iter().any(is)
+    }
+
+    /// The line to send.
+    pub fn encode(&self) -> Result<String> {
+        Ok(json::compact(self)? + "\n")
+    }
+
+    /// Reads a line.
+    pub fn decode(line: &[u8]) -> Result<Request> {
+        let json = Json::parse(line)
+            .map_err(|why| Error::new(Code::DECODE, format!("the request is not JSON: {why}")))?;
+        let version = json.get_present("version").map(Json::decode::<u32>).transpose()?;
+        if version != Some(VERSION) {
+            let told = version.map_or("none".to_owned(), |version| version.to_string());
+            let msg = format!("the request is of version {told}, this daemon speaks {VERSION}");
+            return Err(Error::new(Code::INCOMPATIBLE_VERSION, msg)
+                .with_details("restart the daemon with the executable of the plugin"));
+        }
+        let mut request: Request =
+            json.decode().map_err(|e: Error| e.context("read the request"))?;
+        request.families.sort();
+        request.families.dedup();
+        if request.families.is_empty() && matches!(request.verb, Verb::Add | Verb::Check) {
+            return Err(Error::new(Code::DECODE, "read the request: \"families\" is empty"));
+        }
+        Ok(request)
+    }
+}
+
+/// An answer.
+#[derive(Debug, Default, Deserialize, Serialize)]
+pub struct Answer {
+    /// [`VERSION`].
+    pub version: u32,
+    /// ADD: the result, in the newest version of CNI.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    result: Option<Json>,
+    /// Why it failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    error: Option<Refusal>,
+}
+
+/// An error on the wire.
+#[derive(Debug, Default, Deserialize, Serialize)]
+#[serde(default)]
+struct Refusal {
+    code: u32,
+    msg: String,
+    details: String,
+}
+
+impl Answer {
+    /// The answer with an outcome.
+    pub fn of(outcome: Result<Option<CniResult>>) -> Answer {
+        let (result, error) = match outcome {
+            Ok(result) => (result.map(|result| printed(&result)), None),
+            Err(e) => {
+                let (msg, details) = (e.msg().to_owned(), e.details().to_owned());
+                (None, Some(Refusal { code: e.code().0, msg, details }))
+            }
+        };
+        Answer { version: VERSION, result, error }
+    }
+
+    /// The line to send.
+    pub fn encode(&self) -> Result<String> {
+        Ok(json::compact(self)? + "\n")
+    }
+
+    /// Reads a line: the result of an ADD, or the error.
+    pub fn decode(line: &[u8]) -> Result<Option<CniResult>> {
+        let json = Json::parse(line).map_err(Error::internal)?;
+        let answer: Answer = json.decode()?;
+        if let Some(Refusal { code, msg, details }) = answer.error {
+            return Err(Error::new(Code(code), msg).with_details(details));
+        }
+        answer.result.map(|json| CniResult::decode(&json, SpecVersion::NEWEST)).transpose()
+    }
+}
+
+fn printed(result: &CniResult) -> Json {
+    // What was just printed is JSON.
+    let text = json::compact(&result.to_json()).unwrap_or_default();
+    Json::parse(text.as_bytes()).unwrap_or(Json::Null)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key() -> Key {
+        let family = Family::V4;
+        Key { container_id: "c".into(), network: "n".into(), ifname: "eth0".into(), family }
+    }
+
+    #[test]
+    fn requests_there_and_back() {
+        let mut request = Request::new(Verb::Add, key()).families(vec![Family::V4]);
+        request.options.insert(12, vec![0, 255]);
+        request.netns = "/x".into();
+        let line = request.encode().unwrap();
+        assert_eq!(
+            line,
+            "{\"version\":1,\"verb\":\"add\",\"key\":{\"containerId\":\"c\",\"network\":\"n\",\
+             \"ifname\":\"eth0\",\"family\":\"ipv4\"},\"netns\":\"/x\",\"families\":[\"ipv4\"],\
+             \"options\":[[12,[0,255]]],\"priority\":0}\n"
+        );
+        let read = Request::decode(line.as_bytes()).unwrap();
+        assert_eq!((read.options, read.key, read.verb), (request.options, key(), Verb::Add));
+    }
+
+    #[test]
+    fn other_versions_and_nonsense_are_refused() {
+        for (line, code) in [
+            ("x", Code::DECODE),
+            ("{}", Code::INCOMPATIBLE_VERSION),
+            (r#"{"version":0,"verb":"add"}"#, Code::INCOMPATIBLE_VERSION),
+            (r#"{"version":2,"verb":"add"}"#, Code::INCOMPATIBLE_VERSION),
+            (r#"{"version":1,"verb":"add"}"#, Code::DECODE),
+            (r#"{"version":1,"verb":"check","families":[]}"#, Code::DECODE),
+            (r#"{"version":1,"verb":"add","families":["ipv5"]}"#, Code::DECODE),
+            (r#"{"version":1,"verb":"new"}"#, Code::DECODE),
+            (r#"{"version":1}"#, Code::DECODE),
+        ] {
+            assert_eq!(Request::decode(line.as_bytes()).unwrap_err().code(), code, "{line}");
+        }
+    }
+
+    #[test]
+    fn each_family_is_asked_for_once() {
+        let families = |line: &str| Request::decode(line.as_bytes()).unwrap().families;
+        for wanted in [vec![Family::V4], vec![Family::V6], Family::ALL.to_vec()] {
+            let request = Request::new(Verb::Add, key()).families(wanted.clone());
+            assert_eq!(families(&request.encode().unwrap()), wanted);
+        }
+        let twice = r#"{"version":1,"verb":"add","families":["ipv6","ipv4","ipv6"]}"#;
+        assert_eq!(families(twice), Family::ALL);
+        assert_eq!(families(r#"{"version":1,"verb":"del"}"#), []);
+    }
+
+    #[test]
+    fn leases_of_one_attachment_are_two_and_belong_together() {
+        let other = key().of(Family::V6);
+        assert_ne!(other, key());
+        assert!(other.is_beside(&key()) && key().is_beside(&other) && key().is_beside(&key()));
+        assert!(!Key { ifname: "eth1".into(), ..key() }.is_beside(&other));
+        assert_eq!(
+            (key().to_string(), other.to_string()),
+            ("c/n/eth0".into(), "c/n/eth0 (ipv6)".into())
+        );
+        assert_eq!(other.client_id(), key().client_id());
+    }
+
+    #[test]
+    fn answers_there_and_back() {
+        let result = CniResult::new();
+        let line = Answer::of(Ok(Some(result.clone()))).encode().unwrap();
+        assert_eq!(Answer::decode(line.as_bytes()).unwrap(), Some(result));
+        let line = Answer::of(Ok(None)).encode().unwrap();
+        assert_eq!(line, "{\"version\":1}\n");
+        assert_eq!(Answer::decode(line.as_bytes()).unwrap(), None);
+        let error = Error::new(Code(11), "no").with_details("because");
+        let line = Answer::of(Err(error.clone())).encode().unwrap();
+        assert_eq!(Answer::decode(line.as_bytes()).unwrap_err(), error);
+        assert!(Answer::decode(b"").is_err() && Answer::decode(b"HTTP/1.0 200").is_err());
+    }
+
+    #[test]
+    fn client_ids_are_the_references() {
+        assert_eq!(key().client_id(), b"\0c/n/eth0");
+        let long = Key { container_id: "x".repeat(300), ..key() };
+        assert_eq!(long.client_id().len(), 255);
+    }
+}

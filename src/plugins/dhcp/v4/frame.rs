@@ -1,0 +1,217 @@
+//! Ethernet frames: UDP between the ports of DHCP, and ARP. Before there is an address, only frames
+//! can be sent.
+
+use std::net::Ipv4Addr;
+
+use crate::netlink::Mac;
+
+/// The client's port.
+pub const CLIENT_PORT: u16 = 68;
+/// The server's port.
+pub const SERVER_PORT: u16 = 67;
+/// Everybody on the link.
+pub const BROADCAST: Mac = Mac([0xff; 6]);
+
+const ETHERNET: usize = 14;
+const IPV4: usize = 20;
+const UDP: usize = 8;
+const TYPE_IPV4: [u8; 2] = [8, 0];
+const TYPE_ARP: [u8; 2] = [8, 6];
+const PROTOCOL_UDP: u8 = 17;
+/// An ARP packet for Ethernet and IPv4 begins so.
+const ARP: [u8; 6] = [0, 1, 8, 0, 6, 4];
+const TTL: u8 = 64;
+
+/// A frame's ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ends {
+    /// From which Ethernet address.
+    pub src_mac: Mac,
+    /// To which.
+    pub dst_mac: Mac,
+    /// From which IPv4 address.
+    pub src: Ipv4Addr,
+    /// To which.
+    pub dst: Ipv4Addr,
+}
+
+/// The ends of a frame from `src` to everybody on the link.
+pub fn broadcast_from(mac: Mac, src: Ipv4Addr) -> Ends {
+    Ends { src_mac: mac, dst_mac: BROADCAST, src, dst: Ipv4Addr::BROADCAST }
+}
+
+/// The frame of a client's message.
+pub fn udp(ends: &Ends, payload: &[u8]) -> Vec<u8> {
+    let length = |n: usize| u16::try_from(n).unwrap_or(u16::MAX).to_be_bytes();
+    let mut frame = [&ends.dst_mac.0[..], &ends.src_mac.0, &TYPE_IPV4].concat();
+    frame.extend([0x45, 0]);
+    frame.extend(length(IPV4 + UDP + payload.len()));
+    frame.extend([0, 0, 0, 0, TTL, PROTOCOL_UDP, 0, 0]);
+    frame.extend(ends.src.octets());
+    frame.extend(ends.dst.octets());
+    let sum = checksum(&frame[ETHERNET..], 0).to_be_bytes();
+    frame[ETHERNET + 10..ETHERNET + 12].copy_from_slice(&sum);
+
+    let start = frame.len();
+    frame.extend(CLIENT_PORT.to_be_bytes());
+    frame.extend(SERVER_PORT.to_be_bytes());
+    frame.extend(length(UDP + payload.len()));
+    frame.extend([0, 0]);
+    frame.extend(payload);
+    // The sum covers a pseudo header: both addresses, the protocol and the length.
+    let pseudo = [&ends.src.octets()[..], &ends.dst.octets(), &[0, PROTOCOL_UDP]].concat();
+    let pseudo = [pseudo, length(UDP + payload.len()).to_vec()].concat();
+    let sum = match checksum(&frame[start..], partial(&pseudo, 0)) {
+        0 => 0xffff,
+        sum => sum,
+    };
+    frame[start + 6..start + 8].copy_from_slice(&sum.to_be_bytes());
+    frame
+}
+
+/// The sender's Ethernet address and the payload of a frame to the client's port. The UDP checksum
+/// is not verified: with checksum offload it is not yet calculated inside of a machine.
+pub fn read_udp(frame: &[u8]) -> Option<(Mac, &[u8])> {
+    let (ethernet, packet) = frame.split_at_checked(ETHERNET)?;
+    let src = Mac(ethernet[6..12].try_into().ok()?);
+    let first = *packet.first()?;
+    let header_len = usize::from(first & 0x0f) * 4;
+    let header = packet.get(..header_len).filter(|header| header.len() >= IPV4)?;
+    let total = usize::from(u16::from_be_bytes([header[2], header[3]]));
+    let fragment = u16::from_be_bytes([header[6], header[7]]) & 0x3fff != 0;
+    let fine = ethernet.ends_with(&TYPE_IPV4)
+        && first >> 4 == 4
+        && header[9] == PROTOCOL_UDP
+        && !fragment
+        && checksum(header, 0) == 0;
+    let datagram = packet.get(header_len..total).filter(|_| fine)?;
+    let (udp, payload) = datagram.split_at_checked(UDP)?;
+    let length = usize::from(u16::from_be_bytes([udp[4], udp[5]])).checked_sub(UDP)?;
+    let to_client = udp[2..4] == CLIENT_PORT.to_be_bytes();
+    payload.get(..length).filter(|_| to_client).map(|payload| (src, payload))
+}
+
+/// The question whether anybody has `addr`, without claiming it (RFC 5227).
+pub fn arp_probe(mac: Mac, addr: Ipv4Addr) -> Vec<u8> {
+    arp_request(mac, Ipv4Addr::UNSPECIFIED, addr)
+}
+
+/// The question of `own` who has `addr`.
+pub fn arp_request(mac: Mac, own: Ipv4Addr, addr: Ipv4Addr) -> Vec<u8> {
+    let mut frame = [&BROADCAST.0[..], &mac.0, &TYPE_ARP, &ARP, &[0, 1]].concat();
+    frame.extend(mac.0);
+    frame.extend(own.octets());
+    frame.extend([0; 6]);
+    frame.extend(addr.octets());
+    frame
+}
+
+/// Who has `addr`, if the frame is an answer to that question.
+pub fn arp_answer(frame: &[u8], addr: Ipv4Addr) -> Option<Mac> {
+    let packet = frame.get(ETHERNET..ETHERNET + 28)?;
+    let fine = frame[12..14] == TYPE_ARP && packet[..6] == ARP && packet[6..8] == [0, 2];
+    let mac = packet[8..14].try_into().ok().map(Mac);
+    mac.filter(|_| fine && packet[14..18] == addr.octets())
+}
+
+/// Whether the frame shows that another host than `mac` has `addr`, or probes for it.
+pub fn arp_conflict(frame: &[u8], mac: Mac, addr: Ipv4Addr) -> bool {
+    let Some(packet) = frame.get(ETHERNET..ETHERNET + 28) else { return false };
+    if frame[12..14] != TYPE_ARP || packet[..6] != ARP || packet[8..14] == mac.0 {
+        return false;
+    }
+    let probe = packet[14..18] == [0; 4] && packet[24..28] == addr.octets();
+    packet[14..18] == addr.octets() || (probe && packet[7] == 1)
+}
+
+/// The Internet checksum over `bytes` and what was summed before.
+pub fn checksum(bytes: &[u8], before: u32) -> u16 {
+    let mut sum = partial(bytes, before);
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    !u16::try_from(sum).unwrap_or_default()
+}
+
+fn partial(bytes: &[u8], before: u32) -> u32 {
+    let word = |pair: &[u8]| u32::from(u16::from_be_bytes([pair[0], *pair.get(1).unwrap_or(&0)]));
+    bytes.chunks(2).map(word).fold(before, u32::wrapping_add)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MAC: Mac = Mac([2, 0, 0, 0, 0, 7]);
+    const OTHER: Mac = Mac([2, 0, 0, 0, 0, 8]);
+
+    fn sample(payload: &[u8]) -> Vec<u8> {
+        let dst = Ipv4Addr::BROADCAST;
+        udp(&Ends { src_mac: MAC, dst_mac: BROADCAST, src: [10, 0, 0, 5].into(), dst }, payload)
+    }
+
+    /// The same frame from a server to a client: the ports exchanged.
+    fn reply(payload: &[u8]) -> Vec<u8> {
+        let mut frame = sample(payload);
+        frame[34..38].copy_from_slice(&[0, 67, 0, 68]);
+        frame
+    }
+
+    #[test]
+    fn checksums_add_up() {
+        for payload in [&b"even"[..], b"odd", b""] {
+            let frame = sample(payload);
+            assert_eq!(checksum(&frame[14..34], 0), 0);
+            let length = u8::try_from(8 + payload.len()).unwrap();
+            let pseudo = [&frame[26..34], &[0, 17, 0, length]].concat();
+            assert_eq!(checksum(&frame[34..], partial(&pseudo, 0)), 0);
+        }
+    }
+
+    #[test]
+    fn replies_are_read_without_what_pads_them() {
+        let mut frame = reply(b"hello");
+        frame.extend([0; 13]);
+        assert_eq!(read_udp(&frame), Some((MAC, &b"hello"[..])));
+        assert_eq!(read_udp(&sample(b"hello")), None, "to the server's port");
+    }
+
+    #[test]
+    fn broken_frames_are_nothing() {
+        let good = reply(b"hello");
+        for length in 0..good.len() {
+            assert_eq!(read_udp(&good[..length]), None, "{length}");
+        }
+        for at in [12, 14, 20, 22, 23, 24, 39] {
+            let mut bad = good.clone();
+            bad[at] ^= 0x3f;
+            assert_eq!(read_udp(&bad), None, "{at}");
+        }
+        for at in 0..good.len() {
+            for value in [0, 1, 0x40, 0x4f, 0xff] {
+                let mut bad = good.clone();
+                bad[at] = value;
+                assert!(read_udp(&bad).is_none_or(|(_, payload)| payload.len() <= 5));
+            }
+        }
+    }
+
+    #[test]
+    fn who_has_an_address() {
+        let addr = Ipv4Addr::new(10, 0, 0, 5);
+        let probe = arp_probe(OTHER, addr);
+        assert_eq!(probe.len(), 42);
+        assert!(arp_conflict(&probe, MAC, addr), "another one is about to take it");
+        assert!(!arp_conflict(&probe, OTHER, addr), "our own");
+        assert!(!arp_conflict(&probe, MAC, [10, 0, 0, 6].into()));
+        let mut reply = probe.clone();
+        reply[21] = 2;
+        reply[28..32].copy_from_slice(&addr.octets());
+        assert!(arp_conflict(&reply, MAC, addr));
+        assert_eq!(arp_answer(&reply, addr), Some(OTHER));
+        assert_eq!(arp_answer(&reply, [10, 0, 0, 6].into()), None);
+        assert_eq!(arp_answer(&probe, addr), None, "a question");
+        assert_eq!(arp_answer(&reply[..41], addr), None);
+        assert!(!arp_conflict(&reply[..41], MAC, addr));
+    }
+}

@@ -1,0 +1,274 @@
+//! A lease of IPv4: made from an acknowledgement.
+
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
+use ipnet::{IpNet, Ipv4Net};
+use serde::{Deserialize, Serialize};
+
+use super::super::timing::{BootTime, NEVER, Random, millis};
+use super::message::Message;
+use super::option::{self, Options, pairs};
+use crate::cni::{CniResult, Dns, IpConfig, Route};
+use crate::netlink::Mac;
+
+/// The lease time of a server that sends none, as in the reference.
+const DEFAULT_TIME: Duration = Duration::from_secs(60 * 60);
+/// Shorter lease times are raised to this, so that a server cannot make the daemon renew without pause.
+pub const SHORTEST_TIME: Duration = Duration::from_secs(4);
+/// Option 51 of a lease without an end.
+const INFINITE: u32 = u32::MAX;
+/// Scope of what is on the link, `RT_SCOPE_LINK`.
+const ON_LINK: u8 = 253;
+
+/// An address on loan.
+#[derive(Clone, Debug, Deserialize, Serialize, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct Lease {
+    /// The address with the prefix of its subnet.
+    pub net: Ipv4Net,
+    /// The server, as option 54 tells.
+    pub server: Ipv4Addr,
+    /// The Ethernet address that its answer came from: its own or a router's.
+    pub server_mac: Mac,
+    /// When to ask the server for more time.
+    #[serde(with = "millis")]
+    pub renew: BootTime,
+    /// When to ask any server.
+    #[serde(with = "millis")]
+    pub rebind: BootTime,
+    /// When the address may not be used any more.
+    #[serde(with = "millis")]
+    pub expires: BootTime,
+    /// All that the server told.
+    #[serde(with = "pairs")]
+    pub options: Options,
+}
+
+/// An address that a server has offered or assigned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Binding {
+    /// The address.
+    pub address: Ipv4Addr,
+    /// The server.
+    pub server: Ipv4Addr,
+    /// The Ethernet address that the server's answer came from.
+    pub server_mac: Mac,
+}
+
+impl From<&Lease> for Binding {
+    fn from(lease: &Lease) -> Binding {
+        Binding { address: lease.address(), server: lease.server, server_mac: lease.server_mac }
+    }
+}
+
+/// Why an acknowledgement is no lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flaw {
+    /// No subnet mask, or an invalid mask.
+    NoMask,
+    /// Not an address that a host can have.
+    BadAddress,
+    /// No server identifier, so no server to renew with.
+    NoServer,
+}
+
+impl std::fmt::Display for Flaw {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Flaw::NoMask => "it has no valid subnet mask",
+            Flaw::BadAddress => "no host can have its address",
+            Flaw::NoServer => "it does not name the server",
+        })
+    }
+}
+
+impl Lease {
+    /// Reads an acknowledgement that came from `server_mac` in answer to a request of the moment
+    /// `asked`.
+    pub fn from_ack(
+        ack: &Message,
+        server_mac: Mac,
+        asked: BootTime,
+        random: &mut Random,
+    ) -> Result<Lease, Flaw> {
+        let options = &ack.options;
+        let net = net(ack.yiaddr, options)?;
+        let server = option::address(options, option::SERVER).ok_or(Flaw::NoServer)?;
+        let seconds = |code| option::number(options, code).map(u64::from).map(Duration::from_secs);
+        let told = option::number(options, option::LEASE_TIME);
+        let (renew, rebind, expires) = if told == Some(INFINITE) {
+            (NEVER, NEVER, NEVER)
+        } else {
+            let time = seconds(option::LEASE_TIME).unwrap_or(DEFAULT_TIME).max(SHORTEST_TIME);
+            let told = seconds(option::RENEWAL).zip(seconds(option::REBINDING));
+            let sensible =
+                told.filter(|(t1, t2)| *t1 >= Duration::from_secs(1) && t1 < t2 && *t2 < time);
+            let (t1, t2) = sensible.unwrap_or((time / 2, time / 8 * 7));
+            let t1 = random.early(t1);
+            (asked + t1, asked + random.early(t2).max(t1), asked + time)
+        };
+        Ok(Lease { net, server, server_mac, renew, rebind, expires, options: options.clone() })
+    }
+
+    /// The address.
+    pub fn address(&self) -> Ipv4Addr {
+        self.net.addr()
+    }
+
+    /// The result of IPAM. Every route gets `priority` unless that is zero.
+    pub fn result(&self, priority: u32) -> CniResult {
+        let gateway = option::address(&self.options, option::ROUTERS);
+        let mut routes = self.routes(gateway);
+        for route in &mut routes {
+            route.priority = Some(priority).filter(|priority| *priority != 0);
+            route.mtu = option::mtu(&self.options);
+        }
+        let ip = IpConfig {
+            address: self.net.into(),
+            gateway: gateway.map(Into::into),
+            interface: None,
+        };
+        CniResult { ips: vec![ip], routes, dns: self.dns(), ..CniResult::new() }
+    }
+
+    /// Classless routes hide all others (RFC 3442).
+    fn routes(&self, gateway: Option<Ipv4Addr>) -> Vec<Route> {
+        let via =
+            |(dst, gw): (Ipv4Net, Ipv4Addr)| Route { gw: Some(gw.into()), ..Route::to(dst.into()) };
+        if let Some(routes) = option::classless_routes(&self.options) {
+            let on_link = |route: Route| {
+                let direct = route.gw.is_some_and(|gw| gw.is_unspecified());
+                Route { scope: direct.then_some(ON_LINK), ..route }
+            };
+            return routes.into_iter().map(via).map(on_link).collect();
+        }
+        let to_all = gateway.map(|gw| (Ipv4Net::default(), gw));
+        option::static_routes(&self.options).into_iter().chain(to_all).map(via).collect()
+    }
+
+    fn dns(&self) -> Dns {
+        let servers = option::addresses(&self.options, option::NAME_SERVERS);
+        Dns {
+            nameservers: servers.map(|server| server.to_string()).collect(),
+            domain: option::domain(&self.options).unwrap_or_default(),
+            search: option::search(&self.options),
+            options: Vec::new(),
+        }
+    }
+
+    /// Whether the interface has to be changed to go from this lease to `next`.
+    pub fn differs_on_link(&self, next: &Lease) -> bool {
+        let routes = |lease: &Lease| lease.result(0).routes;
+        self.net != next.net || routes(self) != routes(next)
+    }
+
+    /// The address as CNI has it.
+    pub fn ip_net(&self) -> IpNet {
+        self.net.into()
+    }
+}
+
+fn net(address: Ipv4Addr, options: &Options) -> Result<Ipv4Net, Flaw> {
+    let length = option::prefix_len(options).ok_or(Flaw::NoMask)?;
+    let net = Ipv4Net::new(address, length).map_err(|_| Flaw::NoMask)?;
+    let reserved = address.is_unspecified()
+        || address.is_broadcast()
+        || address.is_multicast()
+        || address.is_loopback()
+        || address.octets()[0] == 0
+        // Of a subnet with room, neither the first nor the last address is a host's.
+        || (length < 31 && (address == net.network() || address == net.broadcast()));
+    if reserved { Err(Flaw::BadAddress) } else { Ok(net) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::tests::{MAC, ack};
+    use super::*;
+
+    fn lease(extra: &[(u8, &[u8])]) -> Result<Lease, Flaw> {
+        let asked = Duration::from_secs(100);
+        Lease::from_ack(&ack(extra), MAC, asked, &mut Random::from_seed(3))
+    }
+
+    /// Seconds of the three timers after the request, each with the earliest it may be.
+    fn timers(extra: &[(u8, &[u8])]) -> [f64; 3] {
+        let lease = lease(extra).unwrap();
+        [lease.renew, lease.rebind, lease.expires].map(|t| t.as_secs_f64() - 100.0)
+    }
+
+    #[track_caller]
+    fn assert_timers(extra: &[(u8, &[u8])], expected: [f64; 3]) {
+        let found = timers(extra);
+        let fine = found.iter().zip(expected).all(|(f, e)| *f <= e && *f >= e * 0.949);
+        assert!(fine && (found[2] - expected[2]).abs() < 1e-6, "{found:?} {expected:?}");
+    }
+
+    #[test]
+    fn timers_are_the_servers_or_halves_and_eighths() {
+        assert_timers(&[], [500.0, 875.0, 1000.0]);
+        assert_timers(&[(58, &[0, 0, 0, 100]), (59, &[0, 0, 0, 200])], [100.0, 200.0, 1000.0]);
+        for bad in [[0, 0, 0, 0], [0, 0, 1, 0], [0xff; 4]] {
+            assert_timers(&[(58, &bad), (59, &[0, 0, 0, 200])], [500.0, 875.0, 1000.0]);
+        }
+        assert_timers(&[(59, &[0, 0, 0, 200])], [500.0, 875.0, 1000.0]);
+        assert_timers(&[(51, &[0, 0, 0, 0])], [2.0, 3.5, 4.0]);
+        assert_timers(&[(51, &[1])], [1800.0, 3150.0, 3600.0]);
+        assert_eq!(lease(&[(51, &[0xff; 4])]).unwrap().renew, NEVER);
+    }
+
+    #[test]
+    fn addresses_that_no_host_can_have() {
+        for bad in
+            [[0, 0, 0, 0], [255; 4], [224, 0, 0, 5], [127, 0, 0, 5], [10, 1, 2, 0], [10, 1, 2, 255]]
+        {
+            let message = Message { yiaddr: bad.into(), ..ack(&[]) };
+            let read = Lease::from_ack(&message, MAC, NEVER / 2, &mut Random::from_seed(1));
+            assert_eq!(read, Err(Flaw::BadAddress), "{bad:?}");
+        }
+        assert_eq!(lease(&[(1, &[255, 0, 255, 0])]), Err(Flaw::NoMask));
+        assert_eq!(lease(&[(1, &[255])]), Err(Flaw::NoMask));
+        assert_eq!(lease(&[(54, &[1])]), Err(Flaw::NoServer));
+        assert!(lease(&[(1, &[255; 4])]).is_ok());
+    }
+
+    #[test]
+    fn results() {
+        let gateway: (u8, &[u8]) = (3, &[10, 1, 2, 1, 10, 1, 2, 2]);
+        let result = lease(&[gateway, (6, &[8, 8, 8, 8]), (15, b"example.com")]).unwrap().result(7);
+        assert_eq!(result.ips[0].address.to_string(), "10.1.2.9/24");
+        assert_eq!(result.ips[0].gateway.unwrap().to_string(), "10.1.2.1");
+        assert_eq!((result.routes.len(), result.routes[0].priority), (1, Some(7)));
+        assert!(result.routes[0].is_default() && result.routes[0].mtu.is_none());
+        assert_eq!(result.dns.nameservers, ["8.8.8.8"]);
+        assert_eq!(result.dns.domain, "example.com");
+
+        let both = [gateway, (33, &[10, 0, 0, 0, 10, 1, 2, 3]), (26, &[5, 0x14])];
+        let routes = lease(&both).unwrap().result(0).routes;
+        let text = |r: &Route| format!("{} {} {:?}", r.dst, r.gw.unwrap(), r.mtu);
+        let texts: Vec<_> = routes.iter().map(text).collect();
+        assert_eq!(texts, ["10.0.0.0/8 10.1.2.3 Some(1300)", "0.0.0.0/0 10.1.2.1 Some(1300)"]);
+
+        let classless: (u8, &[u8]) = (121, &[8, 20, 0, 0, 0, 0, 8, 30, 10, 1, 2, 4]);
+        let result =
+            lease(&[gateway, (33, &[10, 0, 0, 0, 10, 1, 2, 3]), classless]).unwrap().result(0);
+        assert!(result.ips[0].gateway.is_some());
+        assert_eq!((result.routes.len(), result.routes[0].scope), (2, Some(253)));
+        assert_eq!((result.routes[1].scope, result.routes[1].priority), (None, None));
+
+        let broken: (u8, &[u8]) = (121, &[99]);
+        assert!(lease(&[gateway, broken]).unwrap().result(0).routes[0].is_default());
+    }
+
+    #[test]
+    fn what_changes_on_the_link() {
+        let one = lease(&[(3, &[10, 1, 2, 1])]).unwrap();
+        let later = Lease { expires: NEVER, server: Ipv4Addr::LOCALHOST, ..one.clone() };
+        assert!(!one.differs_on_link(&later));
+        assert!(one.differs_on_link(&lease(&[(3, &[10, 1, 2, 2])]).unwrap()));
+        assert!(
+            one.differs_on_link(&lease(&[(3, &[10, 1, 2, 1]), (1, &[255, 255, 0, 0])]).unwrap())
+        );
+    }
+}

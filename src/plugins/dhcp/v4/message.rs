@@ -1,0 +1,294 @@
+//! Messages as they are on the wire: RFC 2131 section 2, options as RFC 2132 and 3396 have them.
+//!
+//! Everything received is read within its bounds: a malformed message is `None`.
+
+use std::net::Ipv4Addr;
+
+use super::option::Options;
+use crate::netlink::Mac;
+
+/// Length of the fixed part before the options, the magic cookie included.
+const FIXED: usize = 240;
+/// The length of a BOOTP message, which every server and relay accepts.
+const SHORTEST: usize = 300;
+const COOKIE: [u8; 4] = [99, 130, 83, 99];
+const BOOTREQUEST: u8 = 1;
+const BOOTREPLY: u8 = 2;
+const ETHERNET: u8 = 1;
+const BROADCAST_FLAG: u8 = 0x80;
+
+const PAD: u8 = 0;
+const END: u8 = 255;
+/// The server's own fields `sname` and `file` hold options.
+const OVERLOAD: u8 = 52;
+/// The relay's option comes last (RFC 3046).
+const RELAY: u8 = 82;
+
+/// The DHCP message type, option 53.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// DHCPDISCOVER: the client looks for servers.
+    Discover,
+    /// DHCPOFFER: a server offers an address.
+    Offer,
+    /// DHCPREQUEST: the client requests an offered address, or more time.
+    Request,
+    /// DHCPDECLINE: another host uses the address.
+    Decline,
+    /// DHCPACK: the server commits the lease.
+    Ack,
+    /// DHCPNAK: the server refuses the address.
+    Nak,
+    /// DHCPRELEASE: the client gives the address back.
+    Release,
+}
+
+impl Kind {
+    const ALL: [Kind; 7] = [
+        Kind::Discover,
+        Kind::Offer,
+        Kind::Request,
+        Kind::Decline,
+        Kind::Ack,
+        Kind::Nak,
+        Kind::Release,
+    ];
+
+    fn number(self) -> u8 {
+        self as u8 + 1
+    }
+
+    fn parse(number: u8) -> Option<Kind> {
+        Kind::ALL.into_iter().find(|kind| kind.number() == number)
+    }
+}
+
+/// A message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Message {
+    /// The message type.
+    pub kind: Kind,
+    /// The transaction ID.
+    pub xid: u32,
+    /// Seconds since the client began.
+    pub secs: u16,
+    /// Whether the client can only hear broadcasts.
+    pub broadcast: bool,
+    /// The client's address, if the client has a lease.
+    pub ciaddr: Ipv4Addr,
+    /// The address that the server gives.
+    pub yiaddr: Ipv4Addr,
+    /// The client's Ethernet address.
+    pub chaddr: Mac,
+    /// The options, without the message type (53).
+    pub options: Options,
+}
+
+impl Message {
+    /// A client's message without options.
+    pub fn new(kind: Kind, xid: u32, chaddr: Mac) -> Message {
+        Message {
+            kind,
+            xid,
+            secs: 0,
+            broadcast: false,
+            ciaddr: Ipv4Addr::UNSPECIFIED,
+            yiaddr: Ipv4Addr::UNSPECIFIED,
+            chaddr,
+            options: Options::new(),
+        }
+    }
+
+    /// The bytes of a client's message.
+    pub fn encode(&self) -> Vec<u8> {
+        self.encode_as(BOOTREQUEST)
+    }
+
+    fn encode_as(&self, op: u8) -> Vec<u8> {
+        let mut bytes = vec![op, ETHERNET, 6, 0];
+        bytes.extend(self.xid.to_be_bytes());
+        bytes.extend(self.secs.to_be_bytes());
+        bytes.extend([if self.broadcast { BROADCAST_FLAG } else { 0 }, 0]);
+        bytes.extend(self.ciaddr.octets());
+        bytes.extend(self.yiaddr.octets());
+        bytes.resize(28, 0);
+        bytes.extend(self.chaddr.0);
+        bytes.resize(FIXED - COOKIE.len(), 0);
+        bytes.extend(COOKIE);
+        put(&mut bytes, super::option::MESSAGE_TYPE, &[self.kind.number()]);
+        for (code, value) in self.options.iter().filter(|(code, _)| **code != RELAY) {
+            put(&mut bytes, *code, value);
+        }
+        if let Some(value) = self.options.get(&RELAY) {
+            put(&mut bytes, RELAY, value);
+        }
+        bytes.push(END);
+        if bytes.len() < SHORTEST {
+            bytes.resize(SHORTEST, PAD);
+        }
+        bytes
+    }
+
+    /// Reads a server's message.
+    pub fn decode(bytes: &[u8]) -> Option<Message> {
+        Message::decode_as(BOOTREPLY, bytes)
+    }
+
+    fn decode_as(op: u8, bytes: &[u8]) -> Option<Message> {
+        let (fixed, rest) = bytes.split_at_checked(FIXED)?;
+        if fixed[..3] != [op, ETHERNET, 6] || !fixed.ends_with(&COOKIE) {
+            return None;
+        }
+        let mut options = Options::new();
+        collect(&mut options, rest)?;
+        let overload = options.remove(&OVERLOAD).and_then(|v| v.first().copied()).unwrap_or(0);
+        for (bit, field) in [(1, &fixed[108..236]), (2, &fixed[44..108])] {
+            if overload & bit != 0 {
+                collect(&mut options, field)?;
+            }
+        }
+        options.remove(&OVERLOAD);
+        let kind = options.remove(&super::option::MESSAGE_TYPE)?;
+        let kind = <[u8; 1]>::try_from(kind).ok().and_then(|[number]| Kind::parse(number))?;
+        Some(Message {
+            kind,
+            xid: u32::from_be_bytes(array(fixed, 4)?),
+            secs: u16::from_be_bytes(array(fixed, 8)?),
+            broadcast: fixed[10] & BROADCAST_FLAG != 0,
+            ciaddr: array::<4>(fixed, 12)?.into(),
+            yiaddr: array::<4>(fixed, 16)?.into(),
+            chaddr: Mac(array(fixed, 28)?),
+            options,
+        })
+    }
+}
+
+/// Appends an option; a value that is too long for the length byte is written in pieces (RFC 3396).
+fn put(bytes: &mut Vec<u8>, code: u8, value: &[u8]) {
+    let mut pieces = value.chunks(usize::from(u8::MAX));
+    let first = pieces.next().unwrap_or_default();
+    for piece in std::iter::once(first).chain(pieces) {
+        bytes.push(code);
+        // Pieces are no longer than that.
+        bytes.push(u8::try_from(piece.len()).unwrap_or(u8::MAX));
+        bytes.extend(piece);
+    }
+}
+
+/// Reads options up to the end mark. Pieces of one option are put together.
+fn collect(options: &mut Options, mut bytes: &[u8]) -> Option<()> {
+    while let [code, rest @ ..] = bytes {
+        bytes = rest;
+        match *code {
+            PAD => {}
+            END => break,
+            code => {
+                let (length, rest) = rest.split_first()?;
+                let (value, rest) = rest.split_at_checked(usize::from(*length))?;
+                options.entry(code).or_default().extend(value);
+                bytes = rest;
+            }
+        }
+    }
+    Some(())
+}
+
+fn array<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
+    bytes.get(at..at + N)?.try_into().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::tests::MAC;
+    use super::*;
+
+    /// The bytes that a server would send.
+    fn from_server(message: &Message) -> Vec<u8> {
+        message.encode_as(BOOTREPLY)
+    }
+
+    fn offer() -> Message {
+        let mut message = Message::new(Kind::Offer, 0x0102_0304, MAC);
+        message.yiaddr = [10, 1, 2, 3].into();
+        message.options.insert(54, vec![10, 1, 2, 1]);
+        message.options.insert(1, vec![255, 255, 255, 0]);
+        message
+    }
+
+    #[test]
+    fn a_request_is_laid_out_as_the_standard_says() {
+        let mut message = Message::new(Kind::Request, 0x0102_0304, MAC);
+        message.broadcast = true;
+        message.secs = 258;
+        message.ciaddr = [10, 0, 0, 5].into();
+        message.options.insert(82, vec![9]);
+        message.options.insert(61, vec![0, b'a']);
+        message.options.insert(200, vec![1]);
+        let bytes = message.encode();
+        assert_eq!(bytes.len(), 300);
+        assert_eq!(bytes[..16], [1, 1, 6, 0, 1, 2, 3, 4, 1, 2, 0x80, 0, 10, 0, 0, 5]);
+        assert_eq!(bytes[28..34], MAC.0);
+        assert!(bytes[34..236].iter().all(|byte| *byte == 0));
+        let options = [99, 130, 83, 99, 53, 1, 3, 61, 2, 0, b'a', 200, 1, 1, 82, 1, 9, 255];
+        assert_eq!(bytes[236..254], options);
+    }
+
+    #[test]
+    fn what_is_written_is_read_and_long_options_are_in_pieces() {
+        let mut message = offer();
+        message.options.insert(121, (0..=255).chain(0..=255).collect());
+        message.options.insert(80, vec![]);
+        let bytes = from_server(&message);
+        assert_eq!(Message::decode(&bytes), Some(message));
+        // Three times as the code, twice inside.
+        assert_eq!(bytes.split(|byte| *byte == 121).count(), 3 + 2 + 1);
+    }
+
+    #[test]
+    fn options_in_other_fields_are_found() {
+        let mut message = offer();
+        message.options.insert(OVERLOAD, vec![3]);
+        let mut bytes = from_server(&message);
+        bytes[44..48].copy_from_slice(&[3, 4, 10, 1]);
+        bytes[48..51].copy_from_slice(&[2, 1, 255]);
+        bytes[108..113].copy_from_slice(&[15, 2, b'd', b'e', 255]);
+        let read = Message::decode(&bytes).unwrap();
+        assert_eq!(read.options.get(&3), Some(&vec![10, 1, 2, 1]));
+        assert_eq!(read.options.get(&15), Some(&b"de".to_vec()));
+        assert_eq!(read.options.get(&OVERLOAD), None);
+    }
+
+    #[test]
+    fn nonsense_is_nothing() {
+        let good = from_server(&offer());
+        assert!(Message::decode(&good).is_some());
+        assert_eq!(Message::decode(&offer().encode()), None, "a client's message");
+        for length in 0..good.len() - 40 {
+            // Cut inside the options, the rest may still be a message; it must not panic.
+            drop(Message::decode(&good[..length]));
+        }
+        assert_eq!(Message::decode(&good[..239]), None);
+        for (at, what) in [(1, "hardware"), (2, "length"), (236, "cookie"), (242, "type")] {
+            let mut bad = good.clone();
+            bad[at] = 77;
+            assert_eq!(Message::decode(&bad), None, "{what}");
+        }
+        let mut long = good.clone();
+        long[244] = 255;
+        assert_eq!(Message::decode(&long), None, "an option beyond the end");
+    }
+
+    #[test]
+    fn random_bytes_never_panic() {
+        let mut random = super::super::super::timing::Random::from_seed(11);
+        let good = from_server(&offer());
+        for _ in 0..20_000 {
+            let mut bytes = good.clone();
+            for _ in 0..8 {
+                let at = random.number() as usize % bytes.len();
+                bytes[at] = random.number().to_be_bytes()[0];
+            }
+            drop(Message::decode(&bytes));
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! The values of options: RFC 2132, domain search lists (3397), classless routes (3442).
+//!
+//! A malformed value is treated as absent.
+
+use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
+
+use ipnet::Ipv4Net;
+
+use super::super::text;
+
+/// Options by their codes, each as the bytes of its value.
+pub type Options = BTreeMap<u8, Vec<u8>>;
+
+/// Options as a list of pairs: keys of JSON objects are no numbers.
+pub mod pairs {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    use super::Options;
+
+    /// For `#[serde(with)]`.
+    pub fn serialize<S: Serializer>(options: &Options, s: S) -> Result<S::Ok, S::Error> {
+        options.iter().collect::<Vec<_>>().serialize(s)
+    }
+
+    /// For `#[serde(with)]`.
+    pub fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Options, D::Error> {
+        Ok(Vec::<(u8, Vec<u8>)>::deserialize(d)?.into_iter().collect())
+    }
+}
+
+/// Subnet Mask.
+pub const SUBNET_MASK: u8 = 1;
+/// Router: in order of preference.
+pub const ROUTERS: u8 = 3;
+/// Domain Name Server: in order of preference.
+pub const NAME_SERVERS: u8 = 6;
+/// Host Name.
+pub const HOST_NAME: u8 = 12;
+/// Domain Name.
+pub const DOMAIN: u8 = 15;
+/// Interface MTU.
+pub const MTU: u8 = 26;
+/// Static Route: routes to classful networks.
+pub const STATIC_ROUTES: u8 = 33;
+/// Requested IP Address.
+pub const REQUESTED: u8 = 50;
+/// IP Address Lease Time, in seconds.
+pub const LEASE_TIME: u8 = 51;
+/// DHCP Message Type.
+pub const MESSAGE_TYPE: u8 = 53;
+/// Server Identifier.
+pub const SERVER: u8 = 54;
+/// Parameter Request List.
+pub const PARAMETERS: u8 = 55;
+/// Message: the reason for a refusal, as text.
+pub const MESSAGE: u8 = 56;
+/// Maximum DHCP Message Size.
+pub const MAX_SIZE: u8 = 57;
+/// Renewal (T1) Time Value, in seconds.
+pub const RENEWAL: u8 = 58;
+/// Rebinding (T2) Time Value, in seconds.
+pub const REBINDING: u8 = 59;
+/// Vendor class identifier.
+pub const VENDOR_CLASS: u8 = 60;
+/// Client-identifier.
+pub const CLIENT_ID: u8 = 61;
+/// User Class (RFC 3004).
+pub const USER_CLASS: u8 = 77;
+/// Domain Search (RFC 3397).
+pub const SEARCH: u8 = 119;
+/// Classless Static Route (RFC 3442).
+pub const CLASSLESS_ROUTES: u8 = 121;
+
+/// The first address of an option.
+pub fn address(options: &Options, code: u8) -> Option<Ipv4Addr> {
+    addresses(options, code).next()
+}
+
+/// The addresses of an option; an incomplete last address is left out.
+pub fn addresses(options: &Options, code: u8) -> impl Iterator<Item = Ipv4Addr> {
+    let value = options.get(&code).map(Vec::as_slice).unwrap_or_default();
+    value.chunks_exact(4).map(|octets| Ipv4Addr::new(octets[0], octets[1], octets[2], octets[3]))
+}
+
+/// A number of 32 bits.
+pub fn number(options: &Options, code: u8) -> Option<u32> {
+    options.get(&code)?.as_slice().try_into().ok().map(u32::from_be_bytes)
+}
+
+/// The prefix length of the subnet mask.
+pub fn prefix_len(options: &Options) -> Option<u8> {
+    let mask = u32::from(address(options, SUBNET_MASK)?);
+    let length = mask.leading_ones();
+    let contiguous = length + mask.trailing_zeros() == 32 && length > 0;
+    u8::try_from(length).ok().filter(|_| contiguous)
+}
+
+/// The MTU, unless it is too small for IPv4 hosts.
+pub fn mtu(options: &Options) -> Option<u32> {
+    let value = <[u8; 2]>::try_from(options.get(&MTU)?.as_slice()).ok()?;
+    Some(u16::from_be_bytes(value)).filter(|mtu| *mtu >= 576).map(u32::from)
+}
+
+/// A text that is a domain name, without a dot or the NUL that some servers send behind it.
+pub fn domain(options: &Options) -> Option<String> {
+    let told = String::from_utf8(options.get(&DOMAIN)?.clone()).ok()?;
+    let told = told.trim_end_matches('\0').trim_end_matches('.');
+    text::is_domain(told).then(|| told.to_owned())
+}
+
+/// The text of a refusal, without unprintable characters.
+pub fn sentence(options: &Options) -> String {
+    text::printable(options.get(&MESSAGE).map_or(&[][..], Vec::as_slice))
+}
+
+/// Domains to search. Names may end in what was written before (RFC 1035, section 4.1.4).
+pub fn search(options: &Options) -> Vec<String> {
+    options.get(&SEARCH).map(|bytes| text::domains(bytes)).unwrap_or_default()
+}
+
+/// Classless routes: destination and router, which is 0.0.0.0 for a destination on the link.
+/// `None` if there are none or one is malformed.
+pub fn classless_routes(options: &Options) -> Option<Vec<(Ipv4Net, Ipv4Addr)>> {
+    let mut rest = options.get(&CLASSLESS_ROUTES)?.as_slice();
+    let mut routes = Vec::new();
+    while let Some((width, tail)) = rest.split_first() {
+        let (significant, tail) = tail.split_at_checked(usize::from(width.div_ceil(8)))?;
+        let (gateway, tail) = tail.split_first_chunk::<4>()?;
+        let mut octets = [0; 4];
+        octets.get_mut(..significant.len())?.copy_from_slice(significant);
+        routes.push((Ipv4Net::new(octets.into(), *width).ok()?, Ipv4Addr::from(*gateway)));
+        rest = tail;
+    }
+    Some(routes)
+}
+
+/// Routes to classful networks. Multicast and reserved destinations have no class and are left out.
+pub fn static_routes(options: &Options) -> Vec<(Ipv4Net, Ipv4Addr)> {
+    let addresses: Vec<_> = addresses(options, STATIC_ROUTES).collect();
+    let class = |dst: Ipv4Addr| match dst.octets()[0] {
+        0..128 => Some(8),
+        128..192 => Some(16),
+        192..224 => Some(24),
+        _ => None,
+    };
+    let route = |pair: &[Ipv4Addr]| Some((Ipv4Net::new(pair[0], class(pair[0])?).ok()?, pair[1]));
+    addresses.chunks_exact(2).filter_map(route).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn one(code: u8, value: &[u8]) -> Options {
+        Options::from([(code, value.to_vec())])
+    }
+
+    #[test]
+    fn masks() {
+        let length = |mask: [u8; 4]| prefix_len(&one(SUBNET_MASK, &mask));
+        assert_eq!(length([255, 255, 255, 0]), Some(24));
+        assert_eq!(length([255, 255, 255, 255]), Some(32));
+        assert_eq!(length([128, 0, 0, 0]), Some(1));
+        for bad in [[0, 0, 0, 0], [255, 0, 255, 0], [0, 255, 255, 255]] {
+            assert_eq!(length(bad), None, "{bad:?}");
+        }
+        assert_eq!(prefix_len(&one(SUBNET_MASK, &[255, 255, 255])), None);
+    }
+
+    #[test]
+    fn routes_of_classes() {
+        let value = [10, 0, 0, 0, 10, 1, 2, 3, 192, 168, 1, 0, 192, 168, 2, 3, 224, 0, 0, 1, 1, 2];
+        let routes = static_routes(&one(STATIC_ROUTES, &value));
+        let texts: Vec<_> = routes.iter().map(|(dst, gw)| format!("{dst} {gw}")).collect();
+        assert_eq!(texts, ["10.0.0.0/8 10.1.2.3", "192.168.1.0/24 192.168.2.3"]);
+        assert!(static_routes(&one(STATIC_ROUTES, &[224, 0, 0, 1, 10, 0, 0, 1])).is_empty());
+    }
+
+    #[test]
+    fn routes_without_classes() {
+        let value =
+            [0, 10, 0, 0, 1, 8, 10, 10, 0, 0, 2, 25, 10, 229, 0, 128, 0, 0, 0, 0, 32, 1, 2, 3, 4];
+        let all = [&value[..], &[9, 9, 9, 9]].concat();
+        let routes = classless_routes(&one(CLASSLESS_ROUTES, &all)).unwrap();
+        let texts: Vec<_> = routes.iter().map(|(dst, gw)| format!("{dst} {gw}")).collect();
+        let expected = [
+            "0.0.0.0/0 10.0.0.1",
+            "10.0.0.0/8 10.0.0.2",
+            "10.229.0.128/25 0.0.0.0",
+            "1.2.3.4/32 9.9.9.9",
+        ];
+        assert_eq!(texts, expected);
+        for bad in [&[33, 1, 2, 3, 4, 5, 9, 9, 9, 9][..], &[24, 10, 1], &[8, 10, 1, 2, 3], &[255]] {
+            assert_eq!(classless_routes(&one(CLASSLESS_ROUTES, bad)), None, "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn domains_to_search() {
+        let value = b"\x03eng\x05apple\x03com\x00\x09marketing\xc0\x04\xc0\x00";
+        let expected = ["eng.apple.com", "marketing.apple.com", "eng.apple.com"];
+        assert_eq!(search(&one(SEARCH, value)), expected);
+        for bad in [
+            &b"\xc0\x00"[..],
+            b"\x01a\xc0\x00",
+            b"\x01a\xc0\x02",
+            b"\x01a\xc0",
+            b"\x3fa",
+            b"\x80a\x00",
+            b"\x03a b\x00",
+            b"\x03a\nb\x00",
+            b"",
+        ] {
+            assert_eq!(search(&one(SEARCH, bad)), [""; 0], "{bad:?}");
+        }
+        let many: Vec<u8> = b"\x01a\x00".repeat(500);
+        assert_eq!(search(&one(SEARCH, &many)).len(), text::MOST_DOMAINS);
+        let long: Vec<u8> =
+            [[b"\x20".as_slice(), &[b'a'; 32]].concat().repeat(9), vec![0]].concat();
+        assert_eq!(search(&one(SEARCH, &long)), [""; 0]);
+    }
+
+    #[test]
+    fn texts_that_do_not_belong_into_a_file() {
+        assert_eq!(domain(&one(DOMAIN, b"example.com\0")).as_deref(), Some("example.com"));
+        for bad in [&b"a b"[..], b"a\nnameserver 6.6.6.6", b"", b".", b"a..b", b"\xff"] {
+            assert_eq!(domain(&one(DOMAIN, bad)), None, "{bad:?}");
+        }
+        assert_eq!(sentence(&one(MESSAGE, b"no\n\x1b[31mway")), "no[31mway");
+        assert_eq!(sentence(&one(MESSAGE, &[b'x'; 900])).len(), 200);
+    }
+
+    #[test]
+    fn numbers_of_the_wrong_size() {
+        assert_eq!(number(&one(LEASE_TIME, &[0, 0, 1, 0]), LEASE_TIME), Some(256));
+        assert_eq!(number(&one(LEASE_TIME, &[1, 0]), LEASE_TIME), None);
+        assert_eq!(mtu(&one(MTU, &[5, 0xdc])), Some(1500));
+        assert_eq!(mtu(&one(MTU, &[0, 68])), None);
+    }
+}

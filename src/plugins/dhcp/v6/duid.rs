@@ -1,0 +1,64 @@
+//! The client's identity for servers: a DUID for the attachment, an IAID for the interface.
+//!
+//! Both are computed from the attachment's names, so that they are the same for every
+//! daemon: neither a restart nor another Ethernet address makes a new client.
+
+use sha2::{Digest, Sha512};
+
+use crate::netlink::Mac;
+
+use super::super::timing::Timing;
+
+/// The type of a DUID that is a UUID (RFC 6355).
+const DUID_UUID: [u8; 2] = [0, 4];
+
+/// A client of one interface.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Client {
+    /// The DUID.
+    pub duid: Vec<u8>,
+    /// The IAID of the interface's only identity association.
+    pub iaid: u32,
+    /// The Ethernet address of the interface, for probes only.
+    pub mac: Mac,
+    /// How long to wait for what.
+    pub timing: Timing,
+}
+
+/// The DUID of the client that IPv4 servers know by `client_id` (option 61): a UUID of version 8
+/// (RFC 9562) made of the first 16 bytes of the SHA-512 of that.
+pub fn duid(client_id: &[u8]) -> Vec<u8> {
+    let mut uuid = [0; 16];
+    uuid.copy_from_slice(&Sha512::digest(client_id)[..16]);
+    uuid[6] = uuid[6] & 0x0f | 0x80;
+    uuid[8] = uuid[8] & 0x3f | 0x80;
+    [&DUID_UUID[..], &uuid].concat()
+}
+
+/// The IAID of an interface: the first 4 bytes of the SHA-512 of its name.
+pub fn iaid(ifname: &str) -> u32 {
+    let hash = Sha512::digest(ifname);
+    u32::from_be_bytes([hash[0], hash[1], hash[2], hash[3]])
+}
+
+/// A DUID as servers write it: bytes in hexadecimal, colons between them.
+pub fn text(duid: &[u8]) -> String {
+    duid.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join(":")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn identities_are_stable_and_differ() {
+        // They are what servers have in their files: another value is another client.
+        let one = duid(b"\0c1/net/eth0");
+        assert_eq!(text(&one), "00:04:51:42:44:e6:7f:62:89:15:89:59:c2:45:b1:e4:97:57");
+        assert_eq!(one.len(), 18);
+        assert_eq!((one[8] >> 4, one[10] >> 6), (8, 2), "version and variant");
+        assert_ne!(one, duid(b"\0c2/net/eth0"));
+        assert_ne!(iaid("eth0"), iaid("eth1"));
+        assert_eq!(iaid("eth0"), 0x0de8_08c1);
+    }
+}

@@ -1,0 +1,221 @@
+//! A lease of IPv6: made from a Reply.
+
+use std::net::Ipv6Addr;
+use std::time::Duration;
+
+use ipnet::{IpNet, Ipv6Net};
+use serde::{Deserialize, Serialize};
+
+use super::super::timing::{BootTime, NEVER, Random, millis};
+use super::super::v4::lease::SHORTEST_TIME;
+use super::message::{IaAddr, IaNa, Message};
+use crate::cni::{CniResult, Dns, IpConfig};
+
+/// A time without an end.
+const INFINITE: u32 = u32::MAX;
+/// DHCPv6 assigns addresses without a prefix length (RFC 5942).
+const HOST: u8 = 128;
+
+/// An address on loan.
+#[derive(Clone, Debug, Deserialize, Serialize, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+pub struct Lease {
+    /// The address.
+    pub address: Ipv6Addr,
+    /// The server's DUID.
+    pub server: Vec<u8>,
+    /// When to ask the server for more time.
+    #[serde(with = "millis")]
+    pub renew: BootTime,
+    /// When to ask any server.
+    #[serde(with = "millis")]
+    pub rebind: BootTime,
+    /// The end of the valid lifetime: the address must not be used afterwards.
+    #[serde(with = "millis")]
+    pub expires: BootTime,
+    /// Name servers, the best first.
+    pub name_servers: Vec<Ipv6Addr>,
+    /// Domains to search.
+    pub search: Vec<String>,
+}
+
+/// Why a reply is no lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flaw {
+    /// No address that a host can have, or none with sensible lifetimes.
+    NoAddress,
+    /// T1 is after T2 (section 21.4).
+    BadTimes,
+    /// The address that we have has no time left.
+    Withdrawn,
+}
+
+impl std::fmt::Display for Flaw {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Flaw::NoAddress => "it has no address that a host can use",
+            Flaw::BadTimes => "its T1 is after its T2",
+            Flaw::Withdrawn => "it takes the address back",
+        })
+    }
+}
+
+impl Lease {
+    /// Reads what `reply` says in `ia`, in answer to a message of the moment `asked`. Of several
+    /// addresses it is `own` if that is among them, else the first.
+    pub fn from_reply(
+        reply: &Message,
+        ia: &IaNa,
+        own: Option<Ipv6Addr>,
+        asked: BootTime,
+        random: &mut Random,
+    ) -> Result<Lease, Flaw> {
+        if ia.t1 > ia.t2 && ia.t2 != 0 {
+            return Err(Flaw::BadTimes);
+        }
+        let is_own = |addr: &&IaAddr| Some(addr.addr) == own;
+        let mut usable = ia.addrs.iter().filter(|addr| is_usable(addr));
+        let found = usable.clone().find(is_own).or_else(|| usable.next());
+        let given = found.ok_or_else(|| match ia.addrs.iter().find(is_own) {
+            Some(addr) if addr.valid == 0 => Flaw::Withdrawn,
+            _ => Flaw::NoAddress,
+        })?;
+        let (renew, rebind, expires) = timers(ia, given, random);
+        let from = |time: Duration| if time == NEVER { NEVER } else { asked + time };
+        Ok(Lease {
+            address: given.addr,
+            server: reply.server.clone(),
+            renew: from(renew),
+            rebind: from(rebind),
+            expires: from(expires),
+            name_servers: reply.name_servers.clone(),
+            search: reply.search.clone(),
+        })
+    }
+
+    /// The address as CNI has it.
+    pub fn ip_net(&self) -> IpNet {
+        Ipv6Net::new_assert(self.address, HOST).into()
+    }
+
+    /// The result of IPAM. Routes are not told by DHCPv6 but by routers.
+    pub fn result(&self) -> CniResult {
+        let ip = IpConfig { address: self.ip_net(), gateway: None, interface: None };
+        let dns = Dns {
+            nameservers: self.name_servers.iter().map(ToString::to_string).collect(),
+            search: self.search.clone(),
+            ..Dns::default()
+        };
+        CniResult { ips: vec![ip], dns, ..CniResult::new() }
+    }
+}
+
+/// Whether a host can have the address, for some time.
+pub fn is_usable(given: &IaAddr) -> bool {
+    let addr = given.addr;
+    let impossible = addr.is_unspecified()
+        || addr.is_loopback()
+        || addr.is_multicast()
+        || addr.is_unicast_link_local()
+        || addr.to_ipv4_mapped().is_some();
+    !impossible && given.valid > 0 && given.preferred <= given.valid && given.status.is_success()
+}
+
+/// T1, T2 and the end. What the server leaves open is half and four fifths of the preferred
+/// lifetime (section 21.4); what makes no sense is left open.
+fn timers(ia: &IaNa, given: &IaAddr, random: &mut Random) -> (Duration, Duration, Duration) {
+    let time = |seconds: u32| match seconds {
+        INFINITE => NEVER,
+        seconds => Duration::from_secs(seconds.into()),
+    };
+    let valid = time(given.valid).max(SHORTEST_TIME);
+    let preferred = match given.preferred {
+        // With a preferred lifetime of 0 the address serves existing connections only, and is kept for them.
+        0 => valid,
+        seconds => time(seconds).max(SHORTEST_TIME),
+    };
+    let told = |seconds: u32| Some(time(seconds)).filter(|t| !t.is_zero() && *t < valid);
+    let never = |part: Duration| if preferred == NEVER { NEVER } else { part };
+    let t1 = told(ia.t1).unwrap_or(never(preferred / 2));
+    let t2 = told(ia.t2).unwrap_or(never(preferred / 5 * 4)).max(t1);
+    let mut early = |t: Duration| if t == NEVER { NEVER } else { random.early(t) };
+    let t1 = early(t1);
+    (t1, early(t2).max(t1), valid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::tests::{FIVE, addr};
+    use super::super::message::{Kind, Status};
+    use super::*;
+
+    fn read(ia: &IaNa, own: Option<Ipv6Addr>) -> Result<Lease, Flaw> {
+        let mut reply = Message::new(Kind::Reply, 1);
+        reply.server = vec![0, 1, 9];
+        reply.name_servers = vec![Ipv6Addr::LOCALHOST];
+        reply.search = vec!["example.com".to_owned()];
+        Lease::from_reply(&reply, ia, own, Duration::from_secs(100), &mut Random::from_seed(3))
+    }
+
+    #[track_caller]
+    fn assert_timers((t1, t2): (u32, u32), (preferred, valid): (u32, u32), expected: [f64; 3]) {
+        let ia = IaNa { t1, t2, addrs: vec![addr(FIVE, preferred, valid)], ..IaNa::default() };
+        let lease = read(&ia, None).unwrap();
+        let found = [lease.renew, lease.rebind, lease.expires].map(|t| t.as_secs_f64() - 100.0);
+        let fine = found.iter().zip(expected).all(|(f, e)| *f <= e && *f >= e * 0.949);
+        assert!(fine && (found[2] - expected[2]).abs() < 1e-6, "{found:?} {expected:?}");
+    }
+
+    #[test]
+    fn timers_are_the_servers_or_parts_of_the_preferred_lifetime() {
+        assert_timers((100, 200), (900, 1000), [100.0, 200.0, 1000.0]);
+        assert_timers((0, 0), (500, 1000), [250.0, 400.0, 1000.0]);
+        assert_timers((300, 0), (500, 1000), [300.0, 400.0, 1000.0]);
+        assert_timers((450, 0), (500, 1000), [450.0, 450.0, 1000.0]);
+        assert_timers((5000, 6000), (500, 1000), [250.0, 400.0, 1000.0]);
+        assert_timers((0, 0), (0, 1000), [500.0, 800.0, 1000.0]);
+        assert_timers((0, 0), (1, 1), [2.0, 3.2, 4.0]);
+    }
+
+    #[test]
+    fn a_lease_without_an_end_is_not_renewed() {
+        let ia = IaNa { addrs: vec![addr(FIVE, INFINITE, INFINITE)], ..IaNa::default() };
+        let lease = read(&ia, None).unwrap();
+        assert_eq!((lease.renew, lease.rebind, lease.expires), (NEVER, NEVER, NEVER));
+        let told = IaNa { t1: INFINITE, t2: INFINITE, ..ia };
+        assert_eq!(read(&told, None).unwrap().renew, NEVER);
+    }
+
+    #[test]
+    fn addresses_that_no_host_can_have() {
+        for bad in ["::", "::1", "ff02::1", "fe80::5", "::ffff:10.0.0.1"] {
+            let ia = IaNa { addrs: vec![addr(bad.parse().unwrap(), 1, 2)], ..IaNa::default() };
+            assert_eq!(read(&ia, None), Err(Flaw::NoAddress), "{bad}");
+        }
+        let other = "2001:db8::6".parse().unwrap();
+        let refused = Status { code: 2, sentence: String::new() };
+        let refused = IaAddr { status: refused, ..addr(other, 5, 5) };
+        let several = vec![addr(FIVE, 0, 0), addr(FIVE, 9, 8), refused, addr(other, 5, 5)];
+        let ia = IaNa { addrs: several, ..IaNa::default() };
+        assert_eq!(read(&ia, Some(FIVE)).unwrap().address, other);
+        let two = IaNa { addrs: vec![addr(other, 5, 5), addr(FIVE, 5, 5)], ..IaNa::default() };
+        assert_eq!(read(&two, Some(FIVE)).unwrap().address, FIVE);
+        assert_eq!(read(&two, None).unwrap().address, other);
+        let withdrawn = IaNa { addrs: vec![addr(FIVE, 0, 0)], ..IaNa::default() };
+        assert_eq!(read(&withdrawn, Some(FIVE)), Err(Flaw::Withdrawn));
+        assert_eq!(read(&withdrawn, None), Err(Flaw::NoAddress));
+        assert_eq!(read(&IaNa { t1: 9, t2: 8, ..two }, None), Err(Flaw::BadTimes));
+    }
+
+    #[test]
+    fn results() {
+        let ia = IaNa { addrs: vec![addr(FIVE, 5, 5)], ..IaNa::default() };
+        let lease = read(&ia, None).unwrap();
+        let result = lease.result();
+        assert_eq!(result.ips[0].address.to_string(), "2001:db8::5/128");
+        assert_eq!(result.ips[0].address, lease.ip_net());
+        assert_eq!((result.ips[0].gateway, result.routes.len()), (None, 0));
+        assert_eq!(result.dns.nameservers, ["::1"]);
+        assert_eq!(result.dns.search, ["example.com"]);
+    }
+}

@@ -1,0 +1,438 @@
+//! Messages as they are on the wire: RFC 9915 sections 8 and 21, RFC 3646 for the DNS.
+//!
+//! Everything received is read within its bounds: a malformed message is `None`.
+
+use std::net::Ipv6Addr;
+
+use super::super::text;
+
+/// Option codes, by their names in IANA's registry.
+const CLIENTID: u16 = 1;
+const SERVERID: u16 = 2;
+const IA_NA: u16 = 3;
+const IAADDR: u16 = 5;
+const ORO: u16 = 6;
+const PREFERENCE: u16 = 7;
+const ELAPSED_TIME: u16 = 8;
+const STATUS_CODE: u16 = 13;
+const DNS_SERVERS: u16 = 23;
+const DOMAIN_LIST: u16 = 24;
+const SOL_MAX_RT: u16 = 82;
+
+/// The options requested besides the address.
+pub const WANTED: [u16; 3] = [DNS_SERVERS, DOMAIN_LIST, SOL_MAX_RT];
+/// Length of a DUID: its type, and 1 to 128 bytes (section 11.1).
+const DUID_LEN: std::ops::RangeInclusive<usize> = 3..=130;
+/// The bits of a transaction id.
+const XID_BITS: u32 = 0x00ff_ffff;
+
+/// The message type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// The client looks for servers.
+    Solicit = 1,
+    /// A server offers an address.
+    Advertise = 2,
+    /// The client requests the offered address.
+    Request = 3,
+    /// The client asks the server of the lease for more time.
+    Renew = 5,
+    /// The client asks any server for more time.
+    Rebind = 6,
+    /// A server's answer to every message but Solicit.
+    Reply = 7,
+    /// The client gives the address back.
+    Release = 8,
+    /// Another host uses the address.
+    Decline = 9,
+}
+
+/// A message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Message {
+    /// The message type.
+    pub kind: Kind,
+    /// The transaction ID, 24 bits.
+    pub xid: u32,
+    /// The client's DUID; empty if there is none.
+    pub client: Vec<u8>,
+    /// The server's DUID; empty if there is none.
+    pub server: Vec<u8>,
+    /// Identity associations.
+    pub ias: Vec<IaNa>,
+    /// Hundredths of seconds since the client began; only in messages of clients.
+    pub elapsed: u16,
+    /// Options asked for; only in messages of clients.
+    pub requested: Vec<u16>,
+    /// The preference of the server, 0 to 255.
+    pub preference: u8,
+    /// The status code.
+    pub status: Status,
+    /// Name servers, the best first.
+    pub name_servers: Vec<Ipv6Addr>,
+    /// Domains to search.
+    pub search: Vec<String>,
+    /// The longest time between two Solicits, in seconds.
+    pub sol_max_rt: Option<u32>,
+}
+
+/// An identity association: the addresses of one interface.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct IaNa {
+    /// The IAID.
+    pub iaid: u32,
+    /// When to ask the server for more time, in seconds; 0 leaves it to the client.
+    pub t1: u32,
+    /// When to ask any server.
+    pub t2: u32,
+    /// The addresses.
+    pub addrs: Vec<IaAddr>,
+    /// The status code.
+    pub status: Status,
+}
+
+/// An address of an identity association.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IaAddr {
+    /// The address.
+    pub addr: Ipv6Addr,
+    /// The preferred lifetime in seconds; `u32::MAX` is for ever.
+    pub preferred: u32,
+    /// The valid lifetime in seconds.
+    pub valid: u32,
+    /// The status code.
+    pub status: Status,
+}
+
+/// The status code; success if the server sends none.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Status {
+    /// The number, see [`status`].
+    pub code: u16,
+    /// The status message.
+    pub sentence: String,
+}
+
+/// Numbers of [`Status`] (section 21.13).
+pub mod status {
+    /// Success.
+    pub const SUCCESS: u16 = 0;
+    /// Failure without a more specific code.
+    pub const UNSPEC_FAIL: u16 = 1;
+    /// The server has no address to give.
+    pub const NO_ADDRS_AVAIL: u16 = 2;
+    /// The server has no such binding.
+    pub const NO_BINDING: u16 = 3;
+    /// The address is not appropriate to the link.
+    pub const NOT_ON_LINK: u16 = 4;
+    /// The answer to unicast messages, which this client does not send.
+    pub const USE_MULTICAST: u16 = 5;
+}
+
+impl Status {
+    /// Whether the code is success.
+    pub fn is_success(&self) -> bool {
+        self.code == status::SUCCESS
+    }
+}
+
+impl std::fmt::Display for Status {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.code {
+            status::SUCCESS => f.write_str("Success")?,
+            status::UNSPEC_FAIL => f.write_str("UnspecFail")?,
+            status::NO_ADDRS_AVAIL => f.write_str("NoAddrsAvail")?,
+            status::NO_BINDING => f.write_str("NoBinding")?,
+            status::NOT_ON_LINK => f.write_str("NotOnLink")?,
+            status::USE_MULTICAST => f.write_str("UseMulticast")?,
+            other => write!(f, "status {other}")?,
+        }
+        if self.sentence.is_empty() { Ok(()) } else { write!(f, " ({})", self.sentence) }
+    }
+}
+
+impl IaNa {
+    /// A client's option for `addr`: the server decides the lifetimes.
+    pub fn of(iaid: u32, addr: Option<Ipv6Addr>) -> IaNa {
+        let one = |addr| IaAddr { addr, preferred: 0, valid: 0, status: Status::default() };
+        IaNa { iaid, addrs: addr.into_iter().map(one).collect(), ..IaNa::default() }
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        let mut value = Vec::new();
+        for number in [self.iaid, self.t1, self.t2] {
+            value.extend(number.to_be_bytes());
+        }
+        for addr in &self.addrs {
+            let lifetimes = [addr.preferred.to_be_bytes(), addr.valid.to_be_bytes()].concat();
+            put(&mut value, IAADDR, &[&addr.addr.octets()[..], &lifetimes].concat());
+        }
+        value
+    }
+
+    fn decode(value: &[u8]) -> Option<IaNa> {
+        let (iaid, rest) = value.split_first_chunk()?;
+        let (t1, rest) = rest.split_first_chunk()?;
+        let (t2, rest) = rest.split_first_chunk()?;
+        let [iaid, t1, t2] = [iaid, t1, t2].map(|bytes| u32::from_be_bytes(*bytes));
+        let mut ia = IaNa { iaid, t1, t2, ..IaNa::default() };
+        for (code, value) in options(rest)? {
+            match code {
+                IAADDR => ia.addrs.push(IaAddr::decode(value)?),
+                STATUS_CODE => ia.status = Status::decode(value)?,
+                _ => {}
+            }
+        }
+        Some(ia)
+    }
+}
+
+impl IaAddr {
+    fn decode(value: &[u8]) -> Option<IaAddr> {
+        let (addr, rest) = value.split_first_chunk::<16>()?;
+        let (preferred, rest) = rest.split_first_chunk()?;
+        let (valid, rest) = rest.split_first_chunk()?;
+        let mut status = Status::default();
+        for (_, value) in options(rest)?.into_iter().filter(|(code, _)| *code == STATUS_CODE) {
+            status = Status::decode(value)?;
+        }
+        let [preferred, valid] = [preferred, valid].map(|bytes| u32::from_be_bytes(*bytes));
+        Some(IaAddr { addr: Ipv6Addr::from(*addr), preferred, valid, status })
+    }
+}
+
+impl Status {
+    fn decode(value: &[u8]) -> Option<Status> {
+        let (code, sentence) = value.split_first_chunk()?;
+        Some(Status { code: u16::from_be_bytes(*code), sentence: text::printable(sentence) })
+    }
+}
+
+impl Message {
+    /// A message without options.
+    pub fn new(kind: Kind, xid: u32) -> Message {
+        Message {
+            kind,
+            xid: xid & XID_BITS,
+            client: Vec::new(),
+            server: Vec::new(),
+            ias: Vec::new(),
+            elapsed: 0,
+            requested: Vec::new(),
+            preference: 0,
+            status: Status::default(),
+            name_servers: Vec::new(),
+            search: Vec::new(),
+            sol_max_rt: None,
+        }
+    }
+
+    /// The bytes of a client's message.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = (u32::from(self.kind as u8) << 24 | self.xid).to_be_bytes().to_vec();
+        put(&mut bytes, CLIENTID, &self.client);
+        if !self.server.is_empty() {
+            put(&mut bytes, SERVERID, &self.server);
+        }
+        for ia in &self.ias {
+            put(&mut bytes, IA_NA, &ia.encode());
+        }
+        put(&mut bytes, ELAPSED_TIME, &self.elapsed.to_be_bytes());
+        if !self.requested.is_empty() {
+            let codes: Vec<u8> =
+                self.requested.iter().flat_map(|code| code.to_be_bytes()).collect();
+            put(&mut bytes, ORO, &codes);
+        }
+        bytes
+    }
+
+    /// Reads a server's message.
+    pub fn decode(bytes: &[u8]) -> Option<Message> {
+        let (head, rest) = bytes.split_first_chunk()?;
+        let head = u32::from_be_bytes(*head);
+        let kind = match head >> 24 {
+            2 => Kind::Advertise,
+            7 => Kind::Reply,
+            _ => return None,
+        };
+        let mut message = Message::new(kind, head);
+        for (code, value) in options(rest)? {
+            message.take(code, value)?;
+        }
+        Some(message)
+    }
+
+    fn take(&mut self, code: u16, value: &[u8]) -> Option<()> {
+        match code {
+            CLIENTID => self.client = duid(value)?,
+            SERVERID => self.server = duid(value)?,
+            IA_NA => self.ias.push(IaNa::decode(value)?),
+            PREFERENCE => self.preference = <[u8; 1]>::try_from(value).ok()?[0],
+            STATUS_CODE => self.status = Status::decode(value)?,
+            DNS_SERVERS => {
+                let (addrs, _) = value.as_chunks::<16>();
+                self.name_servers = addrs.iter().map(|addr| Ipv6Addr::from(*addr)).collect();
+            }
+            DOMAIN_LIST => self.search = text::domains(value),
+            SOL_MAX_RT => self.sol_max_rt = Some(u32::from_be_bytes(value.try_into().ok()?)),
+            _ => {}
+        }
+        Some(())
+    }
+}
+
+fn duid(value: &[u8]) -> Option<Vec<u8>> {
+    DUID_LEN.contains(&value.len()).then(|| value.to_vec())
+}
+
+/// Appends an option. No option of a client exceeds the 16-bit length.
+fn put(bytes: &mut Vec<u8>, code: u16, value: &[u8]) {
+    bytes.extend(code.to_be_bytes());
+    bytes.extend(u16::try_from(value.len()).unwrap_or(u16::MAX).to_be_bytes());
+    bytes.extend(value);
+}
+
+/// The options in `bytes`, one behind the other; `None` if the last one is cut off.
+fn options(mut bytes: &[u8]) -> Option<Vec<(u16, &[u8])>> {
+    let mut found = Vec::new();
+    while !bytes.is_empty() {
+        let (code, rest) = bytes.split_first_chunk()?;
+        let (length, rest) = rest.split_first_chunk()?;
+        let (value, rest) = rest.split_at_checked(usize::from(u16::from_be_bytes(*length)))?;
+        found.push((u16::from_be_bytes(*code), value));
+        bytes = rest;
+    }
+    Some(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::timing::Random;
+    use super::*;
+
+    const ADDR: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 5);
+
+    fn option(code: u16, value: &[u8]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        put(&mut bytes, code, value);
+        bytes
+    }
+
+    /// A reply with all that is read.
+    fn reply() -> Vec<u8> {
+        let status = option(STATUS_CODE, b"\0\x02none\n left");
+        let lifetimes = [0, 0, 0, 100, 0, 0, 0, 200];
+        let addr = [&ADDR.octets()[..], &lifetimes, &option(STATUS_CODE, &[0, 0])].concat();
+        let times = [0, 0, 0, 7, 0, 0, 0, 50, 0, 0, 0, 80];
+        let ia = [&times[..], &option(IAADDR, &addr), &option(99, b"?"), &status].concat();
+        [
+            vec![7, 1, 2, 3],
+            option(CLIENTID, &[0, 4, 9]),
+            option(SERVERID, &[0, 1, 8, 8]),
+            option(IA_NA, &ia),
+            option(PREFERENCE, &[255]),
+            option(STATUS_CODE, &[0, 1]),
+            option(DNS_SERVERS, &[&ADDR.octets()[..], &[1, 2]].concat()),
+            option(DOMAIN_LIST, b"\x01a\x03com\x00\x03a b\x00\x01b\x00"),
+            option(SOL_MAX_RT, &[0, 0, 0, 60]),
+            option(1234, b"unknown"),
+        ]
+        .concat()
+    }
+
+    #[test]
+    fn a_request_is_laid_out_as_the_standard_says() {
+        let mut message = Message::new(Kind::Request, 0xff01_0203);
+        message.client = vec![0, 4, 9];
+        message.server = vec![0, 1, 8];
+        message.ias = vec![IaNa::of(7, Some(ADDR))];
+        message.elapsed = 258;
+        message.requested = WANTED.to_vec();
+        let expected = [
+            &[3, 1, 2, 3][..],
+            &[0, 1, 0, 3, 0, 4, 9],
+            &[0, 2, 0, 3, 0, 1, 8],
+            &[0, 3, 0, 40, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 0],
+            &[0, 5, 0, 24],
+            &ADDR.octets(),
+            &[0; 8],
+            &[0, 8, 0, 2, 1, 2],
+            &[0, 6, 0, 6, 0, 23, 0, 24, 0, 82],
+        ];
+        assert_eq!(message.encode(), expected.concat());
+        let address_removed = Message { client: vec![1, 2, 3], ..Message::new(Kind::Solicit, 1) };
+        assert_eq!(address_removed.encode(), [1, 0, 0, 1, 0, 1, 0, 3, 1, 2, 3, 0, 8, 0, 2, 0, 0]);
+    }
+
+    #[test]
+    fn a_reply_is_read() {
+        let message = Message::decode(&reply()).unwrap();
+        assert_eq!((message.kind, message.xid), (Kind::Reply, 0x01_0203));
+        assert_eq!((message.client, message.server), (vec![0, 4, 9], vec![0, 1, 8, 8]));
+        assert_eq!((message.preference, message.status.code), (255, status::UNSPEC_FAIL));
+        assert_eq!((message.name_servers, message.sol_max_rt), (vec![ADDR], Some(60)));
+        assert_eq!(message.search, ["a.com", "b"]);
+        let [ia] = &message.ias[..] else { panic!("{:?}", message.ias) };
+        assert_eq!((ia.iaid, ia.t1, ia.t2), (7, 50, 80));
+        assert_eq!(ia.status.to_string(), "NoAddrsAvail (none left)");
+        let addr = IaAddr { addr: ADDR, preferred: 100, valid: 200, status: Status::default() };
+        assert_eq!(ia.addrs, [addr]);
+    }
+
+    #[test]
+    fn nonsense_is_nothing() {
+        let good = reply();
+        let ends: Vec<usize> = {
+            // Where an option ends, the rest is a message as well.
+            let all = options(&good[4..]).unwrap();
+            let mut at = 4;
+            let next = |(_, value): &(u16, &[u8])| {
+                at += 4 + value.len();
+                at
+            };
+            [4].into_iter().chain(all.iter().map(next)).collect()
+        };
+        for length in 0..good.len() {
+            let read = Message::decode(&good[..length]);
+            assert_eq!(read.is_some(), ends.contains(&length), "{length}");
+        }
+        for kind in [0, 1, 3, 10, 12, 13, 255] {
+            let mut bad = good.clone();
+            bad[0] = kind;
+            assert_eq!(Message::decode(&bad), None, "{kind}");
+        }
+        for (code, value) in [
+            (CLIENTID, &[0, 4][..]),
+            (SERVERID, &[0; 131]),
+            (IA_NA, &[0; 11]),
+            (IA_NA, &[0; 13]),
+            (IA_NA, &[0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 5, 0, 1, 0]),
+            (PREFERENCE, &[]),
+            (PREFERENCE, &[1, 2]),
+            (STATUS_CODE, &[1]),
+            (SOL_MAX_RT, &[1, 2]),
+        ] {
+            let bad = [&good[..], &option(code, value)].concat();
+            assert_eq!(Message::decode(&bad), None, "{code} {value:?}");
+        }
+    }
+
+    #[test]
+    fn random_bytes_never_panic_and_take_no_more_than_they_are() {
+        let mut random = Random::from_seed(11);
+        let good = reply();
+        for _ in 0..20_000 {
+            let mut bytes = good.clone();
+            for _ in 0..8 {
+                let at = random.number() as usize % bytes.len();
+                bytes[at] = random.number().to_be_bytes()[0];
+            }
+            if let Some(message) = Message::decode(&bytes) {
+                assert!(message.ias.len() + message.name_servers.len() <= bytes.len() / 4);
+                assert!(message.client.len() <= 130 && message.search.len() <= text::MOST_DOMAINS);
+            }
+        }
+        let long = [&[7, 0, 0, 1][..], &option(STATUS_CODE, &vec![b'x'; 60_000])].concat();
+        assert_eq!(Message::decode(&long).unwrap().status.sentence.len(), 200);
+    }
+}

@@ -1,0 +1,56 @@
+//! What the tests, the benchmarks and the fuzz targets of this repository use of the library. Nothing
+//! of it is for others.
+
+pub use crate::applets::APPLETS;
+pub use crate::skel::Kind;
+
+pub mod attachment {
+    pub use crate::attachment::{Gone, Liveness, Owner, Record};
+}
+
+pub mod options {
+    pub use crate::options::{Asked, Opt, help, opt, parse, unknown_word, version};
+}
+
+pub mod netlink {
+    pub use crate::netlink::{
+        LinkChange, LinkKind, Mac, Netlink, NewAddr, NewLink, Route, RouteMode, Switch, VethPeer,
+    };
+}
+
+pub mod netns {
+    pub use crate::netns::Netns;
+    pub use crate::netns::NetnsId;
+}
+
+pub mod netfilter {
+    pub use crate::netfilter::handover::to_reference;
+    pub use crate::netfilter::{Backend, Owner, PacketFilter, Repair, heal};
+
+    pub mod filter {
+        pub use crate::netfilter::filter::nft;
+        pub use crate::netfilter::filter::{Ingress, Pod, Policy};
+    }
+
+    pub mod masquerade {
+        pub use crate::netfilter::masquerade::{add, check, del, gc};
+    }
+
+    pub mod spoof {
+        pub use crate::netfilter::spoof::{Port, add};
+    }
+}
+
+/// For the fuzz targets.
+pub mod fuzz {
+    pub use crate::cni::args::Args;
+    pub use crate::cni::json::{Json, compact, pretty};
+    pub use crate::cni::{CniResult, NetConf, SpecVersion};
+    pub use crate::leases::fuzz::files;
+    pub use crate::netfilter::iptables::Table;
+    pub use crate::netlink::fuzz::answers;
+
+    pub mod dhcp {
+        pub use crate::plugins::dhcp::{record, rpc, timing, v4, v6};
+    }
+}

@@ -1,0 +1,96 @@
+//! `cnibox doctor`: what is wrong on this node, in which object, and the command that cures it.
+//!
+//! | file | |
+//! | --- | --- |
+//! | `diagnosis.rs` | one thing that is wrong, and how it is told |
+//! | `node.rs` | configurations, plugins, rules and forwarding |
+//! | `attachments.rs` | what each container has, and what dead ones left |
+
+mod attachments;
+mod diagnosis;
+mod node;
+
+use std::process::ExitCode;
+
+use self::attachments::Attachments;
+use self::diagnosis::Diagnosis;
+use super::gc::{CACHE, CONF, Folders, LEASES, PLUGIN_PATH};
+use super::lint::Severity;
+use super::{Tool, print};
+use crate::cni::json::pretty;
+use crate::error::Result;
+use crate::options::{CommandLine, no_words, opt};
+use crate::skel::Table;
+
+pub(super) const TOOL: Tool = Tool {
+    command: "cnibox doctor",
+    usage: "\
+doctor: tells what is wrong on this node, and what cures it
+
+Usage:
+  cnibox doctor [--json]
+
+Looks at the network configurations (as cnibox lint does), their plugins, our rules, forwarding, and each attachment
+that runtimes have cached: CHECK of its plugins, leases, whether its container is alive. Changes nothing.
+Run it as root in the host's network namespace.
+",
+    options: &[
+        opt("--json", "", "print an array of objects with severity, subject, problem and cure"),
+        CONF,
+        PLUGIN_PATH,
+        CACHE,
+        LEASES,
+    ],
+    notes: "
+Exit status: 0 healthy; 1 only warnings; 2 errors, or wrong usage.
+",
+};
+
+struct Job {
+    json: bool,
+    folders: Folders,
+}
+
+/// `cnibox doctor` with the arguments behind it.
+pub(super) fn main(args: Vec<String>, table: Table) -> ExitCode {
+    TOOL.run(args, |line| Job::read(&line), |job| job.run(table))
+}
+
+impl Job {
+    fn read(line: &CommandLine) -> Result<Job> {
+        no_words(line)?;
+        Ok(Job { json: line.has("--json"), folders: Folders::read(line) })
+    }
+
+    fn run(&self, table: Table) -> Result<ExitCode> {
+        let runtime = self.folders.runtime(table);
+        let mut found = node::rules();
+        let is_flushed = !found.is_empty();
+        found.extend(node::configurations(&self.folders.conf, &self.folders.cni_path, table));
+        let attachments = Attachments::read(&self.folders, &runtime)?;
+        let mut networks = node::networks(&self.folders.conf);
+        networks.extend(attachments.networks().cloned());
+        let missing = node::plugins(&networks, &runtime, table);
+        // What is missing fails every STATUS and CHECK, which say so as well.
+        let is_incomplete = missing.iter().any(|diagnosis| diagnosis.severity == Severity::Error);
+        found.retain(|diagnosis| !is_incomplete || !diagnosis.names_missing_plugin());
+        found.extend(missing);
+        found.extend(attachments.examine());
+        found.extend(attachments.leases()?);
+        found.extend(attachments.forwarding());
+        // Where rules are missing, each STATUS and CHECK says so as well.
+        found.retain(|diagnosis| diagnosis.is_rules || !is_flushed || !diagnosis.names_repair());
+        found.sort_by_key(|diagnosis| std::cmp::Reverse(diagnosis.severity));
+        if self.json {
+            let objects: Vec<_> = found.iter().map(Diagnosis::to_json).collect();
+            print(&(pretty(&objects)? + "\n"))?;
+        } else if found.is_empty() {
+            print(&format!("healthy: {attachments}\n"))?;
+        } else {
+            let lines: Vec<String> =
+                found.iter().map(|diagnosis| format!("{diagnosis}\n")).collect();
+            print(&lines.concat())?;
+        }
+        Ok(Severity::exit_status(found.first().map(|diagnosis| diagnosis.severity)))
+    }
+}

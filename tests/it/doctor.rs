@@ -1,0 +1,391 @@
+//! `cnibox doctor`: defects are injected, named with their cure, and gone after it.
+
+use std::fs;
+
+use serde_json::{Value, json};
+
+use crate::node::{Call, Container, Node, Outcome, assert_unchanged, eventually, executable};
+
+/// A node with a network `pods` and two containers in it.
+struct Ward {
+    node: Node,
+    pods: Vec<Container>,
+}
+
+impl Ward {
+    fn new() -> Ward {
+        let ward = Ward::empty();
+        for pod in 0..2 {
+            ward.attach(pod);
+        }
+        ward
+    }
+
+    /// Nothing is attached yet.
+    fn empty() -> Ward {
+        Ward::with(&json!([
+            {"type": "bridge", "bridge": "cni0", "isDefaultGateway": true, "ipMasq": true, "hairpinMode": true,
+             "ipMasqBackend": "nftables", "macspoofchk": true, "ipam": {"type": "host-local", "dataDir": "LEASES",
+             "ranges": [[{"subnet": "10.88.0.0/16"}], [{"subnet": "fd00:88::/64"}]]}},
+            {"type": "portmap", "backend": "nftables", "capabilities": {"portMappings": true}},
+            {"type": "firewall", "backend": "nftables", "ingressPolicy": "isolated"},
+            {"type": "tuning", "sysctl": {"net.core.somaxconn": "1000"}, "mtu": 1400, "dataDir": "TUNING"},
+            {"type": "bandwidth", "ingressRate": 8_000_000, "ingressBurst": 800_000,
+             "egressRate": 8_000_000, "egressBurst": 800_000},
+        ]))
+    }
+
+    fn with(plugins: &Value) -> Ward {
+        let node = Node::new();
+        node.sh("sysctl -qw net.ipv6.conf.default.accept_dad=0");
+        let ward = Ward { node, pods: vec![Container::new(), Container::new()] };
+        ward.write("10-pods.conflist", "pods", plugins);
+        ward
+    }
+
+    fn write(&self, file: &str, name: &str, plugins: &Value) {
+        let list = json!({"cniVersion": "1.1.0", "name": name, "plugins": plugins}).to_string();
+        let below = |name: &str| self.node.path(name).display().to_string();
+        let list = list.replace("LEASES", &below("leases")).replace("TUNING", &below("tuning"));
+        fs::create_dir_all(self.node.path("net.d")).unwrap();
+        fs::write(self.node.path("net.d").join(file), list).unwrap();
+    }
+
+    fn cnibox(&self, args: &[&str]) -> Call {
+        let below = |name: &str| self.node.path(name).display().to_string();
+        let folders = [("--cache-dir", below("cache")), ("--plugin-path", below("bin"))];
+        let args: Vec<String> = args
+            .iter()
+            .map(|arg| (*arg).to_owned())
+            .chain(folders.iter().flat_map(|(flag, dir)| [(*flag).to_owned(), dir.clone()]))
+            .collect();
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        self.node.tool("cnitool", &args).program(executable())
+    }
+
+    fn attach(&self, pod: usize) {
+        let id = format!("pod{pod}");
+        let port = json!({"portMappings": [{"hostPort": 8080 + pod, "containerPort": 80, "protocol": "tcp"}]});
+        self.cnibox(&[
+            "cnitool",
+            "add",
+            "pods",
+            &self.pods[pod].path(),
+            "--container-id",
+            &id,
+            "--net-conf-path",
+            &self.node.path("net.d").display().to_string(),
+            "--cap-args",
+            &port.to_string(),
+        ])
+        .printed();
+    }
+
+    fn doctor(&self) -> (Option<i32>, String) {
+        self.doctor_with(&[])
+    }
+
+    fn doctor_with(&self, extra: &[&str]) -> (Option<i32>, String) {
+        let leases = self.node.path("leases").display().to_string();
+        let net_d = self.node.path("net.d").display().to_string();
+        let call = self.cnibox(
+            &[&["doctor", "--net-conf-path", &net_d, "--data-dir", &leases], extra].concat(),
+        );
+        let Outcome { status, stdout, stderr } = call.run();
+        (status, stdout + &stderr)
+    }
+}
+
+impl Ward {
+    fn detach(&self, pod: usize) {
+        let id = format!("pod{pod}");
+        let net_d = self.node.path("net.d").display().to_string();
+        let args = [
+            "cnitool",
+            "del",
+            "pods",
+            &self.pods[pod].path(),
+            "--container-id",
+            &id,
+            "--net-conf-path",
+            &net_d,
+        ];
+        assert_eq!(self.cnibox(&args).run().status, Some(0));
+    }
+
+    /// What `cnibox doctor --json` says.
+    fn diagnoses(&self) -> Vec<Value> {
+        let (_, text) = self.doctor_with(&["--json"]);
+        serde_json::from_str(&text).unwrap()
+    }
+
+    /// Does what a cure says.
+    fn cure(&self, subject: &str, cure: &str) {
+        let commands = ["nsenter ", "ip ", "bridge ", "sysctl ", "cnibox "];
+        if cure.starts_with("delete the container") {
+            let pod = usize::from(subject.contains("pod1"));
+            self.detach(pod);
+            self.attach(pod);
+            return;
+        }
+        let command = cure.trim_start_matches('"').replace("cnibox repair\"", "cnibox repair #");
+        let start = commands.iter().filter_map(|word| command.find(word)).min();
+        let command = &command[start.unwrap_or_else(|| panic!("no command: {cure}"))..];
+        if let Some(args) = command.strip_prefix("cnibox ") {
+            let mut args: Vec<&str> =
+                args.split_whitespace().take_while(|word| *word != "#").collect();
+            let leases = self.node.path("leases").display().to_string();
+            if args == ["gc"] {
+                args.extend(["--data-dir", &leases]);
+                self.cnibox(&args).printed();
+                return;
+            }
+            // Done already, by the cure of another container.
+            drop(self.node.tool("cnitool", &args).program(executable()).run());
+        } else {
+            drop(std::process::Command::new("sh").args(["-c", command]).output().unwrap());
+        }
+    }
+}
+
+/// The container's namespace; its port on the host; the node's folder.
+fn filled(ward: &Ward, line: &str) -> String {
+    let veths = "ip -o link show type veth | head -1 | cut -d: -f2 | cut -d@ -f1";
+    let port = if line.contains("$P") { ward.node.sh(veths) } else { String::new() };
+    line.replace("$P", port.trim())
+        .replace("$N", &format!("nsenter --net={}", ward.pods[0].path()))
+        .replace("$D", &ward.node.path("").display().to_string())
+}
+
+const HEALTHY: &str = "healthy: 2 attachments\n";
+
+/// How often doctor is asked: CHECK tells the first thing that an attachment lacks.
+const ROUNDS: usize = 5;
+
+/// Injects each defect alone into a healthy node: doctor names it, and what it says cures the node.
+fn assert_cured(defects: &[(&str, &str)]) {
+    for (defect, named) in defects {
+        let ward = Ward::new();
+        assert_eq!(ward.doctor(), (Some(0), HEALTHY.to_owned()), "{defect}");
+        ward.node.sh(&filled(&ward, defect));
+        let (status, text) = ward.doctor();
+        assert!(status == Some(2) && text.contains(named), "{defect}: {status:?} {text}");
+        for _ in 0..ROUNDS {
+            for diagnosis in ward.diagnoses() {
+                let [subject, cure] =
+                    ["subject", "cure"].map(|key| diagnosis[key].as_str().unwrap());
+                ward.cure(subject, cure);
+            }
+        }
+        assert_eq!(ward.doctor(), (Some(0), HEALTHY.to_owned()), "{defect}: {text}");
+    }
+}
+
+#[test]
+fn rules_that_were_flushed() {
+    assert_cured(&[
+        ("nft flush ruleset", "missing: table inet cnibox_portmap is gone"),
+        (
+            "nft delete table inet cnibox_masquerade",
+            "missing: table inet cnibox_masquerade is gone",
+        ),
+        ("nft delete table bridge cnibox_spoof", "missing: table bridge cnibox_spoof is gone"),
+        ("nft delete table inet cnibox_firewall", "missing: table inet cnibox_firewall is gone"),
+        (
+            "nft delete table bridge cnibox_firewall",
+            "missing: table bridge cnibox_firewall is gone",
+        ),
+        ("nft delete table inet cnibox_localhost", "missing: table inet cnibox_localhost is gone"),
+        (
+            "nft flush map inet cnibox_portmap any4",
+            "missing: map inet cnibox_portmap any4 was flushed",
+        ),
+        ("nft delete element inet cnibox_masquerade pods4 '{ 10.88.0.2 }'", "missing: 1 element"),
+    ]);
+}
+
+#[test]
+fn links_of_the_host() {
+    assert_cured(&[
+        ("ip link set cni0 down", "interface \"cni0\" is down; ip link set cni0 up"),
+        ("ip link del cni0", "Interface name cni0 not found"),
+        (
+            "ip addr flush dev cni0",
+            "gateway 10.88.0.1 is no address of bridge \"cni0\"; ip addr add 10.88.0.1/16 dev cni0",
+        ),
+        (
+            "ip -6 addr del fd00:88::1/64 dev cni0",
+            "gateway fd00:88::1 is no address of bridge \"cni0\"",
+        ),
+        ("ip link set cni0 address 02:00:00:00:00:09", "Interface cni0 Mac"),
+        ("ip link set $P down", "is down; ip link set veth"),
+        ("ip link set $P nomaster", "is no port of it: ip link set veth"),
+        ("ip link del $P", "Interface name eth0 not found"),
+        ("bridge link set dev $P hairpin off", "has hairpin mode false"),
+        ("bridge link set dev $P isolated on", "and isolation true"),
+        ("ip link set $P address 02:00:00:00:00:08", "doesn't match link Mac: 02:00:00:00:00:08"),
+        ("tc qdisc del dev $P root", "Failed to find qdisc"),
+        ("tc qdisc del dev $P ingress", "is not redirected to"),
+        (
+            "for i in $(ip -o link show type ifb | cut -d: -f2); do ip link del $i; done",
+            "get ifb device: Link not found",
+        ),
+    ]);
+}
+
+#[test]
+fn interfaces_of_containers() {
+    assert_cured(&[
+        ("$N ip link set eth0 down", "interface \"eth0\" is down; nsenter --net=/proc/"),
+        ("$N ip link del eth0", "Interface name eth0 not found"),
+        (
+            "$N ip link set eth0 down; $N ip link set eth0 name eth7",
+            "Interface name eth0 not found",
+        ),
+        ("$N ip addr flush dev eth0", "Failed to match addr 10.88.0.2/16 on interface eth0"),
+        (
+            "$N ip -6 addr flush dev eth0 scope global",
+            "Failed to match addr fd00:88::2/64 on interface eth0",
+        ),
+        ("$N ip route del default", "Expected Route 0.0.0.0/0 via 10.88.0.1 not found"),
+        ("$N ip -6 route del default", "Expected Route ::/0 via fd00:88::1 not found"),
+        ("$N ip route del 10.88.0.0/16", "there is no route to 10.88.0.0/16"),
+        (
+            "$N ip link set eth0 address 02:00:00:00:00:07",
+            "doesn't match link Mac: 02:00:00:00:00:07",
+        ),
+        ("$N ip link set eth0 mtu 1300", "configured MTU of eth0 is 1400, current value is 1300"),
+        (
+            "$N sysctl -qw net.core.somaxconn=7",
+            "configured value of net/core/somaxconn is 1000, current value is 7",
+        ),
+    ]);
+}
+
+#[test]
+fn the_node() {
+    assert_cured(&[
+        ("sysctl -qw net.ipv4.ip_forward=0", "net.ipv4.ip_forward is 0"),
+        ("sysctl -qw net.ipv6.conf.all.forwarding=0", "net.ipv6.conf.all.forwarding is 0"),
+        (
+            "sysctl -qw net.ipv6.conf.cni0.accept_ra=2",
+            "\"cni0\" takes router advertisements of containers",
+        ),
+        ("sysctl -qw net.ipv6.conf.$P.accept_ra=1", "takes router advertisements of containers"),
+        (
+            "sysctl -qw net.ipv4.conf.cni0.route_localnet=0",
+            "sysctl net/ipv4/conf/cni0/route_localnet is not 1",
+        ),
+        ("rm $D/leases/pods/10.88.0.2", "10.88.0.2 is not leased to it"),
+        ("rm $D/leases/pods/[0-9f]*", "Failed to find address added by container pod0"),
+    ]);
+}
+
+/// What a person has to mend: named, with what to do.
+#[test]
+fn configurations_and_plugins() {
+    for (defect, status, named) in [
+        ("rm $D/net.d/*", 2, "net.d: there is no network configuration"),
+        (
+            "echo '{' > $D/net.d/20.conflist",
+            2,
+            "net.d/20.conflist:2:1: error parsing configuration list",
+        ),
+        (
+            "sed -i s/ipMasq\\\"/ipMask\\\"/ $D/net.d/10*",
+            1,
+            "unknown key \"ipMask\"; did you mean \"ipMasq\"?",
+        ),
+        (
+            "sed 's/\"pods\"/\"more\"/' $D/net.d/10-pods.conflist > $D/net.d/20.conflist",
+            1,
+            "overlaps 10.88.0.0/16 of network \"pods\"",
+        ),
+        ("cp $D/net.d/10-pods.conflist $D/net.d/20.conflist", 1, "network \"pods\" is already in"),
+        ("rm $D/bin/portmap", 2, "plugin \"portmap\": failed to find plugin \"portmap\" in path"),
+        ("ln -sfn nothing $D/bin/portmap", 2, "bin/portmap is a link to nothing; cnibox install /"),
+        (
+            "ln -sfn nothing $D/bin/host-local",
+            2,
+            "bin/host-local is a link to nothing; cnibox install /",
+        ),
+        (
+            "cp /bin/true $D/bin/cnibox; ln -sfn cnibox $D/bin/tuning",
+            1,
+            "bin/tuning is not the executable that runs now; cnibox install /",
+        ),
+    ] {
+        let ward = Ward::new();
+        ward.node.sh(&filled(&ward, defect));
+        let (found, text) = ward.doctor();
+        assert!(text.contains(named), "{defect}: {text}");
+        assert!(
+            found == Some(status) || defect.contains("cp /bin/true"),
+            "{defect}: {found:?} {text}"
+        );
+        assert_eq!(text.lines().count(), ward.diagnoses().len(), "{text}");
+    }
+}
+
+#[test]
+fn an_address_that_two_networks_gave() {
+    let ward = Ward::new();
+    let other = ward.node.path("leases/other");
+    fs::create_dir(&other).unwrap();
+    fs::write(other.join("lock"), "").unwrap();
+    fs::write(other.join("10.88.0.2"), "somebody\r\neth0").unwrap();
+    let (status, text) = ward.doctor();
+    assert!(text.contains("has 10.88.0.2, and so has container "), "{text}");
+    assert_eq!(status, Some(2));
+}
+
+#[test]
+fn what_dead_containers_left_is_collected() {
+    let mut ward = Ward::empty();
+    ward.attach(0);
+    let state = |ward: &Ward| {
+        let files = ward.node.path("");
+        let files = format!(
+            "cd {} && find cache tuning leases/pods /run/cni/cnibox -type f ! -name 'last_*' ! -name '*.lock' ! -path '*/.cnibox/*' | sort",
+            files.display()
+        );
+        ward.node.snapshot().with("files", ward.node.sh(&files))
+    };
+    let before = state(&ward);
+    ward.attach(1);
+    // As if its runtime had lost the third one before it wrote the cache.
+    ward.pods.push(Container::new());
+    ward.attach(2);
+    ward.node.sh(&format!("rm {}/results/*pod2*", ward.node.path("cache").display()));
+    ward.pods.truncate(1);
+    eventually("the links are gone", || {
+        ward.node.sh("ip -o link show type veth").lines().count() == 1
+    });
+    let (status, text) = ward.doctor();
+    assert_eq!(status, Some(1), "{text}");
+    for named in [
+        "container pod1, interface eth0 (network pods): was not detached: its network namespace is gone; cnibox gc",
+        "container pod2, interface eth0 (network pods): left rules or devices: its network namespace is gone; cnibox gc",
+        "network pods: addresses leased to containers that are gone: 4; cnibox gc",
+    ] {
+        assert!(text.contains(&format!("warning: {named}\n")), "{text}");
+    }
+    let leases = ward.node.path("leases").display().to_string();
+    let net_d = ward.node.path("net.d").display().to_string();
+    let gc = |extra: &[&str]| {
+        let args = ["gc", "--data-dir", &leases, "--net-conf-path", &net_d];
+        ward.cnibox(&[&args, extra].concat()).printed()
+    };
+    let full = state(&ward);
+    let said = gc(&["--dry-run"]);
+    assert!(said.starts_with("would detach container pod1, interface eth0: its network namespace is gone (network pods)\n"), "{said}");
+    assert_unchanged(&full, &state(&ward));
+    assert_eq!(gc(&["--network", "others"]), "nothing is left of containers that are gone\n");
+    assert_unchanged(&full, &state(&ward));
+    let said = gc(&[]);
+    assert!(said.starts_with("detached container pod1"), "{said}");
+    assert!(said.contains("detached container pod2, interface eth0"), "{said}");
+    assert_unchanged(&before, &state(&ward));
+    assert_eq!(ward.doctor(), (Some(0), "healthy: 1 attachment\n".to_owned()));
+    assert_eq!(gc(&[]), "nothing is left of containers that are gone\n");
+}

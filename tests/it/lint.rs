@@ -1,0 +1,488 @@
+//! `cnibox lint`: each mistake is told once, where it is, with what to do; what is right is left alone.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+
+use crate::net::{merged, wire};
+use crate::node::{Call, Node, Outcome, assert_unchanged, executable};
+
+/// A call of `cnibox` with these arguments and this node's plugins.
+fn cnibox(node: &Node, args: &[&str]) -> Call {
+    let call = node.tool("cnitool", args).program(executable());
+    call.env("CNI_PATH", &node.bin().display().to_string())
+}
+
+fn write(node: &Node, file: &str, text: &str) -> PathBuf {
+    let path = node.path("net.d").join(file);
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(&path, text).unwrap();
+    path
+}
+
+fn list(name: &str, plugins: &Value) -> String {
+    json!({"cniVersion": "1.0.0", "name": name, "plugins": plugins}).to_string()
+}
+
+/// What lint says of files in the folder, without the folder's name.
+fn run(node: &Node, args: &[&str]) -> (Option<i32>, String) {
+    let folder = node.path("net.d").display().to_string();
+    let Outcome { status, stdout, stderr } =
+        cnibox(node, &[&["lint", &folder], args].concat()).run();
+    assert_eq!(stderr, "");
+    (status, stdout.replace(&format!("{folder}/"), "").replace(&folder, "DIR"))
+}
+
+fn bridge(ipam: &Value) -> Value {
+    json!({"type": "bridge", "bridge": "cni0", "isDefaultGateway": true, "ipMasq": true, "ipam": ipam})
+}
+
+fn pool(subnet: &str) -> Value {
+    json!({"type": "host-local", "ranges": [[{"subnet": subnet}]], "routes": [{"dst": "0.0.0.0/0"}]})
+}
+
+fn portmap() -> Value {
+    json!({"type": "portmap", "capabilities": {"portMappings": true}})
+}
+
+#[test]
+fn what_is_right_is_left_alone() {
+    let node = Node::new();
+    wire(&node);
+    let tuning = json!({"type": "tuning", "sysctl": {"net.core.somaxconn": "1024"}, "capabilities": {"mac": true},
+        "runtimeConfig": {}, "args": {"any": {"thing": 1}}});
+    let plugins = json!([
+        bridge(&pool("10.88.0.0/16")),
+        portmap(),
+        {"type": "firewall", "ingressPolicy": "same-bridge"},
+        tuning,
+        {"type": "bandwidth", "capabilities": {"bandwidth": true}},
+        {"type": "somebody-elses", "any": "key"},
+    ]);
+    write(&node, "10-pods.conflist", &list("pods", &plugins));
+    let macvlan = json!({"cniVersion": "0.3.1", "name": "lan", "type": "macvlan", "master": "wire0",
+        "capabilities": {"ips": true}, "ipam": {"type": "static"}});
+    write(&node, "20-lan.conf", &macvlan.to_string());
+    let plugins = json!([{"type": "ptp", "ipMasq": true, "dns": {"nameservers": ["10.0.0.1"]},
+        "ipam": pool("fd00:7::/64")}, {"type": "sbr"}]);
+    write(&node, "30-six.conflist", &list("six", &plugins));
+    write(&node, "README", "is no configuration");
+    let before = node.snapshot();
+    let whole = (Some(0), "no mistake was found\n".to_owned());
+    assert_eq!(run(&node, &[]), whole);
+    assert_eq!(run(&node, &["--offline"]), whole);
+    assert_eq!(run(&node, &["--json"]), (Some(0), "[]\n".to_owned()));
+    assert_unchanged(&before, &node.snapshot());
+}
+
+const WARNINGS: i32 = 1;
+const ERRORS: i32 = 2;
+
+/// A list of these plugins has one mistake: at a key of this name, said so.
+#[track_caller]
+fn assert_told(node: &Node, plugins: &Value, status: i32, key: &str, said: &str) {
+    let text = list("pods", plugins);
+    write(node, "10-pods.conflist", &text);
+    let (found, lines) = run(node, &["--offline"]);
+    let quoted = format!("\"{key}\"");
+    let places = text.match_indices(&quoted).map(|(i, _)| i + 1);
+    let expected: Vec<String> =
+        places.map(|column| format!("10-pods.conflist:1:{column}: {said}\n")).collect();
+    assert!(expected.contains(&lines), "{lines}\n{expected:?}");
+    assert_eq!(found, Some(status), "{lines}");
+}
+
+/// The bridge of the pods with more keys, or others.
+fn with(keys: &Value) -> Value {
+    merged(&bridge(&pool("10.88.0.0/16")), keys)
+}
+
+/// A bridge with a range of these keys.
+fn ranged(keys: &Value) -> Value {
+    let range = merged(&json!({"subnet": "10.88.0.0/16"}), keys);
+    json!([bridge(&json!({"type": "host-local", "ranges": [[range]]}))])
+}
+
+#[test]
+fn unknown_keys_and_wrong_values_are_told() {
+    let node = Node::new();
+    for (plugins, status, key, said) in [
+        (
+            json!([with(&json!({"isDefaultGatway": true}))]),
+            WARNINGS,
+            "isDefaultGatway",
+            r#"warning: plugin 0 "bridge": unknown key "isDefaultGatway"; did you mean "isDefaultGateway"?"#,
+        ),
+        (
+            ranged(&json!({"colour": "red"})),
+            WARNINGS,
+            "colour",
+            r#"warning: plugin 0 "bridge": unknown key "colour"; remove it"#,
+        ),
+        (
+            json!([with(&json!({"mtu": "15"}))]),
+            ERRORS,
+            "mtu",
+            r#"error: plugin 0 "bridge": failed to load netconf: invalid value: string "15", expected a number of bytes or "auto"; in "mtu""#,
+        ),
+        (
+            json!([bridge(&pool("10.88.0.0/33"))]),
+            ERRORS,
+            "subnet",
+            r#"error: plugin 0 "bridge": invalid CIDR address: 10.88.0.0/33; in "ranges[0][0].subnet": write an address and the length of its prefix, as in 10.1.0.0/16"#,
+        ),
+        (
+            ranged(&json!({"gateway": "10.89.0.1"})),
+            WARNINGS,
+            "type",
+            r#"warning: plugin 0 "bridge": the gateway 10.89.0.1 is not in the subnet 10.88.0.0/16; containers cannot reach it: choose an address of the subnet"#,
+        ),
+        (
+            ranged(&json!({"rangeStart": "10.88.0.9", "rangeEnd": "10.88.0.8"})),
+            ERRORS,
+            "type",
+            r#"error: plugin 0 "bridge": invalid range set 0: RangeStart 10.88.0.9 not in network 10.88.0.0/16; rangeStart is above rangeEnd: swap them"#,
+        ),
+        (
+            json!([{"type": "bridge", "bridge": "a-name-that-is-too-long"}]),
+            ERRORS,
+            "type",
+            r#"error: plugin 0 "bridge": bridge name "a-name-that-is-too-long": interface name is too long; interface name should be less than 16 characters"#,
+        ),
+        (
+            json!([{"type": "bridge", "isGateway": true}]),
+            WARNINGS,
+            "type",
+            r#"warning: plugin 0 "bridge": "isGateway" has no effect without addresses; add "ipam", or remove the key"#,
+        ),
+    ] {
+        assert_told(&node, &plugins, status, key, said);
+    }
+}
+
+#[test]
+fn missing_addresses_and_capabilities_are_told() {
+    let node = Node::new();
+    for (plugins, status, key, said) in [
+        (
+            json!([{"type": "bridge", "ipam": {"subnet": "10.88.0.0/16"}}]),
+            WARNINGS,
+            "ipam",
+            r#"warning: plugin 0 "bridge": no address is given: "ipam" has no "type"; add a type, such as "host-local""#,
+        ),
+        (
+            json!([bridge(&json!({"type": "host-lokal", "subnet": "10.88.0.0/16"}))]),
+            WARNINGS,
+            "type",
+            r#"warning: plugin 0 "bridge": there may be no IPAM plugin "host-lokal"; did you mean "host-local"?"#,
+        ),
+        (
+            json!([bridge(&json!({"type": "ptp"}))]),
+            ERRORS,
+            "type",
+            r#"error: plugin 0 "bridge": "ptp" is no plugin that gives addresses; those are host-local, static and dhcp"#,
+        ),
+        (
+            json!([{"type": "brigde"}, portmap()]),
+            WARNINGS,
+            "type",
+            r#"warning: plugin 0 "brigde": there may be no such plugin; did you mean "bridge"?"#,
+        ),
+        (
+            json!([with(&json!({})), {"type": "portmap"}]),
+            WARNINGS,
+            "type",
+            r#"warning: plugin 1 "portmap": no port is ever mapped: the runtime is not asked for them; add "capabilities": {"portMappings": true}"#,
+        ),
+        (
+            json!([with(&json!({"capabilities": {"rate": true}}))]),
+            WARNINGS,
+            "capabilities",
+            r#"warning: plugin 0 "bridge": it does not use the capability "rate"; remove it"#,
+        ),
+        (
+            json!([with(&json!({"capabilities": {"ipranges": true}}))]),
+            WARNINGS,
+            "capabilities",
+            r#"warning: plugin 0 "bridge": it does not use the capability "ipranges"; did you mean "ipRanges"?"#,
+        ),
+        (
+            json!([with(&json!({})), {"type": "bandwidth"}]),
+            WARNINGS,
+            "type",
+            r#"warning: plugin 1 "bandwidth": nothing is ever limited: there are no rates, and the runtime is not asked for them; add "capabilities": {"bandwidth": true}, or rates and bursts"#,
+        ),
+    ] {
+        assert_told(&node, &plugins, status, key, said);
+    }
+}
+
+#[test]
+fn plugins_in_the_wrong_place_are_told() {
+    let node = Node::new();
+    for (plugins, status, key, said) in [
+        (
+            json!([portmap(), with(&json!({}))]),
+            ERRORS,
+            "type",
+            r#"error: plugin 0 "portmap": it needs a plugin before it that makes an interface; put it behind that"#,
+        ),
+        (
+            json!([{"type": "static"}]),
+            ERRORS,
+            "type",
+            r#"error: plugin 0 "static": it gives addresses to other plugins, and makes no interface; write it as "type" of the "ipam" of another plugin"#,
+        ),
+        (
+            json!([with(&json!({})), {"type": "ptp", "ipam": pool("10.89.0.0/16")}]),
+            WARNINGS,
+            "type",
+            r#"warning: plugin 1 "ptp": a plugin before it has made the interface; give it a network of its own"#,
+        ),
+        (
+            json!([with(&json!({})), {"type": "tuning", "sysctl": {"kernel.pid_max": "1"}}]),
+            ERRORS,
+            "type",
+            r#"error: plugin 1 "tuning": invalid net sysctl key: "kernel/pid_max"; only keys below "net" can be set"#,
+        ),
+    ] {
+        assert_told(&node, &plugins, status, key, said);
+    }
+}
+
+#[test]
+fn forms_of_files() {
+    let node = Node::new();
+    let plugin = bridge(&pool("10.88.0.0/16"));
+    let single = merged(&json!({"cniVersion": "1.0.0", "name": "n"}), &plugin).to_string();
+    let many = list("n", &json!([plugin]));
+    for (file, text, status, said) in [
+        (
+            "a.conflist",
+            "{\n  \"name\": \"n\",\n}",
+            2,
+            "a.conflist:3:1: error: error parsing configuration list: trailing comma at line 3 column 1\n",
+        ),
+        (
+            "a.conflist",
+            "",
+            2,
+            "a.conflist:1:1: error: error parsing configuration list: EOF while parsing a value at line 1 column 0\n",
+        ),
+        (
+            "a.conflist",
+            &single,
+            2,
+            "a.conflist: error: this is the configuration of one plugin, not a list; write \"plugins\": [ ... ] around it, or name the file .conf\n",
+        ),
+        (
+            "a.conf",
+            &many,
+            2,
+            "a.conf: error: this is a list of plugins; name the file .conflist: others hold one plugin\n",
+        ),
+        (
+            "a.conf",
+            &many.replace("plugins", "plugin"),
+            2,
+            "a.conf: error: error parsing configuration: missing 'type'; add \"type\", the name of the plugin\n",
+        ),
+        (
+            "a.conflist",
+            &many.replace("\"1.0.0\"", "\"1.2.0\""),
+            2,
+            "a.conflist:1:2: error: there is no version \"1.2.0\" of CNI; choose one of 0.1.0, 0.2.0, 0.3.0, 0.3.1, 0.4.0, 1.0.0, 1.1.0\n\
+             a.conflist:1:NN: error: plugin 0 \"bridge\": incompatible CNI versions; config is \"1.2.0\", plugin supports [\"0.1.0\" \"0.2.0\" \"0.3.0\" \"0.3.1\" \"0.4.0\" \"1.0.0\" \"1.1.0\"]\n",
+        ),
+        (
+            "a.conflist",
+            &many.replace("\"n\"", "\"my net\""),
+            2,
+            "a.conflist:1:23: error: invalid characters found in network name; my net; use letters, digits, \".\", \"_\" and \"-\", the first a letter or a digit\n\
+             a.conflist:1:NN: error: plugin 0 \"bridge\": invalid characters found in network name; my net; use letters, digits, \".\", \"_\" and \"-\", the first a letter or a digit\n",
+        ),
+        (
+            "a.conflist",
+            &many.replace("\"cniVersion\":\"1.0.0\",", ""),
+            1,
+            "a.conflist:1:2: warning: \"cniVersion\" is missing, which means 0.1.0; write the version that you mean, such as \"1.0.0\"\n",
+        ),
+        (
+            "a.conflist",
+            &many.replace("cniVersion", "cniversion"),
+            1,
+            "a.conflist:1:2: warning: list: unknown key \"cniversion\"; did you mean \"cniVersion\"?\n\
+             a.conflist:1:23: warning: \"cniVersion\" is missing, which means 0.1.0; write the version that you mean, such as \"1.0.0\"\n",
+        ),
+    ] {
+        drop(fs::remove_dir_all(node.path("net.d")));
+        write(&node, file, text);
+        let (found, lines) = run(&node, &["--offline"]);
+        let column = text.find("\"type\":\"bridge\"").map_or(0, |i| i + 1);
+        assert_eq!(lines, said.replace("NN", &column.to_string()), "{text}");
+        assert_eq!(found, Some(status), "{text}");
+    }
+    fs::remove_dir_all(node.path("net.d")).unwrap();
+    fs::create_dir(node.path("net.d")).unwrap();
+    let empty = "DIR: error: there is no network configuration: \"cni plugin not initialized\"; install a file that ends in .conflist\n";
+    assert_eq!(run(&node, &[]), (Some(2), empty.to_owned()));
+    std::os::unix::fs::symlink("/no/such", node.path("net.d/a.conflist")).unwrap();
+    let gone = "a.conflist: error: read the file: no such file or directory\n";
+    assert_eq!(run(&node, &[]), (Some(2), gone.to_owned()));
+}
+
+#[test]
+fn networks_are_compared() {
+    let node = Node::new();
+    let networks = [
+        ("10-a.conflist", "a", "10.88.0.0/16"),
+        ("20-b.conflist", "b", "10.88.7.0/24"),
+        ("30-a.conflist", "a", "10.89.0.0/16"),
+        ("40-c.conflist", "c", "10.90.0.0/16"),
+    ];
+    for (file, name, subnet) in networks {
+        write(&node, file, &list(name, &json!([bridge(&pool(subnet))])));
+    }
+    let folder = node.path("net.d").display().to_string();
+    let said = "20-b.conflist:1:23: warning: subnet 10.88.7.0/24 overlaps 10.88.0.0/16 of network \"a\" in 10-a.conflist; two containers may get the same address: choose another subnet\n\
+        30-a.conflist:1:23: warning: network \"a\" is already in 10-a.conflist; runtimes use the first of them: rename or remove one\n";
+    assert_eq!(run(&node, &["--offline"]), (Some(1), said.to_owned()));
+    let object = |file: &str, network: &str, message: String, remedy: &str| {
+        json!({"file": format!("{folder}/{file}"), "network": network, "line": 1, "column": 23,
+            "severity": "warning", "message": message, "remedy": remedy})
+    };
+    let printed = cnibox(&node, &["lint", &folder, "--offline", "--json"]).run().stdout;
+    let overlap = format!(
+        "subnet 10.88.7.0/24 overlaps 10.88.0.0/16 of network \"a\" in {folder}/10-a.conflist"
+    );
+    assert_eq!(
+        serde_json::from_str::<Value>(&printed).unwrap(),
+        json!([
+            object(
+                "20-b.conflist",
+                "b",
+                overlap,
+                "two containers may get the same address: choose another subnet"
+            ),
+            object(
+                "30-a.conflist",
+                "a",
+                format!("network \"a\" is already in {folder}/10-a.conflist"),
+                "runtimes use the first of them: rename or remove one"
+            ),
+        ])
+    );
+}
+
+#[test]
+fn the_node_is_asked_as_well() {
+    let node = Node::new();
+    wire(&node);
+    let before = node.snapshot();
+    let lan = |keys: Value| {
+        let lan = json!({"type": "macvlan", "master": "wire0", "ipam": pool("10.88.0.0/16")});
+        list("lan", &json!([merged(&lan, &keys)]))
+    };
+    for (text, said) in [
+        (lan(json!({"master": "gone0"})), "failed to lookup master \"gone0\": Link not found"),
+        (lan(json!({"mtu": 9000})), "invalid MTU 9000, must be [0, master MTU(1500)]"),
+    ] {
+        write(&node, "10-lan.conflist", &text);
+        assert_eq!(run(&node, &["--offline"]).0, Some(0), "{text}");
+        let (status, lines) = run(&node, &[]);
+        let said = format!("error: plugin 0 \"macvlan\": on this node: {said}");
+        assert!(lines.starts_with("10-lan.conflist:1:") && lines.contains(&said), "{lines}");
+        assert_eq!((status, lines.lines().count()), (Some(2), 1), "{lines}");
+    }
+    assert_unchanged(&before, &node.snapshot());
+}
+
+#[test]
+fn cnitool_validates_by_it_and_install_refuses() {
+    let node = Node::new();
+    let folder = node.path("net.d").display().to_string();
+    let bad = list("bad", &json!([merged(&bridge(&pool("10.88.0.0/16")), &json!({"mtu": "15"}))]));
+    let odd = list("odd", &json!([merged(&bridge(&pool("10.89.0.0/16")), &json!({"mut": 1500}))]));
+    let (bad, odd) = (write(&node, "10-bad.conflist", &bad), write(&node, "20-odd.conflist", &odd));
+    let validate = |name| {
+        let args = ["cnitool", "validate", name, "--net-conf-path", &folder];
+        let Outcome { status, stdout, stderr } = cnibox(&node, &args).run();
+        (status, stdout, stderr.replace(&format!("{folder}/"), ""))
+    };
+    let (status, stdout, stderr) = validate("bad");
+    assert_eq!((status, stdout.as_str()), (Some(1), ""));
+    assert!(stderr.contains("10-bad.conflist:1:") && stderr.contains("in \"mtu\""), "{stderr}");
+    let (status, stdout, stderr) = validate("odd");
+    assert_eq!(
+        (status, stdout.as_str()),
+        (Some(0), "network odd\nversion 1.0.0\nplugins bridge\n")
+    );
+    assert!(
+        stderr.contains("20-odd.conflist:1:") && stderr.contains("did you mean \"mtu\"?"),
+        "{stderr}"
+    );
+
+    let install = |file: &Path| {
+        let (target, root) = ("/plugins", node.path("root").display().to_string());
+        let file = file.display().to_string();
+        cnibox(&node, &["install", target, "--root", &root, "--conflist", &file]).run()
+    };
+    let outcome = install(&bad);
+    assert_eq!(outcome.status, Some(1), "{outcome:?}");
+    assert!(outcome.stderr.contains("in \"mtu\""), "{outcome:?}");
+    assert!(!crate::node::exists(node.path("root/plugins")), "nothing is installed");
+    let outcome = install(&odd);
+    assert_eq!(outcome.status, Some(0), "{outcome:?}");
+    assert!(outcome.stderr.contains("unknown key \"mut\""), "{outcome:?}");
+    assert!(crate::node::exists(node.path("root/etc/cni/net.d/20-odd.conflist")));
+}
+
+/// The paths in the first column of the tables of a plugin's page.
+fn documented(plugin: &str) -> Vec<String> {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("docs/plugins/{plugin}.md"));
+    let page = fs::read_to_string(page).unwrap();
+    let rows = page.lines().filter(|line| line.starts_with("| `"));
+    let cells: Vec<&str> = rows.filter_map(|row| row.split('|').nth(1)).collect();
+    let spans = cells.iter().flat_map(|cell| cell.split('`').skip(1).step_by(2));
+    spans.map(str::to_owned).collect()
+}
+
+/// The document that has nothing but a null at a path such as `ranges[][].subnet`.
+fn nested(path: &str) -> Value {
+    let Some((first, rest)) = path.split_once('.') else {
+        return json!({path.trim_end_matches("[]"): null});
+    };
+    let depth = first.matches("[]").count();
+    let value = (0..depth).fold(nested(rest), |value, _| json!([value]));
+    json!({first.trim_end_matches("[]"): value})
+}
+
+#[test]
+fn every_documented_key_is_known() {
+    let node = Node::new();
+    let mut seen = 0;
+    for applet in cnibox::testing::APPLETS.iter().filter(|a| a.kind != cnibox::testing::Kind::Tool)
+    {
+        let name = applet.name;
+        for path in documented(name).iter().filter(|path| !path.starts_with("runtimeConfig")) {
+            // Those of host-local's sets and portmap's ports stand in tables of their own.
+            let path =
+                if path.starts_with("ranges") { format!("ipam.{path}") } else { path.clone() };
+            if path.starts_with("portMappings") {
+                continue;
+            }
+            let conf = match name {
+                "host-local" | "static" | "dhcp" => {
+                    merged(&nested(&path), &json!({"type": "macvlan", "ipam": {"type": name}}))
+                }
+                _ => merged(&nested(&path), &json!({"type": name})),
+            };
+            write(&node, "10-n.conflist", &list("n", &json!([conf])));
+            let (_, lines) = run(&node, &["--offline"]);
+            assert!(!lines.contains("unknown key"), "{name}: {path}: {lines}");
+            seen += 1;
+        }
+    }
+    assert!(seen > 80, "{seen} keys");
+}

@@ -1,0 +1,165 @@
+//! What is said of the mistakes that operators make: each error once, with its cure.
+//!
+//! The mistakes and all that is said of them are in `golden/messages.json`.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+
+use regex_lite::Regex;
+use serde_json::{Value, json};
+
+use crate::net::merged;
+use crate::node::{Container, Node, Outcome, executable};
+
+/// Before each command, in a mount namespace of its own.
+const PRELUDE: &str = "\
+mount -t tmpfs tmpfs /run && mkdir -p /run/cni /run/netns
+export PATH=BIN:$PATH NETCONFPATH=DIR/net.d CNI_PATH=BIN
+cnitool() { BIN/cnitool \"$@\" --cache-dir DIR/cache; }
+other() { ip netns add other && cnitool add pods /run/netns/other --container-id other \"$@\" >/dev/null; }
+";
+
+/// A mistake, and what cnibox has to say of it.
+struct Mistake {
+    /// The mistake in words, in which others look for it.
+    mistake: String,
+    /// The text of a configuration, or what differs from [`network`].
+    conf: Value,
+    /// A line of shell. DIR is a private directory, BIN that of the plugins, NETNS the container's namespace.
+    run: String,
+    /// All lines, but results.
+    says: String,
+    /// The part of `says` that tells what to do.
+    cure: String,
+    /// The mistake is to use what the kernel lacks: where the kernel has it, there is no error.
+    of_kernel: bool,
+}
+
+fn mistakes() -> Vec<Mistake> {
+    let all: Vec<Value> = serde_json::from_str(include_str!("golden/messages.json")).unwrap();
+    let text = |mistake: &Value, key: &str| mistake[key].as_str().unwrap_or_default().to_owned();
+    let read = |mistake: &Value| Mistake {
+        mistake: text(mistake, "mistake"),
+        conf: mistake["conf"].clone(),
+        run: text(mistake, "run"),
+        says: text(mistake, "says"),
+        cure: text(mistake, "cure"),
+        of_kernel: mistake["ofKernel"] == true,
+    };
+    all.iter().map(read).collect()
+}
+
+/// The file of the network `pods`: a bridge with host-local, and what `conf` changes of it.
+fn network(conf: &Value) -> String {
+    if let Some(text) = conf["text"].as_str() {
+        return text.to_owned();
+    }
+    let changed = |base: Value, key: &str| match &conf[key] {
+        Value::Null => base,
+        changes => merged(&base, changes),
+    };
+    let range = json!([{"subnet": "10.88.0.0/24"}]);
+    let ipam = json!({"type": "host-local", "dataDir": "DIR/leases", "ranges": [range],
+        "routes": [{"dst": "0.0.0.0/0"}]});
+    let bridge = json!({"type": "bridge", "bridge": "cni0", "isGateway": true, "ipam": changed(ipam, "ipam")});
+    let mut plugins = vec![changed(bridge, "bridge")];
+    plugins.extend(conf["chained"].as_array().cloned().unwrap_or_default());
+    let network = json!({"cniVersion": "1.1.0", "name": "pods", "plugins": plugins});
+    changed(network, "network").to_string()
+}
+
+impl Mistake {
+    /// Makes it; what is said, with words in place of what differs from run to run.
+    fn make(&self) -> String {
+        let (node, container) = (Node::new(), Container::new());
+        symlink(executable(), node.bin().join("cnibox")).unwrap();
+        let dir = node.path("net.d").parent().unwrap().display().to_string();
+        let netns = container.path();
+        let fill = |text: &str| {
+            let text = text.replace("BIN", &format!("{dir}/bin")).replace("DIR", &dir);
+            text.replace("CNI_NETNS", "\0").replace("NETNS", &netns).replace('\0', "CNI_NETNS")
+        };
+        fs::create_dir(node.path("net.d")).unwrap();
+        fs::write(node.path("net.d/10-pods.conflist"), fill(&network(&self.conf))).unwrap();
+        let script = fill(&format!("{PRELUDE}{}", self.run));
+        let call =
+            node.tool("cnitool", &["-c", &script]).program("/bin/sh").under(&["unshare", "-m"]);
+        let Outcome { stdout, stderr, .. } = call.run();
+        let told = format!("{stderr}{}", said_on_stdout(&stdout));
+        let told = told.replace(&dir, "DIR").replace(&netns, "NETNS");
+        let told = Regex::new("veth[0-9a-f]{8}").unwrap().replace_all(&told, "VETH").into_owned();
+        Regex::new("cnitool-[0-9a-f]{20}").unwrap().replace_all(&told, "ID").trim_end().to_owned()
+    }
+
+    fn check(&self) {
+        let told = self.make();
+        if self.of_kernel && told.is_empty() {
+            println!("skipped: {}: this kernel has it", self.mistake);
+            return;
+        }
+        assert_eq!(told, self.says, "{}", self.mistake);
+        assert!(self.says.contains(&self.cure), "{}: {:?} is not said", self.mistake, self.cure);
+        let reasons = Regex::new(r"(?m)^[^\n]*\): ").unwrap();
+        let mut reasons: Vec<&str> = told
+            .lines()
+            .map(|line| reasons.find(line).map_or(line, |m| &line[m.end()..]))
+            .collect();
+        reasons.sort_unstable();
+        reasons
+            .windows(2)
+            .for_each(|two| assert_ne!(two[0], two[1], "{}: said twice", self.mistake));
+    }
+}
+
+/// The error of a plugin, or the lines of a tool; nothing of a result.
+fn said_on_stdout(stdout: &str) -> String {
+    let Ok(object) = serde_json::from_str::<Value>(stdout) else { return stdout.to_owned() };
+    let text = |key: &str| object[key].as_str().unwrap_or_default().to_owned();
+    match (text("msg"), text("details")) {
+        (msg, details) if details.is_empty() => msg,
+        (msg, details) => format!("{msg}; {details}"),
+    }
+}
+
+/// Every fourth of the mistakes, from the first one on.
+fn check(first: usize) {
+    for mistake in mistakes().iter().skip(first).step_by(4) {
+        mistake.check();
+    }
+}
+
+#[test]
+fn each_mistake_is_told_once_and_how_to_cure_it() {
+    check(0);
+}
+
+#[test]
+fn each_mistake_is_told_once_and_how_to_cure_it_2() {
+    check(1);
+}
+
+#[test]
+fn each_mistake_is_told_once_and_how_to_cure_it_3() {
+    check(2);
+}
+
+#[test]
+fn each_mistake_is_told_once_and_how_to_cure_it_4() {
+    check(3);
+}
+
+#[test]
+fn nearly_all_mistakes_are_told_with_a_cure() {
+    let all = mistakes();
+    let cured = all.iter().filter(|mistake| !mistake.cure.is_empty()).count();
+    assert!(all.len() >= 112 && cured >= all.len() - 4, "{cured} of {}", all.len());
+}
+
+/// Prints what is said now, for a change of `golden/messages.json`.
+#[test]
+#[ignore = "prints only"]
+fn print_messages() {
+    for mistake in mistakes() {
+        println!("{}", json!({"mistake": mistake.mistake, "says": mistake.make()}));
+    }
+}

@@ -1,0 +1,264 @@
+//! STATUS says yes exactly when the next ADD works: random networks on nodes with random defects.
+
+use std::fs;
+
+use serde_json::{Value, json};
+
+use crate::net::{merged, wire};
+use crate::node::{Call, Container, Node, Outcome, executable};
+
+/// Numbers that look random: xorshift64 (Marsaglia, 2003).
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        usize::try_from(self.0 % u64::try_from(limit).unwrap()).unwrap()
+    }
+
+    fn one_in(&mut self, count: usize) -> bool {
+        self.below(count) == 0
+    }
+
+    fn any<'v, T>(&mut self, values: &'v [T]) -> &'v T {
+        &values[self.below(values.len())]
+    }
+}
+
+/// One of the values, under this key, or not at all.
+fn maybe(random: &mut Random, conf: &mut Value, key: &str, values: &[Value]) {
+    if random.one_in(2) {
+        conf[key] = random.any(values).clone();
+    }
+}
+
+fn ipam(random: &mut Random) -> Value {
+    let pool = |subnets: &[&str]| {
+        let ranges: Vec<Value> = subnets.iter().map(|subnet| json!([{"subnet": subnet}])).collect();
+        json!({"type": "host-local", "dataDir": "DIR/leases", "ranges": ranges})
+    };
+    match random.below(12) {
+        0..5 => pool(&["10.88.0.0/16"]),
+        5 => pool(&["10.88.0.0/16", "fd00:88::/64"]),
+        6 => pool(&["fd00:88::/64"]),
+        7 => pool(&["10.88.0.0/30"]),
+        8 => pool(&["10.88.0.1/16"]),
+        9 => {
+            json!({"type": "static", "addresses": [{"address": "10.88.0.9/16", "gateway": "10.88.0.1"}]})
+        }
+        10 => json!({"type": "static", "addresses": [{"address": "10.88.0.9"}]}),
+        _ => json!({"type": "nope"}),
+    }
+}
+
+fn interface(random: &mut Random) -> Value {
+    let backends = [json!("nftables"), json!("iptables"), json!("ipfw")];
+    let masq = [json!(true), json!(false)];
+    let mut conf = match random.below(10) {
+        0..4 => {
+            let mut conf = json!({"type": "bridge", "bridge": "cni0"});
+            maybe(random, &mut conf, "isDefaultGateway", &masq);
+            maybe(random, &mut conf, "hairpinMode", &masq);
+            maybe(random, &mut conf, "macspoofchk", &masq);
+            maybe(
+                random,
+                &mut conf,
+                "bridge",
+                &[json!("cni1"), json!("wire0"), json!("a-name-that-is-too-long")],
+            );
+            maybe(
+                random,
+                &mut conf,
+                "mtu",
+                &[json!(1400), json!(1500), json!(100_000), json!("auto")],
+            );
+            if random.one_in(8) {
+                conf["promiscMode"] = json!(true);
+            }
+            conf
+        }
+        4..6 => {
+            let mut conf = json!({"type": "ptp"});
+            maybe(random, &mut conf, "mtu", &[json!(1400), json!(100_000), json!(-1)]);
+            conf
+        }
+        6..8 => {
+            let mut conf = json!({"type": "macvlan", "master": "wire0"});
+            maybe(random, &mut conf, "master", &[json!("gone0"), json!("wire0")]);
+            maybe(random, &mut conf, "mode", &[json!("bridge"), json!("private"), json!("brigde")]);
+            maybe(random, &mut conf, "mtu", &[json!(1400), json!(1500), json!(9000)]);
+            return merged(&conf, &json!({"ipam": ipam(random)}));
+        }
+        8 => {
+            let mut conf = json!({"type": "tap"});
+            maybe(random, &mut conf, "mac", &[json!("02:00:00:00:00:01"), json!("nonsense")]);
+            maybe(random, &mut conf, "mtu", &[json!(1400), json!(-1)]);
+            conf
+        }
+        _ => {
+            json!({"type": random.any(&["brigde", "dummy", "vlan"]), "master": "wire0", "vlanId": 7})
+        }
+    };
+    maybe(random, &mut conf, "ipMasq", &masq);
+    maybe(random, &mut conf, "ipMasqBackend", &backends);
+    if !random.one_in(6) {
+        conf["ipam"] = ipam(random);
+    }
+    conf
+}
+
+fn chained(random: &mut Random, interface: &Value) -> Value {
+    let backends = [json!("nftables"), json!("iptables")];
+    // STATUS gets no result of the plugins before: it cannot tell that there is no veth pair to shape, or no
+    // address to route by.
+    let has_veth = matches!(interface["type"].as_str(), Some("bridge" | "ptp"));
+    let kinds = match (interface.get("ipam").is_some(), has_veth) {
+        (false, _) => 3,
+        (true, false) => 4,
+        (true, true) => 5,
+    };
+    match random.below(kinds) {
+        0 => {
+            let mut conf = json!({"type": "portmap", "capabilities": {"portMappings": true}});
+            maybe(random, &mut conf, "backend", &backends);
+            maybe(random, &mut conf, "markMasqBit", &[json!(3), json!(40)]);
+            conf
+        }
+        1 => {
+            let mut conf = json!({"type": "firewall"});
+            maybe(random, &mut conf, "backend", &backends);
+            maybe(random, &mut conf, "ingressPolicy", &[json!("open"), json!("nonsense")]);
+            conf
+        }
+        2 => {
+            let mut conf = json!({"type": "tuning", "dataDir": "DIR/tuning"});
+            maybe(random, &mut conf, "mac", &[json!("02:00:00:00:00:02"), json!("nonsense")]);
+            let bad = json!({"kernel.pid_max": "7"});
+            maybe(random, &mut conf, "sysctl", &[json!({"net.core.somaxconn": "7"}), bad]);
+            conf
+        }
+        3 => {
+            let mut conf = json!({"type": "sbr"});
+            maybe(random, &mut conf, "table", &[json!(7), json!(-1)]);
+            conf
+        }
+        _ => {
+            let mut conf = json!({"type": "bandwidth", "ingressRate": 8_000_000});
+            maybe(random, &mut conf, "ingressBurst", &[json!(800_000)]);
+            conf
+        }
+    }
+}
+
+/// What is done to the node, with what STATUS has to find out.
+const DEFECTS: [&str; 20] = [
+    "true",
+    "true",
+    "mount -t tmpfs -o ro tmpfs /run/cni",
+    "touch /run/cni/cnibox",
+    "mkdir -p DIR/leases/pods/lock",
+    "ip link set wire0 mtu 1300",
+    "ip link del wire0",
+    "ip link set wire0 down",
+    "mkdir -p DIR/leases && mount -t tmpfs -o ro tmpfs DIR/leases",
+    "touch DIR/leases",
+    "mkdir -p DIR/leases/pods && touch DIR/leases/pods/10.88.0.2",
+    "mkdir -p DIR/tuning && mount -t tmpfs -o ro tmpfs DIR/tuning",
+    "rm DIR/bin/portmap DIR/bin/firewall",
+    "rm DIR/bin/host-local",
+    "ln -sfn nothing DIR/bin/tuning",
+    "ip link add cni0 type veth peer name cni0p",
+    "ip link add cni0 type bridge && ip addr add 10.88.7.7/16 dev cni0",
+    "ip link add cni0 type bridge && ip link set cni0 mtu 1300",
+    "nft add table inet cnibox_masquerade && nft add table inet cnibox_portmap",
+    "sysctl -qw net.ipv6.conf.all.disable_ipv6=1 net.ipv6.conf.default.disable_ipv6=1",
+];
+
+struct Try {
+    list: Value,
+    defect: &'static str,
+}
+
+impl Try {
+    fn new(random: &mut Random) -> Try {
+        let mut plugins = vec![interface(random)];
+        while random.one_in(2) && plugins.len() < 4 {
+            let next = chained(random, &plugins[0]);
+            plugins.push(next);
+        }
+        let list = json!({"cniVersion": "1.1.0", "name": "pods", "plugins": plugins});
+        let defect = DEFECTS[random.below(DEFECTS.len())];
+        Try { list, defect }
+    }
+
+    /// What STATUS and ADD say on a node of their own.
+    fn run(&self) -> [Outcome; 2] {
+        // What is mounted goes with the thread that a node belongs to.
+        std::thread::scope(|scope| scope.spawn(|| self.run_here()).join().unwrap())
+    }
+
+    fn run_here(&self) -> [Outcome; 2] {
+        let node = Node::new();
+        wire(&node);
+        let dir = node.path("").display().to_string();
+        let dir = dir.trim_end_matches('/');
+        node.sh(&self.defect.replace("DIR", dir));
+        fs::create_dir(node.path("net.d")).unwrap();
+        let list = self.list.to_string().replace("DIR", dir);
+        fs::write(node.path("net.d/10.conflist"), list).unwrap();
+        let cnitool = |args: &[&str]| -> Call {
+            let below = |name: &str| node.path(name).display().to_string();
+            let folders = [
+                "--net-conf-path",
+                &below("net.d"),
+                "--cache-dir",
+                &below("cache"),
+                "--plugin-path",
+                &below("bin"),
+            ];
+            node.tool("cnitool", &[args, &folders].concat())
+                .program(executable())
+                .without("CNI_PATH")
+        };
+        let container = Container::new();
+        let status = cnitool(&["cnitool", "status", "pods"]).run();
+        let add = cnitool(&["cnitool", "add", "pods", &container.path()]).run();
+        [status, add]
+    }
+}
+
+fn compare(pairs: usize, seed: u64) {
+    let mut random = Random(seed);
+    let (mut works, mut wrong) = (0, Vec::new());
+    for nth in 0..pairs {
+        let attempt = Try::new(&mut random);
+        let [status, add] = attempt.run();
+        works += usize::from(add.status == Some(0));
+        if (status.status == Some(0)) != (add.status == Some(0)) {
+            let Try { list, defect } = attempt;
+            wrong.push(format!(
+                "{nth}: {defect}\n{}\nSTATUS {}\nADD {}",
+                list["plugins"], status.stderr, add.stderr
+            ));
+        }
+    }
+    println!(
+        "status: seed {seed}: {pairs} pairs, {works} that work, {} that disagree",
+        wrong.len()
+    );
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(works * 8 > pairs && works * 8 < pairs * 7, "{works} of {pairs} work");
+}
+
+#[test]
+fn status_agrees_with_the_next_add() {
+    compare(100, 0x5eed_0001);
+}
+
+#[test]
+#[ignore = "takes minutes: make soak"]
+fn status_agrees_with_the_next_add_two_thousand_times() {
+    compare(2000, 0x5eed_0002);
+}
