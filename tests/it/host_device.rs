@@ -352,7 +352,8 @@ fn the_error_names_who_has_the_device() {
     let before = (node.snapshot(), two.snapshot(&node));
     let error = net.call("ADD", "c2").netns(&two.path()).error();
     assert_eq!(error.brief(), (999, "failed to find host device: link \"hd0\" not found"));
-    assert_eq!(error.details, "container c1 has it as eth0, or was not followed by DEL");
+    let details = "container c1 has it as eth0, or was not followed by DEL: detach it there first";
+    assert_eq!(error.details, details);
     settles(&before.0, || node.snapshot());
     settles(&before.1, || two.snapshot(&node));
     net.call("DEL", "c2").netns(&two.path()).ok();

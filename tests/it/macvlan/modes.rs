@@ -81,8 +81,9 @@ fn a_child_in_mode_passthru_has_its_master_for_itself() {
         let error = call.error();
         let start = "failed to create macvlan: add link \"eth0\" (macvlan): ";
         assert!(error.msg.starts_with(start), "{mode}: {error:?}");
-        let remedy = "a macvlan in mode \"passthru\" is the only one on its master";
-        assert!(error.details.starts_with(remedy), "{mode}: {error:?}");
+        let remedy = "choose another master: a macvlan in mode \"passthru\" is the only one on its master, \
+                      which must be an Ethernet device";
+        assert_eq!(error.details, remedy, "{mode}");
         assert_unchanged(&before.0, &node.snapshot());
         assert_unchanged(&before.1, &two.snapshot(&node));
     }
