@@ -61,10 +61,13 @@ const LAYERS: &[(&str, &[&str])] = &[
         "tool",
         &[
             "attachment",
+            "cmd",
             "cni",
             "iface",
             "invoke",
             "netfilter",
+            "netlink",
+            "netns",
             "options",
             "runtime",
             "skel",

@@ -3,13 +3,13 @@
 
 use std::process::ExitCode;
 
-use super::{Tool, cnitool, doctor, gc, install, ipam, lint, pause, print, repair};
+use super::{Tool, cnitool, doctor, gc, install, ipam, lint, pause, print, repair, sysdump};
 use crate::error::Result;
 use crate::options::{CommandLine, HELP, Opt, VERSION, unknown_word, usage};
 use crate::skel::Applet;
 
 /// What `cnibox` does beside its applets, each with a line for a person.
-pub(super) const COMMANDS: [(&str, &str); 10] = [
+pub(super) const COMMANDS: [(&str, &str); 11] = [
     ("completion", "print completions for a shell"),
     ("doctor", "tell what is wrong on this node"),
     ("gc", "take back what dead containers left"),
@@ -18,6 +18,7 @@ pub(super) const COMMANDS: [(&str, &str); 10] = [
     ("lint", "tell what is wrong with network configurations"),
     ("list", "print the applets"),
     ("pause", "wait for SIGTERM"),
+    ("sysdump", "write a file with what a maintainer would ask for"),
     ("uninstall", "take an installation back"),
     ("version", "print the version"),
 ];
@@ -37,7 +38,7 @@ Usage:
 };
 
 /// Every command that has options, by the word behind `cnibox`.
-const TOOLS: [(&str, &Tool); 10] = [
+const TOOLS: [(&str, &Tool); 11] = [
     ("cnitool", &cnitool::TOOL),
     ("completion", &TOOL),
     ("doctor", &doctor::TOOL),
@@ -47,6 +48,7 @@ const TOOLS: [(&str, &Tool); 10] = [
     ("lint", &lint::TOOL),
     ("pause", &pause::TOOL),
     ("repair", &repair::TOOL),
+    ("sysdump", &sysdump::TOOL),
     ("uninstall", &install::UNINSTALL),
 ];
 

@@ -195,6 +195,13 @@ fn run(command: &Command, data_dir: &Path) -> Result<Outcome> {
     }
 }
 
+/// What `ipam ls --json` prints.
+pub(super) fn list_json(data_dir: &Path) -> Result<String> {
+    match run(&Command::List { network: None, json: true }, data_dir)? {
+        Outcome::Done(text) | Outcome::NotThere(text) => Ok(text),
+    }
+}
+
 /// Takes back, or with `dry_run` tells, what dead attachments have in these networks, or in all.
 pub(super) fn gc_all(data_dir: &Path, network: Option<&str>, dry_run: bool) -> Result<String> {
     let mut text = String::new();

@@ -11,6 +11,7 @@ pub mod lint;
 pub mod multicall;
 pub mod pause;
 pub mod repair;
+mod sysdump;
 
 use std::io::{self, Write};
 use std::process::ExitCode;

@@ -1,5 +1,7 @@
 //! `cnibox doctor`: defects are injected, named with their cure, and gone after it.
 
+mod sysdump;
+
 use std::fs;
 
 use serde_json::{Value, json};
@@ -86,13 +88,16 @@ impl Ward {
     }
 
     fn doctor_with(&self, extra: &[&str]) -> (Option<i32>, String) {
-        let leases = self.node.path("leases").display().to_string();
-        let net_d = self.node.path("net.d").display().to_string();
-        let call = self.cnibox(
-            &[&["doctor", "--net-conf-path", &net_d, "--data-dir", &leases], extra].concat(),
-        );
-        let Outcome { status, stdout, stderr } = call.run();
+        let Outcome { status, stdout, stderr } = self.look(&[&["doctor"], extra].concat()).run();
         (status, stdout + &stderr)
+    }
+
+    /// A tool of `cnibox` that looks at the whole node.
+    fn look(&self, args: &[&str]) -> Call {
+        let [leases, net_d] =
+            ["leases", "net.d"].map(|name| self.node.path(name).display().to_string());
+        let folders = ["--data-dir", &*leases, "--net-conf-path", &net_d];
+        self.cnibox(&[args, &folders].concat())
     }
 }
 
@@ -370,12 +375,7 @@ fn what_dead_containers_left_is_collected() {
     ] {
         assert!(text.contains(&format!("warning: {named}\n")), "{text}");
     }
-    let leases = ward.node.path("leases").display().to_string();
-    let net_d = ward.node.path("net.d").display().to_string();
-    let gc = |extra: &[&str]| {
-        let args = ["gc", "--data-dir", &leases, "--net-conf-path", &net_d];
-        ward.cnibox(&[&args, extra].concat()).printed()
-    };
+    let gc = |extra: &[&str]| ward.look(&[&["gc"], extra].concat()).printed();
     let full = state(&ward);
     let said = gc(&["--dry-run"]);
     assert!(said.starts_with("would detach container pod1, interface eth0: its network namespace is gone (network pods)\n"), "{said}");

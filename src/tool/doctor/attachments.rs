@@ -34,8 +34,7 @@ struct Attached {
 
 impl Attached {
     fn title(&self) -> String {
-        let CachedAttachment { network, attach, .. } = &self.cached;
-        title(network, &attach.container_id, &attach.ifname)
+        title(&self.cached)
     }
 
     fn is_of(&self, network: &str, id: &str, ifname: &str) -> bool {
@@ -89,7 +88,7 @@ impl<'a> Attachments<'a> {
                 && !self.all.iter().any(|attached| attached.is_of(network, id, ifname))
             {
                 let problem = format!("left rules or devices: {why}");
-                found.push(Diagnosis::warning(title(network, id, ifname), problem, COLLECT));
+                found.push(Diagnosis::warning(title_of(network, id, ifname), problem, COLLECT));
             }
         }
         found
@@ -118,7 +117,7 @@ impl<'a> Attachments<'a> {
                     dead += 1;
                     continue;
                 }
-                let owner = title(&network, &lease.id, lease.ifname.as_deref().unwrap_or("?"));
+                let owner = title_of(&network, &lease.id, lease.ifname.as_deref().unwrap_or("?"));
                 if let Some(other) = owners.insert(lease.ip, owner.clone()) {
                     let problem = format!("has {}, and so has {other}", lease.ip);
                     let cure =
@@ -171,7 +170,13 @@ impl fmt::Display for Attachments<'_> {
     }
 }
 
-fn title(network: &str, id: &str, ifname: &str) -> String {
+/// What a diagnosis of this attachment is about.
+pub(in crate::tool) fn title(cached: &CachedAttachment) -> String {
+    let CachedAttachment { network, attach, .. } = cached;
+    title_of(network, &attach.container_id, &attach.ifname)
+}
+
+fn title_of(network: &str, id: &str, ifname: &str) -> String {
     format!("container {id}, interface {ifname} (network {network})")
 }
 

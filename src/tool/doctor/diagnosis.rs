@@ -17,10 +17,10 @@ pub(super) const AGAIN: &str = "delete the container: its runtime attaches the n
 
 /// Something that is wrong on the node.
 #[derive(Clone, Debug)]
-pub(super) struct Diagnosis {
+pub(in crate::tool) struct Diagnosis {
     pub(super) severity: Severity,
     /// What it is wrong with: a file, a container, the node.
-    pub(super) subject: String,
+    pub(in crate::tool) subject: String,
     pub(super) problem: String,
     /// What to do about it, a command where there is one.
     pub(super) cure: String,
@@ -68,7 +68,7 @@ impl Diagnosis {
         self.problem.contains("failed to find plugin")
     }
 
-    pub(super) fn to_json(&self) -> Value {
+    pub(in crate::tool) fn to_json(&self) -> Value {
         let Diagnosis { severity, subject, problem, cure, .. } = self;
         json!({"severity": severity.to_string(), "subject": subject, "problem": problem, "cure": cure})
     }

@@ -13,13 +13,15 @@ mod node;
 use std::process::ExitCode;
 
 use self::attachments::Attachments;
-use self::diagnosis::Diagnosis;
+pub(super) use self::attachments::title;
+pub(super) use self::diagnosis::Diagnosis;
 use super::gc::{CACHE, CONF, Folders, LEASES, PLUGIN_PATH};
 use super::lint::Severity;
 use super::{Tool, print};
 use crate::cni::json::pretty;
 use crate::error::Result;
 use crate::options::{CommandLine, no_words, opt};
+use crate::runtime::Runtime;
 use crate::skel::Table;
 
 pub(super) const TOOL: Tool = Tool {
@@ -64,28 +66,12 @@ impl Job {
 
     fn run(&self, table: Table) -> Result<ExitCode> {
         let runtime = self.folders.runtime(table);
-        let mut found = node::rules();
-        let is_flushed = !found.is_empty();
-        found.extend(node::configurations(&self.folders.conf, &self.folders.cni_path, table));
-        let attachments = Attachments::read(&self.folders, &runtime)?;
-        let mut networks = node::networks(&self.folders.conf);
-        networks.extend(attachments.networks().cloned());
-        let missing = node::plugins(&networks, &runtime, table);
-        // What is missing fails every STATUS and CHECK, which say so as well.
-        let is_incomplete = missing.iter().any(|diagnosis| diagnosis.severity == Severity::Error);
-        found.retain(|diagnosis| !is_incomplete || !diagnosis.names_missing_plugin());
-        found.extend(missing);
-        found.extend(attachments.examine());
-        found.extend(attachments.leases()?);
-        found.extend(attachments.forwarding());
-        // Where rules are missing, each STATUS and CHECK says so as well.
-        found.retain(|diagnosis| diagnosis.is_rules || !is_flushed || !diagnosis.names_repair());
-        found.sort_by_key(|diagnosis| std::cmp::Reverse(diagnosis.severity));
+        let (found, looked_at) = examine(&self.folders, &runtime, table)?;
         if self.json {
             let objects: Vec<_> = found.iter().map(Diagnosis::to_json).collect();
             print(&(pretty(&objects)? + "\n"))?;
         } else if found.is_empty() {
-            print(&format!("healthy: {attachments}\n"))?;
+            print(&format!("healthy: {looked_at}\n"))?;
         } else {
             let lines: Vec<String> =
                 found.iter().map(|diagnosis| format!("{diagnosis}\n")).collect();
@@ -93,4 +79,30 @@ impl Job {
         }
         Ok(Severity::exit_status(found.first().map(|diagnosis| diagnosis.severity)))
     }
+}
+
+/// All that is wrong on the node, the worst first, and what was looked at.
+pub(super) fn examine(
+    folders: &Folders,
+    runtime: &Runtime,
+    table: Table,
+) -> Result<(Vec<Diagnosis>, String)> {
+    let mut found = node::rules();
+    let is_flushed = !found.is_empty();
+    found.extend(node::configurations(&folders.conf, &folders.cni_path, table));
+    let attachments = Attachments::read(folders, runtime)?;
+    let mut networks = node::networks(&folders.conf);
+    networks.extend(attachments.networks().cloned());
+    let missing = node::plugins(&networks, runtime, table);
+    // What is missing fails every STATUS and CHECK, which say so as well.
+    let is_incomplete = missing.iter().any(|diagnosis| diagnosis.severity == Severity::Error);
+    found.retain(|diagnosis| !is_incomplete || !diagnosis.names_missing_plugin());
+    found.extend(missing);
+    found.extend(attachments.examine());
+    found.extend(attachments.leases()?);
+    found.extend(attachments.forwarding());
+    // Where rules are missing, each STATUS and CHECK says so as well.
+    found.retain(|diagnosis| diagnosis.is_rules || !is_flushed || !diagnosis.names_repair());
+    found.sort_by_key(|diagnosis| std::cmp::Reverse(diagnosis.severity));
+    Ok((found, attachments.to_string()))
 }

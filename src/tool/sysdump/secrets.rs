@@ -1,0 +1,108 @@
+//! Leaves secrets out of what leaves the node.
+
+use crate::cni::json::Json;
+
+/// What stands in the place of a secret.
+const LEFT_OUT: &str = "(left out)";
+
+/// Parts of the names of secrets, in lower case and without `-` and `_`.
+const NAMES: [&str; 12] = [
+    "accesskey",
+    "apikey",
+    "auth",
+    "cert",
+    "credential",
+    "passphrase",
+    "passwd",
+    "password",
+    "privatekey",
+    "psk",
+    "secret",
+    "token",
+];
+
+/// The document without the values of keys that sound secret, keys in PEM, and the user and password of URLs.
+pub(super) fn without(json: Json) -> Json {
+    match json {
+        Json::Object(members) => {
+            let member = |(key, value): (String, Json)| {
+                let hidden = is_secret(&key) && !matches!(value, Json::Null | Json::Bool(_));
+                let value = if hidden { LEFT_OUT.into() } else { without(value) };
+                (key, value)
+            };
+            Json::Object(members.into_iter().map(member).collect())
+        }
+        // The pairs of `CNI_ARGS` in a cached result.
+        Json::Array(pair) if is_pair(&pair) => Json::Array(vec![pair[0].clone(), LEFT_OUT.into()]),
+        Json::Array(items) => Json::Array(items.into_iter().map(without).collect()),
+        Json::String(text) => Json::String(of_text(&text)),
+        other => other,
+    }
+}
+
+fn is_pair(items: &[Json]) -> bool {
+    matches!(items, [Json::String(key), Json::String(_)] if is_secret(key))
+}
+
+fn is_secret(key: &str) -> bool {
+    let plain: String = key.chars().filter(char::is_ascii_alphanumeric).collect();
+    let plain = plain.to_ascii_lowercase();
+    NAMES.iter().any(|name| plain.contains(name))
+}
+
+/// A text that is no JSON: pairs such as `A=1;B=2`, URLs, PEM.
+fn of_text(text: &str) -> String {
+    if text.contains("-----BEGIN") {
+        return LEFT_OUT.to_owned();
+    }
+    let pair = |pair: &str| match pair.split_once('=') {
+        Some((key, _)) if is_secret(key) => format!("{key}={LEFT_OUT}"),
+        _ => of_url(pair),
+    };
+    text.split(';').map(pair).collect::<Vec<_>>().join(";")
+}
+
+/// `scheme://user:password@host` without user and password (RFC 3986, section 3.2.1).
+fn of_url(text: &str) -> String {
+    let Some((scheme, rest)) = text.split_once("://") else { return text.to_owned() };
+    let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+    match authority.rfind('@') {
+        Some(at) => format!("{scheme}://{LEFT_OUT}{}", &rest[at..]),
+        None => text.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cni::json::compact;
+
+    fn shown(text: &str) -> String {
+        compact(&without(Json::parse(text.as_bytes()).unwrap())).unwrap()
+    }
+
+    #[test]
+    fn secrets_are_left_out() {
+        for (document, expected) in [
+            (r#"{"password":"x"}"#, r#"{"password":"(left out)"}"#),
+            (r#"{"a":[{"API_Key":{"b":1}}]}"#, r#"{"a":[{"API_Key":"(left out)"}]}"#),
+            (r#"{"etcd_ca_cert_file":"x"}"#, r#"{"etcd_ca_cert_file":"(left out)"}"#),
+            (r#"{"url":"http://me:pw@host:1/a@b"}"#, r#"{"url":"http://(left out)@host:1/a@b"}"#),
+            (r#"{"key":"-----BEGIN X-----"}"#, r#"{"key":"(left out)"}"#),
+            (r#"{"args":"POD=a;TOKEN=b"}"#, r#"{"args":"POD=a;TOKEN=(left out)"}"#),
+            (r#"[["K8S_TOKEN","x"],["POD","y"]]"#, r#"[["K8S_TOKEN","(left out)"],["POD","y"]]"#),
+        ] {
+            assert_eq!(shown(document), expected, "{document}");
+        }
+    }
+
+    #[test]
+    fn the_rest_stays() {
+        for document in [
+            r#"{"type":"bridge","ipam":{"ranges":[[{"subnet":"10.0.0.0/24"}]]},"authorized":true}"#,
+            r#"{"url":"http://host/a@b","mtu":1500,"token":null}"#,
+        ] {
+            assert_eq!(shown(document), document);
+        }
+    }
+}
