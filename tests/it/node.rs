@@ -463,7 +463,7 @@ impl Refusal {
 /// Waits until `done`, at most a minute: for what the kernel does behind a process's back, such as
 /// removing a namespace, which takes long under emulation.
 #[track_caller]
-pub(crate) fn eventually(what: &str, done: impl Fn() -> bool) {
+pub(crate) fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(60);
     while !done() {
         assert!(Instant::now() < deadline, "{what}");

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use crate::faults::{changes, has_effect, quick};
 use crate::net::merged;
-use crate::node::{Call, Container, Node, Outcome, Snapshot};
+use crate::node::{Call, Container, Node, Outcome, Snapshot, eventually};
 use crate::strace::{self, Syscall};
 
 /// How many runs of each chain `make test` tries.
@@ -153,7 +153,16 @@ impl<'w> Pod<'w> {
 
     fn add(&mut self, until: usize) -> Result<(), String> {
         for plugin in self.results.len()..until {
-            let outcome = self.call("ADD", plugin, self.results.last()).run();
+            let add = || self.call("ADD", plugin, self.results.last()).run();
+            let mut outcome = add();
+            // A master knows the MAC of a macvlan until the kernel has done away with the namespace that it was in.
+            eventually("the MAC of the container before is free", || {
+                let is_busy = outcome.stdout.contains("address already in use");
+                if is_busy {
+                    outcome = add();
+                }
+                !is_busy
+            });
             self.results.push(printed(&outcome)?);
         }
         Ok(())
