@@ -19,6 +19,7 @@
 //! | 2 | [`leases`] | the leases of host-local |
 //! | 2 | [`files`] | locks, files that appear whole, folders of state |
 //! | 1 | [`netlink`] | links, addresses, routes, traffic control, `nf_tables`: the only user of rtnetlink |
+//! | 1 | [`trace`] | the flight recorder |
 //! | 1 | [`netns`], [`sysctl`], [`cmd`], [`log`], [`options`] | namespaces, kernel parameters, programs, stderr, command lines |
 //! | 0 | [`cni`], [`error`] | the protocol as pure data |
 //! | | `start`, `testing` | the executable's way to the applet; what tests use of all this |
@@ -52,6 +53,7 @@ mod skel;
 pub mod start;
 mod sysctl;
 mod tool;
+mod trace;
 
 #[cfg(feature = "testing")]
 #[doc(hidden)]

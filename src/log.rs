@@ -12,9 +12,14 @@ pub fn warn(message: impl fmt::Display) {
 
 /// Tells what is being done, for a person who asked with `CNI_LOG=debug`.
 pub fn debug(message: impl fmt::Display) {
-    if std::env::var_os("CNI_LOG").is_some_and(|level| level == "debug") {
+    if is_level("debug") {
         line(format_args!("cnibox: debug: {message}"));
     }
+}
+
+/// Whether `CNI_LOG` is this word.
+pub fn is_level(word: &str) -> bool {
+    std::env::var_os("CNI_LOG").is_some_and(|level| level == word)
 }
 
 /// Writes one line as it is. Failure to write to stderr is ignored.

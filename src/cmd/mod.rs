@@ -17,6 +17,7 @@ use std::process::{Command, ExitStatus, Stdio};
 use self::pump::Pump;
 use crate::error::{Error, Result, io_text};
 use crate::netns;
+use crate::trace;
 
 /// Folders of administrators, which runtimes often start without.
 const SYSTEM: &str = "/usr/sbin:/sbin";
@@ -73,6 +74,8 @@ pub fn run(program: &Path, args: &[&str], stdin: &str) -> Result<Output> {
     let line = [&[name.as_str()], args].concat().join(" ");
     let failed =
         |e: io::Error| Error::internal(format!("run {}: {}", program.display(), io_text(&e)));
+    let span = trace::span("process");
+    span.text("process.command", || line.as_str());
     netns::at_home()?;
     let mut command = Command::new(program);
     command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());

@@ -8,6 +8,7 @@ pub mod ip;
 pub mod json;
 pub mod names;
 pub mod result;
+pub mod secrets;
 pub mod version;
 pub mod wire;
 

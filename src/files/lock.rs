@@ -17,6 +17,7 @@ use super::dir::{self, Dir, open_regular};
 use super::{During, Error, Result};
 use crate::log;
 use crate::netns::Netns;
+use crate::trace;
 
 /// How long a command waits for a store's lock unless the configuration says otherwise. Those of
 /// ours take milliseconds; the reference's, with 60,000 leases, seconds each.
@@ -41,6 +42,8 @@ impl Lock {
     /// Waits for the lock on `path`, which is created (0640) if it is missing.
     pub fn exclusive(path: &Path) -> Result<Lock> {
         let file = open_lock(path)?;
+        let span = trace::span("lock wait");
+        span.text("file.path", || path.display().to_string());
         wait(&file).during("take lock", path)?;
         Ok(Lock { _file: Arc::new(file) })
     }
@@ -96,6 +99,8 @@ impl Lock {
             Err(e) if e.kind() == ErrorKind::WouldBlock => {}
             Err(e) => return Err(Error::new("take lock", path, e)),
         }
+        let span = trace::span("lock wait");
+        span.text("file.path", || path.display().to_string());
         // The kernel wakes a thread up; the lock is not asked for again and again.
         let (waiting, (done, outcome)) = (Arc::clone(&file), sync_channel(1));
         let waiter = move || {

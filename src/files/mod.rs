@@ -6,11 +6,13 @@
 //! | `atomic.rs` | files that appear whole or not at all |
 //! | `dir.rs` | folders of state, whose files are reached by no link |
 //! | `backup.rs` | what an interface was like before it was changed |
+//! | `ring.rs` | lines of bounded size in all |
 
 pub mod atomic;
 pub mod backup;
 pub mod dir;
 pub mod lock;
+pub mod ring;
 
 use std::fmt;
 use std::io;

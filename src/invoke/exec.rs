@@ -13,6 +13,7 @@ use crate::cmd::pump::{Ended, Pump};
 use crate::cni::wire::{Failure, error_of};
 use crate::error::{Result, io_text};
 use crate::netns;
+use crate::trace::{self, TRACEPARENT};
 
 /// How long a plugin that is being written may stay "busy". An installer that copies in place
 /// holds the file open for moments.
@@ -44,6 +45,12 @@ pub fn exec(call: &Exec<'_>) -> Result<Vec<u8>> {
 
 /// As [`exec`], with another place for the plugin's stderr.
 pub(super) fn exec_to(call: &Exec<'_>, stderr: &mut dyn Write) -> Result<Vec<u8>> {
+    let span = trace::span("plugin");
+    span.text("process.executable.path", || call.path.display().to_string());
+    span.end_with(run_to(call, stderr))
+}
+
+fn run_to(call: &Exec<'_>, stderr: &mut dyn Write) -> Result<Vec<u8>> {
     netns::at_home()?;
     let until = call.deadline.and_then(|limit| Instant::now().checked_add(limit));
     let mut child = start(call, until).map_err(|cause| {
@@ -85,6 +92,9 @@ fn start(call: &Exec<'_>, until: Option<Instant>) -> io::Result<Child> {
     let mut command = Command::new(call.path);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command.envs(call.env.iter().map(|(key, value)| (key, value)));
+    if let Some(parent) = trace::traceparent() {
+        command.env(TRACEPARENT, parent);
+    }
     let started = Instant::now();
     let mut pause = Duration::from_millis(5);
     loop {

@@ -22,6 +22,7 @@ use super::error::{Failure, Result};
 use super::packet::Message;
 use super::request::Answers;
 use crate::netns;
+use crate::trace;
 
 /// How much one read may bring: the kernel fills dumps up to half of it.
 const BUFFER: usize = 64 * 1024;
@@ -87,6 +88,7 @@ impl Socket {
         sequence: u32,
         flags: u16,
     ) -> Result<Answers, Failure> {
+        let _span = request_span(wire);
         // Where events have filled the socket there is no room for an answer.
         self.drain()?;
         self.send(wire)?;
@@ -120,6 +122,7 @@ impl Socket {
         first: u32,
         flags: &[u16],
     ) -> Result<Vec<Result<Answers, Failure>>, Failure> {
+        let _span = request_span(wire);
         self.drain()?;
         self.send(wire)?;
         // The answers come in the order of the requests, the rest of a list behind them.
@@ -310,4 +313,14 @@ pub(super) fn split(mut datagram: &[u8]) -> Vec<Message> {
         datagram = datagram.get(length.next_multiple_of(4)..).unwrap_or_default();
     }
     messages
+}
+
+/// The span of requests; the type is that of the first (netlink(7), `nlmsg_type`).
+pub(super) fn request_span(wire: &[u8]) -> trace::Span {
+    let span = trace::span("netlink");
+    if let [_, _, _, _, low, high, ..] = wire {
+        span.number("netlink.type", u16::from_ne_bytes([*low, *high]).into());
+    }
+    span.number("netlink.bytes", wire.len() as u64);
+    span
 }

@@ -16,6 +16,7 @@ use crate::attachment::Owner;
 use crate::cni::{CniResult, SpecVersion};
 use crate::error::{Code, Error, Result};
 use crate::invoke;
+use crate::trace;
 
 /// A plugin found on `CNI_PATH`.
 #[derive(Clone, Debug)]
@@ -141,10 +142,13 @@ impl<'a> Delegate<'a> {
     /// Runs the plugin with this call's environment and standard input, the verb replaced. Its
     /// errors name it in their details, unless they are about the configuration: they name a key.
     pub fn run(&self, verb: Verb) -> Result<Option<CniResult>> {
-        let outcome = match &self.program {
+        let span = trace::span("delegate");
+        span.text("cni.plugin", || self.name);
+        span.text("cni.command", || verb.as_str());
+        let outcome = span.end_with(match &self.program {
             Program::Own(run) => self.call(*run, verb),
             Program::Foreign(path) => self.exec(path, verb),
-        };
+        });
         outcome.map_err(|e| match e.code() {
             Code::INVALID_CONFIG => e,
             _ => e.context(format!("{} of the delegate \"{}\"", verb.as_str(), self.name)),

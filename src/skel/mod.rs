@@ -12,6 +12,7 @@ mod delegate;
 mod dispatch;
 pub mod plugin;
 pub mod reclaim;
+pub mod record;
 mod rollback;
 pub mod run;
 

@@ -9,6 +9,7 @@ use nix::errno::Errno;
 
 use super::applet::{Applet, Main, Table};
 use super::call::{Call, Caller, Env, RunFn, Verb};
+use super::record;
 use crate::cni::json::keys::Keys;
 use crate::cni::json::{self, Json};
 use crate::cni::{CniResult, SpecVersion, wire};
@@ -47,12 +48,15 @@ pub fn main(applet: &Applet, mut args: Vec<String>, table: Table) -> ExitCode {
     if Verb::parse(&env.command) == Some(Verb::Version) {
         return print(&version_line(versions));
     }
+    record::begin(|| record::name(applet.name, &env));
     // Large enough for most requests, so that one read gets all.
     let mut stdin = Vec::with_capacity(8192);
     let read = env.check().and_then(|()| read_stdin(&mut stdin));
     let lookup = table.lookup;
     let call = Call { env, stdin: &stdin, lookup, caller: Caller::Runtime };
-    let result = match read.and_then(|()| guarded(|| run(&call))) {
+    let outcome = read.and_then(|()| guarded(|| run(&call)));
+    record::end(applet.name, &call, outcome.as_ref().err());
+    let result = match outcome {
         Ok(None) => return ExitCode::SUCCESS,
         Ok(Some(result)) => result,
         Err(error) => return fail(&error, version_of(&stdin)),

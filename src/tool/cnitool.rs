@@ -20,7 +20,7 @@ use crate::cni::json::{Json, pretty};
 use crate::error::{Code, Error, Result};
 use crate::runtime::cache::hex;
 use crate::runtime::{Attach, NetworkList, OnAddError, Runtime};
-use crate::skel::Table;
+use crate::skel::{Table, record};
 
 pub(super) const TOOL: Tool = Tool {
     command: "cnitool",
@@ -54,7 +54,12 @@ Example:
 /// `--help` print something on stdout.
 pub fn main(args: Vec<String>, table: Table) -> ExitCode {
     let read = |line| Options::read(&line, |name| std::env::var(name).ok());
-    TOOL.run(args, read, |options| print(&run(&options, table)?))
+    TOOL.run(args, read, |options| {
+        record::begin(|| format!("cnitool {}", options.command));
+        let outcome = run(&options, table);
+        record::end_of_tool(&outcome);
+        print(&outcome?)
+    })
 }
 
 /// Does what is asked and returns what to print.

@@ -13,7 +13,7 @@ use super::super::attribute::{Attributes, Header};
 use super::super::error::{Error, Failure, Result};
 use super::super::packet::{Attr, Message, attrs};
 use super::super::request::{ext_ack, failure};
-use super::super::socket::LIMIT;
+use super::super::socket::{LIMIT, request_span};
 use super::batch::{Batch, Change};
 #[cfg_attr(not(test), expect(clippy::wildcard_imports, reason = "the kernel's names"))]
 use super::uapi::*;
@@ -95,6 +95,8 @@ impl Nft {
         let socket = &self.socket.socket;
         let first = socket.sequence(count.saturating_add(2));
         let wire = self.envelope(changes, first, generation);
+        let span = request_span(&wire);
+        span.number("nf_tables.changes", count.into());
         socket.send(&wire)?;
         let mut refusals = Refusals { whole: None, each: Vec::new(), lost: false };
         let mut done = false;

@@ -3,10 +3,8 @@
 //! | file | |
 //! | --- | --- |
 //! | `archive.rs` | the tar file and its bounds |
-//! | `secrets.rs` | what is left out of configurations and cached results |
 
 mod archive;
-mod secrets;
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, BufWriter};
@@ -22,6 +20,7 @@ use super::{Tool, ipam, print};
 use crate::attachment::{Liveness, Record};
 use crate::cmd;
 use crate::cni::json::{Json, compact, pretty};
+use crate::cni::secrets;
 use crate::error::{Error, Result};
 use crate::netlink::{Netlink, RouteFilter};
 use crate::netns::Netns;

@@ -1,6 +1,6 @@
 //! Leaves secrets out of what leaves the node.
 
-use crate::cni::json::Json;
+use super::json::Json;
 
 /// What stands in the place of a secret.
 const LEFT_OUT: &str = "(left out)";
@@ -22,7 +22,7 @@ const NAMES: [&str; 12] = [
 ];
 
 /// The document without the values of keys that sound secret, keys in PEM, and the user and password of URLs.
-pub(super) fn without(json: Json) -> Json {
+pub fn without(json: Json) -> Json {
     match json {
         Json::Object(members) => {
             let member = |(key, value): (String, Json)| {
@@ -35,7 +35,7 @@ pub(super) fn without(json: Json) -> Json {
         // The pairs of `CNI_ARGS` in a cached result.
         Json::Array(pair) if is_pair(&pair) => Json::Array(vec![pair[0].clone(), LEFT_OUT.into()]),
         Json::Array(items) => Json::Array(items.into_iter().map(without).collect()),
-        Json::String(text) => Json::String(of_text(&text)),
+        Json::String(text) => Json::String(without_text(&text)),
         other => other,
     }
 }
@@ -50,8 +50,8 @@ fn is_secret(key: &str) -> bool {
     NAMES.iter().any(|name| plain.contains(name))
 }
 
-/// A text that is no JSON: pairs such as `A=1;B=2`, URLs, PEM.
-fn of_text(text: &str) -> String {
+/// The same for a text that is no JSON: pairs such as `A=1;B=2`, URLs, PEM.
+pub fn without_text(text: &str) -> String {
     if text.contains("-----BEGIN") {
         return LEFT_OUT.to_owned();
     }

@@ -1,0 +1,109 @@
+//! Lines of bounded size in all: a file that is written to, and the one before it.
+
+use std::io::{self, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use fs2::FileExt;
+use nix::fcntl::{AT_FDCWD, OFlag};
+use nix::sys::stat::Mode;
+
+use super::dir::{ensure, open_regular, read_up_to};
+use super::{During, Result};
+
+/// A ring of lines.
+#[derive(Clone, Debug)]
+pub struct Ring {
+    path: PathBuf,
+    /// Bytes after which a file is full.
+    limit: u64,
+}
+
+impl Ring {
+    /// The ring in the files `path` and `path` with `.1` behind it, in a folder of root's own.
+    pub fn new(path: &Path, limit: u64) -> Ring {
+        Ring { path: path.to_owned(), limit }
+    }
+
+    /// The file with the older lines.
+    fn older(&self) -> PathBuf {
+        PathBuf::from(format!("{}.1", self.path.display()))
+    }
+
+    /// Appends a line, which ends in a newline, in one write: lines of several processes do not mix.
+    pub fn append(&self, line: &str) -> Result<()> {
+        if let Some(dir) = self.path.parent() {
+            ensure(dir, 0o700)?;
+        }
+        let flags = OFlag::O_WRONLY | OFlag::O_APPEND | OFlag::O_CREAT;
+        let mode = Mode::S_IRUSR | Mode::S_IWUSR;
+        let opened = open_regular(AT_FDCWD, &self.path, flags, mode);
+        let (mut file, meta) = opened.during("open", &self.path)?;
+        file.write_all(line.as_bytes()).during("write", &self.path)?;
+        // Who gets the lock renames it, if nobody else has; nobody waits.
+        if meta.len() + line.len() as u64 > self.limit
+            && file.try_lock_exclusive().is_ok()
+            && self.path.metadata().is_ok_and(|now| now.ino() == meta.ino())
+        {
+            std::fs::rename(&self.path, self.older()).during("rename", &self.path)?;
+        }
+        Ok(())
+    }
+
+    /// The lines, oldest first.
+    pub fn read(&self) -> Result<String> {
+        let mut text = String::new();
+        for path in [self.older(), self.path.clone()] {
+            let file = open_regular(AT_FDCWD, &path, OFlag::O_RDONLY, Mode::empty());
+            let (mut file, meta) = match file {
+                Err(cause) if cause.kind() == io::ErrorKind::NotFound => continue,
+                file => file.during("open", &path)?,
+            };
+            let most = usize::try_from(self.limit).unwrap_or(usize::MAX).saturating_mul(2);
+            let bytes = read_up_to(&mut file, &meta, most).during("read", &path)?;
+            text += &String::from_utf8_lossy(&bytes);
+        }
+        Ok(text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    #[test]
+    fn the_newest_lines_are_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let ring = Ring::new(&dir.path().join("ring/lines.jsonl"), 1000);
+        assert_eq!(ring.read().unwrap(), "");
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let ring = &ring;
+                scope.spawn(move || {
+                    for i in 0..100 {
+                        ring.append(&format!("{thread} line {i:03}\n")).unwrap();
+                    }
+                });
+            }
+        });
+        let text = ring.read().unwrap();
+        assert!((500..=2200).contains(&text.len()), "{} bytes", text.len());
+        assert!(text.lines().all(|line| line.len() == "0 line 000".len()), "{text}");
+        let mode = |path: &Path| path.metadata().unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode(&dir.path().join("ring")), 0o700);
+        ring.append("last\n").unwrap();
+        assert_eq!(mode(&ring.path), 0o600);
+        assert!(ring.read().unwrap().ends_with("last\n"));
+    }
+
+    #[test]
+    fn no_link_is_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        let (other, link) = (dir.path().join("other"), dir.path().join("link"));
+        std::fs::write(&other, "").unwrap();
+        symlink(&other, &link).unwrap();
+        assert!(Ring::new(&link, 10).append("line\n").is_err());
+        assert_eq!(other.metadata().unwrap().len(), 0);
+    }
+}

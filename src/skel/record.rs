@@ -1,0 +1,100 @@
+//! Which calls are recorded, and where the recordings go: rings of OTLP JSON lines below `/run/cnibox`
+//! (`docs/decisions/0021-flight-recorder.md`).
+
+use std::path::Path;
+
+use super::call::{Call, Env, Verb};
+use crate::cni::json::{Json, compact};
+use crate::cni::secrets;
+use crate::error::{Error, Result};
+use crate::files::ring::Ring;
+use crate::log;
+use crate::trace::{self, Parent, TRACEPARENT};
+
+/// Bytes in each file of a ring.
+const LIMIT: u64 = 1 << 20;
+
+/// Bytes that are kept of a configuration.
+const LONGEST_CONFIG: usize = 32 * 1024;
+
+/// The calls that succeeded and were asked to be recorded.
+pub fn traces() -> Ring {
+    Ring::new(Path::new("/run/cnibox/traces.jsonl"), LIMIT)
+}
+
+/// The calls that failed.
+pub fn failed() -> Ring {
+    Ring::new(Path::new("/run/cnibox/failed.jsonl"), LIMIT)
+}
+
+/// Starts to record a call of `name`, if the caller does so too (`TRACEPARENT`), or a person asked for it
+/// (`CNI_LOG=trace`).
+pub fn begin(name: impl FnOnce() -> String) {
+    let parent = std::env::var(TRACEPARENT).ok().and_then(|header| Parent::parse(&header));
+    if log::is_level("trace") || parent.is_some_and(|parent| parent.is_sampled) {
+        trace::start(name(), parent);
+    }
+}
+
+/// Writes a call of a plugin down: one that failed in any case, with its configuration. STATUS, which runtimes ask for
+/// every few seconds, would drive out all others.
+pub fn end(plugin: &str, call: &Call<'_>, error: Option<&Error>) {
+    let verb = &call.env.command;
+    let kept = error.filter(|_| *verb != Verb::Status.as_str());
+    if kept.is_some() && !trace::is_on() {
+        trace::start(name(plugin, &call.env), None);
+    }
+    if !trace::is_on() {
+        return;
+    }
+    let root = trace::root();
+    let Env { container_id, netns, ifname, args, path, .. } = &call.env;
+    let variables = [
+        ("cni.plugin", plugin),
+        ("cni.command", verb),
+        ("cni.container_id", container_id),
+        ("cni.ifname", ifname),
+        ("cni.netns", netns),
+    ];
+    let json = Json::parse(call.stdin);
+    let network = json.as_ref().ok().and_then(|json| json.get("name")?.as_str());
+    for (key, value) in variables.into_iter().chain([("cni.network", network.unwrap_or_default())])
+    {
+        if !value.is_empty() {
+            root.text(key, || value);
+        }
+    }
+    if let Some(error) = error {
+        root.number("cni.error.code", error.code().0.into());
+        root.fail(error);
+        root.text("cni.path", || path.as_str());
+        root.text("cni.args", || secrets::without_text(args));
+        root.text("cni.config", || json.map_or_else(|why| why, configuration));
+    }
+    write(&if kept.is_some() { failed() } else { traces() });
+}
+
+/// Writes a call of a tool down, if it was recorded.
+pub fn end_of_tool<T>(outcome: &Result<T>) {
+    if let Err(error) = outcome {
+        trace::root().fail(error);
+    }
+    write(&traces());
+}
+
+fn write(ring: &Ring) {
+    if let Some(Err(error)) = trace::finish().map(|line| ring.append(&line)) {
+        // A recording is no reason to fail, nor to say more than asked.
+        log::debug(error);
+    }
+}
+
+/// `bridge ADD`
+pub fn name(plugin: &str, env: &Env) -> String {
+    format!("{plugin} {}", env.command)
+}
+
+fn configuration(json: Json) -> String {
+    let text = compact(&secrets::without(json)).unwrap_or_default();
+    if text.len() <= LONGEST_CONFIG { text } else { format!("{} bytes", text.len()) }
+}

@@ -1,0 +1,273 @@
+//! The flight recorder: what a call did, as spans of OpenTelemetry.
+//!
+//! Off, a [`span`] is one look at a variable of the thread. On, it is kept in memory until the call's end, when
+//! [`finish`] makes a line of it ([`otlp`]); who starts and ends a recording decides where the line goes. Only the
+//! thread that started a recording records.
+
+mod otlp;
+
+use std::cell::RefCell;
+use std::fmt::Display;
+use std::hash::{BuildHasher, RandomState};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// The variable that hands a trace over (W3C Trace Context, section 3.2, as an environment variable).
+pub const TRACEPARENT: &str = "TRACEPARENT";
+
+/// Spans that are kept of one call.
+const LONGEST: usize = 512;
+
+thread_local! {
+    static RECORDING: RefCell<Option<Recording>> = const { RefCell::new(None) };
+}
+
+/// The span of the caller: `00-<trace>-<span>-<flags>`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Parent {
+    trace: u128,
+    span: u64,
+    /// The caller records, and asks for the same.
+    pub is_sampled: bool,
+}
+
+impl Parent {
+    /// A header that is no such text is no parent, as the recommendation says.
+    pub fn parse(header: &str) -> Option<Parent> {
+        let mut fields = header.split('-');
+        let mut field = |length: usize| {
+            let text = fields.next().filter(|text| text.len() == length)?;
+            let is_hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+            text.bytes().all(is_hex).then(|| u128::from_str_radix(text, 16).ok())?
+        };
+        let (version, trace, span, flags) = (field(2)?, field(32)?, field(16)?, field(2)?);
+        // Later versions may have more fields.
+        let is_known = version < 0xff && (version > 0 || fields.next().is_none());
+        let span = u64::try_from(span).ok()?;
+        (is_known && trace != 0 && span != 0).then_some(Parent {
+            trace,
+            span,
+            is_sampled: flags & 1 == 1,
+        })
+    }
+}
+
+/// What is known of a span.
+#[derive(Clone, Debug)]
+enum Value {
+    Text(String),
+    Number(u64),
+}
+
+#[derive(Debug)]
+struct Recorded {
+    name: String,
+    /// Its number among the spans, from 0.
+    parent: Option<usize>,
+    /// Since the start of the recording.
+    start: Duration,
+    end: Duration,
+    attributes: Vec<(&'static str, Value)>,
+    error: Option<String>,
+}
+
+/// The spans of one call. The first is the call itself.
+#[derive(Debug)]
+struct Recording {
+    trace: u128,
+    parent: Option<u64>,
+    /// The first span's number; those of the others follow.
+    first: u64,
+    start: Instant,
+    start_time: SystemTime,
+    spans: Vec<Recorded>,
+    /// The spans that have not ended, outermost first.
+    open: Vec<usize>,
+    dropped: u64,
+}
+
+impl Recording {
+    fn new(name: String, parent: Option<Parent>) -> Recording {
+        let random = RandomState::new();
+        let number = |of: u8| random.hash_one(of) | 1;
+        let trace = u128::from(number(0)) << 64 | u128::from(number(1));
+        let mut recording = Recording {
+            trace: parent.map_or(trace, |parent| parent.trace),
+            parent: parent.map(|parent| parent.span),
+            first: number(2),
+            start: Instant::now(),
+            start_time: SystemTime::now(),
+            spans: Vec::with_capacity(32),
+            open: Vec::new(),
+            dropped: 0,
+        };
+        recording.open(name);
+        recording
+    }
+
+    fn open(&mut self, name: String) -> Option<usize> {
+        if self.spans.len() == LONGEST {
+            self.dropped += 1;
+            return None;
+        }
+        let start = self.start.elapsed();
+        let parent = self.open.last().copied();
+        let (attributes, error) = (Vec::new(), None);
+        self.spans.push(Recorded { name, parent, start, end: start, attributes, error });
+        self.open.push(self.spans.len() - 1);
+        self.open.last().copied()
+    }
+
+    /// Ends a span, and those in it that have not ended.
+    fn close(&mut self, span: usize) {
+        let end = self.start.elapsed();
+        while let Some(open) = self.open.pop_if(|open| *open >= span) {
+            self.spans[open].end = end;
+        }
+    }
+
+    /// The number of a span. It is never 0.
+    fn id(&self, span: usize) -> u64 {
+        self.first.wrapping_add(span as u64 * 2)
+    }
+
+    /// Nanoseconds since 1970.
+    fn nanos(&self, since: Duration) -> u128 {
+        let start = self.start_time.duration_since(UNIX_EPOCH).unwrap_or_default();
+        (start + since).as_nanos()
+    }
+}
+
+/// Starts to record what this thread does, as a span called `name`.
+pub fn start(name: String, parent: Option<Parent>) {
+    RECORDING.set(Some(Recording::new(name, parent)));
+}
+
+/// Whether this thread records.
+pub fn is_on() -> bool {
+    RECORDING.with_borrow(Option::is_some)
+}
+
+/// Something that takes time: it ends when it is dropped.
+#[derive(Debug)]
+#[must_use = "a span ends when it is dropped"]
+pub struct Span(Option<usize>);
+
+/// Begins a span in the one that has begun last.
+pub fn span(name: &'static str) -> Span {
+    Span(RECORDING.with_borrow_mut(|on| on.as_mut()?.open(name.to_owned())))
+}
+
+/// The call itself.
+pub fn root() -> Span {
+    // Ended by `finish`.
+    Span(is_on().then_some(0))
+}
+
+impl Span {
+    fn with(&self, change: impl FnOnce(&mut Recorded)) {
+        let Some(span) = self.0 else { return };
+        RECORDING.with_borrow_mut(|on| {
+            on.as_mut().and_then(|on| on.spans.get_mut(span)).map(change);
+        });
+    }
+
+    /// Notes something. `value` is called only where it is recorded.
+    pub fn text<T: Into<String>>(&self, key: &'static str, value: impl FnOnce() -> T) {
+        self.with(|span| span.attributes.push((key, Value::Text(value().into()))));
+    }
+
+    /// Notes a number.
+    pub fn number(&self, key: &'static str, value: u64) {
+        self.with(|span| span.attributes.push((key, Value::Number(value))));
+    }
+
+    /// Notes that it failed.
+    pub fn fail(&self, why: &dyn Display) {
+        self.with(|span| span.error = Some(why.to_string()));
+    }
+
+    /// Notes how it ended.
+    pub fn end_with<T, E: Display>(self, outcome: Result<T, E>) -> Result<T, E> {
+        if let Err(error) = &outcome {
+            self.fail(error);
+        }
+        outcome
+    }
+}
+
+impl Drop for Span {
+    fn drop(&mut self) {
+        if let Some(span) = self.0.filter(|span| *span > 0) {
+            RECORDING.with_borrow_mut(|on| on.as_mut().map(|on| on.close(span)));
+        }
+    }
+}
+
+/// What a program that is started now is to find in [`TRACEPARENT`]: its parent is the span that has begun last.
+pub fn traceparent() -> Option<String> {
+    RECORDING.with_borrow(|on| {
+        let on = on.as_ref()?;
+        let span = on.open.last().copied().unwrap_or_default();
+        Some(format!("00-{:032x}-{:016x}-01", on.trace, on.id(span)))
+    })
+}
+
+/// Ends the recording: the call as a line of OTLP JSON, with a newline at its end.
+pub fn finish() -> Option<String> {
+    let mut recording = RECORDING.take()?;
+    recording.close(0);
+    otlp::line(&recording)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_of_trace_context() {
+        let parent =
+            Parent::parse("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01").unwrap();
+        assert_eq!(parent.trace, 0x0af7_6519_16cd_43dd_8448_eb21_1c80_319c);
+        assert_eq!((parent.span, parent.is_sampled), (0xb7ad_6b71_6920_3331, true));
+        let with = |version: &str, flags: &str| {
+            Parent::parse(&format!("{version}-{:032x}-{:016x}-{flags}", 1, 2))
+        };
+        assert_eq!(with("00", "00").map(|parent| parent.is_sampled), Some(false));
+        assert!(with("01", "01-more").is_some());
+        for wrong in [with("00", "01-more"), with("ff", "01"), with("0", "01"), with("00", "0G")] {
+            assert_eq!(wrong, None);
+        }
+        for wrong in [
+            "",
+            "00",
+            "00-00000000000000000000000000000000-b7ad6b7169203331-01",
+            "00-0af7651916cd43dd8448eb211c80319c-0000000000000000-01",
+            "00-0AF7651916CD43DD8448EB211C80319C-b7ad6b7169203331-01",
+        ] {
+            assert_eq!(Parent::parse(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn off_nothing_is_recorded() {
+        let span = span("netlink");
+        span.text("key", || -> String { unreachable!("nobody records") });
+        assert_eq!((traceparent(), finish()), (None, None));
+    }
+
+    #[test]
+    fn a_child_process_gets_the_span_that_is_open() {
+        let parent = Parent::parse("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01");
+        start("bridge ADD".to_owned(), parent);
+        let header = traceparent().unwrap();
+        let handed = Parent::parse(&header).unwrap();
+        assert_eq!(handed.trace, parent.unwrap().trace);
+        let span = span("exec");
+        let inner = Parent::parse(&traceparent().unwrap()).unwrap();
+        assert_ne!(inner.span, handed.span);
+        drop(span);
+        assert_eq!(traceparent().unwrap(), header);
+        let line = finish().unwrap();
+        assert!(line.contains(&format!("\"spanId\":\"{:016x}\"", inner.span)), "{line}");
+    }
+}
