@@ -20,6 +20,7 @@ use std::process;
 use std::thread::{self, JoinHandle};
 
 use nix::errno::Errno;
+use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::statfs::{FsType, NSFS_MAGIC, PROC_SUPER_MAGIC, statfs};
 use serde::{Deserialize, Serialize};
@@ -197,7 +198,6 @@ impl Netns {
     }
 
     /// The path as it was passed to [`Netns::open`]; results show it as `sandbox`.
-    #[cfg(any(test, feature = "testing"))]
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -352,6 +352,21 @@ pub fn on_scratch_thread<T: Send>(f: impl FnOnce() -> T + Send) -> Result<T, Err
             .map_err(|e| Error::Io("start a thread for", CURRENT.into(), e))?;
         Ok(thread.join().unwrap_or_else(|panic| panic::resume_unwind(panic)))
     })
+}
+
+/// Puts the calling process, which must have one thread, into a network namespace of its own, without any of the host's
+/// links, and covers these folders, if they are there, by empty file systems that nobody else sees.
+pub fn hide(folders: &[&Path]) -> Result<(), Error> {
+    let apart = CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS;
+    unshare(apart).map_err(|e| entering("unshare", CURRENT, e))?;
+    let mount = |kind: Option<&str>, on: &Path, flags| {
+        mount(kind, on, kind, flags, None::<&str>).map_err(|e| entering("mount", on, e))
+    };
+    mount(None, Path::new("/"), MsFlags::MS_REC | MsFlags::MS_PRIVATE)?;
+    for folder in folders.iter().filter(|folder| folder.is_dir()) {
+        mount(Some("tmpfs"), folder, MsFlags::MS_NOSUID | MsFlags::MS_NODEV)?;
+    }
+    Ok(())
 }
 
 /// The path in double quotes, as the reference plugins show it.

@@ -17,6 +17,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("cni", &[]),
     ("netns", &[]),
     ("sysctl", &["netns"]),
+    ("trace", &[]),
     ("cmd", &["netns", "trace"]),
     ("netlink", &["netns", "trace"]),
     ("attachment", &["cni", "netlink", "netns"]),

@@ -4,11 +4,11 @@ use std::io::{self, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use fs2::FileExt;
 use nix::fcntl::{AT_FDCWD, OFlag};
 use nix::sys::stat::Mode;
 
 use super::dir::{ensure, open_regular, read_up_to};
+use super::lock::Lock;
 use super::{During, Result};
 
 /// A ring of lines.
@@ -40,9 +40,9 @@ impl Ring {
         let opened = open_regular(AT_FDCWD, &self.path, flags, mode);
         let (mut file, meta) = opened.during("open", &self.path)?;
         file.write_all(line.as_bytes()).during("write", &self.path)?;
-        // Who gets the lock renames it, if nobody else has; nobody waits.
+        // Who gets the lock renames the file, if nobody else has; nobody waits.
         if meta.len() + line.len() as u64 > self.limit
-            && file.try_lock_exclusive().is_ok()
+            && let Some(_lock) = Lock::try_exclusive(&self.path)?
             && self.path.metadata().is_ok_and(|now| now.ino() == meta.ino())
         {
             std::fs::rename(&self.path, self.older()).during("rename", &self.path)?;

@@ -3,13 +3,13 @@
 
 use std::process::ExitCode;
 
-use super::{Tool, cnitool, doctor, gc, install, ipam, lint, pause, print, repair, sysdump};
+use super::{Tool, cnitool, doctor, gc, install, ipam, lint, pause, print, repair, sysdump, trace};
 use crate::error::Result;
 use crate::options::{CommandLine, HELP, Opt, VERSION, unknown_word, usage};
 use crate::skel::Applet;
 
 /// What `cnibox` does beside its applets, each with a line for a person.
-pub(super) const COMMANDS: [(&str, &str); 11] = [
+pub(super) const COMMANDS: [(&str, &str); 12] = [
     ("completion", "print completions for a shell"),
     ("doctor", "tell what is wrong on this node"),
     ("gc", "take back what dead containers left"),
@@ -19,6 +19,7 @@ pub(super) const COMMANDS: [(&str, &str); 11] = [
     ("list", "print the applets"),
     ("pause", "wait for SIGTERM"),
     ("sysdump", "write a file with what a maintainer would ask for"),
+    ("trace", "tell what calls did, and why they failed"),
     ("uninstall", "take an installation back"),
     ("version", "print the version"),
 ];
@@ -38,7 +39,7 @@ Usage:
 };
 
 /// Every command that has options, by the word behind `cnibox`.
-const TOOLS: [(&str, &Tool); 11] = [
+const TOOLS: [(&str, &Tool); 12] = [
     ("cnitool", &cnitool::TOOL),
     ("completion", &TOOL),
     ("doctor", &doctor::TOOL),
@@ -49,6 +50,7 @@ const TOOLS: [(&str, &Tool); 11] = [
     ("pause", &pause::TOOL),
     ("repair", &repair::TOOL),
     ("sysdump", &sysdump::TOOL),
+    ("trace", &trace::TOOL),
     ("uninstall", &install::UNINSTALL),
 ];
 

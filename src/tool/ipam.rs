@@ -9,7 +9,7 @@ use std::time::SystemTime;
 
 use serde_json::{Value, json};
 
-use super::{Tool, print};
+use super::{Tool, columns, print};
 use crate::attachment::{Liveness, Record};
 use crate::cni::NetworkName;
 use crate::error::{Code, Error, Result};
@@ -364,7 +364,7 @@ impl Row {
 }
 
 /// Seconds as a person says them: the largest unit, rounded down.
-fn short(seconds: u64) -> String {
+pub(super) fn short(seconds: u64) -> String {
     match seconds {
         0..60 => format!("{seconds}s"),
         60..3_600 => format!("{}m", seconds / 60),
@@ -383,13 +383,7 @@ fn as_table(rows: &[Row]) -> String {
     let heading = ["NETWORK", "ADDRESS", "CONTAINER", "INTERFACE", "AGE", "ALIVE"];
     let mut lines = vec![heading.map(str::to_owned)];
     lines.extend(rows.iter().map(Row::cells));
-    let width = |column: usize| lines.iter().map(|line| line[column].len()).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..heading.len()).map(width).collect();
-    let print = |line: &[String; 6]| {
-        let cells = line.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}"));
-        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned() + "\n"
-    };
-    lines.iter().map(print).collect()
+    columns(&lines)
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ pub mod multicall;
 pub mod pause;
 pub mod repair;
 mod sysdump;
+mod trace;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -87,4 +88,15 @@ fn print(text: &str) -> Result<ExitCode> {
     let mut stdout = io::stdout().lock();
     let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
     written.map(|()| ExitCode::SUCCESS).map_err(|cause| Error::io("write to stdout", &cause))
+}
+
+/// Lines of cells, each column as wide as its widest cell.
+fn columns<const N: usize>(lines: &[[String; N]]) -> String {
+    let length = |column: usize| lines.iter().map(move |line| line[column].chars().count()).max();
+    let widths: Vec<usize> = (0..N).map(|column| length(column).unwrap_or(0)).collect();
+    let print = |line: &[String; N]| {
+        let cells = line.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}"));
+        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned() + "\n"
+    };
+    lines.iter().map(print).collect()
 }

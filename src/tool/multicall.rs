@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use super::completion::{self, COMMANDS};
-use super::{doctor, gc, install, lint, pause, print, sysdump};
+use super::{doctor, gc, install, lint, pause, print, sysdump, trace};
 use crate::error::{Code, Error};
 use crate::log;
 use crate::options;
@@ -31,6 +31,7 @@ pub fn main(name: &str, args: &[String], table: Table) -> ExitCode {
         Some("gc") => gc::main(args[1..].to_vec(), table),
         Some("lint") => lint::main(args[1..].to_vec(), table),
         Some("sysdump") => sysdump::main(args[1..].to_vec(), table),
+        Some("trace") => trace::main(args[1..].to_vec(), table),
         Some("pause") => pause::main(args[1..].to_vec()),
         Some("completion") => completion::main(args[1..].to_vec(), applets),
         Some(other) => unknown(other, applets),
@@ -79,6 +80,7 @@ Usage:
   cnibox lint          tells what is wrong with network configurations
   cnibox doctor        tells what is wrong on this node, and what cures it
   cnibox sysdump       writes a file with what a maintainer would ask for
+  cnibox trace         tells what calls did, and why they failed
   cnibox gc            takes back what containers left that are gone
   cnibox pause         waits for SIGTERM, as the main container of a DaemonSet
   cnibox completion    prints what bash, zsh or fish need to complete its arguments

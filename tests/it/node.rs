@@ -51,7 +51,8 @@ impl Node {
         for applet in cnibox::testing::APPLETS {
             symlink(executable(), node.bin().join(applet.name)).unwrap();
         }
-        node.sh("mount --make-rprivate / && mkdir -p /run/cni && mount -t tmpfs tmpfs /run/cni");
+        node.sh("mount --make-rprivate / && mkdir -p /run/cni /run/cnibox");
+        node.sh("mount -t tmpfs tmpfs /run/cni && mount -t tmpfs -o mode=700 tmpfs /run/cnibox");
         node.sh("ip link set lo up");
         node
     }
