@@ -103,6 +103,7 @@ mod status;
 mod strace;
 mod sweep;
 mod tap;
+mod trace;
 mod traffic;
 mod tuning;
 mod vlan;
