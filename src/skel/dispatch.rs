@@ -83,6 +83,7 @@ fn prepare(call: &Call<'_>, supported: &[SpecVersion]) -> Result<(Verb, NetConf,
         _ => member(&net.cni_version, supported)?,
     };
     net.read_common()?;
+    log::set_network(net.name.as_str());
     Ok((verb, net, version))
 }
 

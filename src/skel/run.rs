@@ -48,6 +48,7 @@ pub fn main(applet: &Applet, mut args: Vec<String>, table: Table) -> ExitCode {
     if Verb::parse(&env.command) == Some(Verb::Version) {
         return print(&version_line(versions));
     }
+    log::set_call(record::name(applet.name, &env), &env.container_id);
     record::begin(|| record::name(applet.name, &env));
     // Large enough for most requests, so that one read gets all.
     let mut stdin = Vec::with_capacity(8192);

@@ -26,7 +26,7 @@ use crate::netlink::{Netlink, RouteFilter};
 use crate::netns::Netns;
 use crate::options::{self, CommandLine, Opt, no_words, opt};
 use crate::runtime::{Attach, CachedAttachment, EXTENSIONS, Runtime, conf_files};
-use crate::skel::Table;
+use crate::skel::{Table, record};
 use crate::sysctl;
 
 pub(super) const TOOL: Tool = Tool {
@@ -67,6 +67,8 @@ What cnibox sysdump found on a node.
   containers.txt    links, addresses, routes in containers with which something is wrong
   leases.json       the leases of host-local
   records.json      what is noted of attachments in /run/cni/cnibox
+  failed.jsonl      the last calls that failed, as the flight recorder has them
+  traces.jsonl      the last calls that were recorded on request
   folders.txt       mode, owner, size, time and name of what lies in the folders of plugins and state
   network/          links, addresses, routes
   filter/           rules of the packet filter
@@ -203,6 +205,13 @@ impl Job {
         match ipam::list_json(&self.folders.leases) {
             Ok(text) => archive.add("leases.json", &text, Keep::Head),
             Err(error) => archive.miss(format!("leases.json: {error}")),
+        }
+        for (name, ring) in [("failed.jsonl", record::failed()), ("traces.jsonl", record::traces())]
+        {
+            match ring.read() {
+                Ok(text) => archive.add(name, &text, Keep::Tail),
+                Err(error) => archive.miss(format!("{name}: {error}")),
+            }
         }
         add_json(&mut archive, "records.json", &Record::all(None));
         archive.add("sysctl.txt", &parameters(), Keep::Head);

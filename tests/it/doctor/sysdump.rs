@@ -52,6 +52,7 @@ fn what_a_maintainer_would_ask_for_is_in_it() {
     ward.write("20-theirs.conflist", "theirs", &foreign);
     fs::write(ward.node.path("net.d/30-broken.conf"), r#"{"password": "hunter2",}"#).unwrap();
     ward.pods[1].sh("ip link set eth0 down");
+    ward.node.call("bridge", "ADD").conf(&json!({"name": "x", "cniVersion": "9"})).error();
     let before = ward.node.snapshot();
     let (files, size) = dump(&ward);
     assert_unchanged(&before, &ward.node.snapshot());
@@ -84,6 +85,7 @@ fn what_a_maintainer_would_ask_for_is_in_it() {
     let records: Vec<Value> = serde_json::from_str(&files["records.json"]).unwrap();
     assert!(records.iter().any(|record| record["id"] == "pod0"), "{records:?}");
     for (name, part) in [
+        ("failed.jsonl", "incompatible CNI versions"),
         ("README.txt", "net.d/30-broken.conf: "),
         ("filter/nft-ruleset.txt", "table inet cnibox_portmap"),
         ("folders.txt", "bin/bridge"),
