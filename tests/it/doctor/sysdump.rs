@@ -85,7 +85,7 @@ fn what_a_maintainer_would_ask_for_is_in_it() {
     let records: Vec<Value> = serde_json::from_str(&files["records.json"]).unwrap();
     assert!(records.iter().any(|record| record["id"] == "pod0"), "{records:?}");
     for (name, part) in [
-        ("failed.jsonl", "incompatible CNI versions"),
+        ("failed.jsonl", "\"name\":\"bridge ADD\""),
         ("README.txt", "net.d/30-broken.conf: "),
         ("filter/nft-ruleset.txt", "table inet cnibox_portmap"),
         ("folders.txt", "bin/bridge"),
