@@ -22,6 +22,7 @@
 //! | 1 | [`trace`] | the flight recorder |
 //! | 1 | [`netns`], [`sysctl`], [`cmd`], [`log`], [`options`] | namespaces, kernel parameters, programs, stderr, command lines |
 //! | 0 | [`cni`], [`error`] | the protocol as pure data |
+//! | 0 | [`repairs`] | what `cnibox repair` finds |
 //! | | `start`, `testing` | the executable's way to the applet; what tests use of all this |
 //!
 //! A plugin is a type that implements [`skel::Plugin`]; start reading at
@@ -47,6 +48,7 @@ mod netlink;
 mod netns;
 mod options;
 mod plugins;
+mod repairs;
 pub mod runtime;
 mod skel;
 #[doc(hidden)]

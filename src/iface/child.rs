@@ -34,12 +34,13 @@ use nix::errno::Errno;
 use super::configure::{self, Connected, Style};
 use super::inside::{Inside, Setting};
 use super::mtu::Mtu;
-use super::{default_route, verify, veth};
+use super::{default_route, routes, verify, veth};
 use crate::cni::{CniResult, IfName};
 use crate::error::{Context, Error, Result};
 use crate::log;
 use crate::netlink::{Dad, Link, LinkKind, Mac, Netlink, NewLink};
 use crate::netns::Netns;
+use crate::repairs::Repairs;
 
 /// How often a chosen index may be taken before something is wrong.
 const INDEX_TRIES: usize = 5;
@@ -231,6 +232,14 @@ pub fn find<'r>(
     let link = verify::container_link(inside, entry, kind)?;
     verify::is_up_inside(&link)?;
     Ok(Found { link, prev, index })
+}
+
+/// Restores routes of the container through a child that was found; see [`routes::restore`].
+pub fn restore_routes(inside: &Inside<'_>, found: &Found<'_>, repairs: &mut Repairs) -> Result<()> {
+    let Found { link, prev, index } = found;
+    let mut wanted = routes::connected(link, prev, *index);
+    wanted.extend(configure::plan_routes(prev, link.index));
+    routes::restore(inside, link, &wanted, repairs)
 }
 
 impl Found<'_> {

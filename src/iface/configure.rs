@@ -214,7 +214,8 @@ pub fn implied_gateway(result: &CniResult, dst: &IpNet) -> Option<IpAddr> {
     result.ips.iter().filter_map(|ip| ip.gateway).find(same_family)
 }
 
-fn plan_routes(result: &CniResult, oif: u32) -> Vec<Route> {
+/// The routes of `result` through the link `oif` as [`add_routes`] adds them.
+pub fn plan_routes(result: &CniResult, oif: u32) -> Vec<Route> {
     let mut planned: Vec<(cni::Route, Vec<Option<IpAddr>>)> = Vec::new();
     for route in &result.routes {
         let gw = route.gw.or_else(|| implied_gateway(result, &route.dst));
@@ -245,7 +246,8 @@ fn to_kernel(route: &cni::Route, gateways: &[Option<IpAddr>], oif: u32) -> Route
     kernel
 }
 
-fn describe(route: &Route, ifname: &str) -> String {
+/// A route through the link `ifname`, in the words of `ip route`.
+pub fn describe(route: &Route, ifname: &str) -> String {
     let gateways: Vec<String> = route
         .gw
         .iter()

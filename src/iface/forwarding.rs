@@ -8,7 +8,17 @@ use crate::sysctl;
 
 /// Who makes a route of a router advertisement, `RTPROT_RA`.
 const BY_ADVERTISEMENT: u8 = 9;
+const OF_IPV4: &str = "net/ipv4/ip_forward";
 const OF_IPV6: &str = "net/ipv6/conf/all/forwarding";
+
+/// The parameters that [`enable`] would have to write for the families of `ips`.
+pub fn missing(ips: impl Iterator<Item = IpAddr>) -> Vec<&'static str> {
+    let mut keys: Vec<_> = ips.map(|ip| if ip.is_ipv4() { OF_IPV4 } else { OF_IPV6 }).collect();
+    keys.sort_unstable();
+    keys.dedup();
+    keys.retain(|key| sysctl::read(key).is_ok_and(|value| value == "0"));
+    keys
+}
 
 /// Switches forwarding on for the families of `ips`; never off again, as others may rely on it.
 /// Nothing is written where it is on already.
@@ -19,7 +29,7 @@ pub fn enable(host: &Netlink, ips: impl Iterator<Item = IpAddr>) -> Result<()> {
     }
     let failed = || "failed to enable forwarding";
     if v4 {
-        sysctl::ensure("net/ipv4/ip_forward", "1").context(failed)?;
+        sysctl::ensure(OF_IPV4, "1").context(failed)?;
     }
     if v6 && sysctl::read(OF_IPV6).context(failed)? != "1" {
         keep_default_routes(host)?;

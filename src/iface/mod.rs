@@ -10,6 +10,7 @@ pub mod inside;
 pub mod mtu;
 pub mod names;
 pub mod peer;
+pub mod routes;
 pub mod tables;
 pub mod tun;
 pub mod verify;

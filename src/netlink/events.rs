@@ -1,13 +1,20 @@
 //! Waiting for the kernel: each function looks first, and only if there is something to wait for
 //! joins a multicast group, looks again, and sleeps until the kernel tells of a change.
 
+use std::fmt;
 use std::net::Ipv6Addr;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 use nix::errno::Errno;
-use nix::libc::{RTNLGRP_IPV6_IFADDR, RTNLGRP_IPV6_ROUTE, RTNLGRP_LINK};
+use nix::libc::{
+    RTM_DELADDR, RTM_DELLINK, RTM_DELROUTE, RTM_NEWLINK, RTNLGRP_IPV4_IFADDR, RTNLGRP_IPV4_NETCONF,
+    RTNLGRP_IPV4_ROUTE, RTNLGRP_IPV6_IFADDR, RTNLGRP_IPV6_NETCONF, RTNLGRP_IPV6_ROUTE,
+    RTNLGRP_LINK,
+};
 use rtnetlink::packet_core::NetlinkPayload;
+use rtnetlink::sys::protocols::NETLINK_ROUTE;
 
 use super::Netlink;
 use super::error::{Error, Result};
@@ -15,6 +22,7 @@ use super::family::Family;
 use super::link::{Link, OperState};
 use super::packet::Message;
 use super::route::RouteFilter;
+use super::socket::Socket;
 
 /// How a wait for a link ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,6 +31,61 @@ pub enum Waited {
     Reached(Link),
     /// Time is up; the link as it was last seen.
     TimedOut(Link),
+}
+
+/// `RTM_NEWNETCONF`, of which libc has none.
+const RTM_NEWNETCONF: u16 = 80;
+
+/// Hears of what a namespace loses: links that go or change, addresses and routes that go, and
+/// parameters such as forwarding.
+pub struct Changes(Socket);
+
+impl Changes {
+    /// In the calling thread's namespace, from now on.
+    pub fn listen() -> Result<Changes> {
+        let groups = [
+            RTNLGRP_LINK,
+            RTNLGRP_IPV4_IFADDR,
+            RTNLGRP_IPV6_IFADDR,
+            RTNLGRP_IPV4_ROUTE,
+            RTNLGRP_IPV6_ROUTE,
+            RTNLGRP_IPV4_NETCONF,
+            RTNLGRP_IPV6_NETCONF,
+        ];
+        let socket = Socket::open(NETLINK_ROUTE)?;
+        let joined = groups.into_iter().try_for_each(|group| socket.join(group));
+        joined.map_err(|e| e.doing("watch", || "links and routes".to_owned()))?;
+        Ok(Changes(socket))
+    }
+
+    /// Drops the changes that have come; whether one was a loss. Changes that were not heard because too
+    /// many came count as one.
+    pub fn heard(&self) -> Result<bool> {
+        let losses = [RTM_NEWLINK, RTM_DELLINK, RTM_DELADDR, RTM_DELROUTE, RTM_NEWNETCONF];
+        let mut heard = false;
+        loop {
+            let event = self.0.event(Instant::now());
+            match event.map_err(|e| e.doing("watch", || "links and routes".to_owned()))? {
+                None => return Ok(heard),
+                Some(event) => {
+                    let is_lost = matches!(event.payload, NetlinkPayload::Overrun(_));
+                    heard |= is_lost || losses.contains(&event.header.message_type);
+                }
+            }
+        }
+    }
+}
+
+impl AsFd for Changes {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl fmt::Debug for Changes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Changes").finish_non_exhaustive()
+    }
 }
 
 /// A multicast group and the link that matters.

@@ -61,7 +61,7 @@ use rtnetlink::sys::protocols::NETLINK_ROUTE;
 pub use self::addr::{Addr, Dad, NewAddr};
 pub use self::bridge_vlan::{PortVlans, Tagging, VlanPort};
 pub use self::error::{Error, Result};
-pub use self::events::Waited;
+pub use self::events::{Changes, Waited};
 pub use self::family::Family;
 pub use self::kind::{IpvlanMode, MacvlanMode};
 pub use self::link::{Link, OperState, Parent};

@@ -14,6 +14,7 @@ use crate::iface::child::{self, Below, Wanted};
 use crate::iface::mtu::Mtu;
 use crate::iface::{Inside, driver};
 use crate::netlink::{IpvlanMode, Link, LinkKind};
+use crate::repairs::Repairs;
 use crate::skel::{AddReq, CheckReq, Cx, DelReq, GcReq, Plugin, Remarks, Rollback};
 
 const KIND: &str = "ipvlan";
@@ -87,6 +88,13 @@ impl Plugin for Ipvlan {
         check_mode(mode, &found.link)?;
         conf.below().verify(cx.host()?, &inside, &found.link)?;
         found.verify_layer3(&inside)
+    }
+
+    fn repair(_: &Cx<'_>, _: &Conf, req: &CheckReq, repairs: &mut Repairs) -> Result<()> {
+        let inside = Inside::enter(req.sandbox.netns()?)?;
+        let prev = req.require_prev()?;
+        let found = child::find(&inside, prev, &req.ifname, &req.sandbox.path, KIND)?;
+        child::restore_routes(&inside, &found, repairs)
     }
 
     fn del(cx: &Cx<'_>, _: &Conf, req: &DelReq) -> Result<()> {

@@ -12,16 +12,17 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use serde::Deserialize;
 
-use crate::cni::CniResult;
 use crate::cni::ip::{host_net, width};
+use crate::cni::{CniResult, IpConfig};
 use crate::error::{Context, Error, Result};
 use crate::iface::configure::{self, Connected, Style};
 use crate::iface::inside::Inside;
 use crate::iface::mtu::Mtu;
 use crate::iface::veth::{self, Wanted};
-use crate::iface::{forwarding, verify};
+use crate::iface::{forwarding, routes, verify};
 use crate::netfilter::{Backend, Owner, PacketFilter, layout, masquerade};
 use crate::netlink::{Dad, Link, LinkChange, Netlink, Route, RouteFilter, RouteMode};
+use crate::repairs::Repairs;
 use crate::skel::{
     AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Remarks, Rollback, del_and_release,
 };
@@ -124,6 +125,23 @@ impl Plugin for Ptp {
         masquerade::check(&PacketFilter::new(), owner, &addrs)
     }
 
+    fn repair(cx: &Cx<'_>, _: &Conf, req: &CheckReq, repairs: &mut Repairs) -> Result<()> {
+        let (inside, host) = (Inside::enter(req.sandbox.netns()?)?, cx.host()?);
+        let prev = req.require_prev()?;
+        let (index, _) = verify::container_entry(prev, &req.ifname, &req.sandbox.path)?;
+        let link = inside.link(req.ifname.as_str())?;
+        // Without a pair that is proved to be this container's there is nothing to be connected.
+        let Some((end, _)) = veth::find_host_end(host, &inside, prev, &link)? else {
+            return Ok(());
+        };
+        let hop = |ip: &IpConfig| Some(Hop { address: ip.address, gateway: ip.gateway? });
+        let hops: Vec<Hop> = prev.ips_of(index).filter_map(hop).collect();
+        repair_host(host, &end, &hops, repairs)?;
+        let mut wanted = routes_to_gateways(&link, &hops);
+        wanted.extend(configure::plan_routes(prev, link.index));
+        routes::restore(&inside, &link, &wanted, repairs)
+    }
+
     fn del(cx: &Cx<'_>, conf: &Conf, req: &DelReq) -> Result<()> {
         let mut failures = Failures::new();
         let filter = PacketFilter::new();
@@ -190,10 +208,51 @@ fn configure_host(host: &Netlink, end: &Link, hops: &[Hop]) -> Result<()> {
             .context(|| format!("failed to add IP addr {gateway} to \"{}\"", end.name))?;
     }
     for hop in hops {
-        let mut route = Route::new(host_net(hop.address.addr()));
-        route.oif = Some(end.index);
-        route.scope = Some(ON_HOST);
-        host.add_route(&route, RouteMode::Replace).context(|| "failed to add route on host")?;
+        host.add_route(&route_to(hop, end), RouteMode::Replace)
+            .context(|| "failed to add route on host")?;
+    }
+    Ok(())
+}
+
+/// The way to the container.
+fn route_to(hop: &Hop, end: &Link) -> Route {
+    let (oif, scope) = (Some(end.index), Some(ON_HOST));
+    Route { oif, scope, ..Route::new(host_net(hop.address.addr())) }
+}
+
+/// Restores what the host's end has lost. An end that was down has lost all of its routes.
+fn repair_host(host: &Netlink, end: &Link, hops: &[Hop], repairs: &mut Repairs) -> Result<()> {
+    let name = &end.name;
+    if end.accept_ra.unwrap_or_default() != 0 {
+        repairs.restore(format!("sysctl net/ipv6/conf/{name}/accept_ra"), || {
+            veth::refuse_advertisements(end);
+            Ok(())
+        });
+    }
+    if !end.up {
+        let up = || Ok(host.set_link(end.index, LinkChange::new().up())?);
+        repairs.restore(format!("\"{name}\": it is down"), up);
+    }
+    for key in forwarding::missing(hops.iter().map(|hop| hop.address.addr())) {
+        let ips = hops.iter().map(|hop| hop.address.addr());
+        repairs.restore(format!("sysctl {key}"), || forwarding::enable(host, ips));
+    }
+    let addrs = host.dump_addrs(end.index)?;
+    let is_missing = |gateway: &IpAddr| !addrs.iter().any(|addr| addr.net.addr() == *gateway);
+    for gateway in gateways(hops).into_iter().filter(is_missing) {
+        let add = || Ok(configure::add_gateway(host, end, host_net(gateway))?);
+        repairs.restore(format!("address {gateway} of \"{name}\""), add);
+    }
+    let through =
+        host.dump_routes(&RouteFilter { oif: Some(end.index), ..RouteFilter::default() })?;
+    let routes = hops.iter().map(|hop| route_to(hop, end));
+    for route in routes.filter(|route| !through.iter().any(|found| found.dst == route.dst)) {
+        let text = format!("route {} dev {name}", route.dst);
+        if host.dump_routes(&RouteFilter::default())?.iter().any(|found| found.dst == route.dst) {
+            repairs.leave(format!("{text}: there is one through another link"));
+            continue;
+        }
+        repairs.restore(text, || Ok(host.add_route(&route, RouteMode::Exclusive)?));
     }
     Ok(())
 }

@@ -14,6 +14,7 @@ use crate::iface::child::{self, Below, Wanted};
 use crate::iface::mtu::Mtu;
 use crate::iface::{Inside, driver};
 use crate::netlink::{Link, LinkKind, Netlink};
+use crate::repairs::Repairs;
 use crate::skel::{AddReq, CheckReq, Cx, DelReq, GcReq, Plugin, Remarks, Rollback};
 
 const KIND: &str = "vlan";
@@ -81,6 +82,13 @@ impl Plugin for Vlan {
         conf.below().verify(cx.host()?, &inside, &found.link)?;
         child::verify_mtu(&found.link, u32::try_from(conf.mtu).unwrap_or_default())?;
         found.verify_layer3(&inside)
+    }
+
+    fn repair(_: &Cx<'_>, _: &Conf, req: &CheckReq, repairs: &mut Repairs) -> Result<()> {
+        let inside = Inside::enter(req.sandbox.netns()?)?;
+        let prev = req.require_prev()?;
+        let found = child::find(&inside, prev, &req.ifname, &req.sandbox.path, KIND)?;
+        child::restore_routes(&inside, &found, repairs)
     }
 
     fn del(cx: &Cx<'_>, _: &Conf, req: &DelReq) -> Result<()> {

@@ -67,6 +67,32 @@ impl Runtime {
         })
     }
 
+    /// What CHECK of the attachment would ask each plugin that is found, in order, whatever the version: where
+    /// the plugin is, and its request; the environment is the same for all.
+    pub(crate) fn check_requests(
+        &self,
+        list: &NetworkList,
+        attach: &Attach,
+    ) -> Result<Vec<(PathBuf, Vec<u8>)>> {
+        Key::of(&list.name, attach)?;
+        let prev = self.cached_result(list, attach)?;
+        let request = |plugin: &PluginConf| {
+            let path = self.find(plugin).ok()?;
+            let request = request::for_attachment(list, plugin, attach, prev.as_ref());
+            Some(request.map(|request| (path, request)))
+        };
+        list.plugins.iter().filter_map(request).collect()
+    }
+
+    /// The environment of a call.
+    pub(crate) fn environment(
+        &self,
+        command: &str,
+        attach: &Attach,
+    ) -> Vec<(&'static str, String)> {
+        request::environment(command, attach, &self.plugin_dirs)
+    }
+
     /// As [`Runtime::check`] for one plugin under its own name and version.
     pub fn check_plugin(&self, plugin: &PluginConf, attach: &Attach) -> Result<()> {
         self.check(&NetworkList::of_single(plugin), attach)

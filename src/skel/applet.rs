@@ -3,8 +3,8 @@
 use std::fmt;
 use std::process::ExitCode;
 
-use super::call::{Call, Kind, Lookup, OwnPlugin, RunFn};
-use super::dispatch::{dispatch, examine};
+use super::call::{Call, Kind, Lookup, OwnPlugin, RepairFn, RunFn};
+use super::dispatch::{dispatch, examine, repair};
 use super::plugin::{Plugin, Remarks};
 use crate::cni::SpecVersion;
 use crate::cni::json::keys::Keys;
@@ -38,6 +38,8 @@ pub enum Main {
         versions: &'static [SpecVersion],
         /// The plugin as a function.
         run: RunFn,
+        /// What it restores of an attachment.
+        repair: RepairFn,
         /// What else it does, by its first argument.
         service: Option<Service>,
         /// What it makes of a configuration.
@@ -92,7 +94,13 @@ impl Applet {
 
     const fn with_service<P: Plugin>(kind: Kind, service: Option<Service>) -> Applet {
         let lint = Lint { keys: P::keys, examine: examine::<P> };
-        let main = Main::Plugin { versions: P::VERSIONS, run: dispatch::<P>, service, lint };
+        let main = Main::Plugin {
+            versions: P::VERSIONS,
+            run: dispatch::<P>,
+            repair: repair::<P>,
+            service,
+            lint,
+        };
         Applet { name: P::NAME, kind, about: P::ABOUT, main }
     }
 
@@ -104,7 +112,7 @@ impl Applet {
     /// The plugin, if this is one.
     pub fn as_plugin(&self) -> Option<OwnPlugin> {
         match self.main {
-            Main::Plugin { run, .. } => Some(OwnPlugin { kind: self.kind, run }),
+            Main::Plugin { run, repair, .. } => Some(OwnPlugin { kind: self.kind, run, repair }),
             Main::Tool(_) => None,
         }
     }

@@ -4,6 +4,7 @@ use std::fmt;
 
 use crate::cni::{CniResult, ContainerId, IfName};
 use crate::error::{Code, Error, Result};
+use crate::repairs::Repairs;
 
 /// A call, from the process's environment or from a plugin that delegates.
 #[derive(Clone, Debug)]
@@ -29,6 +30,9 @@ pub enum Caller {
 
 /// A plugin as a function: the result of ADD, nothing for the other verbs.
 pub type RunFn = fn(&Call<'_>) -> Result<Option<CniResult>>;
+
+/// [`Plugin::repair`](super::Plugin::repair) as a function.
+pub type RepairFn = fn(&Call<'_>, &mut Repairs) -> Result<()>;
 
 /// What sort of program an applet is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -60,6 +64,8 @@ pub struct OwnPlugin {
     pub kind: Kind,
     /// The plugin as a function.
     pub run: RunFn,
+    /// What it restores of an attachment; the verb of the call decides nothing.
+    pub repair: RepairFn,
 }
 
 /// Finds the plugin of a name in this executable.

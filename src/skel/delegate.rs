@@ -16,6 +16,7 @@ use crate::attachment::Owner;
 use crate::cni::{CniResult, SpecVersion};
 use crate::error::{Code, Error, Result};
 use crate::invoke;
+use crate::repairs::Repairs;
 use crate::trace;
 
 /// A plugin found on `CNI_PATH`.
@@ -30,7 +31,7 @@ pub struct Delegate<'a> {
 
 #[derive(Clone, Debug)]
 enum Program {
-    Own(RunFn),
+    Own(OwnPlugin),
     Foreign(PathBuf),
 }
 
@@ -38,8 +39,7 @@ impl<'a> Cx<'a> {
     /// Finds the plugin called `name` on `CNI_PATH`.
     pub fn delegate(&'a self, name: &'a str) -> Result<Delegate<'a>> {
         let path = invoke::find(name, &invoke::split_path(&self.call.env.path))?;
-        let own = (self.call.lookup)(name).map(|plugin| plugin.run);
-        let own = own.filter(|_| invoke::is_own_executable(&path));
+        let own = (self.call.lookup)(name).filter(|_| invoke::is_own_executable(&path));
         let program = own.map_or(Program::Foreign(path), Program::Own);
         let Call { stdin, env, .. } = self.call;
         Ok(Delegate { cx: self, name, program, conf: stdin, env: env.clone() })
@@ -146,7 +146,7 @@ impl<'a> Delegate<'a> {
         span.text("cni.plugin", || self.name);
         span.text("cni.command", || verb.as_str());
         let outcome = span.end_with(match &self.program {
-            Program::Own(run) => self.call(*run, verb),
+            Program::Own(plugin) => self.call(plugin.run, verb),
             Program::Foreign(path) => self.exec(path, verb),
         });
         outcome.map_err(|e| match e.code() {
@@ -156,10 +156,21 @@ impl<'a> Delegate<'a> {
     }
 
     fn call(&self, run: RunFn, verb: Verb) -> Result<Option<CniResult>> {
+        run(&self.request(verb)).map_err(|e| Error::foreign(e.code(), e.msg(), e.details()))
+    }
+
+    fn request(&self, verb: Verb) -> Call<'_> {
         let env = self.env.with_verb(verb);
         let lookup = self.cx.call.lookup;
-        let call = Call { env, stdin: self.conf, lookup, caller: Caller::Plugin };
-        run(&call).map_err(|e| Error::foreign(e.code(), e.msg(), e.details()))
+        Call { env, stdin: self.conf, lookup, caller: Caller::Plugin }
+    }
+
+    /// Has a plugin of this executable repair the attachment; others have no such verb.
+    pub fn repair(&self, repairs: &mut Repairs) -> Result<()> {
+        match &self.program {
+            Program::Own(plugin) => (plugin.repair)(&self.request(Verb::Add), repairs),
+            Program::Foreign(_) => Ok(()),
+        }
     }
 
     fn exec(&self, path: &Path, verb: Verb) -> Result<Option<CniResult>> {

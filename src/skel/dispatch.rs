@@ -10,6 +10,7 @@ use crate::cni::{CniResult, ContainerId, IfName, NetConf, SpecVersion, Version};
 use crate::error::{Code, Error, Result};
 use crate::log;
 use crate::netns::Netns;
+use crate::repairs::Repairs;
 
 /// Runs `P` for a call whose environment was checked ([`Env::check`]). The result is within the
 /// limits of the configuration's version.
@@ -54,6 +55,16 @@ pub fn examine<P: Plugin>(call: &Call<'_>, remarks: &mut Remarks) -> Result<()> 
     let (_, net, version) = prepare(call, P::VERSIONS)?;
     let conf: P::Conf = net.json.decode().map_err(|e| e.context("failed to load netconf"))?;
     P::examine(&Cx::new(call, net, version), &conf, remarks)
+}
+
+/// Repairs the attachment of a call whose environment was checked.
+pub fn repair<P: Plugin>(call: &Call<'_>, repairs: &mut Repairs) -> Result<()> {
+    let (_, net, version) = prepare(call, P::VERSIONS)?;
+    let conf: P::Conf = net.json.decode().map_err(|e| e.context("failed to load netconf"))?;
+    let cx = Cx::new(call, net, version);
+    let req = check_request(&cx)?;
+    refuse_own_namespace(&call.env, req.sandbox.netns()?)?;
+    P::repair(&cx, &conf, &req, repairs)
 }
 
 const UNLISTED: &str = "GC without \"cni.dev/valid-attachments\" releases nothing: \

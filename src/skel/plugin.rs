@@ -17,6 +17,7 @@ use crate::netfilter::names::stale;
 use crate::netlink::Mac;
 use crate::netns::Netns;
 use crate::netns::NetnsId;
+use crate::repairs::Repairs;
 
 /// A CNI plugin. Every plugin decides about every verb.
 pub trait Plugin {
@@ -52,6 +53,11 @@ pub trait Plugin {
     /// Attaches the container. On failure the host is as it was.
     fn add(cx: &Cx<'_>, conf: &Self::Conf, req: &AddReq) -> Result<CniResult>;
     fn check(cx: &Cx<'_>, conf: &Self::Conf, req: &CheckReq) -> Result<()>;
+    /// Restores what the host has lost of the attachment, and routes of the container, as ADD made
+    /// them; what somebody has set otherwise is left. Rules are restored already.
+    fn repair(_: &Cx<'_>, _: &Self::Conf, _: &CheckReq, _: &mut Repairs) -> Result<()> {
+        Ok(())
+    }
     /// Detaches the container: all that can be done is done, then the first trouble is reported.
     fn del(cx: &Cx<'_>, conf: &Self::Conf, req: &DelReq) -> Result<()>;
     /// Removes what belongs to this network and to no valid attachment.

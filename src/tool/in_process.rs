@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use crate::cni::json::pretty;
 use crate::error::Result;
 use crate::invoke::{self, Exec, Executor, System};
+use crate::repairs::Repairs;
 use crate::skel::call::{Call, Caller, Env};
 use crate::skel::{OwnPlugin, Table};
 
@@ -21,15 +22,7 @@ impl Executor for InProcess {
 
     fn run(&self, call: &Exec<'_>) -> Result<Vec<u8>> {
         let Some(plugin) = self.own(call.path) else { return System.run(call) };
-        let var = |name: &str| {
-            let found = call.env.iter().rfind(|(key, _)| *key == name);
-            found.map(|(_, value)| value.clone()).unwrap_or_default()
-        };
-        let env = Env::read(var);
-        env.check()?;
-        let lookup = self.table.lookup;
-        let call = Call { env, stdin: call.stdin, lookup, caller: Caller::Runtime };
-        match (plugin.run)(&call)? {
+        match (plugin.run)(&self.request(&call.env, call.stdin)?)? {
             None => Ok(Vec::new()),
             Some(result) => Ok(pretty(&result.to_json())?.into_bytes()),
         }
@@ -37,6 +30,28 @@ impl Executor for InProcess {
 }
 
 impl InProcess {
+    /// Has the plugin at `path` repair the attachment of a request; one of another executable cannot.
+    pub(super) fn repair(
+        &self,
+        path: &Path,
+        env: &[(&str, String)],
+        stdin: &[u8],
+        repairs: &mut Repairs,
+    ) -> Result<()> {
+        let Some(plugin) = self.own(path) else { return Ok(()) };
+        (plugin.repair)(&self.request(env, stdin)?, repairs)
+    }
+
+    fn request<'a>(&self, env: &[(&str, String)], stdin: &'a [u8]) -> Result<Call<'a>> {
+        let var = |name: &str| {
+            let found = env.iter().rfind(|(key, _)| *key == name);
+            found.map(|(_, value)| value.clone()).unwrap_or_default()
+        };
+        let env = Env::read(var);
+        env.check()?;
+        Ok(Call { env, stdin, lookup: self.table.lookup, caller: Caller::Runtime })
+    }
+
     fn own(&self, path: &Path) -> Option<OwnPlugin> {
         let name = path.file_name()?.to_str()?;
         (self.table.lookup)(name).filter(|_| invoke::is_own_executable(path))

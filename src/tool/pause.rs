@@ -31,14 +31,14 @@ pub(super) fn main(args: Vec<String>) -> ExitCode {
     TOOL.run(
         args,
         |line| no_words(&line),
-        |()| Signals::block()?.wait(None, None).map(|_| ExitCode::SUCCESS),
+        |()| Signals::block()?.wait(&[], None).map(|_| ExitCode::SUCCESS),
     )
 }
 
 /// Why a wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Woken {
-    /// The source has input, or the wait was interrupted.
+    /// A source has input, or the wait was interrupted.
     Change,
     /// A signal that ends the program.
     End,
@@ -59,14 +59,14 @@ impl Signals {
         SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC).map(Signals).map_err(failed)
     }
 
-    /// Waits for a signal or for input of `source`; `None` when `limit` is over.
+    /// Waits for a signal or for input of one of `sources`; `None` when `limit` is over.
     pub(super) fn wait(
         &self,
-        source: Option<BorrowedFd<'_>>,
+        sources: &[BorrowedFd<'_>],
         limit: Option<Duration>,
     ) -> Result<Option<Woken>> {
         let mut fds = vec![PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
-        fds.extend(source.map(|source| PollFd::new(source, PollFlags::POLLIN)));
+        fds.extend(sources.iter().map(|source| PollFd::new(*source, PollFlags::POLLIN)));
         let timeout = limit.map_or(PollTimeout::NONE, |limit| {
             PollTimeout::try_from(limit).unwrap_or(PollTimeout::MAX)
         });

@@ -9,9 +9,9 @@ use serde_json::{Value, json};
 use crate::node::{Call, Container, Node, Outcome, assert_unchanged, eventually, executable};
 
 /// A node with a network `pods` and two containers in it.
-struct Ward {
-    node: Node,
-    pods: Vec<Container>,
+pub(crate) struct Ward {
+    pub(crate) node: Node,
+    pub(crate) pods: Vec<Container>,
 }
 
 impl Ward {
@@ -38,9 +38,14 @@ impl Ward {
     }
 
     fn with(plugins: &Value) -> Ward {
+        Ward::sized(plugins, 2)
+    }
+
+    /// So many containers, not attached yet.
+    pub(crate) fn sized(plugins: &Value, pods: usize) -> Ward {
         let node = Node::new();
         node.sh("sysctl -qw net.ipv6.conf.default.accept_dad=0");
-        let ward = Ward { node, pods: vec![Container::new(), Container::new()] };
+        let ward = Ward { node, pods: (0..pods).map(|_| Container::new()).collect() };
         ward.write("10-pods.conflist", "pods", plugins);
         ward
     }
@@ -53,7 +58,7 @@ impl Ward {
         fs::write(self.node.path("net.d").join(file), list).unwrap();
     }
 
-    fn cnibox(&self, args: &[&str]) -> Call {
+    pub(crate) fn cnibox(&self, args: &[&str]) -> Call {
         let below = |name: &str| self.node.path(name).display().to_string();
         let folders = [("--cache-dir", below("cache")), ("--plugin-path", below("bin"))];
         let args: Vec<String> = args
@@ -65,7 +70,7 @@ impl Ward {
         self.node.tool("cnitool", &args).program(executable())
     }
 
-    fn attach(&self, pod: usize) {
+    pub(crate) fn attach(&self, pod: usize) {
         let id = format!("pod{pod}");
         let port = json!({"portMappings": [{"hostPort": 8080 + pod, "containerPort": 80, "protocol": "tcp"}]});
         self.cnibox(&[
@@ -83,7 +88,7 @@ impl Ward {
         .printed();
     }
 
-    fn doctor(&self) -> (Option<i32>, String) {
+    pub(crate) fn doctor(&self) -> (Option<i32>, String) {
         self.doctor_with(&[])
     }
 

@@ -96,6 +96,7 @@ mod parity;
 mod portmap;
 mod protocol;
 mod ptp;
+mod repair;
 mod sbr;
 mod seven;
 mod spoof;

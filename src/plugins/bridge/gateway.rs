@@ -58,7 +58,8 @@ pub(super) fn ensure(
     configure::wait_for_ipv6(host, missing.iter().map(|gateway| gateway.addr()))
 }
 
-fn add(host: &Netlink, bridge: &Shared, gateway: IpNet) -> Result<()> {
+/// Adds a gateway's address, which the kernel makes the bridge keep its MAC for.
+pub(super) fn add(host: &Netlink, bridge: &Shared, gateway: IpNet) -> Result<()> {
     match configure::add_gateway(host, &bridge.link, gateway) {
         Ok(()) => {}
         // Another ADD was faster.

@@ -11,6 +11,7 @@
 
 mod gateway;
 mod protect;
+mod repair;
 mod verify;
 mod vlan;
 mod vlan_gateway;
@@ -25,10 +26,12 @@ use crate::iface::mtu::Mtu;
 use crate::iface::veth::{self, Wanted};
 use crate::netfilter::{Backend, Owner, PacketFilter, spoof};
 use crate::netlink::{Dad, Link, LinkChange, LinkKind, Mac, Netlink, NewLink, OperState, Switch};
+use crate::repairs::Repairs;
 use crate::skel::{
     AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Remarks, Rollback, del_and_release,
 };
 
+use self::protect::NewPort;
 use self::vlan::{VlanTrunk, Vlans};
 
 #[derive(Debug)]
@@ -142,7 +145,7 @@ impl Plugin for Bridge {
         let netns = req.sandbox.netns()?;
         let (inside, host) = (Inside::enter(netns)?, cx.host()?);
         let mtu = conf.mtu.resolve(host)?;
-        let bridge = ensure_bridge(host, conf, &plan, mtu)?;
+        let bridge = ensure_bridge(host, conf, &plan, mtu, Mac::random_local())?;
         let filter = PacketFilter::new();
         let mut undo = Rollback::new();
 
@@ -155,12 +158,8 @@ impl Plugin for Bridge {
             host.del_link_by_index(index)?;
             registered.map_or(Ok(()), |port| spoof::del(filter, owner, &[port]))
         });
-        // All of it before the port forwards its first frame.
-        if let Some(checked) = &checked {
-            spoof::add(filter, owner, checked)?;
-        }
-        plan.vlans.set(host, &bridge.link, &port)?;
-        veth::start(host, &port, &owner.label(), attributes(conf))?;
+        let new = NewPort { bridge: &bridge.link, link: &port, checked };
+        protect::start(host, filter, owner, conf, &plan, &new)?;
         let mut result = if plan.l3 { cx.ipam_add(&mut undo)? } else { CniResult::new() };
         let gateways = plan.gateways(&mut result);
 
@@ -198,6 +197,11 @@ impl Plugin for Bridge {
     fn check(cx: &Cx<'_>, conf: &Conf, req: &CheckReq) -> Result<()> {
         let plan = Plan::resolve(cx, conf)?;
         verify::attachment(cx, conf, &plan, req)
+    }
+
+    fn repair(cx: &Cx<'_>, conf: &Conf, req: &CheckReq, repairs: &mut Repairs) -> Result<()> {
+        let plan = Plan::resolve(cx, conf)?;
+        repair::attachment(cx, conf, &plan, req, repairs)
     }
 
     fn del(cx: &Cx<'_>, conf: &Conf, req: &DelReq) -> Result<()> {
@@ -341,15 +345,14 @@ fn requested_mac(cx: &Cx<'_>, conf: &Conf) -> Result<Option<Mac>> {
     text.map(|text| parse(&text)).transpose().map_err(Error::config)
 }
 
-/// Creates the bridge, or uses the existing one; either way it is up.
-fn ensure_bridge(host: &Netlink, conf: &Conf, plan: &Plan, mtu: u32) -> Result<Shared> {
+/// Creates the bridge with the address `mac`, or uses the existing one; either way it is up.
+fn ensure_bridge(host: &Netlink, conf: &Conf, plan: &Plan, mtu: u32, mac: Mac) -> Result<Shared> {
     let name = &conf.bridge;
     let failed = || format!("failed to create bridge \"{name}\"");
     if let Some(link) = host.link(name)? {
         return adopt(host, link, conf, plan).context(failed);
     }
     // A bridge with a MAC from the start does not take over the MAC of a port.
-    let mac = Mac::random_local();
     let kind = LinkKind::Bridge { vlan_filtering: plan.vlans.filtering.then_some(true) };
     let mut bridge = NewLink::new(name, kind).mtu(mtu).up();
     // A bridge whose MAC was set has a carrier only with a running port, and without carrier no IPv6 address
@@ -410,18 +413,6 @@ fn not_to_learn_link_local(host: &Netlink, bridge: &Link, conf: &Conf) -> Result
     }
     let change = LinkChange::no_link_local_learning();
     host.set_link(bridge.index, change).context(|| "failed to setup spoof-check")
-}
-
-/// New ports have both attributes off.
-fn attributes(conf: &Conf) -> LinkChange {
-    let mut change = LinkChange::new();
-    if conf.hairpin_mode {
-        change = change.hairpin(Switch::On);
-    }
-    if conf.port_isolation {
-        change = change.isolated(Switch::On);
-    }
-    change
 }
 
 /// The parameters for IPv6 addresses. Without an IPv6 address, duplicate address detection runs for

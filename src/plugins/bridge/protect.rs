@@ -3,9 +3,10 @@
 use super::{Conf, Plan};
 use crate::cni::CniResult;
 use crate::error::{Context, Error, Result};
+use crate::iface::veth;
 use crate::netfilter::spoof::Port;
 use crate::netfilter::{Backend, Owner, PacketFilter, layout, masquerade, spoof};
-use crate::netlink::Link;
+use crate::netlink::{Link, LinkChange, Netlink, Switch};
 use crate::skel::{CheckReq, Cx, DelReq, Failures, GcReq, Rollback};
 
 /// The port as it is to be checked, if it is; `container` is its other end.
@@ -18,6 +19,43 @@ fn port_of(port: &Link, container: &Link) -> Result<Port> {
         Error::internal(format!("\"{}\" has no MAC to be checked", container.name))
     })?;
     Ok(Port { name: port.name.clone(), mac })
+}
+
+/// A port that is in its bridge, and down.
+#[derive(Debug)]
+pub(super) struct NewPort<'a> {
+    pub(super) bridge: &'a Link,
+    pub(super) link: &'a Link,
+    /// Of [`checked`].
+    pub(super) checked: Option<Port>,
+}
+
+/// Protects the port, then sets it up: all of it before the port forwards its first frame.
+pub(super) fn start(
+    host: &Netlink,
+    filter: &PacketFilter,
+    owner: Owner<'_>,
+    conf: &Conf,
+    plan: &Plan,
+    port: &NewPort<'_>,
+) -> Result<()> {
+    if let Some(checked) = &port.checked {
+        spoof::add(filter, owner, checked)?;
+    }
+    plan.vlans.set(host, port.bridge, port.link)?;
+    veth::start(host, port.link, &owner.label(), attributes(conf))
+}
+
+/// New ports have both attributes off.
+fn attributes(conf: &Conf) -> LinkChange {
+    let mut change = LinkChange::new();
+    if conf.hairpin_mode {
+        change = change.hairpin(Switch::On);
+    }
+    if conf.port_isolation {
+        change = change.isolated(Switch::On);
+    }
+    change
 }
 
 /// Masquerades the addresses of the result.

@@ -11,7 +11,7 @@ use serde::Deserialize;
 
 use super::Conf;
 use crate::error::{Context, Error, Result};
-use crate::netlink::{Link, LinkChange, Netlink, PortVlans, Tagging};
+use crate::netlink::{Link, LinkChange, Netlink, PortVlans, Tagging, VlanPort};
 
 /// The native VLAN of a port that only `vlanTrunk` is configured for.
 const DEFAULT: u16 = 1;
@@ -112,6 +112,20 @@ impl Vlans {
             .context(|| format!("failed to remove default vlan on interface \"{}\"", port.name))
     }
 
+    /// A VLAN of the port that it is not in, in words.
+    pub(super) fn missing(&self, port: &Link, found: &VlanPort) -> Option<String> {
+        let each =
+            self.port.iter().flat_map(|vlans| vlans.ids.clone().map(|id| (id, vlans.tagging)));
+        let (id, tagging) = each.into_iter().find(|(id, how)| found.tagging(*id) != Some(*how))?;
+        let how = if tagging == Tagging::Tagged { "tagged" } else { "native" };
+        Some(format!("port \"{}\" is not in VLAN {id}, configured as {how}", port.name))
+    }
+
+    /// Whether ports are put into VLANs of their own.
+    pub(super) fn has_any(&self) -> bool {
+        !self.port.is_empty()
+    }
+
     /// CHECK: the bridge keeps VLANs apart, and the port is in those that it was put into.
     pub(super) fn verify(&self, host: &Netlink, bridge: &Link, port: &Link) -> Result<()> {
         let info = bridge.bridge.unwrap_or_default();
@@ -121,17 +135,9 @@ impl Vlans {
         if self.port.is_empty() {
             return Ok(());
         }
-        let all = host.dump_port_vlans()?;
-        let found = all.into_iter().find(|vlans| vlans.index == port.index).unwrap_or_default();
-        for wanted in &self.port {
-            for id in wanted.ids.clone() {
-                if found.tagging(id) != Some(wanted.tagging) {
-                    let name = &port.name;
-                    let how = if wanted.tagging == Tagging::Tagged { "tagged" } else { "native" };
-                    let msg = format!("port \"{name}\" is not in VLAN {id}, configured as {how}");
-                    return Err(Error::internal(msg));
-                }
-            }
+        let found = of_port(host, port)?;
+        if let Some(missing) = self.missing(port, &found) {
+            return Err(Error::internal(missing));
         }
         let expected = |id: &u16| {
             let kept = self.preserve && *id == info.default_pvid;
@@ -144,6 +150,12 @@ impl Vlans {
             Err(Error::internal(msg))
         })
     }
+}
+
+/// The VLANs that a port is in.
+pub(super) fn of_port(host: &Netlink, port: &Link) -> Result<VlanPort> {
+    let all = host.dump_port_vlans()?;
+    Ok(all.into_iter().find(|vlans| vlans.index == port.index).unwrap_or_default())
 }
 
 fn not_filtering(bridge: &Link) -> Error {

@@ -24,6 +24,7 @@ use crate::cni::json::{self, Json};
 use crate::cni::{CniResult, SpecVersion};
 use crate::error::{Code, Context, Error, Result};
 use crate::log;
+use crate::repairs::Repairs;
 use crate::skel::{AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Remarks, Rollback, Verb};
 
 /// Where the daemon writes.
@@ -99,22 +100,18 @@ impl Plugin for Flannel {
     }
 
     fn check(cx: &Cx<'_>, conf: &Conf, req: &CheckReq) -> Result<()> {
-        let record = conf
-            .records()
-            .find(req.id.as_str(), req.ifname.as_str(), cx.net.name.as_str())?
-            .ok_or_else(|| {
-                let msg =
-                    format!("flannel: no configuration is kept for {}, {}", req.id, req.ifname);
-                Error::internal(msg).with_details("ADD did not happen on this node, or DEL did")
-            })?;
-        let (plugin, json) = kept(&record)?;
-        let text = with_keys(cx, json, &["prevResult", "cniVersion"])?;
+        let Order { plugin, text } = check_conf(cx, conf, req)?;
         let checked = cx.delegate(&plugin)?.with_conf(text.as_bytes()).run(Verb::Check);
         checked.map(drop).or_else(|error| match error.code() {
             // An older plugin has no CHECK.
             Code::INCOMPATIBLE_VERSION => Ok(()),
             _ => Err(error),
         })
+    }
+
+    fn repair(cx: &Cx<'_>, conf: &Conf, req: &CheckReq, repairs: &mut Repairs) -> Result<()> {
+        let Order { plugin, text } = check_conf(cx, conf, req)?;
+        cx.delegate(&plugin)?.with_conf(text.as_bytes()).repair(repairs)
     }
 
     fn del(cx: &Cx<'_>, conf: &Conf, req: &DelReq) -> Result<()> {
@@ -194,6 +191,19 @@ fn kept(record: &Record) -> Result<(String, Json)> {
     })?;
     let plugin = json.get_present("type").and_then(Json::as_str).unwrap_or_default();
     Ok((plugin.to_owned(), json))
+}
+
+/// The delegate's configuration on CHECK: that of ADD.
+fn check_conf(cx: &Cx<'_>, conf: &Conf, req: &CheckReq) -> Result<Order> {
+    let record = conf
+        .records()
+        .find(req.id.as_str(), req.ifname.as_str(), cx.net.name.as_str())?
+        .ok_or_else(|| {
+        let msg = format!("flannel: no configuration is kept for {}, {}", req.id, req.ifname);
+        Error::internal(msg).with_details("ADD did not happen on this node, or DEL did")
+    })?;
+    let (plugin, json) = kept(&record)?;
+    Ok(Order { plugin, text: with_keys(cx, json, &["prevResult", "cniVersion"])? })
 }
 
 /// The delegate's configuration on DEL: that of ADD, with the result if the runtime has it;

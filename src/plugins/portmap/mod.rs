@@ -27,6 +27,7 @@ use crate::netfilter::ports::{
     self, Forward, KEPT, Mapping, Snat, Taken, Target, Wanted, flows, iptables, reference,
 };
 use crate::netfilter::{Watch, layout, localhost};
+use crate::repairs::Repairs;
 use crate::skel::{
     AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Remarks, Rollback, reclaim, require_prev,
 };
@@ -118,6 +119,25 @@ impl Plugin for Portmap {
             }
         }
         layout::refuse(localhost::damage(&filter)?)
+    }
+
+    fn repair(cx: &Cx<'_>, conf: &Conf, req: &CheckReq, repairs: &mut Repairs) -> Result<()> {
+        let (_, mappings) = read(conf)?;
+        if mappings.is_empty() {
+            return Ok(());
+        }
+        let prev = req.require_prev()?;
+        let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
+        let targets = targets(cx, prev, req.ifname.as_str())?;
+        let conditions = Conditions::default();
+        // A bridge that was made again has its own parameters.
+        for key in localnet_keys(&forward(conf, owner, &mappings, &targets, &conditions), prev) {
+            if sysctl::read(&key)? != "1" {
+                let what = format!("sysctl {key}");
+                repairs.restore(what, || open_localhost(&PacketFilter::new(), &[key]));
+            }
+        }
+        Ok(())
     }
 
     fn del(cx: &Cx<'_>, conf: &Conf, req: &DelReq) -> Result<()> {

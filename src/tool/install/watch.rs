@@ -81,7 +81,7 @@ impl Watch {
     /// Sleeps until something happens that is not our own folder's.
     fn wait(&mut self, signals: &Signals, limit: Option<Duration>) -> Result<Woken> {
         loop {
-            match signals.wait(Some(self.inotify.as_fd()), limit)? {
+            match signals.wait(&[self.inotify.as_fd()], limit)? {
                 Some(Woken::Change) if !self.drain()? => {}
                 Some(woken) => return Ok(woken),
                 None => return Ok(Woken::Change),
@@ -92,7 +92,7 @@ impl Watch {
     /// Lets the time of [`SETTLE`] pass without an event.
     fn settle(&mut self, signals: &Signals) -> Result<Woken> {
         loop {
-            match signals.wait(Some(self.inotify.as_fd()), Some(SETTLE))? {
+            match signals.wait(&[self.inotify.as_fd()], Some(SETTLE))? {
                 Some(Woken::Change) => drop(self.drain()?),
                 Some(Woken::End) => return Ok(Woken::End),
                 None => return Ok(Woken::Change),

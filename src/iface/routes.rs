@@ -1,0 +1,93 @@
+//! Routes of a container that are missing: restored if nothing else has their place.
+
+use std::net::IpAddr;
+
+use super::configure::describe;
+use super::inside::Inside;
+use crate::cni::CniResult;
+use crate::cni::ip::width;
+use crate::error::Result;
+use crate::netlink::{Link, Route, RouteFilter, RouteMode};
+use crate::repairs::Repairs;
+
+/// `RT_SCOPE_LINK`.
+const ON_LINK: u8 = 253;
+
+/// The routes to the networks of the addresses of the interface at `index`, which the kernel makes with
+/// the addresses.
+pub fn connected(link: &Link, result: &CniResult, index: usize) -> Vec<Route> {
+    let of_address = |net: ipnet::IpNet| {
+        let (oif, src) = (Some(link.index), Some(net.addr()).filter(IpAddr::is_ipv4));
+        let scope = src.map(|_| ON_LINK);
+        Route { oif, src, scope, ..Route::new(net.trunc()) }
+    };
+    let nets = result.ips_of(index).map(|ip| ip.address);
+    nets.filter(|net| net.prefix_len() < width(net.addr())).map(of_address).collect()
+}
+
+/// Restores those of `wanted` that are missing, in their order. A route to the same destination is
+/// somebody's choice, and so are policy rules, a VRF, an interface that is down, and an address that is gone:
+/// they are left, and told.
+pub fn restore(
+    inside: &Inside<'_>,
+    link: &Link,
+    wanted: &[Route],
+    repairs: &mut Repairs,
+) -> Result<()> {
+    if wanted.is_empty() {
+        return Ok(());
+    }
+    let present = inside.netlink.dump_routes(&RouteFilter::default())?;
+    let missing = wanted.iter().filter(|route| !present.iter().any(|found| serves(found, route)));
+    let missing: Vec<&Route> = missing.collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let reason = reason_against(inside, link)?;
+    for route in missing {
+        let text = format!("route {} in the container", describe(route, &link.name));
+        let is_in_place =
+            |found: &&Route| found.dst == route.dst.trunc() && same_table(found, route);
+        if let Some(found) = present.iter().find(is_in_place) {
+            repairs.leave(format!("{text}: there is one \"{found}\""));
+        } else if let Some(reason) = &reason {
+            repairs.leave(format!("{text}: {reason}"));
+        } else {
+            let add = || Ok(inside.netlink.add_route(route, RouteMode::Exclusive)?);
+            repairs.restore(text, add);
+        }
+    }
+    Ok(())
+}
+
+/// Why routes that are missing are not to be restored.
+fn reason_against(inside: &Inside<'_>, link: &Link) -> Result<Option<String>> {
+    let name = &link.name;
+    if !link.up {
+        return Ok(Some(format!("\"{name}\" is down")));
+    }
+    if link.master.is_some() {
+        return Ok(Some(format!("\"{name}\" belongs to another link")));
+    }
+    // Some plugins move routes to tables of their own.
+    if inside.netlink.dump_rules()?.iter().any(|rule| rule.src.is_some() || !rule.plain) {
+        return Ok(Some("the container has policy rules".to_owned()));
+    }
+    Ok(None)
+}
+
+/// Whether `found` does what `wanted` is for. A route without a table may have been moved to any.
+fn serves(found: &Route, wanted: &Route) -> bool {
+    let gateways = |route: &Route| -> Vec<Option<IpAddr>> {
+        route.nexthops.iter().map(|hop| hop.gw).chain([route.gw]).collect()
+    };
+    let has = gateways(found);
+    found.dst == wanted.dst.trunc()
+        && same_table(found, wanted)
+        && wanted.priority.is_none_or(|p| p == 0 || found.priority == Some(p))
+        && gateways(wanted).iter().all(|gw| gw.is_none() || has.contains(gw))
+}
+
+fn same_table(found: &Route, wanted: &Route) -> bool {
+    wanted.table.is_none_or(|table| found.table == Some(table))
+}

@@ -1,0 +1,284 @@
+//! `cnibox repair`: what living attachments have lost comes back; what a person set stays.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::doctor::Ward;
+use crate::node::{Running, eventually};
+
+const ONE_SECOND: Duration = Duration::from_secs(1);
+
+/// A network on a bridge with these keys, and its containers.
+fn ward(keys: &Value, pods: usize) -> Ward {
+    let base = json!({"type": "bridge", "bridge": "cni0", "isDefaultGateway": true, "ipMasq": true,
+        "ipMasqBackend": "nftables", "ipam": {"type": "host-local", "dataDir": "LEASES",
+        "ranges": [[{"subnet": "10.88.0.0/16"}], [{"subnet": "fd00:88::/64"}]]}});
+    let portmap =
+        json!({"type": "portmap", "backend": "nftables", "capabilities": {"portMappings": true}});
+    attached(&json!([crate::net::merged(&base, keys), portmap]), pods)
+}
+
+fn attached(plugins: &Value, pods: usize) -> Ward {
+    let ward = Ward::sized(plugins, pods);
+    (0..pods).for_each(|pod| ward.attach(pod));
+    ward
+}
+
+fn ptp() -> Ward {
+    let ipam = json!({"type": "host-local", "dataDir": "LEASES", "routes": [{"dst": "0.0.0.0/0"}],
+        "ranges": [[{"subnet": "10.88.0.0/16"}]]});
+    attached(&json!([{"type": "ptp", "ipam": ipam}]), 2)
+}
+
+impl Ward {
+    /// What repair prints; it must succeed.
+    fn repair(&self) -> String {
+        self.cnibox(&["repair"]).printed()
+    }
+
+    #[track_caller]
+    fn assert_healthy(&self) {
+        assert_eq!(self.doctor().1, format!("healthy: {} attachments\n", self.pods.len()));
+        assert_eq!(self.repair(), "nothing was missing\n");
+    }
+
+    /// The host's end of the pair of the first container.
+    fn port(&self) -> String {
+        let text = self.pods[0].sh("ip -o link show eth0");
+        let index = text.split("@if").nth(1).unwrap().split(':').next().unwrap();
+        let line = self.node.sh(&format!("ip -o link | grep '^{index}: '"));
+        line.split(": ").nth(1).unwrap().split('@').next().unwrap().to_owned()
+    }
+
+    fn watch(&self) -> Running {
+        Running::start(&self.cnibox(&["repair", "--watch"]))
+    }
+
+    /// Whether all containers reach the gateway.
+    fn all_reach_the_gateway(&self) -> bool {
+        self.pods.iter().all(|pod| pod.try_sh("ping -n -c 1 -W 1 10.88.0.1"))
+    }
+}
+
+#[test]
+fn a_deleted_bridge_comes_back_with_all_of_its_ports() {
+    for keys in [
+        json!({}),
+        json!({"hairpinMode": true, "macspoofchk": true, "mtu": 1400}),
+        json!({"promiscMode": true, "portIsolation": true}),
+    ] {
+        let ward = ward(&keys, 2);
+        ward.assert_healthy();
+        ward.node.sh("ip link del cni0");
+        assert!(!ward.pods[0].pings("10.88.0.1"));
+        let text = ward.repair();
+        for what in ["bridge \"cni0\"", "address 10.88.0.1/16 of \"cni0\"", "address fd00:88::1/64"]
+        {
+            assert!(text.contains(&format!("restored: {what}")), "{text}");
+        }
+        assert_eq!(text.matches("restored: port ").count(), 2, "{text}");
+        assert!(ward.all_reach_the_gateway(), "{keys}");
+        assert!(ward.pods[0].pings("fd00:88::1"));
+        assert_eq!(ward.pods[0].pings("10.88.0.3"), keys["portIsolation"].is_null(), "{keys}");
+        ward.assert_healthy();
+        let mtu = keys["mtu"].as_u64().unwrap_or(1500);
+        assert_eq!(ward.node.ip("link show cni0")[0]["mtu"], mtu);
+    }
+}
+
+#[test]
+fn ports_are_in_their_vlan_again() {
+    crate::lane::needs!(crate::lane::VLAN);
+    let ward = ward(&json!({"vlan": 100, "preserveDefaultVlan": false}), 2);
+    ward.assert_healthy();
+    ward.node.sh("ip link del cni0");
+    ward.repair();
+    assert!(ward.all_reach_the_gateway() && ward.pods[0].pings("10.88.0.3"));
+    ward.assert_healthy();
+    ward.node.sh(&format!("bridge vlan del dev {} vid 100", ward.port()));
+    assert!(!ward.pods[0].pings("10.88.0.3"));
+    ward.repair();
+    assert!(ward.pods[0].pings("10.88.0.3"));
+    ward.assert_healthy();
+}
+
+#[test]
+fn each_thing_that_is_lost_comes_back() {
+    let ward = ward(&json!({"hairpinMode": true, "macspoofchk": true}), 2);
+    let port = ward.port();
+    for (damage, what) in [
+        (format!("ip link set {port} nomaster"), format!("port \"{port}\" of bridge \"cni0\"")),
+        (format!("ip link set {port} down"), format!("port \"{port}\": it is down")),
+        (
+            format!("bridge link set dev {port} hairpin off"),
+            format!("hairpin mode of port \"{port}\""),
+        ),
+        (
+            format!("sysctl -qw net.ipv6.conf.{port}.accept_ra=1"),
+            format!("sysctl net/ipv6/conf/{port}/accept_ra"),
+        ),
+        ("ip link set cni0 down".to_owned(), "bridge \"cni0\": it is down".to_owned()),
+        (
+            "ip addr del 10.88.0.1/16 dev cni0".to_owned(),
+            "address 10.88.0.1/16 of \"cni0\"".to_owned(),
+        ),
+        ("sysctl -qw net.ipv4.ip_forward=0".to_owned(), "sysctl net/ipv4/ip_forward".to_owned()),
+        (
+            "sysctl -qw net.ipv4.conf.cni0.route_localnet=0".to_owned(),
+            "sysctl net/ipv4/conf/cni0/route_localnet".to_owned(),
+        ),
+        (
+            format!("nsenter --net={} ip route del default", ward.pods[0].path()),
+            "route 0.0.0.0/0 via 10.88.0.1 dev eth0 in the container".to_owned(),
+        ),
+    ] {
+        ward.node.sh(&damage);
+        let dry = ward.cnibox(&["repair", "--dry-run"]).run();
+        assert_eq!(dry.status, Some(1), "{damage}: {dry:?}");
+        assert!(dry.stdout.contains(&format!("missing: {what}\n")), "{damage}: {dry:?}");
+        let text = ward.repair();
+        assert_eq!(text, dry.stdout.replace("missing: ", "restored: "), "{damage}");
+        ward.assert_healthy();
+    }
+    assert!(ward.all_reach_the_gateway());
+}
+
+#[test]
+fn the_host_is_the_way_to_its_containers_again() {
+    let ward = ptp();
+    let port = ward.port();
+    for damage in [
+        "ip link set PORT down",
+        "ip route flush dev PORT",
+        "ip addr flush dev PORT",
+        "nsenter --net=NETNS ip route flush dev eth0",
+    ] {
+        let damage = damage.replace("PORT", &port).replace("NETNS", &ward.pods[0].path());
+        ward.node.sh(&damage);
+        assert!(ward.repair().contains("restored: "), "{damage}");
+        assert!(ward.pods[0].pings("10.88.0.1") && ward.pods[0].pings("10.88.0.3"), "{damage}");
+        ward.assert_healthy();
+    }
+}
+
+#[test]
+fn what_a_person_set_otherwise_is_left_alone() {
+    let ward = ward(&json!({}), 2);
+    let (port, inside) = (ward.port(), format!("nsenter --net={} ", ward.pods[0].path()));
+    for (change, left) in [
+        (
+            format!("ip link add br1 type bridge; ip link set {port} master br1"),
+            "is a port of another link",
+        ),
+        (
+            "ip addr del 10.88.0.1/16 dev cni0; ip addr add 10.88.0.9/16 dev cni0".to_owned(),
+            "address 10.88.0.1/16 of \"cni0\": it has 10.88.0.9/16",
+        ),
+        (
+            format!("{inside}ip route replace default via 10.88.0.3"),
+            "there is one \"0.0.0.0/0 via 10.88.0.3\"",
+        ),
+        (
+            format!(
+                "{inside}ip route del 10.88.0.0/16; {inside}ip rule add from 10.88.0.2 lookup 7"
+            ),
+            "the container has policy rules",
+        ),
+    ] {
+        ward.node.sh(&change);
+        let before = (ward.node.snapshot(), ward.pods[0].snapshot(&ward.node));
+        let text = ward.repair();
+        assert!(
+            text.lines().any(|line| line.starts_with("left alone: ") && line.contains(left)),
+            "{text}"
+        );
+        assert!(!text.contains("restored: "), "{text}");
+        assert!(before == (ward.node.snapshot(), ward.pods[0].snapshot(&ward.node)), "{change}");
+    }
+}
+
+/// Another pair with the name that the result tells is not the container's.
+#[test]
+fn a_link_that_only_has_the_name_is_not_touched() {
+    let ward = ward(&json!({}), 1);
+    let port = ward.port();
+    ward.node.sh(&format!("ip link del {port}; ip link add {port} type veth peer name other"));
+    ward.pods[0].sh("ip link add eth0 type dummy");
+    let before = ward.node.snapshot();
+    ward.repair();
+    assert!(before == ward.node.snapshot(), "{}", before.difference(&ward.node.snapshot()));
+}
+
+#[test]
+fn watch_restores_traffic_within_a_second() {
+    let ward = ward(&json!({}), 20);
+    let watch = ward.watch();
+    for damage in [
+        "ip link del cni0",
+        "nft flush ruleset; ip link del cni0",
+        "sysctl -qw net.ipv4.ip_forward=0",
+    ] {
+        eventually("it sleeps", || {
+            let before = watch.ticks();
+            thread::sleep(Duration::from_millis(300));
+            watch.ticks() == before
+        });
+        ward.node.sh(damage);
+        let start = Instant::now();
+        eventually("traffic", || {
+            ward.pods[19].try_sh("ping -n -c 1 -W 1 10.88.0.1")
+                && ward.node.sh("sysctl -n net.ipv4.ip_forward").trim() == "1"
+        });
+        assert!(start.elapsed() < 2 * ONE_SECOND, "{damage}: {:?}", start.elapsed());
+        assert!(ward.all_reach_the_gateway(), "{damage}");
+        eventually("all of it", || ward.doctor().1 == "healthy: 20 attachments\n");
+    }
+    watch.ends();
+}
+
+/// Somebody who removes again what is restored gets the last word more and more often.
+#[test]
+fn watch_gives_way_in_a_dispute() {
+    let ward = ward(&json!({}), 1);
+    let log = ward.node.path("log");
+    let watch = ward.cnibox(&["repair", "--watch"]);
+    let mut watch = watch.command().stdout(std::fs::File::create(&log).unwrap()).spawn().unwrap();
+    let end = Instant::now() + 6 * ONE_SECOND;
+    while Instant::now() < end {
+        drop(std::process::Command::new("ip").args(["link", "del", "cni0"]).output().unwrap());
+        thread::sleep(Duration::from_millis(5));
+    }
+    let restored = std::fs::read_to_string(&log).unwrap().matches("restored: bridge").count();
+    watch.kill().unwrap();
+    watch.wait().unwrap();
+    assert!((3..=10).contains(&restored), "{restored}");
+}
+
+/// The figures of docs/operator.md.
+#[test]
+#[ignore = "takes long; prints figures"]
+fn five_hundred_containers() {
+    let ward = ward(&json!({"macspoofchk": true}), 500);
+    for round in 0..5 {
+        ward.node.sh("nft flush ruleset; iptables -F; ip link del cni0");
+        let start = Instant::now();
+        ward.repair();
+        let restored = start.elapsed();
+        assert!(ward.pods[499].pings("10.88.0.1") && ward.pods[0].pings("10.88.0.1"));
+        println!("repair {round}: {restored:?}, traffic after {:?}", start.elapsed());
+    }
+    let start = Instant::now();
+    ward.assert_healthy();
+    println!("doctor and a repair of what is whole: {:?}", start.elapsed());
+    let watch = ward.watch();
+    for round in 0..5 {
+        thread::sleep(5 * ONE_SECOND);
+        ward.node.sh("nft flush ruleset; iptables -F; ip link del cni0");
+        let start = Instant::now();
+        eventually("traffic", || ward.pods[499].try_sh("ping -n -c 1 -W 1 10.88.0.1"));
+        println!("watch {round}: traffic after {:?}", start.elapsed());
+    }
+    watch.ends();
+}
