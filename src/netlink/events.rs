@@ -1,7 +1,6 @@
 //! Waiting for the kernel: each function looks first, and only if there is something to wait for
 //! joins a multicast group, looks again, and sleeps until the kernel tells of a change.
 
-use std::fmt;
 use std::net::Ipv6Addr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
@@ -14,7 +13,6 @@ use nix::libc::{
     RTNLGRP_LINK,
 };
 use rtnetlink::packet_core::NetlinkPayload;
-use rtnetlink::sys::protocols::NETLINK_ROUTE;
 
 use super::Netlink;
 use super::error::{Error, Result};
@@ -22,7 +20,6 @@ use super::family::Family;
 use super::link::{Link, OperState};
 use super::packet::Message;
 use super::route::RouteFilter;
-use super::socket::Socket;
 
 /// How a wait for a link ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,7 +35,8 @@ const RTM_NEWNETCONF: u16 = 80;
 
 /// Hears of what a namespace loses: links that go or change, addresses and routes that go, and
 /// parameters such as forwarding.
-pub struct Changes(Socket);
+#[derive(Debug)]
+pub struct Changes(Netlink);
 
 impl Changes {
     /// In the calling thread's namespace, from now on.
@@ -52,10 +50,12 @@ impl Changes {
             RTNLGRP_IPV4_NETCONF,
             RTNLGRP_IPV6_NETCONF,
         ];
-        let socket = Socket::open(NETLINK_ROUTE)?;
-        let joined = groups.into_iter().try_for_each(|group| socket.join(group));
+        let netlink = Netlink::open()?;
+        // Its first request gives a socket its port. One without is sent no events.
+        netlink.link_by_index(1)?;
+        let joined = groups.into_iter().try_for_each(|group| netlink.socket.join(group));
         joined.map_err(|e| e.doing("watch", || "links and routes".to_owned()))?;
-        Ok(Changes(socket))
+        Ok(Changes(netlink))
     }
 
     /// Drops the changes that have come; whether one was a loss. Changes that were not heard because too
@@ -64,7 +64,7 @@ impl Changes {
         let losses = [RTM_NEWLINK, RTM_DELLINK, RTM_DELADDR, RTM_DELROUTE, RTM_NEWNETCONF];
         let mut heard = false;
         loop {
-            let event = self.0.event(Instant::now());
+            let event = self.0.socket.event(Instant::now());
             match event.map_err(|e| e.doing("watch", || "links and routes".to_owned()))? {
                 None => return Ok(heard),
                 Some(event) => {
@@ -78,13 +78,7 @@ impl Changes {
 
 impl AsFd for Changes {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
-    }
-}
-
-impl fmt::Debug for Changes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Changes").finish_non_exhaustive()
+        self.0.socket.as_fd()
     }
 }
 

@@ -205,7 +205,7 @@ fn a_link_that_only_has_the_name_is_not_touched() {
     let ward = ward(&json!({}), 1);
     let port = ward.port();
     ward.node.sh(&format!("ip link del {port}; ip link add {port} type veth peer name other"));
-    ward.pods[0].sh("ip link add eth0 type dummy");
+    ward.pods[0].sh("ip link add eth0 type veth peer name x");
     let before = ward.node.snapshot();
     ward.repair();
     assert!(before == ward.node.snapshot(), "{}", before.difference(&ward.node.snapshot()));
