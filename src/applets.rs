@@ -38,7 +38,7 @@ pub static APPLETS: &[Applet] = &[
     Applet::plugin::<Macvlan>(Kind::Interface),
     Applet::plugin::<Portmap>(Kind::Chained),
     Applet::plugin::<Ptp>(Kind::Interface),
-    Applet::tool("repair", "restores rules of containers that somebody flushed", repair::main),
+    Applet::tool("repair", "restores what this host's containers have lost", repair::main),
     Applet::plugin::<Sbr>(Kind::Chained),
     Applet::plugin::<Static>(Kind::Ipam),
     Applet::plugin::<Tap>(Kind::Interface),

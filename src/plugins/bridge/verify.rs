@@ -43,9 +43,9 @@ fn bridge_of(host: &Netlink, conf: &Conf, prev: &CniResult) -> Result<Link> {
         prev.interfaces.iter().find(listed).ok_or_else(|| {
             Error::internal(format!("Interface name {name} not found in prevResult"))
         })?;
-    let link = host
-        .link(name)?
-        .ok_or_else(|| Error::internal(format!("Interface name {name} not found")))?;
+    let link = host.link(name)?.ok_or_else(|| {
+        Error::internal(format!("Interface name {name} not found")).with_details("cnibox repair")
+    })?;
     require_bridge(&link)?;
     verify::same_mac(&link, entry)?;
     verify::is_up(&link)?;
