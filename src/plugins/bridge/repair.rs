@@ -8,7 +8,7 @@ use super::{Conf, Plan, Shared, ensure_bridge, gateway, vlan, vlan_gateway};
 use crate::cni::CniResult;
 use crate::error::Result;
 use crate::iface::{Inside, configure, forwarding, routes, verify, veth};
-use crate::netfilter::{Owner, PacketFilter};
+use crate::netfilter::{Owner, PacketFilter, spoof};
 use crate::netlink::{Link, LinkChange, Mac, Netlink, Switch};
 use crate::repairs::Repairs;
 use crate::skel::{CheckReq, Cx, Rollback};
@@ -169,16 +169,23 @@ impl Pair<'_> {
         Ok(())
     }
 
-    /// In the order of ADD: a port that has to be protected is down until it is.
+    /// No frame passes before the port is protected: its MAC is checked by its name, so already now; for what
+    /// only a port can have, it is down meanwhile.
     fn connect(&self, host: &Netlink) -> Result<()> {
         let Pair { conf, plan, owner, bridge, port, container } = *self;
-        if conf.macspoofchk || conf.port_isolation || plan.vlans.filtering {
+        veth::refuse_advertisements(port);
+        if let Some(checked) = protect::checked(conf, port, container)? {
+            let filter = PacketFilter::new();
+            // Rules are back already; a transaction for each port would take long.
+            if spoof::check(&filter, owner, &checked).is_err() {
+                spoof::add(&filter, owner, &checked)?;
+            }
+        }
+        if conf.port_isolation || plan.vlans.filtering {
             host.set_link(port.index, LinkChange::new().down())?;
         }
         host.set_link(port.index, LinkChange::new().master(bridge.index))?;
-        veth::refuse_advertisements(port);
-        let checked = protect::checked(conf, port, container)?;
-        let new = NewPort { bridge, link: port, checked };
+        let new = NewPort { bridge, link: port, checked: None };
         protect::start(host, &PacketFilter::new(), owner, conf, plan, &new)
     }
 
