@@ -1,5 +1,6 @@
 //! What `cnibox repair` finds: what was missing, and what it leaves as somebody has set it.
 
+use std::collections::HashSet;
 use std::fmt;
 
 use crate::error::{Error, Result};
@@ -12,12 +13,19 @@ pub struct Repairs {
     missing: Vec<String>,
     left: Vec<String>,
     failed: Vec<Error>,
+    /// What attachments have in common and was looked at.
+    seen: HashSet<String>,
 }
 
 impl Repairs {
     /// Nothing is found yet. A dry run restores nothing.
     pub fn new(dry_run: bool) -> Repairs {
         Repairs { dry_run, ..Repairs::default() }
+    }
+
+    /// Whether this is the first look at something that many attachments have in common.
+    pub fn is_first(&mut self, what: impl Into<String>) -> bool {
+        self.seen.insert(what.into())
     }
 
     /// Notes that `what` is missing and restores it. A failure is noted as well, so that what

@@ -181,10 +181,14 @@ impl Pair<'_> {
                 spoof::add(&filter, owner, &checked)?;
             }
         }
-        if conf.port_isolation || plan.vlans.filtering {
+        let is_guarded = conf.port_isolation || plan.vlans.filtering;
+        if is_guarded {
             host.set_link(port.index, LinkChange::new().down())?;
         }
         host.set_link(port.index, LinkChange::new().master(bridge.index))?;
+        if port.up && !is_guarded && !conf.hairpin_mode {
+            return Ok(());
+        }
         let new = NewPort { bridge, link: port, checked: None };
         protect::start(host, &PacketFilter::new(), owner, conf, plan, &new)
     }
@@ -210,6 +214,11 @@ impl Pair<'_> {
                 }
                 Ok(())
             });
+        }
+        // All attachments of the network share what follows.
+        if !repairs.is_first(format!("{gateways:?} of {:?}", link.as_ref().map(|link| link.index)))
+        {
+            return Ok(());
         }
         for key in forwarding::missing(gateways.iter().map(IpNet::addr)) {
             let ips = gateways.iter().map(IpNet::addr);

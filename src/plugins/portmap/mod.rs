@@ -128,11 +128,13 @@ impl Plugin for Portmap {
         }
         let prev = req.require_prev()?;
         let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
-        let targets = targets(cx, prev, req.ifname.as_str())?;
+        let v4 = nets(prev, owner.ifname).into_iter().filter(|net| net.addr().is_ipv4());
+        let target = |net: IpNet| Ok(Target { net, via: interface_to(cx, net.addr())? });
+        let targets = v4.map(target).collect::<Result<Vec<_>>>()?;
         let conditions = Conditions::default();
         // A bridge that was made again has its own parameters.
         for key in localnet_keys(&forward(conf, owner, &mappings, &targets, &conditions), prev) {
-            if sysctl::read(&key)? != "1" {
+            if repairs.is_first(&key) && sysctl::read(&key)? != "1" {
                 let what = format!("sysctl {key}");
                 repairs.restore(what, || open_localhost(&PacketFilter::new(), &[key]));
             }
