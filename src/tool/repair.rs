@@ -3,12 +3,16 @@
 use std::collections::HashSet;
 use std::os::fd::AsFd;
 use std::process::ExitCode;
+use std::thread;
 use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 use super::gc::{CACHE, Folders, PLUGIN_PATH};
 use super::in_process::InProcess;
 use super::pause::{Signals, Woken};
-use super::{Tool, print};
+use super::{Tool, install, print};
 use crate::error::{Code, Context, Result};
 use crate::log;
 use crate::netfilter::{self, PacketFilter, Repair, Watch};
@@ -24,7 +28,7 @@ pub(super) const TOOL: Tool = Tool {
 repair: restores what this host's containers have lost
 
 Usage:
-  cnibox repair [--dry-run | --watch]
+  cnibox repair [--dry-run | --watch [--install DIR]]
 
 Looks at our tables in the host's network namespace and restores what is missing, in one transaction for each
 back end. Then each attachment that a runtime has cached and whose container lives gets back, as its ADD made
@@ -38,6 +42,7 @@ Each of these is printed.
             ..opt("--dry-run", "", "print what is missing, and change nothing")
         },
         opt("--watch", "", "stay, and repair after every change; ends on SIGTERM"),
+        opt(INSTALL, "DIR", "with --watch: keep the plugins in DIR as well, as cnibox install --watch does"),
         PLUGIN_PATH,
         CACHE,
     ],
@@ -54,6 +59,8 @@ Exit status: 0 everything is whole; 1 something failed, see stderr, or with --dr
 2 wrong usage.
 ",
 };
+
+const INSTALL: &str = "--install";
 
 /// Changes often come in quick succession, so one look serves several changes.
 const SETTLE: Duration = Duration::from_millis(50);
@@ -80,6 +87,8 @@ enum Mode {
 /// What to do, and where attachments and plugins are.
 struct Job {
     mode: Mode,
+    /// The folder of plugins that is kept as installed.
+    install: Option<String>,
     runtime: Runtime,
     table: Table,
 }
@@ -105,7 +114,11 @@ impl Job {
             (false, true) => Mode::Watch,
             (false, false) => Mode::Once(Repair::Restore),
         };
-        Ok(Job { mode, runtime: Folders::read(line).runtime(table), table })
+        let install = line.last(INSTALL).map(str::to_owned);
+        if install.is_some() && mode != Mode::Watch {
+            return Err(usage("--install goes with --watch"));
+        }
+        Ok(Job { mode, install, runtime: Folders::read(line).runtime(table), table })
     }
 
     fn once(&self, repair: Repair) -> Result<ExitCode> {
@@ -158,6 +171,9 @@ impl Job {
     /// Repairs until SIGTERM or SIGINT. What goes wrong is reported, and tried again after the next change.
     fn watch(&self) -> Result<ExitCode> {
         let signals = Signals::block()?;
+        if let Some(folder) = self.install.clone() {
+            keep_installed(folder, self.table);
+        }
         // Opened before the first look, so that no change after that look is missed.
         let mut rules = Watch::open(&PacketFilter::new());
         let mut links = Changes::listen()?;
@@ -183,6 +199,15 @@ impl Job {
             rules.renew(&PacketFilter::new());
         }
     }
+}
+
+/// Keeps a folder of plugins as installed, until the process ends. Where that fails, the process is to
+/// end, so that whoever has started it sees it.
+fn keep_installed(folder: String, table: Table) {
+    thread::spawn(move || {
+        install::main(vec![folder, "--watch".to_owned()], table);
+        kill(Pid::this(), Signal::SIGTERM).unwrap_or_default();
+    });
 }
 
 /// Prints what was done, and what is new of what was not.

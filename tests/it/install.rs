@@ -4,6 +4,7 @@
 mod faults;
 mod live;
 mod place;
+mod protect;
 mod watch;
 
 use std::collections::BTreeMap;

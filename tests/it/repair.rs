@@ -280,7 +280,7 @@ fn five_hundred_containers() {
         thread::sleep(5 * ONE_SECOND);
         ward.node.sh("nft flush ruleset; iptables -F; ip link del cni0");
         let start = Instant::now();
-        eventually("traffic", || ward.pods[499].try_sh("ping -n -c 1 -W 1 10.88.0.1"));
+        eventually("traffic", || ward.pods[499].try_sh("ping -n -c 1 -W 0.05 10.88.0.1"));
         println!("watch {round}: traffic after {:?}", start.elapsed());
     }
     watch.ends();

@@ -22,6 +22,9 @@ pub(super) struct Manifest {
     /// The release that was installed.
     pub(super) version: String,
     pub(super) mode: Mode,
+    /// Whether the executable has the immutable flag, where there is one.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(super) protect: bool,
     pub(super) files: Vec<Owned>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) conflist: Option<OwnedConf>,

@@ -17,6 +17,7 @@ mod manifest;
 mod options;
 mod origin;
 mod plan;
+mod protect;
 mod report;
 mod uninstall;
 mod watch;
@@ -113,15 +114,28 @@ impl Job<'_> {
     /// that it may be read-only then.
     fn run(&self) -> Result<Report> {
         let (plan, conf) = self.plan()?;
-        if self.options.dry_run || self.is_done(&plan, conf.as_ref()) {
+        if self.options.dry_run {
+            return Ok(Report::new(self.options, &plan.steps, conf.as_ref()));
+        }
+        if self.is_done(&plan, conf.as_ref()) {
+            self.protect(&plan);
             return Ok(Report::new(self.options, &plan.steps, conf.as_ref()));
         }
         files::create_folder(&self.options.folder.join(STATE))?;
         let _lock = files::lock(&self.options.folder)?;
         // Somebody else may have been at work until now.
         let (plan, conf) = self.plan()?;
-        apply::run(self, &plan, conf.as_ref())?;
+        protect::lift(&self.options.folder)?;
+        let done = apply::run(self, &plan, conf.as_ref());
+        self.protect(&plan);
+        done?;
         Ok(Report::new(self.options, &plan.steps, conf.as_ref()))
+    }
+
+    fn protect(&self, plan: &Plan) {
+        if plan.manifest.protect && self.options.policy != Policy::Never {
+            protect::set(&self.options.folder);
+        }
     }
 
     fn is_done(&self, plan: &Plan, conf: Option<&Conflist>) -> bool {

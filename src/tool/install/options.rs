@@ -33,6 +33,11 @@ pub(super) const INSTALL_OPTIONS: &[Opt] = &[
     opt("--no-verify", "", "do not ask each link for its versions: for a folder mounted noexec"),
     opt("--conflist", "FILE", "install this network configuration last"),
     opt("--conf-dir", "DIR", "where it goes [/etc/cni/net.d]"),
+    opt(
+        "--protect",
+        "",
+        "make the executable immutable, so that cp to a plugin's name cannot replace\nall plugins; until cnibox uninstall",
+    ),
     opt("--watch", "", "stay, and repair what changes; ends on SIGTERM"),
     ROOT,
     DRY_RUN,
@@ -93,6 +98,8 @@ pub(super) struct Options {
     pub(super) backup: bool,
     pub(super) force: bool,
     pub(super) verify: bool,
+    /// Whether the executable is made immutable.
+    pub(super) protect: bool,
     pub(super) watch: bool,
     /// Whether the folder is that of this node, at work.
     pub(super) hand_over: bool,
@@ -127,11 +134,17 @@ impl Options {
             backup: backup != Some(NO_BACKUP),
             force: line.has("--force"),
             verify: !line.has("--no-verify"),
+            protect: line.has("--protect"),
             watch: line.has("--watch"),
             hand_over: !line.has("--no-hand-over") && root.is_none(),
             dry_run: line.has(DRY_RUN.flag),
             json: line.has(JSON.flag),
         };
+        if options.protect && options.mode != Mode::Symlink {
+            return Err(usage(
+                "--protect is for links: with --mode copy nothing is written through, and a hard link could not be replaced",
+            ));
+        }
         if options.watch && (options.dry_run || options.policy == Policy::Never) {
             return Err(usage("--watch has nothing to do"));
         }

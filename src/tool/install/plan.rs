@@ -65,7 +65,7 @@ impl Plan {
     /// Looks at the folder. Whatever forbids the installation is told here.
     pub(super) fn make(job: &Job<'_>, folder: &Folder, old: &Manifest) -> Result<Plan> {
         let there = folder.look(BINARY)?;
-        let binary = binary_step(job, there.as_ref())?;
+        let binary = binary_step(job, there.as_ref(), old)?;
         let is_own_binary = binary.action.writes() || binary.action == Action::Unchanged;
         let target = Target {
             sha256: match &there {
@@ -111,8 +111,12 @@ fn step(job: &Job<'_>, name: &str, action: Action, entry: Option<&Entry>) -> Ste
     Step { name: name.to_owned(), action, was: entry.map(Entry::describe), backup }
 }
 
-fn binary_step(job: &Job<'_>, entry: Option<&Entry>) -> Result<Step> {
-    let action = binary_action(job, entry)?;
+fn binary_step(job: &Job<'_>, entry: Option<&Entry>, old: &Manifest) -> Result<Step> {
+    let mut action = binary_action(job, entry)?;
+    // Our own file, which a plain `cp` to the name of a plugin has written through its link.
+    if action == Action::Replace && old.get(BINARY).is_some() && old.mode == Mode::Symlink {
+        action = Action::Update;
+    }
     if action == Action::Replace && !may_replace(job, entry) {
         return Err(foreign(job, &[BINARY]));
     }
@@ -240,7 +244,9 @@ fn manifest(
     files.sort_by(|a, b| a.name.cmp(&b.name));
     let binary = steps.first().is_some_and(|step| step.action == Action::Keep);
     let version = if binary { old.version.clone() } else { job.payload.release.clone() };
-    Ok(Manifest { version, mode: job.options.mode, files, conflist: old.conflist.clone() })
+    let protect = job.options.protect || old.protect;
+    let (mode, conflist) = (job.options.mode, old.conflist.clone());
+    Ok(Manifest { version, mode, protect, files, conflist })
 }
 
 fn still_owned(folder: &Folder, old: &Manifest, name: &str) -> Result<Option<Owned>> {

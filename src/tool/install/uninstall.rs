@@ -12,7 +12,7 @@ use super::options::Options;
 use super::origin::sha256;
 use super::plan::{Action, Step};
 use super::report::Report;
-use super::{BINARY, STATE};
+use super::{BINARY, STATE, protect};
 use crate::error::{Context, Result};
 use crate::log;
 use crate::netfilter::{PacketFilter, handover};
@@ -24,6 +24,7 @@ pub(super) fn run(options: &Options) -> Result<Report> {
         return Ok(Report::new(options, &plan(&folder)?.0, None));
     }
     let lock = files::lock(&options.folder)?;
+    protect::lift(&options.folder)?;
     let (steps, manifest) = plan(&folder)?;
     if let Some(conf) = &manifest.conflist {
         take_back_conf(&options.folder, conf)?;

@@ -1,0 +1,131 @@
+//! `install --protect`: what `cp` to the name of a plugin can replace, and that the flag is in nobody's way
+//! who is meant to replace the executable.
+
+use std::fs::{self, File};
+use std::path::Path;
+
+use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
+
+use super::{Installer, as_release};
+use crate::node::{Node, Running, eventually, executable, exists};
+
+/// A folder on a file system of its own.
+fn on_tmpfs(node: &Node) -> Installer<'_> {
+    let at = Installer::new(node);
+    node.sh(&format!("mount -t tmpfs tmpfs {}", at.folder.display()));
+    at
+}
+
+/// Whether the file has the flag; `None` where the file system, as tmpfs before Linux 6.6, has none.
+fn is_immutable(path: &Path) -> Option<bool> {
+    let flags = ioctl_getflags(File::open(path).unwrap()).ok()?;
+    Some(flags.contains(IFlags::IMMUTABLE))
+}
+
+/// Puts the text `x` at the name of a plugin, as an installer of another project does; whether it could.
+fn copies(at: &Installer<'_>, how: &str, name: &str) -> bool {
+    let x = at.node.path("x");
+    fs::write(&x, "x").unwrap();
+    let line = format!(
+        "{how} {} {} 2>/dev/null && echo done || true",
+        x.display(),
+        at.folder.join(name).display()
+    );
+    at.node.sh(&line) == "done\n"
+}
+
+#[test]
+fn cp_replaces_its_own_name_at_most() {
+    let node = Node::new();
+    let at = on_tmpfs(&node);
+    at.install(&["--protect"]);
+    if is_immutable(&at.binary()).is_none() {
+        println!("SKIP cp_replaces_its_own_name_at_most: no immutable flag on tmpfs");
+        return;
+    }
+    assert_eq!(is_immutable(&at.binary()), Some(true));
+    assert!(at.install(&["--protect"]).contains("nothing to do"));
+    at.is_all_cnibox();
+    assert!(!copies(&at, "cp", "portmap"));
+    at.is_all_cnibox();
+    assert!(copies(&at, "cp -f", "portmap"));
+    assert_eq!(fs::read(at.folder.join("portmap")).unwrap(), b"x");
+    assert!(at.about("bridge").contains("+cnibox."));
+    at.install(&["--replace", "--no-backup"]);
+    at.is_all_cnibox();
+    assert_eq!(is_immutable(&at.binary()), Some(true), "without the option, too");
+
+    // An installer that was killed has left it without the flag.
+    let file = File::open(at.binary()).unwrap();
+    ioctl_setflags(&file, IFlags::empty()).unwrap();
+    at.install(&[]);
+    assert_eq!(is_immutable(&at.binary()), Some(true));
+
+    // Another release replaces it, and is protected.
+    let other = node.path("cnibox-other");
+    fs::write(&other, as_release("0.0.9")).unwrap();
+    node.sh(&format!("chmod 755 {}", other.display()));
+    at.call("install", &["--force"]).program(&other).printed();
+    assert_eq!(fs::read(at.binary()).unwrap(), fs::read(&other).unwrap());
+    assert_eq!(is_immutable(&at.binary()), Some(true));
+    at.uninstall();
+    assert_eq!(at.names(), Vec::<String>::new());
+}
+
+#[test]
+fn without_the_flag_it_goes_on_and_says_so() {
+    let node = Node::new();
+    let at = on_tmpfs(&node);
+    // No right to set it is as good as no flag.
+    let drop = ["setpriv", "--bounding-set=-linux_immutable", "--inh-caps=-linux_immutable"];
+    let outcome = at.call("install", &["--protect"]).under(&drop).run();
+    assert_eq!(outcome.status, Some(0), "{outcome:?}");
+    assert!(outcome.stderr.contains("is not protected: "), "{outcome:?}");
+    at.is_all_cnibox();
+    let outcome = at.call("install", &["--protect", "--mode", "hardlink"]).run();
+    assert_eq!(outcome.status, Some(2), "{outcome:?}");
+}
+
+/// Nobody runs the executable, so that it can be written.
+#[test]
+fn what_cp_wrote_through_is_healed() {
+    let node = Node::new();
+    let at = Installer::new(&node);
+    at.install(&[]);
+    assert!(copies(&at, "cp", "portmap"));
+    assert_eq!(fs::read(at.binary()).unwrap(), b"x");
+    at.install(&[]);
+    at.is_all_cnibox();
+    assert!(!exists(at.folder.join(".cnibox/backup/cnibox")));
+}
+
+#[test]
+fn repair_keeps_the_folder_as_well() {
+    let node = Node::new();
+    let at = Installer::new(&node);
+    at.install(&[]);
+    let folder = at.folder.display().to_string();
+    let cache = node.path("cache").display().to_string();
+    let args = [
+        "repair",
+        "--watch",
+        "--install",
+        &folder,
+        "--plugin-path",
+        &folder,
+        "--cache-dir",
+        &cache,
+    ];
+    let watch = Running::start(&node.tool("cnitool", &args).program(executable()));
+    // Until it watches, nothing comes back.
+    eventually("the folder is kept", || {
+        drop(fs::remove_file(at.folder.join("portmap")));
+        std::thread::sleep(std::time::Duration::from_millis(500));
+        exists(at.folder.join("portmap"))
+    });
+    // While it asks a plugin for its versions, the executable is busy.
+    eventually("it can be written", || copies(&at, "cp", "ptp"));
+    eventually("healed", || at.about("bridge").contains("+cnibox."));
+    watch.ends();
+    at.is_all_cnibox();
+}
