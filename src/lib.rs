@@ -21,7 +21,7 @@
 //! | 1 | [`netlink`] | links, addresses, routes, traffic control, `nf_tables`: the only user of rtnetlink |
 //! | 1 | [`trace`] | the flight recorder |
 //! | 1 | [`netns`], [`sysctl`], [`cmd`], [`log`], [`options`] | namespaces, kernel parameters, programs, stderr, command lines |
-//! | 0 | [`cni`], [`error`] | the protocol as pure data |
+//! | 0 | [`cni`], [`error`], [`sort`] | the protocol as pure data, errors, sorting |
 //! | 0 | [`repairs`] | what `cnibox repair` finds |
 //! | | `start`, `testing` | the executable's way to the applet; what tests use of all this |
 //!
@@ -51,6 +51,7 @@ mod plugins;
 mod repairs;
 pub mod runtime;
 mod skel;
+mod sort;
 #[doc(hidden)]
 pub mod start;
 mod sysctl;

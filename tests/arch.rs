@@ -9,10 +9,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What each module may import from the crate besides itself, `error` and `log`.
+/// What each module may import from the crate besides itself, `error`, `log` and `sort`.
 const LAYERS: &[(&str, &[&str])] = &[
     ("error", &[]),
     ("log", &[]),
+    ("sort", &[]),
     ("options", &[]),
     ("repairs", &[]),
     ("cni", &[]),
@@ -298,7 +299,7 @@ fn upward(source: &Source) -> Vec<String> {
     };
     let imports = source.imports().into_iter().filter_map(|path| path.into_iter().next());
     let broken = imports.filter(|import| {
-        let free = [module, "error", "log"].contains(&import.as_str());
+        let free = [module, "error", "log", "sort"].contains(&import.as_str());
         !free && !allowed.contains(&import.as_str())
     });
     broken.map(|import| format!("{}: {module} imports {import}", source.path)).collect()

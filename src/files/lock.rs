@@ -17,6 +17,7 @@ use super::dir::{self, Dir, open_regular};
 use super::{During, Error, Result};
 use crate::log;
 use crate::netns::Netns;
+use crate::sort::sort_by_key;
 use crate::trace;
 
 /// How long a command waits for a store's lock unless the configuration says otherwise. Those of
@@ -163,7 +164,7 @@ fn holding_pid(locks: &str, dev: u64, ino: u64) -> Option<u32> {
         (inode.parse() == Ok(ino)).then_some((here, pid.parse().ok()?))
     };
     let mut held: Vec<(bool, u32)> = locks.lines().filter_map(held).collect();
-    held.sort_by_key(|(here, _)| !here);
+    sort_by_key(&mut held, |(here, _)| !here);
     // 0: a process of another pid namespace.
     held.first().map(|(_, pid)| *pid).filter(|pid| *pid > 0)
 }

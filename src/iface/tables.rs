@@ -6,6 +6,7 @@ use ipnet::IpNet;
 
 use crate::error::{Error, Result};
 use crate::netlink::{Link, Netlink, RT_TABLE_MAIN, Route, RouteFilter, RouteMode, Rule};
+use crate::sort::sort_by_key;
 
 /// `default`, `main` and `local`, which the kernel's own rules lead to.
 const RESERVED: std::ops::RangeInclusive<u32> = 253..=255;
@@ -85,7 +86,7 @@ fn own(netlink: &Netlink, link: &Link, filter: &RouteFilter) -> Result<Vec<Route
     let mut routes = netlink.dump_routes(filter)?;
     routes.retain(|route| leaves_by(route, link.index) && !is_the_kernels(&route.dst));
     // The kernel takes a gateway only when it knows how to reach it.
-    routes.sort_by_key(|route| !is_near(route));
+    sort_by_key(&mut routes, |route| !is_near(route));
     Ok(routes)
 }
 

@@ -16,6 +16,7 @@ use super::{journal, quarantine};
 use crate::attachment::Liveness;
 use crate::files::dir::Dir;
 use crate::files::{During, Result};
+use crate::sort::{sort, sort_by_key};
 use crate::{error, log, sysctl};
 
 /// More than a lease can have.
@@ -153,14 +154,14 @@ impl Listing {
             Liveness::Alive | Liveness::Unknown => None,
         };
         let mut gone: Vec<_> = self.statuses().into_iter().filter_map(gone).collect();
-        gone.sort_by_key(|gone| gone.lease.ip);
+        sort_by_key(&mut gone, |gone| gone.lease.ip);
         gone
     }
 
     /// The addresses that are taken by what is no lease, in order.
     pub fn reservations(&self) -> Vec<Reservation> {
         let mut reserved: Vec<_> = self.found().filter_map(Found::reservation).collect();
-        reserved.sort_by_key(|reservation| reservation.ip);
+        sort_by_key(&mut reserved, |reservation| reservation.ip);
         reserved
     }
 
@@ -228,7 +229,7 @@ pub fn networks(data_dir: &Path) -> error::Result<Vec<String>> {
             names.extend(entry.file_name().into_string().ok());
         }
     }
-    names.sort();
+    sort(&mut names);
     Ok(names)
 }
 

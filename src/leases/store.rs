@@ -24,6 +24,7 @@ use crate::error;
 use crate::files::dir::Dir;
 use crate::files::lock::Lock;
 use crate::files::{During, Error, Result};
+use crate::sort::{sort, sort_by_key};
 use crate::{log, sysctl};
 
 /// More than an address can have.
@@ -210,7 +211,7 @@ impl LeaseStore {
         let removed = self.remove_freed(gone.iter().map(|gone| gone.lease.clone()).collect())?;
         let removed: HashSet<IpAddr> = removed.into_iter().map(|lease| lease.ip).collect();
         gone.retain(|gone| removed.contains(&gone.lease.ip));
-        gone.sort_by_key(|gone| gone.lease.ip);
+        sort_by_key(&mut gone, |gone| gone.lease.ip);
         Ok(gone)
     }
 
@@ -233,7 +234,7 @@ impl LeaseStore {
     ) -> error::Result<Vec<Reservation>> {
         let mut removed = Vec::new();
         let mut ips: Vec<_> = listing::addresses(&self.dir)?.into_iter().collect();
-        ips.sort();
+        sort(&mut ips);
         for ip in ips {
             let Found::Reserved(reservation) = listing::read(&self.dir, ip) else { continue };
             if unwanted(&reservation) {

@@ -26,6 +26,7 @@ use crate::repairs::Repairs;
 use crate::skel::{
     AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Remarks, Rollback, del_and_release,
 };
+use crate::sort::{sort, sort_by_key};
 
 /// Scope of an address on the link, `RT_SCOPE_LINK`.
 const ON_LINK: u8 = 253;
@@ -300,13 +301,13 @@ fn routes_to_gateways(link: &Link, hops: &[Hop]) -> Vec<Route> {
         add(to_subnet);
     }
     // Gateways first: the kernel takes a route only through a gateway that it can reach.
-    routes.sort_by_key(|route| route.gw.is_some());
+    sort_by_key(&mut routes, |route| route.gw.is_some());
     routes
 }
 
 fn gateways(hops: &[Hop]) -> Vec<IpAddr> {
     let mut gateways: Vec<IpAddr> = hops.iter().map(|hop| hop.gateway).collect();
-    gateways.sort();
+    sort(&mut gateways);
     gateways.dedup();
     gateways
 }

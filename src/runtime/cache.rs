@@ -27,6 +27,7 @@ use crate::cni::json::{Json, compact};
 use crate::cni::{CniResult, ContainerId, IfName, NetworkName, SpecVersion};
 use crate::error::{Code, Context, Error, Result};
 use crate::files::atomic::{self, Durability, Writer};
+use crate::sort::sort;
 
 const KIND: &str = "cniCacheV1";
 /// The longest file name there is (`NAME_MAX`), in bytes.
@@ -186,7 +187,7 @@ impl Cache {
             // A name that is not UTF-8 is not one of ours.
             names.extend(entry.map_err(failed)?.file_name().into_string());
         }
-        names.sort();
+        sort(&mut names);
         let within = format!("-{container}-");
         names.retain(|name| {
             container.is_empty() || name.contains(&within) || name.ends_with(HASHED)

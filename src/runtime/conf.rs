@@ -11,6 +11,7 @@ use crate::cni::config::DnsConf;
 use crate::cni::json::keys::Keys;
 use crate::cni::json::{Json, compact};
 use crate::error::{Code, Error, Result, io_text};
+use crate::sort::sort;
 
 /// How the names of files with networks end.
 pub(crate) const EXTENSIONS: [&str; 3] = ["conflist", "conf", "json"];
@@ -180,7 +181,7 @@ pub fn conf_files(dir: &Path, extensions: &[&str]) -> Result<Vec<PathBuf>> {
             files.push(entry.path());
         }
     }
-    files.sort();
+    sort(&mut files);
     Ok(files)
 }
 

@@ -3,6 +3,7 @@
 use super::{NetworkList, PluginConf, Runtime};
 use crate::error::{Code, Error, Result};
 use crate::invoke::{self, VersionInfo};
+use crate::sort::sort;
 
 impl Runtime {
     /// Looks up every plugin and asks for its versions. Returns the capabilities that any of them
@@ -49,7 +50,7 @@ impl Runtime {
 fn capabilities(plugins: &[PluginConf]) -> Vec<String> {
     let mut names: Vec<String> =
         plugins.iter().flat_map(PluginConf::wanted).map(str::to_owned).collect();
-    names.sort();
+    sort(&mut names);
     names.dedup();
     names
 }

@@ -19,6 +19,7 @@ use crate::leases::{
 use crate::log;
 use crate::options::{CommandLine, Opt, opt, unknown_word, usage};
 use crate::skel::{Failures, Table, reclaim};
+use crate::sort::{sort_by, sort_by_key};
 
 const OPTIONS: &[Opt] = &[
     opt(
@@ -176,7 +177,7 @@ fn run(command: &Command, data_dir: &Path) -> Result<Outcome> {
                 rows.extend(leases.into_iter().map(|status| Row::of_lease(&network, status)));
                 rows.extend(reserved.into_iter().map(|reserved| Row::reserved(&network, reserved)));
             }
-            rows.sort_by(Row::order);
+            sort_by(&mut rows, Row::order);
             let text = if *json { as_json(&rows)? } else { as_table(&rows) };
             Ok(Outcome::Done(text))
         }
@@ -263,7 +264,7 @@ fn free(data_dir: &Path, network: &str, what: &str, dry_run: bool) -> Result<Out
             format!("network \"{network}\" has no lease of \"{what}\"; see: ipam ls {network}");
         return Ok(Outcome::NotThere(msg));
     }
-    freed.sort_by_key(|lease| lease.ip);
+    sort_by_key(&mut freed, |lease| lease.ip);
     let word = if dry_run { "would free" } else { "freed" };
     let reserved = reserved.iter().map(Reservation::to_string);
     let mut text = String::new();

@@ -24,6 +24,7 @@ use serde::ser::{Serialize, SerializeMap, Serializer};
 use serde_json::ser::PrettyFormatter;
 
 use crate::error::{Error, Result};
+use crate::sort::sort_by;
 
 /// A JSON document whose objects keep their order and repeated keys.
 #[derive(Clone, Debug, PartialEq)]
@@ -87,7 +88,7 @@ impl Json {
             Json::Object(members) => {
                 let mut members: Vec<_> =
                     members.into_iter().map(|(k, v)| (k, v.sorted())).collect();
-                members.sort_by(|a, b| a.0.cmp(&b.0));
+                sort_by(&mut members, |a, b| a.0.cmp(&b.0));
                 Json::Object(members)
             }
             other => other,

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use super::{CniResult, IpConfig, Route};
 use crate::cni::version::{Generation, SpecVersion};
 use crate::error::{Error, Result};
+use crate::sort::sort_by_key;
 
 impl CniResult {
     /// The same result within the limits of `to`.
@@ -37,7 +38,7 @@ impl CniResult {
         }
         let kept = |route: &Route| if route.dst.addr().is_ipv4() { &v4 } else { &v6 }.is_some();
         let mut routes: Vec<Route> = self.routes.iter().filter(|r| kept(r)).map(bare).collect();
-        routes.sort_by_key(|route| route.dst.addr().is_ipv6());
+        sort_by_key(&mut routes, |route| route.dst.addr().is_ipv6());
         self.routes = routes;
         self.ips = v4.into_iter().chain(v6).map(|ip| IpConfig { interface: None, ..ip }).collect();
         self.interfaces.clear();

@@ -19,6 +19,7 @@ use crate::error::{Error, Result, io_text};
 use crate::log;
 use crate::netfilter::Repair;
 use crate::netfilter::names::Owner;
+use crate::sort::sort;
 
 /// The zone of a configuration that names none.
 pub const DEFAULT_ZONE: &str = "trusted";
@@ -176,7 +177,7 @@ impl<'a> Zone<'a> {
         let zone = kept.as_ref().map_or_else(|| self.name.to_owned(), |kept| kept.zone.clone());
         let mut ips = pod.ips.clone();
         ips.extend(kept.into_iter().flat_map(|kept| kept.ips));
-        ips.sort();
+        sort(&mut ips);
         ips.dedup();
         self.remove_own(pod.owner, &zone, ips.clone());
         KEPT.remove(pod.owner)?;

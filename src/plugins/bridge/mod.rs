@@ -30,6 +30,7 @@ use crate::repairs::Repairs;
 use crate::skel::{
     AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Remarks, Rollback, del_and_release,
 };
+use crate::sort::sort_by_key;
 
 use self::protect::NewPort;
 use self::vlan::{VlanTrunk, Vlans};
@@ -302,7 +303,7 @@ impl Plan {
             on_bridge.extend(ipnet::IpNet::new(gw, ip.address.prefix_len()).ok());
         }
         // The address of an earlier range stays in front, whatever the family.
-        on_bridge.sort_by_key(|net: &ipnet::IpNet| net.addr().is_ipv6());
+        sort_by_key(&mut on_bridge, |net: &ipnet::IpNet| net.addr().is_ipv6());
         on_bridge.dedup();
         on_bridge
     }

@@ -12,6 +12,7 @@ use serde::Deserialize;
 use super::Conf;
 use crate::error::{Context, Error, Result};
 use crate::netlink::{Link, LinkChange, Netlink, PortVlans, Tagging, VlanPort};
+use crate::sort::sort_by_key;
 
 /// The native VLAN of a port that only `vlanTrunk` is configured for.
 const DEFAULT: u16 = 1;
@@ -195,7 +196,7 @@ fn valid(id: Option<i64>, refusal: &str) -> Result<Option<u16>> {
 
 /// The ranges sorted; ranges that overlap or touch are merged.
 fn merged(mut ranges: Vec<RangeInclusive<u16>>) -> Vec<RangeInclusive<u16>> {
-    ranges.sort_by_key(|ids| *ids.start());
+    sort_by_key(&mut ranges, |ids| *ids.start());
     let mut merged: Vec<RangeInclusive<u16>> = Vec::new();
     for ids in ranges {
         match merged.last_mut() {

@@ -11,6 +11,7 @@ use crate::cni::Attachment;
 use crate::cni::json::{self, Json};
 use crate::cni::{CniResult, SpecVersion};
 use crate::error::{Code, Error, Result};
+use crate::sort::sort;
 
 /// The version of requests and answers.
 pub const VERSION: u32 = 1;
@@ -174,7 +175,7 @@ impl Request {
         }
         let mut request: Request =
             json.decode().map_err(|e: Error| e.context("read the request"))?;
-        request.families.sort();
+        sort(&mut request.families);
         request.families.dedup();
         if request.families.is_empty() && matches!(request.verb, Verb::Add | Verb::Check) {
             return Err(Error::new(Code::DECODE, "read the request: \"families\" is empty"));

@@ -6,6 +6,7 @@ use super::Conf;
 use super::sysfs::{self, Netdevs, Sysfs};
 use crate::error::{Context, Error, Result};
 use crate::netlink::{Link, Mac, Netlink};
+use crate::sort::sort_by;
 
 /// Kinds of links on top of another link, whose address they may share: an address that both have
 /// never means the upper link.
@@ -168,7 +169,7 @@ fn by_parent(host: &Netlink, netdevs: Result<Netdevs>, parents: &[String]) -> Re
     let shown = netdevs.and_then(|netdevs| listed(host, &netdevs));
     shown.or_else(|error| {
         let mut links = host.dump_links()?;
-        links.sort_by(|a, b| a.name.cmp(&b.name));
+        sort_by(&mut links, |a, b| a.name.cmp(&b.name));
         let is_parent =
             |link: &Link| link.parent.as_ref().is_some_and(|p| parents.contains(&p.name));
         links.into_iter().find(is_parent).ok_or(error)

@@ -6,6 +6,7 @@ use crate::cni::{self, CniResult, IpConfig};
 use crate::error::{Context, Result};
 use crate::iface::Inside;
 use crate::netlink::{Link, Netlink, Route, RouteFilter};
+use crate::sort::sort_by_key;
 
 /// `RT_SCOPE_UNIVERSE`.
 const EVERYWHERE: u8 = 0;
@@ -43,7 +44,7 @@ impl HostNetwork {
         });
         let mut ways: Vec<Way> = routes.map(|route| Way::like(&route)).collect();
         // Gateways must be reachable before anything goes through them.
-        ways.sort_by_key(Way::has_gateway);
+        sort_by_key(&mut ways, Way::has_gateway);
         Ok(HostNetwork { ips: ips.collect(), ways })
     }
 

@@ -12,6 +12,7 @@ use crate::netlink::{
     Addr, Link, LinkChange, Mac, Netlink, NewAddr, Route, RouteFilter, RouteMode,
 };
 use crate::skel::Failures;
+use crate::sort::sort_by_key;
 
 /// `IFA_F_PERMANENT`: set by a person or a program, not by a protocol that will do it again.
 pub(super) const IFA_F_PERMANENT: u32 = 0x80;
@@ -85,7 +86,7 @@ impl Origin {
         }
         let mut ways: Vec<Way> = routes.iter().filter_map(Way::of).collect();
         // Gateways must be reachable before anything goes through them.
-        ways.sort_by_key(|way| way.gw.is_some());
+        sort_by_key(&mut ways, |way| way.gw.is_some());
         Ok(Origin {
             name: device.name.clone(),
             alt_names: device.alt_names.clone(),

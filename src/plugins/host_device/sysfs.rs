@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result, io_text};
 use crate::netlink::{Link, Parent};
+use crate::sort::sort;
 
 /// Drivers that hand a PCI device to a program: the kernel has no network interface for it.
 const USER_SPACE_DRIVERS: [&str; 3] = ["vfio-pci", "uio_pci_generic", "igb_uio"];
@@ -116,7 +117,7 @@ fn names_in(folder: &Path) -> io::Result<Vec<String>> {
     for entry in fs::read_dir(folder)? {
         names.extend(entry?.file_name().into_string());
     }
-    names.sort();
+    sort(&mut names);
     Ok(names)
 }
 

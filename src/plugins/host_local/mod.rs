@@ -31,6 +31,7 @@ use crate::error::{Code, Context, Error, Result};
 use crate::leases::{DATA_DIR, LeaseOptions, LeaseStore, Listing, Owner};
 use crate::log;
 use crate::skel::{AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Remarks};
+use crate::sort::sort_by_key;
 
 /// The plugin.
 #[derive(Debug)]
@@ -194,7 +195,7 @@ impl Plugin for HostLocal {
             None => true,
         })?;
         // A folder has no order of its own.
-        released.sort_by_key(|lease| lease.ip);
+        sort_by_key(&mut released, |lease| lease.ip);
         for lease in released {
             log::warn(format_args!("released {lease}"));
         }

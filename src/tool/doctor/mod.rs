@@ -23,6 +23,7 @@ use crate::error::Result;
 use crate::options::{CommandLine, no_words, opt};
 use crate::runtime::Runtime;
 use crate::skel::Table;
+use crate::sort::sort_by_key;
 
 pub(super) const TOOL: Tool = Tool {
     command: "cnibox doctor",
@@ -103,6 +104,6 @@ pub(super) fn examine(
     found.extend(attachments.forwarding());
     // Where rules are missing, each STATUS and CHECK says so as well.
     found.retain(|diagnosis| diagnosis.is_rules || !is_flushed || !diagnosis.names_repair());
-    found.sort_by_key(|diagnosis| std::cmp::Reverse(diagnosis.severity));
+    sort_by_key(&mut found, |diagnosis| std::cmp::Reverse(diagnosis.severity));
     Ok((found, attachments.to_string()))
 }

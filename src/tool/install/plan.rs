@@ -9,6 +9,7 @@ use super::origin::Origin;
 use super::{BINARY, Job};
 use crate::error::{Error, Result};
 use crate::skel::run::REFERENCE_RELEASE;
+use crate::sort::sort_by;
 
 /// What is done with a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -241,7 +242,7 @@ fn manifest(
             files.extend(still_owned(folder, old, &earlier.name)?);
         }
     }
-    files.sort_by(|a, b| a.name.cmp(&b.name));
+    sort_by(&mut files, |a, b| a.name.cmp(&b.name));
     let binary = steps.first().is_some_and(|step| step.action == Action::Keep);
     let version = if binary { old.version.clone() } else { job.payload.release.clone() };
     let protect = job.options.protect || old.protect;

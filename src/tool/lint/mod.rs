@@ -17,6 +17,7 @@ use crate::error::{Error, Result};
 use crate::log;
 use crate::options::{CommandLine, opt, usage};
 use crate::skel::Table;
+use crate::sort::sort_by;
 
 pub(super) const TOOL: Tool = Tool {
     command: "cnibox lint",
@@ -71,7 +72,7 @@ pub(super) fn lint(paths: &[PathBuf], table: Table, scope: Scope<'_>) -> Vec<Fin
         networks.push(network);
     }
     findings.extend(folder::compare(&networks));
-    findings.sort_by(|a, b| a.key().cmp(&b.key()));
+    sort_by(&mut findings, |a, b| a.key().cmp(&b.key()));
     // A plugin and its IPAM plugin may both refuse what they have in common.
     findings.dedup_by(|a, b| a.key() == b.key());
     findings

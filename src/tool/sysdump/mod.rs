@@ -27,6 +27,7 @@ use crate::netns::Netns;
 use crate::options::{self, CommandLine, Opt, no_words, opt};
 use crate::runtime::{Attach, CachedAttachment, EXTENSIONS, Runtime, conf_files};
 use crate::skel::{Table, record};
+use crate::sort::{sort, sort_by_key};
 use crate::sysctl;
 
 pub(super) const TOOL: Tool = Tool {
@@ -253,7 +254,7 @@ impl Job {
             let title = doctor::title(cached);
             !found.iter().any(|diagnosis| diagnosis.subject == title)
         };
-        cached.sort_by_cached_key(is_well);
+        sort_by_key(&mut cached, is_well);
         let objects: Vec<Json> =
             cached.iter().map(|cached| self.attachment(runtime, cached)).collect();
         // One object in a line: a cut leaves whole ones.
@@ -358,7 +359,7 @@ fn walk(path: &Path, lines: &mut Vec<String>, limit: usize) {
     }
     let entries = fs::read_dir(path).into_iter().flatten().flatten();
     let mut entries: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
-    entries.sort();
+    sort(&mut entries);
     for entry in entries {
         if lines.len() < limit {
             walk(&entry, lines, limit);

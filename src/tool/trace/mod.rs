@@ -23,6 +23,7 @@ use crate::error::{Error, Result};
 use crate::leases::DATA_DIR;
 use crate::options::{CommandLine, Opt, opt, unknown_word, usage};
 use crate::skel::{Table, record};
+use crate::sort::sort_by_key;
 
 pub(super) const TOOL: Tool = Tool {
     command: "cnibox trace",
@@ -109,7 +110,7 @@ impl Job {
         let failed = Recording::all(&record::failed().read()?);
         let mut all = failed.clone();
         all.extend(Recording::all(&record::traces().read()?));
-        all.sort_by_key(|recording| recording.call().start);
+        sort_by_key(&mut all, |recording| recording.call().start);
         match &self.command {
             Command::List { failed: true } => print(&list(&failed)),
             Command::List { failed: false } => print(&list(&all)),

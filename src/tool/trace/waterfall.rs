@@ -3,6 +3,8 @@
 use super::duration;
 use super::recording::{Recording, Span};
 
+use crate::sort::sort_by_key;
+
 /// Characters of the time axis.
 const WIDTH: u64 = 40;
 
@@ -50,7 +52,7 @@ fn below(span: &Span, all: &[&Span], depth: usize, axis: &Axis, lines: &mut Vec<
     let name = name.trim_end().to_owned();
     lines.push([axis.bar(span), duration(span.duration()), name, failed.to_owned()]);
     let mut children: Vec<_> = all.iter().filter(|child| child.parent == span.id).collect();
-    children.sort_by_key(|child| child.start);
+    sort_by_key(&mut children, |child| child.start);
     // A recording is no deeper; what says so may have been forged.
     if depth < 64 {
         for child in children {

@@ -17,6 +17,7 @@ use crate::cni::ip::host_net;
 use crate::netfilter::backend::Family;
 use crate::netfilter::iptables::Rule;
 use crate::netfilter::names::Owner;
+use crate::sort::sort_by_key;
 
 /// The chain that leads to the chains of containers.
 pub(super) const TOP: &str = "CNI-HOSTPORT-DNAT";
@@ -123,7 +124,7 @@ pub(super) fn rules(wanted: Wanted<'_>, chain: &str) -> Vec<Rule> {
     let conditional = |entry: Rule| entry.with(wanted.conditions()).target(chain);
     let mut mappings: Vec<&Mapping> = wanted.mappings().collect();
     // Of its own, too, one of every address would get there first.
-    mappings.sort_by_key(|mapping| mapping.address().is_none());
+    sort_by_key(&mut mappings, |mapping| mapping.address().is_none());
     let of_mappings = mappings.into_iter().flat_map(|mapping| rules_of(wanted, mapping, chain));
     entries.into_iter().map(conditional).chain(of_mappings).collect()
 }

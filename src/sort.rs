@@ -1,0 +1,48 @@
+//! Stable sorting, with one copy of the sort for all types: the standard library's is four kilobytes of code for each
+//! type that is sorted, a fortieth of the executable.
+
+use std::cmp::Ordering;
+use std::mem;
+
+/// Sorts what has an order of its own.
+pub fn sort<T: Ord>(items: &mut Vec<T>) {
+    sort_by(items, T::cmp);
+}
+
+/// Sorts by a key, which is asked for often.
+pub fn sort_by_key<T, K: Ord>(items: &mut Vec<T>, key: impl Fn(&T) -> K) {
+    sort_by(items, |a, b| key(a).cmp(&key(b)));
+}
+
+/// Sorts as `compare` says. What is equal stays in its order.
+pub fn sort_by<T>(items: &mut Vec<T>, compare: impl Fn(&T, &T) -> Ordering) {
+    let order = order(items.len(), &|a, b| compare(&items[a], &items[b]));
+    let mut places: Vec<Option<T>> = mem::take(items).into_iter().map(Some).collect();
+    items.extend(order.into_iter().filter_map(|at| places[at].take()));
+}
+
+/// The numbers below `count` in the order of what they stand for.
+fn order(count: usize, compare: &dyn Fn(usize, usize) -> Ordering) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..count).collect();
+    order.sort_by(|a, b| compare(*a, *b));
+    order
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sorts_stably() {
+        let mut words = vec!["b1", "a1", "c", "a2", "b2", "a3"];
+        sort_by_key(&mut words, |word| word.as_bytes()[0]);
+        assert_eq!(words, ["a1", "a2", "a3", "b1", "b2", "c"]);
+        sort_by(&mut words, |a, b| b.cmp(a));
+        assert_eq!(words, ["c", "b2", "b1", "a3", "a2", "a1"]);
+        sort(&mut words);
+        assert_eq!(words, ["a1", "a2", "a3", "b1", "b2", "c"]);
+        let mut none: Vec<String> = Vec::new();
+        sort(&mut none);
+        assert!(none.is_empty());
+    }
+}
