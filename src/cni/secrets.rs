@@ -5,21 +5,9 @@ use super::json::Json;
 /// What stands in the place of a secret.
 const LEFT_OUT: &str = "(left out)";
 
-/// Parts of the names of secrets, in lower case and without `-` and `_`.
-const NAMES: [&str; 12] = [
-    "accesskey",
-    "apikey",
-    "auth",
-    "cert",
-    "credential",
-    "passphrase",
-    "passwd",
-    "password",
-    "privatekey",
-    "psk",
-    "secret",
-    "token",
-];
+/// Parts of the names of secrets, beside names that end in `key`, in lower case and without `-` and `_`.
+const NAMES: [&str; 9] =
+    ["auth", "cert", "credential", "passphrase", "passwd", "password", "psk", "secret", "token"];
 
 /// The document without the values of keys that sound secret, keys in PEM, and the user and password of URLs.
 pub fn without(json: Json) -> Json {
@@ -47,7 +35,7 @@ fn is_pair(items: &[Json]) -> bool {
 fn is_secret(key: &str) -> bool {
     let plain: String = key.chars().filter(char::is_ascii_alphanumeric).collect();
     let plain = plain.to_ascii_lowercase();
-    NAMES.iter().any(|name| plain.contains(name))
+    plain.ends_with("key") || NAMES.iter().any(|name| plain.contains(name))
 }
 
 /// The same for a text that is no JSON: pairs such as `A=1;B=2`, URLs, PEM.
@@ -87,6 +75,7 @@ mod tests {
             (r#"{"password":"x"}"#, r#"{"password":"(left out)"}"#),
             (r#"{"a":[{"API_Key":{"b":1}}]}"#, r#"{"a":[{"API_Key":"(left out)"}]}"#),
             (r#"{"etcd_ca_cert_file":"x"}"#, r#"{"etcd_ca_cert_file":"(left out)"}"#),
+            (r#"{"wgKey":"x"}"#, r#"{"wgKey":"(left out)"}"#),
             (r#"{"url":"http://me:pw@host:1/a@b"}"#, r#"{"url":"http://(left out)@host:1/a@b"}"#),
             (r#"{"key":"-----BEGIN X-----"}"#, r#"{"key":"(left out)"}"#),
             (r#"{"args":"POD=a;TOKEN=b"}"#, r#"{"args":"POD=a;TOKEN=(left out)"}"#),

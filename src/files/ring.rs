@@ -39,7 +39,10 @@ impl Ring {
         let mode = Mode::S_IRUSR | Mode::S_IWUSR;
         let opened = open_regular(AT_FDCWD, &self.path, flags, mode);
         let (mut file, meta) = opened.during("open", &self.path)?;
-        file.write_all(line.as_bytes()).during("write", &self.path)?;
+        // Where all does not fit, the rest must not follow another process's line.
+        if file.write(line.as_bytes()).during("write", &self.path)? < line.len() {
+            return Err(super::Error::new("write", &self.path, io::ErrorKind::StorageFull));
+        }
         // Who gets the lock renames the file, if nobody else has; nobody waits.
         if meta.len() + line.len() as u64 > self.limit
             && let Some(_lock) = Lock::try_exclusive(&self.path)?

@@ -4,16 +4,16 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
 use nix::libc;
+use nix::libc::{RTM_DELADDR, RTM_GETADDR, RTM_NEWADDR};
 use rtnetlink::AddressMessageBuilder;
 use rtnetlink::packet_core::{NLM_F_CREATE, NLM_F_EXCL};
-use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::packet_route::address::{
     AddressAttribute, AddressFlags, AddressHeader, AddressMessage, CacheInfo,
 };
 
 use super::error::Result;
 use super::family::Family;
-use super::packet::attrs;
+use super::packet::{Packet, attrs};
 use super::{Netlink, link};
 
 /// Length of `struct ifaddrmsg`.
@@ -210,7 +210,7 @@ impl Netlink {
         message.header.index = index;
         message.header.family = Family::wire(family);
         let bodies = self
-            .dump(&RouteNetlinkMessage::GetAddress(message))
+            .dump(&Packet::new(RTM_GETADDR, &message))
             .map_err(|e| e.doing("list addresses of", || self.label(index)))?;
         let addrs = bodies.iter().filter_map(|body| Addr::parse(body));
         // Kernels before 4.20 ignore the filter.
@@ -219,7 +219,7 @@ impl Netlink {
 
     /// Adds an address to a link.
     pub fn add_addr(&self, index: u32, addr: &NewAddr) -> Result<()> {
-        let message = RouteNetlinkMessage::NewAddress(addr.message(index));
+        let message = Packet::new(RTM_NEWADDR, &addr.message(index));
         self.ack(message, NLM_F_CREATE | NLM_F_EXCL).map_err(|e| {
             e.doing("add address", || format!("{} to {}", addr.net, self.label(index)))
         })
@@ -228,7 +228,7 @@ impl Netlink {
     /// Deletes an address of a link; `false` if it did not have it.
     pub fn del_addr(&self, index: u32, net: IpNet) -> Result<bool> {
         let deleted = self
-            .ack(RouteNetlinkMessage::DelAddress(message(net, index)), 0)
+            .ack(Packet::new(RTM_DELADDR, &message(net, index)), 0)
             .map_err(|e| e.doing("delete address", || format!("{net} from {}", self.label(index))));
         link::unless_absent(deleted)
     }

@@ -3,15 +3,16 @@
 use std::ops::RangeInclusive;
 
 use nix::libc;
+use nix::libc::{RTM_DELLINK, RTM_GETLINK, RTM_SETLINK};
+use rtnetlink::packet_route::AddressFamily;
 use rtnetlink::packet_route::link::{
     AfSpecBridge, BridgeVlanInfo, BridgeVlanInfoFlags as Flags, LinkAttribute, LinkExtentMask,
     LinkHeader, LinkMessage,
 };
-use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
 
 use super::Netlink;
 use super::error::Result;
-use super::packet::{Attr, attrs};
+use super::packet::{Attr, Packet, attrs};
 
 /// `IFLA_BRIDGE_VLAN_INFO`, missing in libc.
 const IFLA_BRIDGE_VLAN_INFO: u16 = 2;
@@ -133,7 +134,7 @@ impl Netlink {
     pub fn add_port_vlans(&self, port: u32, vlans: &[PortVlans]) -> Result<()> {
         let spec = vlans.iter().flat_map(PortVlans::entries).collect();
         let message = message(port, LinkAttribute::AfSpecBridge(spec));
-        self.ack(RouteNetlinkMessage::SetLink(message), 0)
+        self.ack(Packet::new(RTM_SETLINK, &message), 0)
             .map_err(|failure| failure.doing("set VLANs of", || self.label(port)))
     }
 
@@ -141,7 +142,7 @@ impl Netlink {
     pub fn del_port_vlans(&self, port: u32, vlans: &[PortVlans]) -> Result<()> {
         let spec = vlans.iter().flat_map(PortVlans::entries).collect();
         let message = message(port, LinkAttribute::AfSpecBridge(spec));
-        self.ack(RouteNetlinkMessage::DelLink(message), 0)
+        self.ack(Packet::new(RTM_DELLINK, &message), 0)
             .map_err(|failure| failure.doing("remove VLANs of", || self.label(port)))
     }
 
@@ -150,7 +151,7 @@ impl Netlink {
     pub fn dump_port_vlans(&self) -> Result<Vec<VlanPort>> {
         let mask = LinkAttribute::ExtMask(vec![LinkExtentMask::BrvlanCompressed]);
         let bodies = self
-            .dump(&RouteNetlinkMessage::GetLink(message(0, mask)))
+            .dump(&Packet::new(RTM_GETLINK, &message(0, mask)))
             .map_err(|e| e.doing("list", || "VLANs of bridges".to_owned()))?;
         Ok(bodies.iter().filter_map(|body| VlanPort::parse(body)).collect())
     }

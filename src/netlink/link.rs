@@ -4,8 +4,8 @@ use std::fmt;
 
 use nix::errno::Errno;
 use nix::libc;
+use nix::libc::{RTM_DELLINK, RTM_GETLINK};
 use rtnetlink::packet_core::DefaultNla;
-use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::packet_route::link::{
     LinkAttribute, LinkExtentMask, LinkFlags, LinkHeader, LinkMessage,
 };
@@ -14,7 +14,7 @@ use super::Netlink;
 use super::error::{Error, Failure, Result};
 use super::kind::{self, IpvlanMode, MacvlanMode};
 use super::mac::Mac;
-use super::packet::{Attr, attrs};
+use super::packet::{Attr, Packet, attrs};
 use super::tun::{self, TunInfo};
 
 /// `IFLA_BR_VLAN_FILTERING`, missing in libc.
@@ -344,7 +344,7 @@ impl Netlink {
         let mut message = LinkMessage::default();
         message.attributes.push(without_statistics());
         let bodies = self
-            .dump(&RouteNetlinkMessage::GetLink(message))
+            .dump(&Packet::new(RTM_GETLINK, &message))
             .map_err(|e| e.doing("list", || "links".to_owned()))?;
         Ok(bodies.iter().filter_map(|body| Link::parse(body)).collect())
     }
@@ -353,14 +353,14 @@ impl Netlink {
     pub fn del_link(&self, name: &str) -> Result<bool> {
         let mut message = LinkMessage::default();
         message.attributes.push(by_name(name));
-        self.delete(message, || quoted(name))
+        self.delete(&message, || quoted(name))
     }
 
     /// Deletes the link with this index; `false` if there was none.
     pub fn del_link_by_index(&self, index: u32) -> Result<bool> {
         let mut message = LinkMessage::default();
         message.header.index = index;
-        self.delete(message, || index.to_string())
+        self.delete(&message, || index.to_string())
     }
 
     fn look_up(
@@ -369,7 +369,7 @@ impl Netlink {
         target: impl FnOnce() -> String,
     ) -> Result<Option<Link>> {
         message.attributes.push(without_statistics());
-        match self.one(RouteNetlinkMessage::GetLink(message)) {
+        match self.one(Packet::new(RTM_GETLINK, &message)) {
             Ok(body) => Link::parse(&body)
                 .map(Some)
                 .ok_or_else(|| Failure::from(Errno::EBADMSG).doing("look up link", target)),
@@ -378,8 +378,8 @@ impl Netlink {
         }
     }
 
-    fn delete(&self, message: LinkMessage, target: impl FnOnce() -> String) -> Result<bool> {
-        let deleted = self.ack(RouteNetlinkMessage::DelLink(message), 0);
+    fn delete(&self, message: &LinkMessage, target: impl FnOnce() -> String) -> Result<bool> {
+        let deleted = self.ack(Packet::new(RTM_DELLINK, message), 0);
         unless_absent(deleted.map_err(|failure| failure.doing("delete link", target)))
     }
 

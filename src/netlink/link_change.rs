@@ -3,8 +3,8 @@
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use nix::libc;
+use nix::libc::RTM_NEWLINK;
 use rtnetlink::packet_core::DefaultNla;
-use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::packet_route::link::{
     BridgeBooleanOptionFlags, BridgeBooleanOptions, InfoBridge, InfoBridgePort, InfoData, InfoKind,
     InfoPortData, InfoPortKind, LinkAttribute, LinkMessage, Prop,
@@ -15,6 +15,10 @@ use super::attribute::{Attributes, NLA_F_NESTED};
 use super::error::Result;
 use super::mac::Mac;
 use super::new_link::Builder;
+use super::packet::Packet;
+
+/// From `linux/rtnetlink.h`; libc lacks it.
+const RTM_DELLINKPROP: u16 = 109;
 
 /// The parameters of IPv4 in `AF_INET` of `IFLA_AF_SPEC`, from `linux/if_link.h`.
 const IFLA_INET_CONF: u16 = 1;
@@ -213,7 +217,7 @@ impl Netlink {
     pub fn set_link(&self, index: u32, change: LinkChange) -> Result<()> {
         for message in change.messages(index) {
             // RTM_SETLINK ignores the settings of a port; RTM_NEWLINK takes everything.
-            self.ack(RouteNetlinkMessage::NewLink(message), 0)
+            self.ack(Packet::new(RTM_NEWLINK, &message), 0)
                 .map_err(|failure| failure.doing("change", || self.label(index)))?;
         }
         Ok(())
@@ -225,7 +229,7 @@ impl Netlink {
         message.header.index = index;
         let names = names.iter().cloned().map(Prop::AltIfName).collect();
         message.attributes.push(LinkAttribute::PropList(names));
-        self.ack(RouteNetlinkMessage::DelLinkProp(message), 0)
+        self.ack(Packet::new(RTM_DELLINKPROP, &message), 0)
             .map_err(|failure| failure.doing("take the alternative names of", || self.label(index)))
     }
 }

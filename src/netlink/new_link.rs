@@ -4,8 +4,8 @@ use std::fmt;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use nix::errno::Errno;
+use nix::libc::RTM_NEWLINK;
 use rtnetlink::packet_core::{NLM_F_CREATE, NLM_F_EXCL};
-use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::packet_route::link::{
     InfoBridge, InfoData, InfoIpVlan, InfoKind, InfoMacVlan, InfoVeth, InfoVlan, InfoVrf,
     LinkMessage,
@@ -17,6 +17,7 @@ use super::error::{Error, Failure, Result};
 use super::kind::{IpvlanMode, MacvlanMode};
 use super::link::{Link, quoted};
 use super::mac::Mac;
+use super::packet::Packet;
 
 pub(super) type Builder = LinkMessageBuilder<LinkUnspec>;
 
@@ -294,14 +295,14 @@ impl fmt::Display for LinkKind<'_> {
 impl Netlink {
     /// Creates a link; with a veth, both ends.
     pub fn add_link(&self, link: &NewLink<'_>) -> Result<()> {
-        let message = RouteNetlinkMessage::NewLink(link.message());
+        let message = Packet::new(RTM_NEWLINK, &link.message());
         self.ack(message, NLM_F_CREATE | NLM_F_EXCL).map_err(|failure| link.refused(failure))
     }
 
     /// As [`Netlink::add_link`] for a link in this namespace, which the kernel describes in its
     /// answer, before it joins its master; kernels before 6.2 are asked for it.
     pub fn create_link(&self, link: &NewLink<'_>) -> Result<Link> {
-        let message = RouteNetlinkMessage::NewLink(link.message());
+        let message = Packet::new(RTM_NEWLINK, &link.message());
         let echo = self
             .ack_and_echo(message, NLM_F_CREATE | NLM_F_EXCL)
             .map_err(|failure| link.refused(failure))?;

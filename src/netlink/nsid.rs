@@ -3,12 +3,12 @@
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use nix::errno::Errno;
-use rtnetlink::packet_route::RouteNetlinkMessage;
+use nix::libc::RTM_GETNSID;
 use rtnetlink::packet_route::nsid::{NsidAttribute, NsidMessage};
 
 use super::Netlink;
 use super::error::{Failure, Result};
-use super::packet::attrs;
+use super::packet::{Packet, attrs};
 
 /// `NETNSA_NSID`, missing in libc.
 const NETNSA_NSID: u16 = 1;
@@ -38,7 +38,7 @@ impl Netlink {
     fn nsids(&self, attributes: Vec<NsidAttribute>) -> Result<(Option<i32>, Option<i32>)> {
         let mut message = NsidMessage::default();
         message.attributes = attributes;
-        let body = match self.one(RouteNetlinkMessage::GetNsId(message)) {
+        let body = match self.one(Packet::new(RTM_GETNSID, &message)) {
             // A number that no namespace has any more.
             Err(Failure { errno: Errno::ENOENT | Errno::EINVAL, unanswered: false, .. }) => {
                 return Ok((None, None));

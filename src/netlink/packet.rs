@@ -9,10 +9,9 @@ use std::convert::Infallible;
 use std::net::IpAddr;
 
 use rtnetlink::packet_core::{
-    NLA_HEADER_SIZE, NetlinkDeserializable, NetlinkHeader, NetlinkMessage, NetlinkPayload,
-    NetlinkSerializable, NlasIterator,
+    Emitable, NLA_HEADER_SIZE, NetlinkDeserializable, NetlinkHeader, NetlinkMessage,
+    NetlinkPayload, NetlinkSerializable, NlasIterator,
 };
-use rtnetlink::packet_route::RouteNetlinkMessage;
 
 /// The body of a message and its type, whatever the protocol.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,11 +23,13 @@ pub(super) struct Packet {
 /// A packet with its netlink header.
 pub(super) type Message = NetlinkMessage<Packet>;
 
-impl From<RouteNetlinkMessage> for Packet {
-    fn from(message: RouteNetlinkMessage) -> Packet {
+impl Packet {
+    /// A message of type `kind`, as in `RTM_NEWLINK`. Not by `RouteNetlinkMessage`, which is all that rtnetlink knows: the
+    /// executable would have all of it.
+    pub(super) fn new(kind: u16, message: &impl Emitable) -> Packet {
         let mut body = vec![0; message.buffer_len()];
-        message.serialize(&mut body);
-        Packet { kind: message.message_type(), body }
+        message.emit(&mut body);
+        Packet { kind, body }
     }
 }
 

@@ -5,7 +5,6 @@ use rtnetlink::packet_core::{
     ErrorMessage, NLM_F_ACK, NLM_F_ACK_TLVS, NLM_F_CAPPED, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_ECHO,
     NLM_F_REQUEST, NetlinkHeader, NetlinkPayload,
 };
-use rtnetlink::packet_route::RouteNetlinkMessage;
 
 use super::Netlink;
 use super::error::Failure;
@@ -23,33 +22,30 @@ const HEADER_LEN: usize = 16;
 
 impl Netlink {
     /// A request that is answered by success or failure only.
-    pub(super) fn ack(&self, message: impl Into<Packet>, bits: u16) -> Result<(), Failure> {
-        self.exchange(message.into(), NLM_F_ACK | bits).map(drop)
+    pub(super) fn ack(&self, packet: Packet, bits: u16) -> Result<(), Failure> {
+        self.exchange(packet, NLM_F_ACK | bits).map(drop)
     }
 
     /// As [`Netlink::ack`], with the description of what was made, if the kernel gives one.
     pub(super) fn ack_and_echo(
         &self,
-        message: impl Into<Packet>,
+        packet: Packet,
         bits: u16,
     ) -> Result<Option<Vec<u8>>, Failure> {
-        let answers = self.exchange(message.into(), NLM_F_ACK | NLM_F_ECHO | bits)?;
+        let answers = self.exchange(packet, NLM_F_ACK | NLM_F_ECHO | bits)?;
         Ok(answers.bodies.into_iter().next())
     }
 
     /// A request for one thing.
-    pub(super) fn one(&self, message: RouteNetlinkMessage) -> Result<Vec<u8>, Failure> {
-        let answers = self.exchange(message.into(), 0)?;
+    pub(super) fn one(&self, packet: Packet) -> Result<Vec<u8>, Failure> {
+        let answers = self.exchange(packet, 0)?;
         answers.bodies.into_iter().next().ok_or(Failure::from(Errno::ENODATA))
     }
 
     /// A request for a list. One that changed while it was read is read again; when that never
     /// ends, the last attempt has to do.
-    pub(super) fn dump<M>(&self, message: &M) -> Result<Vec<Vec<u8>>, Failure>
-    where
-        M: Clone + Into<Packet>,
-    {
-        let answers = until_consistent(|| self.exchange(message.clone().into(), NLM_F_DUMP))?;
+    pub(super) fn dump(&self, packet: &Packet) -> Result<Vec<Vec<u8>>, Failure> {
+        let answers = until_consistent(|| self.exchange(packet.clone(), NLM_F_DUMP))?;
         if answers.interrupted {
             log::warn("a netlink dump was interrupted every time; its result may be inconsistent");
         }

@@ -5,18 +5,19 @@ use std::net::IpAddr;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use nix::errno::Errno;
 use nix::libc;
+use nix::libc::{RTM_DELROUTE, RTM_GETROUTE, RTM_NEWROUTE};
 use rtnetlink::packet_core::{NLM_F_APPEND, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
+use rtnetlink::packet_route::AddressFamily;
 use rtnetlink::packet_route::route::{
     RouteAddress, RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteMetric, RouteNextHop,
     RouteType, RouteVia,
 };
-use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
 
 use super::Netlink;
 use super::error::{Failure, Result};
 use super::family::Family;
 use super::link::unless_absent;
-use super::packet::{Attr, attrs, ip};
+use super::packet::{Attr, Packet, attrs, ip};
 
 /// The table that packets are looked up in unless a rule says otherwise.
 pub const RT_TABLE_MAIN: u32 = libc::RT_TABLE_MAIN as u32;
@@ -300,18 +301,18 @@ impl Netlink {
         message.header.destination_prefix_length = if addr.is_ipv4() { 32 } else { 128 };
         message.attributes.push(RouteAttribute::Destination(addr.into()));
         // No route at all is an error.
-        self.one(RouteNetlinkMessage::GetRoute(message))
+        self.one(Packet::new(RTM_GETROUTE, &message))
             .is_ok_and(|body| body.get(TYPE_AT) == Some(&libc::RTN_LOCAL))
     }
 
     pub fn add_route(&self, route: &Route, mode: RouteMode) -> Result<()> {
-        self.ack(RouteNetlinkMessage::NewRoute(route.new_message()), mode.bits())
+        self.ack(Packet::new(RTM_NEWROUTE, &route.new_message()), mode.bits())
             .map_err(|e| e.doing("add route", || route.to_string()))
     }
 
     /// Deletes the first route that has all that `route` says; `false` if there was none.
     pub fn del_route(&self, route: &Route) -> Result<bool> {
-        let deleted = self.ack(RouteNetlinkMessage::DelRoute(route.del_message()), 0);
+        let deleted = self.ack(Packet::new(RTM_DELROUTE, &route.del_message()), 0);
         unless_absent(deleted.map_err(|e| e.doing("delete route", || route.to_string())))
     }
 
@@ -319,7 +320,7 @@ impl Netlink {
     pub fn route_to(&self, addr: IpAddr) -> Result<Option<Route>> {
         let mut message = Route::new(addr.into()).message();
         message.header.table = 0;
-        match self.one(RouteNetlinkMessage::GetRoute(message)) {
+        match self.one(Packet::new(RTM_GETROUTE, &message)) {
             Ok(body) => Ok(Route::parse(&body)),
             Err(Failure {
                 errno: Errno::ENETUNREACH | Errno::EHOSTUNREACH | Errno::EACCES | Errno::EINVAL,
@@ -332,7 +333,7 @@ impl Netlink {
 
     /// The routes that `filter` admits.
     pub fn dump_routes(&self, filter: &RouteFilter) -> Result<Vec<Route>> {
-        match self.dump(&RouteNetlinkMessage::GetRoute(filter.message())) {
+        match self.dump(&Packet::new(RTM_GETROUTE, &filter.message())) {
             Ok(bodies) => {
                 let routes = bodies.iter().filter_map(|body| Route::parse(body));
                 Ok(routes.filter(|route| filter.admits(route)).collect())

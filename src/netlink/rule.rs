@@ -1,15 +1,16 @@
 //! Policy rules: which routing table a packet is looked up in.
 
 use ipnet::IpNet;
+use nix::libc::{RTM_DELRULE, RTM_GETRULE, RTM_NEWRULE};
 use rtnetlink::packet_core::{NLM_F_CREATE, NLM_F_EXCL};
+use rtnetlink::packet_route::AddressFamily;
 use rtnetlink::packet_route::rule::{RuleAction, RuleAttribute, RuleHeader, RuleMessage};
-use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
 
 use super::Netlink;
 use super::error::Result;
 use super::family::Family;
 use super::link::unless_absent;
-use super::packet::{Attr, attrs, ip};
+use super::packet::{Attr, Packet, attrs, ip};
 use super::route::RT_TABLE_MAIN;
 
 /// Length of `struct fib_rule_hdr`.
@@ -120,21 +121,21 @@ impl Netlink {
     /// The rules of both families, those asked first in front of each.
     pub fn dump_rules(&self) -> Result<Vec<Rule>> {
         let bodies = self
-            .dump(&RouteNetlinkMessage::GetRule(RuleMessage::default()))
+            .dump(&Packet::new(RTM_GETRULE, &RuleMessage::default()))
             .map_err(|e| e.doing("list", || "rules".to_owned()))?;
         Ok(bodies.iter().filter_map(|body| Rule::parse(body)).collect())
     }
 
     /// Adds a rule; fails with [`is_exists`](super::Error::is_exists) if there is such a one.
     pub fn add_rule(&self, rule: &Rule) -> Result<()> {
-        let message = RouteNetlinkMessage::NewRule(rule.message());
+        let message = Packet::new(RTM_NEWRULE, &rule.message());
         self.ack(message, NLM_F_CREATE | NLM_F_EXCL)
             .map_err(|e| e.doing("add rule", || rule.to_string()))
     }
 
     /// Deletes the first rule that has all that `rule` says; `false` if there was none.
     pub fn del_rule(&self, rule: &Rule) -> Result<bool> {
-        let deleted = self.ack(RouteNetlinkMessage::DelRule(rule.message()), 0);
+        let deleted = self.ack(Packet::new(RTM_DELRULE, &rule.message()), 0);
         unless_absent(deleted.map_err(|e| e.doing("delete rule", || rule.to_string())))
     }
 }

@@ -46,6 +46,7 @@ impl Conf {
 impl Plugin for Ipvlan {
     const NAME: &'static str = KIND;
     const ABOUT: &'static str = "interface that shares the MAC of a link of the host";
+    const REPAIRS: bool = true;
     type Conf = Conf;
 
     fn examine(_: &Cx<'_>, conf: &Conf, _: &mut Remarks) -> Result<()> {

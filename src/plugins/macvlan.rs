@@ -60,6 +60,7 @@ impl Plugin for Macvlan {
     const NAME: &'static str = KIND;
     const ABOUT: &'static str = "interface with a MAC of its own on a link of the host";
     const UNDO_IF_UNREPRESENTABLE: bool = false;
+    const REPAIRS: bool = true;
     type Conf = Conf;
 
     fn examine(_: &Cx<'_>, conf: &Conf, _: &mut Remarks) -> Result<()> {

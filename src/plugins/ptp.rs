@@ -60,6 +60,7 @@ impl Plugin for Ptp {
     const NAME: &'static str = "ptp";
     const ABOUT: &'static str = "veth pair routed by the host, without a bridge";
     const OUTLIVES_ITS_CONTAINER: bool = true;
+    const REPAIRS: bool = true;
     type Conf = Conf;
 
     fn examine(_: &Cx<'_>, conf: &Conf, _: &mut Remarks) -> Result<()> {

@@ -39,6 +39,7 @@ pub struct Conf {
 impl Plugin for Vlan {
     const NAME: &'static str = KIND;
     const ABOUT: &'static str = "one VLAN of a link of the host";
+    const REPAIRS: bool = true;
     type Conf = Conf;
 
     fn examine(_: &Cx<'_>, conf: &Conf, _: &mut Remarks) -> Result<()> {

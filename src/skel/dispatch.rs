@@ -59,6 +59,9 @@ pub fn examine<P: Plugin>(call: &Call<'_>, remarks: &mut Remarks) -> Result<()> 
 
 /// Repairs the attachment of a call whose environment was checked.
 pub fn repair<P: Plugin>(call: &Call<'_>, repairs: &mut Repairs) -> Result<()> {
+    if !P::REPAIRS {
+        return Ok(());
+    }
     let (_, net, version) = prepare(call, P::VERSIONS)?;
     let conf: P::Conf = net.json.decode().map_err(|e| e.context("failed to load netconf"))?;
     let cx = Cx::new(call, net, version);

@@ -33,6 +33,8 @@ pub trait Plugin {
     /// Whether ADD may leave more on the host than links that vanish with the container: then it
     /// [notes](Cx::note) the attachment before.
     const OUTLIVES_ITS_CONTAINER: bool = false;
+    /// Whether [`repair`](Plugin::repair) does anything.
+    const REPAIRS: bool = false;
     /// Its keys of the configuration, decoded before any verb runs.
     type Conf: DeserializeOwned;
 

@@ -36,12 +36,11 @@ pub fn begin(name: impl FnOnce() -> String) {
     }
 }
 
-/// Writes a call of a plugin down: one that failed in any case, with its configuration. STATUS, which runtimes ask for
-/// every few seconds, would drive out all others.
+/// Writes a call of a plugin down: one that failed in any case, with its configuration. A failed STATUS, which runtimes
+/// ask for every few seconds, is not among the failed calls: it would drive out all others.
 pub fn end(plugin: &str, call: &Call<'_>, error: Option<&Error>) {
     let verb = &call.env.command;
-    let kept = error.filter(|_| *verb != Verb::Status.as_str());
-    if kept.is_some() && !trace::is_on() {
+    if error.is_some() && !trace::is_on() {
         trace::start(name(plugin, &call.env), None);
     }
     if !trace::is_on() {
@@ -71,7 +70,8 @@ pub fn end(plugin: &str, call: &Call<'_>, error: Option<&Error>) {
         root.text("cni.args", || secrets::without_text(args));
         root.text("cni.config", || json.map_or_else(|why| why, configuration));
     }
-    write(&if kept.is_some() { failed() } else { traces() });
+    let is_status = *verb == Verb::Status.as_str();
+    write(&if error.is_some() && !is_status { failed() } else { traces() });
 }
 
 /// Writes a call of a tool down, if it was recorded.

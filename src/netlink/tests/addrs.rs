@@ -1,8 +1,10 @@
 //! Addresses.
 
+use nix::libc::RTM_GETADDR;
+use rtnetlink::packet_route::AddressFamily;
 use rtnetlink::packet_route::address::AddressMessage;
-use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage};
 
+use super::super::packet::Packet;
 use super::{net, sandbox, wire};
 use crate::netlink::{Dad, NewAddr};
 
@@ -79,7 +81,7 @@ fn the_kernel_does_the_filtering() {
         let mut message = AddressMessage::default();
         message.header.family = AddressFamily::Inet;
         message.header.index = index;
-        netlink.dump(&RouteNetlinkMessage::GetAddress(message)).unwrap().len()
+        netlink.dump(&Packet::new(RTM_GETADDR, &message)).unwrap().len()
     };
     assert_eq!((count(0), count(veth.index)), (2, 1));
 }

@@ -4,9 +4,9 @@ use std::os::fd::AsFd;
 
 use nix::errno::Errno;
 use rtnetlink::packet_core::{NLM_F_APPEND, NLM_F_CREATE, NLM_F_EXCL};
-use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::packet_route::link::{LinkAttribute, LinkMessage, Prop};
 
+use super::super::packet::Packet;
 use super::{bridge, sandbox, veths};
 use crate::netlink::link::BridgePort;
 use crate::netlink::{
@@ -14,6 +14,9 @@ use crate::netlink::{
     VethPeer,
 };
 use crate::netns::Netns;
+
+/// From `linux/rtnetlink.h`; libc lacks it.
+const RTM_NEWLINKPROP: u16 = 108;
 
 #[test]
 fn a_veth_is_made_with_everything_in_one_message() {
@@ -132,7 +135,7 @@ fn a_link_is_found_by_its_alternative_names() {
     message.header.index = veth.index;
     message.attributes.push(LinkAttribute::PropList(props));
     let flags = NLM_F_CREATE | NLM_F_EXCL | NLM_F_APPEND;
-    netlink.ack(RouteNetlinkMessage::NewLinkProp(message), flags).unwrap();
+    netlink.ack(Packet::new(RTM_NEWLINKPROP, &message), flags).unwrap();
     for name in names {
         let link = netlink.require_link(name).unwrap();
         assert_eq!((link.index, link.name.as_str()), (veth.index, "veth"));

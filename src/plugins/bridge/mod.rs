@@ -123,6 +123,7 @@ impl Plugin for Bridge {
     const NAME: &'static str = "bridge";
     const ABOUT: &'static str = "veth pair from the container to a bridge of the host";
     const OUTLIVES_ITS_CONTAINER: bool = true;
+    const REPAIRS: bool = true;
     type Conf = Conf;
 
     fn examine(cx: &Cx<'_>, conf: &Conf, remarks: &mut Remarks) -> Result<()> {

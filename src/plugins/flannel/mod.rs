@@ -62,6 +62,7 @@ impl Conf {
 impl Plugin for Flannel {
     const NAME: &'static str = "flannel";
     const ABOUT: &'static str = "hands the node's flannel subnet to bridge or another";
+    const REPAIRS: bool = true;
     type Conf = Conf;
 
     fn keys() -> Keys {

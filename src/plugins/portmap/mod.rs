@@ -44,6 +44,7 @@ impl Plugin for Portmap {
     const NAME: &'static str = "portmap";
     const ABOUT: &'static str = "ports of the host that lead to the container";
     const OUTLIVES_ITS_CONTAINER: bool = true;
+    const REPAIRS: bool = true;
     type Conf = Conf;
 
     fn examine(cx: &Cx<'_>, conf: &Conf, remarks: &mut Remarks) -> Result<()> {

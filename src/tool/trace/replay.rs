@@ -8,8 +8,11 @@ use std::process::ExitCode;
 use super::failed;
 use super::recording::Recording;
 use crate::cni::json::{Json, compact, pretty};
+use crate::cni::{CniResult, SpecVersion};
 use crate::error::Result;
-use crate::netlink::{LinkChange, LinkKind, Netlink, NewLink, VethPeer};
+use crate::iface::Inside;
+use crate::iface::configure::{Connected, Style, add_routes, addresses_and_up, set_up};
+use crate::netlink::{Dad, LinkChange, LinkKind, Netlink, NewLink, VethPeer};
 use crate::netns::{self, Netns};
 use crate::skel::call::{Call, Caller, Env, RunFn};
 use crate::skel::{Applet, Table, Verb};
@@ -87,8 +90,12 @@ fn outcome(run: RunFn, call: &Call<'_>, verb: Verb) -> Result<(String, bool)> {
     Ok((text, is_ok))
 }
 
+fn version_of(config: &Json) -> Option<SpecVersion> {
+    SpecVersion::exact(config.get("cniVersion")?.as_str()?)
+}
+
 /// Makes what the plugin expects to find: the host's interface that it is to use, and behind other plugins the
-/// container's one. Both are ends of veth pairs.
+/// container's one with the addresses and routes of the previous result. Both are ends of veth pairs.
 fn prepare(config: &Json, container: &Netns, ifname: &str) -> Result<()> {
     let host = Netlink::open()?;
     let up = |netlink: &Netlink, name: &str| -> Result<()> {
@@ -118,5 +125,12 @@ fn prepare(config: &Json, container: &Netns, ifname: &str) -> Result<()> {
     let peer = VethPeer::new(ifname).netns(container.as_fd());
     let host_end = host_end.map_or("replay-end", String::as_str);
     host.add_link(&NewLink::new(host_end, LinkKind::Veth { peer }).up())?;
-    up(&Netlink::open_in(container)?, ifname)
+    let inside = Inside::enter(container)?;
+    let link = inside.netlink.require_link(ifname)?;
+    let (Some(prev), Some(version)) = (config.get("prevResult"), version_of(config)) else {
+        return set_up(&inside, &link);
+    };
+    let prev = CniResult::decode_prev(prev, version)?;
+    addresses_and_up(&inside, &link, &prev, Style { dad: Dad::Off, connected: Connected::Route })?;
+    add_routes(&inside, &link, &prev)
 }
