@@ -57,9 +57,10 @@ impl Ward {
         Running::start(&self.cnibox(&["repair", "--watch"]))
     }
 
-    /// Whether all containers reach the gateway.
+    /// Whether all containers reach the gateway. A container that has asked for its address in vain asks again
+    /// after a second.
     fn all_reach_the_gateway(&self) -> bool {
-        self.pods.iter().all(|pod| pod.try_sh("ping -n -c 1 -W 1 10.88.0.1"))
+        self.pods.iter().all(|pod| pod.try_sh("ping -n -c 1 -W 3 10.88.0.1"))
     }
 }
 
@@ -230,7 +231,7 @@ fn watch_restores_traffic_within_a_second() {
         ward.node.sh(damage);
         let start = Instant::now();
         eventually("traffic", || {
-            ward.pods[19].try_sh("ping -n -c 1 -W 1 10.88.0.1")
+            ward.pods[19].try_sh("ping -n -c 1 -W 3 10.88.0.1")
                 && ward.node.sh("sysctl -n net.ipv4.ip_forward").trim() == "1"
         });
         // Mostly a tenth of a second; other tests are at work as well.

@@ -9,7 +9,7 @@ use crate::cni::CniResult;
 use crate::error::Result;
 use crate::iface::{Inside, configure, forwarding, routes, verify, veth};
 use crate::netfilter::{Owner, PacketFilter, spoof};
-use crate::netlink::{Link, LinkChange, Mac, Netlink, Switch};
+use crate::netlink::{Link, LinkChange, Mac, Netlink, OperState, Switch};
 use crate::repairs::Repairs;
 use crate::skel::{CheckReq, Cx, Rollback};
 
@@ -120,12 +120,19 @@ struct Pair<'a> {
 impl Pair<'_> {
     /// Makes the host's end a port again, or completes what the port has lost.
     fn repair(&self, host: &Netlink, repairs: &mut Repairs) -> Result<()> {
-        let Pair { conf, plan, bridge, port, .. } = *self;
+        let Pair { conf, plan, bridge, port, container, .. } = *self;
         let name = &port.name;
         match port.master {
             None => {
                 let what = format!("port \"{name}\" of bridge \"{}\"", bridge.name);
-                repairs.restore(what, || self.connect(host));
+                repairs.restore(what, || {
+                    self.connect(host)?;
+                    // A bridge sends nothing before it has the carrier of its first port.
+                    if bridge.oper_state == OperState::Up || !container.up {
+                        return Ok(());
+                    }
+                    configure::wait_for_carrier(host, bridge)
+                });
                 return Ok(());
             }
             Some(master) if master != bridge.index => {
