@@ -85,6 +85,8 @@ fn transcript(plugin: &str, version: &str, copied: bool) -> String {
             node.path("leases").display()
         ));
         let text = normal(&format!("{outcome:?}\n{files}"), &node, container);
+        // Lines on stderr begin with the process's plugin.
+        let text = text.replace(&format!("cnibox: {plugin} "), "cnibox: host-local ");
         out.extend(["== ", what, "\n", &text, "\n"]);
         outcome.stdout
     };
