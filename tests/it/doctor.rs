@@ -131,7 +131,8 @@ impl Ward {
 
     /// Does what a cure says.
     fn cure(&self, subject: &str, cure: &str) {
-        let commands = ["nsenter ", "ip ", "bridge ", "sysctl ", "cnibox "];
+        let commands =
+            ["nsenter ", "ip ", "bridge ", "sysctl ", "cnibox ", "nft ", "iptables ", "ip6tables "];
         if cure.starts_with("delete the container") {
             let pod = usize::from(subject.contains("pod1"));
             self.detach(pod);
@@ -176,14 +177,19 @@ const HEALTHY: &str = "healthy: 2 attachments\n";
 /// How often doctor is asked: CHECK tells the first thing that an attachment lacks.
 const ROUNDS: usize = 5;
 
-/// Injects each defect alone into a healthy node: doctor names it, and what it says cures the node.
+/// Injects each defect alone into a healthy node: doctor names it as an error, and what it says cures the node.
 fn assert_cured(defects: &[(&str, &str)]) {
+    assert_each_cured(defects, 2);
+}
+
+/// The same where doctor's exit status is `expected`.
+fn assert_each_cured(defects: &[(&str, &str)], expected: i32) {
     for (defect, named) in defects {
         let ward = Ward::new();
         assert_eq!(ward.doctor(), (Some(0), HEALTHY.to_owned()), "{defect}");
         ward.node.sh(&filled(&ward, defect));
         let (status, text) = ward.doctor();
-        assert!(status == Some(2) && text.contains(named), "{defect}: {status:?} {text}");
+        assert!(status == Some(expected) && text.contains(named), "{defect}: {status:?} {text}");
         for _ in 0..ROUNDS {
             for diagnosis in ward.diagnoses() {
                 let [subject, cure] =
@@ -293,6 +299,54 @@ fn the_node() {
         ("rm $D/leases/pods/10.88.0.2", "10.88.0.2 is not leased to it"),
         ("rm $D/leases/pods/[0-9f]*", "Failed to find address added by container pod0"),
     ]);
+}
+
+#[test]
+fn what_others_drop() {
+    assert_each_cured(
+        &[
+            (
+                "nft 'table inet theirs { chain forward { type filter hook forward priority 0; policy drop; }; }'",
+                "drops forwarded packets that no rule accepts",
+            ),
+            (
+                "iptables -P FORWARD DROP",
+                "and names no interface of network pods; iptables -P FORWARD ACCEPT",
+            ),
+            (
+                "ip6tables -P FORWARD DROP",
+                "and names no interface of network pods; ip6tables -P FORWARD ACCEPT",
+            ),
+        ],
+        1,
+    );
+}
+
+#[test]
+fn what_others_accept_or_keep_for_themselves() {
+    let ward = Ward::new();
+    ward.node.sh("nft 'table ip theirs { chain forward { type filter hook forward priority 0; policy drop; }; }'");
+    assert!(ward.doctor().1.contains("warning: chain ip theirs forward: drops forwarded packets"));
+    for accepted in ["iifname cni0 accept", "oifname cni* accept"] {
+        ward.node.sh(&format!("nft add rule ip theirs forward {accepted}"));
+        assert_eq!(ward.doctor(), (Some(0), "healthy: 2 attachments\n".to_owned()), "{accepted}");
+        ward.node.sh("nft flush chain ip theirs forward");
+    }
+    ward.node.sh("nft delete table ip theirs");
+    // What systemd-networkd writes down of links, on a node of this test's own.
+    let index = ward.node.ip("link show cni0")[0]["ifindex"].clone();
+    ward.node.sh("mkdir -p /run/systemd && mount -t tmpfs tmpfs /run/systemd && mkdir -p /run/systemd/netif/links");
+    for (state, named) in [("unmanaged", false), ("configured", true)] {
+        let text = format!("# private\nADMIN_STATE={state}\nOPER_STATE=routable\n");
+        fs::write(format!("/run/systemd/netif/links/{index}"), text).unwrap();
+        let (status, text) = ward.doctor();
+        assert_eq!(status, Some(i32::from(named)), "{text}");
+        assert_eq!(
+            text.contains("warning: link \"cni0\": systemd-networkd manages it (configured)"),
+            named,
+            "{text}"
+        );
+    }
 }
 
 /// What a person has to mend: named, with what to do.

@@ -9,7 +9,7 @@ use super::super::packet::{Attr, attrs};
 use super::super::request::{Answers, DUMP_ATTEMPTS};
 use super::element::{Data, Element, SENTINEL};
 use super::expr::Verdict;
-use super::object::{Chain, DataType, Family, Object, Set, Table, named};
+use super::object::{Chain, DataType, Family, Hook, Object, Set, Table, named};
 #[cfg_attr(not(test), expect(clippy::wildcard_imports, reason = "the kernel's names"))]
 use super::uapi::*;
 use super::value;
@@ -57,7 +57,25 @@ pub struct ChainInfo {
     pub uses: u32,
 }
 
+/// A base chain that drops what none of its rules accepts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DroppingChain {
+    pub family: Family,
+    pub table: String,
+    pub name: String,
+}
+
 impl Nft {
+    /// The base chains of IP families at `hook` whose policy is to drop, of all tables.
+    pub fn dropping_chains(&self, hook: Hook) -> Result<Vec<DroppingChain>> {
+        // No family: the chains of all.
+        let query =
+            Query { kind: super::kind(NFT_MSG_GETCHAIN), family: 0, body: Attributes::new() };
+        let bodies =
+            self.list(&query).map_err(|f| f.doing("list chains", || "of all tables".to_owned()))?;
+        Ok(bodies.iter().filter_map(|body| dropping_chain(body, hook)).collect())
+    }
+
     /// Whether the table, chain or set is there.
     pub fn has(&self, object: impl Into<Object>) -> Result<bool> {
         Ok(!self.get(object.into())?.is_empty())
@@ -233,6 +251,20 @@ fn find(body: &[u8], kind: u16) -> Option<Attr<'_>> {
 
 fn be32(attr: Attr<'_>) -> Option<u32> {
     attr.value.try_into().ok().map(u32::from_be_bytes)
+}
+
+fn dropping_chain(body: &[u8], hook: Hook) -> Option<DroppingChain> {
+    let families = [Family::Inet, Family::Ip, Family::Ip6];
+    let family = families.into_iter().find(|family| body.first() == Some(&(*family as u8)))?;
+    let number =
+        attrs(find(body, NFTA_CHAIN_HOOK)?.value).find(|attr| attr.kind == NFTA_HOOK_HOOKNUM)?;
+    let policy = be32(find(body, NFTA_CHAIN_POLICY)?)?;
+    let text = |kind| find(body, kind).map(Attr::text);
+    (be32(number)? == hook as u32 && policy == NF_DROP as u32).then_some(DroppingChain {
+        family,
+        table: text(NFTA_TABLE_NAME)?,
+        name: text(NFTA_CHAIN_NAME)?,
+    })
 }
 
 pub(in crate::netlink) fn chain_info(body: &[u8]) -> ChainInfo {

@@ -141,11 +141,26 @@ impl<'a> Attachments<'a> {
         Ok(found)
     }
 
+    /// The networks of living containers that the node is the gateway of, each once, with all their addresses.
+    pub(super) fn routed(&self) -> Vec<(&NetworkList, Vec<IpAddr>)> {
+        let mut networks: Vec<(&NetworkList, Vec<IpAddr>)> = Vec::new();
+        for attached in self.living() {
+            let Some(list) = attached.list.as_ref().filter(|list| is_routed(list)) else {
+                continue;
+            };
+            match networks.iter_mut().find(|(known, _)| known.name == list.name) {
+                Some((_, ips)) => ips.extend(&attached.ips),
+                None => networks.push((list, attached.ips.clone())),
+            }
+        }
+        networks
+    }
+
     /// Forwarding that is off where the node is the gateway of a container.
     pub(super) fn forwarding(&self) -> Vec<Diagnosis> {
-        let routed = self.living().filter(|attached| attached.list.as_ref().is_some_and(is_routed));
+        let routed = self.routed().into_iter();
         let (v4, v6): (Vec<IpAddr>, Vec<IpAddr>) =
-            routed.flat_map(|attached| attached.ips.iter().copied()).partition(IpAddr::is_ipv4);
+            routed.flat_map(|(_, ips)| ips).partition(IpAddr::is_ipv4);
         let keys = [(v4, "net/ipv4/ip_forward"), (v6, "net/ipv6/conf/all/forwarding")];
         let is_off = |(ips, key): &(Vec<IpAddr>, &str)| {
             !ips.is_empty() && sysctl::read(key).is_ok_and(|value| value == "0")
