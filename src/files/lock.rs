@@ -43,8 +43,7 @@ impl Lock {
     /// Waits for the lock on `path`, which is created (0640) if it is missing.
     pub fn exclusive(path: &Path) -> Result<Lock> {
         let file = open_lock(path)?;
-        let span = trace::span("lock wait");
-        span.text("file.path", || path.display().to_string());
+        let _span = wait_span(path);
         wait(&file).during("take lock", path)?;
         Ok(Lock { _file: Arc::new(file) })
     }
@@ -100,8 +99,7 @@ impl Lock {
             Err(e) if e.kind() == ErrorKind::WouldBlock => {}
             Err(e) => return Err(Error::new("take lock", path, e)),
         }
-        let span = trace::span("lock wait");
-        span.text("file.path", || path.display().to_string());
+        let _span = wait_span(path);
         // The kernel wakes a thread up; the lock is not asked for again and again.
         let (waiting, (done, outcome)) = (Arc::clone(&file), sync_channel(1));
         let waiter = move || {
@@ -130,6 +128,13 @@ impl Lock {
 
 fn open_lock(path: &Path) -> Result<File> {
     open_regular(AT_FDCWD, path, FLAGS, MODE).map(|(file, _)| file).during("open lock", path)
+}
+
+/// The part of the call that waits for the lock on `path`.
+fn wait_span(path: &Path) -> trace::Span {
+    let span = trace::span("lock wait");
+    span.text("file.path", || path.display().to_string());
+    span
 }
 
 fn wait(file: &File) -> io::Result<()> {

@@ -92,10 +92,7 @@ impl Plugin for Ipvlan {
     }
 
     fn repair(_: &Cx<'_>, _: &Conf, req: &CheckReq, repairs: &mut Repairs) -> Result<()> {
-        let inside = Inside::enter(req.sandbox.netns()?)?;
-        let prev = req.require_prev()?;
-        let found = child::find(&inside, prev, &req.ifname, &req.sandbox.path, KIND)?;
-        child::restore_routes(&inside, &found, repairs)
+        req.restore_routes(KIND, repairs)
     }
 
     fn del(cx: &Cx<'_>, _: &Conf, req: &DelReq) -> Result<()> {

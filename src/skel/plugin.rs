@@ -11,7 +11,7 @@ use super::rollback::Failures;
 use crate::cni::json::keys::Keys;
 use crate::cni::{Attachment, CniResult, ContainerId, IfName, Interface, SpecVersion};
 use crate::error::{Code, Context, Error, Result};
-use crate::iface::{child, veth};
+use crate::iface::{Inside, child, veth};
 use crate::netfilter::Owner;
 use crate::netfilter::names::stale;
 use crate::netlink::Mac;
@@ -147,6 +147,14 @@ impl CheckReq {
             Error::internal("Required prevResult missing")
                 .with_details("CHECK compares with the result of ADD; the runtime must send it")
         })
+    }
+
+    /// Restores the routes of the attachment's link of this kind that are missing.
+    pub fn restore_routes(&self, kind: &str, repairs: &mut Repairs) -> Result<()> {
+        let inside = Inside::enter(self.sandbox.netns()?)?;
+        let prev = self.require_prev()?;
+        let found = child::find(&inside, prev, &self.ifname, &self.sandbox.path, kind)?;
+        child::restore_routes(&inside, &found, repairs)
     }
 }
 

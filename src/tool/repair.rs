@@ -12,7 +12,7 @@ use nix::unistd::Pid;
 use super::gc::{CACHE, Folders, PLUGIN_PATH};
 use super::in_process::InProcess;
 use super::pause::{Signals, Woken};
-use super::{Tool, install, print};
+use super::{Tool, doctor, install, print};
 use crate::error::{Code, Context, Result};
 use crate::log;
 use crate::netfilter::{self, PacketFilter, Repair, Watch};
@@ -149,12 +149,11 @@ impl Job {
     /// What the plugins of an attachment restore, in the order of their list; one whose namespace is gone
     /// has lost nothing.
     fn attachment(&self, cached: &CachedAttachment, repairs: &mut Repairs) {
-        let CachedAttachment { network, attach, .. } = cached;
+        let attach = &cached.attach;
         let Some(list) = cached.list().filter(|_| !attach.netns.is_empty()) else { return };
         // That of ADD, which is of all versions.
         let env = self.runtime.environment("ADD", attach);
-        let (id, ifname) = (&attach.container_id, &attach.ifname);
-        let title = || format!("container {id}, interface {ifname} (network {network})");
+        let title = || doctor::title(cached);
         let requests = match self.runtime.check_requests(&list, attach) {
             Ok(requests) => requests,
             Err(error) => return repairs.fail(error.context(title())),

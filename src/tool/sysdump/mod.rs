@@ -27,7 +27,7 @@ use crate::netns::Netns;
 use crate::options::{self, CommandLine, Opt, no_words, opt};
 use crate::runtime::{Attach, CachedAttachment, EXTENSIONS, Runtime, conf_files};
 use crate::skel::{Table, record};
-use crate::sort::{sort, sort_by_key};
+use crate::sort::sort;
 use crate::sysctl;
 
 pub(super) const TOOL: Tool = Tool {
@@ -246,17 +246,18 @@ impl Job {
 
     /// Attachments with which something is wrong come first.
     fn attachments(&self, archive: &mut Archive, runtime: &Runtime, found: &[Diagnosis]) {
-        let mut cached = match runtime.cached_attachments("") {
+        let cached = match runtime.cached_attachments("") {
             Ok(cached) => cached,
             Err(error) => return archive.miss(format!("attachments.json: {error}")),
         };
-        let is_well = |cached: &CachedAttachment| {
+        let is_unwell = |cached: &CachedAttachment| {
             let title = doctor::title(cached);
-            !found.iter().any(|diagnosis| diagnosis.subject == title)
+            found.iter().any(|diagnosis| diagnosis.subject == title)
         };
-        sort_by_key(&mut cached, is_well);
+        let (unwell, well): (Vec<_>, Vec<_>) = cached.into_iter().partition(is_unwell);
+        let worst_first = unwell.iter().chain(&well);
         let objects: Vec<Json> =
-            cached.iter().map(|cached| self.attachment(runtime, cached)).collect();
+            worst_first.map(|cached| self.attachment(runtime, cached)).collect();
         // One object in a line: a cut leaves whole ones.
         let lines: Vec<String> = objects
             .iter()
@@ -264,8 +265,7 @@ impl Job {
             .map(|line| line + "\n")
             .collect();
         archive.add("attachments.json", &lines.concat(), Keep::Head);
-        let unwell = cached.iter().take_while(|cached| !is_well(cached)).take(CONTAINERS);
-        let texts: Vec<String> = unwell.map(inside).collect();
+        let texts: Vec<String> = unwell.iter().take(CONTAINERS).map(inside).collect();
         archive.add("containers.txt", &texts.concat(), Keep::Head);
     }
 
