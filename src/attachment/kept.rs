@@ -122,13 +122,13 @@ impl Kept {
         let mut all: Vec<Keepsake<T>> = self.all().collect();
         let records: Vec<Record> = all.iter().filter_map(|kept| Record::of(kept.owner())).collect();
         let lives = Record::liveness_of(&records);
-        let gone: HashSet<String> = records
+        let gone: HashSet<Owner<'_>> = records
             .iter()
             .zip(lives)
             .filter(|(_, life)| matches!(life, Liveness::Gone(_)))
-            .map(|(record, _)| record.owner().instance())
+            .map(|(record, _)| record.owner())
             .collect();
-        all.retain(|kept| !gone.contains(&kept.owner().instance()));
+        all.retain(|kept| !gone.contains(&kept.owner()));
         all
     }
 }

@@ -8,7 +8,7 @@ use crate::cni::{Attachment, ContainerId, IfName, NetworkName};
 const HALF: usize = 16;
 
 /// The attachment that something belongs to: links, rules, leases, records.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Owner<'a> {
     /// The network's name.
     pub network: &'a str,
@@ -53,7 +53,11 @@ pub fn network_hash(network: &str) -> String {
 
 /// SHA-512 of the texts one behind the other, in hexadecimal.
 pub fn hash(texts: &[&str]) -> String {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
     let digest = Sha512::digest(texts.concat());
-    let digits = digest.iter().flat_map(|byte| [byte >> 4, byte & 15]);
-    digits.filter_map(|digit| char::from_digit(digit.into(), 16)).collect()
+    let mut text = String::with_capacity(2 * digest.len());
+    for byte in digest {
+        text.extend([byte >> 4, byte & 15].map(|digit| char::from(DIGITS[usize::from(digit)])));
+    }
+    text
 }

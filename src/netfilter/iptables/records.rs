@@ -56,8 +56,9 @@ impl<R: DeserializeOwned> Records<R> {
 
     fn look(&self, repair: impl Fn(&Iptables, Family) -> Result<()>) -> Result<Option<String>> {
         let mut found = None;
+        let all: Vec<_> = self.kept.all().collect();
         for family in Family::BOTH {
-            if !self.kept.all().any(|kept| (self.is_of)(&kept.content, family)) {
+            if !all.iter().any(|kept| (self.is_of)(&kept.content, family)) {
                 continue;
             }
             let programs = Iptables::require(family)?;

@@ -3,6 +3,9 @@
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::net::IpAddr;
+use std::num::NonZero;
+use std::panic::resume_unwind;
+use std::thread;
 
 use super::diagnosis::{AGAIN, Diagnosis};
 use crate::attachment::{Liveness, Record};
@@ -68,20 +71,7 @@ impl<'a> Attachments<'a> {
 
     /// CHECK of those that may be alive; the others have to be collected.
     pub(super) fn examine(&self) -> Vec<Diagnosis> {
-        let mut found = Vec::new();
-        for attached in &self.all {
-            if let Liveness::Gone(why) = attached.liveness {
-                let problem = format!("was not detached: {why}");
-                found.push(Diagnosis::warning(attached.title(), problem, COLLECT));
-                continue;
-            }
-            let can_check = |list: &&NetworkList| knows_check(list) && self.is_complete(list);
-            let Some(list) = attached.list.as_ref().filter(can_check) else { continue };
-            if let Err(error) = self.runtime.check(list, &attached.cached.attach) {
-                let netns = &attached.cached.attach.netns;
-                found.push(Diagnosis::of_check(&attached.title(), netns, &error));
-            }
-        }
+        let mut found = self.check_all();
         for record in Record::all(None) {
             let Record { network, id, ifname, .. } = &record;
             if let Liveness::Gone(why) = record.liveness()
@@ -92,6 +82,35 @@ impl<'a> Attachments<'a> {
             }
         }
         found
+    }
+
+    /// On all processors: a CHECK mostly waits for the kernel, which does the work for each container alone.
+    fn check_all(&self) -> Vec<Diagnosis> {
+        let threads = thread::available_parallelism().map_or(1, NonZero::get);
+        let share = self.all.len().div_ceil(threads).max(1);
+        let check = |part: &[Attached]| -> Vec<_> {
+            part.iter().filter_map(|attached| self.check(attached)).collect()
+        };
+        thread::scope(|scope| {
+            let parts = self.all.chunks(share);
+            let checks: Vec<_> = parts.map(|part| scope.spawn(move || check(part))).collect();
+            let found = checks
+                .into_iter()
+                .map(|check| check.join().unwrap_or_else(|panic| resume_unwind(panic)));
+            found.flatten().collect()
+        })
+    }
+
+    fn check(&self, attached: &Attached) -> Option<Diagnosis> {
+        if let Liveness::Gone(why) = attached.liveness {
+            let problem = format!("was not detached: {why}");
+            return Some(Diagnosis::warning(attached.title(), problem, COLLECT));
+        }
+        let can_check = |list: &&NetworkList| knows_check(list) && self.is_complete(list);
+        let list = attached.list.as_ref().filter(can_check)?;
+        let error = self.runtime.check(list, &attached.cached.attach).err()?;
+        let netns = &attached.cached.attach.netns;
+        Some(Diagnosis::of_check(&attached.title(), netns, &error))
     }
 
     /// Whether all plugins of the network are there.

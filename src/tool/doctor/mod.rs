@@ -12,7 +12,9 @@ mod diagnosis;
 mod nearby;
 mod node;
 
+use std::panic::resume_unwind;
 use std::process::ExitCode;
+use std::thread;
 
 use self::attachments::Attachments;
 pub(super) use self::attachments::title;
@@ -90,10 +92,16 @@ pub(super) fn examine(
     runtime: &Runtime,
     table: Table,
 ) -> Result<(Vec<Diagnosis>, String)> {
-    let mut found = node::rules();
-    let is_flushed = !found.is_empty();
-    found.extend(node::configurations(&folders.conf, &folders.cni_path, table));
     let attachments = Attachments::read(folders, runtime)?;
+    let (rules, configurations, of_attachments) = thread::scope(|scope| {
+        let rules = scope.spawn(node::rules);
+        let configurations = node::configurations(&folders.conf, &folders.cni_path, table);
+        let of_attachments = attachments.examine();
+        (rules.join(), configurations, of_attachments)
+    });
+    let mut found = rules.unwrap_or_else(|panic| resume_unwind(panic));
+    let is_flushed = !found.is_empty();
+    found.extend(configurations);
     let mut networks = node::networks(&folders.conf);
     networks.extend(attachments.networks().cloned());
     let missing = node::plugins(&networks, runtime, table);
@@ -101,7 +109,7 @@ pub(super) fn examine(
     let is_incomplete = missing.iter().any(|diagnosis| diagnosis.severity == Severity::Error);
     found.retain(|diagnosis| !is_incomplete || !diagnosis.names_missing_plugin());
     found.extend(missing);
-    found.extend(attachments.examine());
+    found.extend(of_attachments);
     found.extend(attachments.leases()?);
     found.extend(attachments.forwarding());
     found.extend(nearby::examine(&attachments.routed()));
