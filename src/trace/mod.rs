@@ -131,9 +131,9 @@ impl Recording {
     }
 
     /// Nanoseconds since 1970.
-    fn nanos(&self, since: Duration) -> u128 {
+    fn nanos(&self, since: Duration) -> u64 {
         let start = self.start_time.duration_since(UNIX_EPOCH).unwrap_or_default();
-        (start + since).as_nanos()
+        u64::try_from((start + since).as_nanos()).unwrap_or(u64::MAX)
     }
 }
 
@@ -216,7 +216,7 @@ pub fn traceparent() -> Option<String> {
 pub fn finish() -> Option<String> {
     let mut recording = RECORDING.take()?;
     recording.close(0);
-    otlp::line(&recording)
+    Some(otlp::line(&recording))
 }
 
 #[cfg(test)]
