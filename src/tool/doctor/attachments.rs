@@ -88,8 +88,9 @@ impl<'a> Attachments<'a> {
     fn check_all(&self) -> Vec<Diagnosis> {
         let threads = thread::available_parallelism().map_or(1, NonZero::get);
         let share = self.all.len().div_ceil(threads).max(1);
+        let missing = &self.missing_plugins();
         let check = |part: &[Attached]| -> Vec<_> {
-            part.iter().filter_map(|attached| self.check(attached)).collect()
+            part.iter().filter_map(|attached| self.check(attached, missing)).collect()
         };
         thread::scope(|scope| {
             let parts = self.all.chunks(share);
@@ -101,24 +102,26 @@ impl<'a> Attachments<'a> {
         })
     }
 
-    fn check(&self, attached: &Attached) -> Option<Diagnosis> {
+    fn check(&self, attached: &Attached, missing: &HashSet<&str>) -> Option<Diagnosis> {
         if let Liveness::Gone(why) = attached.liveness {
             let problem = format!("was not detached: {why}");
             return Some(Diagnosis::warning(attached.title(), problem, COLLECT));
         }
-        let can_check = |list: &&NetworkList| knows_check(list) && self.is_complete(list);
+        let is_complete =
+            |list: &NetworkList| plugin_names(list).all(|name| !missing.contains(name));
+        let can_check = |list: &&NetworkList| knows_check(list) && is_complete(list);
         let list = attached.list.as_ref().filter(can_check)?;
         let error = self.runtime.check(list, &attached.cached.attach).err()?;
         let netns = &attached.cached.attach.netns;
         Some(Diagnosis::of_check(&attached.title(), netns, &error))
     }
 
-    /// Whether all plugins of the network are there.
-    fn is_complete(&self, list: &NetworkList) -> bool {
+    /// The plugins that are not there, each looked for once.
+    fn missing_plugins(&self) -> HashSet<&str> {
         let Runtime { executor, plugin_dirs, .. } = self.runtime;
-        let names = |plugin: &PluginConf| [plugin.plugin_type.clone(), plugin.ipam_type.clone()];
-        let mut names = list.plugins.iter().flat_map(names).filter(|name| !name.is_empty());
-        names.all(|name| executor.find(&name, plugin_dirs).is_ok())
+        let mut names: HashSet<&str> = self.networks().flat_map(plugin_names).collect();
+        names.retain(|name| executor.find(name, plugin_dirs).is_err());
+        names
     }
 
     /// Leases of the dead, addresses that two living containers have, and addresses without their lease.
@@ -212,6 +215,12 @@ pub(in crate::tool) fn title(cached: &CachedAttachment) -> String {
 
 fn title_of(network: &str, id: &str, ifname: &str) -> String {
     format!("container {id}, interface {ifname} (network {network})")
+}
+
+/// The plugins of a network and of its addresses.
+fn plugin_names(list: &NetworkList) -> impl Iterator<Item = &str> {
+    let both = list.plugins.iter().flat_map(|plugin| [&plugin.plugin_type, &plugin.ipam_type]);
+    both.map(String::as_str).filter(|name| !name.is_empty())
 }
 
 /// CHECK came with version 0.4.0.
