@@ -104,12 +104,12 @@ cross: ## the other architecture: check, and build where its linker is; TARGET=a
 
 image: build ## an OCI image with nothing but the binary, as an archive in target/dist
 	@mkdir -p $(DIST)
-	PYTHONDONTWRITEBYTECODE=1 python3 packaging/image.py $(DIST)/cnibox.oci.tar \
+	PYTHONDONTWRITEBYTECODE=1 python3 packaging/image.py cnibox $(DIST)/cnibox.oci.tar \
 		$$($(BINARY) version | sed 's/.* //') $(subst x86_64,amd64,$(subst aarch64,arm64,$(firstword $(subst -, ,$(TARGET)))))=$(BINARY)
 
 dist: ## everything that is released: tgz, deb, rpm, image, SBOM, checksums, into target/dist
 	tests/prepare.sh dist
-	$(MAKE) build BUILD='auditable build'
+	$(MAKE) build sanity BUILD='auditable build'
 	rm -rf $(DIST)
 	mkdir -p $(DIST)
 	packaging/dist.sh $(BINARY) $(TARGET) $(DIST)

@@ -1,11 +1,12 @@
 #!/bin/sh
 # dist.sh BINARY TARGET OUT [HOST-BINARY]: everything that is released for one architecture, into
-# the folder OUT. HOST-BINARY runs here where BINARY does not.
+# the folder OUT. HOST-BINARY runs here where BINARY does not. cni-sanity is beside each of the two.
 #
 # The same source gives the same bytes: times are SOURCE_DATE_EPOCH, names are sorted.
 set -eu
 
 binary=$1 target=$2 out=$3 host=${4-$1}
+sanity=$(dirname "$binary")/cni-sanity host_sanity=$(dirname "$host")/cni-sanity
 here=$(dirname "$0")
 cd "$here/.."
 : "${SOURCE_DATE_EPOCH:?}"
@@ -54,35 +55,59 @@ tree() {
     chmod -R u=rwX,go=rX "$root"
 }
 
+# pack_deb NAME ROOT: Debian's package of a tree.
+pack_deb() {
+    name=$1 root=$2 doc=$2/usr/share/doc/$1
+    cp packaging/copyright "$doc/copyright"
+    printf '%s (%s) unstable; urgency=medium\n\n  * See CHANGELOG.md.\n\n -- %s  %s\n' "$name" "$version" \
+        "$(sed -n 's/^Maintainer: //p' "packaging/$name.control")" "$(date -u -R -d "@$SOURCE_DATE_EPOCH")" |
+        gzip -9n >"$doc/changelog.gz"
+    mkdir "$root/DEBIAN"
+    size=$(du -sk --apparent-size "$root" | cut -f1)
+    sed "s/@VERSION@/$version/; s/@ARCH@/$deb/; s/@SIZE@/$size/" "packaging/$name.control" >"$root/DEBIAN/control"
+    find "$root" -exec touch -h -d "@$SOURCE_DATE_EPOCH" {} +
+    dpkg-deb --root-owner-group -Zxz --build "$root" "$out/${name}_${version}_$deb.deb" >/dev/null
+}
+
+# pack_rpm NAME ROOT: Red Hat's.
+pack_rpm() {
+    name=$1 root=$2
+    cp LICENSE "$root/usr/share/doc/$name/"
+    find "$root" -exec touch -h -d "@$SOURCE_DATE_EPOCH" {} +
+    stage=$(readlink -f "$work")
+    (cd "$root" && find . ! -type d | sed 's,^\.,,' | sort) >"$work/files"
+    rpmbuild -bb --quiet --target "$rpm" \
+        --define "_topdir $stage/rpmbuild" --define "_rpmdir $stage" --define "_buildhost cnibox" \
+        --define "_rpmfilename $name-$version-1.$rpm.rpm" --define "_dbpath $stage/rpmdb" \
+        --define "stage $(readlink -f "$root")" --define "filelist $stage/files" \
+        --define "release_version $version" "packaging/$name.spec" >/dev/null
+    mv "$work/$name-$version-1.$rpm.rpm" "$out/"
+}
+
 # Debian: containerd and podman look into /usr/lib/cni.
 tree /usr/lib/cni vendor-completions "$work/deb"
-doc=$work/deb/usr/share/doc/cnibox
-cp packaging/copyright "$doc/copyright"
-printf 'cnibox (%s) unstable; urgency=medium\n\n  * See CHANGELOG.md.\n\n -- %s  %s\n' "$version" \
-    "$(sed -n 's/^Maintainer: //p' packaging/control.in)" "$(date -u -R -d "@$SOURCE_DATE_EPOCH")" |
-    gzip -9n >"$doc/changelog.gz"
-mkdir "$work/deb/DEBIAN"
-size=$(du -sk --apparent-size "$work/deb" | cut -f1)
-sed "s/@VERSION@/$version/; s/@ARCH@/$deb/; s/@SIZE@/$size/" packaging/control.in >"$work/deb/DEBIAN/control"
-find "$work/deb" -exec touch -h -d "@$SOURCE_DATE_EPOCH" {} +
-dpkg-deb --root-owner-group -Zxz --build "$work/deb" "$out/cnibox_${version}_$deb.deb" >/dev/null
+pack_deb cnibox "$work/deb"
 
 # Fedora, RHEL: /usr/libexec/cni.
 tree /usr/libexec/cni site-functions "$work/rpm"
-cp LICENSE "$work/rpm/usr/share/doc/cnibox/"
-find "$work/rpm" -exec touch -h -d "@$SOURCE_DATE_EPOCH" {} +
-stage=$(readlink -f "$work")
-(cd "$work/rpm" && find . ! -type d | sed 's,^\.,,' | sort) >"$work/files"
-rpmbuild -bb --quiet --target "$rpm" \
-    --define "_topdir $stage/rpmbuild" --define "_rpmdir $stage" --define "_buildhost cnibox" \
-    --define "_rpmfilename cnibox-$version-1.$rpm.rpm" --define "_dbpath $stage/rpmdb" \
-    --define "stage $stage/rpm" --define "filelist $stage/files" \
-    --define "release_version $version" packaging/cnibox.spec >/dev/null
-mv "$work/cnibox-$version-1.$rpm.rpm" "$out/"
+pack_rpm cnibox "$work/rpm"
+
+# The conformance suite, apart: a test tool does not belong on a node.
+for kind in deb rpm; do
+    root=$work/sanity-$kind
+    mkdir -p "$root/usr/bin" "$root/usr/share/doc/cni-sanity"
+    install -m 755 "$sanity" "$root/usr/bin/cni-sanity"
+    cp docs/cni-sanity.md "$root/usr/share/doc/cni-sanity/"
+    python3 packaging/man.py --tool "$host_sanity" "a conformance suite for CNI plugins" "$root/usr/share/man"
+    chmod -R u=rwX,go=rX "$root"
+    "pack_$kind" cni-sanity "$root"
+done
+python3 packaging/tgz.py "$out/cni-sanity-linux-$go-v$version.tgz" "$sanity"
+python3 packaging/image.py cni-sanity "$out/cni-sanity-$version-$go.oci.tar" "$version" "$go=$sanity"
 
 # shellcheck disable=SC2086 # one word each
 python3 packaging/tgz.py "$out/cni-plugins-linux-$go-v$version.tgz" "$binary" $names
-python3 packaging/image.py "$out/cnibox-$version-$go.oci.tar" "$version" "$go=$binary"
+python3 packaging/image.py cnibox "$out/cnibox-$version-$go.oci.tar" "$version" "$go=$binary"
 python3 packaging/sbom.py "$out/cnibox-$version-$go.cdx.json" "$target"
 install -m 755 "$binary" "$out/cnibox-$version-$go"
 rm -rf "$work"

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""image.py OUT VERSION ARCH=BINARY...: an OCI archive whose image has one file, /cnibox, and
-installs it: `podman load -i OUT`, `ctr images import OUT`, `skopeo copy oci-archive:OUT ...`.
+"""image.py NAME OUT VERSION ARCH=BINARY...: an OCI archive whose image has one file: that of cnibox installs
+itself, that of cni-sanity tests a folder: `podman load -i OUT`, `ctr images import OUT`,
+`skopeo copy oci-archive:OUT ...`.
 
 No container engine is needed. ARCH is Go's name for it: amd64, arm64."""
 
@@ -12,7 +13,12 @@ import sys
 import archive
 
 MEDIA = "application/vnd.oci.image."
-NAME = "localhost/cnibox"
+PREFIX = "localhost/"
+# By name: what the image is, its entry point and the arguments unless others are given.
+IMAGES = {
+    "cnibox": ("every Linux CNI plugin in one executable", ["/cnibox", "install"], ["/host/opt/cni/bin"]),
+    "cni-sanity": ("a conformance suite for CNI plugins", ["/cni-sanity"], ["/opt/cni/bin"]),
+}
 
 
 class Layout:
@@ -45,16 +51,17 @@ def encoded(value):
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
-def image(layout, version, arch, binary):
+def image(name, layout, version, arch, binary):
     """The image of one architecture; its descriptor."""
     layer = archive.Archive()
-    layer.file("cnibox", archive.read(binary), 0o755)
+    about, entry, arguments = IMAGES[name]
+    layer.file(name, archive.read(binary), 0o755)
     layer = layer.bytes()
     created = datetime.datetime.fromtimestamp(archive.EPOCH, datetime.timezone.utc)
     created = created.strftime("%Y-%m-%dT%H:%M:%SZ")
     labels = {
-        "org.opencontainers.image.title": "cnibox",
-        "org.opencontainers.image.description": "every Linux CNI plugin in one executable",
+        "org.opencontainers.image.title": name,
+        "org.opencontainers.image.description": about,
         "org.opencontainers.image.licenses": "Apache-2.0",
         "org.opencontainers.image.version": version,
     }
@@ -63,8 +70,8 @@ def image(layout, version, arch, binary):
         "os": "linux",
         "created": created,
         "config": {
-            "Entrypoint": ["/cnibox", "install"],
-            "Cmd": ["/host/opt/cni/bin"],
+            "Entrypoint": entry,
+            "Cmd": arguments,
             "Labels": labels,
             "WorkingDir": "/",
         },
@@ -81,11 +88,11 @@ def image(layout, version, arch, binary):
     return {**manifest, "platform": {"architecture": arch, "os": "linux"}}
 
 
-def main(out, version, *binaries):
+def main(name, out, version, *binaries):
     layout = Layout()
-    images = [image(layout, version, *pair.split("=", 1)) for pair in sorted(binaries)]
-    name = f"{NAME}:{version}"
-    annotations = {"org.opencontainers.image.ref.name": name, "io.containerd.image.name": name}
+    images = [image(name, layout, version, *pair.split("=", 1)) for pair in sorted(binaries)]
+    tag = f"{PREFIX}{name}:{version}"
+    annotations = {"org.opencontainers.image.ref.name": tag, "io.containerd.image.name": tag}
     if len(images) == 1:
         top = images[0]
     else:
@@ -97,6 +104,6 @@ def main(out, version, *binaries):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 4:
+    if len(sys.argv) < 5:
         sys.exit(__doc__)
     main(*sys.argv[1:])

@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """man.py BINARY FOLDER: the manual pages: cnibox(1) and cnitool(1) from what the executable says
-about itself, cnibox-PLUGIN(8) from docs/plugins/. Only plugins that the executable has."""
+about itself, cnibox-PLUGIN(8) from docs/plugins/. Only plugins that the executable has.
+
+man.py --tool BINARY ABOUT FOLDER: the page of one tool."""
 
 import os
 import re
@@ -72,6 +74,13 @@ def from_markdown(text):
     return "".join(out)
 
 
+def tool(binary, about, folder):
+    name = os.path.basename(binary)
+    os.makedirs(folder + "/man1", exist_ok=True)
+    body = ".SH SYNOPSIS\n" + literal(says(binary, "--help"))
+    archive.write(f"{folder}/man1/{name}.1.gz", archive.gzipped(page(name, 1, about, body).encode()))
+
+
 def main(binary, folder):
     os.makedirs(folder + "/man1", exist_ok=True)
     os.makedirs(folder + "/man8", exist_ok=True)
@@ -93,6 +102,9 @@ def main(binary, folder):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3:
+    if len(sys.argv) == 5 and sys.argv[1] == "--tool":
+        tool(*sys.argv[2:])
+    elif len(sys.argv) == 3:
+        main(*sys.argv[1:])
+    else:
         sys.exit(__doc__)
-    main(*sys.argv[1:])

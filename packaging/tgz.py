@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""tgz.py OUT BINARY NAME...: the drop-in for the reference's cni-plugins-linux-ARCH-VERSION.tgz:
-the same names in the same place, each a link to the one executable."""
+"""tgz.py OUT BINARY [NAME...]: an executable and its links. That of cnibox is the drop-in for the reference's
+cni-plugins-linux-ARCH-VERSION.tgz: the same names in the same place, each a link to the one executable."""
 
+import os
 import sys
 
 import archive
@@ -13,13 +14,14 @@ def main(out, binary, *names):
     for name in ("LICENSE", "README.md"):
         tar.file("./" + name, archive.read(name))
     # First, so that a link leads somewhere from the moment it is there.
-    tar.file("./cnibox", archive.read(binary), 0o755)
+    target = os.path.basename(binary)
+    tar.file("./" + target, archive.read(binary), 0o755)
     for name in sorted(names):
-        tar.link("./" + name, "cnibox")
+        tar.link("./" + name, target)
     archive.write(out, archive.gzipped(tar.bytes()))
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 4:
+    if len(sys.argv) < 3:
         sys.exit(__doc__)
     main(*sys.argv[1:])

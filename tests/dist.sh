@@ -59,10 +59,27 @@ for root in "$work/deb" "$work/rpm"; do
     [ -z "$owner" ] || fail "not root's: $owner"
 done
 
-tar -xf "$out/cnibox-$version-$go.oci.tar" -C "$work/image"
-python3 - "$work/image" "$binary" <<'END' || fail "the image"
+# The conformance suite is in packages of its own, and in none of cnibox's.
+mkdir "$work/sanity-tgz" "$work/sanity-deb" "$work/sanity-rpm" "$work/sanity-image"
+tar -xzf "$out/cni-sanity-linux-$go-v$version.tgz" -C "$work/sanity-tgz"
+sanity=$work/sanity-tgz/cni-sanity
+"$sanity" --help >/dev/null || fail "cni-sanity"
+tests/static-pie.sh "$sanity" || fail "$sanity"
+dpkg-deb -x "$out/cni-sanity_${version}_$go.deb" "$work/sanity-deb"
+rpm2cpio "$out/cni-sanity-$version-1.$rpm.rpm" | (cd "$work/sanity-rpm" && cpio -idm --quiet)
+for root in "$work/sanity-deb" "$work/sanity-rpm"; do
+    cmp "$root/usr/bin/cni-sanity" "$sanity" || fail "cni-sanity in $root"
+    gzip -t "$root/usr/share/man/man1/cni-sanity.1.gz" || fail "no manual page of cni-sanity"
+done
+[ -z "$(find "$work/deb" "$work/rpm" "$work/tgz" -name 'cni-sanity*')" ] || fail "cni-sanity is in a package of cnibox"
+
+# image ARCHIVE FOLDER BINARY ENTRYPOINT: its one file is the binary.
+image() {
+tar -xf "$1" -C "$2"
+python3 - "$2" "$3" "$4" <<'END' || fail "the image $1"
 import gzip, hashlib, io, json, os, sys, tarfile
-root, binary = sys.argv[1:]
+root, binary, entry = sys.argv[1:]
+name = entry.split()[0].strip("/")
 def blob(descriptor):
     data = open(os.path.join(root, "blobs", *descriptor["digest"].split(":")), "rb").read()
     assert descriptor["digest"] == "sha256:" + hashlib.sha256(data).hexdigest()
@@ -71,15 +88,18 @@ def blob(descriptor):
 index = json.load(open(root + "/index.json"))
 manifest = json.loads(blob(index["manifests"][0]))
 config = json.loads(blob(manifest["config"]))
-assert config["config"]["Entrypoint"] == ["/cnibox", "install"], config
+assert config["config"]["Entrypoint"] == entry.split(), config
 layers = [gzip.decompress(blob(layer)) for layer in manifest["layers"]]
 digests = ["sha256:" + hashlib.sha256(layer).hexdigest() for layer in layers]
 assert config["rootfs"]["diff_ids"] == digests
 files = tarfile.open(fileobj=io.BytesIO(layers[0]))
-assert files.getnames() == ["cnibox"], files.getnames()
-assert files.extractfile("cnibox").read() == open(binary, "rb").read()
-assert files.getmember("cnibox").mode == 0o755
+assert files.getnames() == [name], files.getnames()
+assert files.extractfile(name).read() == open(binary, "rb").read()
+assert files.getmember(name).mode == 0o755
 END
+}
+image "$out/cnibox-$version-$go.oci.tar" "$work/image" "$binary" "/cnibox install"
+image "$out/cni-sanity-$version-$go.oci.tar" "$work/sanity-image" "$sanity" /cni-sanity
 
 python3 - "$out/cnibox-$version-$go.cdx.json" <<'END' || fail "the SBOM"
 import json, sys

@@ -59,7 +59,7 @@ plugins_for() {
     [ ! -e "$peer/bridge" ] || cp "$peer"/* "$base/$1/plugins/"
     "$given" install "$base/$1/plugins" >/dev/null
     # As `make image` does; the label of the architecture matters to nobody here.
-    /usr/bin/python3 "$HERE/../../packaging/image.py" "$base/$1/cnibox.oci.tar" test amd64="$given" >/dev/null
+    /usr/bin/python3 "$HERE/../../packaging/image.py" cnibox "$base/$1/cnibox.oci.tar" test amd64="$given" >/dev/null
 }
 
 wanted="${*:-containerd podman switch}"
