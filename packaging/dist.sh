@@ -11,6 +11,8 @@ here=$(dirname "$0")
 cd "$here/.."
 : "${SOURCE_DATE_EPOCH:?}"
 export SOURCE_DATE_EPOCH PYTHONDONTWRITEBYTECODE=1
+# Who answers for a package: a distributor sets it.
+maintainer=${MAINTAINER:-The cnibox authors <cnibox@localhost>}
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 names=$("$host" list | sed 's/ .*//')
 
@@ -28,6 +30,8 @@ work=$out/work-$go
 rm -rf "$work"
 mkdir -p "$work"
 
+python3 packaging/notices.py "$work/THIRD-PARTY" "$target"
+
 # tree PLUGINS ZSH ROOT: the tree of a package whose runtimes look for plugins in the folder
 # PLUGINS and whose zsh looks for completions in ZSH.
 tree() {
@@ -40,13 +44,14 @@ tree() {
         "$share/zsh/$zsh" "$share/fish/vendor_completions.d" \
         "$root/usr/lib/systemd/system" "$root/usr/lib/tmpfiles.d"
     for name in cnibox cnitool; do
-        ln -s "../${plugins#/usr/}/cnibox" "$root/usr/bin/$name"
+        ln -sr "$root$plugins/cnibox" "$root/usr/bin/$name"
     done
     "$host" completion bash >"$share/bash-completion/completions/cnibox"
     "$host" completion zsh >"$share/zsh/$zsh/_cnibox"
     "$host" completion fish >"$share/fish/vendor_completions.d/cnibox.fish"
     python3 packaging/man.py "$host" "$share/man"
     cp README.md CHANGELOG.md "$share/doc/cnibox/"
+    gzip -9n <"$work/THIRD-PARTY" >"$share/doc/cnibox/THIRD-PARTY.gz"
     # The units of the source are for plugins in /opt/cni/bin.
     for unit in packaging/systemd/*; do
         sed "s,^ExecStart=/opt/cni/bin/,ExecStart=$plugins/," "$unit" >"$root/usr/lib/systemd/system/${unit##*/}"
@@ -59,12 +64,15 @@ tree() {
 pack_deb() {
     name=$1 root=$2 doc=$2/usr/share/doc/$1
     cp packaging/copyright "$doc/copyright"
+    mkdir -p "$root/usr/share/lintian/overrides"
+    sed "s/@PACKAGE@/$name/" packaging/lintian-overrides >"$root/usr/share/lintian/overrides/$name"
     printf '%s (%s) unstable; urgency=medium\n\n  * See CHANGELOG.md.\n\n -- %s  %s\n' "$name" "$version" \
-        "$(sed -n 's/^Maintainer: //p' "packaging/$name.control")" "$(date -u -R -d "@$SOURCE_DATE_EPOCH")" |
+        "$maintainer" "$(date -u -R -d "@$SOURCE_DATE_EPOCH")" |
         gzip -9n >"$doc/changelog.gz"
     mkdir "$root/DEBIAN"
+    [ "$name" = cni-sanity ] || install -m 755 packaging/postinst packaging/postrm "$root/DEBIAN/"
     size=$(du -sk --apparent-size "$root" | cut -f1)
-    sed "s/@VERSION@/$version/; s/@ARCH@/$deb/; s/@SIZE@/$size/" "packaging/$name.control" >"$root/DEBIAN/control"
+    sed "s/@VERSION@/$version/; s/@ARCH@/$deb/; s/@SIZE@/$size/; s/@MAINTAINER@/$maintainer/" "packaging/$name.control" >"$root/DEBIAN/control"
     find "$root" -exec touch -h -d "@$SOURCE_DATE_EPOCH" {} +
     dpkg-deb --root-owner-group -Zxz --build "$root" "$out/${name}_${version}_$deb.deb" >/dev/null
 }
@@ -80,17 +88,26 @@ pack_rpm() {
         --define "_topdir $stage/rpmbuild" --define "_rpmdir $stage" --define "_buildhost cnibox" \
         --define "_rpmfilename $name-$version-1.$rpm.rpm" --define "_dbpath $stage/rpmdb" \
         --define "stage $(readlink -f "$root")" --define "filelist $stage/files" \
-        --define "release_version $version" "packaging/$name.spec" >/dev/null
+        --define "package $name" --define "release_version $version" packaging/package.spec >/dev/null
     mv "$work/$name-$version-1.$rpm.rpm" "$out/"
 }
 
-# Debian: containerd and podman look into /usr/lib/cni.
+# Debian: containerd and podman look into /usr/lib/cni. Fedora, RHEL: /usr/libexec/cni.
 tree /usr/lib/cni vendor-completions "$work/deb"
 pack_deb cnibox "$work/deb"
-
-# Fedora, RHEL: /usr/libexec/cni.
 tree /usr/libexec/cni site-functions "$work/rpm"
 pack_rpm cnibox "$work/rpm"
+
+# In place of the package kubernetes-cni, on nodes that kubeadm sets up: /opt/cni/bin.
+for kind in deb rpm; do
+    zsh=vendor-completions
+    [ $kind = deb ] || zsh=site-functions
+    tree /opt/cni/bin $zsh "$work/kubernetes-$kind"
+    mv "$work/kubernetes-$kind/usr/share/doc/cnibox" "$work/kubernetes-$kind/usr/share/doc/cnibox-kubernetes"
+    # It installs into the folder that is this package's.
+    rm "$work/kubernetes-$kind/usr/lib/systemd/system/cnibox-install.service"
+    "pack_$kind" cnibox-kubernetes "$work/kubernetes-$kind"
+done
 
 # The conformance suite, apart: a test tool does not belong on a node.
 for kind in deb rpm; do
@@ -98,19 +115,27 @@ for kind in deb rpm; do
     mkdir -p "$root/usr/bin" "$root/usr/share/doc/cni-sanity"
     install -m 755 "$sanity" "$root/usr/bin/cni-sanity"
     cp docs/cni-sanity.md "$root/usr/share/doc/cni-sanity/"
+    gzip -9n <"$work/THIRD-PARTY" >"$root/usr/share/doc/cni-sanity/THIRD-PARTY.gz"
     python3 packaging/man.py --tool "$host_sanity" "a conformance suite for CNI plugins" "$root/usr/share/man"
     chmod -R u=rwX,go=rX "$root"
     "pack_$kind" cni-sanity "$root"
 done
-python3 packaging/tgz.py "$out/cni-sanity-linux-$go-v$version.tgz" "$sanity"
+python3 packaging/tgz.py "$out/cni-sanity-linux-$go-v$version.tgz" "$work/THIRD-PARTY" "$sanity"
 python3 packaging/image.py cni-sanity "$out/cni-sanity-$version-$go.oci.tar" "$version" "$go=$sanity"
 
 # shellcheck disable=SC2086 # one word each
-python3 packaging/tgz.py "$out/cni-plugins-linux-$go-v$version.tgz" "$binary" $names
+python3 packaging/tgz.py "$out/cni-plugins-linux-$go-v$version.tgz" "$work/THIRD-PARTY" "$binary" $names
+for tgz in "$out"/*-linux-"$go"-v"$version".tgz; do
+    # Under the names that installers of the reference's releases ask for.
+    (cd "$out" && sha256sum "${tgz##*/}" >"${tgz##*/}.sha256" && sha512sum "${tgz##*/}" >"${tgz##*/}.sha512")
+done
 python3 packaging/image.py cnibox "$out/cnibox-$version-$go.oci.tar" "$version" "$go=$binary"
 python3 packaging/sbom.py "$out/cnibox-$version-$go.cdx.json" "$target"
 install -m 755 "$binary" "$out/cnibox-$version-$go"
 rm -rf "$work"
-rm -f "$out/SHA256SUMS"
+rm -f "$out/SHA256SUMS" "$out/SHA256SUMS.sig" "$out/provenance.json"
+python3 packaging/provenance.py "$out"
 sums=$(cd "$out" && find . -maxdepth 1 -type f | sed 's,^\./,,' | sort | xargs sha256sum)
 echo "$sums" >"$out/SHA256SUMS"
+# A key of ssh-keygen(1): docs/image-builder.md has how it is verified.
+[ -z "${SIGNING_KEY-}" ] || ssh-keygen -q -Y sign -f "$SIGNING_KEY" -n cnibox-release "$out/SHA256SUMS"

@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 """sbom.py OUT TARGET: what the executable is made of, as CycloneDX 1.5 in JSON: the packages that
-are linked into it on TARGET, with licences and the checksums of Cargo.lock."""
+are linked into it on TARGET, with licences and the checksums of Cargo.lock, the standard library and the C
+library; with what is known of their vulnerabilities (packaging/vex.json)."""
 
 import datetime
 import json
+import os
 import re
 import subprocess
 import sys
@@ -56,12 +58,32 @@ def component(package, sums, kind="library"):
     return entry
 
 
+def beside(name, version, license, vendor):
+    """What is linked and no package of cargo's."""
+    return {"type": "library", "bom-ref": f"pkg:generic/{name}@{version}", "name": name, "version": version,
+            "purl": f"pkg:generic/{name}@{version}", "licenses": [{"expression": license}],
+            "cpe": f"cpe:2.3:a:{vendor}:{version}:*:*:*:*:*:*:*"}
+
+
+def libraries(target):
+    """Rust's standard library and, where the target links it statically, the C library."""
+    said = lambda *command: subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    rust = said(os.environ.get("RUSTC", "rustc"), "--version").split()[1]
+    found = [beside("rust-std", rust, "MIT OR Apache-2.0", "rust-lang:rust")]
+    if target.endswith("-gnu"):
+        libc = said("getconf", "GNU_LIBC_VERSION").split()[1]
+        found.append(beside("glibc", libc, "LGPL-2.1-or-later", "gnu:glibc"))
+    return found
+
+
 def main(out, target):
     data = metadata(target)
     graph, packages = linked(data)
     root, sums = data["resolve"]["root"], checksums()
     ref = lambda id: f"pkg:cargo/{packages[id]['name']}@{packages[id]['version']}"
-    components = [component(packages[id], sums) for id in graph if id != root]
+    components = libraries(target) + [component(packages[id], sums) for id in graph if id != root]
+    top = component(packages[root], sums, "application")
+    top["cpe"] = f"cpe:2.3:a:cnibox:cnibox:{top['version']}:*:*:*:*:*:*:*"
     time = datetime.datetime.fromtimestamp(archive.EPOCH, datetime.timezone.utc)
     bom = {
         "bomFormat": "CycloneDX",
@@ -69,13 +91,15 @@ def main(out, target):
         "version": 1,
         "metadata": {
             "timestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ"),
-            "component": component(packages[root], sums, "application"),
+            "component": top,
             "properties": [{"name": "cargo:target", "value": target}],
         },
         "components": sorted(components, key=lambda c: c["bom-ref"]),
         "dependencies": sorted(
             ({"ref": ref(id), "dependsOn": [ref(dep) for dep in deps]}
              for id, deps in graph.items()), key=lambda d: d["ref"]),
+        # The VEX part: what is known of vulnerabilities of components, by hand.
+        "vulnerabilities": json.loads(archive.read("packaging/vex.json")),
     }
     content = json.dumps(bom, sort_keys=True)
     bom["serialNumber"] = "urn:uuid:" + str(uuid.uuid5(uuid.NAMESPACE_URL, content))

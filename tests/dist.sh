@@ -23,7 +23,7 @@ names=$("$binary" list | sed 's/ .*//')
 tools=" $("$binary" list | awk '$2 == "tool" { printf "%s ", $1 }')"
 
 (cd "$out" && sha256sum --quiet -c SHA256SUMS) || fail "SHA256SUMS"
-[ "$(wc -l <"$out/SHA256SUMS")" = "$(find "$out" -type f ! -name SHA256SUMS | wc -l)" ] || fail "SHA256SUMS lacks files"
+[ "$(wc -l <"$out/SHA256SUMS")" = "$(find "$out" -type f ! -name 'SHA256SUMS*' | wc -l)" ] || fail "SHA256SUMS lacks files"
 
 # plugins FOLDER: every applet answers there.
 plugins() {
@@ -37,16 +37,31 @@ plugins() {
     cmp "$1/cnibox" "$binary" || fail "$1/cnibox is another executable"
 }
 
-mkdir "$work/tgz" "$work/deb" "$work/rpm" "$work/image"
+mkdir "$work/tgz" "$work/image"
 tar -xzf "$out/cni-plugins-linux-$go-v$version.tgz" -C "$work/tgz"
 plugins "$work/tgz"
 [ "$(tar -tzf "$out/cni-plugins-linux-$go-v$version.tgz" | head -n 1)" = ./ ] || fail "the tgz begins otherwise"
 
-dpkg-deb -x "$out/cnibox_${version}_$go.deb" "$work/deb"
-plugins "$work/deb/usr/lib/cni"
-rpm2cpio "$out/cnibox-$version-1.$rpm.rpm" | (cd "$work/rpm" && cpio -idm --quiet)
-plugins "$work/rpm/usr/libexec/cni"
-for root in "$work/deb" "$work/rpm"; do
+# unpack PACKAGE: the trees of its deb and its rpm.
+unpack() {
+    mkdir -p "$work/$1-deb" "$work/$1-rpm"
+    dpkg-deb -x "$out/$1_${version}_$go.deb" "$work/$1-deb"
+    rpm2cpio "$out/$1-$version-1.$rpm.rpm" | (cd "$work/$1-rpm" && cpio -idm --quiet)
+    owner=$(dpkg-deb -c "$out/$1_${version}_$go.deb" | awk '$2 != "root/root"')
+    [ -z "$owner" ] || fail "not root's: $owner"
+    for root in "$work/$1-deb" "$work/$1-rpm"; do
+        gzip -t "$root/usr/share/doc/$1/THIRD-PARTY.gz" || fail "no licences of what is linked: $root"
+    done
+}
+unpack cnibox
+unpack cnibox-kubernetes
+unpack cni-sanity
+plugins "$work/cnibox-deb/usr/lib/cni"
+plugins "$work/cnibox-rpm/usr/libexec/cni"
+plugins "$work/cnibox-kubernetes-deb/opt/cni/bin"
+plugins "$work/cnibox-kubernetes-rpm/opt/cni/bin"
+trees="$work/cnibox-deb $work/cnibox-rpm $work/cnibox-kubernetes-deb $work/cnibox-kubernetes-rpm"
+for root in $trees; do
     "$root/usr/bin/cnibox" version >/dev/null || fail "usr/bin/cnibox"
     "$root/usr/bin/cnitool" --help >/dev/null || fail "usr/bin/cnitool"
     for name in $names; do
@@ -54,24 +69,28 @@ for root in "$work/deb" "$work/rpm"; do
         case $tools in *" $name "*) page=$root/usr/share/man/man1/$name.1.gz ;; esac
         gzip -t "$page" || fail "no manual page of $name"
     done
-    [ ! -e "$root/usr/lib/cni/.cnibox" ] || fail "the installer's own folder is in the package"
-    owner=$(dpkg-deb -c "$out/cnibox_${version}_$go.deb" | awk '$2 != "root/root"')
-    [ -z "$owner" ] || fail "not root's: $owner"
+    [ -z "$(find "$root" -name .cnibox)" ] || fail "the installer's own folder is in the package"
 done
+(cd "$out" && sha256sum --quiet -c ./*.sha256 && sha512sum --quiet -c ./*.sha512) || fail "the sums of the archives"
+if command -v lintian >/dev/null; then
+    found=$(lintian --allow-root --fail-on error,warning "$out"/*.deb) || fail "lintian: $found"
+fi
+if command -v rpmlint >/dev/null; then
+    found=$(rpmlint -c packaging/rpmlint.toml "$out"/*.rpm) || fail "rpmlint: $found"
+fi
 
 # The conformance suite is in packages of its own, and in none of cnibox's.
-mkdir "$work/sanity-tgz" "$work/sanity-deb" "$work/sanity-rpm" "$work/sanity-image"
+mkdir "$work/sanity-tgz" "$work/sanity-image"
 tar -xzf "$out/cni-sanity-linux-$go-v$version.tgz" -C "$work/sanity-tgz"
 sanity=$work/sanity-tgz/cni-sanity
 "$sanity" --help >/dev/null || fail "cni-sanity"
 tests/static-pie.sh "$sanity" || fail "$sanity"
-dpkg-deb -x "$out/cni-sanity_${version}_$go.deb" "$work/sanity-deb"
-rpm2cpio "$out/cni-sanity-$version-1.$rpm.rpm" | (cd "$work/sanity-rpm" && cpio -idm --quiet)
-for root in "$work/sanity-deb" "$work/sanity-rpm"; do
+for root in "$work/cni-sanity-deb" "$work/cni-sanity-rpm"; do
     cmp "$root/usr/bin/cni-sanity" "$sanity" || fail "cni-sanity in $root"
     gzip -t "$root/usr/share/man/man1/cni-sanity.1.gz" || fail "no manual page of cni-sanity"
 done
-[ -z "$(find "$work/deb" "$work/rpm" "$work/tgz" -name 'cni-sanity*')" ] || fail "cni-sanity is in a package of cnibox"
+# shellcheck disable=SC2086 # several folders
+[ -z "$(find $trees "$work/tgz" -name 'cni-sanity*')" ] || fail "cni-sanity is in a package of cnibox"
 
 # image ARCHIVE FOLDER BINARY ENTRYPOINT: its one file is the binary.
 image() {
@@ -104,10 +123,21 @@ image "$out/cni-sanity-$version-$go.oci.tar" "$work/sanity-image" "$sanity" /cni
 python3 - "$out/cnibox-$version-$go.cdx.json" <<'END' || fail "the SBOM"
 import json, sys
 bom = json.load(open(sys.argv[1]))
+assert bom["vulnerabilities"] == json.load(open("packaging/vex.json"))
 assert bom["bomFormat"] == "CycloneDX" and bom["metadata"]["component"]["name"] == "cnibox"
 names = {component["name"] for component in bom["components"]}
-assert {"rtnetlink", "serde_json", "nix"} <= names and "tempfile" not in names, names
-assert all("licenses" in component and "hashes" in component for component in bom["components"])
+assert {"rtnetlink", "serde_json", "nix", "rust-std", "glibc"} <= names and "tempfile" not in names, names
+assert all("licenses" in component and "hashes" in component for component in bom["components"]
+           if component["purl"].startswith("pkg:cargo/"))
+END
+python3 - "$out" <<'END' || fail "the provenance"
+import hashlib, json, os, sys
+statement = json.load(open(sys.argv[1] + "/provenance.json"))
+for subject in statement["subject"]:
+    data = open(os.path.join(sys.argv[1], subject["name"]), "rb").read()
+    assert subject["digest"]["sha256"] == hashlib.sha256(data).hexdigest(), subject
+others = set(os.listdir(sys.argv[1])) - {subject["name"] for subject in statement["subject"]}
+assert others <= {"provenance.json", "SHA256SUMS", "SHA256SUMS.sig"}, others
 END
 objdump -h "$binary" | grep -q dep-v0 || fail "no list of dependencies in the executable"
 
@@ -134,7 +164,7 @@ units() {
     exposure=$(systemd-analyze security --offline=true --threshold=55 --no-pager --root="$1" cni-dhcp.service 2>&1) ||
         fail "cni-dhcp.service is more exposed than it was: $(echo "$exposure" | tail -n 1)"
 }
-for root in "$work/deb" "$work/rpm"; do
+for root in $trees; do
     units "$root"
 done
 tests/static-pie.sh "$binary" || fail "$binary"
