@@ -259,6 +259,12 @@ impl PacketFilter {
         names.lines().any(|name| name == table)
     }
 
+    /// The lines of a built-in chain of the old iptables, if that is in use.
+    pub fn legacy_chain(&self, family: Family, table: &str, chain: &str) -> Option<Vec<String>> {
+        let programs = || Iptables::find(family, Flavour::Legacy);
+        self.has_legacy_table(family, table).then(programs)??.list(table, chain)
+    }
+
     /// Nothing is in a kernel without `nf_tables`.
     fn ask(&self, question: impl FnOnce(&Nft) -> netlink::Result<bool>) -> Result<bool> {
         let nft = self.nft_if_present()?;

@@ -318,8 +318,21 @@ impl Netlink {
 
     /// The route that a packet to `addr` would take; `None` if there is none.
     pub fn route_to(&self, addr: IpAddr) -> Result<Option<Route>> {
+        self.find_route(addr, None)
+    }
+
+    /// The route that a packet from `source`, an address of this host, would take to `addr`.
+    pub fn route_from(&self, source: IpAddr, addr: IpAddr) -> Result<Option<Route>> {
+        self.find_route(addr, Some(source))
+    }
+
+    fn find_route(&self, addr: IpAddr, source: Option<IpAddr>) -> Result<Option<Route>> {
         let mut message = Route::new(addr.into()).message();
         message.header.table = 0;
+        if let Some(source) = source {
+            message.header.source_prefix_length = message.header.destination_prefix_length;
+            message.attributes.push(RouteAttribute::Source(source.into()));
+        }
         match self.one(Packet::new(RTM_GETROUTE, &message)) {
             Ok(body) => Ok(Route::parse(&body)),
             Err(Failure {

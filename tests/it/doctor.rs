@@ -131,8 +131,18 @@ impl Ward {
 
     /// Does what a cure says.
     fn cure(&self, subject: &str, cure: &str) {
-        let commands =
-            ["nsenter ", "ip ", "bridge ", "sysctl ", "cnibox ", "nft ", "iptables ", "ip6tables "];
+        let commands = [
+            "nsenter ",
+            "ip ",
+            "bridge ",
+            "sysctl ",
+            "cnibox ",
+            "nft ",
+            "iptables ",
+            "ip6tables ",
+            "iptables-legacy ",
+            "ip6tables-legacy ",
+        ];
         if cure.starts_with("delete the container") {
             let pod = usize::from(subject.contains("pod1"));
             self.detach(pod);
@@ -317,9 +327,106 @@ fn what_others_drop() {
                 "ip6tables -P FORWARD DROP",
                 "and names no interface of network pods; ip6tables -P FORWARD ACCEPT",
             ),
+            (
+                "iptables-legacy -P FORWARD DROP",
+                "chain FORWARD of iptables-legacy: drops forwarded packets that no rule accepts",
+            ),
+            (
+                "ip6tables-legacy -P FORWARD DROP",
+                "and names no interface of network pods; ip6tables-legacy -P FORWARD ACCEPT",
+            ),
         ],
         1,
     );
+}
+
+/// kube-proxy's chain, and a kernel in which it does not see what bridges pass on.
+#[test]
+fn services_that_bridges_bypass() {
+    let ward = Ward::new();
+    for [make, delete] in [
+        ["iptables -t nat -N KUBE-SERVICES", "iptables -t nat -X KUBE-SERVICES"],
+        [
+            "iptables-legacy -t nat -N KUBE-SERVICES; iptables-legacy -t nat -A PREROUTING -j KUBE-SERVICES",
+            "iptables-legacy -t nat -F; iptables-legacy -t nat -X KUBE-SERVICES",
+        ],
+    ] {
+        for (value, status) in [("0", 2), ("1", 0)] {
+            ward.node.sh(make);
+            // A node whose kernel lacks the module lacks the parameter.
+            let set =
+                format!("sysctl -qw net.bridge.bridge-nf-call-iptables={value} && echo set || :");
+            let is_there = ward.node.sh(&set).contains("set");
+            let (found, text) = ward.doctor();
+            let status = if is_there { status } else { 2 };
+            assert_eq!(found, Some(status), "{make}, {value}: {text}");
+            let cure = "modprobe br_netfilter; sysctl -w net.bridge.bridge-nf-call-iptables=1";
+            assert_eq!(text.contains(cure), status == 2, "{text}");
+            ward.node.sh(delete);
+        }
+    }
+}
+
+#[test]
+fn packets_larger_than_the_way_out() {
+    let network = |mtu: u32| {
+        json!([{"type": "bridge", "bridge": "cni0", "isDefaultGateway": true, "ipMasq": true, "mtu": mtu,
+                "ipam": {"type": "host-local", "dataDir": "LEASES", "subnet": "10.88.0.0/16"}}])
+    };
+    let way = "ip link add up0 type veth peer name up1; ip link set up0 up mtu 1400; ip link set up1 up; \
+               ip addr add 192.168.9.2/24 dev up0; ip route add default via 192.168.9.1";
+    let tunnel = "ip link add up0 type veth peer name up1; ip link set up0 up; ip link set up1 up; \
+                  ip addr add 192.168.9.2/24 dev up0; ip route add default via 192.168.9.1; \
+                  ip link add flannel.1 type vxlan id 1 dev up0 dstport 8472; ip link set flannel.1 up mtu 1400; \
+                  ip route add 10.77.0.0/16 via 10.77.0.0 dev flannel.1 onlink";
+    for (name, ways) in [("up0", way), ("flannel.1", tunnel)] {
+        for (mtu, status) in [(1500, 1), (1400, 0)] {
+            let ward = Ward::sized(&network(mtu), 1);
+            ward.node.sh(ways);
+            ward.attach(0);
+            let (found, text) = ward.doctor();
+            assert_eq!(found, Some(status), "{name} {mtu}: {text}");
+            let named = format!(
+                "warning: network pods: containers send packets of up to 1500 bytes, and \"{name}\" takes 1400: \
+                 larger ones depend on ICMP errors; set \"mtu\": 1400 in its configuration"
+            );
+            assert_eq!(text.contains(&named), status == 1, "{text}");
+        }
+    }
+}
+
+/// Two interfaces with a default route each: the second one's answers leave by the first.
+#[test]
+fn a_strict_filter_of_reverse_paths() {
+    let ward = Ward::sized(
+        &json!([{"type": "bridge", "bridge": "cni0", "isDefaultGateway": true,
+                 "ipam": {"type": "host-local", "dataDir": "LEASES", "subnet": "10.88.0.0/16"}}]),
+        1,
+    );
+    ward.attach(0);
+    ward.pods[0].sh("ip route change default via 10.88.0.1 dev eth0 metric 0");
+    let second = |plugins: &Value| {
+        ward.write("20-more.conflist", "more", plugins);
+        let net_d = ward.node.path("net.d").display().to_string();
+        let path = ward.pods[0].path();
+        let args = ["cnitool", "add", "more", &path, "--container-id", "pod0", "--ifname", "net1"];
+        ward.cnibox(&[&args[..], &["--net-conf-path", &net_d]].concat()).printed();
+    };
+    second(
+        &json!([{"type": "bridge", "bridge": "cni1", "isGateway": true, "ipam": {"type": "host-local",
+        "dataDir": "LEASES", "subnet": "10.99.0.0/16", "routes": [{"dst": "0.0.0.0/0", "priority": 100}]}}]),
+    );
+    ward.pods[0].sh("sysctl -qw net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.net1.rp_filter=0");
+    assert_eq!(ward.doctor(), (Some(0), HEALTHY.to_owned()));
+    ward.pods[0].sh("sysctl -qw net.ipv4.conf.all.rp_filter=1");
+    let (status, text) = ward.doctor();
+    let named = "interface net1 (network more): answers leave by \"eth0\", and rp_filter is strict";
+    assert!(status == Some(1) && text.contains(named), "{status:?} {text}");
+    for diagnosis in ward.diagnoses() {
+        let [subject, cure] = ["subject", "cure"].map(|key| diagnosis[key].as_str().unwrap());
+        ward.cure(subject, cure);
+    }
+    assert_eq!(ward.doctor(), (Some(0), HEALTHY.to_owned()));
 }
 
 #[test]
@@ -346,6 +453,17 @@ fn what_others_accept_or_keep_for_themselves() {
             named,
             "{text}"
         );
+    }
+    ward.node.sh("rm -r /run/systemd/netif");
+    // What NetworkManager writes down.
+    ward.node.sh("mkdir -p /run/NetworkManager && mount -t tmpfs tmpfs /run/NetworkManager && mkdir /run/NetworkManager/devices");
+    for (state, named) in [("managed=false", false), ("managed=true", true)] {
+        let text = format!("[device]\n{state}\nroute-metric-default-aspired=0\n");
+        fs::write(format!("/run/NetworkManager/devices/{index}"), text).unwrap();
+        let (status, text) = ward.doctor();
+        assert_eq!(status, Some(i32::from(named)), "{text}");
+        let managed = "warning: link \"cni0\": NetworkManager manages it";
+        assert_eq!(text.contains(managed), named, "{text}");
     }
 }
 

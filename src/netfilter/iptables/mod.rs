@@ -108,15 +108,21 @@ impl Iptables {
         Ok(Table::parse(name, &text))
     }
 
-    /// For STATUS: whether the kernel's rules can be listed. The crate tells no failure, so that the
-    /// line with the chain's policy has to be there.
+    /// For STATUS: whether the kernel's rules can be listed.
     pub fn can_list(&self) -> bool {
-        let Some(list) = self.list.as_deref().and_then(Path::to_str) else { return false };
+        self.list("filter", "INPUT").is_some()
+    }
+
+    /// The lines of a built-in chain, its policy among them; `None` if it cannot be listed. The crate tells no
+    /// failure, so that the line with the policy has to be there.
+    pub fn list(&self, table: &str, chain: &str) -> Option<Vec<String>> {
         // `new` would start `iptables --version`, and `has_wait` wait without a limit.
-        let cmd = list.to_owned().leak();
+        let cmd = self.list.as_deref().and_then(Path::to_str)?.to_owned().leak();
         let programs = IPTables { cmd, has_check: true, has_wait: false, is_numeric: false };
-        let listed = netns::at_home().is_ok().then(|| programs.list("filter", "INPUT"));
-        matches!(listed, Some(Ok(lines)) if lines.iter().any(|line| line.starts_with("-P INPUT ")))
+        netns::at_home().ok()?;
+        let policy = format!("-P {chain} ");
+        let is_whole = |lines: &Vec<String>| lines.iter().any(|line| line.starts_with(&policy));
+        programs.list(table, chain).ok().filter(is_whole)
     }
 
     /// One chain of a table as it is; `None` if it cannot be had, for example because there is none.

@@ -7,12 +7,15 @@ use std::num::NonZero;
 use std::panic::resume_unwind;
 use std::thread;
 
+use ipnet::IpNet;
+
 use super::diagnosis::{AGAIN, Diagnosis};
+use super::path::End;
 use crate::attachment::{Liveness, Record};
 use crate::cni::{SpecVersion, Version};
 use crate::error::Result;
 use crate::leases::{self, LeaseStatus, Listing};
-use crate::runtime::{CachedAttachment, Json, NetworkList, PluginConf, Runtime};
+use crate::runtime::{Attach, CachedAttachment, Json, NetworkList, PluginConf, Runtime};
 use crate::sysctl;
 use crate::tool::gc::Folders;
 
@@ -33,6 +36,8 @@ struct Attached {
     /// The network as it was at ADD, if the cache tells.
     list: Option<NetworkList>,
     ips: Vec<IpAddr>,
+    /// The result of ADD has an IPv4 default route.
+    has_default: bool,
 }
 
 impl Attached {
@@ -56,9 +61,11 @@ impl<'a> Attachments<'a> {
             let list = cached.list();
             let result =
                 list.as_ref().and_then(|list| runtime.cached_result(list, &cached.attach).ok()?);
-            let ips = result.map(|result| result.ips).unwrap_or_default();
-            let ips = ips.iter().map(|ip| ip.address.addr()).collect();
-            Attached { liveness: folders.liveness(&cached), list, ips, cached }
+            let result = result.unwrap_or_default();
+            let ips = result.ips.iter().map(|ip| ip.address.addr()).collect();
+            let is_default = |dst: &IpNet| dst.addr().is_ipv4() && dst.prefix_len() == 0;
+            let has_default = result.routes.iter().any(|route| is_default(&route.dst));
+            Attached { liveness: folders.liveness(&cached), list, ips, has_default, cached }
         };
         let all = runtime.cached_attachments("")?.into_iter().map(attached).collect();
         Ok(Attachments { folders, runtime, all })
@@ -176,6 +183,18 @@ impl<'a> Attachments<'a> {
             }
         }
         networks
+    }
+
+    /// The interfaces in living containers.
+    pub(super) fn ends(&self) -> Vec<End<'_>> {
+        let end = |attached| {
+            let Attached { cached, list, ips, has_default, .. }: &Attached = attached;
+            let Attach { netns, ifname, .. } = &cached.attach;
+            let is_routed = list.as_ref().is_some_and(is_routed);
+            let (title, network) = (attached.title(), cached.network.as_str());
+            End { title, network, netns, ifname, ips, is_routed, has_default: *has_default }
+        };
+        self.living().map(end).collect()
     }
 
     /// Forwarding that is off where the node is the gateway of a container.

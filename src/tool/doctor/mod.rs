@@ -5,12 +5,14 @@
 //! | `diagnosis.rs` | one thing that is wrong, and how it is told |
 //! | `node.rs` | configurations, plugins, rules and forwarding |
 //! | `nearby.rs` | what other software does to packets and links of containers |
+//! | `path.rs` | what is in the way of packets that leave a container |
 //! | `attachments.rs` | what each container has, and what dead ones left |
 
 mod attachments;
 mod diagnosis;
 mod nearby;
 mod node;
+mod path;
 
 use std::panic::resume_unwind;
 use std::process::ExitCode;
@@ -113,6 +115,7 @@ pub(super) fn examine(
     found.extend(attachments.leases()?);
     found.extend(attachments.forwarding());
     found.extend(nearby::examine(&attachments.routed()));
+    found.extend(path::examine(&attachments.ends()));
     // Where rules are missing, each STATUS and CHECK says so as well.
     found.retain(|diagnosis| diagnosis.is_rules || !is_flushed || !diagnosis.names_repair());
     sort_by_key(&mut found, |diagnosis| std::cmp::Reverse(diagnosis.severity));
