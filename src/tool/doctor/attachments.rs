@@ -3,12 +3,11 @@
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::net::IpAddr;
-use std::num::NonZero;
-use std::panic::resume_unwind;
-use std::thread;
+use std::sync::Arc;
 
 use ipnet::IpNet;
 
+use super::Job;
 use super::diagnosis::{AGAIN, Diagnosis};
 use super::path::End;
 use crate::attachment::{Liveness, Record};
@@ -76,9 +75,21 @@ impl<'a> Attachments<'a> {
         self.all.iter().filter_map(|attached| attached.list.as_ref())
     }
 
-    /// CHECK of those that may be alive; the others have to be collected.
-    pub(super) fn examine(&self) -> Vec<Diagnosis> {
-        let mut found = self.check_all();
+    /// CHECK of those that may be alive, in so many parts; the others have to be collected.
+    pub(super) fn checks(&self, parts: usize) -> Vec<Job<'_>> {
+        let missing = Arc::new(self.missing_plugins());
+        let mut jobs: Vec<Job<'_>> = Vec::new();
+        for part in self.all.chunks(self.all.len().div_ceil(parts).max(1)) {
+            let missing = Arc::clone(&missing);
+            let check = move |attached| self.check(attached, &missing);
+            jobs.push(Box::new(move || part.iter().filter_map(check).collect()));
+        }
+        jobs
+    }
+
+    /// What containers left that runtimes have no result of.
+    pub(super) fn forgotten(&self) -> Vec<Diagnosis> {
+        let mut found = Vec::new();
         for record in Record::all(None) {
             let Record { network, id, ifname, .. } = &record;
             if let Liveness::Gone(why) = record.liveness()
@@ -89,24 +100,6 @@ impl<'a> Attachments<'a> {
             }
         }
         found
-    }
-
-    /// On all processors: a CHECK mostly waits for the kernel, which does the work for each container alone.
-    fn check_all(&self) -> Vec<Diagnosis> {
-        let threads = thread::available_parallelism().map_or(1, NonZero::get);
-        let share = self.all.len().div_ceil(threads).max(1);
-        let missing = &self.missing_plugins();
-        let check = |part: &[Attached]| -> Vec<_> {
-            part.iter().filter_map(|attached| self.check(attached, missing)).collect()
-        };
-        thread::scope(|scope| {
-            let parts = self.all.chunks(share);
-            let checks: Vec<_> = parts.map(|part| scope.spawn(move || check(part))).collect();
-            let found = checks
-                .into_iter()
-                .map(|check| check.join().unwrap_or_else(|panic| resume_unwind(panic)));
-            found.flatten().collect()
-        })
     }
 
     fn check(&self, attached: &Attached, missing: &HashSet<&str>) -> Option<Diagnosis> {

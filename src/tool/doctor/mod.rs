@@ -14,9 +14,10 @@ mod nearby;
 mod node;
 mod path;
 
+use std::num::NonZero;
 use std::panic::resume_unwind;
 use std::process::ExitCode;
-use std::thread;
+use std::thread::{self, ScopedJoinHandle};
 
 use self::attachments::Attachments;
 pub(super) use self::attachments::title;
@@ -55,20 +56,20 @@ Exit status: 0 healthy; 1 only warnings; 2 errors, or wrong usage.
 ",
 };
 
-struct Job {
+struct Options {
     json: bool,
     folders: Folders,
 }
 
 /// `cnibox doctor` with the arguments behind it.
 pub(super) fn main(args: Vec<String>, table: Table) -> ExitCode {
-    TOOL.run(args, |line| Job::read(&line), |job| job.run(table))
+    TOOL.run(args, |line| Options::read(&line), |options| options.run(table))
 }
 
-impl Job {
-    fn read(line: &CommandLine) -> Result<Job> {
+impl Options {
+    fn read(line: &CommandLine) -> Result<Options> {
         no_words(line)?;
-        Ok(Job { json: line.has("--json"), folders: Folders::read(line) })
+        Ok(Options { json: line.has("--json"), folders: Folders::read(line) })
     }
 
     fn run(&self, table: Table) -> Result<ExitCode> {
@@ -95,15 +96,14 @@ pub(super) fn examine(
     table: Table,
 ) -> Result<(Vec<Diagnosis>, String)> {
     let attachments = Attachments::read(folders, runtime)?;
-    let (rules, configurations, of_attachments) = thread::scope(|scope| {
-        let rules = scope.spawn(node::rules);
-        let configurations = node::configurations(&folders.conf, &folders.cni_path, table);
-        let of_attachments = attachments.examine();
-        (rules.join(), configurations, of_attachments)
-    });
-    let mut found = rules.unwrap_or_else(|panic| resume_unwind(panic));
+    let processors = thread::available_parallelism().map_or(1, NonZero::get);
+    let configurations = || node::configurations(&folders.conf, &folders.cni_path, table);
+    let mut jobs: Vec<Job<'_>> = vec![Box::new(node::rules), Box::new(configurations)];
+    jobs.extend(attachments.checks(processors));
+    let mut done = at_once(jobs).into_iter();
+    let mut found = done.next().unwrap_or_default();
     let is_flushed = !found.is_empty();
-    found.extend(configurations);
+    found.extend(done.next().unwrap_or_default());
     let mut networks = node::networks(&folders.conf);
     networks.extend(attachments.networks().cloned());
     let missing = node::plugins(&networks, runtime, table);
@@ -111,7 +111,8 @@ pub(super) fn examine(
     let is_incomplete = missing.iter().any(|diagnosis| diagnosis.severity == Severity::Error);
     found.retain(|diagnosis| !is_incomplete || !diagnosis.names_missing_plugin());
     found.extend(missing);
-    found.extend(of_attachments);
+    done.for_each(|checked| found.extend(checked));
+    found.extend(attachments.forgotten());
     found.extend(attachments.leases()?);
     found.extend(attachments.forwarding());
     found.extend(nearby::examine(&attachments.routed()));
@@ -120,4 +121,18 @@ pub(super) fn examine(
     found.retain(|diagnosis| diagnosis.is_rules || !is_flushed || !diagnosis.names_repair());
     sort_by_key(&mut found, |diagnosis| std::cmp::Reverse(diagnosis.severity));
     Ok((found, attachments.to_string()))
+}
+
+/// A part of the examination that needs no other.
+type Job<'a> = Box<dyn FnOnce() -> Vec<Diagnosis> + Send + 'a>;
+
+/// Each on a thread of its own: they mostly wait for the kernel.
+fn at_once(jobs: Vec<Job<'_>>) -> Vec<Vec<Diagnosis>> {
+    thread::scope(|scope| {
+        let threads: Vec<_> = jobs.into_iter().map(|job| scope.spawn(job)).collect();
+        let done = |thread: ScopedJoinHandle<'_, _>| {
+            thread.join().unwrap_or_else(|panic| resume_unwind(panic))
+        };
+        threads.into_iter().map(done).collect()
+    })
 }

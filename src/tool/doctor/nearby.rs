@@ -43,11 +43,12 @@ pub(super) fn examine(networks: &[(&NetworkList, Vec<IpAddr>)]) -> Vec<Diagnosis
     }
     found.extend(legacy_forward(networks, &filter));
     if let Ok(host) = Netlink::open() {
-        let bridges = networks.iter().flat_map(|(list, _)| bridges(list));
-        let links = bridges.filter_map(|name| host.link(name).ok()?);
-        found.extend(
-            links.flat_map(|link| [by_networkd(&link), by_network_manager(&link)]).flatten(),
-        );
+        for name in networks.iter().flat_map(|(list, _)| bridges(list)) {
+            if let Ok(Some(link)) = host.link(name) {
+                found.extend(by_networkd(&link));
+                found.extend(by_network_manager(&link));
+            }
+        }
     }
     found
 }

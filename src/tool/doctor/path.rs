@@ -49,17 +49,17 @@ pub(super) fn examine(ends: &[End<'_>]) -> Vec<Diagnosis> {
 
 /// The link with the smallest MTU of those that packets of containers leave the node by.
 fn narrowest_way(host: &Netlink) -> Option<Link> {
-    let by_default = ELSEWHERE.iter().filter_map(|to| host.route_to(*to).ok()??.oif);
-    let defaults = by_default.filter_map(|index| host.link_by_index(index).ok()?);
-    let carries = |link: &Link| {
+    let mut ways = host.dump_links().ok()?;
+    let by_default = ELSEWHERE.map(|to| host.route_to(to).ok()??.oif);
+    let has_gateway = |link: &Link| {
         let filter = RouteFilter { oif: Some(link.index), ..RouteFilter::default() };
         host.dump_routes(&filter).is_ok_and(|routes| routes.iter().any(|route| route.gw.is_some()))
     };
-    let is_tunnel = |link: &Link| {
-        link.kind.as_deref().is_some_and(|kind| TUNNELS.contains(&kind)) && link.up && carries(link)
-    };
-    let tunnels = host.dump_links().unwrap_or_default().into_iter().filter(is_tunnel);
-    defaults.chain(tunnels).min_by_key(|link| link.mtu)
+    let is_tunnel = |link: &Link| link.kind.as_deref().is_some_and(|kind| TUNNELS.contains(&kind));
+    ways.retain(|link| {
+        by_default.contains(&Some(link.index)) || (is_tunnel(link) && link.up && has_gateway(link))
+    });
+    ways.into_iter().min_by_key(|link| link.mtu)
 }
 
 /// Networks whose containers send larger packets than the way takes; one container tells.
