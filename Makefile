@@ -41,7 +41,7 @@ endif
 # Stripped size in bytes that no release may pass: 5 MB.
 SIZE_LIMIT := 5000000
 
-.PHONY: help build check demo test test-vm soak test-runtimes lint arch bench size cross image dist reproduce install clean
+.PHONY: help build sanity check demo test test-vm soak test-runtimes lint arch bench size cross image dist reproduce install clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -49,9 +49,12 @@ help: ## this list
 # Copied at once, as the installer does: the page cache of newer kernels keeps what is written in
 # large pieces in large folios, which take a third fewer page faults than those of the linker.
 build: ## the static release binary, target/<target>/release/cnibox
-	RUSTFLAGS='$(STATIC)' $(CARGO) $(BUILD) --release --locked --target $(TARGET)
+	RUSTFLAGS='$(STATIC)' $(CARGO) $(BUILD) --release --locked --bin cnibox --target $(TARGET)
 	@install -m 755 /dev/null $(BINARY).new && dd if=$(BINARY) of=$(BINARY).new bs=64M status=none
 	@mv $(BINARY).new $(BINARY)
+
+sanity: ## the conformance suite for plugins, target/<target>/release/cni-sanity
+	RUSTFLAGS='$(STATIC)' $(CARGO) $(BUILD) --release --locked --bin cni-sanity --target $(TARGET)
 
 demo: build ## two containers on one bridge in a private host: attach, look, ping, detach
 	@tests/prepare.sh demo

@@ -1,0 +1,198 @@
+//! The command line.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use lexopt::{Arg, Parser, ValueExt};
+
+use super::clause;
+use super::profiles::{KINDS, Profile};
+
+const USAGE: &str = "\
+cni-sanity: tests whether CNI plugins do what the specification says
+
+Usage:
+  cni-sanity [options] FOLDER
+  cni-sanity [options] --scoreboard NAME=FOLDER...
+  cni-sanity --list | --explain ID
+
+Each plugin in FOLDER whose type is known is tested in every version that it supports, as root or in a user namespace,
+in namespaces of its own: nothing of the machine is touched.
+
+Options:
+  --type TYPE             only this type; may be repeated
+  --profile PROFILE       only types of this profile: interface, chained, ipam, foreign
+  --only PATTERN          only assertions whose id contains this
+  --cni-version VERSION   only this version; may be repeated
+  --config FILE           a plugin that is not known, by a configuration of it (without cniVersion); as an interface
+                          plugin unless --profile says otherwise
+  --expected-failures FILE  ids that may fail, one in a line, as ID or ID@TYPE
+  --format FORMAT         text, tap, junit or json
+  --badge FILE            write a picture for a README
+  --jobs N                so many cases at once [processors]
+  --list                  list all assertions
+  --explain ID            what an assertion says, and why
+  -h, --help              print this text
+  -V, --version           print the version
+
+Exit status: 0 all that is required holds; 1 something required does not; 2 wrong usage, or nothing to test.
+";
+
+/// How the report is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    Text,
+    Tap,
+    Junit,
+    Json,
+}
+
+/// What is tested, and how it is told.
+#[derive(Clone, Debug)]
+pub struct Options {
+    pub folder: PathBuf,
+    pub types: Vec<String>,
+    pub profile: Option<Profile>,
+    pub only: Option<String>,
+    pub versions: Vec<String>,
+    pub config: Option<PathBuf>,
+    pub expected: Vec<String>,
+    pub format: Format,
+    pub badge: Option<PathBuf>,
+    pub jobs: usize,
+}
+
+/// A case that a child process runs.
+#[derive(Clone, Debug)]
+pub struct Case {
+    pub name: String,
+    pub kind: String,
+    pub version: String,
+    pub folder: PathBuf,
+    pub config: Option<PathBuf>,
+}
+
+/// What is to be done.
+#[derive(Debug)]
+pub enum Task {
+    Print(String),
+    Run(Options),
+    Scoreboard(Vec<(String, PathBuf)>, Options),
+    Case(Case),
+}
+
+impl Options {
+    /// Reads the command line, the program's name first.
+    pub fn read(args: impl Iterator<Item = OsString>) -> Result<Task, String> {
+        read(Parser::from_iter(args)).map_err(|error| format!("{error}; see: cni-sanity --help"))
+    }
+}
+
+fn read(mut line: Parser) -> Result<Task, lexopt::Error> {
+    let mut options = Options {
+        folder: PathBuf::new(),
+        types: Vec::new(),
+        profile: None,
+        only: None,
+        versions: Vec::new(),
+        config: None,
+        expected: Vec::new(),
+        format: Format::Text,
+        badge: None,
+        jobs: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+    };
+    let (mut words, mut is_scoreboard) = (Vec::new(), false);
+    while let Some(arg) = line.next()? {
+        match arg {
+            Arg::Short('h') | Arg::Long("help") => return Ok(Task::Print(USAGE.to_owned())),
+            Arg::Short('V') | Arg::Long("version") => {
+                return Ok(Task::Print(format!("cni-sanity {}\n", env!("CARGO_PKG_VERSION"))));
+            }
+            Arg::Long("list") => return Ok(Task::Print(list())),
+            Arg::Long("explain") => return explain(&line.value()?.string()?),
+            Arg::Long("type") => options.types.push(line.value()?.string()?),
+            Arg::Long("profile") => options.profile = Some(profile(&line.value()?.string()?)?),
+            Arg::Long("only") => options.only = Some(line.value()?.string()?),
+            Arg::Long("cni-version") => options.versions.push(line.value()?.string()?),
+            Arg::Long("config") => options.config = Some(line.value()?.into()),
+            Arg::Long("badge") => options.badge = Some(line.value()?.into()),
+            Arg::Long("jobs") => options.jobs = line.value()?.parse()?,
+            Arg::Long("scoreboard") => is_scoreboard = true,
+            Arg::Long("expected-failures") => {
+                let path: PathBuf = line.value()?.into();
+                let text = std::fs::read_to_string(&path)
+                    .map_err(|error| format!("read {}: {error}", path.display()))?;
+                let lines =
+                    text.lines().map(|line| line.split('#').next().unwrap_or_default().trim());
+                options.expected.extend(lines.filter(|line| !line.is_empty()).map(str::to_owned));
+            }
+            Arg::Long("format") => {
+                options.format = match line.value()?.string()?.as_str() {
+                    "text" => Format::Text,
+                    "tap" => Format::Tap,
+                    "junit" => Format::Junit,
+                    "json" => Format::Json,
+                    other => {
+                        return Err(
+                            format!("unknown format {other}: text, tap, junit or json").into()
+                        );
+                    }
+                };
+            }
+            // For the suite's own child processes.
+            Arg::Long("case") => {
+                let mut value = || line.value()?.string();
+                let (name, kind, version) = (value()?, value()?, value()?);
+                let (folder, config) = (value()?.into(), value()?);
+                let config = (!config.is_empty()).then(|| config.into());
+                return Ok(Task::Case(Case { name, kind, version, folder, config }));
+            }
+            Arg::Value(word) => words.push(word.string()?),
+            other => return Err(other.unexpected()),
+        }
+    }
+    if is_scoreboard {
+        let pair = |word: &String| {
+            let (name, folder) =
+                word.split_once('=').ok_or_else(|| format!("{word} is not NAME=FOLDER"))?;
+            Ok::<_, lexopt::Error>((name.to_owned(), PathBuf::from(folder)))
+        };
+        let folders: Vec<_> = words.iter().map(pair).collect::<Result<_, _>>()?;
+        return Ok(Task::Scoreboard(folders, options));
+    }
+    match words.as_slice() {
+        [folder] => options.folder = folder.into(),
+        [] => return Err("no folder".into()),
+        _ => return Err("more than one folder".into()),
+    }
+    Ok(Task::Run(options))
+}
+
+fn profile(name: &str) -> Result<Profile, lexopt::Error> {
+    let all = [Profile::Interface, Profile::Chained, Profile::Ipam, Profile::Foreign];
+    let found = all.into_iter().find(|profile| profile.name() == name);
+    found.ok_or_else(|| {
+        format!("unknown profile {name}: interface, chained, ipam or foreign").into()
+    })
+}
+
+fn list() -> String {
+    let mut out = String::new();
+    for assertion in clause::TABLE {
+        out +=
+            &(format!("{}\t{}\t{}", assertion.id, assertion.level.name(), assertion.text) + "\n");
+    }
+    let kinds: Vec<String> =
+        KINDS.iter().map(|kind| format!("{} ({})", kind.name, kind.profile.name())).collect();
+    out + &format!("\nTypes that are known: {}\n", kinds.join(", "))
+}
+
+fn explain(id: &str) -> Result<Task, lexopt::Error> {
+    let assertion =
+        clause::find(id).ok_or_else(|| format!("no assertion {id}; --list has them all"))?;
+    let clause::Assertion { id, level, clause, text, why } = assertion;
+    Ok(Task::Print(format!(
+        "{id} ({})\n  says     {text}\n  clause   {clause}\n  otherwise  {why}\n",
+        level.name()
+    )))
+}

@@ -1,0 +1,152 @@
+//! The types of plugins that are known: what a configuration of each has to say, and what it needs of the kernel.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use super::world::UPLINK;
+
+/// The versions of the specification.
+pub const VERSIONS: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
+
+/// What a plugin is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Profile {
+    /// It makes an interface.
+    Interface,
+    /// It changes what plugins before it made.
+    Chained,
+    /// It gives out addresses.
+    Ipam,
+    /// Nothing is known but that it speaks the protocol.
+    Foreign,
+}
+
+impl Profile {
+    /// Its name in options and reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Profile::Interface => "interface",
+            Profile::Chained => "chained",
+            Profile::Ipam => "ipam",
+            Profile::Foreign => "foreign",
+        }
+    }
+}
+
+/// A kind of link that not every kernel has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Needs {
+    Nothing,
+    Dummy,
+    Ipvlan,
+    Vlan,
+    Vrf,
+}
+
+/// A type of plugin.
+#[derive(Clone, Copy, Debug)]
+pub struct Kind {
+    pub name: &'static str,
+    pub profile: Profile,
+    pub needs: Needs,
+    /// It asks an IPAM plugin for addresses.
+    pub has_ipam: bool,
+}
+
+const fn kind(name: &'static str, profile: Profile, needs: Needs, has_ipam: bool) -> Kind {
+    Kind { name, profile, needs, has_ipam }
+}
+
+/// Those that are known.
+pub const KINDS: [Kind; 19] = [
+    kind("bridge", Profile::Interface, Needs::Nothing, true),
+    kind("ptp", Profile::Interface, Needs::Nothing, true),
+    kind("macvlan", Profile::Interface, Needs::Nothing, true),
+    kind("ipvlan", Profile::Interface, Needs::Ipvlan, true),
+    kind("vlan", Profile::Interface, Needs::Vlan, true),
+    kind("host-device", Profile::Interface, Needs::Nothing, true),
+    kind("dummy", Profile::Interface, Needs::Dummy, true),
+    kind("tap", Profile::Interface, Needs::Nothing, true),
+    kind("loopback", Profile::Interface, Needs::Nothing, false),
+    kind("host-local", Profile::Ipam, Needs::Nothing, false),
+    kind("static", Profile::Ipam, Needs::Nothing, false),
+    kind("portmap", Profile::Chained, Needs::Nothing, false),
+    kind("tuning", Profile::Chained, Needs::Nothing, false),
+    kind("bandwidth", Profile::Chained, Needs::Nothing, false),
+    kind("firewall", Profile::Chained, Needs::Nothing, false),
+    kind("sbr", Profile::Chained, Needs::Nothing, false),
+    kind("vrf", Profile::Chained, Needs::Vrf, false),
+    // Without its daemon and its records these only answer the protocol.
+    kind("dhcp", Profile::Foreign, Needs::Nothing, false),
+    kind("flannel", Profile::Foreign, Needs::Nothing, false),
+];
+
+/// The subnets of the tests. Interfaces on the uplink are in its own subnets, so that the other host answers.
+pub fn ranges(kind: &str) -> Value {
+    match kind {
+        "macvlan" | "ipvlan" => json!([
+            [{"subnet": "10.89.0.0/24", "rangeStart": "10.89.0.100", "rangeEnd": "10.89.0.200"}],
+            [{"subnet": "fd89::/64", "rangeStart": "fd89::100", "rangeEnd": "fd89::200"}],
+        ]),
+        _ => json!([[{"subnet": "10.88.0.0/16"}], [{"subnet": "fd88::/64"}]]),
+    }
+}
+
+/// host-local, or nothing where the folder has none.
+pub fn ipam(folder: &Path, kind: &str) -> Value {
+    if !folder.join("host-local").exists() {
+        return json!({});
+    }
+    let routes = match kind {
+        "bridge" | "ptp" => json!([{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]),
+        _ => json!([]),
+    };
+    json!({"type": "host-local", "ranges": ranges(kind), "routes": routes})
+}
+
+/// A configuration of a known type.
+pub fn configuration(kind: &Kind, version: &str, folder: &Path) -> Value {
+    let own = match kind.name {
+        "bridge" => {
+            json!({"bridge": "sanity0", "isGateway": true, "isDefaultGateway": false, "ipMasq": true})
+        }
+        "ptp" => json!({"ipMasq": true}),
+        "macvlan" => json!({"master": UPLINK, "mode": "bridge"}),
+        "ipvlan" => json!({"master": UPLINK, "mode": "l2"}),
+        "vlan" => json!({"master": UPLINK, "vlanId": 5}),
+        "host-device" => json!({"device": "spare0"}),
+        "host-local" => {
+            json!({"ipam": {"type": "host-local", "ranges": ranges("bridge"), "routes": [{"dst": "0.0.0.0/0"}]}})
+        }
+        "static" => {
+            json!({"ipam": {"type": "static", "routes": [{"dst": "0.0.0.0/0", "gw": "10.88.0.1"}],
+            "addresses": [{"address": "10.88.0.5/16", "gateway": "10.88.0.1"}, {"address": "fd88::5/64"}]}})
+        }
+        "portmap" => {
+            json!({"capabilities": {"portMappings": true}, "runtimeConfig": {"portMappings": [
+            {"hostPort": 8080, "containerPort": 80, "protocol": "tcp"},
+            {"hostPort": 8081, "containerPort": 81, "protocol": "udp"}]}})
+        }
+        "tuning" => json!({"sysctl": {"net.ipv4.conf.eth0.arp_filter": "1"}, "mtu": 1300}),
+        "bandwidth" => {
+            json!({"ingressRate": 8_000_000, "ingressBurst": 800_000, "egressRate": 8_000_000, "egressBurst": 800_000})
+        }
+        "vrf" => json!({"vrfname": "blue"}),
+        "dhcp" => json!({"ipam": {"type": "dhcp"}}),
+        _ => json!({}),
+    };
+    let mut all = json!({"cniVersion": version, "name": "sanity", "type": kind.name});
+    if kind.has_ipam {
+        all["ipam"] = ipam(folder, kind.name);
+    }
+    merge(&mut all, own);
+    all
+}
+
+/// Adds the members of an object.
+pub fn merge(into: &mut Value, members: Value) {
+    if let (Value::Object(into), Value::Object(members)) = (into, members) {
+        into.extend(members);
+    }
+}
