@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use super::call::Call;
 use super::cases::{self, Subject};
 use super::check::{Check, Verdict};
+use super::clause;
 use super::options::{Case, Options};
 use super::profiles::{KINDS, Kind, Needs, Profile, VERSIONS, configuration};
 use super::report::Outcome;
@@ -22,6 +23,9 @@ use super::world::{self, Result, STATE, World};
 
 /// How long a case may take.
 const LIMIT: Duration = Duration::from_secs(180);
+
+/// The areas of assertions that the case "protocol" looks at.
+const PROTOCOL: [&str; 5] = ["conf.", "env.", "error.", "stdin.", "version."];
 
 /// What a child process tells of its case.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -133,10 +137,21 @@ fn discover(folder: &Path, options: &Options) -> Result<VecDeque<Waiting>> {
             };
             let keeps_house = version == "1.1.0" && kind.profile != Profile::Foreign;
             let all = [Some("protocol"), own, keeps_house.then_some("housekeeping")];
-            waiting.extend(all.into_iter().flatten().map(|case| Waiting { case, kind, version }));
+            let wanted =
+                all.into_iter().flatten().filter(|case| may_find(case, options.only.as_deref()));
+            waiting.extend(wanted.map(|case| Waiting { case, kind, version }));
         }
     }
     Ok(waiting)
+}
+
+/// Whether a case looks at assertions whose id contains this.
+fn may_find(case: &str, only: Option<&str>) -> bool {
+    let Some(only) = only else { return true };
+    let is_protocol = |id: &str| PROTOCOL.iter().any(|area| id.starts_with(area));
+    clause::TABLE
+        .iter()
+        .any(|one| one.id.contains(only) && is_protocol(one.id) == (case == "protocol"))
 }
 
 fn read_config(path: &Path) -> Result<Value> {

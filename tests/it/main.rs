@@ -31,6 +31,7 @@
 //! | `masquerade`, `spoof` | `ipMasq` and `macspoofchk`: traffic, rules, the reference's |
 //! | `mtu` | `"mtu": "auto"` in every plugin that has it |
 //! | `macvlan`, `ipvlan` | children of a link: modes, masters, traffic, CHECK |
+//! | `sanity` | `cni-sanity` on sound plugins, and on mutants with one defect each |
 //! | `doctor` | defects of a node and of attachments, injected, named and cured; `cnibox gc` |
 //! | `dummy`, `vlan` | addresses and no wire; tagged frames, masters, CHECK |
 //! | `parity` | the reference plugins side by side |
@@ -97,6 +98,7 @@ mod portmap;
 mod protocol;
 mod ptp;
 mod repair;
+mod sanity;
 mod sbr;
 mod seven;
 mod spoof;

@@ -40,8 +40,8 @@ pub fn run(subject: &Subject<'_>, world: &World, check: &mut Check) -> Result<()
     let (before, inside) = (world::snapshot()?, at.netns.snapshot()?);
     let added = subject.run("ADD", &at, Some(&prev))?;
     check.of("chained.add-after-del", &added, added.succeeded());
-    let Some(result) = added.json.as_ref().filter(|_| added.succeeded()) else { return Ok(()) };
     results::look(subject, &at, &added, check);
+    let Some(result) = added.json.as_ref().filter(|_| added.succeeded()) else { return Ok(()) };
     passed_on(&added, &prev, result, check);
     effect(subject, world, &at, &added, result, check)?;
     if subject.since("0.4.0") {

@@ -56,8 +56,7 @@ fn leases(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
         check.of("gc.setup", &lost, false);
         return Ok(());
     }
-    // Its runtime has forgotten it, and its namespace is gone.
-    stale.netns.remove()?;
+    // Its runtime has forgotten it: whether its namespace is there does not matter to GC.
     let mut conf = subject.conf.clone();
     conf[VALID] = json!([{"containerID": valid.id, "ifname": valid.ifname}]);
     let collected: Answer = Call::new(&subject.plugin(), "GC", &conf).run()?;

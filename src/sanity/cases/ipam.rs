@@ -17,8 +17,8 @@ pub fn run(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
     let at = Attachment { id: "sanity-1", netns: netns.clone(), ifname: "eth0" };
     let added = subject.run("ADD", &at, None)?;
     check.of("add.succeeds", &added, added.succeeded());
-    let Some(result) = added.json.as_ref().filter(|_| added.succeeded()) else { return Ok(()) };
     results::look(subject, &at, &added, check);
+    let Some(result) = added.json.as_ref().filter(|_| added.succeeded()) else { return Ok(()) };
     let interfaces = &result["interfaces"];
     let is_empty = interfaces.is_null() || interfaces.as_array().is_some_and(Vec::is_empty);
     check.of("ipam.no-interfaces", &added, is_empty);

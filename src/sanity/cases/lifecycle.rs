@@ -79,8 +79,8 @@ impl Case<'_> {
         let empty = at.netns.snapshot()?;
         let added = self.add(at)?;
         check.of("add.again-after-del", &added, added.succeeded());
-        let Some(result) = added.json.as_ref().filter(|_| added.succeeded()) else { return Ok(()) };
         results::look(self.subject, at, &added, check);
+        let Some(result) = added.json.as_ref().filter(|_| added.succeeded()) else { return Ok(()) };
         self.kernel(at, &added, result, check)?;
         self.traffic(at, result, check)?;
         if self.subject.since("0.4.0") {

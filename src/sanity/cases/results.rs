@@ -8,8 +8,11 @@ use super::{Attachment, Subject};
 use crate::call::Answer;
 use crate::check::Check;
 
-/// Looks at the result of a successful ADD.
+/// Looks at the result of an ADD that succeeded.
 pub fn look(subject: &Subject<'_>, at: &Attachment, answer: &Answer, check: &mut Check) {
+    if !answer.succeeded() {
+        return;
+    }
     check.of("result.json", answer, answer.json.as_ref().is_some_and(Value::is_object));
     let Some(json) = answer.json.as_ref().filter(|json| json.is_object()) else { return };
     check.of("result.cni-version", answer, json["cniVersion"] == subject.version);
