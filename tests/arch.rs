@@ -252,8 +252,14 @@ fn branches<'t>(text: &'t str, stem: &mut Vec<String>, found: &mut Vec<Vec<Strin
     rest.find([',', '}']).filter(|_| rest.starts_with(" as ")).map_or(rest, |end| &rest[end..])
 }
 
+/// Where the conformance suite is, a crate of its own.
+const SUITE: &str = "sanity/";
+
+/// The library and its executable.
 fn sources() -> Vec<Source> {
-    sources_of("src")
+    let mut all = sources_of("src");
+    all.retain(|source| !source.path.starts_with(SUITE));
+    all
 }
 
 /// The Rust files below a folder of the repository.
@@ -377,7 +383,7 @@ fn imports_go_down_only() {
 
 #[test]
 fn files_of_a_folder_import_each_other_in_one_direction() {
-    fail_on("rings", &rings(&sources()));
+    fail_on("rings", &rings(&sources_of("src")));
 }
 
 #[test]
@@ -393,6 +399,17 @@ fn rings_are_found_through_a_list_of_names() {
     assert!(rings(&all[..2]).is_empty());
 }
 
+/// What it says of these plugins is as independent as of any others.
+#[test]
+fn the_conformance_suite_uses_nothing_of_the_library() {
+    let suite: Vec<Source> =
+        sources_of("src").into_iter().filter(|source| source.path.starts_with(SUITE)).collect();
+    assert!(suite.len() > 10, "the suite was not found");
+    let uses = |source: &&Source| source.code().any(|line| line.contains("cnibox::"));
+    let broken: Vec<String> = suite.iter().filter(uses).map(|source| source.path.clone()).collect();
+    fail_on("files that use the library", &broken);
+}
+
 #[test]
 fn plugins_do_not_know_each_other() {
     fail_on("plugins that import plugins", &all_broken(sideways));
@@ -406,7 +423,7 @@ fn some_things_have_one_place() {
 #[test]
 fn files_are_small_described_and_well_named() {
     let mut broken = Vec::new();
-    for source in sources() {
+    for source in sources_of("src") {
         let lines = source.text.lines().count();
         if lines > LONGEST_FILE {
             broken.push(format!("{}: {lines} lines, {LONGEST_FILE} at most", source.path));

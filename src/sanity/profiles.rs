@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::world::UPLINK;
+use super::world::{Needs, UPLINK};
 
 /// The versions of the specification.
 pub const VERSIONS: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
@@ -32,16 +32,6 @@ impl Profile {
             Profile::Foreign => "foreign",
         }
     }
-}
-
-/// A kind of link that not every kernel has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Needs {
-    Nothing,
-    Dummy,
-    Ipvlan,
-    Vlan,
-    Vrf,
 }
 
 /// A type of plugin.

@@ -17,9 +17,9 @@ use super::cases::{self, Subject};
 use super::check::{Check, Verdict};
 use super::clause;
 use super::options::{Case, Options};
-use super::profiles::{KINDS, Kind, Needs, Profile, VERSIONS, configuration};
+use super::profiles::{KINDS, Kind, Profile, VERSIONS, configuration};
 use super::report::Outcome;
-use super::world::{self, Result, STATE, World};
+use super::world::{self, Needs, Result, STATE, World};
 
 /// How long a case may take.
 const LIMIT: Duration = Duration::from_secs(180);

@@ -20,7 +20,6 @@ use rtnetlink::{
 
 use super::netlink::{Netlink, Protocol};
 use super::observe::{self, NAMESPACES, Snapshot};
-use super::profiles::Needs;
 
 /// Where plugins keep state.
 pub const STATE: [&str; 2] = ["/var/lib/cni", "/run"];
@@ -42,6 +41,16 @@ pub const NODE: [IpAddr; 2] = [
 
 /// A result whose error says what the suite could not do.
 pub type Result<T> = std::result::Result<T, String>;
+
+/// A kind of link that not every kernel has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Needs {
+    Nothing,
+    Dummy,
+    Ipvlan,
+    Vlan,
+    Vrf,
+}
 
 /// The node. The process has it for itself and ends with it.
 #[derive(Debug)]
