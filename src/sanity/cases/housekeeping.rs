@@ -34,8 +34,9 @@ pub fn run(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
     }
     let has_leases =
         subject.kind.name == "host-local" || subject.conf["ipam"]["type"] == "host-local";
-    if has_leases && subject.kind.profile != Profile::Foreign && subject.kind.name != "host-device"
-    {
+    // Of one device or one VLAN there is no second attachment.
+    let is_alone = ["host-device", "vlan"].contains(&subject.kind.name);
+    if has_leases && subject.kind.profile != Profile::Foreign && !is_alone {
         leases(subject, check)?;
     }
     Ok(())
