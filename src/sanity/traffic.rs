@@ -13,7 +13,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 use super::world::{Netns, Result};
 
 /// How long an answer may take, neighbour discovery included.
-const LIMIT: Duration = Duration::from_secs(3);
+const LIMIT: Duration = Duration::from_secs(6);
 const ONE: Duration = Duration::from_millis(500);
 
 /// What is sent and comes back.
