@@ -1,5 +1,6 @@
 //! One call of a plugin: what it gets, what it answers, and how a person repeats it.
 
+use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -7,6 +8,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+
+use super::kill::{self, Ended};
 
 /// How long a plugin may take.
 const LIMIT: Duration = Duration::from_secs(20);
@@ -68,20 +71,51 @@ impl Call {
         format!("echo {} | env {} {}", quoted(&stdin), env.join(" "), self.plugin.display())
     }
 
-    fn start(&self) -> io::Result<Child> {
+    fn command(&self) -> Command {
         let mut command = Command::new(&self.plugin);
         command.env_clear().env("PATH", std::env::var("PATH").unwrap_or_default());
         command.envs(self.env.iter().map(|(key, value)| (key, value)));
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
+    fn failed(&self, error: impl Into<io::Error>) -> String {
+        format!("run {}: {}", self.plugin.display(), error.into())
+    }
+
+    /// Writes the configuration; a plugin that does not read is no failure here.
+    fn feed(&self, child: &mut Child) -> thread::JoinHandle<()> {
+        let (mut stdin, bytes) = (child.stdin.take(), self.stdin.clone());
+        thread::spawn(move || drop(stdin.as_mut().map(|pipe| pipe.write_all(&bytes))))
+    }
+
+    /// Runs it until its system call `point`, where it is killed; nobody listens to what it says.
+    pub fn run_until(&self, point: u64) -> Result<Ended, String> {
+        let mut command = self.command();
+        let mut child = kill::spawn(command.stdout(Stdio::null()).stderr(Stdio::null()))
+            .map_err(|error| self.failed(error))?;
+        let writer = self.feed(&mut child);
+        let ended = kill::kill_at(&child, point).map_err(|error| self.failed(error))?;
+        drop(writer.join());
+        Ok(ended)
+    }
+
+    /// Runs it with its stdout in a file; its exit status.
+    pub fn run_into(&self, stdout: File) -> Result<Option<i32>, String> {
+        let mut command = self.command();
+        let child = command.stdout(stdout).stderr(Stdio::null()).spawn();
+        let mut child = child.map_err(|error| self.failed(error))?;
+        let writer = self.feed(&mut child);
+        let status = child.wait().map_err(|error| self.failed(error))?;
+        drop(writer.join());
+        Ok(status.code())
     }
 
     /// Runs it. An error is the suite's: it could not be started.
     pub fn run(&self) -> Result<Answer, String> {
-        let failed = |error: io::Error| format!("run {}: {error}", self.plugin.display());
-        let mut child = self.start().map_err(failed)?;
-        let (mut stdin, stdin_bytes) = (child.stdin.take(), self.stdin.clone());
-        // A plugin that does not read is no failure here.
-        let writer = thread::spawn(move || stdin.as_mut().map(|pipe| pipe.write_all(&stdin_bytes)));
+        let failed = |error: io::Error| self.failed(error);
+        let mut child = self.command().spawn().map_err(failed)?;
+        let writer = self.feed(&mut child);
         let stdout = child.stdout.take().map(read_all);
         let stderr = child.stderr.take().map(read_all);
         let start = Instant::now();

@@ -245,6 +245,21 @@ pub const TABLE: &[Assertion] = table! {
     "chained.add-after-del" Recommended DEL "ADD succeeds again after DEL while the interface is there" LEAK;
     "chained.no-prev-result" Recommended ADD "ADD without a prevResult fails" BLIND;
 
+    "faults.killed-add.del" Recommended DEL "DEL succeeds after an ADD that was killed" STUCK;
+    "faults.killed-add.leaves-nothing" Recommended DEL "and leaves nothing of it" LEAK;
+    "faults.killed-del.del" Recommended DEL "DEL succeeds after a DEL that was killed" STUCK;
+    "faults.killed-del.leaves-nothing" Recommended DEL "and leaves nothing" LEAK;
+    "faults.killed.add" Required ADD "ADD succeeds after all that" TRAFFIC;
+    "faults.full-output.add" Recommended SUCCESS "ADD fails where nobody can get its result" LIE;
+    "faults.full-output.del" Recommended DEL "DEL succeeds after it" STUCK;
+    "faults.full-output.leaves-nothing" Recommended DEL "and leaves nothing" LEAK;
+    "faults.full-disk.add" Required ADD "ADD tells whether it succeeded where there is no room for state" BLIND;
+    "faults.full-disk.del" Recommended DEL "DEL succeeds after it" STUCK;
+    "faults.full-disk.leaves-nothing" Recommended DEL "and leaves nothing" LEAK;
+    "faults.crowd.add" Recommended ADD "64 containers can be attached at once" TRAFFIC;
+    "faults.crowd.del" Recommended DEL "and detached at once" STUCK;
+    "faults.crowd.leaves-nothing" Recommended DEL "which leaves nothing" LEAK;
+
     "portmap.tcp4" Recommended OWN "a TCP port of the node leads to the container over IPv4" TRAFFIC;
     "portmap.udp4" Recommended OWN "a UDP port over IPv4" TRAFFIC;
     "portmap.tcp6" Recommended OWN "a TCP port over IPv6" TRAFFIC;
@@ -288,6 +303,7 @@ mod tests {
         include_str!("cases/ipam.rs"),
         include_str!("cases/chained.rs"),
         include_str!("cases/housekeeping.rs"),
+        include_str!("cases/faults.rs"),
     );
 
     #[test]

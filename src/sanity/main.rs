@@ -7,7 +7,7 @@
 //! | `profiles.rs` | the types that are known |
 //! | `world.rs` | a node of a case's own |
 //! | `netlink.rs`, `observe.rs` | the kernel as it is |
-//! | `call.rs` | a call of a plugin |
+//! | `call.rs`, `kill.rs` | a call of a plugin, and one that is killed |
 //! | `traffic.rs` | packets |
 //! | `check.rs`, `report.rs` | verdicts, and how they are told |
 //! | `run.rs` | discovery, and the cases in processes of their own |
@@ -18,6 +18,7 @@ mod call;
 mod cases;
 mod check;
 mod clause;
+mod kill;
 mod netlink;
 mod observe;
 mod options;

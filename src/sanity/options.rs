@@ -24,6 +24,7 @@ Options:
   --profile PROFILE       only types of this profile: interface, chained, ipam, foreign
   --only PATTERN          only assertions whose id contains this
   --cni-version VERSION   only this version; may be repeated
+  --faults                plugins that are killed, full disks and pipes, crowds as well: minutes
   --config FILE           a plugin that is not known, by a configuration of it (without cniVersion); as an interface
                           plugin unless --profile says otherwise
   --expected-failures FILE  ids that may fail, one in a line, as ID or ID@TYPE
@@ -60,6 +61,8 @@ pub struct Options {
     pub format: Format,
     pub badge: Option<PathBuf>,
     pub jobs: usize,
+    /// Cases that take long, in the newest version.
+    pub faults: bool,
 }
 
 /// A case that a child process runs.
@@ -99,6 +102,7 @@ fn read(mut line: Parser) -> Result<Task, lexopt::Error> {
         expected: Vec::new(),
         format: Format::Text,
         badge: None,
+        faults: false,
         jobs: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
     };
     let (mut words, mut is_scoreboard) = (Vec::new(), false);
@@ -117,6 +121,7 @@ fn read(mut line: Parser) -> Result<Task, lexopt::Error> {
             Arg::Long("config") => options.config = Some(line.value()?.into()),
             Arg::Long("badge") => options.badge = Some(line.value()?.into()),
             Arg::Long("jobs") => options.jobs = line.value()?.parse()?,
+            Arg::Long("faults") => options.faults = true,
             Arg::Long("scoreboard") => is_scoreboard = true,
             Arg::Long("expected-failures") => {
                 let path: PathBuf = line.value()?.into();

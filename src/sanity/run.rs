@@ -23,6 +23,7 @@ use super::world::{self, Needs, Result, STATE, World};
 
 /// How long a case may take.
 const LIMIT: Duration = Duration::from_secs(180);
+const LIMIT_OF_FAULTS: Duration = Duration::from_secs(900);
 
 /// The areas of assertions that the case "protocol" looks at.
 const PROTOCOL: [&str; 5] = ["conf.", "env.", "error.", "stdin.", "version."];
@@ -128,6 +129,7 @@ fn discover(folder: &Path, options: &Options) -> Result<VecDeque<Waiting>> {
         versions.retain(|version| {
             options.versions.is_empty() || options.versions.iter().any(|one| one == version)
         });
+        let newest = versions.last().copied();
         for version in versions {
             let own = match kind.profile {
                 Profile::Interface => Some("lifecycle"),
@@ -136,7 +138,13 @@ fn discover(folder: &Path, options: &Options) -> Result<VecDeque<Waiting>> {
                 Profile::Foreign => None,
             };
             let keeps_house = version == "1.1.0" && kind.profile != Profile::Foreign;
-            let all = [Some("protocol"), own, keeps_house.then_some("housekeeping")];
+            let has_faults = options.faults && Some(version) == newest && own == Some("lifecycle");
+            let all = [
+                Some("protocol"),
+                own,
+                keeps_house.then_some("housekeeping"),
+                has_faults.then_some("faults"),
+            ];
             let wanted =
                 all.into_iter().flatten().filter(|case| may_find(case, options.only.as_deref()));
             waiting.extend(wanted.map(|case| Waiting { case, kind, version }));
@@ -197,11 +205,12 @@ fn child_process(waiting: &Waiting, folder: &Path, config: Option<&Path>) -> Res
         drop(stdout.as_mut().map(|pipe| pipe.read_to_string(&mut text)));
         text
     });
-    let start = Instant::now();
+    let (start, limit) =
+        (Instant::now(), if waiting.case == "faults" { LIMIT_OF_FAULTS } else { LIMIT });
     while child.try_wait().map_err(failed)?.is_none() {
-        if start.elapsed() > LIMIT {
+        if start.elapsed() > limit {
             child.kill().and_then(|()| child.wait().map(drop)).map_err(failed)?;
-            return Err(format!("no end after {} s", LIMIT.as_secs()));
+            return Err(format!("no end after {} s", limit.as_secs()));
         }
         thread::sleep(Duration::from_millis(5));
     }

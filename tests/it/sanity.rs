@@ -45,8 +45,18 @@ fn failed(report: &Value) -> BTreeSet<String> {
         .collect()
 }
 
-/// What is not required and does not hold: loopback's CHECK has no use for a prevResult.
-const KNOWN: [&str; 1] = ["\"check.no-prev-result\""];
+/// What is not required and does not hold: loopback's CHECK has no use for a prevResult; an ADD of host-local that is killed
+/// may leave the temporary file that its next ADD writes over.
+fn is_known(verdict: &Value) -> bool {
+    let detail = verdict["detail"].as_str().unwrap_or_default();
+    match verdict["id"].as_str().unwrap_or_default() {
+        "check.no-prev-result" => verdict["type"] == "loopback",
+        "faults.killed-add.leaves-nothing" => {
+            detail.ends_with("/.cnibox/tmp") && !detail.contains(';')
+        }
+        _ => false,
+    }
+}
 
 fn assert_sound(args: &[&str], types: usize) {
     let folder = sound();
@@ -57,7 +67,7 @@ fn assert_sound(args: &[&str], types: usize) {
         .iter()
         .filter(|verdict| verdict["passed"] == false)
         .collect();
-    assert!(failed(&report).iter().all(|id| KNOWN.contains(&id.as_str())), "{failures:#?}");
+    assert!(failures.iter().all(|verdict| is_known(verdict)), "{failures:#?}");
     assert_eq!(status, Some(0));
     let kinds: BTreeSet<String> = report["verdicts"]
         .as_array()
@@ -71,6 +81,13 @@ fn assert_sound(args: &[&str], types: usize) {
 #[test]
 fn the_plugins_of_this_project_conform() {
     assert_sound(&[], 19);
+}
+
+/// Plugins that are killed at their system calls, full disks, crowds.
+#[test]
+fn plugins_survive_faults() {
+    let types = ["--type", "bridge", "--type", "loopback", "--cni-version", "1.1.0"];
+    assert_sound(&[&types[..], &["--faults", "--only", "faults."]].concat(), 2);
 }
 
 #[test]

@@ -37,8 +37,9 @@ pub fn run(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
     case.damage(&at, check)
 }
 
-struct Case<'a> {
-    subject: &'a Subject<'a>,
+/// The calls of a plugin that makes an interface.
+pub struct Case<'a> {
+    pub subject: &'a Subject<'a>,
 }
 
 impl Case<'_> {
@@ -46,7 +47,8 @@ impl Case<'_> {
         kinds.contains(&self.subject.kind.name)
     }
 
-    fn ifname(&self) -> &'static str {
+    /// The name that the interface has to have.
+    pub fn ifname(&self) -> &'static str {
         if self.is(&["loopback"]) { "lo" } else { "eth0" }
     }
 
@@ -55,7 +57,7 @@ impl Case<'_> {
     }
 
     /// host-device takes a device that is there.
-    fn prepare(&self) -> Result<()> {
+    pub fn prepare(&self) -> Result<()> {
         if !self.is(&["host-device"]) || world::index("spare0").is_ok() {
             return Ok(());
         }
@@ -65,12 +67,14 @@ impl Case<'_> {
         free.next().map_or(Ok(()), |name| world::make_pair("spare0", &name))
     }
 
-    fn add(&self, at: &Attachment) -> Result<Answer> {
+    /// ADD.
+    pub fn add(&self, at: &Attachment) -> Result<Answer> {
         self.prepare()?;
         self.subject.run("ADD", at, None)
     }
 
-    fn del(&self, at: &Attachment, result: Option<&Value>) -> Result<Answer> {
+    /// DEL, with the result of ADD where the version sends it.
+    pub fn del(&self, at: &Attachment, result: Option<&Value>) -> Result<Answer> {
         self.subject.run("DEL", at, self.subject.prev(result))
     }
 
@@ -420,7 +424,7 @@ impl Case<'_> {
 }
 
 /// What is on the node and was not.
-fn leftovers(before: &Snapshot) -> Result<Vec<String>> {
+pub fn leftovers(before: &Snapshot) -> Result<Vec<String>> {
     let end = Instant::now() + PATIENCE;
     loop {
         let now = world::snapshot()?;

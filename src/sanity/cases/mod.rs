@@ -8,8 +8,10 @@
 //! | `ipam.rs` | plugins that give out addresses |
 //! | `chained.rs` | plugins that change what others made |
 //! | `housekeeping.rs` | GC and STATUS |
+//! | `faults.rs` | plugins that are killed, full disks, crowds |
 
 pub mod chained;
+pub mod faults;
 pub mod housekeeping;
 pub mod ipam;
 pub mod lifecycle;
@@ -88,6 +90,7 @@ pub fn run(name: &str, subject: &Subject<'_>, world: &World, check: &mut Check) 
         "lifecycle" => lifecycle::run(subject, check),
         "ipam" => ipam::run(subject, check),
         "chained" => chained::run(subject, world, check),
+        "faults" => faults::run(subject, check),
         "housekeeping" => housekeeping::run(subject, check),
         _ => Err(format!("no case {name}")),
     }
