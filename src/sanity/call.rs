@@ -1,7 +1,8 @@
 //! One call of a plugin: what it gets, what it answers, and how a person repeats it.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Read, Write};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -23,6 +24,9 @@ pub struct Call {
     plugin: PathBuf,
     env: Vec<(String, String)>,
     stdin: Vec<u8>,
+    /// A working directory that is deleted before the plugin starts.
+    folder: Option<PathBuf>,
+    has_stderr: bool,
 }
 
 /// What became of it.
@@ -41,8 +45,13 @@ pub struct Answer {
 impl Call {
     /// A call of the plugin at `path` with this verb and configuration.
     pub fn new(path: &Path, verb: &str, conf: &Value) -> Call {
-        let call =
-            Call { plugin: path.to_owned(), env: Vec::new(), stdin: conf.to_string().into_bytes() };
+        let call = Call {
+            plugin: path.to_owned(),
+            env: Vec::new(),
+            stdin: conf.to_string().into_bytes(),
+            folder: None,
+            has_stderr: true,
+        };
         let folder = path.parent().unwrap_or(Path::new(".")).display().to_string();
         call.env("CNI_COMMAND", verb).env("CNI_PATH", &folder)
     }
@@ -62,6 +71,18 @@ impl Call {
         self
     }
 
+    /// In a working directory that is gone when the plugin starts; it is made here.
+    pub fn in_folder_that_goes(mut self, folder: &str) -> Call {
+        self.folder = Some(folder.into());
+        self
+    }
+
+    /// With stderr closed.
+    pub fn without_stderr(mut self) -> Call {
+        self.has_stderr = false;
+        self
+    }
+
     /// The shell's line for it.
     pub fn by_hand(&self) -> String {
         let quoted = |text: &str| format!("'{}'", text.replace('\'', "'\\''"));
@@ -76,6 +97,25 @@ impl Call {
         command.env_clear().env("PATH", std::env::var("PATH").unwrap_or_default());
         command.envs(self.env.iter().map(|(key, value)| (key, value)));
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let (folder, has_stderr) = (self.folder.clone(), self.has_stderr);
+        if folder.is_some() || !has_stderr {
+            let prepare = move || {
+                if let Some(folder) = &folder {
+                    fs::create_dir_all(folder)?;
+                    std::env::set_current_dir(folder)?;
+                    fs::remove_dir(folder)?;
+                }
+                if !has_stderr {
+                    nix::unistd::close(2)?;
+                }
+                Ok(())
+            };
+            #[expect(unsafe_code, reason = "code between fork and exec is unsafe by its nature")]
+            // SAFETY: other threads of a case only wait for pipes then; none holds a lock of the allocator.
+            unsafe {
+                command.pre_exec(prepare);
+            }
+        }
         command
     }
 

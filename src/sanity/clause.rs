@@ -1,5 +1,7 @@
 //! The table of assertions: what each says, which clause it follows from, and what breaks for a runtime otherwise.
 
+use super::cases::{keys, values};
+
 /// How binding an assertion is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
@@ -48,17 +50,17 @@ const SUCCESS: &str = "SPEC 5, ADD Success";
 const DELEGATED: &str = "SPEC 5, Delegated plugins (IPAM)";
 const ERROR: &str = "SPEC 5, Error";
 const OLD: &str = "SPEC 0.2.0, Result";
-const OWN: &str = "the plugin's documentation";
+pub const OWN: &str = "the plugin's documentation";
 
 const MISREAD: &str = "runtimes cannot read the answer";
 const LEAK: &str = "the node fills up with what nobody will remove";
 const STUCK: &str = "the runtime repeats DEL for ever, and the container is never gone";
 const CHOICE: &str = "runtimes choose the version to speak by it";
-const BLIND: &str = "a wrong call looks like one that was carried out";
+pub const BLIND: &str = "a wrong call looks like one that was carried out";
 const WORDS: &str = "operators and runtimes cannot tell what was wrong";
-const LIE: &str = "what the runtime passes on to its users is not what the container has";
+pub const LIE: &str = "what the runtime passes on to its users is not what the container has";
 const ISOLATION: &str = "one container's end breaks another's network";
-const TRAFFIC: &str = "the container has no network";
+pub const TRAFFIC: &str = "the container has no network";
 
 macro_rules! table {
     ($($id:literal $level:ident $clause:ident $text:literal $why:ident;)*) => {
@@ -66,8 +68,14 @@ macro_rules! table {
     };
 }
 
-/// All assertions, by areas.
-pub const TABLE: &[Assertion] = table! {
+/// All assertions: these, and those that stand beside the configurations they are about.
+pub fn all() -> impl Iterator<Item = &'static Assertion> {
+    let values = values::TABLE.iter().map(|wrong| &wrong.assertion);
+    TABLE.iter().chain(values).chain(keys::TABLE.iter().map(|key| &key.assertion))
+}
+
+/// Assertions by areas.
+const TABLE: &[Assertion] = table! {
     "version.succeeds" Required VERSION "VERSION succeeds" CHOICE;
     "version.json" Required VERSION "VERSION prints a JSON object" CHOICE;
     "version.cni-version" Required VERSION "the answer has a cniVersion of three numbers" CHOICE;
@@ -181,10 +189,128 @@ pub const TABLE: &[Assertion] = table! {
     "add.netns-missing" Required ADD "ADD for a namespace that is not there fails" BLIND;
     "add.netns-missing-leaves-nothing" Recommended ADD "and leaves nothing on the node" LEAK;
 
-    "delegation.ipam-missing" Required DELEGATION "ADD fails where the IPAM plugin is not in CNI_PATH" BLIND;
-    "delegation.ipam-missing-leaves-nothing" Recommended DELEGATION "and leaves nothing on the node" LEAK;
-    "delegation.ipam-full" Required DELEGATION "ADD fails where the IPAM plugin has no address" BLIND;
-    "delegation.ipam-full-leaves-nothing" Recommended DELEGATION "and leaves nothing on the node" LEAK;
+    "add.ipam-missing" Required DELEGATION "ADD fails where the IPAM plugin is not in CNI_PATH" BLIND;
+    "add.ipam-missing-leaves-nothing" Recommended DELEGATION "and leaves nothing on the node" LEAK;
+    "add.ipam-full" Required DELEGATION "ADD fails where the IPAM plugin has no address" BLIND;
+    "add.ipam-full-leaves-nothing" Recommended DELEGATION "and leaves nothing on the node" LEAK;
+
+    "delegation.containerid" Required DELEGATION "CNI_CONTAINERID is handed on" LIE;
+    "delegation.netns" Required DELEGATION "CNI_NETNS is handed on" LIE;
+    "delegation.ifname" Required DELEGATION "CNI_IFNAME is handed on" LIE;
+    "delegation.args" Required DELEGATION "CNI_ARGS are handed on" LIE;
+    "delegation.path" Required DELEGATION "CNI_PATH is handed on" LIE;
+    "delegation.version" Required DELEGATION "the cniVersion of the configuration is handed on" MISREAD;
+    "delegation.name" Required DELEGATION "the name of the network is handed on" ISOLATION;
+    "delegation.configuration" Recommended DELEGATION "the whole configuration is handed on" BLIND;
+    "delegation.prev-result" Recommended DELEGATION "prevResult is handed on" BLIND;
+    "delegation.stderr" Recommended DELEGATION "what the delegate writes to stderr is on stderr" WORDS;
+    "delegation.message" Recommended DELEGATION "the message of a delegate that fails is told" WORDS;
+    "delegation.details" Recommended DELEGATION "and its details" WORDS;
+    "delegation.code" Informational DELEGATION "and its code" WORDS;
+    "delegation.path-later" Required DELEGATION "every folder of CNI_PATH is searched" TRAFFIC;
+    "delegation.path-first" Required DELEGATION "the first folder that has the plugin counts" BLIND;
+    "delegation.path-only" Required DELEGATION "no other folder is searched" BLIND;
+    "delegation.type-path" Required DELEGATION "a type with a path in it is refused" BLIND;
+    "delegation.type-path-not-run" Required DELEGATION "and what is there is not run" BLIND;
+    "delegation.ipam.add" Required DELEGATED "ADD asks the IPAM plugin" TRAFFIC;
+    "delegation.ipam.add-once" Required DELEGATED "once" LEAK;
+    "delegation.ipam.section" Required DELEGATED "with the whole section ipam" BLIND;
+    "delegation.ipam.addresses" Required DELEGATED "its addresses are in the result" LIE;
+    "delegation.ipam.addresses-set" Required DELEGATED "and on the interface" TRAFFIC;
+    "delegation.ipam.routes" Required DELEGATED "its routes are in the result" LIE;
+    "delegation.ipam.routes-set" Required DELEGATED "and in the container" TRAFFIC;
+    "delegation.ipam.dns" Recommended DELEGATED "its dns is in the result" LIE;
+    "delegation.ipam.check" Required DELEGATION "CHECK asks the IPAM plugin" BLIND;
+    "delegation.ipam.check-fails" Required DELEGATION "CHECK fails where the IPAM plugin's does" BLIND;
+    "delegation.ipam.del" Required DELEGATION "DEL asks the IPAM plugin" LEAK;
+    "delegation.ipam.del-no-netns" Required DELEGATION "DEL without CNI_NETNS as well" LEAK;
+    "delegation.ipam.del-fails" Recommended DELEGATION "DEL fails where the IPAM plugin's does" LEAK;
+    "delegation.ipam.gc" Required DELEGATION "GC asks the IPAM plugin" LEAK;
+    "delegation.ipam.gc-attachments" Required DELEGATION "with the attachments that are valid" ISOLATION;
+    "delegation.ipam.gc-fails" Recommended DELEGATION "GC fails where the IPAM plugin's does" LEAK;
+    "delegation.ipam.status" Recommended DELEGATION "STATUS asks the IPAM plugin" BLIND;
+    "delegation.ipam.status-fails" Recommended DELEGATION "STATUS fails where the IPAM plugin's does" BLIND;
+    "delegation.ipam.refuses" Required DELEGATION "ADD fails where the IPAM plugin's does" BLIND;
+    "delegation.ipam.refuses-del" Recommended DELEGATION "and asks it for DEL then" LEAK;
+    "delegation.ipam.garbage" Required DELEGATED "ADD fails where the IPAM plugin prints no JSON" BLIND;
+    "delegation.ipam.silent" Required DELEGATED "ADD fails where the IPAM plugin prints nothing" BLIND;
+    "delegation.ipam.silent-failure" Required DELEGATION "ADD fails where the IPAM plugin fails without a word" BLIND;
+    "delegation.ipam.killed" Required DELEGATION "ADD fails where a signal ends the IPAM plugin" BLIND;
+    "delegation.ipam.no-address" Recommended DELEGATED "ADD fails where the IPAM plugin has no address" BLIND;
+    "delegation.ipam.unusable" Required ADD "ADD fails where a route of the IPAM plugin cannot be set" LIE;
+    "delegation.ipam.unusable-del" Recommended ADD "and asks it for DEL then" LEAK;
+    "delegation.ipam.leaves-nothing" Recommended ADD "an ADD that fails for its IPAM plugin leaves nothing" LEAK;
+    "delegation.flannel.add" Required OWN "ADD asks the delegate, once" TRAFFIC;
+    "delegation.flannel.type" Required OWN "type is the delegate's" TRAFFIC;
+    "delegation.flannel.own-keys" Recommended OWN "keys in delegate are handed on" LIE;
+    "delegation.flannel.ipam" Recommended OWN "the addresses are host-local's" LIE;
+    "delegation.flannel.subnet" Recommended OWN "of the node's subnet" ISOLATION;
+    "delegation.flannel.route" Recommended OWN "with a route to the cluster's network" TRAFFIC;
+    "delegation.flannel.mtu" Recommended OWN "the MTU is the daemon's" TRAFFIC;
+    "delegation.flannel.masquerade" Recommended OWN "ipMasq is on where the daemon does not masquerade" TRAFFIC;
+    "delegation.flannel.result" Required OWN "the result is the delegate's" LIE;
+    "delegation.flannel.del" Required OWN "DEL asks the delegate, without the daemon's file as well" LEAK;
+    "delegation.flannel.del-twice" Required DEL "a second DEL succeeds" STUCK;
+    "delegation.flannel.refuses" Required DELEGATION "ADD fails where the delegate's does" BLIND;
+    "delegation.flannel.refuses-del" Recommended DELEGATION "and asks it for DEL then" LEAK;
+    "delegation.flannel.leaves-nothing" Recommended DEL "nothing is left after DEL" LEAK;
+
+    "process.unknown-key" Required CONF "keys that it does not know do not matter" CHOICE;
+    "process.unicode" Required CONF "text of any script may be in the configuration" CHOICE;
+    "process.large" Recommended CONF "a configuration of a megabyte is read" CHOICE;
+    "process.deep" Recommended CONF "a configuration of a hundred levels is read" CHOICE;
+    "process.labels" Required CONF "args.labels do not matter" TRAFFIC;
+    "process.unknown-capability" Required CONF "a capability that it does not know does not matter" TRAFFIC;
+    "process.name-characters" Required CONF "a name may have letters, digits, dots, dashes and underscores" TRAFFIC;
+    "process.dns" Required CONF "a configuration may have dns" TRAFFIC;
+    "process.two-documents" Recommended CONF "two configurations at once are refused" BLIND;
+    "process.null" Required CONF "null is no configuration" BLIND;
+    "process.zeros" Required CONF "nor are zeros" BLIND;
+    "process.text" Required CONF "nor is a text" BLIND;
+    "process.white-space" Required CONF "white space around the configuration does not matter" TRAFFIC;
+    "process.containerid-long" Required PARAMETERS "a container id may have 64 characters" TRAFFIC;
+    "process.containerid-characters" Required PARAMETERS "it may have dots, dashes and underscores" TRAFFIC;
+    "process.unknown-variable" Required PARAMETERS "variables that it does not know do not matter" CHOICE;
+    "process.kubernetes-args" Required PARAMETERS "CNI_ARGS may be kubelet's" TRAFFIC;
+    "process.ifname-longest" Required PARAMETERS "an interface name may have 15 bytes" TRAFFIC;
+    "process.folder-gone" Recommended PARAMETERS "the working directory may be gone" TRAFFIC;
+    "process.no-stderr" Recommended PARAMETERS "stderr may be closed" TRAFFIC;
+    "process.umask" Recommended OWN "no file of its state can be written by everybody, whatever the umask" ISOLATION;
+    "process.umask-closed" Recommended OWN "a umask of 0777 does not matter" TRAFFIC;
+    "process.no-orphans" Recommended PARAMETERS "no process of its is left" LEAK;
+    "process.netns-of-node" Recommended PARAMETERS "the node's own namespace is refused" ISOLATION;
+    "process.netns-of-thread" Required PARAMETERS "the namespace may be a path below /proc" TRAFFIC;
+    "process.netns-of-thread-named" Required SUCCESS "which is then the sandbox" LIE;
+
+    "values.leave-nothing" Recommended ADD "an ADD that refuses a value leaves nothing" LEAK;
+    "keys.del" Required DEL "DEL succeeds, whatever keys the configuration has" STUCK;
+
+    "damage.none" Required CHECK "CHECK succeeds where nothing is damaged" STUCK;
+    "damage.address-gone" Required CHECK "CHECK fails where an address of the result is gone" BLIND;
+    "damage.route-gone" Required CHECK "CHECK fails where a route of the result is gone" BLIND;
+    "damage.other-kind" Recommended CHECK "CHECK fails where another interface has the name" BLIND;
+    "damage.bridge-gone" Recommended CHECK "CHECK fails where the bridge is gone" BLIND;
+    "damage.address-other" Required CHECK "CHECK fails where the result has another address" BLIND;
+    "damage.route-other" Required CHECK "CHECK fails where the result has another route" BLIND;
+    "damage.mac-other" Recommended CHECK "CHECK fails where the result has another mac" BLIND;
+    "damage.interface-other" Required CHECK "CHECK fails where the result has another interface" BLIND;
+    "damage.del" Required DEL "DEL succeeds whatever is damaged" STUCK;
+    "damage.forged-interface" Required DEL "DEL does not delete the node's uplink, whatever prevResult says" ISOLATION;
+    "damage.forged-keeps-container" Required DEL "nor what is another container's" ISOLATION;
+    "damage.forged-keeps-node" Required DEL "nor what is the node's" ISOLATION;
+    "damage.forged-keeps-traffic" Required DEL "nor another container's masquerading" ISOLATION;
+    "damage.garbage" Required DEL "DEL with a prevResult that is none does not crash" STUCK;
+    "damage.tuning.sysctl" Recommended OWN "CHECK fails where the kernel parameter has another value" BLIND;
+    "damage.tuning.mtu" Recommended OWN "CHECK fails where the MTU is another" BLIND;
+    "damage.bandwidth.qdisc" Recommended OWN "CHECK fails where the shaper is gone" BLIND;
+    "damage.sbr.rule" Recommended OWN "CHECK fails where the rule is gone" BLIND;
+    "damage.vrf.gone" Recommended OWN "CHECK fails where the VRF is gone" BLIND;
+    "damage.portmap.flushed" Recommended OWN "CHECK fails where the rules of the ports are gone" BLIND;
+    "damage.firewall.flushed" Recommended OWN "CHECK fails where the rules are gone" BLIND;
+    "damage.flushed.del" Required DEL "DEL succeeds after all rules of the packet filter were flushed" STUCK;
+    "damage.flushed.add" Required ADD "ADD succeeds then" TRAFFIC;
+    "damage.flushed.traffic" Recommended OWN "and does what it is for" TRAFFIC;
+    "damage.flushed.leaves-nothing" Recommended DEL "DEL leaves nothing of it" LEAK;
 
     "check.succeeds" Required CHECK "CHECK succeeds where all is as ADD made it" STUCK;
     "check.silent" Recommended CHECK "and prints nothing" MISREAD;
@@ -288,7 +414,7 @@ pub const TABLE: &[Assertion] = table! {
 
 /// The assertion of an id.
 pub fn find(id: &str) -> Option<&'static Assertion> {
-    TABLE.iter().find(|assertion| assertion.id == id)
+    all().find(|assertion| assertion.id == id)
 }
 
 #[cfg(test)]
@@ -304,15 +430,20 @@ mod tests {
         include_str!("cases/chained.rs"),
         include_str!("cases/housekeeping.rs"),
         include_str!("cases/faults.rs"),
+        include_str!("cases/delegation.rs"),
+        include_str!("cases/process.rs"),
+        include_str!("cases/damage.rs"),
+        include_str!("cases/values.rs"),
+        include_str!("cases/keys.rs"),
     );
 
     #[test]
     fn every_id_is_there_once_and_used() {
-        for (i, assertion) in TABLE.iter().enumerate() {
+        for (i, assertion) in all().enumerate() {
             let id = assertion.id;
-            assert!(!TABLE[..i].iter().any(|other| other.id == id), "{id} is there twice");
+            assert!(!all().take(i).any(|other| other.id == id), "{id} is there twice");
             assert!(CASES.contains(&format!("\"{id}\"")), "no case uses {id}");
         }
-        assert!(TABLE.len() >= 130, "{}", TABLE.len());
+        assert!(all().count() >= 400, "{}", all().count());
     }
 }

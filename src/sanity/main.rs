@@ -9,6 +9,7 @@
 //! | `netlink.rs`, `observe.rs` | the kernel as it is |
 //! | `call.rs`, `kill.rs` | a call of a plugin, and one that is killed |
 //! | `traffic.rs` | packets |
+//! | `recorder.rs` | a plugin that writes down how others call it |
 //! | `check.rs`, `report.rs` | verdicts, and how they are told |
 //! | `run.rs` | discovery, and the cases in processes of their own |
 //!
@@ -23,6 +24,7 @@ mod netlink;
 mod observe;
 mod options;
 mod profiles;
+mod recorder;
 mod report;
 mod run;
 mod traffic;
@@ -39,6 +41,9 @@ const FAILED: u8 = 1;
 const USAGE: u8 = 2;
 
 fn main() -> ExitCode {
+    if recorder::is_meant() {
+        return recorder::run();
+    }
     let done = Options::read(std::env::args_os()).and_then(|task| match task {
         Task::Print(text) => print(&text).map(|()| ExitCode::SUCCESS),
         Task::Case(case) => print(&run::child(&case)).map(|()| ExitCode::SUCCESS),

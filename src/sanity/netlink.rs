@@ -89,6 +89,24 @@ impl Netlink {
         self.answers()
     }
 
+    /// Deletes all tables of `nf_tables`, those of iptables among them, as `nft flush ruleset` does.
+    pub fn flush_nftables(&self) -> io::Result<()> {
+        // NFNL_MSG_BATCH_BEGIN, NFT_MSG_DELTABLE of every table, NFNL_MSG_BATCH_END; with nfgenmsg each.
+        let header = |kind: u16, flags: u16, resource: u16| {
+            let mut bytes = Vec::from(20_u32.to_ne_bytes());
+            bytes.extend(kind.to_ne_bytes());
+            bytes.extend((NLM_F_REQUEST | flags).to_ne_bytes());
+            bytes.extend([0; 10]);
+            bytes.extend(resource.to_be_bytes());
+            bytes
+        };
+        let (subsystem, table) = (10, (10 << 8) | 2);
+        let batch =
+            [header(16, 0, subsystem), header(table, NLM_F_ACK, 0), header(17, 0, subsystem)];
+        send(self.socket.as_raw_fd(), &batch.concat(), MsgFlags::empty())?;
+        self.answers().map(drop)
+    }
+
     fn send_message(&self, message: RouteNetlinkMessage, flags: u16) -> io::Result<()> {
         let mut message = NetlinkMessage::from(message);
         message.header.flags = NLM_F_REQUEST | flags;

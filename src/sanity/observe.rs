@@ -34,7 +34,13 @@ pub struct Link {
     pub mac: String,
     pub mtu: u32,
     pub up: bool,
+    pub promisc: bool,
+    pub allmulti: bool,
+    /// Packets of its queue.
+    pub queue: u32,
     pub master: Option<u32>,
+    /// What the kernel says of its kind, as `netlink-packet-route` prints it.
+    pub detail: String,
 }
 
 /// The links of the calling thread's namespace.
@@ -48,13 +54,16 @@ pub fn links() -> io::Result<Vec<Link>> {
 }
 
 fn read_link(message: &LinkMessage) -> Link {
-    let up = message.header.flags.contains(LinkFlags::Up);
-    let mut link = Link { index: message.header.index, up, ..Link::default() };
+    let has = |flag| message.header.flags.contains(flag);
+    let (up, promisc, allmulti) =
+        (has(LinkFlags::Up), has(LinkFlags::Promisc), has(LinkFlags::Allmulti));
+    let mut link = Link { index: message.header.index, up, promisc, allmulti, ..Link::default() };
     for attribute in &message.attributes {
         match attribute {
             LinkAttribute::IfName(name) => link.name.clone_from(name),
             LinkAttribute::Mtu(mtu) => link.mtu = *mtu,
             LinkAttribute::Controller(master) => link.master = Some(*master),
+            LinkAttribute::TxQueueLen(packets) => link.queue = *packets,
             LinkAttribute::Address(mac) => {
                 let bytes: Vec<String> = mac.iter().map(|byte| format!("{byte:02x}")).collect();
                 link.mac = bytes.join(":");
@@ -65,6 +74,7 @@ fn read_link(message: &LinkMessage) -> Link {
                     _ => None,
                 });
                 link.kind = kind.unwrap_or_default();
+                link.detail = format!("{infos:?}");
             }
             _ => {}
         }

@@ -30,7 +30,7 @@ Options:
   --expected-failures FILE  ids that may fail, one in a line, as ID or ID@TYPE
   --format FORMAT         text, tap, junit or json
   --badge FILE            write a picture for a README
-  --jobs N                so many cases at once [processors]
+  --jobs N                so many cases at once [two for each processor]
   --list                  list all assertions
   --explain ID            what an assertion says, and why
   -h, --help              print this text
@@ -73,6 +73,7 @@ pub struct Case {
     pub version: String,
     pub folder: PathBuf,
     pub config: Option<PathBuf>,
+    pub only: Option<String>,
 }
 
 /// What is to be done.
@@ -103,7 +104,8 @@ fn read(mut line: Parser) -> Result<Task, lexopt::Error> {
         format: Format::Text,
         badge: None,
         faults: false,
-        jobs: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+        // Cases wait more than they compute.
+        jobs: 2 * std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
     };
     let (mut words, mut is_scoreboard) = (Vec::new(), false);
     while let Some(arg) = line.next()? {
@@ -150,7 +152,8 @@ fn read(mut line: Parser) -> Result<Task, lexopt::Error> {
                 let (name, kind, version) = (value()?, value()?, value()?);
                 let (folder, config) = (value()?.into(), value()?);
                 let config = (!config.is_empty()).then(|| config.into());
-                return Ok(Task::Case(Case { name, kind, version, folder, config }));
+                let only = Some(line.value()?.string()?).filter(|only| !only.is_empty());
+                return Ok(Task::Case(Case { name, kind, version, folder, config, only }));
             }
             Arg::Value(word) => words.push(word.string()?),
             other => return Err(other.unexpected()),
@@ -183,7 +186,7 @@ fn profile(name: &str) -> Result<Profile, lexopt::Error> {
 
 fn list() -> String {
     let mut out = String::new();
-    for assertion in clause::TABLE {
+    for assertion in clause::all() {
         out +=
             &(format!("{}\t{}\t{}", assertion.id, assertion.level.name(), assertion.text) + "\n");
     }

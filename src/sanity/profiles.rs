@@ -134,9 +134,10 @@ pub fn configuration(kind: &Kind, version: &str, folder: &Path) -> Value {
     all
 }
 
-/// Adds the members of an object.
+/// Adds the members of an object, and takes away those that are null.
 pub fn merge(into: &mut Value, members: Value) {
     if let (Value::Object(into), Value::Object(members)) = (into, members) {
         into.extend(members);
+        into.retain(|_, value| !value.is_null());
     }
 }

@@ -25,8 +25,16 @@ use super::world::{self, Needs, Result, STATE, World};
 const LIMIT: Duration = Duration::from_secs(180);
 const LIMIT_OF_FAULTS: Duration = Duration::from_secs(900);
 
-/// The areas of assertions that the case "protocol" looks at.
-const PROTOCOL: [&str; 5] = ["conf.", "env.", "error.", "stdin.", "version."];
+/// The areas of assertions that are one case's: it looks at these, and no other case does.
+const AREAS: [(&str, &[&str]); 7] = [
+    ("protocol", &["conf.", "env.", "error.", "stdin.", "version."]),
+    ("process", &["process."]),
+    ("values", &["values."]),
+    ("keys", &["keys."]),
+    ("damage", &["damage."]),
+    ("delegation", &["delegation."]),
+    ("faults", &["faults."]),
+];
 
 /// What a child process tells of its case.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -131,35 +139,56 @@ fn discover(folder: &Path, options: &Options) -> Result<VecDeque<Waiting>> {
         });
         let newest = versions.last().copied();
         for version in versions {
-            let own = match kind.profile {
-                Profile::Interface => Some("lifecycle"),
-                Profile::Chained => Some("chained"),
-                Profile::Ipam => Some("ipam"),
-                Profile::Foreign => None,
-            };
-            let keeps_house = version == "1.1.0" && kind.profile != Profile::Foreign;
-            let has_faults = options.faults && Some(version) == newest && own == Some("lifecycle");
-            let all = [
-                Some("protocol"),
-                own,
-                keeps_house.then_some("housekeeping"),
-                has_faults.then_some("faults"),
-            ];
-            let wanted =
-                all.into_iter().flatten().filter(|case| may_find(case, options.only.as_deref()));
+            let is_known = options.config.is_none();
+            let all = cases_of(&kind, version, Some(version) == newest && is_known);
+            let all = all.into_iter().filter(|case| *case != "faults" || options.faults);
+            let wanted = all.filter(|case| may_find(case, options.only.as_deref()));
             waiting.extend(wanted.map(|case| Waiting { case, kind, version }));
         }
     }
     Ok(waiting)
 }
 
+/// The cases of a type in a version; what does not depend on the version is asked in the newest one.
+fn cases_of(kind: &Kind, version: &str, is_newest: bool) -> Vec<&'static str> {
+    let own = match kind.profile {
+        Profile::Interface => Some("lifecycle"),
+        Profile::Chained => Some("chained"),
+        Profile::Ipam => Some("ipam"),
+        Profile::Foreign => None,
+    };
+    let mut cases = vec!["protocol"];
+    cases.extend(own);
+    if version == "1.1.0" && own.is_some() {
+        cases.push("housekeeping");
+    }
+    if is_newest {
+        cases.push("values");
+        if own.is_some() {
+            cases.extend(["process", "keys"]);
+        }
+        if ["lifecycle", "chained"].map(Some).contains(&own) {
+            cases.push("damage");
+        }
+        if kind.has_ipam || kind.name == "flannel" {
+            cases.push("delegation");
+        }
+    }
+    if is_newest && own == Some("lifecycle") {
+        cases.push("faults");
+    }
+    cases
+}
+
 /// Whether a case looks at assertions whose id contains this.
 fn may_find(case: &str, only: Option<&str>) -> bool {
     let Some(only) = only else { return true };
-    let is_protocol = |id: &str| PROTOCOL.iter().any(|area| id.starts_with(area));
-    clause::TABLE
-        .iter()
-        .any(|one| one.id.contains(only) && is_protocol(one.id) == (case == "protocol"))
+    let is_of = |areas: &[&str], id: &str| areas.iter().any(|area| id.starts_with(area));
+    let looks_at = |id: &str| match AREAS.iter().find(|(name, _)| *name == case) {
+        Some((_, areas)) => is_of(areas, id),
+        None => !AREAS.iter().any(|(_, areas)| is_of(areas, id)),
+    };
+    clause::all().any(|one| one.id.contains(only) && looks_at(one.id))
 }
 
 fn read_config(path: &Path) -> Result<Value> {
@@ -171,7 +200,7 @@ fn read_config(path: &Path) -> Result<Value> {
 /// A case in a child process.
 fn outcome(waiting: &Waiting, folder: &Path, options: &Options) -> Outcome {
     let Waiting { case, kind, version } = waiting;
-    let told = child_process(waiting, folder, options.config.as_deref());
+    let told = child_process(waiting, folder, options);
     let mut told =
         told.unwrap_or_else(|trouble| Told { trouble: Some(trouble), ..Told::default() });
     if let Some(only) = &options.only {
@@ -188,12 +217,13 @@ fn outcome(waiting: &Waiting, folder: &Path, options: &Options) -> Outcome {
     }
 }
 
-fn child_process(waiting: &Waiting, folder: &Path, config: Option<&Path>) -> Result<Told> {
+fn child_process(waiting: &Waiting, folder: &Path, options: &Options) -> Result<Told> {
+    let (config, only) = (options.config.as_deref(), options.only.as_deref());
     let failed = |error: std::io::Error| format!("run a case: {error}");
     let exe = std::env::current_exe().map_err(failed)?;
     let mut child = Command::new(exe)
         .args(["--case", waiting.case, waiting.kind.name, waiting.version])
-        .args([folder, config.unwrap_or(Path::new(""))])
+        .args([folder, config.unwrap_or(Path::new("")), Path::new(only.unwrap_or_default())])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()
@@ -247,6 +277,7 @@ fn in_world(case: &Case, check: &mut Check) -> Result<Option<String>> {
     }
     let mut conf = conf.unwrap_or_else(|| configuration(kind, &case.version, &case.folder));
     conf["cniVersion"] = json!(case.version);
-    let subject = Subject { kind, version: &case.version, folder: &case.folder, conf };
+    let only = case.only.as_deref();
+    let subject = Subject { kind, version: &case.version, folder: &case.folder, conf, only };
     cases::run(&case.name, &subject, &world, check).map(|()| None)
 }

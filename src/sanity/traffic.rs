@@ -21,11 +21,16 @@ const WORDS: &[u8] = b"cni-sanity";
 
 /// Whether an echo request from the namespace (`None`: the node) to the address is answered.
 pub fn pings(from: Option<&Netns>, to: IpAddr) -> Result<bool> {
-    let ping = || Ok(ping(to).unwrap_or(false));
+    let ping = || Ok(ping(to, LIMIT).unwrap_or(false));
     from.map_or_else(ping, |netns| netns.run(ping))
 }
 
-fn ping(to: IpAddr) -> std::io::Result<bool> {
+/// The same of an address that should not answer, which takes all that time.
+pub fn pings_within(from: &Netns, to: IpAddr, limit: Duration) -> Result<bool> {
+    from.run(|| Ok(ping(to, limit).unwrap_or(false)))
+}
+
+fn ping(to: IpAddr, limit: Duration) -> std::io::Result<bool> {
     let (domain, protocol, request) = match to {
         IpAddr::V4(_) => (Domain::IPV4, Protocol::ICMPV4, 8),
         IpAddr::V6(_) => (Domain::IPV6, Protocol::ICMPV6, 128),
@@ -33,7 +38,7 @@ fn ping(to: IpAddr) -> std::io::Result<bool> {
     let socket = Socket::new(domain, Type::RAW, Some(protocol))?;
     socket.set_read_timeout(Some(ONE))?;
     let socket = UdpSocket::from(OwnedFd::from(socket));
-    let end = Instant::now() + LIMIT;
+    let end = Instant::now() + limit;
     for sequence in 1_u16.. {
         let mut packet = vec![request, 0, 0, 0, 0x5a, 0x5a];
         packet.extend(sequence.to_be_bytes());
@@ -77,6 +82,17 @@ fn checksum(bytes: &[u8]) -> u16 {
 /// Whether a TCP connection from the namespace `from` to `to` reaches a server in `server` at `port`; the address
 /// that the server saw.
 pub fn tcp(from: &Netns, to: SocketAddr, server: &Netns, port: u16) -> Result<Option<IpAddr>> {
+    tcp_within(from, to, server, port, LIMIT)
+}
+
+/// The same where no connection is expected, which takes all that time.
+pub fn tcp_within(
+    from: &Netns,
+    to: SocketAddr,
+    server: &Netns,
+    port: u16,
+    limit: Duration,
+) -> Result<Option<IpAddr>> {
     let any = any(to, port);
     let listener = server
         .run(|| TcpListener::bind(any).map_err(|error| format!("listen on {any}: {error}")))?;
@@ -94,7 +110,7 @@ pub fn tcp(from: &Netns, to: SocketAddr, server: &Netns, port: u16) -> Result<Op
         None
     });
     let got = from.run(|| {
-        let Ok(mut stream) = TcpStream::connect_timeout(&to, LIMIT) else { return Ok(false) };
+        let Ok(mut stream) = TcpStream::connect_timeout(&to, limit) else { return Ok(false) };
         drop(stream.set_read_timeout(Some(LIMIT)));
         let mut words = Vec::new();
         drop(stream.read_to_end(&mut words));
@@ -115,9 +131,20 @@ fn any(family: SocketAddr, port: u16) -> SocketAddr {
 /// Whether a datagram from the namespace `from` to `to` reaches a server in `server` at `port`, and its answer
 /// comes back.
 pub fn udp(from: &Netns, to: SocketAddr, server: &Netns, port: u16) -> Result<bool> {
+    udp_within(from, to, server, port, LIMIT)
+}
+
+/// The same where no answer is expected, which takes all that time.
+pub fn udp_within(
+    from: &Netns,
+    to: SocketAddr,
+    server: &Netns,
+    port: u16,
+    limit: Duration,
+) -> Result<bool> {
     let bind = |port| UdpSocket::bind(any(to, port)).map_err(|error| error.to_string());
     let socket = server.run(|| bind(port))?;
-    socket.set_read_timeout(Some(LIMIT + ONE)).map_err(|error| error.to_string())?;
+    socket.set_read_timeout(Some(limit + ONE)).map_err(|error| error.to_string())?;
     let echo = thread::spawn(move || {
         let mut buffer = [0; 64];
         if let Ok((length, peer)) = socket.recv_from(&mut buffer) {
@@ -127,7 +154,7 @@ pub fn udp(from: &Netns, to: SocketAddr, server: &Netns, port: u16) -> Result<bo
     let got = from.run(|| {
         let socket = bind(0)?;
         socket.set_read_timeout(Some(ONE)).map_err(|error| error.to_string())?;
-        let end = Instant::now() + LIMIT;
+        let end = Instant::now() + limit;
         while Instant::now() < end {
             drop(socket.send_to(WORDS, to));
             let mut buffer = [0; 64];

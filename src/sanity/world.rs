@@ -11,8 +11,12 @@ use std::thread;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::unistd::{Gid, Uid};
-use rtnetlink::packet_route::RouteNetlinkMessage as Message;
+use rtnetlink::packet_route::address::AddressMessage;
 use rtnetlink::packet_route::link::IpVlanMode;
+use rtnetlink::packet_route::route::{RouteMessage, RouteType};
+use rtnetlink::packet_route::rule::RuleMessage;
+use rtnetlink::packet_route::tc::{TcAttribute, TcMessage};
+use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage as Message};
 use rtnetlink::{
     AddressMessageBuilder, LinkDummy, LinkIpVlan, LinkUnspec, LinkVeth, LinkVlan, LinkVrf,
     RouteMessageBuilder,
@@ -180,6 +184,11 @@ impl Netns {
     }
 }
 
+/// The namespace of the node.
+pub fn node() -> Netns {
+    Netns { path: "/proc/self/ns/net".into() }
+}
+
 /// What is on the node.
 pub fn snapshot() -> Result<Snapshot> {
     let folders: Vec<&Path> = STATE.iter().map(Path::new).collect();
@@ -210,6 +219,11 @@ pub fn index(name: &str) -> Result<u32> {
     found.ok_or_else(|| format!("link {name} is missing"))
 }
 
+/// The links of the calling thread's namespace.
+pub fn links() -> Result<Vec<observe::Link>> {
+    said(observe::links(), "list links")
+}
+
 /// Switches a link on.
 pub fn up(name: &str) -> Result<()> {
     let message = LinkUnspec::new_with_index(index(name)?).up().build();
@@ -229,6 +243,69 @@ pub fn delete(name: &str) -> Result<()> {
     let message = LinkUnspec::new_with_index(index(name)?).build();
     let route = said(Netlink::open(Protocol::Route), "open netlink")?;
     said(route.change(Message::DelLink(message)), "delete a link")
+}
+
+/// Sets the MTU of a link.
+pub fn set_mtu(name: &str, mtu: u32) -> Result<()> {
+    let message = LinkUnspec::new_with_index(index(name)?).mtu(mtu).build();
+    let route = said(Netlink::open(Protocol::Route), "open netlink")?;
+    said(route.change(Message::SetLink(message)), "set an MTU")
+}
+
+/// Deletes the IPv4 addresses of a link.
+pub fn delete_addresses(name: &str) -> Result<()> {
+    let index = index(name)?;
+    delete_all(Message::GetAddress(AddressMessage::default()), |message| match message {
+        Message::NewAddress(one) => {
+            let is_of_it = one.header.index == index && one.header.family == AddressFamily::Inet;
+            is_of_it.then_some(Message::DelAddress(one))
+        }
+        _ => None,
+    })
+}
+
+/// Deletes the default routes.
+pub fn delete_default_routes() -> Result<()> {
+    delete_all(Message::GetRoute(RouteMessage::default()), |message| match message {
+        Message::NewRoute(one) => {
+            let is_default =
+                one.header.destination_prefix_length == 0 && one.header.kind == RouteType::Unicast;
+            is_default.then_some(Message::DelRoute(one))
+        }
+        _ => None,
+    })
+}
+
+/// Deletes the rules that a source address leads to.
+pub fn delete_source_rules() -> Result<()> {
+    delete_all(Message::GetRule(RuleMessage::default()), |message| match message {
+        Message::NewRule(one) => (one.header.src_len > 0).then_some(Message::DelRule(one)),
+        _ => None,
+    })
+}
+
+/// Deletes the token bucket filters.
+pub fn delete_shapers() -> Result<()> {
+    delete_all(Message::GetQueueDiscipline(TcMessage::default()), |message| match message {
+        Message::NewQueueDiscipline(one) => {
+            let is_shaper = one.attributes.contains(&TcAttribute::Kind("tbf".to_owned()));
+            is_shaper.then_some(Message::DelQueueDiscipline(one))
+        }
+        _ => None,
+    })
+}
+
+/// Deletes what a dump has and `choose` makes a deletion of.
+fn delete_all(dump: Message, choose: impl Fn(Message) -> Option<Message>) -> Result<()> {
+    let route = said(Netlink::open(Protocol::Route), "open netlink")?;
+    let all = said(route.dump(dump), "look at the kernel")?;
+    all.into_iter().filter_map(choose).try_for_each(|one| said(route.change(one), "delete"))
+}
+
+/// Deletes all rules of the packet filter.
+pub fn flush_rules() -> Result<()> {
+    let netlink = said(Netlink::open(Protocol::Netfilter), "open netlink")?;
+    said(netlink.flush_nftables(), "delete the tables of nf_tables")
 }
 
 /// Why the kernel has no such kind of link; `None` if it has.

@@ -2,29 +2,23 @@
 
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::protocol::fails_well;
 use super::{Attachment, Subject, results};
-use crate::call::{Answer, Call};
+use crate::call::Answer;
 use crate::check::Check;
-use crate::profiles::ipam;
-use crate::traffic::{tcp, udp};
+use crate::traffic::{tcp, tcp_within, udp};
 use crate::world::{self, NODE, Netns, Result, World};
+
+/// How long is waited for what should not come.
+const MOMENT: Duration = Duration::from_secs(1);
 
 pub fn run(subject: &Subject<'_>, world: &World, check: &mut Check) -> Result<()> {
     let at = Attachment { id: "sanity-1", netns: Netns::new("chain")?, ifname: "eth0" };
-    let bridge = |verb: &str, prev: Option<&Value>| {
-        let mut conf = json!({"cniVersion": subject.version, "name": "sanity", "type": "bridge", "bridge": "sanity0",
-            "isGateway": true, "ipMasq": true, "ipam": ipam(subject.folder, "bridge")});
-        if let Some(prev) = prev {
-            conf["prevResult"] = prev.clone();
-        }
-        let call =
-            Call::new(&subject.folder.join("bridge"), verb, &conf).env("CNI_CONTAINERID", at.id);
-        call.env("CNI_NETNS", &at.netns.path()).env("CNI_IFNAME", at.ifname).run()
-    };
+    let bridge = |verb: &str, prev: Option<&Value>| super::bridge(subject, verb, &at, prev);
     let made = bridge("ADD", None)?;
     let Some(prev) = made.json.clone().filter(|_| made.succeeded()) else {
         return Err(format!("bridge, which goes first: {}", made.said()));
@@ -118,10 +112,10 @@ fn effect(
                 check.that(over_udp, udp(world.outside(), to, &at.netns, 81)?, || {
                     format!("no answer from {to}")
                 });
-                let to = SocketAddr::new(ip, 81);
-                let other = tcp(world.outside(), SocketAddr::new(ip, 82), &at.netns, 80)?;
+                let closed = SocketAddr::new(ip, 82);
+                let other = tcp_within(world.outside(), closed, &at.netns, 80, MOMENT)?;
                 check.that("portmap.only-mapped", other.is_none(), || {
-                    format!("{to} answers as well")
+                    format!("{closed} answers as well")
                 });
             }
         }

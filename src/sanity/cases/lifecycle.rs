@@ -380,9 +380,9 @@ impl Case<'_> {
             Subject { conf, ..*self.subject }
         };
         let missing = with(json!({"type": "no-such-ipam"})).run("ADD", at, None)?;
-        check.of("delegation.ipam-missing", &missing, fails_well(&missing));
+        check.of("add.ipam-missing", &missing, fails_well(&missing));
         let left = leftovers(before)?;
-        check.that("delegation.ipam-missing-leaves-nothing", left.is_empty(), || left.join("; "));
+        check.that("add.ipam-missing-leaves-nothing", left.is_empty(), || left.join("; "));
         if self.subject.conf["ipam"]["type"] == "host-local" {
             let one = json!([[{"subnet": "10.77.0.0/24", "rangeStart": "10.77.0.9", "rangeEnd": "10.77.0.9"}]]);
             let small =
@@ -396,9 +396,9 @@ impl Case<'_> {
             taken.env("CNI_NETNS", &at.netns.path()).env("CNI_IFNAME", "eth0").run()?;
             let now = world::snapshot()?;
             let full = small.run("ADD", at, None)?;
-            check.of("delegation.ipam-full", &full, fails_well(&full));
+            check.of("add.ipam-full", &full, fails_well(&full));
             let left = leftovers(&now)?;
-            check.that("delegation.ipam-full-leaves-nothing", left.is_empty(), || left.join("; "));
+            check.that("add.ipam-full-leaves-nothing", left.is_empty(), || left.join("; "));
             let deleted = small.run("DEL", at, None)?;
             check.of("del.after-failed-add", &deleted, deleted.succeeded());
         }

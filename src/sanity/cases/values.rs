@@ -1,0 +1,184 @@
+//! Values that make no sense: ADD with each fails, and leaves nothing.
+
+use serde_json::Value;
+
+use super::lifecycle::leftovers;
+use super::protocol::fails_well;
+use super::{Containers, Subject};
+use crate::check::Check;
+use crate::clause::{Assertion, BLIND, Level, OWN};
+use crate::profiles::merge;
+use crate::world::{self, Result};
+
+/// A value that must be refused. The second part of its id is the type of the plugin.
+#[derive(Debug)]
+pub struct Wrong {
+    pub assertion: Assertion,
+    /// Members of the configuration in JSON, in place of those that are right.
+    members: &'static str,
+    /// `CNI_ARGS`
+    args: &'static str,
+}
+
+macro_rules! wrong {
+    ($($id:literal $text:literal $members:literal $($args:literal)?;)*) => {
+        &[$(Wrong {
+            assertion: Assertion { id: $id, level: Level::Recommended, clause: OWN, text: $text, why: BLIND },
+            members: $members,
+            args: concat!($($args)?),
+        },)*]
+    };
+}
+
+/// All of them.
+pub const TABLE: &[Wrong] = wrong! {
+    "values.bridge.mtu-text" "an mtu that is text is refused" r#"{"mtu": "big"}"#;
+    "values.bridge.mtu-too-small" "an mtu below what the kernel takes is refused" r#"{"mtu": 10}"#;
+    "values.bridge.masquerade-text" "ipMasq that is text is refused" r#"{"ipMasq": "yes"}"#;
+    "values.bridge.hairpin-and-promisc" "hairpinMode together with promiscMode is refused" r#"{"hairpinMode": true, "promiscMode": true}"#;
+    "values.bridge.vlan-negative" "a negative vlan is refused" r#"{"vlan": -1}"#;
+    "values.bridge.vlan-too-large" "a vlan above 4094 is refused" r#"{"vlan": 4095}"#;
+    "values.bridge.trunk-backwards" "a trunk whose minID is above its maxID is refused" r#"{"vlanTrunk": [{"minID": 10, "maxID": 5}]}"#;
+    "values.bridge.name-too-long" "a bridge name of more than 15 bytes is refused" r#"{"bridge": "a-name-that-is-too-long"}"#;
+    "values.bridge.name-slash" "a bridge name with a slash is refused" r#"{"bridge": "a/b"}"#;
+    "values.bridge.no-bridge" "a link that is no bridge is not used as one" r#"{"bridge": "eth0"}"#;
+    "values.bridge.mac" "a mac that is none is refused" r#"{"capabilities": {"mac": true}, "runtimeConfig": {"mac": "none"}}"#;
+    "values.ptp.mtu-text" "an mtu that is text is refused" r#"{"mtu": "big"}"#;
+    "values.ptp.mtu-too-small" "an mtu below what the kernel takes is refused" r#"{"mtu": 10}"#;
+    "values.ptp.masquerade-text" "ipMasq that is text is refused" r#"{"ipMasq": "yes"}"#;
+    "values.macvlan.mode" "a mode that is none is refused" r#"{"mode": "sideways"}"#;
+    "values.macvlan.master" "a master that is not there is refused" r#"{"master": "nowhere0"}"#;
+    "values.macvlan.mtu-above-master" "an mtu above the master's is refused" r#"{"mtu": 9000}"#;
+    "values.macvlan.mtu-negative" "a negative mtu is refused" r#"{"mtu": -1}"#;
+    "values.macvlan.mac" "a mac that is none is refused" r#"{"capabilities": {"mac": true}, "runtimeConfig": {"mac": "none"}}"#;
+    "values.ipvlan.mode" "a mode that is none is refused" r#"{"mode": "sideways"}"#;
+    "values.ipvlan.master" "a master that is not there is refused" r#"{"master": "nowhere0"}"#;
+    "values.ipvlan.mtu-above-master" "an mtu above the master's is refused" r#"{"mtu": 9000}"#;
+    "values.vlan.id-negative" "a negative vlanId is refused" r#"{"vlanId": -1}"#;
+    "values.vlan.id-too-large" "a vlanId above 4094 is refused" r#"{"vlanId": 4095}"#;
+    "values.vlan.master" "a master that is not there is refused" r#"{"master": "nowhere0"}"#;
+    "values.vlan.mtu-above-master" "an mtu above the master's is refused" r#"{"mtu": 9000}"#;
+    "values.host-device.no-device" "a configuration that names no device is refused" r#"{"device": ""}"#;
+    "values.host-device.device" "a device that is not there is refused" r#"{"device": "nowhere0"}"#;
+    "values.host-device.hwaddr" "a hwaddr that is none is refused" r#"{"device": "", "hwaddr": "none"}"#;
+    "values.host-device.pci" "a pciBusID that is not there is refused" r#"{"device": "", "pciBusID": "0000:ff:1f.7"}"#;
+    "values.tap.mtu-text" "an mtu that is text is refused" r#"{"mtu": "big"}"#;
+    "values.tap.mac" "a mac that is none is refused" r#"{"capabilities": {"mac": true}, "runtimeConfig": {"mac": "none"}}"#;
+    "values.tap.bridge" "a bridge that is not there is refused" r#"{"bridge": "nowhere0"}"#;
+    "values.host-local.no-range" "a configuration without a range is refused" r#"{"ipam": {"type": "host-local"}}"#;
+    "values.host-local.subnet" "a subnet that is none is refused" r#"{"ipam": {"type": "host-local", "ranges": [[{"subnet": "none"}]]}}"#;
+    "values.host-local.host-bits" "a subnet with bits of a host is refused" r#"{"ipam": {"type": "host-local", "ranges": [[{"subnet": "10.88.0.5/16"}]]}}"#;
+    "values.host-local.too-small" "a subnet without room for a container is refused" r#"{"ipam": {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/32"}]]}}"#;
+    "values.host-local.start-outside" "a rangeStart outside the subnet is refused" r#"{"ipam": {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/16", "rangeStart": "10.99.0.1"}]]}}"#;
+    "values.host-local.end-outside" "a rangeEnd outside the subnet is refused" r#"{"ipam": {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/16", "rangeEnd": "10.99.0.1"}]]}}"#;
+    "values.host-local.gateway" "a gateway that is none is refused" r#"{"ipam": {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/16", "gateway": "none"}]]}}"#;
+    "values.host-local.overlap" "ranges of a set that overlap are refused" r#"{"ipam": {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/16"}, {"subnet": "10.88.1.0/24"}]]}}"#;
+    "values.host-local.overlap-of-sets" "sets of ranges that overlap are refused" r#"{"ipam": {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/16"}], [{"subnet": "10.88.1.0/24"}]]}}"#;
+    "values.host-local.families" "a set with both families is refused" r#"{"ipam": {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/16"}, {"subnet": "fd88::/64"}]]}}"#;
+    "values.host-local.empty-set" "a set without a range is refused" r#"{"ipam": {"type": "host-local", "ranges": [[]]}}"#;
+    "values.host-local.route" "a route whose dst is none is refused" r#"{"ipam": {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/16"}]], "routes": [{"dst": "none"}]}}"#;
+    "values.host-local.resolv-conf" "a resolvConf that is not there is refused" r#"{"ipam": {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/16"}]], "resolvConf": "/run/nowhere"}}"#;
+    "values.host-local.request-outside" "a requested address outside the ranges is refused" r"{}" "IP=10.99.0.1";
+    "values.host-local.request" "a requested address that is none is refused" r"{}" "IP=none";
+    "values.host-local.request-gateway" "a requested address that is the gateway's is refused" r"{}" "IP=10.88.0.1";
+    "values.static.address" "an address that is none is refused" r#"{"ipam": {"type": "static", "addresses": [{"address": "none"}]}}"#;
+    "values.static.no-prefix" "an address without a prefix length is refused" r#"{"ipam": {"type": "static", "addresses": [{"address": "10.88.0.5"}]}}"#;
+    "values.static.gateway" "a gateway that is none is refused" r#"{"ipam": {"type": "static", "addresses": [{"address": "10.88.0.5/16", "gateway": "none"}]}}"#;
+    "values.static.route" "a route whose dst is none is refused" r#"{"ipam": {"type": "static", "addresses": [{"address": "10.88.0.5/16"}], "routes": [{"dst": "none"}]}}"#;
+    "values.static.request" "a requested address that is none is refused" r"{}" "IP=none";
+    "values.portmap.host-port-text" "a hostPort that is text is refused" r#"{"runtimeConfig": {"portMappings": [{"hostPort": "http", "containerPort": 80, "protocol": "tcp"}]}}"#;
+    "values.portmap.host-port-too-large" "a hostPort above 65535 is refused" r#"{"runtimeConfig": {"portMappings": [{"hostPort": 70000, "containerPort": 80, "protocol": "tcp"}]}}"#;
+    "values.portmap.container-port-zero" "containerPort 0 is refused" r#"{"runtimeConfig": {"portMappings": [{"hostPort": 8080, "containerPort": 0, "protocol": "tcp"}]}}"#;
+    "values.portmap.container-port-too-large" "a containerPort above 65535 is refused" r#"{"runtimeConfig": {"portMappings": [{"hostPort": 8080, "containerPort": 70000, "protocol": "tcp"}]}}"#;
+    "values.portmap.protocol" "a protocol that is none is refused" r#"{"runtimeConfig": {"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "none"}]}}"#;
+    "values.portmap.host-ip" "a hostIP that is none is refused" r#"{"runtimeConfig": {"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp", "hostIP": "none"}]}}"#;
+    "values.portmap.mark-bit" "a markMasqBit above 31 is refused" r#"{"markMasqBit": 32}"#;
+    "values.portmap.mark-twice" "markMasqBit together with externalSetMarkChain is refused" r#"{"markMasqBit": 5, "externalSetMarkChain": "MARK-IT"}"#;
+    "values.tuning.sysctl-outside" "a kernel parameter that is not of the network is refused" r#"{"sysctl": {"kernel.hostname": "sanity"}}"#;
+    "values.tuning.sysctl-path" "a kernel parameter that leads out of net is refused" r#"{"sysctl": {"net/../kernel/hostname": "sanity"}}"#;
+    "values.tuning.sysctl-unknown" "a kernel parameter that is not there is refused" r#"{"sysctl": {"net.ipv4.conf.eth0.nothing": "1"}}"#;
+    "values.tuning.sysctl-value" "a value that the kernel does not take is refused" r#"{"sysctl": {"net.ipv4.conf.eth0.arp_filter": "many"}}"#;
+    "values.tuning.mac" "a mac that is none is refused" r#"{"mac": "none"}"#;
+    "values.tuning.mtu" "an mtu below what the kernel takes is refused" r#"{"mtu": 10}"#;
+    "values.tuning.promisc-text" "promisc that is text is refused" r#"{"promisc": "yes"}"#;
+    "values.bandwidth.no-burst" "a rate without a burst is refused" r#"{"ingressBurst": 0}"#;
+    "values.bandwidth.no-rate" "a burst without a rate is refused" r#"{"egressRate": 0}"#;
+    "values.bandwidth.burst-too-large" "a burst above 4 GiB is refused" r#"{"ingressBurst": 40000000000}"#;
+    "values.bandwidth.rate-negative" "a negative rate is refused" r#"{"ingressRate": -8000}"#;
+    "values.bandwidth.rate-text" "a rate that is text is refused" r#"{"ingressRate": "8M"}"#;
+    "values.firewall.ingress-policy" "an ingressPolicy that is none is refused" r#"{"ingressPolicy": "none"}"#;
+    "values.sbr.table-text" "a table that is text is refused" r#"{"table": "main"}"#;
+    "values.vrf.no-name" "a configuration without vrfname is refused" r#"{"vrfname": ""}"#;
+    "values.vrf.name-too-long" "a vrfname of more than 15 bytes is refused" r#"{"vrfname": "a-name-that-is-too-long"}"#;
+    "values.dhcp.no-daemon" "ADD without a daemon is refused" r"{}";
+    "values.flannel.no-subnet-file" "ADD without the daemon's file is refused" r"{}";
+    "values.flannel.delegate-name" "a delegate with a name is refused" r#"{"subnetFile": "/run/subnet.env", "delegate": {"name": "other"}}"#;
+    "values.flannel.delegate-text" "a delegate that is no object is refused" r#"{"subnetFile": "/run/subnet.env", "delegate": "bridge"}"#;
+};
+
+impl Wrong {
+    fn kind(&self) -> &'static str {
+        self.assertion.id.split('.').nth(1).unwrap_or_default()
+    }
+
+    fn configuration(&self, subject: &Subject<'_>) -> Result<Value> {
+        let mut conf = subject.conf.clone();
+        let members = serde_json::from_str(self.members);
+        merge(&mut conf, members.map_err(|error| format!("{self:?}: {error}"))?);
+        Ok(conf)
+    }
+}
+
+/// Those of the plugin's type, in one container: none may change anything.
+pub fn run(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
+    let containers = Containers::of(subject);
+    let container = containers.make()?;
+    std::fs::write("/run/subnet.env", SUBNET).map_err(|error| error.to_string())?;
+    let add = |wrong: &Wrong| {
+        super::lifecycle::Case { subject }.prepare()?;
+        let conf = wrong.configuration(subject)?;
+        containers.call("ADD", &conf, &container).env("CNI_ARGS", wrong.args).run()
+    };
+    let del = |conf: &Value| containers.call("DEL", conf, &container).run();
+    let own: Vec<&Wrong> = TABLE
+        .iter()
+        .filter(|wrong| {
+            wrong.kind() == subject.kind.name
+                && (subject.asks(wrong.assertion.id) || subject.asks("values.leave-nothing"))
+        })
+        .collect();
+    // What the first calls make for all, such as chains, a bridge or a log of failures, is no leak.
+    containers.call("ADD", &subject.conf, &container).run()?;
+    del(&subject.conf)?;
+    if let Some(wrong) = own.first() {
+        add(wrong)?;
+        del(&wrong.configuration(subject)?)?;
+    }
+    for wrong in own {
+        let conf = wrong.configuration(subject)?;
+        super::lifecycle::Case { subject }.prepare()?;
+        let (before, inside) = (world::snapshot()?, container.at.netns.snapshot()?);
+        let added = add(wrong)?;
+        check.of(wrong.assertion.id, &added, fails_well(&added));
+        if added.succeeded() {
+            del(&conf)?;
+            continue;
+        }
+        let mut left = leftovers(&before)?;
+        let after = container.at.netns.snapshot()?;
+        left.extend(after.without(&inside).into_iter().map(str::to_owned));
+        check.that("values.leave-nothing", left.is_empty(), || {
+            format!("{}: {}", wrong.assertion.id, left.join("; "))
+        });
+        del(&conf)?;
+    }
+    Ok(())
+}
+
+/// What flannel's daemon writes.
+pub const SUBNET: &str = "\
+FLANNEL_NETWORK=10.88.0.0/16
+FLANNEL_SUBNET=10.88.3.1/24
+FLANNEL_MTU=1400
+FLANNEL_IPMASQ=false
+";
