@@ -109,6 +109,12 @@ const TABLE: &[Assertion] = table! {
     "env.command.unknown" Required PARAMETERS "an unknown CNI_COMMAND fails" BLIND;
     "env.command.unknown-code" Recommended ERROR "its code is 4" WORDS;
     "env.command.case" Recommended PARAMETERS "add is not ADD" BLIND;
+    "env.command.check-early" Required PARAMETERS "CHECK is refused before 0.4.0" CHOICE;
+    "env.command.check-early-code" Recommended ERROR "its code is 1" CHOICE;
+    "env.command.gc-early" Required PARAMETERS "GC is refused before 1.1.0" CHOICE;
+    "env.command.gc-early-code" Recommended ERROR "its code is 1" CHOICE;
+    "env.command.status-early" Required PARAMETERS "STATUS is refused before 1.1.0" CHOICE;
+    "env.command.status-early-code" Recommended ERROR "its code is 1" CHOICE;
     "env.check.containerid" Required PARAMETERS "CHECK without CNI_CONTAINERID fails" BLIND;
     "env.del.containerid" Required PARAMETERS "DEL without CNI_CONTAINERID fails" BLIND;
     "env.del.ifname" Required PARAMETERS "DEL without CNI_IFNAME fails" BLIND;
@@ -335,6 +341,8 @@ const TABLE: &[Assertion] = table! {
     "del.after-failed-add" Recommended DEL "DEL succeeds after an ADD that failed" STUCK;
     "del.second-interface" Required DEL "DEL of one of several interfaces succeeds" STUCK;
     "del.second-interface-keeps-first" Required DEL "and leaves the others as they are" ISOLATION;
+    "del.other-interface" Required DEL "DEL of an interface that was never added succeeds" STUCK;
+    "del.other-interface-keeps-first" Required DEL "and leaves the others as they are" ISOLATION;
     "del.second-container" Required DEL "DEL of one of several containers succeeds" STUCK;
     "del.second-container-keeps-first" Required DEL "and leaves the others as they are" ISOLATION;
     "del.several-leave-nothing" Recommended DEL "when all are gone the node is as before" LEAK;
@@ -344,8 +352,9 @@ const TABLE: &[Assertion] = table! {
     "gc.twice" Required GC "and does so again" STUCK;
     "gc.setup" Required GC "two attachments can be made of two addresses" TRAFFIC;
     "gc.collects" Required GC "GC succeeds with one of two attachments valid" STUCK;
+    "gc.no-list" Informational GC "without a list GC releases nothing" ISOLATION;
     "gc.keeps-valid" Required GC "the valid one is whole afterwards" ISOLATION;
-    "gc.releases-stale" Recommended GC "the address of the other can be given out again" LEAK;
+    "gc.releases-stale" Recommended GC "the address of the other can be given out again, though its container has a valid interface of another name" LEAK;
     "status.succeeds" Required STATUS "STATUS succeeds where ADD works" STUCK;
     "status.silent" Recommended STATUS "and prints nothing" MISREAD;
     "status.ipam-missing" Recommended STATUS "STATUS fails where the IPAM plugin is missing" BLIND;

@@ -45,7 +45,6 @@ lifecycle! { SUBJECT;
     add_check_and_del_with_the_golden_result: add_check_del_del,
     traffic_flows_in_all_directions: traffic,
     del_without_a_namespace_uses_prev_result: del_without_a_namespace,
-    del_of_nothing_succeeds_and_touches_no_other_attachment: del_of_nothing,
     gc_keeps_valid_attachments_and_releases_stale_ones: gc,
     status_tells_of_an_exhausted_range: status,
 }

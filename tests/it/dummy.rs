@@ -28,7 +28,6 @@ fn simple<'n>(node: &'n Node, keys: &Value) -> Net<'n> {
 lifecycle! { SUBJECT, needs lane::DUMMY;
     add_check_and_del_with_the_golden_result: add_check_del_del,
     del_without_a_namespace_releases_addresses: del_without_a_namespace,
-    del_of_nothing_succeeds_and_touches_no_other_attachment: del_of_nothing,
     gc_keeps_valid_attachments_and_releases_stale_ones: gc,
     status_tells_of_an_exhausted_range: status,
 }

@@ -59,7 +59,6 @@ pub(super) fn kept(node: &Node) -> Vec<String> {
 lifecycle! { SUBJECT;
     add_check_and_del_with_the_golden_result: add_check_del_del,
     traffic_flows_in_all_directions: traffic,
-    del_of_nothing_succeeds_and_touches_no_other_attachment: del_of_nothing,
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The verbs in the orders that runtimes call them, for every version and for any plugin that
-//! makes a link and delegates addresses. Each function ends with the node as it was, but for what
-//! the subject says to remain.
+//! makes a link and delegates addresses; what the specification alone asks for is asked by
+//! `cni-sanity` (`sanity.rs`). Each function ends with the node as it was, but for what the subject
+//! says to remain.
 
 use serde_json::{Value, json};
 
@@ -90,9 +91,6 @@ impl Subject {
                 net.check(&container, &prev).ok();
                 settles(&added.0, || net.node.snapshot());
                 settles(&added.1, || container.snapshot(net.node));
-            } else {
-                let error = net.check(&container, &prev).error();
-                assert_eq!(error.brief(), (1, "config version does not allow CHECK"));
             }
             net.del(&container);
             settles(&before, || container.snapshot(net.node));
@@ -162,30 +160,12 @@ impl Subject {
         });
     }
 
-    /// DEL of what was never added, of another interface, of another container.
-    pub(crate) fn del_of_nothing(&self) {
-        self.each_version(|net| {
-            let container = Container::new();
-            net.del(&container);
-            net.call("DEL", "c1").netns("/var/run/netns/no-such").ok();
-            net.call("DEL", "c1").without("CNI_NETNS").ok();
-            net.add(&container);
-            net.on("DEL", &container).ifname("eth1").ok();
-            net.call("DEL", "c2").netns("").ok();
-            assert_eq!(net.leases(), FIRST, "c1's eth0 is another attachment");
-            assert!(self.reaches(net, FIRST[0]));
-            net.del(&container);
-        });
-    }
-
     /// GC keeps what is valid and releases what is stale; without a list, it releases nothing.
     pub(crate) fn gc(&self) {
         self.each_version(|net| {
             let gc = |keys: Value| net.with(&keys).call("GC", "").without("CNI_CONTAINERID");
             let (one, two) = (Container::new(), Container::new());
             if net.version < "1.1.0" {
-                let error = gc(json!({"cni.dev/valid-attachments": []})).error();
-                assert_eq!(error.brief(), (1, "config version does not allow GC"));
                 return;
             }
             let add_two = || {
@@ -230,8 +210,6 @@ impl Subject {
         self.each_version(|net| {
             let status = || net.call("STATUS", "").without("CNI_CONTAINERID");
             if net.version < "1.1.0" {
-                let error = status().error();
-                assert_eq!(error.brief(), (1, "config version does not allow STATUS"));
                 return;
             }
             status().ok();

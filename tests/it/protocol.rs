@@ -1,4 +1,5 @@
-//! What all plugins share: environment, versions, error objects, VERSION, the about text.
+//! What all plugins share, in this project's own words: environment, versions, VERSION, the about text. Whether that
+//! is what the specification says, `cni-sanity` asks: `sanity.rs`.
 
 use std::fs;
 use std::io::Write;
@@ -8,7 +9,7 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::node::{Container, Node, VERSIONS};
+use crate::node::{Container, Node};
 use crate::strace;
 
 const PLUGINS: [&str; 4] = ["bridge", "host-local", "loopback", "ptp"];
@@ -92,31 +93,6 @@ fn missing_and_invalid_variables() {
 }
 
 #[test]
-fn malformed_configurations() {
-    let node = Node::new();
-    for plugin in PLUGINS {
-        for (stdin, code) in [
-            ("", 6),
-            ("{", 6),
-            ("[]", 6),
-            ("{\"name\":\"n\"}x", 6),
-            ("{\"name\":7}", 6),
-            ("{\"name\":\"n\",\"cniVersion\":7}", 6),
-            ("null", 7),
-            ("{}", 7),
-            ("{\"name\":\"a/b\"}", 7),
-            ("{\"name\":\"..\"}", 7),
-            ("{\"name\":\"n\",\"cniVersion\":\"2.0.0\"}", 1),
-            ("{\"name\":\"n\",\"cniVersion\":\"1.0\"}", 1),
-        ] {
-            let error = node.call(plugin, "ADD").netns("/x").stdin(stdin).error();
-            assert_eq!(error.code, code, "{plugin} {stdin}: {error:?}");
-            assert_eq!(error.version, "1.1.0", "{plugin} {stdin}");
-        }
-    }
-}
-
-#[test]
 fn versions_that_a_verb_came_with() {
     let node = Node::new();
     let error = |verb: &str, version: &str| {
@@ -124,13 +100,9 @@ fn versions_that_a_verb_came_with() {
         let error = node.call("bridge", verb).netns("/x").conf(&conf).error();
         (error.code, error.msg)
     };
-    for version in &VERSIONS[..4] {
-        assert_eq!(error("CHECK", version), (1, "config version does not allow CHECK".into()));
-    }
-    for version in &VERSIONS[..6] {
-        assert_eq!(error("GC", version), (1, "config version does not allow GC".into()));
-        assert_eq!(error("STATUS", version), (1, "config version does not allow STATUS".into()));
-    }
+    assert_eq!(error("CHECK", "0.3.1"), (1, "config version does not allow CHECK".into()));
+    assert_eq!(error("GC", "1.0.0"), (1, "config version does not allow GC".into()));
+    assert_eq!(error("STATUS", "1.0.0"), (1, "config version does not allow STATUS".into()));
     assert_eq!(error("CHECK", "2.0.0"), (1, "plugin version does not allow CHECK".into()));
     assert_eq!(error("CHECK", "0.5.0"), (1, "incompatible CNI versions".into()));
     assert_eq!(error("CHECK", "x").0, 6);

@@ -53,7 +53,6 @@ fn quick() -> Container {
 
 lifecycle! { SUBJECT, needs lane::VLAN;
     add_check_and_del_with_the_golden_result: add_check_del_del,
-    del_of_nothing_succeeds_and_touches_no_other_attachment: del_of_nothing,
     status_tells_of_an_exhausted_range: status,
 }
 

@@ -57,9 +57,17 @@ fn leases(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
         check.of("gc.setup", &lost, false);
         return Ok(());
     }
+    let without = Call::new(&subject.plugin(), "GC", &subject.conf).run()?;
+    let both = [(&valid, &kept), (&stale, &lost)];
+    let mut are_good = true;
+    for (at, added) in both {
+        are_good &= subject.run("CHECK", at, added.json.as_ref())?.succeeded();
+    }
+    check.of("gc.no-list", &without, are_good);
     // Its runtime has forgotten it: whether its namespace is there does not matter to GC.
     let mut conf = subject.conf.clone();
-    conf[VALID] = json!([{"containerID": valid.id, "ifname": valid.ifname}]);
+    conf[VALID] = json!([{"containerID": valid.id, "ifname": valid.ifname},
+        {"containerID": stale.id, "ifname": "eth7"}]);
     let collected: Answer = Call::new(&subject.plugin(), "GC", &conf).run()?;
     check.of("gc.collects", &collected, collected.succeeded());
     let good = subject.run("CHECK", &valid, kept.json.as_ref())?;

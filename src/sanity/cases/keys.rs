@@ -171,9 +171,10 @@ impl Key {
 pub fn run(subject: &Subject<'_>, world: &World, check: &mut Check) -> Result<()> {
     let containers = Containers::of(subject);
     fs::write("/run/resolv.conf", "nameserver 10.1.2.3\n").map_err(|error| error.to_string())?;
-    for key in
-        TABLE.iter().filter(|key| key.kind() == subject.kind.name && subject.asks(key.assertion.id))
-    {
+    for key in TABLE.iter().filter(|key| {
+        key.kind() == subject.kind.name
+            && (subject.asks(key.assertion.id) || subject.asks("keys.del"))
+    }) {
         let mut conf = subject.conf.clone();
         let members: Value =
             serde_json::from_str(key.members).map_err(|error| format!("{key:?}: {error}"))?;

@@ -281,6 +281,11 @@ impl Case<'_> {
             return Ok(());
         };
         let alone = at.netns.snapshot()?;
+        let never = subject.run("DEL", &other, None)?;
+        check.of("del.other-interface", &never, never.succeeded());
+        let now = at.netns.snapshot()?;
+        let lost = alone.without(&now).join("; ");
+        check.that("del.other-interface-keeps-first", lost.is_empty(), || lost.clone());
         let second = subject.run("ADD", &other, None)?;
         check.of("add.second-interface", &second, second.succeeded());
         if let Some(more) = second.json.as_ref().filter(|_| second.succeeded()) {

@@ -112,6 +112,17 @@ fn environment(subject: &Subject<'_>, at: &Attachment, check: &mut Check) -> Res
     check.of("env.command.unknown-code", &unknown, unknown.code() == Some(ENVIRONMENT));
     let lower = subject.call("add", at, None).run()?;
     check.of("env.command.case", &lower, fails_well(&lower));
+    for (verb, version, id, code) in [
+        ("CHECK", "0.4.0", "env.command.check-early", "env.command.check-early-code"),
+        ("GC", "1.1.0", "env.command.gc-early", "env.command.gc-early-code"),
+        ("STATUS", "1.1.0", "env.command.status-early", "env.command.status-early-code"),
+    ] {
+        if !subject.since(version) {
+            let early = subject.call(verb, at, None).run()?;
+            check.of(id, &early, fails_well(&early));
+            check.of(code, &early, early.code() == Some(INCOMPATIBLE));
+        }
+    }
     let checked = subject.call("CHECK", at, None).env("CNI_CONTAINERID", "").run()?;
     if subject.since("0.4.0") {
         check.of("env.check.containerid", &checked, fails_well(&checked));

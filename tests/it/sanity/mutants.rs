@@ -1,5 +1,12 @@
 //! The mutants: a shell's lines in front of a sound plugin, which see to one defect each.
 
+mod rows;
+
+/// All of them.
+pub(super) fn all() -> Vec<&'static Mutant> {
+    MUTANTS.iter().chain(rows::MUTANTS).collect()
+}
+
 /// A defect.
 #[derive(Debug)]
 pub(super) struct Mutant {
@@ -25,7 +32,7 @@ const fn mutant(
     Mutant { kind, version, verb, body, seen }
 }
 
-pub(super) const MUTANTS: &[Mutant] = &[
+const MUTANTS: &[Mutant] = &[
     mutant("loopback", "1.0.0", "VERSION", "version.succeeds", "exit 1"),
     mutant("loopback", "1.0.0", "VERSION", "version.json", "echo hello"),
     mutant(
@@ -151,6 +158,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
         "case $CNI_NETNS in /etc*) export CNI_NETNS=/run/netns/protocol ;; esac; run",
     ),
     mutant("loopback", "1.0.0", "NONSENSE", "env.command.unknown", "exit 0"),
+    mutant("loopback", "0.3.1", "CHECK", "env.command.check-early", "exit 0"),
+    mutant("loopback", "1.0.0", "GC", "env.command.gc-early", "exit 0"),
+    mutant("loopback", "1.0.0", "STATUS", "env.command.status-early-code", "exit 1"),
     mutant("loopback", "1.0.0", "add", "env.command.case", "CNI_COMMAND=ADD run"),
     mutant(
         "loopback",

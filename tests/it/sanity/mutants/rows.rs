@@ -1,0 +1,178 @@
+//! Mutants for what is asked of plugins in one version only: delegation, the surroundings of the process, keys and
+//! values of configurations, damage.
+
+use super::Mutant;
+
+/// One in a line: type, verb, the assertion that does not hold any more, the shell's line.
+macro_rules! mutants {
+    ($($kind:literal $verb:literal $seen:literal $body:literal;)*) => {
+        &[$(Mutant { kind: $kind, version: "1.1.0", verb: $verb, body: $body, seen: $seen },)*]
+    };
+}
+
+pub(crate) const MUTANTS: &[Mutant] = mutants! {
+    "ptp" "ADD" "delegation.containerid" "CNI_CONTAINERID=other run";
+    "ptp" "ADD" "delegation.args" "unset CNI_ARGS; run";
+    "ptp" "ADD" "delegation.path" "CNI_PATH=/run/nowhere:$CNI_PATH run";
+    "ptp" "ADD" "delegation.path-later" "CNI_PATH=${CNI_PATH%%:*} run";
+    "ptp" "ADD" "delegation.path-first" "CNI_PATH=/run/recorder run";
+    "ptp" "ADD" "delegation.path-only" "CNI_PATH=$CNI_PATH:/run/recorder run";
+    "ptp" "ADD" "delegation.type-path" r#"case $in in *../second*) in=$(echo "$in" | sed 's,\.\./second/,,') ;; esac; run"#;
+    "ptp" "ADD" "delegation.type-path-not-run" r#"case $in in *../second*) in=$(echo "$in" | sed 's,\.\./second/,,'); CNI_PATH=/run/second run ;; *) run ;; esac"#;
+    "ptp" "ADD" "delegation.version" r#"in=$(echo "$in" | sed 's/"cniVersion":"1.1.0"/"cniVersion":"1.0.0"/'); run"#;
+    "ptp" "ADD" "delegation.name" r#"in=$(echo "$in" | sed 's/"name":"sanity"/"name":"other"/'); run"#;
+    "ptp" "ADD" "delegation.configuration" r#"in=$(echo "$in" | sed 's/"ipMasq":true/"ipMasq":false/'); run"#;
+    "ptp" "ADD" "delegation.stderr" "run 2>/dev/null";
+    "ptp" "ADD" "delegation.message" "bend 's/no room/failed/'";
+    "ptp" "ADD" "delegation.details" "bend 's/at the inn//'";
+    "ptp" "ADD" "delegation.code" "bend 's/111/999/'";
+    "ptp" "ADD" "delegation.ipam.section" r#"in=$(echo "$in" | sed 's/"key":\[1,2\]/"key":[1]/'); run"#;
+    "ptp" "ADD" "delegation.ipam.add" r#"in=$(echo "$in" | sed 's/sanity-recorder/host-local/'); run"#;
+    "ptp" "ADD" "delegation.ipam.add-once" "run >/dev/null; CNI_COMMAND=DEL run >/dev/null; run";
+    "ptp" "ADD" "delegation.ipam.addresses" "bend 's,10.88.0.77/16,10.88.0.78/16,'";
+    "ptp" "ADD" "delegation.ipam.addresses-set" "run; status=$?; inside ip addr flush dev eth0; exit $status";
+    "ptp" "ADD" "delegation.ipam.routes" "bend 's,10.123.0.0/16,10.124.0.0/16,'";
+    "ptp" "ADD" "delegation.ipam.routes-set" "run; status=$?; inside ip route del 10.123.0.0/16; exit $status";
+    "ptp" "ADD" "delegation.ipam.dns" "bend 's/10.1.2.3/10.1.2.4/'";
+    "ptp" "CHECK" "delegation.ipam.check" "exit 0";
+    "ptp" "CHECK" "delegation.ipam.check-fails" "run; exit 0";
+    "ptp" "DEL" "delegation.netns" "CNI_NETNS=/run/netns/outside run";
+    "ptp" "DEL" "delegation.ipam.del" "exit 0";
+    "ptp" "DEL" "delegation.ipam.del-fails" "run; exit 0";
+    "ptp" "DEL" "delegation.ipam.del-no-netns" r#"[ -n "$CNI_NETNS" ] || exit 0; run"#;
+    "ptp" "DEL" "delegation.ifname" "CNI_IFNAME=eth7 run";
+    "ptp" "GC" "delegation.ipam.gc" "exit 0";
+    "ptp" "GC" "delegation.ipam.gc-fails" "run; exit 0";
+    "ptp" "GC" "delegation.ipam.gc-attachments" r#"in=$(echo "$in" | sed 's/"containerID":"valid"/"containerID":"other"/'); run"#;
+    "ptp" "STATUS" "delegation.ipam.status" "exit 0";
+    "ptp" "STATUS" "delegation.ipam.status-fails" "run; exit 0";
+    "ptp" "ADD" "delegation.ipam.refuses" "run || exit 0";
+    "bridge" "ADD" "delegation.ipam.garbage" "run || exit 0";
+    "bridge" "ADD" "delegation.ipam.silent" "run || exit 0";
+    "bridge" "ADD" "delegation.ipam.silent-failure" "run || exit 0";
+    "bridge" "ADD" "delegation.ipam.killed" "run || exit 0";
+    "macvlan" "ADD" "delegation.ipam.no-address" "run || exit 0";
+    "macvlan" "ADD" "delegation.ipam.unusable" "run || exit 0";
+    "tap" "ADD" "delegation.ipam.leaves-nothing" "run || { touch /run/left.$$; exit 1; }";
+    "flannel" "ADD" "delegation.flannel.add" "exit 1";
+    "flannel" "ADD" "delegation.flannel.own-keys" r#"in=$(echo "$in" | sed 's/"hairpinMode":true/"hairpinMode":false/'); run"#;
+    "flannel" "ADD" "delegation.flannel.subnet" "sed -i 's/10.88.3.1/10.88.4.1/' /run/subnet.env; run";
+    "flannel" "ADD" "delegation.flannel.route" "sed -i 's,NETWORK=10.88.0.0/16,NETWORK=10.99.0.0/16,' /run/subnet.env; run";
+    "flannel" "ADD" "delegation.flannel.mtu" "sed -i 's/1400/1300/' /run/subnet.env; run";
+    "flannel" "ADD" "delegation.flannel.masquerade" "sed -i 's/IPMASQ=false/IPMASQ=true/' /run/subnet.env; run";
+    "flannel" "ADD" "delegation.flannel.result" "bend 's,10.88.0.77,10.88.0.78,'";
+    "flannel" "DEL" "delegation.flannel.del" "exit 0";
+    "flannel" "DEL" "delegation.flannel.del-twice" "[ -e /run/once ] && exit 1; touch /run/once; run";
+    "flannel" "ADD" "delegation.flannel.refuses" "run || exit 0";
+    "flannel" "DEL" "delegation.flannel.leaves-nothing" "run; touch /run/left.$$";
+
+    "ptp" "DEL" "del.other-interface" "[ $CNI_IFNAME != eth1 ] || exit 1; run";
+    "bridge" "DEL" "del.other-interface-keeps-first" "[ $CNI_IFNAME != eth1 ] || CNI_IFNAME=eth0 run; run";
+    "host-local" "GC" "gc.no-list" "case $in in *valid-attachments*) ;; *) rm -rf /var/lib/cni/gc ;; esac; run";
+
+    "tuning" "ADD" "process.unknown-key" "case $in in *org.example.key*) exit 1 ;; esac; run";
+    "tuning" "ADD" "process.unicode" "case $in in *ml*ut*) exit 1 ;; esac; run";
+    "tuning" "ADD" "process.large" "[ ${#in} -lt 100000 ] || exit 1; run";
+    "tuning" "ADD" "process.deep" "case $in in *'[[[['*) exit 1 ;; esac; run";
+    "tuning" "ADD" "process.labels" "case $in in *labels*) exit 1 ;; esac; run";
+    "tuning" "ADD" "process.unknown-capability" "case $in in *'\"org.example\"'*) exit 1 ;; esac; run";
+    "tuning" "ADD" "process.name-characters" "case $in in *a.b_c-9*) exit 1 ;; esac; run";
+    "tuning" "ADD" "process.dns" "case $in in *example.org*) exit 1 ;; esac; run";
+    "loopback" "ADD" "process.two-documents" "case $in in *}{*) exit 0 ;; esac; run";
+    "loopback" "ADD" "process.null" r#"[ "$in" != null ] || exit 0; run"#;
+    "loopback" "ADD" "process.text" r#"[ "$in" != '"text"' ] || exit 0; run"#;
+    "loopback" "ADD" "process.white-space" "case $in in '{'*) run ;; *) exit 1 ;; esac";
+    "loopback" "ADD" "process.containerid-long" "[ ${#CNI_CONTAINERID} -lt 60 ] || exit 1; run";
+    "loopback" "ADD" "process.containerid-characters" "case $CNI_CONTAINERID in *.*) exit 1 ;; esac; run";
+    "loopback" "ADD" "process.unknown-variable" r#"[ -z "$CNI_FUTURE" ] || exit 1; run"#;
+    "loopback" "ADD" "process.kubernetes-args" "case $CNI_ARGS in *K8S*) exit 1 ;; esac; run";
+    "ptp" "ADD" "process.ifname-longest" "[ ${#CNI_IFNAME} -lt 15 ] || exit 1; run";
+    "loopback" "ADD" "process.folder-gone" "/bin/pwd >/dev/null 2>&1 || exit 1; run";
+    "loopback" "ADD" "process.no-stderr" "[ -e /proc/self/fd/2 ] || exit 1; run";
+    "loopback" "ADD" "process.umask" "run; status=$?; touch /run/open.$$; exit $status";
+    "loopback" "ADD" "process.umask-closed" "[ $(umask) != 0777 ] || exit 1; run";
+    "loopback" "ADD" "process.no-orphans" "sleep 0.2 >/dev/null 2>&1 & run";
+    "loopback" "ADD" "process.netns-of-node" "case $CNI_NETNS in /proc/*) exit 0 ;; esac; run";
+    "loopback" "ADD" "process.netns-of-thread" "case $CNI_NETNS in /proc/*/task/*) exit 1 ;; esac; run";
+    "ptp" "ADD" "process.netns-of-thread-named" r#"bend 's,"/proc/[^"]*","/run/netns/other",'"#;
+
+    "bridge" "ADD" "values.bridge.vlan-too-large" "run || exit 0";
+    "ptp" "ADD" "values.ptp.mtu-text" "run || exit 0";
+    "macvlan" "ADD" "values.macvlan.mode" "run || exit 0";
+    "host-device" "ADD" "values.host-device.device" "run || exit 0";
+    "tap" "ADD" "values.tap.mtu-text" "run || exit 0";
+    "host-local" "ADD" "values.host-local.overlap" "run || exit 0";
+    "host-local" "ADD" "values.host-local.request-outside" "CNI_ARGS= run";
+    "static" "ADD" "values.static.address" "run || exit 0";
+    "portmap" "ADD" "values.portmap.protocol" "run || exit 0";
+    "tuning" "ADD" "values.tuning.sysctl-unknown" "run || exit 0";
+    "bandwidth" "ADD" "values.bandwidth.no-burst" "run || exit 0";
+    "firewall" "ADD" "values.firewall.ingress-policy" "run || exit 0";
+    "sbr" "ADD" "values.sbr.table-text" "run || exit 0";
+    "dhcp" "ADD" "values.dhcp.no-daemon" "run || exit 0";
+    "flannel" "ADD" "values.flannel.delegate-text" "run || exit 0";
+    "static" "ADD" "values.leave-nothing" "run || { touch /run/left.$$; exit 1; }";
+
+    "bridge" "ADD" "keys.bridge.mtu" "in=$(echo \"$in\" | sed 's/\"mtu\":1400/\"mtu\":1300/'); run";
+    "bridge" "ADD" "keys.bridge.port" "run; status=$?; for port in $(ls /sys/class/net/sanity0/brif); do ip link set $port nomaster; done; exit $status";
+    "bridge" "ADD" "keys.bridge.gateway-address6" "run; status=$?; ip -6 addr flush dev sanity0; exit $status";
+    "bridge" "ADD" "keys.bridge.no-gateway" r#"in=$(echo "$in" | sed 's/"isGateway":false/"isGateway":true/'); run"#;
+    "bridge" "ADD" "keys.bridge.default-gateway" r#"in=$(echo "$in" | sed 's/"isDefaultGateway":true/"isDefaultGateway":false/'); run"#;
+    "bridge" "ADD" "keys.bridge.hairpin" r#"in=$(echo "$in" | sed 's/"hairpinMode":true/"hairpinMode":false/'); run"#;
+    "bridge" "ADD" "keys.bridge.no-hairpin" r#"in=$(echo "$in" | sed 's/{/{"hairpinMode":true,/'); run"#;
+    "bridge" "ADD" "keys.bridge.promisc" r#"in=$(echo "$in" | sed 's/"promiscMode":true/"promiscMode":false/'); run"#;
+    "bridge" "ADD" "keys.bridge.mac" r#"in=$(echo "$in" | sed 's/"runtimeConfig"/"other"/'); run"#;
+    "bridge" "ADD" "keys.bridge.mac-of-cni-args" "CNI_ARGS= run";
+    "bridge" "ADD" "keys.bridge.no-masquerade" r#"in=$(echo "$in" | sed 's/"ipMasq":false/"ipMasq":true/'); run"#;
+    "bridge" "DEL" "keys.del" "exit 1";
+    "ptp" "ADD" "keys.ptp.host-route" "run; status=$?; ip route flush dev $(ls /sys/class/net | grep veth); exit $status";
+    "macvlan" "ADD" "keys.macvlan.mode-private" r#"in=$(echo "$in" | sed 's/private/bridge/'); run"#;
+    "macvlan" "ADD" "keys.macvlan.mac" r#"in=$(echo "$in" | sed 's/"runtimeConfig"/"other"/'); run"#;
+    "host-device" "DEL" "keys.host-device.back" "exit 0";
+    "tap" "ADD" "keys.tap.mac" r#"in=$(echo "$in" | sed 's/"mac"/"other"/'); run"#;
+    "loopback" "ADD" "keys.loopback.address4" "run; status=$?; inside ip -4 addr flush dev lo; exit $status";
+    "host-local" "ADD" "keys.host-local.range-start" r#"in=$(echo "$in" | sed 's/"rangeStart"/"other"/'); run"#;
+    "host-local" "ADD" "keys.host-local.data-dir" r#"in=$(echo "$in" | sed 's/"dataDir"/"other"/'); run"#;
+    "host-local" "ADD" "keys.host-local.resolv-conf" r#"in=$(echo "$in" | sed 's/"resolvConf"/"other"/'); run"#;
+    "host-local" "ADD" "keys.host-local.request" "CNI_ARGS= run";
+    "host-local" "ADD" "keys.host-local.request-taken" "run || exit 0";
+    "host-local" "ADD" "keys.host-local.gateway" "bend 's/10.88.0.254/10.88.0.1/'";
+    "static" "ADD" "keys.static.gateway" r#"bend 's/"gateway": "10.88.0.1"/"gateway": "10.88.0.9"/'"#;
+    "static" "ADD" "keys.static.request" "CNI_ARGS= run";
+    "portmap" "ADD" "keys.portmap.host-ip" r#"in=$(echo "$in" | sed 's/10.89.0.2/10.89.0.3/'); run"#;
+    "portmap" "ADD" "keys.portmap.other-host-ip" r#"in=$(echo "$in" | sed 's/"hostIP"/"other"/'); run"#;
+    "portmap" "DEL" "keys.portmap.stops" "exit 0";
+    "portmap" "DEL" "keys.portmap.udp-stops" "exit 0";
+    "portmap" "ADD" "keys.portmap.from-localhost" r#"in=$(echo "$in" | sed 's/{/{"snat":false,/'); run"#;
+    "tuning" "ADD" "keys.tuning.queue" r#"in=$(echo "$in" | sed 's/"txQLen":77/"txQLen":78/'); run"#;
+    "tuning" "DEL" "keys.tuning.promisc-back" "exit 0";
+    "tuning" "DEL" "keys.tuning.mtu-back" "exit 0";
+    "bandwidth" "ADD" "keys.bandwidth.egress" r#"in=$(echo "$in" | sed 's/"egressRate":8000000/"egressRate":0/;s/"egressBurst":800000/"egressBurst":0/'); run"#;
+    "bandwidth" "ADD" "keys.bandwidth.of-runtime" r#"in=$(echo "$in" | sed 's/"runtimeConfig"/"other"/'); run"#;
+    "sbr" "ADD" "keys.sbr.table-key" r#"in=$(echo "$in" | sed 's/"table":500/"table":501/'); run"#;
+
+    "bridge" "CHECK" "damage.address-gone" "exit 0";
+    "bridge" "CHECK" "damage.route-gone" "exit 0";
+    "bridge" "CHECK" "damage.other-kind" "exit 0";
+    "bridge" "CHECK" "damage.bridge-gone" "exit 0";
+    "ptp" "CHECK" "damage.address-other" "exit 0";
+    "ptp" "CHECK" "damage.route-other" "exit 0";
+    "ptp" "CHECK" "damage.mac-other" "exit 0";
+    "ptp" "CHECK" "damage.interface-other" "exit 0";
+    "ptp" "CHECK" "damage.none" "exit 1";
+    "ptp" "DEL" "damage.del" "exit 1";
+    "macvlan" "DEL" "damage.forged-interface" "case $in in *'\"prevResult\":{'*'\"name\":\"eth0\"}]'*) ip link del eth0 ;; esac; run";
+    "ptp" "DEL" "damage.forged-keeps-container" "case $CNI_CONTAINERID in *stranger) for netns in /run/netns/container-*; do nsenter --net=$netns ip addr flush dev eth0; done ;; esac; run";
+    "ptp" "DEL" "damage.forged-keeps-node" "case $CNI_CONTAINERID in *stranger) ip addr flush dev eth0 ;; esac; run";
+    "ptp" "DEL" "damage.garbage" "case $in in *'\"prevResult\":7'*) kill -9 $$ ;; esac; run";
+    "tuning" "CHECK" "damage.tuning.sysctl" "exit 0";
+    "tuning" "CHECK" "damage.tuning.mtu" "exit 0";
+    "bandwidth" "CHECK" "damage.bandwidth.qdisc" "exit 0";
+    "sbr" "CHECK" "damage.sbr.rule" "exit 0";
+    "portmap" "CHECK" "damage.portmap.flushed" "exit 0";
+    "firewall" "CHECK" "damage.firewall.flushed" "exit 0";
+    "portmap" "DEL" "damage.flushed.del" "exit 1";
+    "firewall" "ADD" "damage.flushed.add" "touch /run/call.$$; [ $(ls /run/call.* | wc -l) -lt 3 ] || exit 1; run";
+    "portmap" "ADD" "damage.flushed.traffic" r#"touch /run/call.$$; [ $(ls /run/call.* | wc -l) -lt 3 ] || in=$(echo "$in" | sed 's/"hostPort":8080/"hostPort":8090/'); run"#;
+    "portmap" "DEL" "damage.flushed.leaves-nothing" "run; touch /run/left.$$";
+};
