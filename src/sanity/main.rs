@@ -5,6 +5,7 @@
 //! | `clause.rs` | the table of assertions |
 //! | `cases/` | what is asked of plugins |
 //! | `profiles.rs` | the types that are known |
+//! | `known.rs` | public threads about what is found |
 //! | `world.rs` | a node of a case's own |
 //! | `netlink.rs`, `observe.rs` | the kernel as it is |
 //! | `call.rs`, `kill.rs` | a call of a plugin, and one that is killed |
@@ -20,6 +21,7 @@ mod cases;
 mod check;
 mod clause;
 mod kill;
+mod known;
 mod netlink;
 mod observe;
 mod options;
@@ -96,7 +98,7 @@ fn scoreboard(
         lists += if list.is_empty() {
             "Nothing failed.\n"
         } else {
-            "| level | type | assertion | says | clause | versions |\n| --- | --- | --- | --- | --- | --- |\n"
+            "| level | type | assertion | says | clause | versions | thread |\n| --- | --- | --- | --- | --- | --- | --- |\n"
         };
         lists += &list;
     }

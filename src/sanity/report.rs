@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use super::check::Verdict;
 use super::clause::{self, Level};
+use super::known;
 
 /// What one case found.
 #[derive(Debug)]
@@ -111,6 +112,9 @@ impl Report {
             line(format!("  versions  {}", versions.join(", ")));
             line(format!("  clause    {}", assertion.clause));
             line(format!("  seen      {}", verdict.detail));
+            if let Some(thread) = known::thread(kind, &verdict.id) {
+                line(format!("  known     {thread}"));
+            }
             if !verdict.by_hand.is_empty() {
                 line(format!("  by hand   {}", verdict.by_hand));
             }
@@ -236,9 +240,10 @@ impl Report {
         let mut list = String::new();
         for Failure { level, kind, verdict, versions } in self.failures() {
             let Some(assertion) = clause::find(&verdict.id) else { continue };
+            let thread = known::thread(kind, &verdict.id).unwrap_or_default();
             let versions = versions.join(", ");
             list += &(format!(
-                "| {} | {kind} | `{}` | {} | {} | {versions} |",
+                "| {} | {kind} | `{}` | {} | {} | {versions} | {thread} |",
                 level.name(),
                 verdict.id,
                 assertion.text,
