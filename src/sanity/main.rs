@@ -2,7 +2,7 @@
 //!
 //! | file | |
 //! | --- | --- |
-//! | `clause.rs` | the table of assertions |
+//! | `clause.rs`, `catalogue.rs` | the table of assertions, and all of them |
 //! | `cases/` | what is asked of plugins |
 //! | `profiles.rs` | the types that are known |
 //! | `known.rs` | public threads about what is found |
@@ -18,6 +18,7 @@
 
 mod call;
 mod cases;
+mod catalogue;
 mod check;
 mod clause;
 mod kill;

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 
 use lexopt::{Arg, Parser, ValueExt};
 
-use super::clause;
+use super::catalogue;
+use super::clause::Assertion;
 use super::profiles::{KINDS, Profile};
 
 const USAGE: &str = "\
@@ -186,7 +187,7 @@ fn profile(name: &str) -> Result<Profile, lexopt::Error> {
 
 fn list() -> String {
     let mut out = String::new();
-    for assertion in clause::all() {
+    for assertion in catalogue::all() {
         out +=
             &(format!("{}\t{}\t{}", assertion.id, assertion.level.name(), assertion.text) + "\n");
     }
@@ -197,8 +198,8 @@ fn list() -> String {
 
 fn explain(id: &str) -> Result<Task, lexopt::Error> {
     let assertion =
-        clause::find(id).ok_or_else(|| format!("no assertion {id}; --list has them all"))?;
-    let clause::Assertion { id, level, clause, text, why } = assertion;
+        catalogue::find(id).ok_or_else(|| format!("no assertion {id}; --list has them all"))?;
+    let Assertion { id, level, clause, text, why } = assertion;
     Ok(Task::Print(format!(
         "{id} ({})\n  says     {text}\n  clause   {clause}\n  otherwise  {why}\n",
         level.name()

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
+use super::catalogue;
 use super::check::Verdict;
-use super::clause::{self, Level};
+use super::clause::Level;
 use super::known;
 
 /// What one case found.
@@ -102,7 +103,7 @@ impl Report {
         let mut line = |text: String| out.push_str(&(text + "\n"));
         for Failure { level, kind, verdict, versions } in self.failures() {
             let expected = if self.is_expected(kind, &verdict.id) { " (expected)" } else { "" };
-            let Some(assertion) = clause::find(&verdict.id) else { continue };
+            let Some(assertion) = catalogue::find(&verdict.id) else { continue };
             line(format!(
                 "FAIL {} {kind} {}{expected}: {}",
                 level.name(),
@@ -205,7 +206,7 @@ impl Report {
     /// Everything, for programs.
     pub fn json(&self) -> String {
         let verdicts: Vec<Value> = self.each().map(|(outcome, verdict)| {
-            let assertion = clause::find(&verdict.id);
+            let assertion = catalogue::find(&verdict.id);
             json!({"type": outcome.kind, "version": outcome.version, "id": verdict.id, "passed": verdict.passed,
                 "level": level(&verdict.id).name(), "clause": assertion.map(|assertion| assertion.clause),
                 "detail": verdict.detail, "byHand": verdict.by_hand})
@@ -239,7 +240,7 @@ impl Report {
         }
         let mut list = String::new();
         for Failure { level, kind, verdict, versions } in self.failures() {
-            let Some(assertion) = clause::find(&verdict.id) else { continue };
+            let Some(assertion) = catalogue::find(&verdict.id) else { continue };
             let thread = known::thread(kind, &verdict.id).unwrap_or_default();
             let versions = versions.join(", ");
             list += &(format!(
@@ -255,7 +256,7 @@ impl Report {
 }
 
 fn level(id: &str) -> Level {
-    clause::find(id).map_or(Level::Informational, |assertion| assertion.level)
+    catalogue::find(id).map_or(Level::Informational, |assertion| assertion.level)
 }
 
 fn escaped(text: &str) -> String {

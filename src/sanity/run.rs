@@ -14,8 +14,8 @@ use serde_json::{Value, json};
 
 use super::call::Call;
 use super::cases::{self, Subject};
+use super::catalogue;
 use super::check::{Check, Verdict};
-use super::clause;
 use super::options::{Case, Options};
 use super::profiles::{KINDS, Kind, Profile, VERSIONS, configuration};
 use super::report::Outcome;
@@ -188,7 +188,7 @@ fn may_find(case: &str, only: Option<&str>) -> bool {
         Some((_, areas)) => is_of(areas, id),
         None => !AREAS.iter().any(|(_, areas)| is_of(areas, id)),
     };
-    clause::all().any(|one| one.id.contains(only) && looks_at(one.id))
+    catalogue::all().any(|one| one.id.contains(only) && looks_at(one.id))
 }
 
 fn read_config(path: &Path) -> Result<Value> {
@@ -207,6 +207,9 @@ fn outcome(waiting: &Waiting, folder: &Path, options: &Options) -> Outcome {
         told.verdicts.retain(|verdict| verdict.id.contains(only.as_str()));
     }
     let Told { verdicts, skipped, trouble } = told;
+    for Verdict { id, .. } in &verdicts {
+        debug_assert!(catalogue::find(id).is_some(), "{id} is in no table");
+    }
     Outcome {
         kind: kind.name.to_owned(),
         version: (*version).to_owned(),
