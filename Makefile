@@ -78,7 +78,7 @@ soak: build ## the whole suite with the tests that take long, SOAK rounds of the
 	CNIBOX_SOAK=$(SOAK) CNIBOX_VM_TIMEOUT=7200 CNIBOX_BIN=$(abspath $(BINARY)) tests/lanes.sh host-and-vm
 	tests/fuzz.sh 60
 
-lint: ## formatting, clippy, documentation, licences and sources of dependencies, shell scripts
+lint: ## formatting, clippy, documentation, licences and sources of dependencies, shell scripts, charts
 	$(CARGO) fmt --check
 	$(CARGO) clippy --locked --all-targets -- -D warnings
 	$(CARGO) clippy --locked --no-default-features --bins -- -D warnings
@@ -86,13 +86,14 @@ lint: ## formatting, clippy, documentation, licences and sources of dependencies
 	tests/prepare.sh lint
 	$(CARGO) deny --log-level error check bans licenses sources
 	shellcheck tests/*.sh tests/runtimes/*.sh packaging/*.sh .ci/run
+	PYTHONDONTWRITEBYTECODE=1 packaging/charts.py --check
 
 arch: ## the layers of docs/architecture.md, checked in the source
 	$(CARGO) test --locked --test arch
 
-bench: build ## the same pods with two plugin folders in turn; PEER=<folder>, ARGS="bridge --pods 1000"
+bench: build ## the same pods with two plugin folders in turn, also as JSON in target/bench.json; PEER=<folder>, ARGS="bridge --pods 1000"
 	tests/prepare.sh bench
-	PEER=$(PEER) CNIBOX_BIN=$(abspath $(BINARY)) $(CARGO) bench --locked --bench pods -- $(ARGS)
+	PEER=$(PEER) CNIBOX_BIN=$(abspath $(BINARY)) $(CARGO) bench --locked --bench pods -- --json $(abspath $(OUT))/bench.json $(ARGS)
 
 size: build ## size of the binary against its limit; that it is static and position independent
 	@tests/static-pie.sh $(BINARY)

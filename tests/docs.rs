@@ -1,5 +1,7 @@
 //! docs/plugins/ against the source: each plugin has a page, each key of its configuration is on
 //! it, and each key on it exists. The keys are read from the structs that derive `Deserialize`.
+//! And what pages say of each other: links lead somewhere, the book has all pages, figures that
+//! stand in two places are the same.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 
 use std::fs;
@@ -261,6 +263,115 @@ fn releases_are_named_once() {
         fs::read_to_string(root().join("packaging/kubernetes/kustomization.yaml")).unwrap();
     let tag = format!("newTag: {}", env!("CARGO_PKG_VERSION"));
     assert!(manifest.contains(&tag), "packaging/kubernetes/kustomization.yaml: {tag}");
+}
+
+/// The pages of the root, and all below docs/, by their path.
+fn pages() -> Vec<PathBuf> {
+    fn below(dir: &Path, found: &mut Vec<PathBuf>) {
+        for entry in fs::read_dir(dir).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                below(&path, found);
+            } else if path.extension().is_some_and(|it| it == "md") {
+                found.push(path);
+            }
+        }
+    }
+    let names = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"];
+    let mut found: Vec<_> = names.iter().map(|name| root().join(name)).collect();
+    below(&root().join("docs"), &mut found);
+    found
+}
+
+/// The page without examples: blocks and spans of code.
+fn prose(text: &str) -> String {
+    let blocks = text.split("```").step_by(2).collect::<String>();
+    let lines = blocks.lines().filter(|line| !line.starts_with("    "));
+    lines.map(|line| line.split('`').step_by(2).collect::<String>() + "\n").collect()
+}
+
+/// Where the links of a page lead, pictures among them.
+fn links(text: &str) -> Vec<String> {
+    let prose = prose(text);
+    let marks = [("](", ')'), ("src=\"", '"')];
+    let ends = marks.into_iter().flat_map(|(start, end)| {
+        prose.split(start).skip(1).map(move |rest| rest.split(end).next().unwrap().to_owned())
+    });
+    ends.filter(|link| !link.starts_with("http")).collect()
+}
+
+/// What a heading is called in a link.
+fn anchors(text: &str) -> Vec<String> {
+    let headings = text.lines().filter(|line| line.starts_with('#'));
+    headings
+        .map(|line| {
+            let kept = |c: &char| c.is_alphanumeric() || " -_".contains(*c);
+            let text: String = line.trim_matches(['#', ' ']).chars().filter(kept).collect();
+            text.to_lowercase().replace(' ', "-")
+        })
+        .collect()
+}
+
+#[test]
+fn links_between_pages_lead_somewhere() {
+    let mut dead = Vec::new();
+    for page in pages() {
+        let text = fs::read_to_string(&page).unwrap();
+        for link in links(&text) {
+            let (file, anchor) = link.split_once('#').unwrap_or((&link, ""));
+            let target =
+                if file.is_empty() { page.clone() } else { page.parent().unwrap().join(file) };
+            let is_there = target.exists()
+                && (anchor.is_empty()
+                    || anchors(&fs::read_to_string(&target).unwrap())
+                        .iter()
+                        .any(|known| known == anchor));
+            if !is_there {
+                dead.push(format!("{}: {link}", page.strip_prefix(root()).unwrap().display()));
+            }
+        }
+    }
+    assert!(dead.is_empty(), "links to nothing:\n  {}", dead.join("\n  "));
+}
+
+#[test]
+fn links_of_a_page_are_found() {
+    let text =
+        "a [b](c.md#d-e) `[x](no)` ![p](q.svg)\n```\n[x](no)\n```\n    [x](no)\n<img src=\"r\">";
+    assert_eq!(links(text), ["c.md#d-e", "q.svg", "r"]);
+    assert_eq!(anchors("# The `keys` of 1.0, and more\ntext"), ["the-keys-of-10-and-more"]);
+}
+
+#[test]
+fn the_book_has_every_page() {
+    let summary = fs::read_to_string(root().join("docs/SUMMARY.md")).unwrap();
+    let listed: Vec<_> =
+        links(&summary).iter().map(|link| root().join("docs").join(link)).collect();
+    let is_listed = |page: &Path| {
+        let page = fs::canonicalize(page).unwrap();
+        listed.iter().any(|known| fs::canonicalize(known).is_ok_and(|known| known == page))
+    };
+    for page in pages().iter().filter(|page| !page.ends_with("SUMMARY.md")) {
+        let name = page.strip_prefix(root()).unwrap().display();
+        assert!(is_listed(page), "docs/SUMMARY.md: add a line for {name}");
+    }
+}
+
+#[test]
+fn the_readme_has_the_figures_of_the_scoreboard() {
+    let read = |name: &str| fs::read_to_string(root().join(name)).unwrap();
+    let (readme, sanity) = (read("README.md"), read("docs/cni-sanity.md"));
+    let board = sanity.split("| plugins | required |").nth(1).unwrap();
+    for side in ["cnibox", "reference", "k3s"] {
+        let row = board.lines().find(|line| line.starts_with(&format!("| {side}"))).unwrap();
+        let required = row.split('|').nth(2).unwrap().trim();
+        assert!(
+            readme.contains(required),
+            "README.md: {side} has {required} in docs/cni-sanity.md"
+        );
+    }
+    let rust = env!("CARGO_PKG_RUST_VERSION");
+    assert!(readme.contains(&format!("Rust {rust} or newer")), "README.md: Rust {rust} or newer");
 }
 
 #[test]

@@ -15,7 +15,7 @@ ip                iproute2                       demo,test,bench,runtimes -
 ping              iputils-ping                   demo,test        -
 unshare           util-linux                     demo,test,bench  -
 nsenter           util-linux                     demo,test        -
-strace            strace                         test             -
+strace            strace                         test             bench
 nft               nftables                       test,runtimes    -
 dbus-daemon       dbus                           -                test
 /usr/lib/python3/dist-packages/dbus python3-dbus        -                test
@@ -30,7 +30,7 @@ dhcpd             isc-dhcp-server                test             -
 shellcheck        shellcheck                     lint             -
 cargo-deny        -                              lint             -
 cargo-auditable   -                              dist             -
-python3           python3-minimal                dist,runtimes    -
+python3           python3-minimal                dist,lint,runtimes -
 dpkg-deb          dpkg                           dist             -
 rpmbuild          rpm                            dist             -
 xz                xz-utils                       dist             -

@@ -83,6 +83,20 @@ pub(crate) fn memory(worlds: &[World], case: &Case) -> Result<Vec<Vec<f64>>> {
     Ok(peaks)
 }
 
+/// How many programs the plugins start, themselves not counted, when all that containers share has
+/// been made.
+pub(crate) fn started(worlds: &[World], case: &Case) -> Result<Times> {
+    let mut counts = Times::new(worlds.len());
+    for (i, world) in worlds.iter().enumerate() {
+        let mut pod = Pod::new()?;
+        world.prepare(case, slice::from_ref(&pod))?;
+        let mut count = |verb| world.on_host(|| world.started(case, verb, &mut pod))?;
+        counts.add[i].push(f64::from(count("ADD")?));
+        counts.del[i].push(f64::from(count("DEL")?));
+    }
+    Ok(counts)
+}
+
 /// Many pods, several at once; the time of the whole batch.
 pub(crate) fn batches(worlds: &[World], case: &Case, options: &Options) -> Result<Times> {
     let mut times = Times::new(worlds.len());

@@ -11,10 +11,11 @@
 //! | `case` | what is attached: plugins and configurations |
 //! | `netfilter` | which packet filter a plugin uses, and the rules of others in it |
 //! | `world` | a plugin folder, its private host, the pods already there; one timed call |
-//! | `contest` | worlds taking turns: rounds, batches, memory |
+//! | `contest` | worlds taking turns: rounds, batches, memory, programs that are started |
 //! | `kernel` | the link of a pod without a plugin |
 //! | `ports` | portmap alone: many ports, and those of others |
 //! | `table` | medians, percentiles, ratios |
+//! | `report` | the same as JSON |
 #![allow(missing_docs, clippy::print_stdout, clippy::print_stderr, reason = "it prints its table")]
 
 mod case;
@@ -23,6 +24,7 @@ mod kernel;
 mod netfilter;
 mod options;
 mod ports;
+mod report;
 mod sandbox;
 mod table;
 mod world;
@@ -86,7 +88,8 @@ fn run(options: &Options, dir: &Path) -> Result<()> {
         let worlds = bench.ports_worlds()?;
         ports::others(&mut table, &worlds, count, options.rounds)?;
     }
-    Ok(())
+    let folders = [Some(bench.ours.as_path()), bench.peer.as_deref()];
+    options.json.as_ref().map_or(Ok(()), |file| report::write(file, options, folders, table.rows()))
 }
 
 /// A folder of links to our executable.
@@ -205,6 +208,13 @@ impl Bench<'_> {
             return Ok(());
         }
         table.row(&name, "ADD, memory", Unit::Mb, &contest::memory(&worlds, case)?);
+        if world::has_strace() {
+            let started = contest::started(&worlds, case)?;
+            table.row(&name, "ADD, started", Unit::Count, &started.add);
+            table.row(&name, "DEL, started", Unit::Count, &started.del);
+        } else {
+            table::note(&name, "programs that are started: not counted without strace");
+        }
         self.batches(table, &name, case, &worlds, pods)
     }
 

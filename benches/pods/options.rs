@@ -1,5 +1,7 @@
 //! The command line.
 
+use std::path::PathBuf;
+
 use cnibox::testing::options::{self, Asked, Opt, opt, unknown_word};
 
 use crate::Result;
@@ -77,6 +79,8 @@ const OPTIONS: &[Opt] = &[
         "",
         "a smoke test: 3 rounds, 0 and 20 pods, a batch of 8, unless said otherwise",
     ),
+    opt("--json", "FILE", "also write machine, versions and all rows to a file"),
+    opt("--peer-name", "TEXT", "what the peer is called in that file (reference)"),
     opt("--bench", "", "what cargo adds; without effect"),
 ];
 
@@ -101,6 +105,9 @@ pub(crate) struct Options {
     pub(crate) batches: usize,
     pub(crate) backend: Backend,
     pub(crate) foreign: usize,
+    /// Where to write the rows as JSON, and what the peer is called there.
+    pub(crate) json: Option<PathBuf>,
+    pub(crate) peer_name: String,
 }
 
 impl Options {
@@ -127,6 +134,8 @@ impl Options {
             batches: choose(3, 1),
             backend: Backend::parse(line.last("--backend").or(Some("nftables")))?,
             foreign: number("--foreign", 0)?,
+            json: line.last("--json").map(PathBuf::from),
+            peer_name: line.last("--peer-name").unwrap_or("reference").to_owned(),
             names: line.words,
         }))
     }

@@ -1,15 +1,33 @@
-//! Medians, percentiles, ratios.
+//! Medians, percentiles, ratios: printed, and kept for `--json`.
+
+use serde_json::{Map, Value, json};
 
 /// What the numbers of a row are.
 #[derive(Clone, Copy)]
 pub(crate) enum Unit {
     Ms,
     Mb,
+    /// Processes.
+    Count,
 }
+
+impl Unit {
+    fn name(self) -> &'static str {
+        match self {
+            Unit::Ms => "ms",
+            Unit::Mb => "MB",
+            Unit::Count => "",
+        }
+    }
+}
+
+/// What the sides are called in JSON.
+const SIDES: [&str; 2] = ["cnibox", "reference"];
 
 /// Prints its rows as they come, so that a long run shows how far it is.
 pub(crate) struct Table {
     sides: usize,
+    rows: Vec<Value>,
 }
 
 impl Table {
@@ -25,31 +43,42 @@ impl Table {
         }
         let line = line.join(" ");
         println!("\n{line}\n{}", "-".repeat(line.len()));
-        Table { sides }
+        Table { sides, rows: Vec::new() }
     }
 
     /// One row: the samples of each side.
     pub(crate) fn row(&mut self, case: &str, what: &str, unit: Unit, samples: &[Vec<f64>]) {
-        let unit = match unit {
-            Unit::Ms => "ms",
-            Unit::Mb => "MB",
-        };
+        let name = unit.name();
         let mut line = vec![format!("{case:<24} {what:<20}")];
         let mut medians = Vec::new();
+        let mut row = Map::new();
+        row.extend(
+            [("case", case), ("what", what), ("unit", name)].map(|(k, v)| (k.into(), json!(v))),
+        );
         // A side that lacks a plugin has none.
-        for side in samples.iter().take(self.sides) {
+        for (side, key) in samples.iter().take(self.sides).zip(SIDES) {
             let (median, p99) = (percentile(side, 50), percentile(side, 99));
             if median.is_nan() {
                 line.push(format!("{:>14} {:>10}", "-", "-"));
                 continue;
             }
-            line.push(format!("{median:>11.2} {unit} {p99:>7.2} {unit}"));
+            line.push(format!("{median:>11.2} {name:<2} {p99:>7.2} {name:<2}"));
             medians.push(median);
+            let round = |percent| (percentile(side, percent) * 1000.0).round() / 1000.0;
+            row.insert(key.into(), json!({"samples": side.len(), "p10": round(10), "median": round(50), "p90": round(90)}));
         }
-        if let [left, right] = medians[..] {
+        if let [left, right] = medians[..]
+            && left > 0.0
+        {
             line.push(format!("{:>7.2}", right / left));
         }
-        println!("{}", line.join(" "));
+        println!("{}", line.join(" ").trim_end());
+        self.rows.push(Value::Object(row));
+    }
+
+    /// All rows: `case`, `what`, `unit`, and `samples`, `p10`, `median` and `p90` of each side.
+    pub(crate) fn rows(&self) -> &[Value] {
+        &self.rows
     }
 }
 

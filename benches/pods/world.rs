@@ -67,6 +67,8 @@ pub(crate) struct World {
     folder: PathBuf,
     /// The plugins in the order of ADD, with their configurations.
     links: Vec<(&'static str, Value)>,
+    /// Where its leases and records are.
+    data: PathBuf,
     host: Netns,
     /// Holds the far ends of the pods that are already there.
     _crowd: Netns,
@@ -100,7 +102,7 @@ impl World {
         }
         let link = |plugin| (plugin, case.conf(plugin, &data, options.backend.of(folder, plugin)));
         let links = case.plugins().map(link).collect();
-        Ok(World { folder: folder.into(), links, host, _crowd: crowd })
+        Ok(World { folder: folder.into(), links, data, host, _crowd: crowd })
     }
 
     /// Runs `f` on this host; what it spawns is there too.
@@ -124,17 +126,43 @@ impl World {
     /// The calls of all plugins, each from before the spawn to after the exit; for VERSION only
     /// the first. To be used [`on_host`](World::on_host).
     pub(crate) fn call(&self, case: &Case, verb: &str, pod: &mut Pod) -> Result<Duration> {
+        let took = self.in_order(verb).map(|(plugin, conf)| {
+            let stdin = stdin(case, (plugin, conf), pod);
+            self.call_one(plugin, &stdin, verb, pod)
+        });
+        took.sum()
+    }
+
+    /// The plugins that a runtime calls, with their configurations.
+    fn in_order(&self, verb: &str) -> impl Iterator<Item = &(&'static str, Value)> {
         let mut links: Vec<_> = self.links.iter().collect();
         match verb {
             "DEL" => links.reverse(),
             "VERSION" => links.truncate(1),
             _ => {}
         }
-        let took = links.into_iter().map(|(plugin, conf)| {
+        links.into_iter()
+    }
+
+    /// The same calls under strace(1): how many programs the plugins execute.
+    pub(crate) fn started(&self, case: &Case, verb: &str, pod: &mut Pod) -> Result<u32> {
+        let mut count = 0;
+        for (plugin, conf) in self.in_order(verb) {
             let stdin = stdin(case, (plugin, conf), pod);
-            self.call_one(plugin, &stdin, verb, pod)
-        });
-        took.sum()
+            let log = self.data.join("strace");
+            let plain = self.command(plugin, verb, pod);
+            let mut command = Command::new("strace");
+            command.args(["-f", "-qq", "-e", "trace=execve", "-e", "signal=none", "-o"]).arg(&log);
+            command
+                .arg(plain.get_program())
+                .env_clear()
+                .envs(plain.get_envs().filter_map(|(name, value)| Some((name, value?))));
+            run(pipes(&mut command), (plugin, verb), &stdin, pod)?;
+            let text = fs::read_to_string(&log)?;
+            let executed = text.lines().filter(|l| l.contains("execve") && l.ends_with(" = 0"));
+            count += u32::try_from(executed.count())?.checked_sub(1).ok_or("strace saw nothing")?;
+        }
+        Ok(count)
     }
 
     /// The call of the plugin that makes the interface, alone.
@@ -184,19 +212,7 @@ impl World {
     }
 
     fn call_one(&self, plugin: &str, stdin: &str, verb: &str, pod: &mut Pod) -> Result<Duration> {
-        let mut command = self.command(plugin, verb, pod);
-        let start = Instant::now();
-        let child = feed(command.spawn(), &command, stdin)?;
-        let output = child.wait_with_output()?;
-        let took = start.elapsed();
-        if !output.status.success() {
-            let (out, err) = (text(&output.stdout), text(&output.stderr));
-            return Err(format!("{command:?} with {stdin}: {}: {out}{err}", output.status).into());
-        }
-        if verb == "ADD" {
-            *pod.result(plugin) = serde_json::from_slice(&output.stdout)?;
-        }
-        Ok(took)
+        run(&mut self.command(plugin, verb, pod), (plugin, verb), stdin, pod)
     }
 
     /// An ADD that is watched: the largest memory of one of its processes, in bytes.
@@ -230,9 +246,39 @@ impl World {
         command.env("CNI_COMMAND", verb).env("CNI_CONTAINERID", &pod.id);
         command.env("CNI_NETNS", pod.netns.path()).env("CNI_IFNAME", ifname);
         command.env("CNI_PATH", &self.folder);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        pipes(&mut command);
         command
     }
+}
+
+/// A call, from before the spawn to after the exit; the pod keeps the result of ADD.
+fn run(
+    command: &mut Command,
+    (plugin, verb): (&str, &str),
+    stdin: &str,
+    pod: &mut Pod,
+) -> Result<Duration> {
+    let start = Instant::now();
+    let child = feed(command.spawn(), command, stdin)?;
+    let output = child.wait_with_output()?;
+    let took = start.elapsed();
+    if !output.status.success() {
+        let (out, err) = (text(&output.stdout), text(&output.stderr));
+        return Err(format!("{command:?} with {stdin}: {}: {out}{err}", output.status).into());
+    }
+    if verb == "ADD" {
+        *pod.result(plugin) = serde_json::from_slice(&output.stdout)?;
+    }
+    Ok(took)
+}
+
+/// Whether programs can be counted.
+pub(crate) fn has_strace() -> bool {
+    Command::new("strace").arg("-V").stdout(Stdio::null()).status().is_ok_and(|s| s.success())
+}
+
+fn pipes(command: &mut Command) -> &mut Command {
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped())
 }
 
 /// The configuration with what the runtime adds: the ports, and the result so far.

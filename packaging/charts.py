@@ -1,0 +1,227 @@
+#!/usr/bin/env python3
+"""charts.py [--check]: the pictures and figures of the documentation, from docs/images/bench.json, which is what `make bench`
+has written: times.svg and footprint.svg, the badges of README.md, and the table of docs/performance.md.
+
+--check writes nothing, and fails if one of them is not what would be written."""
+
+import html
+import json
+import os
+import re
+import sys
+
+ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
+IMAGES = "docs/images/"
+TABLE = "docs/performance.md"
+
+# The cases of the charts; README and docs/performance.md say what they are.
+CHAINS = [
+    ("bridge", "bridge"),
+    ("ptp", "ptp"),
+    ("chain", "loopback, bridge with ipMasq, portmap"),
+    ("seven", "the same, bandwidth, firewall, tuning, sbr"),
+]
+
+# Both themes: a picture is a document of its own, which asks for the reader's theme itself.
+STYLE = """
+text{font:13px system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif;fill:#1f2328}
+.title{font-size:16px;font-weight:600}.head{font-weight:600}.small{font-size:12px;fill:#59636e}
+.back{fill:#fff;stroke:#d1d9e0}.ours{fill:#0969da}.peer{fill:#9aa4ae}.range{stroke:#1f2328}.axis{stroke:#d1d9e0}
+@media (prefers-color-scheme:dark){
+text{fill:#f0f6fc}.small{fill:#9198a1}
+.back{fill:#0d1117;stroke:#3d444d}.ours{fill:#4493f8}.peer{fill:#79828c}.range{stroke:#f0f6fc}.axis{stroke:#3d444d}
+}
+""".replace("\n", "")
+
+# As wide as a phone, so that letters are as large there as they are written.
+WIDTH, MARGIN, BAR = 400, 16, 12
+# What is right of the longest bar.
+VALUE = 70
+
+
+def read(path):
+    with open(os.path.join(ROOT, path), encoding="utf-8") as file:
+        return file.read()
+
+
+def svg(width, height, title, body):
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img">\n'
+        f"<title>{html.escape(title)}</title>\n{body}</svg>\n"
+    )
+
+
+class Chart:
+    """Horizontal bars, two for each name, under headings."""
+
+    def __init__(self, title, about, bench):
+        self.title, self.y, self.parts = title, 0, []
+        self.text(title, 28, "title")
+        for line in about:
+            self.text(line, 18, "small")
+        self.y += 20
+        left = MARGIN
+        for key, kind in (("cnibox", "ours"), ("reference", "peer")):
+            self.rect(left, self.y - BAR + 2, BAR, kind)
+            self.put(left + BAR + 5, self.y, bench[key]["name"])
+            left += 130
+
+    def put(self, x, y, text, kind=""):
+        kind = f' class="{kind}"' if kind else ""
+        self.parts.append(f'<text x="{x}" y="{y}"{kind}>{html.escape(text)}</text>')
+
+    def text(self, text, step, kind=""):
+        self.y += step
+        self.put(MARGIN, self.y, text, kind)
+
+    def rect(self, x, y, width, kind):
+        self.parts.append(f'<rect x="{x}" y="{y}" width="{width:.1f}" height="{BAR}" class="{kind}"/>')
+
+    def section(self, name, groups, most, form):
+        """groups: (name, bars); a bar is (class, value, low, high), or None for what is not there."""
+        self.text(name, 30, "head")
+        scale = (WIDTH - 2 * MARGIN - VALUE) / most
+        for group, bars in groups:
+            if group:
+                self.text(group, 21)
+            top = self.y + 5
+            for kind, value, low, high in filter(None, bars):
+                self.y += BAR + 4
+                top_of_bar, middle = self.y - BAR + 4, self.y - BAR / 2 + 4
+                self.rect(MARGIN, top_of_bar, value * scale, kind)
+                end = MARGIN + max(value, high) * scale
+                if high > low:
+                    ends = f'x1="{MARGIN + low * scale:.1f}" x2="{end:.1f}"'
+                    self.parts.append(f'<line {ends} y1="{middle}" y2="{middle}" class="range"/>')
+                self.put(f"{end + 5:.1f}", self.y + 3, form(value))
+            line = f'<line x1="{MARGIN}" x2="{MARGIN}" y1="{top}" y2="{self.y + 6}" class="axis"/>'
+            self.parts.append(line)
+            self.y += 3
+
+    def done(self):
+        height = self.y + 20
+        back = f'<rect x=".5" y=".5" width="{WIDTH - 1}" height="{height - 1}" rx="8" class="back"/>'
+        body = "\n".join([f"<style>{STYLE}</style>", back, *self.parts, ""])
+        return svg(WIDTH, height, self.title, body)
+
+
+class Bench:
+    def __init__(self, data):
+        self.data = data
+        self.rows = {(row["case"], row["what"]): row for row in data["rows"]}
+
+    def bar(self, case, what, side, kind):
+        row = self.rows[case, what].get(side)
+        return row and (kind, row["median"], row["p10"], row["p90"])
+
+    def groups(self, what):
+        sides = [("cnibox", "ours"), ("reference", "peer")]
+        return [(name, [self.bar(case, what, *side) for side in sides]) for case, name in CHAINS]
+
+    def most(self, whats):
+        return max(bar[3] for what in whats for _, bars in self.groups(what) for bar in filter(None, bars))
+
+
+def milliseconds(value):
+    return f"{value:.1f} ms" if value < 100 else f"{value:.0f} ms"
+
+
+def times(bench):
+    machine, samples = bench.data["machine"], bench.rows["chain", "ADD"]["cnibox"]["samples"]
+    about = [
+        f"Median of {samples}, line: 10th to 90th percentile. Shorter is better.",
+        f"Linux {machine['kernel']}, {machine['processors']} processors, {bench.data['options']['backend']}.",
+    ]
+    chart = Chart("Time to attach and to detach a container", about, bench.data)
+    most = bench.most(["ADD", "DEL"])
+    for what in ("ADD", "DEL"):
+        chart.section(what, bench.groups(what), most, milliseconds)
+    return chart.done()
+
+
+def footprint(bench):
+    chart = Chart("Programs started, and bytes on disk", ["By the plugins themselves; shorter is better."], bench.data)
+    most = bench.most(["ADD, started", "DEL, started"])
+    for what in ("ADD", "DEL"):
+        chart.section(f"Programs that one {what} starts", bench.groups(what + ", started"), most, "{:.0f}".format)
+    sizes = [bench.data[side]["plugins"] for side in ("cnibox", "reference")]
+    bars = [(kind, size["bytes"] / 1e6, 0, 0) for kind, size in zip(("ours", "peer"), sizes)]
+    chart.section(
+        f"On disk: {sizes[0]['count']} plugins, stripped", [("", bars)], bars[1][1], "{:.1f} MB".format
+    )
+    return chart.done()
+
+
+def table(bench):
+    """All cases that are plugins, as a table."""
+    lines = [
+        "| | ADD, cnibox | ADD, reference | DEL, cnibox | DEL, reference | programs started, cnibox | programs started, reference |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+
+    def span(row, side):
+        side = row.get(side)
+        return "{median:.1f} ({p10:.1f} to {p90:.1f})".format(**side) if side else "–"
+
+    def started(case, side):
+        counts = [bench.rows.get((case, f"{what}, started"), {}).get(side) for what in ("ADD", "DEL")]
+        return ", ".join(f"{count['median']:.0f}" for count in counts) if all(counts) else "–"
+
+    for case, what in bench.rows:
+        if what == "ADD":
+            add, delete = bench.rows[case, "ADD"], bench.rows[case, "DEL"]
+            cells = [span(row, side) for row in (add, delete) for side in ("cnibox", "reference")]
+            cells += [started(case, side) for side in ("cnibox", "reference")]
+            lines.append(f"| `{case}` | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def badge(name, text, good="#1a7f37"):
+    # Letters of 11 pixels, about; textLength makes it so with any font.
+    left, right = (len(word) * 6.1 + 12 for word in (name, text))
+    body = f'<rect width="{left + right:.0f}" height="20" rx="3" fill="#3d444d"/>'
+    body += f'<path d="M{left:.0f} 0h{right - 3:.0f}q3 0 3 3v14q0 3-3 3h-{right - 3:.0f}z" fill="{good}"/>'
+    for start, width, word in ((0, left, name), (left, right, text)):
+        body += (
+            f'<text x="{start + width / 2:.1f}" y="14" textLength="{width - 12:.0f}" text-anchor="middle" fill="#fff"'
+            f' font-family="Verdana,DejaVu Sans,sans-serif" font-size="11">{html.escape(word)}</text>'
+        )
+    return svg(f"{left + right:.0f}", 20, f"{name}: {text}", body + "\n")
+
+
+def badges():
+    manifest = read("Cargo.toml")
+    value = lambda key: re.search(f'^{key} = "(.*)"', manifest, re.M)[1]
+    hold, of = re.search(r"^\| cnibox \| (\d+) of (\d+) \|", read("docs/cni-sanity.md"), re.M).groups()
+    required = "all required hold" if hold == of else f"{hold} of {of} required"
+    return {
+        "licence": badge("licence", value("license"), "#0969da"),
+        "cni": badge("CNI", "0.1.0 to 1.1.0"),
+        "sanity": badge("cni-sanity", required, "#1a7f37" if hold == of else "#9a6700"),
+        "rust": badge("Rust", value("rust-version") + "+", "#0969da"),
+        "linux": badge("Linux", "6.1+", "#0969da"),
+    }
+
+
+def main(*args):
+    bench = Bench(json.loads(read(IMAGES + "bench.json")))
+    files = {IMAGES + f"badge-{name}.svg": text for name, text in badges().items()}
+    files[IMAGES + "times.svg"] = times(bench)
+    files[IMAGES + "footprint.svg"] = footprint(bench)
+    before, after = "<!-- charts.py -->\n", "\n<!-- end -->"
+    page = read(TABLE)
+    start, end = page.index(before) + len(before), page.index(after)
+    files[TABLE] = page[:start] + table(bench) + page[end:]
+    stale = [path for path, text in files.items() if not os.path.exists(os.path.join(ROOT, path)) or read(path) != text]
+    if args == ("--check",):
+        return f"not what packaging/charts.py makes of its sources: {', '.join(stale)}" if stale else 0
+    if args:
+        return __doc__
+    for path in stale:
+        with open(os.path.join(ROOT, path), "w", encoding="utf-8") as file:
+            file.write(files[path])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
