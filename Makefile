@@ -41,7 +41,7 @@ endif
 # Stripped size in bytes that no release may pass: 5 MB.
 SIZE_LIMIT := 5000000
 
-.PHONY: help build sanity check demo test test-vm soak test-runtimes lint arch bench size cross image dist reproduce install clean
+.PHONY: help build sanity check demo test test-vm soak test-runtimes lint arch bench size cross image dist reproduce book install clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -121,6 +121,10 @@ dist: ## everything that is released: tgz, deb, rpm, image, SBOM, checksums, int
 
 reproduce: dist ## makes it all again from a clone elsewhere, and compares every byte
 	tests/reproduce.sh $(DIST)
+
+book: ## the documentation as a book, target/book/index.html
+	tests/prepare.sh book
+	PYTHONDONTWRITEBYTECODE=1 packaging/book.py $(OUT)/book-src $(OUT)/book
 
 install: build ## the binary and a link per applet into DESTDIR/BINDIR (default /opt/cni/bin); ARGS="--mode copy"
 	DESTDIR='$(DESTDIR)' $(BINARY) install $(BINDIR) $(ARGS)

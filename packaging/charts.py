@@ -155,23 +155,23 @@ def footprint(bench):
 def table(bench):
     """All cases that are plugins, as a table."""
     lines = [
-        "| | ADD, cnibox | ADD, reference | DEL, cnibox | DEL, reference | programs started, cnibox | programs started, reference |",
+        "| | ADD, cnibox | ADD, reference | DEL, cnibox | DEL, reference | ADD starts | DEL starts |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
 
     def span(row, side):
         side = row.get(side)
-        return "{median:.1f} ({p10:.1f} to {p90:.1f})".format(**side) if side else "–"
+        return "{median:.1f} ({p10:.1f}–{p90:.1f})".format(**side) if side else "–"
 
-    def started(case, side):
-        counts = [bench.rows.get((case, f"{what}, started"), {}).get(side) for what in ("ADD", "DEL")]
-        return ", ".join(f"{count['median']:.0f}" for count in counts) if all(counts) else "–"
+    def started(case, what):
+        row = bench.rows.get((case, f"{what}, started"), {})
+        return " / ".join(f"{row[side]['median']:.0f}" for side in ("cnibox", "reference") if side in row) or "–"
 
     for case, what in bench.rows:
         if what == "ADD":
             add, delete = bench.rows[case, "ADD"], bench.rows[case, "DEL"]
             cells = [span(row, side) for row in (add, delete) for side in ("cnibox", "reference")]
-            cells += [started(case, side) for side in ("cnibox", "reference")]
+            cells += [started(case, what) for what in ("ADD", "DEL")]
             lines.append(f"| `{case}` | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
