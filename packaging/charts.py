@@ -199,7 +199,7 @@ def badges():
         "cni": badge("CNI", "0.1.0 to 1.1.0"),
         "sanity": badge("cni-sanity", required, "#1a7f37" if hold == of else "#9a6700"),
         "rust": badge("Rust", value("rust-version") + "+", "#0969da"),
-        "linux": badge("Linux", "6.1+", "#0969da"),
+        "linux": badge("Linux", "5.10+", "#0969da"),
     }
 
 
