@@ -41,7 +41,7 @@ endif
 # Stripped size in bytes that no release may pass: 5 MB.
 SIZE_LIMIT := 5000000
 
-.PHONY: help build sanity check demo test test-vm soak test-runtimes lint arch bench size cross image dist reproduce book install clean
+.PHONY: help build sanity check demo test test-vm soak test-runtimes lint arch bench size cross image dist reproduce book package fuzz install clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -125,6 +125,13 @@ reproduce: dist ## makes it all again from a clone elsewhere, and compares every
 book: ## the documentation as a book, target/book/index.html
 	tests/prepare.sh book
 	PYTHONDONTWRITEBYTECODE=1 packaging/book.py $(OUT)/book-src $(OUT)/book
+
+package: ## the crate as it would be published, built from its archive; ARGS=--allow-dirty
+	$(CARGO) package --locked $(ARGS)
+
+fuzz: ## so many seconds of each fuzz target, with a nightly compiler; ARGS="600 dhcp4"
+	tests/prepare.sh fuzz
+	tests/fuzz.sh $(ARGS)
 
 install: build ## the binary and a link per applet into DESTDIR/BINDIR (default /opt/cni/bin); ARGS="--mode copy"
 	DESTDIR='$(DESTDIR)' $(BINARY) install $(BINDIR) $(ARGS)

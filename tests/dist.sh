@@ -1,5 +1,7 @@
 #!/bin/sh
 # dist.sh FOLDER: looks at what was released as those will who use it. Prints the sizes.
+#
+# RELEASE, if set, is the tag that is released: v and the version of Cargo.toml.
 set -eu
 out=$(readlink -f "$1")
 cd "$(dirname "$0")/.."
@@ -18,6 +20,7 @@ case $(uname -m) in
     *) fail "no release for $(uname -m)" ;;
 esac
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
+[ "${RELEASE:-v$version}" = "v$version" ] || fail "the tag $RELEASE is not that of version $version"
 binary=$out/cnibox-$version-$go
 names=$("$binary" list | sed 's/ .*//')
 tools=" $("$binary" list | awk '$2 == "tool" { printf "%s ", $1 }')"

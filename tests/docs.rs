@@ -2,6 +2,7 @@
 //! it, and each key on it exists. The keys are read from the structs that derive `Deserialize`.
 //! And what pages say of each other: links lead somewhere, the book has all pages, figures that
 //! stand in two places are the same.
+//! `workflows` has what is in YAML.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 
 use std::fs;
@@ -9,6 +10,8 @@ use std::path::{Path, PathBuf};
 
 use cnibox::testing::APPLETS;
 use cnibox::testing::Kind;
+
+mod workflows;
 
 /// Headings that a page must have, in this order.
 const SECTIONS: [&str; 3] = ["## Keys", "## On the host", "## Kernel"];

@@ -1,5 +1,5 @@
 #!/bin/sh
-# prepare.sh [demo|test|bench|lint|dist|book|runtimes]: the programs that the purpose needs beside cargo.
+# prepare.sh [demo|test|bench|lint|dist|book|runtimes|fuzz]: the programs that the purpose needs beside cargo.
 #
 # What is missing is installed: packages when this is root on Debian or Ubuntu, cargo's own tools
 # by cargo. Otherwise it says what is missing and how to get it. Exit 1 only when something that
@@ -32,6 +32,7 @@ cargo-deny        -                              lint             -
 cargo-auditable   -                              dist             -
 mdbook            -                              book             -
 python3           python3-minimal                book,dist,lint,runtimes -
+cargo-fuzz        -                              fuzz             -
 dpkg-deb          dpkg                           dist             -
 rpmbuild          rpm                            dist             -
 xz                xz-utils                       dist             -
@@ -49,9 +50,9 @@ $peer/bridge      containernetworking-plugins    -                test,bench,run
 "
 
 case $purpose in
-    all | demo | test | bench | lint | dist | book | runtimes) ;;
+    all | demo | test | bench | lint | dist | book | runtimes | fuzz) ;;
     *)
-        echo "usage: tests/prepare.sh [demo|test|bench|lint|dist|book|runtimes]" >&2
+        echo "usage: tests/prepare.sh [demo|test|bench|lint|dist|book|runtimes|fuzz]" >&2
         exit 2
         ;;
 esac

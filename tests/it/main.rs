@@ -11,6 +11,7 @@
 //! | `net` | a network of a node: its configuration, its calls, what may remain of it |
 //! | `traffic` | pings, TCP and UDP between host and containers |
 //! | `lifecycle` | the verbs in the orders runtimes call them, for every version |
+//! | `library` | the programs in examples/, which use `cnibox::runtime` |
 //! | `cnitool` | the tool with the real plugins: walk-through, chains, GC, STATUS |
 //! | `strace`, `compare` | system calls of a call; results without what is random |
 //! | `faults` | ADD failing or killed at each step, DEL killed at each step |
@@ -84,6 +85,7 @@ mod install;
 mod ipam;
 mod ipvlan;
 mod lane;
+mod library;
 mod lifecycle;
 mod lint;
 mod loopback;

@@ -1,0 +1,72 @@
+//! A container runtime in fifty lines: a network namespace, ADD, a command inside, DEL.
+//!
+//! ```text
+//! runtime CONFLIST COMMAND [ARGUMENT...]
+//! runtime /etc/cni/net.d/10-pods.conflist ip address show eth0
+//! ```
+//!
+//! Plugins are those in the folders of `CNI_PATH`, by default /opt/cni/bin. Prints the result of ADD, then what
+//! the command prints. Exit status: that of the command, or 1 with the reason on stderr.
+
+use std::env;
+use std::fs::File;
+use std::io::{Write, stderr, stdout};
+use std::os::fd::AsRawFd;
+use std::process::{Command, ExitCode, ExitStatus, id};
+use std::thread::{scope, spawn};
+
+use cnibox::runtime::{Attach, NetworkList, OnAddError, Runtime};
+use nix::sched::{CloneFlags, setns, unshare};
+
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
+fn main() -> ExitCode {
+    run(&env::args().skip(1).collect::<Vec<_>>()).unwrap_or_else(|error| {
+        let _nobody_reads_it = writeln!(stderr(), "runtime: {error}");
+        ExitCode::FAILURE
+    })
+}
+
+fn run(args: &[String]) -> Result<ExitCode> {
+    let [conflist, command @ ..] = args else { return Err(USAGE.into()) };
+    let [program, arguments @ ..] = command else { return Err(USAGE.into()) };
+    let network = NetworkList::from_file(conflist.as_ref())?;
+    let plugins = env::var_os("CNI_PATH").unwrap_or("/opt/cni/bin".into());
+    let runtime = Runtime {
+        on_add_error: OnAddError::Undo,
+        ..Runtime::new(env::split_paths(&plugins).collect())
+    };
+
+    // The namespace lives as long as its file is open, and has no other name.
+    let netns = fresh_namespace()?;
+    let path = format!("/proc/{}/fd/{}", id(), netns.as_raw_fd());
+    let attach = Attach::new(&format!("example-{}", id()), &path, "eth0");
+    if let Some(result) = runtime.add(&network, &attach)? {
+        writeln!(stdout(), "{:#}", serde_json::to_value(result.to_json())?)?;
+    }
+    let ended = inside(&netns, Command::new(program).args(arguments));
+    // Whatever became of the command.
+    runtime.del(&network, &attach)?;
+    let code = ended?.code().and_then(|code| u8::try_from(code).ok());
+    Ok(code.map_or(ExitCode::FAILURE, ExitCode::from))
+}
+
+const USAGE: &str = "usage: runtime CONFLIST COMMAND [ARGUMENT...]";
+
+/// A namespace is a thread's: one that ends takes this process nowhere else.
+fn fresh_namespace() -> Result<File> {
+    let thread = spawn(|| {
+        unshare(CloneFlags::CLONE_NEWNET)?;
+        Ok(File::open("/proc/thread-self/ns/net")?)
+    });
+    thread.join().map_err(|_| "the thread of the namespace")?
+}
+
+/// Runs a command in the namespace to its end.
+fn inside(netns: &File, command: &mut Command) -> Result<ExitStatus> {
+    let run = || {
+        setns(netns, CloneFlags::CLONE_NEWNET)?;
+        Ok(command.status()?)
+    };
+    scope(|scope| scope.spawn(run).join().map_err(|_| "the thread of the command")?)
+}

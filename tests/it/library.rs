@@ -1,0 +1,78 @@
+//! `cnibox::runtime` as other programs use it: the examples, with the real plugins.
+//!
+//! Cargo builds examples with all tests; for this file alone, `cargo build --examples` does.
+
+use std::fs;
+use std::path::PathBuf;
+
+use serde_json::{Deserializer, Value, json};
+
+use crate::node::{Call, Container, Node, assert_unchanged};
+
+/// A node with the network `pods` in `net.d`, and a cache of its own where libcni's is.
+fn node() -> Node {
+    let node = Node::new();
+    node.sh("mount -t tmpfs tmpfs /var/lib");
+    let ptp = json!({"type": "ptp", "ipam": node.host_local(&["10.4.0.0/24"])});
+    let list = json!({"cniVersion": "1.1.0", "name": "pods", "plugins": [ptp]});
+    fs::create_dir(node.path("net.d")).unwrap();
+    fs::write(list_of(&node), list.to_string()).unwrap();
+    node
+}
+
+fn list_of(node: &Node) -> PathBuf {
+    node.path("net.d/10-pods.conflist")
+}
+
+/// A call of an example with this node's plugins.
+fn example(node: &Node, name: &str, args: &[&str]) -> Call {
+    let tests = std::env::current_exe().unwrap();
+    let program = tests.ancestors().nth(2).unwrap().join("examples").join(name);
+    assert!(program.exists(), "{}: cargo build --examples", program.display());
+    let bin = node.bin().display().to_string();
+    node.tool("cnitool", args).env("CNI_PATH", &bin).program(program)
+}
+
+#[test]
+fn add_network_is_taken_back_by_cnitool() {
+    let node = node();
+    let (before, container) = (node.snapshot(), Container::new());
+    let (dir, netns) = (node.path("net.d").display().to_string(), container.path());
+    let call = example(&node, "add-network", &[&dir, "pods", &netns, "net0"]);
+    assert_eq!(call.printed(), "10.4.0.2/24\n");
+    assert!(container.pings("10.4.0.1"), "container to host");
+
+    // The same once more is refused, and leaves the first one alone.
+    let again = call.run();
+    assert_eq!((again.status, again.stdout.as_str()), (Some(1), ""), "{again:?}");
+    assert!(again.stderr.starts_with("add-network: plugin type=\"ptp\""), "{again:?}");
+    assert!(container.pings("10.4.0.1"), "after the second call");
+
+    let bin = node.bin().display().to_string();
+    let id = netns.rsplit('/').next().unwrap();
+    let del = ["del", "pods", &netns, "-i", "net0", "--container-id", id];
+    node.tool("cnitool", &del).env("NETCONFPATH", &dir).env("CNI_PATH", &bin).ok();
+    assert_unchanged(&before, &node.snapshot());
+}
+
+#[test]
+fn runtime_attaches_runs_and_detaches() {
+    let node = node();
+    let (before, list) = (node.snapshot(), list_of(&node).display().to_string());
+    let script = "ping -n -c 1 -W 2 10.4.0.1 >/dev/null && ip -j address show eth0; exit 7";
+    let outcome = example(&node, "runtime", &[&list, "sh", "-c", script]).run();
+    assert_eq!((outcome.status, outcome.stderr.as_str()), (Some(7), ""), "{outcome:?}");
+    let printed: Vec<Value> =
+        Deserializer::from_str(&outcome.stdout).into_iter().map(Result::unwrap).collect();
+    let [result, inside] = &printed[..] else { panic!("{outcome:?}") };
+    assert_eq!(result["ips"][0]["address"], "10.4.0.2/24", "{result}");
+    assert_eq!(inside[0]["addr_info"][0]["local"], "10.4.0.2", "{inside}");
+    assert_unchanged(&before, &node.snapshot());
+    assert_eq!(fs::read_dir("/var/lib/cni/results").unwrap().count(), 0);
+
+    // A command that there is not: the container is detached all the same.
+    let outcome = example(&node, "runtime", &[&list, "/no/such/program"]).run();
+    assert_eq!(outcome.status, Some(1), "{outcome:?}");
+    assert!(outcome.stderr.contains("No such file"), "{outcome:?}");
+    assert_unchanged(&before, &node.snapshot());
+}
