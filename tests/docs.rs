@@ -14,7 +14,7 @@ use cnibox::testing::Kind;
 mod workflows;
 
 /// Headings that a page must have, in this order.
-const SECTIONS: [&str; 3] = ["## Keys", "## On the host", "## Kernel"];
+const SECTIONS: [&str; 3] = ["## On the host", "## Keys", "## Kernel"];
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -234,8 +234,9 @@ fn sources(dir: &Path) -> String {
     text.replace("\\\"", "\"")
 }
 
-#[test]
-fn operators_are_told_of_messages_that_exist() {
+/// Fails if the fixed parts of a message stand nowhere in the sources.
+#[track_caller]
+fn assert_said(page: &str, message: &str, sources: &str) {
     // What the kernel says.
     const ERRNO: [&str; 5] = [
         "read-only file system",
@@ -244,6 +245,13 @@ fn operators_are_told_of_messages_that_exist() {
         "address already in use",
         "file exists",
     ];
+    for part in fixed_parts(message).into_iter().filter(|part| !ERRNO.contains(part)) {
+        assert!(sources.contains(part), "{page}: nothing says \"{part}\" ({message})");
+    }
+}
+
+#[test]
+fn operators_are_told_of_messages_that_exist() {
     let page = fs::read_to_string(root().join("docs/operator.md")).unwrap();
     let table = page.split("| message |").nth(1).unwrap();
     let rows = table.lines().skip(2).take_while(|line| line.starts_with('|'));
@@ -251,11 +259,19 @@ fn operators_are_told_of_messages_that_exist() {
     assert!(cells.len() >= 10, "{cells:?}");
     let sources = sources(&root().join("src"));
     for message in cells.iter().flat_map(|cell| cell.split('`').skip(1).step_by(2)) {
-        for part in fixed_parts(message).into_iter().filter(|part| !ERRNO.contains(part)) {
-            assert!(
-                sources.contains(part),
-                "docs/operator.md: nothing says \"{part}\" ({message})"
-            );
+        assert_said("docs/operator.md", message, &sources);
+    }
+}
+
+#[test]
+fn errors_of_plugins_exist() {
+    let sources = sources(&root().join("src"));
+    for name in plugins() {
+        let page = page(name);
+        let errors = page.split("## Errors").nth(1).unwrap_or_default();
+        for line in errors.lines().filter_map(|line| line.strip_prefix("- `")) {
+            let message = line.split('`').next().unwrap();
+            assert_said(&format!("docs/plugins/{name}.md"), message, &sources);
         }
     }
 }

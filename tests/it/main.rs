@@ -13,6 +13,7 @@
 //! | `lifecycle` | the verbs in the orders runtimes call them, for every version |
 //! | `library` | the programs in examples/, which use `cnibox::runtime` |
 //! | `cnitool` | the tool with the real plugins: walk-through, chains, GC, STATUS |
+//! | `examples` | the example on each plugin's page, as a reader tries it |
 //! | `strace`, `compare` | system calls of a call; results without what is random |
 //! | `faults` | ADD failing or killed at each step, DEL killed at each step |
 //! | `sweep` | kills and errors at each step of fifteen chains, and each way to clean up |
@@ -71,6 +72,7 @@ mod delegation;
 mod dhcp;
 mod doctor;
 mod dummy;
+mod examples;
 mod faults;
 mod firewall;
 mod fixed;

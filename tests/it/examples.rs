@@ -1,0 +1,152 @@
+//! The example that begins each page of docs/plugins/, tried as docs/plugins/README.md says: `lint`,
+//! ADD, CHECK, the commands of the page with what they print, DEL; then nothing is left.
+//!
+//! A page's blocks: the first ```` ```json ```` is the network; ```` ```sh ````, if there is one,
+//! prepares the node; the first ```` ```console ```` is what can be seen while the container lives,
+//! the second one what stays for good. Without a second one nothing may stay.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::process::Command;
+
+use serde_json::{Deserializer, Value};
+
+use crate::net::settles;
+use crate::node::{Node, Snapshot, executable};
+
+macro_rules! page {
+    ($name:literal) => {
+        include_str!(concat!("../../docs/plugins/", $name, ".md"))
+    };
+}
+
+/// Stands in the output of a script between those of its commands.
+const MARK: &str = "@@@@\n";
+
+/// The contents of the fenced blocks of a language, in order.
+fn blocks<'t>(text: &'t str, language: &str) -> Vec<&'t str> {
+    let fence = format!("\n```{language}\n");
+    let after = text.split(&fence).skip(1);
+    after.map(|rest| rest.split_once("\n```").expect("a fence is not closed").0).collect()
+}
+
+/// The commands of a session, lines that begin with the prompt `#`, each with what it prints.
+fn session(block: &str) -> Vec<(&str, Vec<&str>)> {
+    let mut commands: Vec<(&str, Vec<&str>)> = Vec::new();
+    for line in block.lines() {
+        match line.strip_prefix("# ") {
+            Some(command) => commands.push((command, Vec::new())),
+            None => commands.last_mut().expect("a command comes first").1.push(line),
+        }
+    }
+    commands
+}
+
+/// Whether a printed line is as on the page, where `...` stands for anything and blanks are alike.
+fn alike(page: &str, printed: &str) -> bool {
+    let [page, printed] =
+        [page, printed].map(|l| l.split_whitespace().collect::<Vec<_>>().join(" "));
+    let mut parts = page.split("...");
+    let Some(mut rest) = printed.strip_prefix(parts.next().unwrap_or_default()) else {
+        return false;
+    };
+    for part in parts {
+        let Some(at) = rest.find(part) else { return false };
+        rest = &rest[at + part.len()..];
+    }
+    rest.is_empty() || page.ends_with("...")
+}
+
+/// Folders of the examples that are the node's own, `eth1`, a network card with a cable, and what
+/// the page says is to be there before.
+fn prepare(node: &Node, page: &str) {
+    node.sh("for dir in /opt /run /var/lib; do mount -t tmpfs -o mode=755 tmpfs $dir; done");
+    node.sh(
+        "ip link add eth1 type veth peer name lan1 && ip link set eth1 up && ip link set lan1 up",
+    );
+    fs::create_dir("/opt/cni").unwrap();
+    symlink(node.bin(), "/opt/cni/bin").unwrap();
+    symlink(executable(), node.bin().join("cnibox")).unwrap();
+    fs::create_dir(node.path("try")).unwrap();
+    fs::write(node.path("try/example.conflist"), blocks(page, "json")[0]).unwrap();
+    for script in blocks(page, "sh") {
+        node.sh(script);
+    }
+}
+
+/// Runs commands as a reader does, in the folder of the example; what they print.
+#[track_caller]
+fn run(node: &Node, script: &str) -> String {
+    let path = format!("{}:{}", node.bin().display(), std::env::var("PATH").unwrap());
+    let mut shell = Command::new("sh");
+    shell.args(["-euc", script]).current_dir(node.path("try")).env("PATH", path);
+    let output = shell.output().unwrap();
+    let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && stderr.is_empty(), "{script}\n{stdout}\n{stderr}");
+    stdout
+}
+
+/// The state of the node with all files of plugins and of cnitool, but for locks and for what is
+/// a hint only.
+fn state(node: &Node) -> Snapshot {
+    let files = node.sh("find /run /var/lib -type f ! -name '*lock' ! -name 'last_reserved_ip.*' \
+         ! -path '*/.cnibox/*' ! -path '/run/cnibox/*' | sort");
+    node.snapshot().with("files", files)
+}
+
+/// Follows the page, twice: what stays for good is there after the first time.
+#[track_caller]
+pub(crate) fn works(node: &Node, page: &str) {
+    prepare(node, page);
+    let &[begin, end] = &blocks(page!("README"), "sh")[..] else {
+        panic!("two blocks of commands")
+    };
+    let sessions: Vec<_> = blocks(page, "console").into_iter().map(session).collect();
+    let [alive, after] = [0, 1].map(|i| sessions.get(i).map_or(&[][..], Vec::as_slice));
+    assert!(!alive.is_empty(), "the page shows nothing of what the example makes");
+    let marked = |commands: &[(&str, Vec<&str>)]| {
+        commands.iter().map(|(command, _)| format!("echo @@@@\n{command}\n")).collect::<String>()
+    };
+    let script = [begin, "\n", &marked(alive), "echo @@@@\n", end, "\n", &marked(after)].concat();
+
+    let pristine = state(node);
+    let printed = run(node, &script);
+    let mut parts = printed.split(MARK);
+    let begun = parts.next().unwrap().strip_prefix("no mistake was found\n");
+    let mut values = Deserializer::from_str(begun.expect("lint finds nothing")).into_iter();
+    let result: Value = values.next().unwrap().unwrap();
+    for ip in result["ips"].as_array().into_iter().flatten() {
+        let address = ip["address"].as_str().unwrap();
+        assert!(page.contains(address), "the page does not tell of {address}");
+    }
+    let mut differs = false;
+    let mut seen = String::new();
+    for (command, expected) in alive.iter().chain([&(end, Vec::new())]).chain(after) {
+        let lines: Vec<_> = parts.next().unwrap().lines().collect();
+        let same = expected.iter().zip(&lines).all(|(page, line)| alike(page, line));
+        differs |= !same || lines.len() != expected.len();
+        seen += &format!("# {command}\n{}\n", lines.join("\n"));
+    }
+    assert!(!differs, "the page shows something else than\n{seen}");
+    if after.is_empty() {
+        settles(&pristine, || state(node));
+    }
+    let once = state(node);
+    run(node, &[begin, "\n", end].concat());
+    settles(&once, || state(node));
+}
+
+#[test]
+fn what_is_printed_is_compared() {
+    assert!(alike("eth0@...  UP   10.1.0.2/16", "eth0@if3 UP 10.1.0.2/16 "));
+    assert!(!alike("eth0@... UP 10.1.0.2/16", "eth0@if3 UP 10.1.0.2/16 fe80::1/64"));
+    assert!(!alike("eth0@... UP", "eth1@if3 UP"));
+    assert_eq!(session("# a\nb\n# c"), [("a", vec!["b"]), ("c", vec![])]);
+    assert_eq!(blocks("x\n```sh\na\nb\n```\n", "sh"), ["a\nb"]);
+}
+
+#[test]
+fn bridge() {
+    works(&Node::new(), page!("bridge"));
+}
