@@ -11,6 +11,7 @@ use std::process::Command;
 
 use serde_json::{Deserializer, Value};
 
+use crate::lane::{DUMMY, IPVLAN, VLAN, VRF, needs};
 use crate::net::settles;
 use crate::node::{Node, Snapshot, executable};
 
@@ -108,7 +109,9 @@ pub(crate) fn works(node: &Node, page: &str) {
     let marked = |commands: &[(&str, Vec<&str>)]| {
         commands.iter().map(|(command, _)| format!("echo @@@@\n{command}\n")).collect::<String>()
     };
-    let script = [begin, "\n", &marked(alive), "echo @@@@\n", end, "\n", &marked(after)].concat();
+    // Once more, so that what it exports is there; it may be repeated.
+    let begin = [&blocks(page, "sh").concat(), "\n", begin].concat();
+    let script = [&begin, "\n", &marked(alive), "echo @@@@\n", end, "\n", &marked(after)].concat();
 
     let pristine = state(node);
     let printed = run(node, &script);
@@ -116,10 +119,6 @@ pub(crate) fn works(node: &Node, page: &str) {
     let begun = parts.next().unwrap().strip_prefix("no mistake was found\n");
     let mut values = Deserializer::from_str(begun.expect("lint finds nothing")).into_iter();
     let result: Value = values.next().unwrap().unwrap();
-    for ip in result["ips"].as_array().into_iter().flatten() {
-        let address = ip["address"].as_str().unwrap();
-        assert!(page.contains(address), "the page does not tell of {address}");
-    }
     let mut differs = false;
     let mut seen = String::new();
     for (command, expected) in alive.iter().chain([&(end, Vec::new())]).chain(after) {
@@ -129,11 +128,15 @@ pub(crate) fn works(node: &Node, page: &str) {
         seen += &format!("# {command}\n{}\n", lines.join("\n"));
     }
     assert!(!differs, "the page shows something else than\n{seen}");
+    for ip in result["ips"].as_array().into_iter().flatten() {
+        let address = ip["address"].as_str().unwrap();
+        assert!(page.contains(address), "the page does not tell of {address}");
+    }
     if after.is_empty() {
         settles(&pristine, || state(node));
     }
     let once = state(node);
-    run(node, &[begin, "\n", end].concat());
+    run(node, &[&begin, "\n", end].concat());
     settles(&once, || state(node));
 }
 
@@ -147,6 +150,95 @@ fn what_is_printed_is_compared() {
 }
 
 #[test]
+fn bandwidth() {
+    works(&Node::new(), page!("bandwidth"));
+}
+
+#[test]
 fn bridge() {
     works(&Node::new(), page!("bridge"));
+}
+
+#[test]
+fn dummy() {
+    needs!(DUMMY);
+    works(&Node::new(), page!("dummy"));
+}
+
+#[test]
+fn firewall() {
+    works(&Node::new(), page!("firewall"));
+}
+
+#[test]
+fn flannel() {
+    works(&Node::new(), page!("flannel"));
+}
+
+#[test]
+fn host_device() {
+    works(&Node::new(), page!("host-device"));
+}
+
+#[test]
+fn host_local() {
+    works(&Node::new(), page!("host-local"));
+}
+
+#[test]
+fn ipvlan() {
+    needs!(IPVLAN);
+    works(&Node::new(), page!("ipvlan"));
+}
+
+#[test]
+fn loopback() {
+    works(&Node::new(), page!("loopback"));
+}
+
+#[test]
+fn macvlan() {
+    works(&Node::new(), page!("macvlan"));
+}
+
+#[test]
+fn portmap() {
+    works(&Node::new(), page!("portmap"));
+}
+
+#[test]
+fn ptp() {
+    works(&Node::new(), page!("ptp"));
+}
+
+#[test]
+fn sbr() {
+    works(&Node::new(), page!("sbr"));
+}
+
+#[test]
+fn static_addresses() {
+    works(&Node::new(), page!("static"));
+}
+
+#[test]
+fn tap() {
+    works(&Node::new(), page!("tap"));
+}
+
+#[test]
+fn tuning() {
+    works(&Node::new(), page!("tuning"));
+}
+
+#[test]
+fn vlan() {
+    needs!(VLAN);
+    works(&Node::new(), page!("vlan"));
+}
+
+#[test]
+fn vrf() {
+    needs!(VRF);
+    works(&Node::new(), page!("vrf"));
 }

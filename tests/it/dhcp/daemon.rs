@@ -139,6 +139,14 @@ impl Drop for Started {
 }
 
 #[test]
+fn the_example_of_its_page_works() {
+    let world = World::new();
+    let _server = world.dnsmasq(9, &[]);
+    let _ends_with_the_test = Started("/run/cni/dhcp/pid".into());
+    crate::examples::works(&world.node, include_str!("../../../docs/plugins/dhcp.md"));
+}
+
+#[test]
 fn the_daemon_is_started_on_demand_once() {
     let world = World::new();
     let _server = world.dnsmasq(9, &[]);
