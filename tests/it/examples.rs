@@ -1,14 +1,15 @@
 //! The example that begins each page of docs/plugins/, tried as docs/plugins/README.md says: `lint`,
 //! ADD, CHECK, the commands of the page with what they print, DEL; then nothing is left.
 //!
-//! A page's blocks: the first ```` ```json ```` is the network; ```` ```sh ````, if there is one,
-//! prepares the node; the first ```` ```console ```` is what can be seen while the container lives,
-//! the second one what stays for good. Without a second one nothing may stay.
+//! A page's fenced blocks: the first `json` is the network; `sh`, if there is one, comes before; the
+//! first `console` is what can be seen while the container lives, the second one what stays for
+//! good. Without a second one nothing may stay.
 
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::process::Command;
 
+use cnibox::testing::{APPLETS, Kind};
 use serde_json::{Deserializer, Value};
 
 use crate::lane::{DUMMY, IPVLAN, VLAN, VRF, needs};
@@ -17,9 +18,10 @@ use crate::node::{Node, Snapshot, executable};
 
 macro_rules! page {
     ($name:literal) => {
-        include_str!(concat!("../../docs/plugins/", $name, ".md"))
+        include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/plugins/", $name, ".md"))
     };
 }
+pub(crate) use page;
 
 /// Stands in the output of a script between those of its commands.
 const MARK: &str = "@@@@\n";
@@ -47,15 +49,15 @@ fn session(block: &str) -> Vec<(&str, Vec<&str>)> {
 fn alike(page: &str, printed: &str) -> bool {
     let [page, printed] =
         [page, printed].map(|l| l.split_whitespace().collect::<Vec<_>>().join(" "));
-    let mut parts = page.split("...");
-    let Some(mut rest) = printed.strip_prefix(parts.next().unwrap_or_default()) else {
-        return false;
-    };
-    for part in parts {
+    let Some((start, rest)) = page.split_once("...") else { return page == printed };
+    let (middle, end) = rest.rsplit_once("...").unwrap_or(("", rest));
+    let rest = printed.strip_prefix(start).and_then(|rest| rest.strip_suffix(end));
+    let Some(mut rest) = rest else { return false };
+    for part in middle.split("...") {
         let Some(at) = rest.find(part) else { return false };
         rest = &rest[at + part.len()..];
     }
-    rest.is_empty() || page.ends_with("...")
+    true
 }
 
 /// Folders of the examples that are the node's own, `eth1`, a network card with a cable, and what
@@ -96,7 +98,8 @@ fn state(node: &Node) -> Snapshot {
     node.snapshot().with("files", files)
 }
 
-/// Follows the page, twice: what stays for good is there after the first time.
+/// Follows the page, then once more with another container: what stays for good is there after the
+/// first time.
 #[track_caller]
 pub(crate) fn works(node: &Node, page: &str) {
     prepare(node, page);
@@ -107,11 +110,12 @@ pub(crate) fn works(node: &Node, page: &str) {
     let [alive, after] = [0, 1].map(|i| sessions.get(i).map_or(&[][..], Vec::as_slice));
     assert!(!alive.is_empty(), "the page shows nothing of what the example makes");
     let marked = |commands: &[(&str, Vec<&str>)]| {
-        commands.iter().map(|(command, _)| format!("echo @@@@\n{command}\n")).collect::<String>()
+        commands.iter().map(|(command, _)| format!("echo {MARK}{command}\n")).collect::<String>()
     };
     // Once more, so that what it exports is there; it may be repeated.
     let begin = [&blocks(page, "sh").concat(), "\n", begin].concat();
-    let script = [&begin, "\n", &marked(alive), "echo @@@@\n", end, "\n", &marked(after)].concat();
+    let mark = format!("\necho {MARK}");
+    let script = [&begin, "\n", &marked(alive), &mark, end, "\n", &marked(after)].concat();
 
     let pristine = state(node);
     let printed = run(node, &script);
@@ -136,7 +140,7 @@ pub(crate) fn works(node: &Node, page: &str) {
         settles(&pristine, || state(node));
     }
     let once = state(node);
-    run(node, &[&begin, "\n", end].concat());
+    run(node, &[&begin, "\n", end].concat().replace("try", "another"));
     settles(&once, || state(node));
 }
 
@@ -145,8 +149,18 @@ fn what_is_printed_is_compared() {
     assert!(alike("eth0@...  UP   10.1.0.2/16", "eth0@if3 UP 10.1.0.2/16 "));
     assert!(!alike("eth0@... UP 10.1.0.2/16", "eth0@if3 UP 10.1.0.2/16 fe80::1/64"));
     assert!(!alike("eth0@... UP", "eth1@if3 UP"));
+    assert!(alike("a ... b ... b", "a 1 b b 2 b") && !alike("a ... b ... b", "a 1 b"));
     assert_eq!(session("# a\nb\n# c"), [("a", vec!["b"]), ("c", vec![])]);
     assert_eq!(blocks("x\n```sh\na\nb\n```\n", "sh"), ["a\nb"]);
+}
+
+#[test]
+fn every_page_is_followed() {
+    let tests = concat!(include_str!("examples.rs"), include_str!("dhcp/daemon.rs"));
+    for applet in APPLETS.iter().filter(|applet| applet.kind != Kind::Tool) {
+        let call = format!("page!(\"{}\")", applet.name);
+        assert!(tests.contains(&call), "add a test: works(&Node::new(), {call})");
+    }
 }
 
 #[test]

@@ -143,7 +143,7 @@ fn the_example_of_its_page_works() {
     let world = World::new();
     let _server = world.dnsmasq(9, &[]);
     let _ends_with_the_test = Started("/run/cni/dhcp/pid".into());
-    crate::examples::works(&world.node, include_str!("../../../docs/plugins/dhcp.md"));
+    crate::examples::works(&world.node, crate::examples::page!("dhcp"));
 }
 
 #[test]
