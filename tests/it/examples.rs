@@ -110,7 +110,9 @@ pub(crate) fn works(node: &Node, page: &str) {
     let [alive, after] = [0, 1].map(|i| sessions.get(i).map_or(&[][..], Vec::as_slice));
     assert!(!alive.is_empty(), "the page shows nothing of what the example makes");
     let marked = |commands: &[(&str, Vec<&str>)]| {
-        commands.iter().map(|(command, _)| format!("echo {MARK}{command}\n")).collect::<String>()
+        commands
+            .iter()
+            .fold(String::new(), |all, (command, _)| all + "echo " + MARK + command + "\n")
     };
     // Once more, so that what it exports is there; it may be repeated.
     let begin = [&blocks(page, "sh").concat(), "\n", begin].concat();
@@ -120,18 +122,18 @@ pub(crate) fn works(node: &Node, page: &str) {
     let pristine = state(node);
     let printed = run(node, &script);
     let mut parts = printed.split(MARK);
-    let begun = parts.next().unwrap().strip_prefix("no mistake was found\n");
-    let mut values = Deserializer::from_str(begun.expect("lint finds nothing")).into_iter();
+    let said = parts.next().unwrap().strip_prefix("no mistake was found\n");
+    let mut values = Deserializer::from_str(said.expect("lint finds nothing")).into_iter();
     let result: Value = values.next().unwrap().unwrap();
     let mut differs = false;
-    let mut seen = String::new();
+    let mut seen = Vec::new();
     for (command, expected) in alive.iter().chain([&(end, Vec::new())]).chain(after) {
         let lines: Vec<_> = parts.next().unwrap().lines().collect();
         let same = expected.iter().zip(&lines).all(|(page, line)| alike(page, line));
         differs |= !same || lines.len() != expected.len();
-        seen += &format!("# {command}\n{}\n", lines.join("\n"));
+        seen.push([&[*command], &lines[..]].concat().join("\n"));
     }
-    assert!(!differs, "the page shows something else than\n{seen}");
+    assert!(!differs, "the page shows something else than\n{}", seen.join("\n# "));
     for ip in result["ips"].as_array().into_iter().flatten() {
         let address = ip["address"].as_str().unwrap();
         assert!(page.contains(address), "the page does not tell of {address}");
