@@ -133,7 +133,7 @@ pub(crate) fn works(node: &Node, page: &str) {
         differs |= !same || lines.len() != expected.len();
         seen.push([&[*command], &lines[..]].concat().join("\n"));
     }
-    assert!(!differs, "the page shows something else than\n{}", seen.join("\n# "));
+    assert!(!differs, "the page shows something else than\n# {}", seen.join("\n# "));
     for ip in result["ips"].as_array().into_iter().flatten() {
         let address = ip["address"].as_str().unwrap();
         assert!(page.contains(address), "the page does not tell of {address}");
