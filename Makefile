@@ -78,7 +78,7 @@ soak: build ## the whole suite with the tests that take long, SOAK rounds of the
 	CNIBOX_SOAK=$(SOAK) CNIBOX_VM_TIMEOUT=7200 CNIBOX_BIN=$(abspath $(BINARY)) tests/lanes.sh host-and-vm
 	tests/fuzz.sh 60
 
-lint: ## formatting, clippy, documentation, licences and sources of dependencies, shell scripts, charts
+lint: ## formatting, clippy, documentation, licences and sources of dependencies, shell scripts, charts, manifests
 	$(CARGO) fmt --check
 	$(CARGO) clippy --locked --all-targets -- -D warnings
 	$(CARGO) clippy --locked --no-default-features --bins -- -D warnings
@@ -87,6 +87,7 @@ lint: ## formatting, clippy, documentation, licences and sources of dependencies
 	$(CARGO) deny --log-level error check bans licenses sources
 	shellcheck tests/*.sh tests/runtimes/*.sh packaging/*.sh .ci/run
 	PYTHONDONTWRITEBYTECODE=1 packaging/charts.py --check
+	@python3 tests/manifests.py || test $$? = 77
 
 arch: ## the layers of docs/architecture.md, checked in the source
 	$(CARGO) test --locked --test arch

