@@ -42,7 +42,7 @@ Each of these is printed.
             ..opt("--dry-run", "", "print what is missing, and change nothing")
         },
         opt("--watch", "", "stay, and repair after every change; ends on SIGTERM"),
-        opt(INSTALL, "DIR", "with --watch: keep the plugins in DIR as well, as cnibox install --watch does"),
+        opt(INSTALL, "DIR", "with --watch: keep the plugins in DIR as well, those that cnibox install put there"),
         PLUGIN_PATH,
         CACHE,
     ],
@@ -204,7 +204,7 @@ impl Job {
 /// end, so that whoever has started it sees it.
 fn keep_installed(folder: String, table: Table) {
     thread::spawn(move || {
-        install::main(vec![folder, "--watch".to_owned()], table);
+        install::keep(folder, table);
         kill(Pid::this(), Signal::SIGTERM).unwrap_or_default();
     });
 }

@@ -529,6 +529,16 @@ impl Running {
         }
     }
 
+    /// Whether it does nothing for a second, and not because other processes keep it from it.
+    pub(crate) fn sleeps(&self) -> bool {
+        let before = self.ticks();
+        thread::sleep(Duration::from_secs(1));
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.0.id())).unwrap();
+        let states = tasks.map(|task| fs::read_to_string(task.unwrap().path().join("stat")));
+        self.ticks() == before
+            && states.into_iter().all(|stat| stat.is_ok_and(|stat| stat.contains(") S ")))
+    }
+
     /// Clock ticks of processor time so far.
     pub(crate) fn ticks(&self) -> u64 {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.0.id())).unwrap();

@@ -22,6 +22,7 @@ mod report;
 mod uninstall;
 mod watch;
 
+use std::path::Path;
 use std::process::ExitCode;
 
 use super::{Tool, lint};
@@ -82,6 +83,20 @@ pub(super) fn main(args: Vec<String>, table: Table) -> ExitCode {
         let job = Job { options, applets, payload: Payload::own()? };
         if options.watch { watch::run(&job) } else { job.run()?.print() }
     })
+}
+
+/// `cnibox install --watch` of what a folder has from an earlier call: the same names in the same
+/// way. Everything, where nothing was installed.
+pub(super) fn keep(folder: String, table: Table) -> ExitCode {
+    let installed = Manifest::load(Path::new(&folder)).unwrap_or_default();
+    let names = table.applets.iter().map(|applet| applet.name);
+    let names: Vec<&str> = names.filter(|name| installed.get(name).is_some()).collect();
+    let mode = format!("--mode={}", installed.mode.name());
+    let mut args = vec![folder, "--watch".to_owned(), mode];
+    if !names.is_empty() {
+        args.push(format!("--only={}", names.join(",")));
+    }
+    main(args, table)
 }
 
 /// `cnibox uninstall` with the arguments behind it.

@@ -68,6 +68,17 @@ pub(super) enum Mode {
     Copy,
 }
 
+impl Mode {
+    /// As `--mode` takes it.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Mode::Symlink => "symlink",
+            Mode::Hardlink => "hardlink",
+            Mode::Copy => "copy",
+        }
+    }
+}
+
 /// What is done with names that are there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Policy {
@@ -164,16 +175,12 @@ fn below(root: Option<&Path>, path: &str) -> Result<PathBuf> {
     std::path::absolute(joined).map_err(|cause| Error::io("find the working directory", &cause))
 }
 
-const MODES: [&str; 3] = ["symlink", "hardlink", "copy"];
 const POLICIES: [&str; 4] = ["always", "if-newer", "if-not-present", "never"];
 
 fn mode(text: &str) -> Result<Mode> {
-    Ok(match text {
-        "symlink" => Mode::Symlink,
-        "hardlink" => Mode::Hardlink,
-        "copy" => Mode::Copy,
-        _ => return Err(unknown_word("mode", text, &MODES)),
-    })
+    let modes = [Mode::Symlink, Mode::Hardlink, Mode::Copy];
+    let found = modes.into_iter().find(|mode| mode.name() == text);
+    found.ok_or_else(|| unknown_word("mode", text, &modes.map(Mode::name)))
 }
 
 fn policy(text: &str) -> Result<Policy> {

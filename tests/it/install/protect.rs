@@ -99,13 +99,10 @@ fn what_cp_wrote_through_is_healed() {
     assert!(!exists(at.folder.join(".cnibox/backup/cnibox")));
 }
 
-#[test]
-fn repair_keeps_the_folder_as_well() {
-    let node = Node::new();
-    let at = Installer::new(&node);
-    at.install(&[]);
+/// `cnibox repair --watch --install` for the folder.
+fn repair(at: &Installer<'_>) -> Running {
     let folder = at.folder.display().to_string();
-    let cache = node.path("cache").display().to_string();
+    let cache = at.node.path("cache").display().to_string();
     let args = [
         "repair",
         "--watch",
@@ -116,16 +113,37 @@ fn repair_keeps_the_folder_as_well() {
         "--cache-dir",
         &cache,
     ];
-    let watch = Running::start(&node.tool("cnitool", &args).program(executable()));
-    // Until it watches, nothing comes back.
-    eventually("the folder is kept", || {
-        drop(fs::remove_file(at.folder.join("portmap")));
-        std::thread::sleep(std::time::Duration::from_millis(500));
-        exists(at.folder.join("portmap"))
-    });
+    let watch = Running::start(&at.node.tool("cnitool", &args).program(executable()));
+    // What is removed while it looks for the first time, ends it.
+    eventually("it does not wait for changes", || watch.sleeps());
+    fs::remove_file(at.folder.join("portmap")).unwrap();
+    eventually("the folder is not kept", || exists(at.folder.join("portmap")));
+    watch
+}
+
+#[test]
+fn repair_keeps_the_folder_as_well() {
+    let node = Node::new();
+    let at = Installer::new(&node);
+    at.install(&[]);
+    let watch = repair(&at);
     // While it asks a plugin for its versions, the executable is busy.
     eventually("it can be written", || copies(&at, "cp", "ptp"));
     eventually("healed", || at.about("bridge").contains("+cnibox."));
     watch.ends();
     at.is_all_cnibox();
+}
+
+/// As on K3s, whose own plugins are skipped.
+#[test]
+fn repair_keeps_only_what_was_installed() {
+    let node = Node::new();
+    let at = Installer::new(&node);
+    at.write("bridge", b"theirs");
+    at.install(&["--skip", "bridge,ptp", "--mode", "hardlink"]);
+    let watch = repair(&at);
+    assert!(at.folder.join("portmap").symlink_metadata().unwrap().is_file());
+    watch.ends();
+    assert_eq!(fs::read(at.folder.join("bridge")).unwrap(), b"theirs");
+    assert!(!exists(at.folder.join("ptp")));
 }
