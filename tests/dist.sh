@@ -144,7 +144,7 @@ assert others <= {"provenance.json", "SHA256SUMS", "SHA256SUMS.sig"}, others
 END
 objdump -h "$binary" | grep -q dep-v0 || fail "no list of dependencies in the executable"
 
-python3 tests/manifests.py "$binary" || fail "the manifests for Kubernetes"
+python3 tests/manifests.py "$binary" "$out/cnibox-chart-$version.tgz" || fail "the manifests for Kubernetes"
 # units ROOT: every program that a unit starts is in the package, and systemd finds nothing wrong.
 units() {
     folder=$1/usr/lib/systemd/system

@@ -276,10 +276,18 @@ fn errors_of_plugins_exist() {
 
 #[test]
 fn releases_are_named_once() {
-    let manifest =
-        fs::read_to_string(root().join("packaging/kubernetes/base/kustomization.yaml")).unwrap();
-    let tag = format!("newTag: {}", env!("CARGO_PKG_VERSION"));
-    assert!(manifest.contains(&tag), "packaging/kubernetes/base/kustomization.yaml: {tag}");
+    let version = env!("CARGO_PKG_VERSION");
+    let places = [
+        ("packaging/kubernetes/base/kustomization.yaml", format!("    newTag: {version}\n")),
+        (
+            "packaging/helm/cnibox/Chart.yaml",
+            format!("\nversion: {version}\nappVersion: {version}\n"),
+        ),
+    ];
+    for (path, line) in places {
+        let manifest = fs::read_to_string(root().join(path)).unwrap();
+        assert!(manifest.contains(&line), "{path}: {line}");
+    }
 }
 
 /// The pages of the root, and all below docs/, by their path.

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""manifests.py [CNIBOX]: the kustomizations and the chart, rendered by kubectl and helm themselves.
+"""manifests.py [CNIBOX [CHART]]: the kustomizations and the chart, rendered by kubectl and helm themselves.
 
 Each rendering must fit the schemas of Kubernetes, have the paths of its platform and the release's image, and the chart
-must render what the kustomization does. With an executable, what its pods would do is done in a folder.
+must render what the kustomization does. With an executable, what its pods would do is done in a folder;
+with an archive of the chart, it must be what the tree has.
 
 What it needs is in tests/manifests.txt. Exit status 77: it is not there.
 """
 
+import difflib
 import hashlib
 import io
 import itertools
@@ -23,6 +25,7 @@ import zipfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 KUSTOMIZATIONS = ROOT / "packaging/kubernetes"
+CHART = ROOT / "packaging/helm/cnibox"
 TARGET = pathlib.Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target")
 VERSION = re.search(r'^version = "(.*)"', (ROOT / "Cargo.toml").read_text(), re.M)[1]
 NAMESPACE = "kube-system"
@@ -79,6 +82,7 @@ def program(name):
 
 
 KUBECTL = program("kubectl")
+HELM = program("helm")
 
 
 def documents(*command):
@@ -104,6 +108,32 @@ def kustomize(platform, conflist=False, uninstall=False, images=()):
         }
         pathlib.Path(own, "kustomization.yaml").write_text(yaml.safe_dump(text))
         return documents(KUBECTL, "kustomize", own)
+
+
+def chart(*values, folder=CHART):
+    sets = [word for value in values for word in ("--set", value)]
+    return documents(HELM, "template", "cnibox", str(folder), "--namespace", NAMESPACE, *sets)
+
+
+def comparable(objects):
+    """Without what has no meaning: the order of volumes, and how a change of the configuration is noticed."""
+    text = re.sub(r"cnibox-conflist-[a-z0-9]{10}", "cnibox-conflist", json.dumps(objects))
+    objects = json.loads(text)
+    template = objects["DaemonSet"]["spec"]["template"]
+    template["metadata"].pop("annotations", None)
+    spec, *containers = pod(objects)
+    spec["volumes"].sort(key=lambda volume: volume["name"])
+    for container in containers:
+        container["volumeMounts"].sort(key=lambda mount: mount["name"])
+    if "ConfigMap" in objects:
+        objects["ConfigMap"]["data"] = configuration(objects)
+    return objects
+
+
+def equal(one, other, what):
+    lines = [json.dumps(comparable(objects), indent=1, sort_keys=True).splitlines() for objects in (one, other)]
+    difference = "\n".join(difflib.unified_diff(*lines, "kustomization", "chart", lineterm=""))
+    assert not difference, f"{what}:\n{difference}"
 
 
 def validate(objects):
@@ -192,15 +222,28 @@ def tree(root):
     return {str(path.relative_to(root)): content(path) for path in found}
 
 
-def main(binary=None):
+def main(binary=None, archive=None):
     for platform, conflist in itertools.product(PLATFORMS, (False, True)):
         objects = kustomize(platform, conflist)
         undone = kustomize(platform, conflist, uninstall=True)
         for uninstall, rendered in ((False, objects), (True, undone)):
             validate(rendered)
             expect(platform, conflist, uninstall, rendered)
+            values = [f"platform={platform}", f"conflist.enabled={conflist}", f"uninstall={uninstall}"]
+            equal(rendered, chart(*map(str.lower, values)), values)
         if binary:
             rehearse(binary, platform, objects, undone)
+    equal(kustomize("kubeadm"), chart(), "the default values")
+    run(HELM, "lint", "--strict", str(CHART))
+    if archive:
+        for platform in PLATFORMS:
+            values = [f"platform={platform}", "conflist.enabled=true"]
+            assert chart(*values) == chart(*values, folder=archive), archive
+    metadata = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert (metadata["version"], metadata["appVersion"]) == (VERSION, VERSION), metadata
+    own = pod(chart("image.repository=registry.example/cnibox", "image.tag=9.9.9", "installArgs={--replace,--force}"))
+    assert {container["image"] for container in own[1:]} == {"registry.example/cnibox:9.9.9"}, own
+    assert own[1]["args"] == ["--protect", "--replace", "--force", "/opt/cni/bin"], own[1]["args"]
     # The folders that documentation names.
     page = (ROOT / "docs/operator.md").read_text()
     for platform, (plugins, conf, _) in PLATFORMS.items():

@@ -1,0 +1,25 @@
+#!/usr/bin/env python3
+"""chart.py OUT: the Helm chart as an archive, as `helm package` would make it, but the same bytes each time."""
+
+import pathlib
+import sys
+
+import archive
+
+CHART = pathlib.Path("packaging/helm/cnibox")
+
+
+def main(out):
+    tar = archive.Archive()
+    # Helm looks for this one first.
+    first = CHART / "Chart.yaml"
+    others = sorted(path for path in CHART.rglob("*") if path.is_file() and path != first)
+    for path in [first, *others]:
+        tar.file(str(path.relative_to(CHART.parent)), archive.read(path))
+    archive.write(out, archive.gzipped(tar.bytes()))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    main(*sys.argv[1:])
