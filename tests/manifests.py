@@ -2,12 +2,13 @@
 """manifests.py [CNIBOX [CHART]]: the kustomizations and the chart, rendered by kubectl and helm themselves.
 
 Each rendering must fit the schemas of Kubernetes, have the paths of its platform and the release's image, and the chart
-must render what the kustomization does. With an executable, what its pods would do is done in a folder;
+must render what the kustomization does. With an executable, and as root, the init containers run in a folder;
 with an archive of the chart, it must be what the tree has.
 
 What it needs is in tests/manifests.txt. Exit status 77: it is not there.
 """
 
+import ctypes
 import difflib
 import hashlib
 import io
@@ -188,30 +189,68 @@ def configuration(objects):
     return name, json.loads(text)
 
 
+# capabilities(7) and the system calls' numbers, of linux/capability.h, sched.h, sys/mount.h and prctl.h.
+CAPABILITIES = {"LINUX_IMMUTABLE": 9, "NET_ADMIN": 12}
+CLONE_NEWNS, CLONE_NEWNET = 0x20000, 0x40000000
+MS_BIND, MS_REC, MS_PRIVATE = 0x1000, 0x4000, 0x40000
+PR_CAPBSET_DROP = 24
+
+
+def as_init_container(objects, root):
+    """Runs the init container in a node's root, with its capabilities and in namespaces of its own."""
+    container = pod(objects)[1]
+    rights = container["securityContext"]["capabilities"]
+    assert rights["drop"] == ["ALL"], rights
+    added = {CAPABILITIES[name] for name in rights["add"]}
+    last = int(pathlib.Path("/proc/sys/kernel/cap_last_cap").read_text())
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def must(status):
+        if status != 0:
+            raise OSError(ctypes.get_errno(), "confine the init container")
+
+    def confine():
+        must(libc.unshare(CLONE_NEWNS | CLONE_NEWNET))
+        must(libc.mount(None, b"/", None, MS_REC | MS_PRIVATE, None))
+        must(libc.mount(b"/proc", os.fsencode(root / "proc"), None, MS_BIND | MS_REC, None))
+        os.chroot(root)
+        os.chdir("/")
+        for capability in set(range(last + 1)) - added:
+            must(libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0))
+
+    command = container.get("command", ["/cnibox", "install"]) + container["args"]
+    run(*command, preexec_fn=confine, env={})
+
+
 def rehearse(binary, platform, objects, undone):
-    """What the pods would do, in a folder instead of the node's root."""
-    with tempfile.TemporaryDirectory() as root:
-        plugins = pathlib.Path(root, "opt/cni/bin")
-        plugins.mkdir(parents=True)
+    """Installs into a folder that is like a node's root, and takes it back."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = pathlib.Path(folder)
+        plugins = root / "opt/cni/bin"
+        for path in (plugins, root / "etc/cni/net.d", root / "conflist", root / "proc"):
+            path.mkdir(parents=True)
+        shutil.copy(binary, root / "cnibox")
         (plugins / "calico").write_text("#!/bin/sh\n")
+        # What Go writes into a plugin of the reference.
+        (plugins / "ptp").write_text("\x7fELF path\tgithub.com/containernetworking/plugins/plugins/main/ptp\n")
+        (plugins / "ptp").chmod(0o755)
         for name in K3S.split(",") if platform == "k3s" else []:
             (plugins / name).symlink_to("calico")
-        before = tree(root)
-        config = pathlib.Path(root, "10-cnibox.conflist")
         if "ConfigMap" in objects:
-            config.write_text(objects["ConfigMap"]["data"][config.name])
-        install = [arg.replace("/conflist/", f"{root}/") for arg in pod(objects)[1]["args"]]
-        run(binary, "install", *install, "--root", root)
-        config.unlink(missing_ok=True)
+            [(name, text)] = objects["ConfigMap"]["data"].items()
+            (root / "conflist" / name).write_text(text)
+        before = tree(root)
+        as_init_container(objects, root)
         after = tree(root)
-        assert after["opt/cni/bin/macvlan"] == "cnibox" and before.items() <= after.items(), after
-        assert ("etc/cni/net.d/10-cnibox.conflist" in after) == ("ConfigMap" in objects), after
-        run(binary, *pod(undone)[1]["command"][1:], *pod(undone)[1]["args"], "--root", root)
-        assert tree(root) == before, tree(root)
+        assert after.pop("opt/cni/bin/ptp") == "cnibox", after
+        assert before.items() - after.items() == {("opt/cni/bin/ptp", before["opt/cni/bin/ptp"])}
+        assert ("etc/cni/net.d/10-cnibox.conflist" in after) == ("ConfigMap" in objects), after.keys()
+        as_init_container(undone, root)
+        assert tree(root) == before, tree(root).keys()
 
 
-def run(*command):
-    done = subprocess.run(command, capture_output=True, text=True)
+def run(*command, **how):
+    done = subprocess.run(command, capture_output=True, text=True, **how)
     assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
 
 
@@ -231,7 +270,7 @@ def main(binary=None, archive=None):
             expect(platform, conflist, uninstall, rendered)
             values = [f"platform={platform}", f"conflist.enabled={conflist}", f"uninstall={uninstall}"]
             equal(rendered, chart(*map(str.lower, values)), values)
-        if binary:
+        if binary and os.geteuid() == 0:
             rehearse(binary, platform, objects, undone)
     equal(kustomize("kubeadm"), chart(), "the default values")
     run(HELM, "lint", "--strict", str(CHART))
