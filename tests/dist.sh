@@ -144,7 +144,8 @@ assert others <= {"provenance.json", "SHA256SUMS", "SHA256SUMS.sig"}, others
 END
 objdump -h "$binary" | grep -q dep-v0 || fail "no list of dependencies in the executable"
 
-python3 tests/manifests.py "$binary" "$out/cnibox-chart-$version.tgz" || fail "the manifests for Kubernetes"
+# 77: what it needs is not here, such as on a machine without a network.
+python3 tests/manifests.py "$binary" "$out/cnibox-chart-$version.tgz" || [ $? = 77 ] || fail "the manifests for Kubernetes"
 # units ROOT: every program that a unit starts is in the package, and systemd finds nothing wrong.
 units() {
     folder=$1/usr/lib/systemd/system

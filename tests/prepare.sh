@@ -36,8 +36,8 @@ cargo-auditable   -                              dist             -
 mdbook            -                              book             -
 python3           python3-minimal                book,dist,lint,runtimes -
 cargo-fuzz        -                              fuzz             -
-pip3              python3-pip                    dist             lint
-$wheels           pip                            dist             lint
+pip3              python3-pip                    -                lint,dist
+$wheels           pip                            -                lint,dist
 dpkg-deb          dpkg                           dist             -
 rpmbuild          rpm                            dist             -
 xz                xz-utils                       dist             -
