@@ -130,7 +130,7 @@ for tgz in "$out"/*-linux-"$go"-v"$version".tgz; do
     (cd "$out" && sha256sum "${tgz##*/}" >"${tgz##*/}.sha256" && sha512sum "${tgz##*/}" >"${tgz##*/}.sha512")
 done
 python3 packaging/image.py cnibox "$out/cnibox-$version-$go.oci.tar" "$version" "$go=$binary"
-python3 packaging/chart.py "$out/cnibox-chart-$version.tgz"
+python3 packaging/helm.py "$out/cnibox-chart-$version.tgz"
 python3 packaging/sbom.py "$out/cnibox-$version-$go.cdx.json" "$target"
 install -m 755 "$binary" "$out/cnibox-$version-$go"
 rm -rf "$work"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""chart.py OUT: the Helm chart as an archive, as `helm package` would make it, but the same bytes each time."""
+"""helm.py OUT: the Helm chart as an archive, as `helm package` would make it, but the same bytes each time."""
 
 import pathlib
 import sys
