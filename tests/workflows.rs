@@ -102,7 +102,9 @@ fn faults(text: &str, targets: &[String]) -> Vec<String> {
 
 #[test]
 fn every_yaml_file_parses() {
-    let all: Vec<_> = files(".github").into_iter().chain(files("packaging")).collect();
+    // Templates of Helm become YAML; tests/manifests.py renders them.
+    let all = files(".github").into_iter().chain(files("packaging"));
+    let all: Vec<_> = all.filter(|(name, _)| !name.contains("/templates/")).collect();
     assert!(all.len() >= 10, "{all:?}");
     for (name, text) in all {
         let documents = YamlLoader::load_from_str(&text).unwrap_or_else(|e| panic!("{name}: {e}"));
