@@ -1,16 +1,21 @@
 #!/bin/sh
-# prepare.sh [demo|test|bench|lint|dist|book|runtimes|fuzz]: the programs that the purpose needs beside cargo.
+# prepare.sh [build|demo|test|bench|lint|dist|book|runtimes|fuzz]: what the purpose needs beside cargo, before the first compile.
 #
-# What is missing is installed: packages when this is root on Debian or Ubuntu, cargo's own tools
-# by cargo. Otherwise it says what is missing and how to get it. Exit 1 only when something that
-# the purpose cannot do without is still missing. Silent when all is there.
+# It says what is missing and what for. As root on Debian or Ubuntu it installs the packages, cargo's
+# own tools with cargo; DEPS=no installs nothing. Elsewhere it names the packages of the system's package
+# manager. Exit 1 only when something that the purpose cannot do without is still missing, or Rust is
+# too old. Silent when all is there.
 set -eu
 
 purpose=${1-all}
 peer=${PEER:-/usr/lib/cni}
+# The oldest kernel that the suite runs on, Debian 12's.
+oldest_kernel=6.1
 
-# program or file | Debian package | cannot do without | nice to have
+# program or file | Debian package | cannot do without | nice to have; every purpose wants what "build" does
 needs="
+cc                gcc                            build            -
+libc.a            libc6-dev                      build            -
 ip                iproute2                       demo,test,bench,runtimes -
 ping              iputils-ping                   demo,test        -
 unshare           util-linux                     demo,test,bench  -
@@ -49,10 +54,39 @@ curl              curl                           runtimes         -
 $peer/bridge      containernetworking-plugins    -                test,bench,runtimes
 "
 
+# Debian package | what for | its name for dnf, zypper, apk, pacman where that is another ("-": there is none)
+elsewhere="
+gcc              | links the executable                           |
+libc6-dev        | the C library, linked statically               | glibc-static glibc-devel-static musl-dev glibc
+iproute2         | ip: namespaces, a look at links and addresses  | iproute iproute2 iproute2 iproute2
+iputils-ping     | traffic between containers                     | iputils iputils iputils iputils
+util-linux       | unshare, nsenter: a private host               | util-linux util-linux util-linux-misc util-linux
+strace           | system calls of a plugin                       |
+nftables         | a look at the rules                            |
+dbus             | stands in for firewalld                        | dbus-daemon dbus-1-daemon dbus dbus
+python3-dbus     | stands in for firewalld                        | python3-dbus python3-dbus-python py3-dbus python-dbus
+python3-gi       | stands in for firewalld                        | python3-gobject-base python3-gobject py3-gobject3 python-gobject
+iptables         | the rules of the iptables back ends            |
+conntrack        | connections that DEL forgets                   | conntrack-tools conntrack-tools conntrack-tools conntrack-tools
+iperf3           | limits of bandwidth                            | iperf3 iperf iperf3 iperf3
+kmod             | modprobe: modules of the VM's kernel           |
+xz-utils         | xz: modules of the VM's kernel, packages       | xz xz xz xz
+dnsmasq-base     | a DHCP server                                  | dnsmasq dnsmasq dnsmasq dnsmasq
+isc-dhcp-server  | a DHCP server                                  | dhcp-server dhcp-server dhcp -
+shellcheck       | mistakes in shell scripts                      | ShellCheck ShellCheck shellcheck shellcheck
+python3-minimal  | scripts that make images and notices           | python3 python3 python3 python
+dpkg             | deb packages                                   |
+rpm              | rpm packages                                   | rpm-build rpm-build rpm rpm-tools
+busybox-static   | a small container                              | busybox busybox-static busybox-static busybox
+golang-github-containers-common | podman's configuration          | containers-common libcontainers-common containers-common containers-common
+python3-grpcio   | speaks CRI with containerd                     | python3-grpcio python3-grpcio py3-grpcio python-grpcio
+containernetworking-plugins | the reference plugins, to compare with | containernetworking-plugins cni-plugins cni-plugins cni-plugins
+"
+
 case $purpose in
-    all | demo | test | bench | lint | dist | book | runtimes | fuzz) ;;
+    all | build | demo | test | bench | lint | dist | book | runtimes | fuzz) ;;
     *)
-        echo "usage: tests/prepare.sh [demo|test|bench|lint|dist|book|runtimes|fuzz]" >&2
+        echo "usage: tests/prepare.sh [build|demo|test|bench|lint|dist|book|runtimes|fuzz]" >&2
         exit 2
         ;;
 esac
@@ -60,6 +94,8 @@ esac
 present() {
     case $1 in
         */*) [ -e "$1" ] ;;
+        # The compiler knows where; a name without a folder says that it does not.
+        *.a) [ -e "$(cc "-print-file-name=$1" 2>/dev/null)" ] ;;
         # The folders of administrators are not on every user's PATH.
         *) PATH=$PATH:/usr/sbin:/sbin command -v "$1" >/dev/null ;;
     esac
@@ -73,7 +109,7 @@ missing() {
             weight=optional
         else
             case ",$required,|,$optional," in
-                *",$purpose,"*"|"*) weight=required ;;
+                *",$purpose,"*"|"* | *",build,"*"|"*) weight=required ;;
                 *"|"*",$purpose,"*) weight=optional ;;
                 *) continue ;;
             esac
@@ -88,38 +124,106 @@ packages() {
     done | sort -u
 }
 
-apt() {
-    DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends "$@" >/dev/null
+# row PACKAGE COLUMN: that column of a row of "elsewhere".
+row() {
+    echo "$elsewhere" | awk -F ' *[|] *' -v package="$1" -v column="$2" '$1 == package { print $column }'
 }
 
-wanted=$(packages)
-if [ -n "$wanted" ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-    echo "prepare: installing $(echo "$wanted" | tr '\n' ' ')" >&2
-    # shellcheck disable=SC2086 # one word each
-    apt install $wanted 2>/dev/null || { apt update && apt install $wanted; } ||
-        echo "prepare: apt-get could not install all of it" >&2
+# as_in COLUMN PACKAGE...: the names in that column, on one line.
+as_in() {
+    column=$1
+    shift
+    for package in "$@"; do
+        name=$(row "$package" 3 | cut -d ' ' -f "$column")
+        [ "$name" = - ] || echo "${name:-$package}"
+    done | sort -u | paste -sd ' '
+}
+
+has() {
+    command -v "$1" >/dev/null
+}
+
+apt() {
+    DEBIAN_FRONTEND=noninteractive apt-get -qq -y -o DPkg::Lock::Timeout=300 --no-install-recommends "$@" >/dev/null
+}
+
+say() {
+    echo "prepare: $*" >&2
+}
+
+# --- Rust, the kernel, root ---------------------------------------------------------------------------
+
+oldest_rust=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' "${0%/*}/../Cargo.toml")
+rust=$(rustc --version 2>&1) || rust="none: $(echo "$rust" | sed -n 1p)"
+if ! printf '%s\n' "rustc $oldest_rust" "$rust" | sort -CV || [ "${rust#rustc }" = "$rust" ]; then
+    say "needs Rust $oldest_rust or newer with cargo, here is $rust"
+    say "https://rustup.rs installs it; Debian 12 and 13 have older ones"
+    [ -z "${SUDO_USER-}" ] || say "if $SUDO_USER has it: sudo env HOME=\"\$HOME\" PATH=\"\$PATH\" make $purpose"
+    exit 1
+fi
+kernel=$(uname -r)
+printf '%s\n' "$oldest_kernel" "$kernel" | sort -CV ||
+    say "this kernel is Linux $kernel; the suite runs on $oldest_kernel and newer, older ones are not tested"
+if [ "$purpose" = test ] && [ "$(id -u)" != 0 ]; then
+    say "the tests need root, for network namespaces: sudo env HOME=\"\$HOME\" PATH=\"\$PATH\" make test"
+    exit 1
 fi
 
-missing | while read -r program package _; do
-    if [ "$package" = - ]; then
-        echo "prepare: cargo install $program, which takes some minutes" >&2
-        cargo install --locked --quiet "$program" >&2 || true
-    fi
-done
+# --- what is missing ----------------------------------------------------------------------------------
 
-status=0
 left=$(missing)
 [ -n "$left" ] || exit 0
+say "missing for $purpose:"
 while read -r program package weight; do
-    case $package in
-        -) how="cargo install --locked $program" ;;
-        *) how="Debian package $package" ;;
-    esac
-    echo "prepare: missing, $weight for $purpose: $program ($how)" >&2
-    [ "$weight" != required ] || status=1
+    why=$(row "$package" 2)
+    [ "$weight" = required ] || why="${why:+$why; }can do without"
+    [ "$package" != - ] || package="cargo install $program"
+    echo "    ${program##*/} ($package)${why:+: $why}" >&2
 done <<END
 $left
 END
-wanted=$(packages | tr '\n' ' ')
-[ -z "$wanted" ] || echo "prepare: as root: apt-get install $wanted" >&2
-exit $status
+
+wanted=$(packages)
+why_not=
+if [ "${DEPS-}" = no ]; then
+    why_not="nothing is installed with DEPS=no"
+elif [ -n "$wanted" ] && [ "$(id -u)" = 0 ] && has apt-get; then
+    # shellcheck disable=SC2086 # one word each
+    say "apt-get installs" $wanted "(DEPS=no: nothing)"
+    # shellcheck disable=SC2086 # one word each
+    apt install $wanted 2>/dev/null || { apt update && apt install $wanted; } || say "apt-get could not install all of it"
+fi
+if [ -z "$why_not" ]; then
+    missing | while read -r program package _; do
+        if [ "$package" = - ]; then
+            say "cargo install $program, which takes some minutes"
+            cargo install --locked --quiet "$program" >&2 || true
+        fi
+    done
+fi
+
+left=$(missing)
+[ -n "$left" ] || exit 0
+# shellcheck disable=SC2046 # one word each
+set -- $(packages)
+tools=$(echo "$left" | awk '$2 == "-" { print $1 }' | paste -sd ' ')
+if [ $# = 0 ]; then
+    get=
+elif has apt-get; then
+    get="apt-get install $*"
+elif has dnf; then
+    get="dnf install $(as_in 1 "$@")"
+elif has zypper; then
+    get="zypper install $(as_in 2 "$@")"
+elif has apk; then
+    get="apk add $(as_in 3 "$@")"
+elif has pacman; then
+    get="pacman -S $(as_in 4 "$@")"
+else
+    get="Debian's packages $*"
+fi
+say "still missing${why_not:+, $why_not}. As root: $get${tools:+${get:+; }cargo install --locked $tools}"
+case $left in
+    *required*) exit 1 ;;
+esac
+say "goes on without"
