@@ -77,6 +77,13 @@ shellcheck       | mistakes in shell scripts                      | ShellCheck S
 python3-minimal  | scripts that make images and notices           | python3 python3 python3 python
 dpkg             | deb packages                                   |
 rpm              | rpm packages                                   | rpm-build rpm-build rpm rpm-tools
+cpio             | a look into rpm packages                       |
+containerd       | runs pods                                      |
+runc             | containerd's containers                        |
+podman           | runs containers                                |
+crun             | podman's containers                            |
+conmon           | podman's containers                            |
+curl             | what ports lead to                             |
 busybox-static   | a small container                              | busybox busybox-static busybox-static busybox
 golang-github-containers-common | podman's configuration          | containers-common libcontainers-common containers-common containers-common
 python3-grpcio   | speaks CRI with containerd                     | python3-grpcio python3-grpcio py3-grpcio python-grpcio
@@ -154,9 +161,10 @@ say() {
 # --- Rust, the kernel, root ---------------------------------------------------------------------------
 
 oldest_rust=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' "${0%/*}/../Cargo.toml")
-rust=$(rustc --version 2>&1) || rust="none: $(echo "$rust" | sed -n 1p)"
+rust=none
+! has rustc || rust=$(rustc --version 2>&1 | sed -n 1p)
 if ! printf '%s\n' "rustc $oldest_rust" "$rust" | sort -CV || [ "${rust#rustc }" = "$rust" ]; then
-    say "needs Rust $oldest_rust or newer with cargo, here is $rust"
+    say "needs Rust $oldest_rust or newer; what there is: $rust"
     say "https://rustup.rs installs it; Debian 12 and 13 have older ones"
     [ -z "${SUDO_USER-}" ] || say "if $SUDO_USER has it: sudo env HOME=\"\$HOME\" PATH=\"\$PATH\" make $purpose"
     exit 1
