@@ -143,6 +143,21 @@ fn an_old_rust_and_an_old_kernel_are_named() {
     assert!(enough && said.contains("this kernel is Linux 5.4.0-1-amd64; "), "{said}");
 }
 
+#[test]
+fn a_demo_that_cannot_be_shown_is_not_built() {
+    let machine =
+        ["ip", "ping", "nsenter"].into_iter().fold(Machine::new(), |m, p| m.program(p, ""));
+    let machine = machine.program("cc", CC).program("readlink", "echo /run").program("unshare", "");
+    assert_eq!(machine.prepare("demo", &[]), (true, String::new()));
+    let (enough, said) =
+        machine.program("unshare", "echo not here >&2; exit 1").prepare("demo", &[]);
+    assert!(
+        !enough && said.contains("demo: needs root (in a container: a privileged one)"),
+        "{said}"
+    );
+    assert!(said.contains("not here"), "{said}");
+}
+
 /// Packages of Debian that the script knows, against what it says of them: a purpose is no use to a
 /// reader who does not learn what a package is for.
 #[test]

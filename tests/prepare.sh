@@ -160,17 +160,22 @@ say() {
 
 # --- Rust, the kernel, root ---------------------------------------------------------------------------
 
+# at_least VERSION OTHER: OTHER is VERSION or later.
+at_least() {
+    [ "$(printf '%s\n' "$1" "$2" | sort -V | sed -n 1p)" = "$1" ]
+}
+
 oldest_rust=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' "${0%/*}/../Cargo.toml")
 rust=none
 ! has rustc || rust=$(rustc --version 2>&1 | sed -n 1p)
-if ! printf '%s\n' "rustc $oldest_rust" "$rust" | sort -CV || [ "${rust#rustc }" = "$rust" ]; then
+if ! at_least "rustc $oldest_rust" "$rust" || [ "${rust#rustc }" = "$rust" ]; then
     say "needs Rust $oldest_rust or newer; what there is: $rust"
     say "https://rustup.rs installs it; Debian 12 and 13 have older ones"
     [ -z "${SUDO_USER-}" ] || say "if $SUDO_USER has it: sudo env HOME=\"\$HOME\" PATH=\"\$PATH\" make $purpose"
     exit 1
 fi
 kernel=$(uname -r)
-printf '%s\n' "$oldest_kernel" "$kernel" | sort -CV ||
+at_least "$oldest_kernel" "$kernel" ||
     say "this kernel is Linux $kernel; the suite runs on $oldest_kernel and newer, older ones are not tested"
 if [ "$purpose" = test ] && [ "$(id -u)" != 0 ]; then
     say "the tests need root, for network namespaces: sudo env HOME=\"\$HOME\" PATH=\"\$PATH\" make test"
@@ -179,8 +184,14 @@ fi
 
 # --- what is missing ----------------------------------------------------------------------------------
 
+# Nothing that matters is missing. Whether a demo can be shown is known before it is built.
+enough() {
+    [ "$purpose" != demo ] || exec "${0%/*}/demo.sh" --check
+    exit 0
+}
+
 left=$(missing)
-[ -n "$left" ] || exit 0
+[ -n "$left" ] || enough
 say "missing for $purpose:"
 while read -r program package weight; do
     why=$(row "$package" 2)
@@ -211,7 +222,7 @@ if [ -z "$why_not" ]; then
 fi
 
 left=$(missing)
-[ -n "$left" ] || exit 0
+[ -n "$left" ] || enough
 # shellcheck disable=SC2046 # one word each
 set -- $(packages)
 tools=$(echo "$left" | awk '$2 == "-" { print $1 }' | paste -sd ' ')
@@ -235,3 +246,4 @@ case $left in
     *required*) exit 1 ;;
 esac
 say "goes on without"
+enough
