@@ -1,7 +1,7 @@
 # The only front door: recipes wrap cargo and the scripts below tests/, and hold no logic.
 
 CARGO   ?= cargo
-HOST    := $(shell rustc -vV | sed -n 's/^host: //p')
+HOST    := $(shell rustc -vV 2>/dev/null | sed -n 's/^host: //p')
 TARGET  ?= $(HOST)
 PREFIX  ?= /opt/cni
 BINDIR  ?= $(PREFIX)/bin
@@ -46,9 +46,16 @@ SIZE_LIMIT := 5000000
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
 
+# What a recipe needs is there before the first compile; DEPS=no installs nothing.
+.NOTPARALLEL:
+prepare-%:
+	@tests/prepare.sh $*
+build sanity lint arch: prepare-build
+
 # Copied at once, as the installer does: the page cache of newer kernels keeps what is written in
 # large pieces in large folios, which take a third fewer page faults than those of the linker.
 build: ## the static release binary, target/<target>/release/cnibox
+	@[ -e $(BINARY) ] || echo "build: the first compile takes two minutes on two cores"
 	RUSTFLAGS='$(STATIC)' $(CARGO) $(BUILD) --release --locked --bin cnibox --target $(TARGET)
 	@install -m 755 /dev/null $(BINARY).new && dd if=$(BINARY) of=$(BINARY).new bs=64M status=none
 	@mv $(BINARY).new $(BINARY)
@@ -56,25 +63,22 @@ build: ## the static release binary, target/<target>/release/cnibox
 sanity: ## the conformance suite for plugins, target/<target>/release/cni-sanity
 	RUSTFLAGS='$(STATIC)' $(CARGO) $(BUILD) --release --locked --bin cni-sanity --target $(TARGET)
 
-demo: build ## two containers on one bridge in a private host: attach, look, ping, detach
-	@tests/prepare.sh demo
+demo: prepare-demo build ## two containers on one bridge in a private host: attach, look, ping, detach
 	@tests/demo.sh $(BINARY)
 
 check: lint arch ## what to run before a commit: lint, unit tests, the integration tests of one plugin; PLUGIN=bridge
 	$(CARGO) test --locked --quiet --lib --test docs
 	$(CARGO) test --locked --quiet --test it -- $(PLUGIN)::
 
-test: build ## the whole suite: on this kernel, in a VM what this kernel lacks, then the demo
-	tests/prepare.sh test
+test: prepare-test build ## the whole suite: on this kernel, in a VM what this kernel lacks; the demo first
+	tests/demo.sh $(BINARY)
+	@echo "test: compiles the tests, five minutes, and runs them, twenty on two cores"
 	CNIBOX_BIN=$(abspath $(BINARY)) tests/lanes.sh host-and-vm
-	tests/demo.sh $(BINARY) >/dev/null
 
-test-vm: build ## the tests for which this kernel lacks something, in a VM; ARGS=<pattern of names>
-	tests/prepare.sh test
+test-vm: prepare-test build ## the tests for which this kernel lacks something, in a VM; ARGS=<pattern of names>
 	CNIBOX_BIN=$(abspath $(BINARY)) tests/lanes.sh vm $(ARGS)
 
-soak: build ## the whole suite with the tests that take long, SOAK rounds of the random ones, a minute of each fuzz target
-	tests/prepare.sh test
+soak: prepare-test build ## the whole suite with the tests that take long, SOAK rounds of the random ones, a minute of each fuzz target
 	CNIBOX_SOAK=$(SOAK) CNIBOX_VM_TIMEOUT=7200 CNIBOX_BIN=$(abspath $(BINARY)) tests/lanes.sh host-and-vm
 	tests/fuzz.sh 60
 

@@ -1,6 +1,7 @@
 #!/bin/sh
 # demo.sh BIN: the first network. Two containers on one bridge, in a host of their own: attach,
 # look, ping, check, detach, and see that nothing is left. Exit 0 only if all went as told.
+# demo.sh --check: only whether such a host can be made here, which is known before anything is built.
 set -eu
 
 fail() {
@@ -10,8 +11,9 @@ fail() {
 
 PATH=$PATH:/usr/sbin:/sbin
 [ $# -eq 1 ] || fail "usage: tests/demo.sh <the cnibox executable>"
-bin=$(readlink -f "$1") || bin=
-[ -x "$bin" ] || fail "\"$1\": no executable; run make demo"
+bin=--check
+[ "$1" = --check ] || bin=$(readlink -f "$1") || bin=
+[ "$1" = --check ] || [ -x "$bin" ] || fail "\"$1\": no executable; run make demo"
 run=$(readlink -f /var/run)
 
 # --- outside: start again in a private host ------------------------------------------------------
@@ -22,12 +24,15 @@ if [ "${CNIBOX_DEMO_INSIDE-}" != yes ]; then
     done
     case $bin in "$run"/*) fail "\"$bin\": put it elsewhere, the demo hides $run" ;; esac
     set -- unshare --net --mount
-    if ! "$@" true 2>/dev/null; then
+    if ! first=$("$@" true 2>&1); then
         set -- unshare --user --map-root-user --net --mount
-        why=$("$@" true 2>&1) || fail "needs root, or user namespaces: $why
+        why=$("$@" true 2>&1) || fail "needs root (in a container: a privileged one), or user namespaces
+demo: as $(id -un): $first
+demo: in a user namespace: $why
 demo: allow them: sysctl kernel.unprivileged_userns_clone=1 (Debian)
 demo:             sysctl kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu)"
     fi
+    [ "$bin" != --check ] || exit 0
     # Every namespace of the machine shares one IPv6 neighbour table. Just after hundreds of links
     # have come up elsewhere it is full, and no address can be resolved: wait until that is over.
     neighbours=/proc/net/stat/ndisc_cache

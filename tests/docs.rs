@@ -2,7 +2,7 @@
 //! it, and each key on it exists. The keys are read from the structs that derive `Deserialize`.
 //! And what pages say of each other: links lead somewhere, the book has all pages, figures that
 //! stand in two places are the same.
-//! `workflows` has what is in YAML.
+//! `workflows` has what is in YAML, `prepare` what `make` says before it builds.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 
 use std::fs;
@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use cnibox::testing::APPLETS;
 use cnibox::testing::Kind;
 
+mod prepare;
 mod workflows;
 
 /// What a page must have, in this order: an example, and headings.

@@ -10,7 +10,6 @@ What it needs is in tests/manifests.txt. Exit status 77: it is not there.
 
 import ctypes
 import difflib
-import hashlib
 import io
 import itertools
 import json
@@ -52,8 +51,7 @@ CONFLIST = "--conflist=/conflist/10-cnibox.conflist"
 
 def libraries():
     """The folder in which tests/prepare.sh installs what is in manifests.txt."""
-    wanted = (ROOT / "tests/manifests.txt").read_bytes()
-    return TARGET / f"manifests-{hashlib.sha256(wanted).hexdigest()[:8]}"
+    return TARGET / "manifests"
 
 
 def missing(what):

