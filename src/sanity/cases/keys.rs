@@ -94,7 +94,6 @@ pub const TABLE: &[Key] = keys! {
     "keys.ipvlan.mtu" "mtu is that of the interface" r#"{"mtu": 1400}"# => |seen| Ok(seen.link()?.mtu == 1400);
     "keys.vlan.id" "vlanId is the link's" r#"{"vlanId": 7}"# => |seen| seen.detail("Id(7)");
     "keys.vlan.mtu" "mtu is that of the interface" r#"{"mtu": 1400}"# => |seen| Ok(seen.link()?.mtu == 1400);
-    "keys.vlan.master-default" "without a master it is that of the default route" r#"{"master": ""}"# => |seen| Ok(seen.link()?.kind == "vlan");
     "keys.dummy.kind" "the interface is a dummy" r"{}" => |seen| Ok(seen.link()?.kind == "dummy");
     "keys.host-device.moved" "the device is not on the node any more" r"{}" => |_| Ok(world::index("spare0").is_err());
     "keys.host-device.back" "after DEL it is there again under its name" r"{}" => |seen| seen.del().map(|()| world::index("spare0").is_ok());
