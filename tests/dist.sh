@@ -63,6 +63,10 @@ plugins "$work/cnibox-deb/usr/lib/cni"
 plugins "$work/cnibox-rpm/usr/libexec/cni"
 plugins "$work/cnibox-kubernetes-deb/opt/cni/bin"
 plugins "$work/cnibox-kubernetes-rpm/opt/cni/bin"
+# What podman's packages want of the reference's: without it they would be removed with it.
+stack=container-network-stack
+dpkg-deb -f "$out/cnibox_${version}_$go.deb" Provides | grep -q "$stack (= 1)" || fail "the deb does not provide $stack"
+rpm -qp --provides "$out/cnibox-$version-1.$rpm.rpm" | grep -qx "$stack = 1" || fail "the rpm does not provide $stack"
 trees="$work/cnibox-deb $work/cnibox-rpm $work/cnibox-kubernetes-deb $work/cnibox-kubernetes-rpm"
 for root in $trees; do
     "$root/usr/bin/cnibox" version >/dev/null || fail "usr/bin/cnibox"
