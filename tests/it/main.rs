@@ -31,6 +31,7 @@
 //! | `lint` | mistakes in configurations, told before a container meets them |
 //! | `ipam` | the tool: leases listed, freed, reclaimed |
 //! | `masquerade`, `spoof` | `ipMasq` and `macspoofchk`: traffic, rules, the reference's |
+//! | `migration` | a node moves from the reference plugins to cnibox and back, with its containers |
 //! | `mtu` | `"mtu": "auto"` in every plugin that has it |
 //! | `macvlan`, `ipvlan` | children of a link: modes, masters, traffic, CHECK |
 //! | `sanity` | `cni-sanity` on sound plugins, and on mutants with one defect each |
@@ -94,6 +95,7 @@ mod loopback;
 mod macvlan;
 mod masquerade;
 mod messages;
+mod migration;
 mod mtu;
 mod net;
 mod node;

@@ -1,0 +1,223 @@
+//! docs/migration.md, done: containers of the reference plugins keep their network while a node
+//! moves to cnibox, are checked and deleted by it, and by the reference after the way back.
+//!
+//! `install` tests the folder, `parity` each plugin by itself, `handover` what is in nftables;
+//! tests/runtimes moves a node of containerd. Here a runtime's chain lives through the whole way.
+
+use std::fs;
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde_json::json;
+
+use crate::compare::peer;
+use crate::node::{Call, Container, Node, assert_unchanged, executable};
+use crate::traffic::{self, Place};
+
+/// Long even for a slow machine.
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// A node with the reference's plugins in a folder, a network of them, and another host.
+struct Site {
+    node: Node,
+    folder: PathBuf,
+    outside: Container,
+}
+
+/// A container, the host port that leads to it, its address.
+struct Pod {
+    container: Container,
+    port: u16,
+    ip: String,
+}
+
+impl Site {
+    fn new(folder: PathBuf, node: Node) -> Site {
+        let outside = Container::new();
+        node.sh(&format!("ip link add out0 type veth peer name eth0 netns {}", outside.path()));
+        node.sh("ip addr add 192.0.2.1/24 dev out0; ip link set out0 up");
+        outside.sh("ip addr add 192.0.2.2/24 dev eth0");
+        outside.sh("ip link set eth0 up");
+        let site = Site { node, folder, outside };
+        let list = json!({"cniVersion": "0.4.0", "name": "pods", "plugins": [
+            {"type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": true,
+                "hairpinMode": true, "ipam": site.ipam()},
+            {"type": "portmap", "capabilities": {"portMappings": true}},
+            {"type": "firewall", "backend": "iptables"},
+            {"type": "tuning", "sysctl": {"net.core.somaxconn": "500"}, "dataDir": site.state("tuning")},
+        ]});
+        fs::create_dir(site.node.path("net.d")).unwrap();
+        fs::write(site.node.path("net.d/10-pods.conflist"), list.to_string()).unwrap();
+        site
+    }
+
+    fn ipam(&self) -> serde_json::Value {
+        let mut ipam = self.node.host_local(&["10.1.2.0/24", "2001:db8:1::/64"]);
+        ipam["routes"] = json!([{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]);
+        ipam
+    }
+
+    fn state(&self, name: &str) -> String {
+        self.node.path(name).display().to_string()
+    }
+
+    /// A call of the runtime: the plugins are those that the folder has at this moment.
+    fn call(&self, verb: &str, netns: &str, port: u16) -> Call {
+        let cache = self.state("cache");
+        let ports = json!({"portMappings":
+            [{"hostPort": port, "containerPort": 80, "protocol": "tcp"}]});
+        self.node
+            .tool("cnitool", &[verb, "pods", netns, "--cache-dir", &cache])
+            .env("NETCONFPATH", &self.state("net.d"))
+            .env("CNI_PATH", &self.folder.display().to_string())
+            .env("CAP_ARGS", &ports.to_string())
+    }
+
+    fn add(&self, port: u16) -> Pod {
+        let container = Container::new();
+        let result = self.call("add", &container.path(), port).result();
+        let ip = result["ips"][0]["address"].as_str().unwrap();
+        let ip = ip.split('/').next().unwrap().to_owned();
+        Pod { container, port, ip }
+    }
+
+    #[track_caller]
+    fn check(&self, pod: &Pod) {
+        self.call("check", &pod.container.path(), pod.port).ok();
+    }
+
+    #[track_caller]
+    fn del(&self, pod: &Pod) {
+        self.call("del", &pod.container.path(), pod.port).ok();
+        let rules = self.node.sh("nft -s list ruleset 2>/dev/null");
+        for left in [&pod.ip, &format!("dport {} ", pod.port)] {
+            assert!(!rules.contains(left.as_str()), "{left}: {rules}");
+        }
+        assert!(!self.node.leases("pods").contains(&pod.ip));
+        assert!(!pod.container.try_sh("ip link show eth0"), "the interface is gone");
+    }
+
+    /// The mapped port answers another host, what leaves has the host's address, and the
+    /// container reaches its gateway in both families.
+    #[track_caller]
+    fn works(&self, pod: &Pod) {
+        let listener = pod.container.within(|| TcpListener::bind("0.0.0.0:80"));
+        let target = format!("192.0.2.1:{}", pod.port).parse().unwrap();
+        let connect = || TcpStream::connect_timeout(&target, LIMIT);
+        self.outside.within(connect).unwrap_or_else(|e| panic!("port {}: {e}", pod.port));
+        drop(listener);
+        let seen = traffic::udp(&pod.container, &self.outside, "192.0.2.2");
+        assert_eq!(seen.to_string(), "192.0.2.1", "{} is masqueraded", pod.ip);
+        assert!(pod.container.pings("2001:db8:1::1"), "{} has IPv6", pod.ip);
+        assert_eq!(pod.container.sysctl("net/core/somaxconn"), "500");
+    }
+
+    /// `cnibox <command> <folder>`.
+    #[track_caller]
+    fn cnibox(&self, command: &str) {
+        let folder = self.folder.display().to_string();
+        let call = self.node.tool("cnibox", &[command, &folder]).program(executable());
+        call.without("DESTDIR").printed();
+    }
+
+    #[track_caller]
+    fn plugins_are_cnibox(&self, expected: bool) {
+        for name in ["bridge", "host-local", "portmap", "firewall", "tuning"] {
+            let about = self.node.tool(name, &[]).program(self.folder.join(name)).run().stderr;
+            assert_eq!(about.contains("+cnibox."), expected, "{name}: {about}");
+        }
+    }
+}
+
+/// The whole way, for a folder that `fill` gives the reference's plugins.
+fn there_and_back(fill: impl Fn(&Path, &Path)) {
+    let Some(reference) = peer("migration") else { return };
+    let node = Node::new();
+    let folder = node.path("plugins");
+    fs::create_dir(&folder).unwrap();
+    fill(&reference, &folder);
+    let site = Site::new(folder, node);
+    site.plugins_are_cnibox(false);
+    // Bridge and the chains of all stay: made once, they are no difference.
+    let empty = {
+        site.del(&site.add(8080));
+        site.node.snapshot()
+    };
+    let old: Vec<Pod> = [8081, 8082, 8083].map(|port| site.add(port)).into();
+    for pod in &old {
+        site.works(pod);
+    }
+    let before = site.node.snapshot();
+
+    site.cnibox("install");
+    site.plugins_are_cnibox(true);
+    assert_unchanged(&before, &site.node.snapshot());
+    for pod in &old {
+        site.works(pod);
+        site.check(pod);
+    }
+    site.del(&old[0]);
+    let new = [8084, 8085].map(|port| site.add(port));
+    site.del(&new[0]);
+    for pod in [&old[1], &old[2], &new[1]] {
+        site.works(pod);
+        site.check(pod);
+    }
+
+    site.cnibox("uninstall");
+    site.plugins_are_cnibox(false);
+    // No CHECK: portmap's of the reference 1.1.1 wants a rule of IPv6 for a container that has none (plugins#819).
+    for pod in [&old[1], &old[2], &new[1]] {
+        site.works(pod);
+    }
+    let last = site.add(8086);
+    site.works(&last);
+    site.del(&old[1]);
+    site.del(&new[1]);
+
+    // And again, for good: what the reference made and what is left of the first time.
+    site.cnibox("install");
+    site.works(&old[2]);
+    site.del(&old[2]);
+    site.del(&last);
+    // The reference leaves the records of what it deletes.
+    drop(new);
+    let folders = ["cache", "net.d", "leases"].map(|name| site.state(name));
+    let [cache, net_d, leases] = &folders;
+    let gc = ["gc", "--cache-dir", cache, "--net-conf-path", net_d, "--data-dir", leases];
+    let cni_path = site.folder.display().to_string();
+    let said =
+        site.node.tool("cnibox", &gc).program(executable()).env("CNI_PATH", &cni_path).printed();
+    assert!(said.starts_with("detached container") && said.lines().count() == 1, "{said}");
+    assert_unchanged(&empty, &site.node.snapshot());
+}
+
+fn names(reference: &Path) -> impl Iterator<Item = String> {
+    let entries = fs::read_dir(reference).unwrap();
+    entries.map(|entry| entry.unwrap().file_name().into_string().unwrap())
+}
+
+/// The reference's archive, Debian's package and `kubernetes-cni`: a file for each plugin.
+#[test]
+fn from_a_folder_of_files() {
+    there_and_back(|reference, folder| {
+        for name in names(reference) {
+            fs::copy(reference.join(&name), folder.join(&name)).unwrap();
+        }
+    });
+}
+
+/// k3s: a folder of links into another folder, which the release owns.
+#[test]
+fn from_a_folder_of_links() {
+    there_and_back(|reference, folder| {
+        let data = folder.with_file_name("data");
+        fs::create_dir(&data).unwrap();
+        for name in names(reference) {
+            fs::copy(reference.join(&name), data.join(&name)).unwrap();
+            symlink(data.join(&name), folder.join(&name)).unwrap();
+        }
+    });
+}
