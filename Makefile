@@ -41,7 +41,7 @@ endif
 # Stripped size in bytes that no release may pass: 5 MB.
 SIZE_LIMIT := 5000000
 
-.PHONY: help build sanity check demo test test-vm soak test-runtimes lint arch bench size cross image dist reproduce book package fuzz install clean
+.PHONY: help build sanity check demo test test-vm soak test-runtimes lint arch bench size cross image dist reproduce book record package fuzz install clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -130,6 +130,9 @@ reproduce: dist ## makes it all again from a clone elsewhere, and compares every
 book: ## the documentation as a book, target/book/index.html
 	tests/prepare.sh book
 	PYTHONDONTWRITEBYTECODE=1 packaging/book.py $(OUT)/book-src $(OUT)/book
+
+record: prepare-demo build ## docs/images/demo.svg: the demo as an animated picture
+	PYTHONDONTWRITEBYTECODE=1 packaging/record.py docs/images/demo.svg tests/demo.sh $(BINARY)
 
 package: ## the crate as it would be published, built from its archive; ARGS=--allow-dirty
 	$(CARGO) package --locked $(ARGS)
