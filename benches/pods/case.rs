@@ -12,6 +12,9 @@ pub(crate) const BRIDGE: &str = "cni0";
 /// The name of the link that macvlans, ipvlans and VLANs are on top of.
 pub(crate) const MASTER: &str = "up0";
 
+/// The case of bridge with `ipMasq` and portmap beside netavark.
+pub(crate) const NETAVARK: &str = "netavark";
+
 /// What flannel's daemon has written, and where.
 pub(crate) const SUBNET_FILE: &str = "subnet.env";
 pub(crate) const SUBNET_ENV: &str = "FLANNEL_NETWORK=10.0.0.0/8\nFLANNEL_SUBNET=10.1.0.1/16\n\
@@ -64,6 +67,8 @@ pub(crate) const CASES: &[Case] = &[
     Case { name: "portmap-1", ..PORTMAP_CASE },
     Case { name: "portmap-32", ports: 32, ..PORTMAP_CASE },
     Case { name: "chain", loopback: true, masq: true, ..PORTMAP_CASE },
+    // Beside netavark instead of other plugins.
+    Case { name: NETAVARK, masq: true, ..PORTMAP_CASE },
     Case { name: "bandwidth", chained: &["bandwidth"], ..BRIDGE_CASE },
     Case { name: "tuning", chained: &["tuning"], ..BRIDGE_CASE },
     Case { name: "sbr", chained: &["sbr"], ..BRIDGE_CASE },

@@ -98,13 +98,18 @@ pub(crate) fn started(worlds: &[World], case: &Case) -> Result<Times> {
 }
 
 /// Many pods, several at once; the time of the whole batch.
-pub(crate) fn batches(worlds: &[World], case: &Case, options: &Options) -> Result<Times> {
+pub(crate) fn batches(
+    worlds: &[World],
+    case: &Case,
+    options: &Options,
+    at_once: usize,
+) -> Result<Times> {
     let mut times = Times::new(worlds.len());
     for round in 0..options.batches {
         for i in turn(worlds, round) {
             let mut pods = (0..options.batch).map(|_| Pod::new()).collect::<Result<Vec<_>>>()?;
             worlds[i].prepare(case, &pods)?;
-            let mut run = |verb| batch(&worlds[i], case, verb, &mut pods, options.parallel);
+            let mut run = |verb| batch(&worlds[i], case, verb, &mut pods, at_once);
             times.add[i].push(ms(run("ADD")?));
             times.del[i].push(ms(run("DEL")?));
         }

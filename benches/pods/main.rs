@@ -9,6 +9,7 @@
 //! | `options` | the command line |
 //! | `sandbox` | user namespace for ordinary users, a folder that goes away even on Ctrl-C |
 //! | `case` | what is attached: plugins and configurations |
+//! | `netavark` | podman's network stack, beside bridge and portmap |
 //! | `netfilter` | which packet filter a plugin uses, and the rules of others in it |
 //! | `world` | a plugin folder, its private host, the pods already there; one timed call |
 //! | `contest` | worlds taking turns: rounds, batches, memory, programs that are started |
@@ -21,6 +22,7 @@
 mod case;
 mod contest;
 mod kernel;
+mod netavark;
 mod netfilter;
 mod options;
 mod ports;
@@ -73,6 +75,10 @@ fn run(options: &Options, dir: &Path) -> Result<()> {
     bench.describe();
     let mut table = Table::new("ours", bench.peer.as_deref().map(|peer| bench.heading(peer)));
     for case in bench.selected() {
+        if case.name == case::NETAVARK {
+            bench.netavark(&mut table, case)?;
+            continue;
+        }
         for &pods in options.pods_of(case) {
             bench.case(&mut table, case, pods)?;
         }
@@ -190,6 +196,10 @@ impl Bench<'_> {
             table::note(case.name, &format!("this kernel has no {kind}"));
             return Ok(());
         }
+        if case.is_bridge() && pods + 1 > BRIDGE_PORTS {
+            table::note(case.name, &format!("no {pods} pods: a bridge has {BRIDGE_PORTS} ports"));
+            return Ok(());
+        }
         let worlds = self.worlds(&folders, |_| pods, case)?;
         let name = if pods > 0 { format!("{}, {pods} pods", case.name) } else { case.name.into() };
         if case.is_version() {
@@ -226,17 +236,39 @@ impl Bench<'_> {
         worlds: &[World],
         pods: usize,
     ) -> Result<()> {
-        let (batch, at_once) = (self.options.batch, self.options.parallel);
-        if at_once == 0 {
+        let batch = self.options.batch;
+        let counts: Vec<_> = self.options.parallel.iter().copied().filter(|&n| n > 0).collect();
+        if counts.is_empty() {
             return Ok(());
         }
         if case.is_bridge() && pods + batch > BRIDGE_PORTS {
             table::note(name, &format!("no batch of {batch}: a bridge has {BRIDGE_PORTS} ports"));
             return Ok(());
         }
-        let times = contest::batches(worlds, case, self.options)?;
-        table.row(name, &format!("{batch} ADD, {at_once} at once"), Unit::Ms, &times.add);
-        table.row(name, &format!("{batch} DEL, {at_once} at once"), Unit::Ms, &times.del);
+        for at_once in counts {
+            let times = contest::batches(worlds, case, self.options, at_once)?;
+            table.row(name, &format!("{batch} ADD, {at_once} at once"), Unit::Ms, &times.add);
+            table.row(name, &format!("{batch} DEL, {at_once} at once"), Unit::Ms, &times.del);
+        }
+        Ok(())
+    }
+
+    /// Beside netavark, where that is.
+    fn netavark(&self, table: &mut Table, case: &Case) -> Result<()> {
+        let Some(netavark) = netavark::Netavark::find(self.dir)? else {
+            table::note(case.name, "none: NETAVARK=<executable>, of cargo install netavark");
+            return Ok(());
+        };
+        table::note(case.name, &format!("the right side is {}", netavark.version()?));
+        let ours = World::new(&self.ours, self.dir, case, 0, self.options)?;
+        let times = netavark.rounds(&ours, case, self.options.rounds)?;
+        table.beside("netavark", case.name, "ADD", Unit::Ms, &times.add);
+        table.beside("netavark", case.name, "DEL", Unit::Ms, &times.del);
+        if world::has_strace() {
+            let started = netavark.started(&ours, case)?;
+            table.beside("netavark", case.name, "ADD, started", Unit::Count, &started.add);
+            table.beside("netavark", case.name, "DEL, started", Unit::Count, &started.del);
+        }
         Ok(())
     }
 

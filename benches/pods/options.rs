@@ -30,6 +30,7 @@ Cases (all of them without a choice):
   tap            tap + host-local
   portmap-1      bridge, then portmap with 1 port; a chain is one ADD, one DEL
   portmap-32     bridge, then portmap with 32 ports
+  netavark       bridge with ipMasq and portmap with 1 port, beside netavark's setup and teardown
   chain          loopback, bridge with ipMasq, portmap with 1 port
   bandwidth      bridge, then bandwidth with both directions
   tuning         bridge, then tuning
@@ -44,6 +45,7 @@ Cases (all of them without a choice):
 
 const NOTES: &str = "
 Environment:
+  NETAVARK       netavark's executable, for that case
   PEER           plugin folder to compare with (/usr/lib/cni if it is there)
   CNIBOX_BIN     our executable (the one cargo has built)
   TMPDIR         where leases are kept; a folder on a disk, since leases are synced (/tmp)
@@ -57,10 +59,10 @@ const OPTIONS: &[Opt] = &[
         "--pods",
         "N[,N]",
         "pods already there, with their links and leases, but without rules in the\n\
-         packet filter (0,1000; at most 1000)",
+         packet filter (0,1000; at most 5000, on a bridge 1000)",
     ),
     opt("--rounds", "N", "pods attached and detached one by one by each side (30)"),
-    opt("--parallel", "N", "also attach and detach a batch, N at once (16; 0: do not)"),
+    opt("--parallel", "N[,N]", "also attach and detach a batch, N at once (16; 0: do not)"),
     opt("--batch", "N", "pods in a batch (160)"),
     opt(
         "--backend",
@@ -92,15 +94,15 @@ pub(crate) fn help() -> String {
 /// Cases that are no list of plugins.
 const SPECIAL: [&str; 3] = ["leases", "ports", "others"];
 
-/// More do not fit on a bridge beside those that are measured.
-const MOST_PODS: usize = 1000;
+/// What takes minutes to make.
+const MOST_PODS: usize = 5000;
 
 #[derive(Debug)]
 pub(crate) struct Options {
     names: Vec<String>,
     pods: Vec<usize>,
     pub(crate) rounds: usize,
-    pub(crate) parallel: usize,
+    pub(crate) parallel: Vec<usize>,
     pub(crate) batch: usize,
     pub(crate) batches: usize,
     pub(crate) backend: Backend,
@@ -127,9 +129,11 @@ impl Options {
         let number = |flag, default| line.last(flag).map_or(Ok(default), |text| number(flag, text));
         let pods = || vec![0, choose(1000, 20)];
         Ok(Ok(Options {
-            pods: line.last("--pods").map_or_else(|| Ok(pods()), numbers)?,
+            pods: line.last("--pods").map_or_else(|| Ok(pods()), |text| numbers("--pods", text))?,
             rounds: number("--rounds", choose(30, 3))?.max(1),
-            parallel: number("--parallel", choose(16, 4))?,
+            parallel: line
+                .last("--parallel")
+                .map_or_else(|| Ok(vec![choose(16, 4)]), |text| numbers("--parallel", text))?,
             batch: number("--batch", choose(160, 8))?.max(1),
             batches: choose(3, 1),
             backend: Backend::parse(line.last("--backend").or(Some("nftables")))?,
@@ -150,14 +154,14 @@ impl Options {
     }
 }
 
-fn numbers(text: &str) -> Result<Vec<usize>> {
-    let pods: Vec<usize> =
-        text.split(',').map(|part| number("--pods", part)).collect::<Result<_>>()?;
-    match pods.iter().max() {
+fn numbers(option: &str, text: &str) -> Result<Vec<usize>> {
+    let list: Vec<usize> =
+        text.split(',').map(|part| number(option, part)).collect::<Result<_>>()?;
+    match list.iter().max() {
         Some(&most) if most > MOST_PODS => {
-            Err(format!("--pods {most}: at most {MOST_PODS}, so that they fit on a bridge").into())
+            Err(format!("{option} {most}: at most {MOST_PODS}").into())
         }
-        _ => Ok(pods),
+        _ => Ok(list),
     }
 }
 

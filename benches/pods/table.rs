@@ -48,6 +48,29 @@ impl Table {
 
     /// One row: the samples of each side.
     pub(crate) fn row(&mut self, case: &str, what: &str, unit: Unit, samples: &[Vec<f64>]) {
+        let sides = self.sides;
+        self.add(&SIDES[..sides], (case, what), unit, samples);
+    }
+
+    /// One whose right side is something else than the other folder.
+    pub(crate) fn beside(
+        &mut self,
+        right: &str,
+        case: &str,
+        what: &str,
+        unit: Unit,
+        samples: &[Vec<f64>],
+    ) {
+        self.add(&[SIDES[0], right], (case, what), unit, samples);
+    }
+
+    fn add(
+        &mut self,
+        sides: &[&str],
+        (case, what): (&str, &str),
+        unit: Unit,
+        samples: &[Vec<f64>],
+    ) {
         let name = unit.name();
         let mut line = vec![format!("{case:<24} {what:<20}")];
         let mut medians = Vec::new();
@@ -56,7 +79,7 @@ impl Table {
             [("case", case), ("what", what), ("unit", name)].map(|(k, v)| (k.into(), json!(v))),
         );
         // A side that lacks a plugin has none.
-        for (side, key) in samples.iter().take(self.sides).zip(SIDES) {
+        for (side, key) in samples.iter().zip(sides) {
             let (median, p99) = (percentile(side, 50), percentile(side, 99));
             if median.is_nan() {
                 line.push(format!("{:>14} {:>10}", "-", "-"));
@@ -65,7 +88,7 @@ impl Table {
             line.push(format!("{median:>11.2} {name:<2} {p99:>7.2} {name:<2}"));
             medians.push(median);
             let round = |percent| (percentile(side, percent) * 1000.0).round() / 1000.0;
-            row.insert(key.into(), json!({"samples": side.len(), "p10": round(10), "median": round(50), "p90": round(90)}));
+            row.insert((*key).into(), json!({"samples": side.len(), "p10": round(10), "median": round(50), "p90": round(90)}));
         }
         if let [left, right] = medians[..]
             && left > 0.0

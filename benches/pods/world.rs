@@ -42,6 +42,11 @@ impl Pod {
         Ok(Pod { result, ..Pod::new()? })
     }
 
+    /// Unlike that of any other.
+    pub(crate) fn number(&self) -> usize {
+        self.number
+    }
+
     pub(crate) fn netns(&self) -> &Netns {
         &self.netns
     }
@@ -56,7 +61,7 @@ impl Pod {
     }
 
     /// Ports that none of the pods beside this one has.
-    fn port_mappings(&self, ports: usize) -> Value {
+    pub(crate) fn port_mappings(&self, ports: usize) -> Value {
         let host = |i| 1024 + (self.number * ports + i) % 64_000;
         let mapping = |i| json!({"hostPort": host(i), "containerPort": 80 + i, "protocol": "tcp"});
         (0..ports).map(mapping).collect()
@@ -151,16 +156,8 @@ impl World {
             let stdin = stdin(case, (plugin, conf), pod);
             let log = self.data.join("strace");
             let plain = self.command(plugin, verb, pod);
-            let mut command = Command::new("strace");
-            command.args(["-f", "-qq", "-e", "trace=execve", "-e", "signal=none", "-o"]).arg(&log);
-            command
-                .arg(plain.get_program())
-                .env_clear()
-                .envs(plain.get_envs().filter_map(|(name, value)| Some((name, value?))));
-            run(pipes(&mut command), (plugin, verb), &stdin, pod)?;
-            let text = fs::read_to_string(&log)?;
-            let executed = text.lines().filter(|l| l.contains("execve") && l.ends_with(" = 0"));
-            count += u32::try_from(executed.count())?.checked_sub(1).ok_or("strace saw nothing")?;
+            run(&mut under_strace(&plain, &log), (plugin, verb), &stdin, pod)?;
+            count += executed(&log)?;
         }
         Ok(count)
     }
@@ -258,18 +255,40 @@ fn run(
     stdin: &str,
     pod: &mut Pod,
 ) -> Result<Duration> {
+    let (stdout, took) = output(command, stdin)?;
+    if verb == "ADD" {
+        *pod.result(plugin) = serde_json::from_slice(&stdout)?;
+    }
+    Ok(took)
+}
+
+/// What a program prints that succeeds, and how long it takes, from before the spawn to after the exit.
+pub(crate) fn output(command: &mut Command, stdin: &str) -> Result<(Vec<u8>, Duration)> {
     let start = Instant::now();
-    let child = feed(command.spawn(), command, stdin)?;
+    let child = feed(pipes(command).spawn(), command, stdin)?;
     let output = child.wait_with_output()?;
     let took = start.elapsed();
     if !output.status.success() {
         let (out, err) = (text(&output.stdout), text(&output.stderr));
         return Err(format!("{command:?} with {stdin}: {}: {out}{err}", output.status).into());
     }
-    if verb == "ADD" {
-        *pod.result(plugin) = serde_json::from_slice(&output.stdout)?;
-    }
-    Ok(took)
+    Ok((output.stdout, took))
+}
+
+/// The same command, its execve(2) written into `log`.
+pub(crate) fn under_strace(plain: &Command, log: &Path) -> Command {
+    let mut command = Command::new("strace");
+    command.args(["-f", "-qq", "-e", "trace=execve", "-e", "signal=none", "-o"]).arg(log);
+    command.arg(plain.get_program()).args(plain.get_args()).env_clear();
+    command.envs(plain.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    command
+}
+
+/// How many programs such a log has beside the command itself.
+pub(crate) fn executed(log: &Path) -> Result<u32> {
+    let text = fs::read_to_string(log)?;
+    let executed = text.lines().filter(|l| l.contains("execve") && l.ends_with(" = 0"));
+    Ok(u32::try_from(executed.count())?.checked_sub(1).ok_or("strace saw nothing")?)
 }
 
 /// Whether programs can be counted.
@@ -343,7 +362,7 @@ fn write_leases(store: &Path, case: &Case, pods: usize) -> Result<()> {
 }
 
 /// The address of the i-th pod; the first of the subnet is the gateway's.
-fn ipv4(i: usize) -> Ipv4Addr {
+pub(crate) fn ipv4(i: usize) -> Ipv4Addr {
     let first = u32::from(Ipv4Addr::new(10, 1, 0, 2));
     Ipv4Addr::from(first + u32::try_from(i).unwrap_or_default())
 }
