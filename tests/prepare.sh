@@ -12,7 +12,7 @@ peer=${PEER:-/usr/lib/cni}
 # The libraries and programs of tests/manifests.txt; tests/manifests.py looks for them here.
 root=${0%/*}/..
 wheels=${CARGO_TARGET_DIR:-$root/target}/manifests
-# The oldest kernel that the suite runs on, Debian 12's.
+# The oldest kernel that the whole suite runs on, Debian 12's; cni-sanity also runs on 5.10.
 oldest_kernel=6.1
 
 # program or file | Debian package, - for cargo's, pip | cannot do without | nice to have; every purpose wants what "build" does
@@ -182,7 +182,7 @@ if ! at_least "rustc $oldest_rust" "$rust" || [ "${rust#rustc }" = "$rust" ]; th
 fi
 kernel=$(uname -r)
 at_least "$oldest_kernel" "$kernel" ||
-    say "this kernel is Linux $kernel; the suite runs on $oldest_kernel and newer, older ones are not tested"
+    say "this kernel is Linux $kernel; the suite is tested on $oldest_kernel and newer"
 if [ "$purpose" = test ] && [ "$(id -u)" != 0 ]; then
     say "the tests need root, for network namespaces: sudo env HOME=\"\$HOME\" PATH=\"\$PATH\" make test"
     exit 1
