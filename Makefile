@@ -41,7 +41,7 @@ endif
 # Stripped size in bytes that no release may pass: 5 MB.
 SIZE_LIMIT := 5000000
 
-.PHONY: help build sanity check demo test test-vm soak test-runtimes lint arch bench size cross image dist reproduce book record package fuzz install clean
+.PHONY: help build sanity check demo test test-vm soak test-runtimes matrix lint arch bench size cross image dist reproduce book record package fuzz install clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -107,6 +107,10 @@ size: build ## size of the binary against its limit; that it is static and posit
 test-runtimes: build ## containerd and podman start pods and containers with these plugins; ARGS=PEER for the reference's
 	tests/prepare.sh runtimes
 	tests/runtimes/run.sh $(if $(filter PEER,$(ARGS)),$(PEER),$(BINARY))
+
+matrix: build ## the same with every runtime here, and in folders of RUNTIMES, into the table of docs/compatibility.md
+	tests/prepare.sh runtimes
+	tests/runtimes/matrix.py $(BINARY) docs/compatibility.md
 
 cross: ## the other architecture: check, and build where its linker is; TARGET=aarch64-unknown-linux-gnu
 	tests/cross.sh aarch64-unknown-linux-gnu

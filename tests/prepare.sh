@@ -182,7 +182,7 @@ if ! at_least "rustc $oldest_rust" "$rust" || [ "${rust#rustc }" = "$rust" ]; th
 fi
 kernel=$(uname -r)
 at_least "$oldest_kernel" "$kernel" ||
-    say "this kernel is Linux $kernel; the suite runs on $oldest_kernel and newer, older ones are not tested"
+    say "this kernel is Linux $kernel; the suite runs on $oldest_kernel and newer, cni-sanity on 5.10, older ones are not tested"
 if [ "$purpose" = test ] && [ "$(id -u)" != 0 ]; then
     say "the tests need root, for network namespaces: sudo env HOME=\"\$HOME\" PATH=\"\$PATH\" make test"
     exit 1
