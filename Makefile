@@ -96,9 +96,10 @@ lint: ## formatting, clippy, documentation, licences and sources of dependencies
 arch: ## the layers of docs/architecture.md, checked in the source
 	$(CARGO) test --locked --test arch
 
-bench: build ## the same pods with two plugin folders in turn, also as JSON in target/bench.json; PEER=<folder>, ARGS="bridge --pods 1000"
+bench: build ## the same pods with two plugin folders in turn, also as JSON and charts in target/; PEER=<folder>, NETAVARK=<program>, ARGS="bridge --pods 1000"
 	tests/prepare.sh bench
 	PEER=$(PEER) CNIBOX_BIN=$(abspath $(BINARY)) $(CARGO) bench --locked --bench pods -- --json $(abspath $(OUT))/bench.json $(ARGS)
+	@[ ! -e $(OUT)/bench.json ] || PYTHONDONTWRITEBYTECODE=1 packaging/charts.py $(OUT)/bench.json $(OUT)
 
 size: build ## size of the binary against its limit; that it is static and position independent
 	@tests/static-pie.sh $(BINARY)

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""charts.py [--check]: the pictures and figures of the documentation, from docs/images/bench.json, which is what `make bench`
-has written: times.svg and footprint.svg, the badges of README.md, and the table of docs/performance.md.
+"""charts.py [--check | JSON FOLDER]: the pictures and figures of the documentation, from what `make bench` has written: times.svg and
+footprint.svg of docs/images/bench.json, crowd.svg and growth.svg of the files of these names, the badges of README.md, and the table of
+docs/performance.md.
 
---check writes nothing, and fails if one of them is not what would be written."""
+--check writes nothing, and fails if one of them is not what would be written. With JSON, such as target/bench.json, the pictures for which
+it has the rows are made of it alone, in FOLDER."""
 
 import html
 import json
@@ -122,15 +124,26 @@ class Bench:
         return max(bar[3] for what in whats for _, bars in self.groups(what) for bar in filter(None, bars))
 
 
+    def pairs(self, rows):
+        """The bars of rows (name, case, what), and the longest."""
+        sides = [("cnibox", "ours"), ("reference", "peer")]
+        groups = [(name, [self.bar(case, what, *side) for side in sides]) for name, case, what in rows]
+        return groups, max(bar[3] for _, bars in groups for bar in filter(None, bars))
+
+
+def seconds(value):
+    return f"{value / 1000:.1f} s" if value < 100_000 else f"{value / 1000:.0f} s"
+
+
 def milliseconds(value):
     return f"{value:.1f} ms" if value < 100 else f"{value:.0f} ms"
 
 
 def times(bench):
-    machine, samples = bench.data["machine"], bench.rows["chain", "ADD"]["cnibox"]["samples"]
+    samples = bench.rows["chain", "ADD"]["cnibox"]["samples"]
     about = [
         f"Median of {samples}, line: 10th to 90th percentile. Shorter is better.",
-        f"Linux {machine['kernel']}, {machine['processors']} processors, {bench.data['options']['backend']}.",
+        kernel(bench),
     ]
     chart = Chart("Time to attach and to detach a container", about, bench.data)
     most = bench.most(["ADD", "DEL"])
@@ -150,6 +163,58 @@ def footprint(bench):
         f"On disk: {sizes[0]['count']} plugins, stripped", [("", bars)], bars[1][1], "{:.1f} MB".format
     )
     return chart.done()
+
+
+def crowd(bench):
+    """All of a batch of containers, so many at once."""
+    found = [re.fullmatch(r"(\d+) ADD, (\d+) at once", what) for case, what in bench.rows if case == "chain"]
+    found = [match.groups() for match in found if match]
+    if not found:
+        raise KeyError("chain with --parallel")
+    count = found[0][0]
+    about = ["loopback, bridge with ipMasq, portmap. Shorter is better.", kernel(bench)]
+    chart = Chart(f"{count} containers, several at once", about, bench.data)
+    for what in ("ADD", "DEL"):
+        rows = [(f"{n} at once", "chain", f"{count} {what}, {n} at once") for _, n in found]
+        chart.section(f"{what} of all {count}", *bench.pairs(rows), seconds)
+    return chart.done()
+
+
+def growth(bench):
+    """One container on nodes with more and more of them."""
+    counts = [re.fullmatch(r"ptp(?:, (\d+) pods)?", case) for case, what in bench.rows if what == "ADD"]
+    counts = [(match[0], match[1] or "0") for match in counts if match]
+    if len(counts) < 2:
+        raise KeyError("ptp with --pods")
+    about = ["ptp with host-local. Line: 10th to 90th percentile.", kernel(bench)]
+    chart = Chart("One more container on a full node", about, bench.data)
+    for what in ("ADD", "DEL"):
+        rows = [(f"{int(count):,} containers are there", case, what) for case, count in counts]
+        chart.section(what, *bench.pairs(rows), milliseconds)
+    return chart.done()
+
+
+def kernel(bench):
+    machine = bench.data["machine"]
+    return f"Linux {machine['kernel']}, {machine['processors']} processors, {bench.data['options']['backend']}."
+
+
+PICTURES = {"times.svg": times, "footprint.svg": footprint, "crowd.svg": crowd, "growth.svg": growth}
+
+
+def own(path, folder):
+    """The pictures of one file of results."""
+    with open(path, encoding="utf-8") as file:
+        bench = Bench(json.load(file))
+    for name, picture in PICTURES.items():
+        try:
+            text = picture(bench)
+        except (KeyError, TypeError):
+            continue
+        with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
+            file.write(text)
+        print(os.path.join(folder, name))
+    return 0
 
 
 def table(bench):
@@ -204,10 +269,14 @@ def badges():
 
 
 def main(*args):
+    if len(args) == 2:
+        return own(*args)
     bench = Bench(json.loads(read(IMAGES + "bench.json")))
     files = {IMAGES + f"badge-{name}.svg": text for name, text in badges().items()}
     files[IMAGES + "times.svg"] = times(bench)
     files[IMAGES + "footprint.svg"] = footprint(bench)
+    for name in ("crowd", "growth"):
+        files[f"{IMAGES}{name}.svg"] = PICTURES[name + ".svg"](Bench(json.loads(read(f"{IMAGES}{name}.json"))))
     before, after = "<!-- charts.py -->\n", "\n<!-- end -->"
     page = read(TABLE)
     start, end = page.index(before) + len(before), page.index(after)
