@@ -3,6 +3,7 @@
 CARGO   ?= cargo
 HOST    := $(shell rustc -vV 2>/dev/null | sed -n 's/^host: //p')
 TARGET  ?= $(HOST)
+TARGETS ?= $(TARGET)
 PREFIX  ?= /opt/cni
 BINDIR  ?= $(PREFIX)/bin
 DESTDIR ?=
@@ -41,7 +42,7 @@ endif
 # Stripped size in bytes that no release may pass: 5 MB.
 SIZE_LIMIT := 5000000
 
-.PHONY: help build sanity check demo test test-vm soak test-runtimes matrix lint arch bench size cross image dist reproduce book record package fuzz install clean
+.PHONY: help build sanity check demo test test-vm soak test-runtimes matrix test-arm64 lint arch bench size cross image dist reproduce book record package fuzz install clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -113,13 +114,20 @@ matrix: build ## the same with every runtime here, and in folders of RUNTIMES, i
 	tests/prepare.sh runtimes
 	tests/runtimes/matrix.py $(BINARY) docs/compatibility.md
 
+test-arm64: ## cni-sanity on arm64: both are built for it, and run in Debian's kernel under emulation; ARGS="--type bridge"
+	$(MAKE) build sanity TARGET=aarch64-unknown-linux-gnu
+	ARGS='$(ARGS)' tests/arm64.sh $(OUT)/aarch64-unknown-linux-gnu/release/cnibox $(OUT)/aarch64-unknown-linux-gnu/release/cni-sanity
+
 cross: ## the other architecture: check, and build where its linker is; TARGET=aarch64-unknown-linux-gnu
 	tests/cross.sh aarch64-unknown-linux-gnu
 
-image: build ## an OCI image with nothing but the binary, as an archive in target/dist
+# Go's name of a target's architecture, and the binary.
+image_of = $(subst x86_64,amd64,$(subst aarch64,arm64,$(firstword $(subst -, ,$(1)))))=$(OUT)/$(1)/release/cnibox
+image: ## an OCI image with nothing but the binary, as an archive in target/dist; an index with TARGETS="x86_64-unknown-linux-gnu aarch64-unknown-linux-gnu"
+	for target in $(TARGETS); do $(MAKE) build TARGET=$$target || exit; done
 	@mkdir -p $(DIST)
 	PYTHONDONTWRITEBYTECODE=1 python3 packaging/image.py cnibox $(DIST)/cnibox.oci.tar \
-		$$($(BINARY) version | sed 's/.* //') $(subst x86_64,amd64,$(subst aarch64,arm64,$(firstword $(subst -, ,$(TARGET)))))=$(BINARY)
+		$$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1) $(foreach target,$(TARGETS),$(call image_of,$(target)))
 
 dist: ## everything that is released: tgz, deb, rpm, image, SBOM, checksums, into target/dist
 	tests/prepare.sh dist
