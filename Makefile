@@ -114,8 +114,8 @@ matrix: build ## the same with every runtime here, and in folders of RUNTIMES, i
 	tests/prepare.sh runtimes
 	tests/runtimes/matrix.py $(BINARY) docs/compatibility.md
 
-test-arm64: ## cni-sanity on arm64: both are built for it, and run in Debian's kernel under emulation; ARGS="--type bridge"
-	$(MAKE) build sanity TARGET=aarch64-unknown-linux-gnu
+test-arm64: prepare-arm64 cross ## cni-sanity on arm64: both are built for it, and run in Debian's kernel under emulation; ARGS="--type bridge"
+	$(MAKE) sanity TARGET=aarch64-unknown-linux-gnu
 	ARGS='$(ARGS)' tests/arm64.sh $(OUT)/aarch64-unknown-linux-gnu/release/cnibox $(OUT)/aarch64-unknown-linux-gnu/release/cni-sanity
 
 cross: ## the other architecture: check, and build where its linker is; TARGET=aarch64-unknown-linux-gnu

@@ -57,7 +57,8 @@ def from_markdown(text):
                 code = None
         elif code is not None:
             code.append(line)
-        elif re.match(r"^\|[-| :]+\|$", line):
+        elif re.match(r"^\|[-| :]+\|$", line) or line.startswith("!["):
+            # A terminal shows no pictures.
             continue
         elif line.startswith("|"):
             # The head of a table is said by the section's.

@@ -75,6 +75,7 @@ for root in $trees; do
         page=$root/usr/share/man/man8/cnibox-$name.8.gz
         case $tools in *" $name "*) page=$root/usr/share/man/man1/$name.1.gz ;; esac
         gzip -t "$page" || fail "no manual page of $name"
+        ! zcat "$page" | grep -q '^!' || fail "a picture in the manual page of $name"
     done
     [ -z "$(find "$root" -name .cnibox)" ] || fail "the installer's own folder is in the package"
 done

@@ -1,5 +1,5 @@
 #!/bin/sh
-# prepare.sh [build|demo|test|bench|lint|dist|book|runtimes|fuzz]: what the purpose needs beside cargo, before the first compile.
+# prepare.sh [build|demo|test|bench|lint|dist|book|runtimes|fuzz|arm64]: what the purpose needs beside cargo, before the first compile.
 #
 # It says what is missing and what for. As root on Debian or Ubuntu it installs the packages, cargo's
 # own tools with cargo; DEPS=no installs nothing. Elsewhere it names the packages of the system's package
@@ -31,8 +31,8 @@ dbus-daemon       dbus                           -                test
 iptables-save     iptables                       test,runtimes    -
 conntrack         conntrack                      test             -
 iperf3            iperf3                         test             -
-modprobe          kmod                           -                test
-xz                xz-utils                       -                test
+modprobe          kmod                           arm64            test
+xz                xz-utils                       arm64            test
 dnsmasq           dnsmasq-base                   test             -
 dhcpd             isc-dhcp-server                test             -
 shellcheck        shellcheck                     lint             -
@@ -46,7 +46,10 @@ $wheels           pip                            -                lint,dist
 dpkg-deb          dpkg                           dist             -
 rpmbuild          rpm                            dist             -
 xz                xz-utils                       dist             -
-cpio              cpio                           dist             -
+cpio              cpio                           dist,arm64       -
+aarch64-linux-gnu-gcc gcc-aarch64-linux-gnu      arm64            -
+/usr/aarch64-linux-gnu/lib/libc.a libc6-dev-arm64-cross arm64    -
+qemu-system-aarch64 qemu-system-arm              arm64            -
 containerd        containerd                     runtimes         -
 runc              runc                           runtimes         -
 podman            podman                         runtimes         -
@@ -83,7 +86,10 @@ python3-minimal  | scripts that make images and notices           | python3 pyth
 python3-pip      | kubectl, helm and the schemas of Kubernetes    | python3-pip python3-pip py3-pip python-pip
 dpkg             | deb packages                                   |
 rpm              | rpm packages                                   | rpm-build rpm-build rpm rpm-tools
-cpio             | a look into rpm packages                       |
+cpio             | a look into rpm packages; files of a VM        |
+gcc-aarch64-linux-gnu | links the executable for arm64            | gcc-aarch64-linux-gnu cross-aarch64-gcc14 - aarch64-linux-gnu-gcc
+libc6-dev-arm64-cross | its C library, linked statically          | - - - aarch64-linux-gnu-glibc
+qemu-system-arm  | runs a kernel of arm64                         | qemu-system-aarch64 qemu-arm qemu-system-aarch64 qemu-system-aarch64
 containerd       | runs pods                                      |
 runc             | containerd's containers                        |
 podman           | runs containers                                |
@@ -97,9 +103,9 @@ containernetworking-plugins | the reference plugins, to compare with | container
 "
 
 case $purpose in
-    all | build | demo | test | bench | lint | dist | book | runtimes | fuzz) ;;
+    all | build | demo | test | bench | lint | dist | book | runtimes | fuzz | arm64) ;;
     *)
-        echo "usage: tests/prepare.sh [build|demo|test|bench|lint|dist|book|runtimes|fuzz]" >&2
+        echo "usage: tests/prepare.sh [build|demo|test|bench|lint|dist|book|runtimes|fuzz|arm64]" >&2
         exit 2
         ;;
 esac
