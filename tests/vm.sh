@@ -128,8 +128,10 @@ qemu() {
     fi
     export LD_LIBRARY_PATH=$root/usr/lib/x86_64-linux-gnu:$root/lib/x86_64-linux-gnu
     export QEMU_MODULE_DIR=$root/usr/lib/x86_64-linux-gnu/qemu
+    # apt does not fetch what the machine has, which shares it between QEMUs of all architectures.
+    [ -d "$QEMU_MODULE_DIR" ] || QEMU_MODULE_DIR=/usr/lib/x86_64-linux-gnu/qemu
     exec setpriv --pdeathsig KILL "$root/usr/bin/qemu-system-x86_64" \
-        -L "$root/usr/share/qemu" -L "$root/usr/share/seabios" -L "$root/usr/lib/ipxe/qemu" "$@"
+        -L "$root/usr/share/qemu" -L /usr/share/qemu -L "$root/usr/share/seabios" -L "$root/usr/lib/ipxe/qemu" "$@"
 }
 
 # --- in the VM ---------------------------------------------------------------------------------------
