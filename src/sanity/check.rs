@@ -1,5 +1,7 @@
 //! What a case finds: one verdict for each assertion that it could look at.
 
+use std::borrow::Borrow;
+
 use serde::{Deserialize, Serialize};
 
 use super::call::Answer;
@@ -26,6 +28,11 @@ impl Check {
     /// One verdict; `detail` is asked where it does not hold.
     pub fn that(&mut self, id: &str, holds: bool, detail: impl FnOnce() -> String) {
         self.push(id, holds, detail, String::new());
+    }
+
+    /// Holds if there are no such lines; else they are the detail.
+    pub fn none(&mut self, id: &str, lines: &[impl Borrow<str>]) {
+        self.that(id, lines.is_empty(), || lines.join("; "));
     }
 
     /// The same of a call.

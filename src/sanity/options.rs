@@ -126,47 +126,16 @@ fn read(mut line: Parser) -> Result<Task, lexopt::Error> {
             Arg::Long("jobs") => options.jobs = line.value()?.parse()?,
             Arg::Long("faults") => options.faults = true,
             Arg::Long("scoreboard") => is_scoreboard = true,
-            Arg::Long("expected-failures") => {
-                let path: PathBuf = line.value()?.into();
-                let text = std::fs::read_to_string(&path)
-                    .map_err(|error| format!("read {}: {error}", path.display()))?;
-                let lines =
-                    text.lines().map(|line| line.split('#').next().unwrap_or_default().trim());
-                options.expected.extend(lines.filter(|line| !line.is_empty()).map(str::to_owned));
-            }
-            Arg::Long("format") => {
-                options.format = match line.value()?.string()?.as_str() {
-                    "text" => Format::Text,
-                    "tap" => Format::Tap,
-                    "junit" => Format::Junit,
-                    "json" => Format::Json,
-                    other => {
-                        return Err(
-                            format!("unknown format {other}: text, tap, junit or json").into()
-                        );
-                    }
-                };
-            }
+            Arg::Long("expected-failures") => options.expected.extend(expected(line.value()?)?),
+            Arg::Long("format") => options.format = format(&line.value()?.string()?)?,
             // For the suite's own child processes.
-            Arg::Long("case") => {
-                let mut value = || line.value()?.string();
-                let (name, kind, version) = (value()?, value()?, value()?);
-                let (folder, config) = (value()?.into(), value()?);
-                let config = (!config.is_empty()).then(|| config.into());
-                let only = Some(line.value()?.string()?).filter(|only| !only.is_empty());
-                return Ok(Task::Case(Case { name, kind, version, folder, config, only }));
-            }
+            Arg::Long("case") => return case(&mut line),
             Arg::Value(word) => words.push(word.string()?),
             other => return Err(other.unexpected()),
         }
     }
     if is_scoreboard {
-        let pair = |word: &String| {
-            let (name, folder) =
-                word.split_once('=').ok_or_else(|| format!("{word} is not NAME=FOLDER"))?;
-            Ok::<_, lexopt::Error>((name.to_owned(), PathBuf::from(folder)))
-        };
-        let folders: Vec<_> = words.iter().map(pair).collect::<Result<_, _>>()?;
+        let folders = words.iter().map(|word| named_folder(word)).collect::<Result<_, _>>()?;
         return Ok(Task::Scoreboard(folders, options));
     }
     match words.as_slice() {
@@ -175,6 +144,40 @@ fn read(mut line: Parser) -> Result<Task, lexopt::Error> {
         _ => return Err("more than one folder".into()),
     }
     Ok(Task::Run(options))
+}
+
+/// The ids in the file, without comments.
+fn expected(path: OsString) -> Result<Vec<String>, lexopt::Error> {
+    let path = PathBuf::from(path);
+    let text = std::fs::read_to_string(&path)
+        .map_err(|error| format!("read {}: {error}", path.display()))?;
+    let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default().trim());
+    Ok(lines.filter(|line| !line.is_empty()).map(str::to_owned).collect())
+}
+
+fn format(name: &str) -> Result<Format, lexopt::Error> {
+    match name {
+        "text" => Ok(Format::Text),
+        "tap" => Ok(Format::Tap),
+        "junit" => Ok(Format::Junit),
+        "json" => Ok(Format::Json),
+        other => Err(format!("unknown format {other}: text, tap, junit or json").into()),
+    }
+}
+
+fn case(line: &mut Parser) -> Result<Task, lexopt::Error> {
+    let mut value = || line.value()?.string();
+    let (name, kind, version) = (value()?, value()?, value()?);
+    let (folder, config) = (value()?.into(), value()?);
+    let config = (!config.is_empty()).then(|| config.into());
+    let only = Some(value()?).filter(|only| !only.is_empty());
+    Ok(Task::Case(Case { name, kind, version, folder, config, only }))
+}
+
+fn named_folder(word: &str) -> Result<(String, PathBuf), lexopt::Error> {
+    let (name, folder) =
+        word.split_once('=').ok_or_else(|| format!("{word} is not NAME=FOLDER"))?;
+    Ok((name.to_owned(), PathBuf::from(folder)))
 }
 
 fn profile(name: &str) -> Result<Profile, lexopt::Error> {

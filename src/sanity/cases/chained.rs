@@ -46,13 +46,11 @@ pub fn run(subject: &Subject<'_>, world: &World, check: &mut Check) -> Result<()
     let deleted = subject.run("DEL", &at, subject.prev(Some(result)))?;
     check.of("del.succeeds", &deleted, deleted.succeeded());
     check.of("del.silent", &deleted, deleted.stdout.is_empty());
-    let left = world::snapshot()?.without(&before).join("; ");
-    check.that("del.leaves-nothing", left.is_empty(), || left.clone());
-    let lost = before.without(&world::snapshot()?).join("; ");
-    check.that("chained.del-keeps-the-others", lost.is_empty(), || lost.clone());
+    let now = world::snapshot()?;
+    check.none("del.leaves-nothing", &now.without(&before));
+    check.none("chained.del-keeps-the-others", &before.without(&now));
     let after = at.netns.snapshot()?;
-    let left = after.without(&inside).join("; ");
-    check.that("del.leaves-nothing-inside", left.is_empty(), || left.clone());
+    check.none("del.leaves-nothing-inside", &after.without(&inside));
     let again = subject.run("DEL", &at, subject.prev(Some(result)))?;
     check.of("del.twice", &again, again.succeeded());
     let bare = subject.run("DEL", &at, None)?;
@@ -72,16 +70,15 @@ pub fn run(subject: &Subject<'_>, world: &World, check: &mut Check) -> Result<()
 
 /// What plugins before it made is in its result as well.
 fn passed_on(added: &Answer, prev: &Value, result: &Value, check: &mut Check) {
-    let list = |of: &Value, key: &str| of[key].as_array().cloned().unwrap_or_default();
     let names = |of: &Value| -> Vec<Value> {
-        list(of, "interfaces").iter().map(|one| one["name"].clone()).collect()
+        results::list(of, "interfaces").map(|one| one["name"].clone()).collect()
     };
     let (before, after) = (names(prev), names(result));
     check.of("chained.keeps-interfaces", added, before.iter().all(|name| after.contains(name)));
     let (before, after) = (results::addresses(prev), results::addresses(result));
     check.of("chained.keeps-addresses", added, before.iter().all(|ip| after.contains(ip)));
     let routes = |of: &Value| -> Vec<Value> {
-        list(of, "routes").iter().map(|one| one["dst"].clone()).collect()
+        results::list(of, "routes").map(|one| one["dst"].clone()).collect()
     };
     let (before, after) = (routes(prev), routes(result));
     check.of("chained.keeps-routes", added, before.iter().all(|dst| after.contains(dst)));
@@ -97,28 +94,7 @@ fn effect(
     check: &mut Check,
 ) -> Result<()> {
     match subject.kind.name {
-        "portmap" => {
-            for (ip, ids) in NODE
-                .into_iter()
-                .zip([["portmap.tcp4", "portmap.udp4"], ["portmap.tcp6", "portmap.udp6"]])
-            {
-                let [over_tcp, over_udp] = ids;
-                let to = SocketAddr::new(ip, 8080);
-                let seen = tcp(world.outside(), to, &at.netns, 80)?;
-                check.that(over_tcp, seen.is_some(), || {
-                    format!("no connection from outside to {to}")
-                });
-                let to = SocketAddr::new(ip, 8081);
-                check.that(over_udp, udp(world.outside(), to, &at.netns, 81)?, || {
-                    format!("no answer from {to}")
-                });
-                let closed = SocketAddr::new(ip, 82);
-                let other = tcp_within(world.outside(), closed, &at.netns, 80, MOMENT)?;
-                check.that("portmap.only-mapped", other.is_none(), || {
-                    format!("{closed} answers as well")
-                });
-            }
-        }
+        "portmap" => ports(world, at, check)?,
         "tuning" => {
             let value = at.netns.run(|| {
                 fs::read_to_string("/proc/sys/net/ipv4/conf/eth0/arp_filter")
@@ -152,6 +128,23 @@ fn effect(
             check.of("vrf.master", added, is_in);
         }
         _ => {}
+    }
+    Ok(())
+}
+
+/// The ports of the node reach the container, and no others.
+fn ports(world: &World, at: &Attachment, check: &mut Check) -> Result<()> {
+    let ids = [["portmap.tcp4", "portmap.udp4"], ["portmap.tcp6", "portmap.udp6"]];
+    for (ip, [over_tcp, over_udp]) in NODE.into_iter().zip(ids) {
+        let to = SocketAddr::new(ip, 8080);
+        let seen = tcp(world.outside(), to, &at.netns, 80)?;
+        check.that(over_tcp, seen.is_some(), || format!("no connection from outside to {to}"));
+        let to = SocketAddr::new(ip, 8081);
+        let seen = udp(world.outside(), to, &at.netns, 81)?;
+        check.that(over_udp, seen, || format!("no answer from {to}"));
+        let to = SocketAddr::new(ip, 82);
+        let seen = tcp_within(world.outside(), to, &at.netns, 80, MOMENT)?;
+        check.that("portmap.only-mapped", seen.is_none(), || format!("{to} answers as well"));
     }
     Ok(())
 }

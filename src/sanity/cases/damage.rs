@@ -145,11 +145,11 @@ impl Stage<'_> {
             .into_iter()
             .map(str::to_owned)
             .collect();
-        check.that("damage.forged-keeps-container", lost.is_empty(), || lost.join("; "));
+        check.none("damage.forged-keeps-container", &lost);
         let now = world::snapshot()?;
         let lost: Vec<&str> = before.without(&now);
         let lost: Vec<&str> = lost.into_iter().filter(|line| !line.contains("spare")).collect();
-        check.that("damage.forged-keeps-node", lost.is_empty(), || lost.join("; "));
+        check.none("damage.forged-keeps-node", &lost);
         if self.is("bridge") || self.is("ptp") {
             let answers = pings(Some(&container.at.netns), OUTSIDE[0])?;
             check.that("damage.forged-keeps-traffic", answers, || {
@@ -221,8 +221,7 @@ impl Stage<'_> {
         check.of("damage.flushed.traffic", &added, works);
         let now = world::snapshot()?;
         self.containers.end(&self.subject.conf, &next, Some(result))?;
-        let left = leftovers(&now)?;
-        check.that("damage.flushed.leaves-nothing", left.is_empty(), || left.join("; "));
+        check.none("damage.flushed.leaves-nothing", &leftovers(&now)?);
         Ok(())
     }
 }

@@ -336,7 +336,7 @@ impl Stage<'_> {
         check.of("delegation.message", &refused, said.contains("no room"));
         self.del(&container, None)?;
         let left = leftovers(&before)?;
-        check.that("delegation.flannel.leaves-nothing", left.is_empty(), || left.join("; "));
+        check.none("delegation.flannel.leaves-nothing", &left);
         Ok(())
     }
 }

@@ -123,7 +123,7 @@ impl Faults<'_> {
         let deleted = self.del(None)?;
         check.of("faults.full-output.del", &deleted, deleted.succeeded());
         let left = self.left(&before)?;
-        check.that("faults.full-output.leaves-nothing", left.is_empty(), || left.join("; "));
+        check.none("faults.full-output.leaves-nothing", &left);
         Ok(())
     }
 
@@ -144,7 +144,7 @@ impl Faults<'_> {
         check.of("faults.full-disk.del", &deleted, deleted.succeeded());
         umount2(folder, MntFlags::MNT_DETACH).map_err(|error| error.to_string())?;
         let left = self.left(&before)?;
-        check.that("faults.full-disk.leaves-nothing", left.is_empty(), || left.join("; "));
+        check.none("faults.full-disk.leaves-nothing", &left);
         Ok(())
     }
 }
@@ -179,6 +179,6 @@ fn crowd(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
         failed(&deleted).unwrap_or_default()
     });
     let left = leftovers(&before)?;
-    check.that("faults.crowd.leaves-nothing", left.is_empty(), || left.join("; "));
+    check.none("faults.crowd.leaves-nothing", &left);
     Ok(())
 }

@@ -9,7 +9,7 @@ use super::protocol::fails_well;
 use super::{Attachment, Subject, results};
 use crate::call::Answer;
 use crate::check::Check;
-use crate::observe::Snapshot;
+use crate::observe::{Link, Snapshot};
 use crate::traffic::pings;
 use crate::world::{self, Netns, OUTSIDE, Result};
 
@@ -100,13 +100,13 @@ impl Case<'_> {
         let links = at.netns.links()?;
         let is_there = links.iter().any(|link| link.name == at.ifname && link.name != "lo");
         check.of("del.removes-interface", &deleted, !is_there);
-        let left = leftovers(before)?;
-        check.that("del.leaves-nothing", left.is_empty(), || left.join("; "));
+        check.none("del.leaves-nothing", &leftovers(before)?);
         let inside = at.netns.snapshot()?;
-        let inside = inside.without(&empty).join("; ");
-        check.that("del.leaves-nothing-inside", inside.is_empty() || at.ifname == "lo", || {
-            inside.clone()
-        });
+        if at.ifname == "lo" {
+            check.that("del.leaves-nothing-inside", true, String::new);
+        } else {
+            check.none("del.leaves-nothing-inside", &inside.without(&empty));
+        }
         let again = self.del(at, Some(result))?;
         check.of("del.twice", &again, again.succeeded());
         let third = self.subject.run("DEL", at, None)?;
@@ -135,29 +135,12 @@ impl Case<'_> {
         check.of("kernel.up", added, link.up);
         let others = links.iter().filter(|other| other.name != "lo" && other.name != at.ifname);
         let others: Vec<&str> = others.map(|other| other.name.as_str()).collect();
-        check.that("kernel.no-other-interface", others.is_empty(), || others.join(", "));
-        let addresses = at.netns.addresses()?;
+        check.none("kernel.no-other-interface", &others);
         let named = results::addresses(result);
-        for (ip, prefix) in &named {
-            let is_there =
-                addresses.iter().any(|a| (a.ip, a.prefix, a.index) == (*ip, *prefix, link.index));
-            check.that("kernel.address", is_there, || {
-                format!("{ip}/{prefix} is not on {}", at.ifname)
-            });
-        }
-        for address in addresses.iter().filter(|address| address.index == link.index) {
-            let is_own = match address.ip {
-                IpAddr::V4(ip) => ip.is_loopback(),
-                IpAddr::V6(ip) => ip.is_loopback() || ip.is_unicast_link_local(),
-            };
-            let is_named = named.iter().any(|(ip, _)| *ip == address.ip);
-            check.that("result.names-addresses", is_own || is_named, || {
-                format!("{} is not in the result", address.ip)
-            });
-        }
         if self.subject.kind.has_ipam {
             check.of("result.has-addresses", added, named.len() == 2);
         }
+        kernel_addresses(at, link, &named, check)?;
         if !self.subject.since("0.3.0") {
             return Ok(());
         }
@@ -174,32 +157,21 @@ impl Case<'_> {
                 format!("{} in the kernel", link.mtu)
             });
         }
-        let on_node = world::index;
-        for interface in interfaces
-            .iter()
-            .filter(|interface| interface["sandbox"].as_str().unwrap_or_default().is_empty())
-        {
+        for interface in &interfaces {
             let name = interface["name"].as_str().unwrap_or_default();
-            check.that("kernel.host-interface", on_node(name).is_ok(), || {
-                format!("{name} is not on the node")
-            });
+            if interface["sandbox"].as_str().unwrap_or_default().is_empty() {
+                check.that("kernel.host-interface", world::index(name).is_ok(), || {
+                    format!("{name} is not on the node")
+                });
+            }
         }
-        for address in result["ips"].as_array().into_iter().flatten() {
+        for address in results::list(result, "ips") {
             let index = address["interface"].as_u64().and_then(|index| usize::try_from(index).ok());
             let of = index.and_then(|index| interfaces.get(index));
             let is_inside = of.is_none_or(|of| of["sandbox"] == at.netns.path());
             check.of("result.ip.in-sandbox", added, is_inside);
         }
-        let routes = at.netns.routes()?;
-        for route in result["routes"].as_array().into_iter().flatten() {
-            let Some((dst, prefix)) = results::prefix(&route["dst"]) else { continue };
-            let is_there = routes.iter().any(|known| {
-                let wanted = if prefix == 0 { None } else { Some(dst) };
-                (known.dst, known.prefix, known.is_v4) == (wanted, prefix, dst.is_ipv4())
-            });
-            check.that("kernel.route", is_there, || format!("no route to {dst}/{prefix}"));
-        }
-        Ok(())
+        kernel_routes(at, result, check)
     }
 
     fn traffic(&self, at: &Attachment, result: &Value, check: &mut Check) -> Result<()> {
@@ -250,8 +222,7 @@ impl Case<'_> {
             // The first one comes back under this name.
             drop(world::delete("spare0"));
         } else {
-            let left = leftovers(&outside)?;
-            check.that("add.failure-leaves-nothing", left.is_empty(), || left.join("; "));
+            check.none("add.failure-leaves-nothing", &leftovers(&outside)?);
         }
         self.del(at, first.json.as_ref()).map(drop)
     }
@@ -284,55 +255,53 @@ impl Case<'_> {
         let never = subject.run("DEL", &other, None)?;
         check.of("del.other-interface", &never, never.succeeded());
         let now = at.netns.snapshot()?;
-        let lost = alone.without(&now).join("; ");
-        check.that("del.other-interface-keeps-first", lost.is_empty(), || lost.clone());
+        check.none("del.other-interface-keeps-first", &alone.without(&now));
         let second = subject.run("ADD", &other, None)?;
         check.of("add.second-interface", &second, second.succeeded());
         if let Some(more) = second.json.as_ref().filter(|_| second.succeeded()) {
-            let (own, more_ips) = (results::addresses(result), results::addresses(more));
-            let shared = more_ips.iter().any(|ip| own.contains(ip));
-            check.of("add.second-interface-address", &second, !shared);
+            let is_shared = share_address(result, more);
+            check.of("add.second-interface-address", &second, !is_shared);
             let deleted = subject.run("DEL", &other, subject.prev(Some(more)))?;
             check.of("del.second-interface", &deleted, deleted.succeeded());
             let now = at.netns.snapshot()?;
-            let lost = alone.without(&now).join("; ");
-            check.that("del.second-interface-keeps-first", lost.is_empty(), || lost.clone());
+            check.none("del.second-interface-keeps-first", &alone.without(&now));
         }
-        let neighbour = self.attachment("sanity-3", "two")?;
-        let third = self.add(&neighbour)?;
-        check.of("add.second-container", &third, third.succeeded());
-        if let Some(more) = third.json.as_ref().filter(|_| third.succeeded()) {
-            let (own, theirs) = (results::addresses(result), results::addresses(more));
-            check.of(
-                "add.second-container-address",
-                &third,
-                !theirs.iter().any(|ip| own.contains(ip)),
-            );
-            if self.is(&["bridge", "macvlan"]) {
-                for (ip, _) in theirs {
-                    let id =
-                        if ip.is_ipv4() { "traffic.containers4" } else { "traffic.containers6" };
-                    check.that(id, pings(Some(&at.netns), ip)?, || format!("no answer from {ip}"));
-                }
-            }
-            let deleted = self.del(&neighbour, Some(more))?;
-            check.of("del.second-container", &deleted, deleted.succeeded());
-            let now = at.netns.snapshot()?;
-            let lost = alone.without(&now).join("; ");
-            check.that("del.second-container-keeps-first", lost.is_empty(), || lost.clone());
-            if let Some(gateway) =
-                results::gateways(result).first().filter(|_| self.is(&["bridge", "ptp"]))
-            {
-                check.that(
-                    "traffic.after-neighbours-del",
-                    pings(Some(&at.netns), *gateway)?,
-                    || format!("no answer from {gateway}"),
-                );
-            }
-        }
+        self.second_container(at, result, &alone, check)?;
         self.del(at, Some(result))?;
-        let left = leftovers(&before)?;
-        check.that("del.several-leave-nothing", left.is_empty(), || left.join("; "));
+        check.none("del.several-leave-nothing", &leftovers(&before)?);
+        Ok(())
+    }
+
+    /// Another container beside the one of `result`, whose namespace is `alone` without it.
+    fn second_container(
+        &self,
+        at: &Attachment,
+        result: &Value,
+        alone: &Snapshot,
+        check: &mut Check,
+    ) -> Result<()> {
+        let neighbour = self.attachment("sanity-3", "two")?;
+        let added = self.add(&neighbour)?;
+        check.of("add.second-container", &added, added.succeeded());
+        let Some(more) = added.json.as_ref().filter(|_| added.succeeded()) else { return Ok(()) };
+        check.of("add.second-container-address", &added, !share_address(result, more));
+        let from = Some(&at.netns);
+        if self.is(&["bridge", "macvlan"]) {
+            for (ip, _) in results::addresses(more) {
+                let id = if ip.is_ipv4() { "traffic.containers4" } else { "traffic.containers6" };
+                check.that(id, pings(from, ip)?, || format!("no answer from {ip}"));
+            }
+        }
+        let deleted = self.del(&neighbour, Some(more))?;
+        check.of("del.second-container", &deleted, deleted.succeeded());
+        let now = at.netns.snapshot()?;
+        check.none("del.second-container-keeps-first", &alone.without(&now));
+        let gateway = results::gateways(result).into_iter().next();
+        if let Some(gateway) = gateway.filter(|_| self.is(&["bridge", "ptp"])) {
+            let answers = pings(from, gateway)?;
+            let detail = || format!("no answer from {gateway}");
+            check.that("traffic.after-neighbours-del", answers, detail);
+        }
         Ok(())
     }
 
@@ -360,8 +329,7 @@ impl Case<'_> {
         if self.is(&["host-device"]) {
             return Ok(());
         }
-        let left = leftovers(before)?;
-        check.that("del.netns-gone-leaves-nothing", left.is_empty(), || left.join("; "));
+        check.none("del.netns-gone-leaves-nothing", &leftovers(before)?);
         Ok(())
     }
 
@@ -374,8 +342,7 @@ impl Case<'_> {
         if self.is(&["host-device"]) {
             return Ok(());
         }
-        let left = leftovers(before)?;
-        check.that("add.netns-missing-leaves-nothing", left.is_empty(), || left.join("; "));
+        check.none("add.netns-missing-leaves-nothing", &leftovers(before)?);
         if !self.subject.kind.has_ipam {
             return Ok(());
         }
@@ -386,8 +353,7 @@ impl Case<'_> {
         };
         let missing = with(json!({"type": "no-such-ipam"})).run("ADD", at, None)?;
         check.of("add.ipam-missing", &missing, fails_well(&missing));
-        let left = leftovers(before)?;
-        check.that("add.ipam-missing-leaves-nothing", left.is_empty(), || left.join("; "));
+        check.none("add.ipam-missing-leaves-nothing", &leftovers(before)?);
         if self.subject.conf["ipam"]["type"] == "host-local" {
             let one = json!([[{"subnet": "10.77.0.0/24", "rangeStart": "10.77.0.9", "rangeEnd": "10.77.0.9"}]]);
             let small =
@@ -402,8 +368,7 @@ impl Case<'_> {
             let now = world::snapshot()?;
             let full = small.run("ADD", at, None)?;
             check.of("add.ipam-full", &full, fails_well(&full));
-            let left = leftovers(&now)?;
-            check.that("add.ipam-full-leaves-nothing", left.is_empty(), || left.join("; "));
+            check.none("add.ipam-full-leaves-nothing", &leftovers(&now)?);
             let deleted = small.run("DEL", at, None)?;
             check.of("del.after-failed-add", &deleted, deleted.succeeded());
         }
@@ -426,6 +391,51 @@ impl Case<'_> {
         check.of("del.interface-gone", &deleted, deleted.succeeded() || self.is(&["host-device"]));
         Ok(())
     }
+}
+
+fn share_address(one: &Value, other: &Value) -> bool {
+    let own = results::addresses(one);
+    results::addresses(other).iter().any(|ip| own.contains(ip))
+}
+
+/// The interface has the addresses of the result, and no others but its own.
+fn kernel_addresses(
+    at: &Attachment,
+    link: &Link,
+    named: &[(IpAddr, u8)],
+    check: &mut Check,
+) -> Result<()> {
+    let addresses: Vec<_> =
+        at.netns.addresses()?.into_iter().filter(|address| address.index == link.index).collect();
+    for (ip, prefix) in named {
+        let is_there = addresses.iter().any(|a| (a.ip, a.prefix) == (*ip, *prefix));
+        check.that("kernel.address", is_there, || format!("{ip}/{prefix} is not on {}", at.ifname));
+    }
+    for address in addresses {
+        let is_own = match address.ip {
+            IpAddr::V4(ip) => ip.is_loopback(),
+            IpAddr::V6(ip) => ip.is_loopback() || ip.is_unicast_link_local(),
+        };
+        let is_named = named.iter().any(|(ip, _)| *ip == address.ip);
+        check.that("result.names-addresses", is_own || is_named, || {
+            format!("{} is not in the result", address.ip)
+        });
+    }
+    Ok(())
+}
+
+/// The container has the routes of the result.
+fn kernel_routes(at: &Attachment, result: &Value, check: &mut Check) -> Result<()> {
+    let routes = at.netns.routes()?;
+    for route in results::list(result, "routes") {
+        let Some((dst, prefix)) = results::prefix(&route["dst"]) else { continue };
+        let wanted = (prefix != 0).then_some(dst);
+        let is_there = routes
+            .iter()
+            .any(|known| (known.dst, known.prefix, known.is_v4) == (wanted, prefix, dst.is_ipv4()));
+        check.that("kernel.route", is_there, || format!("no route to {dst}/{prefix}"));
+    }
+    Ok(())
 }
 
 /// What is on the node and was not.

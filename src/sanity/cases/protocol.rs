@@ -87,6 +87,20 @@ fn environment(subject: &Subject<'_>, at: &Attachment, check: &mut Check) -> Res
             error(&answer, subject, check);
         }
     }
+    refused_values(subject, at, check)?;
+    refused_verbs(subject, at, check)?;
+    let checked = subject.call("CHECK", at, None).env("CNI_CONTAINERID", "").run()?;
+    if subject.since("0.4.0") {
+        check.of("env.check.containerid", &checked, fails_well(&checked));
+    }
+    let deleted = subject.call("DEL", at, None).env("CNI_CONTAINERID", "").run()?;
+    check.of("env.del.containerid", &deleted, fails_well(&deleted));
+    let deleted = subject.call("DEL", at, None).env("CNI_IFNAME", "").run()?;
+    check.of("env.del.ifname", &deleted, fails_well(&deleted));
+    Ok(())
+}
+
+fn refused_values(subject: &Subject<'_>, at: &Attachment, check: &mut Check) -> Result<()> {
     for (variable, value, id) in [
         ("CNI_IFNAME", "a-name-that-is-too-long", "env.ifname.too-long"),
         ("CNI_IFNAME", "with/slash", "env.ifname.slash"),
@@ -103,10 +117,14 @@ fn environment(subject: &Subject<'_>, at: &Attachment, check: &mut Check) -> Res
             _ => true,
         };
         if is_used {
-            let answer = add().env(variable, value).run()?;
+            let answer = subject.call("ADD", at, None).env(variable, value).run()?;
             check.of(id, &answer, fails_well(&answer));
         }
     }
+    Ok(())
+}
+
+fn refused_verbs(subject: &Subject<'_>, at: &Attachment, check: &mut Check) -> Result<()> {
     let unknown = subject.call("NONSENSE", at, None).run()?;
     check.of("env.command.unknown", &unknown, fails_well(&unknown));
     check.of("env.command.unknown-code", &unknown, unknown.code() == Some(ENVIRONMENT));
@@ -125,14 +143,6 @@ fn environment(subject: &Subject<'_>, at: &Attachment, check: &mut Check) -> Res
             check.of(code, &early, is_unknown || early.code() == Some(INCOMPATIBLE));
         }
     }
-    let checked = subject.call("CHECK", at, None).env("CNI_CONTAINERID", "").run()?;
-    if subject.since("0.4.0") {
-        check.of("env.check.containerid", &checked, fails_well(&checked));
-    }
-    let deleted = subject.call("DEL", at, None).env("CNI_CONTAINERID", "").run()?;
-    check.of("env.del.containerid", &deleted, fails_well(&deleted));
-    let deleted = subject.call("DEL", at, None).env("CNI_IFNAME", "").run()?;
-    check.of("env.del.ifname", &deleted, fails_well(&deleted));
     Ok(())
 }
 

@@ -37,11 +37,8 @@ fn pair_form(answer: &Answer, json: &Value, check: &mut Check) {
         let is_good = entry.is_null() || prefix(&entry["ip"]).is_some_and(|(ip, _)| is_family(&ip));
         check.of(id, answer, is_good);
         let gateway = &entry["gateway"];
-        check.of(
-            "result.old.gateway",
-            answer,
-            gateway.is_null() || ip(gateway).is_some_and(|ip| is_family(&ip)),
-        );
+        let is_good = gateway.is_null() || ip(gateway).is_some_and(|ip| is_family(&ip));
+        check.of("result.old.gateway", answer, is_good);
         check.of("result.old.routes", answer, routes(&entry["routes"]));
     }
 }
@@ -54,41 +51,26 @@ fn list_form(
     check: &mut Check,
 ) {
     check.of("result.no-ip4", answer, json["ip4"].is_null() && json["ip6"].is_null());
-    check.of(
-        "result.interfaces-list",
-        answer,
-        json["interfaces"].is_null() || json["interfaces"].is_array(),
-    );
+    let is_list = json["interfaces"].is_null() || json["interfaces"].is_array();
+    check.of("result.interfaces-list", answer, is_list);
     check.of("result.ips-list", answer, json["ips"].is_null() || json["ips"].is_array());
     check.of("result.routes", answer, routes(&json["routes"]));
-    let interfaces = json["interfaces"].as_array().cloned().unwrap_or_default();
-    for interface in &interfaces {
-        check.of(
-            "result.interface.name",
-            answer,
-            interface["name"].as_str().is_some_and(|name| !name.is_empty()),
-        );
+    for interface in list(json, "interfaces") {
+        let is_named = interface["name"].as_str().is_some_and(|name| !name.is_empty());
+        check.of("result.interface.name", answer, is_named);
         let mac = &interface["mac"];
-        check.of(
-            "result.interface.mac",
-            answer,
-            mac.is_null() || mac.as_str().is_some_and(|mac| mac.is_empty() || is_mac(mac)),
-        );
+        let is_good = mac.as_str().is_some_and(|mac| mac.is_empty() || is_mac(mac));
+        check.of("result.interface.mac", answer, mac.is_null() || is_good);
         let sandbox = &interface["sandbox"];
-        check.of(
-            "result.interface.sandbox",
-            answer,
-            sandbox.is_null()
-                || sandbox.as_str().is_some_and(|path| path.is_empty() || path == at.netns.path()),
-        );
+        let is_good = |path: &str| path.is_empty() || path == at.netns.path();
+        let is_good = sandbox.is_null() || sandbox.as_str().is_some_and(is_good);
+        check.of("result.interface.sandbox", answer, is_good);
         let mtu = &interface["mtu"];
-        check.of(
-            "result.interface.mtu",
-            answer,
-            mtu.is_null() || (subject.since("1.1.0") && mtu.is_u64()),
-        );
+        let is_good = mtu.is_null() || (subject.since("1.1.0") && mtu.is_u64());
+        check.of("result.interface.mtu", answer, is_good);
     }
-    for address in json["ips"].as_array().into_iter().flatten() {
+    let interfaces = list(json, "interfaces").count();
+    for address in list(json, "ips") {
         let parsed = prefix(&address["address"]);
         check.of("result.ip.address", answer, parsed.is_some());
         let family = parsed.map(|(ip, _)| if ip.is_ipv4() { "4" } else { "6" });
@@ -96,11 +78,8 @@ fn list_form(
         if subject.since("1.0.0") {
             check.of("result.ip.no-version", answer, version.is_null());
         } else {
-            check.of(
-                "result.ip.version",
-                answer,
-                version.as_str().is_some() && version.as_str() == family,
-            );
+            let is_good = version.is_string() && version.as_str() == family;
+            check.of("result.ip.version", answer, is_good);
         }
         let gateway = &address["gateway"];
         check.of("result.ip.gateway", answer, gateway.is_null() || ip(gateway).is_some());
@@ -108,7 +87,7 @@ fn list_form(
         let is_inside = index
             .as_u64()
             .and_then(|index| usize::try_from(index).ok())
-            .is_some_and(|index| index < interfaces.len());
+            .is_some_and(|index| index < interfaces);
         check.of("result.ip.interface", answer, index.is_null() || is_inside);
     }
 }
@@ -148,13 +127,18 @@ pub fn prefix(value: &Value) -> Option<(IpAddr, u8)> {
 /// The addresses of a result of any version.
 pub fn addresses(result: &Value) -> Vec<(IpAddr, u8)> {
     let old = ["ip4", "ip6"].iter().filter_map(|key| prefix(&result[key]["ip"]));
-    let new = result["ips"].as_array().into_iter().flatten();
+    let new = list(result, "ips");
     old.chain(new.filter_map(|address| prefix(&address["address"]))).collect()
+}
+
+/// The entries of a list of the result; none where there is no list.
+pub fn list<'v>(result: &'v Value, key: &str) -> impl Iterator<Item = &'v Value> {
+    result[key].as_array().into_iter().flatten()
 }
 
 /// The gateways of a result of any version.
 pub fn gateways(result: &Value) -> Vec<IpAddr> {
     let old = ["ip4", "ip6"].iter().filter_map(|key| ip(&result[key]["gateway"]));
-    let new = result["ips"].as_array().into_iter().flatten();
+    let new = list(result, "ips");
     old.chain(new.filter_map(|address| ip(&address["gateway"]))).collect()
 }
