@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn what_killed_commands_left_is_swept_but_not_what_is_another_s() {
+    fn what_killed_commands_left_is_swept_and_nothing_else() {
         let dir = tempfile::tempdir().unwrap();
         let owner = |network, id| Owner { network, ifname: "eth0", id };
         let path = |network, id| temporary_of(dir.path(), &owner(network, id));

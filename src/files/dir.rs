@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn folders_that_others_can_write_to_links_and_files_are_refused() {
+    fn links_files_and_folders_others_can_write_to_are_refused() {
         let root = tempfile::tempdir().unwrap();
         let path = |name: &str| root.path().join(name);
         for (name, mode) in [("group", 0o770), ("all", 0o1777)] {

@@ -91,7 +91,7 @@ fn a_reclaimed_address_has_nothing_of_the_dead_container() {
 }
 
 #[test]
-fn a_lease_stays_while_rules_of_its_container_cannot_be_removed() {
+fn a_lease_stays_while_its_containers_rules_cannot_go() {
     let node = Node::new();
     let chain = Chain::new(&node, "iptables");
     let (dead, next) = (Container::new(), Container::new());

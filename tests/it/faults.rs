@@ -366,7 +366,7 @@ fn a_macvlan_add_that_loses_an_answer_leaves_nothing() {
 }
 
 #[test]
-fn a_dummy_add_that_loses_an_answer_says_why_and_leaves_nothing() {
+fn a_dummy_add_that_loses_an_answer_leaves_nothing() {
     needs!(lane::DUMMY);
     no_lost_answer_leaves_anything(&Scene::dummy());
 }
@@ -420,7 +420,7 @@ fn after_a_first_add_that_fails_anywhere_the_next_one_works() {
 }
 
 #[test]
-fn after_a_first_add_that_is_killed_anywhere_the_next_one_works() {
+fn after_a_first_add_killed_anywhere_the_next_works() {
     first_add(Some("signal=KILL"));
 }
 

@@ -60,7 +60,7 @@ fn no_verb_starts_a_process_or_a_thread_or_sleeps() {
 }
 
 #[test]
-fn del_leaves_it_to_the_kernel_to_close_what_it_deleted_through() {
+fn del_leaves_closing_its_deleting_sockets_to_the_kernel() {
     let node = Node::new();
     let container = Container::new();
     let conf = conf(&node);

@@ -236,7 +236,7 @@ fn what_add_refuses_changes_nothing() {
 }
 
 #[test]
-fn a_failing_add_releases_the_address_and_removes_the_interface() {
+fn a_failing_add_releases_address_and_interface() {
     needs!(lane::IPVLAN);
     let node = Node::new();
     wire(&node);

@@ -51,6 +51,8 @@
 //! | `vrf` | routing domains: membership, tables, the same addresses twice |
 //! | `flannel` | the derived configuration, records, delegates in this process and others |
 //! | `protocol` | what all plugins share: environment, versions, error objects, VERSION, about |
+
+#![expect(clippy::too_many_lines, reason = "tables of cases stand whole in their tests")]
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

@@ -115,7 +115,7 @@ fn versions_that_a_verb_came_with() {
 }
 
 #[test]
-fn the_plugins_own_namespace_is_refused_before_anything_happens() {
+fn the_plugins_own_namespace_is_refused_first_of_all() {
     let node = Node::new();
     // The main thread's namespace is another one than this test's.
     let own = format!("/proc/{}/task/{}/ns/net", std::process::id(), nix::unistd::gettid());

@@ -42,7 +42,7 @@ lifecycle! { SUBJECT;
 }
 
 #[test]
-fn the_device_is_a_persistent_tap_that_is_up_with_its_addresses() {
+fn the_device_is_a_persistent_tap_up_with_its_addresses() {
     let (node, container) = (Node::new(), Container::new());
     let net = Net::new(&node, "tap", "1.1.0", &(SUBJECT.keys)(&node));
     let result = net.add(&container);

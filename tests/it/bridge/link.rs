@@ -21,7 +21,7 @@ fn port(node: &Node, result: &Value) -> Value {
 }
 
 #[test]
-fn mtu_is_that_of_bridge_and_both_ends_and_reported_since_1_1_0() {
+fn bridge_and_both_ends_have_the_mtu_reported_since_1_1_0() {
     for version in &VERSIONS[2..] {
         let node = Node::new();
         let net = simple(&node, &json!({"cniVersion": version, "mtu": 1400}));
@@ -69,7 +69,7 @@ fn promisc_mode_sets_the_flag_once_also_on_an_existing_bridge() {
 }
 
 #[test]
-fn mac_comes_from_runtime_config_then_args_then_the_environment() {
+fn mac_comes_from_runtime_config_then_args_then_environment() {
     let node = Node::new();
     for sources in 1..8_usize {
         let container = Container::new();

@@ -23,7 +23,7 @@ fn lines(text: &str) -> Vec<String> {
 }
 
 #[test]
-fn every_attribute_of_a_route_reaches_the_kernel_and_the_result() {
+fn every_attribute_of_a_route_reaches_kernel_and_result() {
     let node = Node::new();
     let routes = json!([
         {"dst": "10.9.0.0/16", "mtu": 1300, "advmss": 1200, "priority": 77},
@@ -53,7 +53,7 @@ fn every_attribute_of_a_route_reaches_the_kernel_and_the_result() {
 }
 
 #[test]
-fn a_route_of_link_scope_and_no_gateway_in_reach_is_on_the_link() {
+fn a_link_scope_route_without_reachable_gateway_is_on_link() {
     let node = Node::new();
     // The family's gateway would be filled in, which a route of link scope cannot have.
     let keys = json!({"ipam": {"type": "fake"}});

@@ -161,7 +161,7 @@ fn trunks_carry_tagged_frames_to_the_container() {
 }
 
 #[test]
-fn a_vlan_has_a_gateway_of_its_own_that_goes_with_its_last_port() {
+fn a_vlan_has_its_own_gateway_that_goes_with_its_last_port() {
     needs!(lane::BRIDGE_VLAN);
     let (node, one, two, other) =
         (Node::new(), Container::new(), Container::new(), Container::new());

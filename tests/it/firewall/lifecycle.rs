@@ -44,7 +44,7 @@ fn add_check_del_del_in_every_version() {
 }
 
 #[test]
-fn del_without_namespace_or_prev_result_removes_exactly_its_own() {
+fn del_without_namespace_or_prev_result_removes_its_own() {
     for backend in BACKENDS {
         let (node, container) = (Node::new(), Container::new());
         let net = net(&node, "1.1.0", &json!({"backend": backend}));

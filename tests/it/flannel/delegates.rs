@@ -134,7 +134,7 @@ fn a_delegates_refusal_is_passed_on_by_every_verb() {
 }
 
 #[test]
-fn gc_hands_the_attachments_on_and_cleans_up_with_what_was_kept() {
+fn gc_hands_attachments_on_and_cleans_up_with_what_was_kept() {
     let node = Node::new();
     node.script("recorder", RECORDER);
     let net = simple(&node).with(&json!({"delegate": {"type": "recorder"}}));

@@ -81,7 +81,7 @@ fn by_the_pci_function() {
 }
 
 #[test]
-fn a_name_that_is_another_device_in_this_namespace_is_not_taken() {
+fn a_name_of_another_device_in_this_namespace_is_not_taken() {
     let (node, container) = (Node::new(), Container::new());
     plug(&node);
     let before = node.snapshot();

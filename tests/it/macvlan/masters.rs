@@ -118,7 +118,7 @@ fn a_master_in_the_container() {
 }
 
 #[test]
-fn the_default_route_of_the_container_counts_for_a_master_in_it() {
+fn the_containers_default_route_counts_for_a_master_in_it() {
     let node = Node::new();
     wire(&node);
     node.sh("ip route add default dev wire0");

@@ -18,7 +18,7 @@ fn dual(node: &Node) -> Net<'_> {
 }
 
 #[test]
-fn exactly_these_routes_and_addresses_are_on_host_and_container() {
+fn host_and_container_have_exactly_these_routes_and_addresses() {
     let node = Node::new();
     let container = Container::new();
     let result = dual(&node).add(&container);
