@@ -1,4 +1,4 @@
-//! The files of attachments: below `/run/cni/cnibox`, root's own, and gone with the boot.
+//! The files of attachment records below `/run/cni/cnibox`: owned by root, lost at reboot.
 
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
@@ -12,14 +12,14 @@ use serde::de::DeserializeOwned;
 
 use crate::error::{Error, Result};
 
-/// What all of them are below.
+/// The parent folder of all records.
 pub(super) const DIR: &str = "/run/cni/cnibox";
-/// How their names end, behind the [instance](super::Owner::instance).
+/// The suffix of a record's file name, after the [instance](super::Owner::instance).
 pub(super) const ENDING: &str = ".json";
-/// The host's namespace: several may share `/run`.
+/// The network namespace of this host: several hosts may share one `/run`.
 const HOST: &str = "/proc/thread-self/ns/net";
 
-/// The number of the calling thread's namespace.
+/// The inode number of the calling thread's network namespace.
 pub(super) fn host() -> Option<u64> {
     fs::metadata(HOST).ok().map(|meta| meta.ino())
 }
@@ -28,8 +28,8 @@ fn nofollow() -> i32 {
     (OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC).bits()
 }
 
-/// Writes what is about this host. Not by way of a temporary name: calls for one attachment come one
-/// after the other, and what is cut off half-way is not believed.
+/// Writes a record of this host, without a temporary file: the runtime serialises the calls of an attachment,
+/// and a truncated record is ignored.
 pub(super) fn write(path: &Path, host: u64, content: &impl Serialize) -> io::Result<()> {
     if host == 0 {
         return Err(io::Error::other("the host's namespace cannot be told"));

@@ -31,9 +31,9 @@ pub struct Keepsake<T> {
     network: String,
     ifname: String,
     id: String,
-    /// The number of the host's namespace.
+    /// The inode number of the host's network namespace.
     host: u64,
-    /// What the feature keeps.
+    /// The feature's own data.
     pub content: T,
 }
 
@@ -69,7 +69,7 @@ impl Kept {
         }
     }
 
-    /// What brings the attachment's rules back when they are gone; `trouble` is what is known of that.
+    /// How an operator restores the attachment's rules; `trouble` says which rules are missing, if known.
     pub fn remedy(self, owner: Owner<'_>, trouble: Option<&str>) -> String {
         let trouble = trouble.unwrap_or("the rules are gone from the packet filter");
         if self.is_there(&owner.instance()) {
@@ -102,13 +102,13 @@ impl Kept {
         self.place(instance).exists()
     }
 
-    /// What is kept of the attachment, if it can be read.
+    /// The feature's data of the attachment, if its record can be read.
     pub fn read<T: DeserializeOwned>(self, owner: Owner<'_>) -> Option<T> {
         let kept = file::load::<Keepsake<T>>(&self.place(&owner.instance())).ok()??;
         Some(kept.content)
     }
 
-    /// The records of this host, each read when the iterator gets there.
+    /// The records of this host, read one by one as the iterator advances.
     pub fn all<T: DeserializeOwned>(self) -> impl Iterator<Item = Keepsake<T>> {
         let here = host();
         file::instances(&self.folder(), "").into_iter().filter_map(move |instance| {

@@ -1,6 +1,7 @@
 //! Whether the container of an attachment can still be alive.
 //!
-//! Gone is only what is proved gone: see `docs/decisions/0007-lease-liveness.md`. All else stays.
+//! A container is gone only if that is proved (`docs/decisions/0007-lease-liveness.md`); state of all other containers
+//! stays.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -13,23 +14,23 @@ use crate::netlink::Netlink;
 use crate::netns::holders::Holders;
 use crate::netns::{Netns, NetnsId};
 
-/// What is known of the container that something was made for.
+/// What is known of the container of an attachment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Liveness {
-    /// Its network namespace is there.
+    /// The network namespace exists.
     Alive,
-    /// The container is gone, and what it had can be taken back.
+    /// The container is gone: its addresses and rules can be reclaimed.
     Gone(Gone),
-    /// Nothing is proved: all stays as it is.
+    /// Nothing is proved: addresses and rules stay.
     Unknown,
 }
 
 /// Why a container cannot be alive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gone {
-    /// It was noted before the last boot.
+    /// The attachment was made before the last boot.
     EarlierBoot,
-    /// Its network namespace is no more.
+    /// The network namespace no longer exists.
     Namespace,
 }
 
@@ -42,21 +43,21 @@ impl fmt::Display for Gone {
     }
 }
 
-/// What was noted of a container when something was made for it.
+/// What was recorded of a container when the attachment was made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trace {
-    /// Its network namespace.
+    /// The network namespace.
     pub netns: Option<NetnsId>,
-    /// It was noted before the last boot.
+    /// The attachment was made before the last boot.
     pub earlier_boot: bool,
-    /// The addresses that it got.
+    /// The addresses that the container was given.
     pub ips: Vec<IpAddr>,
 }
 
-/// How often namespaces are looked for: a process that holds one may end before the namespace is entered.
+/// Attempts to find namespaces: the process that holds a namespace may end before the namespace is entered.
 const ATTEMPTS: usize = 3;
 
-/// The life behind each of these traces.
+/// The liveness of the container of each trace, in order.
 pub fn judge(traces: &[Trace]) -> Vec<Liveness> {
     let mut lives = vec![None; traces.len()];
     for _ in 0..ATTEMPTS {
@@ -87,7 +88,7 @@ struct Judge {
 }
 
 impl Judge {
-    /// `None` if it has to be looked at again.
+    /// `None` if the namespace has to be looked for again.
     fn life(&mut self, trace: &Trace) -> Option<Liveness> {
         if trace.earlier_boot {
             return Some(Liveness::Gone(Gone::EarlierBoot));
@@ -100,7 +101,7 @@ impl Judge {
         let now = NetnsId::of_holder(&holder).filter(|now| now.ino == noted.ino)?;
         match noted.ctime {
             ctime if ctime == now.ctime => Some(Liveness::Alive),
-            // Nothing pinned it: it may be the container's own, or another's.
+            // Nothing pinned the namespace: the number may be of the container's namespace or of a later one.
             0 => Some(Liveness::Unknown),
             _ => self.life_of_number(&holder, noted, &trace.ips),
         }

@@ -3,10 +3,10 @@
 //! | file | |
 //! | --- | --- |
 //! | `owner.rs` | the owner: network, container, interface |
-//! | `liveness.rs` | alive, gone or unknown, by what was noted of the container's namespace |
-//! | `record.rs` | what is noted on the node of an attachment that has more than its links |
-//! | `kept.rs` | what each feature of the packet filter keeps, to make its rules again |
-//! | `file.rs` | the files of both |
+//! | `liveness.rs` | alive, gone or unknown, by what was recorded of the container's namespace |
+//! | `record.rs` | the record of an attachment that has more on the host than its links |
+//! | `kept.rs` | the records from which each feature of the packet filter restores its rules |
+//! | `file.rs` | the files of both kinds of records |
 
 mod file;
 mod kept;

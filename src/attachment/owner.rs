@@ -7,7 +7,7 @@ use crate::cni::{Attachment, ContainerId, IfName, NetworkName};
 /// Hexadecimal digits of each half of an instance's hash.
 const HALF: usize = 16;
 
-/// The attachment that something belongs to: links, rules, leases, records.
+/// The attachment that owns a link, rule, lease or record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Owner<'a> {
     /// The network's name.
@@ -36,22 +36,22 @@ impl<'a> Owner<'a> {
 }
 
 impl Owner<'_> {
-    /// What tells this attachment from all others: fixed in length, and not the beginning of
-    /// another's. It is the reference's, which begins the comments of nftables objects with it.
+    /// The identifier of this attachment: of fixed length, and no prefix of another attachment's. The reference uses
+    /// the same identifier as the prefix of comments of nftables objects.
     pub fn instance(&self) -> String {
         let of = hash(&[self.ifname, ":", self.id]);
         format!("{}-{}", network_hash(self.network), &of[..HALF])
     }
 }
 
-/// What the [instances](Owner::instance) of a network's attachments begin with.
+/// The prefix of the [instances](Owner::instance) of a network's attachments.
 pub fn network_hash(network: &str) -> String {
     let mut hash = hash(&[network]);
     hash.truncate(HALF);
     hash
 }
 
-/// SHA-512 of the texts one behind the other, in hexadecimal.
+/// SHA-512 of the concatenated texts, in hexadecimal.
 pub fn hash(texts: &[&str]) -> String {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     let digest = Sha512::digest(texts.concat());

@@ -6,9 +6,9 @@
 //! /run/cni/cnibox/addresses/10.88.0.2 -> ../attachments/<instance>.json
 //! ```
 //!
-//! The first plugin of a list that makes such a thing writes it before, and removes it with its DEL,
-//! which is the last one. It ends with the boot, as the rules do. DEL needs none to be complete. One
-//! that was cut off half-way cannot be read, and is as good as none: nothing is believed.
+//! The first plugin of a list that creates such state writes the record before, and removes the record in its
+//! DEL, which is the last DEL of the list. Records are lost at reboot, as the rules are. DEL is complete without
+//! a record. A truncated record cannot be parsed and counts as absent.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -28,10 +28,10 @@ use crate::netns::NetnsId;
 
 const ATTACHMENTS: &str = "/run/cni/cnibox/attachments";
 const ADDRESSES: &str = "/run/cni/cnibox/addresses";
-/// How a link to a record begins.
+/// The prefix of the target of a symbolic link to a record.
 const LINK: &str = "../attachments/";
 
-/// What is noted of an attachment.
+/// The record of an attachment.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Record {
@@ -41,19 +41,19 @@ pub struct Record {
     pub id: String,
     /// The interface in it.
     pub ifname: String,
-    /// The plugin that wrote this.
+    /// The plugin that wrote the record.
     pub plugin: String,
     /// `CNI_NETNS`.
     pub sandbox: String,
-    /// The namespace that was there.
+    /// The network namespace at `sandbox` when the record was written.
     pub netns: Option<NetnsId>,
-    /// The number of the host's namespace.
+    /// The inode number of the host's network namespace.
     pub host: u64,
     /// The container's addresses.
     pub ips: Vec<IpAddr>,
-    /// Links of the host in the result: bridge, host's ends.
+    /// The host's links in the result: bridge, host ends of veth pairs.
     pub interfaces: Vec<String>,
-    /// `ipam.dataDir`, if it was configured where this was written.
+    /// `ipam.dataDir` of the plugin that wrote the record, if configured.
     pub data_dir: Option<PathBuf>,
 }
 
@@ -90,14 +90,14 @@ impl Record {
         (record.is_here() && record.owner().instance() == instance).then_some(record)
     }
 
-    /// The record of the attachment that got this address last. One system call if none has it.
+    /// The record of the last attachment that was given this address. One system call if there is none.
     pub fn of_address(ip: IpAddr) -> Option<Record> {
         let target = fs::read_link(Path::new(ADDRESSES).join(ip.to_string())).ok()?;
         let instance = target.to_str()?.strip_prefix(LINK)?.strip_suffix(ENDING)?;
         Record::read(instance).filter(|record| record.ips.contains(&ip))
     }
 
-    /// All of a network, or of every one.
+    /// All records of `network`, or of all networks.
     pub fn all(network: Option<&str>) -> Vec<Record> {
         let prefix = network.map(network_hash).unwrap_or_default();
         let instances = file::instances(Path::new(ATTACHMENTS), &prefix);
@@ -115,12 +115,12 @@ impl Record {
         cut_off.iter().try_for_each(|instance| remove(&place(instance)))
     }
 
-    /// Whether it is about the calling thread's host.
+    /// Whether the record was written in the calling thread's network namespace.
     fn is_here(&self) -> bool {
         host().is_some_and(|host| self.host == host)
     }
 
-    /// Writes it, in place of an earlier one of the attachment, and has its addresses lead to it.
+    /// Writes the record, replacing an earlier record of the attachment, and links its addresses to the record.
     pub fn write(&self) -> Result<()> {
         let instance = self.owner().instance();
         let path = place(&instance);
@@ -132,7 +132,7 @@ impl Record {
             .map_err(|e| Error::io(format_args!("note the attachment in {}", path.display()), &e))
     }
 
-    /// Removes it, and what leads to it.
+    /// Removes the record and the links of its addresses.
     pub fn remove(&self) -> Result<()> {
         let instance = self.owner().instance();
         let target = target(&instance);
@@ -171,7 +171,7 @@ impl Record {
     }
 }
 
-/// Removes the attachment's record if it is this plugin's, or cannot be read.
+/// Removes the attachment's record if this plugin wrote the record, or the record cannot be parsed.
 pub fn forget(owner: Owner<'_>, plugin: &str) -> Result<()> {
     let path = place(&owner.instance());
     match file::load::<Record>(&path) {
@@ -191,7 +191,7 @@ fn target(instance: &str) -> String {
     format!("{LINK}{instance}{ENDING}")
 }
 
-/// Makes the address lead to this record instead of the record of its previous owner.
+/// Links the address to this record, replacing the link to the record of its previous owner.
 fn link(ip: IpAddr, target: &str) -> io::Result<()> {
     let path = Path::new(ADDRESSES).join(ip.to_string());
     match symlink(target, &path) {

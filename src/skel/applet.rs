@@ -12,20 +12,20 @@ use crate::error::Result;
 
 /// One line of the table of applets.
 pub struct Applet {
-    /// The file name it answers to.
+    /// The file name of the applet.
     pub name: &'static str,
-    /// What sort of program it is.
+    /// The kind of program.
     pub kind: Kind,
-    /// One line for a person.
+    /// One line of description.
     pub about: &'static str,
     pub main: Main,
 }
 
-/// A program that runs beside a plugin and under its name.
+/// A service of a plugin, started as the plugin with an argument: `dhcp daemon`.
 #[derive(Clone, Copy, Debug)]
 pub struct Service {
     pub name: &'static str,
-    /// Its main function, with the arguments behind its name.
+    /// The main function; its arguments are those after the name of the service.
     pub main: fn(Vec<String>) -> ExitCode,
 }
 
@@ -34,15 +34,15 @@ pub struct Service {
 pub enum Main {
     /// A CNI plugin: environment and standard input in, JSON out.
     Plugin {
-        /// The versions of the specification it speaks.
+        /// The supported versions of the specification.
         versions: &'static [SpecVersion],
         /// The plugin as a function.
         run: RunFn,
-        /// What it restores of an attachment.
+        /// Restores an attachment.
         repair: RepairFn,
-        /// What else it does, by its first argument.
+        /// The service, by its first argument.
         service: Option<Service>,
-        /// What it makes of a configuration.
+        /// Examines a configuration.
         lint: Lint,
     },
     /// A program with arguments (without the program's name).
@@ -52,12 +52,12 @@ pub enum Main {
 /// The main function of a program for people.
 pub type ToolFn = fn(Vec<String>, Table) -> ExitCode;
 
-/// What a plugin makes of a configuration, without a container.
+/// Examines a configuration for a plugin, without a container.
 #[derive(Clone, Copy, Debug)]
 pub struct Lint {
     /// The keys that the plugin reads.
     pub keys: fn() -> Keys,
-    /// [`Plugin::examine`]; the verb of the call decides nothing.
+    /// [`Plugin::examine`]; the verb of the call is ignored.
     pub examine: fn(&Call<'_>, &mut Remarks) -> Result<()>,
 }
 

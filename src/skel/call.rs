@@ -1,4 +1,4 @@
-//! One call of a plugin: the environment, standard input, and who else is in this executable.
+//! One call of a plugin: the environment, standard input, and the other plugins of this executable.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ use crate::repairs::Repairs;
 pub struct Call<'a> {
     /// The `CNI_*` variables.
     pub env: Env,
-    /// The request as it came; delegates get the same bytes.
+    /// The bytes of standard input; delegates get the same bytes.
     pub stdin: &'a [u8],
     /// Finds other plugins of this executable.
     pub lookup: Lookup,
@@ -64,7 +64,7 @@ pub struct OwnPlugin {
     pub kind: Kind,
     /// The plugin as a function.
     pub run: RunFn,
-    /// What it restores of an attachment; the verb of the call decides nothing.
+    /// Restores an attachment; the verb of the call is ignored.
     pub repair: RepairFn,
 }
 
@@ -77,7 +77,7 @@ pub enum Verb {
     Add,
     Check,
     Del,
-    /// Remove what no valid attachment owns.
+    /// Remove resources that no valid attachment owns.
     Gc,
     /// Tell whether ADD could be served.
     Status,
@@ -136,7 +136,7 @@ impl Env {
         Env::read(|name| std::env::var_os(name).unwrap_or_default().to_string_lossy().into_owned())
     }
 
-    /// The variables as `var` gives them by their names.
+    /// The variables, looked up by name with `var`.
     pub fn read(var: impl Fn(&str) -> String) -> Env {
         Env {
             command: var("CNI_COMMAND"),
@@ -173,8 +173,8 @@ impl Env {
         self.netns_override == "1" || self.netns_override.eq_ignore_ascii_case("true")
     }
 
-    /// Checks that what the verb requires is there and valid, in the order that callers can
-    /// observe. Values that the verb does not require are not looked at. Code 4.
+    /// Checks that the variables which the verb requires are set and valid, in the order that callers can
+    /// observe. Other variables are not checked. Code 4.
     pub fn check(&self) -> Result<()> {
         let verb = Verb::parse(&self.command);
         let container = verb.is_some_and(Verb::is_about_one_container);

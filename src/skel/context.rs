@@ -1,4 +1,4 @@
-//! What a plugin may use besides its request.
+//! The context of a call: configuration, netlink in the host's namespace, `CNI_ARGS`.
 
 use std::cell::OnceCell;
 
@@ -8,7 +8,7 @@ use crate::cni::{CniResult, NetConf, SpecVersion};
 use crate::error::{Context, Error, Result};
 use crate::netlink::Netlink;
 
-/// The surroundings of one call.
+/// The context of one call.
 #[derive(Debug)]
 pub struct Cx<'a> {
     /// The configuration's common keys.
@@ -33,20 +33,20 @@ impl<'a> Cx<'a> {
         Ok(self.host.get_or_init(|| opened))
     }
 
-    /// For STATUS: as [`host`](Cx::host), if this process may change anything there.
+    /// For STATUS: as [`host`](Cx::host), and fails without the capability `CAP_NET_ADMIN`.
     pub fn usable_host(&self) -> Result<&Netlink> {
         let host = self.host().or_unavailable()?;
         host.require_admin().or_unavailable()?;
         Ok(host)
     }
 
-    /// `CNI_ARGS`, for a plugin that reads the keys `known` of it. Only plugins that document a key of
-    /// theirs parse it: others accept anything.
+    /// `CNI_ARGS`, for a plugin that reads its keys `known`. Plugins without documented keys do not parse
+    /// `CNI_ARGS`.
     pub fn args(&self, known: &[&str]) -> Result<Args> {
         Args::parse(&self.call.env.args, known)
     }
 
-    /// `CNI_ARGS` as it is, for a plugin with rules of its own.
+    /// `CNI_ARGS` unparsed, for a plugin with its own syntax.
     pub fn raw_args(&self) -> &str {
         &self.call.env.args
     }

@@ -112,12 +112,12 @@ impl<'a> Cx<'a> {
         self.ipam()?.run(Verb::Check).map(drop)
     }
 
-    /// Has stale leases removed.
+    /// GC of the IPAM plugin.
     pub fn ipam_gc(&'a self) -> Result<()> {
         self.ipam()?.run(Verb::Gc).map(drop)
     }
 
-    /// Asks whether addresses can be had.
+    /// STATUS of the IPAM plugin.
     pub fn ipam_status(&'a self) -> Result<()> {
         self.ipam()?.run(Verb::Status).map(drop)
     }
@@ -165,7 +165,7 @@ impl<'a> Delegate<'a> {
         Call { env, stdin: self.conf, lookup, caller: Caller::Plugin }
     }
 
-    /// Has a plugin of this executable repair the attachment; others have no such verb.
+    /// Repairs the attachment, if the plugin is in this executable; foreign plugins have no such function.
     pub fn repair(&self, repairs: &mut Repairs) -> Result<()> {
         match &self.program {
             Program::Own(plugin) => (plugin.repair)(&self.request(Verb::Add), repairs),

@@ -1,4 +1,4 @@
-//! The plugin process: what every plugin has around it.
+//! The plugin process: what all plugins have in common.
 //!
 //! [`run`] is the way from process start to exit and the only printer of results; [`dispatch`]
 //! checks a call and hands the plugin a typed request; [`Cx`] is what a plugin may use besides:

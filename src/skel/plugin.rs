@@ -1,4 +1,4 @@
-//! What a plugin is, and the requests it gets: nothing in them is unchecked.
+//! The trait of a plugin, and its requests, whose fields are all checked.
 
 use std::cell::OnceCell;
 use std::path::Path;
@@ -19,35 +19,35 @@ use crate::netns::Netns;
 use crate::netns::NetnsId;
 use crate::repairs::Repairs;
 
-/// A CNI plugin. Every plugin decides about every verb.
+/// A CNI plugin. Every plugin implements every verb of the specification.
 pub trait Plugin {
-    /// The name it is called by: the configuration's `type`, the file name.
+    /// The plugin's name: the `type` of configurations, and the file name.
     const NAME: &'static str;
-    /// One line for a person, 60 characters at most.
+    /// One line of description, 60 characters at most.
     const ABOUT: &'static str;
-    /// The versions of the specification it speaks.
+    /// The supported versions of the specification.
     const VERSIONS: &'static [SpecVersion] = &SpecVersion::ALL;
-    /// Whether a finished ADD is undone if the version of the request cannot represent its result, such as
-    /// an interface without addresses before 0.3.0. Some reference plugins leave the interface.
+    /// Whether a completed ADD is rolled back if the version of the request cannot represent the result, such as an
+    /// interface without addresses before 0.3.0. Some reference plugins keep the interface.
     const UNDO_IF_UNREPRESENTABLE: bool = true;
-    /// Whether ADD may leave more on the host than links that vanish with the container: then it
-    /// [notes](Cx::note) the attachment before.
+    /// Whether ADD may create state on the host that outlives the container's namespace, such as rules: ADD then
+    /// [records](Cx::note) the attachment first.
     const OUTLIVES_ITS_CONTAINER: bool = false;
     /// Whether [`repair`](Plugin::repair) does anything.
     const REPAIRS: bool = false;
-    /// Its keys of the configuration, decoded before any verb runs.
+    /// The plugin's keys of the configuration, decoded before any verb runs.
     type Conf: DeserializeOwned;
 
-    /// The keys of the configuration that it reads, beside those that all plugins have in common.
+    /// The keys of the configuration that the plugin reads, without those common to all plugins.
     fn keys() -> Keys {
         Keys::of::<Self::Conf>()
     }
 
-    /// Tells what is wrong with the configuration on whatever node: an error is what would fail every ADD.
-    /// Asks the kernel nothing.
+    /// Examines the configuration, independent of the node: an error would fail every ADD. Makes no request to the
+    /// kernel.
     fn examine(cx: &Cx<'_>, conf: &Self::Conf, remarks: &mut Remarks) -> Result<()>;
 
-    /// For STATUS: the configuration can work.
+    /// For STATUS: fails where [`examine`](Plugin::examine) does.
     fn require_sound(cx: &Cx<'_>, conf: &Self::Conf) -> Result<()> {
         Self::examine(cx, conf, &mut Remarks::default()).or_unavailable()
     }
@@ -55,29 +55,29 @@ pub trait Plugin {
     /// Attaches the container. On failure the host is as it was.
     fn add(cx: &Cx<'_>, conf: &Self::Conf, req: &AddReq) -> Result<CniResult>;
     fn check(cx: &Cx<'_>, conf: &Self::Conf, req: &CheckReq) -> Result<()>;
-    /// Restores what the host has lost of the attachment, and routes of the container, as ADD made
-    /// them; what somebody has set otherwise is left. Rules are restored already.
+    /// Restores links and addresses of the host and routes of the container that are missing, as ADD made them;
+    /// changed ones are left. The packet filter's rules are restored before.
     fn repair(_: &Cx<'_>, _: &Self::Conf, _: &CheckReq, _: &mut Repairs) -> Result<()> {
         Ok(())
     }
-    /// Detaches the container: all that can be done is done, then the first trouble is reported.
+    /// Detaches the container: completes all steps that can be done, then reports the first error.
     fn del(cx: &Cx<'_>, conf: &Self::Conf, req: &DelReq) -> Result<()>;
-    /// Removes what belongs to this network and to no valid attachment.
+    /// Removes resources of this network that belong to no valid attachment.
     fn gc(cx: &Cx<'_>, conf: &Self::Conf, req: &GcReq) -> Result<()>;
-    /// A GC that was not told what is valid: removes only what is proved to be dead without that.
+    /// GC without the list of valid attachments: removes only resources whose containers are certainly gone.
     fn gc_unlisted(_: &Cx<'_>, _: &Self::Conf) -> Result<()> {
         Ok(())
     }
-    /// Tells whether an ADD could be served now; changes nothing.
+    /// Fails if an ADD would fail now; changes nothing.
     fn status(cx: &Cx<'_>, conf: &Self::Conf) -> Result<()>;
 }
 
-/// What there is to say about a configuration that works.
+/// Findings about a configuration that works.
 #[derive(Debug, Default)]
 pub struct Remarks {
-    /// What is probably not what was meant; the details tell what to do.
+    /// Probable mistakes; the details have the remedy.
     pub warnings: Vec<Error>,
-    /// The networks that it gives addresses of.
+    /// The subnets of its addresses.
     pub subnets: Vec<IpNet>,
 }
 
@@ -105,7 +105,8 @@ impl Sandbox {
         self.opened.get_or_init(open).as_ref().map_err(Clone::clone)
     }
 
-    /// What tells the namespace from those before and after it; `None` if nothing does.
+    /// The identity of the namespace, different from earlier and later namespaces at this path; `None` if the
+    /// kernel does not provide one.
     pub fn identity(&self) -> Option<NetnsId> {
         NetnsId::at(Path::new(&self.path))
     }
@@ -131,7 +132,7 @@ pub struct CheckReq {
     pub prev: Option<CniResult>,
 }
 
-/// What the plugin before this one made, for a plugin that works on that; `msg` is the error without it.
+/// The result of the previous plugin, for a plugin that requires one; `msg` is the error if there is none.
 pub fn require_prev<'r>(prev: Option<&'r CniResult>, msg: &str) -> Result<&'r CniResult> {
     prev.ok_or_else(|| {
         Error::internal(msg).with_details(
@@ -141,7 +142,7 @@ pub fn require_prev<'r>(prev: Option<&'r CniResult>, msg: &str) -> Result<&'r Cn
 }
 
 impl CheckReq {
-    /// The final result of ADD, without which there is nothing to compare with.
+    /// The final result of ADD, with which CHECK compares the kernel's state.
     pub fn require_prev(&self) -> Result<&CniResult> {
         self.prev.as_ref().ok_or_else(|| {
             Error::internal("Required prevResult missing")
@@ -161,7 +162,7 @@ impl CheckReq {
 #[derive(Debug)]
 pub struct DelReq {
     pub id: ContainerId,
-    /// Its network namespace; `None` if there is none any more.
+    /// The network namespace; `None` if it no longer exists.
     pub netns: Option<Netns>,
     /// The interface in it.
     pub ifname: IfName,
@@ -170,14 +171,14 @@ pub struct DelReq {
 }
 
 impl DelReq {
-    /// Deletes the attachment's veth pair, whatever the container has done to its end.
+    /// Deletes the attachment's veth pair, also if the container has renamed or moved its end.
     pub fn del_veth(&self, cx: &Cx<'_>) -> Result<()> {
         let owner = Owner::new(&cx.net.name, &self.id, &self.ifname);
         let is_own = |label: &str| owner.owns(Some(label));
         veth::del(cx.host()?, &self.ifname, self.netns.as_ref(), self.prev.as_ref(), &is_own)
     }
 
-    /// The MAC of the attachment's link as the result tells it, if links of this kind have their own.
+    /// The MAC of the attachment's link in the result; `None` for kinds whose links share their master's MAC.
     fn told_mac(&self, kind: &str) -> Option<Mac> {
         let is_own =
             |entry: &&Interface| entry.name == self.ifname.as_str() && !entry.sandbox.is_empty();
@@ -216,7 +217,7 @@ pub fn del_and_release<'a>(
     }
 }
 
-/// Remove what no valid attachment owns.
+/// A GC with the list of valid attachments.
 #[derive(Debug)]
 pub struct GcReq {
     /// The attachments of this network that are still valid: all others are stale.

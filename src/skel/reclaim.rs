@@ -1,5 +1,5 @@
-//! Everything that a dead attachment left on the node is taken back as a whole, by the call that finds a part of
-//! it in the way: left rules would apply to the next owner of the address.
+//! All state that a dead attachment left on the node is reclaimed as a whole, by the call that finds a part of this
+//! state in its way: stale rules would apply to the next owner of the address.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -22,17 +22,17 @@ use crate::netfilter::{PacketFilter, masquerade, ports, spoof};
 use crate::netlink::Netlink;
 use crate::netns::NetnsId;
 
-/// The interface of leases that do not tell: releases up to 0.7.5 of the reference did not write it.
+/// The interface of leases without one: releases of the reference up to 0.7.5 did not write the interface.
 const OLD_IFNAME: &str = "eth0";
 
-/// Removes everything of an attachment that is certainly gone, and had these addresses, from the
-/// calling thread's namespace.
+/// Removes the state of an attachment that is certainly gone, and had these addresses, from the calling
+/// thread's network namespace.
 pub fn attachment(owner: Owner<'_>, ips: &[IpAddr]) -> Result<()> {
     spoof::del(&PacketFilter::new(), owner, &[])?;
     all_but_ports(owner, ips)
 }
 
-/// The same without the check of source MACs, which an ADD at work has made already for the port of
+/// As [`attachment`], except for the source MAC check, which the running ADD has made already for the port of
 /// the next attachment of this name.
 fn all_but_ports(owner: Owner<'_>, ips: &[IpAddr]) -> Result<()> {
     let filter = PacketFilter::new();
@@ -47,7 +47,7 @@ fn all_but_ports(owner: Owner<'_>, ips: &[IpAddr]) -> Result<()> {
     Record::of(owner).map_or(Ok(()), |record| record.remove())
 }
 
-/// What the firewall plugin made, in every back end.
+/// Removes the rules of the firewall plugin, in every back end.
 fn passage(filter: &PacketFilter, owner: Owner<'_>, ips: &[IpAddr]) -> Result<()> {
     let pod = |ips: &[IpAddr]| Pod::new(owner, ips.iter().copied());
     let mut failures = Failures::new();
@@ -56,7 +56,7 @@ fn passage(filter: &PacketFilter, owner: Owner<'_>, ips: &[IpAddr]) -> Result<()
         // Elements are found by their comments, also where the addresses are unknown.
         failures.keep(filter::nft::del(nft, &pod(&[])));
     }
-    // Its record tells the zone.
+    // The record has the zone.
     if firewalld::has(&pod(&[]))
         && let Some(mut zone) = Zone::find(firewalld::DEFAULT_ZONE)
     {
@@ -65,7 +65,7 @@ fn passage(filter: &PacketFilter, owner: Owner<'_>, ips: &[IpAddr]) -> Result<()
     failures.into_result()
 }
 
-/// The devices through which its packets were led.
+/// Removes the ifb devices that shaped the attachment's traffic.
 fn shaping(owner: Owner<'_>) -> Result<()> {
     let host = Netlink::open()?;
     let mut failures = Failures::new();
@@ -78,8 +78,8 @@ fn shaping(owner: Owner<'_>) -> Result<()> {
 }
 
 impl<'a> Cx<'a> {
-    /// Notes the attachment on the node, before the first thing is made for it that outlives its
-    /// container. The note of an earlier plugin of the list serves.
+    /// Records the attachment on the node, before the first state is created that outlives the container. A record
+    /// of an earlier plugin of the list serves as well.
     pub fn note(&self, plugin: &str, req: &AddReq, result: &CniResult, undo: &mut Rollback<'a>) {
         let owner = Owner::new(&self.net.name, &req.id, &req.ifname);
         let netns = req.sandbox.identity();
@@ -106,7 +106,7 @@ impl<'a> Cx<'a> {
     }
 }
 
-/// Takes back what the former owner of the address left, if that owner is certainly gone.
+/// Reclaims what the previous owner of the address left, if that owner is certainly gone.
 pub fn address(ip: IpAddr, next: Owner<'_>) -> Result<()> {
     match Record::of_address(ip) {
         Some(record) if record.owner() != next => if_gone(&record).map(drop),
@@ -114,7 +114,7 @@ pub fn address(ip: IpAddr, next: Owner<'_>) -> Result<()> {
     }
 }
 
-/// Takes back what the attachment has if it is certainly gone; whether it is.
+/// Reclaims the state of the attachment if its container is certainly gone. Returns whether the container is gone.
 pub fn if_gone(record: &Record) -> Result<bool> {
     let Liveness::Gone(why) = record.liveness() else { return Ok(false) };
     let Record { id, ifname, network, .. } = record;
@@ -126,8 +126,8 @@ pub fn if_gone(record: &Record) -> Result<bool> {
     Ok(true)
 }
 
-/// Whether an attachment can still be alive, by what was noted of it, by its namespace's path, and by its leases
-/// in the folder `data_dir`.
+/// Whether an attachment can still be alive, by its record, its namespace's path, and its leases in the folder
+/// `data_dir`.
 pub fn liveness(owner: Owner<'_>, sandbox: &str, data_dir: &Path) -> Liveness {
     if let Some(record) = Record::of(owner) {
         return record.liveness();
@@ -151,8 +151,8 @@ pub fn liveness(owner: Owner<'_>, sandbox: &str, data_dir: &Path) -> Liveness {
     }
 }
 
-/// Takes back all that the holder of a port has if it is certainly gone; whether it is. Without a
-/// note of the attachment its leases tell, if they are where host-local keeps them by default.
+/// Reclaims the state of the attachment that holds a port if its container is certainly gone. Returns whether the
+/// container is gone: by the record of the attachment, else by its leases in host-local's default folder.
 pub fn holder(holder: &Holder) -> Result<bool> {
     let Holder { network, id, ifname, .. } = holder;
     let noted = match ifname {
@@ -182,8 +182,8 @@ pub fn holder(holder: &Holder) -> Result<bool> {
     attachment(Owner { network, ifname, id }, &ips).map(|()| true)
 }
 
-/// GC: everything of the dead goes, and of those that are not valid, the notes of this plugin, which
-/// has removed what they are about. Without a request nothing is known of what is valid.
+/// GC: reclaims dead attachments, and removes the records that this plugin wrote of attachments that are not valid,
+/// whose state the plugin has removed. Without a request all attachments count as valid.
 pub(super) fn collect(plugin: &str, network: &NetworkName, req: Option<&GcReq>) -> Result<()> {
     let mut failures = Failures::new();
     for record in Record::all(Some(network.as_str())) {
@@ -200,8 +200,8 @@ pub(super) fn collect(plugin: &str, network: &NetworkName, req: Option<&GcReq>) 
     failures.into_result()
 }
 
-/// Takes back what these leases' owners have besides; those that stay are left out, and `failures` tell
-/// why. `next` is who is being added.
+/// Reclaims the other state of the owners of these leases. Returns the leases that can be removed; `failures` has
+/// the reasons for the others. `next` is the attachment being added.
 pub fn leases(
     network: &str,
     mut gone: Vec<Reclaimed>,

@@ -27,8 +27,7 @@ pub fn failed() -> Ring {
     Ring::new(Path::new("/run/cnibox/failed.jsonl"), LIMIT)
 }
 
-/// Starts to record a call of `name`, if the caller does so too (`TRACEPARENT`), or a person asked for it
-/// (`CNI_LOG=trace`).
+/// Starts recording a call of `name`, if the caller samples it (`TRACEPARENT`) or `CNI_LOG=trace` is set.
 pub fn begin(name: impl FnOnce() -> String) {
     let parent = std::env::var(TRACEPARENT).ok().and_then(|header| Parent::parse(&header));
     if log::is_level("trace") || parent.is_some_and(|parent| parent.is_sampled) {
@@ -36,8 +35,8 @@ pub fn begin(name: impl FnOnce() -> String) {
     }
 }
 
-/// Writes a call of a plugin down: one that failed in any case, with its configuration. A failed STATUS, which runtimes
-/// ask for every few seconds, is not among the failed calls: it would drive out all others.
+/// Writes the recording of a plugin call; a failed call is always recorded, with its configuration. A failed STATUS is
+/// not kept among the failed calls: runtimes call STATUS every few seconds, which would displace all other calls.
 pub fn end(plugin: &str, call: &Call<'_>, error: Option<&Error>) {
     let verb = &call.env.command;
     if error.is_some() && !trace::is_on() {
@@ -74,7 +73,7 @@ pub fn end(plugin: &str, call: &Call<'_>, error: Option<&Error>) {
     write(&if error.is_some() && !is_status { failed() } else { traces() });
 }
 
-/// Writes a call of a tool down, if it was recorded.
+/// Writes the recording of a tool, if there is one.
 pub fn end_of_tool<T>(outcome: &Result<T>) {
     if let Err(error) = outcome {
         trace::root().fail(error);
@@ -84,7 +83,7 @@ pub fn end_of_tool<T>(outcome: &Result<T>) {
 
 fn write(ring: &Ring) {
     if let Some(Err(error)) = trace::finish().map(|line| ring.append(&line)) {
-        // A recording is no reason to fail, nor to say more than asked.
+        // A recording that cannot be written must not fail the call.
         log::debug(error);
     }
 }

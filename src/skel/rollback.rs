@@ -13,7 +13,7 @@ type Undo<'a> = Box<dyn FnOnce() -> Result<()> + 'a>;
 pub struct Rollback<'a>(Vec<(String, Undo<'a>)>);
 
 impl<'a> Rollback<'a> {
-    /// Nothing to undo yet.
+    /// An empty stack.
     pub fn new() -> Rollback<'a> {
         Rollback(Vec::new())
     }
@@ -23,7 +23,7 @@ impl<'a> Rollback<'a> {
         self.0.push((what.into(), Box::new(undo)));
     }
 
-    /// All went well: nothing is undone.
+    /// The ADD succeeded: drops the undo steps without running them.
     pub fn commit(mut self) {
         self.0.clear();
     }
@@ -45,7 +45,7 @@ impl fmt::Debug for Rollback<'_> {
     }
 }
 
-/// What went wrong in a DEL or GC, which go on whatever happens and report at the end.
+/// The errors of a DEL or GC, which continue after an error and report at the end.
 #[derive(Debug, Default)]
 pub struct Failures(Vec<Error>);
 
@@ -54,7 +54,7 @@ impl Failures {
         Failures(Vec::new())
     }
 
-    /// Keeps the error and goes on; the value if there is one.
+    /// Keeps the error; returns the value if there is one.
     pub fn keep<T>(&mut self, result: Result<T>) -> Option<T> {
         result.map_err(|error| self.0.push(error)).ok()
     }

@@ -72,7 +72,7 @@ pub fn main(applet: &Applet, mut args: Vec<String>, table: Table) -> ExitCode {
     printed
 }
 
-/// An ADD whose result cannot be written has failed: its caller is gone, or does not know the result.
+/// An ADD whose result cannot be written has failed: the runtime is gone, or does not have the result.
 fn take_back(call: &Call<'_>, run: RunFn) {
     let del = Call { env: call.env.with_verb(Verb::Del), ..call.clone() };
     if let Err(error) = guarded(|| run(&del)) {
@@ -95,7 +95,7 @@ fn read_stdin(stdin: &mut Vec<u8>) -> Result<()> {
     Ok(())
 }
 
-/// A panic becomes an error like any other: the guards on the stack have run by then.
+/// Reports a panic as a CNI error; the rollback has run by then.
 fn guarded(run: impl FnOnce() -> Result<Option<CniResult>>) -> Result<Option<CniResult>> {
     catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<&str>().map(ToString::to_string);
@@ -105,7 +105,7 @@ fn guarded(run: impl FnOnce() -> Result<Option<CniResult>>) -> Result<Option<Cni
     })
 }
 
-/// What a person gets who starts a plugin by hand. nerdctl parses the first line.
+/// The text for a plugin that is started without `CNI_COMMAND`. nerdctl parses the first line.
 fn about(name: &str, versions: &[SpecVersion]) -> ExitCode {
     let own = env!("CARGO_PKG_VERSION");
     log::line(format_args!("CNI {name} plugin v{REFERENCE_RELEASE}+cnibox.{own}"));
@@ -123,7 +123,7 @@ fn help(applet: &Applet) -> String {
         Main::Plugin { lint, .. } => names("", &(lint.keys)()),
         Main::Tool(_) => Vec::new(),
     };
-    // What the runtime adds.
+    // Keys that the runtime adds.
     keys.retain(|key| !key.starts_with("runtimeConfig") && !key.starts_with("args"));
     let keys = if keys.is_empty() { "none of its own".to_owned() } else { keys.join("\n  ") };
     format!(
