@@ -47,7 +47,7 @@ pub static APPLETS: &[Applet] = &[
     Applet::plugin::<Vrf>(Kind::Chained),
 ];
 
-/// The same with its lookup.
+/// The table with its lookup.
 pub const TABLE: Table = Table { applets: APPLETS, lookup: plugin };
 
 /// The applet of exactly this name.

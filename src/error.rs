@@ -1,4 +1,4 @@
-//! The error that every layer above the kernel ends in: a CNI code, a sentence, and a remedy.
+//! The error of all layers above the kernel: a CNI code, a message, and a remedy.
 //!
 //! Texts are lower case without a full stop and say what was attempted, on what, and why it
 //! failed: `add address 10.1.2.3/24 to "eth0": file exists`. Context is put in front
@@ -19,7 +19,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub struct Code(pub u32);
 
 impl Code {
-    /// A plugin failed without saying why.
+    /// A plugin failed without an error object.
     pub const UNKNOWN: Code = Code(0);
     /// The configuration's `cniVersion` is not supported.
     pub const INCOMPATIBLE_VERSION: Code = Code(1);
@@ -31,9 +31,9 @@ impl Code {
     pub const INVALID_ENVIRONMENT: Code = Code(4);
     /// Reading standard input or a state file failed.
     pub const IO: Code = Code(5);
-    /// The configuration is not what JSON or its schema allow.
+    /// The configuration is not valid JSON, or has a value of the wrong type.
     pub const DECODE: Code = Code(6);
-    /// The configuration decodes but makes no sense.
+    /// The configuration decodes, but has invalid or contradictory values.
     pub const INVALID_CONFIG: Code = Code(7);
     /// `CNI_NETNS` is the plugin's own namespace (the reference's code, not in the specification).
     pub const INVALID_NETNS: Code = Code(8);
@@ -47,7 +47,7 @@ impl Code {
     pub const INTERNAL: Code = Code(999);
 }
 
-/// What a plugin or the runtime side reports: see the module's text for the wording.
+/// An error of a plugin or of the runtime side.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
     code: Code,
@@ -83,7 +83,7 @@ impl Error {
         Error::new(Code::IO, format!("{what}: {}", io_text(cause))).with_details(remedy(cause))
     }
 
-    /// Adds what a person can do about it, or more of the circumstances.
+    /// Sets the details: the remedy, or the circumstances.
     #[must_use]
     pub fn with_details(mut self, details: impl Into<String>) -> Error {
         self.details = details.into();
@@ -153,7 +153,7 @@ pub trait Context<T> {
     /// Puts `what()` in front of the error's message.
     fn context<D: fmt::Display>(self, what: impl FnOnce() -> D) -> Result<T>;
 
-    /// Makes it an answer to STATUS: the error's code is [`Code::NOT_AVAILABLE`].
+    /// Changes the code to [`Code::NOT_AVAILABLE`], for STATUS.
     fn or_unavailable(self) -> Result<T>;
 }
 
@@ -179,7 +179,7 @@ pub fn errno_text(errno: Errno) -> String {
     }
 }
 
-/// What helps against the cause of a failed operation on a file; empty where that depends on the operation.
+/// The remedy for a failed operation on a file, by its errno; empty if the remedy depends on the operation.
 fn remedy(cause: &io::Error) -> &'static str {
     match cause.raw_os_error().map(Errno::from_raw) {
         Some(Errno::EROFS) => "its file system is mounted read-only: mount it read-write",

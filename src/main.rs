@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use cnibox::start;
 use nix::libc;
 
-/// Where the C library starts, in place of the standard library's `main`: see [`start`].
+/// The entry point for the C library, instead of the standard library's `main`: see [`start`].
 /// glibc tells `std::env::args` the arguments; another C library does not.
 #[cfg(target_env = "gnu")]
 #[expect(unsafe_code, reason = "the C library's name for it, and two signals")]

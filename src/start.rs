@@ -1,11 +1,10 @@
-//! From the C library's `main` to the applet; what the standard library does there, but for what
-//! takes most of the time.
+//! From the C library's `main` to the applet: the standard library's initialisation without its slow part.
 //!
 //! A plugin lives about a millisecond. The standard library spends 50 µs of it, and 100 kB of
 //! memory, on finding the end of the stack in `/proc/self/maps`, which gives a stack overflow a
 //! sentence. Without it an overflow ends the process all the same.
 //!
-//! Two things are missed: a closed standard descriptor must not become the descriptor of the first file
+//! Two steps of that initialisation are needed: a closed standard descriptor must not become the descriptor of the first file
 //! that is opened, and no signal about a failed write (`SIGPIPE`, `SIGXFSZ`) must end the process
 //! before it has taken back an ADD.
 
@@ -36,7 +35,7 @@ pub fn open_standard_files() -> nix::Result<()> {
         |state: &PollFd<'_>| state.revents().is_some_and(|it| it.contains(PollFlags::POLLNVAL));
     let modes = [OFlag::O_RDONLY, OFlag::O_RDONLY, OFlag::O_WRONLY];
     for (_, mode) in states.iter().zip(modes).filter(|(state, _)| is_closed(state)) {
-        // It gets the lowest number that is free, and keeps it.
+        // The new descriptor has the lowest free number, and stays open.
         mem::forget(open("/dev/null", mode, Mode::empty())?);
     }
     Ok(())
@@ -65,13 +64,12 @@ pub fn run_applet(is_secure: bool) -> ExitCode {
     }
 }
 
-/// What a copy says that its caller is not to have the powers of.
+/// The error of an executable with set-user-ID, set-group-ID or capabilities.
 const ELEVATED: &str = "set-user-id, set-group-id or with file capabilities: refused, because \
     arguments and environment are those of a user without these powers";
 
-/// Whether the file has given this process powers that its caller does not have. The kernel's
-/// `AT_SECURE` says more than that: a change of the SELinux domain sets it too, as when systemd
-/// starts the daemon.
+/// Whether the file gives this process privileges that its caller does not have. The kernel's `AT_SECURE` alone does not
+/// tell: a change of the SELinux domain sets it as well, as when systemd starts the daemon.
 fn is_elevated() -> bool {
     let (user, group) = (getuid(), getgid());
     let changed = user != geteuid() || group != getegid();
@@ -79,7 +77,7 @@ fn is_elevated() -> bool {
     changed || (!user.is_root() && powers())
 }
 
-/// What the C library is to return from `main`; an [`ExitCode`] does not tell.
+/// The number to return from `main`, which an [`ExitCode`] does not give.
 pub fn number(code: ExitCode) -> i32 {
     let number = (0..=u8::MAX).find(|number| ExitCode::from(*number) == code);
     i32::from(number.unwrap_or(u8::MAX))

@@ -1,8 +1,8 @@
-//! Leaves secrets out of what leaves the node.
+//! Removes secrets from documents that leave the node, such as `cnibox sysdump`.
 
 use super::json::Json;
 
-/// What stands in the place of a secret.
+/// The replacement of a secret.
 const LEFT_OUT: &str = "(left out)";
 
 /// Parts of the names of secrets, beside names that end in `key`, in lower case and without `-` and `_`.

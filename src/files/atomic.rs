@@ -10,26 +10,26 @@ use std::time::Duration;
 use super::{During, Error, Result, remove_file};
 use crate::attachment::{Owner, network_hash};
 
-/// What a file has to survive.
+/// The event that a file has to survive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Durability {
-    /// A power cut: file and directory are synced. For what must outlive the boot, such as a
-    /// cached configuration without which a network cannot be taken down.
+    /// A power cut: file and directory are synced. For files that must outlive the boot, such as a cached configuration
+    /// without which a network cannot be removed.
     Synced,
-    /// Only the end of the process: nothing is synced. For what describes living containers,
-    /// such as backups: a power cut ends them too.
+    /// The end of the process: nothing is synced. For files about running containers, such as backups: a power cut ends
+    /// the containers as well.
     Volatile,
 }
 
-/// How the temporary names of writers without a lock begin.
+/// The prefix of temporary names of writers without a lock.
 const UNLOCKED: &str = ".tmp-";
-/// After this time no process can still be writing a file of a few kilobytes.
+/// The age after which no process is still writing a temporary file of a few kilobytes.
 const STALE: Duration = Duration::from_secs(60);
 
-/// Writes files by way of one temporary name.
+/// Writes files under one temporary name, then renames them.
 ///
-/// With a fixed name the next writer removes what a killed process left there; in turn the
-/// caller holds a lock that covers the name.
+/// With a fixed name the next writer removes the file that a killed process left; the caller has to hold a lock that
+/// covers the name.
 #[derive(Debug)]
 pub struct Writer {
     temp: PathBuf,
@@ -42,8 +42,8 @@ impl Writer {
         Writer { temp: temp.into(), durability }
     }
 
-    /// Uses a hidden name beside `path` that no other writer has, for directories without a lock:
-    /// see [`sweep_stale`]. It is short, because the name of `path` may be as long as names can be.
+    /// Uses a unique hidden name beside `path`, for directories without a lock: see [`sweep_stale`]. The name is short,
+    /// because the name of `path` may have the maximum length.
     pub fn unlocked(path: &Path, durability: Durability) -> Writer {
         static COUNTER: AtomicU64 = AtomicU64::new(0);
         let n = COUNTER.fetch_add(1, Ordering::Relaxed);
@@ -51,7 +51,7 @@ impl Writer {
         Writer::new(path.with_file_name(temp), durability)
     }
 
-    /// Puts a file of `mode` in place of whatever is at `path`.
+    /// Replaces the file at `path` by a new one of `mode`.
     pub fn replace(&self, path: &Path, bytes: &[u8], mode: u32) -> Result<()> {
         self.write_temp(bytes, mode)?;
         if let Err(error) = fs::rename(&self.temp, path) {
@@ -66,8 +66,8 @@ impl Writer {
         options.write(true).create_new(true).mode(mode);
         let mut file = match options.open(&self.temp) {
             Err(e) if e.kind() == ErrorKind::AlreadyExists => {
-                // Not truncated: a process killed between link and unlink left it as a second
-                // name of a file that lives.
+                // Removed, not truncated: after a kill between link and unlink the name is a second name of
+                // a valid file.
                 remove_file(&self.temp)?;
                 options.open(&self.temp)
             }
@@ -79,7 +79,7 @@ impl Writer {
             Durability::Volatile => Ok(()),
         });
         if written.is_err() {
-            // A full disk should not also keep the part that fitted.
+            // Removes the part that fitted on a full disk.
             remove_file(&self.temp)?;
         }
         written.during("write", &self.temp)
@@ -95,13 +95,13 @@ impl Writer {
     }
 }
 
-/// The temporary name in `dir` that is an attachment's.
+/// The temporary name of an attachment in `dir`.
 pub fn temporary_of(dir: &Path, owner: &Owner<'_>) -> PathBuf {
     dir.join(format!("{UNLOCKED}{}", owner.instance()))
 }
 
-/// Removes from `dir` what killed commands for attachments of `network` left there under
-/// [`temporary_of`], but for those that are valid.
+/// Removes from `dir` the temporary files that killed commands for attachments of `network` left
+/// ([`temporary_of`]), except for valid attachments.
 pub fn sweep(dir: &Path, network: &str, valid: &[Owner<'_>]) {
     let ours = format!("{UNLOCKED}{}-", network_hash(network));
     let valid: Vec<PathBuf> = valid.iter().map(|owner| temporary_of(dir, owner)).collect();
@@ -120,14 +120,14 @@ fn is_unlocked(name: &str) -> bool {
     numbers.is_some_and(|(pid, n)| number(pid) && number(n))
 }
 
-/// Removes from `dir` what killed writers without a lock left there.
+/// Removes from `dir` the temporary files that killed writers without a lock left.
 pub fn sweep_stale(dir: &Path) {
     let Ok(entries) = fs::read_dir(dir) else { return };
     for entry in entries.flatten() {
         let temporary = is_unlocked(&entry.file_name().to_string_lossy());
         let age = || entry.metadata().ok()?.modified().ok()?.elapsed().ok();
         if temporary && age().is_some_and(|age| age > STALE) {
-            // Another process may have been faster.
+            // Another process may have removed the file.
             drop(fs::remove_file(entry.path()));
         }
     }

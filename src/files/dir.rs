@@ -18,7 +18,7 @@ use super::{During, Error, Result};
 
 const FOLDER: OFlag = OFlag::O_RDONLY.union(OFlag::O_DIRECTORY).union(OFlag::O_CLOEXEC);
 
-/// A folder that stays the same one whatever its name leads to by now.
+/// An open folder: it stays the same if its path is renamed or replaced.
 #[derive(Debug)]
 pub(crate) struct Dir {
     /// For messages.
@@ -27,14 +27,14 @@ pub(crate) struct Dir {
 }
 
 impl Dir {
-    /// The folder at `path`, whatever leads there.
+    /// Opens the folder at `path`, following symbolic links.
     pub(crate) fn open(path: &Path) -> Result<Dir> {
         let dir = openat(AT_FDCWD, path, FOLDER, Mode::empty()).during("open", path)?;
         Ok(Dir { path: path.to_owned(), dir: dir.into() })
     }
 
-    /// The folder of a network; `None` if there is none. An administrator may have linked it to
-    /// another disk; no other user's link is followed.
+    /// The folder of a network; `None` if there is none. The folder may be a symbolic link of this user or root, such as
+    /// to another disk; links of other users are not followed.
     pub(crate) fn of_network(data_dir: &Path, network: &str) -> Result<Option<Dir>> {
         let path = data_dir.join(network);
         match openat(AT_FDCWD, &path, FOLDER | OFlag::O_NOFOLLOW, Mode::empty()) {
@@ -46,7 +46,7 @@ impl Dir {
     }
 
     fn linked(data_dir: &Path, path: PathBuf) -> Result<Dir> {
-        // The link itself, so that its owner is that of what is read.
+        // Opens the link itself, so that the owner that is checked is that of the link that is read.
         let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         let link: OwnedFd = openat(AT_FDCWD, &path, flags, Mode::empty()).during("open", &path)?;
         let link = File::from(link);
@@ -62,7 +62,7 @@ impl Dir {
         Ok(Dir { path, ..Dir::open(&target)? })
     }
 
-    /// The folder `name` in it, if it is this user's and no other user may write to it; `None` if there is none.
+    /// The subfolder `name`, if owned and writable by this user alone; `None` if there is none.
     pub(crate) fn private(&self, name: &str) -> Result<Option<Dir>> {
         let path = self.path(name);
         let dir = match openat(&self.dir, name, FOLDER | OFlag::O_NOFOLLOW, Mode::empty()) {
@@ -73,7 +73,7 @@ impl Dir {
         Ok(Some(Dir { path, dir }))
     }
 
-    /// Makes such a folder unless something is there.
+    /// Creates the subfolder `name` for this user alone, unless the name exists.
     pub(crate) fn make_private(&self, name: &str) -> Result<()> {
         match mkdirat(&self.dir, name, Mode::S_IRWXU) {
             Err(Errno::EEXIST) => Ok(()),
@@ -81,19 +81,19 @@ impl Dir {
         }
     }
 
-    /// What a file in it is called in messages.
+    /// The path of a file in the folder, for messages.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.path.join(name)
     }
 
-    /// What tells it from others.
+    /// The metadata of the folder.
     pub(crate) fn metadata(&self) -> Result<Metadata> {
         self.dir.metadata().during("stat", &self.path)
     }
 
-    /// The names of all that is in it.
+    /// The names of all entries.
     pub(crate) fn names(&self) -> Result<Vec<String>> {
-        // Opened anew: a descriptor has one place in the list.
+        // Opens the folder again: the position in the listing belongs to the open file description.
         let dir = openat(&self.dir, ".", FOLDER, Mode::empty()).and_then(nix::dir::Dir::from_fd);
         let mut names = Vec::new();
         for entry in dir.during("list", &self.path)?.iter() {
@@ -103,12 +103,12 @@ impl Dir {
         Ok(names)
     }
 
-    /// Whether there is anything of this name.
+    /// Whether the name exists in the folder.
     pub(crate) fn has(&self, name: &str) -> bool {
         fstatat(&self.dir, name, AtFlags::AT_SYMLINK_NOFOLLOW).is_ok()
     }
 
-    /// Opens a file in it.
+    /// Opens a file in the folder.
     pub(crate) fn file(
         &self,
         name: &str,
@@ -118,19 +118,19 @@ impl Dir {
         open_regular(&self.dir, Path::new(name), flags, mode)
     }
 
-    /// What a file in it has, up to `most` bytes.
+    /// The content of a file in the folder, up to `most` bytes.
     pub(crate) fn read(&self, name: &str, most: usize) -> io::Result<(Vec<u8>, Metadata)> {
         let (mut file, meta) = self.file(name, OFlag::O_RDONLY, Mode::empty())?;
         Ok((read_up_to(&mut file, &meta, most)?, meta))
     }
 
-    /// Writes a new file in place of what a killed process left of this name.
+    /// Writes a new file, replacing a file of this name that a killed process left.
     pub(crate) fn create(&self, name: &str, bytes: &[u8]) -> Result<File> {
         let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_CLOEXEC;
         let open = || openat(&self.dir, name, flags, Mode::S_IRUSR | Mode::S_IWUSR);
         let file = match open() {
             Err(Errno::EEXIST) => {
-                // Not truncated: it may be a second name of a lease that lives.
+                // Removed, not truncated: the file may be a second name of a valid lease.
                 self.remove(name)?;
                 open()
             }
@@ -139,13 +139,13 @@ impl Dir {
         let mut file = File::from(file.during("create", &self.path(name))?);
         let written = file.write_all(bytes);
         if written.is_err() {
-            // A full disk should not also keep the part that fitted.
+            // Removes the part that fitted on a full disk.
             self.remove(name)?;
         }
         written.during("write", &self.path(name)).map(|()| file)
     }
 
-    /// Puts a new file in place of whatever is called `name`, by way of `temp`.
+    /// Replaces the file `name` by a new one, written under the name `temp`.
     pub(crate) fn replace(&self, name: &str, temp: &str, bytes: &[u8]) -> Result<File> {
         let file = self.create(temp, bytes)?;
         let renamed = renameat(&self.dir, temp, &self.dir, name);
@@ -155,7 +155,7 @@ impl Dir {
         renamed.during("replace", &self.path(name)).map(|()| file)
     }
 
-    /// Writes a file in place. Not atomic: for hints that may be wrong.
+    /// Overwrites a file in place. Not atomic: only for hints.
     pub(crate) fn overwrite(&self, name: &str, bytes: &[u8]) -> Result<()> {
         let mode = Mode::S_IRUSR | Mode::S_IWUSR;
         let path = self.path(name);
@@ -171,7 +171,7 @@ impl Dir {
         written.and_then(|()| cut()).during("write", &path)
     }
 
-    /// Gives a file in the folder a second name, in `to`; false if that name is taken.
+    /// Links a file of the folder into the folder `to`; false if the name is taken.
     pub(crate) fn link(&self, name: &str, to: &Dir, as_name: &str) -> Result<bool> {
         match linkat(&self.dir, name, &to.dir, as_name, AtFlags::empty()) {
             Err(Errno::EEXIST) => Ok(false),
@@ -179,7 +179,7 @@ impl Dir {
         }
     }
 
-    /// Removes a file; that it is gone already is success.
+    /// Removes a file; a missing file is success.
     pub(crate) fn remove(&self, name: &str) -> Result<()> {
         match unlinkat(&self.dir, name, UnlinkatFlags::NoRemoveDir) {
             Err(Errno::ENOENT) => Ok(()),
@@ -194,10 +194,10 @@ impl AsFd for Dir {
     }
 }
 
-/// What an open file has from its start on, up to `most` bytes and one more.
+/// The content of an open file from its start, up to `most` bytes and one more.
 pub(crate) fn read_up_to(file: &mut File, meta: &Metadata, most: usize) -> io::Result<Vec<u8>> {
     let size = usize::try_from(meta.len()).unwrap_or(most).min(most);
-    // One more: the end of a file is where less is read than was asked for.
+    // One more byte than the size: a short read is the end of the file.
     let mut content = vec![0; size + 1];
     let length = loop {
         match file.read(&mut content) {
@@ -209,8 +209,8 @@ pub(crate) fn read_up_to(file: &mut File, meta: &Metadata, most: usize) -> io::R
     Ok(content)
 }
 
-/// Opens a regular file, not by way of a link, and does not block: a FIFO or a device in its
-/// place would hold the call for ever, and a link lead it elsewhere.
+/// Opens a regular file without following a link and without blocking: a FIFO or a device in its place would block the
+/// call for ever, and a link could lead to any file.
 pub(crate) fn open_regular(
     dir: impl AsFd,
     path: &Path,
@@ -220,7 +220,7 @@ pub(crate) fn open_regular(
     let irregular = || io::Error::new(ErrorKind::InvalidInput, "not a regular file");
     let flags = flags | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
     let file = match openat(dir, path, flags, mode) {
-        // A link; a socket, or a FIFO that nobody reads; a folder.
+        // In this order: a link; a socket, or a FIFO without a reader; a folder.
         Err(Errno::ELOOP | Errno::ENXIO | Errno::EISDIR) => return Err(irregular()),
         file => File::from(file?),
     };
@@ -242,7 +242,7 @@ pub fn ensure(dir: &Path, mode: u32) -> Result<()> {
     }
     match DirBuilder::new().mode(mode).create(dir) {
         Ok(()) => fs::set_permissions(dir, Permissions::from_mode(mode)).during("create", dir),
-        // Another command was faster.
+        // Another command has created the folder meanwhile.
         Err(e) if e.kind() == ErrorKind::AlreadyExists => require_own(dir).map(drop),
         Err(e) => Err(Error::new("create", dir, e)),
     }

@@ -4,9 +4,9 @@
 //! | --- | --- |
 //! | `lock.rs` | flock(2) with a timeout |
 //! | `atomic.rs` | files that appear whole or not at all |
-//! | `dir.rs` | folders of state, whose files are reached by no link |
-//! | `backup.rs` | what an interface was like before it was changed |
-//! | `ring.rs` | lines of bounded size in all |
+//! | `dir.rs` | folders of state, whose files are opened without following links |
+//! | `backup.rs` | the settings of an interface before a plugin changed them |
+//! | `ring.rs` | a log file of bounded size |
 
 pub mod atomic;
 pub mod backup;
@@ -23,11 +23,11 @@ use crate::error;
 /// A file operation that failed, with its errno.
 #[derive(Debug)]
 pub struct Error {
-    /// What was attempted: `open lock`.
+    /// The operation: `open lock`.
     pub op: &'static str,
-    /// On which file.
+    /// The file.
     pub path: PathBuf,
-    /// Why it failed.
+    /// The cause.
     pub source: io::Error,
 }
 
@@ -75,7 +75,7 @@ impl<T, E: Into<io::Error>> During<T> for std::result::Result<T, E> {
     }
 }
 
-/// Removes a file; that it is gone already is success.
+/// Removes a file; a missing file is success.
 fn remove_file(path: &Path) -> Result<()> {
     match std::fs::remove_file(path) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => Err(Error::new("remove", path, e)),

@@ -1,4 +1,4 @@
-//! What tells one boot from another, and one machine from another.
+//! The identity of a boot and of a machine.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -8,17 +8,17 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
 use nix::time::{ClockId, clock_gettime};
 
-/// What systemd and its like give a machine once and for all.
+/// The machine id, machine-id(5).
 const MACHINE_ID: &str = "/etc/machine-id";
-/// A file that the kernel makes at the start of a boot and no program writes to: its time is what the
-/// wall clock showed then.
+/// A file that the kernel creates at boot and no program writes to: its modification time is the wall clock's time at
+/// boot.
 const WITNESS: &str = "/dev/null";
-/// How far start of the boot and witness may be apart, in seconds, if the clock was not set.
+/// Largest difference in seconds between boot time and witness if the clock was not set.
 const STEADY: i64 = 120;
-/// How much older than the boot a file must be to be of an earlier one, in seconds.
+/// Seconds by which a file must be older than the boot to belong to an earlier boot.
 const MARGIN: i64 = 600;
 
-/// The time of a command, by both clocks.
+/// The current time by both clocks.
 #[derive(Clone, Debug)]
 pub(super) struct BootTime {
     /// The boot id.
@@ -37,7 +37,7 @@ impl BootTime {
         BootTime { boot: boot.unwrap_or("-").to_owned(), uptime, wall }
     }
 
-    /// Whether `delay` is over that began at `then`.
+    /// Whether a `delay` that began at `then` is over.
     pub(super) fn is_past(&self, then: &BootTime, delay: Duration) -> bool {
         let delay = delay.as_secs();
         if self.boot == then.boot {
@@ -46,7 +46,7 @@ impl BootTime {
         self.uptime >= delay || self.wall >= then.wall.saturating_add(delay)
     }
 
-    /// How long `delay` still lasts that began at `then`; `None` if it is over.
+    /// The rest of a `delay` that began at `then`; `None` if the delay is over.
     pub(super) fn left(&self, then: &BootTime, delay: Duration) -> Option<Duration> {
         if self.is_past(then, delay) {
             return None;
@@ -60,8 +60,8 @@ impl BootTime {
     }
 }
 
-/// The time below which a file is certainly of an earlier boot, in seconds since 1970. `None` where the
-/// wall clock was set since the boot began: then a file of this boot may look older than the boot.
+/// Files with an older modification time, in seconds since 1970, are certainly of an earlier boot. `None` if the wall
+/// clock was set since boot: then a file of this boot may look older than the boot.
 pub(super) fn start() -> Option<i64> {
     let now = |clock| clock_gettime(clock).map(|now| now.tv_sec());
     let start = now(ClockId::CLOCK_REALTIME).ok()? - now(ClockId::CLOCK_BOOTTIME).ok()?;
@@ -69,7 +69,7 @@ pub(super) fn start() -> Option<i64> {
     ((start - witness).abs() <= STEADY).then(|| start.min(witness) - MARGIN)
 }
 
-/// The machine's id; `None` if it has none, or one in memory, which is made anew at each boot.
+/// The machine's id; `None` if there is none, or one on a tmpfs, which changes at each boot.
 #[cfg(not(test))]
 pub(super) fn machine_id() -> Option<String> {
     read(MACHINE_ID)
@@ -88,7 +88,7 @@ fn read(path: &str) -> Option<String> {
     let mut text = String::new();
     file.take(64).read_to_string(&mut text).ok()?;
     let id = text.trim();
-    // An image may have "uninitialized" there.
+    // An image may have the text "uninitialized" in the file.
     let is_id = id.len() == 32 && id.chars().all(|c| c.is_ascii_hexdigit());
     is_id.then(|| id.to_owned())
 }

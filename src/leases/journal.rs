@@ -9,16 +9,16 @@
 //! - 10.88.0.2 .
 //! ```
 //!
-//! The first line tells where and when the file was written anew. `<file>` is inode and modification
-//! time of the lease's file, `<network namespace>` device, inode and ctime; `this` or `earlier` the boot
-//! in which the lease was made. `-` stands for what is not known or absent.
+//! The first line has the machine and the boot in which the file was last rewritten. `<file>` is inode and
+//! modification time of the lease's file, `<network namespace>` device, inode and ctime; `this` or `earlier` the
+//! boot in which the lease was made. `-` stands for an unknown or absent value.
 //!
-//! The reference plugins may add and remove leases whenever they hold the lock, and do not know the
-//! journal. The modification time of the network's folder shows such a change: a session of ours that
-//! changed something ends by setting the modification times of the folder and of the journal to one time whose
+//! The reference plugins may add and remove leases whenever they hold the lock, and do not update the
+//! journal. The modification time of the network's folder shows such a change: a session of this program that
+//! changed leases ends by setting the modification times of the folder and of the journal to one time whose
 //! nanoseconds are [`SEAL`], which the kernel's clock practically never yields. Any other change moves one of
-//! the two times. A journal that is not sealed like this, or is of another boot, or contradicts a lease, is
-//! written anew from the leases. See `docs/decisions/0001-lease-journal.md`.
+//! the two times. A journal that is not sealed in this way, or is of another boot, or contradicts a lease, is
+//! rewritten from the leases. See `docs/decisions/0001-lease-journal.md`.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -45,18 +45,18 @@ use crate::netns::NetnsId;
 /// Nanoseconds of a sealed file's modification time: whole microseconds, because some file
 /// systems keep no more.
 const SEAL: i64 = 424_242_000;
-/// The folder in a network's folder for all files that the reference does not have.
+/// The folder, in a network's folder, of all files that the reference does not have.
 const FOLDER: &str = ".cnibox";
-/// The journal, and its name until it is whole.
+/// The journal, and its temporary name while it is written.
 const JOURNAL: &str = "leases";
 const JOURNAL_TEMP: &str = "leases.new";
-/// More than a journal of the leases of a whole /8 has.
+/// Limit of a journal's size in bytes: the leases of a whole /8 fit.
 const MAX_BYTES: usize = (1 << 31) - 1;
-/// So many lines of removed leases may stand in a journal of no leases.
+/// Lines of removed leases that may stay in a journal without leases.
 const SPARE_LINES: usize = 100;
 /// The end of every line.
 const END: &str = " .";
-/// Stands for what is not known.
+/// The word for an unknown value.
 const UNKNOWN: &str = "-";
 
 /// A journal that agrees with the leases of its network, for as long as the network's lock is held.
@@ -65,9 +65,9 @@ pub(super) struct Journal {
     network: Rc<Dir>,
     folder: Rc<Dir>,
     file: File,
-    /// What the file has.
+    /// The text of the file.
     text: String,
-    /// How many leases the lines add and remove; 0 as long as they were not read.
+    /// Numbers of lines that add and that remove a lease; 0 until the lines were read.
     added: usize,
     removed: usize,
     /// The seconds of the seal.
@@ -75,7 +75,7 @@ pub(super) struct Journal {
     change: Change,
 }
 
-/// What a session changed, and so has to seal at its end.
+/// The files that a session changed, and has to seal at its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Change {
     Nothing,
@@ -92,22 +92,22 @@ pub(super) struct Entry {
     pub(super) note: Note,
 }
 
-/// What is noted of a lease to tell later whether its container can still be alive.
+/// The part of an entry from which a later command decides whether the container can still be alive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Note {
-    /// The file that this was noted of: a lease that was made anew or written to has no note.
+    /// The lease's file: a note does not apply to a file that was replaced or written to.
     pub(super) file: FileId,
-    /// The network namespace that the lease was made for.
+    /// The container's network namespace.
     pub(super) netns: Option<NetnsId>,
     pub(super) boot: Boot,
 }
 
-/// In which boot of this machine a lease was made.
+/// The boot of this machine in which a lease was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Boot {
     This,
     Earlier,
-    /// Another machine had the lease.
+    /// The lease was made on another machine.
     Unknown,
 }
 
@@ -119,18 +119,18 @@ pub(super) struct FileId {
     mtime: i64,
 }
 
-/// What a journal tells, whether it is sealed or not.
+/// The content of a journal, sealed or not.
 #[derive(Debug, Default)]
 pub(super) struct Contents {
-    /// The machine that wrote it, and the boot, which is what entries call this one; `None` if the machine
-    /// has no id, or there is no journal.
+    /// The machine and the boot that wrote the journal; entries call this boot `this`. `None` if the machine has no
+    /// id, or there is no journal.
     pub(super) machine: Option<String>,
     pub(super) boot: String,
     pub(super) entries: HashMap<IpAddr, Entry>,
 }
 
 impl Journal {
-    /// The journal as the last session left it in `folder`; `None` if anything happened since.
+    /// The journal in `folder`; `None` if the leases may have changed since it was sealed.
     pub(super) fn open(network: &Rc<Dir>, folder: &Rc<Dir>, boot: &str) -> Option<Journal> {
         let sealed = seal_of(&network.metadata().ok()?)?;
         let flags = OFlag::O_RDWR | OFlag::O_APPEND;
@@ -152,7 +152,7 @@ impl Journal {
         })
     }
 
-    /// Writes the journal of `entries`, which are all leases that `network` has.
+    /// Writes the journal with `entries`: all leases of `network`.
     pub(super) fn create(
         network: &Rc<Dir>,
         folder: &Rc<Dir>,
@@ -178,7 +178,7 @@ impl Journal {
         })
     }
 
-    /// How many leases there are.
+    /// The number of leases.
     pub(super) fn len(&self) -> usize {
         Contents::parse(&self.text).entries.len()
     }
@@ -191,7 +191,7 @@ impl Journal {
             if !line.ends_with(END) {
                 return None;
             }
-            // Of all lines but a few only the beginning is looked at.
+            // Only the lines of this container are parsed.
             if line.starts_with('+') {
                 added += 1;
                 if line.starts_with(&of_container) {
@@ -208,12 +208,12 @@ impl Journal {
         Some(held)
     }
 
-    /// Notes a lease that is about to be created.
+    /// Adds a lease that is about to be created.
     pub(super) fn add(&mut self, entry: &Entry) -> Result<()> {
         self.append(&entry.line())
     }
 
-    /// Notes that leases have been removed.
+    /// Adds the lines of removed leases.
     pub(super) fn remove(&mut self, ips: impl Iterator<Item = IpAddr>) -> Result<()> {
         let lines: Vec<String> = ips.map(|ip| line(&["-", &ip.to_string()])).collect();
         self.removed += lines.len();
@@ -226,15 +226,15 @@ impl Journal {
         self.file.write_all(lines.as_bytes()).during("write", &self.folder.path(JOURNAL))
     }
 
-    /// Notes a change of the network's folder that is not one of its leases.
+    /// Marks the network's folder as changed, when no lease was changed.
     pub(super) fn note_folder_change(&mut self) {
         if self.change == Change::Nothing {
             self.change = Change::Folder;
         }
     }
 
-    /// Seals journal and folder, last of all, if there was any change. A journal that is dropped without
-    /// this is not believed any more.
+    /// Seals journal and folder, as the last step, if there was any change. A journal that is dropped without a seal
+    /// is invalid.
     pub(super) fn seal(mut self) -> Result<()> {
         if self.change == Change::Nothing {
             return Ok(());
@@ -250,7 +250,7 @@ impl Journal {
         stamp(&*self.network, &self.time())
     }
 
-    /// Leaves the lines of removed leases out.
+    /// Rewrites the journal without the lines of removed leases.
     fn rewrite(&mut self) -> Result<()> {
         let header = self.text.lines().next().unwrap_or_default();
         let lines = Contents::parse(&self.text).entries.into_values().map(|entry| entry.line());
@@ -319,8 +319,8 @@ impl FileId {
 }
 
 impl Contents {
-    /// The entries of the journal in `folder`, sealed or not: each entry names the file that it was
-    /// made for, and is valid for that file only.
+    /// The content of the journal in `folder`, sealed or not: each entry names a lease file, and is valid only for that
+    /// file.
     pub(super) fn read(folder: &Dir) -> Contents {
         let text = folder.read(JOURNAL, MAX_BYTES).map(|(bytes, _)| bytes).unwrap_or_default();
         Contents::parse(&String::from_utf8_lossy(&text))
@@ -341,11 +341,11 @@ impl Contents {
     }
 }
 
-/// Reads `text` as a journal; an entry that is read is written as it was.
+/// Parses `text` as a journal, and verifies that each entry is written as it was read.
 ///
 /// # Panics
 ///
-/// If it is not.
+/// If an entry is written differently.
 #[cfg(feature = "testing")]
 pub(super) fn parse_all(text: &str) {
     for entry in Contents::parse(text).entries.values() {
@@ -353,13 +353,13 @@ pub(super) fn parse_all(text: &str) {
     }
 }
 
-/// A line of `words`, none of which contains white space. It begins with the newline and has an end
-/// of its own: a line that was cut short is not read, and does not spoil the next one.
+/// A line of `words`, none of which contains white space. The line begins with a newline and ends with [`END`]: a
+/// truncated line is ignored, and the next line is not affected.
 pub(super) fn line(words: &[&str]) -> String {
     format!("\n{}{END}", words.join(" "))
 }
 
-/// The words of a line; none if it was cut short.
+/// The words of a line; none if the line is truncated.
 pub(super) fn words(line: &str) -> Vec<&str> {
     line.strip_suffix(END).map(|line| line.split(' ').collect()).unwrap_or_default()
 }
@@ -384,7 +384,7 @@ fn parse_netns(word: &str) -> Option<NetnsId> {
     numbers.next().is_none().then_some(id)
 }
 
-/// `text` as one word: everything but printable ASCII is written as `%` and two hexadecimal digits.
+/// `text` as one word: bytes other than printable ASCII are written as `%` and two hexadecimal digits.
 fn escaped(text: &str) -> String {
     let mut word = String::with_capacity(text.len());
     for byte in text.bytes() {
@@ -408,8 +408,8 @@ fn unescaped(word: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// The folder `.cnibox` in `network`, made if it is missing. Without it everything works, but reads all
-/// leases.
+/// The folder `.cnibox` in `network`, created if missing. Without the folder there is no journal, and every command
+/// reads all leases.
 pub(super) fn make_folder(network: &Dir) -> Option<Rc<Dir>> {
     let found = match network.private(FOLDER) {
         Ok(None) => {
@@ -422,7 +422,7 @@ pub(super) fn make_folder(network: &Dir) -> Option<Rc<Dir>> {
     warned(found).map(Rc::new)
 }
 
-/// The same folder, if it is there.
+/// The folder `.cnibox` in `network`, if it exists.
 pub(super) fn existing_folder(network: &Dir) -> Option<Dir> {
     warned(network.private(FOLDER))
 }
@@ -438,25 +438,26 @@ fn warned(found: Result<Option<Dir>>) -> Option<Dir> {
 const LEASE_TEMP: &str = "tmp";
 const TEMP: &str = ".cnibox-tmp";
 
-/// Where leases are written until they are whole: in the folder that no listing of the reference plugins
-/// passes over, if there is one.
+/// Folder and name of the temporary file of a lease: in `.cnibox`, which the reference plugins do not list, if the
+/// folder exists.
 pub(super) fn temp<'f>(network: &'f Dir, folder: Option<&'f Dir>) -> (&'f Dir, &'static str) {
     folder.map_or((network, TEMP), |folder| (folder, LEASE_TEMP))
 }
 
-/// Marks a lease of ours before it can be seen, by its modification time. A power cut may lose a file's content,
-/// but not the time of a file that has its name: so an emptied lease of ours is told from other empty files.
+/// Marks a lease of this program by its modification time, before the lease is linked. A power cut may lose the content
+/// of a linked file, but not its modification time: the mark distinguishes a lease that lost its content from other
+/// empty files.
 pub(super) fn sign(lease: &File) -> Result<()> {
     stamp(lease, &TimeSpec::new(now(), SEAL))
 }
 
-/// Whether a lease is marked so.
+/// Whether a lease has the mark of [`sign`].
 pub(super) fn is_signed(meta: &Metadata) -> bool {
     seal_of(meta).is_some()
 }
 
-/// Refuses file systems that do not keep enough of a time to hold the seal: there, writing a
-/// journal for every command would be all loss.
+/// Refuses file systems whose modification times cannot hold the seal: there every command would rewrite the
+/// journal.
 fn require_seals(folder: &Dir) -> Result<()> {
     stamp(folder, &TimeSpec::new(0, SEAL))?;
     match seal_of(&folder.metadata()?) {
@@ -465,7 +466,7 @@ fn require_seals(folder: &Dir) -> Result<()> {
     }
 }
 
-/// The seconds of a sealed time.
+/// The seconds of the modification time, if the time is a seal.
 fn seal_of(meta: &Metadata) -> Option<i64> {
     (meta.mtime_nsec() == SEAL).then(|| meta.mtime())
 }

@@ -7,12 +7,12 @@ use std::time::Duration;
 use crate::files::lock;
 use crate::netns::NetnsId;
 
-/// What a network's configuration says of its leases.
+/// The keys of a network's configuration about leases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeaseOptions {
-    /// How long to wait for the lock.
+    /// Timeout of the lock.
     pub lock_timeout: Duration,
-    /// How long a freed address is kept from the next owner.
+    /// Time before a freed address is allocated again.
     pub reuse_delay: Duration,
 }
 
@@ -22,7 +22,7 @@ impl Default for LeaseOptions {
     }
 }
 
-/// Who may hold addresses: an interface of a container.
+/// The owner of leases: an interface of a container.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Owner {
     id: String,
@@ -30,7 +30,7 @@ pub struct Owner {
     netns: Option<NetnsId>,
 }
 
-/// An address that is taken, as its file tells it.
+/// A lease, as in its file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lease {
     /// The address: the file's name.
@@ -42,18 +42,18 @@ pub struct Lease {
 }
 
 impl Owner {
-    /// White space around the container id does not belong to it.
+    /// The owner; white space around the container id is removed.
     pub fn new(id: &str, ifname: &str) -> Owner {
         Owner { id: id.trim().to_owned(), ifname: ifname.to_owned(), netns: None }
     }
 
-    /// The same owner, who lives as long as this network namespace.
+    /// The owner with its network namespace, which tells later whether the owner is alive.
     #[must_use]
     pub fn with_netns(self, netns: Option<NetnsId>) -> Owner {
         Owner { netns, ..self }
     }
 
-    /// The namespace it lives in, if that is known.
+    /// The network namespace, if known.
     pub(super) fn netns(&self) -> Option<NetnsId> {
         self.netns
     }
@@ -68,7 +68,7 @@ impl Owner {
         &self.ifname
     }
 
-    /// Whether the lease is its, or one of its container that names no interface.
+    /// Whether the lease is this owner's, or of the same container and without an interface.
     pub(super) fn has(&self, lease: &Lease) -> bool {
         let is_its = |ifname: &str| ifname == self.ifname;
         lease.id == self.id && lease.ifname.as_deref().is_none_or(is_its)
@@ -81,7 +81,7 @@ impl Owner {
 }
 
 impl Lease {
-    /// What the lease's file holds.
+    /// The text of the lease's file.
     pub(super) fn text(&self) -> String {
         match &self.ifname {
             Some(ifname) => format!("{}\r\n{ifname}", self.id),
@@ -89,8 +89,8 @@ impl Lease {
         }
     }
 
-    /// Reads a lease's file; `None` if neither form of a lease looks so. A person who reserves an
-    /// address by hand may have written anything.
+    /// Parses a lease's file; `None` if the text is no lease in either form: an administrator may reserve an address by a
+    /// file with any text.
     pub(super) fn parse(ip: IpAddr, content: &[u8]) -> Option<Lease> {
         let text = std::str::from_utf8(content).ok()?.trim();
         let is_control = |c: char| c.is_control() && c != '\r' && c != '\n';

@@ -1,4 +1,4 @@
-//! What is in a store's directory, and how a lease's file is read.
+//! The content of a store's directory, and the parser of lease files.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -19,42 +19,42 @@ use crate::files::{During, Result};
 use crate::sort::{sort, sort_by_key};
 use crate::{error, log, sysctl};
 
-/// More than a lease can have.
+/// Limit of a lease file's size in bytes.
 const MAX_BYTES: usize = 4096;
 
-/// The addresses taken in a network at one moment, seen without its lock.
+/// The addresses taken in a network at one moment, read without the lock.
 #[derive(Debug, Default)]
 pub struct Listing {
     /// Absent if there is no store yet.
     dir: Option<Dir>,
     ips: HashSet<IpAddr>,
-    /// Freed a short while ago: not to be given out yet (`reuseDelay`).
+    /// Freed a short while ago: not to be allocated yet (`reuseDelay`).
     quarantined: HashSet<IpAddr>,
 }
 
-/// A lease, and what is known beside it.
+/// A lease and the state of its container.
 #[derive(Clone, Debug)]
 pub struct LeaseStatus {
-    /// What its file tells.
+    /// The lease, from its file.
     pub lease: Lease,
     /// Whether its container is alive.
     pub liveness: Liveness,
-    /// When it was made, if the clock on the wall was right then.
+    /// The time when the lease was made, by the wall clock.
     pub created: Option<SystemTime>,
 }
 
-/// An address that is taken by a file which is no lease: a person keeps it from the containers, or
-/// another program was killed while it made a lease.
+/// An address that is taken by a file that is no lease: an administrator reserved the address, or another program was
+/// killed while it wrote a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reservation {
     /// The address: the file's name.
     pub ip: IpAddr,
-    /// There is no text in the file.
+    /// The file is empty.
     pub empty: bool,
 }
 
 impl Reservation {
-    /// Why it is none of a container.
+    /// Why the file is no lease of a container.
     pub fn why(&self) -> &'static str {
         if self.empty { "the file is empty" } else { "the file names no container" }
     }
@@ -66,18 +66,18 @@ impl fmt::Display for Reservation {
     }
 }
 
-/// How a file that is named by an address was found.
+/// The kind of a file that is named by an address.
 pub(super) enum Found {
     Lease(Lease, Box<Metadata>),
-    /// A lease of ours whose text was lost in a power cut.
+    /// A lease of this program that lost its text in a power cut.
     Lost,
     Reserved(Reservation),
     Nothing,
 }
 
 impl Listing {
-    /// Lists the store of `network` and changes nothing. Fails if ADD could not write there; a
-    /// store that is missing but could be created is empty.
+    /// Lists the store of `network` and changes nothing. Fails if ADD could not write to the store; a missing store that
+    /// ADD could create is empty.
     pub fn open_writable(
         data_dir: &Path,
         network: &str,
@@ -92,7 +92,7 @@ impl Listing {
             return Ok(Listing::default());
         };
         if dir.has("lock") {
-            // What is no file cannot be locked.
+            // Only a regular file can be locked.
             dir.read("lock", 0).during("open lock", &dir.path("lock"))?;
         }
         let boot = sysctl::boot_id().ok();
@@ -103,20 +103,20 @@ impl Listing {
         Ok(Listing { dir: Some(dir), ips, quarantined: quarantined.into_keys().collect() })
     }
 
-    /// Lists the store of `network` without the rights to write there; `None` if there is none. A folder
-    /// is one if it has the lock, which every command that made a lease has left there.
+    /// Lists the store of `network`, without write permission; `None` if there is no store. A folder is a store if it
+    /// has the file `lock`, which every command that made a lease has created.
     pub fn open_existing(data_dir: &Path, network: &str) -> error::Result<Option<Listing>> {
         let dir = Dir::of_network(data_dir, network)?.filter(|dir| dir.has("lock"));
         let Some(dir) = dir else { return Ok(None) };
         Ok(Some(Listing { ips: addresses(&dir)?, dir: Some(dir), quarantined: HashSet::new() }))
     }
 
-    /// The addresses that files are named by, and the addresses in quarantine.
+    /// The addresses of all files, and the addresses in quarantine.
     pub fn taken(&self) -> HashSet<IpAddr> {
         self.ips.union(&self.quarantined).copied().collect()
     }
 
-    /// Those that ADD cannot have: leases of containers that are gone are no obstacle to it.
+    /// The addresses that ADD cannot allocate: leases of containers that are gone do not count.
     pub fn unavailable(&self) -> HashSet<IpAddr> {
         let mut unavailable = self.taken();
         for gone in self.gone() {
@@ -126,14 +126,14 @@ impl Listing {
         unavailable
     }
 
-    /// All leases with what is known beside them.
+    /// All leases with the state of their containers.
     pub fn statuses(&self) -> Vec<LeaseStatus> {
         let found: Vec<_> = self.found().filter_map(Found::lease).collect();
         // Without a boot id there are no notes at all.
         let lives = sysctl::boot_id().map_or_else(|_| Vec::new(), |boot| self.judge(&found, &boot));
         let lives = lives.into_iter().chain(std::iter::repeat(Liveness::Unknown));
         let status = |((lease, meta), liveness): ((Lease, Metadata), _)| {
-            // A container id alone may have been written by a person, to reserve the address.
+            // A file with a container id alone may be a reservation by an administrator.
             let liveness = if lease.ifname.is_some() { liveness } else { Liveness::Unknown };
             LeaseStatus { lease, liveness, created: meta.modified().ok() }
         };
@@ -158,7 +158,7 @@ impl Listing {
         gone
     }
 
-    /// The addresses that are taken by what is no lease, in order.
+    /// The addresses that are taken by files that are no leases, sorted.
     pub fn reservations(&self) -> Vec<Reservation> {
         let mut reserved: Vec<_> = self.found().filter_map(Found::reservation).collect();
         sort_by_key(&mut reserved, |reservation| reservation.ip);
@@ -181,12 +181,12 @@ impl Found {
     }
 }
 
-/// The addresses that files are named by.
+/// The addresses of all files.
 pub(super) fn addresses(dir: &Dir) -> Result<HashSet<IpAddr>> {
     Ok(dir.names()?.iter().filter_map(|name| parse_name(name)).collect())
 }
 
-/// The owner of the address in the leases of `network`, read without its lock.
+/// The owner of the address in the leases of `network`, read without the lock.
 pub fn lease_of(data_dir: &Path, network: &str, ip: IpAddr) -> Option<Lease> {
     let dir = Dir::of_network(data_dir, network).ok()??;
     read(&dir, ip).lease().map(|(lease, _)| lease)
@@ -233,8 +233,8 @@ pub fn networks(data_dir: &Path) -> error::Result<Vec<String>> {
     Ok(names)
 }
 
-/// The address that a file is named by. Only its canonical text: other names are not looked at
-/// when an address is reserved, neither by us nor by the reference.
+/// The address that a file is named by, in its canonical text: files of other names do not take an address, neither in
+/// this program nor in the reference.
 fn parse_name(name: &str) -> Option<IpAddr> {
     name.parse().ok().filter(|ip: &IpAddr| ip.to_canonical() == *ip && ip.to_string() == name)
 }

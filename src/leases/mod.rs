@@ -1,13 +1,13 @@
 //! The leases of host-local: in a network's folder a file for each address, in the reference's format,
-//! and beside them `.cnibox` with what makes the commands fast and tells which containers are dead.
+//! and beside them the folder `.cnibox` with the journal, the notes on containers and the quarantine.
 //!
 //! | file | |
 //! | --- | --- |
 //! | `store.rs` | the leases of a network under its lock: start here |
 //! | `lease.rs` | one lease: owner, address, the file's text |
-//! | `listing.rs` | what a network's folder has, seen with or without the lock |
-//! | `journal.rs` | a text file of all leases, so that no command reads their files one by one |
-//! | `notes.rs` | what the journal tells of the containers, for [`crate::attachment::liveness`] |
+//! | `listing.rs` | the content of a network's folder, read with or without the lock |
+//! | `journal.rs` | a text file of all leases, which saves reading their files one by one |
+//! | `notes.rs` | the journal's data on containers, for [`crate::attachment::liveness`] |
 //! | `boot.rs` | the boot and the machine: ids and clocks |
 //! | `quarantine.rs` | addresses that were freed a short while ago (`reuseDelay`) |
 
@@ -29,5 +29,5 @@ pub use listing::{LeaseStatus, Listing, Reservation, lease_of, networks};
 pub use notes::Reclaimed;
 pub use store::LeaseStore;
 
-/// Where host-local keeps leases unless the configuration says otherwise.
+/// The default of host-local's `dataDir`.
 pub const DATA_DIR: &str = "/var/lib/cni/networks";

@@ -1,5 +1,5 @@
-//! What the journal tells of the containers behind the leases, by which [`crate::attachment::liveness`]
-//! judges them.
+//! The journal's data on the containers of leases, from which [`crate::attachment::liveness`] decides whether a container
+//! is alive.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -18,7 +18,7 @@ use crate::files::dir::Dir;
 pub struct Reclaimed {
     /// The lease that was removed.
     pub lease: Lease,
-    /// What proves it.
+    /// The proof that the container is gone.
     pub why: Gone,
 }
 
@@ -32,14 +32,14 @@ impl fmt::Display for Reclaimed {
 #[derive(Debug)]
 pub(super) struct Notes {
     entries: HashMap<IpAddr, Entry>,
-    /// Another machine wrote the journal: nothing in it tells of containers here.
+    /// Another machine wrote the journal: its entries do not apply to containers of this machine.
     is_foreign: bool,
-    /// As [`boot::start`] tells.
+    /// The value of [`boot::start`].
     boot_start: Option<i64>,
 }
 
 impl Notes {
-    /// All that the journal in `folder` tells, whether it is sealed or not.
+    /// Reads the journal in `folder`, sealed or not.
     pub(super) fn read(folder: Option<&Dir>, boot: &str) -> Notes {
         let Contents { machine, boot: written_in, mut entries } =
             folder.map(Contents::read).unwrap_or_default();
@@ -72,19 +72,19 @@ impl Notes {
         Entry { lease: lease.clone(), note: Note { file, netns: None, boot } }
     }
 
-    /// What was noted of leases, without looking at their files.
+    /// The entries of the journal, without reading the leases.
     pub(super) fn into_entries(self) -> Vec<Entry> {
         self.entries.into_values().collect()
     }
 }
 
-/// What an entry tells of the container.
+/// The entry's data on the container.
 pub(super) fn trace(entry: &Entry) -> Trace {
     let Note { netns, boot, .. } = entry.note;
     Trace { netns, earlier_boot: boot == Boot::Earlier, ips: vec![entry.lease.ip] }
 }
 
-/// The life behind each of these entries.
+/// The liveness of the container of each entry, in order.
 pub(super) fn judge(entries: &[Entry]) -> Vec<Liveness> {
     liveness::judge(&entries.iter().map(trace).collect::<Vec<_>>())
 }

@@ -1,9 +1,9 @@
-//! Addresses that were freed a short while ago, and are kept from the next owner until what is on
-//! its way to the former one has arrived or is lost (`reuseDelay`).
+//! Addresses that were freed a short while ago, and are not allocated until packets to the previous owner have expired
+//! (`reuseDelay`).
 //!
-//! A line of `.cnibox/freed` is an address, the boot, the seconds since its start, and the time of the
-//! wall clock. Within a boot the former counts, which cannot be set. After a boot the delay is over
-//! when either clock says so: all of the time since the boot is after the release.
+//! A line of `.cnibox/freed` has an address, the boot id, the seconds since boot, and the wall clock's time. Within one
+//! boot the seconds since boot count, since that clock cannot be set. After a reboot the delay is over when either clock
+//! says so: all of the time since boot is after the release.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -18,25 +18,25 @@ use super::journal::{line, words};
 use crate::files::dir::Dir;
 use crate::files::{During, Result};
 
-/// The list, in the network's folder `.cnibox`, and its name until it is whole.
+/// The list, in the network's folder `.cnibox`, and its temporary name while it is written.
 const FREED: &str = "freed";
 const TEMP: &str = "freed.new";
-/// A list of fewer lines is not written anew.
+/// A list of fewer lines is not rewritten.
 const MIN_LINES: usize = 256;
-/// More than a list can be that is tidied now and then.
+/// Limit of the list's size in bytes.
 const MAX_BYTES: usize = 1 << 28;
 
-/// Notes that these addresses are being freed.
+/// Adds addresses that are about to be freed.
 pub(super) fn add(folder: &Dir, now: &BootTime, ips: impl Iterator<Item = IpAddr>) -> Result<()> {
     let text: String = ips.map(|ip| freed(ip, now)).collect();
     let flags = OFlag::O_WRONLY | OFlag::O_APPEND | OFlag::O_CREAT;
-    // One write: a kill leaves all of it or nothing.
+    // One write: after a kill all lines are there, or none.
     let file = folder.file(FREED, flags, Mode::S_IRUSR | Mode::S_IWUSR);
     let written = file.and_then(|(mut file, _)| file.write_all(text.as_bytes()));
     written.during("write", &folder.path(FREED))
 }
 
-/// The addresses that are not to be given out yet, and for how long.
+/// The addresses that must not be allocated yet, with the time left.
 pub(super) fn quarantined(
     folder: Option<&Dir>,
     boot: Option<&str>,
@@ -73,7 +73,7 @@ pub(super) fn parse(line: &str) -> Option<(IpAddr, BootTime)> {
 }
 
 fn lines(folder: &Dir) -> Vec<(IpAddr, BootTime)> {
-    // A list that cannot be read keeps nothing back: an address is worth more.
+    // An unreadable list quarantines nothing: ADD must not fail for it.
     let content = folder.read(FREED, MAX_BYTES).map(|(content, _)| content).unwrap_or_default();
     String::from_utf8_lossy(&content).lines().filter_map(parse).collect()
 }

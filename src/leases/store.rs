@@ -1,7 +1,7 @@
 //! The leases of one network, a directory in the format of the reference's host-local plugin.
 //!
-//! Each lease is a file named by its address; `last_reserved_ip.<range id>` remembers where to go
-//! on; `lock` is what both implementations lock. Beside them lies our [`super::journal`].
+//! Each lease is a file named by its address; `last_reserved_ip.<range id>` has the address from which allocation
+//! continues; both implementations lock the file `lock`. [`super::journal`] is an addition of this program.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs::{DirBuilder, File, Metadata};
@@ -27,38 +27,37 @@ use crate::files::{During, Error, Result};
 use crate::sort::{sort, sort_by_key};
 use crate::{log, sysctl};
 
-/// More than an address can have.
+/// Limit of the size of `last_reserved_ip` in bytes.
 const MAX_BYTES: usize = 256;
-/// Networks whose lock this process has waited for in vain: the roll-back of an ADD that could not begin
-/// does not wait again.
+/// Networks whose lock this process failed to get in time: the rollback of the same ADD does not wait again.
 static TIMED_OUT: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
 /// A network's leases, locked from opening to drop.
 #[derive(Debug)]
 pub struct LeaseStore {
     dir: Rc<Dir>,
-    /// Its folder `.cnibox`; `None` if it cannot be made or trusted.
+    /// The folder `.cnibox`; `None` if it cannot be created or trusted.
     folder: Option<Rc<Dir>>,
     reuse_delay: Duration,
-    /// What is left of the time to wait for the lock.
+    /// The rest of the timeout of the lock.
     lock_timeout: Duration,
     /// The boot id; `None` where it cannot be read.
     boot: Option<String>,
-    /// `None` if it cannot be written; then every lookup reads all leases.
+    /// `None` if the journal cannot be written; then every lookup reads all leases.
     journal: Option<Journal>,
-    /// Released after all else.
+    /// Released last: fields are dropped in order.
     lock: Option<Lock>,
 }
 
-/// What one owner holds.
+/// The leases of one owner.
 struct Held {
     current: Vec<Lease>,
-    /// In the old form, which does not tell the interfaces of a container apart.
+    /// Leases in the old form, without an interface.
     old: Vec<Lease>,
 }
 
 impl LeaseStore {
-    /// Opens the store of `network`, creating what is missing.
+    /// Opens the store of `network`, creating missing folders.
     pub fn open(
         data_dir: &Path,
         network: &str,
@@ -95,7 +94,7 @@ impl LeaseStore {
         Ok(store)
     }
 
-    /// Waits for the lock, and reads what is known of the leases.
+    /// Waits for the lock, and reads the journal.
     fn lock(&mut self) -> error::Result<()> {
         let timed_out = || TIMED_OUT.lock().unwrap_or_else(PoisonError::into_inner);
         let path = self.dir.path("");
@@ -122,7 +121,7 @@ impl LeaseStore {
     /// Reserves `ip`; false if it is taken.
     pub fn reserve(&mut self, ip: IpAddr, owner: &Owner) -> error::Result<bool> {
         let (name, lease) = (ip.to_string(), owner.lease(ip));
-        // One cheap call for the many that are taken before the six that make a file.
+        // One system call for each address that is taken, instead of the six that create a file.
         if self.dir.has(&name) {
             return Ok(false);
         }
@@ -131,13 +130,13 @@ impl LeaseStore {
         if let Err(e) = journal::sign(&file) {
             log::debug(format_args!("the lease of {ip} is not marked: {e}"));
         }
-        // Noted before the lease is there: a kill leaves no lease without its note. As in `change`,
-        // there is no journal as long as the two may differ.
+        // The journal is written before the lease is linked: a kill leaves no lease without an entry. As in
+        // `change`, there is no journal while the two may differ.
         let mut journal =
             self.journal.take().and_then(|journal| noted(journal, &lease, owner, &file));
         let linked = folder.link(temp, &self.dir, &name);
-        // The lease is there, or is not, whatever becomes of its second name: an error here would
-        // hide that. The next command that writes a lease tries again.
+        // A temporary name that cannot be removed does not change whether the lease exists, so it is no error. The
+        // next command that writes a lease removes the name.
         if let Err(error) = folder.remove(temp) {
             log::debug(format_args!("left behind: {error}"));
         }
@@ -150,14 +149,14 @@ impl LeaseStore {
         Ok(reserved)
     }
 
-    /// The addresses that `owner` holds, in the present form or the old one.
+    /// The addresses that `owner` holds, in the current form or the old one.
     pub fn owned_by(&mut self, owner: &Owner) -> error::Result<Vec<IpAddr>> {
         let Held { current, old } = self.held(owner)?;
         Ok(current.iter().chain(&old).map(|lease| lease.ip).collect())
     }
 
-    /// Releases all that `owner` holds and tells what that was. Leases in the old form are only
-    /// looked at if there is none in the present one.
+    /// Releases all leases of `owner` and returns their addresses. Leases in the old form are released only if there is
+    /// none in the current form.
     pub fn release(&mut self, owner: &Owner) -> error::Result<Vec<IpAddr>> {
         let Held { current, old } = self.held(owner)?;
         let leases = if current.is_empty() { old } else { current };
@@ -165,7 +164,7 @@ impl LeaseStore {
         Ok(released.into_iter().map(|lease| lease.ip).collect())
     }
 
-    /// Takes back one reservation of `owner`, for a rollback; false if it is not its (any more).
+    /// Releases one lease of `owner`, for a rollback; false if `owner` does not hold the address.
     pub fn release_address(&mut self, ip: IpAddr, owner: &Owner) -> error::Result<bool> {
         let lease = owner.lease(ip);
         if !self.holds(&lease) {
@@ -174,12 +173,11 @@ impl LeaseStore {
         self.remove_all(vec![lease]).map(|_| true)
     }
 
-    /// Removes the leases of containers that are certainly gone, and tells which, by address. Those
-    /// that `reclaim` leaves out stay: it takes back what their containers have besides in the
-    /// network of this name.
+    /// Removes the leases of containers that are certainly gone, and returns these leases, sorted by address. `reclaim`
+    /// gets the network's name, removes the other state of the containers, and returns the leases to remove.
     ///
-    /// Others may work while the processes of the node are looked through: what was read before
-    /// this may be out of date after it, and after an error nothing can be done any more.
+    /// The lock is released while the namespaces of the node are searched: values read before the call may be out of
+    /// date after it. After an error the store cannot be used.
     pub fn reclaim_dead(
         &mut self,
         reclaim: impl FnOnce(&str, Vec<Reclaimed>) -> Vec<Reclaimed>,
@@ -195,8 +193,8 @@ impl LeaseStore {
         let mut gone = Vec::new();
         for (entry, life) in entries.iter().zip(lives) {
             let Liveness::Gone(why) = life else { continue };
-            // The note names a file: the lease must still be that file. A file with a container id alone may have
-            // been written by a person, to reserve the address.
+            // The lease must still be the file of the note. A file with a container id alone may be a reservation by
+            // an administrator.
             if let Found::Lease(lease, meta) = listing::read(&self.dir, entry.lease.ip)
                 && lease.ifname.is_some()
                 && FileId::of(&meta) == entry.note.file
@@ -215,7 +213,7 @@ impl LeaseStore {
         Ok(gone)
     }
 
-    /// The addresses that were freed less than `reuse_delay` ago, and for how long they have to wait.
+    /// The addresses that were freed less than `reuse_delay` ago, with the time left.
     pub fn quarantined(&self) -> BTreeMap<IpAddr, Duration> {
         quarantine::quarantined(self.folder.as_deref(), self.boot.as_deref(), self.reuse_delay)
     }
@@ -227,7 +225,7 @@ impl LeaseStore {
         self.remove_freed(refused)
     }
 
-    /// Removes files that are no leases, and returns those: for a person who says so.
+    /// Removes the `unwanted` reservations, which are no leases, and returns them.
     pub fn remove_reserved(
         &mut self,
         unwanted: impl Fn(&Reservation) -> bool,
@@ -245,7 +243,7 @@ impl LeaseStore {
         Ok(removed)
     }
 
-    /// How many addresses are taken by files that are no leases.
+    /// The number of addresses that are taken by files that are no leases.
     pub fn reserved(&self) -> error::Result<usize> {
         let ips = listing::addresses(&self.dir)?;
         let leases = match &self.journal {
@@ -255,8 +253,8 @@ impl LeaseStore {
         Ok(ips.len().saturating_sub(leases))
     }
 
-    /// As [`LeaseStore::retain`], for containers that may be alive: addresses that are on their
-    /// interfaces are taken off first. Where that cannot be done the lease stays: the second list.
+    /// As [`LeaseStore::retain`], for containers that may be alive: removes the addresses from their interfaces first.
+    /// Returns the leases that were removed, and those whose addresses could not be removed, which stay.
     pub fn evict(
         &mut self,
         keep: impl Fn(&Lease) -> bool,
@@ -287,8 +285,7 @@ impl LeaseStore {
         Ok(listing::addresses(&self.dir)?)
     }
 
-    /// The address that was last reserved in a range set. It only says where to go on, so one
-    /// that cannot be read is as good as none.
+    /// The address that was last reserved in a range set. It is a hint, so that an unreadable one counts as absent.
     pub fn last_reserved(&self, range_id: usize) -> Option<IpAddr> {
         match self.dir.read(&last_reserved(range_id), MAX_BYTES) {
             Ok((text, _)) => std::str::from_utf8(&text).ok()?.trim().parse().ok(),
@@ -303,11 +300,11 @@ impl LeaseStore {
         }
     }
 
-    /// Notes the address that was last reserved in a range set.
+    /// Writes the address that was last reserved in a range set.
     ///
-    /// In place: killed half-way, this leaves another address or none, and allocation starts
-    /// somewhere else. A rename over the old file would have ext4 write to the disk, which takes
-    /// longer than all the rest of an ADD.
+    /// The file is overwritten in place: after a kill it may have another address or none, and allocation starts
+    /// elsewhere. A rename over the old file would make ext4 write to the disk, which takes longer than the rest of
+    /// an ADD.
     pub fn set_last_reserved(&mut self, range_id: usize, ip: IpAddr) -> error::Result<()> {
         let dir = Rc::clone(&self.dir);
         let text = ip.to_string();
@@ -321,9 +318,9 @@ impl LeaseStore {
         Ok(())
     }
 
-    /// Changes the store, then the journal. As long as they may differ there is no journal: whatever
-    /// ends this half-way, be it an error or a panic, leaves the store unsealed, and the next
-    /// command writes another. No journal is worth failing for.
+    /// Changes the store, then the journal. While the two may differ there is no journal: an error or a panic leaves the
+    /// store unsealed, and the next command rewrites the journal. An error of the journal alone does not fail the
+    /// command.
     pub(super) fn change<T>(
         &mut self,
         store: impl FnOnce() -> Result<T>,
@@ -340,7 +337,7 @@ impl LeaseStore {
 
     fn held(&mut self, owner: &Owner) -> error::Result<Held> {
         let noted = self.journal.as_mut().and_then(|journal| journal.held_by(owner));
-        // A lease may have been overwritten in place, which shows in no folder's time.
+        // A lease that was overwritten in place does not change the folder's modification time.
         let noted = noted.filter(|noted| noted.iter().all(|lease| self.holds(lease)));
         let leases = noted.map_or_else(|| self.read_held(owner), Ok)?;
         let (current, old) = leases.into_iter().partition(|lease| lease.ifname.is_some());
@@ -362,7 +359,7 @@ impl LeaseStore {
         if !self.reuse_delay.is_zero() && !leases.is_empty() {
             let now = BootTime::now(self.boot.as_deref());
             let ips = leases.iter().map(|lease| lease.ip);
-            // Before they are free: a kill in between keeps back what is not free.
+            // Before the leases are removed: after a kill in between, the list has addresses that are not free.
             let kept = self.folder.as_deref().map(|folder| {
                 quarantine::add(folder, &now, ips)
                     .and_then(|()| quarantine::tidy(folder, &now, self.reuse_delay))
@@ -374,7 +371,7 @@ impl LeaseStore {
         self.remove_all(leases)
     }
 
-    /// Removes leases as far as possible, reports what went wrong afterwards.
+    /// Removes all leases that can be removed, then reports the errors.
     fn remove_all(&mut self, leases: Vec<Lease>) -> error::Result<Vec<Lease>> {
         let mut errors = Vec::new();
         let dir = Rc::clone(&self.dir);
@@ -406,7 +403,7 @@ impl LeaseStore {
         Ok(leases)
     }
 
-    /// Reads all leases, and removes leases of ours that a power cut has emptied: it ended their
+    /// Reads all leases, and removes leases of this program that lost their content in a power cut, which ended their
     /// containers.
     fn scan(&mut self) -> error::Result<Vec<(Lease, Metadata)>> {
         let mut leases = Vec::new();
@@ -423,7 +420,7 @@ impl LeaseStore {
         Ok(leases)
     }
 
-    /// Removes a file of which the journal knows nothing.
+    /// Removes a file that the journal does not have.
     fn remove_unknown(&mut self, ip: IpAddr) -> Result<()> {
         self.dir.remove(&ip.to_string())?;
         if let Some(journal) = &mut self.journal {
@@ -432,7 +429,7 @@ impl LeaseStore {
         Ok(())
     }
 
-    /// Seals the journal, and lets others work.
+    /// Seals the journal and releases the lock.
     fn unlock(&mut self) {
         if let Some(Err(e)) = self.journal.take().map(Journal::seal) {
             given_up(&e);
@@ -442,7 +439,7 @@ impl LeaseStore {
 }
 
 impl Drop for LeaseStore {
-    /// The session's last act, still under the lock: a sealed journal agrees with the leases.
+    /// Seals the journal, under the lock: a sealed journal agrees with the leases.
     fn drop(&mut self) {
         self.unlock();
     }
@@ -452,7 +449,7 @@ fn last_reserved(range_id: usize) -> String {
     format!("last_reserved_ip.{range_id}")
 }
 
-/// Where the journal cannot be kept, the next command reads all leases.
+/// Logs that the journal cannot be written: the next command reads all leases.
 fn given_up(error: &Error) {
     log::debug(format_args!("no lease journal: {error}"));
 }

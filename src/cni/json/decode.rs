@@ -43,7 +43,7 @@ impl DecodeError {
     }
 }
 
-/// How to write a value that was refused in these words, with what joins it to the place.
+/// The remedy for a refused value, by the reason.
 fn remedy(reason: &str) -> &'static str {
     let says = |text| reason.contains(text);
     if says("invalid CIDR address") {
@@ -75,15 +75,16 @@ impl de::Error for DecodeError {
     }
 }
 
-/// The only key of an object of which the fields are wanted that a struct reads of it. No document has it.
+/// The only key of an object for which [`fields_read`] records the fields of the struct that reads the object. No
+/// configuration has this key.
 pub(super) const MARK: &str = "\0";
 
 thread_local! {
-    /// The fields that a struct has read of the object with the [`MARK`].
+    /// The fields of the struct that has read the object with the [`MARK`].
     static READ: Cell<Option<&'static [&'static str]>> = const { Cell::new(None) };
 }
 
-/// The fields that a struct in `T` reads of the object with the [`MARK`] in `document`, if one does.
+/// The fields of the struct within `T` that reads the object with the [`MARK`] in `document`, if there is one.
 pub(super) fn fields_read<T: DeserializeOwned>(document: &Json) -> Option<&'static [&'static str]> {
     READ.take();
     drop(document.decode::<T>());

@@ -1,5 +1,4 @@
-//! Which keys of a document a struct reads, asked of its own `Deserialize`: what is unknown to the
-//! struct can then be told from what is read.
+//! The keys of a document that a struct reads, found through its `Deserialize`; all other keys are unknown to the struct.
 
 use serde::de::DeserializeOwned;
 
@@ -9,11 +8,11 @@ use super::{Json, decode};
 /// The keys that are read of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Keys {
-    /// The value is no object or list, or is read whatever it is.
+    /// The value is no object or list, or all its keys are read.
     Any,
     /// The fields of a struct.
     Fields(Vec<(&'static str, Keys)>),
-    /// A list, by what is read of each item.
+    /// A list, with the keys of each item.
     Items(Box<Keys>),
 }
 
@@ -23,7 +22,7 @@ impl Keys {
         keys_at(decode::fields_read::<T>, &mut Vec::new())
     }
 
-    /// The same with the keys that are read of the member `name` in another place.
+    /// Adds the keys that are read of the member `name`.
     #[must_use]
     pub fn with(mut self, name: &'static str, keys: Keys) -> Keys {
         let Keys::Fields(fields) = &mut self else { return Keys::Fields(vec![(name, keys)]) };
@@ -34,7 +33,7 @@ impl Keys {
         self
     }
 
-    /// The keys that either reads.
+    /// The union of two sets of keys.
     #[must_use]
     pub fn and(self, other: Keys) -> Keys {
         match (self, other) {
@@ -45,20 +44,20 @@ impl Keys {
         }
     }
 
-    /// What is read of the member `name`, if anything.
+    /// The keys that are read of the member `name`.
     pub fn get(&self, name: &str) -> Option<&Keys> {
         let Keys::Fields(fields) = self else { return None };
         let (_, keys) = fields.iter().find(|(field, _)| field.eq_ignore_ascii_case(name))?;
         Some(keys)
     }
 
-    /// The names of the fields, if a struct is read.
+    /// The names of the fields of a struct.
     pub fn names(&self) -> impl Iterator<Item = &'static str> {
         let fields = if let Keys::Fields(fields) = self { fields.as_slice() } else { &[] };
         fields.iter().map(|(name, _)| *name)
     }
 
-    /// The places in `json` of the keys that nothing reads, each with the names that are read beside it.
+    /// The places in `json` of unknown keys, each with the known names of the same object.
     pub fn unknown_in(&self, json: &Json) -> Vec<(Place, Vec<&'static str>)> {
         let mut unknown = Vec::new();
         self.compare(json, &Place::default(), &mut unknown);
@@ -86,7 +85,7 @@ impl Keys {
     }
 }
 
-/// How many lists can be in each other, as in host-local's `ranges`.
+/// The largest depth of nested lists, as in host-local's `ranges`.
 const DEEPEST: usize = 2;
 
 /// [`decode::fields_read`] of a type.
