@@ -33,7 +33,7 @@ impl Dir {
         Ok(Dir { path: path.to_owned(), dir: dir.into() })
     }
 
-    /// The folder of a network; `None` if there is none. The folder may be a symbolic link of this user or root, such as
+    /// The folder of a network; `None` if there is none. The folder may be a symbolic link that this user owns, such as
     /// to another disk; links of other users are not followed.
     pub(crate) fn of_network(data_dir: &Path, network: &str) -> Result<Option<Dir>> {
         let path = data_dir.join(network);
