@@ -11,19 +11,8 @@
 //!
 //! The master is on the host, or with `linkInContainer` in the container itself: `place` is the
 //! netlink socket where it is. The container is entered before anything is made in it, so that
-//! whatever fails later, it can be taken back. A plugin's ADD looks like this:
-//!
-//! ```ignore
-//! let (inside, host) = (Inside::enter(netns)?, cx.host()?);
-//! let place = conf.below().place(host, &inside);
-//! let (master, mtu) = conf.below().master(place)?;
-//! let mut undo = Rollback::new();
-//! let kind = LinkKind::Vlan { link: master.index, id };
-//! child::add(place, netns, &Wanted { ifname: &req.ifname, kind, mtu, mac: None })?;
-//! undo.push("delete the interface", || child::take_back(&inside, &req.ifname));
-//! let mut result = cx.ipam_add(&mut undo)?;
-//! child::attach(&inside, &req.ifname, &req.sandbox.path, &mut result)?;
-//! ```
+//! the link can be deleted after any failure. [`AddReq::attach_link`](crate::skel::AddReq::attach_link) is the common
+//! part of the plugins' ADD.
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};

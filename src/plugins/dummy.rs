@@ -71,8 +71,7 @@ impl Plugin for Dummy {
         let plan = Plan::resolve(cx, conf)?;
         let inside = Inside::enter(req.sandbox.netns()?)?;
         cx.ipam_check()?;
-        let found =
-            child::find(&inside, req.require_prev()?, &req.ifname, &req.sandbox.path, KIND)?;
+        let found = req.find_link(&inside, KIND)?;
         child::verify_mtu(&found.link, plan.mtu)?;
         found.verify_layer3(&inside)
     }

@@ -10,12 +10,12 @@ use serde::Deserialize;
 
 use crate::cni::{CniResult, SpecVersion};
 use crate::error::{Context, Error, Result};
-use crate::iface::child::{self, Below, Wanted};
+use crate::iface::child::{Below, Wanted};
 use crate::iface::mtu::Mtu;
 use crate::iface::{Inside, driver};
 use crate::netlink::{IpvlanMode, Link, LinkKind};
 use crate::repairs::Repairs;
-use crate::skel::{AddReq, CheckReq, Cx, DelReq, GcReq, Plugin, Remarks, Rollback};
+use crate::skel::{AddReq, CheckReq, Cx, DelReq, GcReq, Plugin, Remarks};
 
 const KIND: &str = "ipvlan";
 
@@ -60,32 +60,19 @@ impl Plugin for Ipvlan {
         if given.is_none() {
             cx.ipam()?;
         }
-        let netns = req.sandbox.netns()?;
-        let (inside, host) = (Inside::enter(netns)?, cx.host()?);
+        let (inside, host) = (Inside::enter(req.sandbox.netns()?)?, cx.host()?);
         let place = below.place(host, &inside);
         let (master, mtu) = below.master(place, host)?;
-        let mut undo = Rollback::new();
-
-        // Before IPAM, so that an attachment that is there already keeps its address.
         let kind = LinkKind::Ipvlan { link: master.index, mode };
         let wanted = Wanted { ifname: &req.ifname, kind, mtu, mac: None };
-        let up = cx.ipam_needs_link();
-        let add = if up { child::add_up } else { child::add };
-        add(place, netns, &wanted)?;
-        undo.push(format!("delete \"{}\"", req.ifname), || child::take_back(&inside, &req.ifname));
-        let mut result = given.map_or_else(|| cx.ipam_add(&mut undo), Ok)?;
-        child::attach(&inside, &req.ifname, &req.sandbox.path, &mut result)?;
-        cx.finish(&mut result);
-        undo.commit();
-        Ok(result)
+        req.attach_link(cx, &inside, place, &wanted, given).map(|(result, _)| result)
     }
 
     fn check(cx: &Cx<'_>, conf: &Conf, req: &CheckReq) -> Result<()> {
         let mode = mode(conf)?;
         let inside = Inside::enter(req.sandbox.netns()?)?;
         cx.if_ipam(Cx::ipam_check)?;
-        let found =
-            child::find(&inside, req.require_prev()?, &req.ifname, &req.sandbox.path, KIND)?;
+        let found = req.find_link(&inside, KIND)?;
         check_mode(mode, &found.link)?;
         conf.below().verify(cx.host()?, &inside, &found.link)?;
         found.verify_layer3(&inside)

@@ -17,7 +17,7 @@ use crate::iface::{Inside, driver};
 use crate::log;
 use crate::netlink::{Link, LinkKind, Mac, MacvlanMode};
 use crate::repairs::Repairs;
-use crate::skel::{AddReq, CheckReq, Cx, DelReq, GcReq, Plugin, Remarks, Rollback};
+use crate::skel::{AddReq, CheckReq, Cx, DelReq, GcReq, Plugin, Remarks};
 
 const KIND: &str = "macvlan";
 
@@ -69,24 +69,14 @@ impl Plugin for Macvlan {
 
     fn add(cx: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
         let plan = Plan::resolve(conf, from_args(cx)?)?;
-        let l3 = cx.has_ipam();
-        let up = !l3 || cx.ipam_needs_link();
-        let netns = req.sandbox.netns()?;
-        let (inside, host) = (Inside::enter(netns)?, cx.host()?);
+        let (inside, host) = (Inside::enter(req.sandbox.netns()?)?, cx.host()?);
         let place = conf.below().place(host, &inside);
         let (master, mtu) = conf.below().master(place, host)?;
-        let mut undo = Rollback::new();
-
-        // Before IPAM, so that an attachment that is there already keeps its address.
         let kind = plan.kind(conf, &master);
         let wanted = Wanted { ifname: &req.ifname, kind, mtu, mac: plan.mac };
-        let add = if up { child::add_up } else { child::add };
-        add(place, netns, &wanted)?;
-        undo.push(format!("delete \"{}\"", req.ifname), || child::take_back(&inside, &req.ifname));
-        let mut result = if l3 { cx.ipam_add(&mut undo)? } else { CniResult::new() };
-        plan.warn_about_mac(&child::attach(&inside, &req.ifname, &req.sandbox.path, &mut result)?);
-        cx.finish(&mut result);
-        undo.commit();
+        let without_ipam = (!cx.has_ipam()).then(CniResult::new);
+        let (result, link) = req.attach_link(cx, &inside, place, &wanted, without_ipam)?;
+        plan.warn_about_mac(&link);
         Ok(result)
     }
 
@@ -94,8 +84,7 @@ impl Plugin for Macvlan {
         let plan = Plan::resolve(conf, from_args(cx)?)?;
         let inside = Inside::enter(req.sandbox.netns()?)?;
         cx.if_ipam(Cx::ipam_check)?;
-        let found =
-            child::find(&inside, req.require_prev()?, &req.ifname, &req.sandbox.path, KIND)?;
+        let found = req.find_link(&inside, KIND)?;
         plan.check(conf, &found.link)?;
         conf.below().verify(cx.host()?, &inside, &found.link)?;
         found.verify_layer3(&inside)

@@ -15,7 +15,7 @@ use crate::iface::mtu::Mtu;
 use crate::iface::{Inside, driver};
 use crate::netlink::{Link, LinkKind, Netlink};
 use crate::repairs::Repairs;
-use crate::skel::{AddReq, CheckReq, Cx, DelReq, GcReq, Plugin, Remarks, Rollback};
+use crate::skel::{AddReq, CheckReq, Cx, DelReq, GcReq, Plugin, Remarks};
 
 const KIND: &str = "vlan";
 
@@ -50,31 +50,20 @@ impl Plugin for Vlan {
     fn add(cx: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
         // The delegate is looked for before anything is made.
         cx.ipam()?;
-        let netns = req.sandbox.netns()?;
-        let (inside, host) = (Inside::enter(netns)?, cx.host()?);
+        let (inside, host) = (Inside::enter(req.sandbox.netns()?)?, cx.host()?);
         let place = conf.below().place(host, &inside);
         let (master, mtu) = conf.usable_master(place, host)?;
         let id = conf.id()?;
-        let mut undo = Rollback::new();
-
-        // Before IPAM, so that an attachment that is there already keeps its address.
         let kind = LinkKind::Vlan { link: master.index, id };
-        let add = if cx.ipam_needs_link() { child::add_up } else { child::add };
-        add(place, netns, &Wanted { ifname: &req.ifname, kind, mtu, mac: None })?;
-        undo.push(format!("delete \"{}\"", req.ifname), || child::take_back(&inside, &req.ifname));
-        let mut result = cx.ipam_add(&mut undo)?;
-        child::attach(&inside, &req.ifname, &req.sandbox.path, &mut result)?;
-        cx.finish(&mut result);
-        undo.commit();
-        Ok(result)
+        let wanted = Wanted { ifname: &req.ifname, kind, mtu, mac: None };
+        req.attach_link(cx, &inside, place, &wanted, None).map(|(result, _)| result)
     }
 
     fn check(cx: &Cx<'_>, conf: &Conf, req: &CheckReq) -> Result<()> {
         let id = conf.id()?;
         let inside = Inside::enter(req.sandbox.netns()?)?;
         cx.ipam_check()?;
-        let found =
-            child::find(&inside, req.require_prev()?, &req.ifname, &req.sandbox.path, KIND)?;
+        let found = req.find_link(&inside, KIND)?;
         if found.link.vlan != Some(id) {
             let (name, other) = (&found.link.name, found.link.vlan.unwrap_or_default());
             let msg = format!("interface \"{name}\" is of VLAN {other}, configured is {id}");

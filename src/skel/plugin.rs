@@ -7,14 +7,15 @@ use ipnet::IpNet;
 use serde::de::DeserializeOwned;
 
 use super::context::Cx;
-use super::rollback::Failures;
+use super::rollback::{Failures, Rollback};
 use crate::cni::json::keys::Keys;
 use crate::cni::{Attachment, CniResult, ContainerId, IfName, Interface, SpecVersion};
 use crate::error::{Code, Context, Error, Result};
-use crate::iface::{Inside, child, veth};
+use crate::iface::child::{self, Found, Wanted};
+use crate::iface::{Inside, veth};
 use crate::netfilter::Owner;
 use crate::netfilter::names::stale;
-use crate::netlink::Mac;
+use crate::netlink::{Link, Mac, Netlink};
 use crate::netns::Netns;
 use crate::netns::NetnsId;
 use crate::repairs::Repairs;
@@ -122,6 +123,31 @@ pub struct AddReq {
     pub prev: Option<CniResult>,
 }
 
+impl AddReq {
+    /// Creates the link `wanted` in the container, on top of a master that `place` has, with the addresses and routes
+    /// of `addresses`, or of the IPAM plugin. A failure deletes the link and releases the addresses.
+    pub fn attach_link(
+        &self,
+        cx: &Cx<'_>,
+        inside: &Inside<'_>,
+        place: &Netlink,
+        wanted: &Wanted<'_>,
+        addresses: Option<CniResult>,
+    ) -> Result<(CniResult, Link)> {
+        let mut undo = Rollback::new();
+        // The link is created before IPAM is called, so that an attachment that exists already keeps its address.
+        let is_layer2 = addresses.as_ref().is_some_and(|given| given.ips.is_empty());
+        let add = if is_layer2 || cx.ipam_needs_link() { child::add_up } else { child::add };
+        add(place, inside.netns, wanted)?;
+        undo.push(format!("delete \"{}\"", self.ifname), || child::take_back(inside, &self.ifname));
+        let mut result = addresses.map_or_else(|| cx.ipam_add(&mut undo), Ok)?;
+        let link = child::attach(inside, &self.ifname, &self.sandbox.path, &mut result)?;
+        cx.finish(&mut result);
+        undo.commit();
+        Ok((result, link))
+    }
+}
+
 #[derive(Debug)]
 pub struct CheckReq {
     pub id: ContainerId,
@@ -150,12 +176,15 @@ impl CheckReq {
         })
     }
 
+    /// The attachment's link, of this kind, as the result of ADD lists it.
+    pub fn find_link(&self, inside: &Inside<'_>, kind: &str) -> Result<Found<'_>> {
+        child::find(inside, self.require_prev()?, &self.ifname, &self.sandbox.path, kind)
+    }
+
     /// Restores the routes of the attachment's link of this kind that are missing.
     pub fn restore_routes(&self, kind: &str, repairs: &mut Repairs) -> Result<()> {
         let inside = Inside::enter(self.sandbox.netns()?)?;
-        let prev = self.require_prev()?;
-        let found = child::find(&inside, prev, &self.ifname, &self.sandbox.path, kind)?;
-        child::restore_routes(&inside, &found, repairs)
+        child::restore_routes(&inside, &self.find_link(&inside, kind)?, repairs)
     }
 }
 
