@@ -140,16 +140,16 @@ impl Journal {
         }
         let text = String::from_utf8(read_up_to(&mut file, &meta, MAX_BYTES).ok()?).ok()?;
         let (_, of_boot) = parse_header(&text)?;
-        (of_boot == boot).then(|| Journal {
-            network: Rc::clone(network),
-            folder: Rc::clone(folder),
-            file,
-            text,
-            added: 0,
-            removed: 0,
-            sealed,
-            change: Change::Nothing,
-        })
+        let is_current = of_boot == boot;
+        is_current
+            .then(|| Journal::new(network, folder, file, text))
+            .map(|journal| Journal { sealed, ..journal })
+    }
+
+    fn new(network: &Rc<Dir>, folder: &Rc<Dir>, file: File, text: String) -> Journal {
+        let (network, folder) = (Rc::clone(network), Rc::clone(folder));
+        let change = Change::Nothing;
+        Journal { network, folder, file, text, added: 0, removed: 0, sealed: 0, change }
     }
 
     /// Writes the journal with `entries`: all leases of `network`.
@@ -166,16 +166,8 @@ impl Journal {
         let header = line(&["leases", machine.as_deref().unwrap_or(UNKNOWN), boot]).split_off(1);
         let text = entries.iter().fold(header, |text, entry| text + &entry.line());
         let file = folder.replace(JOURNAL, JOURNAL_TEMP, text.as_bytes())?;
-        Ok(Journal {
-            network: Rc::clone(network),
-            folder: Rc::clone(folder),
-            file,
-            text,
-            added: 0,
-            removed: 0,
-            sealed: 0,
-            change: Change::Journal,
-        })
+        let journal = Journal::new(network, folder, file, text);
+        Ok(Journal { change: Change::Journal, ..journal })
     }
 
     /// The number of leases.

@@ -52,12 +52,13 @@ impl Conf {
         if self.firewalld_zone.is_empty() { firewalld::DEFAULT_ZONE } else { &self.firewalld_zone }
     }
 
-    /// Checks what becomes a word of the back ends.
-    fn require_words(&self) -> Result<()> {
+    /// The policy, after a check of the names that become words of the back ends.
+    fn policy(&self) -> Result<Policy> {
         if !self.iptables_admin_chain_name.is_empty() {
             table::require_chain("iptablesAdminChainName", &self.iptables_admin_chain_name)?;
         }
-        table::require_words("firewalldZone", slice::from_ref(&self.firewalld_zone))
+        table::require_words("firewalldZone", slice::from_ref(&self.firewalld_zone))?;
+        Policy::parse(&self.ingress_policy)
     }
 
     fn admin(&self) -> &str {
@@ -74,13 +75,11 @@ impl Plugin for Firewall {
     type Conf = Conf;
 
     fn examine(_: &Cx<'_>, conf: &Conf, _: &mut Remarks) -> Result<()> {
-        conf.require_words()?;
-        Policy::parse(&conf.ingress_policy).map(drop)
+        conf.policy().map(drop)
     }
 
     fn add(cx: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
-        conf.require_words()?;
-        let policy = Policy::parse(&conf.ingress_policy)?;
+        let policy = conf.policy()?;
         let prev = require_prev(req.prev.as_ref(), "missing prevResult from earlier plugin")?;
         let ingress = Ingress { policy, bridge: bridge(prev, policy)? };
         let pod = pod(Owner::new(&cx.net.name, &req.id, &req.ifname), prev);
@@ -101,8 +100,7 @@ impl Plugin for Firewall {
     }
 
     fn check(cx: &Cx<'_>, conf: &Conf, req: &CheckReq) -> Result<()> {
-        conf.require_words()?;
-        let policy = Policy::parse(&conf.ingress_policy)?;
+        let policy = conf.policy()?;
         let prev = require_prev(req.prev.as_ref(), "missing prevResult from earlier plugin")?;
         let ingress = Ingress { policy, bridge: bridge(prev, policy)? };
         let pod = pod(Owner::new(&cx.net.name, &req.id, &req.ifname), prev);
