@@ -114,11 +114,8 @@ pub fn check(filter: &PacketFilter, owner: Owner<'_>, port: &Port) -> Result<()>
         complete = complete && nft.element(&wanted)?.as_ref() == Some(&wanted);
     }
     let reference = format!("macspoofchk-{}-{}", owner.id, owner.ifname);
-    let theirs = |nft: &Nft| -> Result<bool> {
-        let rules = nft.dump_rules(REFERENCE.chain("PREROUTING"))?;
-        Ok(rules.iter().any(|rule| rule.comment.as_ref() == Some(&reference)))
-    };
-    if complete || theirs(nft)? {
+    let is_theirs = |comment: Option<&str>| comment == Some(&reference);
+    if complete || !nft.rules_of(REFERENCE.chain("PREROUTING"), &is_theirs)?.is_empty() {
         return Ok(());
     }
     Err(Error::internal(format!("the source MAC of port \"{}\" is not checked", port.name))
@@ -155,13 +152,10 @@ fn del_reference(nft: &Nft, owner: Owner<'_>) -> Result<()> {
     if !nft.has(REFERENCE.chain(&port))? {
         return Ok(());
     }
-    let (prerouting, comment) = (REFERENCE.chain("PREROUTING"), format!("macspoofchk-{id}"));
+    let own = format!("macspoofchk-{id}");
+    let is_own = |comment: Option<&str>| comment == Some(&own);
     let mut batch = Batch::new();
-    for rule in nft.dump_rules(prerouting)? {
-        if rule.comment.as_ref() == Some(&comment) {
-            batch.del_rule(prerouting, rule.handle);
-        }
-    }
+    batch.del_rules(REFERENCE, &nft.rules_of(REFERENCE.chain("PREROUTING"), &is_own)?);
     batch.del(REFERENCE.chain(&port)).del(REFERENCE.chain(&mac));
     Ok(nft.commit(batch)?)
 }
@@ -217,8 +211,6 @@ pub fn gc(filter: &PacketFilter, network: &str, valid: &[Owner<'_>]) -> Result<(
     if !nft.has(TABLE)? {
         return Ok(());
     }
-    let is_stale = stale(network, valid);
-    let mut found = nft.find(&SETS, &[])?;
-    found.retain(|element| is_stale(element.comment.as_deref()));
+    let found = nft.find_of(&SETS, &[], &stale(network, valid))?;
     nft.commit(layout().deletion(nft, &found)?).context(|| "clean up spoof-check")
 }

@@ -62,44 +62,15 @@ const PODS: [Set<'_>; 2] =
     [TABLE.set("pods4", &[Type::Ipv4Addr]), TABLE.set("pods6", &[Type::Ipv6Addr])];
 
 /// The elements of the attachment's addresses.
-fn addresses(pod: &Pod<'_>, [v4, v6]: [Set<'static>; 2]) -> Vec<Element> {
-    let set = |ip: &IpAddr| if ip.is_ipv4() { v4 } else { v6 };
+fn addresses(pod: &Pod<'_>) -> Vec<Element> {
     let label = pod.owner.label();
-    let element = |ip: &IpAddr| set(ip).element(*ip).comment(&label);
+    let element = |ip: &IpAddr| PODS[usize::from(ip.is_ipv6())].element(*ip).comment(&label);
     pod.ips.iter().map(element).collect()
 }
 
-/// The elements that the attachment owns: among its addresses, or, where those are not known, among all.
-pub(super) fn owned(
-    nft: &Nft,
-    pod: &Pod<'_>,
-    sets: [Set<'static>; 2],
-) -> netlink::Result<Vec<Element>> {
-    let owns = pod.owner.matcher();
-    let mut found = nft.find(&sets, &addresses(pod, sets))?;
-    found.retain(|element| owns(element.comment.as_deref()));
-    Ok(found)
-}
-
-/// The elements of attachments of `network` that are not among `valid`.
-pub(super) fn all_stale(
-    nft: &Nft,
-    sets: &[Set<'static>],
-    network: &str,
-    valid: &[Owner<'_>],
-) -> netlink::Result<Vec<Element>> {
-    let is_stale = stale(network, valid);
-    let mut found = nft.find(sets, &[])?;
-    found.retain(|element| is_stale(element.comment.as_deref()));
-    Ok(found)
-}
-
-/// Deletes the elements that `find` finds, and no other that has taken the place of one since.
-pub(super) fn remove(
-    nft: &Nft,
-    find: impl Fn(&Nft) -> netlink::Result<Vec<Element>>,
-) -> Result<()> {
-    Ok(layout().remove(nft, find)?)
+/// The attachment's elements: among its addresses, or, where those are not known, among all.
+fn owned(nft: &Nft, pod: &Pod<'_>) -> netlink::Result<Vec<Element>> {
+    nft.find_of(&PODS, &addresses(pod), &pod.owner.matcher())
 }
 
 /// Lets the attachment's traffic pass, and its bridge have the policy. All of it or nothing.
@@ -194,7 +165,7 @@ fn has_owner_of(found: &Element, wanted: &Element) -> bool {
 fn elements(pod: &Pod<'_>, ingress: Ingress<'_>) -> Vec<Wanted> {
     let Ingress { policy, bridge } = ingress;
     let (own, shared) = (pod.owner.label(), network_label(pod.owner.network));
-    let addresses = addresses(pod, PODS).into_iter().map(|element| (element, true));
+    let addresses = addresses(pod).into_iter().map(|element| (element, true));
     let port = |port: &String| PORTS.element(port.as_str()).comment(&own);
     let ports = pod.ports.iter().map(|name| (port(name), policy == Policy::Isolated));
     let of_bridge = |bridge| {
@@ -253,7 +224,7 @@ fn frames() -> Layout {
 
 /// Whether an address of the attachment is here.
 pub fn has(nft: &Nft, pod: &Pod<'_>) -> Result<bool> {
-    Ok(nft.has(TABLE)? && !owned(nft, pod, PODS)?.is_empty())
+    Ok(nft.has(TABLE)? && !owned(nft, pod)?.is_empty())
 }
 
 /// Verifies everything that [`add`] made.
@@ -303,14 +274,13 @@ pub fn del(nft: &Nft, pod: &Pod<'_>) -> Result<()> {
     if !is_there(nft)? {
         return Ok(());
     }
-    remove(nft, |nft| {
-        // Without a result its ports are found among all.
-        let ports: Vec<_> = pod.ports.iter().map(|port| PORTS.element(port.as_str())).collect();
-        let (mut found, owns) = (owned(nft, pod, PODS)?, pod.owner.matcher());
-        let ports = nft.find(&[PORTS], &ports)?.into_iter();
-        found.extend(ports.filter(|element| owns(element.comment.as_deref())));
+    // Without a result its ports are found among all.
+    let ports: Vec<_> = pod.ports.iter().map(|port| PORTS.element(port.as_str())).collect();
+    Ok(layout().remove(nft, |nft| {
+        let mut found = owned(nft, pod)?;
+        found.extend(nft.find_of(&[PORTS], &ports, &pod.owner.matcher())?);
         Ok(found)
-    })
+    })?)
 }
 
 /// Removes the addresses of all attachments of the network but `valid`, and when there are none
@@ -319,16 +289,15 @@ pub fn gc(nft: &Nft, network: &str, valid: &[Owner<'_>]) -> Result<()> {
     if !is_there(nft)? {
         return Ok(());
     }
-    remove(nft, |nft| {
-        let mut found = all_stale(nft, &[PODS[0], PODS[1], PORTS], network, valid)?;
+    let hash = network_hash(network);
+    let is_own = |comment: Option<&str>| comment.is_some_and(|text| text.starts_with(&hash));
+    Ok(layout().remove(nft, |nft| {
+        let mut found = nft.find_of(&[PODS[0], PODS[1], PORTS], &[], &stale(network, valid))?;
         if valid.is_empty() {
-            let policies = nft.find(&IS_SHARED, &[])?.into_iter();
-            let hash = network_hash(network);
-            let is_own = |e: &Element| e.comment.as_ref().is_some_and(|c| c.starts_with(&hash));
-            found.extend(policies.filter(is_own));
+            found.extend(nft.find_of(&IS_SHARED, &[], &is_own)?);
         }
         Ok(found)
-    })
+    })?)
 }
 
 /// What the tables hold, without owners.

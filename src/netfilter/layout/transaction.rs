@@ -290,21 +290,18 @@ fn forget_gone(nft: &Nft, records: &[(Kept, String)]) -> Result<()> {
         if gone.is_empty() {
             continue;
         }
-        let is_gone = |comment: &Option<String>| {
-            let comment = comment.as_deref().unwrap_or_default();
-            gone.iter().any(|instance| comment.starts_with(*instance))
+        let is_gone = |comment: Option<&str>| {
+            gone.iter().any(|instance| comment.unwrap_or_default().starts_with(*instance))
         };
         nft.update(|nft| {
             let mut batch = Batch::new();
             for Layout { table, sets, .. } in layouts() {
-                for set in sets {
-                    for element in nft.dump_elements(set)?.iter().filter(|e| is_gone(&e.comment)) {
-                        batch.del_element(element);
-                    }
+                for element in nft.find_of(&sets, &[], &is_gone)? {
+                    batch.del_element(&element);
                 }
-                for rule in nft.look(table, &[])?.rules.iter().filter(|r| is_gone(&r.comment)) {
-                    batch.del_rule(table.chain(&rule.chain), rule.handle);
-                }
+                let mut rules = nft.look(table, &[])?.rules;
+                rules.retain(|rule| is_gone(rule.comment.as_deref()));
+                batch.del_rules(table, &rules);
             }
             Ok(batch)
         })?;

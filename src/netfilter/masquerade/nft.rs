@@ -105,11 +105,9 @@ pub(super) fn del(nft: &Nft, owner: Owner<'_>, addrs: &[IpNet]) -> Result<()> {
         return Ok(());
     }
     // Between look and deletion the address may get another owner.
-    Ok(layout().remove(nft, |nft| {
-        let mut found = nft.find(&[PODS4, PODS6], &elements(owner, addrs))?;
-        found.retain(|element| owner.owns(element.comment.as_deref()));
-        Ok(found)
-    })?)
+    let wanted = elements(owner, addrs);
+    let find = |nft: &Nft| nft.find_of(&[PODS4, PODS6], &wanted, &owner.matcher());
+    Ok(layout().remove(nft, find)?)
 }
 
 /// An address that is masqueraded.

@@ -6,7 +6,7 @@ use super::super::names::{Owner, stale};
 use super::nft::{Pod, multicast};
 use crate::error::Result;
 use crate::netlink;
-use crate::netlink::nftables::{Batch, Chain, Hook, Nft, Rule, SRCNAT, Table};
+use crate::netlink::nftables::{Batch, ByComment, Chain, Hook, Nft, Rule, SRCNAT, Table};
 
 const TABLE: Table<'_> = Table::inet("cni_plugins_masquerade")
     .comment("Masquerading for plugins from github.com/containernetworking/plugins");
@@ -23,11 +23,8 @@ pub(super) fn make(nft: &Nft, batch: &mut Batch, pods: &[Pod]) -> netlink::Resul
         batch.append_rule(POSTROUTING, &Rule::new().daddr_in(net).ret());
     }
     batch.append_rule(POSTROUTING, &Rule::new().goto(MASQ_CHECKS.name));
-    for rule in nft.dump_rules(MASQ_CHECKS)? {
-        if pods.iter().any(|pod| rule.comment.as_deref() == Some(&pod.comment)) {
-            batch.del_rule(MASQ_CHECKS, rule.handle);
-        }
-    }
+    let is_replaced = |comment: Option<&str>| pods.iter().any(|pod| comment == Some(&pod.comment));
+    batch.del_rules(TABLE, &nft.rules_of(MASQ_CHECKS, &is_replaced)?);
     for pod in pods {
         let leaves = Rule::new().saddr(pod.net.addr()).daddr_not_in(pod.net.trunc());
         batch.append_rule(MASQ_CHECKS, &leaves.masquerade().comment(&pod.comment));
@@ -36,23 +33,19 @@ pub(super) fn make(nft: &Nft, batch: &mut Batch, pods: &[Pod]) -> netlink::Resul
 }
 
 pub(super) fn has(nft: &Nft, owner: Owner<'_>) -> Result<bool> {
-    Ok(nft.dump_rules(MASQ_CHECKS)?.iter().any(|rule| owner.owns(rule.comment.as_deref())))
+    Ok(!nft.rules_of(MASQ_CHECKS, &owner.matcher())?.is_empty())
 }
 
 pub(super) fn del(nft: &Nft, owner: Owner<'_>) -> Result<()> {
-    del_rules(nft, |comment| owner.owns(comment))
+    del_rules(nft, &owner.matcher())
 }
 
 pub(super) fn gc(nft: &Nft, network: &str, valid: &[Owner<'_>]) -> Result<()> {
-    del_rules(nft, stale(network, valid))
+    del_rules(nft, &stale(network, valid))
 }
 
-fn del_rules(nft: &Nft, which: impl Fn(Option<&str>) -> bool) -> Result<()> {
+fn del_rules(nft: &Nft, which: ByComment<'_>) -> Result<()> {
     let mut batch = Batch::new();
-    for rule in nft.dump_rules(MASQ_CHECKS)? {
-        if which(rule.comment.as_deref()) {
-            batch.del_rule(MASQ_CHECKS, rule.handle);
-        }
-    }
+    batch.del_rules(TABLE, &nft.rules_of(MASQ_CHECKS, which)?);
     Ok(nft.commit(batch)?)
 }

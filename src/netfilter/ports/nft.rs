@@ -15,7 +15,7 @@ use crate::netfilter::layout::{self as tables, Change};
 use crate::netfilter::names::{Owner, identity, stale};
 use crate::netlink;
 use crate::netlink::nftables::{
-    Batch, Data, Element, Key, L4, Nft, Rule, RuleInfo, Value, Verdict,
+    Batch, ByComment, Data, Element, Key, L4, Nft, Rule, RuleInfo, Value, Verdict,
 };
 
 /// How much of each half of an instance's hash fits a name.
@@ -150,11 +150,9 @@ fn replace(change: &mut Change<'_>, owner: Owner<'_>, wanted: &[Element]) -> net
             change.batch.del_element(&former);
         }
     }
-    let own = |rule: &&RuleInfo| owns(rule.comment.as_deref());
-    let handles: Vec<u64> = change.rules(TABLE).iter().filter(own).map(|r| r.handle).collect();
-    for handle in handles {
-        change.batch.del_rule(CONDITIONAL, handle);
-    }
+    let mut rules = change.rules(TABLE).to_vec();
+    rules.retain(|rule| owns(rule.comment.as_deref()));
+    change.batch.del_rules(TABLE, &rules);
     Ok(())
 }
 
@@ -180,11 +178,8 @@ fn holder(comment: Option<&str>) -> Holder {
 }
 
 /// Every element whose comment `which` is true of.
-fn all_of(nft: &Nft, which: impl Fn(Option<&str>) -> bool) -> netlink::Result<Vec<Element>> {
-    let sets: Vec<_> = Sets::all().chain([ATTACHMENTS]).collect();
-    let mut found = nft.find(&sets, &[])?;
-    found.retain(|element| which(element.comment.as_deref()));
-    Ok(found)
+fn all_of(nft: &Nft, which: ByComment<'_>) -> netlink::Result<Vec<Element>> {
+    nft.find_of(&layout::layout().sets, &[], which)
 }
 
 /// What is being deleted.
@@ -196,9 +191,8 @@ struct Deleted {
 
 impl Deleted {
     /// Everything whose comment `which` is true of.
-    fn all(nft: &Nft, which: impl Fn(Option<&str>) -> bool) -> netlink::Result<Deleted> {
-        let mut rules = nft.dump_rules(CONDITIONAL)?;
-        rules.retain(|rule| which(rule.comment.as_deref()));
+    fn all(nft: &Nft, which: ByComment<'_>) -> netlink::Result<Deleted> {
+        let rules = nft.rules_of(CONDITIONAL, which)?;
         Ok(Deleted { elements: all_of(nft, which)?, rules })
     }
 
@@ -240,9 +234,7 @@ impl Deleted {
 
     fn batch(&self, nft: &Nft) -> netlink::Result<Batch> {
         let mut batch = layout::layout().deletion(nft, &self.elements)?;
-        for rule in &self.rules {
-            batch.del_rule(CONDITIONAL, rule.handle);
-        }
+        batch.del_rules(TABLE, &self.rules);
         Ok(batch)
     }
 
@@ -266,7 +258,7 @@ pub fn del(
     nft.update(|nft| {
         deleted = match Deleted::by_key(nft, owner, mappings, addrs)? {
             Some(all) => all,
-            None => Deleted::all(nft, owner.matcher())?,
+            None => Deleted::all(nft, &owner.matcher())?,
         };
         deleted.batch(nft)
     })?;
@@ -277,7 +269,7 @@ pub fn del(
 pub fn collect(nft: &Nft, network: &str, valid: &[Owner<'_>]) -> Result<BTreeSet<IpAddr>> {
     let mut deleted = Deleted::default();
     nft.update(|nft| {
-        deleted = Deleted::all(nft, stale(network, valid))?;
+        deleted = Deleted::all(nft, &stale(network, valid))?;
         deleted.batch(nft)
     })?;
     Ok(deleted.servers())
@@ -307,10 +299,8 @@ pub fn check(nft: &Nft, forward: &Forward<'_>) -> Result<()> {
             return missing(format!("element {element} of {set} leads elsewhere"));
         }
     }
-    let rules_found = nft.dump_rules(CONDITIONAL)?;
-    let owns = forward.owner.matcher();
-    let own = rules_found.iter().filter(|rule| owns(rule.comment.as_deref()));
-    let (found, wanted) = (own.count(), rules.len());
+    let found = nft.rules_of(CONDITIONAL, &forward.owner.matcher())?.len();
+    let wanted = rules.len();
     if found < wanted {
         return missing(format!("{found} of {wanted} rules are in chain {CONDITIONAL}"));
     }

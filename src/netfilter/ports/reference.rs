@@ -31,11 +31,9 @@ pub fn del(nft: &Nft, id: &str) -> Result<BTreeSet<IpAddr>> {
             continue;
         }
         for chain in CHAINS.map(|name| table.chain(name)) {
-            let rules = nft.dump_rules(chain)?;
-            for rule in rules.iter().filter(|rule| rule.comment.as_deref() == Some(id)) {
-                servers.extend(flows::served_by(rule));
-                batch.del_rule(chain, rule.handle);
-            }
+            let rules = nft.rules_of(chain, &|comment| comment == Some(id))?;
+            servers.extend(rules.iter().filter_map(flows::served_by));
+            batch.del_rules(table, &rules);
         }
     }
     nft.commit(batch)?;
@@ -48,10 +46,8 @@ pub fn has(nft: &Nft, forward: &Forward<'_>) -> Result<bool> {
     for target in forward.targets {
         let wanted = forward.mappings_to(target).count();
         let table = Table::new(target.family().into(), "cni_hostport");
-        let count = |name| -> netlink::Result<usize> {
-            let rules = nft.dump_rules(table.chain(name))?.into_iter();
-            Ok(rules.filter(|rule| rule.comment.as_deref() == Some(forward.owner.id)).count())
-        };
+        let is_own = |comment: Option<&str>| comment == Some(forward.owner.id);
+        let count = |name| nft.rules_of(table.chain(name), &is_own).map(|rules| rules.len());
         let [ports, by_address, masquerading] = CHAINS;
         let sources = match forward.snat {
             Snat::WhereNeeded if target.addr().is_ipv4() => 2,

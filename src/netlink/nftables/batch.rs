@@ -6,6 +6,7 @@ use super::super::attribute::{Attributes, HEADERS};
 use super::super::packet::attrs;
 use super::element::Element;
 use super::object::{Chain, Family, Object, Set, Table, named};
+use super::read::RuleInfo;
 use super::rule::Rule;
 #[cfg_attr(not(test), expect(clippy::wildcard_imports, reason = "the kernel's names"))]
 use super::uapi::*;
@@ -159,6 +160,14 @@ impl Batch {
         body.be64(NFTA_RULE_HANDLE, handle);
         let what = ("delete rule", format!("{handle} from chain {chain}"));
         self.push(NFT_MSG_DELRULE, 0, chain.table.family, body, what).tolerate()
+    }
+
+    /// Deletes these rules of the table.
+    pub fn del_rules(&mut self, table: Table<'_>, rules: &[RuleInfo]) -> &mut Batch {
+        for rule in rules {
+            self.del_rule(table.chain(&rule.chain), rule.handle);
+        }
+        self
     }
 
     fn push(

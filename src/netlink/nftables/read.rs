@@ -1,5 +1,7 @@
 //! What is there: rules of a chain, elements of a set. Nothing is read but what was asked for.
 
+use std::fmt::Display;
+
 use nix::errno::Errno;
 
 use super::super::attribute::Attributes;
@@ -65,14 +67,15 @@ pub struct DroppingChain {
     pub name: String,
 }
 
+/// Tells by its comment whether something is meant.
+pub type ByComment<'a> = &'a dyn Fn(Option<&str>) -> bool;
+
 impl Nft {
     /// The base chains of IP families at `hook` whose policy is to drop, of all tables.
     pub fn dropping_chains(&self, hook: Hook) -> Result<Vec<DroppingChain>> {
         // No family: the chains of all.
-        let query =
-            Query { kind: super::kind(NFT_MSG_GETCHAIN), family: 0, body: Attributes::new() };
-        let bodies =
-            self.list(&query).map_err(|f| f.doing("list chains", || "of all tables".to_owned()))?;
+        let query = query(NFT_MSG_GETCHAIN, 0, Attributes::new());
+        let bodies = self.list(&query, "list chains", &"of all tables")?;
         Ok(bodies.iter().filter_map(|body| dropping_chain(body, hook)).collect())
     }
 
@@ -88,16 +91,15 @@ impl Nft {
 
     fn get(&self, object: Object) -> Result<Vec<Vec<u8>>> {
         let Object { family, message, name, text, .. } = object;
-        absent_is_empty(self.one(query(message + 1, family, name)))
+        absent_is_empty(self.one(query(message + 1, family as u8, name)))
             .map_err(|f| f.doing("read", || text))
     }
 
     /// The chains of a table; none if there is no such table.
     pub fn dump_chains(&self, table: Table<'_>) -> Result<Vec<ChainInfo>> {
         // The kernel (6.18) lists the chains of all tables whatever it is asked.
-        let bodies = self
-            .list(&query(NFT_MSG_GETCHAIN, table.family, Attributes::new()))
-            .map_err(|f| f.doing("list chains of table", || table.to_string()))?;
+        let query = query(NFT_MSG_GETCHAIN, table.family as u8, Attributes::new());
+        let bodies = self.list(&query, "list chains of table", &table)?;
         let mine = bodies.iter().filter(|body| {
             body.first() == Some(&(table.family as u8))
                 && find(body, NFTA_TABLE_NAME).is_some_and(|name| name.text() == table.name)
@@ -108,29 +110,32 @@ impl Nft {
     /// The rules of a chain in their order; none if there is no such chain.
     pub fn dump_rules(&self, chain: Chain<'_>) -> Result<Vec<RuleInfo>> {
         let body = named(chain.table, NFTA_RULE_CHAIN, chain.name);
-        let bodies = self
-            .list(&query(NFT_MSG_GETRULE, chain.table.family, body))
-            .map_err(|f| f.doing("list rules of chain", || chain.to_string()))?;
+        let query = query(NFT_MSG_GETRULE, chain.table.family as u8, body);
+        let bodies = self.list(&query, "list rules of chain", &chain)?;
         Ok(bodies.iter().filter_map(|body| rule_info(body)).collect())
+    }
+
+    /// The rules of a chain whose comment `which` is true of.
+    pub fn rules_of(&self, chain: Chain<'_>, which: ByComment<'_>) -> Result<Vec<RuleInfo>> {
+        let mut rules = self.dump_rules(chain)?;
+        rules.retain(|rule| which(rule.comment.as_deref()));
+        Ok(rules)
     }
 
     /// Whether a rule of the table has an expression of another kind than these.
     pub fn has_other_expressions(&self, table: Table<'_>, kinds: &[&str]) -> Result<bool> {
-        let body = Object::from(table).name;
-        let bodies = self
-            .list(&query(NFT_MSG_GETRULE, table.family, body))
-            .map_err(|f| f.doing("list rules of table", || table.to_string()))?;
-        let is_other = |name: &str| !kinds.contains(&name);
-        Ok(bodies.iter().any(|body| expressions(body).any(|name| is_other(&name))))
+        let query = query(NFT_MSG_GETRULE, table.family as u8, Object::from(table).name);
+        let bodies = self.list(&query, "list rules of table", &table)?;
+        let is_other = |name: String| !kinds.contains(&name.as_str());
+        Ok(bodies.iter().any(|body| expressions(body).any(is_other)))
     }
 
     /// The elements of a set or map in no order, its [sentinel](Set::sentinel) left out; none if it
     /// is not there.
     pub fn dump_elements(&self, set: Set<'static>) -> Result<Vec<Element>> {
         let body = named(set.table, NFTA_SET_ELEM_LIST_SET, set.name);
-        let bodies = self
-            .list(&query(NFT_MSG_GETSETELEM, set.table.family, body))
-            .map_err(|f| f.doing("list elements of", || set.to_string()))?;
+        let query = query(NFT_MSG_GETSETELEM, set.table.family as u8, body);
+        let bodies = self.list(&query, "list elements of", &set)?;
         let mut elements = elements(set, &bodies);
         elements.retain(|element| element.comment.as_deref() != Some(SENTINEL));
         Ok(elements)
@@ -150,8 +155,8 @@ impl Nft {
             let name = Object::from(table).name;
             let mut queries = vec![
                 (generation(), false),
-                (query(NFT_MSG_GETTABLE, table.family, name.clone()), false),
-                (query(NFT_MSG_GETRULE, table.family, name), true),
+                (query(NFT_MSG_GETTABLE, table.family as u8, name.clone()), false),
+                (query(NFT_MSG_GETRULE, table.family as u8, name), true),
             ];
             queries.extend(now.iter().map(element_query));
             let failed = |f: Failure| f.doing("read table", || table.to_string());
@@ -195,6 +200,18 @@ impl Nft {
         Ok(found)
     }
 
+    /// Of what [`find`](Nft::find) finds, the elements whose comment `which` is true of.
+    pub fn find_of(
+        &self,
+        sets: &[Set<'static>],
+        known: &[Element],
+        which: ByComment<'_>,
+    ) -> Result<Vec<Element>> {
+        let mut found = self.find(sets, known)?;
+        found.retain(|element| which(element.comment.as_deref()));
+        Ok(found)
+    }
+
     /// The number of the current generation of all tables; each commit makes the next one.
     pub(super) fn generation(&self) -> Result<u32> {
         self.one(generation())
@@ -208,13 +225,13 @@ impl Nft {
         answer.unwrap_or_else(|| Err(Errno::ENODATA.into())).map(|answers| answers.bodies)
     }
 
-    fn list(&self, query: &Query) -> Result<Vec<Vec<u8>>, Failure> {
-        absent_is_empty(self.socket.dump(query))
+    fn list(&self, query: &Query, op: &'static str, what: &dyn Display) -> Result<Vec<Vec<u8>>> {
+        absent_is_empty(self.socket.dump(query)).map_err(|f| f.doing(op, || what.to_string()))
     }
 }
 
 fn generation() -> Query {
-    Query { kind: super::kind(NFT_MSG_GETGEN), family: 0, body: Attributes::new() }
+    query(NFT_MSG_GETGEN, 0, Attributes::new())
 }
 
 /// Never 0, which means to the kernel that the generation does not matter.
@@ -225,7 +242,7 @@ fn read_generation(bodies: &[Vec<u8>]) -> Result<u32, Failure> {
 
 /// Not for a list.
 fn element_query(element: &Element) -> (Query, bool) {
-    (query(NFT_MSG_GETSETELEM, element.set.table.family, element.write(false)), false)
+    (query(NFT_MSG_GETSETELEM, element.set.table.family as u8, element.write(false)), false)
 }
 
 fn one_element(wanted: &Element, answer: Result<Answers, Failure>) -> Result<Option<Element>> {
@@ -234,8 +251,8 @@ fn one_element(wanted: &Element, answer: Result<Answers, Failure>) -> Result<Opt
     Ok(elements(wanted.set, &bodies).into_iter().next())
 }
 
-fn query(message: u16, family: Family, body: Attributes) -> Query {
-    Query { kind: super::kind(message), family: family as u8, body }
+fn query(message: u16, family: u8, body: Attributes) -> Query {
+    Query { kind: super::kind(message), family, body }
 }
 
 fn absent_is_empty(found: Result<Vec<Vec<u8>>, Failure>) -> Result<Vec<Vec<u8>>, Failure> {
