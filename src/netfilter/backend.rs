@@ -6,6 +6,7 @@ use std::fs;
 use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
 
+use super::all;
 use super::iptables::{self, Flavour, Iptables, iptables_table};
 use super::names::Owner;
 use crate::attachment::Kept;
@@ -196,20 +197,15 @@ impl PacketFilter {
         &self,
         name: &str,
         chains: &[&str],
-        expected: impl Fn(Family) -> iptables::Table,
-        plan: impl Fn(&mut iptables::Table, Family),
+        expected: &dyn Fn(Family) -> iptables::Table,
+        plan: &dyn Fn(&mut iptables::Table, Family),
     ) -> Result<()> {
-        let mut errors = Vec::new();
-        for family in Family::BOTH {
-            match self.iptables_with(family, name, chains) {
-                Ok(found) => errors.extend(found.iter().filter_map(|programs| {
-                    let expected = expected(family);
-                    programs.delete_expected(&expected, |table| plan(table, family)).err()
-                })),
-                Err(error) => errors.push(error),
-            }
-        }
-        Error::join(errors).map_or(Ok(()), Err)
+        all(Family::BOTH.map(|family| {
+            let found = self.iptables_with(family, name, chains)?;
+            all(found.iter().map(|programs| {
+                programs.delete_expected(&expected(family), &|table| plan(table, family))
+            }))
+        }))
     }
 
     /// Whether `nf_tables` has one of these chains of iptables, or with none given any of a CNI plugin.

@@ -89,7 +89,7 @@ pub fn close(filter: &PacketFilter) -> Result<()> {
     let closed = match filter.nft_if_present()? {
         Some(nft) => layout::change(nft, &[layout()], &[], |_, _| Ok(())).map_err(Error::from),
         None => Iptables::require(Family::V4).and_then(|tables| {
-            tables.update(RAW_TABLE, |table| {
+            tables.update(RAW_TABLE, &|table| {
                 for rule in iptables_rules() {
                     table.insert_unique(rule);
                 }

@@ -33,7 +33,7 @@ pub use names::Owner;
 pub use watch::Watch;
 
 use self::layout::Feature;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// What belongs to attachments in our tables of `nf_tables`.
 const FEATURES: &[Feature] =
@@ -46,6 +46,12 @@ pub enum Repair {
     Restore,
     /// They are reported, and nothing is changed.
     Report,
+}
+
+/// Success, or all errors as one.
+fn all(outcomes: impl IntoIterator<Item = Result<()>>) -> Result<()> {
+    let errors = outcomes.into_iter().filter_map(Result::err).collect();
+    Error::join(errors).map_or(Ok(()), Err)
 }
 
 /// Looks for the rules of all attachments of this host. Returns what was missing.

@@ -17,6 +17,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::all;
 use super::backend::PacketFilter;
 use super::handed_over::{HandedOver, replace_table};
 use super::layout::{self, Change, Feature, Layout};
@@ -127,8 +128,7 @@ pub fn check(filter: &PacketFilter, owner: Owner<'_>, port: &Port) -> Result<()>
 pub fn del(filter: &PacketFilter, owner: Owner<'_>, ports: &[Port]) -> Result<()> {
     let Some(nft) = filter.nft_if_present()? else { return Ok(()) };
     let outcomes = [KEPT.remove(owner), del_own(nft, owner, ports), del_reference(nft, owner)];
-    let errors = outcomes.into_iter().filter_map(Result::err).collect();
-    Error::join(errors).map_or(Ok(()), Err).context(|| "failed to teardown spoof-check")
+    all(outcomes).context(|| "failed to teardown spoof-check")
 }
 
 fn del_own(nft: &Nft, owner: Owner<'_>, ports: &[Port]) -> Result<()> {
@@ -193,9 +193,9 @@ fn make_reference(batch: &mut Batch, id: &str, port: &Port) {
     batch.ensure(REFERENCE).ensure(prerouting).ensure(mac).ensure(iface);
     batch.flush_chain(mac).flush_chain(iface);
     let rules = [
-        (prerouting, Rule::new().iifname(&port.name).jump(iface.name)),
+        (prerouting, Rule::new().eq(Field::Iifname, port.name.as_str()).jump(iface.name)),
         (iface, Rule::new().jump(mac.name)),
-        (mac, Rule::new().ether_saddr(port.mac).ret()),
+        (mac, Rule::new().eq(Field::EtherSaddr, port.mac).ret()),
         (mac, Rule::new().drop()),
     ];
     for (chain, rule) in rules {

@@ -153,7 +153,7 @@ pub fn add(filter: &PacketFilter, wanted: Wanted<'_>) -> Result<()> {
                 table.rules.extend(witness.clone());
                 Some(table)
             };
-            tables.add_expected(FILTER, expect, plan)
+            tables.add_expected(FILTER, expect, &plan)
         };
         if let Err(error) = change() {
             drop(del(filter, pod));
@@ -364,7 +364,7 @@ pub fn del(filter: &PacketFilter, pod: &Pod<'_>) -> Result<()> {
         Table { rules: rules.collect(), ..Table::empty(FILTER) }
     };
     filter
-        .delete_with_iptables(FILTER, &CHAINS, expected, |table, family| {
+        .delete_with_iptables(FILTER, &CHAINS, &expected, &|table, family| {
             let (mut ips, owns) = (ips_of(&pod.ips, family), pod.owner.matcher());
             for rule in table.rules_of(OWNERS) {
                 let Some(ip) = address(rule) else { continue };
@@ -415,7 +415,7 @@ pub fn gc(filter: &PacketFilter, network: &str, valid: &[Owner<'_>]) -> Result<(
             }
         }
     };
-    filter.delete_with_iptables(FILTER, &CHAINS, |_| Table::empty(FILTER), plan).and(forgotten)
+    filter.delete_with_iptables(FILTER, &CHAINS, &|_| Table::empty(FILTER), &plan).and(forgotten)
 }
 
 /// Whether the comment of a rule names the network.

@@ -14,7 +14,7 @@ pub(super) fn make_ownerless(content: &Content) -> Result<()> {
         if of(family).next().is_none() && content.bridges.is_empty() {
             continue;
         }
-        Iptables::require(family)?.update(FILTER, |table| {
+        Iptables::require(family)?.update(FILTER, &|table| {
             shared(table, DEFAULT_ADMIN);
             for rule in of(family).flat_map(|ip| iptables::address_rules(*ip)) {
                 table.append_unique(rule);
@@ -49,7 +49,7 @@ pub(super) fn forget_owners(filter: &PacketFilter) -> Result<()> {
                      {family}-legacy -X {OWNERS}; and the same for each chain {BRIDGE_OWNER}.."
                 ))
         })?;
-        programs.update(FILTER, |table| {
+        programs.update(FILTER, &|table| {
             for chain in table.chains.clone().iter().filter(|chain| is_note(chain)) {
                 table.del_chain(chain);
             }

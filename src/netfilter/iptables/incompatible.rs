@@ -72,7 +72,7 @@ impl Iptables {
     pub(in crate::netfilter) fn delete_singly(
         &self,
         table: &Table,
-        plan: impl Fn(&mut Table),
+        plan: &dyn Fn(&mut Table),
         refusal: &Error,
     ) -> Result<()> {
         let name = table.name.as_str();

@@ -137,7 +137,7 @@ impl Iptables {
     /// One process of ours at a time: on `nf_tables` iptables-restore makes its changes to
     /// whatever is there by then, so that two that insert the same rule would both succeed. Where
     /// the lock file cannot be created, there is no lock; a lock that is held too long is an error.
-    pub fn update(&self, name: &str, plan: impl Fn(&mut Table)) -> Result<()> {
+    pub fn update(&self, name: &str, plan: &dyn Fn(&mut Table)) -> Result<()> {
         let _turn = turn()?;
         self.update_in_turn(name, plan)
     }
@@ -150,12 +150,12 @@ impl Iptables {
         &self,
         name: &str,
         expect: impl FnOnce() -> Option<Table>,
-        plan: impl Fn(&mut Table),
+        plan: &dyn Fn(&mut Table),
     ) -> Result<()> {
         let _turn = turn()?;
         if let Some(expected) = expect() {
             let checks = expected.rules.iter().map(|rule| rule.line("-C")).collect();
-            if self.try_expected(&expected, checks, &plan)? {
+            if self.try_expected(&expected, checks, plan)? {
                 return Ok(());
             }
         }
@@ -167,9 +167,9 @@ impl Iptables {
     /// must be such that its deletions fail where more is to be done, as the deletion of a chain does
     /// while a rule jumps to it. It goes on where another process holds the lock: a container that
     /// cannot be deleted is worse than a rule that is deleted twice.
-    pub fn delete_expected(&self, expected: &Table, plan: impl Fn(&mut Table)) -> Result<()> {
+    pub fn delete_expected(&self, expected: &Table, plan: &dyn Fn(&mut Table)) -> Result<()> {
         let _turn = turn_or_none();
-        if self.try_expected(expected, Vec::new(), &plan)? {
+        if self.try_expected(expected, Vec::new(), plan)? {
             return Ok(());
         }
         self.update_in_turn(&expected.name, plan)
@@ -181,7 +181,7 @@ impl Iptables {
         &self,
         expected: &Table,
         checks: Vec<String>,
-        plan: impl Fn(&mut Table),
+        plan: &dyn Fn(&mut Table),
     ) -> Result<bool> {
         let mut guess = Table { changes: checks, ..expected.clone() };
         plan(&mut guess);
@@ -195,7 +195,7 @@ impl Iptables {
         cmd::run(&self.restore, &["--noflush", "-w"], script)
     }
 
-    fn update_in_turn(&self, name: &str, plan: impl Fn(&mut Table)) -> Result<()> {
+    fn update_in_turn(&self, name: &str, plan: &dyn Fn(&mut Table)) -> Result<()> {
         let until = Instant::now() + REPLANNING;
         let (mut tried, mut refusals) = (None, 0);
         loop {

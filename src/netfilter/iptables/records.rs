@@ -46,31 +46,33 @@ impl<R: DeserializeOwned> Records<R> {
 
     /// Looks for the rules of attachments of this host. Returns the first that was missing.
     pub fn heal(&self, repair: Repair) -> Result<Option<String>> {
-        self.look(|programs, family| match repair {
-            Repair::Restore => {
-                programs.update(self.table, |table| self.restore(table, family, None))
-            }
-            Repair::Report => Ok(()),
-        })
-    }
-
-    fn look(&self, repair: impl Fn(&Iptables, Family) -> Result<()>) -> Result<Option<String>> {
-        let mut found = None;
         let all: Vec<_> = self.kept.all().collect();
-        for family in Family::BOTH {
-            if !all.iter().any(|kept| (self.is_of)(&kept.content, family)) {
-                continue;
-            }
-            let programs = Iptables::require(family)?;
-            let mut table = programs.read(self.table)?;
-            self.restore(&mut table, family, None);
-            programs.settle(&mut table)?;
-            if let Some(line) = table.first_change() {
-                let text = format!("\"{line}\" is missing in {family} table {}", self.table);
-                found.get_or_insert(text);
-                repair(&programs, family)?;
+        let mut used = Family::BOTH.to_vec();
+        used.retain(|family| all.iter().any(|kept| (self.is_of)(&kept.content, *family)));
+        let restore = |table: &mut Table, family| self.restore(table, family, None);
+        look(self.table, &used, &restore, repair)
+    }
+}
+
+/// Looks for what `restore` makes in the tables of these families. Returns the first that was missing.
+fn look(
+    name: &str,
+    families: &[Family],
+    restore: &dyn Fn(&mut Table, Family),
+    repair: Repair,
+) -> Result<Option<String>> {
+    let mut found = None;
+    for family in families.iter().copied() {
+        let programs = Iptables::require(family)?;
+        let mut table = programs.read(name)?;
+        restore(&mut table, family);
+        programs.settle(&mut table)?;
+        if let Some(line) = table.first_change() {
+            found.get_or_insert(format!("\"{line}\" is missing in {family} table {name}"));
+            if repair == Repair::Restore {
+                programs.update(name, &|table| restore(table, family))?;
             }
         }
-        Ok(found)
     }
+    Ok(found)
 }

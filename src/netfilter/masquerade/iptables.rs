@@ -53,7 +53,7 @@ pub(super) fn add(owner: Owner<'_>, addrs: &[IpNet]) -> Result<()> {
         // The rules need nothing of what is there; but if another attachment's are gone, all are.
         let rules = witness.iter().cloned().collect();
         let expected = Table { rules, ..Table::empty(NAT) };
-        Iptables::require(family)?.add_expected(NAT, || Some(expected), plan)?;
+        Iptables::require(family)?.add_expected(NAT, || Some(expected), &plan)?;
     }
     Ok(())
 }
@@ -113,7 +113,7 @@ pub(super) fn del(filter: &PacketFilter, owner: Owner<'_>, addrs: &[IpNet]) -> R
         table
     };
     let plan = |table: &mut Table, _| plan_del(table, owner, addrs);
-    filter.delete_with_iptables(NAT, &[&owner.chain("")], expected, plan)
+    filter.delete_with_iptables(NAT, &[&owner.chain("")], &expected, &plan)
 }
 
 /// Old versions of the reference matched the whole subnet in POSTROUTING.
@@ -134,7 +134,7 @@ fn plan_del(table: &mut Table, owner: Owner<'_>, addrs: &[IpNet]) {
 
 pub(super) fn gc(filter: &PacketFilter, network: &str, valid: &[Owner<'_>]) -> Result<()> {
     let plan = |table: &mut Table, _| plan_gc(table, network, valid);
-    filter.delete_with_iptables(NAT, &[], |_| Table::empty(NAT), plan)
+    filter.delete_with_iptables(NAT, &[], &|_| Table::empty(NAT), &plan)
 }
 
 /// Removes the chains of the network's containers that have no valid attachment. They are known

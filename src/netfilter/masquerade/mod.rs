@@ -18,6 +18,7 @@ mod reference;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
+use super::all;
 use super::backend::{Backend, PacketFilter};
 use super::handed_over::{HandedOver, replace_table};
 use super::layout::{Change, Feature};
@@ -52,11 +53,12 @@ fn restore(change: &mut Change<'_>) {
 pub fn damage(filter: &PacketFilter) -> Result<Option<String>> {
     let is_ours = |kept: &Keepsake<Record>| kept.content.backend == Backend::Nftables;
     let is_needed = || KEPT.living().iter().any(is_ours);
-    let on_nft = match filter.nft_if_present()? {
-        Some(nft) => nft::layout().damage(nft, is_needed)?,
-        None => None,
-    };
-    on_nft.map_or_else(|| iptables::RECORDS.damage(), |text| Ok(Some(text)))
+    if let Some(nft) = filter.nft_if_present()?
+        && let Some(damage) = nft::layout().damage(nft, is_needed)?
+    {
+        return Ok(Some(damage));
+    }
+    iptables::RECORDS.damage()
 }
 
 /// Masquerades the addresses, each with the prefix of its subnet. What an earlier owner of one of
@@ -120,10 +122,4 @@ pub(super) fn hand_over(nft: &Nft) -> Result<HandedOver> {
         }
         Ok(HandedOver::all(pods.len()))
     })
-}
-
-/// Success, or all errors as one.
-fn all(outcomes: Vec<Result<()>>) -> Result<()> {
-    let errors = outcomes.into_iter().filter_map(Result::err).collect();
-    Error::join(errors).map_or(Ok(()), Err)
 }

@@ -88,7 +88,7 @@ fn with(rule: Rule, condition: &Condition) -> Rule {
         Condition::NotSource(net) => rule.saddr_not_in(*net),
         Condition::Destination(net) => rule.daddr_in(*net),
         Condition::NotDestination(net) => rule.daddr_not_in(*net),
-        Condition::Interface(name) => rule.iifname(name),
+        Condition::Interface(name) => rule.eq(Field::Iifname, name.as_str()),
         Condition::NotInterface(name) => rule.ne(Field::Iifname, name.as_str()),
     }
 }

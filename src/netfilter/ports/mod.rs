@@ -181,15 +181,15 @@ fn restore(change: &mut Change<'_>) {
 pub fn damage(filter: &PacketFilter) -> Result<Option<String>> {
     let is_ours = |kept: &Keepsake<Record<'static>>| kept.content.backend == Backend::Nftables;
     let is_needed = || KEPT.living().iter().any(is_ours);
-    let damage = match filter.nft_if_present()? {
-        Some(nft) => layout::layout().damage(nft, is_needed)?,
-        None => None,
-    };
-    let damage = match damage {
-        None => localhost::damage(filter)?,
-        damage => damage,
-    };
-    damage.map_or_else(|| iptables::RECORDS.damage(), |text| Ok(Some(text)))
+    if let Some(nft) = filter.nft_if_present()?
+        && let Some(damage) = layout::layout().damage(nft, is_needed)?
+    {
+        return Ok(Some(damage));
+    }
+    if let Some(damage) = localhost::damage(filter)? {
+        return Ok(Some(damage));
+    }
+    iptables::RECORDS.damage()
 }
 
 /// Restores everything that was flushed if port mappings are missing.

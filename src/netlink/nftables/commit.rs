@@ -37,13 +37,7 @@ struct Refusals {
 impl Nft {
     /// Makes all changes, or none of them.
     pub fn commit(&self, batch: Batch) -> Result<()> {
-        self.commit_to(batch, None)
-    }
-
-    /// Makes all changes, or none of them if there was another change since this
-    /// [generation](super::read::Look::generation): `ERESTART`.
-    pub fn commit_at(&self, batch: Batch, generation: u32) -> Result<()> {
-        self.commit_to(batch, Some(generation))
+        self.commit_at(batch, 0)
     }
 
     /// Makes the changes that `plan` finds to be necessary, provided no process changed anything
@@ -53,7 +47,7 @@ impl Nft {
         for _ in 0..ATTEMPTS {
             let generation = self.generation()?;
             let batch = plan(self)?;
-            outcome = self.commit_to(batch, Some(generation));
+            outcome = self.commit_at(batch, generation);
             match &outcome {
                 Err(error) if error.errno() == Some(Errno::ERESTART) => {}
                 _ => break,
@@ -62,7 +56,9 @@ impl Nft {
         outcome
     }
 
-    fn commit_to(&self, mut batch: Batch, generation: Option<u32>) -> Result<()> {
+    /// Makes all changes, or none of them if there was another change since this
+    /// [generation](super::read::Look::generation): `ERESTART`. After 0 there may have been any.
+    pub fn commit_at(&self, mut batch: Batch, generation: u32) -> Result<()> {
         // Every repetition but one leaves out at least one change.
         while !batch.changes.is_empty() {
             let refusals = match self.attempt(&batch.changes, generation) {
@@ -86,11 +82,7 @@ impl Nft {
     }
 
     /// Sends the batch in one piece; `None` is success.
-    fn attempt(
-        &self,
-        changes: &[Change],
-        generation: Option<u32>,
-    ) -> Result<Option<Refusals>, Failure> {
+    fn attempt(&self, changes: &[Change], generation: u32) -> Result<Option<Refusals>, Failure> {
         let count = u32::try_from(changes.len()).map_err(|_| Errno::E2BIG)?;
         let socket = &self.socket.socket;
         let first = socket.sequence(count.saturating_add(2));
@@ -119,13 +111,13 @@ impl Nft {
 
     /// The batch as one datagram. Only the last change is acknowledged: that it worked says that
     /// all did, and thousands of acknowledgements would not fit in the socket's buffer.
-    fn envelope(&self, changes: &[Change], first: u32, generation: Option<u32>) -> Vec<u8> {
+    fn envelope(&self, changes: &[Change], first: u32, generation: u32) -> Vec<u8> {
         let mut wire = Vec::new();
         let (flags, resource) = (NLM_F_REQUEST, NFNL_SUBSYS_NFTABLES);
         let edge = |kind, sequence| Header { kind, flags, sequence, family: 0, resource };
         let mut begin = Attributes::new();
-        if let Some(id) = generation {
-            begin.be32(NFNL_BATCH_GENID, id);
+        if generation != 0 {
+            begin.be32(NFNL_BATCH_GENID, generation);
         }
         edge(NFNL_MSG_BATCH_BEGIN, first).write(&begin.into_bytes(), &mut wire);
         let mut sequence = first;

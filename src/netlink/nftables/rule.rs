@@ -7,7 +7,6 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::super::Mac;
 use super::super::attribute::Attributes;
 use super::expr::{Field, Register, Verdict, compare, expression, load, register, write_value};
 use super::object::{DataType, Family, Set};
@@ -129,24 +128,9 @@ impl Rule {
         self.prefix(DADDR, net, NFT_CMP_NEQ)
     }
 
-    /// `iifname "name"`
-    pub fn iifname(self, name: &str) -> Rule {
-        self.eq(Field::Iifname, name)
-    }
-
-    /// `ether saddr mac`
-    pub fn ether_saddr(self, mac: Mac) -> Rule {
-        self.eq(Field::EtherSaddr, mac)
-    }
-
-    /// `meta l4proto proto`
-    pub fn l4proto(self, proto: L4) -> Rule {
-        self.eq(Field::L4proto, proto)
-    }
-
     /// `tcp dport port`
     pub fn dport(self, proto: L4, port: u16) -> Rule {
-        self.l4proto(proto).eq(Field::Dport, port)
+        self.eq(Field::L4proto, proto).eq(Field::Dport, port)
     }
 
     /// `ct state a,b`

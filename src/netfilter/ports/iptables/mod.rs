@@ -75,7 +75,7 @@ pub fn add(forward: &Forward<'_>, options: &Options<'_>) -> Result<Option<Taken>
         };
         let made = Iptables::require(family).and_then(|tables| {
             let expect = || expected_table(&tables, wanted, witness.as_deref());
-            tables.add_expected(NAT, expect, plan)
+            tables.add_expected(NAT, expect, &plan)
         });
         if let Err(error) = made {
             for earlier in &forward.targets[..at] {
@@ -136,7 +136,7 @@ fn fill(table: &mut Table, wanted: Wanted<'_>, chain: &str) {
 
 fn take_back(family: Family, owner: Owner<'_>) {
     let undone = Iptables::require(family).and_then(|tables| {
-        tables.update(NAT, |table| {
+        tables.update(NAT, &|table| {
             table.uproot_chain(&chain_of(table, owner));
         })
     });
@@ -265,7 +265,7 @@ pub fn del(
         let expected = expected.unwrap_or_else(|| Table::empty(NAT));
         for programs in found {
             let served = RefCell::default();
-            programs.delete_expected(&expected, |table| {
+            programs.delete_expected(&expected, &|table| {
                 served.replace(plan_del(table, owner));
             })?;
             servers.extend(served.into_inner());
@@ -356,19 +356,14 @@ fn missing(
 
 /// Deletes the chains of a network whose attachments are not among `valid`.
 pub fn collect(filter: &PacketFilter, network: &str, valid: &[Owner<'_>]) -> Result<()> {
-    filter.delete_with_iptables(
-        NAT,
-        &[TOP],
-        |_| Table::empty(NAT),
-        |table, _| {
-            for (chain, comment) in stale(table, network, valid) {
-                remove_chain(table, &chain, &comment);
-            }
-            for entry in &entries() {
-                table.leave_one(entry);
-            }
-        },
-    )
+    filter.delete_with_iptables(NAT, &[TOP], &|_| Table::empty(NAT), &|table, _| {
+        for (chain, comment) in stale(table, network, valid) {
+            remove_chain(table, &chain, &comment);
+        }
+        for entry in &entries() {
+            table.leave_one(entry);
+        }
+    })
 }
 
 /// The stale chains and the comments of the entries that lead there.
@@ -404,7 +399,7 @@ pub(in crate::netfilter) fn join_interfaces(filter: &PacketFilter) -> Result<Han
         }
         for program in programs {
             let before = count.get();
-            program.update(NAT, |table| {
+            program.update(NAT, &|table| {
                 count.set(before + join(table));
             })?;
         }

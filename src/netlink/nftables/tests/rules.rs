@@ -33,10 +33,13 @@ fn conditions() {
         (new().daddr_in("ff00::/8".parse().unwrap()).ret(), "ip6 daddr ff00::/8 return"),
         (new().dport(L4::Tcp, 80).accept(), "tcp dport 80 accept"),
         (
-            new().iifname("eth0").eq(Field::Oifname, "x").jump("regular"),
+            new().eq(Field::Iifname, "eth0").eq(Field::Oifname, "x").jump("regular"),
             "iifname \"eth0\" oifname \"x\" jump regular",
         ),
-        (new().ether_saddr(mac).goto("regular"), "ether saddr 02:00:00:00:00:01 goto regular"),
+        (
+            new().eq(Field::EtherSaddr, mac).goto("regular"),
+            "ether saddr 02:00:00:00:00:01 goto regular",
+        ),
         (
             new().ct_state(&[CtState::Established, CtState::Related]).accept(),
             "ct state established,related accept",
@@ -54,7 +57,7 @@ fn statements() {
     let new = Rule::new;
     shown(&[
         (new().accept().comment("net: pods, id: c1"), "accept comment \"net: pods, id: c1\""),
-        (new().l4proto(L4::Sctp).drop(), "meta l4proto sctp drop"),
+        (new().eq(Field::L4proto, L4::Sctp).drop(), "meta l4proto sctp drop"),
     ]);
 }
 
@@ -71,8 +74,8 @@ fn translations() {
             .add(six)
             .add_element(&six.element((L4::Udp, 53)).to((ip("fd00::5"), 5353)).comment("dns"));
         batch.append_rule(PRE, &Rule::new().dnat_by(&key[1..], six));
-        batch.append_rule(PRE, &Rule::new().l4proto(L4::Udp).dnat(ip("10.0.0.1"), 53));
-        batch.append_rule(PRE, &Rule::new().l4proto(L4::Tcp).dnat(ip("fd00::1"), 80));
+        batch.append_rule(PRE, &Rule::new().eq(Field::L4proto, L4::Udp).dnat(ip("10.0.0.1"), 53));
+        batch.append_rule(PRE, &Rule::new().eq(Field::L4proto, L4::Tcp).dnat(ip("fd00::1"), 80));
         let net = "10.1.0.0/16".parse().unwrap();
         let masquerade = Rule::new().saddr(ip("10.1.0.5")).daddr_not_in(net).masquerade();
         batch.append_rule(POST, &masquerade);
@@ -98,8 +101,11 @@ fn a_bridge_checks_source_addresses() {
     let (own, mac) = (table.chain("own"), crate::netlink::Mac([2, 0, 0, 0, 0, 1]));
     let batch = one(|batch| {
         batch.ensure(table).ensure(pre).ensure(own);
-        batch.append_rule(pre, &Rule::new().iifname("veth1").jump("own").comment("check"));
-        batch.append_rule(own, &Rule::new().ether_saddr(mac).ret());
+        batch.append_rule(
+            pre,
+            &Rule::new().eq(Field::Iifname, "veth1").jump("own").comment("check"),
+        );
+        batch.append_rule(own, &Rule::new().eq(Field::EtherSaddr, mac).ret());
         batch.append_rule(own, &Rule::new().saddr(ip("10.0.0.1")).ret());
         batch.append_rule(own, &Rule::new().drop());
     });
