@@ -100,7 +100,7 @@ impl Backend {
             Backend::Nftables => filter.require_nf_tables(),
             Backend::Iptables => Iptables::require(Family::V4).and_then(|programs| {
                 // A chain that iptables cannot print is no obstacle: the probe tells.
-                if programs.can_list() || probe() {
+                if programs.list("filter", "INPUT").is_some() || probe() {
                     return Ok(());
                 }
                 Err(Error::internal("iptables is installed but does not work")

@@ -114,8 +114,8 @@ pub fn check(filter: &PacketFilter, owner: Owner<'_>, port: &Port) -> Result<()>
     for wanted in port.elements(owner) {
         complete = complete && nft.element(&wanted)?.as_ref() == Some(&wanted);
     }
-    let reference = format!("macspoofchk-{}-{}", owner.id, owner.ifname);
-    let is_theirs = |comment: Option<&str>| comment == Some(&reference);
+    let [.., theirs] = reference_names(&format!("{}-{}", owner.id, owner.ifname));
+    let is_theirs = |comment: Option<&str>| comment == Some(&theirs);
     if complete || !nft.rules_of(REFERENCE.chain("PREROUTING"), &is_theirs)?.is_empty() {
         return Ok(());
     }
@@ -145,14 +145,18 @@ fn del_own(nft: &Nft, owner: Owner<'_>, ports: &[Port]) -> Result<()> {
     Ok(nft.commit(layout().deletion(nft, &found)?)?)
 }
 
+/// The reference's two chains for an attachment, and the comment of its rules.
+fn reference_names(id: &str) -> [String; 3] {
+    let port = format!("cni-br-iface-{id}");
+    [port.clone(), format!("{port}-mac"), format!("macspoofchk-{id}")]
+}
+
 /// The reference's chains, which say neither network nor host's end.
 fn del_reference(nft: &Nft, owner: Owner<'_>) -> Result<()> {
-    let id = format!("{}-{}", owner.id, owner.ifname);
-    let (port, mac) = (format!("cni-br-iface-{id}"), format!("cni-br-iface-{id}-mac"));
+    let [port, mac, own] = reference_names(&format!("{}-{}", owner.id, owner.ifname));
     if !nft.has(REFERENCE.chain(&port))? {
         return Ok(());
     }
-    let own = format!("macspoofchk-{id}");
     let is_own = |comment: Option<&str>| comment == Some(&own);
     let mut batch = Batch::new();
     batch.del_rules(REFERENCE, &nft.rules_of(REFERENCE.chain("PREROUTING"), &is_own)?);
@@ -186,10 +190,9 @@ fn reference_port(element: &Element) -> Option<(String, Port)> {
 }
 
 fn make_reference(batch: &mut Batch, id: &str, port: &Port) {
-    let (iface, mac) = (format!("cni-br-iface-{id}"), format!("cni-br-iface-{id}-mac"));
+    let [iface, mac, comment] = reference_names(id);
     let prerouting = REFERENCE.chain("PREROUTING").filter(Hook::Prerouting, RAW);
     let (iface, mac) = (REFERENCE.chain(&iface), REFERENCE.chain(&mac));
-    let comment = format!("macspoofchk-{id}");
     batch.ensure(REFERENCE).ensure(prerouting).ensure(mac).ensure(iface);
     batch.flush_chain(mac).flush_chain(iface);
     let rules = [

@@ -140,14 +140,15 @@ pub struct Ingress<'a> {
 /// Rewrites our tables of `nf_tables` into iptables rules, the only ones that the reference has;
 /// how many addresses and bridges that were. Without iptables everything stays.
 pub(super) fn hand_over(filter: &PacketFilter) -> Result<HandedOver> {
+    let mut handed = HandedOver::default();
     if let Some(nft) = filter.nft_if_present()? {
         let content = nft::content(nft)?;
         reference::make_ownerless(&content)?;
         nft::clear(nft)?;
-        reference::forget_owners(filter)?;
-        return Ok(HandedOver::all(content.ips.len() + content.bridges.len()));
+        handed.objects = content.ips.len() + content.bridges.len();
     }
-    reference::forget_owners(filter).map(|()| HandedOver::default())
+    reference::forget_owners(filter)?;
+    Ok(handed)
 }
 
 /// An object that CHECK did not find.

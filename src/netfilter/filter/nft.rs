@@ -39,7 +39,8 @@ use crate::netfilter::layout::{self, Change, Layout};
 use crate::netfilter::names::{Owner, network_hash, network_label, stale};
 use crate::netlink;
 use crate::netlink::nftables::{
-    Batch, Chain, CtState, Element, FILTER, Family, Field, Hook, Nft, Rule, Set, Table, Type, Value,
+    Batch, CT_STATE_ANSWERS, Chain, Element, FILTER, Family, Field, Hook, Nft, Rule, Set, Table,
+    Type, Value,
 };
 
 const TABLE: Table<'_> = Table::inet("cnibox_firewall").comment("cnibox: plugin firewall");
@@ -189,7 +190,7 @@ fn layout() -> Layout {
         .jump(ISOLATION.name);
     let admin = Rule::new().jump(ADMIN.name);
     let answers = |field, set| {
-        let rule = Rule::new().ct_state(&[CtState::Established, CtState::Related]);
+        let rule = Rule::new().any_of(Field::CtState, CT_STATE_ANSWERS);
         rule.in_set(&[field], set).accept()
     };
     let from = |field, set| Rule::new().in_set(&[field], set).accept();

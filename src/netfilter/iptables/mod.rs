@@ -108,11 +108,6 @@ impl Iptables {
         Ok(Table::parse(name, &text))
     }
 
-    /// For STATUS: whether the kernel's rules can be listed.
-    pub fn can_list(&self) -> bool {
-        self.list("filter", "INPUT").is_some()
-    }
-
     /// The lines of a built-in chain, its policy among them; `None` if it cannot be listed. The crate tells no
     /// failure, so that the line with the policy has to be there.
     pub fn list(&self, table: &str, chain: &str) -> Option<Vec<String>> {

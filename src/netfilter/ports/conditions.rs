@@ -117,27 +117,22 @@ fn alternatives(
         if value == "{" {
             values = tokens.by_ref().take_while(|token| *token != "}").collect();
         }
-        let parsed: Result<Vec<_>, _> =
-            values.into_iter().map(|value| condition(family, field, not, value)).collect();
-        let parsed = parsed?;
-        let times = if not { 1 } else { parsed.len() };
-        if all.len().max(1).saturating_mul(times) > most {
+        let parse = |value| condition(family, field, not, value);
+        let more: Vec<Condition> = values.into_iter().map(parse).collect::<Result<_, _>>()?;
+        // One of a list is to hold; where they exclude, all.
+        let choices: Vec<_> = if not { vec![&*more] } else { more.chunks(1).collect() };
+        if all.is_empty() {
+            all.push(Vec::new());
+        }
+        if all.len().saturating_mul(choices.len()) > most {
             return Err(Refusal::TooMany);
         }
-        all = multiplied(all, &parsed, not);
+        let beside = |known: &Vec<Condition>| -> Vec<_> {
+            choices.iter().map(|more| [known, *more].concat()).collect()
+        };
+        all = all.iter().flat_map(beside).collect();
     }
     Ok(all)
-}
-
-/// All alternatives with what is to hold beside them: one of `more`, or all where they exclude.
-fn multiplied(all: Vec<Vec<Condition>>, more: &[Condition], not: bool) -> Vec<Vec<Condition>> {
-    let all = if all.is_empty() { vec![Vec::new()] } else { all };
-    let each: Vec<&[Condition]> =
-        if not { vec![more] } else { more.iter().map(std::slice::from_ref).collect() };
-    let beside = |known: &Vec<Condition>| {
-        each.iter().map(|more| [known.as_slice(), more].concat()).collect::<Vec<_>>()
-    };
-    all.iter().flat_map(beside).collect()
 }
 
 fn condition(family: Family, field: &str, not: bool, value: &str) -> Result<Condition, Refusal> {

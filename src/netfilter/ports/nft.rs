@@ -15,7 +15,7 @@ use crate::netfilter::layout::{self as tables, Change};
 use crate::netfilter::names::{Owner, identity, stale};
 use crate::netlink;
 use crate::netlink::nftables::{
-    Batch, ByComment, Data, Element, Key, L4, Nft, Rule, RuleInfo, Value, Verdict,
+    ByComment, Data, Element, Key, L4, Nft, Rule, RuleInfo, Value, Verdict,
 };
 
 /// How much of each half of an instance's hash fits a name.
@@ -189,61 +189,60 @@ struct Deleted {
     rules: Vec<RuleInfo>,
 }
 
-impl Deleted {
-    /// Everything whose comment `which` is true of.
-    fn all(nft: &Nft, which: ByComment<'_>) -> netlink::Result<Deleted> {
-        let rules = nft.rules_of(CONDITIONAL, which)?;
-        Ok(Deleted { elements: all_of(nft, which)?, rules })
-    }
+/// Everything whose comment `which` is true of.
+fn all(nft: &Nft, which: ByComment<'_>) -> netlink::Result<Deleted> {
+    Ok(Deleted { elements: all_of(nft, which)?, rules: nft.rules_of(CONDITIONAL, which)? })
+}
 
-    /// The attachment's elements by the keys of these mappings and addresses, if those are all that it
-    /// has; nothing if it has nothing.
-    fn by_key(
-        nft: &Nft,
-        owner: Owner<'_>,
-        mappings: &[Mapping],
-        addrs: &[IpAddr],
-    ) -> netlink::Result<Option<Deleted>> {
-        let mut asked = vec![attachment(owner), ATTACHMENTS.sentinel()];
-        for family in Family::BOTH {
-            let of_family = mappings.iter().filter(|mapping| mapping.is_of(family));
-            asked.extend(of_family.map(|mapping| place(mapping, family)));
-        }
-        asked.extend(addrs.iter().copied().map(mapped));
-        let owns = owner.matcher();
-        let own = |found: Vec<Option<Element>>| -> Vec<Element> {
-            let found = found.into_iter().flatten();
-            found.filter(|element| owns(element.comment.as_deref())).collect()
-        };
-        let found = nft.elements(&asked)?;
-        let [first, sentinel, ..] = found.as_slice() else { return Ok(None) };
-        let Some(count) = first.as_ref().and_then(|first| first.data.clone()) else {
-            // Where the map was flushed, there may be something all the same.
-            let nothing = sentinel.is_some() || !nft.has(TABLE)?;
-            return Ok(nothing.then(Deleted::default));
-        };
-        let mut elements = own(found);
-        let mut more: BTreeSet<IpAddr> = elements.iter().filter_map(addr).collect();
-        more.retain(|addr| !addrs.contains(addr));
-        let more: Vec<_> = more.into_iter().map(mapped).collect();
-        elements.extend(own(nft.elements(&more)?));
-        let found = u32::try_from(elements.len() - 1).map(Value::Mark);
-        let all = found.is_ok_and(|found| count == Data::Values(Key(vec![found])));
-        Ok(all.then_some(Deleted { elements, rules: Vec::new() }))
+/// The attachment's elements by the keys of these mappings and addresses, if those are all that it
+/// has; nothing if it has nothing.
+fn all_by_key(
+    nft: &Nft,
+    owner: Owner<'_>,
+    mappings: &[Mapping],
+    addrs: &[IpAddr],
+) -> netlink::Result<Option<Deleted>> {
+    let mut asked = vec![attachment(owner), ATTACHMENTS.sentinel()];
+    for family in Family::BOTH {
+        let of_family = mappings.iter().filter(|mapping| mapping.is_of(family));
+        asked.extend(of_family.map(|mapping| place(mapping, family)));
     }
+    asked.extend(addrs.iter().copied().map(mapped));
+    let owns = owner.matcher();
+    let own = |found: Vec<Option<Element>>| -> Vec<Element> {
+        let found = found.into_iter().flatten();
+        found.filter(|element| owns(element.comment.as_deref())).collect()
+    };
+    let found = nft.elements(&asked)?;
+    let [first, sentinel, ..] = found.as_slice() else { return Ok(None) };
+    let Some(count) = first.as_ref().and_then(|first| first.data.clone()) else {
+        // Where the map was flushed, there may be something all the same.
+        let nothing = sentinel.is_some() || !nft.has(TABLE)?;
+        return Ok(nothing.then(Deleted::default));
+    };
+    let mut elements = own(found);
+    let mut more: BTreeSet<IpAddr> = elements.iter().filter_map(addr).collect();
+    more.retain(|addr| !addrs.contains(addr));
+    let more: Vec<_> = more.into_iter().map(mapped).collect();
+    elements.extend(own(nft.elements(&more)?));
+    let found = u32::try_from(elements.len() - 1).map(Value::Mark);
+    let all = found.is_ok_and(|found| count == Data::Values(Key(vec![found])));
+    Ok(all.then_some(Deleted { elements, rules: Vec::new() }))
+}
 
-    fn batch(&self, nft: &Nft) -> netlink::Result<Batch> {
-        let mut batch = layout::layout().deletion(nft, &self.elements)?;
-        batch.del_rules(TABLE, &self.rules);
-        Ok(batch)
-    }
-
-    /// Where it led UDP to.
-    fn servers(&self) -> BTreeSet<IpAddr> {
+/// Deletes what `find` finds. Returns the addresses that it led UDP to.
+fn delete(nft: &Nft, find: impl Fn(&Nft) -> netlink::Result<Deleted>) -> Result<BTreeSet<IpAddr>> {
+    let mut servers = BTreeSet::new();
+    nft.update(|nft| {
+        let Deleted { elements, rules } = find(nft)?;
         let is_udp = |e: &&Element| port(e).is_some_and(|port| port.2 == L4::Udp);
-        let of_rules = self.rules.iter().filter_map(flows::served_by);
-        self.elements.iter().filter(is_udp).filter_map(addr).chain(of_rules).collect()
-    }
+        let of_rules = rules.iter().filter_map(flows::served_by);
+        servers = elements.iter().filter(is_udp).filter_map(addr).chain(of_rules).collect();
+        let mut batch = layout::layout().deletion(nft, &elements)?;
+        batch.del_rules(TABLE, &rules);
+        Ok(batch)
+    })?;
+    Ok(servers)
 }
 
 /// Deletes the attachment's mappings. Returns the addresses that they led UDP to. With its mappings and
@@ -254,25 +253,15 @@ pub fn del(
     mappings: &[Mapping],
     addrs: &[IpAddr],
 ) -> Result<BTreeSet<IpAddr>> {
-    let mut deleted = Deleted::default();
-    nft.update(|nft| {
-        deleted = match Deleted::by_key(nft, owner, mappings, addrs)? {
-            Some(all) => all,
-            None => Deleted::all(nft, &owner.matcher())?,
-        };
-        deleted.batch(nft)
-    })?;
-    Ok(deleted.servers())
+    delete(nft, |nft| match all_by_key(nft, owner, mappings, addrs)? {
+        Some(all) => Ok(all),
+        None => all(nft, &owner.matcher()),
+    })
 }
 
 /// Deletes the mappings of a network whose attachments are not among `valid`; where they led UDP to.
 pub fn collect(nft: &Nft, network: &str, valid: &[Owner<'_>]) -> Result<BTreeSet<IpAddr>> {
-    let mut deleted = Deleted::default();
-    nft.update(|nft| {
-        deleted = Deleted::all(nft, &stale(network, valid))?;
-        deleted.batch(nft)
-    })?;
-    Ok(deleted.servers())
+    delete(nft, |nft| all(nft, &stale(network, valid)))
 }
 
 /// Verifies that every element is there as ADD made it, and that the chains use them.

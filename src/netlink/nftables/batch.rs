@@ -116,22 +116,24 @@ impl Batch {
 
     /// Adds an element whose key is not there.
     pub fn add_element(&mut self, element: &Element) -> &mut Batch {
-        let what = ("add element", format!("{element} to {}", element.set));
-        let flags = NLM_F_CREATE | NLM_F_EXCL;
-        self.push(NFT_MSG_NEWSETELEM, flags, element.set.table.family, element.write(true), what)
+        self.put_element(element, NLM_F_CREATE | NLM_F_EXCL, "add element", "to")
     }
 
     /// Adds an element if its key is not there; a key with other data is an error, another comment
     /// stays. To replace whatever is there, delete and add in one batch.
     pub fn ensure_element(&mut self, element: &Element) -> &mut Batch {
-        let what = ("ensure element", format!("{element} in {}", element.set));
-        self.push(
-            NFT_MSG_NEWSETELEM,
-            NLM_F_CREATE,
-            element.set.table.family,
-            element.write(true),
-            what,
-        )
+        self.put_element(element, NLM_F_CREATE, "ensure element", "in")
+    }
+
+    fn put_element(
+        &mut self,
+        element: &Element,
+        flags: u16,
+        op: &'static str,
+        to: &str,
+    ) -> &mut Batch {
+        let what = (op, format!("{element} {to} {}", element.set));
+        self.push(NFT_MSG_NEWSETELEM, flags, element.set.table.family, element.write(true), what)
     }
 
     /// Deletes the element with this key.

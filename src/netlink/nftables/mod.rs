@@ -37,7 +37,7 @@ pub use self::element::{Data, Element};
 pub use self::expr::{Field, Verdict};
 pub use self::object::{Chain, DSTNAT, FILTER, Family, Hook, RAW, SRCNAT, Set, Table};
 pub use self::read::{ByComment, DroppingChain, RuleInfo};
-pub use self::rule::{CT_STATUS_DNAT, CtState, Rule};
+pub use self::rule::{CT_STATE_ANSWERS, CT_STATUS_DNAT, Rule};
 use self::uapi::{NFNL_SUBSYS_NFTABLES, NFNLGRP_NFTABLES};
 pub use self::value::{Key, L4, Type, Value};
 use super::error::Result;

@@ -273,11 +273,10 @@ fn be32(attr: Attr<'_>) -> Option<u32> {
 fn dropping_chain(body: &[u8], hook: Hook) -> Option<DroppingChain> {
     let families = [Family::Inet, Family::Ip, Family::Ip6];
     let family = families.into_iter().find(|family| body.first() == Some(&(*family as u8)))?;
-    let number =
-        attrs(find(body, NFTA_CHAIN_HOOK)?.value).find(|attr| attr.kind == NFTA_HOOK_HOOKNUM)?;
+    let number = be32(part(find(body, NFTA_CHAIN_HOOK)?, NFTA_HOOK_HOOKNUM)?)?;
     let policy = be32(find(body, NFTA_CHAIN_POLICY)?)?;
     let text = |kind| find(body, kind).map(Attr::text);
-    (be32(number)? == hook as u32 && policy == NF_DROP as u32).then_some(DroppingChain {
+    (number == hook as u32 && policy == NF_DROP as u32).then_some(DroppingChain {
         family,
         table: text(NFTA_TABLE_NAME)?,
         name: text(NFTA_CHAIN_NAME)?,

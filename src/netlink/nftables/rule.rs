@@ -14,14 +14,8 @@ use super::object::{DataType, Family, Set};
 use super::uapi::*;
 use super::value::{L4, Type, Value};
 
-/// A state of connection tracking, as a bit of `ct state`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CtState {
-    /// `established`
-    Established = 2,
-    /// `related`
-    Related = 4,
-}
+/// `ct state established,related`
+pub const CT_STATE_ANSWERS: u32 = 2 | 4;
 
 /// `ct status dnat`: the destination of the connection was translated.
 pub const CT_STATUS_DNAT: u32 = 0x20;
@@ -131,12 +125,6 @@ impl Rule {
     /// `tcp dport port`
     pub fn dport(self, proto: L4, port: u16) -> Rule {
         self.eq(Field::L4proto, proto).eq(Field::Dport, port)
-    }
-
-    /// `ct state a,b`
-    pub fn ct_state(self, states: &[CtState]) -> Rule {
-        let bits = states.iter().fold(0, |bits, state| bits | *state as u32);
-        self.any_of(Field::CtState, bits)
     }
 
     /// `fib daddr type local`

@@ -141,12 +141,8 @@ impl L4 {
 
 impl From<u8> for L4 {
     fn from(number: u8) -> L4 {
-        match number {
-            6 => L4::Tcp,
-            17 => L4::Udp,
-            132 => L4::Sctp,
-            other => L4::Other(other),
-        }
+        let named = [L4::Tcp, L4::Udp, L4::Sctp].into_iter().find(|l4| l4.number() == number);
+        named.unwrap_or(L4::Other(number))
     }
 }
 

@@ -41,7 +41,7 @@ fn conditions() {
             "ether saddr 02:00:00:00:00:01 goto regular",
         ),
         (
-            new().ct_state(&[CtState::Established, CtState::Related]).accept(),
+            new().any_of(Field::CtState, CT_STATE_ANSWERS).accept(),
             "ct state established,related accept",
         ),
         (new().any_of(Field::CtStatus, CT_STATUS_DNAT).accept(), "ct status dnat accept"),
