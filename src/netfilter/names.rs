@@ -4,11 +4,11 @@
 use std::collections::HashSet;
 
 pub use crate::attachment::{Owner, hash, network_hash};
+use crate::netlink::nftables::cut;
 
 /// Length of a chain's name: iptables allows 28 characters.
 const CHAIN: usize = 28;
-/// Length of a comment: nft allows 128 characters.
-const COMMENT: usize = 128;
+
 impl Owner<'_> {
     /// The iptables chain of this container and network, `CNI-` and a prefix such as `DN-`.
     pub fn chain(&self, prefix: &str) -> String {
@@ -25,14 +25,14 @@ impl Owner<'_> {
     /// The comment of this attachment's rules in the reference's nftables layout.
     pub fn comment(&self) -> String {
         let [network, ifname, id] = self.plain();
-        cut(format!("{}, net: {network}, if: {ifname}, id: {id}", self.instance()))
+        cut(&format!("{}, net: {network}, if: {ifname}, id: {id}", self.instance())).to_owned()
     }
 
     /// The comment of this attachment's objects in our own layouts: as [`Owner::comment`], but it
     /// loses the network's name before the container's id, which [`identity`] reads back.
     pub fn label(&self) -> String {
         let [network, ifname, id] = self.plain();
-        cut(format!("{}, id: {id}, if: {ifname}, net: {network}", self.instance()))
+        cut(&format!("{}, id: {id}, if: {ifname}, net: {network}", self.instance())).to_owned()
     }
 
     fn plain(&self) -> [String; 3] {
@@ -61,14 +61,7 @@ impl Owner<'_> {
 
 /// The comment of what all attachments of a network share.
 pub fn network_label(network: &str) -> String {
-    cut(format!("{}, net: {network}", network_hash(network)))
-}
-
-/// As much as nft allows a comment to be.
-fn cut(mut text: String) -> String {
-    let end = (0..=text.len().min(COMMENT)).rev().find(|at| text.is_char_boundary(*at));
-    text.truncate(end.unwrap_or(0));
-    text
+    cut(&format!("{}, net: {network}", network_hash(network))).to_owned()
 }
 
 /// The container's id that a [label](Owner::label) tells; `None` if it had no room.
@@ -134,7 +127,7 @@ mod tests {
         let id = "x".repeat(200);
         let owner = Owner { network: "n", ifname: "eth0", id: &id };
         for text in [owner.comment(), owner.label()] {
-            assert_eq!(text.len(), COMMENT);
+            assert_eq!(text.len(), 128);
             assert!(owner.owns(Some(&text)));
         }
         assert_eq!(identity(&owner.label()), None);

@@ -126,14 +126,7 @@ fn quoted(word: &str) -> String {
     if !word.is_empty() && word.chars().all(plain) {
         return word.to_owned();
     }
-    let mut text = String::from("\"");
-    for c in word.chars() {
-        if matches!(c, '"' | '\\') {
-            text.push('\\');
-        }
-        text.push(c);
-    }
-    text + "\""
+    format!("\"{}\"", word.replace('\\', "\\\\").replace('"', "\\\""))
 }
 
 /// The words of a line of iptables-save.

@@ -268,12 +268,10 @@ impl<'n> Change<'n> {
                 }
             }
         }
-        let mut present = HashSet::new();
         let sets = self.views.iter().filter(|view| view.is_there).flat_map(|v| &v.layout.sets);
-        for set in sets.filter(|set| self.is_flushed(**set)) {
-            let elements = self.nft.dump_elements(*set)?.into_iter();
-            present.extend(elements.map(|element| (*set, element.key)));
-        }
+        let flushed: Vec<_> = sets.copied().filter(|set| self.is_flushed(*set)).collect();
+        let present = self.nft.find(&flushed, &[])?.into_iter();
+        let present = present.map(|element| (element.set, element.key));
         self.taken.get_or_insert_default().extend(present);
         for feature in features {
             (feature.restore)(self);

@@ -102,13 +102,9 @@ pub(super) fn read(
     handed: &mut HandedOver,
 ) -> netlink::Result<Vec<Mapped>> {
     let sets = Sets::of(family);
-    let mut all = Vec::new();
-    for set in [sets.host, sets.any, sets.mapped] {
-        all.extend(nft.dump_elements(set)?);
-    }
     let mut rules = Vec::new();
-    for element in &all {
-        let made = rules_of(element);
+    for element in nft.find(&[sets.host, sets.any, sets.mapped], &[])? {
+        let made = rules_of(&element);
         handed.nameless += usize::from(made.is_empty());
         rules.extend(made);
     }

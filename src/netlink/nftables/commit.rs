@@ -161,18 +161,12 @@ impl Refusals {
 
     /// Whether a message was refused that older kernels do not know.
     fn are_of_destroying(&self, changes: &[Change]) -> bool {
-        self.each.iter().any(|(at, failure)| {
-            let destroying = changes.get(*at).is_some_and(|change| change.destroy.is_some());
-            destroying && failure.errno == Errno::EINVAL
-        })
+        self.each.iter().any(|refusal| is_deletion(changes, refusal, Errno::EINVAL))
     }
 
     /// The changes that were to delete what is not there, if there is no other trouble.
     fn unnecessary(&self, changes: &[Change]) -> Vec<usize> {
-        let absent = |(at, failure): &(usize, Failure)| {
-            let tolerant = changes.get(*at).is_some_and(|c| c.destroy.is_some());
-            tolerant && failure.errno == Errno::ENOENT
-        };
+        let absent = |refusal: &_| is_deletion(changes, refusal, Errno::ENOENT);
         if self.whole.is_some() || !self.each.iter().all(absent) {
             return Vec::new();
         }
@@ -182,10 +176,10 @@ impl Refusals {
     /// The first change that failed for a reason of its own: the kernel goes on after a failure,
     /// and what depends on the failed change fails too.
     fn explain(self, changes: &[Change]) -> Error {
-        let real = self.each.into_iter().find_map(|(at, failure)| {
-            let change = changes.get(at)?;
-            let absent = change.destroy.is_some() && failure.errno == Errno::ENOENT;
-            (!absent).then_some((change, failure))
+        let mut each = self.each.into_iter();
+        let real = each.find_map(|refusal| {
+            let change = changes.get(refusal.0)?;
+            (!is_deletion(changes, &refusal, Errno::ENOENT)).then_some((change, refusal.1))
         });
         let Some((change, mut failure)) = real else {
             return whole(self.whole.unwrap_or(Errno::ENOBUFS.into()));
@@ -196,6 +190,11 @@ impl Refusals {
         }
         failure.doing(change.op, || change.target.clone())
     }
+}
+
+/// Whether a change of what may be absent was refused for this reason.
+fn is_deletion(changes: &[Change], (at, failure): &(usize, Failure), errno: Errno) -> bool {
+    changes.get(*at).is_some_and(|change| change.destroy.is_some()) && failure.errno == errno
 }
 
 fn whole(failure: Failure) -> Error {

@@ -39,6 +39,7 @@ pub use self::object::{Chain, DSTNAT, FILTER, Family, Hook, RAW, SRCNAT, Set, Ta
 pub use self::read::{ByComment, DroppingChain, RuleInfo};
 pub use self::rule::{CT_STATE_ANSWERS, CT_STATUS_DNAT, Rule};
 use self::uapi::{NFNL_SUBSYS_NFTABLES, NFNLGRP_NFTABLES};
+pub use self::userdata::cut;
 pub use self::value::{Key, L4, Type, Value};
 use super::error::Result;
 use super::netfilter::NfSocket;

@@ -74,9 +74,8 @@ impl<'a> Table<'a> {
     }
 
     /// With a comment, where the kernel (5.10) keeps one.
-    pub const fn comment(mut self, text: &'a str) -> Table<'a> {
-        self.comment = Some(text);
-        self
+    pub const fn comment(self, text: &'a str) -> Table<'a> {
+        Table { comment: Some(text), ..self }
     }
 
     /// The chain `name` of this table; regular unless it is made a base chain.
@@ -137,23 +136,17 @@ pub struct Chain<'a> {
 impl<'a> Chain<'a> {
     /// `type filter hook .. priority ..`
     pub const fn filter(self, hook: Hook, priority: i32) -> Chain<'a> {
-        self.base("filter", hook, priority)
+        Chain { base: Some(Base { kind: "filter", hook, priority }), ..self }
     }
 
     /// `type nat hook .. priority ..`
     pub const fn nat(self, hook: Hook, priority: i32) -> Chain<'a> {
-        self.base("nat", hook, priority)
-    }
-
-    const fn base(mut self, kind: &'static str, hook: Hook, priority: i32) -> Chain<'a> {
-        self.base = Some(Base { kind, hook, priority });
-        self
+        Chain { base: Some(Base { kind: "nat", hook, priority }), ..self }
     }
 
     /// With a comment, where the kernel (5.10) keeps one.
-    pub const fn comment(mut self, text: &'a str) -> Chain<'a> {
-        self.comment = Some(text);
-        self
+    pub const fn comment(self, text: &'a str) -> Chain<'a> {
+        Chain { comment: Some(text), ..self }
     }
 }
 

@@ -16,10 +16,15 @@ fn write(kind: u8, value: &[u8], list: &mut Vec<u8>) {
     list.extend_from_slice(value);
 }
 
+/// As much of a comment as nft allows.
+pub fn cut(text: &str) -> &str {
+    let end = (0..=text.len().min(LONGEST)).rev().find(|at| text.is_char_boundary(*at));
+    &text[..end.unwrap_or(0)]
+}
+
 /// A comment.
 pub(super) fn comment(text: &str) -> Vec<u8> {
-    let end = (0..=text.len().min(LONGEST)).rev().find(|at| text.is_char_boundary(*at));
-    let value = [&text.as_bytes()[..end.unwrap_or(0)], &[0]].concat();
+    let value = [cut(text).as_bytes(), &[0]].concat();
     let mut list = Vec::new();
     write(COMMENT, &value, &mut list);
     list
