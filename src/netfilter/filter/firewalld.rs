@@ -155,12 +155,11 @@ impl<'a> Zone<'a> {
         for kept in all {
             let Record { zone, ips } = &kept.content;
             for ip in ips {
-                match self.change("addSource", zone, *ip) {
-                    Err(e) if !e.to_string().contains("ZONE_ALREADY_SET") => {
-                        let (source, cause) = (host_net(*ip), io_text(&e));
-                        log::warn(format_args!("restore source {source} in zone {zone}: {cause}"));
-                    }
-                    _ => {}
+                if let Err(e) = self.change("addSource", zone, *ip)
+                    && !e.to_string().contains("ZONE_ALREADY_SET")
+                {
+                    let (source, cause) = (host_net(*ip), io_text(&e));
+                    log::warn(format_args!("restore source {source} in zone {zone}: {cause}"));
                 }
             }
             // A DEL that ended meanwhile has removed the record first.

@@ -19,7 +19,7 @@ pub mod reference;
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
@@ -246,12 +246,11 @@ struct HostPort(Option<IpAddr>, u16, L4);
 
 impl fmt::Display for HostPort {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            Some(IpAddr::V6(addr)) => write!(f, "[{addr}]:")?,
-            Some(addr) => write!(f, "{addr}:")?,
-            None => {}
+        let HostPort(addr, port, proto) = *self;
+        match addr {
+            Some(addr) => write!(f, "{}/{proto}", SocketAddr::new(addr, port)),
+            None => write!(f, "{port}/{proto}"),
         }
-        write!(f, "{}/{}", self.1, self.2)
     }
 }
 

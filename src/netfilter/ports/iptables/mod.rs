@@ -136,9 +136,7 @@ fn fill(table: &mut Table, wanted: Wanted<'_>, chain: &str) {
 
 fn take_back(family: Family, owner: Owner<'_>) {
     let undone = Iptables::require(family).and_then(|tables| {
-        tables.update(NAT, &|table| {
-            table.uproot_chain(&chain_of(table, owner));
-        })
+        tables.update(NAT, &|table| table.uproot_chain(&chain_of(table, owner)))
     });
     if let Err(error) = undone {
         log::warn(format_args!("take back port mappings: {error}"));
@@ -399,9 +397,7 @@ pub(in crate::netfilter) fn join_interfaces(filter: &PacketFilter) -> Result<Han
         }
         for program in programs {
             let before = count.get();
-            program.update(NAT, &|table| {
-                count.set(before + join(table));
-            })?;
+            program.update(NAT, &|table| count.set(before + join(table)))?;
         }
     }
     Ok(HandedOver::all(count.get()))
