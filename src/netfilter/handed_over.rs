@@ -44,10 +44,10 @@ impl fmt::Display for HandedOver {
 pub(super) fn replace_table(
     nft: &Nft,
     table: Table<'_>,
-    make: impl Fn(&Nft, &mut Batch) -> netlink::Result<HandedOver>,
+    make: &dyn Fn(&Nft, &mut Batch) -> netlink::Result<HandedOver>,
 ) -> Result<HandedOver> {
     let mut handed = HandedOver::default();
-    nft.update(|nft| {
+    nft.update(&mut |nft| {
         let mut batch = Batch::new();
         handed = HandedOver::default();
         if nft.has(table)? {

@@ -62,8 +62,8 @@ impl Layout {
 
     /// Deletes the elements that `find` finds, and no other that has taken the place of one since; with
     /// them the chains of subnets that nothing else leads to.
-    pub fn remove(&self, nft: &Nft, find: impl Fn(&Nft) -> Result<Vec<Element>>) -> Result<()> {
-        nft.update(|nft| self.deletion(nft, &find(nft)?))
+    pub fn remove(&self, nft: &Nft, find: &dyn Fn(&Nft) -> Result<Vec<Element>>) -> Result<()> {
+        nft.update(&mut |nft| self.deletion(nft, &find(nft)?))
     }
 
     /// The deletion of elements, and of the chains of subnets that nothing else leads to.

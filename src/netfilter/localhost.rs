@@ -114,5 +114,5 @@ pub fn damage(filter: &PacketFilter) -> Result<Option<String>> {
 
 /// Deletes the table: the reference plugins leave those addresses open.
 pub(super) fn hand_over(nft: &Nft) -> Result<HandedOver> {
-    replace_table(nft, TABLE, |_, _| Ok(HandedOver::default()))
+    replace_table(nft, TABLE, &|_, _| Ok(HandedOver::default()))
 }

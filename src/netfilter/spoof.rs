@@ -167,7 +167,7 @@ fn del_reference(nft: &Nft, owner: Owner<'_>) -> Result<()> {
 /// Rewrites our layout into the reference's; how many ports that are. Those that are lost are no
 /// longer checked.
 pub(super) fn hand_over(nft: &Nft) -> Result<HandedOver> {
-    replace_table(nft, TABLE, |nft, batch| {
+    replace_table(nft, TABLE, &|nft, batch| {
         let mut handed = HandedOver::default();
         for element in nft.dump_elements(ALLOWED)? {
             match reference_port(&element) {

@@ -277,7 +277,7 @@ pub fn del(nft: &Nft, pod: &Pod<'_>) -> Result<()> {
     }
     // Without a result its ports are found among all.
     let ports: Vec<_> = pod.ports.iter().map(|port| PORTS.element(port.as_str())).collect();
-    Ok(layout().remove(nft, |nft| {
+    Ok(layout().remove(nft, &|nft| {
         let mut found = owned(nft, pod)?;
         found.extend(nft.find_of(&[PORTS], &ports, &pod.owner.matcher())?);
         Ok(found)
@@ -292,7 +292,7 @@ pub fn gc(nft: &Nft, network: &str, valid: &[Owner<'_>]) -> Result<()> {
     }
     let hash = network_hash(network);
     let is_own = |comment: Option<&str>| comment.is_some_and(|text| text.starts_with(&hash));
-    Ok(layout().remove(nft, |nft| {
+    Ok(layout().remove(nft, &|nft| {
         let mut found = nft.find_of(&[PODS[0], PODS[1], PORTS], &[], &stale(network, valid))?;
         if valid.is_empty() {
             found.extend(nft.find_of(&IS_SHARED, &[], &is_own)?);

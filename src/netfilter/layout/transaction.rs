@@ -291,7 +291,7 @@ fn forget_gone(nft: &Nft, records: &[(Kept, String)]) -> Result<()> {
         let is_gone = |comment: Option<&str>| {
             gone.iter().any(|instance| comment.unwrap_or_default().starts_with(*instance))
         };
-        nft.update(|nft| {
+        nft.update(&mut |nft| {
             let mut batch = Batch::new();
             for Layout { table, sets, .. } in layouts() {
                 for element in nft.find_of(&sets, &[], &is_gone)? {

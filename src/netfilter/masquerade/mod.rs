@@ -115,7 +115,7 @@ pub fn gc(filter: &PacketFilter, network: &str, valid: &[Owner<'_>]) -> Result<(
 
 /// Rewrites our layout on `nf_tables` into the reference's; how many addresses that were.
 pub(super) fn hand_over(nft: &Nft) -> Result<HandedOver> {
-    replace_table(nft, nft::TABLE, |nft, batch| {
+    replace_table(nft, nft::TABLE, &|nft, batch| {
         let pods = nft::pods(nft)?;
         if !pods.is_empty() {
             reference::make(nft, batch, &pods)?;

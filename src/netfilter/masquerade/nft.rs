@@ -107,7 +107,7 @@ pub(super) fn del(nft: &Nft, owner: Owner<'_>, addrs: &[IpNet]) -> Result<()> {
     // Between look and deletion the address may get another owner.
     let wanted = elements(owner, addrs);
     let find = |nft: &Nft| nft.find_of(&[PODS4, PODS6], &wanted, &owner.matcher());
-    Ok(layout().remove(nft, find)?)
+    Ok(layout().remove(nft, &find)?)
 }
 
 /// An address that is masqueraded.
@@ -136,7 +136,7 @@ pub(super) fn gc(nft: &Nft, network: &str, valid: &[Owner<'_>]) -> Result<()> {
         return Ok(());
     }
     let is_stale = stale(network, valid);
-    nft.update(|nft| {
+    nft.update(&mut |nft| {
         let (mut batch, mut used) = (Batch::new(), Vec::new());
         for element in nft.find(&[PODS4, PODS6], &[])? {
             if is_stale(element.comment.as_deref()) {

@@ -227,7 +227,7 @@ pub fn del(
 
 /// Rewrites our layout on `nf_tables` into the reference's; how many rules that are.
 pub(super) fn hand_over(nft: &Nft) -> Result<HandedOver> {
-    replace_table(nft, layout::TABLE, |nft, batch| {
+    replace_table(nft, layout::TABLE, &|nft, batch| {
         let mut handed = HandedOver::default();
         for family in Family::BOTH {
             let rules = reference::read(nft, family, &mut handed)?;

@@ -233,7 +233,7 @@ fn all_by_key(
 /// Deletes what `find` finds. Returns the addresses that it led UDP to.
 fn delete(nft: &Nft, find: impl Fn(&Nft) -> netlink::Result<Deleted>) -> Result<BTreeSet<IpAddr>> {
     let mut servers = BTreeSet::new();
-    nft.update(|nft| {
+    nft.update(&mut |nft| {
         let Deleted { elements, rules } = find(nft)?;
         let is_udp = |e: &&Element| port(e).is_some_and(|port| port.2 == L4::Udp);
         let of_rules = rules.iter().filter_map(flows::served_by);

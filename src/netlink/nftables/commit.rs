@@ -42,7 +42,7 @@ impl Nft {
 
     /// Makes the changes that `plan` finds to be necessary, provided no process changed anything
     /// since it looked; else it looks again.
-    pub fn update(&self, mut plan: impl FnMut(&Nft) -> Result<Batch>) -> Result<()> {
+    pub fn update(&self, plan: &mut dyn FnMut(&Nft) -> Result<Batch>) -> Result<()> {
         let mut outcome = Ok(());
         for _ in 0..ATTEMPTS {
             let generation = self.generation()?;

@@ -263,7 +263,7 @@ fn sixteen_at_once_need_no_lock() {
                     batch.flush_chain(POST).append_rule(POST, &Rule::new().masquerade());
                     batch.add_element(&PODS.element(IpAddr::from([10, 0, worker, round])));
                     nft.commit(batch).unwrap();
-                    let update = |nft: &Nft| {
+                    let mut update = |nft: &Nft| {
                         let rules = nft.dump_rules(REGULAR)?;
                         let mut batch = Batch::new();
                         if let Some(last) = rules.last().filter(|_| rules.len() > 3) {
@@ -272,7 +272,7 @@ fn sixteen_at_once_need_no_lock() {
                         batch.append_rule(REGULAR, &Rule::new().accept());
                         Ok(batch)
                     };
-                    nft.update(update).unwrap();
+                    nft.update(&mut update).unwrap();
                 }
             });
         }
