@@ -1,10 +1,9 @@
 //! Network namespaces: opening them, and running code in them.
 //!
-//! This is the only place that calls setns(2) or unshare(2). [`Netns::run`] takes the calling thread
-//! there and back, whatever the code in the namespace does. A thread that cannot come back may still
-//! use the descriptors that it opened on the host, for the roll-back, but opening files, writing parameters and
-//! starting programs are refused ([`at_home`]). Starting a thread instead, as [`Netns::visit`] does, costs a
-//! tenth of an ADD.
+//! Only this file calls setns(2) and unshare(2). [`Netns::run`] moves the calling thread into the namespace and back,
+//! also after a panic. A thread that cannot return may still use the descriptors that it opened on the host, for the
+//! rollback, but opening files, writing parameters and starting programs are refused ([`at_home`]). Starting a thread
+//! instead, as [`Netns::visit`] does, costs a tenth of an ADD.
 
 pub mod holders;
 
@@ -25,11 +24,10 @@ use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::statfs::{FsType, NSFS_MAGIC, PROC_SUPER_MAGIC, statfs};
 use serde::{Deserialize, Serialize};
 
-/// The namespace of the calling thread; `/proc/self/ns/net` would be the main thread's.
+/// The namespace of the calling thread; `/proc/self/ns/net` is the main thread's.
 const CURRENT: &str = "/proc/thread-self/ns/net";
 
-/// Enough for a dozen netlink requests; the default of 2 MiB is only address space, but touching
-/// less of it keeps the process small.
+/// Stack size in bytes: enough for a dozen netlink requests; the default of 2 MiB would use more memory.
 const STACK_SIZE: usize = 256 * 1024;
 
 /// The identity of a namespace among all namespaces of a boot.
@@ -256,7 +254,7 @@ impl Netns {
     }
 }
 
-/// The namespace that a thread came from and, when this is dropped, returns to.
+/// The previous namespace of a thread, to which the thread returns when this is dropped.
 struct WayBack(Option<File>);
 
 impl WayBack {
@@ -283,8 +281,8 @@ thread_local! {
     static STRANDED: RefCell<Option<File>> = const { RefCell::new(None) };
 }
 
-/// Fails in a thread that could not leave a container's namespace and is about to act on the host: its
-/// files, parameters and programs would be the container's. Tries once more to return.
+/// Fails in a thread that could not return from a container's namespace: its files, parameters and programs would be the
+/// container's. Tries once more to return.
 pub fn at_home() -> Result<(), Error> {
     STRANDED.with_borrow_mut(|stranded| {
         let Some(home) = stranded else { return Ok(()) };
@@ -294,7 +292,7 @@ pub fn at_home() -> Result<(), Error> {
     })
 }
 
-/// A thread in a namespace. Dropped, it is left to itself.
+/// A thread in a namespace. The thread goes on if this is dropped.
 #[derive(Debug)]
 pub struct Visit<T>(JoinHandle<Result<T, Error>>);
 
@@ -324,8 +322,8 @@ fn is_of_another_kind(path: &Path, file: &File) -> bool {
     kind.is_some_and(|kind| !kind.starts_with('/') && kind != "net")
 }
 
-/// Refuses everything that is not on a file system namespaces live on, before opening it: opening
-/// a pipe or a device could block or have effects.
+/// Refuses files that are on neither nsfs nor proc, before opening them: opening a pipe or a device could block or have
+/// effects.
 fn check_magic(path: &Path) -> Result<FsType, Error> {
     let magic = match statfs(path) {
         Ok(stat) => stat.filesystem_type(),
@@ -342,8 +340,8 @@ fn entering(call: &'static str, path: impl Into<PathBuf>, errno: Errno) -> Error
     Error::Io(call, path.into(), errno.into())
 }
 
-/// Runs `f` on a thread of its own, which starts where the calling one is and takes with it whatever
-/// `f` has changed about it. A panic of `f` goes on in the caller.
+/// Runs `f` on a new thread, which starts in the namespaces of the calling thread; changes of `f` to the thread end with
+/// the thread. A panic of `f` continues in the caller.
 pub fn on_scratch_thread<T: Send>(f: impl FnOnce() -> T + Send) -> Result<T, Error> {
     thread::scope(|scope| {
         let thread = thread::Builder::new()

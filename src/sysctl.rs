@@ -1,4 +1,4 @@
-//! Kernel parameters below `/proc/sys`; the only place that names that folder.
+//! Kernel parameters below `/proc/sys`, which only this file names.
 //!
 //! Keys are written with slashes, `net/ipv4/conf/eth0.100/arp_notify`, because the names of
 //! interfaces contain dots. Everything below `net/` belongs to the network namespace of the
@@ -64,9 +64,9 @@ fn refused(attempt: &str, key: &str, cause: &io::Error) -> Error {
     }
 }
 
-/// Sets `key` to `value` unless it has that value; tells whether it wrote. A value that is right
-/// is left alone because `/proc/sys` may be mounted read-only and because writing some keys
-/// (`forwarding`) has effects even when nothing changes.
+/// Sets `key` to `value` unless `key` has that value; returns whether it was written. An equal value is not written,
+/// because `/proc/sys` may be mounted read-only and because writing some keys (`forwarding`) has effects even when
+/// nothing changes.
 pub fn ensure(key: &str, value: &str) -> Result<bool> {
     if read(key)? == value {
         return Ok(false);
@@ -74,7 +74,7 @@ pub fn ensure(key: &str, value: &str) -> Result<bool> {
     write(key, value).map(|()| true)
 }
 
-/// An identifier that changes with every boot: state written under another one is stale.
+/// The boot id, which changes with every boot: state of another boot is stale.
 pub fn boot_id() -> Result<String> {
     read("kernel/random/boot_id")
 }

@@ -10,8 +10,8 @@
 //! | DEL | [`del`], which never asks for the master |
 //!
 //! The master is on the host, or with `linkInContainer` in the container itself: `place` is the
-//! netlink socket where it is. The container is entered before anything is made in it, so that
-//! the link can be deleted after any failure. [`AddReq::attach_link`](crate::skel::AddReq::attach_link) is the common
+//! netlink socket of its namespace. The container's namespace is entered before the link is created, so that the link
+//! can be deleted after any failure. [`AddReq::attach_link`](crate::skel::AddReq::attach_link) is the common
 //! part of the plugins' ADD.
 
 use std::collections::hash_map::RandomState;
@@ -31,10 +31,10 @@ use crate::netlink::{Dad, Link, LinkKind, Mac, Netlink, NewLink};
 use crate::netns::Netns;
 use crate::repairs::Repairs;
 
-/// How often a chosen index may be taken before something is wrong.
+/// Attempts to choose a free index.
 const INDEX_TRIES: usize = 5;
 
-/// What a child is to be like.
+/// The child to create.
 #[derive(Clone, Debug)]
 pub struct Wanted<'a> {
     /// Its name in the container.
@@ -66,14 +66,14 @@ fn master(place: &Netlink, name: &str) -> Result<Link> {
     })
 }
 
-/// Makes the child in the namespace `netns` under its final name from the start, so that
-/// [`del`] finds it whenever this process ends. `place` is where the master is.
+/// Creates the child in the namespace `netns` under its final name, so that [`del`] finds the child even if this process
+/// is killed. `place` is the socket of the master's namespace.
 pub fn add(place: &Netlink, netns: &Netns, wanted: &Wanted<'_>) -> Result<()> {
     make(place, netns, wanted, wanted.new_link())
 }
 
-/// As [`add`], and switches it on by the same message: for a link without addresses, or one over
-/// which they are asked for.
+/// As [`add`], and sets the child up by the same message: for a child without addresses, or with addresses that are
+/// requested through the child (DHCP).
 pub fn add_up(place: &Netlink, netns: &Netns, wanted: &Wanted<'_>) -> Result<()> {
     make(place, netns, wanted, wanted.new_link().up())
 }
@@ -117,7 +117,7 @@ fn make<'a>(
     Err(remedy.map_or(error.clone(), |remedy| error.with_details(remedy)))
 }
 
-/// What is known about a refusal beyond its number.
+/// The remedy for a refused request, by its errno.
 fn remedy(errno: Errno, kind: &LinkKind<'_>) -> Option<&'static str> {
     match (errno, kind) {
         (Errno::EBUSY, LinkKind::Macvlan { .. } | LinkKind::Ipvlan { .. }) => {
@@ -137,13 +137,13 @@ fn remedy(errno: Errno, kind: &LinkKind<'_>) -> Option<&'static str> {
     }
 }
 
-/// Deletes the link that [`add`] has made just now.
+/// Deletes the link that [`add`] has created.
 pub fn take_back(inside: &Inside<'_>, ifname: &IfName) -> Result<()> {
     Ok(inside.netlink.del_link(ifname.as_str()).map(drop)?)
 }
 
-/// Gives the child the addresses and routes of `result`, to which it is added as the interface that
-/// has them, and sets it up. Without addresses it is as [`add_up`] has made it.
+/// Adds the addresses and routes of `result` to the child, sets the child up, and adds the child to `result`. Without
+/// addresses the child stays as [`add_up`] created it.
 pub fn attach(
     inside: &Inside<'_>,
     ifname: &IfName,
@@ -159,9 +159,8 @@ pub fn attach(
     Ok(link)
 }
 
-/// Deletes the link `ifname` of this kind; success if there is none. A link of another kind under
-/// the name was not made for this attachment: the container may have renamed the attachment's link, which
-/// is then found by the MAC that only this link has had.
+/// Deletes the link `ifname` of this kind; success if there is none. A link of another kind under this name is not the
+/// attachment's: the container may have renamed the attachment's link, which is then found by its unique MAC.
 pub fn del(netns: &Netns, ifname: &IfName, kind: &str, mac: Option<Mac>) -> Result<()> {
     let inside = Netlink::open_in(netns)?;
     let is_of_kind = |link: &Link| link.kind.as_deref() == Some(kind);
@@ -179,8 +178,8 @@ pub fn del(netns: &Netns, ifname: &IfName, kind: &str, mac: Option<Mac>) -> Resu
     Ok(())
 }
 
-/// Sets the parameters that the addresses need before they are there; the neighbours will be told
-/// of all of them.
+/// Sets the kernel parameters that the addresses need before they are added; all addresses are announced to the
+/// neighbours.
 pub fn prepare(inside: &Inside<'_>, link: &Link, result: &CniResult) -> Result<()> {
     configure::announce(inside, link);
     let mut settings = configure::settings(result, &link.name);
@@ -191,8 +190,8 @@ pub fn prepare(inside: &Inside<'_>, link: &Link, result: &CniResult) -> Result<(
     inside.set(&settings)
 }
 
-/// Adds the addresses, sets the link up, adds the routes. The segment is shared with others, so
-/// duplicate address detection runs its course.
+/// Adds the addresses, sets the link up, adds the routes. Other hosts share the link, so duplicate address detection
+/// stays on.
 fn configure(inside: &Inside<'_>, link: &Link, result: &CniResult) -> Result<()> {
     prepare(inside, link, result)?;
     let style = Style { dad: Dad::Kernel, connected: Connected::Route };
@@ -248,7 +247,7 @@ fn verify_master(link: &Link, master: &Link) -> Result<()> {
     Err(Error::internal(format!("interface \"{name}\" is not on top of \"{master}\"")))
 }
 
-/// What a configuration says about the master.
+/// The configuration's keys about the master.
 #[derive(Clone, Copy, Debug)]
 pub struct Below<'a> {
     /// Its name; empty if it is none in particular.
@@ -324,7 +323,7 @@ pub fn verify_mtu(link: &Link, configured: u32) -> Result<()> {
     Err(Error::internal(format!("interface \"{name}\" has MTU {mtu}, configured is {configured}")))
 }
 
-/// An index far above those that the kernel counts up to.
+/// A random index far above the indexes that the kernel assigns.
 fn random_index() -> u32 {
     let random = RandomState::new().build_hasher().finish();
     0x0100_0000 | (random & 0x00ff_ffff) as u32

@@ -16,14 +16,14 @@ use crate::netlink::{
 };
 use crate::sysctl;
 
-/// How long duplicate address detection may take where the configuration asks for it.
+/// Timeout of duplicate address detection where the configuration asks for it.
 const SETTLE: Duration = Duration::from_secs(5);
 
-/// How long an address without duplicate address detection may take.
+/// Timeout of an address without duplicate address detection.
 const LOCAL: Duration = Duration::from_secs(1);
 
-/// How long a link may take to get its carrier after both ends are up. The kernel tells when it
-/// has; the reference gives up after 2.55 seconds of polling.
+/// Timeout of the carrier after both ends of a pair are up. The kernel sends an event; the reference polls for 2.55
+/// seconds.
 const CARRIER: Duration = Duration::from_millis(2550);
 
 /// Whether the kernel makes the connected route of an address.
@@ -92,8 +92,8 @@ pub fn addresses_and_up(
     }
 }
 
-/// Adds a gateway's address to a link of the host. It is ours alone there, and the container may use
-/// it at once. Where IPv6 is off for new links, this one gets it, as the network needs it.
+/// Adds a gateway's address to a link of the host, without duplicate address detection, so that the container can use
+/// the gateway at once. Enables IPv6 on the link where new links have IPv6 disabled.
 pub fn add_gateway(host: &Netlink, link: &Link, gateway: IpNet) -> netlink::Result<()> {
     let add = || host.add_addr(link.index, &NewAddr::new(gateway).dad(Dad::Off));
     let added = add();
@@ -117,8 +117,8 @@ fn settle(inside: &Inside<'_>, link: &Link) -> Result<()> {
     Ok(())
 }
 
-/// Waits until the IPv6 ones of these addresses, added without duplicate address detection, take
-/// packets: a moment, unless the node is very busy. Then they will a little later.
+/// Waits until the IPv6 addresses among these, added without duplicate address detection, receive packets. After the
+/// timeout, on a very busy node, they receive packets a little later.
 pub fn wait_for_ipv6(netlink: &Netlink, addrs: impl Iterator<Item = IpAddr>) -> Result<()> {
     let v6 = |addr| if let IpAddr::V6(v6) = addr { Some(v6) } else { None };
     let addrs: Vec<Ipv6Addr> = addrs.filter_map(v6).collect();
@@ -139,8 +139,8 @@ pub fn set_up(inside: &Inside<'_>, link: &Link) -> Result<()> {
     Err(if taken { error.with_details(remedy) } else { error })
 }
 
-/// Waits until packets can pass, which takes both ends of a pair. The kernel tells the end that
-/// was set up last first, so this is to be asked about the other one.
+/// Waits for the carrier of a pair, for which both ends must be up. The kernel notifies the end that was set up last
+/// first, so `link` has to be the other end.
 pub fn wait_for_carrier(netlink: &Netlink, link: &Link) -> Result<()> {
     match netlink.wait_link(link.index, CARRIER, |link| link.oper_state == OperState::Up)? {
         Waited::Reached(_) => Ok(()),
@@ -150,8 +150,8 @@ pub fn wait_for_carrier(netlink: &Netlink, link: &Link) -> Result<()> {
     }
 }
 
-/// Has the kernel tell the neighbours when the link comes up, as its IPv4 addresses may have been
-/// another container's before. The interface works without it.
+/// Enables announcements of the IPv4 addresses when the link comes up (`arp_notify`): another container may have had
+/// the addresses before. The interface works without announcements.
 pub fn announce(inside: &Inside<'_>, link: &Link) {
     // By netlink instead of /proc/sys, where looking up a name takes the longer the more containers there are:
     // the names of all namespaces share one list.
@@ -196,7 +196,7 @@ pub fn add_routes(inside: &Inside<'_>, link: &Link, result: &CniResult) -> Resul
     Ok(())
 }
 
-/// What is wrong with the gateway of a route that the kernel refused.
+/// The error for a route whose gateway the kernel refused.
 fn remedy(route: &Route, result: &CniResult) -> Option<String> {
     let gw = route.gw?;
     if gw.is_ipv4() != route.dst.addr().is_ipv4() {
@@ -208,7 +208,7 @@ fn remedy(route: &Route, result: &CniResult) -> Option<String> {
     })
 }
 
-/// The gateway of a route that names none: the first one of its family among the addresses.
+/// The default gateway of a route without one: the first gateway of the same family among the addresses.
 pub fn implied_gateway(result: &CniResult, dst: &IpNet) -> Option<IpAddr> {
     let same_family = |gw: &IpAddr| gw.is_ipv4() == dst.addr().is_ipv4();
     result.ips.iter().filter_map(|ip| ip.gateway).find(same_family)

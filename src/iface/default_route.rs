@@ -1,4 +1,4 @@
-//! The link that the host's default route leaves by.
+//! The link of the host's default route.
 
 use crate::error::{Error, Result};
 use crate::netlink::{Family, Link, Netlink, RT_TABLE_MAIN, Route, RouteFilter};
@@ -21,7 +21,7 @@ pub(super) fn link(place: &Netlink) -> Result<Link> {
         .with_details("name the link in the key \"master\", or a number in the key \"mtu\""))
 }
 
-/// The link of a route: of several ways, the first.
+/// The link of a route: of a multipath route, the first next hop's.
 fn leaves_by(route: &Route) -> Option<u32> {
     route.oif.or_else(|| route.nexthops.iter().find_map(|hop| hop.oif))
 }

@@ -1,11 +1,11 @@
-//! Whether the kernel can make links of a kind: STATUS asks before a container does.
+//! Whether the kernel supports a kind of link, for STATUS.
 
 use crate::error::Result;
 use crate::netlink::{LinkKind, Netlink, NewLink, VethPeer};
 use crate::netns::Netns;
 
-/// Makes a link in a network namespace of its own, which vanishes at once: only the driver can tell that it is
-/// there. `kind` gets the index of an Ethernet link for the new one to be on.
+/// Creates a link in a temporary network namespace: there is no other way to learn whether the driver exists. `kind`
+/// gets the index of an Ethernet link to use as the master.
 pub fn require<'k>(kind: impl FnOnce(u32) -> LinkKind<'k>) -> Result<()> {
     let elsewhere = Netns::fresh()?;
     let netlink = Netlink::open_in(&elsewhere)?;

@@ -6,7 +6,7 @@ use crate::error::{Context, Result};
 use crate::netlink::{Family, Netlink, RouteFilter};
 use crate::sysctl;
 
-/// Who makes a route of a router advertisement, `RTPROT_RA`.
+/// The protocol of routes from router advertisements, `RTPROT_RA`.
 const BY_ADVERTISEMENT: u8 = 9;
 const OF_IPV4: &str = "net/ipv4/ip_forward";
 const OF_IPV6: &str = "net/ipv6/conf/all/forwarding";
@@ -20,8 +20,8 @@ pub fn missing(ips: impl Iterator<Item = IpAddr>) -> Vec<&'static str> {
     keys
 }
 
-/// Switches forwarding on for the families of `ips`; never off again, as others may rely on it.
-/// Nothing is written where it is on already.
+/// Enables forwarding for the families of `ips`. Forwarding is never disabled, since other programs may rely on it, and
+/// not written if enabled already.
 pub fn enable(host: &Netlink, ips: impl Iterator<Item = IpAddr>) -> Result<()> {
     let (mut v4, mut v6) = (false, false);
     for ip in ips {
@@ -38,8 +38,8 @@ pub fn enable(host: &Netlink, ips: impl Iterator<Item = IpAddr>) -> Result<()> {
     Ok(())
 }
 
-/// A host that forwards takes no router advertisements, and forgets the default routes that it has
-/// from them, but on links where `accept_ra` is 2: it becomes that where there is such a route.
+/// Sets `accept_ra` to 2 on links with a default route from a router advertisement: otherwise a host that forwards
+/// ignores router advertisements and loses these routes.
 fn keep_default_routes(host: &Netlink) -> Result<()> {
     let filter = RouteFilter { family: Some(Family::V6), ..RouteFilter::default() };
     let routes = host.dump_routes(&filter)?;

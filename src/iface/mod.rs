@@ -1,5 +1,5 @@
-//! Link work that plugins share: making a veth pair, a tap device or a link on top of another,
-//! configuring what is inside the container, verifying it, forwarding on the host.
+//! Work on links that plugins share: creating a veth pair, a tap device or a link on top of another, configuring the
+//! container's interface, verifying it, forwarding on the host.
 
 pub mod child;
 pub mod configure;

@@ -1,5 +1,5 @@
-//! Where the other end of a link is, proven by the kernel: indexes and names are chosen in each
-//! namespace, so they tell something only together with the namespace that they are of.
+//! The other end of a link, by the kernel's attributes alone: indexes and names identify a link only together with its
+//! network namespace.
 
 use std::os::fd::AsFd;
 
@@ -32,8 +32,8 @@ pub fn is_on_host(host: &Netlink, inside: &Inside<'_>, link: &Link) -> Result<bo
     Ok(link.link.is_some() && is_same_netns(host, inside, None, link.link_netnsid)?)
 }
 
-/// The host's end of the pair whose other end `link` is in the container. The attributes of `link` say
-/// where to look; only the attributes of the host's end are believed.
+/// The host's end of the veth pair whose other end is `link`, in the container. The attributes of `link` are a hint only;
+/// the attributes of the host's end decide.
 pub fn on_host(host: &Netlink, inside: &Inside<'_>, link: &Link) -> Result<Option<Link>> {
     let Some(end) = link.link.map(|index| host.link_by_index(index)).transpose()?.flatten() else {
         return Ok(None);

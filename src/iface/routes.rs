@@ -1,4 +1,4 @@
-//! Routes of a container that are missing: restored if nothing else has their place.
+//! Restores missing routes of a container, if no other route has their destination.
 
 use std::net::IpAddr;
 
@@ -25,9 +25,8 @@ pub fn connected(link: &Link, result: &CniResult, index: usize) -> Vec<Route> {
     nets.filter(|net| net.prefix_len() < width(net.addr())).map(of_address).collect()
 }
 
-/// Restores those of `wanted` that are missing, in their order. A route to the same destination is
-/// somebody's choice, and so are policy rules, a VRF, an interface that is down, and an address that is gone:
-/// they are left, and told.
+/// Restores the missing routes of `wanted`, in order. A different route to the same destination, policy rules, a VRF, an
+/// interface that is down and a missing address are deliberate changes: they stay, and are reported.
 pub fn restore(
     inside: &Inside<'_>,
     link: &Link,
@@ -60,7 +59,7 @@ pub fn restore(
     Ok(())
 }
 
-/// Why routes that are missing are not to be restored.
+/// The reason not to restore missing routes.
 fn reason_against(inside: &Inside<'_>, link: &Link) -> Result<Option<String>> {
     let name = &link.name;
     if !link.up {
@@ -76,7 +75,7 @@ fn reason_against(inside: &Inside<'_>, link: &Link) -> Result<Option<String>> {
     Ok(None)
 }
 
-/// Whether `found` does what `wanted` is for. A route without a table may have been moved to any.
+/// Whether `found` replaces `wanted`. A route without a table may be in any table, since sbr and vrf move routes.
 fn serves(found: &Route, wanted: &Route) -> bool {
     let gateways = |route: &Route| -> Vec<Option<IpAddr>> {
         route.nexthops.iter().map(|hop| hop.gw).chain([route.gw]).collect()

@@ -1,4 +1,4 @@
-//! The routing tables of a container: which are free, and what a link has in them.
+//! The routing tables of a container: unused tables, and the routes of a link.
 
 use std::net::IpAddr;
 
@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::netlink::{Link, Netlink, RT_TABLE_MAIN, Route, RouteFilter, RouteMode, Rule};
 use crate::sort::sort_by_key;
 
-/// `default`, `main` and `local`, which the kernel's own rules lead to.
+/// `default`, `main` and `local`, the tables of the kernel's own rules.
 const RESERVED: std::ops::RangeInclusive<u32> = 253..=255;
 
 /// The rules of a namespace and the routing tables in use.
@@ -45,13 +45,12 @@ impl Tables {
     }
 }
 
-/// Whether the table has a meaning of its own.
+/// Whether the table is one of [`RESERVED`].
 pub fn is_reserved(table: u32) -> bool {
     table == 0 || RESERVED.contains(&table)
 }
 
-/// Whether the kernel keeps the route where it is needed, whatever becomes of the others: to
-/// link-local addresses and to multicast groups.
+/// Whether the kernel makes the route itself: to link-local addresses and to multicast groups.
 fn is_the_kernels(dst: &IpNet) -> bool {
     match dst.addr() {
         IpAddr::V4(addr) => addr.is_multicast(),
@@ -59,7 +58,7 @@ fn is_the_kernels(dst: &IpNet) -> bool {
     }
 }
 
-/// Whether all ways of the route leave by the link.
+/// Whether all next hops of the route use the link.
 pub fn leaves_by(route: &Route, link: u32) -> bool {
     let hops = &route.nexthops;
     let every_hop = || !hops.is_empty() && hops.iter().all(|hop| hop.oif == Some(link));
@@ -71,13 +70,13 @@ pub fn is_near(route: &Route) -> bool {
     route.gw.is_none() && route.nexthops.is_empty()
 }
 
-/// The routes in `table` that leave by the link only, in an order in which they can be added. Those
-/// to link-local addresses and multicast groups are left out.
+/// The routes in `table` that use this link only, in an order in which they can be added, without routes to link-local
+/// addresses and multicast groups.
 pub fn routes_of(netlink: &Netlink, link: &Link, table: u32) -> Result<Vec<Route>> {
     own(netlink, link, &RouteFilter { table: Some(table), ..RouteFilter::default() })
 }
 
-/// The same from every table.
+/// As [`routes_of`], from all tables.
 pub fn routes_of_all(netlink: &Netlink, link: &Link) -> Result<Vec<Route>> {
     own(netlink, link, &RouteFilter::default())
 }
@@ -90,7 +89,7 @@ fn own(netlink: &Netlink, link: &Link, filter: &RouteFilter) -> Result<Vec<Route
     Ok(routes)
 }
 
-/// Adds routes to `table`, in the place of others to the same destination.
+/// Adds routes to `table`, replacing routes to the same destination.
 pub fn put(netlink: &Netlink, routes: &[Route], table: u32) -> Result<()> {
     for route in routes {
         let route = Route { table: Some(table), ..route.clone() };
@@ -99,8 +98,8 @@ pub fn put(netlink: &Netlink, routes: &[Route], table: u32) -> Result<()> {
     Ok(())
 }
 
-/// Makes the link's routes in `table` those that [`routes_of`] has told: all that can be done is
-/// done, then the first trouble is reported.
+/// Restores the link's routes in `table` as [`routes_of`] returned them: completes all steps that can be done, then
+/// reports the first error.
 pub fn reset(netlink: &Netlink, link: &Link, table: u32, wanted: &[Route]) -> Result<()> {
     let present = routes_of(netlink, link, table)?;
     let mut done = Ok(());
@@ -113,8 +112,7 @@ pub fn reset(netlink: &Netlink, link: &Link, table: u32, wanted: &[Route]) -> Re
     Ok(done?)
 }
 
-/// The routes of `table` go back to the main table, behind what is there already, as far as
-/// the kernel takes them; `table` loses them.
+/// Moves the routes of `table` back to the main table, after the existing routes, as far as the kernel accepts them.
 pub fn give_back(
     netlink: &Netlink,
     link: &Link,

@@ -1,8 +1,8 @@
-//! Tap devices: the only kind of link that netlink reads and changes but cannot make. The kernel
-//! makes them by ioctl(2) on `/dev/net/tun`.
+//! Tap devices: the only kind of link that netlink reads and changes but cannot create. They are created by ioctl(2) on
+//! `/dev/net/tun`.
 //!
-//! [`create`] holds the new device open. Until [`Tap::keep`] it vanishes with this process, so a
-//! plugin that fails or is killed half-way leaves none behind.
+//! [`create`] holds the new device open. Until [`Tap::keep`] the device vanishes with this process, so that a plugin that
+//! fails or is killed leaves no device.
 
 use std::fs::{self, File, OpenOptions};
 use std::mem::size_of;
@@ -17,14 +17,14 @@ use crate::cni::IfName;
 use crate::error::{Context, Error, Result, errno_text, io_text};
 use crate::netns::{self, Netns};
 
-/// Where tap devices come from.
+/// The device that creates tap devices.
 const CLONE_DEVICE: &str = "/dev/net/tun";
 /// Exists where SELinux labels processes.
 const SELINUX: &str = "/sys/fs/selinux/enforce";
-/// Where a thread says how the programs that it starts are labelled.
+/// The SELinux label of programs that the thread starts.
 const EXEC_LABEL: &str = "/proc/thread-self/attr/exec";
 
-/// What a tap device is to be like.
+/// The tap device to create.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted<'a> {
     /// Its name, which must be free.
@@ -39,7 +39,7 @@ pub struct Wanted<'a> {
     pub label: Option<&'a str>,
 }
 
-/// A tap device that was just made.
+/// A new tap device.
 #[derive(Debug)]
 pub struct Tap(Option<File>);
 
@@ -56,7 +56,7 @@ pub fn create(netns: &Netns, wanted: Wanted<'_>) -> Result<Tap> {
     made?.context(|| format!("failed to create tap \"{}\"", wanted.ifname))
 }
 
-/// Fails unless tap devices can be had at all.
+/// Fails if the kernel cannot create tap devices.
 pub fn require_usable() -> Result<()> {
     open().map(drop)
 }
@@ -100,9 +100,9 @@ fn failed(what: &str, errno: Errno) -> Error {
     }
 }
 
-/// Under SELinux a device has the label of the thread that made it, and a thread of a multi-threaded process
-/// cannot change its label. So a program with that label makes the device: `ip`, which the policies for the
-/// reference plugin name.
+/// Under SELinux a device has the label of the thread that created it, and a thread of a multi-threaded process
+/// cannot change its label. Therefore the program `ip` creates the device, with that label: SELinux policies for the
+/// reference plugin allow `ip`.
 fn create_labelled(label: &str, wanted: Wanted<'_>) -> Result<Tap> {
     let program = cmd::find("ip").ok_or_else(|| {
         Error::internal("the program \"ip\" was not found")
@@ -159,7 +159,7 @@ fn attach(tun: BorrowedFd<'_>, wanted: Wanted<'_>) -> nix::Result<()> {
     Errno::result(done).map(drop)
 }
 
-/// A setting of the device that is a number.
+/// Sets a parameter of the device that is a number.
 #[expect(unsafe_code, reason = "the kernel offers no other way, and nix no safe one")]
 fn set(tun: BorrowedFd<'_>, request: libc::Ioctl, value: libc::c_ulong) -> nix::Result<()> {
     // SAFETY: TUNSETPERSIST, TUNSETOWNER and TUNSETGROUP take the number itself, so no memory

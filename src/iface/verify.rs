@@ -1,7 +1,7 @@
 //! CHECK: compares a result with the interfaces, addresses and routes of the kernel.
 //!
-//! `prevResult` is the result of the whole list, so what later plugins add must not hurt: an
-//! address counts only for the interface it names, and a route without a table may be in any.
+//! `prevResult` is the result of the whole list, with additions of later plugins: an address counts only for the
+//! interface of its index, and a route without a table may be in any table.
 
 use std::net::IpAddr;
 
@@ -11,13 +11,13 @@ use crate::cni::{CniResult, IfName, Interface, IpConfig, Route};
 use crate::error::{Error, Result};
 use crate::netlink::{self, Link, RouteFilter};
 
-/// What stands before a command, in the details of an error, that is for the namespace of the container.
+/// The prefix, in the details of errors, of a command for the container's namespace.
 pub const IN_CONTAINER: &str = "in the container: ";
 
 /// `RT_SCOPE_LINK`.
 const ON_LINK: u8 = 253;
 
-/// The container's interface as the result lists it: under this name, in this sandbox.
+/// The container's interface in the result: of this name, in this sandbox.
 pub fn container_entry<'r>(
     result: &'r CniResult,
     ifname: &IfName,
@@ -54,7 +54,7 @@ pub fn container_link(inside: &Inside<'_>, entry: &Interface, kind: &str) -> Res
     Ok(link)
 }
 
-/// The link has the hardware address that the result gives, if it gives one.
+/// The link has the hardware address of the result, if the result has one.
 pub fn same_mac(link: &Link, entry: &Interface) -> Result<()> {
     let mac = link.mac.map(|mac| mac.to_string()).unwrap_or_default();
     if entry.mac.is_empty() || entry.mac.eq_ignore_ascii_case(&mac) {
@@ -95,8 +95,7 @@ pub fn refuses_advertisements(link: &Link) -> Result<()> {
         .with_details(format!("sysctl -w net/ipv6/conf/{name}/accept_ra=0")))
 }
 
-/// Every address that the result gives to the interface at `index` is on `link`, its network
-/// reachable.
+/// Every address of the interface at `index` in the result is on `link`, and its network is reachable.
 pub fn addresses(inside: &Inside<'_>, link: &Link, result: &CniResult, index: usize) -> Result<()> {
     let present = inside.netlink.dump_addrs(link.index)?;
     let routes = inside
@@ -128,7 +127,7 @@ fn network_is_routed(ip: &IpConfig, link: &Link, routes: &[netlink::Route]) -> R
         )))
 }
 
-/// Every route of the result is there, through the gateway it names or was given.
+/// Every route of the result exists, through its gateway or the default gateway of its family.
 pub fn routes(inside: &Inside<'_>, result: &CniResult) -> Result<()> {
     if result.routes.is_empty() {
         return Ok(());

@@ -10,10 +10,10 @@ use crate::netlink::{Link, LinkChange, LinkKind, Mac, Netlink, NewLink, VethPeer
 use crate::netns::Netns;
 use crate::sysctl;
 
-/// How often a random name may be taken before something is wrong.
+/// Attempts to choose a free name.
 const NAME_TRIES: usize = 10;
 
-/// What a pair is to be like.
+/// The pair to create.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted<'a> {
     pub ifname: &'a IfName,
@@ -34,8 +34,8 @@ pub struct Pair {
     pub container: Link,
 }
 
-/// Makes the pair by one message to the kernel, each end in its place, the host's one in its bridge.
-/// Nothing passes until [`start`]. Nothing is left behind on failure.
+/// Creates the pair by one message to the kernel: the container's end in the container, the host's end as a port of its
+/// bridge. No packet passes until [`start`]. A failure leaves no link.
 pub fn add(host: &Netlink, netns: &Netns, wanted: Wanted<'_>) -> Result<Pair> {
     // Chosen here, so that no request for it is needed.
     let mac = wanted.mac.unwrap_or_else(Mac::random_local);
@@ -53,15 +53,15 @@ pub fn add(host: &Netlink, netns: &Netns, wanted: Wanted<'_>) -> Result<Pair> {
     Ok(Pair { host, container })
 }
 
-/// Sets the host's end up, by one message with what `change` has for it and with the label of its
-/// owner, by which [`del`] and [`del_labelled`] find it whatever the container does to its own end.
+/// Sets the host's end up, by one message with the changes of `change` and with its owner's label, by which [`del`] and
+/// [`del_labelled`] find the pair even if the container changed its end.
 pub fn start(host: &Netlink, end: &Link, label: &str, change: LinkChange) -> Result<()> {
     host.set_link(end.index, change.alias(label).up())
         .context(|| format!("failed to set \"{}\" up", end.name))
 }
 
-/// Router advertisements of a container must not configure the host: to be called before anything
-/// can come in by the link. A kernel without IPv6 tells no `accept_ra`.
+/// Disables `accept_ra`: router advertisements of a container must not configure the host. To be called before the link
+/// can receive packets. A kernel without IPv6 has no `accept_ra`.
 pub fn refuse_advertisements(link: &Link) {
     if link.accept_ra.is_some_and(|accepts| accepts != 0)
         && let Err(error) = sysctl::write(&format!("net/ipv6/conf/{}/accept_ra", link.name), "0")
@@ -70,7 +70,7 @@ pub fn refuse_advertisements(link: &Link) {
     }
 }
 
-/// A link as results show it; `sandbox` is empty for one on the host.
+/// The entry of a link in results; `sandbox` is empty for a link of the host.
 pub fn interface(link: &Link, sandbox: &str) -> Interface {
     Interface {
         name: link.name.clone(),
@@ -81,9 +81,9 @@ pub fn interface(link: &Link, sandbox: &str) -> Interface {
     }
 }
 
-/// Deletes an attachment's pair; success if there is none. The container may have renamed its end,
-/// put another link in its place or moved it away, so the host's end decides: the link that the result
-/// names, else the other end of the container's interface, else a link with a label that `is_own`.
+/// Deletes an attachment's pair; success if there is none. The container may have renamed, replaced or moved its end, so
+/// the host's end decides: the link of that name in the result, else the other end of the container's interface, else a
+/// link with a label that `is_own`.
 pub fn del(
     host: &Netlink,
     ifname: &IfName,
@@ -104,8 +104,8 @@ pub fn del(
     inside.transpose().and(labelled)
 }
 
-/// The host's end that the result tells. Another pair may have been given the name since, but not
-/// the address, which udev may have changed, and the label, which older versions did not give.
+/// The host's end in the result. Another pair may have the name now, but not both the MAC, which udev may have changed,
+/// and the label, which older versions did not set.
 fn told_end(
     host: &Netlink,
     result: &CniResult,
@@ -123,8 +123,8 @@ fn told_end(
     Ok(None)
 }
 
-/// Deletes the pair by the container's end, if its interface is the end of a pair that is not known
-/// to be another attachment's; whether it was.
+/// Deletes the pair by the container's end, unless the pair is known to be another attachment's. Returns whether the pair
+/// was deleted.
 fn del_inside(
     host: &Netlink,
     inside: &Inside<'_>,
@@ -141,7 +141,7 @@ fn del_inside(
     Ok(false)
 }
 
-/// Deletes the pairs whose host's end has such a label.
+/// Deletes the pairs whose host's end has a label that `is_own`.
 pub fn del_labelled(host: &Netlink, is_wanted: &dyn Fn(&str) -> bool) -> Result<()> {
     let ends = host.dump_links()?.into_iter();
     for end in ends.filter(|link| is_veth(link) && is_wanted(&link.alias)) {
@@ -193,7 +193,7 @@ fn create(host: &Netlink, netns: &Netns, wanted: Wanted<'_>) -> Result<Link> {
     Err(Error::internal("failed to find a unique veth name"))
 }
 
-/// The host's end whose other end is `container`, if `result` lists it, and its entry there.
+/// The host's end whose other end is `container`, with its entry in `result`.
 pub fn find_host_end(
     host: &Netlink,
     inside: &Inside<'_>,

@@ -1,10 +1,9 @@
-//! Which network namespaces are alive: a search for whatever holds them.
+//! Which network namespaces exist: a search for the processes, mounts and descriptors that hold them.
 //!
-//! A namespace lives as long as a thread is in it, a mount shows it or a descriptor has it open.
-//! All three can be seen in `/proc` by a process that sees every process; for any other the
-//! search ends in doubt. Not looked for are a namespace that nothing but a socket holds, in which
-//! no process can be, a mount in a mount namespace without processes, and descriptors of processes
-//! that a security module hides from root.
+//! A namespace exists as long as a thread is in it, a mount refers to it or a descriptor has it open. A process that sees
+//! all processes finds all three in `/proc`; for other processes the search has no certain result. The search does not
+//! find a namespace that only a socket holds, in which no process can be, a mount in a mount namespace without processes,
+//! and descriptors of processes that a security module hides from root.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -12,12 +11,12 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// The number that the kernel has for the first namespace of processes (`PROC_PID_INIT_INO`).
+/// The inode number of the initial PID namespace (`PROC_PID_INIT_INO`).
 const FIRST_PID_NAMESPACE: &str = "pid:[4026531836]";
 /// The mounts of the calling thread.
 const OWN_MOUNTS: &str = "/proc/thread-self/mountinfo";
 
-/// What a search for namespaces found.
+/// The result of a search for namespaces.
 #[derive(Debug, Default)]
 pub struct Holders {
     /// For each number that is in use, a path that leads to the namespace.
