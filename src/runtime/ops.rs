@@ -296,6 +296,8 @@ fn request(list: &NetworkList, plugin: &PluginConf, keys: Vec<(&str, Json)>) -> 
     let mut request = plugin.json.clone();
     request.set("name", list.name.as_str().into());
     request.set("cniVersion", list.cni_version.as_str().into());
-    keys.into_iter().for_each(|(key, value)| request.set(key, value));
+    for (key, value) in keys {
+        request.set(key, value);
+    }
     compact(&request.distinct().normalised().sorted()).map(String::into_bytes)
 }

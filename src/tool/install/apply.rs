@@ -80,8 +80,8 @@ impl Drop for Stage {
 impl Stage {
     /// Creates the folders, and removes the files of a killed installer.
     fn new(folder: &Path) -> Result<Stage> {
-        let state = folder.join(STATE);
-        let stage = Stage { new: state.join("new"), old: state.join("old") };
+        let own = folder.join(STATE);
+        let stage = Stage { new: own.join("new"), old: own.join("old") };
         for dir in [&stage.new, &stage.old] {
             files::if_present(fs::remove_dir_all(dir)).during("empty", dir)?;
             create_folder(dir)?;
