@@ -42,7 +42,8 @@ impl Runtime {
             }
         }
         for plugin in list.plugins.iter().filter(|_| has_verb) {
-            if let Err(error) = self.call_network("GC", list, plugin, valid) {
+            let request = ops::for_network(list, plugin, valid);
+            if let Err(error) = self.call("GC", plugin, &Attach::default(), request) {
                 let what = format!("failed to GC plugin {}", plugin.plugin_type);
                 errors.push(Error::new(error.code(), format!("{what}: {error}")));
             }
@@ -56,18 +57,10 @@ impl Runtime {
         if !list.at_least(SpecVersion::V1_1_0)? {
             return Ok(());
         }
-        list.plugins.iter().try_for_each(|plugin| self.call_network("STATUS", list, plugin, None))
-    }
-
-    fn call_network(
-        &self,
-        command: &str,
-        list: &NetworkList,
-        plugin: &PluginConf,
-        valid: Option<&[Attachment]>,
-    ) -> Result<()> {
-        let request = ops::for_network(list, plugin, valid)?;
-        self.run(&self.find(plugin)?, command, &Attach::default(), &request).map(drop)
+        list.plugins.iter().try_for_each(|plugin| {
+            let request = ops::for_network(list, plugin, None);
+            self.call("STATUS", plugin, &Attach::default(), request)
+        })
     }
 
     /// Finds every plugin and compares its versions with that of the network. Returns the

@@ -59,7 +59,9 @@ impl Runtime {
         let prev = self
             .cached_result(list, attach)
             .context(|| format!("failed to get network \"{}\" cached result", list.name))?;
-        let check = |plugin| self.call("CHECK", list, plugin, attach, prev.as_ref());
+        let check = |plugin| {
+            self.call("CHECK", plugin, attach, for_attachment(list, plugin, attach, prev.as_ref()))
+        };
         list.plugins.iter().try_for_each(check)
     }
 
@@ -74,9 +76,8 @@ impl Runtime {
         let prev = self.cached_result(list, attach)?;
         let found =
             list.plugins.iter().filter_map(|plugin| Some((plugin, self.find(plugin).ok()?)));
-        found
-            .map(|(plugin, path)| Ok((path, for_attachment(list, plugin, attach, prev.as_ref())?)))
-            .collect()
+        let request = |plugin| encode(for_attachment(list, plugin, attach, prev.as_ref()));
+        found.map(|(plugin, path)| Ok((path, request(plugin)?))).collect()
     }
 
     /// As [`Runtime::check`] for one plugin under its own name and version.
@@ -135,12 +136,14 @@ impl Runtime {
         Key::new(&list.name, attach)?;
         let version = SpecVersion::exact(&list.cni_version);
         // A plugin rejects a `prevResult` of another generation than the network's version.
-        if let (Some(result), Some(version)) = (progress.result.take(), version) {
+        if let Some(version) = version
+            && let Some(result) = progress.result.take()
+        {
             progress.result = Some(result.convert(version)?);
         }
-        let request = for_attachment(list, plugin, attach, progress.result.as_ref())?;
+        let request = for_attachment(list, plugin, attach, progress.result.as_ref());
         progress.started += 1;
-        let stdout = self.run(&path, "ADD", attach, &request)?;
+        let stdout = self.run(&path, "ADD", attach, request)?;
         // A plugin that accepts an unknown version is assumed to return the newest.
         progress.result = Some(read_result(&stdout, version.unwrap_or(SpecVersion::NEWEST))?);
         Ok(())
@@ -152,7 +155,8 @@ impl Runtime {
         let takes_prev = list.at_least(SpecVersion::V0_4_0).unwrap_or(false);
         let prev = progress.result.as_ref().filter(|_| takes_prev);
         for plugin in list.plugins.iter().take(progress.started).rev() {
-            if let Err(error) = self.call("DEL", list, plugin, attach, prev)
+            if let Err(error) =
+                self.call("DEL", plugin, attach, for_attachment(list, plugin, attach, prev))
                 && !failed.msg().ends_with(error.msg())
             {
                 let kind = &plugin.plugin_type;
@@ -174,7 +178,8 @@ impl Runtime {
         }
         let mut errors = Vec::new();
         for plugin in list.plugins.iter().rev() {
-            if let Err(error) = self.call("DEL", list, plugin, attach, prev.as_ref()) {
+            let request = for_attachment(list, plugin, attach, prev.as_ref());
+            if let Err(error) = self.call("DEL", plugin, attach, request) {
                 errors.push(describe(plugin, error));
                 if self.on_del_error == OnDelError::Stop {
                     break;
@@ -188,33 +193,25 @@ impl Runtime {
         Ok(())
     }
 
-    /// CHECK or DEL of one plugin.
-    fn call(
+    /// Finds and runs a plugin that has no result.
+    pub(super) fn call(
         &self,
         command: &str,
-        list: &NetworkList,
         plugin: &PluginConf,
         attach: &Attach,
-        prev: Option<&CniResult>,
+        request: Json,
     ) -> Result<()> {
-        let request = for_attachment(list, plugin, attach, prev)?;
-        self.run(&self.find(plugin)?, command, attach, &request).map(drop)
+        self.run(&self.find(plugin)?, command, attach, request).map(drop)
     }
 
-    pub(super) fn find(&self, plugin: &PluginConf) -> Result<PathBuf> {
+    fn find(&self, plugin: &PluginConf) -> Result<PathBuf> {
         self.executor.find(&plugin.plugin_type, &self.plugin_dirs)
     }
 
     /// Runs a plugin and returns its stdout.
-    pub(super) fn run(
-        &self,
-        path: &Path,
-        command: &str,
-        attach: &Attach,
-        request: &[u8],
-    ) -> Result<Vec<u8>> {
-        let env = self.environment(command, attach);
-        self.executor.run(&Exec { path, env, stdin: request, deadline: self.deadline })
+    fn run(&self, path: &Path, command: &str, attach: &Attach, request: Json) -> Result<Vec<u8>> {
+        let (env, stdin) = (self.environment(command, attach), encode(request)?);
+        self.executor.run(&Exec { path, env, stdin: &stdin, deadline: self.deadline })
     }
 
     /// All six variables of a call; empty if they do not apply.
@@ -256,17 +253,17 @@ pub(super) fn for_attachment(
     plugin: &PluginConf,
     attach: &Attach,
     prev: Option<&CniResult>,
-) -> Result<Vec<u8>> {
-    let mut keys = Vec::new();
+) -> Json {
+    let mut request = common(list, plugin);
     if let Some(prev) = prev {
-        keys.push(("prevResult", prev.to_json()));
+        request.set("prevResult", prev.to_json());
     }
     let given = |name: &str| attach.capability_args.iter().rfind(|(key, _)| key == name).cloned();
     let wanted: Vec<_> = plugin.wanted().filter_map(given).collect();
     if !wanted.is_empty() {
-        keys.push(("runtimeConfig", Json::Object(wanted)));
+        request.set("runtimeConfig", Json::Object(wanted));
     }
-    request(list, plugin, keys)
+    request
 }
 
 /// The request of GC and STATUS. The valid attachments are written under two keys, that of the
@@ -276,28 +273,31 @@ pub(super) fn for_network(
     list: &NetworkList,
     plugin: &PluginConf,
     valid: Option<&[Attachment]>,
-) -> Result<Vec<u8>> {
-    let attachment = |attachment: &Attachment| {
-        Json::Object(vec![
-            ("containerID".to_owned(), attachment.container_id.as_str().into()),
-            ("ifname".to_owned(), attachment.ifname.as_str().into()),
-        ])
-    };
-    let keys = valid.into_iter().flat_map(|valid| {
+) -> Json {
+    let mut request = common(list, plugin);
+    if let Some(valid) = valid {
+        let attachment = |attachment: &Attachment| {
+            Json::Object(vec![
+                ("containerID".to_owned(), attachment.container_id.as_str().into()),
+                ("ifname".to_owned(), attachment.ifname.as_str().into()),
+            ])
+        };
         let valid = Json::Array(valid.iter().map(attachment).collect());
-        [("cni.dev/attachments", valid.clone()), ("cni.dev/valid-attachments", valid)]
-    });
-    request(list, plugin, keys.collect())
+        request.set("cni.dev/attachments", valid.clone());
+        request.set("cni.dev/valid-attachments", valid);
+    }
+    request
+}
+
+fn common(list: &NetworkList, plugin: &PluginConf) -> Json {
+    let mut request = plugin.json.clone();
+    request.set("name", list.name.as_str().into());
+    request.set("cniVersion", list.cni_version.as_str().into());
+    request
 }
 
 /// Compact, with sorted keys. Integral floats become integers, as the reference writes them: Go
 /// plugins accept nothing else in an integer field.
-fn request(list: &NetworkList, plugin: &PluginConf, keys: Vec<(&str, Json)>) -> Result<Vec<u8>> {
-    let mut request = plugin.json.clone();
-    request.set("name", list.name.as_str().into());
-    request.set("cniVersion", list.cni_version.as_str().into());
-    for (key, value) in keys {
-        request.set(key, value);
-    }
+pub(super) fn encode(request: Json) -> Result<Vec<u8>> {
     compact(&request.distinct().normalised().sorted()).map(String::into_bytes)
 }

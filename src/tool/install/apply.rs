@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::files::{self, During, copy_label, create_folder, identity, keep, remove, sync};
-use super::folder::{OwnedConf, backup, conf_backup, write};
+use super::folder::{OwnedConf, backup, write};
 use super::options::Mode;
 use super::origin::sha256;
 use super::plan::{Action, Conf, Plan, Step};
@@ -40,7 +40,7 @@ pub(super) fn run(job: &Job<'_>, plan: &Plan) -> Result<()> {
         verify(job, plan, folder)?;
     }
     if let Some(conf) = &plan.conf {
-        manifest.conflist = Some(install_conf(folder, plan, conf, &mut undo)?);
+        manifest.conflist = Some(install_conf(plan, conf, &mut undo)?);
         manifest.save(folder)?;
     }
     undo.commit();
@@ -50,12 +50,10 @@ pub(super) fn run(job: &Job<'_>, plan: &Plan) -> Result<()> {
 /// Backs up for `uninstall`.
 fn back_up(folder: &Path, plan: &Plan) -> Result<()> {
     let backups = folder.join(STATE).join("backup");
-    let mut kept = plan.steps.iter().filter(|step| step.backup).peekable();
-    if kept.peek().is_none() {
-        return Ok(());
-    }
     create_folder(&backups)?;
-    for step in kept {
+    let conf = plan.conf.iter().map(|conf| &conf.step);
+    for step in plan.steps.iter().chain(conf).filter(|step| step.backup) {
+        // The name of the network configuration is an absolute path.
         keep(&folder.join(&step.name), &backup(folder, &step.name))?;
     }
     sync(&backups)
@@ -176,12 +174,7 @@ fn verify_one(applet: &Applet, path: &Path, is_own_binary: bool) -> Result<()> {
 }
 
 /// Installs the network configuration and returns its entry of the manifest.
-fn install_conf(
-    folder: &Path,
-    plan: &Plan,
-    conf: &Conf,
-    undo: &mut Rollback<'_>,
-) -> Result<OwnedConf> {
+fn install_conf(plan: &Plan, conf: &Conf, undo: &mut Rollback<'_>) -> Result<OwnedConf> {
     let Conf { step, path, bytes } = conf;
     let old = plan.old.conflist.as_ref().filter(|old| old.path == *path);
     let backup = match step.action {
@@ -190,11 +183,6 @@ fn install_conf(
     };
     if step.action.writes() {
         create_folder(path.parent().unwrap_or(path))?;
-        if step.backup {
-            let kept = conf_backup(folder, path);
-            create_folder(kept.parent().unwrap_or(folder))?;
-            keep(path, &kept)?;
-        }
         let (target, before) = (path.clone(), fs::read(path).ok());
         undo.push("the network configuration", move || match before {
             Some(bytes) => write(&target, &bytes),

@@ -209,14 +209,10 @@ impl Manifest {
     }
 }
 
-/// The path of the backup of a name.
+/// The path of the backup of a file, by its name: that of a network configuration has a dot, unlike
+/// that of an applet.
 pub(super) fn backup(folder: &Path, name: &str) -> PathBuf {
-    folder.join(STATE).join("backup").join(name)
-}
-
-/// The path of the backup of a network configuration, whose name has a dot, unlike an applet's.
-pub(super) fn conf_backup(folder: &Path, conf: &Path) -> PathBuf {
-    backup(folder, &conf.file_name().unwrap_or_default().to_string_lossy())
+    folder.join(STATE).join("backup").join(Path::new(name).file_name().unwrap_or_default())
 }
 
 /// Replaces a text file atomically.

@@ -42,7 +42,7 @@ const STATE: &str = ".cnibox";
 pub(super) const INSTALL: Tool = Tool {
     command: "cnibox install",
     usage: "\
-install: install this executable, and a link for each applet, into a folder of plugins
+install: installs this executable, and a link for each applet, into a folder of plugins
 
 Usage:
   cnibox install [DIR] [options]     DIR is /opt/cni/bin by default
@@ -58,7 +58,7 @@ is changed. A second run changes nothing.
 pub(super) const UNINSTALL: Tool = Tool {
     command: "cnibox uninstall",
     usage: "\
-uninstall: undo cnibox install
+uninstall: undoes cnibox install
 
 Usage:
   cnibox uninstall [DIR] [options]   DIR is /opt/cni/bin by default
@@ -103,7 +103,7 @@ pub(super) fn keep(folder: String, table: Table) -> ExitCode {
 }
 
 /// Runs `cnibox uninstall` with the arguments that follow it.
-pub(super) fn main_uninstall(args: Vec<String>) -> ExitCode {
+pub(super) fn main_uninstall(args: Vec<String>, _: Table) -> ExitCode {
     call(&UNINSTALL, args, |options| report(options, &uninstall::run(options)?))
 }
 

@@ -2,10 +2,11 @@
 //! back with one rename, so that its name leads to a plugin at every moment.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::path::Path;
 
 use super::files::{During, remove, sync, unprotect};
-use super::folder::{Entry, Folder, Manifest, Owned, OwnedConf, backup, conf_backup, write};
+use super::folder::{Entry, Folder, Manifest, Owned, OwnedConf, backup, write};
 use super::options::Options;
 use super::origin::sha256;
 use super::plan::{Action, Step};
@@ -19,20 +20,22 @@ use crate::netfilter::{PacketFilter, handover};
 pub(super) fn run(options: &Options) -> Result<Vec<Step>> {
     let (folder, state) = (&options.folder, options.folder.join(STATE));
     if options.dry_run || !state.exists() {
-        return Ok(plan(folder)?.0);
+        return plan(folder);
     }
     let lock = Lock::exclusive(&state.join("lock"))?;
     unprotect(folder)?;
-    let (steps, manifest) = plan(folder)?;
-    if let Some(conf) = &manifest.conflist {
-        uninstall_conf(folder, conf)?;
-    }
-    for step in steps.iter().filter(|step| manifest.get(&step.name).is_some()) {
-        let path = folder.join(&step.name);
+    let steps = plan(folder)?;
+    for step in &steps {
+        // The name of the network configuration is an absolute path.
+        let (path, kept) = (folder.join(&step.name), backup(folder, &step.name));
         match step.action {
-            Action::Restore => {
-                fs::rename(backup(folder, &step.name), &path).during("restore", &path)?;
-            }
+            Action::Restore => match fs::rename(&kept, &path) {
+                Err(cause) if cause.kind() == ErrorKind::CrossesDevices => {
+                    write(&path, &fs::read(&kept).during("read", &kept)?)?;
+                    remove(&kept)?;
+                }
+                other => other.during("restore", &path)?,
+            },
             Action::Remove => remove(&path)?,
             _ => {}
         }
@@ -52,13 +55,13 @@ pub(super) fn run(options: &Options) -> Result<Vec<Step>> {
 }
 
 /// The executable is the last step: until then every link leads to it.
-fn plan(folder: &Path) -> Result<(Vec<Step>, Manifest)> {
+fn plan(folder: &Path) -> Result<Vec<Step>> {
     let state = Folder::read(folder, &[])?;
     let (binary, links): (Vec<&Owned>, Vec<&Owned>) =
         state.manifest.files.iter().partition(|owned| owned.name == BINARY);
     let conf = state.manifest.conflist.iter().map(conf_step);
     let files = links.into_iter().chain(binary).map(|owned| step(folder, &state, owned));
-    Ok((conf.chain(files).collect(), state.manifest))
+    Ok(conf.chain(files).collect())
 }
 
 fn step(folder: &Path, state: &Folder, owned: &Owned) -> Step {
@@ -87,19 +90,6 @@ fn conf_step(conf: &OwnedConf) -> Step {
     };
     let was = Some("a network configuration".to_owned());
     Step { name: conf.path.display().to_string(), action, was, backup: false }
-}
-
-fn uninstall_conf(folder: &Path, conf: &OwnedConf) -> Result<()> {
-    match conf_step(conf).action {
-        Action::Remove => remove(&conf.path),
-        Action::Restore => {
-            // The backup may be on another file system, so it cannot be renamed.
-            let kept = conf_backup(folder, &conf.path);
-            write(&conf.path, &fs::read(&kept).during("read", &kept)?)?;
-            remove(&kept)
-        }
-        _ => Ok(()),
-    }
 }
 
 /// Removes [`STATE`], unless the backup of a file that stays is in it.
