@@ -79,15 +79,12 @@ pub fn find(name: &str, dirs: &[PathBuf]) -> Result<PathBuf> {
             _ => {}
         }
     }
-    fallback.map_or_else(
-        || {
-            let names: Vec<String> = dirs.iter().map(|dir| dir.display().to_string()).collect();
-            let names = names.join(" ");
-            let msg = format!("failed to find plugin \"{name}\" in path [{names}]");
-            refuse(msg, &remedy(name, &dirs))
-        },
-        Ok,
-    )
+    if let Some(file) = fallback {
+        return Ok(file);
+    }
+    let names: Vec<String> = dirs.iter().map(|dir| dir.display().to_string()).collect();
+    let msg = format!("failed to find plugin \"{name}\" in path [{}]", names.join(" "));
+    refuse(msg, &remedy(name, &dirs))
 }
 
 /// The reason why no directory has the plugin, and the remedy.
@@ -135,14 +132,12 @@ pub fn read_result(stdout: &[u8], default: SpecVersion) -> Result<CniResult> {
 }
 
 /// The reply of a plugin to VERSION.
-#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
-#[serde(rename_all = "camelCase")]
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(default, rename_all = "camelCase")]
 pub struct VersionInfo {
     /// The version of the reply.
-    #[serde(default)]
     pub cni_version: String,
     /// The supported versions, as written.
-    #[serde(default)]
     pub supported_versions: Vec<String>,
 }
 

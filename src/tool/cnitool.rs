@@ -85,26 +85,20 @@ const COMMANDS: [(&str, &[&str]); 7] = [
 /// The command line and the environment.
 #[derive(Debug)]
 struct Options {
-    command: &'static str,
-    /// The network; the plugin for `version`.
-    subject: String,
-    /// As written; empty for commands without a namespace.
-    netns: String,
+    /// With at least the arguments of the command.
+    line: CommandLine,
     ifname: String,
     conf_dir: PathBuf,
     plugin_dirs: Vec<PathBuf>,
     cache_dir: PathBuf,
-    container_id: Option<String>,
     cap_args: String,
     cni_args: String,
-    keep: Vec<String>,
-    keep_none: bool,
 }
 
 impl Options {
     /// Surplus arguments are ignored, as in the reference: `gc` and `status` accept a namespace.
-    fn read(line: &CommandLine, env: impl Fn(&str) -> Option<String>) -> Result<Options> {
-        let argument = |i: usize| line.words.get(i).cloned().unwrap_or_default();
+    fn read(line: CommandLine, env: impl Fn(&str) -> Option<String>) -> Result<Options> {
+        require_arguments(&line.words)?;
         // An empty variable counts as unset.
         let env = |name: &str| env(name).filter(|value| !value.is_empty());
         let option = |name: &str, variable: &str, default: &str| {
@@ -112,26 +106,21 @@ impl Options {
             given.or_else(|| env(variable)).unwrap_or_else(|| default.to_owned())
         };
         Ok(Options {
-            command: command(&line.words)?,
-            subject: argument(1),
-            netns: argument(2),
             ifname: option("--ifname", "CNI_IFNAME", "eth0"),
             conf_dir: option("--net-conf-path", "NETCONFPATH", CONF_DIR).into(),
             plugin_dirs: split_path(&option("--plugin-path", "CNI_PATH", "")),
             cache_dir: line.last("--cache-dir").unwrap_or(DEFAULT_CACHE_DIR).into(),
-            container_id: line.last("--container-id").map(str::to_owned),
             cap_args: option("--cap-args", "CAP_ARGS", ""),
             cni_args: env("CNI_ARGS").unwrap_or_default(),
-            keep: line.all("--keep").map(str::to_owned).collect(),
-            keep_none: line.has("--keep-none"),
+            line,
         })
     }
 }
 
-/// The command, if it exists and has its arguments.
-fn command(words: &[String]) -> Result<&'static str> {
+/// Fails unless the command exists and has its arguments.
+fn require_arguments(words: &[String]) -> Result<()> {
     let name = words.first().ok_or_else(|| usage("no command given"))?;
-    let Some((command, arguments)) = COMMANDS.iter().find(|(command, _)| command == name) else {
+    let Some((_, arguments)) = COMMANDS.iter().find(|(command, _)| command == name) else {
         return Err(unknown_word("command", name, &COMMANDS.map(|(command, _)| command)));
     };
     let (given, count) = (words.len() - 1, arguments.len());
@@ -140,15 +129,15 @@ fn command(words: &[String]) -> Result<&'static str> {
         let names = arguments.join("> <");
         return Err(error.with_details(format!("usage: cnitool {name} <{names}>")));
     }
-    Ok(command)
+    Ok(())
 }
 
 /// Runs the tool with the arguments that follow its name. Only `add`, `validate`, `version` and
 /// `--help` print on stdout.
 pub fn main(args: Vec<String>, table: Table) -> ExitCode {
-    let read = |line| Options::read(&line, |name| std::env::var(name).ok());
+    let read = |line| Options::read(line, |name| std::env::var(name).ok());
     TOOL.run(args, read, |options| {
-        record::begin(|| format!("cnitool {}", options.command));
+        record::begin(|| format!("cnitool {}", options.line.words[0]));
         let outcome = run(&options, table);
         record::end_of_tool(&outcome);
         print(&outcome?)
@@ -162,12 +151,13 @@ fn run(options: &Options, table: Table) -> Result<String> {
         on_add_error: OnAddError::Undo,
         ..Runtime::new(options.plugin_dirs.clone())
     };
-    if options.command == "version" {
-        return Ok(runtime.version_info(&options.subject)?.supported_versions.join(" ") + "\n");
+    let (command, subject) = (options.line.words[0].as_str(), &options.line.words[1]);
+    if command == "version" {
+        return Ok(runtime.version_info(subject)?.supported_versions.join(" ") + "\n");
     }
-    let list = NetworkList::load(&options.conf_dir, &options.subject)?;
+    let list = NetworkList::load(&options.conf_dir, subject)?;
     let silent = |()| String::new();
-    match options.command {
+    match command {
         "add" => {
             let result = runtime.add(&list, &attach(options)?)?;
             result.map_or(Ok(String::new()), |result| pretty(&result.to_json()))
@@ -199,8 +189,9 @@ fn validate(runtime: &Runtime, list: &NetworkList) -> Result<String> {
 fn attach(options: &Options) -> Result<Attach> {
     let capability_args = capability_args(&options.cap_args)?;
     let args = pairs(&options.cni_args)?;
-    let netns = absolute(&options.netns)?;
-    let container_id = options.container_id.clone().unwrap_or_else(|| container_id(&netns));
+    let netns = absolute(&options.line.words[2])?;
+    let given = options.line.last("--container-id").map(str::to_owned);
+    let container_id = given.unwrap_or_else(|| container_id(&netns));
     Ok(Attach { args, capability_args, ..Attach::new(&container_id, &netns, &options.ifname) })
 }
 
@@ -238,16 +229,17 @@ fn pairs(text: &str) -> Result<Vec<(String, String)>> {
 
 /// The attachments that GC keeps; `None` without an option for them.
 fn kept(options: &Options) -> Result<Option<Vec<Attachment>>> {
-    if options.keep.is_empty() {
-        return Ok(options.keep_none.then(Vec::new));
+    let line = &options.line;
+    if !line.has("--keep") {
+        return Ok(line.has("--keep-none").then(Vec::new));
     }
-    let parse = |kept: &String| {
-        let (owner, ifname) = kept.rsplit_once(':').unwrap_or((kept, &options.ifname));
+    let parse = |kept| {
+        let (owner, ifname) = str::rsplit_once(kept, ':').unwrap_or((kept, &options.ifname));
         let container_id =
             if owner.contains('/') { container_id(&absolute(owner)?) } else { owner.to_owned() };
         Ok(Attachment { container_id, ifname: ifname.to_owned() })
     };
-    options.keep.iter().map(parse).collect::<Result<_>>().map(Some)
+    line.all("--keep").map(parse).collect::<Result<_>>().map(Some)
 }
 
 /// The absolute path, without `.`, `..` and superfluous slashes. Links are not resolved: the text

@@ -123,23 +123,25 @@ impl Job<'_> {
     /// Installs. A folder that is already as planned is not written to, and may be read-only.
     fn run(&self) -> Result<Vec<Step>> {
         let folder = &self.options.folder;
+        let protect = |plan: &Plan| {
+            if plan.manifest.protect && self.options.policy != Policy::Never {
+                files::protect(folder);
+            }
+        };
         let mut plan = Plan::new(self)?;
-        if self.options.dry_run {
-            return Ok(plan.into_steps());
-        }
-        let mut done = Ok(());
-        if !plan.is_done() {
+        if !self.options.dry_run && plan.is_done() {
+            protect(&plan);
+        } else if !self.options.dry_run {
             files::create_folder(&folder.join(STATE))?;
             let _lock = Lock::exclusive(&folder.join(STATE).join("lock"))?;
             // Another process may have changed the folder in the meantime.
             plan = Plan::new(self)?;
             files::unprotect(folder)?;
-            done = apply::run(self, &plan);
+            let done = apply::run(self, &plan);
+            protect(&plan);
+            done?;
         }
-        if plan.manifest.protect && self.options.policy != Policy::Never {
-            files::protect(folder);
-        }
-        done.map(|()| plan.into_steps())
+        Ok(plan.into_steps())
     }
 
     /// The names of the applets to be installed.
