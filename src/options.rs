@@ -1,7 +1,5 @@
-//! The command lines of the tools: each has a table of its options, from which its arguments are
-//! parsed and its help and the completions of the shells are made.
-
-use std::ffi::OsStr;
+//! The command lines of the tools. The arguments, the help and the completions of a tool all come
+//! from the table of its options.
 
 use lexopt::{Arg, Parser};
 
@@ -10,64 +8,70 @@ use crate::error::{Error, Result};
 /// An option of a command.
 #[derive(Debug)]
 pub struct Opt {
-    /// The name with its dashes.
+    /// The long name, with its dashes.
     pub flag: &'static str,
-    /// A second name of one letter.
+    /// The short name, one letter.
     pub short: Option<char>,
-    /// What its value is called in the help; empty if the option takes none.
+    /// The name of its value in the help; empty for an option without a value.
     pub value: &'static str,
-    /// One line of help, or several with line breaks between them.
+    /// The help, one or more lines.
     pub about: &'static str,
 }
 
-/// An option without a name of one letter.
+/// An option without a short name.
 pub const fn opt(flag: &'static str, value: &'static str, about: &'static str) -> Opt {
     Opt { flag, short: None, value, about }
 }
 
-/// Every command has it.
+/// An option of every command.
 pub const HELP: Opt = Opt { short: Some('h'), ..opt("--help", "", "print this text") };
-/// Every command has it.
+/// An option of every command.
 pub const VERSION: Opt = Opt { short: Some('V'), ..opt("--version", "", "print the version") };
+
+/// The options of a command, including those of every command.
+pub fn all(options: &[Opt]) -> impl Iterator<Item = &Opt> {
+    options.iter().chain([&HELP, &VERSION])
+}
 
 /// The arguments of a command.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct CommandLine {
     options: Vec<(&'static str, String)>,
-    /// The arguments that are no options, in their order.
+    /// The arguments that are not options, in order.
     pub words: Vec<String>,
 }
 
-/// A command line as it was meant.
+/// A parsed command line.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Asked {
-    /// The help, by `-h`, `--help` or the word `help` in front.
+    /// `-h`, `--help`, or `help` as the first word.
     Help,
-    /// The version, by `-V` or `--version`.
+    /// `-V` or `--version`.
     Version,
-    /// The command's own work.
+    /// The work of the command.
     Work(CommandLine),
 }
 
-/// Parses the arguments of a command that has these options besides `--help` and `--version`.
-/// Options may stand anywhere before a `--`, as `--name value` or `--name=value`.
+/// Parses the arguments of a command with these options, `--help` and `--version`. Options may be
+/// anywhere before `--`, as `--name value` or `--name=value`.
 pub fn parse(args: Vec<String>, options: &[Opt]) -> Result<Asked> {
     let mut line = CommandLine::default();
     let mut parser = Parser::from_args(args);
     while let Some(arg) = parser.next().map_err(|wrong| usage(wrong.to_string()))? {
-        let is_meant = |opt: &&Opt| match arg {
+        let matches = |opt: &&Opt| match arg {
             Arg::Long(name) => opt.flag.strip_prefix("--") == Some(name),
             Arg::Short(letter) => opt.short == Some(letter),
             Arg::Value(_) => false,
         };
-        match options.iter().chain([&HELP, &VERSION]).find(is_meant) {
+        match all(options).find(matches) {
             Some(opt) if opt.value.is_empty() => line.options.push((opt.flag, String::new())),
             Some(opt) => {
-                let value = parser.value().map_err(|_| missing(opt))?;
-                line.options.push((opt.flag, text(&value)));
+                let missing = format!("option {} needs a value: {}", opt.flag, opt.value);
+                let value = parser.value().map_err(|_| usage(missing))?;
+                line.options.push((opt.flag, value.to_string_lossy().into_owned()));
             }
             None => match arg {
-                Arg::Value(word) => line.words.push(text(&word)),
+                Arg::Value(word) => line.words.push(word.to_string_lossy().into_owned()),
                 Arg::Long(name) => return Err(unknown(&format!("--{name}"), options)),
                 Arg::Short(letter) => return Err(unknown(&format!("-{letter}"), options)),
             },
@@ -92,38 +96,37 @@ impl CommandLine {
         self.all(flag).next_back()
     }
 
-    /// All values of the option, in their order.
+    /// All values of the option, in order.
     pub fn all(&self, flag: &str) -> impl DoubleEndedIterator<Item = &str> {
         self.options.iter().filter(move |(name, _)| *name == flag).map(|(_, value)| &**value)
     }
 
-    /// The names of the options that were given.
+    /// The names of the given options, in order.
     pub fn given(&self) -> impl Iterator<Item = &'static str> {
         self.options.iter().map(|(name, _)| *name)
     }
 }
 
-/// The lines of a command's help for its options.
+/// The help of the options.
 pub fn help(options: &[Opt]) -> String {
     let name = |opt: &Opt| {
         let short = opt.short.map_or_else(|| "    ".to_owned(), |letter| format!("-{letter}, "));
         format!("  {short}{} {}", opt.flag, opt.value)
     };
-    let all = || options.iter().chain([&HELP, &VERSION]);
-    let width = all().map(|opt| name(opt).len()).max().unwrap_or_default() + 2;
+    let width = all(options).map(|opt| name(opt).len()).max().unwrap_or_default() + 2;
     let line = |opt: &Opt| {
         let about = opt.about.replace('\n', &format!("\n{:width$}", ""));
         format!("{:width$}{about}\n", name(opt))
     };
-    all().map(line).collect()
+    all(options).map(line).collect()
 }
 
-/// What `--version` prints.
+/// The output of `--version`.
 pub fn version() -> String {
     concat!("cnibox ", env!("CARGO_PKG_VERSION"), "\n").to_owned()
 }
 
-/// Refuses arguments that a command has no use for.
+/// Fails if there are arguments that are not options.
 pub fn no_words(line: &CommandLine) -> Result<()> {
     match line.words.first() {
         Some(word) => Err(usage(format!("unexpected argument \"{word}\""))),
@@ -136,19 +139,15 @@ pub fn usage(message: impl Into<String>) -> Error {
     Error::config(message)
 }
 
-fn missing(opt: &Opt) -> Error {
-    usage(format!("option {} needs a value: {}", opt.flag, opt.value))
-}
-
 fn unknown(flag: &str, options: &[Opt]) -> Error {
     let error = usage(format!("unknown option: {flag}"));
-    match nearest(flag, options.iter().chain([&HELP, &VERSION]).map(|opt| opt.flag)) {
+    match nearest(flag, all(options).map(|opt| opt.flag)) {
         Some(near) => error.with_details(format!("did you mean {near}?")),
         None => error,
     }
 }
 
-/// The error of a word that is none of `known`.
+/// The error of a word that is not one of `known`.
 pub fn unknown_word(what: &str, word: &str, known: &[&str]) -> Error {
     let error = usage(format!("unknown {what} \"{word}\""));
     match nearest(word, known.iter().copied()) {
@@ -157,15 +156,11 @@ pub fn unknown_word(what: &str, word: &str, known: &[&str]) -> Error {
     }
 }
 
-/// The known word that was probably meant: at most two letters differ, and no more than a third.
+/// The known word that was probably meant: at most two letters and a third of the word differ.
 pub fn nearest<'w>(word: &str, known: impl Iterator<Item = &'w str>) -> Option<&'w str> {
     let distance = |known: &str| strsim::osa_distance(word, known);
     let found = known.map(|known| (distance(known), known)).min_by_key(|(distance, _)| *distance);
     found.filter(|(distance, near)| *distance <= 2.min(near.len() / 3)).map(|(_, near)| near)
-}
-
-fn text(word: &OsStr) -> String {
-    word.to_string_lossy().into_owned()
 }
 
 #[cfg(test)]

@@ -1,7 +1,6 @@
-//! Programs that are not plugins: `iptables-restore` and its kind. Started directly, never through
-//! a shell.
+//! Programs other than plugins, such as `iptables-restore`. Executed directly, never by a shell.
 //!
-//! Nothing here is needed where the kernel can be spoken to; plugins are run by `invoke`, with the same
+//! Used only where the kernel has no suitable interface. Plugins are run by `invoke`, with the same
 //! [`pump`].
 
 pub(crate) mod pump;
@@ -19,56 +18,51 @@ use crate::error::{Error, Result, io_text};
 use crate::netns;
 use crate::trace;
 
-/// Folders of administrators, which runtimes often start without.
+/// Searched after `PATH`, in which runtimes often lack these folders.
 const SYSTEM: &str = "/usr/sbin:/sbin";
 
-/// The executable `name` in `PATH`, or in `/usr/sbin` or `/sbin`. Starts nothing.
+/// Finds the executable `name` in `PATH`, `/usr/sbin` and `/sbin`. Starts nothing.
 pub fn find(name: &str) -> Option<PathBuf> {
     find_in(name, &std::env::var_os("PATH").unwrap_or_default())
 }
 
 fn find_in(name: &str, path: &OsStr) -> Option<PathBuf> {
     let system = OsString::from(SYSTEM);
-    let dirs = [path, &system].map(|list| std::env::split_paths(list).collect::<Vec<_>>());
-    let dirs = dirs.into_iter().flatten().filter(|dir| dir.is_absolute());
-    dirs.map(|dir| dir.join(name)).find(|file| is_executable(file))
+    let dirs = std::env::split_paths(path).chain(std::env::split_paths(&system));
+    let files = dirs.filter(|dir| dir.is_absolute()).map(|dir| dir.join(name));
+    let is_executable = |file: &PathBuf| {
+        fs::metadata(file).is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0)
+    };
+    files.into_iter().find(is_executable)
 }
 
-fn is_executable(file: &Path) -> bool {
-    fs::metadata(file).is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0)
-}
-
-/// The exit status of a program, and its output.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The exit status and the output of a program.
+#[derive(Debug)]
 pub struct Output {
-    /// Its exit status; `None` if a signal ended it.
+    /// The exit status; `None` if a signal killed the program.
     pub code: Option<i32>,
-    /// Its standard output.
     pub stdout: String,
-    /// Its standard error.
     pub stderr: String,
-    /// The program and its arguments, for messages.
-    line: String,
-    /// `exit status 4`, `signal 9`.
-    end: String,
+    /// For messages: `run iptables-save -t nat: exit status 4`.
+    summary: String,
 }
 
 impl Output {
-    /// Its standard output, if it succeeded.
+    /// The standard output, if the exit status is 0.
     pub fn require_success(self) -> Result<String> {
         if self.code == Some(0) { Ok(self.stdout) } else { Err(self.failure()) }
     }
 
-    /// That it failed, in its own words.
+    /// The error, with the standard error of the program.
     pub fn failure(&self) -> Error {
-        let said = self.stderr.trim();
-        let said = if said.is_empty() { String::new() } else { format!(": {said}") };
-        Error::internal(format!("run {}: {}{said}", self.line, self.end))
+        let stderr = self.stderr.trim();
+        let separator = if stderr.is_empty() { "" } else { ": " };
+        Error::internal(format!("{}{separator}{stderr}", self.summary))
     }
 }
 
-/// Runs a program to its end with `stdin` as its standard input. An error is one of starting it;
-/// how it ended is in the output.
+/// Runs a program with `stdin` as its standard input until it exits. Fails only if the program
+/// cannot be started or served; a failed program is an [`Output`].
 pub fn run(program: &Path, args: &[&str], stdin: &str) -> Result<Output> {
     let name = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let line = [&[name.as_str()], args].concat().join(" ");
@@ -82,23 +76,18 @@ pub fn run(program: &Path, args: &[&str], stdin: &str) -> Result<Output> {
     let mut child = command.spawn().map_err(failed)?;
     let mut pump = Pump::new(&mut child, stdin.as_bytes());
     let served = pump.run(None, &mut io::sink());
-    // With the pipes closed the program ends, also after an error.
+    // Closes the pipes, so that the program exits even after an error.
     let (stdout, stderr) = pump.into_output();
     let status = child.wait().map_err(failed)?;
     served.map_err(failed)?;
     let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
-    Ok(Output {
-        code: status.code(),
-        stdout: text(stdout),
-        stderr: text(stderr),
-        line,
-        end: end_text(status),
-    })
+    let summary = format!("run {line}: {}", exit_text(status));
+    Ok(Output { code: status.code(), stdout: text(stdout), stderr: text(stderr), summary })
 }
 
-/// Starts this executable under the name of an applet, to stay when we end: with nothing of ours but
-/// the folder and the namespaces. Returns the first line that
-/// it writes on standard output, which it has to close, or nothing if it ends without.
+/// Starts a daemon: this executable under the name of an applet, with an empty environment. Of this
+/// process it inherits only the working directory and the namespaces. Returns the first line that
+/// it prints; the daemon must then close its stdout. The line is empty if the daemon exits.
 pub fn start_own(applet: &str, args: &[String]) -> Result<String> {
     let failed = |e: io::Error| Error::internal(format!("start {applet}: {}", io_text(&e)));
     netns::at_home()?;
@@ -113,12 +102,34 @@ pub fn start_own(applet: &str, args: &[String]) -> Result<String> {
     Ok(line)
 }
 
-fn end_text(status: ExitStatus) -> String {
+/// The exit status in Go's words; runtimes match on `exit status 1` and `signal: killed`.
+pub(crate) fn exit_text(status: ExitStatus) -> String {
+    let dumped = if status.core_dumped() { " (core dumped)" } else { "" };
     match (status.code(), status.signal()) {
         (Some(code), _) => format!("exit status {code}"),
-        (None, Some(signal)) => format!("ended by signal {signal}"),
+        (None, Some(signal)) => format!("signal: {}{dumped}", signal_text(signal)),
         (None, None) => status.to_string(),
     }
+}
+
+fn signal_text(signal: i32) -> String {
+    let name = match signal {
+        1 => "hangup",
+        2 => "interrupt",
+        3 => "quit",
+        4 => "illegal instruction",
+        5 => "trace/breakpoint trap",
+        6 => "aborted",
+        7 => "bus error",
+        8 => "floating point exception",
+        9 => "killed",
+        11 => "segmentation fault",
+        13 => "broken pipe",
+        14 => "alarm clock",
+        15 => "terminated",
+        other => return format!("signal {other}"),
+    };
+    name.to_owned()
 }
 
 #[cfg(test)]
@@ -126,27 +137,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn looks_beyond_the_path() {
+    fn system_folders_are_searched_after_path() {
         assert_eq!(find_in("sh", OsStr::new("/nowhere:/bin")), Some("/bin/sh".into()));
         assert_eq!(find_in("sh", OsStr::new("bin:.")), None, "relative folders are not searched");
         assert_eq!(find_in("passwd", OsStr::new("/etc")), None, "not executable");
     }
 
     #[test]
-    fn input_larger_than_a_pipe_comes_back() {
+    fn input_larger_than_a_pipe_is_echoed() {
         let text = "x".repeat(1 << 20);
         let output = run(Path::new("/bin/cat"), &[], &text).unwrap();
         assert_eq!(output.require_success().unwrap().len(), text.len());
     }
 
     #[test]
-    fn a_program_that_reads_nothing_is_none_the_worse() {
+    fn a_program_need_not_read_its_input() {
         let text = "x".repeat(1 << 20);
         assert_eq!(run(Path::new("/bin/true"), &[], &text).unwrap().code, Some(0));
     }
 
     #[test]
-    fn failures_tell_all() {
+    fn failures_name_command_and_status() {
         let output = run(Path::new("/bin/sh"), &["-c", "echo no >&2; exit 3"], "").unwrap();
         assert_eq!(output.code, Some(3));
         let error = output.require_success().unwrap_err();
@@ -154,6 +165,6 @@ mod tests {
         let error = run(Path::new("/nowhere/x"), &[], "").unwrap_err();
         assert_eq!(error.msg(), "run /nowhere/x: no such file or directory");
         let killed = run(Path::new("/bin/sh"), &["-c", "kill -9 $$"], "").unwrap();
-        assert!(killed.failure().msg().ends_with("ended by signal 9"));
+        assert!(killed.failure().msg().ends_with("signal: killed"));
     }
 }

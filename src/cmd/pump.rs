@@ -1,5 +1,5 @@
-//! The three pipes of a running program, served by one thread: whatever is ready is served, so no
-//! order of reading and writing on the other side can make both wait.
+//! The three pipes of a running program, served by one thread with poll(2), so that no order of
+//! reads and writes in the program causes a deadlock.
 
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
@@ -9,21 +9,12 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-/// A pipe that poll(2) calls writable takes this much without blocking (`PIPE_BUF`).
+/// A pipe that is ready for writing accepts this many bytes without blocking (`PIPE_BUF`).
 const CHUNK: usize = 4096;
-/// How much of stderr is kept for the error message; all of it is forwarded.
+/// The part of stderr that is kept for the error message; all of stderr is forwarded.
 const KEPT_STDERR: usize = 64 * 1024;
 
-/// Why the pump stopped.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Ended {
-    /// All pipes are closed.
-    Closed,
-    /// The time is over.
-    Expired,
-}
-
-/// The open pipes and what has come through them.
+/// The open pipes, and the data read from them.
 pub(crate) struct Pump<'a> {
     stdin: Option<ChildStdin>,
     stdout: Option<ChildStdout>,
@@ -31,14 +22,6 @@ pub(crate) struct Pump<'a> {
     request: &'a [u8],
     output: Vec<u8>,
     errors: Vec<u8>,
-}
-
-/// Which pipes have something to do.
-#[derive(Default)]
-struct Ready {
-    stdin: bool,
-    stdout: bool,
-    stderr: bool,
 }
 
 impl<'a> Pump<'a> {
@@ -54,70 +37,61 @@ impl<'a> Pump<'a> {
         }
     }
 
-    /// Serves the pipes until all are closed or the time is over.
+    /// Serves the pipes until all are closed; `false` if the deadline passes before.
     pub(crate) fn run(
         &mut self,
         until: Option<Instant>,
         forward: &mut dyn Write,
-    ) -> io::Result<Ended> {
+    ) -> io::Result<bool> {
         while self.stdin.is_some() || self.stdout.is_some() || self.stderr.is_some() {
             if until.is_some_and(|until| Instant::now() >= until) {
-                return Ok(Ended::Expired);
+                return Ok(false);
             }
-            let ready = self.wait(until)?;
-            if ready.stdin {
+            let [stdin, stdout, stderr] = self.wait(until)?;
+            if stdin {
                 self.feed()?;
             }
-            if ready.stdout {
+            if stdout {
                 drain(&mut self.stdout, |bytes| self.output.extend_from_slice(bytes))?;
             }
-            if ready.stderr {
+            if stderr {
                 drain(&mut self.stderr, |bytes| {
-                    // An error of writing to stderr cannot be reported.
+                    // An error of writing to stderr cannot be reported anywhere.
                     drop(forward.write_all(bytes).and_then(|()| forward.flush()));
                     let room = KEPT_STDERR.saturating_sub(self.errors.len()).min(bytes.len());
                     self.errors.extend_from_slice(&bytes[..room]);
                 })?;
             }
         }
-        Ok(Ended::Closed)
+        Ok(true)
     }
 
-    /// What the program printed on stdout, and the beginning of what it printed on stderr.
+    /// The stdout of the program, and the beginning of its stderr.
     pub(crate) fn into_output(self) -> (Vec<u8>, Vec<u8>) {
         (self.output, self.errors)
     }
 
-    /// Sleeps until something is ready, or the time is over: nothing is ready then.
-    fn wait(&self, until: Option<Instant>) -> io::Result<Ready> {
-        let mut ready = Ready::default();
-        let (mut fds, mut flags) = (Vec::with_capacity(3), Vec::with_capacity(3));
-        if let Some(pipe) = &self.stdin {
-            fds.push(PollFd::new(pipe.as_fd(), PollFlags::POLLOUT));
-            flags.push(&mut ready.stdin);
-        }
-        if let Some(pipe) = &self.stdout {
-            fds.push(PollFd::new(pipe.as_fd(), PollFlags::POLLIN));
-            flags.push(&mut ready.stdout);
-        }
-        if let Some(pipe) = &self.stderr {
-            fds.push(PollFd::new(pipe.as_fd(), PollFlags::POLLIN));
-            flags.push(&mut ready.stderr);
-        }
+    /// Waits until stdin, stdout or stderr is ready; none is if the deadline passes.
+    fn wait(&self, until: Option<Instant>) -> io::Result<[bool; 3]> {
+        let pipes = [
+            self.stdin.as_ref().map(|pipe| PollFd::new(pipe.as_fd(), PollFlags::POLLOUT)),
+            self.stdout.as_ref().map(|pipe| PollFd::new(pipe.as_fd(), PollFlags::POLLIN)),
+            self.stderr.as_ref().map(|pipe| PollFd::new(pipe.as_fd(), PollFlags::POLLIN)),
+        ];
+        let is_open = pipes.each_ref().map(Option::is_some);
+        let mut fds: Vec<PollFd<'_>> = pipes.into_iter().flatten().collect();
         match poll(&mut fds, timeout(until)) {
             Ok(_) => {}
-            Err(Errno::EINTR) => return Ok(Ready::default()),
+            Err(Errno::EINTR) => return Ok([false; 3]),
             Err(errno) => return Err(errno.into()),
         }
-        for (fd, flag) in fds.iter().zip(flags) {
-            // A pipe that was closed on the other side is ready too: to be noticed as such.
-            *flag = fd.any().unwrap_or(true);
-        }
-        Ok(ready)
+        let mut fds = fds.iter();
+        // A pipe that the program has closed is ready too.
+        Ok(is_open.map(|is_open| is_open && fds.next().is_some_and(|fd| fd.any() != Some(false))))
     }
 
-    /// Writes the next piece of the request; closes the pipe after the last one, or when the
-    /// program has closed its end without reading, which is its right.
+    /// Writes the next part of the request. Closes the pipe after the last part, or if the program
+    /// has closed it without reading everything, which is allowed.
     fn feed(&mut self) -> io::Result<()> {
         let Some(pipe) = &mut self.stdin else { return Ok(()) };
         let chunk = &self.request[..self.request.len().min(CHUNK)];
@@ -125,7 +99,7 @@ impl<'a> Pump<'a> {
             Ok(written) => self.request = &self.request[written..],
             Err(cause) if cause.kind() == io::ErrorKind::Interrupted => {}
             Err(cause) if cause.kind() == io::ErrorKind::BrokenPipe => self.request = &[],
-            // The program must not take a part, or nothing, for all.
+            // Closing the pipe here would make a partial request look complete.
             Err(cause) => return Err(cause),
         }
         if self.request.is_empty() {
@@ -148,7 +122,7 @@ fn drain<R: Read>(pipe: &mut Option<R>, mut take: impl FnMut(&[u8])) -> io::Resu
     Ok(())
 }
 
-/// The time left, rounded up so that the last millisecond is not spent polling.
+/// The remaining time, rounded up so that the last millisecond is not spent in a busy loop.
 fn timeout(until: Option<Instant>) -> PollTimeout {
     let Some(until) = until else { return PollTimeout::NONE };
     let left = until.saturating_duration_since(Instant::now()) + Duration::from_millis(1);

@@ -1,7 +1,6 @@
-//! One run of a plugin: start, feed, collect, reap.
+//! One run of a plugin: start, serve the pipes, reap.
 
 use std::io::{self, Write};
-use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
@@ -9,41 +8,41 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 
-use crate::cmd::pump::{Ended, Pump};
+use crate::cmd::exit_text;
+use crate::cmd::pump::Pump;
 use crate::cni::wire::{Failure, error_of};
 use crate::error::{Result, io_text};
 use crate::netns;
 use crate::trace::{self, TRACEPARENT};
 
-/// How long a plugin that is being written may stay "busy". An installer that copies in place
-/// holds the file open for moments.
-const BUSY_LIMIT: Duration = Duration::from_secs(5);
+/// How long ETXTBSY is retried: an installer that copies in place holds the file open for writing.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 /// The longest pause between two attempts.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// What to run.
+/// A call of a plugin.
 #[derive(Clone, Debug)]
 pub struct Exec<'a> {
-    /// The executable. It gets no arguments.
+    /// The executable, which gets no arguments.
     pub path: &'a Path,
-    /// Environment variables to add to, or to replace, the variables of this process.
+    /// Environment variables in addition to those of this process, or in place of them.
     pub env: Vec<(&'a str, String)>,
-    /// The request. A plugin may end without reading it.
+    /// The request. A plugin may exit without reading it.
     pub stdin: &'a [u8],
-    /// How long the plugin may take; it is killed (`SIGKILL`) then. `None`: for ever.
+    /// The timeout, after which the plugin is killed (`SIGKILL`). `None`: no timeout.
     pub deadline: Option<Duration>,
 }
 
-/// Runs a plugin until it has exited and no process holds its stdout and stderr open, and returns its
-/// stdout. Its stderr is copied to ours as it arrives.
+/// Runs a plugin until it has exited and no process holds its stdout and stderr open. Returns its
+/// stdout; its stderr is copied to that of this process as it arrives.
 ///
-/// The error is the plugin's own error object, or what can be told from its stderr and its exit:
+/// The error is the plugin's error object, or is made from its stderr and exit status:
 /// `netplugin failed with no error message: signal: killed`.
 pub fn exec(call: &Exec<'_>) -> Result<Vec<u8>> {
     exec_to(call, &mut io::stderr())
 }
 
-/// As [`exec`], with another place for the plugin's stderr.
+/// As [`exec`], with another destination for the plugin's stderr.
 pub(super) fn exec_to(call: &Exec<'_>, stderr: &mut dyn Write) -> Result<Vec<u8>> {
     let span = trace::span("plugin");
     span.text("process.executable.path", || call.path.display().to_string());
@@ -60,8 +59,8 @@ fn run_to(call: &Exec<'_>, stderr: &mut dyn Write) -> Result<Vec<u8>> {
     })?;
     let mut pump = Pump::new(&mut child, call.stdin);
     let status = match pump.run(until, stderr) {
-        Ok(Ended::Closed) => reap(&mut child, until),
-        Ok(Ended::Expired) => kill(&mut child),
+        Ok(true) => reap(&mut child, until),
+        Ok(false) => kill(&mut child),
         Err(cause) => kill(&mut child).and(Err(cause)),
     };
     let (stdout, stderr) = pump.into_output();
@@ -73,7 +72,7 @@ fn run_to(call: &Exec<'_>, stderr: &mut dyn Write) -> Result<Vec<u8>> {
     Err(error_of(&Failure { stdout: &stdout, stderr: &stderr, exit: &exit }))
 }
 
-/// What makes a file executable that could not be executed.
+/// The remedy for a file that could not be executed.
 fn remedy(path: &Path, cause: &io::Error) -> String {
     let path = path.display();
     match cause.raw_os_error().map(Errno::from_raw) {
@@ -81,13 +80,13 @@ fn remedy(path: &Path, cause: &io::Error) -> String {
             format!("make it executable: chmod 755 {path}; or mount its file system without noexec")
         }
         Some(Errno::ENOEXEC) => {
-            format!("{path} is no program of this machine: install the plugin again")
+            format!("{path} is not a program for this machine: install the plugin again")
         }
         _ => String::new(),
     }
 }
 
-/// Starts the plugin, again and again while its file is open for writing somewhere.
+/// Starts the plugin; retries while a process has its file open for writing.
 fn start(call: &Exec<'_>, until: Option<Instant>) -> io::Result<Child> {
     let mut command = Command::new(call.path);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -103,7 +102,7 @@ fn start(call: &Exec<'_>, until: Option<Instant>) -> io::Result<Child> {
             other => return other,
         };
         let expired = until.is_some_and(|until| Instant::now() >= until);
-        if expired || started.elapsed() >= BUSY_LIMIT {
+        if expired || started.elapsed() >= BUSY_TIMEOUT {
             return Err(busy);
         }
         thread::sleep(pause);
@@ -111,7 +110,7 @@ fn start(call: &Exec<'_>, until: Option<Instant>) -> io::Result<Child> {
     }
 }
 
-/// Waits for the exit of a plugin that has closed its pipes.
+/// Waits until a plugin that has closed its pipes exits.
 fn reap(child: &mut Child, until: Option<Instant>) -> io::Result<ExitStatus> {
     let Some(until) = until else { return child.wait() };
     let mut pause = Duration::from_micros(50);
@@ -130,34 +129,4 @@ fn reap(child: &mut Child, until: Option<Instant>) -> io::Result<ExitStatus> {
 fn kill(child: &mut Child) -> io::Result<ExitStatus> {
     child.kill()?;
     child.wait()
-}
-
-/// The end of a process as Go words it; callers match on `exit status 1` and `signal: killed`.
-fn exit_text(status: ExitStatus) -> String {
-    let dumped = if status.core_dumped() { " (core dumped)" } else { "" };
-    match (status.code(), status.signal()) {
-        (Some(code), _) => format!("exit status {code}"),
-        (None, Some(signal)) => format!("signal: {}{dumped}", signal_text(signal)),
-        (None, None) => status.to_string(),
-    }
-}
-
-fn signal_text(signal: i32) -> String {
-    let name = match signal {
-        1 => "hangup",
-        2 => "interrupt",
-        3 => "quit",
-        4 => "illegal instruction",
-        5 => "trace/breakpoint trap",
-        6 => "aborted",
-        7 => "bus error",
-        8 => "floating point exception",
-        9 => "killed",
-        11 => "segmentation fault",
-        13 => "broken pipe",
-        14 => "alarm clock",
-        15 => "terminated",
-        other => return format!("signal {other}"),
-    };
-    name.to_owned()
 }

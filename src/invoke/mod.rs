@@ -1,35 +1,36 @@
-//! Running plugins that are executables of their own: find, exec, read what they answer.
+//! Plugins as executables: find them, run them, decode their output.
 //!
-//! Used by both sides of CNI: by `runtime` for the plugins of a network, and by the plugins for
-//! a foreign delegate. [`Executor`] is the seam at which a test replaces it all; [`System`] is
-//! the real thing.
+//! Used by both sides of CNI: by `runtime` for the plugins of a network, and by plugins for
+//! foreign delegates. Tests replace [`Executor`]; [`System`] is its implementation with processes.
 #![warn(missing_docs)]
 
 mod exec;
-mod find;
 #[cfg(test)]
 mod tests;
-mod version;
 
 use std::fmt;
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::Deserialize;
 
 pub use exec::{Exec, exec};
-pub use find::{find, is_own_executable, split_path};
-pub use version::{VersionInfo, version_info};
 
 use crate::cni::CniResult;
 use crate::cni::json::Json;
 use crate::cni::version::SpecVersion;
 use crate::error::{Code, Error, Result};
+use crate::options;
 
-/// How plugins are found and run. Shared between threads by runtimes that attach several
-/// containers at a time.
+/// Finds and runs plugins. Shared between the threads of runtimes that attach several containers
+/// at a time.
 pub trait Executor: fmt::Debug + Send + Sync {
     /// The executable of the plugin `name` in one of `dirs`.
     fn find(&self, name: &str, dirs: &[PathBuf]) -> Result<PathBuf>;
 
-    /// Runs it and returns what it printed on stdout; its error object as the error.
+    /// Runs a plugin and returns its stdout; the plugin's error object as the error.
     fn run(&self, call: &Exec<'_>) -> Result<Vec<u8>>;
 }
 
@@ -47,21 +48,151 @@ impl Executor for System {
     }
 }
 
-/// The result in `stdout`, which a successful ADD printed: a JSON object, or `null` for an empty
-/// one. Where it says no version, `default` is assumed (the configuration's). Not converted.
+/// The executable of the plugin `name` in the first of `dirs` that has one. Symbolic links are
+/// followed; empty directory names are skipped. A file without execute permission is returned only
+/// if no directory has an executable, so that the error of running it names the permission.
 ///
-/// Code 6, `failed to unmarshal raw result: ...`, if it is neither; spec, section "Delegation".
-pub fn read_result(stdout: &[u8], default: SpecVersion) -> Result<CniResult> {
-    let unreadable =
-        |why: &str| Error::new(Code::DECODE, format!("failed to unmarshal raw result: {why}"));
-    match Json::parse(stdout).map_err(|why| unreadable(&why))? {
-        Json::Null => CniResult::decode(&Json::Object(Vec::new()), default),
-        json @ Json::Object(_) => CniResult::decode(&json, default),
-        other => Err(unreadable(&format!("{} is not an object", other.go_type()))),
+/// Messages: `no plugin name provided`, `invalid plugin name: <name>`, `no paths provided`,
+/// `failed to find plugin "<name>" in path [<dir> <dir>]`.
+pub fn find(name: &str, dirs: &[PathBuf]) -> Result<PathBuf> {
+    let refuse = |msg: String, remedy: &str| Err(Error::internal(msg).with_details(remedy));
+    if name.is_empty() {
+        let remedy = "set the key \"type\", of the plugin or of its \"ipam\"";
+        return refuse("no plugin name provided".to_owned(), remedy);
+    }
+    if name.contains('/') {
+        let remedy = "write the name of a file in CNI_PATH, without a directory";
+        return refuse(format!("invalid plugin name: {name}"), remedy);
+    }
+    let dirs: Vec<&PathBuf> = dirs.iter().filter(|dir| !dir.as_os_str().is_empty()).collect();
+    if dirs.is_empty() {
+        let remedy = "set CNI_PATH to the directories that hold the plugins, usually /opt/cni/bin";
+        return refuse("no paths provided".to_owned(), remedy);
+    }
+    let mut fallback = None;
+    for candidate in dirs.iter().map(|dir| dir.join(name)) {
+        match fs::metadata(&candidate) {
+            Ok(file) if file.is_file() && file.permissions().mode() & 0o111 != 0 => {
+                return Ok(candidate);
+            }
+            Ok(file) if file.is_file() => fallback = fallback.or(Some(candidate)),
+            _ => {}
+        }
+    }
+    if let Some(file) = fallback {
+        return Ok(file);
+    }
+    let names: Vec<String> = dirs.iter().map(|dir| dir.display().to_string()).collect();
+    let msg = format!("failed to find plugin \"{name}\" in path [{}]", names.join(" "));
+    refuse(msg, &remedy(name, &dirs))
+}
+
+/// The reason why no directory has the plugin, and the remedy.
+fn remedy(name: &str, dirs: &[&PathBuf]) -> String {
+    if let Some(dir) = dirs.iter().find(|dir| !dir.is_dir()) {
+        return format!("{} is not a directory: correct CNI_PATH, or create it", dir.display());
+    }
+    let is_dangling = |file: &PathBuf| file.is_symlink() && !file.exists();
+    if let Some(link) = dirs.iter().map(|dir| dir.join(name)).find(is_dangling) {
+        let link = link.display();
+        return format!("{link} is a link to a file that does not exist: install the plugin again");
+    }
+    let files = dirs.iter().filter_map(|dir| fs::read_dir(dir).ok()).flatten().flatten();
+    let names: Vec<String> = files.filter_map(|file| file.file_name().into_string().ok()).collect();
+    match options::nearest(name, names.iter().map(String::as_str)) {
+        Some(other) => format!("did you mean \"{other}\"?"),
+        None => "install the plugin there, or correct \"type\"".to_owned(),
     }
 }
 
-/// `path` for messages and for `CNI_PATH`.
-pub(crate) fn text(path: &Path) -> String {
-    path.to_string_lossy().into_owned()
+/// The directories in the text of `CNI_PATH`, which are separated by `:`, without empty names.
+pub fn split_path(cni_path: &str) -> Vec<PathBuf> {
+    cni_path.split(':').filter(|dir| !dir.is_empty()).map(PathBuf::from).collect()
+}
+
+/// Whether `path` leads to the executable of this process: the same device and inode. `false` on
+/// errors.
+pub fn is_own_executable(path: &Path) -> bool {
+    let identity = |path: &Path| fs::metadata(path).map(|m| (m.dev(), m.ino())).ok();
+    identity(path).is_some_and(|id| identity(Path::new("/proc/self/exe")) == Some(id))
+}
+
+/// Decodes the stdout of a successful ADD: a JSON object, or `null` for an empty result. A result
+/// without a version has the version `default` (that of the configuration). Not converted.
+///
+/// Otherwise code 6, `failed to unmarshal raw result: ...`; spec, section "Delegation".
+pub fn read_result(stdout: &[u8], default: SpecVersion) -> Result<CniResult> {
+    let malformed =
+        |why: &str| Error::new(Code::DECODE, format!("failed to unmarshal raw result: {why}"));
+    match Json::parse(stdout).map_err(|why| malformed(&why))? {
+        Json::Null => CniResult::decode(&Json::Object(Vec::new()), default),
+        json @ Json::Object(_) => CniResult::decode(&json, default),
+        other => Err(malformed(&format!("{} is not an object", other.go_type()))),
+    }
+}
+
+/// The reply of a plugin to VERSION.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(default, rename_all = "camelCase")]
+pub struct VersionInfo {
+    /// The version of the reply.
+    pub cni_version: String,
+    /// The supported versions, as written.
+    pub supported_versions: Vec<String>,
+}
+
+impl VersionInfo {
+    /// Whether a network of this version can use the plugin. The texts are compared (`1.0` is not
+    /// `1.0.0`); the empty version is 0.1.0.
+    pub fn supports(&self, version: &str) -> bool {
+        let version = if version.is_empty() { "0.1.0" } else { version };
+        self.supported_versions.iter().any(|v| v == version)
+    }
+
+    fn old(version: &str, supported: &[&str]) -> VersionInfo {
+        let supported_versions = supported.iter().map(|v| (*v).to_owned()).collect();
+        VersionInfo { cni_version: version.to_owned(), supported_versions }
+    }
+}
+
+/// Runs the plugin at `path` with VERSION. An invalid reply: code 6, `decoding version info: ...`.
+/// A plugin older than CNI 0.2.0 does not know VERSION; it supports 0.1.0.
+pub fn version_info(
+    executor: &dyn Executor,
+    path: &Path,
+    deadline: Option<Duration>,
+) -> Result<VersionInfo> {
+    // The dummy values are those of libcni.
+    let env = [
+        ("CNI_COMMAND", "VERSION"),
+        ("CNI_CONTAINERID", ""),
+        ("CNI_NETNS", "dummy"),
+        ("CNI_IFNAME", "dummy"),
+        ("CNI_ARGS", ""),
+        ("CNI_PATH", "dummy"),
+    ];
+    let env = env.map(|(key, value)| (key, value.to_owned())).to_vec();
+    let stdin = br#"{"cniVersion":"1.1.0"}"#;
+    match executor.run(&Exec { path, env, stdin, deadline }) {
+        Ok(stdout) => decode(&stdout),
+        Err(e) if e.msg() == "unknown CNI_COMMAND: VERSION" => {
+            Ok(VersionInfo::old("0.1.0", &["0.1.0"]))
+        }
+        Err(e) => Err(e),
+    }
+}
+
+fn decode(stdout: &[u8]) -> Result<VersionInfo> {
+    let malformed = |why: &str| Error::new(Code::DECODE, format!("decoding version info: {why}"));
+    let json = Json::parse(stdout).map_err(|why| malformed(&why))?;
+    if !matches!(json, Json::Object(_) | Json::Null) {
+        return Err(malformed(&format!("{} is not an object", json.go_type())));
+    }
+    let info: VersionInfo = json.decode().map_err(|e| malformed(e.msg()))?;
+    match (info.cni_version.as_str(), info.supported_versions.is_empty()) {
+        ("", _) => Err(malformed("missing field cniVersion")),
+        ("0.2.0", true) => Ok(VersionInfo::old("0.2.0", &["0.1.0", "0.2.0"])),
+        (_, true) => Err(malformed("missing field supportedVersions")),
+        _ => Ok(info),
+    }
 }

@@ -1,5 +1,5 @@
-//! What is remembered of each attachment between ADD and DEL: the result, the configuration and
-//! the arguments.
+//! The cache of attachments: the result, the configuration and the arguments of each ADD, until
+//! its DEL.
 //!
 //! One file `<cache dir>/results/<network>-<container id>-<ifname>` (0600 in directories 0700),
 //! in the reference's format `cniCacheV1`: compact JSON with `kind`, `containerId`, `config`
@@ -7,11 +7,11 @@
 //! built on libcni read these files, and this module reads theirs, including those from before
 //! configurations were cached, which are bare results.
 //!
-//! Beyond that: files are replaced atomically; an empty file, as a crash of another writer leaves
-//! it, counts as missing; the names are checked before they become a path. The three names are
-//! joined with `-` and may contain it, so two attachments can have the same file name; the fields in
-//! the file decide which attachment the file is of, and the second attachment, like one whose name is
-//! too long for a file, gets the name `<sha512 of the three>.hashed`.
+//! In addition, files are replaced atomically; an empty file, which the crash of another writer
+//! may leave, counts as missing; the names are checked before they become a path. The three names
+//! are joined with `-` and may contain it, so two attachments can have the same file name; the
+//! fields in the file decide to which attachment the file belongs. The second attachment, and an
+//! attachment whose name is too long for a file, gets the name `<sha512 of the three>.hashed`.
 
 use std::fs::{self, DirBuilder};
 use std::io;
@@ -22,7 +22,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use sha2::{Digest, Sha512};
 
-use super::{Attach, NetworkList};
+use super::{Attach, NetworkList, PluginConf, Runtime};
 use crate::cni::json::{Json, compact};
 use crate::cni::{CniResult, ContainerId, IfName, NetworkName, SpecVersion};
 use crate::error::{Code, Context, Error, Result};
@@ -30,28 +30,36 @@ use crate::files::atomic::{self, Durability, Writer};
 use crate::sort::sort;
 
 const KIND: &str = "cniCacheV1";
-/// The longest file name there is (`NAME_MAX`), in bytes.
+/// The longest file name in bytes (limits.h).
 const NAME_MAX: usize = 255;
-/// Ends the names that are hashes; a network's file ends in an interface name.
+/// The suffix of hashed names. Other names end with the name of an interface.
 const HASHED: &str = ".hashed";
 
-/// What a cache file says about its attachment.
+/// The attachment of a cache file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CachedAttachment {
     /// The network's name.
     pub network: String,
-    /// The configuration's bytes as they were at ADD; empty in files from before that was kept.
+    /// The configuration's bytes at ADD; empty in files of old releases of libcni.
     pub config: Vec<u8>,
     /// Container, namespace (empty in old files), interface and arguments.
     pub attach: Attach,
 }
 
-/// The cache below one directory.
-pub(super) struct Cache {
-    results: PathBuf,
+impl CachedAttachment {
+    /// The network at ADD, if it is in the cache.
+    pub fn list(&self) -> Option<NetworkList> {
+        let list = NetworkList::from_bytes(&self.config).ok()?;
+        let list = if list.plugins.is_empty() {
+            NetworkList::of_single(&PluginConf::from_bytes(&self.config).ok()?)
+        } else {
+            list
+        };
+        Some(list).filter(|list| list.name == self.network)
+    }
 }
 
-/// The attachment of the file: checked names.
+/// The attachment of a cache file: checked names.
 pub(super) struct Key {
     network: NetworkName,
     container: ContainerId,
@@ -60,15 +68,15 @@ pub(super) struct Key {
 
 impl Key {
     /// Checks all three names, in the order of the reference's ADD.
-    pub(super) fn of(network: &str, attach: &Attach) -> Result<Key> {
+    pub(super) fn new(network: &str, attach: &Attach) -> Result<Key> {
         let container = ContainerId::parse(&attach.container_id)?;
         let network = NetworkName::parse(network)?;
         let ifname = IfName::parse(&attach.ifname)?;
         Ok(Key { network, container, ifname })
     }
 
-    /// As [`Key::of`], with the message of the cache for a missing name.
-    pub(super) fn complete(network: &str, attach: &Attach) -> Result<Key> {
+    /// As [`Key::new`], with the reference's message for a missing name in cache operations.
+    fn complete(network: &str, attach: &Attach) -> Result<Key> {
         let (id, ifname) = (&attach.container_id, &attach.ifname);
         if network.is_empty() || id.is_empty() || ifname.is_empty() {
             return Err(Error::config(format!(
@@ -76,21 +84,21 @@ impl Key {
                  and interface name (\"{ifname}\")"
             )));
         }
-        Key::of(network, attach)
+        Key::new(network, attach)
     }
 
     fn plain_name(&self) -> String {
         format!("{}-{}-{}", self.network, self.container, self.ifname)
     }
 
-    /// No name contains a `/`, so a `/` separates them.
+    /// Unambiguous, since no name contains a `/`.
     fn hashed_name(&self) -> String {
         let text = format!("{}/{}/{}", self.network, self.container, self.ifname);
         hex(&Sha512::digest(text)[..20]) + HASHED
     }
 
+    /// Whether the file belongs to the attachment. A bare result does not name its attachment.
     fn owns(&self, file: &Json) -> bool {
-        // A bare result does not name its attachment.
         kind(file) != KIND
             || text(file, "networkName") == self.network.as_str()
                 && text(file, "containerId") == self.container.as_str()
@@ -98,43 +106,46 @@ impl Key {
     }
 }
 
-impl Cache {
-    pub(super) fn below(dir: &Path) -> Cache {
-        Cache { results: dir.join("results") }
+impl Runtime {
+    fn results(&self) -> PathBuf {
+        self.cache_dir.join("results")
     }
 
-    /// Remembers a successful ADD.
-    pub(super) fn store(
+    /// Caches a successful ADD.
+    pub(super) fn cache_result(
         &self,
         list: &NetworkList,
         attach: &Attach,
         result: Option<&CniResult>,
     ) -> Result<()> {
         let key = Key::complete(&list.name, attach)?;
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(&self.results)
-            .map_err(|cause| Error::io(format_args!("mkdir {}", self.results.display()), &cause))?;
+        let results = self.results();
+        let created = DirBuilder::new().recursive(true).mode(0o700).create(&results);
+        created.map_err(|cause| Error::io(format_args!("mkdir {}", results.display()), &cause))?;
         let bytes = compact(&document(list, attach, result))?;
-        let path = self.path_to_write(&key);
+        let [plain, hashed] = self.paths(&key);
+        let is_foreign = fs::read(&plain)
+            .ok()
+            .and_then(|bytes| Json::parse(&bytes).ok())
+            .is_some_and(|file| !key.owns(&file));
+        let path = if key.plain_name().len() > NAME_MAX || is_foreign { hashed } else { plain };
         Ok(Writer::unlocked(&path, Durability::Synced).replace(&path, bytes.as_bytes(), 0o600)?)
     }
 
-    /// Forgets the attachment. That there is nothing is fine, and so is that it cannot be removed:
-    /// the attachment is gone all the same.
-    pub(super) fn remove(&self, key: &Key) {
+    /// Removes the attachment from the cache. Errors are ignored: the attachment itself no longer
+    /// exists.
+    pub(super) fn uncache(&self, key: &Key) {
         for path in self.paths(key) {
             let Ok(bytes) = fs::read(&path) else { continue };
-            // The attachment of a file that is empty or malformed is unknown.
+            // An empty or malformed file does not name its attachment.
             if Json::parse(&bytes).map_or(true, |file| key.owns(&file)) {
                 drop(fs::remove_file(path));
             }
         }
     }
 
-    /// The result of the ADD, in the network's version; `None` if none is cached.
-    pub(super) fn result(&self, list: &NetworkList, attach: &Attach) -> Result<Option<CniResult>> {
+    /// The result of the attachment's ADD in the network's version; `None` if none is cached.
+    pub fn cached_result(&self, list: &NetworkList, attach: &Attach) -> Result<Option<CniResult>> {
         let key = Key::complete(&list.name, attach)?;
         let Some(file) = self.read(&key, "decoding version from network config")? else {
             return Ok(None);
@@ -156,12 +167,17 @@ impl Cache {
             .map(Some)
     }
 
-    /// Configuration and arguments of the ADD; `None` if nothing is cached.
-    pub(super) fn config(
+    /// The configuration with which the attachment was made, and `attach` with the arguments of its
+    /// ADD: `CNI_ARGS` if there were any, capability arguments always; the namespace stays that
+    /// of `attach`. `None` if nothing is cached. DEL with these undoes exactly what ADD did.
+    ///
+    /// Errors: `failed to unmarshal cached network "<name>" config: <reason>`,
+    /// `read cached network "<name>" config has wrong kind: <kind>`.
+    pub fn cached_config(
         &self,
         network: &str,
         attach: &Attach,
-    ) -> Result<Option<CachedAttachment>> {
+    ) -> Result<Option<(Vec<u8>, Attach)>> {
         let key = Key::complete(network, attach)?;
         let what = format!("failed to unmarshal cached network \"{network}\" config");
         let Some(file) = self.read(&key, &what)? else { return Ok(None) };
@@ -170,44 +186,40 @@ impl Cache {
             let msg = format!("read cached network \"{network}\" config has wrong kind: {kind}");
             return Err(Error::new(Code::DECODE, msg));
         }
-        attachment(&file).map(Some).map_err(|e| e.context(what))
+        let CachedAttachment { config, attach: cached, .. } = attachment(&file).context(|| what)?;
+        let args = if cached.args.is_empty() { attach.args.clone() } else { cached.args };
+        let capability_args = cached.capability_args;
+        Ok(Some((config, Attach { args, capability_args, ..attach.clone() })))
     }
 
-    /// All attachments, or the attachments of one container if `container` is not empty, by file name.
-    /// Files that say too little are passed over.
-    pub(super) fn attachments(&self, container: &str) -> Result<Vec<CachedAttachment>> {
-        atomic::sweep_stale(&self.results);
-        let failed = |cause| Error::io(format_args!("open {}", self.results.display()), &cause);
-        let entries = match fs::read_dir(&self.results) {
+    /// The attachments in the cache, of one container or, if `container_id` is empty, of all, sorted
+    /// by file name. Other files are skipped; a directory that does not exist has none.
+    pub fn cached_attachments(&self, container_id: &str) -> Result<Vec<CachedAttachment>> {
+        let results = self.results();
+        atomic::sweep_stale(&results);
+        let failed = |cause| Error::io(format_args!("open {}", results.display()), &cause);
+        let entries = match fs::read_dir(&results) {
             Err(cause) if cause.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             other => other.map_err(failed)?,
         };
         let mut names = Vec::new();
         for entry in entries {
-            // A name that is not UTF-8 is not one of ours.
+            // No cache file has a name that is not UTF-8.
             names.extend(entry.map_err(failed)?.file_name().into_string());
         }
         sort(&mut names);
-        let within = format!("-{container}-");
-        names.retain(|name| {
-            container.is_empty() || name.contains(&within) || name.ends_with(HASHED)
-        });
-        Ok(names.iter().filter_map(|name| self.listed(name, container)).collect())
+        if !container_id.is_empty() {
+            // A filter, so that few files are read.
+            let infix = format!("-{container_id}-");
+            names.retain(|name| name.contains(&infix) || name.ends_with(HASHED));
+        }
+        let mut found: Vec<_> = names.iter().filter_map(|name| listed(&results, name)).collect();
+        found.retain(|c| container_id.is_empty() || c.attach.container_id == container_id);
+        Ok(found)
     }
 
-    /// The attachment in the file `name`, if that is the file of the attachment in it: what a
-    /// crashed writer left under a temporary name is not.
-    fn listed(&self, name: &str, container: &str) -> Option<CachedAttachment> {
-        let file = Json::parse(&fs::read(self.results.join(name)).ok()?).ok()?;
-        let found = (kind(&file) == KIND).then(|| attachment(&file).ok())??;
-        let key = Key::of(&found.network, &found.attach).ok()?;
-        let own_name = key.plain_name() == name || key.hashed_name() == name;
-        (own_name && (container.is_empty() || container == found.attach.container_id))
-            .then_some(found)
-    }
-
-    /// The document of `key`, wherever it is; the error is `what` and the parser's reason. An
-    /// empty or unreadable file counts as missing.
+    /// The file of `key`; the error is `what` and the parser's reason. An empty or unreadable file
+    /// counts as missing.
     fn read(&self, key: &Key, what: &str) -> Result<Option<Json>> {
         for path in self.paths(key) {
             let bytes = fs::read(path).unwrap_or_default();
@@ -223,22 +235,22 @@ impl Cache {
         Ok(None)
     }
 
-    /// Where the file of `key` may be.
+    /// The possible paths of the file of `key`.
     fn paths(&self, key: &Key) -> [PathBuf; 2] {
-        [key.plain_name(), key.hashed_name()].map(|name| self.results.join(name))
-    }
-
-    fn path_to_write(&self, key: &Key) -> PathBuf {
-        let [plain, hashed] = self.paths(key);
-        let somebody_elses = fs::read(&plain)
-            .ok()
-            .and_then(|bytes| Json::parse(&bytes).ok())
-            .is_some_and(|file| !key.owns(&file));
-        if key.plain_name().len() > NAME_MAX || somebody_elses { hashed } else { plain }
+        [key.plain_name(), key.hashed_name()].map(|name| self.results().join(name))
     }
 }
 
-/// The file's content, keys in the reference's order.
+/// The attachment in the file `name`, unless the name is that of another attachment or the temporary
+/// name of a crashed writer.
+fn listed(results: &Path, name: &str) -> Option<CachedAttachment> {
+    let file = Json::parse(&fs::read(results.join(name)).ok()?).ok()?;
+    let found = (kind(&file) == KIND).then(|| attachment(&file).ok())??;
+    let key = Key::new(&found.network, &found.attach).ok()?;
+    (key.plain_name() == name || key.hashed_name() == name).then_some(found)
+}
+
+/// The content of a file, with the keys in the reference's order.
 fn document(list: &NetworkList, attach: &Attach, result: Option<&CniResult>) -> Json {
     let mut members: Vec<(&str, Json)> = vec![
         ("kind", KIND.into()),
@@ -264,7 +276,7 @@ fn document(list: &NetworkList, attach: &Attach, result: Option<&CniResult>) -> 
     Json::Object(members.into_iter().map(|(key, value)| (key.to_owned(), value)).collect())
 }
 
-/// Reads a document of the right kind.
+/// Decodes a file of the kind [`KIND`].
 fn attachment(file: &Json) -> Result<CachedAttachment> {
     let config = STANDARD
         .decode(text(file, "config"))
@@ -294,7 +306,7 @@ fn text<'a>(file: &'a Json, key: &str) -> &'a str {
     file.get(key).and_then(Json::as_str).unwrap_or_default()
 }
 
-/// Bytes in lower-case hexadecimal digits.
+/// The bytes in lower-case hexadecimal digits.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     let digits = bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]);
     digits.filter_map(|digit| char::from_digit(digit.into(), 16)).collect()

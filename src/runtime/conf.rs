@@ -1,4 +1,4 @@
-//! One plugin's configuration, and the files that configurations come in.
+//! The configuration of one plugin, and the files of configurations.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,7 +13,7 @@ use crate::cni::json::{Json, compact};
 use crate::error::{Code, Error, Result, io_text};
 use crate::sort::sort;
 
-/// How the names of files with networks end.
+/// The file name extensions of network configurations.
 pub(crate) const EXTENSIONS: [&str; 3] = ["conflist", "conf", "json"];
 
 /// The configuration of one plugin: the common keys decoded, and the document.
@@ -25,9 +25,9 @@ pub struct PluginConf {
     pub name: String,
     /// `cniVersion` as written; empty inside a list, usually.
     pub cni_version: String,
-    /// `capabilities`, those that are `false` included.
+    /// `capabilities`, including those that are `false`.
     pub capabilities: BTreeMap<String, bool>,
-    /// `ipam.type`; empty if there is no address management.
+    /// `ipam.type`; empty without address management.
     pub ipam_type: String,
     /// `dns`.
     pub dns: DnsConf,
@@ -68,7 +68,7 @@ impl PluginConf {
         PluginConf::from_bytes(&read(path)?)
     }
 
-    /// An entry of a list: its bytes are compact with sorted keys, as the reference keeps them.
+    /// Parses an entry of a list: its bytes are compact with sorted keys, as in the reference.
     pub(super) fn from_entry(entry: &Json) -> Result<PluginConf> {
         let json = entry.clone().distinct().normalised();
         let bytes = compact(&json.clone().sorted())?.into_bytes();
@@ -85,10 +85,9 @@ impl PluginConf {
             }
         };
         if common.r#type.is_empty() {
-            let remedy = if json.get_present("plugins").is_some() {
-                "the file of a list of plugins is called .conflist"
-            } else {
-                "add \"type\", the name of the plugin"
+            let remedy = match json.get_present("plugins") {
+                Some(_) => "the file of a list of plugins is called .conflist",
+                None => "add \"type\", the name of the plugin",
             };
             return Err(malformed(Error::config("missing 'type'")).with_details(remedy));
         }
@@ -104,7 +103,7 @@ impl PluginConf {
         })
     }
 
-    /// The keys that every plugin's configuration may have.
+    /// The common keys of all plugins.
     pub(crate) fn keys() -> Keys {
         Keys::of::<Common>()
     }
@@ -114,14 +113,13 @@ impl PluginConf {
         &self.json
     }
 
-    /// The document's bytes: as they were read, or for an entry of a list compact with sorted
-    /// keys.
+    /// The bytes of the document: as read, or for an entry of a list compact with sorted keys.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// The same configuration with the keys of `members` added or replaced, whatever case they
-    /// were written in; compact with sorted keys.
+    /// The same configuration with the keys of `members` added or replaced (case-insensitively);
+    /// compact with sorted keys.
     ///
     /// Errors: `keys cannot be empty`, `key '<k>' value must not be nil`.
     pub fn inject(&self, members: &[(String, Json)]) -> Result<PluginConf> {
@@ -144,15 +142,13 @@ impl PluginConf {
     }
 }
 
-/// The document of a file.
+/// Parses the document of a file.
 pub(super) fn parse(bytes: &[u8]) -> Result<Json> {
     Json::parse(bytes).map_err(|why| {
-        let is_short = why.contains("EOF");
-        let error = Error::new(Code::DECODE, why);
-        if !is_short {
-            return error;
-        }
-        error.with_details("the file is empty or was cut short: write it again")
+        let is_truncated = why.contains("EOF");
+        let remedy =
+            if is_truncated { "the file is empty or was cut short: write it again" } else { "" };
+        Error::new(Code::DECODE, why).with_details(remedy)
     })
 }
 
@@ -161,8 +157,8 @@ fn malformed(error: Error) -> Error {
 }
 
 /// The files in `dir` whose extension is one of `extensions` (without the dot, case-sensitive),
-/// sorted by name in byte order. A directory that does not exist has none. Links are files
-/// whatever they point to; directories below are not looked into.
+/// sorted by name in byte order. A directory that does not exist has none. Links are files,
+/// whatever their targets; subdirectories are not searched.
 pub fn conf_files(dir: &Path, extensions: &[&str]) -> Result<Vec<PathBuf>> {
     let failed = |cause| Error::io(format_args!("open {}", dir.display()), &cause);
     let entries = match fs::read_dir(dir) {
@@ -173,7 +169,7 @@ pub fn conf_files(dir: &Path, extensions: &[&str]) -> Result<Vec<PathBuf>> {
     for entry in entries {
         let entry = entry.map_err(failed)?;
         let name = entry.file_name();
-        // A file that is called ".conf" counts, unlike with `Path::extension`.
+        // `Path::extension` would skip a file called ".conf", which libcni reads.
         let extension = name.to_str().and_then(|name| name.rsplit_once('.')).map(|(_, e)| e);
         if extension.is_some_and(|e| extensions.contains(&e))
             && !entry.file_type().map_err(failed)?.is_dir()

@@ -1,19 +1,21 @@
-//! The operations on a network as a whole: GC and STATUS.
+//! The operations on a network as a whole: GC, STATUS and the validation of its plugins.
 
-use super::{Attach, Attachment, CachedAttachment, NetworkList, PluginConf, Runtime, request};
+use super::{Attach, Attachment, NetworkList, PluginConf, Runtime, ops};
 use crate::cni::{NetworkName, SpecVersion};
-use crate::error::{Error, Result};
+use crate::error::{Code, Error, Result};
+use crate::invoke::{self, VersionInfo};
+use crate::sort::sort;
 
 impl Runtime {
-    /// Removes what is left of attachments that are not in `valid`: a DEL for each one in the
-    /// cache, with the configuration and the arguments of its ADD, then (from 1.1.0 on) the verb
-    /// GC for every plugin, with the list, for what the cache does not know of.
+    /// Removes the remains of attachments that are not in `valid`: a DEL for each such attachment
+    /// in the cache, with the configuration and the arguments of its ADD, then (from 1.1.0 on) the
+    /// verb GC for every plugin, with the list, for attachments that are not in the cache.
     ///
     /// `None` instead of a list: every cached attachment of the network is removed, and the
-    /// plugins get no list; ours then release nothing. An empty list says that none is valid.
-    /// Nothing is done if the list says `disableGC`.
+    /// plugins receive no list; those of this executable then release nothing. An empty list means
+    /// that no attachment is valid. Does nothing if the list has `disableGC`.
     ///
-    /// Goes on after failures and reports them all, one per line:
+    /// Continues after failures and reports them all, one per line:
     /// `failed to delete stale attachment <id> <ifname>: <reason>`,
     /// `failed to GC plugin <type>: <reason>`.
     pub fn gc(&self, list: &NetworkList, valid: Option<&[Attachment]>) -> Result<()> {
@@ -21,73 +23,93 @@ impl Runtime {
             return Ok(());
         }
         NetworkName::parse(&list.name)?;
-        let verb_exists = list.at_least(SpecVersion::V1_1_0)?;
+        let has_verb = list.at_least(SpecVersion::V1_1_0)?;
         let mut errors = Vec::new();
-        match self.cached_attachments("") {
-            Ok(cached) => self.del_stale(list, valid.unwrap_or_default(), &cached, &mut errors),
-            Err(error) => errors.push(error.context("read the cached attachments")),
-        }
-        for plugin in list.plugins.iter().filter(|_| verb_exists) {
-            let done = request::for_network(list, plugin, valid)
-                .and_then(|request| self.run("GC", plugin, &Attach::default(), &request));
-            if let Err(error) = done {
-                let what = format!("failed to GC plugin {}", plugin.plugin_type);
-                errors.push(in_front(&what, &error));
+        let cached = self.cached_attachments("").unwrap_or_else(|error| {
+            errors.push(error.context("read the cached attachments"));
+            Vec::new()
+        });
+        let is_stale = |attach: &Attach| {
+            !valid.unwrap_or_default().iter().any(|valid| {
+                valid.container_id == attach.container_id && valid.ifname == attach.ifname
+            })
+        };
+        for stale in cached.iter().filter(|c| c.network == list.name && is_stale(&c.attach)) {
+            if let Err(error) = self.del(stale.list().as_ref().unwrap_or(list), &stale.attach) {
+                let Attach { container_id, ifname, .. } = &stale.attach;
+                let what = format!("failed to delete stale attachment {container_id} {ifname}");
+                errors.push(Error::new(error.code(), format!("{what}: {error}")));
             }
         }
-        lines(&errors).map_or(Ok(()), Err)
+        for plugin in list.plugins.iter().filter(|_| has_verb) {
+            let request = ops::for_network(list, plugin, valid);
+            if let Err(error) = self.call("GC", plugin, &Attach::default(), request) {
+                let what = format!("failed to GC plugin {}", plugin.plugin_type);
+                errors.push(Error::new(error.code(), format!("{what}: {error}")));
+            }
+        }
+        join(&errors, "\n").map_or(Ok(()), |(code, text)| Err(Error::foreign(code, text, "")))
     }
 
-    /// Asks every plugin in order whether it could serve an ADD now. The first error is returned
-    /// as it is: code 50 or 51 usually. Below 1.1.0 no plugin is asked.
+    /// Asks every plugin in order whether it could serve an ADD now. Returns the first error as it
+    /// is: code 50 or 51 usually. Below 1.1.0 no plugin is asked.
     pub fn status(&self, list: &NetworkList) -> Result<()> {
         if !list.at_least(SpecVersion::V1_1_0)? {
             return Ok(());
         }
         list.plugins.iter().try_for_each(|plugin| {
-            let request = request::for_network(list, plugin, None)?;
-            self.run("STATUS", plugin, &Attach::default(), &request).map(drop)
+            let request = ops::for_network(list, plugin, None);
+            self.call("STATUS", plugin, &Attach::default(), request)
         })
     }
 
-    fn del_stale(
-        &self,
-        list: &NetworkList,
-        valid: &[Attachment],
-        cached: &[CachedAttachment],
-        errors: &mut Vec<Error>,
-    ) {
-        let is_valid = |attach: &Attach| {
-            valid.iter().any(|v| v.container_id == attach.container_id && v.ifname == attach.ifname)
-        };
-        for stale in cached.iter().filter(|c| c.network == list.name && !is_valid(&c.attach)) {
-            let made_by = stale.list();
-            if let Err(error) = self.del(made_by.as_ref().unwrap_or(list), &stale.attach) {
-                let Attach { container_id, ifname, .. } = &stale.attach;
-                let what = format!("failed to delete stale attachment {container_id} {ifname}");
-                errors.push(in_front(&what, &error));
-            }
+    /// Finds every plugin and compares its versions with that of the network. Returns the
+    /// capabilities that any of the plugins asks for, sorted.
+    ///
+    /// Errors of all plugins at once, `[<e1> <e2>]`: not found, or
+    /// `plugin <type> does not support config version "<v>"`.
+    pub fn validate(&self, list: &NetworkList) -> Result<Vec<String>> {
+        let validate = |plugin| self.validate_version(plugin, &list.cni_version).err();
+        let errors: Vec<Error> = list.plugins.iter().filter_map(validate).collect();
+        match join(&errors, " ") {
+            Some((code, text)) => Err(Error::foreign(code, format!("[{text}]"), "")),
+            None => Ok(capabilities(&list.plugins)),
         }
+    }
+
+    /// As [`Runtime::validate`] for one plugin and its own version; returns its error as it is.
+    pub fn validate_plugin(&self, plugin: &PluginConf) -> Result<Vec<String>> {
+        self.validate_version(plugin, &plugin.cni_version)?;
+        Ok(capabilities(std::slice::from_ref(plugin)))
+    }
+
+    /// The versions that the plugin called `plugin_type` supports.
+    pub fn version_info(&self, plugin_type: &str) -> Result<VersionInfo> {
+        let path = self.executor.find(plugin_type, &self.plugin_dirs)?;
+        invoke::version_info(self.executor.as_ref(), &path, self.deadline)
+    }
+
+    fn validate_version(&self, plugin: &PluginConf, version: &str) -> Result<()> {
+        let kind = &plugin.plugin_type;
+        if self.version_info(kind)?.supports(version) {
+            return Ok(());
+        }
+        let version = if version.is_empty() { "0.1.0" } else { version };
+        let msg = format!("plugin {kind} does not support config version \"{version}\"");
+        Err(Error::new(Code::INCOMPATIBLE_VERSION, msg))
     }
 }
 
-impl CachedAttachment {
-    /// The network as it was at ADD, if the cache tells.
-    pub fn list(&self) -> Option<NetworkList> {
-        let list = NetworkList::from_bytes(&self.config).ok()?;
-        if list.plugins.is_empty() {
-            let single = PluginConf::from_bytes(&self.config).ok()?;
-            return Some(NetworkList::of_single(&single)).filter(|l| l.name == self.network);
-        }
-        Some(list).filter(|list| list.name == self.network)
-    }
+fn capabilities(plugins: &[PluginConf]) -> Vec<String> {
+    let wanted = plugins.iter().flat_map(PluginConf::wanted);
+    let mut names: Vec<String> = wanted.map(str::to_owned).collect();
+    sort(&mut names);
+    names.dedup();
+    names
 }
 
-fn in_front(what: &str, error: &Error) -> Error {
-    Error::foreign(error.code(), format!("{what}: {error}"), "")
-}
-
-fn lines(errors: &[Error]) -> Option<Error> {
-    let text: Vec<String> = errors.iter().map(Error::to_string).collect();
-    errors.first().map(|first| Error::foreign(first.code(), text.join("\n"), ""))
+/// The code of the first error, and all texts.
+fn join(errors: &[Error], separator: &str) -> Option<(Code, String)> {
+    let texts: Vec<String> = errors.iter().map(Error::to_string).collect();
+    errors.first().map(|first| (first.code(), texts.join(separator)))
 }

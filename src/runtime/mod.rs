@@ -1,13 +1,13 @@
-//! The runtime side of CNI: network configurations in, plugins run, results and cache out.
+//! The runtime side of CNI: reads network configurations, runs plugins, returns and caches results.
 //!
-//! What libcni is to Go programs. It knows plugins as executables only. A program that attaches
+//! The counterpart of libcni for Rust programs. Plugins are executables. A program that attaches
 //! containers needs three things:
 //!
 //! * a network, from a file: [`NetworkList::load`] by name, [`NetworkList::from_file`],
 //!   [`NetworkList::from_bytes`];
-//! * an [`Attach`]: which container, namespace and interface, with which arguments;
-//! * a [`Runtime`]: where plugins and cache are, and what to do on trouble. Its methods are the
-//!   operations: [`Runtime::add`], [`Runtime::check`], [`Runtime::del`], [`Runtime::gc`],
+//! * an [`Attach`]: the container, the namespace, the interface and the arguments;
+//! * a [`Runtime`]: the directories of plugins and cache, and the behaviour on errors. Its methods
+//!   are the operations: [`Runtime::add`], [`Runtime::check`], [`Runtime::del`], [`Runtime::gc`],
 //!   [`Runtime::status`], [`Runtime::validate`].
 //!
 //! ```no_run
@@ -26,11 +26,12 @@
 //! # }
 //! ```
 //!
-//! Nothing is locked: hold off other operations on the same container, and ADD and DEL of the
-//! network during GC. The cache files are those of libcni, in both directions (see [`cache`]).
+//! There is no locking: the caller must serialise operations on the same container, and run no ADD
+//! and no DEL of a network during its GC. The format of the cache is that of libcni (see
+//! [`cache`]).
 //!
-//! Errors are the plugin's own, with its code (spec, section 7.2), or say which step failed;
-//! texts are those of the reference.
+//! Errors are those of the plugin, with its code (spec, section "Error"), or name the step that
+//! failed, with the texts of libcni.
 #![warn(missing_docs)]
 
 pub mod cache;
@@ -38,10 +39,8 @@ mod conf;
 mod housekeeping;
 pub(crate) mod list;
 mod ops;
-mod request;
 #[cfg(test)]
 mod tests;
-mod validate;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -60,19 +59,20 @@ pub use crate::invoke::{Exec, Executor, System, VersionInfo};
 /// The default directory of cached results.
 pub const DEFAULT_CACHE_DIR: &str = "/var/lib/cni";
 
-/// One attachment of a container to a network, as the caller describes it.
+/// An attachment of a container to a network.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Attach {
     /// The container, `CNI_CONTAINERID`: `[a-zA-Z0-9][a-zA-Z0-9_.-]*`.
     pub container_id: String,
-    /// Path of the network namespace, `CNI_NETNS`. May be empty on DEL, when it is gone.
+    /// Path of the network namespace, `CNI_NETNS`. May be empty on DEL if the namespace no longer
+    /// exists.
     pub netns: String,
     /// The interface inside the container, `CNI_IFNAME`: 1 to 15 bytes.
     pub ifname: String,
     /// The pairs of `CNI_ARGS`, in order.
     pub args: Vec<(String, String)>,
-    /// Capability arguments, name and value: those that a plugin's `capabilities` ask for become
-    /// its `runtimeConfig`.
+    /// Capability arguments, name and value: the `runtimeConfig` of a plugin has those that its
+    /// `capabilities` ask for.
     pub capability_args: Vec<(String, Json)>,
 }
 
@@ -91,48 +91,47 @@ impl Attach {
 /// What DEL does when a plugin fails.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnDelError {
-    /// Return at once, as the reference: a later plugin might act on an address that an earlier
-    /// plugin has released and another container has got.
+    /// Return at once, as libcni: a later plugin might act on an address that an earlier plugin has
+    /// released and that another container has received.
     #[default]
     Stop,
     /// Run the others too and report all errors.
     Continue,
 }
 
-/// What a failed ADD leaves behind.
+/// What a failed ADD leaves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnAddError {
-    /// The work of the plugins that ran, for the caller to DEL: the specification's division of
-    /// labour.
+    /// The work of the plugins that ran: the caller must run DEL, as in the specification.
     #[default]
     Keep,
-    /// Nothing: the plugins that ran get a DEL, the last one first, unless an earlier ADD of the
-    /// same attachment is in the cache. Trouble with that goes to stderr; the error returned is
-    /// that of the ADD.
+    /// Nothing: the plugins that ran get a DEL, in reverse order, unless an earlier ADD of the same
+    /// attachment is in the cache. Errors of these DELs are logged on stderr; the error of the
+    /// ADD is returned.
     Undo,
 }
 
-/// Plugin directories, cache directory and habits. Build it with [`Runtime::new`] and change the
-/// fields that should differ.
+/// Plugin directories, cache directory and behaviour. Create it with [`Runtime::new`] and change
+/// the fields that differ.
 #[derive(Debug)]
 pub struct Runtime {
-    /// Where plugins are looked for, in order. Plugins get the same list as `CNI_PATH`.
+    /// The directories of plugins, searched in order. Plugins receive the same list as `CNI_PATH`.
     pub plugin_dirs: Vec<PathBuf>,
-    /// Results are kept in `results/` below this directory. One that does not survive a reboot
-    /// (below `/run`) keeps stale entries away.
+    /// Results are cached in `results/` below this directory. A directory below `/run` has no
+    /// stale entries after a reboot.
     pub cache_dir: PathBuf,
-    /// How long each plugin may take before it is killed. `None`: for ever.
+    /// The timeout of each plugin, which is then killed. `None`: no timeout.
     pub deadline: Option<Duration>,
-    /// What a failing DEL does.
+    /// What DEL does when a plugin fails.
     pub on_del_error: OnDelError,
-    /// What a failing ADD does.
+    /// What a failed ADD leaves.
     pub on_add_error: OnAddError,
-    /// How plugins are found and run: processes, or a test's replacement.
+    /// Finds and runs plugins: as processes by default.
     pub executor: Box<dyn Executor>,
 }
 
 impl Runtime {
-    /// The reference's habits and the cache in [`DEFAULT_CACHE_DIR`].
+    /// The behaviour of libcni, and the cache in [`DEFAULT_CACHE_DIR`].
     pub fn new(plugin_dirs: Vec<PathBuf>) -> Runtime {
         Runtime {
             plugin_dirs,

@@ -1,32 +1,30 @@
-//! The operations on one attachment: ADD, CHECK, DEL, for a list and for a single plugin.
+//! The operations on one attachment: ADD, CHECK and DEL, of a list or of a single plugin.
 
 use std::path::{Path, PathBuf};
 
-use super::cache::{Cache, Key};
-use super::{
-    Attach, CachedAttachment, NetworkList, OnAddError, OnDelError, PluginConf, Runtime, request,
-};
-use crate::cni::{CniResult, SpecVersion};
+use super::cache::Key;
+use super::{Attach, NetworkList, OnAddError, OnDelError, PluginConf, Runtime};
+use crate::cni::json::{Json, compact};
+use crate::cni::{Attachment, CniResult, SpecVersion};
 use crate::error::{Code, Context, Error, Result};
 use crate::invoke::{Exec, read_result};
 use crate::log;
 
-/// How the error of one plugin of several is told: plain, or with the plugin in front.
-type Tell = fn(&PluginConf, Error) -> Error;
+/// Adds the plugin to its error; for a single plugin, returns the error as it is.
+type Describe = fn(&PluginConf, Error) -> Error;
 
-/// An ADD under way.
-struct Chain<'a> {
-    list: &'a NetworkList,
-    attach: &'a Attach,
-    /// How many plugins were started.
-    ran: usize,
-    last: Option<CniResult>,
+/// The state of an ADD.
+#[derive(Default)]
+struct Progress {
+    /// The number of plugins that were run.
+    started: usize,
+    result: Option<CniResult>,
 }
 
 impl Runtime {
-    /// Attaches: runs the plugins in order, each with the result of the one before, and caches
-    /// the last one's result, which is returned in the version that plugin gave it. `None` for a
-    /// network without plugins.
+    /// Attaches: runs the plugins in order, each with the result of the previous plugin, and caches
+    /// the result of the last plugin. Returns this result in the version in which the plugin
+    /// returned it, `None` for a network without plugins.
     ///
     /// The first failure ends it: `plugin type="<type>" name="<name>" failed (add): <error>`
     /// with the plugin's code, or `failed to set network "<name>" cached result: <reason>`; see
@@ -35,16 +33,16 @@ impl Runtime {
         self.add_all(list, attach, |plugin, e| named(plugin, "add", &e))
     }
 
-    /// As [`Runtime::add`] for one plugin under its own name and version; its error comes as it
-    /// is.
+    /// As [`Runtime::add`] for one plugin under its own name and version; returns the plugin's error
+    /// as it is.
     pub fn add_plugin(&self, plugin: &PluginConf, attach: &Attach) -> Result<Option<CniResult>> {
         self.add_all(&NetworkList::of_single(plugin), attach, |_, e| e)
     }
 
-    /// Checks that the attachment is still what its ADD made: runs the plugins in order, each
-    /// with the cached result of the whole ADD. Nothing is run if the list says `disableCheck`.
+    /// Checks that the attachment is still as its ADD created it: runs the plugins in order, each
+    /// with the cached result of the whole ADD. Runs nothing if the list has `disableCheck`.
     ///
-    /// Errors: the first failing plugin's as it is;
+    /// Errors: that of the first failing plugin, as it is;
     /// `configuration version "<v>" does not support the CHECK command` (code 1) below 0.4.0;
     /// `failed to get network "<name>" cached result: <reason>`.
     pub fn check(&self, list: &NetworkList, attach: &Attach) -> Result<()> {
@@ -57,40 +55,29 @@ impl Runtime {
         if list.disable_check {
             return Ok(());
         }
-        Key::of(&list.name, attach)?;
+        Key::new(&list.name, attach)?;
         let prev = self
             .cached_result(list, attach)
             .context(|| format!("failed to get network \"{}\" cached result", list.name))?;
-        list.plugins.iter().try_for_each(|plugin| {
-            let request = request::for_attachment(list, plugin, attach, prev.as_ref())?;
-            self.run("CHECK", plugin, attach, &request).map(drop)
-        })
+        let check = |plugin| {
+            self.call("CHECK", plugin, attach, for_attachment(list, plugin, attach, prev.as_ref()))
+        };
+        list.plugins.iter().try_for_each(check)
     }
 
-    /// What CHECK of the attachment would ask each plugin that is found, in order, whatever the version: where
-    /// the plugin is, and its request; the environment is the same for all.
+    /// The requests of a CHECK, in order, whatever the version: the path of each plugin that is
+    /// found, and its request. The environment is the same for all.
     pub(crate) fn check_requests(
         &self,
         list: &NetworkList,
         attach: &Attach,
     ) -> Result<Vec<(PathBuf, Vec<u8>)>> {
-        Key::of(&list.name, attach)?;
+        Key::new(&list.name, attach)?;
         let prev = self.cached_result(list, attach)?;
-        let request = |plugin: &PluginConf| {
-            let path = self.find(plugin).ok()?;
-            let request = request::for_attachment(list, plugin, attach, prev.as_ref());
-            Some(request.map(|request| (path, request)))
-        };
-        list.plugins.iter().filter_map(request).collect()
-    }
-
-    /// The environment of a call.
-    pub(crate) fn environment(
-        &self,
-        command: &str,
-        attach: &Attach,
-    ) -> Vec<(&'static str, String)> {
-        request::environment(command, attach, &self.plugin_dirs)
+        let found =
+            list.plugins.iter().filter_map(|plugin| Some((plugin, self.find(plugin).ok()?)));
+        let request = |plugin| encode(for_attachment(list, plugin, attach, prev.as_ref()));
+        found.map(|(plugin, path)| Ok((path, request(plugin)?))).collect()
     }
 
     /// As [`Runtime::check`] for one plugin under its own name and version.
@@ -108,101 +95,68 @@ impl Runtime {
         self.del_all(list, attach, |plugin, e| named(plugin, "delete", &e))
     }
 
-    /// As [`Runtime::del`] for one plugin under its own name and version; its error comes as it
-    /// is.
+    /// As [`Runtime::del`] for one plugin under its own name and version; returns the plugin's error
+    /// as it is.
     pub fn del_plugin(&self, plugin: &PluginConf, attach: &Attach) -> Result<()> {
         self.del_all(&NetworkList::of_single(plugin), attach, |_, e| e)
-    }
-
-    /// The result of the attachment's ADD in the network's version; `None` if none is cached.
-    pub fn cached_result(&self, list: &NetworkList, attach: &Attach) -> Result<Option<CniResult>> {
-        self.cache().result(list, attach)
-    }
-
-    /// The configuration with which the attachment was made, and `attach` with the arguments of
-    /// then: `CNI_ARGS` if there were any, capability arguments always; the namespace stays that
-    /// of `attach`. `None` if nothing is cached. DEL with these undoes exactly what ADD did.
-    ///
-    /// Errors: `failed to unmarshal cached network "<name>" config: <reason>`,
-    /// `read cached network "<name>" config has wrong kind: <kind>`.
-    pub fn cached_config(
-        &self,
-        network: &str,
-        attach: &Attach,
-    ) -> Result<Option<(Vec<u8>, Attach)>> {
-        let Some(cached) = self.cache().config(network, attach)? else { return Ok(None) };
-        let mut attach = attach.clone();
-        if !cached.attach.args.is_empty() {
-            attach.args = cached.attach.args;
-        }
-        attach.capability_args = cached.attach.capability_args;
-        Ok(Some((cached.config, attach)))
-    }
-
-    /// The attachments in the cache, of one container or, if `container_id` is empty, of all.
-    /// Files that are none are passed over; a directory that does not exist has none.
-    pub fn cached_attachments(&self, container_id: &str) -> Result<Vec<CachedAttachment>> {
-        self.cache().attachments(container_id)
-    }
-
-    pub(super) fn cache(&self) -> Cache {
-        Cache::below(&self.cache_dir)
     }
 
     fn add_all(
         &self,
         list: &NetworkList,
         attach: &Attach,
-        tell: Tell,
+        describe: Describe,
     ) -> Result<Option<CniResult>> {
-        let mut chain = Chain { list, attach, ran: 0, last: None };
-        // A second ADD fails because of the first one, whose work is not to be undone.
+        // A second ADD fails because of the first ADD, which must not be undone.
         let undo = self.on_add_error == OnAddError::Undo
             && matches!(self.cached_result(list, attach), Ok(None));
-        let added = self.add_chain(&mut chain, tell);
-        if let (Err(failed), true) = (&added, undo) {
-            self.undo(&chain, failed);
-        }
-        added.map(|()| chain.last)
-    }
-
-    fn add_chain(&self, chain: &mut Chain<'_>, tell: Tell) -> Result<()> {
-        for plugin in &chain.list.plugins {
-            self.add_one(chain, plugin).map_err(|e| tell(plugin, e))?;
-        }
-        let Chain { list, attach, last, .. } = chain;
-        self.cache()
-            .store(list, attach, last.as_ref())
-            .context(|| format!("failed to set network \"{}\" cached result", list.name))
-    }
-
-    fn add_one(&self, chain: &mut Chain<'_>, plugin: &PluginConf) -> Result<()> {
-        let Chain { list, attach, .. } = *chain;
-        let path = self.find(plugin)?;
-        Key::of(&list.name, attach)?;
-        // The next plugin refuses a result of another generation than the network's version.
-        let prev = match (chain.last.take(), SpecVersion::exact(&list.cni_version)) {
-            (Some(result), Some(version)) => Some(result.convert(version)?),
-            (result, _) => result,
+        let mut progress = Progress::default();
+        let add = |plugin| {
+            let added = self.add_one(list, attach, plugin, &mut progress);
+            added.map_err(|error| describe(plugin, error))
         };
-        let request = request::for_attachment(list, plugin, attach, prev.as_ref())?;
-        chain.last = prev;
-        chain.ran += 1;
-        let stdout = self.run_at(&path, "ADD", attach, &request)?;
-        chain.last = Some(read_result(&stdout, list.result_version())?);
+        let added = list.plugins.iter().try_for_each(add).and_then(|()| {
+            self.cache_result(list, attach, progress.result.as_ref())
+                .context(|| format!("failed to set network \"{}\" cached result", list.name))
+        });
+        if let (Err(failed), true) = (&added, undo) {
+            self.undo(list, attach, &progress, failed);
+        }
+        added.map(|()| progress.result)
+    }
+
+    fn add_one(
+        &self,
+        list: &NetworkList,
+        attach: &Attach,
+        plugin: &PluginConf,
+        progress: &mut Progress,
+    ) -> Result<()> {
+        let path = self.find(plugin)?;
+        Key::new(&list.name, attach)?;
+        let version = SpecVersion::exact(&list.cni_version);
+        // A plugin rejects a `prevResult` of another generation than the network's version.
+        if let Some(version) = version
+            && let Some(result) = progress.result.take()
+        {
+            progress.result = Some(result.convert(version)?);
+        }
+        let request = for_attachment(list, plugin, attach, progress.result.as_ref());
+        progress.started += 1;
+        let stdout = self.run(&path, "ADD", attach, request)?;
+        // A plugin that accepts an unknown version is assumed to return the newest.
+        progress.result = Some(read_result(&stdout, version.unwrap_or(SpecVersion::NEWEST))?);
         Ok(())
     }
 
-    /// DEL for the plugins of a failed ADD, including the plugin that failed, which may have left
-    /// something. What fails as the ADD did is not reported twice.
-    fn undo(&self, chain: &Chain<'_>, failed: &Error) {
-        let Chain { list, attach, ran, last } = chain;
-        let knows_prev = list.at_least(SpecVersion::V0_4_0).unwrap_or(false);
-        let prev = last.as_ref().filter(|_| knows_prev);
-        for plugin in list.plugins.iter().take(*ran).rev() {
-            let done = request::for_attachment(list, plugin, attach, prev)
-                .and_then(|request| self.run("DEL", plugin, attach, &request));
-            if let Err(error) = done
+    /// DEL for the plugins of a failed ADD, including the failed plugin, which may have left
+    /// something. An error that repeats that of the ADD is not logged.
+    fn undo(&self, list: &NetworkList, attach: &Attach, progress: &Progress, failed: &Error) {
+        let takes_prev = list.at_least(SpecVersion::V0_4_0).unwrap_or(false);
+        let prev = progress.result.as_ref().filter(|_| takes_prev);
+        for plugin in list.plugins.iter().take(progress.started).rev() {
+            if let Err(error) =
+                self.call("DEL", plugin, attach, for_attachment(list, plugin, attach, prev))
                 && !failed.msg().ends_with(error.msg())
             {
                 let kind = &plugin.plugin_type;
@@ -211,15 +165,22 @@ impl Runtime {
         }
     }
 
-    fn del_all(&self, list: &NetworkList, attach: &Attach, tell: Tell) -> Result<()> {
-        let key = Key::of(&list.name, attach)?;
-        let prev = self.prev_for_del(list, attach, &key)?;
+    fn del_all(&self, list: &NetworkList, attach: &Attach, describe: Describe) -> Result<()> {
+        let key = Key::new(&list.name, attach)?;
+        let mut prev = None;
+        if list.at_least(SpecVersion::V0_4_0)? {
+            // An unreadable cache file must not prevent the DEL.
+            prev = self.cached_result(list, attach).unwrap_or_else(|error| {
+                log::debug(format_args!("cached result removed: {error}"));
+                self.uncache(&key);
+                None
+            });
+        }
         let mut errors = Vec::new();
         for plugin in list.plugins.iter().rev() {
-            let done = request::for_attachment(list, plugin, attach, prev.as_ref())
-                .and_then(|request| self.run("DEL", plugin, attach, &request));
-            if let Err(error) = done {
-                errors.push(tell(plugin, error));
+            let request = for_attachment(list, plugin, attach, prev.as_ref());
+            if let Err(error) = self.call("DEL", plugin, attach, request) {
+                errors.push(describe(plugin, error));
                 if self.on_del_error == OnDelError::Stop {
                     break;
                 }
@@ -228,55 +189,52 @@ impl Runtime {
         if let Some(error) = Error::join(errors) {
             return Err(error);
         }
-        self.cache().remove(&key);
+        self.uncache(&key);
         Ok(())
     }
 
-    /// A cache file that is no good must not keep a container from going away: it is dropped.
-    fn prev_for_del(
-        &self,
-        list: &NetworkList,
-        attach: &Attach,
-        key: &Key,
-    ) -> Result<Option<CniResult>> {
-        if !list.at_least(SpecVersion::V0_4_0)? {
-            return Ok(None);
-        }
-        Ok(self.cached_result(list, attach).unwrap_or_else(|error| {
-            log::debug(format_args!("cached result dropped: {error}"));
-            self.cache().remove(key);
-            None
-        }))
-    }
-
-    pub(super) fn find(&self, plugin: &PluginConf) -> Result<PathBuf> {
-        self.executor.find(&plugin.plugin_type, &self.plugin_dirs)
-    }
-
-    /// Finds and runs a plugin; returns its stdout.
-    pub(super) fn run(
+    /// Finds and runs a plugin that has no result.
+    pub(super) fn call(
         &self,
         command: &str,
         plugin: &PluginConf,
         attach: &Attach,
-        request: &[u8],
-    ) -> Result<Vec<u8>> {
-        self.run_at(&self.find(plugin)?, command, attach, request)
+        request: Json,
+    ) -> Result<()> {
+        self.run(&self.find(plugin)?, command, attach, request).map(drop)
     }
 
-    fn run_at(
+    fn find(&self, plugin: &PluginConf) -> Result<PathBuf> {
+        self.executor.find(&plugin.plugin_type, &self.plugin_dirs)
+    }
+
+    /// Runs a plugin and returns its stdout.
+    fn run(&self, path: &Path, command: &str, attach: &Attach, request: Json) -> Result<Vec<u8>> {
+        let (env, stdin) = (self.environment(command, attach), encode(request)?);
+        self.executor.run(&Exec { path, env, stdin: &stdin, deadline: self.deadline })
+    }
+
+    /// All six variables of a call; empty if they do not apply.
+    pub(crate) fn environment(
         &self,
-        path: &Path,
         command: &str,
         attach: &Attach,
-        request: &[u8],
-    ) -> Result<Vec<u8>> {
-        let env = request::environment(command, attach, &self.plugin_dirs);
-        self.executor.run(&Exec { path, env, stdin: request, deadline: self.deadline })
+    ) -> Vec<(&'static str, String)> {
+        let args: Vec<String> = attach.args.iter().map(|(k, v)| format!("{k}={v}")).collect();
+        let dirs: Vec<String> =
+            self.plugin_dirs.iter().map(|dir| dir.display().to_string()).collect();
+        vec![
+            ("CNI_COMMAND", command.to_owned()),
+            ("CNI_CONTAINERID", attach.container_id.clone()),
+            ("CNI_NETNS", attach.netns.clone()),
+            ("CNI_IFNAME", attach.ifname.clone()),
+            ("CNI_ARGS", args.join(";")),
+            ("CNI_PATH", dirs.join(":")),
+        ]
     }
 }
 
-/// The plugin in front of its error; code and details stay readable.
+/// Adds the plugin to the message of its error, and keeps code and details.
 fn named(plugin: &PluginConf, verb: &str, error: &Error) -> Error {
     let kind = &plugin.plugin_type;
     let name = match plugin.name.as_str() {
@@ -285,4 +243,61 @@ fn named(plugin: &PluginConf, verb: &str, error: &Error) -> Error {
     };
     let msg = format!("plugin type=\"{kind}\"{name} failed ({verb}): {}", error.msg());
     Error::foreign(error.code(), msg, error.details())
+}
+
+/// The request of ADD, CHECK and DEL: the plugin's configuration with the name and version of the
+/// network, the previous result, and the capability arguments that the plugin asks for. The last
+/// two replace static values of the file; without them the static values stay.
+pub(super) fn for_attachment(
+    list: &NetworkList,
+    plugin: &PluginConf,
+    attach: &Attach,
+    prev: Option<&CniResult>,
+) -> Json {
+    let mut request = common(list, plugin);
+    if let Some(prev) = prev {
+        request.set("prevResult", prev.to_json());
+    }
+    let given = |name: &str| attach.capability_args.iter().rfind(|(key, _)| key == name).cloned();
+    let wanted: Vec<_> = plugin.wanted().filter_map(given).collect();
+    if !wanted.is_empty() {
+        request.set("runtimeConfig", Json::Object(wanted));
+    }
+    request
+}
+
+/// The request of GC and STATUS. The valid attachments are written under two keys, that of the
+/// specification's tag 1.1.0 and the later one. Without a list neither key is written: an absent
+/// key does not mean that no attachment is valid.
+pub(super) fn for_network(
+    list: &NetworkList,
+    plugin: &PluginConf,
+    valid: Option<&[Attachment]>,
+) -> Json {
+    let mut request = common(list, plugin);
+    if let Some(valid) = valid {
+        let attachment = |attachment: &Attachment| {
+            Json::Object(vec![
+                ("containerID".to_owned(), attachment.container_id.as_str().into()),
+                ("ifname".to_owned(), attachment.ifname.as_str().into()),
+            ])
+        };
+        let valid = Json::Array(valid.iter().map(attachment).collect());
+        request.set("cni.dev/attachments", valid.clone());
+        request.set("cni.dev/valid-attachments", valid);
+    }
+    request
+}
+
+fn common(list: &NetworkList, plugin: &PluginConf) -> Json {
+    let mut request = plugin.json.clone();
+    request.set("name", list.name.as_str().into());
+    request.set("cniVersion", list.cni_version.as_str().into());
+    request
+}
+
+/// Compact, with sorted keys. Integral floats become integers, as the reference writes them: Go
+/// plugins accept nothing else in an integer field.
+pub(super) fn encode(request: Json) -> Result<Vec<u8>> {
+    compact(&request.distinct().normalised().sorted()).map(String::into_bytes)
 }

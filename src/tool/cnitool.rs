@@ -1,40 +1,40 @@
-//! `cnitool`: attach a network namespace to a network by hand.
+//! `cnitool`: attaches a network namespace to a network by hand.
 //!
-//! The reference's commands, environment and output, and beside that: options for everything the
-//! environment says, `version` and `validate`, a choice of what GC keeps, and no debris: an ADD
-//! that fails undoes what its plugins had done.
+//! The reference's commands, environment and output. In addition: options for every variable of the
+//! environment, the commands `version` and `validate`, the attachments that GC keeps, and an ADD
+//! that undoes the work of its plugins if it fails.
 
-mod options;
 #[cfg(test)]
 mod tests;
 
-use std::path::Path;
+use std::path::{Component, Path, PathBuf};
 use std::process::ExitCode;
 
-use options::{OPTIONS, Options};
 use sha2::{Digest, Sha512};
 
-use super::{Tool, lint, print};
+use super::{CONF_DIR, Tool, lint, print};
 use crate::cni::Attachment;
 use crate::cni::json::{Json, pretty};
 use crate::error::{Code, Error, Result};
+use crate::invoke::split_path;
+use crate::options::{CommandLine, Opt, opt, unknown_word, usage};
 use crate::runtime::cache::hex;
-use crate::runtime::{Attach, NetworkList, OnAddError, Runtime};
+use crate::runtime::{Attach, DEFAULT_CACHE_DIR, NetworkList, OnAddError, Runtime};
 use crate::skel::{Table, record};
 
 pub(super) const TOOL: Tool = Tool {
     command: "cnitool",
     usage: "\
-cnitool: attach a network namespace to a network by hand
+cnitool: attaches a network namespace to a network by hand
 
 Usage:
-  cnitool add      <network> <netns>   attach; prints the result
-  cnitool check    <network> <netns>   verify that the attachment is as it was made
+  cnitool add      <network> <netns>   attach, and print the result
+  cnitool check    <network> <netns>   check that the attachment is still as add created it
   cnitool del      <network> <netns>   detach; may be repeated
-  cnitool gc       <network>           remove what is left of attachments that are not kept
-  cnitool status   <network>           tell whether the network's plugins could serve an add
-  cnitool validate <network>           look up its plugins, compare versions, and lint its configuration
-  cnitool version  <plugin>            print the specification versions a plugin speaks
+  cnitool gc       <network>           remove the remains of attachments that are not kept
+  cnitool status   <network>           check whether the network's plugins could serve an add
+  cnitool validate <network>           find its plugins, compare versions, and lint its configuration
+  cnitool version  <plugin>            print the specification versions that a plugin supports
 
 <network> is the \"name\" in a file of the configuration directory, <netns> the path of a network
 namespace (/run/netns/x, /proc/<pid>/ns/net).
@@ -50,32 +50,118 @@ Example:
 ",
 };
 
+/// The descriptions end with the environment variable that the option overrides, and the default.
+const OPTIONS: &[Opt] = &[
+    Opt {
+        short: Some('i'),
+        ..opt("--ifname", "NAME", "interface in the namespace [CNI_IFNAME, eth0]")
+    },
+    opt("--net-conf-path", "DIR", "network configurations [NETCONFPATH, /etc/cni/net.d]"),
+    opt("--plugin-path", "DIRS", "plugin directories, separated by colons [CNI_PATH]"),
+    opt("--cap-args", "JSON", "capability arguments, an object [CAP_ARGS]"),
+    opt("--container-id", "ID", "container id; by default a hash of <netns>"),
+    opt("--cache-dir", "DIR", "cached results [/var/lib/cni]"),
+    opt(
+        "--keep",
+        "WHAT",
+        "gc: an attachment to keep, <netns>[:<ifname>] or <id>[:<ifname>]; a namespace is\n\
+         written with a /. May be repeated. Without it every cached attachment of the\n\
+         network is removed, and plugins receive no list",
+    ),
+    opt("--keep-none", "", "gc: pass the plugins an empty list of valid attachments"),
+];
+
+/// The commands, each with the names of its arguments.
+const COMMANDS: [(&str, &[&str]); 7] = [
+    ("add", &["network", "netns"]),
+    ("check", &["network", "netns"]),
+    ("del", &["network", "netns"]),
+    ("gc", &["network"]),
+    ("status", &["network"]),
+    ("validate", &["network"]),
+    ("version", &["plugin"]),
+];
+
+/// The command line and the environment.
+#[derive(Debug)]
+struct Options {
+    /// With at least the arguments of the command.
+    line: CommandLine,
+    ifname: String,
+    conf_dir: PathBuf,
+    plugin_dirs: Vec<PathBuf>,
+    cache_dir: PathBuf,
+    cap_args: String,
+    cni_args: String,
+}
+
+impl Options {
+    /// Surplus arguments are ignored, as in the reference: `gc` and `status` accept a namespace.
+    fn read(line: CommandLine, env: impl Fn(&str) -> Option<String>) -> Result<Options> {
+        require_arguments(&line.words)?;
+        // An empty variable counts as unset.
+        let env = |name: &str| env(name).filter(|value| !value.is_empty());
+        let option = |name: &str, variable: &str, default: &str| {
+            let given = line.last(name).map(str::to_owned);
+            given.or_else(|| env(variable)).unwrap_or_else(|| default.to_owned())
+        };
+        Ok(Options {
+            ifname: option("--ifname", "CNI_IFNAME", "eth0"),
+            conf_dir: option("--net-conf-path", "NETCONFPATH", CONF_DIR).into(),
+            plugin_dirs: split_path(&option("--plugin-path", "CNI_PATH", "")),
+            cache_dir: line.last("--cache-dir").unwrap_or(DEFAULT_CACHE_DIR).into(),
+            cap_args: option("--cap-args", "CAP_ARGS", ""),
+            cni_args: env("CNI_ARGS").unwrap_or_default(),
+            line,
+        })
+    }
+}
+
+/// Fails unless the command exists and has its arguments.
+fn require_arguments(words: &[String]) -> Result<()> {
+    let name = words.first().ok_or_else(|| usage("no command given"))?;
+    let Some((_, arguments)) = COMMANDS.iter().find(|(command, _)| command == name) else {
+        return Err(unknown_word("command", name, &COMMANDS.map(|(command, _)| command)));
+    };
+    let (given, count) = (words.len() - 1, arguments.len());
+    if given < count {
+        let error = usage(format!("requires at least {count} arg(s), only received {given}"));
+        let names = arguments.join("> <");
+        return Err(error.with_details(format!("usage: cnitool {name} <{names}>")));
+    }
+    Ok(())
+}
+
 /// Runs the tool with the arguments that follow its name. Only `add`, `validate`, `version` and
-/// `--help` print something on stdout.
+/// `--help` print on stdout.
 pub fn main(args: Vec<String>, table: Table) -> ExitCode {
-    let read = |line| Options::read(&line, |name| std::env::var(name).ok());
+    let read = |line| Options::read(line, |name| std::env::var(name).ok());
     TOOL.run(args, read, |options| {
-        record::begin(|| format!("cnitool {}", options.command));
+        record::begin(|| format!("cnitool {}", options.line.words[0]));
         let outcome = run(&options, table);
         record::end_of_tool(&outcome);
         print(&outcome?)
     })
 }
 
-/// Does what is asked and returns what to print.
+/// Runs the command and returns its output.
 fn run(options: &Options, table: Table) -> Result<String> {
     let runtime = Runtime {
         cache_dir: options.cache_dir.clone(),
         on_add_error: OnAddError::Undo,
         ..Runtime::new(options.plugin_dirs.clone())
     };
-    if options.command == "version" {
-        return version(&runtime, &options.subject);
+    let (command, subject) = (options.line.words[0].as_str(), &options.line.words[1]);
+    if command == "version" {
+        return Ok(runtime.version_info(subject)?.supported_versions.join(" ") + "\n");
     }
-    let list = NetworkList::load(&options.conf_dir, &options.subject)?;
+    let list = NetworkList::load(&options.conf_dir, subject)?;
     let silent = |()| String::new();
-    match options.command.as_str() {
-        "add" => add(&runtime, &list, &attach(options)?),
+    match command {
+        "add" => {
+            let result = runtime.add(&list, &attach(options)?)?;
+            result.map_or(Ok(String::new()), |result| pretty(&result.to_json()))
+        }
         "check" => runtime.check(&list, &attach(options)?).map(silent),
         "del" => runtime.del(&list, &attach(options)?).map(silent),
         "gc" => runtime.gc(&list, kept(options)?.as_deref()).map(silent),
@@ -84,13 +170,6 @@ fn run(options: &Options, table: Table) -> Result<String> {
             lint::require_sound(&options.conf_dir, table, |finding| finding.network == list.name)?;
             validate(&runtime, &list)
         }
-    }
-}
-
-fn add(runtime: &Runtime, list: &NetworkList, attach: &Attach) -> Result<String> {
-    match runtime.add(list, attach)? {
-        Some(result) => pretty(&result.to_json()),
-        None => Ok(String::new()),
     }
 }
 
@@ -106,19 +185,13 @@ fn validate(runtime: &Runtime, list: &NetworkList) -> Result<String> {
     Ok(format!("network {name}\nversion {version}\nplugins {plugins}\n{wanted}"))
 }
 
-fn version(runtime: &Runtime, plugin: &str) -> Result<String> {
-    Ok(runtime.version_info(plugin)?.supported_versions.join(" ") + "\n")
-}
-
-/// The attachment that the arguments and the environment describe.
+/// The attachment of the command line and the environment.
 fn attach(options: &Options) -> Result<Attach> {
     let capability_args = capability_args(&options.cap_args)?;
     let args = pairs(&options.cni_args)?;
-    let netns = absolute(&options.netns)?;
-    let container_id = match &options.container_id {
-        Some(id) => id.clone(),
-        None => container_id(&netns),
-    };
+    let netns = absolute(&options.line.words[2])?;
+    let given = options.line.last("--container-id").map(str::to_owned);
+    let container_id = given.unwrap_or_else(|| container_id(&netns));
     Ok(Attach { args, capability_args, ..Attach::new(&container_id, &netns, &options.ifname) })
 }
 
@@ -138,7 +211,7 @@ fn capability_args(text: &str) -> Result<Vec<(String, Json)>> {
     }
 }
 
-/// `CNI_ARGS`; stricter than the plugins, as the reference is here.
+/// Parses `CNI_ARGS`, more strictly than plugins do, like the reference's cnitool.
 fn pairs(text: &str) -> Result<Vec<(String, String)>> {
     if text.is_empty() {
         return Ok(Vec::new());
@@ -154,38 +227,37 @@ fn pairs(text: &str) -> Result<Vec<(String, String)>> {
         .collect()
 }
 
-/// The attachments that GC keeps; `None` if nothing was said.
+/// The attachments that GC keeps; `None` without an option for them.
 fn kept(options: &Options) -> Result<Option<Vec<Attachment>>> {
-    if options.keep.is_empty() {
-        return Ok(options.keep_none.then(Vec::new));
+    let line = &options.line;
+    if !line.has("--keep") {
+        return Ok(line.has("--keep-none").then(Vec::new));
     }
-    let parse = |what: &String| {
-        let (owner, ifname) = what.rsplit_once(':').unwrap_or((what, &options.ifname));
+    let parse = |kept| {
+        let (owner, ifname) = str::rsplit_once(kept, ':').unwrap_or((kept, &options.ifname));
         let container_id =
             if owner.contains('/') { container_id(&absolute(owner)?) } else { owner.to_owned() };
         Ok(Attachment { container_id, ifname: ifname.to_owned() })
     };
-    options.keep.iter().map(parse).collect::<Result<_>>().map(Some)
+    line.all("--keep").map(parse).collect::<Result<_>>().map(Some)
 }
 
-/// The path from the root, without `.`, `..` and superfluous slashes. Links are not resolved: the
-/// text is the namespace's identity here.
+/// The absolute path, without `.`, `..` and superfluous slashes. Links are not resolved: the text
+/// identifies the namespace.
 fn absolute(path: &str) -> Result<String> {
     let path = std::path::absolute(Path::new(path))
         .map_err(|cause| Error::io("find the working directory", &cause))?;
-    let mut parts: Vec<&str> = Vec::new();
-    let text = path.to_string_lossy();
-    for part in text.split('/').filter(|part| !part.is_empty() && *part != ".") {
-        if part == ".." {
-            parts.pop();
-        } else {
-            parts.push(part);
+    let mut clean = PathBuf::new();
+    for component in path.components() {
+        match component {
+            Component::ParentDir => drop(clean.pop()),
+            component => clean.push(component),
         }
     }
-    Ok(format!("/{}", parts.join("/")))
+    Ok(clean.display().to_string())
 }
 
-/// The id of a container that is nothing but a namespace.
+/// The container id for a namespace, as in the reference.
 fn container_id(netns: &str) -> String {
     format!("cnitool-{}", hex(&Sha512::digest(netns)[..10]))
 }

@@ -1,35 +1,19 @@
-//! `cnibox completion <shell>`: what a shell needs to complete the arguments, from the tables of
-//! applets and options.
+//! `cnibox completion <shell>`: prints completions, made from the tables of applets and options.
 
 use std::process::ExitCode;
 
-use super::{Tool, cnitool, doctor, gc, install, ipam, lint, pause, print, repair, sysdump, trace};
+use super::multicall::{COMMANDS, commands};
+use super::{Tool, cnitool, ipam, print, repair};
 use crate::error::Result;
-use crate::options::{CommandLine, HELP, Opt, VERSION, unknown_word, usage};
-use crate::skel::Applet;
-
-/// What `cnibox` does beside its applets, each with a line for a person.
-pub(super) const COMMANDS: [(&str, &str); 12] = [
-    ("completion", "print completions for a shell"),
-    ("doctor", "tell what is wrong on this node"),
-    ("gc", "take back what dead containers left"),
-    ("help", "print help"),
-    ("install", "install into a folder of plugins"),
-    ("lint", "tell what is wrong with network configurations"),
-    ("list", "print the applets"),
-    ("pause", "wait for SIGTERM"),
-    ("sysdump", "write a file with what a maintainer would ask for"),
-    ("trace", "tell what calls did, and why they failed"),
-    ("uninstall", "take an installation back"),
-    ("version", "print the version"),
-];
+use crate::options::{CommandLine, all, unknown_word, usage};
+use crate::skel::{Applet, Table};
 
 const SHELLS: [&str; 3] = ["bash", "zsh", "fish"];
 
-const TOOL: Tool = Tool {
+pub(super) const TOOL: Tool = Tool {
     command: "cnibox completion",
     usage: "\
-completion: prints what a shell needs to complete the arguments of cnibox
+completion: prints completions of the arguments of cnibox for a shell
 
 Usage:
   cnibox completion bash|zsh|fish
@@ -38,27 +22,17 @@ Usage:
     notes: "",
 };
 
-/// Every command that has options, by the word behind `cnibox`.
-const TOOLS: [(&str, &Tool); 12] = [
-    ("cnitool", &cnitool::TOOL),
-    ("completion", &TOOL),
-    ("doctor", &doctor::TOOL),
-    ("gc", &gc::TOOL),
-    ("install", &install::INSTALL),
-    ("ipam", &ipam::TOOL),
-    ("lint", &lint::TOOL),
-    ("pause", &pause::TOOL),
-    ("repair", &repair::TOOL),
-    ("sysdump", &sysdump::TOOL),
-    ("trace", &trace::TOOL),
-    ("uninstall", &install::UNINSTALL),
-];
+/// All tools with options: the commands, and the applets that are not plugins.
+fn tools() -> impl Iterator<Item = &'static Tool> {
+    let applets = [&cnitool::TOOL, &ipam::TOOL, &repair::TOOL];
+    COMMANDS.iter().map(|(tool, _)| *tool).chain(applets)
+}
 
-/// Prints the completions of the shell that the arguments name.
-pub(super) fn main(args: Vec<String>, applets: &[Applet]) -> ExitCode {
+/// Runs `cnibox completion` with the arguments that follow it.
+pub(super) fn main(args: Vec<String>, table: Table) -> ExitCode {
     let read = |line: CommandLine| match line.words.as_slice() {
         [] => Err(usage("no shell given")),
-        [shell] => script(shell, applets),
+        [shell] => script(shell, table.applets),
         [_, extra, ..] => Err(usage(format!("unexpected argument \"{extra}\""))),
     };
     TOOL.run(args, read, |text| print(&text))
@@ -77,23 +51,20 @@ fn script(shell: &str, applets: &[Applet]) -> Result<String> {
     })
 }
 
-fn all(tool: &Tool) -> impl Iterator<Item = &Opt> {
-    tool.options.iter().chain([&HELP, &VERSION])
-}
-
-/// The words after `cnibox`.
-fn first_words(applets: &[Applet]) -> Vec<(&str, &str)> {
+/// The words that may follow `cnibox`, each with a description, sorted.
+fn first_words(applets: &[Applet]) -> Vec<(&'static str, &'static str)> {
     let applets = applets.iter().map(|applet| (applet.name, applet.about));
-    let mut words: Vec<_> = applets.chain(COMMANDS).collect();
+    let mut words: Vec<_> = applets.chain(commands()).collect();
     words.sort_unstable();
     words
 }
 
 fn bash(applets: &[Applet]) -> String {
     let first: Vec<_> = first_words(applets).into_iter().map(|(word, _)| word).collect();
-    let flags = |tool: &Tool| all(tool).map(|opt| opt.flag).collect::<Vec<_>>().join(" ");
-    let cases = TOOLS
-        .map(|(word, tool)| format!("                    {word}) words=\"{}\" ;;\n", flags(tool)));
+    let flags = |tool: &Tool| all(tool.options).map(|opt| opt.flag).collect::<Vec<_>>().join(" ");
+    let case = |tool: &Tool| {
+        format!("                    {}) words=\"{}\" ;;\n", tool.title().0, flags(tool))
+    };
     format!(
         r#"_cnibox() {{
     local word=${{COMP_WORDS[COMP_CWORD]}} last=${{COMP_WORDS[COMP_CWORD-1]}} words=
@@ -123,7 +94,7 @@ complete -o default -F _cnibox cnibox
 "#,
         names = applets.iter().map(|applet| applet.name).collect::<Vec<_>>().join(" "),
         first = first.join(" "),
-        cases = cases.concat(),
+        cases = tools().map(case).collect::<String>(),
         shells = SHELLS.join(" "),
     )
 }
@@ -135,8 +106,9 @@ fn fish(applets: &[Applet]) -> String {
         let about = quoted(about);
         lines.push(format!("complete -c cnibox -n __fish_use_subcommand -a '{word}' -d '{about}'"));
     }
-    for (command, tool) in TOOLS {
-        for opt in all(tool) {
+    for tool in tools() {
+        let (command, _) = tool.title();
+        for opt in all(tool.options) {
             let (flag, about) = (opt.flag.trim_start_matches('-'), quoted(opt.about));
             let value = if opt.value.is_empty() { "" } else { " -r" };
             lines.push(format!(
@@ -159,7 +131,7 @@ mod tests {
             for (word, _) in first_words(APPLETS) {
                 assert!(text.contains(word), "{shell}: {word}");
             }
-            for opt in TOOLS.iter().flat_map(|(_, tool)| all(tool)) {
+            for opt in tools().flat_map(|tool| all(tool.options)) {
                 let flag =
                     if shell == "fish" { opt.flag.trim_start_matches('-') } else { opt.flag };
                 assert!(text.contains(flag), "{shell}: {flag}");

@@ -1,4 +1,4 @@
-//! Plugins of this executable run without a process of their own: for tools that call many of them.
+//! Runs plugins of this executable without new processes, for tools that call many plugins.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,7 @@ use crate::repairs::Repairs;
 use crate::skel::call::{Call, Caller, Env};
 use crate::skel::{OwnPlugin, Table};
 
-/// Runs this executable's plugins in this process, and others as processes.
+/// Runs the plugins of this executable in this process, and others as processes.
 #[derive(Debug)]
 pub(super) struct InProcess {
     pub(super) table: Table,
@@ -30,7 +30,7 @@ impl Executor for InProcess {
 }
 
 impl InProcess {
-    /// Has the plugin at `path` repair the attachment of a request; one of another executable cannot.
+    /// Calls [`OwnPlugin::repair`] for the plugin at `path`. Does nothing for another executable.
     pub(super) fn repair(
         &self,
         path: &Path,

@@ -1,4 +1,4 @@
-//! What a person runs.
+//! The tools for users.
 
 pub mod cnitool;
 pub mod completion;
@@ -21,13 +21,13 @@ use crate::error::{Error, Result};
 use crate::log;
 use crate::options::{self, Asked, CommandLine, Opt};
 
-/// Where runtimes look for network configurations.
+/// The default folder of network configurations.
 const CONF_DIR: &str = "/etc/cni/net.d";
 
-/// Where runtimes look for plugins.
+/// The default folder of plugins.
 const PLUGIN_DIR: &str = "/opt/cni/bin";
 
-/// The folders of plugins, separated by colons: as given, else `CNI_PATH`, else where runtimes look.
+/// The folders of plugins, separated by colons: the argument, else `CNI_PATH`, else [`PLUGIN_DIR`].
 fn plugin_path(given: Option<&str>) -> String {
     let from_process = std::env::var("CNI_PATH").ok().filter(|path| !path.is_empty());
     given.map(str::to_owned).or(from_process).unwrap_or_else(|| PLUGIN_DIR.to_owned())
@@ -39,18 +39,19 @@ const WRONG_USAGE: u8 = 2;
 /// A command with its help.
 #[derive(Debug)]
 struct Tool {
-    /// How it is called.
+    /// `cnibox install`, or the name of an applet.
     command: &'static str,
-    /// The help up to the options.
+    /// The help before the options. Its first line is the last word of the command, a colon, and a
+    /// description.
     usage: &'static str,
     options: &'static [Opt],
-    /// The help behind the options.
+    /// The help after the options.
     notes: &'static str,
 }
 
 impl Tool {
-    /// Runs the command: `read` makes of its command line what `work` needs. The exit status is
-    /// that of `work`, or 1 if it failed, or 2 after a wrong command line; stderr tells why.
+    /// Runs the command: `read` decodes its command line for `work`. Returns the exit status of
+    /// `work`, 1 if it failed, or 2 after a wrong command line; prints errors on stderr.
     fn run<T>(
         &self,
         args: Vec<String>,
@@ -77,20 +78,26 @@ impl Tool {
         })
     }
 
+    /// The last word of the command, and a description.
+    fn title(&self) -> (&'static str, &'static str) {
+        let title = self.usage.lines().next().and_then(|line| line.split_once(": "));
+        title.unwrap_or((self.command, ""))
+    }
+
     fn help(&self) -> String {
         let Tool { usage, options, notes, .. } = self;
         format!("{usage}\nOptions:\n{}{notes}", options::help(options))
     }
 }
 
-/// Writes a text on stdout, as all that a command does.
+/// Prints a text on stdout.
 fn print(text: &str) -> Result<ExitCode> {
     let mut stdout = io::stdout().lock();
     let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
     written.map(|()| ExitCode::SUCCESS).map_err(|cause| Error::io("write to stdout", &cause))
 }
 
-/// Lines of cells, each column as wide as its widest cell.
+/// Formats lines of cells, each column as wide as its widest cell.
 fn columns<const N: usize>(lines: &[[String; N]]) -> String {
     let length = |column: usize| lines.iter().map(move |line| line[column].chars().count()).max();
     let widths: Vec<usize> = (0..N).map(|column| length(column).unwrap_or(0)).collect();

@@ -1,5 +1,5 @@
-//! `cnibox pause`: waits for the signal to end. The main container of a DaemonSet whose work is
-//! done by its init container.
+//! `cnibox pause`: waits for SIGTERM or SIGINT. The main container of a DaemonSet whose init
+//! container does the work.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::process::ExitCode;
@@ -13,6 +13,7 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 use super::Tool;
 use crate::error::{Error, Result};
 use crate::options::no_words;
+use crate::skel::Table;
 
 pub(super) const TOOL: Tool = Tool {
     command: "cnibox pause",
@@ -26,8 +27,8 @@ Usage:
     notes: "",
 };
 
-/// Sleeps until SIGTERM or SIGINT. It has no children to reap.
-pub(super) fn main(args: Vec<String>) -> ExitCode {
+/// Runs `cnibox pause` with the arguments that follow it. There are no children to reap.
+pub(super) fn main(args: Vec<String>, _: Table) -> ExitCode {
     TOOL.run(
         args,
         |line| no_words(&line),
@@ -35,22 +36,21 @@ pub(super) fn main(args: Vec<String>) -> ExitCode {
     )
 }
 
-/// Why a wait ended.
+/// The reason why a wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Woken {
     /// A source has input, or the wait was interrupted.
     Change,
-    /// A signal that ends the program.
+    /// SIGTERM or SIGINT.
     End,
 }
 
-/// The signals that end a program, blocked: process 1 of a container gets them only if it asks
-/// for them.
+/// A signalfd(2) for SIGTERM and SIGINT: process 1 of a container ignores signals without a handler.
 #[derive(Debug)]
 pub(super) struct Signals(SignalFd);
 
 impl Signals {
-    /// Blocks SIGTERM and SIGINT, from now on.
+    /// Blocks SIGTERM and SIGINT, so that only [`Signals::wait`] receives them.
     pub(super) fn block() -> Result<Signals> {
         let mut set = SigSet::empty();
         set.add(Signal::SIGTERM);
@@ -59,7 +59,7 @@ impl Signals {
         SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC).map(Signals).map_err(failed)
     }
 
-    /// Waits for a signal or for input of one of `sources`; `None` when `limit` is over.
+    /// Waits for a signal or for input of one of `sources`; `None` after the timeout `limit`.
     pub(super) fn wait(
         &self,
         sources: &[BorrowedFd<'_>],

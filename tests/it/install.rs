@@ -201,13 +201,13 @@ fn the_reference_is_replaced_and_returns() {
     at.write("calico", b"#!/bin/sh\n");
     let before = at.state();
     let said = at.install(&[]);
-    assert!(said.contains("in place of the reference's, which is kept"), "{said}");
+    assert!(said.contains("replaces a reference plugin, which is backed up"), "{said}");
     at.is_all_cnibox();
     // An upgrade, and a second one by the same release, do not touch what is kept.
     at.install(&["--mode", "copy"]);
     at.install(&[]);
     let said = at.uninstall();
-    assert!(said.contains("back: the reference's"), "{said}");
+    assert!(said.contains("restored: a reference plugin"), "{said}");
     assert_eq!(at.state(), before);
     assert_eq!(fs::read(at.folder.join("bridge")).unwrap(), fs::read(peer.join("bridge")).unwrap());
 }
@@ -220,13 +220,13 @@ fn foreign_files_stop_it_unless_it_is_told() {
     at.write("bridge", script);
     symlink("nowhere", at.folder.join("ptp")).unwrap();
     let said = at.refused(&[]);
-    let reason = "neither cnibox's nor the reference's: bridge, ptp; nothing was changed";
+    let reason = "neither cnibox nor reference plugins: bridge, ptp; nothing was changed";
     assert!(said.contains(reason) && said.contains("--replace"), "{said}");
     at.install(&["--skip", "bridge,ptp"]);
     assert_eq!(fs::read(at.folder.join("bridge")).unwrap(), script);
     assert!(exists(at.folder.join("loopback")));
     let said = at.install(&["--replace"]);
-    assert!(said.contains("in place of a foreign file, which is kept"), "{said}");
+    assert!(said.contains("replaces a foreign file, which is backed up"), "{said}");
     at.is_all_cnibox();
     at.uninstall();
     assert_eq!(at.names(), ["bridge", "ptp"]);
@@ -247,7 +247,7 @@ fn a_folder_in_a_plugins_place_is_never_replaced() {
     fs::remove_dir(at.folder.join("bridge")).unwrap();
     at.write("cnibox", b"something else");
     assert!(at.refused(&[]).contains("cnibox"));
-    assert!(at.refused(&["--policy", "if-not-present"]).contains("neither cnibox's"));
+    assert!(at.refused(&["--policy", "if-not-present"]).contains("neither cnibox nor"));
 }
 
 #[test]
@@ -262,7 +262,7 @@ fn policies_and_downgrades() {
     at.write("ptp", &like_the_reference("1.0.0"));
     let said = at.install(&["--policy", "if-newer", "--no-verify"]);
     assert!(said.contains("stays: cnibox 9.9.9"), "{said}");
-    assert!(said.contains("bridge         stays: the reference's 99.0.0"), "{said}");
+    assert!(said.contains("bridge         stays: the reference plugin 99.0.0"), "{said}");
     assert_eq!(fs::read(at.binary()).unwrap(), newer);
     assert!(at.about("ptp").contains("+cnibox."));
     assert_eq!(fs::read(at.folder.join("bridge")).unwrap(), like_the_reference("99.0.0"));
@@ -273,11 +273,11 @@ fn policies_and_downgrades() {
     fs::write(&newer, as_release("9.9.9")).unwrap();
     fs::set_permissions(&newer, fs::Permissions::from_mode(0o755)).unwrap();
     let said = at.call("install", &["--policy", "if-newer"]).program(&newer).printed();
-    assert!(said.contains("in place of cnibox"), "{said}");
+    assert!(said.contains("replaces cnibox"), "{said}");
     assert_eq!(fs::read(at.binary()).unwrap(), fs::read(&newer).unwrap());
     // What the first one replaced returns all the same.
     let said = at.uninstall();
-    assert!(said.contains("back: the reference's 99.0.0"), "{said}");
+    assert!(said.contains("restored: the reference plugin 99.0.0"), "{said}");
     assert_eq!(at.names(), ["bridge", "ptp"]);
 }
 
@@ -310,7 +310,7 @@ fn a_dry_run_tells_and_changes_nothing_and_json_is_json() {
     assert_eq!(files.len(), APPLETS.len() + 1);
     let bridge = files.iter().find(|file| file["name"] == "bridge").unwrap();
     assert_eq!((&bridge["action"], &bridge["backup"]), (&"replace".into(), &true.into()));
-    assert_eq!(bridge["was"], "the reference's 1.5.1");
+    assert_eq!(bridge["was"], "the reference plugin 1.5.1");
     let done: Value = at.call("install", &["--json"]).result();
     assert_eq!(done["files"], report["files"]);
     let report: Value = at.call("uninstall", &["--dry-run", "--json"]).result();

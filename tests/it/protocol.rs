@@ -161,7 +161,10 @@ fn unknown_names_get_a_clear_word() {
     assert!(outcome.stderr.contains("no applet \"brigde\""));
     std::os::unix::fs::symlink(crate::node::executable(), node.bin().join("frobnicate")).unwrap();
     assert!(
-        node.call("frobnicate", "ADD").error().details.starts_with("it has: bandwidth, bridge, ")
+        node.call("frobnicate", "ADD")
+            .error()
+            .details
+            .starts_with("the applets are: bandwidth, bridge, ")
     );
 }
 

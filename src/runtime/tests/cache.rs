@@ -172,7 +172,7 @@ fn with_long_args(length: usize) -> Attach {
 fn readers_never_see_a_half_written_file() {
     let node = node();
     let (runtime, list) = (&node.runtime, network());
-    let store = |length| runtime.cache().store(&list, &with_long_args(length), None).unwrap();
+    let store = |length| runtime.cache_result(&list, &with_long_args(length), None).unwrap();
     store(1);
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -215,7 +215,7 @@ fn a_killed_writer_leaves_a_whole_file() {
     let own = env::current_exe().unwrap();
     node.plugin("victim", &format!("exec {} --exact {name} --nocapture", own.display()));
     let path = node.path("bin/victim");
-    node.runtime.cache().store(&network(), &attach(), None).unwrap();
+    node.runtime.cache_result(&network(), &attach(), None).unwrap();
     for extra in 0..8 {
         let call = Exec {
             path: &path,

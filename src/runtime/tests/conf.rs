@@ -7,7 +7,7 @@ use super::{Node, list, members};
 use crate::cni::Attachment;
 use crate::cni::json::Json;
 use crate::error::Code;
-use crate::runtime::{Attach, NetworkList, PluginConf, conf_files, request};
+use crate::runtime::{Attach, NetworkList, PluginConf, conf_files, ops};
 
 fn plugin(text: &str) -> PluginConf {
     PluginConf::from_bytes(text.as_bytes()).unwrap()
@@ -91,7 +91,7 @@ fn files_by_extension() {
 
 /// The request of the first plugin of `list` for ADD.
 fn request_of(list: &NetworkList, attach: &Attach) -> String {
-    text(request::for_attachment(list, &list.plugins[0], attach, None))
+    text(ops::encode(ops::for_attachment(list, &list.plugins[0], attach, None)))
 }
 
 #[test]
@@ -129,7 +129,7 @@ fn capabilities_select_arguments() {
 #[test]
 fn attachments_in_a_request() {
     let list = list(r#"{"name":"n","cniVersion":"1.1.0","plugins":[{"type":"x"}]}"#);
-    let request = |valid| text(request::for_network(&list, &list.plugins[0], valid));
+    let request = |valid| text(ops::encode(ops::for_network(&list, &list.plugins[0], valid)));
     assert_eq!(request(None), r#"{"cniVersion":"1.1.0","name":"n","type":"x"}"#);
     assert_eq!(
         request(Some(&[])),

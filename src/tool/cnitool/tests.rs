@@ -62,7 +62,7 @@ fn calls(dir: &TempDir) -> Vec<String> {
 
 fn read(args: Vec<String>, env: impl Fn(&str) -> Option<String>) -> Result<Options> {
     match options::parse(args, OPTIONS)? {
-        Asked::Work(line) => Options::read(&line, env),
+        Asked::Work(line) => Options::read(line, env),
         asked => panic!("{asked:?}"),
     }
 }

@@ -1,107 +1,103 @@
-//! Doing what was planned: make everything aside, ask it for its versions, keep what is there,
-//! note what will be ours, then rename name by name.
+//! The execution of a plan: stage all files, run each plugin with VERSION, back up what is
+//! replaced, save the manifest, then rename file by file.
 
 use std::fs;
-use std::os::unix::fs::{MetadataExt, symlink};
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::conflist::Conflist;
-use super::files::{self, During, copy_label, create_folder, keep, remove, sync};
-use super::manifest::{Manifest, backup};
+use super::files::{self, During, copy_label, create_folder, identity, keep, remove, sync};
+use super::folder::{OwnedConf, backup, write};
 use super::options::Mode;
-use super::plan::{Action, Plan, Step};
+use super::origin::sha256;
+use super::plan::{Action, Conf, Plan, Step};
 use super::{BINARY, Job, STATE};
 use crate::error::{Error, Result};
 use crate::invoke::{self, System};
 use crate::skel::{Applet, Main, Rollback};
 
-/// How long a plugin may take to tell its versions. A node under load is slow.
-const ANSWER: Duration = Duration::from_secs(60);
+/// The timeout of a plugin's VERSION, on a node under load.
+const VERSION_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Does it all, or nothing. The lock is held.
-pub(super) fn run(job: &Job<'_>, plan: &Plan, conf: Option<&Conflist>) -> Result<()> {
+/// Executes the whole plan, or undoes what was done. The caller holds the lock.
+pub(super) fn run(job: &Job<'_>, plan: &Plan) -> Result<()> {
     let folder = &job.options.folder;
-    let stage = Stage::make(folder)?;
+    let stage = Stage::new(folder)?;
     stage.fill(job, plan)?;
     if job.options.verify {
         verify(job, plan, &stage.new)?;
     }
-    keep_all(folder, plan)?;
+    back_up(folder, plan)?;
     let mut undo = Rollback::new();
-    let old = Manifest::load(folder)?;
     let mut manifest = plan.manifest.clone();
     manifest.save(folder)?;
-    undo.push("the manifest", move || old.save(folder));
-    for step in &plan.steps {
+    undo.push("the manifest", || plan.old.save(folder));
+    for step in plan.steps.iter().filter(|step| step.action.changes()) {
         stage.switch(folder, step, &mut undo)?;
     }
     sync(folder)?;
     if job.options.verify {
         verify(job, plan, folder)?;
     }
-    if let Some(conf) = conf {
-        manifest.conflist = Some(conf.install(folder, &mut undo)?);
+    if let Some(conf) = &plan.conf {
+        manifest.conflist = Some(install_conf(plan, conf, &mut undo)?);
         manifest.save(folder)?;
     }
     undo.commit();
     Ok(())
 }
 
-/// Keeps what `uninstall` will put back.
-fn keep_all(folder: &Path, plan: &Plan) -> Result<()> {
-    let kept: Vec<&Step> = plan.steps.iter().filter(|step| step.backup).collect();
-    if kept.is_empty() {
-        return Ok(());
-    }
+/// Backs up for `uninstall`.
+fn back_up(folder: &Path, plan: &Plan) -> Result<()> {
     let backups = folder.join(STATE).join("backup");
     create_folder(&backups)?;
-    for step in kept {
+    let conf = plan.conf.iter().map(|conf| &conf.step);
+    for step in plan.steps.iter().chain(conf).filter(|step| step.backup) {
+        // The name of the network configuration is an absolute path.
         keep(&folder.join(&step.name), &backup(folder, &step.name))?;
     }
     sync(&backups)
 }
 
-/// The folder where everything is made, on the file system of the names. Removed in the end.
+/// The folders of one run, on the file system of the plugins. Removed at the end.
 struct Stage {
+    /// The files to be installed.
     new: PathBuf,
-    /// What was at the names, for as long as the switch can be taken back.
+    /// The replaced files, for the rollback.
     old: PathBuf,
 }
 
 impl Drop for Stage {
     fn drop(&mut self) {
-        // The next installation removes what is left.
+        // What cannot be removed is removed by the next run.
         drop(fs::remove_dir_all(&self.new));
         drop(fs::remove_dir_all(&self.old));
     }
 }
 
 impl Stage {
-    /// An empty one: what a killed installer left in it is removed.
-    fn make(folder: &Path) -> Result<Stage> {
-        let stage = |name: &str| folder.join(STATE).join(name);
-        let stage = Stage { new: stage("new"), old: stage("old") };
+    /// Creates the folders, and removes the files of a killed installer.
+    fn new(folder: &Path) -> Result<Stage> {
+        let own = folder.join(STATE);
+        let stage = Stage { new: own.join("new"), old: own.join("old") };
         for dir in [&stage.new, &stage.old] {
-            if dir.exists() {
-                fs::remove_dir_all(dir).during("empty", dir)?;
-            }
+            files::if_present(fs::remove_dir_all(dir)).during("empty", dir)?;
             create_folder(dir)?;
         }
         Ok(stage)
     }
 
-    /// Makes what the names will be.
     fn fill(&self, job: &Job<'_>, plan: &Plan) -> Result<()> {
-        let binary = self.new.join(BINARY);
-        if plan.steps.iter().any(|step| step.name == BINARY && step.action.writes()) {
+        let (folder, binary) = (&job.options.folder, self.new.join(BINARY));
+        let mut steps = plan.steps.iter().filter(|step| step.action.writes()).peekable();
+        if steps.next_if(|step| step.name == BINARY).is_some() {
             files::write_executable(&binary, &job.payload.bytes)?;
-            copy_label(&job.options.folder, &binary);
+            copy_label(folder, &binary);
         } else {
-            // So that links lead to it here as well.
-            keep(&job.options.folder.join(BINARY), &binary)?;
+            // The target of the staged links.
+            keep(&folder.join(BINARY), &binary)?;
         }
-        for step in plan.steps.iter().filter(|step| step.name != BINARY && step.action.writes()) {
+        for step in steps {
             let path = self.new.join(&step.name);
             match job.options.mode {
                 Mode::Symlink => symlink(BINARY, &path).during("create", &path)?,
@@ -111,76 +107,88 @@ impl Stage {
                     files::write_executable(&path, &bytes)?;
                 }
             }
-            copy_label(&job.options.folder, &path);
+            copy_label(folder, &path);
         }
         sync(&self.new)
     }
 
-    /// Puts what was made in the place of what is there, in one step.
-    fn switch<'a>(&self, folder: &'a Path, step: &Step, undo: &mut Rollback<'a>) -> Result<()> {
-        if !step.action.changes() {
-            return Ok(());
-        }
+    /// Replaces or removes a file of the folder, atomically.
+    fn switch(&self, folder: &Path, step: &Step, undo: &mut Rollback<'_>) -> Result<()> {
         let (path, old) = (folder.join(&step.name), self.old.join(&step.name));
-        let made = identity(&self.new.join(&step.name));
-        let target = path.clone();
-        if step.action == Action::Install {
-            undo.push(step.name.clone(), move || {
-                if identity(&target) == made { remove(&target) } else { Ok(()) }
-            });
-        } else {
+        let new = match step.action {
+            Action::Restore => backup(folder, &step.name),
+            _ => self.new.join(&step.name),
+        };
+        let identity = |path: &Path| path.symlink_metadata().ok().map(|m| identity(&m));
+        let installed = identity(&new);
+        let is_new = step.action == Action::Install;
+        if !is_new {
             keep(&path, &old)?;
-            undo.push(step.name.clone(), move || {
-                // A file that another process has put there meanwhile is left alone.
-                let is_ours = made.is_none() || identity(&target) == made;
-                if is_ours { fs::rename(&old, &target).during("restore", &target) } else { Ok(()) }
-            });
         }
+        let target = path.clone();
+        undo.push(step.name.clone(), move || {
+            if identity(&target) != installed {
+                // Another process has replaced the file since.
+                Ok(())
+            } else if is_new {
+                remove(&target)
+            } else {
+                fs::rename(&old, &target).during("restore", &target)
+            }
+        });
         match step.action {
             Action::Remove => remove(&path),
-            Action::Restore => {
-                fs::rename(backup(folder, &step.name), &path).during("restore", &path)
-            }
-            _ => fs::rename(self.new.join(&step.name), &path).during("replace", &path),
+            _ => fs::rename(&new, &path).during("replace", &path),
         }
     }
 }
 
-/// Device and inode of what is at a path itself.
-fn identity(path: &Path) -> Option<(u64, u64)> {
-    path.symlink_metadata().ok().map(|metadata| (metadata.dev(), metadata.ino()))
-}
-
-/// Asks every plugin that is ours for its versions, through the name by which it will be started.
+/// Runs every installed plugin of `folder` with VERSION, through the name that runtimes use.
 fn verify(job: &Job<'_>, plan: &Plan, folder: &Path) -> Result<()> {
     let is_staged = folder != job.options.folder;
-    for step in &plan.steps {
-        let made = step.action.writes() || step.action == Action::Unchanged && !is_staged;
+    let is_in_folder =
+        |step: &&Step| step.action.writes() || step.action == Action::Unchanged && !is_staged;
+    for step in plan.steps.iter().filter(is_in_folder) {
         let applet = job.applets.iter().find(|applet| applet.name == step.name);
-        if let (true, Some(applet)) = (made, applet) {
-            let path = folder.join(&step.name);
-            let asked = answers(applet, &path, plan.is_own_binary);
-            asked.map_err(|error| unanswered(&path, is_staged, &error))?;
-        }
+        let Some(applet) = applet else { continue };
+        let path = folder.join(&step.name);
+        verify_one(applet, &path, plan.is_own_binary()).map_err(|cause| {
+            let state = if is_staged { "nothing was changed" } else { "all changes were undone" };
+            let msg = format!("ask {} for its versions: {cause}; {state}", path.display());
+            let remedy = "is the file system mounted noexec? --no-verify skips this test";
+            Error::new(cause.code(), msg).with_details(remedy)
+        })?;
     }
     Ok(())
 }
 
-/// An error with the remedy that is likely; the plugin's own text may have come as it is.
-fn unanswered(path: &Path, is_staged: bool, cause: &Error) -> Error {
-    let done = if is_staged { "nothing was changed" } else { "everything was taken back" };
-    let msg = format!("ask {} for its versions: {cause}; {done}", path.display());
-    let remedy = "is the file system mounted noexec? --no-verify does without the answer";
-    Error::new(cause.code(), msg).with_details(remedy)
-}
-
-fn answers(applet: &Applet, path: &Path, is_own_binary: bool) -> Result<()> {
+fn verify_one(applet: &Applet, path: &Path, is_own_binary: bool) -> Result<()> {
     let Main::Plugin { versions, .. } = applet.main else {
         return fs::metadata(path).map(drop).during("open", path);
     };
-    let info = invoke::version_info(&System, path, Some(ANSWER))?;
+    let info = invoke::version_info(&System, path, Some(VERSION_TIMEOUT))?;
     match versions.iter().find(|version| is_own_binary && !info.supports(version.as_str())) {
-        Some(version) => Err(Error::internal(format!("it does not speak {version}"))),
+        Some(version) => Err(Error::internal(format!("the plugin does not support {version}"))),
         None => Ok(()),
     }
+}
+
+/// Installs the network configuration and returns its entry of the manifest.
+fn install_conf(plan: &Plan, conf: &Conf, undo: &mut Rollback<'_>) -> Result<OwnedConf> {
+    let Conf { step, path, bytes } = conf;
+    let old = plan.old.conflist.as_ref().filter(|old| old.path == *path);
+    let backup = match step.action {
+        Action::Replace => step.backup,
+        _ => old.is_some_and(|old| old.backup),
+    };
+    if step.action.writes() {
+        create_folder(path.parent().unwrap_or(path))?;
+        let (target, before) = (path.clone(), fs::read(path).ok());
+        undo.push("the network configuration", move || match before {
+            Some(bytes) => write(&target, &bytes),
+            None => remove(&target),
+        });
+        write(path, bytes)?;
+    }
+    Ok(OwnedConf { path: path.clone(), sha256: sha256(bytes), backup })
 }

@@ -1,23 +1,24 @@
-//! File operations of the installer, with errors that say what to do about them.
+//! File operations of the installer, with errors that name the remedy.
 
-use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
+use std::fs::{self, DirBuilder, File, Metadata, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, symlink};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::Path;
 
 use nix::errno::Errno;
+use rustix::fs::{IFlags, XattrFlags, getxattr, ioctl_getflags, ioctl_setflags};
+use rustix::fs::{lgetxattr, lsetxattr};
 
-use super::STATE;
-use crate::error::{Error, Result};
-use crate::files::lock::Lock;
+use super::BINARY;
+use crate::error::{Error, Result, errno_text};
 use crate::log;
 
-/// Executables and folders are for everybody to read and run.
+/// The mode of executables and folders: runtimes need not be root.
 pub(super) const EXECUTABLE: u32 = 0o755;
-/// The label of SELinux.
+/// The extended attribute with the SELinux label.
 const LABEL: &str = "security.selinux";
 
-/// Names the operation of a failing file operation, and a remedy.
+/// Adds the operation, the path and a remedy to a failed file operation.
 pub(super) trait During<T> {
     fn during(self, what: &str, path: &Path) -> Result<T>;
 }
@@ -32,41 +33,50 @@ fn failure(what: &str, path: &Path, cause: &io::Error) -> Error {
     let error = Error::io(format_args!("{what} {}", path.display()), cause);
     match cause.kind() {
         ErrorKind::ReadOnlyFilesystem => error.with_details(
-            "mount the folder writable, or name another one that the runtime looks into",
+            "mount the folder writable, or choose another folder that the runtime searches",
         ),
         ErrorKind::PermissionDenied => error
-            .with_details("run as the owner of the folder, or with --root below a folder of yours"),
+            .with_details("run as the owner of the folder, or use --root with a folder of yours"),
         ErrorKind::StorageFull => {
-            error.with_details("nothing was switched; make room and run it again")
+            error.with_details("nothing was replaced; free some space and run it again")
         }
         _ => error,
     }
 }
 
-/// Creates a folder and those above it; that it is there is fine.
+/// The result of an operation on a file that may be missing: `None` then.
+pub(super) fn if_present<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+    match result {
+        Err(cause) if cause.kind() == ErrorKind::NotFound => Ok(None),
+        other => other.map(Some),
+    }
+}
+
+/// Device and inode of a file.
+pub(super) type Identity = (u64, u64);
+
+pub(super) fn identity(metadata: &Metadata) -> Identity {
+    (metadata.dev(), metadata.ino())
+}
+
+/// Creates a folder and its parents, unless they exist.
 pub(super) fn create_folder(path: &Path) -> Result<()> {
     DirBuilder::new().recursive(true).mode(EXECUTABLE).create(path).during("create", path)
 }
 
-/// Keeps other installers away until it is dropped.
-pub(super) fn lock(folder: &Path) -> Result<Lock> {
-    let path = folder.join(STATE).join("lock");
-    Ok(Lock::exclusive(&path)?)
-}
-
-/// A new executable, on the disk when this returns.
+/// Creates an executable and syncs it to the disk.
 pub(super) fn write_executable(path: &Path, bytes: &[u8]) -> Result<()> {
     let mut options = OpenOptions::new();
     let file = options.write(true).create_new(true).mode(EXECUTABLE).open(path);
     let mut file = file.during("create", path)?;
     file.write_all(bytes).during("write", path)?;
-    // Whatever the umask says: runtimes need not be root.
+    // The umask does not apply to chmod(2).
     file.set_permissions(Permissions::from_mode(EXECUTABLE)).during("change", path)?;
     file.sync_all().during("write", path)
 }
 
-/// A second name for what is at `from`, links not followed; a copy where the file system or its
-/// rules allow no second name. `to` may be left over from before.
+/// Replaces `to` with a hard link to `from` (symbolic links are not followed), or with a copy where
+/// the file system or `fs.protected_hardlinks` forbids the link.
 pub(super) fn keep(from: &Path, to: &Path) -> Result<()> {
     remove(to)?;
     let Err(cause) = fs::hard_link(from, to) else { return Ok(()) };
@@ -76,37 +86,79 @@ pub(super) fn keep(from: &Path, to: &Path) -> Result<()> {
     if let Ok(target) = fs::read_link(from) {
         return symlink(target, to).during("keep", from);
     }
-    fs::copy(from, to).during("keep", from)?;
-    File::open(to).and_then(|file| file.sync_all()).during("keep", from)
+    let copied = fs::copy(from, to).and_then(|_| File::open(to)?.sync_all());
+    copied.during("keep", from)
 }
 
-/// Removes a file or link; that it is gone is fine.
+/// Removes a file or link; a missing file is success.
 pub(super) fn remove(path: &Path) -> Result<()> {
-    match fs::remove_file(path) {
-        Err(cause) if cause.kind() != ErrorKind::NotFound => Err(failure("remove", path, &cause)),
-        _ => Ok(()),
-    }
+    if_present(fs::remove_file(path)).during("remove", path).map(drop)
 }
 
-/// Makes the names of a folder survive a power cut.
+/// Syncs the entries of a folder to the disk.
 pub(super) fn sync(folder: &Path) -> Result<()> {
     File::open(folder).and_then(|dir| dir.sync_all()).during("sync", folder)
 }
 
-/// Gives a file the SELinux label of `folder`, if there are labels: a file made in our own folder
-/// may have another label, and a confined runtime would not be allowed to start it.
+/// Gives a file the SELinux label of `folder`, if the folder has one. Files created in [`super::STATE`]
+/// may have inherited another label, with which a confined runtime must not execute them.
 pub(super) fn copy_label(folder: &Path, file: &Path) {
-    let mut label = [0; 512];
-    let Ok(length) = rustix::fs::getxattr(folder, LABEL, &mut label) else { return };
-    let mut own = [0; 512];
-    let same =
-        rustix::fs::lgetxattr(file, LABEL, &mut own).is_ok_and(|n| own[..n] == label[..length]);
-    if same {
+    let (mut label, mut own) = ([0; 512], [0; 512]);
+    let Ok(length) = getxattr(folder, LABEL, &mut label) else { return };
+    let label = &label[..length];
+    if lgetxattr(file, LABEL, &mut own).is_ok_and(|length| own[..length] == *label) {
         return;
     }
-    let flags = rustix::fs::XattrFlags::empty();
-    if let Err(cause) = rustix::fs::lsetxattr(file, LABEL, &label[..length], flags) {
-        let cause = crate::error::errno_text(Errno::from_raw(cause.raw_os_error()));
-        log::warn(format_args!("label {} as its folder: {cause}", file.display()));
+    if let Err(cause) = lsetxattr(file, LABEL, label, XattrFlags::empty()) {
+        let cause = errno_text(Errno::from_raw(cause.raw_os_error()));
+        log::warn(format_args!("set the SELinux label of {}: {cause}", file.display()));
     }
+}
+
+/// `--protect`: sets the immutable flag of the executable. A file system without the flag, or a
+/// process without the capability, is only a warning.
+///
+/// The names of the plugins are links to the executable: `cp x portmap` follows the link and would
+/// overwrite all plugins. With the flag that fails, and `cp -f`, which the init containers of some
+/// networks use, replaces only the link. The flag belongs to the inode, so it is cleared before
+/// the executable is replaced and set on the new one. If the installer is killed in between, the
+/// next run sets the flag.
+pub(super) fn protect(folder: &Path) {
+    let path = folder.join(BINARY);
+    if let Err(cause) = set_immutable(&path, true) {
+        let why = match Errno::from_raw(cause.raw_os_error().unwrap_or_default()) {
+            Errno::ENOTTY | Errno::EOPNOTSUPP | Errno::EINVAL => {
+                "the file system has no immutable flag".to_owned()
+            }
+            Errno::EPERM => "the capability LINUX_IMMUTABLE is missing".to_owned(),
+            errno => errno_text(errno),
+        };
+        log::warn(format_args!("{} is not protected: {why}", path.display()));
+    }
+}
+
+/// Clears the immutable flag of the executable, if it is set.
+pub(super) fn unprotect(folder: &Path) -> Result<()> {
+    let path = folder.join(BINARY);
+    match set_immutable(&path, false) {
+        Err(cause) if cause.raw_os_error() == Some(Errno::EPERM as i32) => {
+            Err(cause).during("clear the immutable flag of", &path)
+        }
+        // There is no such file, or the file system has no such flag.
+        _ => Ok(()),
+    }
+}
+
+fn set_immutable(path: &Path, wanted: bool) -> io::Result<()> {
+    // The ioctl would change the target of a link.
+    if path.symlink_metadata()?.is_symlink() {
+        return Ok(());
+    }
+    let file = File::open(path)?;
+    let mut flags = ioctl_getflags(&file)?;
+    if flags.contains(IFlags::IMMUTABLE) == wanted {
+        return Ok(());
+    }
+    flags.set(IFlags::IMMUTABLE, wanted);
+    Ok(ioctl_setflags(&file, flags)?)
 }

@@ -1,58 +1,55 @@
-//! `cnibox install`: this executable and a link for each applet in a folder of plugins, on a node
-//! that is at work; and `cnibox uninstall`, which puts back what was there.
+//! `cnibox install`: installs this executable and a link for each applet into the folder of plugins
+//! of a running node; and `cnibox uninstall`, which restores the previous files.
 //!
-//! A switch of names in this order: everything is made and asked for its versions in a folder
-//! beside the names (`.cnibox/new`), what is to be replaced is kept (`.cnibox/backup`), the
-//! manifest says what will be ours (`.cnibox/manifest.json`), then the executable, the links and
-//! last the network's configuration are renamed into place. A name that had a plugin has one at
-//! every moment, and no file is written that could be running. What goes wrong is taken back.
+//! All files are first created in `.cnibox/new` of the folder and run with VERSION. Files to be
+//! replaced are backed up in `.cnibox/backup`, and the list of installed files is saved in
+//! `.cnibox/manifest.json`. Then the executable, the links and last the network configuration are
+//! renamed into place: a name that had a plugin leads to one at every moment, and no running file
+//! is written to. An error undoes everything.
 //!
-//! Whose a file is, is read in the file (`origin.rs`); nothing foreign is started.
+//! The origin of a file is read from its content (`origin.rs`); foreign files are not executed.
 
 mod apply;
-mod conflist;
 mod files;
 mod folder;
-mod manifest;
 mod options;
 mod origin;
 mod plan;
-mod protect;
-mod report;
 mod uninstall;
 mod watch;
 
 use std::path::Path;
 use std::process::ExitCode;
 
-use super::{Tool, lint};
+use serde::Serialize;
+
+use super::{Tool, lint, print};
+use crate::cni::json::pretty;
 use crate::error::Result;
+use crate::files::lock::Lock;
 use crate::options::unknown_word;
 use crate::skel::{Applet, Table};
-use conflist::Conflist;
-use folder::Folder;
-use manifest::Manifest;
-use options::{INSTALL_OPTIONS, Options, Policy, UNINSTALL_OPTIONS};
+use folder::Manifest;
+use options::{INSTALL_OPTIONS, MODES, Options, Policy, UNINSTALL_OPTIONS};
 use origin::Payload;
-use plan::Plan;
-use report::Report;
+use plan::{Action, Plan, Step};
 
-/// The executable's name in the folder.
+/// The name of the executable in the folder.
 const BINARY: &str = "cnibox";
-/// Our own folder in the folder of plugins.
+/// The folder of the installer in the folder of plugins.
 const STATE: &str = ".cnibox";
 
 pub(super) const INSTALL: Tool = Tool {
     command: "cnibox install",
     usage: "\
-install: this executable, and a link for each applet, in a folder of plugins
+install: installs this executable, and a link for each applet, into a folder of plugins
 
 Usage:
-  cnibox install [DIR] [options]     DIR is /opt/cni/bin if it is not given
+  cnibox install [DIR] [options]     DIR is /opt/cni/bin by default
 
-What is there is switched at once and kept for cnibox uninstall; running containers and calls
-under way are not disturbed. Files that are neither cnibox's nor the reference plugins' stop it
-before anything is changed. A second run changes nothing.
+Existing plugins are replaced atomically and backed up for cnibox uninstall; running containers
+and running calls are not disturbed. If a file is neither a cnibox nor a reference plugin, nothing
+is changed. A second run changes nothing.
 ",
     options: INSTALL_OPTIONS,
     notes: "",
@@ -61,55 +58,53 @@ before anything is changed. A second run changes nothing.
 pub(super) const UNINSTALL: Tool = Tool {
     command: "cnibox uninstall",
     usage: "\
-uninstall: take cnibox install back
+uninstall: undoes cnibox install
 
 Usage:
-  cnibox uninstall [DIR] [options]   DIR is /opt/cni/bin if it is not given
+  cnibox uninstall [DIR] [options]   DIR is /opt/cni/bin by default
 
-What install replaced returns, what it made goes. Files that changed since stay.
+Restores the files that install replaced and removes the others. Files that have changed since
+stay.
 ",
     options: UNINSTALL_OPTIONS,
     notes: "",
 };
 
-/// `cnibox install` with the arguments behind it.
+/// Runs `cnibox install` with the arguments that follow it.
 pub(super) fn main(args: Vec<String>, table: Table) -> ExitCode {
     call(&INSTALL, args, |options| {
         if let Some(file) = &options.conflist {
             lint::require_sound(file, table, |_| true)?;
         }
         let applets = table.applets;
-        require_known(options, applets)?;
+        let known: Vec<&str> = applets.iter().map(|applet| applet.name).collect();
+        let mut named = options.only.iter().chain(&options.skip);
+        if let Some(unknown) = named.find(|name| !known.contains(&name.as_str())) {
+            return Err(unknown_word("applet", unknown, &known));
+        }
         let job = Job { options, applets, payload: Payload::own()? };
-        if options.watch { watch::run(&job) } else { job.run()?.print() }
+        if options.watch { watch::run(&job) } else { report(options, &job.run()?) }
     })
 }
 
-/// `cnibox install --watch` of what a folder has from an earlier call: the same names in the same
-/// way. Everything, where nothing was installed.
+/// Runs `cnibox install --watch` with the mode and the applets of the earlier installation in the
+/// folder; with all applets if nothing is installed.
 pub(super) fn keep(folder: String, table: Table) -> ExitCode {
     let installed = Manifest::load(Path::new(&folder)).unwrap_or_default();
     let names = table.applets.iter().map(|applet| applet.name);
     let names: Vec<&str> = names.filter(|name| installed.get(name).is_some()).collect();
-    let mode = format!("--mode={}", installed.mode.name());
-    let mut args = vec![folder, "--watch".to_owned(), mode];
+    let mut args = vec![folder, "--watch".to_owned()];
+    let modes = MODES.iter().filter(|(_, mode)| *mode == installed.mode);
+    args.extend(modes.map(|(name, _)| format!("--mode={name}")));
     if !names.is_empty() {
         args.push(format!("--only={}", names.join(",")));
     }
     main(args, table)
 }
 
-/// `cnibox uninstall` with the arguments behind it.
-pub(super) fn main_uninstall(args: Vec<String>) -> ExitCode {
-    call(&UNINSTALL, args, |options| uninstall::run(options)?.print())
-}
-
-/// Refuses names in --only and --skip that are no applets.
-fn require_known(options: &Options, applets: &[Applet]) -> Result<()> {
-    let known: Vec<&str> = applets.iter().map(|applet| applet.name).collect();
-    let unknown =
-        options.only.iter().chain(&options.skip).find(|name| !known.contains(&name.as_str()));
-    unknown.map_or(Ok(()), |name| Err(unknown_word("applet", name, &known)))
+/// Runs `cnibox uninstall` with the arguments that follow it.
+pub(super) fn main_uninstall(args: Vec<String>, _: Table) -> ExitCode {
+    call(&UNINSTALL, args, |options| report(options, &uninstall::run(options)?))
 }
 
 fn call(tool: &Tool, args: Vec<String>, work: impl FnOnce(&Options) -> Result<()>) -> ExitCode {
@@ -117,7 +112,7 @@ fn call(tool: &Tool, args: Vec<String>, work: impl FnOnce(&Options) -> Result<()
     tool.run(args, read, |options| work(&options).map(|()| ExitCode::SUCCESS))
 }
 
-/// What is to be installed, where and how.
+/// An installation.
 struct Job<'a> {
     options: &'a Options,
     applets: &'a [Applet],
@@ -125,58 +120,92 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
-    /// Brings the folder to what is wanted. A folder that is so already is not written to, so
-    /// that it may be read-only then.
-    fn run(&self) -> Result<Report> {
-        let (plan, conf) = self.plan()?;
-        if self.options.dry_run {
-            return Ok(Report::new(self.options, &plan.steps, conf.as_ref()));
-        }
-        if self.is_done(&plan, conf.as_ref()) {
-            self.protect(&plan);
-            return Ok(Report::new(self.options, &plan.steps, conf.as_ref()));
-        }
-        files::create_folder(&self.options.folder.join(STATE))?;
-        let _lock = files::lock(&self.options.folder)?;
-        // Somebody else may have been at work until now.
-        let (plan, conf) = self.plan()?;
-        protect::lift(&self.options.folder)?;
-        let done = apply::run(self, &plan, conf.as_ref());
-        self.protect(&plan);
-        done?;
-        Ok(Report::new(self.options, &plan.steps, conf.as_ref()))
-    }
-
-    fn protect(&self, plan: &Plan) {
-        if plan.manifest.protect && self.options.policy != Policy::Never {
-            protect::set(&self.options.folder);
-        }
-    }
-
-    fn is_done(&self, plan: &Plan, conf: Option<&Conflist>) -> bool {
-        let never = self.options.policy == Policy::Never;
-        let conf_done = conf.is_none_or(|conf| !conf.changes());
-        (never || !plan.changes() && plan.manifest_is_written) && conf_done
-    }
-
-    fn plan(&self) -> Result<(Plan, Option<Conflist>)> {
-        let folder = Folder::new(&self.options.folder);
-        let old = Manifest::load(&self.options.folder)?;
-        let plan = Plan::make(self, &folder, &old)?;
-        let conf = match &self.options.conflist {
-            Some(file) => Some(Conflist::plan(self, file, &plan, &old)?),
-            None => None,
+    /// Installs. A folder that is already as planned is not written to, and may be read-only.
+    fn run(&self) -> Result<Vec<Step>> {
+        let folder = &self.options.folder;
+        let protect = |plan: &Plan| {
+            if plan.manifest.protect && self.options.policy != Policy::Never {
+                files::protect(folder);
+            }
         };
-        Ok((plan, conf))
+        let mut plan = Plan::new(self)?;
+        if !self.options.dry_run && plan.is_done() {
+            protect(&plan);
+        } else if !self.options.dry_run {
+            files::create_folder(&folder.join(STATE))?;
+            let _lock = Lock::exclusive(&folder.join(STATE).join("lock"))?;
+            // Another process may have changed the folder in the meantime.
+            plan = Plan::new(self)?;
+            files::unprotect(folder)?;
+            let done = apply::run(self, &plan);
+            protect(&plan);
+            done?;
+        }
+        Ok(plan.into_steps())
     }
 
-    /// The applets that are wanted.
-    fn names(&self) -> impl Iterator<Item = &'static str> {
+    /// The names of the applets to be installed.
+    fn names(&self) -> Vec<&'static str> {
         let Options { only, skip, .. } = self.options;
-        let all = self.applets.iter().map(|applet| applet.name);
-        all.filter(move |name| {
-            let is = |listed: &String| listed == name;
-            (only.is_empty() || only.iter().any(is)) && !skip.iter().any(is)
-        })
+        let is_wanted = |name: &&str| {
+            let is_listed = |names: &[String]| names.iter().any(|listed| listed == name);
+            (only.is_empty() || is_listed(only)) && !is_listed(skip)
+        };
+        self.applets.iter().map(|applet| applet.name).filter(is_wanted).collect()
+    }
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Report<'a> {
+    folder: String,
+    version: &'a str,
+    dry_run: bool,
+    changed: bool,
+    files: &'a [Step],
+}
+
+/// Prints what was done, as text or JSON.
+fn report(options: &Options, steps: &[Step]) -> Result<()> {
+    let report = Report {
+        folder: options.folder.display().to_string(),
+        version: env!("CARGO_PKG_VERSION"),
+        dry_run: options.dry_run,
+        changed: steps.iter().any(|step| step.action.changes()),
+        files: steps,
+    };
+    let text = if options.json { pretty(&report)? + "\n" } else { report.text() };
+    print(&text).map(drop)
+}
+
+impl Report<'_> {
+    fn text(&self) -> String {
+        let dry_run = if self.dry_run { ", dry run" } else { "" };
+        let mut lines = vec![format!("{}: cnibox {}{dry_run}", self.folder, self.version)];
+        let mut unchanged = 0;
+        for step in self.files {
+            let was = step.was.as_deref();
+            let what = match step.action {
+                Action::Install => "new".to_owned(),
+                Action::Update | Action::Replace => {
+                    let backup = if step.backup { ", which is backed up" } else { "" };
+                    format!("replaces {}{backup}", was.unwrap_or("another file"))
+                }
+                Action::Keep => format!("stays: {}", was.unwrap_or("missing")),
+                Action::Unchanged => {
+                    unchanged += 1;
+                    continue;
+                }
+                Action::Remove => "removed".to_owned(),
+                Action::Restore => format!("restored: {}", was.unwrap_or("another file")),
+            };
+            lines.push(format!("  {:<14} {what}", step.name));
+        }
+        if !self.changed {
+            lines.push("  nothing to do".to_owned());
+        } else if unchanged > 0 {
+            lines.push(format!("  {unchanged} unchanged"));
+        }
+        lines.join("\n") + "\n"
     }
 }

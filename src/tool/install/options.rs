@@ -1,5 +1,5 @@
-//! What `cnibox install` and `cnibox uninstall` are told. The tables below are the help, the
-//! manual page and the shells' completions.
+//! The command lines of `cnibox install` and `cnibox uninstall`. Help, manual page and completions
+//! come from the tables below.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -10,9 +10,9 @@ use crate::error::{Error, Result};
 use crate::options::{CommandLine, Opt, opt, unknown_word, usage};
 use crate::tool::{CONF_DIR, PLUGIN_DIR};
 
-const ROOT: Opt = opt("--root", "DIR", "put DIR in front of every folder [environment: DESTDIR]");
+const ROOT: Opt = opt("--root", "DIR", "prefix of every folder [environment: DESTDIR]");
 const DRY_RUN: Opt =
-    Opt { short: Some('n'), ..opt("--dry-run", "", "tell what would be done, change nothing") };
+    Opt { short: Some('n'), ..opt("--dry-run", "", "print what would be done, change nothing") };
 const JSON: Opt = opt("--json", "", "report in JSON");
 const NO_BACKUP: &str = "--no-backup";
 
@@ -22,23 +22,23 @@ pub(super) const INSTALL_OPTIONS: &[Opt] = &[
     opt(
         "--policy",
         "WHEN",
-        "what to do with names that are there: always (the default), if-newer,\nif-not-present, never",
+        "when to replace existing plugins: always (the default), if-newer,\nif-not-present, never",
     ),
-    opt("--only", "NAMES", "these applets only, with commas between them"),
-    opt("--skip", "NAMES", "all applets but these"),
-    opt("--replace", "", "replace files that are neither cnibox's nor the reference's as well"),
-    opt("--backup", "", "keep what is replaced, for cnibox uninstall (the default)"),
-    opt(NO_BACKUP, "", "keep nothing"),
-    opt("--force", "", "install a release older than the one that is there"),
-    opt("--no-verify", "", "do not ask each link for its versions: for a folder mounted noexec"),
+    opt("--only", "NAMES", "install only these applets, separated by commas"),
+    opt("--skip", "NAMES", "install all applets except these"),
+    opt("--replace", "", "also replace files that are neither cnibox nor reference plugins"),
+    opt("--backup", "", "back up replaced files for cnibox uninstall (the default)"),
+    opt(NO_BACKUP, "", "do not back up replaced files"),
+    opt("--force", "", "replace a newer release of cnibox with this one"),
+    opt("--no-verify", "", "do not run each plugin with VERSION: for a folder mounted noexec"),
     opt("--conflist", "FILE", "install this network configuration last"),
-    opt("--conf-dir", "DIR", "where it goes [/etc/cni/net.d]"),
+    opt("--conf-dir", "DIR", "the folder of the network configuration [/etc/cni/net.d]"),
     opt(
         "--protect",
         "",
-        "make the executable immutable, so that cp to a plugin's name cannot replace\nall plugins; until cnibox uninstall",
+        "make the executable immutable until cnibox uninstall, so that cp to the name of a\nplugin cannot overwrite all plugins",
     ),
-    opt("--watch", "", "stay, and repair what changes; ends on SIGTERM"),
+    opt("--watch", "", "keep running and repair what changes, until SIGTERM"),
     ROOT,
     DRY_RUN,
     JSON,
@@ -49,15 +49,15 @@ pub(super) const UNINSTALL_OPTIONS: &[Opt] = &[
     opt(
         "--no-hand-over",
         "",
-        "leave the packet filter alone; without it, rules of running containers become\nthe reference's where its plugins return",
+        "leave the packet filter unchanged; by default, rules of running containers are\nrewritten for the reference plugins that are restored",
     ),
     ROOT,
     DRY_RUN,
     JSON,
 ];
 
-/// How an applet's name leads to the executable.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// How the name of an applet leads to the executable.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Mode {
     /// A relative symbolic link.
@@ -68,32 +68,31 @@ pub(super) enum Mode {
     Copy,
 }
 
-impl Mode {
-    /// As `--mode` takes it.
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Mode::Symlink => "symlink",
-            Mode::Hardlink => "hardlink",
-            Mode::Copy => "copy",
-        }
-    }
-}
+/// The values of `--mode`, the default first.
+pub(super) const MODES: [(&str, Mode); 3] =
+    [("symlink", Mode::Symlink), ("hardlink", Mode::Hardlink), ("copy", Mode::Copy)];
 
-/// What is done with names that are there.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// When existing plugins are replaced.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Policy {
-    /// They become this release.
-    #[default]
     Always,
-    /// Those of an older release do.
+    /// If they are of an older release.
     IfNewer,
     IfNotPresent,
-    /// Nothing is done at all.
+    /// Never, and nothing is added either.
     Never,
 }
 
-/// One call with everything it may need.
-#[derive(Debug, Default)]
+/// The values of `--policy`, the default first.
+const POLICIES: [(&str, Policy); 4] = [
+    ("always", Policy::Always),
+    ("if-newer", Policy::IfNewer),
+    ("if-not-present", Policy::IfNotPresent),
+    ("never", Policy::Never),
+];
+
+/// The options of one call.
+#[derive(Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of the command line")]
 pub(super) struct Options {
     /// The folder of plugins, below the root.
@@ -109,17 +108,15 @@ pub(super) struct Options {
     pub(super) backup: bool,
     pub(super) force: bool,
     pub(super) verify: bool,
-    /// Whether the executable is made immutable.
     pub(super) protect: bool,
     pub(super) watch: bool,
-    /// Whether the folder is that of this node, at work.
+    /// Whether rules are handed over: not below another root.
     pub(super) hand_over: bool,
     pub(super) dry_run: bool,
     pub(super) json: bool,
 }
 
 impl Options {
-    /// Reads the command line and the environment.
     pub(super) fn read(
         line: &CommandLine,
         env: impl Fn(&str) -> Option<OsString>,
@@ -129,18 +126,22 @@ impl Options {
         let folder = match line.words.as_slice() {
             [] => PLUGIN_DIR,
             [folder] => folder,
-            [first, ..] => return Err(usage(format!("one folder at a time, after \"{first}\""))),
+            [_, extra, ..] => return Err(usage(format!("unexpected argument \"{extra}\""))),
         };
         let conf_dir = line.last("--conf-dir").unwrap_or(CONF_DIR);
         let backup = line.given().filter(|flag| ["--backup", NO_BACKUP].contains(flag)).last();
+        let names = |flag: &str| {
+            let names = line.all(flag).flat_map(|names| names.split(','));
+            names.filter(|name| !name.is_empty()).map(str::to_owned).collect()
+        };
         let options = Options {
             folder: below(root.as_deref(), folder)?,
             conf_dir: below(root.as_deref(), conf_dir)?,
             conflist: line.last("--conflist").map(PathBuf::from),
-            mode: line.last("--mode").map_or(Ok(Mode::default()), mode)?,
-            policy: line.last("--policy").map_or(Ok(Policy::default()), policy)?,
-            only: line.all("--only").flat_map(names).collect(),
-            skip: line.all("--skip").flat_map(names).collect(),
+            mode: choice("mode", line.last("--mode"), &MODES)?,
+            policy: choice("policy", line.last("--policy"), &POLICIES)?,
+            only: names("--only"),
+            skip: names("--skip"),
             replace: line.has("--replace"),
             backup: backup != Some(NO_BACKUP),
             force: line.has("--force"),
@@ -153,11 +154,11 @@ impl Options {
         };
         if options.protect && options.mode != Mode::Symlink {
             return Err(usage(
-                "--protect is for links: with --mode copy nothing is written through, and a hard link could not be replaced",
+                "--protect requires --mode symlink: copies need no protection, and hard links could not be replaced",
             ));
         }
         if options.watch && (options.dry_run || options.policy == Policy::Never) {
-            return Err(usage("--watch has nothing to do"));
+            return Err(usage("--watch excludes --dry-run and --policy never"));
         }
         Ok(options)
     }
@@ -175,26 +176,13 @@ fn below(root: Option<&Path>, path: &str) -> Result<PathBuf> {
     std::path::absolute(joined).map_err(|cause| Error::io("find the working directory", &cause))
 }
 
-const POLICIES: [&str; 4] = ["always", "if-newer", "if-not-present", "never"];
-
-fn mode(text: &str) -> Result<Mode> {
-    let modes = [Mode::Symlink, Mode::Hardlink, Mode::Copy];
-    let found = modes.into_iter().find(|mode| mode.name() == text);
-    found.ok_or_else(|| unknown_word("mode", text, &modes.map(Mode::name)))
-}
-
-fn policy(text: &str) -> Result<Policy> {
-    Ok(match text {
-        "always" => Policy::Always,
-        "if-newer" => Policy::IfNewer,
-        "if-not-present" => Policy::IfNotPresent,
-        "never" => Policy::Never,
-        _ => return Err(unknown_word("policy", text, &POLICIES)),
+/// The value that `text` names, the first of `known` without a text.
+fn choice<T: Copy>(what: &str, text: Option<&str>, known: &[(&str, T)]) -> Result<T> {
+    let found = known.iter().find(|(name, _)| text.is_none_or(|text| text == *name));
+    found.map(|(_, value)| *value).ok_or_else(|| {
+        let names: Vec<&str> = known.iter().map(|(name, _)| *name).collect();
+        unknown_word(what, text.unwrap_or_default(), &names)
     })
-}
-
-fn names(text: &str) -> impl Iterator<Item = String> {
-    text.split(',').filter(|name| !name.is_empty()).map(str::to_owned)
 }
 
 #[cfg(test)]
@@ -224,7 +212,7 @@ mod tests {
 
     #[test]
     fn every_option_changes_something() {
-        let usual = format!("{:?}", parse(&["--no-backup"]).unwrap());
+        let default = format!("{:?}", parse(&["--no-backup"]).unwrap());
         for opt in INSTALL_OPTIONS.iter().filter(|opt| opt.flag != NO_BACKUP) {
             let value = match opt.flag {
                 "--mode" => "copy",
@@ -233,12 +221,12 @@ mod tests {
             };
             let args = [NO_BACKUP, opt.flag, value];
             let count = if opt.value.is_empty() { 2 } else { 3 };
-            assert_ne!(format!("{:?}", parse(&args[..count]).unwrap()), usual, "{}", opt.flag);
+            assert_ne!(format!("{:?}", parse(&args[..count]).unwrap()), default, "{}", opt.flag);
         }
     }
 
     #[test]
-    fn a_root_goes_in_front_and_destdir_is_one() {
+    fn root_and_destdir_prefix_every_folder() {
         let env = |name: &str| (name == "DESTDIR").then(|| OsString::from("/y"));
         let options = read(&["/usr/lib/cni", "--root=/x"], env).unwrap();
         assert_eq!(options.folder, Path::new("/x/usr/lib/cni"));
@@ -248,13 +236,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn mistakes_are_named() {
         let wrong = [
             (vec!["--mode", "x"], "unknown mode \"x\""),
             (vec!["--policy", "x"], "unknown policy \"x\""),
-            (vec!["a", "b"], "one folder at a time, after \"a\""),
+            (vec!["a", "b"], "unexpected argument \"b\""),
             (vec![""], "the name of a folder is empty"),
-            (vec!["--watch", "--dry-run"], "--watch has nothing to do"),
+            (vec!["--watch", "--dry-run"], "--watch excludes --dry-run and --policy never"),
         ];
         for (args, message) in wrong {
             assert_eq!(parse(&args).unwrap_err().msg(), message);

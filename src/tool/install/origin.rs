@@ -1,9 +1,9 @@
-//! The origin of an executable, read from its bytes: nothing is started to find out, because a file
-//! of a node's folder may be anything, and may not run where the installer runs.
+//! The origin of an executable, read from its bytes. Foreign executables are not run: they may do
+//! anything, and may not run where the installer runs.
 //!
-//! Ours carry a mark with their release. The reference's are Go programs, and Go writes the path
-//! of the main package into what it builds, also when it is stripped: `path`, a tab, the package.
-//! Programs that only use the reference's code as a library have another main package.
+//! Our executables contain a mark with the release. Reference plugins are Go programs, and Go
+//! writes the path of the main package into every executable, even a stripped one: `path`, a tab,
+//! the package. Programs that use the reference's code as a library have another main package.
 
 use std::fmt;
 use std::fs;
@@ -15,7 +15,7 @@ use crate::cni::Version;
 use crate::error::{Error, Result};
 use crate::runtime::cache::hex;
 
-/// What every release has in it.
+/// The mark of a release.
 const MARK: &str = concat!("cnibox-release=", env!("CARGO_PKG_VERSION"), ";");
 const MARK_START: &str = "cnibox-release=";
 /// The main packages of the reference plugins, as Go's build information names them.
@@ -23,7 +23,7 @@ const PACKAGES: [&str; 2] = [
     "path\tgithub.com/containernetworking/plugins/plugins/",
     "path\tgithub.com/flannel-io/cni-plugin",
 ];
-/// The text before the release in Go's build information: of a linker flag, or of the module.
+/// The text before the release in Go's build information: a linker flag, or the module.
 const RELEASES: [&str; 3] = [
     "buildversion.BuildVersion=v",
     "mod\tgithub.com/containernetworking/plugins\tv",
@@ -32,11 +32,11 @@ const RELEASES: [&str; 3] = [
 const ELF: &[u8] = b"\x7fELF";
 
 /// The origin of a file.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) enum Origin {
-    /// This project's, of a release.
+    /// This project, with the release.
     Own(String),
-    /// A reference plugin, of a release if it tells one.
+    /// A reference plugin, with the release if the file names it.
     Reference(Option<String>),
     Foreign,
 }
@@ -56,26 +56,26 @@ impl Origin {
         }
         Origin::Foreign
     }
+}
 
-    /// Whether this is a newer release than `other`; a text that is no version is older.
-    pub(super) fn is_newer(release: &str, other: &str) -> bool {
-        let parse = |text: &str| text.parse::<Version>().ok();
-        parse(release) > parse(other)
-    }
+/// Whether a release is newer than another. A text that is not a version is older than any version.
+pub(super) fn is_newer(release: &str, other: &str) -> bool {
+    let parse = |text: &str| text.parse::<Version>().ok();
+    parse(release) > parse(other)
 }
 
 impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Origin::Own(release) => write!(f, "cnibox {release}"),
-            Origin::Reference(Some(release)) => write!(f, "the reference's {release}"),
-            Origin::Reference(None) => f.write_str("the reference's"),
+            Origin::Reference(Some(release)) => write!(f, "the reference plugin {release}"),
+            Origin::Reference(None) => f.write_str("a reference plugin"),
             Origin::Foreign => f.write_str("a foreign file"),
         }
     }
 }
 
-/// What follows each place where `needle` is.
+/// The bytes after each occurrence of `needle`.
 fn after<'a>(bytes: &'a [u8], needle: &str) -> impl Iterator<Item = &'a [u8]> {
     let needle = needle.as_bytes().to_vec();
     let mut rest = bytes;
@@ -85,7 +85,8 @@ fn after<'a>(bytes: &'a [u8], needle: &str) -> impl Iterator<Item = &'a [u8]> {
     })
 }
 
-/// Where `needle` is, by Horspool's search: it looks at few of the many bytes of an executable.
+/// The first occurrence of `needle`, by Horspool's search, which reads few of the bytes of an
+/// executable.
 fn find(bytes: &[u8], needle: &[u8]) -> Option<usize> {
     let last = needle.len().checked_sub(1)?;
     let mut skip = [needle.len(); 256];
@@ -102,8 +103,8 @@ fn find(bytes: &[u8], needle: &[u8]) -> Option<usize> {
     None
 }
 
-/// The version at the start of `rest`: digits and dots up to `end`, a blank or a line's end. What
-/// is behind a dash or plus sign is left out.
+/// The version at the start of `rest`: digits and dots up to `end` or white space. A suffix after a
+/// dash or plus sign is left out.
 fn version(rest: &[u8], end: u8) -> Option<String> {
     let stop = |byte: &u8| *byte == end || byte.is_ascii_whitespace() || b"-+'".contains(byte);
     let length = rest.iter().take(32).position(stop)?;
@@ -119,11 +120,11 @@ pub(super) struct Payload {
 }
 
 impl Payload {
-    /// Reads it. The file may have been replaced on disk meanwhile.
+    /// Reads `/proc/self/exe`, since the file may have been replaced on disk.
     pub(super) fn own() -> Result<Payload> {
         let bytes =
             fs::read("/proc/self/exe").map_err(|cause| Error::io("read /proc/self/exe", &cause))?;
-        // The mark is looked for in files only, so nothing else would keep it in the executable.
+        // Without this use the linker would drop the mark.
         let Origin::Own(release) = Origin::of(&bytes) else {
             let mark = black_box(MARK);
             return Err(Error::internal(format!("this executable lacks its mark {mark}")));
@@ -147,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn owners_by_what_is_in_the_file() {
+    fn origin_by_content() {
         assert_eq!(elf("cnibox-release=;cnibox-release=1.20.3;"), Origin::Own("1.20.3".into()));
         assert_eq!(elf("cnibox-release=%s"), Origin::Foreign);
         let main = "path\tgithub.com/containernetworking/plugins/plugins/main/bridge\n";
@@ -158,14 +159,14 @@ mod tests {
         assert_eq!(elf(&format!("{main}{module}")), Origin::Reference(Some("1.6.0".into())));
         let flag = "build\t-ldflags=\"-X github.com/x/buildversion.BuildVersion=v1.7.1\"\n";
         assert_eq!(elf(&format!("{main}{flag}")), Origin::Reference(Some("1.7.1".into())));
-        // A plugin of somebody else that uses the reference's packages.
+        // A foreign plugin that uses the reference's packages.
         let other = "path\tgithub.com/x/y\ndep\tgithub.com/containernetworking/plugins\tv1.1.1\n";
         assert_eq!(elf(other), Origin::Foreign);
         assert_eq!(Origin::of(format!("#!/bin/sh\n{main}").as_bytes()), Origin::Foreign);
     }
 
     #[test]
-    fn every_place_is_found() {
+    fn every_occurrence_is_found() {
         let ends = |text: &[u8], needle: &str| -> Vec<usize> {
             after(text, needle).map(|rest| text.len() - rest.len()).collect()
         };
@@ -176,13 +177,13 @@ mod tests {
     }
 
     #[test]
-    fn newer_is_by_number() {
-        assert!(Origin::is_newer("0.10.0", "0.9.0") && !Origin::is_newer("0.9.0", "0.10.0"));
-        assert!(!Origin::is_newer("1.0.0", "1.0.0") && Origin::is_newer("0.0.1", "?"));
+    fn releases_compare_by_number() {
+        assert!(is_newer("0.10.0", "0.9.0") && !is_newer("0.9.0", "0.10.0"));
+        assert!(!is_newer("1.0.0", "1.0.0") && is_newer("0.0.1", "?"));
     }
 
     #[test]
-    fn hashes_are_those_of_sha256sum() {
+    fn hashes_match_sha256sum() {
         let empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
         assert_eq!(sha256(b""), empty);
     }

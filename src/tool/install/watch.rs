@@ -1,6 +1,7 @@
-//! `cnibox install --watch`: for nodes where no init container comes again. Waits for the kernel
-//! to tell of a change in the folder and repairs what is no longer as installed.
+//! `cnibox install --watch`, for nodes without an init container: repairs the installation when
+//! inotify(7) reports a change of the folder.
 
+use std::ffi::OsString;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::Duration;
@@ -9,58 +10,58 @@ use nix::errno::Errno;
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 
 use super::files::{During, create_folder};
-use super::report::Report;
-use super::{Job, STATE};
+use super::{Job, STATE, report};
 use crate::error::Result;
 use crate::log;
 use crate::tool::pause::{Signals, Woken};
 
-/// A package manager that is at work is left to finish.
+/// The repair starts after this time without a change: a package manager is left to finish.
 const SETTLE: Duration = Duration::from_millis(200);
-/// A repair that failed is tried again, also when nothing else happens.
+/// The pause before a failed repair is retried.
 const RETRY: Duration = Duration::from_secs(30);
 
-/// Installs, then repairs until SIGTERM or SIGINT. What goes wrong is reported and tried again,
-/// but for the first time, which fails the call.
+/// Installs, then repairs until SIGTERM or SIGINT. Only the first installation can fail the call;
+/// later errors are logged and retried.
 pub(super) fn run(job: &Job<'_>) -> Result<()> {
-    // Blocked from here on: as process 1 of a container nothing else would end it.
+    // Process 1 of a container ignores signals that it does not wait for.
     let signals = Signals::block()?;
     create_folder(&job.options.folder)?;
     let mut watch = Watch::start(job)?;
-    job.run()?.print()?;
+    report(job.options, &job.run()?)?;
     let mut failed = false;
-    loop {
-        let woken = watch.wait(&signals, failed.then_some(RETRY))?;
-        if woken == Woken::End || watch.settle(&signals)? == Woken::End {
-            return Ok(());
-        }
+    while watch.wait(&signals, failed.then_some(RETRY))? == Woken::Change {
         let repaired = repair(job, &mut watch);
         failed = repaired.is_err();
         if let Err(error) = repaired {
             log::warn(error);
         }
     }
+    Ok(())
 }
 
 fn repair(job: &Job<'_>, watch: &mut Watch) -> Result<()> {
-    if watch.lost {
+    if watch.is_lost {
         create_folder(&job.options.folder)?;
         *watch = Watch::start(job)?;
     }
-    let report: Report = job.run()?;
-    if report.changed() { report.print() } else { Ok(()) }
+    let steps = job.run()?;
+    if steps.iter().any(|step| step.action.changes()) {
+        report(job.options, &steps)
+    } else {
+        Ok(())
+    }
 }
 
 struct Watch {
     inotify: Inotify,
-    /// The folder itself went away.
-    lost: bool,
+    /// The folder itself was deleted or renamed.
+    is_lost: bool,
 }
 
 impl Watch {
     fn start(job: &Job<'_>) -> Result<Watch> {
+        let (folder, conf_dir) = (&job.options.folder, &job.options.conf_dir);
         let flags = InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK;
-        let folder = &job.options.folder;
         let inotify = Inotify::init(flags).during("watch", folder)?;
         let events = AddWatchFlags::IN_CREATE
             | AddWatchFlags::IN_DELETE
@@ -71,52 +72,40 @@ impl Watch {
             | AddWatchFlags::IN_MOVE_SELF;
         inotify.add_watch(folder, events).during("watch", folder)?;
         if job.options.conflist.is_some() {
-            create_folder(&job.options.conf_dir)?;
-            let dir = &job.options.conf_dir;
-            inotify.add_watch(dir, events).during("watch", dir)?;
+            create_folder(conf_dir)?;
+            inotify.add_watch(conf_dir, events).during("watch", conf_dir)?;
         }
-        Ok(Watch { inotify, lost: false })
+        Ok(Watch { inotify, is_lost: false })
     }
 
-    /// Sleeps until something happens that is not our own folder's.
+    /// Waits for a change, at most `limit`, and then until [`SETTLE`] passes without an event.
     fn wait(&mut self, signals: &Signals, limit: Option<Duration>) -> Result<Woken> {
+        let mut limit = limit;
         loop {
             match signals.wait(&[self.inotify.as_fd()], limit)? {
-                Some(Woken::Change) if !self.drain()? => {}
-                Some(woken) => return Ok(woken),
-                None => return Ok(Woken::Change),
-            }
-        }
-    }
-
-    /// Lets the time of [`SETTLE`] pass without an event.
-    fn settle(&mut self, signals: &Signals) -> Result<Woken> {
-        loop {
-            match signals.wait(&[self.inotify.as_fd()], Some(SETTLE))? {
-                Some(Woken::Change) => drop(self.drain()?),
                 Some(Woken::End) => return Ok(Woken::End),
+                Some(Woken::Change) if self.drain()? => limit = Some(SETTLE),
+                Some(Woken::Change) => {}
                 None => return Ok(Woken::Change),
             }
         }
     }
 
-    /// Reads what happened; whether it is any of our business.
+    /// Reads all events. Returns whether any of them is not about [`STATE`].
     fn drain(&mut self) -> Result<bool> {
-        let mut relevant = false;
+        let gone =
+            AddWatchFlags::IN_DELETE_SELF | AddWatchFlags::IN_MOVE_SELF | AddWatchFlags::IN_IGNORED;
+        let is_own = |name: &OsString| name.as_encoded_bytes().starts_with(STATE.as_bytes());
+        let mut is_relevant = false;
         loop {
             let events = match self.inotify.read_events() {
                 Ok(events) => events,
-                Err(Errno::EAGAIN) => return Ok(relevant),
+                Err(Errno::EAGAIN) => return Ok(is_relevant),
                 Err(Errno::EINTR) => continue,
                 Err(errno) => return Err(errno).during("read changes of", Path::new("the folder")),
             };
-            let gone = AddWatchFlags::IN_DELETE_SELF
-                | AddWatchFlags::IN_MOVE_SELF
-                | AddWatchFlags::IN_IGNORED;
-            self.lost |= events.iter().any(|event| event.mask.intersects(gone));
-            let own =
-                |name: &std::ffi::OsString| name.as_encoded_bytes().starts_with(STATE.as_bytes());
-            relevant |= events.iter().any(|event| !event.name.as_ref().is_some_and(own));
+            self.is_lost |= events.iter().any(|event| event.mask.intersects(gone));
+            is_relevant |= !events.iter().all(|event| event.name.as_ref().is_some_and(is_own));
         }
     }
 }

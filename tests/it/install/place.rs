@@ -62,7 +62,7 @@ fn a_full_disk_leaves_the_node_as_it_was() {
     let script = format!("mount -t tmpfs -o size=1m tmpfs {folder}; cd {folder}; {check}");
     let outcome = at.call("install", &[]).in_script(&script).run();
     assert!(
-        outcome.stderr.contains("no space left on device; nothing was switched"),
+        outcome.stderr.contains("no space left on device; nothing was replaced"),
         "{outcome:?}"
     );
     assert_eq!(outcome.stdout, "status 1\n.cnibox\nbridge.keep\n", "{outcome:?}");
