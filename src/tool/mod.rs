@@ -3,6 +3,7 @@
 pub mod cnitool;
 pub mod completion;
 pub mod doctor;
+mod finding;
 pub mod gc;
 mod in_process;
 pub mod install;

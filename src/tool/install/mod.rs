@@ -76,7 +76,7 @@ What install replaced returns, what it made goes. Files that changed since stay.
 pub(super) fn main(args: Vec<String>, table: Table) -> ExitCode {
     call(&INSTALL, args, |options| {
         if let Some(file) = &options.conflist {
-            lint::require_sound(file, table, |_| true)?;
+            lint::require_sound(file, table, &|_| true)?;
         }
         let applets = table.applets;
         require_known(options, applets)?;
