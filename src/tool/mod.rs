@@ -18,7 +18,7 @@ mod trace;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use crate::error::{Error, Result};
+use crate::error::{Code, Error, Result};
 use crate::log;
 use crate::options::{self, Asked, CommandLine, Opt};
 
@@ -37,6 +37,12 @@ fn plugin_path(given: Option<&str>) -> String {
 /// The exit status after a wrong command line.
 const WRONG_USAGE: u8 = 2;
 
+/// The code of an error about an object that does not exist; no plugin has this code.
+const NOT_FOUND: Code = Code(u32::MAX);
+
+/// The exit status after such an error.
+const NOT_FOUND_STATUS: u8 = 3;
+
 /// A command with its help.
 #[derive(Debug)]
 struct Tool {
@@ -51,7 +57,7 @@ struct Tool {
 
 impl Tool {
     /// Runs the command: `read` makes of its command line what `work` needs. The exit status is
-    /// that of `work`, or 1 if it failed, or 2 after a wrong command line; stderr tells why.
+    /// that of `work`, or 1 if it failed, 2 after a wrong command line, 3 after [`NOT_FOUND`]; stderr tells why.
     fn run<T>(
         &self,
         args: Vec<String>,
@@ -74,7 +80,7 @@ impl Tool {
         };
         done.unwrap_or_else(|error| {
             log::line(format_args!("{command}: {error}"));
-            ExitCode::FAILURE
+            if error.code() == NOT_FOUND { NOT_FOUND_STATUS.into() } else { ExitCode::FAILURE }
         })
     }
 

@@ -98,7 +98,8 @@ impl Attached {
     /// Whether all addresses are leased by host-local.
     fn has_leases(&self) -> bool {
         let plugins = self.list.iter().flat_map(|list| &list.plugins);
-        let mut ipam = plugins.map(|plugin| plugin.ipam_type.as_str()).filter(|name| !name.is_empty());
+        let mut ipam =
+            plugins.map(|plugin| plugin.ipam_type.as_str()).filter(|name| !name.is_empty());
         ipam.next() == Some("host-local") && ipam.all(|name| name == "host-local")
     }
 }

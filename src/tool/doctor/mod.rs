@@ -22,10 +22,9 @@ use std::thread::{self, ScopedJoinHandle};
 
 use self::attachments::Attached;
 pub(super) use self::attachments::title;
-use super::Tool;
 use super::finding::{Finding, Severity, Subject, report};
 use super::gc::{CACHE, CONF, Folders, LEASES, PLUGIN_PATH};
-use super::lint::{self, Scope};
+use super::{Tool, lint};
 use crate::error::Result;
 use crate::invoke;
 use crate::netfilter::{self, PacketFilter, Repair};
@@ -129,8 +128,8 @@ fn rules() -> Vec<Finding> {
 
 /// The findings of `cnibox lint`.
 fn configurations(folders: &Folders, table: Table) -> Vec<Finding> {
-    let scope = Scope::Node { cni_path: &folders.cni_path };
-    let findings = lint::lint(slice::from_ref(&folders.conf), table, scope).into_iter();
+    let conf = slice::from_ref(&folders.conf);
+    let findings = lint::lint(conf, table, Some(&folders.cni_path)).into_iter();
     let named = |finding: Finding| {
         let subject = Subject::Object(finding.subject.to_string());
         Finding { subject, ..finding }

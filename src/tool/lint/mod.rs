@@ -45,15 +45,6 @@ Exit status: 0 no findings; 1 warnings only; 2 errors, or wrong usage.
 ",
 };
 
-/// The extent of the checks.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Scope<'a> {
-    /// The configuration alone.
-    Files,
-    /// Also whether this node can serve the network, with delegates from `CNI_PATH`.
-    Node { cni_path: &'a str },
-}
-
 /// Runs `cnibox lint` with the arguments that follow.
 pub(super) fn main(args: Vec<String>, table: Table) -> ExitCode {
     let read = |line: CommandLine| {
@@ -69,19 +60,20 @@ pub(super) fn main(args: Vec<String>, table: Table) -> ExitCode {
         }
         let cni_path = plugin_path(None);
         let is_offline = line.has("--offline") || !nix::unistd::geteuid().is_root();
-        let scope = if is_offline { Scope::Files } else { Scope::Node { cni_path: &cni_path } };
-        report(&lint(&paths, table, scope), line.has("--json"), "no mistake was found")
+        let cni_path = (!is_offline).then_some(&*cni_path);
+        report(&lint(&paths, table, cni_path), line.has("--json"), "no mistake was found")
     })
 }
 
-/// All findings in the configurations of these files and directories, by file and position.
-pub(super) fn lint(paths: &[PathBuf], table: Table, scope: Scope<'_>) -> Vec<Finding> {
+/// All findings in the configurations of these files and directories, by file and position. With a `CNI_PATH`, whose
+/// delegates are used, also whether this node can serve the networks.
+pub(super) fn lint(paths: &[PathBuf], table: Table, cni_path: Option<&str>) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut networks = Vec::new();
     for path in paths {
         match files(path) {
             Ok(files) => {
-                networks.extend(files.iter().map(|file| Network::lint(file, table, scope)));
+                networks.extend(files.iter().map(|file| Network::lint(file, table, cni_path)));
             }
             Err(error) => {
                 let (path, network) = (path.clone(), String::new());
@@ -111,7 +103,7 @@ pub(super) fn require_sound(
     is_meant: &dyn Fn(&str) -> bool,
 ) -> Result<()> {
     let mut result = Ok(());
-    for finding in lint(&[path.to_owned()], table, Scope::Files) {
+    for finding in lint(&[path.to_owned()], table, None) {
         match &finding.subject {
             Subject::File { network, .. } if !is_meant(network) => {}
             _ if finding.severity == Severity::Warning => log::line(finding),

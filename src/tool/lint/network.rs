@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use ipnet::IpNet;
 
-use super::{Finding, Scope, Severity, Subject};
+use super::{Finding, Severity, Subject};
 use crate::cni::json::Json;
 use crate::cni::json::keys::Keys;
 use crate::cni::json::place::{Place, Position, Step};
@@ -38,7 +38,8 @@ pub(super) struct Network<'a> {
     pub(super) file: PathBuf,
     text: String,
     table: Table,
-    scope: Scope<'a>,
+    /// The `CNI_PATH` of checks on this node; absent if only the file is checked.
+    cni_path: Option<&'a str>,
     /// Empty if it could not be read.
     pub(super) name: String,
     /// The position of the name.
@@ -60,11 +61,11 @@ struct Part<'a> {
 
 impl Network<'_> {
     /// Reads and examines one file.
-    pub(super) fn lint<'a>(file: &Path, table: Table, scope: Scope<'a>) -> Network<'a> {
+    pub(super) fn lint<'a>(file: &Path, table: Table, cni_path: Option<&'a str>) -> Network<'a> {
         let (file, text, name) = (file.to_owned(), String::new(), String::new());
         let (subnets, findings) = (Vec::new(), Vec::new());
         let mut network =
-            Network { file, text, table, scope, name, position: None, subnets, findings };
+            Network { file, text, table, cni_path, name, position: None, subnets, findings };
         if let Err(error) = network.document() {
             let named = || network.position(&named_place(&error)?);
             let position = parser_position(error.msg()).or_else(named);
@@ -160,7 +161,7 @@ impl Network<'_> {
             keys = keys.and((ipam.keys)());
         }
         self.keys(part, &keys, ipam.is_some());
-        if self.values(part, lint, ipam) && self.scope != Scope::Files {
+        if self.values(part, lint, ipam) && self.cni_path.is_some() {
             self.status(part, applet);
         }
     }
@@ -287,10 +288,7 @@ impl Network<'_> {
     }
 
     fn call<'c>(&self, stdin: &'c [u8], verb: Verb) -> Call<'c> {
-        let path = match self.scope {
-            Scope::Files => String::new(),
-            Scope::Node { cni_path } => cni_path.to_owned(),
-        };
+        let path = self.cni_path.unwrap_or_default().to_owned();
         let env = Env { command: verb.as_str().to_owned(), path, ..Env::default() };
         Call { env, stdin, lookup: self.table.lookup, caller: Caller::Runtime }
     }
