@@ -170,7 +170,12 @@ impl Job {
             }
         }
         // What has no network any more.
-        lines.push(ipam::gc_all(&self.folders.leases, self.network.as_deref(), self.dry_run)?);
+        lines.push(ipam::gc_all(
+            &self.folders.leases,
+            self.network.as_deref(),
+            false,
+            self.dry_run,
+        )?);
         let text = lines.concat();
         let nothing = "nothing is left of containers that are gone\n";
         print(if text.is_empty() { nothing } else { &text })?;
