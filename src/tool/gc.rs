@@ -149,18 +149,18 @@ fn run(line: &CommandLine, table: Table) -> Result<ExitCode> {
     let folders = Folders::read(line);
     let runtime = folders.runtime(table);
     let (network, dry_run) = (line.last("--network"), line.has("--dry-run"));
-    let mut text = String::new();
+    let mut lines = Vec::new();
     let mut status = ExitCode::SUCCESS;
     for (list, attach, why) in folders.dead(&runtime, network)? {
         let Attach { container_id, ifname, .. } = &attach;
         let what =
             format!("container {container_id}, interface {ifname}: {why} (network {})", list.name);
         if dry_run {
-            text += &format!("would detach {what}\n");
+            lines.push(format!("would detach {what}\n"));
             continue;
         }
         match runtime.del(&list, &attach) {
-            Ok(()) => text += &format!("detached {what}\n"),
+            Ok(()) => lines.push(format!("detached {what}\n")),
             Err(error) => {
                 log::warn(format_args!("detach {what}: {error}"));
                 status = ExitCode::FAILURE;
@@ -168,7 +168,8 @@ fn run(line: &CommandLine, table: Table) -> Result<ExitCode> {
         }
     }
     // State of networks that have no configuration.
-    text += &ipam::gc_all(&folders.leases, network, false, dry_run)?;
+    lines.push(ipam::gc_all(&folders.leases, network, false, dry_run)?);
+    let text = lines.concat();
     let nothing = "no dead attachment was found\n";
     print(if text.is_empty() { nothing } else { &text })?;
     Ok(status)

@@ -190,9 +190,8 @@ pub(super) fn gc_all(
         }
         let word = if dry_run { "would remove" } else { "removed" };
         let Record { id, ifname, network, .. } = &record;
-        text += &format!(
-            "{word} state of container {id}, interface {ifname}: {why} (network {network})\n"
-        );
+        let what = format!("state of container {id}, interface {ifname}");
+        text = text + word + " " + &what + &format!(": {why} (network {network})\n");
     }
     Ok(text)
 }

@@ -53,7 +53,7 @@ pub(super) fn replay(recording: &Recording, table: Table) -> Result<ExitCode> {
         ..Env::default()
     };
     let recorded = Verb::parse(recording.get("cni.command")).filter(|verb| *verb != Verb::Add);
-    let mut text = format!("{plugin}, in network namespaces without anything else:\n");
+    let mut lines = vec![format!("{plugin}, in network namespaces without anything else:\n")];
     let mut status = ExitCode::SUCCESS;
     for verb in [Some(Verb::Add), recorded, Some(Verb::Del)].into_iter().flatten() {
         let (env, stdin) = (env.with_verb(verb), config.as_bytes());
@@ -66,9 +66,9 @@ pub(super) fn replay(recording: &Recording, table: Table) -> Result<ExitCode> {
                 format!("code {}: {error}", error.code().0)
             }
         };
-        text += &format!("{}: {outcome}\n", verb.as_str());
+        lines.push(format!("{}: {outcome}\n", verb.as_str()));
     }
-    print(&text)?;
+    print(&lines.concat())?;
     Ok(status)
 }
 

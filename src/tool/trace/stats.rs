@@ -42,7 +42,9 @@ impl Calls {
                 calls.durations.push(recording.call().duration());
             }
         }
-        all.values_mut().for_each(|calls| calls.durations.sort_unstable());
+        for calls in all.values_mut() {
+            calls.durations.sort_unstable();
+        }
         all
     }
 
@@ -126,7 +128,8 @@ impl Metric {
             |text: &str| text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
         let label = |(name, value): &(&str, &str)| format!("{name}=\"{}\"", escaped(value));
         let labels: Vec<String> = labels.iter().map(label).collect();
-        self.text += &format!("{}{suffix}{{{}}} {value}\n", self.name, labels.join(","));
+        let sample = format!("{}{suffix}{{{}}} {value}\n", self.name, labels.join(","));
+        self.text += &sample;
     }
 }
 

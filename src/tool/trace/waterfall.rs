@@ -83,11 +83,15 @@ fn about(call: &Recording) -> String {
     let keys = ["network", "container_id", "ifname", "netns", "args", "path", "config"];
     let value = |key| (key, call.get(&format!("cni.{key}")));
     let known = keys.map(value).into_iter().filter(|(_, value)| !value.is_empty());
-    let mut lines: String = known.map(|(key, value)| format!("  {key}: {value}\n")).collect();
+    let line = |(key, value): (&str, &str)| format!("  {key}: {value}\n");
+    let mut lines: Vec<String> = known.map(line).collect();
     if let Some(error) = &call.call().error {
-        lines += &format!("  error {}: {error}\n", call.get("cni.error.code"));
+        lines.push(format!("  error {}: {error}\n", call.get("cni.error.code")));
     }
-    if lines.is_empty() { lines } else { format!("\n{}\n{lines}", call.call().name) }
+    if lines.is_empty() {
+        return String::new();
+    }
+    format!("\n{}\n{}", call.call().name, lines.concat())
 }
 
 #[cfg(test)]
