@@ -1,7 +1,7 @@
-//! A recording as one line of OTLP JSON: an `ExportTraceServiceRequest` (opentelemetry-proto, `trace/v1`), with
-//! numbers of 64 bits as texts and ids in hexadecimal digits, as OTLP's JSON encoding asks.
+//! The encoder of a recording as one line of OTLP JSON: an `ExportTraceServiceRequest` (opentelemetry-proto,
+//! `trace/v1`), with 64-bit numbers as decimal strings and identifiers as hexadecimal strings.
 //!
-//! The line is put together from texts: serializing structures costs a recorded call twice the time.
+//! The line is concatenated by hand: serde would double the time of a recording.
 
 use super::{Recorded, Recording, Value};
 
@@ -27,7 +27,7 @@ pub(super) fn line(recording: &Recording) -> String {
     out.0
 }
 
-/// The part of the line that is written.
+/// The beginning of the line.
 struct Line(String);
 
 impl Line {
@@ -37,7 +37,7 @@ impl Line {
     }
 
     fn text(&mut self, text: &str) -> &mut Line {
-        // Writing a text cannot fail.
+        // Serializing a string cannot fail.
         self.raw(&serde_json::to_string(text).unwrap_or_default())
     }
 
