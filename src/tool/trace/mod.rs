@@ -2,12 +2,10 @@
 //!
 //! | file | |
 //! | --- | --- |
-//! | `recording.rs` | the parser of the recorder's lines |
 //! | `waterfall.rs` | `show`: the spans of a trace as a tree |
 //! | `stats.rs` | `stats`: calls, errors and durations, and the use of the address pools |
 //! | `replay.rs` | `replay`: repeats a call in isolation |
 
-mod recording;
 mod replay;
 mod stats;
 mod waterfall;
@@ -15,7 +13,8 @@ mod waterfall;
 use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use self::recording::Recording;
+use serde_json::Value;
+
 use super::gc::{CONF, Folders, LEASES};
 use super::{NOT_FOUND, Tool, columns, ipam, print};
 use crate::error::{Error, Result};
@@ -160,6 +159,83 @@ fn duration(nanos: u64) -> String {
     }
 }
 
+/// A call with its steps.
+struct Recording {
+    /// The first span is the call.
+    spans: Vec<Span>,
+}
+
+/// A call, or a step of one.
+struct Span {
+    trace: String,
+    id: String,
+    /// The identifier of the parent; empty for the first span of a trace.
+    parent: String,
+    name: String,
+    /// Nanoseconds since 1970.
+    start: u64,
+    end: u64,
+    attributes: Vec<(String, String)>,
+    /// The cause of its failure.
+    error: Option<String>,
+}
+
+impl Recording {
+    /// All recordings of a ring. Lines that are not recordings are skipped.
+    fn all(lines: &str) -> Vec<Recording> {
+        lines.lines().filter_map(Recording::parse).collect()
+    }
+
+    fn parse(line: &str) -> Option<Recording> {
+        let line: Value = serde_json::from_str(line).ok()?;
+        let spans = line["resourceSpans"][0]["scopeSpans"][0]["spans"].as_array()?;
+        let spans = spans.iter().map(Span::parse).collect::<Option<Vec<_>>>()?;
+        (!spans.is_empty()).then_some(Recording { spans })
+    }
+
+    fn call(&self) -> &Span {
+        &self.spans[0]
+    }
+
+    /// An attribute of the call; empty if absent.
+    fn get(&self, key: &str) -> &str {
+        self.call().get(key)
+    }
+}
+
+impl Span {
+    fn parse(json: &Value) -> Option<Span> {
+        let text = |key: &str| json[key].as_str().unwrap_or_default().to_owned();
+        let attribute = |json: &Value| {
+            let value = &json["value"];
+            let value = value["stringValue"].as_str().or(value["intValue"].as_str())?;
+            Some((json["key"].as_str()?.to_owned(), value.to_owned()))
+        };
+        let attributes = json["attributes"].as_array()?.iter().filter_map(attribute).collect();
+        Some(Span {
+            trace: text("traceId"),
+            id: text("spanId"),
+            parent: text("parentSpanId"),
+            name: text("name"),
+            start: text("startTimeUnixNano").parse().ok()?,
+            end: text("endTimeUnixNano").parse().ok()?,
+            attributes,
+            error: json["status"]["message"].as_str().map(str::to_owned),
+        })
+    }
+
+    /// An attribute; empty if absent.
+    fn get(&self, key: &str) -> &str {
+        let found = self.attributes.iter().find(|(name, _)| name == key);
+        found.map(|(_, value)| value.as_str()).unwrap_or_default()
+    }
+
+    /// The duration in nanoseconds.
+    fn duration(&self) -> u64 {
+        self.end.saturating_sub(self.start)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -182,5 +258,10 @@ mod tests {
         for wrong in ["", "show", "ls x", "stats x", "list a b", "lss", "stats --format json"] {
             assert!(parsed(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn lines_that_are_not_recordings_are_skipped() {
+        assert!(Recording::all("{\"resourceSpans\":[]}\nnot JSON\n[]\n").is_empty());
     }
 }

@@ -4,7 +4,7 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::ExitCode;
 
-use super::recording::Recording;
+use super::Recording;
 use crate::cni::json::{Json, compact, pretty};
 use crate::cni::{CniResult, SpecVersion};
 use crate::error::{Error, Result};

@@ -9,8 +9,7 @@ use std::path::PathBuf;
 use ipnet::IpNet;
 use serde::Deserialize;
 
-use super::duration;
-use super::recording::Recording;
+use super::{Recording, duration};
 use crate::error::Result;
 use crate::leases::Listing;
 use crate::runtime::{EXTENSIONS, NetworkList, conf_files};

@@ -1,7 +1,6 @@
 //! `show`: the spans of a trace as a tree, with duration and position in time.
 
-use super::duration;
-use super::recording::{Recording, Span};
+use super::{Recording, Span, duration};
 use crate::sort::sort_by_key;
 use crate::tool::columns;
 
