@@ -12,7 +12,7 @@ use std::process::ExitCode;
 
 use ipnet::IpNet;
 
-use self::network::Network;
+use self::network::{Network, mistake};
 use super::finding::{Finding, Severity, Subject, report};
 use super::{CONF_DIR, Tool, plugin_path};
 use crate::error::{Error, Result};
@@ -121,7 +121,7 @@ fn files(path: &Path) -> Result<Vec<PathBuf>> {
     let files = conf_files(path, &EXTENSIONS)?;
     if files.is_empty() {
         let msg = "there is no network configuration: \"cni plugin not initialized\"";
-        return Err(Error::config(msg).with_details("install a file that ends in .conflist"));
+        return Err(mistake(msg, "install a file that ends in .conflist"));
     }
     Ok(files)
 }
@@ -135,7 +135,7 @@ fn repeated_names(networks: &[Network]) -> Vec<Finding> {
         (first != file).then(|| {
             let msg = format!("network \"{name}\" is already in {}", first.display());
             let remedy = "runtimes use the first of them: rename or remove one";
-            network.warning(Error::config(msg).with_details(remedy))
+            network.warning(mistake(msg, remedy))
         })
     };
     named.filter_map(finding).collect()
@@ -150,7 +150,7 @@ fn overlaps(networks: &[Network]) -> Vec<Finding> {
                 let (name, file) = (&other.name, other.file.display());
                 let msg = format!("subnet {own} overlaps {others} of network \"{name}\" in {file}");
                 let remedy = "two containers may get the same address: choose another subnet";
-                findings.push(network.warning(Error::config(msg).with_details(remedy)));
+                findings.push(network.warning(mistake(msg, remedy)));
             }
         }
     }

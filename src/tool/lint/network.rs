@@ -15,7 +15,7 @@ use crate::options::nearest;
 use crate::runtime::list::is_list;
 use crate::runtime::{NetworkList, PluginConf};
 use crate::skel::applet::Lint;
-use crate::skel::call::{Call, Caller, Env};
+use crate::skel::call::{Call, Caller, Env, RunFn};
 use crate::skel::{Applet, Kind, Main, Remarks, Table, Verb};
 
 /// The keys of a list (CNI specification, section 1). Runtimes match them exactly, including upper and lower case.
@@ -84,12 +84,13 @@ impl Network<'_> {
         let has = |key| json.get_present(key).is_some();
         match (is_list, has("plugins"), has("type")) {
             (true, false, true) => {
-                return Err(Error::config("this is the configuration of one plugin, not a list")
-                    .with_details("write \"plugins\": [ ... ] around it, or name the file .conf"));
+                let msg = "this is the configuration of one plugin, not a list";
+                let remedy = "write \"plugins\": [ ... ] around it, or name the file .conf";
+                return Err(mistake(msg, remedy));
             }
             (false, true, false) => {
-                return Err(Error::config("this is a list of plugins")
-                    .with_details("name the file .conflist: others hold one plugin"));
+                let remedy = "name the file .conflist: others hold one plugin";
+                return Err(mistake("this is a list of plugins", remedy));
             }
             _ => {}
         }
@@ -104,7 +105,7 @@ impl Network<'_> {
         let list = NetworkList::from_any_file(&self.file)?;
         self.position = self.position(&Place::key("name"));
         if let Err(error) = NetworkName::parse(&list.name) {
-            self.report(Severity::Error, Some(Place::key("name")), error);
+            self.findings.push(self.finding(Severity::Error, self.position, error));
         }
         self.version(&list);
         let plugins = json.get_present("plugins").filter(|_| is_list);
@@ -126,14 +127,15 @@ impl Network<'_> {
 
     fn version(&mut self, list: &NetworkList) {
         if list.cni_version.is_empty() {
-            let error = Error::config("\"cniVersion\" is missing, which means 0.1.0")
-                .with_details("add the intended version, such as \"1.0.0\"");
-            self.report(Severity::Warning, Some(Place::key("name")), error);
+            let msg = "\"cniVersion\" is missing, which means 0.1.0";
+            let remedy = "add the intended version, such as \"1.0.0\"";
+            self.findings.push(self.warning(mistake(msg, remedy)));
         } else if SpecVersion::exact(&list.cni_version).is_none() {
             let msg = format!("there is no version \"{}\" of CNI", list.cni_version);
             let known = SpecVersion::ALL.map(SpecVersion::as_str).join(", ");
-            let error = Error::config(msg).with_details(format!("choose one of {known}"));
-            self.report(Severity::Error, Some(Place::key("cniVersion")), error);
+            let error = mistake(msg, format!("choose one of {known}"));
+            let position = self.position(&Place::key("cniVersion"));
+            self.findings.push(self.finding(Severity::Error, position, error));
         }
     }
 
@@ -142,13 +144,12 @@ impl Network<'_> {
         let name = &part.conf.plugin_type;
         let Some(applet) = self.table.find(name) else {
             if let Some(near) = nearest(name, self.table.plugins()) {
-                let msg = format!("{}: unknown plugin", part.title);
-                let error = Error::config(msg).with_details(format!("did you mean \"{near}\"?"));
-                self.report(Severity::Warning, part.at("type"), error);
+                let remedy = format!("did you mean \"{near}\"?");
+                self.report(Severity::Warning, part, "type", mistake("unknown plugin", remedy));
             }
             return;
         };
-        let Main::Plugin { lint, .. } = applet.main else { return };
+        let Main::Plugin { lint, run, .. } = applet.main else { return };
         self.order(part, applet.kind, before);
         if applet.kind == Kind::Ipam {
             return;
@@ -162,7 +163,7 @@ impl Network<'_> {
         }
         self.keys(part, &keys, ipam.is_some());
         if self.values(part, lint, ipam) && self.cni_path.is_some() {
-            self.status(part, applet);
+            self.status(part, run);
         }
     }
 
@@ -188,41 +189,39 @@ impl Network<'_> {
             ),
             _ => return,
         };
-        let error = Error::config(format!("{}: {problem}", part.title)).with_details(remedy);
-        self.report(severity, part.at("type"), error);
+        self.report(severity, part, "type", mistake(problem, remedy));
     }
 
     /// The IPAM plugin, if it is part of this executable.
     fn ipam(&mut self, part: &Part<'_>) -> Option<Lint> {
-        let (title, name) = (&part.title, &part.conf.ipam_type);
+        let name = &part.conf.ipam_type;
         let ipam = part.conf.json().get_present("ipam")?;
-        if name.is_empty() {
-            if matches!(ipam, Json::Object(members) if !members.is_empty()) {
-                let msg = format!("{title}: no address is allocated: \"ipam\" has no \"type\"");
-                let error = Error::config(msg).with_details("add a type, such as \"host-local\"");
-                self.report(Severity::Warning, part.at("ipam"), error);
+        match self.table.find(name) {
+            Some(Applet { kind: Kind::Ipam, main: Main::Plugin { lint, .. }, .. }) => {
+                return Some(*lint);
             }
-            return None;
-        }
-        let place = part.at("ipam.type");
-        let Some(applet) = self.table.find(name) else {
-            let plugins = self.table.applets.iter().filter(|applet| applet.kind == Kind::Ipam);
-            if let Some(near) = nearest(name, plugins.map(|applet| applet.name)) {
-                let msg = format!("{title}: unknown IPAM plugin \"{name}\"");
-                let error = Error::config(msg).with_details(format!("did you mean \"{near}\"?"));
-                self.report(Severity::Warning, place, error);
-            }
-            return None;
-        };
-        match applet.main {
-            Main::Plugin { lint, .. } if applet.kind == Kind::Ipam => Some(lint),
-            _ => {
-                let msg = format!("{title}: \"{name}\" is not an IPAM plugin");
+            Some(_) => {
+                let problem = format!("\"{name}\" is not an IPAM plugin");
                 let remedy = "choose host-local, static or dhcp";
-                self.report(Severity::Error, place, Error::config(msg).with_details(remedy));
-                None
+                self.report(Severity::Error, part, "ipam.type", mistake(problem, remedy));
+            }
+            None if name.is_empty() => {
+                if matches!(ipam, Json::Object(members) if !members.is_empty()) {
+                    let problem = "no address is allocated: \"ipam\" has no \"type\"";
+                    let remedy = "add a type, such as \"host-local\"";
+                    self.report(Severity::Warning, part, "ipam", mistake(problem, remedy));
+                }
+            }
+            None => {
+                let plugins = self.table.applets.iter().filter(|applet| applet.kind == Kind::Ipam);
+                if let Some(near) = nearest(name, plugins.map(|applet| applet.name)) {
+                    let problem = format!("unknown IPAM plugin \"{name}\"");
+                    let remedy = format!("did you mean \"{near}\"?");
+                    self.report(Severity::Warning, part, "ipam.type", mistake(problem, remedy));
+                }
             }
         }
+        None
     }
 
     /// Reports keys and capabilities that neither the plugin nor its IPAM plugin reads.
@@ -238,18 +237,18 @@ impl Network<'_> {
         let runtime: Vec<_> = keys.get("runtimeConfig").into_iter().flat_map(Keys::names).collect();
         for (capability, _) in part.conf.capabilities.iter().filter(|(_, wanted)| **wanted) {
             if !runtime.contains(&capability.as_str()) {
-                let msg = format!("{}: unused capability \"{capability}\"", part.title);
-                let error = Error::config(msg).with_details(suggestion(capability, &runtime));
-                self.report(Severity::Warning, part.at("capabilities"), error);
+                let problem = format!("unused capability \"{capability}\"");
+                let error = mistake(problem, suggestion(capability, &runtime));
+                self.report(Severity::Warning, part, "capabilities", error);
             }
         }
     }
 
     fn unknown(&mut self, owner: &str, place: &Place, names: &[&str]) {
         let key = place.last_key().unwrap_or_default();
-        let error = Error::config(format!("{owner}: unknown key \"{key}\""));
-        let error = error.with_details(suggestion(key, names));
-        self.report(Severity::Warning, Some(place.clone()), error);
+        let problem = format!("{owner}: unknown key \"{key}\"");
+        let error = mistake(problem, suggestion(key, names));
+        self.findings.push(self.finding(Severity::Warning, self.position(place), error));
     }
 
     /// Lets the plugin and its IPAM plugin examine their values. Returns whether ADD could succeed.
@@ -277,11 +276,10 @@ impl Network<'_> {
     }
 
     /// Runs the plugin's STATUS on this node.
-    fn status(&mut self, part: &Part<'_>, applet: &Applet) {
-        let Some(plugin) = applet.as_plugin() else { return };
-        let reply = part.request(SpecVersion::NEWEST.as_str()).and_then(|stdin| {
-            (plugin.run)(&self.call(&stdin, Verb::Status)).context(|| "on this node")
-        });
+    fn status(&mut self, part: &Part<'_>, run: RunFn) {
+        let reply = part
+            .request(SpecVersion::NEWEST.as_str())
+            .and_then(|stdin| run(&self.call(&stdin, Verb::Status)).context(|| "on this node"));
         if let Err(error) = reply {
             self.report_part(Severity::Error, part, error);
         }
@@ -304,9 +302,11 @@ impl Network<'_> {
         self.findings.push(finding);
     }
 
-    fn report(&mut self, severity: Severity, place: Option<Place>, error: Error) {
+    /// Reports a mistake at a place in a plugin's configuration, such as `ipam.type`.
+    fn report(&mut self, severity: Severity, part: &Part<'_>, below: &str, error: Error) {
+        let place = part.place.as_ref().map(|place| place.concat(&Place::parse(below)));
         let position = place.and_then(|place| self.position(&place));
-        self.findings.push(self.finding(severity, position, error));
+        self.findings.push(self.finding(severity, position, error.context(&part.title)));
     }
 
     /// A warning about the network as a whole.
@@ -333,11 +333,10 @@ impl Part<'_> {
         members.retain(|(_, value)| *value != Json::from(""));
         Ok(self.conf.inject(&members)?.bytes().to_vec())
     }
+}
 
-    /// The place in the file of a place in the plugin's configuration, such as `ipam.type`.
-    fn at(&self, below: &str) -> Option<Place> {
-        self.place.as_ref().map(|place| place.concat(&Place::parse(below)))
-    }
+pub(super) fn mistake(problem: impl Into<String>, remedy: impl Into<String>) -> Error {
+    Error::config(problem).with_details(remedy)
 }
 
 fn suggestion(word: &str, known: &[&str]) -> String {
