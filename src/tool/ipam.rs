@@ -126,7 +126,7 @@ impl Job {
     fn run(&self) -> Result<String> {
         let dir = &self.data_dir;
         match &self.command {
-            Command::List { network, json: true } => json_list(&rows(dir, network.as_deref())?),
+            Command::List { network, json: true } => list_json(dir, network.as_deref()),
             Command::List { network, json: false } => {
                 let heading = ["NETWORK", "ADDRESS", "CONTAINER", "INTERFACE", "AGE", "ALIVE"];
                 let rows = rows(dir, network.as_deref())?;
@@ -145,12 +145,8 @@ impl Job {
 }
 
 /// The output of `ipam ls --json`.
-pub(super) fn list_json(data_dir: &Path) -> Result<String> {
-    json_list(&rows(data_dir, None)?)
-}
-
-fn json_list(rows: &[Row]) -> Result<String> {
-    Ok(pretty(&rows)? + "\n")
+pub(super) fn list_json(data_dir: &Path, network: Option<&str>) -> Result<String> {
+    Ok(pretty(&rows(data_dir, network)?)? + "\n")
 }
 
 fn no_network(data_dir: &Path, network: &str) -> Error {

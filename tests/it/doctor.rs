@@ -420,7 +420,8 @@ fn a_strict_filter_of_reverse_paths() {
     assert_eq!(ward.doctor(), (Some(0), HEALTHY.to_owned()));
     ward.pods[0].sh("sysctl -qw net.ipv4.conf.all.rp_filter=1");
     let (status, text) = ward.doctor();
-    let named = "interface net1 (network more): replies leave through \"eth0\", but rp_filter is strict";
+    let named =
+        "interface net1 (network more): replies leave through \"eth0\", but rp_filter is strict";
     assert!(status == Some(1) && text.contains(named), "{status:?} {text}");
     for diagnosis in ward.diagnoses() {
         let [subject, cure] = ["subject", "cure"].map(|key| diagnosis[key].as_str().unwrap());
@@ -489,7 +490,11 @@ fn configurations_and_plugins() {
         ),
         ("cp $D/net.d/10-pods.conflist $D/net.d/20.conflist", 1, "network \"pods\" is already in"),
         ("rm $D/bin/portmap", 2, "plugin \"portmap\": failed to find plugin \"portmap\" in path"),
-        ("ln -sfn nothing $D/bin/portmap", 2, "bin/portmap is a dangling symbolic link; cnibox install /"),
+        (
+            "ln -sfn nothing $D/bin/portmap",
+            2,
+            "bin/portmap is a dangling symbolic link; cnibox install /",
+        ),
         (
             "ln -sfn nothing $D/bin/host-local",
             2,

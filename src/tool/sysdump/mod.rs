@@ -176,18 +176,17 @@ fn run(line: &CommandLine, table: Table) -> Result<ExitCode> {
 /// Adds the most important files first: the last ones may have no room.
 fn collect(folders: &Folders, mut archive: Archive, table: Table) -> Archive {
     let runtime = folders.runtime(table);
-    let findings = match doctor::examine(folders, &runtime, table) {
-        Ok((findings, _)) => findings,
-        Err(error) => {
-            archive.miss("doctor.json", error);
-            Vec::new()
-        }
-    };
-    archive.add_result("doctor.json", json_file(&findings), Keep::Head);
+    let findings = doctor::examine(folders, &runtime, table).map(|(findings, _)| findings);
+    archive.add_result(
+        "doctor.json",
+        findings.as_ref().map_err(Error::clone).and_then(json_file),
+        Keep::Head,
+    );
+    let findings = findings.unwrap_or_default();
     archive.add("version.txt", &versions(), Keep::Head);
     configurations(&folders.conf, &mut archive);
     attachments(folders, &runtime, &findings, &mut archive);
-    archive.add_result("leases.json", ipam::list_json(&folders.leases), Keep::Head);
+    archive.add_result("leases.json", ipam::list_json(&folders.leases, None), Keep::Head);
     archive.add_result("failed.jsonl", record::failed().read(), Keep::Tail);
     archive.add_result("traces.jsonl", record::traces().read(), Keep::Tail);
     archive.add_result("records.json", json_file(&Record::all(None)), Keep::Head);

@@ -183,14 +183,13 @@ struct Span {
 impl Recording {
     /// All recordings of a ring. Lines that are not recordings are skipped.
     fn all(lines: &str) -> Vec<Recording> {
-        lines.lines().filter_map(Recording::parse).collect()
-    }
-
-    fn parse(line: &str) -> Option<Recording> {
-        let line: Value = serde_json::from_str(line).ok()?;
-        let spans = line["resourceSpans"][0]["scopeSpans"][0]["spans"].as_array()?;
-        let spans = spans.iter().map(Span::parse).collect::<Option<Vec<_>>>()?;
-        (!spans.is_empty()).then_some(Recording { spans })
+        let parse = |line| {
+            let line: Value = serde_json::from_str(line).ok()?;
+            let spans = line["resourceSpans"][0]["scopeSpans"][0]["spans"].as_array()?;
+            let spans = spans.iter().map(Span::parse).collect::<Option<Vec<_>>>()?;
+            (!spans.is_empty()).then_some(Recording { spans })
+        };
+        lines.lines().filter_map(parse).collect()
     }
 
     fn call(&self) -> &Span {

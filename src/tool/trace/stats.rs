@@ -69,16 +69,9 @@ pub(super) fn text(recordings: &[Recording]) -> String {
 
 /// The text format of Prometheus, version 0.0.4.
 pub(super) fn prometheus(recordings: &[Recording], folders: &Folders) -> Result<String> {
-    let mut calls = Metric::new(
-        "cnibox_recorded_calls",
-        "gauge",
-        "Calls in the flight recorder, by code; 0 is success.",
-    );
-    let mut time = Metric::new(
-        "cnibox_recorded_call_duration_seconds",
-        "summary",
-        "How long the calls in the flight recorder took.",
-    );
+    let mut calls = Metric::gauge("cnibox_recorded_calls", "Recorded calls by code; 0 is success.");
+    let name = "cnibox_recorded_call_duration_seconds";
+    let mut time = Metric::new(name, "summary", "Durations of recorded calls.");
     for ((plugin, verb), of_verb) in Calls::group(recordings) {
         let labels = [("plugin", plugin), ("command", verb)];
         for (code, count) in &of_verb.codes {
@@ -92,16 +85,10 @@ pub(super) fn prometheus(recordings: &[Recording], folders: &Folders) -> Result<
         time.push("_sum", &labels, seconds(of_verb.durations.iter().sum()));
         time.push("_count", &labels, of_verb.durations.len());
     }
-    let mut taken = Metric::new(
-        "cnibox_ipam_addresses_taken",
-        "gauge",
-        "Addresses of host-local that are leased or reserved.",
-    );
-    let mut total = Metric::new(
-        "cnibox_ipam_addresses",
-        "gauge",
-        "Addresses of host-local that can be leased.",
-    );
+    let help = "Addresses of host-local that are leased or reserved.";
+    let mut taken = Metric::gauge("cnibox_ipam_addresses_taken", help);
+    let help = "Addresses of host-local that can be leased.";
+    let mut total = Metric::gauge("cnibox_ipam_addresses", help);
     pools(folders, &mut taken, &mut total)?;
     Ok([calls, time, taken, total].map(|metric| metric.text).concat())
 }
@@ -118,6 +105,10 @@ struct Metric {
 }
 
 impl Metric {
+    fn gauge(name: &'static str, help: &str) -> Metric {
+        Metric::new(name, "gauge", help)
+    }
+
     fn new(name: &'static str, kind: &str, help: &str) -> Metric {
         Metric { name, text: format!("# HELP {name} {help}\n# TYPE {name} {kind}\n") }
     }
