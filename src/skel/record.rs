@@ -1,4 +1,4 @@
-//! Which calls are recorded, and where the recordings go: rings of OTLP JSON lines below `/run/cnibox`
+//! The choice of the calls that are recorded, and the files of the recordings: rings of OTLP JSON lines in `/run/cnibox`
 //! (`docs/decisions/0021-flight-recorder.md`).
 
 use std::path::Path;
@@ -11,23 +11,23 @@ use crate::files::ring::Ring;
 use crate::log;
 use crate::trace::{self, Parent, TRACEPARENT};
 
-/// Bytes in each file of a ring.
+/// Limit of each file of a ring in bytes.
 const LIMIT: u64 = 1 << 20;
 
-/// Bytes that are kept of a configuration.
-const LONGEST_CONFIG: usize = 32 * 1024;
+/// Limit of a recorded configuration in bytes.
+const MAX_CONFIG: usize = 32 * 1024;
 
-/// The calls that succeeded and were asked to be recorded.
+/// Successful calls that were recorded on request, and failed STATUS calls.
 pub fn traces() -> Ring {
     Ring::new(Path::new("/run/cnibox/traces.jsonl"), LIMIT)
 }
 
-/// The calls that failed.
+/// Failed calls.
 pub fn failed() -> Ring {
     Ring::new(Path::new("/run/cnibox/failed.jsonl"), LIMIT)
 }
 
-/// Starts recording a call of `name`, if the caller samples it (`TRACEPARENT`) or `CNI_LOG=trace` is set.
+/// Starts the recording of a call if its caller samples the trace (`TRACEPARENT`) or `CNI_LOG=trace` is set.
 pub fn begin(name: impl FnOnce() -> String) {
     let parent = std::env::var(TRACEPARENT).ok().and_then(|header| Parent::parse(&header));
     if log::is_level("trace") || parent.is_some_and(|parent| parent.is_sampled) {
@@ -35,8 +35,8 @@ pub fn begin(name: impl FnOnce() -> String) {
     }
 }
 
-/// Writes the recording of a plugin call; a failed call is always recorded, with its configuration. A failed STATUS is
-/// not kept among the failed calls: runtimes call STATUS every few seconds, which would displace all other calls.
+/// Writes the recording of a plugin call. A failed call is always recorded, with its configuration. A failed STATUS is
+/// not written to the failed calls: runtimes call STATUS every few seconds, which would displace all other calls.
 pub fn end(plugin: &str, call: &Call<'_>, error: Option<&Error>) {
     let verb = &call.env.command;
     if error.is_some() && !trace::is_on() {
@@ -47,20 +47,18 @@ pub fn end(plugin: &str, call: &Call<'_>, error: Option<&Error>) {
     }
     let root = trace::root();
     let Env { container_id, netns, ifname, args, path, .. } = &call.env;
+    let json = Json::parse(call.stdin);
+    let network = json.as_ref().ok().and_then(|json| json.get("name")?.as_str());
     let variables = [
         ("cni.plugin", plugin),
         ("cni.command", verb),
         ("cni.container_id", container_id),
         ("cni.ifname", ifname),
         ("cni.netns", netns),
+        ("cni.network", network.unwrap_or_default()),
     ];
-    let json = Json::parse(call.stdin);
-    let network = json.as_ref().ok().and_then(|json| json.get("name")?.as_str());
-    for (key, value) in variables.into_iter().chain([("cni.network", network.unwrap_or_default())])
-    {
-        if !value.is_empty() {
-            root.text(key, || value);
-        }
+    for (key, value) in variables.into_iter().filter(|(_, value)| !value.is_empty()) {
+        root.text(key, || value);
     }
     if let Some(error) = error {
         root.number("cni.error.code", error.code().0.into());
@@ -88,12 +86,12 @@ fn write(ring: &Ring) {
     }
 }
 
-/// `bridge ADD`
+/// The name of a call: `bridge ADD`.
 pub fn name(plugin: &str, env: &Env) -> String {
     format!("{plugin} {}", env.command)
 }
 
 fn configuration(json: Json) -> String {
     let text = compact(&secrets::without(json)).unwrap_or_default();
-    if text.len() <= LONGEST_CONFIG { text } else { format!("{} bytes", text.len()) }
+    if text.len() <= MAX_CONFIG { text } else { format!("{} bytes", text.len()) }
 }

@@ -167,7 +167,7 @@ fn run(options: &Options, table: Table) -> Result<String> {
         "gc" => runtime.gc(&list, kept(options)?.as_deref()).map(silent),
         "status" => runtime.status(&list).map(silent),
         _ => {
-            lint::require_sound(&options.conf_dir, table, |finding| finding.network == list.name)?;
+            lint::require_sound(&options.conf_dir, table, &|network| network == list.name)?;
             validate(&runtime, &list)
         }
     }

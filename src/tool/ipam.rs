@@ -1,18 +1,17 @@
-//! `ipam`: the leases of host-local, for a person on the node: who has which address, whether that
-//! container is alive, and how to get an address back.
+//! `ipam`: lists the leases of host-local with the state of their containers, and releases addresses.
 
-use std::cmp::Ordering;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::SystemTime;
 
-use serde_json::{Value, json};
+use serde::Serialize;
 
-use super::{Tool, columns, print};
+use super::{NOT_FOUND, Tool, columns, print};
 use crate::attachment::{Liveness, Record};
 use crate::cni::NetworkName;
-use crate::error::{Code, Error, Result};
+use crate::cni::json::pretty;
+use crate::error::{Error, Result};
 use crate::leases::{
     self, DATA_DIR, Lease, LeaseOptions, LeaseStatus, LeaseStore, Listing, Reclaimed, Reservation,
 };
@@ -25,48 +24,45 @@ const OPTIONS: &[Opt] = &[
     opt(
         "--data-dir",
         "DIR",
-        "folder of the networks' folders, \"dataDir\" of the configuration;\ndefault /var/lib/cni/networks",
+        "parent of the networks' directories, \"dataDir\" of the configuration;\ndefault /var/lib/cni/networks",
     ),
     opt(
         "--json",
         "",
         "ls: an array of objects with network, address, container, interface (null in\n\
-         leases of old releases), age (seconds), alive (true, false, or null for not\n\
-         known) and reason (why alive is false, or the address reserved)",
+         leases of old releases), age (seconds), alive (true, false, or null if\n\
+         unknown) and reason (why alive is false, or why the address is reserved)",
     ),
     opt(
         "--empty",
         "",
-        "gc: also addresses whose files are empty: what a crash of another program left,\n\
-         or somebody's reservation",
+        "gc: also addresses whose files are empty: left by a crash of another program,\n\
+         or reserved by an administrator",
     ),
     Opt {
         short: Some('n'),
-        ..opt("--dry-run", "", "free, gc: tell what would be taken back, and change nothing")
+        ..opt("--dry-run", "", "free, gc: print the addresses, and change nothing")
     },
 ];
 
 pub(super) const TOOL: Tool = Tool {
     command: "ipam",
     usage: "\
-ipam: who has which address of host-local, and how to get one back
+ipam: lists and releases the addresses of host-local
 
 Usage:
-  ipam ls   [<network>] [--json]       list the leases; changes nothing, waits for nobody
-  ipam free <network> <address>        take one address back, also one that is reserved
-  ipam free <network> <container>      take all addresses of a container back, by its whole id
-  ipam gc   [<network>] [--empty]      take back the addresses of containers that are certainly gone,
-                                       and remove their host ports and other rules
-Each may be called as \"cnibox ipam ...\".
+  ipam ls   [<network>] [--json]       list the leases; changes nothing, does not wait for a lock
+  ipam free <network> <address>        release one address, even if it is reserved
+  ipam free <network> <container>      release all addresses of a container, given by its full id
+  ipam gc   [<network>] [--empty]      release the addresses of containers that are certainly dead, and remove
+                                       their host ports and other rules
+Each command is also available as \"cnibox ipam ...\".
 ",
     options: OPTIONS,
     notes: "
-  -h, --help       this text
-
-ALIVE is \"yes\" where the container's network namespace is there, \"no\" where the lease was made
-before the last boot or its namespace is gone, \"?\" where nothing is proved: gc and the plugin leave
-such a lease alone. free asks no questions: an address that is still in use will be given to
-somebody else as well.
+ALIVE is \"yes\" if the container's network namespace exists, \"no\" if the lease was created before the last boot or
+the namespace is gone, \"?\" if neither is certain: gc and the plugin keep such a lease. free does not ask for
+confirmation: an address that is still in use will be allocated to another container as well.
 
 Exit status: 0 done; 1 something failed, see stderr; 2 wrong usage; 3 no such network or lease.
 
@@ -77,9 +73,6 @@ Example:
 ",
 };
 
-const NOT_THERE: u8 = 3;
-
-/// What to do.
 #[derive(Debug, PartialEq, Eq)]
 enum Command {
     List { network: Option<String>, json: bool },
@@ -87,284 +80,237 @@ enum Command {
     Gc { network: Option<String>, empty: bool, dry_run: bool },
 }
 
-impl Command {
-    fn network(&self) -> Option<&str> {
-        match self {
-            Command::List { network, .. } | Command::Gc { network, .. } => network.as_deref(),
-            Command::Free { network, .. } => Some(network),
-        }
-    }
-}
-
-/// One call.
 #[derive(Debug)]
 struct Job {
     command: Command,
     data_dir: PathBuf,
 }
 
-/// How it went.
-enum Outcome {
-    Done(String),
-    /// There is no such network or lease.
-    NotThere(String),
-}
-
 /// Runs the tool with the arguments that follow its name.
 pub fn main(args: Vec<String>, _: Table) -> ExitCode {
-    TOOL.run(
-        args,
-        |line| Job::read(&line),
-        |job| match run(&job.command, &job.data_dir)? {
-            Outcome::Done(text) => print(&text),
-            Outcome::NotThere(what) => {
-                log::line(format_args!("ipam: {what}"));
-                Ok(ExitCode::from(NOT_THERE))
-            }
-        },
-    )
+    TOOL.run(args, |line| Job::read(&line), |job| print(&job.run()?))
 }
 
 impl Job {
     fn read(line: &CommandLine) -> Result<Job> {
         let mut words = line.words.iter().cloned();
-        let name = words.next().ok_or_else(|| usage("say what to do: ls, free or gc"))?;
+        let name = words.next().ok_or_else(|| usage("a command is missing: ls, free or gc"))?;
+        let network = words.next();
+        if let Some(network) = &network {
+            NetworkName::parse(network)?;
+        }
         let dry_run = line.has("--dry-run");
         let (command, allowed): (_, &[&str]) = match &*name {
-            "ls" | "list" => {
-                (Command::List { network: words.next(), json: line.has("--json") }, &["--json"])
-            }
+            "ls" | "list" => (Command::List { network, json: line.has("--json") }, &["--json"]),
             "gc" => {
                 let empty = line.has("--empty");
-                (Command::Gc { network: words.next(), empty, dry_run }, &["--empty", "--dry-run"])
+                (Command::Gc { network, empty, dry_run }, &["--empty", "--dry-run"])
             }
             "free" => {
-                let wanted = || usage("free needs a network and an address or container");
-                let (network, what) = words.next().zip(words.next()).ok_or_else(wanted)?;
+                let missing = || usage("free needs a network and an address or container");
+                let (network, what) = network.zip(words.next()).ok_or_else(missing)?;
                 (Command::Free { network, what, dry_run }, &["--dry-run"])
             }
             other => return Err(unknown_word("command", other, &["ls", "free", "gc"])),
         };
         let is_odd = |flag: &&str| *flag != "--data-dir" && !allowed.contains(flag);
         if let Some(flag) = line.given().find(is_odd) {
-            return Err(usage(format!("{flag} is not for {name}")));
-        }
-        if let Some(network) = command.network() {
-            NetworkName::parse(network)?;
+            return Err(usage(format!("{flag} is not an option of {name}")));
         }
         if let Some(extra) = words.next() {
             return Err(usage(format!("unexpected argument \"{extra}\"")));
         }
         Ok(Job { command, data_dir: line.last("--data-dir").unwrap_or(DATA_DIR).into() })
     }
-}
 
-fn run(command: &Command, data_dir: &Path) -> Result<Outcome> {
-    let networks = |network: &Option<String>| match network {
-        Some(network) => Ok(vec![network.clone()]),
-        None => leases::networks(data_dir),
-    };
-    match command {
-        Command::List { network, json } => {
-            let mut rows = Vec::new();
-            for network in networks(network)? {
-                let Some(listing) = Listing::open_existing(data_dir, &network)? else {
-                    return Ok(no_network(&network, data_dir));
-                };
-                let (leases, reserved) = (listing.statuses(), listing.reservations());
-                let listed = leases.len() + reserved.len();
-                warn_of_unreadable(&network, listing.taken().len().saturating_sub(listed));
-                rows.extend(leases.into_iter().map(|status| Row::of_lease(&network, status)));
-                rows.extend(reserved.into_iter().map(|reserved| Row::reserved(&network, reserved)));
+    fn run(&self) -> Result<String> {
+        let dir = &self.data_dir;
+        match &self.command {
+            Command::List { network, json: true } => list_json(dir, network.as_deref()),
+            Command::List { network, json: false } => {
+                let heading = ["NETWORK", "ADDRESS", "CONTAINER", "INTERFACE", "AGE", "ALIVE"];
+                let rows = rows(dir, network.as_deref())?;
+                let lines =
+                    [heading.map(str::to_owned)].into_iter().chain(rows.iter().map(Row::cells));
+                Ok(columns(&lines.collect::<Vec<_>>()))
             }
-            sort_by(&mut rows, Row::order);
-            let text = if *json { as_json(&rows)? } else { as_table(&rows) };
-            Ok(Outcome::Done(text))
-        }
-        Command::Free { network, what, dry_run } => free(data_dir, network, what, *dry_run),
-        Command::Gc { network, empty, dry_run } => {
-            let mut text = String::new();
-            for network in networks(network)? {
-                match gc(data_dir, &network, *empty, *dry_run)? {
-                    Some(lines) => text += &lines,
-                    None => return Ok(no_network(&network, data_dir)),
-                }
+            Command::Free { network, what, dry_run } => free(dir, network, what, *dry_run),
+            Command::Gc { network: None, empty, dry_run } => gc_all(dir, None, *empty, *dry_run),
+            Command::Gc { network: Some(network), empty, dry_run } => {
+                read(dir, network)?;
+                gc_all(dir, Some(network), *empty, *dry_run)
             }
-            text += &gc_notes(network.as_deref(), *dry_run)?;
-            Ok(Outcome::Done(text))
         }
     }
 }
 
-/// What `ipam ls --json` prints.
-pub(super) fn list_json(data_dir: &Path) -> Result<String> {
-    match run(&Command::List { network: None, json: true }, data_dir)? {
-        Outcome::Done(text) | Outcome::NotThere(text) => Ok(text),
-    }
+/// The output of `ipam ls --json`.
+pub(super) fn list_json(data_dir: &Path, network: Option<&str>) -> Result<String> {
+    Ok(pretty(&rows(data_dir, network)?)? + "\n")
 }
 
-/// Takes back, or with `dry_run` tells, what dead attachments have in these networks, or in all.
-pub(super) fn gc_all(data_dir: &Path, network: Option<&str>, dry_run: bool) -> Result<String> {
+fn no_network(data_dir: &Path, network: &str) -> Error {
+    Error::new(NOT_FOUND, format!("no network \"{network}\" in {}", data_dir.display()))
+}
+
+/// The leases of a network.
+fn read(data_dir: &Path, network: &str) -> Result<Listing> {
+    Listing::open_existing(data_dir, network)?.ok_or_else(|| no_network(data_dir, network))
+}
+
+/// Locks the leases of a network.
+fn lock(data_dir: &Path, network: &str) -> Result<LeaseStore> {
+    let store = LeaseStore::open_existing(data_dir, network, LeaseOptions::default())?;
+    store.ok_or_else(|| no_network(data_dir, network))
+}
+
+/// Reclaims, or with `dry_run` lists, the leases and other state of dead attachments in a network, or in all; with
+/// `empty`, also the addresses of empty files.
+pub(super) fn gc_all(
+    data_dir: &Path,
+    network: Option<&str>,
+    empty: bool,
+    dry_run: bool,
+) -> Result<String> {
     let mut text = String::new();
     for name in leases::networks(data_dir)? {
         if network.is_none_or(|network| network == name) {
-            text += &gc(data_dir, &name, false, dry_run)?.unwrap_or_default();
+            text += &gc(data_dir, &name, empty, dry_run)?;
         }
     }
-    Ok(text + &gc_notes(network, dry_run)?)
-}
-
-/// What dead attachments left that have no lease of host-local, or none any more.
-fn gc_notes(network: Option<&str>, dry_run: bool) -> Result<String> {
-    let mut text = String::new();
+    // The state of dead attachments without a lease of host-local.
     for record in Record::all(network) {
         let Liveness::Gone(why) = record.liveness() else { continue };
-        let word = if dry_run { "would remove" } else { "removed" };
         if !dry_run {
             reclaim::attachment(record.owner(), &record.ips)?;
         }
+        let word = if dry_run { "would remove" } else { "removed" };
         let Record { id, ifname, network, .. } = &record;
-        let what = format!("what container {id}, interface {ifname} left");
+        let what = format!("state of container {id}, interface {ifname}");
         text = text + word + " " + &what + &format!(": {why} (network {network})\n");
     }
     Ok(text)
 }
 
-/// Leases are for root to read, and a list without them would look like a free network.
-fn warn_of_unreadable(network: &str, unreadable: usize) {
-    if unreadable > 0 {
-        log::warn(format_args!("network {network}: {unreadable} leases cannot be read"));
-    }
-}
-
-fn no_network(network: &str, data_dir: &Path) -> Outcome {
-    Outcome::NotThere(format!("no network \"{network}\" in {}", data_dir.display()))
-}
-
-fn free(data_dir: &Path, network: &str, what: &str, dry_run: bool) -> Result<Outcome> {
-    let Some(listing) = Listing::open_existing(data_dir, network)? else {
-        return Ok(no_network(network, data_dir));
-    };
-    let address = what.parse::<IpAddr>().ok();
-    let is_meant = |lease: &Lease| address.map_or(lease.id == what, |ip| lease.ip == ip);
-    let is_reserved = |reserved: &Reservation| Some(reserved.ip) == address;
-    // Before the lock: that may take a moment, and containers are waiting.
-    let known: Vec<LeaseStatus> =
-        listing.statuses().into_iter().filter(|status| is_meant(&status.lease)).collect();
-    let (mut freed, reserved) = if dry_run {
-        let reserved = listing.reservations().into_iter().filter(is_reserved).collect();
-        (known.iter().map(|status| status.lease.clone()).collect(), reserved)
-    } else {
-        let store = LeaseStore::open_existing(data_dir, network, LeaseOptions::default())?;
-        let Some(mut store) = store else { return Ok(no_network(network, data_dir)) };
-        (store.retain(|lease| !is_meant(lease))?, store.remove_reserved(is_reserved)?)
-    };
-    if freed.is_empty() && reserved.is_empty() {
-        let msg =
-            format!("network \"{network}\" has no lease of \"{what}\"; see: ipam ls {network}");
-        return Ok(Outcome::NotThere(msg));
-    }
-    sort_by_key(&mut freed, |lease| lease.ip);
-    let word = if dry_run { "would free" } else { "freed" };
-    let reserved = reserved.iter().map(Reservation::to_string);
-    let mut text = String::new();
-    for what in freed.iter().map(Lease::to_string).chain(reserved) {
-        text = text + word + " " + &what + "\n";
-    }
-    for LeaseStatus { lease, liveness, .. } in known {
-        if liveness == Liveness::Alive {
-            let ip = lease.ip;
-            log::warn(format_args!("the network namespace of {ip} is there: it may be in use"));
-        }
-    }
-    Ok(Outcome::Done(text))
-}
-
-/// What was, or would be, taken back in a network; `None` if there is no such network.
-fn gc(data_dir: &Path, network: &str, empty: bool, dry_run: bool) -> Result<Option<String>> {
-    let Some(listing) = Listing::open_existing(data_dir, network)? else { return Ok(None) };
+fn gc(data_dir: &Path, network: &str, empty: bool, dry_run: bool) -> Result<String> {
+    let listing = read(data_dir, network)?;
     let is_empty = |reserved: &Reservation| empty && reserved.empty;
     let (word, gone, reserved) = if dry_run {
         let reserved = listing.reservations().into_iter().filter(is_empty).collect();
         ("would reclaim", listing.gone(), reserved)
     } else {
-        let store = LeaseStore::open_existing(data_dir, network, LeaseOptions::default())?;
-        let Some(mut store) = store else { return Ok(None) };
+        let mut store = lock(data_dir, network)?;
         let mut failures = Failures::new();
         let reclaim = |name: &str, gone| reclaim::leases(name, gone, None, &mut failures);
         let gone = store.reclaim_dead(reclaim)?;
         failures.into_result().unwrap_or_else(log::warn);
         ("reclaimed", gone, if empty { store.remove_reserved(is_empty)? } else { Vec::new() })
     };
-    let gone = gone.iter().map(Reclaimed::to_string);
     let line = |what: String| format!("{word} {what} (network {network})\n");
-    Ok(Some(gone.chain(reserved.iter().map(Reservation::to_string)).map(line).collect()))
+    let gone = gone.iter().map(Reclaimed::to_string);
+    Ok(gone.chain(reserved.iter().map(Reservation::to_string)).map(line).collect())
 }
 
-/// A line of the list.
-#[derive(Debug)]
+fn free(data_dir: &Path, network: &str, what: &str, dry_run: bool) -> Result<String> {
+    let listing = read(data_dir, network)?;
+    let address = what.parse::<IpAddr>().ok();
+    let is_meant = |lease: &Lease| address.map_or(lease.id == what, |ip| lease.ip == ip);
+    let is_reserved = |reserved: &Reservation| Some(reserved.ip) == address;
+    // Read before the lock is taken, as plugins wait for the lock.
+    let mut known = listing.statuses();
+    known.retain(|status| is_meant(&status.lease));
+    let (mut freed, reserved) = if dry_run {
+        let reserved = listing.reservations().into_iter().filter(is_reserved).collect();
+        (known.iter().map(|status| status.lease.clone()).collect(), reserved)
+    } else {
+        let mut store = lock(data_dir, network)?;
+        (store.retain(|lease| !is_meant(lease))?, store.remove_reserved(is_reserved)?)
+    };
+    if freed.is_empty() && reserved.is_empty() {
+        let msg = format!("network \"{network}\" has no lease of \"{what}\"");
+        return Err(Error::new(NOT_FOUND, msg).with_details(format!("see: ipam ls {network}")));
+    }
+    for LeaseStatus { lease, .. } in known.iter().filter(|known| known.liveness == Liveness::Alive)
+    {
+        let ip = lease.ip;
+        log::warn(format_args!("the network namespace of {ip} exists: it may be in use"));
+    }
+    sort_by_key(&mut freed, |lease| lease.ip);
+    let word = if dry_run { "would free" } else { "freed" };
+    let line = |what: String| format!("{word} {what}\n");
+    let freed = freed.iter().map(Lease::to_string);
+    Ok(freed.chain(reserved.iter().map(Reservation::to_string)).map(line).collect())
+}
+
+/// A line of the list. In JSON the keys are sorted, as everywhere.
+#[derive(Serialize)]
 struct Row {
-    network: String,
-    ip: IpAddr,
-    container: Option<String>,
-    ifname: Option<String>,
-    /// Seconds, by the clock on the wall.
+    address: IpAddr,
+    /// Seconds, by the wall clock.
     age: Option<u64>,
     alive: Option<bool>,
+    container: Option<String>,
+    interface: Option<String>,
+    network: String,
     reason: Option<String>,
+}
+
+/// The leases and reservations of a network, or of all, by network and address.
+fn rows(data_dir: &Path, network: Option<&str>) -> Result<Vec<Row>> {
+    let networks = match network {
+        Some(network) => vec![network.to_owned()],
+        None => leases::networks(data_dir)?,
+    };
+    let mut rows = Vec::new();
+    for network in networks {
+        let listing = read(data_dir, &network)?;
+        let (leases, reserved) = (listing.statuses(), listing.reservations());
+        // Only root may read leases, and a list without them would look like a free network.
+        let unreadable = listing.taken().len().saturating_sub(leases.len() + reserved.len());
+        if unreadable > 0 {
+            log::warn(format_args!("network {network}: {unreadable} leases cannot be read"));
+        }
+        rows.extend(leases.into_iter().map(|status| Row::of_lease(&network, status)));
+        rows.extend(reserved.iter().map(|reserved| Row::reserved(&network, reserved)));
+    }
+    sort_by(&mut rows, |a, b| (&a.network, a.address).cmp(&(&b.network, b.address)));
+    Ok(rows)
 }
 
 impl Row {
     fn of_lease(network: &str, status: LeaseStatus) -> Row {
-        // Less than a second ahead: the nanoseconds of a lease's time are a mark.
-        let age =
-            status.created.map(|made| SystemTime::now().duration_since(made).unwrap_or_default());
+        // The nanoseconds of the time are not significant and may lie in the future.
+        let age = |created| SystemTime::now().duration_since(created).unwrap_or_default().as_secs();
         let (alive, reason) = match status.liveness {
             Liveness::Alive => (Some(true), None),
             Liveness::Gone(why) => (Some(false), Some(why.to_string())),
             Liveness::Unknown => (None, None),
         };
-        let Lease { ip, id, ifname } = status.lease;
-        let (network, age) = (network.to_owned(), age.map(|age| age.as_secs()));
-        Row { network, ip, container: Some(id), ifname, age, alive, reason }
+        let Lease { ip: address, id, ifname: interface } = status.lease;
+        let (network, container) = (network.to_owned(), Some(id));
+        Row { address, age: status.created.map(age), alive, container, interface, network, reason }
     }
 
-    fn reserved(network: &str, reserved: Reservation) -> Row {
-        Row {
-            network: network.to_owned(),
-            ip: reserved.ip,
-            container: None,
-            ifname: None,
-            age: None,
-            alive: None,
-            reason: Some(format!("reserved: {}", reserved.why())),
-        }
-    }
-
-    fn order(&self, other: &Row) -> Ordering {
-        (&self.network, self.ip).cmp(&(&other.network, other.ip))
+    fn reserved(network: &str, reserved: &Reservation) -> Row {
+        let (network, reason) = (network.to_owned(), Some(format!("reserved: {}", reserved.why())));
+        let (age, alive, container, interface) = (None, None, None, None);
+        Row { address: reserved.ip, age, alive, container, interface, network, reason }
     }
 
     fn cells(&self) -> [String; 6] {
-        let alive = match (self.alive, &self.reason) {
-            (Some(true), _) => "yes".to_owned(),
-            (Some(false), reason) => format!("no: {}", reason.as_deref().unwrap_or("?")),
-            (None, reason) => reason.clone().unwrap_or_else(|| "?".to_owned()),
-        };
         let word = |word: &Option<String>| word.clone().unwrap_or_else(|| "?".to_owned());
+        let alive = match self.alive {
+            Some(true) => "yes".to_owned(),
+            Some(false) => format!("no: {}", word(&self.reason)),
+            None => word(&self.reason),
+        };
         let age = self.age.map_or("?".to_owned(), short);
-        let (container, ifname) = (word(&self.container), word(&self.ifname));
-        [self.network.clone(), self.ip.to_string(), container, ifname, age, alive]
-    }
-
-    fn json(&self) -> Value {
-        json!({"network": self.network, "address": self.ip, "container": self.container,
-               "interface": self.ifname, "age": self.age, "alive": self.alive,
-               "reason": self.reason})
+        let (container, interface) = (word(&self.container), word(&self.interface));
+        [self.network.clone(), self.address.to_string(), container, interface, age, alive]
     }
 }
 
-/// Seconds as a person says them: the largest unit, rounded down.
+/// A duration in its largest unit, rounded down.
 pub(super) fn short(seconds: u64) -> String {
     match seconds {
         0..60 => format!("{seconds}s"),
@@ -372,19 +318,6 @@ pub(super) fn short(seconds: u64) -> String {
         3_600..86_400 => format!("{}h", seconds / 3_600),
         _ => format!("{}d", seconds / 86_400),
     }
-}
-
-fn as_json(rows: &[Row]) -> Result<String> {
-    let rows: Vec<Value> = rows.iter().map(Row::json).collect();
-    let text = serde_json::to_string_pretty(&rows);
-    text.map(|text| text + "\n").map_err(|e| Error::new(Code::INTERNAL, format!("write JSON: {e}")))
-}
-
-fn as_table(rows: &[Row]) -> String {
-    let heading = ["NETWORK", "ADDRESS", "CONTAINER", "INTERFACE", "AGE", "ALIVE"];
-    let mut lines = vec![heading.map(str::to_owned)];
-    lines.extend(rows.iter().map(Row::cells));
-    columns(&lines)
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 pub mod cnitool;
 pub mod completion;
 pub mod doctor;
+mod finding;
 pub mod gc;
 mod in_process;
 pub mod install;
@@ -17,7 +18,7 @@ mod trace;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use crate::error::{Error, Result};
+use crate::error::{Code, Error, Result};
 use crate::log;
 use crate::options::{self, Asked, CommandLine, Opt};
 
@@ -36,6 +37,12 @@ fn plugin_path(given: Option<&str>) -> String {
 /// The exit status after a wrong command line.
 const WRONG_USAGE: u8 = 2;
 
+/// The code of an error about an object that does not exist; no plugin has this code.
+const NOT_FOUND: Code = Code(u32::MAX);
+
+/// The exit status after such an error.
+const NOT_FOUND_STATUS: u8 = 3;
+
 /// A command with its help.
 #[derive(Debug)]
 struct Tool {
@@ -51,7 +58,7 @@ struct Tool {
 
 impl Tool {
     /// Runs the command: `read` decodes its command line for `work`. Returns the exit status of
-    /// `work`, 1 if it failed, or 2 after a wrong command line; prints errors on stderr.
+    /// `work`, 1 if it failed, 2 after a wrong command line, or 3 after [`NOT_FOUND`]; prints errors on stderr.
     fn run<T>(
         &self,
         args: Vec<String>,
@@ -74,7 +81,7 @@ impl Tool {
         };
         done.unwrap_or_else(|error| {
             log::line(format_args!("{command}: {error}"));
-            ExitCode::FAILURE
+            if error.code() == NOT_FOUND { NOT_FOUND_STATUS.into() } else { ExitCode::FAILURE }
         })
     }
 

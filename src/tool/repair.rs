@@ -1,4 +1,4 @@
-//! `repair`: restores what this host's containers have lost: rules, bridges, ports, routes.
+//! `repair`: restores missing rules, bridges, ports and routes of this host's containers.
 
 use std::collections::HashSet;
 use std::os::fd::AsFd;
@@ -13,7 +13,7 @@ use super::gc::{CACHE, Folders, PLUGIN_PATH};
 use super::in_process::InProcess;
 use super::pause::{Signals, Woken};
 use super::{Tool, doctor, install, print};
-use crate::error::{Code, Context, Result};
+use crate::error::{Code, Context, Error, Result};
 use crate::log;
 use crate::netfilter::{self, PacketFilter, Repair, Watch};
 use crate::netlink::Changes;
@@ -25,24 +25,20 @@ use crate::skel::Table;
 pub(super) const TOOL: Tool = Tool {
     command: "cnibox repair",
     usage: "\
-repair: restores what this host's containers have lost
+repair: restores missing rules, bridges, ports and routes of this host's containers
 
 Usage:
   cnibox repair [--dry-run | --watch [--install DIR]]
 
-Looks at our tables in the host's network namespace and restores what is missing, in one transaction for each
-back end. Then each attachment that a runtime has cached and whose container lives gets back, as its ADD made
-it: its bridge with gateway and MAC, its port, addresses and routes of the host's end, kernel parameters of the
-host, and routes of the container. What is whole stays as it is; what somebody has set otherwise is left alone.
-Each of these is printed.
+Restores missing rules of cnibox in the host's network namespace, in one transaction for each back end. Then restores
+the network of each attachment in the runtimes' cache whose container is alive, as ADD created it: the bridge with its
+gateway addresses and MAC, the port, addresses and routes of the host's end, kernel parameters of the host, and routes
+of the container. Keeps settings that somebody changed. Prints each change.
 ",
     options: &[
-        Opt {
-            short: Some('n'),
-            ..opt("--dry-run", "", "print what is missing, and change nothing")
-        },
-        opt("--watch", "", "stay, and repair after every change; ends on SIGTERM"),
-        opt(INSTALL, "DIR", "with --watch: keep the plugins in DIR as well, those that cnibox install put there"),
+        Opt { short: Some('n'), ..opt("--dry-run", "", "print what is missing, and change nothing") },
+        opt("--watch", "", "keep running, and repair after every change, until SIGTERM"),
+        opt(INSTALL, "DIR", "with --watch: also restore the plugins in DIR that cnibox install put there"),
         PLUGIN_PATH,
         CACHE,
     ],
@@ -52,77 +48,61 @@ Run it on the host after \"nft flush ruleset\", from the unit that reloads your 
   [Service]
   ExecStartPost=/opt/cni/bin/cnibox repair
   ExecReload=/opt/cni/bin/cnibox repair
-or all the time: systemctl enable --now cnibox-repair.service
+or permanently: systemctl enable --now cnibox-repair.service
 An ADD that needs the rules restores them as well.
 
-Exit status: 0 everything is whole; 1 something failed, see stderr, or with --dry-run something is missing;
+Exit status: 0 nothing is missing any more; 1 something failed, see stderr, or with --dry-run something is missing;
 2 wrong usage.
 ",
 };
 
 const INSTALL: &str = "--install";
 
-/// Changes often come in quick succession, so one look serves several changes.
+/// Changes often come in quick succession, so one check covers several changes.
 const SETTLE: Duration = Duration::from_millis(50);
 
-/// How often to look where rules change without an event: those of the legacy iptables.
+/// The interval of checks if rules change without an event, as in the legacy iptables.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// The pause after a look is this many times as long as the look, so that changes in quick succession cost
-/// a tenth of a processor; but [`LONGEST_PAUSE`] at most, on a busy node.
+/// The pause after a check is this many times as long as the check, up to [`LONGEST_PAUSE`]: changes in quick succession
+/// cost a tenth of a processor.
 const PAUSE_FACTOR: u32 = 10;
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// As long as each look finds something missing, somebody removes what is restored: the pause doubles
-/// up to this.
+/// The pause doubles up to this as long as each check finds something missing: another program removes what is restored.
 const LONGEST_DISPUTE: Duration = Duration::from_secs(30);
 
-/// What to do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Mode {
-    Once(Repair),
-    Watch,
-}
-
-/// What to do, and where attachments and plugins are.
 struct Job {
-    mode: Mode,
-    /// The folder of plugins that is kept as installed.
-    install: Option<String>,
     runtime: Runtime,
     table: Table,
 }
 
 /// Runs the tool with the arguments that follow its name.
 pub fn main(args: Vec<String>, table: Table) -> ExitCode {
-    TOOL.run(
-        args,
-        |line| Job::read(&line, table),
-        |job| match job.mode {
-            Mode::Once(repair) => job.once(repair),
-            Mode::Watch => job.watch(),
-        },
-    )
+    TOOL.run(args, check, |line| {
+        let job = Job { runtime: Folders::read(&line).runtime(table), table };
+        match (line.has("--watch"), line.has("--dry-run")) {
+            (true, _) => job.watch(line.last(INSTALL)),
+            (false, true) => job.once(Repair::Report),
+            (false, false) => job.once(Repair::Restore),
+        }
+    })
+}
+
+fn check(line: CommandLine) -> Result<CommandLine> {
+    no_words(&line)?;
+    if line.has("--watch") && line.has("--dry-run") {
+        return Err(usage("--watch changes what --dry-run only prints"));
+    }
+    if line.has(INSTALL) && !line.has("--watch") {
+        return Err(usage("--install needs --watch"));
+    }
+    Ok(line)
 }
 
 impl Job {
-    fn read(line: &CommandLine, table: Table) -> Result<Job> {
-        no_words(line)?;
-        let mode = match (line.has("--dry-run"), line.has("--watch")) {
-            (true, true) => return Err(usage("--watch changes what --dry-run only prints")),
-            (true, false) => Mode::Once(Repair::Report),
-            (false, true) => Mode::Watch,
-            (false, false) => Mode::Once(Repair::Restore),
-        };
-        let install = line.last(INSTALL).map(str::to_owned);
-        if install.is_some() && mode != Mode::Watch {
-            return Err(usage("--install goes with --watch"));
-        }
-        Ok(Job { mode, install, runtime: Folders::read(line).runtime(table), table })
-    }
-
     fn once(&self, repair: Repair) -> Result<ExitCode> {
-        let repairs = self.look(repair);
+        let repairs = self.restore(repair);
         let text = repairs.to_string();
         let failed = repairs.failed();
         failed.iter().for_each(log::warn);
@@ -132,8 +112,8 @@ impl Job {
         Ok(if is_wanting || !failed.is_empty() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
     }
 
-    /// The rules first: no port forwards before its rules are there.
-    fn look(&self, repair: Repair) -> Repairs {
+    /// Restores the rules first: no port forwards before its rules are in force.
+    fn restore(&self, repair: Repair) -> Repairs {
         let mut repairs = Repairs::new(repair == Repair::Report);
         match netfilter::heal(&PacketFilter::new(), repair).context(|| "restore rules") {
             Ok(found) => repairs.found(found),
@@ -146,20 +126,20 @@ impl Job {
         repairs
     }
 
-    /// What the plugins of an attachment restore, in the order of their list; one whose namespace is gone
-    /// has lost nothing.
+    /// Lets the plugins restore an attachment, in the order of their list. An attachment without a namespace needs nothing.
     fn attachment(&self, cached: &CachedAttachment, repairs: &mut Repairs) {
         let attach = &cached.attach;
         let Some(list) = cached.list().filter(|_| !attach.netns.is_empty()) else { return };
-        // That of ADD, which is of all versions.
+        // All versions of the specification have ADD.
         let env = self.runtime.environment("ADD", attach);
         let title = || doctor::title(cached);
         let requests = match self.runtime.check_requests(&list, attach) {
             Ok(requests) => requests,
             Err(error) => return repairs.fail(error.context(title())),
         };
+        let plugins = InProcess { table: self.table };
         for (path, request) in requests {
-            match (InProcess { table: self.table }).repair(&path, &env, &request, repairs) {
+            match plugins.repair(&path, &env, &request, repairs) {
                 Ok(()) => {}
                 Err(error) if error.code() == Code::INVALID_NETNS => return log::debug(error),
                 Err(error) => repairs.fail(error.context(title())),
@@ -167,27 +147,25 @@ impl Job {
         }
     }
 
-    /// Repairs until SIGTERM or SIGINT. What goes wrong is reported, and tried again after the next change.
-    fn watch(&self) -> Result<ExitCode> {
+    /// Repairs until SIGTERM or SIGINT. Failures are reported, and the repair is retried after the next change.
+    fn watch(&self, install: Option<&str>) -> Result<ExitCode> {
         let signals = Signals::block()?;
-        if let Some(folder) = self.install.clone() {
-            keep_installed(folder, self.table);
+        if let Some(folder) = install {
+            keep_installed(folder.to_owned(), self.table);
         }
-        // Opened before the first look, so that no change after that look is missed.
+        // Opened before the first check, so that no change after that check is missed.
         let mut rules = Watch::open(&PacketFilter::new());
         let mut links = Changes::listen()?;
-        let mut told = HashSet::new();
+        let mut reported = HashSet::new();
         let mut dispute = Duration::ZERO;
         loop {
             let start = Instant::now();
-            let repairs = self.look(Repair::Restore);
-            tell(&repairs, &mut told)?;
+            let repairs = self.restore(Repair::Restore);
+            report(&repairs, &mut reported)?;
             let pause = (start.elapsed() * PAUSE_FACTOR).clamp(SETTLE, LONGEST_PAUSE).max(dispute);
-            let is_whole = repairs.missing().is_empty();
-            dispute = if is_whole {
-                Duration::ZERO
-            } else {
-                dispute.saturating_mul(2).clamp(SETTLE, LONGEST_DISPUTE)
+            dispute = match repairs.missing() {
+                [] => Duration::ZERO,
+                _ => (dispute * 2).clamp(SETTLE, LONGEST_DISPUTE),
             };
             let interval = rules.must_poll().then_some(INTERVAL);
             if signals.wait(&[], Some(pause))? == Some(Woken::End)
@@ -200,8 +178,8 @@ impl Job {
     }
 }
 
-/// Keeps a folder of plugins as installed, until the process ends. Where that fails, the process is to
-/// end, so that whoever has started it sees it.
+/// Keeps a directory of plugins as installed, until the process ends. A failure ends the process, so that its service
+/// manager notices.
 fn keep_installed(folder: String, table: Table) {
     thread::spawn(move || {
         install::keep(folder, table);
@@ -209,19 +187,19 @@ fn keep_installed(folder: String, table: Table) {
     });
 }
 
-/// Prints what was done, and what is new of what was not.
-fn tell(repairs: &Repairs, told: &mut HashSet<String>) -> Result<()> {
+/// Prints what was restored, and logs what was not, unless it was reported the last time.
+fn report(repairs: &Repairs, reported: &mut HashSet<String>) -> Result<()> {
     let left = repairs.left().iter().map(|what| format!("left alone: {what}"));
     let failed = repairs.failed().iter().map(ToString::to_string);
     let troubles: HashSet<String> = left.chain(failed).collect();
-    troubles.difference(told).for_each(log::warn);
-    *told = troubles;
-    let lines: Vec<String> =
-        repairs.missing().iter().map(|what| format!("restored: {what}\n")).collect();
-    if lines.is_empty() { Ok(()) } else { print(&lines.concat()).map(drop) }
+    troubles.difference(reported).for_each(log::warn);
+    *reported = troubles;
+    let line = |what| format!("restored: {what}\n");
+    let text: String = repairs.missing().iter().map(line).collect();
+    if text.is_empty() { Ok(()) } else { print(&text).map(drop) }
 }
 
-/// Waits for a change of rules or a loss of links, or for the end of `interval`.
+/// Waits for a change of rules, a loss of links, a signal, or the end of `interval`.
 fn wait(
     signals: &Signals,
     rules: &Watch,
@@ -235,24 +213,15 @@ fn wait(
             None => return Ok(Woken::Change),
             Some(Woken::Change) => {}
         }
-        let rules_changed =
-            rules.events().map(|events| signals.wait(&[events], Some(Duration::ZERO)));
-        match rules_changed.transpose()?.flatten() {
-            Some(Woken::End) => return Ok(Woken::End),
-            Some(Woken::Change) => {
-                drop(links.heard());
-                return Ok(Woken::Change);
-            }
-            None => {}
-        }
-        match links.heard() {
-            Ok(false) => {}
-            Ok(true) => return Ok(Woken::Change),
-            Err(error) => {
-                log::debug(error);
-                *links = Changes::listen()?;
-                return Ok(Woken::Change);
-            }
+        let is_lost = links.heard().or_else(|error| {
+            log::debug(error);
+            *links = Changes::listen()?;
+            Ok::<_, Error>(true)
+        })?;
+        let woken = rules.events().map(|events| signals.wait(&[events], Some(Duration::ZERO)));
+        match woken.transpose()?.flatten() {
+            None if !is_lost => {}
+            woken => return Ok(woken.unwrap_or(Woken::Change)),
         }
     }
 }

@@ -162,7 +162,7 @@ fn the_tool_removes_what_the_dead_left_without_a_lease() {
         let args = [&["gc", "--data-dir", dir.as_str()], more].concat();
         node.tool("ipam", &args).printed()
     };
-    let what = "what container the-dead-one, interface eth0 left: its network namespace is gone";
+    let what = "state of container the-dead-one, interface eth0: its network namespace is gone";
     assert_eq!(gc(&["--dry-run"]), format!("would remove {what} (network net)\n"));
     assert!(chain.state().contains("the-dead-one"));
     assert_eq!(gc(&[]), format!("removed {what} (network net)\n"));

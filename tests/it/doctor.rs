@@ -387,7 +387,7 @@ fn packets_larger_than_the_way_out() {
             let (found, text) = ward.doctor();
             assert_eq!(found, Some(status), "{name} {mtu}: {text}");
             let named = format!(
-                "warning: network pods: containers send packets of up to 1500 bytes, and \"{name}\" takes 1400: \
+                "warning: network pods: containers send packets of up to 1500 bytes, but the MTU of \"{name}\" is 1400: \
                  larger ones depend on ICMP errors; set \"mtu\": 1400 in its configuration"
             );
             assert_eq!(text.contains(&named), status == 1, "{text}");
@@ -420,7 +420,8 @@ fn a_strict_filter_of_reverse_paths() {
     assert_eq!(ward.doctor(), (Some(0), HEALTHY.to_owned()));
     ward.pods[0].sh("sysctl -qw net.ipv4.conf.all.rp_filter=1");
     let (status, text) = ward.doctor();
-    let named = "interface net1 (network more): answers leave by \"eth0\", and rp_filter is strict";
+    let named =
+        "interface net1 (network more): replies leave through \"eth0\", but rp_filter is strict";
     assert!(status == Some(1) && text.contains(named), "{status:?} {text}");
     for diagnosis in ward.diagnoses() {
         let [subject, cure] = ["subject", "cure"].map(|key| diagnosis[key].as_str().unwrap());
@@ -489,11 +490,15 @@ fn configurations_and_plugins() {
         ),
         ("cp $D/net.d/10-pods.conflist $D/net.d/20.conflist", 1, "network \"pods\" is already in"),
         ("rm $D/bin/portmap", 2, "plugin \"portmap\": failed to find plugin \"portmap\" in path"),
-        ("ln -sfn nothing $D/bin/portmap", 2, "bin/portmap is a link to nothing; cnibox install /"),
+        (
+            "ln -sfn nothing $D/bin/portmap",
+            2,
+            "bin/portmap is a dangling symbolic link; cnibox install /",
+        ),
         (
             "ln -sfn nothing $D/bin/host-local",
             2,
-            "bin/host-local is a link to nothing; cnibox install /",
+            "bin/host-local is a dangling symbolic link; cnibox install /",
         ),
         (
             "cp /bin/true $D/bin/cnibox; ln -sfn cnibox $D/bin/tuning",
@@ -521,7 +526,7 @@ fn an_address_that_two_networks_gave() {
     fs::write(other.join("lock"), "").unwrap();
     fs::write(other.join("10.88.0.2"), "somebody\r\neth0").unwrap();
     let (status, text) = ward.doctor();
-    assert!(text.contains("has 10.88.0.2, and so has container "), "{text}");
+    assert!(text.contains("10.88.0.2 is also leased to container "), "{text}");
     assert_eq!(status, Some(2));
 }
 
@@ -552,7 +557,7 @@ fn what_dead_containers_left_is_collected() {
     for named in [
         "container pod1, interface eth0 (network pods): was not detached: its network namespace is gone; cnibox gc",
         "container pod2, interface eth0 (network pods): left rules or devices: its network namespace is gone; cnibox gc",
-        "network pods: addresses leased to containers that are gone: 4; cnibox gc",
+        "network pods: addresses leased to dead containers: 4; cnibox gc",
     ] {
         assert!(text.contains(&format!("warning: {named}\n")), "{text}");
     }
@@ -561,12 +566,12 @@ fn what_dead_containers_left_is_collected() {
     let said = gc(&["--dry-run"]);
     assert!(said.starts_with("would detach container pod1, interface eth0: its network namespace is gone (network pods)\n"), "{said}");
     assert_unchanged(&full, &state(&ward));
-    assert_eq!(gc(&["--network", "others"]), "nothing is left of containers that are gone\n");
+    assert_eq!(gc(&["--network", "others"]), "no dead attachment was found\n");
     assert_unchanged(&full, &state(&ward));
     let said = gc(&[]);
     assert!(said.starts_with("detached container pod1"), "{said}");
     assert!(said.contains("detached container pod2, interface eth0"), "{said}");
     assert_unchanged(&before, &state(&ward));
     assert_eq!(ward.doctor(), (Some(0), "healthy: 1 attachment\n".to_owned()));
-    assert_eq!(gc(&[]), "nothing is left of containers that are gone\n");
+    assert_eq!(gc(&[]), "no dead attachment was found\n");
 }

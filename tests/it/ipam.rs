@@ -103,10 +103,7 @@ fn free_takes_back_an_address_or_a_container() {
     );
     assert_eq!(node.leases("pods"), ["203.0.113.2", "203.0.113.5"]);
     let outcome = ends_with(0, &ipam(&node, "free pods 203.0.113.2"));
-    assert!(
-        outcome.stderr.contains("the network namespace of 203.0.113.2 is there"),
-        "{outcome:?}"
-    );
+    assert!(outcome.stderr.contains("the network namespace of 203.0.113.2 exists"), "{outcome:?}");
     // The plugin agrees: the journal knows of it.
     assert_eq!(
         node.call("host-local", "CHECK")

@@ -169,25 +169,25 @@ fn missing_addresses_and_capabilities_are_told() {
             json!([{"type": "bridge", "ipam": {"subnet": "10.88.0.0/16"}}]),
             WARNINGS,
             "ipam",
-            r#"warning: plugin 0 "bridge": no address is given: "ipam" has no "type"; add a type, such as "host-local""#,
+            r#"warning: plugin 0 "bridge": no address is allocated: "ipam" has no "type"; add a type, such as "host-local""#,
         ),
         (
             json!([bridge(&json!({"type": "host-lokal", "subnet": "10.88.0.0/16"}))]),
             WARNINGS,
             "type",
-            r#"warning: plugin 0 "bridge": there may be no IPAM plugin "host-lokal"; did you mean "host-local"?"#,
+            r#"warning: plugin 0 "bridge": unknown IPAM plugin "host-lokal"; did you mean "host-local"?"#,
         ),
         (
             json!([bridge(&json!({"type": "ptp"}))]),
             ERRORS,
             "type",
-            r#"error: plugin 0 "bridge": "ptp" is no plugin that gives addresses; those are host-local, static and dhcp"#,
+            r#"error: plugin 0 "bridge": "ptp" is not an IPAM plugin; choose host-local, static or dhcp"#,
         ),
         (
             json!([{"type": "brigde"}, portmap()]),
             WARNINGS,
             "type",
-            r#"warning: plugin 0 "brigde": there may be no such plugin; did you mean "bridge"?"#,
+            r#"warning: plugin 0 "brigde": unknown plugin; did you mean "bridge"?"#,
         ),
         (
             json!([with(&json!({})), {"type": "portmap"}]),
@@ -199,13 +199,13 @@ fn missing_addresses_and_capabilities_are_told() {
             json!([with(&json!({"capabilities": {"rate": true}}))]),
             WARNINGS,
             "capabilities",
-            r#"warning: plugin 0 "bridge": it does not use the capability "rate"; remove it"#,
+            r#"warning: plugin 0 "bridge": unused capability "rate"; remove it"#,
         ),
         (
             json!([with(&json!({"capabilities": {"ipranges": true}}))]),
             WARNINGS,
             "capabilities",
-            r#"warning: plugin 0 "bridge": it does not use the capability "ipranges"; did you mean "ipRanges"?"#,
+            r#"warning: plugin 0 "bridge": unused capability "ipranges"; did you mean "ipRanges"?"#,
         ),
         (
             json!([with(&json!({})), {"type": "bandwidth"}]),
@@ -226,19 +226,19 @@ fn plugins_in_the_wrong_place_are_told() {
             json!([portmap(), with(&json!({}))]),
             ERRORS,
             "type",
-            r#"error: plugin 0 "portmap": it needs a plugin before it that makes an interface; put it behind that"#,
+            r#"error: plugin 0 "portmap": it needs a plugin before it that creates an interface; move it behind that plugin"#,
         ),
         (
             json!([{"type": "static"}]),
             ERRORS,
             "type",
-            r#"error: plugin 0 "static": it gives addresses to other plugins, and makes no interface; write it as "type" of the "ipam" of another plugin"#,
+            r#"error: plugin 0 "static": it allocates addresses for other plugins, and creates no interface; set it as "type" in the "ipam" of another plugin"#,
         ),
         (
             json!([with(&json!({})), {"type": "ptp", "ipam": pool("10.89.0.0/16")}]),
             WARNINGS,
             "type",
-            r#"warning: plugin 1 "ptp": a plugin before it has made the interface; give it a network of its own"#,
+            r#"warning: plugin 1 "ptp": a plugin before it creates the interface; move it to a network of its own"#,
         ),
         (
             json!([with(&json!({})), {"type": "tuning", "sysctl": {"kernel.pid_max": "1"}}]),
@@ -268,7 +268,7 @@ fn forms_of_files() {
             "a.conflist",
             "",
             2,
-            "a.conflist:1:1: error: error parsing configuration list: EOF while parsing a value at line 1 column 0\n",
+            "a.conflist:1:1: error: error parsing configuration list: EOF while parsing a value at line 1 column 0; the file is empty or was cut short: write it again\n",
         ),
         (
             "a.conflist",
@@ -306,14 +306,14 @@ fn forms_of_files() {
             "a.conflist",
             &many.replace("\"cniVersion\":\"1.0.0\",", ""),
             1,
-            "a.conflist:1:2: warning: \"cniVersion\" is missing, which means 0.1.0; write the version that you mean, such as \"1.0.0\"\n",
+            "a.conflist:1:2: warning: \"cniVersion\" is missing, which means 0.1.0; add the intended version, such as \"1.0.0\"\n",
         ),
         (
             "a.conflist",
             &many.replace("cniVersion", "cniversion"),
             1,
             "a.conflist:1:2: warning: list: unknown key \"cniversion\"; did you mean \"cniVersion\"?\n\
-             a.conflist:1:23: warning: \"cniVersion\" is missing, which means 0.1.0; write the version that you mean, such as \"1.0.0\"\n",
+             a.conflist:1:23: warning: \"cniVersion\" is missing, which means 0.1.0; add the intended version, such as \"1.0.0\"\n",
         ),
     ] {
         drop(fs::remove_dir_all(node.path("net.d")));

@@ -1,48 +1,49 @@
-//! `cnibox doctor`: what is wrong on this node, in which object, and the command that cures it.
+//! `cnibox doctor`: reports defects of this node, the object of each, and the command that repairs it.
 //!
 //! | file | |
 //! | --- | --- |
-//! | `diagnosis.rs` | one thing that is wrong, and how it is told |
-//! | `node.rs` | configurations, plugins, rules and forwarding |
-//! | `nearby.rs` | what other software does to packets and links of containers |
-//! | `path.rs` | what is in the way of packets that leave a container |
-//! | `attachments.rs` | what each container has, and what dead ones left |
+//! | `attachments.rs` | attachments: CHECK, leases, remains of dead containers |
+//! | `nearby.rs` | other software that changes packets and links of containers |
+//! | `path.rs` | the path of packets between a container and the network outside of the node |
 
 mod attachments;
-mod diagnosis;
 mod nearby;
-mod node;
 mod path;
 
+use std::cmp::Reverse;
+use std::collections::BTreeSet;
+use std::fs;
 use std::num::NonZero;
 use std::panic::resume_unwind;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::slice;
 use std::thread::{self, ScopedJoinHandle};
 
-use self::attachments::Attachments;
+use self::attachments::Attached;
 pub(super) use self::attachments::title;
-pub(super) use self::diagnosis::Diagnosis;
+use super::finding::{Finding, Severity, Subject, report};
 use super::gc::{CACHE, CONF, Folders, LEASES, PLUGIN_PATH};
-use super::lint::Severity;
-use super::{Tool, print};
-use crate::cni::json::pretty;
+use super::{Tool, lint};
 use crate::error::Result;
-use crate::options::{CommandLine, no_words, opt};
-use crate::runtime::Runtime;
+use crate::invoke;
+use crate::netfilter::{self, PacketFilter, Repair};
+use crate::options::{no_words, opt};
+use crate::runtime::{EXTENSIONS, NetworkList, Runtime, conf_files};
 use crate::skel::Table;
 use crate::sort::sort_by_key;
 
 pub(super) const TOOL: Tool = Tool {
     command: "cnibox doctor",
     usage: "\
-doctor: tells what is wrong on this node, and what cures it
+doctor: reports defects of this node, with their remedies
 
 Usage:
   cnibox doctor [--json]
 
-Looks at the network configurations (as cnibox lint does), their plugins, our rules, forwarding, and each attachment
-that runtimes have cached: CHECK of its plugins, leases, whether its container is alive. Changes nothing.
-Run it as root in the host's network namespace.
+Checks the network configurations (as cnibox lint does), their plugins, the rules of cnibox, forwarding, and each
+attachment in the cache of the runtimes: CHECK of its plugins, its leases, whether its container is alive. Changes
+nothing. Run it as root in the network namespace of the host.
 ",
     options: &[
         opt("--json", "", "print an array of objects with severity, subject, problem and cure"),
@@ -52,87 +53,136 @@ Run it as root in the host's network namespace.
         LEASES,
     ],
     notes: "
-Exit status: 0 healthy; 1 only warnings; 2 errors, or wrong usage.
+Exit status: 0 healthy; 1 warnings only; 2 errors, or wrong usage.
 ",
 };
 
-struct Options {
-    json: bool,
-    folders: Folders,
-}
-
-/// `cnibox doctor` with the arguments behind it.
+/// Runs `cnibox doctor` with the arguments that follow.
 pub(super) fn main(args: Vec<String>, table: Table) -> ExitCode {
-    TOOL.run(args, |line| Options::read(&line), |options| options.run(table))
+    TOOL.run(
+        args,
+        |line| no_words(&line).map(|()| line),
+        |line| {
+            let folders = Folders::read(&line);
+            let (findings, count) = examine(&folders, &folders.runtime(table), table)?;
+            let s = if count == 1 { "" } else { "s" };
+            report(&findings, line.has("--json"), &format!("healthy: {count} attachment{s}"))
+        },
+    )
 }
 
-impl Options {
-    fn read(line: &CommandLine) -> Result<Options> {
-        no_words(line)?;
-        Ok(Options { json: line.has("--json"), folders: Folders::read(line) })
-    }
-
-    fn run(&self, table: Table) -> Result<ExitCode> {
-        let runtime = self.folders.runtime(table);
-        let (found, looked_at) = examine(&self.folders, &runtime, table)?;
-        if self.json {
-            let objects: Vec<_> = found.iter().map(Diagnosis::to_json).collect();
-            print(&(pretty(&objects)? + "\n"))?;
-        } else if found.is_empty() {
-            print(&format!("healthy: {looked_at}\n"))?;
-        } else {
-            let lines: Vec<String> =
-                found.iter().map(|diagnosis| format!("{diagnosis}\n")).collect();
-            print(&lines.concat())?;
-        }
-        Ok(Severity::exit_status(found.first().map(|diagnosis| diagnosis.severity)))
-    }
-}
-
-/// All that is wrong on the node, the worst first, and what was looked at.
+/// All defects of the node, errors first, and the number of attachments that were examined.
 pub(super) fn examine(
     folders: &Folders,
     runtime: &Runtime,
     table: Table,
-) -> Result<(Vec<Diagnosis>, String)> {
-    let attachments = Attachments::read(folders, runtime)?;
-    let processors = thread::available_parallelism().map_or(1, NonZero::get);
-    let configurations = || node::configurations(&folders.conf, &folders.cni_path, table);
-    let mut jobs: Vec<Job<'_>> = vec![Box::new(node::rules), Box::new(configurations)];
-    jobs.extend(attachments.checks(processors));
-    let mut done = at_once(jobs).into_iter();
-    let mut found = done.next().unwrap_or_default();
-    let is_flushed = !found.is_empty();
-    found.extend(done.next().unwrap_or_default());
-    let mut networks = node::networks(&folders.conf);
-    networks.extend(attachments.networks().cloned());
-    let missing = node::plugins(&networks, runtime, table);
-    // What is missing fails every STATUS and CHECK, which say so as well.
-    let is_incomplete = missing.iter().any(|diagnosis| diagnosis.severity == Severity::Error);
-    found.retain(|diagnosis| !is_incomplete || !diagnosis.names_missing_plugin());
-    found.extend(missing);
-    done.for_each(|checked| found.extend(checked));
-    found.extend(attachments.forgotten());
-    found.extend(attachments.leases()?);
-    found.extend(attachments.forwarding());
-    found.extend(nearby::examine(&attachments.routed()));
-    found.extend(path::examine(&attachments.ends()));
-    // Where rules are missing, each STATUS and CHECK says so as well.
-    found.retain(|diagnosis| diagnosis.is_rules || !is_flushed || !diagnosis.names_repair());
-    sort_by_key(&mut found, |diagnosis| std::cmp::Reverse(diagnosis.severity));
-    Ok((found, attachments.to_string()))
+) -> Result<(Vec<Finding>, usize)> {
+    let attached = attachments::read(folders, runtime)?;
+    // The checks mostly wait for the kernel.
+    let (mut findings, configurations, checks) = thread::scope(|scope| {
+        let rules = scope.spawn(rules);
+        let configurations = scope.spawn(|| configurations(folders, table));
+        let processors = thread::available_parallelism().map_or(1, NonZero::get);
+        let parts = attached.chunks(attached.len().div_ceil(processors).max(1));
+        let check = |part: &'_ [Attached]| part.iter().filter_map(|a| a.check(runtime)).collect();
+        let checks: Vec<_> = parts.map(|part| scope.spawn(move || check(part))).collect();
+        let checks: Vec<Vec<Finding>> = checks.into_iter().map(join).collect();
+        (join(rules), join(configurations), checks)
+    });
+    let is_flushed = !findings.is_empty();
+    let mut networks = networks(&folders.conf);
+    networks.extend(attached.iter().filter_map(|attached| attached.list.clone()));
+    let missing = plugins(&networks, runtime, table);
+    // STATUS and CHECK report missing plugins and flushed rules as well.
+    let is_incomplete = missing.iter().any(|finding| finding.severity == Severity::Error);
+    let is_new = |finding: &Finding| {
+        !(is_incomplete && finding.error.msg().contains("failed to find plugin")
+            || is_flushed && finding.error.details().contains("cnibox repair"))
+    };
+    findings.extend(configurations.into_iter().filter(is_new));
+    findings.extend(missing);
+    findings.extend(checks.into_iter().flatten().filter(is_new));
+    findings.extend(attachments::unknown(&attached));
+    findings.extend(attachments::leases(&attached, &folders.leases)?);
+    let routed = attachments::routed(&attached);
+    findings.extend(path::forwarding(&routed));
+    findings.extend(nearby::examine(&routed));
+    findings.extend(path::examine(&attached));
+    sort_by_key(&mut findings, |finding| Reverse(finding.severity));
+    Ok((findings, attached.len()))
 }
 
-/// A part of the examination that needs no other.
-type Job<'a> = Box<dyn FnOnce() -> Vec<Diagnosis> + Send + 'a>;
+fn join<T>(thread: ScopedJoinHandle<'_, T>) -> T {
+    thread.join().unwrap_or_else(|panic| resume_unwind(panic))
+}
 
-/// Each on a thread of its own: they mostly wait for the kernel.
-fn at_once(jobs: Vec<Job<'_>>) -> Vec<Vec<Diagnosis>> {
-    thread::scope(|scope| {
-        let threads: Vec<_> = jobs.into_iter().map(|job| scope.spawn(job)).collect();
-        let done = |thread: ScopedJoinHandle<'_, _>| {
-            thread.join().unwrap_or_else(|panic| resume_unwind(panic))
-        };
-        threads.into_iter().map(done).collect()
-    })
+/// The missing rules of cnibox.
+fn rules() -> Vec<Finding> {
+    let subject = "rules of containers";
+    let missing = |rule| Finding::error(subject, format!("missing: {rule}"), "cnibox repair");
+    match netfilter::heal(&PacketFilter::new(), Repair::Report) {
+        Ok(rules) => rules.into_iter().map(missing).collect(),
+        Err(error) => vec![Finding::error(subject, error.msg(), error.details())],
+    }
+}
+
+/// The findings of `cnibox lint`.
+fn configurations(folders: &Folders, table: Table) -> Vec<Finding> {
+    let conf = slice::from_ref(&folders.conf);
+    let findings = lint::lint(conf, table, Some(&folders.cni_path)).into_iter();
+    let named = |finding: Finding| {
+        let subject = Subject::Object(finding.subject.to_string());
+        Finding { subject, ..finding }
+    };
+    findings.map(named).collect()
+}
+
+/// The networks of a directory, without the files that cannot be read: lint reports those.
+fn networks(conf_dir: &Path) -> Vec<NetworkList> {
+    let files = conf_files(conf_dir, &EXTENSIONS).unwrap_or_default();
+    files.iter().filter_map(|file| NetworkList::from_any_file(file).ok()).collect()
+}
+
+/// Plugins of these networks that are missing or replaced by another executable.
+fn plugins(networks: &[NetworkList], runtime: &Runtime, table: Table) -> Vec<Finding> {
+    let plugins = networks.iter().flat_map(|list| &list.plugins);
+    let mut names: BTreeSet<&str> =
+        plugins.flat_map(|plugin| [&*plugin.plugin_type, &*plugin.ipam_type]).collect();
+    names.remove("");
+    names.iter().filter_map(|name| plugin(name, runtime, table)).collect()
+}
+
+fn plugin(name: &str, runtime: &Runtime, table: Table) -> Option<Finding> {
+    let subject = format!("plugin \"{name}\"");
+    let is_ours = table.find(name).is_some();
+    let dirs = &runtime.plugin_dirs;
+    let entry = dirs.iter().map(|dir| dir.join(name)).find(|path| path.symlink_metadata().is_ok());
+    let remedy = || {
+        if !is_ours {
+            return "install it, or remove it from the configuration".to_owned();
+        }
+        let dir = entry.as_deref().and_then(Path::parent);
+        let dir = dir.or(dirs.first().map(PathBuf::as_path)).unwrap_or(Path::new("."));
+        format!("cnibox install {}", dir.display())
+    };
+    match runtime.executor.find(name, dirs) {
+        Err(error) => {
+            let problem = match &entry {
+                Some(path) if !path.exists() => {
+                    format!("{} is a dangling symbolic link", path.display())
+                }
+                _ => error.msg().to_owned(),
+            };
+            Some(Finding::error(subject, problem, remedy()))
+        }
+        Ok(path) => {
+            // A copy over the link of one plugin becomes the executable of all of them.
+            let target = fs::read_link(&path).ok()?;
+            let leads_to_cnibox = target.file_name().is_some_and(|name| name == "cnibox");
+            (is_ours && leads_to_cnibox && !invoke::is_own_executable(&path)).then(|| {
+                let problem = format!("{} is not the executable that runs now", path.display());
+                Finding::warning(subject, problem, remedy())
+            })
+        }
+    }
 }

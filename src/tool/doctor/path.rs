@@ -1,112 +1,114 @@
-//! What is in the way of packets that leave a container: links of the node that carry smaller ones, and the filter of
-//! reverse paths.
+//! Defects on the path of packets between a container and the network outside of the node: forwarding, the MTU of links
+//! of the node, and reverse path filters.
 
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use super::diagnosis::Diagnosis;
+use super::attachments::{Attached, Routed, living};
 use crate::netlink::{Link, Netlink, RouteFilter};
 use crate::netns::Netns;
 use crate::sysctl;
+use crate::tool::finding::Finding;
 
-/// Addresses that nobody has (RFC 5737, RFC 3849): packets to them take the default route.
+/// Addresses that are not in use (RFC 5737, RFC 3849): packets to them take the default route.
 const ELSEWHERE: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)),
     IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)),
 ];
 
-/// Kinds of links that put packets into packets.
+/// The kinds of tunnel links.
 const TUNNELS: [&str; 6] = ["geneve", "gre", "ip6tnl", "ipip", "vxlan", "wireguard"];
 
-/// Drops what comes in by another link than its answer would leave by.
+/// `rp_filter` in strict mode (RFC 3704): drops packets whose source is reached through another link.
 const STRICT: &str = "1";
 
-/// An interface in a living container.
-pub(super) struct End<'a> {
-    /// What a diagnosis of the attachment is about.
-    pub(super) title: String,
-    pub(super) network: &'a str,
-    /// The path of the namespace.
-    pub(super) netns: &'a str,
-    pub(super) ifname: &'a str,
-    pub(super) ips: &'a [IpAddr],
-    /// The node is its gateway.
-    pub(super) is_routed: bool,
-    /// ADD told of an IPv4 default route by it.
-    pub(super) has_default: bool,
+/// Forwarding that is off although the node is the gateway of containers.
+pub(super) fn forwarding(routed: &[Routed<'_>]) -> Vec<Finding> {
+    let ips = routed.iter().flat_map(|(_, ips)| ips);
+    let off = |(is_v4, key): (bool, &str)| {
+        let is_off = ips.clone().any(|ip| ip.is_ipv4() == is_v4)
+            && sysctl::read(key).is_ok_and(|value| value == "0");
+        let key = key.replace('/', ".");
+        let problem = format!("{key} is 0: packets of containers are not forwarded");
+        is_off.then(|| Finding::error("node", problem, format!("sysctl -w {key}=1")))
+    };
+    let keys = [(true, "net/ipv4/ip_forward"), (false, "net/ipv6/conf/all/forwarding")];
+    keys.into_iter().filter_map(off).collect()
 }
 
-/// What is wrong with the paths of these. What cannot be read is not known, and no mistake.
-pub(super) fn examine(ends: &[End<'_>]) -> Vec<Diagnosis> {
-    let mut found: Vec<Diagnosis> = strict_filters(ends).collect();
-    if let Ok(host) = Netlink::open()
-        && let Some(way) = narrowest_way(&host)
-    {
-        found.extend(too_large(ends, &way));
+/// Defects on the paths of living containers. Data that cannot be read is not a defect.
+pub(super) fn examine(attached: &[Attached]) -> Vec<Finding> {
+    let mut interfaces: HashMap<&str, usize> = HashMap::new();
+    for attached in living(attached) {
+        *interfaces.entry(&attached.cached.attach.netns).or_default() += 1;
     }
-    found
+    let is_multihomed = |attached: &&Attached| interfaces[&*attached.cached.attach.netns] > 1;
+    let candidates = living(attached).filter(|attached| attached.has_default);
+    let mut findings: Vec<Finding> =
+        candidates.filter(is_multihomed).filter_map(strict_filter).collect();
+    if let Ok(host) = Netlink::open()
+        && let Some(uplink) = narrowest_uplink(&host)
+    {
+        // One container of each network.
+        let mut seen = HashSet::new();
+        let routed = living(attached).filter(|attached| attached.is_routed());
+        let firsts = routed.filter(|attached| seen.insert(&attached.cached.network));
+        findings.extend(firsts.filter_map(|attached| too_large(attached, &uplink)));
+    }
+    findings
 }
 
-/// The link with the smallest MTU of those that packets of containers leave the node by.
-fn narrowest_way(host: &Netlink) -> Option<Link> {
-    let mut ways = host.dump_links().ok()?;
+/// The interface of a container with several interfaces if the container drops packets there because its replies leave
+/// through another interface.
+fn strict_filter(attached: &Attached) -> Option<Finding> {
+    let (netns, ifname) = (&attached.cached.attach.netns, &attached.cached.attach.ifname);
+    let ip = *attached.ips.iter().find(|ip| ip.is_ipv4())?;
+    let namespace = Netns::open(netns).ok()?;
+    let inside = Netlink::open_in(&namespace).ok()?;
+    let reply = inside.route_from(ip, ELSEWHERE[0]).ok()??.oif?;
+    let link = inside.link(ifname).ok()??;
+    let other = inside.link_by_index(reply).ok()??.name;
+    // The kernel uses the higher value of the two.
+    let keys = [ifname, "all"].map(|name| format!("net/ipv4/conf/{name}/rp_filter"));
+    let read = || keys.map(|key| sysctl::read(&key).unwrap_or_default());
+    let mode = namespace.run(read).ok()?.into_iter().max()?;
+    (reply != link.index && mode == STRICT).then(|| {
+        let problem = format!(
+            "replies leave through \"{other}\", but rp_filter is strict: packets from other subnets are dropped"
+        );
+        let remedy = format!("nsenter --net={netns} sysctl -w net.ipv4.conf.{ifname}.rp_filter=2");
+        Finding::warning(attached.title(), problem, remedy)
+    })
+}
+
+/// The link with the smallest MTU among those through which packets of containers leave the node: the links of the
+/// default routes, and tunnels.
+fn narrowest_uplink(host: &Netlink) -> Option<Link> {
+    let mut links = host.dump_links().ok()?;
     let by_default = ELSEWHERE.map(|to| host.route_to(to).ok()??.oif);
     let has_gateway = |link: &Link| {
         let filter = RouteFilter { oif: Some(link.index), ..RouteFilter::default() };
         host.dump_routes(&filter).is_ok_and(|routes| routes.iter().any(|route| route.gw.is_some()))
     };
     let is_tunnel = |link: &Link| link.kind.as_deref().is_some_and(|kind| TUNNELS.contains(&kind));
-    ways.retain(|link| {
+    links.retain(|link| {
         by_default.contains(&Some(link.index)) || (is_tunnel(link) && link.up && has_gateway(link))
     });
-    ways.into_iter().min_by_key(|link| link.mtu)
+    links.into_iter().min_by_key(|link| link.mtu)
 }
 
-/// Networks whose containers send larger packets than the way takes; one container tells.
-fn too_large(ends: &[End<'_>], way: &Link) -> Vec<Diagnosis> {
-    let mut known = HashSet::new();
-    let firsts = ends.iter().filter(|end| end.is_routed && known.insert(end.network));
-    let diagnosis = |end: &End<'_>| {
-        let mtu = Netlink::open_in(&Netns::open(end.netns).ok()?).ok()?.link(end.ifname).ok()??.mtu;
-        let (name, most) = (&way.name, way.mtu);
-        (mtu > most).then(|| {
-            let problem = format!(
-                "containers send packets of up to {mtu} bytes, and \"{name}\" takes {most}: larger ones depend on ICMP errors"
-            );
-            let cure = format!("set \"mtu\": {most} in its configuration, and attach the containers anew");
-            Diagnosis::warning(format!("network {}", end.network), problem, cure)
-        })
-    };
-    firsts.filter_map(diagnosis).collect()
-}
-
-/// Interfaces of containers with several, whose packets the container drops as it would answer by another interface.
-fn strict_filters<'a>(ends: &'a [End<'_>]) -> impl Iterator<Item = Diagnosis> + 'a {
-    let mut interfaces: HashMap<&str, usize> = HashMap::new();
-    for end in ends {
-        *interfaces.entry(end.netns).or_default() += 1;
-    }
-    ends.iter()
-        .filter(move |end| end.has_default && interfaces[end.netns] > 1)
-        .filter_map(strict_filter)
-}
-
-fn strict_filter(end: &End<'_>) -> Option<Diagnosis> {
-    let ip = *end.ips.iter().find(|ip| ip.is_ipv4())?;
-    let netns = Netns::open(end.netns).ok()?;
-    let inside = Netlink::open_in(&netns).ok()?;
-    let way = inside.route_from(ip, ELSEWHERE[0]).ok()??.oif?;
-    let link = inside.link(end.ifname).ok()??;
-    let other = inside.link_by_index(way).ok()??.name;
-    let key = format!("net.ipv4.conf.{}.rp_filter", end.ifname);
-    // The kernel takes the higher of the two.
-    let both = [
-        format!("net/ipv4/conf/{}/rp_filter", end.ifname),
-        "net/ipv4/conf/all/rp_filter".to_owned(),
-    ];
-    let values = netns.run(|| both.map(|key| sysctl::read(&key).unwrap_or_default())).ok()?;
-    (way != link.index && values.iter().max().is_some_and(|value| value == STRICT)).then(|| {
-        let problem = format!("answers leave by \"{other}\", and rp_filter is strict: packets from other subnets are dropped");
-        Diagnosis::warning(&*end.title, problem, format!("nsenter --net={} sysctl -w {key}=2", end.netns))
+/// The network of a container whose packets are larger than the MTU of the uplink.
+fn too_large(attached: &Attached, uplink: &Link) -> Option<Finding> {
+    let attach = &attached.cached.attach;
+    let inside = Netlink::open_in(&Netns::open(&attach.netns).ok()?).ok()?;
+    let mtu = inside.link(&attach.ifname).ok()??.mtu;
+    let Link { name, mtu: limit, .. } = uplink;
+    (mtu > *limit).then(|| {
+        let problem = format!(
+            "containers send packets of up to {mtu} bytes, but the MTU of \"{name}\" is {limit}: larger ones depend on ICMP errors"
+        );
+        let remedy =
+            format!("set \"mtu\": {limit} in its configuration, and recreate the containers");
+        Finding::warning(format!("network {}", attached.cached.network), problem, remedy)
     })
 }

@@ -74,7 +74,7 @@ stay.
 pub(super) fn main(args: Vec<String>, table: Table) -> ExitCode {
     call(&INSTALL, args, |options| {
         if let Some(file) = &options.conflist {
-            lint::require_sound(file, table, |_| true)?;
+            lint::require_sound(file, table, &|_| true)?;
         }
         let applets = table.applets;
         let known: Vec<&str> = applets.iter().map(|applet| applet.name).collect();

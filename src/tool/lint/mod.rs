@@ -1,129 +1,163 @@
-//! `cnibox lint`: what is wrong with network configurations, before a container needs one.
+//! `cnibox lint`: reports mistakes in network configurations before a container needs them.
 //!
-//! Each file is looked at by itself ([`network`]) and beside the others ([`folder`]); what a plugin
-//! makes of its keys it says itself ([`crate::skel::applet::Lint`]).
+//! Each file is examined by itself ([`network`]), then the networks are compared with each other. Plugins examine the
+//! values of their own keys ([`crate::skel::applet::Lint`]).
 
-mod finding;
-mod folder;
 mod network;
 
+use std::collections::HashMap;
+use std::mem;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-pub(super) use self::finding::{Finding, Severity};
-use super::{CONF_DIR, Tool, plugin_path, print};
-use crate::cni::json::pretty;
+use ipnet::IpNet;
+
+use self::network::{Network, mistake};
+use super::finding::{Finding, Severity, Subject, report};
+use super::{CONF_DIR, Tool, plugin_path};
 use crate::error::{Error, Result};
 use crate::log;
 use crate::options::{CommandLine, opt, usage};
+use crate::runtime::{EXTENSIONS, conf_files};
 use crate::skel::Table;
 use crate::sort::sort_by;
 
 pub(super) const TOOL: Tool = Tool {
     command: "cnibox lint",
     usage: "\
-lint: tells what is wrong with network configurations
+lint: reports mistakes in network configurations
 
 Usage:
-  cnibox lint [FILE|DIR]... [--offline] [--json]   the folder is /etc/cni/net.d if none is given
+  cnibox lint [FILE|DIR]... [--offline] [--json]   the default directory is /etc/cni/net.d
 
-Prints one line for each mistake: file, line and column, and what to do. The keys of plugins that are not of
-this executable are not judged.
+Prints one line for each mistake: file, line and column, the problem, and the remedy. The keys of plugins that are not
+part of this executable are not checked.
 ",
     options: &[
         opt("--json", "", "print an array of objects with file, network, line, column, severity, message and\nremedy"),
-        opt("--offline", "", "look at the files only, and not whether this node can serve them"),
+        opt("--offline", "", "check the files only, not whether this node can serve the networks"),
     ],
     notes: "
-Without --offline, and as root, each plugin of cnibox is asked for its STATUS on this node as well: back ends
-that are missing, masters that are not there, an MTU above the master's.
+Without --offline, and as root, the STATUS command of each plugin of cnibox runs on this node as well: missing back
+ends, missing master interfaces, an MTU above the master's.
 
-Exit status: 0 nothing was found; 1 only warnings; 2 errors, or wrong usage.
+Exit status: 0 no findings; 1 warnings only; 2 errors, or wrong usage.
 ",
 };
 
-/// What to look at.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Scope<'a> {
-    /// The configuration alone.
-    Files,
-    /// Also whether this node can serve it, with delegates from `CNI_PATH`.
-    Node { cni_path: &'a str },
-}
-
-struct Job {
-    paths: Vec<PathBuf>,
-    offline: bool,
-    json: bool,
-}
-
-/// `cnibox lint` with the arguments behind it.
+/// Runs `cnibox lint` with the arguments that follow.
 pub(super) fn main(args: Vec<String>, table: Table) -> ExitCode {
-    TOOL.run(args, |line| Job::read(&line), |job| job.run(table))
+    let read = |line: CommandLine| {
+        if line.words.iter().any(String::is_empty) {
+            return Err(usage("a file or directory without a name"));
+        }
+        Ok(line)
+    };
+    TOOL.run(args, read, |line| {
+        let mut paths: Vec<PathBuf> = line.words.iter().map(PathBuf::from).collect();
+        if paths.is_empty() {
+            paths.push(CONF_DIR.into());
+        }
+        let cni_path = plugin_path(None);
+        let is_offline = line.has("--offline") || !nix::unistd::geteuid().is_root();
+        let cni_path = (!is_offline).then_some(&*cni_path);
+        report(&lint(&paths, table, cni_path), line.has("--json"), "no mistake was found")
+    })
 }
 
-/// All findings in the configurations of these files and folders, by file and position.
-pub(super) fn lint(paths: &[PathBuf], table: Table, scope: Scope<'_>) -> Vec<Finding> {
+/// All findings in the configurations of these files and directories, by file and position. With a `CNI_PATH`, whose
+/// delegates are used, also whether this node can serve the networks.
+pub(super) fn lint(paths: &[PathBuf], table: Table, cni_path: Option<&str>) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut networks = Vec::new();
-    for file in folder::files(paths, &mut findings) {
-        let (network, found) = network::lint(&file, table, scope);
-        findings.extend(found);
-        networks.push(network);
+    for path in paths {
+        match files(path) {
+            Ok(files) => {
+                networks.extend(files.iter().map(|file| Network::lint(file, table, cni_path)));
+            }
+            Err(error) => {
+                let (path, network) = (path.clone(), String::new());
+                let subject = Subject::File { path, position: None, network };
+                findings.push(Finding { severity: Severity::Error, subject, error });
+            }
+        }
     }
-    findings.extend(folder::compare(&networks));
-    sort_by(&mut findings, |a, b| a.key().cmp(&b.key()));
-    // A plugin and its IPAM plugin may both refuse what they have in common.
-    findings.dedup_by(|a, b| a.key() == b.key());
+    findings.extend(networks.iter_mut().flat_map(|network| mem::take(&mut network.findings)));
+    findings.extend(repeated_names(&networks));
+    findings.extend(overlaps(&networks));
+    sort_by(&mut findings, |a, b| key(a).cmp(&key(b)));
+    // A plugin and its IPAM plugin may both refuse the same key.
+    findings.dedup_by(|a, b| key(a) == key(b));
     findings
 }
 
-/// Refuses configurations with errors; warnings go to stderr. `is_meant` chooses among the findings.
+/// The order of findings; equal keys are the same finding.
+fn key(finding: &Finding) -> (&Subject, &str) {
+    (&finding.subject, finding.error.msg())
+}
+
+/// Fails if a configuration has errors; logs warnings. Findings of networks that `is_meant` rejects are ignored.
 pub(super) fn require_sound(
     path: &Path,
     table: Table,
-    is_meant: impl Fn(&Finding) -> bool,
+    is_meant: &dyn Fn(&str) -> bool,
 ) -> Result<()> {
-    let mut findings = lint(&[path.to_owned()], table, Scope::Files);
-    findings.retain(is_meant);
-    let (errors, warnings): (Vec<_>, Vec<_>) =
-        findings.into_iter().partition(|finding| finding.severity == Severity::Error);
-    for warning in &warnings {
-        log::line(warning);
+    let mut result = Ok(());
+    for finding in lint(&[path.to_owned()], table, None) {
+        match &finding.subject {
+            Subject::File { network, .. } if !is_meant(network) => {}
+            _ if finding.severity == Severity::Warning => log::line(finding),
+            _ => result = result.and_then(|()| Err(Error::config(finding.to_string()))),
+        }
     }
-    match errors.first() {
-        None => Ok(()),
-        Some(first) => Err(Error::config(first.to_string())),
-    }
+    result
 }
 
-impl Job {
-    fn read(line: &CommandLine) -> Result<Job> {
-        if line.words.iter().any(String::is_empty) {
-            return Err(usage("a file or folder without a name"));
-        }
-        let mut paths: Vec<PathBuf> = line.words.iter().map(PathBuf::from).collect();
-        if paths.is_empty() {
-            paths.push(Path::new(CONF_DIR).to_owned());
-        }
-        let offline = line.has("--offline") || !nix::unistd::geteuid().is_root();
-        Ok(Job { paths, offline, json: line.has("--json") })
+/// The configuration files of a path. An empty directory is an error: runtimes have no network then.
+fn files(path: &Path) -> Result<Vec<PathBuf>> {
+    if !path.is_dir() {
+        return Ok(vec![path.to_owned()]);
     }
+    let files = conf_files(path, &EXTENSIONS)?;
+    if files.is_empty() {
+        let msg = "there is no network configuration: \"cni plugin not initialized\"";
+        return Err(mistake(msg, "install a file that ends in .conflist"));
+    }
+    Ok(files)
+}
 
-    fn run(&self, table: Table) -> Result<ExitCode> {
-        let cni_path = plugin_path(None);
-        let scope = if self.offline { Scope::Files } else { Scope::Node { cni_path: &cni_path } };
-        let findings = lint(&self.paths, table, scope);
-        if self.json {
-            let objects: Vec<_> = findings.iter().map(Finding::to_json).collect();
-            print(&(pretty(&objects)? + "\n"))?;
-        } else if findings.is_empty() {
-            print("no mistake was found\n")?;
-        } else {
-            let lines: Vec<String> =
-                findings.iter().map(|finding| format!("{finding}\n")).collect();
-            print(&lines.concat())?;
+fn repeated_names(networks: &[Network]) -> Vec<Finding> {
+    let mut files: HashMap<&str, &Path> = HashMap::new();
+    let named = networks.iter().filter(|network| !network.name.is_empty());
+    let finding = |network| {
+        let Network { name, file, .. }: &Network = network;
+        let first = *files.entry(name).or_insert(file);
+        (first != file).then(|| {
+            let msg = format!("network \"{name}\" is already in {}", first.display());
+            let remedy = "runtimes use the first of them: rename or remove one";
+            network.warning(mistake(msg, remedy))
+        })
+    };
+    named.filter_map(finding).collect()
+}
+
+/// Subnets that networks of different names share.
+fn overlaps(networks: &[Network]) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (i, network) in networks.iter().enumerate() {
+        for other in networks[..i].iter().filter(|other| other.name != network.name) {
+            if let Some((own, others)) = overlap(&network.subnets, &other.subnets) {
+                let (name, file) = (&other.name, other.file.display());
+                let msg = format!("subnet {own} overlaps {others} of network \"{name}\" in {file}");
+                let remedy = "two containers may get the same address: choose another subnet";
+                findings.push(network.warning(mistake(msg, remedy)));
+            }
         }
-        Ok(Severity::exit_status(findings.iter().map(|finding| finding.severity).max()))
     }
+    findings
+}
+
+fn overlap(own: &[IpNet], others: &[IpNet]) -> Option<(IpNet, IpNet)> {
+    let mut pairs = own.iter().flat_map(|a| others.iter().map(move |b| (*a, *b)));
+    pairs.find(|(a, b)| a.contains(b) || b.contains(a))
 }

@@ -1,24 +1,24 @@
-//! One file: its form, its keys, its plugins and their order.
+//! The checks of one file: its form, its keys, its plugins and their order.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use ipnet::IpNet;
 
-use super::{Finding, Scope, Severity};
+use super::{Finding, Severity, Subject};
 use crate::cni::json::Json;
 use crate::cni::json::keys::Keys;
 use crate::cni::json::place::{Place, Position, Step};
 use crate::cni::{NetworkName, SpecVersion};
-use crate::error::{Code, Context, Error, Result};
+use crate::error::{Context, Error, Result};
 use crate::options::nearest;
 use crate::runtime::list::is_list;
 use crate::runtime::{NetworkList, PluginConf};
 use crate::skel::applet::Lint;
-use crate::skel::call::{Call, Caller, Env};
+use crate::skel::call::{Call, Caller, Env, RunFn};
 use crate::skel::{Applet, Kind, Main, Remarks, Table, Verb};
 
-/// The keys of a list (spec, section 1); a runtime reads them in this case only.
+/// The keys of a list (CNI specification, section 1). Runtimes match them exactly, including upper and lower case.
 const LIST_KEYS: [&str; 7] = [
     "cniVersion",
     "cniVersions",
@@ -29,94 +29,83 @@ const LIST_KEYS: [&str; 7] = [
     "plugins",
 ];
 
-/// Members of a plugin's configuration that are for any plugin, or come from the runtime: what is in
-/// them is not judged.
+/// Members of a plugin's configuration that are open to any plugin, or come from the runtime: their content is not
+/// checked.
 const OPEN: [&str; 5] = ["args", "capabilities", "ipam", "prevResult", "runtimeConfig"];
 
-/// What other networks have to be compared with.
-#[derive(Debug, Default)]
-pub(super) struct Network {
+/// The configuration of a network, with its findings.
+pub(super) struct Network<'a> {
     pub(super) file: PathBuf,
-    pub(super) name: String,
-    /// The subnets that its addresses are of.
-    pub(super) subnets: Vec<IpNet>,
-    /// Where its name is.
-    position: Option<Position>,
-}
-
-impl Network {
-    /// A warning about the network as a whole.
-    pub(super) fn warning(&self, error: &Error) -> Finding {
-        Finding::new(&self.file, &self.name, self.position, Severity::Warning, error)
-    }
-}
-
-/// Looks at one file.
-pub(super) fn lint(file: &Path, table: Table, scope: Scope<'_>) -> (Network, Vec<Finding>) {
-    let mut linter = Linter {
-        file,
-        text: String::new(),
-        table,
-        scope,
-        network: Network { file: file.to_owned(), ..Network::default() },
-        findings: Vec::new(),
-    };
-    if let Err(error) = linter.document() {
-        let position = parser_position(error.msg()).or_else(|| linter.named_position(&error));
-        let name = &linter.network.name;
-        let finding = Finding::new(file, name, position, Severity::Error, &error);
-        linter.findings.push(finding);
-    }
-    (linter.network, linter.findings)
-}
-
-struct Linter<'a> {
-    file: &'a Path,
     text: String,
     table: Table,
-    scope: Scope<'a>,
-    network: Network,
-    findings: Vec<Finding>,
+    /// The `CNI_PATH` of checks on this node; absent if only the file is checked.
+    cni_path: Option<&'a str>,
+    /// Empty if it could not be read.
+    pub(super) name: String,
+    /// The position of the name.
+    position: Option<Position>,
+    /// The subnets of its IPAM configuration.
+    pub(super) subnets: Vec<IpNet>,
+    pub(super) findings: Vec<Finding>,
 }
 
 /// A plugin's configuration as a runtime passes it on.
 struct Part<'a> {
-    /// Where it is in the file; those of a folder beside the file have no place.
-    place: Option<Place>,
+    list: &'a NetworkList,
     conf: &'a PluginConf,
-    /// How it is named in messages.
+    /// The place in the file; absent if the plugin comes from a file in the directory beside it.
+    place: Option<Place>,
+    /// The plugin's name in messages.
     title: String,
 }
 
-impl Linter<'_> {
+impl Network<'_> {
+    /// Reads and examines one file.
+    pub(super) fn lint<'a>(file: &Path, table: Table, cni_path: Option<&'a str>) -> Network<'a> {
+        let (file, text, name) = (file.to_owned(), String::new(), String::new());
+        let (subnets, findings) = (Vec::new(), Vec::new());
+        let mut network =
+            Network { file, text, table, cni_path, name, position: None, subnets, findings };
+        if let Err(error) = network.document() {
+            let named = || network.position(&named_place(&error)?);
+            let position = parser_position(error.msg()).or_else(named);
+            network.findings.push(network.finding(Severity::Error, position, error));
+        }
+        network
+    }
+
     fn document(&mut self) -> Result<()> {
-        let bytes = fs::read(self.file).map_err(|e| Error::io("read the file", &e))?;
+        let bytes = fs::read(&self.file).map_err(|e| Error::io("read the file", &e))?;
         self.text = String::from_utf8_lossy(&bytes).into_owned();
-        let is_list = is_list(self.file);
-        let what = if is_list { "configuration list" } else { "configuration" };
-        let json = Json::parse(&bytes)
-            .map_err(|why| Error::new(Code::DECODE, format!("error parsing {what}: {why}")))?;
+        let Ok(json) = Json::parse(&bytes) else {
+            return NetworkList::from_any_file(&self.file).map(drop);
+        };
+        let is_list = is_list(&self.file);
         let has = |key| json.get_present(key).is_some();
         match (is_list, has("plugins"), has("type")) {
             (true, false, true) => {
-                return Err(Error::config("this is the configuration of one plugin, not a list")
-                    .with_details("write \"plugins\": [ ... ] around it, or name the file .conf"));
+                let msg = "this is the configuration of one plugin, not a list";
+                let remedy = "write \"plugins\": [ ... ] around it, or name the file .conf";
+                return Err(mistake(msg, remedy));
             }
             (false, true, false) => {
-                return Err(Error::config("this is a list of plugins")
-                    .with_details("name the file .conflist: others hold one plugin"));
+                let remedy = "name the file .conflist: others hold one plugin";
+                return Err(mistake("this is a list of plugins", remedy));
             }
             _ => {}
         }
         let name = json.get_present("name").and_then(Json::as_str).unwrap_or_default();
-        name.clone_into(&mut self.network.name);
-        if is_list {
-            self.list_keys(&json);
+        name.clone_into(&mut self.name);
+        if let (true, Json::Object(members)) = (is_list, &json) {
+            let names = members.iter().map(|(name, _)| name.as_str());
+            for name in names.filter(|name| !LIST_KEYS.contains(name)) {
+                self.unknown("list", &Place::key(name), &LIST_KEYS);
+            }
         }
-        let list = NetworkList::from_any_file(self.file)?;
-        self.network.position = self.position(&Place::key("name"));
+        let list = NetworkList::from_any_file(&self.file)?;
+        self.position = self.position(&Place::key("name"));
         if let Err(error) = NetworkName::parse(&list.name) {
-            self.report(Severity::Error, Some(&Place::key("name")), &error);
+            self.findings.push(self.finding(Severity::Error, self.position, error));
         }
         self.version(&list);
         let plugins = json.get_present("plugins").filter(|_| is_list);
@@ -130,128 +119,112 @@ impl Linter<'_> {
                 Some(_) => None,
             };
             let title = format!("plugin {i} \"{}\"", conf.plugin_type);
-            let kind = self.table.find(&conf.plugin_type).map(|applet| applet.kind);
-            self.plugin(&Part { place, conf, title }, &before, &list);
-            before.push(kind);
+            self.plugin(&Part { list: &list, conf, place, title }, &before);
+            before.push(self.table.find(&conf.plugin_type).map(|applet| applet.kind));
         }
         Ok(())
     }
 
-    fn list_keys(&mut self, json: &Json) {
-        let Json::Object(members) = json else { return };
-        for (name, _) in members.iter().filter(|(name, _)| !LIST_KEYS.contains(&name.as_str())) {
-            self.unknown("list", &Place::key(name), &LIST_KEYS);
-        }
-    }
-
     fn version(&mut self, list: &NetworkList) {
-        let place = Place::key("cniVersion");
         if list.cni_version.is_empty() {
-            let error = Error::config("\"cniVersion\" is missing, which means 0.1.0")
-                .with_details("write the version that you mean, such as \"1.0.0\"");
-            self.report(Severity::Warning, Some(&Place::key("name")), &error);
+            let msg = "\"cniVersion\" is missing, which means 0.1.0";
+            let remedy = "add the intended version, such as \"1.0.0\"";
+            self.findings.push(self.warning(mistake(msg, remedy)));
         } else if SpecVersion::exact(&list.cni_version).is_none() {
+            let msg = format!("there is no version \"{}\" of CNI", list.cni_version);
             let known = SpecVersion::ALL.map(SpecVersion::as_str).join(", ");
-            let error =
-                Error::config(format!("there is no version \"{}\" of CNI", list.cni_version))
-                    .with_details(format!("choose one of {known}"));
-            self.report(Severity::Error, Some(&place), &error);
+            let error = mistake(msg, format!("choose one of {known}"));
+            let position = self.position(&Place::key("cniVersion"));
+            self.findings.push(self.finding(Severity::Error, position, error));
         }
     }
 
-    fn plugin(&mut self, part: &Part<'_>, before: &[Option<Kind>], list: &NetworkList) {
+    /// Examines a plugin that follows plugins of the kinds `before`; `None` is a plugin of another executable.
+    fn plugin(&mut self, part: &Part<'_>, before: &[Option<Kind>]) {
         let name = &part.conf.plugin_type;
         let Some(applet) = self.table.find(name) else {
             if let Some(near) = nearest(name, self.table.plugins()) {
-                let error = Error::config(format!("{}: there may be no such plugin", part.title))
-                    .with_details(format!("did you mean \"{near}\"?"));
-                self.report(Severity::Warning, part.at("type").as_ref(), &error);
+                let remedy = format!("did you mean \"{near}\"?");
+                self.report(Severity::Warning, part, "type", mistake("unknown plugin", remedy));
             }
             return;
         };
-        let Main::Plugin { lint, .. } = applet.main else { return };
+        let Main::Plugin { lint, run, .. } = applet.main else { return };
         self.order(part, applet.kind, before);
         if applet.kind == Kind::Ipam {
             return;
         }
         let ipam = self.ipam(part);
-        let keys = common_keys().and((lint.keys)());
-        let keys = ipam.iter().fold(keys, |keys, (_, ipam)| keys.and((ipam.keys)()));
+        let mut keys =
+            OPEN.iter().fold(PluginConf::keys(), |keys, name| keys.with(name, Keys::Any));
+        keys = keys.and((lint.keys)());
+        if let Some(ipam) = ipam {
+            keys = keys.and((ipam.keys)());
+        }
         self.keys(part, &keys, ipam.is_some());
-        let sound = self.examine(part, lint, ipam, list);
-        if sound && self.scope != Scope::Files {
-            self.status(part, applet, list);
+        if self.values(part, lint, ipam) && self.cni_path.is_some() {
+            self.status(part, run);
         }
     }
 
-    /// A chained plugin needs an interface, and a list makes one.
+    /// A chained plugin needs an interface, and only one plugin of a list creates an interface.
     fn order(&mut self, part: &Part<'_>, kind: Kind, before: &[Option<Kind>]) {
-        let makes_one = |kind: &Option<Kind>| matches!(kind, None | Some(Kind::Interface));
-        let (severity, why, remedy) = match kind {
+        let creates = |kind: &Option<Kind>| matches!(kind, None | Some(Kind::Interface));
+        let may_follow = ["ipvlan", "loopback"].contains(&part.conf.plugin_type.as_str());
+        let (severity, problem, remedy) = match kind {
             Kind::Ipam => (
                 Severity::Error,
-                "it gives addresses to other plugins, and makes no interface",
-                "write it as \"type\" of the \"ipam\" of another plugin",
+                "it allocates addresses for other plugins, and creates no interface",
+                "set it as \"type\" in the \"ipam\" of another plugin",
             ),
-            Kind::Chained if !before.iter().any(makes_one) => (
+            Kind::Chained if !before.iter().any(creates) => (
                 Severity::Error,
-                "it needs a plugin before it that makes an interface",
-                "put it behind that",
+                "it needs a plugin before it that creates an interface",
+                "move it behind that plugin",
             ),
-            Kind::Interface
-                if before.contains(&Some(Kind::Interface))
-                    && !["ipvlan", "loopback"].contains(&part.conf.plugin_type.as_str()) =>
-            {
-                (
-                    Severity::Warning,
-                    "a plugin before it has made the interface",
-                    "give it a network of its own",
-                )
-            }
+            Kind::Interface if before.contains(&Some(Kind::Interface)) && !may_follow => (
+                Severity::Warning,
+                "a plugin before it creates the interface",
+                "move it to a network of its own",
+            ),
             _ => return,
         };
-        let error = Error::config(format!("{}: {why}", part.title)).with_details(remedy);
-        self.report(severity, part.at("type").as_ref(), &error);
+        self.report(severity, part, "type", mistake(problem, remedy));
     }
 
-    /// The IPAM plugin, if it is one of ours.
-    fn ipam(&mut self, part: &Part<'_>) -> Option<(&'static Applet, Lint)> {
-        let ipam = part.conf.json().get_present("ipam")?;
+    /// The IPAM plugin, if it is part of this executable.
+    fn ipam(&mut self, part: &Part<'_>) -> Option<Lint> {
         let name = &part.conf.ipam_type;
-        if name.is_empty() {
-            if matches!(ipam, Json::Object(members) if !members.is_empty()) {
-                let error = Error::config(format!(
-                    "{}: no address is given: \"ipam\" has no \"type\"",
-                    part.title
-                ))
-                .with_details("add a type, such as \"host-local\"");
-                self.report(Severity::Warning, part.at("ipam").as_ref(), &error);
+        let ipam = part.conf.json().get_present("ipam")?;
+        match self.table.find(name) {
+            Some(Applet { kind: Kind::Ipam, main: Main::Plugin { lint, .. }, .. }) => {
+                return Some(*lint);
             }
-            return None;
-        }
-        let place = part.place.as_ref().map(|place| place.concat(&Place::parse("ipam.type")));
-        let Some(applet) = self.table.find(name) else {
-            let plugins = self.table.applets.iter().filter(|applet| applet.kind == Kind::Ipam);
-            if let Some(near) = nearest(name, plugins.map(|applet| applet.name)) {
-                let msg = format!("{}: there may be no IPAM plugin \"{name}\"", part.title);
-                let error = Error::config(msg).with_details(format!("did you mean \"{near}\"?"));
-                self.report(Severity::Warning, place.as_ref(), &error);
+            Some(_) => {
+                let problem = format!("\"{name}\" is not an IPAM plugin");
+                let remedy = "choose host-local, static or dhcp";
+                self.report(Severity::Error, part, "ipam.type", mistake(problem, remedy));
             }
-            return None;
-        };
-        match applet.main {
-            Main::Plugin { lint, .. } if applet.kind == Kind::Ipam => Some((applet, lint)),
-            _ => {
-                let msg = format!("{}: \"{name}\" is no plugin that gives addresses", part.title);
-                let error =
-                    Error::config(msg).with_details("those are host-local, static and dhcp");
-                self.report(Severity::Error, place.as_ref(), &error);
-                None
+            None if name.is_empty() => {
+                if matches!(ipam, Json::Object(members) if !members.is_empty()) {
+                    let problem = "no address is allocated: \"ipam\" has no \"type\"";
+                    let remedy = "add a type, such as \"host-local\"";
+                    self.report(Severity::Warning, part, "ipam", mistake(problem, remedy));
+                }
+            }
+            None => {
+                let plugins = self.table.applets.iter().filter(|applet| applet.kind == Kind::Ipam);
+                if let Some(near) = nearest(name, plugins.map(|applet| applet.name)) {
+                    let problem = format!("unknown IPAM plugin \"{name}\"");
+                    let remedy = format!("did you mean \"{near}\"?");
+                    self.report(Severity::Warning, part, "ipam.type", mistake(problem, remedy));
+                }
             }
         }
+        None
     }
 
-    /// Keys and capabilities that neither the plugin nor its IPAM plugin reads.
+    /// Reports keys and capabilities that neither the plugin nor its IPAM plugin reads.
     fn keys(&mut self, part: &Part<'_>, keys: &Keys, own_ipam: bool) {
         for (below, names) in keys.unknown_in(part.conf.json()) {
             let is_open = below.first_key().is_some_and(|first| OPEN.contains(&first));
@@ -264,118 +237,106 @@ impl Linter<'_> {
         let runtime: Vec<_> = keys.get("runtimeConfig").into_iter().flat_map(Keys::names).collect();
         for (capability, _) in part.conf.capabilities.iter().filter(|(_, wanted)| **wanted) {
             if !runtime.contains(&capability.as_str()) {
-                let msg =
-                    format!("{}: it does not use the capability \"{capability}\"", part.title);
-                let error = Error::config(msg).with_details(suggestion(capability, &runtime));
-                self.report(Severity::Warning, part.at("capabilities").as_ref(), &error);
+                let problem = format!("unused capability \"{capability}\"");
+                let error = mistake(problem, suggestion(capability, &runtime));
+                self.report(Severity::Warning, part, "capabilities", error);
             }
         }
     }
 
-    fn unknown(&mut self, who: &str, place: &Place, names: &[&str]) {
+    fn unknown(&mut self, owner: &str, place: &Place, names: &[&str]) {
         let key = place.last_key().unwrap_or_default();
-        let error = Error::config(format!("{who}: unknown key \"{key}\""));
-        self.report(Severity::Warning, Some(place), &error.with_details(suggestion(key, names)));
+        let problem = format!("{owner}: unknown key \"{key}\"");
+        let error = mistake(problem, suggestion(key, names));
+        self.findings.push(self.finding(Severity::Warning, self.position(place), error));
     }
 
-    /// Asks the plugins themselves; whether they would work.
-    fn examine(
-        &mut self,
-        part: &Part<'_>,
-        plugin: Lint,
-        ipam: Option<(&'static Applet, Lint)>,
-        list: &NetworkList,
-    ) -> bool {
+    /// Lets the plugin and its IPAM plugin examine their values. Returns whether ADD could succeed.
+    fn values(&mut self, part: &Part<'_>, plugin: Lint, ipam: Option<Lint>) -> bool {
         // The runtime may supply the addresses that the configuration lacks.
         let supplied = |name: &&str| part.conf.capabilities.get(*name) == Some(&true);
         let ipam = ipam.filter(|_| !["ips", "ipRanges"].iter().any(supplied));
-        let lints = [Some(plugin), ipam.map(|(_, lint)| lint)];
-        let request = part.request(&list.name, &list.cni_version);
-        let mut sound = true;
-        for lint in lints.into_iter().flatten() {
+        let request = part.request(&part.list.cni_version);
+        let mut is_sound = true;
+        for lint in [Some(plugin), ipam].into_iter().flatten() {
             let mut remarks = Remarks::default();
-            let examined = request
-                .as_ref()
-                .map_err(Clone::clone)
-                .and_then(|stdin| (lint.examine)(&self.call(stdin, Verb::Add), &mut remarks));
+            let stdin = request.as_ref().map_err(Clone::clone);
+            let examined =
+                stdin.and_then(|stdin| (lint.examine)(&self.call(stdin, Verb::Add), &mut remarks));
             for warning in remarks.warnings {
-                self.report_part(Severity::Warning, part, &warning);
+                self.report_part(Severity::Warning, part, warning);
             }
-            self.network.subnets.extend(remarks.subnets);
+            self.subnets.extend(remarks.subnets);
             if let Err(error) = examined {
-                self.report_part(Severity::Error, part, &error);
-                sound = false;
+                self.report_part(Severity::Error, part, error);
+                is_sound = false;
             }
         }
-        sound
+        is_sound
     }
 
-    /// Asks the plugin whether this node can serve its next ADD.
-    fn status(&mut self, part: &Part<'_>, applet: &Applet, list: &NetworkList) {
-        let Some(plugin) = applet.as_plugin() else { return };
-        let newest = SpecVersion::NEWEST.as_str();
-        let answer = part.request(&list.name, newest).and_then(|stdin| {
-            (plugin.run)(&self.call(&stdin, Verb::Status)).context(|| "on this node")
-        });
-        if let Err(error) = answer {
-            self.report_part(Severity::Error, part, &error);
+    /// Runs the plugin's STATUS on this node.
+    fn status(&mut self, part: &Part<'_>, run: RunFn) {
+        let reply = part
+            .request(SpecVersion::NEWEST.as_str())
+            .and_then(|stdin| run(&self.call(&stdin, Verb::Status)).context(|| "on this node"));
+        if let Err(error) = reply {
+            self.report_part(Severity::Error, part, error);
         }
     }
 
     fn call<'c>(&self, stdin: &'c [u8], verb: Verb) -> Call<'c> {
-        let path = match self.scope {
-            Scope::Files => String::new(),
-            Scope::Node { cni_path } => cni_path.to_owned(),
-        };
+        let path = self.cni_path.unwrap_or_default().to_owned();
         let env = Env { command: verb.as_str().to_owned(), path, ..Env::default() };
         Call { env, stdin, lookup: self.table.lookup, caller: Caller::Runtime }
     }
 
-    /// Reports what a plugin says of its configuration, where that says which place it means.
-    fn report_part(&mut self, severity: Severity, part: &Part<'_>, error: &Error) {
-        let error = error.clone().context(&part.title);
-        let below = named_place(&error);
-        let candidates = below.iter().flat_map(|below| {
-            let ipam = Place::key("ipam").concat(below);
-            part.place.iter().flat_map(move |place| [place.concat(below), place.concat(&ipam)])
-        });
-        let candidates: Vec<Place> = candidates.chain(part.at("type")).collect();
-        let place = candidates.iter().find(|place| self.position(place).is_some());
-        self.report(severity, place, &error);
+    /// Reports an error of a plugin at the place that the error names, else at the plugin's type.
+    fn report_part(&mut self, severity: Severity, part: &Part<'_>, error: Error) {
+        let named = named_place(&error);
+        let in_ipam = named.as_ref().map(|named| Place::key("ipam").concat(named));
+        let mut below = [named, in_ipam, Some(Place::key("type"))].into_iter().flatten();
+        let find = |place: &Place| below.find_map(|below| self.position(&place.concat(&below)));
+        let position = part.place.as_ref().and_then(find);
+        let finding = self.finding(severity, position, error.context(&part.title));
+        self.findings.push(finding);
     }
 
-    fn report(&mut self, severity: Severity, place: Option<&Place>, error: &Error) {
-        let position = place.and_then(|place| self.position(place));
-        let name = &self.network.name;
-        self.findings.push(Finding::new(self.file, name, position, severity, error));
+    /// Reports a mistake at a place in a plugin's configuration, such as `ipam.type`.
+    fn report(&mut self, severity: Severity, part: &Part<'_>, below: &str, error: Error) {
+        let place = part.place.as_ref().map(|place| place.concat(&Place::parse(below)));
+        let position = place.and_then(|place| self.position(&place));
+        self.findings.push(self.finding(severity, position, error.context(&part.title)));
+    }
+
+    /// A warning about the network as a whole.
+    pub(super) fn warning(&self, error: Error) -> Finding {
+        self.finding(Severity::Warning, self.position, error)
+    }
+
+    fn finding(&self, severity: Severity, position: Option<Position>, error: Error) -> Finding {
+        let (path, network) = (self.file.clone(), self.name.clone());
+        Finding { severity, subject: Subject::File { path, position, network }, error }
     }
 
     fn position(&self, place: &Place) -> Option<Position> {
         place.position_in(&self.text)
     }
-
-    fn named_position(&self, error: &Error) -> Option<Position> {
-        named_place(error).and_then(|place| self.position(&place))
-    }
 }
 
 impl Part<'_> {
     /// The configuration as a runtime sends it.
-    fn request(&self, name: &str, version: &str) -> Result<Vec<u8>> {
+    fn request(&self, version: &str) -> Result<Vec<u8>> {
+        let name = self.list.name.as_str();
         let mut members =
             vec![("name".to_owned(), name.into()), ("cniVersion".to_owned(), version.into())];
         members.retain(|(_, value)| *value != Json::from(""));
         Ok(self.conf.inject(&members)?.bytes().to_vec())
     }
-
-    fn at(&self, key: &str) -> Option<Place> {
-        self.place.as_ref().map(|place| place.join(Step::Key(key.to_owned())))
-    }
 }
 
-/// The keys that the specification gives every plugin.
-fn common_keys() -> Keys {
-    OPEN.iter().fold(PluginConf::keys(), |keys, name| keys.with(name, Keys::Any))
+pub(super) fn mistake(problem: impl Into<String>, remedy: impl Into<String>) -> Error {
+    Error::config(problem).with_details(remedy)
 }
 
 fn suggestion(word: &str, known: &[&str]) -> String {
@@ -385,13 +346,13 @@ fn suggestion(word: &str, known: &[&str]) -> String {
     }
 }
 
-/// The place that the details of an error of [`Json::decode`] name: `in "a.b[0]"`.
+/// The place in the details of an error of [`Json::decode`]: `in "a.b[0]"`.
 fn named_place(error: &Error) -> Option<Place> {
     let (_, rest) = error.details().split_once("in \"")?;
     Some(Place::parse(rest.split_once('"')?.0))
 }
 
-/// The position in a message of the parser: `... at line 3 column 7`.
+/// The position in a message of the JSON parser: `... at line 3 column 7`.
 fn parser_position(message: &str) -> Option<Position> {
     let (_, rest) = message.rsplit_once(" at line ")?;
     let (line, column) = rest.split_once(" column ")?;

@@ -1,39 +1,38 @@
-//! The tar file of a sysdump: files of bounded size, of bounded size together.
+//! The tar file of a sysdump: the size of each file and of the whole archive is bounded.
 
+use std::fmt::Display;
 use std::io::{self, Write};
 
 use tar::{Builder, Header};
 
-/// Bytes that the whole archive has at most.
-pub(super) const ARCHIVE_LIMIT: usize = 1_000_000;
+/// Limit of the archive's size in bytes.
+const ARCHIVE_LIMIT: usize = 1_000_000;
 
-/// Bytes of one file at most, unless [`Archive::add`] is told otherwise.
-pub(super) const FILE_LIMIT: usize = 96 * 1024;
+/// Limit of a file's size in bytes.
+const FILE_LIMIT: usize = 96 * 1024;
 
-/// What is kept free for the last file, `README.txt`.
+/// Bytes that are reserved for `README.txt` with its header.
 const RESERVE: usize = 24 * 1024;
 
-/// The unit in which tar lays out headers and files, in bytes (POSIX.1-2017, pax, "ustar").
+/// The size of a header, and the unit of padding, in bytes (POSIX.1-2017, pax, "ustar").
 const BLOCK: usize = 512;
 
-/// Which end of a text is kept if all of it is too long.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The end of a text that is kept if the text is too long.
+#[derive(Clone, Copy)]
 pub(super) enum Keep {
     Head,
     Tail,
 }
 
-/// The files so far.
-#[derive(Debug)]
 pub(super) struct Archive {
-    /// The folder in front of each name.
+    /// The directory of all files.
     root: String,
-    /// Seconds since 1970, the time of each file.
+    /// The modification time of all files, in seconds since 1970.
     time: u64,
-    files: Vec<(String, Vec<u8>)>,
-    /// Bytes that are used: with headers, padding and the two blocks at the end.
+    files: Vec<(String, String)>,
+    /// The size in bytes, with headers, padding and the two blocks at the end.
     used: usize,
-    /// What is not there, and why: a line each.
+    /// One line for each text that is missing or was cut.
     missing: Vec<String>,
 }
 
@@ -43,56 +42,61 @@ impl Archive {
         Archive { root: root.to_owned(), time, files, used: 2 * BLOCK + RESERVE, missing }
     }
 
-    /// Notes that something is not in the archive.
-    pub(super) fn miss(&mut self, what: impl Into<String>) {
-        self.missing.push(what.into());
+    /// Lists something as missing.
+    pub(super) fn miss(&mut self, what: &str, why: impl Display) {
+        self.missing.push(format!("  {what}: {why}\n"));
     }
 
-    /// Bytes that a file may still have.
+    /// The size of the largest file that still fits, in bytes.
     pub(super) fn room(&self) -> usize {
         ARCHIVE_LIMIT.saturating_sub(self.used + BLOCK) / BLOCK * BLOCK
     }
 
-    /// Adds a file, cut at a line if it is too long.
+    /// Adds a file, or lists it as missing.
+    pub(super) fn add_result(
+        &mut self,
+        name: &str,
+        text: Result<String, impl Display>,
+        keep: Keep,
+    ) {
+        match text {
+            Ok(text) => self.add(name, &text, keep),
+            Err(error) => self.miss(name, error),
+        }
+    }
+
+    /// Adds a file, cut at a line if it is too long. An empty file is left out.
     pub(super) fn add(&mut self, name: &str, text: &str, keep: Keep) {
-        let limit = self.room().min(FILE_LIMIT);
-        let kept = cut(text, limit, keep);
+        let kept = cut(text, self.room().min(FILE_LIMIT), keep);
         let left = text.len() - kept.len();
         if left > 0 {
-            self.miss(format!("{name}: {left} of {} bytes", text.len()));
+            self.miss(name, format_args!("{left} of {} bytes", text.len()));
         }
         if !kept.is_empty() {
-            self.push(name, kept.as_bytes().to_vec());
+            self.used += BLOCK + kept.len().next_multiple_of(BLOCK);
+            self.files.push((name.to_owned(), kept.to_owned()));
         }
     }
 
-    fn push(&mut self, name: &str, bytes: Vec<u8>) {
-        self.used += BLOCK + bytes.len().next_multiple_of(BLOCK);
-        self.files.push((name.to_owned(), bytes));
-    }
-
-    /// Writes the archive, with `about` and what is missing as its first file.
+    /// Writes the archive. Its first file has the text `about` and the list of what is missing.
     pub(super) fn write(mut self, about: &str, out: impl Write) -> io::Result<()> {
-        let missing: Vec<String> = self.missing.iter().map(|line| format!("  {line}\n")).collect();
-        let readme = match missing.as_slice() {
-            [] => about.to_owned(),
-            missing => format!("{about}\nNot in it:\n{}", missing.concat()),
-        };
-        let readme = cut(&readme, RESERVE - BLOCK, Keep::Head).as_bytes().to_vec();
+        let heading = if self.missing.is_empty() { "" } else { "\nNot in it:\n" };
+        let readme = [about, heading, &self.missing.concat()].concat();
+        let readme = cut(&readme, RESERVE - BLOCK, Keep::Head).to_owned();
         self.files.insert(0, ("README.txt".to_owned(), readme));
         let mut tar = Builder::new(out);
-        for (name, bytes) in &self.files {
+        for (name, text) in &self.files {
             let mut header = Header::new_gnu();
             header.set_mode(0o600);
             header.set_mtime(self.time);
-            header.set_size(bytes.len() as u64);
-            tar.append_data(&mut header, format!("{}/{name}", self.root), bytes.as_slice())?;
+            header.set_size(text.len() as u64);
+            tar.append_data(&mut header, format!("{}/{name}", self.root), text.as_bytes())?;
         }
         tar.into_inner()?.flush()
     }
 }
 
-/// The part of a text that has `limit` bytes at most and consists of whole lines; of one line, as much of it.
+/// At most `limit` bytes of a text: whole lines, or a part of the line if the text has only one.
 fn cut(text: &str, limit: usize, keep: Keep) -> &str {
     if text.len() <= limit {
         return text;
@@ -125,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn the_archive_is_bounded_and_says_what_it_lacks() {
+    fn the_archive_is_bounded_and_lists_what_is_missing() {
         let mut archive = Archive::new("dump", 0);
         for i in 0..2000 {
             archive.add(&format!("{i}"), &"line of text\n".repeat(1 + i * 10), Keep::Head);

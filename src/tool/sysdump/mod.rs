@@ -1,8 +1,6 @@
-//! `cnibox sysdump`: one file with what a maintainer would ask for, and no secrets.
+//! `cnibox sysdump`: collects the data for a bug report in one file, without secrets.
 //!
-//! | file | |
-//! | --- | --- |
-//! | `archive.rs` | the tar file and its bounds |
+//! `archive.rs` is the tar file and its limits.
 
 mod archive;
 
@@ -14,15 +12,15 @@ use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use self::archive::{Archive, Keep};
-use super::doctor::{self, Diagnosis};
+use super::finding::Finding;
 use super::gc::{CACHE, CONF, Folders, LEASES, PLUGIN_PATH};
-use super::{Tool, ipam, print};
+use super::{Tool, doctor, ipam, print};
 use crate::attachment::{Liveness, Record};
 use crate::cmd;
 use crate::cni::json::{Json, compact, pretty};
 use crate::cni::secrets;
 use crate::error::{Error, Result};
-use crate::netlink::{Netlink, RouteFilter};
+use crate::netlink::{self, Netlink, RouteFilter};
 use crate::netns::Netns;
 use crate::options::{self, CommandLine, Opt, no_words, opt};
 use crate::runtime::{Attach, CachedAttachment, EXTENSIONS, Runtime, conf_files};
@@ -33,15 +31,15 @@ use crate::sysctl;
 pub(super) const TOOL: Tool = Tool {
     command: "cnibox sysdump",
     usage: "\
-sysdump: one file with what a maintainer would ask for
+sysdump: collects the data for a bug report in one file
 
 Usage:
   cnibox sysdump [--output FILE]
 
-Collects, in a tar file of less than 1 MB that only root can read: what cnibox doctor says, versions, network
+Writes a tar file of less than 1 MB, readable by root only, with the findings of cnibox doctor, versions, network
 configurations, cached attachments, leases, links, addresses, routes, rules of the packet filter, kernel parameters and
-what lies in the folders of plugins and state. Values of keys such as \"password\" or \"token\" are left out, and
-logs. Addresses, names and MACs of containers are in it: look at it before you hand it on. Changes nothing else.
+listings of the directories of plugins and state. Omits logs, and values of keys such as \"password\" or \"token\".
+Contains addresses, names and MACs of containers: review it before you pass it on. Changes nothing else.
 ",
     options: &[
         Opt {
@@ -59,26 +57,26 @@ Exit status: 0 done; 1 the file could not be written; 2 wrong usage.
 };
 
 const ABOUT: &str = "\
-What cnibox sysdump found on a node.
+Data of a node, collected by cnibox sysdump.
 
-  doctor.json       what is wrong, by cnibox doctor
+  doctor.json       findings of cnibox doctor
   version.txt       cnibox, kernel, operating system
-  net.d/            the network configurations
-  attachments.json  the attachments in the runtimes' cache: configuration, arguments, result
-  containers.txt    links, addresses, routes in containers with which something is wrong
-  leases.json       the leases of host-local
-  records.json      what is noted of attachments in /run/cni/cnibox
-  failed.jsonl      the last calls that failed, as the flight recorder has them
+  net.d/            network configurations
+  attachments.json  attachments in the runtimes' cache: configuration, arguments, result
+  containers.txt    links, addresses, routes of containers with findings
+  leases.json       leases of host-local
+  records.json      records of attachments in /run/cni/cnibox
+  failed.jsonl      the last failed calls, from the flight recorder
   traces.jsonl      the last calls that were recorded on request
-  folders.txt       mode, owner, size, time and name of what lies in the folders of plugins and state
+  folders.txt       mode, owner, size, time and name of the files of plugins and state
   network/          links, addresses, routes
   filter/           rules of the packet filter
   sysctl.txt        kernel parameters
   modules.txt       kernel modules
-  kernel.log        the kernel's messages about networks
+  kernel.log        kernel messages about networks
 ";
 
-/// What other programs tell: file, program, arguments.
+/// Files with the output of other programs: file, program, arguments.
 const PROGRAMS: [(&str, &str, &[&str]); 18] = [
     ("network/links.txt", "ip", &["-d", "link"]),
     ("network/addresses.txt", "ip", &["addr"]),
@@ -100,7 +98,7 @@ const PROGRAMS: [(&str, &str, &[&str]); 18] = [
     ("filter/nft-ruleset.txt", "nft", &["list", "ruleset"]),
 ];
 
-/// Kernel parameters that decide over containers' packets.
+/// Kernel parameters that affect packets of containers.
 const PARAMETERS: [&str; 24] = [
     "net/bridge/bridge-nf-call-arptables",
     "net/bridge/bridge-nf-call-ip6tables",
@@ -128,7 +126,7 @@ const PARAMETERS: [&str; 24] = [
     "user/max_net_namespaces",
 ];
 
-/// Words of the kernel's messages about networks. The others may be of audit, with command lines in them.
+/// Words in kernel messages about networks. Other messages may be audit records with command lines.
 const LOGGED: [&str; 10] = [
     "bridge",
     "conntrack",
@@ -142,189 +140,150 @@ const LOGGED: [&str; 10] = [
     "x_tables",
 ];
 
-/// Entries of one folder that are listed, with those below it.
+/// Limit of the entries that are listed of one directory tree.
 const ENTRIES: usize = 1000;
 
-/// Bytes of network configurations in all.
+/// Limit of the size of all network configurations in bytes.
 const CONFIGURATIONS: usize = 128 * 1024;
 
-/// Containers that are looked into.
+/// Limit of the containers whose network is listed.
 const CONTAINERS: usize = 20;
 
-struct Job {
-    output: Option<String>,
-    folders: Folders,
-}
-
-/// `cnibox sysdump` with the arguments behind it.
+/// Runs `cnibox sysdump` with the arguments that follow.
 pub(super) fn main(args: Vec<String>, table: Table) -> ExitCode {
-    TOOL.run(args, |line| Job::read(&line), |job| job.run(table))
+    TOOL.run(args, |line| no_words(&line).map(|()| line), |line| run(&line, table))
 }
 
-impl Job {
-    fn read(line: &CommandLine) -> Result<Job> {
-        no_words(line)?;
-        let output = line.last("--output").map(str::to_owned);
-        Ok(Job { output, folders: Folders::read(line) })
+fn run(line: &CommandLine, table: Table) -> Result<ExitCode> {
+    let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let host = sysctl::read("kernel/hostname").unwrap_or_default();
+    let host = host.replace(|c: char| !c.is_ascii_alphanumeric() && c != '.', "-");
+    let root = format!("cnibox-sysdump-{host}-{time}");
+    let archive = collect(&Folders::read(line), Archive::new(&root, time), table);
+    let path = line.last("--output").map_or_else(|| format!("{root}.tar"), str::to_owned);
+    if path == "-" {
+        let written = archive.write(ABOUT, io::stdout().lock());
+        written.map_err(|cause| Error::io("write to stdout", &cause))?;
+        return Ok(ExitCode::SUCCESS);
     }
+    // Never through a link, nor over an existing file.
+    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
+    let written = file.and_then(|file| archive.write(ABOUT, BufWriter::new(file)));
+    written.map_err(|cause| Error::io(format_args!("write {path}"), &cause))?;
+    print(&format!("{path}\n"))
+}
 
-    fn run(&self, table: Table) -> Result<ExitCode> {
-        let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        let host = sysctl::read("kernel/hostname").unwrap_or_default();
-        let host = host.replace(|c: char| !c.is_ascii_alphanumeric() && c != '.', "-");
-        let root = format!("cnibox-sysdump-{host}-{time}");
-        let archive = self.collect(&root, time, table);
-        if self.output.as_deref() == Some("-") {
-            let written = archive.write(ABOUT, io::stdout().lock());
-            written.map_err(|cause| Error::io("write to stdout", &cause))?;
-            return Ok(ExitCode::SUCCESS);
-        }
-        let path = self.output.clone().unwrap_or_else(|| format!("{root}.tar"));
-        // Never through a link, nor over a file of others.
-        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
-        let written = file.and_then(|file| archive.write(ABOUT, BufWriter::new(file)));
-        written.map_err(|cause| Error::io(format_args!("write {path}"), &cause))?;
-        print(&format!("{path}\n"))
-    }
+/// Adds the most important files first: the last ones may have no room.
+fn collect(folders: &Folders, mut archive: Archive, table: Table) -> Archive {
+    let runtime = folders.runtime(table);
+    let findings = doctor::examine(folders, &runtime, table).map(|(findings, _)| findings);
+    archive.add_result(
+        "doctor.json",
+        findings.as_ref().map_err(Error::clone).and_then(json_file),
+        Keep::Head,
+    );
+    let findings = findings.unwrap_or_default();
+    archive.add("version.txt", &versions(), Keep::Head);
+    configurations(&folders.conf, &mut archive);
+    attachments(folders, &runtime, &findings, &mut archive);
+    archive.add_result("leases.json", ipam::list_json(&folders.leases, None), Keep::Head);
+    archive.add_result("failed.jsonl", record::failed().read(), Keep::Tail);
+    archive.add_result("traces.jsonl", record::traces().read(), Keep::Tail);
+    archive.add_result("records.json", json_file(&Record::all(None)), Keep::Head);
+    archive.add("sysctl.txt", &parameters(), Keep::Head);
+    entries(folders, &mut archive);
+    archive.add_result("modules.txt", fs::read_to_string("/proc/modules"), Keep::Head);
+    programs(&mut archive);
+    archive
+}
 
-    /// What matters most comes first, as what comes last may have no room.
-    fn collect(&self, root: &str, time: u64, table: Table) -> Archive {
-        let mut archive = Archive::new(root, time);
-        let runtime = self.folders.runtime(table);
-        let found = match doctor::examine(&self.folders, &runtime, table) {
-            Ok((found, _)) => found,
-            Err(error) => {
-                archive.miss(format!("doctor.json: {error}"));
-                Vec::new()
-            }
-        };
-        let objects: Vec<_> = found.iter().map(Diagnosis::to_json).collect();
-        add_json(&mut archive, "doctor.json", &objects);
-        archive.add("version.txt", &versions(), Keep::Head);
-        self.configurations(&mut archive);
-        self.attachments(&mut archive, &runtime, &found);
-        match ipam::list_json(&self.folders.leases) {
-            Ok(text) => archive.add("leases.json", &text, Keep::Head),
-            Err(error) => archive.miss(format!("leases.json: {error}")),
+fn configurations(dir: &Path, archive: &mut Archive) {
+    let files = match conf_files(dir, &EXTENSIONS) {
+        Ok(files) => files,
+        Err(error) => return archive.miss("net.d", error),
+    };
+    let rest = archive.room().saturating_sub(CONFIGURATIONS);
+    for file in files {
+        let name = format!("net.d/{}", file.strip_prefix(dir).unwrap_or(&file).display());
+        let read = fs::read(&file).map_err(|cause| cause.to_string());
+        match read.and_then(|bytes| Json::parse(&bytes)) {
+            Ok(_) if archive.room() < rest => archive.miss(&name, "no room"),
+            Ok(json) => archive.add_result(&name, json_file(&secrets::without(json)), Keep::Head),
+            // Secrets cannot be found in a file that is not JSON.
+            Err(why) => archive.miss(&name, why),
         }
-        for (name, ring) in [("failed.jsonl", record::failed()), ("traces.jsonl", record::traces())]
-        {
-            match ring.read() {
-                Ok(text) => archive.add(name, &text, Keep::Tail),
-                Err(error) => archive.miss(format!("{name}: {error}")),
-            }
-        }
-        add_json(&mut archive, "records.json", &Record::all(None));
-        archive.add("sysctl.txt", &parameters(), Keep::Head);
-        self.entries(&mut archive);
-        match fs::read_to_string("/proc/modules") {
-            Ok(text) => archive.add("modules.txt", &text, Keep::Head),
-            Err(cause) => archive.miss(format!("modules.txt: {cause}")),
-        }
-        programs(&mut archive);
-        archive
-    }
-
-    fn configurations(&self, archive: &mut Archive) {
-        let folder = &self.folders.conf;
-        let files = match conf_files(folder, &EXTENSIONS) {
-            Ok(files) => files,
-            Err(error) => return archive.miss(format!("net.d: {error}")),
-        };
-        let rest = archive.room().saturating_sub(CONFIGURATIONS);
-        for file in files {
-            let name = file.strip_prefix(folder).unwrap_or(&file).display().to_string();
-            let read = fs::read(&file).map_err(|cause| cause.to_string());
-            match read.and_then(|bytes| Json::parse(&bytes)) {
-                Ok(_) if archive.room() < rest => archive.miss(format!("net.d/{name}: no room")),
-                Ok(json) => add_json(archive, &format!("net.d/{name}"), &secrets::without(json)),
-                // What is no JSON has secrets that nobody can tell.
-                Err(why) => archive.miss(format!("net.d/{name}: {why}")),
-            }
-        }
-    }
-
-    /// Attachments with which something is wrong come first.
-    fn attachments(&self, archive: &mut Archive, runtime: &Runtime, found: &[Diagnosis]) {
-        let cached = match runtime.cached_attachments("") {
-            Ok(cached) => cached,
-            Err(error) => return archive.miss(format!("attachments.json: {error}")),
-        };
-        let is_unwell = |cached: &CachedAttachment| {
-            let title = doctor::title(cached);
-            found.iter().any(|diagnosis| diagnosis.subject == title)
-        };
-        let (unwell, well): (Vec<_>, Vec<_>) = cached.into_iter().partition(is_unwell);
-        let worst_first = unwell.iter().chain(&well);
-        let objects: Vec<Json> =
-            worst_first.map(|cached| self.attachment(runtime, cached)).collect();
-        // One object in a line: a cut leaves whole ones.
-        let lines: Vec<String> = objects
-            .iter()
-            .filter_map(|object| compact(object).ok())
-            .map(|line| line + "\n")
-            .collect();
-        archive.add("attachments.json", &lines.concat(), Keep::Head);
-        let texts: Vec<String> = unwell.iter().take(CONTAINERS).map(inside).collect();
-        archive.add("containers.txt", &texts.concat(), Keep::Head);
-    }
-
-    fn attachment(&self, runtime: &Runtime, cached: &CachedAttachment) -> Json {
-        let Attach { container_id, netns, ifname, args, capability_args } = &cached.attach;
-        let list = cached.list();
-        let result = list.and_then(|list| runtime.cached_result(&list, &cached.attach).ok()?);
-        let pair = |(key, value): &(String, String)| {
-            Json::Array(vec![key.as_str().into(), value.as_str().into()])
-        };
-        let alive = match self.folders.liveness(cached) {
-            Liveness::Alive => "yes".to_owned(),
-            Liveness::Gone(why) => format!("no: {why}"),
-            Liveness::Unknown => "unknown".to_owned(),
-        };
-        let members = [
-            ("network", cached.network.as_str().into()),
-            ("container", container_id.as_str().into()),
-            ("interface", ifname.as_str().into()),
-            ("netns", netns.as_str().into()),
-            ("alive", Json::String(alive)),
-            ("args", Json::Array(args.iter().map(pair).collect())),
-            ("capabilityArgs", Json::Object(capability_args.clone())),
-            ("config", Json::parse(&cached.config).unwrap_or(Json::Null)),
-            ("result", result.map_or(Json::Null, |result| result.to_json())),
-        ];
-        let members = members.into_iter().map(|(key, value)| (key.to_owned(), value));
-        secrets::without(Json::Object(members.collect()))
-    }
-
-    /// What lies in the folders of plugins and state.
-    fn entries(&self, archive: &mut Archive) {
-        let Folders { conf, cache, leases, cni_path } = &self.folders;
-        let mut roots: Vec<PathBuf> = std::env::split_paths(cni_path).collect();
-        roots.extend([conf.clone(), "/run/cni".into(), cache.clone()]);
-        if !leases.starts_with(cache) {
-            roots.push(leases.clone());
-        }
-        let mut text = String::new();
-        for root in &roots {
-            let mut lines = Vec::new();
-            walk(root, &mut lines, ENTRIES);
-            text += &lines.concat();
-            if lines.len() == ENTRIES {
-                archive.miss(format!(
-                    "folders.txt: more than {ENTRIES} entries of {}",
-                    root.display()
-                ));
-            }
-        }
-        archive.add("folders.txt", &text, Keep::Head);
     }
 }
 
-fn add_json(archive: &mut Archive, name: &str, value: &impl serde::Serialize) {
-    match pretty(value) {
-        Ok(text) => archive.add(name, &(text + "\n"), Keep::Head),
-        Err(error) => archive.miss(format!("{name}: {error}")),
+/// Adds the cached attachments, and the network of those containers with findings.
+fn attachments(folders: &Folders, runtime: &Runtime, findings: &[Finding], archive: &mut Archive) {
+    let cached = match runtime.cached_attachments("") {
+        Ok(cached) => cached,
+        Err(error) => return archive.miss("attachments.json", error),
+    };
+    let has_finding = |cached: &CachedAttachment| {
+        let title = doctor::title(cached);
+        findings.iter().any(|finding| finding.subject.to_string() == title)
+    };
+    let (faulty, healthy): (Vec<_>, Vec<_>) = cached.into_iter().partition(has_finding);
+    // One object per line: a cut keeps whole objects.
+    let objects = faulty.iter().chain(&healthy).map(|cached| attachment(folders, runtime, cached));
+    let lines = objects.filter_map(|object| compact(&object).ok()).map(|line| line + "\n");
+    archive.add("attachments.json", &lines.collect::<String>(), Keep::Head);
+    let texts: String = faulty.iter().take(CONTAINERS).map(container).collect();
+    archive.add("containers.txt", &texts, Keep::Head);
+}
+
+fn attachment(folders: &Folders, runtime: &Runtime, cached: &CachedAttachment) -> Json {
+    let Attach { container_id, netns, ifname, args, capability_args } = &cached.attach;
+    let list = cached.list();
+    let result = list.and_then(|list| runtime.cached_result(&list, &cached.attach).ok()?);
+    let pair = |(key, value): &(String, String)| {
+        Json::Array(vec![key.as_str().into(), value.as_str().into()])
+    };
+    let alive = match folders.liveness(cached) {
+        Liveness::Alive => "yes".to_owned(),
+        Liveness::Gone(why) => format!("no: {why}"),
+        Liveness::Unknown => "unknown".to_owned(),
+    };
+    let members = [
+        ("network", cached.network.as_str().into()),
+        ("container", container_id.as_str().into()),
+        ("interface", ifname.as_str().into()),
+        ("netns", netns.as_str().into()),
+        ("alive", Json::String(alive)),
+        ("args", Json::Array(args.iter().map(pair).collect())),
+        ("capabilityArgs", Json::Object(capability_args.clone())),
+        ("config", Json::parse(&cached.config).unwrap_or(Json::Null)),
+        ("result", result.map_or(Json::Null, |result| result.to_json())),
+    ];
+    let members = members.into_iter().map(|(key, value)| (key.to_owned(), value));
+    secrets::without(Json::Object(members.collect()))
+}
+
+/// Lists the directories of plugins, configurations and state.
+fn entries(folders: &Folders, archive: &mut Archive) {
+    let Folders { conf, cache, leases, cni_path } = folders;
+    let mut roots: Vec<PathBuf> = std::env::split_paths(cni_path).collect();
+    roots.extend([conf.clone(), "/run/cni".into(), cache.clone()]);
+    if !leases.starts_with(cache) {
+        roots.push(leases.clone());
     }
+    let mut text = String::new();
+    for root in &roots {
+        let mut lines = Vec::new();
+        walk(root, &mut lines);
+        text += &lines.concat();
+        if lines.len() == ENTRIES {
+            let root = root.display();
+            archive.miss("folders.txt", format_args!("more than {ENTRIES} entries of {root}"));
+        }
+    }
+    archive.add("folders.txt", &text, Keep::Head);
+}
+
+fn json_file(value: &impl serde::Serialize) -> Result<String> {
+    Ok(pretty(value)? + "\n")
 }
 
 fn versions() -> String {
@@ -345,14 +304,15 @@ fn parameters() -> String {
     PARAMETERS.map(line).concat()
 }
 
-/// A line for each entry below `path` and itself, links not followed; `limit` lines at most.
-fn walk(path: &Path, lines: &mut Vec<String>, limit: usize) {
+/// Adds a line for `path` and each entry below it, up to [`ENTRIES`] lines. Links are not followed.
+fn walk(path: &Path, lines: &mut Vec<String>) {
+    let name = path.display();
     let Ok(meta) = path.symlink_metadata() else {
-        return lines.push(format!("{}: not there\n", path.display()));
+        return lines.push(format!("{name}: not there\n"));
     };
     let target = fs::read_link(path).map(|target| format!(" -> {}", target.display()));
     let (mode, owner, size, time) = (meta.mode(), meta.uid(), meta.len(), meta.mtime());
-    let (name, target) = (path.display(), target.unwrap_or_default());
+    let target = target.unwrap_or_default();
     lines.push(format!("{mode:06o} {owner} {size:>8} {time} {name}{target}\n"));
     if !meta.is_dir() {
         return;
@@ -361,33 +321,24 @@ fn walk(path: &Path, lines: &mut Vec<String>, limit: usize) {
     let mut entries: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
     sort(&mut entries);
     for entry in entries {
-        if lines.len() < limit {
-            walk(&entry, lines, limit);
+        if lines.len() < ENTRIES {
+            walk(&entry, lines);
         }
     }
 }
 
 fn programs(archive: &mut Archive) {
     for (name, program, args) in PROGRAMS {
-        match output_of(program, args) {
-            Ok(text) => archive.add(name, &text, Keep::Head),
-            Err(error) => archive.miss(format!("{name}: {error}")),
-        }
+        archive.add_result(name, output_of(program, args), Keep::Head);
     }
     if cmd::find("ip").is_none() {
-        match Netlink::open().map_err(Error::from).and_then(|netlink| network(&netlink)) {
-            Ok(text) => archive.add("network/all.txt", &text, Keep::Head),
-            Err(error) => archive.miss(format!("network/all.txt: {error}")),
-        }
+        archive.add_result("network/all.txt", network(Netlink::open()), Keep::Head);
     }
-    match output_of("dmesg", &[]) {
-        Ok(text) => {
-            let is_of_networks = |line: &&str| LOGGED.iter().any(|word| line.contains(word));
-            let lines: Vec<&str> = text.split_inclusive('\n').filter(is_of_networks).collect();
-            archive.add("kernel.log", &lines.concat(), Keep::Tail);
-        }
-        Err(error) => archive.miss(format!("kernel.log: {error}")),
-    }
+    let kernel_log = output_of("dmesg", &[]).map(|text| {
+        let is_of_networks = |line: &&str| LOGGED.iter().any(|word| line.contains(word));
+        text.split_inclusive('\n').filter(is_of_networks).collect()
+    });
+    archive.add_result("kernel.log", kernel_log, Keep::Tail);
 }
 
 fn output_of(program: &str, args: &[&str]) -> Result<String> {
@@ -396,17 +347,17 @@ fn output_of(program: &str, args: &[&str]) -> Result<String> {
     cmd::run(&path, args, "")?.require_success()
 }
 
-/// What is in the namespace of a container.
-fn inside(cached: &CachedAttachment) -> String {
-    let netns = Netns::open(&cached.attach.netns).map_err(Error::from);
-    let netlink = netns.and_then(|netns| Ok(Netlink::open_in(&netns)?));
-    let text = netlink.and_then(|netlink| network(&netlink));
+/// The network of a container, or why it cannot be read.
+fn container(cached: &CachedAttachment) -> String {
+    let netns = Netns::open(&cached.attach.netns);
+    let text = netns.map_err(Error::from).and_then(|netns| network(Netlink::open_in(&netns)));
     let text = text.unwrap_or_else(|error| format!("{error}\n"));
     format!("{}:\n{text}\n", doctor::title(cached))
 }
 
 /// Links, addresses, routes and rules of a namespace, one in a line.
-fn network(netlink: &Netlink) -> Result<String> {
+fn network(netlink: netlink::Result<Netlink>) -> Result<String> {
+    let netlink = netlink?;
     let lines = [
         lines(&netlink.dump_links()?),
         lines(&netlink.dump_all_addrs()?),
@@ -416,6 +367,7 @@ fn network(netlink: &Netlink) -> Result<String> {
     Ok(lines.concat())
 }
 
-fn lines(all: &[impl std::fmt::Debug]) -> String {
-    all.iter().map(|one| format!("{one:?}\n")).collect::<Vec<_>>().concat()
+fn lines(objects: &[impl std::fmt::Debug]) -> String {
+    let line = |object| format!("{object:?}\n");
+    objects.iter().map(line).collect()
 }

@@ -1,46 +1,43 @@
-//! `cnibox trace`: what the flight recorder has of calls.
+//! `cnibox trace`: the calls in the flight recorder.
 //!
 //! | file | |
 //! | --- | --- |
-//! | `recording.rs` | a line of the recorder, read back |
-//! | `waterfall.rs` | `show`: the spans of a trace under each other |
-//! | `stats.rs` | `stats`: calls, errors and durations, and how full the pools are |
-//! | `replay.rs` | `replay`: a call again, where it can do no harm |
+//! | `waterfall.rs` | `show`: the spans of a trace as a tree |
+//! | `stats.rs` | `stats`: calls, errors and durations, and the use of the address pools |
+//! | `replay.rs` | `replay`: repeats a call in isolation |
 
-mod recording;
 mod replay;
 mod stats;
 mod waterfall;
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use self::recording::Recording;
-use super::gc::{CONF, LEASES};
-use super::{CONF_DIR, Tool, ipam, print};
+use serde_json::Value;
+
+use super::gc::{CONF, Folders, LEASES};
+use super::{NOT_FOUND, Tool, columns, ipam, print};
 use crate::error::{Error, Result};
-use crate::leases::DATA_DIR;
-use crate::options::{CommandLine, Opt, opt, unknown_word, usage};
+use crate::options::{CommandLine, opt, unknown_word, usage};
 use crate::skel::{Table, record};
 use crate::sort::sort_by_key;
 
 pub(super) const TOOL: Tool = Tool {
     command: "cnibox trace",
     usage: "\
-trace: what the flight recorder has of calls
+trace: reads the flight recorder
 
 Usage:
-  cnibox trace ls [--failed]     the calls, oldest first
-  cnibox trace show ID           what a call and the others of its trace did, and how long it took
-  cnibox trace replay ID         makes a call again in network namespaces that are thrown away
+  cnibox trace ls [--failed]     list the calls, oldest first
+  cnibox trace show ID           show the steps of a call and of the other calls of its trace, with durations
+  cnibox trace replay ID         repeat a call in temporary network namespaces
   cnibox trace stats             calls, errors and durations by plugin and verb
 
-A failed call is always recorded, with its configuration; the others with CNI_LOG=trace in the runtime's environment,
-or where the runtime hands over TRACEPARENT. ID is that of a call or of a trace, or how it begins.
+Failed calls are always recorded, with their configuration; other calls with CNI_LOG=trace in the runtime's environment,
+or if the runtime passes TRACEPARENT. ID is the identifier of a call or of a trace, or a prefix of it.
 ",
     options: &[
-        opt("--failed", "", "ls: only calls that failed"),
+        opt("--failed", "", "ls: failed calls only"),
         opt("--format", "FORMAT", "stats: text or prometheus, for node-exporter's textfile collector [text]"),
         CONF,
         LEASES,
@@ -53,13 +50,9 @@ Exit status: 0 done; 1 something failed, see stderr; 2 wrong usage; 3 no such ca
 ",
 };
 
-/// There is no such call.
-const NOT_THERE: u8 = 3;
-
-/// Letters of an identifier that are shown.
+/// The length of identifiers in lists, in characters.
 const SHORT: usize = 12;
 
-/// What to do.
 #[derive(Debug, PartialEq, Eq)]
 enum Command {
     List { failed: bool },
@@ -68,24 +61,20 @@ enum Command {
     Stats { prometheus: bool },
 }
 
-struct Job {
-    command: Command,
-    /// Network configurations.
-    conf: PathBuf,
-    /// Leases of host-local.
-    leases: PathBuf,
-}
-
-/// `cnibox trace` with the arguments behind it.
+/// Runs `cnibox trace` with the arguments that follow.
 pub(super) fn main(args: Vec<String>, table: Table) -> ExitCode {
-    TOOL.run(args, |line| Job::read(&line), |job| job.run(table))
+    TOOL.run(
+        args,
+        |line| Ok((Command::read(&line)?, Folders::read(&line))),
+        |(command, folders)| run(&command, &folders, table),
+    )
 }
 
-impl Job {
-    fn read(line: &CommandLine) -> Result<Job> {
+impl Command {
+    fn read(line: &CommandLine) -> Result<Command> {
         let words: Vec<&str> = line.words.iter().map(String::as_str).collect();
-        let command = match words.as_slice() {
-            [] => return Err(usage("say what to do: ls, show, replay or stats")),
+        Ok(match words.as_slice() {
+            [] => return Err(usage("a command is missing: ls, show, replay or stats")),
             ["ls" | "list"] => Command::List { failed: line.has("--failed") },
             ["show", id] => Command::Show((*id).to_owned()),
             ["replay", id] => Command::Replay((*id).to_owned()),
@@ -94,62 +83,42 @@ impl Job {
                 Some("prometheus") => Command::Stats { prometheus: true },
                 Some(other) => return Err(unknown_word("format", other, &["text", "prometheus"])),
             },
-            ["show" | "replay"] => return Err(usage("say which call: see cnibox trace ls")),
+            ["show" | "replay"] => {
+                return Err(usage("the ID of a call is missing: see cnibox trace ls"));
+            }
             ["ls" | "list" | "show" | "replay" | "stats", .., extra] => {
                 return Err(usage(format!("unexpected argument \"{extra}\"")));
             }
             [other, ..] => {
                 return Err(unknown_word("command", other, &["ls", "show", "replay", "stats"]));
             }
-        };
-        let folder = |flag: Opt, default: &str| line.last(flag.flag).unwrap_or(default).into();
-        Ok(Job { command, conf: folder(CONF, CONF_DIR), leases: folder(LEASES, DATA_DIR) })
-    }
-
-    fn run(&self, table: Table) -> Result<ExitCode> {
-        let failed = Recording::all(&record::failed().read()?);
-        let mut all = failed.clone();
-        all.extend(Recording::all(&record::traces().read()?));
-        sort_by_key(&mut all, |recording| recording.call().start);
-        match &self.command {
-            Command::List { failed: true } => print(&list(&failed)),
-            Command::List { failed: false } => print(&list(&all)),
-            Command::Show(id) => match find(&all, id) {
-                Some(found) => print(&waterfall::show(&of_trace(&all, found))),
-                None => Ok(not_there(id)),
-            },
-            Command::Replay(id) => match find(&all, id) {
-                Some(found) => replay::replay(found, table),
-                None => Ok(not_there(id)),
-            },
-            Command::Stats { prometheus: true } => {
-                print(&stats::prometheus(&all, &self.conf, &self.leases)?)
-            }
-            Command::Stats { prometheus: false } => print(&stats::text(&all)),
-        }
+        })
     }
 }
 
-fn not_there(id: &str) -> ExitCode {
-    crate::log::line(format_args!(
-        "cnibox trace: no call \"{id}\" is recorded: see cnibox trace ls"
-    ));
-    ExitCode::from(NOT_THERE)
+fn run(command: &Command, folders: &Folders, table: Table) -> Result<ExitCode> {
+    let mut calls = Recording::all(&record::failed().read()?);
+    if *command != (Command::List { failed: true }) {
+        calls.extend(Recording::all(&record::traces().read()?));
+        sort_by_key(&mut calls, |recording| recording.call().start);
+    }
+    match command {
+        Command::List { .. } => print(&list(&calls)),
+        Command::Show(id) => print(&waterfall::show(&calls, &find(&calls, id)?.call().trace)),
+        Command::Replay(id) => replay::replay(find(&calls, id)?, table),
+        Command::Stats { prometheus: true } => print(&stats::prometheus(&calls, folders)?),
+        Command::Stats { prometheus: false } => print(&stats::text(&calls)),
+    }
 }
 
-/// The newest call whose identifier, or that of its trace, begins so.
-fn find<'a>(all: &'a [Recording], id: &str) -> Option<&'a Recording> {
-    let is_it = |recording: &&Recording| {
+/// The newest call whose identifier, or whose trace's identifier, has this prefix.
+fn find<'a>(calls: &'a [Recording], id: &str) -> Result<&'a Recording> {
+    let matches = |recording: &&Recording| {
         let call = recording.call();
         !id.is_empty() && (call.id.starts_with(id) || call.trace.starts_with(id))
     };
-    all.iter().rfind(is_it)
-}
-
-/// The calls of the same trace.
-fn of_trace<'a>(all: &'a [Recording], one: &Recording) -> Vec<&'a Recording> {
-    let is_same = |recording: &&Recording| recording.call().trace == one.call().trace;
-    all.iter().filter(is_same).collect()
+    let msg = || format!("no call \"{id}\" is recorded: see cnibox trace ls");
+    calls.iter().rfind(matches).ok_or_else(|| Error::new(NOT_FOUND, msg()))
 }
 
 fn list(recordings: &[Recording]) -> String {
@@ -177,13 +146,12 @@ fn list(recordings: &[Recording]) -> String {
             outcome,
         ]
     };
-    let heading = ["ID", "AGE", "CALL", "NETWORK", "CONTAINER", "INTERFACE", "TIME", "OUTCOME"]
-        .map(str::to_owned);
-    let lines: Vec<_> = [heading].into_iter().chain(recordings.iter().map(line)).collect();
-    super::columns(&lines)
+    let heading = ["ID", "AGE", "CALL", "NETWORK", "CONTAINER", "INTERFACE", "TIME", "OUTCOME"];
+    let lines = [heading.map(str::to_owned)].into_iter().chain(recordings.iter().map(line));
+    columns(&lines.collect::<Vec<_>>())
 }
 
-/// Nanoseconds for a person; `-` where nothing was measured, as of a failed call that nobody asked to record.
+/// Nanoseconds as milliseconds; `-` if nothing was measured, as in the recording of a failed call without spans.
 fn duration(nanos: u64) -> String {
     match nanos {
         0..5_000 => "-".to_owned(),
@@ -191,9 +159,80 @@ fn duration(nanos: u64) -> String {
     }
 }
 
-/// What went wrong and is not a plugin's error.
-fn failed(what: &str, cause: impl std::fmt::Display) -> Error {
-    Error::internal(format!("{what}: {cause}"))
+/// A call with its steps.
+struct Recording {
+    /// The first span is the call.
+    spans: Vec<Span>,
+}
+
+/// A call, or a step of one.
+struct Span {
+    trace: String,
+    id: String,
+    /// The identifier of the parent; empty for the first span of a trace.
+    parent: String,
+    name: String,
+    /// Nanoseconds since 1970.
+    start: u64,
+    end: u64,
+    attributes: Vec<(String, String)>,
+    /// The cause of its failure.
+    error: Option<String>,
+}
+
+impl Recording {
+    /// All recordings of a ring. Lines that are not recordings are skipped.
+    fn all(lines: &str) -> Vec<Recording> {
+        let parse = |line| {
+            let line: Value = serde_json::from_str(line).ok()?;
+            let spans = line["resourceSpans"][0]["scopeSpans"][0]["spans"].as_array()?;
+            let spans = spans.iter().map(Span::parse).collect::<Option<Vec<_>>>()?;
+            (!spans.is_empty()).then_some(Recording { spans })
+        };
+        lines.lines().filter_map(parse).collect()
+    }
+
+    fn call(&self) -> &Span {
+        &self.spans[0]
+    }
+
+    /// An attribute of the call; empty if absent.
+    fn get(&self, key: &str) -> &str {
+        self.call().get(key)
+    }
+}
+
+impl Span {
+    fn parse(json: &Value) -> Option<Span> {
+        let text = |key: &str| json[key].as_str().unwrap_or_default().to_owned();
+        let attribute = |json: &Value| {
+            let value = &json["value"];
+            let value = value["stringValue"].as_str().or(value["intValue"].as_str())?;
+            Some((json["key"].as_str()?.to_owned(), value.to_owned()))
+        };
+        let attributes = json["attributes"].as_array()?.iter().filter_map(attribute).collect();
+        Some(Span {
+            trace: text("traceId"),
+            id: text("spanId"),
+            parent: text("parentSpanId"),
+            name: text("name"),
+            start: text("startTimeUnixNano").parse().ok()?,
+            end: text("endTimeUnixNano").parse().ok()?,
+            attributes,
+            error: json["status"]["message"].as_str().map(str::to_owned),
+        })
+    }
+
+    /// An attribute; empty if absent.
+    fn get(&self, key: &str) -> &str {
+        let found = self.attributes.iter().find(|(name, _)| name == key);
+        found.map(|(_, value)| value.as_str()).unwrap_or_default()
+    }
+
+    /// The duration in nanoseconds.
+    fn duration(&self) -> u64 {
+        self.end.saturating_sub(self.start)
+    }
 }
 
 #[cfg(test)]
@@ -203,7 +242,7 @@ mod tests {
 
     fn parsed(line: &str) -> Result<Command> {
         match options::parse(line.split_whitespace().map(str::to_owned).collect(), TOOL.options)? {
-            Asked::Work(line) => Job::read(&line).map(|job| job.command),
+            Asked::Work(line) => Command::read(&line),
             asked => panic!("{asked:?}"),
         }
     }
@@ -218,5 +257,10 @@ mod tests {
         for wrong in ["", "show", "ls x", "stats x", "list a b", "lss", "stats --format json"] {
             assert!(parsed(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn lines_that_are_not_recordings_are_skipped() {
+        assert!(Recording::all("{\"resourceSpans\":[]}\nnot JSON\n[]\n").is_empty());
     }
 }

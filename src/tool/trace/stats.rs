@@ -1,46 +1,42 @@
-//! `stats`: how many calls of which plugin and verb, how many failed, how long they took; how full the pools of
-//! host-local are.
+//! `stats`: the number of calls and failures and the durations, by plugin and verb, and the use of the address pools of
+//! host-local.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use ipnet::IpNet;
 use serde::Deserialize;
 
-use super::duration;
-use super::recording::Recording;
+use super::{Recording, duration};
 use crate::error::Result;
 use crate::leases::Listing;
 use crate::runtime::{EXTENSIONS, NetworkList, conf_files};
+use crate::tool::columns;
+use crate::tool::gc::Folders;
 
-/// The quantiles that are told, and how they are written.
-const QUANTILES: [(f64, &str); 3] = [(0.5, "0.5"), (0.9, "0.9"), (0.99, "0.99")];
+/// The reported quantiles in percent, and their labels.
+const QUANTILES: [(usize, &str); 3] = [(50, "0.5"), (90, "0.9"), (99, "0.99")];
 
 /// The calls of a plugin with one verb.
 #[derive(Default)]
 struct Calls {
-    /// How many ended with which code; 0 is success.
+    /// The number of calls by error code; 0 is success.
     codes: BTreeMap<u32, u64>,
-    /// Nanoseconds, sorted. A failed call that nobody asked to record has none.
+    /// Nanoseconds, sorted; without failed calls whose spans were not recorded.
     durations: Vec<u64>,
 }
 
 impl Calls {
-    /// Of all in these recordings, by plugin and verb.
-    fn of(recordings: &[Recording]) -> BTreeMap<(&str, &str), Calls> {
+    /// The calls of these recordings by plugin and verb.
+    fn group(recordings: &[Recording]) -> BTreeMap<(&str, &str), Calls> {
         let mut all: BTreeMap<_, Calls> = BTreeMap::new();
-        for recording in recordings {
+        for recording in recordings.iter().filter(|call| !call.get("cni.plugin").is_empty()) {
             let key = (recording.get("cni.plugin"), recording.get("cni.command"));
-            if key.0.is_empty() {
-                continue;
-            }
             let calls = all.entry(key).or_default();
-            *calls
-                .codes
-                .entry(recording.get("cni.error.code").parse().unwrap_or(0))
-                .or_default() += 1;
+            let code = recording.get("cni.error.code").parse().unwrap_or(0);
+            *calls.codes.entry(code).or_default() += 1;
             if recording.spans.len() > 1 || recording.call().error.is_none() {
                 calls.durations.push(recording.call().duration());
             }
@@ -51,78 +47,49 @@ impl Calls {
         all
     }
 
-    /// The shortest duration that this part of the calls does not exceed.
-    fn quantile(&self, part: f64) -> Option<u64> {
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            clippy::cast_precision_loss,
-            reason = "a ring has some thousand calls"
-        )]
-        let rank = (part * self.durations.len() as f64).ceil() as usize;
+    /// The shortest duration that this share of the calls does not exceed (nearest rank).
+    fn quantile(&self, percent: usize) -> Option<u64> {
+        let rank = (percent * self.durations.len()).div_ceil(100);
         self.durations.get(rank.max(1) - 1).copied()
-    }
-
-    fn failed(&self) -> u64 {
-        self.codes.iter().filter(|(code, _)| **code != 0).map(|(_, count)| count).sum()
     }
 }
 
 pub(super) fn text(recordings: &[Recording]) -> String {
-    let heading =
-        ["PLUGIN", "VERB", "CALLS", "FAILED", "MEDIAN", "90 %", "99 %"].map(str::to_owned);
-    let line = |((plugin, verb), calls): (&(&str, &str), &Calls)| {
-        let quantile = |(part, _)| calls.quantile(part).map_or("-".to_owned(), duration);
+    let heading = ["PLUGIN", "VERB", "CALLS", "FAILED", "MEDIAN", "90 %", "99 %"];
+    let line = |((plugin, verb), calls): ((&str, &str), Calls)| {
+        let quantile = |(percent, _)| calls.quantile(percent).map_or("-".to_owned(), duration);
         let [median, ninety, most] = QUANTILES.map(quantile);
-        let count = calls.codes.values().sum::<u64>().to_string();
-        let (plugin, verb) = ((*plugin).to_owned(), (*verb).to_owned());
-        [plugin, verb, count, calls.failed().to_string(), median, ninety, most]
+        let count: u64 = calls.codes.values().sum();
+        let failed = count - calls.codes.get(&0).unwrap_or(&0);
+        [plugin.into(), verb.into(), count.to_string(), failed.to_string(), median, ninety, most]
     };
-    let all = Calls::of(recordings);
-    crate::tool::columns(&[heading].into_iter().chain(all.iter().map(line)).collect::<Vec<_>>())
+    let lines = Calls::group(recordings).into_iter().map(line);
+    columns(&[heading.map(str::to_owned)].into_iter().chain(lines).collect::<Vec<_>>())
 }
 
 /// The text format of Prometheus, version 0.0.4.
-pub(super) fn prometheus(recordings: &[Recording], conf: &Path, leases: &Path) -> Result<String> {
-    let all = Calls::of(recordings);
-    let mut calls = Metric::new(
-        "cnibox_recorded_calls",
-        "gauge",
-        "Calls in the flight recorder, by code; 0 is success.",
-    );
-    let mut time = Metric::new(
-        "cnibox_recorded_call_duration_seconds",
-        "summary",
-        "How long the calls in the flight recorder took.",
-    );
-    for ((plugin, verb), of_verb) in &all {
-        let labels = [("plugin", *plugin), ("command", *verb)];
+pub(super) fn prometheus(recordings: &[Recording], folders: &Folders) -> Result<String> {
+    let mut calls = Metric::gauge("cnibox_recorded_calls", "Recorded calls by code; 0 is success.");
+    let name = "cnibox_recorded_call_duration_seconds";
+    let mut time = Metric::new(name, "summary", "Durations of recorded calls.");
+    for ((plugin, verb), of_verb) in Calls::group(recordings) {
+        let labels = [("plugin", plugin), ("command", verb)];
         for (code, count) in &of_verb.codes {
             calls.push("", &[&labels[..], &[("code", &code.to_string())]].concat(), count);
         }
-        for (part, name) in QUANTILES {
-            if let Some(nanos) = of_verb.quantile(part) {
+        for (percent, name) in QUANTILES {
+            if let Some(nanos) = of_verb.quantile(percent) {
                 time.push("", &[&labels[..], &[("quantile", name)]].concat(), seconds(nanos));
             }
         }
         time.push("_sum", &labels, seconds(of_verb.durations.iter().sum()));
         time.push("_count", &labels, of_verb.durations.len());
     }
-    let mut taken = Metric::new(
-        "cnibox_ipam_addresses_taken",
-        "gauge",
-        "Addresses of host-local that are leased or reserved.",
-    );
-    let mut total = Metric::new(
-        "cnibox_ipam_addresses",
-        "gauge",
-        "Addresses of host-local that can be leased.",
-    );
-    for pool in Pool::all(conf, leases)? {
-        let labels = [("network", pool.network.as_str())];
-        taken.push("", &labels, pool.taken);
-        total.push("", &labels, pool.total);
-    }
+    let help = "Addresses of host-local that are leased or reserved.";
+    let mut taken = Metric::gauge("cnibox_ipam_addresses_taken", help);
+    let help = "Addresses of host-local that can be leased.";
+    let mut total = Metric::gauge("cnibox_ipam_addresses", help);
+    pools(folders, &mut taken, &mut total)?;
     Ok([calls, time, taken, total].map(|metric| metric.text).concat())
 }
 
@@ -138,6 +105,10 @@ struct Metric {
 }
 
 impl Metric {
+    fn gauge(name: &'static str, help: &str) -> Metric {
+        Metric::new(name, "gauge", help)
+    }
+
     fn new(name: &'static str, kind: &str, help: &str) -> Metric {
         Metric { name, text: format!("# HELP {name} {help}\n# TYPE {name} {kind}\n") }
     }
@@ -147,19 +118,30 @@ impl Metric {
             |text: &str| text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
         let label = |(name, value): &(&str, &str)| format!("{name}=\"{}\"", escaped(value));
         let labels: Vec<String> = labels.iter().map(label).collect();
-        self.text +=
-            &[self.name, suffix, "{", &labels.join(","), "} ", &value.to_string(), "\n"].concat();
+        let sample = format!("{}{suffix}{{{}}} {value}\n", self.name, labels.join(","));
+        self.text += &sample;
     }
 }
 
-/// The addresses of a network.
-struct Pool {
-    network: String,
-    taken: usize,
-    total: f64,
+/// Adds the used and all addresses of each network with host-local.
+fn pools(folders: &Folders, taken: &mut Metric, total: &mut Metric) -> Result<()> {
+    for file in conf_files(&folders.conf, &EXTENSIONS)? {
+        let Ok(list) = NetworkList::from_any_file(&file) else { continue };
+        for plugin in list.plugins.iter().filter(|plugin| plugin.ipam_type == "host-local") {
+            let Some(ipam) = plugin.json().get_present("ipam") else { continue };
+            let Ok(ipam) = ipam.decode::<Ipam>() else { continue };
+            let dir = ipam.data_dir.as_ref().unwrap_or(&folders.leases);
+            let listing = Listing::open_existing(dir, &list.name)?;
+            let labels = [("network", list.name.as_str())];
+            taken.push("", &labels, listing.map_or(0, |listing| listing.taken().len()));
+            let ranges = ipam.ranges.iter().flatten().chain([&ipam.single]);
+            total.push("", &labels, ranges.map(Range::size).sum::<f64>());
+        }
+    }
+    Ok(())
 }
 
-/// The keys of host-local that say which addresses there are.
+/// The keys of host-local that define its addresses.
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct Ipam {
@@ -169,7 +151,7 @@ struct Ipam {
     single: Range,
 }
 
-#[derive(Clone, Copy, Default, Deserialize)]
+#[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct Range {
     subnet: Option<IpNet>,
@@ -178,7 +160,8 @@ struct Range {
 }
 
 impl Range {
-    /// How many addresses can be leased, without network, broadcast and gateway.
+    /// The number of addresses that can be leased, without network, broadcast and gateway.
+    #[expect(clippy::cast_precision_loss, reason = "the order of magnitude of a large pool counts")]
     fn size(&self) -> f64 {
         let Some(subnet) = self.subnet else { return 0.0 };
         let number = |ip: IpAddr| match ip {
@@ -188,33 +171,7 @@ impl Range {
         let broadcast = u128::from(subnet.addr().is_ipv4());
         let start = self.range_start.map_or(number(subnet.network()) + 2, number);
         let end = self.range_end.map_or(number(subnet.broadcast()) - broadcast, number);
-        #[expect(
-            clippy::cast_precision_loss,
-            reason = "of a large pool the order of magnitude counts"
-        )]
-        let size = (end + 1).saturating_sub(start) as f64;
-        size
-    }
-}
-
-impl Pool {
-    fn all(conf: &Path, leases: &Path) -> Result<Vec<Pool>> {
-        let mut pools = Vec::new();
-        for file in conf_files(conf, &EXTENSIONS)? {
-            let Ok(list) = NetworkList::from_any_file(&file) else { continue };
-            let is_ours = |plugin: &&crate::runtime::PluginConf| plugin.ipam_type == "host-local";
-            for plugin in list.plugins.iter().filter(is_ours) {
-                let Some(ipam) = plugin.json().get_present("ipam") else { continue };
-                let Ok(ipam) = ipam.decode::<Ipam>() else { continue };
-                let dir = ipam.data_dir.as_deref().unwrap_or(leases);
-                let listing = Listing::open_existing(dir, &list.name)?;
-                let taken = listing.map_or(0, |listing| listing.taken().len());
-                let ranges = ipam.ranges.iter().flatten().chain([&ipam.single]);
-                let total = ranges.map(Range::size).sum();
-                pools.push(Pool { network: list.name.clone(), taken, total });
-            }
-        }
-        Ok(pools)
+        (end + 1).saturating_sub(start) as f64
     }
 }
 
@@ -246,8 +203,11 @@ mod tests {
     #[test]
     fn quantiles() {
         let calls = Calls { durations: (1..=100).collect(), ..Calls::default() };
-        assert_eq!(QUANTILES.map(|(part, _)| calls.quantile(part)), [Some(50), Some(90), Some(99)]);
-        assert_eq!(Calls::default().quantile(0.5), None);
+        assert_eq!(
+            QUANTILES.map(|(percent, _)| calls.quantile(percent)),
+            [Some(50), Some(90), Some(99)]
+        );
+        assert_eq!(Calls::default().quantile(50), None);
     }
 
     #[test]

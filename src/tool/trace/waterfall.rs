@@ -1,90 +1,118 @@
-//! The spans of a trace under each other, with what each took and when.
+//! `show`: the spans of a trace as a tree, with duration and position in time.
 
-use super::duration;
-use super::recording::{Recording, Span};
-
+use super::{Recording, Span, duration};
 use crate::sort::sort_by_key;
+use crate::tool::columns;
 
-/// Characters of the time axis.
+/// The width of the time axis in characters.
 const WIDTH: u64 = 40;
 
-/// The spans in the order of their starts, those of a parent below it.
-pub(super) fn show(calls: &[&Recording]) -> String {
-    let spans: Vec<&Span> = calls.iter().flat_map(|call| &call.spans).collect();
+/// Limit of the tree's depth: parents in a forged file may form a cycle.
+const MAX_DEPTH: usize = 64;
+
+/// The spans of a trace, children below their parents in the order of their starts, and the details of its calls.
+pub(super) fn show(recordings: &[Recording], trace: &str) -> String {
+    let calls = || recordings.iter().filter(|recording| recording.call().trace == trace);
+    let mut spans: Vec<&Span> = calls().flat_map(|call| &call.spans).collect();
     let start = spans.iter().map(|span| span.start).min().unwrap_or_default();
     let end = spans.iter().map(|span| span.end).max().unwrap_or_default();
-    let axis = Axis { start, length: (end - start).max(1) };
-    // Parents of other programs are not here.
-    let is_known = |id: &str| spans.iter().any(|span| span.id == id);
-    let mut lines = Vec::new();
-    for root in spans.iter().filter(|span| !is_known(&span.parent)) {
-        below(root, &spans, 0, &axis, &mut lines);
-    }
-    let mut text = format!("trace {}\n\n", calls[0].call().trace) + &crate::tool::columns(&lines);
-    for call in calls {
-        text += &about(call);
-    }
-    text
-}
-
-/// When the trace began, and how long it took, in nanoseconds.
-struct Axis {
-    start: u64,
-    length: u64,
-}
-
-impl Axis {
-    fn at(&self, time: u64) -> u64 {
-        (time - self.start) * WIDTH / self.length
-    }
-
-    /// A bar from the start to the end of a span.
-    fn bar(&self, span: &Span) -> String {
-        let (from, to) = (self.at(span.start).min(WIDTH - 1), self.at(span.end));
+    let bar = |span: &Span| {
+        let column = |time: u64| (time - start) * WIDTH / (end - start).max(1);
+        let (from, to) = (column(span.start).min(WIDTH - 1), column(span.end));
         let mark = |at: u64| if (from..to.max(from + 1)).contains(&at) { '#' } else { '.' };
         (0..WIDTH).map(mark).collect()
-    }
-}
-
-fn below(span: &Span, all: &[&Span], depth: usize, axis: &Axis, lines: &mut Vec<[String; 4]>) {
-    let failed = if span.error.is_some() { "failed" } else { "" };
-    let name = format!("{}{} {}", "  ".repeat(depth), span.name, detail(span));
-    let name = name.trim_end().to_owned();
-    lines.push([axis.bar(span), duration(span.duration()), name, failed.to_owned()]);
-    let mut children: Vec<_> = all.iter().filter(|child| child.parent == span.id).collect();
-    sort_by_key(&mut children, |child| child.start);
-    // A recording is no deeper; what says so may have been forged.
-    if depth < 64 {
-        for child in children {
-            below(child, all, depth + 1, axis, lines);
+    };
+    // The parent of a root is a span of the runtime.
+    let is_root = |span: &&&Span| !spans.iter().any(|parent| parent.id == span.parent);
+    let mut stack: Vec<(&Span, usize)> =
+        spans.iter().filter(is_root).map(|s| (*s, 0)).rev().collect();
+    sort_by_key(&mut spans, |span| span.start);
+    let mut lines = Vec::new();
+    while let Some((span, depth)) = stack.pop() {
+        let name = format!("{}{} {}", "  ".repeat(depth), span.name, detail(span));
+        let failed = if span.error.is_some() { "failed" } else { "" };
+        let name = name.trim_end().to_owned();
+        lines.push([bar(span), duration(span.duration()), name, failed.to_owned()]);
+        if depth < MAX_DEPTH {
+            let children = spans.iter().filter(|child| child.parent == span.id).rev();
+            stack.extend(children.map(|child| (*child, depth + 1)));
         }
     }
+    format!("trace {trace}\n\n{}{}", columns(&lines), calls().map(about).collect::<String>())
 }
 
-/// The name of a call has plugin and verb already.
+/// What distinguishes a span from others of its name. The name of a call contains plugin and verb already.
 fn detail(span: &Span) -> String {
-    if span.name.contains(' ') && span.name != "lock wait" { String::new() } else { span.detail() }
+    if span.name.contains(' ') && span.name != "lock wait" {
+        return String::new();
+    }
+    let keys =
+        ["cni.plugin", "cni.command", "process.command", "process.executable.path", "file.path"];
+    let mut words: Vec<String> = match span.name.as_str() {
+        "netlink" => vec![message_type(span.get("netlink.type"))],
+        _ => keys.map(|key| span.get(key).to_owned()).to_vec(),
+    };
+    match span.get("nf_tables.changes") {
+        "" => {}
+        changes => words.push(format!("{changes} changes")),
+    }
+    words.retain(|word| !word.is_empty());
+    words.join(" ")
 }
 
-/// What is known of a call: its variables, its error and its configuration.
+/// The name of a netlink message's type (`linux/rtnetlink.h`, `linux/netfilter/nfnetlink.h`).
+fn message_type(number: &str) -> String {
+    let objects = ["LINK", "ADDR", "ROUTE", "NEIGH", "RULE", "QDISC", "TCLASS", "TFILTER"];
+    let Ok(number) = number.parse::<usize>() else { return String::new() };
+    let verb = ["NEW", "DEL", "GET", "SET"][number % 4];
+    let object = number.checked_sub(16).and_then(|above| objects.get(above / 4));
+    match (object, number >> 8) {
+        (Some(object), _) => format!("RTM_{verb}{object}"),
+        (None, 0) if (88..=90).contains(&number) => format!("RTM_{verb}NSID"),
+        (None, 0) => format!("type {number}"),
+        // The batch's first message is of no subsystem.
+        (None, 1) => "conntrack".to_owned(),
+        (None, 10) => "nf_tables".to_owned(),
+        (None, subsystem) => format!("netfilter subsystem {subsystem}"),
+    }
+}
+
+/// The variables, the configuration and the error of a call.
 fn about(call: &Recording) -> String {
-    let keys = [
-        "cni.network",
-        "cni.container_id",
-        "cni.ifname",
-        "cni.netns",
-        "cni.args",
-        "cni.path",
-        "cni.config",
-    ];
-    let known = keys.iter().map(|key| (*key, call.get(key))).filter(|(_, value)| !value.is_empty());
-    let mut lines: Vec<String> =
-        known.map(|(key, value)| format!("  {}: {value}\n", &key["cni.".len()..])).collect();
-    let code = call.get("cni.error.code");
-    lines.extend(call.call().error.iter().map(|error| format!("  error {code}: {error}\n")));
+    let keys = ["network", "container_id", "ifname", "netns", "args", "path", "config"];
+    let value = |key| (key, call.get(&format!("cni.{key}")));
+    let known = keys.map(value).into_iter().filter(|(_, value)| !value.is_empty());
+    let line = |(key, value): (&str, &str)| format!("  {key}: {value}\n");
+    let mut lines: Vec<String> = known.map(line).collect();
+    if let Some(error) = &call.call().error {
+        lines.push(format!("  error {}: {error}\n", call.get("cni.error.code")));
+    }
     if lines.is_empty() {
-        String::new()
-    } else {
-        format!("\n{}\n{}", call.call().name, lines.concat())
+        return String::new();
+    }
+    format!("\n{}\n{}", call.call().name, lines.concat())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn types_have_their_names() {
+        let names =
+            ["16", "18", "19", "20", "26", "36", "88", "2561", "16", "99"].map(message_type);
+        let expected = [
+            "RTM_NEWLINK",
+            "RTM_GETLINK",
+            "RTM_SETLINK",
+            "RTM_NEWADDR",
+            "RTM_GETROUTE",
+            "RTM_NEWQDISC",
+            "RTM_NEWNSID",
+            "nf_tables",
+            "RTM_NEWLINK",
+            "type 99",
+        ];
+        assert_eq!(names, expected);
     }
 }

@@ -1,21 +1,19 @@
-//! The flight recorder: what a call did, as spans of OpenTelemetry.
+//! The flight recorder: the steps of a call as spans of OpenTelemetry.
 //!
-//! Off, a [`span`] is one look at a variable of the thread. On, it is kept in memory until the call's end, when
-//! [`finish`] makes a line of it ([`otlp`]); who starts and ends a recording decides where the line goes. Only the
-//! thread that started a recording records.
-
-mod otlp;
+//! Without a recording, a [`span`] costs one read of a thread-local variable. Otherwise spans are kept in memory until
+//! [`finish`] encodes the call as a line of OTLP JSON; the caller of [`start`] and [`finish`] writes the line.
+//! Only the thread that started a recording records.
 
 use std::cell::RefCell;
 use std::fmt::Display;
 use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// The variable that hands a trace over (W3C Trace Context, section 3.2, as an environment variable).
+/// The variable with the caller's span (W3C Trace Context, section 3.2, as an environment variable).
 pub const TRACEPARENT: &str = "TRACEPARENT";
 
-/// Spans that are kept of one call.
-const LONGEST: usize = 512;
+/// Limit of the spans of a call.
+const MAX_SPANS: usize = 512;
 
 thread_local! {
     static RECORDING: RefCell<Option<Recording>> = const { RefCell::new(None) };
@@ -26,12 +24,12 @@ thread_local! {
 pub struct Parent {
     trace: u128,
     span: u64,
-    /// The caller records, and asks for the same.
+    /// The caller records its span, and requests the recording of child spans.
     pub is_sampled: bool,
 }
 
 impl Parent {
-    /// A header that is no such text is no parent, as the recommendation says.
+    /// Parses a header. An invalid header is ignored, as the recommendation requires.
     pub fn parse(header: &str) -> Option<Parent> {
         let mut fields = header.split('-');
         let mut field = |length: usize| {
@@ -51,36 +49,28 @@ impl Parent {
     }
 }
 
-/// What is known of a span.
-#[derive(Clone, Debug)]
-enum Value {
-    Text(String),
-    Number(u64),
-}
-
-#[derive(Debug)]
 struct Recorded {
     name: String,
-    /// Its number among the spans, from 0.
+    /// The index of the parent in [`Recording::spans`].
     parent: Option<usize>,
-    /// Since the start of the recording.
+    /// Relative to the start of the recording.
     start: Duration,
     end: Duration,
-    attributes: Vec<(&'static str, Value)>,
+    /// JSON objects.
+    attributes: Vec<String>,
     error: Option<String>,
 }
 
-/// The spans of one call. The first is the call itself.
-#[derive(Debug)]
+/// The spans of one call. The first one is the call itself.
 struct Recording {
     trace: u128,
     parent: Option<u64>,
-    /// The first span's number; those of the others follow.
+    /// The identifier of the first span; the other identifiers are derived from it.
     first: u64,
     start: Instant,
     start_time: SystemTime,
     spans: Vec<Recorded>,
-    /// The spans that have not ended, outermost first.
+    /// The indexes of the spans that have not ended, outermost first.
     open: Vec<usize>,
     dropped: u64,
 }
@@ -105,7 +95,7 @@ impl Recording {
     }
 
     fn open(&mut self, name: String) -> Option<usize> {
-        if self.spans.len() == LONGEST {
+        if self.spans.len() == MAX_SPANS {
             self.dropped += 1;
             return None;
         }
@@ -117,7 +107,7 @@ impl Recording {
         self.open.last().copied()
     }
 
-    /// Ends a span, and those in it that have not ended.
+    /// Ends a span and its descendants.
     fn close(&mut self, span: usize) {
         let end = self.start.elapsed();
         while let Some(open) = self.open.pop_if(|open| *open >= span) {
@@ -125,7 +115,7 @@ impl Recording {
         }
     }
 
-    /// The number of a span. It is never 0.
+    /// The identifier of a span. Never 0: `first` is odd, and the difference even.
     fn id(&self, span: usize) -> u64 {
         self.first.wrapping_add(span as u64 * 2)
     }
@@ -137,7 +127,55 @@ impl Recording {
     }
 }
 
-/// Starts to record what this thread does, as a span called `name`.
+/// The encoding as OTLP JSON: an `ExportTraceServiceRequest` (opentelemetry-proto, `trace/v1`), with 64-bit numbers as
+/// decimal strings and identifiers as hexadecimal strings. The texts are concatenated by hand: serde would double the
+/// time of a recording.
+impl Recording {
+    fn to_json(&self) -> String {
+        let version = env!("CARGO_PKG_VERSION");
+        let mut resource = vec![
+            attribute("service.name", "stringValue", "cnibox"),
+            attribute("service.version", "stringValue", version),
+            attribute("process.pid", "intValue", &std::process::id().to_string()),
+        ];
+        if self.dropped > 0 {
+            let dropped = self.dropped.to_string();
+            resource.push(attribute("cnibox.dropped_spans", "intValue", &dropped));
+        }
+        let spans = self.spans.iter().enumerate().map(|(i, span)| self.span(i, span));
+        let (resource, spans) = (resource.join(","), spans.collect::<Vec<_>>().join(","));
+        let scope = format!(r#"{{"name":"cnibox","version":"{version}"}}"#);
+        let spans = format!(r#"[{{"scope":{scope},"spans":[{spans}]}}]"#);
+        let resource = format!(r#"{{"attributes":[{resource}]}}"#);
+        format!(r#"{{"resourceSpans":[{{"resource":{resource},"scopeSpans":{spans}}}]}}"#) + "\n"
+    }
+
+    fn span(&self, i: usize, span: &Recorded) -> String {
+        let (trace, id, name) = (self.trace, self.id(i), quoted(&span.name));
+        let parent = span.parent.map(|parent| self.id(parent)).or(self.parent);
+        let parent = parent.map(|id| format!(r#","parentSpanId":"{id:016x}""#)).unwrap_or_default();
+        let (start, end) = (self.nanos(span.start), self.nanos(span.end));
+        let attributes = span.attributes.join(",");
+        // STATUS_CODE_ERROR
+        let status = |cause| format!(r#","status":{{"code":2,"message":{}}}"#, quoted(cause));
+        let status = span.error.as_deref().map(status).unwrap_or_default();
+        // SPAN_KIND_INTERNAL
+        format!(
+            r#"{{"traceId":"{trace:032x}","spanId":"{id:016x}"{parent},"name":{name},"kind":1,"startTimeUnixNano":"{start}","endTimeUnixNano":"{end}","attributes":[{attributes}]{status}}}"#
+        )
+    }
+}
+
+fn attribute(key: &str, kind: &str, value: &str) -> String {
+    format!(r#"{{"key":"{key}","value":{{"{kind}":{}}}}}"#, quoted(value))
+}
+
+fn quoted(text: &str) -> String {
+    // Serializing a string cannot fail.
+    serde_json::to_string(text).unwrap_or_default()
+}
+
+/// Starts the recording of this thread with a span called `name`.
 pub fn start(name: String, parent: Option<Parent>) {
     RECORDING.set(Some(Recording::new(name, parent)));
 }
@@ -147,17 +185,16 @@ pub fn is_on() -> bool {
     RECORDING.with_borrow(Option::is_some)
 }
 
-/// Something that takes time: it ends when it is dropped.
-#[derive(Debug)]
+/// A step of the call, from its creation until it is dropped.
 #[must_use = "a span ends when it is dropped"]
 pub struct Span(Option<usize>);
 
-/// Begins a span in the one that has begun last.
+/// Begins a child of the innermost open span.
 pub fn span(name: &'static str) -> Span {
     Span(RECORDING.with_borrow_mut(|on| on.as_mut()?.open(name.to_owned())))
 }
 
-/// The call itself.
+/// The span of the call.
 pub fn root() -> Span {
     // Ended by `finish`.
     Span(is_on().then_some(0))
@@ -171,22 +208,22 @@ impl Span {
         });
     }
 
-    /// Notes something. `value` is called only where it is recorded.
+    /// Adds an attribute. `value` is called only if this thread records.
     pub fn text<T: Into<String>>(&self, key: &'static str, value: impl FnOnce() -> T) {
-        self.with(|span| span.attributes.push((key, Value::Text(value().into()))));
+        self.with(|span| span.attributes.push(attribute(key, "stringValue", &value().into())));
     }
 
-    /// Notes a number.
+    /// Adds a number.
     pub fn number(&self, key: &'static str, value: u64) {
-        self.with(|span| span.attributes.push((key, Value::Number(value))));
+        self.with(|span| span.attributes.push(attribute(key, "intValue", &value.to_string())));
     }
 
-    /// Notes that it failed.
-    pub fn fail(&self, why: &dyn Display) {
-        self.with(|span| span.error = Some(why.to_string()));
+    /// Marks the span as failed.
+    pub fn fail(&self, cause: &dyn Display) {
+        self.with(|span| span.error = Some(cause.to_string()));
     }
 
-    /// Notes how it ended.
+    /// Ends the span, and marks it as failed if `outcome` is an error.
     pub fn end_with<T, E: Display>(self, outcome: Result<T, E>) -> Result<T, E> {
         if let Err(error) = &outcome {
             self.fail(error);
@@ -203,7 +240,7 @@ impl Drop for Span {
     }
 }
 
-/// What a program that is started now is to find in [`TRACEPARENT`]: its parent is the span that has begun last.
+/// The value of [`TRACEPARENT`] for a child process: its parent is the innermost open span.
 pub fn traceparent() -> Option<String> {
     RECORDING.with_borrow(|on| {
         let on = on.as_ref()?;
@@ -212,11 +249,11 @@ pub fn traceparent() -> Option<String> {
     })
 }
 
-/// Ends the recording: the call as a line of OTLP JSON, with a newline at its end.
+/// Ends the recording. Returns the call as a line of OTLP JSON, with a newline.
 pub fn finish() -> Option<String> {
     let mut recording = RECORDING.take()?;
     recording.close(0);
-    Some(otlp::line(&recording))
+    Some(recording.to_json())
 }
 
 #[cfg(test)]
@@ -251,7 +288,7 @@ mod tests {
     #[test]
     fn off_nothing_is_recorded() {
         let span = span("netlink");
-        span.text("key", || -> String { unreachable!("nobody records") });
+        span.text("key", || -> String { unreachable!("not recording") });
         assert_eq!((traceparent(), finish()), (None, None));
     }
 
