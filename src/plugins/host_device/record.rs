@@ -1,8 +1,8 @@
-//! What is kept of a device while a container has it, beside the alias that the reference sets:
-//! one small file for each attachment, gone with the next boot as the containers are.
+//! The records of devices that containers have, beside the alias that the reference plugin sets: one small file for
+//! each attachment, which does not survive a reboot, just as the containers.
 //!
-//! A device that the reference has moved has no such file. It gets its name back, from its alias;
-//! its address, MTU and whether it was up are known only here.
+//! A device that the reference plugin has moved has no record. It gets its name back, from its alias; its address,
+//! MTU and whether it was up are unknown.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -17,8 +17,8 @@ use crate::files::atomic::{Durability, Writer};
 use crate::files::dir;
 use crate::log;
 
-/// Where the files are unless the configuration says otherwise.
-pub(super) const DATA_DIR: &str = "/run/cni/host-device";
+/// The default of `dataDir`.
+const DATA_DIR: &str = "/run/cni/host-device";
 
 /// An attachment that has a device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,14 +30,14 @@ pub(super) struct Record {
     /// The path of its namespace.
     pub(super) netns: String,
     pub(super) device: Origin,
-    /// Whether a DEL could not give all back already.
+    /// Whether a DEL has already failed to restore the device completely.
     #[serde(default)]
     pub(super) tried: bool,
 }
 
-/// The files of one network: `<network>/<container>:<interface>.json`. Of the three only
-/// the separator can contain a colon.
-#[derive(Clone, Debug)]
+/// The files of one network: `<network>/<container>:<interface>.json`. Of the three names only the separator can
+/// contain a colon.
+#[derive(Debug)]
 pub(super) struct Records {
     all: PathBuf,
     own: PathBuf,
@@ -53,7 +53,7 @@ impl Records {
         self.own.join(file_name(id, ifname))
     }
 
-    /// Keeps a record in place of any other one of the same attachment.
+    /// Writes a record, replacing an earlier record of the same attachment.
     pub(super) fn keep(&self, record: &Record) -> Result<()> {
         self.write(record).map_err(|e| {
             let context = format!("keep how \"{}\" was, to give it back so", record.device.name);
@@ -70,12 +70,27 @@ impl Records {
         Ok(Writer::new(temporary(&path), Durability::Volatile).replace(&path, &bytes, 0o600)?)
     }
 
+    /// Ends an attachment whose device is back; `incomplete` is the error of a state that was not restored completely.
+    /// The next command retries once: a permanent error must not keep the container from being deleted.
+    pub(super) fn conclude(&self, mut record: Record, incomplete: Option<Error>) -> Result<()> {
+        match incomplete {
+            Some(error) if !record.tried => {
+                record.tried = true;
+                self.keep(&record)?;
+                return Err(error.with_details("the next DEL or GC tries once more"));
+            }
+            Some(error) => log::warn(error),
+            None => {}
+        }
+        self.forget(&record.container_id, &record.ifname)
+    }
+
     /// The record of an attachment.
     pub(super) fn find(&self, id: &ContainerId, ifname: &IfName) -> Option<Record> {
         if is_trusted(&self.own) { read(&self.file(id.as_str(), ifname.as_str())) } else { None }
     }
 
-    /// Forgets an attachment, and what a killed ADD may have left of it.
+    /// Deletes the record of an attachment, and the temporary file of an ADD that was killed.
     pub(super) fn forget(&self, id: &str, ifname: &str) -> Result<()> {
         let path = self.file(id, ifname);
         [temporary(&path), path].iter().try_for_each(|path| match fs::remove_file(path) {
@@ -86,54 +101,52 @@ impl Records {
         })
     }
 
-    /// Removes what killed ADDs left, but for the attachments that are valid.
-    pub(super) fn sweep(&self, is_valid: impl Fn(&str, &str) -> bool) {
-        if !is_trusted(&self.own) {
-            return;
-        }
-        for entry in fs::read_dir(&self.own).into_iter().flatten().flatten() {
-            let name = entry.file_name().to_string_lossy().into_owned();
-            let left = name.strip_suffix(".tmp").and_then(|name| name.split_once(':'));
-            if left.is_some_and(|(id, ifname)| !is_valid(id, ifname)) {
-                drop(fs::remove_file(entry.path()));
+    /// Deletes the temporary files of ADDs that were killed, except for valid attachments.
+    pub(super) fn sweep(&self, is_valid: &dyn Fn(&str, &str) -> bool) {
+        for path in files_in(&self.own, "tmp") {
+            let name = path.file_stem().and_then(|name| name.to_str()?.split_once(':'));
+            if name.is_some_and(|(id, ifname)| !is_valid(id, ifname)) {
+                drop(fs::remove_file(path));
             }
         }
     }
 
-    /// All of this network.
+    /// The records of this network.
     pub(super) fn of_network(&self) -> Vec<Record> {
         in_folder(&self.own)
     }
 
-    /// All of all networks.
+    /// The records of all networks.
     pub(super) fn of_node(&self) -> Vec<Record> {
         let folders = fs::read_dir(&self.all).into_iter().flatten().flatten();
         folders.flat_map(|folder| in_folder(&folder.path())).collect()
     }
 }
 
-/// Where a record is written before it gets its name. An attachment has one ADD at a time.
+/// The file that a record is written to before it is renamed. An attachment has one ADD at a time.
 fn temporary(path: &Path) -> PathBuf {
     path.with_extension("tmp")
 }
 
 fn in_folder(folder: &Path) -> Vec<Record> {
+    files_in(folder, "json").iter().filter_map(|path| read(path)).collect()
+}
+
+/// The files with this extension in a folder; none if other users can write to the folder.
+fn files_in(folder: &Path, extension: &str) -> Vec<PathBuf> {
     if !is_trusted(folder) {
         return Vec::new();
     }
     let files = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
-    files
-        .filter(|path| path.extension().is_some_and(|e| e == "json"))
-        .filter_map(|p| read(&p))
-        .collect()
+    files.filter(|path| path.extension().is_some_and(|e| e == extension)).collect()
 }
 
-/// A folder that others can write to has what they want.
+/// Whether only this user can write to a folder: other users could forge records.
 fn is_trusted(folder: &Path) -> bool {
     dir::require_own(folder).inspect_err(|e| log::warn(e)).unwrap_or(false)
 }
 
-/// The record at `path`; none where it cannot be read, or its content does not match its name.
+/// The record at `path`; `None` if it cannot be read, or if its content does not match its name.
 fn read(path: &Path) -> Option<Record> {
     let bytes = match fs::read(path) {
         Ok(bytes) => bytes,
@@ -143,12 +156,11 @@ fn read(path: &Path) -> Option<Record> {
             return None;
         }
     };
-    let parsed: serde_json::Result<Record> = serde_json::from_slice(&bytes);
-    let parsed = parsed.inspect_err(|e| log::warn(format_args!("read {}: {e}", path.display())));
-    parsed.ok().filter(|record| {
-        path.file_name()
-            .is_some_and(|name| *name == *file_name(&record.container_id, &record.ifname))
-    })
+    let record: Record = serde_json::from_slice(&bytes)
+        .inspect_err(|e| log::warn(format_args!("read {}: {e}", path.display())))
+        .ok()?;
+    let expected = file_name(&record.container_id, &record.ifname);
+    (*path.file_name()? == *expected).then_some(record)
 }
 
 fn file_name(id: &str, ifname: &str) -> String {
@@ -189,10 +201,10 @@ mod tests {
         assert_eq!(a.of_node().len(), 2);
         let left = temporary(&a.file("c1", "eth0"));
         fs::write(&left, "{").unwrap();
-        a.sweep(|id, ifname| (id, ifname) == ("c1", "eth0"));
-        b.sweep(|_, _| false);
+        a.sweep(&|id, ifname| (id, ifname) == ("c1", "eth0"));
+        b.sweep(&|_, _| false);
         assert!(left.exists());
-        a.sweep(|_, _| false);
+        a.sweep(&|_, _| false);
         assert!(!left.exists());
         a.forget("c1", "eth0").unwrap();
         a.forget("c1", "eth0").unwrap();
