@@ -17,7 +17,7 @@ use crate::cni::{CniResult, IfName, Route as ToldRoute, SpecVersion};
 use crate::error::{Code, Context, Error, Result};
 use crate::files::lock::Lock;
 use crate::iface::tables::{self, Tables};
-use crate::iface::{Inside, driver, verify};
+use crate::iface::{Inside, child, verify};
 use crate::log;
 use crate::netlink::{
     Addr, Dad, Link, LinkChange, LinkKind, Netlink, NewAddr, NewLink, RT_TABLE_MAIN, Route,
@@ -123,7 +123,7 @@ impl Plugin for Vrf {
         let vrf = find(netlink, name)?
             .ok_or_else(|| Error::internal(format!("vrf: there is no VRF \"{name}\"")))?;
         vrf.require_table(conf)?;
-        verify::is_up_inside(&vrf.link)?;
+        verify::is_up(&vrf.link, verify::IN_CONTAINER)?;
         let link = interface(netlink, &req.ifname)?;
         if link.master != Some(vrf.link.index) {
             let ifname = &req.ifname;
@@ -167,7 +167,7 @@ impl Plugin for Vrf {
 
     fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
         Self::require_sound(cx, conf)?;
-        driver::require(|_| LinkKind::Vrf { table: FIRST_TABLE }).or_unavailable()
+        child::require_driver(&|_| LinkKind::Vrf { table: FIRST_TABLE }).or_unavailable()
     }
 }
 

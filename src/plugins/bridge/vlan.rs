@@ -1,9 +1,8 @@
 //! VLANs of the port.
 //!
-//! The container's own VLAN (`vlan`) is untagged at the port, the VLANs of `vlanTrunk` are tagged. A bridge
-//! keeps VLANs apart only when it is told to (`vlan_filtering`): it is told when it is created, or
-//! while it has no ports yet. A bridge with ports is left as it is, since frames that pass with tags
-//! would not pass any more; ADD is refused then.
+//! The container's own VLAN (`vlan`) is untagged at the port, the VLANs of `vlanTrunk` are tagged. A bridge separates
+//! VLANs only with `vlan_filtering`, which is enabled when the bridge is created, or while it has no ports. A bridge
+//! with ports is not changed, since tagged frames that pass now would be dropped; ADD fails then.
 
 use std::ops::RangeInclusive;
 
@@ -14,36 +13,34 @@ use crate::error::{Context, Error, Result};
 use crate::netlink::{Link, LinkChange, Netlink, PortVlans, Tagging, VlanPort};
 use crate::sort::sort_by_key;
 
-/// The native VLAN of a port that only `vlanTrunk` is configured for.
+/// The native VLAN of a port with `vlanTrunk` and without `vlan`.
 const DEFAULT: u16 = 1;
 
 /// One entry of `vlanTrunk`: an id, a range, or both.
 #[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
 pub(super) struct VlanTrunk {
-    #[serde(default)]
     id: Option<i64>,
-    #[serde(default, rename = "minID")]
+    #[serde(rename = "minID")]
     min_id: Option<i64>,
-    #[serde(default, rename = "maxID")]
+    #[serde(rename = "maxID")]
     max_id: Option<i64>,
 }
 
 /// The VLANs of a validated configuration.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug)]
 pub(super) struct Vlans {
-    /// Whether the bridge has to keep VLANs apart.
+    /// Whether the bridge has to filter VLANs.
     pub(super) filtering: bool,
-    /// The VLAN of `vlan`.
+    /// The VLAN of the key `vlan`.
     pub(super) access: Option<u16>,
-    /// What the port is to be in; nothing leaves that to the bridge.
+    /// The VLANs of the port; if empty, the bridge decides.
     port: Vec<PortVlans>,
-    /// Whether the port stays in the VLAN that the bridge puts it in.
+    /// Whether the port stays in the default VLAN of the bridge.
     preserve: bool,
 }
 
 impl Vlans {
-    /// Refuses numbers that are none.
+    /// Decodes the keys; fails with an invalid VLAN ID.
     pub(super) fn resolve(conf: &Conf) -> Result<Vlans> {
         let access = u16::try_from(conf.vlan).ok().filter(|id| *id <= 4094).ok_or_else(|| {
             let msg = format!("invalid VLAN ID {} (must be between 0 and 4094)", conf.vlan);
@@ -56,7 +53,7 @@ impl Vlans {
         let tagged = merged(tagged);
         let access = (access != 0).then_some(access);
         let native = access.or((!tagged.is_empty()).then_some(DEFAULT));
-        // Tagged as well, the native VLAN would be the native one no longer.
+        // A VLAN that is added tagged is no longer the native one.
         let tagged = tagged.into_iter().flat_map(|ids| without(ids, native));
         let tagged = tagged.map(|ids| PortVlans { ids, tagging: Tagging::Tagged });
         Ok(Vlans {
@@ -67,7 +64,7 @@ impl Vlans {
         })
     }
 
-    /// Has a bridge that is there already keep VLANs apart, or says why not.
+    /// Enables VLAN filtering of an existing bridge, if needed.
     pub(super) fn ensure_filtering(&self, host: &Netlink, bridge: &Link) -> Result<()> {
         if self.require_filtering(host, bridge)? {
             return Ok(());
@@ -76,7 +73,7 @@ impl Vlans {
             .context(|| format!("could not switch on VLAN filtering of \"{}\"", bridge.name))
     }
 
-    /// Whether the bridge filters VLANs or need not; an error if it has to and the kernel cannot.
+    /// Whether the bridge filters VLANs or need not; fails if filtering is needed and cannot be enabled.
     pub(super) fn require_filtering(&self, host: &Netlink, bridge: &Link) -> Result<bool> {
         if !self.filtering || bridge.bridge.unwrap_or_default().vlan_filtering {
             return Ok(true);
@@ -87,12 +84,12 @@ impl Vlans {
         Ok(false)
     }
 
-    /// Puts a new port of the bridge into its VLANs.
+    /// Adds a new port of the bridge to its VLANs.
     pub(super) fn set(&self, host: &Netlink, bridge: &Link, port: &Link) -> Result<()> {
         self.put(host, bridge, port, &self.port)
     }
 
-    /// Puts the port of the gateway into the VLAN that the gateway is for; whatever it was in.
+    /// Adds the port of a VLAN's gateway to the VLAN.
     pub(super) fn set_gateway(&self, host: &Netlink, bridge: &Link, port: &Link) -> Result<()> {
         let own: Vec<_> = self.access.map(PortVlans::native).into_iter().collect();
         self.put(host, bridge, port, &own)
@@ -113,7 +110,7 @@ impl Vlans {
             .context(|| format!("failed to remove default vlan on interface \"{}\"", port.name))
     }
 
-    /// A VLAN of the port that it is not in, in words.
+    /// Describes a configured VLAN that the port is not in.
     pub(super) fn missing(&self, port: &Link, found: &VlanPort) -> Option<String> {
         let each =
             self.port.iter().flat_map(|vlans| vlans.ids.clone().map(|id| (id, vlans.tagging)));
@@ -122,12 +119,12 @@ impl Vlans {
         Some(format!("port \"{}\" is not in VLAN {id}, configured as {how}", port.name))
     }
 
-    /// Whether ports are put into VLANs of their own.
+    /// Whether the configuration has VLANs for ports.
     pub(super) fn has_any(&self) -> bool {
         !self.port.is_empty()
     }
 
-    /// CHECK: the bridge keeps VLANs apart, and the port is in those that it was put into.
+    /// CHECK: fails unless the bridge filters VLANs, if needed, and the port is in exactly its VLANs.
     pub(super) fn verify(&self, host: &Netlink, bridge: &Link, port: &Link) -> Result<()> {
         let info = bridge.bridge.unwrap_or_default();
         if self.filtering && !info.vlan_filtering {
@@ -145,15 +142,13 @@ impl Vlans {
             kept || self.port.iter().any(|vlans| vlans.ids.contains(id))
         };
         let mut present = found.vlans.iter().flat_map(|vlans| vlans.ids.clone());
-        let more = present.find(|id| !expected(id));
-        more.map_or(Ok(()), |id| {
-            let msg = format!("port \"{}\" is in VLAN {id}, which is not configured", port.name);
-            Err(Error::internal(msg))
-        })
+        let Some(id) = present.find(|id| !expected(id)) else { return Ok(()) };
+        let msg = format!("port \"{}\" is in VLAN {id}, which is not configured", port.name);
+        Err(Error::internal(msg))
     }
 }
 
-/// The VLANs that a port is in.
+/// The VLANs of a port.
 pub(super) fn of_port(host: &Netlink, port: &Link) -> Result<VlanPort> {
     let all = host.dump_port_vlans()?;
     Ok(all.into_iter().find(|vlans| vlans.index == port.index).unwrap_or_default())
@@ -209,7 +204,7 @@ fn merged(mut ranges: Vec<RangeInclusive<u16>>) -> Vec<RangeInclusive<u16>> {
     merged
 }
 
-/// What is left of a range without one of its numbers.
+/// A range without one of its numbers.
 fn without(
     ids: RangeInclusive<u16>,
     hole: Option<u16>,
@@ -241,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn what_configurations_come_to() {
+    fn the_vlans_of_configurations() {
         assert_eq!(port("{}"), "");
         assert_eq!(port(r#"{"vlan":100}"#), "100/");
         assert_eq!(port(r#"{"vlanTrunk":[]}"#), "");

@@ -139,7 +139,7 @@ impl Plugin for HostDevice {
             Error::internal(format!("Container Interface name in prevResult: {name} not found"))
         })?;
         verify::same_mac(&link, entry)?;
-        verify::is_up_inside(&link)?;
+        verify::is_up(&link, verify::IN_CONTAINER)?;
         if link.alias.is_empty() {
             let msg = format!("\"{}\" has no alias, which is its name on the host", link.name);
             return Err(Error::internal(msg));

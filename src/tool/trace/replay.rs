@@ -11,8 +11,8 @@ use crate::cni::json::{Json, compact, pretty};
 use crate::cni::{CniResult, SpecVersion};
 use crate::error::Result;
 use crate::iface::Inside;
-use crate::iface::configure::{Connected, Style, add_routes, addresses_and_up, set_up};
-use crate::netlink::{Dad, LinkChange, LinkKind, Netlink, NewLink, VethPeer};
+use crate::iface::configure::{Style, add_routes, addresses_and_up, set_up};
+use crate::netlink::{LinkChange, LinkKind, Netlink, NewLink, VethPeer};
 use crate::netns::{self, Netns};
 use crate::skel::call::{Call, Caller, Env, RunFn};
 use crate::skel::{Applet, Table, Verb};
@@ -131,6 +131,6 @@ fn prepare(config: &Json, container: &Netns, ifname: &str) -> Result<()> {
         return set_up(&inside, &link);
     };
     let prev = CniResult::decode_prev(prev, version)?;
-    addresses_and_up(&inside, &link, &prev, Style { dad: Dad::Off, connected: Connected::Route })?;
+    addresses_and_up(&inside, &link, &prev, Style::Immediate)?;
     add_routes(&inside, &link, &prev)
 }
