@@ -11,8 +11,8 @@ use crate::cni::{self, CniResult};
 use crate::error::{Context, Error, Result};
 use crate::log;
 use crate::netlink::{
-    self, Dad, Link, LinkChange, Netlink, NewAddr, NextHop, OperState, Route, RouteMode, Switch,
-    Waited,
+    self, Addr, Dad, Link, LinkChange, Netlink, NewAddr, NextHop, OperState, Route, RouteMode,
+    Switch, Waited,
 };
 use crate::sysctl;
 
@@ -101,6 +101,18 @@ pub fn layer3(
     prepare_ipv6(inside, &link.name, result, ipv6)?;
     addresses_and_up(inside, link, result, style)?;
     add_routes(inside, link, result)
+}
+
+/// The request that adds an address again, with its flags and lifetime.
+pub fn again(addr: &Addr) -> NewAddr {
+    let mut new = NewAddr::new(addr.net).lifetime(addr.lifetime);
+    if addr.is_without_prefix_route() {
+        new = new.without_prefix_route();
+    }
+    if addr.broadcast.is_none() {
+        new = new.without_broadcast();
+    }
+    new
 }
 
 /// Adds a gateway's address to a link of the host, without duplicate address detection, so that the container can use

@@ -11,8 +11,9 @@ use serde::Deserialize;
 use super::Conf;
 use crate::error::{Context, Error, Result};
 use crate::netlink::{Link, LinkChange, Netlink, PortVlans, Tagging, VlanPort};
-use crate::sort::sort_by_key;
 
+/// The VLAN IDs of 802.1Q.
+const IDS: RangeInclusive<u16> = 1..=4094;
 /// The native VLAN of a port with `vlanTrunk` and without `vlan`.
 const DEFAULT: u16 = 1;
 
@@ -46,20 +47,26 @@ impl Vlans {
             let msg = format!("invalid VLAN ID {} (must be between 0 and 4094)", conf.vlan);
             Error::config(msg)
         })?;
-        let mut tagged = Vec::new();
+        let mut tagged = [false; 4095];
         for entry in conf.vlan_trunk.iter().flatten() {
-            tagged.extend(entry.ranges()?);
+            entry.mark(&mut tagged)?;
         }
-        let tagged = merged(tagged);
         let access = (access != 0).then_some(access);
-        let native = access.or((!tagged.is_empty()).then_some(DEFAULT));
+        let native = access.or(tagged.contains(&true).then_some(DEFAULT));
+        let mut port = Vec::from_iter(native.map(PortVlans::native));
         // A VLAN that is added tagged is no longer the native one.
-        let tagged = tagged.into_iter().flat_map(|ids| without(ids, native));
-        let tagged = tagged.map(|ids| PortVlans { ids, tagging: Tagging::Tagged });
+        for id in IDS.filter(|id| tagged[usize::from(*id)] && native != Some(*id)) {
+            match port.last_mut() {
+                Some(PortVlans { ids, tagging: Tagging::Tagged }) if *ids.end() + 1 == id => {
+                    *ids = *ids.start()..=id;
+                }
+                _ => port.push(PortVlans { ids: id..=id, tagging: Tagging::Tagged }),
+            }
+        }
         Ok(Vlans {
             filtering: access.is_some() || conf.vlan_trunk.is_some(),
             access,
-            port: native.map(PortVlans::native).into_iter().chain(tagged).collect(),
+            port,
             preserve: conf.preserve_default_vlan,
         })
     }
@@ -163,58 +170,34 @@ fn not_filtering(bridge: &Link) -> Error {
 }
 
 impl VlanTrunk {
-    fn ranges(&self) -> Result<impl Iterator<Item = RangeInclusive<u16>> + use<>> {
-        let missing =
-            |key| format!("minID and maxID should be configured simultaneously, {key} is missing");
-        let id = valid(self.id, "incorrect trunk id parameter")?;
-        let range = match (self.min_id, self.max_id) {
-            (None, None) => None,
-            (None, Some(_)) => return Err(Error::config(missing("minID"))),
-            (Some(_), None) => return Err(Error::config(missing("maxID"))),
-            (min, max) => {
-                let min = valid(min, "incorrect trunk minID parameter")?;
-                let max = valid(max, "incorrect trunk maxID parameter")?;
+    /// Sets the VLAN IDs of this entry in `tagged`; fails with an invalid VLAN ID or range.
+    fn mark(&self, tagged: &mut [bool]) -> Result<()> {
+        if let Some(id) = self.id {
+            tagged[index(id, "incorrect trunk id parameter")?] = true;
+        }
+        let missing = match (self.min_id, self.max_id) {
+            (None, None) => return Ok(()),
+            (Some(min), Some(max)) => {
+                let min = index(min, "incorrect trunk minID parameter")?;
+                let max = index(max, "incorrect trunk maxID parameter")?;
                 if min > max {
                     return Err(Error::config("minID is greater than maxID in trunk parameter"));
                 }
-                min.zip(max)
+                tagged[min..=max].fill(true);
+                return Ok(());
             }
+            (None, Some(_)) => "minID",
+            (Some(_), None) => "maxID",
         };
-        Ok(id.map(|id| id..=id).into_iter().chain(range.map(|(min, max)| min..=max)))
+        Err(Error::config(format!(
+            "minID and maxID should be configured simultaneously, {missing} is missing"
+        )))
     }
 }
 
-fn valid(id: Option<i64>, refusal: &str) -> Result<Option<u16>> {
-    let number = |id| u16::try_from(id).ok().filter(|id| (1..=4094).contains(id));
-    id.map(|id| number(id).ok_or_else(|| Error::config(refusal))).transpose()
-}
-
-/// The ranges sorted; ranges that overlap or touch are merged.
-fn merged(mut ranges: Vec<RangeInclusive<u16>>) -> Vec<RangeInclusive<u16>> {
-    sort_by_key(&mut ranges, |ids| *ids.start());
-    let mut merged: Vec<RangeInclusive<u16>> = Vec::new();
-    for ids in ranges {
-        match merged.last_mut() {
-            Some(last) if *ids.start() <= *last.end() + 1 => {
-                *last = *last.start()..=*ids.end().max(last.end());
-            }
-            _ => merged.push(ids),
-        }
-    }
-    merged
-}
-
-/// A range without one of its numbers.
-fn without(
-    ids: RangeInclusive<u16>,
-    hole: Option<u16>,
-) -> impl Iterator<Item = RangeInclusive<u16>> {
-    let (first, last) = (*ids.start(), *ids.end());
-    let parts = match hole.filter(|hole| ids.contains(hole)) {
-        Some(hole) => [Some(first..=hole - 1), Some(hole + 1..=last)],
-        None => [Some(first..=last), None],
-    };
-    parts.into_iter().flatten().filter(|part| !part.is_empty())
+fn index(id: i64, refusal: &str) -> Result<usize> {
+    let id = u16::try_from(id).ok().filter(|id| IDS.contains(id));
+    id.map(usize::from).ok_or_else(|| Error::config(refusal))
 }
 
 #[cfg(test)]

@@ -24,6 +24,7 @@ use self::location::Search;
 use self::origin::{HostNetwork, Origin};
 use self::record::{Record, Records};
 use self::sysfs::Sysfs;
+use crate::attachment::Owner;
 use crate::cni::{CniResult, Interface};
 use crate::error::{Code, Context, Error, Result};
 use crate::iface::{Inside, child, verify};
@@ -160,7 +161,7 @@ impl Plugin for HostDevice {
         let mut failures = Failures::new();
         failures.keep(cx.if_ipam(Cx::ipam_gc));
         let records = records(cx, conf);
-        records.sweep(&|id, ifname| req.is_valid(id, ifname));
+        records.sweep(&Owner::each(&cx.net.name, &req.valid));
         let (valid, stale): (Vec<_>, Vec<_>) = records
             .of_network()
             .into_iter()
@@ -192,8 +193,8 @@ impl Plugin for HostDevice {
     }
 }
 
-fn records(cx: &Cx<'_>, conf: &Conf) -> Records {
-    Records::new(conf.data_dir.as_deref(), &cx.net.name)
+fn records<'a>(cx: &'a Cx<'_>, conf: &Conf) -> Records<'a> {
+    Records::new(conf.data_dir.as_deref(), cx.net.name.as_str())
 }
 
 fn no_selector() -> Error {
@@ -201,7 +202,7 @@ fn no_selector() -> Error {
 }
 
 /// Adds to the error of a missing device the container that has the device.
-fn explain(error: Error, selector: &Selector, records: &Records) -> Error {
+fn explain(error: Error, selector: &Selector, records: &Records<'_>) -> Error {
     let error = error.context("failed to find host device");
     let (Selector::Name(name), true) = (selector, error.details().is_empty()) else {
         return error;
@@ -236,7 +237,7 @@ fn report_only(cx: &Cx<'_>, req: &AddReq, pci: &str) -> Result<CniResult> {
 fn give_back(cx: &Cx<'_>, conf: &Conf, req: &DelReq) -> Result<()> {
     let records = records(cx, conf);
     let (host, netns, prev) = (cx.host()?, req.netns.as_ref(), req.prev.as_ref());
-    if let Some(record) = records.find(&req.id, &req.ifname) {
+    if let Some(record) = records.find(req.id.as_str(), req.ifname.as_str()) {
         let recorded = if netns.is_none() { recorded_netns(&record)? } else { None };
         let netns = netns.or(recorded.as_ref());
         let incomplete = Search::of(&record).give_back(host, netns, prev)?;

@@ -1,15 +1,14 @@
 //! The state of a device on the host: recorded by ADD, restored by DEL, and with `useInterfaceNetwork` given to
 //! the container.
 
-use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use super::identity::Identity;
 use crate::cni::{self, CniResult, IpConfig};
 use crate::error::{Context, Result};
-use crate::iface::Inside;
+use crate::iface::{Inside, configure};
 use crate::netlink::{
-    Addr, Link, LinkChange, Mac, Netlink, NewAddr, RT_TABLE_MAIN, Route, RouteFilter, RouteMode,
+    Addr, Link, LinkChange, Mac, Netlink, RT_TABLE_MAIN, Route, RouteFilter, RouteMode,
 };
 use crate::skel::Failures;
 use crate::sort::sort_by_key;
@@ -43,25 +42,20 @@ pub(super) struct Origin {
     pub(super) up: bool,
     pub(super) promisc: Option<bool>,
     pub(super) allmulti: Option<bool>,
-    /// The permanent addresses.
-    pub(super) addresses: Vec<Address>,
+    /// The permanent addresses, without those that the kernel adds.
+    pub(super) addresses: Vec<Addr>,
     /// The routes through the device that an administrator added.
     pub(super) routes: Vec<Route>,
-}
-
-/// A permanent address of a device.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) struct Address {
-    net: IpNet,
-    no_prefix_route: bool,
-    broadcast: bool,
 }
 
 impl Origin {
     /// The state of a device on the host.
     pub(super) fn of(host: &Netlink, device: &Link) -> Result<Origin> {
-        let addresses = host.dump_addrs(device.index)?;
+        let mut addresses = host.dump_addrs(device.index)?;
+        addresses.retain(|addr| {
+            let is_automatic = addr.scope == ON_LINK && addr.net.addr().is_ipv6();
+            addr.flags & IFA_F_PERMANENT != 0 && !is_automatic
+        });
         let is_administrative =
             |route: &Route| route.protocol.is_some_and(|p| ADMINISTRATIVE.contains(&p));
         Ok(Origin {
@@ -74,7 +68,7 @@ impl Origin {
             up: device.up,
             promisc: Some(device.promisc),
             allmulti: Some(device.allmulti),
-            addresses: addresses.iter().filter_map(Address::of).collect(),
+            addresses,
             routes: routes(host, device, &is_administrative)?,
         })
     }
@@ -114,7 +108,7 @@ impl Origin {
             keep("multicast mode", change(LinkChange::new().allmulti(on.into())));
         }
         for address in &self.addresses {
-            keep("addresses", address.add(host, device.index));
+            keep("addresses", add_addr(host, device.index, address));
         }
         if self.up {
             keep("state", change(LinkChange::new().up()));
@@ -131,30 +125,11 @@ impl Origin {
     }
 }
 
-impl Address {
-    fn of(addr: &Addr) -> Option<Address> {
-        let is_permanent = addr.flags & IFA_F_PERMANENT != 0;
-        let is_automatic = addr.scope == ON_LINK && addr.net.addr().is_ipv6();
-        (is_permanent && !is_automatic).then(|| Address {
-            net: addr.net,
-            no_prefix_route: addr.is_without_prefix_route(),
-            broadcast: addr.broadcast.is_some(),
-        })
-    }
-
-    fn add(&self, host: &Netlink, index: u32) -> Result<()> {
-        let mut address = NewAddr::new(self.net);
-        if self.no_prefix_route {
-            address = address.without_prefix_route();
-        }
-        if !self.broadcast {
-            address = address.without_broadcast();
-        }
-        match host.add_addr(index, &address) {
-            // A network manager may have added the address already.
-            Err(error) if error.is_exists() => Ok(()),
-            added => Ok(added?),
-        }
+fn add_addr(netlink: &Netlink, index: u32, addr: &Addr) -> Result<()> {
+    match netlink.add_addr(index, &configure::again(addr)) {
+        // A network manager may have added the address already.
+        Err(error) if error.is_exists() => Ok(()),
+        added => Ok(added?),
     }
 }
 
