@@ -2,32 +2,32 @@
 //!
 //! | step | function |
 //! | --- | --- |
-//! | where is the master, which link is it, does the MTU fit it | [`Below`] |
-//! | make the child | [`add`], [`add_up`]: in the container, under its final name, by one message |
-//! | take it back | [`take_back`] |
+//! | find the master, check the MTU | [`Below`] |
+//! | create the child | [`add`]: in the container, under its final name, by one message |
+//! | roll back | [`take_back`] |
 //! | kernel parameters, addresses, up, routes, the result | [`attach`] |
 //! | CHECK | [`find`], [`Below::verify`], [`verify_mtu`], [`Found::verify_layer3`] |
-//! | DEL | [`del`], which never asks for the master |
+//! | DEL | [`del`], which never needs the master |
+//! | STATUS | [`Below::status`], [`require_driver`] |
 //!
 //! The master is on the host, or with `linkInContainer` in the container itself: `place` is the
 //! netlink socket of its namespace. The container's namespace is entered before the link is created, so that the link
 //! can be deleted after any failure. [`AddReq::attach_link`](crate::skel::AddReq::attach_link) is the common
 //! part of the plugins' ADD.
 
-use std::collections::hash_map::RandomState;
-use std::hash::{BuildHasher, Hasher};
 use std::os::fd::AsFd;
 
 use nix::errno::Errno;
+use serde::Deserialize;
 
-use super::configure::{self, Connected, Style};
-use super::inside::{Inside, Setting};
-use super::mtu::Mtu;
-use super::{default_route, routes, verify, veth};
+use super::configure::{self, Style};
+use super::inside::{DEL_FIRST, Inside};
+use super::mtu::{Mtu, default_link};
+use super::{routes, verify, veth};
 use crate::cni::{CniResult, IfName};
 use crate::error::{Context, Error, Result};
 use crate::log;
-use crate::netlink::{Dad, Link, LinkKind, Mac, Netlink, NewLink};
+use crate::netlink::{Link, LinkKind, Mac, Netlink, NewLink, VethPeer};
 use crate::netns::Netns;
 use crate::repairs::Repairs;
 
@@ -35,11 +35,11 @@ use crate::repairs::Repairs;
 const INDEX_TRIES: usize = 5;
 
 /// The child to create.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Wanted<'a> {
     /// Its name in the container.
     pub ifname: &'a IfName,
-    /// Its kind, and the link that it is on.
+    /// Its kind, with its master.
     pub kind: LinkKind<'a>,
     /// Its MTU in bytes; 0 leaves it to the kernel, which takes the master's.
     pub mtu: u32,
@@ -47,16 +47,17 @@ pub struct Wanted<'a> {
     pub mac: Option<Mac>,
 }
 
-impl<'a> Wanted<'a> {
-    fn new_link(&self) -> NewLink<'a> {
-        NewLink::new(self.ifname.as_str(), self.kind.clone()).mtu(self.mtu).mac(self.mac)
-    }
+/// The object of a configuration that has the MAC of the interface: `runtimeConfig` (capability `mac`) or `args.cni`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct WithMac {
+    pub mac: String,
 }
 
 /// The master called `name`; without a name, the link of the default route, IPv4 first.
 fn master(place: &Netlink, name: &str) -> Result<Link> {
     if name.is_empty() {
-        return default_route::link(place);
+        return default_link(place);
     }
     let failed = || format!("failed to lookup master \"{name}\"");
     place.link(name).context(failed)?.ok_or_else(|| {
@@ -66,37 +67,22 @@ fn master(place: &Netlink, name: &str) -> Result<Link> {
     })
 }
 
-/// Creates the child in the namespace `netns` under its final name, so that [`del`] finds the child even if this process
-/// is killed. `place` is the socket of the master's namespace.
-pub fn add(place: &Netlink, netns: &Netns, wanted: &Wanted<'_>) -> Result<()> {
-    make(place, netns, wanted, wanted.new_link())
-}
-
-/// As [`add`], and sets the child up by the same message: for a child without addresses, or with addresses that are
-/// requested through the child (DHCP).
-pub fn add_up(place: &Netlink, netns: &Netns, wanted: &Wanted<'_>) -> Result<()> {
-    make(place, netns, wanted, wanted.new_link().up())
-}
-
-fn make<'a>(
-    place: &Netlink,
-    netns: &'a Netns,
-    wanted: &Wanted<'a>,
-    link: NewLink<'a>,
-) -> Result<()> {
+/// Creates the child in the container under its final name, so that [`del`] finds the child even if this process is
+/// killed. `place` is the socket of the master's namespace. With `up` the same message sets the child up: for a child
+/// without addresses, or with addresses that are requested through the child (DHCP).
+pub fn add(place: &Netlink, inside: &Inside<'_>, wanted: &Wanted<'_>, up: bool) -> Result<()> {
     let name = wanted.ifname.as_str();
-    let link = link.netns(netns.as_fd());
+    let link = NewLink::new(name, wanted.kind.clone()).mtu(wanted.mtu).mac(wanted.mac);
+    let link = link.netns(inside.netns.as_fd());
+    let link = if up { link.up() } else { link };
     let failed = || format!("failed to create {}", wanted.kind);
     let Err(mut refused) = place.add_link(&link) else { return Ok(()) };
     if refused.is_exists() {
-        if Netlink::open_in(netns)?.link(name)?.is_some() {
+        if inside.netlink.link(name)?.is_some() {
             let msg = format!("container already has an interface \"{name}\": file exists");
-            let remedy =
-                "run DEL first, as an earlier ADD was not followed by one, or CNI_IFNAME is taken";
-            return Err(Error::internal(msg).with_details(remedy)).context(failed);
+            return Err(Error::internal(msg).with_details(DEL_FIRST)).context(failed);
         }
-        // Kernels before 6.15 look for the name in the namespace of the caller, unless they are
-        // given an index to look for.
+        // Kernels before 6.15 look for the name in the namespace of the caller, unless the request has an index.
         let tries = if place.link(name)?.is_some() { INDEX_TRIES } else { 0 };
         for _ in 0..tries {
             match place.add_link(&link.clone().index(random_index())) {
@@ -109,8 +95,8 @@ fn make<'a>(
         }
     }
     if refused.is_unanswered() {
-        // It may have been made.
-        drop(del(netns, wanted.ifname, &wanted.kind.to_string(), None));
+        // The link may exist.
+        drop(del(inside.netns, wanted.ifname, &wanted.kind.to_string(), None));
     }
     let remedy = refused.errno().and_then(|errno| remedy(errno, &wanted.kind));
     let error = Error::from(refused).context(failed());
@@ -131,7 +117,7 @@ fn remedy(errno: Errno, kind: &LinkKind<'_>) -> Option<&'static str> {
              which must be an Ethernet device",
         ),
         (Errno::EEXIST, LinkKind::Vlan { .. }) => {
-            Some("this VLAN of this master is somebody else's, maybe another container's")
+            Some("another link, maybe of another container, has this VLAN of this master")
         }
         _ => None,
     }
@@ -143,7 +129,7 @@ pub fn take_back(inside: &Inside<'_>, ifname: &IfName) -> Result<()> {
 }
 
 /// Adds the addresses and routes of `result` to the child, sets the child up, and adds the child to `result`. Without
-/// addresses the child stays as [`add_up`] created it.
+/// addresses the child stays as [`add`] created it.
 pub fn attach(
     inside: &Inside<'_>,
     ifname: &IfName,
@@ -154,9 +140,16 @@ pub fn attach(
     let link = inside.link(ifname.as_str())?;
     result.interfaces = vec![veth::interface(&link, sandbox)];
     if !result.ips.is_empty() {
-        configure(inside, &link, result)?;
+        configure(inside, &link, result, Style::Detect)?;
     }
     Ok(link)
+}
+
+/// Adds the addresses and routes of `result` to the interface and sets it up. All addresses are announced to the
+/// neighbours.
+pub fn configure(inside: &Inside<'_>, link: &Link, result: &CniResult, style: Style) -> Result<()> {
+    configure::announce(inside, link);
+    configure::layer3(inside, link, result, style, &[("ndisc_notify", "1")])
 }
 
 /// Deletes the link `ifname` of this kind; success if there is none. A link of another kind under this name is not the
@@ -166,7 +159,7 @@ pub fn del(netns: &Netns, ifname: &IfName, kind: &str, mac: Option<Mac>) -> Resu
     let is_of_kind = |link: &Link| link.kind.as_deref() == Some(kind);
     let named = inside.link(ifname.as_str())?;
     if named.as_ref().is_some_and(|link| !is_of_kind(link)) {
-        log::warn(format_args!("\"{ifname}\" is no {kind}, and is left alone"));
+        log::warn(format_args!("\"{ifname}\" is not of kind {kind}, and is left alone"));
     }
     if let Some(link) = named.filter(is_of_kind) {
         inside.del_link_by_index(link.index)?;
@@ -178,37 +171,17 @@ pub fn del(netns: &Netns, ifname: &IfName, kind: &str, mac: Option<Mac>) -> Resu
     Ok(())
 }
 
-/// Sets the kernel parameters that the addresses need before they are added; all addresses are announced to the
-/// neighbours.
-pub fn prepare(inside: &Inside<'_>, link: &Link, result: &CniResult) -> Result<()> {
-    configure::announce(inside, link);
-    let mut settings = configure::settings(result, &link.name);
-    if configure::has_ipv6(result) {
-        let key = format!("net/ipv6/conf/{}/ndisc_notify", link.name);
-        settings.push(Setting::optional(key, "1"));
-    }
-    inside.set(&settings)
-}
-
-/// Adds the addresses, sets the link up, adds the routes. Other hosts share the link, so duplicate address detection
-/// stays on.
-fn configure(inside: &Inside<'_>, link: &Link, result: &CniResult) -> Result<()> {
-    prepare(inside, link, result)?;
-    let style = Style { dad: Dad::Kernel, connected: Connected::Route };
-    configure::addresses_and_up(inside, link, result, style)?;
-    configure::add_routes(inside, link, result)
-}
-
-/// CHECK: an attachment's link, as a result lists it.
-#[derive(Clone, Debug)]
+/// CHECK: an attachment's link, with the result that lists it.
+#[derive(Debug)]
 pub struct Found<'r> {
     pub link: Link,
-    prev: &'r CniResult,
-    index: usize,
+    pub prev: &'r CniResult,
+    /// The index of the interface in the result.
+    pub index: usize,
 }
 
-/// CHECK: the link that `prev` lists under this name and in this sandbox is there, of this kind,
-/// with the hardware address that is listed, up.
+/// CHECK: the link that `prev` lists under this name and in this sandbox; fails unless the link is of this kind, up, and
+/// has the listed hardware address.
 pub fn find<'r>(
     inside: &Inside<'_>,
     prev: &'r CniResult,
@@ -218,11 +191,11 @@ pub fn find<'r>(
 ) -> Result<Found<'r>> {
     let (index, entry) = verify::container_entry(prev, ifname, sandbox)?;
     let link = verify::container_link(inside, entry, kind)?;
-    verify::is_up_inside(&link)?;
+    verify::is_up(&link, verify::IN_CONTAINER)?;
     Ok(Found { link, prev, index })
 }
 
-/// Restores routes of the container through a child that was found; see [`routes::restore`].
+/// Restores the container's missing routes through an interface; see [`routes::restore`].
 pub fn restore_routes(inside: &Inside<'_>, found: &Found<'_>, repairs: &mut Repairs) -> Result<()> {
     let Found { link, prev, index } = found;
     let mut wanted = routes::connected(link, prev, *index);
@@ -231,35 +204,26 @@ pub fn restore_routes(inside: &Inside<'_>, found: &Found<'_>, repairs: &mut Repa
 }
 
 impl Found<'_> {
-    /// Its addresses and the routes are there.
+    /// CHECK: fails unless the interface has its addresses and the container its routes.
     pub fn verify_layer3(&self, inside: &Inside<'_>) -> Result<()> {
         verify::addresses(inside, &self.link, self.prev, self.index)?;
         verify::routes(inside, self.prev)
     }
 }
 
-/// CHECK: `link` is on top of `master`.
-fn verify_master(link: &Link, master: &Link) -> Result<()> {
-    if link.link == Some(master.index) {
-        return Ok(());
-    }
-    let (name, master) = (&link.name, &master.name);
-    Err(Error::internal(format!("interface \"{name}\" is not on top of \"{master}\"")))
-}
-
-/// The configuration's keys about the master.
+/// The configuration's keys for the master.
 #[derive(Clone, Copy, Debug)]
 pub struct Below<'a> {
-    /// Its name; empty if it is none in particular.
+    /// The name of the master; empty for the link of the default route.
     pub name: &'a str,
-    /// Whether it is in the container.
+    /// Whether the master is in the container.
     pub in_container: bool,
-    /// The MTU of the child; the master's at most.
+    /// The MTU of the child; at most the master's.
     pub mtu: Mtu,
 }
 
 impl Below<'_> {
-    /// Where the master is.
+    /// The netlink socket of the master's namespace.
     pub fn place<'n>(self, host: &'n Netlink, inside: &'n Inside<'_>) -> &'n Netlink {
         if self.in_container { &inside.netlink } else { host }
     }
@@ -271,14 +235,14 @@ impl Below<'_> {
         Ok((master, mtu))
     }
 
-    /// STATUS: the master is there. Which container is not known yet, and so neither is a master
-    /// in it.
+    /// STATUS: fails if there is no master. A master in the container cannot be checked, because the container is not
+    /// known yet.
     pub fn status(self, host: &Netlink) -> Result<()> {
         if self.in_container { Ok(()) } else { self.master(host, host).map(drop).or_unavailable() }
     }
 
-    /// CHECK: `link` is on top of the configured master. Without a configured master any existing one
-    /// is right: the default route may have moved since ADD.
+    /// CHECK: fails unless `link` is on top of the configured master. Without a configured master any existing link is
+    /// accepted: the default route may have moved since ADD.
     pub fn verify(self, host: &Netlink, inside: &Inside<'_>, link: &Link) -> Result<()> {
         let in_container = link.link_netnsid.is_none();
         if self.name.is_empty() {
@@ -287,15 +251,18 @@ impl Below<'_> {
         }
         let master = master(self.place(host, inside), self.name)?;
         // The container may be in the host's own namespace.
-        let same_place = in_container == self.in_container
+        let is_same_netns = in_container == self.in_container
             || Netns::current().and_then(|host| host.same_as(inside.netns))?;
-        if !same_place {
+        if !is_same_netns || link.link != Some(master.index) {
+            let place = match (is_same_netns, self.in_container) {
+                (true, _) => "",
+                (false, true) => " in the container",
+                (false, false) => " on the host",
+            };
             let (name, master) = (&link.name, &master.name);
-            let place = if self.in_container { "in the container" } else { "on the host" };
-            let msg = format!("interface \"{name}\" is not on top of \"{master}\" {place}");
+            let msg = format!("interface \"{name}\" is not on top of \"{master}\"{place}");
             return Err(Error::internal(msg));
         }
-        verify_master(link, &master)?;
         match self.mtu {
             // The default route may have moved since ADD.
             Mtu::Auto => Ok(()),
@@ -304,7 +271,12 @@ impl Below<'_> {
     }
 }
 
-/// The hardware address that a configuration gives an interface.
+/// The hardware address from the first source that is not empty; `None` leaves it to the kernel.
+pub fn requested_mac(sources: &[&String]) -> Result<Option<Mac>> {
+    sources.iter().find(|text| !text.is_empty()).map(|text| parse_mac(text)).transpose()
+}
+
+/// The hardware address of an interface in a configuration.
 pub fn parse_mac(text: &str) -> Result<Mac> {
     let refuse = |why| Error::config(format!("invalid args {text} for MAC addr: {why}"));
     let mac: Mac = text.parse().map_err(|why| refuse(format!("{why}")))?;
@@ -314,7 +286,7 @@ pub fn parse_mac(text: &str) -> Result<Mac> {
     Err(refuse(format!("address {mac}: no address of a single interface")))
 }
 
-/// CHECK: `link` has the MTU that is configured, where one is.
+/// CHECK: fails unless `link` has the configured MTU; 0 is none.
 pub fn verify_mtu(link: &Link, configured: u32) -> Result<()> {
     if configured == 0 || link.mtu == configured {
         return Ok(());
@@ -323,10 +295,19 @@ pub fn verify_mtu(link: &Link, configured: u32) -> Result<()> {
     Err(Error::internal(format!("interface \"{name}\" has MTU {mtu}, configured is {configured}")))
 }
 
+/// STATUS: fails if the kernel does not support a kind of link. Creates a link in a temporary network namespace: there is
+/// no other way to learn whether the driver exists. `kind` gets the index of an Ethernet link to use as the master.
+pub fn require_driver(kind: &dyn Fn(u32) -> LinkKind<'static>) -> Result<()> {
+    let elsewhere = Netns::fresh()?;
+    let netlink = Netlink::open_in(&elsewhere)?;
+    let pair = LinkKind::Veth { peer: VethPeer::new("peer") };
+    let master = netlink.create_link(&NewLink::new("master", pair))?;
+    Ok(netlink.add_link(&NewLink::new("link", kind(master.index)))?)
+}
+
 /// A random index far above the indexes that the kernel assigns.
 fn random_index() -> u32 {
-    let random = RandomState::new().build_hasher().finish();
-    0x0100_0000 | (random & 0x00ff_ffff) as u32
+    0x0100_0000 | (veth::random() & 0x00ff_ffff)
 }
 
 #[cfg(test)]

@@ -1,18 +1,18 @@
 //! Addresses and routes of an interface inside a container.
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::time::Duration;
 
 use ipnet::IpNet;
 use nix::errno::Errno;
 
-use super::inside::{Inside, Setting};
+use super::Inside;
 use crate::cni::{self, CniResult};
 use crate::error::{Context, Error, Result};
 use crate::log;
 use crate::netlink::{
-    self, Dad, Link, LinkChange, Netlink, NewAddr, NextHop, OperState, Route, RouteMode, Switch,
-    Waited,
+    self, Addr, Dad, Link, LinkChange, Netlink, NewAddr, NextHop, OperState, Route, RouteMode,
+    Switch, Waited,
 };
 use crate::sysctl;
 
@@ -26,25 +26,20 @@ const LOCAL: Duration = Duration::from_secs(1);
 /// seconds.
 const CARRIER: Duration = Duration::from_millis(2550);
 
-/// Whether the kernel makes the connected route of an address.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Connected {
-    /// The subnet is on the link.
-    Route,
-    /// Only the gateway is on the link: the plugin adds the routes.
-    NoRoute,
-}
-
 /// How addresses are added.
-#[derive(Clone, Copy, Debug)]
-pub struct Style {
-    /// Duplicate address detection for IPv6.
-    pub dad: Dad,
-    pub connected: Connected,
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Style {
+    /// With duplicate address detection for IPv6: other hosts share the link.
+    Detect,
+    /// Without duplicate address detection: the addresses can be used at once.
+    Immediate,
+    /// As [`Style::Immediate`], without routes to the subnets: only the gateway is on the link, and the plugin adds the
+    /// routes.
+    Routed,
 }
 
-/// The addresses of `result` that belong on `ifname`. An address without an interface index is
-/// left out; an address with the index of another interface is an error of the plugin that made the result.
+/// The addresses of `result` for `ifname`. Addresses without an interface index are ignored; an address with the index
+/// of another interface is an error of the plugin that returned the result.
 fn addresses<'r>(result: &'r CniResult, ifname: &str) -> Result<Vec<&'r cni::IpConfig>> {
     if result.interfaces.is_empty() {
         return Err(Error::internal("no interfaces to configure"));
@@ -73,9 +68,10 @@ pub fn addresses_and_up(
     style: Style,
 ) -> Result<()> {
     let ips = addresses(result, &link.name)?;
+    let dad = if style == Style::Detect { Dad::Kernel } else { Dad::Off };
     for ip in &ips {
-        let mut address = NewAddr::new(ip.address).dad(style.dad);
-        if style.connected == Connected::NoRoute {
+        let mut address = NewAddr::new(ip.address).dad(dad);
+        if style == Style::Routed {
             address = address.without_prefix_route();
         }
         inside
@@ -84,12 +80,39 @@ pub fn addresses_and_up(
             .context(|| format!("failed to add IP addr {} to \"{}\"", ip.address, link.name))?;
     }
     set_up(inside, link)?;
-    match style.dad {
-        Dad::Kernel if ips.iter().any(|ip| ip.address.addr().is_ipv6()) => settle(inside, link)
-            .context(|| format!("failed to settle addresses for \"{}\"", link.name)),
-        Dad::Kernel => Ok(()),
-        Dad::Off => wait_for_ipv6(&inside.netlink, ips.iter().map(|ip| ip.address.addr())),
+    if dad == Dad::Off {
+        return wait_for_ipv6(&inside.netlink, &mut ips.iter().map(|ip| ip.address.addr()));
     }
+    if !ips.iter().any(|ip| ip.address.addr().is_ipv6()) {
+        return Ok(());
+    }
+    settle(inside, link).context(|| format!("failed to settle addresses for \"{}\"", link.name))
+}
+
+/// Configures the container's interface with the addresses and routes of `result` and sets it up. `ipv6` are optional
+/// parameters, as for [`prepare_ipv6`].
+pub fn layer3(
+    inside: &Inside<'_>,
+    link: &Link,
+    result: &CniResult,
+    style: Style,
+    ipv6: &[(&str, &str)],
+) -> Result<()> {
+    prepare_ipv6(inside, &link.name, result, ipv6)?;
+    addresses_and_up(inside, link, result, style)?;
+    add_routes(inside, link, result)
+}
+
+/// The request that adds an address again, with its flags and lifetime.
+pub fn again(addr: &Addr) -> NewAddr {
+    let mut new = NewAddr::new(addr.net).lifetime(addr.lifetime);
+    if addr.is_without_prefix_route() {
+        new = new.without_prefix_route();
+    }
+    if addr.broadcast.is_none() {
+        new = new.without_broadcast();
+    }
+    new
 }
 
 /// Adds a gateway's address to a link of the host, without duplicate address detection, so that the container can use
@@ -119,9 +142,9 @@ fn settle(inside: &Inside<'_>, link: &Link) -> Result<()> {
 
 /// Waits until the IPv6 addresses among these, added without duplicate address detection, receive packets. After the
 /// timeout, on a very busy node, they receive packets a little later.
-pub fn wait_for_ipv6(netlink: &Netlink, addrs: impl Iterator<Item = IpAddr>) -> Result<()> {
+pub fn wait_for_ipv6(netlink: &Netlink, addrs: &mut dyn Iterator<Item = IpAddr>) -> Result<()> {
     let v6 = |addr| if let IpAddr::V6(v6) = addr { Some(v6) } else { None };
-    let addrs: Vec<Ipv6Addr> = addrs.filter_map(v6).collect();
+    let addrs: Vec<_> = addrs.filter_map(v6).collect();
     if !addrs.is_empty() && !netlink.settle_local(&addrs, LOCAL)? {
         log::debug(format_args!("{addrs:?} have no local routes yet"));
     }
@@ -161,27 +184,39 @@ pub fn announce(inside: &Inside<'_>, link: &Link) {
     }
 }
 
-/// Whether `result` has IPv6 addresses, without which its parameters can be left as they are.
-pub fn has_ipv6(result: &CniResult) -> bool {
-    result.ips.iter().any(|ip| ip.address.addr().is_ipv6())
-}
-
-/// The parameters that the addresses of `result` need, to be set before they are added. IPv6 may
-/// be off for new interfaces; an address set before a link goes down must come back with it.
-pub fn settings(result: &CniResult, ifname: &str) -> Vec<Setting> {
-    if !has_ipv6(result) {
-        return Vec::new();
+/// Sets the parameters that IPv6 addresses of `result` need, before the addresses are added: IPv6 may be disabled for new
+/// interfaces, and the addresses must survive a down link. Then sets those of `optional`, keys below
+/// `net/ipv6/conf/<ifname>`; the interface works without them.
+pub fn prepare_ipv6(
+    inside: &Inside<'_>,
+    ifname: &str,
+    result: &CniResult,
+    optional: &[(&str, &str)],
+) -> Result<()> {
+    if !result.ips.iter().any(|ip| ip.address.addr().is_ipv6()) {
+        return Ok(());
     }
-    vec![
-        Setting::optional("net/ipv6/conf/lo/disable_ipv6".to_owned(), "0"),
-        Setting::required(format!("net/ipv6/conf/{ifname}/disable_ipv6"), "0"),
-        Setting::required(format!("net/ipv6/conf/{ifname}/keep_addr_on_down"), "1"),
-    ]
+    let key = |ifname: &str, key: &str| format!("net/ipv6/conf/{ifname}/{key}");
+    let try_set = |key: &str, value: &str| {
+        if let Err(error) = sysctl::write(key, value) {
+            log::debug(error);
+        }
+    };
+    inside.netns.run(|| {
+        try_set(&key("lo", "disable_ipv6"), "0");
+        for (name, value) in [("disable_ipv6", "0"), ("keep_addr_on_down", "1")] {
+            // `ensure`: a parameter with the right value need not be writable.
+            sysctl::ensure(&key(ifname, name), value).context(|| "configure the interface")?;
+        }
+        for (name, value) in optional {
+            try_set(&key(ifname, name), value);
+        }
+        Ok(())
+    })?
 }
 
-/// Adds the routes of `result` through `link`. Routes without a gateway go through the first
-/// gateway of their family among the addresses; equal ones are added once, and several gateways
-/// to one destination make one multipath route.
+/// Adds the routes of `result` through `link`. Routes without a gateway use the first gateway of their family among the
+/// addresses; equal routes are added once, and several gateways to one destination form one multipath route.
 pub fn add_routes(inside: &Inside<'_>, link: &Link, result: &CniResult) -> Result<()> {
     for route in plan_routes(result, link.index) {
         inside.netlink.add_route(&route, RouteMode::Create).map_err(|e| {
@@ -196,7 +231,7 @@ pub fn add_routes(inside: &Inside<'_>, link: &Link, result: &CniResult) -> Resul
     Ok(())
 }
 
-/// The error for a route whose gateway the kernel refused.
+/// The remedy for a route whose gateway the kernel refused.
 fn remedy(route: &Route, result: &CniResult) -> Option<String> {
     let gw = route.gw?;
     if gw.is_ipv4() != route.dst.addr().is_ipv4() {
@@ -246,14 +281,14 @@ fn to_kernel(route: &cni::Route, gateways: &[Option<IpAddr>], oif: u32) -> Route
     kernel
 }
 
-/// A route through the link `ifname`, in the words of `ip route`.
-pub fn describe(route: &Route, ifname: &str) -> String {
-    let gateways: Vec<String> = route
-        .gw
-        .iter()
-        .chain(route.nexthops.iter().filter_map(|hop| hop.gw.as_ref()))
-        .map(ToString::to_string)
-        .collect();
+/// The gateways of a route: of a multipath route, those of all next hops.
+pub(super) fn gateways(route: &Route) -> Vec<IpAddr> {
+    route.gw.into_iter().chain(route.nexthops.iter().filter_map(|hop| hop.gw)).collect()
+}
+
+/// A route through the link `ifname`, in the syntax of `ip route`.
+pub(super) fn describe(route: &Route, ifname: &str) -> String {
+    let gateways: Vec<String> = gateways(route).iter().map(ToString::to_string).collect();
     let via =
         if gateways.is_empty() { String::new() } else { format!(" via {}", gateways.join(", ")) };
     let table = route.table.map(|table| format!(" table {table}")).unwrap_or_default();

@@ -1,9 +1,10 @@
 //! Forwarding between interfaces of the host.
 
-use std::net::IpAddr;
+use ipnet::IpNet;
 
 use crate::error::{Context, Result};
 use crate::netlink::{Family, Netlink, RouteFilter};
+use crate::repairs::Repairs;
 use crate::sysctl;
 
 /// The protocol of routes from router advertisements, `RTPROT_RA`.
@@ -11,31 +12,34 @@ const BY_ADVERTISEMENT: u8 = 9;
 const OF_IPV4: &str = "net/ipv4/ip_forward";
 const OF_IPV6: &str = "net/ipv6/conf/all/forwarding";
 
-/// The parameters that [`enable`] would have to write for the families of `ips`.
-pub fn missing(ips: impl Iterator<Item = IpAddr>) -> Vec<&'static str> {
-    let mut keys: Vec<_> = ips.map(|ip| if ip.is_ipv4() { OF_IPV4 } else { OF_IPV6 }).collect();
-    keys.sort_unstable();
-    keys.dedup();
-    keys.retain(|key| sysctl::read(key).is_ok_and(|value| value == "0"));
-    keys
+/// The parameters for the families of `nets`.
+fn keys(nets: &[IpNet]) -> impl Iterator<Item = &'static str> {
+    let has = |v4| nets.iter().any(|net| net.addr().is_ipv4() == v4);
+    let keys = [has(true).then_some(OF_IPV4), has(false).then_some(OF_IPV6)];
+    keys.into_iter().flatten()
 }
 
-/// Enables forwarding for the families of `ips`. Forwarding is never disabled, since other programs may rely on it, and
+/// Enables forwarding for the families of `nets`. Forwarding is never disabled, since other programs may rely on it, and
 /// not written if enabled already.
-pub fn enable(host: &Netlink, ips: impl Iterator<Item = IpAddr>) -> Result<()> {
-    let (mut v4, mut v6) = (false, false);
-    for ip in ips {
-        *if ip.is_ipv4() { &mut v4 } else { &mut v6 } = true;
-    }
+pub fn enable(host: &Netlink, nets: &[IpNet]) -> Result<()> {
     let failed = || "failed to enable forwarding";
-    if v4 {
-        sysctl::ensure(OF_IPV4, "1").context(failed)?;
-    }
-    if v6 && sysctl::read(OF_IPV6).context(failed)? != "1" {
-        keep_default_routes(host)?;
-        sysctl::write(OF_IPV6, "1").context(failed)?;
+    for key in keys(nets) {
+        if sysctl::read(key).context(failed)? == "1" {
+            continue;
+        }
+        if key == OF_IPV6 {
+            keep_default_routes(host)?;
+        }
+        sysctl::write(key, "1").context(failed)?;
     }
     Ok(())
+}
+
+/// Enables forwarding again where it was disabled.
+pub fn repair(host: &Netlink, nets: &[IpNet], repairs: &mut Repairs) {
+    for key in keys(nets).filter(|key| sysctl::read(key).is_ok_and(|value| value == "0")) {
+        repairs.restore(format!("sysctl {key}"), || enable(host, nets));
+    }
 }
 
 /// Sets `accept_ra` to 2 on links with a default route from a router advertisement: otherwise a host that forwards

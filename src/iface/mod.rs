@@ -3,12 +3,9 @@
 
 pub mod child;
 pub mod configure;
-mod default_route;
-pub mod driver;
 pub mod forwarding;
 pub mod inside;
 pub mod mtu;
-pub mod names;
 pub mod peer;
 pub mod routes;
 pub mod tables;

@@ -1,18 +1,17 @@
-//! The key `mtu` of a network: bytes, or `"auto"`, the MTU of the link of the host's default route,
-//! so that the MTU of an overlay or a cloud's network is written in one place only.
+//! The key `mtu` of a network: bytes, or `"auto"`, the MTU of the link of the host's default route, so that the MTU of an
+//! overlay or a cloud's network is configured in one place only.
 
 use std::fmt;
 
 use serde::de::{self, Deserialize, Deserializer, Visitor};
 
-use super::default_route;
 use crate::error::{Context, Error, Result};
-use crate::netlink::{Link, Netlink};
+use crate::netlink::{Family, Link, Netlink, RT_TABLE_MAIN, Route, RouteFilter};
 
-/// An MTU as a configuration has it.
+/// The configured MTU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mtu {
-    /// So many bytes; 0 leaves it to the kernel.
+    /// Bytes; 0 leaves the MTU to the kernel.
     Bytes(i64),
     /// `"auto"`: the MTU of the link of the host's default route, of IPv4 first.
     Auto,
@@ -24,14 +23,14 @@ impl Default for Mtu {
     }
 }
 
-/// A number of bytes; 0 leaves the MTU to the kernel, as less does.
+/// The MTU in bytes; 0 and negative numbers leave the MTU to the kernel, which is 0.
 pub fn bytes(configured: i64) -> Result<u32> {
     u32::try_from(configured.max(0))
         .map_err(|_| Error::config(format!("mtu {configured} is larger than any link's")))
 }
 
 impl Mtu {
-    /// Refuses what no veth pair and no bridge can have (`ETH_MIN_MTU`, `ETH_MAX_MTU` of `if_ether.h`).
+    /// Refuses an MTU outside the limits of a veth pair or bridge (`ETH_MIN_MTU`, `ETH_MAX_MTU` of `if_ether.h`).
     pub fn require_ethernet(self) -> Result<()> {
         match self {
             Mtu::Bytes(number) if number > 0 && !(68..=65535).contains(&number) => {
@@ -42,17 +41,16 @@ impl Mtu {
         }
     }
 
-    /// The MTU of a veth pair or bridge, in bytes; 0 leaves it to the kernel, as less does.
+    /// The MTU of a veth pair or bridge, as [`bytes`].
     pub fn resolve(self, host: &Netlink) -> Result<u32> {
         self.require_ethernet()?;
         match self {
             Mtu::Bytes(number) => bytes(number),
-            Mtu::Auto => default_route::link(host).map(|link| link.mtu).context(|| "mtu \"auto\""),
+            Mtu::Auto => default_link(host).map(|link| link.mtu).context(|| "mtu \"auto\""),
         }
     }
 
-    /// The MTU of a link on top of `master`, which has to be as large. A larger one of the default
-    /// route's link is brought down to it.
+    /// The MTU of a link on top of `master`: at most the MTU of `master`, to which [`Mtu::Auto`] is reduced.
     pub fn resolve_below(self, host: &Netlink, master: &Link) -> Result<u32> {
         let most = master.mtu;
         match self {
@@ -98,6 +96,29 @@ impl Visitor<'_> for MtuVisitor {
     }
 }
 
+/// The link of the default route in the main table, of IPv4 first.
+pub(super) fn default_link(place: &Netlink) -> Result<Link> {
+    for family in [Family::V4, Family::V6] {
+        let filter = RouteFilter { family: Some(family), table: Some(RT_TABLE_MAIN), oif: None };
+        let routes = place.dump_routes(&filter)?;
+        let default = routes.iter().filter(|route| route.dst.prefix_len() == 0);
+        for index in default.filter_map(leaves_by) {
+            let link = place.require_link_by_index(index)?;
+            // An "unreachable" route uses the loopback interface.
+            if !link.loopback {
+                return Ok(link);
+            }
+        }
+    }
+    Err(Error::internal("no default route interface found")
+        .with_details("name the link in the key \"master\", or a number in the key \"mtu\""))
+}
+
+/// The link of a route: of a multipath route, the first next hop's.
+fn leaves_by(route: &Route) -> Option<u32> {
+    route.oif.or_else(|| route.nexthops.iter().find_map(|hop| hop.oif))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -109,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_a_number_or_auto() {
+    fn numbers_and_auto_are_accepted() {
         assert_eq!(read("1400"), Ok(Mtu::Bytes(1400)));
         assert_eq!(read("-1"), Ok(Mtu::Bytes(-1)));
         assert_eq!(read("\"auto\""), Ok(Mtu::Auto));
@@ -120,8 +141,19 @@ mod tests {
     }
 
     #[test]
-    fn less_than_nothing_is_the_kernels_and_too_much_is_refused() {
+    fn negative_is_the_kernels_choice_and_too_large_is_refused() {
         assert_eq!((bytes(-5), bytes(9000)), (Ok(0), Ok(9000)));
         assert!(bytes(1 << 32).is_err());
+    }
+
+    #[test]
+    fn a_multipath_route_leaves_by_its_first_next_hop() {
+        let mut route = Route::new("0.0.0.0/0".parse().unwrap());
+        assert_eq!(leaves_by(&route), None);
+        let hop = |oif| crate::netlink::NextHop { gw: None, oif, weight: 1 };
+        route.nexthops = vec![hop(None), hop(Some(7)), hop(Some(8))];
+        assert_eq!(leaves_by(&route), Some(7));
+        route.oif = Some(3);
+        assert_eq!(leaves_by(&route), Some(3));
     }
 }

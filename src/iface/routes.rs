@@ -2,8 +2,8 @@
 
 use std::net::IpAddr;
 
-use super::configure::describe;
-use super::inside::Inside;
+use super::Inside;
+use super::configure::{describe, gateways};
 use crate::cni::CniResult;
 use crate::cni::ip::width;
 use crate::error::Result;
@@ -11,7 +11,7 @@ use crate::netlink::{Link, Route, RouteFilter, RouteMode};
 use crate::repairs::Repairs;
 
 /// `RT_SCOPE_LINK`.
-const ON_LINK: u8 = 253;
+pub const ON_LINK: u8 = 253;
 
 /// The routes to the networks of the addresses of the interface at `index`, which the kernel makes with
 /// the addresses.
@@ -37,17 +37,16 @@ pub fn restore(
         return Ok(());
     }
     let present = inside.netlink.dump_routes(&RouteFilter::default())?;
-    let missing = wanted.iter().filter(|route| !present.iter().any(|found| serves(found, route)));
-    let missing: Vec<&Route> = missing.collect();
+    let mut missing: Vec<&Route> = wanted.iter().collect();
+    missing.retain(|route| !present.iter().any(|found| serves(found, route)));
     if missing.is_empty() {
         return Ok(());
     }
     let reason = reason_against(inside, link)?;
     for route in missing {
         let text = format!("route {} in the container", describe(route, &link.name));
-        let is_in_place =
-            |found: &&Route| found.dst == route.dst.trunc() && same_table(found, route);
-        if let Some(found) = present.iter().find(is_in_place) {
+        let replaces = |found: &&Route| found.dst == route.dst.trunc() && same_table(found, route);
+        if let Some(found) = present.iter().find(replaces) {
             repairs.leave(format!("{text}: there is one \"{found}\""));
         } else if let Some(reason) = &reason {
             repairs.leave(format!("{text}: {reason}"));
@@ -75,16 +74,14 @@ fn reason_against(inside: &Inside<'_>, link: &Link) -> Result<Option<String>> {
     Ok(None)
 }
 
-/// Whether `found` replaces `wanted`. A route without a table may be in any table, since sbr and vrf move routes.
-fn serves(found: &Route, wanted: &Route) -> bool {
-    let gateways = |route: &Route| -> Vec<Option<IpAddr>> {
-        route.nexthops.iter().map(|hop| hop.gw).chain([route.gw]).collect()
-    };
-    let has = gateways(found);
+/// Whether `found` can replace `wanted`. A wanted route without a table may be in any table, since sbr and vrf move
+/// routes.
+pub(super) fn serves(found: &Route, wanted: &Route) -> bool {
+    let present = gateways(found);
     found.dst == wanted.dst.trunc()
         && same_table(found, wanted)
         && wanted.priority.is_none_or(|p| p == 0 || found.priority == Some(p))
-        && gateways(wanted).iter().all(|gw| gw.is_none() || has.contains(gw))
+        && gateways(wanted).iter().all(|gw| present.contains(gw))
 }
 
 fn same_table(found: &Route, wanted: &Route) -> bool {

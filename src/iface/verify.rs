@@ -3,28 +3,27 @@
 //! `prevResult` is the result of the whole list, with additions of later plugins: an address counts only for the
 //! interface of its index, and a route without a table may be in any table.
 
-use std::net::IpAddr;
-
+use super::Inside;
 use super::configure::implied_gateway;
-use super::inside::Inside;
-use crate::cni::{CniResult, IfName, Interface, IpConfig, Route};
+use super::routes::{ON_LINK, serves};
+use crate::cni::{CniResult, IfName, Interface, IpConfig};
 use crate::error::{Error, Result};
-use crate::netlink::{self, Link, RouteFilter};
+use crate::netlink::{Link, Route, RouteFilter};
 
 /// The prefix, in the details of errors, of a command for the container's namespace.
 pub const IN_CONTAINER: &str = "in the container: ";
 
-/// `RT_SCOPE_LINK`.
-const ON_LINK: u8 = 253;
+/// As [`IN_CONTAINER`], for a command for the host.
+pub const ON_HOST: &str = "";
 
-/// The container's interface in the result: of this name, in this sandbox.
+/// The container's interface in the result, with its index: the interface called `ifname` in this sandbox.
 pub fn container_entry<'r>(
     result: &'r CniResult,
     ifname: &IfName,
     sandbox: &str,
 ) -> Result<(usize, &'r Interface)> {
-    let mut entries = result.interfaces.iter().enumerate();
-    let named: Vec<_> = entries.by_ref().filter(|(_, i)| i.name == ifname.as_str()).collect();
+    let entries = result.interfaces.iter().enumerate();
+    let named: Vec<_> = entries.filter(|(_, i)| i.name == ifname.as_str()).collect();
     if let Some(entry) = named.iter().find(|(_, i)| i.sandbox == sandbox) {
         return Ok(*entry);
     }
@@ -34,12 +33,8 @@ pub fn container_entry<'r>(
     )))
 }
 
-/// The link must be a veth with the address that the result gives.
-pub fn container_veth(inside: &Inside<'_>, entry: &Interface) -> Result<Link> {
-    container_link(inside, entry, "veth")
-}
-
-/// The link must be of this kind, with the address that the result gives.
+/// The link of an interface of the result; fails unless the link is of this kind and has the hardware address of the
+/// result.
 pub fn container_link(inside: &Inside<'_>, entry: &Interface, kind: &str) -> Result<Link> {
     let name = &entry.name;
     let link = inside.netlink.link(name)?.ok_or_else(|| {
@@ -54,29 +49,20 @@ pub fn container_link(inside: &Inside<'_>, entry: &Interface, kind: &str) -> Res
     Ok(link)
 }
 
-/// The link has the hardware address of the result, if the result has one.
+/// Fails if the link does not have the hardware address of the result, if the result has one.
 pub fn same_mac(link: &Link, entry: &Interface) -> Result<()> {
     let mac = link.mac.map(|mac| mac.to_string()).unwrap_or_default();
     if entry.mac.is_empty() || entry.mac.eq_ignore_ascii_case(&mac) {
         return Ok(());
     }
     let (name, expected) = (&entry.name, &entry.mac);
-    let place = if entry.sandbox.is_empty() { "" } else { IN_CONTAINER };
+    let place = if entry.sandbox.is_empty() { ON_HOST } else { IN_CONTAINER };
     Err(Error::internal(format!("Interface {name} Mac {expected} doesn't match link Mac: {mac}"))
         .with_details(format!("{place}ip link set {name} address {expected}")))
 }
 
-/// The link of the host is switched on.
-pub fn is_up(link: &Link) -> Result<()> {
-    require_up(link, "")
-}
-
-/// The link in the container is switched on.
-pub fn is_up_inside(link: &Link) -> Result<()> {
-    require_up(link, IN_CONTAINER)
-}
-
-fn require_up(link: &Link, place: &str) -> Result<()> {
+/// Fails if the link is down; `place` is [`IN_CONTAINER`] or [`ON_HOST`].
+pub fn is_up(link: &Link, place: &str) -> Result<()> {
     if link.up {
         return Ok(());
     }
@@ -85,7 +71,7 @@ fn require_up(link: &Link, place: &str) -> Result<()> {
         .with_details(format!("{place}ip link set {name} up")))
 }
 
-/// A link of the host that containers send to takes no router advertisements.
+/// Fails if a link of the host accepts router advertisements, which containers could send.
 pub fn refuses_advertisements(link: &Link) -> Result<()> {
     if link.accept_ra.unwrap_or_default() == 0 {
         return Ok(());
@@ -95,7 +81,7 @@ pub fn refuses_advertisements(link: &Link) -> Result<()> {
         .with_details(format!("sysctl -w net/ipv6/conf/{name}/accept_ra=0")))
 }
 
-/// Every address of the interface at `index` in the result is on `link`, and its network is reachable.
+/// Fails unless `link` has every address of the interface at `index` in the result, and a route to its network.
 pub fn addresses(inside: &Inside<'_>, link: &Link, result: &CniResult, index: usize) -> Result<()> {
     let present = inside.netlink.dump_addrs(link.index)?;
     let routes = inside
@@ -114,7 +100,7 @@ pub fn addresses(inside: &Inside<'_>, link: &Link, result: &CniResult, index: us
     Ok(())
 }
 
-fn network_is_routed(ip: &IpConfig, link: &Link, routes: &[netlink::Route]) -> Result<()> {
+fn network_is_routed(ip: &IpConfig, link: &Link, routes: &[Route]) -> Result<()> {
     let network = ip.address.trunc();
     if routes.iter().any(|route| route.dst == network) {
         return Ok(());
@@ -127,43 +113,28 @@ fn network_is_routed(ip: &IpConfig, link: &Link, routes: &[netlink::Route]) -> R
         )))
 }
 
-/// Every route of the result exists, through its gateway or the default gateway of its family.
+/// Fails unless every route of the result exists, through its gateway or the default gateway of its family.
 pub fn routes(inside: &Inside<'_>, result: &CniResult) -> Result<()> {
     if result.routes.is_empty() {
         return Ok(());
     }
     let present = inside.netlink.dump_routes(&RouteFilter::default())?;
     for route in &result.routes {
-        // What is on the link has no gateway.
+        // A destination on the link has no gateway.
         let implied =
             || implied_gateway(result, &route.dst).filter(|_| route.scope < Some(ON_LINK));
-        let gw = route.gw.or_else(implied);
-        let route = Route { gw, ..route.clone() };
-        if !present.iter().any(|found| serves(found, &route)) {
-            let route = describe(&route);
+        let wanted = Route {
+            gw: route.gw.or_else(implied),
+            table: route.table.filter(|table| *table != 0),
+            priority: route.priority,
+            ..Route::new(route.dst)
+        };
+        if !present.iter().any(|found| serves(found, &wanted)) {
             return Err(Error::internal(format!(
-                "Expected Route {route} not found in routing table"
+                "Expected Route {wanted} not found in routing table"
             ))
-            .with_details(format!("{IN_CONTAINER}ip route add {route}")));
+            .with_details(format!("{IN_CONTAINER}ip route add {wanted}")));
         }
     }
     Ok(())
-}
-
-fn serves(found: &netlink::Route, wanted: &Route) -> bool {
-    let table = wanted.table.filter(|table| *table != 0);
-    found.dst == wanted.dst.trunc()
-        && table.is_none_or(|table| found.table == Some(table))
-        && wanted.priority.is_none_or(|p| p == 0 || found.priority == Some(p))
-        && wanted.gw.is_none_or(|gw| gateways(found).any(|hop| hop == gw))
-}
-
-fn gateways(route: &netlink::Route) -> impl Iterator<Item = IpAddr> + '_ {
-    route.gw.into_iter().chain(route.nexthops.iter().filter_map(|hop| hop.gw))
-}
-
-fn describe(route: &Route) -> String {
-    let gw = route.gw.map(|gw| format!(" via {gw}")).unwrap_or_default();
-    let table = route.table.map(|table| format!(" table {table}")).unwrap_or_default();
-    format!("{}{gw}{table}", route.dst)
 }

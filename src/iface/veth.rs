@@ -1,20 +1,24 @@
 //! A veth pair between the host and a container.
 
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
 use std::os::fd::AsFd;
 
-use super::{Inside, names, peer};
+use super::inside::{DEL_FIRST, Inside};
+use super::peer;
 use crate::cni::{CniResult, IfName, Interface};
 use crate::error::{Context, Error, Result};
 use crate::log;
-use crate::netlink::{Link, LinkChange, LinkKind, Mac, Netlink, NewLink, VethPeer};
+use crate::netlink::{self, Link, LinkChange, LinkKind, Mac, Netlink, NewLink, VethPeer};
 use crate::netns::Netns;
+use crate::repairs::Repairs;
 use crate::sysctl;
 
 /// Attempts to choose a free name.
 const NAME_TRIES: usize = 10;
 
 /// The pair to create.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub struct Wanted<'a> {
     pub ifname: &'a IfName,
     /// MTU of both ends in bytes; 0 leaves it to the kernel.
@@ -26,7 +30,7 @@ pub struct Wanted<'a> {
 }
 
 /// Both ends of a pair.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Pair {
     /// The host's end, down.
     pub host: Link,
@@ -36,10 +40,28 @@ pub struct Pair {
 
 /// Creates the pair by one message to the kernel: the container's end in the container, the host's end as a port of its
 /// bridge. No packet passes until [`start`]. A failure leaves no link.
-pub fn add(host: &Netlink, netns: &Netns, wanted: Wanted<'_>) -> Result<Pair> {
-    // Chosen here, so that no request for it is needed.
+pub fn add(host: &Netlink, netns: &Netns, wanted: &Wanted<'_>) -> Result<Pair> {
+    let (ifname, mtu) = (wanted.ifname.as_str(), wanted.mtu);
+    // Chosen here, so that the container's end need not be read back.
     let mac = wanted.mac.unwrap_or_else(Mac::random_local);
-    let host = create(host, netns, Wanted { mac: Some(mac), ..wanted })?;
+    let pair = |name: &str| {
+        let peer = VethPeer::new(ifname).netns(netns.as_fd()).mtu(mtu).mac(mac);
+        let link = NewLink::new(name, LinkKind::Veth { peer }).mtu(mtu).mac(Mac::random_port());
+        if let Some(master) = wanted.master { link.master(master) } else { link }
+    };
+    let host = create_pair(host, &pair, &|error, name| {
+        // An error of the namespace itself is the better explanation.
+        let inside = Netlink::open_in(netns)?;
+        if !error.is_exists() {
+            return Err(error).context(|| "failed to make veth pair");
+        }
+        if inside.link(ifname)?.is_none() {
+            return Ok(());
+        }
+        let msg =
+            format!("container veth name (\"{ifname}\") peer provided (\"{name}\") already exists");
+        Err(Error::internal(msg).with_details(DEL_FIRST))
+    })?;
     refuse_advertisements(&host);
     let container = Link {
         index: host.link.unwrap_or_default(),
@@ -51,6 +73,40 @@ pub fn add(host: &Netlink, netns: &Netns, wanted: Wanted<'_>) -> Result<Pair> {
         ..Link::default()
     };
     Ok(Pair { host, container })
+}
+
+/// Creates a veth pair of which one end has a random name; returns the end that `pair` describes. `refused` gets the
+/// kernel's error for a name, and returns success to try another name.
+pub fn create_pair<'p>(
+    host: &Netlink,
+    pair: &dyn Fn(&str) -> NewLink<'p>,
+    refused: &dyn Fn(netlink::Error, &str) -> Result<()>,
+) -> Result<Link> {
+    for _ in 0..NAME_TRIES {
+        let name = format!("veth{:08x}", random());
+        match host.create_link(&pair(&name)) {
+            Ok(link) => return Ok(link),
+            Err(error) => {
+                if error.is_unanswered() {
+                    // A link with the random name is the pair.
+                    drop(host.del_link(&name));
+                }
+                refused(error, &name)?;
+            }
+        }
+    }
+    Err(Error::internal("failed to find a unique veth name"))
+}
+
+/// A random number. The standard library's hasher is keyed by the kernel's random numbers.
+pub(super) fn random() -> u32 {
+    (RandomState::new().build_hasher().finish() & 0xffff_ffff) as u32
+}
+
+/// Whether a name has the pattern of [`create_pair`]: `veth` and eight hexadecimal digits, as in the reference plugins.
+fn is_random_name(name: &str) -> bool {
+    let digits = name.strip_prefix("veth").unwrap_or_default();
+    digits.len() == 8 && digits.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
 }
 
 /// Sets the host's end up, by one message with the changes of `change` and with its owner's label, by which [`del`] and
@@ -67,6 +123,16 @@ pub fn refuse_advertisements(link: &Link) {
         && let Err(error) = sysctl::write(&format!("net/ipv6/conf/{}/accept_ra", link.name), "0")
     {
         log::warn(error);
+    }
+}
+
+/// Disables `accept_ra` again where it was enabled.
+pub fn repair_advertisements(link: &Link, repairs: &mut Repairs) {
+    if link.accept_ra.unwrap_or_default() != 0 {
+        repairs.restore(format!("sysctl net/ipv6/conf/{}/accept_ra", link.name), || {
+            refuse_advertisements(link);
+            Ok(())
+        });
     }
 }
 
@@ -92,7 +158,7 @@ pub fn del(
     is_own: &dyn Fn(&str) -> bool,
 ) -> Result<()> {
     if let Some(result) = result
-        && let Some(end) = told_end(host, result, is_own)?
+        && let Some(end) = listed_end(host, result, is_own)?
     {
         return Ok(host.del_link_by_index(end.index).map(drop)?);
     }
@@ -106,13 +172,13 @@ pub fn del(
 
 /// The host's end in the result. Another pair may have the name now, but not both the MAC, which udev may have changed,
 /// and the label, which older versions did not set.
-fn told_end(
+fn listed_end(
     host: &Netlink,
     result: &CniResult,
     is_own: &dyn Fn(&str) -> bool,
 ) -> Result<Option<Link>> {
     // The gateway of a VLAN is a veth on the host as well, and shared.
-    let ends = result.interfaces.iter().filter(|entry| names::is_random_veth(&entry.name));
+    let ends = result.interfaces.iter().filter(|entry| is_random_name(&entry.name));
     for entry in ends.filter(|entry| entry.sandbox.is_empty()) {
         let Some(link) = host.link(&entry.name)? else { continue };
         let same_mac = || link.mac.is_some_and(|mac| mac.to_string() == entry.mac);
@@ -154,45 +220,6 @@ fn is_veth(link: &Link) -> bool {
     link.kind.as_deref() == Some("veth")
 }
 
-fn create(host: &Netlink, netns: &Netns, wanted: Wanted<'_>) -> Result<Link> {
-    for _ in 0..NAME_TRIES {
-        let name = names::random_veth();
-        let peer = VethPeer::new(wanted.ifname.as_str())
-            .netns(netns.as_fd())
-            .mtu(wanted.mtu)
-            .mac(wanted.mac);
-        let mac = Mac::random_port();
-        let mut link = NewLink::new(&name, LinkKind::Veth { peer }).mtu(wanted.mtu).mac(mac);
-        if let Some(master) = wanted.master {
-            link = link.master(master);
-        }
-        match host.create_link(&link) {
-            Ok(link) => return Ok(link),
-            Err(error) if error.is_exists() => {
-                let ifname = wanted.ifname;
-                if Netlink::open_in(netns)?.link(ifname.as_str())?.is_some() {
-                    let msg = format!(
-                        "container veth name (\"{ifname}\") peer provided (\"{name}\") already exists"
-                    );
-                    return Err(Error::internal(msg).with_details(
-                        "run DEL first, as an earlier ADD was not followed by one, or CNI_IFNAME is taken",
-                    ));
-                }
-            }
-            Err(error) => {
-                if error.is_unanswered() {
-                    // What has the name now is the pair.
-                    drop(host.del_link(&name));
-                }
-                // A namespace that cannot even be entered is the better explanation.
-                Netlink::open_in(netns)?;
-                return Err(error).context(|| "failed to make veth pair");
-            }
-        }
-    }
-    Err(Error::internal("failed to find a unique veth name"))
-}
-
 /// The host's end whose other end is `container`, with its entry in `result`.
 pub fn find_host_end(
     host: &Netlink,
@@ -204,4 +231,20 @@ pub fn find_host_end(
     let listed = |entry: &&Interface| entry.sandbox.is_empty() && entry.name == end.name;
     let entry = result.interfaces.iter().find(listed).cloned();
     Ok(entry.map(|entry| (end, entry)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pattern_and_variety() {
+        let names: std::collections::HashSet<_> =
+            (0..100).map(|_| format!("veth{:08x}", random())).collect();
+        assert_eq!(names.len(), 100);
+        assert!(names.iter().all(|name| is_random_name(name)));
+        for other in ["veth", "veth1234567", "vethABCDEF01", "br0.100", "veth123456789"] {
+            assert!(!is_random_name(other), "{other}");
+        }
+    }
 }

@@ -22,7 +22,7 @@ const HEADER_LEN: usize = 8;
 const ALL_LINKS: u32 = 0;
 
 /// An address of a link.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Addr {
     /// The address with the length of its prefix; host bits are kept.
     pub net: IpNet,
@@ -41,7 +41,7 @@ pub struct Addr {
 }
 
 /// How many more seconds an address is used and valid.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Lifetime {
     /// As the source of new connections.
     pub preferred: u32,

@@ -108,7 +108,7 @@ pub struct Link {
 }
 
 /// A device on a bus.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Parent {
     /// The bus: `pci`, `virtio`, `auxiliary`.
     pub bus: String,

@@ -38,7 +38,7 @@ const NEXTHOP_LEN: usize = 8;
 const TYPE_AT: usize = 7;
 
 /// A unicast route. Fields that are `None` are left to the kernel, or were not told by it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Route {
     /// Where to; host bits are not sent.
     pub dst: IpNet,
@@ -67,7 +67,7 @@ pub struct Route {
 }
 
 /// One of the ways of a multipath route.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct NextHop {
     pub gw: Option<IpAddr>,
     /// The index of the link to leave by.

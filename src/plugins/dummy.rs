@@ -1,17 +1,17 @@
-//! dummy: a device that goes nowhere, to carry addresses that the container is to have.
+//! dummy: a device that drops all packets, to carry addresses of the container.
 //!
 //! Keys: `mtu`, `mac`, which the capability `mac` overrides, and `ipam`, which is required.
 //!
-//! On the host it leaves nothing: the device is made in the container, and vanishes with it.
+//! On the host it leaves nothing: the device is created in the container, and vanishes with it.
 
 use serde::Deserialize;
 
 use crate::cni::CniResult;
 use crate::error::{Context, Error, Result};
-use crate::iface::configure::{self, Connected, Style};
-use crate::iface::mtu;
-use crate::iface::{Inside, child, driver, veth};
-use crate::netlink::{Dad, Link, LinkKind, Mac, NewLink};
+use crate::iface::child::{self, WithMac};
+use crate::iface::configure::{self, Style};
+use crate::iface::{Inside, mtu, veth};
+use crate::netlink::{LinkKind, Mac, NewLink};
 use crate::skel::{AddReq, CheckReq, Cx, DelReq, GcReq, Plugin, Remarks, Rollback};
 
 const KIND: &str = "dummy";
@@ -28,13 +28,7 @@ pub struct Conf {
     /// MAC of the device. Default: the kernel chooses.
     mac: String,
     /// `runtimeConfig.mac` (capability `mac`): the same; wins.
-    runtime_config: RuntimeConfig,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct RuntimeConfig {
-    mac: String,
+    runtime_config: WithMac,
 }
 
 impl Plugin for Dummy {
@@ -51,17 +45,21 @@ impl Plugin for Dummy {
         let inside = Inside::enter(req.sandbox.netns()?)?;
         let mut undo = Rollback::new();
 
-        // Before IPAM, so that an attachment that is there already keeps its address.
-        let link = plan.create(&inside, req)?;
+        // Created before IPAM is called, so that an attachment that exists already keeps its address.
+        let new = NewLink::new(req.ifname.as_str(), LinkKind::Dummy).mtu(plan.mtu).mac(plan.mac);
+        let created = inside.netlink.create_link(&new).inspect_err(|error| {
+            if error.is_unanswered() {
+                // The link may exist.
+                drop(child::del(inside.netns, &req.ifname, KIND, None));
+            }
+        });
+        let link = created.context(|| "failed to create dummy")?;
         undo.push(format!("delete \"{}\"", link.name), || child::take_back(&inside, &req.ifname));
         let mut result = cx.ipam_add(&mut undo)?;
         result.assign_to_first();
         result.interfaces = vec![veth::interface(&link, &req.sandbox.path)];
-        inside.set(&configure::settings(&result, &link.name))?;
         // A dummy has no neighbours: duplicate address detection makes no sense.
-        let style = Style { dad: Dad::Off, connected: Connected::Route };
-        configure::addresses_and_up(&inside, &link, &result, style)?;
-        configure::add_routes(&inside, &link, &result)?;
+        configure::layer3(&inside, &link, &result, Style::Immediate, &[])?;
         cx.finish(&mut result);
         undo.commit();
         Ok(result)
@@ -88,7 +86,7 @@ impl Plugin for Dummy {
     fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
         Self::require_sound(cx, conf)?;
         cx.usable_host()?;
-        driver::require(|_| LinkKind::Dummy).or_unavailable()?;
+        child::require_driver(&|_| LinkKind::Dummy).or_unavailable()?;
         cx.ipam_status()
     }
 }
@@ -113,16 +111,5 @@ impl Plan {
         let text = sources.into_iter().find(|text| !text.is_empty());
         let parse = |text: &String| text.parse::<Mac>().map_err(|e| Error::config(e.to_string()));
         Ok(Plan { mtu, mac: text.map(parse).transpose()? })
-    }
-
-    fn create(&self, inside: &Inside<'_>, req: &AddReq) -> Result<Link> {
-        let link = NewLink::new(req.ifname.as_str(), LinkKind::Dummy).mtu(self.mtu).mac(self.mac);
-        let created = inside.netlink.create_link(&link).inspect_err(|error| {
-            if error.is_unanswered() {
-                // It may have been made.
-                drop(child::del(inside.netns, &req.ifname, KIND, None));
-            }
-        });
-        created.context(|| "failed to create dummy")
     }
 }

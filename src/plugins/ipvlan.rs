@@ -4,16 +4,16 @@
 //! `mode` (`l2`, `l3`, `l3s`), `mtu`, `linkInContainer` (the master is in the container), and
 //! `ipam`, which is required unless `prevResult` has addresses: those are used then.
 //!
-//! On the host it leaves nothing: the interface is made in the container, and vanishes with it.
+//! On the host it leaves nothing: the interface is created in the container, and vanishes with it.
 
 use serde::Deserialize;
 
-use crate::cni::{CniResult, SpecVersion};
+use crate::cni::{CniResult, Interface, SpecVersion};
 use crate::error::{Context, Error, Result};
-use crate::iface::child::{Below, Wanted};
+use crate::iface::Inside;
+use crate::iface::child::{self, Below, Wanted};
 use crate::iface::mtu::Mtu;
-use crate::iface::{Inside, driver};
-use crate::netlink::{IpvlanMode, Link, LinkKind};
+use crate::netlink::{IpvlanMode, LinkKind};
 use crate::repairs::Repairs;
 use crate::skel::{AddReq, CheckReq, Cx, DelReq, GcReq, Plugin, Remarks};
 
@@ -26,10 +26,9 @@ pub struct Ipvlan;
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Conf {
-    /// The link to be on top of. Default: the interface of `prevResult`, else the link of the
-    /// default route.
+    /// The link below. Default: the interface of `prevResult`, else the link of the default route.
     master: String,
-    /// Where packets are switched: by `l2` (default), `l3`, or `l3s`, through the host's netfilter.
+    /// The layer of forwarding: by `l2` (default), `l3`, or `l3s`, through the host's netfilter.
     mode: String,
     /// MTU in bytes, at most that of the master, or `"auto"`. Default: the master's.
     mtu: Mtu,
@@ -73,7 +72,13 @@ impl Plugin for Ipvlan {
         let inside = Inside::enter(req.sandbox.netns()?)?;
         cx.if_ipam(Cx::ipam_check)?;
         let found = req.find_link(&inside, KIND)?;
-        check_mode(mode, &found.link)?;
+        if found.link.ipvlan != Some(mode) {
+            let (present, wanted) =
+                (found.link.ipvlan.map_or("unknown", IpvlanMode::as_str), mode.as_str());
+            let msg =
+                format!("Container IPVlan mode {present} does not match expected value: {wanted}");
+            return Err(Error::internal(msg));
+        }
         conf.below().verify(cx.host()?, &inside, &found.link)?;
         found.verify_layer3(&inside)
     }
@@ -94,39 +99,37 @@ impl Plugin for Ipvlan {
     fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
         Self::require_sound(cx, conf)?;
         let host = cx.usable_host()?;
-        // A master that is not named may come with `prevResult`.
+        // Without the key, the master may be the interface of `prevResult`.
         if !conf.master.is_empty() {
             conf.below().status(host)?;
         }
         let mode = mode(conf)?;
-        driver::require(|link| LinkKind::Ipvlan { link, mode }).or_unavailable()?;
+        child::require_driver(&|link| LinkKind::Ipvlan { link, mode }).or_unavailable()?;
         cx.if_ipam(Cx::ipam_status)
     }
 }
 
-/// The master of the configuration, or the interface of the plugin before this one.
+/// The master of the configuration, or the interface of the previous plugin.
 fn below<'a>(conf: &'a Conf, req: &'a AddReq) -> Result<Below<'a>> {
     let below = conf.below();
     let Some(prev) = req.prev.as_ref().filter(|_| conf.master.is_empty()) else {
         return Ok(below);
     };
-    let [entry] = &prev.interfaces[..] else { return Err(no_single_interface()) };
-    if entry.name.is_empty() {
-        return Err(no_single_interface());
+    match &prev.interfaces[..] {
+        [Interface { name, sandbox, .. }] if !name.is_empty() => {
+            let in_container = below.in_container || *sandbox == req.sandbox.path;
+            Ok(Below { name, in_container, ..below })
+        }
+        _ => {
+            Err(Error::config("chained master failure. PrevResult lacks a single named interface")
+                .with_details("name the link in the key \"master\""))
+        }
     }
-    let in_container = below.in_container || entry.sandbox == req.sandbox.path;
-    Ok(Below { name: &entry.name, in_container, ..below })
 }
 
-fn no_single_interface() -> Error {
-    Error::config("chained master failure. PrevResult lacks a single named interface")
-        .with_details("name the link in the key \"master\"")
-}
-
-/// The addresses of the plugin before this one, where no other plugin is to give some.
+/// The addresses of the previous plugin, if no IPAM plugin is configured.
 fn given_addresses(cx: &Cx<'_>, req: &AddReq) -> Option<CniResult> {
-    let prev = req.prev.as_ref().filter(|prev| !prev.ips.is_empty());
-    let prev = prev.filter(|_| !cx.has_ipam()).cloned();
+    let prev = req.prev.clone().filter(|prev| !prev.ips.is_empty() && !cx.has_ipam());
     prev.map(|prev| CniResult { version: SpecVersion::NEWEST, ..prev })
 }
 
@@ -136,13 +139,4 @@ fn mode(conf: &Conf) -> Result<IpvlanMode> {
         Error::config(format!("unknown ipvlan mode: \"{name}\""))
             .with_details("known are \"l2\", \"l3\" and \"l3s\"")
     })
-}
-
-fn check_mode(mode: IpvlanMode, link: &Link) -> Result<()> {
-    if link.ipvlan == Some(mode) {
-        return Ok(());
-    }
-    let (found, wanted) = (link.ipvlan.map_or("unknown", IpvlanMode::as_str), mode.as_str());
-    let msg = format!("Container IPVlan mode {found} does not match expected value: {wanted}");
-    Err(Error::internal(msg))
 }

@@ -51,7 +51,8 @@ impl Plugin for Loopback {
     fn check(_: &Cx<'_>, _: &Conf, req: &CheckReq) -> Result<()> {
         let inside = Inside::enter(req.sandbox.netns()?)?;
         let lo = inside.link(LO)?;
-        verify::is_up(&lo).map_err(|_| Error::internal("loopback interface is down"))?;
+        verify::is_up(&lo, verify::IN_CONTAINER)
+            .map_err(|_| Error::internal("loopback interface is down"))?;
         addresses(&inside, lo.index).map(drop)
     }
 

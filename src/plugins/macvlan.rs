@@ -2,18 +2,18 @@
 //!
 //! Keys: `master` (default: the link of the default route), `mode` (`bridge`, `private`, `vepa`,
 //! `passthru`), `mtu`, `mac`, `bcqueuelen`, `linkInContainer` (the master is in the container);
-//! `CNI_ARGS` `MAC` and the capability `mac` win over `mac`. `ipam` is optional: without it the
+//! `CNI_ARGS` `MAC` and the capability `mac` have precedence over `mac`. `ipam` is optional: without it the
 //! interface is layer 2.
 //!
-//! On the host it leaves nothing: the interface is made in the container, and vanishes with it.
+//! On the host it leaves nothing: the interface is created in the container, and vanishes with it.
 
 use serde::Deserialize;
 
 use crate::cni::CniResult;
 use crate::error::{Context, Error, Result};
-use crate::iface::child::{self, Below, Wanted};
+use crate::iface::Inside;
+use crate::iface::child::{self, Below, Wanted, WithMac};
 use crate::iface::mtu::Mtu;
-use crate::iface::{Inside, driver};
 use crate::log;
 use crate::netlink::{Link, LinkKind, Mac, MacvlanMode};
 use crate::repairs::Repairs;
@@ -28,9 +28,9 @@ pub struct Macvlan;
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Conf {
-    /// The link to be on top of. Default: the one of the default route.
+    /// The link below. Default: the link of the default route.
     master: String,
-    /// How others on the same master see it: `bridge` (default), `private`, `vepa`, `passthru`.
+    /// Traffic between the interfaces on a master: `bridge` (default), `private`, `vepa`, `passthru`.
     mode: String,
     /// MTU in bytes, at most that of the master, or `"auto"`. Default: the master's.
     mtu: Mtu,
@@ -38,16 +38,10 @@ pub struct Conf {
     mac: String,
     /// Look for the master in the container.
     link_in_container: bool,
-    /// How many broadcasts may wait for it. Default: the kernel's.
+    /// The length of the queue of received broadcasts. Default: the kernel's.
     bcqueuelen: u32,
     /// `runtimeConfig.mac` (capability `mac`): MAC of the interface; wins over all others.
-    runtime_config: RuntimeConfig,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct RuntimeConfig {
-    mac: String,
+    runtime_config: WithMac,
 }
 
 impl Conf {
@@ -72,11 +66,17 @@ impl Plugin for Macvlan {
         let (inside, host) = (Inside::enter(req.sandbox.netns()?)?, cx.host()?);
         let place = conf.below().place(host, &inside);
         let (master, mtu) = conf.below().master(place, host)?;
-        let kind = plan.kind(conf, &master);
+        let kind = LinkKind::Macvlan {
+            link: master.index,
+            mode: plan.mode,
+            bc_queue_len: conf.bcqueuelen,
+        };
         let wanted = Wanted { ifname: &req.ifname, kind, mtu, mac: plan.mac };
         let without_ipam = (!cx.has_ipam()).then(CniResult::new);
         let (result, link) = req.attach_link(cx, &inside, place, &wanted, without_ipam)?;
-        plan.warn_about_mac(&link);
+        if let Some(mac) = plan.mac.filter(|mac| link.mac != Some(*mac)) {
+            log::warn(format_args!("mode \"passthru\" keeps the master's MAC: {mac} is not used"));
+        }
         Ok(result)
     }
 
@@ -108,7 +108,7 @@ impl Plugin for Macvlan {
         let host = cx.usable_host()?;
         conf.below().status(host)?;
         let kind = |link| LinkKind::Macvlan { link, mode: MacvlanMode::Bridge, bc_queue_len: 0 };
-        driver::require(kind).or_unavailable()?;
+        child::require_driver(&kind).or_unavailable()?;
         cx.if_ipam(Cx::ipam_status)
     }
 }
@@ -127,25 +127,12 @@ impl Plan {
             Error::config(format!("unknown macvlan mode: \"{name}\""))
                 .with_details("known are \"bridge\", \"private\", \"vepa\" and \"passthru\"")
         })?;
-        let sources = [Some(conf.runtime_config.mac.clone()), from_args, Some(conf.mac.clone())];
-        let text = sources.into_iter().flatten().find(|text| !text.is_empty());
-        Ok(Plan { mode, mac: text.as_deref().map(child::parse_mac).transpose()? })
+        let from_args = from_args.unwrap_or_default();
+        let sources = [&conf.runtime_config.mac, &from_args, &conf.mac];
+        Ok(Plan { mode, mac: child::requested_mac(&sources)? })
     }
 
-    fn kind(&self, conf: &Conf, master: &Link) -> LinkKind<'static> {
-        LinkKind::Macvlan { link: master.index, mode: self.mode, bc_queue_len: conf.bcqueuelen }
-    }
-
-    /// In the mode `passthru`, the kernel gives the interface its master's address.
-    fn warn_about_mac(&self, link: &Link) {
-        if let Some(mac) = self.mac
-            && link.mac != Some(mac)
-        {
-            log::warn(format_args!("mode \"passthru\" keeps the master's MAC: {mac} is not used"));
-        }
-    }
-
-    /// The link is as the configuration has it.
+    /// CHECK: fails unless the link has the configured mode and queue length.
     fn check(&self, conf: &Conf, link: &Link) -> Result<()> {
         let info = link.macvlan.unwrap_or_default();
         let differs = |what: &str, found: &str, wanted: &str| {
@@ -183,7 +170,7 @@ mod tests {
     fn the_capability_wins_over_cni_args_and_those_over_the_key() {
         let conf = |mac: &str, runtime: &str| Conf {
             mac: mac.to_owned(),
-            runtime_config: RuntimeConfig { mac: runtime.to_owned() },
+            runtime_config: WithMac { mac: runtime.to_owned() },
             ..Conf::default()
         };
         let [one, two, three] = ["02:00:00:00:00:01", "02:00:00:00:00:02", "02:00:00:00:00:03"];

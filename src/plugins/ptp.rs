@@ -15,22 +15,21 @@ use serde::Deserialize;
 use crate::cni::ip::{host_net, width};
 use crate::cni::{CniResult, IpConfig};
 use crate::error::{Context, Error, Result};
-use crate::iface::configure::{self, Connected, Style};
-use crate::iface::inside::Inside;
+use crate::iface::child::Found;
+use crate::iface::configure::{self, Style};
 use crate::iface::mtu::Mtu;
+use crate::iface::routes::{self, ON_LINK};
 use crate::iface::veth::{self, Wanted};
-use crate::iface::{forwarding, routes, verify};
+use crate::iface::{Inside, forwarding, verify};
 use crate::netfilter::{Backend, Owner, PacketFilter, layout, masquerade};
-use crate::netlink::{Dad, Link, LinkChange, Netlink, Route, RouteFilter, RouteMode};
+use crate::netlink::{Link, LinkChange, Netlink, Route, RouteFilter, RouteMode};
 use crate::repairs::Repairs;
 use crate::skel::{
     AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Remarks, Rollback, del_and_release,
 };
 use crate::sort::{sort, sort_by_key};
 
-/// Scope of an address on the link, `RT_SCOPE_LINK`.
-const ON_LINK: u8 = 253;
-/// Scope of an address on the host, `RT_SCOPE_HOST`.
+/// `RT_SCOPE_HOST`.
 const ON_HOST: u8 = 254;
 
 #[derive(Debug)]
@@ -49,7 +48,7 @@ pub struct Conf {
 }
 
 impl Conf {
-    /// The configured back end of `ipMasq`; the key says nothing without it.
+    /// The configured back end of `ipMasq`; the key is ignored without `ipMasq`.
     fn backend(&self) -> Result<Option<Backend>> {
         let value = self.ip_masq_backend.as_deref().filter(|_| self.ip_masq);
         Backend::parse(value, "unknown ipmasq backend")
@@ -76,10 +75,10 @@ impl Plugin for Ptp {
         let filter = PacketFilter::new();
         let mut undo = Rollback::new();
 
-        // Before IPAM, so that an attachment that is there already keeps its address.
+        // Created before IPAM is called, so that an attachment that exists already keeps its address.
         let wanted = Wanted { ifname: &req.ifname, mtu, mac: None, master: None };
         let inside = Inside::enter(netns)?;
-        let veth::Pair { host: end, container: link } = veth::add(host, netns, wanted)?;
+        let veth::Pair { host: end, container: link } = veth::add(host, netns, &wanted)?;
         let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
         let index = end.index;
         undo.push(format!("delete \"{}\"", end.name), move || {
@@ -88,10 +87,9 @@ impl Plugin for Ptp {
         veth::start(host, &end, &owner.label(), LinkChange::new())?;
         let mut result = cx.ipam_add(&mut undo)?;
         let hops = hops(&mut result)?;
-        forwarding::enable(host, hops.iter().map(|hop| hop.address.addr()))?;
+        forwarding::enable(host, &result.addresses())?;
         configure_host(host, &end, &hops)?;
 
-        inside.set(&configure::settings(&result, &link.name))?;
         result.interfaces =
             vec![veth::interface(&end, ""), veth::interface(&link, &req.sandbox.path)];
         configure_container(&inside, &link, &result, &hops)?;
@@ -103,7 +101,7 @@ impl Plugin for Ptp {
             masquerade::add(filter, Backend::choose(backend, filter), owner, &addrs)?;
         }
         configure::wait_for_carrier(host, &end)?;
-        configure::wait_for_ipv6(host, hops.iter().map(|hop| hop.gateway))?;
+        configure::wait_for_ipv6(host, &mut hops.iter().map(|hop| hop.gateway))?;
         cx.finish(&mut result);
         undo.commit();
         Ok(result)
@@ -112,18 +110,14 @@ impl Plugin for Ptp {
     fn check(cx: &Cx<'_>, conf: &Conf, req: &CheckReq) -> Result<()> {
         let inside = Inside::enter(req.sandbox.netns()?)?;
         cx.ipam_check()?;
-        let prev = req.require_prev()?;
-        let (index, entry) = verify::container_entry(prev, &req.ifname, &req.sandbox.path)?;
-        let link = verify::container_veth(&inside, entry)?;
-        verify::is_up_inside(&link)?;
-        verify::addresses(&inside, &link, prev, index)?;
-        verify::routes(&inside, prev)?;
-        check_host(cx.host()?, &inside, &link, prev, index)?;
+        let found = req.find_link(&inside, "veth")?;
+        found.verify_layer3(&inside)?;
+        check_host(cx.host()?, &inside, &found)?;
         if !conf.ip_masq {
             return Ok(());
         }
         let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
-        let addrs: Vec<IpNet> = prev.ips_of(index).map(|ip| ip.address).collect();
+        let addrs: Vec<IpNet> = found.prev.ips_of(found.index).map(|ip| ip.address).collect();
         masquerade::check(&PacketFilter::new(), owner, &addrs)
     }
 
@@ -132,7 +126,7 @@ impl Plugin for Ptp {
         let prev = req.require_prev()?;
         let (index, _) = verify::container_entry(prev, &req.ifname, &req.sandbox.path)?;
         let link = inside.link(req.ifname.as_str())?;
-        // Without a pair that is proved to be this container's there is nothing to be connected.
+        // Nothing to repair without a pair that is proved to be this container's.
         let Some((end, _)) = veth::find_host_end(host, &inside, prev, &link)? else {
             return Ok(());
         };
@@ -187,7 +181,7 @@ struct Hop {
     gateway: IpAddr,
 }
 
-/// Points the addresses to the container's interface; each needs a gateway of its own family.
+/// Assigns the addresses to the container's interface; each needs a gateway of its own family.
 fn hops(result: &mut CniResult) -> Result<Vec<Hop>> {
     let mut hops = Vec::with_capacity(result.ips.len());
     for ip in &mut result.ips {
@@ -202,8 +196,8 @@ fn hops(result: &mut CniResult) -> Result<Vec<Hop>> {
     Ok(hops)
 }
 
-/// The gateways' addresses on the host's end, and the way to the container. A route that a
-/// crashed container left on another link is replaced.
+/// Adds the gateways' addresses to the host's end, and the routes to the container. A stale route of a crashed
+/// container through another link is replaced.
 fn configure_host(host: &Netlink, end: &Link, hops: &[Hop]) -> Result<()> {
     for gateway in gateways(hops) {
         configure::add_gateway(host, end, host_net(gateway))
@@ -216,29 +210,22 @@ fn configure_host(host: &Netlink, end: &Link, hops: &[Hop]) -> Result<()> {
     Ok(())
 }
 
-/// The way to the container.
+/// The host's route to an address of the container.
 fn route_to(hop: &Hop, end: &Link) -> Route {
     let (oif, scope) = (Some(end.index), Some(ON_HOST));
     Route { oif, scope, ..Route::new(host_net(hop.address.addr())) }
 }
 
-/// Restores what the host's end has lost. An end that was down has lost all of its routes.
+/// Restores missing attributes, addresses and routes of the host's end. An end that was down has lost all of its routes.
 fn repair_host(host: &Netlink, end: &Link, hops: &[Hop], repairs: &mut Repairs) -> Result<()> {
     let name = &end.name;
-    if end.accept_ra.unwrap_or_default() != 0 {
-        repairs.restore(format!("sysctl net/ipv6/conf/{name}/accept_ra"), || {
-            veth::refuse_advertisements(end);
-            Ok(())
-        });
-    }
+    veth::repair_advertisements(end, repairs);
     if !end.up {
         let up = || Ok(host.set_link(end.index, LinkChange::new().up())?);
         repairs.restore(format!("\"{name}\": it is down"), up);
     }
-    for key in forwarding::missing(hops.iter().map(|hop| hop.address.addr())) {
-        let ips = hops.iter().map(|hop| hop.address.addr());
-        repairs.restore(format!("sysctl {key}"), || forwarding::enable(host, ips));
-    }
+    let addresses: Vec<IpNet> = hops.iter().map(|hop| hop.address).collect();
+    forwarding::repair(host, &addresses, repairs);
     let addrs = host.dump_addrs(end.index)?;
     let is_missing = |gateway: &IpAddr| !addrs.iter().any(|addr| addr.net.addr() == *gateway);
     for gateway in gateways(hops).into_iter().filter(is_missing) {
@@ -265,9 +252,9 @@ fn configure_container(
     result: &CniResult,
     hops: &[Hop],
 ) -> Result<()> {
-    // Both ends are ours: no other host can have the address.
-    let style = Style { dad: Dad::Off, connected: Connected::NoRoute };
-    configure::addresses_and_up(inside, link, result, style)?;
+    configure::prepare_ipv6(inside, &link.name, result, &[])?;
+    // No other host is on the link that could have the addresses.
+    configure::addresses_and_up(inside, link, result, Style::Routed)?;
     for route in routes_to_gateways(link, hops) {
         inside
             .netlink
@@ -277,31 +264,25 @@ fn configure_container(
     configure::add_routes(inside, link, result)
 }
 
-/// The gateway is on the link, the rest of the subnet behind it.
+/// The container's routes: the gateway is on the link, and the rest of the subnet behind the gateway.
 fn routes_to_gateways(link: &Link, hops: &[Hop]) -> Vec<Route> {
     let mut routes: Vec<Route> = Vec::new();
-    let mut add = |route: Route| {
-        // Several addresses may share a gateway or a subnet.
-        if !routes.iter().any(|r| r.dst == route.dst) {
-            routes.push(route);
-        }
-    };
     for Hop { address, gateway } in hops {
-        let mut to_gateway = Route::new(host_net(*gateway));
-        to_gateway.oif = Some(link.index);
-        to_gateway.scope = Some(ON_LINK);
-        to_gateway.src = Some(address.addr());
-        add(to_gateway);
-        if address.prefix_len() == width(address.addr()) {
-            continue;
+        let route = |dst| {
+            let (oif, src) = (Some(link.index), Some(address.addr()));
+            Route { oif, src, ..Route::new(dst) }
+        };
+        let to_gateway = Route { scope: Some(ON_LINK), ..route(host_net(*gateway)) };
+        let to_subnet = Route { gw: Some(*gateway), ..route(address.trunc()) };
+        let has_subnet = address.prefix_len() < width(address.addr());
+        for route in [to_gateway].into_iter().chain(has_subnet.then_some(to_subnet)) {
+            // Several addresses may share a gateway or a subnet.
+            if !routes.iter().any(|other| other.dst == route.dst) {
+                routes.push(route);
+            }
         }
-        let mut to_subnet = Route::new(address.trunc());
-        to_subnet.oif = Some(link.index);
-        to_subnet.gw = Some(*gateway);
-        to_subnet.src = Some(address.addr());
-        add(to_subnet);
     }
-    // Gateways first: the kernel takes a route only through a gateway that it can reach.
+    // The routes to gateways first: the kernel accepts only routes through reachable gateways.
     sort_by_key(&mut routes, |route| route.gw.is_some());
     routes
 }
@@ -313,28 +294,24 @@ fn gateways(hops: &[Hop]) -> Vec<IpAddr> {
     gateways
 }
 
-/// The host's end is there, with the gateways' addresses and the routes to the container.
-fn check_host(
-    host: &Netlink,
-    inside: &Inside<'_>,
-    container: &Link,
-    prev: &CniResult,
-    index: usize,
-) -> Result<()> {
-    let (end, entry) = veth::find_host_end(host, inside, prev, container)?.ok_or_else(|| {
-        Error::internal(format!("ptp: host end of \"{}\" was not found", container.name))
+/// Fails unless the host's end exists, with the gateways' addresses and the routes to the container.
+fn check_host(host: &Netlink, inside: &Inside<'_>, found: &Found<'_>) -> Result<()> {
+    let Found { link, prev, index } = found;
+    let (end, entry) = veth::find_host_end(host, inside, prev, link)?.ok_or_else(|| {
+        Error::internal(format!("ptp: host end of \"{}\" was not found", link.name))
     })?;
     verify::same_mac(&end, &entry)?;
-    verify::is_up(&end)?;
+    verify::is_up(&end, verify::ON_HOST)?;
     verify::refuses_advertisements(&end)?;
     let addrs = host.dump_addrs(end.index)?;
     let routes =
         host.dump_routes(&RouteFilter { oif: Some(end.index), ..RouteFilter::default() })?;
-    for ip in prev.ips_of(index) {
+    for ip in prev.ips_of(*index) {
         let name = &end.name;
-        if ip.gateway.is_some_and(|gw| !addrs.iter().any(|addr| addr.net.addr() == gw)) {
-            let gw = ip.gateway.map(|gw| gw.to_string()).unwrap_or_default();
-            return Err(Error::internal(format!("ptp: {gw} is no address of \"{name}\""))
+        if let Some(gw) = ip.gateway
+            && !addrs.iter().any(|addr| addr.net.addr() == gw)
+        {
+            return Err(Error::internal(format!("ptp: {gw} is not an address of \"{name}\""))
                 .with_details(format!("ip addr add {gw} dev {name}")));
         }
         let target = host_net(ip.address.addr());

@@ -1,19 +1,18 @@
-//! tap: a persistent tap device in the container, for a program there that speaks Ethernet itself,
-//! such as a virtual machine.
+//! tap: a persistent tap device in the container, for a program that sends and receives Ethernet frames, such as a
+//! virtual machine.
 //!
-//! Keys: `multiQueue`, `mtu`, `mac`, `owner`, `group`, `selinuxContext`, `bridge` (one that is in
-//! the container), `ipam`, which is optional, and the capability `mac`. A label is for nodes with
-//! SELinux, and means nothing on others. On the host it leaves nothing.
+//! Keys: `multiQueue`, `mtu`, `mac`, `owner`, `group`, `selinuxContext`, `bridge` (in the container), `ipam`, which is
+//! optional, and the capability `mac`. `selinuxContext` has no effect on nodes without SELinux. On the host it leaves
+//! nothing.
 
 use serde::Deserialize;
 
 use crate::cni::CniResult;
 use crate::error::{Context, Error, Result};
-use crate::iface::configure::{self, Connected, Style};
-use crate::iface::mtu;
-use crate::iface::veth::interface;
-use crate::iface::{Inside, child, tun};
-use crate::netlink::{Dad, Link, LinkChange, Mac};
+use crate::iface::child::{self, WithMac};
+use crate::iface::configure::Style;
+use crate::iface::{Inside, mtu, tun, veth};
+use crate::netlink::{Link, LinkChange, Mac};
 use crate::skel::{AddReq, CheckReq, Cx, DelReq, GcReq, Plugin, Remarks, Rollback};
 
 /// The kind of tap devices, and of tun devices.
@@ -26,7 +25,7 @@ pub struct Tap;
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Conf {
-    /// Whether several queues can be opened.
+    /// Allow the device to be opened several times (`IFF_MULTI_QUEUE`).
     multi_queue: bool,
     /// MTU in bytes. Default: the kernel's.
     mtu: i64,
@@ -36,24 +35,18 @@ pub struct Conf {
     owner: Option<u32>,
     /// The group whose members may open the device. Default: none.
     group: Option<u32>,
-    /// The SELinux label under which the device is made.
+    /// The SELinux label of the device.
     selinux_context: String,
     /// The bridge in the container that the device becomes a port of.
     bridge: String,
-    /// Accepted, as the reference does.
+    /// Decoded for its errors, as the reference does.
     #[serde(rename = "args")]
     _args: Args,
-    runtime_config: RuntimeConfig,
+    runtime_config: WithMac,
 }
 
 #[derive(Debug, Default, Deserialize)]
 struct Args {}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct RuntimeConfig {
-    mac: String,
-}
 
 impl Plugin for Tap {
     const NAME: &'static str = "tap";
@@ -62,7 +55,7 @@ impl Plugin for Tap {
 
     fn examine(_: &Cx<'_>, conf: &Conf, _: &mut Remarks) -> Result<()> {
         mtu::bytes(conf.mtu)?;
-        parse_mac(&conf.mac).map(drop)
+        child::requested_mac(&[&conf.mac]).map(drop)
     }
 
     fn add(cx: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
@@ -85,10 +78,11 @@ impl Plugin for Tap {
         let up = !l3 || cx.ipam_needs_link();
         let link = set(&inside, link, mac, mtu, bridge.as_ref(), up)?;
         let mut result = if l3 { cx.ipam_add(&mut undo)? } else { CniResult::new() };
-        result.interfaces = vec![interface(&link, &req.sandbox.path)];
+        result.interfaces = vec![veth::interface(&link, &req.sandbox.path)];
         result.assign_to_first();
         if l3 {
-            configure(&inside, &link, &result)?;
+            // The program at the other end is not running yet: no host can have the addresses.
+            child::configure(&inside, &link, &result, Style::Immediate)?;
         }
         tap.keep()?;
         cx.finish(&mut result);
@@ -105,7 +99,9 @@ impl Plugin for Tap {
         let bridge = bridge(&inside, conf)?;
         if bridge.is_some_and(|bridge| found.link.master != Some(bridge.index)) {
             let (name, bridge) = (&found.link.name, &conf.bridge);
-            return Err(Error::internal(format!("\"{name}\" is no port of bridge \"{bridge}\"")));
+            return Err(Error::internal(format!(
+                "\"{name}\" is not a port of bridge \"{bridge}\""
+            )));
         }
         found.verify_layer3(&inside)
     }
@@ -129,12 +125,7 @@ impl Plugin for Tap {
 /// `runtimeConfig.mac`, else `MAC` of `CNI_ARGS`, else `mac`.
 fn requested_mac(cx: &Cx<'_>, conf: &Conf) -> Result<Option<Mac>> {
     let from_env = cx.args(&["MAC"])?.get("MAC", |text| Ok(text.to_owned()))?.unwrap_or_default();
-    let sources = [&conf.runtime_config.mac, &from_env, &conf.mac];
-    sources.into_iter().find(|text| !text.is_empty()).map_or(Ok(None), |text| parse_mac(text))
-}
-
-fn parse_mac(text: &str) -> Result<Option<Mac>> {
-    if text.is_empty() { Ok(None) } else { child::parse_mac(text).map(Some) }
+    child::requested_mac(&[&conf.runtime_config.mac, &from_env, &conf.mac])
 }
 
 /// The bridge in the container, if the configuration names one.
@@ -150,7 +141,7 @@ fn bridge(inside: &Inside<'_>, conf: &Conf) -> Result<Option<Link>> {
     Err(Error::internal(format!("failed to get bridge {name}: it is not a bridge")))
 }
 
-/// Everything but addresses; the device as it is then.
+/// Sets MAC, MTU, bridge and state; returns the changed device.
 fn set(
     inside: &Inside<'_>,
     link: Link,
@@ -174,29 +165,20 @@ fn set(
     } else if mac.is_none() && mtu == 0 && bridge.is_none() {
         return Ok(link);
     }
-    let name = link.name.clone();
     inside
         .netlink
         .set_link(link.index, change)
-        .context(|| format!("failed to set tap \"{name}\""))?;
+        .context(|| format!("failed to set tap \"{}\"", link.name))?;
     Ok(Link { mac: mac.or(link.mac), mtu: if mtu > 0 { mtu } else { link.mtu }, ..link })
 }
 
-fn configure(inside: &Inside<'_>, link: &Link, result: &CniResult) -> Result<()> {
-    child::prepare(inside, link, result)?;
-    // No host is at the other end yet that could have the address.
-    let style = Style { dad: Dad::Off, connected: Connected::Route };
-    configure::addresses_and_up(inside, link, result, style)?;
-    configure::add_routes(inside, link, result)
-}
-
-/// The device may be used as configured.
+/// CHECK: fails unless the device has the configured owner, group and queues.
 fn check_device(conf: &Conf, link: &Link) -> Result<()> {
     let name = &link.name;
-    // Kernels before 4.20 do not tell more.
+    // Kernels before 4.20 do not report these attributes.
     let Some(tun) = link.tun else { return Ok(()) };
     let id = |id: Option<u32>| id.map_or("none".to_owned(), |id| id.to_string());
-    // Who did not ask for an owner or a group can do with any.
+    // Without a configured owner or group, any is accepted.
     for (what, wanted, found) in [
         ("owner", conf.owner.map(|owner| owner.to_string()), id(tun.owner)),
         ("group", conf.group.map(|group| group.to_string()), id(tun.group)),

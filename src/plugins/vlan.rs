@@ -3,16 +3,16 @@
 //! Keys: `master`, `vlanId`, both required, `mtu`, `linkInContainer` (the master is in the
 //! container), and `ipam`, which is required.
 //!
-//! On the host it leaves nothing: the interface is made in the container, and vanishes with it.
+//! On the host it leaves nothing: the interface is created in the container, and vanishes with it.
 //! While the link exists, no other link can have that VLAN of that master.
 
 use serde::Deserialize;
 
 use crate::cni::CniResult;
 use crate::error::{Context, Error, Result};
+use crate::iface::Inside;
 use crate::iface::child::{self, Below, Wanted};
 use crate::iface::mtu::Mtu;
-use crate::iface::{Inside, driver};
 use crate::netlink::{Link, LinkKind, Netlink};
 use crate::repairs::Repairs;
 use crate::skel::{AddReq, CheckReq, Cx, DelReq, GcReq, Plugin, Remarks};
@@ -26,9 +26,9 @@ pub struct Vlan;
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Conf {
-    /// The link whose VLAN it is.
+    /// The link below.
     master: String,
-    /// The number of the VLAN, 0 to 4094; 0 is for frames that have a priority only.
+    /// The VLAN ID, 0 to 4094; 0 is for frames that have a priority only.
     vlan_id: Option<i64>,
     /// MTU in bytes, at most that of the master. Default: the master's.
     mtu: i64,
@@ -48,7 +48,7 @@ impl Plugin for Vlan {
     }
 
     fn add(cx: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
-        // The delegate is looked for before anything is made.
+        // Fails before anything is created.
         cx.ipam()?;
         let (inside, host) = (Inside::enter(req.sandbox.netns()?)?, cx.host()?);
         let place = conf.below().place(host, &inside);
@@ -90,12 +90,12 @@ impl Plugin for Vlan {
     fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
         Self::require_sound(cx, conf)?;
         let host = cx.usable_host()?;
-        // Which container is not known yet, and so neither is a master in it.
+        // A master in the container cannot be checked, because the container is not known yet.
         if !conf.link_in_container {
             conf.usable_master(host, host).or_unavailable()?;
         }
         let id = conf.id()?;
-        driver::require(|link| LinkKind::Vlan { link, id }).or_unavailable()?;
+        child::require_driver(&|link| LinkKind::Vlan { link, id }).or_unavailable()?;
         cx.ipam_status()
     }
 }
@@ -109,7 +109,7 @@ impl Conf {
         Ok(())
     }
 
-    /// The number of the VLAN.
+    /// The VLAN ID.
     fn id(&self) -> Result<u16> {
         let id = self.vlan_id.ok_or_else(|| {
             Error::config("\"vlanId\" field is required")
@@ -128,7 +128,7 @@ impl Conf {
         }
     }
 
-    /// The master, which has to be up for the VLAN to get up, and the MTU for the VLAN.
+    /// The master, which has to be up before the VLAN can be set up, and the MTU of the VLAN.
     fn usable_master(&self, place: &Netlink, host: &Netlink) -> Result<(Link, u32)> {
         self.require_master()?;
         let (master, mtu) = self.below().master(place, host)?;

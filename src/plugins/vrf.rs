@@ -1,45 +1,45 @@
-//! vrf: puts the container's interface into a VRF, a routing domain of its own inside the container.
+//! vrf: moves the container's interface into a VRF, a routing domain of its own inside the container.
 //!
-//! It stands behind an interface plugin in a list and passes `prevResult` on unchanged. Keys: `vrfname`,
-//! which is required, and `table`. The VRF is made if there is none, and is deleted with its last
-//! interface; a VRF that existed before the first interface stays (its alias tells).
+//! It follows an interface plugin in a list and returns `prevResult` unchanged. Keys: `vrfname`, which is required, and
+//! `table`. The VRF is created if missing, and deleted with its last interface; a VRF that existed before the first
+//! interface stays (its alias marks it).
 //!
-//! The kernel switches an interface off and on when it joins or leaves a VRF: IPv6 addresses and
-//! routes that get lost by that are put back. All of this is in the container; on the host it leaves
-//! nothing. Programs reach a VRF's addresses when they bind to it (`SO_BINDTODEVICE`), or in all VRFs
-//! at once with `net.ipv4.tcp_l3mdev_accept` and `udp_l3mdev_accept`, which the tuning plugin can set.
+//! The kernel sets an interface down and up when it joins or leaves a VRF: IPv6 addresses and routes that are lost are
+//! restored. All of this is in the container; on the host it leaves nothing. Programs reach the addresses of a VRF when
+//! they bind to it (`SO_BINDTODEVICE`), or in all VRFs at once with `net.ipv4.tcp_l3mdev_accept` and
+//! `udp_l3mdev_accept`, which the tuning plugin can set.
 
 use std::time::Duration;
 
 use serde::Deserialize;
 
-use crate::cni::{CniResult, IfName, Route as ToldRoute, SpecVersion};
+use crate::cni::{CniResult, IfName, SpecVersion};
 use crate::error::{Code, Context, Error, Result};
 use crate::files::lock::Lock;
 use crate::iface::tables::{self, Tables};
-use crate::iface::{Inside, driver, verify};
+use crate::iface::{Inside, child, configure, verify};
 use crate::log;
 use crate::netlink::{
-    Addr, Dad, Link, LinkChange, LinkKind, Netlink, NewAddr, NewLink, RT_TABLE_MAIN, Route,
-    RouteFilter, RouteMode,
+    Addr, Dad, Link, LinkChange, LinkKind, Netlink, NewLink, RT_TABLE_MAIN, Route, RouteFilter,
+    RouteMode,
 };
 use crate::skel::{
     AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Remarks, Rollback, require_prev,
 };
 
-/// On a VRF that this plugin has made.
+/// The alias of a VRF that this plugin has created.
 const OURS: &str = "cnibox";
-/// On an empty VRF that was there before.
+/// The alias of a VRF that existed before.
 const KEPT: &str = "cnibox: was here before";
 /// The first table that is chosen.
 const FIRST_TABLE: u32 = 1;
-/// The kernel's table of its own addresses.
+/// The table of the host's own addresses.
 const RT_TABLE_LOCAL: u32 = 255;
-/// Who makes a route that comes back by itself: the kernel, `RTPROT_KERNEL`.
+/// `RTPROT_KERNEL`: routes that the kernel adds with addresses.
 const BY_KERNEL: u8 = 2;
-/// `IFA_F_TEMPORARY`: the kernel makes such addresses up.
+/// `IFA_F_TEMPORARY`: addresses that the kernel generates.
 const TEMPORARY: u32 = 1;
-/// How long the kernel may take to make IPv6 addresses usable; the reference waits as long.
+/// Timeout until IPv6 addresses are usable, as in the reference.
 const SETTLE: Duration = Duration::from_millis(2550);
 
 #[derive(Debug)]
@@ -91,25 +91,25 @@ impl Plugin for Vrf {
             return Err(has_master(netlink, &link, master));
         }
         let mut undo = Rollback::new();
-        let vrf = if let Some(vrf) = present {
+        let vrf = if let Some(vrf) = &present {
             vrf.require_table(conf)?;
             if is_kept(netlink, &vrf)? {
-                undo.push("take the mark off the VRF", || mark(netlink, name, ""));
-                mark(netlink, name, KEPT)?;
+                undo.push("clear the alias of the VRF", || set_alias(netlink, &vrf.link, ""));
+                set_alias(netlink, &vrf.link, KEPT)?;
             } else if !vrf.link.up {
-                switch_on(netlink, &vrf.link)?;
+                set_up(netlink, &vrf.link)?;
             }
             vrf
         } else {
             let table = choose_table(netlink, conf)?;
             undo.push("delete the VRF", || Ok(netlink.del_link(name).map(drop)?));
-            create(netlink, name, table)?
+            &create(netlink, name, table)?
         };
         if link.master.is_none() {
             let lost = Volatile::of(netlink, &link)?;
             let (member, back) = (link.clone(), lost.clone());
             undo.push(format!("leave the VRF {name}"), move || leave(netlink, &member, &back));
-            join(netlink, &link, &vrf, lost)?;
+            join(netlink, &link, vrf, lost)?;
         }
         undo.commit();
         Ok(prev.clone())
@@ -123,16 +123,18 @@ impl Plugin for Vrf {
         let vrf = find(netlink, name)?
             .ok_or_else(|| Error::internal(format!("vrf: there is no VRF \"{name}\"")))?;
         vrf.require_table(conf)?;
-        verify::is_up_inside(&vrf.link)?;
+        verify::is_up(&vrf.link, verify::IN_CONTAINER)?;
         let link = interface(netlink, &req.ifname)?;
         if link.master != Some(vrf.link.index) {
             let ifname = &req.ifname;
             let msg = format!("failed to find {ifname} associated to vrf {name}");
             return Err(Error::internal(msg));
         }
-        let entry = prev.interfaces.iter().position(|entry| entry.name == link.name);
-        if let Some(index) = entry {
-            verify::addresses(&inside, &link, &restored(prev), index)?;
+        if let Some(index) = prev.interfaces.iter().position(|entry| entry.name == link.name) {
+            // IPv4 addresses are not touched by this plugin.
+            let mut restored = prev.clone();
+            restored.ips.retain(|ip| ip.address.addr().is_ipv6());
+            verify::addresses(&inside, &link, &restored, index)?;
         }
         verify::routes(&inside, &in_table(prev, vrf.table))
     }
@@ -161,13 +163,13 @@ impl Plugin for Vrf {
     }
 
     fn gc(_: &Cx<'_>, _: &Conf, _: &GcReq) -> Result<()> {
-        // The VRF vanishes with the container.
+        // The kernel deletes the VRF with the container's namespace.
         Ok(())
     }
 
     fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
         Self::require_sound(cx, conf)?;
-        driver::require(|_| LinkKind::Vrf { table: FIRST_TABLE }).or_unavailable()
+        child::require_driver(&|_| LinkKind::Vrf { table: FIRST_TABLE }).or_unavailable()
     }
 }
 
@@ -208,7 +210,7 @@ fn has_master(netlink: &Netlink, link: &Link, master: u32) -> Error {
     Error::internal(format!("interface {name} has already a master set: {master}"))
 }
 
-/// The VRF of this name; `None` if there is no link called so.
+/// The VRF called `name`; `None` if there is no link of this name.
 fn find(netlink: &Netlink, name: &str) -> Result<Option<Domain>> {
     let Some(link) = netlink.link(name)? else { return Ok(None) };
     match link.vrf_table {
@@ -230,33 +232,32 @@ fn choose_table(netlink: &Netlink, conf: &Conf) -> Result<u32> {
     Ok(table)
 }
 
-/// Makes a VRF. It is up and has its mark, or is down: then it is half made.
+/// Creates a VRF. One message sets it up and its alias, so a VRF that is down is incomplete.
 fn create(netlink: &Netlink, name: &str, table: u32) -> Result<Domain> {
     let link = netlink
         .create_link(&NewLink::new(name, LinkKind::Vrf { table }))
         .context(|| format!("could not add VRF {name}"))?;
-    switch_on(netlink, &link)?;
+    set_up(netlink, &link)?;
     Ok(Domain { link, table })
 }
 
-fn switch_on(netlink: &Netlink, vrf: &Link) -> Result<()> {
+fn set_up(netlink: &Netlink, vrf: &Link) -> Result<()> {
     netlink
         .set_link(vrf.index, LinkChange::new().up().alias(OURS))
         .context(|| format!("could not set link up for VRF {}", vrf.name))
 }
 
-/// Whether the VRF stays when it is empty again. A VRF without alias and interfaces was made by another
-/// program, unless it is down: then a plugin was killed while making it.
+/// Whether the VRF is to stay when it is empty again. A VRF without alias and interfaces was created by another program,
+/// unless it is down: then a plugin was killed while creating it.
 fn is_kept(netlink: &Netlink, vrf: &Domain) -> Result<bool> {
     Ok(vrf.link.alias.is_empty() && vrf.link.up && vrf.is_empty(netlink)?)
 }
 
-fn mark(netlink: &Netlink, name: &str, text: &str) -> Result<()> {
-    let vrf = netlink.require_link(name)?;
+fn set_alias(netlink: &Netlink, vrf: &Link, text: &str) -> Result<()> {
     Ok(netlink.set_link(vrf.index, LinkChange::new().alias(text))?)
 }
 
-/// Puts the interface into the VRF, and restores what the kernel drops by that in the VRF's table.
+/// Moves the interface into the VRF, and restores the addresses and routes that the kernel drops in the VRF's table.
 fn join(netlink: &Netlink, link: &Link, vrf: &Domain, lost: Volatile) -> Result<()> {
     let Domain { link: master, table } = vrf;
     netlink
@@ -265,8 +266,8 @@ fn join(netlink: &Netlink, link: &Link, vrf: &Domain, lost: Volatile) -> Result<
     lost.in_table(RT_TABLE_MAIN, *table).restore(netlink, link, *table, *table)
 }
 
-/// Takes the interface out of its VRF. A route that cannot be restored afterwards is no error: the
-/// interface is about to be deleted, most of the time.
+/// Removes the interface from its VRF. A route that cannot be restored afterwards is not an error: usually the interface
+/// is about to be deleted.
 fn leave(netlink: &Netlink, link: &Link, lost: &Volatile) -> Result<()> {
     netlink
         .set_link(link.index, LinkChange::new().no_master())
@@ -277,23 +278,23 @@ fn leave(netlink: &Netlink, link: &Link, lost: &Volatile) -> Result<()> {
     Ok(())
 }
 
-/// Deletes the VRF when it has no interface any more, unless it existed before the plugin was called.
+/// Deletes the VRF if it is empty, unless it existed before. `left` is whether it may have lost its last interface.
 fn retire(netlink: &Netlink, vrf: &Domain, left: bool) -> Result<()> {
     if !vrf.is_empty(netlink)? {
         return Ok(());
     }
     let index = vrf.link.index;
     match vrf.link.alias.as_str() {
-        KEPT => netlink.set_link(index, LinkChange::new().alias(""))?,
+        KEPT => set_alias(netlink, &vrf.link, "")?,
         OURS => drop(netlink.del_link_by_index(index)?),
-        // The reference puts no mark on its own.
+        // The reference sets no alias.
         "" if left || !vrf.link.up => drop(netlink.del_link_by_index(index)?),
         _ => {}
     }
     Ok(())
 }
 
-/// What an interface loses when it is switched off.
+/// The addresses and routes that an interface loses when it is set down.
 #[derive(Clone, Debug)]
 struct Volatile {
     addrs: Vec<Addr>,
@@ -301,7 +302,7 @@ struct Volatile {
 }
 
 impl Volatile {
-    /// IPv6 addresses, and the routes that the kernel does not make for addresses.
+    /// IPv6 addresses, and the routes that the kernel does not add with addresses.
     fn of(netlink: &Netlink, link: &Link) -> Result<Volatile> {
         let mut addrs = global_v6(netlink, link)?;
         addrs.retain(|addr| addr.flags & TEMPORARY == 0);
@@ -312,7 +313,7 @@ impl Volatile {
         Ok(Volatile { addrs, routes })
     }
 
-    /// The same with the routes of one table in another.
+    /// Moves the routes of one table to another.
     fn in_table(mut self, from: u32, to: u32) -> Volatile {
         for route in self.routes.iter_mut().filter(|route| route.table == Some(from)) {
             route.table = Some(to);
@@ -320,18 +321,15 @@ impl Volatile {
         self
     }
 
-    /// Puts back what is missing. The kernel keeps the subnets of the addresses in the first
-    /// table, and the addresses themselves in the second.
+    /// Restores missing addresses and routes. The kernel adds the routes to subnets in the table `main`, and those to
+    /// the addresses themselves in `local`.
     fn restore(&self, netlink: &Netlink, link: &Link, main: u32, local: u32) -> Result<()> {
         let present = global_v6(netlink, link)?;
         // The kernel lists the newest IPv6 addresses first.
         for addr in self.addrs.iter().rev() {
             if !present.iter().any(|other| other.net == addr.net) {
-                // No other link has taken it in the meantime.
-                let mut again = NewAddr::new(addr.net).dad(Dad::Off).lifetime(addr.lifetime);
-                if addr.is_without_prefix_route() {
-                    again = again.without_prefix_route();
-                }
+                // No other link can have taken the address in the meantime.
+                let again = configure::again(addr).dad(Dad::Off);
                 netlink.add_addr(link.index, &again).context(|| {
                     format!("could not restore address {} to {}", addr.net, link.name)
                 })?;
@@ -368,20 +366,12 @@ fn global_v6(netlink: &Netlink, link: &Link) -> Result<Vec<Addr>> {
     Ok(addrs)
 }
 
-/// The result with the addresses that this plugin gave back: IPv6 loses its addresses on the way
-/// into a VRF. The others are the business of who set them.
-fn restored(prev: &CniResult) -> CniResult {
-    let mut result = prev.clone();
-    result.ips.retain(|ip| ip.address.addr().is_ipv6());
-    result
-}
-
-/// The result with its routes where the VRF has them.
+/// The result with its routes in the table of the VRF, except for those of a configured table.
 fn in_table(prev: &CniResult, table: u32) -> CniResult {
     let mut prev = prev.clone();
     for route in &mut prev.routes {
-        let told = route.table.filter(|told| *told != 0 && *told != RT_TABLE_MAIN);
-        *route = ToldRoute { table: told.or(Some(table)), ..route.clone() };
+        let configured = route.table.filter(|table| *table != 0 && *table != RT_TABLE_MAIN);
+        route.table = configured.or(Some(table));
     }
     prev
 }
@@ -389,6 +379,7 @@ fn in_table(prev: &CniResult, table: u32) -> CniResult {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cni::Route;
 
     #[test]
     fn the_name_is_one_that_the_kernel_takes() {
@@ -404,7 +395,7 @@ mod tests {
     fn routes_are_looked_for_in_the_vrf() {
         let mut prev = CniResult::new();
         for table in [None, Some(0), Some(254), Some(7)] {
-            prev.routes.push(ToldRoute { table, ..ToldRoute::to("10.1.0.0/16".parse().unwrap()) });
+            prev.routes.push(Route { table, ..Route::to("10.1.0.0/16".parse().unwrap()) });
         }
         let tables: Vec<_> = in_table(&prev, 5).routes.iter().map(|route| route.table).collect();
         assert_eq!(tables, [Some(5), Some(5), Some(5), Some(7)]);

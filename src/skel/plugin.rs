@@ -137,8 +137,7 @@ impl AddReq {
         let mut undo = Rollback::new();
         // The link is created before IPAM is called, so that an attachment that exists already keeps its address.
         let is_layer2 = addresses.as_ref().is_some_and(|given| given.ips.is_empty());
-        let add = if is_layer2 || cx.ipam_needs_link() { child::add_up } else { child::add };
-        add(place, inside.netns, wanted)?;
+        child::add(place, inside, wanted, is_layer2 || cx.ipam_needs_link())?;
         undo.push(format!("delete \"{}\"", self.ifname), || child::take_back(inside, &self.ifname));
         let mut result = addresses.map_or_else(|| cx.ipam_add(&mut undo), Ok)?;
         let link = child::attach(inside, &self.ifname, &self.sandbox.path, &mut result)?;

@@ -241,15 +241,15 @@ fn links_of_the_host() {
         ("ip link del cni0", "Interface name cni0 not found"),
         (
             "ip addr flush dev cni0",
-            "gateway 10.88.0.1 is no address of bridge \"cni0\"; ip addr add 10.88.0.1/16 dev cni0",
+            "gateway 10.88.0.1 is not an address of bridge \"cni0\"; ip addr add 10.88.0.1/16 dev cni0",
         ),
         (
             "ip -6 addr del fd00:88::1/64 dev cni0",
-            "gateway fd00:88::1 is no address of bridge \"cni0\"",
+            "gateway fd00:88::1 is not an address of bridge \"cni0\"",
         ),
         ("ip link set cni0 address 02:00:00:00:00:09", "Interface cni0 Mac"),
         ("ip link set $P down", "is down; ip link set veth"),
-        ("ip link set $P nomaster", "is no port of it: ip link set veth"),
+        ("ip link set $P nomaster", "is not a port of it: ip link set veth"),
         ("ip link del $P", "Interface name eth0 not found"),
         ("bridge link set dev $P hairpin off", "has hairpin mode false"),
         ("bridge link set dev $P isolated on", "and isolation true"),

@@ -153,7 +153,7 @@ fn del_leaves_another_kind_of_link_alone() {
     let before = container.snapshot(&node);
     let outcome = simple(&node, &json!({})).on("DEL", &container).run();
     assert_eq!((outcome.status, outcome.stdout.as_str()), (Some(0), ""));
-    assert!(outcome.stderr.contains("\"eth0\" is no dummy"), "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("\"eth0\" is not of kind dummy"), "{}", outcome.stderr);
     assert_unchanged(&before, &container.snapshot(&node));
 }
 

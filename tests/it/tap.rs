@@ -123,7 +123,7 @@ fn a_port_of_a_bridge_in_the_container() {
         assert_eq!(result["interfaces"].as_array().unwrap().len(), 1);
         net.check(&container, &result).ok();
         container.sh("ip link set eth0 nomaster");
-        net.check_finds(&container, &result, "\"eth0\" is no port of bridge \"br1\"");
+        net.check_finds(&container, &result, "\"eth0\" is not a port of bridge \"br1\"");
         net.del(&container);
     }
 }

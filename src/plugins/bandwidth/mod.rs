@@ -17,7 +17,7 @@ pub use self::limits::Conf;
 use self::limits::Limits;
 use crate::cni::{CniResult, IfName, SpecVersion};
 use crate::error::{Context, Error, Result};
-use crate::iface::{Inside, peer};
+use crate::iface::{Inside, peer, verify};
 use crate::log;
 use crate::netfilter::{Owner, names};
 use crate::netlink::traffic::Tbf;
@@ -239,7 +239,7 @@ fn verify_egress(host: &Netlink, owner: &Owner<'_>, end: &Link, bucket: Tbf) -> 
     };
     let device = own_device(host, owner, end)?.ok_or_else(missing)?;
     shape::verify_bucket(host, &device, bucket)?;
-    crate::iface::verify::is_up(&device)?;
+    verify::is_up(&device, verify::ON_HOST)?;
     if shape::leads_to(host, end, &device)? {
         return Ok(());
     }

@@ -1,13 +1,14 @@
-//! What an attachment has lost on the host: its bridge, the gateway, the port; and routes of the
-//! container. What somebody has set otherwise is left and told.
+//! Repair of an attachment: restores the missing bridge, gateway addresses, port and routes of the container. Deliberate
+//! changes are left and reported.
 
 use ipnet::IpNet;
 
-use super::protect::{self, NewPort};
-use super::{Conf, Plan, Shared, ensure_bridge, gateway, vlan, vlan_gateway};
-use crate::cni::CniResult;
+use super::shared::{self, Shared};
+use super::{Plan, spoof_port, start_port, vlan, vlan_gateway};
+use crate::cni::{CniResult, IpConfig};
 use crate::error::Result;
-use crate::iface::{Inside, configure, forwarding, routes, verify, veth};
+use crate::iface::child::{self, Found};
+use crate::iface::{Inside, configure, forwarding, verify, veth};
 use crate::netfilter::{Owner, PacketFilter, spoof};
 use crate::netlink::{Link, LinkChange, Mac, Netlink, OperState, Switch};
 use crate::repairs::Repairs;
@@ -15,45 +16,41 @@ use crate::skel::{CheckReq, Cx, Rollback};
 
 pub(super) fn attachment(
     cx: &Cx<'_>,
-    conf: &Conf,
-    plan: &Plan,
+    plan: &Plan<'_>,
     req: &CheckReq,
     repairs: &mut Repairs,
 ) -> Result<()> {
     let (inside, host) = (Inside::enter(req.sandbox.netns()?)?, cx.host()?);
     let prev = req.require_prev()?;
     let (index, _) = verify::container_entry(prev, &req.ifname, &req.sandbox.path)?;
-    let container = inside.link(req.ifname.as_str())?;
-    // Without a pair that is proved to be this container's there is nothing to be connected.
-    let Some((port, _)) = veth::find_host_end(host, &inside, prev, &container)? else {
+    let link = inside.link(req.ifname.as_str())?;
+    // Nothing to repair without a pair that is proved to be this container's.
+    let Some((port, _)) = veth::find_host_end(host, &inside, prev, &link)? else {
         return Ok(());
     };
-    let Some(bridge) = bridge(host, conf, plan, prev, repairs)? else { return Ok(()) };
+    let Some(bridge) = bridge(host, plan, prev, repairs)? else { return Ok(()) };
     let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
-    let pair = Pair { conf, plan, owner, bridge: &bridge.link, port: &port, container: &container };
+    let pair = Pair { plan, owner, bridge: &bridge.link, port: &port, container: &link };
     pair.repair(host, repairs)?;
     if plan.gateway {
-        let gateway =
-            |ip: &crate::cni::IpConfig| IpNet::new(ip.gateway?, ip.address.prefix_len()).ok();
+        let gateway = |ip: &IpConfig| IpNet::new(ip.gateway?, ip.address.prefix_len()).ok();
         let gateways: Vec<IpNet> = prev.ips_of(index).filter_map(gateway).collect();
         pair.gateway(host, bridge.pinned, &gateways, repairs)?;
     }
-    let mut wanted = routes::connected(&container, prev, index);
-    wanted.extend(configure::plan_routes(prev, container.index));
-    routes::restore(&inside, &container, &wanted, repairs)
+    child::restore_routes(&inside, &Found { link, prev, index }, repairs)
 }
 
-/// The bridge, as ADD makes or takes it, with the MAC that its containers know; `None` if there is none.
+/// The bridge, created or adopted as by ADD, with the MAC that its containers have cached; `None` if it cannot be
+/// restored.
 fn bridge(
     host: &Netlink,
-    conf: &Conf,
-    plan: &Plan,
+    plan: &Plan<'_>,
     prev: &CniResult,
     repairs: &mut Repairs,
 ) -> Result<Option<Shared>> {
-    let name = &conf.bridge;
-    let told = prev.interfaces.iter().find(|i| i.name == *name && i.sandbox.is_empty());
-    let told: Option<Mac> = told.and_then(|entry| entry.mac.parse().ok());
+    let name = &plan.conf.bridge;
+    let listed = prev.interfaces.iter().find(|i| i.name == *name && i.sandbox.is_empty());
+    let known: Option<Mac> = listed.and_then(|entry| entry.mac.parse().ok());
     let found = host.link(name)?;
     let (what, mac) = match &found {
         None => (format!("bridge \"{name}\""), None),
@@ -66,32 +63,33 @@ fn bridge(
                 repairs.leave(error.to_string());
                 return Ok(None);
             }
-            if let (Some(told), Some(mac)) = (told, link.mac)
-                && told != mac
+            if let (Some(known), Some(mac)) = (known, link.mac)
+                && known != mac
             {
                 repairs
-                    .leave(format!("bridge \"{name}\" has the MAC {mac}, containers know {told}"));
+                    .leave(format!("bridge \"{name}\" has the MAC {mac}, containers know {known}"));
             }
-            let Some(damage) = damage(conf, plan, link) else { return Ok(found.map(adopted)) };
+            let Some(damage) = damage(plan, link) else { return Ok(found.map(adopted)) };
             (format!("bridge \"{name}\": {damage}"), link.mac)
         }
     };
-    let mac = mac.or(told).unwrap_or_else(Mac::random_local);
-    let mut made = None;
+    let mac = mac.or(known).unwrap_or_else(Mac::random_local);
+    let mut restored = None;
     repairs.restore(what, || {
-        let mtu = conf.mtu.resolve(host)?;
-        made = Some(ensure_bridge(host, conf, plan, mtu, mac)?);
+        let mtu = plan.conf.mtu.resolve(host)?;
+        restored = Some(shared::ensure(host, plan, mtu, mac)?);
         Ok(())
     });
-    Ok(made.or(found.map(adopted)))
+    Ok(restored.or(found.map(adopted)))
 }
 
 fn adopted(link: Link) -> Shared {
     Shared { link, pinned: false }
 }
 
-/// What of a bridge is no longer as ADD leaves it.
-fn damage(conf: &Conf, plan: &Plan, link: &Link) -> Option<&'static str> {
+/// The first difference of a bridge from the state after ADD.
+fn damage(plan: &Plan<'_>, link: &Link) -> Option<&'static str> {
+    let conf = plan.conf;
     let info = link.bridge.unwrap_or_default();
     let found = [
         (!link.up, "it is down"),
@@ -108,8 +106,7 @@ fn damage(conf: &Conf, plan: &Plan, link: &Link) -> Option<&'static str> {
 
 /// An attachment's pair and the bridge that it belongs to.
 struct Pair<'a> {
-    conf: &'a Conf,
-    plan: &'a Plan,
+    plan: &'a Plan<'a>,
     owner: Owner<'a>,
     bridge: &'a Link,
     /// The host's end.
@@ -118,41 +115,23 @@ struct Pair<'a> {
 }
 
 impl Pair<'_> {
-    /// Makes the host's end a port again, or completes what the port has lost.
+    /// Makes the host's end a port again, or restores the missing attributes of the port.
     fn repair(&self, host: &Netlink, repairs: &mut Repairs) -> Result<()> {
-        let Pair { conf, plan, bridge, port, container, .. } = *self;
-        let name = &port.name;
-        match port.master {
-            None => {
-                let what = format!("port \"{name}\" of bridge \"{}\"", bridge.name);
-                repairs.restore(what, || {
-                    self.connect(host)?;
-                    // A bridge sends nothing before it has the carrier of its first port.
-                    if bridge.oper_state == OperState::Up || !container.up {
-                        return Ok(());
-                    }
-                    configure::wait_for_carrier(host, bridge)
-                });
-                return Ok(());
-            }
-            Some(master) if master != bridge.index => {
-                repairs.leave(format!(
-                    "\"{name}\" is a port of another link than \"{}\"",
-                    bridge.name
-                ));
-                return Ok(());
-            }
-            Some(_) => {}
+        let Pair { plan, bridge, port, .. } = *self;
+        let (conf, name) = (plan.conf, &port.name);
+        let Some(master) = port.master else {
+            let what = format!("port \"{name}\" of bridge \"{}\"", bridge.name);
+            repairs.restore(what, || self.connect(host));
+            return Ok(());
+        };
+        if master != bridge.index {
+            let bridge = &bridge.name;
+            repairs.leave(format!("\"{name}\" is a port of another link than \"{bridge}\""));
+            return Ok(());
         }
         let change = LinkChange::new;
         let set = |change: LinkChange| Ok(host.set_link(port.index, change)?);
-        if port.accept_ra.unwrap_or_default() != 0 {
-            let what = format!("sysctl net/ipv6/conf/{name}/accept_ra");
-            repairs.restore(what, || {
-                veth::refuse_advertisements(port);
-                Ok(())
-            });
-        }
+        veth::repair_advertisements(port, repairs);
         let state = port.port.unwrap_or_default();
         if conf.port_isolation && !state.isolated {
             let what = format!("isolation of port \"{name}\"");
@@ -176,14 +155,15 @@ impl Pair<'_> {
         Ok(())
     }
 
-    /// No frame passes before the port is protected: its MAC is checked by its name, so already now; for what
-    /// only a port can have, it is down meanwhile.
+    /// Connects the port to the bridge. No frame passes before the port is protected: the check of source MACs
+    /// matches the name of the port and is restored first; the port is down until attributes of ports are set.
     fn connect(&self, host: &Netlink) -> Result<()> {
-        let Pair { conf, plan, owner, bridge, port, container } = *self;
+        let Pair { plan, owner, bridge, port, container } = *self;
+        let conf = plan.conf;
         veth::refuse_advertisements(port);
-        if let Some(checked) = protect::checked(conf, port, container)? {
-            let filter = PacketFilter::new();
-            // Rules are back already; a transaction for each port would take long.
+        if conf.macspoofchk {
+            let (filter, checked) = (PacketFilter::new(), spoof_port(port, container)?);
+            // The rules are restored already; a transaction for each port would be slow.
             if spoof::check(&filter, owner, &checked).is_err() {
                 spoof::add(&filter, owner, &checked)?;
             }
@@ -193,11 +173,14 @@ impl Pair<'_> {
             host.set_link(port.index, LinkChange::new().down())?;
         }
         host.set_link(port.index, LinkChange::new().master(bridge.index))?;
-        if port.up && !is_guarded && !conf.hairpin_mode {
+        if !port.up || is_guarded || conf.hairpin_mode {
+            start_port(host, plan, owner, bridge, port)?;
+        }
+        // A bridge sends nothing before it has the carrier of its first port.
+        if bridge.oper_state == OperState::Up || !container.up {
             return Ok(());
         }
-        let new = NewPort { bridge, link: port, checked: None };
-        protect::start(host, &PacketFilter::new(), owner, conf, plan, &new)
+        configure::wait_for_carrier(host, bridge)
     }
 
     /// The gateway's addresses, on the bridge or on the interface of the VLAN, and forwarding.
@@ -208,29 +191,26 @@ impl Pair<'_> {
         gateways: &[IpNet],
         repairs: &mut Repairs,
     ) -> Result<()> {
-        let Pair { conf, plan, bridge, port, .. } = *self;
-        let mut link = vlan_gateway::name(conf, plan)
-            .map_or(Ok(Some(bridge.clone())), |name| host.link(&name))?;
-        if let Err(error) = vlan_gateway::verify(host, conf, plan, bridge) {
+        let Pair { plan, bridge, port, .. } = *self;
+        let mut link =
+            vlan_gateway::name(plan).map_or(Ok(Some(bridge.clone())), |name| host.link(&name))?;
+        if let Err(error) = vlan_gateway::verify(host, plan, bridge) {
             repairs.restore(error.msg(), || {
                 let mut undo = Rollback::new();
-                link = vlan_gateway::ensure(host, conf, plan, bridge, port.index, &mut undo)?;
-                // Unless the container is just being deleted: its gateway goes with it.
+                link = vlan_gateway::ensure(host, plan, bridge, port.index, &mut undo)?;
+                // Otherwise a DEL has deleted the port, and the gateway may be without users.
                 if host.link_by_index(port.index)?.is_some() {
                     undo.commit();
                 }
                 Ok(())
             });
         }
-        // All attachments of the network share what follows.
+        // The rest is common to all attachments of the network.
         if !repairs.is_first(format!("{gateways:?} of {:?}", link.as_ref().map(|link| link.index)))
         {
             return Ok(());
         }
-        for key in forwarding::missing(gateways.iter().map(IpNet::addr)) {
-            let ips = gateways.iter().map(IpNet::addr);
-            repairs.restore(format!("sysctl {key}"), || forwarding::enable(host, ips));
-        }
+        forwarding::repair(host, gateways, repairs);
         let Some(link) = link else { return Ok(()) };
         let on = Shared { pinned: pinned && link.index == bridge.index, link };
         let present = host.dump_addrs(on.link.index)?;
@@ -238,17 +218,13 @@ impl Pair<'_> {
             |gateway: &&IpNet| !present.iter().any(|addr| addr.net.addr() == gateway.addr());
         for gateway in gateways.iter().filter(is_missing) {
             let what = format!("address {gateway} of \"{}\"", on.link.name);
-            let overlaps =
-                |net: &IpNet| net.contains(&gateway.addr()) || gateway.contains(&net.addr());
-            let other = present
-                .iter()
-                .map(|addr| addr.net)
-                .find(|net| overlaps(net) && !gateways.contains(net));
+            let mut others = present.iter().map(|addr| addr.net);
+            let other = others.find(|net| shared::overlap(net, gateway) && !gateways.contains(net));
             match other {
                 Some(other) => repairs.leave(format!("{what}: it has {other}")),
                 None => repairs.restore(what, || {
-                    gateway::add(host, &on, *gateway)?;
-                    configure::wait_for_ipv6(host, [gateway.addr()].into_iter())
+                    shared::add_gateway(host, &on, *gateway)?;
+                    configure::wait_for_ipv6(host, &mut [gateway.addr()].into_iter())
                 }),
             }
         }

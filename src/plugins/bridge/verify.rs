@@ -1,37 +1,42 @@
 //! CHECK of a bridge attachment.
 
-use super::{Conf, Plan, protect, require_bridge, vlan_gateway};
+use super::shared::require_bridge;
+use super::{Conf, Plan, spoof_port, vlan_gateway};
 use crate::cni::{CniResult, Interface};
 use crate::error::{Error, Result};
 use crate::iface::{Inside, verify, veth};
+use crate::netfilter::{Owner, PacketFilter, masquerade, spoof};
 use crate::netlink::{Link, Netlink};
 use crate::skel::{CheckReq, Cx};
 
-pub(super) fn attachment(cx: &Cx<'_>, conf: &Conf, plan: &Plan, req: &CheckReq) -> Result<()> {
+pub(super) fn attachment(cx: &Cx<'_>, plan: &Plan<'_>, req: &CheckReq) -> Result<()> {
+    let conf = plan.conf;
     let inside = Inside::enter(req.sandbox.netns()?)?;
     cx.if_ipam(Cx::ipam_check)?;
     let prev = req.require_prev()?;
     let host = cx.host()?;
     let bridge = bridge_of(host, conf, prev)?;
     let (index, entry) = verify::container_entry(prev, &req.ifname, &req.sandbox.path)?;
-    let link = verify::container_veth(&inside, entry)?;
+    let link = verify::container_link(&inside, entry, "veth")?;
     if !conf.disable_container_interface {
-        verify::is_up_inside(&link)?;
+        verify::is_up(&link, verify::IN_CONTAINER)?;
     }
     let found = veth::find_host_end(host, &inside, prev, &link)?;
     let port = port_of(conf, &bridge, found)?;
     plan.vlans.verify(host, &bridge, &port)?;
-    let of_vlan = vlan_gateway::verify(host, conf, plan, &bridge)?;
+    let of_vlan = vlan_gateway::verify(host, plan, &bridge)?;
     if plan.gateway {
         gateway_addresses(host, of_vlan.as_ref().unwrap_or(&bridge), prev, index)?;
     }
     verify::addresses(&inside, &link, prev, index)?;
     verify::routes(&inside, prev)?;
+    let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
     if conf.macspoofchk {
-        protect::check_port(cx, req, &port, &link)?;
+        spoof::check(&PacketFilter::new(), owner, &spoof_port(&port, &link)?)?;
     }
-    if plan.l3 && conf.ip_masq {
-        protect::check_addresses(cx, req, prev, index)?;
+    if plan.masquerades {
+        let addrs: Vec<_> = prev.ips_of(index).map(|ip| ip.address).collect();
+        masquerade::check(&PacketFilter::new(), owner, &addrs)?;
     }
     Ok(())
 }
@@ -48,7 +53,7 @@ fn bridge_of(host: &Netlink, conf: &Conf, prev: &CniResult) -> Result<Link> {
     })?;
     require_bridge(&link)?;
     verify::same_mac(&link, entry)?;
-    verify::is_up(&link)?;
+    verify::is_up(&link, verify::ON_HOST)?;
     verify::refuses_advertisements(&link)?;
     if conf.macspoofchk && link.bridge.unwrap_or_default().learns_link_local == Some(true) {
         let msg = format!("bridge \"{name}\" learns the sources of link-local frames");
@@ -72,11 +77,11 @@ fn port_of(conf: &Conf, bridge: &Link, found: Option<(Link, Interface)>) -> Resu
     let (port, entry) = found.ok_or_else(missing)?;
     if port.master != Some(bridge.index) {
         let (port, bridge) = (&port.name, &bridge.name);
-        let details = format!("\"{port}\" is no port of it: ip link set {port} master {bridge}");
+        let details = format!("\"{port}\" is not a port of it: ip link set {port} master {bridge}");
         return Err(missing().with_details(details));
     }
     verify::same_mac(&port, &entry)?;
-    verify::is_up(&port)?;
+    verify::is_up(&port, verify::ON_HOST)?;
     verify::refuses_advertisements(&port)?;
     let state = port.port.unwrap_or_default();
     if (state.hairpin, state.isolated) == (conf.hairpin_mode, conf.port_isolation) {
@@ -100,7 +105,7 @@ fn gateway_addresses(host: &Netlink, bridge: &Link, prev: &CniResult, index: usi
         let Some(gw) = ip.gateway else { continue };
         if !present.iter().any(|addr| addr.net.addr() == gw) {
             let kind = if bridge.bridge.is_some() { "bridge " } else { "" };
-            let msg = format!("gateway {gw} is no address of {kind}\"{}\"", bridge.name);
+            let msg = format!("gateway {gw} is not an address of {kind}\"{}\"", bridge.name);
             let net = format!("{gw}/{}", ip.address.prefix_len());
             return Err(
                 Error::internal(msg).with_details(format!("ip addr add {net} dev {}", bridge.name))

@@ -1,9 +1,8 @@
 //! VLANs of the port.
 //!
-//! The container's own VLAN (`vlan`) is untagged at the port, the VLANs of `vlanTrunk` are tagged. A bridge
-//! keeps VLANs apart only when it is told to (`vlan_filtering`): it is told when it is created, or
-//! while it has no ports yet. A bridge with ports is left as it is, since frames that pass with tags
-//! would not pass any more; ADD is refused then.
+//! The container's own VLAN (`vlan`) is untagged at the port, the VLANs of `vlanTrunk` are tagged. A bridge separates
+//! VLANs only with `vlan_filtering`, which is enabled when the bridge is created, or while it has no ports. A bridge
+//! with ports is not changed, since tagged frames that pass now would be dropped; ADD fails then.
 
 use std::ops::RangeInclusive;
 
@@ -12,62 +11,67 @@ use serde::Deserialize;
 use super::Conf;
 use crate::error::{Context, Error, Result};
 use crate::netlink::{Link, LinkChange, Netlink, PortVlans, Tagging, VlanPort};
-use crate::sort::sort_by_key;
 
-/// The native VLAN of a port that only `vlanTrunk` is configured for.
+/// The VLAN IDs of 802.1Q.
+const IDS: RangeInclusive<u16> = 1..=4094;
+/// The native VLAN of a port with `vlanTrunk` and without `vlan`.
 const DEFAULT: u16 = 1;
 
 /// One entry of `vlanTrunk`: an id, a range, or both.
 #[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
 pub(super) struct VlanTrunk {
-    #[serde(default)]
     id: Option<i64>,
-    #[serde(default, rename = "minID")]
+    #[serde(rename = "minID")]
     min_id: Option<i64>,
-    #[serde(default, rename = "maxID")]
+    #[serde(rename = "maxID")]
     max_id: Option<i64>,
 }
 
 /// The VLANs of a validated configuration.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug)]
 pub(super) struct Vlans {
-    /// Whether the bridge has to keep VLANs apart.
+    /// Whether the bridge has to filter VLANs.
     pub(super) filtering: bool,
-    /// The VLAN of `vlan`.
+    /// The VLAN of the key `vlan`.
     pub(super) access: Option<u16>,
-    /// What the port is to be in; nothing leaves that to the bridge.
+    /// The VLANs of the port; if empty, the bridge decides.
     port: Vec<PortVlans>,
-    /// Whether the port stays in the VLAN that the bridge puts it in.
+    /// Whether the port stays in the default VLAN of the bridge.
     preserve: bool,
 }
 
 impl Vlans {
-    /// Refuses numbers that are none.
+    /// Decodes the keys; fails with an invalid VLAN ID.
     pub(super) fn resolve(conf: &Conf) -> Result<Vlans> {
         let access = u16::try_from(conf.vlan).ok().filter(|id| *id <= 4094).ok_or_else(|| {
             let msg = format!("invalid VLAN ID {} (must be between 0 and 4094)", conf.vlan);
             Error::config(msg)
         })?;
-        let mut tagged = Vec::new();
+        let mut tagged = [false; 4095];
         for entry in conf.vlan_trunk.iter().flatten() {
-            tagged.extend(entry.ranges()?);
+            entry.mark(&mut tagged)?;
         }
-        let tagged = merged(tagged);
         let access = (access != 0).then_some(access);
-        let native = access.or((!tagged.is_empty()).then_some(DEFAULT));
-        // Tagged as well, the native VLAN would be the native one no longer.
-        let tagged = tagged.into_iter().flat_map(|ids| without(ids, native));
-        let tagged = tagged.map(|ids| PortVlans { ids, tagging: Tagging::Tagged });
+        let native = access.or(tagged.contains(&true).then_some(DEFAULT));
+        let mut port = Vec::from_iter(native.map(PortVlans::native));
+        // A VLAN that is added tagged is no longer the native one.
+        for id in IDS.filter(|id| tagged[usize::from(*id)] && native != Some(*id)) {
+            match port.last_mut() {
+                Some(PortVlans { ids, tagging: Tagging::Tagged }) if *ids.end() + 1 == id => {
+                    *ids = *ids.start()..=id;
+                }
+                _ => port.push(PortVlans { ids: id..=id, tagging: Tagging::Tagged }),
+            }
+        }
         Ok(Vlans {
             filtering: access.is_some() || conf.vlan_trunk.is_some(),
             access,
-            port: native.map(PortVlans::native).into_iter().chain(tagged).collect(),
+            port,
             preserve: conf.preserve_default_vlan,
         })
     }
 
-    /// Has a bridge that is there already keep VLANs apart, or says why not.
+    /// Enables VLAN filtering of an existing bridge, if needed.
     pub(super) fn ensure_filtering(&self, host: &Netlink, bridge: &Link) -> Result<()> {
         if self.require_filtering(host, bridge)? {
             return Ok(());
@@ -76,7 +80,7 @@ impl Vlans {
             .context(|| format!("could not switch on VLAN filtering of \"{}\"", bridge.name))
     }
 
-    /// Whether the bridge filters VLANs or need not; an error if it has to and the kernel cannot.
+    /// Whether the bridge filters VLANs or need not; fails if filtering is needed and cannot be enabled.
     pub(super) fn require_filtering(&self, host: &Netlink, bridge: &Link) -> Result<bool> {
         if !self.filtering || bridge.bridge.unwrap_or_default().vlan_filtering {
             return Ok(true);
@@ -87,12 +91,12 @@ impl Vlans {
         Ok(false)
     }
 
-    /// Puts a new port of the bridge into its VLANs.
+    /// Adds a new port of the bridge to its VLANs.
     pub(super) fn set(&self, host: &Netlink, bridge: &Link, port: &Link) -> Result<()> {
         self.put(host, bridge, port, &self.port)
     }
 
-    /// Puts the port of the gateway into the VLAN that the gateway is for; whatever it was in.
+    /// Adds the port of a VLAN's gateway to the VLAN.
     pub(super) fn set_gateway(&self, host: &Netlink, bridge: &Link, port: &Link) -> Result<()> {
         let own: Vec<_> = self.access.map(PortVlans::native).into_iter().collect();
         self.put(host, bridge, port, &own)
@@ -113,7 +117,7 @@ impl Vlans {
             .context(|| format!("failed to remove default vlan on interface \"{}\"", port.name))
     }
 
-    /// A VLAN of the port that it is not in, in words.
+    /// Describes a configured VLAN that the port is not in.
     pub(super) fn missing(&self, port: &Link, found: &VlanPort) -> Option<String> {
         let each =
             self.port.iter().flat_map(|vlans| vlans.ids.clone().map(|id| (id, vlans.tagging)));
@@ -122,12 +126,12 @@ impl Vlans {
         Some(format!("port \"{}\" is not in VLAN {id}, configured as {how}", port.name))
     }
 
-    /// Whether ports are put into VLANs of their own.
+    /// Whether the configuration has VLANs for ports.
     pub(super) fn has_any(&self) -> bool {
         !self.port.is_empty()
     }
 
-    /// CHECK: the bridge keeps VLANs apart, and the port is in those that it was put into.
+    /// CHECK: fails unless the bridge filters VLANs, if needed, and the port is in exactly its VLANs.
     pub(super) fn verify(&self, host: &Netlink, bridge: &Link, port: &Link) -> Result<()> {
         let info = bridge.bridge.unwrap_or_default();
         if self.filtering && !info.vlan_filtering {
@@ -145,15 +149,13 @@ impl Vlans {
             kept || self.port.iter().any(|vlans| vlans.ids.contains(id))
         };
         let mut present = found.vlans.iter().flat_map(|vlans| vlans.ids.clone());
-        let more = present.find(|id| !expected(id));
-        more.map_or(Ok(()), |id| {
-            let msg = format!("port \"{}\" is in VLAN {id}, which is not configured", port.name);
-            Err(Error::internal(msg))
-        })
+        let Some(id) = present.find(|id| !expected(id)) else { return Ok(()) };
+        let msg = format!("port \"{}\" is in VLAN {id}, which is not configured", port.name);
+        Err(Error::internal(msg))
     }
 }
 
-/// The VLANs that a port is in.
+/// The VLANs of a port.
 pub(super) fn of_port(host: &Netlink, port: &Link) -> Result<VlanPort> {
     let all = host.dump_port_vlans()?;
     Ok(all.into_iter().find(|vlans| vlans.index == port.index).unwrap_or_default())
@@ -168,58 +170,34 @@ fn not_filtering(bridge: &Link) -> Error {
 }
 
 impl VlanTrunk {
-    fn ranges(&self) -> Result<impl Iterator<Item = RangeInclusive<u16>> + use<>> {
-        let missing =
-            |key| format!("minID and maxID should be configured simultaneously, {key} is missing");
-        let id = valid(self.id, "incorrect trunk id parameter")?;
-        let range = match (self.min_id, self.max_id) {
-            (None, None) => None,
-            (None, Some(_)) => return Err(Error::config(missing("minID"))),
-            (Some(_), None) => return Err(Error::config(missing("maxID"))),
-            (min, max) => {
-                let min = valid(min, "incorrect trunk minID parameter")?;
-                let max = valid(max, "incorrect trunk maxID parameter")?;
+    /// Sets the VLAN IDs of this entry in `tagged`; fails with an invalid VLAN ID or range.
+    fn mark(&self, tagged: &mut [bool]) -> Result<()> {
+        if let Some(id) = self.id {
+            tagged[index(id, "incorrect trunk id parameter")?] = true;
+        }
+        let missing = match (self.min_id, self.max_id) {
+            (None, None) => return Ok(()),
+            (Some(min), Some(max)) => {
+                let min = index(min, "incorrect trunk minID parameter")?;
+                let max = index(max, "incorrect trunk maxID parameter")?;
                 if min > max {
                     return Err(Error::config("minID is greater than maxID in trunk parameter"));
                 }
-                min.zip(max)
+                tagged[min..=max].fill(true);
+                return Ok(());
             }
+            (None, Some(_)) => "minID",
+            (Some(_), None) => "maxID",
         };
-        Ok(id.map(|id| id..=id).into_iter().chain(range.map(|(min, max)| min..=max)))
+        Err(Error::config(format!(
+            "minID and maxID should be configured simultaneously, {missing} is missing"
+        )))
     }
 }
 
-fn valid(id: Option<i64>, refusal: &str) -> Result<Option<u16>> {
-    let number = |id| u16::try_from(id).ok().filter(|id| (1..=4094).contains(id));
-    id.map(|id| number(id).ok_or_else(|| Error::config(refusal))).transpose()
-}
-
-/// The ranges sorted; ranges that overlap or touch are merged.
-fn merged(mut ranges: Vec<RangeInclusive<u16>>) -> Vec<RangeInclusive<u16>> {
-    sort_by_key(&mut ranges, |ids| *ids.start());
-    let mut merged: Vec<RangeInclusive<u16>> = Vec::new();
-    for ids in ranges {
-        match merged.last_mut() {
-            Some(last) if *ids.start() <= *last.end() + 1 => {
-                *last = *last.start()..=*ids.end().max(last.end());
-            }
-            _ => merged.push(ids),
-        }
-    }
-    merged
-}
-
-/// What is left of a range without one of its numbers.
-fn without(
-    ids: RangeInclusive<u16>,
-    hole: Option<u16>,
-) -> impl Iterator<Item = RangeInclusive<u16>> {
-    let (first, last) = (*ids.start(), *ids.end());
-    let parts = match hole.filter(|hole| ids.contains(hole)) {
-        Some(hole) => [Some(first..=hole - 1), Some(hole + 1..=last)],
-        None => [Some(first..=last), None],
-    };
-    parts.into_iter().flatten().filter(|part| !part.is_empty())
+fn index(id: i64, refusal: &str) -> Result<usize> {
+    let id = u16::try_from(id).ok().filter(|id| IDS.contains(id));
+    id.map(usize::from).ok_or_else(|| Error::config(refusal))
 }
 
 #[cfg(test)]
@@ -241,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn what_configurations_come_to() {
+    fn the_vlans_of_configurations() {
         assert_eq!(port("{}"), "");
         assert_eq!(port(r#"{"vlan":100}"#), "100/");
         assert_eq!(port(r#"{"vlanTrunk":[]}"#), "");

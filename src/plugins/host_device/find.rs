@@ -1,36 +1,36 @@
-//! Which device of the host is meant.
+//! Selects the device of the host by the keys of the configuration.
 
 use std::path::{Component, Path, PathBuf};
 
 use super::Conf;
-use super::sysfs::{self, Netdevs, Sysfs};
-use crate::error::{Context, Error, Result};
+use super::sysfs::{self, Sysfs};
+use crate::error::{Error, Result};
 use crate::netlink::{Link, Mac, Netlink};
 use crate::sort::sort_by;
 
-/// Kinds of links on top of another link, whose address they may share: an address that both have
-/// never means the upper link.
+/// Kinds of links on top of another link that may share its address: of two links with the same address, the upper one
+/// is never selected.
 const UPPER_KINDS: [&str; 10] =
     ["bond", "bridge", "hsr", "ipvlan", "ipvtap", "macvlan", "macvtap", "team", "vlan", "vrf"];
 
-/// How the configuration names the device.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The configuration's name of the device.
+#[derive(Debug, PartialEq, Eq)]
 pub(super) enum Selector {
-    /// By the name or an alternative name of its interface.
+    /// The name or an alternative name of its interface.
     Name(String),
-    /// By its Ethernet address.
+    /// Its Ethernet address.
     Mac(Mac),
-    /// By its folder below `/sys/devices`.
+    /// Its folder below `/sys/devices`.
     Path(PathBuf),
-    /// By the address of its PCI function.
+    /// The address of its PCI function.
     Pci(String),
-    /// By its name on the auxiliary bus.
+    /// Its name on the auxiliary bus.
     Auxiliary(String),
 }
 
 impl Selector {
-    /// What the configuration says, if it says anything. The runtime's choice for this container
-    /// goes before the network's.
+    /// The selector of the configuration, if any. The runtime's choice for this container has precedence over the keys
+    /// of the network.
     pub(super) fn of(conf: &Conf, sysfs: &Sysfs) -> Result<Option<Selector>> {
         let given = |key: &Option<String>| key.clone().filter(|text| !text.is_empty());
         if let Some(id) = given(&conf.runtime_config.device_id) {
@@ -51,17 +51,17 @@ impl Selector {
         given(&conf.pci_bus_id).map(|id| one_segment("pciBusID", id).map(Selector::Pci)).transpose()
     }
 
-    /// The PCI function, if that is how the device is named.
+    /// The PCI function of a [`Selector::Pci`].
     pub(super) fn pci(&self) -> Option<&str> {
         if let Selector::Pci(id) = self { Some(id) } else { None }
     }
 
-    /// Whether a link that came from the host can be the device; `origin` is its name there.
-    /// It is said no only where something speaks against it.
-    pub(super) fn admits(&self, link: &Link, origin: &str) -> bool {
+    /// Whether a link that came from the host may be the device; `host_name` is its name on the host. False only if an
+    /// attribute contradicts.
+    pub(super) fn may_select(&self, link: &Link, host_name: &str) -> bool {
         match self {
-            Selector::Name(name) => origin == name || link.alt_names.contains(name),
-            // Others may have changed the address of a link, but not the one it came with.
+            Selector::Name(name) => host_name == name || link.alt_names.contains(name),
+            // The address may have been changed, unlike the permanent address.
             Selector::Mac(mac) => link.permanent_mac.is_none_or(|permanent| permanent == *mac),
             Selector::Pci(id) | Selector::Auxiliary(id) => link
                 .parent
@@ -77,15 +77,15 @@ pub(super) fn device(host: &Netlink, sysfs: &Sysfs, selector: &Selector) -> Resu
     let link = match selector {
         Selector::Name(name) => host.require_link(name)?,
         Selector::Mac(mac) => by_mac(&host.dump_links()?, *mac)?,
-        Selector::Path(path) => listed(host, &sysfs::netdevs(&path.join("net"))?)?,
+        Selector::Path(path) => listed(host, &path.join("net"))?,
         Selector::Pci(id) => {
             let mut parents = sysfs.virtio_of(id);
             parents.push(id.clone());
-            by_parent(host, sysfs.pci_netdevs(id), &parents)?
+            by_parent(host, sysfs.pci_net(id), &parents)?
         }
         Selector::Auxiliary(id) => {
-            let found = sysfs::netdevs(&sysfs.auxiliary(id).join("net"));
-            by_parent(host, found, std::slice::from_ref(id))?
+            let folder = sysfs.device("auxiliary", id).join("net");
+            by_parent(host, Ok(folder), std::slice::from_ref(id))?
         }
     };
     if link.loopback {
@@ -97,17 +97,17 @@ pub(super) fn device(host: &Netlink, sysfs: &Sysfs, selector: &Selector) -> Resu
 
 fn by_id(id: String, sysfs: &Sysfs) -> Result<Selector> {
     let id = one_segment("deviceID", id)?;
-    if sysfs.pci(&id).exists() {
+    if sysfs.device("pci", &id).exists() {
         return Ok(Selector::Pci(id));
     }
-    if sysfs.auxiliary(&id).exists() {
+    if sysfs.device("auxiliary", &id).exists() {
         return Ok(Selector::Auxiliary(id));
     }
     let msg = format!("runtime config DeviceID {id} not found or unsupported");
     Err(Error::internal(msg).with_details("it is on neither the pci nor the auxiliary bus"))
 }
 
-/// Names on a bus are names of folders: they must not lead elsewhere.
+/// Refuses a name on a bus that is not a single path segment, because the name becomes part of a path.
 fn one_segment(key: &str, id: String) -> Result<String> {
     let mut parts = Path::new(&id).components();
     match (parts.next(), parts.next()) {
@@ -126,8 +126,8 @@ fn kernel_path(text: &str) -> Result<Selector> {
     Err(Error::config(msg))
 }
 
-/// The link with this address. Bonds give theirs to their ports, and VLANs, bridges and bonds
-/// take it from below, so what the hardware came with counts most.
+/// The link with this address. Bonds give their address to their ports, and VLANs, bridges and bonds take the address of
+/// a lower link, so the permanent address has precedence.
 fn by_mac(links: &[Link], mac: Mac) -> Result<Link> {
     let permanent = |link: &Link| link.permanent_mac == Some(mac);
     let upper = |link: &Link| link.kind.as_deref().is_some_and(|k| UPPER_KINDS.contains(&k));
@@ -150,35 +150,29 @@ fn by_mac(links: &[Link], mac: Mac) -> Result<Link> {
         .with_details(format!("no link of the host has the address {mac}")))
 }
 
-/// The first interface of the folder that is in this namespace.
-fn listed(host: &Netlink, netdevs: &Netdevs) -> Result<Link> {
-    for name in &netdevs.names {
+/// The first interface of a `net` folder that is in this namespace.
+fn listed(host: &Netlink, folder: &Path) -> Result<Link> {
+    let names = sysfs::netdevs(folder)?;
+    for name in &names {
         if let Some(link) = host.link(name)?
-            && Sysfs::shows(netdevs, &link)
+            && sysfs::shows(folder, &link)
         {
             return Ok(link);
         }
     }
-    let names = netdevs.names.join(", ");
+    let names = names.join(", ");
     Err(Error::internal(format!("link {names} not found in the host's namespace")))
 }
 
-/// As [`listed`]; where sysfs shows another namespace, by the parent device that netlink
-/// tells of each link.
-fn by_parent(host: &Netlink, netdevs: Result<Netdevs>, parents: &[String]) -> Result<Link> {
-    let shown = netdevs.and_then(|netdevs| listed(host, &netdevs));
-    shown.or_else(|error| {
+/// As [`listed`]; if sysfs shows another namespace, the link whose parent device is reported by netlink.
+fn by_parent(host: &Netlink, folder: Result<PathBuf>, parents: &[String]) -> Result<Link> {
+    folder.and_then(|folder| listed(host, &folder)).or_else(|error| {
         let mut links = host.dump_links()?;
         sort_by(&mut links, |a, b| a.name.cmp(&b.name));
         let is_parent =
             |link: &Link| link.parent.as_ref().is_some_and(|p| parents.contains(&p.name));
         links.into_iter().find(is_parent).ok_or(error)
     })
-}
-
-/// The same, as ADD reports it.
-pub(super) fn require(host: &Netlink, sysfs: &Sysfs, selector: &Selector) -> Result<Link> {
-    device(host, sysfs, selector).context(|| "failed to find host device")
 }
 
 #[cfg(test)]

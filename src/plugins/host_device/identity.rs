@@ -1,35 +1,34 @@
-//! The identity of a device: what tells it from every other link, in any namespace.
+//! The identity of a device: the attributes that distinguish the device from all other links, in any
+//! namespace.
 //!
-//! In a network namespace names, aliases, addresses and indexes are chosen freely, and links of most
-//! kinds are made freely. What hardware a link belongs to, the address that the hardware came with,
-//! the kind of a link, and at which link of which namespace its other end is, only the kernel
-//! decides.
+//! The owner of a network namespace chooses names, aliases, addresses and indexes freely, and can create links
+//! of most kinds. Only the kernel decides the parent device and the permanent address of hardware, the kind of
+//! a link, and the link and namespace of its other end.
 
 use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
 use crate::iface::{Inside, peer};
-use crate::netlink::{Link, Netlink};
+use crate::netlink::{Link, Mac, Netlink, Parent};
 
-/// Virtual links whose packets pass through another link, which [`Link::link`] tells.
-/// Tunnels tell one as well, but the namespace's owner sets their far end.
+/// Kinds of virtual links whose packets pass through another link, [`Link::link`].
+/// Tunnels have a `link` as well, but the namespace's owner sets their remote end.
 const ON_A_LINK: [&str; 8] =
     ["veth", "vxcan", "netkit", "macvlan", "macvtap", "ipvlan", "ipvtap", "vlan"];
 
-/// What a network namespace cannot change of a device.
+/// The attributes of a device that a network namespace cannot change.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct Identity {
-    /// What kind of link it is; empty for hardware.
-    kind: String,
-    /// The bus that the hardware is on, and its name there; kernels before 5.14 do not tell.
-    bus: String,
-    parent: String,
-    /// The address that it came with; virtual links have none.
-    permanent_mac: String,
-    /// The number of a VLAN.
+    /// `IFLA_INFO_KIND`; hardware has none.
+    kind: Option<String>,
+    /// The hardware; unknown before Linux 5.14.
+    parent: Option<Parent>,
+    /// `IFLA_PERM_ADDRESS`; virtual links have none.
+    permanent_mac: Option<Mac>,
+    /// The VLAN ID of a VLAN.
     vlan: Option<u16>,
-    /// The other end of a pair, or the device below, and its namespace as the host calls it.
+    /// The other end of a pair, or the lower device, and the host's nsid of its namespace.
     link: Option<u32>,
     link_netnsid: Option<i32>,
 }
@@ -37,57 +36,47 @@ pub(super) struct Identity {
 impl Identity {
     /// The identity of a device on the host.
     pub(super) fn of(device: &Link) -> Identity {
-        let parent = device.parent.clone().unwrap_or_default();
         Identity {
-            kind: device.kind.clone().unwrap_or_default(),
-            bus: parent.bus,
-            parent: parent.name,
-            permanent_mac: permanent_mac(device),
+            kind: device.kind.clone(),
+            parent: device.parent.clone(),
+            permanent_mac: device.permanent_mac,
             vlan: device.vlan,
             link: device.link,
             link_netnsid: device.link_netnsid,
         }
     }
 
-    /// Whether it tells the device from all that a container can make.
+    /// Whether no link that a container can create has this identity: hardware, a link on another link, or a
+    /// dummy, all of which are equivalent. Only hardware has a parent device or a permanent address; kernels
+    /// before 5.6 report neither.
     pub(super) fn is_certain(&self) -> bool {
-        self.is_hardware() || self.is_on_a_link() || self.is_dummy()
+        let is_hardware = self.parent.is_some() || self.permanent_mac.is_some();
+        is_hardware || self.is_on_a_link() || self.kind.as_deref() == Some("dummy")
     }
 
-    /// Whether a link is of the same kind, which is not to say that it is the device.
-    pub(super) fn is_of_the_kind_of(&self, link: &Link) -> bool {
-        self.kind == link.kind.as_deref().unwrap_or_default()
-    }
-
-    /// Only hardware has a place on a bus, or came with an address. Kernels before 5.6 tell neither.
-    fn is_hardware(&self) -> bool {
-        !self.parent.is_empty() || !self.permanent_mac.is_empty()
+    /// Whether a link is of the same kind, which does not prove that the link is the device.
+    pub(super) fn has_kind_of(&self, link: &Link) -> bool {
+        self.kind == link.kind
     }
 
     fn is_on_a_link(&self) -> bool {
-        self.link.is_some() && ON_A_LINK.contains(&self.kind.as_str())
+        let kind = self.kind.as_deref().unwrap_or_default();
+        self.link.is_some() && ON_A_LINK.contains(&kind)
     }
 
-    /// Nothing passes through a dummy: each is as good as the other.
-    fn is_dummy(&self) -> bool {
-        self.kind == "dummy"
-    }
-
-    /// Whether a link may be the device, by itself. An address that came with the hardware counts
-    /// where nothing else does: some drivers change it.
+    /// Whether a link may be the device, by its own attributes. The permanent address decides only without a
+    /// parent device, because some drivers change the address.
     fn fits(&self, link: &Link) -> bool {
-        let other = Identity::of(link);
-        let same_hardware = self.bus == other.bus && self.parent == other.parent;
-        let same_mac = !self.parent.is_empty() || self.permanent_mac == other.permanent_mac;
-        let same_link =
-            !self.is_on_a_link() || (self.link == other.link && self.vlan == other.vlan);
-        self.is_certain() && self.kind == other.kind && same_hardware && same_mac && same_link
+        let same_mac = self.parent.is_some() || self.permanent_mac == link.permanent_mac;
+        let same_link = !self.is_on_a_link() || (self.link == link.link && self.vlan == link.vlan);
+        let same_hardware = self.parent == link.parent;
+        self.is_certain() && self.has_kind_of(link) && same_hardware && same_mac && same_link
     }
 
     /// The device among the links of the host.
     pub(super) fn on_host<'l>(&self, links: &'l [Link], ifname: &str) -> Option<&'l Link> {
-        let there = |link: &Link| !self.is_on_a_link() || self.link_netnsid == link.link_netnsid;
-        self.only(links.iter().filter(|link| self.fits(link) && there(link)).collect(), ifname)
+        let is_here = |link: &Link| !self.is_on_a_link() || self.link_netnsid == link.link_netnsid;
+        self.only(links.iter().filter(|link| self.fits(link) && is_here(link)).collect(), ifname)
     }
 
     /// The device among the links of a container.
@@ -108,25 +97,19 @@ impl Identity {
         Ok(self.only(found, ifname))
     }
 
-    /// Chooses among several candidates: of the same hardware, on the same lower link, or dummies. None where
-    /// the kernel does not tell the hardware.
+    /// Chooses among several candidates: ports of the same hardware, links on the same lower link, or dummies.
+    /// `None` if the kernel does not report the hardware.
     fn only<'l>(&self, mut found: Vec<&'l Link>, ifname: &str) -> Option<&'l Link> {
-        if found.len() > 1 {
-            let same: Vec<_> =
-                found.iter().copied().filter(|l| permanent_mac(l) == self.permanent_mac).collect();
-            found = if same.is_empty() { found } else { same };
+        if found.iter().any(|link| link.permanent_mac == self.permanent_mac) {
+            found.retain(|link| link.permanent_mac == self.permanent_mac);
         }
         let named = found.iter().find(|link| link.name == ifname);
-        let one_of_a_kind = found.len() == 1 || !self.parent.is_empty() || !self.kind.is_empty();
-        named.or(found.first()).copied().filter(|_| one_of_a_kind)
+        let is_unique = found.len() == 1 || self.parent.is_some() || self.kind.is_some();
+        named.or(found.first()).copied().filter(|_| is_unique)
     }
 }
 
-fn permanent_mac(link: &Link) -> String {
-    link.permanent_mac.map(|mac| mac.to_string()).unwrap_or_default()
-}
-
-/// Whether a link in a container was surely on the host once: the container can make no such one.
+/// Whether a link in a container certainly came from the host, because no container can create such a link.
 pub(super) fn came_from_host(host: &Netlink, inside: &Inside<'_>, link: &Link) -> Result<bool> {
     let identity = Identity::of(link);
     if identity.is_on_a_link() {
@@ -138,7 +121,6 @@ pub(super) fn came_from_host(host: &Netlink, inside: &Inside<'_>, link: &Link) -
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::netlink::{Mac, Parent};
 
     fn card(name: &str, function: u8, mac: u8) -> Link {
         let parent = (function > 0)

@@ -1,12 +1,13 @@
-//! Where the device of an attachment is when the attachment ends: in the container under its name or
-//! another name, on the host under a name of the kernel's choice, or gone.
+//! Finds the device of an attachment that ends: in the container under its name or another name, on the host under a
+//! name chosen by the kernel, or nowhere.
 //!
-//! Only what is proven to be the device gets back what the device had: see [`super::identity`].
-//! A link that may be the device is put aside, and a link that is not the device is left alone.
+//! Only a link that is proved to be the device gets the name, addresses and routes of the device: see
+//! [`super::identity`]. A link that may be the device is put aside, and all other links are left alone.
 
 use super::find::Selector;
 use super::identity::{Identity, came_from_host};
 use super::origin::Origin;
+use super::record::Record;
 use super::transfer;
 use crate::cni::{CniResult, Interface};
 use crate::error::{Context, Error, Result};
@@ -15,77 +16,64 @@ use crate::log;
 use crate::netlink::{Link, Netlink};
 use crate::netns::Netns;
 
-/// What is known of an attachment that ends.
+/// A link of the container that may be the device, with the state to restore; without a state nothing proves that the
+/// link is the device.
+type Candidate = (Link, Option<Origin>);
+
+/// The search for the device of an attachment that ends.
 #[derive(Debug)]
-pub(super) struct Known<'a> {
+pub(super) struct Search<'a> {
     /// The name of the interface in the container.
     pub(super) ifname: &'a str,
-    /// How the device was on the host, unless the reference did the ADD.
+    /// The recorded state of the device on the host; `None` if the reference plugin did the ADD.
     pub(super) origin: Option<&'a Origin>,
-    /// How the configuration names it.
+    /// The configuration's name of the device.
     pub(super) selector: Option<&'a Selector>,
 }
 
-/// What became of the device.
-#[derive(Debug)]
-pub(super) enum Outcome {
-    /// It is as it was on the host, or nowhere.
-    Done,
-    /// It is on the host, but something could not be given back.
-    Incomplete(Error),
-}
+impl<'a> Search<'a> {
+    /// The search for the device of a recorded attachment.
+    pub(super) fn of(record: &'a Record) -> Search<'a> {
+        Search { ifname: &record.ifname, origin: Some(&record.device), selector: None }
+    }
 
-/// The links of a container that may be the device.
-#[derive(Debug)]
-enum Found {
-    Device(Box<(Link, Origin)>),
-    /// What may be the device.
-    Doubtful(Box<Link>),
-    Nothing,
-}
-
-impl Known<'_> {
-    /// Finds the device and gives it back; success if it is nowhere.
-    pub(super) fn hand_back(
+    /// Finds the device and gives it back to the host; success if the device is nowhere. Returns the error of a state
+    /// that could not be restored completely.
+    pub(super) fn give_back(
         &self,
         host: &Netlink,
         netns: Option<&Netns>,
         prev: Option<&CniResult>,
-    ) -> Result<Outcome> {
+    ) -> Result<Option<Error>> {
         if let Some(netns) = netns {
             let inside = Inside::enter(netns)?;
             match self.in_container(host, &inside, prev)? {
-                Found::Device(found) => {
-                    let (device, origin) = *found;
+                Some((device, Some(origin))) => {
                     let arrived = transfer::back_to_host(&inside, host, &device, &origin)?;
-                    return Ok(Outcome::of(origin.give_back(host, &arrived)));
+                    return Ok(origin.restore(host, &arrived).err());
                 }
-                Found::Doubtful(link) => {
+                Some((link, None)) => {
                     let name = transfer::put_aside(&inside, host, &link)?;
                     log::warn(format_args!(
                         "nothing proves that \"{}\" of the container is {}: it is on the host as \"{name}\", down",
                         link.name,
-                        self.what()
+                        self.description()
                     ));
-                    return Ok(Outcome::Done);
+                    return Ok(None);
                 }
-                Found::Nothing => {}
+                None => {}
             }
         }
-        Ok(match self.on_host(host)? {
-            Some((device, origin)) => Outcome::of(
-                transfer::settle(host, &device, &origin)
-                    .and_then(|settled| origin.give_back(host, &settled)),
-            ),
-            None => Outcome::Done,
-        })
+        let Some((device, origin)) = self.on_host(host)? else { return Ok(None) };
+        let renamed = transfer::rename_back(host, &device, &origin);
+        Ok(renamed.and_then(|device| origin.restore(host, &device)).err())
     }
 
-    fn what(&self) -> String {
+    fn description(&self) -> String {
         self.name().map_or("the device".to_owned(), |name| format!("\"{name}\""))
     }
 
-    /// The name on the host, as the host knows it.
+    /// The name on the host, if the host knows it.
     fn name(&self) -> Option<&str> {
         match (self.origin, self.selector) {
             (Some(origin), _) => Some(&origin.name),
@@ -99,101 +87,73 @@ impl Known<'_> {
         host: &Netlink,
         inside: &Inside<'_>,
         prev: Option<&CniResult>,
-    ) -> Result<Found> {
-        let Some((origin, identity)) = self.identity() else {
-            return self.by_alias(host, inside, prev);
-        };
+    ) -> Result<Option<Candidate>> {
+        let Some(origin) = self.origin else { return self.by_alias(host, inside, prev) };
+        let Origin { identity, .. } = origin;
         let links = inside.netlink.dump_links()?;
         if let Some(device) = identity.in_container(host, inside, &links, self.ifname)? {
-            return Ok(Found::Device(Box::new((device.clone(), origin.clone()))));
+            return Ok(Some((device.clone(), Some(origin.clone()))));
         }
         let claims = |link: &&Link| link.name == self.ifname && link.alias == origin.name;
-        Ok(match links.iter().find(claims) {
-            Some(link) if identity.is_certain() => {
-                let (name, what) = (&link.name, self.what());
-                log::warn(format_args!(
-                    "\"{name}\" of the container is not {what}: it stays there"
-                ));
-                Found::Nothing
-            }
-            Some(link) if identity.is_of_the_kind_of(link) => {
-                Found::Doubtful(Box::new(link.clone()))
-            }
-            _ => Found::Nothing,
-        })
+        let Some(link) = links.iter().find(claims) else { return Ok(None) };
+        if identity.is_certain() {
+            let (name, device) = (&link.name, self.description());
+            log::warn(format_args!("\"{name}\" of the container is not {device}: it stays there"));
+            return Ok(None);
+        }
+        Ok(identity.has_kind_of(link).then(|| (link.clone(), None)))
     }
 
-    fn identity(&self) -> Option<(&Origin, &Identity)> {
-        let origin = self.origin?;
-        Some((origin, origin.identity.as_ref()?))
-    }
-
-    /// What the alias tells where nothing is kept: that the link is a device of the host. Its name
-    /// there must be known otherwise.
+    /// Without a record, the alias shows that the link is a device of the host. The alias is not trusted as the name on
+    /// the host, which must be known from the configuration.
     fn by_alias(
         &self,
         host: &Netlink,
         inside: &Inside<'_>,
         prev: Option<&CniResult>,
-    ) -> Result<Found> {
-        let Some(link) = inside.netlink.link(self.ifname)? else { return Ok(Found::Nothing) };
+    ) -> Result<Option<Candidate>> {
+        let Some(link) = inside.netlink.link(self.ifname)? else { return Ok(None) };
         let reported = |entry: &Interface| {
             let mac = link.mac.map(|mac| mac.to_string()).unwrap_or_default();
             entry.name == link.name && entry.mac.eq_ignore_ascii_case(&mac) && !mac.is_empty()
         };
         let reported = prev.is_some_and(|prev| prev.interfaces.iter().any(reported));
-        let ours = if link.alias.is_empty() {
+        let is_own = if link.alias.is_empty() {
             link.parent.is_some() || (reported && self.name().is_some())
         } else {
-            self.selector.is_none_or(|selector| selector.admits(&link, &link.alias))
+            self.selector.is_none_or(|selector| selector.may_select(&link, &link.alias))
         };
-        if !ours || (Identity::of(&link).is_certain() && !came_from_host(host, inside, &link)?) {
-            log::warn(format_args!("\"{}\" in the container is no device of the host", link.name));
-            return Ok(Found::Nothing);
+        let is_proved = came_from_host(host, inside, &link)?;
+        if !is_own || (Identity::of(&link).is_certain() && !is_proved) {
+            log::warn(format_args!(
+                "\"{}\" in the container is not a device of the host",
+                link.name
+            ));
+            return Ok(None);
         }
         let known = self.name().filter(|name| link.alias.is_empty() || link.alias == *name);
-        Ok(match known {
-            Some(name) if came_from_host(host, inside, &link)? => {
-                Found::Device(Box::new((link, Origin::named(name))))
-            }
-            _ => Found::Doubtful(Box::new(link)),
-        })
+        let origin = known.filter(|_| is_proved).map(Origin::named);
+        Ok(Some((link, origin)))
     }
 
-    /// The device on the host, with something still to be given back. The kernel moves hardware
-    /// there when its namespace ends, with the name that it had or `dev` and a number, and with its
-    /// alias; after a DEL that was killed it has its own name.
+    /// The device on the host, if its state is not completely restored. The kernel moves hardware to the host when its
+    /// namespace ends, under its old name or as `dev` and a number, with its alias; a DEL that was killed has renamed
+    /// it already.
     fn on_host(&self, host: &Netlink) -> Result<Option<(Link, Origin)>> {
-        let links = || host.dump_links().context(|| "look for the device on the host");
-        if let Some((origin, identity)) = self.identity() {
-            let links = links()?;
-            let device = identity.on_host(&links, self.ifname).filter(|link| {
-                let settled = link.name == origin.name && link.alias != origin.name;
-                !settled || (origin.up && !link.up)
+        let Some(name) = self.name() else { return Ok(None) };
+        let links = host.dump_links().context(|| "look for the device on the host")?;
+        if let Some(origin) = self.origin {
+            let device = origin.identity.on_host(&links, self.ifname).filter(|link| {
+                let is_renamed = link.name == origin.name && link.alias != origin.name;
+                !is_renamed || (origin.up && !link.up)
             });
             return Ok(device.map(|link| (link.clone(), origin.clone())));
         }
-        let Some(name) = self.name() else { return Ok(None) };
         let came_back = |link: &Link| {
             let number = link.name.strip_prefix("dev").unwrap_or_default();
             let by_kernel = !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit());
             link.alias == name && (link.name == self.ifname || by_kernel)
         };
-        let device = links()?.into_iter().find(came_back);
-        Ok(device.map(|link| (link, Origin::named(name))))
-    }
-}
-
-impl Outcome {
-    /// Success if all is as it was.
-    pub(super) fn into_result(self) -> Result<()> {
-        match self {
-            Outcome::Done => Ok(()),
-            Outcome::Incomplete(error) => Err(error),
-        }
-    }
-
-    fn of(given: Result<()>) -> Outcome {
-        given.map_or_else(Outcome::Incomplete, |()| Outcome::Done)
+        Ok(links.into_iter().find(came_back).map(|link| (link, Origin::named(name))))
     }
 }

@@ -1,19 +1,17 @@
 //! host-device: moves a network device of the host into the container, and back on DEL.
 //!
-//! Keys: one of `device`, `hwaddr`, `kernelpath`, `pciBusID`, or the capability `deviceID` (a PCI
-//! address or a name on the auxiliary bus), which goes before them; `ipam` is optional; with
-//! `useInterfaceNetwork` the device keeps its addresses and routes in the container; `dataDir` is where is kept what has to be given back. A PCI function that a program drives (DPDK) has no
-//! interface: it is only reported, with its addresses.
+//! Keys: one of `device`, `hwaddr`, `kernelpath`, `pciBusID`, or the capability `deviceID` (a PCI address or a name on
+//! the auxiliary bus), which has precedence; `ipam` is optional; with `useInterfaceNetwork` the device keeps its
+//! addresses and routes in the container; `dataDir` is the folder of the records. A PCI function that a program drives
+//! (DPDK) has no interface: it is only reported, with its addresses.
 //!
-//! While the container has the device, its alias is the name that it had on the host, as the
-//! reference plugin has it, and a file below `dataDir` tells the rest. On DEL it gets back its name,
-//! alias, MAC, MTU, the addresses and routes that people gave it, and is up if it was. On the
-//! host nothing else is left.
+//! While the container has the device, its alias is its name on the host, as with the reference plugin, and a record
+//! below `dataDir` holds the rest of its state. DEL restores name, alias, MAC, MTU, the addresses and routes of an
+//! administrator, and sets the device up if it was up. Nothing else remains on the host.
 
 mod find;
 mod identity;
 mod location;
-mod network;
 mod origin;
 mod record;
 mod sysfs;
@@ -22,16 +20,14 @@ mod transfer;
 use serde::Deserialize;
 
 use self::find::Selector;
-use self::location::{Known, Outcome};
-use self::network::HostNetwork;
-use self::origin::Origin;
+use self::location::Search;
+use self::origin::{HostNetwork, Origin};
 use self::record::{Record, Records};
 use self::sysfs::Sysfs;
-use self::transfer::Arrival;
+use crate::attachment::Owner;
 use crate::cni::{CniResult, Interface};
 use crate::error::{Code, Context, Error, Result};
 use crate::iface::{Inside, child, verify};
-use crate::log;
 use crate::netns::Netns;
 use crate::skel::{AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Remarks, Rollback};
 
@@ -50,9 +46,9 @@ pub struct Conf {
     /// Its PCI address, such as `0000:3d:00.1`.
     #[serde(rename = "pciBusID")]
     pci_bus_id: Option<String>,
-    /// Whether the container gets the addresses and routes that the device has on the host.
+    /// Give the container the addresses and routes that the device has on the host.
     use_interface_network: bool,
-    /// Where is kept how devices were on the host. Default: `/run/cni/host-device`.
+    /// The folder of the records. Default: `/run/cni/host-device`.
     data_dir: Option<String>,
     runtime_config: RuntimeConfig,
 }
@@ -60,7 +56,7 @@ pub struct Conf {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct RuntimeConfig {
-    /// What a device plugin of the orchestrator chose for the container.
+    /// The device that a device plugin of the orchestrator has allocated to the container.
     #[serde(rename = "deviceID")]
     device_id: Option<String>,
 }
@@ -88,11 +84,11 @@ impl Plugin for HostDevice {
         let (inside, host) = (Inside::enter(netns)?, cx.host()?);
         let records = records(cx, conf);
         let device =
-            find::require(host, &sysfs, &selector).map_err(|e| explain(e, &selector, &records))?;
-        transfer::require_room(&inside, &device, &req.ifname)?;
+            find::device(host, &sysfs, &selector).map_err(|e| explain(e, &selector, &records))?;
+        transfer::require_free_names(&inside, &device, &req.ifname)?;
         let l3 = cx.has_ipam();
         if l3 {
-            // A device that went and came back has lost what protocols gave it.
+            // Looked up before the move: a device that is moved and back has lost the addresses of protocols.
             cx.ipam()?;
         }
         let origin = Origin::of(host, &device)?;
@@ -101,19 +97,22 @@ impl Plugin for HostDevice {
         } else {
             HostNetwork::default()
         };
-        let record = Record::new(req, &origin);
+        let record = Record {
+            container_id: req.id.to_string(),
+            ifname: req.ifname.to_string(),
+            netns: req.sandbox.path.clone(),
+            device: origin,
+            tried: false,
+        };
         let mut undo = Rollback::new();
 
         undo.push(format!("give \"{}\" back", device.name), || {
-            let ifname = req.ifname.as_str();
-            let known = Known { ifname, origin: Some(&origin), selector: None };
-            let outcome = known.hand_back(host, Some(netns), None)?;
-            records.conclude(record.clone(), outcome)
+            let incomplete = Search::of(&record).give_back(host, Some(netns), None)?;
+            records.conclude(record.clone(), incomplete)
         });
         records.keep(&record)?;
         let up = (!l3 && network.ips.is_empty()) || cx.ipam_needs_link();
-        let arrival = if up { Arrival::Up } else { Arrival::Down };
-        transfer::into_container(host, &device, netns, &req.ifname, arrival)?;
+        transfer::into_container(host, &device, netns, &req.ifname, up)?;
         let mut result = if l3 { cx.ipam_add(&mut undo)? } else { CniResult::new() };
         network.add_ips(&mut result);
         let link = child::attach(&inside, &req.ifname, &req.sandbox.path, &mut result)?;
@@ -141,7 +140,7 @@ impl Plugin for HostDevice {
             Error::internal(format!("Container Interface name in prevResult: {name} not found"))
         })?;
         verify::same_mac(&link, entry)?;
-        verify::is_up_inside(&link)?;
+        verify::is_up(&link, verify::IN_CONTAINER)?;
         if link.alias.is_empty() {
             let msg = format!("\"{}\" has no alias, which is its name on the host", link.name);
             return Err(Error::internal(msg));
@@ -152,9 +151,9 @@ impl Plugin for HostDevice {
 
     fn del(cx: &Cx<'_>, conf: &Conf, req: &DelReq) -> Result<()> {
         let mut failures = Failures::new();
-        // Before the device leaves, which a DHCP release needs.
+        // Before the device leaves the container: a DHCP release is sent over the device.
         failures.keep(cx.if_ipam(Cx::ipam_del));
-        failures.keep(hand_back(cx, conf, req));
+        failures.keep(give_back(cx, conf, req));
         failures.into_result()
     }
 
@@ -162,31 +161,30 @@ impl Plugin for HostDevice {
         let mut failures = Failures::new();
         failures.keep(cx.if_ipam(Cx::ipam_gc));
         let records = records(cx, conf);
-        records.sweep(|id, ifname| req.is_valid(id, ifname));
+        records.sweep(&Owner::each(&cx.net.name, &req.valid));
         let (valid, stale): (Vec<_>, Vec<_>) = records
             .of_network()
             .into_iter()
             .partition(|record| req.is_valid(&record.container_id, &record.ifname));
         for record in stale {
-            // A container that came later has it, in the same namespace.
-            let passed_on = |other: &Record| {
+            // A later container in the same namespace may have the device.
+            let has_device = |other: &Record| {
                 other.device.name == record.device.name && other.netns == record.netns
             };
-            let passed_on = valid.iter().any(passed_on);
-            let released = if passed_on { Ok(Outcome::Done) } else { release(cx, &record) };
-            failures.keep(released.and_then(|outcome| records.conclude(record, outcome)));
+            let released =
+                if valid.iter().any(has_device) { Ok(None) } else { release(cx, &record) };
+            failures.keep(released.and_then(|incomplete| records.conclude(record, incomplete)));
         }
         failures.into_result()
     }
 
     fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
         let sysfs = Sysfs::new();
-        // A device that is away is no fault, and which one it will be is often not known yet; but
-        // hardware that is named must be there.
+        // A device may be in a container now, and is often allocated only by ADD; but hardware that the
+        // configuration names must exist.
         let selector = Selector::of(conf, &sysfs).or_unavailable()?;
-        if let Some(id) =
-            selector.as_ref().and_then(Selector::pci).filter(|id| !sysfs.pci(id).exists())
-        {
+        let pci = selector.as_ref().and_then(Selector::pci);
+        if let Some(id) = pci.filter(|id| !sysfs.device("pci", id).exists()) {
             let error = Error::new(Code::NOT_AVAILABLE, format!("there is no PCI device {id}"));
             return Err(error);
         }
@@ -195,45 +193,17 @@ impl Plugin for HostDevice {
     }
 }
 
-impl Record {
-    fn new(req: &AddReq, origin: &Origin) -> Record {
-        Record {
-            container_id: req.id.to_string(),
-            ifname: req.ifname.to_string(),
-            netns: req.sandbox.path.clone(),
-            device: origin.clone(),
-            tried: false,
-        }
-    }
-}
-
-impl Records {
-    /// Forgets a device that is back. What could not be given back is tried once more by the next
-    /// command: what can never succeed must not keep the container from its end.
-    fn conclude(&self, mut record: Record, outcome: Outcome) -> Result<()> {
-        match outcome {
-            Outcome::Incomplete(error) if !record.tried => {
-                record.tried = true;
-                self.keep(&record)?;
-                return Err(error.with_details("the next DEL or GC tries once more"));
-            }
-            Outcome::Incomplete(error) => log::warn(error),
-            Outcome::Done => {}
-        }
-        self.forget(&record.container_id, &record.ifname)
-    }
-}
-
-fn records(cx: &Cx<'_>, conf: &Conf) -> Records {
-    Records::new(conf.data_dir.as_deref(), &cx.net.name)
+fn records<'a>(cx: &'a Cx<'_>, conf: &Conf) -> Records<'a> {
+    Records::new(conf.data_dir.as_deref(), cx.net.name.as_str())
 }
 
 fn no_selector() -> Error {
     Error::internal(r#"specify either "device", "hwaddr", "kernelpath" or "pciBusID""#)
 }
 
-/// Adds to a device that was not found who may have it.
-fn explain(error: Error, selector: &Selector, records: &Records) -> Error {
+/// Adds to the error of a missing device the container that has the device.
+fn explain(error: Error, selector: &Selector, records: &Records<'_>) -> Error {
+    let error = error.context("failed to find host device");
     let (Selector::Name(name), true) = (selector, error.details().is_empty()) else {
         return error;
     };
@@ -246,7 +216,7 @@ fn explain(error: Error, selector: &Selector, records: &Records) -> Error {
     }
 }
 
-/// A device that a program drives has no interface to move: the addresses are the program's.
+/// The result for a device that a program drives: it has no interface to move, and the program uses the addresses.
 fn report_only(cx: &Cx<'_>, req: &AddReq, pci: &str) -> Result<CniResult> {
     let mut undo = Rollback::new();
     let l3 = cx.has_ipam();
@@ -263,42 +233,36 @@ fn report_only(cx: &Cx<'_>, req: &AddReq, pci: &str) -> Result<CniResult> {
     Ok(result)
 }
 
-/// Finds the attachment's device wherever it is, and gives it back to the host.
-fn hand_back(cx: &Cx<'_>, conf: &Conf, req: &DelReq) -> Result<()> {
+/// Finds the attachment's device and gives it back to the host.
+fn give_back(cx: &Cx<'_>, conf: &Conf, req: &DelReq) -> Result<()> {
     let records = records(cx, conf);
-    let record = records.find(&req.id, &req.ifname);
+    let (host, netns, prev) = (cx.host()?, req.netns.as_ref(), req.prev.as_ref());
+    if let Some(record) = records.find(req.id.as_str(), req.ifname.as_str()) {
+        let recorded = if netns.is_none() { recorded_netns(&record)? } else { None };
+        let netns = netns.or(recorded.as_ref());
+        let incomplete = Search::of(&record).give_back(host, netns, prev)?;
+        return records.conclude(record, incomplete);
+    }
     let sysfs = Sysfs::new();
-    // Hardware that was removed cannot be named any more.
+    // Hardware that was removed is no error: its selector is unknown.
     let selector = Selector::of(conf, &sysfs).unwrap_or_default();
-    let user_space =
-        selector.as_ref().and_then(Selector::pci).is_some_and(|id| sysfs.is_user_space(id));
-    if user_space && record.is_none() {
+    let selector = selector.as_ref();
+    if selector.and_then(Selector::pci).is_some_and(|id| sysfs.is_user_space(id)) {
         return Ok(());
     }
-    let origin = record.as_ref().map(|record| &record.device);
-    let known = Known { ifname: req.ifname.as_str(), origin, selector: selector.as_ref() };
-    let recorded = match (&req.netns, &record) {
-        (None, Some(record)) => recorded_netns(record)?,
-        _ => None,
-    };
-    let netns = req.netns.as_ref().or(recorded.as_ref());
-    let outcome = known.hand_back(cx.host()?, netns, req.prev.as_ref())?;
-    match record {
-        Some(record) => records.conclude(record, outcome),
-        // What cannot be read is removed as well.
-        None => outcome.into_result().and(records.forget(req.id.as_str(), req.ifname.as_str())),
-    }
+    let search = Search { ifname: req.ifname.as_str(), origin: None, selector };
+    let incomplete = search.give_back(host, netns, prev)?;
+    // Removes a record that cannot be read as well.
+    incomplete.map_or(Ok(()), Err).and(records.forget(req.id.as_str(), req.ifname.as_str()))
 }
 
-/// The same for a stale attachment.
-fn release(cx: &Cx<'_>, record: &Record) -> Result<Outcome> {
+/// As [`give_back`] for a stale attachment.
+fn release(cx: &Cx<'_>, record: &Record) -> Result<Option<Error>> {
     let netns = recorded_netns(record)?;
-    let known = Known { ifname: &record.ifname, origin: Some(&record.device), selector: None };
-    known.hand_back(cx.host()?, netns.as_ref(), None)
+    Search::of(record).give_back(cx.host()?, netns.as_ref(), None)
 }
 
-/// The namespace that the device went to, if there is one at its path still. It may be another
-/// one by now: what counts is what is found in it.
+/// The namespace at the recorded path, if any. It may be a later namespace by now: the device is searched for in it.
 fn recorded_netns(record: &Record) -> Result<Option<Netns>> {
     let Ok(netns) = Netns::open(&record.netns) else { return Ok(None) };
     let home = Netns::current()?;

@@ -1,24 +1,23 @@
-//! What is kept of a device while a container has it, beside the alias that the reference sets:
-//! one small file for each attachment, gone with the next boot as the containers are.
+//! The records of devices that containers have, beside the alias that the reference plugin sets: one small file for
+//! each attachment, which does not survive a reboot, just as the containers.
 //!
-//! A device that the reference has moved has no such file. It gets its name back, from its alias;
-//! its address, MTU and whether it was up are known only here.
+//! A device that the reference plugin has moved has no record. It gets its name back, from its alias; its address,
+//! MTU and whether it was up are unknown.
 
 use std::fs;
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 use super::origin::Origin;
-use crate::cni::{ContainerId, IfName, NetworkName};
+use crate::attachment::Owner;
 use crate::error::{Error, Result};
-use crate::files::atomic::{Durability, Writer};
-use crate::files::dir;
+use crate::files::atomic::{self, Durability, Writer};
+use crate::files::{backup, dir};
 use crate::log;
 
-/// Where the files are unless the configuration says otherwise.
-pub(super) const DATA_DIR: &str = "/run/cni/host-device";
+/// The default of `dataDir`.
+const DATA_DIR: &str = "/run/cni/host-device";
 
 /// An attachment that has a device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,30 +29,32 @@ pub(super) struct Record {
     /// The path of its namespace.
     pub(super) netns: String,
     pub(super) device: Origin,
-    /// Whether a DEL could not give all back already.
+    /// Whether a DEL has already failed to restore the device completely.
     #[serde(default)]
     pub(super) tried: bool,
 }
 
-/// The files of one network: `<network>/<container>:<interface>.json`. Of the three only
-/// the separator can contain a colon.
-#[derive(Clone, Debug)]
-pub(super) struct Records {
+/// The files of one network: `<network>/<container>:<interface>.json`. Of the three names only the separator can
+/// contain a colon.
+pub(super) struct Records<'a> {
+    network: &'a str,
     all: PathBuf,
     own: PathBuf,
 }
 
-impl Records {
-    pub(super) fn new(data_dir: Option<&str>, network: &NetworkName) -> Records {
+impl<'a> Records<'a> {
+    pub(super) fn new(data_dir: Option<&str>, network: &'a str) -> Records<'a> {
         let all = PathBuf::from(data_dir.filter(|dir| !dir.is_empty()).unwrap_or(DATA_DIR));
-        Records { own: all.join(network.as_str()), all }
+        Records { network, own: all.join(network), all }
     }
 
-    fn file(&self, id: &str, ifname: &str) -> PathBuf {
-        self.own.join(file_name(id, ifname))
+    /// The file of an attachment, and its temporary name.
+    fn files(&self, id: &str, ifname: &str) -> (PathBuf, PathBuf) {
+        let owner = Owner { network: self.network, id, ifname };
+        (self.own.join(file_name(id, ifname)), atomic::temporary_of(&self.own, &owner))
     }
 
-    /// Keeps a record in place of any other one of the same attachment.
+    /// Writes a record, replacing an earlier record of the same attachment.
     pub(super) fn keep(&self, record: &Record) -> Result<()> {
         self.write(record).map_err(|e| {
             let context = format!("keep how \"{}\" was, to give it back so", record.device.name);
@@ -66,89 +67,79 @@ impl Records {
         dir::ensure(&self.all, 0o700)?;
         dir::ensure(&self.own, 0o700)?;
         let bytes = serde_json::to_vec(record).map_err(|e| Error::internal(e.to_string()))?;
-        let path = self.file(&record.container_id, &record.ifname);
-        Ok(Writer::new(temporary(&path), Durability::Volatile).replace(&path, &bytes, 0o600)?)
+        let (path, temporary) = self.files(&record.container_id, &record.ifname);
+        Ok(Writer::new(temporary, Durability::Volatile).replace(&path, &bytes, 0o600)?)
+    }
+
+    /// Ends an attachment whose device is back; `incomplete` is the error of a state that was not restored completely.
+    /// The next command retries once: a permanent error must not keep the container from being deleted.
+    pub(super) fn conclude(&self, mut record: Record, incomplete: Option<Error>) -> Result<()> {
+        match incomplete {
+            Some(error) if !record.tried => {
+                record.tried = true;
+                self.keep(&record)?;
+                return Err(error.with_details("the next DEL or GC tries once more"));
+            }
+            Some(error) => log::warn(error),
+            None => {}
+        }
+        self.forget(&record.container_id, &record.ifname)
     }
 
     /// The record of an attachment.
-    pub(super) fn find(&self, id: &ContainerId, ifname: &IfName) -> Option<Record> {
-        if is_trusted(&self.own) { read(&self.file(id.as_str(), ifname.as_str())) } else { None }
+    pub(super) fn find(&self, id: &str, ifname: &str) -> Option<Record> {
+        let (path, _) = self.files(id, ifname);
+        if !is_trusted(&self.own) || !path.exists() {
+            return None;
+        }
+        let bytes = fs::read(&path);
+        decode(&path, &bytes.inspect_err(|e| log::warn(Error::io(path.display(), e))).ok()?)
     }
 
-    /// Forgets an attachment, and what a killed ADD may have left of it.
+    /// Deletes the record of an attachment, and the temporary file of an ADD that was killed.
     pub(super) fn forget(&self, id: &str, ifname: &str) -> Result<()> {
-        let path = self.file(id, ifname);
-        [temporary(&path), path].iter().try_for_each(|path| match fs::remove_file(path) {
-            Err(e) if e.kind() != ErrorKind::NotFound => {
-                Err(Error::io(format_args!("remove {}", path.display()), &e))
-            }
-            _ => Ok(()),
-        })
+        let (path, temporary) = self.files(id, ifname);
+        backup::remove(&temporary)?;
+        Ok(backup::remove(&path)?)
     }
 
-    /// Removes what killed ADDs left, but for the attachments that are valid.
-    pub(super) fn sweep(&self, is_valid: impl Fn(&str, &str) -> bool) {
-        if !is_trusted(&self.own) {
-            return;
-        }
-        for entry in fs::read_dir(&self.own).into_iter().flatten().flatten() {
-            let name = entry.file_name().to_string_lossy().into_owned();
-            let left = name.strip_suffix(".tmp").and_then(|name| name.split_once(':'));
-            if left.is_some_and(|(id, ifname)| !is_valid(id, ifname)) {
-                drop(fs::remove_file(entry.path()));
-            }
+    /// Deletes the temporary files of ADDs that were killed, except for valid attachments.
+    pub(super) fn sweep(&self, valid: &[Owner<'_>]) {
+        if is_trusted(&self.own) {
+            atomic::sweep(&self.own, self.network, valid);
         }
     }
 
-    /// All of this network.
+    /// The records of this network.
     pub(super) fn of_network(&self) -> Vec<Record> {
         in_folder(&self.own)
     }
 
-    /// All of all networks.
+    /// The records of all networks.
     pub(super) fn of_node(&self) -> Vec<Record> {
         let folders = fs::read_dir(&self.all).into_iter().flatten().flatten();
         folders.flat_map(|folder| in_folder(&folder.path())).collect()
     }
 }
 
-/// Where a record is written before it gets its name. An attachment has one ADD at a time.
-fn temporary(path: &Path) -> PathBuf {
-    path.with_extension("tmp")
-}
-
+/// The records in a folder; none if other users can write to the folder.
 fn in_folder(folder: &Path) -> Vec<Record> {
-    if !is_trusted(folder) {
-        return Vec::new();
-    }
-    let files = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
-    files
-        .filter(|path| path.extension().is_some_and(|e| e == "json"))
-        .filter_map(|p| read(&p))
-        .collect()
+    let files = backup::all(folder).inspect_err(|e| log::warn(e)).unwrap_or_default();
+    files.iter().filter_map(|(path, bytes)| decode(path, bytes)).collect()
 }
 
-/// A folder that others can write to has what they want.
+/// Whether only this user can write to a folder: other users could forge records.
 fn is_trusted(folder: &Path) -> bool {
     dir::require_own(folder).inspect_err(|e| log::warn(e)).unwrap_or(false)
 }
 
-/// The record at `path`; none where it cannot be read, or its content does not match its name.
-fn read(path: &Path) -> Option<Record> {
-    let bytes = match fs::read(path) {
-        Ok(bytes) => bytes,
-        Err(error) if error.kind() == ErrorKind::NotFound => return None,
-        Err(error) => {
-            log::warn(Error::io(format_args!("read {}", path.display()), &error));
-            return None;
-        }
-    };
-    let parsed: serde_json::Result<Record> = serde_json::from_slice(&bytes);
-    let parsed = parsed.inspect_err(|e| log::warn(format_args!("read {}: {e}", path.display())));
-    parsed.ok().filter(|record| {
-        path.file_name()
-            .is_some_and(|name| *name == *file_name(&record.container_id, &record.ifname))
-    })
+/// The record in the file at `path`; `None` if it is invalid, or if its content does not match its name.
+fn decode(path: &Path, bytes: &[u8]) -> Option<Record> {
+    let record: Record = serde_json::from_slice(bytes)
+        .inspect_err(|e| log::warn(format_args!("read {}: {e}", path.display())))
+        .ok()?;
+    let expected = file_name(&record.container_id, &record.ifname);
+    (*path.file_name()? == *expected).then_some(record)
 }
 
 fn file_name(id: &str, ifname: &str) -> String {
@@ -172,8 +163,8 @@ mod tests {
         }
     }
 
-    fn records(dir: &Path, network: &str) -> Records {
-        Records::new(dir.to_str(), &NetworkName::parse(network).unwrap())
+    fn records<'a>(dir: &Path, network: &'a str) -> Records<'a> {
+        Records::new(dir.to_str(), network)
     }
 
     #[test]
@@ -183,20 +174,19 @@ mod tests {
         a.keep(&record("c1", "ens1")).unwrap();
         a.keep(&record("c1", "ens2")).unwrap();
         b.keep(&record("c1", "ens3")).unwrap();
-        let (id, ifname) = (ContainerId::parse("c1").unwrap(), IfName::parse("eth0").unwrap());
-        assert_eq!(a.find(&id, &ifname), Some(record("c1", "ens2")));
+        assert_eq!(a.find("c1", "eth0"), Some(record("c1", "ens2")));
         assert_eq!(a.of_network(), [record("c1", "ens2")]);
         assert_eq!(a.of_node().len(), 2);
-        let left = temporary(&a.file("c1", "eth0"));
+        let (_, left) = a.files("c1", "eth0");
         fs::write(&left, "{").unwrap();
-        a.sweep(|id, ifname| (id, ifname) == ("c1", "eth0"));
-        b.sweep(|_, _| false);
+        a.sweep(&[Owner { network: "a", id: "c1", ifname: "eth0" }]);
+        b.sweep(&[]);
         assert!(left.exists());
-        a.sweep(|_, _| false);
+        a.sweep(&[]);
         assert!(!left.exists());
         a.forget("c1", "eth0").unwrap();
         a.forget("c1", "eth0").unwrap();
-        assert_eq!(a.find(&id, &ifname), None);
+        assert_eq!(a.find("c1", "eth0"), None);
         assert_eq!(b.of_node(), [record("c1", "ens3")]);
     }
 
@@ -216,7 +206,7 @@ mod tests {
         fs::set_permissions(dir.path().join("a"), everybody).unwrap();
         assert_eq!(records.of_network(), [], "others may have put it there");
         assert!(records.keep(&record("c1", "ens1")).is_err());
-        let nowhere = Records::new(Some("/proc/no"), &NetworkName::parse("n").unwrap());
+        let nowhere = Records::new(Some("/proc/no"), "n");
         let error = nowhere.keep(&record("c1", "ens1")).unwrap_err();
         assert!(error.msg().starts_with("keep how \"ens1\" was"), "{error}");
     }

@@ -1,8 +1,7 @@
-//! What sysfs tells of devices: their drivers, their network interfaces, their place on the bus.
+//! Devices in sysfs: their drivers, network interfaces and buses.
 //!
-//! `/sys/bus` is the same in every namespace, but a `net` folder shows the interfaces of the
-//! namespace that sysfs was mounted in. So the names found there are compared with what netlink
-//! tells ([`Sysfs::shows`]).
+//! `/sys/bus` is the same in every namespace, but a `net` folder shows the interfaces of the namespace that sysfs was
+//! mounted in. So the names in the folder are compared with the links that netlink reports ([`shows`]).
 
 use std::fs;
 use std::io;
@@ -15,101 +14,82 @@ use crate::sort::sort;
 /// Drivers that hand a PCI device to a program: the kernel has no network interface for it.
 const USER_SPACE_DRIVERS: [&str; 3] = ["vfio-pci", "uio_pci_generic", "igb_uio"];
 
-/// The folder of a device's network interfaces.
-#[derive(Debug)]
-pub(super) struct Netdevs {
-    folder: PathBuf,
-    /// Names of interfaces, sorted.
-    pub(super) names: Vec<String>,
-}
-
 /// The file system, usually at `/sys`.
 #[derive(Debug)]
 pub(super) struct Sysfs(PathBuf);
 
 impl Sysfs {
     pub(super) fn new() -> Sysfs {
-        Sysfs::at("/sys")
+        Sysfs("/sys".into())
     }
 
-    pub(super) fn at(root: impl Into<PathBuf>) -> Sysfs {
+    #[cfg(test)]
+    pub(super) fn at(root: &Path) -> Sysfs {
         Sysfs(root.into())
     }
 
-    /// The folder of a PCI function such as `0000:3d:00.1`.
-    pub(super) fn pci(&self, id: &str) -> PathBuf {
-        self.device("pci", id)
-    }
-
-    /// The folder of a device on the auxiliary bus such as `mlx5_core.sf.4`.
-    pub(super) fn auxiliary(&self, id: &str) -> PathBuf {
-        self.device("auxiliary", id)
-    }
-
-    fn device(&self, bus: &str, id: &str) -> PathBuf {
+    /// The folder of a device on a bus: of a PCI function such as `0000:3d:00.1`, or on the auxiliary bus such as
+    /// `mlx5_core.sf.4`.
+    pub(super) fn device(&self, bus: &str, id: &str) -> PathBuf {
         self.0.join("bus").join(bus).join("devices").join(id)
     }
 
     /// Whether a program outside the kernel drives the PCI function.
     pub(super) fn is_user_space(&self, id: &str) -> bool {
-        let driver = fs::read_link(self.pci(id).join("driver")).unwrap_or_default();
+        let driver = fs::read_link(self.device("pci", id).join("driver")).unwrap_or_default();
         let name = driver.file_name().and_then(|name| name.to_str());
         name.is_some_and(|name| USER_SPACE_DRIVERS.contains(&name))
     }
 
-    /// The interfaces of a PCI function; those of a virtio device are one folder further down.
-    pub(super) fn pci_netdevs(&self, id: &str) -> Result<Netdevs> {
-        let device = self.pci(id);
-        let own = device.join("net");
-        if own.is_dir() {
-            return netdevs(&own);
-        }
+    /// The `net` folder of a PCI function; that of a virtio device is one level below.
+    pub(super) fn pci_net(&self, id: &str) -> Result<PathBuf> {
+        let device = self.device("pci", id);
         let virtio = self.virtio_of(id).into_iter().map(|name| device.join(name).join("net"));
-        match virtio.into_iter().find(|folder| folder.is_dir()) {
-            Some(folder) => netdevs(&folder),
-            None => Err(Error::internal(format!("no net directory under pci device {id}"))),
-        }
+        let mut folders = std::iter::once(device.join("net")).chain(virtio);
+        folders
+            .find(|folder| folder.is_dir())
+            .ok_or_else(|| Error::internal(format!("no net directory under pci device {id}")))
     }
 
-    /// The names of the virtio devices that a PCI function is.
+    /// The names of the virtio devices of a PCI function.
     pub(super) fn virtio_of(&self, id: &str) -> Vec<String> {
-        let mut names = names_in(&self.pci(id)).unwrap_or_default();
+        let mut names = names_in(&self.device("pci", id)).unwrap_or_default();
         names.retain(|name| name.starts_with("virtio"));
         names
     }
 
-    /// Whether a link is the link that this folder shows under its name: the namespace of the
-    /// mount may have another link of that name.
-    pub(super) fn shows(netdevs: &Netdevs, link: &Link) -> bool {
-        let shown = |file| fs::read_to_string(netdevs.folder.join(&link.name).join(file)).ok();
-        let same = |text: &String, value: String| text.trim() == value;
-        let mac = link.mac.map(|mac| mac.to_string()).unwrap_or_default();
-        shown("ifindex").is_none_or(|text| same(&text, link.index.to_string()))
-            && (mac.is_empty() || shown("address").is_none_or(|text| same(&text, mac)))
-    }
-
-    /// The PCI function that a device is, or is a part of.
+    /// The PCI function of a device: the device itself or one of its ancestors.
     pub(super) fn pci_id(&self, device: &Parent) -> Option<String> {
         if device.bus == "pci" {
             return Some(device.name.clone());
         }
         let path = fs::canonicalize(self.device(&device.bus, &device.name)).ok()?;
-        let names = path.ancestors().filter_map(|p| p.file_name()?.to_str());
-        names.into_iter().find(|name| is_pci_id(name)).map(str::to_owned)
+        let mut names = path.ancestors().filter_map(|p| p.file_name()?.to_str());
+        names.find(|name| is_pci_id(name)).map(str::to_owned)
     }
 }
 
-/// The interfaces in a `net` folder; at least one.
-pub(super) fn netdevs(folder: &Path) -> Result<Netdevs> {
+/// Whether a link is the link that a `net` folder shows under its name: the namespace of the mount may have another
+/// link of that name.
+pub(super) fn shows(folder: &Path, link: &Link) -> bool {
+    let shown = |file| fs::read_to_string(folder.join(&link.name).join(file)).ok();
+    let same = |text: &String, value: String| text.trim() == value;
+    let mac = link.mac.map(|mac| mac.to_string()).unwrap_or_default();
+    shown("ifindex").is_none_or(|text| same(&text, link.index.to_string()))
+        && (mac.is_empty() || shown("address").is_none_or(|text| same(&text, mac)))
+}
+
+/// The names of the interfaces in a `net` folder, sorted; at least one.
+pub(super) fn netdevs(folder: &Path) -> Result<Vec<String>> {
+    let path = folder.display();
     let names = names_in(folder).map_err(|e| {
-        Error::internal(format!("failed to read directory {}: {}", folder.display(), io_text(&e)))
+        Error::internal(format!("failed to read directory {path}: {}", io_text(&e)))
     })?;
     if names.is_empty() {
-        let path = folder.display();
         return Err(Error::internal(format!("failed to find network device in path {path}"))
             .with_details("it may be in a container, or the driver made no network interface"));
     }
-    Ok(Netdevs { folder: folder.to_owned(), names })
+    Ok(names)
 }
 
 fn names_in(folder: &Path) -> io::Result<Vec<String>> {
@@ -121,7 +101,7 @@ fn names_in(folder: &Path) -> io::Result<Vec<String>> {
     Ok(names)
 }
 
-/// `domain:bus:device.function`, in hexadecimal.
+/// Whether a text has the form `domain:bus:device.function`, in hexadecimal.
 fn is_pci_id(text: &str) -> bool {
     let hex = |part: &str, most: usize| {
         (1..=most).contains(&part.len()) && part.bytes().all(|b| b.is_ascii_hexdigit())
@@ -158,12 +138,13 @@ mod tests {
             "bus/pci/devices/0000:00:04.0",
             "bus/pci/devices/0000:00:05.0/net",
         ]);
-        assert_eq!(sysfs.pci_netdevs(ID).unwrap().names, ["ens1", "ens2"]);
-        assert_eq!(sysfs.pci_netdevs("0000:00:03.0").unwrap().names, ["eth7"]);
+        let names = |id| sysfs.pci_net(id).and_then(|folder| netdevs(&folder));
+        assert_eq!(names(ID).unwrap(), ["ens1", "ens2"]);
+        assert_eq!(names("0000:00:03.0").unwrap(), ["eth7"]);
         assert_eq!(sysfs.virtio_of("0000:00:03.0"), ["virtio4"]);
-        let error = sysfs.pci_netdevs("0000:00:04.0").unwrap_err();
+        let error = names("0000:00:04.0").unwrap_err();
         assert_eq!(error.msg(), "no net directory under pci device 0000:00:04.0");
-        let error = sysfs.pci_netdevs("0000:00:05.0").unwrap_err();
+        let error = names("0000:00:05.0").unwrap_err();
         assert!(error.msg().starts_with("failed to find network device in path /"), "{error}");
     }
 
@@ -188,20 +169,20 @@ mod tests {
     #[test]
     fn a_name_that_another_namespace_shows_is_another_link() {
         let (dir, sysfs) = tree(&["bus/pci/devices/0000:3d:00.1/net/eth0"]);
-        let found = sysfs.pci_netdevs(ID).unwrap();
+        let found = sysfs.pci_net(ID).unwrap();
         let mac = Mac([2, 0, 0, 0, 0, 1]);
         let link = Link { name: "eth0".into(), index: 7, mac: Some(mac), ..Link::default() };
-        assert!(Sysfs::shows(&found, &link), "nothing contradicts");
+        assert!(shows(&found, &link), "nothing contradicts");
         let file =
             |name: &str| dir.path().join("bus/pci/devices").join(ID).join("net/eth0").join(name);
         fs::write(file("ifindex"), "7\n").unwrap();
         fs::write(file("address"), "02:00:00:00:00:01\n").unwrap();
-        assert!(Sysfs::shows(&found, &link));
+        assert!(shows(&found, &link));
         fs::write(file("address"), "02:00:00:00:00:02\n").unwrap();
-        assert!(!Sysfs::shows(&found, &link));
+        assert!(!shows(&found, &link));
         fs::write(file("address"), "02:00:00:00:00:01\n").unwrap();
         fs::write(file("ifindex"), "8\n").unwrap();
-        assert!(!Sysfs::shows(&found, &link));
+        assert!(!shows(&found, &link));
     }
 
     #[test]

@@ -1,10 +1,9 @@
-//! The way into the container and back.
+//! Moves a device into the container and back.
 //!
-//! Each way is one message to the kernel, which moves the device and renames it, and on the way
-//! into the container sets its alias, while nobody else can change a link. There is no moment at which it has lost its name, and no
-//! third namespace that could take it down with itself. The kernel carries a message out in that
-//! order and stops at the first trouble, so a name that is taken is looked for before, and a
-//! device that got stuck under way is put back.
+//! One message to the kernel moves the device, renames it and, on the way into the container, sets its alias, while
+//! no other process can change a link. So the device never loses its name, and no third namespace exists that could
+//! destroy it. The kernel applies a message in that order and stops at the first error, so a taken name is looked up
+//! before, and a device that was moved but not renamed is moved back.
 
 use std::os::fd::AsFd;
 
@@ -16,17 +15,12 @@ use crate::log;
 use crate::netlink::{Link, LinkChange, Netlink};
 use crate::netns::Netns;
 
-/// What else is done to a device on its way into the container.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Arrival {
-    /// It is switched on.
-    Up,
-    /// It stays off: addresses come first.
-    Down,
-}
-
-/// Nothing in the container may have the name, nor stand in the way of the alternative ones.
-pub(super) fn require_room(inside: &Inside<'_>, device: &Link, ifname: &IfName) -> Result<()> {
+/// Fails if the container has the name `ifname` or an alternative name of the device.
+pub(super) fn require_free_names(
+    inside: &Inside<'_>,
+    device: &Link,
+    ifname: &IfName,
+) -> Result<()> {
     inside.require_free(ifname.as_str())?;
     for name in &device.alt_names {
         if name == ifname.as_str() {
@@ -41,25 +35,22 @@ pub(super) fn require_room(inside: &Inside<'_>, device: &Link, ifname: &IfName) 
     Ok(())
 }
 
-/// Moves the device into the container, where it is called `ifname`.
+/// Moves the device into the container under the name `ifname`; with `up` sets it up by the same message.
 pub(super) fn into_container(
     host: &Netlink,
     device: &Link,
     netns: &Netns,
     ifname: &IfName,
-    arrival: Arrival,
+    up: bool,
 ) -> Result<()> {
     let name = &device.name;
-    let mut change = LinkChange::new().netns(netns.as_fd()).name(ifname.as_str()).alias(name);
-    if arrival == Arrival::Up {
-        change = change.up();
-    }
-    host.set_link(device.index, change)
+    let change = LinkChange::new().netns(netns.as_fd()).name(ifname.as_str()).alias(name);
+    host.set_link(device.index, if up { change.up() } else { change })
         .context(|| format!("failed to move \"{name}\" to container NS"))
 }
 
-/// Moves the device back to the host, where it gets its name. When that is taken, it stays where it
-/// is, as it is. All else is to be given back then.
+/// Moves the device back to the host under its name. If the name is taken, the device stays in the container,
+/// unchanged; everything else is to be restored by the caller.
 pub(super) fn back_to_host(
     inside: &Inside<'_>,
     host: &Netlink,
@@ -70,50 +61,47 @@ pub(super) fn back_to_host(
     if let Some(other) = host.link(name)? {
         return Err(name_is_taken(&other, name, "the device stays in the container"));
     }
-    // One of these that the host has would keep the device in the container.
     origin.strip(&inside.netlink, device)?;
-    let home = Netns::current()?;
-    let change = LinkChange::new().netns(home.as_fd()).name(name);
-    inside
-        .netlink
-        .set_link(device.index, change)
-        .inspect_err(|_| return_stranded(host, device, inside.netns, origin))
-        .context(|| format!("failed to move \"{}\" to hostNS as \"{name}\"", device.name))?;
+    move_to_host(inside, device, name, LinkChange::new())
+        .inspect_err(|_| return_stranded(host, device, inside.netns, origin))?;
     host.require_link(name).context(|| format!("failed to find \"{name}\" in hostNS"))
 }
 
-/// Moves a link that may be the device to the host, down, without addresses, and under a name that
-/// no configuration uses. Returns that name.
+/// Moves a link that may be the device to the host, down, without addresses, and under a name that no configuration
+/// uses. Returns that name.
 pub(super) fn put_aside(inside: &Inside<'_>, host: &Netlink, link: &Link) -> Result<String> {
-    let (home, nothing) = (Netns::current()?, Origin::default());
-    let mut name = String::new();
-    for number in 0.. {
-        // The kernel's own pattern for devices of a namespace that ends.
-        name = format!("dev{number}");
-        if host.link(&name)?.is_none() {
-            break;
-        }
+    let unknown = Origin::default();
+    let mut number = 0;
+    // The kernel's own pattern for devices of a namespace that ends.
+    while host.link(&format!("dev{number}"))?.is_some() {
+        number += 1;
     }
-    nothing.strip(&inside.netlink, link)?;
-    let change = LinkChange::new().netns(home.as_fd()).name(&name).alias("");
-    inside
-        .netlink
-        .set_link(link.index, change)
-        .context(|| format!("failed to move \"{}\" to hostNS as \"{name}\"", link.name))?;
-    nothing.strip(host, &host.require_link(&name)?)?;
+    let name = format!("dev{number}");
+    unknown.strip(&inside.netlink, link)?;
+    move_to_host(inside, link, &name, LinkChange::new().alias(""))?;
+    unknown.strip(host, &host.require_link(&name)?)?;
     Ok(name)
 }
 
-/// Gives a device its name back that is on the host already: the kernel put it there when its
-/// namespace ended, or a DEL did that was killed then.
-pub(super) fn settle(host: &Netlink, device: &Link, origin: &Origin) -> Result<Link> {
+/// Moves a link, stripped of foreign alternative names: a name that the host has would keep the link in the container.
+fn move_to_host(inside: &Inside<'_>, link: &Link, name: &str, change: LinkChange) -> Result<()> {
+    let home = Netns::current()?;
+    inside
+        .netlink
+        .set_link(link.index, change.netns(home.as_fd()).name(name))
+        .context(|| format!("failed to move \"{}\" to hostNS as \"{name}\"", link.name))
+}
+
+/// Renames a device that is on the host under another name: the kernel moved it there when its namespace ended,
+/// or a DEL did that was killed.
+pub(super) fn rename_back(host: &Netlink, device: &Link, origin: &Origin) -> Result<Link> {
     let name = &origin.name;
     if device.name != *name {
         if let Some(other) = host.link(name)? {
-            let so = "the device stays on the host under another name";
-            return Err(name_is_taken(&other, name, so));
+            let outcome = "the device stays on the host under another name";
+            return Err(name_is_taken(&other, name, outcome));
         }
-        // Many kernels rename only what is down.
+        // Many kernels refuse to rename a link that is up.
         host.set_link(device.index, LinkChange::new().down())?;
         host.set_link(device.index, LinkChange::new().name(name))
             .context(|| format!("failed to rename \"{}\" to \"{name}\"", device.name))?;
@@ -121,22 +109,22 @@ pub(super) fn settle(host: &Netlink, device: &Link, origin: &Origin) -> Result<L
     Ok(host.require_link_by_index(device.index)?)
 }
 
-fn name_is_taken(other: &Link, name: &str, so: &str) -> Error {
-    let as_what = if other.name == name { "is the name" } else { "is an alternative name" };
-    Error::internal(format!("\"{name}\" {as_what} of another link on the host"))
-        .with_details(format!("{so}: rename or remove \"{}\", then call DEL again", other.name))
+fn name_is_taken(other: &Link, name: &str, outcome: &str) -> Error {
+    let kind = if other.name == name { "is the name" } else { "is an alternative name" };
+    Error::internal(format!("\"{name}\" {kind} of another link on the host")).with_details(format!(
+        "{outcome}: rename or remove \"{}\", then call DEL again",
+        other.name
+    ))
 }
 
-/// The name was free when it was looked for and taken when the device came: back it goes.
+/// Moves a device back into the container whose name on the host was taken between lookup and move.
 fn return_stranded(host: &Netlink, device: &Link, netns: &Netns, origin: &Origin) {
-    let (Some(identity), Ok(links)) = (&origin.identity, host.dump_links()) else { return };
-    let stranded = identity.on_host(&links, &device.name);
+    let Ok(links) = host.dump_links() else { return };
+    let stranded = origin.identity.on_host(&links, &device.name);
     let Some(link) = stranded.filter(|link| link.name == device.name) else { return };
-    let mut change = LinkChange::new().netns(netns.as_fd()).name(&device.name);
-    if device.up {
-        change = change.up();
-    }
-    if let Err(error) = host.set_link(link.index, change) {
+    let change = LinkChange::new().netns(netns.as_fd()).name(&device.name);
+    let moved = host.set_link(link.index, if device.up { change.up() } else { change });
+    if let Err(error) = moved {
         log::warn(format_args!("put \"{}\" back into the container: {error}", device.name));
     }
 }

@@ -9,8 +9,8 @@ use crate::cni::json::{Json, compact, pretty};
 use crate::cni::{CniResult, SpecVersion};
 use crate::error::{Error, Result};
 use crate::iface::Inside;
-use crate::iface::configure::{Connected, Style, add_routes, addresses_and_up};
-use crate::netlink::{Dad, LinkChange, LinkKind, Netlink, NewLink, VethPeer};
+use crate::iface::configure::{Style, add_routes, addresses_and_up};
+use crate::netlink::{LinkChange, LinkKind, Netlink, NewLink, VethPeer};
 use crate::netns::{self, Netns};
 use crate::skel::call::{Call, Caller, Env};
 use crate::skel::{Applet, Table, Verb};
@@ -115,6 +115,6 @@ fn add_interface(config: &Json, host: &Netlink, container: &Netns, ifname: &str)
     host.add_link(&NewLink::new(host_end, LinkKind::Veth { peer }).up())?;
     let inside = Inside::enter(container)?;
     let link = inside.netlink.require_link(ifname)?;
-    addresses_and_up(&inside, &link, &prev, Style { dad: Dad::Off, connected: Connected::Route })?;
+    addresses_and_up(&inside, &link, &prev, Style::Immediate)?;
     add_routes(&inside, &link, &prev)
 }

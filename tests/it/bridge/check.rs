@@ -186,7 +186,7 @@ fn a_gateway_address_that_was_removed() {
     for (address, gw) in [("10.1.2.1/24", "10.1.2.1"), ("2001:db8:1::1/64", "2001:db8:1::1")] {
         broken_outside(
             &format!("ip addr del {address} dev br0"),
-            &format!("gateway {gw} is no address of bridge \"br0\""),
+            &format!("gateway {gw} is not an address of bridge \"br0\""),
         );
     }
 }

@@ -373,7 +373,7 @@ fn check_finds_vlans_that_were_changed() {
             "ip link set PEER nomaster",
             "VLAN gateway \"br0.100\" is not connected to VLAN 100 of \"br0\"",
         ),
-        ("ip addr flush dev br0.100", "gateway 10.1.2.1 is no address of \"br0.100\""),
+        ("ip addr flush dev br0.100", "gateway 10.1.2.1 is not an address of \"br0.100\""),
     ] {
         let (node, container) = (Node::new(), Container::new());
         let net = simple(&node, &keys);

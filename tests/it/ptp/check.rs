@@ -99,7 +99,7 @@ fn the_hosts_side_routes_and_addresses() {
         broken(
             "true",
             &format!("ip addr del {address} dev VETH"),
-            &format!("ptp: {gw} is no address of \"VETH\""),
+            &format!("ptp: {gw} is not an address of \"VETH\""),
         );
     }
 }

@@ -1,0 +1,223 @@
+//! The bridge itself, shared by the containers of its networks, and its addresses as their gateway.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+
+use super::{Conf, Plan};
+use crate::cni::Route;
+use crate::error::{Context, Error, Result};
+use crate::iface::{configure, forwarding, veth};
+use crate::netlink::{Link, LinkChange, LinkKind, Mac, Netlink, NewLink, OperState, Switch};
+
+/// A bridge, or the gateway's interface of a VLAN.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) link: Link,
+    /// Whether its MAC is known to have been set, so that it does not follow the ports.
+    pub(super) pinned: bool,
+}
+
+impl Shared {
+    /// Whether the bridge may have taken over the MAC or the MTU of its new port: the lowest of its ports, unless its
+    /// own was set.
+    pub(super) fn follows(&self, port: &Link) -> bool {
+        let Link { mac, mtu, oper_state, .. } = &self.link;
+        // A bridge without a running port may have no MAC.
+        let has_lower = *oper_state == OperState::Up && *mac < port.mac;
+        *mtu > port.mtu || !(self.pinned || has_lower)
+    }
+}
+
+/// Creates the bridge with the address `mac`, or adopts the existing one; either way it is up.
+pub(super) fn ensure(host: &Netlink, plan: &Plan<'_>, mtu: u32, mac: Mac) -> Result<Shared> {
+    let conf = plan.conf;
+    let name = &conf.bridge;
+    let failed = || format!("failed to create bridge \"{name}\"");
+    if let Some(link) = host.link(name)? {
+        return adopt(host, link, plan).context(failed);
+    }
+    // A bridge with a MAC from the start does not take over the MAC of a port.
+    let kind = LinkKind::Bridge { vlan_filtering: plan.vlans.filtering.then_some(true) };
+    let mut bridge = NewLink::new(name, kind).mtu(mtu).up();
+    // A bridge whose MAC was set has a carrier only with a running port, and without carrier no IPv6 address
+    // is usable. While the container's end stays down no port runs, so the MAC is set later.
+    let late = conf.disable_container_interface;
+    if !late {
+        bridge = bridge.mac(mac);
+    }
+    if conf.promisc_mode {
+        bridge = bridge.promisc();
+    }
+    match host.add_link(&bridge) {
+        Ok(()) => {}
+        // Another ADD was faster.
+        Err(error) if error.is_exists() => {
+            return adopt(host, host.require_link(name)?, plan).context(failed);
+        }
+        Err(error) => return Err(error).context(failed),
+    }
+    let mut link = host.require_link(name)?;
+    harden(host, &link, conf)?;
+    if late {
+        host.set_link(link.index, LinkChange::new().mac(mac))?;
+        link.mac = Some(mac);
+    }
+    Ok(Shared { link, pinned: true })
+}
+
+fn adopt(host: &Netlink, link: Link, plan: &Plan<'_>) -> Result<Shared> {
+    require_bridge(&link)?;
+    plan.vlans.ensure_filtering(host, &link)?;
+    harden(host, &link, plan.conf)?;
+    let promisc = plan.conf.promisc_mode && link.promiscuity == 0;
+    if !link.up || promisc {
+        let change = LinkChange::new().up();
+        host.set_link(link.index, if promisc { change.promisc(Switch::On) } else { change })?;
+    }
+    Ok(Shared { link, pinned: false })
+}
+
+pub(super) fn require_bridge(link: &Link) -> Result<()> {
+    if link.kind.as_deref() == Some("bridge") {
+        return Ok(());
+    }
+    Err(Error::internal(format!("\"{}\" already exists but is not a bridge", link.name))
+        .with_details("choose another name for the key \"bridge\", or remove that link"))
+}
+
+/// Protects the host from the containers, on a bridge of another program as well: no router advertisements and, with
+/// `macspoofchk`, no learning from link-local frames, which bypass the check of source MACs.
+fn harden(host: &Netlink, bridge: &Link, conf: &Conf) -> Result<()> {
+    veth::refuse_advertisements(bridge);
+    let learns = bridge.bridge.unwrap_or_default().learns_link_local;
+    if !conf.macspoofchk || learns != Some(true) {
+        return Ok(());
+    }
+    let change = LinkChange::no_link_local_learning();
+    host.set_link(bridge.index, change).context(|| "failed to setup spoof-check")
+}
+
+/// The first address of a network: the gateway of a range without a configured gateway.
+pub(super) fn first_host(net: IpNet) -> IpAddr {
+    match net.network() {
+        IpAddr::V4(ip) => Ipv4Addr::from_bits(ip.to_bits() | 1).into(),
+        IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() | 1).into(),
+    }
+}
+
+/// Adds a default route through `gw` unless its family has a default route. A default route without a gateway counts:
+/// it will use the same gateway.
+pub(super) fn add_default_route(routes: &mut Vec<Route>, gw: IpAddr) {
+    let dst =
+        if gw.is_ipv4() { Ipv4Net::default().into() } else { IpNet::from(Ipv6Net::default()) };
+    if !routes.iter().any(|route| route.dst.trunc() == dst) {
+        routes.push(Route { gw: Some(gw), ..Route::to(dst) });
+    }
+}
+
+/// Adds the missing gateway addresses to the bridge, or to the interface of a VLAN, and enables forwarding for their
+/// families. Removes conflicting addresses if `forceAddress` allows it.
+pub(super) fn ensure_gateways(
+    host: &Netlink,
+    bridge: &Shared,
+    conf: &Conf,
+    gateways: &[IpNet],
+) -> Result<()> {
+    let name = &bridge.link.name;
+    let failed = if *name == conf.bridge {
+        "failed to set bridge addr"
+    } else {
+        "failed to set vlan interface for bridge with addr"
+    };
+    let present = host.dump_addrs(bridge.link.index)?;
+    let mut missing = gateways.to_vec();
+    missing.retain(|gateway| !present.iter().any(|addr| addr.net == *gateway));
+    for gateway in &missing {
+        // The gateways of other ranges of this network do not conflict.
+        let foreign = present.iter().filter(|addr| !gateways.contains(&addr.net));
+        for addr in foreign.filter(|addr| conflict(&addr.net, gateway)) {
+            if !conf.force_address {
+                let msg = format!(
+                    "{failed}: \"{name}\" already has an IP address different from {gateway}"
+                );
+                return Err(Error::internal(msg)
+                    .with_details(format!("remove {} or set \"forceAddress\": true", addr.net)));
+            }
+            host.del_addr(addr.index, addr.net)
+                .context(|| format!("{failed}: could not remove IP address from \"{name}\""))?;
+        }
+        add_gateway(host, bridge, *gateway).context(|| failed)?;
+    }
+    forwarding::enable(host, gateways)?;
+    configure::wait_for_ipv6(host, &mut missing.iter().map(IpNet::addr))
+}
+
+/// Adds a gateway's address and pins the MAC of the bridge.
+pub(super) fn add_gateway(host: &Netlink, bridge: &Shared, gateway: IpNet) -> Result<()> {
+    let Link { index, name, mac, .. } = &bridge.link;
+    match configure::add_gateway(host, &bridge.link, gateway) {
+        // Another ADD was faster.
+        Err(error) if error.is_exists() => return Ok(()),
+        added => added.context(|| format!("could not add IP address {gateway} to \"{name}\""))?,
+    }
+    match *mac {
+        // A bridge of another program follows the lowest MAC of its ports until its MAC is set; containers keep the
+        // gateway's MAC in their neighbour tables.
+        Some(mac) if !bridge.pinned => {
+            // A bridge that lost its last port has the MAC 00:00:00:00:00:00, which the kernel does not accept.
+            let mac = if mac == Mac([0; 6]) { Mac::random_local() } else { mac };
+            host.set_link(*index, LinkChange::new().mac(mac))
+                .context(|| "could not set bridge's mac")
+        }
+        _ => Ok(()),
+    }
+}
+
+/// IPv4: a bridge has one address. IPv6: several, unless their subnets overlap.
+fn conflict(present: &IpNet, gateway: &IpNet) -> bool {
+    match (present, gateway) {
+        (IpNet::V4(_), IpNet::V4(_)) => true,
+        (IpNet::V6(_), IpNet::V6(_)) => overlap(present, gateway),
+        _ => false,
+    }
+}
+
+/// Whether the network of one address contains the other address.
+pub(super) fn overlap(a: &IpNet, b: &IpNet) -> bool {
+    a.contains(&b.addr()) || b.contains(&a.addr())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn net(text: &str) -> IpNet {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn gateways_of_ranges_without_one() {
+        assert_eq!(first_host(net("10.1.2.7/24")).to_string(), "10.1.2.1");
+        assert_eq!(first_host(net("2001:db8::ff/64")).to_string(), "2001:db8::1");
+    }
+
+    #[test]
+    fn one_default_route_per_family() {
+        let mut routes = vec![Route::to(net("0.0.0.0/0"))];
+        add_default_route(&mut routes, "10.0.0.1".parse().unwrap());
+        assert_eq!(routes.len(), 1);
+        add_default_route(&mut routes, "2001:db8::1".parse().unwrap());
+        add_default_route(&mut routes, "2001:db8::2".parse().unwrap());
+        assert_eq!(routes.len(), 2);
+        assert_eq!(routes[1].gw.map(|gw| gw.to_string()).as_deref(), Some("2001:db8::1"));
+    }
+
+    #[test]
+    fn conflicting_addresses() {
+        assert!(conflict(&net("10.0.0.1/8"), &net("192.168.0.1/24")));
+        assert!(conflict(&net("2001:db8::1/64"), &net("2001:db8::2/64")));
+        assert!(!conflict(&net("2001:db8:1::1/64"), &net("2001:db8:2::1/64")));
+        assert!(!conflict(&net("fe80::1/64"), &net("10.0.0.1/8")));
+    }
+}
