@@ -1,16 +1,14 @@
-//! static: addresses, routes and name servers as they are written, from the configuration, from
-//! `CNI_ARGS` (`IP`, `GATEWAY`) or from the runtime (`args.cni.ips`, capability `ips`).
+//! static: addresses, routes and name servers from the configuration, from `CNI_ARGS` (`IP`, `GATEWAY`) or from the
+//! runtime (`args.cni.ips`, capability `ips`).
 //!
-//! The runtime's addresses take the place of all others, those of `CNI_ARGS` are added to the
-//! configured ones. `GATEWAY` serves every address of its network that has none; addresses of the
-//! runtime only where `CNI_ARGS` names no `IP` that it belongs to. Nothing is kept: who uses the
-//! same address twice is not noticed.
+//! The runtime's addresses replace all others; those of `CNI_ARGS` are added to the configured ones. `GATEWAY` is set on
+//! every address of its network without a gateway, on addresses of the runtime only if `CNI_ARGS` has no `IP`. There is
+//! no state: two containers with the same address are not detected.
 //!
 //! Keys, all in `ipam`: `type`, `addresses` (`address`, `gateway`), `routes`, `dns`.
 
 use std::net::IpAddr;
 
-use ipnet::IpNet;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
@@ -23,7 +21,7 @@ use crate::skel::{AddReq, CheckReq, Cx, DelReq, GcReq, Plugin, Remarks};
 #[derive(Debug)]
 pub struct Static;
 
-/// The keys of a network, read when they are needed: DEL needs none.
+/// The keys of a network, decoded on demand: DEL needs none.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Conf {
@@ -38,9 +36,9 @@ pub struct Conf {
 struct Ipam {
     /// The addresses of the interface.
     addresses: Vec<AddressConf>,
-    /// Routes, passed on as they are.
+    /// Routes, copied to the result.
     routes: Vec<Route>,
-    /// Name resolution, passed on as it is.
+    /// Name resolution, copied to the result.
     dns: Dns,
 }
 
@@ -48,12 +46,12 @@ struct Ipam {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct AddressConf {
-    /// The address with the length of its prefix.
+    /// The address with its prefix length.
     address: String,
     /// The gateway of its network. Default: none.
     #[serde(deserialize_with = "ip::optional_ip::deserialize")]
     gateway: Option<IpAddr>,
-    /// What programs write that print the reference's own type: `address` once more, in parts.
+    /// `address` as an object, written by programs that encode the reference's type.
     #[serde(rename = "Address")]
     _parts: IgnoredAny,
 }
@@ -68,7 +66,7 @@ struct Args {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Ips {
-    /// Addresses with the lengths of their prefixes.
+    /// Addresses with their prefix lengths.
     ips: Vec<String>,
 }
 
@@ -87,7 +85,7 @@ impl Plugin for Static {
     }
 
     fn add(cx: &Cx<'_>, conf: &Conf, _: &AddReq) -> Result<CniResult> {
-        let Plan { ips, routes, dns } = Plan::resolve(cx, conf)?;
+        let Plan { ips, ipam: Ipam { routes, dns, .. } } = Plan::resolve(cx, conf)?;
         Ok(CniResult { ips, routes, dns, ..CniResult::new() })
     }
 
@@ -98,12 +96,12 @@ impl Plugin for Static {
     }
 
     fn del(_: &Cx<'_>, _: &Conf, _: &DelReq) -> Result<()> {
-        // ADD kept nothing.
+        // ADD leaves no state.
         Ok(())
     }
 
     fn gc(_: &Cx<'_>, _: &Conf, _: &GcReq) -> Result<()> {
-        // ADD kept nothing.
+        // ADD leaves no state.
         Ok(())
     }
 
@@ -112,12 +110,10 @@ impl Plugin for Static {
     }
 }
 
-/// What ADD hands out.
-#[derive(Debug)]
+/// The addresses, routes and name servers of a call.
 struct Plan {
     ips: Vec<IpConfig>,
-    routes: Vec<Route>,
-    dns: Dns,
+    ipam: Ipam,
 }
 
 impl Plan {
@@ -127,64 +123,54 @@ impl Plan {
         let text = |value: &str| Ok(value.to_owned());
         let args = cx.args(&["IP", "GATEWAY"])?;
         let (own, gateways) = (args.get("IP", text)?, args.get("GATEWAY", text)?);
+        let gateway = |item: &str| {
+            ip::parse_ip(item.trim())
+                .map_err(|_| Error::config(format!("invalid gateway address: {item}")))
+        };
         let gateways = items(gateways.as_deref()).map(gateway).collect::<Result<Vec<_>>>()?;
 
-        let mut ips = ipam.addresses.iter().map(configured).collect::<Result<Vec<_>>>()?;
+        let mut ips = Vec::new();
+        for AddressConf { address, gateway, .. } in &ipam.addresses {
+            let expected = "the 'address' field is expected to be in CIDR notation";
+            ips.push(IpConfig { gateway: *gateway, ..parse(address, expected)? });
+        }
         for item in items(own.as_deref()) {
-            ips.push(bare(item.trim(), "the 'ip' field is expected to be in CIDR notation")?);
+            ips.push(parse(item.trim(), "the 'ip' field is expected to be in CIDR notation")?);
         }
-        let asked: Args = Json::decode_or_default(conf.args.as_ref())?;
+        let requested: Args = Json::decode_or_default(conf.args.as_ref())?;
         let runtime: Ips = Json::decode_or_default(conf.runtime_config.as_ref())?;
-        // Later ones take the place of all before.
-        let mut gateways_apply = true;
-        for list in [asked.cni.ips, runtime.ips].into_iter().filter(|list| !list.is_empty()) {
+        let mut use_gateways = true;
+        // Each list replaces all addresses before.
+        for list in [requested.cni.ips, runtime.ips].into_iter().filter(|list| !list.is_empty()) {
             let not_cidr = "an entry in the 'ips' field is NOT in CIDR notation";
-            ips = list.iter().map(|item| bare(item, not_cidr)).collect::<Result<_>>()?;
-            gateways_apply = own.is_none();
+            ips = list.iter().map(|item| parse(item, not_cidr)).collect::<Result<_>>()?;
+            use_gateways = own.is_none();
         }
-        if gateways_apply {
-            for ip in &mut ips {
-                complete(ip, &gateways);
-            }
+        for ip in ips.iter_mut().filter(|ip| use_gateways && ip.gateway.is_none()) {
+            // Of several gateways in the network the last one counts.
+            let network = ip.address.trunc();
+            ip.gateway = gateways.iter().rfind(|gateway| network.contains(*gateway)).copied();
         }
-        refuse_nonsense(&ips)?;
+        refuse_invalid(&ips)?;
         cx.require_one_per_family(ips.iter().map(|ip| ip.address.addr().is_ipv4()))?;
-        Ok(Plan { ips, routes: ipam.routes, dns: ipam.dns })
+        Ok(Plan { ips, ipam })
     }
 }
 
-/// The parts between commas; an absent or empty text has none.
+/// The items of a list with commas; none if the text is absent or empty.
 fn items(text: Option<&str>) -> impl Iterator<Item = &str> {
     text.filter(|text| !text.is_empty()).into_iter().flat_map(|text| text.split(','))
 }
 
-fn gateway(item: &str) -> Result<IpAddr> {
-    let invalid = |_| Error::config(format!("invalid gateway address: {item}"));
-    ip::parse_ip(item.trim()).map_err(invalid)
-}
-
-fn configured(conf: &AddressConf) -> Result<IpConfig> {
-    let expected = "the 'address' field is expected to be in CIDR notation";
-    Ok(IpConfig { gateway: conf.gateway, ..bare(&conf.address, expected)? })
-}
-
 /// An address without a gateway.
-fn bare(text: &str, complaint: &str) -> Result<IpConfig> {
+fn parse(text: &str, expected: &str) -> Result<IpConfig> {
     let address =
-        ip::parse_cidr(text).map_err(|_| Error::config(format!("{complaint}, got: '{text}'")))?;
+        ip::parse_cidr(text).map_err(|_| Error::config(format!("{expected}, got: '{text}'")))?;
     Ok(IpConfig { address, gateway: None, interface: None })
 }
 
-/// Of several gateways in the address's network the last one is meant.
-fn complete(ip: &mut IpConfig, gateways: &[IpAddr]) {
-    if ip.gateway.is_none() {
-        let network = ip.address.trunc();
-        ip.gateway = gateways.iter().rfind(|gateway| network.contains(*gateway)).copied();
-    }
-}
-
-/// What no kernel would take, or would take once only.
-fn refuse_nonsense(ips: &[IpConfig]) -> Result<()> {
+/// Refuses gateways of another family, and addresses that occur twice.
+fn refuse_invalid(ips: &[IpConfig]) -> Result<()> {
     for (i, IpConfig { address, gateway, .. }) in ips.iter().enumerate() {
         if let Some(gateway) = gateway
             && gateway.is_ipv4() != address.addr().is_ipv4()
@@ -202,7 +188,7 @@ fn refuse_nonsense(ips: &[IpConfig]) -> Result<()> {
     Ok(())
 }
 
-/// The result of ADD has the address, its prefix length and its gateway.
+/// Verifies that the result of ADD has the address, its prefix length and its gateway.
 fn verify(wanted: &IpConfig, all: &[IpConfig], req: &CheckReq) -> Result<()> {
     let IpConfig { address, gateway, .. } = wanted;
     let (ip, ifname) = (address.addr(), &req.ifname);
@@ -216,14 +202,11 @@ fn verify(wanted: &IpConfig, all: &[IpConfig], req: &CheckReq) -> Result<()> {
         let msg = format!("static: Failed to match addr {ip} on interface {ifname}");
         return Err(Error::internal(msg).with_details(details));
     }
-    if !same_prefix(found.address, *address) {
+    // A plugin may narrow an address to /32 or /128.
+    let lengths = [address.prefix_len(), address.max_prefix_len()];
+    if !lengths.contains(&found.address.prefix_len()) {
         let msg = format!("static: address {ip} of interface {ifname} has another prefix length");
         return Err(Error::internal(msg).with_details(format!("{} in prevResult", found.address)));
     }
     Ok(())
-}
-
-/// A plugin may narrow an address down to a host's own network.
-fn same_prefix(found: IpNet, wanted: IpNet) -> bool {
-    [wanted.prefix_len(), wanted.max_prefix_len()].contains(&found.prefix_len())
 }

@@ -149,7 +149,7 @@ fn check_finds_what_was_changed() {
     let prev = net.add(&pod.container);
     let bucket = "root handle 1: tbf burst 100000 rate";
     let down = format!("interface \"{IFB}\" is down");
-    let led = format!("what comes in by \"{end}\" is not redirected to \"{IFB}\"");
+    let led = format!("ingress of \"{end}\" is not redirected to \"{IFB}\"");
     for (change, msg) in [
         (format!("tc qdisc del dev {end} root"), "Failed to find qdisc"),
         (format!("tc qdisc replace dev {end} root handle 2: pfifo"), "Failed to find qdisc"),
@@ -219,7 +219,7 @@ fn refusals_change_nothing() {
         );
     }
     let call = pod.plain().on("ADD", &pod.container).ifname("lo");
-    let msg = "container interface lo has no veth peer: it is no veth";
+    let msg = "container interface lo has no veth peer: it is not a veth";
     pod.plain().is_refused(&call, &pod.container, (999, msg));
     let call = pod.plain().on("ADD", &pod.container).ifname("eth7");
     let msg = "container interface eth7 has no veth peer: Link not found";

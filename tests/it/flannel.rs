@@ -129,7 +129,7 @@ fn refusals_change_nothing() {
     let msg = format!("{dictionary} must not have 'ipam' field, it'll be set by flannel");
     refused(&json!({"delegate": {"ipam": {}}}), 7, &msg);
     let itself = json!({"delegate": {"type": "flannel"}});
-    refused(&itself, 7, "flannel cannot hand its work to flannel");
+    refused(&itself, 7, "flannel cannot delegate to flannel");
     let nowhere = "failed to delegate add: failed to find plugin \"no-such\" in path";
     let msg = format!("{nowhere} [{}]", node.bin().display());
     refused(&json!({"delegate": {"type": "no-such"}}), 999, &msg);

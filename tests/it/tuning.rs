@@ -301,7 +301,7 @@ fn refusals_change_nothing() {
             "invalid args xyz for MAC addr: address xyz: invalid MAC address",
         ),
         (json!({"mtu": 5_000_000_000_u64}), 7, "mtu 5000000000 is larger than any link's"),
-        (json!({"txQLen": -1}), 7, "txQLen -1 is no length of a queue"),
+        (json!({"txQLen": -1}), 7, "txQLen -1 is not a length of a queue"),
         (json!({"profile": "loose"}), 7, "unknown profile \"loose\""),
         (json!({"dataDir": "/proc/no/where"}), 5, "create /proc/no: no such file or directory"),
         (

@@ -1,21 +1,20 @@
-//! The `ifb` device through which a container's packets are redirected to be shaped. Each attachment has its
-//! own; the device's alias names the attachment, and the link whose packets are redirected to the device.
+//! The `ifb` device to which a container's packets are redirected for shaping: one for each attachment. The alias names
+//! the attachment, and the host's end of the veth pair.
 
 use crate::attachment::{Owner, hash, network_hash};
-use crate::cni::Interface;
 use crate::error::{Context, Error, Result};
 use crate::log;
 use crate::netlink::{Link, LinkChange, LinkKind, Mac, Netlink, NewLink};
+use crate::skel::Rollback;
 
-/// What names begin with.
+/// The prefix and the length of names, as in the reference.
 const PREFIX: &str = "bwp";
-/// How long they are.
 const LENGTH: usize = 15;
-/// What stands before the host's end in an alias.
+/// The separator before the name of the host's end in an alias.
 const HOST: &str = ", host: ";
 
-/// The names that an attachment's device may have. The first is the reference's, which all
-/// interfaces of a container in a network share: the first of them has it.
+/// The possible names of an attachment's device. The first is the reference's, which does not depend on the interface:
+/// the first interface of a container in a network gets the name.
 pub(super) fn names(owner: &Owner<'_>) -> [String; 2] {
     let shared = [owner.network, owner.id];
     [&shared[..], &[owner.network, owner.id, ":", owner.ifname]].map(|texts| {
@@ -25,76 +24,71 @@ pub(super) fn names(owner: &Owner<'_>) -> [String; 2] {
     })
 }
 
-/// Whether this may be a device of the plugin, by its kind and name.
-pub(super) fn is_one(link: &Link) -> bool {
+/// Whether the link may be a device of the plugin, by its kind and name.
+pub(super) fn is_candidate(link: &Link) -> bool {
     link.kind.as_deref() == Some("ifb") && link.name.starts_with(PREFIX)
 }
 
-/// The name of the link that is led to the device.
-pub(super) fn host_of(ifb: &Link) -> Option<&str> {
+/// The name of the host's end whose packets are redirected to the device.
+pub(super) fn host_end(ifb: &Link) -> Option<&str> {
     ifb.alias.rsplit_once(HOST).map(|(_, host)| host)
 }
 
-/// The owner of a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Whose {
-    Ours,
-    /// The alias names no attachment: the reference's device, or the device of a killed ADD.
-    Unknown,
-    /// Another interface's of the container, or nothing of this plugin.
-    Others,
+/// Whether the link may be the attachment's device. Without an alias it is the reference's, or that of a killed ADD.
+fn may_be_of(link: &Link, owner: &Owner<'_>) -> bool {
+    is_candidate(link) && (link.alias.is_empty() || owner.owns(Some(&link.alias)))
 }
 
-pub(super) fn whose(link: &Link, owner: &Owner<'_>) -> Whose {
-    match link.alias.as_str() {
-        _ if !is_one(link) => Whose::Others,
-        "" => Whose::Unknown,
-        alias if owner.owns(Some(alias)) => Whose::Ours,
-        _ => Whose::Others,
-    }
-}
-
-/// Tells which devices are those of killed ADDs of the network, and no valid attachment's. The kernel
-/// takes no alias in the message that makes a link, but an address.
+/// Returns whether a device was left by a killed ADD for the network, and is not of a valid attachment. Such a device is
+/// known by its MAC: the kernel does not accept an alias in the message that creates a link.
 pub(super) fn unfinished(network: &str, valid: &[Owner<'_>]) -> impl Fn(&Link) -> bool {
     let (mac, valid) = (mac_of(network), valid.iter().flat_map(names).collect::<Vec<_>>());
     move |link| link.alias.is_empty() && link.mac == Some(mac) && !valid.contains(&link.name)
 }
 
-/// The address of the network's devices, locally administered. Nothing is sent to it.
+/// The MAC of the network's devices, locally administered. No packet has this destination.
 fn mac_of(network: &str) -> Mac {
     let number = u64::from_str_radix(&network_hash(network), 16).unwrap_or_default();
-    let [_, _, octets @ ..] = number.to_be_bytes();
-    Mac([octets[0] & !0b01 | 0b10, octets[1], octets[2], octets[3], octets[4], octets[5]])
+    let [_, _, first, rest @ ..] = number.to_be_bytes();
+    let [b, c, d, e, f] = rest;
+    Mac([first & !0b01 | 0b10, b, c, d, e, f])
 }
 
-/// The devices that are there under the attachment's names, and whose they are.
-pub(super) fn find(host: &Netlink, owner: &Owner<'_>) -> Result<Vec<(Link, Whose)>> {
+/// The devices that may be the attachment's.
+pub(super) fn find(host: &Netlink, owner: &Owner<'_>) -> Result<Vec<Link>> {
     let mut found = Vec::new();
     for name in names(owner) {
-        if let Some(link) = host.link(&name)? {
-            let whose = whose(&link, owner);
-            found.push((link, whose));
-        }
+        found.extend(host.link(&name)?.filter(|link| may_be_of(link, owner)));
     }
     Ok(found)
 }
 
-/// Makes a device under the first name that is free.
-pub(super) fn create(host: &Netlink, owner: &Owner<'_>, mtu: u32) -> Result<Link> {
+/// Creates the device under the first unused name.
+pub(super) fn create<'a>(
+    host: &'a Netlink,
+    owner: &Owner<'_>,
+    mtu: u32,
+    undo: &mut Rollback<'a>,
+) -> Result<Link> {
     for name in names(owner) {
         if host.link(&name)?.is_some() {
             continue;
         }
-        // Without a queue of its own: what waits, waits in the token bucket.
+        // Without a queue: packets wait in the token bucket.
         let link =
             NewLink::new(&name, LinkKind::Ifb).mac(mac_of(owner.network)).mtu(mtu).txqlen(0).up();
         match host.create_link(&link) {
-            Ok(made) => return Ok(made),
-            // Another interface of the container has just been given it.
+            Ok(device) => {
+                let index = device.index;
+                undo.push(format!("delete \"{name}\""), move || {
+                    Ok(host.del_link_by_index(index).map(drop)?)
+                });
+                return Ok(device);
+            }
+            // Another interface of the container has got the name meanwhile.
             Err(error) if error.is_exists() => {}
             Err(error) => {
-                // The name was free: what has it now, only the answer being lost, is ours.
+                // The kernel may have created the link, and only its reply was lost.
                 if let Err(error) = host.del_link(&name) {
                     log::debug(error);
                 }
@@ -106,16 +100,11 @@ pub(super) fn create(host: &Netlink, owner: &Owner<'_>, mtu: u32) -> Result<Link
         .with_details("an earlier ADD was not followed by DEL"))
 }
 
-/// Sets the alias, which names the attachment and the redirected link, and that link's MTU.
+/// Sets the alias, and the MTU of the host's end.
 pub(super) fn label(host: &Netlink, ifb: &Link, owner: &Owner<'_>, end: &Link) -> Result<()> {
     let alias = format!("{}{HOST}{}", owner.comment(), end.name);
     let change = LinkChange::new().alias(&alias).mtu(end.mtu).up();
-    host.set_link(ifb.index, change).context(|| "label the device that shapes")
-}
-
-/// The device as a result shows it.
-pub(super) fn interface(ifb: &Link, mtu: u32) -> Interface {
-    Interface { mtu, ..crate::iface::veth::interface(ifb, "") }
+    host.set_link(ifb.index, change).context(|| "label the ifb device")
 }
 
 #[cfg(test)]
@@ -131,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_name_is_the_references() {
+    fn the_first_name_is_that_of_the_reference() {
         let [first, second] = names(&OWNER);
         assert_eq!(first, "bwpa8eda89404b7");
         assert!(second.len() == LENGTH && second != first);
@@ -140,14 +129,16 @@ mod tests {
     }
 
     #[test]
-    fn aliases_tell_whose_they_are() {
+    fn aliases_name_the_owner() {
         let alias = format!("{}{HOST}veth12345678", OWNER.comment());
         let ours = ifb(&alias);
-        assert_eq!((whose(&ours, &OWNER), host_of(&ours)), (Whose::Ours, Some("veth12345678")));
-        assert_eq!(whose(&ours, &Owner { ifname: "eth1", ..OWNER }), Whose::Others);
-        assert_eq!((whose(&ifb(""), &OWNER), host_of(&ifb(""))), (Whose::Unknown, None));
-        assert_eq!(whose(&ifb("mine"), &OWNER), Whose::Others);
+        assert!(may_be_of(&ours, &OWNER));
+        assert_eq!(host_end(&ours), Some("veth12345678"));
+        assert!(!may_be_of(&ours, &Owner { ifname: "eth1", ..OWNER }));
+        assert!(may_be_of(&ifb(""), &OWNER));
+        assert_eq!(host_end(&ifb("")), None);
+        assert!(!may_be_of(&ifb("mine"), &OWNER));
         let bridge = Link { kind: Some("bridge".to_owned()), ..ifb("") };
-        assert_eq!(whose(&bridge, &OWNER), Whose::Others);
+        assert!(!may_be_of(&bridge, &OWNER));
     }
 }

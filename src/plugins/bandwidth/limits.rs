@@ -1,26 +1,26 @@
-//! The limits of a configuration, and the token buckets that they are.
+//! The limits of a configuration, and their token buckets.
 
 use serde::Deserialize;
 
 use crate::error::{Error, Result};
 use crate::netlink::traffic::{TICKS_PER_8_MICROSECONDS, Tbf};
 
-/// How long a packet may wait, in milliseconds.
+/// The maximum queueing delay of a packet, in milliseconds.
 const LATENCY: u64 = 25;
 
 /// The keys of the plugin.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Conf {
-    /// What the container may receive, in bits a second. 0 is no limit.
-    ingress_rate: Option<u64>,
-    /// How much of that at once, in bits.
-    ingress_burst: Option<u64>,
-    /// What the container may send, in bits a second. 0 is no limit.
-    egress_rate: Option<u64>,
-    /// How much of that at once, in bits.
-    egress_burst: Option<u64>,
-    /// How long a packet may wait before it is dropped, in milliseconds. Default: 25.
+    /// The rate at which the container may receive, in bits per second. 0 is no limit.
+    ingress_rate: u64,
+    /// The largest burst that the container may receive, in bits.
+    ingress_burst: u64,
+    /// The rate at which the container may send, in bits per second. 0 is no limit.
+    egress_rate: u64,
+    /// The largest burst that the container may send, in bits.
+    egress_burst: u64,
+    /// The maximum queueing delay of a packet, in milliseconds; other packets are dropped. Default: 25.
     latency: Option<u64>,
     runtime_config: RuntimeConfig,
     shaped_subnets: Vec<String>,
@@ -30,41 +30,36 @@ pub struct Conf {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct RuntimeConfig {
-    bandwidth: Entry,
+    bandwidth: Rates,
 }
 
-#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Entry {
+struct Rates {
     ingress_rate: u64,
     ingress_burst: u64,
     egress_rate: u64,
     egress_burst: u64,
 }
 
-/// What is limited. Both directions are seen from the container.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// The token buckets. Both directions are seen from the container.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Limits {
     pub(super) ingress: Option<Tbf>,
     pub(super) egress: Option<Tbf>,
 }
 
 impl Conf {
-    /// The configuration's own keys as a whole, or those of the runtime where they say nothing.
-    fn entry(&self) -> Entry {
+    /// The rates of the configuration; if it has none, those of the runtime.
+    fn rates(&self) -> Rates {
         let Conf { ingress_rate, ingress_burst, egress_rate, egress_burst, .. } = *self;
-        let own = [ingress_rate, ingress_burst, egress_rate, egress_burst];
-        match own.map(Option::unwrap_or_default) {
-            [0, 0, 0, 0] => self.runtime_config.bandwidth,
-            [ingress_rate, ingress_burst, egress_rate, egress_burst] => {
-                Entry { ingress_rate, ingress_burst, egress_rate, egress_burst }
-            }
-        }
+        let own = Rates { ingress_rate, ingress_burst, egress_rate, egress_burst };
+        if own == Rates::default() { self.runtime_config.bandwidth } else { own }
     }
 
-    /// The limits; code 7 if they make no sense.
+    /// The limits; code 7 if they are invalid.
     pub(super) fn limits(&self) -> Result<Limits> {
-        let Entry { ingress_rate, ingress_burst, egress_rate, egress_burst } = self.entry();
+        let Rates { ingress_rate, ingress_burst, egress_rate, egress_burst } = self.rates();
         let latency = self.latency.unwrap_or(LATENCY);
         Ok(Limits {
             ingress: bucket("ingress", ingress_rate, ingress_burst, latency)?,
@@ -72,27 +67,20 @@ impl Conf {
         })
     }
 
-    /// The keys that two releases of the reference had, 1.5.0 and 1.5.1, and that mean nothing.
-    pub(super) fn forgotten_keys(&self) -> impl Iterator<Item = &'static str> {
+    /// The configured keys of releases 1.5.0 and 1.5.1 of the reference, which have no effect.
+    pub(super) fn obsolete_keys(&self) -> impl Iterator<Item = &'static str> {
         let keys =
             [("shapedSubnets", &self.shaped_subnets), ("unshapedSubnets", &self.unshaped_subnets)];
         keys.into_iter().filter(|(_, subnets)| !subnets.is_empty()).map(|(key, _)| key)
     }
 
-    /// Whether anything is to be limited, as far as can be told without judging it.
-    pub(super) fn asks_for_something(&self) -> bool {
-        let Entry { ingress_rate, ingress_burst, egress_rate, egress_burst } = self.entry();
-        [ingress_rate, ingress_burst, egress_rate, egress_burst] != [0; 4]
+    /// Whether there is any limit, valid or not.
+    pub(super) fn has_limits(&self) -> bool {
+        self.rates() != Rates::default()
     }
 }
 
-impl Limits {
-    pub(super) fn is_empty(&self) -> bool {
-        *self == Limits::default()
-    }
-}
-
-/// The bucket of one direction, in the reference's numbers: every division rounds down.
+/// The token bucket of one direction. As in the reference every division rounds down.
 fn bucket(direction: &str, rate: u64, burst: u64, latency: u64) -> Result<Option<Tbf>> {
     match (rate, burst) {
         (0, 0) => return Ok(None),
@@ -134,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_the_references() {
+    fn numbers_equal_those_of_the_reference() {
         for (rate, burst, (rate_bytes, buffer, limit)) in [
             (8, 8, (1, 15_625_000, 1)),
             (16, 8, (2, 7_812_500, 1)),
@@ -159,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn invalid_limits_are_refused() {
         assert_eq!(of(0, 0).unwrap(), None);
         assert_eq!(of(8, 0).unwrap_err().msg(), "if rate is set, burst must also be set");
         assert_eq!(of(0, 8).unwrap_err().msg(), "if burst is set, rate must also be set");
@@ -172,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn the_configuration_counts_before_the_runtime() {
+    fn the_configuration_overrides_the_runtime() {
         let runtime = r#""runtimeConfig":{"bandWidth":{"ingressRate":8,"ingressBurst":8}}"#;
         let both = format!(r#"{{"egressRate":16,"egressBurst":8,{runtime}}}"#);
         let found = limits(&both).unwrap();
@@ -183,11 +171,11 @@ mod tests {
         }
         let error = limits(&format!(r#"{{"egressBurst":8,{runtime}}}"#)).unwrap_err();
         assert_eq!(error.msg(), "if burst is set, rate must also be set");
-        assert!(limits("{}").unwrap().is_empty());
+        assert!(limits("{}").unwrap() == Limits::default());
     }
 
     #[test]
-    fn latency_bounds_what_waits() {
+    fn latency_bounds_the_queue() {
         let text = r#"{"ingressRate":8000000,"ingressBurst":80000,"latency":100}"#;
         assert_eq!(limits(text).unwrap().ingress.unwrap().limit, 110_000);
     }

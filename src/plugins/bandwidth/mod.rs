@@ -1,23 +1,21 @@
-//! bandwidth: limits what a container receives and sends.
+//! bandwidth: limits the rates at which a container receives and sends.
 //!
-//! It stands behind a plugin that makes a veth pair and passes `prevResult` on, with the device it
-//! made. Keys, in bits and bits a second: `ingressRate`, `ingressBurst`, `egressRate`, `egressBurst`, or
-//! the same in `runtimeConfig.bandwidth` (capability `bandwidth`); `latency` in milliseconds.
+//! A chained plugin, behind a plugin that creates a veth pair: it returns `prevResult` with its ifb device. Keys, in bits
+//! and bits per second: `ingressRate`, `ingressBurst`, `egressRate`, `egressBurst`, or the same in
+//! `runtimeConfig.bandwidth` (capability `bandwidth`); `latency` in milliseconds.
 //!
-//! On the host it leaves, while the container lives: for what the container receives, a token
-//! bucket on the host's end of the pair; for what it sends, an `ifb` with a token bucket, and on
-//! the host's end a redirect to it.
+//! State on the host while the container lives: for ingress, a token bucket on the host's end of the pair; for egress, an
+//! `ifb` device with a token bucket, and a redirect from the host's end to the device.
 
 mod ifb;
 mod limits;
 mod shape;
 
-use self::ifb::Whose;
 pub use self::limits::Conf;
 use self::limits::Limits;
-use crate::cni::{CniResult, IfName, SpecVersion};
+use crate::cni::{CniResult, IfName, Interface, SpecVersion};
 use crate::error::{Context, Error, Result};
-use crate::iface::{Inside, peer, verify};
+use crate::iface::{Inside, peer, verify, veth};
 use crate::log;
 use crate::netfilter::{Owner, names};
 use crate::netlink::traffic::Tbf;
@@ -41,11 +39,11 @@ impl Plugin for Bandwidth {
         let mut warn = |msg: String, remedy: &str| {
             remarks.warnings.push(Error::config(msg).with_details(remedy));
         };
-        if !conf.asks_for_something() && !cx.net.wants("bandwidth") {
+        if !conf.has_limits() && !cx.net.wants("bandwidth") {
             warn("nothing is ever limited: there are no rates, and the runtime is not asked for them".into(),
                 "add \"capabilities\": {\"bandwidth\": true}, or rates and bursts");
         }
-        for key in conf.forgotten_keys() {
+        for key in conf.obsolete_keys() {
             warn(format!("\"{key}\" is ignored: the limits are for all traffic"), "remove it");
         }
         conf.limits().map(drop)
@@ -55,7 +53,7 @@ impl Plugin for Bandwidth {
         let limits = conf.limits()?;
         let mut result =
             require_prev(req.prev.as_ref(), "must be called as chained plugin")?.clone();
-        if limits.is_empty() {
+        if limits == Limits::default() {
             return Ok(result);
         }
         let host = cx.host()?;
@@ -63,16 +61,16 @@ impl Plugin for Bandwidth {
         let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
         let former = limits.ingress.map(|_| shape::bucket_of(host, &end)).transpose()?.flatten();
         warn_of_small_buckets(&limits, &end);
-        for key in conf.forgotten_keys() {
+        for key in conf.obsolete_keys() {
             log::warn(format_args!("\"{key}\" is ignored: the limits are for all traffic"));
         }
 
-        let there = match limits.egress {
+        let existing = match limits.egress {
             Some(_) => own_device(host, &owner, &end)?,
             None => None,
         };
-        let waiting =
-            there.as_ref().map(|device| shape::bucket_of(host, device)).transpose()?.flatten();
+        let former_egress =
+            existing.as_ref().map(|device| shape::bucket_of(host, device)).transpose()?.flatten();
         let mut undo = Rollback::new();
         if limits.egress.is_some() {
             cx.note(Self::NAME, req, &result, &mut undo);
@@ -81,12 +79,17 @@ impl Plugin for Bandwidth {
             shape::put_bucket(host, &end, former, bucket, &mut undo)?;
         }
         if let Some(bucket) = limits.egress {
-            let device = device_for(host, &owner, &end, there, &mut undo)?;
-            shape::put_bucket(host, &device, waiting, bucket, &mut undo)
+            let device = match existing {
+                Some(device) => device,
+                None => ifb::create(host, &owner, end.mtu, &mut undo)?,
+            };
+            ifb::label(host, &device, &owner, &end)?;
+            shape::put_bucket(host, &device, former_egress, bucket, &mut undo)
                 .context(|| "create ifb qdisc")?;
             shape::redirect(host, &end, &device, &mut undo)?;
             if !result.interfaces.iter().any(|i| i.name == device.name) {
-                result.interfaces.push(ifb::interface(&device, cx.reported_mtu(end.mtu)));
+                let mtu = cx.reported_mtu(end.mtu);
+                result.interfaces.push(Interface { mtu, ..veth::interface(&device, "") });
             }
         }
         undo.commit();
@@ -96,7 +99,7 @@ impl Plugin for Bandwidth {
     fn check(cx: &Cx<'_>, conf: &Conf, req: &CheckReq) -> Result<()> {
         let limits = conf.limits()?;
         let prev = require_prev(req.prev.as_ref(), "must be called as a chained plugin")?;
-        if limits.is_empty() {
+        if limits == Limits::default() {
             return Ok(());
         }
         let host = cx.host()?;
@@ -115,11 +118,9 @@ impl Plugin for Bandwidth {
         let host = cx.host()?;
         let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
         let mut failures = Failures::new();
-        let mut devices = failures.keep(ifb::find(host, &owner)).unwrap_or_default();
-        devices.retain(|(_, whose)| *whose != Whose::Others);
-        let devices: Vec<Link> = devices.into_iter().map(|(device, _)| device).collect();
-        // Most containers are not limited at all.
-        if conf.asks_for_something() || !devices.is_empty() {
+        let devices = failures.keep(ifb::find(host, &owner)).unwrap_or_default();
+        // Most containers have no limits.
+        if conf.has_limits() || !devices.is_empty() {
             let peer = failures.keep(own_end(host, req)).flatten();
             for end in failures.keep(ends(host, req, peer, &devices)).unwrap_or_default() {
                 failures.keep(release(host, &end, &devices));
@@ -137,11 +138,11 @@ impl Plugin for Bandwidth {
         let stale = names::stale(cx.net.name.as_str(), &valid);
         let unfinished = ifb::unfinished(cx.net.name.as_str(), &valid);
         let mut failures = Failures::new();
-        for device in host.dump_links()?.into_iter().filter(ifb::is_one) {
+        for device in host.dump_links()?.into_iter().filter(ifb::is_candidate) {
             if !stale(Some(&device.alias)) && !unfinished(&device) {
                 continue;
             }
-            let end = ifb::host_of(&device).map(|name| host.link(name)).transpose();
+            let end = ifb::host_end(&device).map(|name| host.link(name)).transpose();
             if let Some(end) = failures.keep(end.map_err(Error::from)).flatten().flatten() {
                 failures.keep(release(host, &end, std::slice::from_ref(&device)));
             }
@@ -151,16 +152,14 @@ impl Plugin for Bandwidth {
     }
 
     fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
-        let usable = || -> Result<()> {
-            conf.limits()?;
-            cx.host()?.require_admin()?;
-            Netns::fresh()?.run(shaping_works)?
-        };
-        usable().or_unavailable()
+        Self::require_sound(cx, conf)?;
+        cx.usable_host()?;
+        let tried = Netns::fresh().and_then(|netns| netns.run(try_shaping)).or_unavailable()?;
+        tried.or_unavailable()
     }
 }
 
-/// The host's end of the container's pair, which the result must list.
+/// The host's end of the container's veth pair, which the result must list.
 fn host_end(host: &Netlink, netns: &Netns, ifname: &IfName, prev: &CniResult) -> Result<Link> {
     if prev.interfaces.is_empty() {
         return Err(Error::internal("no interfaces provided"));
@@ -173,7 +172,7 @@ fn host_end(host: &Netlink, netns: &Netns, ifname: &IfName, prev: &CniResult) ->
     };
     let link = link.ok_or_else(|| no_peer("Link not found"))?;
     let peer = link.link.filter(|_| link.kind.as_deref() == Some("veth"));
-    let peer = peer.ok_or_else(|| no_peer("it is no veth"))?;
+    let peer = peer.ok_or_else(|| no_peer("it is not a veth"))?;
     let end = peer::on_host(host, &inside, &link)?
         .ok_or_else(|| Error::internal(format!("veth peer with index {peer} is not in host ns")))?;
     if prev.interfaces.iter().any(|i| i.sandbox.is_empty() && i.name == end.name) {
@@ -185,51 +184,25 @@ fn host_end(host: &Netlink, netns: &Netns, ifname: &IfName, prev: &CniResult) ->
 fn warn_of_small_buckets(limits: &Limits, end: &Link) {
     for bucket in [limits.ingress, limits.egress].into_iter().flatten() {
         let frame = u64::from(end.mtu) + 14;
-        // What the kernel makes of the buffer: ticks of 64 nanoseconds.
+        // The kernel's unit of the buffer is 64 nanoseconds.
         let bytes = u128::from(bucket.buffer) * 64 * u128::from(bucket.rate) / 1_000_000_000;
         if bytes < u128::from(frame) {
             log::warn(format_args!(
-                "a burst of {bytes} bytes drops packets of {frame}, which \"{}\" can have",
+                "a burst of {bytes} bytes drops packets of {frame}, the largest of \"{}\"",
                 end.name
             ));
         }
     }
 }
 
-/// The device that this attachment has from an earlier ADD. A device without an owner
-/// counts if the host's end is redirected to it.
+/// The attachment's device of an earlier ADD. A device without an alias counts if the host's end is redirected to it.
 fn own_device(host: &Netlink, owner: &Owner<'_>, end: &Link) -> Result<Option<Link>> {
-    for (device, whose) in ifb::find(host, owner)? {
-        let ours = match whose {
-            Whose::Ours => true,
-            Whose::Unknown => shape::leads_to(host, end, &device)?,
-            Whose::Others => false,
-        };
-        if ours {
+    for device in ifb::find(host, owner)? {
+        if !device.alias.is_empty() || shape::is_redirected(host, end, &device)? {
             return Ok(Some(device));
         }
     }
     Ok(None)
-}
-
-/// Makes the device that shapes what the container sends, or uses the existing device.
-fn device_for<'a>(
-    host: &'a Netlink,
-    owner: &Owner<'_>,
-    end: &Link,
-    there: Option<Link>,
-    undo: &mut Rollback<'a>,
-) -> Result<Link> {
-    let is_new = there.is_none();
-    let device = there.map_or_else(|| ifb::create(host, owner, end.mtu), Ok)?;
-    if is_new {
-        let index = device.index;
-        undo.push(format!("delete \"{}\"", device.name), move || {
-            Ok(host.del_link_by_index(index).map(drop)?)
-        });
-    }
-    ifb::label(host, &device, owner, end)?;
-    Ok(device)
 }
 
 fn verify_egress(host: &Netlink, owner: &Owner<'_>, end: &Link, bucket: Tbf) -> Result<()> {
@@ -240,14 +213,14 @@ fn verify_egress(host: &Netlink, owner: &Owner<'_>, end: &Link, bucket: Tbf) -> 
     let device = own_device(host, owner, end)?.ok_or_else(missing)?;
     shape::verify_bucket(host, &device, bucket)?;
     verify::is_up(&device, verify::ON_HOST)?;
-    if shape::leads_to(host, end, &device)? {
+    if shape::is_redirected(host, end, &device)? {
         return Ok(());
     }
     let (from, to) = (&end.name, &device.name);
-    Err(Error::internal(format!("what comes in by \"{from}\" is not redirected to \"{to}\"")))
+    Err(Error::internal(format!("ingress of \"{from}\" is not redirected to \"{to}\"")))
 }
 
-/// The host's end of the container's pair.
+/// The peer of the container's interface.
 fn own_end(host: &Netlink, req: &DelReq) -> Result<Option<Link>> {
     let Some(netns) = &req.netns else { return Ok(None) };
     let inside = Inside::enter(netns)?;
@@ -255,7 +228,7 @@ fn own_end(host: &Netlink, req: &DelReq) -> Result<Option<Link>> {
     Ok(link.map(|link| peer::on_host(host, &inside, &link)).transpose()?.flatten())
 }
 
-/// The host's ends that may be shaped: the peer, else as the result tells, and the devices.
+/// The host's ends that may be shaped: the peer, or else those of the result, and those named by the devices.
 fn ends(host: &Netlink, req: &DelReq, peer: Option<Link>, devices: &[Link]) -> Result<Vec<Link>> {
     let mut ends = Vec::from_iter(peer);
     if ends.is_empty() {
@@ -263,14 +236,15 @@ fn ends(host: &Netlink, req: &DelReq, peer: Option<Link>, devices: &[Link]) -> R
             let Some(link) = host.link(&entry.name)?.filter(|_| entry.sandbox.is_empty()) else {
                 continue;
             };
-            // Another pair may have been given the name since.
-            let same = link.mac.is_some_and(|mac| mac.to_string().eq_ignore_ascii_case(&entry.mac));
-            if link.kind.as_deref() == Some("veth") && same {
+            // Another pair may have got the name since.
+            let is_same =
+                link.mac.is_some_and(|mac| mac.to_string().eq_ignore_ascii_case(&entry.mac));
+            if link.kind.as_deref() == Some("veth") && is_same {
                 ends.push(link);
             }
         }
     }
-    for name in devices.iter().filter_map(ifb::host_of) {
+    for name in devices.iter().filter_map(ifb::host_end) {
         if !ends.iter().any(|end| end.name == name) {
             ends.extend(host.link(name)?);
         }
@@ -278,7 +252,7 @@ fn ends(host: &Netlink, req: &DelReq, peer: Option<Link>, devices: &[Link]) -> R
     Ok(ends)
 }
 
-/// Takes the redirect and the bucket from a host's end.
+/// Deletes the redirect and the token bucket of a host's end.
 fn release(host: &Netlink, end: &Link, devices: &[Link]) -> Result<()> {
     let indexes: Vec<u32> = devices.iter().map(|device| device.index).collect();
     let mut failures = Failures::new();
@@ -287,12 +261,12 @@ fn release(host: &Netlink, end: &Link, devices: &[Link]) -> Result<()> {
     failures.into_result()
 }
 
-/// Tries out, in the calling thread's namespace, whether the kernel has all that is needed.
-fn shaping_works() -> Result<()> {
+/// Fails if the kernel lacks a feature for shaping: shapes a device in the calling thread's namespace.
+fn try_shaping() -> Result<()> {
     let host = Netlink::open()?;
     let owner = Owner { network: "status", ifname: "eth0", id: "status" };
-    let device = ifb::create(&host, &owner, 1500)?;
     let mut undo = Rollback::new();
+    let device = ifb::create(&host, &owner, 1500, &mut undo)?;
     let bucket = Tbf { rate: 1_000_000, buffer: 1_562_500, limit: 125_000 };
     shape::put_bucket(&host, &device, None, bucket, &mut undo)?;
     shape::redirect(&host, &device, &device, &mut undo)?;

@@ -1,22 +1,21 @@
-//! Token buckets on links, and leading what a container sends to its device.
+//! Token buckets on links, and the redirect of a container's packets to its ifb device.
 
 use crate::error::{Context, Error, Result};
 use crate::netlink::traffic::{Filter, FilterInfo, Handle, Hook, Match, Qdisc, QdiscInfo, Tbf};
 use crate::netlink::{Link, Netlink};
 use crate::skel::{Failures, Rollback};
 
-/// The handle of our token buckets, and the reference's.
+/// The handle of token buckets, as in the reference.
 const BUCKET: Handle = Handle::new(1, 0);
 /// The handle of an `ingress` or `clsact` qdisc, always.
 const INGRESS: Handle = Handle::new(0xffff, 0);
-/// Where `clsact` has the filters of what comes in.
+/// The parent of the ingress filters of a `clsact` qdisc.
 const CLSACT_INGRESS: Handle = Handle::new(0xffff, 0xfff2);
-/// The class that the redirect notes on packets; nothing uses it.
+/// The class that the redirect sets on packets, as in the reference; nothing uses it.
 const CLASS: Handle = Handle::new(1, 1);
 const PRIORITY: u16 = 1;
 
-/// The root qdisc of a link: a token bucket that may be ours, or none. A qdisc of another program is an
-/// error: a link has only one.
+/// The token bucket of a link that may be ours. Fails if the root qdisc is another program's: a link has only one.
 pub(super) fn bucket_of(host: &Netlink, link: &Link) -> Result<Option<Tbf>> {
     match host.qdisc(link.index, Hook::Root)? {
         None => Ok(None),
@@ -29,7 +28,7 @@ pub(super) fn bucket_of(host: &Netlink, link: &Link) -> Result<Option<Tbf>> {
     }
 }
 
-/// Puts the bucket in place of `former`.
+/// Replaces the bucket `former`.
 pub(super) fn put_bucket<'a>(
     host: &'a Netlink,
     link: &Link,
@@ -48,7 +47,7 @@ pub(super) fn put_bucket<'a>(
     host.replace_qdisc(index, Hook::Root, BUCKET, &Qdisc::Tbf(bucket)).context(|| "create qdisc")
 }
 
-/// Removes the bucket of a link, if it is one.
+/// Deletes the token bucket of a link.
 pub(super) fn del_bucket(host: &Netlink, link: &Link) -> Result<()> {
     if bucket_of(host, link).is_ok_and(|bucket| bucket.is_some()) {
         host.del_qdisc(link.index, Hook::Root)?;
@@ -56,49 +55,49 @@ pub(super) fn del_bucket(host: &Netlink, link: &Link) -> Result<()> {
     Ok(())
 }
 
-/// The qdisc that ingress filters are attached to; `None` if there is none yet.
+/// The parent of ingress filters; `None` if there is no such qdisc.
 fn hook(host: &Netlink, end: &Link) -> Result<Option<Handle>> {
-    let there = host.qdisc(end.index, Hook::Ingress)?;
-    Ok(there.map(|info| if info.qdisc == Qdisc::Clsact { CLSACT_INGRESS } else { INGRESS }))
+    let qdisc = host.qdisc(end.index, Hook::Ingress)?;
+    Ok(qdisc.map(|info| if info.qdisc == Qdisc::Clsact { CLSACT_INGRESS } else { INGRESS }))
 }
 
 fn redirect_to(ifb: &Link) -> Filter {
     Filter { priority: PRIORITY, packets: Match::All, class: CLASS, redirect: ifb.index }
 }
 
-/// Redirects what comes in by `end` to the device, with one filter, and replaces a filter to a device that is gone.
+/// Redirects all packets that `end` receives to the device. Replaces filters whose devices are gone.
 pub(super) fn redirect<'a>(
     host: &'a Netlink,
     end: &Link,
     ifb: &Link,
     undo: &mut Rollback<'a>,
 ) -> Result<()> {
-    if leads_to(host, end, ifb)? {
+    if is_redirected(host, end, ifb)? {
         return Ok(());
     }
     let (from, to) = (end.clone(), [ifb.index]);
     undo.push(format!("end the redirect of \"{}\"", end.name), move || {
         stop_redirect(host, &from, &to)
     });
-    let there = hook(host, end)?;
-    if there.is_none() {
+    let existing = hook(host, end)?;
+    if existing.is_none() {
         host.add_qdisc(end.index, Hook::Ingress, INGRESS, &Qdisc::Ingress)
             .context(|| "create ingress qdisc")?;
     }
-    let hook = there.unwrap_or(INGRESS);
+    let hook = existing.unwrap_or(INGRESS);
     del_redirects(host, end, hook, &[])?;
     host.add_filter(end.index, hook, &redirect_to(ifb)).context(|| "add filter")
 }
 
-/// Whether what comes in by `end` is led to the device.
-pub(super) fn leads_to(host: &Netlink, end: &Link, ifb: &Link) -> Result<bool> {
+/// Whether the packets that `end` receives are redirected to the device.
+pub(super) fn is_redirected(host: &Netlink, end: &Link, ifb: &Link) -> Result<bool> {
     let Some(hook) = hook(host, end)? else { return Ok(false) };
     let filter = redirect_to(ifb);
-    Ok(host.dump_filters(end.index, hook)?.iter().any(|there| there.is(&filter)))
+    Ok(host.dump_filters(end.index, hook)?.iter().any(|found| found.is(&filter)))
 }
 
-/// Ends the redirects of `end` to these devices and to those that are gone, and removes what they
-/// hang on when nothing else does.
+/// Deletes the redirects of `end` to these devices and to devices that are gone, then the ingress qdisc if it has no
+/// other filters.
 pub(super) fn stop_redirect(host: &Netlink, end: &Link, ifbs: &[u32]) -> Result<()> {
     let Some(hook) = hook(host, end)? else { return Ok(()) };
     let mut failures = Failures::new();
@@ -109,45 +108,42 @@ pub(super) fn stop_redirect(host: &Netlink, end: &Link, ifbs: &[u32]) -> Result<
     failures.into_result()
 }
 
-/// Deletes the redirects of `end` to these devices and to those that are gone; with the last of
-/// the priority its tables, which would stay where others have filters of the kind.
+/// Deletes the redirects of `end` to these devices and to devices that are gone. If the priority has no other filters, all
+/// are deleted at once: deleting them one by one leaves the hash tables of u32.
 fn del_redirects(host: &Netlink, end: &Link, hook: Handle, ifbs: &[u32]) -> Result<()> {
     let mut filters = host.dump_filters(end.index, hook)?;
-    filters.retain(|there| there.priority == PRIORITY && there.selects);
-    let is_stale = |there: &FilterInfo| {
-        there.is_redirect_of_all(PRIORITY)
-            && there.redirect.is_some_and(|index| index == 0 || ifbs.contains(&index))
+    filters.retain(|filter| filter.priority == PRIORITY && filter.selects);
+    let is_stale = |filter: &FilterInfo| {
+        filter.is_redirect_of_all(PRIORITY)
+            && filter.redirect.is_some_and(|index| index == 0 || ifbs.contains(&index))
     };
     if !filters.is_empty() && filters.iter().all(is_stale) {
         host.del_filters(end.index, hook, PRIORITY)?;
         return Ok(());
     }
-    for there in filters.iter().filter(|there| is_stale(there)) {
-        host.del_filter(end.index, hook, there)?;
+    for filter in filters.iter().filter(|filter| is_stale(filter)) {
+        host.del_filter(end.index, hook, filter)?;
     }
     Ok(())
 }
 
-/// The link has this bucket.
+/// Verifies the token bucket of a link.
 pub(super) fn verify_bucket(host: &Netlink, link: &Link, wanted: Tbf) -> Result<()> {
-    let found = match host.qdisc(link.index, Hook::Root)? {
-        Some(QdiscInfo { qdisc: Qdisc::Tbf(found), .. }) => Some(found),
-        _ => None,
+    let name = &link.name;
+    let Some(QdiscInfo { qdisc: Qdisc::Tbf(found), .. }) = host.qdisc(link.index, Hook::Root)?
+    else {
+        return Err(Error::internal("Failed to find qdisc")
+            .with_details(format!("\"{name}\" is not shaped")));
     };
-    let differs = |what: &str, found: u64, wanted: u64| {
-        let details = format!("\"{}\" has {found}, configured is {wanted}", link.name);
-        Err(Error::internal(format!("{what} doesn't match")).with_details(details))
-    };
-    match found {
-        None => Err(Error::internal("Failed to find qdisc")
-            .with_details(format!("\"{}\" is not shaped", link.name))),
-        Some(found) if found.rate != wanted.rate => differs("Rate", found.rate, wanted.rate),
-        Some(found) if found.limit != wanted.limit => {
-            differs("Limit", found.limit.into(), wanted.limit.into())
+    for (what, found, wanted) in [
+        ("Rate", found.rate, wanted.rate),
+        ("Limit", found.limit.into(), wanted.limit.into()),
+        ("Buffer", found.buffer.into(), wanted.buffer.into()),
+    ] {
+        if found != wanted {
+            let details = format!("\"{name}\" has {found}, configured is {wanted}");
+            return Err(Error::internal(format!("{what} doesn't match")).with_details(details));
         }
-        Some(found) if found.buffer != wanted.buffer => {
-            differs("Buffer", found.buffer.into(), wanted.buffer.into())
-        }
-        Some(_) => Ok(()),
     }
+    Ok(())
 }

@@ -1,23 +1,26 @@
-//! What DEL has to know: the configuration that ADD handed on, kept as a file.
+//! The records of attachments: the delegate's configuration of ADD, for CHECK and DEL.
 //!
-//! The reference keeps it in `<dataDir>/<container>`, so that only one interface of a container can
-//! have one. So do we for the first; `.cnibox/<container>` beside it tells which interface that is
-//! and, in a second line, the namespace that the interface is in.
-//! For any other the configuration is in `.cnibox/<container>:<interface>`.
+//! The reference writes `<dataDir>/<container>`, so only one interface of a container can have a record. The first
+//! interface's record is the same here; the note `.cnibox/<container>` beside it names the interface and its network
+//! namespace. The records of further interfaces are `.cnibox/<container>:<interface>`.
 
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
+use serde::{Deserialize, Serialize};
+
 use crate::attachment::Owner;
 use crate::cni::json::Json;
 use crate::cni::names::is_identifier;
 use crate::error::{Error, Result};
+use crate::files::During;
 use crate::files::atomic::{self, Durability, Writer, temporary_of};
+use crate::files::backup::remove;
 use crate::files::dir;
 use crate::netns::NetnsId;
 
-/// The folder for what the reference does not know.
+/// The folder beside the reference's records.
 const OWN: &str = ".cnibox";
 
 /// All records of a data directory.
@@ -26,99 +29,70 @@ pub(super) struct Records {
     dir: PathBuf,
 }
 
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq)]
 pub(super) struct Record {
     pub(super) container_id: String,
-    /// `None` in a record of the reference.
-    pub(super) ifname: Option<String>,
-    /// Where the interface is, if that was noted.
-    pub(super) place: Option<Place>,
-    /// The configuration; anything at all after a crash of the reference.
+    pub(super) note: Note,
+    /// The configuration, which is malformed after a crash of the reference.
     pub(super) conf: Vec<u8>,
     path: PathBuf,
 }
 
-/// The namespace that an attachment was made in.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Place {
-    netns: NetnsId,
+/// Missing in a record of the reference.
+#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Note {
+    pub(super) ifname: Option<String>,
+    pub(super) sandbox: Option<Sandbox>,
+}
+
+/// The network namespace of an attachment.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Sandbox {
     path: String,
+    netns: NetnsId,
 }
 
-/// What is noted beside a container's first record.
-#[derive(Debug)]
-struct Note {
-    ifname: String,
-    place: Option<Place>,
-}
-
-impl Place {
-    /// The namespace at `path`. One that nothing pins is left out: it cannot be told from a later one.
-    pub(super) fn at(path: &str) -> Option<Place> {
+impl Sandbox {
+    /// The namespace at `path`; `None` if nothing pins it: it cannot be distinguished from a later one.
+    pub(super) fn at(path: &str) -> Option<Sandbox> {
         let netns = NetnsId::at(Path::new(path)).filter(|netns| netns.ctime != 0)?;
-        Some(Place { netns, path: path.to_owned() })
+        Some(Sandbox { path: path.to_owned(), netns })
     }
 
-    /// The path, if the same namespace is there still.
+    /// The path, if the same namespace is still there.
     pub(super) fn path(&self) -> Option<&str> {
-        (Place::at(&self.path).as_ref() == Some(self)).then_some(&self.path)
-    }
-
-    fn parse(line: &str) -> Option<Place> {
-        let mut words = line.splitn(4, ' ');
-        let mut number = || words.next()?.parse::<u64>().ok();
-        let (dev, ino) = (u32::try_from(number()?).ok()?, u32::try_from(number()?).ok()?);
-        let netns = NetnsId { dev, ino, ctime: number()? };
-        Some(Place { netns, path: words.next()?.to_owned() })
-    }
-}
-
-impl Note {
-    fn text(ifname: &str, place: Option<&Place>) -> String {
-        match place {
-            Some(Place { netns: NetnsId { dev, ino, ctime }, path }) => {
-                format!("{ifname}\n{dev} {ino} {ctime} {path}")
-            }
-            None => ifname.to_owned(),
-        }
-    }
-
-    fn parse(text: &str) -> Note {
-        let (ifname, place) = text.split_once('\n').unwrap_or((text, ""));
-        Note { ifname: ifname.to_owned(), place: Place::parse(place) }
+        (Sandbox::at(&self.path).as_ref() == Some(self)).then_some(&self.path)
     }
 }
 
 impl Record {
-    fn read(path: PathBuf, id: &str, note: Option<Note>) -> Result<Option<Record>> {
-        let Some(conf) = read(&path)? else { return Ok(None) };
-        let (ifname, place) = note.map(|note| (note.ifname, note.place)).unzip();
-        let (container_id, place) = (id.to_owned(), place.flatten());
-        Ok(Some(Record { container_id, ifname, place, conf, path }))
+    /// The configuration, if it is an object.
+    pub(super) fn json(&self) -> Result<Json> {
+        let why = match Json::parse(&self.conf) {
+            Ok(json @ Json::Object(_)) => return Ok(json),
+            Ok(other) => format!("{} is not an object", other.go_type()),
+            Err(why) => why,
+        };
+        Err(Error::internal(format!("failed to parse netconf: {why}"))
+            .with_details(format!("the record of {}", self.container_id)))
     }
 
-    /// The configuration, if it is one.
-    pub(super) fn json(&self) -> Result<Json, String> {
-        Json::parse(&self.conf).and_then(|json| match json {
-            Json::Object(_) => Ok(json),
-            other => Err(format!("{} is not an object", other.go_type())),
-        })
-    }
-
-    /// The network that it is of, if it is the configuration of a plugin.
+    /// The network of the attachment, if the record has the configuration of a plugin.
     pub(super) fn network(&self) -> Option<String> {
         let json = self.json().ok()?;
         json.get_present("type")?.as_str().filter(|plugin| !plugin.is_empty())?;
         Some(json.get_present("name")?.as_str()?.to_owned())
     }
 
-    /// Whether the record can be of an attachment to `network`. A record that a crash has broken is known by
-    /// its note; without a note only an empty record is removed, because nothing is lost with it.
-    fn may_be_of(&self, network: &str) -> bool {
-        match self.network() {
-            Some(name) => name == network,
-            None => self.conf.is_empty() || (self.ifname.is_some() && self.json().is_err()),
-        }
+    /// Whether the record may be of this attachment. The note proves that a malformed record is ours; without a note
+    /// only an empty record may be removed, because nothing is lost with it.
+    fn may_be_of(&self, owner: &Owner<'_>) -> bool {
+        let ifname = self.note.ifname.as_deref();
+        ifname.is_none_or(|ifname| ifname == owner.ifname)
+            && match self.network() {
+                Some(name) => name == owner.network,
+                None => self.conf.is_empty() || (ifname.is_some() && self.json().is_err()),
+            }
     }
 }
 
@@ -127,124 +101,118 @@ impl Records {
         Records { dir: dir.to_owned() }
     }
 
-    fn first(&self, id: &str) -> PathBuf {
-        self.dir.join(id)
+    fn own_dir(&self) -> PathBuf {
+        self.dir.join(OWN)
     }
 
-    fn note(&self, id: &str) -> PathBuf {
-        self.dir.join(OWN).join(id)
+    fn note_path(&self, id: &str) -> PathBuf {
+        self.own_dir().join(id)
     }
 
-    /// Not the name of a container: those have no colon.
-    fn other(&self, id: &str, ifname: &str) -> PathBuf {
-        self.dir.join(OWN).join(format!("{id}:{ifname}"))
+    /// Never the path of a note: container ids have no colon.
+    fn further_path(&self, id: &str, ifname: &str) -> PathBuf {
+        self.own_dir().join(format!("{id}:{ifname}"))
     }
 
-    /// Keeps the configuration of an attachment, in the place of what was kept for it.
-    pub(super) fn save(&self, owner: &Owner<'_>, conf: &[u8], place: Option<&Place>) -> Result<()> {
-        let (id, ifname) = (owner.id, owner.ifname);
+    /// The record of the container's first interface.
+    fn first(&self, id: &str) -> Result<Option<Record>> {
+        let path = self.dir.join(id);
+        let Some(conf) = read(&path)? else { return Ok(None) };
+        let note = read(&self.note_path(id))?.and_then(|note| serde_json::from_slice(&note).ok());
+        let note = note.unwrap_or_default();
+        Ok(Some(Record { container_id: id.to_owned(), note, conf, path }))
+    }
+
+    /// The record of a further interface of the container.
+    fn further(&self, id: &str, ifname: &str) -> Result<Option<Record>> {
+        let path = self.further_path(id, ifname);
+        let note = Note { ifname: Some(ifname.to_owned()), sandbox: None };
+        let record = |conf| Record { container_id: id.to_owned(), note, conf, path: path.clone() };
+        Ok(read(&path)?.map(record))
+    }
+
+    /// Writes the record of an attachment, replacing an earlier one.
+    pub(super) fn save(
+        &self,
+        owner: &Owner<'_>,
+        conf: &[u8],
+        sandbox: Option<Sandbox>,
+    ) -> Result<()> {
         dir::ensure(&self.dir, 0o700)?;
-        dir::ensure(&self.dir.join(OWN), 0o700)?;
-        let (other, first) = (self.other(id, ifname), self.first(id));
-        let temporary = temporary_of(&self.dir.join(OWN), owner);
-        let synced =
-            |path: &Path| Writer::new(&temporary, Durability::Synced).replace(path, conf, 0o600);
-        let is_own = |note: Option<Note>| note.is_some_and(|note| note.ifname == ifname);
-        let free = !other.exists() && (!first.exists() || is_own(self.read_note(id)?));
-        if !free {
-            return Ok(synced(&other)?);
+        dir::ensure(&self.own_dir(), 0o700)?;
+        let temporary = temporary_of(&self.own_dir(), owner);
+        let further = self.further_path(owner.id, owner.ifname);
+        let is_own = |first: &Record| first.note.ifname.as_deref() == Some(owner.ifname);
+        let is_first = !further.exists() && self.first(owner.id)?.as_ref().is_none_or(is_own);
+        let path = if is_first { self.dir.join(owner.id) } else { further };
+        Writer::new(&temporary, Durability::Synced).replace(&path, conf, 0o600)?;
+        if is_first {
+            // Without the note the record is valid for any interface, like the reference's.
+            let note = Note { ifname: Some(owner.ifname.to_owned()), sandbox };
+            let note = serde_json::to_vec(&note).unwrap_or_default();
+            let path = self.note_path(owner.id);
+            Writer::new(&temporary, Durability::Volatile).replace(&path, &note, 0o600)?;
         }
-        synced(&first)?;
-        // Without the note the record serves any interface, as the reference's does.
-        let note = self.note(id);
-        Ok(Writer::new(&temporary, Durability::Volatile).replace(
-            &note,
-            Note::text(ifname, place).as_bytes(),
-            0o600,
-        )?)
+        Ok(())
     }
 
-    /// The record of an attachment to `network`.
-    pub(super) fn find(&self, id: &str, ifname: &str, network: &str) -> Result<Option<Record>> {
+    /// The record of an attachment.
+    pub(super) fn find(&self, owner: &Owner<'_>) -> Result<Option<Record>> {
         dir::require_own(&self.dir)?;
-        if let found @ Some(_) =
-            Record::read(self.other(id, ifname), id, Some(Note::parse(ifname)))?
-        {
-            return Ok(found);
+        if let Some(further) = self.further(owner.id, owner.ifname)? {
+            return Ok(Some(further));
         }
-        let note = self.read_note(id)?;
-        if note.as_ref().is_some_and(|note| note.ifname != ifname) {
-            return Ok(None);
-        }
-        let found = Record::read(self.first(id), id, note)?;
-        Ok(found.filter(|record| record.may_be_of(network)))
+        Ok(self.first(owner.id)?.filter(|record| record.may_be_of(owner)))
     }
 
     pub(super) fn list(&self) -> Result<Vec<Record>> {
         let mut records = Vec::new();
-        dir::require_own(&self.dir)?;
-        for name in names(&self.dir)?.into_iter().filter(|name| is_identifier(name)) {
-            records.extend(Record::read(self.first(&name), &name, self.read_note(&name)?)?);
+        for id in names(&self.dir)?.iter().filter(|name| is_identifier(name)) {
+            records.extend(self.first(id)?);
         }
-        for name in names(&self.dir.join(OWN))? {
-            let Some((id, ifname)) = name.split_once(':') else { continue };
-            records.extend(Record::read(self.other(id, ifname), id, Some(Note::parse(ifname)))?);
+        for name in names(&self.own_dir())? {
+            if let Some((id, ifname)) = name.split_once(':') {
+                records.extend(self.further(id, ifname)?);
+            }
         }
         Ok(records)
     }
 
-    /// Forgets an attachment. The record goes last: as long as it is there, DEL can be repeated.
+    /// Removes a record: after its note, so that DEL can be repeated as long as the record exists.
     pub(super) fn remove(&self, record: &Record) -> Result<()> {
-        if record.path == self.first(&record.container_id) {
-            remove(&self.note(&record.container_id))?;
+        if record.path.parent() == Some(&self.dir) {
+            remove(&self.note_path(&record.container_id))?;
         }
-        remove(&record.path)
+        Ok(remove(&record.path)?)
     }
 
-    /// Removes what killed commands left, but for the attachments that are valid.
+    /// Removes the temporary files of killed processes, except for those of valid attachments.
     pub(super) fn sweep(&self, network: &str, valid: &[Owner<'_>]) {
-        atomic::sweep(&self.dir.join(OWN), network, valid);
+        atomic::sweep(&self.own_dir(), network, valid);
     }
 
-    /// The same for one attachment.
+    /// Removes the temporary file of a killed process for this attachment.
     pub(super) fn sweep_one(&self, owner: &Owner<'_>) -> Result<()> {
-        remove(&temporary_of(&self.dir.join(OWN), owner))
-    }
-
-    /// Of which interface the container's first record is.
-    fn read_note(&self, id: &str) -> Result<Option<Note>> {
-        let note = read(&self.note(id))?;
-        Ok(note.map(|bytes| Note::parse(&String::from_utf8_lossy(&bytes))))
+        Ok(remove(&temporary_of(&self.own_dir(), owner))?)
     }
 }
 
+/// The names in a folder; none if the folder is missing.
 fn names(dir: &Path) -> Result<Vec<String>> {
-    let failed = |e| Error::io(format_args!("read {}", dir.display()), &e);
-    let entries = match fs::read_dir(dir) {
-        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-        entries => entries.map_err(failed)?,
-    };
-    let name = |entry: std::io::Result<fs::DirEntry>| {
-        Ok(entry.map_err(failed)?.file_name().to_string_lossy().into_owned())
-    };
-    entries.map(name).collect()
+    if !dir::require_own(dir)? {
+        return Ok(Vec::new());
+    }
+    let entries = fs::read_dir(dir).during("read", dir)?;
+    entries
+        .map(|entry| Ok(entry.during("read", dir)?.file_name().to_string_lossy().into_owned()))
+        .collect()
 }
 
-/// The file's content; `None` if there is no such file.
+/// The content of a file; `None` if there is no such file.
 fn read(path: &Path) -> Result<Option<Vec<u8>>> {
     match fs::read(path) {
-        Ok(bytes) => Ok(Some(bytes)),
         Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::IsADirectory) => Ok(None),
-        Err(e) => Err(Error::io(format_args!("open {}", path.display()), &e)),
-    }
-}
-
-fn remove(path: &Path) -> Result<()> {
-    match fs::remove_file(path) {
-        Err(e) if e.kind() != ErrorKind::NotFound => {
-            Err(Error::io(format_args!("remove {}", path.display()), &e))
-        }
-        _ => Ok(()),
+        content => Ok(Some(content.during("open", path)?)),
     }
 }
 
@@ -261,12 +229,12 @@ mod tests {
     }
 
     fn found(records: &Records, id: &str, ifname: &str, network: &str) -> Option<String> {
-        let record = records.find(id, ifname, network).unwrap()?;
+        let record = records.find(&Owner { network, id, ifname }).unwrap()?;
         Some(String::from_utf8(record.conf).unwrap())
     }
 
     #[test]
-    fn the_first_interface_has_the_references_file() {
+    fn the_first_interface_has_the_file_of_the_reference() {
         let (_dir, records) = records();
         records
             .save(
@@ -299,9 +267,9 @@ mod tests {
         );
         assert_eq!(found(&records, "pod", "net2", "a"), None);
         let mut all = records.list().unwrap();
-        all.sort_by(|a, b| a.ifname.cmp(&b.ifname));
+        all.sort_by(|a, b| a.note.ifname.cmp(&b.note.ifname));
         let names: Vec<_> =
-            all.iter().map(|r| (r.container_id.as_str(), r.ifname.as_deref())).collect();
+            all.iter().map(|r| (r.container_id.as_str(), r.note.ifname.as_deref())).collect();
         assert_eq!(names, [("pod", Some("eth0")), ("pod", Some("net1"))]);
         for record in &all {
             records.remove(record).unwrap();
@@ -310,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_killed_command_left_is_replaced_and_swept() {
+    fn temporary_files_of_killed_commands_are_swept() {
         let (_dir, records) = records();
         let owner = Owner { network: "n", id: "pod", ifname: "eth0" };
         records.save(&owner, b"{}", None).unwrap();
@@ -331,20 +299,22 @@ mod tests {
     }
 
     #[test]
-    fn a_place_is_told_as_long_as_the_same_namespace_is_there() {
+    fn the_sandbox_has_a_path_while_the_namespace_exists() {
         let (_dir, records) = records();
         let owner = Owner { network: "a", id: "pod", ifname: "eth0" };
         let ns = fs::File::open("/proc/self/ns/net").unwrap();
         let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&ns));
-        let place = Place::at(&path).unwrap();
-        records.save(&owner, br#"{"type":"x","name":"a"}"#, Some(&place)).unwrap();
-        let record = records.find("pod", "eth0", "a").unwrap().unwrap();
-        assert_eq!(record.place.as_ref(), Some(&place));
+        let sandbox = Sandbox::at(&path).unwrap();
+        records.save(&owner, br#"{"type":"x","name":"a"}"#, Some(sandbox.clone())).unwrap();
+        let record =
+            records.find(&Owner { network: "a", id: "pod", ifname: "eth0" }).unwrap().unwrap();
+        assert_eq!(record.note.sandbox.as_ref(), Some(&sandbox));
         assert_eq!(records.list().unwrap(), [record]);
-        assert_eq!(place.path(), Some(&*path));
-        let other = NetnsId { ctime: 1, ..place.netns };
-        assert_eq!(Place { netns: other, path }.path(), None);
-        assert_eq!(Place::parse("1 2 x /path"), None);
+        assert_eq!(sandbox.path(), Some(&*path));
+        let other = NetnsId { ctime: 1, ..sandbox.netns };
+        assert_eq!(Sandbox { netns: other, path }.path(), None);
+        fs::write(records.note_path("pod"), "{\"ifname\":").unwrap();
+        assert_eq!(records.list().unwrap()[0].note, Note::default(), "a truncated note is ignored");
     }
 
     fn names_left(records: &Records) -> (Vec<String>, Vec<String>) {
@@ -352,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_of_the_reference_is_any_interfaces_of_its_network() {
+    fn a_record_of_the_reference_matches_any_interface() {
         let (_dir, records) = records();
         fs::create_dir(&records.dir).unwrap();
         fs::write(records.dir.join("pod"), r#"{"type":"x","name":"a"}"#).unwrap();
@@ -378,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn files_of_others_are_no_records() {
+    fn other_files_are_not_records() {
         let (_dir, records) = records();
         fs::create_dir(&records.dir).unwrap();
         for content in ["root:x:0", r#"{"name":"a","precious":true}"#, "{", "[]"] {
@@ -387,18 +357,21 @@ mod tests {
             assert!(records.list().unwrap().iter().all(|record| record.network().is_none()));
         }
         fs::set_permissions(&records.dir, fs::Permissions::from_mode(0o777)).unwrap();
-        assert!(records.find("pod", "eth0", "a").is_err() && records.list().is_err());
+        assert!(
+            records.find(&Owner { network: "a", id: "pod", ifname: "eth0" }).is_err()
+                && records.list().is_err()
+        );
     }
 
     #[test]
-    fn nothing_is_no_trouble() {
+    fn a_missing_folder_has_no_records() {
         let (_dir, records) = records();
         assert_eq!(found(&records, "pod", "eth0", "a"), None);
         assert_eq!(records.list().unwrap(), []);
     }
 
     #[test]
-    fn a_container_is_never_taken_for_an_interface_of_another() {
+    fn container_ids_are_not_mistaken_for_interfaces() {
         let (_dir, records) = records();
         records.save(&Owner { network: "n", id: "pod", ifname: "eth0" }, b"{}", None).unwrap();
         records.save(&Owner { network: "n", id: "pod", ifname: "net1" }, b"{}", None).unwrap();

@@ -1,4 +1,4 @@
-//! `subnet.env`: what flannel's daemon says about this node.
+//! The subnet file `subnet.env`, which flanneld writes: the node's subnets, as `KEY=VALUE` lines.
 
 use std::fs;
 use std::path::Path;
@@ -10,78 +10,40 @@ use crate::error::{Code, Error, Result, io_text};
 use crate::log;
 
 /// The node's share of the pod networks.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(super) struct SubnetEnv {
     /// The pod networks, IPv4 first.
     pub(super) networks: Vec<IpNet>,
     /// This node's subnets, IPv4 first.
     pub(super) subnets: Vec<IpNet>,
     pub(super) mtu: u32,
-    /// Whether the daemon masquerades.
+    /// Whether flanneld masquerades.
     pub(super) masquerades: bool,
 }
 
-/// The lines as they are read; later ones win.
-#[derive(Default)]
-struct Lines {
-    networks: [Vec<IpNet>; 2],
-    subnets: [Option<IpNet>; 2],
-    mtu: Option<u32>,
-    masquerades: Option<bool>,
-}
-
 impl SubnetEnv {
-    /// Reads the file. Code 11 if the daemon has not written it yet.
+    /// Reads the file. Code 11 if flanneld has not written it yet, or not completely.
     pub(super) fn read(path: &Path) -> Result<SubnetEnv> {
-        let name = path.display();
-        let text =
-            fs::read(path).map_err(|e| (Code::TRY_AGAIN, format!("open {name}: {}", io_text(&e))));
-        let parsed = text.and_then(|bytes| {
-            let lines = parse(&String::from_utf8_lossy(&bytes)).map_err(|e| (Code::INTERNAL, e))?;
-            lines
-                .complete()
-                .map_err(|missing| (Code::TRY_AGAIN, format!("{name} is missing {missing}")))
-        });
-        parsed.map_err(|(code, why)| {
-            // Users search for this text, full stop included.
+        let failed = |code, why: String| {
+            // The reference's text, with its full stop.
             let msg = format!(
                 "failed to load flannel 'subnet.env' file: {why}. Check the flannel pod log for this node."
             );
             Error::new(code, msg)
-        })
+        };
+        let name = path.display();
+        let bytes = fs::read(path)
+            .map_err(|e| failed(Code::TRY_AGAIN, format!("open {name}: {}", io_text(&e))))?;
+        parse(&String::from_utf8_lossy(&bytes))
+            .map_err(|why| failed(Code::INTERNAL, why))?
+            .map_err(|missing| failed(Code::TRY_AGAIN, format!("{name} is missing {missing}")))
     }
 }
 
-impl Lines {
-    /// The names of the keys that are missing, if there are any.
-    fn complete(self) -> Result<SubnetEnv, String> {
-        let mut missing = Vec::new();
-        if self.networks.iter().all(Vec::is_empty) {
-            missing.extend(["FLANNEL_NETWORK", "FLANNEL_IPV6_NETWORK"]);
-        }
-        if self.subnets.iter().all(Option::is_none) {
-            missing.extend(["FLANNEL_SUBNET", "FLANNEL_IPV6_SUBNET"]);
-        }
-        if self.mtu.is_none() {
-            missing.push("FLANNEL_MTU");
-        }
-        if self.masquerades.is_none() {
-            missing.push("FLANNEL_IPMASQ");
-        }
-        match (self.mtu, self.masquerades) {
-            (Some(mtu), Some(masquerades)) if missing.is_empty() => Ok(SubnetEnv {
-                networks: self.networks.concat(),
-                subnets: self.subnets.into_iter().flatten().collect(),
-                mtu,
-                masquerades,
-            }),
-            _ => Err(missing.join(", ")),
-        }
-    }
-}
-
-fn parse(text: &str) -> Result<Lines, String> {
-    let mut lines = Lines::default();
+/// Parses the lines, of which later ones override earlier ones. The inner error lists the missing keys.
+fn parse(text: &str) -> Result<Result<SubnetEnv, String>, String> {
+    let (mut networks, mut subnets) = <([Vec<IpNet>; 2], [Option<IpNet>; 2])>::default();
+    let (mut mtu, mut masquerades) = (None, None);
     for line in text.split('\n') {
         let line = line.strip_suffix('\r').unwrap_or(line);
         let (key, value) = match line.split_once('=') {
@@ -89,19 +51,34 @@ fn parse(text: &str) -> Result<Lines, String> {
             None => (line, Err(format!("line \"{line}\" has no value"))),
         };
         match key {
-            "FLANNEL_NETWORK" => lines.networks[0] = networks(value?)?,
-            "FLANNEL_IPV6_NETWORK" => lines.networks[1] = networks(value?)?,
-            "FLANNEL_SUBNET" => lines.subnets[0] = Some(parse_cidr(value?)?.trunc()),
-            "FLANNEL_IPV6_SUBNET" => lines.subnets[1] = Some(parse_cidr(value?)?.trunc()),
-            "FLANNEL_MTU" => lines.mtu = Some(number(value?)?),
-            "FLANNEL_IPMASQ" => lines.masquerades = Some(flag(value?)),
+            "FLANNEL_NETWORK" => networks[0] = parse_networks(value?)?,
+            "FLANNEL_IPV6_NETWORK" => networks[1] = parse_networks(value?)?,
+            "FLANNEL_SUBNET" => subnets[0] = Some(parse_cidr(value?)?.trunc()),
+            "FLANNEL_IPV6_SUBNET" => subnets[1] = Some(parse_cidr(value?)?.trunc()),
+            "FLANNEL_MTU" => mtu = Some(parse_mtu(value?)?),
+            "FLANNEL_IPMASQ" => masquerades = Some(parse_flag(value?)),
             _ => {}
         }
     }
-    Ok(lines)
+    let (networks, subnets) = (networks.concat(), Vec::from_iter(subnets.into_iter().flatten()));
+    let missing: Vec<&str> = [
+        (networks.is_empty(), "FLANNEL_NETWORK, FLANNEL_IPV6_NETWORK"),
+        (subnets.is_empty(), "FLANNEL_SUBNET, FLANNEL_IPV6_SUBNET"),
+        (mtu.is_none(), "FLANNEL_MTU"),
+        (masquerades.is_none(), "FLANNEL_IPMASQ"),
+    ]
+    .into_iter()
+    .filter_map(|(is_missing, keys)| is_missing.then_some(keys))
+    .collect();
+    Ok(match (mtu, masquerades) {
+        (Some(mtu), Some(masquerades)) if missing.is_empty() => {
+            Ok(SubnetEnv { networks, subnets, mtu, masquerades })
+        }
+        _ => Err(missing.join(", ")),
+    })
 }
 
-fn networks(text: &str) -> Result<Vec<IpNet>, String> {
+fn parse_networks(text: &str) -> Result<Vec<IpNet>, String> {
     let mut networks = Vec::new();
     for cidr in text.split(',') {
         let network = parse_cidr(cidr)?.trunc();
@@ -112,22 +89,22 @@ fn networks(text: &str) -> Result<Vec<IpNet>, String> {
     Ok(networks)
 }
 
-/// A decimal number, with the wording of the reference's parser.
-fn number(text: &str) -> Result<u32, String> {
-    let refuse = |why: &str| format!("strconv.ParseUint: parsing {text:?}: {why}");
+/// A decimal number, with the error texts of Go's parser.
+fn parse_mtu(text: &str) -> Result<u32, String> {
+    let invalid = |why: &str| format!("strconv.ParseUint: parsing {text:?}: {why}");
     if text.is_empty() || !text.bytes().all(|b| b.is_ascii_digit()) {
-        return Err(refuse("invalid syntax"));
+        return Err(invalid("invalid syntax"));
     }
-    text.parse().map_err(|_| refuse("value out of range"))
+    text.parse().map_err(|_| invalid("value out of range"))
 }
 
-/// Only `true` is true to the reference; a person who writes `1` means the same.
-fn flag(text: &str) -> bool {
-    let meant = matches!(text.trim(), "1" | "t" | "T" | "TRUE" | "True" | "true" | "yes" | "on");
-    if meant && text != "true" {
-        log::warn(format_args!("FLANNEL_IPMASQ={text} is taken for true"));
+/// The reference accepts `true` only, and reads any other spelling as false.
+fn parse_flag(text: &str) -> bool {
+    let is_set = matches!(text.trim(), "1" | "t" | "T" | "TRUE" | "True" | "true" | "yes" | "on");
+    if is_set && text != "true" {
+        log::warn(format_args!("FLANNEL_IPMASQ={text} is read as true"));
     }
-    meant
+    is_set
 }
 
 #[cfg(test)]
@@ -165,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named() {
+    fn missing_keys_are_listed() {
         let all = "FLANNEL_NETWORK, FLANNEL_IPV6_NETWORK, FLANNEL_SUBNET, FLANNEL_IPV6_SUBNET, \
                    FLANNEL_MTU, FLANNEL_IPMASQ";
         assert_eq!(refusal("FOO=bar"), (Code::TRY_AGAIN, format!("FILE is missing {all}")));
@@ -181,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_quoted() {
+    fn invalid_values_are_quoted() {
         for (line, why) in [
             ("FLANNEL_MTU", "line \"FLANNEL_MTU\" has no value"),
             ("FLANNEL_MTU=x", "strconv.ParseUint: parsing \"x\": invalid syntax"),
@@ -203,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn later_lines_win_and_words_mean_what_they_say() {
+    fn later_lines_win_and_all_spellings_of_true_count() {
         let masquerades = |value: &str| {
             read(&format!("{DUAL}FLANNEL_IPMASQ={value}\nFLANNEL_MTU=0")).unwrap().masquerades
         };

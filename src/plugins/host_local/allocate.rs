@@ -1,4 +1,4 @@
-//! Choosing addresses: one per range set, requested ones first, all or none.
+//! Allocation of addresses: one of each range set, requested ones first, all or none.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -7,36 +7,28 @@ use std::time::Duration;
 use ipnet::IpNet;
 
 use super::range::{Range, RangeSet};
+use crate::cni::IpConfig;
 use crate::error::{Code, Context, Error, Result};
 use crate::leases::{LeaseStore, Listing, Owner, Reclaimed};
 use crate::log;
 use crate::skel::{Failures, reclaim};
 
-/// How many taken addresses are tried one by one before the whole directory is listed: a listing
-/// of thousands costs more than a few dozen misses.
+/// How many candidates are tried one by one before the directory is read: reading thousands of entries costs more than
+/// a few dozen failed attempts.
 const PROBES: usize = 64;
 
-/// An address that has been reserved.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Allocated {
-    /// The address with its range's prefix length.
-    pub net: IpNet,
-    /// The gateway of its range.
-    pub gateway: IpAddr,
-}
-
 /// Reserves one address of every set for `owner`, and every address of `requested`, in that
-/// order. On failure nothing stays reserved that was not so before.
+/// order. On failure no new reservation remains.
 pub fn allocate_all(
     store: &mut LeaseStore,
     sets: &[RangeSet],
     requested: &[IpAddr],
     owner: &Owner,
-) -> Result<Vec<Allocated>> {
+) -> Result<Vec<IpConfig>> {
     let mut first = Allocation::new(store, owner)?;
-    let error = match first.run_or_roll_back(sets, requested) {
-        // A container that is gone may have what is wanted; its successor may bear its name.
-        Err(error) if first.is_in_the_way => error,
+    let error = match first.run(sets, requested) {
+        // The lease may be of a dead container, also of one with the same id.
+        Err(error) if first.is_blocked => error,
         outcome => return outcome,
     };
     let mut failures = Failures::new();
@@ -45,11 +37,11 @@ pub fn allocate_all(
     if reclaimed.is_empty() {
         return Err(error);
     }
-    Allocation::new(store, owner)?.run_or_roll_back(sets, requested)
+    Allocation::new(store, owner)?.run(sets, requested)
 }
 
-/// Removes the leases of containers that are certainly gone, by name, and tells which. `failures` tell which
-/// have to stay.
+/// Removes and returns the leases of containers that are certainly gone. `failures` get the leases that cannot be
+/// removed.
 pub fn reclaim_dead(
     store: &mut LeaseStore,
     next: Option<&Owner>,
@@ -63,21 +55,21 @@ pub fn reclaim_dead(
     Ok(reclaimed)
 }
 
-/// Whether a set has no address left; STATUS asks.
-pub fn exhausted(listing: &Listing, set: &RangeSet) -> bool {
-    // Only when the names say so is it worth reading the files behind them.
+/// For STATUS: whether the set has no free address.
+pub fn is_exhausted(listing: &Listing, set: &RangeSet) -> bool {
+    // The files are read only if their names occupy all addresses.
     set.is_full(&listing.taken()) && set.is_full(&listing.unavailable())
 }
 
 struct Allocation<'a> {
     store: &'a mut LeaseStore,
     owner: &'a Owner,
-    /// What the owner had before.
+    /// The owner's addresses before.
     held: Vec<IpAddr>,
-    /// Freed a short while ago: not to be given out yet, and for how long.
+    /// Recently released addresses, and how long they are withheld.
     quarantined: BTreeMap<IpAddr, Duration>,
-    /// Whether an address was taken that had to be free.
-    is_in_the_way: bool,
+    /// Whether a lease has prevented the allocation.
+    is_blocked: bool,
     reserved: Vec<IpAddr>,
 }
 
@@ -85,29 +77,23 @@ impl<'a> Allocation<'a> {
     fn new(store: &'a mut LeaseStore, owner: &'a Owner) -> Result<Allocation<'a>> {
         let held = store.owned_by(owner)?;
         let quarantined = store.quarantined();
-        Ok(Allocation {
-            store,
-            owner,
-            held,
-            quarantined,
-            is_in_the_way: false,
-            reserved: Vec::new(),
-        })
+        let reserved = Vec::new();
+        Ok(Allocation { store, owner, held, quarantined, is_blocked: false, reserved })
     }
 
-    fn run_or_roll_back(
-        &mut self,
-        sets: &[RangeSet],
-        requested: &[IpAddr],
-    ) -> Result<Vec<Allocated>> {
-        let outcome = self.run(sets, requested);
+    fn run(&mut self, sets: &[RangeSet], requested: &[IpAddr]) -> Result<Vec<IpConfig>> {
+        let outcome = self.allocate_sets(sets, requested);
         if outcome.is_err() {
-            self.roll_back();
+            for ip in &self.reserved {
+                if let Err(e) = self.store.release_address(*ip, self.owner) {
+                    log::warn(format_args!("roll back: release {ip}: {e}"));
+                }
+            }
         }
         outcome
     }
 
-    fn run(&mut self, sets: &[RangeSet], requested: &[IpAddr]) -> Result<Vec<Allocated>> {
+    fn allocate_sets(&mut self, sets: &[RangeSet], requested: &[IpAddr]) -> Result<Vec<IpConfig>> {
         let mut wanted = Vec::new();
         for ip in requested {
             if !wanted.contains(ip) {
@@ -117,11 +103,8 @@ impl<'a> Allocation<'a> {
         let mut allocated = Vec::with_capacity(sets.len());
         for (id, set) in sets.iter().enumerate() {
             let request = wanted.iter().position(|ip| set.contains(*ip)).map(|i| wanted.remove(i));
-            let (ip, range) = self
-                .allocate(id, set, request)
-                .context(|| format!("failed to allocate for range {id}"))?;
-            allocated
-                .push(Allocated { net: with_prefix(ip, range.subnet), gateway: range.gateway });
+            let ip = self.allocate(id, set, request);
+            allocated.push(ip.context(|| format!("failed to allocate for range {id}"))?);
         }
         if wanted.is_empty() {
             return Ok(allocated);
@@ -130,49 +113,40 @@ impl<'a> Allocation<'a> {
         Err(Error::internal(format!("failed to allocate all requested IPs: {}", left.join(" "))))
     }
 
-    fn allocate<'s>(
-        &mut self,
-        id: usize,
-        set: &'s RangeSet,
-        request: Option<IpAddr>,
-    ) -> Result<(IpAddr, &'s Range)> {
-        let (ip, range) = match request {
-            Some(ip) => self.reserve_requested(set, ip)?,
-            None => self.reserve_next(id, set)?,
+    /// Reserves an address of the set: the requested one, which the set includes, or the next free one.
+    fn allocate(&mut self, id: usize, set: &RangeSet, request: Option<IpAddr>) -> Result<IpConfig> {
+        if let Some(ip) = request.filter(|ip| set.is_gateway(*ip)) {
+            return Err(Error::internal(format!("requested ip {ip} is subnet's gateway")));
+        }
+        if let Some(ip) = self.held.iter().find(|ip| set.contains(**ip)) {
+            self.is_blocked = true;
+            let id = self.owner.id();
+            return Err(Error::internal(format!(
+                "{ip} has been allocated to {id}, duplicate allocation is not allowed"
+            )));
+        }
+        let found = match request {
+            // A request overrides the quarantine.
+            Some(ip) if self.store.reserve(ip, self.owner)? => {
+                set.range_of(ip).map(|range| (ip, range))
+            }
+            Some(_) => None,
+            None => self.reserve_free(id, set)?,
+        };
+        let Some((ip, range)) = found else {
+            self.is_blocked = true;
+            return Err(request.map_or_else(
+                || self.exhausted(set),
+                |ip| {
+                    let unavailable = "is not available in range set";
+                    Error::internal(format!("requested IP address {ip} {unavailable} {set}"))
+                },
+            ));
         };
         self.reserved.push(ip);
         self.store.set_last_reserved(id, ip)?;
-        Ok((ip, range))
-    }
-
-    fn reserve_requested<'s>(
-        &mut self,
-        set: &'s RangeSet,
-        ip: IpAddr,
-    ) -> Result<(IpAddr, &'s Range)> {
-        let range = set
-            .range_of(ip)
-            .ok_or_else(|| Error::internal(format!("{ip} not in range set {set}")))?;
-        if set.is_gateway(ip) {
-            return Err(Error::internal(format!("requested ip {ip} is subnet's gateway")));
-        }
-        self.refuse_second(set)?;
-        // Also an address in quarantine: the request names it.
-        if self.store.reserve(ip, self.owner)? {
-            return Ok((ip, range));
-        }
-        self.is_in_the_way = true;
-        let message = format!("requested IP address {ip} is not available in range set {set}");
-        Err(Error::internal(message))
-    }
-
-    fn reserve_next<'s>(&mut self, id: usize, set: &'s RangeSet) -> Result<(IpAddr, &'s Range)> {
-        self.refuse_second(set)?;
-        if let Some(found) = self.reserve_free(id, set)? {
-            return Ok(found);
-        }
-        self.is_in_the_way = true;
-        Err(self.exhausted(set))
+        let address = IpNet::new(ip, range.subnet.prefix_len()).unwrap_or(IpNet::from(ip));
+        Ok(IpConfig { address, gateway: Some(range.gateway), interface: None })
     }
 
     fn reserve_free<'s>(
@@ -187,7 +161,7 @@ impl<'a> Allocation<'a> {
                 return Ok(Some((ip, range)));
             }
         }
-        // The rest need no system call each, and a huge range no more steps than there are leases.
+        // From here on taken addresses need no system call.
         let taken = self.store.taken()?;
         for (ip, range) in candidates.filter(|(ip, _)| !taken.contains(ip)) {
             if self.store.reserve(ip, self.owner)? {
@@ -200,45 +174,19 @@ impl<'a> Allocation<'a> {
     fn exhausted(&self, set: &RangeSet) -> Error {
         let error = Error::internal(format!("no IP addresses available in range set: {set}"));
         let waits = self.quarantined.iter().filter(|(ip, _)| set.contains(**ip));
-        let Some(shortest) = waits.map(|(_, left)| left.as_secs()).min() else {
-            return error.with_details(self.who_has_them());
-        };
-        let details = format!("reuseDelay keeps back the next one for {} s", shortest.max(1));
-        error.with_code(Code::TRY_AGAIN).with_details(details)
-    }
-
-    fn who_has_them(&self) -> String {
-        let who = "see who has them: cnibox ipam ls";
-        match self.store.reserved() {
-            Ok(0) | Err(_) => who.to_owned(),
+        if let Some(shortest) = waits.map(|(_, left)| left.as_secs()).min() {
+            let details = format!("reuseDelay keeps back the next one for {} s", shortest.max(1));
+            return error.with_code(Code::TRY_AGAIN).with_details(details);
+        }
+        let remedy = "\"cnibox ipam ls\" lists their owners";
+        error.with_details(match self.store.reserved() {
+            Ok(0) | Err(_) => remedy.to_owned(),
             Ok(n) => format!(
-                "{who}; {n} of this network are taken by files that name no container, which \
-                 cnibox ipam free, or cnibox ipam gc --empty for empty ones, gives back"
+                "{remedy}; {n} of this network are reserved by files that name no container, which \
+                 \"cnibox ipam free\", or \"cnibox ipam gc --empty\" for empty ones, removes"
             ),
-        }
+        })
     }
-
-    fn refuse_second(&mut self, set: &RangeSet) -> Result<()> {
-        let Some(ip) = self.held.iter().find(|ip| set.contains(**ip)) else { return Ok(()) };
-        self.is_in_the_way = true;
-        let id = self.owner.id();
-        let msg = format!("{ip} has been allocated to {id}, duplicate allocation is not allowed");
-        Err(Error::internal(msg))
-    }
-
-    fn roll_back(&mut self) {
-        for ip in std::mem::take(&mut self.reserved) {
-            if let Err(e) = self.store.release_address(ip, self.owner) {
-                log::warn(format_args!("cannot take back {ip}: {e}"));
-            }
-        }
-    }
-}
-
-/// `ip` with the prefix length of `subnet`, which has it.
-fn with_prefix(ip: IpAddr, subnet: IpNet) -> IpNet {
-    // The lengths of a family are valid for every address of it.
-    IpNet::new(ip, subnet.prefix_len()).unwrap_or(IpNet::from(ip))
 }
 
 #[cfg(test)]
@@ -299,7 +247,7 @@ mod tests {
             let mut store = LeaseStore::open(self.dir(), "net", LeaseOptions::default()).unwrap();
             let sets: Vec<RangeSet> = sets.iter().map(|text| set(text)).collect();
             allocate_all(&mut store, &sets, &ips(requested), &Owner::new(id, "eth0"))
-                .map(|all| all.iter().map(|a| a.net.to_string()).collect::<Vec<_>>().join(" "))
+                .map(|all| all.iter().map(|a| a.address.to_string()).collect::<Vec<_>>().join(" "))
                 .map_err(|e| e.msg().to_owned())
         }
 
@@ -365,7 +313,7 @@ mod tests {
         ] {
             let node = Node::new();
             let exhausted = || {
-                exhausted(
+                is_exhausted(
                     &Listing::open_writable(node.dir(), "net", LeaseOptions::default()).unwrap(),
                     &set(ranges),
                 )
@@ -434,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_takes_back_only_what_it_took() {
+    fn a_failure_releases_only_its_own_reservations() {
         let node = Node::new();
         node.add("c1", &["10.0.0.0/29"], "").unwrap();
         node.take("10.2.0.2");

@@ -2,15 +2,14 @@
 //!
 //! Each range set of `ipam.ranges` supplies one address; a set may have several ranges. Leases
 //! are files in `<dataDir>/<network>` named by the address, in the reference plugin's format, so
-//! that either implementation continues the other's work.
+//! that the two implementations can replace each other.
 //!
-//! On the host it leaves, while the container lives, one lease file per address; for good, the
-//! directory with its lock, the address last given out of each set, and `.cnibox` with what makes
-//! it fast and what tells of each lease whether its container can still be alive. When no address
-//! is free, and on GC, leases of an earlier boot or of a namespace that is gone are reclaimed.
+//! State on the host while the container lives: one lease file per address. Permanently: the directory with its lock,
+//! the last reserved address of each set, and `.cnibox` with an index of the leases and the network namespaces of their
+//! containers. When no address is free, and on GC, leases of an earlier boot or of a deleted namespace are reclaimed.
 //!
-//! Keys of its own, all in `ipam`: `type`, `dataDir`, `resolvConf`, `routes`, `ranges`, `subnet`,
-//! `rangeStart`, `rangeEnd`, `gateway`, and beside the reference's `reuseDelay`, `lockTimeout`.
+//! Keys, all in `ipam`: `type`, `dataDir`, `resolvConf`, `routes`, `ranges`, `subnet`, `rangeStart`, `rangeEnd`,
+//! `gateway`, and in addition to the reference's, `reuseDelay` and `lockTimeout`.
 
 pub mod allocate;
 pub mod range;
@@ -21,12 +20,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 
 use self::range::{Range, RangeConf, RangeSet};
-use self::resolv::ResolvConf;
 use crate::cni::json::Json;
 use crate::cni::json::keys::Keys;
-use crate::cni::{CniResult, Dns, IpConfig, Route, ip};
+use crate::cni::{CniResult, Dns, Route, ip};
 use crate::error::{Code, Context, Error, Result};
 use crate::leases::{DATA_DIR, LeaseOptions, LeaseStore, Listing, Owner};
 use crate::log;
@@ -37,8 +36,7 @@ use crate::sort::sort_by_key;
 #[derive(Debug)]
 pub struct HostLocal;
 
-/// The keys of a network, read when they are needed: DEL and GC release addresses also when the
-/// ranges make no sense any more.
+/// The keys of a network, decoded on demand: DEL and GC release addresses also with invalid ranges.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Conf {
@@ -51,39 +49,27 @@ pub struct Conf {
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Ipam {
-    /// Routes, passed on as they are.
+    /// Routes, copied to the result.
     routes: Vec<Route>,
-    /// File in the format of resolv.conf(5), passed on as `dns`. Default: none.
+    /// A file in the format of resolv.conf(5), returned as `dns`. Default: none.
     resolv_conf: String,
     /// Range sets: each supplies one address.
     ranges: Vec<Vec<RangeConf>>,
-    /// The network of a single range, written without `ranges`.
-    #[serde(deserialize_with = "ip::optional_cidr::deserialize")]
-    subnet: Option<ipnet::IpNet>,
-    /// Its first address.
-    #[serde(deserialize_with = "ip::optional_ip::deserialize")]
-    range_start: Option<IpAddr>,
-    /// Its last address.
-    #[serde(deserialize_with = "ip::optional_ip::deserialize")]
-    range_end: Option<IpAddr>,
-    /// Its gateway.
-    #[serde(deserialize_with = "ip::optional_ip::deserialize")]
-    gateway: Option<IpAddr>,
 }
 
-/// `ipam.dataDir`, which DEL needs whatever the rest is like.
+/// The key of `ipam` that DEL needs, decoded also if the others are invalid.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Location {
-    /// Folder of the networks' folders. Default: `/var/lib/cni/networks`.
+    /// The folder of the networks' folders. Default: `/var/lib/cni/networks`.
     data_dir: Option<PathBuf>,
 }
 
-/// How to deal with the leases.
+/// The keys of `ipam` for the lease store.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Handling {
-    /// Seconds that a freed address is kept from the next owner. Default: 0.
+struct StoreConf {
+    /// Seconds for which a released address is withheld. Default: 0.
     reuse_delay: Option<u32>,
     /// Seconds to wait for the lock of the network's leases. Default: 10.
     lock_timeout: Option<u32>,
@@ -93,9 +79,9 @@ struct Handling {
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct RuntimeConfig {
-    /// Range sets in front of the configured ones (capability `ipRanges`).
+    /// Range sets before the configured ones (capability `ipRanges`).
     ip_ranges: Vec<Vec<RangeConf>>,
-    /// Wanted addresses (capability `ips`).
+    /// Requested addresses (capability `ips`).
     #[serde(deserialize_with = "ip::deserialize_requested")]
     ips: Vec<IpAddr>,
 }
@@ -110,7 +96,7 @@ struct Args {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct CniArgs {
-    /// Wanted addresses.
+    /// Requested addresses.
     #[serde(deserialize_with = "ip::deserialize_requested")]
     ips: Vec<IpAddr>,
 }
@@ -121,7 +107,8 @@ impl Plugin for HostLocal {
     type Conf = Conf;
 
     fn keys() -> Keys {
-        let ipam = Keys::of::<Ipam>().and(Keys::of::<Location>()).and(Keys::of::<Handling>());
+        let ipam = Keys::of::<Ipam>().and(Keys::of::<RangeConf>());
+        let ipam = ipam.and(Keys::of::<Location>()).and(Keys::of::<StoreConf>());
         let runtime = Keys::of::<RuntimeConfig>();
         Keys::of::<Conf>().with("ipam", ipam).with("runtimeConfig", runtime)
     }
@@ -141,18 +128,21 @@ impl Plugin for HostLocal {
 
     fn add(cx: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
         let plan = Plan::resolve(cx, conf)?;
-        warn_of_foreign_gateways(&plan.sets);
-        let dns = read_dns(&plan.resolv_conf)?;
+        for Range { subnet, gateway, .. } in plan.sets.iter().flat_map(RangeSet::ranges) {
+            if gateway.is_ipv4() != subnet.addr().is_ipv4() {
+                log::warn(format_args!("gateway {gateway} is of another family than {subnet}"));
+            }
+        }
+        let dns = if plan.ipam.resolv_conf.is_empty() {
+            Dns::default()
+        } else {
+            resolv::read(Path::new(&plan.ipam.resolv_conf))?
+        };
         let mut store = LeaseStore::open(&conf.data_dir()?, cx.net.name.as_str(), conf.options()?)?;
         let owner = Owner::new(req.id.as_str(), req.ifname.as_str());
         let owner = owner.with_netns(req.sandbox.identity());
-        let allocated = allocate::allocate_all(&mut store, &plan.sets, &plan.requested, &owner)?;
-        let ips = allocated.iter().map(|a| IpConfig {
-            address: a.net,
-            gateway: Some(a.gateway),
-            interface: None,
-        });
-        Ok(CniResult { ips: ips.collect(), routes: plan.routes, dns, ..CniResult::new() })
+        let ips = allocate::allocate_all(&mut store, &plan.sets, &plan.requested, &owner)?;
+        Ok(CniResult { ips, routes: plan.ipam.routes, dns, ..CniResult::new() })
     }
 
     fn check(cx: &Cx<'_>, conf: &Conf, req: &CheckReq) -> Result<()> {
@@ -162,9 +152,8 @@ impl Plugin for HostLocal {
         let addresses = store.map_or(Ok(Vec::new()), |mut store| store.owned_by(&owner))?;
         if addresses.is_empty() {
             let msg = format!("host-local: Failed to find address added by container {}", req.id);
-            return Err(Error::internal(msg).with_details(
-                "its lease is gone: restart the container, so that it gets another",
-            ));
+            return Err(Error::internal(msg)
+                .with_details("its lease has been deleted: restart the container to get another"));
         }
         Ok(())
     }
@@ -177,12 +166,10 @@ impl Plugin for HostLocal {
             conf.store(cx, options)
                 .and_then(|store| store.map_or(Ok(Vec::new()), |mut store| store.release(&owner))),
         );
-        // A configuration that cannot work is reported also here, after the release; what one
-        // ADD asked for has no part in that.
-        failures.keep(conf.ipam().and_then(|ipam| {
-            let runtime = conf.runtime()?;
-            range_sets(cx, &ipam, runtime.ip_ranges)
-        }));
+        // Invalid ranges are reported after the release.
+        failures.keep(
+            conf.ipam().and_then(|ipam| range_sets(cx, conf, &ipam, conf.runtime()?.ip_ranges)),
+        );
         failures.into_result()
     }
 
@@ -190,18 +177,17 @@ impl Plugin for HostLocal {
         let Some(mut store) = conf.store(cx, conf.options()?)? else { return Ok(()) };
         let (mut released, stay) = store.evict(|lease| match &lease.ifname {
             Some(ifname) => req.is_valid(&lease.id, ifname),
-            // A word alone: a lease of releases up to 0.7.5 of the reference, or a note by hand
-            // that the address is taken.
+            // A lease of releases up to 0.7.5 of the reference, or a reservation by an administrator.
             None => true,
         })?;
-        // A folder has no order of its own.
+        // The order of a directory is random.
         sort_by_key(&mut released, |lease| lease.ip);
         for lease in released {
             log::warn(format_args!("released {lease}"));
         }
         let mut failures = Failures::new();
-        // What is proved dead is so also where the runtime has not noticed yet; and what had to stay may
-        // have come to its end meanwhile.
+        // The runtime may not know yet that a container is dead; and containers whose leases had to stay may have died
+        // meanwhile.
         let reclaimed = allocate::reclaim_dead(&mut store, None, &mut failures);
         let reclaimed = failures.keep(reclaimed).unwrap_or_default();
         for lease in stay {
@@ -216,8 +202,10 @@ impl Plugin for HostLocal {
     }
 
     fn gc_unlisted(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
-        let store = conf.store(cx, conf.options()?)?;
-        store.map_or(Ok(()), |mut store| reclaim_dead(&mut store))
+        let Some(mut store) = conf.store(cx, conf.options()?)? else { return Ok(()) };
+        let mut failures = Failures::new();
+        allocate::reclaim_dead(&mut store, None, &mut failures)?;
+        failures.into_result()
     }
 
     fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
@@ -225,7 +213,7 @@ impl Plugin for HostLocal {
         let listing =
             Listing::open_writable(&conf.data_dir()?, cx.net.name.as_str(), conf.options()?)
                 .or_unavailable()?;
-        match plan.sets.iter().find(|set| allocate::exhausted(&listing, set)) {
+        match plan.sets.iter().find(|set| allocate::is_exhausted(&listing, set)) {
             None => Ok(()),
             Some(set) => {
                 let msg = format!("no IP addresses available in range set: {set}");
@@ -236,15 +224,9 @@ impl Plugin for HostLocal {
     }
 }
 
-/// Removes the leases of dead containers; a lease that has to stay is an error.
-fn reclaim_dead(store: &mut LeaseStore) -> Result<()> {
-    let mut failures = Failures::new();
-    allocate::reclaim_dead(store, None, &mut failures)?;
-    failures.into_result()
-}
-
 impl Conf {
-    fn ipam(&self) -> Result<Ipam> {
+    /// Decodes keys of `ipam`.
+    fn ipam<T: DeserializeOwned>(&self) -> Result<T> {
         let missing = || Error::config("IPAM config missing 'ipam' key");
         self.ipam.as_ref().ok_or_else(missing)?.decode()
     }
@@ -260,7 +242,7 @@ impl Conf {
     }
 
     fn options(&self) -> Result<LeaseOptions> {
-        let Handling { reuse_delay, lock_timeout } = Json::decode_or_default(self.ipam.as_ref())?;
+        let StoreConf { reuse_delay, lock_timeout } = Json::decode_or_default(self.ipam.as_ref())?;
         let seconds = |number: u32| Duration::from_secs(number.into());
         let default = LeaseOptions::default();
         Ok(LeaseOptions {
@@ -269,66 +251,43 @@ impl Conf {
         })
     }
 
-    /// The network's leases, if it ever had any.
+    /// The lease store of the network, if it exists.
     fn store(&self, cx: &Cx<'_>, options: LeaseOptions) -> Result<Option<LeaseStore>> {
         LeaseStore::open_existing(&self.data_dir()?, cx.net.name.as_str(), options)
     }
 }
 
-/// What the configuration and the runtime ask for.
-#[derive(Debug)]
+/// The ranges and requested addresses of a call.
 struct Plan {
+    ipam: Ipam,
     sets: Vec<RangeSet>,
     requested: Vec<IpAddr>,
-    routes: Vec<Route>,
-    resolv_conf: String,
 }
 
 impl Plan {
     fn resolve(cx: &Cx<'_>, conf: &Conf) -> Result<Plan> {
-        let ipam = conf.ipam()?;
+        let ipam: Ipam = conf.ipam()?;
         let runtime = conf.runtime()?;
         let args: Args = Json::decode_or_default(conf.args.as_ref())?;
         let from_env = cx.args(&["IP"])?.get("IP", ip::parse_ip_or_cidr)?;
         let requested = from_env.into_iter().chain(args.cni.ips).chain(runtime.ips).collect();
-
-        let sets = range_sets(cx, &ipam, runtime.ip_ranges)?;
-        Ok(Plan { sets, requested, routes: ipam.routes, resolv_conf: ipam.resolv_conf })
+        let sets = range_sets(cx, conf, &ipam, runtime.ip_ranges)?;
+        Ok(Plan { ipam, sets, requested })
     }
 }
 
-/// The runtime's ranges, the single one written without `ranges`, then `ranges`.
+/// The range sets of the runtime, the single range without `ranges`, then `ranges`.
 fn range_sets(
     cx: &Cx<'_>,
+    conf: &Conf,
     ipam: &Ipam,
-    from_runtime: Vec<Vec<RangeConf>>,
+    mut confs: Vec<Vec<RangeConf>>,
 ) -> Result<Vec<RangeSet>> {
-    let single = ipam.subnet.map(|subnet| {
-        let Ipam { range_start, range_end, gateway, .. } = *ipam;
-        vec![RangeConf { subnet: Some(subnet), range_start, range_end, gateway }]
-    });
-    let configured = single.into_iter().chain(ipam.ranges.iter().cloned());
-    let confs: Vec<_> = from_runtime.into_iter().chain(configured).collect();
+    let single: RangeConf = conf.ipam()?;
+    confs.extend(single.subnet.is_some().then(|| vec![single]));
+    confs.extend(ipam.ranges.iter().cloned());
     let sets = RangeSet::resolve_all(&confs)?;
     cx.require_one_per_family(sets.iter().map(RangeSet::is_ipv4))?;
     range::check_overlaps(&sets)?;
     Ok(sets)
-}
-
-/// Such a gateway is never used by the containers of the range; the reference is silent.
-fn warn_of_foreign_gateways(sets: &[RangeSet]) {
-    for range in sets.iter().flat_map(RangeSet::ranges) {
-        if range.gateway.is_ipv4() != range.subnet.addr().is_ipv4() {
-            let (gateway, subnet) = (range.gateway, range.subnet);
-            log::warn(format_args!("gateway {gateway} is of another family than {subnet}"));
-        }
-    }
-}
-
-fn read_dns(path: &str) -> Result<Dns> {
-    if path.is_empty() {
-        return Ok(Dns::default());
-    }
-    let ResolvConf { nameservers, domain, search, options } = ResolvConf::read(Path::new(path))?;
-    Ok(Dns { nameservers, domain: domain.unwrap_or_default(), search, options })
 }

@@ -1,92 +1,85 @@
-//! Ranges of addresses and sets of them: defaults, validation, order of allocation. No I/O.
+//! Ranges of addresses, and sets of ranges: defaults, validation, order of allocation.
 
 use std::collections::HashSet;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::ops::RangeInclusive;
 
-use ipnet::{IpNet, Ipv6Net};
+use ipnet::IpNet;
 use serde::Deserialize;
 
 use crate::cni::ip;
 use crate::error::{Context, Error, Result};
 
-/// A range as it is configured.
+/// A range of the configuration.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct RangeConf {
-    /// The network, host bits included as they were written; required.
+    /// The network, required; host bits are kept.
     #[serde(deserialize_with = "ip::optional_cidr::deserialize")]
     pub subnet: Option<IpNet>,
-    /// The first address; by default the network's first after its own.
+    /// The first address. Default: the network address plus 1.
     #[serde(deserialize_with = "ip::optional_ip::deserialize")]
     pub range_start: Option<IpAddr>,
-    /// The last address; by default the network's last, for IPv4 the one before broadcast.
+    /// The last address. Default: the last address of the network, for IPv4 the last one before broadcast.
     #[serde(deserialize_with = "ip::optional_ip::deserialize")]
     pub range_end: Option<IpAddr>,
-    /// The gateway, which may lie anywhere; by default the network's first address.
+    /// The gateway, which may be outside of the network. Default: the network address plus 1.
     #[serde(deserialize_with = "ip::optional_ip::deserialize")]
     pub gateway: Option<IpAddr>,
 }
 
-/// A range with all its values, known to make sense.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A valid range.
+#[derive(Debug, PartialEq)]
 pub struct Range {
-    /// The network, which gives the addresses their prefix length.
+    /// The network, whose prefix length the addresses get.
     pub subnet: IpNet,
-    /// The first address handed out.
+    /// The first address to allocate.
     pub start: IpAddr,
-    /// The last address handed out.
+    /// The last address to allocate.
     pub end: IpAddr,
-    /// The gateway, never handed out.
+    /// The gateway, which is never allocated.
     pub gateway: IpAddr,
 }
 
-/// Ranges that together supply one address of a result.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Ranges that together supply one address of a result; never empty.
+#[derive(Debug)]
 pub struct RangeSet(Vec<Range>);
 
 impl Range {
-    /// Fills in the defaults and refuses what cannot work.
+    /// Sets the defaults and validates the range.
     pub fn resolve(conf: &RangeConf) -> Result<Range> {
         let subnet = conf.subnet.ok_or_else(|| Error::config("IP <nil> not v4 nor v6"))?;
         check_subnet(subnet)?;
         let first = address(bits(subnet.network()) + 1, subnet);
-        let outside = |what: &str, ip| {
-            Err(Error::config(format!("{what} {ip} not in network {subnet}"))
-                .with_details("choose an address of the subnet"))
-        };
         let start = conf.range_start.unwrap_or(first);
-        let above_end = conf.range_end.is_some_and(|end| same_family(start, end) && start > end);
-        if conf.range_start.is_some() && (!subnet.contains(&start) || above_end) {
-            let above = |e: Error| {
-                if above_end {
-                    e.with_details("rangeStart is above rangeEnd: swap them")
-                } else {
-                    e
-                }
-            };
-            return outside("RangeStart", start).map_err(above);
+        // IPv6 has no broadcast address.
+        let last = bits(subnet.broadcast()) - u128::from(subnet.addr().is_ipv4());
+        let end = conf.range_end.unwrap_or_else(|| address(last, subnet));
+        let outside =
+            |what: &str, ip| Error::config(format!("{what} {ip} not in network {subnet}"));
+        let remedy = "choose an address of the subnet";
+        if !subnet.contains(&start) {
+            return Err(outside("RangeStart", start).with_details(remedy));
         }
-        let end = conf.range_end.unwrap_or_else(|| last(subnet));
+        let is_comparable = start.is_ipv4() == end.is_ipv4();
+        if conf.range_start.is_some() && is_comparable && start > end {
+            let remedy = "rangeStart is above rangeEnd: swap them";
+            return Err(outside("RangeStart", start).with_details(remedy));
+        }
         if !subnet.contains(&end) || end < start {
-            return outside("RangeEnd", end);
+            return Err(outside("RangeEnd", end).with_details(remedy));
         }
         Ok(Range { subnet, start, end, gateway: conf.gateway.unwrap_or(first) })
     }
 
-    /// Whether `ip` is one of the range's addresses.
+    /// Whether the range includes `ip`. All IPv4 addresses are less than all IPv6 addresses.
     pub fn contains(&self, ip: IpAddr) -> bool {
-        same_family(self.start, ip) && self.start <= ip && ip <= self.end
+        self.start <= ip && ip <= self.end
     }
 
     /// Whether the two ranges share an address.
     pub fn overlaps(&self, other: &Range) -> bool {
-        same_family(self.start, other.start) && self.start <= other.end && other.start <= self.end
-    }
-
-    fn bounds(&self) -> RangeInclusive<u128> {
-        bits(self.start)..=bits(self.end)
+        self.start <= other.end && other.start <= self.end
     }
 }
 
@@ -97,28 +90,27 @@ impl fmt::Display for Range {
 }
 
 impl RangeSet {
-    /// Resolves every range; they must be of one family and share no address.
+    /// Resolves the ranges, which must be of one family and must not overlap.
     pub fn resolve(confs: &[RangeConf]) -> Result<RangeSet> {
         let mut ranges: Vec<Range> = Vec::with_capacity(confs.len());
         for conf in confs {
             let range = Range::resolve(conf)?;
-            if ranges.first().is_some_and(|first| !same_family(first.start, range.start)) {
+            if ranges.first().is_some_and(|first| first.start.is_ipv4() != range.start.is_ipv4()) {
                 return Err(Error::config("mixed address families")
                     .with_details("give each family a range set of its own: [[IPv4], [IPv6]]"));
+            }
+            if let Some(other) = ranges.iter().find(|other| other.overlaps(&range)) {
+                return Err(Error::config(format!("subnets {other} and {range} overlap")));
             }
             ranges.push(range);
         }
         if ranges.is_empty() {
             return Err(Error::config("empty range set"));
         }
-        if let Some(((_, a), (_, b))) = pairs(&ranges).find(|((_, a), (_, b))| a.overlaps(b)) {
-            return Err(Error::config(format!("subnets {a} and {b} overlap")));
-        }
         Ok(RangeSet(ranges))
     }
 
-    /// Resolves the list of sets. Whether they overlap is asked apart ([`check_overlaps`]),
-    /// because the configuration's version is judged in between.
+    /// Resolves the sets. [`check_overlaps`] is separate, because the number of sets is checked before.
     pub fn resolve_all(sets: &[Vec<RangeConf>]) -> Result<Vec<RangeSet>> {
         if sets.is_empty() {
             return Err(Error::config("no IP ranges specified")
@@ -135,17 +127,17 @@ impl RangeSet {
         &self.0
     }
 
-    /// Whether the set's addresses are IPv4 ones.
+    /// Whether the addresses are IPv4 addresses.
     pub fn is_ipv4(&self) -> bool {
         self.0.iter().all(|range| range.start.is_ipv4())
     }
 
-    /// The range that has `ip`.
+    /// The range that includes `ip`.
     pub fn range_of(&self, ip: IpAddr) -> Option<&Range> {
         self.0.iter().find(|range| range.contains(ip))
     }
 
-    /// Whether one of the ranges has `ip`.
+    /// Whether one of the ranges includes `ip`.
     pub fn contains(&self, ip: IpAddr) -> bool {
         self.range_of(ip).is_some()
     }
@@ -155,115 +147,72 @@ impl RangeSet {
         self.0.iter().any(|a| other.0.iter().any(|b| a.overlaps(b)))
     }
 
-    /// Whether `ip` is the gateway of any range of the set: no container may have the gateway of another range
-    /// either.
+    /// Whether `ip` is the gateway of any range of the set: an address of one range may be the gateway of another.
     pub fn is_gateway(&self, ip: IpAddr) -> bool {
         self.0.iter().any(|range| range.gateway == ip)
     }
 
-    /// Every address that may be handed out once, with its range: those after `last`, range by
-    /// range, then from the start again up to and including `last`.
+    /// All addresses to allocate, with their ranges: those after `last`, range by range, then from the start up to and
+    /// including `last`.
     pub fn candidates(&self, last: Option<IpAddr>) -> impl Iterator<Item = (IpAddr, &Range)> {
-        self.segments(last)
+        let ranges = &self.0;
+        let found = last.and_then(|ip| Some((ranges.iter().position(|r| r.contains(ip))?, ip)));
+        // Without `last` the order begins after the end of the last range.
+        let (at, last) = found.unwrap_or_else(|| (ranges.len() - 1, ranges[ranges.len() - 1].end));
+        let range = &ranges[at];
+        let others = ranges[at + 1..].iter().chain(&ranges[..at]);
+        // Each part has a range, bounds, and how many addresses to skip.
+        [(range, last, range.end, 1)]
             .into_iter()
-            .flat_map(|(range, segment)| {
-                segment.map(move |bits| (address(bits, range.subnet), range))
+            .chain(others.map(|range| (range, range.start, range.end, 0)))
+            .chain([(range, range.start, last, 0)])
+            .flat_map(|(range, first, last, skip)| {
+                let all = (bits(first)..=bits(last)).skip(skip);
+                all.map(move |bits| (address(bits, range.subnet), range))
             })
             .filter(|(ip, _)| !self.is_gateway(*ip))
     }
 
-    /// Whether all addresses are among `taken`, at a cost that does not depend on the set's size.
+    /// Whether all addresses are among `taken`. Ends at the first one that is not.
     pub fn is_full(&self, taken: &HashSet<IpAddr>) -> bool {
-        let gateways: HashSet<IpAddr> = self.0.iter().map(|range| range.gateway).collect();
-        let withheld = gateways.iter().filter(|ip| self.contains(**ip)).count();
-        let available = self.size().saturating_sub(withheld as u128);
-        if available > taken.len() as u128 {
-            return false;
-        }
-        let used = taken.iter().filter(|ip| self.contains(**ip) && !gateways.contains(ip));
-        used.count() as u128 >= available
-    }
-
-    fn size(&self) -> u128 {
-        let sizes = self.0.iter().map(|range| bits(range.end) - bits(range.start));
-        sizes.fold(0, |sum, size| sum.saturating_add(size).saturating_add(1))
-    }
-
-    fn segments(&self, last: Option<IpAddr>) -> Vec<(&Range, RangeInclusive<u128>)> {
-        let whole = |range| -> (&Range, _) { (range, Range::bounds(range)) };
-        let here = last.and_then(|ip| Some((ip, self.0.iter().position(|r| r.contains(ip))?)));
-        let Some((last, here)) = here else {
-            return self.0.iter().map(whole).collect();
-        };
-        let range = &self.0[here];
-        let (start, end) = range.bounds().into_inner();
-        let tail = match bits(last) {
-            last if last == end => None,
-            last => Some((range, last + 1..=end)),
-        };
-        let others = self.0[here + 1..].iter().chain(&self.0[..here]).map(whole);
-        tail.into_iter().chain(others).chain([(range, start..=bits(last))]).collect()
+        self.candidates(None).all(|(ip, _)| taken.contains(&ip))
     }
 }
 
 impl fmt::Display for RangeSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (i, range) in self.0.iter().enumerate() {
-            write!(f, "{}{range}", if i == 0 { "" } else { "," })?;
-        }
-        Ok(())
+        let ranges: Vec<String> = self.0.iter().map(Range::to_string).collect();
+        f.write_str(&ranges.join(","))
     }
 }
 
-/// Refuses sets that share an address.
+/// Fails if two sets share an address.
 pub fn check_overlaps(sets: &[RangeSet]) -> Result<()> {
-    match pairs(sets).find(|((_, a), (_, b))| a.overlaps(b)) {
-        Some(((i, _), (j, _))) => Err(Error::config(format!("range set {i} overlaps with {j}"))
-            .with_details("give each set subnets that no other set has")),
-        None => Ok(()),
+    for (j, set) in sets.iter().enumerate() {
+        if let Some(i) = sets[..j].iter().position(|other| other.overlaps(set)) {
+            return Err(Error::config(format!("range set {i} overlaps with {j}"))
+                .with_details("give each set subnets that no other set has"));
+        }
     }
-}
-
-/// All pairs of different items, in order, each item with its index.
-fn pairs<T>(items: &[T]) -> impl Iterator<Item = ((usize, &T), (usize, &T))> {
-    let numbered = || items.iter().enumerate();
-    numbered().flat_map(move |a| numbered().skip(a.0 + 1).map(move |b| (a, b)))
+    Ok(())
 }
 
 fn check_subnet(subnet: IpNet) -> Result<()> {
-    let length = subnet.prefix_len();
+    let (length, network) = (subnet.prefix_len(), subnet.network());
     let longest = subnet.max_prefix_len() - 2;
-    let message = if length > longest {
+    if length > longest {
         return Err(Error::config(format!("Network {subnet} too small to allocate from"))
             .with_details(format!("choose a prefix of /{longest} or shorter")));
-    } else if matches!(subnet, IpNet::V6(v6) if is_ipv4_mapped(v6)) {
-        "IPNet IP and Mask version mismatch".to_owned()
-    } else if subnet.addr() != subnet.network() {
-        format!(
-            "Network has host bits set. For a subnet mask of length {length} the network address \
-             is {}",
-            subnet.network()
-        )
-    } else {
-        return Ok(());
-    };
-    Err(Error::config(message))
-}
-
-fn is_ipv4_mapped(subnet: Ipv6Net) -> bool {
-    subnet.addr().to_ipv4_mapped().is_some()
-}
-
-/// The last address that is handed out by default: IPv6 has no broadcast to spare.
-fn last(subnet: IpNet) -> IpAddr {
-    match subnet {
-        IpNet::V4(v4) => IpAddr::from(v4.broadcast().to_bits().wrapping_sub(1).to_be_bytes()),
-        IpNet::V6(v6) => IpAddr::from(v6.broadcast()),
     }
-}
-
-fn same_family(a: IpAddr, b: IpAddr) -> bool {
-    a.is_ipv4() == b.is_ipv4()
+    if matches!(subnet, IpNet::V6(v6) if v6.addr().to_ipv4_mapped().is_some()) {
+        return Err(Error::config("IPNet IP and Mask version mismatch"));
+    }
+    if subnet.addr() != network {
+        return Err(Error::config(format!(
+            "Network has host bits set. For a subnet mask of length {length} the network address is {network}"
+        )));
+    }
+    Ok(())
 }
 
 fn bits(ip: IpAddr) -> u128 {
@@ -476,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn full_means_that_no_address_is_left() {
+    fn a_set_is_full_if_no_address_is_free() {
         let set = set(&["10.0.0.0/30", "10.0.1.0/30 - - 10.0.0.1"]);
         for (taken, full) in [
             ("", false),

@@ -1,13 +1,13 @@
-//! portmap: ports of the host that lead to a container. Chained: it takes the container's addresses
-//! from the result of the plugin before it, and passes that on.
+//! portmap: maps ports of the host to a container. A chained plugin: it returns `prevResult`, from which it takes the
+//! container's addresses.
 //!
 //! Keys: `backend`, `snat`, `masqAll`, `markMasqBit`, `externalSetMarkChain`, `conditionsV4`,
-//! `conditionsV6`; the ports come with the capability `portMappings`. Only what is sent to an
-//! address of the host itself is translated.
+//! `conditionsV6`; the ports come with the capability `portMappings`. Only packets to an address of the host itself are
+//! translated.
 //!
-//! On the host it leaves, while the container lives, its elements of the table `inet
-//! cnibox_portmap`, or its chain `CNI-DN-..` in iptables; for good, the empty table or the chains
-//! `CNI-HOSTPORT-..`, and `route_localnet` of the interface towards the container.
+//! State on the host while the container lives: elements of the table `inet cnibox_portmap`, or a chain `CNI-DN-..` of
+//! iptables. Permanently: the empty table or the chains `CNI-HOSTPORT-..`, and `route_localnet` of the interface towards
+//! the container.
 
 mod conf;
 
@@ -33,8 +33,8 @@ use crate::skel::{
 };
 use crate::sysctl;
 
-/// How long a port of another container is waited for.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// How long ADD waits for a port of another container.
+const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The plugin.
 #[derive(Debug)]
@@ -55,33 +55,33 @@ impl Plugin for Portmap {
                 .warnings
                 .push(warning.with_details("add \"capabilities\": {\"portMappings\": true}"));
         }
-        let backend = conf.backend()?;
-        backend.map_or(Ok(()), |backend| conf.require_keys_of(backend))
+        conf.backend().map(drop)
     }
 
     fn add(cx: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
         let filter = PacketFilter::new();
-        let (configured, mappings) = read(conf).context(|| "failed to parse config")?;
+        let parse = || conf.backend().and_then(|_| conf.mappings());
+        let mappings = parse().context(|| "failed to parse config")?;
         let prev = require_prev(req.prev.as_ref(), "must be called as chained plugin")?;
         if mappings.is_empty() {
             return ports::heal(&filter).map(|()| prev.clone());
         }
-        let backend = backend(conf, configured, &filter).context(|| "failed to parse config")?;
+        let backend = conf.choose_backend(&filter).context(|| "failed to parse config")?;
         let targets = targets(cx, prev, req.ifname.as_str())?;
-        let conditions = conditions(conf, backend)?;
+        let conditions = conf.conditions(backend)?;
         let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
         let forward = forward(conf, owner, &mappings, &targets, &conditions);
         let mut undo = Rollback::new();
-        let localnet = localnet_keys(&forward, prev);
+        let localnet = localnet_keys(conf, &targets, prev);
         open_localhost(&filter, &localnet)?;
         cx.note(Self::NAME, req, prev, &mut undo);
-        undo.push("forget the mappings", || KEPT.remove(owner));
+        undo.push("remove the record of the mappings", || KEPT.remove(owner));
         let options = (backend == Backend::Iptables).then(|| conf.options()).transpose()?;
         ports::keep(backend, &forward, options, !localnet.is_empty());
-        // An answer that is lost may have said that the mappings are made.
+        // The mappings may exist although the kernel's reply was lost.
         let mut unmap = Rollback::new();
         unmap.push("delete the mappings", || ports::reclaim(&filter, owner));
-        let taken = make(conf, backend, &filter, &forward)?;
+        let taken = map_with_retries(conf, backend, &filter, &forward)?;
         unmap.commit();
         if let Some(taken) = taken {
             return Err(taken.into());
@@ -93,7 +93,7 @@ impl Plugin for Portmap {
 
     fn check(cx: &Cx<'_>, conf: &Conf, req: &CheckReq) -> Result<()> {
         let filter = PacketFilter::new();
-        let (configured, mappings) = read(conf)?;
+        let (configured, mappings) = (conf.backend()?, conf.mappings()?);
         let prev = req.require_prev()?;
         if mappings.is_empty() {
             return Ok(());
@@ -102,7 +102,7 @@ impl Plugin for Portmap {
         let backend = Backend::of(configured, &filter, KEPT, owner);
         conf.require_keys_of(backend)?;
         let targets = targets(cx, prev, req.ifname.as_str())?;
-        let conditions = conditions(conf, backend)?;
+        let conditions = conf.conditions(backend)?;
         let forward = forward(conf, owner, &mappings, &targets, &conditions);
         match backend {
             Backend::Nftables => {
@@ -113,7 +113,7 @@ impl Plugin for Portmap {
             }
             Backend::Iptables => iptables::check(&forward, &conf.options()?)?,
         }
-        for key in localnet_keys(&forward, prev) {
+        for key in localnet_keys(conf, &targets, prev) {
             if sysctl::read(&key)? != "1" {
                 return Err(Error::internal(format!("sysctl {key} is not 1"))
                     .with_details(format!("sysctl -w {key}=1")));
@@ -123,18 +123,14 @@ impl Plugin for Portmap {
     }
 
     fn repair(cx: &Cx<'_>, conf: &Conf, req: &CheckReq, repairs: &mut Repairs) -> Result<()> {
-        let (_, mappings) = read(conf)?;
-        if mappings.is_empty() {
+        conf.backend()?;
+        if conf.mappings()?.is_empty() {
             return Ok(());
         }
         let prev = req.require_prev()?;
-        let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
-        let v4 = nets(prev, owner.ifname).into_iter().filter(|net| net.addr().is_ipv4());
-        let target = |net: IpNet| Ok(Target { net, via: interface_to(cx, net.addr())? });
-        let targets = v4.map(target).collect::<Result<Vec<_>>>()?;
-        let conditions = Conditions::default();
-        // A bridge that was made again has its own parameters.
-        for key in localnet_keys(&forward(conf, owner, &mappings, &targets, &conditions), prev) {
+        let targets = targets(cx, prev, req.ifname.as_str())?;
+        // A bridge that was created again has default parameters.
+        for key in localnet_keys(conf, &targets, prev) {
             if repairs.is_first(&key) && sysctl::read(&key)? != "1" {
                 let what = format!("sysctl {key}");
                 repairs.restore(what, || open_localhost(&PacketFilter::new(), &[key]));
@@ -146,15 +142,19 @@ impl Plugin for Portmap {
     fn del(cx: &Cx<'_>, conf: &Conf, req: &DelReq) -> Result<()> {
         let filter = PacketFilter::new();
         let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
-        let mappings = conf.sound_mappings();
+        let mappings = conf.valid_mappings();
         let mut failures = Failures::new();
         failures.keep(KEPT.remove(owner));
         let nets = req.prev.as_ref().map(|prev| nets(prev, owner.ifname)).unwrap_or_default();
         let targets: Vec<_> = nets.into_iter().map(|net| Target { net, via: None }).collect();
         let conditions = Conditions::default();
         let forward = forward(conf, owner, &mappings, &targets, &conditions);
-        let mut servers = failures.keep(unmap(&filter, &forward)).unwrap_or_default();
-        servers.extend(failures.keep(unchain(&filter, conf, &forward)).unwrap_or_default());
+        let unmapped = unmap(&filter, owner, &mappings, &targets);
+        let mut servers = failures.keep(unmapped).unwrap_or_default();
+        let options = conf.options().ok();
+        let wanted = options.as_ref().map(|options| Wanted::each(&forward, options));
+        let deleted = iptables::del(&filter, owner, &wanted.unwrap_or_default());
+        servers.extend(failures.keep(deleted).unwrap_or_default());
         flows::of_gone(&servers);
         failures.into_result()
     }
@@ -176,32 +176,9 @@ impl Plugin for Portmap {
 
     fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
         let filter = PacketFilter::new();
-        let configured = conf.backend().or_unavailable()?;
-        let backend = backend(conf, configured, &filter).or_unavailable()?;
-        backend.require_usable(&filter)?;
+        conf.choose_backend(&filter).or_unavailable()?.require_usable(&filter)?;
         layout::refuse(ports::damage(&filter)?).or_unavailable()?;
         cx.usable_host().map(drop)
-    }
-}
-
-fn read(conf: &Conf) -> Result<(Option<Backend>, Vec<Mapping>)> {
-    let configured = conf.backend()?;
-    if let Some(backend) = configured {
-        conf.require_keys_of(backend)?;
-    }
-    Ok((configured, conf.mappings()?))
-}
-
-fn backend(conf: &Conf, configured: Option<Backend>, filter: &PacketFilter) -> Result<Backend> {
-    let backend = Backend::choose(configured, filter);
-    conf.require_keys_of(backend).map(|()| backend)
-}
-
-/// They are words of iptables with that back end.
-fn conditions(conf: &Conf, backend: Backend) -> Result<Conditions> {
-    match backend {
-        Backend::Nftables => conf.conditions(),
-        Backend::Iptables => Ok(Conditions::default()),
     }
 }
 
@@ -215,37 +192,35 @@ fn forward<'a>(
     Forward { owner, mappings, targets, snat: conf.snat(), conditions }
 }
 
-/// Deletes what is in `nf_tables`; where that led UDP to.
-fn unmap(filter: &PacketFilter, known: &Forward<'_>) -> Result<BTreeSet<IpAddr>> {
+/// Deletes the mappings in `nf_tables`; returns the addresses to which UDP was mapped.
+fn unmap(
+    filter: &PacketFilter,
+    owner: Owner<'_>,
+    mappings: &[Mapping],
+    targets: &[Target],
+) -> Result<BTreeSet<IpAddr>> {
     let Some(nft) = filter.nft_if_present()? else { return Ok(BTreeSet::new()) };
-    let addrs: Vec<IpAddr> = known.targets.iter().map(Target::addr).collect();
-    ports::del(nft, known.owner, known.mappings, &addrs)
+    let addrs: Vec<IpAddr> = targets.iter().map(Target::addr).collect();
+    ports::del(nft, owner, mappings, &addrs)
 }
 
-/// Deletes the rules in iptables; where they led UDP to.
-fn unchain(filter: &PacketFilter, conf: &Conf, known: &Forward<'_>) -> Result<BTreeSet<IpAddr>> {
-    let options = conf.options().ok();
-    let told = options.as_ref().map(|options| Wanted::each(known, options)).unwrap_or_default();
-    iptables::del(filter, known.owner, &told)
-}
-
-/// Makes the mappings. A port of a container that is gone is freed; for one of a container that may
-/// live it is waited a while: it may be just about to be deleted, as when a pod is replaced by force.
-/// A port that stays another's is returned.
-fn make(
+/// Creates the mappings. A port of a container that is gone is reclaimed. For a port of a container that may be alive, ADD
+/// waits: the container may be about to be deleted, as when a pod is replaced by force. Returns a port that stays
+/// another container's.
+fn map_with_retries(
     conf: &Conf,
     backend: Backend,
     filter: &PacketFilter,
     forward: &Forward<'_>,
 ) -> Result<Option<Taken>> {
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     let mut watch: Option<Watch> = None;
-    while let Some(taken) = make_free(conf, backend, filter, forward)? {
+    while let Some(taken) = map(conf, backend, filter, forward)? {
         if Instant::now() < until && reclaim::holder(&taken.by)? {
             continue;
         }
         match &watch {
-            // What happens before it listens is not heard: it looks once more.
+            // Retries once, because the watch does not report earlier changes.
             None => watch = Some(Watch::open(filter)),
             Some(watch) if watch.heard(until) => {}
             Some(_) => return Ok(Some(taken)),
@@ -254,28 +229,24 @@ fn make(
     Ok(None)
 }
 
-/// Makes the mappings in one back end, after removing what an earlier ADD made in another; or tells
-/// which port another container has.
-fn make_free(
+/// Creates the mappings in one back end, and deletes those of an earlier ADD in the other. Returns a port that another
+/// container has.
+fn map(
     conf: &Conf,
     backend: Backend,
     filter: &PacketFilter,
     forward: &Forward<'_>,
 ) -> Result<Option<Taken>> {
-    match backend {
-        Backend::Nftables => {
-            // First what can fail without harm: an attachment has at most one kind of rules.
-            iptables::del(filter, forward.owner, &[])?;
-            ports::nft::add(filter.nft()?, forward)
-        }
-        Backend::Iptables => {
-            let taken = iptables::add(forward, &conf.options()?)?;
-            if taken.is_none() {
-                unmap(filter, &Forward { mappings: &[], ..forward.clone() })?;
-            }
-            Ok(taken)
-        }
+    if backend == Backend::Nftables {
+        // Before the mappings are created, because this step may fail.
+        iptables::del(filter, forward.owner, &[])?;
+        return ports::nft::add(filter.nft()?, forward);
     }
+    let taken = iptables::add(forward, &conf.options()?)?;
+    if taken.is_none() {
+        unmap(filter, forward.owner, &[], forward.targets)?;
+    }
+    Ok(taken)
 }
 
 /// The container's first address of each family.
@@ -288,13 +259,13 @@ fn nets(prev: &CniResult, ifname: &str) -> Vec<IpNet> {
     Family::BOTH.into_iter().filter_map(first).collect()
 }
 
-/// The same, with the way there.
+/// The container's first address of each family, and the host's interface towards it.
 fn targets(cx: &Cx<'_>, prev: &CniResult, ifname: &str) -> Result<Vec<Target>> {
     let target = |net: IpNet| Ok(Target { net, via: interface_to(cx, net.addr())? });
     nets(prev, ifname).into_iter().map(target).collect()
 }
 
-/// Whether the address may be of this interface of the container: also without an interface index.
+/// Whether the address may be of this interface of the container. An address without an interface index may be of any.
 fn is_of(ip: &IpConfig, prev: &CniResult, ifname: &str) -> bool {
     let index = ip.interface.and_then(|index| usize::try_from(index).ok());
     match index.and_then(|index| prev.interfaces.get(index)) {
@@ -303,15 +274,15 @@ fn is_of(ip: &IpConfig, prev: &CniResult, ifname: &str) -> bool {
     }
 }
 
-/// The host's interface by which packets to `addr` leave.
+/// The host's outgoing interface for packets to `addr`.
 fn interface_to(cx: &Cx<'_>, addr: IpAddr) -> Result<Option<String>> {
     let host = cx.host()?;
     let Some(index) = host.route_to(addr)?.and_then(|route| route.oif) else { return Ok(None) };
     Ok(host.link_by_index(index)?.map(|link| link.name))
 }
 
-/// Lets 127.0.0.1 of the host reach containers, but not these 127.0.0.0/8 of the host. Never off
-/// again, as other containers of the interface rely on it.
+/// Permits connections from 127.0.0.1 of the host to containers, but not from containers to 127.0.0.0/8 of the host. The
+/// parameters are never reset, because other containers of the interface depend on them.
 fn open_localhost(filter: &PacketFilter, keys: &[String]) -> Result<()> {
     if !keys.is_empty() {
         localhost::close(filter)?;
@@ -322,17 +293,17 @@ fn open_localhost(filter: &PacketFilter, keys: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// The settings that let 127.0.0.1 of the host reach the container: of the interface towards the container,
-/// if the result names this interface. Results before 0.3.0 name none.
-fn localnet_keys(forward: &Forward<'_>, prev: &CniResult) -> Vec<String> {
-    let ours = |name: &str| {
-        let mut hosts = prev.interfaces.iter().filter(|i| i.sandbox.is_empty());
-        prev.interfaces.is_empty() || hosts.any(|i| i.name == name)
-    };
-    let v4 = forward.targets.iter().filter(|target| target.addr().is_ipv4());
-    let names = v4.filter_map(|target| target.via.as_deref()).filter(|name| ours(name));
-    if forward.snat == Snat::Never {
+/// The kernel parameters that permit connections from 127.0.0.1 of the host to the container: of the interface towards
+/// the container, if the result lists this interface. Results before 0.3.0 have no interfaces.
+fn localnet_keys(conf: &Conf, targets: &[Target], prev: &CniResult) -> Vec<String> {
+    if conf.snat() == Snat::Never {
         return Vec::new();
     }
+    let is_listed = |name: &str| {
+        let mut on_host = prev.interfaces.iter().filter(|i| i.sandbox.is_empty());
+        prev.interfaces.is_empty() || on_host.any(|i| i.name == name)
+    };
+    let v4 = targets.iter().filter(|target| target.addr().is_ipv4());
+    let names = v4.filter_map(|target| target.via.as_deref()).filter(|name| is_listed(name));
     names.map(|name| format!("net/ipv4/conf/{name}/route_localnet")).collect()
 }

@@ -1,13 +1,11 @@
-//! sbr: source-based routing. What is sent from an address of the interface leaves by that interface,
-//! whatever the main table says.
+//! sbr: source-based routing. Packets from an address of the interface are sent through that interface, whatever the
+//! routes of the main table.
 //!
-//! It stands behind an interface plugin in a list, takes the addresses from `prevResult`, and passes
-//! that on unchanged. Keys: `table`, `gateways`, `addSourceHints`. For each address it makes a rule
-//! to a table of its own, from 100 on, and moves the interface's routes there from the main table;
-//! with `table`, only a rule to that table.
+//! A chained plugin, behind an interface plugin: it returns `prevResult`, from which it takes the addresses. Keys:
+//! `table`, `gateways`, `addSourceHints`. For each address ADD adds a rule to a table of its own, from 100 on, and moves
+//! the interface's routes from the main table to that table; with `table`, it adds only a rule to that table.
 //!
-//! All of this is in the container; on the host it leaves nothing. DEL takes the rules away and the
-//! routes back.
+//! There is no state on the host: rules and routes are in the container. DEL deletes the rules and moves the routes back.
 
 mod plan;
 
@@ -15,7 +13,7 @@ use std::net::IpAddr;
 
 use serde::Deserialize;
 
-use self::plan::{Hints, Plan, Source};
+use self::plan::{Plan, Source};
 use crate::cni::ip::parse_ip;
 use crate::cni::{CniResult, IfName, IpConfig};
 use crate::error::{Context, Error, Result};
@@ -27,10 +25,10 @@ use crate::skel::{
     AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Remarks, Rollback, require_prev,
 };
 
-/// The first table that is chosen.
+/// The first table for addresses.
 const FIRST_TABLE: u32 = 100;
-/// The protocol of a hint, which is no route of the kernel: `RTPROT_BOOT`.
-const BY_PLUGIN: u8 = 3;
+/// `RTPROT_BOOT`, the protocol of source hints.
+const PROTOCOL: u8 = 3;
 
 #[derive(Debug)]
 pub struct Sbr;
@@ -39,26 +37,24 @@ pub struct Sbr;
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Conf {
-    /// The table for all addresses, which another program fills. Default: one for each address.
+    /// The table for all addresses, managed by another program. Default: a table for each address.
     table: Option<i64>,
     /// The gateways of the default routes, at most one of each family. Default: the addresses' own.
     gateways: Vec<String>,
-    /// Keep the interface's subnets in the main table, each with the address in it as source.
+    /// Whether the interface's subnets stay in the main table, each with its address as source.
     add_source_hints: bool,
 }
 
 impl Conf {
     fn table(&self) -> Result<Option<u32>> {
-        let parse = |table: i64| {
-            u32::try_from(table)
-                .ok()
-                .filter(|table| *table != 0)
-                .ok_or_else(|| Error::config(format!("invalid table {table}")))
-        };
-        self.table.map(parse).transpose()
+        let Some(table) = self.table else { return Ok(None) };
+        match u32::try_from(table) {
+            Ok(number) if number != 0 => Ok(Some(number)),
+            _ => Err(Error::config(format!("invalid table {table}"))),
+        }
     }
 
-    /// The configured gateways; a fixed table is not ours to put a route into.
+    /// The configured gateways; none with `table`, whose routes another program manages.
     fn gateways(&self) -> Result<Vec<IpAddr>> {
         if self.table.is_some() {
             return Ok(Vec::new());
@@ -85,7 +81,7 @@ impl Conf {
 
 impl Plugin for Sbr {
     const NAME: &'static str = "sbr";
-    const ABOUT: &'static str = "what comes from an address leaves by its interface";
+    const ABOUT: &'static str = "routes packets by their source address";
     type Conf = Conf;
 
     fn examine(_: &Cx<'_>, conf: &Conf, _: &mut Remarks) -> Result<()> {
@@ -110,9 +106,8 @@ impl Plugin for Sbr {
             Plan::resolve(netlink, link, &ips, &gateways)?
         };
         let mut undo = Rollback::new();
-        undo.push("put rules and routes back", || plan.revert(netlink));
-        let hints = if conf.add_source_hints { Hints::Add } else { Hints::None };
-        plan.apply(netlink, hints)?;
+        undo.push("restore rules and routes", || plan.revert(netlink));
+        plan.apply(netlink, conf.add_source_hints.then(|| plan.hints()).as_deref())?;
         undo.commit();
         Ok(prev.clone())
     }
@@ -128,11 +123,15 @@ impl Plugin for Sbr {
         let rules = netlink.dump_rules()?;
         for ip in ips {
             let addr = ip.address.addr();
-            let leads = |rule: &&Rule| match table {
-                Some(table) => same(rule, &Rule::from_host(addr, table)),
+            let is_wanted = |rule: &&Rule| match table {
+                Some(table) => is_same(rule, &Rule::from_host(addr, table)),
                 None => is_from(rule, addr) && is_of(rule.table, &routes, Some(&link)),
             };
-            let rule = rules.iter().find(leads).ok_or_else(|| no_rule(addr, table))?;
+            let rule = rules.iter().find(is_wanted).ok_or_else(|| {
+                let to =
+                    table.map_or("a table of its own".into(), |table| format!("the table {table}"));
+                Error::internal(format!("sbr: no rule from {addr} to {to}"))
+            })?;
             if table.is_none() {
                 let source = Source::new(ip, &gateways, rule.table);
                 check_default(&source, &gateways, &routes, &link)?;
@@ -146,7 +145,7 @@ impl Plugin for Sbr {
 
     fn del(_: &Cx<'_>, conf: &Conf, req: &DelReq) -> Result<()> {
         let Some(netns) = &req.netns else { return Ok(()) };
-        // A table that makes no sense was refused by ADD.
+        // An invalid table was refused by ADD.
         let table = conf.table().unwrap_or_default();
         let inside = Inside::enter(netns)?;
         let netlink = &inside.netlink;
@@ -158,20 +157,18 @@ impl Plugin for Sbr {
         let mut failures = Failures::new();
         for rule in own_rules(netlink, table, link.as_ref(), req)? {
             let emptied = match &link {
-                Some(link) if table.is_none() => take_apart(netlink, link, &rule, conf, req),
+                Some(link) if table.is_none() => move_back(netlink, link, &rule, conf, req),
                 _ => Ok(()),
             };
-            // Last, and only then: the table is found by it.
-            let deleted = emptied.and_then(|()| {
-                netlink.del_rule(&rule).map(drop).context(|| "Failed to delete rule")
-            });
-            failures.keep(deleted);
+            // The rule goes last, because a retry of DEL finds the table by the rule.
+            let delete = |()| netlink.del_rule(&rule).context(|| "Failed to delete rule");
+            failures.keep(emptied.and_then(delete));
         }
         failures.into_result()
     }
 
     fn gc(_: &Cx<'_>, _: &Conf, _: &GcReq) -> Result<()> {
-        // Rules and tables vanish with the container.
+        // Rules and tables are deleted with the network namespace.
         Ok(())
     }
 
@@ -181,8 +178,7 @@ impl Plugin for Sbr {
     }
 }
 
-/// The addresses of the interface in a result. Addresses without an interface index count, as do addresses
-/// with an index that is not listed.
+/// The addresses of the interface in a result. Addresses without a valid interface index count as well.
 fn addresses<'r>(prev: &'r CniResult, ifname: &IfName) -> Result<Vec<&'r IpConfig>> {
     if prev.ips.is_empty() {
         let msg = format!("No IP addresses supplied on interface: {ifname}");
@@ -200,27 +196,26 @@ fn addresses<'r>(prev: &'r CniResult, ifname: &IfName) -> Result<Vec<&'r IpConfi
     Ok(own)
 }
 
-/// Whether it is such a rule as this plugin makes for the address.
+/// Whether the rule has the form of this plugin's rules for the address.
 fn is_from(rule: &Rule, addr: IpAddr) -> bool {
     rule.plain && rule.src == Some(addr.into())
 }
 
-/// Whether it is the same but for the priority.
-fn same(rule: &Rule, wanted: &Rule) -> bool {
+/// Whether the rules are equal except for the priority.
+fn is_same(rule: &Rule, wanted: &Rule) -> bool {
     rule.plain && rule.src == wanted.src && rule.table == wanted.table
 }
 
-/// Whether a table is one that the plugin chose, and no other program's: every route in it leaves by the
-/// link. The table of a link that is gone is empty.
+/// Whether a table was chosen by this plugin, not by another program: all its routes use the link. The table of a deleted
+/// link is empty.
 fn is_of(table: u32, routes: &[Route], link: Option<&Link>) -> bool {
     let mut inside = routes.iter().filter(|route| route.table == Some(table));
     let own = |route: &Route| link.is_some_and(|link| tables::leaves_by(route, link.index));
     table >= FIRST_TABLE && !tables::is_reserved(table) && inside.all(own)
 }
 
-/// The rules that were made for the attachment, by us or by the reference: from its addresses, as
-/// they are on the link or in `prevResult`. When both are gone, with the link or by a GC, from
-/// addresses that no link has.
+/// The attachment's rules, also those of the reference: from its addresses, which are on the link or in `prevResult`.
+/// Without either, from addresses that no link has.
 fn own_rules(
     netlink: &Netlink,
     table: Option<u32>,
@@ -237,13 +232,13 @@ fn own_rules(
         Some(table) => rule.table == table,
         None => is_of(rule.table, &routes, link),
     });
-    let told = req.prev.as_ref().map(|prev| addresses(prev, &req.ifname).unwrap_or_default());
-    let mut addrs: Vec<IpAddr> = told.iter().flatten().map(|ip| ip.address.addr()).collect();
+    let reported = req.prev.as_ref().map(|prev| addresses(prev, &req.ifname).unwrap_or_default());
+    let mut addrs: Vec<IpAddr> = reported.iter().flatten().map(|ip| ip.address.addr()).collect();
     if let Some(link) = link {
         addrs.extend(netlink.dump_addrs(link.index)?.iter().map(|addr| addr.net.addr()));
     }
-    let given = |addr: &IpAddr| !matches!(addr, IpAddr::V6(v6) if v6.is_unicast_link_local());
-    if told.is_some() || addrs.iter().any(given) {
+    let is_assigned = |addr: &IpAddr| !matches!(addr, IpAddr::V6(v6) if v6.is_unicast_link_local());
+    if reported.is_some() || addrs.iter().any(is_assigned) {
         rules.retain(|rule| addrs.iter().any(|addr| is_from(rule, *addr)));
         return Ok(rules);
     }
@@ -254,56 +249,38 @@ fn own_rules(
     Ok(rules)
 }
 
-/// Gives the routes in a rule's table back to the main table.
-fn take_apart(
-    netlink: &Netlink,
-    link: &Link,
-    rule: &Rule,
-    conf: &Conf,
-    req: &DelReq,
-) -> Result<()> {
+/// Moves the routes of a rule's table back to the main table.
+fn move_back(netlink: &Netlink, link: &Link, rule: &Rule, conf: &Conf, req: &DelReq) -> Result<()> {
     if conf.add_source_hints
         && let Some(src) = rule.src
     {
-        // The subnet's own route comes back, if there was one.
+        // Hints are deleted, because the subnet's original route is moved back, if there was one.
         let mut hints = tables::routes_of(netlink, link, RT_TABLE_MAIN)?;
         let own = tables::routes_of(netlink, link, rule.table)?;
         hints.retain(|hint| {
-            let to_same: Vec<&Route> = own.iter().filter(|r| r.dst == hint.dst).collect();
-            let same = |r: &&Route| Route { table: hint.table, ..(*r).clone() } == *hint;
-            let made = hint.protocol == Some(BY_PLUGIN) && hint.dst.contains(&src.addr());
+            let mut originals = own.iter().filter(|r| r.dst == hint.dst).peekable();
+            let is_added = hint.protocol == Some(PROTOCOL) && hint.dst.contains(&src.addr());
             hint.src == Some(src.addr())
                 && tables::is_near(hint)
-                && !to_same.iter().any(same)
-                && (made || !to_same.is_empty())
+                && (is_added || originals.peek().is_some())
+                && !originals.any(|r| Route { table: hint.table, ..r.clone() } == *hint)
         });
         for hint in &hints {
             netlink.del_route(hint)?;
         }
     }
-    let wanted = |route: &Route| was_in_main(route, req.prev.as_ref());
-    tables::give_back(netlink, link, rule.table, wanted)
+    // Default routes may have been added by ADD: only those of the result were in the main table before.
+    let is_in_main = |table: Option<u32>| table.is_none_or(|t| t == 0 || t == RT_TABLE_MAIN);
+    let was_in_main = |route: &Route| {
+        let mut reported = req.prev.iter().flat_map(|prev| &prev.routes);
+        route.dst.prefix_len() != 0
+            || reported.any(|told| told.dst == route.dst && is_in_main(told.table))
+    };
+    tables::give_back(netlink, link, rule.table, was_in_main)
         .context(|| format!("empty the table {}", rule.table))
 }
 
-/// Whether the main table had the route. A default route may have been added by ADD itself, so it
-/// needs a witness.
-fn was_in_main(route: &Route, prev: Option<&CniResult>) -> bool {
-    let in_main = |table: Option<u32>| table.is_none_or(|t| t == 0 || t == RT_TABLE_MAIN);
-    route.dst.prefix_len() != 0
-        || prev.is_some_and(|prev| {
-            prev.routes.iter().any(|told| told.dst == route.dst && in_main(told.table))
-        })
-}
-
-fn no_rule(addr: IpAddr, table: Option<u32>) -> Error {
-    Error::internal(match table {
-        Some(table) => format!("sbr: no rule from {addr} to the table {table}"),
-        None => format!("sbr: no rule from {addr} to a table of its own"),
-    })
-}
-
-/// The table has the default route that ADD has put there.
+/// Verifies the default route of the address's table.
 fn check_default(
     source: &Source,
     gateways: &[IpAddr],
@@ -311,16 +288,16 @@ fn check_default(
     link: &Link,
 ) -> Result<()> {
     let Some(gateway) = source.gateway else { return Ok(()) };
-    // One that the main table had may have taken its place.
-    let exact = gateways.contains(&gateway);
-    let fits = |route: &Route| {
+    // A default route of the main table overrides the address's own gateway.
+    let is_exact = gateways.contains(&gateway);
+    let is_wanted = |route: &Route| {
         route.table == Some(source.table)
             && route.dst.prefix_len() == 0
             && route.dst.addr().is_ipv4() == gateway.is_ipv4()
             && tables::leaves_by(route, link.index)
-            && (!exact || route.gw == Some(gateway))
+            && (!is_exact || route.gw == Some(gateway))
     };
-    if routes.iter().any(fits) {
+    if routes.iter().any(is_wanted) {
         return Ok(());
     }
     let (table, name) = (source.table, &link.name);
@@ -328,7 +305,7 @@ fn check_default(
     Err(Error::internal(msg))
 }
 
-/// The main table tells the source for the address's subnet.
+/// Verifies that the main table has a source address for the address's subnet.
 fn check_hint(source: &Source, routes: &[Route], link: &Link) -> Result<()> {
     let Some(network) = source.network() else { return Ok(()) };
     let of_link = |route: &&Route| {
@@ -336,7 +313,7 @@ fn check_hint(source: &Source, routes: &[Route], link: &Link) -> Result<()> {
             && route.dst == network
             && tables::leaves_by(route, link.index)
     };
-    // Of several addresses in a subnet one is the source.
+    // One of the addresses in the subnet is the source.
     if routes.iter().filter(of_link).any(|route| route.src.is_some()) {
         return Ok(());
     }

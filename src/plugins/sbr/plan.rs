@@ -1,31 +1,23 @@
-//! What ADD does: tables chosen, and which of the interface's routes go into which.
+//! The changes of ADD: the choice of tables, and of the routes for each table.
 
 use std::net::IpAddr;
 
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-use super::{FIRST_TABLE, is_from, is_of, same};
+use super::{FIRST_TABLE, is_from, is_of, is_same};
 use crate::cni::IpConfig;
-use crate::cni::ip::width;
 use crate::error::{Context, Result};
 use crate::iface::tables::{self, Tables};
 use crate::netlink::{Link, Netlink, RT_TABLE_MAIN, Route, RouteFilter, RouteMode, Rule};
 
-/// Scope of a destination on the link, `RT_SCOPE_LINK`.
+/// `RT_SCOPE_LINK`, the scope of destinations on the link.
 const ON_LINK: u8 = 253;
 
-/// What `addSourceHints` says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Hints {
-    Add,
-    None,
-}
-
 /// An address and its table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 pub(super) struct Source {
     pub(super) address: IpNet,
-    /// Where its default route goes.
+    /// The gateway of its default route.
     pub(super) gateway: Option<IpAddr>,
     pub(super) table: u32,
 }
@@ -33,53 +25,50 @@ pub(super) struct Source {
 impl Source {
     pub(super) fn new(ip: &IpConfig, gateways: &[IpAddr], table: u32) -> Source {
         let v4 = ip.address.addr().is_ipv4();
-        let configured = gateways.iter().copied().chain(ip.gateway);
-        let gateway = configured.into_iter().find(|gw| gw.is_ipv4() == v4);
+        let gateway = gateways.iter().copied().chain(ip.gateway).find(|gw| gw.is_ipv4() == v4);
         Source { address: ip.address, gateway, table }
     }
 
-    /// The subnet; an address on its own has none.
+    /// The subnet; `None` for an address with the prefix length /32 or /128.
     pub(super) fn network(&self) -> Option<IpNet> {
-        let subnet = self.address.prefix_len() < width(self.address.addr());
-        subnet.then(|| self.address.trunc())
+        let has_subnet = self.address.prefix_len() < self.address.max_prefix_len();
+        has_subnet.then(|| self.address.trunc())
     }
 
     fn is_of_family(&self, route: &Route) -> bool {
         self.address.addr().is_ipv4() == route.dst.addr().is_ipv4()
     }
 
-    /// Whether the route starts at, or leads through, the address's subnet.
+    /// Whether the route's source or a gateway is in the address's subnet.
     fn owns(&self, route: &Route) -> bool {
         let hops = route.nexthops.iter().filter_map(|hop| hop.gw);
         route.src.into_iter().chain(route.gw).chain(hops).any(|ip| self.address.contains(&ip))
     }
 }
 
-/// All that ADD changes, and the present state.
-#[derive(Debug)]
+/// The changes of ADD, and the present state.
+#[derive(Default)]
 pub(super) struct Plan {
     link: Link,
     sources: Vec<Source>,
-    /// Rules that are not there yet.
+    /// The missing rules.
     rules: Vec<Rule>,
-    /// The link's routes in the main table and in those of the sources.
+    /// The tables main and of the sources, with the link's routes in them.
     before: Vec<(u32, Vec<Route>)>,
-    /// The families whose gateways are configured.
+    /// Whether the gateway of each family, IPv4 first, is configured.
     fixed: [bool; 2],
 }
 
 impl Plan {
-    /// Only rules to a table that another program fills.
+    /// Adds rules only, to a table that another program manages.
     pub(super) fn of_rules(netlink: &Netlink, ips: &[&IpConfig], table: u32) -> Result<Plan> {
         let present = netlink.dump_rules().context(|| "Failed to list all rules")?;
-        let mut rules: Vec<Rule> =
-            ips.iter().map(|ip| Rule::from_host(ip.address.addr(), table)).collect();
-        rules.retain(|rule| !present.iter().any(|other| same(other, rule)));
-        let link = Link::default();
-        Ok(Plan { link, sources: Vec::new(), rules, before: Vec::new(), fixed: [false; 2] })
+        let rules = ips.iter().map(|ip| Rule::from_host(ip.address.addr(), table));
+        let missing = rules.filter(|rule| !present.iter().any(|other| is_same(other, rule)));
+        Ok(Plan { rules: missing.collect(), ..Plan::default() })
     }
 
-    /// Chooses the tables; an address that has one already keeps it.
+    /// Chooses the tables. An address with a table of an earlier ADD keeps the table.
     pub(super) fn resolve(
         netlink: &Netlink,
         link: Link,
@@ -106,9 +95,9 @@ impl Plan {
         Ok(Plan { link, sources, rules, before, fixed })
     }
 
-    /// Makes the rules first, by which DEL finds the tables even if nothing else is made; changes the main
-    /// table last, so that every address has a route at any moment.
-    pub(super) fn apply(&self, netlink: &Netlink, hints: Hints) -> Result<()> {
+    /// Adds the rules first, by which DEL finds the tables if ADD is killed; changes the main table last, so that every
+    /// address has a route at any time. `hints` are the subnets' routes that stay in the main table.
+    pub(super) fn apply(&self, netlink: &Netlink, hints: Option<&[Route]>) -> Result<()> {
         for rule in &self.rules {
             netlink.add_rule(rule).context(|| "Failed to add rule")?;
         }
@@ -116,19 +105,19 @@ impl Plan {
             tables::put(netlink, &self.content(source, present), source.table)
                 .context(|| format!("fill the table {}", source.table))?;
         }
-        let hinted = if hints == Hints::Add { self.hints() } else { Vec::new() };
-        for route in hinted.iter().filter(|route| !self.main().contains(route)) {
+        let hints_to_add = hints.unwrap_or_default().iter();
+        for route in hints_to_add.filter(|route| !self.main().contains(route)) {
             netlink
                 .add_route(route, RouteMode::Replace)
                 .context(|| format!("add the source {} to the subnet", self.link.name))?;
         }
-        for route in self.leaving((hints == Hints::Add).then_some(&hinted)) {
+        for route in self.leaving(hints) {
             netlink.del_route(route).context(|| "Failed to delete route")?;
         }
         Ok(())
     }
 
-    /// Takes back whatever [`Plan::apply`] has done.
+    /// Undoes [`Plan::apply`]: completes all steps that can be done, then reports the first error.
     pub(super) fn revert(&self, netlink: &Netlink) -> Result<()> {
         let mut done = Ok(());
         for (table, routes) in &self.before {
@@ -145,54 +134,50 @@ impl Plan {
         self.before.first().map(|(_, routes)| routes.as_slice()).unwrap_or_default()
     }
 
-    /// Those in the table of each source.
+    /// The link's routes in the table of each source.
     fn tables(&self) -> impl Iterator<Item = &[Route]> {
         self.before.iter().skip(1).map(|(_, routes)| routes.as_slice())
     }
 
-    /// What a source's table gets, in the order in which the kernel takes it. What it has already is
-    /// from an earlier ADD.
+    /// The routes to add to a source's table, in an order that the kernel accepts. The `present` routes are of an earlier
+    /// ADD.
     fn content(&self, source: &Source, present: &[Route]) -> Vec<Route> {
         let fixed = self.fixed[usize::from(source.address.addr().is_ipv6())];
-        let has = |route: &Route| {
-            present.iter().any(|r| r.dst == route.dst && r.priority == route.priority)
-        };
+        let is_default = |route: &Route| route.dst.prefix_len() == 0;
         let copied = self.main().iter().filter(|route| {
-            let default = route.dst.prefix_len() == 0;
-            self.is_for(route, source) && !(fixed && default) && !has(route)
+            let is_same = |r: &Route| r.dst == route.dst && r.priority == route.priority;
+            self.is_for(route, source)
+                && !(fixed && is_default(route))
+                && !present.iter().any(is_same)
         });
         let (near, far): (Vec<Route>, Vec<Route>) = copied.cloned().partition(tables::is_near);
-        let everywhere = |route: &Route| route.dst.prefix_len() == 0 && source.is_of_family(route);
-        let keeps = !fixed && present.iter().any(everywhere);
-        let default = source.gateway.filter(|_| !keeps).map(|gw| {
-            let mut reachable = near.iter().chain(present).filter(|r| tables::is_near(r));
-            self.default_route(gw, reachable.any(|route| route.dst.contains(&gw)))
+        let has_default = present.iter().any(|r| is_default(r) && source.is_of_family(r));
+        let default = source.gateway.filter(|_| fixed || !has_default).map(|gw| {
+            let mut direct = near.iter().chain(present).filter(|r| tables::is_near(r));
+            self.default_route(gw, direct.any(|route| route.dst.contains(&gw)))
         });
         near.into_iter().chain(default).chain(far).collect()
     }
 
-    /// A route belongs to the addresses whose subnet it uses; a route that uses no subnet belongs to all.
+    /// Whether the route is for the address: a route belongs to the addresses whose subnets it uses, and to all addresses if
+    /// it uses no subnet.
     fn is_for(&self, route: &Route, source: &Source) -> bool {
         let generic = tables::is_near(route) && route.src.is_none();
         let orphan = || !self.sources.iter().any(|other| other.owns(route));
         source.is_of_family(route) && (generic || source.owns(route) || orphan())
     }
 
-    fn default_route(&self, gw: IpAddr, reached: bool) -> Route {
-        let everywhere = match gw {
-            IpAddr::V4(_) => IpNet::V4(ipnet::Ipv4Net::default()),
-            IpAddr::V6(_) => IpNet::V6(ipnet::Ipv6Net::default()),
+    fn default_route(&self, gw: IpAddr, is_reachable: bool) -> Route {
+        let (dst, is_link_local) = match gw {
+            IpAddr::V4(_) => (Ipv4Net::default().into(), false),
+            IpAddr::V6(gw) => (Ipv6Net::default().into(), gw.is_unicast_link_local()),
         };
-        let link_local = matches!(gw, IpAddr::V6(gw) if gw.is_unicast_link_local());
-        let mut route = Route::new(everywhere);
-        route.gw = Some(gw);
-        route.oif = Some(self.link.index);
-        route.onlink = !reached && !link_local;
-        route
+        let onlink = !is_reachable && !is_link_local;
+        Route { gw: Some(gw), oif: Some(self.link.index), onlink, ..Route::new(dst) }
     }
 
-    /// The subnets' routes in the main table, with their addresses as sources.
-    fn hints(&self) -> Vec<Route> {
+    /// The subnets' routes for the main table, with their addresses as sources.
+    pub(super) fn hints(&self) -> Vec<Route> {
         let mut hints: Vec<Route> = Vec::new();
         for source in &self.sources {
             let Some(network) = source.network() else { continue };
@@ -209,12 +194,12 @@ impl Plan {
         hints
     }
 
-    /// The routes that leave the main table. With hints, what is on the link stays.
-    fn leaving(&self, hinted: Option<&Vec<Route>>) -> impl Iterator<Item = &Route> {
+    /// The routes to delete from the main table. With hints, routes without a gateway stay.
+    fn leaving(&self, hints: Option<&[Route]>) -> impl Iterator<Item = &Route> {
         self.main().iter().filter(move |route| {
-            let stays = hinted.is_some_and(|hinted| {
-                let near = tables::is_near(route) && route.dst.prefix_len() != 0;
-                near || hinted.iter().any(|hint| hint.dst == route.dst)
+            let stays = hints.is_some_and(|hints| {
+                (tables::is_near(route) && route.dst.prefix_len() != 0)
+                    || hints.iter().any(|hint| hint.dst == route.dst)
             });
             !stays && self.sources.iter().any(|source| source.is_of_family(route))
         })
@@ -259,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn each_route_goes_to_the_table_of_its_subnet_or_to_all() {
+    fn routes_go_to_the_tables_of_their_subnets_or_to_all() {
         let sources = [source("10.1.0.2/24", "10.1.0.1", 100), source("10.2.0.2/24", "", 101)];
         let main = [
             "10.1.0.0/24 src 10.1.0.2",
@@ -312,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gateway_that_no_route_reaches_is_taken_for_a_neighbour() {
+    fn a_gateway_without_a_route_is_onlink() {
         let near = plan(&[source("10.1.0.2/24", "10.1.0.1", 100)], &["10.1.0.0/24 src 10.1.0.2"]);
         assert!(!near.content(&near.sources[0], &[])[1].onlink);
         let far = plan(&[source("10.1.0.2/32", "10.1.0.1", 100)], &[]);
@@ -320,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_earlier_add_has_done_is_left_as_it_is() {
+    fn routes_of_an_earlier_add_are_kept() {
         let mut plan =
             plan(&[source("10.1.0.2/24", "10.1.0.1", 100)], &["10.1.0.0/24 src 10.1.0.2"]);
         let present = [route("10.1.0.0/24"), route("0.0.0.0/0 via 10.1.0.7")];

@@ -1,4 +1,4 @@
-//! What of an interface is not a kernel parameter: MAC, MTU, modes, the transmit queue.
+//! The attributes of an interface: MAC, MTU, modes, length of the transmit queue.
 
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -7,9 +7,9 @@ use crate::cni::IfName;
 use crate::error::{Context, Error, Result};
 use crate::iface::verify::IN_CONTAINER;
 use crate::netlink::{Link, LinkChange, Mac, Netlink};
+use crate::skel::Failures;
 
-/// Attributes of an interface; `None` if not configured. Written as JSON, they are the
-/// reference's backup.
+/// Attributes of an interface; `None` if not configured. As JSON they are the reference's backup.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct Attributes {
@@ -26,7 +26,7 @@ pub(super) struct Attributes {
     pub(super) txqlen: Option<u32>,
 }
 
-#[expect(clippy::ref_option, clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+#[expect(clippy::ref_option, clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
 fn write_mac<S: Serializer>(mac: &Option<Mac>, s: S) -> Result<S::Ok, S::Error> {
     s.collect_str(&mac.map(|mac| mac.to_string()).unwrap_or_default())
 }
@@ -40,14 +40,14 @@ fn read_mac<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Mac>, D::Error> {
 }
 
 impl Attributes {
-    /// The attributes of `link` that `asked` has as well.
-    pub(super) fn of(link: &Link, asked: &Attributes) -> Attributes {
+    /// The link's values of the attributes that are `configured`.
+    pub(super) fn of(link: &Link, configured: &Attributes) -> Attributes {
         Attributes {
-            mac: asked.mac.and(link.mac),
-            promisc: asked.promisc.map(|_| link.promisc),
-            mtu: asked.mtu.map(|_| link.mtu),
-            allmulti: asked.allmulti.map(|_| link.allmulti),
-            txqlen: asked.txqlen.map(|_| link.txqlen),
+            mac: configured.mac.and(link.mac),
+            promisc: configured.promisc.map(|_| link.promisc),
+            mtu: configured.mtu.map(|_| link.mtu),
+            allmulti: configured.allmulti.map(|_| link.allmulti),
+            txqlen: configured.txqlen.map(|_| link.txqlen),
         }
     }
 
@@ -55,86 +55,67 @@ impl Attributes {
         *self == Attributes::default()
     }
 
-    /// Gives the link all of them, and stops at the first that it does not take.
-    pub(super) fn set(&self, netlink: &Netlink, link: &Link) -> Result<()> {
-        self.changes().into_iter().try_for_each(|change| change.make(netlink, link))
-    }
-
-    /// Gives the link all that it takes; the errors of the others.
-    pub(super) fn restore(&self, netlink: &Netlink, link: &Link) -> Vec<Error> {
-        let changes = self.changes().into_iter();
-        changes.filter_map(|change| change.make(netlink, link).err()).collect()
-    }
-
-    /// The changes in the order of the reference, each by itself, so that an error is about one.
-    fn changes(&self) -> Vec<Change> {
-        let change =
-            |name, value: String, change| Change { what: format!("{name} {value}"), change };
-        let on = |on: bool| if on { "on" } else { "off" }.to_owned();
-        let new = LinkChange::new;
-        let all = [
-            self.mac.map(|mac| change("mac", mac.to_string(), new().mac(mac))),
-            self.promisc.map(|yes| change("promisc", on(yes), new().promisc(yes.into()))),
-            self.mtu.map(|mtu| change("mtu", mtu.to_string(), new().mtu(mtu))),
-            self.allmulti.map(|yes| change("allmulti", on(yes), new().allmulti(yes.into()))),
-            self.txqlen.map(|len| change("txQLen", len.to_string(), new().txqlen(len))),
+    /// Sets the attributes one by one in the order of the reference, as the iterator advances.
+    pub(super) fn set(&self, netlink: &Netlink, link: &Link) -> impl Iterator<Item = Result<()>> {
+        let (new, on) = (LinkChange::new, |on| if on { "on" } else { "off" });
+        let changes = [
+            self.mac.map(|mac| (format!("mac {mac}"), new().mac(mac))),
+            self.promisc.map(|yes| (format!("promisc {}", on(yes)), new().promisc(yes.into()))),
+            self.mtu.map(|mtu| (format!("mtu {mtu}"), new().mtu(mtu))),
+            self.allmulti.map(|yes| (format!("allmulti {}", on(yes)), new().allmulti(yes.into()))),
+            self.txqlen.map(|length| (format!("txQLen {length}"), new().txqlen(length))),
         ];
-        all.into_iter().flatten().collect()
+        changes.into_iter().flatten().map(|(what, change)| {
+            netlink.set_link(link.index, change).context(|| format!("set {what}"))
+        })
     }
 
-    /// Verifies that the link has all attributes. For promiscuous mode the kernel's counter decides, whoever
-    /// requested it.
-    pub(super) fn verify(&self, link: &Link, ifname: &IfName) -> Result<()> {
-        let now = Attributes::of(link, self);
-        if let Some(promisc) = self.promisc
-            && promisc != (link.promiscuity != 0)
-        {
-            let count = link.promiscuity;
-            let value = if promisc { "on" } else { "off" };
-            return Err(Error::internal(format!(
-                "Error: Tuning link {ifname} configured promisc is {promisc}, current value is {count}"
-            ))
-            .with_details(format!("{IN_CONTAINER}ip link set {ifname} promisc {value}")));
+    /// Sets all attributes that can be set, then reports the errors.
+    pub(super) fn restore(&self, netlink: &Netlink, link: &Link) -> Result<()> {
+        let mut failures = Failures::new();
+        for outcome in self.set(netlink, link) {
+            failures.keep(outcome);
         }
-        let text = |mac: Option<Mac>| mac.map(|mac| mac.to_string());
-        same(ifname, ("Ethernet", "address"), text(self.mac), text(self.mac.and(link.mac)))?;
-        same(ifname, ("MTU", "mtu"), self.mtu, now.mtu)?;
-        same(ifname, ("all-multicast mode", "allmulticast"), self.allmulti, now.allmulti)?;
-        same(ifname, ("Transmit Queue Length", "txqueuelen"), self.txqlen, now.txqlen)
+        failures.into_result()
+    }
+
+    /// Verifies that the link has all attributes. The mode promiscuous is compared with the kernel's counter, which
+    /// includes the requests of other programs, such as tcpdump.
+    pub(super) fn verify(&self, link: &Link, ifname: &IfName) -> Result<()> {
+        let found = Attributes::of(link, self);
+        if let Some(on) = self.promisc.filter(|on| *on != (link.promiscuity != 0)) {
+            let subject = format!("link {ifname} configured promisc");
+            let count = link.promiscuity.to_string();
+            return Err(mismatch(ifname, &subject, "promisc", &on.to_string(), &count));
+        }
+        same(ifname, ("Ethernet", "address"), self.mac, found.mac)?;
+        same(ifname, ("MTU", "mtu"), self.mtu, found.mtu)?;
+        same(ifname, ("all-multicast mode", "allmulticast"), self.allmulti, found.allmulti)?;
+        same(ifname, ("Transmit Queue Length", "txqueuelen"), self.txqlen, found.txqlen)
     }
 }
 
-/// `word` is what ip-link(8) calls it.
+/// `keyword` is the attribute's name in ip-link(8).
 fn same<T: PartialEq + ToString>(
     ifname: &IfName,
-    (what, word): (&str, &str),
+    (what, keyword): (&str, &str),
     wanted: Option<T>,
-    now: Option<T>,
+    found: Option<T>,
 ) -> Result<()> {
-    if wanted == now {
+    if wanted == found {
         return Ok(());
     }
-    let [wanted, now] = [wanted, now].map(|v| v.map(|v| v.to_string()).unwrap_or_default());
-    let value = match wanted.as_str() {
+    let [wanted, found] = [wanted, found].map(|v| v.map(|v| v.to_string()).unwrap_or_default());
+    let subject = format!("configured {what} of {ifname}");
+    Err(mismatch(ifname, &subject, keyword, &wanted, &found))
+}
+
+fn mismatch(ifname: &IfName, subject: &str, keyword: &str, wanted: &str, found: &str) -> Error {
+    let value = match wanted {
         "true" => "on",
         "false" => "off",
         value => value,
     };
-    Err(Error::internal(format!(
-        "Error: Tuning configured {what} of {ifname} is {wanted}, current value is {now}"
-    ))
-    .with_details(format!("{IN_CONTAINER}ip link set {ifname} {word} {value}")))
-}
-
-/// One change of a link, and its name for messages.
-struct Change {
-    what: String,
-    change: LinkChange,
-}
-
-impl Change {
-    fn make(self, netlink: &Netlink, link: &Link) -> Result<()> {
-        let Change { what, change } = self;
-        netlink.set_link(link.index, change).context(|| format!("set {what}"))
-    }
+    Error::internal(format!("Error: Tuning {subject} is {wanted}, current value is {found}"))
+        .with_details(format!("{IN_CONTAINER}ip link set {ifname} {keyword} {value}"))
 }

@@ -1,10 +1,9 @@
-//! What DEL gives back to the interface. The file is the reference's, with keys more, which it
-//! ignores: the network, by which GC knows what is stale, the attachment, which the file's name does
-//! not always tell from others, what the interface was set to, and whether DEL has failed already.
+//! The backup of an interface's original attributes, which DEL restores. The file has the reference's format with more
+//! keys, which the reference ignores.
 
 use std::path::Path;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::ser::{PrettyFormatter, Serializer};
 
 use super::attributes::Attributes;
@@ -16,83 +15,82 @@ use crate::files::backup::{self, BackupFile};
 use crate::skel::Failures;
 
 /// The content of a backup.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(super) struct Backup {
-    /// What the interface was like before.
+    /// The attributes before the first ADD.
     #[serde(flatten)]
     pub(super) original: Attributes,
-    /// The network of the attachment; the reference does not tell.
+    #[serde(flatten)]
+    extra: Extra,
+}
+
+/// The keys that the reference does not have.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+struct Extra {
+    /// The network of the attachment.
     #[serde(skip_serializing_if = "String::is_empty")]
     network: String,
-    /// [`Owner::instance`]; the reference does not tell.
+    /// [`Owner::instance`]: the name of the file is ambiguous.
     #[serde(skip_serializing_if = "String::is_empty")]
     attachment: String,
     /// The attributes that ADD has set.
     #[serde(skip_serializing_if = "Attributes::is_empty")]
     set: Attributes,
-    /// Whether a DEL could not give all back.
+    /// Whether a DEL could not restore all attributes.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub(super) tried: bool,
+    tried: bool,
 }
 
 impl Backup {
-    /// Reads what `file` has; an error if that is no backup.
+    /// Reads the backup; fails if the file is malformed.
     pub(super) fn read(file: &BackupFile) -> Result<Option<Backup>> {
-        file.read()?.map(|bytes| Backup::parse(&bytes)).transpose()
+        file.read()?.as_deref().map(Backup::parse).transpose()
     }
 
-    /// Whether the backup may be of `owner`, and not of another attachment whose file has the same name.
+    pub(super) fn parse(bytes: &[u8]) -> Result<Backup> {
+        let malformed = |why: &str| Error::internal(format!("the backup cannot be read: {why}"));
+        let json = Json::parse(bytes).map_err(|why| malformed(&why))?;
+        let decode = || Ok(Backup { original: json.decode()?, extra: json.decode()? });
+        decode().map_err(|e: Error| malformed(e.msg()))
+    }
+
+    /// Whether the backup may be of `owner`: the names of two attachments' files can be equal.
     pub(super) fn may_be_of(&self, owner: &Owner<'_>) -> bool {
-        self.attachment.is_empty() || self.attachment == owner.instance()
+        self.extra.attachment.is_empty() || self.extra.attachment == owner.instance()
     }
 
-    fn parse(bytes: &[u8]) -> Result<Backup> {
-        let unreadable = |why: &str| Error::internal(format!("the backup cannot be read: {why}"));
-        let json = Json::parse(bytes).map_err(|why| unreadable(&why))?;
-        let decode = |json: &Json| json.decode::<Attributes>();
-        let set = json.get_present("set").map(decode).transpose();
-        let text = |key| json.get_present(key).and_then(Json::as_str).unwrap_or("").to_owned();
-        Ok(Backup {
-            original: decode(&json).map_err(|e| unreadable(e.msg()))?,
-            network: text("network"),
-            attachment: text("attachment"),
-            set: set.map_err(|e| unreadable(e.msg()))?.unwrap_or_default(),
-            tried: json.get_present("tried").is_some(),
-        })
-    }
-
-    /// The backup of an interface that has the attributes `now` and is to get those `wanted`.
+    /// The backup of an interface that has the attributes `now` and is to get the attributes `wanted`.
     ///
-    /// What an earlier ADD has changed is not original: where the interface has the attributes that ADD set,
-    /// the earlier backup stays. Where it has others, the earlier backup is of another
-    /// interface, of an earlier container with the same id.
+    /// Attributes that an earlier ADD has set are not original: where the interface has the attributes that ADD set, the
+    /// earlier backup is kept. Where the interface has others, the earlier backup is of another interface, of an earlier
+    /// container with the same id.
     pub(super) fn renewed(
         earlier: Option<Backup>,
         owner: &Owner<'_>,
         now: &Attributes,
         wanted: &Attributes,
     ) -> Backup {
-        let Backup { original, set, .. } = earlier.unwrap_or_default();
-        let (mac, set_mac) = renew(original.mac, set.mac, now.mac, wanted.mac);
-        let (promisc, set_promisc) =
-            renew(original.promisc, set.promisc, now.promisc, wanted.promisc);
-        let (mtu, set_mtu) = renew(original.mtu, set.mtu, now.mtu, wanted.mtu);
-        let (allmulti, set_allmulti) =
-            renew(original.allmulti, set.allmulti, now.allmulti, wanted.allmulti);
-        let (txqlen, set_txqlen) = renew(original.txqlen, set.txqlen, now.txqlen, wanted.txqlen);
-        let set = Attributes {
-            mac: set_mac,
-            promisc: set_promisc,
-            mtu: set_mtu,
-            allmulti: set_allmulti,
-            txqlen: set_txqlen,
-        };
-        let original = Attributes { mac, promisc, mtu, allmulti, txqlen };
+        let Backup { mut original, extra: Extra { mut set, .. } } = earlier.unwrap_or_default();
+        renew(&mut original.mac, &mut set.mac, now.mac, wanted.mac);
+        renew(&mut original.promisc, &mut set.promisc, now.promisc, wanted.promisc);
+        renew(&mut original.mtu, &mut set.mtu, now.mtu, wanted.mtu);
+        renew(&mut original.allmulti, &mut set.allmulti, now.allmulti, wanted.allmulti);
+        renew(&mut original.txqlen, &mut set.txqlen, now.txqlen, wanted.txqlen);
         let (network, attachment) = (owner.network.to_owned(), owner.instance());
-        Backup { original, network, attachment, set, tried: false }
+        Backup { original, extra: Extra { network, attachment, set, tried: false } }
     }
 
-    /// Puts it in place of what `file` has.
+    /// Records in `file` that DEL could not restore all attributes; false if an earlier DEL has done so.
+    pub(super) fn mark_as_tried(&mut self, file: &BackupFile) -> Result<bool> {
+        let is_first = !std::mem::replace(&mut self.extra.tried, true);
+        if is_first {
+            self.write(file)?;
+        }
+        Ok(is_first)
+    }
+
+    /// Replaces the content of `file`.
     pub(super) fn write(&self, file: &BackupFile) -> Result<()> {
         let mut text = Vec::new();
         let formatter = PrettyFormatter::with_indent(b" ");
@@ -101,15 +99,15 @@ impl Backup {
         Ok(file.write(&text)?)
     }
 
-    /// Removes the backups of `network` below `dir` that are not of `valid` attachments.
+    /// Removes the backups of `network` below `dir`, except for those of `valid` attachments.
     pub(super) fn collect(dir: &Path, network: &str, valid: &[Owner<'_>]) -> Result<()> {
         let mut failures = Failures::new();
         atomic::sweep(dir, network, valid);
         let valid: Vec<_> = valid.iter().map(|owner| BackupFile::new(dir, owner)).collect();
         for (path, content) in backup::all(dir)? {
-            // The owner of an unreadable backup is unknown.
-            let ours = Backup::parse(&content).is_ok_and(|backup| backup.network == network);
-            if ours && !valid.iter().any(|file| *file.path() == path) {
+            // The owner of a malformed backup is unknown.
+            let is_ours = Backup::parse(&content).is_ok_and(|b| b.extra.network == network);
+            if is_ours && !valid.iter().any(|file| *file.path() == path) {
                 failures.keep(backup::remove(&path).map_err(Error::from));
             }
         }
@@ -117,19 +115,19 @@ impl Backup {
     }
 }
 
-/// The original value of one attribute, and the configured value.
+/// Updates the original value of an attribute, and the value that ADD has `set`.
 fn renew<T: PartialEq + Copy>(
-    original: Option<T>,
-    set: Option<T>,
+    original: &mut Option<T>,
+    set: &mut Option<T>,
     now: Option<T>,
     wanted: Option<T>,
-) -> (Option<T>, Option<T>) {
-    if wanted.is_none() {
-        return (original, set);
+) {
+    if wanted.is_some() {
+        // The reference does not record `set`, which mostly equals `wanted`.
+        let is_tuned = now == set.or(wanted);
+        *original = original.filter(|_| is_tuned).or(now);
+        *set = wanted;
     }
-    // The reference does not tell what it set: mostly the same as is wanted now.
-    let is_tuned = now == set.or(wanted);
-    (original.filter(|_| is_tuned).or(now), wanted)
 }
 
 #[cfg(test)]
@@ -144,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_is_the_references_with_keys_more() {
+    fn the_file_has_the_reference_s_format_and_more_keys() {
         let dir = tempfile::tempdir().unwrap();
         let file = BackupFile::new(dir.path(), &OWNER);
         let original = Attributes {
@@ -163,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn the_references_files_are_read_and_others_refused() {
+    fn files_of_the_reference_are_read_and_others_refused() {
         let dir = tempfile::tempdir().unwrap();
         let file = BackupFile::new(dir.path(), &OWNER);
         file.write(b"{\n \"mtu\": 1500,\n \"txQLen\": 0\n}").unwrap();
@@ -178,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_earlier_add_set_is_not_original() {
+    fn values_of_an_earlier_add_are_not_original() {
         let renewed = |earlier, now, wanted| {
             Backup::renewed(earlier, &OWNER, &mtu(now), &mtu(wanted)).original.mtu
         };
@@ -198,6 +196,6 @@ mod tests {
         let queue = Attributes { txqlen: Some(7), ..Attributes::default() };
         let both = Backup::renewed(Some(first), &OWNER, &queue, &queue.clone());
         assert_eq!(both.original, Attributes { mtu: Some(1500), ..queue });
-        assert_eq!(both.set.mtu, Some(1400));
+        assert_eq!(both.extra.set.mtu, Some(1400));
     }
 }

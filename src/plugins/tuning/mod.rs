@@ -1,13 +1,12 @@
 //! tuning: kernel parameters, MAC, MTU, modes and transmit queue of the container's interface.
 //!
-//! It stands behind an interface plugin in a list and passes `prevResult` on, with the MAC and MTU
-//! that it set. Keys: `sysctl`, an object set in its order, `IFNAME` in a key being the interface;
-//! `mac`, `mtu`, `promisc`, `allmulti`, `txQLen`; all of them in `args.cni` as well, the MAC in
-//! `CNI_ARGS` and `runtimeConfig`; `dataDir`; `profile`, of which there is `safe`. What the node's
-//! `/etc/cni/tuning/allowlist.conf` does not match is refused.
+//! A chained plugin, behind an interface plugin: it returns `prevResult` with the MAC and MTU that it has set. Keys:
+//! `sysctl`, an object set in its order, in whose keys `IFNAME` is the interface; `mac`, `mtu`, `promisc`, `allmulti`,
+//! `txQLen`; all of them in `args.cni` as well, the MAC also in `CNI_ARGS` and `runtimeConfig`; `dataDir`; `profile`.
+//! Kernel parameters that the node's `/etc/cni/tuning/allowlist.conf` does not match are refused.
 //!
-//! On the host it leaves a file below `dataDir` with what DEL has to restore. Kernel parameters
-//! are not restored: they end with the namespace.
+//! State on the host while the container lives: a file below `dataDir` with the attributes for DEL to restore. Kernel
+//! parameters are not restored: they end with the namespace.
 
 mod attributes;
 mod backup;
@@ -20,7 +19,6 @@ use serde::Deserialize;
 
 use self::attributes::Attributes;
 use self::backup::Backup;
-use self::permission::Profile;
 use self::sysctls::{Parameter, Sysctls};
 use crate::attachment::Owner;
 use crate::cni::{CniResult, IfName, Interface};
@@ -28,7 +26,7 @@ use crate::error::{Context, Error, Result};
 use crate::files::backup::{self as files, BackupFile};
 use crate::iface::mtu;
 use crate::log;
-use crate::netlink::{Link, Mac, Netlink};
+use crate::netlink::{Mac, Netlink};
 use crate::netns::Netns;
 use crate::skel::{AddReq, CheckReq, Cx, DelReq, GcReq, Plugin, Remarks, Rollback, require_prev};
 
@@ -44,11 +42,11 @@ pub struct Conf {
     mac: String,
     /// `true` makes the interface promiscuous; `false` is only verified.
     promisc: Option<bool>,
-    /// The MTU; 0 leaves it.
+    /// The MTU; 0 leaves it unchanged.
     mtu: i64,
-    /// Whether the interface receives every multicast. Default: left.
+    /// Whether the interface receives all multicast packets. Default: unchanged.
     allmulti: Option<bool>,
-    /// The length of the transmit queue. Default: left.
+    /// The length of the transmit queue, in packets. Default: unchanged.
     #[serde(rename = "txQLen")]
     txqlen: Option<i64>,
     /// The folder of backups. Default: `/run/cni/tuning`.
@@ -71,7 +69,7 @@ struct Args {
     cni: CniArgs,
 }
 
-/// Keys of the configuration that are given for one container. What is present counts, be it 0.
+/// Keys for one container, which override those of the configuration, also with 0.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct CniArgs {
@@ -89,7 +87,7 @@ impl Conf {
         Path::new(if self.data_dir.is_empty() { "/run/cni/tuning" } else { &self.data_dir })
     }
 
-    /// The attributes; `args` overrides the configuration, and the MAC has further sources.
+    /// The attributes: `args` overrides the configuration; the MAC has further sources.
     fn attributes(&self, cx: &Cx<'_>) -> Result<Attributes> {
         let args = &self.args.cni;
         let from_env =
@@ -97,8 +95,8 @@ impl Conf {
         let mut macs = [&self.runtime_config.mac, &from_env, &self.mac].into_iter();
         let mac = args.mac.as_ref().or_else(|| macs.find(|mac| !mac.is_empty()));
         let txqlen = args.txqlen.or(self.txqlen).map(|length| {
-            let refused = || Error::config(format!("txQLen {length} is no length of a queue"));
-            u32::try_from(length).map_err(|_| refused())
+            u32::try_from(length)
+                .map_err(|_| Error::config(format!("txQLen {length} is not a length of a queue")))
         });
         Ok(Attributes {
             mac: mac.filter(|mac| !mac.is_empty()).map(|mac| parse_mac(mac)).transpose()?,
@@ -123,25 +121,29 @@ impl Plugin for Tuning {
     type Conf = Conf;
 
     fn examine(cx: &Cx<'_>, conf: &Conf, _: &mut Remarks) -> Result<()> {
-        Wanted::resolve(cx, conf, &IfName::parse("eth0")?).map(drop)
+        Plan::resolve(cx, conf, &IfName::parse("eth0")?).map(drop)
     }
 
     fn add(cx: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
-        let wanted = Wanted::resolve(cx, conf, &req.ifname)?;
-        permission::check_allowlist(&wanted.parameters)?;
+        let plan = Plan::resolve(cx, conf, &req.ifname)?;
+        permission::check_allowlist(&plan.parameters)?;
         let mut result = require_prev(req.prev.as_ref(), "Required prevResult missing")?.clone();
         let netns = req.sandbox.netns()?;
-        wanted.refuse_the_nodes_namespace(netns)?;
+        // Parameters that are safe in a container's namespace are not safe in the host's.
+        if plan.is_safe && !plan.parameters.is_empty() && Netns::current()?.same_as(netns)? {
+            return Err(Error::config(
+                "the profile \"safe\" sets no sysctl in the network namespace of the node",
+            ));
+        }
         let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
         let (file, ifname) = (BackupFile::new(conf.dir(), &owner), &req.ifname);
-        netns.run(|| wanted.apply(ifname, &file, &owner))??;
-        let name = req.ifname.as_str();
-        let own = |i: &&mut Interface| i.name == name && !i.sandbox.is_empty();
-        for interface in result.interfaces.iter_mut().filter(own) {
-            if let Some(mac) = wanted.attributes.mac {
+        netns.run(|| plan.apply(ifname, &file, &owner))??;
+        let is_own = |i: &&mut Interface| i.name == ifname.as_str() && !i.sandbox.is_empty();
+        for interface in result.interfaces.iter_mut().filter(is_own) {
+            if let Some(mac) = plan.attributes.mac {
                 interface.mac = mac.to_string();
             }
-            if let Some(mtu) = wanted.attributes.mtu {
+            if let Some(mtu) = plan.attributes.mtu {
                 interface.mtu = cx.reported_mtu(mtu);
             }
         }
@@ -149,14 +151,14 @@ impl Plugin for Tuning {
     }
 
     fn check(cx: &Cx<'_>, conf: &Conf, req: &CheckReq) -> Result<()> {
-        let wanted = Wanted::resolve(cx, conf, &req.ifname)?;
+        let plan = Plan::resolve(cx, conf, &req.ifname)?;
         req.require_prev()?;
         let ifname = &req.ifname;
-        req.sandbox.netns()?.run(|| wanted.verify(ifname))?
+        req.sandbox.netns()?.run(|| plan.verify(ifname))?
     }
 
-    /// A later plugin's DEL removes the interface: it must not be kept from that for ever by an
-    /// attribute that cannot be restored. What fails is told, and tried once more.
+    /// An attribute that cannot be restored is reported once only: it must not prevent for ever that the DEL of the
+    /// interface plugin, which comes later, deletes the interface.
     fn del(cx: &Cx<'_>, conf: &Conf, req: &DelReq) -> Result<()> {
         let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
         let file = BackupFile::new(conf.dir(), &owner);
@@ -172,9 +174,7 @@ impl Plugin for Tuning {
             let restored = netns.run(|| restore(&req.ifname, &backup.original));
             let restored = restored.unwrap_or_else(|e| Err(e.into()));
             if let Err(error) = restored.context(|| format!("restore \"{}\"", req.ifname)) {
-                if !backup.tried {
-                    backup.tried = true;
-                    backup.write(&file)?;
+                if backup.mark_as_tried(&file)? {
                     return Err(error.with_details("the next DEL tries once more"));
                 }
                 log::warn(error);
@@ -189,66 +189,59 @@ impl Plugin for Tuning {
     }
 
     fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
-        let usable = || -> Result<()> {
-            let ifname = IfName::parse("eth0")?;
-            let wanted = Wanted::resolve(cx, conf, &ifname)?;
-            permission::check_allowlist(&wanted.parameters)?;
-            if !wanted.attributes.is_empty() {
-                files::require_writable(conf.dir())?;
-            }
-            Ok(cx.host()?.require_admin()?)
-        };
-        usable().or_unavailable()
+        let plan = Plan::resolve(cx, conf, &IfName::parse("eth0")?).or_unavailable()?;
+        permission::check_allowlist(&plan.parameters).or_unavailable()?;
+        if !plan.attributes.is_empty() {
+            files::require_writable(conf.dir()).or_unavailable()?;
+        }
+        cx.usable_host().map(drop)
     }
 }
 
-/// What is to be set.
-struct Wanted {
-    profile: Profile,
+/// The parameters and attributes to set.
+struct Plan {
+    /// Whether the profile is "safe".
+    is_safe: bool,
     parameters: Vec<Parameter>,
     attributes: Attributes,
 }
 
-impl Wanted {
-    fn resolve(cx: &Cx<'_>, conf: &Conf, ifname: &IfName) -> Result<Wanted> {
-        let profile = Profile::parse(&conf.profile)?;
+impl Plan {
+    fn resolve(cx: &Cx<'_>, conf: &Conf, ifname: &IfName) -> Result<Plan> {
+        let is_safe = permission::is_safe(&conf.profile)?;
         let mut parameters = conf.sysctl.resolve(&conf.args.cni.sysctl, ifname)?;
-        profile.restrict(&mut parameters, ifname)?;
-        Ok(Wanted { profile, parameters, attributes: conf.attributes(cx)? })
-    }
-
-    /// What is safe in a container's namespace is not in the node's.
-    fn refuse_the_nodes_namespace(&self, netns: &Netns) -> Result<()> {
-        let unsafe_there = self.profile == Profile::Safe && !self.parameters.is_empty();
-        if unsafe_there && Netns::current()?.same_as(netns)? {
-            return Err(Error::config(
-                "the profile \"safe\" sets no sysctl in the network namespace of the node",
-            ));
+        if is_safe {
+            permission::restrict_to_safe(&mut parameters, ifname)?;
         }
-        Ok(())
+        Ok(Plan { is_safe, parameters, attributes: conf.attributes(cx)? })
     }
 
     /// Sets everything in the calling thread's namespace, or changes nothing.
     fn apply(&self, ifname: &IfName, file: &BackupFile, owner: &Owner<'_>) -> Result<()> {
-        // Only switching it on is a change of ours.
+        // `false` is only verified.
         let promisc = self.attributes.promisc.filter(|on| *on);
         let attributes = Attributes { promisc, ..self.attributes.clone() };
         let parameters: Vec<_> =
             self.parameters.iter().map(Parameter::find).collect::<Result<_>>()?;
-        let link = if attributes.is_empty() { None } else { Some(open(ifname)?) };
+        let mut link = None;
+        if !attributes.is_empty() {
+            let netlink = Netlink::open()?;
+            let missing = || Error::internal(format!("failed to get \"{ifname}\": Link not found"));
+            let found = netlink.link(ifname.as_str())?.ok_or_else(missing)?;
+            link = Some((netlink, found));
+        }
 
         let mut undo = Rollback::new();
         for parameter in &parameters {
-            undo.push(format!("set {} back", parameter.key), || parameter.put_back());
+            undo.push(format!("restore {}", parameter.key), || parameter.restore());
             parameter.write()?;
         }
         if let Some((netlink, link)) = &link {
-            let now = Attributes::of(link, &attributes);
-            back_up(file, owner, &now, &attributes, &mut undo)?;
-            undo.push(format!("restore {ifname:?}"), move || {
-                Error::join(now.restore(netlink, link)).map_or(Ok(()), Err)
-            });
-            attributes.set(netlink, link).context(|| format!("tune \"{ifname}\""))?;
+            let original = Attributes::of(link, &attributes);
+            back_up(file, owner, &original, &attributes, &mut undo)?;
+            undo.push(format!("restore {ifname:?}"), move || original.restore(netlink, link));
+            let set: Result<()> = attributes.set(netlink, link).collect();
+            set.context(|| format!("tune \"{ifname}\""))?;
         }
         undo.commit();
         Ok(())
@@ -265,15 +258,7 @@ impl Wanted {
     }
 }
 
-/// The interface, and netlink in the calling thread's namespace.
-fn open(ifname: &IfName) -> Result<(Netlink, Link)> {
-    let netlink = Netlink::open()?;
-    let missing = || Error::internal(format!("failed to get \"{ifname}\": Link not found"));
-    let link = netlink.link(ifname.as_str())?.ok_or_else(missing)?;
-    Ok((netlink, link))
-}
-
-/// Keeps what the interface is like `now` for DEL; a failing ADD leaves the file as it was.
+/// Writes the attributes `now` to the backup for DEL; a failing ADD restores the file.
 fn back_up<'a>(
     file: &'a BackupFile,
     owner: &Owner<'_>,
@@ -281,22 +266,21 @@ fn back_up<'a>(
     wanted: &Attributes,
     undo: &mut Rollback<'a>,
 ) -> Result<()> {
-    let earlier = Backup::read(file).unwrap_or_else(|error| {
+    let former = file.read()?;
+    let earlier = former.as_deref().map(Backup::parse).transpose().unwrap_or_else(|error| {
         log::warn(format_args!("a backup is replaced: {error}"));
         None
     });
-    let earlier = earlier.filter(|backup| backup.may_be_of(owner));
-    let former = file.read()?;
-    undo.push("put the backup back", move || {
-        let put = former.map_or_else(|| file.remove(), |content| file.write(&content));
-        Ok(put?)
+    undo.push("restore the backup", move || {
+        Ok(former.map_or_else(|| file.remove(), |content| file.write(&content))?)
     });
+    let earlier = earlier.filter(|backup| backup.may_be_of(owner));
     Backup::renewed(earlier, owner, now, wanted).write(file)
 }
 
 /// Restores the interface's original attributes, in the calling thread's namespace.
 fn restore(ifname: &IfName, original: &Attributes) -> Result<()> {
     let netlink = Netlink::open()?;
-    let Some(link) = netlink.link(ifname.as_str())? else { return Ok(()) };
-    Error::join(original.restore(&netlink, &link)).map_or(Ok(()), Err)
+    let link = netlink.link(ifname.as_str())?;
+    link.map_or(Ok(()), |link| original.restore(&netlink, &link))
 }

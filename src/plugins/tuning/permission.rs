@@ -1,4 +1,4 @@
-//! Which kernel parameters may be set: the node's allowlist, and the safe profile.
+//! The restrictions of kernel parameters: the node's allowlist and the profile "safe".
 
 use std::fs;
 use std::io::ErrorKind;
@@ -9,12 +9,11 @@ use super::sysctls::Parameter;
 use crate::cni::IfName;
 use crate::error::{Error, Result};
 
-/// Expressions that the node's administrator allows, one a line; without the file all are.
+/// Regular expressions of the keys that the administrator allows, one per line. Without the file all keys are allowed.
 const ALLOWLIST: &str = "/etc/cni/tuning/allowlist.conf";
 
-/// The safe profile: parameters that the kernel keeps for each network namespace, bounded in what
-/// they cost, and without a say in what others are sent. Those of an interface are the
-/// container's own only.
+/// The profile "safe": parameters of a network namespace that have bounded costs and no effect on traffic between others.
+/// Of the parameters of interfaces only the container's own are safe.
 const SAFE: [&str; 41] = [
     "net/core/somaxconn",
     "net/ipv4/icmp_echo_ignore_all",
@@ -59,50 +58,41 @@ const SAFE: [&str; 41] = [
     "net/ipv6/neigh/IFNAME/retrans_time_ms",
 ];
 
-/// The `profile` of a configuration.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Profile {
-    /// Whatever the allowlist allows.
-    Any,
-    /// Only what is in [`SAFE`].
-    Safe,
-}
-
-impl Profile {
-    pub(super) fn parse(text: &str) -> Result<Profile> {
-        match text {
-            "" => Ok(Profile::Any),
-            "safe" => Ok(Profile::Safe),
-            other => Err(Error::config(format!("unknown profile \"{other}\""))
-                .with_details("the only profile is \"safe\"; without one, the allowlist decides")),
-        }
-    }
-
-    /// Leaves of each parameter the meanings that are safe; an error for the first without any.
-    pub(super) fn restrict(self, parameters: &mut [Parameter], ifname: &IfName) -> Result<()> {
-        if self == Profile::Any {
-            return Ok(());
-        }
-        let safe = SAFE.map(|key| key.replacen("IFNAME", ifname.as_str(), 1));
-        for Parameter { written, meanings, .. } in parameters {
-            meanings.retain(|key| safe.contains(key));
-            if meanings.is_empty() {
-                return Err(Error::config(format!(
-                    "Sysctl {written} is not allowed by the profile \"safe\""
-                )));
-            }
-        }
-        Ok(())
+/// Whether the `profile` of a configuration is "safe"; it is empty by default.
+pub(super) fn is_safe(profile: &str) -> Result<bool> {
+    match profile {
+        "" => Ok(false),
+        "safe" => Ok(true),
+        other => Err(Error::config(format!("unknown profile \"{other}\""))
+            .with_details("the only profile is \"safe\"; without one, the allowlist decides")),
     }
 }
 
-/// Every parameter must be on the allowlist, if the node has one: the key as it is written or
-/// with dots in place of slashes.
+/// Restricts the paths of each parameter to the safe ones; fails if a parameter has none.
+pub(super) fn restrict_to_safe(parameters: &mut [Parameter], ifname: &IfName) -> Result<()> {
+    let safe = SAFE.map(|key| key.replacen("IFNAME", ifname.as_str(), 1));
+    for Parameter { written, paths, .. } in parameters {
+        paths.retain(|path| safe.contains(path));
+        if paths.is_empty() {
+            return Err(Error::config(format!(
+                "Sysctl {written} is not allowed by the profile \"safe\""
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Fails unless the node's allowlist, if there is one, matches every parameter: the key as written, or with dots
+/// instead of slashes.
 pub(super) fn check_allowlist(parameters: &[Parameter]) -> Result<()> {
-    let Some(lines) = read_allowlist()? else { return Ok(()) };
+    let text = match fs::read_to_string(ALLOWLIST) {
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
+        text => text.map_err(|e| Error::io(format_args!("read {ALLOWLIST}"), &e))?,
+    };
+    let lines: Vec<_> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     let allowlist: Vec<Regex> = lines.iter().map(|line| compile(line)).collect::<Result<_>>()?;
-    for Parameter { written, meanings, .. } in parameters {
-        let dotted = meanings.first().map(|key| key.replace('/', ".")).unwrap_or_default();
+    for Parameter { written, paths, .. } in parameters {
+        let dotted = paths.first().map(|path| path.replace('/', ".")).unwrap_or_default();
         if !allowlist.iter().any(|line| line.is_match(written) || line.is_match(&dotted)) {
             let list = lines.join(" ");
             return Err(Error::config(format!(
@@ -112,17 +102,6 @@ pub(super) fn check_allowlist(parameters: &[Parameter]) -> Result<()> {
         }
     }
     Ok(())
-}
-
-fn read_allowlist() -> Result<Option<Vec<String>>> {
-    match fs::read_to_string(ALLOWLIST) {
-        Ok(text) => {
-            let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
-            Ok(Some(lines.map(ToOwned::to_owned).collect()))
-        }
-        Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
-        Err(e) => Err(Error::io(format_args!("read {ALLOWLIST}"), &e)),
-    }
 }
 
 fn compile(line: &str) -> Result<Regex> {
@@ -142,12 +121,12 @@ mod tests {
         let json = format!(r#"{{"{key}":"1"}}"#);
         let sysctls: Sysctls = Json::parse(json.as_bytes()).unwrap().decode().unwrap();
         let mut parameters = sysctls.resolve(&Sysctls::default(), &ifname).unwrap();
-        Profile::Safe.restrict(&mut parameters, &ifname)?;
-        Ok(parameters.remove(0).meanings)
+        restrict_to_safe(&mut parameters, &ifname)?;
+        Ok(parameters.remove(0).paths)
     }
 
     #[test]
-    fn safe_is_what_is_named_and_of_the_own_interface() {
+    fn safe_are_listed_keys_of_the_own_interface() {
         assert_eq!(restricted("net.core.somaxconn", "eth0").unwrap(), ["net/core/somaxconn"]);
         for key in ["net.ipv4.conf.IFNAME.arp_notify", "net/ipv4/conf/eth0.5/arp_notify"] {
             let found = restricted(key, "eth0.5").unwrap();
@@ -169,13 +148,11 @@ mod tests {
 
     #[test]
     fn profiles() {
-        assert_eq!(Profile::parse("").unwrap(), Profile::Any);
-        assert_eq!(Profile::parse("safe").unwrap(), Profile::Safe);
-        assert!(Profile::parse("Safe").is_err());
+        assert!(!is_safe("").unwrap() && is_safe("safe").unwrap() && is_safe("Safe").is_err());
     }
 
     #[test]
-    fn expressions_are_those_of_the_reference() {
+    fn expressions_have_the_reference_s_syntax() {
         for (line, key, matches) in [
             (r"^net\.ipv4\.conf\.all\.[a-z_]*$", "net.ipv4.conf.all.log_martians", true),
             (r"^net\.ipv4\.conf\.all\.[a-z]*$", "net.ipv4.conf.all.log_martians", false),

@@ -144,7 +144,7 @@ fn a_record_that_a_crash_has_emptied_is_made_anew() {
         }
         let outcome = net.on("DEL", &container).run();
         assert_eq!(outcome.status, Some(0), "{outcome:?}");
-        assert!(outcome.stderr.contains("made anew"), "{outcome:?}");
+        assert!(outcome.stderr.contains("is derived again"), "{outcome:?}");
         assert_eq!((kept(&node), net.leases()), (vec![], vec![]), "{content}");
         assert!(!container.try_sh("ip link show eth0"));
     }
@@ -266,5 +266,5 @@ fn check_needs_the_record() {
     let msg = "Expected Route 0.0.0.0/0 via 10.1.2.1 not found in routing table";
     net.check_finds(&container, &prev, msg);
     net.del(&container);
-    net.check_finds(&container, &prev, "flannel: no configuration is kept for c1, eth0");
+    net.check_finds(&container, &prev, "flannel: no configuration is saved for c1, eth0");
 }
