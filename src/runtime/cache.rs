@@ -51,7 +51,8 @@ impl CachedAttachment {
     pub fn list(&self) -> Option<NetworkList> {
         let list = NetworkList::from_bytes(&self.config).ok()?;
         let list = if list.plugins.is_empty() {
-            NetworkList::of_single(&PluginConf::from_bytes(&self.config).ok()?)
+            let single = NetworkList::of_single(&PluginConf::from_bytes(&self.config).ok()?);
+            NetworkList { is_single: false, ..single }
         } else {
             list
         };
@@ -59,20 +60,17 @@ impl CachedAttachment {
     }
 }
 
-/// The attachment of a cache file: checked names.
-pub(super) struct Key {
-    network: NetworkName,
-    container: ContainerId,
-    ifname: IfName,
-}
+/// The attachment of a cache file: the checked names of network, container and interface.
+pub(super) struct Key([String; 3]);
 
 impl Key {
     /// Checks all three names, in the order of the reference's ADD.
     pub(super) fn new(network: &str, attach: &Attach) -> Result<Key> {
-        let container = ContainerId::parse(&attach.container_id)?;
-        let network = NetworkName::parse(network)?;
-        let ifname = IfName::parse(&attach.ifname)?;
-        Ok(Key { network, container, ifname })
+        let (container_id, ifname) = (&attach.container_id, &attach.ifname);
+        ContainerId::parse(container_id)?;
+        NetworkName::parse(network)?;
+        IfName::parse(ifname)?;
+        Ok(Key([network.to_owned(), container_id.clone(), ifname.clone()]))
     }
 
     /// As [`Key::new`], with the reference's message for a missing name in cache operations.
@@ -88,21 +86,18 @@ impl Key {
     }
 
     fn plain_name(&self) -> String {
-        format!("{}-{}-{}", self.network, self.container, self.ifname)
+        self.0.join("-")
     }
 
     /// Unambiguous, since no name contains a `/`.
     fn hashed_name(&self) -> String {
-        let text = format!("{}/{}/{}", self.network, self.container, self.ifname);
-        hex(&Sha512::digest(text)[..20]) + HASHED
+        hex(&Sha512::digest(self.0.join("/"))[..20]) + HASHED
     }
 
     /// Whether the file belongs to the attachment. A bare result does not name its attachment.
     fn owns(&self, file: &Json) -> bool {
-        kind(file) != KIND
-            || text(file, "networkName") == self.network.as_str()
-                && text(file, "containerId") == self.container.as_str()
-                && text(file, "ifName") == self.ifname.as_str()
+        let names = ["networkName", "containerId", "ifName"].map(|key| text(file, key));
+        kind(file) != KIND || names == self.0
     }
 }
 

@@ -11,6 +11,7 @@ use crate::log;
 
 /// A parsed network configuration.
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "most are keys of the configuration")]
 pub struct NetworkList {
     /// `name`. Checked when the network is used, not when it is read.
     pub name: String,
@@ -26,6 +27,8 @@ pub struct NetworkList {
     /// The plugins, in the order of ADD.
     pub plugins: Vec<PluginConf>,
     pub(super) bytes: Vec<u8>,
+    /// Made for an operation on a single plugin, whose error is returned as it is.
+    pub(super) is_single: bool,
 }
 
 impl NetworkList {
@@ -122,6 +125,7 @@ impl NetworkList {
             only_inlined: true,
             plugins: vec![plugin.clone()],
             bytes: plugin.bytes.clone(),
+            is_single: true,
         }
     }
 
@@ -179,6 +183,7 @@ fn without_plugins(bytes: &[u8]) -> Result<(NetworkList, Vec<Json>)> {
         only_inlined: boolean(&json, "loadOnlyInlinedPlugins")?,
         plugins: Vec::new(),
         bytes: bytes.to_vec(),
+        is_single: false,
     };
     let entries = match exact(&json, "plugins") {
         None if list.only_inlined => {

@@ -10,9 +10,6 @@ use crate::error::{Code, Context, Error, Result};
 use crate::invoke::{Exec, read_result};
 use crate::log;
 
-/// Adds the plugin to its error; for a single plugin, returns the error as it is.
-type Describe = fn(&PluginConf, Error) -> Error;
-
 /// The state of an ADD.
 #[derive(Default)]
 struct Progress {
@@ -30,13 +27,28 @@ impl Runtime {
     /// with the plugin's code, or `failed to set network "<name>" cached result: <reason>`; see
     /// [`OnAddError`] for what remains then.
     pub fn add(&self, list: &NetworkList, attach: &Attach) -> Result<Option<CniResult>> {
-        self.add_all(list, attach, |plugin, e| named(plugin, "add", &e))
+        // A second ADD fails because of the first ADD, which must not be undone.
+        let undo = self.on_add_error == OnAddError::Undo
+            && matches!(self.cached_result(list, attach), Ok(None));
+        let mut progress = Progress::default();
+        let add = |plugin| {
+            let added = self.add_one(list, attach, plugin, &mut progress);
+            added.map_err(|error| named(list, plugin, "add", error))
+        };
+        let added = list.plugins.iter().try_for_each(add).and_then(|()| {
+            self.cache_result(list, attach, progress.result.as_ref())
+                .context(|| format!("failed to set network \"{}\" cached result", list.name))
+        });
+        if let (Err(failed), true) = (&added, undo) {
+            self.undo(list, attach, &progress, failed);
+        }
+        added.map(|()| progress.result)
     }
 
     /// As [`Runtime::add`] for one plugin under its own name and version; returns the plugin's error
     /// as it is.
     pub fn add_plugin(&self, plugin: &PluginConf, attach: &Attach) -> Result<Option<CniResult>> {
-        self.add_all(&NetworkList::of_single(plugin), attach, |_, e| e)
+        self.add(&NetworkList::of_single(plugin), attach)
     }
 
     /// Checks that the attachment is still as its ADD created it: runs the plugins in order, each
@@ -92,37 +104,37 @@ impl Runtime {
     /// plugin's code; see [`OnDelError`] for whether the others still run. The cache file then
     /// stays.
     pub fn del(&self, list: &NetworkList, attach: &Attach) -> Result<()> {
-        self.del_all(list, attach, |plugin, e| named(plugin, "delete", &e))
+        let key = Key::new(&list.name, attach)?;
+        let mut prev = None;
+        if list.at_least(SpecVersion::V0_4_0)? {
+            // An unreadable cache file must not prevent the DEL.
+            prev = self.cached_result(list, attach).unwrap_or_else(|error| {
+                log::debug(format_args!("cached result removed: {error}"));
+                self.uncache(&key);
+                None
+            });
+        }
+        let mut errors = Vec::new();
+        for plugin in list.plugins.iter().rev() {
+            let request = for_attachment(list, plugin, attach, prev.as_ref());
+            if let Err(error) = self.call("DEL", plugin, attach, request) {
+                errors.push(named(list, plugin, "delete", error));
+                if self.on_del_error == OnDelError::Stop {
+                    break;
+                }
+            }
+        }
+        if let Some(error) = Error::join(errors) {
+            return Err(error);
+        }
+        self.uncache(&key);
+        Ok(())
     }
 
     /// As [`Runtime::del`] for one plugin under its own name and version; returns the plugin's error
     /// as it is.
     pub fn del_plugin(&self, plugin: &PluginConf, attach: &Attach) -> Result<()> {
-        self.del_all(&NetworkList::of_single(plugin), attach, |_, e| e)
-    }
-
-    fn add_all(
-        &self,
-        list: &NetworkList,
-        attach: &Attach,
-        describe: Describe,
-    ) -> Result<Option<CniResult>> {
-        // A second ADD fails because of the first ADD, which must not be undone.
-        let undo = self.on_add_error == OnAddError::Undo
-            && matches!(self.cached_result(list, attach), Ok(None));
-        let mut progress = Progress::default();
-        let add = |plugin| {
-            let added = self.add_one(list, attach, plugin, &mut progress);
-            added.map_err(|error| describe(plugin, error))
-        };
-        let added = list.plugins.iter().try_for_each(add).and_then(|()| {
-            self.cache_result(list, attach, progress.result.as_ref())
-                .context(|| format!("failed to set network \"{}\" cached result", list.name))
-        });
-        if let (Err(failed), true) = (&added, undo) {
-            self.undo(list, attach, &progress, failed);
-        }
-        added.map(|()| progress.result)
+        self.del(&NetworkList::of_single(plugin), attach)
     }
 
     fn add_one(
@@ -163,34 +175,6 @@ impl Runtime {
                 log::warn(format_args!("undo a failed ADD: plugin type=\"{kind}\": {error}"));
             }
         }
-    }
-
-    fn del_all(&self, list: &NetworkList, attach: &Attach, describe: Describe) -> Result<()> {
-        let key = Key::new(&list.name, attach)?;
-        let mut prev = None;
-        if list.at_least(SpecVersion::V0_4_0)? {
-            // An unreadable cache file must not prevent the DEL.
-            prev = self.cached_result(list, attach).unwrap_or_else(|error| {
-                log::debug(format_args!("cached result removed: {error}"));
-                self.uncache(&key);
-                None
-            });
-        }
-        let mut errors = Vec::new();
-        for plugin in list.plugins.iter().rev() {
-            let request = for_attachment(list, plugin, attach, prev.as_ref());
-            if let Err(error) = self.call("DEL", plugin, attach, request) {
-                errors.push(describe(plugin, error));
-                if self.on_del_error == OnDelError::Stop {
-                    break;
-                }
-            }
-        }
-        if let Some(error) = Error::join(errors) {
-            return Err(error);
-        }
-        self.uncache(&key);
-        Ok(())
     }
 
     /// Finds and runs a plugin that has no result.
@@ -234,8 +218,11 @@ impl Runtime {
     }
 }
 
-/// Adds the plugin to the message of its error, and keeps code and details.
-fn named(plugin: &PluginConf, verb: &str, error: &Error) -> Error {
+/// Adds the plugin of a list to the message of its error, and keeps code and details.
+fn named(list: &NetworkList, plugin: &PluginConf, verb: &str, error: Error) -> Error {
+    if list.is_single {
+        return error;
+    }
     let kind = &plugin.plugin_type;
     let name = match plugin.name.as_str() {
         "" => String::new(),

@@ -152,16 +152,13 @@ fn binary_action(job: &Job<'_>, folder: &Folder) -> Result<Action> {
     let (policy, own) = (job.options.policy, &job.payload.release);
     let Origin::Own(release) = entry.origin() else {
         let old = &folder.manifest;
-        if policy == Policy::IfNotPresent {
-            // The links would lead to a foreign executable.
+        // An installed executable, overwritten by a `cp` that followed the link of a plugin.
+        let is_overwritten = old.get(BINARY).is_some() && old.mode == Mode::Symlink;
+        // If a foreign executable stayed, the links would lead to it.
+        if policy == Policy::IfNotPresent || !is_overwritten && !may_replace(job, entry) {
             return Err(foreign(job, &[BINARY]));
-        } else if old.get(BINARY).is_some() && old.mode == Mode::Symlink {
-            // Installed, and then overwritten by a `cp` that followed the link of a plugin.
-            return Ok(Action::Update);
-        } else if may_replace(job, entry) {
-            return Ok(Action::Replace);
         }
-        return Err(foreign(job, &[BINARY]));
+        return Ok(if is_overwritten { Action::Update } else { Action::Replace });
     };
     if policy == Policy::IfNotPresent || policy == Policy::IfNewer && !is_newer(own, &release) {
         return Ok(Action::Keep);
@@ -217,11 +214,11 @@ fn stale(job: &Job<'_>, folder: &Folder) -> Vec<Step> {
         let is_applet = job.applets.iter().any(|applet| applet.name == owned.name);
         !is_applet && owned.name != BINARY && folder.is_unchanged(owned)
     };
-    let step = |owned: &Owned| {
+    let restore_or_remove = |owned: &Owned| {
         let action = if owned.backup.is_some() { Action::Restore } else { Action::Remove };
-        Step { name: owned.name.clone(), action, was: None, backup: false }
+        step(job, &owned.name, action, None)
     };
-    folder.manifest.files.iter().filter(is_stale).map(step).collect()
+    folder.manifest.files.iter().filter(is_stale).map(restore_or_remove).collect()
 }
 
 fn manifest(job: &Job<'_>, folder: &Folder, steps: &[Step], sha256: &str) -> Manifest {
