@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn off_nothing_is_recorded() {
+    fn without_a_recording_no_attribute_is_evaluated() {
         let span = span("netlink");
         span.text("key", || -> String { unreachable!("not recording") });
         assert_eq!((traceparent(), finish()), (None, None));

@@ -156,7 +156,9 @@ pub(super) fn leases(attached: &[Attached], data_dir: &Path) -> Result<Vec<Findi
         for attached in living(attached).filter(is_here).filter(|attached| attached.has_leases()) {
             let id = attached.cached.attach.container_id.as_str();
             for ip in attached.ips.iter().filter(|ip| !leased.contains(&(**ip, id))) {
-                let problem = format!("{ip} is not leased to it: host-local may allocate it again");
+                let problem = format!(
+                    "{ip} is not leased to this container: host-local may allocate it again"
+                );
                 findings.push(Finding::error(title(&attached.cached), problem, RECREATE));
             }
         }

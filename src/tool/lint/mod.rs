@@ -118,7 +118,7 @@ fn files(path: &Path) -> Result<Vec<PathBuf>> {
     }
     let files = conf_files(path, &EXTENSIONS)?;
     if files.is_empty() {
-        let msg = "there is no network configuration: \"cni plugin not initialized\"";
+        let msg = "no network configuration: runtimes report \"cni plugin not initialized\"";
         return Err(mistake(msg, "install a file that ends in .conflist"));
     }
     Ok(files)

@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn types_have_their_names() {
+    fn message_types_have_names() {
         let names =
             ["16", "18", "19", "20", "26", "36", "88", "2561", "16", "99"].map(message_type);
         let expected = [
