@@ -53,9 +53,9 @@ struct Recorded {
     name: String,
     /// The index of the parent in [`Recording::spans`].
     parent: Option<usize>,
-    /// Relative to the start of the recording.
-    start: Duration,
-    end: Duration,
+    /// Nanoseconds since 1970.
+    start: u64,
+    end: u64,
     /// JSON objects.
     attributes: Vec<String>,
     error: Option<String>,
@@ -68,7 +68,8 @@ struct Recording {
     /// The identifier of the first span; the other identifiers are derived from it.
     first: u64,
     start: Instant,
-    start_time: SystemTime,
+    /// Since 1970.
+    start_time: Duration,
     spans: Vec<Recorded>,
     /// The indexes of the spans that have not ended, outermost first.
     open: Vec<usize>,
@@ -85,7 +86,7 @@ impl Recording {
             parent: parent.map(|parent| parent.span),
             first: number(2),
             start: Instant::now(),
-            start_time: SystemTime::now(),
+            start_time: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default(),
             spans: Vec::with_capacity(32),
             open: Vec::new(),
             dropped: 0,
@@ -99,7 +100,7 @@ impl Recording {
             self.dropped += 1;
             return None;
         }
-        let start = self.start.elapsed();
+        let start = self.now();
         let parent = self.open.last().copied();
         let (attributes, error) = (Vec::new(), None);
         self.spans.push(Recorded { name, parent, start, end: start, attributes, error });
@@ -109,7 +110,7 @@ impl Recording {
 
     /// Ends a span and its descendants.
     fn close(&mut self, span: usize) {
-        let end = self.start.elapsed();
+        let end = self.now();
         while let Some(open) = self.open.pop_if(|open| *open >= span) {
             self.spans[open].end = end;
         }
@@ -120,10 +121,9 @@ impl Recording {
         self.first.wrapping_add(span as u64 * 2)
     }
 
-    /// Nanoseconds since 1970.
-    fn nanos(&self, since: Duration) -> u64 {
-        let start = self.start_time.duration_since(UNIX_EPOCH).unwrap_or_default();
-        u64::try_from((start + since).as_nanos()).unwrap_or(u64::MAX)
+    /// Nanoseconds since 1970. The clock is monotonic: it is set at the start of the recording only.
+    fn now(&self) -> u64 {
+        u64::try_from((self.start_time + self.start.elapsed()).as_nanos()).unwrap_or(u64::MAX)
     }
 }
 
@@ -154,8 +154,8 @@ impl Recording {
         let (trace, id, name) = (self.trace, self.id(i), quoted(&span.name));
         let parent = span.parent.map(|parent| self.id(parent)).or(self.parent);
         let parent = parent.map(|id| format!(r#","parentSpanId":"{id:016x}""#)).unwrap_or_default();
-        let (start, end) = (self.nanos(span.start), self.nanos(span.end));
-        let attributes = span.attributes.join(",");
+        let Recorded { start, end, attributes, .. } = span;
+        let attributes = attributes.join(",");
         // STATUS_CODE_ERROR
         let status = |cause| format!(r#","status":{{"code":2,"message":{}}}"#, quoted(cause));
         let status = span.error.as_deref().map(status).unwrap_or_default();
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn off_nothing_is_recorded() {
+    fn without_a_recording_no_attribute_is_evaluated() {
         let span = span("netlink");
         span.text("key", || -> String { unreachable!("not recording") });
         assert_eq!((traceparent(), finish()), (None, None));

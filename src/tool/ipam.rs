@@ -20,7 +20,20 @@ use crate::options::{CommandLine, Opt, opt, unknown_word, usage};
 use crate::skel::{Failures, Table, reclaim};
 use crate::sort::{sort_by, sort_by_key};
 
-const OPTIONS: &[Opt] = &[
+pub(super) const TOOL: Tool = Tool {
+    command: "ipam",
+    usage: "\
+ipam: lists and releases the addresses of host-local
+
+Usage:
+  ipam ls   [<network>] [--json]       list the leases; changes nothing, does not wait for a lock
+  ipam free <network> <address>        release one address, even if it is reserved
+  ipam free <network> <container>      release all addresses of a container, given by its full id
+  ipam gc   [<network>] [--empty]      release the addresses of containers that are certainly dead, and remove
+                                       their host ports and other rules
+Each command is also available as \"cnibox ipam ...\".
+",
+    options: &[
     opt(
         "--data-dir",
         "DIR",
@@ -43,22 +56,7 @@ const OPTIONS: &[Opt] = &[
         short: Some('n'),
         ..opt("--dry-run", "", "free, gc: print the addresses, and change nothing")
     },
-];
-
-pub(super) const TOOL: Tool = Tool {
-    command: "ipam",
-    usage: "\
-ipam: lists and releases the addresses of host-local
-
-Usage:
-  ipam ls   [<network>] [--json]       list the leases; changes nothing, does not wait for a lock
-  ipam free <network> <address>        release one address, even if it is reserved
-  ipam free <network> <container>      release all addresses of a container, given by its full id
-  ipam gc   [<network>] [--empty]      release the addresses of containers that are certainly dead, and remove
-                                       their host ports and other rules
-Each command is also available as \"cnibox ipam ...\".
-",
-    options: OPTIONS,
+    ],
     notes: "
 ALIVE is \"yes\" if the container's network namespace exists, \"no\" if the lease was created before the last boot or
 the namespace is gone, \"?\" if neither is certain: gc and the plugin keep such a lease. free does not ask for
@@ -326,7 +324,7 @@ mod tests {
     use crate::options::{self, Asked};
 
     fn job(line: &str) -> Result<Job> {
-        match options::parse(line.split_whitespace().map(str::to_owned).collect(), OPTIONS)? {
+        match options::parse(line.split_whitespace().map(str::to_owned).collect(), TOOL.options)? {
             Asked::Work(line) => Job::read(&line),
             asked => panic!("{asked:?}"),
         }

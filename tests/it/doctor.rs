@@ -306,7 +306,7 @@ fn the_node() {
             "sysctl -qw net.ipv4.conf.cni0.route_localnet=0",
             "sysctl net/ipv4/conf/cni0/route_localnet is not 1",
         ),
-        ("rm $D/leases/pods/10.88.0.2", "10.88.0.2 is not leased to it"),
+        ("rm $D/leases/pods/10.88.0.2", "10.88.0.2 is not leased to this container"),
         ("rm $D/leases/pods/[0-9f]*", "Failed to find address added by container pod0"),
     ]);
 }
@@ -472,7 +472,7 @@ fn what_others_accept_or_keep_for_themselves() {
 #[test]
 fn configurations_and_plugins() {
     for (defect, status, named) in [
-        ("rm $D/net.d/*", 2, "net.d: there is no network configuration"),
+        ("rm $D/net.d/*", 2, "net.d: no network configuration"),
         (
             "echo '{' > $D/net.d/20.conflist",
             2,

@@ -292,7 +292,7 @@ fn forms_of_files() {
             "a.conflist",
             &many.replace("\"1.0.0\"", "\"1.2.0\""),
             2,
-            "a.conflist:1:2: error: there is no version \"1.2.0\" of CNI; choose one of 0.1.0, 0.2.0, 0.3.0, 0.3.1, 0.4.0, 1.0.0, 1.1.0\n\
+            "a.conflist:1:2: error: unknown CNI version \"1.2.0\"; choose one of 0.1.0, 0.2.0, 0.3.0, 0.3.1, 0.4.0, 1.0.0, 1.1.0\n\
              a.conflist:1:NN: error: plugin 0 \"bridge\": incompatible CNI versions; config is \"1.2.0\", plugin supports [\"0.1.0\" \"0.2.0\" \"0.3.0\" \"0.3.1\" \"0.4.0\" \"1.0.0\" \"1.1.0\"]\n",
         ),
         (
@@ -325,7 +325,7 @@ fn forms_of_files() {
     }
     fs::remove_dir_all(node.path("net.d")).unwrap();
     fs::create_dir(node.path("net.d")).unwrap();
-    let empty = "DIR: error: there is no network configuration: \"cni plugin not initialized\"; install a file that ends in .conflist\n";
+    let empty = "DIR: error: no network configuration: runtimes report \"cni plugin not initialized\"; install a file that ends in .conflist\n";
     assert_eq!(run(&node, &[]), (Some(2), empty.to_owned()));
     std::os::unix::fs::symlink("/no/such", node.path("net.d/a.conflist")).unwrap();
     let gone = "a.conflist: error: read the file: no such file or directory\n";

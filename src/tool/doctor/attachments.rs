@@ -52,20 +52,12 @@ pub(super) fn read(folders: &Folders, runtime: &Runtime) -> Result<Vec<Attached>
 }
 
 impl Attached {
-    pub(super) fn title(&self) -> String {
-        title(&self.cached)
-    }
-
-    fn is_gone(&self) -> bool {
-        matches!(self.liveness, Liveness::Gone(_))
-    }
-
     /// CHECK, unless the container is gone.
     pub(super) fn check(&self, runtime: &Runtime) -> Option<Finding> {
-        let CachedAttachment { attach, .. } = &self.cached;
+        let (title, attach) = (title(&self.cached), &self.cached.attach);
         if let Liveness::Gone(why) = self.liveness {
             let problem = format!("was not detached: {why}");
-            return Some(Finding::warning(self.title(), problem, COLLECT));
+            return Some(Finding::warning(title, problem, COLLECT));
         }
         let list = self.list.as_ref()?;
         // CHECK came with version 0.4.0.
@@ -77,9 +69,9 @@ impl Attached {
         let enter = format!("nsenter --net={} ", attach.netns);
         let details = error.details().replace(IN_CONTAINER, &enter);
         Some(if COMMANDS.iter().any(|command| details.contains(command)) {
-            Finding::error(self.title(), error.msg(), details)
+            Finding::error(title, error.msg(), details)
         } else {
-            Finding::error(self.title(), error.to_string(), RECREATE)
+            Finding::error(title, error.to_string(), RECREATE)
         })
     }
 
@@ -106,7 +98,7 @@ impl Attached {
 
 /// The attachments whose containers may be alive.
 pub(super) fn living(attached: &[Attached]) -> impl Iterator<Item = &Attached> {
-    attached.iter().filter(|attached| !attached.is_gone())
+    attached.iter().filter(|attached| !matches!(attached.liveness, Liveness::Gone(_)))
 }
 
 /// A network whose gateway is the node, with the addresses of its living containers.
@@ -129,7 +121,7 @@ pub(super) fn unknown(attached: &[Attached]) -> Vec<Finding> {
     let remains = |record: Record| {
         let Liveness::Gone(why) = record.liveness() else { return None };
         let title = title_of(&record.network, &record.id, &record.ifname);
-        let is_known = attached.iter().any(|attached| attached.title() == title);
+        let is_known = attached.iter().any(|attached| self::title(&attached.cached) == title);
         let problem = format!("left rules or devices: {why}");
         (!is_known).then(|| Finding::warning(title, problem, COLLECT))
     };
@@ -164,8 +156,10 @@ pub(super) fn leases(attached: &[Attached], data_dir: &Path) -> Result<Vec<Findi
         for attached in living(attached).filter(is_here).filter(|attached| attached.has_leases()) {
             let id = attached.cached.attach.container_id.as_str();
             for ip in attached.ips.iter().filter(|ip| !leased.contains(&(**ip, id))) {
-                let problem = format!("{ip} is not leased to it: host-local may allocate it again");
-                findings.push(Finding::error(attached.title(), problem, RECREATE));
+                let problem = format!(
+                    "{ip} is not leased to this container: host-local may allocate it again"
+                );
+                findings.push(Finding::error(title(&attached.cached), problem, RECREATE));
             }
         }
     }

@@ -4,7 +4,7 @@
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use super::attachments::{Attached, Routed, living};
+use super::attachments::{Attached, Routed, living, title};
 use crate::netlink::{Link, Netlink, RouteFilter};
 use crate::netns::Netns;
 use crate::sysctl;
@@ -77,7 +77,7 @@ fn strict_filter(attached: &Attached) -> Option<Finding> {
             "replies leave through \"{other}\", but rp_filter is strict: packets from other subnets are dropped"
         );
         let remedy = format!("nsenter --net={netns} sysctl -w net.ipv4.conf.{ifname}.rp_filter=2");
-        Finding::warning(attached.title(), problem, remedy)
+        Finding::warning(title(&attached.cached), problem, remedy)
     })
 }
 

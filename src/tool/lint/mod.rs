@@ -10,8 +10,6 @@ use std::mem;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use ipnet::IpNet;
-
 use self::network::{Network, mistake};
 use super::finding::{Finding, Severity, Subject, report};
 use super::{CONF_DIR, Tool, plugin_path};
@@ -120,7 +118,7 @@ fn files(path: &Path) -> Result<Vec<PathBuf>> {
     }
     let files = conf_files(path, &EXTENSIONS)?;
     if files.is_empty() {
-        let msg = "there is no network configuration: \"cni plugin not initialized\"";
+        let msg = "no network configuration: runtimes report \"cni plugin not initialized\"";
         return Err(mistake(msg, "install a file that ends in .conflist"));
     }
     Ok(files)
@@ -146,7 +144,9 @@ fn overlaps(networks: &[Network]) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (i, network) in networks.iter().enumerate() {
         for other in networks[..i].iter().filter(|other| other.name != network.name) {
-            if let Some((own, others)) = overlap(&network.subnets, &other.subnets) {
+            let mut pairs =
+                network.subnets.iter().flat_map(|a| other.subnets.iter().map(move |b| (a, b)));
+            if let Some((own, others)) = pairs.find(|(a, b)| a.contains(*b) || b.contains(*a)) {
                 let (name, file) = (&other.name, other.file.display());
                 let msg = format!("subnet {own} overlaps {others} of network \"{name}\" in {file}");
                 let remedy = "two containers may get the same address: choose another subnet";
@@ -155,9 +155,4 @@ fn overlaps(networks: &[Network]) -> Vec<Finding> {
         }
     }
     findings
-}
-
-fn overlap(own: &[IpNet], others: &[IpNet]) -> Option<(IpNet, IpNet)> {
-    let mut pairs = own.iter().flat_map(|a| others.iter().map(move |b| (*a, *b)));
-    pairs.find(|(a, b)| a.contains(b) || b.contains(a))
 }

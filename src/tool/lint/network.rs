@@ -131,7 +131,7 @@ impl Network<'_> {
             let remedy = "add the intended version, such as \"1.0.0\"";
             self.findings.push(self.warning(mistake(msg, remedy)));
         } else if SpecVersion::exact(&list.cni_version).is_none() {
-            let msg = format!("there is no version \"{}\" of CNI", list.cni_version);
+            let msg = format!("unknown CNI version \"{}\"", list.cni_version);
             let known = SpecVersion::ALL.map(SpecVersion::as_str).join(", ");
             let error = mistake(msg, format!("choose one of {known}"));
             let position = self.position(&Place::key("cniVersion"));

@@ -41,11 +41,8 @@ pub(super) fn show(recordings: &[Recording], trace: &str) -> String {
     format!("trace {trace}\n\n{}{}", columns(&lines), calls().map(about).collect::<String>())
 }
 
-/// What distinguishes a span from others of its name. The name of a call contains plugin and verb already.
+/// What distinguishes a span from others of its name.
 fn detail(span: &Span) -> String {
-    if span.name.contains(' ') && span.name != "lock wait" {
-        return String::new();
-    }
     let keys =
         ["cni.plugin", "cni.command", "process.command", "process.executable.path", "file.path"];
     let mut words: Vec<String> = match span.name.as_str() {
@@ -56,7 +53,8 @@ fn detail(span: &Span) -> String {
         "" => {}
         changes => words.push(format!("{changes} changes")),
     }
-    words.retain(|word| !word.is_empty());
+    // The name of a call contains plugin and verb.
+    words.retain(|word| !span.name.contains(word.as_str()));
     words.join(" ")
 }
 
@@ -98,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn types_have_their_names() {
+    fn message_types_have_names() {
         let names =
             ["16", "18", "19", "20", "26", "36", "88", "2561", "16", "99"].map(message_type);
         let expected = [
