@@ -42,7 +42,6 @@ const TEMPORARY: u32 = 1;
 /// Timeout until IPv6 addresses are usable, as in the reference.
 const SETTLE: Duration = Duration::from_millis(2550);
 
-#[derive(Debug)]
 pub struct Vrf;
 
 /// The keys of the plugin.
@@ -93,7 +92,7 @@ impl Plugin for Vrf {
         let mut undo = Rollback::new();
         let vrf = if let Some(vrf) = &present {
             vrf.require_table(conf)?;
-            if is_kept(netlink, &vrf)? {
+            if is_kept(netlink, vrf)? {
                 undo.push("clear the alias of the VRF", || set_alias(netlink, &vrf.link, ""));
                 set_alias(netlink, &vrf.link, KEPT)?;
             } else if !vrf.link.up {
@@ -306,7 +305,7 @@ impl Volatile {
     fn of(netlink: &Netlink, link: &Link) -> Result<Volatile> {
         let mut addrs = global_v6(netlink, link)?;
         addrs.retain(|addr| addr.flags & TEMPORARY == 0);
-        let mut routes = tables::routes_of_all(netlink, link)?;
+        let mut routes = tables::routes_of(netlink, link, None)?;
         routes.retain(|route| {
             route.protocol != Some(BY_KERNEL) && route.table != Some(RT_TABLE_LOCAL)
         });

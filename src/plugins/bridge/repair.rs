@@ -93,9 +93,9 @@ fn damage(plan: &Plan<'_>, link: &Link) -> Option<&'static str> {
     let info = link.bridge.unwrap_or_default();
     let found = [
         (!link.up, "it is down"),
-        (link.accept_ra.unwrap_or_default() != 0, "it takes router advertisements"),
+        (link.accept_ra.unwrap_or_default() != 0, "it accepts router advertisements"),
         (conf.promisc_mode && link.promiscuity == 0, "it is not promiscuous"),
-        (plan.vlans.filtering && !info.vlan_filtering, "it does not keep VLANs apart"),
+        (plan.vlans.filtering && !info.vlan_filtering, "it does not filter VLANs"),
         (
             conf.macspoofchk && info.learns_link_local == Some(true),
             "it learns from link-local frames",

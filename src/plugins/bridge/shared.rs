@@ -11,7 +11,6 @@ use crate::iface::{configure, forwarding, veth};
 use crate::netlink::{Link, LinkChange, LinkKind, Mac, Netlink, NewLink, OperState, Switch};
 
 /// A bridge, or the gateway's interface of a VLAN.
-#[derive(Debug)]
 pub(super) struct Shared {
     pub(super) link: Link,
     /// Whether its MAC is known to have been set, so that it does not follow the ports.

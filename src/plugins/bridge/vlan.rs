@@ -163,7 +163,7 @@ pub(super) fn of_port(host: &Netlink, port: &Link) -> Result<VlanPort> {
 
 fn not_filtering(bridge: &Link) -> Error {
     let name = &bridge.name;
-    Error::internal(format!("bridge \"{name}\" does not keep VLANs apart, and has other ports"))
+    Error::internal(format!("bridge \"{name}\" does not filter VLANs, and has other ports"))
         .with_details(format!(
             "if no tagged frames have to pass it: ip link set {name} type bridge vlan_filtering 1"
         ))
