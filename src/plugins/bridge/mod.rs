@@ -344,7 +344,7 @@ fn start_port(
     bridge: &Link,
     port: &Link,
 ) -> Result<()> {
-    plan.vlans.set(host, bridge, port)?;
+    plan.vlans.set(host, bridge, port, &plan.vlans.port)?;
     let mut change = LinkChange::new();
     if plan.conf.hairpin_mode {
         change = change.hairpin(Switch::On);

@@ -144,10 +144,10 @@ impl Pair<'_> {
         if (state.hairpin && !conf.hairpin_mode) || (state.isolated && !conf.port_isolation) {
             repairs.leave(format!("port \"{name}\" has hairpin mode or isolation, not configured"));
         }
-        if plan.vlans.has_any()
+        if !plan.vlans.port.is_empty()
             && let Some(missing) = plan.vlans.missing(port, &vlan::of_port(host, port)?)
         {
-            repairs.restore(missing, || plan.vlans.set(host, bridge, port));
+            repairs.restore(missing, || plan.vlans.set(host, bridge, port, &plan.vlans.port));
         }
         if !port.up {
             repairs.restore(format!("port \"{name}\": it is down"), || set(change().up()));

@@ -92,11 +92,10 @@ impl Plugin for HostDevice {
             cx.ipam()?;
         }
         let origin = Origin::of(host, &device)?;
-        let network = if conf.use_interface_network {
-            HostNetwork::of(host, &device)?
-        } else {
-            HostNetwork::default()
-        };
+        let mut network = HostNetwork::default();
+        if conf.use_interface_network {
+            network = HostNetwork::of(host, &device)?;
+        }
         let record = Record {
             container_id: req.id.to_string(),
             ifname: req.ifname.to_string(),
@@ -114,7 +113,8 @@ impl Plugin for HostDevice {
         let up = (!l3 && network.ips.is_empty()) || cx.ipam_needs_link();
         transfer::into_container(host, &device, netns, &req.ifname, up)?;
         let mut result = if l3 { cx.ipam_add(&mut undo)? } else { CniResult::new() };
-        network.add_ips(&mut result);
+        network.ips.retain(|ip| result.ips.iter().all(|other| other.address != ip.address));
+        result.ips.append(&mut network.ips);
         let link = child::attach(&inside, &req.ifname, &req.sandbox.path, &mut result)?;
         network.add_routes(&inside, &link, &mut result)?;
         let pci = device.parent.as_ref().and_then(|parent| sysfs.pci_id(parent));

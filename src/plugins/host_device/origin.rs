@@ -178,15 +178,6 @@ impl HostNetwork {
         Ok(HostNetwork { ips: ips.collect(), routes: routes(host, device, &is_wanted)? })
     }
 
-    /// Adds the addresses to those of IPAM.
-    pub(super) fn add_ips(&self, result: &mut CniResult) {
-        for ip in &self.ips {
-            if !result.ips.iter().any(|other| other.address == ip.address) {
-                result.ips.push(ip.clone());
-            }
-        }
-    }
-
     /// Adds the routes to the device in the container and to the result. Routes of IPAM have precedence.
     pub(super) fn add_routes(
         &self,
