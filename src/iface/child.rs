@@ -273,17 +273,13 @@ impl Below<'_> {
 
 /// The hardware address from the first source that is not empty; `None` leaves it to the kernel.
 pub fn requested_mac(sources: &[&String]) -> Result<Option<Mac>> {
-    sources.iter().find(|text| !text.is_empty()).map(|text| parse_mac(text)).transpose()
-}
-
-/// The hardware address of an interface in a configuration.
-pub fn parse_mac(text: &str) -> Result<Mac> {
+    let Some(text) = sources.iter().find(|text| !text.is_empty()) else { return Ok(None) };
     let refuse = |why| Error::config(format!("invalid args {text} for MAC addr: {why}"));
     let mac: Mac = text.parse().map_err(|why| refuse(format!("{why}")))?;
     if mac.is_unicast() {
-        return Ok(mac);
+        return Ok(Some(mac));
     }
-    Err(refuse(format!("address {mac}: no address of a single interface")))
+    Err(refuse(format!("address {mac}: not a unicast address")))
 }
 
 /// CHECK: fails unless `link` has the configured MTU; 0 is none.

@@ -176,8 +176,8 @@ pub fn wait_for_carrier(netlink: &Netlink, link: &Link) -> Result<()> {
 /// Enables announcements of the IPv4 addresses when the link comes up (`arp_notify`): another container may have had
 /// the addresses before. The interface works without announcements.
 pub fn announce(inside: &Inside<'_>, link: &Link) {
-    // By netlink instead of /proc/sys, where looking up a name takes the longer the more containers there are:
-    // the names of all namespaces share one list.
+    // By netlink instead of /proc/sys, where a lookup becomes slower with the number of containers: the names of all
+    // namespaces share one list.
     let change = LinkChange::new().arp_notify(Switch::On);
     if let Err(error) = inside.netlink.set_link(link.index, change) {
         log::debug(error);
@@ -265,20 +265,20 @@ pub fn plan_routes(result: &CniResult, oif: u32) -> Vec<Route> {
 }
 
 fn to_kernel(route: &cni::Route, gateways: &[Option<IpAddr>], oif: u32) -> Route {
-    let mut kernel = Route::new(route.dst);
-    kernel.scope = route.scope;
-    kernel.table = route.table.filter(|table| *table != 0);
-    kernel.priority = route.priority;
-    kernel.mtu = route.mtu.filter(|mtu| *mtu != 0);
-    kernel.advmss = route.advmss.filter(|advmss| *advmss != 0);
+    let is_set = |value: &u32| *value != 0;
+    let kernel = Route {
+        scope: route.scope,
+        table: route.table.filter(is_set),
+        priority: route.priority,
+        mtu: route.mtu.filter(is_set),
+        advmss: route.advmss.filter(is_set),
+        ..Route::new(route.dst)
+    };
     if let [gw] = gateways {
-        kernel.gw = *gw;
-        kernel.oif = Some(oif);
-    } else {
-        let hop = |gw: &Option<IpAddr>| NextHop { gw: *gw, oif: Some(oif), weight: 1 };
-        kernel.nexthops = gateways.iter().map(hop).collect();
+        return Route { gw: *gw, oif: Some(oif), ..kernel };
     }
-    kernel
+    let hop = |gw: &Option<IpAddr>| NextHop { gw: *gw, oif: Some(oif), weight: 1 };
+    Route { nexthops: gateways.iter().map(hop).collect(), ..kernel }
 }
 
 /// The gateways of a route: of a multipath route, those of all next hops.

@@ -8,8 +8,8 @@ use crate::error::Result;
 use crate::netlink::{Link, Netlink};
 use crate::netns::Netns;
 
-/// Whether two [`Link::link_netnsid`] are the same namespace, `outer` of a link on the host and
-/// `inner` of one in the container.
+/// Whether two [`Link::link_netnsid`] are the same namespace: `outer` of a link on the host, `inner` of a link in the
+/// container.
 pub fn is_same_netns(
     host: &Netlink,
     inside: &Inside<'_>,

@@ -13,8 +13,7 @@ use crate::repairs::Repairs;
 /// `RT_SCOPE_LINK`.
 pub const ON_LINK: u8 = 253;
 
-/// The routes to the networks of the addresses of the interface at `index`, which the kernel makes with
-/// the addresses.
+/// The routes to the networks of the addresses of the interface at `index`, which the kernel adds with the addresses.
 pub fn connected(link: &Link, result: &CniResult, index: usize) -> Vec<Route> {
     let of_address = |net: ipnet::IpNet| {
         let (oif, src) = (Some(link.index), Some(net.addr()).filter(IpAddr::is_ipv4));
@@ -47,7 +46,7 @@ pub fn restore(
         let text = format!("route {} in the container", describe(route, &link.name));
         let replaces = |found: &&Route| found.dst == route.dst.trunc() && same_table(found, route);
         if let Some(found) = present.iter().find(replaces) {
-            repairs.leave(format!("{text}: there is one \"{found}\""));
+            repairs.leave(format!("{text}: the container has \"{found}\""));
         } else if let Some(reason) = &reason {
             repairs.leave(format!("{text}: {reason}"));
         } else {

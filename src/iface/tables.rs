@@ -2,8 +2,6 @@
 
 use std::net::IpAddr;
 
-use ipnet::IpNet;
-
 use crate::error::{Error, Result};
 use crate::netlink::{Link, Netlink, RT_TABLE_MAIN, Route, RouteFilter, RouteMode, Rule};
 use crate::sort::sort_by_key;
@@ -12,7 +10,6 @@ use crate::sort::sort_by_key;
 const RESERVED: std::ops::RangeInclusive<u32> = 253..=255;
 
 /// The rules of a namespace and the routing tables in use.
-#[derive(Debug)]
 pub struct Tables {
     /// The rules of both families.
     pub rules: Vec<Rule>,
@@ -20,8 +17,8 @@ pub struct Tables {
 }
 
 impl Tables {
-    /// Looks at rules, routes and VRFs. What is found is true for as long as nobody else adds
-    /// any: hold a lock that those respect.
+    /// Reads rules, routes and VRFs. The caller should hold a lock that other programs respect: the tables are in use only
+    /// as far as they were when read.
     pub fn look(netlink: &Netlink) -> Result<Tables> {
         let rules = netlink.dump_rules()?;
         let routes = netlink.dump_routes(&RouteFilter::default())?;
@@ -50,14 +47,6 @@ pub fn is_reserved(table: u32) -> bool {
     table == 0 || RESERVED.contains(&table)
 }
 
-/// Whether the kernel makes the route itself: to link-local addresses and to multicast groups.
-fn is_the_kernels(dst: &IpNet) -> bool {
-    match dst.addr() {
-        IpAddr::V4(addr) => addr.is_multicast(),
-        IpAddr::V6(addr) => addr.is_unicast_link_local() || addr.is_multicast(),
-    }
-}
-
 /// Whether all next hops of the route use the link.
 pub fn leaves_by(route: &Route, link: u32) -> bool {
     let hops = &route.nexthops;
@@ -70,21 +59,23 @@ pub fn is_near(route: &Route) -> bool {
     route.gw.is_none() && route.nexthops.is_empty()
 }
 
-/// The routes in `table` that use this link only, in an order in which they can be added, without routes to link-local
-/// addresses and multicast groups.
-pub fn routes_of(netlink: &Netlink, link: &Link, table: u32) -> Result<Vec<Route>> {
-    own(netlink, link, &RouteFilter { table: Some(table), ..RouteFilter::default() })
-}
-
-/// As [`routes_of`], from all tables.
-pub fn routes_of_all(netlink: &Netlink, link: &Link) -> Result<Vec<Route>> {
-    own(netlink, link, &RouteFilter::default())
-}
-
-fn own(netlink: &Netlink, link: &Link, filter: &RouteFilter) -> Result<Vec<Route>> {
-    let mut routes = netlink.dump_routes(filter)?;
-    routes.retain(|route| leaves_by(route, link.index) && !is_the_kernels(&route.dst));
-    // The kernel takes a gateway only when it knows how to reach it.
+/// The routes in `table`, or in all tables, that use this link only, in an order in which they can be added. Routes to
+/// link-local addresses and multicast groups are left out: the kernel adds them itself.
+pub fn routes_of(
+    netlink: &Netlink,
+    link: &Link,
+    table: impl Into<Option<u32>>,
+) -> Result<Vec<Route>> {
+    let filter = RouteFilter { table: table.into(), ..RouteFilter::default() };
+    let mut routes = netlink.dump_routes(&filter)?;
+    routes.retain(|route| {
+        let is_automatic = match route.dst.addr() {
+            IpAddr::V4(addr) => addr.is_multicast(),
+            IpAddr::V6(addr) => addr.is_unicast_link_local() || addr.is_multicast(),
+        };
+        leaves_by(route, link.index) && !is_automatic
+    });
+    // The kernel accepts only routes through reachable gateways.
     sort_by_key(&mut routes, |route| !is_near(route));
     Ok(routes)
 }
@@ -125,7 +116,7 @@ pub fn give_back(
         let mode = if is_near(route) { RouteMode::Append } else { RouteMode::Exclusive };
         match netlink.add_route(&back, mode) {
             Ok(()) => {}
-            // Not before it is known to be in the other one may the table lose it.
+            // Without a reply the route may be missing in the main table, so it must stay in this one.
             Err(error) if error.is_unanswered() => return Err(error.into()),
             // The link may be going down; an equal route of another program is fine.
             Err(error) => {

@@ -31,7 +31,7 @@ pub struct Wanted<'a> {
     pub ifname: &'a IfName,
     /// Whether it can be opened several times at once.
     pub multi_queue: bool,
-    /// The user who may open it. Default: any user with `CAP_NET_ADMIN`.
+    /// The user ID that may open it. Default: any user with `CAP_NET_ADMIN`.
     pub owner: Option<u32>,
     /// The group whose members may open the device; `None` for no group.
     pub group: Option<u32>,
@@ -43,11 +43,11 @@ pub struct Wanted<'a> {
 #[derive(Debug)]
 pub struct Tap(Option<File>);
 
-/// Makes a tap device in `netns`. Frames come without a packet information header; a program that opens the
-/// device may ask for one.
+/// Creates a tap device in `netns`. Frames have no packet information header unless the program that opens the device
+/// requests it.
 pub fn create(netns: &Netns, wanted: Wanted<'_>) -> Result<Tap> {
     let made = netns.run(|| match wanted.label {
-        // On a thread of its own, which has the label for everything that it starts.
+        // On a thread of its own: the label applies to all programs that the thread starts.
         Some(label) if Path::new(SELINUX).exists() => {
             netns::on_scratch_thread(|| create_labelled(label, wanted))?
         }
@@ -66,7 +66,7 @@ impl Tap {
     pub fn keep(self) -> Result<()> {
         let Some(file) = &self.0 else { return Ok(()) };
         set(file.as_fd(), libc::TUNSETPERSIST, 1)
-            .map_err(|errno| failed("make it persistent", errno))
+            .map_err(|errno| failed("make the device persistent", errno))
     }
 }
 
@@ -79,10 +79,10 @@ fn open() -> Result<File> {
 
 fn create_here(wanted: Wanted<'_>) -> Result<Tap> {
     let file = open()?;
-    attach(file.as_fd(), wanted).map_err(|errno| failed("name it", errno))?;
+    attach(file.as_fd(), wanted).map_err(|errno| failed("set the name", errno))?;
     for (what, request, id) in [
-        ("set its owner", libc::TUNSETOWNER, wanted.owner),
-        ("set its group", libc::TUNSETGROUP, wanted.group),
+        ("set the owner", libc::TUNSETOWNER, wanted.owner),
+        ("set the group", libc::TUNSETGROUP, wanted.group),
     ] {
         let Some(id) = id else { continue };
         set(file.as_fd(), request, id.into()).map_err(|errno| failed(what, errno))?;
@@ -93,7 +93,7 @@ fn create_here(wanted: Wanted<'_>) -> Result<Tap> {
 fn failed(what: &str, errno: Errno) -> Error {
     let error = Error::internal(format!("{what}: {}", errno_text(errno)));
     match errno {
-        // Of a name that is taken, where `IFF_TUN_EXCL` asks for a new device.
+        // With `IFF_TUN_EXCL`, the error for a name that is taken.
         Errno::EBUSY => error.with_details("there is a link of that name"),
         Errno::EPERM => error.with_details("cnibox needs CAP_NET_ADMIN in this network namespace"),
         _ => error,
@@ -130,7 +130,7 @@ fn tuntap_args(wanted: Wanted<'_>) -> Vec<String> {
     args
 }
 
-/// `struct ifreq` as `TUNSETIFF` has it.
+/// `struct ifreq` as used by `TUNSETIFF`.
 #[repr(C)]
 struct Request {
     name: [u8; libc::IFNAMSIZ],
@@ -140,7 +140,7 @@ struct Request {
 
 const _: () = assert!(size_of::<Request>() >= size_of::<libc::ifreq>());
 
-/// Makes the device of an open `/dev/net/tun`.
+/// Creates the device of an open `/dev/net/tun`.
 #[expect(unsafe_code, reason = "the kernel offers no other way, and nix no safe one")]
 fn attach(tun: BorrowedFd<'_>, wanted: Wanted<'_>) -> nix::Result<()> {
     let mut flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_TUN_EXCL;
@@ -148,18 +148,18 @@ fn attach(tun: BorrowedFd<'_>, wanted: Wanted<'_>) -> nix::Result<()> {
         flags |= libc::IFF_MULTI_QUEUE;
     }
     let mut name = [0; libc::IFNAMSIZ];
-    // An `IfName` is shorter, so that a NUL is left at the end.
+    // An `IfName` is shorter than the array, so a NUL remains at the end.
     let text = wanted.ifname.as_str().as_bytes();
     name[..text.len()].copy_from_slice(text);
     let flags = u16::try_from(flags).map_err(|_| Errno::EINVAL)?;
     let mut request = Request { name, flags, rest: [0; 22] };
-    // SAFETY: the kernel reads and writes one `struct ifreq` there, which `Request` is at least as
-    // long as and outlives the call; any bytes that it writes are valid ones of integers.
+    // SAFETY: the kernel reads and writes one `struct ifreq`; `Request` is at least as long and outlives the call, and
+    // any bytes are valid integers.
     let done = unsafe { libc::ioctl(tun.as_raw_fd(), libc::TUNSETIFF, &raw mut request) };
     Errno::result(done).map(drop)
 }
 
-/// Sets a parameter of the device that is a number.
+/// Sets a numeric parameter of the device.
 #[expect(unsafe_code, reason = "the kernel offers no other way, and nix no safe one")]
 fn set(tun: BorrowedFd<'_>, request: libc::Ioctl, value: libc::c_ulong) -> nix::Result<()> {
     // SAFETY: TUNSETPERSIST, TUNSETOWNER and TUNSETGROUP take the number itself, so no memory
@@ -201,11 +201,11 @@ mod tests {
         let (netns, ifname) = (Netns::fresh().unwrap(), IfName::parse("tap0").unwrap());
         let _tap = create(&netns, PLAIN(&ifname)).unwrap();
         let error = create(&netns, PLAIN(&ifname)).unwrap_err();
-        let msg = "failed to create tap \"tap0\": name it: device or resource busy";
+        let msg = "failed to create tap \"tap0\": set the name: device or resource busy";
         assert_eq!(error.msg(), msg);
         let lo = IfName::parse("lo").unwrap();
         let error = create(&netns, PLAIN(&lo)).unwrap_err();
-        assert!(error.msg().starts_with("failed to create tap \"lo\": name it: "), "{error}");
+        assert!(error.msg().starts_with("failed to create tap \"lo\": set the name: "), "{error}");
     }
 
     #[test]

@@ -6,7 +6,7 @@
 use super::Inside;
 use super::configure::implied_gateway;
 use super::routes::{ON_LINK, serves};
-use crate::cni::{CniResult, IfName, Interface, IpConfig};
+use crate::cni::{CniResult, IfName, Interface};
 use crate::error::{Error, Result};
 use crate::netlink::{Link, Route, RouteFilter};
 
@@ -77,40 +77,33 @@ pub fn refuses_advertisements(link: &Link) -> Result<()> {
         return Ok(());
     }
     let name = &link.name;
-    Err(Error::internal(format!("\"{name}\" takes router advertisements of containers"))
+    Err(Error::internal(format!("\"{name}\" accepts router advertisements of containers"))
         .with_details(format!("sysctl -w net/ipv6/conf/{name}/accept_ra=0")))
 }
 
 /// Fails unless `link` has every address of the interface at `index` in the result, and a route to its network.
 pub fn addresses(inside: &Inside<'_>, link: &Link, result: &CniResult, index: usize) -> Result<()> {
     let present = inside.netlink.dump_addrs(link.index)?;
-    let routes = inside
-        .netlink
-        .dump_routes(&RouteFilter { oif: Some(link.index), ..RouteFilter::default() })?;
+    let filter = RouteFilter { oif: Some(link.index), ..RouteFilter::default() };
+    let routes = inside.netlink.dump_routes(&filter)?;
+    let name = &link.name;
     for ip in result.ips_of(index) {
-        if !present.iter().any(|addr| addr.net == ip.address) {
-            let (address, name) = (ip.address, &link.name);
-            return Err(Error::internal(format!(
-                "Failed to match addr {address} on interface {name}"
-            ))
-            .with_details(format!("{IN_CONTAINER}ip addr add {address} dev {name}")));
+        let address = ip.address;
+        if !present.iter().any(|addr| addr.net == address) {
+            let msg = format!("Failed to match addr {address} on interface {name}");
+            return Err(Error::internal(msg)
+                .with_details(format!("{IN_CONTAINER}ip addr add {address} dev {name}")));
         }
-        network_is_routed(ip, link, &routes)?;
+        let network = ip.address.trunc();
+        if !routes.iter().any(|route| route.dst == network) {
+            let gateway = ip.gateway.map(|gw| gw.to_string()).unwrap_or_default();
+            let msg = format!("Failed to find Gateway {gateway} for interface {name}");
+            return Err(Error::internal(msg).with_details(format!(
+                "there is no route to {network}: {IN_CONTAINER}ip route add {network} dev {name}"
+            )));
+        }
     }
     Ok(())
-}
-
-fn network_is_routed(ip: &IpConfig, link: &Link, routes: &[Route]) -> Result<()> {
-    let network = ip.address.trunc();
-    if routes.iter().any(|route| route.dst == network) {
-        return Ok(());
-    }
-    let gateway = ip.gateway.map(|gw| gw.to_string()).unwrap_or_default();
-    let name = &link.name;
-    Err(Error::internal(format!("Failed to find Gateway {gateway} for interface {name}"))
-        .with_details(format!(
-            "there is no route to {network}: {IN_CONTAINER}ip route add {network} dev {name}"
-        )))
 }
 
 /// Fails unless every route of the result exists, through its gateway or the default gateway of its family.
@@ -130,10 +123,10 @@ pub fn routes(inside: &Inside<'_>, result: &CniResult) -> Result<()> {
             ..Route::new(route.dst)
         };
         if !present.iter().any(|found| serves(found, &wanted)) {
-            return Err(Error::internal(format!(
-                "Expected Route {wanted} not found in routing table"
-            ))
-            .with_details(format!("{IN_CONTAINER}ip route add {wanted}")));
+            let msg = format!("Expected Route {wanted} not found in routing table");
+            return Err(
+                Error::internal(msg).with_details(format!("{IN_CONTAINER}ip route add {wanted}"))
+            );
         }
     }
     Ok(())

@@ -18,7 +18,6 @@ use crate::sysctl;
 const NAME_TRIES: usize = 10;
 
 /// The pair to create.
-#[derive(Debug)]
 pub struct Wanted<'a> {
     pub ifname: &'a IfName,
     /// MTU of both ends in bytes; 0 leaves it to the kernel.
@@ -30,7 +29,6 @@ pub struct Wanted<'a> {
 }
 
 /// Both ends of a pair.
-#[derive(Debug)]
 pub struct Pair {
     /// The host's end, down.
     pub host: Link,

@@ -16,7 +16,6 @@ use crate::skel::{AddReq, CheckReq, Cx, DelReq, GcReq, Plugin, Remarks, Rollback
 
 const KIND: &str = "dummy";
 
-#[derive(Debug)]
 pub struct Dummy;
 
 /// The keys of a dummy network.
@@ -27,7 +26,7 @@ pub struct Conf {
     mtu: i64,
     /// MAC of the device. Default: the kernel chooses.
     mac: String,
-    /// `runtimeConfig.mac` (capability `mac`): the same; wins.
+    /// `runtimeConfig.mac` (capability `mac`): the same; has precedence.
     runtime_config: WithMac,
 }
 
@@ -92,7 +91,6 @@ impl Plugin for Dummy {
 }
 
 /// The validated configuration.
-#[derive(Debug)]
 struct Plan {
     mtu: u32,
     mac: Option<Mac>,

@@ -19,7 +19,6 @@ use crate::skel::{AddReq, CheckReq, Cx, DelReq, GcReq, Plugin, Remarks};
 
 const KIND: &str = "ipvlan";
 
-#[derive(Debug)]
 pub struct Ipvlan;
 
 /// The keys of an ipvlan network.

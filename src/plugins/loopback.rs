@@ -15,7 +15,6 @@ use crate::skel::{AddReq, CheckReq, Cx, DelReq, GcReq, Plugin, Remarks};
 
 const LO: &str = "lo";
 
-#[derive(Debug)]
 pub struct Loopback;
 
 /// It has no keys of its own.

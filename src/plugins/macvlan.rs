@@ -21,7 +21,6 @@ use crate::skel::{AddReq, CheckReq, Cx, DelReq, GcReq, Plugin, Remarks};
 
 const KIND: &str = "macvlan";
 
-#[derive(Debug)]
 pub struct Macvlan;
 
 /// The keys of a macvlan network.
@@ -40,7 +39,7 @@ pub struct Conf {
     link_in_container: bool,
     /// The length of the queue of received broadcasts. Default: the kernel's.
     bcqueuelen: u32,
-    /// `runtimeConfig.mac` (capability `mac`): MAC of the interface; wins over all others.
+    /// `runtimeConfig.mac` (capability `mac`): MAC of the interface; has precedence over the others.
     runtime_config: WithMac,
 }
 
@@ -144,7 +143,7 @@ impl Plan {
             return differs("mode", found, self.mode.as_str());
         }
         let (found, wanted) = (info.bc_queue_len, conf.bcqueuelen);
-        // Kernels before 5.11 have no such queue.
+        // Kernels before 5.11 do not report the length.
         if wanted > 0 && found > 0 && found != wanted {
             return differs("bcqueuelen", &found.to_string(), &wanted.to_string());
         }
@@ -189,8 +188,8 @@ mod tests {
         assert_eq!(plan(&Conf::default(), "").unwrap().mode, MacvlanMode::Bridge);
         for (mac, why) in [
             ("x", "address x: invalid MAC address"),
-            ("01:00:5e:00:00:01", "address 01:00:5e:00:00:01: no address of a single interface"),
-            ("00:00:00:00:00:00", "address 00:00:00:00:00:00: no address of a single interface"),
+            ("01:00:5e:00:00:01", "address 01:00:5e:00:00:01: not a unicast address"),
+            ("00:00:00:00:00:00", "address 00:00:00:00:00:00: not a unicast address"),
         ] {
             let error = plan(&Conf::default(), mac).unwrap_err();
             assert_eq!(error.msg(), format!("invalid args {mac} for MAC addr: {why}"));

@@ -3,9 +3,9 @@
 //! Keys: `mtu`, `ipMasq`, `ipMasqBackend`, and `ipam`, which is required. The container reaches even its own
 //! subnet through the gateway, which is the host's end of the pair.
 //!
-//! On the host it leaves, while the container lives, one `veth` with the gateway's address as a
-//! /32 or /128 and a host route to each address of the container, and with `ipMasq` what masquerades its addresses;
-//! for good, forwarding switched on and the packet filter's table.
+//! On the host it leaves, while the container lives, one `veth` with the gateway's address as a /32 or /128 and a host
+//! route to each address of the container, and with `ipMasq` the masquerading of its addresses; permanently, enabled
+//! forwarding and the packet filter's table.
 
 use std::net::IpAddr;
 
@@ -32,7 +32,6 @@ use crate::sort::{sort, sort_by_key};
 /// `RT_SCOPE_HOST`.
 const ON_HOST: u8 = 254;
 
-#[derive(Debug)]
 pub struct Ptp;
 
 /// The keys of a ptp network.
@@ -174,7 +173,7 @@ impl Plugin for Ptp {
     }
 }
 
-/// An address of the container and the gateway that serves it.
+/// An address of the container and its gateway.
 #[derive(Clone, Copy, Debug)]
 struct Hop {
     address: IpNet,
@@ -188,7 +187,7 @@ fn hops(result: &mut CniResult) -> Result<Vec<Hop>> {
         ip.interface = Some(1);
         let gateway = ip.gateway.filter(|gw| gw.is_ipv4() == ip.address.addr().is_ipv4());
         let gateway = gateway.ok_or_else(|| {
-            Error::config(format!("ptp: the IPAM plugin gave {} no gateway", ip.address))
+            Error::config(format!("ptp: the IPAM plugin returned no gateway for {}", ip.address))
                 .with_details("ptp routes everything through a gateway: configure one in \"ipam\"")
         })?;
         hops.push(Hop { address: ip.address, gateway });
@@ -238,7 +237,7 @@ fn repair_host(host: &Netlink, end: &Link, hops: &[Hop], repairs: &mut Repairs) 
     for route in routes.filter(|route| !through.iter().any(|found| found.dst == route.dst)) {
         let text = format!("route {} dev {name}", route.dst);
         if host.dump_routes(&RouteFilter::default())?.iter().any(|found| found.dst == route.dst) {
-            repairs.leave(format!("{text}: there is one through another link"));
+            repairs.leave(format!("{text}: another link has such a route"));
             continue;
         }
         repairs.restore(text, || Ok(host.add_route(&route, RouteMode::Exclusive)?));

@@ -18,7 +18,6 @@ use crate::skel::{AddReq, CheckReq, Cx, DelReq, GcReq, Plugin, Remarks, Rollback
 /// The kind of tap devices, and of tun devices.
 const TUN: &str = "tun";
 
-#[derive(Debug)]
 pub struct Tap;
 
 /// The keys of a tap network.
@@ -29,7 +28,7 @@ pub struct Conf {
     multi_queue: bool,
     /// MTU in bytes. Default: the kernel's.
     mtu: i64,
-    /// The address of the device. Default: a random one.
+    /// The MAC of the device. Default: random.
     mac: String,
     /// The user who may open the device. Default: root only.
     owner: Option<u32>,
@@ -94,7 +93,7 @@ impl Plugin for Tap {
         requested_mac(cx, conf)?;
         let inside = Inside::enter(req.sandbox.netns()?)?;
         cx.if_ipam(Cx::ipam_check)?;
-        let found = child::find(&inside, req.require_prev()?, &req.ifname, &req.sandbox.path, TUN)?;
+        let found = req.find_link(&inside, TUN)?;
         check_device(conf, &found.link)?;
         let bridge = bridge(&inside, conf)?;
         if bridge.is_some_and(|bridge| found.link.master != Some(bridge.index)) {
@@ -128,7 +127,7 @@ fn requested_mac(cx: &Cx<'_>, conf: &Conf) -> Result<Option<Mac>> {
     child::requested_mac(&[&conf.runtime_config.mac, &from_env, &conf.mac])
 }
 
-/// The bridge in the container, if the configuration names one.
+/// The configured bridge in the container, if any.
 fn bridge(inside: &Inside<'_>, conf: &Conf) -> Result<Option<Link>> {
     let name = &conf.bridge;
     if name.is_empty() {

@@ -19,7 +19,6 @@ use crate::skel::{AddReq, CheckReq, Cx, DelReq, GcReq, Plugin, Remarks};
 
 const KIND: &str = "vlan";
 
-#[derive(Debug)]
 pub struct Vlan;
 
 /// The keys of a VLAN network.

@@ -42,7 +42,6 @@ const TEMPORARY: u32 = 1;
 /// Timeout until IPv6 addresses are usable, as in the reference.
 const SETTLE: Duration = Duration::from_millis(2550);
 
-#[derive(Debug)]
 pub struct Vrf;
 
 /// The keys of the plugin.
@@ -93,7 +92,9 @@ impl Plugin for Vrf {
         let mut undo = Rollback::new();
         let vrf = if let Some(vrf) = &present {
             vrf.require_table(conf)?;
-            if is_kept(netlink, &vrf)? {
+            // Without alias and interfaces: created by another program. If it is down as well, a plugin was killed
+            // while creating it.
+            if vrf.link.alias.is_empty() && vrf.link.up && vrf.is_empty(netlink)? {
                 undo.push("clear the alias of the VRF", || set_alias(netlink, &vrf.link, ""));
                 set_alias(netlink, &vrf.link, KEPT)?;
             } else if !vrf.link.up {
@@ -247,12 +248,6 @@ fn set_up(netlink: &Netlink, vrf: &Link) -> Result<()> {
         .context(|| format!("could not set link up for VRF {}", vrf.name))
 }
 
-/// Whether the VRF is to stay when it is empty again. A VRF without alias and interfaces was created by another program,
-/// unless it is down: then a plugin was killed while creating it.
-fn is_kept(netlink: &Netlink, vrf: &Domain) -> Result<bool> {
-    Ok(vrf.link.alias.is_empty() && vrf.link.up && vrf.is_empty(netlink)?)
-}
-
 fn set_alias(netlink: &Netlink, vrf: &Link, text: &str) -> Result<()> {
     Ok(netlink.set_link(vrf.index, LinkChange::new().alias(text))?)
 }
@@ -306,7 +301,7 @@ impl Volatile {
     fn of(netlink: &Netlink, link: &Link) -> Result<Volatile> {
         let mut addrs = global_v6(netlink, link)?;
         addrs.retain(|addr| addr.flags & TEMPORARY == 0);
-        let mut routes = tables::routes_of_all(netlink, link)?;
+        let mut routes = tables::routes_of(netlink, link, None)?;
         routes.retain(|route| {
             route.protocol != Some(BY_KERNEL) && route.table != Some(RT_TABLE_LOCAL)
         });

@@ -299,9 +299,9 @@ fn the_node() {
         ("sysctl -qw net.ipv6.conf.all.forwarding=0", "net.ipv6.conf.all.forwarding is 0"),
         (
             "sysctl -qw net.ipv6.conf.cni0.accept_ra=2",
-            "\"cni0\" takes router advertisements of containers",
+            "\"cni0\" accepts router advertisements of containers",
         ),
-        ("sysctl -qw net.ipv6.conf.$P.accept_ra=1", "takes router advertisements of containers"),
+        ("sysctl -qw net.ipv6.conf.$P.accept_ra=1", "accepts router advertisements of containers"),
         (
             "sysctl -qw net.ipv4.conf.cni0.route_localnet=0",
             "sysctl net/ipv4/conf/cni0/route_localnet is not 1",

@@ -246,7 +246,7 @@ fn a_bridge_that_others_made_takes_no_router_advertisements() {
     net.check(&container, &result).ok();
     let takes = |link: &str| {
         node.sh(&format!("echo 1 > /proc/sys/net/ipv6/conf/{link}/accept_ra"));
-        let msg = format!("\"{link}\" takes router advertisements of containers");
+        let msg = format!("\"{link}\" accepts router advertisements of containers");
         assert_eq!(net.check(&container, &result).error().msg, msg);
         node.sh(&format!("echo 0 > /proc/sys/net/ipv6/conf/{link}/accept_ra"));
     };

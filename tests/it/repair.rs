@@ -180,7 +180,7 @@ fn what_a_person_set_otherwise_is_left_alone() {
         ),
         (
             format!("{inside}ip route replace default via 10.88.0.3"),
-            "there is one \"0.0.0.0/0 via 10.88.0.3\"",
+            "the container has \"0.0.0.0/0 via 10.88.0.3\"",
         ),
         (
             format!(

@@ -36,7 +36,6 @@ use crate::sort::sort_by_key;
 use self::shared::Shared;
 use self::vlan::{VlanTrunk, Vlans};
 
-#[derive(Debug)]
 pub struct Bridge;
 
 /// The keys of a bridge network.
@@ -238,7 +237,6 @@ impl Plugin for Bridge {
 }
 
 /// The validated configuration.
-#[derive(Debug)]
 struct Plan<'a> {
     conf: &'a Conf,
     l3: bool,
@@ -323,9 +321,9 @@ fn requested_mac(cx: &Cx<'_>, conf: &Conf) -> Result<Option<Mac>> {
 
 /// The port for the check of source MACs; `container` is its other end.
 fn spoof_port(port: &Link, container: &Link) -> Result<Port> {
-    let mac = container.mac.ok_or_else(|| {
-        Error::internal(format!("\"{}\" has no MAC to be checked", container.name))
-    })?;
+    let mac = container
+        .mac
+        .ok_or_else(|| Error::internal(format!("\"{}\" has no MAC address", container.name)))?;
     Ok(Port { name: port.name.clone(), mac })
 }
 
@@ -346,7 +344,7 @@ fn start_port(
     bridge: &Link,
     port: &Link,
 ) -> Result<()> {
-    plan.vlans.set(host, bridge, port)?;
+    plan.vlans.set(host, bridge, port, &plan.vlans.port)?;
     let mut change = LinkChange::new();
     if plan.conf.hairpin_mode {
         change = change.hairpin(Switch::On);

@@ -93,9 +93,9 @@ fn damage(plan: &Plan<'_>, link: &Link) -> Option<&'static str> {
     let info = link.bridge.unwrap_or_default();
     let found = [
         (!link.up, "it is down"),
-        (link.accept_ra.unwrap_or_default() != 0, "it takes router advertisements"),
+        (link.accept_ra.unwrap_or_default() != 0, "it accepts router advertisements"),
         (conf.promisc_mode && link.promiscuity == 0, "it is not promiscuous"),
-        (plan.vlans.filtering && !info.vlan_filtering, "it does not keep VLANs apart"),
+        (plan.vlans.filtering && !info.vlan_filtering, "it does not filter VLANs"),
         (
             conf.macspoofchk && info.learns_link_local == Some(true),
             "it learns from link-local frames",
@@ -144,10 +144,10 @@ impl Pair<'_> {
         if (state.hairpin && !conf.hairpin_mode) || (state.isolated && !conf.port_isolation) {
             repairs.leave(format!("port \"{name}\" has hairpin mode or isolation, not configured"));
         }
-        if plan.vlans.has_any()
+        if !plan.vlans.port.is_empty()
             && let Some(missing) = plan.vlans.missing(port, &vlan::of_port(host, port)?)
         {
-            repairs.restore(missing, || plan.vlans.set(host, bridge, port));
+            repairs.restore(missing, || plan.vlans.set(host, bridge, port, &plan.vlans.port));
         }
         if !port.up {
             repairs.restore(format!("port \"{name}\": it is down"), || set(change().up()));

@@ -11,7 +11,6 @@ use crate::iface::{configure, forwarding, veth};
 use crate::netlink::{Link, LinkChange, LinkKind, Mac, Netlink, NewLink, OperState, Switch};
 
 /// A bridge, or the gateway's interface of a VLAN.
-#[derive(Debug)]
 pub(super) struct Shared {
     pub(super) link: Link,
     /// Whether its MAC is known to have been set, so that it does not follow the ports.
@@ -68,7 +67,10 @@ pub(super) fn ensure(host: &Netlink, plan: &Plan<'_>, mtu: u32, mac: Mac) -> Res
 
 fn adopt(host: &Netlink, link: Link, plan: &Plan<'_>) -> Result<Shared> {
     require_bridge(&link)?;
-    plan.vlans.ensure_filtering(host, &link)?;
+    if !plan.vlans.require_filtering(host, &link)? {
+        host.set_link(link.index, LinkChange::vlan_filtering())
+            .context(|| format!("could not switch on VLAN filtering of \"{}\"", link.name))?;
+    }
     harden(host, &link, plan.conf)?;
     let promisc = plan.conf.promisc_mode && link.promiscuity == 0;
     if !link.up || promisc {

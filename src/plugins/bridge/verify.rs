@@ -4,6 +4,7 @@ use super::shared::require_bridge;
 use super::{Conf, Plan, spoof_port, vlan_gateway};
 use crate::cni::{CniResult, Interface};
 use crate::error::{Error, Result};
+use crate::iface::child::Found;
 use crate::iface::{Inside, verify, veth};
 use crate::netfilter::{Owner, PacketFilter, masquerade, spoof};
 use crate::netlink::{Link, Netlink};
@@ -28,11 +29,11 @@ pub(super) fn attachment(cx: &Cx<'_>, plan: &Plan<'_>, req: &CheckReq) -> Result
     if plan.gateway {
         gateway_addresses(host, of_vlan.as_ref().unwrap_or(&bridge), prev, index)?;
     }
-    verify::addresses(&inside, &link, prev, index)?;
-    verify::routes(&inside, prev)?;
+    let found = Found { link, prev, index };
+    found.verify_layer3(&inside)?;
     let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
     if conf.macspoofchk {
-        spoof::check(&PacketFilter::new(), owner, &spoof_port(&port, &link)?)?;
+        spoof::check(&PacketFilter::new(), owner, &spoof_port(&port, &found.link)?)?;
     }
     if plan.masquerades {
         let addrs: Vec<_> = prev.ips_of(index).map(|ip| ip.address).collect();

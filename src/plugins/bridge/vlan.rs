@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use super::Conf;
 use crate::error::{Context, Error, Result};
-use crate::netlink::{Link, LinkChange, Netlink, PortVlans, Tagging, VlanPort};
+use crate::netlink::{Link, Netlink, PortVlans, Tagging, VlanPort};
 
 /// The VLAN IDs of 802.1Q.
 const IDS: RangeInclusive<u16> = 1..=4094;
@@ -35,7 +35,7 @@ pub(super) struct Vlans {
     /// The VLAN of the key `vlan`.
     pub(super) access: Option<u16>,
     /// The VLANs of the port; if empty, the bridge decides.
-    port: Vec<PortVlans>,
+    pub(super) port: Vec<PortVlans>,
     /// Whether the port stays in the default VLAN of the bridge.
     preserve: bool,
 }
@@ -71,15 +71,6 @@ impl Vlans {
         })
     }
 
-    /// Enables VLAN filtering of an existing bridge, if needed.
-    pub(super) fn ensure_filtering(&self, host: &Netlink, bridge: &Link) -> Result<()> {
-        if self.require_filtering(host, bridge)? {
-            return Ok(());
-        }
-        host.set_link(bridge.index, LinkChange::vlan_filtering())
-            .context(|| format!("could not switch on VLAN filtering of \"{}\"", bridge.name))
-    }
-
     /// Whether the bridge filters VLANs or need not; fails if filtering is needed and cannot be enabled.
     pub(super) fn require_filtering(&self, host: &Netlink, bridge: &Link) -> Result<bool> {
         if !self.filtering || bridge.bridge.unwrap_or_default().vlan_filtering {
@@ -91,18 +82,14 @@ impl Vlans {
         Ok(false)
     }
 
-    /// Adds a new port of the bridge to its VLANs.
-    pub(super) fn set(&self, host: &Netlink, bridge: &Link, port: &Link) -> Result<()> {
-        self.put(host, bridge, port, &self.port)
-    }
-
-    /// Adds the port of a VLAN's gateway to the VLAN.
-    pub(super) fn set_gateway(&self, host: &Netlink, bridge: &Link, port: &Link) -> Result<()> {
-        let own: Vec<_> = self.access.map(PortVlans::native).into_iter().collect();
-        self.put(host, bridge, port, &own)
-    }
-
-    fn put(&self, host: &Netlink, bridge: &Link, port: &Link, vlans: &[PortVlans]) -> Result<()> {
+    /// Adds a port of the bridge to `vlans`, and removes it from the default VLAN of the bridge.
+    pub(super) fn set(
+        &self,
+        host: &Netlink,
+        bridge: &Link,
+        port: &Link,
+        vlans: &[PortVlans],
+    ) -> Result<()> {
         if vlans.is_empty() {
             return Ok(());
         }
@@ -124,11 +111,6 @@ impl Vlans {
         let (id, tagging) = each.into_iter().find(|(id, how)| found.tagging(*id) != Some(*how))?;
         let how = if tagging == Tagging::Tagged { "tagged" } else { "native" };
         Some(format!("port \"{}\" is not in VLAN {id}, configured as {how}", port.name))
-    }
-
-    /// Whether the configuration has VLANs for ports.
-    pub(super) fn has_any(&self) -> bool {
-        !self.port.is_empty()
     }
 
     /// CHECK: fails unless the bridge filters VLANs, if needed, and the port is in exactly its VLANs.
@@ -163,7 +145,7 @@ pub(super) fn of_port(host: &Netlink, port: &Link) -> Result<VlanPort> {
 
 fn not_filtering(bridge: &Link) -> Error {
     let name = &bridge.name;
-    Error::internal(format!("bridge \"{name}\" does not keep VLANs apart, and has other ports"))
+    Error::internal(format!("bridge \"{name}\" does not filter VLANs, and has other ports"))
         .with_details(format!(
             "if no tagged frames have to pass it: ip link set {name} type bridge vlan_filtering 1"
         ))

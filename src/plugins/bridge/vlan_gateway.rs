@@ -10,7 +10,7 @@ use crate::error::{Context, Error, Result};
 use crate::files::lock::Lock;
 use crate::iface::veth;
 use crate::netlink::{
-    Link, LinkChange, LinkKind, Mac, Netlink, NewLink, Tagging, VethPeer, VlanPort,
+    Link, LinkChange, LinkKind, Mac, Netlink, NewLink, PortVlans, Tagging, VethPeer, VlanPort,
 };
 use crate::skel::Rollback;
 
@@ -74,7 +74,8 @@ fn complete(host: &Netlink, plan: &Plan<'_>, bridge: &Link, link: &Link) -> Resu
             host.set_link(port.index, up)?;
         }
         // Sent even if not needed: looking it up would need a dump of all ports.
-        plan.vlans.set_gateway(host, bridge, &port)?;
+        let own = Vec::from_iter(plan.vlans.access.map(PortVlans::native));
+        plan.vlans.set(host, bridge, &port, &own)?;
     }
     if !link.up {
         host.set_link(link.index, LinkChange::new().up())?;

@@ -56,6 +56,11 @@ impl Selector {
         if let Selector::Pci(id) = self { Some(id) } else { None }
     }
 
+    /// The PCI function, if a program outside the kernel drives it.
+    pub(super) fn user_space_pci(&self, sysfs: &Sysfs) -> Option<&str> {
+        self.pci().filter(|id| sysfs.is_user_space(id))
+    }
+
     /// Whether a link that came from the host may be the device; `host_name` is its name on the host. False only if an
     /// attribute contradicts.
     pub(super) fn may_select(&self, link: &Link, host_name: &str) -> bool {

@@ -150,12 +150,12 @@ mod tests {
         assert_eq!(found(&device, &[card("x", 1, 9)]), Some("x"), "a driver has changed it");
         assert_eq!(found(&device, &[card("eth0", 1, 2), card("x", 1, 1)]), Some("x"), "two ports");
         assert_eq!(found(&device, &[veth.clone(), card("eth0", 0, 1)]), None);
-        // A kernel that does not tell the place.
+        // A kernel that does not report the parent.
         let old = card("ens1", 0, 1);
         assert_eq!(found(&old, &[card("eth0", 0, 2), card("x", 0, 1)]), Some("x"));
         assert_eq!(found(&old, &[card("eth0", 0, 2)]), None);
         assert_eq!(found(&old, &[card("eth0", 0, 1), card("x", 0, 1)]), None);
-        // What some protocols make has no kind either.
+        // Links of some protocols have no kind either.
         assert_eq!(found(&card("ens1", 0, 0), &[card("eth0", 0, 0), veth]), None);
     }
 

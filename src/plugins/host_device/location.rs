@@ -21,7 +21,6 @@ use crate::netns::Netns;
 type Candidate = (Link, Option<Origin>);
 
 /// The search for the device of an attachment that ends.
-#[derive(Debug)]
 pub(super) struct Search<'a> {
     /// The name of the interface in the container.
     pub(super) ifname: &'a str,

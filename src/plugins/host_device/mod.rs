@@ -27,11 +27,11 @@ use self::sysfs::Sysfs;
 use crate::attachment::Owner;
 use crate::cni::{CniResult, Interface};
 use crate::error::{Code, Context, Error, Result};
-use crate::iface::{Inside, child, verify};
+use crate::iface::child::{self, Found};
+use crate::iface::{Inside, verify};
 use crate::netns::Netns;
 use crate::skel::{AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Remarks, Rollback};
 
-#[derive(Debug)]
 pub struct HostDevice;
 
 /// The keys of a host-device network.
@@ -74,7 +74,7 @@ impl Plugin for HostDevice {
         let sysfs = Sysfs::new();
         let selector = Selector::of(conf, &sysfs)?.ok_or_else(no_selector)?;
         let netns = req.sandbox.netns()?;
-        if let Some(pci) = selector.pci().filter(|id| sysfs.is_user_space(id)) {
+        if let Some(pci) = selector.user_space_pci(&sysfs) {
             if conf.use_interface_network {
                 let msg = format!("useInterfaceNetwork: a program drives {pci}");
                 return Err(Error::config(msg).with_details("it has no addresses and routes"));
@@ -92,11 +92,10 @@ impl Plugin for HostDevice {
             cx.ipam()?;
         }
         let origin = Origin::of(host, &device)?;
-        let network = if conf.use_interface_network {
-            HostNetwork::of(host, &device)?
-        } else {
-            HostNetwork::default()
-        };
+        let mut network = HostNetwork::default();
+        if conf.use_interface_network {
+            network = HostNetwork::of(host, &device)?;
+        }
         let record = Record {
             container_id: req.id.to_string(),
             ifname: req.ifname.to_string(),
@@ -114,7 +113,8 @@ impl Plugin for HostDevice {
         let up = (!l3 && network.ips.is_empty()) || cx.ipam_needs_link();
         transfer::into_container(host, &device, netns, &req.ifname, up)?;
         let mut result = if l3 { cx.ipam_add(&mut undo)? } else { CniResult::new() };
-        network.add_ips(&mut result);
+        network.ips.retain(|ip| result.ips.iter().all(|other| other.address != ip.address));
+        result.ips.append(&mut network.ips);
         let link = child::attach(&inside, &req.ifname, &req.sandbox.path, &mut result)?;
         network.add_routes(&inside, &link, &mut result)?;
         let pci = device.parent.as_ref().and_then(|parent| sysfs.pci_id(parent));
@@ -132,7 +132,7 @@ impl Plugin for HostDevice {
         cx.if_ipam(Cx::ipam_check)?;
         let prev = req.require_prev()?;
         let (index, entry) = verify::container_entry(prev, &req.ifname, &req.sandbox.path)?;
-        if selector.pci().is_some_and(|id| sysfs.is_user_space(id)) {
+        if selector.user_space_pci(&sysfs).is_some() {
             return Ok(());
         }
         let link = inside.netlink.link(&entry.name)?.ok_or_else(|| {
@@ -145,8 +145,7 @@ impl Plugin for HostDevice {
             let msg = format!("\"{}\" has no alias, which is its name on the host", link.name);
             return Err(Error::internal(msg));
         }
-        verify::addresses(&inside, &link, prev, index)?;
-        verify::routes(&inside, prev)
+        Found { link, prev, index }.verify_layer3(&inside)
     }
 
     fn del(cx: &Cx<'_>, conf: &Conf, req: &DelReq) -> Result<()> {
@@ -244,10 +243,10 @@ fn give_back(cx: &Cx<'_>, conf: &Conf, req: &DelReq) -> Result<()> {
         return records.conclude(record, incomplete);
     }
     let sysfs = Sysfs::new();
-    // Hardware that was removed is no error: its selector is unknown.
+    // The selector of removed hardware is unknown, which is not an error.
     let selector = Selector::of(conf, &sysfs).unwrap_or_default();
     let selector = selector.as_ref();
-    if selector.and_then(Selector::pci).is_some_and(|id| sysfs.is_user_space(id)) {
+    if selector.is_some_and(|selector| selector.user_space_pci(&sysfs).is_some()) {
         return Ok(());
     }
     let search = Search { ifname: req.ifname.as_str(), origin: None, selector };

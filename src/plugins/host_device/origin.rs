@@ -92,7 +92,7 @@ impl Origin {
         let mut failures = Failures::new();
         let change = |change| host.set_link(device.index, change).map_err(Into::into);
         let mut keep = |what: &str, done: Result<()>| {
-            failures.keep(done.context(|| format!("give \"{}\" its {what} back", self.name)));
+            failures.keep(done.context(|| format!("restore the {what} of \"{}\"", self.name)));
         };
         keep("alternative names", self.strip(host, device));
         if let Some(mac) = self.mac.filter(|mac| device.mac != Some(*mac)) {
@@ -119,7 +119,7 @@ impl Origin {
         failures.into_result()?;
         if device.alias != self.alias {
             let alias = change(LinkChange::new().alias(&self.alias));
-            alias.context(|| format!("give \"{}\" its alias back", self.name))?;
+            alias.context(|| format!("restore the alias of \"{}\"", self.name))?;
         }
         Ok(())
     }
@@ -176,15 +176,6 @@ impl HostNetwork {
             route.table != Some(LOCAL) && !is_automatic
         };
         Ok(HostNetwork { ips: ips.collect(), routes: routes(host, device, &is_wanted)? })
-    }
-
-    /// Adds the addresses to those of IPAM.
-    pub(super) fn add_ips(&self, result: &mut CniResult) {
-        for ip in &self.ips {
-            if !result.ips.iter().any(|other| other.address == ip.address) {
-                result.ips.push(ip.clone());
-            }
-        }
     }
 
     /// Adds the routes to the device in the container and to the result. Routes of IPAM have precedence.

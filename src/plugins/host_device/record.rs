@@ -57,7 +57,7 @@ impl<'a> Records<'a> {
     /// Writes a record, replacing an earlier record of the same attachment.
     pub(super) fn keep(&self, record: &Record) -> Result<()> {
         self.write(record).map_err(|e| {
-            let context = format!("keep how \"{}\" was, to give it back so", record.device.name);
+            let context = format!("record the state of \"{}\"", record.device.name);
             let remedy = "let \"dataDir\" name a folder that can be written to";
             e.context(context).with_details(remedy)
         })
@@ -78,7 +78,7 @@ impl<'a> Records<'a> {
             Some(error) if !record.tried => {
                 record.tried = true;
                 self.keep(&record)?;
-                return Err(error.with_details("the next DEL or GC tries once more"));
+                return Err(error.with_details("the next DEL or GC retries once"));
             }
             Some(error) => log::warn(error),
             None => {}
@@ -208,7 +208,7 @@ mod tests {
         assert!(records.keep(&record("c1", "ens1")).is_err());
         let nowhere = Records::new(Some("/proc/no"), "n");
         let error = nowhere.keep(&record("c1", "ens1")).unwrap_err();
-        assert!(error.msg().starts_with("keep how \"ens1\" was"), "{error}");
+        assert!(error.msg().starts_with("record the state of \"ens1\""), "{error}");
     }
 
     #[test]

@@ -15,7 +15,6 @@ use crate::sort::sort;
 const USER_SPACE_DRIVERS: [&str; 3] = ["vfio-pci", "uio_pci_generic", "igb_uio"];
 
 /// The file system, usually at `/sys`.
-#[derive(Debug)]
 pub(super) struct Sysfs(PathBuf);
 
 impl Sysfs {

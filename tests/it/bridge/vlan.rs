@@ -319,7 +319,7 @@ fn vlan_filtering_is_enabled_only_without_ports() {
     node.sh("ip link set br0 type bridge vlan_filtering 0");
     node.sh("ip link add up0 type veth peer name up1; ip link set up0 master br0");
     let msg = "failed to create bridge \"br0\": \
-               bridge \"br0\" does not keep VLANs apart, and has other ports";
+               bridge \"br0\" does not filter VLANs, and has other ports";
     net.add_is_refused(&container, 999, msg);
     assert!(net.on("ADD", &container).error().details.contains("vlan_filtering 1"));
     let error = net.call("STATUS", "").error();
@@ -361,7 +361,7 @@ fn check_finds_vlans_that_were_changed() {
         ),
         (
             "ip link set br0 type bridge vlan_filtering 0",
-            "bridge \"br0\" does not keep VLANs apart, and has other ports",
+            "bridge \"br0\" does not filter VLANs, and has other ports",
         ),
         ("ip link set br0.100 down", "VLAN gateway \"br0.100\" is down"),
         ("ip link del br0.100", "VLAN gateway \"br0.100\" was not found"),

@@ -162,8 +162,8 @@ fn what_cannot_be_given_back_is_told_and_tried_once_more() {
         net.add(&container);
         node.sh("echo 1 > /proc/sys/net/ipv6/conf/default/disable_ipv6");
         let error = net.on("DEL", &container).error();
-        assert!(error.msg.starts_with("give \"hd0\" its addresses back: "), "{error:?}");
-        assert_eq!(error.details, "the next DEL or GC tries once more");
+        assert!(error.msg.starts_with("restore the addresses of \"hd0\": "), "{error:?}");
+        assert_eq!(error.details, "the next DEL or GC retries once");
         assert!(records(&node).contains("c1:eth0.json"));
         assert!(node.sh("ip addr show hd0; ip route").contains("198.51.100.0/24"), "the rest");
         node.sh("echo 0 > /proc/sys/net/ipv6/conf/default/disable_ipv6");

@@ -157,8 +157,7 @@ fn without_a_place_to_keep_how_the_device_was_it_stays() {
     let (node, container) = (Node::new(), Container::new());
     plug(&node);
     let net = simple(&node, &json!({"dataDir": "/proc/no-such"}));
-    let msg =
-        "keep how \"hd0\" was, to give it back so: create /proc/no-such: no such file or directory";
+    let msg = "record the state of \"hd0\": create /proc/no-such: no such file or directory";
     net.add_is_refused(&container, 5, msg);
     net.del(&container);
 }

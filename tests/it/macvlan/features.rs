@@ -341,9 +341,7 @@ fn bad_configurations_change_nothing() {
         (
             json!({"mac": group}),
             7,
-            format!(
-                "invalid args {group} for MAC addr: address {group}: no address of a single interface"
-            ),
+            format!("invalid args {group} for MAC addr: address {group}: not a unicast address"),
         ),
     ] {
         simple(&node, &keys).add_is_refused(&container, code, &msg);

@@ -133,7 +133,7 @@ fn an_address_without_a_gateway_is_refused_and_released() {
     ] {
         drop(fs::remove_file(node.path("calls")));
         let net = fixed(&node, &ip);
-        let msg = "ptp: the IPAM plugin gave 10.7.7.7/24 no gateway";
+        let msg = "ptp: the IPAM plugin returned no gateway for 10.7.7.7/24";
         net.add_is_refused(&Container::new(), 7, msg);
         assert_eq!(fs::read_to_string(node.path("calls")).unwrap(), "ADD\nDEL\n");
     }
