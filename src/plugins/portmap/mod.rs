@@ -81,7 +81,7 @@ impl Plugin for Portmap {
         // The mappings may exist although the kernel's reply was lost.
         let mut unmap = Rollback::new();
         unmap.push("delete the mappings", || ports::reclaim(&filter, owner));
-        let taken = map_with_retries(conf, backend, &filter, &forward)?;
+        let taken = map(conf, backend, &filter, &forward)?;
         unmap.commit();
         if let Some(taken) = taken {
             return Err(taken.into());
@@ -204,18 +204,32 @@ fn unmap(
     ports::del(nft, owner, mappings, &addrs)
 }
 
-/// Creates the mappings. A port of a container that is gone is reclaimed. For a port of a container that may be alive, ADD
-/// waits: the container may be about to be deleted, as when a pod is replaced by force. Returns a port that stays
-/// another container's.
-fn map_with_retries(
+/// Creates the mappings in one back end, and deletes those of an earlier ADD in the other. A port of a container that is
+/// gone is reclaimed. For a port of a container that may be alive, ADD waits: the container may be about to be deleted, as
+/// when a pod is replaced by force. Returns a port that stays another container's.
+fn map(
     conf: &Conf,
     backend: Backend,
     filter: &PacketFilter,
     forward: &Forward<'_>,
 ) -> Result<Option<Taken>> {
+    let try_once = || match backend {
+        Backend::Nftables => {
+            // Before the mappings are created, because this step may fail.
+            iptables::del(filter, forward.owner, &[])?;
+            ports::nft::add(filter.nft()?, forward)
+        }
+        Backend::Iptables => {
+            let taken = iptables::add(forward, &conf.options()?)?;
+            if taken.is_none() {
+                unmap(filter, forward.owner, &[], forward.targets)?;
+            }
+            Ok(taken)
+        }
+    };
     let until = Instant::now() + TIMEOUT;
     let mut watch: Option<Watch> = None;
-    while let Some(taken) = map(conf, backend, filter, forward)? {
+    while let Some(taken) = try_once()? {
         if Instant::now() < until && reclaim::holder(&taken.by)? {
             continue;
         }
@@ -227,26 +241,6 @@ fn map_with_retries(
         }
     }
     Ok(None)
-}
-
-/// Creates the mappings in one back end, and deletes those of an earlier ADD in the other. Returns a port that another
-/// container has.
-fn map(
-    conf: &Conf,
-    backend: Backend,
-    filter: &PacketFilter,
-    forward: &Forward<'_>,
-) -> Result<Option<Taken>> {
-    if backend == Backend::Nftables {
-        // Before the mappings are created, because this step may fail.
-        iptables::del(filter, forward.owner, &[])?;
-        return ports::nft::add(filter.nft()?, forward);
-    }
-    let taken = iptables::add(forward, &conf.options()?)?;
-    if taken.is_none() {
-        unmap(filter, forward.owner, &[], forward.targets)?;
-    }
-    Ok(taken)
 }
 
 /// The container's first address of each family.

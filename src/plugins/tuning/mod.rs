@@ -174,7 +174,9 @@ impl Plugin for Tuning {
             let restored = netns.run(|| restore(&req.ifname, &backup.original));
             let restored = restored.unwrap_or_else(|e| Err(e.into()));
             if let Err(error) = restored.context(|| format!("restore \"{}\"", req.ifname)) {
-                if backup.mark_as_tried(&file)? {
+                if !backup.extra.tried {
+                    backup.extra.tried = true;
+                    backup.write(&file)?;
                     return Err(error.with_details("the next DEL tries once more"));
                 }
                 log::warn(error);
