@@ -49,11 +49,9 @@ impl Plugin for Portmap {
 
     fn examine(cx: &Cx<'_>, conf: &Conf, remarks: &mut Remarks) -> Result<()> {
         if !cx.net.wants("portMappings") {
-            let warning =
-                Error::config("no port is ever mapped: the runtime is not asked for them");
-            remarks
-                .warnings
-                .push(warning.with_details("add \"capabilities\": {\"portMappings\": true}"));
+            let msg = "no port is ever mapped: the runtime is not asked for them";
+            let remedy = "add \"capabilities\": {\"portMappings\": true}";
+            remarks.warnings.push(Error::config(msg).with_details(remedy));
         }
         conf.backend().map(drop)
     }
@@ -146,11 +144,15 @@ impl Plugin for Portmap {
         let mut failures = Failures::new();
         failures.keep(KEPT.remove(owner));
         let nets = req.prev.as_ref().map(|prev| nets(prev, owner.ifname)).unwrap_or_default();
+        let addrs: Vec<IpAddr> = nets.iter().map(IpNet::addr).collect();
         let targets: Vec<_> = nets.into_iter().map(|net| Target { net, via: None }).collect();
         let conditions = Conditions::default();
         let forward = forward(conf, owner, &mappings, &targets, &conditions);
-        let unmapped = unmap(&filter, owner, &mappings, &targets);
-        let mut servers = failures.keep(unmapped).unwrap_or_default();
+        let mut servers = BTreeSet::new();
+        if let Some(nft) = failures.keep(filter.nft_if_present()).flatten() {
+            let deleted = ports::del(nft, owner, &mappings, &addrs);
+            servers.extend(failures.keep(deleted).unwrap_or_default());
+        }
         let options = conf.options().ok();
         let wanted = options.as_ref().map(|options| Wanted::each(&forward, options));
         let deleted = iptables::del(&filter, owner, &wanted.unwrap_or_default());
@@ -192,18 +194,6 @@ fn forward<'a>(
     Forward { owner, mappings, targets, snat: conf.snat(), conditions }
 }
 
-/// Deletes the mappings in `nf_tables`; returns the addresses to which UDP was mapped.
-fn unmap(
-    filter: &PacketFilter,
-    owner: Owner<'_>,
-    mappings: &[Mapping],
-    targets: &[Target],
-) -> Result<BTreeSet<IpAddr>> {
-    let Some(nft) = filter.nft_if_present()? else { return Ok(BTreeSet::new()) };
-    let addrs: Vec<IpAddr> = targets.iter().map(Target::addr).collect();
-    ports::del(nft, owner, mappings, &addrs)
-}
-
 /// Creates the mappings in one back end, and deletes those of an earlier ADD in the other. A port of a container that is
 /// gone is reclaimed. For a port of a container that may be alive, ADD waits: the container may be about to be deleted, as
 /// when a pod is replaced by force. Returns a port that stays another container's.
@@ -222,7 +212,9 @@ fn map(
         Backend::Iptables => {
             let taken = iptables::add(forward, &conf.options()?)?;
             if taken.is_none() {
-                unmap(filter, forward.owner, &[], forward.targets)?;
+                let addrs: Vec<IpAddr> = forward.targets.iter().map(Target::addr).collect();
+                let nft = filter.nft_if_present()?;
+                nft.map(|nft| ports::del(nft, forward.owner, &[], &addrs)).transpose()?;
             }
             Ok(taken)
         }
