@@ -42,14 +42,14 @@ pub struct Portmap;
 
 impl Plugin for Portmap {
     const NAME: &'static str = "portmap";
-    const ABOUT: &'static str = "ports of the host that lead to the container";
+    const ABOUT: &'static str = "maps ports of the host to the container";
     const OUTLIVES_ITS_CONTAINER: bool = true;
     const REPAIRS: bool = true;
     type Conf = Conf;
 
     fn examine(cx: &Cx<'_>, conf: &Conf, remarks: &mut Remarks) -> Result<()> {
         if !cx.net.wants("portMappings") {
-            let msg = "no port is ever mapped: the runtime is not asked for them";
+            let msg = "no port is mapped: the capability is not enabled";
             let remedy = "add \"capabilities\": {\"portMappings\": true}";
             remarks.warnings.push(Error::config(msg).with_details(remedy));
         }

@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fixed_table_is_a_number_that_the_kernel_knows() {
+    fn a_fixed_table_is_a_valid_number() {
         assert_eq!(conf(r#"{"table":70000}"#).table(), Ok(Some(70_000)));
         assert_eq!(conf(r#"{"table":7,"gateways":["x"]}"#).gateways(), Ok(vec![]));
         for table in ["0", "-1", "4294967296"] {

@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn a_configured_gateway_is_not_replaced_by_the_main_tables() {
+    fn a_configured_gateway_overrides_the_main_table() {
         let main = ["10.1.0.0/24 src 10.1.0.2", "0.0.0.0/0 via 10.1.0.1"];
         let mut plan = plan(&[source("10.1.0.2/24", "10.1.0.9", 100)], &main);
         assert_eq!(contents(&plan)[0][1..], ["0.0.0.0/0 via 10.1.0.9", "0.0.0.0/0 via 10.1.0.1"]);
