@@ -113,7 +113,15 @@ impl Plugin for Firewall {
         let ingress = Ingress { policy, bridge: bridge(prev, policy)? };
         let pod = pod(Owner::new(&cx.net.name, &req.id, &req.ifname), prev);
         let filter = PacketFilter::new();
-        let Backends { mut zone, kernel } = Backends::of(conf, policy, &filter, &pod)?;
+        // The back ends that have rules; if unknown, those that ADD would choose.
+        let is_chosen = ["nftables", "iptables", "firewalld"].contains(&conf.backend.as_str());
+        let has_rules =
+            || filter.nft().and_then(|nft| filter::nft::has(nft, &pod)).unwrap_or(false);
+        let Backends { mut zone, kernel } = if !is_chosen && has_rules() {
+            Backends { zone: None, kernel: Some(Nftables) }
+        } else {
+            Backends::choose(conf, policy, || Backend::of(None, &filter, filter::KEPT, pod.owner))?
+        };
         if let Some(zone) = &mut zone {
             zone.check(&pod)?;
         }
@@ -204,21 +212,6 @@ impl<'a> Backends<'a> {
         };
         let kernel = (zone.is_none() || policy != Policy::Open).then(default);
         Ok(Backends { zone, kernel })
-    }
-
-    /// The back ends of the attachment's rules; if unknown, those that ADD would choose.
-    fn of(
-        conf: &'a Conf,
-        policy: Policy,
-        filter: &PacketFilter,
-        pod: &Pod<'_>,
-    ) -> Result<Backends<'a>> {
-        let is_chosen = ["nftables", "iptables", "firewalld"].contains(&conf.backend.as_str());
-        let has = filter.nft().and_then(|nft| filter::nft::has(nft, pod)).unwrap_or(false);
-        if !is_chosen && has {
-            return Ok(Backends { zone: None, kernel: Some(Nftables) });
-        }
-        Backends::choose(conf, policy, || Backend::of(None, filter, filter::KEPT, pod.owner))
     }
 
     /// For STATUS: fails if a back end does not work.

@@ -72,7 +72,7 @@ struct Ips {
 
 impl Plugin for Static {
     const NAME: &'static str = "static";
-    const ABOUT: &'static str = "addresses as they are configured or asked for";
+    const ABOUT: &'static str = "configured and requested addresses";
     type Conf = Conf;
 
     fn keys() -> Keys {

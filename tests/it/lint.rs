@@ -193,7 +193,7 @@ fn missing_addresses_and_capabilities_are_told() {
             json!([with(&json!({})), {"type": "portmap"}]),
             WARNINGS,
             "type",
-            r#"warning: plugin 1 "portmap": no port is ever mapped: the runtime is not asked for them; add "capabilities": {"portMappings": true}"#,
+            r#"warning: plugin 1 "portmap": no port is mapped: the capability is not enabled; add "capabilities": {"portMappings": true}"#,
         ),
         (
             json!([with(&json!({"capabilities": {"rate": true}}))]),
@@ -211,7 +211,7 @@ fn missing_addresses_and_capabilities_are_told() {
             json!([with(&json!({})), {"type": "bandwidth"}]),
             WARNINGS,
             "type",
-            r#"warning: plugin 1 "bandwidth": nothing is ever limited: there are no rates, and the runtime is not asked for them; add "capabilities": {"bandwidth": true}, or rates and bursts"#,
+            r#"warning: plugin 1 "bandwidth": nothing is limited: there are no rates, and the capability is not enabled; add "capabilities": {"bandwidth": true}, or rates and bursts"#,
         ),
     ] {
         assert_told(&node, &plugins, status, key, said);

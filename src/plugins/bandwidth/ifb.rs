@@ -49,9 +49,9 @@ pub(super) fn unfinished(network: &str, valid: &[Owner<'_>]) -> impl Fn(&Link) -
 /// The MAC of the network's devices, locally administered. No packet has this destination.
 fn mac_of(network: &str) -> Mac {
     let number = u64::from_str_radix(&network_hash(network), 16).unwrap_or_default();
-    let [_, _, first, rest @ ..] = number.to_be_bytes();
-    let [b, c, d, e, f] = rest;
-    Mac([first & !0b01 | 0b10, b, c, d, e, f])
+    let [_, _, mut octets @ ..] = number.to_be_bytes();
+    octets[0] = octets[0] & !0b01 | 0b10;
+    Mac(octets)
 }
 
 /// The devices that may be the attachment's.

@@ -40,8 +40,8 @@ impl Plugin for Bandwidth {
             remarks.warnings.push(Error::config(msg).with_details(remedy));
         };
         if !conf.has_limits() && !cx.net.wants("bandwidth") {
-            warn("nothing is ever limited: there are no rates, and the runtime is not asked for them".into(),
-                "add \"capabilities\": {\"bandwidth\": true}, or rates and bursts");
+            let msg = "nothing is limited: there are no rates, and the capability is not enabled";
+            warn(msg.into(), "add \"capabilities\": {\"bandwidth\": true}, or rates and bursts");
         }
         for key in conf.obsolete_keys() {
             warn(format!("\"{key}\" is ignored: the limits are for all traffic"), "remove it");

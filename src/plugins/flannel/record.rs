@@ -229,7 +229,7 @@ mod tests {
     }
 
     fn found(records: &Records, id: &str, ifname: &str, network: &str) -> Option<String> {
-        let record = records.find(&Owner { network, id, ifname }).unwrap()?;
+        let record = records.find(&Owner { network, ifname, id }).unwrap()?;
         Some(String::from_utf8(record.conf).unwrap())
     }
 
@@ -329,7 +329,7 @@ mod tests {
         assert!(found(&records, "pod", "eth0", "a").is_some());
         assert!(found(&records, "pod", "net1", "a").is_some());
         assert_eq!(found(&records, "pod", "eth0", "b"), None);
-        // It may be another interface's, so it is left alone.
+        // The record may be of another interface, and is kept.
         records
             .save(
                 &Owner { network: "n", id: "pod", ifname: "net1" },
@@ -342,7 +342,7 @@ mod tests {
             found(&records, "pod", "net1", "a").as_deref(),
             Some(r#"{"type":"x","name":"a","x":1}"#)
         );
-        // An empty one tells nothing at all.
+        // An empty record matches any network.
         fs::write(records.dir.join("crashed"), "").unwrap();
         assert_eq!(found(&records, "crashed", "eth0", "b").as_deref(), Some(""));
     }

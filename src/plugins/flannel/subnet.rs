@@ -60,7 +60,8 @@ fn parse(text: &str) -> Result<Result<SubnetEnv, String>, String> {
             _ => {}
         }
     }
-    let (networks, subnets) = (networks.concat(), Vec::from_iter(subnets.into_iter().flatten()));
+    let networks = networks.concat();
+    let subnets: Vec<IpNet> = subnets.into_iter().flatten().collect();
     let missing: Vec<&str> = [
         (networks.is_empty(), "FLANNEL_NETWORK, FLANNEL_IPV6_NETWORK"),
         (subnets.is_empty(), "FLANNEL_SUBNET, FLANNEL_IPV6_SUBNET"),

@@ -1,6 +1,6 @@
 //! Allocation of addresses: one of each range set, requested ones first, all or none.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -155,16 +155,14 @@ impl<'a> Allocation<'a> {
         set: &'s RangeSet,
     ) -> Result<Option<(IpAddr, &'s Range)>> {
         let candidates = set.candidates(self.store.last_reserved(id));
-        let mut candidates = candidates.filter(|(ip, _)| !self.quarantined.contains_key(ip));
-        for (ip, range) in candidates.by_ref().take(PROBES) {
-            if self.store.reserve(ip, self.owner)? {
-                return Ok(Some((ip, range)));
+        let candidates = candidates.filter(|(ip, _)| !self.quarantined.contains_key(ip));
+        let mut taken = HashSet::new();
+        for (attempt, (ip, range)) in candidates.enumerate() {
+            if attempt == PROBES {
+                // From here on taken addresses need no system call.
+                taken = self.store.taken()?;
             }
-        }
-        // From here on taken addresses need no system call.
-        let taken = self.store.taken()?;
-        for (ip, range) in candidates.filter(|(ip, _)| !taken.contains(ip)) {
-            if self.store.reserve(ip, self.owner)? {
+            if !taken.contains(&ip) && self.store.reserve(ip, self.owner)? {
                 return Ok(Some((ip, range)));
             }
         }
@@ -191,7 +189,6 @@ impl<'a> Allocation<'a> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashSet;
     use std::fs;
     use std::path::Path;
 

@@ -190,10 +190,7 @@ impl Plugin for HostLocal {
         // meanwhile.
         let reclaimed = allocate::reclaim_dead(&mut store, None, &mut failures);
         let reclaimed = failures.keep(reclaimed).unwrap_or_default();
-        for lease in stay {
-            if reclaimed.iter().any(|gone| gone.lease == lease) {
-                continue;
-            }
+        for lease in stay.into_iter().filter(|lease| reclaimed.iter().all(|r| r.lease != *lease)) {
             let error = Error::new(Code::TRY_AGAIN, format!("{lease} stays"));
             let why = "its address is on an interface of a running container, and cannot be removed there";
             failures.keep(Err::<(), _>(error.with_details(why)));

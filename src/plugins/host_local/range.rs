@@ -49,8 +49,21 @@ impl Range {
     /// Sets the defaults and validates the range.
     pub fn resolve(conf: &RangeConf) -> Result<Range> {
         let subnet = conf.subnet.ok_or_else(|| Error::config("IP <nil> not v4 nor v6"))?;
-        check_subnet(subnet)?;
-        let first = address(bits(subnet.network()) + 1, subnet);
+        let (length, network) = (subnet.prefix_len(), subnet.network());
+        let longest = subnet.max_prefix_len() - 2;
+        if length > longest {
+            return Err(Error::config(format!("Network {subnet} too small to allocate from"))
+                .with_details(format!("choose a prefix of /{longest} or shorter")));
+        }
+        if matches!(subnet, IpNet::V6(v6) if v6.addr().to_ipv4_mapped().is_some()) {
+            return Err(Error::config("IPNet IP and Mask version mismatch"));
+        }
+        if subnet.addr() != network {
+            return Err(Error::config(format!(
+                "Network has host bits set. For a subnet mask of length {length} the network address is {network}"
+            )));
+        }
+        let first = address(bits(network) + 1, subnet);
         let start = conf.range_start.unwrap_or(first);
         // IPv6 has no broadcast address.
         let last = bits(subnet.broadcast()) - u128::from(subnet.addr().is_ipv4());
@@ -193,24 +206,6 @@ pub fn check_overlaps(sets: &[RangeSet]) -> Result<()> {
             return Err(Error::config(format!("range set {i} overlaps with {j}"))
                 .with_details("give each set subnets that no other set has"));
         }
-    }
-    Ok(())
-}
-
-fn check_subnet(subnet: IpNet) -> Result<()> {
-    let (length, network) = (subnet.prefix_len(), subnet.network());
-    let longest = subnet.max_prefix_len() - 2;
-    if length > longest {
-        return Err(Error::config(format!("Network {subnet} too small to allocate from"))
-            .with_details(format!("choose a prefix of /{longest} or shorter")));
-    }
-    if matches!(subnet, IpNet::V6(v6) if v6.addr().to_ipv4_mapped().is_some()) {
-        return Err(Error::config("IPNet IP and Mask version mismatch"));
-    }
-    if subnet.addr() != network {
-        return Err(Error::config(format!(
-            "Network has host bits set. For a subnet mask of length {length} the network address is {network}"
-        )));
     }
     Ok(())
 }

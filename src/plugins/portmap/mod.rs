@@ -42,18 +42,16 @@ pub struct Portmap;
 
 impl Plugin for Portmap {
     const NAME: &'static str = "portmap";
-    const ABOUT: &'static str = "ports of the host that lead to the container";
+    const ABOUT: &'static str = "maps ports of the host to the container";
     const OUTLIVES_ITS_CONTAINER: bool = true;
     const REPAIRS: bool = true;
     type Conf = Conf;
 
     fn examine(cx: &Cx<'_>, conf: &Conf, remarks: &mut Remarks) -> Result<()> {
         if !cx.net.wants("portMappings") {
-            let warning =
-                Error::config("no port is ever mapped: the runtime is not asked for them");
-            remarks
-                .warnings
-                .push(warning.with_details("add \"capabilities\": {\"portMappings\": true}"));
+            let msg = "no port is mapped: the capability is not enabled";
+            let remedy = "add \"capabilities\": {\"portMappings\": true}";
+            remarks.warnings.push(Error::config(msg).with_details(remedy));
         }
         conf.backend().map(drop)
     }
@@ -81,7 +79,7 @@ impl Plugin for Portmap {
         // The mappings may exist although the kernel's reply was lost.
         let mut unmap = Rollback::new();
         unmap.push("delete the mappings", || ports::reclaim(&filter, owner));
-        let taken = map_with_retries(conf, backend, &filter, &forward)?;
+        let taken = map(conf, backend, &filter, &forward)?;
         unmap.commit();
         if let Some(taken) = taken {
             return Err(taken.into());
@@ -146,11 +144,15 @@ impl Plugin for Portmap {
         let mut failures = Failures::new();
         failures.keep(KEPT.remove(owner));
         let nets = req.prev.as_ref().map(|prev| nets(prev, owner.ifname)).unwrap_or_default();
+        let addrs: Vec<IpAddr> = nets.iter().map(IpNet::addr).collect();
         let targets: Vec<_> = nets.into_iter().map(|net| Target { net, via: None }).collect();
         let conditions = Conditions::default();
         let forward = forward(conf, owner, &mappings, &targets, &conditions);
-        let unmapped = unmap(&filter, owner, &mappings, &targets);
-        let mut servers = failures.keep(unmapped).unwrap_or_default();
+        let mut servers = BTreeSet::new();
+        if let Some(nft) = failures.keep(filter.nft_if_present()).flatten() {
+            let deleted = ports::del(nft, owner, &mappings, &addrs);
+            servers.extend(failures.keep(deleted).unwrap_or_default());
+        }
         let options = conf.options().ok();
         let wanted = options.as_ref().map(|options| Wanted::each(&forward, options));
         let deleted = iptables::del(&filter, owner, &wanted.unwrap_or_default());
@@ -192,30 +194,34 @@ fn forward<'a>(
     Forward { owner, mappings, targets, snat: conf.snat(), conditions }
 }
 
-/// Deletes the mappings in `nf_tables`; returns the addresses to which UDP was mapped.
-fn unmap(
-    filter: &PacketFilter,
-    owner: Owner<'_>,
-    mappings: &[Mapping],
-    targets: &[Target],
-) -> Result<BTreeSet<IpAddr>> {
-    let Some(nft) = filter.nft_if_present()? else { return Ok(BTreeSet::new()) };
-    let addrs: Vec<IpAddr> = targets.iter().map(Target::addr).collect();
-    ports::del(nft, owner, mappings, &addrs)
-}
-
-/// Creates the mappings. A port of a container that is gone is reclaimed. For a port of a container that may be alive, ADD
-/// waits: the container may be about to be deleted, as when a pod is replaced by force. Returns a port that stays
-/// another container's.
-fn map_with_retries(
+/// Creates the mappings in one back end, and deletes those of an earlier ADD in the other. A port of a container that is
+/// gone is reclaimed. For a port of a container that may be alive, ADD waits: the container may be about to be deleted, as
+/// when a pod is replaced by force. Returns a port that stays another container's.
+fn map(
     conf: &Conf,
     backend: Backend,
     filter: &PacketFilter,
     forward: &Forward<'_>,
 ) -> Result<Option<Taken>> {
+    let try_once = || match backend {
+        Backend::Nftables => {
+            // Before the mappings are created, because this step may fail.
+            iptables::del(filter, forward.owner, &[])?;
+            ports::nft::add(filter.nft()?, forward)
+        }
+        Backend::Iptables => {
+            let taken = iptables::add(forward, &conf.options()?)?;
+            if taken.is_none() {
+                let addrs: Vec<IpAddr> = forward.targets.iter().map(Target::addr).collect();
+                let nft = filter.nft_if_present()?;
+                nft.map(|nft| ports::del(nft, forward.owner, &[], &addrs)).transpose()?;
+            }
+            Ok(taken)
+        }
+    };
     let until = Instant::now() + TIMEOUT;
     let mut watch: Option<Watch> = None;
-    while let Some(taken) = map(conf, backend, filter, forward)? {
+    while let Some(taken) = try_once()? {
         if Instant::now() < until && reclaim::holder(&taken.by)? {
             continue;
         }
@@ -227,26 +233,6 @@ fn map_with_retries(
         }
     }
     Ok(None)
-}
-
-/// Creates the mappings in one back end, and deletes those of an earlier ADD in the other. Returns a port that another
-/// container has.
-fn map(
-    conf: &Conf,
-    backend: Backend,
-    filter: &PacketFilter,
-    forward: &Forward<'_>,
-) -> Result<Option<Taken>> {
-    if backend == Backend::Nftables {
-        // Before the mappings are created, because this step may fail.
-        iptables::del(filter, forward.owner, &[])?;
-        return ports::nft::add(filter.nft()?, forward);
-    }
-    let taken = iptables::add(forward, &conf.options()?)?;
-    if taken.is_none() {
-        unmap(filter, forward.owner, &[], forward.targets)?;
-    }
-    Ok(taken)
 }
 
 /// The container's first address of each family.

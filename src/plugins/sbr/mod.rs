@@ -120,13 +120,14 @@ impl Plugin for Sbr {
         let netlink = &inside.netlink;
         let link = inside.link(req.ifname.as_str())?;
         let routes = netlink.dump_routes(&RouteFilter::default())?;
+        let own: Vec<&Route> =
+            routes.iter().filter(|route| tables::leaves_by(route, link.index)).collect();
         let rules = netlink.dump_rules()?;
         for ip in ips {
             let addr = ip.address.addr();
-            let is_wanted = |rule: &&Rule| match table {
-                Some(table) => is_same(rule, &Rule::from_host(addr, table)),
-                None => is_from(rule, addr) && is_of(rule.table, &routes, Some(&link)),
-            };
+            let is_own =
+                |found| table.map_or_else(|| is_of(found, &routes, Some(&link)), |t| t == found);
+            let is_wanted = |rule: &&Rule| is_from(rule, addr) && is_own(rule.table);
             let rule = rules.iter().find(is_wanted).ok_or_else(|| {
                 let to =
                     table.map_or("a table of its own".into(), |table| format!("the table {table}"));
@@ -134,9 +135,9 @@ impl Plugin for Sbr {
             })?;
             if table.is_none() {
                 let source = Source::new(ip, &gateways, rule.table);
-                check_default(&source, &gateways, &routes, &link)?;
+                check_default(&source, &gateways, &own, &link.name)?;
                 if conf.add_source_hints {
-                    check_hint(&source, &routes, &link)?;
+                    check_hint(&source, &own)?;
                 }
             }
         }
@@ -199,11 +200,6 @@ fn addresses<'r>(prev: &'r CniResult, ifname: &IfName) -> Result<Vec<&'r IpConfi
 /// Whether the rule has the form of this plugin's rules for the address.
 fn is_from(rule: &Rule, addr: IpAddr) -> bool {
     rule.plain && rule.src == Some(addr.into())
-}
-
-/// Whether the rules are equal except for the priority.
-fn is_same(rule: &Rule, wanted: &Rule) -> bool {
-    rule.plain && rule.src == wanted.src && rule.table == wanted.table
 }
 
 /// Whether a table was chosen by this plugin, not by another program: all its routes use the link. The table of a deleted
@@ -280,41 +276,33 @@ fn move_back(netlink: &Netlink, link: &Link, rule: &Rule, conf: &Conf, req: &Del
         .context(|| format!("empty the table {}", rule.table))
 }
 
-/// Verifies the default route of the address's table.
-fn check_default(
-    source: &Source,
-    gateways: &[IpAddr],
-    routes: &[Route],
-    link: &Link,
-) -> Result<()> {
+/// Verifies that the interface's `own` routes include the default route of the address's table.
+fn check_default(source: &Source, gateways: &[IpAddr], own: &[&Route], name: &str) -> Result<()> {
     let Some(gateway) = source.gateway else { return Ok(()) };
     // A default route of the main table overrides the address's own gateway.
     let is_exact = gateways.contains(&gateway);
-    let is_wanted = |route: &Route| {
+    let is_wanted = |route: &&Route| {
         route.table == Some(source.table)
             && route.dst.prefix_len() == 0
             && route.dst.addr().is_ipv4() == gateway.is_ipv4()
-            && tables::leaves_by(route, link.index)
             && (!is_exact || route.gw == Some(gateway))
     };
-    if routes.iter().any(is_wanted) {
+    if own.iter().any(is_wanted) {
         return Ok(());
     }
-    let (table, name) = (source.table, &link.name);
+    let table = source.table;
     let msg = format!("sbr: the table {table} has no default route via {gateway} dev {name}");
     Err(Error::internal(msg))
 }
 
 /// Verifies that the main table has a source address for the address's subnet.
-fn check_hint(source: &Source, routes: &[Route], link: &Link) -> Result<()> {
+fn check_hint(source: &Source, own: &[&Route]) -> Result<()> {
     let Some(network) = source.network() else { return Ok(()) };
-    let of_link = |route: &&Route| {
-        route.table == Some(RT_TABLE_MAIN)
-            && route.dst == network
-            && tables::leaves_by(route, link.index)
-    };
     // One of the addresses in the subnet is the source.
-    if routes.iter().filter(of_link).any(|route| route.src.is_some()) {
+    let is_hint = |route: &&Route| {
+        route.table == Some(RT_TABLE_MAIN) && route.dst == network && route.src.is_some()
+    };
+    if own.iter().any(is_hint) {
         return Ok(());
     }
     let msg = format!("sbr: the main table has no route to {network} with a source address");
@@ -353,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fixed_table_is_a_number_that_the_kernel_knows() {
+    fn a_fixed_table_is_a_valid_number() {
         assert_eq!(conf(r#"{"table":70000}"#).table(), Ok(Some(70_000)));
         assert_eq!(conf(r#"{"table":7,"gateways":["x"]}"#).gateways(), Ok(vec![]));
         for table in ["0", "-1", "4294967296"] {

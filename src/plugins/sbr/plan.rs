@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-use super::{FIRST_TABLE, is_from, is_of, is_same};
+use super::{FIRST_TABLE, is_from, is_of};
 use crate::cni::IpConfig;
 use crate::error::{Context, Result};
 use crate::iface::tables::{self, Tables};
@@ -63,9 +63,10 @@ impl Plan {
     /// Adds rules only, to a table that another program manages.
     pub(super) fn of_rules(netlink: &Netlink, ips: &[&IpConfig], table: u32) -> Result<Plan> {
         let present = netlink.dump_rules().context(|| "Failed to list all rules")?;
-        let rules = ips.iter().map(|ip| Rule::from_host(ip.address.addr(), table));
-        let missing = rules.filter(|rule| !present.iter().any(|other| is_same(other, rule)));
-        Ok(Plan { rules: missing.collect(), ..Plan::default() })
+        let exists = |addr| present.iter().any(|rule| rule.table == table && is_from(rule, addr));
+        let missing = ips.iter().map(|ip| ip.address.addr()).filter(|addr| !exists(*addr));
+        let rules = missing.map(|addr| Rule::from_host(addr, table)).collect();
+        Ok(Plan { rules, ..Plan::default() })
     }
 
     /// Chooses the tables. An address with a table of an earlier ADD keeps the table.
@@ -283,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn a_configured_gateway_is_not_replaced_by_the_main_tables() {
+    fn a_configured_gateway_overrides_the_main_table() {
         let main = ["10.1.0.0/24 src 10.1.0.2", "0.0.0.0/0 via 10.1.0.1"];
         let mut plan = plan(&[source("10.1.0.2/24", "10.1.0.9", 100)], &main);
         assert_eq!(contents(&plan)[0][1..], ["0.0.0.0/0 via 10.1.0.9", "0.0.0.0/0 via 10.1.0.1"]);

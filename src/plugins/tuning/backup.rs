@@ -21,13 +21,13 @@ pub(super) struct Backup {
     #[serde(flatten)]
     pub(super) original: Attributes,
     #[serde(flatten)]
-    extra: Extra,
+    pub(super) extra: Extra,
 }
 
 /// The keys that the reference does not have.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-struct Extra {
+pub(super) struct Extra {
     /// The network of the attachment.
     #[serde(skip_serializing_if = "String::is_empty")]
     network: String,
@@ -39,7 +39,7 @@ struct Extra {
     set: Attributes,
     /// Whether a DEL could not restore all attributes.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
-    tried: bool,
+    pub(super) tried: bool,
 }
 
 impl Backup {
@@ -79,15 +79,6 @@ impl Backup {
         renew(&mut original.txqlen, &mut set.txqlen, now.txqlen, wanted.txqlen);
         let (network, attachment) = (owner.network.to_owned(), owner.instance());
         Backup { original, extra: Extra { network, attachment, set, tried: false } }
-    }
-
-    /// Records in `file` that DEL could not restore all attributes; false if an earlier DEL has done so.
-    pub(super) fn mark_as_tried(&mut self, file: &BackupFile) -> Result<bool> {
-        let is_first = !std::mem::replace(&mut self.extra.tried, true);
-        if is_first {
-            self.write(file)?;
-        }
-        Ok(is_first)
     }
 
     /// Replaces the content of `file`.

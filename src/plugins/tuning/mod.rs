@@ -171,10 +171,16 @@ impl Plugin for Tuning {
             }
         };
         if let (Some(netns), Some(backup)) = (&req.netns, backup.as_mut()) {
-            let restored = netns.run(|| restore(&req.ifname, &backup.original));
+            let restored = netns.run(|| {
+                let netlink = Netlink::open()?;
+                let link = netlink.link(req.ifname.as_str())?;
+                link.map_or(Ok(()), |link| backup.original.restore(&netlink, &link))
+            });
             let restored = restored.unwrap_or_else(|e| Err(e.into()));
             if let Err(error) = restored.context(|| format!("restore \"{}\"", req.ifname)) {
-                if backup.mark_as_tried(&file)? {
+                if !backup.extra.tried {
+                    backup.extra.tried = true;
+                    backup.write(&file)?;
                     return Err(error.with_details("the next DEL tries once more"));
                 }
                 log::warn(error);
@@ -238,7 +244,17 @@ impl Plan {
         }
         if let Some((netlink, link)) = &link {
             let original = Attributes::of(link, &attributes);
-            back_up(file, owner, &original, &attributes, &mut undo)?;
+            let former = file.read()?;
+            let earlier =
+                former.as_deref().map(Backup::parse).transpose().unwrap_or_else(|error| {
+                    log::warn(format_args!("a backup is replaced: {error}"));
+                    None
+                });
+            undo.push("restore the backup", move || {
+                Ok(former.map_or_else(|| file.remove(), |content| file.write(&content))?)
+            });
+            let earlier = earlier.filter(|backup| backup.may_be_of(owner));
+            Backup::renewed(earlier, owner, &original, &attributes).write(file)?;
             undo.push(format!("restore {ifname:?}"), move || original.restore(netlink, link));
             let set: Result<()> = attributes.set(netlink, link).collect();
             set.context(|| format!("tune \"{ifname}\""))?;
@@ -256,31 +272,4 @@ impl Plan {
         let missing = || Error::internal(format!("Cannot find container link {ifname}"));
         self.attributes.verify(&link.ok_or_else(missing)?, ifname)
     }
-}
-
-/// Writes the attributes `now` to the backup for DEL; a failing ADD restores the file.
-fn back_up<'a>(
-    file: &'a BackupFile,
-    owner: &Owner<'_>,
-    now: &Attributes,
-    wanted: &Attributes,
-    undo: &mut Rollback<'a>,
-) -> Result<()> {
-    let former = file.read()?;
-    let earlier = former.as_deref().map(Backup::parse).transpose().unwrap_or_else(|error| {
-        log::warn(format_args!("a backup is replaced: {error}"));
-        None
-    });
-    undo.push("restore the backup", move || {
-        Ok(former.map_or_else(|| file.remove(), |content| file.write(&content))?)
-    });
-    let earlier = earlier.filter(|backup| backup.may_be_of(owner));
-    Backup::renewed(earlier, owner, now, wanted).write(file)
-}
-
-/// Restores the interface's original attributes, in the calling thread's namespace.
-fn restore(ifname: &IfName, original: &Attributes) -> Result<()> {
-    let netlink = Netlink::open()?;
-    let link = netlink.link(ifname.as_str())?;
-    link.map_or(Ok(()), |link| original.restore(&netlink, &link))
 }

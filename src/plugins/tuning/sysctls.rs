@@ -153,7 +153,8 @@ impl Found<'_> {
 /// Whether the kernel prints this value for the configured one: it separates numbers by tabs, and prints them in decimal
 /// without leading zeros.
 fn is_same_value(configured: &str, printed: &str) -> bool {
-    let [left, right] = [configured, printed].map(|text| Vec::from_iter(text.split_whitespace()));
+    let words = |text| str::split_whitespace(text).collect::<Vec<_>>();
+    let (left, right) = (words(configured), words(printed));
     let is_same =
         |(l, r): (&&str, &&str)| l == r || number(l).is_some_and(|n| number(r) == Some(n));
     left.len() == right.len() && left.iter().zip(&right).all(is_same)
