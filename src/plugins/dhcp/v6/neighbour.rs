@@ -1,12 +1,12 @@
-//! Duplicate address detection: the Neighbor Solicitations that it sends, RFC 4862
-//! section 5.4, and the frames that show that another host has the address, RFC 4861.
+//! Duplicate address detection: Neighbor Solicitations (RFC 4862, section 5.4) and the detection of conflicts in received
+//! frames (RFC 4861).
 
 use std::net::Ipv6Addr;
 
 use super::super::v4::frame::checksum;
 use crate::netlink::Mac;
 
-/// Offsets of the parts of a frame.
+/// Offsets in a frame.
 const ETHERNET: usize = 14;
 const IPV6: usize = 40;
 const TARGET: usize = ETHERNET + IPV6 + 8;
@@ -16,9 +16,9 @@ const TYPE_IPV6: [u8; 2] = [0x86, 0xdd];
 const ICMPV6: u8 = 58;
 const SOLICITATION: u8 = 135;
 const ADVERTISEMENT: u8 = 136;
-/// The hop limit of Neighbor Discovery: a packet that has passed a router has a lower one.
+/// The hop limit of Neighbor Discovery: packets that were forwarded have a lower one.
 const HOP_LIMIT: u8 = 255;
-/// Length of ICMPv6 with a target and no options.
+/// Length of an ICMPv6 packet with a target and without options.
 const LENGTH: u8 = 24;
 
 /// A Neighbor Solicitation for `addr` from the unspecified address.
@@ -40,7 +40,7 @@ pub fn probe(mac: Mac, addr: Ipv6Addr) -> Vec<u8> {
     frame
 }
 
-/// Whether the frame shows that another host than `mac` has `addr`, or probes for it.
+/// Whether the frame is from another host than `mac` that uses `addr`, or probes for it.
 pub fn conflict(frame: &[u8], mac: Mac, addr: Ipv6Addr) -> bool {
     let Some(frame) = frame.get(..END) else { return false };
     let (ip, icmp) = (&frame[ETHERNET..], &frame[ETHERNET + IPV6..]);

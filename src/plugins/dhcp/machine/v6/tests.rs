@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use super::super::super::family;
 use super::super::super::tests::{FIVE, addr};
+use super::super::super::timing::NEVER;
 use super::super::super::v6::message::{IaAddr, Status, status};
+use super::super::{AT_ONCE, Failure, Machine, StateMachine};
 use super::*;
 
 const SIX: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 6);
@@ -20,11 +22,18 @@ fn seconds(n: u64) -> BootTime {
 fn client(probe: u64) -> Client {
     let timing =
         Timing { first: seconds(4), most: seconds(62), probe: Duration::from_millis(probe) };
-    Client { duid: vec![0, 4, 1, 2, 3], iaid: IAID, mac: Mac([2, 0, 0, 0, 0, 7]), timing }
+    let mac = Mac([2, 0, 0, 0, 0, 7]);
+    Client { duid: vec![0, 4, 1, 2, 3], iaid: IAID, mac, timing, sol_max_rt: None }
 }
 
-fn machine(probe: u64) -> Machine {
+fn machine(probe: u64) -> Machine<Client> {
     Machine::new(client(probe), seconds(1000), seconds(1208), Random::from_seed(5))
+}
+
+impl Machine<Client> {
+    fn receive(&mut self, now: BootTime, message: &Message) -> Vec<Action> {
+        self.on_message(now, message, None)
+    }
 }
 
 #[track_caller]
@@ -68,14 +77,14 @@ fn at_once(mut message: Message) -> Message {
 }
 
 /// Goes from Solicit to Request: the Request.
-fn requesting(machine: &mut Machine, now: BootTime) -> Message {
+fn requesting(machine: &mut Machine<Client>, now: BootTime) -> Message {
     let solicit = sent(&machine.tick(now));
     assert_eq!(solicit.kind, Kind::Solicit);
     sent(&machine.receive(now, &at_once(answer(Kind::Advertise, &solicit))))
 }
 
 /// A machine with a lease of an hour from the second 1000 on.
-fn bound() -> Machine {
+fn bound() -> Machine<Client> {
     let mut machine = machine(0);
     let request = requesting(&mut machine, seconds(1000));
     got(&machine.receive(seconds(1000), &answer(Kind::Reply, &request)));
@@ -90,6 +99,7 @@ fn from_nothing_to_a_lease() {
     assert_eq!((solicit.kind, solicit.server.len(), solicit.elapsed), (Kind::Solicit, 0, 0));
     assert_eq!((&solicit.client, &solicit.requested[..]), (&vec![0, 4, 1, 2, 3], &WANTED[..]));
     assert_eq!(solicit.ias, [IaNa::of(IAID, None)]);
+    assert!(solicit.xid <= 0x00ff_ffff && (0..50).all(|_| machine.xid() <= 0x00ff_ffff));
     assert_eq!((machine.listening(), machine.binding()), (Listening::Udp, None));
 
     // Everybody has a second to answer.
@@ -104,7 +114,10 @@ fn from_nothing_to_a_lease() {
 
     let out = machine.receive(now, &answer(Kind::Reply, &request));
     assert_eq!(out, [Action::Probe(FIVE.into())]);
-    assert_eq!((machine.listening(), machine.lease()), (Listening::Neighbours(FIVE), None));
+    assert_eq!(
+        (machine.listening(), machine.state.lease()),
+        (Listening::Neighbours(FIVE.into()), None)
+    );
     assert_eq!(machine.tick(machine.deadline()), [Action::Probe(FIVE.into())]);
     let lease = got(&machine.tick(machine.deadline()));
     // From the request, not from when nobody else was found.
@@ -204,7 +217,7 @@ fn a_server_without_addresses_is_logged_once() {
     assert!(machine.deadline() > seconds(1100) && machine.deadline() < seconds(1208));
     let expected = "refused by the server: NoAddrsAvail (because)".to_owned();
     assert_eq!(told, [Action::Refused(expected)]);
-    assert_eq!(machine.sol_max_rt, Some(100));
+    assert_eq!(machine.client.sol_max_rt, Some(100));
     // An advertisement with an address in spite of a failure is none either.
     let solicit = sent(&machine.tick(machine.deadline()));
     let mut both = at_once(answer(Kind::Advertise, &solicit));
@@ -256,7 +269,7 @@ fn a_taken_address_is_declined_until_the_server_has_heard_it() {
         let now = machine.deadline();
         let request = requesting(&mut machine, now);
         machine.receive(now, &answer(Kind::Reply, &request));
-        let decline = sent(&machine.conflict(now));
+        let decline = sent(&machine.on_conflict(now));
         assert_eq!((decline.kind, &decline.server[..]), (Kind::Decline, &ONE[..]));
         assert_eq!(decline.ias, [IaNa::of(IAID, Some(FIVE))]);
         assert_eq!((decline.requested.len(), machine.binding()), (0, None));
@@ -264,13 +277,13 @@ fn a_taken_address_is_declined_until_the_server_has_heard_it() {
         assert_eq!((again.kind, again.xid), (Kind::Decline, decline.xid));
         assert_eq!(machine.receive(now, &answer(Kind::Reply, &decline)), []);
         assert_eq!(machine.deadline(), now + seconds(pause), "{conflict}");
-        assert_eq!(machine.conflict(now), [], "once");
+        assert_eq!(machine.on_conflict(now), [], "once");
     }
     // A server that does not answer is not waited for for ever.
     let now = machine.deadline();
     let request = requesting(&mut machine, now);
     machine.receive(now, &answer(Kind::Reply, &request));
-    machine.conflict(now);
+    machine.on_conflict(now);
     let declines = (0..10)
         .take_while(|_| {
             let out = machine.tick(machine.deadline());
@@ -283,9 +296,9 @@ fn a_taken_address_is_declined_until_the_server_has_heard_it() {
 #[test]
 fn renew_goes_to_the_server_rebind_to_all_until_expiry() {
     let mut machine = bound();
-    let lease = machine.lease().unwrap().clone();
+    let lease = machine.state.lease().unwrap().clone();
     let (mut kinds, mut last) = (String::new(), lease.renew);
-    while machine.lease().is_some() {
+    while machine.state.lease().is_some() {
         let now = machine.deadline();
         assert!(now >= last, "{now:?}");
         last = now;
@@ -314,7 +327,7 @@ fn renew_goes_to_the_server_rebind_to_all_until_expiry() {
 #[test]
 fn an_answer_to_a_renewal_starts_the_lease_again() {
     let mut machine = bound();
-    let first = machine.lease().unwrap().clone();
+    let first = machine.state.lease().unwrap().clone();
     let now = machine.deadline();
     let renewal = sent(&machine.tick(now));
     let mut crossed = answer(Kind::Reply, &renewal);
@@ -322,13 +335,13 @@ fn an_answer_to_a_renewal_starts_the_lease_again() {
     let failed = |code| failing(Kind::Reply, &renewal, code);
     for useless in [crossed, failed(status::UNSPEC_FAIL), failed(status::NO_ADDRS_AVAIL)] {
         let out = machine.receive(now, &useless);
-        assert!(matches!(out[..], [Action::Refused(_)]) && machine.lease() == Some(&first));
+        assert!(matches!(out[..], [Action::Refused(_)]) && machine.state.lease() == Some(&first));
     }
     let lease = got(&machine.receive(now, &answer(Kind::Reply, &renewal)));
     assert_eq!((lease.address, lease.expires), (FIVE, now + seconds(3600)));
     // Everybody is asked, and whoever answers is the server from now on.
     machine.tick(machine.deadline());
-    let now = machine.lease().unwrap().rebind;
+    let now = machine.state.lease().unwrap().rebind;
     let rebinding = sent(&machine.tick(now));
     assert_eq!(rebinding.kind, Kind::Rebind);
     let other = answer_with(Kind::Reply, &rebinding, TWO, vec![addr(SIX, 30, 40)]);
@@ -345,7 +358,7 @@ fn a_server_that_has_forgotten_the_lease_is_asked_for_it_again() {
     let request = sent(&out);
     assert_eq!((request.kind, &request.server[..]), (Kind::Request, &ONE[..]));
     assert_eq!(request.ias, [IaNa::of(IAID, Some(FIVE))]);
-    assert!(machine.lease().is_some(), "it is used on");
+    assert!(machine.state.lease().is_some(), "it is used on");
     // In use by ourselves: no probe.
     let mut again = bound();
     let renewal = sent(&again.tick(now));
@@ -357,15 +370,15 @@ fn a_server_that_has_forgotten_the_lease_is_asked_for_it_again() {
     let refusal = failing(Kind::Reply, &request, status::NO_ADDRS_AVAIL);
     let out = machine.receive(now, &refusal);
     assert!(matches!(out[..], [Action::Lost(_), Action::Refused(_)]), "{out:?}");
-    assert_eq!(machine.lease(), None);
+    assert_eq!(machine.state.lease(), None);
 }
 
 #[test]
 fn a_lease_on_which_nobody_agrees_ends_with_its_time() {
     let mut machine = bound();
-    let expires = machine.lease().unwrap().expires;
+    let expires = machine.state.lease().unwrap().expires;
     let mut kinds = Vec::new();
-    while machine.lease().is_some() {
+    while machine.state.lease().is_some() {
         let now = machine.deadline();
         let out = machine.tick(now);
         for output in &out {
@@ -394,13 +407,17 @@ fn a_withdrawn_or_misplaced_address_is_lost() {
         };
         let out = machine.receive(now, &reply);
         assert!(matches!(out[..], [Action::Lost(_), Action::Refused(_)]), "{out:?}");
-        assert_eq!((machine.deadline(), machine.lease()), (now, None), "at once the first time");
+        assert_eq!(
+            (machine.deadline(), machine.state.lease()),
+            (now, None),
+            "at once the first time"
+        );
     }
 }
 
 #[test]
 fn a_lease_from_the_disk_goes_on_where_it_was() {
-    let lease = bound().lease().unwrap().clone();
+    let lease = bound().state.lease().unwrap().clone();
     for (now, kind) in [
         (lease.renew.saturating_sub(seconds(1)), None),
         (lease.renew, Some(Kind::Renew)),
