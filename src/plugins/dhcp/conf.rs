@@ -6,7 +6,11 @@ use std::path::PathBuf;
 use serde::Deserialize;
 
 use super::family::Family;
-use super::v4::option::{self, Options};
+use super::v4::option::{
+    CLIENT_ID, DOMAIN, HOST_NAME, LEASE_TIME, MAX_SIZE, MESSAGE_TYPE, MTU, NAME_SERVERS, OVERLOAD,
+    Options, PARAMETERS, RELAY, REQUESTED, ROUTERS, SEARCH, SERVER, SUBNET_MASK, USER_CLASS,
+    VENDOR_CLASS,
+};
 use crate::cni::json::Json;
 use crate::error::{Code, Error, Result};
 
@@ -17,40 +21,22 @@ pub(super) const SOCKET: &str = "/run/cni/dhcp.sock";
 
 /// The options that are requested by default: those of the reference, and those that complete the result without an
 /// effect on the container's routes.
-const DEFAULTS: [u8; 6] = [
-    option::ROUTERS,
-    option::SUBNET_MASK,
-    option::NAME_SERVERS,
-    option::DOMAIN,
-    option::SEARCH,
-    option::MTU,
-];
+const DEFAULTS: [u8; 6] = [ROUTERS, SUBNET_MASK, NAME_SERVERS, DOMAIN, SEARCH, MTU];
 /// The options that are requested with `skipDefault` and without an option of the configuration.
-const LIBRARY_DEFAULTS: [u8; 4] =
-    [option::SUBNET_MASK, option::ROUTERS, option::DOMAIN, option::NAME_SERVERS];
+const LIBRARY_DEFAULTS: [u8; 4] = [SUBNET_MASK, ROUTERS, DOMAIN, NAME_SERVERS];
 
-/// Options of the protocol itself, among them padding, overload, relay agent information and the end mark.
-const RESERVED: [u8; 10] = [
-    0,
-    option::REQUESTED,
-    option::LEASE_TIME,
-    52,
-    option::MESSAGE_TYPE,
-    option::SERVER,
-    option::PARAMETERS,
-    option::MAX_SIZE,
-    82,
-    255,
-];
+/// Options of the protocol itself, with padding (0) and the end mark (255).
+const RESERVED: [u8; 10] =
+    [0, REQUESTED, LEASE_TIME, OVERLOAD, MESSAGE_TYPE, SERVER, PARAMETERS, MAX_SIZE, RELAY, 255];
 
 /// The names of options in a configuration.
 const NAMES: [(&str, u8); 6] = [
-    ("dhcp-client-identifier", option::CLIENT_ID),
-    ("subnet-mask", option::SUBNET_MASK),
-    ("routers", option::ROUTERS),
-    ("host-name", option::HOST_NAME),
-    ("user-class", option::USER_CLASS),
-    ("vendor-class-identifier", option::VENDOR_CLASS),
+    ("dhcp-client-identifier", CLIENT_ID),
+    ("subnet-mask", SUBNET_MASK),
+    ("routers", ROUTERS),
+    ("host-name", HOST_NAME),
+    ("user-class", USER_CLASS),
+    ("vendor-class-identifier", VENDOR_CLASS),
 ];
 
 /// The keys of a network.
@@ -147,13 +133,13 @@ impl Ipam {
             }
             options.insert(code, value.as_bytes().to_vec());
         }
-        options.insert(option::PARAMETERS, self.parameters()?);
+        options.insert(PARAMETERS, self.parameters()?);
         Ok(options)
     }
 
     /// The configuration cannot set options of DHCPv6, which has other numbers.
     fn require_no_options(&self) -> Result<()> {
-        let is_id = |provide: &Provide| code(&provide.option) == Ok(option::CLIENT_ID);
+        let is_id = |provide: &Provide| code(&provide.option) == Ok(CLIENT_ID);
         let key = match () {
             () if !self.request.is_empty() => "request",
             () if !self.provide.iter().all(is_id) => "provide",
@@ -209,7 +195,7 @@ mod tests {
     }
 
     fn parameters(text: &str) -> Vec<u8> {
-        ipam(text).options("").unwrap()[&option::PARAMETERS].clone()
+        ipam(text).options("").unwrap()[&PARAMETERS].clone()
     }
 
     #[test]

@@ -88,14 +88,6 @@ impl Lease {
         }
     }
 
-    /// The family.
-    pub fn family(&self) -> Family {
-        match self {
-            Lease::V4(_) => Family::V4,
-            Lease::V6(_) => Family::V6,
-        }
-    }
-
     /// Whether a change from this lease to `next` changes the interface.
     pub fn differs_on_link(&self, next: &Lease) -> bool {
         match (self, next) {

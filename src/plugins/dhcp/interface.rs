@@ -1,9 +1,10 @@
 //! Work in the namespace of a container: opening it, changes of the interface, and releases of leases.
 
-use std::io;
-use std::net::UdpSocket;
+use std::io::{self, Read};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
+
+use socket2::Socket;
 
 use super::family::{self, Lease};
 use super::machine::Release;
@@ -27,8 +28,6 @@ use crate::sysctl;
 const CARRIER: Duration = Duration::from_secs(2);
 /// `RTPROT_KERNEL`: routes that the kernel adds and deletes with their addresses.
 const RTPROT_KERNEL: u8 = 2;
-/// The timeout for the ARP reply of the server, which never comes from a server behind a router.
-const SERVER_ANSWERS: Duration = Duration::from_millis(200);
 /// The timeouts for the Reply to each Release of DHCPv6. RFC 9915 starts with a second, but a runtime waits for this.
 const CONFIRMATIONS: [Duration; 3] =
     [Duration::from_millis(250), Duration::from_millis(500), Duration::from_secs(1)];
@@ -237,7 +236,7 @@ fn send_v4(ifname: &str, mut message: MessageV4, mut ends: Ends) -> io::Result<(
     message.chaddr = socket::mac(ifname)?;
     ends.src_mac = message.chaddr;
     // A server on the link may send from another Ethernet address than it receives on.
-    let found = socket::resolve(ifname, ends.src, ends.dst, SERVER_ANSWERS);
+    let found = socket::resolve(ifname, ends.src, ends.dst);
     ends.dst_mac = found.ok().flatten().unwrap_or(ends.dst_mac);
     socket::frames(ifname)?.send(&frame::udp(&ends, &message.encode())).map(drop)
 }
@@ -248,7 +247,7 @@ fn send_v6(ifname: &str, mut message: Message) -> io::Result<bool> {
     let begun = Instant::now();
     for timeout in CONFIRMATIONS {
         message.elapsed = hundredths(begun.elapsed());
-        socket.send_to(&message.encode(), servers)?;
+        socket.send_to(&message.encode(), &servers.into())?;
         if is_confirmed(&socket, &message, timeout)? {
             return Ok(true);
         }
@@ -256,11 +255,11 @@ fn send_v6(ifname: &str, mut message: Message) -> io::Result<bool> {
     Ok(false)
 }
 
-fn is_confirmed(socket: &UdpSocket, sent: &Message, timeout: Duration) -> io::Result<bool> {
+fn is_confirmed(mut socket: &Socket, sent: &Message, timeout: Duration) -> io::Result<bool> {
     let deadline = Instant::now() + timeout;
     let mut buffer = [0; BUFFER];
     while socket::is_readable(socket, deadline)? {
-        let (length, _) = socket.recv_from(&mut buffer)?;
+        let length = socket.read(&mut buffer)?;
         let is_reply = |message: Message| {
             message.kind == Kind::Reply
                 && (message.xid, &message.client, &message.server)

@@ -65,7 +65,7 @@ impl Record {
         now: BootTime,
         limit: BootTime,
     ) -> Box<dyn StateMachine> {
-        let (mac, random) = (self.mac, Random::new());
+        let (mac, random) = (self.mac, Random::default());
         match self.key.family {
             Family::V4 => {
                 let options = self.options.clone();
@@ -104,9 +104,10 @@ struct Content<R> {
 /// Decodes a record's file; `None` if the lease is not of the key's family.
 fn parse(bytes: &[u8]) -> Option<Content<Record>> {
     let content: Content<Record> = Json::parse(bytes).ok()?.decode().ok()?;
-    let Record { key, lease, .. } = &content.record;
-    let fits = lease.as_ref().is_none_or(|lease| lease.family() == key.family);
-    fits.then_some(content)
+    match (content.record.key.family, &content.record.lease) {
+        (Family::V4, Some(Lease::V6(_))) | (Family::V6, Some(Lease::V4(_))) => None,
+        _ => Some(content),
+    }
 }
 
 /// Decodes a record's file of any boot, for the fuzz targets.

@@ -2,7 +2,7 @@
 //! thread and keeps the namespace alive, so none is held longer than an exchange.
 
 use std::io::{self, Read};
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::{Duration, Instant};
 
@@ -23,6 +23,8 @@ const SERVERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 1, 2);
 const ETH_P_IP: u16 = 0x0800;
 const ETH_P_ARP: u16 = 0x0806;
 const ETH_P_IPV6: u16 = 0x86dd;
+/// The timeout for an ARP reply, which never comes from a server behind a router.
+const ARP_TIMEOUT: Duration = Duration::from_millis(200);
 /// Offset of the client's Ethernet address in a frame without the IPv4 header.
 const CHADDR: u32 = 14 + 8 + 28;
 
@@ -59,13 +61,13 @@ fn packet_socket(link: &LinkAddr, protocol: u16, filter: &[SockFilter]) -> io::R
 }
 
 /// A UDP socket on the DHCP client's port of `address`.
-pub fn udp(ifname: &str, address: Ipv4Addr) -> io::Result<UdpSocket> {
+pub fn udp(ifname: &str, address: Ipv4Addr) -> io::Result<Socket> {
     udp_on(ifname, (address, CLIENT_PORT).into())
 }
 
 /// A UDP socket on the DHCPv6 client's port of a link-local address, and the multicast address of all servers.
 /// `AddrNotAvailable` during duplicate address detection, or without a link-local address.
-pub fn udp_v6(ifname: &str) -> io::Result<(UdpSocket, SocketAddrV6)> {
+pub fn udp_v6(ifname: &str) -> io::Result<(Socket, SocketAddrV6)> {
     // Fails with the cause if the interface does not exist.
     let scope = u32::try_from(link_addr(ifname)?.ifindex()).unwrap_or_default();
     let own = getifaddrs()?.filter(|entry| entry.interface_name == ifname);
@@ -82,7 +84,7 @@ pub fn udp_v6(ifname: &str) -> io::Result<(UdpSocket, SocketAddrV6)> {
     Err(last)
 }
 
-fn udp_on(ifname: &str, own: SocketAddr) -> io::Result<UdpSocket> {
+fn udp_on(ifname: &str, own: SocketAddr) -> io::Result<Socket> {
     let domain = Domain::for_address(own);
     let socket = Socket::new(domain, Type::DGRAM.nonblocking(), Some(Protocol::UDP))?;
     if let SocketAddr::V6(own) = own {
@@ -93,19 +95,14 @@ fn udp_on(ifname: &str, own: SocketAddr) -> io::Result<UdpSocket> {
     socket.set_reuse_address(true)?;
     socket.bind_device(Some(ifname.as_bytes()))?;
     socket.bind(&own.into())?;
-    Ok(socket.into())
+    Ok(socket)
 }
 
-/// The Ethernet address of `addr`, if an ARP reply arrives within `limit`. `own` is the source address.
-pub fn resolve(
-    ifname: &str,
-    own: Ipv4Addr,
-    addr: Ipv4Addr,
-    limit: Duration,
-) -> io::Result<Option<Mac>> {
+/// The Ethernet address of `addr`, if an ARP reply arrives in time. `own` is the source address.
+pub fn resolve(ifname: &str, own: Ipv4Addr, addr: Ipv4Addr) -> io::Result<Option<Mac>> {
     let socket = arp(ifname)?;
     socket.send(&frame::arp_request(mac(ifname)?, own, addr))?;
-    let deadline = Instant::now() + limit;
+    let deadline = Instant::now() + ARP_TIMEOUT;
     let mut buffer = [0; 128];
     while is_readable(&socket, deadline)? {
         let length = (&socket).read(&mut buffer)?;

@@ -15,8 +15,6 @@ pub const NEVER: BootTime = Duration::MAX;
 /// The wait after the second refusal, doubled for each further refusal and randomized by a third, because some servers
 /// offer the same address to all clients that start at the same time.
 const AFTER_REFUSAL: Duration = Duration::from_millis(250);
-/// The wait after the second and each further address conflict (RFC 2131, section 3.1, step 5).
-const AFTER_CONFLICT: Duration = Duration::from_secs(10);
 
 /// The current time. `CLOCK_BOOTTIME` advances during suspend, as the server's clock does.
 pub fn now() -> BootTime {
@@ -46,13 +44,15 @@ pub mod millis {
 #[derive(Debug)]
 pub struct Random(u64);
 
-impl Random {
+impl Default for Random {
     /// A generator with an unpredictable seed.
-    pub fn new() -> Random {
+    fn default() -> Random {
         // The standard library seeds its hasher from the kernel's random numbers.
         Random::from_seed(RandomState::new().build_hasher().finish())
     }
+}
 
+impl Random {
     /// A generator with a fixed seed.
     pub fn from_seed(seed: u64) -> Random {
         Random(seed | 1)
@@ -79,13 +79,7 @@ impl Random {
     /// `time` minus up to 5 %, so that clients that started together do not renew together. Never later than `time`,
     /// because the server may rely on T1 and T2.
     pub fn early(&mut self, time: Duration) -> Duration {
-        if time == NEVER { NEVER } else { time - (time / 20).mul_f64(self.part()) }
-    }
-}
-
-impl Default for Random {
-    fn default() -> Random {
-        Random::new()
+        if time == NEVER { NEVER } else { time.saturating_sub((time / 20).mul_f64(self.part())) }
     }
 }
 
@@ -129,6 +123,11 @@ impl Exchange {
     /// An exchange without messages.
     pub fn begin(now: BootTime, xid: u32) -> Exchange {
         Exchange { xid, began: now, sent: 0, asked: now, wait: Duration::ZERO }
+    }
+
+    /// The time from its begin to the last message.
+    pub fn elapsed(&self) -> Duration {
+        self.asked.saturating_sub(self.began)
     }
 
     /// The exchange after another message with this timeout.
@@ -175,11 +174,6 @@ impl Timing {
         let Some(n) = earlier.checked_sub(1) else { return Duration::ZERO };
         let mean = AFTER_REFUSAL.saturating_mul(1 << n.min(16)).min(self.most);
         random.around(mean, mean / 3)
-    }
-
-    /// The wait before a restart after an address conflict that follows `earlier` conflicts.
-    pub fn after_conflict(earlier: u32) -> Duration {
-        if earlier == 0 { Duration::ZERO } else { AFTER_CONFLICT }
     }
 }
 

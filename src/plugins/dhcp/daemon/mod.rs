@@ -50,20 +50,17 @@ pub const READY: &str = "ready";
 
 /// Runs the daemon with the arguments after `daemon`.
 pub fn main(args: Vec<String>) -> ExitCode {
-    let options = match options::parse(args) {
-        Ok(Asked::Help) => {
-            log::line(options::help());
+    let read = options::parse(args).and_then(|asked| match asked {
+        Asked::Help => Ok(Err(options::help())),
+        Asked::Version => Ok(Err(version())),
+        Asked::Work(line) => Options::read(&line).map(Ok),
+    });
+    let options = match read {
+        Ok(Ok(options)) => options,
+        Ok(Err(text)) => {
+            log::line(text);
             return ExitCode::SUCCESS;
         }
-        Ok(Asked::Version) => {
-            log::line(version());
-            return ExitCode::SUCCESS;
-        }
-        Ok(Asked::Work(line)) => Options::read(&line),
-        Err(error) => Err(error),
-    };
-    let options = match options {
-        Ok(options) => options,
         Err(error) => {
             log::line(format_args!("{error}; see dhcp daemon --help"));
             return ExitCode::from(2);
@@ -93,20 +90,20 @@ fn run(options: Options) -> Result<()> {
     let signals = SignalFd::with_flags(&set, flags).map_err(system("open a signal descriptor"))?;
 
     let _pidfile = options.pidfile.as_deref().map(write_pidfile).transpose()?;
-    let path = options.socket();
+    let path = options.socket.clone();
     let records = Records::create(&path)?;
     let _lock = records.claim()?.ok_or_else(|| {
         Error::internal(format!("another daemon keeps the leases of {}", path.display()))
     })?;
-    let socket = serve::listen(&path)?;
-    let _removed = socket.own.map(Removed);
+    let (listener, created) = serve::listen(&path)?;
+    let _removed = created.map(Removed);
 
     confine::confine()?;
     let runtime = runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|e| Error::io("start the executor", &e))?;
     let served = LocalSet::new().block_on(&runtime, async {
-        socket.listener.set_nonblocking(true)?;
-        let listener = UnixListener::from_std(socket.listener)?;
+        listener.set_nonblocking(true)?;
+        let listener = UnixListener::from_std(listener)?;
         let on_demand = options.on_demand;
         let registry = Rc::new(Registry::new(options, records));
         let resumed = registry.resume();

@@ -104,17 +104,15 @@ impl Registry {
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, InterfaceError> {
         let _permit = self.visits.acquire().await;
-        let (done, outcome) = oneshot::channel();
-        // A caller that has stopped waiting does not need the outcome.
-        let work = move || drop(done.send(work()));
+        let (done, ended) = oneshot::channel::<()>();
+        let work = move || {
+            let value = work();
+            drop(done);
+            value
+        };
         let visit = interface.open(id)?.visit(work).map_err(Error::from)?;
-        match outcome.await {
-            Ok(value) => Ok(value),
-            // The thread ends without an outcome if it cannot enter the namespace.
-            Err(_) => match visit.join().map_err(Error::from) {
-                Err(error) => Err(error.into()),
-                Ok(()) => Err(Error::internal("the visit had no outcome").into()),
-            },
-        }
+        // The thread drops the channel at its end, also when it could not enter the namespace.
+        ended.await.ok();
+        Ok(visit.join().map_err(Error::from)?)
     }
 }

@@ -80,10 +80,28 @@ impl Registry {
         key: Key,
         begun: &RefCell<Vec<Handle>>,
     ) -> Result<Lease> {
-        if let Some((handle, lease)) = self.reusable(request, &key).await {
-            begun.borrow_mut().push(handle);
-            return Ok(lease);
+        let handle = match self.reusable(request, &key).await {
+            Some(handle) => handle,
+            None => self.start(request, key),
+        };
+        begun.borrow_mut().push(handle.clone());
+        handle.lease().await
+    }
+
+    /// The task of a repeated ADD. A lease in another namespace, or without its interface, is released first.
+    async fn reusable(&self, request: &Request, key: &Key) -> Option<Handle> {
+        let handle = self.handle(key)?;
+        if handle.netns == request.netns
+            && handle.lease().await.is_ok()
+            && self.is_present(key).await
+        {
+            return Some(handle);
         }
+        handle.release().await;
+        None
+    }
+
+    fn start(self: &Rc<Self>, request: &Request, key: Key) -> Handle {
         let record = Record {
             key,
             netns: request.netns.clone(),
@@ -96,21 +114,7 @@ impl Registry {
         };
         let (task, handle) = self.task(record, Phase::Acquiring);
         spawn_local(task.acquire());
-        begun.borrow_mut().push(handle.clone());
-        handle.lease().await
-    }
-
-    /// The lease of a repeated ADD. A lease in another namespace, or without its interface, is released first.
-    async fn reusable(&self, request: &Request, key: &Key) -> Option<(Handle, Lease)> {
-        let handle = self.handle(key)?;
-        if handle.netns == request.netns
-            && let Ok(lease) = handle.lease().await
-            && self.is_present(key).await
-        {
-            return Some((handle, lease));
-        }
-        handle.release().await;
-        None
+        handle
     }
 
     async fn check(&self, request: &Request, key: &Key) -> Result<()> {
@@ -147,18 +151,16 @@ impl Registry {
     }
 
     async fn release_all(&self, wanted: &dyn Fn(&Key) -> bool) {
-        let keys: Vec<Key> =
-            self.leases.borrow().keys().filter(|key| wanted(key)).cloned().collect();
-        join_all(keys.iter().map(|key| self.release(key))).await;
-    }
-
-    async fn release(&self, key: &Key) {
-        let Some(handle) = self.handle(key) else { return };
-        handle.release().await;
-        // A task that has panicked did not remove its lease.
-        if let Err(error) = self.forget(key, &handle.phase) {
-            log::warn(error);
-        }
+        let leases = self.leases.borrow().clone();
+        let leases = leases.iter().filter(|(key, _)| wanted(key));
+        let release = async |(key, handle): (&Key, &Handle)| {
+            handle.release().await;
+            // A task that has panicked did not remove its lease.
+            if let Err(error) = self.forget(key, &handle.phase) {
+                log::warn(error);
+            }
+        };
+        join_all(leases.map(release)).await;
     }
 
     /// A new task, which is registered but not started.

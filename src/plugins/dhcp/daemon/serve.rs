@@ -16,6 +16,7 @@ use listenfd::ListenFd;
 use nix::sys::signalfd::SignalFd;
 use nix::sys::stat::{Mode, umask};
 use nix::unistd::geteuid;
+use tokio::io::Interest;
 use tokio::net;
 use tokio::sync::Semaphore;
 use tokio::task::spawn_local;
@@ -37,35 +38,22 @@ const RECOVERY: Duration = Duration::from_millis(100);
 const GO_RPC_ANSWER: &[u8] =
     b"HTTP/1.0 501 this daemon is cnibox's and serves the dhcp plugin of cnibox only\n\n";
 
-/// A listening socket.
-#[derive(Debug)]
-pub(super) struct Listening {
-    pub(super) listener: UnixListener,
-    /// The socket file to remove at the end; `None` if systemd passed the socket.
-    pub(super) own: Option<PathBuf>,
-}
-
-/// Takes the socket that systemd passed, or creates one at `path`, for root only.
-pub(super) fn listen(path: &Path) -> Result<Listening> {
+/// Takes the socket that systemd passed in `LISTEN_FDS`, or creates one at `path`, for root only. Returns the path of a
+/// created socket as well, to be removed at the end.
+pub(super) fn listen(path: &Path) -> Result<(UnixListener, Option<PathBuf>)> {
     let failed = |why: String| Error::internal(format!("Error getting listener: {why}"));
-    if let Some(listener) = activated().map_err(failed)? {
-        return Ok(Listening { listener, own: None });
-    }
-    let listener = bind(path)
-        .map_err(|e| failed(format!("listen unix {}: bind: {}", path.display(), io_text(&e))))?;
-    Ok(Listening { listener, own: Some(path.to_owned()) })
-}
-
-/// The socket in `LISTEN_PID` and `LISTEN_FDS`.
-fn activated() -> Result<Option<UnixListener>, String> {
     let mut passed = ListenFd::from_env();
     match passed.len() {
-        0 => Ok(None),
+        0 => {
+            let failed =
+                |e| failed(format!("listen unix {}: bind: {}", path.display(), io_text(&e)));
+            Ok((bind(path).map_err(failed)?, Some(path.to_owned())))
+        }
         1 => match passed.take_unix_listener(0) {
-            Ok(Some(listener)) => Ok(Some(listener)),
-            _ => Err("LISTEN_FDS=1 but no FD found".to_owned()),
+            Ok(Some(listener)) => Ok((listener, None)),
+            _ => Err(failed("LISTEN_FDS=1 but no FD found".to_owned())),
         },
-        n => Err(format!("Too many ({n}) FDs passed through socket activation")),
+        n => Err(failed(format!("Too many ({n}) FDs passed through socket activation"))),
     }
 }
 
@@ -154,50 +142,37 @@ fn permitted(stream: &net::UnixStream) -> Result<()> {
 async fn line(stream: &net::UnixStream) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let mut buffer = [0; 4096];
-    loop {
-        stream.readable().await?;
-        match stream.try_read(&mut buffer) {
-            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(n) => bytes.extend(&buffer[..n]),
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock => continue,
-            Err(e) => return Err(e),
+    while bytes.len() as u64 <= LONGEST {
+        match read(stream, &mut buffer).await? {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            length => bytes.extend(&buffer[..length]),
         }
         if let Some(end) = bytes.iter().position(|byte| *byte == b'\n') {
             bytes.truncate(end);
             return Ok(bytes);
         }
-        if bytes.len() as u64 > LONGEST {
-            return Err(io::ErrorKind::InvalidData.into());
-        }
     }
+    Err(io::ErrorKind::InvalidData.into())
+}
+
+async fn read(stream: &net::UnixStream, buffer: &mut [u8]) -> io::Result<usize> {
+    stream.async_io(Interest::READABLE, || stream.try_read(buffer)).await
 }
 
 async fn write(stream: &net::UnixStream, mut bytes: &[u8]) -> io::Result<()> {
     let all = async {
         while !bytes.is_empty() {
-            stream.writable().await?;
-            match stream.try_write(bytes) {
-                Ok(n) => bytes = &bytes[n..],
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
-                Err(e) => return Err(e),
-            }
+            let sent = stream.async_io(Interest::WRITABLE, || stream.try_write(bytes)).await?;
+            bytes = &bytes[sent..];
         }
         Ok(())
     };
     timeout(IO_TIMEOUT, all).await?
 }
 
-/// Ends when the plugin has closed its end of the connection.
+/// Ends when the plugin has closed its end of the connection; further bytes are ignored.
 async fn hangup(stream: &net::UnixStream) {
-    let mut buffer = [0; 64];
-    while stream.readable().await.is_ok() {
-        match stream.try_read(&mut buffer) {
-            // Further bytes are ignored.
-            Ok(1..) => {}
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
-            Ok(0) | Err(_) => return,
-        }
-    }
+    while read(stream, &mut [0; 64]).await.is_ok_and(|length| length > 0) {}
 }
 
 #[cfg(test)]

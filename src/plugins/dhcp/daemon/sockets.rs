@@ -2,14 +2,13 @@
 //! the container's namespace alive.
 
 use std::io::{self, Read};
-use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd};
 use std::pin::pin;
 
 use futures::future::{Either, pending, select};
-use socket2::Socket;
+use socket2::{SockAddr, Socket};
+use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
-use tokio::net::UdpSocket;
 
 use super::super::interface::InterfaceError;
 use super::super::machine::{Listening, Source};
@@ -23,7 +22,7 @@ pub(super) struct Sockets {
     pub(super) frames: Option<AsyncFd<Socket>>,
     pub(super) neighbours: Option<AsyncFd<Socket>>,
     /// The socket and the destination of its messages.
-    pub(super) udp: Option<(UdpSocket, SocketAddr)>,
+    pub(super) udp: Option<(AsyncFd<Socket>, SockAddr)>,
 }
 
 impl Sockets {
@@ -41,7 +40,7 @@ impl Sockets {
     pub(super) async fn receive(&self) -> io::Result<(Source, Vec<u8>)> {
         let frame = pin!(read(self.frames.as_ref()));
         let neighbour = pin!(read(self.neighbours.as_ref()));
-        let datagram = pin!(receive(self.udp.as_ref()));
+        let datagram = pin!(read(self.udp.as_ref().map(|(udp, _)| udp)));
         Ok(match select(select(frame, neighbour), datagram).await {
             Either::Left((Either::Left((frame, _)), _)) => (Source::Frames, frame?),
             Either::Left((Either::Right((frame, _)), _)) => (Source::Neighbours, frame?),
@@ -49,9 +48,10 @@ impl Sockets {
         })
     }
 
-    pub(super) async fn send_udp(&self, message: &[u8]) -> Result<(), InterfaceError> {
+    /// Sends a message by UDP.
+    pub(super) fn send_udp(&self, message: &[u8]) -> Result<(), InterfaceError> {
         let (udp, to) = self.udp.as_ref().ok_or_else(not_open)?;
-        udp.send_to(message, to).await?;
+        udp.get_ref().send_to(message, to)?;
         Ok(())
     }
 }
@@ -68,23 +68,13 @@ pub(super) fn send(socket: Option<&AsyncFd<Socket>>, frame: &[u8]) -> Result<(),
 /// Registers a descriptor with the executor, for input.
 #[expect(deprecated, reason = "the alternative is unsafe; these types keep their descriptor")]
 pub(super) fn watch<T: AsFd + AsRawFd>(socket: T) -> io::Result<AsyncFd<T>> {
-    AsyncFd::with_interest(socket, tokio::io::Interest::READABLE)
+    AsyncFd::with_interest(socket, Interest::READABLE)
 }
 
 async fn read(socket: Option<&AsyncFd<Socket>>) -> io::Result<Vec<u8>> {
     let Some(socket) = socket else { return pending().await };
     let mut buffer = [0; BUFFER];
-    loop {
-        let mut ready = socket.readable().await?;
-        if let Ok(length) = ready.try_io(|socket| (&mut socket.get_ref()).read(&mut buffer)) {
-            return Ok(buffer[..length?].to_vec());
-        }
-    }
-}
-
-async fn receive(udp: Option<&(UdpSocket, SocketAddr)>) -> io::Result<Vec<u8>> {
-    let Some((socket, _)) = udp else { return pending().await };
-    let mut buffer = [0; BUFFER];
-    let (length, _) = socket.recv_from(&mut buffer).await?;
+    let receive = |socket: &Socket| (&mut &*socket).read(&mut buffer);
+    let length = socket.async_io(Interest::READABLE, receive).await?;
     Ok(buffer[..length].to_vec())
 }

@@ -12,10 +12,10 @@ use tokio::time::timeout;
 
 use super::super::family::{Family, Lease};
 use super::super::interface::{self, Change, Interface, InterfaceError};
-use super::super::machine::{Action, Failure, StateMachine};
+use super::super::machine::{Action, StateMachine};
 use super::super::record::Record;
+use super::super::socket;
 use super::super::timing::{NEVER, now};
-use super::super::v4::lease::Flaw;
 use super::registry::{Phase, Registry};
 use super::sockets::Sockets;
 use crate::error::Error;
@@ -59,17 +59,12 @@ impl LeaseTask {
     /// Maintains a lease from the disk.
     pub(super) async fn resume(self) {
         let ifname = self.interface.ifname.clone();
-        let mac = self.visit(move || interface::mac_address(&ifname)).await;
-        let error = match mac {
-            Ok(Ok(Some(_))) => None,
-            Ok(Ok(None)) => Some(InterfaceError::Gone(self.no_interface())),
-            Ok(Err(error)) => Some(error.into()),
-            Err(error) => Some(error),
-        };
-        match error.map(|error| self.unless_gone(error)) {
-            Some(Err(end)) => return self.end(Err(end)),
-            Some(Ok(error)) => self.say(&error),
-            None => {}
+        let found = self.visit(move || socket::mac(&ifname)).await;
+        if let Err(error) = found.and_then(|mac| Ok(mac?)) {
+            match self.unless_gone(error) {
+                Ok(error) => self.say(&error),
+                Err(end) => return self.end(Err(end)),
+            }
         }
         self.run().await;
     }
@@ -162,7 +157,10 @@ impl LeaseTask {
                 Action::Probe(address) => self.probe(address).await,
                 Action::Bound(lease) => self.bound(lease).await,
                 Action::Lost(why) => self.lost(why).await,
-                Action::Failed(failure) => return Err(End::Failed(self.failure(failure))),
+                Action::TimeIsUp => return Err(End::Failed(self.time_is_up())),
+                Action::Unusable(flaw) => {
+                    return Err(End::Failed(Error::internal(flaw.to_string())));
+                }
                 Action::Refused(why) => Err(Error::internal(why).into()),
                 Action::Note(text) => {
                     self.say(&text);
@@ -240,36 +238,20 @@ impl LeaseTask {
         match error {
             InterfaceError::Gone(why) => Err(End::Gone(why)),
             InterfaceError::Io(e) if e.raw_os_error() == Some(Errno::ENODEV as i32) => {
-                Err(End::Gone(self.no_interface()))
+                let name = &self.interface.ifname;
+                Err(End::Gone(format!("interface {name} does not exist any more")))
             }
             InterfaceError::Io(cause) => Ok(Error::io(&self.interface.ifname, &cause)),
             InterfaceError::Failed(error) => Ok(error),
         }
     }
 
-    fn no_interface(&self) -> String {
-        format!("interface {} does not exist any more", self.interface.ifname)
-    }
-
-    fn failure(&self, failure: Failure) -> Error {
-        match failure {
-            Failure::TimeIsUp => {
-                let seconds = self.registry.options.limit.as_secs_f64();
-                let why = self.trouble.as_ref().map(|e| format!("; {e}")).unwrap_or_default();
-                let server = match self.record.key.family {
-                    Family::V4 => "DHCP",
-                    Family::V6 => "DHCPv6",
-                };
-                let details = format!("no {server} server gave an address in {seconds} s{why}");
-                Error::internal("no more tries").with_details(details)
-            }
-            Failure::Unusable(Flaw::NoMask) => {
-                Error::internal("DHCP option Subnet Mask not found in DHCPACK")
-            }
-            Failure::Unusable(flaw) => {
-                Error::internal(format!("the DHCPACK of the server is not usable: {flaw}"))
-            }
-        }
+    fn time_is_up(&self) -> Error {
+        let seconds = self.registry.options.limit.as_secs_f64();
+        let why = self.trouble.as_ref().map(|e| format!("; {e}")).unwrap_or_default();
+        let v = if self.record.key.family == Family::V6 { "v6" } else { "" };
+        let details = format!("no DHCP{v} server gave an address in {seconds} s{why}");
+        Error::internal("no more tries").with_details(details)
     }
 
     fn save(&self) {

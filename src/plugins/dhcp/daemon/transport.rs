@@ -1,10 +1,9 @@
 //! Sending for one lease: sockets are opened in the container's namespace when the first message needs them.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-use tokio::net::UdpSocket;
 use tokio::time::sleep;
 
 use super::super::family::Family;
@@ -42,18 +41,18 @@ impl LeaseTask {
         if self.sockets.udp.is_none() {
             let address = message.ciaddr;
             let socket = self.open(move |ifname| socket::udp(ifname, address)).await?;
-            let server = (server, SERVER_PORT).into();
-            self.sockets.udp = Some((UdpSocket::from_std(socket)?, server));
+            let server = SocketAddr::from((server, SERVER_PORT));
+            self.sockets.udp = Some((watch(socket)?, server.into()));
         }
         message.chaddr = *self.machine.mac();
-        self.sockets.send_udp(&message.encode()).await
+        self.sockets.send_udp(&message.encode())
     }
 
     pub(super) async fn multicast(&mut self, message: MessageV6) -> Result<(), InterfaceError> {
         if self.sockets.udp.is_none() {
             self.open_udp_v6(Duration::ZERO).await?;
         }
-        self.sockets.send_udp(&message.encode()).await
+        self.sockets.send_udp(&message.encode())
     }
 
     pub(super) async fn probe(&mut self, address: IpAddr) -> Result<(), InterfaceError> {
@@ -98,13 +97,17 @@ impl LeaseTask {
             match self.open(socket::udp_v6).await {
                 Err(InterfaceError::Io(e)) if e.kind() == io::ErrorKind::AddrNotAvailable => {
                     if now() >= deadline {
-                        return Err(self.no_link_local().into());
+                        let name = &self.interface.ifname;
+                        let msg = format!("{name} has no usable link-local address of IPv6");
+                        return Err(Error::internal(msg).with_details(format!(
+                            "see net.ipv6.conf.{name}.addr_gen_mode, and whether the link has a carrier"
+                        )).into());
                     }
                     sleep(DAD_POLL).await;
                 }
                 opened => {
                     let (socket, servers) = opened?;
-                    self.sockets.udp = Some((UdpSocket::from_std(socket)?, servers.into()));
+                    self.sockets.udp = Some((watch(socket)?, servers.into()));
                     return Ok(());
                 }
             }
@@ -123,13 +126,5 @@ impl LeaseTask {
         *self.machine.mac() = mac;
         self.record.mac = mac;
         Ok(socket)
-    }
-
-    fn no_link_local(&self) -> Error {
-        let name = &self.interface.ifname;
-        let msg = format!("{name} has no usable link-local address of IPv6");
-        Error::internal(msg).with_details(format!(
-            "see net.ipv6.conf.{name}.addr_gen_mode, and whether the link has a carrier"
-        ))
     }
 }

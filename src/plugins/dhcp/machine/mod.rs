@@ -27,6 +27,9 @@ const PROBES: u32 = 2;
 /// The preference of a server whose offer is taken without waiting for others.
 const AT_ONCE: u8 = 255;
 
+/// The wait after the second and each further address conflict (RFC 2131, section 3.1, step 5).
+const AFTER_CONFLICT: Duration = Duration::from_secs(10);
+
 /// A state machine of either family.
 pub trait StateMachine: Debug {
     /// When to call [`StateMachine::tick`], unless something is received before.
@@ -77,21 +80,14 @@ pub enum Action {
     Bound(family::Lease),
     /// Stop using the address, for this reason. The search for another continues.
     Lost(&'static str),
-    /// Give up: no usable lease before the time limit.
-    Failed(Failure),
+    /// Fail: no server assigned an address before the time limit.
+    TimeIsUp,
+    /// Fail: the DHCPACK is not usable.
+    Unusable(Flaw),
     /// Log that a server refuses an address, and report it if the time limit is exceeded. The search continues.
     Refused(String),
     /// Log a text.
     Note(String),
-}
-
-/// Why a first lease was not acquired.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Failure {
-    /// No server assigned an address before the time limit.
-    TimeIsUp,
-    /// The DHCPACK is not usable.
-    Unusable(Flaw),
 }
 
 /// The sockets of a state.
@@ -137,8 +133,8 @@ pub enum Step<'a, P: Protocol> {
 /// The meaning of a server's reply.
 #[derive(Debug)]
 pub enum Answer<P: Protocol> {
-    /// An offer.
-    Offer(Offer<P>),
+    /// An offer, with the preference of the server (0 to 255).
+    Offer(P::Binding, u8),
     /// A new or renewed lease.
     Lease(P::Lease),
     /// The server does not know the lease, which can be requested again.
@@ -151,15 +147,6 @@ pub enum Answer<P: Protocol> {
     Flawed(Flaw),
     /// The server has received the Decline.
     Declined,
-}
-
-/// A server's offer.
-#[derive(Debug)]
-pub struct Offer<P: Protocol> {
-    /// Address and server.
-    pub binding: P::Binding,
-    /// The preference of the server, 0 to 255.
-    pub preference: u8,
 }
 
 /// Messages and timeouts of one client with one protocol.
@@ -190,29 +177,22 @@ pub trait Protocol: Debug + Sized {
     fn address(lease: &Self::Lease) -> IpAddr;
     /// The timers of a lease.
     fn timers(lease: &Self::Lease) -> Timers;
-    /// A message to be sent.
-    fn message(&self, step: &Step<'_, Self>, exchange: &Exchange, now: BootTime) -> Action;
-    /// The timeout of a message that is sent now.
-    fn wait(
-        &self,
-        step: &Step<'_, Self>,
-        exchange: &Exchange,
-        now: BootTime,
-        random: &mut Random,
-    ) -> Duration;
+    /// A message to be sent at `exchange.asked`.
+    fn message(&self, step: &Step<'_, Self>, exchange: &Exchange) -> Action;
+    /// The timeout of that message.
+    fn wait(&self, step: &Step<'_, Self>, exchange: &Exchange, random: &mut Random) -> Duration;
     /// The release of an address, with this transaction ID.
     fn release(&self, binding: &Self::Binding, xid: u32) -> Release;
     /// Decodes a server's message, with its source Ethernet address if known.
     fn decode(source: Source, bytes: &[u8]) -> Option<(Self::Message, Option<Mac>)>;
-    /// Whether a message belongs to this client and transaction.
-    fn accepts(&mut self, message: &Self::Message, xid: u32) -> bool;
-    /// The meaning of a message after `step`, which was sent at `asked`; `None` if it is not a reply to that.
+    /// The meaning of a message from the Ethernet address `from`; `None` if it is not a reply to the last message of the
+    /// exchange, which was that of `step`.
     fn judge(
-        &self,
+        &mut self,
         step: &Step<'_, Self>,
+        exchange: &Exchange,
         message: &Self::Message,
         from: Option<Mac>,
-        asked: BootTime,
         random: &mut Random,
     ) -> Option<Answer<Self>>;
     /// Whether the frame is from another host that uses the address, or probes for it.
@@ -224,7 +204,7 @@ pub trait Protocol: Debug + Sized {
 #[derive(Debug)]
 enum State<P: Protocol> {
     Init,
-    Selecting(Option<Offer<P>>),
+    Selecting(Option<(P::Binding, u8)>),
     Requesting { binding: P::Binding, held: Option<P::Lease> },
     Probing(P::Lease, u32),
     Declining(P::Binding),
@@ -312,10 +292,6 @@ impl<P: Protocol> Machine<P> {
         }
     }
 
-    fn take_actions(&mut self) -> Vec<Action> {
-        mem::take(&mut self.actions)
-    }
-
     fn note(&mut self, text: impl Into<String>) {
         self.actions.push(Action::Note(text.into()));
     }
@@ -327,21 +303,27 @@ impl<P: Protocol> Machine<P> {
         message: &P::Message,
         from: Option<Mac>,
     ) -> Vec<Action> {
-        let Exchange { xid, asked, .. } = self.exchange;
-        let Some(step) = self.state.step() else { return Vec::new() };
-        if !self.client.accepts(message, xid) {
-            return Vec::new();
-        }
-        let answer = self.client.judge(&step, message, from, asked, &mut self.random);
-        if let Some(answer) = answer {
+        if let Some(step) = self.state.step()
+            && let Some(answer) =
+                self.client.judge(&step, &self.exchange, message, from, &mut self.random)
+        {
             self.on_answer(now, answer);
         }
-        self.take_actions()
+        mem::take(&mut self.actions)
     }
 
     fn on_answer(&mut self, now: BootTime, answer: Answer<P>) {
         match (mem::replace(&mut self.state, State::Ended), answer) {
-            (State::Selecting(best), Answer::Offer(offer)) => self.on_offer(now, best, offer),
+            (State::Selecting(best), Answer::Offer(binding, preference)) => {
+                // The best of all offers before the first timeout, afterwards the first offer.
+                let is_better = best.as_ref().is_none_or(|(_, of_best)| preference > *of_best);
+                if is_better && (preference == AT_ONCE || self.exchange.sent > 1) {
+                    self.request(now, binding, None);
+                } else {
+                    let best = if is_better { Some((binding, preference)) } else { best };
+                    self.state = State::Selecting(best);
+                }
+            }
             (State::Requesting { held: None, .. }, Answer::Lease(lease))
                 if !self.client.timing().probe.is_zero() =>
             {
@@ -368,26 +350,16 @@ impl<P: Protocol> Machine<P> {
             // During the first acquisition a plugin waits for the reason; later another server may do better.
             (State::Requesting { .. }, Answer::Flawed(flaw)) if self.limit != NEVER => {
                 self.limit = NEVER;
-                self.actions.push(Action::Failed(Failure::Unusable(flaw)));
+                self.actions.push(Action::Unusable(flaw));
             }
             (state, Answer::Flawed(flaw)) => {
-                self.note(format!("a DHCPACK is not usable: {flaw}"));
+                self.note(flaw.to_string());
                 match state {
                     State::Requesting { .. } => self.pause(now),
                     state => self.state = state,
                 }
             }
             (state, _) => self.state = state,
-        }
-    }
-
-    /// Chooses the best of all offers before the first timeout, afterwards the first offer.
-    fn on_offer(&mut self, now: BootTime, best: Option<Offer<P>>, offer: Offer<P>) {
-        let is_better = best.as_ref().is_none_or(|best| offer.preference > best.preference);
-        if is_better && (offer.preference == AT_ONCE || self.exchange.sent > 1) {
-            self.request(now, offer.binding, None);
-        } else {
-            self.state = State::Selecting(if is_better { Some(offer) } else { best });
         }
     }
 
@@ -410,11 +382,11 @@ impl<P: Protocol> Machine<P> {
         if P::DECLINES == 1 {
             self.declined(now);
         }
-        self.take_actions()
+        mem::take(&mut self.actions)
     }
 
     fn declined(&mut self, now: BootTime) {
-        let pause = Timing::after_conflict(self.conflicts);
+        let pause = if self.conflicts == 0 { Duration::ZERO } else { AFTER_CONFLICT };
         self.conflicts += 1;
         self.restart(now + pause);
     }
@@ -432,8 +404,9 @@ impl<P: Protocol> Machine<P> {
     /// Enters a state, or stays in it, and sends its message.
     fn send(&mut self, now: BootTime, state: State<P>) {
         if let Some(step) = state.step() {
-            self.actions.push(self.client.message(&step, &self.exchange, now));
-            let wait = self.client.wait(&step, &self.exchange, now, &mut self.random);
+            self.exchange.asked = now;
+            self.actions.push(self.client.message(&step, &self.exchange));
+            let wait = self.client.wait(&step, &self.exchange, &mut self.random);
             self.exchange = self.exchange.send(now, wait);
             self.until = now + wait;
         }
@@ -504,7 +477,7 @@ impl<P: Protocol> StateMachine for Machine<P> {
     fn tick(&mut self, now: BootTime) -> Vec<Action> {
         if now >= self.limit {
             (self.state, self.limit) = (State::Ended, NEVER);
-            return vec![Action::Failed(Failure::TimeIsUp)];
+            return vec![Action::TimeIsUp];
         }
         if now < self.deadline() {
             return Vec::new();
@@ -517,7 +490,7 @@ impl<P: Protocol> StateMachine for Machine<P> {
                 self.restart(now);
             }
             State::Init => self.begin(now, State::Selecting(None)),
-            State::Selecting(Some(offer)) => self.request(now, offer.binding, None),
+            State::Selecting(Some((binding, _))) => self.request(now, binding, None),
             State::Requesting { held, .. } if self.exchange.sent >= P::REQUESTS => {
                 self.note("the server of the offer does not reply");
                 self.begin(now, held.map_or(State::Selecting(None), State::Rebinding));
@@ -530,7 +503,7 @@ impl<P: Protocol> StateMachine for Machine<P> {
             State::Bound(lease) => self.begin(now, State::Renewing(lease)),
             state => self.send(now, state),
         }
-        self.take_actions()
+        mem::take(&mut self.actions)
     }
 
     fn receive(&mut self, now: BootTime, source: Source, bytes: &[u8]) -> Vec<Action> {

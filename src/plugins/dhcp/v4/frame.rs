@@ -43,7 +43,7 @@ pub fn udp(ends: &Ends, payload: &[u8]) -> Vec<u8> {
     frame.extend([0, 0, 0, 0, TTL, PROTOCOL_UDP, 0, 0]);
     frame.extend(ends.src.octets());
     frame.extend(ends.dst.octets());
-    let sum = checksum(&frame[ETHERNET..], 0).to_be_bytes();
+    let sum = checksum(&frame[ETHERNET..]).to_be_bytes();
     frame[ETHERNET + 10..ETHERNET + 12].copy_from_slice(&sum);
 
     let start = frame.len();
@@ -54,8 +54,7 @@ pub fn udp(ends: &Ends, payload: &[u8]) -> Vec<u8> {
     frame.extend(payload);
     // The checksum covers a pseudo header: both addresses, the protocol and the length.
     let pseudo = [&ends.src.octets()[..], &ends.dst.octets(), &[0, PROTOCOL_UDP]].concat();
-    let pseudo = [pseudo, length(UDP + payload.len()).to_vec()].concat();
-    let sum = match checksum(&frame[start..], partial(&pseudo, 0)) {
+    let sum = match checksum(&[&pseudo, &frame[start + 4..start + 6], &frame[start..]].concat()) {
         0 => 0xffff,
         sum => sum,
     };
@@ -77,7 +76,7 @@ pub fn read_udp(frame: &[u8]) -> Option<(Mac, &[u8])> {
         && first >> 4 == 4
         && header[9] == PROTOCOL_UDP
         && !fragment
-        && checksum(header, 0) == 0;
+        && checksum(header) == 0;
     let datagram = packet.get(header_len..total).filter(|_| is_udp)?;
     let (udp, payload) = datagram.split_at_checked(UDP)?;
     let length = usize::from(u16::from_be_bytes([udp[4], udp[5]])).checked_sub(UDP)?;
@@ -117,18 +116,14 @@ pub fn arp_conflict(frame: &[u8], mac: Mac, addr: Ipv4Addr) -> bool {
     packet[14..18] == addr.octets() || (probe && packet[7] == 1)
 }
 
-/// The Internet checksum over `bytes` and a partial sum.
-pub fn checksum(bytes: &[u8], before: u32) -> u16 {
-    let mut sum = partial(bytes, before);
+/// The Internet checksum.
+pub fn checksum(bytes: &[u8]) -> u16 {
+    let word = |pair: &[u8]| u32::from(u16::from_be_bytes([pair[0], *pair.get(1).unwrap_or(&0)]));
+    let mut sum = bytes.chunks(2).map(word).fold(0, u32::wrapping_add);
     while sum > 0xffff {
         sum = (sum & 0xffff) + (sum >> 16);
     }
     !u16::try_from(sum).unwrap_or_default()
-}
-
-fn partial(bytes: &[u8], before: u32) -> u32 {
-    let word = |pair: &[u8]| u32::from(u16::from_be_bytes([pair[0], *pair.get(1).unwrap_or(&0)]));
-    bytes.chunks(2).map(word).fold(before, u32::wrapping_add)
 }
 
 #[cfg(test)]
@@ -154,10 +149,10 @@ mod tests {
     fn checksums_add_up() {
         for payload in [&b"even"[..], b"odd", b""] {
             let frame = sample(payload);
-            assert_eq!(checksum(&frame[14..34], 0), 0);
+            assert_eq!(checksum(&frame[14..34]), 0);
             let length = u8::try_from(8 + payload.len()).unwrap();
             let pseudo = [&frame[26..34], &[0, 17, 0, length]].concat();
-            assert_eq!(checksum(&frame[34..], partial(&pseudo, 0)), 0);
+            assert_eq!(checksum(&[&pseudo, &frame[34..]].concat()), 0);
         }
     }
 

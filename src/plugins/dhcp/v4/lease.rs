@@ -76,9 +76,9 @@ pub enum Flaw {
 impl std::fmt::Display for Flaw {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Flaw::NoMask => "it has no valid subnet mask",
-            Flaw::BadAddress => "its address is not valid for a host",
-            Flaw::NoServer => "it has no server identifier",
+            Flaw::NoMask => "DHCP option Subnet Mask not found in DHCPACK",
+            Flaw::BadAddress => "address in DHCPACK is not valid for a host",
+            Flaw::NoServer => "DHCP option Server Identifier not found in DHCPACK",
         })
     }
 }

@@ -4,7 +4,7 @@
 
 use std::net::Ipv4Addr;
 
-use super::option::{MESSAGE_TYPE, Options};
+use super::option::{MESSAGE_TYPE, OVERLOAD, Options, RELAY};
 use crate::netlink::Mac;
 
 /// Length of the fixed part before the options, with the magic cookie.
@@ -19,10 +19,6 @@ const BROADCAST_FLAG: u8 = 0x80;
 
 const PAD: u8 = 0;
 const END: u8 = 255;
-/// Option Overload: the fields `sname` and `file` contain options.
-const OVERLOAD: u8 = 52;
-/// Relay Agent Information, the last option of a message (RFC 3046).
-const RELAY: u8 = 82;
 
 /// The DHCP message type, option 53.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -47,6 +47,8 @@ pub const STATIC_ROUTES: u8 = 33;
 pub const REQUESTED: u8 = 50;
 /// IP Address Lease Time, in seconds.
 pub const LEASE_TIME: u8 = 51;
+/// Option Overload: the fields `sname` and `file` contain options.
+pub const OVERLOAD: u8 = 52;
 /// DHCP Message Type.
 pub const MESSAGE_TYPE: u8 = 53;
 /// Server Identifier.
@@ -67,6 +69,8 @@ pub const VENDOR_CLASS: u8 = 60;
 pub const CLIENT_ID: u8 = 61;
 /// User Class (RFC 3004).
 pub const USER_CLASS: u8 = 77;
+/// Relay Agent Information, the last option of a message (RFC 3046).
+pub const RELAY: u8 = 82;
 /// Domain Search (RFC 3397).
 pub const SEARCH: u8 = 119;
 /// Classless Static Route (RFC 3442).

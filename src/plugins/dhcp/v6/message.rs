@@ -127,8 +127,9 @@ pub mod status {
     pub const NO_BINDING: u16 = 3;
     /// The address is not appropriate to the link.
     pub const NOT_ON_LINK: u16 = 4;
-    /// The reply to a unicast message, which this client does not send.
-    pub const USE_MULTICAST: u16 = 5;
+    /// The names of all codes.
+    pub const NAMES: [&str; 6] =
+        ["Success", "UnspecFail", "NoAddrsAvail", "NoBinding", "NotOnLink", "UseMulticast"];
 }
 
 impl Status {
@@ -140,14 +141,9 @@ impl Status {
 
 impl std::fmt::Display for Status {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.code {
-            status::SUCCESS => f.write_str("Success")?,
-            status::UNSPEC_FAIL => f.write_str("UnspecFail")?,
-            status::NO_ADDRS_AVAIL => f.write_str("NoAddrsAvail")?,
-            status::NO_BINDING => f.write_str("NoBinding")?,
-            status::NOT_ON_LINK => f.write_str("NotOnLink")?,
-            status::USE_MULTICAST => f.write_str("UseMulticast")?,
-            other => write!(f, "status {other}")?,
+        match status::NAMES.get(usize::from(self.code)) {
+            Some(name) => f.write_str(name)?,
+            None => write!(f, "status {}", self.code)?,
         }
         if self.sentence.is_empty() { Ok(()) } else { write!(f, " ({})", self.sentence) }
     }

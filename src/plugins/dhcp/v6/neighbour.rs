@@ -35,7 +35,7 @@ pub fn probe(mac: Mac, addr: Ipv6Addr) -> Vec<u8> {
     let icmp = [&[SOLICITATION, 0, 0, 0, 0, 0, 0, 0][..], &octets].concat();
     let pseudo = [&frame[ETHERNET + 8..], &[0, 0, 0, LENGTH, 0, 0, 0, ICMPV6], &icmp].concat();
     frame.extend(icmp);
-    let sum = checksum(&pseudo, 0).to_be_bytes();
+    let sum = checksum(&pseudo).to_be_bytes();
     frame[ETHERNET + IPV6 + 2..][..2].copy_from_slice(&sum);
     frame
 }
@@ -71,7 +71,7 @@ mod tests {
         assert_eq!(frame[38..54], group.octets());
         assert_eq!(frame[62..], ADDR.octets());
         let pseudo = [&frame[22..54], &[0, 0, 0, 24, 0, 0, 0, 58], &frame[54..]].concat();
-        assert_eq!(checksum(&pseudo, 0), 0);
+        assert_eq!(checksum(&pseudo), 0);
     }
 
     #[test]

@@ -101,7 +101,7 @@ mod tests {
     fn the_first_solicit_waits_its_full_time() {
         let timing = Timing { first: 4 * SECOND, most: 62 * SECOND, probe: SECOND };
         for _ in 0..50 {
-            let mut random = Random::new();
+            let mut random = Random::default();
             let exchange = Exchange::begin(SECOND, 1);
             let wait = Repeat::solicit(&timing, None).wait(&exchange, &mut random);
             let exchange = exchange.send(SECOND, wait);

@@ -3,12 +3,12 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use super::super::timing::{BootTime, Exchange, Random, Timers, Timing};
+use super::super::timing::{Exchange, Random, Timers, Timing};
 use super::super::v4::frame::{self, BROADCAST, Ends};
 use super::super::v4::lease::{Binding, Lease};
 use super::super::v4::message::{Kind, Message};
 use super::super::v4::option::{self, Options};
-use super::{AT_ONCE, Action, Answer, Listening, Offer, Protocol, Release, Source};
+use super::{AT_ONCE, Action, Answer, Listening, Protocol, Release, Source};
 use crate::netlink::Mac;
 
 /// The shortest timeout of a renewal, except for short leases.
@@ -71,7 +71,7 @@ impl Protocol for Client {
         Timers { renew: lease.renew, rebind: lease.rebind, expires: lease.expires }
     }
 
-    fn message(&self, step: &Step<'_>, exchange: &Exchange, now: BootTime) -> Action {
+    fn message(&self, step: &Step<'_>, exchange: &Exchange) -> Action {
         if let Step::Decline(binding) = step {
             let mut message = self.bare(Kind::Decline, exchange.xid, binding);
             message.options.insert(option::REQUESTED, binding.address.octets().to_vec());
@@ -80,8 +80,7 @@ impl Protocol for Client {
         }
         let kind = if let Step::Discover = step { Kind::Discover } else { Kind::Request };
         let mut message = Message::new(kind, exchange.xid, self.mac);
-        let elapsed = now.saturating_sub(exchange.began).as_secs();
-        message.secs = u16::try_from(elapsed).unwrap_or(u16::MAX);
+        message.secs = u16::try_from(exchange.elapsed().as_secs()).unwrap_or(u16::MAX);
         message.broadcast = self.broadcast;
         message.options.clone_from(&self.options);
         message.options.insert(option::MAX_SIZE, MAX_SIZE.to_be_bytes().to_vec());
@@ -102,13 +101,7 @@ impl Protocol for Client {
 
     /// Renewals are repeated after half of the remaining time, but not within a minute (RFC 2131, section 4.4.5), which
     /// is less for leases of less than a quarter of an hour.
-    fn wait(
-        &self,
-        step: &Step<'_>,
-        exchange: &Exchange,
-        now: BootTime,
-        random: &mut Random,
-    ) -> Duration {
+    fn wait(&self, step: &Step<'_>, exchange: &Exchange, random: &mut Random) -> Duration {
         let (lease, end) = match step {
             Step::Renew(lease) => (lease, lease.rebind),
             Step::Rebind(lease) => (lease, lease.expires),
@@ -116,7 +109,7 @@ impl Protocol for Client {
         };
         let whole = lease.expires.saturating_sub(lease.renew).saturating_mul(2);
         let floor = (whole / 16).clamp(SHORTEST_RENEWAL, BETWEEN_RENEWALS);
-        (end.saturating_sub(now) / 2).max(floor)
+        (end.saturating_sub(exchange.asked) / 2).max(floor)
     }
 
     fn release(&self, binding: &Binding, xid: u32) -> Release {
@@ -137,18 +130,17 @@ impl Protocol for Client {
         Some((Message::decode(payload)?, from))
     }
 
-    fn accepts(&mut self, message: &Message, xid: u32) -> bool {
-        message.chaddr == self.mac && message.xid == xid
-    }
-
     fn judge(
-        &self,
+        &mut self,
         step: &Step<'_>,
+        exchange: &Exchange,
         message: &Message,
         from: Option<Mac>,
-        asked: BootTime,
         random: &mut Random,
     ) -> Option<Answer<Client>> {
+        if message.chaddr != self.mac || message.xid != exchange.xid {
+            return None;
+        }
         let server = option::address(&message.options, option::SERVER);
         let server_mac = match (step, message.kind) {
             (Step::Discover, Kind::Offer) => {
@@ -156,8 +148,7 @@ impl Protocol for Client {
                 let unusable =
                     address.is_unspecified() || address.is_broadcast() || address.is_multicast();
                 let binding = Binding { address, server: server?, server_mac };
-                let offer = Offer { binding, preference: AT_ONCE };
-                return (!unusable).then_some(Answer::Offer(offer));
+                return (!unusable).then_some(Answer::Offer(binding, AT_ONCE));
             }
             (Step::Request(offer), Kind::Ack)
                 if server == Some(offer.server) && message.yiaddr == offer.address =>
@@ -171,7 +162,7 @@ impl Protocol for Client {
             }
             _ => return None,
         };
-        let lease = Lease::from_ack(message, from.unwrap_or(server_mac), asked, random);
+        let lease = Lease::from_ack(message, from.unwrap_or(server_mac), exchange.asked, random);
         Some(lease.map_or_else(Answer::Flawed, Answer::Lease))
     }
 

@@ -7,7 +7,7 @@ use super::super::super::family;
 use super::super::super::tests::MAC;
 use super::super::super::timing::NEVER;
 use super::super::super::v4::lease::Flaw;
-use super::super::{Failure, Machine, StateMachine};
+use super::super::{Machine, StateMachine};
 use super::*;
 
 const SERVER: Mac = Mac([2, 0, 0, 0, 0, 99]);
@@ -99,7 +99,7 @@ fn messages_are_repeated_and_time_is_up_at_some_point() {
     loop {
         let now = machine.deadline();
         let out = machine.tick(now);
-        if out == [Action::Failed(Failure::TimeIsUp)] {
+        if out == [Action::TimeIsUp] {
             assert_eq!(now, seconds(1208));
             break;
         }
@@ -180,7 +180,7 @@ fn an_unusable_acknowledgement_fails_the_first_time() {
     let request = sent(&machine.on_message(seconds(1000), &offer, Some(SERVER)));
     let ack = answer(Kind::Ack, &request, &[(1, &[9])]);
     let out = machine.on_message(seconds(1000), &ack, Some(SERVER));
-    assert_eq!(out, [Action::Failed(Failure::Unusable(Flaw::NoMask))]);
+    assert_eq!(out, [Action::Unusable(Flaw::NoMask)]);
     assert_eq!(machine.deadline(), NEVER);
 }
 
@@ -241,7 +241,7 @@ fn renewal_is_unicast_rebinding_is_not_and_expiry_ends_it() {
     assert_eq!(last, lease.expires);
     // The search goes on without a limit.
     assert_eq!(sent(&machine.tick(machine.deadline())).kind, Kind::Discover);
-    assert!(machine.tick(seconds(1_000_000)).iter().all(|o| !matches!(o, Action::Failed(_))));
+    assert!(machine.tick(seconds(1_000_000)).iter().all(|o| *o != Action::TimeIsUp));
 }
 
 #[test]

@@ -9,7 +9,7 @@ use super::super::v6::lease::{Binding, Flaw, Lease, is_usable};
 use super::super::v6::message::{IaNa, Kind, Message, WANTED, hundredths, status};
 use super::super::v6::neighbour;
 use super::super::v6::retransmit::Repeat;
-use super::{Action, Answer, Listening, Offer, Protocol, Release, Source};
+use super::{Action, Answer, Listening, Protocol, Release, Source};
 use crate::netlink::Mac;
 
 /// The client of one interface.
@@ -58,7 +58,7 @@ impl Protocol for Client {
         Timers { renew: lease.renew, rebind: lease.rebind, expires: lease.expires }
     }
 
-    fn message(&self, step: &Step<'_>, exchange: &Exchange, now: BootTime) -> Action {
+    fn message(&self, step: &Step<'_>, exchange: &Exchange) -> Action {
         let (kind, address, server) = match step {
             Step::Discover => (Kind::Solicit, None, None),
             Step::Request(binding) => (Kind::Request, Some(binding.address), Some(&binding.server)),
@@ -70,26 +70,19 @@ impl Protocol for Client {
             client: self.duid.clone(),
             server: server.cloned().unwrap_or_default(),
             ias: vec![IaNa::of(self.iaid, address)],
-            elapsed: hundredths(now.saturating_sub(exchange.began)),
+            elapsed: hundredths(exchange.elapsed()),
             requested: if kind == Kind::Decline { Vec::new() } else { WANTED.to_vec() },
             ..Message::new(kind, exchange.xid)
         })
     }
 
-    fn wait(
-        &self,
-        step: &Step<'_>,
-        exchange: &Exchange,
-        now: BootTime,
-        random: &mut Random,
-    ) -> Duration {
+    fn wait(&self, step: &Step<'_>, exchange: &Exchange, random: &mut Random) -> Duration {
+        let left = |end: BootTime| end.saturating_sub(exchange.asked);
         let repeat = match step {
             Step::Discover => Repeat::solicit(&self.timing, self.sol_max_rt),
             Step::Request(_) | Step::Decline(_) => Repeat::request(&self.timing),
-            Step::Renew(lease) => {
-                Repeat::renew(lease.rebind.min(lease.expires).saturating_sub(now))
-            }
-            Step::Rebind(lease) => Repeat::renew(lease.expires.saturating_sub(now)),
+            Step::Renew(lease) => Repeat::renew(left(lease.rebind.min(lease.expires))),
+            Step::Rebind(lease) => Repeat::renew(left(lease.expires)),
         };
         repeat.wait(exchange, random)
     }
@@ -108,24 +101,20 @@ impl Protocol for Client {
         Some((Message::decode(bytes)?, None))
     }
 
-    fn accepts(&mut self, message: &Message, xid: u32) -> bool {
-        let is_own = message.client == self.duid && !message.server.is_empty();
-        if !is_own || message.xid != xid {
-            return false;
-        }
-        self.sol_max_rt = message.sol_max_rt.or(self.sol_max_rt);
-        true
-    }
-
     /// Sections 18.2.9 and 18.2.10.
     fn judge(
-        &self,
+        &mut self,
         step: &Step<'_>,
+        exchange: &Exchange,
         message: &Message,
         _: Option<Mac>,
-        asked: BootTime,
         random: &mut Random,
     ) -> Option<Answer<Client>> {
+        let is_own = message.client == self.duid && !message.server.is_empty();
+        if !is_own || message.xid != exchange.xid {
+            return None;
+        }
+        self.sol_max_rt = message.sol_max_rt.or(self.sol_max_rt);
         let (kind, server, own) = match step {
             Step::Discover => (Kind::Advertise, None, None),
             Step::Request(offer) => (Kind::Reply, Some(&offer.server), Some(offer.address)),
@@ -154,17 +143,16 @@ impl Protocol for Client {
             },
             (_, None, None) => Answer::Useless(Flaw::NoAddress.to_string()),
             (Step::Discover, None, Some(ia)) => match ia.addrs.iter().find(|a| is_usable(a)) {
-                Some(given) => Answer::Offer(Offer {
-                    binding: binding(given.addr),
-                    preference: message.preference,
-                }),
+                Some(given) => Answer::Offer(binding(given.addr), message.preference),
                 None => Answer::Useless(Flaw::NoAddress.to_string()),
             },
-            (_, None, Some(ia)) => match Lease::from_reply(message, ia, own, asked, random) {
-                Ok(lease) => Answer::Lease(lease),
-                Err(flaw @ Flaw::Withdrawn) => Answer::Refused(flaw.to_string()),
-                Err(flaw) => Answer::Useless(flaw.to_string()),
-            },
+            (_, None, Some(ia)) => {
+                match Lease::from_reply(message, ia, own, exchange.asked, random) {
+                    Ok(lease) => Answer::Lease(lease),
+                    Err(flaw @ Flaw::Withdrawn) => Answer::Refused(flaw.to_string()),
+                    Err(flaw) => Answer::Useless(flaw.to_string()),
+                }
+            }
         };
         Some(answer)
     }
