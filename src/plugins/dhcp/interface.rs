@@ -1,7 +1,7 @@
 //! Work in the namespace of a container: opening it, changes of the interface, and releases of leases.
 
 use std::io::{self, Read};
-use std::path::PathBuf;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use socket2::Socket;
@@ -33,15 +33,6 @@ const CONFIRMATIONS: [Duration; 3] =
     [Duration::from_millis(250), Duration::from_millis(500), Duration::from_secs(1)];
 /// Longer than any valid message.
 const BUFFER: usize = 2048;
-
-/// An interface in a namespace.
-#[derive(Clone, Debug)]
-pub struct Interface {
-    /// The path of the namespace, as this process sees it.
-    pub netns: PathBuf,
-    /// The interface's name.
-    pub ifname: String,
-}
 
 /// Why an interface is not usable.
 #[derive(Debug)]
@@ -76,20 +67,18 @@ impl From<Error> for InterfaceError {
     }
 }
 
-impl Interface {
-    /// Opens the namespace, and verifies its device and inode if `id` is known.
-    pub fn open(&self, id: Option<(u64, u64)>) -> Result<Netns, InterfaceError> {
-        let netns = match Netns::open(&self.netns) {
-            Err(e) if e.is_gone() => return Err(InterfaceError::Gone(e.to_string())),
-            opened => opened.map_err(Error::from)?,
-        };
-        let found = netns.identity().map_err(Error::from)?;
-        if id.is_some_and(|id| id != found) {
-            let path = self.netns.display();
-            return Err(InterfaceError::Gone(format!("another network namespace is at {path}")));
-        }
-        Ok(netns)
+/// Opens the namespace of a container, and verifies its device and inode if `id` is known.
+pub fn open(path: &Path, id: Option<(u64, u64)>) -> Result<Netns, InterfaceError> {
+    let netns = match Netns::open(path) {
+        Err(e) if e.is_gone() => return Err(InterfaceError::Gone(e.to_string())),
+        opened => opened.map_err(Error::from)?,
+    };
+    let found = netns.identity().map_err(Error::from)?;
+    if id.is_some_and(|id| id != found) {
+        let path = path.display();
+        return Err(InterfaceError::Gone(format!("another network namespace is at {path}")));
     }
+    Ok(netns)
 }
 
 /// Sets the interface up, waits for its carrier, and returns its Ethernet address. For IPv6 it sets `disable_ipv6` to 0,
@@ -122,8 +111,6 @@ pub fn mac_address(ifname: &str) -> Result<Option<Mac>> {
 /// A change of the address and the routes of an interface.
 #[derive(Debug)]
 pub struct Change {
-    /// The interface.
-    pub ifname: String,
     /// The lease of the current address.
     pub old: Option<Lease>,
     /// The lease of the next address.
@@ -135,12 +122,12 @@ pub struct Change {
 }
 
 impl Change {
-    /// Applies the change. An interface without the current address is configured by another program: it is not
+    /// Applies the change to an interface. An interface without the current address is configured by another program: it is not
     /// changed, and the function returns `false`.
-    pub fn apply(&self) -> Result<bool> {
+    pub fn apply(&self, ifname: &str) -> Result<bool> {
         let here = Netns::current()?;
         let inside = Inside { netns: &here, netlink: Netlink::open()? };
-        let link = inside.link(&self.ifname)?;
+        let link = inside.link(ifname)?;
         let present = inside.netlink.dump_addrs(link.index)?;
         let has = |lease: &Lease| present.iter().any(|addr| addr.net == lease.ip_net());
         let had = self.old.as_ref().is_some_and(has);
@@ -202,14 +189,13 @@ impl Change {
 
 /// Releases the lease of a record without a daemon.
 pub fn release_recorded(record: &Record) -> Result<()> {
-    let interface = Interface { netns: (&record.netns).into(), ifname: record.key.ifname.clone() };
-    let netns = match interface.open(Some(record.netns_id)) {
+    let netns = match open(Path::new(&record.netns), Some(record.netns_id)) {
         Err(InterfaceError::Gone(_)) => return Ok(()),
         opened => opened?,
     };
     let mut machine = record.machine(Timing::default(), false, NEVER, NEVER);
     let Some(release) = machine.release() else { return Ok(()) };
-    let ifname = &interface.ifname;
+    let ifname = &record.key.ifname;
     netns.run(|| if mac_address(ifname)?.is_some() { send(ifname, release) } else { Ok(()) })?
 }
 

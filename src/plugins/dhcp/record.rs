@@ -7,8 +7,6 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use nix::fcntl::{AT_FDCWD, OFlag};
-use nix::sys::stat::Mode;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha512};
 
@@ -21,7 +19,7 @@ use super::v6;
 use crate::cni::json::{self, Json};
 use crate::error::{Error, Result};
 use crate::files::atomic::{self, Durability, Writer};
-use crate::files::dir;
+use crate::files::dir::{self, Dir};
 use crate::files::lock::Lock;
 use crate::log;
 use crate::netlink::Mac;
@@ -183,12 +181,11 @@ impl Records {
 
     /// All records. Records of another boot are removed; foreign files are not.
     pub fn load_all(&self) -> Vec<Record> {
-        let Ok(entries) = fs::read_dir(&self.dir) else { return Vec::new() };
-        let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+        let names = Dir::open(&self.dir).and_then(|dir| dir.names()).unwrap_or_default();
         let mut found = Vec::new();
-        for name in names.filter(|name| is_own_name(name)) {
-            let path = self.dir.join(&name);
-            match self.read(&name) {
+        for name in names.iter().filter(|name| is_own_name(name)) {
+            let path = self.dir.join(name);
+            match self.read(name) {
                 Some(content) if content.boot == self.boot => found.push(content.record),
                 other => {
                     log::warn(format_args!("no lease of this boot in {}", path.display()));
@@ -209,11 +206,10 @@ impl Records {
 
     /// An own file: its name is derived from the key in it.
     fn read(&self, name: &str) -> Option<Content<Record>> {
-        let path = self.dir.join(name);
-        let opened = dir::open_regular(AT_FDCWD, &path, OFlag::O_RDONLY, Mode::empty());
-        let (mut file, meta) = opened.ok()?;
-        let bytes = dir::read_up_to(&mut file, &meta, LONGEST).ok();
-        let bytes = bytes.filter(|bytes| bytes.len() <= LONGEST)?;
+        let (bytes, _) = Dir::open(&self.dir).ok()?.read(name, LONGEST).ok()?;
+        if bytes.len() > LONGEST {
+            return None;
+        }
         parse(&bytes).filter(|content| file_name(&content.record.key) == name)
     }
 }

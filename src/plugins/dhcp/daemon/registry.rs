@@ -6,11 +6,12 @@ use std::collections::HashMap;
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
 use super::super::family::Lease;
-use super::super::interface::{Interface, InterfaceError};
+use super::super::interface::{self, InterfaceError};
 use super::super::record::{Record, Records};
 use super::super::rpc::Key;
 use super::options::Options;
 use crate::error::{Error, Result};
+use crate::netns::Netns;
 
 /// The maximum number of threads in containers' namespaces.
 const VISITS: usize = 16;
@@ -80,9 +81,13 @@ impl Registry {
         self.leases.borrow().get(key).cloned()
     }
 
-    pub(super) fn interface(&self, record: &Record) -> Interface {
-        let netns = self.options.prefixed(&record.netns);
-        Interface { netns, ifname: record.key.ifname.clone() }
+    /// Opens the namespace of a record, and verifies its device and inode if `id` is known.
+    pub(super) fn open(
+        &self,
+        record: &Record,
+        id: Option<(u64, u64)>,
+    ) -> Result<Netns, InterfaceError> {
+        interface::open(&self.options.prefixed(&record.netns), id)
     }
 
     /// Removes the lease of a task that has ended.
@@ -96,21 +101,22 @@ impl Registry {
         self.records.remove(key)
     }
 
-    /// Runs `work` in a container's namespace, on one of at most [`VISITS`] threads.
+    /// Runs `work` with the interface's name in the container's namespace, on one of at most [`VISITS`] threads.
     pub(super) async fn visit<T: Send + 'static>(
         &self,
-        interface: &Interface,
-        id: Option<(u64, u64)>,
-        work: impl FnOnce() -> T + Send + 'static,
+        record: &Record,
+        work: impl FnOnce(&str) -> T + Send + 'static,
     ) -> Result<T, InterfaceError> {
         let _permit = self.visits.acquire().await;
         let (done, ended) = oneshot::channel::<()>();
+        let ifname = record.key.ifname.clone();
         let work = move || {
-            let value = work();
+            let value = work(&ifname);
             drop(done);
             value
         };
-        let visit = interface.open(id)?.visit(work).map_err(Error::from)?;
+        let netns = self.open(record, Some(record.netns_id))?;
+        let visit = netns.visit(work).map_err(Error::from)?;
         // The thread drops the channel at its end, also when it could not enter the namespace.
         ended.await.ok();
         Ok(visit.join().map_err(Error::from)?)

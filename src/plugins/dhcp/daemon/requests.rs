@@ -143,10 +143,7 @@ impl Registry {
     /// Whether the interface of a lease exists.
     async fn is_present(&self, key: &Key) -> bool {
         let Some(record) = self.records.load(key) else { return false };
-        let (interface, ifname) = (self.interface(&record), key.ifname.clone());
-        let mac = self
-            .visit(&interface, Some(record.netns_id), move || interface::mac_address(&ifname))
-            .await;
+        let mac = self.visit(&record, interface::mac_address).await;
         matches!(mac, Ok(Ok(Some(_))))
     }
 
@@ -174,7 +171,6 @@ impl Registry {
             registry: Rc::clone(self),
             phase: sender,
             released,
-            interface: self.interface(&record),
             machine: record.machine(timing, broadcast, now(), NEVER),
             record,
             sockets: Sockets::default(),

@@ -11,7 +11,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 
 use super::super::family::{Family, Lease};
-use super::super::interface::{self, Change, Interface, InterfaceError};
+use super::super::interface::{self, Change, InterfaceError};
 use super::super::machine::{Action, StateMachine};
 use super::super::record::Record;
 use super::super::socket;
@@ -40,7 +40,6 @@ pub(super) struct LeaseTask {
     pub(super) phase: watch::Sender<Phase>,
     /// Requests to release the lease.
     pub(super) released: mpsc::UnboundedReceiver<()>,
-    pub(super) interface: Interface,
     pub(super) machine: Box<dyn StateMachine>,
     pub(super) sockets: Sockets,
     /// The last error, for the plugin that waits.
@@ -58,8 +57,7 @@ impl LeaseTask {
 
     /// Maintains a lease from the disk.
     pub(super) async fn resume(self) {
-        let ifname = self.interface.ifname.clone();
-        let found = self.visit(move || socket::mac(&ifname)).await;
+        let found = self.registry.visit(&self.record, socket::mac).await;
         if let Err(error) = found.and_then(|mac| Ok(mac?)) {
             match self.unless_gone(error) {
                 Ok(error) => self.say(&error),
@@ -70,9 +68,11 @@ impl LeaseTask {
     }
 
     async fn prepare(&mut self) -> Result<(), InterfaceError> {
-        self.record.netns_id = self.interface.open(None)?.identity().map_err(Error::from)?;
-        let (ifname, family) = (self.interface.ifname.clone(), self.record.key.family);
-        self.record.mac = self.visit(move || interface::prepare(&ifname, family)).await??;
+        self.record.netns_id =
+            self.registry.open(&self.record, None)?.identity().map_err(Error::from)?;
+        let family = self.record.key.family;
+        let prepare = move |ifname: &str| interface::prepare(ifname, family);
+        self.record.mac = self.registry.visit(&self.record, prepare).await??;
         // The time limit does not include the wait for the carrier.
         let (options, now) = (&self.registry.options, now());
         let limit = now + options.limit;
@@ -132,11 +132,12 @@ impl LeaseTask {
                 Ok(Ok((source, bytes))) => self.machine.receive(now(), source, &bytes),
                 Ok(Err(cause)) => {
                     self.sockets = Sockets::default();
-                    self.trouble = Some(Error::io(&self.interface.ifname, &cause));
+                    self.trouble = Some(Error::io(&self.record.key.ifname, &cause));
                     Vec::new()
                 }
                 Err(_) => {
-                    if let Err(error) = self.interface.open(Some(self.record.netns_id)) {
+                    if let Err(error) = self.registry.open(&self.record, Some(self.record.netns_id))
+                    {
                         self.unless_gone(error)?;
                     }
                     Vec::new()
@@ -210,27 +211,20 @@ impl LeaseTask {
 
     async fn apply(&self, old: Option<Lease>, new: Option<Lease>) -> Result<bool, InterfaceError> {
         let Record { priority, address_removed, .. } = self.record;
-        let ifname = self.interface.ifname.clone();
-        let change = Change { ifname, old, new, priority, address_removed };
-        Ok(self.visit(move || change.apply()).await??)
+        let change = Change { old, new, priority, address_removed };
+        let apply = move |ifname: &str| change.apply(ifname);
+        Ok(self.registry.visit(&self.record, apply).await??)
     }
 
     async fn release(&mut self) {
         let Some(release) = self.machine.release() else { return };
-        let (ifname, address) = (self.interface.ifname.clone(), release.address());
-        match self.visit(move || interface::send(&ifname, release)).await {
+        let address = release.address();
+        let send = move |ifname: &str| interface::send(ifname, release);
+        match self.registry.visit(&self.record, send).await {
             Ok(Ok(())) => self.say(&format_args!("released {address}")),
             Ok(Err(error)) => self.say(&error),
             Err(error) => self.say(&Error::from(error)),
         }
-    }
-
-    /// Runs `work` in the container's namespace.
-    pub(super) async fn visit<T: Send + 'static>(
-        &self,
-        work: impl FnOnce() -> T + Send + 'static,
-    ) -> Result<T, InterfaceError> {
-        self.registry.visit(&self.interface, Some(self.record.netns_id), work).await
     }
 
     /// The error, or the end of the task if the interface does not exist any more.
@@ -238,10 +232,10 @@ impl LeaseTask {
         match error {
             InterfaceError::Gone(why) => Err(End::Gone(why)),
             InterfaceError::Io(e) if e.raw_os_error() == Some(Errno::ENODEV as i32) => {
-                let name = &self.interface.ifname;
+                let name = &self.record.key.ifname;
                 Err(End::Gone(format!("interface {name} does not exist any more")))
             }
-            InterfaceError::Io(cause) => Ok(Error::io(&self.interface.ifname, &cause)),
+            InterfaceError::Io(cause) => Ok(Error::io(&self.record.key.ifname, &cause)),
             InterfaceError::Failed(error) => Ok(error),
         }
     }

@@ -97,7 +97,7 @@ impl LeaseTask {
             match self.open(socket::udp_v6).await {
                 Err(InterfaceError::Io(e)) if e.kind() == io::ErrorKind::AddrNotAvailable => {
                     if now() >= deadline {
-                        let name = &self.interface.ifname;
+                        let name = &self.record.key.ifname;
                         let msg = format!("{name} has no usable link-local address of IPv6");
                         return Err(Error::internal(msg).with_details(format!(
                             "see net.ipv6.conf.{name}.addr_gen_mode, and whether the link has a carrier"
@@ -120,9 +120,8 @@ impl LeaseTask {
         &mut self,
         open: impl FnOnce(&str) -> io::Result<T> + Send + 'static,
     ) -> Result<T, InterfaceError> {
-        let ifname = self.interface.ifname.clone();
-        let work = move || io::Result::Ok((socket::mac(&ifname)?, open(&ifname)?));
-        let (mac, socket) = self.visit(work).await??;
+        let work = move |ifname: &str| io::Result::Ok((socket::mac(ifname)?, open(ifname)?));
+        let (mac, socket) = self.registry.visit(&self.record, work).await??;
         *self.machine.mac() = mac;
         self.record.mac = mac;
         Ok(socket)

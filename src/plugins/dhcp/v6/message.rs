@@ -137,6 +137,11 @@ impl Status {
     pub fn is_success(&self) -> bool {
         self.code == status::SUCCESS
     }
+
+    fn decode(value: &[u8]) -> Option<Status> {
+        let (code, sentence) = value.split_first_chunk()?;
+        Some(Status { code: u16::from_be_bytes(*code), sentence: text::printable(sentence) })
+    }
 }
 
 impl std::fmt::Display for Status {
@@ -188,13 +193,6 @@ impl IaAddr {
             status = Status::decode(value)?;
         }
         Some(IaAddr { addr: Ipv6Addr::from(*addr), preferred, valid, status })
-    }
-}
-
-impl Status {
-    fn decode(value: &[u8]) -> Option<Status> {
-        let (code, sentence) = value.split_first_chunk()?;
-        Some(Status { code: u16::from_be_bytes(*code), sentence: text::printable(sentence) })
     }
 }
 
