@@ -152,8 +152,7 @@ impl Ipam {
 
     fn parameters(&self) -> Result<Vec<u8>> {
         let named = self.request.iter().filter(|request| !request.option.is_empty());
-        let mut codes: Vec<u8> =
-            named.map(|request| code(&request.option)).collect::<Result<_>>()?;
+        let mut codes = named.map(|request| code(&request.option)).collect::<Result<Vec<u8>>>()?;
         if !self.request.iter().any(|request| request.skip_default) {
             codes.extend(DEFAULTS);
         } else if codes.is_empty() {

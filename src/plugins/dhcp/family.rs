@@ -38,18 +38,6 @@ pub enum Lease {
     V6(v6::lease::Lease),
 }
 
-impl From<v4::lease::Lease> for Lease {
-    fn from(lease: v4::lease::Lease) -> Lease {
-        Lease::V4(lease)
-    }
-}
-
-impl From<v6::lease::Lease> for Lease {
-    fn from(lease: v6::lease::Lease) -> Lease {
-        Lease::V6(lease)
-    }
-}
-
 impl Lease {
     /// The address with its prefix.
     pub fn ip_net(&self) -> IpNet {
@@ -140,7 +128,7 @@ mod tests {
             name_servers: vec!["2001:db8::1".parse().unwrap()],
             search: vec!["c".to_owned(), "d".to_owned()],
         };
-        let (v4, v6) = (Lease::from(v4), Lease::from(v6));
+        let (v4, v6) = (Lease::V4(v4), Lease::V6(v6));
         assert_eq!((v4.server().as_str(), v6.server().as_str()), ("10.1.2.1", "00:01:ab"));
         let whole = result(&[v4, v6], 0);
         let ips: Vec<_> = whole.ips.iter().map(|ip| ip.address.to_string()).collect();

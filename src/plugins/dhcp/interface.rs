@@ -4,6 +4,7 @@ use std::io::{self, Read};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
 use socket2::Socket;
 
 use super::family::{self, Lease};
@@ -75,8 +76,8 @@ pub fn open(path: &Path, id: Option<(u64, u64)>) -> Result<Netns, InterfaceError
     };
     let found = netns.identity().map_err(Error::from)?;
     if id.is_some_and(|id| id != found) {
-        let path = path.display();
-        return Err(InterfaceError::Gone(format!("another network namespace is at {path}")));
+        let why = format!("another network namespace is at {}", path.display());
+        return Err(InterfaceError::Gone(why));
     }
     Ok(netns)
 }
@@ -101,11 +102,6 @@ pub fn prepare(ifname: &str, family: family::Family) -> Result<Mac> {
     let ready = |link: &Link| matches!(link.oper_state, OperState::Up | OperState::Unknown);
     netlink.wait_link(link.index, CARRIER, ready)?;
     Ok(mac)
-}
-
-/// The Ethernet address of the interface, `None` if there is no such interface.
-pub fn mac_address(ifname: &str) -> Result<Option<Mac>> {
-    Ok(Netlink::open()?.link(ifname)?.and_then(|link| link.mac))
 }
 
 /// A change of the address and the routes of an interface.
@@ -196,7 +192,11 @@ pub fn release_recorded(record: &Record) -> Result<()> {
     let mut machine = record.machine(Timing::default(), false, NEVER, NEVER);
     let Some(release) = machine.release() else { return Ok(()) };
     let ifname = &record.key.ifname;
-    netns.run(|| if mac_address(ifname)?.is_some() { send(ifname, release) } else { Ok(()) })?
+    let send = || match socket::mac(ifname) {
+        Err(e) if e.raw_os_error() == Some(Errno::ENODEV as i32) => Ok(()),
+        _ => send(ifname, release),
+    };
+    netns.run(send)?
 }
 
 /// Sends the release of a lease. It has left the interface when this returns, so the interface can be deleted.

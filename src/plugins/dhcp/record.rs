@@ -264,7 +264,7 @@ mod tests {
             options: Options::from([(61, vec![0, 1])]),
             priority: 3,
             address_removed: false,
-            lease: Some(lease.into()),
+            lease: Some(Lease::V4(lease)),
         }
     }
 
@@ -279,7 +279,7 @@ mod tests {
             search: vec!["example.com".to_owned()],
         };
         let record = record(id);
-        Record { key: record.key.of(Family::V6), lease: Some(lease.into()), ..record }
+        Record { key: record.key.of(Family::V6), lease: Some(Lease::V6(lease)), ..record }
     }
 
     #[test]

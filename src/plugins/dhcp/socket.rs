@@ -60,11 +60,6 @@ fn packet_socket(link: &LinkAddr, protocol: u16, filter: &[SockFilter]) -> io::R
     Ok(socket)
 }
 
-/// A UDP socket on the DHCP client's port of `address`.
-pub fn udp(ifname: &str, address: Ipv4Addr) -> io::Result<Socket> {
-    udp_on(ifname, (address, CLIENT_PORT).into())
-}
-
 /// A UDP socket on the DHCPv6 client's port of a link-local address, and the multicast address of all servers.
 /// `AddrNotAvailable` during duplicate address detection, or without a link-local address.
 pub fn udp_v6(ifname: &str) -> io::Result<(Socket, SocketAddrV6)> {
@@ -74,7 +69,7 @@ pub fn udp_v6(ifname: &str) -> io::Result<(Socket, SocketAddrV6)> {
     let v6 = own.filter_map(|entry| Some(entry.address?.as_sockaddr_in6()?.ip()));
     let mut last = io::ErrorKind::AddrNotAvailable.into();
     for ip in v6.filter(Ipv6Addr::is_unicast_link_local) {
-        match udp_on(ifname, SocketAddrV6::new(ip, CLIENT_PORT_V6, 0, scope).into()) {
+        match udp(ifname, SocketAddrV6::new(ip, CLIENT_PORT_V6, 0, scope).into()) {
             Ok(socket) => {
                 return Ok((socket, SocketAddrV6::new(SERVERS, SERVER_PORT_V6, 0, scope)));
             }
@@ -84,7 +79,8 @@ pub fn udp_v6(ifname: &str) -> io::Result<(Socket, SocketAddrV6)> {
     Err(last)
 }
 
-fn udp_on(ifname: &str, own: SocketAddr) -> io::Result<Socket> {
+/// A UDP socket on the address `own`, for one interface.
+pub fn udp(ifname: &str, own: SocketAddr) -> io::Result<Socket> {
     let domain = Domain::for_address(own);
     let socket = Socket::new(domain, Type::DGRAM.nonblocking(), Some(Protocol::UDP))?;
     if let SocketAddr::V6(own) = own {

@@ -11,7 +11,6 @@ use super::super::record::{Record, Records};
 use super::super::rpc::Key;
 use super::options::Options;
 use crate::error::{Error, Result};
-use crate::netns::Netns;
 
 /// The maximum number of threads in containers' namespaces.
 const VISITS: usize = 16;
@@ -51,12 +50,13 @@ impl Handle {
     /// Waits until there is a lease, or there will not be one.
     pub(super) async fn lease(&self) -> Result<Lease> {
         let mut phase = self.phase.clone();
-        let over = || Error::internal("context canceled").with_details("the lease was released");
         let done = phase.wait_for(|phase| !matches!(phase, Phase::Acquiring)).await;
         match done.as_deref() {
             Ok(Phase::Bound(lease)) => Ok(Lease::clone(lease)),
             Ok(Phase::Failed(error)) => Err(error.clone()),
-            Ok(_) => Err(over()),
+            Ok(_) => {
+                Err(Error::internal("context canceled").with_details("the lease was released"))
+            }
             // The task has panicked.
             Err(_) => Err(Error::internal("the lease's task has failed")),
         }
@@ -79,15 +79,6 @@ impl Registry {
 
     pub(super) fn handle(&self, key: &Key) -> Option<Handle> {
         self.leases.borrow().get(key).cloned()
-    }
-
-    /// Opens the namespace of a record, and verifies its device and inode if `id` is known.
-    pub(super) fn open(
-        &self,
-        record: &Record,
-        id: Option<(u64, u64)>,
-    ) -> Result<Netns, InterfaceError> {
-        interface::open(&self.options.prefixed(&record.netns), id)
     }
 
     /// Removes the lease of a task that has ended.
@@ -115,7 +106,8 @@ impl Registry {
             drop(done);
             value
         };
-        let netns = self.open(record, Some(record.netns_id))?;
+        let netns = self.options.prefixed(&record.netns);
+        let netns = interface::open(&netns, Some(record.netns_id))?;
         let visit = netns.visit(work).map_err(Error::from)?;
         // The thread drops the channel at its end, also when it could not enter the namespace.
         ended.await.ok();

@@ -9,9 +9,9 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::spawn_local;
 
 use super::super::family::{self, Lease};
-use super::super::interface;
 use super::super::record::Record;
 use super::super::rpc::{Key, Request, Verb};
+use super::super::socket;
 use super::super::timing::{NEVER, now};
 use super::registry::{Handle, Phase, Registry};
 use super::sockets::Sockets;
@@ -143,8 +143,8 @@ impl Registry {
     /// Whether the interface of a lease exists.
     async fn is_present(&self, key: &Key) -> bool {
         let Some(record) = self.records.load(key) else { return false };
-        let mac = self.visit(&record, interface::mac_address).await;
-        matches!(mac, Ok(Ok(Some(_))))
+        let mac = self.visit(&record, socket::mac).await;
+        matches!(mac, Ok(Ok(_)))
     }
 
     async fn release_all(&self, wanted: &dyn Fn(&Key) -> bool) {

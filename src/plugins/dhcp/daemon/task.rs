@@ -68,8 +68,8 @@ impl LeaseTask {
     }
 
     async fn prepare(&mut self) -> Result<(), InterfaceError> {
-        self.record.netns_id =
-            self.registry.open(&self.record, None)?.identity().map_err(Error::from)?;
+        let netns = self.registry.options.prefixed(&self.record.netns);
+        self.record.netns_id = interface::open(&netns, None)?.identity().map_err(Error::from)?;
         let family = self.record.key.family;
         let prepare = move |ifname: &str| interface::prepare(ifname, family);
         self.record.mac = self.registry.visit(&self.record, prepare).await??;
@@ -136,8 +136,8 @@ impl LeaseTask {
                     Vec::new()
                 }
                 Err(_) => {
-                    if let Err(error) = self.registry.open(&self.record, Some(self.record.netns_id))
-                    {
+                    let netns = self.registry.options.prefixed(&self.record.netns);
+                    if let Err(error) = interface::open(&netns, Some(self.record.netns_id)) {
                         self.unless_gone(error)?;
                     }
                     Vec::new()

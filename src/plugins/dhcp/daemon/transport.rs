@@ -9,7 +9,7 @@ use tokio::time::sleep;
 use super::super::family::Family;
 use super::super::interface::InterfaceError;
 use super::super::machine::Listening;
-use super::super::v4::frame::{self, BROADCAST, Ends, SERVER_PORT};
+use super::super::v4::frame::{self, BROADCAST, CLIENT_PORT, Ends, SERVER_PORT};
 use super::super::v4::message::Message;
 use super::super::v6::{message::Message as MessageV6, neighbour};
 use super::super::{socket, timing::now};
@@ -39,8 +39,8 @@ impl LeaseTask {
     ) -> Result<(), InterfaceError> {
         self.open_frames().await?;
         if self.sockets.udp.is_none() {
-            let address = message.ciaddr;
-            let socket = self.open(move |ifname| socket::udp(ifname, address)).await?;
+            let own = SocketAddr::from((message.ciaddr, CLIENT_PORT));
+            let socket = self.open(move |ifname| socket::udp(ifname, own)).await?;
             let server = SocketAddr::from((server, SERVER_PORT));
             self.sockets.udp = Some((watch(socket)?, server.into()));
         }

@@ -154,10 +154,12 @@ pub trait Protocol: Debug + Sized {
     /// A message.
     type Message;
     /// A lease.
-    type Lease: Clone + Debug + Into<family::Lease>;
+    type Lease: Clone + Debug;
     /// An address that a server has offered or assigned.
     type Binding: Clone + Debug + for<'l> From<&'l Self::Lease>;
 
+    /// Wraps a lease.
+    const LEASE: fn(Self::Lease) -> family::Lease;
     /// The number of bits of a transaction ID.
     const XID_BITS: u32;
     /// Whether a request has the transaction ID of the offer.
@@ -388,7 +390,7 @@ impl<P: Protocol> Machine<P> {
     fn declined(&mut self, now: BootTime) {
         let pause = if self.conflicts == 0 { Duration::ZERO } else { AFTER_CONFLICT };
         self.conflicts += 1;
-        self.restart(now + pause);
+        (self.state, self.until) = (State::Init, now + pause);
     }
 
     /// Enters a state with a new exchange.
@@ -425,7 +427,7 @@ impl<P: Protocol> Machine<P> {
     fn bind(&mut self, lease: P::Lease) {
         (self.limit, self.refusals, self.conflicts) = (NEVER, 0, 0);
         self.refusal.clear();
-        self.actions.push(Action::Bound(lease.clone().into()));
+        self.actions.push(Action::Bound((P::LEASE)(lease.clone())));
         self.state = State::Bound(lease);
     }
 
@@ -443,11 +445,7 @@ impl<P: Protocol> Machine<P> {
     fn pause(&mut self, now: BootTime) {
         let pause = self.client.timing().after_refusal(self.refusals, &mut self.random);
         self.refusals = self.refusals.saturating_add(1);
-        self.restart(now + pause);
-    }
-
-    fn restart(&mut self, at: BootTime) {
-        (self.state, self.until) = (State::Init, at);
+        (self.state, self.until) = (State::Init, now + pause);
     }
 }
 
@@ -482,12 +480,11 @@ impl<P: Protocol> StateMachine for Machine<P> {
         if now < self.deadline() {
             return Vec::new();
         }
-        let lease = self.state.lease();
-        let expired = lease.is_some_and(|lease| now >= P::timers(lease).expires);
+        let expired = self.state.lease().is_some_and(|lease| now >= P::timers(lease).expires);
         match mem::replace(&mut self.state, State::Ended) {
             _ if expired => {
                 self.actions.push(Action::Lost("the lease has expired"));
-                self.restart(now);
+                (self.state, self.until) = (State::Init, now);
             }
             State::Init => self.begin(now, State::Selecting(None)),
             State::Selecting(Some((binding, _))) => self.request(now, binding, None),

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 
-use ipnet::Ipv4Net;
+use ipnet::{Ipv4Net, ipv4_mask_to_prefix};
 
 use super::super::text;
 
@@ -97,10 +97,8 @@ pub fn number(options: &Options, code: u8) -> Option<u32> {
 
 /// The prefix length of the subnet mask.
 pub fn prefix_len(options: &Options) -> Option<u8> {
-    let mask = u32::from(address(options, SUBNET_MASK)?);
-    let length = mask.leading_ones();
-    let contiguous = length + mask.trailing_zeros() == 32 && length > 0;
-    u8::try_from(length).ok().filter(|_| contiguous)
+    let length = ipv4_mask_to_prefix(address(options, SUBNET_MASK)?).ok();
+    length.filter(|length| *length > 0)
 }
 
 /// The MTU, unless it is below the minimum for IPv4 hosts.

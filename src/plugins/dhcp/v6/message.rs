@@ -214,8 +214,7 @@ impl Message {
         }
         put(&mut bytes, ELAPSED_TIME, &self.elapsed.to_be_bytes());
         if !self.requested.is_empty() {
-            let codes: Vec<u8> =
-                self.requested.iter().flat_map(|code| code.to_be_bytes()).collect();
+            let codes: Vec<u8> = self.requested.iter().flat_map(|c| c.to_be_bytes()).collect();
             put(&mut bytes, ORO, &codes);
         }
         bytes

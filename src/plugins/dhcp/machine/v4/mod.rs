@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
+use super::super::family;
 use super::super::timing::{Exchange, Random, Timers, Timing};
 use super::super::v4::frame::{self, BROADCAST, Ends};
 use super::super::v4::lease::{Binding, Lease};
@@ -49,6 +50,7 @@ impl Protocol for Client {
     type Lease = Lease;
     type Binding = Binding;
 
+    const LEASE: fn(Lease) -> family::Lease = family::Lease::V4;
     const XID_BITS: u32 = 32;
     const REQUEST_KEEPS_XID: bool = true;
     const REQUESTS: u32 = 4;

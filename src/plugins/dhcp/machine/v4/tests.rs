@@ -3,7 +3,6 @@
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use super::super::super::family;
 use super::super::super::tests::MAC;
 use super::super::super::timing::NEVER;
 use super::super::super::v4::lease::Flaw;

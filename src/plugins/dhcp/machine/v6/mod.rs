@@ -4,6 +4,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
+use super::super::family;
 use super::super::timing::{BootTime, Exchange, Random, Timers, Timing};
 use super::super::v6::lease::{Binding, Flaw, Lease, is_usable};
 use super::super::v6::message::{IaNa, Kind, Message, WANTED, hundredths, status};
@@ -34,6 +35,7 @@ impl Protocol for Client {
     type Lease = Lease;
     type Binding = Binding;
 
+    const LEASE: fn(Lease) -> family::Lease = family::Lease::V6;
     const XID_BITS: u32 = 24;
     const REQUEST_KEEPS_XID: bool = false;
     /// Half of `REQ_MAX_RC`: half a minute, which leaves time for another server.
@@ -128,33 +130,36 @@ impl Protocol for Client {
         let ia = message.ias.iter().find(|ia| ia.iaid == self.iaid);
         let mut statuses = std::iter::once(&message.status).chain(ia.map(|ia| &ia.status));
         let failure = statuses.find(|status| !status.is_success());
-        let answer = match (step, failure, ia) {
-            (Step::Decline(_), ..) => Answer::Declined,
-            (_, Some(failure), _) => match (step, failure.code) {
+        if let Step::Decline(_) = step {
+            return Some(Answer::Declined);
+        }
+        if let Some(failure) = failure {
+            let why = failure.to_string();
+            return Some(match (step, failure.code) {
                 (Step::Renew(lease) | Step::Rebind(lease), status::NO_BINDING) => {
                     Answer::NoBinding(binding(lease.address))
                 }
+                (Step::Discover, _) => Answer::Useless(why),
                 (Step::Request(_), status::NO_BINDING | status::NO_ADDRS_AVAIL)
-                | (Step::Request(_) | Step::Renew(_) | Step::Rebind(_), status::NOT_ON_LINK) => {
-                    Answer::Refused(failure.to_string())
-                }
+                | (_, status::NOT_ON_LINK) => Answer::Refused(why),
                 // The next message may get a better reply.
-                _ => Answer::Useless(failure.to_string()),
-            },
-            (_, None, None) => Answer::Useless(Flaw::NoAddress.to_string()),
-            (Step::Discover, None, Some(ia)) => match ia.addrs.iter().find(|a| is_usable(a)) {
-                Some(given) => Answer::Offer(binding(given.addr), message.preference),
-                None => Answer::Useless(Flaw::NoAddress.to_string()),
-            },
-            (_, None, Some(ia)) => {
-                match Lease::from_reply(message, ia, own, exchange.asked, random) {
-                    Ok(lease) => Answer::Lease(lease),
-                    Err(flaw @ Flaw::Withdrawn) => Answer::Refused(flaw.to_string()),
-                    Err(flaw) => Answer::Useless(flaw.to_string()),
-                }
+                _ => Answer::Useless(why),
+            });
+        }
+        let answer = match (step, ia) {
+            (_, None) => Err(Flaw::NoAddress),
+            (Step::Discover, Some(ia)) => {
+                let given = ia.addrs.iter().find(|addr| is_usable(addr)).ok_or(Flaw::NoAddress);
+                given.map(|given| Answer::Offer(binding(given.addr), message.preference))
+            }
+            (_, Some(ia)) => {
+                Lease::from_reply(message, ia, own, exchange.asked, random).map(Answer::Lease)
             }
         };
-        Some(answer)
+        Some(answer.unwrap_or_else(|flaw| match flaw {
+            Flaw::Withdrawn => Answer::Refused(flaw.to_string()),
+            Flaw::NoAddress | Flaw::BadTimes => Answer::Useless(flaw.to_string()),
+        }))
     }
 
     fn conflicts(&self, frame: &[u8], lease: &Lease) -> bool {

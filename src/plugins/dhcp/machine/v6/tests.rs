@@ -3,7 +3,6 @@
 use std::net::Ipv6Addr;
 use std::time::Duration;
 
-use super::super::super::family;
 use super::super::super::tests::{FIVE, addr};
 use super::super::super::timing::NEVER;
 use super::super::super::v6::message::{IaAddr, Status, status};
