@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_for() {
+    fn requested_options() {
         assert_eq!(parameters("{}"), DEFAULTS);
         let two = r#"{"request":[{"option":"121"},{"option":"host-name"},{"option":"121"}]}"#;
         assert_eq!(parameters(two), [121, 12, 3, 1, 6, 15, 119, 26]);
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_sent() {
+    fn provided_options() {
         let conf = ipam(
             r#"{"provide":[{"option":"host-name","value":"a"},{"option":"12","fromArg":"K"},
                 {"option":"60","value":"v","fromArg":"NONE"},{"option":"77"},
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn families_and_what_options_they_have() {
+    fn families_and_their_options() {
         for (text, families) in [
             ("{}", &[Family::V4][..]),
             (r#"{"family":"ipv4"}"#, &[Family::V4]),

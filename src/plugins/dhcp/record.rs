@@ -299,13 +299,17 @@ mod tests {
     #[test]
     fn duids_are_the_same_for_every_daemon() {
         let one = record_v6("a");
-        assert_eq!(one.duid(), record_v6("b").duid(), "the configured name, whoever it is");
+        assert_eq!(
+            one.duid(),
+            record_v6("b").duid(),
+            "the configured identifier, whatever the key"
+        );
         let plain = |id: &str| Record { options: Options::new(), ..record_v6(id) };
         assert_ne!(plain("a").duid(), plain("b").duid());
     }
 
     #[test]
-    fn what_is_kept_is_found_by_the_next_daemon() {
+    fn records_survive_the_daemon() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("sub/dhcp.sock");
         let records = Records::create(&socket).unwrap();
@@ -323,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn only_our_own_of_another_boot_are_removed() {
+    fn only_own_files_of_another_boot_are_removed() {
         let dir = tempfile::tempdir().unwrap();
         let records = Records::create(&dir.path().join("s")).unwrap();
         records.save(&record("a")).unwrap();
@@ -350,7 +354,7 @@ mod tests {
             assert_eq!(records.load(&record("a").key), None);
             assert_eq!(path.exists(), stays, "{bad}");
         }
-        // Not even what a link of the right name leads to.
+        // A symbolic link with the name of a record is not followed.
         let target = dir.path().join("target");
         fs::write(&target, &of_before).unwrap();
         std::os::unix::fs::symlink(&target, &path).unwrap();
@@ -362,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn one_process_has_the_folder() {
+    fn one_process_holds_the_lock() {
         let dir = tempfile::tempdir().unwrap();
         let records = Records::create(&dir.path().join("dhcp.sock")).unwrap();
         let lock = records.claim().unwrap();

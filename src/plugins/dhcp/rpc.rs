@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_there_and_back() {
+    fn requests_round_trip() {
         let mut request = Request::new(Verb::Add, key());
         request.families = vec![Family::V4];
         request.options.insert(12, vec![0, 255]);
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn each_family_is_asked_for_once() {
+    fn families_are_deduplicated() {
         let families = |line: &str| Request::decode(line.as_bytes()).unwrap().families;
         for wanted in [vec![Family::V4], vec![Family::V6], Family::ALL.to_vec()] {
             let request = Request { families: wanted.clone(), ..Request::new(Verb::Add, key()) };
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn leases_of_one_attachment_are_two_and_belong_together() {
+    fn keys_of_one_attachment() {
         let other = key().of(Family::V6);
         assert_ne!(other, key());
         assert!(other.is_beside(&key()) && key().is_beside(&other) && key().is_beside(&key()));
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_there_and_back() {
+    fn replies_round_trip() {
         let result = CniResult::new();
         let line = Answer::of(Ok(Some(result.clone()))).encode().unwrap();
         assert_eq!(Answer::decode(line.as_bytes()).unwrap(), Some(result));

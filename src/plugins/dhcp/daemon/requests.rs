@@ -119,9 +119,8 @@ impl Registry {
 
     async fn check(&self, request: &Request, key: &Key) -> Result<()> {
         let missing = || {
-            Error::internal(format!("no lease for {key}")).with_details(
-                "it was never acquired, it was released, or its interface was deleted",
-            )
+            Error::internal(format!("no lease for {key}"))
+                .with_details("it was never acquired, was released, or lost its interface")
         };
         let handle = self.handle(key).ok_or_else(missing)?;
         let address = match &*handle.phase.borrow() {

@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_socket_is_left_alone() {
+    fn other_files_are_not_replaced() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         fs::write(&path, "precious").unwrap();

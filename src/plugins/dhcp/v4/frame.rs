@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn replies_are_read_without_what_pads_them() {
+    fn replies_are_read_without_padding() {
         let mut frame = reply(b"hello");
         frame.extend([0; 13]);
         assert_eq!(read_udp(&frame), Some((MAC, &b"hello"[..])));
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn broken_frames_are_nothing() {
+    fn malformed_frames_are_ignored() {
         let good = reply(b"hello");
         for length in 0..good.len() {
             assert_eq!(read_udp(&good[..length]), None, "{length}");
@@ -185,11 +185,11 @@ mod tests {
     }
 
     #[test]
-    fn who_has_an_address() {
+    fn address_conflicts() {
         let addr = Ipv4Addr::new(10, 0, 0, 5);
         let probe = arp_request(OTHER, Ipv4Addr::UNSPECIFIED, addr);
         assert_eq!(probe.len(), 42);
-        assert!(arp_conflict(&probe, MAC, addr), "another one is about to take it");
+        assert!(arp_conflict(&probe, MAC, addr), "another host probes for it");
         assert!(!arp_conflict(&probe, OTHER, addr), "our own");
         assert!(!arp_conflict(&probe, MAC, [10, 0, 0, 6].into()));
         let mut reply = probe.clone();

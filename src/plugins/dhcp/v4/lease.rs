@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changes_on_the_link() {
+    fn changes_of_the_interface() {
         let one = lease(&[(3, &[10, 1, 2, 1])]).unwrap();
         let later = Lease { expires: NEVER, server: Ipv4Addr::LOCALHOST, ..one.clone() };
         assert!(!one.differs_on_link(&later));

@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_is_laid_out_as_the_standard_says() {
+    fn requests_have_the_layout_of_the_rfc() {
         let mut message = Message::new(Kind::Request, 0x0102_0304, MAC);
         message.broadcast = true;
         message.secs = 258;
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_and_long_options_are_in_pieces() {
+    fn messages_round_trip_and_long_options_are_split() {
         let mut message = offer();
         message.options.insert(121, (0..=255).chain(0..=255).collect());
         message.options.insert(80, vec![]);
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_nothing() {
+    fn malformed_messages_decode_to_none() {
         let good = from_server(&offer());
         assert!(Message::decode(&good).is_some());
         assert_eq!(Message::decode(&offer().encode()), None, "a client's message");

@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_that_do_not_belong_into_a_file() {
+    fn unsafe_text_is_rejected() {
         assert_eq!(domain(&one(DOMAIN, b"example.com\0")).as_deref(), Some("example.com"));
         for bad in [&b"a b"[..], b"a\nnameserver 6.6.6.6", b"", b".", b"a..b", b"\xff"] {
             assert_eq!(domain(&one(DOMAIN, bad)), None, "{bad:?}");

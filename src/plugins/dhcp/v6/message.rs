@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_is_laid_out_as_the_standard_says() {
+    fn requests_have_the_layout_of_the_rfc() {
         let mut message = Message::new(Kind::Request, 0xff01_0203);
         message.client = vec![0, 4, 9];
         message.server = vec![0, 1, 8];
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_nothing() {
+    fn malformed_messages_decode_to_none() {
         let good = reply();
         let ends: Vec<usize> = {
             // Where an option ends, the rest is a message as well.
@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn random_bytes_never_panic_and_take_no_more_than_they_are() {
+    fn random_bytes_never_panic_and_memory_is_bounded() {
         let mut random = Random::from_seed(11);
         let good = reply();
         for _ in 0..20_000 {
@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn time_passes_in_hundredths_and_stops_at_the_most() {
+    fn elapsed_time_is_in_hundredths_and_saturates() {
         assert_eq!(hundredths(Duration::ZERO), 0);
         assert_eq!(hundredths(Duration::from_millis(1500)), 150);
         assert_eq!(hundredths(Duration::from_secs(9998)), u16::MAX);

@@ -47,7 +47,7 @@ mod tests {
 
     #[test]
     fn identities_are_stable_and_differ() {
-        // They are what servers have in their files: another value is another client.
+        // Servers store these values: another value is another client.
         let one = duid(b"\0c1/net/eth0");
         assert_eq!(text(&one), "00:04:51:42:44:e6:7f:62:89:15:89:59:c2:45:b1:e4:97:57");
         assert_eq!(one.len(), 18);

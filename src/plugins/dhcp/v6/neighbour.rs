@@ -63,7 +63,7 @@ mod tests {
     const ADDR: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0x12, 0x3456);
 
     #[test]
-    fn a_probe_is_laid_out_as_the_standard_says() {
+    fn probes_have_the_layout_of_the_rfc() {
         let frame = probe(MAC, ADDR);
         assert_eq!(frame.len(), 78);
         assert_eq!(frame[..14], [0x33, 0x33, 0xff, 0x12, 0x34, 0x56, 2, 0, 0, 0, 0, 7, 0x86, 0xdd]);
@@ -75,14 +75,14 @@ mod tests {
     }
 
     #[test]
-    fn who_has_an_address() {
+    fn address_conflicts() {
         let asked = probe(OTHER, ADDR);
-        assert!(conflict(&asked, MAC, ADDR), "another one is about to take it");
+        assert!(conflict(&asked, MAC, ADDR), "another host probes for it");
         assert!(!conflict(&asked, OTHER, ADDR), "our own");
         assert!(!conflict(&asked, MAC, Ipv6Addr::LOCALHOST));
         let mut resolving = asked.clone();
         resolving[22] = 0xfe;
-        assert!(!conflict(&resolving, MAC, ADDR), "somebody looks for the owner");
+        assert!(!conflict(&resolving, MAC, ADDR), "address resolution by another host");
         let mut answer = resolving;
         answer[54] = ADVERTISEMENT;
         answer.extend([2, 1, 2, 0, 0, 0, 0, 8]);

@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn the_daemons_times_bound_those_of_the_standard() {
+    fn the_daemons_timeouts_limit_those_of_the_rfc() {
         let short = Timing { first: SECOND / 2, most: 2 * SECOND, probe: SECOND };
         assert_eq!(Repeat::solicit(&short, None).first, SECOND / 2);
         assert_eq!(Repeat::solicit(&short, None).most, 2 * SECOND);
@@ -118,7 +118,11 @@ mod tests {
         let long = Timing { first: 90 * SECOND, most: 90_000 * SECOND, probe: SECOND };
         assert_eq!(Repeat::solicit(&long, None).first, SECOND);
         assert_eq!(Repeat::solicit(&long, None).most, 3600 * SECOND);
-        assert_eq!(Repeat::solicit(&short, Some(120)).most, 120 * SECOND, "a server may slow us");
+        assert_eq!(
+            Repeat::solicit(&short, Some(120)).most,
+            120 * SECOND,
+            "the limit of the server"
+        );
         for nonsense in [0, 59, 86_401, u32::MAX] {
             assert_eq!(Repeat::solicit(&short, Some(nonsense)).most, 2 * SECOND);
         }

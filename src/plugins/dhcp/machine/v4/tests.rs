@@ -1,10 +1,10 @@
-//! The states of a client, without a link.
+//! The state machine without a network.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use super::super::super::tests::MAC;
-use super::super::super::timing::NEVER;
+use super::super::super::timing::{BootTime, NEVER};
 use super::super::super::v4::lease::Flaw;
 use super::super::{Machine, StateMachine};
 use super::*;
@@ -46,7 +46,7 @@ fn answer(kind: Kind, to: &Message, extra: &[(u8, &[u8])]) -> Message {
     message
 }
 
-/// A machine with a lease of an hour from the second 1000 on.
+/// A machine with a lease of an hour since second 1000.
 fn bound() -> Machine<Client> {
     let mut machine = machine(0);
     let discover = sent(&machine.tick(seconds(1000)));
@@ -59,7 +59,7 @@ fn bound() -> Machine<Client> {
 }
 
 #[test]
-fn from_nothing_to_a_lease() {
+fn acquires_a_lease() {
     let mut machine = machine(200);
     assert_eq!((machine.deadline(), machine.listening()), (seconds(1000), Listening::None));
     let discover = sent(&machine.tick(seconds(1000)));
@@ -73,25 +73,25 @@ fn from_nothing_to_a_lease() {
     assert_eq!((request.kind, request.xid), (Kind::Request, discover.xid));
     assert_eq!(request.options[&option::REQUESTED], FIVE.octets());
     assert_eq!(request.options[&option::SERVER], [10, 1, 2, 1]);
-    assert_eq!(machine.binding().map(|claim| claim.address), Some(FIVE), "may be ours already");
+    assert_eq!(machine.binding().map(|claim| claim.address), Some(FIVE), "may be assigned already");
 
     let ack = answer(Kind::Ack, &request, &[]);
     assert_eq!(machine.on_message(seconds(1002), &ack, Some(SERVER)), [Action::Probe(FIVE.into())]);
     assert_eq!(machine.listening(), Listening::Neighbours(FIVE.into()));
-    assert_eq!(machine.state.lease(), None, "not before it is known to be free");
+    assert_eq!(machine.state.lease(), None, "not before the probes");
     assert_eq!(machine.deadline(), Duration::from_millis(1_002_100));
     assert_eq!(machine.tick(machine.deadline()), [Action::Probe(FIVE.into())]);
     let out = machine.tick(machine.deadline());
     let [Action::Bound(family::Lease::V4(lease))] = &out[..] else { panic!("{out:?}") };
     assert_eq!(lease.server_mac, SERVER);
-    // From the request, not from when the acknowledgement came.
+    // The lease starts at the request, not at the DHCPACK.
     assert_eq!(lease.expires, seconds(1001 + 3600));
     assert_eq!(machine.listening(), Listening::None);
     assert_eq!(machine.deadline(), lease.renew);
 }
 
 #[test]
-fn messages_are_repeated_and_time_is_up_at_some_point() {
+fn messages_are_repeated_until_the_time_limit() {
     let mut machine = machine(0);
     let mut moments = Vec::new();
     let mut xids = Vec::new();
@@ -122,7 +122,7 @@ fn messages_are_repeated_and_time_is_up_at_some_point() {
 }
 
 #[test]
-fn a_server_that_falls_silent_is_left() {
+fn a_server_without_replies_is_abandoned() {
     let mut machine = machine(0);
     let discover = sent(&machine.tick(seconds(1000)));
     let offer = answer(Kind::Offer, &discover, &[]);
@@ -140,7 +140,7 @@ fn a_server_that_falls_silent_is_left() {
 }
 
 #[test]
-fn what_does_not_belong_to_the_exchange_changes_nothing() {
+fn foreign_messages_are_ignored() {
     let mut machine = machine(0);
     let discover = sent(&machine.tick(seconds(1000)));
     let offer = answer(Kind::Offer, &discover, &[]);
@@ -151,15 +151,19 @@ fn what_does_not_belong_to_the_exchange_changes_nothing() {
         message.options.remove(&option::SERVER);
         message
     };
-    let nobody = Message { yiaddr: Ipv4Addr::UNSPECIFIED, ..offer.clone() };
+    let no_address = Message { yiaddr: Ipv4Addr::UNSPECIFIED, ..offer.clone() };
     let early = answer(Kind::Ack, &discover, &[]);
     let nak = answer(Kind::Nak, &discover, &[]);
-    for message in [&other_mac, &other_xid, &no_server, &nobody, &early, &nak] {
+    for message in [&other_mac, &other_xid, &no_server, &no_address, &early, &nak] {
         assert_eq!(machine.on_message(seconds(1001), message, Some(SERVER)), [], "{message:?}");
         assert_eq!(machine.listening(), Listening::Frames);
     }
     let request = sent(&machine.on_message(seconds(1001), &offer, Some(SERVER)));
-    assert_eq!(machine.on_message(seconds(1001), &offer, Some(SERVER)), [], "the first one counts");
+    assert_eq!(
+        machine.on_message(seconds(1001), &offer, Some(SERVER)),
+        [],
+        "the first offer counts"
+    );
     let foreign = answer(Kind::Ack, &request, &[(54, &[10, 1, 2, 66])]);
     assert_eq!(machine.on_message(seconds(1001), &foreign, Some(SERVER)), []);
     let other = Message { yiaddr: [10, 1, 2, 6].into(), ..answer(Kind::Ack, &request, &[]) };
@@ -184,7 +188,7 @@ fn an_unusable_acknowledgement_fails_the_first_time() {
 }
 
 #[test]
-fn a_taken_address_is_declined_and_another_one_looked_for() {
+fn a_conflicting_address_is_declined() {
     let mut machine = machine(200);
     for (conflict, pause) in [(1, 0), (2, 10), (3, 10)] {
         let now = machine.deadline();
@@ -204,7 +208,7 @@ fn a_taken_address_is_declined_and_another_one_looked_for() {
 }
 
 #[test]
-fn renewal_is_unicast_rebinding_is_not_and_expiry_ends_it() {
+fn renewal_is_unicast_and_rebinding_is_broadcast() {
     let mut machine = bound();
     let lease = machine.state.lease().unwrap().clone();
     let out = machine.tick(machine.deadline());
@@ -215,7 +219,7 @@ fn renewal_is_unicast_rebinding_is_not_and_expiry_ends_it() {
         assert_eq!(renewal.options.get(&absent), None);
     }
     assert_eq!(machine.listening(), Listening::Udp);
-    // Half of what is left, a minute at least, then everybody is asked.
+    // Half of the remaining time, at least a minute; then all servers.
     let mut kinds = Vec::new();
     let mut last = lease.renew;
     while machine.state.lease().is_some() {
@@ -238,13 +242,13 @@ fn renewal_is_unicast_rebinding_is_not_and_expiry_ends_it() {
     assert!(text.trim_start_matches('u').trim_start_matches('b') == "L", "{text}");
     assert!(text.contains("uu") && text.contains("bb") && text.len() < 20, "{text}");
     assert_eq!(last, lease.expires);
-    // The search goes on without a limit.
+    // The search continues without a time limit.
     assert_eq!(sent(&machine.tick(machine.deadline())).kind, Kind::Discover);
     assert!(machine.tick(seconds(1_000_000)).iter().all(|o| *o != Action::TimeIsUp));
 }
 
 #[test]
-fn an_answer_to_a_renewal_starts_the_lease_again() {
+fn a_reply_extends_the_lease() {
     let mut machine = bound();
     let first = machine.state.lease().unwrap().clone();
     let now = machine.deadline();
@@ -256,7 +260,7 @@ fn an_answer_to_a_renewal_starts_the_lease_again() {
     let out = machine.on_message(now, &ack, None);
     let [Action::Bound(family::Lease::V4(lease))] = &out[..] else { panic!("{out:?}") };
     assert_eq!((lease.expires, lease.server_mac), (now + seconds(3600), SERVER));
-    // Everybody is asked: the answer comes in a frame, from whoever it may be.
+    // The request is broadcast; the reply arrives in a frame from any server.
     machine.tick(machine.deadline());
     let now = machine.state.lease().unwrap().rebind;
     let rebinding = sent(&machine.tick(now));
@@ -269,7 +273,7 @@ fn an_answer_to_a_renewal_starts_the_lease_again() {
 }
 
 #[test]
-fn a_refusal_loses_the_lease_and_repeated_ones_are_paced() {
+fn a_nak_ends_the_lease_and_restarts_are_delayed() {
     let mut machine = bound();
     let now = machine.deadline();
     let renewal = sent(&machine.tick(now));
@@ -289,7 +293,7 @@ fn a_refusal_loses_the_lease_and_repeated_ones_are_paced() {
 }
 
 #[test]
-fn a_lease_from_the_disk_goes_on_where_it_was() {
+fn a_resumed_lease_keeps_its_timers() {
     let lease = bound().state.lease().unwrap().clone();
     for (now, kind) in [
         (lease.renew.saturating_sub(seconds(1)), None),
@@ -310,7 +314,7 @@ fn a_lease_from_the_disk_goes_on_where_it_was() {
 }
 
 #[test]
-fn a_release_is_what_the_server_needs_and_no_more() {
+fn a_release_has_only_the_required_options() {
     let mut machine = bound();
     let Some(Release::V4(message, ends)) = machine.release() else { panic!("{machine:?}") };
     assert_eq!((ends.src_mac, ends.dst_mac, ends.src), (MAC, SERVER, FIVE));
@@ -320,7 +324,7 @@ fn a_release_is_what_the_server_needs_and_no_more() {
 }
 
 #[test]
-fn short_leases_are_not_asked_for_every_moment() {
+fn renewals_of_short_leases_are_paced() {
     let mut machine = machine(0);
     let discover = sent(&machine.tick(seconds(1000)));
     let offer = answer(Kind::Offer, &discover, &[]);
