@@ -51,6 +51,6 @@ pub mod fuzz {
     pub use crate::netlink::fuzz::answers;
 
     pub mod dhcp {
-        pub use crate::plugins::dhcp::{record, rpc, timing, v4, v6};
+        pub use crate::plugins::dhcp::{machine, record, rpc, timing, v4, v6};
     }
 }

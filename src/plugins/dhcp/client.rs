@@ -6,21 +6,21 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::conf::{FOLDER, Ipam, SOCKET};
+use super::daemon::READY;
 use super::family::Family;
+use super::interface;
 use super::record::{Record, Records};
-use super::release;
-use super::rpc::{Answer, LONGEST, Request, Verb};
+use super::rpc::{Answer, Key, LONGEST, Request, Verb};
 use crate::cmd;
 use crate::cni::CniResult;
 use crate::error::{Code, Error, Result, io_text};
 use crate::log;
 use crate::skel::Failures;
 
-/// How long a request other than ADD may take, and the start of the daemon.
+/// The timeout of a request other than ADD, and of the start of the daemon.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// The daemon that a configuration names.
-#[derive(Debug)]
+/// The daemon of a configuration.
 pub(super) struct Daemon {
     socket: PathBuf,
     may_start: bool,
@@ -33,12 +33,12 @@ impl Daemon {
 
     /// Starts the daemon if none is running and the configuration allows it.
     pub(super) fn ensure(self) -> Result<Daemon> {
-        if !self.may_start || UnixStream::connect(&self.socket).is_ok() {
+        if !self.may_start || self.connect().is_ok() {
             return Ok(self);
         }
         let socket = self.startable()?;
         let records = Records::create(&socket)?;
-        // One plugin starts it at a time; the others then find it.
+        // Plugins that wait for the lock find the daemon of the first one.
         let _turn = records.start_turn(LIMIT)?;
         if UnixStream::connect(&socket).is_err() {
             start(&socket, &records.pidfile())?;
@@ -46,16 +46,15 @@ impl Daemon {
         Ok(self)
     }
 
-    /// The socket of a daemon that may be started: below [`FOLDER`], whatever links lead there. The
-    /// daemon makes folders and files beside it, and the author of a network's configuration must not
-    /// choose where root makes files.
+    /// The socket of a daemon that may be started: below [`FOLDER`] after following links. The daemon creates folders
+    /// and files beside the socket, and the author of a network's configuration must not choose where root does so.
     fn startable(&self) -> Result<PathBuf> {
-        let folder = self.socket.parent().filter(|folder| folder.is_absolute());
-        let folder = folder
-            .and_then(resolve)
-            .filter(|it| resolve(Path::new(FOLDER)).is_some_and(|allowed| it.starts_with(allowed)));
-        match (folder, self.socket.file_name()) {
-            (Some(folder), Some(name)) => Ok(folder.join(name)),
+        let folder = self.socket.parent().filter(|folder| folder.is_absolute()).and_then(resolve);
+        let allowed = resolve(Path::new(FOLDER));
+        match (folder, allowed, self.socket.file_name()) {
+            (Some(folder), Some(allowed), Some(name)) if folder.starts_with(&allowed) => {
+                Ok(folder.join(name))
+            }
             _ => Err(Error::config(format!(
                 "\"startDaemon\" is not possible for {}: it is not below {FOLDER}",
                 self.socket.display()
@@ -66,13 +65,12 @@ impl Daemon {
         }
     }
 
-    /// Sends a request and returns the answer.
+    /// Sends a request and returns the result of the reply.
     pub(super) fn call(&self, request: &Request) -> Result<Option<CniResult>> {
-        let stream = self.connect().map_err(|e| self.absent(&e))?;
-        exchange(stream, request)
+        exchange(self.connect().map_err(|e| self.absent(&e))?, request)
     }
 
-    /// Releases leases through the daemon; without a daemon, from the records that it left on disk.
+    /// Releases leases through the daemon; without a daemon, from the records on disk.
     pub(super) fn call_or_replace(&self, request: &Request) -> Result<()> {
         match self.connect() {
             Ok(stream) => exchange(stream, request).map(drop),
@@ -80,11 +78,10 @@ impl Daemon {
         }
     }
 
-    /// Whether the daemon could serve an ADD now.
+    /// Verifies that the daemon can serve an ADD now.
     pub(super) fn status(&self) -> Result<()> {
-        let request = Request::new(Verb::Status, super::rpc::Key::default());
         match self.connect() {
-            Ok(stream) => exchange(stream, &request).map(drop),
+            Ok(stream) => exchange(stream, &Request::new(Verb::Status, Key::default())).map(drop),
             Err(_) if self.may_start => self.startable().map(drop),
             Err(e) => Err(self.absent(&e)),
         }
@@ -94,12 +91,12 @@ impl Daemon {
         UnixStream::connect(&self.socket)
     }
 
-    /// `cause` is why there is no daemon.
+    /// `cause` is the error of the connection to the daemon.
     fn release_without(&self, request: &Request, cause: &io::Error) -> Result<()> {
         let records = match Records::open(&self.socket) {
             Ok(Some(records)) => records,
             Ok(None) => return Ok(()),
-            // The daemon keeps no leases in such a folder either.
+            // The daemon does not keep leases in such a folder either.
             Err(error) => {
                 log::warn(error);
                 return Ok(());
@@ -117,7 +114,7 @@ impl Daemon {
         }
         let mut failures = Failures::new();
         for record in stale {
-            if let Err(error) = release::release_recorded(&record) {
+            if let Err(error) = interface::release_recorded(&record) {
                 log::warn(error);
             }
             failures.keep(records.remove(&record.key));
@@ -127,7 +124,7 @@ impl Daemon {
 
     fn absent(&self, cause: &io::Error) -> Error {
         let path = self.socket.display();
-        let other = if self.socket == Path::new(SOCKET) {
+        let option = if self.socket == Path::new(SOCKET) {
             String::new()
         } else {
             format!(" -socketpath {path}")
@@ -135,12 +132,12 @@ impl Daemon {
         let cause = io_text(cause);
         Error::internal(format!("error dialing DHCP daemon: dial unix {path}: connect: {cause}"))
             .with_details(format!(
-                "start it with \"dhcp daemon{other}\" or its systemd units, or set \"startDaemon\" in \"ipam\""
+                "start it with \"dhcp daemon{option}\" or its systemd units, or set \"startDaemon\" in \"ipam\""
             ))
     }
 }
 
-/// Where `path` leads; components that do not exist yet are kept as they are.
+/// `path` without symbolic links; components that do not exist are kept.
 fn resolve(path: &Path) -> Option<PathBuf> {
     match path.canonicalize() {
         Err(e) if e.kind() == io::ErrorKind::NotFound => {
@@ -157,11 +154,11 @@ fn start(socket: &Path, pidfile: &Path) -> Result<()> {
         format!("-socketpath={}", socket.display()),
         format!("-pidfile={}", pidfile.display()),
     ];
-    let said = cmd::start_own("dhcp", &args)?;
-    if said.trim() == super::daemon::READY {
+    let line = cmd::start_own("dhcp", &args)?;
+    if line.trim() == READY {
         return Ok(());
     }
-    Err(Error::new(Code::TRY_AGAIN, format!("start the DHCP daemon: {}", said.trim())))
+    Err(Error::new(Code::TRY_AGAIN, format!("start the DHCP daemon: {}", line.trim())))
 }
 
 fn exchange(stream: UnixStream, request: &Request) -> Result<Option<CniResult>> {
@@ -174,7 +171,7 @@ fn exchange(stream: UnixStream, request: &Request) -> Result<Option<CniResult>> 
     };
     let failed = |e: Error| e.context(format_args!("error calling {method}"));
     let lost = |e: io::Error| {
-        failed(Error::new(Code::TRY_AGAIN, io_text(&e)).with_details("the daemon did not answer"))
+        failed(Error::new(Code::TRY_AGAIN, io_text(&e)).with_details("the daemon did not reply"))
     };
     // The daemon limits the time of an ADD itself, with `-resendtimeout`.
     if request.verb != Verb::Add {

@@ -6,51 +6,37 @@ use std::path::PathBuf;
 use serde::Deserialize;
 
 use super::family::Family;
-use super::v4::option::{self, Options};
+use super::v4::option::{
+    CLIENT_ID, DOMAIN, HOST_NAME, LEASE_TIME, MAX_SIZE, MESSAGE_TYPE, MTU, NAME_SERVERS, OVERLOAD,
+    Options, PARAMETERS, RELAY, REQUESTED, ROUTERS, SEARCH, SERVER, SUBNET_MASK, USER_CLASS,
+    VENDOR_CLASS,
+};
 use crate::cni::json::Json;
 use crate::error::{Code, Error, Result};
 
-/// Where a daemon may be started on demand.
+/// The folder for sockets of a daemon that is started on demand.
 pub(super) const FOLDER: &str = "/run/cni";
-/// Where the daemon listens unless the configuration says otherwise.
+/// The default socket of the daemon.
 pub(super) const SOCKET: &str = "/run/cni/dhcp.sock";
 
-/// The options requested by default: what the reference requests, and
-/// what completes the result without a change to the container's routes.
-const DEFAULTS: [u8; 6] = [
-    option::ROUTERS,
-    option::SUBNET_MASK,
-    option::NAME_SERVERS,
-    option::DOMAIN,
-    option::SEARCH,
-    option::MTU,
-];
-/// The options requested when the configuration skips the default and requests none of its own.
-const LIBRARY_DEFAULTS: [u8; 4] =
-    [option::SUBNET_MASK, option::ROUTERS, option::DOMAIN, option::NAME_SERVERS];
+/// The options that are requested by default: those of the reference, and those that complete the result without an
+/// effect on the container's routes.
+const DEFAULTS: [u8; 6] = [ROUTERS, SUBNET_MASK, NAME_SERVERS, DOMAIN, SEARCH, MTU];
+/// The options that are requested with `skipDefault` and without an option of the configuration.
+const LIBRARY_DEFAULTS: [u8; 4] = [SUBNET_MASK, ROUTERS, DOMAIN, NAME_SERVERS];
 
-/// Options that the protocol itself uses: padding, the end mark, overload and the message type.
-const RESERVED: [u8; 10] = [
-    0,
-    option::REQUESTED,
-    option::LEASE_TIME,
-    52,
-    option::MESSAGE_TYPE,
-    option::SERVER,
-    option::PARAMETERS,
-    option::MAX_SIZE,
-    82,
-    255,
-];
+/// Options of the protocol itself, with padding (0) and the end mark (255).
+const RESERVED: [u8; 10] =
+    [0, REQUESTED, LEASE_TIME, OVERLOAD, MESSAGE_TYPE, SERVER, PARAMETERS, MAX_SIZE, RELAY, 255];
 
-/// Names of options that a configuration may use in place of their numbers.
+/// The names of options in a configuration.
 const NAMES: [(&str, u8); 6] = [
-    ("dhcp-client-identifier", option::CLIENT_ID),
-    ("subnet-mask", option::SUBNET_MASK),
-    ("routers", option::ROUTERS),
-    ("host-name", option::HOST_NAME),
-    ("user-class", option::USER_CLASS),
-    ("vendor-class-identifier", option::VENDOR_CLASS),
+    ("dhcp-client-identifier", CLIENT_ID),
+    ("subnet-mask", SUBNET_MASK),
+    ("routers", ROUTERS),
+    ("host-name", HOST_NAME),
+    ("user-class", USER_CLASS),
+    ("vendor-class-identifier", VENDOR_CLASS),
 ];
 
 /// The keys of a network.
@@ -65,11 +51,12 @@ pub struct Conf {
 #[serde(rename_all = "camelCase", default)]
 pub struct Ipam {
     daemon_socket_path: String,
-    /// Start the daemon when none is running.
+    /// Whether ADD starts the daemon if none is running.
     pub start_daemon: bool,
     request: Vec<Request>,
     provide: Vec<Provide>,
-    priority: u32,
+    /// The metric of routes; 0 leaves the choice to the kernel.
+    pub priority: u32,
     family: Option<String>,
 }
 
@@ -99,18 +86,13 @@ impl Conf {
 }
 
 impl Ipam {
-    /// Where the daemon listens.
+    /// The socket of the daemon.
     pub fn socket(&self) -> PathBuf {
-        let given = self.daemon_socket_path.as_str();
-        if given.is_empty() { SOCKET.into() } else { given.into() }
+        let path = self.daemon_socket_path.as_str();
+        if path.is_empty() { SOCKET.into() } else { path.into() }
     }
 
-    /// The metric of routes; 0 leaves the choice to the kernel.
-    pub fn priority(&self) -> u32 {
-        self.priority
-    }
-
-    /// The families that the attachment needs a lease of.
+    /// The families of the attachment's leases.
     pub fn families(&self) -> Result<Vec<Family>> {
         match self.family.as_deref() {
             None | Some("ipv4") => Ok(vec![Family::V4]),
@@ -124,36 +106,40 @@ impl Ipam {
         }
     }
 
-    /// The options to send with every message; `args` is `CNI_ARGS`. They are options of DHCP for IPv4, except for the
-    /// client identifier.
+    /// The options of every message; `args` is `CNI_ARGS`. They are DHCP options of IPv4, except for the client
+    /// identifier.
     pub fn options(&self, args: &str) -> Result<Options> {
         if !self.families()?.contains(&Family::V4) {
             self.require_no_options()?;
         }
-        let args = arguments(args);
+        // Lenient: every pair with a `=`, whatever its key.
+        let args: BTreeMap<&str, &str> =
+            args.split(';').filter_map(|pair| pair.split_once('=')).collect();
         let mut options = Options::new();
-        for provide in &self.provide {
-            let code = provide.code()?;
-            let from_arg = args.get(provide.from_arg.as_str()).copied();
-            let (value, origin) = match from_arg {
-                Some(value) => (value, format!(" from CNI_ARGS \"{}\"", provide.from_arg)),
-                None if provide.value.is_empty() => continue,
-                None => (provide.value.as_str(), String::new()),
+        for Provide { option, value, from_arg } in &self.provide {
+            let code = code(option)?;
+            if RESERVED.contains(&code) {
+                let msg = format!("option \"{option}\" cannot be provided");
+                return Err(Error::config(msg).with_details("it belongs to the protocol itself"));
+            }
+            let (value, origin) = match args.get(from_arg.as_str()) {
+                Some(value) => (*value, format!(" from CNI_ARGS \"{from_arg}\"")),
+                None if value.is_empty() => continue,
+                None => (value.as_str(), String::new()),
             };
             if value.len() > 255 {
-                let option = &provide.option;
                 let msg = format!("value too long for option \"{option}\"{origin}: \"{value}\"");
                 return Err(Error::config(msg));
             }
             options.insert(code, value.as_bytes().to_vec());
         }
-        options.insert(option::PARAMETERS, self.parameters()?);
+        options.insert(PARAMETERS, self.parameters()?);
         Ok(options)
     }
 
-    /// DHCPv6 has other option numbers; the daemon chooses its options.
+    /// The configuration cannot set options of DHCPv6, which has other numbers.
     fn require_no_options(&self) -> Result<()> {
-        let is_id = |provide: &Provide| code(&provide.option) == Ok(option::CLIENT_ID);
+        let is_id = |provide: &Provide| code(&provide.option) == Ok(CLIENT_ID);
         let key = match () {
             () if !self.request.is_empty() => "request",
             () if !self.provide.iter().all(is_id) => "provide",
@@ -165,15 +151,9 @@ impl Ipam {
     }
 
     fn parameters(&self) -> Result<Vec<u8>> {
-        let mut codes = Vec::new();
-        let mut skip = false;
-        for request in &self.request {
-            skip |= request.skip_default;
-            if !request.option.is_empty() {
-                codes.push(code(&request.option)?);
-            }
-        }
-        if !skip {
+        let named = self.request.iter().filter(|request| !request.option.is_empty());
+        let mut codes = named.map(|request| code(&request.option)).collect::<Result<Vec<u8>>>()?;
+        if !self.request.iter().any(|request| request.skip_default) {
             codes.extend(DEFAULTS);
         } else if codes.is_empty() {
             codes.extend(LIBRARY_DEFAULTS);
@@ -184,24 +164,13 @@ impl Ipam {
                 unique.push(code);
             }
         }
-        // One option holds 255 bytes, and there are 255 codes.
+        // The length of an option is at most 255, one less than there are codes.
         unique.truncate(255);
         Ok(unique)
     }
 }
 
-impl Provide {
-    fn code(&self) -> Result<u8> {
-        let code = code(&self.option)?;
-        if RESERVED.contains(&code) {
-            let msg = format!("option \"{}\" cannot be provided", self.option);
-            return Err(Error::config(msg).with_details("it belongs to the protocol itself"));
-        }
-        Ok(code)
-    }
-}
-
-/// A name or a number.
+/// The code of an option by its name or number.
 fn code(text: &str) -> Result<u8> {
     let known = NAMES.iter().find(|(name, _)| *name == text).map(|(_, code)| *code);
     let number = || text.parse().ok().filter(|_| text.bytes().all(|b| b.is_ascii_digit()));
@@ -212,11 +181,6 @@ fn code(text: &str) -> Result<u8> {
         ))
         .with_details(format!("names: {}", names.join(", ")))
     })
-}
-
-/// `CNI_ARGS` as this plugin reads it: every pair with a `=`, known or not.
-fn arguments(text: &str) -> BTreeMap<&str, &str> {
-    text.split(';').filter_map(|pair| pair.split_once('=')).collect()
 }
 
 #[cfg(test)]
@@ -230,11 +194,11 @@ mod tests {
     }
 
     fn parameters(text: &str) -> Vec<u8> {
-        ipam(text).options("").unwrap()[&option::PARAMETERS].clone()
+        ipam(text).options("").unwrap()[&PARAMETERS].clone()
     }
 
     #[test]
-    fn what_is_asked_for() {
+    fn requested_options() {
         assert_eq!(parameters("{}"), DEFAULTS);
         let two = r#"{"request":[{"option":"121"},{"option":"host-name"},{"option":"121"}]}"#;
         assert_eq!(parameters(two), [121, 12, 3, 1, 6, 15, 119, 26]);
@@ -244,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_sent() {
+    fn provided_options() {
         let conf = ipam(
             r#"{"provide":[{"option":"host-name","value":"a"},{"option":"12","fromArg":"K"},
                 {"option":"60","value":"v","fromArg":"NONE"},{"option":"77"},
@@ -258,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn families_and_what_options_they_have() {
+    fn families_and_their_options() {
         for (text, families) in [
             ("{}", &[Family::V4][..]),
             (r#"{"family":"ipv4"}"#, &[Family::V4]),

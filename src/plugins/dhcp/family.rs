@@ -1,4 +1,4 @@
-//! Leases of either family, as the daemon keeps them.
+//! Address families and their leases.
 
 use std::net::IpAddr;
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::timing::BootTime;
 use super::{v4, v6};
-use crate::cni::{CniResult, Dns};
+use crate::cni::CniResult;
 
 /// A family of addresses.
 #[derive(
@@ -28,26 +28,14 @@ impl Family {
     pub const ALL: [Family; 2] = [Family::V4, Family::V6];
 }
 
-/// An address on loan.
+/// A lease of either family.
 #[derive(Clone, Debug, Deserialize, Serialize, PartialEq, Eq)]
 #[serde(untagged)]
 pub enum Lease {
-    /// Of IPv4.
+    /// IPv4.
     V4(v4::lease::Lease),
-    /// Of IPv6.
+    /// IPv6.
     V6(v6::lease::Lease),
-}
-
-impl From<v4::lease::Lease> for Lease {
-    fn from(lease: v4::lease::Lease) -> Lease {
-        Lease::V4(lease)
-    }
-}
-
-impl From<v6::lease::Lease> for Lease {
-    fn from(lease: v6::lease::Lease) -> Lease {
-        Lease::V6(lease)
-    }
 }
 
 impl Lease {
@@ -68,7 +56,7 @@ impl Lease {
     pub fn server(&self) -> String {
         match self {
             Lease::V4(lease) => lease.server.to_string(),
-            Lease::V6(lease) => v6::duid::text(&lease.server),
+            Lease::V6(lease) => v6::text(&lease.server),
         }
     }
 
@@ -80,7 +68,7 @@ impl Lease {
         }
     }
 
-    /// The result of IPAM. Every route gets `priority` unless that is zero.
+    /// The IPAM result. All IPv4 routes get the metric `priority`; 0 leaves the choice to the kernel.
     pub fn result(&self, priority: u32) -> CniResult {
         match self {
             Lease::V4(lease) => lease.result(priority),
@@ -88,15 +76,7 @@ impl Lease {
         }
     }
 
-    /// The family.
-    pub fn family(&self) -> Family {
-        match self {
-            Lease::V4(_) => Family::V4,
-            Lease::V6(_) => Family::V6,
-        }
-    }
-
-    /// Whether the interface has to be changed to go from this lease to `next`.
+    /// Whether a change from this lease to `next` changes the interface.
     pub fn differs_on_link(&self, next: &Lease) -> bool {
         match (self, next) {
             (Lease::V4(old), Lease::V4(new)) => old.differs_on_link(new),
@@ -105,28 +85,25 @@ impl Lease {
     }
 }
 
-/// The result of IPAM for all leases of an attachment.
+/// The IPAM result for all leases of an attachment.
 pub fn result(leases: &[Lease], priority: u32) -> CniResult {
     let mut whole = CniResult::new();
     for lease in leases {
         let part = lease.result(priority);
         whole.ips.extend(part.ips);
         whole.routes.extend(part.routes);
-        extend(&mut whole.dns, part.dns);
-    }
-    whole
-}
-
-fn extend(dns: &mut Dns, more: Dns) {
-    dns.nameservers.extend(more.nameservers);
-    if dns.domain.is_empty() {
-        dns.domain = more.domain;
-    }
-    for domain in more.search {
-        if !dns.search.contains(&domain) {
-            dns.search.push(domain);
+        let dns = &mut whole.dns;
+        dns.nameservers.extend(part.dns.nameservers);
+        if dns.domain.is_empty() {
+            dns.domain = part.dns.domain;
+        }
+        for domain in part.dns.search {
+            if !dns.search.contains(&domain) {
+                dns.search.push(domain);
+            }
         }
     }
+    whole
 }
 
 #[cfg(test)]
@@ -151,7 +128,7 @@ mod tests {
             name_servers: vec!["2001:db8::1".parse().unwrap()],
             search: vec!["c".to_owned(), "d".to_owned()],
         };
-        let (v4, v6) = (Lease::from(v4), Lease::from(v6));
+        let (v4, v6) = (Lease::V4(v4), Lease::V6(v6));
         assert_eq!((v4.server().as_str(), v6.server().as_str()), ("10.1.2.1", "00:01:ab"));
         let whole = result(&[v4, v6], 0);
         let ips: Vec<_> = whole.ips.iter().map(|ip| ip.address.to_string()).collect();

@@ -1,9 +1,20 @@
-//! The container's side of a lease: its namespace and interface, and the changes made there.
+//! Work in the namespace of a container: opening it, changes of the interface, and releases of leases.
 
-use std::path::PathBuf;
-use std::time::Duration;
+use std::io::{self, Read};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use socket2::Socket;
 
 use super::family::{self, Lease};
+use super::machine::Release;
+use super::record::Record;
+use super::socket;
+use super::timing::{NEVER, Timing};
+use super::v4::frame::{self, Ends};
+use super::v4::message::Message as MessageV4;
+use super::v6::message::{Kind, Message, hundredths};
 use crate::error::{Context, Error, Result};
 use crate::iface::configure;
 use crate::iface::inside::Inside;
@@ -11,38 +22,43 @@ use crate::log;
 use crate::netlink::{
     Dad, Family, Link, LinkChange, Mac, Netlink, NewAddr, OperState, Route, RouteFilter, RouteMode,
 };
-use crate::netns::{Netns, Visit};
+use crate::netns::Netns;
 use crate::sysctl;
 
-/// How long the interface may take to get its carrier. Without a carrier the first message is sent anyway.
+/// The timeout for the carrier of the interface. Without a carrier the first message is sent anyway.
 const CARRIER: Duration = Duration::from_secs(2);
-/// `RTPROT_KERNEL`: routes that come and go with their addresses.
+/// `RTPROT_KERNEL`: routes that the kernel adds and deletes with their addresses.
 const RTPROT_KERNEL: u8 = 2;
+/// The timeouts for the Reply to each Release of DHCPv6. RFC 9915 starts with a second, but a runtime waits for this.
+const CONFIRMATIONS: [Duration; 3] =
+    [Duration::from_millis(250), Duration::from_millis(500), Duration::from_secs(1)];
+/// Longer than any valid message.
+const BUFFER: usize = 2048;
 
-/// An interface in a namespace.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Interface {
-    /// The path of the namespace, as this process sees it.
-    pub netns: PathBuf,
-    /// The interface's name.
-    pub ifname: String,
-}
-
-/// Why an interface cannot be used.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Why an interface is not usable.
+#[derive(Debug)]
 pub enum InterfaceError {
-    /// The namespace or the interface is gone, or another has its name.
+    /// The namespace or the interface does not exist any more, or was replaced.
     Gone(String),
-    /// Something else.
+    /// An error of a socket.
+    Io(io::Error),
+    /// Any other error.
     Failed(Error),
 }
 
 impl From<InterfaceError> for Error {
-    fn from(trouble: InterfaceError) -> Error {
-        match trouble {
-            InterfaceError::Gone(what) => Error::internal(what),
+    fn from(error: InterfaceError) -> Error {
+        match error {
+            InterfaceError::Gone(why) => Error::internal(why),
+            InterfaceError::Io(cause) => Error::io("use the interface", &cause),
             InterfaceError::Failed(error) => error,
         }
+    }
+}
+
+impl From<io::Error> for InterfaceError {
+    fn from(cause: io::Error) -> InterfaceError {
+        InterfaceError::Io(cause)
     }
 }
 
@@ -52,33 +68,22 @@ impl From<Error> for InterfaceError {
     }
 }
 
-impl Interface {
-    /// Opens the namespace, and verifies its device and inode where `id` tells them.
-    pub fn open(&self, id: Option<(u64, u64)>) -> Result<Netns, InterfaceError> {
-        let netns = match Netns::open(&self.netns) {
-            Err(e) if e.is_gone() => return Err(InterfaceError::Gone(e.to_string())),
-            opened => opened.map_err(Error::from)?,
-        };
-        let found = netns.identity().map_err(Error::from)?;
-        if id.is_some_and(|id| id != found) {
-            let path = self.netns.display();
-            return Err(InterfaceError::Gone(format!("another network namespace is at {path}")));
-        }
-        Ok(netns)
+/// Opens the namespace of a container, and verifies its device and inode if `id` is known.
+pub fn open(path: &Path, id: Option<(u64, u64)>) -> Result<Netns, InterfaceError> {
+    let netns = match Netns::open(path) {
+        Err(e) if e.is_gone() => return Err(InterfaceError::Gone(e.to_string())),
+        opened => opened.map_err(Error::from)?,
+    };
+    let found = netns.identity().map_err(Error::from)?;
+    if id.is_some_and(|id| id != found) {
+        let why = format!("another network namespace is at {}", path.display());
+        return Err(InterfaceError::Gone(why));
     }
-
-    /// Runs `work` in the namespace, on a thread of its own.
-    pub fn visit<T: Send + 'static>(
-        &self,
-        id: Option<(u64, u64)>,
-        work: impl FnOnce() -> T + Send + 'static,
-    ) -> Result<Visit<T>, InterfaceError> {
-        Ok(self.open(id)?.visit(work).map_err(Error::from)?)
-    }
+    Ok(netns)
 }
 
-/// Sets the interface up, waits for its carrier, and returns its Ethernet address. For IPv6, it is
-/// switched on, as the plugin that adds the address would do.
+/// Sets the interface up, waits for its carrier, and returns its Ethernet address. For IPv6 it sets `disable_ipv6` to 0,
+/// as the plugin that adds the address does.
 pub fn prepare(ifname: &str, family: family::Family) -> Result<Mac> {
     let failed = || format!("error looking up \"{ifname}\"");
     let netlink = Netlink::open()?;
@@ -99,33 +104,26 @@ pub fn prepare(ifname: &str, family: family::Family) -> Result<Mac> {
     Ok(mac)
 }
 
-/// The Ethernet address of the interface, `None` if there is no such interface.
-pub fn mac_address(ifname: &str) -> Result<Option<Mac>> {
-    Ok(Netlink::open()?.link(ifname)?.and_then(|link| link.mac))
-}
-
-/// A change of an interface's address and routes.
-#[derive(Clone, Debug)]
+/// A change of the address and the routes of an interface.
+#[derive(Debug)]
 pub struct Change {
-    /// The interface.
-    pub ifname: String,
-    /// The lease whose address the interface has.
+    /// The lease of the current address.
     pub old: Option<Lease>,
-    /// The lease whose address the interface gets.
+    /// The lease of the next address.
     pub new: Option<Lease>,
     /// The metric of routes.
     pub priority: u32,
-    /// Whether the daemon has removed the old address already.
+    /// Whether the daemon has removed the current address already.
     pub address_removed: bool,
 }
 
 impl Change {
-    /// Makes the change. An interface that does not have the old address is left alone, because another program
-    /// configures it; the outcome is `false`.
-    pub fn apply(&self) -> Result<bool> {
-        let here = Netns::current().map_err(Error::from)?;
+    /// Applies the change to an interface. An interface without the current address is configured by another program: it is not
+    /// changed, and the function returns `false`.
+    pub fn apply(&self, ifname: &str) -> Result<bool> {
+        let here = Netns::current()?;
         let inside = Inside { netns: &here, netlink: Netlink::open()? };
-        let link = inside.link(&self.ifname)?;
+        let link = inside.link(ifname)?;
         let present = inside.netlink.dump_addrs(link.index)?;
         let has = |lease: &Lease| present.iter().any(|addr| addr.net == lease.ip_net());
         let had = self.old.as_ref().is_some_and(has);
@@ -156,7 +154,7 @@ impl Change {
         Ok(inside.netlink.dump_routes(&filter)?)
     }
 
-    /// Deletes the routes first: the kernel deletes routes only with the last address.
+    /// Deletes routes and address. The kernel deletes routes with the last address only.
     fn remove(&self, inside: &Inside<'_>, link: &Link, old: &Lease) -> Result<()> {
         for route in &old.result(self.priority).routes {
             let mut kernel = Route::new(route.dst);
@@ -171,7 +169,7 @@ impl Change {
         Ok(())
     }
 
-    /// Restores routes that others made, such as a chained plugin, as far as the kernel accepts them.
+    /// Restores the routes of others, such as a chained plugin, as far as the kernel accepts them.
     fn restore(&self, inside: &Inside<'_>, routes: &[Route]) {
         let old = self.old.as_ref().map(|old| old.result(self.priority).routes).unwrap_or_default();
         let ours = |route: &Route| old.iter().any(|o| o.dst == route.dst && o.gw == route.gw);
@@ -183,4 +181,79 @@ impl Change {
             }
         }
     }
+}
+
+/// Releases the lease of a record without a daemon.
+pub fn release_recorded(record: &Record) -> Result<()> {
+    let netns = match open(Path::new(&record.netns), Some(record.netns_id)) {
+        Err(InterfaceError::Gone(_)) => return Ok(()),
+        opened => opened?,
+    };
+    let mut machine = record.machine(Timing::default(), false, NEVER, NEVER);
+    let Some(release) = machine.release() else { return Ok(()) };
+    let ifname = &record.key.ifname;
+    let send = || match socket::mac(ifname) {
+        Err(e) if e.raw_os_error() == Some(Errno::ENODEV as i32) => Ok(()),
+        _ => send(ifname, release),
+    };
+    netns.run(send)?
+}
+
+/// Sends the release of a lease. It has left the interface when this returns, so the interface can be deleted.
+pub fn send(ifname: &str, release: Release) -> Result<()> {
+    match release {
+        Release::V4(message, ends) => {
+            let failed = || "failed to release DHCP lease: failed to send DHCPRELEASE";
+            send_v4(ifname, message, ends).map_err(|e| Error::io(ifname, &e)).context(failed)
+        }
+        Release::V6(message, _) => {
+            let failed = || "failed to release DHCPv6 lease";
+            if send_v6(ifname, message).map_err(|e| Error::io(ifname, &e)).context(failed)? {
+                return Ok(());
+            }
+            Err(Error::internal(failed()).with_details("the server did not confirm the release"))
+        }
+    }
+}
+
+/// Sends one message from the leased address to the Ethernet address that the server replied from.
+fn send_v4(ifname: &str, mut message: MessageV4, mut ends: Ends) -> io::Result<()> {
+    // A chained plugin may have changed the interface's address.
+    message.chaddr = socket::mac(ifname)?;
+    ends.src_mac = message.chaddr;
+    // A server on the link may send from another Ethernet address than it receives on.
+    let found = socket::resolve(ifname, ends.src, ends.dst);
+    ends.dst_mac = found.ok().flatten().unwrap_or(ends.dst_mac);
+    socket::frames(ifname)?.send(&frame::udp(&ends, &message.encode())).map(drop)
+}
+
+/// Sends the message until the server confirms it; `false` after the last timeout.
+fn send_v6(ifname: &str, mut message: Message) -> io::Result<bool> {
+    let (socket, servers) = socket::udp_v6(ifname)?;
+    let begun = Instant::now();
+    for timeout in CONFIRMATIONS {
+        message.elapsed = hundredths(begun.elapsed());
+        socket.send_to(&message.encode(), &servers.into())?;
+        if is_confirmed(&socket, &message, timeout)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+fn is_confirmed(mut socket: &Socket, sent: &Message, timeout: Duration) -> io::Result<bool> {
+    let deadline = Instant::now() + timeout;
+    let mut buffer = [0; BUFFER];
+    while socket::is_readable(socket, deadline)? {
+        let length = socket.read(&mut buffer)?;
+        let is_reply = |message: Message| {
+            message.kind == Kind::Reply
+                && (message.xid, &message.client, &message.server)
+                    == (sent.xid, &sent.client, &sent.server)
+        };
+        if Message::decode(&buffer[..length]).is_some_and(is_reply) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }

@@ -1,65 +1,61 @@
-//! Leases on disk, so that they outlive the daemon: a file each, in the folder that has the
-//! socket's name without `.sock`.
+//! Leases on disk, for the next daemon: a file per lease in the folder with the name of the socket without `.sock`.
 //!
-//! Times are those since the node was started; a record of another boot is worth nothing, like
-//! the namespaces that it tells of.
+//! Times are relative to boot. Records of another boot are void, like the namespaces in them.
 
-use std::fs::{self, File};
-use std::io::{ErrorKind, Read};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use nix::fcntl::OFlag;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha512};
 
 use super::family::{Family, Lease};
-use super::machine::{self, StateMachine};
+use super::machine::{self, Machine, StateMachine};
 use super::rpc::Key;
 use super::timing::{BootTime, Random, Timing};
 use super::v4::option::{self, Options, pairs};
-use super::v6::duid;
+use super::v6;
 use crate::cni::json::{self, Json};
 use crate::error::{Error, Result};
 use crate::files::atomic::{self, Durability, Writer};
-use crate::files::dir;
+use crate::files::dir::{self, Dir};
 use crate::files::lock::Lock;
 use crate::log;
 use crate::netlink::Mac;
 use crate::sysctl;
 
 const ENDING: &str = ".json";
-/// How many bytes of a key's hash are its file's name.
+/// How many bytes of the hash of a key are in the name of its file.
 const HASHED: usize = 16;
-/// Larger than any record.
-const LONGEST: u64 = 256 << 10;
+/// Longer than any record.
+const LONGEST: usize = 256 << 10;
 
-/// A lease and all that is needed to keep it.
+/// A lease and everything that is needed to maintain it.
 #[derive(Clone, Debug, Deserialize, Serialize, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct Record {
-    /// What it belongs to.
+    /// The owner.
     pub key: Key,
-    /// The path of the namespace, as the runtime gave it.
+    /// The path of the namespace, as in `CNI_NETNS`.
     pub netns: String,
-    /// Device and inode of the namespace: what is at the path may have changed.
+    /// Device and inode of the namespace: the path may refer to another one meanwhile.
     pub netns_id: (u64, u64),
     /// The Ethernet address of the interface.
     pub mac: Mac,
-    /// Options for every message.
+    /// The options of every message.
     #[serde(with = "pairs")]
     pub options: Options,
     /// The metric of routes.
     pub priority: u32,
-    /// Whether the daemon has taken the address off the interface, and so has to add the next.
+    /// Whether the daemon has removed the address from the interface, and so has to add the next one.
     pub address_removed: bool,
-    /// The lease; `None` while another one is looked for.
+    /// The lease; `None` while the client looks for another.
     pub lease: Option<Lease>,
 }
 
 impl Record {
-    /// A client that goes on with the lease, or without one begins at `now` and fails at `limit`.
+    /// The state machine that continues with the lease; without a lease it starts at `now` and fails at `limit`.
     pub fn machine(
         &self,
         timing: Timing,
@@ -67,35 +63,31 @@ impl Record {
         now: BootTime,
         limit: BootTime,
     ) -> Box<dyn StateMachine> {
-        let (mac, random) = (self.mac, Random::new());
+        let (mac, random) = (self.mac, Random::default());
         match self.key.family {
             Family::V4 => {
                 let options = self.options.clone();
                 let client = machine::v4::Client { mac, broadcast, options, timing };
                 Box::new(match &self.lease {
-                    Some(Lease::V4(lease)) => {
-                        machine::v4::Machine::resume(client, lease.clone(), random)
-                    }
-                    _ => machine::v4::Machine::new(client, now, limit, random),
+                    Some(Lease::V4(lease)) => Machine::resume(client, lease.clone(), random),
+                    _ => Machine::new(client, now, limit, random),
                 })
             }
             Family::V6 => {
-                let (duid, iaid) = (self.duid(), duid::iaid(&self.key.ifname));
-                let client = duid::Client { duid, iaid, mac, timing };
+                let (duid, iaid) = (self.duid(), v6::iaid(&self.key.ifname));
+                let client = machine::v6::Client { duid, iaid, mac, timing, sol_max_rt: None };
                 Box::new(match &self.lease {
-                    Some(Lease::V6(lease)) => {
-                        machine::v6::Machine::resume(client, lease.clone(), random)
-                    }
-                    _ => machine::v6::Machine::new(client, now, limit, random),
+                    Some(Lease::V6(lease)) => Machine::resume(client, lease.clone(), random),
+                    _ => Machine::new(client, now, limit, random),
                 })
             }
         }
     }
 
-    /// The DUID for DHCPv6 servers, made of the client identifier for DHCP servers.
+    /// The DUID for DHCPv6 servers, derived from the client identifier for DHCP servers.
     fn duid(&self) -> Vec<u8> {
         let id = self.options.get(&option::CLIENT_ID).cloned();
-        duid::duid(&id.unwrap_or_else(|| self.key.client_id()))
+        v6::duid(&id.unwrap_or_else(|| self.key.client_id()))
     }
 }
 
@@ -107,36 +99,37 @@ struct Content<R> {
     record: R,
 }
 
-/// Reads the file of a lease; `None` if the lease is not of the key's family.
+/// Decodes a record's file; `None` if the lease is not of the key's family.
 fn parse(bytes: &[u8]) -> Option<Content<Record>> {
     let content: Content<Record> = Json::parse(bytes).ok()?.decode().ok()?;
-    let Record { key, lease, .. } = &content.record;
-    let fits = lease.as_ref().is_none_or(|lease| lease.family() == key.family);
-    fits.then_some(content)
+    match (content.record.key.family, &content.record.lease) {
+        (Family::V4, Some(Lease::V6(_))) | (Family::V6, Some(Lease::V4(_))) => None,
+        _ => Some(content),
+    }
 }
 
-/// Reads the file of a lease of any boot, for the fuzz targets.
+/// Decodes a record's file of any boot, for the fuzz targets.
 #[cfg(feature = "testing")]
 pub fn read(bytes: &[u8]) -> Option<Record> {
     parse(bytes).map(|content| content.record)
 }
 
-/// The folder of leases. Only files that this module has written are read or removed there: a
-/// configuration chooses the folder, which may hold the files of another program.
-#[derive(Clone, Debug)]
+/// The folder of leases. Only files that this module has written are read or removed: the configuration determines the
+/// folder, which may contain files of other programs.
+#[derive(Debug)]
 pub struct Records {
     dir: PathBuf,
     boot: String,
 }
 
 impl Records {
-    /// The folder that belongs to the daemon on this socket, if it is there.
+    /// The folder for the daemon on this socket, if it exists.
     pub fn open(socket: &Path) -> Result<Option<Records>> {
         let dir = beside(socket);
         Ok(dir::require_own(&dir)?.then(|| Records::within(dir)))
     }
 
-    /// The same; makes the folder, for root only.
+    /// Opens or creates the folder, with access for root only.
     pub fn create(socket: &Path) -> Result<Records> {
         let dir = beside(socket);
         dir::ensure(&dir, 0o700)?;
@@ -147,22 +140,22 @@ impl Records {
         Records { dir, boot: sysctl::read("kernel/random/boot_id").unwrap_or_default() }
     }
 
-    /// Takes the folder for this process alone; `None` if another one has it.
+    /// Locks the folder for this process; `None` if another process holds the lock.
     pub fn claim(&self) -> Result<Option<Lock>> {
         Ok(Lock::try_exclusive(&self.dir.join("lock"))?)
     }
 
-    /// The file of the process that was started on demand.
+    /// The pidfile of a daemon that is started on demand.
     pub fn pidfile(&self) -> PathBuf {
         self.dir.join("pid")
     }
 
-    /// Waits for the turn to start the daemon.
+    /// Waits for the lock that serializes starts of the daemon.
     pub fn start_turn(&self, patience: Duration) -> Result<Lock> {
         Ok(Lock::within(&self.dir.join("start"), patience)?)
     }
 
-    /// Keeps a record.
+    /// Writes a record.
     pub fn save(&self, record: &Record) -> Result<()> {
         let path = self.dir.join(file_name(&record.key));
         let bytes = json::compact(&Content { boot: self.boot.clone(), record })?;
@@ -170,7 +163,7 @@ impl Records {
         Ok(writer.replace(&path, bytes.as_bytes(), 0o600)?)
     }
 
-    /// Forgets a record.
+    /// Removes a record, if it exists.
     pub fn remove(&self, key: &Key) -> Result<()> {
         match fs::remove_file(self.dir.join(file_name(key))) {
             Err(e) if e.kind() != ErrorKind::NotFound => {
@@ -186,19 +179,18 @@ impl Records {
         Some(content.record).filter(|record| record.key == *key)
     }
 
-    /// All records. Those of another boot are removed; files that are none of ours stay.
+    /// All records. Records of another boot are removed; foreign files are not.
     pub fn load_all(&self) -> Vec<Record> {
-        let Ok(entries) = fs::read_dir(&self.dir) else { return Vec::new() };
-        let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+        let names = Dir::open(&self.dir).and_then(|dir| dir.names()).unwrap_or_default();
         let mut found = Vec::new();
-        for name in names.filter(|name| is_own_name(name)) {
-            let path = self.dir.join(&name);
-            match self.read(&name) {
+        for name in names.iter().filter(|name| is_own_name(name)) {
+            let path = self.dir.join(name);
+            match self.read(name) {
                 Some(content) if content.boot == self.boot => found.push(content.record),
                 other => {
-                    log::warn(format_args!("no lease of this boot is in {}", path.display()));
+                    log::warn(format_args!("no lease of this boot in {}", path.display()));
                     if other.is_some() {
-                        // It would be there again at the next start.
+                        // If this fails, the next start tries again.
                         drop(fs::remove_file(&path));
                     }
                 }
@@ -207,42 +199,35 @@ impl Records {
         found
     }
 
-    /// Removes what a killed daemon left half written. For a daemon that has claimed the folder.
+    /// Removes temporary files of a killed daemon. For a daemon that has claimed the folder.
     pub fn sweep(&self) {
         atomic::sweep_stale(&self.dir);
     }
 
-    /// A file of ours: it has a key, and the name that this key gives.
+    /// An own file: its name is derived from the key in it.
     fn read(&self, name: &str) -> Option<Content<Record>> {
-        parse(&self.read_bytes(name)?).filter(|content| file_name(&content.record.key) == name)
-    }
-
-    fn read_bytes(&self, name: &str) -> Option<Vec<u8>> {
-        let mut options = File::options();
-        // Neither a link is followed nor a pipe waited for.
-        let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
-        let file = options.read(true).custom_flags(flags).open(self.dir.join(name)).ok()?;
-        let meta = file.metadata().ok().filter(|meta| meta.is_file() && meta.len() <= LONGEST)?;
-        let mut bytes = Vec::with_capacity(usize::try_from(meta.len()).ok()?);
-        file.take(LONGEST).read_to_end(&mut bytes).ok()?;
-        Some(bytes)
+        let (bytes, _) = Dir::open(&self.dir).ok()?.read(name, LONGEST).ok()?;
+        if bytes.len() > LONGEST {
+            return None;
+        }
+        parse(&bytes).filter(|content| file_name(&content.record.key) == name)
     }
 }
 
-/// The folder that has the socket's name without `.sock`.
+/// The folder with the name of the socket without `.sock`.
 fn beside(socket: &Path) -> PathBuf {
     let name = socket.file_name().unwrap_or_default().to_string_lossy();
     let name = name.strip_suffix(".sock").map_or(format!("{name}.leases"), str::to_owned);
     socket.with_file_name(name)
 }
 
-/// Ids and names may be longer than a file's name.
+/// A hash, because container IDs and network names may be longer than a file name.
 fn file_name(key: &Key) -> String {
     let hash = Sha512::digest(key.to_string());
     hash[..HASHED].iter().fold(String::new(), |name, byte| name + &format!("{byte:02x}")) + ENDING
 }
 
-/// Whether [`file_name`] can give this name.
+/// Whether [`file_name`] can return this name.
 fn is_own_name(name: &str) -> bool {
     let hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
     let stem = name.strip_suffix(ENDING);
@@ -279,7 +264,7 @@ mod tests {
             options: Options::from([(61, vec![0, 1])]),
             priority: 3,
             address_removed: false,
-            lease: Some(lease.into()),
+            lease: Some(Lease::V4(lease)),
         }
     }
 
@@ -294,7 +279,7 @@ mod tests {
             search: vec!["example.com".to_owned()],
         };
         let record = record(id);
-        Record { key: record.key.of(Family::V6), lease: Some(lease.into()), ..record }
+        Record { key: record.key.of(Family::V6), lease: Some(Lease::V6(lease)), ..record }
     }
 
     #[test]
@@ -314,13 +299,17 @@ mod tests {
     #[test]
     fn duids_are_the_same_for_every_daemon() {
         let one = record_v6("a");
-        assert_eq!(one.duid(), record_v6("b").duid(), "the configured name, whoever it is");
+        assert_eq!(
+            one.duid(),
+            record_v6("b").duid(),
+            "the configured identifier, whatever the key"
+        );
         let plain = |id: &str| Record { options: Options::new(), ..record_v6(id) };
         assert_ne!(plain("a").duid(), plain("b").duid());
     }
 
     #[test]
-    fn what_is_kept_is_found_by_the_next_daemon() {
+    fn records_survive_the_daemon() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("sub/dhcp.sock");
         let records = Records::create(&socket).unwrap();
@@ -338,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn only_our_own_of_another_boot_are_removed() {
+    fn only_own_files_of_another_boot_are_removed() {
         let dir = tempfile::tempdir().unwrap();
         let records = Records::create(&dir.path().join("s")).unwrap();
         records.save(&record("a")).unwrap();
@@ -365,7 +354,7 @@ mod tests {
             assert_eq!(records.load(&record("a").key), None);
             assert_eq!(path.exists(), stays, "{bad}");
         }
-        // Not even what a link of the right name leads to.
+        // A symbolic link with the name of a record is not followed.
         let target = dir.path().join("target");
         fs::write(&target, &of_before).unwrap();
         std::os::unix::fs::symlink(&target, &path).unwrap();
@@ -377,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn one_process_has_the_folder() {
+    fn one_process_holds_the_lock() {
         let dir = tempfile::tempdir().unwrap();
         let records = Records::create(&dir.path().join("dhcp.sock")).unwrap();
         let lock = records.claim().unwrap();

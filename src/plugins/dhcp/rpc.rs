@@ -1,5 +1,5 @@
-//! What plugin and daemon say to each other: one request and one answer per connection, each a
-//! JSON object on one line. `docs/dhcp-daemon.md` describes it for others.
+//! The requests of the plugin to the daemon and the replies: one of each per connection, each a JSON object on one line.
+//! `docs/dhcp-daemon.md` has the format.
 
 use std::net::IpAddr;
 
@@ -7,61 +7,61 @@ use serde::{Deserialize, Serialize};
 
 use super::family::Family;
 use super::v4::option::{Options, pairs};
-use crate::cni::Attachment;
 use crate::cni::json::{self, Json};
 use crate::cni::{CniResult, SpecVersion};
 use crate::error::{Code, Error, Result};
 use crate::sort::sort;
 
-/// The version of requests and answers.
+/// The version of requests and replies.
 pub const VERSION: u32 = 1;
-/// The longest line that is read.
+/// The longest line that is read, in bytes.
 pub const LONGEST: u64 = 1 << 20;
 
-/// What is wanted.
-#[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq)]
+/// The operation of a request.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum Verb {
-    /// A lease for an interface.
+    /// Acquires leases for an interface.
     Add,
-    /// Whether there is one, and of which addresses.
+    /// Verifies the leases of an interface.
     Check,
-    /// The lease is not needed any more.
+    /// Releases the leases of an interface.
     Del,
-    /// The network's leases that are not valid are released.
+    /// Releases the leases of all attachments of a network that are not valid.
     Gc,
-    /// A sign of life.
+    /// Verifies that the daemon serves requests.
+    #[default]
     Status,
 }
 
-/// What a lease belongs to.
+/// The owner of a lease.
 #[derive(Clone, Debug, Default, Deserialize, Serialize, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Key {
-    /// The container's id.
+    /// The container ID.
     pub container_id: String,
     /// The network's name.
     pub network: String,
     /// The interface in the container.
     pub ifname: String,
-    /// The family of the lease. Requests name theirs in `families`.
+    /// The family of the lease. Requests have `families` instead.
     pub family: Family,
 }
 
 impl Key {
-    /// That of the same attachment's lease of a family.
+    /// The key of the same attachment's lease of a family.
     #[must_use]
     pub fn of(&self, family: Family) -> Key {
         Key { family, ..self.clone() }
     }
 
-    /// Whether both are of one attachment.
+    /// Whether both keys are of one attachment.
     pub fn is_beside(&self, other: &Key) -> bool {
         *self == other.of(self.family)
     }
 
-    /// What the server knows the client as, unless the configuration says otherwise; the
-    /// reference's, so that a lease survives the change from one to the other.
+    /// The default client identifier (option 61). It is the reference's, so that servers keep the address of a container
+    /// when one plugin replaces the other.
     pub fn client_id(&self) -> Vec<u8> {
         let text = self.of(Family::V4).to_string();
         let text = &text.as_bytes()[..text.len().min(254)];
@@ -72,86 +72,59 @@ impl Key {
 impl std::fmt::Display for Key {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}/{}/{}", self.container_id, self.network, self.ifname)?;
-        // No interface is called so: the names of files are made of this.
+        // Interface names contain no blanks, so the file names that are derived from this are unique.
         if self.family == Family::V6 { f.write_str(" (ipv6)") } else { Ok(()) }
     }
 }
 
 /// A request.
-#[derive(Clone, Debug, Deserialize, Serialize)]
+#[derive(Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Request {
     /// [`VERSION`].
     pub version: u32,
-    /// What is wanted.
+    /// The operation.
     pub verb: Verb,
-    /// Of which attachment; for GC only the network counts.
+    /// The attachment; GC uses the network only.
     #[serde(default)]
     pub key: Key,
     /// ADD: the absolute path of the container's namespace.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub netns: String,
-    /// ADD and CHECK: which leases; DEL and GC are about all there are.
+    /// ADD and CHECK: the families of the leases; DEL and GC are about all leases.
     #[serde(default)]
     pub families: Vec<Family>,
-    /// ADD: options for every message, each as its code and its bytes.
+    /// ADD: options of every message.
     #[serde(default, skip_serializing_if = "Options::is_empty", with = "pairs")]
     pub options: Options,
-    /// ADD: the metric of routes; 0 is the kernel's.
+    /// ADD: the metric of routes; 0 leaves the choice to the kernel.
     #[serde(default)]
     pub priority: u32,
-    /// CHECK: the addresses that the attachment is known to have.
+    /// CHECK: the addresses of the attachment in `prevResult`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub addresses: Vec<IpAddr>,
-    /// GC: the attachments that are still valid.
+    /// GC: the valid attachments.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub valid: Vec<Valid>,
 }
 
 /// A valid attachment.
-#[derive(Clone, Debug, Deserialize, Serialize, PartialEq, Eq)]
+#[derive(Debug, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Valid {
-    /// The container's id.
+    /// The container ID.
     pub container_id: String,
-    /// The interface in it.
+    /// The interface in the container.
     pub ifname: String,
-}
-
-impl From<Attachment> for Valid {
-    fn from(attachment: Attachment) -> Valid {
-        Valid { container_id: attachment.container_id, ifname: attachment.ifname }
-    }
 }
 
 impl Request {
     /// A request about `key`.
     pub fn new(verb: Verb, key: Key) -> Request {
-        Request {
-            version: VERSION,
-            verb,
-            key,
-            netns: String::new(),
-            families: Vec::new(),
-            options: Options::new(),
-            priority: 0,
-            addresses: Vec::new(),
-            valid: Vec::new(),
-        }
+        Request { version: VERSION, verb, key, ..Request::default() }
     }
 
-    /// The same about leases of these families.
-    #[must_use]
-    pub fn families(self, families: Vec<Family>) -> Request {
-        Request { families, ..self }
-    }
-
-    /// What the leases belong to.
-    pub fn keys(&self) -> impl Iterator<Item = Key> {
-        self.families.iter().map(|family| self.key.of(*family))
-    }
-
-    /// GC: whether the attachment is one of this network, and not valid any more.
+    /// GC: whether a lease is of this network and not of a valid attachment.
     pub fn is_stale(&self, key: &Key) -> bool {
         let is = |v: &Valid| v.container_id == key.container_id && v.ifname == key.ifname;
         key.network == self.key.network && !self.valid.iter().any(is)
@@ -162,14 +135,14 @@ impl Request {
         Ok(json::compact(self)? + "\n")
     }
 
-    /// Reads a line.
+    /// Decodes a line.
     pub fn decode(line: &[u8]) -> Result<Request> {
         let json = Json::parse(line)
             .map_err(|why| Error::new(Code::DECODE, format!("the request is not JSON: {why}")))?;
         let version = json.get_present("version").map(Json::decode::<u32>).transpose()?;
         if version != Some(VERSION) {
-            let told = version.map_or("none".to_owned(), |version| version.to_string());
-            let msg = format!("the request is of version {told}, this daemon speaks {VERSION}");
+            let version = version.map_or("none".to_owned(), |version| version.to_string());
+            let msg = format!("the request has version {version}, this daemon has {VERSION}");
             return Err(Error::new(Code::INCOMPATIBLE_VERSION, msg)
                 .with_details("restart the daemon with the executable of the plugin"));
         }
@@ -184,7 +157,7 @@ impl Request {
     }
 }
 
-/// An answer.
+/// A reply.
 #[derive(Debug, Default, Deserialize, Serialize)]
 pub struct Answer {
     /// [`VERSION`].
@@ -192,12 +165,12 @@ pub struct Answer {
     /// ADD: the result, in the newest version of CNI.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     result: Option<Json>,
-    /// Why it failed.
+    /// The error of a failed request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     error: Option<Refusal>,
 }
 
-/// An error on the wire.
+/// An error in a reply.
 #[derive(Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
 struct Refusal {
@@ -207,16 +180,17 @@ struct Refusal {
 }
 
 impl Answer {
-    /// The answer with an outcome.
+    /// The reply with an outcome.
     pub fn of(outcome: Result<Option<CniResult>>) -> Answer {
-        let (result, error) = match outcome {
-            Ok(result) => (result.map(|result| printed(&result)), None),
+        let mut answer = Answer { version: VERSION, ..Answer::default() };
+        match outcome {
+            Ok(result) => answer.result = result.map(|result| result.to_json()),
             Err(e) => {
                 let (msg, details) = (e.msg().to_owned(), e.details().to_owned());
-                (None, Some(Refusal { code: e.code().0, msg, details }))
+                answer.error = Some(Refusal { code: e.code().0, msg, details });
             }
-        };
-        Answer { version: VERSION, result, error }
+        }
+        answer
     }
 
     /// The line to send.
@@ -224,7 +198,7 @@ impl Answer {
         Ok(json::compact(self)? + "\n")
     }
 
-    /// Reads a line: the result of an ADD, or the error.
+    /// Decodes a line: the result of an ADD, or the error.
     pub fn decode(line: &[u8]) -> Result<Option<CniResult>> {
         let json = Json::parse(line).map_err(Error::internal)?;
         let answer: Answer = json.decode()?;
@@ -233,12 +207,6 @@ impl Answer {
         }
         answer.result.map(|json| CniResult::decode(&json, SpecVersion::NEWEST)).transpose()
     }
-}
-
-fn printed(result: &CniResult) -> Json {
-    // What was just printed is JSON.
-    let text = json::compact(&result.to_json()).unwrap_or_default();
-    Json::parse(text.as_bytes()).unwrap_or(Json::Null)
 }
 
 #[cfg(test)]
@@ -251,8 +219,9 @@ mod tests {
     }
 
     #[test]
-    fn requests_there_and_back() {
-        let mut request = Request::new(Verb::Add, key()).families(vec![Family::V4]);
+    fn requests_round_trip() {
+        let mut request = Request::new(Verb::Add, key());
+        request.families = vec![Family::V4];
         request.options.insert(12, vec![0, 255]);
         request.netns = "/x".into();
         let line = request.encode().unwrap();
@@ -284,10 +253,10 @@ mod tests {
     }
 
     #[test]
-    fn each_family_is_asked_for_once() {
+    fn families_are_deduplicated() {
         let families = |line: &str| Request::decode(line.as_bytes()).unwrap().families;
         for wanted in [vec![Family::V4], vec![Family::V6], Family::ALL.to_vec()] {
-            let request = Request::new(Verb::Add, key()).families(wanted.clone());
+            let request = Request { families: wanted.clone(), ..Request::new(Verb::Add, key()) };
             assert_eq!(families(&request.encode().unwrap()), wanted);
         }
         let twice = r#"{"version":1,"verb":"add","families":["ipv6","ipv4","ipv6"]}"#;
@@ -296,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn leases_of_one_attachment_are_two_and_belong_together() {
+    fn keys_of_one_attachment() {
         let other = key().of(Family::V6);
         assert_ne!(other, key());
         assert!(other.is_beside(&key()) && key().is_beside(&other) && key().is_beside(&key()));
@@ -309,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_there_and_back() {
+    fn replies_round_trip() {
         let result = CniResult::new();
         let line = Answer::of(Ok(Some(result.clone()))).encode().unwrap();
         assert_eq!(Answer::decode(line.as_bytes()).unwrap(), Some(result));

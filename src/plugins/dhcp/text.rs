@@ -1,19 +1,19 @@
-//! Texts from strangers: domains, and sentences for people. Both families have them.
+//! Text from servers, for both families: domain names and messages for people.
 
-/// More domains than any resolver uses.
+/// The maximum number of domains, more than any resolver uses.
 pub const MOST_DOMAINS: usize = 32;
-/// The longest name of the DNS.
+/// The maximum length of a DNS name.
 const LONGEST_NAME: usize = 253;
-/// The longest sentence that is passed on, in characters.
+/// The maximum length of a message, in characters.
 const LONGEST_SENTENCE: usize = 200;
 
-/// A sentence as far as it can be printed.
+/// The printable characters of a message.
 pub fn printable(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes);
     text.chars().filter(|c| !c.is_control()).take(LONGEST_SENTENCE).collect()
 }
 
-/// Names one after the other as the DNS writes them; those that are no domains are left out.
+/// A list of names in DNS wire format (RFC 1035, section 3.1); invalid names are skipped.
 pub fn domains(bytes: &[u8]) -> Vec<String> {
     let mut domains = Vec::new();
     let mut at = 0;
@@ -27,8 +27,7 @@ pub fn domains(bytes: &[u8]) -> Vec<String> {
     domains
 }
 
-/// The name at `at`, and where the next one begins. References lead backwards only, so there is
-/// an end.
+/// The name at `at`, and the offset of the next one. Compression pointers must point backwards, so the loop ends.
 fn name_at(bytes: &[u8], at: usize) -> Option<(String, usize)> {
     let mut name = String::new();
     let (mut at, mut limit, mut next) = (at, at, None);
@@ -60,7 +59,7 @@ fn name_at(bytes: &[u8], at: usize) -> Option<(String, usize)> {
     }
 }
 
-/// What may stand in a resolv.conf: nothing else comes from the network into a file.
+/// Whether the text is safe to write to resolv.conf.
 pub fn is_domain(text: &str) -> bool {
     let label = |label: &str| {
         (1..64).contains(&label.len())

@@ -1,4 +1,4 @@
-//! Moments, waits and the randomness in them.
+//! Clock, retransmission timers and random numbers, for both families.
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
@@ -6,55 +6,54 @@ use std::time::Duration;
 
 use nix::time::{ClockId, clock_gettime};
 
-/// A point in time: how long the node is up, time asleep included.
+/// A point in time: the time since boot, suspend included.
 pub type BootTime = Duration;
 
 /// Never.
 pub const NEVER: BootTime = Duration::MAX;
 
-/// How long to wait after the second refusal; doubled for each further one. Some servers offer one
-/// address to all who ask at the same time, so it is random by a third.
+/// The wait after the second refusal, doubled for each further refusal and randomized by a third, because some servers
+/// offer the same address to all clients that start at the same time.
 const AFTER_REFUSAL: Duration = Duration::from_millis(250);
-/// How long to wait after an address turned out to be taken (RFC 2131, section 3.1, step 5),
-/// unless it is the first one.
-const AFTER_CONFLICT: Duration = Duration::from_secs(10);
 
-/// Now. It goes on while the node sleeps, as the server's clock does.
+/// The current time. `CLOCK_BOOTTIME` advances during suspend, as the server's clock does.
 pub fn now() -> BootTime {
-    // A kernel without this clock is older than 2.6.39.
+    // Linux has had this clock since 2.6.39.
     clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(Duration::ZERO, Duration::from)
 }
 
-/// Times in files: milliseconds, `u64::MAX` for [`NEVER`].
+/// Times in files: milliseconds, `u64::MAX` for [`NEVER`]. For `#[serde(with)]`.
 pub mod millis {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
     use super::{BootTime, Duration, NEVER};
 
-    /// For `#[serde(with)]`.
+    /// Writes a time.
     pub fn serialize<S: Serializer>(time: &BootTime, s: S) -> Result<S::Ok, S::Error> {
         u64::try_from(time.as_millis()).unwrap_or(u64::MAX).serialize(s)
     }
 
-    /// For `#[serde(with)]`.
+    /// Reads a time.
     pub fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<BootTime, D::Error> {
         let millis = u64::deserialize(d)?;
         Ok(if millis == u64::MAX { NEVER } else { Duration::from_millis(millis) })
     }
 }
 
-/// Random numbers, good enough for transaction ids that only this link sees.
-#[derive(Clone, Debug)]
+/// Random numbers, sufficient for transaction IDs that are visible on one link only.
+#[derive(Debug)]
 pub struct Random(u64);
 
-impl Random {
-    /// Unpredictable numbers.
-    pub fn new() -> Random {
-        // The standard library keys its hasher with the kernel's random numbers.
+impl Default for Random {
+    /// A generator with an unpredictable seed.
+    fn default() -> Random {
+        // The standard library seeds its hasher from the kernel's random numbers.
         Random::from_seed(RandomState::new().build_hasher().finish())
     }
+}
 
-    /// The same numbers for the same seed.
+impl Random {
+    /// A generator with a fixed seed.
     pub fn from_seed(seed: u64) -> Random {
         Random(seed | 1)
     }
@@ -67,42 +66,90 @@ impl Random {
         (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32) as u32
     }
 
-    /// From 0 to 1.
+    /// A number between 0 and 1.
     pub fn part(&mut self) -> f64 {
         f64::from(self.number()) / f64::from(u32::MAX)
     }
 
-    /// `mean`, more or less by `spread`.
+    /// `mean` plus or minus up to `spread`.
     pub fn around(&mut self, mean: Duration, spread: Duration) -> Duration {
         (mean + spread.mul_f64(2.0 * self.part())).saturating_sub(spread)
     }
 
-    /// `time`, or up to 5 % less: those who started together are not to ask together for ever.
-    /// Never late: the server may count on the moment.
+    /// `time` minus up to 5 %, so that clients that started together do not renew together. Never later than `time`,
+    /// because the server may rely on T1 and T2.
     pub fn early(&mut self, time: Duration) -> Duration {
-        time.saturating_sub((time / 20).mul_f64(self.part()))
+        if time == NEVER { NEVER } else { time.saturating_sub((time / 20).mul_f64(self.part())) }
     }
 }
 
-impl Default for Random {
-    fn default() -> Random {
-        Random::new()
+/// The timers of a lease.
+#[derive(Clone, Copy, Debug)]
+pub struct Timers {
+    /// T1: renew with the server of the lease.
+    pub renew: BootTime,
+    /// T2: renew with any server.
+    pub rebind: BootTime,
+    /// The end of the lease.
+    pub expires: BootTime,
+}
+
+impl Timers {
+    /// The timers of a lease that was requested at `asked`, from T1, T2 and the lease time of the server.
+    pub fn new(asked: BootTime, [t1, t2, time]: [Duration; 3], random: &mut Random) -> Timers {
+        let t1 = random.early(t1);
+        let t2 = random.early(t2).max(t1);
+        let [renew, rebind, expires] = [t1, t2, time].map(|t| asked.saturating_add(t));
+        Timers { renew, rebind, expires }
     }
 }
 
-/// How long to wait for what.
+/// An exchange of messages with one transaction ID.
+#[derive(Clone, Copy, Debug)]
+pub struct Exchange {
+    /// The transaction ID.
+    pub xid: u32,
+    /// When the exchange began.
+    pub began: BootTime,
+    /// How many messages were sent.
+    pub sent: u32,
+    /// When the last message was sent.
+    pub asked: BootTime,
+    /// The timeout of the last message.
+    pub wait: Duration,
+}
+
+impl Exchange {
+    /// An exchange without messages.
+    pub fn begin(now: BootTime, xid: u32) -> Exchange {
+        Exchange { xid, began: now, sent: 0, asked: now, wait: Duration::ZERO }
+    }
+
+    /// The time from its begin to the last message.
+    pub fn elapsed(&self) -> Duration {
+        self.asked.saturating_sub(self.began)
+    }
+
+    /// The exchange after another message with this timeout.
+    #[must_use]
+    pub fn send(self, now: BootTime, wait: Duration) -> Exchange {
+        Exchange { sent: self.sent + 1, asked: now, wait, ..self }
+    }
+}
+
+/// The configured timeouts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timing {
-    /// For the answer to the first message; doubled for each further one.
+    /// The timeout of the first message, doubled for each further message.
     pub first: Duration,
-    /// At most for the answer to one message.
+    /// The longest timeout of a message.
     pub most: Duration,
-    /// How long a host that has the address may take to answer; zero sends no probe.
+    /// How long to wait for a reply to the probes of an address; zero sends no probes.
     pub probe: Duration,
 }
 
 impl Default for Timing {
-    /// As RFC 2131 has it in section 4.1, with the reference's longest wait.
+    /// RFC 2131 section 4.1, with the longest timeout of the reference.
     fn default() -> Timing {
         Timing {
             first: Duration::from_secs(4),
@@ -113,25 +160,20 @@ impl Default for Timing {
 }
 
 impl Timing {
-    /// The wait after `earlier` messages were not answered: RFC 2131, section 4.1, makes it
-    /// random by a second, which here is never more than a quarter.
+    /// The timeout of a message after `earlier` messages without a reply. RFC 2131 section 4.1 randomizes it by a
+    /// second, here by at most a quarter.
     pub fn wait(&self, earlier: u32, random: &mut Random) -> Duration {
         let doubled = self.first.saturating_mul(1 << earlier.min(16));
         let mean = doubled.min(self.most);
         random.around(mean, (mean / 4).min(Duration::from_secs(1)))
     }
 
-    /// The wait before a new beginning after a refusal and `earlier` others.
+    /// The wait before a restart after a refusal that follows `earlier` refusals.
     pub fn after_refusal(&self, earlier: u32, random: &mut Random) -> Duration {
-        // The first time it is most likely that the server has just changed.
+        // The most likely cause of the first refusal is a change of the server's configuration.
         let Some(n) = earlier.checked_sub(1) else { return Duration::ZERO };
         let mean = AFTER_REFUSAL.saturating_mul(1 << n.min(16)).min(self.most);
         random.around(mean, mean / 3)
-    }
-
-    /// The same after an address was declined.
-    pub fn after_conflict(earlier: u32) -> Duration {
-        if earlier == 0 { Duration::ZERO } else { AFTER_CONFLICT }
     }
 }
 

@@ -165,7 +165,7 @@ fn an_address_in_use_is_declined() {
     assert_ne!(result["ips"][0]["address"], "fd00:1::6/128");
     let log = world.server_log();
     assert_eq!(log.matches("DHCPDECLINE(br0)").count(), 1, "{log}");
-    let said = "c1/net/eth0 (ipv6): declined fd00:1::6, which somebody on the link uses";
+    let said = "c1/net/eth0 (ipv6): declined fd00:1::6, which another host on the link uses";
     assert!(world.daemon_log().contains(said), "{}", world.daemon_log());
     net.del(&container);
 }

@@ -1,9 +1,9 @@
-//! What the daemon gives up before it hears from the network: all capabilities but a few, new
-//! privileges, and the system calls by which a process takes over a node.
+//! Dropping privileges before the first packet is received: all capabilities but a few, new privileges, and the system
+//! calls that take over a node.
 //!
-//! The daemon reads packets of a hostile segment for weeks, so a mistake in parsing must not cost
-//! more than leases. The units in `packaging/systemd` confine it further; a daemon that was started on
-//! demand is confined by this file only.
+//! The daemon parses packets of a hostile segment for weeks, so an exploited parser must not endanger more than leases.
+//! The units in `packaging/systemd` confine the daemon further; a daemon that is started on demand has no other
+//! confinement.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ use seccompiler::{apply_filter, sock_filter};
 
 use crate::error::{Error, Result};
 
-/// The capabilities that work in containers' namespaces needs.
+/// The capabilities for work in containers' namespaces.
 const KEPT: CapabilitySet = CapabilitySet::SYS_ADMIN // entering namespaces
     .union(CapabilitySet::SYS_PTRACE) // opening /proc/<pid>/ns/net of other users' processes
     .union(CapabilitySet::DAC_READ_SEARCH) // opening namespaces below folders of other users
@@ -25,13 +25,13 @@ const KEPT: CapabilitySet = CapabilitySet::SYS_ADMIN // entering namespaces
     .union(CapabilitySet::NET_RAW) // frames, and sockets of one interface
     .union(CapabilitySet::NET_BIND_SERVICE); // ports 68 and 546
 
-/// Address families of sockets: systemd and plugins, leases, netlink, frames.
+/// The allowed address families of sockets: systemd and plugins, leases, netlink, frames.
 const FAMILIES: [i32; 5] =
     [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK, libc::AF_PACKET];
 
-/// Calls that the daemon never makes.
+/// System calls that the daemon does not need.
 const REFUSED: &[c_long] = &[
-    // Starting programs and changing other processes.
+    // Executing programs and accessing other processes.
     libc::SYS_execve,
     libc::SYS_execveat,
     libc::SYS_ptrace,
@@ -40,7 +40,7 @@ const REFUSED: &[c_long] = &[
     libc::SYS_pidfd_getfd,
     libc::SYS_kcmp,
     libc::SYS_memfd_create,
-    // Changing users and creating namespaces; `setns` into network namespaces is left.
+    // Changing users and creating namespaces; `setns` into network namespaces is allowed.
     libc::SYS_setuid,
     libc::SYS_setgid,
     libc::SYS_setreuid,
@@ -89,17 +89,17 @@ const REFUSED: &[c_long] = &[
     libc::SYS_personality,
 ];
 
-/// Gives up privileges, for this thread and the threads that it will start. There must be no other thread yet.
+/// Drops privileges of this thread and of the threads that it will start. No other thread may exist.
 pub(super) fn confine() -> Result<()> {
     let system =
         |what: &'static str| move |e: rustix::io::Errno| Error::io(what, &std::io::Error::from(e));
     let had = thread::capabilities(None).map_err(system("read the capabilities"))?;
-    // Clearing the bounding set needs CAP_SETPCAP, which is given up as well.
+    // Clearing the bounding set needs CAP_SETPCAP, which is dropped afterwards.
     if had.effective.contains(CapabilitySet::SETPCAP) {
         for capability in CapabilitySet::all() - KEPT {
             let dropped = thread::remove_capability_from_bounding_set(capability);
-            // The kernel is older than the capability.
             match dropped {
+                // EINVAL: the kernel does not have the capability.
                 Ok(()) | Err(rustix::io::Errno::INVAL) => {}
                 Err(e) => return Err(system("drop a capability from the bounding set")(e)),
             }
@@ -132,7 +132,7 @@ fn filter() -> Result<BpfProgram, seccompiler::BackendError> {
     Ok(without_x32().into_iter().chain(compiled).collect())
 }
 
-/// Refuses the x32 system calls, which are those of x86-64 under other numbers.
+/// Refuses x32 system calls, which are the system calls of x86-64 with other numbers.
 fn without_x32() -> [sock_filter; 3] {
     const X32: u32 = 0x4000_0000;
     let instruction = |code: u32, jf: u8, k: u32| {
@@ -140,7 +140,7 @@ fn without_x32() -> [sock_filter; 3] {
         sock_filter { code, jt: 0, jf, k }
     };
     [
-        // The call's number is the first word of what the filter sees.
+        // The system call number is the first word of `struct seccomp_data`.
         instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0),
         instruction(libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K, 1, X32),
         instruction(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_ERRNO | Errno::EPERM as u32),

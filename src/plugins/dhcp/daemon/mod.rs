@@ -1,20 +1,19 @@
-//! `dhcp daemon`: keeps the leases of all containers of the node.
+//! `dhcp daemon`: maintains the leases of all containers of the node.
 //!
-//! One thread with a task for each lease; a namespace is entered by a thread that lives as long as
-//! it takes to open a socket there. Leases are on disk before a plugin hears of them, so the
-//! daemon can end in any way, and the next daemon resumes them. `docs/decisions/0008-dhcp-daemon.md`.
+//! One thread with a task per lease; a short-lived thread enters a namespace to open a socket there. Leases are on disk
+//! before the plugin gets a reply, so the daemon can be killed at any time, and the next daemon resumes them.
+//! `docs/decisions/0008-dhcp-daemon.md`.
 //!
 //! | file | |
 //! | --- | --- |
 //! | `options.rs` | the command line |
-//! | `listen.rs`, `serve.rs` | the socket, and the plugins that connect to it |
-//! | `confine.rs` | the privileges that the daemon gives up |
-//! | `registry.rs`, `requests.rs` | all leases, and what plugins ask about them |
+//! | `serve.rs` | the socket, and the connections of plugins |
+//! | `confine.rs` | dropping privileges |
+//! | `registry.rs`, `requests.rs` | all leases, and the requests of plugins |
 //! | `task.rs` | one lease |
 //! | `transport.rs`, `sockets.rs` | the messages of a lease, and its sockets |
 
 mod confine;
-mod listen;
 mod options;
 mod registry;
 mod requests;
@@ -33,7 +32,8 @@ use std::rc::Rc;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
-use nix::unistd::geteuid;
+use nix::unistd::{dup2_stdout, geteuid, setsid};
+use tokio::net::UnixListener;
 use tokio::runtime;
 use tokio::task::LocalSet;
 
@@ -48,38 +48,31 @@ use crate::options::{Asked, version};
 /// The line that a daemon started on demand prints when plugins can connect.
 pub const READY: &str = "ready";
 
-/// The daemon with the arguments behind its name.
+/// Runs the daemon with the arguments after `daemon`.
 pub fn main(args: Vec<String>) -> ExitCode {
-    let options = match options::parse(args) {
-        Ok(Asked::Help) => {
-            log::line(options::help());
+    let read = options::parse(args).and_then(|asked| match asked {
+        Asked::Help => Ok(Err(options::help())),
+        Asked::Version => Ok(Err(version())),
+        Asked::Work(line) => Options::read(&line).map(Ok),
+    });
+    let options = match read {
+        Ok(Ok(options)) => options,
+        Ok(Err(text)) => {
+            log::line(text);
             return ExitCode::SUCCESS;
         }
-        Ok(Asked::Version) => {
-            log::line(version());
-            return ExitCode::SUCCESS;
-        }
-        Ok(Asked::Work(line)) => Options::read(&line),
-        Err(wrong) => Err(wrong),
-    };
-    let options = match options {
-        Ok(options) => options,
-        Err(wrong) => {
-            log::line(format_args!("{wrong}; see dhcp daemon --help"));
+        Err(error) => {
+            log::line(format_args!("{error}; see dhcp daemon --help"));
             return ExitCode::from(2);
         }
     };
     let on_demand = options.on_demand;
-    match run(options) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            log::line(&error);
-            if on_demand {
-                tell_plugin(&error.to_string());
-            }
-            ExitCode::FAILURE
-        }
+    let Err(error) = run(options) else { return ExitCode::SUCCESS };
+    log::line(&error);
+    if on_demand {
+        report(&error.to_string());
     }
+    ExitCode::FAILURE
 }
 
 fn run(options: Options) -> Result<()> {
@@ -97,25 +90,21 @@ fn run(options: Options) -> Result<()> {
     let signals = SignalFd::with_flags(&set, flags).map_err(system("open a signal descriptor"))?;
 
     let _pidfile = options.pidfile.as_deref().map(write_pidfile).transpose()?;
-    let records = Records::create(&options.socket())?;
-    let claimed = records.claim()?;
-    let _lock = claimed.ok_or_else(|| {
-        Error::internal(format!(
-            "another daemon keeps the leases of {}",
-            options.socket().display()
-        ))
+    let path = options.socket.clone();
+    let records = Records::create(&path)?;
+    let _lock = records.claim()?.ok_or_else(|| {
+        Error::internal(format!("another daemon keeps the leases of {}", path.display()))
     })?;
-    let socket = listen::listen(&options.socket())?;
-    let _removed = socket.own.map(Removed);
+    let (listener, created) = serve::listen(&path)?;
+    let _removed = created.map(Removed);
 
     confine::confine()?;
     let runtime = runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|e| Error::io("start the executor", &e))?;
-    let local = LocalSet::new();
-    let on_demand = options.on_demand;
-    let served = local.block_on(&runtime, async {
-        socket.listener.set_nonblocking(true)?;
-        let listener = tokio::net::UnixListener::from_std(socket.listener)?;
+    let served = LocalSet::new().block_on(&runtime, async {
+        listener.set_nonblocking(true)?;
+        let listener = UnixListener::from_std(listener)?;
+        let on_demand = options.on_demand;
         let registry = Rc::new(Registry::new(options, records));
         let resumed = registry.resume();
         log::line(format_args!("ready, with {resumed} leases of before"));
@@ -129,7 +118,7 @@ fn run(options: Options) -> Result<()> {
 
 /// Leaves the plugin's session and working directory, whose file system may have to be unmounted.
 fn leave_session() {
-    if let Err(errno) = nix::unistd::setsid() {
+    if let Err(errno) = setsid() {
         log::debug(errno);
     }
     if let Err(error) = std::env::set_current_dir("/") {
@@ -139,18 +128,15 @@ fn leave_session() {
 
 /// Reports to the plugin that waits, and closes the pipe to it.
 fn detach() {
-    tell_plugin(READY);
-    let closed = File::options()
-        .write(true)
-        .open("/dev/null")
-        .and_then(|null| nix::unistd::dup2_stdout(null).map_err(io::Error::from));
-    if let Err(error) = closed {
+    report(READY);
+    let null = File::options().write(true).open("/dev/null");
+    if let Err(error) = null.and_then(|null| dup2_stdout(null).map_err(io::Error::from)) {
         log::warn(Error::io("close standard output", &error));
     }
 }
 
-fn tell_plugin(text: &str) {
-    // A plugin that has stopped waiting finds out when it connects.
+fn report(text: &str) {
+    // This fails if the plugin has stopped waiting.
     drop(writeln!(io::stdout(), "{text}"));
 }
 
@@ -163,7 +149,7 @@ fn raise_file_limit() {
     }
 }
 
-/// Replaces a file of ours at `path`; nothing is written through a symbolic link.
+/// Creates the pidfile, or replaces a regular file of this user. Symbolic links are not followed.
 fn write_pidfile(path: &Path) -> Result<Removed> {
     let failed = |why: String| {
         Error::internal(format!("Error writing pidfile \"{}\": {why}", path.display()))
@@ -172,12 +158,12 @@ fn write_pidfile(path: &Path) -> Result<Removed> {
         return Err(failed("path not absolute".to_owned()));
     }
     if let Some(dir) = path.parent() {
-        let made = fs::DirBuilder::new().recursive(true).mode(0o755).create(dir);
-        made.map_err(|e| failed(io_text(&e)))?;
+        let created = fs::DirBuilder::new().recursive(true).mode(0o755).create(dir);
+        created.map_err(|e| failed(io_text(&e)))?;
     }
-    let is_ours = |meta: fs::Metadata| meta.is_file() && meta.uid() == geteuid().as_raw();
-    if fs::symlink_metadata(path).is_ok_and(|meta| !is_ours(meta)) {
-        return Err(failed("something else is there".to_owned()));
+    let is_own = |meta: fs::Metadata| meta.is_file() && meta.uid() == geteuid().as_raw();
+    if fs::symlink_metadata(path).is_ok_and(|meta| !is_own(meta)) {
+        return Err(failed("the path is not a regular file of this user".to_owned()));
     }
     let writer = Writer::unlocked(path, Durability::Volatile);
     let written = writer.replace(path, std::process::id().to_string().as_bytes(), 0o644);
@@ -185,7 +171,7 @@ fn write_pidfile(path: &Path) -> Result<Removed> {
     Ok(Removed(path.to_owned()))
 }
 
-/// A file that is removed at the end.
+/// A file that is removed on drop.
 struct Removed(PathBuf);
 
 impl Drop for Removed {

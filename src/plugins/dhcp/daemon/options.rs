@@ -9,75 +9,76 @@ use crate::error::Result;
 use crate::options::{self, Asked, CommandLine, Opt, no_words, opt, usage};
 
 const OPTIONS: &[Opt] = &[
-    opt("--socketpath", "PATH", "where to listen (/run/cni/dhcp.sock)"),
-    opt("--hostprefix", "TEXT", "put before the socket's path and those of namespaces"),
-    opt("--pidfile", "PATH", "absolute; written at the start, removed at the end"),
-    opt("--broadcast", "", "ask servers to broadcast their answers"),
+    opt("--socketpath", "PATH", "the socket to listen on (/run/cni/dhcp.sock)"),
+    opt("--hostprefix", "TEXT", "prefix of the paths of the socket and of namespaces"),
+    opt("--pidfile", "PATH", "absolute; created at the start, removed at the end"),
+    opt("--broadcast", "", "request broadcast replies from servers"),
+    opt("--timeout", "TIME", "timeout of the first message (4s), doubled for each further one"),
+    opt("--resendmax", "TIME", "longest timeout of a message (62s)"),
+    opt("--resendtimeout", "TIME", "time limit for the first lease (3m28s)"),
     opt(
-        "--timeout",
+        "--probe",
         "TIME",
-        "for the answer to the first message (4s); doubled for each further one",
+        "timeout for the reply of a host that uses the address (200ms); 0 sends no probe",
     ),
-    opt("--resendmax", "TIME", "at most for the answer to one message (62s)"),
-    opt("--resendtimeout", "TIME", "for a lease to be had (3m28s)"),
-    opt("--probe", "TIME", "for a host that has the address to answer (200ms); 0 sends no probe"),
     opt("--on-demand", "", "started by a plugin: print \"ready\", then close standard output"),
 ];
 
-/// What `--help` prints.
+/// The text of `--help`.
 pub(super) fn help() -> String {
     let options = options::help(OPTIONS);
     format!(
-        "Usage: dhcp daemon [OPTIONS]\n\n{options}\nOne dash is as good as two. Times are like 10s or 1m30s.\n"
+        "Usage: dhcp daemon [OPTIONS]\n\n{options}\nOptions can have one dash or two. Times are like 10s or 1m30s.\n"
     )
 }
 
-/// How the daemon is to run.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The options of the daemon.
+#[derive(Debug, PartialEq, Eq)]
 pub(super) struct Options {
-    socket: String,
+    pub(super) socket: PathBuf,
     pub(super) prefix: String,
     pub(super) pidfile: Option<PathBuf>,
     pub(super) broadcast: bool,
     pub(super) timing: Timing,
-    /// How long the first lease may take.
+    /// The time limit of the first lease.
     pub(super) limit: Duration,
     pub(super) on_demand: bool,
 }
 
 impl Options {
-    /// Where to listen.
-    pub(super) fn socket(&self) -> PathBuf {
-        format!("{}{}", self.prefix, self.socket).into()
+    /// Reads the options of a command line.
+    pub(super) fn read(line: &CommandLine) -> Result<Options> {
+        no_words(line)?;
+        let prefix = line.last("--hostprefix").unwrap_or_default().to_owned();
+        let defaults = Timing::default();
+        Ok(Options {
+            socket: format!("{prefix}{}", line.last("--socketpath").unwrap_or(SOCKET)).into(),
+            prefix,
+            pidfile: line.last("--pidfile").filter(|path| !path.is_empty()).map(Into::into),
+            broadcast: line.has("--broadcast"),
+            timing: Timing {
+                first: positive(line, "--timeout", defaults.first)?,
+                most: positive(line, "--resendmax", defaults.most)?,
+                probe: time(line, "--probe", defaults.probe)?,
+            },
+            limit: positive(line, "--resendtimeout", Duration::from_secs(208))?,
+            on_demand: line.has("--on-demand"),
+        })
     }
 
-    /// The path that a plugin gave, as this process sees it.
+    /// The path of a plugin, as this process sees it.
     pub(super) fn prefixed(&self, path: &str) -> PathBuf {
         format!("{}{path}", self.prefix).into()
     }
 }
 
-impl Default for Options {
-    fn default() -> Options {
-        Options {
-            socket: SOCKET.to_owned(),
-            prefix: String::new(),
-            pidfile: None,
-            broadcast: false,
-            timing: Timing::default(),
-            limit: Duration::from_secs(208),
-            on_demand: false,
-        }
-    }
-}
-
-/// Parses the arguments behind `daemon`.
+/// Parses the arguments after `daemon`.
 pub(super) fn parse(args: Vec<String>) -> Result<Asked> {
     options::parse(as_long_options(args), OPTIONS)
 }
 
-/// The reference's options are those of Go's `flag`: also with one dash, and a switch may have a value. The
-/// argument behind an option that needs a value is that value, whatever it begins with.
+/// Converts options as Go's `flag` accepts them: with one dash, and switches with a value. The argument after an option
+/// that needs a value is its value, even with a leading dash.
 fn as_long_options(args: Vec<String>) -> Vec<String> {
     let mut all: Vec<String> = Vec::new();
     let mut is_value = false;
@@ -104,40 +105,33 @@ fn as_long_options(args: Vec<String>) -> Vec<String> {
     all
 }
 
-impl Options {
-    /// The options of a command line.
-    pub(super) fn read(line: &CommandLine) -> Result<Options> {
-        no_words(line)?;
-        let defaults = Options::default();
-        let text = |flag, default: String| line.last(flag).map_or(default, str::to_owned);
-        Ok(Options {
-            socket: text("--socketpath", defaults.socket),
-            prefix: text("--hostprefix", defaults.prefix),
-            pidfile: line.last("--pidfile").filter(|path| !path.is_empty()).map(Into::into),
-            broadcast: line.has("--broadcast"),
-            timing: Timing {
-                first: positive(line, "--timeout", defaults.timing.first)?,
-                most: positive(line, "--resendmax", defaults.timing.most)?,
-                probe: time(line, "--probe", defaults.timing.probe)?,
-            },
-            limit: positive(line, "--resendtimeout", defaults.limit)?,
-            on_demand: line.has("--on-demand"),
-        })
-    }
-}
-
 fn positive(line: &CommandLine, flag: &str, default: Duration) -> Result<Duration> {
-    let found = time(line, flag, default)?;
-    if found.is_zero() { Err(usage(format!("{flag} must be more than 0"))) } else { Ok(found) }
+    match time(line, flag, default)? {
+        Duration::ZERO => Err(usage(format!("{flag} must be more than 0"))),
+        time => Ok(time),
+    }
 }
 
 fn time(line: &CommandLine, flag: &str, default: Duration) -> Result<Duration> {
     let Some(text) = line.last(flag) else { return Ok(default) };
-    let wrong = || usage(format!("invalid time \"{text}\" of {flag}"));
-    duration(text).ok_or_else(|| wrong().with_details("write it like 10s or 1m30s"))
+    duration(text).ok_or_else(|| {
+        usage(format!("invalid time \"{text}\" of {flag}"))
+            .with_details("write it like 10s or 1m30s")
+    })
 }
 
-/// A time as Go writes it: numbers with units, one after the other. A day is more than enough.
+/// The units of [`duration`] in seconds.
+const UNITS: [(&str, f64); 7] = [
+    ("ns", 1e-9),
+    ("us", 1e-6),
+    ("µs", 1e-6),
+    ("ms", 1e-3),
+    ("s", 1.0),
+    ("m", 60.0),
+    ("h", 3600.0),
+];
+
+/// A duration in the format of Go: numbers with units, at most a day.
 fn duration(text: &str) -> Option<Duration> {
     if text == "0" {
         return Some(Duration::ZERO);
@@ -148,15 +142,7 @@ fn duration(text: &str) -> Option<Duration> {
         let number = rest.find(|c: char| !c.is_ascii_digit() && c != '.')?;
         let tail = &rest[number..];
         let unit = tail.find(|c: char| c.is_ascii_digit() || c == '.').unwrap_or(tail.len());
-        let factor = match &tail[..unit] {
-            "ns" => 1e-9,
-            "us" | "µs" => 1e-6,
-            "ms" => 1e-3,
-            "s" => 1.0,
-            "m" => 60.0,
-            "h" => 3600.0,
-            _ => return None,
-        };
+        let (_, factor) = UNITS.iter().find(|(name, _)| *name == &tail[..unit])?;
         seconds += rest[..number].parse::<f64>().ok()? * factor;
         rest = &tail[unit..];
     }
@@ -170,6 +156,18 @@ mod tests {
 
     use super::*;
 
+    fn defaults() -> Options {
+        Options {
+            socket: "/run/cni/dhcp.sock".into(),
+            prefix: String::new(),
+            pidfile: None,
+            broadcast: false,
+            timing: Timing::default(),
+            limit: Duration::from_secs(208),
+            on_demand: false,
+        }
+    }
+
     fn read(line: &str) -> Result<Options> {
         match parse(line.split_whitespace().map(str::to_owned).collect())? {
             Asked::Work(line) => Options::read(&line),
@@ -182,7 +180,7 @@ mod tests {
         let line = "-socketpath /a.sock --hostprefix=/host -timeout 2s -resendmax=8s \
                     --resendtimeout 1m10s -broadcast --pidfile /run/x.pid -probe 0";
         let options = read(line).unwrap();
-        assert_eq!(options.socket(), Path::new("/host/a.sock"));
+        assert_eq!(options.socket, Path::new("/host/a.sock"));
         assert_eq!(options.prefixed("/n"), Path::new("/host/n"));
         assert_eq!(options.pidfile, Some("/run/x.pid".into()));
         assert!(options.broadcast && !options.on_demand);
@@ -190,9 +188,9 @@ mod tests {
         assert_eq!(options.limit, seconds(70));
         let timing = Timing { first: seconds(2), most: seconds(8), probe: Duration::ZERO };
         assert_eq!(options.timing, timing);
-        assert_eq!(read(""), Ok(Options::default()));
+        assert_eq!(read(""), Ok(defaults()));
         for line in ["-broadcast=false", "--broadcast=0", "-broadcast --broadcast=false"] {
-            assert_eq!(read(line), Ok(Options::default()), "{line}");
+            assert_eq!(read(line), Ok(defaults()), "{line}");
         }
         assert!(read("-broadcast=true").unwrap().broadcast);
         assert!(read("-on-demand=1").unwrap().on_demand);

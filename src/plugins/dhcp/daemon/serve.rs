@@ -1,14 +1,23 @@
-//! Connections of plugins.
+//! The daemon's socket and the connections of plugins.
 
+use std::convert::Infallible;
+use std::fs;
 use std::io;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::{Either, select};
+use listenfd::ListenFd;
 use nix::sys::signalfd::SignalFd;
-use tokio::net::{UnixListener, UnixStream};
+use nix::sys::stat::{Mode, umask};
+use nix::unistd::geteuid;
+use tokio::io::Interest;
+use tokio::net;
 use tokio::sync::Semaphore;
 use tokio::task::spawn_local;
 use tokio::time::{sleep, timeout};
@@ -16,22 +25,61 @@ use tokio::time::{sleep, timeout};
 use super::super::rpc::{Answer, LONGEST, Request};
 use super::registry::Registry;
 use super::sockets::watch;
-use crate::error::{Code, Error, Result};
+use crate::error::{Error, Result, io_text};
 use crate::log;
 
-/// How many plugins are served at once; more wait in the kernel's queue.
+/// The maximum number of connections; more wait in the kernel's backlog.
 const MAX_CONNECTIONS: usize = 1024;
-/// How long a plugin may take to send its request or to read the answer.
+/// The timeout of a plugin for its request, and for reading the reply.
 const IO_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long to wait when no connection can be accepted.
+/// The wait after a connection could not be accepted.
 const RECOVERY: Duration = Duration::from_millis(100);
-/// The answer as the reference's plugin reads it.
+/// The reply to the reference's plugin, which reads HTTP.
 const GO_RPC_ANSWER: &[u8] =
     b"HTTP/1.0 501 this daemon is cnibox's and serves the dhcp plugin of cnibox only\n\n";
 
+/// Takes the socket that systemd passed in `LISTEN_FDS`, or creates one at `path`, for root only. Returns the path of a
+/// created socket as well, to be removed at the end.
+pub(super) fn listen(path: &Path) -> Result<(UnixListener, Option<PathBuf>)> {
+    let failed = |why: String| Error::internal(format!("Error getting listener: {why}"));
+    let mut passed = ListenFd::from_env();
+    match passed.len() {
+        0 => {
+            let failed =
+                |e| failed(format!("listen unix {}: bind: {}", path.display(), io_text(&e)));
+            Ok((bind(path).map_err(failed)?, Some(path.to_owned())))
+        }
+        1 => match passed.take_unix_listener(0) {
+            Ok(Some(listener)) => Ok((listener, None)),
+            _ => Err(failed("LISTEN_FDS=1 but no FD found".to_owned())),
+        },
+        n => Err(failed(format!("Too many ({n}) FDs passed through socket activation"))),
+    }
+}
+
+/// Replaces a stale socket, the one of a killed process.
+fn bind(path: &Path) -> io::Result<UnixListener> {
+    if let Some(dir) = path.parent() {
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+    }
+    // Connecting to a file of another type fails with the same errno.
+    let is_socket = || fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket());
+    match UnixStream::connect(path) {
+        Ok(_) => return Err(io::ErrorKind::AddrInUse.into()),
+        Err(e) if e.kind() == io::ErrorKind::ConnectionRefused && is_socket() => {
+            fs::remove_file(path)?;
+        }
+        Err(_) => {}
+    }
+    let before = umask(Mode::S_IXUSR | Mode::S_IRWXG | Mode::S_IRWXO);
+    let bound = UnixListener::bind(path);
+    umask(before);
+    bound
+}
+
 /// Serves plugins until SIGTERM or SIGINT.
 pub(super) async fn until_signal(
-    listener: UnixListener,
+    listener: net::UnixListener,
     signals: SignalFd,
     registry: Rc<Registry>,
 ) -> io::Result<()> {
@@ -44,17 +92,17 @@ pub(super) async fn until_signal(
     }
 }
 
-async fn accept(listener: UnixListener, registry: Rc<Registry>) -> std::convert::Infallible {
+async fn accept(listener: net::UnixListener, registry: Rc<Registry>) -> Infallible {
     let free = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
-        // The semaphore is never closed, so there always is a permit.
-        let turn = Arc::clone(&free).acquire_owned().await;
+        // The semaphore is never closed, so this always is a permit.
+        let permit = Arc::clone(&free).acquire_owned().await;
         match listener.accept().await {
             Ok((stream, _)) => {
                 let registry = Rc::clone(&registry);
                 spawn_local(async move {
-                    let _turn = turn;
-                    if let Err(error) = connection(stream, &registry).await {
+                    let _permit = permit;
+                    if let Err(error) = serve(stream, &registry).await {
                         log::line(format_args!("a request: {error}"));
                     }
                 });
@@ -67,12 +115,10 @@ async fn accept(listener: UnixListener, registry: Rc<Registry>) -> std::convert:
     }
 }
 
-async fn connection(stream: UnixStream, registry: &Rc<Registry>) -> Result<()> {
-    let lost = |e: io::Error| Error::io("talk to the plugin", &e);
-    let bytes = match timeout(IO_TIMEOUT, line(&stream)).await {
-        Ok(read) => read.map_err(lost)?,
-        Err(_) => return Err(lost(io::ErrorKind::TimedOut.into())),
-    };
+async fn serve(stream: net::UnixStream, registry: &Rc<Registry>) -> Result<()> {
+    let lost = |e: io::Error| Error::io("connection of a plugin", &e);
+    let bytes = timeout(IO_TIMEOUT, line(&stream)).await;
+    let bytes = bytes.unwrap_or_else(|elapsed| Err(elapsed.into())).map_err(lost)?;
     if bytes.starts_with(b"CONNECT ") {
         return write(&stream, GO_RPC_ANSWER).await.map_err(lost);
     }
@@ -80,69 +126,85 @@ async fn connection(stream: UnixStream, registry: &Rc<Registry>) -> Result<()> {
         Ok(request) => registry.serve(&request, hangup(&stream)).await,
         Err(error) => Err(error),
     };
-    let text = Answer::of(outcome).encode()?;
-    write(&stream, text.as_bytes()).await.map_err(lost)
+    write(&stream, Answer::of(outcome).encode()?.as_bytes()).await.map_err(lost)
 }
 
-/// The socket's file is root's; where its mode was changed, other users are still refused.
-fn permitted(stream: &UnixStream) -> Result<()> {
-    let peer = stream.peer_cred().map_err(|e| Error::io("ask who the plugin is", &e))?;
-    let own = nix::unistd::geteuid().as_raw();
-    if peer.uid() == 0 || peer.uid() == own {
+/// Refuses other users even if an administrator has changed the mode of the socket file.
+fn permitted(stream: &net::UnixStream) -> Result<()> {
+    let peer = stream.peer_cred().map_err(|e| Error::io("read the user of the plugin", &e))?.uid();
+    if peer == 0 || peer == geteuid().as_raw() {
         return Ok(());
     }
-    Err(Error::new(Code::INTERNAL, format!("user {} may not ask for leases", peer.uid())))
+    Err(Error::internal(format!("user {peer} may not ask for leases")))
 }
 
-/// The bytes up to a newline.
-async fn line(stream: &UnixStream) -> io::Result<Vec<u8>> {
+/// Reads up to a newline.
+async fn line(stream: &net::UnixStream) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let mut buffer = [0; 4096];
-    loop {
-        stream.readable().await?;
-        match stream.try_read(&mut buffer) {
-            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(n) => bytes.extend(&buffer[..n]),
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock => continue,
-            Err(e) => return Err(e),
+    while bytes.len() as u64 <= LONGEST {
+        match read(stream, &mut buffer).await? {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            length => bytes.extend(&buffer[..length]),
         }
         if let Some(end) = bytes.iter().position(|byte| *byte == b'\n') {
             bytes.truncate(end);
             return Ok(bytes);
         }
-        if bytes.len() as u64 > LONGEST {
-            return Err(io::ErrorKind::InvalidData.into());
-        }
     }
+    Err(io::ErrorKind::InvalidData.into())
 }
 
-async fn write(stream: &UnixStream, mut bytes: &[u8]) -> io::Result<()> {
+async fn read(stream: &net::UnixStream, buffer: &mut [u8]) -> io::Result<usize> {
+    stream.async_io(Interest::READABLE, || stream.try_read(buffer)).await
+}
+
+async fn write(stream: &net::UnixStream, mut bytes: &[u8]) -> io::Result<()> {
     let all = async {
         while !bytes.is_empty() {
-            stream.writable().await?;
-            match stream.try_write(bytes) {
-                Ok(n) => bytes = &bytes[n..],
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
-                Err(e) => return Err(e),
-            }
+            let sent = stream.async_io(Interest::WRITABLE, || stream.try_write(bytes)).await?;
+            bytes = &bytes[sent..];
         }
         Ok(())
     };
     timeout(IO_TIMEOUT, all).await?
 }
 
-/// Ends when the plugin has closed its end.
-async fn hangup(stream: &UnixStream) {
-    let mut buffer = [0; 64];
-    loop {
-        if stream.readable().await.is_err() {
-            return;
-        }
-        match stream.try_read(&mut buffer) {
-            // Further bytes from the plugin are dropped.
-            Ok(1..) => {}
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
-            Ok(0) | Err(_) => return,
-        }
+/// Ends when the plugin has closed its end of the connection; further bytes are ignored.
+async fn hangup(stream: &net::UnixStream) {
+    while read(stream, &mut [0; 64]).await.is_ok_and(|length| length > 0) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn a_stale_socket_is_replaced_and_a_living_one_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("sub/dhcp.sock");
+        let first = listen(&path).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(
+            fs::metadata(dir.path().join("sub")).unwrap().permissions().mode() & 0o777,
+            0o700
+        );
+        let error = listen(&path).unwrap_err();
+        let text = format!("Error getting listener: listen unix {}: bind: ", path.display());
+        assert!(error.msg().starts_with(&text), "{error}");
+        drop(first);
+        assert!(path.exists());
+        assert!(listen(&path).is_ok());
+    }
+
+    #[test]
+    fn other_files_are_not_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        fs::write(&path, "precious").unwrap();
+        assert!(listen(&path).unwrap_err().msg().ends_with(": bind: address already in use"));
+        assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
     }
 }

@@ -1,355 +1,260 @@
-//! One lease: a task that drives the client's states with the sockets of its container.
+//! One lease: a task that performs the actions of the client's state machine in the container's namespace.
 
-use std::net::SocketAddrV6;
+use std::fmt::Display;
 use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
 
 use futures::future::{Either, select};
-use tokio::sync::{mpsc, oneshot, watch};
+use nix::errno::Errno;
+use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 
 use super::super::family::{Family, Lease};
-use super::super::interface::{self, Change, Interface, InterfaceError};
-use super::super::machine::{Action, Failure, StateMachine};
+use super::super::interface::{self, Change, InterfaceError};
+use super::super::machine::{Action, StateMachine};
 use super::super::record::Record;
-use super::super::release;
-use super::super::timing::{BootTime, NEVER, now};
-use super::super::v4::lease::Flaw;
-use super::registry::{Command, Phase, Registry};
-use super::sockets::{Event, Sockets};
-use crate::error::{Code, Error};
+use super::super::socket;
+use super::super::timing::{NEVER, now};
+use super::registry::{Phase, Registry};
+use super::sockets::Sockets;
+use crate::error::Error;
 use crate::log;
-use crate::netlink::Mac;
 
-/// How often the task of a lease looks whether the namespace still exists, and at the clock, which
-/// advances while the node is suspended.
+/// The interval at which the task verifies that the namespace exists, and reads the clock, which advances during suspend.
 const LIVENESS_INTERVAL: Duration = Duration::from_secs(30);
 
-/// Why the task ends.
+/// Why the task ends without a request.
 enum End {
-    Released(Option<oneshot::Sender<()>>),
+    /// The namespace or the interface does not exist any more.
     Gone(String),
+    /// No lease was acquired.
     Failed(Error),
 }
 
-/// A task without its lease's state.
+/// The task of one lease.
 pub(super) struct LeaseTask {
     pub(super) registry: Rc<Registry>,
-    pub(super) number: u64,
     pub(super) record: Record,
+    /// For plugins that wait; dropped at the end of the task.
     pub(super) phase: watch::Sender<Phase>,
-    pub(super) commands: mpsc::UnboundedReceiver<Command>,
-}
-
-/// A task with its lease's state.
-pub(super) struct Running {
-    pub(super) task: LeaseTask,
-    pub(super) interface: Interface,
+    /// Requests to release the lease.
+    pub(super) released: mpsc::UnboundedReceiver<()>,
     pub(super) machine: Box<dyn StateMachine>,
     pub(super) sockets: Sockets,
-    /// The multicast address of DHCPv6 servers, with the interface's index as its scope.
-    pub(super) servers: Option<SocketAddrV6>,
     /// The last error, for the plugin that waits.
-    trouble: Option<Error>,
+    pub(super) trouble: Option<Error>,
 }
 
 impl LeaseTask {
     /// Acquires a lease and maintains it.
     pub(super) async fn acquire(mut self) {
-        let interface = self.interface();
-        let prepared = self.visit_first(&interface).await;
-        let (netns_id, mac) = match prepared {
-            Ok(found) => found,
-            Err(trouble) => return self.end(End::Failed(trouble.into())),
-        };
-        self.record.netns_id = netns_id;
-        self.record.mac = mac;
-        let limit = now() + self.registry.options.limit;
-        let machine = self.machine(limit);
-        self.run(interface, machine).await;
+        match self.prepare().await {
+            Ok(()) => self.run().await,
+            Err(error) => self.end(Err(End::Failed(error.into()))),
+        }
     }
 
-    /// Resumes a lease from the disk.
+    /// Maintains a lease from the disk.
     pub(super) async fn resume(self) {
-        let interface = self.interface();
-        let machine = self.machine(NEVER);
-        let ifname = interface.ifname.clone();
-        let id = Some(self.record.netns_id);
-        let looked =
-            self.registry.visit(&interface, id, move || interface::mac_address(&ifname)).await;
-        match looked {
-            Ok(Ok(None)) => {
-                let what = format!("there is no {} any more", interface.ifname);
-                return self.end(End::Gone(what));
+        let found = self.registry.visit(&self.record, socket::mac).await;
+        if let Err(error) = found.and_then(|mac| Ok(mac?)) {
+            match self.unless_gone(error) {
+                Ok(error) => self.say(&error),
+                Err(end) => return self.end(Err(end)),
             }
-            Err(InterfaceError::Gone(what)) => return self.end(End::Gone(what)),
-            Err(InterfaceError::Failed(e)) | Ok(Err(e)) => self.say(&e),
-            Ok(Ok(Some(_))) => {}
         }
-        self.run(interface, machine).await;
+        self.run().await;
     }
 
-    async fn visit_first(
-        &self,
-        interface: &Interface,
-    ) -> Result<((u64, u64), Mac), InterfaceError> {
-        let id = interface.open(None)?.identity().map_err(Error::from)?;
-        let (ifname, family) = (interface.ifname.clone(), self.record.key.family);
-        let prepare = move || interface::prepare(&ifname, family);
-        let mac = self.registry.visit(interface, Some(id), prepare).await??;
-        Ok((id, mac))
+    async fn prepare(&mut self) -> Result<(), InterfaceError> {
+        let netns = self.registry.options.prefixed(&self.record.netns);
+        self.record.netns_id = interface::open(&netns, None)?.identity().map_err(Error::from)?;
+        let family = self.record.key.family;
+        let prepare = move |ifname: &str| interface::prepare(ifname, family);
+        self.record.mac = self.registry.visit(&self.record, prepare).await??;
+        // The time limit does not include the wait for the carrier.
+        let (options, now) = (&self.registry.options, now());
+        let limit = now + options.limit;
+        self.machine = self.record.machine(options.timing, options.broadcast, now, limit);
+        Ok(())
     }
 
-    async fn run(self, interface: Interface, machine: Box<dyn StateMachine>) {
-        let sockets = Sockets::default();
-        let mut running =
-            Running { task: self, interface, machine, sockets, servers: None, trouble: None };
-        let end = running.keep().await;
-        running.sockets = Sockets::default();
-        if matches!(end, End::Released(_)) {
-            running.release().await;
+    async fn run(mut self) {
+        let ended = self.maintain().await;
+        self.sockets = Sockets::default();
+        if ended.is_ok() {
+            self.release().await;
         }
-        running.task.end(end);
+        self.end(ended);
     }
 
-    fn end(mut self, end: End) {
-        let told = match end {
-            End::Released(told) => told,
-            End::Gone(what) => {
-                self.say(&format_args!("{what}; the lease is forgotten"));
-                self.phase.send_replace(Phase::Over);
-                None
+    fn end(self, ended: Result<(), End>) {
+        let phase = match ended {
+            Ok(()) => Phase::Over,
+            Err(End::Gone(why)) => {
+                self.say(&format_args!("{why}; the lease is forgotten"));
+                Phase::Over
             }
-            End::Failed(error) => {
+            Err(End::Failed(error)) => {
                 self.say(&error);
-                self.phase.send_replace(Phase::Failed(error));
-                None
+                Phase::Failed(error)
             }
         };
-        if let Err(error) = self.registry.forget(&self.record.key, self.number) {
+        self.phase.send_replace(phase);
+        if let Err(error) = self.registry.forget(&self.record.key, &self.phase.subscribe()) {
             self.say(&error);
         }
-        self.phase.send_if_modified(|phase| {
-            let going = !matches!(phase, Phase::Failed(_));
-            if going {
-                *phase = Phase::Over;
-            }
-            going
-        });
-        // Commands that came during the end are answered as well.
-        self.commands.close();
-        let mut waiting: Vec<_> = told.into_iter().collect();
-        while let Ok(Command::Release(told)) = self.commands.try_recv() {
-            waiting.push(told);
-        }
-        for told in waiting {
-            // A requester that is gone needs no answer.
-            told.send(()).ok();
-        }
     }
 
-    fn interface(&self) -> Interface {
-        let netns = self.registry.options.prefixed(&self.record.netns);
-        Interface { netns, ifname: self.record.key.ifname.clone() }
-    }
-
-    fn machine(&self, limit: BootTime) -> Box<dyn StateMachine> {
-        let options = &self.registry.options;
-        self.record.machine(options.timing, options.broadcast, now(), limit)
-    }
-
-    fn say(&self, what: &dyn std::fmt::Display) {
-        log::line(format_args!("{}: {what}", self.record.key));
-    }
-}
-
-impl Running {
-    async fn keep(&mut self) -> End {
+    /// Runs the state machine until a request to release the lease.
+    async fn maintain(&mut self) -> Result<(), End> {
         loop {
             if now() >= self.machine.deadline() {
-                if let Err(InterfaceError::Gone(what)) = self.wait_link_local().await {
-                    return End::Gone(what);
+                if let Err(error) = self.wait_link_local().await {
+                    self.unless_gone(error)?;
                 }
-                let outputs = self.machine.tick(now());
-                if let Some(end) = self.perform(outputs).await {
-                    return end;
-                }
+                let actions = self.machine.tick(now());
+                self.perform(actions).await?;
             }
-            self.sockets.trim(self.machine.listening());
+            self.sockets.trim(&self.machine.listening());
             let wait = self.machine.deadline().saturating_sub(now()).min(LIVENESS_INTERVAL);
-            let happened = {
-                let order = pin!(self.task.commands.recv());
-                let heard = pin!(timeout(wait, self.sockets.next_event()));
-                match select(order, heard).await {
-                    Either::Left((order, _)) => Either::Left(order),
-                    Either::Right((heard, _)) => Either::Right(heard.ok()),
+            let received = {
+                let released = pin!(self.released.recv());
+                let received = pin!(timeout(wait, self.sockets.receive()));
+                match select(released, received).await {
+                    // Or the channel is closed, because another task has replaced this one in the registry.
+                    Either::Left(_) => return Ok(()),
+                    Either::Right((received, _)) => received,
                 }
             };
-            let outputs = match happened {
-                Either::Left(Some(Command::Release(told))) => return End::Released(Some(told)),
-                Either::Left(None) => return End::Released(None),
-                Either::Right(Some(heard)) => self.heard(heard),
-                Either::Right(None) => match self.check_alive() {
-                    Some(end) => return end,
-                    None => Vec::new(),
-                },
+            let actions = match received {
+                Ok(Ok((source, bytes))) => self.machine.receive(now(), source, &bytes),
+                Ok(Err(cause)) => {
+                    self.sockets = Sockets::default();
+                    self.trouble = Some(Error::io(&self.record.key.ifname, &cause));
+                    Vec::new()
+                }
+                Err(_) => {
+                    let netns = self.registry.options.prefixed(&self.record.netns);
+                    if let Err(error) = interface::open(&netns, Some(self.record.netns_id)) {
+                        self.unless_gone(error)?;
+                    }
+                    Vec::new()
+                }
             };
-            if let Some(end) = self.perform(outputs).await {
-                return end;
-            }
-            // However much arrives, other tasks have their turn.
+            self.perform(actions).await?;
+            // Other tasks must run, however much is received.
             tokio::task::yield_now().await;
         }
     }
 
-    fn heard(&mut self, heard: Event) -> Vec<Action> {
-        match heard {
-            Event::Frame(frame) => self.machine.frame(now(), &frame),
-            Event::Datagram(payload) => self.machine.datagram(now(), &payload),
-            Event::Neighbour(frame) => self.machine.neighbour(now(), &frame),
-            Event::Broken(cause) => {
-                self.sockets = Sockets::default();
-                self.trouble = Some(Error::io(&self.interface.ifname, &cause));
-                Vec::new()
-            }
-        }
-    }
-
-    /// A look at the namespace from outside.
-    fn check_alive(&self) -> Option<End> {
-        match self.interface.open(Some(self.task.record.netns_id)) {
-            Err(InterfaceError::Gone(what)) => Some(End::Gone(what)),
-            _ => None,
-        }
-    }
-
-    async fn perform(&mut self, outputs: Vec<Action>) -> Option<End> {
-        for output in outputs {
-            let done = match output {
+    async fn perform(&mut self, actions: Vec<Action>) -> Result<(), End> {
+        for action in actions {
+            let done = match action {
                 Action::Broadcast(message) => self.broadcast(message).await,
                 Action::Unicast(message, server) => self.unicast(message, server).await,
                 Action::Multicast(message) => self.multicast(message).await,
                 Action::Probe(address) => self.probe(address).await,
                 Action::Bound(lease) => self.bound(lease).await,
                 Action::Lost(why) => self.lost(why).await,
-                Action::Failed(failure) => return Some(End::Failed(self.failure(failure))),
+                Action::TimeIsUp => return Err(End::Failed(self.time_is_up())),
+                Action::Unusable(flaw) => {
+                    return Err(End::Failed(Error::internal(flaw.to_string())));
+                }
                 Action::Refused(why) => Err(Error::internal(why).into()),
                 Action::Note(text) => {
-                    self.task.say(&text);
+                    self.say(&text);
                     Ok(())
                 }
             };
-            match done {
-                Ok(()) => {}
-                Err(InterfaceError::Gone(what)) => return Some(End::Gone(what)),
-                Err(InterfaceError::Failed(error)) => {
-                    // The machine tries again when it is time.
-                    self.task.say(&error);
-                    self.trouble = Some(error);
-                }
+            if let Err(error) = done {
+                // The state machine tries again after its timeout.
+                let error = self.unless_gone(error)?;
+                self.say(&error);
+                self.trouble = Some(error);
             }
         }
-        None
+        Ok(())
     }
 
     async fn bound(&mut self, lease: Lease) -> Result<(), InterfaceError> {
-        let record = &mut self.task.record;
-        let old = record.lease.replace(lease.clone());
+        let old = self.record.lease.replace(lease.clone());
         let changed = old.as_ref().is_none_or(|old| old.differs_on_link(&lease));
-        let first = matches!(*self.task.phase.borrow(), Phase::Acquiring);
+        let first = matches!(*self.phase.borrow(), Phase::Acquiring);
         let mut applied = Ok(true);
         if changed && !first {
             applied = self.apply(old, Some(lease.clone())).await;
         }
-        self.task.record.address_removed = false;
+        self.record.address_removed = false;
         if first || changed {
-            self.say_lease(&lease);
+            let left = match lease.expires() {
+                NEVER => "for ever".to_owned(),
+                expires => format!("for {} s", expires.saturating_sub(now()).as_secs()),
+            };
+            self.say(&format_args!("{} from {} {left}", lease.ip_net(), lease.server()));
         }
         self.save();
-        self.task.phase.send_replace(Phase::Bound(Box::new(lease)));
+        self.phase.send_replace(Phase::Bound(Box::new(lease)));
         applied.map(drop)
     }
 
     async fn lost(&mut self, why: &'static str) -> Result<(), InterfaceError> {
-        let old = self.task.record.lease.take();
-        self.task.say(&why);
-        self.task.phase.send_replace(Phase::Searching);
+        let old = self.record.lease.take();
+        self.say(&why);
+        self.phase.send_replace(Phase::Searching);
         let applied = self.apply(old, None).await;
-        self.task.record.address_removed |= matches!(applied, Ok(true));
+        self.record.address_removed |= matches!(applied, Ok(true));
         self.save();
         applied.map(drop)
     }
 
-    async fn apply(
-        &mut self,
-        old: Option<Lease>,
-        new: Option<Lease>,
-    ) -> Result<bool, InterfaceError> {
-        let Record { priority, address_removed, netns_id, .. } = self.task.record;
-        let ifname = self.interface.ifname.clone();
-        let change = Change { ifname, old, new, priority, address_removed };
-        let work = move || change.apply();
-        Ok(self.task.registry.visit(&self.interface, Some(netns_id), work).await??)
-    }
-
-    fn save(&self) {
-        if let Err(error) = self.task.registry.records.save(&self.task.record) {
-            self.task.say(&error);
-        }
-    }
-
-    fn say_lease(&self, lease: &Lease) {
-        let left = match lease.expires() {
-            NEVER => "for ever".to_owned(),
-            expires => format!("for {} s", expires.saturating_sub(now()).as_secs()),
-        };
-        self.task.say(&format_args!("{} from {} {left}", lease.ip_net(), lease.server()));
+    async fn apply(&self, old: Option<Lease>, new: Option<Lease>) -> Result<bool, InterfaceError> {
+        let Record { priority, address_removed, .. } = self.record;
+        let change = Change { old, new, priority, address_removed };
+        let apply = move |ifname: &str| change.apply(ifname);
+        Ok(self.registry.visit(&self.record, apply).await??)
     }
 
     async fn release(&mut self) {
-        if self.machine.release().is_none() {
-            return;
-        }
-        if let Err(trouble) = self.try_release().await {
-            self.task.say(&Error::from(trouble));
+        let Some(release) = self.machine.release() else { return };
+        let address = release.address();
+        let send = move |ifname: &str| interface::send(ifname, release);
+        match self.registry.visit(&self.record, send).await {
+            Ok(Ok(())) => self.say(&format_args!("released {address}")),
+            Ok(Err(error)) => self.say(&error),
+            Err(error) => self.say(&Error::from(error)),
         }
     }
 
-    async fn try_release(&mut self) -> Result<(), InterfaceError> {
-        let id = Some(self.task.record.netns_id);
-        let registry = Rc::clone(&self.task.registry);
-        let ifname = self.interface.ifname.clone();
-        let found = registry.visit(&self.interface, id, move || interface::mac_address(&ifname));
-        if let Some(mac) = found.await?? {
-            self.machine.set_mac(mac);
+    /// The error, or the end of the task if the interface does not exist any more.
+    fn unless_gone(&self, error: InterfaceError) -> Result<Error, End> {
+        match error {
+            InterfaceError::Gone(why) => Err(End::Gone(why)),
+            InterfaceError::Io(e) if e.raw_os_error() == Some(Errno::ENODEV as i32) => {
+                let name = &self.record.key.ifname;
+                Err(End::Gone(format!("interface {name} does not exist any more")))
+            }
+            InterfaceError::Io(cause) => Ok(Error::io(&self.record.key.ifname, &cause)),
+            InterfaceError::Failed(error) => Ok(error),
         }
-        let Some(release) = self.machine.release() else { return Ok(()) };
-        let (ifname, address) = (self.interface.ifname.clone(), release.address());
-        registry.visit(&self.interface, id, move || release::send(&ifname, release)).await??;
-        self.task.say(&format_args!("released {address}"));
-        Ok(())
     }
 
-    fn failure(&self, failure: Failure) -> Error {
-        match failure {
-            Failure::TimeIsUp => {
-                let error = Error::internal("no more tries");
-                let seconds = self.task.registry.options.limit.as_secs_f64();
-                let why = self.trouble.as_ref().map(|e| format!("; {e}")).unwrap_or_default();
-                let server = match self.task.record.key.family {
-                    Family::V4 => "DHCP",
-                    Family::V6 => "DHCPv6",
-                };
-                error
-                    .with_details(format!("no {server} server gave an address in {seconds} s{why}"))
-            }
-            Failure::Unusable(Flaw::NoMask) => {
-                Error::internal("DHCP option Subnet Mask not found in DHCPACK")
-            }
-            Failure::Unusable(flaw) => {
-                Error::new(Code::INTERNAL, format!("the server's answer cannot be used: {flaw}"))
-            }
+    fn time_is_up(&self) -> Error {
+        let seconds = self.registry.options.limit.as_secs_f64();
+        let why = self.trouble.as_ref().map(|e| format!("; {e}")).unwrap_or_default();
+        let v = if self.record.key.family == Family::V6 { "v6" } else { "" };
+        let details = format!("no DHCP{v} server gave an address in {seconds} s{why}");
+        Error::internal("no more tries").with_details(details)
+    }
+
+    fn save(&self) {
+        if let Err(error) = self.registry.records.save(&self.record) {
+            self.say(&error);
         }
+    }
+
+    fn say(&self, what: &dyn Display) {
+        log::line(format_args!("{}: {what}", self.record.key));
     }
 }

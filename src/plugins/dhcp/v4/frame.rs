@@ -1,5 +1,4 @@
-//! Ethernet frames: UDP between the ports of DHCP, and ARP. Before there is an address, only frames
-//! can be sent.
+//! Ethernet frames: UDP between the DHCP ports, and ARP. A client without an address can send frames only.
 
 use std::net::Ipv4Addr;
 
@@ -9,7 +8,7 @@ use crate::netlink::Mac;
 pub const CLIENT_PORT: u16 = 68;
 /// The server's port.
 pub const SERVER_PORT: u16 = 67;
-/// Everybody on the link.
+/// The Ethernet broadcast address.
 pub const BROADCAST: Mac = Mac([0xff; 6]);
 
 const ETHERNET: usize = 14;
@@ -18,26 +17,21 @@ const UDP: usize = 8;
 const TYPE_IPV4: [u8; 2] = [8, 0];
 const TYPE_ARP: [u8; 2] = [8, 6];
 const PROTOCOL_UDP: u8 = 17;
-/// An ARP packet for Ethernet and IPv4 begins so.
+/// The first bytes of an ARP packet for Ethernet and IPv4.
 const ARP: [u8; 6] = [0, 1, 8, 0, 6, 4];
 const TTL: u8 = 64;
 
-/// A frame's ends.
+/// Source and destination of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ends {
-    /// From which Ethernet address.
+    /// The source Ethernet address.
     pub src_mac: Mac,
-    /// To which.
+    /// The destination Ethernet address.
     pub dst_mac: Mac,
-    /// From which IPv4 address.
+    /// The source IPv4 address.
     pub src: Ipv4Addr,
-    /// To which.
+    /// The destination IPv4 address.
     pub dst: Ipv4Addr,
-}
-
-/// The ends of a frame from `src` to everybody on the link.
-pub fn broadcast_from(mac: Mac, src: Ipv4Addr) -> Ends {
-    Ends { src_mac: mac, dst_mac: BROADCAST, src, dst: Ipv4Addr::BROADCAST }
 }
 
 /// The frame of a client's message.
@@ -49,7 +43,7 @@ pub fn udp(ends: &Ends, payload: &[u8]) -> Vec<u8> {
     frame.extend([0, 0, 0, 0, TTL, PROTOCOL_UDP, 0, 0]);
     frame.extend(ends.src.octets());
     frame.extend(ends.dst.octets());
-    let sum = checksum(&frame[ETHERNET..], 0).to_be_bytes();
+    let sum = checksum(&frame[ETHERNET..]).to_be_bytes();
     frame[ETHERNET + 10..ETHERNET + 12].copy_from_slice(&sum);
 
     let start = frame.len();
@@ -58,10 +52,9 @@ pub fn udp(ends: &Ends, payload: &[u8]) -> Vec<u8> {
     frame.extend(length(UDP + payload.len()));
     frame.extend([0, 0]);
     frame.extend(payload);
-    // The sum covers a pseudo header: both addresses, the protocol and the length.
+    // The checksum covers a pseudo header: both addresses, the protocol and the length.
     let pseudo = [&ends.src.octets()[..], &ends.dst.octets(), &[0, PROTOCOL_UDP]].concat();
-    let pseudo = [pseudo, length(UDP + payload.len()).to_vec()].concat();
-    let sum = match checksum(&frame[start..], partial(&pseudo, 0)) {
+    let sum = match checksum(&[&pseudo, &frame[start + 4..start + 6], &frame[start..]].concat()) {
         0 => 0xffff,
         sum => sum,
     };
@@ -69,8 +62,8 @@ pub fn udp(ends: &Ends, payload: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// The sender's Ethernet address and the payload of a frame to the client's port. The UDP checksum
-/// is not verified: with checksum offload it is not yet calculated inside of a machine.
+/// The source Ethernet address and the payload of a frame to the client's port. The UDP checksum is not verified: with
+/// checksum offload the sender on the same machine has not calculated it.
 pub fn read_udp(frame: &[u8]) -> Option<(Mac, &[u8])> {
     let (ethernet, packet) = frame.split_at_checked(ETHERNET)?;
     let src = Mac(ethernet[6..12].try_into().ok()?);
@@ -79,24 +72,19 @@ pub fn read_udp(frame: &[u8]) -> Option<(Mac, &[u8])> {
     let header = packet.get(..header_len).filter(|header| header.len() >= IPV4)?;
     let total = usize::from(u16::from_be_bytes([header[2], header[3]]));
     let fragment = u16::from_be_bytes([header[6], header[7]]) & 0x3fff != 0;
-    let fine = ethernet.ends_with(&TYPE_IPV4)
+    let is_udp = ethernet.ends_with(&TYPE_IPV4)
         && first >> 4 == 4
         && header[9] == PROTOCOL_UDP
         && !fragment
-        && checksum(header, 0) == 0;
-    let datagram = packet.get(header_len..total).filter(|_| fine)?;
+        && checksum(header) == 0;
+    let datagram = packet.get(header_len..total).filter(|_| is_udp)?;
     let (udp, payload) = datagram.split_at_checked(UDP)?;
     let length = usize::from(u16::from_be_bytes([udp[4], udp[5]])).checked_sub(UDP)?;
     let to_client = udp[2..4] == CLIENT_PORT.to_be_bytes();
     payload.get(..length).filter(|_| to_client).map(|payload| (src, payload))
 }
 
-/// The question whether anybody has `addr`, without claiming it (RFC 5227).
-pub fn arp_probe(mac: Mac, addr: Ipv4Addr) -> Vec<u8> {
-    arp_request(mac, Ipv4Addr::UNSPECIFIED, addr)
-}
-
-/// The question of `own` who has `addr`.
+/// An ARP request for `addr` from `own`, which is 0.0.0.0 for a probe (RFC 5227).
 pub fn arp_request(mac: Mac, own: Ipv4Addr, addr: Ipv4Addr) -> Vec<u8> {
     let mut frame = [&BROADCAST.0[..], &mac.0, &TYPE_ARP, &ARP, &[0, 1]].concat();
     frame.extend(mac.0);
@@ -106,36 +94,36 @@ pub fn arp_request(mac: Mac, own: Ipv4Addr, addr: Ipv4Addr) -> Vec<u8> {
     frame
 }
 
-/// Who has `addr`, if the frame is an answer to that question.
-pub fn arp_answer(frame: &[u8], addr: Ipv4Addr) -> Option<Mac> {
+/// The ARP packet in a frame.
+fn arp_packet(frame: &[u8]) -> Option<&[u8]> {
     let packet = frame.get(ETHERNET..ETHERNET + 28)?;
-    let fine = frame[12..14] == TYPE_ARP && packet[..6] == ARP && packet[6..8] == [0, 2];
-    let mac = packet[8..14].try_into().ok().map(Mac);
-    mac.filter(|_| fine && packet[14..18] == addr.octets())
+    (frame[12..14] == TYPE_ARP && packet[..6] == ARP).then_some(packet)
 }
 
-/// Whether the frame shows that another host than `mac` has `addr`, or probes for it.
+/// The Ethernet address of `addr`, if the frame is an ARP reply with it.
+pub fn arp_answer(frame: &[u8], addr: Ipv4Addr) -> Option<Mac> {
+    let packet = arp_packet(frame)?;
+    let is_reply = packet[6..8] == [0, 2] && packet[14..18] == addr.octets();
+    packet[8..14].try_into().ok().filter(|_| is_reply).map(Mac)
+}
+
+/// Whether the frame is from another host than `mac` that uses `addr`, or probes for it.
 pub fn arp_conflict(frame: &[u8], mac: Mac, addr: Ipv4Addr) -> bool {
-    let Some(packet) = frame.get(ETHERNET..ETHERNET + 28) else { return false };
-    if frame[12..14] != TYPE_ARP || packet[..6] != ARP || packet[8..14] == mac.0 {
+    let Some(packet) = arp_packet(frame).filter(|packet| packet[8..14] != mac.0) else {
         return false;
-    }
+    };
     let probe = packet[14..18] == [0; 4] && packet[24..28] == addr.octets();
     packet[14..18] == addr.octets() || (probe && packet[7] == 1)
 }
 
-/// The Internet checksum over `bytes` and what was summed before.
-pub fn checksum(bytes: &[u8], before: u32) -> u16 {
-    let mut sum = partial(bytes, before);
+/// The Internet checksum.
+pub fn checksum(bytes: &[u8]) -> u16 {
+    let word = |pair: &[u8]| u32::from(u16::from_be_bytes([pair[0], *pair.get(1).unwrap_or(&0)]));
+    let mut sum = bytes.chunks(2).map(word).fold(0, u32::wrapping_add);
     while sum > 0xffff {
         sum = (sum & 0xffff) + (sum >> 16);
     }
     !u16::try_from(sum).unwrap_or_default()
-}
-
-fn partial(bytes: &[u8], before: u32) -> u32 {
-    let word = |pair: &[u8]| u32::from(u16::from_be_bytes([pair[0], *pair.get(1).unwrap_or(&0)]));
-    bytes.chunks(2).map(word).fold(before, u32::wrapping_add)
 }
 
 #[cfg(test)]
@@ -161,15 +149,15 @@ mod tests {
     fn checksums_add_up() {
         for payload in [&b"even"[..], b"odd", b""] {
             let frame = sample(payload);
-            assert_eq!(checksum(&frame[14..34], 0), 0);
+            assert_eq!(checksum(&frame[14..34]), 0);
             let length = u8::try_from(8 + payload.len()).unwrap();
             let pseudo = [&frame[26..34], &[0, 17, 0, length]].concat();
-            assert_eq!(checksum(&frame[34..], partial(&pseudo, 0)), 0);
+            assert_eq!(checksum(&[&pseudo, &frame[34..]].concat()), 0);
         }
     }
 
     #[test]
-    fn replies_are_read_without_what_pads_them() {
+    fn replies_are_read_without_padding() {
         let mut frame = reply(b"hello");
         frame.extend([0; 13]);
         assert_eq!(read_udp(&frame), Some((MAC, &b"hello"[..])));
@@ -177,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn broken_frames_are_nothing() {
+    fn malformed_frames_are_ignored() {
         let good = reply(b"hello");
         for length in 0..good.len() {
             assert_eq!(read_udp(&good[..length]), None, "{length}");
@@ -197,11 +185,11 @@ mod tests {
     }
 
     #[test]
-    fn who_has_an_address() {
+    fn address_conflicts() {
         let addr = Ipv4Addr::new(10, 0, 0, 5);
-        let probe = arp_probe(OTHER, addr);
+        let probe = arp_request(OTHER, Ipv4Addr::UNSPECIFIED, addr);
         assert_eq!(probe.len(), 42);
-        assert!(arp_conflict(&probe, MAC, addr), "another one is about to take it");
+        assert!(arp_conflict(&probe, MAC, addr), "another host probes for it");
         assert!(!arp_conflict(&probe, OTHER, addr), "our own");
         assert!(!arp_conflict(&probe, MAC, [10, 0, 0, 6].into()));
         let mut reply = probe.clone();

@@ -1,4 +1,4 @@
-//! A lease of IPv4: made from an acknowledgement.
+//! IPv4 leases, built from a DHCPACK.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -6,41 +6,41 @@ use std::time::Duration;
 use ipnet::{IpNet, Ipv4Net};
 use serde::{Deserialize, Serialize};
 
-use super::super::timing::{BootTime, NEVER, Random, millis};
+use super::super::timing::{BootTime, NEVER, Random, Timers, millis};
 use super::message::Message;
 use super::option::{self, Options, pairs};
 use crate::cni::{CniResult, Dns, IpConfig, Route};
 use crate::netlink::Mac;
 
-/// The lease time of a server that sends none, as in the reference.
+/// The lease time if the server sends none, as in the reference.
 const DEFAULT_TIME: Duration = Duration::from_secs(60 * 60);
-/// Shorter lease times are raised to this, so that a server cannot make the daemon renew without pause.
+/// The shortest lease time: shorter ones would let a server make the daemon renew without pause.
 pub const SHORTEST_TIME: Duration = Duration::from_secs(4);
-/// Option 51 of a lease without an end.
+/// The lease time (option 51) of a lease without end.
 const INFINITE: u32 = u32::MAX;
-/// Scope of what is on the link, `RT_SCOPE_LINK`.
+/// `RT_SCOPE_LINK`.
 const ON_LINK: u8 = 253;
 
-/// An address on loan.
+/// An IPv4 lease.
 #[derive(Clone, Debug, Deserialize, Serialize, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct Lease {
     /// The address with the prefix of its subnet.
     pub net: Ipv4Net,
-    /// The server, as option 54 tells.
+    /// The server identifier (option 54).
     pub server: Ipv4Addr,
-    /// The Ethernet address that its answer came from: its own or a router's.
+    /// The source Ethernet address of the DHCPACK: the server's or a router's.
     pub server_mac: Mac,
-    /// When to ask the server for more time.
+    /// T1: renew with the server.
     #[serde(with = "millis")]
     pub renew: BootTime,
-    /// When to ask any server.
+    /// T2: renew with any server.
     #[serde(with = "millis")]
     pub rebind: BootTime,
-    /// When the address may not be used any more.
+    /// The end of the lease: the address must not be used afterwards.
     #[serde(with = "millis")]
     pub expires: BootTime,
-    /// All that the server told.
+    /// All options of the DHCPACK.
     #[serde(with = "pairs")]
     pub options: Options,
 }
@@ -50,9 +50,9 @@ pub struct Lease {
 pub struct Binding {
     /// The address.
     pub address: Ipv4Addr,
-    /// The server.
+    /// The server identifier.
     pub server: Ipv4Addr,
-    /// The Ethernet address that the server's answer came from.
+    /// The source Ethernet address of the server's reply.
     pub server_mac: Mac,
 }
 
@@ -62,12 +62,12 @@ impl From<&Lease> for Binding {
     }
 }
 
-/// Why an acknowledgement is no lease.
+/// Why a DHCPACK is not usable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flaw {
     /// No subnet mask, or an invalid mask.
     NoMask,
-    /// Not an address that a host can have.
+    /// Not an address of a host.
     BadAddress,
     /// No server identifier, so no server to renew with.
     NoServer,
@@ -76,16 +76,15 @@ pub enum Flaw {
 impl std::fmt::Display for Flaw {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Flaw::NoMask => "it has no valid subnet mask",
-            Flaw::BadAddress => "no host can have its address",
-            Flaw::NoServer => "it does not name the server",
+            Flaw::NoMask => "DHCP option Subnet Mask not found in DHCPACK",
+            Flaw::BadAddress => "address in DHCPACK is not valid for a host",
+            Flaw::NoServer => "DHCP option Server Identifier not found in DHCPACK",
         })
     }
 }
 
 impl Lease {
-    /// Reads an acknowledgement that came from `server_mac` in answer to a request of the moment
-    /// `asked`.
+    /// Reads a DHCPACK from `server_mac`, the reply to a request that was sent at `asked`.
     pub fn from_ack(
         ack: &Message,
         server_mac: Mac,
@@ -96,18 +95,17 @@ impl Lease {
         let net = net(ack.yiaddr, options)?;
         let server = option::address(options, option::SERVER).ok_or(Flaw::NoServer)?;
         let seconds = |code| option::number(options, code).map(u64::from).map(Duration::from_secs);
-        let told = option::number(options, option::LEASE_TIME);
-        let (renew, rebind, expires) = if told == Some(INFINITE) {
-            (NEVER, NEVER, NEVER)
+        let times = if option::number(options, option::LEASE_TIME) == Some(INFINITE) {
+            [NEVER; 3]
         } else {
             let time = seconds(option::LEASE_TIME).unwrap_or(DEFAULT_TIME).max(SHORTEST_TIME);
-            let told = seconds(option::RENEWAL).zip(seconds(option::REBINDING));
+            let sent = seconds(option::RENEWAL).zip(seconds(option::REBINDING));
             let sensible =
-                told.filter(|(t1, t2)| *t1 >= Duration::from_secs(1) && t1 < t2 && *t2 < time);
+                sent.filter(|(t1, t2)| *t1 >= Duration::from_secs(1) && t1 < t2 && *t2 < time);
             let (t1, t2) = sensible.unwrap_or((time / 2, time / 8 * 7));
-            let t1 = random.early(t1);
-            (asked + t1, asked + random.early(t2).max(t1), asked + time)
+            [t1, t2, time]
         };
+        let Timers { renew, rebind, expires } = Timers::new(asked, times, random);
         Ok(Lease { net, server, server_mac, renew, rebind, expires, options: options.clone() })
     }
 
@@ -116,7 +114,7 @@ impl Lease {
         self.net.addr()
     }
 
-    /// The result of IPAM. Every route gets `priority` unless that is zero.
+    /// The IPAM result. All routes get the metric `priority`; 0 leaves the choice to the kernel.
     pub fn result(&self, priority: u32) -> CniResult {
         let gateway = option::address(&self.options, option::ROUTERS);
         let mut routes = self.routes(gateway);
@@ -124,27 +122,24 @@ impl Lease {
             route.priority = Some(priority).filter(|priority| *priority != 0);
             route.mtu = option::mtu(&self.options);
         }
-        let ip = IpConfig {
-            address: self.net.into(),
-            gateway: gateway.map(Into::into),
-            interface: None,
-        };
+        let (address, gateway) = (self.ip_net(), gateway.map(Into::into));
+        let ip = IpConfig { address, gateway, interface: None };
         CniResult { ips: vec![ip], routes, dns: self.dns(), ..CniResult::new() }
     }
 
-    /// Classless routes hide all others (RFC 3442).
+    /// Classless routes replace all other routes (RFC 3442).
     fn routes(&self, gateway: Option<Ipv4Addr>) -> Vec<Route> {
         let via =
             |(dst, gw): (Ipv4Net, Ipv4Addr)| Route { gw: Some(gw.into()), ..Route::to(dst.into()) };
         if let Some(routes) = option::classless_routes(&self.options) {
-            let on_link = |route: Route| {
-                let direct = route.gw.is_some_and(|gw| gw.is_unspecified());
-                Route { scope: direct.then_some(ON_LINK), ..route }
+            let scoped = |(dst, gw): (Ipv4Net, Ipv4Addr)| Route {
+                scope: gw.is_unspecified().then_some(ON_LINK),
+                ..via((dst, gw))
             };
-            return routes.into_iter().map(via).map(on_link).collect();
+            return routes.into_iter().map(scoped).collect();
         }
-        let to_all = gateway.map(|gw| (Ipv4Net::default(), gw));
-        option::static_routes(&self.options).into_iter().chain(to_all).map(via).collect()
+        let default = gateway.map(|gw| (Ipv4Net::default(), gw));
+        option::static_routes(&self.options).into_iter().chain(default).map(via).collect()
     }
 
     fn dns(&self) -> Dns {
@@ -157,13 +152,13 @@ impl Lease {
         }
     }
 
-    /// Whether the interface has to be changed to go from this lease to `next`.
+    /// Whether a change from this lease to `next` changes the interface.
     pub fn differs_on_link(&self, next: &Lease) -> bool {
         let routes = |lease: &Lease| lease.result(0).routes;
         self.net != next.net || routes(self) != routes(next)
     }
 
-    /// The address as CNI has it.
+    /// The address with its prefix.
     pub fn ip_net(&self) -> IpNet {
         self.net.into()
     }
@@ -172,12 +167,11 @@ impl Lease {
 fn net(address: Ipv4Addr, options: &Options) -> Result<Ipv4Net, Flaw> {
     let length = option::prefix_len(options).ok_or(Flaw::NoMask)?;
     let net = Ipv4Net::new(address, length).map_err(|_| Flaw::NoMask)?;
-    let reserved = address.is_unspecified()
-        || address.is_broadcast()
+    let reserved = address.is_broadcast()
         || address.is_multicast()
         || address.is_loopback()
         || address.octets()[0] == 0
-        // Of a subnet with room, neither the first nor the last address is a host's.
+        // The network and the broadcast address of the subnet; /31 and /32 have neither.
         || (length < 31 && (address == net.network() || address == net.broadcast()));
     if reserved { Err(Flaw::BadAddress) } else { Ok(net) }
 }
@@ -262,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changes_on_the_link() {
+    fn changes_of_the_interface() {
         let one = lease(&[(3, &[10, 1, 2, 1])]).unwrap();
         let later = Lease { expires: NEVER, server: Ipv4Addr::LOCALHOST, ..one.clone() };
         assert!(!one.differs_on_link(&later));

@@ -1,13 +1,13 @@
-//! Messages as they are on the wire: RFC 2131 section 2, options as RFC 2132 and 3396 have them.
+//! DHCP messages: RFC 2131 section 2, options as in RFC 2132 and 3396.
 //!
-//! Everything received is read within its bounds: a malformed message is `None`.
+//! Received messages are read with bounds checks; a malformed message decodes to `None`.
 
 use std::net::Ipv4Addr;
 
-use super::option::Options;
+use super::option::{MESSAGE_TYPE, OVERLOAD, Options, RELAY};
 use crate::netlink::Mac;
 
-/// Length of the fixed part before the options, the magic cookie included.
+/// Length of the fixed part before the options, with the magic cookie.
 const FIXED: usize = 240;
 /// The length of a BOOTP message, which every server and relay accepts.
 const SHORTEST: usize = 300;
@@ -19,48 +19,24 @@ const BROADCAST_FLAG: u8 = 0x80;
 
 const PAD: u8 = 0;
 const END: u8 = 255;
-/// The server's own fields `sname` and `file` hold options.
-const OVERLOAD: u8 = 52;
-/// The relay's option comes last (RFC 3046).
-const RELAY: u8 = 82;
 
 /// The DHCP message type, option 53.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// DHCPDISCOVER: the client looks for servers.
-    Discover,
+    Discover = 1,
     /// DHCPOFFER: a server offers an address.
-    Offer,
-    /// DHCPREQUEST: the client requests an offered address, or more time.
-    Request,
+    Offer = 2,
+    /// DHCPREQUEST: the client requests an offered address, or renews a lease.
+    Request = 3,
     /// DHCPDECLINE: another host uses the address.
-    Decline,
+    Decline = 4,
     /// DHCPACK: the server commits the lease.
-    Ack,
+    Ack = 5,
     /// DHCPNAK: the server refuses the address.
-    Nak,
-    /// DHCPRELEASE: the client gives the address back.
-    Release,
-}
-
-impl Kind {
-    const ALL: [Kind; 7] = [
-        Kind::Discover,
-        Kind::Offer,
-        Kind::Request,
-        Kind::Decline,
-        Kind::Ack,
-        Kind::Nak,
-        Kind::Release,
-    ];
-
-    fn number(self) -> u8 {
-        self as u8 + 1
-    }
-
-    fn parse(number: u8) -> Option<Kind> {
-        Kind::ALL.into_iter().find(|kind| kind.number() == number)
-    }
+    Nak = 6,
+    /// DHCPRELEASE: the client releases the address.
+    Release = 7,
 }
 
 /// A message.
@@ -72,11 +48,11 @@ pub struct Message {
     pub xid: u32,
     /// Seconds since the client began.
     pub secs: u16,
-    /// Whether the client can only hear broadcasts.
+    /// Whether the server must broadcast its reply.
     pub broadcast: bool,
     /// The client's address, if the client has a lease.
     pub ciaddr: Ipv4Addr,
-    /// The address that the server gives.
+    /// The address that the server assigns.
     pub yiaddr: Ipv4Addr,
     /// The client's Ethernet address.
     pub chaddr: Mac,
@@ -101,11 +77,7 @@ impl Message {
 
     /// The bytes of a client's message.
     pub fn encode(&self) -> Vec<u8> {
-        self.encode_as(BOOTREQUEST)
-    }
-
-    fn encode_as(&self, op: u8) -> Vec<u8> {
-        let mut bytes = vec![op, ETHERNET, 6, 0];
+        let mut bytes = vec![BOOTREQUEST, ETHERNET, 6, 0];
         bytes.extend(self.xid.to_be_bytes());
         bytes.extend(self.secs.to_be_bytes());
         bytes.extend([if self.broadcast { BROADCAST_FLAG } else { 0 }, 0]);
@@ -115,7 +87,7 @@ impl Message {
         bytes.extend(self.chaddr.0);
         bytes.resize(FIXED - COOKIE.len(), 0);
         bytes.extend(COOKIE);
-        put(&mut bytes, super::option::MESSAGE_TYPE, &[self.kind.number()]);
+        put(&mut bytes, MESSAGE_TYPE, &[self.kind as u8]);
         for (code, value) in self.options.iter().filter(|(code, _)| **code != RELAY) {
             put(&mut bytes, *code, value);
         }
@@ -123,20 +95,14 @@ impl Message {
             put(&mut bytes, RELAY, value);
         }
         bytes.push(END);
-        if bytes.len() < SHORTEST {
-            bytes.resize(SHORTEST, PAD);
-        }
+        bytes.resize(bytes.len().max(SHORTEST), PAD);
         bytes
     }
 
-    /// Reads a server's message.
+    /// Decodes a server's message.
     pub fn decode(bytes: &[u8]) -> Option<Message> {
-        Message::decode_as(BOOTREPLY, bytes)
-    }
-
-    fn decode_as(op: u8, bytes: &[u8]) -> Option<Message> {
         let (fixed, rest) = bytes.split_at_checked(FIXED)?;
-        if fixed[..3] != [op, ETHERNET, 6] || !fixed.ends_with(&COOKIE) {
+        if fixed[..3] != [BOOTREPLY, ETHERNET, 6] || !fixed.ends_with(&COOKIE) {
             return None;
         }
         let mut options = Options::new();
@@ -148,8 +114,12 @@ impl Message {
             }
         }
         options.remove(&OVERLOAD);
-        let kind = options.remove(&super::option::MESSAGE_TYPE)?;
-        let kind = <[u8; 1]>::try_from(kind).ok().and_then(|[number]| Kind::parse(number))?;
+        let kind = match options.remove(&MESSAGE_TYPE)?[..] {
+            [2] => Kind::Offer,
+            [5] => Kind::Ack,
+            [6] => Kind::Nak,
+            _ => return None,
+        };
         Some(Message {
             kind,
             xid: u32::from_be_bytes(array(fixed, 4)?),
@@ -163,19 +133,17 @@ impl Message {
     }
 }
 
-/// Appends an option; a value that is too long for the length byte is written in pieces (RFC 3396).
+/// Appends an option; a value of more than 255 bytes is split (RFC 3396).
 fn put(bytes: &mut Vec<u8>, code: u8, value: &[u8]) {
     let mut pieces = value.chunks(usize::from(u8::MAX));
     let first = pieces.next().unwrap_or_default();
     for piece in std::iter::once(first).chain(pieces) {
-        bytes.push(code);
-        // Pieces are no longer than that.
-        bytes.push(u8::try_from(piece.len()).unwrap_or(u8::MAX));
+        bytes.extend([code, u8::try_from(piece.len()).unwrap_or(u8::MAX)]);
         bytes.extend(piece);
     }
 }
 
-/// Reads options up to the end mark. Pieces of one option are put together.
+/// Reads options up to the end mark and joins split options.
 fn collect(options: &mut Options, mut bytes: &[u8]) -> Option<()> {
     while let [code, rest @ ..] = bytes {
         bytes = rest;
@@ -204,7 +172,9 @@ mod tests {
 
     /// The bytes that a server would send.
     fn from_server(message: &Message) -> Vec<u8> {
-        message.encode_as(BOOTREPLY)
+        let mut bytes = message.encode();
+        bytes[0] = BOOTREPLY;
+        bytes
     }
 
     fn offer() -> Message {
@@ -216,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_is_laid_out_as_the_standard_says() {
+    fn requests_have_the_layout_of_the_rfc() {
         let mut message = Message::new(Kind::Request, 0x0102_0304, MAC);
         message.broadcast = true;
         message.secs = 258;
@@ -234,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_and_long_options_are_in_pieces() {
+    fn messages_round_trip_and_long_options_are_split() {
         let mut message = offer();
         message.options.insert(121, (0..=255).chain(0..=255).collect());
         message.options.insert(80, vec![]);
@@ -259,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_nothing() {
+    fn malformed_messages_decode_to_none() {
         let good = from_server(&offer());
         assert!(Message::decode(&good).is_some());
         assert_eq!(Message::decode(&offer().encode()), None, "a client's message");

@@ -1,29 +1,29 @@
-//! The values of options: RFC 2132, domain search lists (3397), classless routes (3442).
+//! Option values: RFC 2132, domain search lists (RFC 3397), classless routes (RFC 3442).
 //!
-//! A malformed value is treated as absent.
+//! A malformed value counts as absent.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 
-use ipnet::Ipv4Net;
+use ipnet::{Ipv4Net, ipv4_mask_to_prefix};
 
 use super::super::text;
 
-/// Options by their codes, each as the bytes of its value.
+/// Options by code, with the bytes of their values.
 pub type Options = BTreeMap<u8, Vec<u8>>;
 
-/// Options as a list of pairs: keys of JSON objects are no numbers.
+/// Options as a list of pairs, because keys of JSON objects cannot be numbers. For `#[serde(with)]`.
 pub mod pairs {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
     use super::Options;
 
-    /// For `#[serde(with)]`.
+    /// Writes options.
     pub fn serialize<S: Serializer>(options: &Options, s: S) -> Result<S::Ok, S::Error> {
         options.iter().collect::<Vec<_>>().serialize(s)
     }
 
-    /// For `#[serde(with)]`.
+    /// Reads options.
     pub fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Options, D::Error> {
         Ok(Vec::<(u8, Vec<u8>)>::deserialize(d)?.into_iter().collect())
     }
@@ -31,9 +31,9 @@ pub mod pairs {
 
 /// Subnet Mask.
 pub const SUBNET_MASK: u8 = 1;
-/// Router: in order of preference.
+/// Router, in order of preference.
 pub const ROUTERS: u8 = 3;
-/// Domain Name Server: in order of preference.
+/// Domain Name Server, in order of preference.
 pub const NAME_SERVERS: u8 = 6;
 /// Host Name.
 pub const HOST_NAME: u8 = 12;
@@ -47,6 +47,8 @@ pub const STATIC_ROUTES: u8 = 33;
 pub const REQUESTED: u8 = 50;
 /// IP Address Lease Time, in seconds.
 pub const LEASE_TIME: u8 = 51;
+/// Option Overload: the fields `sname` and `file` contain options.
+pub const OVERLOAD: u8 = 52;
 /// DHCP Message Type.
 pub const MESSAGE_TYPE: u8 = 53;
 /// Server Identifier.
@@ -67,60 +69,63 @@ pub const VENDOR_CLASS: u8 = 60;
 pub const CLIENT_ID: u8 = 61;
 /// User Class (RFC 3004).
 pub const USER_CLASS: u8 = 77;
+/// Relay Agent Information, the last option of a message (RFC 3046).
+pub const RELAY: u8 = 82;
 /// Domain Search (RFC 3397).
 pub const SEARCH: u8 = 119;
 /// Classless Static Route (RFC 3442).
 pub const CLASSLESS_ROUTES: u8 = 121;
+
+fn bytes(options: &Options, code: u8) -> &[u8] {
+    options.get(&code).map(Vec::as_slice).unwrap_or_default()
+}
 
 /// The first address of an option.
 pub fn address(options: &Options, code: u8) -> Option<Ipv4Addr> {
     addresses(options, code).next()
 }
 
-/// The addresses of an option; an incomplete last address is left out.
+/// The addresses of an option, without an incomplete last address.
 pub fn addresses(options: &Options, code: u8) -> impl Iterator<Item = Ipv4Addr> {
-    let value = options.get(&code).map(Vec::as_slice).unwrap_or_default();
-    value.chunks_exact(4).map(|octets| Ipv4Addr::new(octets[0], octets[1], octets[2], octets[3]))
+    bytes(options, code).as_chunks::<4>().0.iter().map(|octets| Ipv4Addr::from(*octets))
 }
 
-/// A number of 32 bits.
+/// A 32-bit number.
 pub fn number(options: &Options, code: u8) -> Option<u32> {
-    options.get(&code)?.as_slice().try_into().ok().map(u32::from_be_bytes)
+    bytes(options, code).try_into().ok().map(u32::from_be_bytes)
 }
 
 /// The prefix length of the subnet mask.
 pub fn prefix_len(options: &Options) -> Option<u8> {
-    let mask = u32::from(address(options, SUBNET_MASK)?);
-    let length = mask.leading_ones();
-    let contiguous = length + mask.trailing_zeros() == 32 && length > 0;
-    u8::try_from(length).ok().filter(|_| contiguous)
+    let length = ipv4_mask_to_prefix(address(options, SUBNET_MASK)?).ok();
+    length.filter(|length| *length > 0)
 }
 
-/// The MTU, unless it is too small for IPv4 hosts.
+/// The MTU, unless it is below the minimum for IPv4 hosts.
 pub fn mtu(options: &Options) -> Option<u32> {
-    let value = <[u8; 2]>::try_from(options.get(&MTU)?.as_slice()).ok()?;
-    Some(u16::from_be_bytes(value)).filter(|mtu| *mtu >= 576).map(u32::from)
+    let mtu = u16::from_be_bytes(bytes(options, MTU).try_into().ok()?);
+    (mtu >= 576).then_some(mtu.into())
 }
 
-/// A text that is a domain name, without a dot or the NUL that some servers send behind it.
+/// The domain name, without a trailing dot or the NUL that some servers append.
 pub fn domain(options: &Options) -> Option<String> {
-    let told = String::from_utf8(options.get(&DOMAIN)?.clone()).ok()?;
-    let told = told.trim_end_matches('\0').trim_end_matches('.');
-    text::is_domain(told).then(|| told.to_owned())
+    let text = std::str::from_utf8(bytes(options, DOMAIN)).ok()?;
+    let text = text.trim_end_matches('\0').trim_end_matches('.');
+    text::is_domain(text).then(|| text.to_owned())
 }
 
-/// The text of a refusal, without unprintable characters.
+/// The reason for a refusal, without unprintable characters.
 pub fn sentence(options: &Options) -> String {
-    text::printable(options.get(&MESSAGE).map_or(&[][..], Vec::as_slice))
+    text::printable(bytes(options, MESSAGE))
 }
 
-/// Domains to search. Names may end in what was written before (RFC 1035, section 4.1.4).
+/// The domain search list, with the name compression of RFC 1035, section 4.1.4.
 pub fn search(options: &Options) -> Vec<String> {
-    options.get(&SEARCH).map(|bytes| text::domains(bytes)).unwrap_or_default()
+    text::domains(bytes(options, SEARCH))
 }
 
-/// Classless routes: destination and router, which is 0.0.0.0 for a destination on the link.
-/// `None` if there are none or one is malformed.
+/// Classless routes: destination and router, which is 0.0.0.0 for a destination on the link. `None` if the option is
+/// absent or malformed.
 pub fn classless_routes(options: &Options) -> Option<Vec<(Ipv4Net, Ipv4Addr)>> {
     let mut rest = options.get(&CLASSLESS_ROUTES)?.as_slice();
     let mut routes = Vec::new();
@@ -135,7 +140,7 @@ pub fn classless_routes(options: &Options) -> Option<Vec<(Ipv4Net, Ipv4Addr)>> {
     Some(routes)
 }
 
-/// Routes to classful networks. Multicast and reserved destinations have no class and are left out.
+/// Routes to classful networks. Multicast and reserved destinations have no class and are skipped.
 pub fn static_routes(options: &Options) -> Vec<(Ipv4Net, Ipv4Addr)> {
     let addresses: Vec<_> = addresses(options, STATIC_ROUTES).collect();
     let class = |dst: Ipv4Addr| match dst.octets()[0] {
@@ -144,8 +149,8 @@ pub fn static_routes(options: &Options) -> Vec<(Ipv4Net, Ipv4Addr)> {
         192..224 => Some(24),
         _ => None,
     };
-    let route = |pair: &[Ipv4Addr]| Some((Ipv4Net::new(pair[0], class(pair[0])?).ok()?, pair[1]));
-    addresses.chunks_exact(2).filter_map(route).collect()
+    let route = |[dst, gw]: &[Ipv4Addr; 2]| Some((Ipv4Net::new(*dst, class(*dst)?).ok()?, *gw));
+    addresses.as_chunks::<2>().0.iter().filter_map(route).collect()
 }
 
 #[cfg(test)]
@@ -222,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_that_do_not_belong_into_a_file() {
+    fn unsafe_text_is_rejected() {
         assert_eq!(domain(&one(DOMAIN, b"example.com\0")).as_deref(), Some("example.com"));
         for bad in [&b"a b"[..], b"a\nnameserver 6.6.6.6", b"", b".", b"a..b", b"\xff"] {
             assert_eq!(domain(&one(DOMAIN, bad)), None, "{bad:?}");

@@ -1,4 +1,4 @@
-//! A lease of IPv6: made from a Reply.
+//! IPv6 leases, built from a Reply.
 
 use std::net::Ipv6Addr;
 use std::time::Duration;
@@ -6,17 +6,17 @@ use std::time::Duration;
 use ipnet::{IpNet, Ipv6Net};
 use serde::{Deserialize, Serialize};
 
-use super::super::timing::{BootTime, NEVER, Random, millis};
+use super::super::timing::{BootTime, NEVER, Random, Timers, millis};
 use super::super::v4::lease::SHORTEST_TIME;
 use super::message::{IaAddr, IaNa, Message};
 use crate::cni::{CniResult, Dns, IpConfig};
 
-/// A time without an end.
+/// A lifetime without end.
 const INFINITE: u32 = u32::MAX;
 /// DHCPv6 assigns addresses without a prefix length (RFC 5942).
 const HOST: u8 = 128;
 
-/// An address on loan.
+/// An IPv6 lease.
 #[derive(Clone, Debug, Deserialize, Serialize, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct Lease {
@@ -24,29 +24,44 @@ pub struct Lease {
     pub address: Ipv6Addr,
     /// The server's DUID.
     pub server: Vec<u8>,
-    /// When to ask the server for more time.
+    /// T1: renew with the server.
     #[serde(with = "millis")]
     pub renew: BootTime,
-    /// When to ask any server.
+    /// T2: renew with any server.
     #[serde(with = "millis")]
     pub rebind: BootTime,
     /// The end of the valid lifetime: the address must not be used afterwards.
     #[serde(with = "millis")]
     pub expires: BootTime,
-    /// Name servers, the best first.
+    /// DNS servers in order of preference.
     pub name_servers: Vec<Ipv6Addr>,
-    /// Domains to search.
+    /// The domain search list.
     pub search: Vec<String>,
 }
 
-/// Why a reply is no lease.
+/// An address that a server has offered or assigned.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Binding {
+    /// The address.
+    pub address: Ipv6Addr,
+    /// The server's DUID.
+    pub server: Vec<u8>,
+}
+
+impl From<&Lease> for Binding {
+    fn from(lease: &Lease) -> Binding {
+        Binding { address: lease.address, server: lease.server.clone() }
+    }
+}
+
+/// Why a Reply is not usable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flaw {
-    /// No address that a host can have, or none with sensible lifetimes.
+    /// No address of a host with valid lifetimes.
     NoAddress,
-    /// T1 is after T2 (section 21.4).
+    /// T1 is greater than T2 (section 21.4).
     BadTimes,
-    /// The address that we have has no time left.
+    /// The valid lifetime of the client's address is 0.
     Withdrawn,
 }
 
@@ -61,8 +76,8 @@ impl std::fmt::Display for Flaw {
 }
 
 impl Lease {
-    /// Reads what `reply` says in `ia`, in answer to a message of the moment `asked`. Of several
-    /// addresses it is `own` if that is among them, else the first.
+    /// Reads the association `ia` of `reply`, the reply to a message that was sent at `asked`. Of several addresses the
+    /// lease is `own` if present, else the first.
     pub fn from_reply(
         reply: &Message,
         ia: &IaNa,
@@ -80,25 +95,24 @@ impl Lease {
             Some(addr) if addr.valid == 0 => Flaw::Withdrawn,
             _ => Flaw::NoAddress,
         })?;
-        let (renew, rebind, expires) = timers(ia, given, random);
-        let from = |time: Duration| if time == NEVER { NEVER } else { asked + time };
+        let Timers { renew, rebind, expires } = Timers::new(asked, times(ia, given), random);
         Ok(Lease {
             address: given.addr,
             server: reply.server.clone(),
-            renew: from(renew),
-            rebind: from(rebind),
-            expires: from(expires),
+            renew,
+            rebind,
+            expires,
             name_servers: reply.name_servers.clone(),
             search: reply.search.clone(),
         })
     }
 
-    /// The address as CNI has it.
+    /// The address with its prefix.
     pub fn ip_net(&self) -> IpNet {
         Ipv6Net::new_assert(self.address, HOST).into()
     }
 
-    /// The result of IPAM. Routes are not told by DHCPv6 but by routers.
+    /// The IPAM result. Routes are part of router advertisements, not of DHCPv6.
     pub fn result(&self) -> CniResult {
         let ip = IpConfig { address: self.ip_net(), gateway: None, interface: None };
         let dns = Dns {
@@ -110,7 +124,7 @@ impl Lease {
     }
 }
 
-/// Whether a host can have the address, for some time.
+/// Whether the address is valid for a host and has a valid lifetime.
 pub fn is_usable(given: &IaAddr) -> bool {
     let addr = given.addr;
     let impossible = addr.is_unspecified()
@@ -121,26 +135,24 @@ pub fn is_usable(given: &IaAddr) -> bool {
     !impossible && given.valid > 0 && given.preferred <= given.valid && given.status.is_success()
 }
 
-/// T1, T2 and the end. What the server leaves open is half and four fifths of the preferred
-/// lifetime (section 21.4); what makes no sense is left open.
-fn timers(ia: &IaNa, given: &IaAddr, random: &mut Random) -> (Duration, Duration, Duration) {
+/// T1, T2 and the valid lifetime. The defaults of T1 and T2 are a half and four fifths of the preferred lifetime
+/// (section 21.4), also for values that are not less than the valid lifetime.
+fn times(ia: &IaNa, given: &IaAddr) -> [Duration; 3] {
     let time = |seconds: u32| match seconds {
         INFINITE => NEVER,
         seconds => Duration::from_secs(seconds.into()),
     };
     let valid = time(given.valid).max(SHORTEST_TIME);
     let preferred = match given.preferred {
-        // With a preferred lifetime of 0 the address serves existing connections only, and is kept for them.
+        // A deprecated address serves existing connections, for which it is kept.
         0 => valid,
         seconds => time(seconds).max(SHORTEST_TIME),
     };
-    let told = |seconds: u32| Some(time(seconds)).filter(|t| !t.is_zero() && *t < valid);
-    let never = |part: Duration| if preferred == NEVER { NEVER } else { part };
-    let t1 = told(ia.t1).unwrap_or(never(preferred / 2));
-    let t2 = told(ia.t2).unwrap_or(never(preferred / 5 * 4)).max(t1);
-    let mut early = |t: Duration| if t == NEVER { NEVER } else { random.early(t) };
-    let t1 = early(t1);
-    (t1, early(t2).max(t1), valid)
+    let sent = |seconds: u32| Some(time(seconds)).filter(|t| !t.is_zero() && *t < valid);
+    let part = |part: Duration| if preferred == NEVER { NEVER } else { part };
+    let t1 = sent(ia.t1).unwrap_or(part(preferred / 2));
+    let t2 = sent(ia.t2).unwrap_or(part(preferred / 5 * 4)).max(t1);
+    [t1, t2, valid]
 }
 
 #[cfg(test)]

@@ -1,12 +1,13 @@
-//! Messages as they are on the wire: RFC 9915 sections 8 and 21, RFC 3646 for the DNS.
+//! DHCPv6 messages: RFC 9915 sections 8 and 21, DNS options of RFC 3646.
 //!
-//! Everything received is read within its bounds: a malformed message is `None`.
+//! Received messages are read with bounds checks; a malformed message decodes to `None`.
 
 use std::net::Ipv6Addr;
+use std::time::Duration;
 
 use super::super::text;
 
-/// Option codes, by their names in IANA's registry.
+/// Option codes, named as in IANA's registry.
 const CLIENTID: u16 = 1;
 const SERVERID: u16 = 2;
 const IA_NA: u16 = 3;
@@ -19,60 +20,61 @@ const DNS_SERVERS: u16 = 23;
 const DOMAIN_LIST: u16 = 24;
 const SOL_MAX_RT: u16 = 82;
 
-/// The options requested besides the address.
+/// The options that the client requests besides the address.
 pub const WANTED: [u16; 3] = [DNS_SERVERS, DOMAIN_LIST, SOL_MAX_RT];
-/// Length of a DUID: its type, and 1 to 128 bytes (section 11.1).
+/// Length of a DUID: its type and 1 to 128 bytes (section 11.1).
 const DUID_LEN: std::ops::RangeInclusive<usize> = 3..=130;
-/// The bits of a transaction id.
+/// The bits of a transaction ID.
 const XID_BITS: u32 = 0x00ff_ffff;
 
 /// The message type.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Kind {
     /// The client looks for servers.
+    #[default]
     Solicit = 1,
     /// A server offers an address.
     Advertise = 2,
     /// The client requests the offered address.
     Request = 3,
-    /// The client asks the server of the lease for more time.
+    /// The client renews with the server of the lease.
     Renew = 5,
-    /// The client asks any server for more time.
+    /// The client renews with any server.
     Rebind = 6,
-    /// A server's answer to every message but Solicit.
+    /// A server's reply to every message but Solicit.
     Reply = 7,
-    /// The client gives the address back.
+    /// The client releases the address.
     Release = 8,
     /// Another host uses the address.
     Decline = 9,
 }
 
 /// A message.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Message {
     /// The message type.
     pub kind: Kind,
     /// The transaction ID, 24 bits.
     pub xid: u32,
-    /// The client's DUID; empty if there is none.
+    /// The client's DUID; empty if absent.
     pub client: Vec<u8>,
-    /// The server's DUID; empty if there is none.
+    /// The server's DUID; empty if absent.
     pub server: Vec<u8>,
     /// Identity associations.
     pub ias: Vec<IaNa>,
-    /// Hundredths of seconds since the client began; only in messages of clients.
+    /// Hundredths of a second since the exchange began; sent by clients only.
     pub elapsed: u16,
-    /// Options asked for; only in messages of clients.
+    /// The requested options; sent by clients only.
     pub requested: Vec<u16>,
     /// The preference of the server, 0 to 255.
     pub preference: u8,
     /// The status code.
     pub status: Status,
-    /// Name servers, the best first.
+    /// DNS servers in order of preference.
     pub name_servers: Vec<Ipv6Addr>,
-    /// Domains to search.
+    /// The domain search list.
     pub search: Vec<String>,
-    /// The longest time between two Solicits, in seconds.
+    /// The maximum timeout of a Solicit, in seconds.
     pub sol_max_rt: Option<u32>,
 }
 
@@ -81,9 +83,9 @@ pub struct Message {
 pub struct IaNa {
     /// The IAID.
     pub iaid: u32,
-    /// When to ask the server for more time, in seconds; 0 leaves it to the client.
+    /// T1 in seconds; 0 leaves the choice to the client.
     pub t1: u32,
-    /// When to ask any server.
+    /// T2 in seconds; 0 leaves the choice to the client.
     pub t2: u32,
     /// The addresses.
     pub addrs: Vec<IaAddr>,
@@ -96,7 +98,7 @@ pub struct IaNa {
 pub struct IaAddr {
     /// The address.
     pub addr: Ipv6Addr,
-    /// The preferred lifetime in seconds; `u32::MAX` is for ever.
+    /// The preferred lifetime in seconds; `u32::MAX` is infinite.
     pub preferred: u32,
     /// The valid lifetime in seconds.
     pub valid: u32,
@@ -107,26 +109,27 @@ pub struct IaAddr {
 /// The status code; success if the server sends none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Status {
-    /// The number, see [`status`].
+    /// The code, see [`status`].
     pub code: u16,
     /// The status message.
     pub sentence: String,
 }
 
-/// Numbers of [`Status`] (section 21.13).
+/// Codes of [`Status`] (section 21.13).
 pub mod status {
     /// Success.
     pub const SUCCESS: u16 = 0;
     /// Failure without a more specific code.
     pub const UNSPEC_FAIL: u16 = 1;
-    /// The server has no address to give.
+    /// The server has no address available.
     pub const NO_ADDRS_AVAIL: u16 = 2;
     /// The server has no such binding.
     pub const NO_BINDING: u16 = 3;
     /// The address is not appropriate to the link.
     pub const NOT_ON_LINK: u16 = 4;
-    /// The answer to unicast messages, which this client does not send.
-    pub const USE_MULTICAST: u16 = 5;
+    /// The names of all codes.
+    pub const NAMES: [&str; 6] =
+        ["Success", "UnspecFail", "NoAddrsAvail", "NoBinding", "NotOnLink", "UseMulticast"];
 }
 
 impl Status {
@@ -134,47 +137,41 @@ impl Status {
     pub fn is_success(&self) -> bool {
         self.code == status::SUCCESS
     }
+
+    fn decode(value: &[u8]) -> Option<Status> {
+        let (code, sentence) = value.split_first_chunk()?;
+        Some(Status { code: u16::from_be_bytes(*code), sentence: text::printable(sentence) })
+    }
 }
 
 impl std::fmt::Display for Status {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.code {
-            status::SUCCESS => f.write_str("Success")?,
-            status::UNSPEC_FAIL => f.write_str("UnspecFail")?,
-            status::NO_ADDRS_AVAIL => f.write_str("NoAddrsAvail")?,
-            status::NO_BINDING => f.write_str("NoBinding")?,
-            status::NOT_ON_LINK => f.write_str("NotOnLink")?,
-            status::USE_MULTICAST => f.write_str("UseMulticast")?,
-            other => write!(f, "status {other}")?,
+        match status::NAMES.get(usize::from(self.code)) {
+            Some(name) => f.write_str(name)?,
+            None => write!(f, "status {}", self.code)?,
         }
         if self.sentence.is_empty() { Ok(()) } else { write!(f, " ({})", self.sentence) }
     }
 }
 
 impl IaNa {
-    /// A client's option for `addr`: the server decides the lifetimes.
+    /// A client's option for `addr`; the lifetimes are the server's choice.
     pub fn of(iaid: u32, addr: Option<Ipv6Addr>) -> IaNa {
         let one = |addr| IaAddr { addr, preferred: 0, valid: 0, status: Status::default() };
         IaNa { iaid, addrs: addr.into_iter().map(one).collect(), ..IaNa::default() }
     }
 
     fn encode(&self) -> Vec<u8> {
-        let mut value = Vec::new();
-        for number in [self.iaid, self.t1, self.t2] {
-            value.extend(number.to_be_bytes());
-        }
+        let mut value = [self.iaid, self.t1, self.t2].map(u32::to_be_bytes).concat();
         for addr in &self.addrs {
-            let lifetimes = [addr.preferred.to_be_bytes(), addr.valid.to_be_bytes()].concat();
+            let lifetimes = [addr.preferred, addr.valid].map(u32::to_be_bytes).concat();
             put(&mut value, IAADDR, &[&addr.addr.octets()[..], &lifetimes].concat());
         }
         value
     }
 
     fn decode(value: &[u8]) -> Option<IaNa> {
-        let (iaid, rest) = value.split_first_chunk()?;
-        let (t1, rest) = rest.split_first_chunk()?;
-        let (t2, rest) = rest.split_first_chunk()?;
-        let [iaid, t1, t2] = [iaid, t1, t2].map(|bytes| u32::from_be_bytes(*bytes));
+        let ([iaid, t1, t2], rest) = numbers(value)?;
         let mut ia = IaNa { iaid, t1, t2, ..IaNa::default() };
         for (code, value) in options(rest)? {
             match code {
@@ -190,41 +187,19 @@ impl IaNa {
 impl IaAddr {
     fn decode(value: &[u8]) -> Option<IaAddr> {
         let (addr, rest) = value.split_first_chunk::<16>()?;
-        let (preferred, rest) = rest.split_first_chunk()?;
-        let (valid, rest) = rest.split_first_chunk()?;
+        let ([preferred, valid], rest) = numbers(rest)?;
         let mut status = Status::default();
         for (_, value) in options(rest)?.into_iter().filter(|(code, _)| *code == STATUS_CODE) {
             status = Status::decode(value)?;
         }
-        let [preferred, valid] = [preferred, valid].map(|bytes| u32::from_be_bytes(*bytes));
         Some(IaAddr { addr: Ipv6Addr::from(*addr), preferred, valid, status })
-    }
-}
-
-impl Status {
-    fn decode(value: &[u8]) -> Option<Status> {
-        let (code, sentence) = value.split_first_chunk()?;
-        Some(Status { code: u16::from_be_bytes(*code), sentence: text::printable(sentence) })
     }
 }
 
 impl Message {
     /// A message without options.
     pub fn new(kind: Kind, xid: u32) -> Message {
-        Message {
-            kind,
-            xid: xid & XID_BITS,
-            client: Vec::new(),
-            server: Vec::new(),
-            ias: Vec::new(),
-            elapsed: 0,
-            requested: Vec::new(),
-            preference: 0,
-            status: Status::default(),
-            name_servers: Vec::new(),
-            search: Vec::new(),
-            sol_max_rt: None,
-        }
+        Message { kind, xid: xid & XID_BITS, ..Message::default() }
     }
 
     /// The bytes of a client's message.
@@ -239,17 +214,15 @@ impl Message {
         }
         put(&mut bytes, ELAPSED_TIME, &self.elapsed.to_be_bytes());
         if !self.requested.is_empty() {
-            let codes: Vec<u8> =
-                self.requested.iter().flat_map(|code| code.to_be_bytes()).collect();
+            let codes: Vec<u8> = self.requested.iter().flat_map(|c| c.to_be_bytes()).collect();
             put(&mut bytes, ORO, &codes);
         }
         bytes
     }
 
-    /// Reads a server's message.
+    /// Decodes a server's message.
     pub fn decode(bytes: &[u8]) -> Option<Message> {
-        let (head, rest) = bytes.split_first_chunk()?;
-        let head = u32::from_be_bytes(*head);
+        let ([head], rest) = numbers(bytes)?;
         let kind = match head >> 24 {
             2 => Kind::Advertise,
             7 => Kind::Reply,
@@ -281,6 +254,11 @@ impl Message {
     }
 }
 
+/// A duration as the Elapsed Time option has it: hundredths of a second, at most `u16::MAX`.
+pub fn hundredths(elapsed: Duration) -> u16 {
+    u16::try_from(elapsed.as_millis() / 10).unwrap_or(u16::MAX)
+}
+
 fn duid(value: &[u8]) -> Option<Vec<u8>> {
     DUID_LEN.contains(&value.len()).then(|| value.to_vec())
 }
@@ -292,7 +270,14 @@ fn put(bytes: &mut Vec<u8>, code: u16, value: &[u8]) {
     bytes.extend(value);
 }
 
-/// The options in `bytes`, one behind the other; `None` if the last one is cut off.
+/// The 32-bit numbers at the start of `bytes`, and the bytes behind them.
+fn numbers<const N: usize>(bytes: &[u8]) -> Option<([u32; N], &[u8])> {
+    let (head, rest) = bytes.split_at_checked(4 * N)?;
+    let (words, _) = head.as_chunks::<4>();
+    Some((words.try_into().ok().map(|words: [[u8; 4]; N]| words.map(u32::from_be_bytes))?, rest))
+}
+
+/// All options in `bytes`; `None` if the last one is truncated.
 fn options(mut bytes: &[u8]) -> Option<Vec<(u16, &[u8])>> {
     let mut found = Vec::new();
     while !bytes.is_empty() {
@@ -341,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_is_laid_out_as_the_standard_says() {
+    fn requests_have_the_layout_of_the_rfc() {
         let mut message = Message::new(Kind::Request, 0xff01_0203);
         message.client = vec![0, 4, 9];
         message.server = vec![0, 1, 8];
@@ -380,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_nothing() {
+    fn malformed_messages_decode_to_none() {
         let good = reply();
         let ends: Vec<usize> = {
             // Where an option ends, the rest is a message as well.
@@ -418,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn random_bytes_never_panic_and_take_no_more_than_they_are() {
+    fn random_bytes_never_panic_and_memory_is_bounded() {
         let mut random = Random::from_seed(11);
         let good = reply();
         for _ in 0..20_000 {
@@ -434,5 +419,12 @@ mod tests {
         }
         let long = [&[7, 0, 0, 1][..], &option(STATUS_CODE, &vec![b'x'; 60_000])].concat();
         assert_eq!(Message::decode(&long).unwrap().status.sentence.len(), 200);
+    }
+
+    #[test]
+    fn elapsed_time_is_in_hundredths_and_saturates() {
+        assert_eq!(hundredths(Duration::ZERO), 0);
+        assert_eq!(hundredths(Duration::from_millis(1500)), 150);
+        assert_eq!(hundredths(Duration::from_secs(9998)), u16::MAX);
     }
 }

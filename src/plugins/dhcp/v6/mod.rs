@@ -1,19 +1,59 @@
-//! DHCPv6 for one address (`IA_NA`), RFC 9915, which has replaced 8415.
+//! DHCPv6 for one address (`IA_NA`), RFC 9915, which obsoletes RFC 8415; and the identity of a client.
 //!
 //! | file | |
 //! | --- | --- |
 //! | `message.rs` | messages and their options |
-//! | `duid.rs` | the client's identity for servers |
-//! | `lease.rs` | the lease that a Reply grants, and the CNI result of it |
-//! | `retransmit.rs` | one exchange of messages: when to send again, section 15 |
-//! | `reply.rs` | how the answers of servers are judged |
+//! | `lease.rs` | the lease of a Reply and its CNI result |
+//! | `retransmit.rs` | retransmission timeouts, section 15 |
 //! | `neighbour.rs` | duplicate address detection |
-//! | `socket.rs` | UDP and packet sockets, in the namespace of the calling thread |
+//!
+//! DUID and IAID are derived from the names of the attachment, so that neither a restart of the daemon nor another
+//! Ethernet address creates a new client.
 
-pub mod duid;
 pub mod lease;
 pub mod message;
 pub mod neighbour;
-pub mod reply;
 pub mod retransmit;
-pub mod socket;
+
+use sha2::{Digest, Sha512};
+
+/// The type of a DUID that is a UUID (RFC 6355).
+const DUID_UUID: [u8; 2] = [0, 4];
+
+/// The DUID of the client with this DHCP client identifier (option 61): a UUID of version 8 (RFC 9562) from the first
+/// 16 bytes of the identifier's SHA-512.
+pub fn duid(client_id: &[u8]) -> Vec<u8> {
+    let mut uuid = [0; 16];
+    uuid.copy_from_slice(&Sha512::digest(client_id)[..16]);
+    uuid[6] = uuid[6] & 0x0f | 0x80;
+    uuid[8] = uuid[8] & 0x3f | 0x80;
+    [&DUID_UUID[..], &uuid].concat()
+}
+
+/// The IAID of an interface: the first 4 bytes of the SHA-512 of its name.
+pub fn iaid(ifname: &str) -> u32 {
+    let hash = Sha512::digest(ifname);
+    u32::from_be_bytes([hash[0], hash[1], hash[2], hash[3]])
+}
+
+/// The text form of a DUID: hexadecimal bytes, separated by colons.
+pub fn text(duid: &[u8]) -> String {
+    duid.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join(":")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn identities_are_stable_and_differ() {
+        // Servers store these values: another value is another client.
+        let one = duid(b"\0c1/net/eth0");
+        assert_eq!(text(&one), "00:04:51:42:44:e6:7f:62:89:15:89:59:c2:45:b1:e4:97:57");
+        assert_eq!(one.len(), 18);
+        assert_eq!((one[8] >> 4, one[10] >> 6), (8, 2), "version and variant");
+        assert_ne!(one, duid(b"\0c2/net/eth0"));
+        assert_ne!(iaid("eth0"), iaid("eth1"));
+        assert_eq!(iaid("eth0"), 0x0de8_08c1);
+    }
+}

@@ -1,12 +1,12 @@
-//! Duplicate address detection: the Neighbor Solicitations that it sends, RFC 4862
-//! section 5.4, and the frames that show that another host has the address, RFC 4861.
+//! Duplicate address detection: Neighbor Solicitations (RFC 4862, section 5.4) and the detection of conflicts in received
+//! frames (RFC 4861).
 
 use std::net::Ipv6Addr;
 
 use super::super::v4::frame::checksum;
 use crate::netlink::Mac;
 
-/// Offsets of the parts of a frame.
+/// Offsets in a frame.
 const ETHERNET: usize = 14;
 const IPV6: usize = 40;
 const TARGET: usize = ETHERNET + IPV6 + 8;
@@ -16,9 +16,9 @@ const TYPE_IPV6: [u8; 2] = [0x86, 0xdd];
 const ICMPV6: u8 = 58;
 const SOLICITATION: u8 = 135;
 const ADVERTISEMENT: u8 = 136;
-/// The hop limit of Neighbor Discovery: a packet that has passed a router has a lower one.
+/// The hop limit of Neighbor Discovery: packets that were forwarded have a lower one.
 const HOP_LIMIT: u8 = 255;
-/// Length of ICMPv6 with a target and no options.
+/// Length of an ICMPv6 packet with a target and without options.
 const LENGTH: u8 = 24;
 
 /// A Neighbor Solicitation for `addr` from the unspecified address.
@@ -35,12 +35,12 @@ pub fn probe(mac: Mac, addr: Ipv6Addr) -> Vec<u8> {
     let icmp = [&[SOLICITATION, 0, 0, 0, 0, 0, 0, 0][..], &octets].concat();
     let pseudo = [&frame[ETHERNET + 8..], &[0, 0, 0, LENGTH, 0, 0, 0, ICMPV6], &icmp].concat();
     frame.extend(icmp);
-    let sum = checksum(&pseudo, 0).to_be_bytes();
+    let sum = checksum(&pseudo).to_be_bytes();
     frame[ETHERNET + IPV6 + 2..][..2].copy_from_slice(&sum);
     frame
 }
 
-/// Whether the frame shows that another host than `mac` has `addr`, or probes for it.
+/// Whether the frame is from another host than `mac` that uses `addr`, or probes for it.
 pub fn conflict(frame: &[u8], mac: Mac, addr: Ipv6Addr) -> bool {
     let Some(frame) = frame.get(..END) else { return false };
     let (ip, icmp) = (&frame[ETHERNET..], &frame[ETHERNET + IPV6..]);
@@ -63,7 +63,7 @@ mod tests {
     const ADDR: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0x12, 0x3456);
 
     #[test]
-    fn a_probe_is_laid_out_as_the_standard_says() {
+    fn probes_have_the_layout_of_the_rfc() {
         let frame = probe(MAC, ADDR);
         assert_eq!(frame.len(), 78);
         assert_eq!(frame[..14], [0x33, 0x33, 0xff, 0x12, 0x34, 0x56, 2, 0, 0, 0, 0, 7, 0x86, 0xdd]);
@@ -71,18 +71,18 @@ mod tests {
         assert_eq!(frame[38..54], group.octets());
         assert_eq!(frame[62..], ADDR.octets());
         let pseudo = [&frame[22..54], &[0, 0, 0, 24, 0, 0, 0, 58], &frame[54..]].concat();
-        assert_eq!(checksum(&pseudo, 0), 0);
+        assert_eq!(checksum(&pseudo), 0);
     }
 
     #[test]
-    fn who_has_an_address() {
+    fn address_conflicts() {
         let asked = probe(OTHER, ADDR);
-        assert!(conflict(&asked, MAC, ADDR), "another one is about to take it");
+        assert!(conflict(&asked, MAC, ADDR), "another host probes for it");
         assert!(!conflict(&asked, OTHER, ADDR), "our own");
         assert!(!conflict(&asked, MAC, Ipv6Addr::LOCALHOST));
         let mut resolving = asked.clone();
         resolving[22] = 0xfe;
-        assert!(!conflict(&resolving, MAC, ADDR), "somebody looks for the owner");
+        assert!(!conflict(&resolving, MAC, ADDR), "address resolution by another host");
         let mut answer = resolving;
         answer[54] = ADVERTISEMENT;
         answer.extend([2, 1, 2, 0, 0, 0, 0, 8]);

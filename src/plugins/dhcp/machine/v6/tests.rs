@@ -1,11 +1,12 @@
-//! The states of a client, without a link.
+//! The state machine without a network.
 
 use std::net::Ipv6Addr;
 use std::time::Duration;
 
-use super::super::super::family;
 use super::super::super::tests::{FIVE, addr};
+use super::super::super::timing::NEVER;
 use super::super::super::v6::message::{IaAddr, Status, status};
+use super::super::{AT_ONCE, Machine, StateMachine};
 use super::*;
 
 const SIX: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 6);
@@ -20,11 +21,18 @@ fn seconds(n: u64) -> BootTime {
 fn client(probe: u64) -> Client {
     let timing =
         Timing { first: seconds(4), most: seconds(62), probe: Duration::from_millis(probe) };
-    Client { duid: vec![0, 4, 1, 2, 3], iaid: IAID, mac: Mac([2, 0, 0, 0, 0, 7]), timing }
+    let mac = Mac([2, 0, 0, 0, 0, 7]);
+    Client { duid: vec![0, 4, 1, 2, 3], iaid: IAID, mac, timing, sol_max_rt: None }
 }
 
-fn machine(probe: u64) -> Machine {
+fn machine(probe: u64) -> Machine<Client> {
     Machine::new(client(probe), seconds(1000), seconds(1208), Random::from_seed(5))
+}
+
+impl Machine<Client> {
+    fn receive(&mut self, now: BootTime, message: &Message) -> Vec<Action> {
+        self.on_message(now, message, None)
+    }
 }
 
 #[track_caller]
@@ -68,14 +76,14 @@ fn at_once(mut message: Message) -> Message {
 }
 
 /// Goes from Solicit to Request: the Request.
-fn requesting(machine: &mut Machine, now: BootTime) -> Message {
+fn requesting(machine: &mut Machine<Client>, now: BootTime) -> Message {
     let solicit = sent(&machine.tick(now));
     assert_eq!(solicit.kind, Kind::Solicit);
     sent(&machine.receive(now, &at_once(answer(Kind::Advertise, &solicit))))
 }
 
-/// A machine with a lease of an hour from the second 1000 on.
-fn bound() -> Machine {
+/// A machine with a lease of an hour since second 1000.
+fn bound() -> Machine<Client> {
     let mut machine = machine(0);
     let request = requesting(&mut machine, seconds(1000));
     got(&machine.receive(seconds(1000), &answer(Kind::Reply, &request)));
@@ -83,16 +91,17 @@ fn bound() -> Machine {
 }
 
 #[test]
-fn from_nothing_to_a_lease() {
+fn acquires_a_lease() {
     let mut machine = machine(200);
     assert_eq!((machine.deadline(), machine.listening()), (seconds(1000), Listening::None));
     let solicit = sent(&machine.tick(seconds(1000)));
     assert_eq!((solicit.kind, solicit.server.len(), solicit.elapsed), (Kind::Solicit, 0, 0));
     assert_eq!((&solicit.client, &solicit.requested[..]), (&vec![0, 4, 1, 2, 3], &WANTED[..]));
     assert_eq!(solicit.ias, [IaNa::of(IAID, None)]);
+    assert!(solicit.xid <= 0x00ff_ffff && (0..50).all(|_| machine.xid() <= 0x00ff_ffff));
     assert_eq!((machine.listening(), machine.binding()), (Listening::Udp, None));
 
-    // Everybody has a second to answer.
+    // All servers have a second to reply.
     assert_eq!(machine.receive(seconds(1000), &answer(Kind::Advertise, &solicit)), []);
     let now = machine.deadline();
     assert!(now >= seconds(1001), "{now:?}");
@@ -100,20 +109,23 @@ fn from_nothing_to_a_lease() {
     assert_eq!((request.kind, &request.server[..]), (Kind::Request, &ONE[..]));
     assert_eq!(request.ias, [IaNa::of(IAID, Some(FIVE))]);
     assert_ne!(request.xid, solicit.xid);
-    assert_eq!(machine.binding().unwrap().address, FIVE, "may be ours already");
+    assert_eq!(machine.binding().unwrap().address, FIVE, "may be assigned already");
 
     let out = machine.receive(now, &answer(Kind::Reply, &request));
     assert_eq!(out, [Action::Probe(FIVE.into())]);
-    assert_eq!((machine.listening(), machine.lease()), (Listening::Neighbours(FIVE), None));
+    assert_eq!(
+        (machine.listening(), machine.state.lease()),
+        (Listening::Neighbours(FIVE.into()), None)
+    );
     assert_eq!(machine.tick(machine.deadline()), [Action::Probe(FIVE.into())]);
     let lease = got(&machine.tick(machine.deadline()));
-    // From the request, not from when nobody else was found.
+    // The lease starts at the request, not after the probes.
     assert_eq!((lease.expires, lease.server), (now + seconds(3600), ONE.to_vec()));
     assert_eq!((machine.listening(), machine.deadline()), (Listening::None, lease.renew));
 }
 
 #[test]
-fn the_server_that_wants_it_most_is_chosen() {
+fn the_server_with_the_highest_preference_is_chosen() {
     let mut machine = machine(0);
     let solicit = sent(&machine.tick(seconds(1000)));
     for (server, preference) in [([0, 1, 0, 9], 3), (TWO, 5), (ONE, 5), ([0, 1, 0, 8], 0)] {
@@ -130,7 +142,7 @@ fn the_server_that_wants_it_most_is_chosen() {
     let request = sent(&machine.receive(seconds(1000), &at_once(eager)));
     assert_eq!((request.server, request.ias[0].addrs[0].addr), (TWO.to_vec(), SIX));
 
-    // When nobody has answered in time, the first that does is taken.
+    // After the first timeout the first offer is taken.
     let mut machine = self::machine(0);
     machine.tick(seconds(1000));
     let now = machine.deadline();
@@ -141,13 +153,13 @@ fn the_server_that_wants_it_most_is_chosen() {
 }
 
 #[test]
-fn solicits_are_repeated_and_time_is_up_at_some_point() {
+fn solicits_are_repeated_until_the_time_limit() {
     let mut machine = machine(0);
     let (mut moments, mut xids) = (Vec::new(), Vec::new());
     loop {
         let now = machine.deadline();
         let out = machine.tick(now);
-        if out == [Action::Failed(Failure::TimeIsUp)] {
+        if out == [Action::TimeIsUp] {
             assert_eq!(now, seconds(1208));
             break;
         }
@@ -166,7 +178,7 @@ fn solicits_are_repeated_and_time_is_up_at_some_point() {
 }
 
 #[test]
-fn what_does_not_belong_to_the_exchange_changes_nothing() {
+fn foreign_messages_are_ignored() {
     let mut machine = machine(0);
     let solicit = sent(&machine.tick(seconds(1000)));
     let offer = at_once(answer(Kind::Advertise, &solicit));
@@ -194,18 +206,18 @@ fn what_does_not_belong_to_the_exchange_changes_nothing() {
 #[test]
 fn a_server_without_addresses_is_logged_once() {
     let mut machine = machine(0);
-    let mut told = Vec::new();
+    let mut logged = Vec::new();
     while machine.deadline() < seconds(1100) {
         let solicit = sent(&machine.tick(machine.deadline()));
         let mut refusal = failing(Kind::Advertise, &solicit, status::NO_ADDRS_AVAIL);
         refusal.sol_max_rt = Some(100);
-        told.extend(machine.receive(machine.deadline(), &refusal));
+        logged.extend(machine.receive(machine.deadline(), &refusal));
     }
     assert!(machine.deadline() > seconds(1100) && machine.deadline() < seconds(1208));
     let expected = "refused by the server: NoAddrsAvail (because)".to_owned();
-    assert_eq!(told, [Action::Refused(expected)]);
-    assert_eq!(machine.sol_max_rt, Some(100));
-    // An advertisement with an address in spite of a failure is none either.
+    assert_eq!(logged, [Action::Refused(expected)]);
+    assert_eq!(machine.client.sol_max_rt, Some(100));
+    // An Advertise with an address and a failure is not an offer.
     let solicit = sent(&machine.tick(machine.deadline()));
     let mut both = at_once(answer(Kind::Advertise, &solicit));
     both.status = Status { code: status::NO_ADDRS_AVAIL, sentence: String::new() };
@@ -214,7 +226,7 @@ fn a_server_without_addresses_is_logged_once() {
 }
 
 #[test]
-fn a_server_that_falls_silent_is_left() {
+fn a_server_without_replies_is_abandoned() {
     let mut machine = machine(0);
     requesting(&mut machine, seconds(1000));
     let mut requests = 1;
@@ -237,7 +249,7 @@ fn refusals_of_a_request_are_paced_and_failures_repeated() {
     {
         let now = machine.deadline();
         let request = requesting(&mut machine, now);
-        // This is no answer; the same is asked again.
+        // Not a decision: the Request is repeated.
         machine.receive(now, &failing(Kind::Reply, &request, status::UNSPEC_FAIL));
         let again = sent(&machine.tick(machine.deadline()));
         assert_eq!((again.kind, again.xid), (Kind::Request, request.xid));
@@ -250,13 +262,13 @@ fn refusals_of_a_request_are_paced_and_failures_repeated() {
 }
 
 #[test]
-fn a_taken_address_is_declined_until_the_server_has_heard_it() {
+fn a_decline_is_repeated_until_the_reply() {
     let mut machine = machine(200);
     for (conflict, pause) in [(1, 0), (2, 10)] {
         let now = machine.deadline();
         let request = requesting(&mut machine, now);
         machine.receive(now, &answer(Kind::Reply, &request));
-        let decline = sent(&machine.conflict(now));
+        let decline = sent(&machine.on_conflict(now));
         assert_eq!((decline.kind, &decline.server[..]), (Kind::Decline, &ONE[..]));
         assert_eq!(decline.ias, [IaNa::of(IAID, Some(FIVE))]);
         assert_eq!((decline.requested.len(), machine.binding()), (0, None));
@@ -264,13 +276,13 @@ fn a_taken_address_is_declined_until_the_server_has_heard_it() {
         assert_eq!((again.kind, again.xid), (Kind::Decline, decline.xid));
         assert_eq!(machine.receive(now, &answer(Kind::Reply, &decline)), []);
         assert_eq!(machine.deadline(), now + seconds(pause), "{conflict}");
-        assert_eq!(machine.conflict(now), [], "once");
+        assert_eq!(machine.on_conflict(now), [], "once");
     }
-    // A server that does not answer is not waited for for ever.
+    // The number of declines is limited.
     let now = machine.deadline();
     let request = requesting(&mut machine, now);
     machine.receive(now, &answer(Kind::Reply, &request));
-    machine.conflict(now);
+    machine.on_conflict(now);
     let declines = (0..10)
         .take_while(|_| {
             let out = machine.tick(machine.deadline());
@@ -283,9 +295,9 @@ fn a_taken_address_is_declined_until_the_server_has_heard_it() {
 #[test]
 fn renew_goes_to_the_server_rebind_to_all_until_expiry() {
     let mut machine = bound();
-    let lease = machine.lease().unwrap().clone();
+    let lease = machine.state.lease().unwrap().clone();
     let (mut kinds, mut last) = (String::new(), lease.renew);
-    while machine.lease().is_some() {
+    while machine.state.lease().is_some() {
         let now = machine.deadline();
         assert!(now >= last, "{now:?}");
         last = now;
@@ -308,13 +320,13 @@ fn renew_goes_to_the_server_rebind_to_all_until_expiry() {
     assert!(kinds.contains("nn") && kinds.contains("bb") && kinds.len() < 25, "{kinds}");
     assert_eq!(last, lease.expires);
     assert_eq!(sent(&machine.tick(machine.deadline())).kind, Kind::Solicit);
-    assert!(machine.tick(seconds(1_000_000)).iter().all(|o| !matches!(o, Action::Failed(_))));
+    assert!(machine.tick(seconds(1_000_000)).iter().all(|o| *o != Action::TimeIsUp));
 }
 
 #[test]
-fn an_answer_to_a_renewal_starts_the_lease_again() {
+fn a_reply_extends_the_lease() {
     let mut machine = bound();
-    let first = machine.lease().unwrap().clone();
+    let first = machine.state.lease().unwrap().clone();
     let now = machine.deadline();
     let renewal = sent(&machine.tick(now));
     let mut crossed = answer(Kind::Reply, &renewal);
@@ -322,13 +334,13 @@ fn an_answer_to_a_renewal_starts_the_lease_again() {
     let failed = |code| failing(Kind::Reply, &renewal, code);
     for useless in [crossed, failed(status::UNSPEC_FAIL), failed(status::NO_ADDRS_AVAIL)] {
         let out = machine.receive(now, &useless);
-        assert!(matches!(out[..], [Action::Refused(_)]) && machine.lease() == Some(&first));
+        assert!(matches!(out[..], [Action::Refused(_)]) && machine.state.lease() == Some(&first));
     }
     let lease = got(&machine.receive(now, &answer(Kind::Reply, &renewal)));
     assert_eq!((lease.address, lease.expires), (FIVE, now + seconds(3600)));
-    // Everybody is asked, and whoever answers is the server from now on.
+    // Rebind goes to all servers; the server that replies is the server of the lease.
     machine.tick(machine.deadline());
-    let now = machine.lease().unwrap().rebind;
+    let now = machine.state.lease().unwrap().rebind;
     let rebinding = sent(&machine.tick(now));
     assert_eq!(rebinding.kind, Kind::Rebind);
     let other = answer_with(Kind::Reply, &rebinding, TWO, vec![addr(SIX, 30, 40)]);
@@ -337,7 +349,7 @@ fn an_answer_to_a_renewal_starts_the_lease_again() {
 }
 
 #[test]
-fn a_server_that_has_forgotten_the_lease_is_asked_for_it_again() {
+fn an_unknown_lease_is_requested_again() {
     let mut machine = bound();
     let now = machine.deadline();
     let renewal = sent(&machine.tick(now));
@@ -345,27 +357,27 @@ fn a_server_that_has_forgotten_the_lease_is_asked_for_it_again() {
     let request = sent(&out);
     assert_eq!((request.kind, &request.server[..]), (Kind::Request, &ONE[..]));
     assert_eq!(request.ias, [IaNa::of(IAID, Some(FIVE))]);
-    assert!(machine.lease().is_some(), "it is used on");
-    // In use by ourselves: no probe.
+    assert!(machine.state.lease().is_some(), "still in use");
+    // The client uses the address already: no probe.
     let mut again = bound();
     let renewal = sent(&again.tick(now));
     let request_again =
         sent(&again.receive(now, &failing(Kind::Reply, &renewal, status::NO_BINDING)));
     again.client.timing.probe = seconds(1);
     got(&again.receive(now, &answer(Kind::Reply, &request_again)));
-    // Or the server gives nothing.
+    // The server may refuse the address.
     let refusal = failing(Kind::Reply, &request, status::NO_ADDRS_AVAIL);
     let out = machine.receive(now, &refusal);
     assert!(matches!(out[..], [Action::Lost(_), Action::Refused(_)]), "{out:?}");
-    assert_eq!(machine.lease(), None);
+    assert_eq!(machine.state.lease(), None);
 }
 
 #[test]
-fn a_lease_on_which_nobody_agrees_ends_with_its_time() {
+fn an_unconfirmed_lease_expires() {
     let mut machine = bound();
-    let expires = machine.lease().unwrap().expires;
+    let expires = machine.state.lease().unwrap().expires;
     let mut kinds = Vec::new();
-    while machine.lease().is_some() {
+    while machine.state.lease().is_some() {
         let now = machine.deadline();
         let out = machine.tick(now);
         for output in &out {
@@ -394,13 +406,17 @@ fn a_withdrawn_or_misplaced_address_is_lost() {
         };
         let out = machine.receive(now, &reply);
         assert!(matches!(out[..], [Action::Lost(_), Action::Refused(_)]), "{out:?}");
-        assert_eq!((machine.deadline(), machine.lease()), (now, None), "at once the first time");
+        assert_eq!(
+            (machine.deadline(), machine.state.lease()),
+            (now, None),
+            "at once the first time"
+        );
     }
 }
 
 #[test]
-fn a_lease_from_the_disk_goes_on_where_it_was() {
-    let lease = bound().lease().unwrap().clone();
+fn a_resumed_lease_keeps_its_timers() {
+    let lease = bound().state.lease().unwrap().clone();
     for (now, kind) in [
         (lease.renew.saturating_sub(seconds(1)), None),
         (lease.renew, Some(Kind::Renew)),
@@ -415,7 +431,7 @@ fn a_lease_from_the_disk_goes_on_where_it_was() {
 }
 
 #[test]
-fn a_release_is_what_the_server_needs_and_no_more() {
+fn a_release_has_only_the_required_options() {
     let Some(Release::V6(message, FIVE)) = bound().release() else { panic!("no release") };
     assert_eq!((message.kind, &message.server[..]), (Kind::Release, &ONE[..]));
     assert_eq!((message.client, message.requested.len()), (client(0).duid, 0));

@@ -1,0 +1,181 @@
+//! Sockets in the network namespace of the calling thread. A socket stays in its namespace when it is passed to another
+//! thread and keeps the namespace alive, so none is held longer than an exchange.
+
+use std::io::{self, Read};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::os::fd::{AsFd, AsRawFd};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::ifaddrs::getifaddrs;
+use nix::libc;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{LinkAddr, bind};
+use socket2::{Domain, Protocol, SockFilter, Socket, Type};
+
+use super::v4::frame::{self, CLIENT_PORT};
+use crate::netlink::Mac;
+
+const CLIENT_PORT_V6: u16 = 546;
+const SERVER_PORT_V6: u16 = 547;
+/// `All_DHCP_Relay_Agents_and_Servers` (RFC 9915, section 7.1).
+const SERVERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 1, 2);
+const ETH_P_IP: u16 = 0x0800;
+const ETH_P_ARP: u16 = 0x0806;
+const ETH_P_IPV6: u16 = 0x86dd;
+/// The timeout for an ARP reply, which never comes from a server behind a router.
+const ARP_TIMEOUT: Duration = Duration::from_millis(200);
+/// Offset of the client's Ethernet address in a frame without the IPv4 header.
+const CHADDR: u32 = 14 + 8 + 28;
+
+const LOAD: u32 = libc::BPF_LD | libc::BPF_ABS;
+/// Loads relative to the index register, which holds the length of the IPv4 header.
+const LOAD_INDEXED: u32 = libc::BPF_LD | libc::BPF_IND;
+const JUMP: u32 = libc::BPF_JMP | libc::BPF_K;
+const RETURN: u32 = libc::BPF_RET | libc::BPF_K;
+
+/// A socket for the frames of an interface that carry UDP to the client's port.
+pub fn frames(ifname: &str) -> io::Result<Socket> {
+    let addr = link_addr(ifname)?;
+    packet_socket(&addr, ETH_P_IP, &to_client(addr.addr().unwrap_or_default()))
+}
+
+/// A socket for the ARP frames of an interface.
+pub fn arp(ifname: &str) -> io::Result<Socket> {
+    packet_socket(&link_addr(ifname)?, ETH_P_ARP, &[])
+}
+
+/// A socket for the Neighbor Discovery frames of an interface about `addr`.
+pub fn neighbours(ifname: &str, addr: Ipv6Addr) -> io::Result<Socket> {
+    packet_socket(&link_addr(ifname)?, ETH_P_IPV6, &about(addr))
+}
+
+fn packet_socket(link: &LinkAddr, protocol: u16, filter: &[SockFilter]) -> io::Result<Socket> {
+    let protocol = Protocol::from(i32::from(protocol.to_be()));
+    let socket = Socket::new(Domain::PACKET, Type::RAW.nonblocking(), Some(protocol))?;
+    if !filter.is_empty() {
+        socket.attach_filter(filter)?;
+    }
+    bind(socket.as_raw_fd(), link)?;
+    Ok(socket)
+}
+
+/// A UDP socket on the DHCPv6 client's port of a link-local address, and the multicast address of all servers.
+/// `AddrNotAvailable` during duplicate address detection, or without a link-local address.
+pub fn udp_v6(ifname: &str) -> io::Result<(Socket, SocketAddrV6)> {
+    // Fails with the cause if the interface does not exist.
+    let scope = u32::try_from(link_addr(ifname)?.ifindex()).unwrap_or_default();
+    let own = getifaddrs()?.filter(|entry| entry.interface_name == ifname);
+    let v6 = own.filter_map(|entry| Some(entry.address?.as_sockaddr_in6()?.ip()));
+    let mut last = io::ErrorKind::AddrNotAvailable.into();
+    for ip in v6.filter(Ipv6Addr::is_unicast_link_local) {
+        match udp(ifname, SocketAddrV6::new(ip, CLIENT_PORT_V6, 0, scope).into()) {
+            Ok(socket) => {
+                return Ok((socket, SocketAddrV6::new(SERVERS, SERVER_PORT_V6, 0, scope)));
+            }
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+/// A UDP socket on the address `own`, for one interface.
+pub fn udp(ifname: &str, own: SocketAddr) -> io::Result<Socket> {
+    let domain = Domain::for_address(own);
+    let socket = Socket::new(domain, Type::DGRAM.nonblocking(), Some(Protocol::UDP))?;
+    if let SocketAddr::V6(own) = own {
+        socket.set_only_v6(true)?;
+        socket.set_multicast_if_v6(own.scope_id())?;
+    }
+    // Another client in the container may use the port as well.
+    socket.set_reuse_address(true)?;
+    socket.bind_device(Some(ifname.as_bytes()))?;
+    socket.bind(&own.into())?;
+    Ok(socket)
+}
+
+/// The Ethernet address of `addr`, if an ARP reply arrives in time. `own` is the source address.
+pub fn resolve(ifname: &str, own: Ipv4Addr, addr: Ipv4Addr) -> io::Result<Option<Mac>> {
+    let socket = arp(ifname)?;
+    socket.send(&frame::arp_request(mac(ifname)?, own, addr))?;
+    let deadline = Instant::now() + ARP_TIMEOUT;
+    let mut buffer = [0; 128];
+    while is_readable(&socket, deadline)? {
+        let length = (&socket).read(&mut buffer)?;
+        if let Some(found) = frame::arp_answer(&buffer[..length], addr) {
+            return Ok(Some(found));
+        }
+    }
+    Ok(None)
+}
+
+/// Waits until the socket is readable; `false` after `deadline`.
+pub fn is_readable(socket: &dyn AsFd, deadline: Instant) -> io::Result<bool> {
+    while let Some(left) = deadline.checked_duration_since(Instant::now()) {
+        let left = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
+        let mut polled = [PollFd::new(socket.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut polled, left) {
+            Err(Errno::EINTR) => {}
+            outcome => return Ok(outcome? > 0),
+        }
+    }
+    Ok(false)
+}
+
+/// The Ethernet address of an interface.
+pub fn mac(ifname: &str) -> io::Result<Mac> {
+    // `link_addr` has verified the length.
+    Ok(Mac(link_addr(ifname)?.addr().unwrap_or_default()))
+}
+
+/// Index and address of an Ethernet interface, as the address of a packet socket.
+fn link_addr(ifname: &str) -> io::Result<LinkAddr> {
+    let mut found = getifaddrs()?.filter(|entry| entry.interface_name == ifname);
+    let addr = found.find_map(|entry| entry.address?.as_link_addr().copied());
+    match addr {
+        None => Err(Errno::ENODEV.into()),
+        Some(addr) if addr.halen() == 6 => Ok(addr),
+        Some(_) => Err(io::Error::other("not an Ethernet interface")),
+    }
+}
+
+fn op(code: u32, jt: u8, jf: u8, k: u32) -> SockFilter {
+    SockFilter::new(u16::try_from(code).unwrap_or(0), jt, jf, k)
+}
+
+/// Kernel filter for unfragmented UDP over IPv4 to the client's port with this `chaddr`: other traffic of the container
+/// does not fill the socket's buffer.
+fn to_client(mac: [u8; 6]) -> [SockFilter; 13] {
+    let [m0, m1, m2, m3, m4, m5] = mac;
+    [
+        op(LOAD | libc::BPF_B, 0, 0, 23),
+        op(JUMP | libc::BPF_JEQ, 0, 9, 17),
+        op(LOAD | libc::BPF_H, 0, 0, 20),
+        op(JUMP | libc::BPF_JSET, 7, 0, 0x3fff),
+        op(libc::BPF_LDX | libc::BPF_B | libc::BPF_MSH, 0, 0, 14),
+        op(LOAD_INDEXED | libc::BPF_H, 0, 0, 16),
+        op(JUMP | libc::BPF_JEQ, 0, 4, u32::from(CLIENT_PORT)),
+        op(LOAD_INDEXED | libc::BPF_W, 0, 0, CHADDR),
+        op(JUMP | libc::BPF_JEQ, 0, 2, u32::from_be_bytes([m0, m1, m2, m3])),
+        op(LOAD_INDEXED | libc::BPF_H, 0, 0, CHADDR + 4),
+        op(JUMP | libc::BPF_JEQ, 1, 0, u32::from(u16::from_be_bytes([m4, m5]))),
+        op(RETURN, 0, 0, 0),
+        op(RETURN, 0, 0, 0xffff),
+    ]
+}
+
+/// Kernel filter for ICMPv6 with the last 32 bits of `addr` in the target of Neighbor Solicitations and Advertisements.
+fn about(addr: Ipv6Addr) -> [SockFilter; 8] {
+    let [.., a, b, c, d] = addr.octets();
+    [
+        op(LOAD | libc::BPF_B, 0, 0, 14 + 6),
+        op(JUMP | libc::BPF_JEQ, 0, 4, 58),
+        op(LOAD | libc::BPF_W, 0, 0, 14 + 40 + 8 + 12),
+        op(JUMP | libc::BPF_JEQ, 0, 2, u32::from_be_bytes([a, b, c, d])),
+        op(LOAD | libc::BPF_B, 0, 0, 14 + 40),
+        // Neighbor Solicitation is 135, Neighbor Advertisement 136.
+        op(JUMP | libc::BPF_JGE, 1, 0, 135),
+        op(RETURN, 0, 0, 0),
+        op(RETURN, 0, 0, 0xffff),
+    ]
+}
