@@ -1,18 +1,17 @@
 //! The table `inet cnibox_portmap`.
 //!
-//! Only packets to an address of the host itself are looked at, whatever port they are for. The
-//! chains never change; containers come and go as elements, and only mappings with conditions of
-//! their own as rules, in the chain `conditional`:
+//! Only packets to local addresses of the host are looked up, for any port. The chains never change; containers are
+//! elements, and only mappings with conditions are rules, in the chain `conditional`:
 //!
 //! | map | element | |
 //! | --- | --- | --- |
 //! | `any4`, `any6` | protocol . port : address . port | a port on every local address |
-//! | `host4`, `host6` | address . protocol . port : address . port | on one; it wins over `any` |
+//! | `host4`, `host6` | address . protocol . port : address . port | on one address; takes precedence over `any` |
 //! | `mapped4`, `mapped6` | container : goto `from-..` | containers whose clients' source is translated |
 //! | `attachments` | hash . hash : count | the number of an attachment's elements above |
 //!
-//! The chain `from-10.1.2.0/24` translates the source of clients in that subnet and of the host's
-//! loopback addresses, `from-all` the source of all clients; a chain comes with the first element that leads to it.
+//! The chain `from-10.1.2.0/24` translates the source of clients in that subnet and of the host's loopback
+//! addresses, `from-all` the source of all clients. Such a chain is created with the first element that jumps to it.
 
 use std::net::Ipv4Addr;
 
@@ -29,13 +28,13 @@ pub(super) const TABLE: Table<'_> =
     Table::inet("cnibox_portmap").comment("host ports of containers, by cnibox portmap");
 
 const HOSTPORTS: Chain<'_> = TABLE.chain("hostports");
-/// The rules of mappings that have conditions, with their owners' comments.
+/// The rules of mappings with conditions, with their owners' comments.
 pub(super) const CONDITIONAL: Chain<'_> = TABLE.chain("conditional");
 const PREROUTING: Chain<'_> = TABLE.chain("prerouting").nat(Hook::Prerouting, DSTNAT);
 const OUTPUT: Chain<'_> = TABLE.chain("output").nat(Hook::Output, DSTNAT);
 const POSTROUTING: Chain<'_> = TABLE.chain("postrouting").nat(Hook::Postrouting, SRCNAT);
 
-/// What the names of chains begin with that elements lead to.
+/// The prefix of the names of chains that elements jump to.
 const FROM: &str = "from-";
 
 const PORT: [Type; 2] = [Type::InetProto, Type::InetService];
@@ -44,12 +43,11 @@ const PORT6: [Type; 3] = [Type::Ipv6Addr, Type::InetProto, Type::InetService];
 const TO4: [Type; 2] = [Type::Ipv4Addr, Type::InetService];
 const TO6: [Type; 2] = [Type::Ipv6Addr, Type::InetService];
 
-/// One element for each attachment: its instance hash, in two halves that fit names.
+/// One element for each attachment: its instance hash, in two halves of the length of interface names.
 pub(super) const ATTACHMENTS: Set<'_> =
     TABLE.map("attachments", &[Type::IfName, Type::IfName], &[Type::Mark]);
 
 /// The maps of a family.
-#[derive(Clone, Copy, Debug)]
 pub(super) struct Sets {
     pub(super) any: Set<'static>,
     pub(super) host: Set<'static>,
@@ -70,70 +68,51 @@ const V6: Sets = Sets {
 
 impl Sets {
     pub(super) fn of(family: Family) -> Sets {
-        match family {
-            Family::V4 => V4,
-            Family::V6 => V6,
-        }
-    }
-
-    /// All that rules use, with elements of containers.
-    pub(super) fn all() -> impl Iterator<Item = Set<'static>> {
-        [V4, V6].into_iter().flat_map(|s| [s.any, s.host, s.mapped])
+        if family == Family::V4 { V4 } else { V6 }
     }
 }
 
-/// The table as it has to be.
 pub(super) fn layout() -> Layout {
     let entry = || {
         let rule = Rule::new().daddr_is_local().jump(HOSTPORTS.name);
         vec![rule.comment("only what is sent to this host")]
     };
     let conditional = Rule::new().verdict(&Verdict::CONTINUE).comment("mappings with conditions");
-    Layout {
-        table: TABLE,
-        sets: Sets::all().chain([ATTACHMENTS]).collect(),
-        chains: vec![
-            (CONDITIONAL, vec![conditional]),
-            (HOSTPORTS, translate()),
-            (PREROUTING, entry()),
-            (OUTPUT, entry()),
-            (POSTROUTING, masquerade()),
-        ],
-        subnet: from_rules,
-    }
-}
-
-fn translate() -> Vec<Rule> {
     let (proto, port) = (Field::L4proto, Field::Dport);
-    vec![
+    let translate = vec![
         Rule::new().jump(CONDITIONAL.name).comment("under conditions"),
         Rule::new().dnat_by(&[Field::IpDaddr, proto, port], V4.host).comment("one address"),
         Rule::new().dnat_by(&[proto, port], V4.any).comment("any address"),
         Rule::new().dnat_by(&[Field::Ip6Daddr, proto, port], V6.host).comment("one IPv6 address"),
         Rule::new().dnat_by(&[proto, port], V6.any).comment("any IPv6 address"),
-    ]
-}
-
-fn masquerade() -> Vec<Rule> {
+    ];
     let mapped = || Rule::new().any_of(Field::CtStatus, CT_STATUS_DNAT);
-    vec![
+    let masquerade = vec![
         mapped().vmap(&[Field::IpDaddr], V4.mapped).comment("by container"),
         mapped().vmap(&[Field::Ip6Daddr], V6.mapped).comment("by IPv6 container"),
-    ]
-}
-
-/// The chain for the clients of a container; none if they keep their source.
-pub(super) fn from(snat: Snat, target: &Target) -> Option<String> {
-    match snat {
-        Snat::Never => None,
-        Snat::WhereNeeded => Some(from_net(target.net)),
-        Snat::Always => Some(format!("{FROM}all")),
+    ];
+    Layout {
+        table: TABLE,
+        sets: vec![V4.any, V4.host, V4.mapped, V6.any, V6.host, V6.mapped, ATTACHMENTS],
+        chains: vec![
+            (CONDITIONAL, vec![conditional]),
+            (HOSTPORTS, translate),
+            (PREROUTING, entry()),
+            (OUTPUT, entry()),
+            (POSTROUTING, masquerade),
+        ],
+        subnet: from_rules,
     }
 }
 
-/// nft takes no colons in names.
-fn from_net(net: IpNet) -> String {
-    format!("{FROM}{}", net.trunc()).replace(':', "_")
+/// The chain for the clients of a container; `None` if their source is not translated. nft accepts no colons in
+/// names.
+pub(super) fn from(snat: Snat, target: &Target) -> Option<String> {
+    match snat {
+        Snat::Never => None,
+        Snat::WhereNeeded => Some(format!("{FROM}{}", target.net.trunc()).replace(':', "_")),
+        Snat::Always => Some(format!("{FROM}all")),
+    }
 }
 
 /// The rules of such a chain.
@@ -149,7 +128,7 @@ fn from_rules(chain: &str) -> Option<Vec<Rule>> {
     Some(nets.map(rule).collect())
 }
 
-/// Whose source is translated in such a chain, as ADD was told.
+/// The parameter of ADD that an element of `mapped4` or `mapped6` was created with.
 pub(super) fn snat_of(element: &Element) -> Option<Snat> {
     let all = element.leads_to()?.strip_prefix(FROM)? == "all";
     Some(if all { Snat::Always } else { Snat::WhereNeeded })

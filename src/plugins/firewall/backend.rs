@@ -1,13 +1,14 @@
 //! Which back end an attachment's rules are made with, and found in.
 
+use std::net::IpAddr;
+
 use super::Conf;
 use crate::error::Result;
 use crate::log;
 use crate::netfilter::backend::Backend::{Iptables, Nftables};
 use crate::netfilter::backend::{self, PacketFilter};
 use crate::netfilter::filter::firewalld::Zone;
-use crate::netfilter::filter::{self, Pod, Policy};
-use crate::netfilter::layout;
+use crate::netfilter::{Owner, filter, layout};
 
 /// A back end that was chosen.
 #[derive(Debug)]
@@ -46,13 +47,18 @@ impl<'a> Backend<'a> {
     }
 
     /// The back end of the attachment's rules; if unknown, the back end that ADD would choose.
-    pub(super) fn of(conf: &'a Conf, filter: &PacketFilter, pod: &Pod<'_>) -> Result<Backend<'a>> {
+    pub(super) fn of(
+        conf: &'a Conf,
+        filter: &PacketFilter,
+        owner: Owner<'_>,
+        ips: &[IpAddr],
+    ) -> Result<Backend<'a>> {
         let is_chosen = ["nftables", "iptables", "firewalld"].contains(&conf.backend.as_str());
-        let has = filter.nft().and_then(|nft| filter::nft::has(nft, pod)).unwrap_or(false);
+        let has = filter::is_on_nft(filter, owner, ips).unwrap_or(false);
         if !is_chosen && has {
             Ok(Backend::Kernel(Nftables))
         } else {
-            Backend::choose_or(conf, || kernel_of(filter, pod))
+            Backend::choose_or(conf, || kernel_of(filter, owner))
         }
     }
 
@@ -71,10 +77,7 @@ impl<'a> Backend<'a> {
                 layout::refuse(zone.damage())?;
             }
         }
-        // Ports are isolated there, whatever the back end is.
-        let nft = filter.nft_if_present()?;
-        layout::refuse(nft.map(filter::nft::damage).transpose()?.flatten())?;
-        layout::refuse(filter::iptables::RECORDS.damage()?)
+        layout::refuse(filter::damage(filter)?)
     }
 }
 
@@ -84,14 +87,6 @@ pub(super) fn kernel(filter: &PacketFilter) -> backend::Backend {
 }
 
 /// What the attachment's rules were made with beside firewalld, or without it.
-pub(super) fn kernel_of(filter: &PacketFilter, pod: &Pod<'_>) -> backend::Backend {
-    backend::Backend::of(None, filter, filter::KEPT, pod.owner)
-}
-
-/// Where a policy is beside firewalld. None for the policy that needs no rule.
-pub(super) fn of_policy(
-    policy: Policy,
-    kernel: impl FnOnce() -> backend::Backend,
-) -> Option<backend::Backend> {
-    (policy != Policy::Open).then(kernel)
+pub(super) fn kernel_of(filter: &PacketFilter, owner: Owner<'_>) -> backend::Backend {
+    backend::Backend::of(None, filter, filter::KEPT, owner)
 }

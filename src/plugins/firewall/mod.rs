@@ -11,6 +11,8 @@
 
 mod backend;
 
+use std::collections::HashSet;
+use std::net::IpAddr;
 use std::slice;
 
 use serde::Deserialize;
@@ -18,13 +20,11 @@ use serde::Deserialize;
 use self::backend::Backend;
 use crate::cni::{CniResult, SpecVersion};
 use crate::error::{Context, Error, Result};
-use crate::netfilter::backend::Backend::{Iptables, Nftables};
-use crate::netfilter::backend::PacketFilter;
-use crate::netfilter::filter::firewalld::Zone;
-use crate::netfilter::filter::iptables::Wanted;
-use crate::netfilter::filter::{self, Ingress, Pod, Policy, firewalld, iptables};
+use crate::netfilter::backend::Backend::Nftables;
+use crate::netfilter::filter::firewalld::{self, Zone};
+use crate::netfilter::filter::{self, DEFAULT_ADMIN, Pod, Policy};
 use crate::netfilter::iptables::table;
-use crate::netfilter::names::Owner;
+use crate::netfilter::{Owner, PacketFilter};
 use crate::skel::{
     AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Remarks, Rollback, require_prev,
 };
@@ -63,7 +63,7 @@ impl Conf {
 
     fn admin(&self) -> &str {
         let name = self.iptables_admin_chain_name.as_str();
-        if name.is_empty() { iptables::DEFAULT_ADMIN } else { name }
+        if name.is_empty() { DEFAULT_ADMIN } else { name }
     }
 }
 
@@ -79,46 +79,40 @@ impl Plugin for Firewall {
     }
 
     fn add(cx: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
-        let policy = conf.policy()?;
+        conf.policy()?;
         let prev = require_prev(req.prev.as_ref(), "missing prevResult from earlier plugin")?;
-        let ingress = Ingress { policy, bridge: bridge(prev, policy)? };
-        let pod = pod(Owner::new(&cx.net.name, &req.id, &req.ifname), prev);
+        let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
+        let pod = pod(conf, prev)?;
         let filter = PacketFilter::new();
         let backend = Backend::choose(conf, &filter)?;
         let mut undo = Rollback::new();
         cx.note(Self::NAME, req, prev, &mut undo);
-        undo.push("remove the rules", || del_rules(&filter, &pod));
+        undo.push("remove the rules", || filter::del(&filter, owner, &pod.ips, Some(&pod.ports)));
         match backend {
-            Backend::Kernel(Nftables) => filter::nft::add(filter.nft()?, &pod, ingress)?,
-            Backend::Kernel(Iptables) => {
-                iptables::add(&filter, Wanted { pod: &pod, ingress, admin: Some(conf.admin()) })?;
+            Backend::Kernel(backend) => {
+                filter::add(&filter, owner, &Pod { backend, ..pod.clone() })?;
             }
-            Backend::Firewalld(mut zone) => add_to_zone(&mut zone, &filter, &pod, ingress)?,
+            Backend::Firewalld(mut zone) => add_to_zone(&mut zone, &filter, owner, &pod)?,
         }
         undo.commit();
         Ok(prev.clone())
     }
 
     fn check(cx: &Cx<'_>, conf: &Conf, req: &CheckReq) -> Result<()> {
-        let policy = conf.policy()?;
+        conf.policy()?;
         let prev = require_prev(req.prev.as_ref(), "missing prevResult from earlier plugin")?;
-        let ingress = Ingress { policy, bridge: bridge(prev, policy)? };
-        let pod = pod(Owner::new(&cx.net.name, &req.id, &req.ifname), prev);
+        let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
+        let pod = pod(conf, prev)?;
         let filter = PacketFilter::new();
-        match Backend::of(conf, &filter, &pod)? {
-            Backend::Kernel(Nftables) => filter::nft::check(filter.nft()?, &pod, ingress),
-            Backend::Kernel(Iptables) => {
-                iptables::check(&filter, Wanted { pod: &pod, ingress, admin: Some(conf.admin()) })
-            }
+        match Backend::of(conf, &filter, owner, &pod.ips)? {
+            Backend::Kernel(backend) => filter::check(&filter, owner, &Pod { backend, ..pod }),
             Backend::Firewalld(mut zone) => {
-                zone.check(&pod)?;
-                match backend::of_policy(policy, || backend::kernel_of(&filter, &pod)) {
-                    Some(Iptables) => {
-                        iptables::check(&filter, Wanted { pod: &pod, ingress, admin: None })
-                    }
-                    Some(Nftables) => filter::nft::check_policy(filter.nft()?, &pod, ingress),
-                    None => Ok(()),
+                zone.check(owner, &pod.ips)?;
+                if pod.policy == Policy::Open {
+                    return Ok(());
                 }
+                let backend = backend::kernel_of(&filter, owner);
+                filter::check(&filter, owner, &Pod { backend, admin: None, ..pod })
             }
         }
     }
@@ -127,30 +121,25 @@ impl Plugin for Firewall {
     fn del(cx: &Cx<'_>, conf: &Conf, req: &DelReq) -> Result<()> {
         let nothing = CniResult::new();
         let prev = req.prev.as_ref().unwrap_or(&nothing);
-        let pod = pod(Owner::new(&cx.net.name, &req.id, &req.ifname), prev);
-        let filter = PacketFilter::new();
+        let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
+        let ips = ips(prev);
         let mut failures = Failures::new();
-        failures.keep(del_rules(&filter, &pod));
-        if let Some(mut zone) = Backend::zone_to_clean(conf, firewalld::has(&pod)) {
-            failures.keep(zone.del(&pod));
+        failures.keep(filter::del(&PacketFilter::new(), owner, &ips, Some(&ports(prev))));
+        if let Some(mut zone) = Backend::zone_to_clean(conf, firewalld::has(owner)) {
+            failures.keep(zone.del(owner, &ips));
         }
         failures.into_result()
     }
 
     fn gc(cx: &Cx<'_>, conf: &Conf, req: &GcReq) -> Result<()> {
         let (network, valid) = (cx.net.name.as_str(), Owner::each(&cx.net.name, &req.valid));
-        let filter = PacketFilter::new();
         let mut failures = Failures::new();
-        failures.keep(iptables::gc(&filter, network, &valid));
+        failures.keep(filter::gc(&PacketFilter::new(), network, &valid));
         if firewalld::has_stale(network, &valid)
             && let Some(mut zone) = Zone::find(conf.zone())
         {
             failures.keep(zone.gc(network, &valid));
         }
-        let Some(nft) = failures.keep(filter.nft_if_present()).flatten() else {
-            return failures.into_result();
-        };
-        failures.keep(filter::nft::gc(nft, network, &valid));
         failures.into_result()
     }
 
@@ -163,24 +152,27 @@ impl Plugin for Firewall {
     }
 }
 
-/// Removes the rules of either back end and what is kept of them.
-fn del_rules(filter: &PacketFilter, pod: &Pod<'_>) -> Result<()> {
-    let mut failures = Failures::new();
-    failures.keep(iptables::del(filter, pod));
-    // Without the kernel's nf_tables there is nothing in it.
-    if let Some(nft) = failures.keep(filter.nft_if_present()).flatten() {
-        failures.keep(filter::nft::del(nft, pod));
-    }
-    failures.into_result()
+/// What ADD accepts, before a back end is chosen.
+fn pod(conf: &Conf, prev: &CniResult) -> Result<Pod> {
+    let policy = conf.policy()?;
+    let (ips, ports) = (ips(prev), ports(prev));
+    let bridge = bridge(prev, policy)?.map(str::to_owned);
+    Ok(Pod { backend: Nftables, ips, ports, policy, bridge, admin: Some(conf.admin().to_owned()) })
 }
 
-/// The addresses of the result, whatever interface they belong to, and the ports of the bridge: between the
-/// bridge, which is first, and the container's interface. What later plugins made on the host comes after that.
-fn pod<'a>(owner: Owner<'a>, prev: &CniResult) -> Pod<'a> {
+/// The addresses of the result, whatever interface they belong to, each once.
+fn ips(prev: &CniResult) -> Vec<IpAddr> {
+    let mut known = HashSet::new();
+    let ips = prev.ips.iter().map(|ip| ip.address.addr());
+    ips.filter(|ip| known.insert(*ip)).collect()
+}
+
+/// The ports of the bridge: between the bridge, which is first, and the container's interface. What later plugins made
+/// on the host comes after that.
+fn ports(prev: &CniResult) -> Vec<String> {
     let on_host = prev.interfaces.iter().take_while(|interface| interface.sandbox.is_empty());
     let ports = on_host.skip(1).map(|interface| interface.name.clone());
-    Pod::new(owner, prev.ips.iter().map(|ip| ip.address.addr()))
-        .with_ports(ports.filter(|name| !name.is_empty()))
+    ports.filter(|name| !name.is_empty()).collect()
 }
 
 /// The first interface on the host, which bridge puts first. With the policy `open` there need
@@ -207,16 +199,15 @@ fn bridge(prev: &CniResult, policy: Policy) -> Result<Option<&str>> {
 fn add_to_zone(
     zone: &mut Zone<'_>,
     filter: &PacketFilter,
-    pod: &Pod<'_>,
-    ingress: Ingress<'_>,
+    owner: Owner<'_>,
+    pod: &Pod,
 ) -> Result<()> {
-    zone.add(pod)?;
+    zone.add(owner, &pod.ips)?;
     let mut undo = Rollback::new();
-    undo.push("take the addresses out of the zone", || zone.del(pod));
-    match backend::of_policy(ingress.policy, || backend::kernel(filter)) {
-        Some(Iptables) => iptables::add(filter, Wanted { pod, ingress, admin: None })?,
-        Some(Nftables) => filter::nft::add_policy(filter.nft()?, pod, ingress)?,
-        None => {}
+    undo.push("take the addresses out of the zone", || zone.del(owner, &pod.ips));
+    if pod.policy != Policy::Open {
+        let backend = backend::kernel(filter);
+        filter::add(filter, owner, &Pod { backend, admin: None, ..pod.clone() })?;
     }
     undo.commit();
     Ok(())

@@ -1,5 +1,6 @@
 //! What a configuration asks for, checked.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::net::IpAddr;
 
@@ -9,7 +10,7 @@ use crate::cni::ip;
 use crate::error::{Code, Error, Result};
 use crate::netfilter::backend::{Backend, Family};
 use crate::netfilter::iptables::table;
-use crate::netfilter::ports::conditions::{Conditions, Refusal};
+use crate::netfilter::ports::conditions::{self, Refusal};
 use crate::netfilter::ports::{Listen, Mapping, Options, Snat};
 use crate::netlink::nftables::L4;
 
@@ -84,13 +85,11 @@ impl Conf {
             Backend::Iptables => ("iptables", "nftables"),
             Backend::Nftables => ("nftables", "iptables"),
         };
-        let conditions =
-            [("conditionsV4", &self.conditions_v4), ("conditionsV6", &self.conditions_v6)];
         let mut foreign = Vec::new();
         if backend == Backend::Nftables && self.external_set_mark_chain.is_some() {
             foreign.push("externalSetMarkChain");
         }
-        for (key, words) in conditions {
+        for (key, _, words) in self.keyed_conditions() {
             let Some(first) = words.first().filter(|first| !first.is_empty()) else { continue };
             if first.starts_with(['-', '!']) != (backend == Backend::Iptables) {
                 foreign.push(key);
@@ -102,11 +101,7 @@ impl Conf {
                 "{name} backend was requested but configuration contains {other}-specific options [{keys}]"
             )));
         }
-        if backend == Backend::Nftables {
-            self.conditions().map(drop)
-        } else {
-            self.require_words()
-        }
+        if backend == Backend::Nftables { self.require_conditions() } else { self.require_words() }
     }
 
     /// Checks what becomes words of iptables.
@@ -118,37 +113,49 @@ impl Conf {
         table::require_words("conditionsV6", &self.conditions_v6)
     }
 
-    /// When mappings apply, with nftables.
-    pub(super) fn conditions(&self) -> Result<Conditions> {
+    fn keyed_conditions(&self) -> [(&'static str, Family, &[String]); 2] {
+        [
+            ("conditionsV4", Family::V4, &self.conditions_v4),
+            ("conditionsV6", Family::V6, &self.conditions_v6),
+        ]
+    }
+
+    /// Refuses conditions that nftables rules cannot express, and too many of them.
+    fn require_conditions(&self) -> Result<()> {
         let ports = self.runtime_config.port_mappings.len().max(1);
-        let parsed =
-            Conditions::parse(&self.conditions_v4, &self.conditions_v6, MOST_RULES / ports);
-        parsed.map_err(|(family, why)| {
-            let key = if family == Family::V4 { "conditionsV4" } else { "conditionsV6" };
-            match why {
-                Refusal::Word(word) => {
+        for (key, family, words) in self.keyed_conditions() {
+            match conditions::parse(family, words, MOST_RULES / ports) {
+                Ok(_) => {}
+                Err(Refusal::Word(word)) => {
                     let msg = format!("\"{key}\": \"{word}\" is not supported with nftables");
-                    Error::new(Code::UNSUPPORTED_FIELD, msg).with_details(
+                    return Err(Error::new(Code::UNSUPPORTED_FIELD, msg).with_details(
                         "supported are \"ip saddr\", \"ip daddr\" (\"ip6\" for IPv6) and \
                          \"iifname\", \"!=\", and lists in braces; or choose the back end \
                          \"iptables\"",
-                    )
+                    ));
                 }
-                Refusal::TooMany => Error::config(format!(
-                    "\"{key}\": more than {MOST_RULES} rules for {ports} ports"
-                ))
-                .with_details("each list in braces multiplies the rules: write larger subnets"),
+                Err(Refusal::TooMany) => {
+                    let msg = format!("\"{key}\": more than {MOST_RULES} rules for {ports} ports");
+                    return Err(Error::config(msg).with_details(
+                        "each list in braces multiplies the rules: write larger subnets",
+                    ));
+                }
             }
-        })
+        }
+        Ok(())
     }
 
-    /// What only iptables knows.
+    /// The conditions of all mappings, as words of the back end.
+    pub(super) fn conditions(&self) -> [Cow<'_, [String]>; 2] {
+        [&self.conditions_v4, &self.conditions_v6].map(Into::into)
+    }
+
+    /// The options of the back end iptables.
     pub(super) fn options(&self) -> Result<Options<'_>> {
         self.require_words()?;
         Ok(Options {
             mark_bit: self.mark_bit()?,
             set_mark_chain: self.external_set_mark_chain.as_deref().map(Into::into),
-            conditions: [&self.conditions_v4, &self.conditions_v6].map(Into::into),
         })
     }
 

@@ -11,7 +11,6 @@
 
 mod conf;
 
-use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
@@ -22,14 +21,11 @@ use crate::cni::{CniResult, IpConfig};
 use crate::error::{Context, Error, Result};
 use crate::netfilter::backend::{Backend, Family, PacketFilter};
 use crate::netfilter::names::Owner;
-use crate::netfilter::ports::conditions::Conditions;
-use crate::netfilter::ports::{
-    self, Forward, KEPT, Mapping, Snat, Taken, Target, Wanted, flows, iptables, reference,
-};
+use crate::netfilter::ports::{self, Forward, KEPT, Mapping, Snat, Taken, Target, flows};
 use crate::netfilter::{Watch, layout, localhost};
 use crate::repairs::Repairs;
 use crate::skel::{
-    AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Remarks, Rollback, reclaim, require_prev,
+    AddReq, CheckReq, Cx, DelReq, GcReq, Plugin, Remarks, Rollback, reclaim, require_prev,
 };
 use crate::sysctl;
 
@@ -68,20 +64,19 @@ impl Plugin for Portmap {
         }
         let backend = backend(conf, configured, &filter).context(|| "failed to parse config")?;
         let targets = targets(cx, prev, req.ifname.as_str())?;
-        let conditions = conditions(conf, backend)?;
         let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
-        let forward = forward(conf, owner, &mappings, &targets, &conditions);
+        let mut forward = forward(conf, backend, &mappings, &targets)?;
         let mut undo = Rollback::new();
         let localnet = localnet_keys(&forward, prev);
+        forward.localnet = !localnet.is_empty();
         open_localhost(&filter, &localnet)?;
         cx.note(Self::NAME, req, prev, &mut undo);
         undo.push("forget the mappings", || KEPT.remove(owner));
-        let options = (backend == Backend::Iptables).then(|| conf.options()).transpose()?;
-        ports::keep(backend, &forward, options, !localnet.is_empty());
+        KEPT.keep(owner, &forward);
         // An answer that is lost may have said that the mappings are made.
         let mut unmap = Rollback::new();
-        unmap.push("delete the mappings", || ports::reclaim(&filter, owner));
-        let taken = make(conf, backend, &filter, &forward)?;
+        unmap.push("delete the mappings", || ports::del(&filter, owner, None));
+        let taken = make(&filter, owner, &forward)?;
         unmap.commit();
         if let Some(taken) = taken {
             return Err(taken.into());
@@ -102,17 +97,8 @@ impl Plugin for Portmap {
         let backend = Backend::of(configured, &filter, KEPT, owner);
         conf.require_keys_of(backend)?;
         let targets = targets(cx, prev, req.ifname.as_str())?;
-        let conditions = conditions(conf, backend)?;
-        let forward = forward(conf, owner, &mappings, &targets, &conditions);
-        match backend {
-            Backend::Nftables => {
-                let nft = filter.nft()?;
-                ports::nft::check(nft, &forward).or_else(|missing| {
-                    if reference::has(nft, &forward)? { Ok(()) } else { Err(missing) }
-                })?;
-            }
-            Backend::Iptables => iptables::check(&forward, &conf.options()?)?,
-        }
+        let forward = forward(conf, backend, &mappings, &targets)?;
+        ports::check(&filter, owner, &forward)?;
         for key in localnet_keys(&forward, prev) {
             if sysctl::read(&key)? != "1" {
                 return Err(Error::internal(format!("sysctl {key} is not 1"))
@@ -132,9 +118,9 @@ impl Plugin for Portmap {
         let v4 = nets(prev, owner.ifname).into_iter().filter(|net| net.addr().is_ipv4());
         let target = |net: IpNet| Ok(Target { net, via: interface_to(cx, net.addr())? });
         let targets = v4.map(target).collect::<Result<Vec<_>>>()?;
-        let conditions = Conditions::default();
+        let forward = forward(conf, Backend::Nftables, &mappings, &targets)?;
         // A bridge that was made again has its own parameters.
-        for key in localnet_keys(&forward(conf, owner, &mappings, &targets, &conditions), prev) {
+        for key in localnet_keys(&forward, prev) {
             if repairs.is_first(&key) && sysctl::read(&key)? != "1" {
                 let what = format!("sysctl {key}");
                 repairs.restore(what, || open_localhost(&PacketFilter::new(), &[key]));
@@ -147,31 +133,16 @@ impl Plugin for Portmap {
         let filter = PacketFilter::new();
         let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
         let mappings = conf.sound_mappings();
-        let mut failures = Failures::new();
-        failures.keep(KEPT.remove(owner));
         let nets = req.prev.as_ref().map(|prev| nets(prev, owner.ifname)).unwrap_or_default();
         let targets: Vec<_> = nets.into_iter().map(|net| Target { net, via: None }).collect();
-        let conditions = Conditions::default();
-        let forward = forward(conf, owner, &mappings, &targets, &conditions);
-        let mut servers = failures.keep(unmap(&filter, &forward)).unwrap_or_default();
-        servers.extend(failures.keep(unchain(&filter, conf, &forward)).unwrap_or_default());
-        flows::of_gone(&servers);
-        failures.into_result()
+        let mut forward = forward(conf, Backend::Nftables, &mappings, &targets)?;
+        forward.options = conf.options().ok();
+        ports::del(&filter, owner, Some(&forward))
     }
 
     fn gc(cx: &Cx<'_>, _: &Conf, req: &GcReq) -> Result<()> {
-        let filter = PacketFilter::new();
-        let network = cx.net.name.as_str();
         let valid = Owner::each(&cx.net.name, &req.valid);
-        let mut failures = Failures::new();
-        failures.keep(KEPT.remove_stale(network, &valid));
-        if let Some(nft) = failures.keep(filter.nft_if_present()).flatten()
-            && let Some(servers) = failures.keep(ports::nft::collect(nft, network, &valid))
-        {
-            flows::of_gone(&servers);
-        }
-        failures.keep(iptables::collect(&filter, network, &valid));
-        failures.into_result()
+        ports::gc(&PacketFilter::new(), cx.net.name.as_str(), &valid)
     }
 
     fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
@@ -197,50 +168,30 @@ fn backend(conf: &Conf, configured: Option<Backend>, filter: &PacketFilter) -> R
     conf.require_keys_of(backend).map(|()| backend)
 }
 
-/// They are words of iptables with that back end.
-fn conditions(conf: &Conf, backend: Backend) -> Result<Conditions> {
-    match backend {
-        Backend::Nftables => conf.conditions(),
-        Backend::Iptables => Ok(Conditions::default()),
-    }
-}
-
 fn forward<'a>(
-    conf: &Conf,
-    owner: Owner<'a>,
+    conf: &'a Conf,
+    backend: Backend,
     mappings: &'a [Mapping],
     targets: &'a [Target],
-    conditions: &'a Conditions,
-) -> Forward<'a> {
-    Forward { owner, mappings, targets, snat: conf.snat(), conditions }
-}
-
-/// Deletes what is in `nf_tables`; where that led UDP to.
-fn unmap(filter: &PacketFilter, known: &Forward<'_>) -> Result<BTreeSet<IpAddr>> {
-    let Some(nft) = filter.nft_if_present()? else { return Ok(BTreeSet::new()) };
-    let addrs: Vec<IpAddr> = known.targets.iter().map(Target::addr).collect();
-    ports::del(nft, known.owner, known.mappings, &addrs)
-}
-
-/// Deletes the rules in iptables; where they led UDP to.
-fn unchain(filter: &PacketFilter, conf: &Conf, known: &Forward<'_>) -> Result<BTreeSet<IpAddr>> {
-    let options = conf.options().ok();
-    let told = options.as_ref().map(|options| Wanted::each(known, options)).unwrap_or_default();
-    iptables::del(filter, known.owner, &told)
+) -> Result<Forward<'a>> {
+    Ok(Forward {
+        backend,
+        mappings: mappings.into(),
+        targets: targets.into(),
+        snat: conf.snat(),
+        conditions: conf.conditions(),
+        options: (backend == Backend::Iptables).then(|| conf.options()).transpose()?,
+        localnet: false,
+    })
 }
 
 /// Makes the mappings. A port of a container that is gone is freed; for one of a container that may
 /// live it is waited a while: it may be just about to be deleted, as when a pod is replaced by force.
 /// A port that stays another's is returned.
-fn make(
-    conf: &Conf,
-    backend: Backend,
-    filter: &PacketFilter,
-    forward: &Forward<'_>,
-) -> Result<Option<Taken>> {
+fn make(filter: &PacketFilter, owner: Owner<'_>, forward: &Forward<'_>) -> Result<Option<Taken>> {
     let until = Instant::now() + PATIENCE;
     let mut watch: Option<Watch> = None;
-    while let Some(taken) = make_free(conf, backend, filter, forward)? {
+    while let Some(taken) = ports::add(filter, owner, forward)? {
         if Instant::now() < until && reclaim::holder(&taken.by)? {
             continue;
         }
@@ -252,30 +203,6 @@ fn make(
         }
     }
     Ok(None)
-}
-
-/// Makes the mappings in one back end, after removing what an earlier ADD made in another; or tells
-/// which port another container has.
-fn make_free(
-    conf: &Conf,
-    backend: Backend,
-    filter: &PacketFilter,
-    forward: &Forward<'_>,
-) -> Result<Option<Taken>> {
-    match backend {
-        Backend::Nftables => {
-            // First what can fail without harm: an attachment has at most one kind of rules.
-            iptables::del(filter, forward.owner, &[])?;
-            ports::nft::add(filter.nft()?, forward)
-        }
-        Backend::Iptables => {
-            let taken = iptables::add(forward, &conf.options()?)?;
-            if taken.is_none() {
-                unmap(filter, &Forward { mappings: &[], ..forward.clone() })?;
-            }
-            Ok(taken)
-        }
-    }
 }
 
 /// The container's first address of each family.
