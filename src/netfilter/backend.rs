@@ -7,9 +7,8 @@ use std::fs;
 use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
 
-use super::all;
 use super::iptables::{self, Flavour, Iptables, iptables_table};
-use super::names::Owner;
+use super::{Owner, all};
 use crate::attachment::Kept;
 use crate::cmd;
 use crate::error::{Context, Error, Result};

@@ -26,7 +26,7 @@ pub mod ports;
 pub mod spoof;
 mod watch;
 
-pub use backend::{Backend, PacketFilter};
+pub use backend::{Backend, Family, PacketFilter};
 pub use names::Owner;
 pub use watch::Watch;
 

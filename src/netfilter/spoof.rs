@@ -16,10 +16,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::all;
-use super::backend::PacketFilter;
 use super::layout::{self, Change, Feature, HandedOver, Layout};
-use super::names::{Owner, identity, stale};
+use super::names::{identity, stale};
+use super::{Owner, PacketFilter, all};
 use crate::attachment::Kept;
 use crate::error::{Context, Error, Result};
 use crate::netlink::nftables::{

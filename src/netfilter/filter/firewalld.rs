@@ -17,8 +17,7 @@ use crate::attachment::{Keepsake, Kept};
 use crate::cni::ip::host_net;
 use crate::error::{Error, Result, io_text};
 use crate::log;
-use crate::netfilter::Repair;
-use crate::netfilter::names::Owner;
+use crate::netfilter::{Owner, Repair};
 use crate::sort::sort;
 
 /// The default of `firewalldZone`.
@@ -131,11 +130,6 @@ impl<'a> Zone<'a> {
         })
     }
 
-    /// The first source of a running container that is missing, for example after a reload of firewalld.
-    pub fn damage(&mut self) -> Option<String> {
-        self.first_missing(&KEPT.living())
-    }
-
     fn first_missing(&mut self, all: &[Keepsake<Record>]) -> Option<String> {
         let mut zones = HashMap::new();
         all.iter().find_map(|kept| {
@@ -197,16 +191,6 @@ impl<'a> Zone<'a> {
         }
     }
 
-    /// Removes the sources of the network's attachments that are not among `valid`.
-    pub fn gc(&mut self, network: &str, valid: &[Owner<'_>]) -> Result<()> {
-        let stale: Vec<Keepsake<Record>> = stale(network, valid).collect();
-        for kept in &stale {
-            KEPT.remove(kept.owner())?;
-            self.remove_own(kept.owner(), &kept.content.zone, kept.content.ips.clone());
-        }
-        Ok(())
-    }
-
     /// Errors are ignored as by the reference: usually the source does not exist any more.
     fn remove_source(&mut self, zone: &str, ip: IpAddr) {
         if let Err(error) = self.change("removeSource", zone, ip) {
@@ -245,14 +229,16 @@ pub fn has(owner: Owner<'_>) -> bool {
     KEPT.is_there(&owner.instance())
 }
 
-/// Whether there are records of attachments of the network that are not among `valid`.
-pub fn has_stale(network: &str, valid: &[Owner<'_>]) -> bool {
-    stale(network, valid).next().is_some()
-}
-
-fn stale(network: &str, valid: &[Owner<'_>]) -> impl Iterator<Item = Keepsake<Record>> {
-    let is_stale = move |kept: &Keepsake<Record>| {
-        kept.owner().network == network && !valid.contains(&kept.owner())
-    };
-    KEPT.all().filter(is_stale)
+/// Removes the sources of the network's attachments that are not among `valid`.
+pub fn gc(network: &str, valid: &[Owner<'_>]) -> Result<()> {
+    let mut stale: Vec<Keepsake<Record>> = KEPT.all().collect();
+    stale.retain(|kept| kept.owner().network == network && !valid.contains(&kept.owner()));
+    let mut zone = if stale.is_empty() { None } else { Zone::find(DEFAULT_ZONE) };
+    if let Some(zone) = &mut zone {
+        for kept in stale {
+            KEPT.remove(kept.owner())?;
+            zone.remove_own(kept.owner(), &kept.content.zone, kept.content.ips.clone());
+        }
+    }
+    Ok(())
 }

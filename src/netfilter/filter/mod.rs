@@ -16,10 +16,8 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 
 pub use self::iptables::DEFAULT_ADMIN;
-use super::all;
-use super::backend::{Backend, PacketFilter};
 use super::layout::{Feature, HandedOver};
-use super::names::Owner;
+use super::{Backend, Owner, PacketFilter, all};
 use crate::attachment::Kept;
 use crate::error::{Error, Result};
 

@@ -25,8 +25,7 @@ use ::iptables::IPTables;
 use serde::de::DeserializeOwned;
 
 pub use self::table::{Rule, Table};
-use super::Repair;
-use super::names::Owner;
+use super::{Owner, Repair};
 use crate::attachment::{Keepsake, Kept};
 use crate::cmd;
 use crate::error::{Code, Error, Result};

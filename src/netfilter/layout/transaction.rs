@@ -65,15 +65,10 @@ fn retry(
     repair: Option<Repair>,
     fill: Fill<'_>,
 ) -> Result<Vec<String>> {
-    let mut attempt = |number| {
-        let (mut change, found) = Change::read(nft, layouts, wanted, repair)?;
-        change.is_alone = repair.is_none() && number >= ALONE;
-        fill(&mut change, found)?;
-        change.finish()
-    };
     let mut outcome = Ok(Vec::new());
-    for number in 0..ATTEMPTS {
-        outcome = attempt(number);
+    for attempt in 0..ATTEMPTS {
+        let is_alone = repair.is_none() && attempt >= ALONE;
+        outcome = Change::attempt(nft, layouts, wanted, repair, is_alone, fill);
         match outcome.as_ref().map_err(Error::errno) {
             Err(Some(Errno::EEXIST | Errno::ENOENT | Errno::ERESTART)) => {}
             _ => break,
@@ -82,35 +77,37 @@ fn retry(
     outcome
 }
 
-impl<'n> Change<'n> {
-    fn read(
-        nft: &'n Nft,
+impl Change<'_> {
+    fn attempt(
+        nft: &Nft,
         layouts: &[Layout],
         wanted: &[Element],
         repair: Option<Repair>,
-    ) -> Result<(Change<'n>, Vec<Option<Element>>)> {
+        is_alone: bool,
+        fill: Fill<'_>,
+    ) -> Result<Vec<String>> {
         let (mut views, mut found) = (Vec::new(), Vec::new());
         for layout in layouts {
             let wanted = if views.is_empty() { wanted } else { &[] };
-            let (mut view, elements) = View::read(nft, layout.clone(), wanted)?;
-            view.is_required = true;
+            let (view, elements) = View::read(nft, layout.clone(), wanted)?;
             found.extend(elements);
-            views.push(view);
+            views.push(View { is_required: true, ..view });
         }
         let is_damaged = repair.is_some() || views.iter().any(|view| view.damage.is_some());
-        let change = Change {
+        let mut change = Change {
             nft,
             views,
             batch: Batch::new(),
             new_chains: HashSet::new(),
             occupied: is_damaged.then(HashSet::new),
             repair,
-            is_alone: false,
+            is_alone,
             records: Vec::new(),
             appended: HashSet::new(),
             restored: 0,
         };
-        Ok((change, found))
+        fill(&mut change, found)?;
+        change.finish()
     }
 
     fn view(&self, table: Table<'_>) -> Option<&View> {

@@ -16,10 +16,9 @@ mod nft;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-use super::all;
-use super::backend::{Backend, PacketFilter};
 use super::layout::{Change, Feature, HandedOver};
-use super::names::{Owner, stale};
+use super::names::stale;
+use super::{Backend, Owner, PacketFilter, all};
 use crate::attachment::Kept;
 use crate::error::{Context, Error, Result};
 use crate::netlink::nftables::Nft;

@@ -27,9 +27,8 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
 
-use super::super::backend::PacketFilter;
 use super::super::layout::{self, HandedOver, Layout};
-use super::super::names::Owner;
+use super::super::{Owner, PacketFilter};
 use crate::netlink::Result;
 use crate::netlink::nftables::{
     Batch, ByComment, Chain, Element, Field, Hook, Nft, Rule, SRCNAT, Set, Table, Type, Value,

@@ -4,29 +4,32 @@
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 
-use super::{Mapping, Target};
+use ipnet::IpNet;
+
+use super::Mapping;
 use crate::log;
 use crate::netlink::conntrack::{Conntrack, Flow, Flows};
 use crate::netlink::nftables::{L4, RuleInfo};
-use crate::netlink::{self, Netlink};
+use crate::netlink::{self, Family, Netlink};
 
 /// After ADD: deletes the tracked connections to the mapped ports of this host with another destination.
 /// Connections that the host forwards are not affected.
-pub fn lead_to(targets: &[Target], mappings: &[Mapping], host: &Netlink) {
-    for target in targets {
-        let udp = mappings.iter().filter(|m| m.proto == L4::Udp && m.is_of(target.family()));
+pub fn lead_to(targets: &[IpNet], mappings: &[Mapping], host: &Netlink) {
+    for addr in targets.iter().map(IpNet::addr) {
+        let family = Family::of(addr);
+        let udp = mappings.iter().filter(|m| m.proto == L4::Udp && m.is_of(family));
         let mapped: HashSet<_> = udp.map(|m| (m.host_port, m.address())).collect();
         if mapped.is_empty() {
             continue;
         }
         let mut local = HashMap::new();
-        forget(Flows::All(target.family()), &mut |flow| {
+        forget(Flows::All(family), &mut |flow| {
             let mut is_local =
                 || *local.entry(flow.daddr).or_insert_with_key(|a| host.is_local(*a));
             let Flow { daddr, dport, server } = *flow;
             let is_mapped =
                 mapped.contains(&(dport, Some(daddr))) || mapped.contains(&(dport, None));
-            is_mapped && server != target.addr() && is_local()
+            is_mapped && server != addr && is_local()
         });
     }
 }

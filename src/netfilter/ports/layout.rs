@@ -17,8 +17,7 @@ use std::net::Ipv4Addr;
 
 use ipnet::{IpNet, Ipv4Net};
 
-use super::{Snat, Target};
-use crate::netfilter::backend::Family;
+use super::Snat;
 use crate::netfilter::layout::Layout;
 use crate::netlink::nftables::{
     CT_STATUS_DNAT, Chain, DSTNAT, Element, Field, Hook, Rule, SRCNAT, Set, Table, Type, Verdict,
@@ -47,30 +46,13 @@ const TO6: [Type; 2] = [Type::Ipv6Addr, Type::InetService];
 pub(super) const ATTACHMENTS: Set<'_> =
     TABLE.map("attachments", &[Type::IfName, Type::IfName], &[Type::Mark]);
 
-/// The maps of a family.
-pub(super) struct Sets {
-    pub(super) any: Set<'static>,
-    pub(super) host: Set<'static>,
-    pub(super) mapped: Set<'static>,
-}
-
-const V4: Sets = Sets {
-    any: TABLE.map("any4", &PORT, &TO4),
-    host: TABLE.map("host4", &PORT4, &TO4),
-    mapped: TABLE.vmap("mapped4", &[Type::Ipv4Addr]),
-};
-
-const V6: Sets = Sets {
-    any: TABLE.map("any6", &PORT, &TO6),
-    host: TABLE.map("host6", &PORT6, &TO6),
-    mapped: TABLE.vmap("mapped6", &[Type::Ipv6Addr]),
-};
-
-impl Sets {
-    pub(super) fn of(family: Family) -> Sets {
-        if family == Family::V4 { V4 } else { V6 }
-    }
-}
+/// The maps of each family.
+pub(super) const ANY: [Set<'_>; 2] =
+    [TABLE.map("any4", &PORT, &TO4), TABLE.map("any6", &PORT, &TO6)];
+pub(super) const HOST: [Set<'_>; 2] =
+    [TABLE.map("host4", &PORT4, &TO4), TABLE.map("host6", &PORT6, &TO6)];
+pub(super) const MAPPED: [Set<'_>; 2] =
+    [TABLE.vmap("mapped4", &[Type::Ipv4Addr]), TABLE.vmap("mapped6", &[Type::Ipv6Addr])];
 
 pub(super) fn layout() -> Layout {
     let entry = || {
@@ -81,19 +63,19 @@ pub(super) fn layout() -> Layout {
     let (proto, port) = (Field::L4proto, Field::Dport);
     let translate = vec![
         Rule::new().jump(CONDITIONAL.name).comment("under conditions"),
-        Rule::new().dnat_by(&[Field::IpDaddr, proto, port], V4.host).comment("one address"),
-        Rule::new().dnat_by(&[proto, port], V4.any).comment("any address"),
-        Rule::new().dnat_by(&[Field::Ip6Daddr, proto, port], V6.host).comment("one IPv6 address"),
-        Rule::new().dnat_by(&[proto, port], V6.any).comment("any IPv6 address"),
+        Rule::new().dnat_by(&[Field::IpDaddr, proto, port], HOST[0]).comment("one address"),
+        Rule::new().dnat_by(&[proto, port], ANY[0]).comment("any address"),
+        Rule::new().dnat_by(&[Field::Ip6Daddr, proto, port], HOST[1]).comment("one IPv6 address"),
+        Rule::new().dnat_by(&[proto, port], ANY[1]).comment("any IPv6 address"),
     ];
     let mapped = || Rule::new().any_of(Field::CtStatus, CT_STATUS_DNAT);
     let masquerade = vec![
-        mapped().vmap(&[Field::IpDaddr], V4.mapped).comment("by container"),
-        mapped().vmap(&[Field::Ip6Daddr], V6.mapped).comment("by IPv6 container"),
+        mapped().vmap(&[Field::IpDaddr], MAPPED[0]).comment("by container"),
+        mapped().vmap(&[Field::Ip6Daddr], MAPPED[1]).comment("by IPv6 container"),
     ];
     Layout {
         table: TABLE,
-        sets: vec![V4.any, V4.host, V4.mapped, V6.any, V6.host, V6.mapped, ATTACHMENTS],
+        sets: vec![ANY[0], HOST[0], MAPPED[0], ANY[1], HOST[1], MAPPED[1], ATTACHMENTS],
         chains: vec![
             (CONDITIONAL, vec![conditional]),
             (HOSTPORTS, translate),
@@ -107,10 +89,10 @@ pub(super) fn layout() -> Layout {
 
 /// The chain for the clients of a container; `None` if their source is not translated. nft accepts no colons in
 /// names.
-pub(super) fn from(snat: Snat, target: &Target) -> Option<String> {
+pub(super) fn from(snat: Snat, target: IpNet) -> Option<String> {
     match snat {
         Snat::Never => None,
-        Snat::WhereNeeded => Some(format!("{FROM}{}", target.net.trunc()).replace(':', "_")),
+        Snat::WhereNeeded => Some(format!("{FROM}{}", target.trunc()).replace(':', "_")),
         Snat::Always => Some(format!("{FROM}all")),
     }
 }
@@ -140,7 +122,7 @@ mod tests {
 
     #[test]
     fn chains_are_named_after_the_clients() {
-        let chain = |snat, net: &str| from(snat, &Target { net: net.parse().unwrap(), via: None });
+        let chain = |snat, net: &str| from(snat, net.parse().unwrap());
         let four = chain(Snat::WhereNeeded, "10.1.2.3/24").unwrap();
         let six = chain(Snat::WhereNeeded, "2001:db8::5/64").unwrap();
         let all = chain(Snat::Always, "10.1.2.3/24").unwrap();

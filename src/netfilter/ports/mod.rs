@@ -25,32 +25,19 @@ use serde::{Deserialize, Serialize};
 
 use self::conditions::Refusal;
 pub use self::iptables::Options;
-use super::backend::{Backend, Family, PacketFilter};
 use super::layout::{Change, Feature, HandedOver};
-use super::names::Owner;
-use super::{Repair, all, localhost};
+use super::{Backend, Family, Owner, PacketFilter, Repair, all, localhost};
 use crate::attachment::Kept;
 use crate::error::{Error, Result};
 use crate::netlink::nftables::{L4, Nft, Rule};
-
-/// The addresses of the host on which a mapping listens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Listen {
-    /// All local addresses.
-    Everywhere,
-    /// All local addresses of one family.
-    Family(Family),
-    /// One local address.
-    Address(IpAddr),
-}
 
 /// A mapped port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mapping {
     /// The transport protocol.
     pub proto: L4,
-    /// The host's addresses.
-    pub listen: Listen,
+    /// The host's address: of one interface, unspecified for all addresses of one family, or `None` for all.
+    pub host: Option<IpAddr>,
     /// The host's port.
     pub host_port: u16,
     /// The container's port.
@@ -60,16 +47,12 @@ pub struct Mapping {
 impl Mapping {
     /// Whether it applies to packets of this family.
     pub fn is_of(&self, family: Family) -> bool {
-        match self.listen {
-            Listen::Everywhere => true,
-            Listen::Family(only) => only == family,
-            Listen::Address(addr) => Family::of(addr) == family,
-        }
+        self.host.is_none_or(|addr| Family::of(addr) == family)
     }
 
     /// The host's address if the mapping listens on a single address.
     pub fn address(&self) -> Option<IpAddr> {
-        if let Listen::Address(addr) = self.listen { Some(addr) } else { None }
+        self.host.filter(|addr| !addr.is_unspecified())
     }
 }
 
@@ -85,27 +68,6 @@ pub enum Snat {
     Always,
 }
 
-/// A container's address, and the host's route to it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Target {
-    /// With the prefix length of its subnet.
-    pub net: IpNet,
-    /// The host's interface towards it; `None` without a route.
-    pub via: Option<String>,
-}
-
-impl Target {
-    /// The address.
-    pub fn addr(&self) -> IpAddr {
-        self.net.addr()
-    }
-
-    /// Its family.
-    pub fn family(&self) -> Family {
-        Family::of(self.addr())
-    }
-}
-
 /// The mappings of an attachment. Its record has this content.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct Forward<'a> {
@@ -113,8 +75,8 @@ pub struct Forward<'a> {
     pub backend: Backend,
     /// The ports.
     pub mappings: Cow<'a, [Mapping]>,
-    /// At most one address per family.
-    pub targets: Cow<'a, [Target]>,
+    /// The container's addresses, at most one per family, with the prefix lengths of their subnets.
+    pub targets: Cow<'a, [IpNet]>,
     /// Whose source is translated.
     pub snat: Snat,
     /// Additional conditions for IPv4 and IPv6, as words of the back end.
@@ -127,8 +89,8 @@ pub struct Forward<'a> {
 
 impl Forward<'_> {
     /// The mappings for a target.
-    fn mappings_to(&self, target: &Target) -> impl Iterator<Item = &Mapping> {
-        let family = target.family();
+    fn mappings_to(&self, target: IpNet) -> impl Iterator<Item = &Mapping> {
+        let family = Family::of(target.addr());
         self.mappings.iter().filter(move |mapping| mapping.is_of(family))
     }
 

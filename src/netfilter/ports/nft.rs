@@ -7,8 +7,10 @@
 use std::collections::{BTreeSet, HashSet};
 use std::net::IpAddr;
 
-use super::layout::{self, ATTACHMENTS, CONDITIONAL, Sets, TABLE};
-use super::{Forward, Holder, KEPT, Mapping, Taken, Target, flows, host_port, reference};
+use ipnet::IpNet;
+
+use super::layout::{self, ANY, ATTACHMENTS, CONDITIONAL, HOST, MAPPED, TABLE};
+use super::{Forward, Holder, KEPT, Mapping, Taken, flows, host_port, reference};
 use crate::error::{Error, Result};
 use crate::netfilter::backend::{Family, PacketFilter};
 use crate::netfilter::layout::{self as tables, Change};
@@ -47,23 +49,23 @@ fn attachment(owner: Owner<'_>) -> Element {
 
 /// The element of a mapping, without its data.
 fn place(mapping: &Mapping, family: Family) -> Element {
-    let (sets, proto, port) = (Sets::of(family), mapping.proto, mapping.host_port);
+    let (at, proto, port) = (family as usize, mapping.proto, mapping.host_port);
     match mapping.address() {
-        Some(addr) => sets.host.element((addr, proto, port)),
-        None => sets.any.element((proto, port)),
+        Some(addr) => HOST[at].element((addr, proto, port)),
+        None => ANY[at].element((proto, port)),
     }
 }
 
 /// The element of a container's address, without its data.
 fn mapped(addr: IpAddr) -> Element {
-    Sets::of(Family::of(addr)).mapped.element(addr)
+    MAPPED[usize::from(addr.is_ipv6())].element(addr)
 }
 
 /// The elements of the attachment, without its own.
 fn elements(owner: Owner<'_>, forward: &Forward<'_>) -> Vec<Element> {
     let (mut all, label) = (Vec::new(), owner.label());
-    for target in forward.targets.iter() {
-        let (addr, family) = (target.addr(), target.family());
+    for target in forward.targets.iter().copied() {
+        let (addr, family) = (target.addr(), Family::of(target.addr()));
         let mappings: Vec<_> = forward.mappings_to(target).collect();
         // Ports with conditions are mapped by rules.
         if forward.alternatives(family).is_ok_and(|rules| rules.is_empty()) {
@@ -85,8 +87,8 @@ fn total(owner: Owner<'_>, count: usize, rules: &[Rule]) -> Element {
 /// The rules of mappings with conditions.
 fn rules(owner: Owner<'_>, forward: &Forward<'_>) -> Vec<Rule> {
     let mut rules = Vec::new();
-    for target in forward.targets.iter() {
-        let alternatives = forward.alternatives(target.family()).unwrap_or_default();
+    for target in forward.targets.iter().copied() {
+        let alternatives = forward.alternatives(Family::of(target.addr())).unwrap_or_default();
         for mapping in forward.mappings_to(target) {
             for rule in alternatives.iter().cloned() {
                 let rule = mapping.address().into_iter().fold(rule, Rule::daddr);
@@ -205,8 +207,7 @@ fn all_by_key(
         let of_family = mappings.iter().filter(|mapping| mapping.is_of(family));
         queried.extend(of_family.map(|mapping| place(mapping, family)));
     }
-    let addrs: Vec<IpAddr> =
-        known.iter().flat_map(|k| k.targets.iter().map(Target::addr)).collect();
+    let addrs: Vec<IpAddr> = known.iter().flat_map(|k| k.targets.iter().map(IpNet::addr)).collect();
     queried.extend(addrs.iter().copied().map(mapped));
     let owns = owner.matcher();
     let own = |found: Vec<Option<Element>>| -> Vec<Element> {

@@ -6,12 +6,12 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-use super::layout::{self, Sets};
+use super::layout::{self, ANY, HOST, MAPPED};
 use super::{Forward, Snat, flows};
 use crate::cni::ip::host_net;
-use crate::netfilter::backend::Family;
 use crate::netfilter::layout::HandedOver;
-use crate::netfilter::names::{Owner, container};
+use crate::netfilter::names::container;
+use crate::netfilter::{Family, Owner};
 use crate::netlink::Result;
 use crate::netlink::nftables::{
     Batch, Chain, DSTNAT, Data, Element, Hook, Key, Nft, Rule, SRCNAT, Table, Value,
@@ -43,10 +43,10 @@ pub(super) fn del(nft: &Nft, id: &str) -> Result<BTreeSet<IpAddr>> {
 
 /// Whether the reference created all mappings of the container, by the number of its rules, as its own CHECK counts.
 pub(super) fn has(nft: &Nft, owner: Owner<'_>, forward: &Forward<'_>) -> Result<bool> {
-    for target in forward.targets.iter() {
+    for target in forward.targets.iter().copied() {
         let wanted = forward.mappings_to(target).count();
         let is_own = |comment: Option<&str>| comment == Some(owner.id);
-        let chain = |name| table(target.family()).chain(name);
+        let chain = |name| table(Family::of(target.addr())).chain(name);
         let count = |name| nft.rules_of(chain(name), &is_own).map(|rules| rules.len());
         let [ports, by_address, masquerading] = CHAINS;
         let sources = match forward.snat {
@@ -67,10 +67,10 @@ pub(super) fn has(nft: &Nft, owner: Owner<'_>, forward: &Forward<'_>) -> Result<
 pub(super) fn make(nft: &Nft, batch: &mut Batch) -> Result<HandedOver> {
     let mut handed = HandedOver::default();
     for family in Family::BOTH {
-        let sets = Sets::of(family);
+        let at = family as usize;
         let mut rules = Vec::new();
         // Mappings of a single address come first, since they take precedence.
-        for element in nft.find(&[sets.host, sets.any, sets.mapped], &[])? {
+        for element in nft.find(&[HOST[at], ANY[at], MAPPED[at]], &[])? {
             let made = rules_of(&element);
             handed.nameless += usize::from(made.is_empty());
             rules.extend(made);
@@ -130,13 +130,13 @@ fn rules_of(element: &Element) -> Vec<(&'static str, Rule)> {
 
 /// The sources that the reference masquerades: the container itself where our layout masquerades its subnet.
 fn sources_of(snat: Option<Snat>, addr: IpAddr) -> Vec<IpNet> {
+    let (all, loopback) = match addr {
+        IpAddr::V4(_) => (Ipv4Net::default().into(), Some(host_net(Ipv4Addr::LOCALHOST.into()))),
+        IpAddr::V6(_) => (Ipv6Net::default().into(), None),
+    };
     match snat {
-        Some(Snat::Always) if addr.is_ipv4() => vec![Ipv4Net::default().into()],
-        Some(Snat::Always) => vec![Ipv6Net::default().into()],
-        Some(Snat::WhereNeeded) if addr.is_ipv4() => {
-            vec![host_net(addr), host_net(Ipv4Addr::LOCALHOST.into())]
-        }
-        Some(Snat::WhereNeeded) => vec![host_net(addr)],
+        Some(Snat::Always) => vec![all],
+        Some(Snat::WhereNeeded) => [host_net(addr)].into_iter().chain(loopback).collect(),
         Some(Snat::Never) | None => Vec::new(),
     }
 }

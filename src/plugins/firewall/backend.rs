@@ -7,8 +7,8 @@ use crate::error::Result;
 use crate::log;
 use crate::netfilter::backend::Backend::{Iptables, Nftables};
 use crate::netfilter::backend::{self, PacketFilter};
-use crate::netfilter::filter::firewalld::Zone;
-use crate::netfilter::{Owner, filter, layout};
+use crate::netfilter::filter::firewalld::{self, Zone};
+use crate::netfilter::{Owner, Repair, filter, layout};
 
 /// A back end that was chosen.
 #[derive(Debug)]
@@ -74,7 +74,7 @@ impl<'a> Backend<'a> {
             Backend::Kernel(backend) => backend.require_usable(filter)?,
             Backend::Firewalld(mut zone) => {
                 zone.status()?;
-                layout::refuse(zone.damage())?;
+                layout::refuse(firewalld::heal(Repair::Report))?;
             }
         }
         layout::refuse(filter::damage(filter)?)

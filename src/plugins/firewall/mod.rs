@@ -131,15 +131,11 @@ impl Plugin for Firewall {
         failures.into_result()
     }
 
-    fn gc(cx: &Cx<'_>, conf: &Conf, req: &GcReq) -> Result<()> {
+    fn gc(cx: &Cx<'_>, _: &Conf, req: &GcReq) -> Result<()> {
         let (network, valid) = (cx.net.name.as_str(), Owner::each(&cx.net.name, &req.valid));
         let mut failures = Failures::new();
         failures.keep(filter::gc(&PacketFilter::new(), network, &valid));
-        if firewalld::has_stale(network, &valid)
-            && let Some(mut zone) = Zone::find(conf.zone())
-        {
-            failures.keep(zone.gc(network, &valid));
-        }
+        failures.keep(firewalld::gc(network, &valid));
         failures.into_result()
     }
 

@@ -11,7 +11,7 @@ use crate::error::{Code, Error, Result};
 use crate::netfilter::backend::{Backend, Family};
 use crate::netfilter::iptables::table;
 use crate::netfilter::ports::conditions::{self, Refusal};
-use crate::netfilter::ports::{Listen, Mapping, Options, Snat};
+use crate::netfilter::ports::{Mapping, Options, Snat};
 use crate::netlink::nftables::L4;
 
 /// The bit of a mark that asks for masquerading.
@@ -174,7 +174,7 @@ impl Conf {
         let mut known = HashMap::new();
         for mapping in &self.runtime_config.port_mappings {
             let mapping = mapping.parse()?;
-            let key = (mapping.proto, mapping.listen, mapping.host_port);
+            let key = (mapping.proto, mapping.host, mapping.host_port);
             match known.insert(key, mapping.container_port) {
                 None => all.push(mapping),
                 Some(other) if other == mapping.container_port => {}
@@ -209,17 +209,16 @@ impl PortMapping {
                 return Err(Error::config(msg).with_details("use tcp, udp or sctp"));
             }
         };
-        Ok(Mapping { proto, listen: self.listen()?, host_port, container_port })
+        Ok(Mapping { proto, host: self.host()?, host_port, container_port })
     }
 
-    fn listen(&self) -> Result<Listen> {
+    fn host(&self) -> Result<Option<IpAddr>> {
         if self.host_ip.is_empty() {
-            return Ok(Listen::Everywhere);
+            return Ok(None);
         }
-        let addr: IpAddr = ip::parse_ip(&self.host_ip)
-            .map_err(|_| Error::config(format!("invalid hostIP \"{}\"", self.host_ip)))?;
-        let family = Listen::Family(Family::of(addr));
-        Ok(if addr.is_unspecified() { family } else { Listen::Address(addr) })
+        ip::parse_ip(&self.host_ip)
+            .map(Some)
+            .map_err(|_| Error::config(format!("invalid hostIP \"{}\"", self.host_ip)))
     }
 }
 

@@ -21,7 +21,7 @@ use crate::cni::{CniResult, IpConfig};
 use crate::error::{Context, Error, Result};
 use crate::netfilter::backend::{Backend, Family, PacketFilter};
 use crate::netfilter::names::Owner;
-use crate::netfilter::ports::{self, Forward, KEPT, Mapping, Snat, Taken, Target, flows};
+use crate::netfilter::ports::{self, Forward, KEPT, Mapping, Snat, Taken, flows};
 use crate::netfilter::{Watch, layout, localhost};
 use crate::repairs::Repairs;
 use crate::skel::{
@@ -63,11 +63,11 @@ impl Plugin for Portmap {
             return ports::heal(&filter).map(|()| prev.clone());
         }
         let backend = backend(conf, configured, &filter).context(|| "failed to parse config")?;
-        let targets = targets(cx, prev, req.ifname.as_str())?;
         let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
+        let targets = nets(prev, owner.ifname);
         let mut forward = forward(conf, backend, &mappings, &targets)?;
         let mut undo = Rollback::new();
-        let localnet = localnet_keys(&forward, prev);
+        let localnet = localnet_keys(cx, conf, &targets, prev)?;
         forward.localnet = !localnet.is_empty();
         open_localhost(&filter, &localnet)?;
         cx.note(Self::NAME, req, prev, &mut undo);
@@ -96,10 +96,9 @@ impl Plugin for Portmap {
         let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
         let backend = Backend::of(configured, &filter, KEPT, owner);
         conf.require_keys_of(backend)?;
-        let targets = targets(cx, prev, req.ifname.as_str())?;
-        let forward = forward(conf, backend, &mappings, &targets)?;
-        ports::check(&filter, owner, &forward)?;
-        for key in localnet_keys(&forward, prev) {
+        let targets = nets(prev, owner.ifname);
+        ports::check(&filter, owner, &forward(conf, backend, &mappings, &targets)?)?;
+        for key in localnet_keys(cx, conf, &targets, prev)? {
             if sysctl::read(&key)? != "1" {
                 return Err(Error::internal(format!("sysctl {key} is not 1"))
                     .with_details(format!("sysctl -w {key}=1")));
@@ -114,13 +113,8 @@ impl Plugin for Portmap {
             return Ok(());
         }
         let prev = req.require_prev()?;
-        let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
-        let v4 = nets(prev, owner.ifname).into_iter().filter(|net| net.addr().is_ipv4());
-        let target = |net: IpNet| Ok(Target { net, via: interface_to(cx, net.addr())? });
-        let targets = v4.map(target).collect::<Result<Vec<_>>>()?;
-        let forward = forward(conf, Backend::Nftables, &mappings, &targets)?;
         // A bridge that was made again has its own parameters.
-        for key in localnet_keys(&forward, prev) {
+        for key in localnet_keys(cx, conf, &nets(prev, req.ifname.as_str()), prev)? {
             if repairs.is_first(&key) && sysctl::read(&key)? != "1" {
                 let what = format!("sysctl {key}");
                 repairs.restore(what, || open_localhost(&PacketFilter::new(), &[key]));
@@ -133,8 +127,7 @@ impl Plugin for Portmap {
         let filter = PacketFilter::new();
         let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
         let mappings = conf.sound_mappings();
-        let nets = req.prev.as_ref().map(|prev| nets(prev, owner.ifname)).unwrap_or_default();
-        let targets: Vec<_> = nets.into_iter().map(|net| Target { net, via: None }).collect();
+        let targets = req.prev.as_ref().map(|prev| nets(prev, owner.ifname)).unwrap_or_default();
         let mut forward = forward(conf, Backend::Nftables, &mappings, &targets)?;
         forward.options = conf.options().ok();
         ports::del(&filter, owner, Some(&forward))
@@ -172,7 +165,7 @@ fn forward<'a>(
     conf: &'a Conf,
     backend: Backend,
     mappings: &'a [Mapping],
-    targets: &'a [Target],
+    targets: &'a [IpNet],
 ) -> Result<Forward<'a>> {
     Ok(Forward {
         backend,
@@ -215,12 +208,6 @@ fn nets(prev: &CniResult, ifname: &str) -> Vec<IpNet> {
     Family::BOTH.into_iter().filter_map(first).collect()
 }
 
-/// The same, with the way there.
-fn targets(cx: &Cx<'_>, prev: &CniResult, ifname: &str) -> Result<Vec<Target>> {
-    let target = |net: IpNet| Ok(Target { net, via: interface_to(cx, net.addr())? });
-    nets(prev, ifname).into_iter().map(target).collect()
-}
-
 /// Whether the address may be of this interface of the container: also without an interface index.
 fn is_of(ip: &IpConfig, prev: &CniResult, ifname: &str) -> bool {
     let index = ip.interface.and_then(|index| usize::try_from(index).ok());
@@ -251,15 +238,18 @@ fn open_localhost(filter: &PacketFilter, keys: &[String]) -> Result<()> {
 
 /// The settings that let 127.0.0.1 of the host reach the container: of the interface towards the container,
 /// if the result names this interface. Results before 0.3.0 name none.
-fn localnet_keys(forward: &Forward<'_>, prev: &CniResult) -> Vec<String> {
-    let ours = |name: &str| {
+fn localnet_keys(
+    cx: &Cx<'_>,
+    conf: &Conf,
+    targets: &[IpNet],
+    prev: &CniResult,
+) -> Result<Vec<String>> {
+    let ours = |name: &String| {
         let mut hosts = prev.interfaces.iter().filter(|i| i.sandbox.is_empty());
-        prev.interfaces.is_empty() || hosts.any(|i| i.name == name)
+        prev.interfaces.is_empty() || hosts.any(|i| i.name == *name)
     };
-    let v4 = forward.targets.iter().filter(|target| target.addr().is_ipv4());
-    let names = v4.filter_map(|target| target.via.as_deref()).filter(|name| ours(name));
-    if forward.snat == Snat::Never {
-        return Vec::new();
-    }
-    names.map(|name| format!("net/ipv4/conf/{name}/route_localnet")).collect()
+    let v4 = targets.iter().map(IpNet::addr).find(IpAddr::is_ipv4);
+    let Some(addr) = v4.filter(|_| conf.snat() != Snat::Never) else { return Ok(Vec::new()) };
+    let name = interface_to(cx, addr)?.filter(ours);
+    Ok(name.into_iter().map(|name| format!("net/ipv4/conf/{name}/route_localnet")).collect())
 }

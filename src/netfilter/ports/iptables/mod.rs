@@ -13,17 +13,16 @@ use std::net::{IpAddr, SocketAddr};
 
 pub use self::rules::Options;
 use self::rules::{
-    MASQ, SETMARK, TOP, Wanted, entries, entries_ahead, entry_comment, interface, marker,
-    parse_comment, rules, shared_rules,
+    MASQ, POSTROUTING, SETMARK, TOP, Wanted, entries, entries_ahead, entry_comment, interface,
+    marker, parse_comment, rules, shared_rules,
 };
 use super::{Forward, Holder, KEPT, Mapping, Taken, host_port};
 use crate::cni::ip::host_net;
 use crate::error::{Error, Result};
 use crate::log;
-use crate::netfilter::backend::{Backend, Family, PacketFilter};
 use crate::netfilter::iptables::{Iptables, Records, Rule, Table};
 use crate::netfilter::layout::HandedOver;
-use crate::netfilter::names::Owner;
+use crate::netfilter::{Backend, Family, Owner, PacketFilter};
 
 const NAT: &str = "nat";
 /// The top chain for sources of an old release of the reference.
@@ -35,13 +34,14 @@ pub(in crate::netfilter) const RECORDS: Records<Forward<'static>> = Records {
     table: NAT,
     is_of: |forward, family| {
         let mut targets = forward.targets.iter();
-        forward.backend == Backend::Iptables && targets.any(|target| target.family() == family)
+        forward.backend == Backend::Iptables
+            && targets.any(|target| Family::of(target.addr()) == family)
     },
     restore: |table, family, kept| {
         for wanted in Wanted::each(kept.owner(), &kept.content) {
             let has = |rule: &Rule| Ok(table.has(rule) || table.unreadable.contains(&rule.chain));
             let is_complete = |table| missing(table, wanted, has).is_ok_and(|m| m.is_none());
-            let is_of_family = wanted.target.family() == family;
+            let is_of_family = wanted.family() == family;
             if is_of_family && !is_complete(table) && taken_port(table, wanted).is_none() {
                 make(table, wanted);
             }
@@ -55,7 +55,7 @@ pub(in crate::netfilter) const RECORDS: Records<Forward<'static>> = Records {
 pub(super) fn add(owner: Owner<'_>, forward: &Forward<'_>) -> Result<Option<Taken>> {
     let taken = RefCell::new(None);
     for (at, wanted) in Wanted::each(owner, forward).into_iter().enumerate() {
-        let family = wanted.target.family();
+        let family = wanted.family();
         // The entries of another attachment, whose absence shows a flush.
         let witness = RECORDS.another(owner, family).map(|kept| entry_comment(kept.owner()));
         let is_gone = |table: &Table, comment| !table.rules.iter().any(|r| is_entry(r, comment));
@@ -76,7 +76,7 @@ pub(super) fn add(owner: Owner<'_>, forward: &Forward<'_>) -> Result<Option<Take
         });
         if made.is_err() || taken.borrow().is_some() {
             for earlier in &forward.targets[..at] {
-                take_back(earlier.family(), owner);
+                take_back(Family::of(earlier.addr()), owner);
             }
             return made.map(|()| taken.into_inner());
         }
@@ -148,13 +148,12 @@ fn shared(table: &mut Table, wanted: Wanted<'_>) {
         table.ensure_chain(MASQ);
     }
     table.ensure_chain(TOP);
-    let [prerouting, output, setmark, masq, marked] = shared_rules(wanted.options);
-    table.append_unique(prerouting);
-    table.append_unique(output);
-    if wanted.masquerades() {
-        table.append_unique(setmark);
-        table.append_unique(masq);
-        table.insert_unique(0, marked);
+    for rule in shared_rules(wanted) {
+        if rule.chain == POSTROUTING {
+            table.insert_unique(0, rule);
+        } else {
+            table.append_unique(rule);
+        }
     }
 }
 
@@ -253,7 +252,7 @@ pub(super) fn del(
     // The rules that ADD created for a first interface.
     let expect = |table: &mut Table, family| {
         for wanted in known.iter().flat_map(|known| Wanted::each(owner, known)) {
-            if wanted.target.family() == family && !wanted.forward.mappings.is_empty() {
+            if wanted.family() == family && !wanted.forward.mappings.is_empty() {
                 fill(table, wanted, &common);
             }
         }
@@ -286,7 +285,7 @@ fn plan_del(table: &mut Table, owner: Owner<'_>) -> Vec<IpAddr> {
 /// Verifies every rule of the attachment and the rules that all attachments share.
 pub(super) fn check(owner: Owner<'_>, forward: &Forward<'_>) -> Result<()> {
     for wanted in Wanted::each(owner, forward) {
-        let tables = Iptables::require(wanted.target.family())?;
+        let tables = Iptables::require(wanted.family())?;
         let table = tables.read(NAT)?;
         let chain = chain_of(&table, owner);
         let missing = if table.has_chain(&chain) {
@@ -312,8 +311,7 @@ fn missing(
     has: impl Fn(&Rule) -> Result<bool>,
 ) -> Result<Option<Rule>> {
     let chain = chain_of(table, wanted.owner);
-    let shared = if wanted.masquerades() { 5 } else { 2 };
-    let mut all: Vec<Rule> = shared_rules(wanted.options).into_iter().take(shared).collect();
+    let mut all = shared_rules(wanted);
     all.extend(rules(wanted, &chain));
     if table.has(&marker(&chain, wanted.owner.ifname)) {
         all.extend(entries_ahead(wanted, &chain));

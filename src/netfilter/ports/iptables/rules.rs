@@ -10,18 +10,20 @@ use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
+use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-use super::super::{Forward, Mapping, Snat, Target};
+use super::super::{Forward, Mapping, Snat};
 use crate::cni::ip::host_net;
 use crate::netfilter::iptables::Rule;
-use crate::netfilter::names::Owner;
+use crate::netfilter::{Family, Owner};
 use crate::sort::sort_by_key;
 
 /// The chain that jumps to the chains of containers.
 pub(super) const TOP: &str = "CNI-HOSTPORT-DNAT";
 pub(super) const SETMARK: &str = "CNI-HOSTPORT-SETMARK";
 pub(super) const MASQ: &str = "CNI-HOSTPORT-MASQ";
+pub(super) const POSTROUTING: &str = "POSTROUTING";
 
 /// The maximum number of ports in a rule: `XT_MULTI_PORTS`.
 const MULTIPORT: usize = 15;
@@ -45,7 +47,7 @@ pub(super) struct Wanted<'a> {
     pub(super) owner: Owner<'a>,
     pub(super) forward: &'a Forward<'a>,
     /// The address of the family.
-    pub(super) target: &'a Target,
+    pub(super) target: IpNet,
     pub(super) options: &'a Options<'a>,
 }
 
@@ -54,7 +56,11 @@ impl<'a> Wanted<'a> {
     pub(super) fn each(owner: Owner<'a>, forward: &'a Forward<'a>) -> Vec<Wanted<'a>> {
         let Some(options) = &forward.options else { return Vec::new() };
         let wanted = |target| Wanted { owner, forward, target, options };
-        forward.targets.iter().map(wanted).collect()
+        forward.targets.iter().copied().map(wanted).collect()
+    }
+
+    pub(super) fn family(self) -> Family {
+        Family::of(self.target.addr())
     }
 
     pub(super) fn mappings(self) -> impl Iterator<Item = &'a Mapping> {
@@ -62,7 +68,7 @@ impl<'a> Wanted<'a> {
     }
 
     pub(super) fn conditions(self) -> &'a [String] {
-        self.forward.words(self.target.family())
+        self.forward.words(self.family())
     }
 
     /// Whether our own chains that mark and masquerade are required.
@@ -72,18 +78,19 @@ impl<'a> Wanted<'a> {
 }
 
 /// The rules that all attachments share: two entries, and three that masquerade.
-pub(super) fn shared_rules(options: &Options<'_>) -> [Rule; 5] {
-    let [prerouting, output] = entries();
-    let mark = 1_u32 << options.mark_bit;
-    let mark = format!("{mark:#x}/{mark:#x}");
-    let set_mark = Rule::new(SETMARK).comment("CNI portfwd masquerade mark").target("MARK");
-    [
-        prerouting,
-        output,
-        set_mark.with(&["--set-xmark", &mark]),
-        Rule::new(MASQ).with(&["-m", "mark", "--mark", &mark]).target("MASQUERADE"),
-        Rule::new("POSTROUTING").comment("CNI portfwd requiring masquerade").target(MASQ),
-    ]
+pub(super) fn shared_rules(wanted: Wanted<'_>) -> Vec<Rule> {
+    let mut rules = entries().to_vec();
+    if wanted.masquerades() {
+        let mark = 1_u32 << wanted.options.mark_bit;
+        let mark = format!("{mark:#x}/{mark:#x}");
+        let set_mark = Rule::new(SETMARK).comment("CNI portfwd masquerade mark").target("MARK");
+        rules.push(set_mark.with(&["--set-xmark", &mark]));
+        let is_marked = Rule::new(MASQ).with(&["-m", "mark", "--mark", &mark]);
+        rules.push(is_marked.target("MASQUERADE"));
+        let entry = Rule::new(POSTROUTING).comment("CNI portfwd requiring masquerade");
+        rules.push(entry.target(MASQ));
+    }
+    rules
 }
 
 /// The rules that jump to [`TOP`].
@@ -175,7 +182,7 @@ fn rules_of(wanted: Wanted<'_>, mapping: &Mapping, chain: &str) -> Vec<Rule> {
         Snat::Never => {}
         Snat::Always => all.push(rule(Rule::new(chain)).target(set_mark)),
         Snat::WhereNeeded => {
-            all.push(from(&target.net.trunc().to_string()).target(set_mark));
+            all.push(from(&target.trunc().to_string()).target(set_mark));
             if target.addr().is_ipv4() {
                 all.push(from("127.0.0.1/32").target(set_mark));
             }
