@@ -207,7 +207,7 @@ impl<'a> Zone<'a> {
                 "start it (systemctl start firewalld), or choose another \"backend\"",
             )),
             Err(error) => {
-                Err(Error::internal(format!("ask the D-Bus system bus: {}", io_text(&error))))
+                Err(Error::internal(format!("query the D-Bus system bus: {}", io_text(&error))))
             }
         }
     }

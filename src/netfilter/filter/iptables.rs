@@ -20,8 +20,7 @@ use std::thread;
 
 use nix::errno::Errno;
 
-use super::nft::{self, Content};
-use super::{KEPT, Pod, Policy, missing};
+use super::{KEPT, Pod, Policy, missing, nft};
 use crate::attachment;
 use crate::cni::ip::host_net;
 use crate::error::{Error, Result};
@@ -409,10 +408,10 @@ fn remove(table: &mut Table, ips: &[IpAddr]) {
 }
 
 /// Creates the rules for the content of our tables of `nf_tables`, without owners, as the reference does.
-pub(super) fn make_ownerless(content: &Content) -> Result<()> {
+pub(super) fn make_ownerless(ips: &[IpAddr], bridges: &[(String, Policy)]) -> Result<()> {
     for family in Family::BOTH {
-        let ips = ips_of(&content.ips, family);
-        if ips.is_empty() && content.bridges.is_empty() {
+        let ips = ips_of(ips, family);
+        if ips.is_empty() && bridges.is_empty() {
             continue;
         }
         Iptables::require(family)?.update(FILTER, &|table| {
@@ -420,7 +419,7 @@ pub(super) fn make_ownerless(content: &Content) -> Result<()> {
             for rule in ips.iter().flat_map(|ip| address_rules(*ip)) {
                 table.append_unique(rule);
             }
-            for (bridge, policy) in &content.bridges {
+            for (bridge, policy) in bridges {
                 make_policy(table, bridge, *policy);
             }
         })?;

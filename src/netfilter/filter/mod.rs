@@ -142,10 +142,10 @@ pub fn damage(filter: &PacketFilter) -> Result<Option<String>> {
 pub(super) fn hand_over(filter: &PacketFilter) -> Result<HandedOver> {
     let mut handed = HandedOver::default();
     if let Some(nft) = filter.nft_if_present()? {
-        let content = nft::content(nft)?;
-        iptables::make_ownerless(&content)?;
+        let (ips, bridges) = nft::content(nft)?;
+        iptables::make_ownerless(&ips, &bridges)?;
         nft::clear(nft)?;
-        handed.objects = content.ips.len() + content.bridges.len();
+        handed.objects = ips.len() + bridges.len();
     }
     iptables::forget_owners(filter)?;
     Ok(handed)

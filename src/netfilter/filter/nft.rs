@@ -76,14 +76,14 @@ fn elements(owner: Owner<'_>, pod: &Pod) -> Vec<(Element, bool)> {
     let (own, shared) = (owner.label(), network_label(owner.network));
     let port = |port: &String| PORTS.element(port.as_str()).comment(&own);
     let is_isolated = pod.policy == Policy::Isolated;
-    let mut all: Vec<_> = pod.ports.iter().map(|name| (port(name), is_isolated)).collect();
-    if pod.backend == Backend::Iptables {
-        return all;
-    }
-    if pod.admin.is_some() {
+    let mut all = Vec::new();
+    if pod.backend == Backend::Nftables && pod.admin.is_some() {
         all.extend(addresses(owner, &pod.ips).into_iter().map(|element| (element, true)));
     }
-    if let Some(bridge) = pod.bridge.as_deref() {
+    all.extend(pod.ports.iter().map(|name| (port(name), is_isolated)));
+    if pod.backend == Backend::Nftables
+        && let Some(bridge) = pod.bridge.as_deref()
+    {
         let bridges = BRIDGES.element(bridge).comment(&shared);
         let neighbours = SAME_BRIDGE.element((bridge, bridge)).comment(&shared);
         all.push((bridges, pod.policy != Policy::Open));
@@ -240,30 +240,22 @@ pub(super) fn gc(nft: &Nft, network: &str, valid: &[Owner<'_>]) -> Result<()> {
     layout().remove(nft, &|nft| nft.find_of(&sets, &[], &which))
 }
 
-/// The content of the tables that rules of the reference can express.
-#[derive(Default)]
-pub(super) struct Content {
-    /// The containers' addresses.
-    pub(super) ips: Vec<IpAddr>,
-    /// Bridges with a policy.
-    pub(super) bridges: Vec<(String, Policy)>,
-}
-
-/// Reads the tables.
-pub(super) fn content(nft: &Nft) -> Result<Content> {
-    let mut content = Content::default();
+/// The content of the tables that rules of the reference can express: the containers' addresses, and bridges with
+/// a policy.
+pub(super) fn content(nft: &Nft) -> Result<(Vec<IpAddr>, Vec<(String, Policy)>)> {
+    let (mut ips, mut bridges) = (Vec::new(), Vec::new());
     for element in nft.find(&PODS, &[])? {
         if let Some(Value::Ip(ip)) = element.key.0.first() {
-            content.ips.push(*ip);
+            ips.push(*ip);
         }
     }
     for element in nft.find(&[BRIDGES], &[])? {
         let Some(Value::IfName(bridge)) = element.key.0.first() else { continue };
         let open_inside = nft.element(&SAME_BRIDGE.element((bridge.as_str(), bridge.as_str())))?;
         let policy = if open_inside.is_some() { Policy::SameBridge } else { Policy::Isolated };
-        content.bridges.push((bridge.clone(), policy));
+        bridges.push((bridge.clone(), policy));
     }
-    Ok(content)
+    Ok((ips, bridges))
 }
 
 /// Deletes the tables; if an administrator has added rules, only the elements.

@@ -114,11 +114,6 @@ impl Change<'_> {
         self.views.iter().find(|view| view.layout.table == table)
     }
 
-    /// The rules of the table, of all its chains.
-    pub fn rules(&self, table: Table<'_>) -> &[RuleInfo] {
-        self.view(table).map_or(&[], |view| &view.rules)
-    }
-
     /// Adds an element, and the chain that it jumps to unless the chain exists.
     pub fn put(&mut self, element: &Element) {
         let table = element.set.table;

@@ -55,6 +55,6 @@ fn forget(flows: Flows, which: &mut dyn FnMut(&Flow) -> bool) {
     let forgotten: netlink::Result<_> =
         Conntrack::open().and_then(|conntrack| conntrack.forget(flows, which));
     if let Err(error) = forgotten {
-        log::warn(format_args!("forget UDP flows: {error}"));
+        log::warn(format_args!("delete tracked UDP connections: {error}"));
     }
 }

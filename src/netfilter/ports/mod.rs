@@ -231,7 +231,7 @@ impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Holder { id, network, ifname, comment, .. } = self;
         if id.is_empty() {
-            return write!(f, "somebody else: \"{comment}\"");
+            return write!(f, "an unknown owner: \"{comment}\"");
         }
         write!(f, "container \"{id}\" (network \"{network}\"")?;
         ifname.as_ref().map_or(Ok(()), |ifname| write!(f, ", interface \"{ifname}\""))?;

@@ -158,8 +158,7 @@ fn del_former(
             change.batch.del_element(&former);
         }
     }
-    let mut rules = change.rules(TABLE).to_vec();
-    rules.retain(|rule| owns(rule.comment.as_deref()));
+    let rules = change.nft.rules_of(CONDITIONAL, &owns)?;
     change.batch.del_rules(TABLE, &rules);
     Ok(())
 }
@@ -322,6 +321,6 @@ mod tests {
         let owner = Owner { network: "pods", ifname: "eth0", id: "c1" };
         let named = "container \"c1\" (network \"pods\", interface \"eth0\")";
         assert_eq!(holder(Some(&owner.label())).to_string(), named);
-        assert_eq!(holder(None).to_string(), "somebody else: \"\"");
+        assert_eq!(holder(None).to_string(), "an unknown owner: \"\"");
     }
 }

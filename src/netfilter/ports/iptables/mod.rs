@@ -137,7 +137,7 @@ fn take_back(family: Family, owner: Owner<'_>) {
         tables.update(NAT, &|table| table.uproot_chain(&chain_of(table, owner)))
     });
     if let Err(error) = undone {
-        log::warn(format_args!("take back port mappings: {error}"));
+        log::warn(format_args!("undo port mappings: {error}"));
     }
 }
 
@@ -377,8 +377,8 @@ pub(in crate::netfilter) fn join_interfaces(filter: &PacketFilter) -> Result<Han
         let programs = filter.iptables_with(family, NAT, &[TOP])?;
         if programs.is_empty() && filter.has_chain(family, NAT, &[TOP])? {
             log::warn(format_args!(
-                "port mappings in iptables are not looked at: no iptables-restore in PATH. Those of a \
-                 container's second interface in one network stay until {TOP} is emptied"
+                "port mappings in iptables are not converted: no iptables-restore in PATH. Those of a \
+                 container's second interface in one network remain until {TOP} is flushed"
             ));
         }
         for program in programs {
