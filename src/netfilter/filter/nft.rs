@@ -240,9 +240,11 @@ pub(super) fn gc(nft: &Nft, network: &str, valid: &[Owner<'_>]) -> Result<()> {
     layout().remove(nft, &|nft| nft.find_of(&sets, &[], &which))
 }
 
-/// The content of the tables that rules of the reference can express: the containers' addresses, and bridges with
-/// a policy.
-pub(super) fn content(nft: &Nft) -> Result<(Vec<IpAddr>, Vec<(String, Policy)>)> {
+/// Bridges with a policy.
+type Bridges = Vec<(String, Policy)>;
+
+/// The content of the tables that rules of the reference can express: the containers' addresses and the policies.
+pub(super) fn content(nft: &Nft) -> Result<(Vec<IpAddr>, Bridges)> {
     let (mut ips, mut bridges) = (Vec::new(), Vec::new());
     for element in nft.find(&PODS, &[])? {
         if let Some(Value::Ip(ip)) = element.key.0.first() {
