@@ -28,8 +28,7 @@ pub mod netfilter {
     pub use crate::netfilter::{Backend, Owner, PacketFilter, Repair, heal};
 
     pub mod filter {
-        pub use crate::netfilter::filter::nft;
-        pub use crate::netfilter::filter::{Ingress, Pod, Policy};
+        pub use crate::netfilter::filter::{Pod, Policy, add};
     }
 
     pub mod masquerade {

@@ -1,4 +1,5 @@
-//! Which of the kernel's two interfaces rules are made with, as the reference plugins choose.
+//! Selection of the back end, `nf_tables` or iptables, as the reference plugins select it; the sockets and programs
+//! of a call.
 
 use std::cell::OnceCell;
 use std::fs;
@@ -6,9 +7,8 @@ use std::fs;
 use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
 
-use super::all;
 use super::iptables::{self, Flavour, Iptables, iptables_table};
-use super::names::Owner;
+use super::{Owner, all};
 use crate::attachment::Kept;
 use crate::cmd;
 use crate::error::{Context, Error, Result};
@@ -16,11 +16,11 @@ use crate::netlink;
 pub use crate::netlink::Family;
 use crate::netlink::nftables::{Nft, Table};
 
-/// The name of a table that does not exist: asking for it tells whether the kernel has `nf_tables`.
+/// A table that does not exist: the reply to a query for it shows whether the kernel has `nf_tables`.
 const PROBED: Table<'_> = Table::inet("cnibox_probe");
 
-/// The expressions that iptables on top of `nf_tables` makes and prints. It prints some `log` and
-/// `limit` only; a table with one of the others is changed by iptables nevertheless.
+/// The expressions that iptables on top of `nf_tables` creates and prints. It prints `log` and `limit` only with
+/// some attributes; it changes a table with other attributes nevertheless.
 const PRINTED: [&str; 11] = [
     "match",
     "target",
@@ -35,11 +35,11 @@ const PRINTED: [&str; 11] = [
     "log",
 ];
 
-/// What a kernel without `nf_tables` answers, or refuses the socket with.
+/// The errors of a kernel without `nf_tables`, for requests or for the socket.
 const LACKING: [Errno; 4] =
     [Errno::EINVAL, Errno::EOPNOTSUPP, Errno::EPROTONOSUPPORT, Errno::EAFNOSUPPORT];
 
-/// How rules are made.
+/// The interface by which rules are created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Backend {
@@ -50,8 +50,8 @@ pub enum Backend {
 }
 
 impl Backend {
-    /// The back end of this name, if `value` names one; none if it is empty. `unknown` begins the
-    /// message: `unknown ipmasq backend "ebtables"`, code 7.
+    /// Parses a name; `None` if it is empty. `unknown` is the beginning of the error message:
+    /// `unknown ipmasq backend "ebtables"`, code 7.
     pub fn parse(value: Option<&str>, unknown: &str) -> Result<Option<Backend>> {
         match value.unwrap_or_default() {
             "" => Ok(None),
@@ -62,19 +62,17 @@ impl Backend {
         }
     }
 
-    /// For ADD: the configured one; without, iptables where it is installed and works and its tables
-    /// have no rules that it cannot print, else nftables. Where nobody has used an installed iptables
-    /// yet, it is tried, which starts a process.
+    /// For ADD: the configured back end; by default iptables if it is installed, works, and can print its tables,
+    /// else nftables. An installed iptables that was never used is tried, which starts a process.
     pub fn choose(configured: Option<Backend>, filter: &PacketFilter) -> Backend {
-        let usual = || match Backend::usual(filter) {
+        configured.unwrap_or_else(|| match Backend::usual(filter) {
             Backend::Iptables if filter.has_unprintable_rules() => Backend::Nftables,
             usual => usual,
-        };
-        configured.unwrap_or_else(usual)
+        })
     }
 
-    /// For CHECK: the configured one; without, the one that `kept` tells of the attachment, or that
-    /// the reference would have chosen.
+    /// For CHECK: the configured back end; by default the back end in the attachment's record, else the back end
+    /// that the reference would have selected.
     pub fn of(
         configured: Option<Backend>,
         filter: &PacketFilter,
@@ -86,20 +84,25 @@ impl Backend {
     }
 
     fn usual(filter: &PacketFilter) -> Backend {
-        let installed = || Iptables::find(Family::V4, Flavour::Default).is_some();
-        let works = || installed() && (filter.has_iptables() || probe());
+        let is_installed = || Iptables::find(Family::V4, Flavour::Default).is_some();
+        let works = || is_installed() && (filter.has_iptables() || probe());
         if !works() && filter.require_nf_tables().is_ok() {
             return Backend::Nftables;
         }
         Backend::Iptables
     }
 
-    /// For STATUS: whether this back end can work here at all; code 50 with a remedy if not.
+    /// Whether a live attachment of this host has rules of the feature with this back end.
+    pub(super) fn is_recorded(self, kept: Kept) -> bool {
+        kept.living::<Recorded>().iter().any(|kept| kept.content.backend == self)
+    }
+
+    /// For STATUS: fails with code 50 and a remedy if this back end cannot work.
     pub fn require_usable(self, filter: &PacketFilter) -> Result<()> {
         let usable = match self {
             Backend::Nftables => filter.require_nf_tables(),
             Backend::Iptables => Iptables::require(Family::V4).and_then(|programs| {
-                // A chain that iptables cannot print is no obstacle: the probe tells.
+                // An unprintable chain is not an error: the probe succeeds.
                 if programs.list("filter", "INPUT").is_some() || probe() {
                     return Ok(());
                 }
@@ -111,42 +114,38 @@ impl Backend {
     }
 }
 
-/// What the records of all features have.
+/// The part that the records of all features with a choice of back ends have in common.
 #[derive(Deserialize)]
 struct Recorded {
     backend: Backend,
 }
 
-/// Whether iptables can look at the kernel's rules: status 1 is "no rule 1".
+/// Whether iptables can read the kernel's rules: status 1 means that rule 1 does not exist.
 fn probe() -> bool {
     let Some(program) = cmd::find("iptables") else { return false };
     let output = cmd::run(&program, &["-t", "filter", "-S", "INPUT", "1"], "");
     output.is_ok_and(|output| matches!(output.code, Some(0 | 1)))
 }
 
-/// The packet filter of the calling thread's namespace, opened on first use. One for each call of
-/// a plugin: the kernel is slow to close a socket that deleted something.
+/// The packet filter of the calling thread's namespace, opened on first use. A call of a plugin uses one: the
+/// kernel is slow to close a socket that deleted something.
 #[derive(Debug, Default)]
 pub struct PacketFilter {
     nft: OnceCell<Nft>,
-    /// Whether the kernel has it.
+    /// Whether the kernel has `nf_tables`.
     present: OnceCell<bool>,
-    /// The tables of the old iptables, of IPv4 and IPv6.
+    /// The tables of iptables-legacy for IPv4 and IPv6, one a line.
     legacy: [OnceCell<String>; 2],
 }
 
 impl PacketFilter {
-    /// Nothing opened yet.
+    /// Opens nothing yet.
     pub fn new() -> PacketFilter {
         PacketFilter::default()
     }
 
-    /// `nf_tables`.
-    pub fn nft(&self) -> Result<&Nft> {
-        Ok(self.open()?)
-    }
-
-    fn open(&self) -> netlink::Result<&Nft> {
+    /// The socket of `nf_tables`.
+    pub fn nft(&self) -> netlink::Result<&Nft> {
         if let Some(nft) = self.nft.get() {
             return Ok(nft);
         }
@@ -154,17 +153,17 @@ impl PacketFilter {
         Ok(self.nft.get_or_init(|| opened))
     }
 
-    /// `nf_tables`; none if the kernel has none, which costs one question.
+    /// The socket of `nf_tables`; `None` if the kernel has no `nf_tables`, which takes one query.
     pub fn nft_if_present(&self) -> Result<Option<&Nft>> {
         let present = match self.present.get() {
             Some(present) => *present,
-            None => match self.open().and_then(|nft| nft.has(PROBED)) {
+            None => match self.nft().and_then(|nft| nft.has(PROBED)) {
                 Ok(_) => true,
                 Err(error) if error.errno().is_some_and(|e| LACKING.contains(&e)) => false,
                 Err(error) => return Err(error.into()),
             },
         };
-        if *self.present.get_or_init(|| present) { self.nft().map(Some) } else { Ok(None) }
+        Ok(if *self.present.get_or_init(|| present) { Some(self.nft()?) } else { None })
     }
 
     /// Fails with a remedy if the kernel has no `nf_tables`.
@@ -175,9 +174,8 @@ impl PacketFilter {
         })
     }
 
-    /// The iptables programs that see one of the chains, or with none given any that a CNI plugin
-    /// made, found without starting any: the flavour on top of `nf_tables` if such a chain is
-    /// there, the old one if it has this table at all.
+    /// The iptables programs of each flavour that has one of the chains, or, without `chains`, a chain of any CNI
+    /// plugin. Of iptables-legacy only the table is looked for. Starts no process.
     pub fn iptables_with(
         &self,
         family: Family,
@@ -190,34 +188,36 @@ impl PacketFilter {
         Ok(nft.into_iter().chain(legacy).filter_map(programs).collect())
     }
 
-    /// Deletes with iptables in the table `name` of each family and flavour that has one of `chains`, or with
-    /// no chains any of a CNI plugin: what `plan` finds, after [trying](Iptables::delete_expected) what is
-    /// `expected`. Starts nothing where there are none. All is tried; the errors are joined.
+    /// Deletes rules of the table `name`, in each family and flavour [with one of `chains`](Self::iptables_with):
+    /// what `plan` finds, after [trying](Iptables::delete_expected) it with the table that `expect` fills. Continues
+    /// after an error; the errors are joined.
     pub(super) fn delete_with_iptables(
         &self,
         name: &str,
         chains: &[&str],
-        expected: &dyn Fn(Family) -> iptables::Table,
+        expect: &dyn Fn(&mut iptables::Table, Family),
         plan: &dyn Fn(&mut iptables::Table, Family),
     ) -> Result<()> {
         all(Family::BOTH.map(|family| {
             let found = self.iptables_with(family, name, chains)?;
             all(found.iter().map(|programs| {
-                programs.delete_expected(&expected(family), &|table| plan(table, family))
+                let mut expected = iptables::Table::empty(name);
+                expect(&mut expected, family);
+                programs.delete_expected(expected, &|table| plan(table, family))
             }))
         }))
     }
 
-    /// Whether `nf_tables` has one of these chains of iptables, or with none given any of a CNI plugin.
+    /// Whether `nf_tables` has one of these chains of iptables, or, without `chains`, one of any CNI plugin.
     pub(super) fn has_chain(&self, family: Family, table: &str, chains: &[&str]) -> Result<bool> {
-        let place = iptables_table(family, table);
-        self.ask(|nft| {
+        let table = iptables_table(family, table);
+        self.ask(&|nft| {
             if chains.is_empty() {
-                let all = if nft.has(place)? { nft.dump_chains(place)? } else { Vec::new() };
+                let all = if nft.has(table)? { nft.dump_chains(table)? } else { Vec::new() };
                 return Ok(all.iter().any(|chain| chain.name.starts_with("CNI-")));
             }
             for chain in chains {
-                if nft.has(place.chain(chain))? {
+                if nft.has(table.chain(chain))? {
                     return Ok(true);
                 }
             }
@@ -225,26 +225,27 @@ impl PacketFilter {
         })
     }
 
-    /// Whether a table of iptables is in use in this namespace.
+    /// Whether a table of iptables is used in this namespace.
     fn has_iptables(&self) -> bool {
-        let on_nft = |table| self.ask(|nft| nft.has(iptables_table(Family::V4, table)));
-        let has =
-            |table| self.has_legacy_table(Family::V4, table) || on_nft(table).unwrap_or_default();
-        has("nat") || has("filter")
+        ["nat", "filter"].iter().any(|name| {
+            let table = iptables_table(Family::V4, name);
+            self.has_legacy_table(Family::V4, name)
+                || self.ask(&|nft| nft.has(table)).unwrap_or_default()
+        })
     }
 
-    /// Whether another program, such as Tailscale, has rules of nft's own in the tables that iptables on top
-    /// of `nf_tables` keeps its rules in.
+    /// Whether another program, such as Tailscale, has native nftables rules in the tables of iptables on top of
+    /// `nf_tables`.
     fn has_unprintable_rules(&self) -> bool {
         let has = |family, table| {
-            let place = iptables_table(family, table);
-            self.ask(|nft| nft.has_other_expressions(place, &PRINTED)).unwrap_or_default()
+            let table = iptables_table(family, table);
+            self.ask(&|nft| nft.has_other_expressions(table, &PRINTED)).unwrap_or_default()
         };
         let is_legacy = ["nat", "filter"].iter().any(|t| self.has_legacy_table(Family::V4, t));
         !is_legacy && Family::BOTH.iter().any(|f| has(*f, "nat") || has(*f, "filter"))
     }
 
-    /// Whether the old iptables has used the table.
+    /// Whether iptables-legacy has used the table.
     pub(super) fn has_legacy_table(&self, family: Family, table: &str) -> bool {
         let [v4, v6] = &self.legacy;
         let (names, file) = match family {
@@ -255,16 +256,15 @@ impl PacketFilter {
         names.lines().any(|name| name == table)
     }
 
-    /// The lines of a built-in chain of the old iptables, if that is in use.
+    /// The lines of a built-in chain of iptables-legacy, if its table is used.
     pub fn legacy_chain(&self, family: Family, table: &str, chain: &str) -> Option<Vec<String>> {
         let programs = || Iptables::find(family, Flavour::Legacy);
         self.has_legacy_table(family, table).then(programs)??.list(table, chain)
     }
 
-    /// Nothing is in a kernel without `nf_tables`.
-    fn ask(&self, question: impl FnOnce(&Nft) -> netlink::Result<bool>) -> Result<bool> {
-        let nft = self.nft_if_present()?;
-        Ok(nft.map(question).transpose()?.unwrap_or_default())
+    /// The result of a query; false if the kernel has no `nf_tables`.
+    fn ask(&self, query: &dyn Fn(&Nft) -> netlink::Result<bool>) -> Result<bool> {
+        Ok(self.nft_if_present()?.map(query).transpose()?.unwrap_or_default())
     }
 }
 
@@ -273,7 +273,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_back_ends() {
+    fn back_end_names_are_parsed() {
         let parse = |value| Backend::parse(value, "unknown ipmasq backend");
         assert_eq!(parse(None), Ok(None));
         assert_eq!(parse(Some("")), Ok(None));

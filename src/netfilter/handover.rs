@@ -1,27 +1,25 @@
-//! Live state for the reference plugins: what containers have in our own layouts is rewritten into
-//! theirs, so that a node goes back with its containers running and a later DEL by the reference
-//! finds everything.
+//! Conversion of live state for the reference plugins: our own layouts are rewritten into theirs, so that a node can
+//! go back with its containers running, and a later DEL by the reference finds all rules.
 //!
 //! | ours | becomes |
 //! | --- | --- |
 //! | table `inet cnibox_masquerade` | rules in `inet cni_plugins_masquerade` |
 //! | table `inet cnibox_portmap` | rules in `ip cni_hostport` and `ip6 cni_hostport` |
 //! | table `bridge cnibox_spoof` | chains in `bridge nat` |
-//! | table `inet cnibox_localhost` | nothing: the reference has no such |
-//! | tables `inet` and `bridge cnibox_firewall` | iptables rules: the reference has no other |
-//! | chains `CNIBOX-..` in iptables | nothing: they only note owners |
+//! | table `inet cnibox_localhost` | nothing: the reference has no equivalent |
+//! | tables `inet` and `bridge cnibox_firewall` | iptables rules: the reference has no others |
+//! | chains `CNIBOX-..` in iptables | nothing: they only record owners |
 //! | a second interface's chain `CNI-DN-..` in iptables | part of the container's chain |
 //!
-//! Each table of `nf_tables` is replaced in one transaction: no packet passes in between.
+//! Each table of `nf_tables` is replaced in one transaction, so every packet passes the rules before or after it.
 
 use super::backend::PacketFilter;
-use super::handed_over::HandedOver;
+use super::layout::HandedOver;
 use super::{filter, localhost, masquerade, ports, spoof};
 use crate::error::{Error, Result};
 
-/// Hands everything over in the calling thread's namespace; what that was, in words. Plugins of
-/// ours must not run any more: what they add later stays in our layout. All that can be done is
-/// done, then the first trouble is reported.
+/// Converts the state in the calling thread's namespace. Returns descriptions of what was converted. Our plugins
+/// must not run any more: what they add later stays in our layout. Continues after an error; the errors are joined.
 pub fn to_reference(packets: &PacketFilter) -> Result<Vec<String>> {
     let mut done = Vec::new();
     let mut errors = Vec::new();

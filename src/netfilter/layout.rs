@@ -1,82 +1,83 @@
-//! Our tables of `nf_tables`: what they have to be like, and how they get and stay so.
+//! The required content of our tables of `nf_tables`, its verification and its changes.
 //!
-//! A [`Layout`] is a value: a table, its sets and maps, its chains with their fixed rules. An ADD looks
-//! whether the table is as its layout says, plans, and commits ([`change`]); after a flush of
-//! rules or sets, the same transaction makes them again, and all that the attachments of this host had
-//! in any of our tables ([`Feature`]): protections and what they protect are effective together.
+//! A [`Layout`] describes a table: its sets and maps, its chains and their fixed rules. ADD compares the table with
+//! its layout, plans, and commits ([`change`]). After a flush of rules or sets the same transaction restores them,
+//! and the state of all attachments of this host in all of our tables ([`Feature`]), so that protections and the
+//! traffic they protect become effective together.
 //!
-//! A rule is known by its comment: a rule that changes gets a new comment. A set has a sentinel, an element
-//! that no packet matches: as long as it is there, the set was not flushed.
+//! Rules are identified by their comments: a rule that changes in a release gets a new comment. A set contains a
+//! sentinel, an element that matches no packet: a set without it was flushed.
 
 mod transaction;
 
 use std::collections::{BTreeMap, HashSet};
+use std::fmt;
 
 use crate::attachment::Kept;
-use crate::error;
+use crate::error::{self, Error};
 use crate::netlink::Result;
 use crate::netlink::nftables::{Batch, Chain, Element, Nft, Rule, RuleInfo, Set, Table};
 
 pub(super) use transaction::heal;
 pub use transaction::{Change, change};
 
-/// What to do about damage.
+/// The remedy for damage.
 pub const REMEDY: &str =
     "\"cnibox repair\" restores all rules of this host; the next ADD that needs them does so, too";
 
-/// A table as it has to be.
-#[derive(Clone, Debug)]
+/// The required content of a table.
+#[derive(Clone)]
 pub struct Layout {
     /// The table.
     pub table: Table<'static>,
     /// Its sets and maps.
     pub sets: Vec<Set<'static>>,
-    /// Its chains and their fixed rules, each with a comment. A chain without any is not looked at.
+    /// Its chains and their fixed rules, each with a comment. A chain without fixed rules is not verified.
     pub chains: Vec<(Chain<'static>, Vec<Rule>)>,
-    /// The rules of a chain of this name that elements lead to and that is not fixed.
+    /// The rules of a chain that elements jump to, by the chain's name; `None` for other chains. Such a chain is
+    /// created with the first element, and deleted with the last element.
     pub subnet: fn(&str) -> Option<Vec<Rule>>,
 }
 
-/// Something of an attachment that is in our tables and comes back after a flush.
-#[derive(Debug)]
+/// State of attachments that is restored after a flush.
 pub struct Feature {
     /// Its records.
     pub kept: Kept,
-    /// The tables that it is in.
+    /// The tables with the state.
     pub layouts: fn() -> Vec<Layout>,
-    /// [Restores](Change::restore) what its [records](Change::living) tell.
+    /// [Restores](Change::restore) the state from the [records](Change::living).
     pub restore: fn(&mut Change<'_>),
 }
 
 impl Layout {
-    /// What is wrong with the table. Nothing is if no container depends on it: the next ADD makes it whole.
-    pub fn damage(self, nft: &Nft, is_needed: impl FnOnce() -> bool) -> Result<Option<String>> {
-        let sets = self.sets.clone();
-        let (view, _) = View::take(nft, self, &[])?;
-        let Some(trouble) = view.trouble else { return Ok(None) };
-        // Elements are of containers, also of those of which nothing was recorded.
-        let has_elements = |set| nft.find(&[set], &[]).is_ok_and(|found| !found.is_empty());
-        let is_used = || view.is_there && sets.into_iter().any(has_elements);
-        Ok(Some(trouble).filter(|_| is_needed() || is_used()))
+    /// The first deviation of the table from its layout; `None` as well if no container depends on the table: the
+    /// next ADD restores it.
+    pub fn damage(self, nft: &Nft, is_needed: &dyn Fn() -> bool) -> Result<Option<String>> {
+        let (view, _) = View::read(nft, self, &[])?;
+        // Elements belong to containers, including containers without a record.
+        let has_elements = |set: &Set<'static>| nft.find(&[*set], &[]).is_ok_and(|e| !e.is_empty());
+        let is_used = || view.exists && view.layout.sets.iter().any(has_elements);
+        let is_relevant = view.damage.is_some() && (is_needed() || is_used());
+        Ok(view.damage.filter(|_| is_relevant))
     }
 
-    /// Deletes the elements that `find` finds, and no other that has taken the place of one since; with
-    /// them the chains of subnets that nothing else leads to.
+    /// Deletes the elements that `find` returns, unless another process has replaced them in between, and the
+    /// chains that only these elements jump to.
     pub fn remove(&self, nft: &Nft, find: &dyn Fn(&Nft) -> Result<Vec<Element>>) -> Result<()> {
         nft.update(&mut |nft| self.deletion(nft, &find(nft)?))
     }
 
-    /// The deletion of elements, and of the chains of subnets that nothing else leads to.
+    /// Plans the deletion of elements, and of the chains that only these elements jump to.
     pub fn deletion(&self, nft: &Nft, elements: &[Element]) -> Result<Batch> {
         let mut batch = Batch::new();
-        let mut left: BTreeMap<&str, usize> = BTreeMap::new();
+        let mut jumps: BTreeMap<&str, usize> = BTreeMap::new();
         for element in elements {
             batch.del_element(element);
             if let Some(name) = element.leads_to() {
-                *left.entry(name).or_default() += 1;
+                *jumps.entry(name).or_default() += 1;
             }
         }
-        for (name, count) in left {
+        for (name, count) in jumps {
             let Some(rules) = (self.subnet)(name) else { continue };
             let chain = self.table.chain(name);
             let uses = nft.chain(chain)?.map(|info| info.uses as usize);
@@ -88,85 +89,79 @@ impl Layout {
     }
 }
 
-/// For STATUS and CHECK: an error if there is damage.
+/// For STATUS and CHECK: fails if there is damage.
 pub fn refuse(damage: Option<String>) -> error::Result<()> {
-    let refused = |trouble| Err(error::Error::internal(trouble).with_details(REMEDY));
-    damage.map_or(Ok(()), refused)
+    damage.map_or(Ok(()), |damage| Err(Error::internal(damage).with_details(REMEDY)))
 }
 
-/// A table as it is.
-#[derive(Debug)]
+/// The present content of a table, compared with its layout.
 struct View {
     layout: Layout,
     generation: u32,
-    is_there: bool,
-    /// Whether it is to be there, whatever else is restored.
-    is_wanted: bool,
+    exists: bool,
+    /// Whether the table is created if it does not exist, even if nothing is restored in it.
+    is_required: bool,
     rules: Vec<RuleInfo>,
-    /// The chains with rules.
-    filled: HashSet<String>,
-    /// The chains that lack a fixed rule.
-    broken: Vec<Chain<'static>>,
-    /// The sets that were flushed.
+    /// The chains without a fixed rule.
+    incomplete: Vec<Chain<'static>>,
+    /// The sets without a sentinel.
     flushed: Vec<Set<'static>>,
-    /// The chains of subnets without their rule.
-    hollow: Vec<String>,
-    /// The first trouble, in words.
-    trouble: Option<String>,
+    /// The chains of [`Layout::subnet`] without rules.
+    empty: Vec<String>,
+    /// The first deviation, for messages.
+    damage: Option<String>,
 }
 
 impl View {
-    /// Two system calls, and those tell of the elements with the keys of `wanted` as well.
-    fn take(nft: &Nft, layout: Layout, wanted: &[Element]) -> Result<(View, Vec<Option<Element>>)> {
+    /// Reads the table and the elements with the keys of `wanted` by two system calls.
+    fn read(nft: &Nft, layout: Layout, wanted: &[Element]) -> Result<(View, Vec<Option<Element>>)> {
         let sentinels = layout.sets.iter().map(|set| set.sentinel());
-        let asked: Vec<_> = sentinels.chain(wanted.iter().cloned()).collect();
-        let mut look = nft.look(layout.table, &asked)?;
+        let queried: Vec<_> = sentinels.chain(wanted.iter().cloned()).collect();
+        let mut look = nft.look(layout.table, &queried)?;
         let found = look.elements.split_off(layout.sets.len());
-        let mut troubles = Vec::new();
+        let mut damage = Vec::new();
         if look.objects.is_none() {
-            troubles.push(format!("table {} is gone", layout.table));
+            damage.push(format!("table {} is gone", layout.table));
         }
-        let mut broken = Vec::new();
+        let mut incomplete = Vec::new();
         for (chain, rules) in &layout.chains {
             if let Some(rule) = missing(&look.rules, *chain, rules) {
-                troubles.push(format!("rule \"{rule}\" is missing in chain {chain}"));
-                broken.push(*chain);
+                damage.push(format!("rule \"{rule}\" is missing in chain {chain}"));
+                incomplete.push(*chain);
             }
         }
         let sentinels = layout.sets.iter().zip(look.elements);
         let flushed = sentinels.filter(|(_, sentinel)| sentinel.is_none());
         let flushed: Vec<Set<'static>> = flushed.map(|(set, _)| *set).collect();
-        troubles.extend(flushed.iter().map(|set| format!("{set} was flushed")));
-        let filled: HashSet<String> = look.rules.iter().map(|rule| rule.chain.clone()).collect();
-        let mut known: HashSet<&str> = filled.iter().map(String::as_str).collect();
-        known.extend(layout.chains.iter().map(|(chain, _)| chain.name));
-        let mut hollow = Vec::new();
-        // More than are known: one may be without a rule, and only a list of all chains tells which.
-        if look.objects.is_some_and(|count| count as usize > layout.sets.len() + known.len()) {
-            let chains = nft.dump_chains(layout.table)?.into_iter().map(|chain| chain.name);
-            let is_hollow =
-                |name: &String| !filled.contains(name) && (layout.subnet)(name).is_some();
-            hollow = chains.filter(is_hollow).collect();
+        damage.extend(flushed.iter().map(|set| format!("{set} was flushed")));
+        let filled: HashSet<&str> = look.rules.iter().map(|rule| rule.chain.as_str()).collect();
+        let fixed = layout.chains.iter().map(|(chain, _)| chain.name);
+        let known =
+            layout.sets.len() + fixed.chain(filled.iter().copied()).collect::<HashSet<_>>().len();
+        let mut empty = Vec::new();
+        // The table has more objects than those: only a list of all chains shows the empty chains.
+        if look.objects.is_some_and(|count| count as usize > known) {
+            empty.extend(nft.dump_chains(layout.table)?.into_iter().map(|chain| chain.name));
+            empty.retain(|name| !filled.contains(name.as_str()) && (layout.subnet)(name).is_some());
         }
-        let without = |name| format!("chain {} has no rule", layout.table.chain(name));
-        troubles.extend(hollow.iter().map(|name| without(name)));
+        let without_rule = |name| format!("chain {} has no rule", layout.table.chain(name));
+        damage.extend(empty.iter().map(|name| without_rule(name)));
         let view = View {
             generation: look.generation,
-            is_there: look.objects.is_some(),
-            is_wanted: false,
+            exists: look.objects.is_some(),
+            is_required: false,
             rules: look.rules,
-            trouble: troubles.into_iter().next(),
+            damage: damage.into_iter().next(),
             layout,
-            filled,
-            broken,
+            incomplete,
             flushed,
-            hollow,
+            empty,
         };
         Ok((view, found))
     }
 
-    /// Makes what is missing. Nothing else of the table is touched: an administrator may have set a
-    /// chain's policy, or have rules of their own in a chain without fixed ones.
+    /// Creates the missing objects. Others are not changed: an administrator may have set a chain's policy, or
+    /// have added rules to a chain without fixed rules.
     fn build(&self, batch: &mut Batch) {
         let Layout { table, sets, chains, subnet } = &self.layout;
         batch.ensure(*table);
@@ -176,7 +171,7 @@ impl View {
         for (chain, _) in chains {
             batch.ensure(*chain);
         }
-        for (chain, rules) in chains.iter().filter(|(chain, _)| self.broken.contains(chain)) {
+        for (chain, rules) in chains.iter().filter(|(chain, _)| self.incomplete.contains(chain)) {
             batch.flush_chain(*chain);
             for rule in rules {
                 batch.append_rule(*chain, rule);
@@ -185,7 +180,7 @@ impl View {
         for set in &self.flushed {
             batch.ensure_element(&set.sentinel());
         }
-        for name in &self.hollow {
+        for name in &self.empty {
             for rule in subnet(name).unwrap_or_default() {
                 batch.append_rule(table.chain(name), &rule);
             }
@@ -193,12 +188,71 @@ impl View {
     }
 }
 
-/// The name of the first of the rules that is not in the chain, or in another order. Others may stand
-/// between them.
+/// The comment of the first rule that is not in the chain, or not in this order. Other rules may stand in between.
 fn missing<'r>(found: &[RuleInfo], chain: Chain<'_>, rules: &'r [Rule]) -> Option<&'r str> {
     let mut comments = found.iter().filter(|rule| rule.chain == chain.name);
-    let mut is_there =
+    let mut exists =
         |rule: &&Rule| comments.any(|f| f.comment.as_deref() == rule.comment.as_deref());
-    let missing = rules.iter().find(|rule| !is_there(rule));
+    let missing = rules.iter().find(|rule| !exists(rule));
     missing.map(|rule| rule.comment.as_deref().unwrap_or_default())
+}
+
+/// How much of one layout was handed over to the reference plugins.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct HandedOver {
+    /// The objects that the reference has now: rules, ports, addresses or chains, depending on the layout.
+    pub(super) objects: usize,
+    /// Rules that are lost because their comments had no room for the container's id.
+    pub(super) nameless: usize,
+    /// Rules that are lost because they have conditions of one container.
+    pub(super) conditional: usize,
+}
+
+impl fmt::Display for HandedOver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} handed over", self.objects)?;
+        for (lost, why) in [
+            (self.nameless, "the container's id is too long for a comment"),
+            (self.conditional, "the reference has no conditions of one container"),
+        ] {
+            if lost > 0 {
+                write!(f, ", {lost} lost: {why}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Deletes our table, if it exists, in one transaction with the changes that `convert` adds.
+pub(super) fn hand_over(
+    nft: &Nft,
+    table: Table<'_>,
+    convert: &dyn Fn(&Nft, &mut Batch) -> Result<HandedOver>,
+) -> error::Result<HandedOver> {
+    let mut handed = HandedOver::default();
+    nft.update(&mut |nft| {
+        let mut batch = Batch::new();
+        handed = HandedOver::default();
+        if nft.has(table)? {
+            handed = convert(nft, &mut batch)?;
+            batch.del(table);
+        }
+        Ok(batch)
+    })?;
+    Ok(handed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lost_rules_are_reported_with_the_reason() {
+        let complete = HandedOver { objects: 3, ..HandedOver::default() };
+        assert_eq!(complete.to_string(), "3 handed over");
+        let handed = HandedOver { objects: 1, nameless: 2, conditional: 3 };
+        let expected = "1 handed over, 2 lost: the container's id is too long for a comment, \
+                        3 lost: the reference has no conditions of one container";
+        assert_eq!(handed.to_string(), expected);
+    }
 }

@@ -1,8 +1,8 @@
-//! The host's 127.0.0.0/8, closed to everybody but the host itself.
+//! Packets with loopback addresses of the host are dropped unless they come from the host itself.
 //!
-//! Mappings on 127.0.0.1 need `route_localnet` on the interface towards the container, and with that
-//! the kernel takes packets for, and from, loopback addresses from the wire. A table of its own, whatever
-//! the back end of the mappings is, drops them:
+//! Mappings on 127.0.0.1 require `route_localnet` on the interface towards the container, with which the kernel
+//! accepts packets with loopback addresses from the wire. A separate table, independent of the back end of the
+//! mappings, drops them:
 //!
 //! ```text
 //! table inet cnibox_localhost {
@@ -14,21 +14,20 @@
 //! }
 //! ```
 //!
-//! At that priority no address is translated yet: answers to connections that the host opened to a
-//! mapping on 127.0.0.1 still have the address that they were masqueraded with, and connections that
-//! a rule redirects from an address of the host to 127.0.0.1 still have that address. Both pass, whoever
-//! made the rule. On a kernel without `nf_tables` the same two rules are in table `raw` of iptables.
-//! They stay when the last mapping goes, as `route_localnet` does.
+//! At priority raw no address is translated yet: replies to connections from the host to a mapping on 127.0.0.1
+//! still have their masqueraded address, and connections that a rule redirects from an address of the host to
+//! 127.0.0.1 still have that address. So both are accepted, whichever program translates them. On a kernel without
+//! `nf_tables` the two rules are in table `raw` of iptables. They remain after the last mapping, as
+//! `route_localnet` does.
 
 use std::net::Ipv4Addr;
 
-use ipnet::{IpNet, Ipv4Net};
+use ipnet::Ipv4Net;
 use serde::Deserialize;
 
 use super::backend::{Family, PacketFilter};
-use super::handed_over::{HandedOver, replace_table};
 use super::iptables::{self, Iptables};
-use super::layout::{self, Change, Feature, Layout};
+use super::layout::{self, Change, Feature, HandedOver, Layout};
 use crate::attachment::Kept;
 use crate::error::{Context, Error, Result};
 use crate::netlink::nftables::{Chain, Field, Hook, Nft, RAW, Rule, Table};
@@ -45,25 +44,28 @@ const RAW_TABLE: &str = "raw";
 const TO: &str = "to loopback addresses from outside";
 const FROM: &str = "from loopback addresses outside";
 
-fn rules() -> [Rule; 2] {
-    let (net, outside) = (IpNet::from(LOOPBACK), || Rule::new().ne(Field::Iifname, "lo"));
-    [outside().daddr_in(net).drop().comment(TO), outside().saddr_in(net).drop().comment(FROM)]
+fn layout() -> Layout {
+    let outside = || Rule::new().ne(Field::Iifname, "lo");
+    let to = outside().daddr_in(LOOPBACK.into()).drop().comment(TO);
+    let from = outside().saddr_in(LOOPBACK.into()).drop().comment(FROM);
+    let chains = vec![(PREROUTING, vec![to, from])];
+    Layout { table: TABLE, sets: Vec::new(), chains, subnet: |_| None }
 }
 
 fn iptables_rules() -> [iptables::Rule; 2] {
     [("-d", TO), ("-s", FROM)].map(|(side, comment)| {
-        let words = [side.to_owned(), LOOPBACK.to_string(), "!".into(), "-i".into(), "lo".into()];
-        iptables::Rule::new("PREROUTING", words).comment(comment).target("DROP")
+        let words = [side, &LOOPBACK.to_string(), "!", "-i", "lo"];
+        iptables::Rule::new("PREROUTING").with(&words).comment(comment).target("DROP")
     })
 }
 
-/// For [`super::heal`]: it is needed as long as there are mappings on 127.0.0.1.
+/// For [`super::heal`]: required while there are mappings on 127.0.0.1.
 pub(super) const FEATURE: Feature = Feature { kept: MAPPINGS, layouts: || vec![layout()], restore };
 
-/// Of port mappings.
+/// The records of port mappings.
 const MAPPINGS: Kept = Kept::of("portmap");
 
-/// What matters here of such a record.
+/// The part of such a record that is needed here.
 #[derive(Deserialize)]
 struct Mappings {
     localnet: bool,
@@ -79,19 +81,14 @@ fn is_needed() -> bool {
     MAPPINGS.living::<Mappings>().iter().any(|kept| kept.content.localnet)
 }
 
-fn layout() -> Layout {
-    let chains = vec![(PREROUTING, rules().into())];
-    Layout { table: TABLE, sets: Vec::new(), chains, subnet: |_| None }
-}
-
-/// Closes 127.0.0.0/8; where it is closed, that is one look.
+/// Ensures the rules.
 pub fn close(filter: &PacketFilter) -> Result<()> {
     let closed = match filter.nft_if_present()? {
-        Some(nft) => layout::change(nft, &[layout()], &[], |_, _| Ok(())).map_err(Error::from),
+        Some(nft) => layout::change(nft, &[layout()], &[], &mut |_, _| Ok(())).map_err(Error::from),
         None => Iptables::require(Family::V4).and_then(|tables| {
             tables.update(RAW_TABLE, &|table| {
                 for rule in iptables_rules() {
-                    table.insert_unique(rule);
+                    table.insert_unique(0, rule);
                 }
             })
         }),
@@ -99,10 +96,10 @@ pub fn close(filter: &PacketFilter) -> Result<()> {
     closed.context(|| "close the host's loopback addresses to containers")
 }
 
-/// What is wrong with it. Where only the reference plugins have mappings it is not needed.
+/// The first missing rule; `None` if only the reference plugins have mappings.
 pub fn damage(filter: &PacketFilter) -> Result<Option<String>> {
     if let Some(nft) = filter.nft_if_present()? {
-        return Ok(layout().damage(nft, is_needed)?);
+        return Ok(layout().damage(nft, &is_needed)?);
     }
     if !is_needed() {
         return Ok(None);
@@ -112,7 +109,7 @@ pub fn damage(filter: &PacketFilter) -> Result<Option<String>> {
     Ok(missing.map(|rule| format!("rule{} is missing in iptables table {RAW_TABLE}", rule.text())))
 }
 
-/// Deletes the table: the reference plugins leave those addresses open.
+/// Deletes the table, which the reference does not have.
 pub(super) fn hand_over(nft: &Nft) -> Result<HandedOver> {
-    replace_table(nft, TABLE, &|_, _| Ok(HandedOver::default()))
+    layout::hand_over(nft, TABLE, &|_, _| Ok(HandedOver::default()))
 }

@@ -1,11 +1,10 @@
-//! The packet filter: what plugins put into it, with `nf_tables` or iptables.
+//! The rules of plugins in the packet filter, with `nf_tables` or iptables.
 //!
 //! | file | |
 //! | --- | --- |
-//! | `backend.rs` | which of the two; the sockets and programs of a call |
-//! | `handed_over.rs` | one table of ours replaced by the reference's |
-//! | `handover.rs` | live state for the reference plugins, when a node goes back to them |
-//! | `layout.rs` | our tables of `nf_tables`: looked at, changed, restored after a flush |
+//! | `backend.rs` | selection of the back end; the sockets and programs of a call |
+//! | `handover.rs` | conversion of live state for the reference plugins, when a node goes back to them |
+//! | `layout.rs` | our tables of `nf_tables`: verified, changed, restored after a flush |
 //! | `iptables/` | tables of iptables: read with iptables-save, changed with iptables-restore |
 //! | `localhost.rs` | 127.0.0.0/8 of the host, closed to containers |
 //! | `names.rs` | names and comments of rules, as the reference plugins write them |
@@ -17,7 +16,6 @@
 
 pub mod backend;
 pub mod filter;
-mod handed_over;
 pub mod handover;
 pub mod iptables;
 pub mod layout;
@@ -28,41 +26,41 @@ pub mod ports;
 pub mod spoof;
 mod watch;
 
-pub use backend::{Backend, PacketFilter};
+pub use backend::{Backend, Family, PacketFilter};
 pub use names::Owner;
 pub use watch::Watch;
 
 use self::layout::Feature;
 use crate::error::{Error, Result};
 
-/// What belongs to attachments in our tables of `nf_tables`.
+/// The state of attachments in our tables of `nf_tables`.
 const FEATURES: &[Feature] =
     &[masquerade::FEATURE, spoof::FEATURE, filter::FEATURE, ports::FEATURE, localhost::FEATURE];
 
-/// What is done about missing rules.
+/// What [`heal`] does about missing rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Repair {
-    /// They are restored.
+    /// Restores and reports them.
     Restore,
-    /// They are reported, and nothing is changed.
+    /// Reports them.
     Report,
 }
 
-/// Success, or all errors as one.
+/// Joins the errors of several steps, all of which are attempted.
 fn all(outcomes: impl IntoIterator<Item = Result<()>>) -> Result<()> {
     let errors = outcomes.into_iter().filter_map(Result::err).collect();
     Error::join(errors).map_or(Ok(()), Err)
 }
 
-/// Looks for the rules of all attachments of this host. Returns what was missing.
+/// Looks for the rules of all attachments of this host. Returns descriptions of missing rules.
 pub fn heal(filter: &PacketFilter, repair: Repair) -> Result<Vec<String>> {
-    let mut troubles = match filter.nft_if_present()? {
+    let mut missing = match filter.nft_if_present()? {
         Some(nft) => layout::heal(nft, repair)?,
         None => Vec::new(),
     };
-    troubles.extend(masquerade::iptables::RECORDS.heal(repair)?);
-    troubles.extend(filter::iptables::RECORDS.heal(repair)?);
-    troubles.extend(ports::iptables::RECORDS.heal(repair)?);
-    troubles.extend(filter::firewalld::heal(repair));
-    Ok(troubles)
+    missing.extend(masquerade::iptables::RECORDS.heal(repair)?);
+    missing.extend(filter::iptables::RECORDS.heal(repair)?);
+    missing.extend(ports::iptables::RECORDS.heal(repair)?);
+    missing.extend(filter::firewalld::heal(repair));
+    Ok(missing)
 }

@@ -1,16 +1,16 @@
-//! Names and comments of an attachment's chains, rules and elements. They are the reference plugins' names,
-//! so that either implementation finds what the other made.
+//! Names and comments of an attachment's chains, rules and elements: the reference plugins' names, so that either
+//! implementation finds the objects of the other.
 
 use std::collections::HashSet;
 
 pub use crate::attachment::{Owner, hash, network_hash};
 use crate::netlink::nftables::cut;
 
-/// Length of a chain's name: iptables allows 28 characters.
+/// The maximum length of a chain name in iptables.
 const CHAIN: usize = 28;
 
 impl Owner<'_> {
-    /// The iptables chain of this container and network, `CNI-` and a prefix such as `DN-`.
+    /// The name of the iptables chain of this container and network: `CNI-`, a prefix such as `DN-`, and a hash.
     pub fn chain(&self, prefix: &str) -> String {
         let mut name = format!("CNI-{prefix}{}", hash(&[self.network, self.id]));
         name.truncate(CHAIN);
@@ -28,8 +28,8 @@ impl Owner<'_> {
         cut(&format!("{}, net: {network}, if: {ifname}, id: {id}", self.instance())).to_owned()
     }
 
-    /// The comment of this attachment's objects in our own layouts: as [`Owner::comment`], but it
-    /// loses the network's name before the container's id, which [`identity`] reads back.
+    /// The comment of this attachment's objects in our own layouts: as [`Owner::comment`], but if it is too long,
+    /// the end of the network's name is cut rather than the container's id. Parsed by [`identity`].
     pub fn label(&self) -> String {
         let [network, ifname, id] = self.plain();
         cut(&format!("{}, id: {id}, if: {ifname}, net: {network}", self.instance())).to_owned()
@@ -39,19 +39,18 @@ impl Owner<'_> {
         [self.network, self.ifname, self.id].map(|text| text.replace('"', ""))
     }
 
-    /// Whether something with this comment is this attachment's.
+    /// Whether an object with this comment belongs to this attachment.
     pub fn owns(&self, comment: Option<&str>) -> bool {
         self.matcher()(comment)
     }
 
-    /// As [`Owner::owns`], for the comments of many.
+    /// As [`Owner::owns`], for many comments.
     pub fn matcher(&self) -> impl Fn(Option<&str>) -> bool + use<> {
         let instance = self.instance();
         move |comment| comment.is_some_and(|comment| comment.starts_with(&instance))
     }
 
-    /// Whether an nftables object with this [label](Owner::label) is of the same container, in
-    /// another network.
+    /// Whether an nftables object with this [label](Owner::label) belongs to the same container in another network.
     pub fn is_of_same_container(&self, label: Option<&str>) -> bool {
         label.is_some_and(|label| {
             container(label) == Some(self.id) && !label.starts_with(&network_hash(self.network))
@@ -59,18 +58,18 @@ impl Owner<'_> {
     }
 }
 
-/// The comment of what all attachments of a network share.
+/// The comment of objects that all attachments of a network share.
 pub fn network_label(network: &str) -> String {
     cut(&format!("{}, net: {network}", network_hash(network))).to_owned()
 }
 
-/// The container's id that a [label](Owner::label) tells; `None` if it had no room.
+/// The container's id in a [label](Owner::label); `None` if it was cut.
 pub fn container(label: &str) -> Option<&str> {
     Some(label.split_once(", id: ")?.1.split_once(", if: ")?.0)
 }
 
-/// The container's id, the interface and the network that a [label](Owner::label) tells, the
-/// network as far as it had room; `None` if not even the interface had.
+/// The container's id, the interface and the network in a [label](Owner::label). The network's name may be cut;
+/// `None` if the interface or the id is cut.
 pub fn identity(label: &str) -> Option<(&str, &str, &str)> {
     let (_, rest) = label.split_once(", id: ")?;
     let (id, rest) = rest.split_once(", if: ")?;
@@ -78,13 +77,12 @@ pub fn identity(label: &str) -> Option<(&str, &str, &str)> {
     Some((id, ifname, network))
 }
 
-/// What comments of a network's iptables rules begin with; the container's id and a quotation
-/// mark follow.
+/// The prefix of the comments of a network's iptables rules, before the container's id and a quotation mark.
 pub fn rule_comment_of(network: &str) -> String {
     format!("name: \"{network}\" id: \"")
 }
 
-/// Tells which objects, by their comments, are the network's and no valid attachment's.
+/// Whether the object with a comment belongs to the network and to no valid attachment.
 pub fn stale(network: &str, valid: &[Owner<'_>]) -> impl Fn(Option<&str>) -> bool + use<> {
     let ours = network_hash(network) + "-";
     let valid: HashSet<String> = valid.iter().map(Owner::instance).collect();
@@ -105,14 +103,14 @@ mod tests {
     }
 
     #[test]
-    fn chains_are_the_references() {
+    fn chain_names_are_the_references() {
         assert_eq!(chain("test", ""), "CNI-2bbe0c48b91a7d1b8a6753a8");
         assert_eq!(chain("testalongnamethatdoesnotmakesense", ""), "CNI-374f33fe84ab0ed84dcdebe3");
         assert_eq!(chain("test", "PREFIX-"), "CNI-PREFIX-2bbe0c48b91a7d1b8");
     }
 
     #[test]
-    fn instances_are_the_references() {
+    fn comments_are_the_references() {
         let owner = Owner { network: "unit-test", ifname: "eth0", id: "one" };
         assert_eq!(owner.instance(), "6fd94d501e58f0aa-287fc69eff0574a2");
         let comment = "6fd94d501e58f0aa-287fc69eff0574a2, net: unit-test, if: eth0, id: one";
@@ -134,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn labels_tell_the_container() {
+    fn labels_identify_the_attachment() {
         let id = "f".repeat(64);
         let network = "a-network-with-a-rather-long-name";
         let label = Owner { network, ifname: "eth0", id: &id }.label();
@@ -142,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_container_is_known_in_another_network() {
+    fn a_container_is_recognised_in_another_network() {
         // No room for the network, nor for the whole interface.
         let id = "f".repeat(64);
         let owner = Owner { network: "a", ifname: "a-long-ifname-0", id: &id };

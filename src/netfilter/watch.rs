@@ -1,4 +1,4 @@
-//! Waiting for a change of rules, by whatever program.
+//! Waiting for a change of rules by any program.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::thread;
@@ -8,31 +8,30 @@ use super::backend::{Family, PacketFilter};
 use crate::log;
 use crate::netlink::nftables::{self, Nft};
 
-/// How often to look for a taken port where the kernel sends no events: at the rules of the legacy iptables.
+/// The poll interval where the kernel sends no events: for the rules of iptables-legacy.
 const INTERVAL: Duration = Duration::from_millis(100);
 
-/// How long a port that is taken is not looked at again: a try that fails half-way changes rules
-/// itself, which is heard as well.
+/// The minimum delay between two attempts: a failed attempt to take a port changes rules itself, which causes
+/// events as well.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Hears of changes that are made from its opening on.
+/// Receives the changes made after it was opened.
 #[derive(Debug)]
 pub struct Watch {
     nft: Option<nftables::Watch>,
-    /// Whether rules may change without an event: those of the legacy iptables.
+    /// Whether rules may change without an event: those of iptables-legacy.
     polls: bool,
 }
 
 impl Watch {
-    /// One in the calling thread's namespace.
+    /// Watches the calling thread's namespace.
     pub fn open(filter: &PacketFilter) -> Watch {
         let mut watch = Watch { nft: None, polls: true };
         watch.renew(filter);
         watch
     }
 
-    /// Drops the changes that were heard, and looks again which of `nf_tables` and the legacy iptables are
-    /// in use.
+    /// Drops the changes received so far, and determines again whether `nf_tables` and iptables-legacy are used.
     pub fn renew(&mut self, filter: &PacketFilter) {
         let dropped = self.nft.as_ref().map(|nft| nft.heard(Instant::now()));
         if !matches!(dropped, Some(Ok(_))) {
@@ -43,7 +42,7 @@ impl Watch {
         self.polls = self.nft.is_none() || has_legacy("nat") || has_legacy("filter");
     }
 
-    /// What has input after a change, unless the kernel has no `nf_tables`.
+    /// A descriptor that is readable after a change; `None` if the kernel has no `nf_tables`.
     pub fn events(&self) -> Option<BorrowedFd<'_>> {
         self.nft.as_ref().map(AsFd::as_fd)
     }
@@ -53,8 +52,7 @@ impl Watch {
         self.polls
     }
 
-    /// For a port that another container has: waits until it is worth looking again; false when
-    /// `until` has come.
+    /// Waits for a change, at least for [`PAUSE`]. Returns false if the deadline has passed.
     pub fn heard(&self, until: Instant) -> bool {
         thread::sleep(PAUSE);
         let now = Instant::now();

@@ -16,9 +16,8 @@ use crate::error::{Error, Result};
 use crate::leases::{self, DATA_DIR, LeaseStatus, Listing, Reclaimed};
 use crate::log;
 use crate::netfilter::filter::firewalld::{self, Zone};
-use crate::netfilter::filter::{self, Pod, iptables};
 use crate::netfilter::ports::Holder;
-use crate::netfilter::{PacketFilter, masquerade, ports, spoof};
+use crate::netfilter::{PacketFilter, filter, masquerade, ports, spoof};
 use crate::netlink::Netlink;
 use crate::netns::NetnsId;
 
@@ -38,7 +37,7 @@ fn all_but_ports(owner: Owner<'_>, ips: &[IpAddr]) -> Result<()> {
     let filter = PacketFilter::new();
     let nets: Vec<IpNet> = ips.iter().map(|ip| IpNet::from(*ip)).collect();
     let mut failures = Failures::new();
-    failures.keep(ports::reclaim(&filter, owner));
+    failures.keep(ports::del(&filter, owner, None));
     failures.keep(masquerade::del(&filter, owner, &nets));
     failures.keep(passage(&filter, owner, ips));
     failures.keep(shaping(owner));
@@ -49,18 +48,14 @@ fn all_but_ports(owner: Owner<'_>, ips: &[IpAddr]) -> Result<()> {
 
 /// Removes the rules of the firewall plugin, in every back end.
 fn passage(filter: &PacketFilter, owner: Owner<'_>, ips: &[IpAddr]) -> Result<()> {
-    let pod = |ips: &[IpAddr]| Pod::new(owner, ips.iter().copied());
     let mut failures = Failures::new();
-    failures.keep(iptables::del(filter, &pod(ips)));
-    if let Some(nft) = failures.keep(filter.nft_if_present()).flatten() {
-        // Elements are found by their comments, also where the addresses are unknown.
-        failures.keep(filter::nft::del(nft, &pod(&[])));
-    }
+    // The addresses may be incomplete.
+    failures.keep(filter::del(filter, owner, ips, None));
     // The record has the zone.
-    if firewalld::has(&pod(&[]))
+    if firewalld::has(owner)
         && let Some(mut zone) = Zone::find(firewalld::DEFAULT_ZONE)
     {
-        failures.keep(zone.del(&pod(&[])));
+        failures.keep(zone.del(owner, &[]));
     }
     failures.into_result()
 }

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use cnibox::testing::attachment::Record;
-use cnibox::testing::netfilter::filter::{self, Ingress, Pod, Policy};
+use cnibox::testing::netfilter::filter::{self, Pod, Policy};
 use cnibox::testing::netfilter::spoof::Port;
 use cnibox::testing::netfilter::{self, Backend, Owner, PacketFilter, Repair, masquerade, spoof};
 use cnibox::testing::netlink::Mac;
@@ -366,9 +366,15 @@ fn one_add_heals_500_containers() {
         record.write().unwrap();
         masquerade::add(&filter, Backend::Nftables, owner, &[addr]).unwrap();
         spoof::add(&filter, owner, &port).unwrap();
-        let pod = Pod::new(owner, [addr.addr()]).with_ports([port.name]);
-        let ingress = Ingress { policy: Policy::Isolated, bridge: Some("br9") };
-        filter::nft::add(filter.nft().unwrap(), &pod, ingress).unwrap();
+        let pod = Pod {
+            backend: Backend::Nftables,
+            ips: vec![addr.addr()],
+            ports: vec![port.name],
+            policy: Policy::Isolated,
+            bridge: Some("br9".to_owned()),
+            admin: Some("CNI-ADMIN".to_owned()),
+        };
+        filter::add(&filter, owner, &pod).unwrap();
     }
     let rules = || -> Vec<String> {
         let text = node.sh("nft -s list ruleset");

@@ -1,7 +1,7 @@
-//! As much of D-Bus as it takes to call a method with texts: a socket, `EXTERNAL` authentication,
-//! one call at a time (D-Bus specification 0.41, "Message Protocol").
+//! A minimal D-Bus client: calls methods with string arguments, one at a time, with `EXTERNAL` authentication
+//! (D-Bus specification 0.41, "Message Protocol").
 //!
-//! Crates for D-Bus bring a second executor, or a second version of what is here already.
+//! Crates for D-Bus have a second executor, or another version of a dependency, as their dependency.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::linux::net::SocketAddrExt;
@@ -10,18 +10,18 @@ use std::time::Duration;
 
 use nix::unistd::geteuid;
 
-/// Where the bus is without `DBUS_SYSTEM_BUS_ADDRESS`.
+/// The default of `DBUS_SYSTEM_BUS_ADDRESS`.
 const DEFAULT_ADDRESS: &str = "unix:path=/var/run/dbus/system_bus_socket";
 
-/// The limit of libdbus and sd-bus for one answer.
+/// The timeout of libdbus and sd-bus for a reply.
 const TIMEOUT: Duration = Duration::from_secs(25);
 
-/// Types of messages.
+/// Message types.
 const METHOD_CALL: u8 = 1;
 const METHOD_RETURN: u8 = 2;
 const ERROR: u8 = 3;
 
-/// Fields of a header.
+/// Header fields.
 const PATH: u8 = 1;
 const INTERFACE: u8 = 2;
 const MEMBER: u8 = 3;
@@ -29,7 +29,7 @@ const REPLY_SERIAL: u8 = 5;
 const DESTINATION: u8 = 6;
 const SIGNATURE: u8 = 8;
 
-/// The longest message of the specification.
+/// The maximum length of a message.
 const LONGEST: usize = 1 << 27;
 
 /// A connection to a bus.
@@ -39,11 +39,11 @@ pub struct Bus {
     serial: u32,
 }
 
-/// The bus itself.
+/// The name of the bus itself.
 const DBUS: &str = "org.freedesktop.DBus";
 
 impl Bus {
-    /// The system bus.
+    /// Connects to the system bus.
     pub fn system() -> io::Result<Bus> {
         let address = std::env::var("DBUS_SYSTEM_BUS_ADDRESS").unwrap_or_default();
         let address = if address.is_empty() { DEFAULT_ADDRESS } else { &address };
@@ -53,14 +53,14 @@ impl Bus {
         Ok(bus)
     }
 
-    /// Whether a service has this name on the bus.
+    /// Whether a service owns this name.
     pub fn has_owner(&mut self, name: &str) -> io::Result<bool> {
         Ok(is_true(&self.call(DBUS, DBUS, "NameHasOwner", &[name])?))
     }
 
-    /// The socket proves the user's id.
+    /// Authenticates by the user id of the socket's peer credentials.
     fn authenticate(&mut self) -> io::Result<()> {
-        // Each digit in hexadecimal ASCII.
+        // Each decimal digit is one byte, in hexadecimal.
         let uid: String = geteuid().to_string().chars().flat_map(|digit| ['3', digit]).collect();
         self.socket.write_all(format!("\0AUTH EXTERNAL {uid}\r\n").as_bytes())?;
         let mut line = Vec::new();
@@ -75,8 +75,8 @@ impl Bus {
         self.socket.write_all(b"BEGIN\r\n")
     }
 
-    /// Calls the method `member` of the service's object, whose path is the service's name; the
-    /// answer's body. An answer that is an error fails with its text and [`ErrorKind::Other`].
+    /// Calls the method `member` of the service's object, whose path is the service's name. Returns the body of the
+    /// reply. An error reply fails with its text and [`ErrorKind::Other`].
     pub fn call(
         &mut self,
         service: &str,
@@ -106,7 +106,7 @@ impl Bus {
             self.socket.read_exact(&mut fields)?;
             let mut message = vec![0; body];
             self.socket.read_exact(&mut message)?;
-            // This field fills one of the header's units of eight bytes.
+            // This field has the size of its alignment, eight bytes.
             let is_reply = |unit: &[u8]| {
                 unit.starts_with(&[REPLY_SERIAL, 1, b'u', 0])
                     && number(order, &unit[4..]) == self.serial
@@ -121,7 +121,7 @@ impl Bus {
     }
 }
 
-/// Tries the addresses of a list in their order.
+/// Connects to the first address of a list that accepts.
 fn connect(list: &str) -> io::Result<UnixStream> {
     let mut outcome = Err(io::Error::from(ErrorKind::Unsupported));
     for address in list.split(';').filter_map(|address| address.strip_prefix("unix:")) {
@@ -142,7 +142,7 @@ fn connect(list: &str) -> io::Result<UnixStream> {
     Ok(socket)
 }
 
-/// A call with these header fields (code, type, text) and a body of texts.
+/// Encodes a call with these header fields (code, type, string) and a body of strings.
 fn encode(serial: u32, header: &[(u8, u8, &str)], texts: &[&str]) -> Vec<u8> {
     let (mut body, mut fields) = (Vec::new(), Vec::new());
     for text in texts {
@@ -183,18 +183,18 @@ fn put_text(bytes: &mut Vec<u8>, text: &str) {
     bytes.push(0);
 }
 
-/// The number at the beginning of `bytes`, in the byte order of the message; 0 if they are fewer.
+/// Decodes a `u32` in the byte order of the message; 0 if the bytes are too few.
 fn number(order: u8, bytes: &[u8]) -> u32 {
     let four = bytes.first_chunk().copied().unwrap_or_default();
     if order == b'l' { u32::from_le_bytes(four) } else { u32::from_be_bytes(four) }
 }
 
-/// Whether a body is the boolean `true`: a number of four bytes, in either byte order.
+/// Whether a body is the boolean `true`: a `u32`, in either byte order.
 fn is_true(body: &[u8]) -> bool {
     body.len() == 4 && body.contains(&1)
 }
 
-/// The texts of a body that is an array of them, in the byte order of this machine: the sender is here.
+/// Decodes a body that is an array of strings, in the native byte order: the sender is on this machine.
 pub fn texts(body: &[u8]) -> Vec<String> {
     let (mut all, mut at) = (Vec::new(), 4);
     while let Some(length) = body.get(at..).and_then(<[u8]>::first_chunk) {
@@ -206,7 +206,7 @@ pub fn texts(body: &[u8]) -> Vec<String> {
     all
 }
 
-/// The text that the body begins with, behind its length.
+/// Decodes the string at the beginning of a body.
 fn text(body: &[u8]) -> String {
     let text = body.get(4..).unwrap_or_default().split(|byte| *byte == 0).next();
     String::from_utf8_lossy(text.unwrap_or_default()).into_owned()
@@ -217,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_call_is_laid_out_as_the_specification_says() {
+    fn calls_are_encoded_as_specified() {
         let header = [(PATH, b'o', "/org/freedesktop/DBus"), (MEMBER, b's', "NameHasOwner")];
         let bytes = encode(7, &header, &["a", "bc"]);
         assert_eq!(bytes[..12], [b'l', 1, 0, 1, 15, 0, 0, 0, 7, 0, 0, 0]);
@@ -227,7 +227,7 @@ mod tests {
         assert!(bytes.windows(8).any(|field| field == b"\x08\x01g\0\x02ss\0"));
     }
 
-    /// What [`Bus::call`] makes of these bytes of the bus.
+    /// The result of [`Bus::call`] for these bytes of the bus.
     fn answer(bytes: &[u8]) -> io::Result<Vec<u8>> {
         let (socket, mut bus) = UnixStream::pair().unwrap();
         bus.write_all(bytes).unwrap();
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_are_told_by_their_serial() {
+    fn replies_are_identified_by_their_serial() {
         let reply = |kind, serial, body: &[u8]| {
             let body_length = u8::try_from(body.len()).unwrap();
             let mut bytes = vec![b'l', kind, 0, 1, body_length, 0, 0, 0, 1, 0, 0, 0, 8, 0, 0, 0];
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn arrays_of_texts() {
+    fn arrays_of_strings_are_decoded() {
         let body = |words: &[&str]| {
             let mut bytes = vec![0; 4];
             for word in words {

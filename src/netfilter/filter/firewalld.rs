@@ -1,9 +1,9 @@
-//! Addresses as sources of a zone of firewalld, by its D-Bus interface. Only firewalld's running
-//! configuration is changed, so that its reload forgets them.
+//! Addresses as sources of a zone of firewalld, by its D-Bus interface. Only the runtime configuration of firewalld
+//! is changed, so a reload deletes the sources.
 //!
-//! firewalld knows no owners. A record of each attachment says which addresses it has in which zone:
-//! DEL and GC find them without `prevResult`, and the next ADD, and `cnibox repair`, restore those of
-//! running containers after a reload.
+//! Sources have no owner in firewalld. A record of each attachment contains its addresses and zone: DEL and GC find
+//! them without `prevResult`, and the next ADD and `cnibox repair` restore the sources of running containers after a
+//! reload.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -12,16 +12,15 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 
 use super::dbus::{Bus, texts};
-use super::{Pod, missing};
+use super::missing;
 use crate::attachment::{Keepsake, Kept};
 use crate::cni::ip::host_net;
 use crate::error::{Error, Result, io_text};
 use crate::log;
-use crate::netfilter::Repair;
-use crate::netfilter::names::Owner;
+use crate::netfilter::{Owner, Repair};
 use crate::sort::sort;
 
-/// The zone of a configuration that names none.
+/// The default of `firewalldZone`.
 pub const DEFAULT_ZONE: &str = "trusted";
 
 const NAME: &str = "org.fedoraproject.FirewallD1";
@@ -36,7 +35,7 @@ struct Record {
     ips: Vec<IpAddr>,
 }
 
-/// A zone of firewalld that answers.
+/// A zone of a running firewalld.
 #[derive(Debug)]
 pub struct Zone<'a> {
     bus: Bus,
@@ -44,14 +43,14 @@ pub struct Zone<'a> {
 }
 
 impl<'a> Zone<'a> {
-    /// The zone `name`, if firewalld runs.
+    /// The zone `name`; `None` if firewalld is not running.
     pub fn find(name: &'a str) -> Option<Zone<'a>> {
         let mut bus = Bus::system().inspect_err(|e| log::debug(io_text(e))).ok()?;
         let is_there = bus.has_owner(NAME).inspect_err(|e| log::debug(io_text(e))).ok()?;
         is_there.then_some(Zone { bus, name })
     }
 
-    /// The zone `name` of a firewalld that was asked for by name.
+    /// The zone `name`. Fails without a system bus.
     pub fn open(name: &'a str) -> Result<Zone<'a>> {
         let bus = Bus::system().map_err(|e| {
             Error::internal(format!("connect to the D-Bus system bus: {}", io_text(&e)))
@@ -60,7 +59,7 @@ impl<'a> Zone<'a> {
         Ok(Zone { bus, name })
     }
 
-    /// Adds a source to a zone, or removes it.
+    /// Calls a method with a zone and a source.
     fn change(&mut self, member: &str, zone: &str, ip: IpAddr) -> io::Result<()> {
         self.bus.call(NAME, ZONE, member, &[zone, &host_net(ip).to_string()]).map(drop)
     }
@@ -71,14 +70,13 @@ impl<'a> Zone<'a> {
         Ok(texts(&answer).into_iter().collect())
     }
 
-    /// Makes the addresses sources of the zone: all of them, or none that was not there. Where those
-    /// of another attachment are gone, the sources of all are restored.
-    pub fn add(&mut self, pod: &Pod<'_>) -> Result<()> {
-        let (owner, zone) = (pod.owner, self.name.to_owned());
+    /// Adds the addresses to the zone. On failure, removes those that were added. If the sources of another
+    /// attachment are missing, restores those of all attachments.
+    pub fn add(&mut self, owner: Owner<'_>, ips: &[IpAddr]) -> Result<()> {
         let earlier = KEPT.read::<Record>(owner);
-        KEPT.keep(owner, Record { zone, ips: pod.ips.clone() });
+        KEPT.keep(owner, Record { zone: self.name.to_owned(), ips: ips.to_vec() });
         let mut added = Vec::new();
-        for ip in &pod.ips {
+        for ip in ips {
             match self.change("addSource", self.name, *ip) {
                 Ok(()) => added.push(*ip),
                 Err(error) if error.to_string().contains("ZONE_ALREADY_SET") => {}
@@ -94,9 +92,9 @@ impl<'a> Zone<'a> {
                 }
             }
         }
-        if let Some(Record { zone, ips }) = earlier {
-            let former = ips.iter().filter(|ip| zone != self.name || !pod.ips.contains(ip));
-            self.remove_own(owner, &zone, former.copied().collect());
+        if let Some(Record { zone, ips: mut former }) = earlier {
+            former.retain(|ip| zone != self.name || !ips.contains(ip));
+            self.remove_own(owner, &zone, former);
         }
         if let Some(other) = KEPT.all::<Record>().find(|kept| kept.owner() != owner)
             && self.first_missing(&[other]).is_some()
@@ -120,22 +118,16 @@ impl<'a> Zone<'a> {
     }
 
     /// Verifies that each address is in the zone.
-    pub fn check(&mut self, pod: &Pod<'_>) -> Result<()> {
+    pub fn check(&mut self, owner: Owner<'_>, ips: &[IpAddr]) -> Result<()> {
         let sources = self.sources(self.name).map_err(|error| {
             let msg = format!("failed to list the sources of {} zone", self.name);
             Error::internal(msg).with_details(io_text(&error))
         })?;
-        let absent =
-            pod.ips.iter().map(|ip| host_net(*ip)).find(|ip| !sources.contains(&ip.to_string()));
+        let mut wanted = ips.iter().map(|ip| host_net(*ip).to_string());
+        let absent = wanted.find(|source| !sources.contains(source));
         absent.map_or(Ok(()), |source| {
-            let error = missing(format!("address {source} in {} zone", self.name));
-            Err(error.with_details(KEPT.remedy(pod.owner, None)))
+            Err(missing(owner, KEPT, &format!("address {source} in {} zone", self.name)))
         })
-    }
-
-    /// What a reload of firewalld took from running containers: the first source.
-    pub fn damage(&mut self) -> Option<String> {
-        self.first_missing(&KEPT.living())
     }
 
     fn first_missing(&mut self, all: &[Keepsake<Record>]) -> Option<String> {
@@ -150,7 +142,7 @@ impl<'a> Zone<'a> {
         })
     }
 
-    /// Makes the addresses of these attachments sources again.
+    /// Adds the sources of these attachments again.
     fn restore(&mut self, all: Vec<Keepsake<Record>>) {
         for kept in all {
             let Record { zone, ips } = &kept.content;
@@ -162,7 +154,7 @@ impl<'a> Zone<'a> {
                     log::warn(format_args!("restore source {source} in zone {zone}: {cause}"));
                 }
             }
-            // A DEL that ended meanwhile has removed the record first.
+            // A DEL that has ended meanwhile has removed the record first.
             if !KEPT.is_there(&kept.owner().instance()) {
                 self.remove_own(kept.owner(), zone, ips.clone());
             }
@@ -171,22 +163,23 @@ impl<'a> Zone<'a> {
 
     /// Removes the sources of the attachment twice, and its record in between: a process that restores sources at the
     /// same time either finds no record, or has restored them before the second removal.
-    pub fn del(&mut self, pod: &Pod<'_>) -> Result<()> {
-        let kept = KEPT.read::<Record>(pod.owner);
-        let zone = kept.as_ref().map_or_else(|| self.name.to_owned(), |kept| kept.zone.clone());
-        let mut ips = pod.ips.clone();
-        ips.extend(kept.into_iter().flat_map(|kept| kept.ips));
+    pub fn del(&mut self, owner: Owner<'_>, ips: &[IpAddr]) -> Result<()> {
+        let (mut ips, mut zone) = (ips.to_vec(), self.name.to_owned());
+        if let Some(kept) = KEPT.read::<Record>(owner) {
+            ips.extend(kept.ips);
+            zone = kept.zone;
+        }
         sort(&mut ips);
         ips.dedup();
-        self.remove_own(pod.owner, &zone, ips.clone());
-        KEPT.remove(pod.owner)?;
+        self.remove_own(owner, &zone, ips.clone());
+        KEPT.remove(owner)?;
         let sources = self.sources(&zone).unwrap_or_default();
         ips.retain(|ip| sources.contains(&host_net(*ip).to_string()));
-        self.remove_own(pod.owner, &zone, ips);
+        self.remove_own(owner, &zone, ips);
         Ok(())
     }
 
-    /// Removes the attachment's addresses from the zone, without those of other running attachments.
+    /// Removes the attachment's addresses from the zone, except those of other running attachments.
     fn remove_own(&mut self, owner: Owner<'_>, zone: &str, mut ips: Vec<IpAddr>) {
         if !ips.is_empty() {
             let mut others = KEPT.living::<Record>();
@@ -198,17 +191,7 @@ impl<'a> Zone<'a> {
         }
     }
 
-    /// Removes the sources of all attachments of the network but `valid`.
-    pub fn gc(&mut self, network: &str, valid: &[Owner<'_>]) -> Result<()> {
-        let stale: Vec<Keepsake<Record>> = stale(network, valid).collect();
-        for kept in &stale {
-            KEPT.remove(kept.owner())?;
-            self.remove_own(kept.owner(), &kept.content.zone, kept.content.ips.clone());
-        }
-        Ok(())
-    }
-
-    /// The reference ignores every error here: most often the source is not there any more.
+    /// Errors are ignored as by the reference: usually the source does not exist any more.
     fn remove_source(&mut self, zone: &str, ip: IpAddr) {
         if let Err(error) = self.change("removeSource", zone, ip) {
             let (source, error) = (host_net(ip), io_text(&error));
@@ -216,7 +199,7 @@ impl<'a> Zone<'a> {
         }
     }
 
-    /// Whether firewalld is there.
+    /// Fails unless firewalld is running.
     pub fn status(&mut self) -> Result<()> {
         match self.bus.has_owner(NAME) {
             Ok(true) => Ok(()),
@@ -224,14 +207,13 @@ impl<'a> Zone<'a> {
                 "start it (systemctl start firewalld), or choose another \"backend\"",
             )),
             Err(error) => {
-                Err(Error::internal(format!("ask the D-Bus system bus: {}", io_text(&error))))
+                Err(Error::internal(format!("query the D-Bus system bus: {}", io_text(&error))))
             }
         }
     }
 }
 
-/// Looks for the sources of running containers, which a reload of firewalld removes. Returns the first that
-/// was missing.
+/// Looks for the sources of running containers. Returns the first missing source.
 pub fn heal(repair: Repair) -> Option<String> {
     let living = KEPT.living::<Record>();
     let mut zone = if living.is_empty() { None } else { Zone::find(DEFAULT_ZONE) }?;
@@ -242,19 +224,21 @@ pub fn heal(repair: Repair) -> Option<String> {
     Some(missing)
 }
 
-/// Whether the attachment has sources, as its record says.
-pub fn has(pod: &Pod<'_>) -> bool {
-    KEPT.is_there(&pod.owner.instance())
+/// Whether there is a record of the attachment's sources.
+pub fn has(owner: Owner<'_>) -> bool {
+    KEPT.is_there(&owner.instance())
 }
 
-/// Whether attachments of the network have sources that are not among `valid`.
-pub fn has_stale(network: &str, valid: &[Owner<'_>]) -> bool {
-    stale(network, valid).next().is_some()
-}
-
-fn stale(network: &str, valid: &[Owner<'_>]) -> impl Iterator<Item = Keepsake<Record>> {
-    let is_stale = move |kept: &Keepsake<Record>| {
-        kept.owner().network == network && !valid.contains(&kept.owner())
-    };
-    KEPT.all().filter(is_stale)
+/// Removes the sources of the network's attachments that are not among `valid`.
+pub fn gc(network: &str, valid: &[Owner<'_>]) -> Result<()> {
+    let mut stale: Vec<Keepsake<Record>> = KEPT.all().collect();
+    stale.retain(|kept| kept.owner().network == network && !valid.contains(&kept.owner()));
+    let mut zone = if stale.is_empty() { None } else { Zone::find(DEFAULT_ZONE) };
+    if let Some(zone) = &mut zone {
+        for kept in stale {
+            KEPT.remove(kept.owner())?;
+            zone.remove_own(kept.owner(), &kept.content.zone, kept.content.ips.clone());
+        }
+    }
+    Ok(())
 }

@@ -1,18 +1,18 @@
-//! Filter rules in iptables: the chains and rules of the reference plugin, word for word, so that
-//! either deletes what the other made.
+//! Filter rules in iptables: the chains and rules of the reference plugin, word for word, so that either
+//! implementation can delete the rules of the other.
 //!
-//! Those rules have no room for an owner. It stands beside them, in chains that no rule jumps to:
+//! Those rules do not identify their owner. Additional chains that no rule jumps to record the owners:
 //!
 //! | chain | rules |
 //! | --- | --- |
 //! | `CNIBOX-FIREWALL` | `-s <address>` with the attachment's comment, for each address |
 //! | `CNIBOX-FW-<bridge>` | the comment of the network whose policy the bridge has |
 //!
-//! A note of an owner is believed as long as no lease says that another container has the address:
-//! the reference does not know the notes, and leaves the note of an address that it deletes.
+//! A recorded owner is valid unless a lease assigns the address to another container: the reference ignores these
+//! chains, and leaves the owner of an address that it deletes.
 //!
-//! Each family gets one transaction for each verb. Two ADDs that need the same new chain cannot
-//! both make it: the second one reads again what is there.
+//! Each family is changed by one transaction per verb. If two ADDs create the same chain, the transaction of the
+//! second one fails, and is planned again.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -20,27 +20,28 @@ use std::thread;
 
 use nix::errno::Errno;
 
-use super::nft;
-use super::{Ingress, KEPT, Pod, Policy, Record, missing};
+use super::{KEPT, Pod, Policy, missing, nft};
 use crate::attachment;
 use crate::cni::ip::host_net;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::leases;
 use crate::log;
 use crate::netfilter::backend::{Backend, Family, PacketFilter};
-use crate::netfilter::iptables::{Iptables, Records, Rule, Table};
+use crate::netfilter::iptables::{
+    Flavour, Iptables, Records, Rule, Table, iptables_table, program,
+};
 use crate::netfilter::names::{Owner, identity, network_hash, network_label, stale};
-use crate::netlink::nftables::Nft;
+use crate::netlink::nftables::{Batch, Nft};
 
-pub(super) const FILTER: &str = "filter";
+const FILTER: &str = "filter";
 const FORWARD: &str = "FORWARD";
 const CNI_FORWARD: &str = "CNI-FORWARD";
 const STAGE_1: &str = "CNI-ISOLATION-STAGE-1";
 const STAGE_2: &str = "CNI-ISOLATION-STAGE-2";
-/// By which the plugin's rules are found. Beside firewalld there is the second one only.
+/// The chains that show the use of the plugin; with firewalld only the second one exists.
 const CHAINS: [&str; 2] = [CNI_FORWARD, STAGE_1];
-pub(super) const OWNERS: &str = "CNIBOX-FIREWALL";
-pub(super) const BRIDGE_OWNER: &str = "CNIBOX-FW-";
+const OWNERS: &str = "CNIBOX-FIREWALL";
+const BRIDGE_OWNER: &str = "CNIBOX-FW-";
 
 /// The default of `iptablesAdminChainName`.
 pub const DEFAULT_ADMIN: &str = "CNI-ADMIN";
@@ -49,74 +50,63 @@ const RULES: &str = "CNI firewall plugin rules";
 const OVERRIDES: &str = "CNI firewall plugin admin overrides";
 const ANY_POLICY: &str = "CNI firewall plugin rules (ingressPolicy: same-bridge|isolated)";
 
-/// What an ADD makes, and a CHECK looks for.
-#[derive(Clone, Copy, Debug)]
-pub struct Wanted<'a> {
-    /// The attachment.
-    pub pod: &'a Pod<'a>,
-    /// The policy of its bridge.
-    pub ingress: Ingress<'a>,
-    /// The administrator's chain; none where only the policy is iptables' business.
-    pub admin: Option<&'a str>,
-}
-
 /// For [`super::super::heal`].
-pub const RECORDS: Records<Record> = Records {
+pub(in crate::netfilter) const RECORDS: Records<Pod> = Records {
     kept: KEPT,
     table: FILTER,
-    is_of: |record, family| {
-        record.backend == Backend::Iptables && record.ips.iter().any(|ip| Family::of(*ip) == family)
-    },
-    restore: |table, family, kept| {
-        let (pod, ingress) = (kept.content.pod(kept.owner()), kept.content.ingress());
-        make(table, Wanted { pod: &pod, ingress, admin: kept.content.admin.as_deref() }, family);
-    },
+    is_of: |pod, family| pod.backend == Backend::Iptables && !ips_of(&pod.ips, family).is_empty(),
+    restore: |table, family, kept| make(table, kept.owner(), &kept.content, family),
 };
 
+fn jump(chain: &str, comment: &str, target: &str) -> Rule {
+    Rule::new(chain).comment(comment).target(target)
+}
+
 fn to_cni_forward() -> Rule {
-    Rule::every(FORWARD).comment(RULES).target(CNI_FORWARD)
+    jump(FORWARD, RULES, CNI_FORWARD)
 }
 
 fn to_chains(admin: &str) -> [Rule; 2] {
-    [to_cni_forward(), Rule::every(CNI_FORWARD).comment(OVERRIDES).target(admin)]
+    [to_cni_forward(), jump(CNI_FORWARD, OVERRIDES, admin)]
 }
 
-pub(super) fn address_rules(ip: IpAddr) -> [Rule; 2] {
+fn address_rules(ip: IpAddr) -> [Rule; 2] {
     let cidr = host_net(ip).to_string();
     let states = ["-m", "conntrack", "--ctstate", "RELATED,ESTABLISHED"];
     [
-        Rule::new(CNI_FORWARD, ["-d", &cidr]).with(states).target("ACCEPT"),
-        Rule::new(CNI_FORWARD, ["-s", &cidr]).target("ACCEPT"),
+        Rule::new(CNI_FORWARD).with(&["-d", &cidr]).with(&states).target("ACCEPT"),
+        Rule::new(CNI_FORWARD).with(&["-s", &cidr]).target("ACCEPT"),
     ]
 }
 
 fn owner_rule(ip: IpAddr, owner: Owner<'_>) -> Rule {
-    Rule::new(OWNERS, ["-s", &host_net(ip).to_string()]).comment(&owner.label())
+    Rule::new(OWNERS).with(&["-s", &host_net(ip).to_string()]).comment(&owner.label())
 }
 
-/// The rules for a bridge that go to the beginning of their chains, in the order to insert them.
+/// The rules for a bridge that are inserted at the beginning of their chains, in this order.
 fn bridge_rules(bridge: &str, policy: Policy) -> Vec<Rule> {
     if policy == Policy::Open {
         return Vec::new();
     }
     let comment = format!("{RULES} (ingressPolicy: {})", policy.as_str());
+    let out = Rule::new(STAGE_1).with(&["-i", bridge, "!", "-o", bridge]);
     let mut rules = vec![
-        Rule::new(STAGE_1, ["-i", bridge, "!", "-o", bridge]).comment(&comment).target(STAGE_2),
-        Rule::new(STAGE_2, ["-o", bridge]).comment(ANY_POLICY).target("DROP"),
+        out.comment(&comment).target(STAGE_2),
+        Rule::new(STAGE_2).with(&["-o", bridge]).comment(ANY_POLICY).target("DROP"),
     ];
     if policy == Policy::Isolated {
-        let within = Rule::new(STAGE_1, ["-i", bridge, "-o", bridge]);
+        let within = Rule::new(STAGE_1).with(&["-i", bridge, "-o", bridge]);
         rules.push(within.comment(&comment).target("DROP"));
     }
     rules
 }
 
 fn to_stage_1() -> Rule {
-    Rule::every(FORWARD).comment(ANY_POLICY).target(STAGE_1)
+    jump(FORWARD, ANY_POLICY, STAGE_1)
 }
 
 fn stage_ends() -> [Rule; 2] {
-    [STAGE_1, STAGE_2].map(|stage| Rule::every(stage).comment(ANY_POLICY).target("RETURN"))
+    [STAGE_1, STAGE_2].map(|stage| jump(stage, ANY_POLICY, "RETURN"))
 }
 
 /// The chain whose comment names the network of a bridge's policy.
@@ -124,59 +114,49 @@ fn marker(bridge: &str) -> String {
     format!("{BRIDGE_OWNER}{bridge}")
 }
 
-/// Whether a rule is about a bridge's policy.
+/// Whether a rule is part of a bridge's policy.
 fn is_about(rule: &Rule, bridge: &str) -> bool {
     let names = [rule.value("-i"), rule.value("-o")];
     [STAGE_1, STAGE_2].contains(&rule.chain.as_str()) && names.contains(&Some(bridge))
 }
 
-/// Makes what is wanted, one family after the other; on failure the addresses are taken out again.
-pub fn add(filter: &PacketFilter, wanted: Wanted<'_>) -> Result<()> {
-    let Wanted { pod, ingress, admin } = wanted;
-    Record::keep(Backend::Iptables, pod, ingress, admin);
-    let nft = filter.nft_if_present()?;
-    if let Some(nft) = nft.filter(|_| !pod.ports.is_empty()) {
-        isolate(nft, pod, ingress)?;
+/// Creates the rules, one family after the other.
+pub(super) fn add(filter: &PacketFilter, owner: Owner<'_>, pod: &Pod) -> Result<()> {
+    if let Some(nft) = filter.nft_if_present()?.filter(|_| !pod.ports.is_empty()) {
+        isolate(nft, owner, pod)?;
     }
     for family in families(pod) {
-        let change = || {
-            let tables = Iptables::require(family)?;
-            let witness = witness(pod.owner, family);
-            let plan = |table: &mut Table| {
-                if witness.iter().any(|rule| !table.has(rule)) {
-                    RECORDS.restore(table, family, None);
-                }
-                make(table, wanted, family);
-            };
-            let expect = || {
-                let mut table = expected_table(filter, &tables, wanted, family)?;
-                table.rules.extend(witness.clone());
-                Some(table)
-            };
-            tables.add_expected(FILTER, expect, &plan)
+        let tables = Iptables::require(family)?;
+        let witness = witness(owner, family);
+        let plan = |table: &mut Table| {
+            if witness.iter().any(|rule| !table.has(rule)) {
+                RECORDS.restore(table, family, Some(owner));
+            }
+            make(table, owner, pod, family);
         };
-        if let Err(error) = change() {
-            drop(del(filter, pod));
-            drop(nft.map(|nft| nft::del(nft, pod)));
-            return Err(error);
-        }
+        let expect = || {
+            let mut table = expected_table(filter, &tables, owner, pod, family)?;
+            table.rules.extend(witness.clone());
+            Some(table)
+        };
+        tables.add_expected(FILTER, &expect, &plan)?;
     }
     Ok(())
 }
 
-/// The rules of another attachment, by which a flush is noticed.
+/// The rules of another attachment, whose absence shows a flush.
 fn witness(owner: Owner<'_>, family: Family) -> Vec<Rule> {
     let Some(kept) = RECORDS.another(owner, family) else { return Vec::new() };
-    let mut rules = policy_rules(kept.content.ingress());
+    let mut rules = policy_rules(&kept.content);
     if kept.content.admin.is_some() {
         rules.extend(ips_of(&kept.content.ips, family).into_iter().flat_map(address_rules));
     }
     rules
 }
 
-/// Isolates the ports, as far as the kernel can.
-fn isolate(nft: &Nft, pod: &Pod<'_>, ingress: Ingress<'_>) -> Result<()> {
-    match nft::isolate(nft, pod, ingress) {
+/// Isolates the ports if the kernel supports bridge tables with the required expressions.
+fn isolate(nft: &Nft, owner: Owner<'_>, pod: &Pod) -> Result<()> {
+    match nft::isolate(nft, owner, pod) {
         Err(error) if error.errno() == Some(Errno::EOPNOTSUPP) => {
             log::warn(format_args!(
                 "firewall: {error}: frames that are not IP pass between isolated containers of a bridge"
@@ -187,24 +167,24 @@ fn isolate(nft: &Nft, pod: &Pod<'_>, ingress: Ingress<'_>) -> Result<()> {
     }
 }
 
-/// The rules that all attachments share, if the chains have no rule of this attachment or its
-/// addresses, and no bridge has or had a policy: rules of another policy may be anywhere.
+/// The table with the rules that all attachments share; `None` if the chains have rules of this attachment or its
+/// addresses, or if a bridge has or had a policy, since rules of another policy may exist anywhere.
 fn expected_table(
     filter: &PacketFilter,
     tables: &Iptables,
-    wanted: Wanted<'_>,
+    owner: Owner<'_>,
+    pod: &Pod,
     family: Family,
 ) -> Option<Table> {
-    let admin = wanted.admin?;
-    let ips = ips_of(&wanted.pod.ips, family);
-    let has_no_policy = |bridge| {
+    let admin = pod.admin.as_ref()?;
+    let has_no_policy = |bridge: &String| {
         filter.iptables_with(family, FILTER, &[&marker(bridge)]).is_ok_and(|found| found.is_empty())
     };
-    if wanted.ingress.policy != Policy::Open || !wanted.ingress.bridge.is_none_or(has_no_policy) {
+    if pod.policy != Policy::Open || !pod.bridge.as_ref().is_none_or(has_no_policy) {
         return None;
     }
-    let owns = wanted.pod.owner.matcher();
-    // Most of the time of a program goes into its start.
+    let (ips, owns) = (ips_of(&pod.ips, family), owner.matcher());
+    // In parallel: most of the run time of a program is its start.
     let (owners, accepted) = thread::scope(|scope| {
         let owners = scope.spawn(|| tables.read_chain(FILTER, OWNERS));
         let accepted = tables.read_chain(FILTER, CNI_FORWARD)?;
@@ -222,49 +202,46 @@ fn expected_table(
     Some(table)
 }
 
-/// The chains of the reference and the way to them.
-pub(super) fn shared(table: &mut Table, admin: &str) {
+/// Adds the chains of the reference and the rules that jump to them.
+fn shared(table: &mut Table, admin: &str) {
     for chain in [CNI_FORWARD, admin] {
         table.ensure_chain(chain);
     }
     for jump in to_chains(admin) {
-        table.insert_unique(jump);
+        table.insert_unique(0, jump);
     }
 }
 
-/// The families that the attachment has addresses of.
-fn families(pod: &Pod<'_>) -> impl Iterator<Item = Family> {
-    Family::BOTH.into_iter().filter(|family| pod.ips.iter().any(|ip| Family::of(*ip) == *family))
+/// The families of the attachment's addresses.
+fn families(pod: &Pod) -> impl Iterator<Item = Family> {
+    Family::BOTH.into_iter().filter(|family| !ips_of(&pod.ips, *family).is_empty())
 }
 
 fn ips_of(ips: &[IpAddr], family: Family) -> Vec<IpAddr> {
     ips.iter().copied().filter(|ip| Family::of(*ip) == family).collect()
 }
 
-/// Makes what is wanted for the addresses of the family.
-fn make(table: &mut Table, wanted: Wanted<'_>, family: Family) {
-    if let Some(admin) = wanted.admin {
+/// Adds the rules of one family.
+fn make(table: &mut Table, owner: Owner<'_>, pod: &Pod, family: Family) {
+    if let Some(admin) = &pod.admin {
         shared(table, admin);
         table.ensure_chain(OWNERS);
-        let (owner, ips) = (wanted.pod.owner, ips_of(&wanted.pod.ips, family));
-        let owns = owner.matcher();
-        // Addresses that the attachment had before.
-        let earlier = table.rules_of(OWNERS).filter(|r| owns(r.value("--comment")));
-        let earlier =
-            earlier.filter_map(address).filter(|ip| !ips.contains(ip)).collect::<Vec<_>>();
-        remove(table, &earlier);
+        let (ips, owns) = (ips_of(&pod.ips, family), owner.matcher());
+        let own = table.rules_of(OWNERS).filter(|rule| owns(rule.value("--comment")));
+        let former: Vec<_> = own.filter_map(address).filter(|ip| !ips.contains(ip)).collect();
+        remove(table, &former);
         for ip in ips {
             // The former owner of the address is gone.
-            table.del_rules(|r| is_owner_of(r, ip) && *r != owner_rule(ip, owner));
+            table.del_rules(|rule| is_owner_of(rule, ip) && *rule != owner_rule(ip, owner));
             for rule in rules_of(ip, owner) {
                 table.append_unique(rule);
             }
         }
     }
-    plan_policy(table, wanted.pod.owner.network, wanted.ingress);
+    plan_policy(table, owner.network, pod);
 }
 
-/// All of an address.
+/// All rules of an address.
 fn rules_of(ip: IpAddr, owner: Owner<'_>) -> [Rule; 3] {
     let [to, from] = address_rules(ip);
     [owner_rule(ip, owner), to, from]
@@ -274,17 +251,16 @@ fn is_owner_of(rule: &Rule, ip: IpAddr) -> bool {
     rule.chain == OWNERS && rule.value("-s") == Some(&host_net(ip).to_string())
 }
 
-/// What another network wants of the same bridge stays.
-fn plan_policy(table: &mut Table, network: &str, ingress: Ingress<'_>) {
-    let Some(bridge) = ingress.bridge else { return };
+/// Changes the policy of the bridge, unless it belongs to another network.
+fn plan_policy(table: &mut Table, network: &str, pod: &Pod) {
+    let Some(bridge) = &pod.bridge else { return };
     let marker = marker(bridge);
     let is_foreign = table.rules_of(&marker).any(|rule| !is_of(rule, network));
-    let is_known = table.has_chain(&marker);
-    let rules = bridge_rules(bridge, ingress.policy);
-    if !is_foreign && (is_known || ingress.policy != Policy::Open) {
+    let rules = bridge_rules(bridge, pod.policy);
+    if !is_foreign && (table.has_chain(&marker) || pod.policy != Policy::Open) {
         table.del_rules(|rule| is_about(rule, bridge) && !rules.contains(rule));
     }
-    if ingress.policy == Policy::Open {
+    if pod.policy == Policy::Open {
         if !is_foreign {
             table.del_chain(&marker);
         }
@@ -292,59 +268,63 @@ fn plan_policy(table: &mut Table, network: &str, ingress: Ingress<'_>) {
     }
     table.ensure_chain(&marker);
     if !is_foreign {
-        table.append_unique(Rule::every(&marker).comment(&network_label(network)));
+        table.append_unique(Rule::new(&marker).comment(&network_label(network)));
     }
-    make_policy(table, bridge, ingress.policy);
+    make_policy(table, bridge, pod.policy);
 }
 
-pub(super) fn make_policy(table: &mut Table, bridge: &str, policy: Policy) {
+fn make_policy(table: &mut Table, bridge: &str, policy: Policy) {
     for chain in [STAGE_1, STAGE_2] {
         table.ensure_chain(chain);
     }
-    table.insert_unique(to_stage_1());
+    table.insert_unique(0, to_stage_1());
     for rule in bridge_rules(bridge, policy) {
-        table.insert_unique(rule);
+        table.insert_unique(0, rule);
     }
     for end in stage_ends() {
         table.append_unique(end);
     }
 }
 
-/// Verifies everything that [`add`] made, and changes nothing.
-pub fn check(filter: &PacketFilter, wanted: Wanted<'_>) -> Result<()> {
-    if let Some(nft) = filter.nft_if_present()? {
-        nft::check_ports(nft, wanted.pod, wanted.ingress)?;
+pub(super) fn check(filter: &PacketFilter, owner: Owner<'_>, pod: &Pod) -> Result<()> {
+    // The reference does not isolate ports.
+    if KEPT.is_there(&owner.instance())
+        && let Some(nft) = filter.nft_if_present()?
+    {
+        nft::check(nft, owner, pod)?;
     }
-    for family in families(wanted.pod) {
+    for family in families(pod) {
         let tables = Iptables::require(family)?;
         let table = tables.read(FILTER)?;
         let mut rules = Vec::new();
-        if let Some(admin) = wanted.admin {
+        if let Some(admin) = &pod.admin {
             rules.extend(to_chains(admin));
-            rules.extend(ips_of(&wanted.pod.ips, family).into_iter().flat_map(address_rules));
+            rules.extend(ips_of(&pod.ips, family).into_iter().flat_map(address_rules));
         }
-        rules.extend(policy_rules(wanted.ingress));
+        rules.extend(policy_rules(pod));
         for rule in &rules {
             if !tables.has(&table, rule)? {
-                let error = missing(describe(rule));
-                return Err(error.with_details(KEPT.remedy(wanted.pod.owner, None)));
+                return Err(missing(owner, KEPT, &describe(rule)));
             }
         }
     }
     Ok(())
 }
 
-/// All that a policy consists of.
-pub(super) fn policy_rules(ingress: Ingress<'_>) -> Vec<Rule> {
-    let bridge = ingress.bridge.filter(|_| ingress.policy != Policy::Open);
-    let Some(bridge) = bridge else { return Vec::new() };
-    let mut rules = vec![to_stage_1()];
-    rules.extend(bridge_rules(bridge, ingress.policy));
-    rules.extend(stage_ends());
-    rules
+/// All rules of a policy.
+fn policy_rules(pod: &Pod) -> Vec<Rule> {
+    match &pod.bridge {
+        Some(bridge) if pod.policy != Policy::Open => {
+            let mut rules = vec![to_stage_1()];
+            rules.extend(bridge_rules(bridge, pod.policy));
+            rules.extend(stage_ends());
+            rules
+        }
+        _ => Vec::new(),
+    }
 }
 
-/// As the reference names a rule: its chain where that is a known one, its words.
+/// The reference's description of a rule: its chain unless that is obvious, and its arguments.
 fn describe(rule: &Rule) -> String {
     let words = rule.words.join(" ");
     match rule.chain.as_str() {
@@ -355,58 +335,52 @@ fn describe(rule: &Rule) -> String {
     }
 }
 
-/// Removes the attachment's rules, of either flavour of iptables, including rules that the reference made; but not
-/// the rules of an address that another attachment has meanwhile. The chains stay.
-pub fn del(filter: &PacketFilter, pod: &Pod<'_>) -> Result<()> {
-    let forgotten = KEPT.remove(pod.owner);
-    let expected = |family| {
-        let rules = ips_of(&pod.ips, family).into_iter().flat_map(|ip| rules_of(ip, pod.owner));
-        Table { rules: rules.collect(), ..Table::empty(FILTER) }
+/// Removes the attachment's rules from every flavour of iptables, rules of the reference included, except the rules
+/// of addresses that another attachment has meanwhile. The chains remain.
+pub(super) fn del(filter: &PacketFilter, owner: Owner<'_>, ips: &[IpAddr]) -> Result<()> {
+    let expect = |table: &mut Table, family| {
+        let rules = ips_of(ips, family).into_iter().flat_map(|ip| rules_of(ip, owner));
+        table.rules.extend(rules);
     };
-    filter
-        .delete_with_iptables(FILTER, &CHAINS, &expected, &|table, family| {
-            let (mut ips, owns) = (ips_of(&pod.ips, family), pod.owner.matcher());
-            for rule in table.rules_of(OWNERS) {
-                let Some(ip) = address(rule) else { continue };
-                if owns(rule.value("--comment")) {
-                    ips.push(ip);
-                } else {
-                    ips.retain(|known| *known != ip);
-                }
+    filter.delete_with_iptables(FILTER, &CHAINS, &expect, &|table, family| {
+        let (mut ips, owns) = (ips_of(ips, family), owner.matcher());
+        for rule in table.rules_of(OWNERS) {
+            let Some(ip) = address(rule) else { continue };
+            if owns(rule.value("--comment")) {
+                ips.push(ip);
+            } else {
+                ips.retain(|known| *known != ip);
             }
-            ips.retain(|ip| !is_anothers(*ip, &pod.owner.label()));
-            remove(table, &ips);
-            table.del_rules(|rule| rule.chain == OWNERS && owns(rule.value("--comment")));
-        })
-        .and(forgotten)
+        }
+        ips.retain(|ip| !is_of_other(*ip, &owner.label()));
+        remove(table, &ips);
+        table.del_rules(|rule| rule.chain == OWNERS && owns(rule.value("--comment")));
+    })
 }
 
-/// Whether the address has a lease, and not of the container that the owner's comment tells.
-fn is_anothers(ip: IpAddr, comment: &str) -> bool {
-    let Some((id, _, network)) = identity(comment) else { return false };
-    let record = comment.split(',').next().and_then(attachment::Record::read).unwrap_or_default();
+/// Whether a lease assigns the address to another container than the owner's label.
+fn is_of_other(ip: IpAddr, label: &str) -> bool {
+    let Some((id, _, network)) = identity(label) else { return false };
+    let record = label.split(',').next().and_then(attachment::Record::read).unwrap_or_default();
     let network = if record.network.is_empty() { network } else { &record.network };
     let dir = record.data_dir.as_deref().unwrap_or(Path::new(leases::DATA_DIR));
     leases::lease_of(dir, network, ip).is_some_and(|lease| lease.id != id)
 }
 
-/// Removes the rules of all attachments of the network but `valid`, and when there are none of
-/// those, its policies.
-pub fn gc(filter: &PacketFilter, network: &str, valid: &[Owner<'_>]) -> Result<()> {
-    let forgotten = KEPT.remove_stale(network, valid);
+pub(super) fn gc(filter: &PacketFilter, network: &str, valid: &[Owner<'_>]) -> Result<()> {
     let has_stale = stale(network, valid);
     let is_stale = |rule: &Rule| has_stale(rule.value("--comment"));
-    let plan = |table: &mut Table, _| {
+    filter.delete_with_iptables(FILTER, &CHAINS, &|_, _| {}, &|table, _| {
         let free = |rule: &Rule| {
             let comment = rule.value("--comment").unwrap_or_default();
-            address(rule).filter(|ip| !is_anothers(*ip, comment))
+            address(rule).filter(|ip| !is_of_other(*ip, comment))
         };
         let stale = table.rules_of(OWNERS).filter(|rule| is_stale(rule));
         let ips: Vec<IpAddr> = stale.filter_map(free).collect();
         remove(table, &ips);
         table.del_rules(|rule| rule.chain == OWNERS && is_stale(rule));
-        table.leave_one(&to_cni_forward());
-        table.leave_one(&to_stage_1());
+        table.del_duplicates(&to_cni_forward());
+        table.del_duplicates(&to_stage_1());
         for chain in table.chains.clone() {
             let Some(bridge) = chain.strip_prefix(BRIDGE_OWNER) else { continue };
             if valid.is_empty() && table.rules_of(&chain).all(|rule| is_of(rule, network)) {
@@ -414,8 +388,7 @@ pub fn gc(filter: &PacketFilter, network: &str, valid: &[Owner<'_>]) -> Result<(
                 table.del_chain(&chain);
             }
         }
-    };
-    filter.delete_with_iptables(FILTER, &CHAINS, &|_| Table::empty(FILTER), &plan).and(forgotten)
+    })
 }
 
 /// Whether the comment of a rule names the network.
@@ -432,4 +405,55 @@ fn remove(table: &mut Table, ips: &[IpAddr]) {
         let rules = address_rules(*ip);
         table.del_rules(|rule| is_owner_of(rule, *ip) || rules.contains(rule));
     }
+}
+
+/// Creates the rules for the content of our tables of `nf_tables`, without owners, as the reference does.
+pub(super) fn make_ownerless(ips: &[IpAddr], bridges: &[(String, Policy)]) -> Result<()> {
+    for family in Family::BOTH {
+        let ips = ips_of(ips, family);
+        if ips.is_empty() && bridges.is_empty() {
+            continue;
+        }
+        Iptables::require(family)?.update(FILTER, &|table| {
+            shared(table, DEFAULT_ADMIN);
+            for rule in ips.iter().flat_map(|ip| address_rules(*ip)) {
+                table.append_unique(rule);
+            }
+            for (bridge, policy) in bridges {
+                make_policy(table, bridge, *policy);
+            }
+        })?;
+    }
+    Ok(())
+}
+
+/// Removes the chains that record owners; rules remain. On `nf_tables` no program is required.
+pub(super) fn forget_owners(filter: &PacketFilter) -> Result<()> {
+    let is_record = |chain: &str| chain == OWNERS || chain.starts_with(BRIDGE_OWNER);
+    if let Some(nft) = filter.nft_if_present()? {
+        let mut batch = Batch::new();
+        for table in Family::BOTH.map(|family| iptables_table(family, FILTER)) {
+            for chain in nft.dump_chains(table)?.iter().filter(|chain| is_record(&chain.name)) {
+                batch.flush_chain(table.chain(&chain.name)).del(table.chain(&chain.name));
+            }
+        }
+        nft.commit(batch)?;
+    }
+    for family in Family::BOTH.into_iter().filter(|f| filter.has_legacy_table(*f, FILTER)) {
+        let programs = Iptables::find_or_default(family, Flavour::Legacy).ok_or_else(|| {
+            let program = format!("{}-legacy", program(family));
+            Error::internal(format!("look for chain {OWNERS}: no {program} in PATH")).with_details(
+                format!(
+                    "if there is one, run on the node: {program} -F {OWNERS}; {program} -X {OWNERS}; \
+                     and the same for each chain {BRIDGE_OWNER}.."
+                ),
+            )
+        })?;
+        programs.update(FILTER, &|table| {
+            for chain in table.chains.clone().iter().filter(|chain| is_record(chain)) {
+                table.del_chain(chain);
+            }
+        })?;
+    }
+    Ok(())
 }

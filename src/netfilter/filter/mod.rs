@@ -1,121 +1,72 @@
-//! Which forwarded traffic of containers passes: rules per attachment, in one of three back ends.
+//! Which forwarded traffic of containers is accepted: rules per attachment, in one of three back ends.
 //!
 //! | file | |
 //! | --- | --- |
 //! | `nft.rs` | own tables of `nf_tables`, sets keyed by address and interface |
 //! | `iptables.rs` | the reference's chains `CNI-FORWARD`, `CNI-ISOLATION-STAGE-1`, ... |
 //! | `firewalld.rs`, `dbus.rs` | sources in a zone of firewalld, over D-Bus |
-//! | `reference.rs` | rules for the reference plugins |
 
-pub mod dbus;
+mod dbus;
 pub mod firewalld;
-pub mod iptables;
-pub mod nft;
-mod reference;
+pub(super) mod iptables;
+mod nft;
 
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-use super::backend::{Backend, PacketFilter};
-use super::handed_over::HandedOver;
-use super::layout::Feature;
-use super::names::Owner;
+pub use self::iptables::DEFAULT_ADMIN;
+use super::layout::{Feature, HandedOver};
+use super::{Backend, Owner, PacketFilter, all};
 use crate::attachment::Kept;
 use crate::error::{Error, Result};
 
-/// What is kept of each attachment.
+/// The records of attachments.
 pub const KEPT: Kept = Kept::of("firewall");
-
-/// What an attachment has, and with which back end.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Record {
-    backend: Backend,
-    ips: Vec<IpAddr>,
-    ports: Vec<String>,
-    policy: Policy,
-    bridge: Option<String>,
-    /// The administrator's chain, where iptables has the addresses.
-    #[serde(default)]
-    admin: Option<String>,
-}
-
-impl Record {
-    /// Writes the record of the attachment, before any rule is made.
-    fn keep(backend: Backend, pod: &Pod<'_>, ingress: Ingress<'_>, admin: Option<&str>) {
-        let (ips, ports) = (pod.ips.clone(), pod.ports.clone());
-        let Ingress { policy, bridge } = ingress;
-        let [bridge, admin] = [bridge, admin].map(|name| name.map(str::to_owned));
-        let record = Record { backend, ips, ports, policy, bridge, admin };
-        KEPT.keep(pod.owner, record);
-    }
-
-    fn pod<'a>(&self, owner: Owner<'a>) -> Pod<'a> {
-        Pod { owner, ips: self.ips.clone(), ports: self.ports.clone() }
-    }
-
-    fn ingress(&self) -> Ingress<'_> {
-        Ingress { policy: self.policy, bridge: self.bridge.as_deref() }
-    }
-}
 
 /// For [`super::heal`].
 pub(super) const FEATURE: Feature =
     Feature { kept: KEPT, layouts: nft::layouts, restore: nft::restore };
 
-/// An attachment and its addresses.
-#[derive(Clone, Debug)]
-pub struct Pod<'a> {
-    /// The owner of the rules.
-    pub owner: Owner<'a>,
-    /// Each address once; on DEL none if they are unknown.
+/// The accepted traffic of an attachment. Its record has this content.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Pod {
+    /// The back end.
+    pub backend: Backend,
+    /// The addresses, without duplicates.
     pub ips: Vec<IpAddr>,
-    /// The host's ends: ports of the bridge.
+    /// The host ends of the veth pairs: ports of the bridge.
     pub ports: Vec<String>,
+    /// The policy of the bridge.
+    pub policy: Policy,
+    /// The bridge; with [`Policy::Open`] it may be missing.
+    pub bridge: Option<String>,
+    /// The administrator's chain in iptables; `None` if firewalld accepts the addresses, and only the policy is
+    /// enforced here.
+    pub admin: Option<String>,
 }
 
-impl<'a> Pod<'a> {
-    /// The attachment `owner` with `ips`, duplicates left out.
-    pub fn new(owner: Owner<'a>, ips: impl IntoIterator<Item = IpAddr>) -> Pod<'a> {
-        let mut once: Vec<IpAddr> = Vec::new();
-        for ip in ips {
-            if !once.contains(&ip) {
-                once.push(ip);
-            }
-        }
-        Pod { owner, ips: once, ports: Vec::new() }
-    }
-
-    /// With the host's ends.
-    #[must_use]
-    pub fn with_ports(mut self, ports: impl IntoIterator<Item = String>) -> Pod<'a> {
-        self.ports = ports.into_iter().collect();
-        self
-    }
-}
-
-/// Who may open connections to the containers of a bridge.
+/// Which connections to the containers of a bridge are accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Policy {
-    /// Everybody.
+    /// All.
     Open,
-    /// The bridge's own containers, and everybody who is on no bridge with a policy.
+    /// From the bridge's own containers, and from interfaces that are not bridges with a policy.
     SameBridge,
-    /// No container on a bridge with a policy, the neighbours on the same bridge included.
+    /// From interfaces that are not bridges with a policy: not even from the same bridge.
     Isolated,
 }
 
 impl Policy {
-    /// The policy of this name, `ingressPolicy`.
+    /// Parses `ingressPolicy`.
     pub fn parse(text: &str) -> Result<Policy> {
-        match text {
-            "" | "open" => Ok(Policy::Open),
-            "same-bridge" => Ok(Policy::SameBridge),
-            "isolated" => Ok(Policy::Isolated),
-            other => Err(Error::config(format!("unknown ingress policy: \"{other}\""))
-                .with_details("ingressPolicy is open, same-bridge or isolated")),
-        }
+        let all = [Policy::Open, Policy::SameBridge, Policy::Isolated];
+        let is_named = |policy: &Policy| policy.as_str() == text || text.is_empty();
+        all.into_iter().find(is_named).ok_or_else(|| {
+            Error::config(format!("unknown ingress policy: \"{text}\""))
+                .with_details("ingressPolicy is open, same-bridge or isolated")
+        })
     }
 
     /// The name in a configuration.
@@ -128,30 +79,79 @@ impl Policy {
     }
 }
 
-/// A policy and the bridge that it is for; with [`Policy::Open`] there may be none.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ingress<'a> {
-    /// The policy.
-    pub policy: Policy,
-    /// The bridge.
-    pub bridge: Option<&'a str>,
+/// Accepts the attachment's traffic, and applies the policy to its bridge. After a failure, [`del`] removes the rest.
+pub fn add(filter: &PacketFilter, owner: Owner<'_>, pod: &Pod) -> Result<()> {
+    KEPT.keep(owner, pod);
+    match pod.backend {
+        Backend::Nftables => Ok(nft::add(filter.nft()?, owner, pod)?),
+        Backend::Iptables => iptables::add(filter, owner, pod),
+    }
 }
 
-/// Rewrites our tables of `nf_tables` into iptables rules, the only ones that the reference has;
-/// how many addresses and bridges that were. Without iptables everything stays.
+/// Verifies everything that [`add`] created, and changes nothing.
+pub fn check(filter: &PacketFilter, owner: Owner<'_>, pod: &Pod) -> Result<()> {
+    match pod.backend {
+        Backend::Nftables => nft::check(filter.nft()?, owner, pod),
+        Backend::Iptables => iptables::check(filter, owner, pod),
+    }
+}
+
+/// Whether one of the addresses is accepted by `nf_tables`.
+pub fn is_on_nft(filter: &PacketFilter, owner: Owner<'_>, ips: &[IpAddr]) -> Result<bool> {
+    Ok(nft::has(filter.nft()?, owner, ips)?)
+}
+
+/// Removes the attachment's rules from both back ends. Without `ports` the sets of `nf_tables` are searched, also for
+/// other addresses. Continues after an error; the errors are joined.
+pub fn del(
+    filter: &PacketFilter,
+    owner: Owner<'_>,
+    ips: &[IpAddr],
+    ports: Option<&[String]>,
+) -> Result<()> {
+    let mut outcomes = vec![KEPT.remove(owner), iptables::del(filter, owner, ips)];
+    if let Some(nft) = filter.nft_if_present()? {
+        let (ips, ports) = ports.map_or_else(Default::default, |ports| (ips, ports));
+        outcomes.push(nft::del(nft, owner, ips, ports).map_err(Error::from));
+    }
+    all(outcomes)
+}
+
+/// Removes the rules of the network's attachments that are not among `valid`, and if none is valid, its policies.
+pub fn gc(filter: &PacketFilter, network: &str, valid: &[Owner<'_>]) -> Result<()> {
+    let removed = KEPT.remove_stale(network, valid);
+    let mut outcomes = vec![removed, iptables::gc(filter, network, valid)];
+    if let Some(nft) = filter.nft_if_present()? {
+        outcomes.push(nft::gc(nft, network, valid).map_err(Error::from));
+    }
+    all(outcomes)
+}
+
+/// The first missing rule that attachments of this host depend on.
+pub fn damage(filter: &PacketFilter) -> Result<Option<String>> {
+    if let Some(nft) = filter.nft_if_present()?
+        && let Some(damage) = nft::damage(nft)?
+    {
+        return Ok(Some(damage));
+    }
+    iptables::RECORDS.damage()
+}
+
+/// Rewrites our tables of `nf_tables` into iptables rules, the only ones of the reference. Counts addresses and
+/// bridges. Without iptables nothing is changed.
 pub(super) fn hand_over(filter: &PacketFilter) -> Result<HandedOver> {
     let mut handed = HandedOver::default();
     if let Some(nft) = filter.nft_if_present()? {
-        let content = nft::content(nft)?;
-        reference::make_ownerless(&content)?;
+        let (ips, bridges) = nft::content(nft)?;
+        iptables::make_ownerless(&ips, &bridges)?;
         nft::clear(nft)?;
-        handed.objects = content.ips.len() + content.bridges.len();
+        handed.objects = ips.len() + bridges.len();
     }
-    reference::forget_owners(filter)?;
+    iptables::forget_owners(filter)?;
     Ok(handed)
 }
 
-/// An object that CHECK did not find.
-fn missing(what: impl std::fmt::Display) -> Error {
-    Error::internal(format!("expected {what} not found"))
+/// The error for an object that CHECK did not find.
+fn missing(owner: Owner<'_>, kept: Kept, what: &str) -> Error {
+    Error::internal(format!("expected {what} not found")).with_details(kept.remedy(owner, None))
 }

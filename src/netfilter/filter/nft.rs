@@ -1,5 +1,5 @@
-//! Filter rules in `nf_tables`: two tables of our own, a fixed number of rules, and sets whose
-//! elements are all that an attachment adds.
+//! Filter rules in `nf_tables`: two tables of our own with a fixed number of rules. An attachment adds only elements
+//! of sets.
 //!
 //! ```text
 //! table inet cnibox_firewall {
@@ -14,8 +14,8 @@
 //!     }
 //!     chain isolation { iifname . oifname @same_bridge return; drop }
 //! }
-//! table bridge cnibox_firewall {      made with the first isolated attachment
-//!     set ports { ifname }            the host's ends of isolated containers
+//! table bridge cnibox_firewall {      created with the first isolated attachment
+//!     set ports { ifname }            the host ends of isolated containers
 //!     chain forward {                 frames from one port of a bridge to another
 //!         iifname @ports drop
 //!         oifname @ports drop
@@ -23,21 +23,20 @@
 //! }
 //! ```
 //!
-//! What is accepted here may still be dropped by another table or by iptables: no table can
-//! overrule another one's drop. A node that drops forwarded traffic by default does so in the
-//! chain `forward` above (`nft chain inet cnibox_firewall forward '{ policy drop; }'`), which is
-//! made once and then left as it is. Frames between ports need no `br_netfilter`, and are dropped whatever
-//! they carry, with the back end iptables as well: what the container and the bridge itself say to each
-//! other, ARP among it, is not forwarded.
+//! Packets that are accepted here may still be dropped by another table or by iptables: no table can overrule a drop
+//! of another. A node that drops forwarded traffic by default does so in the chain `forward` above
+//! (`nft chain inet cnibox_firewall forward '{ policy drop; }'`), which is created once and then left unchanged.
+//! Dropping frames between ports needs no `br_netfilter`, and applies to all protocols, with the back end iptables as
+//! well. Frames between a container and the bridge itself, such as ARP, are not forwarded and so not dropped.
 
 use std::net::IpAddr;
 
-use super::{Ingress, KEPT, Pod, Policy, Record, missing};
-use crate::error::Result;
+use super::{KEPT, Pod, Policy, missing};
+use crate::error;
 use crate::netfilter::backend::Backend;
 use crate::netfilter::layout::{self, Change, Layout};
 use crate::netfilter::names::{Owner, network_hash, network_label, stale};
-use crate::netlink;
+use crate::netlink::Result;
 use crate::netlink::nftables::{
     Batch, CT_STATE_ANSWERS, Chain, Element, FILTER, Family, Field, Hook, Nft, Rule, Set, Table,
     Type, Value,
@@ -52,7 +51,7 @@ const SAME_BRIDGE: Set<'_> = TABLE.set("same_bridge", &[Type::IfName, Type::IfNa
 
 const FRAMES: Table<'_> =
     Table::new(Family::Bridge, "cnibox_firewall").comment("cnibox: plugin firewall");
-/// Where nft's `filter` is in this family.
+/// The priority `filter` of nft in the bridge family: `NF_BR_PRI_FILTER_BRIDGED`.
 const BRIDGE_FILTER: i32 = -200;
 const FRAMES_FORWARD: Chain<'_> = FRAMES.chain("forward").filter(Hook::Forward, BRIDGE_FILTER);
 /// The comment of an element is its owner.
@@ -62,120 +61,92 @@ const PORTS: Set<'_> = FRAMES.set("ports", &[Type::IfName]);
 const PODS: [Set<'_>; 2] =
     [TABLE.set("pods4", &[Type::Ipv4Addr]), TABLE.set("pods6", &[Type::Ipv6Addr])];
 
-/// The elements of the attachment's addresses.
-fn addresses(pod: &Pod<'_>) -> Vec<Element> {
-    let label = pod.owner.label();
+/// Elements that belong to a network: if another network has one for the same bridge, that one remains.
+const SHARED: [Set<'_>; 2] = [BRIDGES, SAME_BRIDGE];
+
+fn addresses(owner: Owner<'_>, ips: &[IpAddr]) -> Vec<Element> {
+    let label = owner.label();
     let element = |ip: &IpAddr| PODS[usize::from(ip.is_ipv6())].element(*ip).comment(&label);
-    pod.ips.iter().map(element).collect()
+    ips.iter().map(element).collect()
 }
 
-/// The attachment's elements: among its addresses, or, where those are not known, among all.
-fn owned(nft: &Nft, pod: &Pod<'_>) -> netlink::Result<Vec<Element>> {
-    nft.find_of(&PODS, &addresses(pod), &pod.owner.matcher())
+/// The elements of an attachment, and whether they are to be present or absent. With the back end iptables only the
+/// ports are isolated here.
+fn elements(owner: Owner<'_>, pod: &Pod) -> Vec<(Element, bool)> {
+    let (own, shared) = (owner.label(), network_label(owner.network));
+    let port = |port: &String| PORTS.element(port.as_str()).comment(&own);
+    let is_isolated = pod.policy == Policy::Isolated;
+    let mut all = Vec::new();
+    if pod.backend == Backend::Nftables && pod.admin.is_some() {
+        all.extend(addresses(owner, &pod.ips).into_iter().map(|element| (element, true)));
+    }
+    all.extend(pod.ports.iter().map(|name| (port(name), is_isolated)));
+    if pod.backend == Backend::Nftables
+        && let Some(bridge) = pod.bridge.as_deref()
+    {
+        let bridges = BRIDGES.element(bridge).comment(&shared);
+        let neighbours = SAME_BRIDGE.element((bridge, bridge)).comment(&shared);
+        all.push((bridges, pod.policy != Policy::Open));
+        all.push((neighbours, pod.policy == Policy::SameBridge));
+    }
+    all
 }
 
-/// Lets the attachment's traffic pass, and its bridge have the policy. All of it or nothing.
-pub fn add(nft: &Nft, pod: &Pod<'_>, ingress: Ingress<'_>) -> Result<()> {
-    Record::keep(Backend::Nftables, pod, ingress, None);
-    let needed = if ingress.policy == Policy::Isolated { layouts() } else { vec![layout()] };
-    Ok(put(nft, &elements(pod, ingress), &needed)?)
+pub(super) fn add(nft: &Nft, owner: Owner<'_>, pod: &Pod) -> Result<()> {
+    let needed = if pod.policy == Policy::Isolated { layouts() } else { vec![layout()] };
+    put(nft, &elements(owner, pod), &needed)
 }
 
-/// Isolates the attachment's ports, or no longer, where iptables has all the rest.
-pub(super) fn isolate(nft: &Nft, pod: &Pod<'_>, ingress: Ingress<'_>) -> netlink::Result<()> {
-    if ingress.policy == Policy::Isolated || nft.has(FRAMES)? {
-        put(nft, &ports(pod, ingress), &[frames()])?;
+/// With the back end iptables: isolates the ports, or ends their isolation.
+pub(super) fn isolate(nft: &Nft, owner: Owner<'_>, pod: &Pod) -> Result<()> {
+    if pod.policy == Policy::Isolated || nft.has(FRAMES)? {
+        put(nft, &elements(owner, pod), &[frames()])?;
     }
     Ok(())
 }
 
-fn ports(pod: &Pod<'_>, ingress: Ingress<'_>) -> Vec<Wanted> {
-    elements(&Pod { ips: Vec::new(), ..pod.clone() }, Ingress { bridge: None, ..ingress })
-}
-
-fn put(nft: &Nft, all: &[Wanted], needed: &[Layout]) -> netlink::Result<()> {
-    let elements: Vec<_> = all.iter().map(|wanted| wanted.element.clone()).collect();
-    let fill = |change: &mut Change<'_>, found: Vec<Option<Element>>| {
-        for (Wanted { element, present }, found) in all.iter().zip(&found) {
-            match (present, found) {
-                (true, None) => change.put(element),
-                (true, Some(other))
-                    if !has_owner_of(other, element) && !IS_SHARED.contains(&element.set) =>
-                {
-                    change.replace(found.as_ref(), element);
-                }
-                (false, Some(own)) if has_owner_of(own, element) => {
-                    change.batch.del_element(element);
-                }
-                _ => {}
+fn put(nft: &Nft, all: &[(Element, bool)], needed: &[Layout]) -> Result<()> {
+    let elements: Vec<_> = all.iter().map(|(element, _)| element.clone()).collect();
+    layout::change(nft, needed, &elements, &mut |change, found| {
+        for ((element, is_present), found) in all.iter().zip(&found) {
+            let is_own = found.as_ref().is_some_and(|found| has_owner_of(found, element));
+            let is_sufficient = is_own || (found.is_some() && SHARED.contains(&element.set));
+            if *is_present && !is_sufficient {
+                change.replace(found.as_ref(), element);
+            } else if !is_present && is_own {
+                change.batch.del_element(element);
             }
         }
         Ok(())
-    };
-    layout::change(nft, needed, &elements, fill)
-}
-
-/// Lets the attachment's bridge have the policy, whatever the back end of the addresses is.
-pub fn add_policy(nft: &Nft, pod: &Pod<'_>, ingress: Ingress<'_>) -> Result<()> {
-    add(nft, &Pod { ips: Vec::new(), ..pod.clone() }, ingress)
+    })
 }
 
 /// For [`netfilter::heal`](crate::netfilter::heal).
 pub(super) fn restore(change: &mut Change<'_>) {
-    change.restore_all(KEPT, &layouts(), |owner, record: &Record| {
-        let (pod, ingress) = (record.pod(owner), record.ingress());
-        let all = match record.backend {
-            Backend::Nftables => elements(&pod, ingress),
-            Backend::Iptables => ports(&pod, ingress),
-        };
-        all.into_iter().filter(|wanted| wanted.present).map(|wanted| wanted.element).collect()
+    change.restore_all(KEPT, &layouts(), |owner, pod: &Pod| {
+        let present = elements(owner, pod).into_iter().filter(|(_, is_present)| *is_present);
+        present.map(|(element, _)| element).collect()
     });
 }
 
-/// What is wrong with the rules that attachments of this host depend on.
-pub fn damage(nft: &Nft) -> Result<Option<String>> {
-    let depends = |matters: fn(&Record) -> bool| {
-        KEPT.living::<Record>().iter().any(|kept| matters(&kept.content))
-    };
-    if nft.has(FORWARD)? || depends(|record| record.backend == Backend::Nftables) {
-        let damage = layout().damage(nft, || true)?;
+/// The first missing object that attachments of this host depend on.
+pub(super) fn damage(nft: &Nft) -> Result<Option<String>> {
+    if nft.has(FORWARD)? || Backend::Nftables.is_recorded(KEPT) {
+        let damage = layout().damage(nft, &|| true)?;
         if damage.is_some() {
             return Ok(damage);
         }
     }
-    Ok(frames().damage(nft, || depends(|record| record.policy == Policy::Isolated))?)
+    let is_isolated =
+        || KEPT.living::<Pod>().iter().any(|kept| kept.content.policy == Policy::Isolated);
+    frames().damage(nft, &is_isolated)
 }
 
-/// An element that an attachment is to have, or not.
-struct Wanted {
-    /// With its owner's comment.
-    element: Element,
-    present: bool,
-}
-
-/// What another network wants of the same bridge stays.
-const IS_SHARED: [Set<'_>; 2] = [BRIDGES, SAME_BRIDGE];
-
-/// Comments begin with a hash of the owner.
+/// Whether the comments begin with the same hash of the owner.
 fn has_owner_of(found: &Element, wanted: &Element) -> bool {
     let owner = wanted.comment.as_deref().and_then(|comment| comment.split(',').next());
     let comment = found.comment.as_deref();
     owner.zip(comment).is_some_and(|(owner, comment)| comment.starts_with(owner))
-}
-
-fn elements(pod: &Pod<'_>, ingress: Ingress<'_>) -> Vec<Wanted> {
-    let Ingress { policy, bridge } = ingress;
-    let (own, shared) = (pod.owner.label(), network_label(pod.owner.network));
-    let addresses = addresses(pod).into_iter().map(|element| (element, true));
-    let port = |port: &String| PORTS.element(port.as_str()).comment(&own);
-    let ports = pod.ports.iter().map(|name| (port(name), policy == Policy::Isolated));
-    let of_bridge = |bridge| {
-        let bridges = BRIDGES.element(bridge).comment(&shared);
-        let neighbours = SAME_BRIDGE.element((bridge, bridge)).comment(&shared);
-        [(bridges, policy != Policy::Open), (neighbours, policy == Policy::SameBridge)]
-    };
-    let all = addresses.chain(ports).chain(bridge.map(of_bridge).into_iter().flatten());
-    all.map(|(element, present)| Wanted { element, present }).collect()
 }
 
 pub(super) fn layouts() -> Vec<Layout> {
@@ -188,7 +159,6 @@ fn layout() -> Layout {
         .in_set(&[Field::Iifname], BRIDGES)
         .in_set(&[Field::Oifname], BRIDGES)
         .jump(ISOLATION.name);
-    let admin = Rule::new().jump(ADMIN.name);
     let answers = |field, set| {
         let rule = Rule::new().any_of(Field::CtState, CT_STATE_ANSWERS);
         rule.in_set(&[field], set).accept()
@@ -196,7 +166,7 @@ fn layout() -> Layout {
     let from = |field, set| Rule::new().in_set(&[field], set).accept();
     let forward = vec![
         between.comment("between bridges with a policy"),
-        admin.comment("the administrator's own rules"),
+        Rule::new().jump(ADMIN.name).comment("the administrator's own rules"),
         answers(Field::IpDaddr, PODS[0]).comment("answers to containers"),
         answers(Field::Ip6Daddr, PODS[1]).comment("IPv6 answers to containers"),
         from(Field::IpSaddr, PODS[0]).comment("from containers"),
@@ -223,127 +193,85 @@ fn frames() -> Layout {
     Layout { table: FRAMES, sets: vec![PORTS], chains, subnet: |_| None }
 }
 
-/// Whether an address of the attachment is here.
-pub fn has(nft: &Nft, pod: &Pod<'_>) -> Result<bool> {
-    Ok(nft.has(TABLE)? && !owned(nft, pod)?.is_empty())
+/// The attachment's elements: with these addresses, or, without any, all.
+fn owned(nft: &Nft, owner: Owner<'_>, ips: &[IpAddr]) -> Result<Vec<Element>> {
+    nft.find_of(&PODS, &addresses(owner, ips), &owner.matcher())
 }
 
-/// Verifies everything that [`add`] made.
-pub fn check(nft: &Nft, pod: &Pod<'_>, ingress: Ingress<'_>) -> Result<()> {
-    layout::refuse(layout().damage(nft, || true)?)?;
-    if ingress.policy == Policy::Isolated {
-        layout::refuse(frames().damage(nft, || true)?)?;
+/// Whether one of the addresses is the attachment's.
+pub(super) fn has(nft: &Nft, owner: Owner<'_>, ips: &[IpAddr]) -> Result<bool> {
+    Ok(!owned(nft, owner, ips)?.is_empty())
+}
+
+/// Verifies the attachment's elements and the tables.
+pub(super) fn check(nft: &Nft, owner: Owner<'_>, pod: &Pod) -> error::Result<()> {
+    if pod.backend == Backend::Nftables {
+        layout::refuse(layout().damage(nft, &|| true)?)?;
     }
-    check_elements(nft, pod, &elements(pod, ingress))
-}
-
-/// Verifies what [`isolate`] made; the reference plugins have nothing of the kind.
-pub(super) fn check_ports(nft: &Nft, pod: &Pod<'_>, ingress: Ingress<'_>) -> Result<()> {
-    if ingress.policy != Policy::Isolated || !KEPT.is_there(&pod.owner.instance()) {
-        return Ok(());
+    if pod.policy == Policy::Isolated {
+        layout::refuse(frames().damage(nft, &|| true)?)?;
     }
-    layout::refuse(frames().damage(nft, || true)?)?;
-    check_elements(nft, pod, &ports(pod, ingress))
-}
-
-fn check_elements(nft: &Nft, pod: &Pod<'_>, all: &[Wanted]) -> Result<()> {
-    for Wanted { element, .. } in all.iter().filter(|wanted| wanted.present) {
+    for (element, _) in elements(owner, pod).iter().filter(|(_, is_present)| *is_present) {
         let found = nft.element(element)?;
-        let is_shared = IS_SHARED.contains(&element.set);
+        let is_shared = SHARED.contains(&element.set);
         if !found.is_some_and(|found| is_shared || has_owner_of(&found, element)) {
-            let error = missing(format!("element {element} of {}", element.set));
-            return Err(error.with_details(KEPT.remedy(pod.owner, None)));
+            return Err(missing(owner, KEPT, &format!("element {element} of {}", element.set)));
         }
     }
     Ok(())
 }
 
-/// Verifies everything that [`add_policy`] made.
-pub fn check_policy(nft: &Nft, pod: &Pod<'_>, ingress: Ingress<'_>) -> Result<()> {
-    if ingress.policy == Policy::Open {
-        return Ok(());
-    }
-    check(nft, &Pod { ips: Vec::new(), ..pod.clone() }, ingress)
-}
-
-fn is_there(nft: &Nft) -> netlink::Result<bool> {
-    Ok(nft.has(TABLE)? || nft.has(FRAMES)?)
-}
-
-/// Removes what the attachment has in the sets; the tables stay.
-pub fn del(nft: &Nft, pod: &Pod<'_>) -> Result<()> {
-    if !is_there(nft)? {
-        return Ok(());
-    }
-    // Without a result its ports are found among all.
-    let ports: Vec<_> = pod.ports.iter().map(|port| PORTS.element(port.as_str())).collect();
-    Ok(layout().remove(nft, &|nft| {
-        let mut found = owned(nft, pod)?;
-        found.extend(nft.find_of(&[PORTS], &ports, &pod.owner.matcher())?);
+/// Removes the attachment's elements; without addresses or ports they are searched for.
+pub(super) fn del(nft: &Nft, owner: Owner<'_>, ips: &[IpAddr], ports: &[String]) -> Result<()> {
+    let ports: Vec<_> = ports.iter().map(|port| PORTS.element(port.as_str())).collect();
+    layout().remove(nft, &|nft| {
+        let mut found = owned(nft, owner, ips)?;
+        found.extend(nft.find_of(&[PORTS], &ports, &owner.matcher())?);
         Ok(found)
-    })?)
+    })
 }
 
-/// Removes the addresses of all attachments of the network but `valid`, and when there are none
-/// of those, its policies.
-pub fn gc(nft: &Nft, network: &str, valid: &[Owner<'_>]) -> Result<()> {
-    if !is_there(nft)? {
-        return Ok(());
-    }
-    let hash = network_hash(network);
-    let is_own = |comment: Option<&str>| comment.is_some_and(|text| text.starts_with(&hash));
-    Ok(layout().remove(nft, &|nft| {
-        let mut found = nft.find_of(&[PODS[0], PODS[1], PORTS], &[], &stale(network, valid))?;
-        if valid.is_empty() {
-            found.extend(nft.find_of(&IS_SHARED, &[], &is_own)?);
-        }
-        Ok(found)
-    })?)
+/// Removes stale elements, and if no attachment is valid, all elements of the network.
+pub(super) fn gc(nft: &Nft, network: &str, valid: &[Owner<'_>]) -> Result<()> {
+    let (hash, is_stale) = (network_hash(network), stale(network, valid));
+    let is_of_network = |text: &str| valid.is_empty() && text.starts_with(&hash);
+    let which = |comment: Option<&str>| is_stale(comment) || comment.is_some_and(is_of_network);
+    let sets: Vec<_> = layouts().into_iter().flat_map(|layout| layout.sets).collect();
+    layout().remove(nft, &|nft| nft.find_of(&sets, &[], &which))
 }
 
-/// What the tables hold, without owners.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Content {
-    /// The containers' addresses.
-    pub(super) ips: Vec<IpAddr>,
-    /// Bridges with a policy.
-    pub(super) bridges: Vec<(String, Policy)>,
-}
+/// Bridges with a policy.
+type Bridges = Vec<(String, Policy)>;
 
-/// Everything that rules of the reference can say.
-pub(super) fn content(nft: &Nft) -> netlink::Result<Content> {
-    let mut content = Content::default();
-    if !nft.has(TABLE)? {
-        return Ok(content);
-    }
+/// The content of the tables that rules of the reference can express: the containers' addresses and the policies.
+pub(super) fn content(nft: &Nft) -> Result<(Vec<IpAddr>, Bridges)> {
+    let (mut ips, mut bridges) = (Vec::new(), Vec::new());
     for element in nft.find(&PODS, &[])? {
         if let Some(Value::Ip(ip)) = element.key.0.first() {
-            content.ips.push(*ip);
+            ips.push(*ip);
         }
     }
-    for element in nft.dump_elements(BRIDGES)? {
+    for element in nft.find(&[BRIDGES], &[])? {
         let Some(Value::IfName(bridge)) = element.key.0.first() else { continue };
         let open_inside = nft.element(&SAME_BRIDGE.element((bridge.as_str(), bridge.as_str())))?;
         let policy = if open_inside.is_some() { Policy::SameBridge } else { Policy::Isolated };
-        content.bridges.push((bridge.clone(), policy));
+        bridges.push((bridge.clone(), policy));
     }
-    Ok(content)
+    Ok((ips, bridges))
 }
 
-/// Deletes the tables; but where an administrator has rules of their own, only the elements.
-pub(super) fn clear(nft: &Nft) -> netlink::Result<()> {
+/// Deletes the tables; if an administrator has added rules, only the elements.
+pub(super) fn clear(nft: &Nft) -> Result<()> {
     let mut batch = Batch::new();
     if nft.has(FRAMES)? {
         batch.del(FRAMES);
     }
-    if nft.has(TABLE)? {
-        if nft.dump_rules(ADMIN)?.is_empty() {
-            batch.del(TABLE);
-        } else {
-            for set in layout().sets {
-                if nft.has(set)? {
-                    batch.flush_set(set);
-                }
+    if nft.has(TABLE)? && nft.dump_rules(ADMIN)?.is_empty() {
+        batch.del(TABLE);
+    } else {
+        for set in layout().sets {
+            if nft.has(set)? {
+                batch.flush_set(set);
             }
         }
     }

@@ -1,21 +1,21 @@
-//! What iptables does not do in one piece: printing a table that has a rule of nft's own, which it
-//! has no words for, and deleting rules of which one cannot be deleted by its words.
+//! Tables that iptables-save refuses to print because of a native nftables rule, and deletions that fail as one
+//! transaction because one rule cannot be deleted by its arguments.
 
-use std::mem;
+use std::{mem, slice};
 
-use super::table::{Rule, Table, script, words};
+use super::table::{Rule, Table, words};
 use super::{Iptables, iptables_table};
 use crate::error::{Error, Result};
 use crate::log;
 use crate::netlink::nftables::Nft;
 
-/// What the names of CNI plugins' chains begin with.
+/// The prefix of the names of CNI plugins' chains.
 const CNI: &str = "CNI";
 
 impl Iptables {
-    /// A table chain by chain, as far as that goes: the chains of CNI plugins, and the chains of the kernel's
-    /// hooks that lead to them.
-    pub(in crate::netfilter) fn read_parts(&self, name: &str) -> Result<Table> {
+    /// Reads a table chain by chain as far as possible: the chains of CNI plugins, and the base chains, which lead
+    /// to them.
+    pub(super) fn read_parts(&self, name: &str) -> Result<Table> {
         let mut table = Table::empty(name);
         for chain in Nft::open()?.dump_chains(iptables_table(self.family, name))? {
             if chain.base.is_some() || chain.name.starts_with(CNI) {
@@ -29,47 +29,43 @@ impl Iptables {
         Ok(table)
     }
 
-    /// Whether the rule is there, in a chain that can be read or not.
+    /// Whether the rule exists, in a readable or unreadable chain.
     pub fn has(&self, table: &Table, rule: &Rule) -> Result<bool> {
-        if table.has(rule) || !table.unreadable.contains(&rule.chain) {
-            return Ok(table.has(rule));
-        }
-        Ok(self.look_for(&table.name, rule)? == Some(0))
+        let is_unknown = !table.has(rule) && table.unreadable.contains(&rule.chain);
+        Ok(if is_unknown { self.find_rule(&table.name, rule)? == Some(0) } else { table.has(rule) })
     }
 
-    /// Leaves out what is to be added to chains that cannot be read, and is there.
-    pub(in crate::netfilter) fn settle(&self, table: &mut Table) -> Result<()> {
+    /// Removes from the pending changes the rules that exist in unreadable chains.
+    pub(in crate::netfilter) fn resolve_unreadable(&self, table: &mut Table) -> Result<()> {
         let changes = mem::take(&mut table.changes);
         for change in &changes {
             let unsure = rule_of(change, &["-A", "-I"]).filter(|rule| {
-                // To a chain that is yet to be made nothing leads.
+                // No rule jumps to a chain that is yet to be created.
                 let is_new =
                     rule.value("-j").is_some_and(|to| changes.contains(&format!("-N {to}")));
                 table.unreadable.contains(&rule.chain) && !is_new
             });
-            let Some(rule) = unsure else {
-                table.changes.push(change.clone());
-                continue;
-            };
-            match self.look_for(&table.name, &rule)? {
-                Some(0) => {}
-                Some(1) => table.changes.push(change.clone()),
-                // In front of what the search did not get past: there the next one finds it.
-                _ => table.changes.push(format!("-I {} 1{}", rule.chain, rule.text())),
+            match unsure.as_ref().map(|rule| self.find_rule(&table.name, rule)).transpose()? {
+                Some(Some(0)) => {}
+                None | Some(Some(1)) => table.changes.push(change.clone()),
+                // The search stopped at an incompatible rule: a rule before that one will be found.
+                Some(_) => table
+                    .changes
+                    .extend(unsure.map(|rule| format!("-I {} 1{}", rule.chain, rule.text()))),
             }
         }
         Ok(())
     }
 
-    /// 0: the rule is there; 1: it is not; another status: unknown.
-    fn look_for(&self, name: &str, rule: &Rule) -> Result<Option<i32>> {
-        Ok(self.restore(&script(name, &[rule.line("-C")])?)?.code)
+    /// Searches for a rule with `-C`. Status 0: the rule exists; 1: it does not exist; others: unknown.
+    fn find_rule(&self, name: &str, rule: &Rule) -> Result<Option<i32>> {
+        Ok(self.restore(name, &[rule.line("-C")])?.code)
     }
 
-    /// Makes deletions that iptables refused to make together one by one: by the rule's words, and
-    /// in chains of CNI plugins by its number. Fails with `refusal` if what stays can carry traffic,
-    /// else tells of it.
-    pub(in crate::netfilter) fn delete_singly(
+    /// Deletes one by one what iptables refused to delete in one transaction: rules by their arguments, and in
+    /// chains of CNI plugins also by number. Fails with `refusal` if a remaining rule can affect traffic, else logs
+    /// the remaining rules.
+    pub(super) fn delete_singly(
         &self,
         table: &Table,
         plan: &dyn Fn(&mut Table),
@@ -77,28 +73,25 @@ impl Iptables {
     ) -> Result<()> {
         let name = table.name.as_str();
         for change in &table.changes {
-            if self.restore(&script(name, std::slice::from_ref(change))?)?.code == Some(0) {
-                continue;
-            }
-            if let Some(by_number) = self.by_number(name, change) {
-                self.restore(&script(name, &[by_number])?)?;
+            let is_done = self.restore(name, slice::from_ref(change))?.code == Some(0);
+            if !is_done && let Some(by_number) = self.by_number(name, change) {
+                self.restore(name, &[by_number])?;
             }
         }
         let after = self.read(name)?;
-        let mut left = after.clone();
-        plan(&mut left);
-        let stays = |change: &&String| can_carry_traffic(&after, change);
-        if let Some(change) = left.changes.iter().find(stays) {
-            let msg = format!("iptables table {name} still has what \"{change}\" is to delete");
-            return Err(Error::internal(msg).with_details(refusal.msg()));
-        }
-        for change in left.changes {
+        let mut remaining = after.clone();
+        plan(&mut remaining);
+        for change in remaining.changes {
+            if can_affect_traffic(&after, &change) {
+                let msg = format!("iptables table {name}: \"{change}\" fails");
+                return Err(Error::internal(msg).with_details(refusal.msg()));
+            }
             log::warn(format_args!("iptables table {name}: \"{change}\" fails; it does no harm"));
         }
         Ok(())
     }
 
-    /// A rule's deletion by its number. Others may change their chains at any moment.
+    /// The command that deletes a rule by its number, which other programs may change at any moment.
     fn by_number(&self, name: &str, change: &str) -> Option<String> {
         let rule = rule_of(change, &["-D"]).filter(|rule| rule.chain.starts_with(CNI))?;
         let rules = self.read_chain(name, &rule.chain)?.rules;
@@ -107,7 +100,7 @@ impl Iptables {
     }
 }
 
-/// The rule that a change is about, if it is one of these commands.
+/// The rule of a change, if its command is one of `commands`.
 fn rule_of(change: &str, commands: &[&str]) -> Option<Rule> {
     let mut words = words(change).into_iter();
     let command = words.next().filter(|command| commands.contains(&command.as_str()))?;
@@ -116,8 +109,8 @@ fn rule_of(change: &str, commands: &[&str]) -> Option<Rule> {
     Some(Rule { chain, words })
 }
 
-/// Whether packets can meet what this change was to delete, and be led anywhere by it.
-fn can_carry_traffic(table: &Table, change: &str) -> bool {
+/// Whether packets can traverse what a failed deletion has left, with an effect.
+fn can_affect_traffic(table: &Table, change: &str) -> bool {
     let has_rules = |chain: &str| {
         table.rules_of(chain).next().is_some() || table.unreadable.iter().any(|c| c == chain)
     };
@@ -139,14 +132,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_packets_meet_carries_traffic() {
+    fn only_rules_that_packets_traverse_affect_traffic() {
         let table = Table::parse(
             "filter",
             ":FORWARD ACCEPT [0:0]\n:CNI-FORWARD - [0:0]\n:CNIBOX-FIREWALL - [0:0]\n\
              :CNI-EMPTY - [0:0]\n-A FORWARD -j CNI-FORWARD\n-A FORWARD -j CNI-EMPTY\n\
              -A CNI-FORWARD -s 10.1.2.2/32 -j ACCEPT\n-A CNIBOX-FIREWALL -s 10.1.2.2/32\n",
         );
-        for (change, carries) in [
+        for (change, affects) in [
             ("-D CNI-FORWARD -s 10.1.2.2/32 -j ACCEPT", true),
             ("-D FORWARD -j CNI-FORWARD", true),
             ("-F CNI-FORWARD", true),
@@ -155,13 +148,13 @@ mod tests {
             ("-F CNIBOX-FIREWALL", false),
             ("-X CNI-EMPTY", false),
         ] {
-            assert_eq!(can_carry_traffic(&table, change), carries, "{change}");
+            assert_eq!(can_affect_traffic(&table, change), affects, "{change}");
         }
     }
 
     #[test]
-    fn changes_are_read_as_they_are_written() {
-        let rule = Rule::new("FORWARD", ["-s", "10.0.0.1/32"]).comment("-j Z").target("X");
+    fn changes_are_parsed_as_they_are_written() {
+        let rule = Rule::new("FORWARD").with(&["-s", "10.0.0.1/32"]).comment("-j Z").target("X");
         let added = |change: &str| rule_of(change, &["-A", "-I"]);
         assert_eq!(added(&rule.line("-A")).as_ref(), Some(&rule));
         assert_eq!(added(&format!("-I FORWARD 1{}", rule.text())).as_ref(), Some(&rule));

@@ -1,24 +1,24 @@
-//! A table of iptables as it is read, and the changes to come, as iptables-restore reads them.
+//! The model of an iptables table, and the pending changes as lines for iptables-restore.
 //!
-//! Two checks keep what a configuration says inside its own word: every kind of word is checked
-//! where the configuration is read ([`require_chain`], [`require_words`]), and `Table::script` makes
-//! no line that has a control character.
+//! Two checks prevent that a configured value adds commands to the script: every kind of word is validated when
+//! the configuration is read ([`require_chain`], [`require_words`]), and [`script`] refuses every line with a
+//! control character.
 
 use std::collections::HashSet;
 
 use crate::error::{Error, Result};
 
-/// The longest name of a chain.
+/// The maximum length of a chain name: `XT_EXTENSION_MAXNAMELEN` - 1.
 const CHAIN: usize = 28;
-/// The longest name of an interface.
+/// The maximum length of an interface name: `IFNAMSIZ` - 1.
 const INTERFACE: usize = 15;
 
-/// Refuses a name that is none for a chain: iptables takes no blanks, no `-` or `!` at the
-/// beginning, and 28 bytes at most; quotation marks would need quotation where it prints none.
+/// Refuses an invalid chain name: iptables accepts 1 to 28 bytes without blanks that do not start with `-` or `!`.
+/// Quotation marks would have to be escaped where iptables-save does not escape them.
 pub fn require_chain(key: &str, name: &str) -> Result<()> {
-    let is_sound = |c: char| c.is_ascii_graphic() && !matches!(c, '"' | '\'' | '\\');
+    let is_valid = |c: char| c.is_ascii_graphic() && !matches!(c, '"' | '\'' | '\\');
     let is_short = !name.is_empty() && name.len() <= CHAIN;
-    if is_short && !name.starts_with(['-', '!']) && name.chars().all(is_sound) {
+    if is_short && !name.starts_with(['-', '!']) && name.chars().all(is_valid) {
         return Ok(());
     }
     Err(Error::config(format!("invalid {key} {name:?}")).with_details(
@@ -27,8 +27,8 @@ pub fn require_chain(key: &str, name: &str) -> Result<()> {
     ))
 }
 
-/// Refuses an interface's name that a rule cannot name: what the kernel refuses, quotation marks, and
-/// a `+` at the end, which to iptables means every interface that begins so.
+/// Refuses an interface name that a rule cannot match: names that the kernel refuses, quotation marks, and a
+/// trailing `+`, which is a wildcard in iptables.
 pub fn require_interface(key: &str, name: &str) -> Result<()> {
     let is_bad = |c: char| c.is_control() || c.is_whitespace() || "/\"'\\".contains(c);
     if (1..=INTERFACE).contains(&name.len()) && !name.contains(is_bad) && !name.ends_with('+') {
@@ -40,7 +40,7 @@ pub fn require_interface(key: &str, name: &str) -> Result<()> {
     ))
 }
 
-/// Refuses words that cannot stand in one line.
+/// Refuses words with control characters, such as line breaks.
 pub fn require_words(key: &str, words: &[String]) -> Result<()> {
     match words.iter().find(|word| word.contains(char::is_control)) {
         Some(word) => Err(Error::config(format!("invalid word {word:?} in {key}"))
@@ -49,87 +49,72 @@ pub fn require_words(key: &str, words: &[String]) -> Result<()> {
     }
 }
 
-/// A rule: its chain and the words behind it.
+/// A rule: its chain and its arguments.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Rule {
-    /// The chain that it is in.
+    /// The chain.
     pub chain: String,
-    /// The words behind the chain, unquoted.
+    /// The arguments after the chain, unquoted.
     pub words: Vec<String>,
 }
 
 impl Rule {
-    /// A rule of `chain` with these words, unquoted: `["-s", "10.0.0.5/32"]`.
-    pub fn new<S: Into<String>>(chain: &str, words: impl IntoIterator<Item = S>) -> Rule {
-        Rule { chain: chain.to_owned(), words: words.into_iter().map(Into::into).collect() }
-    }
-
-    /// A rule of `chain` for every packet.
-    pub fn every(chain: &str) -> Rule {
+    /// A rule of `chain` without arguments: it matches every packet and does nothing.
+    pub fn new(chain: &str) -> Rule {
         Rule { chain: chain.to_owned(), words: Vec::new() }
     }
 
-    /// More words.
+    /// Appends arguments, unquoted: `["-s", "10.0.0.5/32"]`.
     #[must_use]
-    pub fn with<S: Into<String>>(mut self, words: impl IntoIterator<Item = S>) -> Rule {
-        self.words.extend(words.into_iter().map(Into::into));
+    pub fn with(mut self, words: &[impl AsRef<str>]) -> Rule {
+        self.words.extend(words.iter().map(|word| word.as_ref().to_owned()));
         self
     }
 
-    /// With a comment. Control characters, which names of interfaces may have, become blanks.
+    /// Appends a comment. Control characters, which interface names may contain, become blanks.
     #[must_use]
     pub fn comment(self, text: &str) -> Rule {
         let text = text.replace(char::is_control, " ");
-        self.with(["-m", "comment", "--comment", &text])
+        self.with(&["-m", "comment", "--comment", &text])
     }
 
-    /// With a target, which comes last.
+    /// Appends the target, which comes last.
     #[must_use]
     pub fn target(self, target: &str) -> Rule {
-        self.with(["-j", target])
+        self.with(&["-j", target])
     }
 
-    /// The word behind `option`: of `-s`, `-j`, `--comment`.
+    /// The argument of an option: of `-s`, `-j`, `--comment`.
     pub fn value(&self, option: &str) -> Option<&str> {
         let at = self.words.iter().position(|word| word == option)?;
         self.words.get(at + 1).map(String::as_str)
     }
 
-    /// Whether it jumps to `target`.
+    /// Whether the rule jumps to `target`.
     pub fn goes_to(&self, target: &str) -> bool {
         self.value("-j") == Some(target) || self.value("-g") == Some(target)
     }
 
-    /// The same rule with another target.
-    #[must_use]
-    pub fn redirected(&self, target: &str) -> Rule {
-        let mut rule = self.clone();
-        if let Some(at) = rule.words.iter().position(|word| word == "-j") {
-            rule.words.truncate(at);
-        }
-        rule.target(target)
-    }
-
-    /// A line of iptables-restore: `-D`, the chain and the words.
+    /// A command for iptables-restore, such as `-D`, the chain and the arguments.
     pub(super) fn line(&self, command: &str) -> String {
         format!("{command} {}{}", self.chain, self.text())
     }
 
-    /// Its words behind the chain, as iptables-restore reads them.
+    /// The arguments as iptables-restore reads them, each after a blank.
     pub(in crate::netfilter) fn text(&self) -> String {
         self.words.iter().fold(String::new(), |line, word| line + " " + &quoted(word))
     }
 }
 
 fn quoted(word: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:,!+=@%".contains(c);
-    if !word.is_empty() && word.chars().all(plain) {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:,!+=@%".contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) {
         return word.to_owned();
     }
     format!("\"{}\"", word.replace('\\', "\\\\").replace('"', "\\\""))
 }
 
-/// The words of a line of iptables-save.
+/// Splits a line of iptables-save into words.
 pub(super) fn words(line: &str) -> Vec<String> {
     let mut words = Vec::new();
     let mut word: Option<String> = None;
@@ -149,20 +134,19 @@ pub(super) fn words(line: &str) -> Vec<String> {
     words
 }
 
-/// A table as it is, and the changes to come.
+/// A table as it was read, with the pending changes applied.
 #[derive(Clone, Debug, Default)]
 pub struct Table {
     /// `nat`, `filter`, `raw`.
     pub name: String,
     /// The names of all chains.
     pub chains: Vec<String>,
-    /// The rules of all chains, in their order.
+    /// The rules of all chains in their order.
     pub rules: Vec<Rule>,
     /// Chains that iptables cannot print.
     pub unreadable: Vec<String>,
-    /// Lines of iptables-restore.
+    /// The pending changes, as lines for iptables-restore.
     pub(in crate::netfilter) changes: Vec<String>,
-    pub(in crate::netfilter) refusal: Option<Error>,
 }
 
 impl Table {
@@ -171,7 +155,7 @@ impl Table {
         Table { name: name.to_owned(), ..Table::default() }
     }
 
-    /// The table `table` from what iptables-save printed.
+    /// Parses the output of iptables-save, or of `iptables -S`.
     pub fn parse(name: &str, text: &str) -> Table {
         let mut table = Table::empty(name);
         for line in text.lines() {
@@ -186,7 +170,7 @@ impl Table {
         table
     }
 
-    /// Whether the chain is there.
+    /// Whether the chain exists.
     pub fn has_chain(&self, chain: &str) -> bool {
         self.chains.iter().any(|name| name == chain)
     }
@@ -196,26 +180,21 @@ impl Table {
         self.rules.iter().filter(move |rule| rule.chain == chain)
     }
 
-    /// Gives the changes up: none is made, and the whole call fails with this error.
-    pub fn refuse(&mut self, error: Error) {
-        self.changes.clear();
-        self.refusal = Some(error);
-    }
-
-    /// The first change that is certainly necessary: a chain that iptables cannot print may have the
-    /// rule behind a rule that iptables cannot print.
-    pub fn first_change(&self) -> Option<&String> {
-        let in_front = |chain: &String, line: &str| line.starts_with(&format!("-I {chain} 1 "));
-        let is_unsure = |line: &str| self.unreadable.iter().any(|chain| in_front(chain, line));
-        self.changes.iter().find(|line| !is_unsure(line))
-    }
-
-    /// Whether the rule is there.
+    /// Whether the rule exists.
     pub fn has(&self, rule: &Rule) -> bool {
         self.rules.contains(rule)
     }
 
-    /// Creates the chain if it is not there.
+    /// The first change that is certainly necessary. A rule that is to be inserted into an unreadable chain may
+    /// exist, after a rule that iptables cannot print.
+    pub fn first_change(&self) -> Option<&String> {
+        let is_unsure = |line: &str| {
+            self.unreadable.iter().any(|chain| line.starts_with(&format!("-I {chain} 1 ")))
+        };
+        self.changes.iter().find(|line| !is_unsure(line))
+    }
+
+    /// Creates the chain unless it exists.
     pub fn ensure_chain(&mut self, chain: &str) {
         if !self.has_chain(chain) {
             self.chains.push(chain.to_owned());
@@ -223,7 +202,7 @@ impl Table {
         }
     }
 
-    /// Appends the rule if it is not there.
+    /// Appends the rule unless it exists.
     pub fn append_unique(&mut self, rule: Rule) {
         if !self.has(&rule) {
             self.changes.push(rule.line("-A"));
@@ -231,7 +210,7 @@ impl Table {
         }
     }
 
-    /// Appends each of the rules that is not there, in time linear in their number.
+    /// As [`append_unique`](Table::append_unique) for many rules, in linear time.
     pub fn append_all_unique(&mut self, rules: Vec<Rule>) {
         let mut present: HashSet<&Rule> = self.rules.iter().collect();
         let is_new: Vec<bool> = rules.iter().map(|rule| present.insert(rule)).collect();
@@ -241,33 +220,28 @@ impl Table {
         }
     }
 
-    /// Inserts the rule at the beginning of its chain if it is not there.
-    pub fn insert_unique(&mut self, rule: Rule) {
-        self.insert_behind(0, rule);
+    /// Inserts the rule after the first `skip` rules of its chain unless it exists.
+    pub fn insert_unique(&mut self, skip: usize, rule: Rule) {
+        if !self.has(&rule) {
+            self.changes.push(format!("-I {} {}{}", rule.chain, skip + 1, rule.text()));
+            self.rules.insert(0, rule);
+        }
     }
 
-    /// Deletes the rule where it is there more than once, but for one.
-    pub fn leave_one(&mut self, rule: &Rule) {
+    /// Deletes the duplicates of a rule.
+    pub fn del_duplicates(&mut self, rule: &Rule) {
         let copies: Vec<Rule> = self.rules.extract_if(.., |present| present == rule).collect();
         self.changes.extend(copies.iter().skip(1).map(|copy| copy.line("-D")));
         self.rules.extend(copies.into_iter().take(1));
     }
 
-    /// Inserts the rule behind this many of its chain if it is not there.
-    pub fn insert_behind(&mut self, others: usize, rule: Rule) {
-        if !self.has(&rule) {
-            self.changes.push(format!("-I {} {}{}", rule.chain, others + 1, rule.text()));
-            self.rules.insert(0, rule);
-        }
-    }
-
-    /// Deletes all rules that `which` is true of.
+    /// Deletes the rules for which `which` returns true.
     pub fn del_rules(&mut self, which: impl Fn(&Rule) -> bool) {
-        let gone = self.rules.extract_if(.., |rule| which(rule));
-        self.changes.extend(gone.map(|rule| rule.line("-D")));
+        let deleted = self.rules.extract_if(.., |rule| which(rule));
+        self.changes.extend(deleted.map(|rule| rule.line("-D")));
     }
 
-    /// Deletes the rules of the chain if it is there.
+    /// Deletes the rules of the chain.
     pub fn flush_chain(&mut self, chain: &str) {
         if self.rules_of(chain).next().is_some() {
             self.rules.retain(|rule| rule.chain != chain);
@@ -275,7 +249,7 @@ impl Table {
         }
     }
 
-    /// Deletes the chain with its rules if it is there. Rules that jump to it must go first.
+    /// Deletes the chain with its rules if it exists. No rule may jump to it.
     pub fn del_chain(&mut self, chain: &str) {
         self.flush_chain(chain);
         if self.has_chain(chain) {
@@ -284,7 +258,7 @@ impl Table {
         }
     }
 
-    /// Deletes the chain with its rules if it is there and no rule jumps to it.
+    /// As [`del_chain`](Table::del_chain), unless a rule jumps to the chain.
     pub fn del_unused_chain(&mut self, chain: &str) {
         if !self.rules.iter().any(|rule| rule.goes_to(chain)) {
             self.del_chain(chain);
@@ -296,24 +270,9 @@ impl Table {
         self.del_rules(|rule| rule.goes_to(chain));
         self.del_chain(chain);
     }
-
-    /// Whether nothing is added.
-    pub(super) fn only_deletes(&self) -> bool {
-        self.changes.iter().all(|line| ["-D ", "-F ", "-X "].iter().any(|v| line.starts_with(v)))
-    }
-
-    /// The changes for iptables-restore; `None` if there are none. Each change is one line: a change with a
-    /// line break is refused.
-    pub(super) fn script(&self) -> Result<Option<String>> {
-        match &self.refusal {
-            Some(refusal) => Err(refusal.clone()),
-            None if self.changes.is_empty() => Ok(None),
-            None => script(&self.name, &self.changes).map(Some),
-        }
-    }
 }
 
-/// What iptables-restore is given to make these changes of a table.
+/// The input of iptables-restore for these changes of a table. Fails if a line has a control character.
 pub(super) fn script(name: &str, changes: &[String]) -> Result<String> {
     match changes.iter().find(|line| line.contains(char::is_control)) {
         Some(line) => {
@@ -339,36 +298,39 @@ COMMIT
 "#;
 
     fn jump() -> Rule {
-        Rule::new("POSTROUTING", ["-s", "10.1.2.4/32"])
+        Rule::new("POSTROUTING")
+            .with(&["-s", "10.1.2.4/32"])
             .comment("name: \"net\" id: \"c\\1\"")
             .target("CNI-1")
     }
 
     #[test]
-    fn what_is_there_is_not_changed() {
+    fn existing_objects_are_not_changed() {
         let mut table = Table::parse("nat", SAVED);
         assert_eq!(table.chains, ["POSTROUTING", "CNI-1"]);
         assert_eq!(table.rules[0], jump());
         assert_eq!(table.rules[1].value("--comment"), Some(""));
         table.ensure_chain("CNI-1");
         table.append_unique(jump());
-        table.insert_unique(jump());
+        table.insert_unique(0, jump());
         table.del_chain("CNI-2");
         table.del_rules(|rule| rule.goes_to("CNI-2"));
-        assert_eq!(table.script(), Ok(None));
+        assert!(table.changes.is_empty());
     }
 
     #[test]
-    fn rules_are_written_as_they_are_read() {
+    fn rules_are_written_as_iptables_save_prints_them() {
         let mut table = Table::parse("nat", SAVED);
         for rule in table.rules.clone() {
             assert_eq!(words(&rule.text()), rule.words);
         }
         table.uproot_chain("CNI-1");
         table.ensure_chain("CNI-3");
-        table.append_unique(Rule::new("CNI-3", ["-p", "tcp"]).comment("a\nb").target("RETURN"));
-        table.insert_unique(Rule::new("CNI-3", ["-j", "ACCEPT"]));
-        let script = table.script().unwrap().unwrap();
+        table.append_unique(
+            Rule::new("CNI-3").with(&["-p", "tcp"]).comment("a\nb").target("RETURN"),
+        );
+        table.insert_unique(0, Rule::new("CNI-3").target("ACCEPT"));
+        let script = script("nat", &table.changes).unwrap();
         let expected = r#"*nat
 -D POSTROUTING -s 10.1.2.4/32 -m comment --comment "name: \"net\" id: \"c\\1\"" -j CNI-1
 -F CNI-1
@@ -382,7 +344,7 @@ COMMIT
     }
 
     #[test]
-    fn names_of_chains_are_those_that_iptables_takes() {
+    fn chain_names_are_validated_as_iptables_does() {
         for good in ["CNI-ADMIN", "a", "k8s.fw:1#_", "0123456789012345678901234567"] {
             assert_eq!(require_chain("key", good), Ok(()), "{good}");
         }
@@ -396,7 +358,7 @@ COMMIT
     }
 
     #[test]
-    fn words_stay_in_their_line() {
+    fn words_with_control_characters_are_refused() {
         assert!(require_words("key", &["!".to_owned(), "a \"b\"".to_owned()]).is_ok());
         let error = require_words("key", &["-s".to_owned(), "a\nCOMMIT".to_owned()]).unwrap_err();
         assert_eq!((error.code().0, error.msg()), (7, r#"invalid word "a\nCOMMIT" in key"#));
@@ -407,16 +369,16 @@ COMMIT
     }
 
     #[test]
-    fn no_line_with_a_control_character_is_made() {
+    fn scripts_with_control_characters_are_refused() {
         for chain in ["X\nCOMMIT", "X\r", "X\0"] {
             let mut table = Table::empty("nat");
             table.ensure_chain(chain);
-            assert!(table.script().is_err(), "{chain:?}");
+            assert!(script("nat", &table.changes).is_err(), "{chain:?}");
         }
         let mut table = Table::empty("nat");
-        table.append_unique(Rule::new("X", ["-s", "a\nb"]));
-        assert!(table.script().is_err());
-        let rule = Rule::every("X").comment("if: e\u{1}h");
+        table.append_unique(Rule::new("X").with(&["-s", "a\nb"]));
+        assert!(script("nat", &table.changes).is_err());
+        let rule = Rule::new("X").comment("if: e\u{1}h");
         assert_eq!(words(&rule.text()), rule.words, "a comment is found as it was written");
     }
 }

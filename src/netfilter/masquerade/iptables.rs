@@ -6,8 +6,10 @@
 //! -A CNI-<hash> ! -d 224.0.0.0/4 .. -j MASQUERADE
 //! ```
 //!
-//! The interface is not part of any name: two attachments of a container to one network share the
-//! chain, which stays until the last address is gone.
+//! The interface is not part of any name: two attachments of a container to one network share the chain, which is
+//! deleted with the last address.
+
+use std::collections::BTreeSet;
 
 use ipnet::IpNet;
 
@@ -43,60 +45,57 @@ pub(super) fn add(owner: Owner<'_>, addrs: &[IpNet]) -> Result<()> {
         if addrs.is_empty() {
             continue;
         }
-        let witness = witness(owner, family);
+        // A rule of another attachment, whose absence shows a flush.
+        let witness: Option<Rule> = RECORDS.another(owner, family).and_then(|kept| {
+            let addr = *of_family(family, &kept.content.addrs).first()?;
+            Some(entry(kept.owner(), addr))
+        });
         let plan = |table: &mut Table| {
             if witness.as_ref().is_some_and(|rule| !table.has(rule)) {
-                RECORDS.restore(table, family, None);
+                RECORDS.restore(table, family, Some(owner));
             }
             plan_add(table, owner, &addrs);
         };
-        // The rules need nothing of what is there; but if another attachment's are gone, all are.
-        let rules = witness.iter().cloned().collect();
-        let expected = Table { rules, ..Table::empty(NAT) };
-        Iptables::require(family)?.add_expected(NAT, || Some(expected), &plan)?;
+        let rules: Vec<Rule> = witness.iter().cloned().collect();
+        let expect = || Some(Table { rules: rules.clone(), ..Table::empty(NAT) });
+        Iptables::require(family)?.add_expected(NAT, &expect, &plan)?;
     }
     Ok(())
 }
 
-/// The rule of another attachment, by which a flush is noticed.
-fn witness(owner: Owner<'_>, family: Family) -> Option<Rule> {
-    let kept = RECORDS.another(owner, family)?;
-    let addr = *of_family(family, &kept.content.addrs).first()?;
-    Some(entry(kept.owner(), addr))
-}
-
-/// The rule that leads to the container's chain.
+/// The rule that jumps to the container's chain.
 fn entry(owner: Owner<'_>, addr: IpNet) -> Rule {
-    let from = ["-s".to_owned(), host_net(addr.addr()).to_string()];
-    Rule::new(POSTROUTING, from).comment(&owner.rule_comment()).target(&owner.chain(""))
+    let entry = Rule::new(POSTROUTING).with(&["-s", &host_net(addr.addr()).to_string()]);
+    entry.comment(&owner.rule_comment()).target(&owner.chain(""))
 }
 
 fn plan_add(table: &mut Table, owner: Owner<'_>, addrs: &[IpNet]) {
+    if addrs.is_empty() {
+        return;
+    }
     let (chain, comment) = (owner.chain(""), owner.rule_comment());
     table.ensure_chain(&chain);
-    for addr in addrs {
-        let stays = Rule::new(&chain, to(addr.trunc())).comment(&comment).target("ACCEPT");
-        // Before the rule for all others, which an earlier address may have brought.
-        table.insert_unique(stays);
+    for subnet in addrs.iter().map(IpNet::trunc) {
+        // iptables-save omits a destination of prefix length 0.
+        let to = ["-d".to_owned(), subnet.to_string()];
+        let to = if subnet.prefix_len() == 0 { &[] } else { &to[..] };
+        let stays = Rule::new(&chain).with(to).comment(&comment).target("ACCEPT");
+        // Before the rule that masquerades, which exists if there is an earlier address.
+        table.insert_unique(0, stays);
     }
     for addr in addrs {
         let multicast = if addr.addr().is_ipv4() { "224.0.0.0/4" } else { "ff00::/8" };
-        let leaves = Rule::new(&chain, ["!", "-d", multicast]).comment(&comment);
+        let leaves = Rule::new(&chain).with(&["!", "-d", multicast]).comment(&comment);
         table.append_unique(leaves.target("MASQUERADE"));
         table.append_unique(entry(owner, *addr));
     }
-}
-
-/// iptables does not mention a destination that is everything.
-fn to(net: IpNet) -> Vec<String> {
-    if net.prefix_len() == 0 { Vec::new() } else { vec!["-d".to_owned(), net.to_string()] }
 }
 
 pub(super) fn has(filter: &PacketFilter, owner: Owner<'_>, addr: IpNet) -> Result<bool> {
     for programs in filter.iptables_with(Family::of(addr.addr()), NAT, &[&owner.chain("")])? {
         let mut table = programs.read(NAT)?;
         plan_add(&mut table, owner, &[addr]);
-        programs.settle(&mut table)?;
+        programs.resolve_unreadable(&mut table)?;
         if table.first_change().is_none() {
             return Ok(true);
         }
@@ -105,27 +104,24 @@ pub(super) fn has(filter: &PacketFilter, owner: Owner<'_>, addr: IpNet) -> Resul
 }
 
 pub(super) fn del(filter: &PacketFilter, owner: Owner<'_>, addrs: &[IpNet]) -> Result<()> {
-    let expected = |family| {
-        let (mut table, addrs) = (Table::empty(NAT), of_family(family, addrs));
-        if !addrs.is_empty() {
-            plan_add(&mut table, owner, &addrs);
-        }
-        table
-    };
-    let plan = |table: &mut Table, _| plan_del(table, owner, addrs);
-    filter.delete_with_iptables(NAT, &[&owner.chain("")], &expected, &plan)
+    filter.delete_with_iptables(
+        NAT,
+        &[&owner.chain("")],
+        &|table, family| plan_add(table, owner, &of_family(family, addrs)),
+        &|table, _| plan_del(table, owner, addrs),
+    )
 }
 
 /// Old versions of the reference matched the whole subnet in POSTROUTING.
 fn plan_del(table: &mut Table, owner: Owner<'_>, addrs: &[IpNet]) {
     let (chain, comment) = (owner.chain(""), owner.rule_comment());
-    let sources: Vec<String> =
-        addrs.iter().flat_map(|a| [host_net(a.addr()), a.trunc()]).map(|n| n.to_string()).collect();
+    let sources = addrs.iter().flat_map(|addr| [host_net(addr.addr()), addr.trunc()]);
+    let sources: Vec<String> = sources.map(|net| net.to_string()).collect();
     table.del_rules(|rule| {
         rule.goes_to(&chain)
             && match rule.value("-s") {
                 Some(source) if !addrs.is_empty() => sources.iter().any(|own| own == source),
-                // Another network and container may have the chain, too: the name joins both texts.
+                // Another network and container may share the chain: its name is a hash of both texts joined.
                 _ => addrs.is_empty() && rule.value("--comment").is_none_or(|c| c == comment),
             }
     });
@@ -134,26 +130,23 @@ fn plan_del(table: &mut Table, owner: Owner<'_>, addrs: &[IpNet]) {
 
 pub(super) fn gc(filter: &PacketFilter, network: &str, valid: &[Owner<'_>]) -> Result<()> {
     let plan = |table: &mut Table, _| plan_gc(table, network, valid);
-    filter.delete_with_iptables(NAT, &[], &|_| Table::empty(NAT), &plan)
+    filter.delete_with_iptables(NAT, &[], &|_, _| {}, &plan)
 }
 
-/// Removes the chains of the network's containers that have no valid attachment. They are known
-/// by the comments of their rules, and an address in POSTROUTING without its chain as well.
+/// Deletes the chains of the network's containers without a valid attachment. They are found by the comments of
+/// their rules, or of a rule in POSTROUTING without its chain.
 fn plan_gc(table: &mut Table, network: &str, valid: &[Owner<'_>]) {
-    let ours = rule_comment_of(network);
-    let mut stale: Vec<(String, String)> = Vec::new();
+    let prefix = rule_comment_of(network);
+    let mut stale: BTreeSet<(String, String)> = BTreeSet::new();
     for rule in &table.rules {
-        let Some(comment) = rule.value("--comment").filter(|text| text.starts_with(&ours)) else {
-            continue;
-        };
-        let id = comment[ours.len()..].trim_end_matches('"');
+        let Some(comment) = rule.value("--comment") else { continue };
+        let Some(id) = comment.strip_prefix(&prefix) else { continue };
+        let id = id.trim_end_matches('"');
         let chain = Owner { network, ifname: "", id }.chain("");
         // Other plugins comment their rules in the same way.
         let is_masquerading = rule.chain == chain || rule.goes_to(&chain);
-        let is_valid = valid.iter().any(|owner| owner.id == id);
-        let found = (chain, comment.to_owned());
-        if is_masquerading && !is_valid && !stale.contains(&found) {
-            stale.push(found);
+        if is_masquerading && !valid.iter().any(|owner| owner.id == id) {
+            stale.insert((chain, comment.to_owned()));
         }
     }
     for (chain, comment) in stale {
@@ -185,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn every_subnet_stays_before_the_rest_leaves() {
+    fn every_subnet_is_accepted_before_the_rest_is_masqueraded() {
         let mut table = table_with(OWNER, &["10.1.2.3/24"]);
         plan_add(&mut table, OWNER, &nets(&["10.9.0.1/16", "10.1.2.4/24"]));
         assert_eq!(targets(&table), ["ACCEPT", "ACCEPT", "MASQUERADE"]);
@@ -195,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn the_chain_goes_with_the_last_address() {
+    fn the_chain_is_deleted_with_the_last_address() {
         let mut table = table_with(OWNER, &["10.1.2.3/24", "10.1.2.4/24"]);
         plan_del(&mut table, OWNER, &nets(&["10.1.2.3/24"]));
         assert_eq!(table.rules.len(), 3);
@@ -204,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn without_addresses_all_goes_but_others() {
+    fn without_addresses_only_rules_of_others_remain() {
         let other = Owner { id: "c2", ..OWNER };
         let mut table = table_with(OWNER, &["10.1.2.3/24", "10.1.2.4/24"]);
         plan_add(&mut table, other, &nets(&["10.1.2.5/24"]));
@@ -214,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chain_of_two_containers_goes_with_the_second() {
+    fn a_shared_chain_is_deleted_with_its_second_container() {
         let [one, two] = [("n1", "2abc"), ("n12", "abc")].map(|(network, id)| Owner {
             network,
             ifname: "eth0",
@@ -239,12 +232,12 @@ mod tests {
     }
 
     #[test]
-    fn gc_is_of_one_network() {
+    fn gc_deletes_rules_of_one_network() {
         let [two, elsewhere] = [Owner { id: "c2", ..OWNER }, Owner { network: "net2", ..OWNER }];
         let mut table = table_with(OWNER, &["10.1.2.3/24"]);
         plan_add(&mut table, two, &nets(&["10.1.2.4/24"]));
         plan_add(&mut table, elsewhere, &nets(&["10.3.0.4/24"]));
-        table.append_unique(Rule::new("CNI-X", ["-j", "X"]).comment(&OWNER.rule_comment()));
+        table.append_unique(Rule::new("CNI-X").target("X").comment(&OWNER.rule_comment()));
         plan_gc(&mut table, "net", &[two]);
         assert_eq!(table.chains, [POSTROUTING, &two.chain(""), &elsewhere.chain("")]);
         assert_eq!(table.rules.len(), 7);

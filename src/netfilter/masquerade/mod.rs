@@ -1,40 +1,36 @@
-//! Masquerading: what a container sends out of its subnet leaves with the host's address.
+//! Masquerading: packets from a container to destinations outside its subnet get the host's address.
 //!
-//! Multicast and the container's own subnet are left alone. Rules are made with one back end
-//! ([`add`]); the other verbs look at what is there, made with either, by this program or by the
-//! reference plugins. Nothing is known about a container but its [`Owner`] and, where the caller
-//! has them, its addresses: DEL works without namespace, interface and result.
+//! Packets to multicast addresses and to the container's own subnet are not changed. [`add`] uses one back end; the
+//! other functions examine both back ends, and the layouts of this program and of the reference plugins. A container
+//! is identified by its [`Owner`] and, where the caller knows them, its addresses: DEL needs neither the namespace
+//! nor the interface nor a result.
 //!
 //! | file | layout |
 //! | --- | --- |
-//! | `nft.rs` | ours on `nf_tables`: one map element for each address |
-//! | `iptables.rs` | the reference's with iptables: one chain for each container |
-//! | `reference.rs` | the reference's on `nf_tables`: one rule for each address; made by `hand_over` alone |
+//! | `nft.rs` | ours on `nf_tables`: one map element per address; the reference's: one rule per address |
+//! | `iptables.rs` | the reference's with iptables: one chain per container |
 
 pub(super) mod iptables;
 mod nft;
-mod reference;
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-use super::all;
-use super::backend::{Backend, PacketFilter};
-use super::handed_over::{HandedOver, replace_table};
-use super::layout::{Change, Feature};
-use super::names::Owner;
-use crate::attachment::{Keepsake, Kept};
+use super::layout::{Change, Feature, HandedOver};
+use super::names::stale;
+use super::{Backend, Owner, PacketFilter, all};
+use crate::attachment::Kept;
 use crate::error::{Context, Error, Result};
 use crate::netlink::nftables::Nft;
 
-/// What is kept of each attachment.
+/// The records of attachments.
 const KEPT: Kept = Kept::of("masquerade");
 
-/// What is masqueraded, and with which back end.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+/// The masqueraded addresses of an attachment.
+#[derive(Serialize, Deserialize)]
 pub(super) struct Record {
     backend: Backend,
-    /// Each with the prefix of its subnet.
+    /// Each with the prefix length of its subnet.
     addrs: Vec<IpNet>,
 }
 
@@ -49,20 +45,17 @@ fn restore(change: &mut Change<'_>) {
     });
 }
 
-/// What is wrong with the rules that attachments of this host depend on.
+/// The first missing rule that attachments of this host depend on.
 pub fn damage(filter: &PacketFilter) -> Result<Option<String>> {
-    let is_ours = |kept: &Keepsake<Record>| kept.content.backend == Backend::Nftables;
-    let is_needed = || KEPT.living().iter().any(is_ours);
     if let Some(nft) = filter.nft_if_present()?
-        && let Some(damage) = nft::layout().damage(nft, is_needed)?
+        && let Some(damage) = nft::layout().damage(nft, &|| Backend::Nftables.is_recorded(KEPT))?
     {
         return Ok(Some(damage));
     }
     iptables::RECORDS.damage()
 }
 
-/// Masquerades the addresses, each with the prefix of its subnet. What an earlier owner of one of
-/// them left is replaced.
+/// Masquerades the addresses, each with the prefix length of its subnet. Replaces elements of former owners.
 pub fn add(
     filter: &PacketFilter,
     backend: Backend,
@@ -71,20 +64,17 @@ pub fn add(
 ) -> Result<()> {
     KEPT.keep(owner, Record { backend, addrs: addrs.to_vec() });
     let added = match backend {
-        Backend::Nftables => filter.nft().and_then(|nft| nft::add(nft, owner, addrs)),
+        Backend::Nftables => nft::add(filter, owner, addrs).map_err(Error::from),
         Backend::Iptables => iptables::add(owner, addrs),
     };
     added.context(|| "masquerade")
 }
 
-/// Verifies that every address is masqueraded, by rules of ours or of the reference.
+/// Verifies that every address is masqueraded, by our rules or by the reference's.
 pub fn check(filter: &PacketFilter, owner: Owner<'_>, addrs: &[IpNet]) -> Result<()> {
     let nft = filter.nft_if_present()?;
     for addr in addrs {
-        let on_nft = match nft {
-            Some(nft) => nft::has(nft, owner, *addr)? || reference::has(nft, owner)?,
-            None => false,
-        };
+        let on_nft = nft.map(|nft| nft::has(nft, owner, *addr)).transpose()?.unwrap_or_default();
         if !on_nft && !iptables::has(filter, owner, *addr)? {
             let error = Error::internal(format!("{addr} is not masqueraded"));
             return Err(error.with_details(KEPT.remedy(owner, damage(filter)?.as_deref())));
@@ -93,12 +83,13 @@ pub fn check(filter: &PacketFilter, owner: Owner<'_>, addrs: &[IpNet]) -> Result
     Ok(())
 }
 
-/// Ends masquerading for the owner, with every back end. Without addresses what belongs to the
-/// owner is found by its comments and names.
+/// Ends masquerading for the owner in all back ends. Without addresses the owner's rules are found by their comments
+/// and chain names.
 pub fn del(filter: &PacketFilter, owner: Owner<'_>, addrs: &[IpNet]) -> Result<()> {
     let mut outcomes = vec![KEPT.remove(owner), iptables::del(filter, owner, addrs)];
     if let Some(nft) = filter.nft_if_present()? {
-        outcomes.extend([nft::del(nft, owner, addrs), reference::del(nft, owner)]);
+        outcomes.push(nft::del(nft, owner, addrs).map_err(Error::from));
+        outcomes.push(nft::del_reference(nft, &owner.matcher()).map_err(Error::from));
     }
     all(outcomes).context(|| "end masquerading")
 }
@@ -108,18 +99,14 @@ pub fn gc(filter: &PacketFilter, network: &str, valid: &[Owner<'_>]) -> Result<(
     let removed = KEPT.remove_stale(network, valid);
     let mut outcomes = vec![removed, iptables::gc(filter, network, valid)];
     if let Some(nft) = filter.nft_if_present()? {
-        outcomes.extend([nft::gc(nft, network, valid), reference::gc(nft, network, valid)]);
+        let is_stale = stale(network, valid);
+        outcomes.push(nft::gc(nft, &is_stale).map_err(Error::from));
+        outcomes.push(nft::del_reference(nft, &is_stale).map_err(Error::from));
     }
     all(outcomes).context(|| "clean up masquerading")
 }
 
-/// Rewrites our layout on `nf_tables` into the reference's; how many addresses that were.
+/// Rewrites our layout on `nf_tables` into the reference's. Counts addresses.
 pub(super) fn hand_over(nft: &Nft) -> Result<HandedOver> {
-    replace_table(nft, nft::TABLE, &|nft, batch| {
-        let pods = nft::pods(nft)?;
-        if !pods.is_empty() {
-            reference::make(nft, batch, &pods)?;
-        }
-        Ok(HandedOver::all(pods.len()))
-    })
+    super::layout::hand_over(nft, nft::TABLE, &nft::make_reference)
 }

@@ -1,5 +1,5 @@
-//! Our layout on `nf_tables`: a packet finds its subnet's chain by its source in a map, and a call
-//! changes one element for each address, however many there are.
+//! Masquerading on `nf_tables`. In our layout a packet finds its subnet's chain by its source address in a map, and
+//! a call changes one element per address, however many there are:
 //!
 //! ```text
 //! table inet cnibox_masquerade {
@@ -19,50 +19,57 @@
 //!     }
 //! }
 //! ```
+//!
+//! The reference has one rule per address in `inet cni_plugins_masquerade`, chain `masq_checks`, with the same
+//! comments. Its rules are accepted and deleted; they are created only to hand over to the reference.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
 
-use super::super::layout::{self, Change, Layout};
-use super::super::names::{Owner, stale};
-use crate::error::Result;
+use super::super::layout::{self, HandedOver, Layout};
+use super::super::{Owner, PacketFilter};
+use crate::netlink::Result;
 use crate::netlink::nftables::{
-    Batch, Chain, Element, Field, Hook, Nft, Rule, SRCNAT, Set, Table, Type, Value, Verdict,
+    Batch, ByComment, Chain, Element, Field, Hook, Nft, Rule, SRCNAT, Set, Table, Type, Value,
+    Verdict,
 };
 
 pub(super) const TABLE: Table<'_> = Table::inet("cnibox_masquerade")
     .comment("cnibox: what containers send out of their subnet gets the host's address");
 const POSTROUTING: Chain<'_> = TABLE.chain("postrouting").nat(Hook::Postrouting, SRCNAT);
-const PODS4: Set<'_> = TABLE.vmap("pods4", &[Type::Ipv4Addr]);
-const PODS6: Set<'_> = TABLE.vmap("pods6", &[Type::Ipv6Addr]);
+const PODS: [Set<'_>; 2] =
+    [TABLE.vmap("pods4", &[Type::Ipv4Addr]), TABLE.vmap("pods6", &[Type::Ipv6Addr])];
 
-/// What the names of subnets' chains begin with.
+/// The prefix of the names of subnets' chains.
 const SUBNET: &str = "subnet-";
 
-/// nft takes neither colons nor brackets in names.
+const REFERENCE: Table<'_> = Table::inet("cni_plugins_masquerade")
+    .comment("Masquerading for plugins from github.com/containernetworking/plugins");
+const MASQ_CHECKS: Chain<'_> = REFERENCE
+    .chain("masq_checks")
+    .comment("Masquerade traffic from certain IPs to any (non-multicast) IP outside their subnet");
+
+/// nft accepts neither colons nor brackets in names.
 fn subnet_chain(addr: IpNet) -> String {
     format!("{SUBNET}{}", addr.trunc()).replace(':', "_")
 }
 
-fn element(owner: Owner<'_>, addr: IpNet) -> Element {
-    let set = if addr.addr().is_ipv4() { PODS4 } else { PODS6 };
-    let element = set.element(addr.addr());
-    element.verdict(Verdict::goto(subnet_chain(addr))).comment(owner.comment())
+fn subnet(chain: &str) -> Option<IpNet> {
+    chain.strip_prefix(SUBNET)?.replace('_', ":").parse().ok()
+}
+
+fn subnet_rules(chain: &str) -> Option<Vec<Rule>> {
+    let leaves = Rule::new().daddr_not_in(subnet(chain)?);
+    Some(vec![leaves.masquerade().comment("what leaves the subnet")])
 }
 
 pub(super) fn elements(owner: Owner<'_>, addrs: &[IpNet]) -> Vec<Element> {
-    addrs.iter().map(|addr| element(owner, *addr)).collect()
-}
-
-/// The rule of a subnet's chain.
-fn subnet_rules(chain: &str) -> Option<Vec<Rule>> {
-    let subnet = subnet(chain)?;
-    Some(vec![Rule::new().daddr_not_in(subnet).masquerade().comment("what leaves the subnet")])
-}
-
-fn subnet(chain: &str) -> Option<IpNet> {
-    chain.strip_prefix(SUBNET)?.replace('_', ":").parse().ok()
+    let element = |addr: &IpNet| {
+        let element = PODS[usize::from(addr.addr().is_ipv6())].element(addr.addr());
+        element.verdict(Verdict::goto(subnet_chain(*addr))).comment(owner.comment())
+    };
+    addrs.iter().map(element).collect()
 }
 
 pub(super) fn layout() -> Layout {
@@ -71,87 +78,93 @@ pub(super) fn layout() -> Layout {
     let postrouting = vec![
         v4.comment("multicast"),
         v6.comment("IPv6 multicast"),
-        by_source(Field::IpSaddr, PODS4).comment("by source"),
-        by_source(Field::Ip6Saddr, PODS6).comment("by IPv6 source"),
+        by_source(Field::IpSaddr, PODS[0]).comment("by source"),
+        by_source(Field::Ip6Saddr, PODS[1]).comment("by IPv6 source"),
     ];
-    let (sets, chains) = (vec![PODS4, PODS6], vec![(POSTROUTING, postrouting)]);
-    Layout { table: TABLE, sets, chains, subnet: subnet_rules }
+    let chains = vec![(POSTROUTING, postrouting)];
+    Layout { table: TABLE, sets: PODS.to_vec(), chains, subnet: subnet_rules }
 }
 
-pub(super) fn add(nft: &Nft, owner: Owner<'_>, addrs: &[IpNet]) -> Result<()> {
-    let wanted = elements(owner, addrs);
-    let fill = |change: &mut Change<'_>, found: Vec<Option<Element>>| {
-        for (element, found) in wanted.iter().zip(&found) {
-            change.replace(found.as_ref(), element);
-        }
-        Ok(())
-    };
-    Ok(layout::change(nft, &[layout()], &wanted, fill)?)
-}
-
-/// Where nothing is masqueraded.
-pub(super) fn multicast() -> [IpNet; 2] {
+/// The destinations that are never masqueraded.
+fn multicast() -> [IpNet; 2] {
     let v4 = IpNet::new_assert(Ipv4Addr::new(224, 0, 0, 0).into(), 4);
     [v4, IpNet::new_assert(Ipv6Addr::from(0xff00 << 112).into(), 8)]
 }
 
+pub(super) fn add(filter: &PacketFilter, owner: Owner<'_>, addrs: &[IpNet]) -> Result<()> {
+    let wanted = elements(owner, addrs);
+    layout::change(filter.nft()?, &[layout()], &wanted, &mut |change, found| {
+        for (element, found) in wanted.iter().zip(&found) {
+            change.replace(found.as_ref(), element);
+        }
+        Ok(())
+    })
+}
+
+/// Whether the address is masqueraded, in our layout or the reference's.
 pub(super) fn has(nft: &Nft, owner: Owner<'_>, addr: IpNet) -> Result<bool> {
-    let wanted = element(owner, addr);
-    Ok(nft.element(&wanted)?.as_ref() == Some(&wanted) && layout().damage(nft, || true)?.is_none())
+    let wanted = elements(owner, &[addr]);
+    if nft.find(&[], &wanted)? == wanted && layout().damage(nft, &|| true)?.is_none() {
+        return Ok(true);
+    }
+    Ok(!nft.rules_of(MASQ_CHECKS, &owner.matcher())?.is_empty())
 }
 
 pub(super) fn del(nft: &Nft, owner: Owner<'_>, addrs: &[IpNet]) -> Result<()> {
-    if !nft.has(TABLE)? {
-        return Ok(());
-    }
-    // Between look and deletion the address may get another owner.
-    let wanted = elements(owner, addrs);
-    let find = |nft: &Nft| nft.find_of(&[PODS4, PODS6], &wanted, &owner.matcher());
-    Ok(layout().remove(nft, &find)?)
+    let known = elements(owner, addrs);
+    layout().remove(nft, &|nft| nft.find_of(&PODS, &known, &owner.matcher()))
 }
 
-/// An address that is masqueraded.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Pod {
-    /// With the prefix length of its subnet.
-    pub(super) net: IpNet,
-    /// The owner, as the element's comment has it.
-    pub(super) comment: String,
-}
-
-/// All addresses.
-pub(super) fn pods(nft: &Nft) -> crate::netlink::Result<Vec<Pod>> {
-    Ok(nft.find(&[PODS4, PODS6], &[])?.into_iter().filter_map(pod).collect())
-}
-
-fn pod(element: Element) -> Option<Pod> {
-    let [Value::Ip(addr)] = element.key.0.as_slice() else { return None };
-    let net = IpNet::new(*addr, subnet(element.leads_to()?)?.prefix_len()).ok()?;
-    Some(Pod { net, comment: element.comment.unwrap_or_default() })
-}
-
-/// Also removes the chains of subnets that no element leads to any more.
-pub(super) fn gc(nft: &Nft, network: &str, valid: &[Owner<'_>]) -> Result<()> {
-    if !nft.has(TABLE)? {
-        return Ok(());
-    }
-    let is_stale = stale(network, valid);
+/// Deletes stale elements, and the chains of subnets without elements.
+pub(super) fn gc(nft: &Nft, is_stale: ByComment<'_>) -> Result<()> {
     nft.update(&mut |nft| {
-        let (mut batch, mut used) = (Batch::new(), Vec::new());
-        for element in nft.find(&[PODS4, PODS6], &[])? {
-            if is_stale(element.comment.as_deref()) {
-                batch.del_element(&element);
-            } else {
-                used.extend(element.leads_to().map(str::to_owned));
+        let mut batch = layout().deletion(nft, &nft.find_of(&PODS, &[], is_stale)?)?;
+        for chain in nft.dump_chains(TABLE)? {
+            if subnet_rules(&chain.name).is_some_and(|rules| chain.uses as usize <= rules.len()) {
+                batch.del(TABLE.chain(&chain.name));
             }
         }
-        let chains = nft.dump_chains(TABLE)?.into_iter().map(|chain| chain.name);
-        for name in chains.filter(|name| name.starts_with(SUBNET) && !used.contains(name)) {
-            batch.del(TABLE.chain(&name));
-        }
         Ok(batch)
-    })?;
-    Ok(())
+    })
+}
+
+/// Deletes rules of the reference's layout.
+pub(super) fn del_reference(nft: &Nft, which: ByComment<'_>) -> Result<()> {
+    let mut batch = Batch::new();
+    batch.del_rules(REFERENCE, &nft.rules_of(MASQ_CHECKS, which)?);
+    nft.commit(batch)
+}
+
+/// Adds the rules of all our elements to the reference's layout.
+pub(super) fn make_reference(nft: &Nft, batch: &mut Batch) -> Result<HandedOver> {
+    let mut pods = nft.find(&PODS, &[])?;
+    pods.retain(|pod| net_of(pod).is_some());
+    let handed = HandedOver { objects: pods.len(), ..HandedOver::default() };
+    if pods.is_empty() {
+        return Ok(handed);
+    }
+    let postrouting = REFERENCE.chain("postrouting").nat(Hook::Postrouting, SRCNAT);
+    batch.ensure(REFERENCE).ensure(MASQ_CHECKS).ensure(postrouting).flush_chain(postrouting);
+    for net in multicast() {
+        batch.append_rule(postrouting, &Rule::new().daddr_in(net).ret());
+    }
+    batch.append_rule(postrouting, &Rule::new().goto(MASQ_CHECKS.name));
+    let is_replaced = |comment: Option<&str>| {
+        comment.is_some() && pods.iter().any(|pod| pod.comment.as_deref() == comment)
+    };
+    batch.del_rules(REFERENCE, &nft.rules_of(MASQ_CHECKS, &is_replaced)?);
+    for pod in &pods {
+        let Some(net) = net_of(pod) else { continue };
+        let leaves = Rule::new().saddr(net.addr()).daddr_not_in(net.trunc()).masquerade();
+        batch.append_rule(MASQ_CHECKS, &leaves.comment(pod.comment.as_deref().unwrap_or_default()));
+    }
+    Ok(handed)
+}
+
+/// The address of an element, with the prefix length of its subnet.
+fn net_of(pod: &Element) -> Option<IpNet> {
+    let [Value::Ip(addr)] = pod.key.0.as_slice() else { return None };
+    IpNet::new(*addr, subnet(pod.leads_to()?)?.prefix_len()).ok()
 }
 
 #[cfg(test)]
@@ -159,7 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn chains_of_subnets() {
+    fn chains_are_named_after_subnets() {
         let name = |text: &str| subnet_chain(text.parse().unwrap());
         assert_eq!(name("10.1.2.3/24"), "subnet-10.1.2.0/24");
         assert_eq!(name("2001:db8::5/64"), "subnet-2001_db8__/64");

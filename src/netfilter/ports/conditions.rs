@@ -1,48 +1,27 @@
-//! `conditionsV4` and `conditionsV6` with nftables: more conditions for a configuration's mappings,
-//! in nft's words.
+//! `conditionsV4` and `conditionsV6` with nftables: additional conditions of all mappings, in the syntax of nft.
 //!
-//! Understood are addresses and interfaces, each with `==`, `!=` or nothing in between, and any
-//! number of them one behind the other:
+//! Supported are addresses and interfaces, each with `==`, `!=` or no operator, any number of them in sequence:
 //!
 //! ```text
 //! ip saddr 192.0.2.0/24        ip daddr != 10.0.0.1        ip saddr { 10.0.0.0/8, 192.0.2.7 }
 //! ip6 saddr 2001:db8::/32      iifname "eth0"
 //! ```
 
+use std::mem;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use serde::{Deserialize, Serialize};
 
 use crate::cni::ip::host_net;
 use crate::netfilter::backend::Family;
 use crate::netlink::nftables::{Field, Rule};
 
-/// One condition.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-enum Condition {
-    Source(IpNet),
-    NotSource(IpNet),
-    Destination(IpNet),
-    NotDestination(IpNet),
-    Interface(String),
-    NotInterface(String),
-}
-
-/// Alternatives for each family: a mapping applies where every condition of one of them holds.
-/// Without any it always applies.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Conditions {
-    v4: Vec<Vec<Condition>>,
-    v6: Vec<Vec<Condition>>,
-}
-
-/// Why words are no conditions.
+/// Why conditions are refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// This word is not understood.
+    /// This word is not supported.
     Word(String),
-    /// There are more alternatives than may be.
+    /// There are too many alternatives.
     TooMany,
 }
 
@@ -52,53 +31,10 @@ impl From<&str> for Refusal {
     }
 }
 
-impl Conditions {
-    /// Reads the words of both families, each `most` alternatives at most: lists multiply.
-    pub fn parse(
-        v4: &[String],
-        v6: &[String],
-        most: usize,
-    ) -> Result<Conditions, (Family, Refusal)> {
-        let of = |family, words| alternatives(family, words, most).map_err(|why| (family, why));
-        Ok(Conditions { v4: of(Family::V4, v4)?, v6: of(Family::V6, v6)? })
-    }
-
-    /// Whether mappings of the family have conditions.
-    pub(super) fn are_for(&self, family: Family) -> bool {
-        !self.of(family).is_empty()
-    }
-
-    fn of(&self, family: Family) -> &[Vec<Condition>] {
-        match family {
-            Family::V4 => &self.v4,
-            Family::V6 => &self.v6,
-        }
-    }
-
-    /// A rule to go on with for each alternative.
-    pub(super) fn rules(&self, family: Family) -> impl Iterator<Item = Rule> {
-        let all = |alternative: &Vec<Condition>| alternative.iter().fold(Rule::new(), with);
-        self.of(family).iter().map(all)
-    }
-}
-
-fn with(rule: Rule, condition: &Condition) -> Rule {
-    match condition {
-        Condition::Source(net) => rule.saddr_in(*net),
-        Condition::NotSource(net) => rule.saddr_not_in(*net),
-        Condition::Destination(net) => rule.daddr_in(*net),
-        Condition::NotDestination(net) => rule.daddr_not_in(*net),
-        Condition::Interface(name) => rule.eq(Field::Iifname, name.as_str()),
-        Condition::NotInterface(name) => rule.ne(Field::Iifname, name.as_str()),
-    }
-}
-
-/// Words may hold several of nft's, as in `["ip saddr 10.0.0.1"]`.
-fn alternatives(
-    family: Family,
-    words: &[String],
-    most: usize,
-) -> Result<Vec<Vec<Condition>>, Refusal> {
+/// Parses the conditions of a family into alternatives: a mapping applies if one of these rules matches, or if there
+/// is none. Lists multiply the alternatives, of which at most `most` are accepted. A word may consist of several
+/// words of nft, as in `["ip saddr 10.0.0.1"]`.
+pub fn parse(family: Family, words: &[String], most: usize) -> Result<Vec<Rule>, Refusal> {
     let text = words.join(" ").replace('{', " { ").replace('}', " } ").replace(',', " ");
     let mut tokens = text.split_whitespace();
     let mut all = Vec::new();
@@ -117,40 +53,45 @@ fn alternatives(
         if value == "{" {
             values = tokens.by_ref().take_while(|token| *token != "}").collect();
         }
-        let parse = |value| condition(family, field, not, value);
-        let more: Vec<Condition> = values.into_iter().map(parse).collect::<Result<_, _>>()?;
-        // One of a list is to hold; where they exclude, all.
-        let choices: Vec<_> = if not { vec![&*more] } else { more.chunks(1).collect() };
+        // One value of a list has to match; if the list is negated, none may match.
+        let choices: Vec<&[&str]> = if not { vec![&values] } else { values.chunks(1).collect() };
         if all.is_empty() {
-            all.push(Vec::new());
+            all.push(Rule::new());
         }
-        if all.len().saturating_mul(choices.len()) > most {
+        if values.is_empty() {
+            return Err(word.into());
+        } else if all.len().saturating_mul(choices.len()) > most {
             return Err(Refusal::TooMany);
         }
-        let beside = |known: &Vec<Condition>| -> Vec<_> {
-            choices.iter().map(|more| [known, *more].concat()).collect()
-        };
-        all = all.iter().flat_map(beside).collect();
+        for rule in mem::take(&mut all) {
+            for choice in &choices {
+                let add = |rule, value: &&str| with(rule, family, field, not, value);
+                all.push(choice.iter().try_fold(rule.clone(), add)?);
+            }
+        }
     }
     Ok(all)
 }
 
-fn condition(family: Family, field: &str, not: bool, value: &str) -> Result<Condition, Refusal> {
+/// Adds a condition to a rule.
+fn with(rule: Rule, family: Family, field: &str, not: bool, value: &str) -> Result<Rule, Refusal> {
     if field == "iifname" {
-        let name = value.trim_matches('"').to_owned();
-        let plain = !name.is_empty() && name.len() < 16 && !name.contains('*');
-        let made = if not { Condition::NotInterface(name) } else { Condition::Interface(name) };
-        return plain.then_some(made).ok_or_else(|| value.into());
+        let name = value.trim_matches('"');
+        return match not {
+            _ if name.is_empty() || name.len() > 15 || name.contains('*') => Err(value.into()),
+            true => Ok(rule.ne(Field::Iifname, name)),
+            false => Ok(rule.eq(Field::Iifname, name)),
+        };
     }
     let addr = || value.parse::<IpAddr>().map(host_net);
     let net = value.parse::<IpNet>().map(|net| net.trunc()).or_else(|_| addr());
     let net = net.ok().filter(|net| Family::of(net.addr()) == family);
     let net = net.ok_or_else(|| Refusal::from(value))?;
     match (field, not) {
-        ("saddr", false) => Ok(Condition::Source(net)),
-        ("saddr", true) => Ok(Condition::NotSource(net)),
-        ("daddr", false) => Ok(Condition::Destination(net)),
-        ("daddr", true) => Ok(Condition::NotDestination(net)),
+        ("saddr", false) => Ok(rule.saddr_in(net)),
+        ("saddr", true) => Ok(rule.saddr_not_in(net)),
+        ("daddr", false) => Ok(rule.daddr_in(net)),
+        ("daddr", true) => Ok(rule.daddr_not_in(net)),
         _ => Err(field.into()),
     }
 }
@@ -159,9 +100,9 @@ fn condition(family: Family, field: &str, not: bool, value: &str) -> Result<Cond
 mod tests {
     use super::*;
 
-    fn v4(words: &[&str]) -> Result<Vec<Vec<Condition>>, Refusal> {
+    fn v4(words: &[&str]) -> Result<Vec<Rule>, Refusal> {
         let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
-        alternatives(Family::V4, &words, 8)
+        parse(Family::V4, &words, 8)
     }
 
     fn net(text: &str) -> IpNet {
@@ -169,12 +110,9 @@ mod tests {
     }
 
     #[test]
-    fn one_behind_the_other() {
-        let one = vec![
-            Condition::NotSource(net("10.1.2.0/24")),
-            Condition::Interface("eth0".to_owned()),
-            Condition::Destination(net("192.0.2.1/32")),
-        ];
+    fn conditions_in_sequence_form_one_rule() {
+        let one = Rule::new().saddr_not_in(net("10.1.2.0/24")).eq(Field::Iifname, "eth0");
+        let one = one.daddr_in(net("192.0.2.1/32"));
         let words =
             ["ip", "saddr", "!=", "10.1.2.3/24", "iifname", "\"eth0\"", "ip daddr 192.0.2.1"];
         assert_eq!(v4(&words), Ok(vec![one]));
@@ -182,18 +120,17 @@ mod tests {
     }
 
     #[test]
-    fn lists_are_alternatives_unless_they_exclude() {
+    fn lists_are_alternatives_unless_negated() {
         let (a, b) = (net("10.0.0.0/8"), net("192.0.2.7/32"));
         let words = ["iifname eth0", "ip saddr { 10.0.0.0/8, 192.0.2.7 }"];
-        let eth0 = Condition::Interface("eth0".to_owned());
-        let each = [a, b].map(|net| vec![eth0.clone(), Condition::Source(net)]);
+        let each = [a, b].map(|net| Rule::new().eq(Field::Iifname, "eth0").saddr_in(net));
         assert_eq!(v4(&words), Ok(each.to_vec()));
         let words = ["ip", "saddr", "!=", "{", "10.0.0.0/8", ",192.0.2.7", "}"];
-        assert_eq!(v4(&words), Ok(vec![[a, b].map(Condition::NotSource).to_vec()]));
+        assert_eq!(v4(&words), Ok(vec![Rule::new().saddr_not_in(a).saddr_not_in(b)]));
     }
 
     #[test]
-    fn what_is_not_understood_is_named() {
+    fn unsupported_words_are_named() {
         for (words, word) in [
             ("tcp dport 80", "tcp"),
             ("ip protocol tcp", "tcp"),
@@ -202,13 +139,14 @@ mod tests {
             ("ip ttl 10.0.0.1", "ttl"),
             ("iifname eth*", "eth*"),
             ("ip saddr", "ip"),
+            ("ip saddr { }", "ip"),
         ] {
             assert_eq!(v4(&[words]), Err(word.into()), "{words}");
         }
     }
 
     #[test]
-    fn lists_do_not_multiply_without_bound() {
+    fn the_number_of_alternatives_is_limited() {
         let two = "ip saddr { 10.0.0.0/8, 192.0.2.7 }";
         assert_eq!(v4(&[two; 3]).unwrap().len(), 8);
         assert_eq!(v4(&[two; 4]), Err(Refusal::TooMany));

@@ -1,57 +1,60 @@
-//! UDP: tracked connections keep their translation for minutes, so packets would go on to where
-//! they went before a mapping came, or after it has gone.
+//! UDP: tracked connections keep their translation for minutes, so packets would go to their former destination
+//! after a mapping was added or deleted.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 
-use super::{Mapping, Target};
+use ipnet::IpNet;
+
+use super::Mapping;
 use crate::log;
 use crate::netlink::conntrack::{Conntrack, Flow, Flows};
 use crate::netlink::nftables::{L4, RuleInfo};
-use crate::netlink::{self, Netlink};
+use crate::netlink::{self, Family, Netlink};
 
-/// After ADD: forgets what was sent to the mapped ports of this host and went elsewhere. What goes
-/// through it to others is none of the mappings' business.
-pub fn lead_to(targets: &[Target], mappings: &[Mapping], host: &Netlink) {
-    for target in targets {
-        let udp = mappings.iter().filter(|m| m.proto == L4::Udp && m.is_of(target.family()));
+/// After ADD: deletes the tracked connections to the mapped ports of this host with another destination.
+/// Connections that the host forwards are not affected.
+pub fn lead_to(targets: &[IpNet], mappings: &[Mapping], host: &Netlink) {
+    for addr in targets.iter().map(IpNet::addr) {
+        let family = Family::of(addr);
+        let udp = mappings.iter().filter(|m| m.proto == L4::Udp && m.is_of(family));
         let mapped: HashSet<_> = udp.map(|m| (m.host_port, m.address())).collect();
         if mapped.is_empty() {
             continue;
         }
         let mut local = HashMap::new();
-        forget(Flows::All(target.family()), |flow| {
+        forget(Flows::All(family), &mut |flow| {
             let mut is_local =
                 || *local.entry(flow.daddr).or_insert_with_key(|a| host.is_local(*a));
             let Flow { daddr, dport, server } = *flow;
             let is_mapped =
                 mapped.contains(&(dport, Some(daddr))) || mapped.contains(&(dport, None));
-            is_mapped && server != target.addr() && is_local()
+            is_mapped && server != addr && is_local()
         });
     }
 }
 
-/// After DEL: forgets all that these containers answered.
-pub fn of_gone(servers: &BTreeSet<IpAddr>) {
+/// After DEL: deletes the tracked connections that these containers replied to.
+pub(super) fn of_gone(servers: impl Iterator<Item = IpAddr>) {
     for server in servers {
-        forget(Flows::AnsweredBy(*server), |_| true);
+        forget(Flows::AnsweredBy(server), &mut |_| true);
     }
 }
 
-/// Where a rule leads UDP to.
+/// The address that a rule redirects UDP to.
 pub(super) fn served_by(rule: &RuleInfo) -> Option<IpAddr> {
     let udp = rule.values.contains(&vec![L4::Udp.number()]);
     let dnat = rule.expressions.last().is_some_and(|kind| kind == "nat");
-    // The address is loaded behind all that is compared, and before the port.
+    // The address is loaded after all compared values, and before the port.
     let addr = rule.values.iter().rev().find_map(|value| netlink::ip(value));
     addr.filter(|_| udp && dnat)
 }
 
-/// The mapping is right all the same, so trouble is only told.
-fn forget(flows: Flows, which: impl FnMut(&Flow) -> bool) {
+/// Errors are logged only: the mapping is correct nevertheless.
+fn forget(flows: Flows, which: &mut dyn FnMut(&Flow) -> bool) {
     let forgotten: netlink::Result<_> =
         Conntrack::open().and_then(|conntrack| conntrack.forget(flows, which));
     if let Err(error) = forgotten {
-        log::warn(format_args!("forget UDP flows: {error}"));
+        log::warn(format_args!("delete tracked UDP connections: {error}"));
     }
 }

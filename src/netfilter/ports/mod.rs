@@ -1,58 +1,43 @@
-//! Port mappings: what is sent to a port of the host goes to a port of a container.
+//! Port mappings: packets to a port of the host are redirected to a port of a container.
 //!
 //! | file | |
 //! | --- | --- |
 //! | `layout.rs` | our table of nftables: chains of constant size, one map element per port |
 //! | `nft.rs` | a container's elements in it: add, verify, delete, collect |
-//! | `conditions.rs` | more conditions for mappings, in nft's words |
-//! | `iptables/` | the chains of iptables, as the reference plugin has them, and the rules in them |
-//! | `reference.rs` | the nftables rules that the reference plugin makes, to delete them, and to hand over to it |
-//! | `flows.rs` | connections that a mapping, or its end, must not leave as they are |
+//! | `conditions.rs` | additional conditions of mappings, in the syntax of nft |
+//! | `iptables/` | the chains of iptables, as the reference plugin creates them, and their rules |
+//! | `reference.rs` | the reference plugin's nftables rules: deleted, or created to hand over to it |
+//! | `flows.rs` | tracked UDP connections that a new or deleted mapping must not leave as they are |
 
 pub mod conditions;
 pub mod flows;
-pub mod iptables;
+pub(super) mod iptables;
 mod layout;
-pub mod nft;
-pub mod reference;
+mod nft;
+mod reference;
 
 use std::borrow::Cow;
-use std::collections::BTreeSet;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-use self::conditions::Conditions;
-pub use self::iptables::{Options, Wanted};
-use super::backend::{Backend, Family, PacketFilter};
-use super::handed_over::{HandedOver, replace_table};
-use super::layout::{Change, Feature};
-use super::names::Owner;
-use super::{Repair, localhost};
-use crate::attachment::{Keepsake, Kept};
+use self::conditions::Refusal;
+pub use self::iptables::Options;
+use super::layout::{Change, Feature, HandedOver};
+use super::{Backend, Family, Owner, PacketFilter, Repair, all, localhost};
+use crate::attachment::Kept;
 use crate::error::{Error, Result};
-use crate::netlink::nftables::{L4, Nft};
+use crate::netlink::nftables::{L4, Nft, Rule};
 
-/// Where on the host a mapping listens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Listen {
-    /// On every local address.
-    Everywhere,
-    /// On every local address of one family.
-    Family(Family),
-    /// On one local address.
-    Address(IpAddr),
-}
-
-/// One port.
+/// A mapped port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mapping {
     /// The transport protocol.
     pub proto: L4,
-    /// The host's address.
-    pub listen: Listen,
+    /// The host's address: of one interface, unspecified for all addresses of one family, or `None` for all.
+    pub host: Option<IpAddr>,
     /// The host's port.
     pub host_port: u16,
     /// The container's port.
@@ -60,18 +45,14 @@ pub struct Mapping {
 }
 
 impl Mapping {
-    /// Whether it is for traffic of this family.
+    /// Whether it applies to packets of this family.
     pub fn is_of(&self, family: Family) -> bool {
-        match self.listen {
-            Listen::Everywhere => true,
-            Listen::Family(only) => only == family,
-            Listen::Address(addr) => Family::of(addr) == family,
-        }
+        self.host.is_none_or(|addr| Family::of(addr) == family)
     }
 
-    /// The host's address, if the mapping listens on one address alone.
+    /// The host's address if the mapping listens on a single address.
     pub fn address(&self) -> Option<IpAddr> {
-        if let Listen::Address(addr) = self.listen { Some(addr) } else { None }
+        self.host.filter(|addr| !addr.is_unspecified())
     }
 }
 
@@ -80,109 +61,69 @@ impl Mapping {
 pub enum Snat {
     /// None: the container sees every client's own address.
     Never,
-    /// Clients whose answers would not come back through the host otherwise: the host's loopback
-    /// addresses, and containers on the same link.
+    /// Connections whose replies would not pass the host otherwise: from the host's loopback addresses, and from
+    /// containers on the same link.
     WhereNeeded,
     /// All.
     Always,
 }
 
-/// A container's address, and how the host reaches it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Target {
-    /// With the prefix length of its subnet.
-    pub net: IpNet,
-    /// The host's interface towards it; none if there is no route.
-    pub via: Option<String>,
-}
-
-impl Target {
-    /// Its address.
-    pub fn addr(&self) -> IpAddr {
-        self.net.addr()
-    }
-
-    /// Its family.
-    pub fn family(&self) -> Family {
-        Family::of(self.addr())
-    }
-}
-
-/// All that is to be forwarded to an attachment.
-#[derive(Clone, Debug)]
+/// The mappings of an attachment. Its record has this content.
+#[derive(Clone, Serialize, Deserialize)]
 pub struct Forward<'a> {
-    /// The attachment.
-    pub owner: Owner<'a>,
+    /// The back end.
+    pub backend: Backend,
     /// The ports.
-    pub mappings: &'a [Mapping],
-    /// One address of a family at most.
-    pub targets: &'a [Target],
+    pub mappings: Cow<'a, [Mapping]>,
+    /// The container's addresses, at most one per family, with the prefix lengths of their subnets.
+    pub targets: Cow<'a, [IpNet]>,
     /// Whose source is translated.
     pub snat: Snat,
-    /// When the mappings apply, with nftables.
-    pub conditions: &'a Conditions,
+    /// Additional conditions for IPv4 and IPv6, as words of the back end.
+    pub conditions: [Cow<'a, [String]>; 2],
+    /// Options of the back end iptables.
+    pub options: Option<Options<'a>>,
+    /// Whether 127.0.0.1 of the host leads to the container, by `route_localnet`.
+    pub localnet: bool,
 }
 
 impl Forward<'_> {
     /// The mappings for a target.
-    pub fn mappings_to(&self, target: &Target) -> impl Iterator<Item = &Mapping> {
-        let family = target.family();
+    fn mappings_to(&self, target: IpNet) -> impl Iterator<Item = &Mapping> {
+        let family = Family::of(target.addr());
         self.mappings.iter().filter(move |mapping| mapping.is_of(family))
     }
-}
 
-/// What is kept of each attachment.
-pub const KEPT: Kept = Kept::of("portmap");
+    fn words(&self, family: Family) -> &[String] {
+        &self.conditions[usize::from(family == Family::V6)]
+    }
 
-/// All of what is forwarded to an attachment, and how.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Record<'a> {
-    backend: Backend,
-    mappings: Cow<'a, [Mapping]>,
-    targets: Cow<'a, [Target]>,
-    snat: Snat,
-    conditions: Cow<'a, Conditions>,
-    /// With iptables.
-    options: Option<Options<'a>>,
-    /// Whether 127.0.0.1 of the host leads to the container, by `route_localnet`.
-    localnet: bool,
-}
-
-impl Record<'_> {
-    fn forward<'a>(&'a self, owner: Owner<'a>) -> Forward<'a> {
-        let (mappings, targets, conditions) = (&self.mappings, &self.targets, &self.conditions);
-        Forward { owner, mappings, targets, snat: self.snat, conditions }
+    /// The [alternatives](conditions::parse) of conditions with nftables, whose number was checked before.
+    fn alternatives(&self, family: Family) -> Result<Vec<Rule>, Refusal> {
+        conditions::parse(family, self.words(family), usize::MAX)
     }
 }
 
-/// Keeps what is about to be made, so that it comes back after a flush. `localnet`: whether 127.0.0.1 of
-/// the host leads to the container, by `route_localnet`.
-pub fn keep(backend: Backend, forward: &Forward<'_>, options: Option<Options<'_>>, localnet: bool) {
-    let Forward { owner, snat, .. } = *forward;
-    let (mappings, targets) = (forward.mappings.into(), forward.targets.into());
-    let conditions = Cow::Borrowed(forward.conditions);
-    let record = Record { backend, mappings, targets, snat, conditions, options, localnet };
-    KEPT.keep(owner, record);
-}
+/// The records of attachments.
+pub const KEPT: Kept = Kept::of("portmap");
 
 /// For [`super::heal`].
 pub(super) const FEATURE: Feature =
     Feature { kept: KEPT, layouts: || vec![layout::layout()], restore };
 
 fn restore(change: &mut Change<'_>) {
-    for kept in change.living::<Record<'static>>(KEPT) {
+    for kept in change.living::<Forward<'static>>(KEPT) {
         if kept.content.backend == Backend::Nftables {
-            nft::restore(change, &kept.content.forward(kept.owner()));
+            nft::restore(change, kept.owner(), &kept.content);
         }
     }
 }
 
-/// What is wrong with the rules that attachments of this host depend on.
+/// The first missing rule that attachments of this host depend on.
 pub fn damage(filter: &PacketFilter) -> Result<Option<String>> {
-    let is_ours = |kept: &Keepsake<Record<'static>>| kept.content.backend == Backend::Nftables;
-    let is_needed = || KEPT.living().iter().any(is_ours);
     if let Some(nft) = filter.nft_if_present()?
-        && let Some(damage) = layout::layout().damage(nft, is_needed)?
+        && let Some(damage) =
+            layout::layout().damage(nft, &|| Backend::Nftables.is_recorded(KEPT))?
     {
         return Ok(Some(damage));
     }
@@ -192,7 +133,7 @@ pub fn damage(filter: &PacketFilter) -> Result<Option<String>> {
     iptables::RECORDS.damage()
 }
 
-/// Restores everything that was flushed if port mappings are missing.
+/// Restores the rules of all attachments if port mappings are missing.
 pub fn heal(filter: &PacketFilter) -> Result<()> {
     if KEPT.is_used() && damage(filter)?.is_some() {
         super::heal(filter, Repair::Restore)?;
@@ -200,80 +141,89 @@ pub fn heal(filter: &PacketFilter) -> Result<()> {
     Ok(())
 }
 
-/// Deletes what an attachment has in every layout and back end, when nothing else is known of it.
-pub fn reclaim(filter: &PacketFilter, owner: Owner<'_>) -> Result<()> {
-    KEPT.remove(owner)?;
-    let in_chains = iptables::del(filter, owner, &[]);
-    let mut servers = match filter.nft_if_present()? {
-        Some(nft) => del(nft, owner, &[], &[])?,
-        None => BTreeSet::new(),
-    };
-    servers.extend(in_chains?);
-    flows::of_gone(&servers);
-    Ok(())
-}
-
-/// Deletes what an attachment has in `nf_tables`; where that led UDP to.
-pub fn del(
-    nft: &Nft,
+/// Creates the mappings in one back end, after deleting those that an earlier ADD created in another. Earlier
+/// mappings of the attachment are replaced. If another container holds a port, nothing is created and the port is
+/// returned.
+pub fn add(
+    filter: &PacketFilter,
     owner: Owner<'_>,
-    mappings: &[Mapping],
-    addrs: &[IpAddr],
-) -> Result<BTreeSet<IpAddr>> {
-    let mut servers = nft::del(nft, owner, mappings, addrs)?;
-    servers.extend(reference::del(nft, owner.id)?);
-    Ok(servers)
-}
-
-/// Rewrites our layout on `nf_tables` into the reference's; how many rules that are.
-pub(super) fn hand_over(nft: &Nft) -> Result<HandedOver> {
-    replace_table(nft, layout::TABLE, &|nft, batch| {
-        let mut handed = HandedOver::default();
-        for family in Family::BOTH {
-            let rules = reference::read(nft, family, &mut handed)?;
-            if !rules.is_empty() {
-                reference::make(batch, family, &rules);
-            }
+    forward: &Forward<'_>,
+) -> Result<Option<Taken>> {
+    match forward.backend {
+        Backend::Nftables => {
+            // This may fail without harm, so it comes first.
+            iptables::del(filter, owner, None)?;
+            nft::add(filter.nft()?, owner, forward)
         }
-        handed.conditional = nft.dump_rules(layout::CONDITIONAL)?.len().saturating_sub(1);
-        Ok(handed)
-    })
-}
-
-/// A port as people write it: `8080/tcp`, `192.0.2.1:8080/tcp`.
-#[derive(Clone, Copy, Debug)]
-struct HostPort(Option<IpAddr>, u16, L4);
-
-impl fmt::Display for HostPort {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let HostPort(addr, port, proto) = *self;
-        match addr {
-            Some(addr) => write!(f, "{}/{proto}", SocketAddr::new(addr, port)),
-            None => write!(f, "{port}/{proto}"),
+        Backend::Iptables => {
+            let taken = iptables::add(owner, forward)?;
+            if taken.is_none() {
+                nft::del(filter, owner, None)?;
+            }
+            Ok(taken)
         }
     }
 }
 
-/// A port that another container has.
-#[derive(Clone, Debug)]
+/// Verifies every rule of the attachment, and the rules that all attachments share.
+pub fn check(filter: &PacketFilter, owner: Owner<'_>, forward: &Forward<'_>) -> Result<()> {
+    match forward.backend {
+        Backend::Nftables => nft::check(filter.nft()?, owner, forward),
+        Backend::Iptables => iptables::check(owner, forward),
+    }
+}
+
+/// Deletes the mappings of an attachment in every layout and back end, and tracked UDP connections to them. With the
+/// mappings of ADD `known`, the rules of others need not be read. Continues after an error; the errors are joined.
+pub fn del(filter: &PacketFilter, owner: Owner<'_>, known: Option<&Forward<'_>>) -> Result<()> {
+    let removed = KEPT.remove(owner);
+    let servers = [nft::del(filter, owner, known), iptables::del(filter, owner, known)];
+    flows::of_gone(servers.iter().flatten().flatten().copied());
+    all(servers.map(|servers| servers.map(drop)).into_iter().chain([removed]))
+}
+
+/// Deletes the mappings of the network's attachments that are not among `valid`.
+pub fn gc(filter: &PacketFilter, network: &str, valid: &[Owner<'_>]) -> Result<()> {
+    let removed = KEPT.remove_stale(network, valid);
+    let servers = nft::collect(filter, network, valid);
+    flows::of_gone(servers.iter().flatten().copied());
+    all([removed, servers.map(drop), iptables::collect(filter, network, valid)])
+}
+
+/// Rewrites our layout on `nf_tables` into the reference's. Counts rules.
+pub(super) fn hand_over(nft: &Nft) -> Result<HandedOver> {
+    super::layout::hand_over(nft, layout::TABLE, &reference::make)
+}
+
+/// The description of a port of the host: `8080/tcp`, `192.0.2.1:8080/tcp`.
+fn host_port(addr: Option<IpAddr>, port: u16, proto: L4) -> String {
+    match addr {
+        Some(addr) => format!("{}/{proto}", SocketAddr::new(addr, port)),
+        None => format!("{port}/{proto}"),
+    }
+}
+
+/// A port that another container holds.
+#[derive(Debug)]
 pub struct Taken {
-    port: HostPort,
-    /// The owner of the port, as far as the rules tell.
+    /// The description of the port.
+    port: String,
+    /// The owner of the port, as far as the rules identify it.
     pub by: Holder,
 }
 
 /// The owner of a port.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default)]
 pub struct Holder {
-    /// The [instance](Owner::instance), if the rules tell.
+    /// The [instance](Owner::instance); empty if unknown.
     pub instance: String,
     /// The container; empty if unknown.
     pub id: String,
     /// Its network; long names are cut.
     pub network: String,
-    /// The interface, if the rules tell.
+    /// The interface, if known.
     pub ifname: Option<String>,
-    /// What else there is, for a message.
+    /// A description of the rule, for messages.
     pub comment: String,
 }
 
@@ -281,7 +231,7 @@ impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Holder { id, network, ifname, comment, .. } = self;
         if id.is_empty() {
-            return write!(f, "somebody else: \"{comment}\"");
+            return write!(f, "an unknown owner: \"{comment}\"");
         }
         write!(f, "container \"{id}\" (network \"{network}\"")?;
         ifname.as_ref().map_or(Ok(()), |ifname| write!(f, ", interface \"{ifname}\""))?;

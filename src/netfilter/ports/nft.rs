@@ -1,16 +1,18 @@
 //! A container's elements in our table: one for each port, one for each address.
 //!
-//! Their cost does not depend on how many others there are: what ADD and DEL need is found by its
-//! key, and `attachments` tells how much there is to find. Only when that does not add up, as when
-//! DEL is not told the mappings of ADD, the maps are read.
+//! The cost of ADD and DEL does not depend on the number of other containers: elements are looked up by key, and
+//! `attachments` contains their number. The maps are read only if the numbers differ, as when the mappings of DEL
+//! are not those of ADD.
 
 use std::collections::{BTreeSet, HashSet};
 use std::net::IpAddr;
 
-use super::layout::{self, ATTACHMENTS, CONDITIONAL, Sets, TABLE};
-use super::{Forward, Holder, HostPort, KEPT, Mapping, Taken, flows};
+use ipnet::IpNet;
+
+use super::layout::{self, ANY, ATTACHMENTS, CONDITIONAL, HOST, MAPPED, TABLE};
+use super::{Forward, Holder, KEPT, Mapping, Taken, flows, host_port, reference};
 use crate::error::{Error, Result};
-use crate::netfilter::backend::Family;
+use crate::netfilter::backend::{Family, PacketFilter};
 use crate::netfilter::layout::{self as tables, Change};
 use crate::netfilter::names::{Owner, identity, stale};
 use crate::netlink;
@@ -18,21 +20,21 @@ use crate::netlink::nftables::{
     ByComment, Data, Element, Key, L4, Nft, Rule, RuleInfo, Value, Verdict,
 };
 
-/// How much of each half of an instance's hash fits a name.
+/// The length of each half of an instance's hash that fits into an interface name.
 const HALF: usize = 15;
 
-/// The port that an element maps.
-fn port(element: &Element) -> Option<HostPort> {
+/// The port of the host that an element maps: address, port, protocol.
+fn port(element: &Element) -> Option<(Option<IpAddr>, u16, L4)> {
     match element.key.0.as_slice() {
         [Value::Ip(addr), Value::Proto(proto), Value::Port(port)] => {
-            Some(HostPort(Some(*addr), *port, *proto))
+            Some((Some(*addr), *port, *proto))
         }
-        [Value::Proto(proto), Value::Port(port)] => Some(HostPort(None, *port, *proto)),
+        [Value::Proto(proto), Value::Port(port)] => Some((None, *port, *proto)),
         _ => None,
     }
 }
 
-/// The container's address that a port leads to.
+/// The container's address that a port is mapped to.
 fn addr(element: &Element) -> Option<IpAddr> {
     let Some(Data::Values(Key(to))) = &element.data else { return None };
     if let Some(Value::Ip(addr)) = to.first() { Some(*addr) } else { None }
@@ -45,73 +47,74 @@ fn attachment(owner: Owner<'_>) -> Element {
     ATTACHMENTS.element(Key(halves.collect())).comment(owner.label())
 }
 
-/// The element of a mapping, without the address that it leads to.
+/// The element of a mapping, without its data.
 fn place(mapping: &Mapping, family: Family) -> Element {
-    let (sets, proto, port) = (Sets::of(family), mapping.proto, mapping.host_port);
+    let (at, proto, port) = (family as usize, mapping.proto, mapping.host_port);
     match mapping.address() {
-        Some(addr) => sets.host.element((addr, proto, port)),
-        None => sets.any.element((proto, port)),
+        Some(addr) => HOST[at].element((addr, proto, port)),
+        None => ANY[at].element((proto, port)),
     }
 }
 
-/// The element of a container's address, without the chain that it leads to.
+/// The element of a container's address, without its data.
 fn mapped(addr: IpAddr) -> Element {
-    Sets::of(Family::of(addr)).mapped.element(addr)
+    MAPPED[usize::from(addr.is_ipv6())].element(addr)
 }
 
-/// All elements that `forward` consists of, but for the attachment's own.
-fn elements(forward: &Forward<'_>) -> Vec<Element> {
-    let (mut all, label) = (Vec::new(), forward.owner.label());
-    for target in forward.targets {
-        let (addr, family) = (target.addr(), target.family());
+/// The elements of the attachment, without its own.
+fn elements(owner: Owner<'_>, forward: &Forward<'_>) -> Vec<Element> {
+    let (mut all, label) = (Vec::new(), owner.label());
+    for target in forward.targets.iter().copied() {
+        let (addr, family) = (target.addr(), Family::of(target.addr()));
         let mappings: Vec<_> = forward.mappings_to(target).collect();
-        // Where there are conditions, rules map the ports.
-        let by_element = mappings.iter().filter(|_| !forward.conditions.are_for(family));
-        all.extend(by_element.map(|m| place(m, family).to((addr, m.container_port))));
+        // Ports with conditions are mapped by rules.
+        if forward.alternatives(family).is_ok_and(|rules| rules.is_empty()) {
+            all.extend(mappings.iter().map(|m| place(m, family).to((addr, m.container_port))));
+        }
         let from = layout::from(forward.snat, target).filter(|_| !mappings.is_empty());
         all.extend(from.map(|chain| mapped(addr).verdict(Verdict::goto(chain))));
     }
     all.into_iter().map(|element| element.comment(&label)).collect()
 }
 
-/// The element that tells how many others there are; more if there are rules, too, which are found by
-/// reading their chain.
-fn total(forward: &Forward<'_>, count: usize, rules: &[Rule]) -> Element {
+/// The attachment's own element, with the number of the others. If there are rules as well, the number is larger
+/// than that of any elements, since rules are found only by reading their chain.
+fn total(owner: Owner<'_>, count: usize, rules: &[Rule]) -> Element {
     let count = if rules.is_empty() { u32::try_from(count).ok() } else { None };
-    attachment(forward.owner).to(Value::Mark(count.unwrap_or(u32::MAX)))
+    attachment(owner).to(Value::Mark(count.unwrap_or(u32::MAX)))
 }
 
 /// The rules of mappings with conditions.
-fn rules(forward: &Forward<'_>) -> Vec<Rule> {
+fn rules(owner: Owner<'_>, forward: &Forward<'_>) -> Vec<Rule> {
     let mut rules = Vec::new();
-    for target in forward.targets {
+    for target in forward.targets.iter().copied() {
+        let alternatives = forward.alternatives(Family::of(target.addr())).unwrap_or_default();
         for mapping in forward.mappings_to(target) {
-            for when in forward.conditions.rules(target.family()) {
-                let when = mapping.address().into_iter().fold(when, Rule::daddr);
-                let rule = when.dport(mapping.proto, mapping.host_port);
+            for rule in alternatives.iter().cloned() {
+                let rule = mapping.address().into_iter().fold(rule, Rule::daddr);
+                let rule = rule.dport(mapping.proto, mapping.host_port);
                 let rule = rule.dnat(target.addr(), mapping.container_port);
-                rules.push(rule.comment(forward.owner.label()));
+                rules.push(rule.comment(owner.label()));
             }
         }
     }
     rules
 }
 
-/// Makes the mappings; earlier mappings of the attachment are replaced. If another container has
-/// a port, nothing is changed and the port is returned; a port that the same container has in another
-/// network stays there.
-pub fn add(nft: &Nft, forward: &Forward<'_>) -> Result<Option<Taken>> {
-    let (wanted, rules) = (elements(forward), rules(forward));
-    let asked: Vec<_> = [attachment(forward.owner)].iter().chain(&wanted).cloned().collect();
+/// Creates the mappings; earlier mappings of the attachment are replaced. If another container holds a port, nothing
+/// is created and the port is returned. A port that the same container holds in another network remains there.
+pub(super) fn add(nft: &Nft, owner: Owner<'_>, forward: &Forward<'_>) -> Result<Option<Taken>> {
+    let (wanted, rules) = (elements(owner, forward), rules(owner, forward));
+    let queried: Vec<_> = [attachment(owner)].iter().chain(&wanted).cloned().collect();
     let mut taken = None;
-    tables::change(nft, &[layout::layout()], &asked, |change, found| {
+    tables::change(nft, &[layout::layout()], &queried, &mut |change, found| {
         let (known, found) = found.split_first().unwrap_or((&None, &[]));
-        taken = taken_port(forward.owner, &wanted, found);
+        taken = taken_port(owner, &wanted, found);
         if taken.is_some() {
             return Ok(());
         }
         if known.is_some() {
-            replace(change, forward.owner, &wanted)?;
+            del_former(change, owner, &wanted)?;
         }
         let mut count = 0;
         for (element, found) in wanted.iter().zip(found) {
@@ -122,14 +125,14 @@ pub fn add(nft: &Nft, forward: &Forward<'_>) -> Result<Option<Taken>> {
             change.replace(found.as_ref(), element);
             count += 1;
         }
-        change.replace(known.as_ref(), &total(forward, count, &rules));
-        change.append_rules(CONDITIONAL, &forward.owner.label(), &rules);
+        change.replace(known.as_ref(), &total(owner, count, &rules));
+        change.append_rules(CONDITIONAL, &owner.label(), &rules);
         Ok(())
     })?;
     Ok(taken)
 }
 
-/// The first of the ports that another container has.
+/// The first of the ports that another container holds.
 fn taken_port(owner: Owner<'_>, wanted: &[Element], found: &[Option<Element>]) -> Option<Taken> {
     wanted.iter().zip(found).find_map(|(element, found)| {
         let other = found.as_ref().filter(|other| other.comment != element.comment)?;
@@ -137,36 +140,40 @@ fn taken_port(owner: Owner<'_>, wanted: &[Element], found: &[Option<Element>]) -
         if owner.owns(other) || owner.is_of_same_container(other) {
             return None;
         }
-        Some(Taken { port: port(element)?, by: holder(other) })
+        let (addr, port, proto) = port(element)?;
+        Some(Taken { port: host_port(addr, port, proto), by: holder(other) })
     })
 }
 
-/// Deletes what the attachment has and is not to have any more.
-fn replace(change: &mut Change<'_>, owner: Owner<'_>, wanted: &[Element]) -> netlink::Result<()> {
+/// Deletes the attachment's elements that are not `wanted`, and its rules.
+fn del_former(
+    change: &mut Change<'_>,
+    owner: Owner<'_>,
+    wanted: &[Element],
+) -> netlink::Result<()> {
     let wanted: HashSet<_> = wanted.iter().map(|element| (element.set, &element.key)).collect();
     let owns = owner.matcher();
-    for former in all_of(change.nft, &owns)? {
+    for former in change.nft.find_of(&layout::layout().sets, &[], &owns)? {
         if former.set != ATTACHMENTS && !wanted.contains(&(former.set, &former.key)) {
             change.batch.del_element(&former);
         }
     }
-    let mut rules = change.rules(TABLE).to_vec();
-    rules.retain(|rule| owns(rule.comment.as_deref()));
+    let rules = change.nft.rules_of(CONDITIONAL, &owns)?;
     change.batch.del_rules(TABLE, &rules);
     Ok(())
 }
 
-/// Adds what a flush took.
-pub(super) fn restore(change: &mut Change<'_>, forward: &Forward<'_>) {
-    let (mut all, rules) = (elements(forward), rules(forward));
-    all.push(total(forward, all.len(), &rules));
+/// Adds what a flush has deleted.
+pub(super) fn restore(change: &mut Change<'_>, owner: Owner<'_>, forward: &Forward<'_>) {
+    let (mut all, rules) = (elements(owner, forward), rules(owner, forward));
+    all.push(total(owner, all.len(), &rules));
     for element in &all {
         change.restore(element);
     }
-    change.restore_rules(CONDITIONAL, &forward.owner.label(), &rules);
+    change.restore_rules(CONDITIONAL, &owner.label(), &rules);
 }
 
-/// The owner that a comment tells.
+/// The owner that a comment identifies.
 fn holder(comment: Option<&str>) -> Holder {
     let comment = comment.unwrap_or_default().to_owned();
     let instance = comment.split(',').next().unwrap_or_default().to_owned();
@@ -177,48 +184,41 @@ fn holder(comment: Option<&str>) -> Holder {
     Holder { instance, id, network, ifname, comment }
 }
 
-/// Every element whose comment `which` is true of.
-fn all_of(nft: &Nft, which: ByComment<'_>) -> netlink::Result<Vec<Element>> {
-    nft.find_of(&layout::layout().sets, &[], which)
+/// Elements, and rules in the chain `conditional`.
+type Found = (Vec<Element>, Vec<RuleInfo>);
+
+/// All elements and rules with a comment for which `which` returns true.
+fn all(nft: &Nft, which: ByComment<'_>) -> netlink::Result<Found> {
+    let elements = nft.find_of(&layout::layout().sets, &[], which)?;
+    Ok((elements, nft.rules_of(CONDITIONAL, which)?))
 }
 
-/// What is being deleted.
-#[derive(Clone, Debug, Default)]
-struct Deleted {
-    elements: Vec<Element>,
-    rules: Vec<RuleInfo>,
-}
-
-/// Everything whose comment `which` is true of.
-fn all(nft: &Nft, which: ByComment<'_>) -> netlink::Result<Deleted> {
-    Ok(Deleted { elements: all_of(nft, which)?, rules: nft.rules_of(CONDITIONAL, which)? })
-}
-
-/// The attachment's elements by the keys of these mappings and addresses, if those are all that it
-/// has; nothing if it has nothing.
+/// Looks up the attachment's elements by key. Returns them if these are all, nothing if the attachment has none,
+/// `None` if the maps have to be read.
 fn all_by_key(
     nft: &Nft,
     owner: Owner<'_>,
-    mappings: &[Mapping],
-    addrs: &[IpAddr],
-) -> netlink::Result<Option<Deleted>> {
-    let mut asked = vec![attachment(owner), ATTACHMENTS.sentinel()];
+    known: Option<&Forward<'_>>,
+) -> netlink::Result<Option<Found>> {
+    let mut queried = vec![attachment(owner), ATTACHMENTS.sentinel()];
+    let mappings = known.map_or(&[][..], |known| &known.mappings);
     for family in Family::BOTH {
         let of_family = mappings.iter().filter(|mapping| mapping.is_of(family));
-        asked.extend(of_family.map(|mapping| place(mapping, family)));
+        queried.extend(of_family.map(|mapping| place(mapping, family)));
     }
-    asked.extend(addrs.iter().copied().map(mapped));
+    let addrs: Vec<IpAddr> = known.iter().flat_map(|k| k.targets.iter().map(IpNet::addr)).collect();
+    queried.extend(addrs.iter().copied().map(mapped));
     let owns = owner.matcher();
     let own = |found: Vec<Option<Element>>| -> Vec<Element> {
         let found = found.into_iter().flatten();
         found.filter(|element| owns(element.comment.as_deref())).collect()
     };
-    let found = nft.elements(&asked)?;
+    let found = nft.elements(&queried)?;
     let [first, sentinel, ..] = found.as_slice() else { return Ok(None) };
     let Some(count) = first.as_ref().and_then(|first| first.data.clone()) else {
-        // Where the map was flushed, there may be something all the same.
+        // If the map was flushed, there may be other elements nevertheless.
         let nothing = sentinel.is_some() || !nft.has(TABLE)?;
-        return Ok(nothing.then(Deleted::default));
+        return Ok(nothing.then(Found::default));
     };
     let mut elements = own(found);
     let mut more: BTreeSet<IpAddr> = elements.iter().filter_map(addr).collect();
@@ -226,16 +226,19 @@ fn all_by_key(
     let more: Vec<_> = more.into_iter().map(mapped).collect();
     elements.extend(own(nft.elements(&more)?));
     let found = u32::try_from(elements.len() - 1).map(Value::Mark);
-    let all = found.is_ok_and(|found| count == Data::Values(Key(vec![found])));
-    Ok(all.then_some(Deleted { elements, rules: Vec::new() }))
+    let is_all = found.is_ok_and(|found| count == Data::Values(Key(vec![found])));
+    Ok(is_all.then_some((elements, Vec::new())))
 }
 
-/// Deletes what `find` finds. Returns the addresses that it led UDP to.
-fn delete(nft: &Nft, find: impl Fn(&Nft) -> netlink::Result<Deleted>) -> Result<BTreeSet<IpAddr>> {
+/// Deletes what `find` returns. Returns the addresses that it redirected UDP to.
+fn delete(
+    nft: &Nft,
+    find: &dyn Fn(&Nft) -> netlink::Result<Found>,
+) -> netlink::Result<BTreeSet<IpAddr>> {
     let mut servers = BTreeSet::new();
     nft.update(&mut |nft| {
-        let Deleted { elements, rules } = find(nft)?;
-        let is_udp = |e: &&Element| port(e).is_some_and(|port| port.2 == L4::Udp);
+        let (elements, rules) = find(nft)?;
+        let is_udp = |e: &&Element| port(e).is_some_and(|(_, _, proto)| proto == L4::Udp);
         let of_rules = rules.iter().filter_map(flows::served_by);
         servers = elements.iter().filter(is_udp).filter_map(addr).chain(of_rules).collect();
         let mut batch = layout::layout().deletion(nft, &elements)?;
@@ -245,58 +248,68 @@ fn delete(nft: &Nft, find: impl Fn(&Nft) -> netlink::Result<Deleted>) -> Result<
     Ok(servers)
 }
 
-/// Deletes the attachment's mappings. Returns the addresses that they led UDP to. With its mappings and
-/// addresses known, the elements of all attachments need not be read.
-pub fn del(
-    nft: &Nft,
+/// Deletes the attachment's mappings, in our layout and the reference's. Returns the addresses that they redirected
+/// UDP to. With the mappings of ADD `known`, the elements of others need not be read.
+pub(super) fn del(
+    filter: &PacketFilter,
     owner: Owner<'_>,
-    mappings: &[Mapping],
-    addrs: &[IpAddr],
+    known: Option<&Forward<'_>>,
 ) -> Result<BTreeSet<IpAddr>> {
-    delete(nft, |nft| match all_by_key(nft, owner, mappings, addrs)? {
+    let Some(nft) = filter.nft_if_present()? else { return Ok(BTreeSet::new()) };
+    let mut servers = delete(nft, &|nft| match all_by_key(nft, owner, known)? {
         Some(all) => Ok(all),
         None => all(nft, &owner.matcher()),
-    })
+    })?;
+    servers.extend(reference::del(nft, owner.id)?);
+    Ok(servers)
 }
 
-/// Deletes the mappings of a network whose attachments are not among `valid`; where they led UDP to.
-pub fn collect(nft: &Nft, network: &str, valid: &[Owner<'_>]) -> Result<BTreeSet<IpAddr>> {
-    delete(nft, |nft| all(nft, &stale(network, valid)))
+/// Deletes the mappings of the network's attachments that are not among `valid`. Returns the addresses that they
+/// redirected UDP to.
+pub(super) fn collect(
+    filter: &PacketFilter,
+    network: &str,
+    valid: &[Owner<'_>],
+) -> Result<BTreeSet<IpAddr>> {
+    let Some(nft) = filter.nft_if_present()? else { return Ok(BTreeSet::new()) };
+    Ok(delete(nft, &|nft| all(nft, &stale(network, valid)))?)
 }
 
-/// Verifies that every element is there as ADD made it, and that the chains use them.
-pub fn check(nft: &Nft, forward: &Forward<'_>) -> Result<()> {
-    let (mut wanted, rules) = (elements(forward), rules(forward));
-    let missing = |text: String| {
-        let remedy = KEPT.remedy(forward.owner, layout::layout().damage(nft, || true)?.as_deref());
-        Err(Error::internal(text).with_details(remedy))
-    };
+/// Verifies that every element is as ADD created it, and that the chains use the elements; or that the reference
+/// created the mappings.
+pub(super) fn check(nft: &Nft, owner: Owner<'_>, forward: &Forward<'_>) -> Result<()> {
+    match missing(nft, owner, forward)? {
+        Some(text) if !reference::has(nft, owner, forward)? => {
+            let damage = layout::layout().damage(nft, &|| true)?;
+            Err(Error::internal(text).with_details(KEPT.remedy(owner, damage.as_deref())))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The first missing or different object.
+fn missing(nft: &Nft, owner: Owner<'_>, forward: &Forward<'_>) -> netlink::Result<Option<String>> {
+    let (mut wanted, rules) = (elements(owner, forward), rules(owner, forward));
     let mut found = nft.elements(&wanted)?;
-    found.push(nft.element(&attachment(forward.owner))?);
-    wanted.push(total(forward, wanted.len(), &rules));
+    found.push(nft.element(&attachment(owner))?);
+    wanted.push(total(owner, wanted.len(), &rules));
     for (element, found) in wanted.iter().zip(found) {
         let set = element.set;
-        let Some(found) = found else { return missing(format!("{element} is missing in {set}")) };
+        let Some(found) = found else { return Ok(Some(format!("{element} is missing in {set}"))) };
         let other = found.comment.as_deref().filter(|_| found.comment != element.comment);
-        if other.is_some()
-            && (element.leads_to().is_some() || !forward.owner.is_of_same_container(other))
-        {
+        if other.is_some() && (element.leads_to().is_some() || !owner.is_of_same_container(other)) {
             let owner = holder(other);
-            return missing(format!("element {element} of {set} belongs to {owner}"));
+            return Ok(Some(format!("element {element} of {set} belongs to {owner}")));
         }
         if other.is_none() && set != ATTACHMENTS && found.data != element.data {
-            return missing(format!("element {element} of {set} leads elsewhere"));
+            return Ok(Some(format!("element {element} of {set} leads elsewhere")));
         }
     }
-    let found = nft.rules_of(CONDITIONAL, &forward.owner.matcher())?.len();
-    let wanted = rules.len();
+    let (found, wanted) = (nft.rules_of(CONDITIONAL, &owner.matcher())?.len(), rules.len());
     if found < wanted {
-        return missing(format!("{found} of {wanted} rules are in chain {CONDITIONAL}"));
+        return Ok(Some(format!("{found} of {wanted} rules are in chain {CONDITIONAL}")));
     }
-    match layout::layout().damage(nft, || true)? {
-        Some(text) => missing(text),
-        None => Ok(()),
-    }
+    layout::layout().damage(nft, &|| true)
 }
 
 #[cfg(test)]
@@ -304,10 +317,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn owners_are_named() {
+    fn holders_are_described() {
         let owner = Owner { network: "pods", ifname: "eth0", id: "c1" };
         let named = "container \"c1\" (network \"pods\", interface \"eth0\")";
         assert_eq!(holder(Some(&owner.label())).to_string(), named);
-        assert_eq!(holder(None).to_string(), "somebody else: \"\"");
+        assert_eq!(holder(None).to_string(), "an unknown owner: \"\"");
     }
 }

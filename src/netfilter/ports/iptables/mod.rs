@@ -1,9 +1,9 @@
-//! Mappings as iptables rules: a chain for each container, entered from `CNI-HOSTPORT-DNAT`; names,
-//! comments and rules are the reference plugin's (`rules.rs`).
+//! Mappings as iptables rules: a chain for each container, entered from `CNI-HOSTPORT-DNAT`. Names, comments and
+//! rules are the reference plugin's (`rules.rs`).
 //!
-//! The reference has one chain for all interfaces that a container has in a network. Here the
-//! second interface gets a chain of its own; a comment at the end of a chain tells its interface. The
-//! comments of the entries tell the owner of a chain, its name does not.
+//! The reference has one chain for all interfaces of a container in a network. Here a second interface gets its own
+//! chain, and a comment at the end of a chain names its interface. The owner of a chain is identified by the
+//! comments of its entries, not by the chain's name.
 
 mod rules;
 
@@ -11,83 +11,81 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 
+pub use self::rules::Options;
 use self::rules::{
-    MASQ, SETMARK, TOP, entries, entries_ahead, entry_comment, interface, marker, parse_comment,
-    rules, shared_rules,
+    MASQ, POSTROUTING, SETMARK, TOP, Wanted, entries, entries_ahead, entry_comment, interface,
+    marker, parse_comment, rules, shared_rules,
 };
-pub use self::rules::{Options, Wanted};
-use super::{Forward, Holder, HostPort, KEPT, Mapping, Record, Taken};
+use super::{Forward, Holder, KEPT, Mapping, Taken, host_port};
 use crate::cni::ip::host_net;
 use crate::error::{Error, Result};
 use crate::log;
-use crate::netfilter::backend::{Backend, Family, PacketFilter};
-use crate::netfilter::handed_over::HandedOver;
 use crate::netfilter::iptables::{Iptables, Records, Rule, Table};
-use crate::netfilter::names::Owner;
+use crate::netfilter::layout::HandedOver;
+use crate::netfilter::{Backend, Family, Owner, PacketFilter};
 
 const NAT: &str = "nat";
-/// Where an old release of the reference entered its chains for sources.
+/// The top chain for sources of an old release of the reference.
 const OLD_SNAT: &str = "CNI-HOSTPORT-SNAT";
 
-/// For [`crate::netfilter::heal`]. A port that another container has meanwhile is left to it.
-pub const RECORDS: Records<Record<'static>> = Records {
+/// For [`crate::netfilter::heal`]. A port that another container holds meanwhile is not restored.
+pub(in crate::netfilter) const RECORDS: Records<Forward<'static>> = Records {
     kept: KEPT,
     table: NAT,
-    is_of: |record, family| {
-        let mut targets = record.targets.iter();
-        record.backend == Backend::Iptables && targets.any(|target| target.family() == family)
+    is_of: |forward, family| {
+        let mut targets = forward.targets.iter();
+        forward.backend == Backend::Iptables
+            && targets.any(|target| Family::of(target.addr()) == family)
     },
     restore: |table, family, kept| {
-        let Some(options) = &kept.content.options else { return };
-        let forward = kept.content.forward(kept.owner());
-        for wanted in Wanted::each(&forward, options) {
+        for wanted in Wanted::each(kept.owner(), &kept.content) {
             let has = |rule: &Rule| Ok(table.has(rule) || table.unreadable.contains(&rule.chain));
-            let is_whole = |table| missing(table, wanted, has).is_ok_and(|m| m.is_none());
-            let is_of_family = wanted.target.family() == family;
-            if is_of_family && !is_whole(table) && taken_port(table, wanted).is_none() {
+            let is_complete = |table| missing(table, wanted, has).is_ok_and(|m| m.is_none());
+            let is_of_family = wanted.family() == family;
+            if is_of_family && !is_complete(table) && taken_port(table, wanted).is_none() {
                 make(table, wanted);
             }
         }
     },
 };
 
-/// Makes the mappings, in one transaction for each family; earlier mappings of the attachment
-/// are replaced. A port that another container has is returned. Then, and on failure, the attachment
-/// has no mappings.
-pub fn add(forward: &Forward<'_>, options: &Options<'_>) -> Result<Option<Taken>> {
+/// Creates the mappings, in one transaction for each family; earlier mappings of the attachment are replaced. If
+/// another container holds a port, the port is returned. In this case, and on failure, the attachment has no
+/// mappings.
+pub(super) fn add(owner: Owner<'_>, forward: &Forward<'_>) -> Result<Option<Taken>> {
     let taken = RefCell::new(None);
-    for (at, wanted) in Wanted::each(forward, options).into_iter().enumerate() {
-        let family = wanted.target.family();
-        let witness = RECORDS.another(forward.owner, family);
-        let witness = witness.map(|kept| entry_comment(kept.owner()));
+    for (at, wanted) in Wanted::each(owner, forward).into_iter().enumerate() {
+        let family = wanted.family();
+        // The entries of another attachment, whose absence shows a flush.
+        let witness = RECORDS.another(owner, family).map(|kept| entry_comment(kept.owner()));
         let is_gone = |table: &Table, comment| !table.rules.iter().any(|r| is_entry(r, comment));
         let plan = |table: &mut Table| {
             if witness.as_ref().is_some_and(|comment| is_gone(table, comment)) {
-                RECORDS.restore(table, family, Some(forward.owner));
+                RECORDS.restore(table, family, Some(owner));
             }
-            match taken_port(table, wanted) {
-                Some(port) => {
-                    taken.replace(Some(port.clone()));
-                    table.refuse(port.into());
-                }
+            let port = taken_port(table, wanted);
+            match &port {
+                Some(_) => table.changes.clear(),
                 None => make(table, wanted),
             }
+            taken.replace(port);
         };
         let made = Iptables::require(family).and_then(|tables| {
             let expect = || expected_table(&tables, wanted, witness.as_deref());
-            tables.add_expected(NAT, expect, &plan)
+            tables.add_expected(NAT, &expect, &plan)
         });
-        if let Err(error) = made {
+        if made.is_err() || taken.borrow().is_some() {
             for earlier in &forward.targets[..at] {
-                take_back(earlier.family(), forward.owner);
+                take_back(Family::of(earlier.addr()), owner);
             }
-            return taken.into_inner().map_or(Err(error), |taken| Ok(Some(taken)));
+            return made.map(|()| taken.into_inner());
         }
     }
     Ok(None)
 }
 
-/// What all containers share, if no other one has a port of these by the rules that lead to them.
+/// The table with the objects that all containers share; `None` if another container may hold one of the ports, by
+/// the entries.
 fn expected_table(tables: &Iptables, wanted: Wanted<'_>, witness: Option<&str>) -> Option<Table> {
     let entries = tables.read_chain(NAT, TOP)?;
     let ports = wanted.mappings().map(|m| (m.proto.to_string(), m.host_port)).collect();
@@ -102,7 +100,7 @@ fn expected_table(tables: &Iptables, wanted: Wanted<'_>, witness: Option<&str>) 
     Some(table)
 }
 
-/// Whether an entry rule may be for one of these ports: by what it says, unless that is not understood.
+/// Whether an entry may be for one of these ports. Entries that cannot be parsed may be for any port.
 fn may_be_of(entry: &Rule, ports: &HashSet<(String, u16)>) -> bool {
     let proto = entry.value("-p");
     let Some(of_entry) = entry.value("--dports") else {
@@ -116,21 +114,21 @@ fn may_be_of(entry: &Rule, ports: &HashSet<(String, u16)>) -> bool {
 
 fn make(table: &mut Table, wanted: Wanted<'_>) {
     shared(table, wanted);
-    let chain = chain_of(table, wanted.forward.owner);
+    let chain = chain_of(table, wanted.owner);
     table.del_rules(|rule| rule.goes_to(&chain));
     table.flush_chain(&chain);
-    table.ensure_chain(&chain);
     fill(table, wanted, &chain);
 }
 
-/// Adds the rules of the attachment, to its chain that is empty.
+/// Adds the rules of the attachment to its empty chain.
 fn fill(table: &mut Table, wanted: Wanted<'_>, chain: &str) {
+    table.ensure_chain(chain);
     table.append_all_unique(rules(wanted, chain));
-    table.append_unique(marker(chain, wanted.forward.owner.ifname));
-    // Behind those of others: of several networks of a container the first serves.
+    table.append_unique(marker(chain, wanted.owner.ifname));
+    // After those of others: of several networks of a container the first one serves the port.
     let ahead = table.rules_of(TOP).take_while(|rule| rule.value("-d").is_some()).count();
     for entry in entries_ahead(wanted, chain) {
-        table.insert_behind(ahead, entry);
+        table.insert_unique(ahead, entry);
     }
 }
 
@@ -139,72 +137,71 @@ fn take_back(family: Family, owner: Owner<'_>) {
         tables.update(NAT, &|table| table.uproot_chain(&chain_of(table, owner)))
     });
     if let Err(error) = undone {
-        log::warn(format_args!("take back port mappings: {error}"));
+        log::warn(format_args!("undo port mappings: {error}"));
     }
 }
 
-/// The objects that all containers share.
+/// Adds the objects that all containers share.
 fn shared(table: &mut Table, wanted: Wanted<'_>) {
     if wanted.masquerades() {
         table.ensure_chain(SETMARK);
         table.ensure_chain(MASQ);
     }
     table.ensure_chain(TOP);
-    let [prerouting, output, setmark, masq, marked] = shared_rules(wanted.options);
-    table.append_unique(prerouting);
-    table.append_unique(output);
-    if wanted.masquerades() {
-        table.append_unique(setmark);
-        table.append_unique(masq);
-        table.insert_unique(marked);
+    for rule in shared_rules(wanted) {
+        if rule.chain == POSTROUTING {
+            table.insert_unique(0, rule);
+        } else {
+            table.append_unique(rule);
+        }
     }
 }
 
-/// The attachment's chain, as entries and the marker of an interface tell. Where there is none yet,
-/// the container's chain, unless another interface or another container has it: the reference
-/// joins the texts of network and container in the name, so that two containers may have the same.
+/// The attachment's chain, by the comments of entries and of the chain's interface. If there is none, the container's
+/// chain by the reference's name, unless another interface or another container uses it: the name is a hash of
+/// network and container joined, so two containers may have the same name.
 fn chain_of(table: &Table, owner: Owner<'_>) -> String {
     let (common, own) = chains(owner);
     let comment = entry_comment(owner);
-    let is_others_interface = |chain: &str| {
+    let is_of_other_interface = |chain: &str| {
         let own_marker = marker(chain, owner.ifname);
         table.rules_of(chain).any(|rule| interface(rule).is_some() && *rule != own_marker)
     };
-    let is_mine =
-        |chain: &&str| !is_others_interface(chain) && !is_anothers(table, chain, &comment);
+    let is_own =
+        |chain: &&str| !is_of_other_interface(chain) && !is_of_other(table, chain, &comment);
     let entries = table.rules.iter().filter(|rule| is_entry(rule, &comment));
-    if let Some(chain) = entries.filter_map(|entry| entry.value("-j")).find(is_mine) {
+    if let Some(chain) = entries.filter_map(|entry| entry.value("-j")).find(is_own) {
         return chain.to_owned();
     }
-    if table.has_chain(&own) || !is_mine(&common.as_str()) { own } else { common }
+    if table.has_chain(&own) || !is_own(&common.as_str()) { own } else { common }
 }
 
 fn is_entry(rule: &Rule, comment: &str) -> bool {
     rule.chain == TOP && rule.value("--comment") == Some(comment)
 }
 
-/// Whether an entry of another container leads to the chain.
-fn is_anothers(table: &Table, chain: &str, comment: &str) -> bool {
+/// Whether an entry of another container jumps to the chain.
+fn is_of_other(table: &Table, chain: &str, comment: &str) -> bool {
     table.rules_of(TOP).any(|entry| entry.goes_to(chain) && !is_entry(entry, comment))
 }
 
-/// Deletes the entries of this comment to the chain, and the chain unless others lead to it.
+/// Deletes the entries with this comment to the chain, and the chain unless others jump to it.
 fn remove_chain(table: &mut Table, chain: &str, comment: &str) {
     table.del_rules(|rule| is_entry(rule, comment) && rule.goes_to(chain));
-    if !is_anothers(table, chain, comment) {
+    if !is_of_other(table, chain, comment) {
         table.uproot_chain(chain);
     }
 }
 
-/// The container's chain by the reference's name, and the one for an interface beside its first.
+/// The names of the container's chain in the reference, and of the chain of a second interface.
 fn chains(owner: Owner<'_>) -> (String, String) {
     let id = format!("/{}/{}", owner.id, owner.ifname);
     (owner.chain("DN-"), Owner { id: &id, ..owner }.chain("DN-"))
 }
 
-/// A port that the chain of another container has.
+/// The first wanted port that the chain of another container maps.
 fn taken_port(table: &Table, wanted: Wanted<'_>) -> Option<Taken> {
-    let owner = wanted.forward.owner;
+    let owner = wanted.owner;
     let own = chain_of(table, owner);
     let asked: HashMap<_, _> = wanted.mappings().map(|m| (words_of(m), m)).collect();
     let is_others = |rule: &&Rule| {
@@ -214,99 +211,83 @@ fn taken_port(table: &Table, wanted: Wanted<'_>) -> Option<Taken> {
         let words = ["-p", "--dport", "-d"].map(|option| rule.value(option).map(str::to_owned));
         let Some(mapping) = asked.get(&words) else { continue };
         let chain = &rule.chain;
-        // A chain that nothing leads to maps nothing.
+        // A chain without an entry maps nothing.
         let Some(entry) = table.rules_of(TOP).find(|entry| entry.goes_to(chain)) else { continue };
         let holds = entry.value("--comment").and_then(parse_comment);
-        // Runtimes ask for the ports of a container in each of its networks (`podman network
-        // connect`); the chain that is entered first serves them.
+        // Runtimes request the ports of a container in each of its networks (`podman network connect`); the chain
+        // that is entered first serves them.
         if holds.is_some_and(|(network, id)| id == owner.id && network != owner.network) {
             continue;
         }
-        let port = HostPort(mapping.address(), mapping.host_port, mapping.proto);
         let (network, id) = holds.unwrap_or_default();
-        let ifname = table.rules_of(chain).find_map(interface);
         let by = Holder {
             network: network.to_owned(),
             id: id.to_owned(),
-            ifname: ifname.map(ToOwned::to_owned),
+            ifname: table.rules_of(chain).find_map(interface).map(ToOwned::to_owned),
             comment: format!("chain {chain}"),
             ..Holder::default()
         };
+        let port = host_port(mapping.address(), mapping.host_port, mapping.proto);
         return Some(Taken { port, by });
     }
     None
 }
 
-/// Protocol, port and address as the rule of a mapping has them.
+/// The protocol, port and address in the rule of a mapping.
 fn words_of(mapping: &Mapping) -> [Option<String>; 3] {
     let (proto, port) = (mapping.proto.to_string(), mapping.host_port.to_string());
     let addr = mapping.address().map(|addr| host_net(addr).to_string());
     [Some(proto), Some(port), addr]
 }
 
-/// Deletes what the attachment has, whichever flavour of iptables made it; returns the addresses
-/// that it led UDP to. What ADD was `told`, where it is known, saves looking for it.
-pub fn del(
+/// Deletes the attachment's mappings in every flavour of iptables. Returns the addresses that they redirected UDP to.
+/// With the mappings of ADD `known`, the rules of others need not be read.
+pub(super) fn del(
     filter: &PacketFilter,
     owner: Owner<'_>,
-    told: &[Wanted<'_>],
+    known: Option<&Forward<'_>>,
 ) -> Result<BTreeSet<IpAddr>> {
     let (common, own) = chains(owner);
-    let mut servers = BTreeSet::new();
-    for family in Family::BOTH {
-        let found = filter.iptables_with(family, NAT, &[&common, &own])?;
-        if found.is_empty() {
-            continue;
+    let servers = RefCell::new(BTreeSet::new());
+    // The rules that ADD created for a first interface.
+    let expect = |table: &mut Table, family| {
+        for wanted in known.iter().flat_map(|known| Wanted::each(owner, known)) {
+            if wanted.family() == family && !wanted.forward.mappings.is_empty() {
+                fill(table, wanted, &common);
+            }
         }
-        let told = told.iter().find(|wanted| wanted.target.family() == family);
-        let expected = told.and_then(|told| expected_chain(*told));
-        let expected = expected.unwrap_or_else(|| Table::empty(NAT));
-        for programs in found {
-            let served = RefCell::default();
-            programs.delete_expected(&expected, &|table| {
-                served.replace(plan_del(table, owner));
-            })?;
-            servers.extend(served.into_inner());
-        }
-    }
-    Ok(servers)
+    };
+    let plan = |table: &mut Table, _| servers.borrow_mut().extend(plan_del(table, owner));
+    filter.delete_with_iptables(NAT, &[&common, &own], &expect, &plan)?;
+    Ok(servers.into_inner())
 }
 
+/// Deletes the attachment's rules. Returns the addresses that they redirected UDP to.
 fn plan_del(table: &mut Table, owner: Owner<'_>) -> Vec<IpAddr> {
-    let chain = chain_of(table, owner);
+    let (chain, comment) = (chain_of(table, owner), entry_comment(owner));
     let udp = table.rules_of(&chain).filter(|rule| rule.value("-p") == Some("udp"));
     let to = udp.filter_map(|rule| rule.value("--to-destination")?.parse().ok());
-    let served = to.map(|to: SocketAddr| to.ip()).collect();
-    // By its words, which tell the interface: the chain may be another one's by now.
+    let servers = to.map(|to: SocketAddr| to.ip()).collect();
+    // By its arguments, which contain the interface: the chain may belong to another interface by now.
     table.del_rules(|rule| *rule == marker(&chain, owner.ifname));
-    remove_chain(table, &chain, &entry_comment(owner));
-    // A chain that the reference made for two containers.
+    remove_chain(table, &chain, &comment);
+    // A chain that the reference created for two containers.
     let (common, _) = chains(owner);
-    if is_anothers(table, &common, &entry_comment(owner)) {
-        remove_chain(table, &common, &entry_comment(owner));
+    if is_of_other(table, &common, &comment) {
+        remove_chain(table, &common, &comment);
     }
     if table.has_chain(OLD_SNAT) {
         table.uproot_chain(&owner.chain("SN-"));
     }
-    served
-}
-
-/// The table with nothing but what ADD made of the attachment's first interface.
-fn expected_chain(wanted: Wanted<'_>) -> Option<Table> {
-    let (chain, _) = chains(wanted.forward.owner);
-    let mut table = Table::empty(NAT);
-    table.ensure_chain(&chain);
-    fill(&mut table, wanted, &chain);
-    let has_entries = table.rules_of(TOP).next().is_some();
-    has_entries.then_some(table)
+    servers
 }
 
 /// Verifies every rule of the attachment and the rules that all attachments share.
-pub fn check(forward: &Forward<'_>, options: &Options<'_>) -> Result<()> {
-    for wanted in Wanted::each(forward, options) {
-        let tables = Iptables::require(wanted.target.family())?;
+pub(super) fn check(owner: Owner<'_>, forward: &Forward<'_>) -> Result<()> {
+    for wanted in Wanted::each(owner, forward) {
+        let tables = Iptables::require(wanted.family())?;
         let table = tables.read(NAT)?;
-        let chain = chain_of(&table, forward.owner);
+        let chain = chain_of(&table, owner);
         let missing = if table.has_chain(&chain) {
             missing(&table, wanted, |rule| tables.has(&table, rule))?.map(|rule| {
                 let (words, chain) = (rule.words.join(" "), rule.chain);
@@ -316,116 +297,120 @@ pub fn check(forward: &Forward<'_>, options: &Options<'_>) -> Result<()> {
             Some(format!("chain {chain} not found in iptables table nat"))
         };
         if let Some(missing) = missing {
-            let remedy = KEPT.remedy(forward.owner, None);
-            return Err(Error::internal(missing).with_details(remedy));
+            return Err(Error::internal(missing).with_details(KEPT.remedy(owner, None)));
         }
     }
     Ok(())
 }
 
-/// The first rule of the attachment, or shared by all, that is not there; of what the reference
-/// made, of its own rules.
+/// The first missing rule of the attachment, or of those that all share. If the reference created the rules, only
+/// its own are required.
 fn missing(
     table: &Table,
     wanted: Wanted<'_>,
     has: impl Fn(&Rule) -> Result<bool>,
 ) -> Result<Option<Rule>> {
-    let chain = chain_of(table, wanted.forward.owner);
-    let shared = if wanted.masquerades() { 5 } else { 2 };
-    let mut all: Vec<Rule> = shared_rules(wanted.options).into_iter().take(shared).collect();
+    let chain = chain_of(table, wanted.owner);
+    let mut all = shared_rules(wanted);
     all.extend(rules(wanted, &chain));
-    if table.has(&marker(&chain, wanted.forward.owner.ifname)) {
+    if table.has(&marker(&chain, wanted.owner.ifname)) {
         all.extend(entries_ahead(wanted, &chain));
     }
     let present: HashSet<&Rule> = table.rules.iter().collect();
     for rule in all {
-        // iptables-save may write conditions in other words.
-        let there = if !wanted.conditions().is_empty() && rule.chain == TOP {
+        // iptables-save may print conditions in other words.
+        let exists = if !wanted.conditions().is_empty() && rule.chain == TOP {
             table.rules_of(TOP).any(|rule| rule.goes_to(&chain))
         } else {
             present.contains(&rule) || has(&rule)?
         };
-        if !there {
+        if !exists {
             return Ok(Some(rule));
         }
     }
     Ok(None)
 }
 
-/// Deletes the chains of a network whose attachments are not among `valid`.
-pub fn collect(filter: &PacketFilter, network: &str, valid: &[Owner<'_>]) -> Result<()> {
-    filter.delete_with_iptables(NAT, &[TOP], &|_| Table::empty(NAT), &|table, _| {
+/// Deletes the chains of the network's attachments that are not among `valid`.
+pub(super) fn collect(filter: &PacketFilter, network: &str, valid: &[Owner<'_>]) -> Result<()> {
+    filter.delete_with_iptables(NAT, &[TOP], &|_, _| {}, &|table, _| {
         for (chain, comment) in stale(table, network, valid) {
             remove_chain(table, &chain, &comment);
         }
         for entry in &entries() {
-            table.leave_one(entry);
+            table.del_duplicates(entry);
         }
     })
 }
 
-/// The stale chains and the comments of the entries that lead there.
+/// The stale chains and the comments of their entries.
 fn stale(table: &Table, network: &str, valid: &[Owner<'_>]) -> BTreeSet<(String, String)> {
     let mut stale = BTreeSet::new();
-    for entry in table.rules_of(TOP) {
-        let Some(comment) = entry.value("--comment") else { continue };
-        let Some((of, id)) = parse_comment(comment) else { continue };
-        let Some(chain) = entry.value("-j") else { continue };
-        // The reference's rules do not tell the interface.
+    for (entry, chain, of, id) in container_entries(table) {
+        // The reference's rules do not name the interface.
         let ifname = table.rules_of(chain).find_map(interface);
         let is_valid = |owner: &Owner<'_>| {
             owner.id == id && ifname.is_none_or(|ifname| owner.ifname == ifname)
         };
-        if of == network && !valid.iter().any(is_valid) && chain.starts_with("CNI-DN-") {
+        if of == network && !valid.iter().any(is_valid) {
+            let comment = entry.value("--comment").unwrap_or_default();
             stale.insert((chain.to_owned(), comment.to_owned()));
         }
     }
     stale
 }
 
-/// Moves the rules of second interfaces into their containers' chains, the only ones that the
-/// reference looks for; how many chains that were.
+/// The entries of containers, with their chain, network and container.
+fn container_entries(table: &Table) -> impl Iterator<Item = (&Rule, &str, &str, &str)> {
+    table.rules_of(TOP).filter_map(|entry| {
+        let (network, id) = parse_comment(entry.value("--comment")?)?;
+        let chain = entry.value("-j").filter(|chain| chain.starts_with("CNI-DN-"))?;
+        Some((entry, chain, network, id))
+    })
+}
+
+/// Moves the rules of second interfaces into their containers' chains, the only ones that the reference looks for.
+/// Counts chains.
 pub(in crate::netfilter) fn join_interfaces(filter: &PacketFilter) -> Result<HandedOver> {
-    let count = Cell::new(0);
+    let mut handed = HandedOver::default();
     for family in Family::BOTH {
         let programs = filter.iptables_with(family, NAT, &[TOP])?;
         if programs.is_empty() && filter.has_chain(family, NAT, &[TOP])? {
             log::warn(format_args!(
-                "port mappings in iptables are not looked at: no iptables-restore in PATH. Those of a \
-                 container's second interface in one network stay until {TOP} is emptied"
+                "port mappings in iptables are not converted: no iptables-restore in PATH. Those of a \
+                 container's second interface in one network remain until {TOP} is flushed"
             ));
         }
         for program in programs {
-            let before = count.get();
-            program.update(NAT, &|table| count.set(before + join(table)))?;
+            let joined = Cell::new(0);
+            program.update(NAT, &|table| joined.set(join(table)))?;
+            handed.objects += joined.get();
         }
     }
-    Ok(HandedOver::all(count.get()))
+    Ok(handed)
 }
 
 fn join(table: &mut Table) -> usize {
     let mut joined = BTreeSet::new();
-    for entry in table.rules_of(TOP).cloned().collect::<Vec<_>>() {
-        let chain = entry.value("-j").filter(|chain| chain.starts_with("CNI-DN-"));
-        let owner = entry.value("--comment").and_then(parse_comment);
-        let Some((chain, (network, id))) = chain.zip(owner) else { continue };
+    let before = table.clone();
+    for (entry, chain, network, id) in container_entries(&before) {
         let common = Owner { network, ifname: "", id }.chain("DN-");
         if chain == common {
             continue;
         }
         table.ensure_chain(&common);
-        let moved = entry.redirected(&common);
+        let moved = |word: &String| if word == chain { common.clone() } else { word.clone() };
+        let moved = Rule { chain: TOP.to_owned(), words: entry.words.iter().map(moved).collect() };
         if moved.value("-d").is_some() {
-            table.insert_unique(moved);
+            table.insert_unique(0, moved);
         } else {
             table.append_unique(moved);
         }
         table.del_rules(|rule| rule.chain == common && interface(rule).is_some());
-        let own = table.rules_of(chain).filter(|rule| interface(rule).is_none());
-        for rule in own.cloned().collect::<Vec<_>>() {
-            table.append_unique(Rule { chain: common.clone(), ..rule });
+        for rule in before.rules_of(chain).filter(|rule| interface(rule).is_none()) {
+            table.append_unique(Rule { chain: common.clone(), ..rule.clone() });
         }
-        joined.insert(chain.to_owned());
+        joined.insert(chain);
     }
     for chain in &joined {
         table.uproot_chain(chain);
