@@ -47,7 +47,7 @@ pub struct Wanted<'a> {
     pub mac: Option<Mac>,
 }
 
-/// The object of a configuration that has the MAC of the interface: `runtimeConfig` (capability `mac`) or `args.cni`.
+/// `runtimeConfig` of a plugin with the capability `mac`: the MAC of the interface.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct WithMac {

@@ -1,7 +1,6 @@
 //! The tools for users.
 
 pub mod cnitool;
-pub mod completion;
 pub mod doctor;
 mod finding;
 pub mod gc;

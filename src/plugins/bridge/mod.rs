@@ -20,7 +20,6 @@ use serde::Deserialize;
 use crate::cni::{CniResult, IfName};
 use crate::error::{Context, Error, Result};
 use crate::iface::Inside;
-use crate::iface::child::WithMac;
 use crate::iface::configure::{self, Style};
 use crate::iface::mtu::Mtu;
 use crate::iface::veth::{self, Wanted};
@@ -87,6 +86,12 @@ pub struct Conf {
 #[serde(default)]
 struct Args {
     cni: WithMac,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct WithMac {
+    mac: String,
 }
 
 fn default_bridge() -> String {
