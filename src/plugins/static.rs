@@ -51,7 +51,7 @@ struct AddressConf {
     /// The address with the length of its prefix.
     address: String,
     /// The gateway of its network. Default: none.
-    #[serde(deserialize_with = "ip::optional_ip::deserialize")]
+    #[serde(deserialize_with = "ip::optional_ip")]
     gateway: Option<IpAddr>,
     /// What programs write that print the reference's own type: `address` once more, in parts.
     #[serde(rename = "Address")]

@@ -57,7 +57,7 @@ impl Derived {
         delegate.set_default("type", plugin.as_str().into());
         delegate.set_default("ipMasq", Json::Bool(env.is_none_or(|env| !env.masquerades)));
         if let Some(env) = env {
-            delegate.set_default("mtu", Json::Integer(env.mtu.into()));
+            delegate.set_default("mtu", Json::Number(env.mtu.into()));
         }
         if plugin == "bridge" {
             delegate.set_default("isGateway", Json::Bool(true));
@@ -128,7 +128,7 @@ fn ipam(net: &NetConf, env: Option<&SubnetEnv>) -> Result<(Members, Vec<Json>)> 
     };
     let networks = env.map(|env| env.networks.as_slice()).unwrap_or_default();
     let routes = given.into_iter().chain(networks.iter().copied().map(Route::to));
-    let routes = routes.map(|route| route.to_json()).collect();
+    let routes = routes.map(|route| Json::encode(&route)).collect();
     ipam.set("routes", Json::Null);
     Ok((ipam, routes))
 }

@@ -58,16 +58,16 @@ struct Ipam {
     /// Range sets: each supplies one address.
     ranges: Vec<Vec<RangeConf>>,
     /// The network of a single range, written without `ranges`.
-    #[serde(deserialize_with = "ip::optional_cidr::deserialize")]
+    #[serde(deserialize_with = "ip::optional_cidr")]
     subnet: Option<ipnet::IpNet>,
     /// Its first address.
-    #[serde(deserialize_with = "ip::optional_ip::deserialize")]
+    #[serde(deserialize_with = "ip::optional_ip")]
     range_start: Option<IpAddr>,
     /// Its last address.
-    #[serde(deserialize_with = "ip::optional_ip::deserialize")]
+    #[serde(deserialize_with = "ip::optional_ip")]
     range_end: Option<IpAddr>,
     /// Its gateway.
-    #[serde(deserialize_with = "ip::optional_ip::deserialize")]
+    #[serde(deserialize_with = "ip::optional_ip")]
     gateway: Option<IpAddr>,
 }
 

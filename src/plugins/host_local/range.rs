@@ -16,16 +16,16 @@ use crate::error::{Context, Error, Result};
 #[serde(rename_all = "camelCase", default)]
 pub struct RangeConf {
     /// The network, host bits included as they were written; required.
-    #[serde(deserialize_with = "ip::optional_cidr::deserialize")]
+    #[serde(deserialize_with = "ip::optional_cidr")]
     pub subnet: Option<IpNet>,
     /// The first address; by default the network's first after its own.
-    #[serde(deserialize_with = "ip::optional_ip::deserialize")]
+    #[serde(deserialize_with = "ip::optional_ip")]
     pub range_start: Option<IpAddr>,
     /// The last address; by default the network's last, for IPv4 the one before broadcast.
-    #[serde(deserialize_with = "ip::optional_ip::deserialize")]
+    #[serde(deserialize_with = "ip::optional_ip")]
     pub range_end: Option<IpAddr>,
     /// The gateway, which may lie anywhere; by default the network's first address.
-    #[serde(deserialize_with = "ip::optional_ip::deserialize")]
+    #[serde(deserialize_with = "ip::optional_ip")]
     pub gateway: Option<IpAddr>,
 }
 
