@@ -19,7 +19,7 @@ use nix::sys::stat::Mode;
 use nix::unistd::{getegid, geteuid, getgid, getuid};
 use rustix::thread::capabilities;
 
-use crate::applets::{self, TABLE};
+use crate::applets::TABLE;
 use crate::log;
 use crate::skel::run;
 use crate::tool::multicall;
@@ -51,11 +51,11 @@ pub fn run_applet(is_secure: bool) -> ExitCode {
     let mut args = env::args_os().map(|arg| arg.to_string_lossy().into_owned());
     let program = args.next().unwrap_or_default();
     let name = Path::new(&program).file_name().unwrap_or_default().to_string_lossy().into_owned();
-    if let Some(applet) = applets::find(&name) {
+    if let Some(applet) = TABLE.find(&name) {
         return run::main(applet, args.collect(), TABLE);
     }
     let mut args: Vec<String> = args.collect();
-    match args.first().and_then(|first| applets::find(first)) {
+    match args.first().and_then(|first| TABLE.find(first)) {
         Some(applet) if multicall::is_own_name(&name) => {
             args.remove(0);
             run::main(applet, args, TABLE)

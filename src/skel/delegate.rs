@@ -39,7 +39,7 @@ impl<'a> Cx<'a> {
     /// Finds the plugin called `name` on `CNI_PATH`.
     pub fn delegate(&'a self, name: &'a str) -> Result<Delegate<'a>> {
         let path = invoke::find(name, &invoke::split_path(&self.call.env.path))?;
-        let own = (self.call.lookup)(name).filter(|_| invoke::is_own_executable(&path));
+        let own = self.call.table.plugin(name).filter(|_| invoke::is_own_executable(&path));
         let program = own.map_or(Program::Foreign(path), Program::Own);
         let Call { stdin, env, .. } = self.call;
         Ok(Delegate { cx: self, name, program, conf: stdin, env: env.clone() })
@@ -59,7 +59,7 @@ impl<'a> Cx<'a> {
     /// same way and never end, whichever executable has its name: it is refused.
     pub fn ipam(&'a self) -> Result<Delegate<'a>> {
         let name = &self.net.ipam_type;
-        match (self.call.lookup)(name) {
+        match self.call.table.plugin(name) {
             Some(OwnPlugin { kind: kind @ (Kind::Interface | Kind::Chained), .. }) => {
                 let msg = format!("invalid ipam type \"{name}\": it is a plugin of kind {kind}");
                 Err(Error::config(msg)
@@ -161,8 +161,7 @@ impl<'a> Delegate<'a> {
 
     fn request(&self, verb: Verb) -> Call<'_> {
         let env = self.env.with_verb(verb);
-        let lookup = self.cx.call.lookup;
-        Call { env, stdin: self.conf, lookup, caller: Caller::Plugin }
+        Call { env, stdin: self.conf, table: self.cx.call.table, caller: Caller::Plugin }
     }
 
     /// Repairs the attachment, if the plugin is in this executable; foreign plugins have no such function.

@@ -175,11 +175,11 @@ fn unanswered(path: &Path, is_staged: bool, cause: &Error) -> Error {
 }
 
 fn answers(applet: &Applet, path: &Path, is_own_binary: bool) -> Result<()> {
-    let Main::Plugin { versions, .. } = applet.main else {
+    let Main::Plugin(plugin) = applet.main else {
         return fs::metadata(path).map(drop).during("open", path);
     };
     let info = invoke::version_info(&System, path, Some(ANSWER))?;
-    match versions.iter().find(|version| is_own_binary && !info.supports(version.as_str())) {
+    match plugin.versions.iter().find(|version| is_own_binary && !info.supports(version.as_str())) {
         Some(version) => Err(Error::internal(format!("it does not speak {version}"))),
         None => Ok(()),
     }

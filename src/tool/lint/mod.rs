@@ -1,7 +1,7 @@
 //! `cnibox lint`: what is wrong with network configurations, before a container needs one.
 //!
 //! Each file is looked at by itself ([`network`]) and beside the others ([`folder`]); what a plugin
-//! makes of its keys it says itself ([`crate::skel::applet::Lint`]).
+//! makes of its keys it says itself ([`crate::skel::OwnPlugin`]).
 
 mod finding;
 mod folder;

@@ -14,9 +14,8 @@ use crate::error::{Code, Context, Error, Result};
 use crate::options::nearest;
 use crate::runtime::list::is_list;
 use crate::runtime::{NetworkList, PluginConf};
-use crate::skel::applet::Lint;
 use crate::skel::call::{Call, Caller, Env};
-use crate::skel::{Applet, Kind, Main, Remarks, Table, Verb};
+use crate::skel::{Applet, Kind, Main, OwnPlugin, Remarks, Table, Verb};
 
 /// The keys of a list (spec, section 1); a runtime reads them in this case only.
 const LIST_KEYS: [&str; 7] = [
@@ -169,16 +168,16 @@ impl Linter<'_> {
             }
             return;
         };
-        let Main::Plugin { lint, .. } = applet.main else { return };
+        let Main::Plugin(plugin) = applet.main else { return };
         self.order(part, applet.kind, before);
         if applet.kind == Kind::Ipam {
             return;
         }
         let ipam = self.ipam(part);
-        let keys = common_keys().and((lint.keys)());
+        let keys = common_keys().and((plugin.keys)());
         let keys = ipam.iter().fold(keys, |keys, (_, ipam)| keys.and((ipam.keys)()));
         self.keys(part, &keys, ipam.is_some());
-        let sound = self.examine(part, lint, ipam, list);
+        let sound = self.examine(part, plugin, ipam, list);
         if sound && self.scope != Scope::Files {
             self.status(part, applet, list);
         }
@@ -215,7 +214,7 @@ impl Linter<'_> {
     }
 
     /// The IPAM plugin, if it is one of ours.
-    fn ipam(&mut self, part: &Part<'_>) -> Option<(&'static Applet, Lint)> {
+    fn ipam(&mut self, part: &Part<'_>) -> Option<(&'static Applet, OwnPlugin)> {
         let ipam = part.conf.json().get_present("ipam")?;
         let name = &part.conf.ipam_type;
         if name.is_empty() {
@@ -240,7 +239,7 @@ impl Linter<'_> {
             return None;
         };
         match applet.main {
-            Main::Plugin { lint, .. } if applet.kind == Kind::Ipam => Some((applet, lint)),
+            Main::Plugin(plugin) if plugin.kind == Kind::Ipam => Some((applet, plugin)),
             _ => {
                 let msg = format!("{}: \"{name}\" is no plugin that gives addresses", part.title);
                 let error =
@@ -282,22 +281,22 @@ impl Linter<'_> {
     fn examine(
         &mut self,
         part: &Part<'_>,
-        plugin: Lint,
-        ipam: Option<(&'static Applet, Lint)>,
+        plugin: OwnPlugin,
+        ipam: Option<(&'static Applet, OwnPlugin)>,
         list: &NetworkList,
     ) -> bool {
         // The runtime may supply the addresses that the configuration lacks.
         let supplied = |name: &&str| part.conf.capabilities.get(*name) == Some(&true);
         let ipam = ipam.filter(|_| !["ips", "ipRanges"].iter().any(supplied));
-        let lints = [Some(plugin), ipam.map(|(_, lint)| lint)];
+        let plugins = [Some(plugin), ipam.map(|(_, plugin)| plugin)];
         let request = part.request(&list.name, &list.cni_version);
         let mut sound = true;
-        for lint in lints.into_iter().flatten() {
+        for plugin in plugins.into_iter().flatten() {
             let mut remarks = Remarks::default();
             let examined = request
                 .as_ref()
                 .map_err(Clone::clone)
-                .and_then(|stdin| (lint.examine)(&self.call(stdin, Verb::Add), &mut remarks));
+                .and_then(|stdin| (plugin.examine)(&self.call(stdin, Verb::Add), &mut remarks));
             for warning in remarks.warnings {
                 self.report_part(Severity::Warning, part, &warning);
             }
@@ -328,7 +327,7 @@ impl Linter<'_> {
             Scope::Node { cni_path } => cni_path.to_owned(),
         };
         let env = Env { command: verb.as_str().to_owned(), path, ..Env::default() };
-        Call { env, stdin, lookup: self.table.lookup, caller: Caller::Runtime }
+        Call { env, stdin, table: self.table, caller: Caller::Runtime }
     }
 
     /// Reports what a plugin says of its configuration, where that says which place it means.

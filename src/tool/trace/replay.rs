@@ -15,7 +15,7 @@ use crate::iface::configure::{Connected, Style, add_routes, addresses_and_up, se
 use crate::netlink::{Dad, LinkChange, LinkKind, Netlink, NewLink, VethPeer};
 use crate::netns::{self, Netns};
 use crate::skel::call::{Call, Caller, Env, RunFn};
-use crate::skel::{Applet, Table, Verb};
+use crate::skel::{Table, Verb};
 use crate::tool::print;
 
 /// Folders with the node's state, which stays out of reach: tables of leases, locks, sockets of daemons.
@@ -29,7 +29,7 @@ pub(super) fn replay(recording: &Recording, table: Table) -> Result<ExitCode> {
         let what = "replay a call that has not failed";
         return Err(failed(what, "only failed calls are recorded with their configuration"));
     }
-    let own = table.find(plugin).and_then(Applet::as_plugin);
+    let own = table.plugin(plugin);
     let run = own
         .ok_or_else(|| failed("replay", format!("\"{plugin}\" is no plugin of this executable")))?
         .run;
@@ -59,8 +59,7 @@ pub(super) fn replay(recording: &Recording, table: Table) -> Result<ExitCode> {
         path: recording.get("cni.path").to_owned(),
         netns_override: String::new(),
     };
-    let call =
-        Call { env, stdin: config.as_bytes(), lookup: table.lookup, caller: Caller::Runtime };
+    let call = Call { env, stdin: config.as_bytes(), table, caller: Caller::Runtime };
     let mut text = format!("{plugin}, in network namespaces without anything else:\n");
     let mut status = ExitCode::SUCCESS;
     let verbs =
