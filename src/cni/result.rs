@@ -9,7 +9,6 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-use super::config::DnsConf;
 use super::ip;
 use super::json::Json;
 use super::version::{Generation, SpecVersion};
@@ -341,21 +340,6 @@ impl Dns {
     /// Whether all fields are empty.
     pub fn is_empty(&self) -> bool {
         *self == Dns::default()
-    }
-
-    /// The configuration's `dns` if it has one, else `self` (the IPAM plugin's).
-    #[must_use]
-    pub fn overridden_by(self, conf: &DnsConf) -> Dns {
-        if !conf.is_configured() {
-            return self;
-        }
-        let conf = conf.clone();
-        Dns {
-            nameservers: conf.nameservers.unwrap_or_default(),
-            domain: conf.domain,
-            search: conf.search.unwrap_or_default(),
-            options: conf.options.unwrap_or_default(),
-        }
     }
 }
 

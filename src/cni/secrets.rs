@@ -5,7 +5,7 @@ use super::json::Json;
 /// The replacement of a secret.
 const LEFT_OUT: &str = "(left out)";
 
-/// Parts of the names of secrets, beside names that end in `key`, in lower case and without `-` and `_`.
+/// Parts of the names of secrets, in lower case and without `-` and `_`. Names that end in `key` are secrets as well.
 const NAMES: [&str; 9] =
     ["auth", "cert", "credential", "passphrase", "passwd", "password", "psk", "secret", "token"];
 

@@ -78,6 +78,8 @@ impl<'a> Cx<'a> {
                 interface.pci_id.clear();
             }
         }
-        result.dns = std::mem::take(&mut result.dns).overridden_by(&self.net.dns);
+        if let Some(dns) = &self.net.dns {
+            result.dns = dns.clone();
+        }
     }
 }

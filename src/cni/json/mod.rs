@@ -80,13 +80,17 @@ impl Json {
 
     /// The last value of `key`, which matches in any case; `None` for an absent key, `Some(Null)` for a `null`.
     pub fn get(&self, key: &str) -> Option<&Json> {
-        let Json::Object(members) = self else { return None };
-        members.iter().rfind(|(k, _)| k.eq_ignore_ascii_case(key)).map(|(_, v)| v)
+        self.find(&|k, _| k.eq_ignore_ascii_case(key))
     }
 
-    /// As [`Json::get`], but `null` counts as absent.
+    /// As [`Json::get`], without `null` values.
     pub fn get_present(&self, key: &str) -> Option<&Json> {
-        self.get(key).filter(|value| **value != Json::Null)
+        self.find(&|k, value| k.eq_ignore_ascii_case(key) && *value != Json::Null)
+    }
+
+    fn find(&self, is_wanted: &dyn Fn(&str, &Json) -> bool) -> Option<&Json> {
+        let Json::Object(members) = self else { return None };
+        members.iter().rfind(|(key, value)| is_wanted(key, value)).map(|(_, value)| value)
     }
 
     /// The mutable value of exactly `key`.
