@@ -10,10 +10,11 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use crate::attachment::Owner;
+use crate::attachment::backup::{sweep, temporary_of};
 use crate::cni::json::Json;
 use crate::cni::names::is_identifier;
 use crate::error::{Error, Result};
-use crate::files::atomic::{self, Durability, Writer, temporary_of};
+use crate::files::atomic::{Durability, Writer};
 use crate::files::dir;
 use crate::netns::NetnsId;
 
@@ -203,7 +204,7 @@ impl Records {
 
     /// Removes what killed commands left, but for the attachments that are valid.
     pub(super) fn sweep(&self, network: &str, valid: &[Owner<'_>]) {
-        atomic::sweep(&self.dir.join(OWN), network, valid);
+        sweep(&self.dir.join(OWN), network, valid);
     }
 
     /// The same for one attachment.
