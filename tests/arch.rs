@@ -24,7 +24,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("netlink", &["netns", "trace"]),
     ("files", &["netns", "trace"]),
     ("attachment", &["cni", "files", "netlink", "netns"]),
-    ("leases", &["attachment", "files", "netns", "sysctl"]),
+    ("leases", &["attachment", "cni", "files", "netns", "sysctl"]),
     ("invoke", &["cmd", "cni", "netns", "options", "trace"]),
     ("iface", &["cmd", "cni", "netlink", "netns", "repairs", "sysctl"]),
     ("netfilter", &["attachment", "cmd", "cni", "netlink", "netns", "files", "leases", "sysctl"]),

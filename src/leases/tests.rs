@@ -12,7 +12,6 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
 use std::sync::Barrier;
 
 use super::journal::{Entry, Journal};
@@ -56,18 +55,18 @@ impl Scene {
         Dir::open(self.dir()).unwrap()
     }
 
-    fn folder(&self) -> Rc<Dir> {
+    fn folder(&self) -> Dir {
         journal::make_folder(&self.opened()).unwrap()
     }
 
     /// The journal as a command finds it.
     fn journal(&self) -> Journal {
-        Journal::open(&Rc::new(self.opened()), &self.folder(), BOOT).unwrap()
+        Journal::open(&self.opened(), &self.folder(), BOOT).unwrap()
     }
 
     /// A journal of nothing.
     fn empty_journal(&self) -> Journal {
-        Journal::create(&Rc::new(self.opened()), &self.folder(), BOOT, &[]).unwrap()
+        Journal::create(&self.opened(), &self.folder(), BOOT, &[]).unwrap()
     }
 
     fn path(&self, name: &str) -> PathBuf {

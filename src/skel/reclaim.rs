@@ -217,7 +217,7 @@ pub fn leases(
         let ifname = first.ifname.as_deref().unwrap_or(OLD_IFNAME);
         let ips: Vec<IpAddr> = same.iter().map(|gone| gone.lease.ip).collect();
         let owner = Owner { network, ifname, id: &first.id };
-        let is_next = next.is_some_and(|next| next.id() == first.id && next.ifname() == ifname);
+        let is_next = next.is_some_and(|next| next.id == first.id && next.ifname == ifname);
         match if is_next { all_but_ports(owner, &ips) } else { attachment(owner, &ips) } {
             Ok(()) => reclaimed.extend(same),
             Err(e) => {

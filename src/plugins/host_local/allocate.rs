@@ -221,7 +221,7 @@ impl<'a> Allocation<'a> {
     fn refuse_second(&mut self, set: &RangeSet) -> Result<()> {
         let Some(ip) = self.held.iter().find(|ip| set.contains(**ip)) else { return Ok(()) };
         self.is_in_the_way = true;
-        let id = self.owner.id();
+        let id = &self.owner.id;
         let msg = format!("{ip} has been allocated to {id}, duplicate allocation is not allowed");
         Err(Error::internal(msg))
     }
