@@ -8,15 +8,12 @@
 pub mod holders;
 
 use std::cell::RefCell;
-use std::fmt;
 use std::fs::{self, File};
-use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
-use std::panic;
 use std::path::{Path, PathBuf};
-use std::process;
 use std::thread::{self, JoinHandle};
+use std::{fmt, io, panic, process};
 
 use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};

@@ -10,12 +10,11 @@
 //! DEL, which is the last DEL of the list. Records are lost at reboot, as the rules are. DEL is complete without
 //! a record. A truncated record cannot be parsed and counts as absent.
 
-use std::fs;
 use std::io::ErrorKind;
 use std::net::IpAddr;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::slice;
+use std::{fs, slice};
 
 use serde::{Deserialize, Serialize};
 

@@ -18,12 +18,11 @@ use super::listing::{self, Found, Reservation};
 use super::notes::{Notes, Reclaimed, judge, trace};
 use super::quarantine::{self, BootTime};
 use crate::attachment::{Liveness, Trace, liveness};
-use crate::error;
 use crate::files::dir::Dir;
 use crate::files::lock::Lock;
 use crate::files::{During, Error, Result};
 use crate::sort::{sort, sort_by_key};
-use crate::{log, sysctl};
+use crate::{error, log, sysctl};
 
 /// Limit of the size of `last_reserved_ip` in bytes.
 const MAX_BYTES: usize = 256;

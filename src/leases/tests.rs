@@ -7,12 +7,11 @@ mod trust;
 
 use std::cell::Cell;
 use std::collections::HashSet;
-use std::fs;
-use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Barrier;
+use std::{fs, io};
 
 use super::journal::{Entry, Journal};
 use super::*;

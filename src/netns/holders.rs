@@ -6,10 +6,9 @@
 //! and descriptors of processes that a security module hides from root.
 
 use std::collections::{HashMap, HashSet};
-use std::fs;
-use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 /// The inode number of the initial PID namespace (`PROC_PID_INIT_INO`).
 const FIRST_PID_NAMESPACE: &str = "pid:[4026531836]";

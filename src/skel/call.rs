@@ -3,7 +3,8 @@
 use std::fmt;
 use std::process::ExitCode;
 
-use super::plugin::Remarks;
+use ipnet::IpNet;
+
 use crate::cni::json::keys::Keys;
 use crate::cni::{CniResult, ContainerId, IfName, SpecVersion};
 use crate::error::{Code, Error, Result};
@@ -124,6 +125,15 @@ pub struct OwnPlugin {
 }
 
 pub type RunFn = fn(&Call<'_>) -> Result<Option<CniResult>>;
+
+/// Findings about a configuration that works.
+#[derive(Debug, Default)]
+pub struct Remarks {
+    /// Probable mistakes; the details have the remedy.
+    pub warnings: Vec<Error>,
+    /// The subnets of its addresses.
+    pub subnets: Vec<IpNet>,
+}
 
 /// A service of a plugin, started as the plugin with an argument: `dhcp daemon`.
 #[derive(Clone, Copy, Debug)]

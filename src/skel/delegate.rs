@@ -15,9 +15,8 @@ use super::rollback::Rollback;
 use crate::attachment::Owner;
 use crate::cni::{CniResult, SpecVersion};
 use crate::error::{Code, Error, Result};
-use crate::invoke;
 use crate::repairs::Repairs;
-use crate::trace;
+use crate::{invoke, trace};
 
 /// A plugin found on `CNI_PATH`.
 #[derive(Clone, Debug)]

@@ -1,8 +1,8 @@
 //! From a call to the plugin's method: name, version, namespace, configuration, `prevResult`.
 
-use super::call::{Applet, Call, Caller, Env, Kind, Main, OwnPlugin, Service, Verb};
+use super::call::{Applet, Call, Caller, Env, Kind, Main, OwnPlugin, Remarks, Service, Verb};
 use super::context::Cx;
-use super::plugin::{AddReq, CheckReq, DelReq, GcReq, Plugin, Remarks, Sandbox};
+use super::plugin::{AddReq, CheckReq, DelReq, GcReq, Plugin, Sandbox};
 use super::reclaim;
 use crate::attachment::{Owner, forget};
 use crate::cni::version::quoted_list;

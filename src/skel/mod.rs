@@ -15,7 +15,7 @@ pub mod record;
 mod rollback;
 pub mod run;
 
-pub use call::{Applet, Kind, Main, OwnPlugin, Service, Table, Verb};
+pub use call::{Applet, Kind, Main, OwnPlugin, Remarks, Service, Table, Verb};
 pub use context::Cx;
-pub use plugin::{AddReq, CheckReq, DelReq, GcReq, Plugin, Remarks, del_and_release, require_prev};
+pub use plugin::{AddReq, CheckReq, DelReq, GcReq, Plugin, del_and_release, require_prev};
 pub use rollback::{Failures, Rollback};

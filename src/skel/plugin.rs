@@ -3,9 +3,9 @@
 use std::cell::OnceCell;
 use std::path::Path;
 
-use ipnet::IpNet;
 use serde::de::DeserializeOwned;
 
+use super::call::Remarks;
 use super::context::Cx;
 use super::rollback::{Failures, Rollback};
 use crate::cni::json::keys::Keys;
@@ -16,8 +16,7 @@ use crate::iface::{Inside, veth};
 use crate::netfilter::Owner;
 use crate::netfilter::names::stale;
 use crate::netlink::{Link, Mac, Netlink};
-use crate::netns::Netns;
-use crate::netns::NetnsId;
+use crate::netns::{Netns, NetnsId};
 use crate::repairs::Repairs;
 
 /// A CNI plugin. Every plugin implements every verb of the specification.
@@ -71,15 +70,6 @@ pub trait Plugin {
     }
     /// Fails if an ADD would fail now; changes nothing.
     fn status(cx: &Cx<'_>, conf: &Self::Conf) -> Result<()>;
-}
-
-/// Findings about a configuration that works.
-#[derive(Debug, Default)]
-pub struct Remarks {
-    /// Probable mistakes; the details have the remedy.
-    pub warnings: Vec<Error>,
-    /// The subnets of its addresses.
-    pub subnets: Vec<IpNet>,
 }
 
 /// The container's network namespace: opened before the plugin runs, or why it was not.
