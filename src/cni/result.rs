@@ -144,7 +144,11 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-#[expect(clippy::ref_option, reason = "the signature that serde requires")]
+#[expect(
+    clippy::ref_option,
+    clippy::trivially_copy_pass_by_ref,
+    reason = "the signature that serde requires"
+)]
 fn is_zero(value: &Option<u32>) -> bool {
     value.unwrap_or_default() == 0
 }

@@ -18,7 +18,6 @@ struct ErrorObject {
 }
 
 /// The output and the exit of a failed plugin.
-#[derive(Debug)]
 pub struct Failure<'a> {
     /// Its stdout.
     pub stdout: &'a [u8],

@@ -31,7 +31,6 @@ const STALE: Duration = Duration::from_secs(60);
 ///
 /// With a fixed name the next writer removes the file that a killed process left; the caller has to hold a lock that
 /// covers the name.
-#[derive(Debug)]
 pub struct Writer {
     temp: PathBuf,
     durability: Durability,

@@ -84,17 +84,11 @@ enum Change {
     Journal,
 }
 
-/// A line that adds a lease.
+/// A line that adds a lease, with the data that later proves whether its container is alive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
     pub(super) lease: Lease,
-    pub(super) note: Note,
-}
-
-/// The part of an entry from which a later command decides whether the container can still be alive.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Note {
-    /// The lease's file: a note does not apply to a file that was replaced or written to.
+    /// The lease's file: the entry is not valid for a file that was replaced or written to.
     pub(super) file: FileId,
     /// The container's network namespace.
     pub(super) netns: Option<NetnsId>,
@@ -232,7 +226,7 @@ impl Journal {
 
 impl Entry {
     fn line(&self) -> String {
-        let Entry { lease, note: Note { file, netns, boot } } = self;
+        let Entry { lease, file, netns, boot } = self;
         let unknown = || UNKNOWN.to_owned();
         let identity = |NetnsId { dev, ino, ctime }: NetnsId| format!("{dev}:{ino}:{ctime}");
         line(&[
@@ -254,7 +248,7 @@ impl Entry {
         let file = FileId { ino: ino.parse().ok()?, mtime: mtime.parse().ok()? };
         let boot = Boot::ALL.into_iter().find(|known| known.word() == boot)?;
         let lease = Lease { ip: ip.parse().ok()?, id: unescaped(id)?, ifname };
-        Some(Entry { lease, note: Note { file, netns, boot } })
+        Some(Entry { lease, file, netns, boot })
     }
 }
 

@@ -9,7 +9,7 @@ use std::os::unix::fs::MetadataExt;
 
 use nix::time::{ClockId, clock_gettime};
 
-use super::journal::{self, Boot, Entry, FileId, Note, UNKNOWN, machine_id};
+use super::journal::{self, Boot, Entry, FileId, UNKNOWN, machine_id};
 use super::lease::Lease;
 use crate::attachment::{Gone, Liveness, Trace, liveness};
 use crate::files::dir::Dir;
@@ -38,7 +38,6 @@ impl fmt::Display for Reclaimed {
 }
 
 /// The notes of a network's leases.
-#[derive(Debug)]
 pub(super) struct Notes {
     entries: HashMap<IpAddr, Entry>,
     /// Another machine wrote the journal: its entries do not apply to containers of this machine.
@@ -53,11 +52,11 @@ impl Notes {
         let (machine, written_in) = journal::parse_header(&text).unwrap_or((UNKNOWN, boot));
         let is_foreign = machine != UNKNOWN && machine_id().is_some_and(|here| here != machine);
         let mut entries = journal::entries(&text);
-        for Entry { note, .. } in entries.values_mut() {
+        for entry in entries.values_mut() {
             if is_foreign {
-                (note.netns, note.boot) = (None, Boot::Unknown);
-            } else if note.boot == Boot::This && written_in != boot {
-                note.boot = Boot::Earlier;
+                (entry.netns, entry.boot) = (None, Boot::Unknown);
+            } else if entry.boot == Boot::This && written_in != boot {
+                entry.boot = Boot::Earlier;
             }
         }
         Notes { entries, is_foreign, boot_start: boot_start() }
@@ -68,8 +67,7 @@ impl Notes {
     pub(super) fn entry(&self, lease: &Lease, meta: &Metadata) -> Entry {
         let file = FileId::of(meta);
         let noted = self.entries.get(&lease.ip);
-        if let Some(entry) = noted.filter(|entry| entry.lease == *lease && entry.note.file == file)
-        {
+        if let Some(entry) = noted.filter(|entry| entry.lease == *lease && entry.file == file) {
             return entry.clone();
         }
         let boot = match self.boot_start {
@@ -77,7 +75,7 @@ impl Notes {
             Some(start) if meta.mtime() < start => Boot::Earlier,
             _ => Boot::This,
         };
-        Entry { lease: lease.clone(), note: Note { file, netns: None, boot } }
+        Entry { lease: lease.clone(), file, netns: None, boot }
     }
 
     /// The entries of the journal, without reading the leases.
@@ -97,8 +95,8 @@ fn boot_start() -> Option<i64> {
 
 /// The entry's data on the container.
 pub(super) fn trace(entry: &Entry) -> Trace {
-    let Note { netns, boot, .. } = entry.note;
-    Trace { netns, earlier_boot: boot == Boot::Earlier, ips: vec![entry.lease.ip] }
+    let earlier_boot = entry.boot == Boot::Earlier;
+    Trace { netns: entry.netns, earlier_boot, ips: vec![entry.lease.ip] }
 }
 
 /// The liveness of the container of each entry, in order.

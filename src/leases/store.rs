@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::journal::{self, Boot, Entry, FileId, Journal, Note};
+use super::journal::{self, Boot, Entry, FileId, Journal};
 use super::lease::{Lease, LeaseOptions, Owner};
 use super::listing::{self, Found, Reservation};
 use super::notes::{Notes, Reclaimed, judge, trace};
@@ -124,7 +124,7 @@ impl LeaseStore {
         // `change`, there is no journal while the two may differ.
         let journal = noted(self.journal.take(), |journal| {
             let file = FileId::of(&file.metadata().during("stat", Path::new(temp))?);
-            journal.add(&Entry { lease, note: Note { file, netns: owner.netns, boot: Boot::This } })
+            journal.add(&Entry { lease, file, netns: owner.netns, boot: Boot::This })
         });
         let linked = folder.link(temp, &self.dir, &name);
         // A temporary name that cannot be removed does not change whether the lease exists, so it is no error. The
@@ -186,11 +186,11 @@ impl LeaseStore {
         let mut gone = Vec::new();
         for (entry, life) in entries.iter().zip(lives) {
             let Liveness::Gone(why) = life else { continue };
-            // The lease must still be the file of the note. A file with a container id alone may be a reservation by
+            // The lease must still be the file of the entry. A file with a container id alone may be a reservation by
             // an administrator.
             if let Found::Lease(lease, meta) = listing::read(&self.dir, entry.lease.ip)
                 && lease.ifname.is_some()
-                && FileId::of(&meta) == entry.note.file
+                && FileId::of(&meta) == entry.file
                 && lease == entry.lease
             {
                 gone.push(Reclaimed { lease, why });
@@ -394,7 +394,7 @@ impl LeaseStore {
                 Found::Lease(lease, meta) => leases.push((lease, *meta)),
                 Found::Lost => match self.remove_unknown(ip) {
                     Ok(()) => {
-                        log::warn(format_args!("freed {ip}: its lease was lost in a power cut"))
+                        log::warn(format_args!("freed {ip}: its lease was lost in a power cut"));
                     }
                     Err(e) => log::warn(format_args!("cannot free {ip}, a lost lease: {e}")),
                 },

@@ -126,8 +126,7 @@ fn owner(n: usize) -> Owner {
 /// The line of a lease of container 1, whose file is there.
 fn entry(scene: &Scene, address: &str, of_file: &str) -> Entry {
     let file = journal::FileId::of(&fs::metadata(scene.path(of_file)).unwrap());
-    let note = journal::Note { file, netns: None, boot: journal::Boot::This };
-    Entry { lease: owner(1).lease(ip(address)), note }
+    Entry { lease: owner(1).lease(ip(address)), file, netns: None, boot: journal::Boot::This }
 }
 
 fn stamp(path: &Path, second: u64) {

@@ -2,7 +2,7 @@
 
 use super::call::{Applet, Call, Caller, Env, Kind, Main, OwnPlugin, Remarks, Service, Verb};
 use super::context::Cx;
-use super::plugin::{AddReq, CheckReq, DelReq, GcReq, Plugin, Sandbox};
+use super::plugin::{AddReq, DelReq, GcReq, Plugin, Sandbox};
 use super::reclaim;
 use crate::attachment::{Owner, forget};
 use crate::cni::version::quoted_list;
@@ -43,7 +43,7 @@ fn dispatch<P: Plugin>(call: &Call<'_>) -> Result<Option<CniResult>> {
     let conf = decode::<P>(cx)?;
     match verb {
         Verb::Add => return add::<P>(cx, &conf).map(Some),
-        Verb::Check => P::check(cx, &conf, &check_request(cx)?)?,
+        Verb::Check => P::check(cx, &conf, &request(cx, Sandbox::at(&call.env.netns))?)?,
         Verb::Del => {
             let (req, trouble) = del_request(cx)?;
             P::del(cx, &conf, &req)?;
@@ -83,7 +83,7 @@ fn repair<P: Plugin>(call: &Call<'_>, repairs: &mut Repairs) -> Result<()> {
     }
     let (_, cx) = prepare(call, P::VERSIONS)?;
     let conf = decode::<P>(&cx)?;
-    let req = check_request(&cx)?;
+    let req = request(&cx, Sandbox::at(&call.env.netns))?;
     refuse_own_namespace(&call.env, req.sandbox.netns()?)?;
     P::repair(&cx, &conf, &req, repairs)
 }
@@ -178,15 +178,12 @@ fn add_request(cx: &Cx<'_>) -> Result<AddReq> {
     {
         refuse_own_namespace(env, netns)?;
     }
-    let (id, ifname) = names(env)?;
-    Ok(AddReq { id, sandbox, ifname, prev: prev_result(cx)? })
+    request(cx, sandbox)
 }
 
-fn check_request(cx: &Cx<'_>) -> Result<CheckReq> {
-    let env = &cx.call.env;
-    let (id, ifname) = names(env)?;
-    let sandbox = Sandbox::at(&env.netns);
-    Ok(CheckReq { id, sandbox, ifname, prev: prev_result(cx)? })
+fn request(cx: &Cx<'_>, sandbox: Sandbox) -> Result<AddReq> {
+    let (id, ifname) = names(&cx.call.env)?;
+    Ok(AddReq { id, sandbox, ifname, prev: prev_result(cx)? })
 }
 
 /// A namespace that no longer exists is not an error. A namespace that cannot be used, because it is the plugin's own

@@ -77,11 +77,6 @@ fn roll_back(call: &Call<'_>, run: RunFn) {
     }
 }
 
-/// Prints an error object for a caller of a plugin that this executable does not have.
-pub fn fail_without_plugin(error: &Error) -> ExitCode {
-    fail(error, SpecVersion::NEWEST)
-}
-
 fn read_stdin(stdin: &mut Vec<u8>) -> Result<()> {
     let failed = |why: &str| Error::new(Code::IO, format!("error reading from stdin: {why}"));
     let read = io::stdin().lock().take(MAX_REQUEST + 1).read_to_end(stdin);
@@ -163,7 +158,8 @@ fn version_of(stdin: &[u8]) -> SpecVersion {
     Json::parse(stdin).ok().and_then(written).unwrap_or(SpecVersion::NEWEST)
 }
 
-fn fail(error: &Error, version: SpecVersion) -> ExitCode {
+/// Prints the error object.
+pub fn fail(error: &Error, version: SpecVersion) -> ExitCode {
     print(&wire::error_text(error, version));
     ExitCode::FAILURE
 }

@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use super::completion::{self, COMMANDS};
 use super::{doctor, gc, install, lint, pause, print, sysdump, trace};
+use crate::cni::SpecVersion;
 use crate::error::{Code, Error};
 use crate::log;
 use crate::options;
@@ -53,7 +54,7 @@ fn unknown(name: &str, applets: &[Applet]) -> ExitCode {
     let error = Error::new(Code::INVALID_CONFIG, format!("cnibox has no applet \"{name}\""));
     let error = error.with_details(remedy);
     if std::env::var_os("CNI_COMMAND").is_some_and(|verb| !verb.is_empty()) {
-        return run::fail_without_plugin(&error);
+        return run::fail(&error, SpecVersion::NEWEST);
     }
     log::line(error);
     ExitCode::FAILURE
