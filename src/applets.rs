@@ -1,32 +1,19 @@
-//! The table of applets: what this executable is, one line each, sorted by name.
+//! The table of applets, one line each, sorted by name.
 
-use crate::plugins::bandwidth::Bandwidth;
-use crate::plugins::bridge::Bridge;
-use crate::plugins::dhcp::{Dhcp, daemon};
-use crate::plugins::dummy::Dummy;
-use crate::plugins::firewall::Firewall;
-use crate::plugins::flannel::Flannel;
-use crate::plugins::host_device::HostDevice;
-use crate::plugins::host_local::HostLocal;
-use crate::plugins::ipvlan::Ipvlan;
-use crate::plugins::loopback::Loopback;
-use crate::plugins::macvlan::Macvlan;
-use crate::plugins::portmap::Portmap;
-use crate::plugins::ptp::Ptp;
-use crate::plugins::sbr::Sbr;
-use crate::plugins::r#static::Static;
-use crate::plugins::tap::Tap;
-use crate::plugins::tuning::Tuning;
-use crate::plugins::vlan::Vlan;
-use crate::plugins::vrf::Vrf;
-use crate::skel::{Applet, Kind, OwnPlugin, Service, Table};
+use crate::plugins::{
+    bandwidth::Bandwidth, bridge::Bridge, dhcp::Dhcp, dhcp::daemon, dummy::Dummy,
+    firewall::Firewall, flannel::Flannel, host_device::HostDevice, host_local::HostLocal,
+    ipvlan::Ipvlan, loopback::Loopback, macvlan::Macvlan, portmap::Portmap, ptp::Ptp, sbr::Sbr,
+    r#static::Static, tap::Tap, tuning::Tuning, vlan::Vlan, vrf::Vrf,
+};
+use crate::skel::{Applet, Kind, Service, Table};
 use crate::tool::{cnitool, ipam, repair};
 
 pub static APPLETS: &[Applet] = &[
     Applet::plugin::<Bandwidth>(Kind::Chained),
     Applet::plugin::<Bridge>(Kind::Interface),
     Applet::tool("cnitool", "attaches and detaches namespaces, as a runtime does", cnitool::main),
-    Applet::serviced::<Dhcp>(Kind::Ipam, Service { name: "daemon", main: daemon::main }),
+    Applet::with_service::<Dhcp>(Kind::Ipam, Some(Service { name: "daemon", main: daemon::main })),
     Applet::plugin::<Dummy>(Kind::Interface),
     Applet::plugin::<Firewall>(Kind::Chained),
     Applet::plugin::<Flannel>(Kind::Interface),
@@ -47,25 +34,14 @@ pub static APPLETS: &[Applet] = &[
     Applet::plugin::<Vrf>(Kind::Chained),
 ];
 
-/// The table with its lookup.
-pub const TABLE: Table = Table { applets: APPLETS, lookup: plugin };
-
-/// The applet of exactly this name.
-pub fn find(name: &str) -> Option<&'static Applet> {
-    TABLE.find(name)
-}
-
-/// The plugin of exactly this name, for plugins that delegate.
-pub fn plugin(name: &str) -> Option<OwnPlugin> {
-    find(name).and_then(Applet::as_plugin)
-}
+pub const TABLE: Table = Table { applets: APPLETS };
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn sorted_unique_and_told_in_a_line() {
+    fn sorted_unique_and_described_in_a_line() {
         assert!(APPLETS.is_sorted_by(|a, b| a.name < b.name));
         for applet in APPLETS {
             assert!(applet.about.len() <= 60, "{}: {}", applet.name, applet.about.len());
@@ -89,6 +65,10 @@ mod tests {
 
     #[test]
     fn names_are_exact() {
-        assert!(find("bridge").is_some() && find("bridg").is_none() && find("xbridge").is_none());
+        assert!(
+            TABLE.find("bridge").is_some()
+                && TABLE.find("bridg").is_none()
+                && TABLE.find("xbridge").is_none()
+        );
     }
 }

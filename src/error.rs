@@ -6,8 +6,7 @@
 //! message ([`Error::foreign`]); context added to them lands in `details`.
 #![warn(missing_docs)]
 
-use std::fmt;
-use std::io;
+use std::{fmt, io};
 
 use nix::errno::Errno;
 

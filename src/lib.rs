@@ -14,10 +14,10 @@
 //! | 3 | [`skel`] | the plugin process: trait, typed requests, rollback, the printer of results |
 //! | 2 | [`iface`] | link work that plugins share |
 //! | 2 | [`netfilter`] | the packet filter |
-//! | 2 | [`attachment`] | the owner of rules and leases, and whether its container is alive |
 //! | 2 | [`invoke`] | finding and running a plugin |
 //! | 2 | [`leases`] | the leases of host-local |
-//! | 2 | [`files`] | locks, files that appear whole, folders of state |
+//! | 2 | [`attachment`] | the owner of rules and leases, and whether its container is alive |
+//! | 2 | [`files`] | locks, atomic replacement, folders of state |
 //! | 1 | [`netlink`] | links, addresses, routes, traffic control, `nf_tables`: the only user of rtnetlink |
 //! | 1 | [`trace`] | the flight recorder |
 //! | 1 | [`netns`], [`sysctl`], [`cmd`], [`log`], [`options`] | namespaces, kernel parameters, programs, stderr, command lines |

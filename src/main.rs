@@ -7,7 +7,7 @@ use cnibox::start;
 use nix::libc;
 
 /// The entry point for the C library, instead of the standard library's `main`: see [`start`].
-/// glibc tells `std::env::args` the arguments; another C library does not.
+/// glibc passes the arguments to `std::env::args` by itself; another C library does not.
 #[cfg(target_env = "gnu")]
 #[expect(unsafe_code, reason = "the C library's name for it, and two signals")]
 #[unsafe(no_mangle)]
@@ -15,7 +15,7 @@ extern "C" fn main() -> i32 {
     use nix::sys::signal::{SigHandler, Signal, signal};
 
     let ignored = [Signal::SIGPIPE, Signal::SIGXFSZ].into_iter().try_for_each(|failed_write| {
-        // SAFETY: there is no other thread yet, and no handler that this would replace.
+        // SAFETY: there is no other thread yet, and no handler to replace.
         unsafe { signal(failed_write, SigHandler::SigIgn) }.map(drop)
     });
     match start::open_standard_files().and(ignored) {
@@ -31,6 +31,6 @@ fn main() -> ExitCode {
 
 #[expect(unsafe_code, reason = "neither the standard library nor nix reads the auxiliary vector")]
 fn run_applet() -> ExitCode {
-    // SAFETY: this reads a word that the kernel has put beside the arguments.
+    // SAFETY: getauxval(3) reads a value that the kernel has passed to the process.
     start::run_applet(unsafe { libc::getauxval(libc::AT_SECURE) } != 0)
 }

@@ -8,21 +8,20 @@
 pub mod holders;
 
 use std::cell::RefCell;
-use std::fmt;
 use std::fs::{self, File};
-use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
-use std::panic;
 use std::path::{Path, PathBuf};
-use std::process;
 use std::thread::{self, JoinHandle};
+use std::{fmt, io, panic, process};
 
 use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::statfs::{FsType, NSFS_MAGIC, PROC_SUPER_MAGIC, statfs};
 use serde::{Deserialize, Serialize};
+
+use crate::error::{self, errno_text, io_text};
 
 /// The namespace of the calling thread; `/proc/self/ns/net` is the main thread's.
 const CURRENT: &str = "/proc/thread-self/ns/net";
@@ -32,9 +31,9 @@ const STACK_SIZE: usize = 256 * 1024;
 
 /// The identity of a namespace among all namespaces of a boot.
 ///
-/// The kernel reuses the inode number of a namespace that is gone. The creation time of the inode
-/// tells the two apart, as long as something pins the inode: the kernel makes a new inode
-/// when a namespace that only its processes hold is looked at again.
+/// The kernel reuses the inode number of a deleted namespace. The ctime of the inode distinguishes the two namespaces if
+/// a mount or a descriptor pins the inode: for a namespace that only processes hold, the kernel may create a new inode at
+/// every lookup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct NetnsId {
     /// The device of the file system of namespaces.
@@ -46,14 +45,14 @@ pub struct NetnsId {
 }
 
 impl NetnsId {
-    /// The namespace at `path`; `None` if there is none, or nothing that tells.
+    /// The identity of the namespace at `path`; `None` if there is none.
     pub fn at(path: &Path) -> Option<NetnsId> {
         let own = path.symlink_metadata().ok()?;
         if statfs(path).ok()?.filesystem_type() != NSFS_MAGIC {
             return None;
         }
-        // A mount is the namespace itself. A link, as in /proc/<pid>/ns, pins nothing, but for
-        // one to an open descriptor.
+        // A mount is the namespace itself. A link such as /proc/<pid>/ns/net pins nothing, except for a link to an open
+        // descriptor.
         let linked = own.is_symlink();
         let pinned = !linked || path.parent().is_some_and(|dir| dir.ends_with("fd"));
         let meta = if linked { fs::metadata(path).ok()? } else { own };
@@ -71,7 +70,7 @@ impl NetnsId {
         })
     }
 
-    /// The namespace at the end of a path that [`holders::Holders`] found, whatever holds it.
+    /// The namespace at a path that [`holders::Holders`] found.
     pub fn of_holder(holder: &Path) -> Option<NetnsId> {
         NetnsId::of(&fs::metadata(holder).ok()?)
     }
@@ -80,8 +79,6 @@ impl NetnsId {
 /// Why a namespace could not be opened or entered.
 #[derive(Debug)]
 pub enum Error {
-    /// Nothing is at the path: the container is gone.
-    NotExist(PathBuf),
     /// Something else is at the path, for example the plain file that a reboot leaves of a bind
     /// mount. Holds the magic number of its file system.
     NotNamespace(PathBuf, FsType),
@@ -92,12 +89,15 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether there is no namespace any more, which is success for a DEL. Nothing can ever be at a
-    /// path that is longer than the kernel takes.
+    /// Whether the namespace no longer exists, which is success for a DEL. A path that is longer than the kernel accepts
+    /// can never exist.
     pub fn is_gone(&self) -> bool {
         match self {
-            Error::NotExist(_) | Error::NotNamespace(..) => true,
-            Error::Io(_, _, cause) => cause.raw_os_error() == Some(Errno::ENAMETOOLONG as i32),
+            Error::NotNamespace(..) => true,
+            Error::Io(_, _, cause) => {
+                let errno = cause.raw_os_error().map(Errno::from_raw);
+                matches!(errno, Some(Errno::ENOENT | Errno::ENAMETOOLONG))
+            }
             Error::Stranded(_) => false,
         }
     }
@@ -106,25 +106,16 @@ impl Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Error::NotExist(path) => {
-                write!(
-                    f,
-                    "failed to Statfs {}: {}",
-                    quoted(path),
-                    crate::error::errno_text(Errno::ENOENT)
-                )
-            }
             Error::NotNamespace(path, magic) => {
                 write!(f, "unknown FS magic on {}: {:x}", quoted(path), magic.0)
             }
             Error::Io(call, path, cause) => {
-                write!(f, "{call} {}: {}", quoted(path), crate::error::io_text(cause))
+                write!(f, "{call} {}: {}", quoted(path), io_text(cause))
             }
             Error::Stranded(errno) => write!(
                 f,
-                "return to the host's network namespace: {}; what could not be taken back is left \
-                 to the next DEL",
-                crate::error::errno_text(*errno)
+                "return to the host's network namespace: {}; the next DEL removes what this call left",
+                errno_text(*errno)
             ),
         }
     }
@@ -132,28 +123,27 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-impl From<Error> for crate::error::Error {
+impl From<Error> for error::Error {
     fn from(error: Error) -> Self {
-        let top = crate::error::Error::internal(error.to_string());
-        let named =
-            |path: &PathBuf| path.file_name().map(|name| Path::new("/run/netns").join(name));
-        if let Error::NotExist(path) = &error
-            && let Some(named) = named(path).filter(|named| named.exists())
-        {
-            return top.with_details(format!("did you mean {}?", named.display()));
-        }
-        top.with_details(match error {
-            Error::NotExist(_) => {
-                "its container has ended, or the path is wrong: \"ip netns list\" has those in /run/netns"
-            }
+        let top = error::Error::internal(error.to_string());
+        let details = match &error {
             Error::NotNamespace(..) => {
                 "no network namespace is mounted there: \"ip netns add NAME\" makes one at /run/netns/NAME"
             }
-            Error::Io(_, _, cause) if cause.kind() == io::ErrorKind::PermissionDenied => {
-                "cnibox needs CAP_SYS_ADMIN: run it as root"
-            }
-            _ => "",
-        })
+            Error::Io(_, path, cause) => match cause.kind() {
+                io::ErrorKind::NotFound => {
+                    let named = path.file_name().map(|name| Path::new("/run/netns").join(name));
+                    if let Some(named) = named.filter(|named| named.exists()) {
+                        return top.with_details(format!("did you mean {}?", named.display()));
+                    }
+                    "its container has ended, or the path is wrong: \"ip netns list\" has those in /run/netns"
+                }
+                io::ErrorKind::PermissionDenied => "cnibox needs CAP_SYS_ADMIN: run it as root",
+                _ => "",
+            },
+            Error::Stranded(_) => "",
+        };
+        top.with_details(details)
     }
 }
 
@@ -172,20 +162,18 @@ impl Netns {
         match File::open(&path) {
             Ok(file) if is_of_another_kind(&path, &file) => Err(Error::NotNamespace(path, magic)),
             Ok(file) => Ok(Netns { file, path }),
-            Err(cause) if cause.kind() == io::ErrorKind::NotFound => Err(Error::NotExist(path)),
             Err(cause) => Err(Error::Io("open", path, cause)),
         }
     }
 
     /// Opens the namespace of the calling thread.
     pub fn current() -> Result<Netns, Error> {
-        // What the kernel itself has there need not be looked at first.
         let file = File::open(CURRENT).map_err(|e| Error::Io("open", CURRENT.into(), e))?;
         Ok(Netns { file, path: CURRENT.into() })
     }
 
-    /// Creates a namespace that nothing but this value keeps alive. Other processes reach it by
-    /// its [`path`](Netns::path) while this one runs.
+    /// Creates a namespace that only this value keeps alive. Other processes can open its [`path`](Netns::path) while this
+    /// process runs.
     pub fn fresh() -> Result<Netns, Error> {
         let file = on_scratch_thread(|| {
             unshare(CloneFlags::CLONE_NEWNET).map_err(|e| entering("unshare", CURRENT, e))?;
@@ -205,8 +193,8 @@ impl Netns {
         Ok(self.identity()? == other.identity()?)
     }
 
-    /// Runs `f` in this namespace. A panic of `f` goes on in the caller. `f` must not start threads
-    /// that outlive it: they would stay in the namespace.
+    /// Runs `f` in this namespace. A panic of `f` continues in the caller. `f` must not start threads that outlive `f`:
+    /// they would stay in the namespace.
     pub fn run<T: Send>(&self, f: impl FnOnce() -> T + Send) -> Result<T, Error> {
         at_home()?;
         let there = || {
@@ -224,7 +212,7 @@ impl Netns {
             .map_err(|e| entering("enter network namespace", &self.path, e))
     }
 
-    /// The same namespace once more, kept alive by the copy as well.
+    /// A second handle, which keeps the namespace alive as well.
     pub fn try_clone(&self) -> Result<Netns, Error> {
         let path = self.path.clone();
         match self.file.try_clone() {
@@ -233,7 +221,7 @@ impl Netns {
         }
     }
 
-    /// Has a thread of its own enter this namespace and run `f` there while the caller goes on.
+    /// Starts a thread that enters this namespace and runs `f`, and returns without waiting.
     pub fn visit<T: Send + 'static>(
         &self,
         f: impl FnOnce() -> T + Send + 'static,
@@ -247,7 +235,7 @@ impl Netns {
         thread.map(Visit).map_err(|e| Error::Io("start a thread for", self.path.clone(), e))
     }
 
-    /// Device and inode, by which the namespace is known while it lives.
+    /// Device and inode, which identify the namespace while it exists.
     pub fn identity(&self) -> Result<(u64, u64), Error> {
         let meta = self.file.metadata().map_err(|e| Error::Io("stat", self.path.clone(), e))?;
         Ok((meta.dev(), meta.ino()))
@@ -258,8 +246,8 @@ impl Netns {
 struct WayBack(Option<File>);
 
 impl WayBack {
-    /// The way back to where the calling thread is now, if it is open: a process in a user namespace
-    /// of its own may be in a network namespace that it could not enter.
+    /// The way back to the calling thread's present namespace; `None` if the thread may not enter it, as in a process
+    /// with a user namespace of its own.
     fn find() -> Option<WayBack> {
         let home = File::open(CURRENT).ok()?;
         setns(&home, CloneFlags::CLONE_NEWNET).is_ok().then(|| WayBack(Some(home)))
@@ -292,12 +280,12 @@ pub fn at_home() -> Result<(), Error> {
     })
 }
 
-/// A thread in a namespace. The thread goes on if this is dropped.
+/// A thread in a namespace. The thread continues if this is dropped.
 #[derive(Debug)]
 pub struct Visit<T>(JoinHandle<Result<T, Error>>);
 
 impl<T> Visit<T> {
-    /// Waits for its end. A panic goes on in the caller.
+    /// Waits for the end of the thread. A panic of the thread continues in the caller.
     pub fn join(self) -> Result<T, Error> {
         self.0.join().unwrap_or_else(|panic| panic::resume_unwind(panic))
     }
@@ -310,8 +298,7 @@ impl AsFd for Netns {
 }
 
 /// Whether this is known to be a namespace of another kind, such as a mount namespace: below `/proc` it is a
-/// link to `mnt:[4026531841]`. A bind mount elsewhere has the name of its mount point, which tells nothing;
-/// the kernel then refuses setns(2).
+/// link to `mnt:[4026531841]`. The name of a bind mount elsewhere is its mount point; setns(2) then fails.
 fn is_of_another_kind(path: &Path, file: &File) -> bool {
     if !path.starts_with("/proc") {
         return false;
@@ -325,11 +312,8 @@ fn is_of_another_kind(path: &Path, file: &File) -> bool {
 /// Refuses files that are on neither nsfs nor proc, before opening them: opening a pipe or a device could block or have
 /// effects.
 fn check_magic(path: &Path) -> Result<FsType, Error> {
-    let magic = match statfs(path) {
-        Ok(stat) => stat.filesystem_type(),
-        Err(Errno::ENOENT) => return Err(Error::NotExist(path.into())),
-        Err(errno) => return Err(entering("failed to Statfs", path, errno)),
-    };
+    let stat = statfs(path).map_err(|errno| entering("failed to Statfs", path, errno))?;
+    let magic = stat.filesystem_type();
     if magic == NSFS_MAGIC || magic == PROC_SUPER_MAGIC {
         return Ok(magic);
     }
@@ -352,8 +336,8 @@ pub fn on_scratch_thread<T: Send>(f: impl FnOnce() -> T + Send) -> Result<T, Err
     })
 }
 
-/// Puts the calling process, which must have one thread, into a network namespace of its own, without any of the host's
-/// links, and covers these folders, if they are there, by empty file systems that nobody else sees.
+/// Moves the calling process, which must have one thread, into new, empty network and mount namespaces, and mounts empty
+/// file systems over the existing ones of these folders.
 pub fn hide(folders: &[&Path]) -> Result<(), Error> {
     let apart = CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS;
     unshare(apart).map_err(|e| entering("unshare", CURRENT, e))?;
@@ -367,17 +351,16 @@ pub fn hide(folders: &[&Path]) -> Result<(), Error> {
     Ok(())
 }
 
-/// The path in double quotes, as the reference plugins show it.
+/// The path in double quotes, as in the reference's messages.
 fn quoted(path: &Path) -> String {
     format!("{:?}", path.to_string_lossy())
 }
 
-/// Puts the calling test in a private, empty network namespace: tests run on threads of their
-/// own, so they neither see each other nor leave anything behind.
+/// Moves the thread of the calling test into a new, empty network namespace.
 ///
 /// # Panics
 ///
-/// Without the right to do so.
+/// Without `CAP_SYS_ADMIN`.
 #[cfg(test)]
 pub fn isolate() {
     crate::lane::assert_not_listing();
@@ -431,8 +414,8 @@ mod tests {
     }
 
     #[test]
-    fn where_nobody_can_come_back_a_thread_goes_instead() {
-        const NAME: &str = "netns::tests::where_nobody_can_come_back_a_thread_goes_instead";
+    fn without_a_way_back_a_thread_enters_instead() {
+        const NAME: &str = "netns::tests::without_a_way_back_a_thread_enters_instead";
         const IN_CHILD: &str = "CNIBOX_TEST_IN_CHILD";
         if env::var_os(IN_CHILD).is_none() {
             isolate();

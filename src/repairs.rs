@@ -1,35 +1,34 @@
-//! What `cnibox repair` finds: what was missing, and what it leaves as somebody has set it.
+//! The findings of `cnibox repair`: missing state, and state that was changed on purpose.
 
 use std::collections::HashSet;
 use std::fmt;
 
 use crate::error::{Error, Result};
 
-/// The findings of one repair, each told once.
+/// The findings of one repair, without duplicates.
 #[derive(Debug, Default)]
 pub struct Repairs {
-    /// Whether what is missing is only told.
+    /// Whether missing state is reported only.
     dry_run: bool,
     missing: Vec<String>,
     left: Vec<String>,
     failed: Vec<Error>,
-    /// What attachments have in common and was looked at.
+    /// State that attachments share and that was examined already.
     seen: HashSet<String>,
 }
 
 impl Repairs {
-    /// Nothing is found yet. A dry run restores nothing.
+    /// No findings. A dry run restores nothing.
     pub fn new(dry_run: bool) -> Repairs {
         Repairs { dry_run, ..Repairs::default() }
     }
 
-    /// Whether this is the first look at something that many attachments have in common.
+    /// Whether this is the first examination of state that attachments share.
     pub fn is_first(&mut self, what: impl Into<String>) -> bool {
         self.seen.insert(what.into())
     }
 
-    /// Notes that `what` is missing and restores it. A failure is noted as well, so that what
-    /// comes behind is restored nevertheless.
+    /// Records that `what` is missing and restores it, or records the failure, so that the next steps are run in any case.
     pub fn restore(&mut self, what: impl Into<String>, restore: impl FnOnce() -> Result<()>) {
         let what = what.into();
         match if self.dry_run { Ok(()) } else { restore() } {
@@ -38,40 +37,40 @@ impl Repairs {
         }
     }
 
-    /// Notes what is missing, of which the remedy is at hand already or was done.
+    /// Records missing state that was, or is about to be, restored.
     pub fn found(&mut self, what: impl IntoIterator<Item = String>) {
         what.into_iter().for_each(|what| note(&mut self.missing, what));
     }
 
-    /// Notes what differs because a person, or another program, wants it so.
+    /// Records state that a person or another program has changed on purpose.
     pub fn leave(&mut self, what: impl Into<String>) {
         note(&mut self.left, what.into());
     }
 
-    /// Notes what could not be looked at or restored.
+    /// Records a failure to examine or restore state.
     pub fn fail(&mut self, error: Error) {
         if !self.failed.contains(&error) {
             self.failed.push(error);
         }
     }
 
-    /// What was missing, and is restored unless this is a dry run.
+    /// The missing state, restored unless this is a dry run.
     pub fn missing(&self) -> &[String] {
         &self.missing
     }
 
-    /// What was left as it is.
+    /// The changed state that was left as it is.
     pub fn left(&self) -> &[String] {
         &self.left
     }
 
-    /// What could not be looked at or restored.
+    /// The failures.
     pub fn failed(&self) -> &[Error] {
         &self.failed
     }
 }
 
-/// Attachments have things in common, such as their bridge.
+/// Attachments share state, such as their bridge: no duplicates.
 fn note(list: &mut Vec<String>, what: String) {
     if !list.contains(&what) {
         list.push(what);

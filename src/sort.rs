@@ -1,27 +1,27 @@
-//! Stable sorting, with one copy of the sort for all types: the standard library's is four kilobytes of code for each
-//! type that is sorted, a fortieth of the executable.
+//! Stable sorting with one copy of the code for all types: the standard library's has four kilobytes for each sorted type,
+//! a fortieth of the executable in total.
 
 use std::cmp::Ordering;
 use std::mem;
 
-/// Sorts what has an order of its own.
+/// Sorts by the order of the type.
 pub fn sort<T: Ord>(items: &mut Vec<T>) {
     sort_by(items, T::cmp);
 }
 
-/// Sorts by a key, which is asked for often.
+/// Sorts by a key, which is computed for every comparison.
 pub fn sort_by_key<T, K: Ord>(items: &mut Vec<T>, key: impl Fn(&T) -> K) {
     sort_by(items, |a, b| key(a).cmp(&key(b)));
 }
 
-/// Sorts as `compare` says. What is equal stays in its order.
+/// Sorts by `compare`; equal items keep their order.
 pub fn sort_by<T>(items: &mut Vec<T>, compare: impl Fn(&T, &T) -> Ordering) {
     let order = order(items.len(), &|a, b| compare(&items[a], &items[b]));
     let mut places: Vec<Option<T>> = mem::take(items).into_iter().map(Some).collect();
     items.extend(order.into_iter().filter_map(|at| places[at].take()));
 }
 
-/// The numbers below `count` in the order of what they stand for.
+/// The sorted indices of `count` items.
 fn order(count: usize, compare: &dyn Fn(usize, usize) -> Ordering) -> Vec<usize> {
     let mut order: Vec<usize> = (0..count).collect();
     order.sort_by(|a, b| compare(*a, *b));

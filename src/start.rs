@@ -1,12 +1,11 @@
-//! From the C library's `main` to the applet: the standard library's initialisation without its slow part.
+//! From the C library's `main` to the applet, without the slow part of the standard library's initialisation.
 //!
-//! A plugin lives about a millisecond. The standard library spends 50 µs of it, and 100 kB of
-//! memory, on finding the end of the stack in `/proc/self/maps`, which gives a stack overflow a
-//! sentence. Without it an overflow ends the process all the same.
+//! A plugin runs for about a millisecond. The standard library uses 50 µs of it, and 100 kB of memory, to find the end of
+//! the stack in `/proc/self/maps`, for the message of a stack overflow. Without it an overflow ends the process as well.
 //!
-//! Two steps of that initialisation are needed: a closed standard descriptor must not become the descriptor of the first file
-//! that is opened, and no signal about a failed write (`SIGPIPE`, `SIGXFSZ`) must end the process
-//! before it has taken back an ADD.
+//! Two steps of that initialisation are needed: a closed standard descriptor must not become the descriptor of the first
+//! file that is opened, and a signal about a failed write (`SIGPIPE`, `SIGXFSZ`) must not end the process before the
+//! rollback of an ADD.
 
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -19,13 +18,13 @@ use nix::sys::stat::Mode;
 use nix::unistd::{getegid, geteuid, getgid, getuid};
 use rustix::thread::capabilities;
 
-use crate::applets::{self, TABLE};
+use crate::applets::TABLE;
 use crate::log;
 use crate::skel::run;
 use crate::tool::multicall;
 
-/// Gives `/dev/null` to each of stdin, stdout and stderr that is closed, to stdout only for reading: a
-/// result that is not read is an error. After an error none of the descriptors must be used.
+/// Opens `/dev/null` in place of a closed stdin, stdout or stderr; for stdout without write access, because a result that
+/// cannot be delivered is an error. After an error none of the descriptors may be used.
 pub fn open_standard_files() -> nix::Result<()> {
     let (stdin, stdout, stderr) = (io::stdin(), io::stdout(), io::stderr());
     let files = [stdin.as_fd(), stdout.as_fd(), stderr.as_fd()];
@@ -51,11 +50,11 @@ pub fn run_applet(is_secure: bool) -> ExitCode {
     let mut args = env::args_os().map(|arg| arg.to_string_lossy().into_owned());
     let program = args.next().unwrap_or_default();
     let name = Path::new(&program).file_name().unwrap_or_default().to_string_lossy().into_owned();
-    if let Some(applet) = applets::find(&name) {
+    if let Some(applet) = TABLE.find(&name) {
         return run::main(applet, args.collect(), TABLE);
     }
     let mut args: Vec<String> = args.collect();
-    match args.first().and_then(|first| applets::find(first)) {
+    match args.first().and_then(|first| TABLE.find(first)) {
         Some(applet) if multicall::is_own_name(&name) => {
             args.remove(0);
             run::main(applet, args, TABLE)
@@ -68,8 +67,8 @@ pub fn run_applet(is_secure: bool) -> ExitCode {
 const ELEVATED: &str = "set-user-id, set-group-id or with file capabilities: refused, because \
     arguments and environment are those of a user without these powers";
 
-/// Whether the file gives this process privileges that its caller does not have. The kernel's `AT_SECURE` alone does not
-/// tell: a change of the SELinux domain sets it as well, as when systemd starts the daemon.
+/// Whether the executable gives this process privileges that its caller does not have. `AT_SECURE` alone is no proof: a
+/// change of the SELinux domain sets it as well, for instance when systemd starts the daemon.
 fn is_elevated() -> bool {
     let (user, group) = (getuid(), getgid());
     let changed = user != geteuid() || group != getegid();
@@ -77,7 +76,7 @@ fn is_elevated() -> bool {
     changed || (!user.is_root() && powers())
 }
 
-/// The number to return from `main`, which an [`ExitCode`] does not give.
+/// The number of an [`ExitCode`], to return from `main`; the standard library has no such conversion.
 pub fn number(code: ExitCode) -> i32 {
     let number = (0..=u8::MAX).find(|number| ExitCode::from(*number) == code);
     i32::from(number.unwrap_or(u8::MAX))

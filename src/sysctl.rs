@@ -1,8 +1,7 @@
 //! Kernel parameters below `/proc/sys`, which only this file names.
 //!
-//! Keys are written with slashes, `net/ipv4/conf/eth0.100/arp_notify`, because the names of
-//! interfaces contain dots. Everything below `net/` belongs to the network namespace of the
-//! *calling thread*: call these inside [`Netns::run`](crate::netns::Netns::run).
+//! Keys have slashes, `net/ipv4/conf/eth0.100/arp_notify`, because the names of interfaces contain dots. Keys below `net/`
+//! are those of the network namespace of the *calling thread*, see [`Netns::run`](crate::netns::Netns::run).
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -25,7 +24,7 @@ pub fn read(key: &str) -> Result<String> {
     }
 }
 
-/// The value of `key` as [`read`] gives it; `None` if the parameter is write-only.
+/// As [`read`]; `None` if the parameter is write-only.
 pub fn read_if_readable(key: &str) -> Result<Option<String>> {
     let write_only = |file: &PathBuf| {
         let readable = fs::metadata(file).map(|meta| meta.permissions().mode() & 0o444 != 0);
@@ -37,7 +36,7 @@ pub fn read_if_readable(key: &str) -> Result<Option<String>> {
     read(key).map(Some)
 }
 
-/// Whether there is such a key in the calling thread's namespace.
+/// Whether `key` exists in the calling thread's namespace.
 pub fn exists(key: &str) -> bool {
     path(key).is_ok_and(|file| file.is_file())
 }
@@ -91,8 +90,7 @@ fn read_whole(mut file: File) -> io::Result<String> {
     String::from_utf8(text).map_err(|_| io::ErrorKind::InvalidData.into())
 }
 
-/// The file of `key`. A segment `..` or an absolute key would leave `/proc/sys`: names of
-/// interfaces come from outside.
+/// The file of `key`. A segment `..` or an absolute key would leave `/proc/sys`: requests contain names of interfaces.
 fn path(key: &str) -> io::Result<PathBuf> {
     let sound = |segment: &str| !matches!(segment, "" | "." | "..");
     if key.split('/').all(sound) {

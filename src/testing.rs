@@ -1,5 +1,4 @@
-//! What the tests, the benchmarks and the fuzz targets of this repository use of the library. Nothing
-//! of it is for others.
+//! The internals that the tests, the benchmarks and the fuzz targets of this repository use.
 
 pub use crate::applets::APPLETS;
 pub use crate::skel::Kind;

@@ -1,16 +1,17 @@
 //! The files of attachment records below `/run/cni/cnibox`: owned by root, lost at reboot.
 
-use std::fs::{self, DirBuilder, OpenOptions};
-use std::io::{self, ErrorKind, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::fs::{self, OpenOptions};
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
-use nix::fcntl::OFlag;
-use nix::unistd::geteuid;
+use nix::fcntl::{AT_FDCWD, OFlag};
+use nix::sys::stat::Mode;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::error::{Error, Result};
+use crate::files::dir::{self, open_regular, read_up_to};
+use crate::files::{During, Error, Result};
 
 /// The parent folder of all records.
 pub(super) const DIR: &str = "/run/cni/cnibox";
@@ -18,38 +19,40 @@ pub(super) const DIR: &str = "/run/cni/cnibox";
 pub(super) const ENDING: &str = ".json";
 /// The network namespace of this host: several hosts may share one `/run`.
 const HOST: &str = "/proc/thread-self/ns/net";
+/// Limit of a record's size in bytes.
+const MAX_BYTES: usize = 1 << 24;
 
 /// The inode number of the calling thread's network namespace.
 pub(super) fn host() -> Option<u64> {
     fs::metadata(HOST).ok().map(|meta| meta.ino())
 }
 
-fn nofollow() -> i32 {
-    (OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC).bits()
-}
-
 /// Writes a record of this host, without a temporary file: the runtime serialises the calls of an attachment,
 /// and a truncated record is ignored.
-pub(super) fn write(path: &Path, host: u64, content: &impl Serialize) -> io::Result<()> {
+pub(super) fn write(path: &Path, host: u64, content: &impl Serialize) -> Result<()> {
     if host == 0 {
-        return Err(io::Error::other("the host's namespace cannot be told"));
+        let why = io::Error::other("the host's network namespace is unknown");
+        return Err(Error::new("write", path, why));
     }
     let mut options = OpenOptions::new();
-    options.write(true).create(true).truncate(true).mode(0o600).custom_flags(nofollow());
-    let mut file = options.open(path).or_else(|e| match (e.kind(), path.parent()) {
-        (ErrorKind::NotFound, Some(folder)) => {
-            make_folder(folder).and_then(|()| options.open(path))
+    options.write(true).create(true).truncate(true).mode(0o600);
+    options.custom_flags((OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC).bits());
+    let mut file = match (options.open(path), path.parent()) {
+        (Err(e), Some(folder)) if e.kind() == ErrorKind::NotFound => {
+            make_folder(folder)?;
+            options.open(path)
         }
-        _ => Err(e),
-    })?;
-    file.write_all(&serde_json::to_vec(content)?)
+        (file, _) => file,
+    }
+    .during("write", path)?;
+    let text = serde_json::to_vec(content).map_err(io::Error::from);
+    text.and_then(|text| file.write_all(&text)).during("write", path)
 }
 
-/// `None` if the content is malformed.
+/// Reads a record; `None` if the content is malformed.
 pub(super) fn load<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {
-    let mut file = OpenOptions::new().read(true).custom_flags(nofollow()).open(path)?;
-    let mut content = Vec::new();
-    file.read_to_end(&mut content)?;
+    let (mut file, meta) = open_regular(AT_FDCWD, path, OFlag::O_RDONLY, Mode::empty())?;
+    let content = read_up_to(&mut file, &meta, MAX_BYTES)?;
     Ok(serde_json::from_slice(&content).ok())
 }
 
@@ -61,26 +64,8 @@ pub(super) fn instances(folder: &Path, prefix: &str) -> Vec<String> {
     names.filter_map(|name| name.strip_suffix(ENDING).map(str::to_owned)).collect()
 }
 
-/// Makes the folder, if the folder and its parents are owned and writable by root alone.
-pub(super) fn make_folder(folder: &Path) -> io::Result<()> {
-    DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
-    for dir in [Path::new(DIR), folder] {
-        let meta = fs::symlink_metadata(dir)?;
-        if !meta.is_dir() || meta.uid() != geteuid().as_raw() || meta.mode() & 0o022 != 0 {
-            return Err(io::Error::new(
-                ErrorKind::PermissionDenied,
-                format!("{} is not root's own", dir.display()),
-            ));
-        }
-    }
-    Ok(())
-}
-
-pub(super) fn remove(path: &Path) -> Result<()> {
-    match fs::remove_file(path) {
-        Err(e) if e.kind() != ErrorKind::NotFound => {
-            Err(Error::io(format_args!("remove {}", path.display()), &e))
-        }
-        _ => Ok(()),
-    }
+/// Creates the folder, which must be in [`DIR`]. Only root may write to both.
+pub(super) fn make_folder(folder: &Path) -> Result<()> {
+    dir::ensure(Path::new(DIR), 0o700)?;
+    dir::ensure(folder, 0o700)
 }

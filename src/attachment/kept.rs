@@ -19,6 +19,7 @@ use super::liveness::Liveness;
 use super::owner::{Owner, network_hash};
 use super::record::Record;
 use crate::error::Result;
+use crate::files::remove_file;
 use crate::log;
 
 /// The records of a feature, by the feature's name.
@@ -64,8 +65,7 @@ impl Kept {
         let host = host().unwrap_or_default();
         let [network, ifname, id] = [owner.network, owner.ifname, owner.id].map(str::to_owned);
         if let Err(e) = file::write(&path, host, &Keepsake { network, ifname, id, host, content }) {
-            let path = path.display();
-            log::warn(format_args!("write {path}: {e}; rules that are flushed will not come back"));
+            log::warn(format_args!("{e}; flushed rules of this attachment will not be restored"));
         }
     }
 
@@ -80,7 +80,7 @@ impl Kept {
 
     /// Removes the record of the attachment.
     pub fn remove(self, owner: Owner<'_>) -> Result<()> {
-        file::remove(&self.place(&owner.instance()))
+        Ok(remove_file(&self.place(&owner.instance()))?)
     }
 
     /// Removes the records of the network's attachments that are not among `valid`.
@@ -89,7 +89,7 @@ impl Kept {
         let prefix = network_hash(network) + "-";
         let mut stale = file::instances(&self.folder(), &prefix);
         stale.retain(|instance| !valid.contains(instance));
-        stale.iter().try_for_each(|instance| file::remove(&self.place(instance)))
+        Ok(stale.iter().try_for_each(|instance| remove_file(&self.place(instance)))?)
     }
 
     /// Whether there is any record.

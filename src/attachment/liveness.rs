@@ -75,60 +75,51 @@ fn judge_once(traces: &[&Trace]) -> Vec<Option<Liveness>> {
     let numbers: HashSet<u32> = numbers.filter_map(|e| Some(e.netns?.ino)).collect();
     let holders = Holders::find(&numbers);
     if let Some(doubt) = holders.doubt() {
-        log::debug(format_args!("cannot tell which namespaces are gone: {doubt}"));
+        log::debug(format_args!("the search for network namespaces is incomplete: {doubt}"));
     }
-    let mut judge = Judge { holders, inside: HashMap::new() };
-    traces.iter().map(|trace| judge.life(trace)).collect()
+    let mut inside = HashMap::new();
+    traces.iter().map(|trace| life(trace, &holders, &mut inside)).collect()
 }
 
-struct Judge {
-    holders: Holders,
-    /// The addresses in namespaces that were entered.
-    inside: HashMap<u32, Option<HashSet<IpAddr>>>,
+/// The liveness of one container; `None` if the search has to be repeated. `inside` caches the addresses in namespaces that
+/// were entered.
+fn life(
+    trace: &Trace,
+    holders: &Holders,
+    inside: &mut HashMap<u32, Option<HashSet<IpAddr>>>,
+) -> Option<Liveness> {
+    if trace.earlier_boot {
+        return Some(Liveness::Gone(Gone::EarlierBoot));
+    }
+    let Some(noted) = trace.netns else { return Some(Liveness::Unknown) };
+    let Some(holder) = holders.holder(noted.ino) else {
+        let is_proved = holders.doubt().is_none();
+        return Some(if is_proved { Liveness::Gone(Gone::Namespace) } else { Liveness::Unknown });
+    };
+    let now = NetnsId::of_holder(holder).filter(|now| now.ino == noted.ino)?;
+    if noted.ctime == now.ctime {
+        return Some(Liveness::Alive);
+    }
+    if noted.ctime == 0 {
+        // Nothing pinned the namespace: the number may be of the container's namespace or of a later one.
+        return Some(Liveness::Unknown);
+    }
+    // The number belongs to another namespace, or the container's own namespace is no longer pinned by the same mount or
+    // descriptor. The container is gone if the namespace has none of its addresses.
+    let inside =
+        inside.entry(noted.ino).or_insert_with(|| addresses(holder, noted.ino)).as_ref()?;
+    let has_one = trace.ips.iter().any(|ip| inside.contains(ip));
+    Some(if has_one { Liveness::Alive } else { Liveness::Gone(Gone::Namespace) })
 }
 
-impl Judge {
-    /// `None` if the namespace has to be looked for again.
-    fn life(&mut self, trace: &Trace) -> Option<Liveness> {
-        if trace.earlier_boot {
-            return Some(Liveness::Gone(Gone::EarlierBoot));
-        }
-        let Some(noted) = trace.netns else { return Some(Liveness::Unknown) };
-        let Some(holder) = self.holders.holder(noted.ino).map(Path::to_owned) else {
-            let proved = self.holders.doubt().is_none();
-            return Some(if proved { Liveness::Gone(Gone::Namespace) } else { Liveness::Unknown });
-        };
-        let now = NetnsId::of_holder(&holder).filter(|now| now.ino == noted.ino)?;
-        match noted.ctime {
-            ctime if ctime == now.ctime => Some(Liveness::Alive),
-            // Nothing pinned the namespace: the number may be of the container's namespace or of a later one.
-            0 => Some(Liveness::Unknown),
-            _ => self.life_of_number(&holder, noted, &trace.ips),
-        }
-    }
-
-    /// The number belongs to another namespace, or what pinned the container's own was taken
-    /// away. It is gone if this one has none of the addresses.
-    fn life_of_number(
-        &mut self,
-        holder: &Path,
-        noted: NetnsId,
-        ips: &[IpAddr],
-    ) -> Option<Liveness> {
-        let inside = self.inside.entry(noted.ino).or_insert_with(|| addresses(holder, noted.ino));
-        let inside = inside.as_ref()?;
-        let has = ips.iter().any(|ip| inside.contains(ip));
-        Some(if has { Liveness::Alive } else { Liveness::Gone(Gone::Namespace) })
-    }
-}
-
-/// Takes the addresses off the interfaces of containers that are alive, so that others can have
-/// them. Returns the addresses that are still on an interface, or may be.
+/// Removes the addresses from the interfaces of containers that are alive, so that they can be allocated again. Returns
+/// the addresses that are, or may be, still on an interface.
 pub fn remove_addresses(traces: &[Trace]) -> HashSet<IpAddr> {
-    let mut left = remove_addresses_once(traces);
-    for _ in 1..ATTEMPTS {
-        if !left.is_empty() {
-            left = remove_addresses_once(traces);
+    let mut left = HashSet::new();
+    for _ in 0..ATTEMPTS {
+        left = remove_addresses_once(traces);
+        if left.is_empty() {
+            break;
         }
     }
     left
@@ -141,14 +132,8 @@ fn remove_addresses_once(traces: &[Trace]) -> HashSet<IpAddr> {
     for trace in traces {
         let Some(noted) = trace.netns else { continue };
         let Some(holder) = holders.holder(noted.ino) else { continue };
-        // Another's namespace may have the number by now.
-        let whose = if noted.ctime != 0 && NetnsId::of_holder(holder) == Some(noted) {
-            Whose::Its
-        } else {
-            Whose::Unknown
-        };
-        match remove_addresses_in(holder, &trace.ips, whose) {
-            Ok(there) => left.extend(there),
+        match remove_addresses_in(holder, noted, &trace.ips) {
+            Ok(ips) => left.extend(ips),
             Err(e) => {
                 log::debug(format_args!("look for addresses in {}: {e}", holder.display()));
                 left.extend(&trace.ips);
@@ -158,24 +143,14 @@ fn remove_addresses_once(traces: &[Trace]) -> HashSet<IpAddr> {
     left
 }
 
-/// The owner of a namespace.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Whose {
-    Its,
-    Unknown,
-}
-
-fn remove_addresses_in(holder: &Path, ips: &[IpAddr], whose: Whose) -> Result<Vec<IpAddr>> {
+fn remove_addresses_in(holder: &Path, noted: NetnsId, ips: &[IpAddr]) -> Result<Vec<IpAddr>> {
+    // The number may have been reused for the namespace of another container.
+    let is_own = noted.ctime != 0 && NetnsId::of_holder(holder) == Some(noted);
     let netlink = Netlink::open_in(&Netns::open(holder)?)?;
-    let mut left = Vec::new();
-    for addr in netlink.dump_all_addrs()? {
-        let ip = addr.net.addr();
-        let is_taken_off = || netlink.del_addr(addr.index, addr.net).is_ok();
-        if ips.contains(&ip) && !(whose == Whose::Its && is_taken_off()) {
-            left.push(ip);
-        }
-    }
-    Ok(left)
+    let mut addrs = netlink.dump_all_addrs()?;
+    addrs.retain(|addr| ips.contains(&addr.net.addr()));
+    addrs.retain(|addr| !is_own || netlink.del_addr(addr.index, addr.net).is_err());
+    Ok(addrs.into_iter().map(|addr| addr.net.addr()).collect())
 }
 
 /// All addresses in the namespace that `holder` leads to, if its inode number is `ino`.

@@ -7,7 +7,9 @@
 //! | `record.rs` | the record of an attachment that has more on the host than its links |
 //! | `kept.rs` | the records from which each feature of the packet filter restores its rules |
 //! | `file.rs` | the files of both kinds of records |
+//! | `backup.rs` | the settings of an interface before a plugin changed them |
 
+pub mod backup;
 mod file;
 mod kept;
 pub mod liveness;

@@ -10,20 +10,20 @@
 //! DEL, which is the last DEL of the list. Records are lost at reboot, as the rules are. DEL is complete without
 //! a record. A truncated record cannot be parsed and counts as absent.
 
-use std::fs;
-use std::io::{self, ErrorKind};
+use std::io::ErrorKind;
 use std::net::IpAddr;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::slice;
+use std::{fs, slice};
 
 use serde::{Deserialize, Serialize};
 
-use super::file::{self, ENDING, host, remove};
+use super::file::{self, ENDING, host};
 use super::liveness::{Liveness, Trace, judge};
 use super::owner::{Owner, network_hash};
 use crate::cni::NetworkName;
 use crate::error::{Error, Result};
+use crate::files::{self, During, remove_file};
 use crate::netns::NetnsId;
 
 const ATTACHMENTS: &str = "/run/cni/cnibox/attachments";
@@ -112,7 +112,7 @@ impl Record {
             let is_cut_off = || matches!(file::load::<Record>(&place(instance)), Ok(None));
             !valid.contains(instance) && is_cut_off()
         });
-        cut_off.iter().try_for_each(|instance| remove(&place(instance)))
+        Ok(cut_off.iter().try_for_each(|instance| remove_file(&place(instance)))?)
     }
 
     /// Whether the record was written in the calling thread's network namespace.
@@ -124,12 +124,9 @@ impl Record {
     pub fn write(&self) -> Result<()> {
         let instance = self.owner().instance();
         let path = place(&instance);
-        let noted = || {
-            file::write(&path, self.host, self)?;
-            self.ips.iter().try_for_each(|ip| link(*ip, &target(&instance)))
-        };
-        noted()
-            .map_err(|e| Error::io(format_args!("note the attachment in {}", path.display()), &e))
+        let written = file::write(&path, self.host, self)
+            .and_then(|()| self.ips.iter().try_for_each(|ip| link(*ip, &target(&instance))));
+        written.map_err(|e| Error::from(e).context("record the attachment"))
     }
 
     /// Removes the record and the links of its addresses.
@@ -139,10 +136,10 @@ impl Record {
         for ip in &self.ips {
             let link = Path::new(ADDRESSES).join(ip.to_string());
             if fs::read_link(&link).is_ok_and(|to| to == Path::new(&target)) {
-                remove(&link)?;
+                remove_file(&link)?;
             }
         }
-        remove(&place(&instance))
+        Ok(remove_file(&place(&instance))?)
     }
 
     /// Whether the container can still be alive.
@@ -176,7 +173,7 @@ pub fn forget(owner: Owner<'_>, plugin: &str) -> Result<()> {
     let path = place(&owner.instance());
     match file::load::<Record>(&path) {
         Ok(Some(record)) if record.plugin == plugin && record.is_here() => record.remove(),
-        Ok(None) => remove(&path),
+        Ok(None) => Ok(remove_file(&path)?),
         Ok(Some(_)) => Ok(()),
         Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
         Err(e) => Err(Error::io(format_args!("open {}", path.display()), &e)),
@@ -192,17 +189,12 @@ fn target(instance: &str) -> String {
 }
 
 /// Links the address to this record, replacing the link to the record of its previous owner.
-fn link(ip: IpAddr, target: &str) -> io::Result<()> {
+fn link(ip: IpAddr, target: &str) -> files::Result<()> {
     let path = Path::new(ADDRESSES).join(ip.to_string());
     match symlink(target, &path) {
-        Err(e) if e.kind() == ErrorKind::AlreadyExists => {
-            fs::remove_file(&path)?;
-            symlink(target, &path)
-        }
-        Err(e) if e.kind() == ErrorKind::NotFound => {
-            file::make_folder(Path::new(ADDRESSES))?;
-            symlink(target, &path)
-        }
-        linked => linked,
+        Err(e) if e.kind() == ErrorKind::AlreadyExists => remove_file(&path)?,
+        Err(e) if e.kind() == ErrorKind::NotFound => file::make_folder(Path::new(ADDRESSES))?,
+        linked => return linked.during("link", &path),
     }
+    symlink(target, &path).during("link", &path)
 }

@@ -1,15 +1,15 @@
-//! `CNI_ARGS`: `KEY=VALUE` pairs joined with `;`, deprecated and used by every runtime.
+//! `CNI_ARGS`: `KEY=VALUE` pairs joined with `;`; deprecated by the specification, set by every runtime.
 
 use crate::error::{Error, Result};
 
-/// The pairs that were recognised.
+/// The pairs of known keys.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Args(Vec<(String, String)>);
 
 impl Args {
-    /// Reads `text` for a plugin that knows the keys `known`. Another key is an error unless
-    /// `IgnoreUnknown` is `1` or `true`, whatever the position of that pair (runtimes emit the pairs
-    /// in random order). As with the reference plugins every pair has one `=`, and none is empty.
+    /// Parses `text` for a plugin with the keys `known`. Another key is an error unless the pairs contain
+    /// `IgnoreUnknown` with `1` or `true`, at any position (runtimes emit the pairs in random order). As in the
+    /// reference plugins, every pair has exactly one `=`, and no pair is empty.
     pub fn parse(text: &str, known: &[&str]) -> Result<Args> {
         if text.is_empty() {
             return Ok(Args::default());
@@ -21,8 +21,7 @@ impl Args {
                 ignore_unknown = boolean(pair, value)?;
             }
         }
-        let mut recognised = Vec::new();
-        let mut unknown = Vec::new();
+        let (mut recognised, mut unknown) = (Vec::new(), Vec::new());
         for pair in pairs {
             let split = pair.split_once('=').filter(|(_, value)| !value.contains('='));
             let (key, value) =
@@ -35,14 +34,14 @@ impl Args {
         }
         if !unknown.is_empty() && !ignore_unknown {
             let list = unknown.join(" ");
-            return Err(Error::internal(format!("ARGS: unknown args [{list}]"))
-                .with_details("add IgnoreUnknown=1 to CNI_ARGS to let other plugins' keys pass"));
+            return Err(Error::internal(format!("ARGS: unknown args [{list}]")).with_details(
+                "add IgnoreUnknown=1 to CNI_ARGS to ignore the keys of other plugins",
+            ));
         }
         Ok(Args(recognised))
     }
 
-    /// The value of `key`, converted by `parse`; of several the last one. Keys are
-    /// case-sensitive.
+    /// The last value of `key`, which is case-sensitive, parsed by `parse`.
     pub fn get<T>(
         &self,
         key: &str,

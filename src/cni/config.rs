@@ -1,12 +1,13 @@
-//! What every network configuration has in common, read from a request's standard input.
+//! The keys that all network configurations have in common.
 
 use serde::Deserialize;
 
 use super::json::Json;
 use super::names::NetworkName;
+use super::result::Dns;
 use crate::error::{Code, Error, Result};
 
-/// The keys with a fixed meaning (spec, section 1). Plugins read their own beside these.
+/// The keys with a fixed meaning (spec, section 1). Plugins decode their own keys in addition.
 #[derive(Clone, Debug)]
 pub struct NetConf {
     /// `name`, checked.
@@ -15,27 +16,13 @@ pub struct NetConf {
     pub cni_version: String,
     /// `ipam.type`; empty if there is no address management.
     pub ipam_type: String,
-    /// `dns`.
-    pub dns: DnsConf,
+    /// `dns`; `None` if it has no value. An empty list is a value.
+    pub dns: Option<Dns>,
     /// The whole document.
     pub json: Json,
 }
 
-/// The `dns` key. A list that is present counts as configured even when it is empty.
-#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
-#[serde(default)]
-pub struct DnsConf {
-    /// Name servers, in order of priority.
-    pub nameservers: Option<Vec<String>>,
-    /// The local domain.
-    pub domain: String,
-    /// Search domains, in order of priority.
-    pub search: Option<Vec<String>>,
-    /// Resolver options.
-    pub options: Option<Vec<String>>,
-}
-
-/// An attachment that is still valid, as GC gets it.
+/// An attachment in the list of valid attachments of a GC request.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Attachment {
     /// The container's id.
@@ -49,7 +36,7 @@ pub struct Attachment {
 #[serde(default)]
 struct Common {
     ipam: IpamType,
-    dns: DnsConf,
+    dns: Dns,
 }
 
 #[derive(Default, Deserialize)]
@@ -58,18 +45,8 @@ struct IpamType {
     r#type: String,
 }
 
-impl DnsConf {
-    /// Whether the configuration says anything, be it an empty list.
-    pub fn is_configured(&self) -> bool {
-        !self.domain.is_empty()
-            || self.nameservers.is_some()
-            || self.search.is_some()
-            || self.options.is_some()
-    }
-}
-
 impl NetConf {
-    /// Reads the document far enough for the skeleton: JSON and name. Codes 6 and 7.
+    /// Parses the document and its name. Codes 6 and 7.
     pub fn parse(bytes: &[u8]) -> Result<NetConf> {
         let malformed =
             |why| Error::new(Code::DECODE, format!("error unmarshall network config: {why}"));
@@ -83,16 +60,10 @@ impl NetConf {
             Some(other) => return Err(malformed(format!("name is of type {}", other.go_type()))),
         };
         let name = NetworkName::parse(name)?;
-        Ok(NetConf {
-            name,
-            cni_version: String::new(),
-            ipam_type: String::new(),
-            dns: DnsConf::default(),
-            json,
-        })
+        Ok(NetConf { name, cni_version: String::new(), ipam_type: String::new(), dns: None, json })
     }
 
-    /// Reads the version; code 6 if it is no string.
+    /// Decodes the version; code 6 if it is not a string.
     pub fn read_version(&mut self) -> Result<()> {
         let wrong = |t: &str| format!("decoding version from network config: type {t}");
         self.cni_version = match self.json.get_present("cniVersion") {
@@ -103,15 +74,18 @@ impl NetConf {
         Ok(())
     }
 
-    /// Reads the remaining common keys; code 6 if one is of the wrong type.
+    /// Decodes the remaining common keys; code 6 if one is of the wrong type.
     pub fn read_common(&mut self) -> Result<()> {
         let common: Common = self.json.decode().map_err(|e| e.context("failed to load netconf"))?;
         self.ipam_type = common.ipam.r#type;
-        self.dns = common.dns;
+        let dns = self.json.get_present("dns");
+        let has = |key: &&str| dns.is_some_and(|dns| dns.get_present(key).is_some());
+        let has_list = ["nameservers", "search", "options"].iter().any(has);
+        self.dns = Some(common.dns).filter(|dns| has_list || !dns.domain.is_empty());
         Ok(())
     }
 
-    /// Whether `capabilities` asks the runtime for the values of this name.
+    /// Whether `capabilities` requests the values of this name from the runtime.
     pub fn wants(&self, capability: &str) -> bool {
         // Runtimes compare the name exactly.
         let is_wanted =
@@ -120,9 +94,8 @@ impl NetConf {
         matches!(capabilities, Some(Json::Object(members)) if members.iter().any(is_wanted))
     }
 
-    /// The attachments GC has to keep. `None` if the request has no such key: that says nothing
-    /// about what is valid. `null` is the empty list, as libcni writes it. The key of the text of
-    /// 1.1.0, `cni.dev/attachments`, serves where the later one is absent.
+    /// The attachments that GC has to keep; `None` if the request has no such key. libcni writes the empty list as
+    /// `null`. `cni.dev/attachments`, the key in the text of 1.1.0, is a fallback.
     pub fn valid_attachments(&self) -> Result<Option<Vec<Attachment>>> {
         let keys = ["cni.dev/valid-attachments", "cni.dev/attachments"];
         match keys.iter().find_map(|key| self.json.get(key)) {
@@ -152,8 +125,11 @@ mod tests {
         let conf = parse(r#"{"NAME":"n","cniversion":"1.0.0","ipam":{"type":"x"},"dns":{}}"#);
         assert_eq!((conf.name.as_str(), conf.cni_version.as_str()), ("n", "1.0.0"));
         assert_eq!(conf.ipam_type, "x");
-        assert!(!conf.dns.is_configured());
-        assert!(parse(r#"{"name":"n","dns":{"search":[]}}"#).dns.is_configured());
+        assert_eq!(conf.dns, None);
+        let dns = |text: &str| parse(&format!(r#"{{"name":"n","DNS":{{{text}}}}}"#)).dns;
+        assert_eq!(dns(r#""Search":[]"#), Some(Dns::default()));
+        assert_eq!(dns(r#""search":null,"domain":"""#), None);
+        assert_eq!(dns(r#""domain":"d""#), Some(Dns { domain: "d".into(), ..Dns::default() }));
     }
 
     #[test]

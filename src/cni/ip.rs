@@ -1,20 +1,20 @@
-//! Addresses and prefixes as CNI writes them, for serde's `with`.
+//! Addresses and prefixes in CNI's notation, with functions for serde's `deserialize_with`.
 //!
-//! Host bits are kept (`10.1.0.5/16`), an IPv4-mapped IPv6 address is the IPv4 address, an empty
-//! address is none. Leading zeros and zones are refused.
+//! Host bits are kept (`10.1.0.5/16`). An IPv4-mapped IPv6 address is read as the IPv4 address. Leading zeros and
+//! zones are refused.
 
 use std::net::IpAddr;
 
 use ipnet::{IpNet, Ipv4Net};
 use serde::de::{Deserialize, Deserializer, Error as _};
 
-/// Reads an address.
+/// Parses an address.
 pub fn parse_ip(text: &str) -> Result<IpAddr, String> {
     let ip: IpAddr = text.parse().map_err(|_| format!("invalid IP address: {text}"))?;
     Ok(ip.to_canonical())
 }
 
-/// Reads `address/prefix`.
+/// Parses `address/prefix`.
 pub fn parse_cidr(text: &str) -> Result<IpNet, String> {
     // ipnet's own parser accepts leading zeros.
     let parts = text.split_once('/').and_then(|(ip, len)| {
@@ -24,7 +24,7 @@ pub fn parse_cidr(text: &str) -> Result<IpNet, String> {
     parts.map(canonical).ok_or_else(|| format!("invalid CIDR address: {text}"))
 }
 
-/// Reads an address with or without a prefix; the prefix is dropped.
+/// Parses an address with or without a prefix, which is dropped.
 pub fn parse_ip_or_cidr(text: &str) -> Result<IpAddr, String> {
     let parsed =
         if text.contains('/') { parse_cidr(text).map(|net| net.addr()) } else { parse_ip(text) };
@@ -47,44 +47,26 @@ fn canonical(net: IpNet) -> IpNet {
     mapped.and_then(|(v4, len)| Ipv4Net::new(v4, len).ok()).map_or(net, IpNet::V4)
 }
 
-/// `Option<IpAddr>`: `""` is `None`.
-pub mod optional_ip {
-    use super::{Deserialize, Deserializer, IpAddr, parse_ip};
-    use serde::de::Error as _;
-
-    /// For `#[serde(deserialize_with)]`.
-    pub fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Option<IpAddr>, D::Error> {
-        match Option::<String>::deserialize(d)?.as_deref() {
-            None | Some("") => Ok(None),
-            Some(text) => parse_ip(text).map(Some).map_err(D::Error::custom),
-        }
+/// Deserializes `Option<IpAddr>`: `""` is `None`.
+pub fn optional_ip<'de, D: Deserializer<'de>>(d: D) -> Result<Option<IpAddr>, D::Error> {
+    match Option::<String>::deserialize(d)?.as_deref() {
+        None | Some("") => Ok(None),
+        Some(text) => parse_ip(text).map(Some).map_err(D::Error::custom),
     }
 }
 
-/// `Option<IpNet>` that must be a prefix if it is there.
-pub mod optional_cidr {
-    use super::{Deserialize, Deserializer, IpNet, parse_cidr};
-    use serde::de::Error as _;
-
-    /// For `#[serde(deserialize_with)]`.
-    pub fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Option<IpNet>, D::Error> {
-        let text = Option::<String>::deserialize(d)?;
-        text.map(|text| parse_cidr(&text).map_err(D::Error::custom)).transpose()
-    }
+/// Deserializes `Option<IpNet>`: `""` is an error.
+pub fn optional_cidr<'de, D: Deserializer<'de>>(d: D) -> Result<Option<IpNet>, D::Error> {
+    let text = Option::<String>::deserialize(d)?;
+    text.map(|text| parse_cidr(&text).map_err(D::Error::custom)).transpose()
 }
 
-/// `IpNet`.
-pub mod cidr {
-    use super::{Deserialize, Deserializer, IpNet, parse_cidr};
-    use serde::de::Error as _;
-
-    /// For `#[serde(deserialize_with)]`.
-    pub fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<IpNet, D::Error> {
-        parse_cidr(&String::deserialize(d)?).map_err(D::Error::custom)
-    }
+/// Deserializes `IpNet`.
+pub fn cidr<'de, D: Deserializer<'de>>(d: D) -> Result<IpNet, D::Error> {
+    parse_cidr(&String::deserialize(d)?).map_err(D::Error::custom)
 }
 
-/// A list of addresses, each with or without a prefix, which is dropped.
+/// Deserializes a list of addresses, each with or without a prefix, which is dropped.
 pub fn deserialize_requested<'de, D: Deserializer<'de>>(d: D) -> Result<Vec<IpAddr>, D::Error> {
     let texts = Vec::<String>::deserialize(d)?;
     let parse = |text: &String| match text.as_str() {

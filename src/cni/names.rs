@@ -1,4 +1,4 @@
-//! Names that come from outside and end up in paths and in the kernel: checked once, here.
+//! The names in requests that become parts of paths and names of links, checked once.
 
 use std::fmt;
 
@@ -8,11 +8,11 @@ use crate::error::{Code, Error, Result};
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ContainerId(String);
 
-/// A network's name, of the same form as a container id.
+/// A network's name, of the form of a container id.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NetworkName(String);
 
-/// A name for a network interface that the kernel takes: 1 to 15 bytes (`IFNAMSIZ`).
+/// A name of a network interface that the kernel accepts: 1 to 15 bytes (`IFNAMSIZ`).
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct IfName(String);
 
@@ -31,7 +31,7 @@ impl ContainerId {
 }
 
 impl NetworkName {
-    /// Checks `text`; code 7 if it will not do.
+    /// Checks `text`; code 7 if it is invalid.
     pub fn parse(text: &str) -> Result<NetworkName> {
         if text.is_empty() {
             return Err(Error::config("missing network name"));
@@ -48,7 +48,7 @@ impl NetworkName {
 }
 
 impl IfName {
-    /// Checks `text`; code 4 if it will not do.
+    /// Checks `text`; code 4 if it is invalid.
     pub fn parse(text: &str) -> Result<IfName> {
         let refuse = |msg| Err(Error::new(Code::INVALID_ENVIRONMENT, msg));
         if text.is_empty() {
@@ -67,7 +67,7 @@ impl IfName {
         if text.chars().any(char::is_control) {
             return refuse("interface name contains control characters");
         }
-        // The kernel takes `%d` as "the next free number".
+        // The kernel replaces `%d` by a free number.
         if text.contains('%') {
             return refuse("interface name contains %").map_err(|e| e.with_details(text));
         }
@@ -75,7 +75,7 @@ impl IfName {
     }
 }
 
-/// The pattern that container ids and network names share.
+/// Whether `text` has the form of container ids and network names.
 pub fn is_identifier(text: &str) -> bool {
     text.starts_with(|c: char| c.is_ascii_alphanumeric())
         && text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.' | b'-'))
@@ -84,7 +84,6 @@ pub fn is_identifier(text: &str) -> bool {
 macro_rules! text_of {
     ($($name:ident)*) => {$(
         impl $name {
-            /// The name itself.
             pub fn as_str(&self) -> &str {
                 &self.0
             }

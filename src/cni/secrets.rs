@@ -5,31 +5,32 @@ use super::json::Json;
 /// The replacement of a secret.
 const LEFT_OUT: &str = "(left out)";
 
-/// Parts of the names of secrets, beside names that end in `key`, in lower case and without `-` and `_`.
+/// Parts of the names of secrets, in lower case and without `-` and `_`. Names that end in `key` are secrets as well.
 const NAMES: [&str; 9] =
     ["auth", "cert", "credential", "passphrase", "passwd", "password", "psk", "secret", "token"];
 
 /// The document without the values of keys that sound secret, keys in PEM, and the user and password of URLs.
-pub fn without(json: Json) -> Json {
-    match json {
+pub fn without(mut json: Json) -> Json {
+    json.for_each(&|json| match json {
         Json::Object(members) => {
-            let member = |(key, value): (String, Json)| {
-                let hidden = is_secret(&key) && !matches!(value, Json::Null | Json::Bool(_));
-                let value = if hidden { LEFT_OUT.into() } else { without(value) };
-                (key, value)
-            };
-            Json::Object(members.into_iter().map(member).collect())
+            for (key, value) in members {
+                if is_secret(key) && !matches!(value, Json::Null | Json::Bool(_)) {
+                    *value = LEFT_OUT.into();
+                }
+            }
         }
-        // The pairs of `CNI_ARGS` in a cached result.
-        Json::Array(pair) if is_pair(&pair) => Json::Array(vec![pair[0].clone(), LEFT_OUT.into()]),
-        Json::Array(items) => Json::Array(items.into_iter().map(without).collect()),
-        Json::String(text) => Json::String(without_text(&text)),
-        other => other,
-    }
-}
-
-fn is_pair(items: &[Json]) -> bool {
-    matches!(items, [Json::String(key), Json::String(_)] if is_secret(key))
+        Json::Array(items) => {
+            // The pairs of `CNI_ARGS` in a cached result.
+            if let [Json::String(key), value @ Json::String(_)] = items.as_mut_slice()
+                && is_secret(key)
+            {
+                *value = LEFT_OUT.into();
+            }
+        }
+        Json::String(text) => *text = without_text(text),
+        _ => {}
+    });
+    json
 }
 
 fn is_secret(key: &str) -> bool {
@@ -38,7 +39,7 @@ fn is_secret(key: &str) -> bool {
     plain.ends_with("key") || NAMES.iter().any(|name| plain.contains(name))
 }
 
-/// The same for a text that is no JSON: pairs such as `A=1;B=2`, URLs, PEM.
+/// As [`without`], for other texts: pairs such as `A=1;B=2`, URLs, PEM.
 pub fn without_text(text: &str) -> String {
     if text.contains("-----BEGIN") {
         return LEFT_OUT.to_owned();

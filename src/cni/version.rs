@@ -1,14 +1,17 @@
-//! Versions of the CNI specification: the seven that exist, and the order of any that parse.
+//! Versions of the CNI specification: the seven releases, and the order of all versions.
 
 use std::fmt;
 use std::str::FromStr;
 
+use serde::{Serialize, Serializer};
+
 use crate::error::{Code, Error};
 
 /// A released version of the specification.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SpecVersion {
     /// 0.1.0: `ip4`/`ip6` results, ADD and DEL.
+    #[default]
     V0_1_0,
     /// 0.2.0: VERSION, `args`.
     V0_2_0,
@@ -24,7 +27,7 @@ pub enum SpecVersion {
     V1_1_0,
 }
 
-/// The three result layouts; versions of one generation differ in their label only.
+/// The three layouts of results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Generation {
     /// 0.1.0 and 0.2.0.
@@ -50,20 +53,12 @@ impl SpecVersion {
     /// The newest version this program speaks.
     pub const NEWEST: SpecVersion = SpecVersion::V1_1_0;
 
-    /// The version as it is written in JSON.
+    /// The version in JSON.
     pub fn as_str(self) -> &'static str {
-        match self {
-            SpecVersion::V0_1_0 => "0.1.0",
-            SpecVersion::V0_2_0 => "0.2.0",
-            SpecVersion::V0_3_0 => "0.3.0",
-            SpecVersion::V0_3_1 => "0.3.1",
-            SpecVersion::V0_4_0 => "0.4.0",
-            SpecVersion::V1_0_0 => "1.0.0",
-            SpecVersion::V1_1_0 => "1.1.0",
-        }
+        ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"][self as usize]
     }
 
-    /// The version written exactly so (`1.0` is not `1.0.0`); the empty text stands for 0.1.0.
+    /// Parses the exact text of a version (`1.0` is not `1.0.0`); the empty text stands for 0.1.0.
     pub fn exact(text: &str) -> Option<SpecVersion> {
         if text.is_empty() {
             return Some(SpecVersion::V0_1_0);
@@ -87,7 +82,13 @@ impl fmt::Display for SpecVersion {
     }
 }
 
-/// A version that need not be a released one, for comparisons: up to three decimal parts.
+impl Serialize for SpecVersion {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.as_str())
+    }
+}
+
+/// Any version, released or not, for comparisons: up to three decimal parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version([i64; 3]);
 
@@ -100,29 +101,25 @@ impl FromStr for Version {
             return Ok(SpecVersion::V0_1_0.into());
         }
         let invalid = || Error::new(Code::DECODE, format!("invalid version \"{text}\""));
-        let mut parts = [0; 3];
-        for (i, part) in text.split('.').enumerate() {
-            *parts.get_mut(i).ok_or_else(invalid)? = part.parse().map_err(|_| invalid())?;
-        }
-        Ok(Version(parts))
+        parts(text).map(Version).ok_or_else(invalid)
     }
+}
+
+fn parts(text: &str) -> Option<[i64; 3]> {
+    let mut parts = [0; 3];
+    for (i, part) in text.split('.').enumerate() {
+        *parts.get_mut(i)? = part.parse().ok()?;
+    }
+    Some(parts)
 }
 
 impl From<SpecVersion> for Version {
     fn from(version: SpecVersion) -> Version {
-        Version(match version {
-            SpecVersion::V0_1_0 => [0, 1, 0],
-            SpecVersion::V0_2_0 => [0, 2, 0],
-            SpecVersion::V0_3_0 => [0, 3, 0],
-            SpecVersion::V0_3_1 => [0, 3, 1],
-            SpecVersion::V0_4_0 => [0, 4, 0],
-            SpecVersion::V1_0_0 => [1, 0, 0],
-            SpecVersion::V1_1_0 => [1, 1, 0],
-        })
+        Version(parts(version.as_str()).unwrap_or_default())
     }
 }
 
-/// Versions as Go prints a list of strings: `["0.1.0" "0.2.0"]`.
+/// The versions in Go's text of a list of strings: `["0.1.0" "0.2.0"]`.
 pub fn quoted_list(versions: &[SpecVersion]) -> String {
     let quoted: Vec<_> = versions.iter().map(|v| format!("\"{v}\"")).collect();
     format!("[{}]", quoted.join(" "))

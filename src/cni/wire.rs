@@ -1,35 +1,23 @@
-//! The error object on stdout, in both directions.
+//! The error object on stdout (spec, section "Error"): encoding and decoding.
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::json::{self, Json};
 use super::version::SpecVersion;
 use crate::error::{Code, Error};
 
-/// The error object: `cniVersion`, `code`, `msg`, `details` (left out when empty).
-pub fn error_json(error: &Error, version: SpecVersion) -> Json {
-    let mut members = vec![
-        ("cniVersion".to_owned(), version.as_str().into()),
-        ("code".to_owned(), Json::Integer(error.code().0.into())),
-        ("msg".to_owned(), error.msg().into()),
-    ];
-    if !error.details().is_empty() {
-        members.push(("details".to_owned(), error.details().into()));
-    }
-    Json::Object(members)
-}
-
-#[derive(Deserialize)]
+#[derive(Default, Serialize, Deserialize)]
 #[serde(default)]
-#[derive(Default)]
-struct Wire {
+struct ErrorObject {
+    #[serde(rename = "cniVersion", skip_deserializing)]
+    version: SpecVersion,
     code: u32,
     msg: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
     details: String,
 }
 
-/// How a plugin that failed ended, for messages.
-#[derive(Debug)]
+/// The output and the exit of a failed plugin.
 pub struct Failure<'a> {
     /// Its stdout.
     pub stdout: &'a [u8],
@@ -50,26 +38,27 @@ pub fn error_of(failure: &Failure<'_>) -> Error {
         };
         return Error::foreign(Code::UNKNOWN, msg, "");
     }
-    match Json::parse(stdout).and_then(|json| json.decode::<Wire>().map_err(|e| e.to_string())) {
-        // A code alone is no message for anyone.
-        Ok(Wire { code, msg, details }) if msg.is_empty() => {
-            let msg = format!("netplugin failed with code {code} and no message: {exit}");
+    match Json::parse(stdout).and_then(|json| json.decode().map_err(|e| e.to_string())) {
+        Ok(ErrorObject { code, mut msg, details, .. }) => {
+            if msg.is_empty() {
+                msg = format!("netplugin failed with code {code} and no message: {exit}");
+            }
             Error::foreign(Code(code), msg, details)
         }
-        Ok(Wire { code, msg, details }) => Error::foreign(Code(code), msg, details),
         Err(why) => {
-            let said = String::from_utf8_lossy(stdout);
+            let stdout = String::from_utf8_lossy(stdout);
             let msg = format!(
-                "netplugin failed but error parsing its diagnostic message {said:?}: {why}"
+                "netplugin failed but error parsing its diagnostic message {stdout:?}: {why}"
             );
             Error::foreign(Code::UNKNOWN, msg, "")
         }
     }
 }
 
-/// The error object as it is printed: indented by four blanks, no newline at the end.
+/// The text of the error object, indented by four blanks, without a newline at the end. Empty `details` are left out.
 pub fn error_text(error: &Error, version: SpecVersion) -> String {
-    json::pretty(&error_json(error, version)).unwrap_or_default()
+    let (msg, details) = (error.msg().to_owned(), error.details().to_owned());
+    json::pretty(&ErrorObject { version, code: error.code().0, msg, details }).unwrap_or_default()
 }
 
 #[cfg(test)]

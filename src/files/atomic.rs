@@ -1,16 +1,17 @@
-//! Files that appear whole or not at all: written under a temporary name, then renamed.
+//! Atomic replacement of files: written under a temporary name, then renamed.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{ErrorKind, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::{During, Error, Result, remove_file};
-use crate::attachment::{Owner, network_hash};
+use nix::fcntl::AT_FDCWD;
+use nix::sys::stat::Mode;
 
-/// The event that a file has to survive.
+use super::dir::create_new;
+use super::{During, Result, remove_file};
+
+/// The event that a file must survive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Durability {
     /// A power cut: file and directory are synced. For files that must outlive the boot, such as a cached configuration
@@ -21,8 +22,8 @@ pub enum Durability {
     Volatile,
 }
 
-/// The prefix of temporary names of writers without a lock.
-const UNLOCKED: &str = ".tmp-";
+/// The prefix of temporary names.
+pub const PREFIX: &str = ".tmp-";
 /// The age after which no process is still writing a temporary file of a few kilobytes.
 const STALE: Duration = Duration::from_secs(60);
 
@@ -30,7 +31,6 @@ const STALE: Duration = Duration::from_secs(60);
 ///
 /// With a fixed name the next writer removes the file that a killed process left; the caller has to hold a lock that
 /// covers the name.
-#[derive(Debug)]
 pub struct Writer {
     temp: PathBuf,
     durability: Durability,
@@ -47,83 +47,40 @@ impl Writer {
     pub fn unlocked(path: &Path, durability: Durability) -> Writer {
         static COUNTER: AtomicU64 = AtomicU64::new(0);
         let n = COUNTER.fetch_add(1, Ordering::Relaxed);
-        let temp = format!("{UNLOCKED}{}-{n}", std::process::id());
+        let temp = format!("{PREFIX}{}-{n}", std::process::id());
         Writer::new(path.with_file_name(temp), durability)
     }
 
     /// Replaces the file at `path` by a new one of `mode`.
     pub fn replace(&self, path: &Path, bytes: &[u8], mode: u32) -> Result<()> {
-        self.write_temp(bytes, mode)?;
-        if let Err(error) = fs::rename(&self.temp, path) {
-            remove_file(&self.temp)?;
-            return Err(Error::new("replace", path, error));
-        }
-        self.sync_parent(path)
-    }
-
-    fn write_temp(&self, bytes: &[u8], mode: u32) -> Result<()> {
-        let mut options = OpenOptions::new();
-        options.write(true).create_new(true).mode(mode);
-        let mut file = match options.open(&self.temp) {
-            Err(e) if e.kind() == ErrorKind::AlreadyExists => {
-                // Removed, not truncated: after a kill between link and unlink the name is a second name of
-                // a valid file.
-                remove_file(&self.temp)?;
-                options.open(&self.temp)
-            }
-            file => file,
-        }
-        .during("create", &self.temp)?;
-        let written = file.write_all(bytes).and_then(|()| match self.durability {
-            Durability::Synced => file.sync_all(),
-            Durability::Volatile => Ok(()),
-        });
-        if written.is_err() {
-            // Removes the part that fitted on a full disk.
+        let mode = Mode::from_bits_truncate(mode);
+        let file = create_new(AT_FDCWD, &self.temp, &self.temp, mode, bytes)?;
+        let is_synced = self.durability == Durability::Synced;
+        let written = if is_synced { file.sync_all() } else { Ok(()) };
+        let renamed = written
+            .during("write", &self.temp)
+            .and_then(|()| fs::rename(&self.temp, path).during("replace", path));
+        if renamed.is_err() {
             remove_file(&self.temp)?;
         }
-        written.during("write", &self.temp)
-    }
-
-    fn sync_parent(&self, path: &Path) -> Result<()> {
-        match (self.durability, path.parent()) {
-            (Durability::Synced, Some(dir)) => {
-                File::open(dir).and_then(|dir| dir.sync_all()).during("sync", dir)
-            }
-            _ => Ok(()),
+        renamed?;
+        match path.parent().filter(|_| is_synced) {
+            Some(dir) => File::open(dir).and_then(|dir| dir.sync_all()).during("sync", dir),
+            None => Ok(()),
         }
     }
 }
 
-/// The temporary name of an attachment in `dir`.
-pub fn temporary_of(dir: &Path, owner: &Owner<'_>) -> PathBuf {
-    dir.join(format!("{UNLOCKED}{}", owner.instance()))
-}
-
-/// Removes from `dir` the temporary files that killed commands for attachments of `network` left
-/// ([`temporary_of`]), except for valid attachments.
-pub fn sweep(dir: &Path, network: &str, valid: &[Owner<'_>]) {
-    let ours = format!("{UNLOCKED}{}-", network_hash(network));
-    let valid: Vec<PathBuf> = valid.iter().map(|owner| temporary_of(dir, owner)).collect();
-    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
-        let temporary = entry.file_name().to_string_lossy().starts_with(&ours);
-        if temporary && !valid.contains(&entry.path()) {
-            drop(fs::remove_file(entry.path()));
-        }
-    }
-}
-
-/// Whether [`Writer::unlocked`] gives this name.
+/// Whether the name is from [`Writer::unlocked`].
 fn is_unlocked(name: &str) -> bool {
-    let numbers = name.strip_prefix(UNLOCKED).and_then(|rest| rest.split_once('-'));
+    let numbers = name.strip_prefix(PREFIX).and_then(|rest| rest.split_once('-'));
     let number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     numbers.is_some_and(|(pid, n)| number(pid) && number(n))
 }
 
 /// Removes from `dir` the temporary files that killed writers without a lock left.
 pub fn sweep_stale(dir: &Path) {
-    let Ok(entries) = fs::read_dir(dir) else { return };
-    for entry in entries.flatten() {
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
         let temporary = is_unlocked(&entry.file_name().to_string_lossy());
         let age = || entry.metadata().ok()?.modified().ok()?.elapsed().ok();
         if temporary && age().is_some_and(|age| age > STALE) {
@@ -164,19 +121,6 @@ mod tests {
         let exists = |name: &str| dir.path().join(name).exists();
         assert!(!exists(".tmp-1-0") && exists(".tmp-2-0"));
         assert!(foreign.iter().all(|name| exists(name)));
-    }
-
-    #[test]
-    fn what_killed_commands_left_is_swept_and_nothing_else() {
-        let dir = tempfile::tempdir().unwrap();
-        let owner = |network, id| Owner { network, ifname: "eth0", id };
-        let path = |network, id| temporary_of(dir.path(), &owner(network, id));
-        for path in [path("n", "valid"), path("n", "stale"), path("other", "stale")] {
-            fs::write(path, "").unwrap();
-        }
-        sweep(dir.path(), "n", &[owner("n", "valid")]);
-        assert!(path("n", "valid").exists() && path("other", "stale").exists());
-        assert!(!path("n", "stale").exists());
     }
 
     #[test]

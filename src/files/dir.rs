@@ -1,11 +1,13 @@
-//! Folders of state. [`ensure`] and [`require_own`] are for folders that only their owner may write to:
-//! a user who could make a file there would decide what the next command does as root. A [`Dir`] is an open
-//! folder; its files are opened by name from its descriptor and never through a symbolic link, so that other
-//! users may write there and cannot redirect root's work.
+//! Folders of state.
+//!
+//! [`ensure`] and [`require_own`] are for folders that only their owner may write to: a user who could create a file
+//! there would control what the next command does as root. A [`Dir`] is an open folder; its files are opened by name
+//! from its descriptor and never through a symbolic link, so that a user who may write there cannot redirect root's
+//! writes.
 
 use std::fs::{self, DirBuilder, File, Metadata, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Read, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -48,7 +50,7 @@ impl Dir {
     fn linked(data_dir: &Path, path: PathBuf) -> Result<Dir> {
         // Opens the link itself, so that the owner that is checked is that of the link that is read.
         let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-        let link: OwnedFd = openat(AT_FDCWD, &path, flags, Mode::empty()).during("open", &path)?;
+        let link = openat(AT_FDCWD, &path, flags, Mode::empty()).during("open", &path)?;
         let link = File::from(link);
         let meta = link.metadata().during("stat", &path)?;
         if !meta.is_symlink() {
@@ -124,25 +126,10 @@ impl Dir {
         Ok((read_up_to(&mut file, &meta, most)?, meta))
     }
 
-    /// Writes a new file, replacing a file of this name that a killed process left.
+    /// As [`create_new`], for a file in the folder.
     pub(crate) fn create(&self, name: &str, bytes: &[u8]) -> Result<File> {
-        let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_CLOEXEC;
-        let open = || openat(&self.dir, name, flags, Mode::S_IRUSR | Mode::S_IWUSR);
-        let file = match open() {
-            Err(Errno::EEXIST) => {
-                // Removed, not truncated: the file may be a second name of a valid lease.
-                self.remove(name)?;
-                open()
-            }
-            file => file,
-        };
-        let mut file = File::from(file.during("create", &self.path(name))?);
-        let written = file.write_all(bytes);
-        if written.is_err() {
-            // Removes the part that fitted on a full disk.
-            self.remove(name)?;
-        }
-        written.during("write", &self.path(name)).map(|()| file)
+        let mode = Mode::S_IRUSR | Mode::S_IWUSR;
+        create_new(self.as_fd(), Path::new(name), &self.path(name), mode, bytes)
     }
 
     /// Replaces the file `name` by a new one, written under the name `temp`.
@@ -181,16 +168,48 @@ impl Dir {
 
     /// Removes a file; a missing file is success.
     pub(crate) fn remove(&self, name: &str) -> Result<()> {
-        match unlinkat(&self.dir, name, UnlinkatFlags::NoRemoveDir) {
-            Err(Errno::ENOENT) => Ok(()),
-            removed => removed.during("remove", &self.path(name)),
-        }
+        remove_at(self.as_fd(), Path::new(name), &self.path(name))
     }
 }
 
 impl AsFd for Dir {
-    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
         self.dir.as_fd()
+    }
+}
+
+/// Creates the file `name` in the folder `dir` with this content, in place of a file that a killed process left. Errors
+/// show `path`.
+pub(super) fn create_new(
+    dir: BorrowedFd<'_>,
+    name: &Path,
+    path: &Path,
+    mode: Mode,
+    bytes: &[u8],
+) -> Result<File> {
+    let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_CLOEXEC;
+    let file = match openat(dir, name, flags, mode) {
+        Err(Errno::EEXIST) => {
+            // Removed, not truncated: after a kill between link and unlink the name is a second name of a valid file.
+            remove_at(dir, name, path)?;
+            openat(dir, name, flags, mode)
+        }
+        file => file,
+    };
+    let mut file = File::from(file.during("create", path)?);
+    let written = file.write_all(bytes);
+    if written.is_err() {
+        // Removes the part that fitted on a full disk.
+        remove_at(dir, name, path)?;
+    }
+    written.during("write", path).map(|()| file)
+}
+
+/// Removes the file `name` in the folder `dir`; a missing file is success. Errors show `path`.
+pub(super) fn remove_at(dir: BorrowedFd<'_>, name: &Path, path: &Path) -> Result<()> {
+    match unlinkat(dir, name, UnlinkatFlags::NoRemoveDir) {
+        Err(Errno::ENOENT) => Ok(()),
+        removed => removed.during("remove", path),
     }
 }
 
@@ -210,7 +229,7 @@ pub(crate) fn read_up_to(file: &mut File, meta: &Metadata, most: usize) -> io::R
 }
 
 /// Opens a regular file without following a link and without blocking: a FIFO or a device in its place would block the
-/// call for ever, and a link could lead to any file.
+/// call forever, and a link could lead to any file.
 pub(crate) fn open_regular(
     dir: impl AsFd,
     path: &Path,
@@ -231,8 +250,8 @@ pub(crate) fn open_regular(
 /// Write permission of the group and of all others.
 const OTHERS_WRITE: u32 = 0o022;
 
-/// Makes the folder and its missing parents, with `mode` whatever the umask. A folder that
-/// exists must pass [`require_own`].
+/// Creates the folder with `mode`, regardless of the umask, and its missing parents. A folder that exists must pass
+/// [`require_own`].
 pub fn ensure(dir: &Path, mode: u32) -> Result<()> {
     if require_own(dir)? {
         return Ok(());

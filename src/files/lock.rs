@@ -1,4 +1,4 @@
-//! The lock that commands take on a store: flock(2) on a file, as the reference plugins do it.
+//! Locks by flock(2) on a file, as in the reference plugins.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
@@ -15,41 +15,36 @@ use nix::sys::stat::{Mode, major, minor};
 
 use super::dir::{self, Dir, open_regular};
 use super::{During, Error, Result};
-use crate::log;
 use crate::netns::Netns;
 use crate::sort::sort_by_key;
-use crate::trace;
+use crate::{log, trace};
 
-/// How long a command waits for a store's lock unless the configuration says otherwise. Those of
-/// ours take milliseconds; the reference's, with 60,000 leases, seconds each.
+/// The default timeout of a store's lock. Commands of this program hold the lock for milliseconds, those of the reference
+/// with 60,000 leases for seconds.
 pub const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// For reading only: enough for flock, and works for a lock that is there on a file system that
-/// became read-only.
+/// Read access is enough for flock(2), and possible if the file system became read-only.
 const FLAGS: OFlag = OFlag::O_RDONLY.union(OFlag::O_CREAT);
 const MODE: Mode = Mode::S_IRUSR.union(Mode::S_IWUSR).union(Mode::S_IRGRP);
 
-/// Where commands take turns at what is in no network's folder: root's, and out of the containers' reach.
+/// The folder of locks for state outside of the networks' folders: owned by root, and not visible in containers.
 const TURNS: &str = "/run/cni/cnibox";
 
 /// An exclusive lock, held until it is dropped or the process ends.
 #[derive(Debug)]
 pub struct Lock {
-    /// Closing it releases the lock; close-on-exec, so that no child keeps it.
+    /// Closing the file releases the lock; close-on-exec, so that child processes do not hold it.
     _file: Arc<File>,
 }
 
 impl Lock {
     /// Waits for the lock on `path`, which is created (0640) if it is missing.
     pub fn exclusive(path: &Path) -> Result<Lock> {
-        let file = open_lock(path)?;
-        let _span = wait_span(path);
-        wait(&file).during("take lock", path)?;
-        Ok(Lock { _file: Arc::new(file) })
+        Lock::within(path, Duration::MAX)
     }
 
-    /// Waits for the turn at what is called `name` and in no network's folder, at most [`TIMEOUT`]. Where nothing
-    /// can be kept for it, there is no waiting: `None`.
+    /// Waits at most [`TIMEOUT`] for the lock `name` of this host, for state outside of the networks' folders. `None` if
+    /// the folder of these locks cannot be used: the caller proceeds without a lock.
     pub fn turn(name: &str) -> Result<Option<Lock>> {
         let dir = Path::new(TURNS);
         let path = dir.join(name);
@@ -63,8 +58,8 @@ impl Lock {
         }
     }
 
-    /// Waits for the turn at changing a container's rules and routes. Not by a lock on the namespace
-    /// itself, which any process in it could take and keep.
+    /// Waits for the lock on a container's rules and routes. It is not a lock on the namespace's file, which any process
+    /// in the container could hold.
     pub fn turn_in(netns: &Netns) -> crate::error::Result<Option<Lock>> {
         let (device, inode) = netns.identity()?;
         Ok(Lock::turn(&format!("netns-{device}-{inode}.lock"))?)
@@ -72,39 +67,39 @@ impl Lock {
 
     /// Takes the lock on `path`; `None` if it is held.
     pub fn try_exclusive(path: &Path) -> Result<Option<Lock>> {
-        let file = open_lock(path)?;
-        match FileExt::try_lock_exclusive(&file) {
-            Ok(()) => Ok(Some(Lock { _file: Arc::new(file) })),
-            Err(e) if e.kind() == ErrorKind::WouldBlock => Ok(None),
-            Err(e) => Err(Error::new("take lock", path, e)),
-        }
+        let file = Arc::new(open_lock(path)?);
+        Ok(try_lock(&file, path)?.then_some(Lock { _file: file }))
     }
 
     /// Waits for the lock at most `timeout`; the error names the process that holds it.
     pub fn within(path: &Path, timeout: Duration) -> Result<Lock> {
-        Lock::waited_for(open_lock(path)?, path, timeout)
+        Lock::wait(open_lock(path)?, path, timeout)
     }
 
-    /// The same for the lock of a store.
+    /// As [`Lock::within`], for the lock of a store.
     pub(crate) fn of(store: &Dir, timeout: Duration) -> Result<Lock> {
         let path = store.path("lock");
         let file = store.file("lock", FLAGS, MODE).during("open lock", &path)?;
-        Lock::waited_for(file.0, &path, timeout)
+        Lock::wait(file.0, &path, timeout)
     }
 
-    fn waited_for(file: File, path: &Path, timeout: Duration) -> Result<Lock> {
+    fn wait(file: File, path: &Path, timeout: Duration) -> Result<Lock> {
         let file = Arc::new(file);
-        match file.try_lock_exclusive() {
-            Ok(()) => return Ok(Lock { _file: file }),
-            Err(e) if e.kind() == ErrorKind::WouldBlock => {}
-            Err(e) => return Err(Error::new("take lock", path, e)),
+        if try_lock(&file, path)? {
+            return Ok(Lock { _file: file });
         }
-        let _span = wait_span(path);
-        // The kernel wakes a thread up; the lock is not asked for again and again.
+        let span = trace::span("lock wait");
+        span.text("file.path", || path.display().to_string());
+        // A thread blocks in flock(2), so that the kernel wakes it up; polling would add latency.
         let (waiting, (done, outcome)) = (Arc::clone(&file), sync_channel(1));
         let waiter = move || {
-            let outcome = wait(&waiting);
-            // First: the receiver of the outcome must be the only holder of the lock.
+            let outcome = loop {
+                match waiting.lock_exclusive() {
+                    Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                    outcome => break outcome,
+                }
+            };
+            // Dropped before sending: the receiver of the outcome must be the only holder of the lock.
             drop(waiting);
             drop(done.send(outcome));
         };
@@ -116,8 +111,7 @@ impl Lock {
                 let holder = holder(&file);
                 let seconds = timeout.as_secs_f32();
                 let text = format!("held for more than {seconds} s by {holder}");
-                let source = io::Error::new(ErrorKind::TimedOut, text);
-                Err(Error { op: "take lock", path: path.to_owned(), source })
+                Err(Error::new("take lock", path, io::Error::new(ErrorKind::TimedOut, text)))
             }
             Err(RecvTimeoutError::Disconnected) => {
                 Err(Error::new("take lock", path, ErrorKind::Other))
@@ -130,23 +124,14 @@ fn open_lock(path: &Path) -> Result<File> {
     open_regular(AT_FDCWD, path, FLAGS, MODE).map(|(file, _)| file).during("open lock", path)
 }
 
-/// The part of the call that waits for the lock on `path`.
-fn wait_span(path: &Path) -> trace::Span {
-    let span = trace::span("lock wait");
-    span.text("file.path", || path.display().to_string());
-    span
-}
-
-fn wait(file: &File) -> io::Result<()> {
-    loop {
-        match file.lock_exclusive() {
-            Err(e) if e.kind() == ErrorKind::Interrupted => {}
-            outcome => return outcome,
-        }
+fn try_lock(file: &File, path: &Path) -> Result<bool> {
+    match FileExt::try_lock_exclusive(file) {
+        Err(e) if e.kind() == ErrorKind::WouldBlock => Ok(false),
+        locked => locked.during("take lock", path).map(|()| true),
     }
 }
 
-/// The process that holds the lock, as far as the kernel tells.
+/// The process that holds the lock, by `/proc/locks`.
 fn holder(file: &File) -> String {
     let unknown = "an unknown process".to_owned();
     let (Ok(meta), Ok(locks)) = (file.metadata(), fs::read_to_string("/proc/locks")) else {
@@ -184,7 +169,7 @@ fn describe(proc: &Path, pid: u32) -> String {
     };
     let (arguments, environment) = (words(&arguments), words(&environment));
     let Some((program, arguments)) = arguments.split_first() else {
-        return format!("process {pid}, which has ended: one of its children has it");
+        return format!("process {pid}, which has ended: one of its children holds the lock");
     };
     let program = program.rsplit('/').next().unwrap_or(program);
     let variable = |name: &str| environment.iter().find_map(|word| word.strip_prefix(name));
@@ -216,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn timeout_has_an_end_and_names_the_holder() {
+    fn a_timeout_names_the_holder() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("lock");
         let lock = Lock::within(&path, TIMEOUT).unwrap();
@@ -226,13 +211,13 @@ mod tests {
         let start = format!("take lock {path_text}: held for more than 0.03 s by process {pid} (");
         assert!(error.msg().starts_with(&start), "{error}");
         assert_eq!(error.code(), crate::error::Code::TRY_AGAIN);
-        // The waiter that was left behind gets it, and lets it go.
+        // The waiter that is left behind takes the lock and releases it.
         drop(lock);
         drop(Lock::within(&path, TIMEOUT).unwrap());
     }
 
     #[test]
-    fn a_lock_that_is_let_go_is_had_at_once() {
+    fn a_released_lock_wakes_the_waiter_at_once() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("lock");
         let lock = Lock::exclusive(&path).unwrap();
@@ -250,13 +235,13 @@ mod tests {
         let locks = "1: FLOCK  ADVISORY  WRITE 10 08:01:7 0 EOF\n1: -> FLOCK  ADVISORY  WRITE 11 08:01:9 0 EOF\n2: POSIX  ADVISORY  WRITE 12 08:01:9 0 EOF\n3: FLOCK  ADVISORY  WRITE 13 00:2f:9 0 EOF\n4: FLOCK  ADVISORY  WRITE 14 08:01:9 0 EOF\n5: FLOCK  ADVISORY  WRITE 0 08:01:5 0 EOF\n";
         let dev = nix::sys::stat::makedev(8, 1);
         assert_eq!(holding_pid(locks, dev, 9), Some(14));
-        assert_eq!(holding_pid(locks, 99, 9), Some(13), "another device: better than nobody");
+        assert_eq!(holding_pid(locks, 99, 9), Some(13), "another device as a fallback");
         assert_eq!(holding_pid(locks, dev, 5), None, "of another pid namespace");
         assert_eq!(holding_pid(locks, dev, 1), None);
     }
 
     #[test]
-    fn says_what_it_could_not_open() {
+    fn a_failed_open_names_the_file() {
         let error = Lock::exclusive(Path::new("/nowhere/lock")).unwrap_err();
         let error = crate::error::Error::from(error);
         assert_eq!(error.msg(), "open lock /nowhere/lock: no such file or directory");

@@ -1,26 +1,25 @@
-//! Files that outlive a call: locks, files that appear whole, folders that others may write to.
+//! Files that outlive a call: locks, atomic replacement, folders that others may write to.
 //!
 //! | file | |
 //! | --- | --- |
 //! | `lock.rs` | flock(2) with a timeout |
-//! | `atomic.rs` | files that appear whole or not at all |
+//! | `atomic.rs` | atomic replacement of files |
 //! | `dir.rs` | folders of state, whose files are opened without following links |
-//! | `backup.rs` | the settings of an interface before a plugin changed them |
 //! | `ring.rs` | a log file of bounded size |
 
 pub mod atomic;
-pub mod backup;
 pub mod dir;
 pub mod lock;
 pub mod ring;
 
-use std::fmt;
-use std::io;
 use std::path::{Path, PathBuf};
+use std::{fmt, io};
+
+use nix::fcntl::AT_FDCWD;
 
 use crate::error;
 
-/// A file operation that failed, with its errno.
+/// A failed file operation, with its errno.
 #[derive(Debug)]
 pub struct Error {
     /// The operation: `open lock`.
@@ -53,18 +52,18 @@ impl From<Error> for error::Error {
         let error = error::Error::io(format_args!("{} {}", e.op, e.path.display()), &e.source);
         match e.source.kind() {
             io::ErrorKind::TimedOut => {
-                let remedy = "try again; if that process hangs, end it, and the lock is free";
+                let remedy = "try again; if that process hangs, end it to release the lock";
                 error.with_code(error::Code::TRY_AGAIN).with_details(remedy)
             }
             io::ErrorKind::InvalidInput => {
-                error.with_details("see who put it there, and move it away")
+                error.with_details("find out where it comes from, and move it away")
             }
             _ => error,
         }
     }
 }
 
-/// Names the operation of a failing `io::Result` or nix `Result`.
+/// Adds the operation and the path to the error of an `io::Result` or a nix `Result`.
 pub(crate) trait During<T> {
     fn during(self, op: &'static str, path: &Path) -> Result<T>;
 }
@@ -76,9 +75,6 @@ impl<T, E: Into<io::Error>> During<T> for std::result::Result<T, E> {
 }
 
 /// Removes a file; a missing file is success.
-fn remove_file(path: &Path) -> Result<()> {
-    match std::fs::remove_file(path) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(Error::new("remove", path, e)),
-        _ => Ok(()),
-    }
+pub(crate) fn remove_file(path: &Path) -> Result<()> {
+    dir::remove_at(AT_FDCWD, path, path)
 }

@@ -1,4 +1,4 @@
-//! Lines of bounded size in all: a file that is written to, and the one before it.
+//! A log of bounded size: the current file and the previous one.
 
 use std::io::{self, Write};
 use std::os::unix::fs::MetadataExt;
@@ -11,7 +11,7 @@ use super::dir::{ensure, open_regular, read_up_to};
 use super::lock::Lock;
 use super::{During, Result};
 
-/// A ring of lines.
+/// A log of lines in two files.
 #[derive(Clone, Debug)]
 pub struct Ring {
     path: PathBuf,
@@ -20,7 +20,7 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// The ring in the files `path` and `path` with `.1` behind it, in a folder of root's own.
+    /// The ring in the files `path` and `path.1`, in a folder that only root can write to.
     pub fn new(path: &Path, limit: u64) -> Ring {
         Ring { path: path.to_owned(), limit }
     }
@@ -39,11 +39,11 @@ impl Ring {
         let mode = Mode::S_IRUSR | Mode::S_IWUSR;
         let opened = open_regular(AT_FDCWD, &self.path, flags, mode);
         let (mut file, meta) = opened.during("open", &self.path)?;
-        // Where all does not fit, the rest must not follow another process's line.
+        // The rest of a partial write must not follow another process's line.
         if file.write(line.as_bytes()).during("write", &self.path)? < line.len() {
             return Err(super::Error::new("write", &self.path, io::ErrorKind::StorageFull));
         }
-        // Who gets the lock renames the file, if nobody else has; nobody waits.
+        // The process that gets the lock renames the file, unless another process has renamed it; no process waits.
         if meta.len() + line.len() as u64 > self.limit
             && let Some(_lock) = Lock::try_exclusive(&self.path)?
             && self.path.metadata().is_ok_and(|now| now.ino() == meta.ino())

@@ -1,5 +1,5 @@
-//! The readers of the store's files, for the fuzz targets below `fuzz/`: no bytes make one of them
-//! panic, and a lease that is read is written as it was.
+//! Runs the parsers of the store's files on arbitrary bytes, for the fuzz targets in `fuzz/`. They must not panic, and a
+//! parsed lease must be written back unchanged.
 
 use std::hint::black_box;
 use std::net::{IpAddr, Ipv4Addr};
@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use super::lease::Lease;
 use super::{journal, quarantine};
 
-/// Reads `bytes` as each kind of file.
+/// Parses `bytes` as each kind of file.
 ///
 /// # Panics
 ///

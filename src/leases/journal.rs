@@ -10,8 +10,8 @@
 //! ```
 //!
 //! The first line has the machine and the boot in which the file was last rewritten. `<file>` is inode and
-//! modification time of the lease's file, `<network namespace>` device, inode and ctime; `this` or `earlier` the
-//! boot in which the lease was made. `-` stands for an unknown or absent value.
+//! modification time of the lease's file, `<network namespace>` device, inode and ctime, `this` or `earlier` the
+//! boot in which the lease was created. `-` stands for an unknown or absent value.
 //!
 //! The reference plugins may add and remove leases whenever they hold the lock, and do not update the
 //! journal. The modification time of the network's folder shows such a change: a session of this program that
@@ -23,19 +23,18 @@
 use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::fs::{File, Metadata};
-use std::io::{ErrorKind, Write as _};
+use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::rc::Rc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use nix::fcntl::OFlag;
 use nix::sys::stat::{Mode, futimens};
+use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
 use nix::sys::time::TimeSpec;
 
-use super::boot::machine_id;
 use super::lease::{Lease, Owner};
 use crate::files::dir::{Dir, read_up_to, require_owner};
 use crate::files::{During, Error, Result};
@@ -56,14 +55,14 @@ const MAX_BYTES: usize = (1 << 31) - 1;
 const SPARE_LINES: usize = 100;
 /// The end of every line.
 const END: &str = " .";
+/// The machine id, machine-id(5).
+const MACHINE_ID: &str = "/etc/machine-id";
 /// The word for an unknown value.
-const UNKNOWN: &str = "-";
+pub(super) const UNKNOWN: &str = "-";
 
 /// A journal that agrees with the leases of its network, for as long as the network's lock is held.
 #[derive(Debug)]
 pub(super) struct Journal {
-    network: Rc<Dir>,
-    folder: Rc<Dir>,
     file: File,
     /// The text of the file.
     text: String,
@@ -76,7 +75,7 @@ pub(super) struct Journal {
 }
 
 /// The files that a session changed, and has to seal at its end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Change {
     Nothing,
     /// The network's folder.
@@ -85,17 +84,11 @@ enum Change {
     Journal,
 }
 
-/// A line that adds a lease.
+/// A line that adds a lease, with the data that later proves whether its container is alive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
     pub(super) lease: Lease,
-    pub(super) note: Note,
-}
-
-/// The part of an entry from which a later command decides whether the container can still be alive.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Note {
-    /// The lease's file: a note does not apply to a file that was replaced or written to.
+    /// The lease's file: the entry is not valid for a file that was replaced or written to.
     pub(super) file: FileId,
     /// The container's network namespace.
     pub(super) netns: Option<NetnsId>,
@@ -119,19 +112,9 @@ pub(super) struct FileId {
     mtime: i64,
 }
 
-/// The content of a journal, sealed or not.
-#[derive(Debug, Default)]
-pub(super) struct Contents {
-    /// The machine and the boot that wrote the journal; entries call this boot `this`. `None` if the machine has no
-    /// id, or there is no journal.
-    pub(super) machine: Option<String>,
-    pub(super) boot: String,
-    pub(super) entries: HashMap<IpAddr, Entry>,
-}
-
 impl Journal {
     /// The journal in `folder`; `None` if the leases may have changed since it was sealed.
-    pub(super) fn open(network: &Rc<Dir>, folder: &Rc<Dir>, boot: &str) -> Option<Journal> {
+    pub(super) fn open(network: &Dir, folder: &Dir, boot: &str) -> Option<Journal> {
         let sealed = seal_of(&network.metadata().ok()?)?;
         let flags = OFlag::O_RDWR | OFlag::O_APPEND;
         let (mut file, meta) = folder.file(JOURNAL, flags, Mode::empty()).ok()?;
@@ -139,23 +122,15 @@ impl Journal {
             return None;
         }
         let text = String::from_utf8(read_up_to(&mut file, &meta, MAX_BYTES).ok()?).ok()?;
-        let (_, of_boot) = parse_header(&text)?;
-        let is_current = of_boot == boot;
-        is_current
-            .then(|| Journal::new(network, folder, file, text))
-            .map(|journal| Journal { sealed, ..journal })
-    }
-
-    fn new(network: &Rc<Dir>, folder: &Rc<Dir>, file: File, text: String) -> Journal {
-        let (network, folder) = (Rc::clone(network), Rc::clone(folder));
+        let (_, written_in) = parse_header(&text)?;
         let change = Change::Nothing;
-        Journal { network, folder, file, text, added: 0, removed: 0, sealed: 0, change }
+        (written_in == boot).then_some(Journal { file, text, added: 0, removed: 0, sealed, change })
     }
 
     /// Writes the journal with `entries`: all leases of `network`.
     pub(super) fn create(
-        network: &Rc<Dir>,
-        folder: &Rc<Dir>,
+        network: &Dir,
+        folder: &Dir,
         boot: &str,
         entries: &[Entry],
     ) -> Result<Journal> {
@@ -166,18 +141,18 @@ impl Journal {
         let header = line(&["leases", machine.as_deref().unwrap_or(UNKNOWN), boot]).split_off(1);
         let text = entries.iter().fold(header, |text, entry| text + &entry.line());
         let file = folder.replace(JOURNAL, JOURNAL_TEMP, text.as_bytes())?;
-        let journal = Journal::new(network, folder, file, text);
-        Ok(Journal { change: Change::Journal, ..journal })
+        let change = Change::Journal;
+        Ok(Journal { file, text, added: 0, removed: 0, sealed: 0, change })
     }
 
     /// The number of leases.
     pub(super) fn len(&self) -> usize {
-        Contents::parse(&self.text).entries.len()
+        entries(&self.text).len()
     }
 
-    /// The leases that are `owner`'s; `None` if the journal is damaged.
+    /// The leases of `owner`; `None` if the journal is damaged.
     pub(super) fn held_by(&mut self, owner: &Owner) -> Option<Vec<Lease>> {
-        let of_container = format!("+ {} ", escaped(owner.id()));
+        let of_container = format!("+ {} ", escaped(&owner.id));
         let (mut held, mut added, mut removed) = (Vec::new(), 0, 0);
         for line in self.text.split('\n').skip(1) {
             if !line.ends_with(END) {
@@ -215,50 +190,43 @@ impl Journal {
     fn append(&mut self, lines: &str) -> Result<()> {
         self.change = Change::Journal;
         self.text += lines;
-        self.file.write_all(lines.as_bytes()).during("write", &self.folder.path(JOURNAL))
+        self.file.write_all(lines.as_bytes()).during("write", Path::new(JOURNAL))
     }
 
-    /// Marks the network's folder as changed, when no lease was changed.
+    /// Marks the network's folder as changed, although no lease was changed.
     pub(super) fn note_folder_change(&mut self) {
-        if self.change == Change::Nothing {
-            self.change = Change::Folder;
-        }
+        self.change = self.change.max(Change::Folder);
     }
 
     /// Seals journal and folder, as the last step, if there was any change. A journal that is dropped without a seal
     /// is invalid.
-    pub(super) fn seal(mut self) -> Result<()> {
+    pub(super) fn seal(mut self, network: &Dir, folder: &Dir) -> Result<()> {
         if self.change == Change::Nothing {
             return Ok(());
         }
         if self.change == Change::Journal {
             // More than twice as many lines as leases.
             if 3 * self.removed > self.added + SPARE_LINES {
-                self.rewrite()?;
+                self.rewrite(folder)?;
             }
             self.sealed = now();
-            stamp(&self.file, &self.time())?;
+            stamp(&self.file, self.sealed)?;
         }
-        stamp(&*self.network, &self.time())
+        stamp(network, self.sealed)
     }
 
     /// Rewrites the journal without the lines of removed leases.
-    fn rewrite(&mut self) -> Result<()> {
-        let header = self.text.lines().next().unwrap_or_default();
-        let lines = Contents::parse(&self.text).entries.into_values().map(|entry| entry.line());
-        let text = lines.fold(header.to_owned(), |text, line| text + &line);
-        self.file = self.folder.replace(JOURNAL, JOURNAL_TEMP, text.as_bytes())?;
+    fn rewrite(&mut self, folder: &Dir) -> Result<()> {
+        let header = self.text.lines().next().unwrap_or_default().to_owned();
+        let text = entries(&self.text).values().fold(header, |text, entry| text + &entry.line());
+        self.file = folder.replace(JOURNAL, JOURNAL_TEMP, text.as_bytes())?;
         Ok(())
-    }
-
-    fn time(&self) -> TimeSpec {
-        TimeSpec::new(self.sealed, SEAL)
     }
 }
 
 impl Entry {
     fn line(&self) -> String {
-        let Entry { lease, note: Note { file, netns, boot } } = self;
+        let Entry { lease, file, netns, boot } = self;
         let unknown = || UNKNOWN.to_owned();
         let identity = |NetnsId { dev, ino, ctime }: NetnsId| format!("{dev}:{ino}:{ctime}");
         line(&[
@@ -274,20 +242,13 @@ impl Entry {
 
     fn parse(line: &str) -> Option<Entry> {
         let ["+", id, ifname, ip, file, netns, boot] = words(line)[..] else { return None };
-        let known = |word: &&str| *word != UNKNOWN;
-        let ifname = match Some(ifname).filter(known) {
-            Some(ifname) => Some(unescaped(ifname)?),
-            None => None,
-        };
-        let lease = Lease { ip: ip.parse().ok()?, id: unescaped(id)?, ifname };
+        let ifname = if ifname == UNKNOWN { None } else { Some(unescaped(ifname)?) };
+        let netns = if netns == UNKNOWN { None } else { Some(parse_netns(netns)?) };
         let (ino, mtime) = file.split_once(':')?;
         let file = FileId { ino: ino.parse().ok()?, mtime: mtime.parse().ok()? };
-        let netns = match Some(netns).filter(known) {
-            Some(netns) => Some(parse_netns(netns)?),
-            None => None,
-        };
         let boot = Boot::ALL.into_iter().find(|known| known.word() == boot)?;
-        Some(Entry { lease, note: Note { file, netns, boot } })
+        let lease = Lease { ip: ip.parse().ok()?, id: unescaped(id)?, ifname };
+        Some(Entry { lease, file, netns, boot })
     }
 }
 
@@ -295,11 +256,7 @@ impl Boot {
     const ALL: [Boot; 3] = [Boot::This, Boot::Earlier, Boot::Unknown];
 
     fn word(self) -> &'static str {
-        match self {
-            Boot::This => "this",
-            Boot::Earlier => "earlier",
-            Boot::Unknown => UNKNOWN,
-        }
+        ["this", "earlier", UNKNOWN][self as usize]
     }
 }
 
@@ -310,27 +267,26 @@ impl FileId {
     }
 }
 
-impl Contents {
-    /// The content of the journal in `folder`, sealed or not: each entry names a lease file, and is valid only for that
-    /// file.
-    pub(super) fn read(folder: &Dir) -> Contents {
-        let text = folder.read(JOURNAL, MAX_BYTES).map(|(bytes, _)| bytes).unwrap_or_default();
-        Contents::parse(&String::from_utf8_lossy(&text))
-    }
+/// The text of the journal in `folder`, sealed or not: each entry names a lease file, and is valid only for that file.
+pub(super) fn read(folder: &Dir) -> String {
+    let text = folder.read(JOURNAL, MAX_BYTES).map(|(bytes, _)| bytes).unwrap_or_default();
+    String::from_utf8_lossy(&text).into_owned()
+}
 
-    fn parse(text: &str) -> Contents {
-        let Some((machine, boot)) = parse_header(text) else { return Contents::default() };
-        let machine = Some(machine).filter(|id| *id != UNKNOWN).map(str::to_owned);
-        let mut entries = HashMap::new();
-        for line in text.split('\n') {
-            if let Some(entry) = Entry::parse(line) {
-                entries.insert(entry.lease.ip, entry);
-            } else if let Some(ip) = parse_removed(line) {
-                entries.remove(&ip);
-            }
-        }
-        Contents { machine, boot: boot.to_owned(), entries }
+/// The entries in the text of a journal.
+pub(super) fn entries(text: &str) -> HashMap<IpAddr, Entry> {
+    let mut entries = HashMap::new();
+    if parse_header(text).is_none() {
+        return entries;
     }
+    for line in text.split('\n') {
+        if let Some(entry) = Entry::parse(line) {
+            entries.insert(entry.lease.ip, entry);
+        } else if let Some(ip) = parse_removed(line) {
+            entries.remove(&ip);
+        }
+    }
+    entries
 }
 
 /// Parses `text` as a journal, and verifies that each entry is written as it was read.
@@ -340,7 +296,7 @@ impl Contents {
 /// If an entry is written differently.
 #[cfg(feature = "testing")]
 pub(super) fn parse_all(text: &str) {
-    for entry in Contents::parse(text).entries.values() {
+    for entry in entries(text).values() {
         assert_eq!(Entry::parse(entry.line().trim_start()).as_ref(), Some(entry));
     }
 }
@@ -356,8 +312,8 @@ pub(super) fn words(line: &str) -> Vec<&str> {
     line.strip_suffix(END).map(|line| line.split(' ').collect()).unwrap_or_default()
 }
 
-/// Machine and boot of a journal.
-fn parse_header(text: &str) -> Option<(&str, &str)> {
+/// The ids of the machine and of the boot that wrote the journal; entries call this boot `this`.
+pub(super) fn parse_header(text: &str) -> Option<(&str, &str)> {
     let ["leases", machine, boot] = words(text.lines().next()?)[..] else { return None };
     Some((machine, boot))
 }
@@ -367,13 +323,8 @@ fn parse_removed(line: &str) -> Option<IpAddr> {
 }
 
 fn parse_netns(word: &str) -> Option<NetnsId> {
-    let mut numbers = word.split(':');
-    let id = NetnsId {
-        dev: numbers.next()?.parse().ok()?,
-        ino: numbers.next()?.parse().ok()?,
-        ctime: numbers.next()?.parse().ok()?,
-    };
-    numbers.next().is_none().then_some(id)
+    let [dev, ino, ctime] = word.split(':').collect::<Vec<_>>()[..] else { return None };
+    Some(NetnsId { dev: dev.parse().ok()?, ino: ino.parse().ok()?, ctime: ctime.parse().ok()? })
 }
 
 /// `text` as one word: bytes other than printable ASCII are written as `%` and two hexadecimal digits.
@@ -402,7 +353,7 @@ fn unescaped(word: &str) -> Option<String> {
 
 /// The folder `.cnibox` in `network`, created if missing. Without the folder there is no journal, and every command
 /// reads all leases.
-pub(super) fn make_folder(network: &Dir) -> Option<Rc<Dir>> {
+pub(super) fn make_folder(network: &Dir) -> Option<Dir> {
     let found = match network.private(FOLDER) {
         Ok(None) => {
             let made = network.make_private(FOLDER);
@@ -411,7 +362,7 @@ pub(super) fn make_folder(network: &Dir) -> Option<Rc<Dir>> {
         }
         found => found,
     };
-    warned(found).map(Rc::new)
+    warned(found)
 }
 
 /// The folder `.cnibox` in `network`, if it exists.
@@ -440,7 +391,7 @@ pub(super) fn temp<'f>(network: &'f Dir, folder: Option<&'f Dir>) -> (&'f Dir, &
 /// of a linked file, but not its modification time: the mark distinguishes a lease that lost its content from other
 /// empty files.
 pub(super) fn sign(lease: &File) -> Result<()> {
-    stamp(lease, &TimeSpec::new(now(), SEAL))
+    stamp(lease, now())
 }
 
 /// Whether a lease has the mark of [`sign`].
@@ -451,7 +402,7 @@ pub(super) fn is_signed(meta: &Metadata) -> bool {
 /// Refuses file systems whose modification times cannot hold the seal: there every command would rewrite the
 /// journal.
 fn require_seals(folder: &Dir) -> Result<()> {
-    stamp(folder, &TimeSpec::new(0, SEAL))?;
+    stamp(folder, 0)?;
     match seal_of(&folder.metadata()?) {
         Some(_) => Ok(()),
         None => Err(Error::new("seal", &folder.path(""), ErrorKind::Unsupported)),
@@ -468,6 +419,49 @@ fn now() -> i64 {
     i64::try_from(now.as_secs()).unwrap_or_default()
 }
 
-fn stamp(file: impl AsFd, time: &TimeSpec) -> Result<()> {
-    futimens(file, &TimeSpec::UTIME_OMIT, time).during("set the time of", Path::new(FOLDER))
+/// Sets the modification time to the seal of these seconds.
+fn stamp(file: impl AsFd, seconds: i64) -> Result<()> {
+    let time = TimeSpec::new(seconds, SEAL);
+    futimens(file, &TimeSpec::UTIME_OMIT, &time).during("set the time of", Path::new(FOLDER))
+}
+
+/// The id of this machine; `None` if there is none, or the file is on a tmpfs, which changes at each boot.
+#[cfg(not(test))]
+pub(super) fn machine_id() -> Option<String> {
+    read_id(MACHINE_ID)
+}
+
+#[cfg(test)]
+pub(super) fn machine_id() -> Option<String> {
+    super::tests::MACHINE.get().map(str::to_owned).or_else(|| read_id(MACHINE_ID))
+}
+
+fn read_id(path: &str) -> Option<String> {
+    let file = File::open(path).ok()?;
+    if fstatfs(&file).ok()?.filesystem_type() == TMPFS_MAGIC {
+        return None;
+    }
+    let mut text = String::new();
+    file.take(64).read_to_string(&mut text).ok()?;
+    let id = text.trim();
+    // An image may have the text "uninitialized" in the file.
+    let is_id = id.len() == 32 && id.chars().all(|c| c.is_ascii_hexdigit());
+    is_id.then(|| id.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn other_texts_are_no_machine_id() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let path = file.path().to_str().unwrap();
+        for text in ["", "uninitialized\n", "0123456789abcdef0123456789abcde"] {
+            fs::write(path, text).unwrap();
+            assert_eq!(read_id(path), None, "{text}");
+        }
+        assert_eq!(read_id("/no/such"), None);
+    }
 }

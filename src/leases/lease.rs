@@ -1,9 +1,10 @@
-//! One lease: who holds an address, and how that is written in its file.
+//! A lease: the owner of an address, and its file.
 
 use std::fmt;
 use std::net::IpAddr;
 use std::time::Duration;
 
+use crate::cni::names::is_identifier;
 use crate::files::lock;
 use crate::netns::NetnsId;
 
@@ -25,9 +26,12 @@ impl Default for LeaseOptions {
 /// The owner of leases: an interface of a container.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Owner {
-    id: String,
-    ifname: String,
-    netns: Option<NetnsId>,
+    /// The container's id.
+    pub id: String,
+    /// The interface in the container.
+    pub ifname: String,
+    /// The network namespace, if known: it proves later whether the container is alive.
+    pub netns: Option<NetnsId>,
 }
 
 /// A lease, as in its file.
@@ -47,28 +51,13 @@ impl Owner {
         Owner { id: id.trim().to_owned(), ifname: ifname.to_owned(), netns: None }
     }
 
-    /// The owner with its network namespace, which tells later whether the owner is alive.
+    /// The owner with its network namespace.
     #[must_use]
     pub fn with_netns(self, netns: Option<NetnsId>) -> Owner {
         Owner { netns, ..self }
     }
 
-    /// The network namespace, if known.
-    pub(super) fn netns(&self) -> Option<NetnsId> {
-        self.netns
-    }
-
-    /// The container's id.
-    pub fn id(&self) -> &str {
-        &self.id
-    }
-
-    /// The interface inside the container.
-    pub fn ifname(&self) -> &str {
-        &self.ifname
-    }
-
-    /// Whether the lease is this owner's, or of the same container and without an interface.
+    /// Whether the lease is of this owner, or of the same container and without an interface.
     pub(super) fn has(&self, lease: &Lease) -> bool {
         let is_its = |ifname: &str| ifname == self.ifname;
         lease.id == self.id && lease.ifname.as_deref().is_none_or(is_its)
@@ -102,7 +91,7 @@ impl Lease {
             Some((id, ifname)) => (id.trim_end(), Some(ifname.to_owned())),
             None => (text, None),
         };
-        is_container_id(id).then(|| Lease { ip, id: id.to_owned(), ifname })
+        is_identifier(id).then(|| Lease { ip, id: id.to_owned(), ifname })
     }
 }
 
@@ -113,13 +102,7 @@ impl fmt::Display for Lease {
     }
 }
 
-/// The specification's `[a-zA-Z0-9][a-zA-Z0-9_.-]*`.
-fn is_container_id(id: &str) -> bool {
-    id.starts_with(|c: char| c.is_ascii_alphanumeric())
-        && id.chars().all(|c| c.is_ascii_alphanumeric() || "_.-".contains(c))
-}
-
-/// What the kernel takes for an interface's name.
+/// Whether the kernel accepts `name` as the name of a link.
 fn is_interface(name: &str) -> bool {
     (1..=15).contains(&name.len())
         && !name.contains(|c: char| c.is_whitespace() || "/:".contains(c))

@@ -39,12 +39,12 @@ pub struct LeaseStatus {
     pub lease: Lease,
     /// Whether its container is alive.
     pub liveness: Liveness,
-    /// The time when the lease was made, by the wall clock.
+    /// The time of the lease's creation, by the wall clock.
     pub created: Option<SystemTime>,
 }
 
-/// An address that is taken by a file that is no lease: an administrator reserved the address, or another program was
-/// killed while it wrote a lease.
+/// An address whose file is not a lease: an administrator reserved the address, or another program was killed while it
+/// wrote a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reservation {
     /// The address: the file's name.
@@ -54,7 +54,7 @@ pub struct Reservation {
 }
 
 impl Reservation {
-    /// Why the file is no lease of a container.
+    /// Why the file is not a lease.
     pub fn why(&self) -> &'static str {
         if self.empty { "the file is empty" } else { "the file names no container" }
     }
@@ -158,7 +158,7 @@ impl Listing {
         gone
     }
 
-    /// The addresses that are taken by files that are no leases, sorted.
+    /// The addresses whose files are not leases, sorted.
     pub fn reservations(&self) -> Vec<Reservation> {
         let mut reserved: Vec<_> = self.found().filter_map(Found::reservation).collect();
         sort_by_key(&mut reserved, |reservation| reservation.ip);

@@ -8,10 +8,8 @@
 //! | `listing.rs` | the content of a network's folder, read with or without the lock |
 //! | `journal.rs` | a text file of all leases, which saves reading their files one by one |
 //! | `notes.rs` | the journal's data on containers, for [`crate::attachment::liveness`] |
-//! | `boot.rs` | the boot and the machine: ids and clocks |
 //! | `quarantine.rs` | addresses that were freed a short while ago (`reuseDelay`) |
 
-mod boot;
 #[doc(hidden)]
 #[cfg(feature = "testing")]
 pub mod fuzz;

@@ -2,19 +2,19 @@
 //! (`reuseDelay`).
 //!
 //! A line of `.cnibox/freed` has an address, the boot id, the seconds since boot, and the wall clock's time. Within one
-//! boot the seconds since boot count, since that clock cannot be set. After a reboot the delay is over when either clock
-//! says so: all of the time since boot is after the release.
+//! boot the seconds since boot count, because that clock cannot be set. After a reboot the delay is over when it is over by
+//! either clock: all of the time since boot is after the release.
 
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::net::IpAddr;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use nix::fcntl::OFlag;
 use nix::sys::stat::Mode;
+use nix::time::{ClockId, clock_gettime};
 
-use super::boot::BootTime;
-use super::journal::{line, words};
+use super::journal::{UNKNOWN, line, words};
 use crate::files::dir::Dir;
 use crate::files::{During, Result};
 
@@ -26,11 +26,41 @@ const MIN_LINES: usize = 256;
 /// Limit of the list's size in bytes.
 const MAX_BYTES: usize = 1 << 28;
 
+/// A point in time by two clocks.
+#[derive(Clone, Debug)]
+pub(super) struct BootTime {
+    /// The boot id.
+    pub(super) boot: String,
+    /// Seconds since the start of the boot, suspend included (`CLOCK_BOOTTIME`, which cannot be set).
+    pub(super) uptime: u64,
+    /// Seconds since 1970.
+    pub(super) wall: u64,
+}
+
+impl BootTime {
+    pub(super) fn now(boot: Option<&str>) -> BootTime {
+        let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let uptime = clock_gettime(ClockId::CLOCK_BOOTTIME).map(|now| now.tv_sec());
+        let uptime = uptime.ok().and_then(|now| u64::try_from(now).ok()).unwrap_or_default();
+        BootTime { boot: boot.unwrap_or(UNKNOWN).to_owned(), uptime, wall }
+    }
+
+    /// The rest of a `delay` that began at `then`; `None` if the delay is over.
+    fn left(&self, then: &BootTime, delay: Duration) -> Option<Duration> {
+        let passed = if self.boot == then.boot {
+            self.uptime.saturating_sub(then.uptime)
+        } else {
+            self.uptime.max(self.wall.saturating_sub(then.wall))
+        };
+        delay.checked_sub(Duration::from_secs(passed)).filter(|left| !left.is_zero())
+    }
+}
+
 /// Adds addresses that are about to be freed.
 pub(super) fn add(folder: &Dir, now: &BootTime, ips: impl Iterator<Item = IpAddr>) -> Result<()> {
     let text: String = ips.map(|ip| freed(ip, now)).collect();
     let flags = OFlag::O_WRONLY | OFlag::O_APPEND | OFlag::O_CREAT;
-    // One write: after a kill all lines are there, or none.
+    // One write: after a kill the file has all lines or none.
     let file = folder.file(FREED, flags, Mode::S_IRUSR | Mode::S_IWUSR);
     let written = file.and_then(|(mut file, _)| file.write_all(text.as_bytes()));
     written.during("write", &folder.path(FREED))
@@ -55,7 +85,7 @@ pub(super) fn tidy(folder: &Dir, now: &BootTime, delay: Duration) -> Result<()> 
     }
     let text: String = lines
         .iter()
-        .filter(|(_, then)| !now.is_past(then, delay))
+        .filter(|(_, then)| now.left(then, delay).is_some())
         .map(|(ip, then)| freed(*ip, then))
         .collect();
     folder.replace(FREED, TEMP, text.as_bytes()).map(drop)

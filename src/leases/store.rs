@@ -4,28 +4,25 @@
 //! continues; both implementations lock the file `lock`. [`super::journal`] is an addition of this program.
 
 use std::collections::{BTreeMap, HashSet};
-use std::fs::{DirBuilder, File, Metadata};
+use std::fs::{DirBuilder, Metadata};
 use std::io::ErrorKind;
 use std::net::IpAddr;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::boot::BootTime;
-use super::journal::{self, Boot, Entry, FileId, Journal, Note};
+use super::journal::{self, Boot, Entry, FileId, Journal};
 use super::lease::{Lease, LeaseOptions, Owner};
 use super::listing::{self, Found, Reservation};
 use super::notes::{Notes, Reclaimed, judge, trace};
-use super::quarantine;
+use super::quarantine::{self, BootTime};
 use crate::attachment::{Liveness, Trace, liveness};
-use crate::error;
 use crate::files::dir::Dir;
 use crate::files::lock::Lock;
 use crate::files::{During, Error, Result};
 use crate::sort::{sort, sort_by_key};
-use crate::{log, sysctl};
+use crate::{error, log, sysctl};
 
 /// Limit of the size of `last_reserved_ip` in bytes.
 const MAX_BYTES: usize = 256;
@@ -35,9 +32,9 @@ static TIMED_OUT: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 /// A network's leases, locked from opening to drop.
 #[derive(Debug)]
 pub struct LeaseStore {
-    dir: Rc<Dir>,
+    dir: Dir,
     /// The folder `.cnibox`; `None` if it cannot be created or trusted.
-    folder: Option<Rc<Dir>>,
+    folder: Option<Dir>,
     reuse_delay: Duration,
     /// The rest of the timeout of the lock.
     lock_timeout: Duration,
@@ -47,13 +44,6 @@ pub struct LeaseStore {
     journal: Option<Journal>,
     /// Released last: fields are dropped in order.
     lock: Option<Lock>,
-}
-
-/// The leases of one owner.
-struct Held {
-    current: Vec<Lease>,
-    /// Leases in the old form, without an interface.
-    old: Vec<Lease>,
 }
 
 impl LeaseStore {
@@ -88,7 +78,7 @@ impl LeaseStore {
         options: LeaseOptions,
     ) -> error::Result<LeaseStore> {
         let LeaseOptions { lock_timeout, reuse_delay } = options;
-        let (dir, folder, journal, lock) = (Rc::new(dir), None, None, None);
+        let (folder, journal, lock) = (None, None, None);
         let mut store = LeaseStore { dir, folder, reuse_delay, lock_timeout, boot, journal, lock };
         store.lock()?;
         Ok(store)
@@ -125,15 +115,17 @@ impl LeaseStore {
         if self.dir.has(&name) {
             return Ok(false);
         }
-        let (folder, temp) = journal::temp(&self.dir, self.folder.as_deref());
+        let (folder, temp) = journal::temp(&self.dir, self.folder.as_ref());
         let file = folder.create(temp, lease.text().as_bytes())?;
         if let Err(e) = journal::sign(&file) {
             log::debug(format_args!("the lease of {ip} is not marked: {e}"));
         }
         // The journal is written before the lease is linked: a kill leaves no lease without an entry. As in
         // `change`, there is no journal while the two may differ.
-        let mut journal =
-            self.journal.take().and_then(|journal| noted(journal, &lease, owner, &file));
+        let journal = noted(self.journal.take(), |journal| {
+            let file = FileId::of(&file.metadata().during("stat", Path::new(temp))?);
+            journal.add(&Entry { lease, file, netns: owner.netns, boot: Boot::This })
+        });
         let linked = folder.link(temp, &self.dir, &name);
         // A temporary name that cannot be removed does not change whether the lease exists, so it is no error. The
         // next command that writes a lease removes the name.
@@ -141,25 +133,26 @@ impl LeaseStore {
             log::debug(format_args!("left behind: {error}"));
         }
         let reserved = linked?;
-        if !reserved {
-            journal = journal
-                .and_then(|mut journal| journal.remove([ip].into_iter()).ok().map(|()| journal));
-        }
-        self.journal = journal;
+        self.journal = if reserved {
+            journal
+        } else {
+            noted(journal, |journal| journal.remove([ip].into_iter()))
+        };
         Ok(reserved)
     }
 
     /// The addresses that `owner` holds, in the current form or the old one.
     pub fn owned_by(&mut self, owner: &Owner) -> error::Result<Vec<IpAddr>> {
-        let Held { current, old } = self.held(owner)?;
-        Ok(current.iter().chain(&old).map(|lease| lease.ip).collect())
+        Ok(self.held(owner)?.iter().map(|lease| lease.ip).collect())
     }
 
-    /// Releases all leases of `owner` and returns their addresses. Leases in the old form are released only if there is
-    /// none in the current form.
+    /// Releases all leases of `owner` and returns their addresses. Leases in the old form, without an interface, are
+    /// released only if there is none in the current form.
     pub fn release(&mut self, owner: &Owner) -> error::Result<Vec<IpAddr>> {
-        let Held { current, old } = self.held(owner)?;
-        let leases = if current.is_empty() { old } else { current };
+        let mut leases = self.held(owner)?;
+        if leases.iter().any(|lease| lease.ifname.is_some()) {
+            leases.retain(|lease| lease.ifname.is_some());
+        }
         let released = self.remove_freed(leases)?;
         Ok(released.into_iter().map(|lease| lease.ip).collect())
     }
@@ -183,7 +176,7 @@ impl LeaseStore {
         reclaim: impl FnOnce(&str, Vec<Reclaimed>) -> Vec<Reclaimed>,
     ) -> error::Result<Vec<Reclaimed>> {
         let Some(boot) = self.boot.clone() else { return Ok(Vec::new()) };
-        let entries = Notes::read(self.folder.as_deref(), &boot).into_entries();
+        let entries = Notes::read(self.folder.as_ref(), &boot).into_entries();
         if entries.is_empty() {
             return Ok(Vec::new());
         }
@@ -193,11 +186,11 @@ impl LeaseStore {
         let mut gone = Vec::new();
         for (entry, life) in entries.iter().zip(lives) {
             let Liveness::Gone(why) = life else { continue };
-            // The lease must still be the file of the note. A file with a container id alone may be a reservation by
+            // The lease must still be the file of the entry. A file with a container id alone may be a reservation by
             // an administrator.
             if let Found::Lease(lease, meta) = listing::read(&self.dir, entry.lease.ip)
                 && lease.ifname.is_some()
-                && FileId::of(&meta) == entry.note.file
+                && FileId::of(&meta) == entry.file
                 && lease == entry.lease
             {
                 gone.push(Reclaimed { lease, why });
@@ -215,7 +208,7 @@ impl LeaseStore {
 
     /// The addresses that were freed less than `reuse_delay` ago, with the time left.
     pub fn quarantined(&self) -> BTreeMap<IpAddr, Duration> {
-        quarantine::quarantined(self.folder.as_deref(), self.boot.as_deref(), self.reuse_delay)
+        quarantine::quarantined(self.folder.as_ref(), self.boot.as_deref(), self.reuse_delay)
     }
 
     /// Removes every lease that `keep` refuses, and returns those.
@@ -225,7 +218,7 @@ impl LeaseStore {
         self.remove_freed(refused)
     }
 
-    /// Removes the `unwanted` reservations, which are no leases, and returns them.
+    /// Removes and returns the `unwanted` reservations.
     pub fn remove_reserved(
         &mut self,
         unwanted: impl Fn(&Reservation) -> bool,
@@ -243,7 +236,7 @@ impl LeaseStore {
         Ok(removed)
     }
 
-    /// The number of addresses that are taken by files that are no leases.
+    /// The number of files with the name of an address that are not leases.
     pub fn reserved(&self) -> error::Result<usize> {
         let ips = listing::addresses(&self.dir)?;
         let leases = match &self.journal {
@@ -263,7 +256,7 @@ impl LeaseStore {
         refused.retain(|(lease, _)| !keep(lease));
         let mut traces: Vec<Trace> = Vec::new();
         if let Some(boot) = self.boot.as_deref() {
-            let notes = Notes::read(self.folder.as_deref(), boot);
+            let notes = Notes::read(self.folder.as_ref(), boot);
             traces.extend(refused.iter().map(|(lease, meta)| trace(&notes.entry(lease, meta))));
             traces.retain(|trace| !trace.earlier_boot);
         }
@@ -280,12 +273,12 @@ impl LeaseStore {
         Ok(found.filter_map(|found| Some(found.lease()?.0)).collect())
     }
 
-    /// The addresses that are taken, from one listing of the directory.
+    /// The addresses of all files, from one listing of the directory.
     pub fn taken(&self) -> error::Result<HashSet<IpAddr>> {
         Ok(listing::addresses(&self.dir)?)
     }
 
-    /// The address that was last reserved in a range set. It is a hint, so that an unreadable one counts as absent.
+    /// The address that was last reserved in a range set. It is a hint: an unreadable file counts as absent.
     pub fn last_reserved(&self, range_id: usize) -> Option<IpAddr> {
         match self.dir.read(&last_reserved(range_id), MAX_BYTES) {
             Ok((text, _)) => std::str::from_utf8(&text).ok()?.trim().parse().ok(),
@@ -306,15 +299,12 @@ impl LeaseStore {
     /// elsewhere. A rename over the old file would make ext4 write to the disk, which takes longer than the rest of
     /// an ADD.
     pub fn set_last_reserved(&mut self, range_id: usize, ip: IpAddr) -> error::Result<()> {
-        let dir = Rc::clone(&self.dir);
         let text = ip.to_string();
-        self.change(
-            || dir.overwrite(&last_reserved(range_id), text.as_bytes()),
-            |journal, ()| {
-                journal.note_folder_change();
-                Ok(())
-            },
-        )?;
+        let overwrite = |dir: &Dir| dir.overwrite(&last_reserved(range_id), text.as_bytes());
+        self.change(overwrite, |journal, ()| {
+            journal.note_folder_change();
+            Ok(())
+        })?;
         Ok(())
     }
 
@@ -323,28 +313,21 @@ impl LeaseStore {
     /// command.
     pub(super) fn change<T>(
         &mut self,
-        store: impl FnOnce() -> Result<T>,
+        store: impl FnOnce(&Dir) -> Result<T>,
         note: impl FnOnce(&mut Journal, &T) -> Result<()>,
     ) -> Result<T> {
-        let current = self.journal.take();
-        let outcome = store()?;
-        if let Some(mut current) = current {
-            self.journal =
-                note(&mut current, &outcome).inspect_err(given_up).ok().map(|()| current);
-        }
+        let journal = self.journal.take();
+        let outcome = store(&self.dir)?;
+        self.journal = noted(journal, |journal| note(journal, &outcome));
         Ok(outcome)
     }
 
-    fn held(&mut self, owner: &Owner) -> error::Result<Held> {
-        let noted = self.journal.as_mut().and_then(|journal| journal.held_by(owner));
+    fn held(&mut self, owner: &Owner) -> error::Result<Vec<Lease>> {
+        let held = self.journal.as_mut().and_then(|journal| journal.held_by(owner));
         // A lease that was overwritten in place does not change the folder's modification time.
-        let noted = noted.filter(|noted| noted.iter().all(|lease| self.holds(lease)));
-        let leases = noted.map_or_else(|| self.read_held(owner), Ok)?;
-        let (current, old) = leases.into_iter().partition(|lease| lease.ifname.is_some());
-        Ok(Held { current, old })
-    }
-
-    fn read_held(&mut self, owner: &Owner) -> error::Result<Vec<Lease>> {
+        if let Some(held) = held.filter(|held| held.iter().all(|lease| self.holds(lease))) {
+            return Ok(held);
+        }
         let all = self.rebuild()?.into_iter().map(|(lease, _)| lease);
         Ok(all.filter(|lease| owner.has(lease)).collect())
     }
@@ -360,12 +343,12 @@ impl LeaseStore {
             let now = BootTime::now(self.boot.as_deref());
             let ips = leases.iter().map(|lease| lease.ip);
             // Before the leases are removed: after a kill in between, the list has addresses that are not free.
-            let kept = self.folder.as_deref().map(|folder| {
+            let kept = self.folder.as_ref().map(|folder| {
                 quarantine::add(folder, &now, ips)
                     .and_then(|()| quarantine::tidy(folder, &now, self.reuse_delay))
             });
             if let Err(e) = kept.unwrap_or(Ok(())) {
-                log::warn(format_args!("freed addresses may be given out at once: {e}"));
+                log::warn(format_args!("freed addresses may be allocated again at once: {e}"));
             }
         }
         self.remove_all(leases)
@@ -374,8 +357,7 @@ impl LeaseStore {
     /// Removes all leases that can be removed, then reports the errors.
     fn remove_all(&mut self, leases: Vec<Lease>) -> error::Result<Vec<Lease>> {
         let mut errors = Vec::new();
-        let dir = Rc::clone(&self.dir);
-        let remove = || {
+        let remove = |dir: &Dir| {
             let mut removed = Vec::new();
             for lease in leases {
                 match dir.remove(&lease.ip.to_string()) {
@@ -411,7 +393,9 @@ impl LeaseStore {
             match listing::read(&self.dir, ip) {
                 Found::Lease(lease, meta) => leases.push((lease, *meta)),
                 Found::Lost => match self.remove_unknown(ip) {
-                    Ok(()) => log::warn(format_args!("freed {ip}: a power cut took its lease")),
+                    Ok(()) => {
+                        log::warn(format_args!("freed {ip}: its lease was lost in a power cut"));
+                    }
                     Err(e) => log::warn(format_args!("cannot free {ip}, a lost lease: {e}")),
                 },
                 Found::Reserved(_) | Found::Nothing => {}
@@ -431,7 +415,9 @@ impl LeaseStore {
 
     /// Seals the journal and releases the lock.
     fn unlock(&mut self) {
-        if let Some(Err(e)) = self.journal.take().map(Journal::seal) {
+        if let (Some(journal), Some(folder)) = (self.journal.take(), &self.folder)
+            && let Err(e) = journal.seal(&self.dir, folder)
+        {
             given_up(&e);
         }
         self.lock = None;
@@ -454,12 +440,11 @@ fn given_up(error: &Error) {
     log::debug(format_args!("no lease journal: {error}"));
 }
 
-/// The journal with a lease that is about to be created; `None` if it cannot be written.
-fn noted(mut journal: Journal, lease: &Lease, owner: &Owner, file: &File) -> Option<Journal> {
-    let meta = file.metadata().during("stat", Path::new("lease"));
-    let added = meta.and_then(|meta| {
-        let note = Note { file: FileId::of(&meta), netns: owner.netns(), boot: Boot::This };
-        journal.add(&Entry { lease: lease.clone(), note })
-    });
-    added.inspect_err(given_up).ok().map(|()| journal)
+/// The journal after a change of it; `None` if there is none, or it cannot be written.
+fn noted(
+    journal: Option<Journal>,
+    note: impl FnOnce(&mut Journal) -> Result<()>,
+) -> Option<Journal> {
+    let mut journal = journal?;
+    note(&mut journal).inspect_err(given_up).ok().map(|()| journal)
 }

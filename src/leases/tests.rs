@@ -7,13 +7,11 @@ mod trust;
 
 use std::cell::Cell;
 use std::collections::HashSet;
-use std::fs;
-use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
 use std::sync::Barrier;
+use std::{fs, io};
 
 use super::journal::{Entry, Journal};
 use super::*;
@@ -56,18 +54,18 @@ impl Scene {
         Dir::open(self.dir()).unwrap()
     }
 
-    fn folder(&self) -> Rc<Dir> {
+    fn folder(&self) -> Dir {
         journal::make_folder(&self.opened()).unwrap()
     }
 
     /// The journal as a command finds it.
     fn journal(&self) -> Journal {
-        Journal::open(&Rc::new(self.opened()), &self.folder(), BOOT).unwrap()
+        Journal::open(&self.opened(), &self.folder(), BOOT).unwrap()
     }
 
     /// A journal of nothing.
     fn empty_journal(&self) -> Journal {
-        Journal::create(&Rc::new(self.opened()), &self.folder(), BOOT, &[]).unwrap()
+        Journal::create(&self.opened(), &self.folder(), BOOT, &[]).unwrap()
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -128,8 +126,7 @@ fn owner(n: usize) -> Owner {
 /// The line of a lease of container 1, whose file is there.
 fn entry(scene: &Scene, address: &str, of_file: &str) -> Entry {
     let file = journal::FileId::of(&fs::metadata(scene.path(of_file)).unwrap());
-    let note = journal::Note { file, netns: None, boot: journal::Boot::This };
-    Entry { lease: owner(1).lease(ip(address)), note }
+    Entry { lease: owner(1).lease(ip(address)), file, netns: None, boot: journal::Boot::This }
 }
 
 fn stamp(path: &Path, second: u64) {

@@ -1,4 +1,4 @@
-//! Which network namespaces exist: a search for the processes, mounts and descriptors that hold them.
+//! Searches for the processes, mounts and descriptors that hold network namespaces.
 //!
 //! A namespace exists as long as a thread is in it, a mount refers to it or a descriptor has it open. A process that sees
 //! all processes finds all three in `/proc`; for other processes the search has no certain result. The search does not
@@ -6,10 +6,9 @@
 //! and descriptors of processes that a security module hides from root.
 
 use std::collections::{HashMap, HashSet};
-use std::fs;
-use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 /// The inode number of the initial PID namespace (`PROC_PID_INIT_INO`).
 const FIRST_PID_NAMESPACE: &str = "pid:[4026531836]";
@@ -21,7 +20,7 @@ const OWN_MOUNTS: &str = "/proc/thread-self/mountinfo";
 pub struct Holders {
     /// For each number that is in use, a path that leads to the namespace.
     by_number: HashMap<u32, PathBuf>,
-    /// Why what was not found may still be there.
+    /// Why a namespace that was not found may still exist.
     doubt: Option<String>,
 }
 
@@ -46,12 +45,12 @@ impl Holders {
         search.found
     }
 
-    /// A path that leads to the namespace of this number, if one is alive.
+    /// A path that leads to the namespace of this number, if it exists.
     pub fn holder(&self, ino: u32) -> Option<&Path> {
         self.by_number.get(&ino).map(PathBuf::as_path)
     }
 
-    /// Why a namespace that was not found may still be alive; `None` if it cannot.
+    /// Why a namespace that was not found may still exist; `None` if it cannot.
     pub fn doubt(&self) -> Option<&str> {
         self.doubt.as_deref()
     }
@@ -60,12 +59,11 @@ impl Holders {
 struct Search<'a> {
     wanted: &'a HashSet<u32>,
     found: Holders,
-    /// Processes and threads that do not tell their namespace.
+    /// Processes and threads whose namespace cannot be read.
     hidden: Vec<PathBuf>,
 }
 
 impl Search<'_> {
-    /// All were found.
     fn is_done(&self) -> bool {
         self.found.by_number.len() == self.wanted.len()
     }
@@ -82,7 +80,7 @@ impl Search<'_> {
             let why = "processes outside of this pid namespace cannot be seen";
             self.found.doubt = Some(why.to_owned());
         }
-        // Where /proc hides the processes of others, it hides the first one, too.
+        // If /proc hides processes of other users (`hidepid`), it hides process 1 as well.
         if net_of(Path::new("/proc/1")).is_none() {
             self.found.doubt = Some("/proc does not show all processes".to_owned());
         }
@@ -114,8 +112,8 @@ impl Search<'_> {
         self.unveil(&processes);
     }
 
-    /// A process that hides its namespace is harmless where it shares the namespace of a process that was
-    /// looked at; else it may hold any namespace.
+    /// A process whose namespace cannot be read does no harm if it shares the namespace of a readable process; else it may
+    /// hold any namespace.
     fn unveil(&mut self, processes: &[PathBuf]) {
         let hidden = std::mem::take(&mut self.hidden);
         if hidden.is_empty() {
@@ -125,7 +123,7 @@ impl Search<'_> {
         let known: HashSet<u64> = open.filter_map(|process| net_of(process)).collect();
         for process in hidden {
             if net_of(&process).is_some_and(|net| !known.contains(&net)) {
-                let why = format!("{} hides its namespace", process.display());
+                let why = format!("the namespace of {} cannot be read", process.display());
                 self.found.doubt = Some(why);
             }
         }
@@ -144,10 +142,10 @@ impl Search<'_> {
         }
     }
 
-    /// A descriptor of a namespace is called `net:[<number>]`, or as the mount that it was opened
-    /// by; then its number stands elsewhere.
+    /// The link of a descriptor of a namespace is `net:[<number>]`, or the mount point that it was opened at; then `fdinfo`
+    /// has the number.
     fn descriptor(&mut self, process: &Path, path: &Path) {
-        // Those of a process that hides are not seen: whether that matters was judged by where it is.
+        // Descriptors of a process that cannot be inspected: `unveil` decides whether that matters.
         let Ok(target) = fs::read_link(path) else { return };
         let ino = match target.to_str().and_then(number) {
             None if target.is_absolute() => self.info(process, path),
@@ -163,22 +161,22 @@ impl Search<'_> {
         let text = self.seen(&path, fs::read_to_string(&path))?;
         let Some(ino) = text.lines().find_map(|line| line.strip_prefix("ino:")) else {
             // Kernels before 5.14.
-            self.found.doubt = Some(format!("{} does not tell", path.display()));
+            self.found.doubt = Some(format!("{} has no inode number", path.display()));
             return None;
         };
         ino.trim().parse().ok()
     }
 
-    /// The namespaces that are mounted somewhere: the fourth word of a line is what of a file
-    /// system is mounted, the fifth where.
+    /// The namespaces that are mounted: in a line of mountinfo the fourth word is the root of the mount within its file
+    /// system, the fifth the mount point (`proc_pid_mountinfo(5)`).
     fn mounts(&mut self, path: &Path, root: &Path) {
         let Some(text) = self.seen(path, fs::read(path)) else { return };
         for line in String::from_utf8_lossy(&text).lines() {
             let mut words = line.split(' ').skip(3);
-            if let (Some(what), Some(place)) = (words.next(), words.next())
-                && let Some(ino) = number(what)
+            if let (Some(mounted), Some(point)) = (words.next(), words.next())
+                && let Some(ino) = number(mounted)
             {
-                self.found(ino, || root.join(unescaped(place).trim_start_matches('/')));
+                self.found(ino, || root.join(unescaped(point).trim_start_matches('/')));
             }
         }
     }
@@ -189,23 +187,23 @@ impl Search<'_> {
         self.seen(path, entries)
     }
 
-    /// What has ended meanwhile holds nothing (the mounts of a zombie are an invalid argument); what
-    /// may not be looked at may hold anything.
+    /// A process that has ended holds nothing (reading the mounts of a zombie fails with EINVAL); a file that cannot be read
+    /// leaves a doubt.
     fn seen<T>(&mut self, path: &Path, result: io::Result<T>) -> Option<T> {
         result
             .inspect_err(|e| {
                 let gone = [nix::libc::ENOENT, nix::libc::ESRCH, nix::libc::EINVAL];
                 if !e.raw_os_error().is_some_and(|errno| gone.contains(&errno)) {
                     let why = crate::error::io_text(e);
-                    self.found.doubt = Some(format!("look at {}: {why}", path.display()));
+                    self.found.doubt = Some(format!("read {}: {why}", path.display()));
                 }
             })
             .ok()
     }
 }
 
-/// What is the same for all processes in one network namespace, and told of all of them: the inode
-/// of one of the files that belong to it.
+/// The inode of a file of `/proc/<pid>/net`, which is the same for all processes in one network namespace and readable
+/// without permission to inspect the process.
 fn net_of(process: &Path) -> Option<u64> {
     fs::metadata(process.join("net/dev")).ok().map(|meta| meta.ino())
 }
@@ -224,7 +222,7 @@ fn is_number(path: &Path) -> bool {
     !name.is_empty() && name.iter().all(u8::is_ascii_digit)
 }
 
-/// Blanks and their like are written as `\040` in a list of mounts.
+/// Mountinfo escapes blanks, tabs, newlines and backslashes as octal numbers such as `\040`.
 fn unescaped(text: &str) -> String {
     let mut out = String::new();
     let mut parts = text.split('\\');
@@ -276,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_namespace_has_no_identity() {
+    fn other_files_have_no_identity() {
         let file = tempfile::NamedTempFile::new().unwrap();
         for path in ["/no/such", "", "/proc/self/status", file.path().to_str().unwrap()] {
             assert_eq!(NetnsId::at(Path::new(path)), None, "{path}");
@@ -291,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_wanted_is_no_work() {
+    fn a_search_for_nothing_has_no_doubt() {
         assert!(Holders::find(&HashSet::new()).doubt().is_none());
     }
 }

@@ -49,7 +49,7 @@ struct AddressConf {
     /// The address with its prefix length.
     address: String,
     /// The gateway of its network. Default: none.
-    #[serde(deserialize_with = "ip::optional_ip::deserialize")]
+    #[serde(deserialize_with = "ip::optional_ip")]
     gateway: Option<IpAddr>,
     /// `address` as an object, written by programs that encode the reference's type.
     #[serde(rename = "Address")]

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use crate::cni::config::DnsConf;
+use crate::cni::Dns;
 use crate::cni::json::keys::Keys;
 use crate::cni::json::{Json, compact};
 use crate::error::{Code, Error, Result, io_text};
@@ -30,7 +30,7 @@ pub struct PluginConf {
     /// `ipam.type`; empty without address management.
     pub ipam_type: String,
     /// `dns`.
-    pub dns: DnsConf,
+    pub dns: Dns,
     pub(super) json: Json,
     pub(super) bytes: Vec<u8>,
 }
@@ -43,7 +43,7 @@ struct Common {
     r#type: String,
     capabilities: BTreeMap<String, bool>,
     ipam: Ipam,
-    dns: DnsConf,
+    dns: Dns,
 }
 
 #[derive(Default, Deserialize)]

@@ -50,7 +50,6 @@ pub(crate) use conf::EXTENSIONS;
 pub use conf::{PluginConf, conf_files};
 pub use list::NetworkList;
 
-pub use crate::cni::config::DnsConf;
 pub use crate::cni::json::Json;
 pub use crate::cni::{Attachment, CniResult, Dns, Interface, IpConfig, Route, SpecVersion};
 pub use crate::error::{Code, Error, Result};

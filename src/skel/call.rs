@@ -1,25 +1,29 @@
-//! One call of a plugin: the environment, standard input, and the other plugins of this executable.
+//! A call of a plugin, and the table of the applets of this executable.
 
 use std::fmt;
+use std::process::ExitCode;
 
-use crate::cni::{CniResult, ContainerId, IfName};
+use ipnet::IpNet;
+
+use crate::cni::json::keys::Keys;
+use crate::cni::{CniResult, ContainerId, IfName, SpecVersion};
 use crate::error::{Code, Error, Result};
 use crate::repairs::Repairs;
 
-/// A call, from the process's environment or from a plugin that delegates.
+/// A call by a runtime or by a plugin that delegates.
 #[derive(Clone, Debug)]
 pub struct Call<'a> {
     /// The `CNI_*` variables.
     pub env: Env,
     /// The bytes of standard input; delegates get the same bytes.
     pub stdin: &'a [u8],
-    /// Finds other plugins of this executable.
-    pub lookup: Lookup,
-    /// Who makes the call.
+    /// All applets of this executable.
+    pub table: Table,
+    /// The caller.
     pub caller: Caller,
 }
 
-/// Who makes a call.
+/// The caller of a plugin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Caller {
     /// The runtime, by starting a process.
@@ -28,48 +32,116 @@ pub enum Caller {
     Plugin,
 }
 
-/// A plugin as a function: the result of ADD, nothing for the other verbs.
-pub type RunFn = fn(&Call<'_>) -> Result<Option<CniResult>>;
+/// All applets of this executable.
+#[derive(Clone, Copy, Debug)]
+pub struct Table {
+    pub applets: &'static [Applet],
+}
 
-/// [`Plugin::repair`](super::Plugin::repair) as a function.
-pub type RepairFn = fn(&Call<'_>, &mut Repairs) -> Result<()>;
+impl Table {
+    /// The applet of exactly this name.
+    pub fn find(&self, name: &str) -> Option<&'static Applet> {
+        self.applets.iter().find(|applet| applet.name == name)
+    }
 
-/// What sort of program an applet is.
+    /// The plugin of exactly this name.
+    pub fn plugin(&self, name: &str) -> Option<OwnPlugin> {
+        self.find(name).and_then(Applet::as_plugin)
+    }
+
+    /// The names of the plugins.
+    pub fn plugins(&self) -> impl Iterator<Item = &'static str> {
+        self.applets.iter().filter(|applet| applet.kind != Kind::Tool).map(|applet| applet.name)
+    }
+}
+
+/// An applet: the program that the executable is under one name.
+#[derive(Debug)]
+pub struct Applet {
+    /// The file name of the applet.
+    pub name: &'static str,
+    pub kind: Kind,
+    /// One line of description.
+    pub about: &'static str,
+    pub main: Main,
+}
+
+impl Applet {
+    /// The applet of a command-line tool.
+    pub const fn tool(name: &'static str, about: &'static str, main: ToolFn) -> Applet {
+        Applet { name, kind: Kind::Tool, about, main: Main::Tool(main) }
+    }
+
+    pub fn as_plugin(&self) -> Option<OwnPlugin> {
+        if let Main::Plugin(plugin) = self.main { Some(plugin) } else { None }
+    }
+}
+
+/// The kind of an applet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
-    /// A plugin that makes an interface.
+    /// A plugin that creates an interface.
     Interface,
     /// A plugin that manages addresses, called by others.
     Ipam,
-    /// A plugin that works on what those before it in a list made.
+    /// A plugin that changes the interface of the plugins before it in a list.
     Chained,
-    /// A program for people.
+    /// A command-line tool.
     Tool,
 }
 
 impl fmt::Display for Kind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Kind::Interface => "interface",
-            Kind::Ipam => "ipam",
-            Kind::Chained => "chained",
-            Kind::Tool => "tool",
-        })
+        f.pad(["interface", "ipam", "chained", "tool"][*self as usize])
     }
 }
 
-/// A plugin of this executable.
+/// The functions of an applet.
+#[derive(Clone, Copy, Debug)]
+pub enum Main {
+    /// A CNI plugin: environment and standard input in, JSON out.
+    Plugin(OwnPlugin),
+    Tool(ToolFn),
+}
+
+/// The main function of a tool; its arguments are those after its name.
+pub type ToolFn = fn(Vec<String>, Table) -> ExitCode;
+
+/// A plugin of this executable, as functions.
 #[derive(Clone, Copy, Debug)]
 pub struct OwnPlugin {
     pub kind: Kind,
-    /// The plugin as a function.
+    /// The supported versions of the specification.
+    pub versions: &'static [SpecVersion],
+    /// Runs a verb. ADD alone has a result.
     pub run: RunFn,
-    /// Restores an attachment; the verb of the call is ignored.
-    pub repair: RepairFn,
+    /// [`Plugin::repair`](super::Plugin::repair); the verb of the call is ignored.
+    pub repair: fn(&Call<'_>, &mut Repairs) -> Result<()>,
+    /// The keys of the configuration that the plugin reads.
+    pub keys: fn() -> Keys,
+    /// [`Plugin::examine`](super::Plugin::examine); the verb of the call is ignored.
+    pub examine: fn(&Call<'_>, &mut Remarks) -> Result<()>,
+    pub service: Option<Service>,
 }
 
-/// Finds the plugin of a name in this executable.
-pub type Lookup = fn(&str) -> Option<OwnPlugin>;
+pub type RunFn = fn(&Call<'_>) -> Result<Option<CniResult>>;
+
+/// Findings about a configuration that works.
+#[derive(Debug, Default)]
+pub struct Remarks {
+    /// Probable mistakes; the details have the remedy.
+    pub warnings: Vec<Error>,
+    /// The subnets of its addresses.
+    pub subnets: Vec<IpNet>,
+}
+
+/// A service of a plugin, started as the plugin with an argument: `dhcp daemon`.
+#[derive(Clone, Copy, Debug)]
+pub struct Service {
+    pub name: &'static str,
+    /// The main function; its arguments are those after the name of the service.
+    pub main: fn(Vec<String>) -> ExitCode,
+}
 
 /// `CNI_COMMAND`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,7 +151,7 @@ pub enum Verb {
     Del,
     /// Remove resources that no valid attachment owns.
     Gc,
-    /// Tell whether ADD could be served.
+    /// Report whether ADD would succeed.
     Status,
     /// List the supported versions.
     Version,
@@ -89,29 +161,18 @@ impl Verb {
     const ALL: [Verb; 6] =
         [Verb::Add, Verb::Check, Verb::Del, Verb::Gc, Verb::Status, Verb::Version];
 
-    /// The verb as the environment has it, upper case.
+    /// The verb in the environment's upper case.
     pub fn as_str(self) -> &'static str {
-        match self {
-            Verb::Add => "ADD",
-            Verb::Check => "CHECK",
-            Verb::Del => "DEL",
-            Verb::Gc => "GC",
-            Verb::Status => "STATUS",
-            Verb::Version => "VERSION",
-        }
+        ["ADD", "CHECK", "DEL", "GC", "STATUS", "VERSION"][self as usize]
     }
 
     /// The verb of this name.
     pub fn parse(text: &str) -> Option<Verb> {
         Verb::ALL.into_iter().find(|verb| verb.as_str() == text)
     }
-
-    fn is_about_one_container(self) -> bool {
-        matches!(self, Verb::Add | Verb::Check | Verb::Del)
-    }
 }
 
-/// The `CNI_*` variables; one that is unset is empty.
+/// The `CNI_*` variables; an unset variable is empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Env {
     /// `CNI_COMMAND`.
@@ -126,7 +187,7 @@ pub struct Env {
     pub args: String,
     /// `CNI_PATH`: directories of plugins, separated by colons.
     pub path: String,
-    /// `CNI_NETNS_OVERRIDE`: the container may live in the plugin's own namespace.
+    /// `CNI_NETNS_OVERRIDE`: the container may be in the plugin's own namespace.
     pub netns_override: String,
 }
 
@@ -155,7 +216,7 @@ impl Env {
         Env { command: verb.as_str().to_owned(), ..self.clone() }
     }
 
-    /// The variables as a child process gets them.
+    /// The variables for a child process.
     pub fn vars(&self) -> [(&'static str, &str); 7] {
         [
             ("CNI_COMMAND", &self.command),
@@ -177,30 +238,24 @@ impl Env {
     /// observe. Other variables are not checked. Code 4.
     pub fn check(&self) -> Result<()> {
         let verb = Verb::parse(&self.command);
-        let container = verb.is_some_and(Verb::is_about_one_container);
+        let container = matches!(verb, Some(Verb::Add | Verb::Check | Verb::Del));
         let netns = matches!(verb, Some(Verb::Add | Verb::Check));
         let path = verb.is_some_and(|verb| verb != Verb::Version);
         let mut missing = Vec::new();
-        if self.command.is_empty() {
-            missing.push("CNI_COMMAND");
-        }
-        if container {
-            match self.container_id.as_str() {
-                "" => missing.push("CNI_CONTAINERID"),
-                id => drop(ContainerId::parse(id)?),
+        for (is_required, name, value) in [
+            (true, "CNI_COMMAND", &self.command),
+            (container, "CNI_CONTAINERID", &self.container_id),
+            (netns, "CNI_NETNS", &self.netns),
+            (container, "CNI_IFNAME", &self.ifname),
+            (path, "CNI_PATH", &self.path),
+        ] {
+            match name {
+                _ if !is_required => {}
+                _ if value.is_empty() => missing.push(name),
+                "CNI_CONTAINERID" => drop(ContainerId::parse(value)?),
+                "CNI_IFNAME" => drop(IfName::parse(value)?),
+                _ => {}
             }
-        }
-        if netns && self.netns.is_empty() {
-            missing.push("CNI_NETNS");
-        }
-        if container {
-            match self.ifname.as_str() {
-                "" => missing.push("CNI_IFNAME"),
-                name => drop(IfName::parse(name)?),
-            }
-        }
-        if path && self.path.is_empty() {
-            missing.push("CNI_PATH");
         }
         if missing.is_empty() {
             return Ok(());

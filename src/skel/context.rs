@@ -24,7 +24,7 @@ impl<'a> Cx<'a> {
         Cx { net, version, call, host: OnceCell::new() }
     }
 
-    /// Netlink in the namespace the plugin was started in, opened on first use.
+    /// Netlink in the namespace of the plugin's process, opened on first use.
     pub fn host(&self) -> Result<&Netlink> {
         if let Some(host) = self.host.get() {
             return Ok(host);
@@ -51,8 +51,8 @@ impl<'a> Cx<'a> {
         &self.call.env.args
     }
 
-    /// Fails where a result of this version cannot have these addresses: before 0.3.0 it has at most one of
-    /// each family. `is_ipv4` tells the family of each address.
+    /// Fails if a result of this version cannot represent these addresses: before 0.3.0 there is at most one of each
+    /// family. `is_ipv4` is the family of each address.
     pub fn require_one_per_family(&self, is_ipv4: impl Iterator<Item = bool>) -> Result<()> {
         let (v4, v6): (Vec<bool>, Vec<bool>) = is_ipv4.partition(|is_ipv4| *is_ipv4);
         let version = self.version;
@@ -63,14 +63,14 @@ impl<'a> Cx<'a> {
         Err(Error::config(msg))
     }
 
-    /// The MTU that an interface object may tell: the key exists since 1.1.0, and older results
-    /// are compared without it.
+    /// The MTU in the interface objects of this version: the key exists since 1.1.0, and older results are compared
+    /// without it.
     pub fn reported_mtu(&self, mtu: u32) -> u32 {
         if self.version >= SpecVersion::V1_1_0 { mtu } else { 0 }
     }
 
-    /// Completes the result of an interface plugin: MTUs and PCI functions as far as the version
-    /// tells them, and the configuration's `dns` in place of IPAM's.
+    /// Completes the result of an interface plugin: removes MTUs and PCI functions that the version does not have, and
+    /// replaces the IPAM plugin's `dns` by the configuration's.
     pub fn finish(&self, result: &mut CniResult) {
         for interface in &mut result.interfaces {
             interface.mtu = self.reported_mtu(interface.mtu);
@@ -78,6 +78,8 @@ impl<'a> Cx<'a> {
                 interface.pci_id.clear();
             }
         }
-        result.dns = std::mem::take(&mut result.dns).overridden_by(&self.net.dns);
+        if let Some(dns) = &self.net.dns {
+            result.dns = dns.clone();
+        }
     }
 }

@@ -1,8 +1,7 @@
-//! Calling another plugin: in this process when it is this executable, as a process otherwise.
+//! Calls another plugin: as a function if it is in this executable, else as a process.
 //!
-//! The lookup on `CNI_PATH` decides in any case, so that a foreign `host-local` earlier in the
-//! path is used. Callers cannot tell the two ways apart: the result passes through the version's
-//! layout, errors keep their code and message.
+//! The plugin is always looked up on `CNI_PATH`, so that a foreign `host-local` earlier in the path is used. Both ways have
+//! the same outcome: the result passes through the version's layout, errors keep their code and message.
 
 use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
@@ -15,9 +14,8 @@ use super::rollback::Rollback;
 use crate::attachment::Owner;
 use crate::cni::{CniResult, SpecVersion};
 use crate::error::{Code, Error, Result};
-use crate::invoke;
 use crate::repairs::Repairs;
-use crate::trace;
+use crate::{invoke, trace};
 
 /// A plugin found on `CNI_PATH`.
 #[derive(Clone, Debug)]
@@ -39,7 +37,7 @@ impl<'a> Cx<'a> {
     /// Finds the plugin called `name` on `CNI_PATH`.
     pub fn delegate(&'a self, name: &'a str) -> Result<Delegate<'a>> {
         let path = invoke::find(name, &invoke::split_path(&self.call.env.path))?;
-        let own = (self.call.lookup)(name).filter(|_| invoke::is_own_executable(&path));
+        let own = self.call.table.plugin(name).filter(|_| invoke::is_own_executable(&path));
         let program = own.map_or(Program::Foreign(path), Program::Own);
         let Call { stdin, env, .. } = self.call;
         Ok(Delegate { cx: self, name, program, conf: stdin, env: env.clone() })
@@ -55,11 +53,11 @@ impl<'a> Cx<'a> {
         if self.has_ipam() { call(self) } else { Ok(()) }
     }
 
-    /// The configuration's IPAM plugin. An interface plugin would ask for its own addresses in the
-    /// same way and never end, whichever executable has its name: it is refused.
+    /// The configuration's IPAM plugin. An interface plugin is refused, whichever executable has its name: it would call
+    /// its IPAM plugin in turn, without end.
     pub fn ipam(&'a self) -> Result<Delegate<'a>> {
         let name = &self.net.ipam_type;
-        match (self.call.lookup)(name) {
+        match self.call.table.plugin(name) {
             Some(OwnPlugin { kind: kind @ (Kind::Interface | Kind::Chained), .. }) => {
                 let msg = format!("invalid ipam type \"{name}\": it is a plugin of kind {kind}");
                 Err(Error::config(msg)
@@ -69,20 +67,19 @@ impl<'a> Cx<'a> {
         }
     }
 
-    /// Gets addresses from the configuration's IPAM plugin and registers their release, which
-    /// also follows when the IPAM plugin itself fails (spec, section 4, "Delegated plugins"). The
-    /// result is of the newest version, which has room for all that plugins add.
+    /// Requests addresses from the configuration's IPAM plugin and registers their release, which is also run if the IPAM
+    /// plugin itself fails (spec, section 4, "Delegated plugins"). The result is of the newest version.
     pub fn ipam_add(&'a self, undo: &mut Rollback<'a>) -> Result<CniResult> {
         let ipam = self.ipam()?;
         let releaser = ipam.clone();
-        let refusal: Rc<OnceCell<String>> = Rc::default();
-        let told = Rc::clone(&refusal);
+        let add_error: Rc<OnceCell<String>> = Rc::default();
+        let del_error = Rc::clone(&add_error);
         undo.push("release the addresses", move || match releaser.run(Verb::Del) {
-            // What ADD failed for, such as a wrong configuration: nothing was done that is to be undone.
-            Err(e) if told.get().is_some_and(|msg| msg == e.msg()) => Ok(()),
+            // DEL fails for the same reason as ADD, such as an invalid configuration: there is nothing to undo.
+            Err(e) if del_error.get().is_some_and(|msg| msg == e.msg()) => Ok(()),
             done => done.map(drop),
         });
-        let added = ipam.run(Verb::Add).inspect_err(|e| drop(refusal.set(e.msg().to_owned())));
+        let added = ipam.run(Verb::Add).inspect_err(|e| drop(add_error.set(e.msg().to_owned())));
         let mut result = added?.unwrap_or_default();
         let Env { container_id: id, ifname, .. } = &self.call.env;
         let owner = Owner { network: self.net.name.as_str(), ifname, id };
@@ -98,8 +95,8 @@ impl<'a> Cx<'a> {
         Ok(result)
     }
 
-    /// Whether addresses are requested and released over the container's interface, which then has
-    /// to exist and be up: with dhcp. All other addresses are released after the interface is gone.
+    /// Whether addresses are requested and released over the container's interface, which must exist and be up: with
+    /// dhcp. All other addresses are released after the interface is deleted.
     pub fn ipam_needs_link(&self) -> bool {
         self.net.ipam_type == "dhcp"
     }
@@ -130,7 +127,7 @@ impl<'a> Delegate<'a> {
         Delegate { conf, ..self }
     }
 
-    /// The same plugin for another attachment; `netns` is empty if its namespace is gone.
+    /// The same plugin for another attachment; `netns` is empty if the namespace no longer exists.
     #[must_use]
     pub fn for_attachment(mut self, container_id: &str, ifname: &str, netns: &str) -> Self {
         container_id.clone_into(&mut self.env.container_id);
@@ -139,8 +136,8 @@ impl<'a> Delegate<'a> {
         self
     }
 
-    /// Runs the plugin with this call's environment and standard input, the verb replaced. Its
-    /// errors name it in their details, unless they are about the configuration: they name a key.
+    /// Runs the plugin with this call's environment and standard input and the given verb. The details of its errors name
+    /// the plugin, except for errors about the configuration, whose details name a key.
     pub fn run(&self, verb: Verb) -> Result<Option<CniResult>> {
         let span = trace::span("delegate");
         span.text("cni.plugin", || self.name);
@@ -161,8 +158,7 @@ impl<'a> Delegate<'a> {
 
     fn request(&self, verb: Verb) -> Call<'_> {
         let env = self.env.with_verb(verb);
-        let lookup = self.cx.call.lookup;
-        Call { env, stdin: self.conf, lookup, caller: Caller::Plugin }
+        Call { env, stdin: self.conf, table: self.cx.call.table, caller: Caller::Plugin }
     }
 
     /// Repairs the attachment, if the plugin is in this executable; foreign plugins have no such function.
@@ -175,7 +171,7 @@ impl<'a> Delegate<'a> {
 
     fn exec(&self, path: &Path, verb: Verb) -> Result<Option<CniResult>> {
         let env = self.env.with_verb(verb);
-        // The process inherits the rest; what is unset stays so, unless that is the change.
+        // The process inherits the other variables; a variable that is unset in both environments stays unset.
         let inherited = self.cx.call.env.vars();
         let given = env.vars().into_iter().zip(inherited);
         let given = given.filter(|((_, value), (_, old))| !value.is_empty() || !old.is_empty());

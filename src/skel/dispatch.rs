@@ -1,8 +1,8 @@
 //! From a call to the plugin's method: name, version, namespace, configuration, `prevResult`.
 
-use super::call::{Call, Caller, Env, Verb};
+use super::call::{Applet, Call, Caller, Env, Kind, Main, OwnPlugin, Remarks, Service, Verb};
 use super::context::Cx;
-use super::plugin::{AddReq, CheckReq, DelReq, GcReq, Plugin, Remarks, Sandbox};
+use super::plugin::{AddReq, DelReq, GcReq, Plugin, Sandbox};
 use super::reclaim;
 use crate::attachment::{Owner, forget};
 use crate::cni::version::quoted_list;
@@ -12,18 +12,38 @@ use crate::log;
 use crate::netns::Netns;
 use crate::repairs::Repairs;
 
+impl Applet {
+    /// The applet of a plugin.
+    pub const fn plugin<P: Plugin>(kind: Kind) -> Applet {
+        Applet::with_service::<P>(kind, None)
+    }
+
+    /// The applet of a plugin that may have a service.
+    pub const fn with_service<P: Plugin>(kind: Kind, service: Option<Service>) -> Applet {
+        let plugin = OwnPlugin {
+            kind,
+            versions: P::VERSIONS,
+            run: dispatch::<P>,
+            repair: repair::<P>,
+            keys: P::keys,
+            examine: examine::<P>,
+            service,
+        };
+        Applet { name: P::NAME, kind, about: P::ABOUT, main: Main::Plugin(plugin) }
+    }
+}
+
 /// Runs `P` for a call whose environment was checked ([`Env::check`]). The result is within the
 /// limits of the configuration's version.
 ///
-/// There is one of this for each plugin, so what is the same for all is done by functions that
-/// do not know the plugin.
-pub fn dispatch<P: Plugin>(call: &Call<'_>) -> Result<Option<CniResult>> {
-    let (verb, net, version) = prepare(call, P::VERSIONS)?;
-    let conf: P::Conf = net.json.decode().map_err(|e| e.context("failed to load netconf"))?;
-    let cx = &Cx::new(call, net, version);
+/// The compiler generates this function for each plugin, so the parts that are the same for all plugins are in functions
+/// without the type parameter.
+fn dispatch<P: Plugin>(call: &Call<'_>) -> Result<Option<CniResult>> {
+    let (verb, cx) = &prepare(call, P::VERSIONS)?;
+    let conf = decode::<P>(cx)?;
     match verb {
         Verb::Add => return add::<P>(cx, &conf).map(Some),
-        Verb::Check => P::check(cx, &conf, &check_request(cx)?)?,
+        Verb::Check => P::check(cx, &conf, &request(cx, Sandbox::at(&call.env.netns))?)?,
         Verb::Del => {
             let (req, trouble) = del_request(cx)?;
             P::del(cx, &conf, &req)?;
@@ -50,44 +70,46 @@ pub fn dispatch<P: Plugin>(call: &Call<'_>) -> Result<Option<CniResult>> {
     Ok(None)
 }
 
-/// Examines the configuration of a call, for a person.
-pub fn examine<P: Plugin>(call: &Call<'_>, remarks: &mut Remarks) -> Result<()> {
-    let (_, net, version) = prepare(call, P::VERSIONS)?;
-    let conf: P::Conf = net.json.decode().map_err(|e| e.context("failed to load netconf"))?;
-    P::examine(&Cx::new(call, net, version), &conf, remarks)
+/// Examines the configuration of a call, for `cnibox lint`.
+fn examine<P: Plugin>(call: &Call<'_>, remarks: &mut Remarks) -> Result<()> {
+    let (_, cx) = prepare(call, P::VERSIONS)?;
+    P::examine(&cx, &decode::<P>(&cx)?, remarks)
 }
 
 /// Repairs the attachment of a call whose environment was checked.
-pub fn repair<P: Plugin>(call: &Call<'_>, repairs: &mut Repairs) -> Result<()> {
+fn repair<P: Plugin>(call: &Call<'_>, repairs: &mut Repairs) -> Result<()> {
     if !P::REPAIRS {
         return Ok(());
     }
-    let (_, net, version) = prepare(call, P::VERSIONS)?;
-    let conf: P::Conf = net.json.decode().map_err(|e| e.context("failed to load netconf"))?;
-    let cx = Cx::new(call, net, version);
-    let req = check_request(&cx)?;
+    let (_, cx) = prepare(call, P::VERSIONS)?;
+    let conf = decode::<P>(&cx)?;
+    let req = request(&cx, Sandbox::at(&call.env.netns))?;
     refuse_own_namespace(&call.env, req.sandbox.netns()?)?;
     P::repair(&cx, &conf, &req, repairs)
+}
+
+fn decode<P: Plugin>(cx: &Cx<'_>) -> Result<P::Conf> {
+    cx.net.json.decode().map_err(|e| e.context("failed to load netconf"))
 }
 
 const UNLISTED: &str = "GC without \"cni.dev/valid-attachments\" releases nothing: \
     an absent list says nothing about what is valid";
 
-/// What is known before the plugin's own keys are decoded.
-fn prepare(call: &Call<'_>, supported: &[SpecVersion]) -> Result<(Verb, NetConf, SpecVersion)> {
+/// Decodes and checks the part of a call that is the same for all plugins.
+fn prepare<'a>(call: &'a Call<'a>, supported: &[SpecVersion]) -> Result<(Verb, Cx<'a>)> {
     let command = &call.env.command;
     let verb = Verb::parse(command);
     let unknown = || {
         Error::new(Code::INVALID_ENVIRONMENT, format!("unknown CNI_COMMAND: {command}"))
             .with_details("the commands are ADD, CHECK, DEL, GC, STATUS and VERSION")
     };
-    // The configuration is read first, as in the reference; without a command, the error tells of both.
+    // The configuration is read first, as in the reference; without a valid command, the error reports both.
     let mut net = NetConf::parse(call.stdin)
         .map_err(|e| if verb.is_none() { e.with_details(unknown().to_string()) } else { e })?;
     let Some(verb) = verb else { return Err(unknown()) };
     if net.json.get_present("plugins").is_some() {
         log::warn(
-            "the configuration is of a list (\"plugins\"): a plugin gets one of them; cnitool runs a list",
+            "the configuration is a list (\"plugins\"), but a plugin gets one entry; cnitool runs a list",
         );
     }
     net.read_version()?;
@@ -98,10 +120,10 @@ fn prepare(call: &Call<'_>, supported: &[SpecVersion]) -> Result<(Verb, NetConf,
     };
     net.read_common()?;
     log::set_network(net.name.as_str());
-    Ok((verb, net, version))
+    Ok((verb, Cx::new(call, net, version)))
 }
 
-/// Membership is exact: `1.0` is not `1.0.0`.
+/// The comparison is exact: `1.0` is not `1.0.0`.
 fn member(text: &str, supported: &[SpecVersion]) -> Result<SpecVersion> {
     SpecVersion::exact(text).filter(|v| supported.contains(v)).ok_or_else(|| {
         let written = if text.is_empty() { SpecVersion::V0_1_0.as_str() } else { text };
@@ -111,15 +133,15 @@ fn member(text: &str, supported: &[SpecVersion]) -> Result<SpecVersion> {
     })
 }
 
-/// The checks of a verb that came with version `since`, in the reference's order.
+/// The checks for a verb of version `since` and later, in the reference's order.
 fn ladder(
     verb: Verb,
     since: SpecVersion,
     text: &str,
     supported: &[SpecVersion],
 ) -> Result<SpecVersion> {
-    let refuse = |who: &str| {
-        let msg = format!("{who} version does not allow {}", verb.as_str());
+    let refuse = |part: &str| {
+        let msg = format!("{part} version does not allow {}", verb.as_str());
         Err(Error::new(Code::INCOMPATIBLE_VERSION, msg))
     };
     let wanted: Version = text.parse()?;
@@ -139,11 +161,11 @@ fn add<P: Plugin>(cx: &Cx<'_>, conf: &P::Conf) -> Result<CniResult> {
         if !P::UNDO_IF_UNREPRESENTABLE {
             return;
         }
-        // The ADD is done, but this version cannot represent its result.
+        // The ADD has succeeded, but this version cannot represent its result.
         let AddReq { id, ifname, .. } = req;
         let netns = Netns::open(&cx.call.env.netns).ok();
         if let Err(error) = P::del(cx, conf, &DelReq { id, ifname, netns, prev: None }) {
-            log::warn(format_args!("take back an ADD without a result: {error}"));
+            log::warn(format_args!("roll back an ADD without a result: {error}"));
         }
     })
 }
@@ -156,19 +178,16 @@ fn add_request(cx: &Cx<'_>) -> Result<AddReq> {
     {
         refuse_own_namespace(env, netns)?;
     }
-    let (id, ifname) = names(env)?;
+    request(cx, sandbox)
+}
+
+fn request(cx: &Cx<'_>, sandbox: Sandbox) -> Result<AddReq> {
+    let (id, ifname) = names(&cx.call.env)?;
     Ok(AddReq { id, sandbox, ifname, prev: prev_result(cx)? })
 }
 
-fn check_request(cx: &Cx<'_>) -> Result<CheckReq> {
-    let env = &cx.call.env;
-    let (id, ifname) = names(env)?;
-    let sandbox = Sandbox::at(&env.netns);
-    Ok(CheckReq { id, sandbox, ifname, prev: prev_result(cx)? })
-}
-
-/// A namespace that is gone is no error. One that cannot be used, because it is the plugin's own
-/// or does not open, is treated as gone and reported at the end, so that no address leaks.
+/// A namespace that no longer exists is not an error. A namespace that cannot be used, because it is the plugin's own
+/// or cannot be opened, is treated as absent and reported at the end, so that no address leaks.
 fn del_request(cx: &Cx<'_>) -> Result<(DelReq, Result<()>)> {
     let (id, ifname) = names(&cx.call.env)?;
     let (netns, trouble) = match usable_namespace(cx.call) {
@@ -176,7 +195,7 @@ fn del_request(cx: &Cx<'_>) -> Result<(DelReq, Result<()>)> {
         Err(error) => (None, Err(error)),
     };
     let prev = prev_result(cx).unwrap_or_else(|error| {
-        log::warn(format_args!("DEL goes on without prevResult: {error}"));
+        log::warn(format_args!("DEL continues without prevResult: {error}"));
         None
     });
     Ok((DelReq { id, netns, ifname, prev }, trouble))
@@ -206,8 +225,8 @@ fn prev_result(cx: &Cx<'_>) -> Result<Option<CniResult>> {
     prev.map(|json| CniResult::decode_prev(json, cx.version)).transpose()
 }
 
-/// A runtime that hands over the path of a process that is no more may hit a process of the host:
-/// the host's interfaces must not be touched then.
+/// If the process in a path such as `/proc/4711/ns/net` has ended, its id may belong to a process of the host, whose
+/// interfaces must not be changed.
 fn refuse_own_namespace(env: &Env, netns: &Netns) -> Result<()> {
     if env.overrides_netns_check() {
         return Ok(());

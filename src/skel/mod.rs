@@ -5,7 +5,6 @@
 //! the configuration's common keys, netlink in the host's namespace, its delegates; [`Rollback`]
 //! undoes a failed ADD.
 
-pub mod applet;
 pub mod call;
 mod context;
 mod delegate;
@@ -16,8 +15,7 @@ pub mod record;
 mod rollback;
 pub mod run;
 
-pub use applet::{Applet, Main, Service, Table};
-pub use call::{Kind, OwnPlugin, Verb};
+pub use call::{Applet, Kind, Main, OwnPlugin, Remarks, Service, Table, Verb};
 pub use context::Cx;
-pub use plugin::{AddReq, CheckReq, DelReq, GcReq, Plugin, Remarks, del_and_release, require_prev};
+pub use plugin::{AddReq, CheckReq, DelReq, GcReq, Plugin, del_and_release, require_prev};
 pub use rollback::{Failures, Rollback};

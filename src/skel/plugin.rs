@@ -3,9 +3,9 @@
 use std::cell::OnceCell;
 use std::path::Path;
 
-use ipnet::IpNet;
 use serde::de::DeserializeOwned;
 
+use super::call::Remarks;
 use super::context::Cx;
 use super::rollback::{Failures, Rollback};
 use crate::cni::json::keys::Keys;
@@ -16,8 +16,7 @@ use crate::iface::{Inside, veth};
 use crate::netfilter::Owner;
 use crate::netfilter::names::stale;
 use crate::netlink::{Link, Mac, Netlink};
-use crate::netns::Netns;
-use crate::netns::NetnsId;
+use crate::netns::{Netns, NetnsId};
 use crate::repairs::Repairs;
 
 /// A CNI plugin. Every plugin implements every verb of the specification.
@@ -73,15 +72,6 @@ pub trait Plugin {
     fn status(cx: &Cx<'_>, conf: &Self::Conf) -> Result<()>;
 }
 
-/// Findings about a configuration that works.
-#[derive(Debug, Default)]
-pub struct Remarks {
-    /// Probable mistakes; the details have the remedy.
-    pub warnings: Vec<Error>,
-    /// The subnets of its addresses.
-    pub subnets: Vec<IpNet>,
-}
-
 /// The container's network namespace: opened before the plugin runs, or why it was not.
 #[derive(Debug)]
 pub struct Sandbox {
@@ -113,13 +103,17 @@ impl Sandbox {
     }
 }
 
+/// The request of a CHECK or a repair; `prev` is the final result of the ADD of the whole list.
+pub type CheckReq = AddReq;
+
+/// The request of an ADD.
 #[derive(Debug)]
 pub struct AddReq {
     pub id: ContainerId,
     pub sandbox: Sandbox,
-    /// The interface to make or to change in it.
+    /// The interface in the container.
     pub ifname: IfName,
-    /// The result of the plugin before this one in the list.
+    /// The result of the previous plugin in the list.
     pub prev: Option<CniResult>,
 }
 
@@ -147,16 +141,6 @@ impl AddReq {
     }
 }
 
-#[derive(Debug)]
-pub struct CheckReq {
-    pub id: ContainerId,
-    pub sandbox: Sandbox,
-    /// The interface in it.
-    pub ifname: IfName,
-    /// The final result of the ADD of the whole list.
-    pub prev: Option<CniResult>,
-}
-
 /// The result of the previous plugin, for a plugin that requires one; `msg` is the error if there is none.
 pub fn require_prev<'r>(prev: Option<&'r CniResult>, msg: &str) -> Result<&'r CniResult> {
     prev.ok_or_else(|| {
@@ -166,6 +150,7 @@ pub fn require_prev<'r>(prev: Option<&'r CniResult>, msg: &str) -> Result<&'r Cn
     })
 }
 
+/// For CHECK and repair.
 impl CheckReq {
     /// The final result of ADD, with which CHECK compares the kernel's state.
     pub fn require_prev(&self) -> Result<&CniResult> {
@@ -207,7 +192,7 @@ impl DelReq {
     }
 
     /// The MAC of the attachment's link in the result; `None` for kinds whose links share their master's MAC.
-    fn told_mac(&self, kind: &str) -> Option<Mac> {
+    fn recorded_mac(&self, kind: &str) -> Option<Mac> {
         let is_own =
             |entry: &&Interface| entry.name == self.ifname.as_str() && !entry.sandbox.is_empty();
         let shares = matches!(kind, "ipvlan" | "vlan");
@@ -220,7 +205,7 @@ impl DelReq {
         let mut failures = Failures::new();
         del_and_release(cx, &mut failures, Cx::ipam_del, |failures| {
             if let Some(netns) = &self.netns {
-                failures.keep(child::del(netns, &self.ifname, kind, self.told_mac(kind)));
+                failures.keep(child::del(netns, &self.ifname, kind, self.recorded_mac(kind)));
             }
         });
         failures.into_result()

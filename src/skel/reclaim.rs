@@ -1,5 +1,5 @@
-//! All state that a dead attachment left on the node is reclaimed as a whole, by the call that finds a part of this
-//! state in its way: stale rules would apply to the next owner of the address.
+//! All state that a dead attachment left on the node is reclaimed as a whole, by the call that finds a part of it in its
+//! way: stale rules would apply to the next owner of the address.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -24,15 +24,15 @@ use crate::netns::NetnsId;
 /// The interface of leases without one: releases of the reference up to 0.7.5 did not write the interface.
 const OLD_IFNAME: &str = "eth0";
 
-/// Removes the state of an attachment that is certainly gone, and had these addresses, from the calling
-/// thread's network namespace.
+/// Removes the state of an attachment that is certainly gone and had these addresses from the calling thread's network
+/// namespace.
 pub fn attachment(owner: Owner<'_>, ips: &[IpAddr]) -> Result<()> {
     spoof::del(&PacketFilter::new(), owner, &[])?;
     all_but_ports(owner, ips)
 }
 
-/// As [`attachment`], except for the source MAC check, which the running ADD has made already for the port of
-/// the next attachment of this name.
+/// As [`attachment`], except for the source MAC check, which the running ADD has already created for the port of the next
+/// attachment of this name.
 fn all_but_ports(owner: Owner<'_>, ips: &[IpAddr]) -> Result<()> {
     let filter = PacketFilter::new();
     let nets: Vec<IpNet> = ips.iter().map(|ip| IpNet::from(*ip)).collect();
@@ -41,7 +41,7 @@ fn all_but_ports(owner: Owner<'_>, ips: &[IpAddr]) -> Result<()> {
     failures.keep(masquerade::del(&filter, owner, &nets));
     failures.keep(passage(&filter, owner, ips));
     failures.keep(shaping(owner));
-    // The record goes last: as long as something is left, its owner is known.
+    // The record is removed last: while any state is left, its owner is known.
     failures.into_result()?;
     Record::of(owner).map_or(Ok(()), |record| record.remove())
 }
@@ -95,7 +95,9 @@ impl<'a> Cx<'a> {
             ..Record::new(owner, plugin, &req.sandbox.path)
         };
         if let Err(e) = record.write() {
-            log::warn(format_args!("{e}; if the container dies, this will be missed"));
+            log::warn(format_args!(
+                "{e}; if the container dies without a DEL, its state is not reclaimed"
+            ));
         }
         undo.push("forget the attachment", move || record.remove());
     }
@@ -212,7 +214,7 @@ pub fn leases(
         let ifname = first.ifname.as_deref().unwrap_or(OLD_IFNAME);
         let ips: Vec<IpAddr> = same.iter().map(|gone| gone.lease.ip).collect();
         let owner = Owner { network, ifname, id: &first.id };
-        let is_next = next.is_some_and(|next| next.id() == first.id && next.ifname() == ifname);
+        let is_next = next.is_some_and(|next| next.id == first.id && next.ifname == ifname);
         match if is_next { all_but_ports(owner, &ips) } else { attachment(owner, &ips) } {
             Ok(()) => reclaimed.extend(same),
             Err(e) => {

@@ -1,4 +1,4 @@
-//! Undoing a failed ADD, and carrying on with a failing DEL.
+//! The rollback of a failed ADD, and the collected errors of a DEL.
 
 use std::fmt;
 
@@ -7,8 +7,8 @@ use crate::log;
 
 type Undo<'a> = Box<dyn FnOnce() -> Result<()> + 'a>;
 
-/// A stack of undo steps. Dropped without [`Rollback::commit`], be it by an error or by a panic,
-/// it runs them, the last one first; what fails then goes to stderr and masks nothing.
+/// A stack of undo steps. Dropped without [`Rollback::commit`], after an error or a panic, it runs the steps in reverse
+/// order and logs their errors to stderr.
 #[derive(Default)]
 pub struct Rollback<'a>(Vec<(String, Undo<'a>)>);
 
@@ -18,7 +18,7 @@ impl<'a> Rollback<'a> {
         Rollback(Vec::new())
     }
 
-    /// Registers the step that takes back what was just done (or is about to be).
+    /// Registers the undo step of the previous, or of the next, step.
     pub fn push(&mut self, what: impl Into<String>, undo: impl FnOnce() -> Result<()> + 'a) {
         self.0.push((what.into(), Box::new(undo)));
     }
@@ -29,6 +29,12 @@ impl<'a> Rollback<'a> {
     }
 }
 
+impl fmt::Debug for Rollback<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.0.iter().map(|(what, _)| what)).finish()
+    }
+}
+
 impl Drop for Rollback<'_> {
     fn drop(&mut self) {
         while let Some((what, undo)) = self.0.pop() {
@@ -36,12 +42,6 @@ impl Drop for Rollback<'_> {
                 log::warn(format_args!("roll back: {what}: {error}"));
             }
         }
-    }
-}
-
-impl fmt::Debug for Rollback<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.0.iter().map(|(what, _)| what)).finish()
     }
 }
 

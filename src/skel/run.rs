@@ -7,55 +7,52 @@ use std::process::ExitCode;
 
 use nix::errno::Errno;
 
-use super::applet::{Applet, Main, Table};
-use super::call::{Call, Caller, Env, RunFn, Verb};
+use super::call::{Applet, Call, Caller, Env, Main, OwnPlugin, RunFn, Table, Verb};
 use super::record;
 use crate::cni::json::keys::Keys;
 use crate::cni::json::{self, Json};
 use crate::cni::{CniResult, SpecVersion, wire};
 use crate::error::{Code, Error, Result, io_text};
-use crate::log;
-use crate::options;
+use crate::{log, options};
 
-/// The release of the reference plugins whose behaviour this program has. nerdctl reads it from
-/// the about text to learn what the firewall plugin can do.
+/// The release of the reference plugins whose behaviour this program implements. nerdctl parses it in the about text to
+/// detect features of the firewall plugin.
 pub const REFERENCE_RELEASE: &str = "1.9.1";
 
-/// A list of all valid attachments of a node is a thousandth of it.
-const LONGEST_REQUEST: u64 = 16 << 20;
+/// Limit of standard input in bytes: a thousand times the list of all valid attachments of a node.
+const MAX_REQUEST: u64 = 16 << 20;
 
-/// Runs the applet with the arguments behind its name.
+/// Runs the applet with the arguments after its name.
 pub fn main(applet: &Applet, mut args: Vec<String>, table: Table) -> ExitCode {
-    let (versions, run) = match applet.main {
+    let plugin = match applet.main {
         Main::Tool(tool) => return tool(args, table),
-        Main::Plugin { service: Some(service), .. }
-            if args.first().is_some_and(|arg| arg == service.name) =>
-        {
-            args.remove(0);
-            return (service.main)(args);
-        }
-        Main::Plugin { versions, run, .. } => (versions, run),
+        Main::Plugin(plugin) => plugin,
     };
+    if let Some(service) =
+        plugin.service.filter(|service| args.first().is_some_and(|arg| arg == service.name))
+    {
+        args.remove(0);
+        return (service.main)(args);
+    }
     match args.first().map(String::as_str) {
-        Some("help" | "--help" | "-h") => return print(&help(applet)),
+        Some("help" | "--help" | "-h") => return print(&help(applet, plugin)),
         Some("--version" | "-V") => return print(&options::version()),
         _ => {}
     }
     let env = Env::from_process();
     if env.command.is_empty() {
-        return about(applet.name, versions);
+        return about(applet.name, plugin.versions);
     }
     if Verb::parse(&env.command) == Some(Verb::Version) {
-        return print(&version_line(versions));
+        return print(&version_line(plugin.versions));
     }
     log::set_call(record::name(applet.name, &env), &env.container_id);
     record::begin(|| record::name(applet.name, &env));
-    // Large enough for most requests, so that one read gets all.
+    // Large enough for most requests, which are then read by one system call.
     let mut stdin = Vec::with_capacity(8192);
     let read = env.check().and_then(|()| read_stdin(&mut stdin));
-    let lookup = table.lookup;
-    let call = Call { env, stdin: &stdin, lookup, caller: Caller::Runtime };
-    let outcome = read.and_then(|()| guarded(|| run(&call)));
+    let call = Call { env, stdin: &stdin, table, caller: Caller::Runtime };
+    let outcome = read.and_then(|()| guarded(&|| (plugin.run)(&call)));
     record::end(applet.name, &call, outcome.as_ref().err());
     let result = match outcome {
         Ok(None) => return ExitCode::SUCCESS,
@@ -67,41 +64,36 @@ pub fn main(applet: &Applet, mut args: Vec<String>, table: Table) -> ExitCode {
         Err(error) => fail(&error, result.version),
     };
     if printed != ExitCode::SUCCESS {
-        take_back(&call, run);
+        roll_back(&call, plugin.run);
     }
     printed
 }
 
-/// An ADD whose result cannot be written has failed: the runtime is gone, or does not have the result.
-fn take_back(call: &Call<'_>, run: RunFn) {
+/// Rolls back an ADD whose result cannot be written: the runtime is gone, or does not have the result.
+fn roll_back(call: &Call<'_>, run: RunFn) {
     let del = Call { env: call.env.with_verb(Verb::Del), ..call.clone() };
-    if let Err(error) = guarded(|| run(&del)) {
-        log::warn(format_args!("take back an ADD without a result: {error}"));
+    if let Err(error) = guarded(&|| run(&del)) {
+        log::warn(format_args!("roll back an ADD without a result: {error}"));
     }
-}
-
-/// An error object for a caller that took this executable for a plugin it is not.
-pub fn fail_without_plugin(error: &Error) -> ExitCode {
-    fail(error, SpecVersion::NEWEST)
 }
 
 fn read_stdin(stdin: &mut Vec<u8>) -> Result<()> {
     let failed = |why: &str| Error::new(Code::IO, format!("error reading from stdin: {why}"));
-    let read = io::stdin().lock().take(LONGEST_REQUEST + 1).read_to_end(stdin);
-    if read.map_err(|e| failed(&io_text(&e)))? as u64 > LONGEST_REQUEST {
+    let read = io::stdin().lock().take(MAX_REQUEST + 1).read_to_end(stdin);
+    if read.map_err(|e| failed(&io_text(&e)))? as u64 > MAX_REQUEST {
         stdin.clear();
         return Err(failed("the request is longer than 16 MiB"));
     }
     Ok(())
 }
 
-/// Reports a panic as a CNI error; the rollback has run by then.
-fn guarded(run: impl FnOnce() -> Result<Option<CniResult>>) -> Result<Option<CniResult>> {
+/// Runs the plugin and reports a panic, after the rollback, as a CNI error.
+fn guarded(run: &dyn Fn() -> Result<Option<CniResult>>) -> Result<Option<CniResult>> {
     catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<&str>().map(ToString::to_string);
         let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
         Err(Error::internal(format!("cnibox panicked: {text}"))
-            .with_details("this is a bug; stderr names the place"))
+            .with_details("this is a bug; stderr has the source location"))
     })
 }
 
@@ -117,30 +109,27 @@ fn about(name: &str, versions: &[SpecVersion]) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-fn help(applet: &Applet) -> String {
-    let Applet { name, about, main, .. } = applet;
-    let mut keys = match main {
-        Main::Plugin { lint, .. } => names("", &(lint.keys)()),
-        Main::Tool(_) => Vec::new(),
-    };
+fn help(applet: &Applet, plugin: OwnPlugin) -> String {
+    let Applet { name, about, .. } = applet;
+    let mut keys = names("", &(plugin.keys)());
     // Keys that the runtime adds.
     keys.retain(|key| !key.starts_with("runtimeConfig") && !key.starts_with("args"));
     let keys = if keys.is_empty() { "none of its own".to_owned() } else { keys.join("\n  ") };
     format!(
         "{name}: {about}
 
-A CNI plugin: container runtimes start it, with CNI_COMMAND and its kin in the environment and the network's
+A CNI plugin: container runtimes start it with the CNI_* variables in the environment and the network's
 configuration on standard input.
 
-Keys of its configuration (man cnibox-{name} has what they mean):
+Configuration keys (described in man cnibox-{name}):
   {keys}
 
-By hand: cnibox cnitool --help. What is wrong with a configuration: cnibox lint.
+To call plugins by hand: cnibox cnitool --help. To check a configuration: cnibox lint.
 "
     )
 }
 
-/// The keys with the keys that lead to them, as in `ipam.ranges[][].subnet`.
+/// The full paths of the keys, such as `ipam.ranges[][].subnet`.
 fn names(at: &str, keys: &Keys) -> Vec<String> {
     match keys {
         Keys::Any if at.is_empty() => Vec::new(),
@@ -163,22 +152,20 @@ fn version_line(versions: &[SpecVersion]) -> String {
     format!("{{\"cniVersion\":\"{newest}\",\"supportedVersions\":[{list}]}}\n")
 }
 
-/// The version an error object carries: the configuration's, or the newest where that is unknown.
+/// The version of an error object: the configuration's, or the newest if that is unknown.
 fn version_of(stdin: &[u8]) -> SpecVersion {
-    let text = Json::parse(stdin).ok().and_then(|json| {
-        json.get_present("cniVersion").map(|v| v.as_str().unwrap_or("?").to_owned())
-    });
-    SpecVersion::exact(text.as_deref().unwrap_or(SpecVersion::NEWEST.as_str()))
-        .unwrap_or(SpecVersion::NEWEST)
+    let written = |json: Json| SpecVersion::exact(json.get("cniVersion")?.as_str()?);
+    Json::parse(stdin).ok().and_then(written).unwrap_or(SpecVersion::NEWEST)
 }
 
-fn fail(error: &Error, version: SpecVersion) -> ExitCode {
+/// Prints the error object.
+pub fn fail(error: &Error, version: SpecVersion) -> ExitCode {
     print(&wire::error_text(error, version));
     ExitCode::FAILURE
 }
 
 fn print(text: &str) -> ExitCode {
-    // Not through the standard library's buffer, which would write the last line by itself.
+    // Without the standard library's buffer, which would write the last line separately.
     match write_all(io::stdout().as_fd(), text.as_bytes()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -213,7 +200,7 @@ mod tests {
 
     #[test]
     fn panics_become_errors() {
-        let error = guarded(|| panic!("boom {}", 1)).unwrap_err();
+        let error = guarded(&|| panic!("boom {}", 1)).unwrap_err();
         assert_eq!((error.code(), error.msg()), (Code::INTERNAL, "cnibox panicked: boom 1"));
     }
 

@@ -49,11 +49,11 @@ impl InProcess {
         };
         let env = Env::read(var);
         env.check()?;
-        Ok(Call { env, stdin, lookup: self.table.lookup, caller: Caller::Runtime })
+        Ok(Call { env, stdin, table: self.table, caller: Caller::Runtime })
     }
 
     fn own(&self, path: &Path) -> Option<OwnPlugin> {
         let name = path.file_name()?.to_str()?;
-        (self.table.lookup)(name).filter(|_| invoke::is_own_executable(path))
+        self.table.plugin(name).filter(|_| invoke::is_own_executable(path))
     }
 }

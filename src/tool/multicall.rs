@@ -4,6 +4,7 @@
 use std::process::ExitCode;
 
 use super::{Tool, cnitool, doctor, gc, install, ipam, lint, pause, print, repair, sysdump, trace};
+use crate::cni::SpecVersion;
 use crate::error::{Code, Error, Result};
 use crate::log;
 use crate::options::{self, CommandLine, all, unknown_word, usage};
@@ -85,7 +86,7 @@ fn unknown(name: &str, applets: &[Applet]) -> ExitCode {
     let error = Error::new(Code::INVALID_CONFIG, format!("cnibox has no applet \"{name}\""));
     let error = error.with_details(remedy);
     if std::env::var_os("CNI_COMMAND").is_some_and(|verb| !verb.is_empty()) {
-        return run::fail_without_plugin(&error);
+        return run::fail(&error, SpecVersion::NEWEST);
     }
     log::line(error);
     ExitCode::FAILURE

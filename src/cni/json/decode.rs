@@ -1,8 +1,8 @@
-//! Reading structs out of a [`Json`] tree: key case, `null` and repeated keys as the module above
-//! says.
+//! Decodes structs from a [`Json`] tree by the rules of the parent module.
 
 use std::cell::Cell;
-use std::fmt;
+use std::iter::Enumerate;
+use std::{fmt, slice};
 
 use serde::de::{
     self, DeserializeOwned, DeserializeSeed, Deserializer, IntoDeserializer, MapAccess, SeqAccess,
@@ -11,49 +11,45 @@ use serde::de::{
 use serde::forward_to_deserialize_any;
 
 use super::Json;
+use super::place::{Place, Step};
 use crate::error::{Code, Error};
 
-/// Why a struct could not be read: the reason, and the keys that lead to the place.
+/// Why a value could not be decoded, and its place.
 #[derive(Debug)]
 pub struct DecodeError {
     reason: String,
-    path: String,
+    /// The steps to the place, the last one first.
+    steps: Vec<Step>,
 }
 
 impl DecodeError {
-    fn below(mut self, step: &str) -> DecodeError {
-        if self.path.is_empty() {
-            step.clone_into(&mut self.path);
-        } else {
-            let dot = if self.path.starts_with('[') { "" } else { "." };
-            self.path = format!("{step}{dot}{}", self.path);
-        }
+    fn below(mut self, step: Step) -> DecodeError {
+        self.steps.push(step);
         self
     }
-}
 
-impl DecodeError {
     pub(super) fn into_error(self) -> Error {
         let error = Error::new(Code::DECODE, self.reason);
-        if self.path.is_empty() {
+        if self.steps.is_empty() {
             return error;
         }
+        let place: Place = self.steps.into_iter().rev().collect();
         let remedy = remedy(error.msg());
-        error.with_details(format!("in \"{}\"{remedy}", self.path))
+        error.with_details(format!("in \"{place}\"{remedy}"))
     }
 }
 
 /// The remedy for a refused value, by the reason.
 fn remedy(reason: &str) -> &'static str {
-    let says = |text| reason.contains(text);
-    if says("invalid CIDR address") {
+    let has = |text| reason.contains(text);
+    if has("invalid CIDR address") {
         ": write an address and the length of its prefix, as in 10.1.0.0/16"
-    } else if says("invalid IP address") {
+    } else if has("invalid IP address") {
         ": write an address, as in 10.1.0.1"
-    } else if says("expected a sequence") {
+    } else if has("expected a sequence") {
         ": put it into brackets, [...]"
-    } else if says("type: string")
-        && (says("expected a boolean") || says("expected i") || says("expected u"))
+    } else if has("type: string")
+        && (has("expected a boolean") || has("expected i") || has("expected u"))
     {
         ": write true, false or a number, without quotes"
     } else {
@@ -71,7 +67,7 @@ impl std::error::Error for DecodeError {}
 
 impl de::Error for DecodeError {
     fn custom<T: fmt::Display>(reason: T) -> DecodeError {
-        DecodeError { reason: reason.to_string(), path: String::new() }
+        DecodeError { reason: reason.to_string(), steps: Vec::new() }
     }
 }
 
@@ -98,13 +94,13 @@ impl<'de> Deserializer<'de> for &'de Json {
         match self {
             Json::Null => visitor.visit_unit(),
             Json::Bool(b) => visitor.visit_bool(*b),
-            Json::Integer(n) => match u64::try_from(*n) {
-                Ok(n) => visitor.visit_u64(n),
-                Err(_) => visitor.visit_i64(i64::try_from(*n).unwrap_or(i64::MIN)),
+            Json::Number(number) => match (number.as_u64(), number.as_i64()) {
+                (Some(n), _) => visitor.visit_u64(n),
+                (None, Some(n)) => visitor.visit_i64(n),
+                (None, None) => visitor.visit_f64(number.as_f64().unwrap_or_default()),
             },
-            Json::Float(x) => visitor.visit_f64(*x),
             Json::String(text) => visitor.visit_borrowed_str(text),
-            Json::Array(items) => visitor.visit_seq(Items { items: items.iter(), index: 0 }),
+            Json::Array(items) => visitor.visit_seq(Items(items.iter().enumerate())),
             Json::Object(members) => {
                 let members = members.iter().filter(|(_, value)| *value != Json::Null);
                 visitor.visit_map(Members::new(members.map(|(k, v)| (k.as_str(), v)).collect()))
@@ -137,7 +133,7 @@ impl<'de> Deserializer<'de> for &'de Json {
                 }
                 members
             }
-            // A struct's visitor would accept a list of its fields in order, which no configuration means.
+            // The derived visitor of a struct accepts an array of its fields in order; the reference does not.
             Json::Array(_) => return Err(de::Error::invalid_type(Unexpected::Seq, &visitor)),
             other => return other.deserialize_any(visitor),
         };
@@ -162,7 +158,7 @@ impl<'de> Deserializer<'de> for &'de Json {
     }
 }
 
-/// The members that belong to a field, under the field's own spelling, the last one of each.
+/// The last member of each field, under the field's own spelling.
 fn match_fields<'de>(
     members: &'de [(String, Json)],
     fields: &'static [&'static str],
@@ -201,24 +197,21 @@ impl<'de> MapAccess<'de> for Members<'de> {
         seed: K,
     ) -> Result<Option<K::Value>, DecodeError> {
         self.value = self.members.next();
-        self.value.as_ref().map(|(key, _)| seed.deserialize((*key).into_deserializer())).transpose()
+        self.value.map(|(key, _)| seed.deserialize(key.into_deserializer())).transpose()
     }
 
     fn next_value_seed<V: DeserializeSeed<'de>>(
         &mut self,
         seed: V,
     ) -> Result<V::Value, DecodeError> {
-        let Some((key, value)) = self.value.take() else {
+        let Some((key, value)) = self.value else {
             return Err(de::Error::custom("value asked for before its key"));
         };
-        seed.deserialize(value).map_err(|e| e.below(key))
+        seed.deserialize(value).map_err(|e| e.below(Step::Key(key.to_owned())))
     }
 }
 
-struct Items<'de> {
-    items: std::slice::Iter<'de, Json>,
-    index: usize,
-}
+struct Items<'de>(Enumerate<slice::Iter<'de, Json>>);
 
 impl<'de> SeqAccess<'de> for Items<'de> {
     type Error = DecodeError;
@@ -227,9 +220,7 @@ impl<'de> SeqAccess<'de> for Items<'de> {
         &mut self,
         seed: T,
     ) -> Result<Option<T::Value>, DecodeError> {
-        let Some(item) = self.items.next() else { return Ok(None) };
-        let step = format!("[{}]", self.index);
-        self.index += 1;
-        seed.deserialize(item).map(Some).map_err(|e| e.below(&step))
+        let Some((index, item)) = self.0.next() else { return Ok(None) };
+        seed.deserialize(item).map(Some).map_err(|e| e.below(Step::Index(index)))
     }
 }

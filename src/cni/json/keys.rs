@@ -1,14 +1,14 @@
-//! The keys of a document that a struct reads, found through its `Deserialize`; all other keys are unknown to the struct.
+//! The keys that a struct decodes, found through its `Deserialize` implementation, for `cnibox lint` and help texts.
 
 use serde::de::DeserializeOwned;
 
 use super::place::{Place, Step};
 use super::{Json, decode};
 
-/// The keys that are read of a value.
+/// The keys of a value that are decoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Keys {
-    /// The value is no object or list, or all its keys are read.
+    /// The value is neither an object nor a list, or all its keys are decoded.
     Any,
     /// The fields of a struct.
     Fields(Vec<(&'static str, Keys)>),
@@ -17,12 +17,12 @@ pub enum Keys {
 }
 
 impl Keys {
-    /// The keys that `T` reads.
+    /// The keys that `T` decodes.
     pub fn of<T: DeserializeOwned>() -> Keys {
         keys_at(decode::fields_read::<T>, &mut Vec::new())
     }
 
-    /// Adds the keys that are read of the member `name`.
+    /// Adds the keys of the member `name`.
     #[must_use]
     pub fn with(mut self, name: &'static str, keys: Keys) -> Keys {
         let Keys::Fields(fields) = &mut self else { return Keys::Fields(vec![(name, keys)]) };
@@ -44,7 +44,7 @@ impl Keys {
         }
     }
 
-    /// The keys that are read of the member `name`.
+    /// The keys of the member `name`.
     pub fn get(&self, name: &str) -> Option<&Keys> {
         let Keys::Fields(fields) = self else { return None };
         let (_, keys) = fields.iter().find(|(field, _)| field.eq_ignore_ascii_case(name))?;
@@ -91,15 +91,15 @@ const DEEPEST: usize = 2;
 /// [`decode::fields_read`] of a type.
 type FieldsRead = fn(&Json) -> Option<&'static [&'static str]>;
 
-/// What is read at the end of a way into a type, of which `read` tells the fields. A struct is asked by having it read a document that has nothing but
-/// the way and, at its end, an object that is [marked](decode::MARK).
-fn keys_at(read: FieldsRead, way: &mut Vec<Step>) -> Keys {
-    let fields = read(&document(way));
-    let lists = way.iter().rev().take_while(|step| matches!(step, Step::Index(_))).count();
+/// The keys at `path` within a type. `fields_read` decodes the type from a document with only this path and, at its end,
+/// an object with the [mark](decode::MARK).
+fn keys_at(fields_read: FieldsRead, path: &mut Vec<Step>) -> Keys {
+    let fields = fields_read(&document(path));
+    let lists = path.iter().rev().take_while(|step| matches!(step, Step::Index(_))).count();
     let mut below = |step| {
-        way.push(step);
-        let keys = keys_at(read, way);
-        way.pop();
+        path.push(step);
+        let keys = keys_at(fields_read, path);
+        path.pop();
         keys
     };
     if let Some(names) = fields {
@@ -115,9 +115,9 @@ fn keys_at(read: FieldsRead, way: &mut Vec<Step>) -> Keys {
     }
 }
 
-fn document(way: &[Step]) -> Json {
+fn document(path: &[Step]) -> Json {
     let end = Json::Object(vec![(decode::MARK.to_owned(), Json::Bool(true))]);
-    way.iter().rev().fold(end, |below, step| match step {
+    path.iter().rev().fold(end, |below, step| match step {
         Step::Key(name) => Json::Object(vec![(name.clone(), below)]),
         Step::Index(_) => Json::Array(vec![below]),
     })

@@ -1,13 +1,12 @@
-//! JSON as CNI's users rely on it.
+//! JSON with the leniency of the reference's decoder (Go's `encoding/json`), which runtimes depend on.
 //!
-//! Callers send keys in any case (containerd's `HostPort`), twice, or as `null`; the reference
-//! accepts all of that, so a strict decoder is no replacement. [`Json`] keeps a document as it
-//! was written, and [`Json::decode`] reads a struct from it by these rules:
+//! Runtimes send keys in any case (containerd's `HostPort`), repeated keys and `null` values. [`Json`] keeps a document
+//! in its order, and [`Json::decode`] decodes a struct by these rules:
 //!
-//! * a key matches a field exactly or in another case; later occurrences win, objects merge;
-//! * `null` is an absent key; unknown keys are ignored; nothing is coerced.
+//! * a key matches a field exactly or in another case; of repeated keys the last one counts, repeated objects merge;
+//! * `null` is an absent key; unknown keys are ignored; values are not converted to another type.
 //!
-//! Output ([`pretty`], [`compact`]) escapes as the reference does, so that bytes can be compared.
+//! [`pretty`] and [`compact`] escape as the reference does, to the byte.
 
 pub mod decode;
 pub mod keys;
@@ -18,36 +17,41 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 use std::{fmt, mem};
 
-use serde::Deserialize;
+use serde::de::value::SeqAccessDeserializer;
 use serde::de::{self, DeserializeOwned, Deserializer, MapAccess, SeqAccess, Visitor};
-use serde::ser::{Serialize, SerializeMap, Serializer};
+use serde::{Deserialize, Serialize, Serializer};
+use serde_json::Number;
 use serde_json::ser::PrettyFormatter;
 
 use crate::error::{Error, Result};
 use crate::sort::sort_by;
 
 /// A JSON document whose objects keep their order and repeated keys.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
 pub enum Json {
     /// `null`
     Null,
     /// `true` or `false`
     Bool(bool),
-    /// A number without fraction or exponent that fits 64 bits.
-    Integer(i128),
-    /// Any other number.
-    Float(f64),
+    /// A number: an integer of 64 bits, or a float.
+    Number(Number),
     /// A string.
     String(String),
     /// An array.
     Array(Vec<Json>),
     /// An object, in the order of the document.
+    #[serde(serialize_with = "serialize_members")]
     Object(Vec<(String, Json)>),
 }
 
+fn serialize_members<S: Serializer>(members: &[(String, Json)], s: S) -> Result<S::Ok, S::Error> {
+    s.collect_map(members.iter().map(|(key, value)| (key, value)))
+}
+
 impl Json {
-    /// Parses a document; the error is the parser's reason. In strings a byte that is no UTF-8 is
-    /// read as U+FFFD, as the reference reads it.
+    /// Parses a document; the error is the parser's reason. In strings each byte of invalid UTF-8 is
+    /// read as U+FFFD, as in the reference.
     pub fn parse(bytes: &[u8]) -> Result<Json, String> {
         let parsed = match str::from_utf8(bytes) {
             Ok(text) => serde_json::from_str(text),
@@ -56,69 +60,106 @@ impl Json {
         parsed.map_err(|e| e.to_string())
     }
 
-    /// Reads a struct by the rules of this module. The error names the place in its details.
-    // One copy for all callers: the code of a large struct is 10 kB.
+    /// Encodes a value whose serialization cannot fail: structs, lists and texts.
+    pub fn encode(value: &impl Serialize) -> Json {
+        let text = serde_json::to_vec(value).unwrap_or_default();
+        Json::parse(&text).unwrap_or(Json::Null)
+    }
+
+    /// Decodes a value by the rules of this module. The details of the error name the place.
+    // One copy for all callers: a large struct has 10 kB of code.
     #[inline(never)]
     pub fn decode<T: DeserializeOwned>(&self) -> Result<T> {
         T::deserialize(self).map_err(decode::DecodeError::into_error)
     }
 
-    /// As [`decode`](Json::decode); an absent object has all its defaults.
+    /// As [`decode`](Json::decode), with the defaults of an absent object.
     pub fn decode_or_default<T: Default + DeserializeOwned>(json: Option<&Json>) -> Result<T> {
         json.map_or_else(|| Ok(T::default()), Json::decode)
     }
 
-    /// The value of `key` in any case; `None` for an absent key, `Some(Null)` for a `null`.
-    /// Of several the last one.
+    /// The last value of `key`, which matches in any case; `None` for an absent key, `Some(Null)` for a `null`.
     pub fn get(&self, key: &str) -> Option<&Json> {
-        let Json::Object(members) = self else { return None };
-        members.iter().rfind(|(k, _)| k.eq_ignore_ascii_case(key)).map(|(_, v)| v)
+        self.find(&|k, _| k.eq_ignore_ascii_case(key))
     }
 
-    /// As [`Json::get`], but `null` counts as absent.
+    /// As [`Json::get`], without `null` values.
     pub fn get_present(&self, key: &str) -> Option<&Json> {
-        self.get(key).filter(|value| **value != Json::Null)
+        self.find(&|k, value| k.eq_ignore_ascii_case(key) && *value != Json::Null)
+    }
+
+    fn find(&self, is_wanted: &dyn Fn(&str, &Json) -> bool) -> Option<&Json> {
+        let Json::Object(members) = self else { return None };
+        members.iter().rfind(|(key, value)| is_wanted(key, value)).map(|(_, value)| value)
+    }
+
+    /// The mutable value of exactly `key`.
+    pub fn get_mut(&mut self, key: &str) -> Option<&mut Json> {
+        let Json::Object(members) = self else { return None };
+        members.iter_mut().find(|(k, _)| k == key).map(|(_, value)| value)
+    }
+
+    /// Applies `change` to every value of the document, to a parent before its children.
+    pub fn for_each(&mut self, change: &dyn Fn(&mut Json)) {
+        change(self);
+        match self {
+            Json::Array(items) => items.iter_mut().for_each(|item| item.for_each(change)),
+            Json::Object(members) => members.iter_mut().for_each(|(_, v)| v.for_each(change)),
+            _ => {}
+        }
     }
 
     /// The same document with the keys of every object in alphabetical order.
     #[must_use]
-    pub fn sorted(self) -> Json {
-        match self {
-            Json::Array(items) => Json::Array(items.into_iter().map(Json::sorted).collect()),
-            Json::Object(members) => {
-                let mut members: Vec<_> =
-                    members.into_iter().map(|(k, v)| (k, v.sorted())).collect();
-                sort_by(&mut members, |a, b| a.0.cmp(&b.0));
-                Json::Object(members)
+    pub fn sorted(mut self) -> Json {
+        self.for_each(&|json| {
+            if let Json::Object(members) = json {
+                sort_by(members, |a, b| a.0.cmp(&b.0));
             }
-            other => other,
-        }
+        });
+        self
     }
 
-    /// The same document with integral floats as integers (`1.0`, `1e3`): what a number looks
-    /// like after it went through the reference's runtime library.
+    /// The same document with integral floats as integers (`1.0`, `1e3`), as the reference's runtime library rewrites
+    /// numbers.
     #[must_use]
-    pub fn normalised(self) -> Json {
-        match self {
-            Json::Float(x) if x.fract() == 0.0 && x.abs() < 9.2e18 =>
+    pub fn normalised(mut self) -> Json {
+        self.for_each(&|json| {
+            if let Json::Number(number) = json
+                && number.is_f64()
+                && let Some(x) = number.as_f64()
+                && x.fract() == 0.0
+                && x.abs() < 9.2e18
             {
                 #[expect(clippy::cast_possible_truncation, reason = "integral and within i64")]
-                Json::Integer(x as i128)
+                let integer = x as i64;
+                *number = integer.into();
             }
-            Json::Array(items) => Json::Array(items.into_iter().map(Json::normalised).collect()),
-            Json::Object(members) => {
-                Json::Object(members.into_iter().map(|(k, v)| (k, v.normalised())).collect())
-            }
-            other => other,
-        }
+        });
+        self
     }
 
-    /// What kind of value this is, as Go names it in messages about types.
+    /// The same document with each key once in every object, with the last value.
+    #[must_use]
+    pub fn distinct(mut self) -> Json {
+        self.for_each(&|json| {
+            let Json::Object(members) = json else { return };
+            for (key, value) in mem::take(members) {
+                match members.iter_mut().find(|(k, _)| *k == key) {
+                    Some((_, earlier)) => *earlier = value,
+                    None => members.push((key, value)),
+                }
+            }
+        });
+        self
+    }
+
+    /// The type of this value, as Go names it in messages.
     pub fn go_type(&self) -> &'static str {
         match self {
             Json::Null => "<nil>",
             Json::Bool(_) => "bool",
-            Json::Integer(_) | Json::Float(_) => "float64",
+            Json::Number(_) => "float64",
             Json::String(_) => "string",
             Json::Array(_) => "[]interface {}",
             Json::Object(_) => "map[string]interface {}",
@@ -130,37 +171,23 @@ impl Json {
         if let Json::String(text) = self { Some(text) } else { None }
     }
 
-    /// Sets a member, whatever case its key was written in before: a plugin ignores the case, so a
-    /// second spelling would compete with this one.
+    /// Sets a member, replacing every other spelling of its key: plugins ignore the case.
     pub fn set(&mut self, key: &str, value: Json) {
+        self.remove(key);
         if let Json::Object(members) = self {
-            members.retain(|(k, _)| !k.eq_ignore_ascii_case(key));
             members.push((key.to_owned(), value));
         }
     }
 
-    /// The same document with each key once in every object; the last one stays.
-    #[must_use]
-    pub fn distinct(self) -> Json {
-        match self {
-            Json::Array(items) => Json::Array(items.into_iter().map(Json::distinct).collect()),
-            Json::Object(members) => {
-                let mut kept: Vec<(String, Json)> = Vec::with_capacity(members.len());
-                for (key, value) in members {
-                    let value = value.distinct();
-                    match kept.iter_mut().find(|(k, _)| *k == key) {
-                        Some((_, earlier)) => *earlier = value,
-                        None => kept.push((key, value)),
-                    }
-                }
-                Json::Object(kept)
-            }
-            other => other,
+    /// Removes a member, whatever the case of its key.
+    pub fn remove(&mut self, key: &str) {
+        if let Json::Object(members) = self {
+            members.retain(|(k, _)| !k.eq_ignore_ascii_case(key));
         }
     }
 }
 
-/// The text with U+FFFD for each byte that does not belong to it.
+/// The text with U+FFFD for each byte of invalid UTF-8.
 fn as_utf8(bytes: &[u8]) -> String {
     bytes.utf8_chunks().fold(String::with_capacity(bytes.len()), |text, chunk| {
         text + chunk.valid() + &"\u{fffd}".repeat(chunk.invalid().len())
@@ -173,7 +200,7 @@ impl From<&str> for Json {
     }
 }
 
-/// Four blanks per level, no newline at the end: results and errors on stdout.
+/// Text with an indentation of four blanks and no newline at the end, for results and errors on stdout.
 pub fn pretty(value: &impl Serialize) -> Result<String> {
     let mut out = Vec::new();
     let formatter = PrettyFormatter::with_indent(b"    ");
@@ -181,7 +208,7 @@ pub fn pretty(value: &impl Serialize) -> Result<String> {
     escaped(written.and_then(|()| String::from_utf8(out).map_err(de::Error::custom)))
 }
 
-/// One line: requests to plugins, cache files, VERSION.
+/// Text on one line, for requests to plugins and cache files.
 pub fn compact(value: &impl Serialize) -> Result<String> {
     escaped(serde_json::to_string(value))
 }
@@ -190,7 +217,7 @@ fn escaped(text: serde_json::Result<String>) -> Result<String> {
     let text = text.map_err(|e| Error::internal(format!("encode JSON: {e}")))?;
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
-        // Outside of strings JSON has none of these, so no parsing is needed.
+        // These characters occur only within strings.
         match c {
             '<' => out.push_str("\\u003c"),
             '>' => out.push_str("\\u003e"),
@@ -203,37 +230,13 @@ fn escaped(text: serde_json::Result<String>) -> Result<String> {
     Ok(out)
 }
 
-impl Serialize for Json {
-    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
-        match self {
-            Json::Null => s.serialize_unit(),
-            Json::Bool(b) => s.serialize_bool(*b),
-            Json::Integer(n) => match u64::try_from(*n) {
-                Ok(n) => s.serialize_u64(n),
-                // Only 64-bit integers are ever made.
-                Err(_) => s.serialize_i64(i64::try_from(*n).unwrap_or(i64::MIN)),
-            },
-            Json::Float(x) => s.serialize_f64(*x),
-            Json::String(text) => s.serialize_str(text),
-            Json::Array(items) => s.collect_seq(items),
-            Json::Object(members) => {
-                let mut map = s.serialize_map(Some(members.len()))?;
-                for (key, value) in members {
-                    map.serialize_entry(key, value)?;
-                }
-                map.end()
-            }
-        }
-    }
-}
-
 impl<'de> Deserialize<'de> for Json {
     fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Json, D::Error> {
         d.deserialize_any(Builder)
     }
 }
 
-/// Builds a [`Json`] from whatever deserializer there is.
+/// Builds a [`Json`].
 struct Builder;
 
 impl<'de> Visitor<'de> for Builder {
@@ -247,40 +250,28 @@ impl<'de> Visitor<'de> for Builder {
         Ok(Json::Null)
     }
 
-    fn visit_none<E>(self) -> Result<Json, E> {
-        Ok(Json::Null)
-    }
-
     fn visit_bool<E>(self, b: bool) -> Result<Json, E> {
         Ok(Json::Bool(b))
     }
 
     fn visit_i64<E>(self, n: i64) -> Result<Json, E> {
-        Ok(Json::Integer(n.into()))
+        Ok(Json::Number(n.into()))
     }
 
     fn visit_u64<E>(self, n: u64) -> Result<Json, E> {
-        Ok(Json::Integer(n.into()))
+        Ok(Json::Number(n.into()))
     }
 
     fn visit_f64<E>(self, x: f64) -> Result<Json, E> {
-        Ok(Json::Float(x))
+        Ok(Number::from_f64(x).map_or(Json::Null, Json::Number))
     }
 
     fn visit_str<E>(self, text: &str) -> Result<Json, E> {
         Ok(Json::String(text.to_owned()))
     }
 
-    fn visit_string<E>(self, text: String) -> Result<Json, E> {
-        Ok(Json::String(text))
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Json, A::Error> {
-        let mut items = Vec::new();
-        while let Some(item) = seq.next_element()? {
-            items.push(item);
-        }
-        Ok(Json::Array(items))
+    fn visit_seq<A: SeqAccess<'de>>(self, items: A) -> Result<Json, A::Error> {
+        Vec::deserialize(SeqAccessDeserializer::new(items)).map(Json::Array)
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Json, A::Error> {
@@ -292,7 +283,7 @@ impl<'de> Visitor<'de> for Builder {
     }
 }
 
-/// The members with the objects of a repeated key merged into the first one of them.
+/// Merges the objects of a repeated key into the first of them.
 fn merge(members: Vec<(String, Json)>) -> Vec<(String, Json)> {
     let (mut merged, mut grown) = (Vec::with_capacity(members.len()), BTreeSet::new());
     let mut places = BTreeMap::new();

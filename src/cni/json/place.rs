@@ -1,13 +1,11 @@
-//! Places in a document, and where they stand in its text.
+//! Places in a document, and their positions in its text.
 
-use std::borrow::Cow;
+use std::collections::HashMap;
 use std::fmt;
 
-use serde::Deserialize;
-use serde::de::{Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-/// A step from a value into one that is part of it.
+/// A step from a value to a value within it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
     /// A member of an object.
@@ -20,7 +18,7 @@ pub enum Step {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Place(Vec<Step>);
 
-/// A position in a text, both counted from 1; the column in characters.
+/// A position in a text, counted from 1; the column counts characters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Position {
     pub line: usize,
@@ -33,13 +31,13 @@ impl Place {
         Place::default().join(Step::Key(name.to_owned()))
     }
 
-    /// The place of a part of this one.
+    /// The place at `step` in the value of this place.
     #[must_use]
     pub fn join(&self, step: Step) -> Place {
         Place(self.0.iter().cloned().chain([step]).collect())
     }
 
-    /// The place that is `below` in the value of this one.
+    /// The place `below` in the value of this place.
     #[must_use]
     pub fn concat(&self, below: &Place) -> Place {
         Place(self.0.iter().chain(&below.0).cloned().collect())
@@ -65,16 +63,18 @@ impl Place {
         if let Some(Step::Key(name)) = self.0.first() { Some(name) } else { None }
     }
 
-    /// Where `text`, a JSON document, has this place: the key of a member, or the item of an array.
+    /// The position of this place in `text`, a JSON document: of the key of a member, or of the item of an array.
     pub fn position_in(&self, text: &str) -> Option<Position> {
         let mut value: &RawValue = serde_json::from_str(text).ok()?;
         for step in &self.0 {
             value = match step {
                 Step::Key(name) => {
-                    let Members(members) = serde_json::from_str(value.get()).ok()?;
+                    let members: HashMap<String, &RawValue> =
+                        serde_json::from_str(value.get()).ok()?;
                     let found =
-                        members.into_iter().rfind(|(key, _)| key.eq_ignore_ascii_case(name));
-                    found?.1
+                        members.into_iter().filter(|(key, _)| key.eq_ignore_ascii_case(name));
+                    // The last one in the text counts.
+                    found.map(|(_, value)| value).max_by_key(|value| value.get().as_ptr())?
                 }
                 Step::Index(index) => {
                     let items: Vec<&RawValue> = serde_json::from_str(value.get()).ok()?;
@@ -94,7 +94,7 @@ impl Place {
 }
 
 impl Position {
-    /// The position behind `before`.
+    /// The position after `before`.
     fn of(before: &str) -> Position {
         let line = before.rsplit('\n').next().unwrap_or_default();
         Position { line: before.matches('\n').count() + 1, column: line.chars().count() + 1 }
@@ -114,30 +114,9 @@ impl fmt::Display for Place {
     }
 }
 
-/// The members of an object in the order of the text, parsed no further.
-struct Members<'t>(Vec<(Cow<'t, str>, &'t RawValue)>);
-
-impl<'de> Deserialize<'de> for Members<'de> {
-    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Members<'de>, D::Error> {
-        struct Collect;
-
-        impl<'de> Visitor<'de> for Collect {
-            type Value = Members<'de>;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Members<'de>, A::Error> {
-                let mut members = Vec::new();
-                while let Some(member) = map.next_entry()? {
-                    members.push(member);
-                }
-                Ok(Members(members))
-            }
-        }
-
-        d.deserialize_map(Collect)
+impl FromIterator<Step> for Place {
+    fn from_iter<I: IntoIterator<Item = Step>>(steps: I) -> Place {
+        Place(steps.into_iter().collect())
     }
 }
 

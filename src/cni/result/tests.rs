@@ -132,12 +132,3 @@ fn numbers_rewritten_by_a_runtime_pass() {
     let result = decode(text);
     assert_eq!((result.routes[0].mtu, result.routes[0].table), (Some(1400), Some(1)));
 }
-
-#[test]
-fn configured_dns_replaces_even_when_empty() {
-    let ipam = Dns { nameservers: vec!["10.0.0.1".into()], ..Dns::default() };
-    let none = DnsConf::default();
-    assert_eq!(ipam.clone().overridden_by(&none), ipam);
-    let empty = DnsConf { search: Some(vec![]), ..DnsConf::default() };
-    assert!(ipam.overridden_by(&empty).is_empty());
-}

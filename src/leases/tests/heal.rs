@@ -5,8 +5,7 @@ use crate::attachment::Gone;
 use std::time::{Duration, SystemTime};
 
 use super::*;
-use crate::netns::NetnsId;
-use crate::netns::{Netns, isolate};
+use crate::netns::{Netns, NetnsId, isolate};
 
 /// An owner that lives in `ns`.
 fn tenant(n: usize, ns: &Netns) -> Owner {

@@ -130,7 +130,7 @@ fn killed_at_any_step() {
         }),
         ("reserve: only the journal is sealed", |s, mut journal| {
             journal.add(&entry(s, "10.0.0.3", "10.0.0.2")).unwrap();
-            journal.seal().unwrap();
+            journal.seal(&s.opened(), &s.folder()).unwrap();
             s.create("10.0.0.3");
         }),
         ("reserve: the last address written", |s, _| {
@@ -150,7 +150,7 @@ fn killed_at_any_step() {
             s.empty_journal();
         }),
         ("rebuild: only the journal is sealed", |s, _| {
-            s.empty_journal().seal().unwrap();
+            s.empty_journal().seal(&s.opened(), &s.folder()).unwrap();
             s.create("10.0.0.3");
         }),
     ];
@@ -203,7 +203,7 @@ fn what_ends_half_way_is_not_sealed() {
         let mut store = scene.open();
         assert!(store.reserve(ip("10.0.0.3"), &owner(1)).unwrap());
         store.change(
-            || {
+            |_| {
                 scene.create("10.0.0.4");
                 panic!("on purpose")
             },
@@ -217,7 +217,7 @@ fn what_ends_half_way_is_not_sealed() {
     // An error, and then something that goes well, in one session.
     let mut store = scene.open();
     let failed: Result<()> = store.change(
-        || {
+        |_| {
             scene.create("10.0.0.5");
             Err(Error::new("create", scene.dir(), io::ErrorKind::Other))
         },

@@ -46,7 +46,7 @@ pub(super) fn derive(net: &NetConf, env: Option<&SubnetEnv>) -> Result<Json> {
     delegate.set_default("type", plugin.as_str().into());
     delegate.set_default("ipMasq", Json::Bool(env.is_none_or(|env| !env.masquerades)));
     if let Some(env) = env {
-        delegate.set_default("mtu", Json::Integer(env.mtu.into()));
+        delegate.set_default("mtu", Json::Number(env.mtu.into()));
     }
     if plugin == "bridge" {
         delegate.set_default("isGateway", Json::Bool(true));
@@ -75,7 +75,7 @@ fn ipam(net: &NetConf, env: Option<&SubnetEnv>) -> Result<Json> {
         }
     };
     routes.extend(env.iter().flat_map(|env| &env.networks).copied().map(Route::to));
-    ipam.set("routes", Json::Array(routes.iter().map(Route::to_json).collect()));
+    ipam.set("routes", Json::Array(routes.iter().map(Json::encode).collect()));
     Ok(ipam.sorted())
 }
 

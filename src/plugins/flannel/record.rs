@@ -11,13 +11,12 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::attachment::Owner;
+use crate::attachment::backup::{sweep, temporary_of};
 use crate::cni::json::Json;
 use crate::cni::names::is_identifier;
 use crate::error::{Error, Result};
-use crate::files::During;
-use crate::files::atomic::{self, Durability, Writer, temporary_of};
-use crate::files::backup::remove;
-use crate::files::dir;
+use crate::files::atomic::{Durability, Writer};
+use crate::files::{During, dir, remove_file};
 use crate::netns::NetnsId;
 
 /// The folder beside the reference's records.
@@ -181,19 +180,19 @@ impl Records {
     /// Removes a record: after its note, so that DEL can be repeated as long as the record exists.
     pub(super) fn remove(&self, record: &Record) -> Result<()> {
         if record.path.parent() == Some(&self.dir) {
-            remove(&self.note_path(&record.container_id))?;
+            remove_file(&self.note_path(&record.container_id))?;
         }
-        Ok(remove(&record.path)?)
+        Ok(remove_file(&record.path)?)
     }
 
     /// Removes the temporary files of killed processes, except for those of valid attachments.
     pub(super) fn sweep(&self, network: &str, valid: &[Owner<'_>]) {
-        atomic::sweep(&self.own_dir(), network, valid);
+        sweep(&self.own_dir(), network, valid);
     }
 
     /// Removes the temporary file of a killed process for this attachment.
     pub(super) fn sweep_one(&self, owner: &Owner<'_>) -> Result<()> {
-        Ok(remove(&temporary_of(&self.own_dir(), owner))?)
+        Ok(remove_file(&temporary_of(&self.own_dir(), owner))?)
     }
 }
 

@@ -10,10 +10,10 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::origin::Origin;
-use crate::attachment::Owner;
+use crate::attachment::{Owner, backup};
 use crate::error::{Error, Result};
-use crate::files::atomic::{self, Durability, Writer};
-use crate::files::{backup, dir};
+use crate::files::atomic::{Durability, Writer};
+use crate::files::{dir, remove_file};
 use crate::log;
 
 /// The default of `dataDir`.
@@ -51,7 +51,7 @@ impl<'a> Records<'a> {
     /// The file of an attachment, and its temporary name.
     fn files(&self, id: &str, ifname: &str) -> (PathBuf, PathBuf) {
         let owner = Owner { network: self.network, id, ifname };
-        (self.own.join(file_name(id, ifname)), atomic::temporary_of(&self.own, &owner))
+        (self.own.join(file_name(id, ifname)), backup::temporary_of(&self.own, &owner))
     }
 
     /// Writes a record, replacing an earlier record of the same attachment.
@@ -99,14 +99,14 @@ impl<'a> Records<'a> {
     /// Deletes the record of an attachment, and the temporary file of an ADD that was killed.
     pub(super) fn forget(&self, id: &str, ifname: &str) -> Result<()> {
         let (path, temporary) = self.files(id, ifname);
-        backup::remove(&temporary)?;
-        Ok(backup::remove(&path)?)
+        remove_file(&temporary)?;
+        Ok(remove_file(&path)?)
     }
 
     /// Deletes the temporary files of ADDs that were killed, except for valid attachments.
     pub(super) fn sweep(&self, valid: &[Owner<'_>]) {
         if is_trusted(&self.own) {
-            atomic::sweep(&self.own, self.network, valid);
+            backup::sweep(&self.own, self.network, valid);
         }
     }
 

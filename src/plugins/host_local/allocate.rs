@@ -120,7 +120,7 @@ impl<'a> Allocation<'a> {
         }
         if let Some(ip) = self.held.iter().find(|ip| set.contains(**ip)) {
             self.is_blocked = true;
-            let id = self.owner.id();
+            let id = &self.owner.id;
             return Err(Error::internal(format!(
                 "{ip} has been allocated to {id}, duplicate allocation is not allowed"
             )));

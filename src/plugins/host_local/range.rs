@@ -15,16 +15,16 @@ use crate::error::{Context, Error, Result};
 #[serde(rename_all = "camelCase", default)]
 pub struct RangeConf {
     /// The network, required; host bits are kept.
-    #[serde(deserialize_with = "ip::optional_cidr::deserialize")]
+    #[serde(deserialize_with = "ip::optional_cidr")]
     pub subnet: Option<IpNet>,
     /// The first address. Default: the network address plus 1.
-    #[serde(deserialize_with = "ip::optional_ip::deserialize")]
+    #[serde(deserialize_with = "ip::optional_ip")]
     pub range_start: Option<IpAddr>,
     /// The last address. Default: the last address of the network, for IPv4 the last one before broadcast.
-    #[serde(deserialize_with = "ip::optional_ip::deserialize")]
+    #[serde(deserialize_with = "ip::optional_ip")]
     pub range_end: Option<IpAddr>,
     /// The gateway, which may be outside of the network. Default: the network address plus 1.
-    #[serde(deserialize_with = "ip::optional_ip::deserialize")]
+    #[serde(deserialize_with = "ip::optional_ip")]
     pub gateway: Option<IpAddr>,
 }
 

@@ -8,10 +8,10 @@ use serde_json::ser::{PrettyFormatter, Serializer};
 
 use super::attributes::Attributes;
 use crate::attachment::Owner;
+use crate::attachment::backup::{self, BackupFile};
 use crate::cni::json::Json;
 use crate::error::{Error, Result};
-use crate::files::atomic;
-use crate::files::backup::{self, BackupFile};
+use crate::files;
 use crate::skel::Failures;
 
 /// The content of a backup.
@@ -93,13 +93,13 @@ impl Backup {
     /// Removes the backups of `network` below `dir`, except for those of `valid` attachments.
     pub(super) fn collect(dir: &Path, network: &str, valid: &[Owner<'_>]) -> Result<()> {
         let mut failures = Failures::new();
-        atomic::sweep(dir, network, valid);
+        backup::sweep(dir, network, valid);
         let valid: Vec<_> = valid.iter().map(|owner| BackupFile::new(dir, owner)).collect();
         for (path, content) in backup::all(dir)? {
             // The owner of a malformed backup is unknown.
             let is_ours = Backup::parse(&content).is_ok_and(|b| b.extra.network == network);
             if is_ours && !valid.iter().any(|file| *file.path() == path) {
-                failures.keep(backup::remove(&path).map_err(Error::from));
+                failures.keep(files::remove_file(&path).map_err(Error::from));
             }
         }
         failures.into_result()

@@ -14,7 +14,7 @@ use super::plan::{Action, Conf, Plan, Step};
 use super::{BINARY, Job, STATE};
 use crate::error::{Error, Result};
 use crate::invoke::{self, System};
-use crate::skel::{Applet, Main, Rollback};
+use crate::skel::{Applet, Main, OwnPlugin, Rollback};
 
 /// The timeout of a plugin's VERSION, on a node under load.
 const VERSION_TIMEOUT: Duration = Duration::from_secs(60);
@@ -163,7 +163,7 @@ fn verify(job: &Job<'_>, plan: &Plan, folder: &Path) -> Result<()> {
 }
 
 fn verify_one(applet: &Applet, path: &Path, is_own_binary: bool) -> Result<()> {
-    let Main::Plugin { versions, .. } = applet.main else {
+    let Main::Plugin(OwnPlugin { versions, .. }) = applet.main else {
         return fs::metadata(path).map(drop).during("open", path);
     };
     let info = invoke::version_info(&System, path, Some(VERSION_TIMEOUT))?;

@@ -14,9 +14,8 @@ use crate::error::{Context, Error, Result};
 use crate::options::nearest;
 use crate::runtime::list::is_list;
 use crate::runtime::{NetworkList, PluginConf};
-use crate::skel::applet::Lint;
 use crate::skel::call::{Call, Caller, Env, RunFn};
-use crate::skel::{Applet, Kind, Main, Remarks, Table, Verb};
+use crate::skel::{Kind, OwnPlugin, Remarks, Table, Verb};
 
 /// The keys of a list (CNI specification, section 1). Runtimes match them exactly, including upper and lower case.
 const LIST_KEYS: [&str; 7] = [
@@ -149,7 +148,7 @@ impl Network<'_> {
             }
             return;
         };
-        let Main::Plugin { lint, run, .. } = applet.main else { return };
+        let Some(plugin) = applet.as_plugin() else { return };
         self.order(part, applet.kind, before);
         if applet.kind == Kind::Ipam {
             return;
@@ -157,13 +156,13 @@ impl Network<'_> {
         let ipam = self.ipam(part);
         let mut keys =
             OPEN.iter().fold(PluginConf::keys(), |keys, name| keys.with(name, Keys::Any));
-        keys = keys.and((lint.keys)());
+        keys = keys.and((plugin.keys)());
         if let Some(ipam) = ipam {
             keys = keys.and((ipam.keys)());
         }
         self.keys(part, &keys, ipam.is_some());
-        if self.values(part, lint, ipam) && self.cni_path.is_some() {
-            self.status(part, run);
+        if self.values(part, plugin, ipam) && self.cni_path.is_some() {
+            self.status(part, plugin.run);
         }
     }
 
@@ -193,13 +192,11 @@ impl Network<'_> {
     }
 
     /// The IPAM plugin, if it is part of this executable.
-    fn ipam(&mut self, part: &Part<'_>) -> Option<Lint> {
+    fn ipam(&mut self, part: &Part<'_>) -> Option<OwnPlugin> {
         let name = &part.conf.ipam_type;
         let ipam = part.conf.json().get_present("ipam")?;
         match self.table.find(name) {
-            Some(Applet { kind: Kind::Ipam, main: Main::Plugin { lint, .. }, .. }) => {
-                return Some(*lint);
-            }
+            Some(applet) if applet.kind == Kind::Ipam => return applet.as_plugin(),
             Some(_) => {
                 let problem = format!("\"{name}\" is not an IPAM plugin");
                 let remedy = "choose host-local, static or dhcp";
@@ -252,7 +249,7 @@ impl Network<'_> {
     }
 
     /// Lets the plugin and its IPAM plugin examine their values. Returns whether ADD could succeed.
-    fn values(&mut self, part: &Part<'_>, plugin: Lint, ipam: Option<Lint>) -> bool {
+    fn values(&mut self, part: &Part<'_>, plugin: OwnPlugin, ipam: Option<OwnPlugin>) -> bool {
         // The runtime may supply the addresses that the configuration lacks.
         let supplied = |name: &&str| part.conf.capabilities.get(*name) == Some(&true);
         let ipam = ipam.filter(|_| !["ips", "ipRanges"].iter().any(supplied));
@@ -288,7 +285,7 @@ impl Network<'_> {
     fn call<'c>(&self, stdin: &'c [u8], verb: Verb) -> Call<'c> {
         let path = self.cni_path.unwrap_or_default().to_owned();
         let env = Env { command: verb.as_str().to_owned(), path, ..Env::default() };
-        Call { env, stdin, lookup: self.table.lookup, caller: Caller::Runtime }
+        Call { env, stdin, table: self.table, caller: Caller::Runtime }
     }
 
     /// Reports an error of a plugin at the place that the error names, else at the plugin's type.

@@ -57,7 +57,7 @@ pub(super) fn replay(recording: &Recording, table: Table) -> Result<ExitCode> {
     let mut status = ExitCode::SUCCESS;
     for verb in [Some(Verb::Add), recorded, Some(Verb::Del)].into_iter().flatten() {
         let (env, stdin) = (env.with_verb(verb), config.as_bytes());
-        let call = Call { env, stdin, lookup: table.lookup, caller: Caller::Runtime };
+        let call = Call { env, stdin, table, caller: Caller::Runtime };
         let outcome = match (own.run)(&call) {
             Ok(None) => "ok".to_owned(),
             Ok(Some(result)) => format!("ok\n{}", pretty(&result.to_json())?),

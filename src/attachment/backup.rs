@@ -1,5 +1,5 @@
-//! What an interface was like before it was changed: a file for each attachment, in the place
-//! where the reference plugins keep theirs.
+//! The files by attachment that plugins keep in the reference's folders: backups of the settings of an interface, and
+//! their temporary names.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -7,12 +7,11 @@ use std::path::{Path, PathBuf};
 
 use nix::unistd::{AccessFlags, access};
 
-use super::atomic::{self, Durability, Writer};
-use super::{During, Result, dir, remove_file};
-use crate::attachment::Owner;
+use super::owner::{Owner, network_hash};
+use crate::files::atomic::{Durability, PREFIX, Writer};
+use crate::files::{During, Result, dir, remove_file};
 
-/// The file of one attachment. Calls for one attachment come one after the other, so they need no
-/// lock.
+/// The backup of one attachment. The runtime serialises the calls of an attachment, so there is no lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BackupFile {
     dir: PathBuf,
@@ -20,41 +19,40 @@ pub struct BackupFile {
     temporary: PathBuf,
 }
 
-/// How the names of the files end.
+/// The suffix of the names of backups.
 const ENDING: &str = ".json";
 
 impl BackupFile {
-    /// The backup of an attachment, in the folder `dir`. Container and interface cannot contain `/`.
+    /// The backup of an attachment in the folder `dir`. Container and interface cannot contain `/`.
     pub fn new(dir: &Path, owner: &Owner<'_>) -> BackupFile {
         let path = dir.join(format!("{}_{}{ENDING}", owner.id, owner.ifname));
-        BackupFile { dir: dir.to_owned(), path, temporary: atomic::temporary_of(dir, owner) }
+        BackupFile { dir: dir.to_owned(), path, temporary: temporary_of(dir, owner) }
     }
 
-    /// Where it is.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Its content, if there is any. In a folder that others can write to nothing is.
+    /// The content, if the file exists. Fails if others can write to the folder.
     pub fn read(&self) -> Result<Option<Vec<u8>>> {
         if dir::require_own(&self.dir)? { read(&self.path) } else { Ok(None) }
     }
 
-    /// Replaces the content of the file, and makes the folder if it is missing.
+    /// Replaces the content of the file, and creates the folder if it is missing.
     pub fn write(&self, content: &[u8]) -> Result<()> {
         dir::ensure(&self.dir, 0o700)?;
-        // It describes a living interface: a power cut ends that too.
+        // Volatile: a power cut ends the interface as well.
         Writer::new(&self.temporary, Durability::Volatile).replace(&self.path, content, 0o600)
     }
 
-    /// Removes it, if it is there, and what a killed process left of it.
+    /// Removes the file and its temporary file, if they exist.
     pub fn remove(&self) -> Result<()> {
         remove_file(&self.temporary)?;
         remove_file(&self.path)
     }
 }
 
-/// The backups in `dir`, which need not be there, with their contents.
+/// The backups in `dir`, with their contents; none if the folder does not exist.
 pub fn all(dir: &Path) -> Result<Vec<(PathBuf, Vec<u8>)>> {
     let mut found = Vec::new();
     if !dir::require_own(dir)? {
@@ -71,11 +69,6 @@ pub fn all(dir: &Path) -> Result<Vec<(PathBuf, Vec<u8>)>> {
     Ok(found)
 }
 
-/// Removes one of them, if it is there.
-pub fn remove(path: &Path) -> Result<()> {
-    remove_file(path)
-}
-
 fn read(path: &Path) -> Result<Option<Vec<u8>>> {
     match fs::read(path) {
         Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
@@ -83,10 +76,28 @@ fn read(path: &Path) -> Result<Option<Vec<u8>>> {
     }
 }
 
-/// Fails unless files can be written in `dir`, or it could be made; changes nothing.
+/// Fails unless files can be written in `dir`, or `dir` could be created; changes nothing.
 pub fn require_writable(dir: &Path) -> Result<()> {
     let existing = dir.ancestors().find(|dir| dir.symlink_metadata().is_ok()).unwrap_or(dir);
     access(existing, AccessFlags::W_OK | AccessFlags::X_OK).during("access", existing)
+}
+
+/// The temporary name of an attachment in `dir`.
+pub fn temporary_of(dir: &Path, owner: &Owner<'_>) -> PathBuf {
+    dir.join(format!("{PREFIX}{}", owner.instance()))
+}
+
+/// Removes from `dir` the [temporary files](temporary_of) that killed processes left for attachments of `network`, except
+/// for the attachments `valid`.
+pub fn sweep(dir: &Path, network: &str, valid: &[Owner<'_>]) {
+    let ours = format!("{PREFIX}{}-", network_hash(network));
+    let valid: Vec<PathBuf> = valid.iter().map(|owner| temporary_of(dir, owner)).collect();
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        let temporary = entry.file_name().to_string_lossy().starts_with(&ours);
+        if temporary && !valid.contains(&entry.path()) {
+            drop(fs::remove_file(entry.path()));
+        }
+    }
 }
 
 #[cfg(test)]
@@ -117,17 +128,30 @@ mod tests {
         file.remove().unwrap();
         assert_eq!(all(&dir).unwrap(), []);
         assert!(!file.temporary.exists());
-        // What others can write to is not believed.
+        // A folder that others can write to is refused.
         file.write(b"three").unwrap();
         fs::set_permissions(&dir, fs::Permissions::from_mode(0o777)).unwrap();
         assert!(file.read().is_err() && all(&dir).is_err() && file.write(b"").is_err());
     }
 
     #[test]
-    fn a_file_in_place_of_the_folder_is_told() {
+    fn a_file_in_place_of_the_folder_is_refused() {
         let place = tempfile::NamedTempFile::new().unwrap();
         assert!(all(place.path()).is_err());
         let error = BackupFile::new(place.path(), &OWNER).write(b"").unwrap_err();
         assert!(error.to_string().starts_with("open /"), "{error}");
+    }
+
+    #[test]
+    fn only_temporary_files_of_stale_attachments_are_swept() {
+        let dir = tempfile::tempdir().unwrap();
+        let owner = |network, id| Owner { network, ifname: "eth0", id };
+        let path = |network, id| temporary_of(dir.path(), &owner(network, id));
+        for path in [path("n", "valid"), path("n", "stale"), path("other", "stale")] {
+            fs::write(path, "").unwrap();
+        }
+        sweep(dir.path(), "n", &[owner("n", "valid")]);
+        assert!(path("n", "valid").exists() && path("other", "stale").exists());
+        assert!(!path("n", "stale").exists());
     }
 }
