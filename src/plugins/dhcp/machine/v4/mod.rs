@@ -9,7 +9,8 @@ use super::super::v4::frame::{self, BROADCAST, Ends};
 use super::super::v4::lease::{Binding, Lease};
 use super::super::v4::message::{Kind, Message};
 use super::super::v4::option::{self, Options};
-use super::{AT_ONCE, Action, Answer, Listening, Protocol, Release, Source};
+use super::protocol::AT_ONCE;
+use super::{Action, Answer, Listening, Protocol, Release, Source};
 use crate::netlink::Mac;
 
 /// The shortest timeout of a renewal, except for short leases.

@@ -6,7 +6,8 @@ use std::time::Duration;
 use super::super::super::tests::{FIVE, addr};
 use super::super::super::timing::NEVER;
 use super::super::super::v6::message::{IaAddr, Status, status};
-use super::super::{AT_ONCE, Machine, StateMachine};
+use super::super::protocol::AT_ONCE;
+use super::super::{Machine, StateMachine};
 use super::*;
 
 const SIX: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 6);
