@@ -120,6 +120,7 @@ pub mod status {
     /// Success.
     pub const SUCCESS: u16 = 0;
     /// Failure without a more specific code.
+    #[cfg(test)]
     pub const UNSPEC_FAIL: u16 = 1;
     /// The server has no address available.
     pub const NO_ADDRS_AVAIL: u16 = 2;
