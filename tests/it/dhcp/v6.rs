@@ -119,7 +119,7 @@ fn without_a_server_the_time_is_up_and_the_reason_told() {
     container.sh("sh -c 'echo 1 > /proc/sys/net/ipv6/conf/eth0/addr_gen_mode'");
     container.sh("ip link set eth0 down");
     let error = net.call("ADD", "c3").netns(&container.path()).error();
-    let why = "eth0 has no link-local address of IPv6 that can be used";
+    let why = "eth0 has no usable IPv6 link-local address";
     assert!(error.details.contains(why), "{error:?}");
 }
 

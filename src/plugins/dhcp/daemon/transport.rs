@@ -98,7 +98,7 @@ impl LeaseTask {
                 Err(InterfaceError::Io(e)) if e.kind() == io::ErrorKind::AddrNotAvailable => {
                     if now() >= deadline {
                         let name = &self.record.key.ifname;
-                        let msg = format!("{name} has no usable link-local address of IPv6");
+                        let msg = format!("{name} has no usable IPv6 link-local address");
                         return Err(Error::internal(msg).with_details(format!(
                             "see net.ipv6.conf.{name}.addr_gen_mode, and whether the link has a carrier"
                         )).into());
