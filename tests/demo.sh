@@ -133,7 +133,7 @@ for container in $containers; do
     got=$(addresses "$dir/$container.json")
     [ -n "$got" ] || fail "no address for $container: $(cat "$dir/$container.json")"
     [ "$got" = "$(in_kernel "$container")" ] ||
-        fail "$container: the result says $got, the kernel says $(in_kernel "$container")"
+        fail "$container: the result has $got, the kernel has $(in_kernel "$container")"
     step "cnitool add demo .../$container" "$(echo "$got" | tr '\n' ' ') in $ms ms"
 done
 
@@ -148,8 +148,8 @@ gateways=$(ip -br addr show dev demo0 | tr -s ' ' '\n' | sed -n '3,${/^fe80:/d;p
 ports=$(ip -br link show master demo0 | wc -l)
 [ "$ports" = 2 ] || fail "the bridge has $ports ports"
 blue_end=$(host_end blue) green_end=$(host_end green)
-[ -n "$blue_end" ] || fail "no other end of blue's eth0 on the host"
-[ -n "$green_end" ] || fail "no other end of green's eth0 on the host"
+[ -n "$blue_end" ] || fail "no host end of blue's eth0"
+[ -n "$green_end" ] || fail "no host end of green's eth0"
 echo
 cells "[ blue ]" "[ green ]"
 cells "$blue4" "$green4"
