@@ -1,15 +1,15 @@
-//! Adds a network to a namespace that is there already, as a runtime would.
+//! Attaches an existing network namespace to a network.
 //!
 //! ```text
 //! add-network DIR NETWORK NETNS [IFNAME]
 //! add-network /etc/cni/net.d pods /run/netns/testing eth1
 //! ```
 //!
-//! `DIR` holds the configurations, `IFNAME` is `eth0` by default; plugins are those in the folders of
-//! `CNI_PATH`, by default /opt/cni/bin. The namespace's file name is the container's id. Prints an address
-//! a line, with the prefix of its subnet. Exit status: 0, or 1 with the reason on stderr.
+//! `DIR` is the folder of configurations, `IFNAME` defaults to `eth0`. `CNI_PATH` lists the folders of
+//! plugins, default /opt/cni/bin. The container ID is the file name of the namespace. Prints one address
+//! per line in CIDR notation. Exit status: 0, or 1 with the reason on stderr.
 //!
-//! `cnitool del NETWORK NETNS --container-id NAME` takes it back: both use the cache in /var/lib/cni.
+//! `cnitool del NETWORK NETNS --container-id NAME` detaches it: both use the cache in /var/lib/cni.
 
 use std::env;
 use std::error::Error;
@@ -24,7 +24,7 @@ fn main() -> ExitCode {
     match run(&args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            let _nobody_reads_it = writeln!(stderr(), "add-network: {error}");
+            let _ignored = writeln!(stderr(), "add-network: {error}");
             ExitCode::FAILURE
         }
     }
@@ -38,7 +38,7 @@ fn run(args: &[String]) -> Result<(), Box<dyn Error>> {
     };
     let plugins = env::var_os("CNI_PATH").unwrap_or("/opt/cni/bin".into());
     let runtime = Runtime {
-        // A failed ADD leaves nothing for us to DEL.
+        // After a failed ADD the library runs DEL itself.
         on_add_error: OnAddError::Undo,
         ..Runtime::new(env::split_paths(&plugins).collect())
     };

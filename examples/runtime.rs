@@ -1,12 +1,12 @@
-//! A container runtime in fifty lines: a network namespace, ADD, a command inside, DEL.
+//! A container runtime in fifty lines: a network namespace, ADD, a command in the namespace, DEL.
 //!
 //! ```text
 //! runtime CONFLIST COMMAND [ARGUMENT...]
 //! runtime /etc/cni/net.d/10-pods.conflist ip address show eth0
 //! ```
 //!
-//! Plugins are those in the folders of `CNI_PATH`, by default /opt/cni/bin. Prints the result of ADD, then what
-//! the command prints. Exit status: that of the command, or 1 with the reason on stderr.
+//! `CNI_PATH` lists the folders of plugins, default /opt/cni/bin. Prints the result of ADD, followed by the output
+//! of the command. Exit status: that of the command, or 1 with the reason on stderr.
 
 use std::env;
 use std::fs::File;
@@ -22,7 +22,7 @@ type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>
 
 fn main() -> ExitCode {
     run(&env::args().skip(1).collect::<Vec<_>>()).unwrap_or_else(|error| {
-        let _nobody_reads_it = writeln!(stderr(), "runtime: {error}");
+        let _ignored = writeln!(stderr(), "runtime: {error}");
         ExitCode::FAILURE
     })
 }
@@ -37,7 +37,7 @@ fn run(args: &[String]) -> Result<ExitCode> {
         ..Runtime::new(env::split_paths(&plugins).collect())
     };
 
-    // The namespace lives as long as its file is open, and has no other name.
+    // The open file keeps the namespace alive; /proc/<pid>/fd is its only path.
     let netns = fresh_namespace()?;
     let path = format!("/proc/{}/fd/{}", id(), netns.as_raw_fd());
     let attach = Attach::new(&format!("example-{}", id()), &path, "eth0");
@@ -45,7 +45,7 @@ fn run(args: &[String]) -> Result<ExitCode> {
         writeln!(stdout(), "{:#}", serde_json::to_value(result.to_json())?)?;
     }
     let ended = inside(&netns, Command::new(program).args(arguments));
-    // Whatever became of the command.
+    // DEL also if the command failed.
     runtime.del(&network, &attach)?;
     let code = ended?.code().and_then(|code| u8::try_from(code).ok());
     Ok(code.map_or(ExitCode::FAILURE, ExitCode::from))
@@ -53,7 +53,7 @@ fn run(args: &[String]) -> Result<ExitCode> {
 
 const USAGE: &str = "usage: runtime CONFLIST COMMAND [ARGUMENT...]";
 
-/// A namespace is a thread's: one that ends takes this process nowhere else.
+/// Creates a network namespace on a temporary thread, so that the process stays in its own.
 fn fresh_namespace() -> Result<File> {
     let thread = spawn(|| {
         unshare(CloneFlags::CLONE_NEWNET)?;
@@ -62,7 +62,7 @@ fn fresh_namespace() -> Result<File> {
     thread.join().map_err(|_| "the thread of the namespace")?
 }
 
-/// Runs a command in the namespace to its end.
+/// Runs a command in the namespace and waits for it.
 fn inside(netns: &File, command: &mut Command) -> Result<ExitStatus> {
     let run = || {
         setns(netns, CloneFlags::CLONE_NEWNET)?;

@@ -1,5 +1,5 @@
-"""Archives that are the same bytes whenever and wherever they are made: owned by root, sorted by
-the caller, of the time SOURCE_DATE_EPOCH (0 if it is not set)."""
+"""Reproducible archives: owned by root, in the order of the calls, with the timestamp
+SOURCE_DATE_EPOCH (default 0)."""
 
 import gzip
 import io

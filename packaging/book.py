@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""book.py SOURCE BOOK: the documentation as a book (mdBook), made in the folder BOOK, by way of the folder SOURCE. Fails if a link of the
-book leads nowhere.
+"""book.py SOURCE BOOK: builds the documentation as a book (mdBook) in the folder BOOK, from copies of the pages in the folder SOURCE. Fails
+if the book has a dead link.
 
-mdBook takes one folder; the pages of the root, such as README.md, become neighbours of those of docs/."""
+mdBook reads one folder: the pages of the root, such as README.md, are copied beside those of docs/."""
 
 import html.parser
 import os
@@ -18,7 +18,7 @@ FILES = ["LICENSE"]
 
 
 def gather(source):
-    """All pages, with links as they are from their new places."""
+    """Copies all pages, with links adapted to the new paths."""
     shutil.rmtree(source, ignore_errors=True)
     shutil.copytree(os.path.join(ROOT, "docs"), source)
     for name in PAGES + FILES:
@@ -31,7 +31,7 @@ def gather(source):
                 text = file.read()
             if folder == source:
                 text = re.sub(r'(\]\(|src=")docs/', r"\1", text) if name in PAGES else up.sub(r"](\1", text)
-            # mdBook calls these pages index.html, and leaves links as they are.
+            # mdBook renames these pages to index.html, but does not adapt links.
             if name != "SUMMARY.md":
                 text = re.sub(r"(\]\([^)]*)README\.md", r"\1index.md", text)
             with open(path, "w", encoding="utf-8") as file:
@@ -39,7 +39,7 @@ def gather(source):
 
 
 class Page(html.parser.HTMLParser):
-    """The links of a page, and what links may name in it."""
+    """The links of a page, and its anchors."""
 
     def __init__(self, path):
         super().__init__()
@@ -56,7 +56,7 @@ class Page(html.parser.HTMLParser):
 
 
 def dead(book):
-    """Links to nothing: of all pages but those that mdBook makes of others."""
+    """Dead links of all pages, except pages that mdBook assembles from others."""
     found, pages = [], {}
     for folder, _, names in os.walk(book):
         for name in names:
@@ -85,7 +85,7 @@ def main(source, book):
     if pages < 40:
         return f"book: only {pages} pages"
     if found:
-        return "book: links to nothing:\n  " + "\n  ".join(found)
+        return "book: dead links:\n  " + "\n  ".join(found)
     print(f"{pages} pages, {book}/index.html")
     return 0
 

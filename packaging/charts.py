@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""charts.py [--check | JSON FOLDER]: the pictures and figures of the documentation, from what `make bench` has written: times.svg and
-footprint.svg of docs/images/bench.json, crowd.svg and growth.svg of the files of these names, the badges of README.md, and the table of
-docs/performance.md.
+"""charts.py [--check | JSON FOLDER]: generates the charts and figures of the documentation from results of `make bench`: times.svg and
+footprint.svg from docs/images/bench.json, crowd.svg and growth.svg from the JSON files of these names, the badges of README.md, and the
+table of docs/performance.md.
 
---check writes nothing, and fails if one of them is not what would be written. With JSON, such as target/bench.json, the pictures for which
-it has the rows are made of it alone, in FOLDER."""
+--check writes nothing, and fails if a file differs from the generated one. With JSON, such as target/bench.json, writes the charts for
+which it has the rows into FOLDER."""
 
 import html
 import json
@@ -16,7 +16,7 @@ ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
 IMAGES = "docs/images/"
 TABLE = "docs/performance.md"
 
-# The cases of the charts; README and docs/performance.md say what they are.
+# The cases of the charts, described in docs/performance.md.
 CHAINS = [
     ("bridge", "bridge"),
     ("ptp", "ptp"),
@@ -24,7 +24,7 @@ CHAINS = [
     ("seven", "the same, bandwidth, firewall, tuning, sbr"),
 ]
 
-# Both themes: a picture is a document of its own, which asks for the reader's theme itself.
+# Both themes: an SVG in <img> is a separate document with its own media queries.
 STYLE = """
 text{font:13px system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif;fill:#1f2328}
 .title{font-size:16px;font-weight:600}.head{font-weight:600}.small{font-size:12px;fill:#59636e}
@@ -35,9 +35,9 @@ text{fill:#f0f6fc}.small{fill:#9198a1}
 }
 """.replace("\n", "")
 
-# As wide as a phone, so that letters are as large there as they are written.
+# The width of a phone, so that text is not scaled down there.
 WIDTH, MARGIN, BAR = 400, 16, 12
-# What is right of the longest bar.
+# Space for the value right of the longest bar.
 VALUE = 70
 
 
@@ -80,7 +80,7 @@ class Chart:
         self.parts.append(f'<rect x="{x}" y="{y}" width="{width:.1f}" height="{BAR}" class="{kind}"/>')
 
     def section(self, name, groups, most, form):
-        """groups: (name, bars); a bar is (class, value, low, high), or None for what is not there."""
+        """groups: (name, bars); a bar is (class, value, low, high), or None if it was not measured."""
         self.text(name, 30, "head")
         scale = (WIDTH - 2 * MARGIN - VALUE) / most
         for group, bars in groups:
@@ -125,7 +125,7 @@ class Bench:
 
 
     def pairs(self, rows):
-        """The bars of rows (name, case, what), and the longest."""
+        """The bars of rows (name, case, what), and the largest value."""
         sides = [("cnibox", "ours"), ("reference", "peer")]
         groups = [(name, [self.bar(case, what, *side) for side in sides]) for name, case, what in rows]
         return groups, max(bar[3] for _, bars in groups for bar in filter(None, bars))
@@ -166,7 +166,7 @@ def footprint(bench):
 
 
 def crowd(bench):
-    """All of a batch of containers, so many at once."""
+    """The time of a batch of containers by the number of concurrent calls."""
     found = [re.fullmatch(r"(\d+) ADD, (\d+) at once", what) for case, what in bench.rows if case == "chain"]
     found = [match.groups() for match in found if match]
     if not found:
@@ -181,7 +181,7 @@ def crowd(bench):
 
 
 def growth(bench):
-    """One container on nodes with more and more of them."""
+    """The time of one container by the number of containers on the node."""
     counts = [re.fullmatch(r"ptp(?:, (\d+) pods)?", case) for case, what in bench.rows if what == "ADD"]
     counts = [(match[0], match[1] or "0") for match in counts if match]
     if len(counts) < 2:
@@ -203,7 +203,7 @@ PICTURES = {"times.svg": times, "footprint.svg": footprint, "crowd.svg": crowd, 
 
 
 def own(path, folder):
-    """The pictures of one file of results."""
+    """Writes the charts of one file of results."""
     with open(path, encoding="utf-8") as file:
         bench = Bench(json.load(file))
     for name, picture in PICTURES.items():
@@ -218,7 +218,7 @@ def own(path, folder):
 
 
 def table(bench):
-    """All cases that are plugins, as a table."""
+    """The table of all cases with ADD."""
     lines = [
         "| | ADD, cnibox | ADD, reference | DEL, cnibox | DEL, reference | ADD starts | DEL starts |",
         "| --- | --- | --- | --- | --- | --- | --- |",
@@ -242,7 +242,7 @@ def table(bench):
 
 
 def badge(name, text, good="#1a7f37"):
-    # Letters of 11 pixels, about; textLength makes it so with any font.
+    # 6.1 pixels per character at 11 pixels; textLength enforces the width with any font.
     left, right = (len(word) * 6.1 + 12 for word in (name, text))
     body = f'<rect width="{left + right:.0f}" height="20" rx="3" fill="#3d444d"/>'
     body += f'<path d="M{left:.0f} 0h{right - 3:.0f}q3 0 3 3v14q0 3-3 3h-{right - 3:.0f}z" fill="{good}"/>'
@@ -283,7 +283,7 @@ def main(*args):
     files[TABLE] = page[:start] + table(bench) + page[end:]
     stale = [path for path, text in files.items() if not os.path.exists(os.path.join(ROOT, path)) or read(path) != text]
     if args == ("--check",):
-        return f"not what packaging/charts.py makes of its sources: {', '.join(stale)}" if stale else 0
+        return f"differs from the output of packaging/charts.py: {', '.join(stale)}" if stale else 0
     if args:
         return __doc__
     for path in stale:

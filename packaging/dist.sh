@@ -1,8 +1,8 @@
 #!/bin/sh
-# dist.sh BINARY TARGET OUT [HOST-BINARY]: everything that is released for one architecture, into
-# the folder OUT. HOST-BINARY runs here where BINARY does not. cni-sanity is beside each of the two.
+# dist.sh BINARY TARGET OUT [HOST-BINARY]: builds all files of a release for one architecture in
+# the folder OUT. HOST-BINARY is executed if BINARY is for another architecture. cni-sanity is beside each.
 #
-# The same source gives the same bytes: times are SOURCE_DATE_EPOCH, names are sorted.
+# The output is reproducible: timestamps are SOURCE_DATE_EPOCH, names are sorted.
 set -eu
 
 binary=$1 target=$2 out=$3 host=${4-$1}
@@ -11,12 +11,12 @@ here=$(dirname "$0")
 cd "$here/.."
 : "${SOURCE_DATE_EPOCH:?}"
 export SOURCE_DATE_EPOCH PYTHONDONTWRITEBYTECODE=1
-# Who answers for a package: a distributor sets it.
+# MAINTAINER: the maintainer of the packages, set by distributors.
 maintainer=${MAINTAINER:-The cnibox authors <cnibox@localhost>}
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 names=$("$host" list | sed 's/ .*//')
 
-# Debian's, Red Hat's and Go's names of it.
+# Debian's, Red Hat's and Go's names of the architecture.
 case $target in
     x86_64-*) deb=amd64 rpm=x86_64 go=amd64 ;;
     aarch64-*) deb=arm64 rpm=aarch64 go=arm64 ;;
@@ -32,8 +32,8 @@ mkdir -p "$work"
 
 python3 packaging/notices.py "$work/THIRD-PARTY" "$target"
 
-# tree PLUGINS ZSH ROOT: the tree of a package whose runtimes look for plugins in the folder
-# PLUGINS and whose zsh looks for completions in ZSH.
+# tree PLUGINS ZSH ROOT: creates the file tree of a package in ROOT. PLUGINS is the plugin folder,
+# ZSH the folder of completions below /usr/share/zsh.
 tree() {
     plugins=$1 zsh=$2 root=$3
     "$host" install --root "$root" --no-backup "$plugins" >/dev/null
@@ -52,7 +52,7 @@ tree() {
     python3 packaging/man.py "$host" "$share/man"
     cp README.md CHANGELOG.md "$share/doc/cnibox/"
     gzip -9n <"$work/THIRD-PARTY" >"$share/doc/cnibox/THIRD-PARTY.gz"
-    # The units of the source are for plugins in /opt/cni/bin.
+    # The units in the source refer to /opt/cni/bin.
     for unit in packaging/systemd/*; do
         sed "s,^ExecStart=/opt/cni/bin/,ExecStart=$plugins/," "$unit" >"$root/usr/lib/systemd/system/${unit##*/}"
     done
@@ -60,7 +60,7 @@ tree() {
     chmod -R u=rwX,go=rX "$root"
 }
 
-# pack_deb NAME ROOT: Debian's package of a tree.
+# pack_deb NAME ROOT: packs a tree as a deb.
 pack_deb() {
     name=$1 root=$2 doc=$2/usr/share/doc/$1
     cp packaging/copyright "$doc/copyright"
@@ -77,7 +77,7 @@ pack_deb() {
     dpkg-deb --root-owner-group -Zxz --build "$root" "$out/${name}_${version}_$deb.deb" >/dev/null
 }
 
-# pack_rpm NAME ROOT: Red Hat's.
+# pack_rpm NAME ROOT: packs a tree as an rpm.
 pack_rpm() {
     name=$1 root=$2
     cp LICENSE "$root/usr/share/doc/$name/"
@@ -92,24 +92,24 @@ pack_rpm() {
     mv "$work/$name-$version-1.$rpm.rpm" "$out/"
 }
 
-# Debian: containerd and podman look into /usr/lib/cni. Fedora, RHEL: /usr/libexec/cni.
+# The plugin folder of containerd and podman: /usr/lib/cni in Debian, /usr/libexec/cni in Fedora and RHEL.
 tree /usr/lib/cni vendor-completions "$work/deb"
 pack_deb cnibox "$work/deb"
 tree /usr/libexec/cni site-functions "$work/rpm"
 pack_rpm cnibox "$work/rpm"
 
-# In place of the package kubernetes-cni, on nodes that kubeadm sets up: /opt/cni/bin.
+# cnibox-kubernetes replaces the package kubernetes-cni on nodes of kubeadm: /opt/cni/bin.
 for kind in deb rpm; do
     zsh=vendor-completions
     [ $kind = deb ] || zsh=site-functions
     tree /opt/cni/bin $zsh "$work/kubernetes-$kind"
     mv "$work/kubernetes-$kind/usr/share/doc/cnibox" "$work/kubernetes-$kind/usr/share/doc/cnibox-kubernetes"
-    # It installs into the folder that is this package's.
+    # This unit would install into the folder of this package.
     rm "$work/kubernetes-$kind/usr/lib/systemd/system/cnibox-install.service"
     "pack_$kind" cnibox-kubernetes "$work/kubernetes-$kind"
 done
 
-# The conformance suite, apart: a test tool does not belong on a node.
+# The conformance suite has separate packages, because nodes do not need it.
 for kind in deb rpm; do
     root=$work/sanity-$kind
     mkdir -p "$root/usr/bin" "$root/usr/share/doc/cni-sanity"
@@ -126,7 +126,7 @@ python3 packaging/image.py cni-sanity "$out/cni-sanity-$version-$go.oci.tar" "$v
 # shellcheck disable=SC2086 # one word each
 python3 packaging/tgz.py "$out/cni-plugins-linux-$go-v$version.tgz" "$work/THIRD-PARTY" "$binary" $names
 for tgz in "$out"/*-linux-"$go"-v"$version".tgz; do
-    # Under the names that installers of the reference's releases ask for.
+    # The names of the checksum files in the reference's releases, which installers download.
     (cd "$out" && sha256sum "${tgz##*/}" >"${tgz##*/}.sha256" && sha512sum "${tgz##*/}" >"${tgz##*/}.sha512")
 done
 python3 packaging/image.py cnibox "$out/cnibox-$version-$go.oci.tar" "$version" "$go=$binary"
@@ -138,5 +138,5 @@ rm -f "$out/SHA256SUMS" "$out/SHA256SUMS.sig" "$out/provenance.json"
 python3 packaging/provenance.py "$out"
 sums=$(cd "$out" && find . -maxdepth 1 -type f | sed 's,^\./,,' | sort | xargs sha256sum)
 echo "$sums" >"$out/SHA256SUMS"
-# A key of ssh-keygen(1): docs/image-builder.md has how it is verified.
+# SIGNING_KEY: a key of ssh-keygen(1); verification is described in docs/image-builder.md.
 [ -z "${SIGNING_KEY-}" ] || ssh-keygen -q -Y sign -f "$SIGNING_KEY" -n cnibox-release "$out/SHA256SUMS"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""helm.py OUT: the Helm chart as an archive, as `helm package` would make it, but the same bytes each time."""
+"""helm.py OUT: packs the Helm chart in the format of `helm package`, reproducibly."""
 
 import pathlib
 import sys
@@ -11,7 +11,7 @@ CHART = pathlib.Path("packaging/helm/cnibox")
 
 def main(out):
     tar = archive.Archive()
-    # Helm looks for this one first.
+    # `helm package` writes this file first.
     first = CHART / "Chart.yaml"
     others = sorted(path for path in CHART.rglob("*") if path.is_file() and path != first)
     for path in [first, *others]:

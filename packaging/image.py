@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""image.py NAME OUT VERSION ARCH=BINARY...: an OCI archive whose image has one file: that of cnibox installs
-itself, that of cni-sanity tests a folder: `podman load -i OUT`, `ctr images import OUT`,
+"""image.py NAME OUT VERSION ARCH=BINARY...: writes an OCI archive of an image with one file. The image of cnibox
+installs the executable, that of cni-sanity tests a folder. Usage: `podman load -i OUT`, `ctr images import OUT`,
 `skopeo copy oci-archive:OUT ...`.
 
-No container engine is needed. ARCH is Go's name for it: amd64, arm64."""
+No container engine is needed. ARCH is Go's name of the architecture: amd64, arm64."""
 
 import datetime
 import hashlib
@@ -14,7 +14,7 @@ import archive
 
 MEDIA = "application/vnd.oci.image."
 PREFIX = "localhost/"
-# By name: what the image is, its entry point and the arguments unless others are given.
+# By name: description, entry point and default arguments of the image.
 IMAGES = {
     "cnibox": ("every Linux CNI plugin in one executable", ["/cnibox", "install"], ["/host/opt/cni/bin"]),
     "cni-sanity": ("a conformance suite for CNI plugins", ["/cni-sanity"], ["/opt/cni/bin"]),
@@ -22,13 +22,13 @@ IMAGES = {
 
 
 class Layout:
-    """An image layout: an archive of blobs that are named by their hashes."""
+    """An OCI image layout: blobs, named by their hashes."""
 
     def __init__(self):
         self.blobs = {}
 
     def add(self, media_type, data):
-        """Stores a blob; its descriptor."""
+        """Stores a blob; returns its descriptor."""
         digest = hashlib.sha256(data).hexdigest()
         self.blobs[digest] = data
         return {"mediaType": MEDIA + media_type, "digest": "sha256:" + digest, "size": len(data)}
@@ -52,7 +52,7 @@ def encoded(value):
 
 
 def image(name, layout, version, arch, binary):
-    """The image of one architecture; its descriptor."""
+    """Stores the image of one architecture; returns its descriptor."""
     layer = archive.Archive()
     about, entry, arguments = IMAGES[name]
     layer.file(name, archive.read(binary), 0o755)

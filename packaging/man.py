@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""man.py BINARY FOLDER: the manual pages: cnibox(1) and cnitool(1) from what the executable says
-about itself, cnibox-PLUGIN(8) from docs/plugins/. Only plugins that the executable has.
+"""man.py BINARY FOLDER: writes the manual pages: cnibox(1) and those of the tools from the output of
+--help, cnibox-PLUGIN(8) from docs/plugins/, for the applets of the executable.
 
-man.py --tool BINARY ABOUT FOLDER: the page of one tool."""
+man.py --tool BINARY ABOUT FOLDER: writes the page of one tool."""
 
 import os
 import re
@@ -31,7 +31,7 @@ def literal(text):
 
 
 def inline(text):
-    """Markdown's code, emphasis and links in a line."""
+    """Converts code, emphasis and links in a line of Markdown."""
     text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text)
     text = escaped(text)
     text = re.sub(r"\*\*([^*]+)\*\*", r"\\fB\1\\fR", text)
@@ -45,7 +45,7 @@ def row(line):
 
 
 def from_markdown(text):
-    """The body of a page: headings, paragraphs, lists, tables, code."""
+    """Converts headings, paragraphs, lists, tables and code of a page; the title is dropped."""
     out, code, skip = [], None, 0
     lines = text.splitlines()[1:]
     for number, line in enumerate(lines):
@@ -58,10 +58,10 @@ def from_markdown(text):
         elif code is not None:
             code.append(line)
         elif re.match(r"^\|[-| :]+\|$", line) or line.startswith("!["):
-            # A terminal shows no pictures.
+            # Delimiter rows of tables, and images.
             continue
         elif line.startswith("|"):
-            # The head of a table is said by the section's.
+            # The section heading replaces the header row of a table.
             follows = lines[number + 1] if number + 1 < len(lines) else ""
             out.append("" if re.match(r"^\|[-| :]+\|$", follows) else row(line))
         elif line.startswith("#"):

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""notices.py OUT TARGET: the licences of what is linked into the executable on TARGET: for each package its name,
-version and licence, and every text of a licence once, with the packages it is of."""
+"""notices.py OUT TARGET: writes the licences of the packages that are linked into the executable on TARGET: for each package
+its name, version and licence, and every licence text once, with its packages."""
 
 import os
 import re
@@ -13,7 +13,7 @@ NAMES = re.compile(r"^(licen[cs]e|copying|copyright|notice|unlicense)", re.I)
 
 
 def texts(package):
-    """The texts of the package's licences, as its authors ship them."""
+    """The licence texts in the package's source."""
     folder = os.path.dirname(package["manifest_path"])
     names = sorted(name for name in os.listdir(folder) if NAMES.match(name))
     paths = [os.path.join(folder, name) for name in names]

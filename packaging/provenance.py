@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
-"""provenance.py FOLDER: FOLDER/provenance.json, an in-toto statement (v1) with SLSA provenance (v1) of all files
-there: of which commit and dependencies they were made, by what. Whoever repeats it gets the same bytes
-(`make reproduce`)."""
+"""provenance.py FOLDER: writes FOLDER/provenance.json, an in-toto statement (v1) with SLSA provenance (v1) of all files in
+the folder: commit, dependencies and builder. The build is reproducible (`make reproduce`)."""
 
 import hashlib
 import os

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""record.py OUT.svg COMMAND...: what a command prints, as an animated picture.
+"""record.py OUT.svg COMMAND...: records the output of a command as an animated SVG.
 
-Lines appear one after the other, by CSS; where nothing is animated (a printer, "reduce motion", a
-program that knows no CSS animation) all of them are there from the start. Colours follow the
-reader's light or dark theme. The pauses are the same in each recording, the text is the command's.
+A CSS animation shows the lines one after the other; without animation (print, "reduce motion", a
+viewer without CSS animations) all lines are visible. Colours follow the reader's light or dark
+theme. The delays are fixed, independent of the timing of the command.
 """
 
 import os
@@ -14,12 +14,12 @@ import sys
 from xml.sax.saxutils import escape
 
 COLUMNS = 100
-# In pixels: the advance of a monospaced character is 0.6 of its size in all common fonts.
+# In pixels: the advance width of common monospaced fonts is 0.6 of the font size.
 SIZE = 13
 ADVANCE = SIZE * 0.6
 HEIGHT = 18
 MARGIN = 16
-# Seconds before a line: one that begins a step, any other.
+# Delay in seconds before a line that begins a step, and before any other line.
 STEP, LINE = 0.9, 0.06
 
 STYLE = """
@@ -35,7 +35,7 @@ STYLE = """
 
 
 def output_of(command):
-    """The lines that the command prints on a terminal; SystemExit if it fails."""
+    """The output lines of the command on a terminal; SystemExit if it fails."""
     ours, theirs = pty.openpty()
     env = dict(os.environ, TERM="xterm", LC_ALL="C.UTF-8")
     env.pop("NO_COLOR", None)
@@ -45,7 +45,7 @@ def output_of(command):
     while True:
         try:
             piece = os.read(ours, 65536)
-        except OSError:  # EIO: the last program on the terminal has ended.
+        except OSError:  # EIO: all processes have closed the terminal.
             break
         if not piece:
             break
@@ -58,7 +58,7 @@ def output_of(command):
 
 
 def spans(line):
-    """A line as (text, is bold); other escape sequences are dropped."""
+    """A line as a list of (text, is bold); other escape sequences are dropped."""
     found, bold = [], False
     for part in re.split("(\x1b\\[[0-9;]*[A-Za-z])", line):
         if part.startswith("\x1b["):
@@ -69,7 +69,7 @@ def spans(line):
 
 
 def wrapped(line):
-    """The line as lines of COLUMNS characters; what goes on is indented as the line is."""
+    """The line wrapped to COLUMNS characters; continuation lines are indented by 4 more."""
     rows, row, width = [], [], 0
     plain = "".join(text for text, _ in line)
     indent = len(plain) - len(plain.lstrip()) + 4
@@ -104,7 +104,7 @@ def picture(title, lines):
     ]
     for number, (at, row) in enumerate(rows):
         y = MARGIN + (number + 1) * HEIGHT - 5
-        # Each piece at its own column: fonts differ a little in their advance.
+        # Each piece is positioned by its column, because advance widths differ slightly between fonts.
         pieces, column = "", 0
         for text, bold in row:
             start = column + len(text) - len(text.lstrip(" "))

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""sbom.py OUT TARGET: what the executable is made of, as CycloneDX 1.5 in JSON: the packages that
-are linked into it on TARGET, with licences and the checksums of Cargo.lock, the standard library and the C
-library; with what is known of their vulnerabilities (packaging/vex.json)."""
+"""sbom.py OUT TARGET: writes the SBOM of the executable, CycloneDX 1.5 in JSON: the packages that are
+linked into it on TARGET, with licences and the checksums of Cargo.lock, the standard library and the C
+library; and the assessed vulnerabilities (VEX) in packaging/vex.json."""
 
 import datetime
 import json
@@ -20,7 +20,7 @@ def metadata(target):
 
 
 def checksums():
-    """By name and version."""
+    """Checksums of Cargo.lock by name and version."""
     found = {}
     for package in archive.read("Cargo.lock").decode().split("[[package]]")[1:]:
         value = lambda key: re.search(rf'^{key} = "(.*)"$', package, re.M)
@@ -30,7 +30,7 @@ def checksums():
 
 
 def linked(data):
-    """Ids of the packages reached without build and test dependencies, with their own such."""
+    """The graph of linked packages by ID, without build, test and macro dependencies; and all packages by ID."""
     nodes = {node["id"]: node for node in data["resolve"]["nodes"]}
     packages = {package["id"]: package for package in data["packages"]}
     is_macro = lambda id: any("proc-macro" in t["kind"] for t in packages[id]["targets"])
@@ -59,7 +59,7 @@ def component(package, sums, kind="library"):
 
 
 def beside(name, version, license, vendor):
-    """What is linked and no package of cargo's."""
+    """The entry of a linked library that is not a cargo package."""
     return {"type": "library", "bom-ref": f"pkg:generic/{name}@{version}", "name": name, "version": version,
             "purl": f"pkg:generic/{name}@{version}", "licenses": [{"expression": license}],
             "cpe": f"cpe:2.3:a:{vendor}:{version}:*:*:*:*:*:*:*"}
@@ -98,7 +98,7 @@ def main(out, target):
         "dependencies": sorted(
             ({"ref": ref(id), "dependsOn": [ref(dep) for dep in deps]}
              for id, deps in graph.items()), key=lambda d: d["ref"]),
-        # The VEX part: what is known of vulnerabilities of components, by hand.
+        # VEX, maintained by hand.
         "vulnerabilities": json.loads(archive.read("packaging/vex.json")),
     }
     content = json.dumps(bom, sort_keys=True)

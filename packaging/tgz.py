@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""tgz.py OUT NOTICES BINARY [NAME...]: an executable, its links, and the licences of what is linked into it. That of cnibox is the drop-in for the reference's
-cni-plugins-linux-ARCH-VERSION.tgz: the same names in the same place, each a link to the one executable."""
+"""tgz.py OUT NOTICES BINARY [NAME...]: packs an executable, links to it, and the licences of linked packages. The archive of cnibox replaces the reference's
+cni-plugins-linux-ARCH-VERSION.tgz: the same names in the same folder, each a link to the executable."""
 
 import os
 import sys
@@ -14,7 +14,7 @@ def main(out, notices, binary, *names):
     for name in ("LICENSE", "README.md"):
         tar.file("./" + name, archive.read(name))
     tar.file("./THIRD-PARTY", archive.read(notices))
-    # First, so that a link leads somewhere from the moment it is there.
+    # Before the links, so that an extracted link never dangles.
     target = os.path.basename(binary)
     tar.file("./" + target, archive.read(binary), 0o755)
     for name in sorted(names):

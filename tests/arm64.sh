@@ -1,11 +1,11 @@
 #!/bin/bash
-# arm64.sh BINARY SANITY: cni-sanity on arm64. Both executables are for aarch64; the kernel is Debian's, under QEMU's
-# software emulation, and sees nothing but them and a busybox. The whole report is printed. Exit status: that of
-# cni-sanity; 125 if there is no VM to be had.
+# arm64.sh BINARY SANITY: runs cni-sanity on arm64. Both executables are built for aarch64; they run on Debian's kernel
+# under QEMU's software emulation, with only a busybox beside them. Prints the whole report. Exit status: that of
+# cni-sanity; 125 if the VM cannot be started.
 #
-#   CNIBOX_ARM64_CACHE    where the kernel is kept, which is fetched once with apt, 80 MB; default /var/cache/cnibox-arm64
-#   CNIBOX_ARM64_TIMEOUT  seconds that it may take, default 3000
-#   ARGS                  of cni-sanity, such as "--type bridge"; default --cni-version 1.1.0
+#   CNIBOX_ARM64_CACHE    folder of the kernel, which is downloaded once with apt, 80 MB; default /var/cache/cnibox-arm64
+#   CNIBOX_ARM64_TIMEOUT  timeout in seconds, default 3000
+#   ARGS                  arguments of cni-sanity, such as "--type bridge"; default --cni-version 1.1.0
 set -euo pipefail
 
 binary=$1 sanity=$2
@@ -23,7 +23,7 @@ for program in qemu-system-aarch64:qemu-system-arm cpio:cpio xz:xz-utils depmod:
     command -v "${program%:*}" >/dev/null || fail "needs ${program%:*}, Debian's package ${program#*:}"
 done
 
-# apt for the other architecture, with lists and archives of its own.
+# apt for arm64, with separate lists and archives.
 foreign_apt() {
     local program=$1 work=$cache.new
     shift
@@ -32,7 +32,7 @@ foreign_apt() {
         -o Acquire::Languages=none "$@"
 }
 
-# The kernel, and the tree of files that it begins with, but for the executables.
+# Downloads the kernel and creates the tree of the initrd, without the executables.
 fetch() {
     local new=$cache.new kernel version file
     rm -rf "$new"
@@ -47,7 +47,7 @@ fetch() {
     cd "$new/tree"
     mkdir -p bin sbin dev etc new proc run sys tmp var/lib/cni "lib/modules/$version"
     cp "$new"/root/lib/modules/"$version"/modules.{builtin,builtin.modinfo,order} "lib/modules/$version/"
-    # What containers' networks need, unpacked, as busybox loads it when the kernel asks.
+    # Network modules, uncompressed, because busybox modprobe loads them on request of the kernel.
     (cd "$new/root/lib/modules/$version" && find kernel/net kernel/lib kernel/crypto kernel/arch kernel/drivers/net -maxdepth 4 -name '*.ko*' |
         grep -Ev '/(wireless|ethernet|bluetooth|can|phy|usb|wan)/' | cpio -pdm --quiet "$new/tree/lib/modules/$version")
     find lib/modules -name '*.xz' -exec xz -d {} +
@@ -66,7 +66,7 @@ cp -a "$cache/tree" "$work/tree"
 mkdir -p "$work/tree/plugins"
 install -m 755 "$binary" "$work/tree/plugins/cnibox"
 install -m 755 "$sanity" "$work/tree/bin/cni-sanity"
-# From the first file system, which can be neither left nor turned, to one in memory.
+# Copies the initramfs into a tmpfs: pivot_root does not work on the initramfs.
 cat >"$work/tree/init" <<END
 #!/bin/busybox sh
 b=/bin/busybox
@@ -95,11 +95,11 @@ chmod 755 "$work/tree/init"
 (cd "$work/tree" && find . | cpio -o -H newc --quiet) | gzip -1 >"$work/initrd"
 
 started=$SECONDS
-# Cortex-A72: its authentication of pointers, which newer ones have, would cost emulation most of the time.
+# Cortex-A72: it lacks pointer authentication, which would take most of the time under emulation.
 timeout --foreground "$timeout" qemu-system-aarch64 -machine virt -cpu cortex-a72 -accel tcg,thread=multi -smp "$(nproc)" -m 3G \
     -nodefaults -display none -no-reboot -serial stdio -kernel "$cache/kernel" -initrd "$work/initrd" \
     -append "console=ttyAMA0 quiet panic=-1 nokaslr mitigations=off" </dev/null | tr -d '\r' | tee "$work/log" || true
 status=$(sed -n 's/^arm64: status //p' "$work/log")
-[ -n "$status" ] || fail "the VM ended, or its $timeout seconds, before cni-sanity"
+[ -n "$status" ] || fail "the VM died or exceeded $timeout seconds before cni-sanity ended"
 echo "arm64: $((SECONDS - started)) seconds"
 exit "$status"

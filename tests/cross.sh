@@ -1,11 +1,11 @@
 #!/bin/sh
-# cross.sh TARGET: type-checks everything for another architecture; builds the static executable
-# where its linker is; runs it where qemu-user is: versions, a result, the installer.
+# cross.sh TARGET: type-checks all crates and tests for another architecture; builds the static
+# executable if a linker is installed; runs it if qemu-user is: VERSION, host-local, the installer.
 set -eu
 target=$1
 cd "$(dirname "$0")/.."
 arch=${target%%-*}
-# RUSTC may be another compiler, such as a distribution's, that has the standard library.
+# RUSTC may be another compiler with the standard library of the target, such as a distribution's.
 sysroot=$("${RUSTC-rustc}" --print sysroot)
 [ -d "$sysroot/lib/rustlib/$target/lib" ] || rustup target add "$target" >/dev/null 2>&1 || {
     echo "cross: no standard library for $target: rustup target add $target; or, with RUSTC=/usr/bin/rustc," >&2
@@ -43,7 +43,7 @@ for verb in ADD CHECK DEL; do
     }
 done
 grep -q '10.1.0.2/24' "$work/ADD" && grep -q 'fd00::2/64' "$work/ADD"
-# Without an interpreter for it in the kernel the links cannot be asked.
+# --no-verify: without binfmt_misc the installed links cannot be executed.
 run "$binary" install --no-verify "$work/bin" >/dev/null
 [ "$(readlink "$work/bin/bridge")" = cnibox ]
 echo "cross: $target: runs under $(basename "$emulator"): versions, host-local, install"

@@ -1,7 +1,7 @@
 #!/bin/sh
-# demo.sh BIN: the first network. Two containers on one bridge, in a host of their own: attach,
-# look, ping, check, detach, and see that nothing is left. Exit 0 only if all went as told.
-# demo.sh --check: only whether such a host can be made here, which is known before anything is built.
+# demo.sh BIN: two containers on one bridge, in private namespaces: attach, inspect, ping, check,
+# detach, and verify that nothing is left. Exit status 0 only if all steps succeeded.
+# demo.sh --check: only checks whether the namespaces can be created.
 set -eu
 
 fail() {
@@ -13,16 +13,16 @@ PATH=$PATH:/usr/sbin:/sbin
 [ $# -eq 1 ] || fail "usage: tests/demo.sh <the cnibox executable>"
 bin=--check
 [ "$1" = --check ] || bin=$(readlink -f "$1") || bin=
-[ "$1" = --check ] || [ -x "$bin" ] || fail "\"$1\": no executable; run make demo"
+[ "$1" = --check ] || [ -x "$bin" ] || fail "\"$1\": not an executable; run make demo"
 run=$(readlink -f /var/run)
 
-# --- outside: start again in a private host ------------------------------------------------------
+# --- outside: start again in new namespaces ------------------------------------------------------
 
 if [ "${CNIBOX_DEMO_INSIDE-}" != yes ]; then
     for program in ip ping unshare nsenter; do
         command -v "$program" >/dev/null || fail "needs $program: run tests/prepare.sh demo"
     done
-    case $bin in "$run"/*) fail "\"$bin\": put it elsewhere, the demo hides $run" ;; esac
+    case $bin in "$run"/*) fail "\"$bin\": move it to another folder, the demo mounts a tmpfs over $run" ;; esac
     set -- unshare --net --mount
     if ! first=$("$@" true 2>&1); then
         set -- unshare --user --map-root-user --net --mount
@@ -33,14 +33,14 @@ demo: allow them: sysctl kernel.unprivileged_userns_clone=1 (Debian)
 demo:             sysctl kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu)"
     fi
     [ "$bin" != --check ] || exit 0
-    # Every namespace of the machine shares one IPv6 neighbour table. Just after hundreds of links
-    # have come up elsewhere it is full, and no address can be resolved: wait until that is over.
+    # All network namespaces share the size limit of the IPv6 neighbour table. After hundreds of links
+    # have come up elsewhere it is full, and no address can be resolved: wait until entries expire.
     neighbours=/proc/net/stat/ndisc_cache
     for _ in $([ ! -r $neighbours ] || seq 60); do
         [ $((0x$(sed -n '2s/ .*//p' $neighbours))) -gt 400 ] || break
         sleep 1
     done
-    # The mounts and namespaces end with the last process in them, so there is nothing to clean up.
+    # The kernel removes mounts and namespaces with the last process, so no cleanup is needed.
     CNIBOX_DEMO_INSIDE=yes exec "$@" sh "$0" "$bin"
 fi
 
@@ -65,7 +65,7 @@ now() {
     date +%s%N
 }
 
-# cnitool, with the time it took in $ms.
+# Runs cnitool; $ms is the duration in milliseconds.
 tool() {
     start=$(now)
     "$dir/bin/cnitool" --cache-dir "$dir/cache" "$@" || fail "cnitool $*: exit status $?"
@@ -73,23 +73,23 @@ tool() {
     ms=$((took / 100)).$(printf %02d $((took % 100)))
 }
 
-# The addresses in a result of ADD.
+# Prints the addresses in a result of ADD.
 addresses() {
     sed -n 's/^ *"address": "\([^"]*\)".*/\1/p' "$1"
 }
 
-# The same as the kernel sees them: link-local ones are its own affair.
+# Prints the kernel's addresses of eth0, without link-local ones.
 in_kernel() {
     ip -n "$1" -br addr show dev eth0 | tr -s ' ' '\n' | sed -n '3,${/^fe80:/d;p;}'
 }
 
-# The host's end of a container's veth pair: the link whose number eth0@if<number> shows.
+# Prints the host end of a container's veth pair: the link with the index in eth0@if<index>.
 host_end() {
     number=$(ip -n "$1" -br link show dev eth0 | sed -n 's/^eth0@if\([0-9]*\).*/\1/p')
     ip -o link show | sed -n "s/^$number: \([^@:]*\).*/\1/p"
 }
 
-# What DEL has to take away: veth pairs, addresses in use, cached results.
+# Prints what DEL must delete: veth pairs, leases, cached results.
 leftovers() {
     ip -o link show type veth | sed 's/^/link /'
     for container in $containers; do
@@ -99,7 +99,7 @@ leftovers() {
     find "$dir/cache" -type f
 }
 
-step "a private host" "its own network and $run; what happens here stays here"
+step "private namespaces" "own network and mounts, a tmpfs on $run; nothing outside changes"
 
 for name in bridge host-local loopback cnitool; do
     ln -s "$bin" "$dir/bin/$name"
@@ -119,7 +119,7 @@ cat >"$dir/net.d/10-demo.conflist" <<END
    "ipam": {"type": "host-local", "dataDir": "$dir/leases",
             "ranges": [$ranges]}}]}
 END
-step "a network, 10-demo.conflist" "a bridge that hands out addresses and is the way out"
+step "a network, 10-demo.conflist" "a bridge with IPAM, which is the containers' default gateway"
 sed 's/^/    /' "$dir/net.d/10-demo.conflist"
 
 for container in $containers; do
@@ -133,11 +133,11 @@ for container in $containers; do
     got=$(addresses "$dir/$container.json")
     [ -n "$got" ] || fail "no address for $container: $(cat "$dir/$container.json")"
     [ "$got" = "$(in_kernel "$container")" ] ||
-        fail "$container: the result says $got, the kernel says $(in_kernel "$container")"
+        fail "$container: the result has $got, the kernel has $(in_kernel "$container")"
     step "cnitool add demo .../$container" "$(echo "$got" | tr '\n' ' ') in $ms ms"
 done
 
-# Lines of the picture: one cell for each container.
+# Prints lines of the diagram: one cell for each container.
 cells() {
     printf "    %-24s %s\n" "$@"
 }
@@ -148,8 +148,8 @@ gateways=$(ip -br addr show dev demo0 | tr -s ' ' '\n' | sed -n '3,${/^fe80:/d;p
 ports=$(ip -br link show master demo0 | wc -l)
 [ "$ports" = 2 ] || fail "the bridge has $ports ports"
 blue_end=$(host_end blue) green_end=$(host_end green)
-[ -n "$blue_end" ] || fail "no other end of blue's eth0 on the host"
-[ -n "$green_end" ] || fail "no other end of green's eth0 on the host"
+[ -n "$blue_end" ] || fail "no host end of blue's eth0"
+[ -n "$green_end" ] || fail "no host end of green's eth0"
 echo
 cells "[ blue ]" "[ green ]"
 cells "$blue4" "$green4"
@@ -182,19 +182,19 @@ step "ping from green to blue" "$back"
 for container in $containers; do
     tool check demo "$run/netns/$container"
 done
-step "cnitool check demo ..." "both are still as they were made"
+step "cnitool check demo ..." "both attachments are unchanged"
 
 for container in $containers; do
     tool del demo "$run/netns/$container"
     step "cnitool del demo .../$container" "in $ms ms"
 done
 tool gc demo --keep-none
-step "cnitool gc demo --keep-none" "would remove what a crash had left"
+step "cnitool gc demo --keep-none" "would remove leftovers of a crash"
 
 left=$(leftovers)
 [ -z "$left" ] || fail "left behind:
 $left"
-step "what is left" "no link, no address in use, no cached result; the bridge stays for the next"
+step "leftovers" "no links, leases or cached results; the bridge remains"
 for container in $containers; do
     ip netns del "$container"
 done

@@ -1,7 +1,7 @@
 #!/bin/sh
-# dist.sh FOLDER: looks at what was released as those will who use it. Prints the sizes.
+# dist.sh FOLDER: verifies the files of a release by unpacking and executing them. Prints the sizes.
 #
-# RELEASE, if set, is the tag that is released: v and the version of Cargo.toml.
+# RELEASE, if set, is the tag of the release, and must be v and the version of Cargo.toml.
 set -eu
 out=$(readlink -f "$1")
 cd "$(dirname "$0")/.."
@@ -20,7 +20,7 @@ case $(uname -m) in
     *) fail "no release for $(uname -m)" ;;
 esac
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
-[ "${RELEASE:-v$version}" = "v$version" ] || fail "the tag $RELEASE is not that of version $version"
+[ "${RELEASE:-v$version}" = "v$version" ] || fail "the tag $RELEASE does not match version $version"
 binary=$out/cnibox-$version-$go
 names=$("$binary" list | sed 's/ .*//')
 tools=" $("$binary" list | awk '$2 == "tool" { printf "%s ", $1 }')"
@@ -28,32 +28,32 @@ tools=" $("$binary" list | awk '$2 == "tool" { printf "%s ", $1 }')"
 (cd "$out" && sha256sum --quiet -c SHA256SUMS) || fail "SHA256SUMS"
 [ "$(wc -l <"$out/SHA256SUMS")" = "$(find "$out" -type f ! -name 'SHA256SUMS*' | wc -l)" ] || fail "SHA256SUMS lacks files"
 
-# plugins FOLDER: every applet answers there.
+# plugins FOLDER: every applet is a link to the released executable, and works.
 plugins() {
     for name in $names; do
-        [ "$(readlink "$1/$name")" = cnibox ] || fail "$1/$name is no link to cnibox"
+        [ "$(readlink "$1/$name")" = cnibox ] || fail "$1/$name is not a link to cnibox"
         case $tools in
             *" $name "*) "$1/$name" --help >/dev/null || fail "$1/$name" ;;
-            *) CNI_COMMAND=VERSION "$1/$name" </dev/null | grep -q '"1.1.0"' || fail "$1/$name does not answer" ;;
+            *) CNI_COMMAND=VERSION "$1/$name" </dev/null | grep -q '"1.1.0"' || fail "VERSION of $1/$name failed" ;;
         esac
     done
-    cmp "$1/cnibox" "$binary" || fail "$1/cnibox is another executable"
+    cmp "$1/cnibox" "$binary" || fail "$1/cnibox differs from the released executable"
 }
 
 mkdir "$work/tgz" "$work/image"
 tar -xzf "$out/cni-plugins-linux-$go-v$version.tgz" -C "$work/tgz"
 plugins "$work/tgz"
-[ "$(tar -tzf "$out/cni-plugins-linux-$go-v$version.tgz" | head -n 1)" = ./ ] || fail "the tgz begins otherwise"
+[ "$(tar -tzf "$out/cni-plugins-linux-$go-v$version.tgz" | head -n 1)" = ./ ] || fail "the first entry of the tgz is not ./"
 
-# unpack PACKAGE: the trees of its deb and its rpm.
+# unpack PACKAGE: unpacks its deb and its rpm.
 unpack() {
     mkdir -p "$work/$1-deb" "$work/$1-rpm"
     dpkg-deb -x "$out/$1_${version}_$go.deb" "$work/$1-deb"
     rpm2cpio "$out/$1-$version-1.$rpm.rpm" | (cd "$work/$1-rpm" && cpio -idm --quiet)
     owner=$(dpkg-deb -c "$out/$1_${version}_$go.deb" | awk '$2 != "root/root"')
-    [ -z "$owner" ] || fail "not root's: $owner"
+    [ -z "$owner" ] || fail "files not owned by root: $owner"
     for root in "$work/$1-deb" "$work/$1-rpm"; do
-        gzip -t "$root/usr/share/doc/$1/THIRD-PARTY.gz" || fail "no licences of what is linked: $root"
+        gzip -t "$root/usr/share/doc/$1/THIRD-PARTY.gz" || fail "no licences of linked packages: $root"
     done
 }
 unpack cnibox
@@ -63,7 +63,8 @@ plugins "$work/cnibox-deb/usr/lib/cni"
 plugins "$work/cnibox-rpm/usr/libexec/cni"
 plugins "$work/cnibox-kubernetes-deb/opt/cni/bin"
 plugins "$work/cnibox-kubernetes-rpm/opt/cni/bin"
-# What podman's packages want of the reference's: without it they would be removed with it.
+# podman's packages depend on this name, which the reference's package provides; without it podman
+# would be removed together with the reference.
 stack=container-network-stack
 dpkg-deb -f "$out/cnibox_${version}_$go.deb" Provides | grep -q "$stack (= 1)" || fail "the deb does not provide $stack"
 rpm -qp --provides "$out/cnibox-$version-1.$rpm.rpm" | grep -qx "$stack = 1" || fail "the rpm does not provide $stack"
@@ -74,12 +75,12 @@ for root in $trees; do
     for name in $names; do
         page=$root/usr/share/man/man8/cnibox-$name.8.gz
         case $tools in *" $name "*) page=$root/usr/share/man/man1/$name.1.gz ;; esac
-        gzip -t "$page" || fail "no manual page of $name"
-        ! zcat "$page" | grep -q '^!' || fail "a picture in the manual page of $name"
+        gzip -t "$page" || fail "no manual page for $name"
+        ! zcat "$page" | grep -q '^!' || fail "an image in the manual page of $name"
     done
-    [ -z "$(find "$root" -name .cnibox)" ] || fail "the installer's own folder is in the package"
+    [ -z "$(find "$root" -name .cnibox)" ] || fail "the installer's state folder .cnibox is in the package"
 done
-(cd "$out" && sha256sum --quiet -c ./*.sha256 && sha512sum --quiet -c ./*.sha512) || fail "the sums of the archives"
+(cd "$out" && sha256sum --quiet -c ./*.sha256 && sha512sum --quiet -c ./*.sha512) || fail "checksums of the archives"
 if command -v lintian >/dev/null; then
     found=$(lintian --allow-root --fail-on error,warning "$out"/*.deb) || fail "lintian: $found"
 fi
@@ -87,7 +88,7 @@ if command -v rpmlint >/dev/null; then
     found=$(rpmlint -c packaging/rpmlint.toml "$out"/*.rpm) || fail "rpmlint: $found"
 fi
 
-# The conformance suite is in packages of its own, and in none of cnibox's.
+# The conformance suite has separate packages, and is in none of cnibox's.
 mkdir "$work/sanity-tgz" "$work/sanity-image"
 tar -xzf "$out/cni-sanity-linux-$go-v$version.tgz" -C "$work/sanity-tgz"
 sanity=$work/sanity-tgz/cni-sanity
@@ -95,12 +96,12 @@ sanity=$work/sanity-tgz/cni-sanity
 tests/static-pie.sh "$sanity" || fail "$sanity"
 for root in "$work/cni-sanity-deb" "$work/cni-sanity-rpm"; do
     cmp "$root/usr/bin/cni-sanity" "$sanity" || fail "cni-sanity in $root"
-    gzip -t "$root/usr/share/man/man1/cni-sanity.1.gz" || fail "no manual page of cni-sanity"
+    gzip -t "$root/usr/share/man/man1/cni-sanity.1.gz" || fail "no manual page for cni-sanity"
 done
 # shellcheck disable=SC2086 # several folders
 [ -z "$(find $trees "$work/tgz" -name 'cni-sanity*')" ] || fail "cni-sanity is in a package of cnibox"
 
-# image ARCHIVE FOLDER BINARY ENTRYPOINT: its one file is the binary.
+# image ARCHIVE FOLDER BINARY ENTRYPOINT: verifies hashes, the entry point, and that the binary is the only file.
 image() {
 tar -xf "$1" -C "$2"
 python3 - "$2" "$3" "$4" <<'END' || fail "the image $1"
@@ -161,7 +162,7 @@ units() {
         done
     done
     command -v systemd-analyze >/dev/null || return 0
-    # What units of the system they need, and the manual of this machine, are not in a package.
+    # The targets that the units refer to are in no package; --man=no, because the manual pages are not installed.
     for target in sysinit basic shutdown sockets network multi-user; do
         [ -e "$folder/$target.target" ] || printf '[Unit]\nDescription=%s\n' "$target" >"$folder/$target.target"
     done
@@ -169,7 +170,7 @@ units() {
         fail "units: ${said:-systemd-analyze verify failed}"
     [ -z "$said" ] || fail "units: $said"
     exposure=$(systemd-analyze security --offline=true --threshold=55 --no-pager --root="$1" cni-dhcp.service 2>&1) ||
-        fail "cni-dhcp.service is more exposed than it was: $(echo "$exposure" | tail -n 1)"
+        fail "cni-dhcp.service exceeds its exposure limit: $(echo "$exposure" | tail -n 1)"
 }
 for root in $trees; do
     units "$root"

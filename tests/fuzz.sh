@@ -1,10 +1,9 @@
 #!/bin/bash
-# fuzz.sh [SECONDS [TARGET...]]: each fuzz target below fuzz/ for so many seconds, default 60, one after
-# the other. What is found fails the run, and stays in fuzz/artifacts with the line that repeats it.
+# fuzz.sh [SECONDS [TARGET...]]: runs the fuzz targets of fuzz/ one after the other, each for SECONDS,
+# default 60. A finding fails the run; fuzz/artifacts has its input and the command that reproduces it.
 #
-# Wants cargo-fuzz and a nightly compiler (rustup toolchain install nightly; cargo install cargo-fuzz).
-# Inputs that reached something new are kept in fuzz/corpus; fuzz/seeds and the results below
-# tests/it/golden are where it begins.
+# Requires cargo-fuzz and a nightly compiler (rustup toolchain install nightly; cargo install cargo-fuzz).
+# Seeds are fuzz/seeds and the results in tests/it/golden; inputs with new coverage are kept in fuzz/corpus.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -26,11 +25,11 @@ for target in "${targets[@]}"; do
     esac
     mkdir -p "fuzz/corpus/$target" "fuzz/artifacts/$target"
     say "$target, $seconds seconds"
-    # The project's own memory is a few MiB, whatever it reads.
+    # The code under test uses a few MiB, whatever the input.
     cargo +nightly fuzz run "$target" "fuzz/corpus/$target" "${seeds[@]}" -- \
         -max_total_time="$seconds" -timeout=10 -rss_limit_mb=1024 -print_final_stats=1 \
         >"fuzz/artifacts/$target.log" 2>&1 || status=1
     grep -E '^(SUMMARY|Failing input|stat::number_of_executed_units)|panicked|cargo fuzz run' "fuzz/artifacts/$target.log" || true
 done
-if [ $status = 0 ]; then say "nothing found"; else say "something was found: see above, and fuzz/artifacts"; fi
+if [ $status = 0 ]; then say "nothing found"; else say "findings: see above, and fuzz/artifacts"; fi
 exit $status

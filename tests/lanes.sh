@@ -1,34 +1,34 @@
 #!/bin/bash
-# lanes.sh host-and-vm | vm [PATTERN]: the tests in two lanes.
+# lanes.sh host-and-vm | vm [PATTERN]: runs the tests in two lanes.
 #
-# The host lane is cargo test on this machine's kernel. A test that needs what this kernel lacks
-# (tests/it/lane.rs) says so and is skipped. The VM lane runs exactly those tests, from the same
-# executables, in a kernel that has everything (tests/vm.sh); where nothing is skipped, no VM is
-# started. At the end each skipped test is listed with the lane that ran it. One that no lane ran
-# fails the run, unless CNIBOX_NO_VM=1 says that there shall be no VM.
+# The host lane is cargo test on this machine's kernel. A test that needs a kernel feature which this
+# kernel lacks (tests/it/lane.rs) reports that and is skipped. The VM lane runs exactly the skipped
+# tests, from the same executables, in a kernel with all features (tests/vm.sh); if no test is
+# skipped, no VM is started. At the end each skipped test is listed with the lane that ran it. A test
+# that ran in neither lane fails the run, unless CNIBOX_NO_VM=1 disables the VM lane.
 #
-# Both run at once: the tests here wait most of the time, emulation never does. It takes the
-# processors when nobody else wants them.
+# Both lanes run concurrently: the host lane sleeps most of the time, while emulation is CPU-bound,
+# so the VMs run at the lowest priority.
 #
-# "vm" is the second lane alone. PATTERN, an extended regular expression, picks tests by name.
+# "vm" runs the VM lane only. PATTERN, an extended regular expression, selects tests by name.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 say() { echo "lanes: $*"; }
 
-# With CNIBOX_SOAK also those tests that take long.
+# CNIBOX_SOAK includes the long tests (#[ignore]).
 flags=()
 [ -z "${CNIBOX_SOAK-}" ] || flags=(--include-ignored)
 
-# Runs the tests of a list in this kernel: "executable<tab>test<tab>features". One that fails has a
-# second try, alone: two tests and everything they start share one slow processor.
+# Runs the tests of a list, lines of "executable<tab>test<tab>features", on this kernel. A failed test
+# is retried alone: two tests and all their processes share one slow processor.
 run_list() {
     local executable output names name status=0
     output=$(mktemp)
     while read -r executable; do
         mapfile -t names < <(awk -F '\t' -v wanted="$executable" '$1 == wanted { print $2 }' "$1")
         echo "executable $executable"
-        # With one thread libtest's lines are torn by what the tests print.
+        # With one thread libtest prints the name before the test runs, and the test's output breaks the line.
         if "$executable" "${flags[@]}" --exact --test-threads=2 "${names[@]}" 2>&1 | tee "$output"; then
             continue
         fi
@@ -43,7 +43,7 @@ run_list() {
     return $status
 }
 
-# Runs the failed tests of the host lane once more, alone, as run_list does; more than a few are no accident.
+# Retries up to three failed tests of the host lane, each alone; more failures are not treated as accidental.
 try_again() {
     local name names
     mapfile -t names < <(sed -n 's/^test \(.*\) \.\.\. FAILED$/\1/p' "$dir/host")
@@ -56,8 +56,8 @@ try_again() {
     status=0
 }
 
-# Has the tests of a list run in VMs, one for each processor, as a VM has only one. What they print
-# goes to shard.N.log.
+# Runs the tests of a list in VMs in the background, one VM for each processor, as a VM has one. The
+# output is in shard.N.log.
 start_vms() {
     local count shards shard
     count=$(wc -l <"$1")
@@ -74,7 +74,7 @@ start_vms() {
     done
 }
 
-# What VMs were started for is done, or what has been done is known.
+# Waits for the VMs and collects their output; a VM that died shows as tests that ran in no lane.
 await_vms() {
     local vm
     [ ${#vms[@]} -gt 0 ] || return 0
@@ -84,13 +84,13 @@ await_vms() {
 
 # shellcheck disable=SC2317 # called by trap
 end() {
-    # Each stops its own kernel.
+    # vm.sh stops QEMU when it is terminated.
     [ ${#vms[@]} = 0 ] || kill "${vms[@]}" 2>/dev/null || true
     wait
     rm -rf "$dir"
 }
 
-# Lines "test (needs features): outcome" for a list.
+# Prints a line "test (needs features): outcome" for each test of a list.
 outcomes() {
     awk -F '\t' -v list="$1" '
         FILENAME != list && /^executable / { executable = substr($0, 12) }
@@ -113,12 +113,12 @@ trap 'exit 130' INT TERM HUP
 touch "$dir/skipped" "$dir/vm"
 status=0
 cargo test --locked --no-run
-# Asked what they need, tests are skipped or fail, but do not run.
+# With CNIBOX_LANE=list tests record their missing features and are skipped or fail, but do not run.
 CNIBOX_LANE=list CNIBOX_SKIPPED=$dir/skipped cargo test --locked --no-fail-fast --lib --test it -- "${flags[@]}" \
     >"$dir/host" 2>&1 || true
 sort -u "$dir/skipped" | grep -E -- "${2-}" >"$dir/list" || true
 if [ -s "$dir/list" ] && [ "${CNIBOX_NO_VM-}" != 1 ]; then
-    start_vms "$dir/list" || say "there is no VM for what is skipped; CNIBOX_NO_VM=1 does without"
+    start_vms "$dir/list" || say "no VM for the skipped tests; CNIBOX_NO_VM=1 disables the VM lane"
 fi
 host="not asked for"
 if [ "$1" = host-and-vm ]; then
@@ -126,7 +126,7 @@ if [ "$1" = host-and-vm ]; then
     CNIBOX_SKIPPED=$dir/skipped cargo test --locked --no-fail-fast -- "${flags[@]}" 2>&1 | tee "$dir/host" || status=1
     host=$(awk '/^test result:/ { ok += $4; bad += $6 } END { print ok " passed, " bad " failed" }' "$dir/host")
     [ "$status" = 0 ] || try_again || status=1
-    # One that did not say so before it ran is in no lane.
+    # A test that was skipped only when it ran is in no lane.
     sort -u -o "$dir/list" "$dir/list" "$dir/skipped"
 fi
 await_vms
@@ -138,7 +138,7 @@ failed=$(grep -c 'failed in the VM$' "$dir/outcomes" || true)
 sed -n 's/^once more, alone: /    had a second try: /p' "$dir/vm" >"$dir/again"
 [ "$skipped" = 0 ] || say "this kernel, $(uname -r), lacks what these tests need:"
 cat "$dir/outcomes" "$dir/again"
-# A skipped test has passed as far as cargo knows.
+# cargo counts a skipped test as passed.
 say "host lane: $host, of which $skipped skipped; VM lane: $ran passed, $failed failed, second tries: $(wc -l <"$dir/again"); in no lane: $((skipped - ran - failed))"
 [ "$ran" = "$skipped" ] || [ "${CNIBOX_NO_VM-}" = 1 ] || status=1
 exit $status

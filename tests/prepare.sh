@@ -1,21 +1,21 @@
 #!/bin/sh
-# prepare.sh [build|demo|test|bench|lint|dist|book|runtimes|fuzz|arm64]: what the purpose needs beside cargo, before the first compile.
+# prepare.sh [build|demo|test|bench|lint|dist|book|runtimes|fuzz|arm64]: checks the dependencies of a task besides cargo, before the first compilation.
 #
-# It says what is missing and what for. As root on Debian or Ubuntu it installs the packages, cargo's
-# own tools with cargo; DEPS=no installs nothing. Elsewhere it names the packages of the system's package
-# manager. Exit 1 only when something that the purpose cannot do without is still missing, or Rust is
-# too old. Silent when all is there.
+# Lists missing dependencies and their purpose. As root on Debian or Ubuntu it installs the packages, and cargo's
+# tools with cargo; DEPS=no installs nothing. Otherwise it prints the command of the system's package
+# manager. Exit status 1 only if a required dependency is still missing, or Rust is too old. Silent if
+# nothing is missing.
 set -eu
 
 purpose=${1-all}
 peer=${PEER:-/usr/lib/cni}
-# The libraries and programs of tests/manifests.txt; tests/manifests.py looks for them here.
+# The folder in which tests/manifests.py searches the packages of tests/manifests.txt.
 root=${0%/*}/..
 wheels=${CARGO_TARGET_DIR:-$root/target}/manifests
 # The oldest kernel that the suite runs on, Debian 12's.
 oldest_kernel=6.1
 
-# program or file | Debian package, - for cargo's, pip | cannot do without | nice to have; every purpose wants what "build" does
+# program or file | Debian package, - for cargo, pip | tasks that require it | tasks that can use it; all tasks require those of "build"
 needs="
 cc                gcc                            build            -
 libc.a            libc6-dev                      build            -
@@ -62,43 +62,43 @@ curl              curl                           runtimes         -
 $peer/bridge      containernetworking-plugins    -                test,bench,runtimes
 "
 
-# Debian package | what for | its name for dnf, zypper, apk, pacman where that is another ("-": there is none)
+# Debian package | purpose | names for dnf, zypper, apk, pacman if they differ ("-": no such package)
 elsewhere="
 gcc              | links the executable                           |
 libc6-dev        | the C library, linked statically               | glibc-static glibc-devel-static musl-dev glibc
-iproute2         | ip: namespaces, a look at links and addresses  | iproute iproute2 iproute2 iproute2
+iproute2         | ip: namespaces, links and addresses            | iproute iproute2 iproute2 iproute2
 iputils-ping     | traffic between containers                     | iputils iputils iputils iputils
-util-linux       | unshare, nsenter: a private host               | util-linux util-linux util-linux-misc util-linux
-strace           | system calls of a plugin                       |
-nftables         | a look at the rules                            |
-dbus             | stands in for firewalld                        | dbus-daemon dbus-1-daemon dbus dbus
-python3-dbus     | stands in for firewalld                        | python3-dbus python3-dbus-python py3-dbus python-dbus
-python3-gi       | stands in for firewalld                        | python3-gobject-base python3-gobject py3-gobject3 python-gobject
+util-linux       | unshare, nsenter: private namespaces           | util-linux util-linux util-linux-misc util-linux
+strace           | counts system calls of a plugin                |
+nftables         | nft: lists rules                               |
+dbus             | emulates firewalld                             | dbus-daemon dbus-1-daemon dbus dbus
+python3-dbus     | emulates firewalld                             | python3-dbus python3-dbus-python py3-dbus python-dbus
+python3-gi       | emulates firewalld                             | python3-gobject-base python3-gobject py3-gobject3 python-gobject
 iptables         | the rules of the iptables back ends            |
-conntrack        | connections that DEL forgets                   | conntrack-tools conntrack-tools conntrack-tools conntrack-tools
-iperf3           | limits of bandwidth                            | iperf3 iperf iperf3 iperf3
+conntrack        | connections that DEL deletes                   | conntrack-tools conntrack-tools conntrack-tools conntrack-tools
+iperf3           | measures bandwidth limits                      | iperf3 iperf iperf3 iperf3
 kmod             | modprobe: modules of the VM's kernel           |
 xz-utils         | xz: modules of the VM's kernel, packages       | xz xz xz xz
 dnsmasq-base     | a DHCP server                                  | dnsmasq dnsmasq dnsmasq dnsmasq
 isc-dhcp-server  | a DHCP server                                  | dhcp-server dhcp-server dhcp -
-shellcheck       | mistakes in shell scripts                      | ShellCheck ShellCheck shellcheck shellcheck
-python3-minimal  | scripts that make images and notices           | python3 python3 python3 python
+shellcheck       | lints shell scripts                            | ShellCheck ShellCheck shellcheck shellcheck
+python3-minimal  | scripts that create images and notices         | python3 python3 python3 python
 python3-pip      | kubectl, helm and the schemas of Kubernetes    | python3-pip python3-pip py3-pip python-pip
 dpkg             | deb packages                                   |
 rpm              | rpm packages                                   | rpm-build rpm-build rpm rpm-tools
-cpio             | a look into rpm packages; files of a VM        |
+cpio             | unpacks rpm packages; creates initrds          |
 gcc-aarch64-linux-gnu | links the executable for arm64            | gcc-aarch64-linux-gnu cross-aarch64-gcc14 - aarch64-linux-gnu-gcc
 libc6-dev-arm64-cross | its C library, linked statically          | - - - aarch64-linux-gnu-glibc
-qemu-system-arm  | runs a kernel of arm64                         | qemu-system-aarch64 qemu-arm qemu-system-aarch64 qemu-system-aarch64
+qemu-system-arm  | runs an arm64 kernel                           | qemu-system-aarch64 qemu-arm qemu-system-aarch64 qemu-system-aarch64
 containerd       | runs pods                                      |
 runc             | containerd's containers                        |
 podman           | runs containers                                |
 crun             | podman's containers                            |
 conmon           | podman's containers                            |
-curl             | what ports lead to                             |
-busybox-static   | a small container                              | busybox busybox-static busybox-static busybox
+curl             | requests to published ports                    |
+busybox-static   | the container image                            | busybox busybox-static busybox-static busybox
 golang-github-containers-common | podman's configuration          | containers-common libcontainers-common containers-common containers-common
-python3-grpcio   | speaks CRI with containerd                     | python3-grpcio python3-grpcio py3-grpcio python-grpcio
+python3-grpcio   | CRI client for containerd                      | python3-grpcio python3-grpcio py3-grpcio python-grpcio
 containernetworking-plugins | the reference plugins, to compare with | containernetworking-plugins cni-plugins cni-plugins cni-plugins
 "
 
@@ -113,14 +113,14 @@ esac
 present() {
     case $1 in
         */*) [ -e "$1" ] ;;
-        # The compiler knows where; a name without a folder says that it does not.
+        # cc prints the path of a library that it finds, and otherwise the bare name.
         *.a) [ -e "$(cc "-print-file-name=$1" 2>/dev/null)" ] ;;
-        # The folders of administrators are not on every user's PATH.
+        # The sbin folders are not in every user's PATH.
         *) PATH=$PATH:/usr/sbin:/sbin command -v "$1" >/dev/null ;;
     esac
 }
 
-# Lines "program package weight" of what is missing; weight is required or optional.
+# Prints a line "program package weight" for each missing dependency; weight is required or optional.
 missing() {
     echo "$needs" | while read -r program package required optional; do
         [ -n "$program" ] || continue
@@ -143,12 +143,12 @@ packages() {
     done | sort -u
 }
 
-# row PACKAGE COLUMN: that column of a row of "elsewhere".
+# row PACKAGE COLUMN: prints a column of the package's row in "elsewhere".
 row() {
     echo "$elsewhere" | awk -F ' *[|] *' -v package="$1" -v column="$2" '$1 == package { print $column }'
 }
 
-# as_in COLUMN PACKAGE...: the names in that column, on one line.
+# as_in COLUMN PACKAGE...: prints the packages' names for a package manager, on one line.
 as_in() {
     column=$1
     shift
@@ -172,7 +172,7 @@ say() {
 
 # --- Rust, the kernel, root ---------------------------------------------------------------------------
 
-# at_least VERSION OTHER: OTHER is VERSION or later.
+# at_least VERSION OTHER: succeeds if OTHER is VERSION or later.
 at_least() {
     [ "$(printf '%s\n' "$1" "$2" | sort -V | sed -n 1p)" = "$1" ]
 }
@@ -196,7 +196,7 @@ fi
 
 # --- what is missing ----------------------------------------------------------------------------------
 
-# Nothing that matters is missing. Whether a demo can be shown is known before it is built.
+# Ends with success. For the demo, checks first whether its namespaces can be created, before anything is built.
 enough() {
     [ "$purpose" != demo ] || exec "${0%/*}/demo.sh" --check
     exit 0

@@ -1,6 +1,6 @@
 #!/bin/sh
-# reproduce.sh FOLDER: makes the release a second time, from a clone in another folder and with
-# nothing that was built before, and compares it with what is in FOLDER.
+# reproduce.sh FOLDER: builds the release a second time, from a clone in another folder and without
+# earlier build output, and compares its checksums with those in FOLDER.
 set -eu
 first=$(readlink -f "$1")
 cd "$(dirname "$0")/.."

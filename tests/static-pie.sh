@@ -1,6 +1,6 @@
 #!/bin/sh
-# static-pie.sh FILE: it needs no interpreter and no library, and runs at an address that the kernel
-# chooses. Its type is that of a shared object, the flag PIE is set, and nothing asks for a loader.
+# static-pie.sh FILE: verifies that FILE is a static position independent executable: type ET_DYN with
+# the flag PIE, no PT_INTERP, no DT_NEEDED; and that no segment is writable and executable.
 set -eu
 export LC_ALL=C
 fail() {
@@ -8,10 +8,10 @@ fail() {
     exit 1
 }
 readelf -hW "$1" | grep -q 'Type: *DYN ' || fail "$1" "at a fixed address"
-readelf -dW "$1" | grep -q 'FLAGS_1.* PIE' || fail "$1" "not an executable that is position independent"
+readelf -dW "$1" | grep -q 'FLAGS_1.* PIE' || fail "$1" "not a position independent executable"
 if readelf -lW "$1" | grep -q INTERP || readelf -dW "$1" | grep -q NEEDED; then
     fail "$1" "not static"
 fi
 if readelf -lW "$1" | grep -E 'GNU_STACK|LOAD' | grep -q 'WE '; then
-    fail "$1" "memory that can be written and executed"
+    fail "$1" "a segment is writable and executable"
 fi

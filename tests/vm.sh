@@ -1,28 +1,28 @@
 #!/bin/bash
-# vm.sh COMMAND [ARG...]: runs the command as root in Debian's own kernel, which has every link kind
-# and filter that the machine's kernel may lack, and ends with its exit status.
+# vm.sh COMMAND [ARG...]: runs a command as root on Debian's kernel, which has every link kind and
+# packet filter that the machine's kernel may lack, and returns the exit status of the command.
 #
-# The kernel runs under QEMU's software emulation, so no virtualisation is needed. It sees this
-# machine's files: all of them writable, nothing written survives. Its network is its own, /run is
-# empty. Folder, environment, stdout and stderr are the caller's; stdin is empty. Programs take 10
-# to 15 times as long as here. vm.sh --setup only fetches what is needed: once, 90 MB, with apt,
-# installing nothing.
+# The kernel runs under QEMU's software emulation, so no virtualisation is needed. The VM sees the
+# files of this machine, writable, but writes are discarded at its end. It has its own network and an
+# empty /run. Working directory, environment, stdout and stderr are the caller's; stdin is empty.
+# Programs take 10 to 15 times as long as on the machine. vm.sh --setup only downloads the kernel and
+# QEMU: once, 90 MB, with apt, without installing packages.
 #
-#   CNIBOX_VM_CACHE    where what was fetched is kept; default /var/cache/cnibox-vm
-#   CNIBOX_VM_TIMEOUT  seconds the command may take, default 900; then exit status 124
-#   CNIBOX_VM_ACCEL    QEMU's accelerator, default tcg; CNIBOX_VM_CPU the CPU it shows, default Nehalem
+#   CNIBOX_VM_CACHE    folder of the downloads; default /var/cache/cnibox-vm
+#   CNIBOX_VM_TIMEOUT  timeout of the command in seconds, default 900; then exit status 124
+#   CNIBOX_VM_ACCEL    QEMU's accelerator, default tcg; CNIBOX_VM_CPU the emulated CPU, default Nehalem
 #   CNIBOX_VM_MEM      memory, default 2G
-#   CNIBOX_VM_QEMU     more arguments for QEMU, such as "-device e1000"
+#   CNIBOX_VM_QEMU     additional arguments of QEMU, such as "-device e1000"
 #   CNIBOX_VM_LOG      file for the kernel's log
 #
-# Exit status 125: there is no VM to be had, or it died; stderr says why.
+# Exit status 125: the VM cannot be started, or it died; the reason is on stderr.
 set -euo pipefail
 
 cache=${CNIBOX_VM_CACHE:-/var/cache/cnibox-vm}
 timeout=${CNIBOX_VM_TIMEOUT:-900}
 
-# How often a VM is started, and how many seconds it has to come up: a boot takes three, and minutes
-# where others want the processors. One that does not come up is stopped, told of and started again.
+# Maximum number of starts, and timeout of a boot in seconds: a boot takes three seconds, but minutes
+# on a loaded machine. A VM that does not boot in time is reported, stopped and started again.
 tries=3 boot=240
 
 say() { echo "vm: $*" >&2; }
@@ -34,7 +34,7 @@ fail() {
 
 # --- fetching ----------------------------------------------------------------------------------------
 
-# apt with lists and archives of its own: neither locks nor changes the machine's.
+# apt with separate lists and archives: neither locks nor changes those of the machine.
 private_apt() {
     local program=$1
     shift
@@ -42,7 +42,7 @@ private_apt() {
         -o APT::Sandbox::User=root -o Acquire::Languages=none -o Acquire::Retries=3 "$@"
 }
 
-# The archives of the kernel, a static busybox and, unless it is installed, QEMU with its libraries.
+# Downloads the packages of the kernel, a static busybox and, unless installed, QEMU with its libraries.
 download() {
     local kernel
     private_apt apt-get update >&2 || return
@@ -57,23 +57,23 @@ download() {
 unpack() {
     local package
     for package in "$new"/apt/archives/*.deb; do
-        # The drivers of the machines out there are most of a kernel's size.
+        # Drivers of physical hardware are most of the kernel's size.
         dpkg --fsys-tarfile "$package" | tar -x -C "$new/root" --exclude='*/drivers/gpu' \
             --exclude='*/drivers/media' --exclude='*/drivers/scsi' --exclude='*/drivers/usb' \
             --exclude='*/net/wireless' --exclude='*/kernel/sound' --exclude='*/share/doc' || return
     done
 }
 
-# The kernel as QEMU starts it fastest, unpacked; where that fails, as it is.
+# Extracts the uncompressed kernel, which QEMU boots fastest; if that fails, copies the compressed one.
 make_kernel() {
     local packed=$new/root/boot/vmlinuz-$version at
     at=$(LC_ALL=C grep -abom1 -P '\xfd7zXZ\x00' "$packed" | cut -d: -f1) || at=
-    # Behind the kernel there is more, which xz complains about.
+    # The data after the compressed kernel makes xz fail.
     [ -z "$at" ] || tail -c "+$((at + 1))" "$packed" | xz -dcq >"$new/kernel" 2>/dev/null || true
     [ "$(head -c 4 "$new/kernel" 2>/dev/null | tail -c 3)" = ELF ] || cp "$packed" "$new/kernel"
 }
 
-# The first files that the kernel sees: busybox, the drivers to reach the others with, a script.
+# The initrd: busybox, the modules for 9p over virtio and overlayfs, and the init script.
 make_initrd() {
     local module file number=100 tree=$new/tree
     mkdir -p "$tree"/{bin,dev,modules,new,proc,sys,lower,upper}
@@ -95,7 +95,7 @@ make_initrd() {
 
 setup() {
     [ "$(id -u)" = 0 ] || fail "needs root, to share the machine's files with the VM"
-    [ "$(uname -m)" = x86_64 ] || fail "knows only x86_64, this is $(uname -m)"
+    [ "$(uname -m)" = x86_64 ] || fail "supports only x86_64, this is $(uname -m)"
     mkdir -p "${cache%/*}"
     exec 9>"$cache.lock"
     flock 9
@@ -107,12 +107,12 @@ setup() {
         rm -rf "$new"
         mkdir -p "$new"/apt/lists/partial "$new"/apt/archives/partial "$new/root/lib"
         { download && unpack; } || fail "could not fetch a kernel and QEMU"
-        # Where a kernel's package has them depends on the release.
+        # Kernel packages contain /lib/modules or /usr/lib/modules, depending on the release.
         [ -d "$new/root/lib/modules" ] || ln -s ../usr/lib/modules "$new/root/lib/modules"
         [ -e "$new/root/bin/busybox" ] || ln -s ../usr/bin/busybox "$new/root/bin/busybox"
         version=$(ls "$new/root/lib/modules")
         depmod -b "$new/root" "$version"
-        { make_kernel && make_initrd; } || fail "could not make the files to boot from"
+        { make_kernel && make_initrd; } || fail "could not create the kernel image and the initrd"
         rm -rf "$new/apt" "$new/tree" "$new/root/boot" "$cache"
         echo "$version" >"$new/version"
         mv "$new" "$cache"
@@ -120,7 +120,7 @@ setup() {
     exec 9>&-
 }
 
-# QEMU: the machine's, or the one that was fetched.
+# Executes the machine's QEMU, or the downloaded one.
 qemu() {
     local root=$cache/root
     if command -v qemu-system-x86_64 >/dev/null; then
@@ -128,7 +128,7 @@ qemu() {
     fi
     export LD_LIBRARY_PATH=$root/usr/lib/x86_64-linux-gnu:$root/lib/x86_64-linux-gnu
     export QEMU_MODULE_DIR=$root/usr/lib/x86_64-linux-gnu/qemu
-    # apt does not fetch what the machine has, which shares it between QEMUs of all architectures.
+    # Modules that are installed on the machine, shared by QEMUs of all architectures, were not downloaded.
     [ -d "$QEMU_MODULE_DIR" ] || QEMU_MODULE_DIR=/usr/lib/x86_64-linux-gnu/qemu
     exec setpriv --pdeathsig KILL "$root/usr/bin/qemu-system-x86_64" \
         -L "$root/usr/share/qemu" -L /usr/share/qemu -L "$root/usr/share/seabios" -L "$root/usr/lib/ipxe/qemu" "$@"
@@ -136,8 +136,8 @@ qemu() {
 
 # --- in the VM ---------------------------------------------------------------------------------------
 
-# Process 1 as long as there is nothing but the initrd: puts the machine's files below a file system
-# in memory, and goes over to them.
+# Process 1 in the initrd: mounts a tmpfs as overlay over the machine's files, and switches the root to
+# it.
 first_stage() {
     cat <<'END'
 #!/bin/busybox sh
@@ -170,7 +170,7 @@ exec /bin/busybox switch_root /new /run/busybox sh /run/vm/init
 END
 }
 
-# Process 1 from then on: runs the command, and switches off.
+# Process 1 after switch_root: runs the command, and powers the VM off.
 second_stage() {
     cat <<'END'
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
@@ -190,11 +190,10 @@ start() {
     local accel=${CNIBOX_VM_ACCEL:-tcg} more
     [ "$accel" != tcg ] || accel=tcg,thread=multi,tb-size=512
     read -ra more <<<"${CNIBOX_VM_QEMU:-}"
-    # norandmaps: translated code is used again only at the same address, which makes programs start
-    # three times as fast. Nehalem without rep_good: loops of single instructions cost TCG too much.
-    # One processor: with more, they wait for each other. no_timer_check, nowatchdog: where others want
-    # the processors, ticks come late, and the kernel would take its timer for broken or a program for
-    # stuck.
+    # norandmaps: TCG reuses translated code only at the same address; programs start three times as
+    # fast. Nehalem without rep_good: rep-prefixed instructions are slow under TCG. One processor:
+    # several would wait for each other. no_timer_check, nowatchdog: on a loaded machine ticks are
+    # late, and the kernel would report a broken timer or a stuck program.
     local options="console=ttyS0 quiet panic=-1 oops=panic mitigations=off nokaslr norandmaps"
     options+=" clearcpuid=rep_good init_on_alloc=0 lsm=capability audit=0 transparent_hugepage=never"
     options+=" randomize_kstack_offset=off random.trust_cpu=on rcupdate.rcu_expedited=1 tsc=reliable no_timer_check nowatchdog net.ifnames=0"
@@ -205,7 +204,7 @@ start() {
         -virtfs "local,path=$dir,mount_tag=vm,security_model=none" "${more[@]}" \
         </dev/null >"$dir/qemu" 2>&1 &
     vm=$!
-    # Its end is nothing to report.
+    # bash shall not report its termination.
     disown "$vm"
 }
 
@@ -214,7 +213,7 @@ stop() {
     vm=
 }
 
-# Waits until the file is there, or the VM is not, or the time is over.
+# await FILE SECONDS: waits until the file exists, the VM has ended, or the timeout.
 await() {
     local file=$1 end=$((SECONDS + $2))
     while [ ! -e "$dir/$file" ] && kill -0 "$vm" 2>/dev/null && [ $SECONDS -lt $end ]; do
@@ -251,7 +250,7 @@ for ((try = 1; ; try++)); do
     start
     ! await up $boot || break
     stop
-    say "start $try of $tries: it did not come up"
+    say "start $try of $tries: the VM did not boot in $boot seconds"
     tail -n 20 "$dir/qemu" "$dir/log" >&2 || true
     [ $try -lt $tries ] || exit 125
 done
@@ -261,7 +260,7 @@ tail -f -s 0.1 -c +1 --pid="$vm" "$dir/stderr" >&2 &
 err=$!
 end=$((SECONDS + timeout))
 await status "$timeout" || true
-# It switches itself off.
+# The VM powers itself off.
 [ ! -e "$dir/status" ] || await never 5 || true
 stop
 wait "$out" "$err" || true
@@ -270,6 +269,6 @@ if [ $SECONDS -ge $end ]; then
     say "the command took more than $timeout seconds"
     exit 124
 fi
-say "it died before the command ended"
+say "the VM died before the command ended"
 tail -n 40 "$dir/qemu" "$dir/log" >&2 || true
 exit 125

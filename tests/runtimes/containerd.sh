@@ -1,5 +1,5 @@
 #!/bin/bash
-# Pods as the kubelet makes them. Runs on a node of node.sh.
+# Pods, created over CRI as by the kubelet. Executed by node.sh.
 # shellcheck source=/dev/null
 . "$HERE/lib.sh"
 mkdir -p "$WORK/containerd"
@@ -26,18 +26,18 @@ if [ -e /opt/cni/bin/bandwidth ]; then
     slow=$(cri pod slow kubernetes.io/ingress-bandwidth=1M kubernetes.io/egress-bandwidth=1M)
     check "bandwidth annotation" grep -q tbf <<<"$(tc qdisc)"
     cri remove "$slow"
-    check "its limits go with the pod" no grep -q tbf <<<"$(tc qdisc)"
+    check "limits are deleted with the pod" no grep -q tbf <<<"$(tc qdisc)"
 fi
 
 if [ -n "${SWITCH-}" ]; then
-    check "switch from the reference" "$SWITCH" install /opt/cni/bin
-    check "the pods still talk" again cri exec "$shell" get "$web4"
+    check "switch from the reference to cnibox" "$SWITCH" install /opt/cni/bin
+    check "pod to pod after the switch" again cri exec "$shell" get "$web4"
     check "host port after the switch" again page 10.89.0.2:18080
 fi
 
 stop_containerd
 start_containerd || exit 1
-check "pods outlive the runtime" again page "$web4"
+check "pods survive a restart of the runtime" again page "$web4"
 late=$(cri pod late 18090:80)
 check "a pod after the restart" [ -n "$late" ]
 cri run "$late" localhost/busybox:1 httpd -f -p 80 -h /www >/dev/null
@@ -45,9 +45,9 @@ check "its host port" again page 10.89.0.2:18090
 cri remove "$client"
 
 if [ -n "${SWITCH-}" ]; then
-    check "back to the reference" "$SWITCH" uninstall /opt/cni/bin
-    check "the pods still talk" again page "$web4"
-    check "host port after the way back" again page 10.89.0.2:18090
+    check "switch back to the reference" "$SWITCH" uninstall /opt/cni/bin
+    check "node to pod after the switch back" again page "$web4"
+    check "host port after the switch back" again page 10.89.0.2:18090
 fi
 for pod in "$web" "$late"; do cri remove "$pod"; done
 check "host port is closed" no page 10.89.0.2:18080

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""A small client of the container runtime interface, as the kubelet is one.
+"""A minimal client of the container runtime interface (CRI).
 
-  cri.py ready                            exit status 0 when the runtime's network is ready
-  cri.py pod NAME [KEY=VALUE|HOST:PORT].. start a pod with annotations and host ports; its id
-  cri.py ips POD                          its addresses
-  cri.py run POD IMAGE COMMAND...         start a container in it; its id
+  cri.py ready                            exit status 0 if the runtime's network is ready
+  cri.py pod NAME [KEY=VALUE|HOST:PORT].. start a pod with annotations and host ports; prints its ID
+  cri.py ips POD                          print the addresses of a pod
+  cri.py run POD IMAGE COMMAND...         start a container in a pod; prints its ID
   cri.py exec CONTAINER COMMAND...        run a command in a container
-  cri.py remove POD                       stop and remove it
+  cri.py remove POD                       stop and remove a pod
 
-Messages are protocol buffers, written by hand: a message is a list of (field number, value)."""
+Protocol buffers are encoded by hand: a message is a list of (field number, value)."""
 
 import os
 import sys
@@ -18,7 +18,7 @@ import grpc
 
 SOCKET = "unix:///run/containerd/containerd.sock"
 SERVICE = "/runtime.v1.RuntimeService/"
-POD_NAMESPACES = (2, [(1, [(2, 1)])])  # namespace options: processes of their own
+POD_NAMESPACES = (2, [(1, [(2, 1)])])  # namespace options: pid: CONTAINER
 CONTAINER = (15, [(2, [(3, [(2, 1)])])])
 
 
@@ -45,7 +45,7 @@ def encode(fields):
 
 
 def decode(data):
-    """Field numbers with their values in order: numbers or bytes."""
+    """A dict of field numbers and lists of their values, numbers or bytes."""
     fields, at = {}, 0
 
     def read():

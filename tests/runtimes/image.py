@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""image.py OUT: images for the tests, as `docker save` writes them: localhost/busybox:1, and
-localhost/pause:1, which sleeps. Both are Debian's static busybox and a web page."""
+"""image.py OUT: writes test images in the format of `docker save`: localhost/busybox:1, and
+localhost/pause:1, which sleeps. Both contain Debian's static busybox and a web page."""
 
 import hashlib
 import json
@@ -12,7 +12,7 @@ import sys
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "../../packaging"))
 import archive  # noqa: E402
 
-# Static busybox's own wget crashes; this prints the last line of an answer.
+# The wget of a static busybox crashes; this script prints the last line of an HTTP response.
 GET = rb"""#!/bin/sh
 printf 'GET / HTTP/1.0\r\n\r\n' | nc -w 3 $1 ${2:-80} | tail -n 1 | grep .
 """

@@ -1,22 +1,22 @@
 # shellcheck shell=bash
-# What the scenarios share; sourced on a node.
+# Functions of the scenarios; sourced on a node.
 set -u
-# Read by the scenarios.
+# Exit status of the scenarios.
 export failed=0
 
-# check WHAT COMMAND...: it succeeds.
+# check NAME COMMAND...: reports whether the command succeeds.
 check() {
     local what=$1 output
     shift
     if output=$("$@" 2>&1); then
         echo "  ok    $what"
     else
-        echo "  FAIL  $what: $* said: $output"
+        echo "  FAIL  $what: $*: $output"
         failed=1
     fi
 }
 
-# Right after the first packet an address may not be resolved yet.
+# Retries a command: the first packets may be lost until addresses are resolved.
 again() {
     for _ in 1 2 3 4 5 6; do
         "$@" && return
@@ -33,12 +33,12 @@ page() {
     [ "$(curl -fsS -m 5 "http://$1/")" = hello ]
 }
 
-# As another host sees it.
+# The same from another host.
 page_outside() {
     [ "$(ip netns exec outside curl -fsS -m 5 "http://$1/")" = hello ]
 }
 
-# What no deleted container may leave: links, leases, cached results, rules with its addresses.
+# Prints leftovers of deleted containers: links, leases, cached results, rules with their addresses.
 nothing_left() {
     local left
     left=$(

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""matrix.py BINARY PAGE: the checks of run.sh with each container runtime that is here, written into the table of PAGE.
+"""matrix.py BINARY PAGE: runs the checks of run.sh with each installed container runtime, and updates the table in PAGE.
 
-RUNTIMES, folders with a colon between them, has more of them: each folder holds the programs of one runtime, such as containerd, ctr and
-containerd-shim-runc-v2, and stands before PATH for its run. Rows of versions that are not here stay as they were measured."""
+RUNTIMES is a colon-separated list of folders with further runtimes: each folder has the programs of one, such as containerd, ctr and
+containerd-shim-runc-v2, and is prepended to PATH. Rows of versions that are not installed are kept."""
 
 import os
 import re
@@ -16,12 +16,12 @@ HEADER = (
     "| runtime | starts containers with | kernel | checks that hold | the same node, switched from the reference and back | date |\n"
     "| --- | --- | --- | --- | --- | --- |"
 )
-# What starts the containers of each in tests/runtimes.
+# Runtime, and its low-level runtime in tests/runtimes.
 RUNTIMES = {"containerd": "runc", "podman": "crun"}
 
 
 def version(program, path):
-    """Such as "containerd 1.6.20"; None where it is not."""
+    """Name and version, such as "containerd 1.6.20"; None if the program is not installed."""
     try:
         said = subprocess.run([program, "--version"], env={**os.environ, "PATH": path}, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
@@ -31,7 +31,7 @@ def version(program, path):
 
 
 def checks(binary, scenario, path):
-    """How many checks of a scenario hold, of how many; what it says is printed."""
+    """Runs a scenario and prints its output; returns passed and total checks as text, and whether all passed."""
     env = {**os.environ, "PATH": path}
     command = [os.path.join(HERE, "run.sh"), binary, scenario]
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as run:

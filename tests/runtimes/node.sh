@@ -1,13 +1,13 @@
 #!/bin/bash
-# node.sh COMMAND...: runs a command as root on a node of its own, which ends with it. Mounts, network,
-# processes, cgroups, host name are its own; nothing of the machine changes but the folder WORK.
+# node.sh COMMAND...: runs a command as root on a temporary node: private mounts, network, PIDs, cgroups
+# and host name. The machine is not changed except for the folder WORK.
 #
-# Its eth0 is 10.89.0.2 and fd89::2; 10.89.0.1 and fd89::1 are another host, the namespace
-# "outside". PLUGINS is its /opt/cni/bin, CONF its /etc/cni/net.d.
+# eth0 of the node has 10.89.0.2 and fd89::2; 10.89.0.1 and fd89::1 belong to another host, the
+# namespace "outside". PLUGINS is mounted at /opt/cni/bin, CONF at /etc/cni/net.d.
 set -eu
 : "${WORK:?}" "${PLUGINS:?}" "${CONF:?}"
 
-# The cgroups of this process, as folders: one for each hierarchy, version 1 or 2.
+# Prints the cgroup folders of this process, one for each hierarchy, version 1 or 2.
 own_cgroups() {
     while IFS=: read -r _ controllers path; do
         case $controllers in
@@ -25,7 +25,7 @@ if [ "${1-}" != --inside ]; then
         mkdir "$group"
         groups+=("$group")
         for file in cpuset.cpus cpuset.mems; do
-            # Without these no process may enter.
+            # A cpuset without CPUs or memory nodes accepts no process.
             [ ! -e "$group/$file" ] || cat "$parent/$file" >"$group/$file" 2>/dev/null || true
         done
     done
@@ -53,7 +53,7 @@ if [ "${1-}" != --inside ]; then
 fi
 shift
 
-# Hierarchies as "mount point, type", then all of them again, seen from our own cgroup.
+# Mount all cgroup hierarchies again, so that their roots are those of the cgroup namespace.
 hierarchies=$(awk '$5 ~ "^/sys/fs/cgroup" { for (i = 6; i < NF; i++) if ($i == "-") print $5, $(i + 1) }' /proc/self/mountinfo)
 umount -R -l /sys/fs/cgroup
 mount -t sysfs sysfs /sys

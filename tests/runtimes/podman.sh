@@ -1,5 +1,5 @@
 #!/bin/bash
-# Containers of podman with its CNI back end. Runs on a node of node.sh.
+# Containers of podman with its CNI back end. Executed by node.sh.
 # shellcheck source=/dev/null
 . "$HERE/lib.sh"
 mkdir -p "$WORK/podman/net.d"
@@ -33,25 +33,25 @@ check "a container" podman run -d --name web -p 18080:80 -p 127.0.0.1:18090:80 "
 check "published on loopback" again page 127.0.0.1:18080
 check "published on the node's address" again page 10.89.0.2:18080
 check "published for other hosts" again page_outside 10.89.0.2:18080
-check "for this host only" again page 127.0.0.1:18090
-check "not for other hosts" no page_outside 10.89.0.2:18090
+check "published on 127.0.0.1 only, from the node" again page 127.0.0.1:18090
+check "published on 127.0.0.1 only, not from other hosts" no page_outside 10.89.0.2:18090
 check "container to published port" again podman run --rm "$image" get 10.89.0.2 18080
 check "container to another host" again podman run --rm "$image" ping -c 1 -W 2 10.89.0.1
 check "a network of both families" podman network create --subnet 10.88.1.0/24 --subnet fd88::/64 --ipv6 two
-check "its address and MAC as asked" podman run --rm --network two:ip=10.88.1.77,mac=02:11:22:33:44:55 "$image" \
+check "requested address and MAC address" podman run --rm --network two:ip=10.88.1.77,mac=02:11:22:33:44:55 "$image" \
     sh -c 'ip addr show eth0 | grep 10.88.1.77/24 && ip link show eth0 | grep 02:11:22:33:44:55'
 check "IPv6 to another host" again podman run --rm --network two "$image" ping -c 1 -W 2 fd89::1
 check "a second network for a running container" podman network connect two web
-check "is there" podman exec web ip addr show eth1
-check "and goes" podman network disconnect two web
-check "is gone" no podman exec web ip addr show eth1
+check "second interface exists" podman exec web ip addr show eth1
+check "disconnect the second network" podman network disconnect two web
+check "second interface is deleted" no podman exec web ip addr show eth1
 check "reload of a running container" podman network reload web
 check "published after the reload" again page 127.0.0.1:18080
 check "restart" podman restart -t 0 web
 check "published after the restart" again page 127.0.0.1:18080
 
-# The two containers of the DaemonSet's pod, with no more rights than it gives them, and a folder of
-# ours in place of the node's plugins: the first fills it, the second only waits.
+# The init container of the DaemonSet with its restricted privileges, on a temporary folder in place of the
+# node's plugins, and the main container of the uninstalling DaemonSet, which only waits.
 if [ -e "$WORK/cnibox.oci.tar" ]; then
     mkdir "$WORK/installed"
     podman load -q -i "$WORK/cnibox.oci.tar" >/dev/null
@@ -59,12 +59,12 @@ if [ -e "$WORK/cnibox.oci.tar" ]; then
     confined=(--network host --read-only --cap-drop all --security-opt no-new-privileges)
     check "the DaemonSet's init container" podman run --rm "${confined[@]}" --memory 64m \
         -v "$WORK/installed:/host/opt/cni/bin" "$cnibox" /host/opt/cni/bin
-    check "installs plugins that answer" env CNI_COMMAND=VERSION "$WORK/installed/bridge"
-    check "its main container" podman run -d --name pause "${confined[@]}" --memory 16m --user 65534:65534 \
+    check "installed plugins reply to VERSION" env CNI_COMMAND=VERSION "$WORK/installed/bridge"
+    check "the uninstalling DaemonSet's main container" podman run -d --name pause "${confined[@]}" --memory 16m --user 65534:65534 \
         --entrypoint '["/cnibox", "pause"]' "$cnibox"
-    check "waits" [ "$(podman inspect --format '{{.State.Status}}' pause)" = running ]
-    check "until it is told to end" podman stop -t 5 pause
-    check "and ends well" [ "$(podman inspect --format '{{.State.ExitCode}}' pause)" = 0 ]
+    check "is running" [ "$(podman inspect --format '{{.State.Status}}' pause)" = running ]
+    check "stops on SIGTERM" podman stop -t 5 pause
+    check "exits with 0" [ "$(podman inspect --format '{{.State.ExitCode}}' pause)" = 0 ]
 fi
 check "remove all" podman rm -af -t 0
 check "remove the network" podman network rm two

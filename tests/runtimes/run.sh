@@ -1,7 +1,7 @@
 #!/bin/bash
-# run.sh PLUGINS [SCENARIO...]: containerd and podman with these plugins, each on a node of its own.
-# PLUGINS is our executable, or a folder with the reference's plugins. With ours and the
-# reference in PEER, a third one: a node is switched from the reference and back.
+# run.sh PLUGINS [SCENARIO...]: tests containerd and podman with these plugins, each on a temporary node.
+# PLUGINS is the executable of cnibox, or a folder of other plugins. With cnibox and the reference
+# plugins in PEER, a third scenario switches a node from the reference and back.
 set -eu
 [ "$(id -u)" = 0 ] || { echo "test-runtimes: needs root" >&2; exit 1; }
 [ $# -ge 1 ] || { sed -n '2,5s/^# //p' "$0"; exit 2; }
@@ -9,13 +9,13 @@ given=$(readlink -f "$1")
 shift
 peer=${PEER:-/usr/lib/cni}
 HERE=$(dirname "$(readlink -f "$0")")
-# Not a tmpfs, nor an overlay: the runtimes' own overlays lie on it.
+# Neither tmpfs nor overlayfs, because it holds the overlays of the runtimes.
 base=$(mktemp -d /var/tmp/cnibox-runtimes.XXXXXX)
 export HERE PATH=$PATH:/usr/sbin:/sbin PYTHONDONTWRITEBYTECODE=1
 trap 'rm -rf "$base"' EXIT
 /usr/bin/python3 "$HERE/image.py" "$base/images.tar"
 
-# A network of bridge and of what there is besides.
+# conf PLUGINS: prints a network of bridge and the chained plugins in the folder.
 conf() {
     local chained="" name
     for name in portmap firewall tuning bandwidth; do
@@ -35,7 +35,7 @@ conf() {
 END
 }
 
-# scenario NAME SCRIPT: with the plugins in the folder of the name.
+# scenario NAME SCRIPT: runs a script with the plugins in $base/NAME/plugins.
 status=0
 scenario() {
     local name=$1 script=$2 started
@@ -55,10 +55,10 @@ plugins_for() {
         cp "$given"/* "$base/$1/plugins/"
         return
     fi
-    # What podman's own configurations name and we do not have.
+    # Plugins in podman's configurations that cnibox lacks.
     [ ! -e "$peer/bridge" ] || cp "$peer"/* "$base/$1/plugins/"
     "$given" install "$base/$1/plugins" >/dev/null
-    # As `make image` does; the label of the architecture matters to nobody here.
+    # As in `make image`; the architecture is not checked when the image runs.
     /usr/bin/python3 "$HERE/../../packaging/image.py" cnibox "$base/$1/cnibox.oci.tar" test amd64="$given" >/dev/null
 }
 
