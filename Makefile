@@ -47,7 +47,7 @@ SIZE_LIMIT := 5000000
 .PHONY: help build sanity check demo test test-vm soak test-runtimes matrix test-arm64 lint arch bench size cross image dist reproduce book record package fuzz install clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 15
 
 # Installs or lists missing build dependencies before the first compilation; DEPS=no installs nothing.
 .NOTPARALLEL:
