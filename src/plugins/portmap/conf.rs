@@ -1,4 +1,4 @@
-//! What a configuration asks for, checked.
+//! The keys of the plugin, and their validation.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -8,16 +8,16 @@ use serde::Deserialize;
 
 use crate::cni::ip;
 use crate::error::{Code, Error, Result};
-use crate::netfilter::backend::{Backend, Family};
 use crate::netfilter::iptables::table;
 use crate::netfilter::ports::conditions::{self, Refusal};
 use crate::netfilter::ports::{Mapping, Options, Snat};
+use crate::netfilter::{Backend, Family, PacketFilter};
 use crate::netlink::nftables::L4;
 
-/// The bit of a mark that asks for masquerading.
+/// The default bit of packets' marks that requests masquerading.
 const MARK_BIT: u8 = 13;
 
-/// The most rules that conditions may make of a family's ports.
+/// The maximum number of rules for the ports of a family: lists in conditions multiply the rules.
 const MOST_RULES: usize = 10_000;
 
 /// The keys of a portmap plugin.
@@ -26,19 +26,18 @@ const MOST_RULES: usize = 10_000;
 pub struct Conf {
     /// `iptables` or `nftables`. Default: [`Backend::choose`].
     backend: String,
-    /// Translate the source where answers would not come back otherwise. Default: true.
+    /// Translate the source address where replies would not come back otherwise. Default: true.
     snat: Option<bool>,
-    /// Translate the source of all connections.
+    /// Translate the source address of all connections.
     masq_all: bool,
-    /// The bit of packets' marks that asks for masquerading, 0 to 31, with iptables. Default: 13.
+    /// The bit of packets' marks that requests masquerading, 0 to 31, with iptables. Default: 13.
     mark_masq_bit: Option<i64>,
-    /// A chain in table nat that sets such a mark, in place of our own; with iptables.
+    /// A chain of the table nat that sets such a mark, instead of our own; with iptables.
     external_set_mark_chain: Option<String>,
-    /// More conditions for IPv4, as words of the back end.
+    /// Additional conditions for IPv4, as words of the back end.
     conditions_v4: Vec<String>,
-    /// More conditions for IPv6.
+    /// Additional conditions for IPv6.
     conditions_v6: Vec<String>,
-    /// What the runtime adds.
     runtime_config: RuntimeConfig,
 }
 
@@ -56,19 +55,27 @@ struct PortMapping {
     container_port: i64,
     /// `tcp`, `udp` or `sctp`.
     protocol: String,
-    /// Only this address of the host; `0.0.0.0` and `::` are all of their family.
+    /// The host's address. `0.0.0.0` and `::` are all addresses of their family. Default: all addresses.
     #[serde(rename = "hostIP")]
     host_ip: String,
 }
 
 impl Conf {
-    /// Checks the keys beside the ports; the back end that is named, if one is.
+    /// The configured back end, after validation of all keys except the ports.
     pub(super) fn backend(&self) -> Result<Option<Backend>> {
         if self.external_set_mark_chain.is_some() && self.mark_masq_bit.is_some() {
             return Err(Error::config("Cannot specify externalSetMarkChain and markMasqBit"));
         }
         self.mark_bit()?;
-        Backend::parse(Some(&self.backend), "unrecognized backend")
+        let backend = Backend::parse(Some(&self.backend), "unrecognized backend")?;
+        backend.map_or(Ok(()), |backend| self.require_keys_of(backend))?;
+        Ok(backend)
+    }
+
+    /// The back end for ADD.
+    pub(super) fn choose_backend(&self, filter: &PacketFilter) -> Result<Backend> {
+        let backend = Backend::choose(self.backend()?, filter);
+        self.require_keys_of(backend).map(|()| backend)
     }
 
     fn mark_bit(&self) -> Result<u8> {
@@ -79,19 +86,18 @@ impl Conf {
             .ok_or_else(|| Error::config("MasqMarkBit must be between 0 and 31"))
     }
 
-    /// Refuses keys that only the other back end knows.
+    /// Refuses keys for the other back end only.
     pub(super) fn require_keys_of(&self, backend: Backend) -> Result<()> {
-        let (name, other) = match backend {
-            Backend::Iptables => ("iptables", "nftables"),
-            Backend::Nftables => ("nftables", "iptables"),
-        };
+        let is_iptables = backend == Backend::Iptables;
+        let (name, other) =
+            if is_iptables { ("iptables", "nftables") } else { ("nftables", "iptables") };
         let mut foreign = Vec::new();
-        if backend == Backend::Nftables && self.external_set_mark_chain.is_some() {
+        if !is_iptables && self.external_set_mark_chain.is_some() {
             foreign.push("externalSetMarkChain");
         }
         for (key, _, words) in self.keyed_conditions() {
-            let Some(first) = words.first().filter(|first| !first.is_empty()) else { continue };
-            if first.starts_with(['-', '!']) != (backend == Backend::Iptables) {
+            let first = words.first().filter(|first| !first.is_empty());
+            if first.is_some_and(|first| first.starts_with(['-', '!']) != is_iptables) {
                 foreign.push(key);
             }
         }
@@ -101,10 +107,10 @@ impl Conf {
                 "{name} backend was requested but configuration contains {other}-specific options [{keys}]"
             )));
         }
-        if backend == Backend::Nftables { self.require_conditions() } else { self.require_words() }
+        if is_iptables { self.require_words() } else { self.require_conditions() }
     }
 
-    /// Checks what becomes words of iptables.
+    /// Validates the words that are passed to iptables.
     fn require_words(&self) -> Result<()> {
         if let Some(chain) = &self.external_set_mark_chain {
             table::require_chain("externalSetMarkChain", chain)?;
@@ -150,7 +156,7 @@ impl Conf {
         [&self.conditions_v4, &self.conditions_v6].map(Into::into)
     }
 
-    /// The options of the back end iptables.
+    /// The options of iptables.
     pub(super) fn options(&self) -> Result<Options<'_>> {
         self.require_words()?;
         Ok(Options {
@@ -159,7 +165,7 @@ impl Conf {
         })
     }
 
-    /// Whose source is translated.
+    /// Which connections' source addresses are translated.
     pub(super) fn snat(&self) -> Snat {
         match (self.snat.unwrap_or(true), self.masq_all) {
             (false, _) => Snat::Never,
@@ -188,8 +194,8 @@ impl Conf {
         Ok(all)
     }
 
-    /// The ports as far as they make sense: DEL finds the rest itself.
-    pub(super) fn sound_mappings(&self) -> Vec<Mapping> {
+    /// The valid ports, for DEL, which finds others without the configuration.
+    pub(super) fn valid_mappings(&self) -> Vec<Mapping> {
         let all = self.runtime_config.port_mappings.iter();
         all.filter_map(|mapping| mapping.parse().ok()).collect()
     }
@@ -222,9 +228,9 @@ impl PortMapping {
     }
 }
 
-fn port(whose: &str, number: i64) -> Result<u16> {
+fn port(side: &str, number: i64) -> Result<u16> {
     u16::try_from(number).ok().filter(|port| *port > 0).ok_or_else(|| {
-        Error::config(format!("Invalid {whose} port number: {number}"))
+        Error::config(format!("Invalid {side} port number: {number}"))
             .with_details("a port is a number from 1 to 65535")
     })
 }
