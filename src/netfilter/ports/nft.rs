@@ -68,7 +68,7 @@ fn elements(owner: Owner<'_>, forward: &Forward<'_>) -> Vec<Element> {
         let (addr, family) = (target.addr(), Family::of(target.addr()));
         let mappings: Vec<_> = forward.mappings_to(target).collect();
         // Ports with conditions are mapped by rules.
-        if forward.alternatives(family).is_ok_and(|rules| rules.is_empty()) {
+        if !forward.conditions.are_for(family) {
             all.extend(mappings.iter().map(|m| place(m, family).to((addr, m.container_port))));
         }
         let from = layout::from(forward.snat, target).filter(|_| !mappings.is_empty());
@@ -88,7 +88,7 @@ fn total(owner: Owner<'_>, count: usize, rules: &[Rule]) -> Element {
 fn rules(owner: Owner<'_>, forward: &Forward<'_>) -> Vec<Rule> {
     let mut rules = Vec::new();
     for target in forward.targets.iter().copied() {
-        let alternatives = forward.alternatives(Family::of(target.addr())).unwrap_or_default();
+        let alternatives = forward.conditions.rules(Family::of(target.addr()));
         for mapping in forward.mappings_to(target) {
             for rule in alternatives.iter().cloned() {
                 let rule = mapping.address().into_iter().fold(rule, Rule::daddr);

@@ -1,6 +1,5 @@
 //! The keys of the plugin, and their validation.
 
-use std::borrow::Cow;
 use std::collections::HashMap;
 use std::net::IpAddr;
 
@@ -9,8 +8,8 @@ use serde::Deserialize;
 use crate::cni::ip;
 use crate::error::{Code, Error, Result};
 use crate::netfilter::iptables::table;
-use crate::netfilter::ports::conditions::{self, Refusal};
-use crate::netfilter::ports::{Mapping, Options, Snat};
+use crate::netfilter::ports::conditions::{Conditions, Refusal};
+use crate::netfilter::ports::{Listen, Mapping, Options, Snat};
 use crate::netfilter::{Backend, Family, PacketFilter};
 use crate::netlink::nftables::L4;
 
@@ -95,7 +94,9 @@ impl Conf {
         if !is_iptables && self.external_set_mark_chain.is_some() {
             foreign.push("externalSetMarkChain");
         }
-        for (key, _, words) in self.keyed_conditions() {
+        for (key, words) in
+            [("conditionsV4", &self.conditions_v4), ("conditionsV6", &self.conditions_v6)]
+        {
             let first = words.first().filter(|first| !first.is_empty());
             if first.is_some_and(|first| first.starts_with(['-', '!']) != is_iptables) {
                 foreign.push(key);
@@ -107,7 +108,7 @@ impl Conf {
                 "{name} backend was requested but configuration contains {other}-specific options [{keys}]"
             )));
         }
-        if is_iptables { self.require_words() } else { self.require_conditions() }
+        if is_iptables { self.require_words() } else { self.conditions(backend).map(drop) }
     }
 
     /// Validates the words that are passed to iptables.
@@ -119,41 +120,31 @@ impl Conf {
         table::require_words("conditionsV6", &self.conditions_v6)
     }
 
-    fn keyed_conditions(&self) -> [(&'static str, Family, &[String]); 2] {
-        [
-            ("conditionsV4", Family::V4, &self.conditions_v4),
-            ("conditionsV6", Family::V6, &self.conditions_v6),
-        ]
-    }
-
-    /// Refuses conditions that nftables rules cannot express, and too many of them.
-    fn require_conditions(&self) -> Result<()> {
+    /// The conditions with nftables. With iptables they are [`Options`].
+    pub(super) fn conditions(&self, backend: Backend) -> Result<Conditions> {
+        if backend == Backend::Iptables {
+            return Ok(Conditions::default());
+        }
         let ports = self.runtime_config.port_mappings.len().max(1);
-        for (key, family, words) in self.keyed_conditions() {
-            match conditions::parse(family, words, MOST_RULES / ports) {
-                Ok(_) => {}
-                Err(Refusal::Word(word)) => {
+        let parsed =
+            Conditions::parse(&self.conditions_v4, &self.conditions_v6, MOST_RULES / ports);
+        parsed.map_err(|(family, why)| {
+            let key = if family == Family::V4 { "conditionsV4" } else { "conditionsV6" };
+            match why {
+                Refusal::Word(word) => {
                     let msg = format!("\"{key}\": \"{word}\" is not supported with nftables");
-                    return Err(Error::new(Code::UNSUPPORTED_FIELD, msg).with_details(
+                    Error::new(Code::UNSUPPORTED_FIELD, msg).with_details(
                         "supported are \"ip saddr\", \"ip daddr\" (\"ip6\" for IPv6) and \
                          \"iifname\", \"!=\", and lists in braces; or choose the back end \
                          \"iptables\"",
-                    ));
+                    )
                 }
-                Err(Refusal::TooMany) => {
-                    let msg = format!("\"{key}\": more than {MOST_RULES} rules for {ports} ports");
-                    return Err(Error::config(msg).with_details(
-                        "each list in braces multiplies the rules: write larger subnets",
-                    ));
-                }
+                Refusal::TooMany => Error::config(format!(
+                    "\"{key}\": more than {MOST_RULES} rules for {ports} ports"
+                ))
+                .with_details("each list in braces multiplies the rules: write larger subnets"),
             }
-        }
-        Ok(())
-    }
-
-    /// The conditions of all mappings, as words of the back end.
-    pub(super) fn conditions(&self) -> [Cow<'_, [String]>; 2] {
-        [&self.conditions_v4, &self.conditions_v6].map(Into::into)
+        })
     }
 
     /// The options of iptables.
@@ -162,6 +153,7 @@ impl Conf {
         Ok(Options {
             mark_bit: self.mark_bit()?,
             set_mark_chain: self.external_set_mark_chain.as_deref().map(Into::into),
+            conditions: [&self.conditions_v4, &self.conditions_v6].map(Into::into),
         })
     }
 
@@ -180,7 +172,7 @@ impl Conf {
         let mut known = HashMap::new();
         for mapping in &self.runtime_config.port_mappings {
             let mapping = mapping.parse()?;
-            let key = (mapping.proto, mapping.host, mapping.host_port);
+            let key = (mapping.proto, mapping.listen, mapping.host_port);
             match known.insert(key, mapping.container_port) {
                 None => all.push(mapping),
                 Some(other) if other == mapping.container_port => {}
@@ -215,16 +207,17 @@ impl PortMapping {
                 return Err(Error::config(msg).with_details("use tcp, udp or sctp"));
             }
         };
-        Ok(Mapping { proto, host: self.host()?, host_port, container_port })
+        Ok(Mapping { proto, listen: self.listen()?, host_port, container_port })
     }
 
-    fn host(&self) -> Result<Option<IpAddr>> {
+    fn listen(&self) -> Result<Listen> {
         if self.host_ip.is_empty() {
-            return Ok(None);
+            return Ok(Listen::Everywhere);
         }
-        ip::parse_ip(&self.host_ip)
-            .map(Some)
-            .map_err(|_| Error::config(format!("invalid hostIP \"{}\"", self.host_ip)))
+        let addr: IpAddr = ip::parse_ip(&self.host_ip)
+            .map_err(|_| Error::config(format!("invalid hostIP \"{}\"", self.host_ip)))?;
+        let family = Listen::Family(Family::of(addr));
+        Ok(if addr.is_unspecified() { family } else { Listen::Address(addr) })
     }
 }
 

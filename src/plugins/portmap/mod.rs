@@ -19,6 +19,7 @@ use ipnet::IpNet;
 pub use self::conf::Conf;
 use crate::cni::{CniResult, IpConfig};
 use crate::error::{Context, Error, Result};
+use crate::netfilter::ports::conditions::Conditions;
 use crate::netfilter::ports::{self, Forward, KEPT, Mapping, Snat, Taken, flows};
 use crate::netfilter::{Backend, Family, Owner, PacketFilter, Watch, layout, localhost};
 use crate::repairs::Repairs;
@@ -124,8 +125,15 @@ impl Plugin for Portmap {
         let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
         let mappings = conf.valid_mappings();
         let targets = req.prev.as_ref().map(|prev| nets(prev, owner.ifname)).unwrap_or_default();
-        let mut forward = forward(conf, Backend::Nftables, &mappings, &targets)?;
-        forward.options = conf.options().ok();
+        let forward = Forward {
+            backend: Backend::Iptables,
+            mappings: mappings.into(),
+            targets: targets.into(),
+            snat: conf.snat(),
+            conditions: Conditions::default(),
+            options: conf.options().ok(),
+            localnet: false,
+        };
         ports::del(&filter, owner, Some(&forward))
     }
 
@@ -153,7 +161,7 @@ fn forward<'a>(
         mappings: mappings.into(),
         targets: targets.into(),
         snat: conf.snat(),
-        conditions: conf.conditions(),
+        conditions: conf.conditions(backend)?,
         options: (backend == Backend::Iptables).then(|| conf.options()).transpose()?,
         localnet: false,
     })

@@ -39,6 +39,8 @@ pub struct Options<'a> {
     pub mark_bit: u8,
     /// A chain of another program that sets the mark.
     pub set_mark_chain: Option<Cow<'a, str>>,
+    /// Additional conditions for IPv4 and IPv6, as words of iptables.
+    pub conditions: [Cow<'a, [String]>; 2],
 }
 
 /// The required rules of an attachment in the table of one family.
@@ -68,7 +70,7 @@ impl<'a> Wanted<'a> {
     }
 
     pub(super) fn conditions(self) -> &'a [String] {
-        self.forward.words(self.family())
+        &self.options.conditions[usize::from(self.family() == Family::V6)]
     }
 
     /// Whether our own chains that mark and masquerade are required.
