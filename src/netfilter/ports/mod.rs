@@ -16,7 +16,6 @@ mod layout;
 mod nft;
 mod reference;
 
-use std::borrow::Cow;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
@@ -85,25 +84,25 @@ pub enum Snat {
 
 /// The mappings of an attachment. Its record has this content.
 #[derive(Serialize, Deserialize)]
-pub struct Forward<'a> {
+pub struct Forward {
     /// The back end.
     pub backend: Backend,
     /// The ports.
-    pub mappings: Cow<'a, [Mapping]>,
+    pub mappings: Vec<Mapping>,
     /// The container's addresses, at most one per family, with the prefix lengths of their subnets.
     #[serde(deserialize_with = "targets")]
-    pub targets: Cow<'a, [IpNet]>,
-    /// Whose source is translated.
+    pub targets: Vec<IpNet>,
+    /// Which connections' source addresses are translated.
     pub snat: Snat,
     /// Additional conditions with the back end nftables.
     pub conditions: Conditions,
     /// Options of the back end iptables.
-    pub options: Option<Options<'a>>,
+    pub options: Option<Options>,
     /// Whether 127.0.0.1 of the host leads to the container, by `route_localnet`.
     pub localnet: bool,
 }
 
-impl Forward<'_> {
+impl Forward {
     /// The mappings for a target.
     fn mappings_to(&self, target: IpNet) -> impl Iterator<Item = &Mapping> {
         let family = Family::of(target.addr());
@@ -112,7 +111,7 @@ impl Forward<'_> {
 }
 
 /// Decodes targets, also as release 0.2.0 wrote them: `{"net": "10.1.2.3/24", "via": "cni0"}`.
-fn targets<'de, D: Deserializer<'de>>(d: D) -> Result<Cow<'static, [IpNet]>, D::Error> {
+fn targets<'de, D: Deserializer<'de>>(d: D) -> Result<Vec<IpNet>, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]
     enum Target {
@@ -131,7 +130,7 @@ pub(super) const FEATURE: Feature =
     Feature { kept: KEPT, layouts: || vec![layout::layout()], restore };
 
 fn restore(change: &mut Change<'_>) {
-    for kept in change.living::<Forward<'static>>(KEPT) {
+    for kept in change.living::<Forward>(KEPT) {
         if kept.content.backend == Backend::Nftables {
             nft::restore(change, kept.owner(), &kept.content);
         }
@@ -163,11 +162,7 @@ pub fn heal(filter: &PacketFilter) -> Result<()> {
 /// Creates the mappings in one back end, after deleting those that an earlier ADD created in another. Earlier
 /// mappings of the attachment are replaced. If another container holds a port, nothing is created and the port is
 /// returned.
-pub fn add(
-    filter: &PacketFilter,
-    owner: Owner<'_>,
-    forward: &Forward<'_>,
-) -> Result<Option<Taken>> {
+pub fn add(filter: &PacketFilter, owner: Owner<'_>, forward: &Forward) -> Result<Option<Taken>> {
     match forward.backend {
         Backend::Nftables => {
             // This may fail without harm, so it comes first.
@@ -185,7 +180,7 @@ pub fn add(
 }
 
 /// Verifies every rule of the attachment, and the rules that all attachments share.
-pub fn check(filter: &PacketFilter, owner: Owner<'_>, forward: &Forward<'_>) -> Result<()> {
+pub fn check(filter: &PacketFilter, owner: Owner<'_>, forward: &Forward) -> Result<()> {
     match forward.backend {
         Backend::Nftables => nft::check(filter.nft()?, owner, forward),
         Backend::Iptables => iptables::check(owner, forward),
@@ -194,10 +189,10 @@ pub fn check(filter: &PacketFilter, owner: Owner<'_>, forward: &Forward<'_>) -> 
 
 /// Deletes the mappings of an attachment in every layout and back end, and tracked UDP connections to them. With the
 /// mappings of ADD `known`, the rules of others need not be read. Continues after an error; the errors are joined.
-pub fn del(filter: &PacketFilter, owner: Owner<'_>, known: Option<&Forward<'_>>) -> Result<()> {
+pub fn del(filter: &PacketFilter, owner: Owner<'_>, known: Option<&Forward>) -> Result<()> {
     let removed = KEPT.remove(owner);
     let servers = [nft::del(filter, owner, known), iptables::del(filter, owner, known)];
-    flows::of_gone(servers.iter().flatten().flatten().copied());
+    flows::delete_replied_by(servers.iter().flatten().flatten().copied());
     all(servers.map(|servers| servers.map(drop)).into_iter().chain([removed]))
 }
 
@@ -205,7 +200,7 @@ pub fn del(filter: &PacketFilter, owner: Owner<'_>, known: Option<&Forward<'_>>)
 pub fn gc(filter: &PacketFilter, network: &str, valid: &[Owner<'_>]) -> Result<()> {
     let removed = KEPT.remove_stale(network, valid);
     let servers = nft::collect(filter, network, valid);
-    flows::of_gone(servers.iter().flatten().copied());
+    flows::delete_replied_by(servers.iter().flatten().copied());
     all([removed, servers.map(drop), iptables::collect(filter, network, valid)])
 }
 
@@ -270,7 +265,7 @@ impl From<Taken> for Error {
 mod tests {
     use super::*;
 
-    fn record(text: &str) -> Forward<'static> {
+    fn record(text: &str) -> Forward {
         serde_json::from_str(text).unwrap()
     }
 
@@ -291,7 +286,7 @@ mod tests {
             Listen::Address("192.0.2.1".parse().unwrap()),
         ];
         assert!(record.mappings.iter().map(|mapping| mapping.listen).eq(listen));
-        assert_eq!(*record.targets, ["10.1.2.3/24", "fd00::3/64"].map(|net| net.parse().unwrap()));
+        assert_eq!(record.targets, ["10.1.2.3/24", "fd00::3/64"].map(|net| net.parse().unwrap()));
         let words = ["ip saddr != 10.0.0.0/8", "iifname eth0"].map(str::to_owned);
         assert_eq!(record.conditions, Conditions::parse(&words, &[], 1).unwrap());
         let kept = serde_json::to_string(&record).unwrap();

@@ -42,7 +42,7 @@ pub(super) fn del(nft: &Nft, id: &str) -> Result<BTreeSet<IpAddr>> {
 }
 
 /// Whether the reference created all mappings of the container, by the number of its rules, as its own CHECK counts.
-pub(super) fn has(nft: &Nft, owner: Owner<'_>, forward: &Forward<'_>) -> Result<bool> {
+pub(super) fn has(nft: &Nft, owner: Owner<'_>, forward: &Forward) -> Result<bool> {
     for target in forward.targets.iter().copied() {
         let wanted = forward.mappings_to(target).count();
         let is_own = |comment: Option<&str>| comment == Some(owner.id);

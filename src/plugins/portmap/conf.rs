@@ -148,12 +148,12 @@ impl Conf {
     }
 
     /// The options of iptables.
-    pub(super) fn options(&self) -> Result<Options<'_>> {
+    pub(super) fn options(&self) -> Result<Options> {
         self.require_words()?;
         Ok(Options {
             mark_bit: self.mark_bit()?,
-            set_mark_chain: self.external_set_mark_chain.as_deref().map(Into::into),
-            conditions: [&self.conditions_v4, &self.conditions_v6].map(Into::into),
+            set_mark_chain: self.external_set_mark_chain.clone(),
+            conditions: [self.conditions_v4.clone(), self.conditions_v6.clone()],
         })
     }
 

@@ -61,10 +61,9 @@ impl Plugin for Portmap {
         }
         let backend = conf.choose_backend(&filter).context(|| "failed to parse config")?;
         let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
-        let targets = nets(prev, owner.ifname);
-        let mut forward = forward(conf, backend, &mappings, &targets)?;
+        let mut forward = forward(conf, backend, mappings, nets(prev, owner.ifname))?;
         let mut undo = Rollback::new();
-        let localnet = localnet_keys(cx, conf, &targets, prev)?;
+        let localnet = localnet_keys(cx, conf, &forward.targets, prev)?;
         forward.localnet = !localnet.is_empty();
         open_localhost(&filter, &localnet)?;
         cx.note(Self::NAME, req, prev, &mut undo);
@@ -78,7 +77,7 @@ impl Plugin for Portmap {
         if let Some(taken) = taken {
             return Err(taken.into());
         }
-        flows::lead_to(&targets, &mappings, cx.host()?);
+        flows::delete_other_targets(&forward, cx.host()?);
         undo.commit();
         Ok(prev.clone())
     }
@@ -93,9 +92,9 @@ impl Plugin for Portmap {
         let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
         let backend = Backend::of(configured, &filter, KEPT, owner);
         conf.require_keys_of(backend)?;
-        let targets = nets(prev, owner.ifname);
-        ports::check(&filter, owner, &forward(conf, backend, &mappings, &targets)?)?;
-        for key in localnet_keys(cx, conf, &targets, prev)? {
+        let forward = forward(conf, backend, mappings, nets(prev, owner.ifname))?;
+        ports::check(&filter, owner, &forward)?;
+        for key in localnet_keys(cx, conf, &forward.targets, prev)? {
             if sysctl::read(&key)? != "1" {
                 return Err(Error::internal(format!("sysctl {key} is not 1"))
                     .with_details(format!("sysctl -w {key}=1")));
@@ -123,12 +122,11 @@ impl Plugin for Portmap {
     fn del(cx: &Cx<'_>, conf: &Conf, req: &DelReq) -> Result<()> {
         let filter = PacketFilter::new();
         let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
-        let mappings = conf.valid_mappings();
-        let targets = req.prev.as_ref().map(|prev| nets(prev, owner.ifname)).unwrap_or_default();
+        let targets = req.prev.as_ref().map(|prev| nets(prev, owner.ifname));
         let forward = Forward {
             backend: Backend::Iptables,
-            mappings: mappings.into(),
-            targets: targets.into(),
+            mappings: conf.valid_mappings(),
+            targets: targets.unwrap_or_default(),
             snat: conf.snat(),
             conditions: Conditions::default(),
             options: conf.options().ok(),
@@ -150,16 +148,16 @@ impl Plugin for Portmap {
     }
 }
 
-fn forward<'a>(
-    conf: &'a Conf,
+fn forward(
+    conf: &Conf,
     backend: Backend,
-    mappings: &'a [Mapping],
-    targets: &'a [IpNet],
-) -> Result<Forward<'a>> {
+    mappings: Vec<Mapping>,
+    targets: Vec<IpNet>,
+) -> Result<Forward> {
     Ok(Forward {
         backend,
-        mappings: mappings.into(),
-        targets: targets.into(),
+        mappings,
+        targets,
         snat: conf.snat(),
         conditions: conf.conditions(backend)?,
         options: (backend == Backend::Iptables).then(|| conf.options()).transpose()?,
@@ -170,7 +168,7 @@ fn forward<'a>(
 /// Creates the mappings. A port of a container that is gone is reclaimed. For a port of a container that may be alive, ADD
 /// waits: the container may be about to be deleted, as when a pod is replaced by force. Returns a port that stays another
 /// container's.
-fn map(filter: &PacketFilter, owner: Owner<'_>, forward: &Forward<'_>) -> Result<Option<Taken>> {
+fn map(filter: &PacketFilter, owner: Owner<'_>, forward: &Forward) -> Result<Option<Taken>> {
     let until = Instant::now() + TIMEOUT;
     let mut watch: Option<Watch> = None;
     while let Some(taken) = ports::add(filter, owner, forward)? {

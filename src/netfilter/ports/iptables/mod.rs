@@ -29,7 +29,7 @@ const NAT: &str = "nat";
 const OLD_SNAT: &str = "CNI-HOSTPORT-SNAT";
 
 /// For [`crate::netfilter::heal`]. A port that another container holds meanwhile is not restored.
-pub(in crate::netfilter) const RECORDS: Records<Forward<'static>> = Records {
+pub(in crate::netfilter) const RECORDS: Records<Forward> = Records {
     kept: KEPT,
     table: NAT,
     is_of: |forward, family| {
@@ -52,7 +52,7 @@ pub(in crate::netfilter) const RECORDS: Records<Forward<'static>> = Records {
 /// Creates the mappings, in one transaction for each family; earlier mappings of the attachment are replaced. If
 /// another container holds a port, the port is returned. In this case, and on failure, the attachment has no
 /// mappings.
-pub(super) fn add(owner: Owner<'_>, forward: &Forward<'_>) -> Result<Option<Taken>> {
+pub(super) fn add(owner: Owner<'_>, forward: &Forward) -> Result<Option<Taken>> {
     let taken = RefCell::new(None);
     for (at, wanted) in Wanted::each(owner, forward).into_iter().enumerate() {
         let family = wanted.family();
@@ -245,7 +245,7 @@ fn words_of(mapping: &Mapping) -> [Option<String>; 3] {
 pub(super) fn del(
     filter: &PacketFilter,
     owner: Owner<'_>,
-    known: Option<&Forward<'_>>,
+    known: Option<&Forward>,
 ) -> Result<BTreeSet<IpAddr>> {
     let (common, own) = chains(owner);
     let servers = RefCell::new(BTreeSet::new());
@@ -283,7 +283,7 @@ fn plan_del(table: &mut Table, owner: Owner<'_>) -> Vec<IpAddr> {
 }
 
 /// Verifies every rule of the attachment and the rules that all attachments share.
-pub(super) fn check(owner: Owner<'_>, forward: &Forward<'_>) -> Result<()> {
+pub(super) fn check(owner: Owner<'_>, forward: &Forward) -> Result<()> {
     for wanted in Wanted::each(owner, forward) {
         let tables = Iptables::require(wanted.family())?;
         let table = tables.read(NAT)?;
