@@ -127,7 +127,9 @@ pub(super) fn add(filter: &PacketFilter, owner: Owner<'_>, pod: &Pod) -> Result<
     }
     for family in families(pod) {
         let tables = Iptables::require(family)?;
-        let witness = witness(owner, family);
+        // The rules of another attachment, whose absence shows a flush.
+        let witness = RECORDS.another(owner, family);
+        let witness = witness.map(|kept| rules(&kept.content, family)).unwrap_or_default();
         let plan = |table: &mut Table| {
             if witness.iter().any(|rule| !table.has(rule)) {
                 RECORDS.restore(table, family, Some(owner));
@@ -144,13 +146,13 @@ pub(super) fn add(filter: &PacketFilter, owner: Owner<'_>, pod: &Pod) -> Result<
     Ok(())
 }
 
-/// The rules of another attachment, whose absence shows a flush.
-fn witness(owner: Owner<'_>, family: Family) -> Vec<Rule> {
-    let Some(kept) = RECORDS.another(owner, family) else { return Vec::new() };
-    let mut rules = policy_rules(&kept.content);
-    if kept.content.admin.is_some() {
-        rules.extend(ips_of(&kept.content.ips, family).into_iter().flat_map(address_rules));
+/// The attachment's rules in a family, without those that all attachments share.
+fn rules(pod: &Pod, family: Family) -> Vec<Rule> {
+    let mut rules = Vec::new();
+    if pod.admin.is_some() {
+        rules.extend(ips_of(&pod.ips, family).into_iter().flat_map(address_rules));
     }
+    rules.extend(policy_rules(pod));
     rules
 }
 
@@ -296,15 +298,10 @@ pub(super) fn check(filter: &PacketFilter, owner: Owner<'_>, pod: &Pod) -> Resul
     for family in families(pod) {
         let tables = Iptables::require(family)?;
         let table = tables.read(FILTER)?;
-        let mut rules = Vec::new();
-        if let Some(admin) = &pod.admin {
-            rules.extend(to_chains(admin));
-            rules.extend(ips_of(&pod.ips, family).into_iter().flat_map(address_rules));
-        }
-        rules.extend(policy_rules(pod));
-        for rule in &rules {
-            if !tables.has(&table, rule)? {
-                return Err(missing(owner, KEPT, &describe(rule)));
+        let jumps = pod.admin.iter().flat_map(|admin| to_chains(admin));
+        for rule in jumps.chain(rules(pod, family)) {
+            if !tables.has(&table, &rule)? {
+                return Err(missing(owner, KEPT, &describe(&rule)));
             }
         }
     }

@@ -135,8 +135,7 @@ impl Iptables {
     /// it is by then, so two processes could insert the same rule. If the lock file cannot be created, there is no
     /// lock; a lock timeout is an error.
     pub fn update(&self, name: &str, plan: &dyn Fn(&mut Table)) -> Result<()> {
-        let _lock = lock()?;
-        self.update_locked(name, plan)
+        self.add_expected(name, &|| None, plan)
     }
 
     /// As [`Iptables::update`], but first tries to commit the changes that `plan` makes to the table of `expect`,
