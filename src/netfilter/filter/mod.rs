@@ -143,7 +143,7 @@ pub(super) fn hand_over(filter: &PacketFilter) -> Result<HandedOver> {
     let mut handed = HandedOver::default();
     if let Some(nft) = filter.nft_if_present()? {
         let (ips, bridges) = nft::content(nft)?;
-        iptables::make_ownerless(&ips, &bridges)?;
+        iptables::create_ownerless(&ips, &bridges)?;
         nft::clear(nft)?;
         handed.objects = ips.len() + bridges.len();
     }

@@ -206,7 +206,7 @@ pub fn gc(filter: &PacketFilter, network: &str, valid: &[Owner<'_>]) -> Result<(
 
 /// Rewrites our layout on `nf_tables` into the reference's. Counts rules.
 pub(super) fn hand_over(nft: &Nft) -> Result<HandedOver> {
-    super::layout::hand_over(nft, layout::TABLE, &reference::make)
+    super::layout::hand_over(nft, layout::TABLE, &reference::create)
 }
 
 /// The description of a port of the host: `8080/tcp`, `192.0.2.1:8080/tcp`.
