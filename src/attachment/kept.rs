@@ -4,8 +4,8 @@
 //! /run/cni/cnibox/<feature>/<instance>.json
 //! ```
 //!
-//! ADD writes the record before it makes the rules. DEL and GC remove the record before they delete the rules: a
-//! process that restores rules from a record verifies afterwards that the record still exists ([`Kept::is_there`]).
+//! ADD writes the record before it creates the rules. DEL and GC remove the record before they delete the rules: a
+//! process that restores rules from a record verifies afterwards that the record still exists ([`Kept::exists`]).
 
 use std::collections::HashSet;
 use std::fs;
@@ -69,10 +69,10 @@ impl Kept {
         }
     }
 
-    /// How an operator restores the attachment's rules; `trouble` says which rules are missing, if known.
+    /// How an operator restores the attachment's rules; `trouble` describes the missing rules, if known.
     pub fn remedy(self, owner: Owner<'_>, trouble: Option<&str>) -> String {
         let trouble = trouble.unwrap_or("the rules are gone from the packet filter");
-        if self.is_there(&owner.instance()) {
+        if self.exists(&owner.instance()) {
             return format!("{trouble}; \"cnibox repair\" restores all rules of this host");
         }
         format!("{trouble}; attach the container again")
@@ -98,7 +98,7 @@ impl Kept {
     }
 
     /// Whether there is a record of this [instance](Owner::instance).
-    pub fn is_there(self, instance: &str) -> bool {
+    pub fn exists(self, instance: &str) -> bool {
         self.place(instance).exists()
     }
 

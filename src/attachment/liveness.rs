@@ -14,7 +14,7 @@ use crate::netlink::Netlink;
 use crate::netns::holders::Holders;
 use crate::netns::{Netns, NetnsId};
 
-/// What is known of the container of an attachment.
+/// Whether the container of an attachment can be alive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Liveness {
     /// The network namespace exists.
@@ -28,7 +28,7 @@ pub enum Liveness {
 /// Why a container cannot be alive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gone {
-    /// The attachment was made before the last boot.
+    /// The attachment was created before the last boot.
     EarlierBoot,
     /// The network namespace no longer exists.
     Namespace,
@@ -43,14 +43,14 @@ impl fmt::Display for Gone {
     }
 }
 
-/// What was recorded of a container when the attachment was made.
+/// The state of a container that was recorded when the attachment was created.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trace {
     /// The network namespace.
     pub netns: Option<NetnsId>,
-    /// The attachment was made before the last boot.
+    /// The attachment was created before the last boot.
     pub earlier_boot: bool,
-    /// The addresses that the container was given.
+    /// The container's addresses.
     pub ips: Vec<IpAddr>,
 }
 

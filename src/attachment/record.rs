@@ -198,3 +198,28 @@ fn link(ip: IpAddr, target: &str) -> files::Result<()> {
     }
     symlink(target, &path).during("link", &path)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_of_release_0_2_0_are_read() {
+        let text = r#"{"network":"net","id":"c1","ifname":"eth0","plugin":"bridge","sandbox":"/x",
+            "netns":{"dev":4,"ino":4026532265,"ctime":17},"host":4026531840,"ips":["10.1.2.3"],
+            "interfaces":["cni0","veth1"],"dataDir":"/d"}"#;
+        let expected = Record {
+            network: "net".to_owned(),
+            id: "c1".to_owned(),
+            ifname: "eth0".to_owned(),
+            plugin: "bridge".to_owned(),
+            sandbox: "/x".to_owned(),
+            netns: Some(NetnsId { dev: 4, ino: 4_026_532_265, ctime: 17 }),
+            host: 4_026_531_840,
+            ips: vec!["10.1.2.3".parse().unwrap()],
+            interfaces: vec!["cni0".to_owned(), "veth1".to_owned()],
+            data_dir: Some("/d".into()),
+        };
+        assert_eq!(serde_json::from_str::<Record>(text).unwrap(), expected);
+    }
+}

@@ -162,7 +162,7 @@ pub(super) fn hand_over(nft: &Nft) -> Result<HandedOver> {
     layout::hand_over(nft, TABLE, &|nft, batch| {
         let mut handed = HandedOver::default();
         for element in nft.find(&[ALLOWED], &[])? {
-            match make_reference(batch, &element) {
+            match create_reference(batch, &element) {
                 Some(()) => handed.objects += 1,
                 None => handed.nameless += 1,
             }
@@ -172,7 +172,7 @@ pub(super) fn hand_over(nft: &Nft) -> Result<HandedOver> {
 }
 
 /// Adds the reference's chains of a port; `None` if the element does not identify its attachment.
-fn make_reference(batch: &mut Batch, element: &Element) -> Option<()> {
+fn create_reference(batch: &mut Batch, element: &Element) -> Option<()> {
     let (id, ifname, _) = identity(element.comment.as_deref()?)?;
     let [Value::IfName(name), Value::Mac(address)] = element.key.0.as_slice() else { return None };
     let [iface, mac, comment] = reference_names(&format!("{id}-{ifname}"));

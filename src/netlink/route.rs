@@ -63,6 +63,7 @@ pub struct Route {
     /// Whether the gateway counts as reachable on the link whatever its address.
     pub onlink: bool,
     /// Several ways at once, instead of [`gw`](Route::gw) and [`oif`](Route::oif).
+    #[serde(default)]
     pub nexthops: Vec<NextHop>,
 }
 

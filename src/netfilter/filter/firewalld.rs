@@ -46,8 +46,8 @@ impl<'a> Zone<'a> {
     /// The zone `name`; `None` if firewalld is not running.
     pub fn find(name: &'a str) -> Option<Zone<'a>> {
         let mut bus = Bus::system().inspect_err(|e| log::debug(io_text(e))).ok()?;
-        let is_there = bus.has_owner(NAME).inspect_err(|e| log::debug(io_text(e))).ok()?;
-        is_there.then_some(Zone { bus, name })
+        let is_running = bus.has_owner(NAME).inspect_err(|e| log::debug(io_text(e))).ok()?;
+        is_running.then_some(Zone { bus, name })
     }
 
     /// The zone `name`. Fails without a system bus.
@@ -155,7 +155,7 @@ impl<'a> Zone<'a> {
                 }
             }
             // A DEL that has ended meanwhile has removed the record first.
-            if !KEPT.is_there(&kept.owner().instance()) {
+            if !KEPT.exists(&kept.owner().instance()) {
                 self.remove_own(kept.owner(), zone, ips.clone());
             }
         }
@@ -226,7 +226,7 @@ pub fn heal(repair: Repair) -> Option<String> {
 
 /// Whether there is a record of the attachment's sources.
 pub fn has(owner: Owner<'_>) -> bool {
-    KEPT.is_there(&owner.instance())
+    KEPT.exists(&owner.instance())
 }
 
 /// Removes the sources of the network's attachments that are not among `valid`.

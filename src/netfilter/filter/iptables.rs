@@ -55,7 +55,7 @@ pub(in crate::netfilter) const RECORDS: Records<Pod> = Records {
     kept: KEPT,
     table: FILTER,
     is_of: |pod, family| pod.backend == Backend::Iptables && !ips_of(&pod.ips, family).is_empty(),
-    restore: |table, family, kept| make(table, kept.owner(), &kept.content, family),
+    restore: |table, family, kept| create(table, kept.owner(), &kept.content, family),
 };
 
 fn jump(chain: &str, comment: &str, target: &str) -> Rule {
@@ -127,12 +127,14 @@ pub(super) fn add(filter: &PacketFilter, owner: Owner<'_>, pod: &Pod) -> Result<
     }
     for family in families(pod) {
         let tables = Iptables::require(family)?;
-        let witness = witness(owner, family);
+        // The rules of another attachment, whose absence shows a flush.
+        let witness = RECORDS.another(owner, family);
+        let witness = witness.map(|kept| rules(&kept.content, family)).unwrap_or_default();
         let plan = |table: &mut Table| {
             if witness.iter().any(|rule| !table.has(rule)) {
                 RECORDS.restore(table, family, Some(owner));
             }
-            make(table, owner, pod, family);
+            create(table, owner, pod, family);
         };
         let expect = || {
             let mut table = expected_table(filter, &tables, owner, pod, family)?;
@@ -144,13 +146,13 @@ pub(super) fn add(filter: &PacketFilter, owner: Owner<'_>, pod: &Pod) -> Result<
     Ok(())
 }
 
-/// The rules of another attachment, whose absence shows a flush.
-fn witness(owner: Owner<'_>, family: Family) -> Vec<Rule> {
-    let Some(kept) = RECORDS.another(owner, family) else { return Vec::new() };
-    let mut rules = policy_rules(&kept.content);
-    if kept.content.admin.is_some() {
-        rules.extend(ips_of(&kept.content.ips, family).into_iter().flat_map(address_rules));
+/// The attachment's rules in a family, without those that all attachments share.
+fn rules(pod: &Pod, family: Family) -> Vec<Rule> {
+    let mut rules = Vec::new();
+    if pod.admin.is_some() {
+        rules.extend(ips_of(&pod.ips, family).into_iter().flat_map(address_rules));
     }
+    rules.extend(policy_rules(pod));
     rules
 }
 
@@ -222,7 +224,7 @@ fn ips_of(ips: &[IpAddr], family: Family) -> Vec<IpAddr> {
 }
 
 /// Adds the rules of one family.
-fn make(table: &mut Table, owner: Owner<'_>, pod: &Pod, family: Family) {
+fn create(table: &mut Table, owner: Owner<'_>, pod: &Pod, family: Family) {
     if let Some(admin) = &pod.admin {
         shared(table, admin);
         table.ensure_chain(OWNERS);
@@ -270,10 +272,10 @@ fn plan_policy(table: &mut Table, network: &str, pod: &Pod) {
     if !is_foreign {
         table.append_unique(Rule::new(&marker).comment(&network_label(network)));
     }
-    make_policy(table, bridge, pod.policy);
+    create_policy(table, bridge, pod.policy);
 }
 
-fn make_policy(table: &mut Table, bridge: &str, policy: Policy) {
+fn create_policy(table: &mut Table, bridge: &str, policy: Policy) {
     for chain in [STAGE_1, STAGE_2] {
         table.ensure_chain(chain);
     }
@@ -288,7 +290,7 @@ fn make_policy(table: &mut Table, bridge: &str, policy: Policy) {
 
 pub(super) fn check(filter: &PacketFilter, owner: Owner<'_>, pod: &Pod) -> Result<()> {
     // The reference does not isolate ports.
-    if KEPT.is_there(&owner.instance())
+    if KEPT.exists(&owner.instance())
         && let Some(nft) = filter.nft_if_present()?
     {
         nft::check(nft, owner, pod)?;
@@ -296,15 +298,10 @@ pub(super) fn check(filter: &PacketFilter, owner: Owner<'_>, pod: &Pod) -> Resul
     for family in families(pod) {
         let tables = Iptables::require(family)?;
         let table = tables.read(FILTER)?;
-        let mut rules = Vec::new();
-        if let Some(admin) = &pod.admin {
-            rules.extend(to_chains(admin));
-            rules.extend(ips_of(&pod.ips, family).into_iter().flat_map(address_rules));
-        }
-        rules.extend(policy_rules(pod));
-        for rule in &rules {
-            if !tables.has(&table, rule)? {
-                return Err(missing(owner, KEPT, &describe(rule)));
+        let jumps = pod.admin.iter().flat_map(|admin| to_chains(admin));
+        for rule in jumps.chain(rules(pod, family)) {
+            if !tables.has(&table, &rule)? {
+                return Err(missing(owner, KEPT, &describe(&rule)));
             }
         }
     }
@@ -408,7 +405,7 @@ fn remove(table: &mut Table, ips: &[IpAddr]) {
 }
 
 /// Creates the rules for the content of our tables of `nf_tables`, without owners, as the reference does.
-pub(super) fn make_ownerless(ips: &[IpAddr], bridges: &[(String, Policy)]) -> Result<()> {
+pub(super) fn create_ownerless(ips: &[IpAddr], bridges: &[(String, Policy)]) -> Result<()> {
     for family in Family::BOTH {
         let ips = ips_of(ips, family);
         if ips.is_empty() && bridges.is_empty() {
@@ -420,7 +417,7 @@ pub(super) fn make_ownerless(ips: &[IpAddr], bridges: &[(String, Policy)]) -> Re
                 table.append_unique(rule);
             }
             for (bridge, policy) in bridges {
-                make_policy(table, bridge, *policy);
+                create_policy(table, bridge, *policy);
             }
         })?;
     }

@@ -143,7 +143,7 @@ pub(super) fn hand_over(filter: &PacketFilter) -> Result<HandedOver> {
     let mut handed = HandedOver::default();
     if let Some(nft) = filter.nft_if_present()? {
         let (ips, bridges) = nft::content(nft)?;
-        iptables::make_ownerless(&ips, &bridges)?;
+        iptables::create_ownerless(&ips, &bridges)?;
         nft::clear(nft)?;
         handed.objects = ips.len() + bridges.len();
     }
@@ -154,4 +154,20 @@ pub(super) fn hand_over(filter: &PacketFilter) -> Result<HandedOver> {
 /// The error for an object that CHECK did not find.
 fn missing(owner: Owner<'_>, kept: Kept, what: &str) -> Error {
     Error::internal(format!("expected {what} not found")).with_details(kept.remedy(owner, None))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_of_release_0_2_0_are_read() {
+        let text = r#"{"backend":"iptables","ips":["10.1.2.3","fd00::3"],"ports":["veth1"],
+            "policy":"same-bridge","bridge":"cni0","admin":"CNI-ADMIN"}"#;
+        let pod: Pod = serde_json::from_str(text).unwrap();
+        assert_eq!((pod.backend, pod.policy), (Backend::Iptables, Policy::SameBridge));
+        assert_eq!(pod.ips, ["10.1.2.3", "fd00::3"].map(|ip| ip.parse::<IpAddr>().unwrap()));
+        assert_eq!((pod.ports.concat().as_str(), pod.bridge.as_deref()), ("veth1", Some("cni0")));
+        assert_eq!(pod.admin.as_deref(), Some("CNI-ADMIN"));
+    }
 }

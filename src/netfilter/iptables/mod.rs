@@ -135,11 +135,10 @@ impl Iptables {
     /// it is by then, so two processes could insert the same rule. If the lock file cannot be created, there is no
     /// lock; a lock timeout is an error.
     pub fn update(&self, name: &str, plan: &dyn Fn(&mut Table)) -> Result<()> {
-        let _lock = lock()?;
-        self.update_locked(name, plan)
+        self.add_expected(name, &|| None, plan)
     }
 
-    /// As [`Iptables::update`], but first tries to commit the changes that `plan` makes to the table of `expect`,
+    /// As [`Iptables::update`], but first tries to commit the changes that `plan` applies to the table of `expect`,
     /// without reading the table: in a script that fails unless the rules of that table exist. So what `plan` adds
     /// must be in a chain that it creates, or jump to such a chain, since no such rules can exist; or `expect` has
     /// looked for them.
@@ -159,7 +158,7 @@ impl Iptables {
         self.update_locked(name, plan)
     }
 
-    /// As [`Iptables::update`], but first tries to commit the deletions that `plan` makes in `expected`. If they
+    /// As [`Iptables::update`], but first tries to commit the deletions that `plan` applies to `expected`. If they
     /// succeed, the table is not read. So the deletions must fail where more is to be deleted: as the deletion of a
     /// chain fails while a rule jumps to it. A lock timeout is ignored: a container that cannot be deleted is worse
     /// than a rule that is deleted twice.
@@ -253,7 +252,7 @@ pub(super) fn iptables_table(family: Family, table: &str) -> nftables::Table<'_>
     nftables::Table::new(family.into(), table)
 }
 
-/// The records of the attachments whose rules a feature makes with iptables. A flush is detected by the absence of
+/// The records of the attachments whose rules a feature creates with iptables. A flush is detected by the absence of
 /// another attachment's rules, and the rules of all attachments are restored from the records.
 pub struct Records<R> {
     /// All records of the feature, records of other back ends included.

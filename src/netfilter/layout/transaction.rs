@@ -267,7 +267,7 @@ fn remove_deleted(nft: &Nft, records: &[(Kept, String)]) -> Result<()> {
     for Feature { kept, layouts, .. } in FEATURES {
         let mut gone: Vec<&String> =
             records.iter().filter(|(of, _)| of == kept).map(|(_, instance)| instance).collect();
-        gone.retain(|instance| !kept.is_there(instance));
+        gone.retain(|instance| !kept.exists(instance));
         if gone.is_empty() {
             continue;
         }

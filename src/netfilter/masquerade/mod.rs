@@ -108,5 +108,5 @@ pub fn gc(filter: &PacketFilter, network: &str, valid: &[Owner<'_>]) -> Result<(
 
 /// Rewrites our layout on `nf_tables` into the reference's. Counts addresses.
 pub(super) fn hand_over(nft: &Nft) -> Result<HandedOver> {
-    super::layout::hand_over(nft, nft::TABLE, &nft::make_reference)
+    super::layout::hand_over(nft, nft::TABLE, &nft::create_reference)
 }

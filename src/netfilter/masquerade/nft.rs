@@ -136,7 +136,7 @@ pub(super) fn del_reference(nft: &Nft, which: ByComment<'_>) -> Result<()> {
 }
 
 /// Adds the rules of all our elements to the reference's layout.
-pub(super) fn make_reference(nft: &Nft, batch: &mut Batch) -> Result<HandedOver> {
+pub(super) fn create_reference(nft: &Nft, batch: &mut Batch) -> Result<HandedOver> {
     let mut pods = nft.find(&PODS, &[])?;
     pods.retain(|pod| net_of(pod).is_some());
     let handed = HandedOver { objects: pods.len(), ..HandedOver::default() };

@@ -4,9 +4,7 @@
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 
-use ipnet::IpNet;
-
-use super::Mapping;
+use super::Forward;
 use crate::log;
 use crate::netlink::conntrack::{Conntrack, Flow, Flows};
 use crate::netlink::nftables::{L4, RuleInfo};
@@ -14,16 +12,16 @@ use crate::netlink::{self, Family, Netlink};
 
 /// After ADD: deletes the tracked connections to the mapped ports of this host with another destination.
 /// Connections that the host forwards are not affected.
-pub fn lead_to(targets: &[IpNet], mappings: &[Mapping], host: &Netlink) {
-    for addr in targets.iter().map(IpNet::addr) {
-        let family = Family::of(addr);
-        let udp = mappings.iter().filter(|m| m.proto == L4::Udp && m.is_of(family));
+pub fn delete_other_targets(forward: &Forward, host: &Netlink) {
+    for target in forward.targets.iter().copied() {
+        let (addr, family) = (target.addr(), Family::of(target.addr()));
+        let udp = forward.mappings_to(target).filter(|mapping| mapping.proto == L4::Udp);
         let mapped: HashSet<_> = udp.map(|m| (m.host_port, m.address())).collect();
         if mapped.is_empty() {
             continue;
         }
         let mut local = HashMap::new();
-        forget(Flows::All(family), &mut |flow| {
+        delete(Flows::All(family), &mut |flow| {
             let mut is_local =
                 || *local.entry(flow.daddr).or_insert_with_key(|a| host.is_local(*a));
             let Flow { daddr, dport, server } = *flow;
@@ -35,9 +33,9 @@ pub fn lead_to(targets: &[IpNet], mappings: &[Mapping], host: &Netlink) {
 }
 
 /// After DEL: deletes the tracked connections that these containers replied to.
-pub(super) fn of_gone(servers: impl Iterator<Item = IpAddr>) {
+pub(super) fn delete_replied_by(servers: impl Iterator<Item = IpAddr>) {
     for server in servers {
-        forget(Flows::AnsweredBy(server), &mut |_| true);
+        delete(Flows::AnsweredBy(server), &mut |_| true);
     }
 }
 
@@ -51,10 +49,10 @@ pub(super) fn served_by(rule: &RuleInfo) -> Option<IpAddr> {
 }
 
 /// Errors are logged only: the mapping is correct nevertheless.
-fn forget(flows: Flows, which: &mut dyn FnMut(&Flow) -> bool) {
-    let forgotten: netlink::Result<_> =
+fn delete(flows: Flows, which: &mut dyn FnMut(&Flow) -> bool) {
+    let deleted: netlink::Result<_> =
         Conntrack::open().and_then(|conntrack| conntrack.forget(flows, which));
-    if let Err(error) = forgotten {
+    if let Err(error) = deleted {
         log::warn(format_args!("delete tracked UDP connections: {error}"));
     }
 }

@@ -16,28 +16,38 @@ mod layout;
 mod nft;
 mod reference;
 
-use std::borrow::Cow;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
-use self::conditions::Refusal;
+use self::conditions::Conditions;
 pub use self::iptables::Options;
 use super::layout::{Change, Feature, HandedOver};
 use super::{Backend, Family, Owner, PacketFilter, Repair, all, localhost};
 use crate::attachment::Kept;
 use crate::error::{Error, Result};
-use crate::netlink::nftables::{L4, Nft, Rule};
+use crate::netlink::nftables::{L4, Nft};
+
+/// The addresses of the host that a mapping is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Listen {
+    /// All.
+    Everywhere,
+    /// All of one family.
+    Family(Family),
+    /// A single address.
+    Address(IpAddr),
+}
 
 /// A mapped port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mapping {
     /// The transport protocol.
     pub proto: L4,
-    /// The host's address: of one interface, unspecified for all addresses of one family, or `None` for all.
-    pub host: Option<IpAddr>,
+    /// The host's addresses.
+    pub listen: Listen,
     /// The host's port.
     pub host_port: u16,
     /// The container's port.
@@ -47,12 +57,16 @@ pub struct Mapping {
 impl Mapping {
     /// Whether it applies to packets of this family.
     pub fn is_of(&self, family: Family) -> bool {
-        self.host.is_none_or(|addr| Family::of(addr) == family)
+        match self.listen {
+            Listen::Everywhere => true,
+            Listen::Family(only) => only == family,
+            Listen::Address(addr) => Family::of(addr) == family,
+        }
     }
 
     /// The host's address if the mapping listens on a single address.
     pub fn address(&self) -> Option<IpAddr> {
-        self.host.filter(|addr| !addr.is_unspecified())
+        if let Listen::Address(addr) = self.listen { Some(addr) } else { None }
     }
 }
 
@@ -69,39 +83,43 @@ pub enum Snat {
 }
 
 /// The mappings of an attachment. Its record has this content.
-#[derive(Clone, Serialize, Deserialize)]
-pub struct Forward<'a> {
+#[derive(Serialize, Deserialize)]
+pub struct Forward {
     /// The back end.
     pub backend: Backend,
     /// The ports.
-    pub mappings: Cow<'a, [Mapping]>,
+    pub mappings: Vec<Mapping>,
     /// The container's addresses, at most one per family, with the prefix lengths of their subnets.
-    pub targets: Cow<'a, [IpNet]>,
-    /// Whose source is translated.
+    #[serde(deserialize_with = "targets")]
+    pub targets: Vec<IpNet>,
+    /// Which connections' source addresses are translated.
     pub snat: Snat,
-    /// Additional conditions for IPv4 and IPv6, as words of the back end.
-    pub conditions: [Cow<'a, [String]>; 2],
+    /// Additional conditions with the back end nftables.
+    pub conditions: Conditions,
     /// Options of the back end iptables.
-    pub options: Option<Options<'a>>,
+    pub options: Option<Options>,
     /// Whether 127.0.0.1 of the host leads to the container, by `route_localnet`.
     pub localnet: bool,
 }
 
-impl Forward<'_> {
+impl Forward {
     /// The mappings for a target.
     fn mappings_to(&self, target: IpNet) -> impl Iterator<Item = &Mapping> {
         let family = Family::of(target.addr());
         self.mappings.iter().filter(move |mapping| mapping.is_of(family))
     }
+}
 
-    fn words(&self, family: Family) -> &[String] {
-        &self.conditions[usize::from(family == Family::V6)]
+/// Decodes targets, also as release 0.2.0 wrote them: `{"net": "10.1.2.3/24", "via": "cni0"}`.
+fn targets<'de, D: Deserializer<'de>>(d: D) -> Result<Vec<IpNet>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Target {
+        Net(IpNet),
+        WithRoute { net: IpNet },
     }
-
-    /// The [alternatives](conditions::parse) of conditions with nftables, whose number was checked before.
-    fn alternatives(&self, family: Family) -> Result<Vec<Rule>, Refusal> {
-        conditions::parse(family, self.words(family), usize::MAX)
-    }
+    let targets = Vec::<Target>::deserialize(d)?.into_iter();
+    Ok(targets.map(|(Target::Net(net) | Target::WithRoute { net })| net).collect())
 }
 
 /// The records of attachments.
@@ -112,7 +130,7 @@ pub(super) const FEATURE: Feature =
     Feature { kept: KEPT, layouts: || vec![layout::layout()], restore };
 
 fn restore(change: &mut Change<'_>) {
-    for kept in change.living::<Forward<'static>>(KEPT) {
+    for kept in change.living::<Forward>(KEPT) {
         if kept.content.backend == Backend::Nftables {
             nft::restore(change, kept.owner(), &kept.content);
         }
@@ -144,11 +162,7 @@ pub fn heal(filter: &PacketFilter) -> Result<()> {
 /// Creates the mappings in one back end, after deleting those that an earlier ADD created in another. Earlier
 /// mappings of the attachment are replaced. If another container holds a port, nothing is created and the port is
 /// returned.
-pub fn add(
-    filter: &PacketFilter,
-    owner: Owner<'_>,
-    forward: &Forward<'_>,
-) -> Result<Option<Taken>> {
+pub fn add(filter: &PacketFilter, owner: Owner<'_>, forward: &Forward) -> Result<Option<Taken>> {
     match forward.backend {
         Backend::Nftables => {
             // This may fail without harm, so it comes first.
@@ -166,7 +180,7 @@ pub fn add(
 }
 
 /// Verifies every rule of the attachment, and the rules that all attachments share.
-pub fn check(filter: &PacketFilter, owner: Owner<'_>, forward: &Forward<'_>) -> Result<()> {
+pub fn check(filter: &PacketFilter, owner: Owner<'_>, forward: &Forward) -> Result<()> {
     match forward.backend {
         Backend::Nftables => nft::check(filter.nft()?, owner, forward),
         Backend::Iptables => iptables::check(owner, forward),
@@ -175,10 +189,10 @@ pub fn check(filter: &PacketFilter, owner: Owner<'_>, forward: &Forward<'_>) -> 
 
 /// Deletes the mappings of an attachment in every layout and back end, and tracked UDP connections to them. With the
 /// mappings of ADD `known`, the rules of others need not be read. Continues after an error; the errors are joined.
-pub fn del(filter: &PacketFilter, owner: Owner<'_>, known: Option<&Forward<'_>>) -> Result<()> {
+pub fn del(filter: &PacketFilter, owner: Owner<'_>, known: Option<&Forward>) -> Result<()> {
     let removed = KEPT.remove(owner);
     let servers = [nft::del(filter, owner, known), iptables::del(filter, owner, known)];
-    flows::of_gone(servers.iter().flatten().flatten().copied());
+    flows::delete_replied_by(servers.iter().flatten().flatten().copied());
     all(servers.map(|servers| servers.map(drop)).into_iter().chain([removed]))
 }
 
@@ -186,13 +200,13 @@ pub fn del(filter: &PacketFilter, owner: Owner<'_>, known: Option<&Forward<'_>>)
 pub fn gc(filter: &PacketFilter, network: &str, valid: &[Owner<'_>]) -> Result<()> {
     let removed = KEPT.remove_stale(network, valid);
     let servers = nft::collect(filter, network, valid);
-    flows::of_gone(servers.iter().flatten().copied());
+    flows::delete_replied_by(servers.iter().flatten().copied());
     all([removed, servers.map(drop), iptables::collect(filter, network, valid)])
 }
 
 /// Rewrites our layout on `nf_tables` into the reference's. Counts rules.
 pub(super) fn hand_over(nft: &Nft) -> Result<HandedOver> {
-    super::layout::hand_over(nft, layout::TABLE, &reference::make)
+    super::layout::hand_over(nft, layout::TABLE, &reference::create)
 }
 
 /// The description of a port of the host: `8080/tcp`, `192.0.2.1:8080/tcp`.
@@ -244,5 +258,51 @@ impl From<Taken> for Error {
         Error::internal(format!("host port {port} is taken by {by}")).with_details(
             "choose another hostPort, or delete that attachment; GC removes it if it is stale",
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(text: &str) -> Forward {
+        serde_json::from_str(text).unwrap()
+    }
+
+    #[test]
+    fn records_of_release_0_2_0_are_read() {
+        let record = record(
+            r#"{"backend":"nftables","mappings":[
+                {"proto":"Tcp","listen":"Everywhere","host_port":80,"container_port":8080},
+                {"proto":"Udp","listen":{"Family":"V6"},"host_port":53,"container_port":53},
+                {"proto":"Sctp","listen":{"Address":"192.0.2.1"},"host_port":9,"container_port":9}],
+               "targets":[{"net":"10.1.2.3/24","via":"cni0"},{"net":"fd00::3/64","via":null}],
+               "snat":"WhereNeeded","conditions":{"v4":[[{"NotSource":"10.0.0.0/8"},
+                {"Interface":"eth0"}]],"v6":[]},"options":null,"localnet":true}"#,
+        );
+        let listen = [
+            Listen::Everywhere,
+            Listen::Family(Family::V6),
+            Listen::Address("192.0.2.1".parse().unwrap()),
+        ];
+        assert!(record.mappings.iter().map(|mapping| mapping.listen).eq(listen));
+        assert_eq!(record.targets, ["10.1.2.3/24", "fd00::3/64"].map(|net| net.parse().unwrap()));
+        let words = ["ip saddr != 10.0.0.0/8", "iifname eth0"].map(str::to_owned);
+        assert_eq!(record.conditions, Conditions::parse(&words, &[], 1).unwrap());
+        let kept = serde_json::to_string(&record).unwrap();
+        assert_eq!(self::record(&kept).targets, record.targets);
+    }
+
+    #[test]
+    fn records_of_release_0_2_0_with_iptables_are_read() {
+        let record = record(
+            r#"{"backend":"iptables","mappings":[],"targets":[],"snat":"Always",
+               "conditions":{"v4":[],"v6":[]},"options":{"mark_bit":13,"set_mark_chain":null,
+                "conditions":[["-s","10.0.0.0/8"],[]]},"localnet":false}"#,
+        );
+        let options = record.options.unwrap();
+        assert_eq!((options.mark_bit, options.set_mark_chain), (13, None));
+        assert_eq!(options.conditions[0].join(" "), "-s 10.0.0.0/8");
+        assert!(options.conditions[1].is_empty());
     }
 }

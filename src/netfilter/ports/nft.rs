@@ -62,13 +62,13 @@ fn mapped(addr: IpAddr) -> Element {
 }
 
 /// The elements of the attachment, without its own.
-fn elements(owner: Owner<'_>, forward: &Forward<'_>) -> Vec<Element> {
+fn elements(owner: Owner<'_>, forward: &Forward) -> Vec<Element> {
     let (mut all, label) = (Vec::new(), owner.label());
     for target in forward.targets.iter().copied() {
         let (addr, family) = (target.addr(), Family::of(target.addr()));
         let mappings: Vec<_> = forward.mappings_to(target).collect();
         // Ports with conditions are mapped by rules.
-        if forward.alternatives(family).is_ok_and(|rules| rules.is_empty()) {
+        if !forward.conditions.are_for(family) {
             all.extend(mappings.iter().map(|m| place(m, family).to((addr, m.container_port))));
         }
         let from = layout::from(forward.snat, target).filter(|_| !mappings.is_empty());
@@ -85,10 +85,10 @@ fn total(owner: Owner<'_>, count: usize, rules: &[Rule]) -> Element {
 }
 
 /// The rules of mappings with conditions.
-fn rules(owner: Owner<'_>, forward: &Forward<'_>) -> Vec<Rule> {
+fn rules(owner: Owner<'_>, forward: &Forward) -> Vec<Rule> {
     let mut rules = Vec::new();
     for target in forward.targets.iter().copied() {
-        let alternatives = forward.alternatives(Family::of(target.addr())).unwrap_or_default();
+        let alternatives = forward.conditions.rules(Family::of(target.addr()));
         for mapping in forward.mappings_to(target) {
             for rule in alternatives.iter().cloned() {
                 let rule = mapping.address().into_iter().fold(rule, Rule::daddr);
@@ -103,7 +103,7 @@ fn rules(owner: Owner<'_>, forward: &Forward<'_>) -> Vec<Rule> {
 
 /// Creates the mappings; earlier mappings of the attachment are replaced. If another container holds a port, nothing
 /// is created and the port is returned. A port that the same container holds in another network remains there.
-pub(super) fn add(nft: &Nft, owner: Owner<'_>, forward: &Forward<'_>) -> Result<Option<Taken>> {
+pub(super) fn add(nft: &Nft, owner: Owner<'_>, forward: &Forward) -> Result<Option<Taken>> {
     let (wanted, rules) = (elements(owner, forward), rules(owner, forward));
     let queried: Vec<_> = [attachment(owner)].iter().chain(&wanted).cloned().collect();
     let mut taken = None;
@@ -164,7 +164,7 @@ fn del_former(
 }
 
 /// Adds what a flush has deleted.
-pub(super) fn restore(change: &mut Change<'_>, owner: Owner<'_>, forward: &Forward<'_>) {
+pub(super) fn restore(change: &mut Change<'_>, owner: Owner<'_>, forward: &Forward) {
     let (mut all, rules) = (elements(owner, forward), rules(owner, forward));
     all.push(total(owner, all.len(), &rules));
     for element in &all {
@@ -198,10 +198,10 @@ fn all(nft: &Nft, which: ByComment<'_>) -> netlink::Result<Found> {
 fn all_by_key(
     nft: &Nft,
     owner: Owner<'_>,
-    known: Option<&Forward<'_>>,
+    known: Option<&Forward>,
 ) -> netlink::Result<Option<Found>> {
     let mut queried = vec![attachment(owner), ATTACHMENTS.sentinel()];
-    let mappings = known.map_or(&[][..], |known| &known.mappings);
+    let mappings = known.map_or(&[][..], |known| known.mappings.as_slice());
     for family in Family::BOTH {
         let of_family = mappings.iter().filter(|mapping| mapping.is_of(family));
         queried.extend(of_family.map(|mapping| place(mapping, family)));
@@ -253,7 +253,7 @@ fn delete(
 pub(super) fn del(
     filter: &PacketFilter,
     owner: Owner<'_>,
-    known: Option<&Forward<'_>>,
+    known: Option<&Forward>,
 ) -> Result<BTreeSet<IpAddr>> {
     let Some(nft) = filter.nft_if_present()? else { return Ok(BTreeSet::new()) };
     let mut servers = delete(nft, &|nft| match all_by_key(nft, owner, known)? {
@@ -277,7 +277,7 @@ pub(super) fn collect(
 
 /// Verifies that every element is as ADD created it, and that the chains use the elements; or that the reference
 /// created the mappings.
-pub(super) fn check(nft: &Nft, owner: Owner<'_>, forward: &Forward<'_>) -> Result<()> {
+pub(super) fn check(nft: &Nft, owner: Owner<'_>, forward: &Forward) -> Result<()> {
     match missing(nft, owner, forward)? {
         Some(text) if !reference::has(nft, owner, forward)? => {
             let damage = layout::layout().damage(nft, &|| true)?;
@@ -288,7 +288,7 @@ pub(super) fn check(nft: &Nft, owner: Owner<'_>, forward: &Forward<'_>) -> Resul
 }
 
 /// The first missing or different object.
-fn missing(nft: &Nft, owner: Owner<'_>, forward: &Forward<'_>) -> netlink::Result<Option<String>> {
+fn missing(nft: &Nft, owner: Owner<'_>, forward: &Forward) -> netlink::Result<Option<String>> {
     let (mut wanted, rules) = (elements(owner, forward), rules(owner, forward));
     let mut found = nft.elements(&wanted)?;
     found.push(nft.element(&attachment(owner))?);

@@ -42,7 +42,7 @@ pub(super) fn del(nft: &Nft, id: &str) -> Result<BTreeSet<IpAddr>> {
 }
 
 /// Whether the reference created all mappings of the container, by the number of its rules, as its own CHECK counts.
-pub(super) fn has(nft: &Nft, owner: Owner<'_>, forward: &Forward<'_>) -> Result<bool> {
+pub(super) fn has(nft: &Nft, owner: Owner<'_>, forward: &Forward) -> Result<bool> {
     for target in forward.targets.iter().copied() {
         let wanted = forward.mappings_to(target).count();
         let is_own = |comment: Option<&str>| comment == Some(owner.id);
@@ -64,20 +64,20 @@ pub(super) fn has(nft: &Nft, owner: Owner<'_>, forward: &Forward<'_>) -> Result<
 
 /// Adds the rules of all our elements to the reference's layout. Not converted, but counted, are elements whose
 /// comment is too short for the container's id, and rules with conditions.
-pub(super) fn make(nft: &Nft, batch: &mut Batch) -> Result<HandedOver> {
+pub(super) fn create(nft: &Nft, batch: &mut Batch) -> Result<HandedOver> {
     let mut handed = HandedOver::default();
     for family in Family::BOTH {
         let at = family as usize;
         let mut rules = Vec::new();
         // Mappings of a single address come first, since they take precedence.
         for element in nft.find(&[HOST[at], ANY[at], MAPPED[at]], &[])? {
-            let made = rules_of(&element);
-            handed.nameless += usize::from(made.is_empty());
-            rules.extend(made);
+            let converted = rules_of(&element);
+            handed.nameless += usize::from(converted.is_empty());
+            rules.extend(converted);
         }
         handed.objects += rules.len();
         if !rules.is_empty() {
-            make_rules(batch, table(family), &rules);
+            create_rules(batch, table(family), &rules);
         }
     }
     // The first rule is part of the layout.
@@ -86,7 +86,7 @@ pub(super) fn make(nft: &Nft, batch: &mut Batch) -> Result<HandedOver> {
 }
 
 /// Adds rules to the chains of these names, and the fixed chains of the table.
-fn make_rules(batch: &mut Batch, table: Table<'_>, rules: &[(&str, Rule)]) {
+fn create_rules(batch: &mut Batch, table: Table<'_>, rules: &[(&str, Rule)]) {
     let [hostports, by_address, masquerading] = CHAINS.map(|name| table.chain(name));
     let all = table.chain("hostports_all");
     batch.ensure(table).ensure(hostports).ensure(by_address);

@@ -283,6 +283,32 @@ mod tests {
     }
 
     #[test]
+    fn records_of_release_0_2_0_are_read() {
+        let read = |family: &str, lease: &str| {
+            let text = format!(
+                r#"{{"boot":"b","record":{{"key":{{"containerId":"a","network":"n",
+                "ifname":"eth0","family":"{family}"}},"netns":"/run/netns/x","netnsId":[4,9],
+                "mac":[2,0,0,0,0,7],"options":[[61,[0,1]]],"priority":3,"addressRemoved":false,
+                "lease":{lease}}}}}"#
+            );
+            parse(text.as_bytes()).unwrap().record
+        };
+        let v4 = read(
+            "ipv4",
+            r#"{"net":"10.1.2.5/24","server":"10.1.2.1","serverMac":[2,0,0,0,0,1],"renew":5,
+            "rebind":6,"expires":18446744073709551615,"options":[[1,[255,255,255,0]]]}"#,
+        );
+        assert_eq!((v4.netns_id, v4.mac), ((4, 9), Mac([2, 0, 0, 0, 0, 7])));
+        assert!(matches!(v4.lease, Some(Lease::V4(lease)) if lease.expires == NEVER));
+        let v6 = read(
+            "ipv6",
+            r#"{"address":"2001:db8::5","server":[0,1,9],"renew":5,"rebind":6,"expires":7,
+            "nameServers":["2001:db8::1"],"search":["example.com"]}"#,
+        );
+        assert_eq!(v6.lease.map(|lease| lease.server()).as_deref(), Some("00:01:09"));
+    }
+
+    #[test]
     fn both_leases_of_an_attachment_have_files() {
         let dir = tempfile::tempdir().unwrap();
         let records = Records::create(&dir.path().join("s")).unwrap();

@@ -1,14 +1,13 @@
 //! The records of attachments: the delegate's configuration of ADD, for CHECK and DEL.
 //!
 //! The reference writes `<dataDir>/<container>`, so only one interface of a container can have a record. The first
-//! interface's record is the same here; the note `.cnibox/<container>` beside it names the interface and its network
-//! namespace. The records of further interfaces are `.cnibox/<container>:<interface>`.
+//! interface's record is the same here; the note `.cnibox/<container>` beside it has two lines: the interface, and the
+//! device number, inode number, change time in nanoseconds and path of its network namespace. The records of further
+//! interfaces are `.cnibox/<container>:<interface>`.
 
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-
-use serde::{Deserialize, Serialize};
 
 use crate::attachment::Owner;
 use crate::attachment::backup::{sweep, temporary_of};
@@ -38,14 +37,14 @@ pub(super) struct Record {
 }
 
 /// Missing in a record of the reference.
-#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Default, PartialEq)]
 pub(super) struct Note {
     pub(super) ifname: Option<String>,
     pub(super) sandbox: Option<Sandbox>,
 }
 
 /// The network namespace of an attachment.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct Sandbox {
     path: String,
     netns: NetnsId,
@@ -61,6 +60,19 @@ impl Sandbox {
     /// The path, if the same namespace is still there.
     pub(super) fn path(&self) -> Option<&str> {
         (Sandbox::at(&self.path).as_ref() == Some(self)).then_some(&self.path)
+    }
+}
+
+impl Note {
+    fn parse(text: &str) -> Note {
+        let (ifname, sandbox) = text.split_once('\n').unwrap_or((text, ""));
+        let sandbox = || {
+            let mut words = sandbox.splitn(4, ' ');
+            let (dev, ino) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+            let netns = NetnsId { dev, ino, ctime: words.next()?.parse().ok()? };
+            Some(Sandbox { path: words.next()?.to_owned(), netns })
+        };
+        Note { ifname: Some(ifname.to_owned()), sandbox: sandbox() }
     }
 }
 
@@ -117,7 +129,8 @@ impl Records {
     fn first(&self, id: &str) -> Result<Option<Record>> {
         let path = self.dir.join(id);
         let Some(conf) = read(&path)? else { return Ok(None) };
-        let note = read(&self.note_path(id))?.and_then(|note| serde_json::from_slice(&note).ok());
+        let note = read(&self.note_path(id))?;
+        let note = note.map(|note| Note::parse(&String::from_utf8_lossy(&note)));
         let note = note.unwrap_or_default();
         Ok(Some(Record { container_id: id.to_owned(), note, conf, path }))
     }
@@ -147,10 +160,12 @@ impl Records {
         Writer::new(&temporary, Durability::Synced).replace(&path, conf, 0o600)?;
         if is_first {
             // Without the note the record is valid for any interface, like the reference's.
-            let note = Note { ifname: Some(owner.ifname.to_owned()), sandbox };
-            let note = serde_json::to_vec(&note).unwrap_or_default();
+            let line = |Sandbox { path, netns: NetnsId { dev, ino, ctime } }| {
+                format!("\n{dev} {ino} {ctime} {path}")
+            };
+            let note = owner.ifname.to_owned() + &sandbox.map(line).unwrap_or_default();
             let path = self.note_path(owner.id);
-            Writer::new(&temporary, Durability::Volatile).replace(&path, &note, 0o600)?;
+            Writer::new(&temporary, Durability::Volatile).replace(&path, note.as_bytes(), 0o600)?;
         }
         Ok(())
     }
@@ -312,8 +327,18 @@ mod tests {
         assert_eq!(sandbox.path(), Some(&*path));
         let other = NetnsId { ctime: 1, ..sandbox.netns };
         assert_eq!(Sandbox { netns: other, path }.path(), None);
-        fs::write(records.note_path("pod"), "{\"ifname\":").unwrap();
-        assert_eq!(records.list().unwrap()[0].note, Note::default(), "a truncated note is ignored");
+        fs::write(records.note_path("pod"), "eth0\n4 40265").unwrap();
+        let note = &records.list().unwrap()[0].note;
+        assert_eq!((note.ifname.as_deref(), &note.sandbox), (Some("eth0"), &None), "truncated");
+    }
+
+    #[test]
+    fn notes_of_release_0_2_0_are_read() {
+        let netns = NetnsId { dev: 4, ino: 4_026_532_265, ctime: 17 };
+        let sandbox = Sandbox { path: "/run/netns/a b".to_owned(), netns };
+        let note = Note { ifname: Some("eth0".to_owned()), sandbox: Some(sandbox) };
+        assert_eq!(Note::parse("eth0\n4 4026532265 17 /run/netns/a b"), note);
+        assert_eq!(Note::parse("eth0"), Note { sandbox: None, ..note });
     }
 
     fn names_left(records: &Records) -> (Vec<String>, Vec<String>) {

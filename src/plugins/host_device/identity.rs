@@ -7,6 +7,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::attachment::backup::mac_text;
 use crate::error::Result;
 use crate::iface::{Inside, peer};
 use crate::netlink::{Link, Mac, Netlink, Parent};
@@ -20,11 +21,13 @@ const ON_A_LINK: [&str; 8] =
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct Identity {
-    /// `IFLA_INFO_KIND`; hardware has none.
-    kind: Option<String>,
-    /// The hardware; unknown before Linux 5.14.
-    parent: Option<Parent>,
+    /// `IFLA_INFO_KIND`; empty for hardware.
+    kind: String,
+    /// The hardware's bus, and its name there; empty before Linux 5.14.
+    bus: String,
+    parent: String,
     /// `IFLA_PERM_ADDRESS`; virtual links have none.
+    #[serde(with = "mac_text")]
     permanent_mac: Option<Mac>,
     /// The VLAN ID of a VLAN.
     vlan: Option<u16>,
@@ -36,9 +39,11 @@ pub(super) struct Identity {
 impl Identity {
     /// The identity of a device on the host.
     pub(super) fn of(device: &Link) -> Identity {
+        let Parent { bus, name: parent } = device.parent.clone().unwrap_or_default();
         Identity {
-            kind: device.kind.clone(),
-            parent: device.parent.clone(),
+            kind: device.kind.clone().unwrap_or_default(),
+            bus,
+            parent,
             permanent_mac: device.permanent_mac,
             vlan: device.vlan,
             link: device.link,
@@ -50,27 +55,27 @@ impl Identity {
     /// dummy, all of which are equivalent. Only hardware has a parent device or a permanent address; kernels
     /// before 5.6 report neither.
     pub(super) fn is_certain(&self) -> bool {
-        let is_hardware = self.parent.is_some() || self.permanent_mac.is_some();
-        is_hardware || self.is_on_a_link() || self.kind.as_deref() == Some("dummy")
+        let is_hardware = !self.parent.is_empty() || self.permanent_mac.is_some();
+        is_hardware || self.is_on_a_link() || self.kind == "dummy"
     }
 
     /// Whether a link is of the same kind, which does not prove that the link is the device.
     pub(super) fn has_kind_of(&self, link: &Link) -> bool {
-        self.kind == link.kind
+        self.kind == link.kind.as_deref().unwrap_or_default()
     }
 
     fn is_on_a_link(&self) -> bool {
-        let kind = self.kind.as_deref().unwrap_or_default();
-        self.link.is_some() && ON_A_LINK.contains(&kind)
+        self.link.is_some() && ON_A_LINK.contains(&self.kind.as_str())
     }
 
     /// Whether a link may be the device, by its own attributes. The permanent address decides only without a
     /// parent device, because some drivers change the address.
     fn fits(&self, link: &Link) -> bool {
-        let same_mac = self.parent.is_some() || self.permanent_mac == link.permanent_mac;
+        let other = Identity::of(link);
+        let same_hardware = (&self.bus, &self.parent) == (&other.bus, &other.parent);
+        let same_mac = !self.parent.is_empty() || self.permanent_mac == link.permanent_mac;
         let same_link = !self.is_on_a_link() || (self.link == link.link && self.vlan == link.vlan);
-        let same_hardware = self.parent == link.parent;
-        self.is_certain() && self.has_kind_of(link) && same_hardware && same_mac && same_link
+        self.is_certain() && self.kind == other.kind && same_hardware && same_mac && same_link
     }
 
     /// The device among the links of the host.
@@ -104,7 +109,7 @@ impl Identity {
             found.retain(|link| link.permanent_mac == self.permanent_mac);
         }
         let named = found.iter().find(|link| link.name == ifname);
-        let is_unique = found.len() == 1 || self.parent.is_some() || self.kind.is_some();
+        let is_unique = found.len() == 1 || !self.parent.is_empty() || !self.kind.is_empty();
         named.or(found.first()).copied().filter(|_| is_unique)
     }
 }

@@ -1,14 +1,16 @@
 //! The state of a device on the host: recorded by ADD, restored by DEL, and with `useInterfaceNetwork` given to
 //! the container.
 
+use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use super::identity::Identity;
+use crate::attachment::backup::mac_text;
 use crate::cni::{self, CniResult, IpConfig};
 use crate::error::{Context, Result};
-use crate::iface::{Inside, configure};
+use crate::iface::Inside;
 use crate::netlink::{
-    Addr, Link, LinkChange, Mac, Netlink, RT_TABLE_MAIN, Route, RouteFilter, RouteMode,
+    Addr, Link, LinkChange, Mac, Netlink, NewAddr, RT_TABLE_MAIN, Route, RouteFilter, RouteMode,
 };
 use crate::skel::Failures;
 use crate::sort::sort_by_key;
@@ -36,6 +38,7 @@ pub(super) struct Origin {
     pub(super) identity: Identity,
     /// The alias on the host. In the container the alias is the name on the host.
     pub(super) alias: String,
+    #[serde(with = "mac_text")]
     pub(super) mac: Option<Mac>,
     /// In bytes; 0 is unknown.
     pub(super) mtu: u32,
@@ -43,9 +46,18 @@ pub(super) struct Origin {
     pub(super) promisc: Option<bool>,
     pub(super) allmulti: Option<bool>,
     /// The permanent addresses, without those that the kernel adds.
-    pub(super) addresses: Vec<Addr>,
+    pub(super) addresses: Vec<Address>,
     /// The routes through the device that an administrator added.
     pub(super) routes: Vec<Route>,
+}
+
+/// A permanent address of a device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Address {
+    net: IpNet,
+    no_prefix_route: bool,
+    broadcast: bool,
 }
 
 impl Origin {
@@ -56,6 +68,11 @@ impl Origin {
             let is_automatic = addr.scope == ON_LINK && addr.net.addr().is_ipv6();
             addr.flags & IFA_F_PERMANENT != 0 && !is_automatic
         });
+        let address = |addr: Addr| Address {
+            net: addr.net,
+            no_prefix_route: addr.is_without_prefix_route(),
+            broadcast: addr.broadcast.is_some(),
+        };
         let is_administrative =
             |route: &Route| route.protocol.is_some_and(|p| ADMINISTRATIVE.contains(&p));
         Ok(Origin {
@@ -68,7 +85,7 @@ impl Origin {
             up: device.up,
             promisc: Some(device.promisc),
             allmulti: Some(device.allmulti),
-            addresses,
+            addresses: addresses.into_iter().map(address).collect(),
             routes: routes(host, device, &is_administrative)?,
         })
     }
@@ -125,8 +142,15 @@ impl Origin {
     }
 }
 
-fn add_addr(netlink: &Netlink, index: u32, addr: &Addr) -> Result<()> {
-    match netlink.add_addr(index, &configure::again(addr)) {
+fn add_addr(netlink: &Netlink, index: u32, address: &Address) -> Result<()> {
+    let mut addr = NewAddr::new(address.net);
+    if address.no_prefix_route {
+        addr = addr.without_prefix_route();
+    }
+    if !address.broadcast {
+        addr = addr.without_broadcast();
+    }
+    match netlink.add_addr(index, &addr) {
         // A network manager may have added the address already.
         Err(error) if error.is_exists() => Ok(()),
         added => Ok(added?),

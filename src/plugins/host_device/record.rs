@@ -150,7 +150,9 @@ fn file_name(id: &str, ifname: &str) -> String {
 mod tests {
     use std::os::unix::fs::PermissionsExt;
 
+    use super::super::identity::Identity;
     use super::*;
+    use crate::netlink::{Link, Mac, Parent};
 
     fn record(id: &str, device: &str) -> Record {
         let device = Origin { mtu: 9000, up: true, ..Origin::named(device) };
@@ -209,6 +211,26 @@ mod tests {
         let nowhere = Records::new(Some("/proc/no"), "n");
         let error = nowhere.keep(&record("c1", "ens1")).unwrap_err();
         assert!(error.msg().starts_with("record the state of \"ens1\""), "{error}");
+    }
+
+    #[test]
+    fn records_of_release_0_2_0_are_read() {
+        let text = r#"{"containerID":"c1","ifname":"eth0","netns":"/x","device":{"name":"ens1",
+            "altNames":["enp1s0"],"identity":{"kind":"","bus":"pci","parent":"0000:01:00.0",
+             "permanentMac":"02:00:00:00:00:01","vlan":null,"link":null,"linkNetnsid":null},
+            "alias":"","mac":"02:00:00:00:00:02","mtu":9000,"up":true,"promisc":false,
+            "allmulti":null,
+            "addresses":[{"net":"192.0.2.1/24","noPrefixRoute":false,"broadcast":true}],
+            "routes":[{"dst":"10.0.0.0/8","gw":"192.0.2.254","src":null,"scope":0,"table":254,
+             "priority":null,"protocol":4,"onlink":false}]},"tried":true}"#;
+        let Record { device, tried, .. } = serde_json::from_str(text).unwrap();
+        let hardware = Parent { bus: "pci".into(), name: "0000:01:00.0".into() };
+        let permanent_mac = Some(Mac([2, 0, 0, 0, 0, 1]));
+        let link = Link { parent: Some(hardware), permanent_mac, ..Link::default() };
+        assert_eq!(device.identity, Identity::of(&link));
+        assert_eq!((device.mac, tried), (Some(Mac([2, 0, 0, 0, 0, 2])), true));
+        assert_eq!(device.addresses.len(), 1);
+        assert_eq!(device.routes[0].gw, Some("192.0.2.254".parse().unwrap()));
     }
 
     #[test]

@@ -1,6 +1,5 @@
-//! What a configuration asks for, checked.
+//! The keys of the plugin, and their validation.
 
-use std::borrow::Cow;
 use std::collections::HashMap;
 use std::net::IpAddr;
 
@@ -8,16 +7,16 @@ use serde::Deserialize;
 
 use crate::cni::ip;
 use crate::error::{Code, Error, Result};
-use crate::netfilter::backend::{Backend, Family};
 use crate::netfilter::iptables::table;
-use crate::netfilter::ports::conditions::{self, Refusal};
-use crate::netfilter::ports::{Mapping, Options, Snat};
+use crate::netfilter::ports::conditions::{Conditions, Refusal};
+use crate::netfilter::ports::{Listen, Mapping, Options, Snat};
+use crate::netfilter::{Backend, Family, PacketFilter};
 use crate::netlink::nftables::L4;
 
-/// The bit of a mark that asks for masquerading.
+/// The default bit of packets' marks that requests masquerading.
 const MARK_BIT: u8 = 13;
 
-/// The most rules that conditions may make of a family's ports.
+/// The maximum number of rules for the ports of a family: lists in conditions multiply the rules.
 const MOST_RULES: usize = 10_000;
 
 /// The keys of a portmap plugin.
@@ -26,19 +25,18 @@ const MOST_RULES: usize = 10_000;
 pub struct Conf {
     /// `iptables` or `nftables`. Default: [`Backend::choose`].
     backend: String,
-    /// Translate the source where answers would not come back otherwise. Default: true.
+    /// Translate the source address where replies would not come back otherwise. Default: true.
     snat: Option<bool>,
-    /// Translate the source of all connections.
+    /// Translate the source address of all connections.
     masq_all: bool,
-    /// The bit of packets' marks that asks for masquerading, 0 to 31, with iptables. Default: 13.
+    /// The bit of packets' marks that requests masquerading, 0 to 31, with iptables. Default: 13.
     mark_masq_bit: Option<i64>,
-    /// A chain in table nat that sets such a mark, in place of our own; with iptables.
+    /// A chain of the table nat that sets such a mark, instead of our own; with iptables.
     external_set_mark_chain: Option<String>,
-    /// More conditions for IPv4, as words of the back end.
+    /// Additional conditions for IPv4, as words of the back end.
     conditions_v4: Vec<String>,
-    /// More conditions for IPv6.
+    /// Additional conditions for IPv6.
     conditions_v6: Vec<String>,
-    /// What the runtime adds.
     runtime_config: RuntimeConfig,
 }
 
@@ -56,19 +54,27 @@ struct PortMapping {
     container_port: i64,
     /// `tcp`, `udp` or `sctp`.
     protocol: String,
-    /// Only this address of the host; `0.0.0.0` and `::` are all of their family.
+    /// The host's address. `0.0.0.0` and `::` are all addresses of their family. Default: all addresses.
     #[serde(rename = "hostIP")]
     host_ip: String,
 }
 
 impl Conf {
-    /// Checks the keys beside the ports; the back end that is named, if one is.
+    /// The configured back end, after validation of all keys except the ports.
     pub(super) fn backend(&self) -> Result<Option<Backend>> {
         if self.external_set_mark_chain.is_some() && self.mark_masq_bit.is_some() {
             return Err(Error::config("Cannot specify externalSetMarkChain and markMasqBit"));
         }
         self.mark_bit()?;
-        Backend::parse(Some(&self.backend), "unrecognized backend")
+        let backend = Backend::parse(Some(&self.backend), "unrecognized backend")?;
+        backend.map_or(Ok(()), |backend| self.require_keys_of(backend))?;
+        Ok(backend)
+    }
+
+    /// The back end for ADD.
+    pub(super) fn choose_backend(&self, filter: &PacketFilter) -> Result<Backend> {
+        let backend = Backend::choose(self.backend()?, filter);
+        self.require_keys_of(backend).map(|()| backend)
     }
 
     fn mark_bit(&self) -> Result<u8> {
@@ -79,19 +85,20 @@ impl Conf {
             .ok_or_else(|| Error::config("MasqMarkBit must be between 0 and 31"))
     }
 
-    /// Refuses keys that only the other back end knows.
+    /// Refuses keys for the other back end only.
     pub(super) fn require_keys_of(&self, backend: Backend) -> Result<()> {
-        let (name, other) = match backend {
-            Backend::Iptables => ("iptables", "nftables"),
-            Backend::Nftables => ("nftables", "iptables"),
-        };
+        let is_iptables = backend == Backend::Iptables;
+        let (name, other) =
+            if is_iptables { ("iptables", "nftables") } else { ("nftables", "iptables") };
         let mut foreign = Vec::new();
-        if backend == Backend::Nftables && self.external_set_mark_chain.is_some() {
+        if !is_iptables && self.external_set_mark_chain.is_some() {
             foreign.push("externalSetMarkChain");
         }
-        for (key, _, words) in self.keyed_conditions() {
-            let Some(first) = words.first().filter(|first| !first.is_empty()) else { continue };
-            if first.starts_with(['-', '!']) != (backend == Backend::Iptables) {
+        for (key, words) in
+            [("conditionsV4", &self.conditions_v4), ("conditionsV6", &self.conditions_v6)]
+        {
+            let first = words.first().filter(|first| !first.is_empty());
+            if first.is_some_and(|first| first.starts_with(['-', '!']) != is_iptables) {
                 foreign.push(key);
             }
         }
@@ -101,10 +108,10 @@ impl Conf {
                 "{name} backend was requested but configuration contains {other}-specific options [{keys}]"
             )));
         }
-        if backend == Backend::Nftables { self.require_conditions() } else { self.require_words() }
+        if is_iptables { self.require_words() } else { self.conditions(backend).map(drop) }
     }
 
-    /// Checks what becomes words of iptables.
+    /// Validates the words that are passed to iptables.
     fn require_words(&self) -> Result<()> {
         if let Some(chain) = &self.external_set_mark_chain {
             table::require_chain("externalSetMarkChain", chain)?;
@@ -113,53 +120,44 @@ impl Conf {
         table::require_words("conditionsV6", &self.conditions_v6)
     }
 
-    fn keyed_conditions(&self) -> [(&'static str, Family, &[String]); 2] {
-        [
-            ("conditionsV4", Family::V4, &self.conditions_v4),
-            ("conditionsV6", Family::V6, &self.conditions_v6),
-        ]
-    }
-
-    /// Refuses conditions that nftables rules cannot express, and too many of them.
-    fn require_conditions(&self) -> Result<()> {
+    /// The conditions with nftables. With iptables they are [`Options`].
+    pub(super) fn conditions(&self, backend: Backend) -> Result<Conditions> {
+        if backend == Backend::Iptables {
+            return Ok(Conditions::default());
+        }
         let ports = self.runtime_config.port_mappings.len().max(1);
-        for (key, family, words) in self.keyed_conditions() {
-            match conditions::parse(family, words, MOST_RULES / ports) {
-                Ok(_) => {}
-                Err(Refusal::Word(word)) => {
+        let parsed =
+            Conditions::parse(&self.conditions_v4, &self.conditions_v6, MOST_RULES / ports);
+        parsed.map_err(|(family, why)| {
+            let key = if family == Family::V4 { "conditionsV4" } else { "conditionsV6" };
+            match why {
+                Refusal::Word(word) => {
                     let msg = format!("\"{key}\": \"{word}\" is not supported with nftables");
-                    return Err(Error::new(Code::UNSUPPORTED_FIELD, msg).with_details(
+                    Error::new(Code::UNSUPPORTED_FIELD, msg).with_details(
                         "supported are \"ip saddr\", \"ip daddr\" (\"ip6\" for IPv6) and \
                          \"iifname\", \"!=\", and lists in braces; or choose the back end \
                          \"iptables\"",
-                    ));
+                    )
                 }
-                Err(Refusal::TooMany) => {
-                    let msg = format!("\"{key}\": more than {MOST_RULES} rules for {ports} ports");
-                    return Err(Error::config(msg).with_details(
-                        "each list in braces multiplies the rules: write larger subnets",
-                    ));
-                }
+                Refusal::TooMany => Error::config(format!(
+                    "\"{key}\": more than {MOST_RULES} rules for {ports} ports"
+                ))
+                .with_details("each list in braces multiplies the rules: write larger subnets"),
             }
-        }
-        Ok(())
-    }
-
-    /// The conditions of all mappings, as words of the back end.
-    pub(super) fn conditions(&self) -> [Cow<'_, [String]>; 2] {
-        [&self.conditions_v4, &self.conditions_v6].map(Into::into)
-    }
-
-    /// The options of the back end iptables.
-    pub(super) fn options(&self) -> Result<Options<'_>> {
-        self.require_words()?;
-        Ok(Options {
-            mark_bit: self.mark_bit()?,
-            set_mark_chain: self.external_set_mark_chain.as_deref().map(Into::into),
         })
     }
 
-    /// Whose source is translated.
+    /// The options of iptables.
+    pub(super) fn options(&self) -> Result<Options> {
+        self.require_words()?;
+        Ok(Options {
+            mark_bit: self.mark_bit()?,
+            set_mark_chain: self.external_set_mark_chain.clone(),
+            conditions: [self.conditions_v4.clone(), self.conditions_v6.clone()],
+        })
+    }
+
+    /// Which connections' source addresses are translated.
     pub(super) fn snat(&self) -> Snat {
         match (self.snat.unwrap_or(true), self.masq_all) {
             (false, _) => Snat::Never,
@@ -174,7 +172,7 @@ impl Conf {
         let mut known = HashMap::new();
         for mapping in &self.runtime_config.port_mappings {
             let mapping = mapping.parse()?;
-            let key = (mapping.proto, mapping.host, mapping.host_port);
+            let key = (mapping.proto, mapping.listen, mapping.host_port);
             match known.insert(key, mapping.container_port) {
                 None => all.push(mapping),
                 Some(other) if other == mapping.container_port => {}
@@ -188,8 +186,8 @@ impl Conf {
         Ok(all)
     }
 
-    /// The ports as far as they make sense: DEL finds the rest itself.
-    pub(super) fn sound_mappings(&self) -> Vec<Mapping> {
+    /// The valid ports, for DEL, which finds others without the configuration.
+    pub(super) fn valid_mappings(&self) -> Vec<Mapping> {
         let all = self.runtime_config.port_mappings.iter();
         all.filter_map(|mapping| mapping.parse().ok()).collect()
     }
@@ -209,22 +207,23 @@ impl PortMapping {
                 return Err(Error::config(msg).with_details("use tcp, udp or sctp"));
             }
         };
-        Ok(Mapping { proto, host: self.host()?, host_port, container_port })
+        Ok(Mapping { proto, listen: self.listen()?, host_port, container_port })
     }
 
-    fn host(&self) -> Result<Option<IpAddr>> {
+    fn listen(&self) -> Result<Listen> {
         if self.host_ip.is_empty() {
-            return Ok(None);
+            return Ok(Listen::Everywhere);
         }
-        ip::parse_ip(&self.host_ip)
-            .map(Some)
-            .map_err(|_| Error::config(format!("invalid hostIP \"{}\"", self.host_ip)))
+        let addr: IpAddr = ip::parse_ip(&self.host_ip)
+            .map_err(|_| Error::config(format!("invalid hostIP \"{}\"", self.host_ip)))?;
+        let family = Listen::Family(Family::of(addr));
+        Ok(if addr.is_unspecified() { family } else { Listen::Address(addr) })
     }
 }
 
-fn port(whose: &str, number: i64) -> Result<u16> {
+fn port(side: &str, number: i64) -> Result<u16> {
     u16::try_from(number).ok().filter(|port| *port > 0).ok_or_else(|| {
-        Error::config(format!("Invalid {whose} port number: {number}"))
+        Error::config(format!("Invalid {side} port number: {number}"))
             .with_details("a port is a number from 1 to 65535")
     })
 }

@@ -1,8 +1,8 @@
 //! The attributes of an interface: MAC, MTU, modes, length of the transmit queue.
 
-use serde::de::Error as _;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 
+use crate::attachment::backup::mac_text;
 use crate::cni::IfName;
 use crate::error::{Context, Error, Result};
 use crate::iface::verify::IN_CONTAINER;
@@ -13,8 +13,7 @@ use crate::skel::Failures;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct Attributes {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[serde(serialize_with = "write_mac", deserialize_with = "read_mac")]
+    #[serde(with = "mac_text", skip_serializing_if = "Option::is_none")]
     pub(super) mac: Option<Mac>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) promisc: Option<bool>,
@@ -24,19 +23,6 @@ pub(super) struct Attributes {
     pub(super) allmulti: Option<bool>,
     #[serde(rename = "txQLen", skip_serializing_if = "Option::is_none")]
     pub(super) txqlen: Option<u32>,
-}
-
-#[expect(clippy::ref_option, clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
-fn write_mac<S: Serializer>(mac: &Option<Mac>, s: S) -> Result<S::Ok, S::Error> {
-    s.collect_str(&mac.map(|mac| mac.to_string()).unwrap_or_default())
-}
-
-fn read_mac<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Mac>, D::Error> {
-    let text = String::deserialize(d)?;
-    if text.is_empty() {
-        return Ok(None);
-    }
-    text.parse().map(Some).map_err(D::Error::custom)
 }
 
 impl Attributes {

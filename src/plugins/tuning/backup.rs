@@ -152,6 +152,17 @@ mod tests {
     }
 
     #[test]
+    fn backups_of_release_0_2_0_are_read() {
+        let text = r#"{"mac":"02:00:00:00:00:0a","mtu":1500,"network":"net","attachment":"x",
+            "set":{"mac":"02:00:00:00:00:0b","mtu":1400},"tried":true}"#;
+        let Backup { original, extra } = Backup::parse(text.as_bytes()).unwrap();
+        assert_eq!(original, Attributes { mac: "02:00:00:00:00:0a".parse().ok(), ..mtu(1500) });
+        let set = Attributes { mac: "02:00:00:00:00:0b".parse().ok(), ..mtu(1400) };
+        let expected = Extra { network: "net".into(), attachment: "x".into(), set, tried: true };
+        assert_eq!(extra, expected);
+    }
+
+    #[test]
     fn files_of_the_reference_are_read_and_others_refused() {
         let dir = tempfile::tempdir().unwrap();
         let file = BackupFile::new(dir.path(), &OWNER);

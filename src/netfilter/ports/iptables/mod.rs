@@ -29,7 +29,7 @@ const NAT: &str = "nat";
 const OLD_SNAT: &str = "CNI-HOSTPORT-SNAT";
 
 /// For [`crate::netfilter::heal`]. A port that another container holds meanwhile is not restored.
-pub(in crate::netfilter) const RECORDS: Records<Forward<'static>> = Records {
+pub(in crate::netfilter) const RECORDS: Records<Forward> = Records {
     kept: KEPT,
     table: NAT,
     is_of: |forward, family| {
@@ -43,7 +43,7 @@ pub(in crate::netfilter) const RECORDS: Records<Forward<'static>> = Records {
             let is_complete = |table| missing(table, wanted, has).is_ok_and(|m| m.is_none());
             let is_of_family = wanted.family() == family;
             if is_of_family && !is_complete(table) && taken_port(table, wanted).is_none() {
-                make(table, wanted);
+                create(table, wanted);
             }
         }
     },
@@ -52,7 +52,7 @@ pub(in crate::netfilter) const RECORDS: Records<Forward<'static>> = Records {
 /// Creates the mappings, in one transaction for each family; earlier mappings of the attachment are replaced. If
 /// another container holds a port, the port is returned. In this case, and on failure, the attachment has no
 /// mappings.
-pub(super) fn add(owner: Owner<'_>, forward: &Forward<'_>) -> Result<Option<Taken>> {
+pub(super) fn add(owner: Owner<'_>, forward: &Forward) -> Result<Option<Taken>> {
     let taken = RefCell::new(None);
     for (at, wanted) in Wanted::each(owner, forward).into_iter().enumerate() {
         let family = wanted.family();
@@ -66,19 +66,19 @@ pub(super) fn add(owner: Owner<'_>, forward: &Forward<'_>) -> Result<Option<Take
             let port = taken_port(table, wanted);
             match &port {
                 Some(_) => table.changes.clear(),
-                None => make(table, wanted),
+                None => create(table, wanted),
             }
             taken.replace(port);
         };
-        let made = Iptables::require(family).and_then(|tables| {
+        let created = Iptables::require(family).and_then(|tables| {
             let expect = || expected_table(&tables, wanted, witness.as_deref());
             tables.add_expected(NAT, &expect, &plan)
         });
-        if made.is_err() || taken.borrow().is_some() {
+        if created.is_err() || taken.borrow().is_some() {
             for earlier in &forward.targets[..at] {
-                take_back(Family::of(earlier.addr()), owner);
+                undo(Family::of(earlier.addr()), owner);
             }
-            return made.map(|()| taken.into_inner());
+            return created.map(|()| taken.into_inner());
         }
     }
     Ok(None)
@@ -112,7 +112,7 @@ fn may_be_of(entry: &Rule, ports: &HashSet<(String, u16)>) -> bool {
     })
 }
 
-fn make(table: &mut Table, wanted: Wanted<'_>) {
+fn create(table: &mut Table, wanted: Wanted<'_>) {
     shared(table, wanted);
     let chain = chain_of(table, wanted.owner);
     table.del_rules(|rule| rule.goes_to(&chain));
@@ -132,7 +132,7 @@ fn fill(table: &mut Table, wanted: Wanted<'_>, chain: &str) {
     }
 }
 
-fn take_back(family: Family, owner: Owner<'_>) {
+fn undo(family: Family, owner: Owner<'_>) {
     let undone = Iptables::require(family).and_then(|tables| {
         tables.update(NAT, &|table| table.uproot_chain(&chain_of(table, owner)))
     });
@@ -203,13 +203,13 @@ fn chains(owner: Owner<'_>) -> (String, String) {
 fn taken_port(table: &Table, wanted: Wanted<'_>) -> Option<Taken> {
     let owner = wanted.owner;
     let own = chain_of(table, owner);
-    let asked: HashMap<_, _> = wanted.mappings().map(|m| (words_of(m), m)).collect();
+    let requested: HashMap<_, _> = wanted.mappings().map(|m| (words_of(m), m)).collect();
     let is_others = |rule: &&Rule| {
         rule.goes_to("DNAT") && rule.chain.starts_with("CNI-DN-") && rule.chain != own
     };
     for rule in table.rules.iter().filter(is_others) {
         let words = ["-p", "--dport", "-d"].map(|option| rule.value(option).map(str::to_owned));
-        let Some(mapping) = asked.get(&words) else { continue };
+        let Some(mapping) = requested.get(&words) else { continue };
         let chain = &rule.chain;
         // A chain without an entry maps nothing.
         let Some(entry) = table.rules_of(TOP).find(|entry| entry.goes_to(chain)) else { continue };
@@ -245,7 +245,7 @@ fn words_of(mapping: &Mapping) -> [Option<String>; 3] {
 pub(super) fn del(
     filter: &PacketFilter,
     owner: Owner<'_>,
-    known: Option<&Forward<'_>>,
+    known: Option<&Forward>,
 ) -> Result<BTreeSet<IpAddr>> {
     let (common, own) = chains(owner);
     let servers = RefCell::new(BTreeSet::new());
@@ -283,7 +283,7 @@ fn plan_del(table: &mut Table, owner: Owner<'_>) -> Vec<IpAddr> {
 }
 
 /// Verifies every rule of the attachment and the rules that all attachments share.
-pub(super) fn check(owner: Owner<'_>, forward: &Forward<'_>) -> Result<()> {
+pub(super) fn check(owner: Owner<'_>, forward: &Forward) -> Result<()> {
     for wanted in Wanted::each(owner, forward) {
         let tables = Iptables::require(wanted.family())?;
         let table = tables.read(NAT)?;

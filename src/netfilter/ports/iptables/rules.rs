@@ -6,7 +6,6 @@
 //! - for mappings of a single address of the host, entries before all others, so that they take precedence over a
 //!   mapping of every address, whichever program created that, and when.
 
-use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
@@ -34,26 +33,28 @@ const INTERFACE: &str = "if: ";
 
 /// Options of the back end iptables.
 #[derive(Clone, Serialize, Deserialize)]
-pub struct Options<'a> {
+pub struct Options {
     /// The bit of a packet's mark that requests masquerading.
     pub mark_bit: u8,
     /// A chain of another program that sets the mark.
-    pub set_mark_chain: Option<Cow<'a, str>>,
+    pub set_mark_chain: Option<String>,
+    /// Additional conditions for IPv4 and IPv6, as words of iptables.
+    pub conditions: [Vec<String>; 2],
 }
 
 /// The required rules of an attachment in the table of one family.
 #[derive(Clone, Copy)]
 pub(super) struct Wanted<'a> {
     pub(super) owner: Owner<'a>,
-    pub(super) forward: &'a Forward<'a>,
+    pub(super) forward: &'a Forward,
     /// The address of the family.
     pub(super) target: IpNet,
-    pub(super) options: &'a Options<'a>,
+    pub(super) options: &'a Options,
 }
 
 impl<'a> Wanted<'a> {
     /// The rules of each family; none without [`Forward::options`].
-    pub(super) fn each(owner: Owner<'a>, forward: &'a Forward<'a>) -> Vec<Wanted<'a>> {
+    pub(super) fn each(owner: Owner<'a>, forward: &'a Forward) -> Vec<Wanted<'a>> {
         let Some(options) = &forward.options else { return Vec::new() };
         let wanted = |target| Wanted { owner, forward, target, options };
         forward.targets.iter().copied().map(wanted).collect()
@@ -68,7 +69,7 @@ impl<'a> Wanted<'a> {
     }
 
     pub(super) fn conditions(self) -> &'a [String] {
-        self.forward.words(self.family())
+        &self.options.conditions[usize::from(self.family() == Family::V6)]
     }
 
     /// Whether our own chains that mark and masquerade are required.
