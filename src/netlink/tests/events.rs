@@ -129,9 +129,9 @@ fn a_duplicate_address_is_an_error() {
     }
     let (veth, peer) = wire(&netlink);
     let addr = NewAddr::new(net("fd00::1/64"));
-    netlink.add_addr(peer.index, &addr.dad(Dad::Off)).unwrap();
+    netlink.add_addr(peer.index, &NewAddr { dad: Dad::Off, ..addr }).unwrap();
     netlink.add_addr(veth.index, &addr).unwrap();
     let error = netlink.settle_addrs(veth.index, LONG).unwrap_err();
-    assert!(matches!(error, Error::DadFailed { .. }));
+    assert!(matches!(error, Error::Dad(_)));
     assert_eq!(error.to_string(), "link veth has address fd00::1 in DADFAILED state");
 }

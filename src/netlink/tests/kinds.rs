@@ -2,7 +2,7 @@
 
 use super::{sandbox, veths};
 use crate::lane::{self, needs};
-use crate::netlink::link::BridgeInfo;
+use crate::netlink::link_info::BridgeInfo;
 use crate::netlink::{IpvlanMode, LinkKind, NewLink};
 
 #[test]

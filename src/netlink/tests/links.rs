@@ -4,11 +4,12 @@ use std::os::fd::AsFd;
 
 use nix::errno::Errno;
 use rtnetlink::packet_core::{NLM_F_APPEND, NLM_F_CREATE, NLM_F_EXCL};
-use rtnetlink::packet_route::link::{LinkAttribute, LinkMessage, Prop};
+use rtnetlink::packet_route::link::{LinkAttribute, Prop};
 
-use super::super::packet::Packet;
 use super::{bridge, sandbox, veths};
-use crate::netlink::link::BridgePort;
+use crate::netlink::link::message;
+use crate::netlink::link_info::BridgePort;
+use crate::netlink::request::Request;
 use crate::netlink::{
     IpvlanMode, Link, LinkChange, LinkKind, Mac, MacvlanMode, Netlink, NewLink, OperState, Switch,
     VethPeer,
@@ -131,11 +132,9 @@ fn a_link_is_found_by_its_alternative_names() {
     let (veth, _) = veths(&netlink);
     let names = ["short", "a-name-of-more-than-fifteen-bytes"];
     let props = names.map(|name| Prop::AltIfName(name.to_owned())).to_vec();
-    let mut message = LinkMessage::default();
-    message.header.index = veth.index;
-    message.attributes.push(LinkAttribute::PropList(props));
+    let message = message(veth.index, vec![LinkAttribute::PropList(props)]);
     let flags = NLM_F_CREATE | NLM_F_EXCL | NLM_F_APPEND;
-    netlink.ack(Packet::new(RTM_NEWLINKPROP, &message), flags).unwrap();
+    netlink.socket.ack(&Request::route(RTM_NEWLINKPROP, &message), flags).unwrap();
     for name in names {
         let link = netlink.require_link(name).unwrap();
         assert_eq!((link.index, link.name.as_str()), (veth.index, "veth"));

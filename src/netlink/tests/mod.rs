@@ -11,7 +11,7 @@ mod rules;
 use ipnet::IpNet;
 
 use super::{Link, LinkChange, LinkKind, Netlink, NewLink, VethPeer};
-use crate::netlink::packet::Packet;
+use crate::netlink::request::Request;
 use crate::netns::{Netns, isolate};
 
 /// A socket in a private namespace, which the calling thread enters.
@@ -96,8 +96,8 @@ fn after_a_failed_send_the_next_request_goes_alone() {
     for (socket, name) in [(&here, "br0"), (&there, "br1")] {
         for _ in 0..2 {
             // More than fits the socket's buffer.
-            let packet = Packet { kind: 16, body: vec![0; 1 << 22] };
-            assert!(socket.ack(packet, 0).is_err());
+            let request = Request::new(16, &vec![0; 1 << 22]);
+            assert!(socket.socket.ack(&request, 0).is_err());
             bridge(socket, name);
             assert!(socket.del_link(name).unwrap());
         }

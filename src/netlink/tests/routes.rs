@@ -1,18 +1,21 @@
 //! Routes.
 
-use super::super::packet::Packet;
+use nix::libc::RTM_GETROUTE;
+
+use super::super::request::Request;
 use super::{net, sandbox, wire};
 use crate::netlink::{
     Dad, Family, Link, Netlink, NewAddr, NextHop, RT_TABLE_MAIN, Route, RouteFilter, RouteMode,
 };
-use nix::libc::RTM_GETROUTE;
 
 /// A link with an address of each family.
 fn connected() -> (Netlink, Link) {
     let netlink = sandbox();
     let (veth, _) = wire(&netlink);
     netlink.add_addr(veth.index, &NewAddr::new(net("10.1.0.1/24"))).unwrap();
-    netlink.add_addr(veth.index, &NewAddr::new(net("fd00::1/64")).dad(Dad::Off)).unwrap();
+    netlink
+        .add_addr(veth.index, &NewAddr { dad: Dad::Off, ..NewAddr::new(net("fd00::1/64")) })
+        .unwrap();
     (netlink, veth)
 }
 
@@ -127,7 +130,7 @@ fn only_what_the_filter_admits_is_listed() {
     let dump = |filter| netlink.dump_routes(&filter).unwrap();
     let table = RouteFilter { table: Some(100), ..RouteFilter::default() };
     assert_eq!(dump(table).len(), 2);
-    let unfiltered = netlink.dump(&Packet::new(RTM_GETROUTE, &table.message())).unwrap();
+    let unfiltered = netlink.socket.dump(&Request::route(RTM_GETROUTE, &table.message())).unwrap();
     assert_eq!(unfiltered.len(), 2, "the kernel should have filtered");
     assert_eq!(dump(RouteFilter { family: Some(Family::V4), ..table }).len(), 1);
     assert_eq!(dump(RouteFilter { family: Some(Family::V4), table: Some(101), oif: None }), []);

@@ -73,7 +73,7 @@ fn a_redirect_is_added_once_found_and_deleted() {
     );
 
     let class = Handle::new(1, 1);
-    let filter = Filter { priority: 1, packets: Match::All, class, redirect: target };
+    let filter = Filter { priority: 1, class, redirect: target };
     netlink.add_filter(index, FFFF, &filter).unwrap();
     let found = netlink.dump_filters(index, FFFF).unwrap();
     let ours: Vec<_> = found.iter().filter(|f| f.is(&filter)).collect();
@@ -109,7 +109,7 @@ fn clsact_has_a_place_for_what_comes_in() {
     assert_eq!(there.qdisc, Qdisc::Clsact);
     let ingress = Handle::new(0xffff, 0xfff2);
     let class = Handle::new(1, 1);
-    let filter = Filter { priority: 1, packets: Match::All, class, redirect: target };
+    let filter = Filter { priority: 1, class, redirect: target };
     netlink.add_filter(index, ingress, &filter).unwrap();
     assert!(netlink.dump_filters(index, ingress).unwrap().iter().any(|f| f.is(&filter)));
 }

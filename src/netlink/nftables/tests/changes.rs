@@ -136,7 +136,7 @@ fn a_refused_message_type_is_not_used_again() {
     let mut batch = one(|b| {
         b.del(PODS);
     });
-    batch.changes[0].destroy = Some(250);
+    batch.changes[0].destroy = Some(kind(250));
     nft.commit(batch).unwrap();
     assert!(!nft.destroys.get() && !nft.has(PODS).unwrap());
 }

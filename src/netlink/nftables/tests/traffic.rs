@@ -116,7 +116,7 @@ fn a_flow_is_forgotten_alone() {
     }
     let conntrack = Conntrack::open().unwrap();
     let server = Flows::AnsweredBy(ip("10.2.0.2"));
-    let forget = |flows, port| conntrack.forget(flows, |flow| flow.dport == port).unwrap();
+    let forget = |flows, port| conntrack.forget(flows, &mut |flow| flow.dport == port).unwrap();
     // They wait for the router's link address.
     let deadline = Instant::now() + Duration::from_secs(10);
     while conntrack.kernel_filtered(server) < 3 {
@@ -126,16 +126,16 @@ fn a_flow_is_forgotten_alone() {
     assert_eq!((forget(server, 6000), forget(Flows::All(V6), 5001)), (0, 0));
     assert_eq!((forget(server, 5001), forget(server, 5001)), (1, 0));
     let mut seen = Vec::new();
-    let note = |flow: &Flow| {
+    let mut note = |flow: &Flow| {
         seen.push(*flow);
         false
     };
-    conntrack.forget(Flows::All(V4), note).unwrap();
+    conntrack.forget(Flows::All(V4), &mut note).unwrap();
     seen.sort_by_key(|flow| flow.dport);
     let flow = |dport| Flow { daddr: ip("10.2.0.2"), dport, server: ip("10.2.0.2") };
     assert_eq!(seen, [flow(5000), flow(5002)]);
     assert_eq!((forget(Flows::All(V4), 5002), forget(server, 5000)), (1, 1));
     assert_eq!(conntrack.kernel_filtered(Flows::All(V4)), 0);
     let empty = Netns::fresh().unwrap().run(|| Conntrack::open().unwrap()).unwrap();
-    assert_eq!(empty.forget(server, |_| true).unwrap(), 0);
+    assert_eq!(empty.forget(server, &mut |_| true).unwrap(), 0);
 }
