@@ -1,8 +1,8 @@
 //! Netlink: links, addresses, routes, rules, traffic control and the packet filter.
 //!
 //! [`Netlink`] is one socket in one network namespace with plain, synchronous methods. Nothing
-//! outside this folder handles messages: lookups return [`Link`], [`Addr`] and [`Route`], changes take [`NewLink`], [`LinkChange`], [`NewAddr`] and
-//! [`Route`].
+//! outside this folder handles messages: lookups return [`Link`], [`Addr`] and [`Route`], changes
+//! take [`NewLink`], [`LinkChange`], [`NewAddr`] and [`Route`].
 //!
 //! Methods: `x` looks up, `require_x` fails if the object is absent, `add_x` fails if it exists, `del_x`
 //! returns whether it existed, `dump_x` lists.

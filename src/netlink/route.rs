@@ -274,17 +274,9 @@ impl Netlink {
         self.socket.delete(&request, "delete route", route)
     }
 
-    /// The route that a packet to `addr` would take; `None` if there is none.
-    pub fn route_to(&self, addr: IpAddr) -> Result<Option<Route>> {
-        self.find_route(addr, None)
-    }
-
-    /// The route that a packet from `source`, an address of this host, would take to `addr`.
-    pub fn route_from(&self, source: IpAddr, addr: IpAddr) -> Result<Option<Route>> {
-        self.find_route(addr, Some(source))
-    }
-
-    fn find_route(&self, addr: IpAddr, source: Option<IpAddr>) -> Result<Option<Route>> {
+    /// The route that a packet to `addr` would take, from `source` if that is an address of this host;
+    /// `None` if there is none.
+    pub fn route_to(&self, addr: IpAddr, source: Option<IpAddr>) -> Result<Option<Route>> {
         match self.socket.one(&lookup(addr, source)) {
             Ok(body) => Ok(Route::parse(&body)),
             Err(failure) => match failure.refusal() {

@@ -326,14 +326,14 @@ impl Netlink {
         if let Qdisc::Tbf(tbf) = qdisc {
             request.body.nest(TCA_OPTIONS, |options| tbf.write(options));
         }
-        self.socket.ack(&request, flags).map_err(|failure| {
-            let lacks_driver = matches!(failure.errno, Errno::ENOENT | Errno::EOPNOTSUPP);
-            let target = format_args!("{} to {}", qdisc.kind(), self.label(index));
-            let error = failure.context("add qdisc", &target);
-            if lacks_driver {
-                return error.with_missing_module(&format!("sch_{}", qdisc.kind()));
+        let target = format_args!("{} to {}", qdisc.kind(), self.label(index));
+        self.socket.change(&request, flags, "add qdisc", &target).map_err(|error| {
+            match error.errno() {
+                Some(Errno::ENOENT | Errno::EOPNOTSUPP) => {
+                    error.with_missing_module(&format!("sch_{}", qdisc.kind()))
+                }
+                _ => error,
             }
-            error
         })
     }
 
@@ -353,14 +353,13 @@ impl Netlink {
         let header = Header::of_filter(index, parent, filter.priority, ALL_PROTOCOLS);
         let mut request = header.request(RTM_NEWTFILTER);
         request.body.text(TCA_KIND, U32).nest(TCA_OPTIONS, |options| filter.write(options));
-        self.socket.ack(&request, NLM_F_CREATE | NLM_F_EXCL).map_err(|failure| {
-            let lacks_driver = matches!(failure.errno, Errno::ENOENT | Errno::EOPNOTSUPP);
-            let error = failure.context("add a filter to", &self.label(index));
-            if lacks_driver {
-                let modules = "load the kernel modules \"cls_u32\" and \"act_mirred\" on the node";
-                return error.with_remedy(modules.to_owned());
-            }
-            error
+        let (flags, op) = (NLM_F_CREATE | NLM_F_EXCL, "add a filter to");
+        let added = self.socket.change(&request, flags, op, &self.label(index));
+        added.map_err(|error| match error.errno() {
+            Some(Errno::ENOENT | Errno::EOPNOTSUPP) => error.with_remedy(
+                "load the kernel modules \"cls_u32\" and \"act_mirred\" on the node".to_owned(),
+            ),
+            _ => error,
         })
     }
 
