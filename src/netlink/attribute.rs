@@ -179,7 +179,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_can_be_read() {
+    fn attributes_are_read_back() {
         let mut list = Attributes::new();
         list.text(1, "abc").nest(2, |inner| inner.be32(1, 7).u8(2, 9));
         let bytes = list.as_bytes();
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn attributes_are_read_up_to_the_first_broken_one() {
+    fn attributes_are_read_up_to_the_first_malformed_one() {
         // u32 of type 4; a string of type 3 with padding; a length beyond the end.
         let bytes =
             [8, 0, 4, 0, 0xdc, 5, 0, 0, 7, 0, 3, 0x80, b'l', b'o', 0, 0, 200, 0, 1, 0, 1, 2, 3, 4];

@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernels_sentence_stands_before_the_error_number() {
+    fn the_kernels_message_precedes_the_error_number() {
         assert_eq!(
             refused(Errno::ENETUNREACH, Some("Nexthop has invalid gateway.")).to_string(),
             "add route 10.1.0.0/16: Nexthop has invalid gateway: network is unreachable"
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn absence_has_many_numbers() {
+    fn absence_has_several_error_numbers() {
         for errno in [Errno::ENODEV, Errno::ESRCH, Errno::ENOENT, Errno::EADDRNOTAVAIL] {
             assert!(refused(errno, None).is_not_found(), "{errno}");
         }

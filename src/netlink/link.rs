@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_does_not_hide_the_rest() {
+    fn malformed_attributes_are_skipped() {
         let broken_data = attr(libc::IFLA_INFO_DATA, &[255, 255, 1, 2, 3]);
         let body = [
             vec![0; IFINFOMSG],

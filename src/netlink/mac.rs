@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn three_notations_are_one_address() {
+    fn three_notations_are_accepted() {
         let mac = Mac([0, 0, 0x5e, 0, 0x53, 0xab]);
         for text in ["00:00:5e:00:53:ab", "00-00-5E-00-53-AB", "0000.5e00.53Ab"] {
             assert_eq!(text.parse(), Ok(mac), "{text}");

@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sentence_is_found_behind_a_whole_or_a_capped_request() {
+    fn the_message_is_found_after_a_whole_or_a_capped_request() {
         let capped = refused(NLM_F_ACK_TLVS | NLM_F_CAPPED, &[]);
         assert_eq!(sentence(&capped).as_deref(), Some("no"));
         assert_eq!(sentence(&refused(NLM_F_ACK_TLVS, &[9; 4])).as_deref(), Some("no"));
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interrupted_dump_is_made_five_times_at_most() {
+    fn an_interrupted_dump_is_attempted_at_most_five_times() {
         for (interruptions, attempts) in [(0, 1), (1, 2), (4, 5), (99, 5)] {
             let mut made = 0;
             let answers = until_consistent(&mut || {
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interrupted_dump_is_noticed_in_any_message() {
+    fn an_interruption_in_any_message_is_detected() {
         let part = |flags: u16| Message { kind: 16, flags, sequence: 1, body: vec![] };
         let quiet = Answers::collect(vec![part(0), part(0)]).unwrap();
         assert!(!quiet.interrupted);

@@ -403,7 +403,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_type_that_no_parser_knows_is_still_an_answer() {
+    fn an_unknown_message_type_is_a_reply() {
         let datagram = [vec![19, 0, 0, 0, 0xff, 0xff], vec![0; 10], vec![0xff; 3]].concat();
         let [message] = &split(&datagram)[..] else { panic!("not one message") };
         assert_eq!((message.kind, &message.body[..]), (0xffff, &[0xff; 3][..]));

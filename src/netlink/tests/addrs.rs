@@ -33,7 +33,7 @@ fn an_address_is_added_once() {
         netlink.add_addr(veth.index, &addr).unwrap();
         let error = netlink.add_addr(veth.index, &addr).unwrap_err();
         assert!(error.is_exists());
-        // New kernels put a sentence in between.
+        // New kernels add a message before the error number.
         let (error, start) = (error.to_string(), format!(r#"add address {text} to "veth": "#));
         assert!(error.starts_with(&start) && error.ends_with(": file exists"), "{error}");
     }
@@ -55,7 +55,7 @@ fn without_detection_an_address_is_usable_at_once() {
 }
 
 #[test]
-fn only_the_link_asked_for_is_listed() {
+fn only_the_requested_link_is_listed() {
     let netlink = sandbox();
     let (veth, peer) = wire(&netlink);
     netlink.add_addr(veth.index, &NewAddr::new(net("10.1.0.1/24"))).unwrap();
