@@ -275,7 +275,7 @@ impl Below<'_> {
 pub fn requested_mac(sources: &[&String]) -> Result<Option<Mac>> {
     let Some(text) = sources.iter().find(|text| !text.is_empty()) else { return Ok(None) };
     let refuse = |why| Error::config(format!("invalid args {text} for MAC addr: {why}"));
-    let mac: Mac = text.parse().map_err(|why| refuse(format!("{why}")))?;
+    let mac: Mac = text.parse().map_err(refuse)?;
     if mac.is_unicast() {
         return Ok(Some(mac));
     }

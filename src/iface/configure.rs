@@ -70,10 +70,8 @@ pub fn addresses_and_up(
     let ips = addresses(result, &link.name)?;
     let dad = if style == Style::Detect { Dad::Kernel } else { Dad::Off };
     for ip in &ips {
-        let mut address = NewAddr::new(ip.address).dad(dad);
-        if style == Style::Routed {
-            address = address.without_prefix_route();
-        }
+        let prefix_route = style != Style::Routed;
+        let address = NewAddr { dad, prefix_route, ..NewAddr::new(ip.address) };
         inside
             .netlink
             .add_addr(link.index, &address)
@@ -105,20 +103,19 @@ pub fn layer3(
 
 /// The request that adds an address again, with its flags and lifetime.
 pub fn again(addr: &Addr) -> NewAddr {
-    let mut new = NewAddr::new(addr.net).lifetime(addr.lifetime);
-    if addr.is_without_prefix_route() {
-        new = new.without_prefix_route();
+    NewAddr {
+        prefix_route: !addr.is_without_prefix_route(),
+        broadcast: addr.broadcast.is_some(),
+        lifetime: addr.lifetime,
+        ..NewAddr::new(addr.net)
     }
-    if addr.broadcast.is_none() {
-        new = new.without_broadcast();
-    }
-    new
 }
 
 /// Adds a gateway's address to a link of the host, without duplicate address detection, so that the container can use
 /// the gateway at once. Enables IPv6 on the link where new links have IPv6 disabled.
 pub fn add_gateway(host: &Netlink, link: &Link, gateway: IpNet) -> netlink::Result<()> {
-    let add = || host.add_addr(link.index, &NewAddr::new(gateway).dad(Dad::Off));
+    let address = NewAddr { dad: Dad::Off, ..NewAddr::new(gateway) };
+    let add = || host.add_addr(link.index, &address);
     let added = add();
     let is_off = |error: &netlink::Error| error.errno() == Some(Errno::EACCES);
     if gateway.addr().is_ipv6()

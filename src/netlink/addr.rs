@@ -3,32 +3,31 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
-use nix::libc;
-use nix::libc::{RTM_DELADDR, RTM_GETADDR, RTM_NEWADDR};
+use nix::libc::{self, RTM_DELADDR, RTM_GETADDR, RTM_NEWADDR};
 use rtnetlink::AddressMessageBuilder;
 use rtnetlink::packet_core::{NLM_F_CREATE, NLM_F_EXCL};
 use rtnetlink::packet_route::address::{
     AddressAttribute, AddressFlags, AddressHeader, AddressMessage, CacheInfo,
 };
 
+use super::attribute::{attrs, word};
 use super::error::Result;
-use super::family::Family;
-use super::packet::{Packet, attrs};
-use super::{Netlink, link};
+use super::request::Request;
+use super::{Family, Netlink};
 
 /// Length of `struct ifaddrmsg`.
 const HEADER_LEN: usize = 8;
-/// No link has this index; asked for, it means none in particular.
+/// The index that matches every link.
 const ALL_LINKS: u32 = 0;
 
 /// An address of a link.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Addr {
-    /// The address with the length of its prefix; host bits are kept.
+    /// The address with its prefix length and host bits.
     pub net: IpNet,
-    /// The index of its link.
+    /// The index of the link.
     pub index: u32,
-    /// How far it is valid: 0 everywhere, 253 on the link, 254 on the host.
+    /// The scope (rtnetlink(7)): 0 universe, 253 link, 254 host.
     pub scope: u8,
     /// The `IFA_F_*` bits.
     pub flags: u32,
@@ -36,49 +35,47 @@ pub struct Addr {
     pub broadcast: Option<IpAddr>,
     /// The label of IPv4, usually the name of the link.
     pub label: Option<String>,
-    /// How long it is there.
     pub lifetime: Lifetime,
 }
 
-/// How many more seconds an address is used and valid.
+/// The remaining lifetimes of an address in seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Lifetime {
-    /// As the source of new connections.
+    /// For the source address of new connections.
     pub preferred: u32,
     pub valid: u32,
 }
 
 impl Lifetime {
-    /// No end is known.
+    /// Both lifetimes are infinite.
     pub const FOREVER: Lifetime = Lifetime { preferred: u32::MAX, valid: u32::MAX };
 
     /// Reads `struct ifa_cacheinfo`.
     fn parse(bytes: &[u8]) -> Option<Lifetime> {
-        let word = |at: usize| Some(u32::from_ne_bytes(*bytes.get(at..)?.first_chunk()?));
-        Some(Lifetime { preferred: word(0)?, valid: word(4)? })
+        Some(Lifetime { preferred: word(bytes, 0)?, valid: word(bytes, 4)? })
     }
 }
 
 impl Addr {
-    /// Whether duplicate address detection goes on, so that the address cannot be used yet.
+    /// Whether duplicate address detection is in progress, so that the address cannot be used yet.
     pub fn is_tentative(&self) -> bool {
         self.flags & libc::IFA_F_TENTATIVE != 0
     }
 
-    /// Whether another machine uses the address.
+    /// Whether duplicate address detection found another owner of the address.
     pub fn is_dad_failed(&self) -> bool {
         self.flags & libc::IFA_F_DADFAILED != 0
     }
 
-    /// Whether the kernel adds no route to its network.
+    /// Whether the kernel omits the route to the network of the address.
     pub fn is_without_prefix_route(&self) -> bool {
         self.flags & libc::IFA_F_NOPREFIXROUTE != 0
     }
 
     pub(super) fn parse(body: &[u8]) -> Option<Addr> {
         let header = AddressHeader::parse(body).ok()?;
-        let (mut local, mut address, mut broadcast, mut label) = (None, None, None, None);
         let mut flags = u32::from(header.flags.bits());
+        let (mut local, mut address, mut broadcast, mut label) = (None, None, None, None);
         let mut lifetime = None;
         for attr in attrs(body.get(HEADER_LEN..)?) {
             match attr.kind {
@@ -91,107 +88,78 @@ impl Addr {
                 _ => {}
             }
         }
-        // IFA_ADDRESS is the other end of a point-to-point link; only then is there both.
+        // On a point-to-point link there are both, and IFA_ADDRESS is the other end.
         let net = IpNet::new(local.or(address)?, header.prefix_len).ok()?;
-        let scope = u8::from(header.scope);
         let lifetime = lifetime.unwrap_or(Lifetime::FOREVER);
-        Some(Addr { net, index: header.index, scope, flags, broadcast, label, lifetime })
+        let (index, scope) = (header.index, header.scope.into());
+        Some(Addr { net, index, scope, flags, broadcast, label, lifetime })
     }
 }
 
-/// Whether the kernel asks the link for another owner of an IPv6 address first.
+/// Duplicate address detection for an IPv6 address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Dad {
-    /// As the kernel is configured: the address is tentative for a second or two.
+    /// As the link's sysctls specify: the address is tentative for a second or two.
     #[default]
     Kernel,
-    /// Not for this address: it can be used at once.
+    /// None: the address can be used at once.
     Off,
 }
 
 /// An address to be added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NewAddr {
-    net: IpNet,
-    dad: Dad,
-    prefix_route: bool,
-    broadcast: bool,
-    lifetime: Lifetime,
+    /// The address with its host bits.
+    pub net: IpNet,
+    /// Duplicate address detection, which IPv4 lacks.
+    pub dad: Dad,
+    /// Whether the kernel adds a route to the network of the address.
+    pub prefix_route: bool,
+    /// Whether an IPv4 address has a broadcast address, the last address of its network.
+    pub broadcast: bool,
+    pub lifetime: Lifetime,
 }
 
 impl NewAddr {
-    /// The address `net`, with its host bits.
+    /// An address with the kernel's defaults.
     pub fn new(net: IpNet) -> NewAddr {
-        NewAddr {
-            net,
-            dad: Dad::Kernel,
-            prefix_route: true,
-            broadcast: true,
-            lifetime: Lifetime::FOREVER,
-        }
-    }
-
-    /// Decides about duplicate address detection; IPv4 has none.
-    #[must_use]
-    pub fn dad(mut self, dad: Dad) -> Self {
-        self.dad = dad;
-        self
-    }
-
-    /// Keeps the kernel from adding a route to the address's network.
-    #[must_use]
-    pub fn without_prefix_route(mut self) -> Self {
-        self.prefix_route = false;
-        self
-    }
-
-    /// Leaves out the broadcast address of IPv4, which is otherwise the last one of the network.
-    #[must_use]
-    pub fn without_broadcast(mut self) -> Self {
-        self.broadcast = false;
-        self
-    }
-
-    /// Lets it end at some time.
-    #[must_use]
-    pub fn lifetime(mut self, lifetime: Lifetime) -> Self {
-        self.lifetime = lifetime;
-        self
+        let (dad, lifetime) = (Dad::Kernel, Lifetime::FOREVER);
+        NewAddr { net, dad, prefix_route: true, broadcast: true, lifetime }
     }
 
     fn message(self, index: u32) -> AddressMessage {
         let mut message = message(self.net, index);
+        let attributes = &mut message.attributes;
         if !self.broadcast {
-            message.attributes.retain(|a| !matches!(a, AddressAttribute::Broadcast(_)));
+            attributes.retain(|a| !matches!(a, AddressAttribute::Broadcast(_)));
         }
         if self.lifetime != Lifetime::FOREVER {
             let mut info = CacheInfo::default();
-            info.ifa_preferred = self.lifetime.preferred;
-            info.ifa_valid = self.lifetime.valid;
-            message.attributes.push(AddressAttribute::CacheInfo(info));
+            (info.ifa_preferred, info.ifa_valid) = (self.lifetime.preferred, self.lifetime.valid);
+            attributes.push(AddressAttribute::CacheInfo(info));
         }
         let mut flags = AddressFlags::empty();
         flags.set(AddressFlags::Nodad, self.dad == Dad::Off && self.net.addr().is_ipv6());
         flags.set(AddressFlags::Noprefixroute, !self.prefix_route);
         if !flags.is_empty() {
-            message.attributes.push(AddressAttribute::Flags(flags));
+            attributes.push(AddressAttribute::Flags(flags));
         }
         message
     }
 }
 
-/// The message with address, local address and, for IPv4, broadcast address.
+/// A message with the address and, for IPv4, the broadcast address.
 fn message(net: IpNet, index: u32) -> AddressMessage {
-    match net {
-        IpNet::V4(net) => AddressMessageBuilder::<Ipv4Addr>::new()
-            .index(index)
-            .address(net.addr(), net.prefix_len())
-            .build(),
-        IpNet::V6(net) => AddressMessageBuilder::<Ipv6Addr>::new()
-            .index(index)
-            .address(net.addr(), net.prefix_len())
-            .build(),
-    }
+    let mut message = match net {
+        IpNet::V4(net) => {
+            AddressMessageBuilder::<Ipv4Addr>::new().address(net.addr(), net.prefix_len()).build()
+        }
+        IpNet::V6(net) => {
+            AddressMessageBuilder::<Ipv6Addr>::new().address(net.addr(), net.prefix_len()).build()
+        }
+    };
+    message.header.index = index;
+    message
 }
 
 impl Netlink {
@@ -208,28 +176,26 @@ impl Netlink {
     pub(super) fn dump_family(&self, index: u32, family: Option<Family>) -> Result<Vec<Addr>> {
         let mut message = AddressMessage::default();
         message.header.index = index;
-        message.header.family = Family::wire(family);
-        let bodies = self
-            .dump(&Packet::new(RTM_GETADDR, &message))
-            .map_err(|e| e.doing("list addresses of", || self.label(index)))?;
-        let addrs = bodies.iter().filter_map(|body| Addr::parse(body));
+        message.header.family = Family::number(family).into();
+        let request = Request::route(RTM_GETADDR, &message);
+        let target = &self.label(index);
+        let mut addrs = self.socket.list(&request, "list addresses of", target, Addr::parse)?;
         // Kernels before 4.20 ignore the filter.
-        Ok(addrs.filter(|addr| index == ALL_LINKS || addr.index == index).collect())
+        addrs.retain(|addr| index == ALL_LINKS || addr.index == index);
+        Ok(addrs)
     }
 
     /// Adds an address to a link.
     pub fn add_addr(&self, index: u32, addr: &NewAddr) -> Result<()> {
-        let message = Packet::new(RTM_NEWADDR, &addr.message(index));
-        self.ack(message, NLM_F_CREATE | NLM_F_EXCL).map_err(|e| {
-            e.doing("add address", || format!("{} to {}", addr.net, self.label(index)))
-        })
+        let request = Request::route(RTM_NEWADDR, &addr.message(index));
+        let target = format_args!("{} to {}", addr.net, self.label(index));
+        self.socket.change(&request, NLM_F_CREATE | NLM_F_EXCL, "add address", &target)
     }
 
-    /// Deletes an address of a link; `false` if it did not have it.
+    /// Deletes an address of a link; `false` if the link does not have the address.
     pub fn del_addr(&self, index: u32, net: IpNet) -> Result<bool> {
-        let deleted = self
-            .ack(Packet::new(RTM_DELADDR, &message(net, index)), 0)
-            .map_err(|e| e.doing("delete address", || format!("{net} from {}", self.label(index))));
-        link::unless_absent(deleted)
+        let request = Request::route(RTM_DELADDR, &message(net, index));
+        let target = format_args!("{net} from {}", self.label(index));
+        self.socket.delete(&request, "delete address", &target)
     }
 }

@@ -2,40 +2,38 @@
 
 use std::ops::RangeInclusive;
 
-use nix::libc;
-use nix::libc::{RTM_DELLINK, RTM_GETLINK, RTM_SETLINK};
+use nix::libc::{self, RTM_DELLINK, RTM_GETLINK, RTM_SETLINK};
 use rtnetlink::packet_route::AddressFamily;
 use rtnetlink::packet_route::link::{
     AfSpecBridge, BridgeVlanInfo, BridgeVlanInfoFlags as Flags, LinkAttribute, LinkExtentMask,
-    LinkHeader, LinkMessage,
+    LinkHeader,
 };
 
 use super::Netlink;
+use super::attribute::{Attr, attrs};
 use super::error::Result;
-use super::packet::{Attr, Packet, attrs};
+use super::link::{IFINFOMSG, message};
+use super::request::Request;
 
 /// `IFLA_BRIDGE_VLAN_INFO`, missing in libc.
 const IFLA_BRIDGE_VLAN_INFO: u16 = 2;
-/// Length of `struct ifinfomsg`.
-const HEADER_LEN: usize = 16;
 
-/// What a port does with the frames of a VLAN.
+/// The tags of a VLAN's frames at a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tagging {
-    /// They have a tag, in and out.
+    /// Frames are tagged in both directions.
     Tagged,
-    /// They leave without a tag. What comes in untagged is of another VLAN, or of none.
+    /// Frames leave untagged. Untagged incoming frames belong to another VLAN, or to none.
     Untagged,
-    /// They leave without a tag, and what comes in untagged is theirs (PVID).
+    /// Frames leave untagged, and untagged incoming frames belong to the VLAN (PVID).
     Native,
 }
 
-/// VLANs that a port is in, all in the same way.
+/// VLANs of a port with the same tagging.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortVlans {
-    /// Their numbers, 1 to 4094.
+    /// The VLAN ids, 1 to 4094.
     pub ids: RangeInclusive<u16>,
-    /// What happens to their frames.
     pub tagging: Tagging,
 }
 
@@ -44,49 +42,28 @@ pub struct PortVlans {
 pub struct VlanPort {
     /// The index of the port.
     pub index: u32,
-    /// The index of its bridge; a bridge itself is listed as a port as well, without one.
+    /// The index of the bridge; `None` for a bridge, which is a port of itself.
     pub master: Option<u32>,
     pub vlans: Vec<PortVlans>,
 }
 
 impl PortVlans {
-    /// A single VLAN whose frames have no tag at this port.
+    /// A single native VLAN.
     pub fn native(id: u16) -> PortVlans {
         PortVlans { ids: id..=id, tagging: Tagging::Native }
-    }
-
-    fn flags(&self) -> Flags {
-        match self.tagging {
-            Tagging::Tagged => Flags::empty(),
-            Tagging::Untagged => Flags::Untagged,
-            Tagging::Native => Flags::Untagged | Flags::Pvid,
-        }
-    }
-
-    /// One entry, or two for the ends of a range.
-    fn entries(&self) -> impl Iterator<Item = AfSpecBridge> {
-        let (first, last, flags) = (*self.ids.start(), *self.ids.end(), self.flags());
-        let entry = |flags, vid| AfSpecBridge::VlanInfo(BridgeVlanInfo { flags, vid });
-        let (start, end) = if first == last {
-            (entry(flags, first), None)
-        } else {
-            let end = entry(flags | Flags::RangeEnd, last);
-            (entry(flags | Flags::RangeBegin, first), Some(end))
-        };
-        std::iter::once(start).chain(end)
     }
 }
 
 impl VlanPort {
-    /// How it is in this VLAN; `None` if it is not.
+    /// The tagging of this VLAN; `None` if the port does not belong to it.
     pub fn tagging(&self, id: u16) -> Option<Tagging> {
         self.vlans.iter().find(|vlans| vlans.ids.contains(&id)).map(|vlans| vlans.tagging)
     }
 
     pub(super) fn parse(body: &[u8]) -> Option<VlanPort> {
-        let mut port =
-            VlanPort { index: LinkHeader::parse(body).ok()?.index, ..VlanPort::default() };
-        for attr in attrs(body.get(HEADER_LEN..)?) {
+        let index = LinkHeader::parse(body).ok()?.index;
+        let mut port = VlanPort { index, ..VlanPort::default() };
+        for attr in attrs(body.get(IFINFOMSG..)?) {
             match attr.kind {
                 libc::IFLA_MASTER => port.master = attr.u32().filter(|index| *index != 0),
                 libc::IFLA_AF_SPEC => port.vlans = vlans(attr),
@@ -97,7 +74,7 @@ impl VlanPort {
     }
 }
 
-/// The VLANs of an answer, where ranges have two entries.
+/// The VLANs of a reply, where a range has two entries.
 fn vlans(spec: Attr<'_>) -> Vec<PortVlans> {
     let mut vlans = Vec::new();
     let mut begin = None;
@@ -121,38 +98,50 @@ fn vlans(spec: Attr<'_>) -> Vec<PortVlans> {
     vlans
 }
 
-fn message(index: u32, attribute: LinkAttribute) -> LinkMessage {
-    let mut message = LinkMessage::default();
+fn request(kind: u16, port: u32, attribute: LinkAttribute) -> Request {
+    let mut message = message(port, vec![attribute]);
     message.header.interface_family = AddressFamily::Bridge;
-    message.header.index = index;
-    message.attributes.push(attribute);
-    message
+    Request::route(kind, &message)
+}
+
+/// A request with one entry for each VLAN, or two for the ends of a range.
+fn vlan_request(kind: u16, port: u32, vlans: &[PortVlans]) -> Request {
+    let mut spec = Vec::new();
+    for PortVlans { ids, tagging } in vlans {
+        let flags = match tagging {
+            Tagging::Tagged => Flags::empty(),
+            Tagging::Untagged => Flags::Untagged,
+            Tagging::Native => Flags::Untagged | Flags::Pvid,
+        };
+        let mut entry =
+            |flags, vid| spec.push(AfSpecBridge::VlanInfo(BridgeVlanInfo { flags, vid }));
+        if ids.start() == ids.end() {
+            entry(flags, *ids.start());
+        } else {
+            entry(flags | Flags::RangeBegin, *ids.start());
+            entry(flags | Flags::RangeEnd, *ids.end());
+        }
+    }
+    request(kind, port, LinkAttribute::AfSpecBridge(spec))
 }
 
 impl Netlink {
-    /// Puts the port with this index into VLANs, by one message.
+    /// Adds the port with this index to VLANs, by one message.
     pub fn add_port_vlans(&self, port: u32, vlans: &[PortVlans]) -> Result<()> {
-        let spec = vlans.iter().flat_map(PortVlans::entries).collect();
-        let message = message(port, LinkAttribute::AfSpecBridge(spec));
-        self.ack(Packet::new(RTM_SETLINK, &message), 0)
-            .map_err(|failure| failure.doing("set VLANs of", || self.label(port)))
+        let request = vlan_request(RTM_SETLINK, port, vlans);
+        self.socket.change(&request, 0, "set VLANs of", &self.label(port))
     }
 
-    /// Takes the port out of VLANs; those it is not in do not matter.
+    /// Removes the port from VLANs; VLANs without the port are ignored.
     pub fn del_port_vlans(&self, port: u32, vlans: &[PortVlans]) -> Result<()> {
-        let spec = vlans.iter().flat_map(PortVlans::entries).collect();
-        let message = message(port, LinkAttribute::AfSpecBridge(spec));
-        self.ack(Packet::new(RTM_DELLINK, &message), 0)
-            .map_err(|failure| failure.doing("remove VLANs of", || self.label(port)))
+        let request = vlan_request(RTM_DELLINK, port, vlans);
+        self.socket.change(&request, 0, "remove VLANs of", &self.label(port))
     }
 
-    /// The VLANs of the ports of all bridges: the kernel has no question for one of them that
-    /// old kernels understand.
+    /// The VLANs of the ports of all bridges: old kernels have no request for a single port.
     pub fn dump_port_vlans(&self) -> Result<Vec<VlanPort>> {
         let mask = LinkAttribute::ExtMask(vec![LinkExtentMask::BrvlanCompressed]);
-        let bodies = self
-            .dump(&Packet::new(RTM_GETLINK, &message(0, mask)))
-            .map_err(|e| e.doing("list", || "VLANs of bridges".to_owned()))?;
-        Ok(bodies.iter().filter_map(|body| VlanPort::parse(body)).collect())
+        let request = request(RTM_GETLINK, 0, mask);
+        self.socket.list(&request, "list", &"VLANs of bridges", VlanPort::parse)
     }
 }

@@ -1,19 +1,19 @@
-//! Connection tracking: forgetting connections that a new port mapping or address would not
-//! apply to.
+//! Connection tracking: deleting entries, to which a new port mapping or address would not apply.
 
 use std::net::IpAddr;
 
 use nix::errno::Errno;
+use rtnetlink::sys::protocols::NETLINK_NETFILTER;
 
-use super::attribute::Attributes;
+use super::Family;
+use super::attribute::{Attr, Attributes, attrs, find, ip};
 use super::error::{Failure, Result};
-use super::family::Family;
-use super::netfilter::{NFGENMSG, NfSocket, Query};
+use super::nftables::L4;
 use super::nftables::uapi::constants;
-use super::nftables::{self, L4, Value};
-use super::packet::{Attr, attrs, ip};
+use super::request::{NFGENMSG, Request};
+use super::socket::Socket;
 
-// Of `linux/netfilter/nfnetlink_conntrack.h`; the bits of filters are of the kernel's `nf_internals.h`.
+// From `linux/netfilter/nfnetlink_conntrack.h`, the bits of filters from the kernel's `nf_internals.h`.
 constants! { u16:
     IPCTNL_MSG_CT_GET = 1, IPCTNL_MSG_CT_DELETE = 2,
     CTA_TUPLE_ORIG = 1, CTA_TUPLE_REPLY = 2, CTA_ID = 12, CTA_ZONE = 18, CTA_FILTER = 25,
@@ -28,127 +28,115 @@ constants! { u16:
 
 constants! { u32: CTA_FILTER_FLAG_CTA_IP_SRC = 1 << 0, CTA_FILTER_FLAG_CTA_PROTO_NUM = 1 << 3 }
 
-/// Which connections to look at.
+/// A selection of connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flows {
     /// All UDP of a family.
     All(Family),
-    /// UDP that this address answers, whatever it was sent to.
+    /// UDP with replies from this address, regardless of the original destination.
     AnsweredBy(IpAddr),
 }
 
 impl Flows {
-    /// `NFPROTO_*`
-    fn family(self) -> u8 {
+    fn request(self, kind: u16) -> Request {
         let family = match self {
             Flows::All(family) => family,
             Flows::AnsweredBy(addr) => Family::of(addr),
         };
-        nftables::Family::from(family) as u8
+        // NFPROTO_IPV4 and NFPROTO_IPV6 have the numbers of AF_INET and AF_INET6.
+        Request::netfilter(kind, Family::number(Some(family)))
     }
 
-    fn admits(self, flow: &Flow) -> bool {
+    fn matches(self, flow: &Flow) -> bool {
         match self {
             Flows::All(family) => Family::of(flow.daddr) == family,
             Flows::AnsweredBy(addr) => flow.server == addr,
         }
     }
 
-    /// Asks the kernel (5.8) to send only what matches; older ones ignore it.
-    fn filter(self) -> Attributes {
-        let udp = |tuple: &mut Attributes| {
-            tuple.nest(CTA_TUPLE_PROTO, |list| {
-                list.u8(CTA_PROTO_NUM, L4::Udp.number());
-            });
-        };
-        let (mut body, mut reply) = (Attributes::new(), 0);
-        body.nest(CTA_TUPLE_ORIG, udp);
+    /// Has the kernel (5.8) send matching connections only; older kernels ignore the filter.
+    fn write_filter(self, body: &mut Attributes) {
+        body.nest(CTA_TUPLE_ORIG, |tuple| {
+            tuple.nest(CTA_TUPLE_PROTO, |proto| proto.u8(CTA_PROTO_NUM, L4::Udp.number()))
+        });
+        let mut reply = 0;
         if let Flows::AnsweredBy(addr) = self {
             reply = CTA_FILTER_FLAG_CTA_IP_SRC;
             let kind = if addr.is_ipv4() { CTA_IP_V4_SRC } else { CTA_IP_V6_SRC };
             body.nest(CTA_TUPLE_REPLY, |tuple| {
-                tuple.nest(CTA_TUPLE_IP, |list| {
-                    list.bytes(kind, &Value::Ip(addr).bytes());
-                });
+                tuple.nest(CTA_TUPLE_IP, |list| list.ip(kind, addr))
             });
         }
         body.nest(CTA_FILTER, |list| {
             // Unlike the rest of netfilter, in host byte order.
-            list.bytes(CTA_FILTER_ORIG_FLAGS, &CTA_FILTER_FLAG_CTA_PROTO_NUM.to_ne_bytes());
-            list.bytes(CTA_FILTER_REPLY_FLAGS, &reply.to_ne_bytes());
+            list.u32(CTA_FILTER_ORIG_FLAGS, CTA_FILTER_FLAG_CTA_PROTO_NUM)
+                .u32(CTA_FILTER_REPLY_FLAGS, reply)
         });
-        body
     }
 }
 
 /// A tracked connection of UDP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flow {
-    /// What its first packet was sent to, before any translation.
+    /// The original destination, before any translation.
     pub daddr: IpAddr,
-    /// The port.
+    /// The original destination port.
     pub dport: u16,
-    /// Who answers.
+    /// The source of the replies.
     pub server: IpAddr,
 }
 
-/// A socket to the connection tracking of one network namespace.
+/// A socket for the connection tracking of one network namespace.
 #[derive(Debug)]
 pub struct Conntrack {
-    socket: NfSocket,
+    socket: Socket,
 }
 
 impl Conntrack {
     /// A socket in the calling thread's namespace.
     pub fn open() -> Result<Conntrack> {
-        Ok(Conntrack { socket: NfSocket::open()? })
+        Ok(Conntrack { socket: Socket::open(NETLINK_NETFILTER)? })
     }
 
-    /// Forgets the connections that `which` is true of, in one walk, and says how many there were.
+    /// Deletes the connections for which `which` returns true, in one walk, and returns their number.
     /// A kernel without connection tracking has none.
-    pub fn forget(&self, flows: Flows, mut which: impl FnMut(&Flow) -> bool) -> Result<usize> {
-        let entries = self.list(flows).map_err(|f| f.doing("list", || "UDP flows".to_owned()))?;
+    pub fn forget(&self, flows: Flows, which: &mut dyn FnMut(&Flow) -> bool) -> Result<usize> {
+        let entries = self.list(flows).map_err(|f| f.context("list", &"UDP flows"))?;
         let mut deleted = 0;
         for entry in entries {
-            let Some((flow, body)) = read(&entry) else { continue };
-            if !flows.admits(&flow) || !which(&flow) {
+            let Some((flow, id)) = read(&entry) else { continue };
+            if !flows.matches(&flow) || !which(&flow) {
                 continue;
             }
-            match self.socket.request(&Query { kind: DELETE, family: flows.family(), body }) {
-                Ok(_) => deleted += 1,
-                Err(Failure { errno: Errno::ENOENT, .. }) => {}
-                Err(failure) => {
-                    let target = || format!("UDP flow to {} port {}", flow.daddr, flow.dport);
-                    return Err(failure.doing("delete", target));
-                }
-            }
+            let mut request = flows.request(DELETE);
+            request.body.raw(id.as_bytes());
+            let target = format_args!("UDP flow to {} port {}", flow.daddr, flow.dport);
+            deleted += usize::from(self.socket.delete(&request, "delete", &target)?);
         }
         Ok(deleted)
     }
 
     fn list(&self, flows: Flows) -> Result<Vec<Vec<u8>>, Failure> {
-        let mut query = Query { kind: GET, family: flows.family(), body: flows.filter() };
-        match self.socket.dump(&query) {
-            Err(failure) if unknown(&failure) => query.body = Attributes::new(),
-            answer => return answer,
+        let mut filtered = flows.request(GET);
+        flows.write_filter(&mut filtered.body);
+        // Without the filter, a refusal means that the kernel lacks the subsystem.
+        for request in [filtered, flows.request(GET)] {
+            match self.socket.dump(&request) {
+                Err(Failure {
+                    errno: Errno::EINVAL | Errno::EOPNOTSUPP | Errno::EPROTONOSUPPORT,
+                    ..
+                }) => {}
+                answer => return answer,
+            }
         }
-        // Without the filter it is either what is asked for or the subsystem that is unknown.
-        match self.socket.dump(&query) {
-            Err(failure) if unknown(&failure) => Ok(Vec::new()),
-            answer => answer,
-        }
+        Ok(Vec::new())
     }
 }
 
-fn unknown(failure: &Failure) -> bool {
-    matches!(failure.errno, Errno::EINVAL | Errno::EOPNOTSUPP | Errno::EPROTONOSUPPORT)
-}
-
-/// The flow in `entry`, if it is one of UDP, and what names it to the kernel.
+/// The flow in `entry`, if it is UDP, and the attributes that identify it.
 pub(super) fn read(entry: &[u8]) -> Option<(Flow, Attributes)> {
-    let list = || attrs(entry.get(NFGENMSG..).unwrap_or_default());
-    let tuple = |kind| list().find(|attr| attr.kind == kind);
-    let (sent, answered) = (tuple(CTA_TUPLE_ORIG)?, tuple(CTA_TUPLE_REPLY)?);
+    let entry = entry.get(NFGENMSG..)?;
+    let (sent, answered) = (find(entry, CTA_TUPLE_ORIG)?, find(entry, CTA_TUPLE_REPLY)?);
     if inside(sent, CTA_TUPLE_PROTO, &[CTA_PROTO_NUM])? != [L4::Udp.number()] {
         return None;
     }
@@ -158,17 +146,17 @@ pub(super) fn read(entry: &[u8]) -> Option<(Flow, Attributes)> {
         dport: u16::from_be_bytes(dport.try_into().ok()?),
         server: ip(inside(answered, CTA_TUPLE_IP, &[CTA_IP_V4_SRC, CTA_IP_V6_SRC])?)?,
     };
-    let mut body = Attributes::new();
-    body.nest(CTA_TUPLE_ORIG, |inner| inner.raw(sent.value));
-    for attr in list().filter(|attr| [CTA_ID, CTA_ZONE].contains(&attr.kind)) {
-        body.bytes(attr.kind, attr.value);
+    let mut id = Attributes::new();
+    id.nest(CTA_TUPLE_ORIG, |inner| inner.raw(sent.value));
+    for attr in attrs(entry).filter(|attr| [CTA_ID, CTA_ZONE].contains(&attr.kind)) {
+        id.bytes(attr.kind, attr.value);
     }
-    Some((flow, body))
+    Some((flow, id))
 }
 
 fn inside<'a>(tuple: Attr<'a>, outer: u16, kinds: &[u16]) -> Option<&'a [u8]> {
-    let outer = tuple.nested().find(|attr| attr.kind == outer)?;
-    outer.nested().find(|attr| kinds.contains(&attr.kind)).map(|attr| attr.value)
+    let inner = tuple.find(outer)?.nested().find(|attr| kinds.contains(&attr.kind))?;
+    Some(inner.value)
 }
 
 #[cfg(test)]

@@ -1,32 +1,31 @@
-//! Closing a netlink socket after the end of this process, by a worker of the kernel.
+//! Closing a netlink socket in a worker of the kernel, after the end of this process.
 //!
-//! When a netfilter socket is closed, the kernel frees the deleted objects of `nf_tables`, also those
-//! that other processes deleted, and first waits for an RCU grace period. That takes 6 to 17 ms,
-//! most of the time of a DEL. An `io_uring` keeps the files
-//! that are registered with it, and gives them up when it is closed, but not before that call
-//! returns. Where there is no `io_uring`, or none for this process, the socket is closed at once.
+//! Closing a netfilter socket frees all deleted objects of `nf_tables`, of other processes as well, after
+//! an RCU grace period of 6 to 17 ms, most of the time of a DEL. An `io_uring` holds the files that are
+//! registered with it, and releases them in the background after it was closed. Where `io_uring` is
+//! missing or forbidden, the socket is closed at once.
 //! docs/decisions/0013-deferred-close.md
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use rustix::io_uring::{IoringRegisterOp, io_uring_params, io_uring_register, io_uring_setup};
 
-/// Keeps a file open until some time after this is dropped. It has no effect if it is dropped
-/// before the file's descriptor is closed.
+/// Keeps a file open until some time after the drop of this value, which must follow the closing of the
+/// file's descriptor.
 #[derive(Debug)]
 pub(super) struct Keeper {
     _ring: OwnedFd,
 }
 
 impl Keeper {
-    /// A keeper of this file, if there is one to be had.
+    /// `None` if `io_uring` is not available.
     #[expect(unsafe_code, reason = "rustix has these calls as the kernel has them")]
     pub(super) fn of(file: &impl AsFd) -> Option<Keeper> {
         let (mut params, files) = (io_uring_params::default(), [file.as_fd().as_raw_fd()]);
-        // SAFETY: the parameters are this call's alone, and ask for nothing but a ring.
+        // SAFETY: the parameters are not shared, and request a ring without options.
         let ring = unsafe { io_uring_setup(1, &mut params) }.ok()?;
         let files = files.as_ptr().cast();
-        // SAFETY: the operation reads one descriptor, which the caller keeps open meanwhile.
+        // SAFETY: the operation reads one descriptor, which the caller keeps open during the call.
         unsafe { io_uring_register(&ring, IoringRegisterOp::RegisterFiles, files, 1) }.ok()?;
         Some(Keeper { _ring: ring })
     }

@@ -1,4 +1,4 @@
-//! What a netlink request can fail with.
+//! Errors of netlink requests.
 
 use std::fmt;
 use std::io;
@@ -10,65 +10,42 @@ use crate::error::{Code, errno_text};
 /// A `Result` of this layer.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// A failed request, or a link that is not as it has to be.
+/// A failed request, or a link in an unexpected state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Error {
-    Refused {
-        /// What was attempted: `add link`.
+    /// The kernel refused a request, or did not reply.
+    Request {
+        /// The attempt: `add link`.
         op: &'static str,
-        /// On what: `"eth0"`.
+        /// The object: `"eth0"`.
         target: String,
-        /// The kernel's error number.
-        errno: Errno,
-        /// The kernel's own sentence about it, if it sent one.
-        kernel: Option<String>,
-        /// What a person can do about it, where that is known.
+        failure: Failure,
+        /// Advice for the administrator.
         remedy: Option<String>,
     },
-    /// The socket failed or the kernel was silent: whether it has done it is not known.
-    Unanswered {
-        /// What was attempted: `add link`.
-        op: &'static str,
-        /// On what: `"eth0"`.
-        target: String,
-        /// Why there is no answer.
-        errno: Errno,
-    },
-    /// The network namespace could not be entered; the text says which and why.
+    /// The network namespace could not be entered.
     Netns(crate::error::Error),
     /// There is no link with this name or index.
     NoLink(String),
-    /// Another machine uses the address.
-    DadFailed {
-        /// The name of the link.
-        link: String,
-        /// The address in question.
-        addr: std::net::IpAddr,
-    },
-    /// Duplicate address detection did not end in time.
-    StillTentative {
-        /// The name of the link.
-        link: String,
-        /// How long was waited.
-        seconds: u64,
-    },
+    /// Duplicate address detection failed or timed out.
+    Dad(String),
 }
 
 impl Error {
-    /// The kernel's error number, if the kernel refused something.
+    /// The error number of a refusal by the kernel.
     pub fn errno(&self) -> Option<Errno> {
         match self {
-            Error::Refused { errno, .. } => Some(*errno),
+            Error::Request { failure, .. } => failure.refusal(),
             _ => None,
         }
     }
 
-    /// Whether the thing to be added is there already.
+    /// Whether the object to be added exists.
     pub fn is_exists(&self) -> bool {
         self.errno() == Some(Errno::EEXIST)
     }
 
-    /// Whether the thing to be read, changed or deleted is absent.
+    /// Whether the object to be read, changed or deleted is absent.
     pub fn is_not_found(&self) -> bool {
         matches!(self, Error::NoLink(_))
             || matches!(
@@ -77,43 +54,51 @@ impl Error {
             )
     }
 
-    /// Whether the kernel gave no answer, so that nothing is known about the thing itself.
+    /// Whether the kernel did not reply, so that the outcome of the request is unknown.
     pub fn is_unanswered(&self) -> bool {
-        matches!(self, Error::Unanswered { .. })
+        matches!(self, Error::Request { failure: Failure { unanswered: true, .. }, .. })
     }
 
-    /// Says what can be done about a refusal.
+    /// Adds advice to a refusal.
     #[must_use]
     pub(super) fn with_remedy(mut self, text: String) -> Error {
-        if let Error::Refused { remedy, .. } = &mut self {
+        if let Error::Request { remedy, failure: Failure { unanswered: false, .. }, .. } = &mut self
+        {
             *remedy = Some(text);
         }
         self
+    }
+
+    #[must_use]
+    pub(super) fn with_missing_module(self, module: &str) -> Error {
+        self.with_remedy(format!("load the kernel module {module:?} on the node"))
+    }
+}
+
+/// Replaces the error of an absent object by `absent`.
+pub(super) fn unless_absent<T>(result: Result<T>, absent: T) -> Result<T> {
+    match result {
+        Err(error) if error.is_not_found() => Ok(absent),
+        other => other,
     }
 }
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Error::Refused { op, target, errno, kernel, .. } => {
+            Error::Request { op, target, failure, .. } => {
                 write!(f, "{op} {target}: ")?;
-                if let Some(sentence) = kernel {
+                if failure.unanswered {
+                    f.write_str("no answer from the kernel: ")?;
+                } else if let Some(sentence) = &failure.kernel {
                     write!(f, "{}: ", sentence.trim_end_matches('.'))?;
                 }
-                f.write_str(&errno_text(*errno))
-            }
-            Error::Unanswered { op, target, errno } => {
-                write!(f, "{op} {target}: no answer from the kernel: {}", errno_text(*errno))
+                f.write_str(&errno_text(failure.errno))
             }
             Error::Netns(error) => f.write_str(error.msg()),
-            // "not found" is what containerd looks for in the error of a DEL.
+            // containerd looks for "not found" in the error of a DEL.
             Error::NoLink(name) => write!(f, "link {name} not found"),
-            Error::DadFailed { link, addr } => {
-                write!(f, "link {link} has address {addr} in DADFAILED state")
-            }
-            Error::StillTentative { link, seconds } => {
-                write!(f, "link {link} still has tentative addresses after {seconds} seconds")
-            }
+            Error::Dad(text) => f.write_str(text),
         }
     }
 }
@@ -129,9 +114,10 @@ impl From<crate::netns::Error> for Error {
 impl From<Error> for crate::error::Error {
     fn from(error: Error) -> Self {
         let top = crate::error::Error::internal(error.to_string());
+        let lacks_permission = error.errno() == Some(Errno::EPERM);
         match error {
-            Error::Refused { remedy: Some(remedy), .. } => top.with_details(remedy),
-            Error::Refused { errno: Errno::EPERM, .. } => {
+            Error::Request { remedy: Some(remedy), .. } => top.with_details(remedy),
+            _ if lacks_permission => {
                 top.with_details("cnibox needs CAP_NET_ADMIN in this network namespace")
             }
             Error::Netns(error) => error.with_code(Code::INVALID_NETNS),
@@ -140,36 +126,35 @@ impl From<Error> for crate::error::Error {
     }
 }
 
-/// A refusal before it is known what was attempted.
-#[derive(Debug)]
-pub(super) struct Failure {
+/// Why a request failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
     pub(super) errno: Errno,
+    /// The kernel's message, if there is one.
     pub(super) kernel: Option<String>,
-    /// Where in the request the kernel found fault, for those who can say what is there.
-    pub(super) offset: Option<u32>,
-    /// Whether the number is the socket's, and the request may have been granted.
+    /// Whether the error number is the socket's, so that the kernel may have executed the request.
     pub(super) unanswered: bool,
 }
 
 impl Failure {
-    /// There was no answer.
     pub(super) fn unanswered(errno: Errno) -> Failure {
         Failure { unanswered: true, ..errno.into() }
     }
 
-    /// Names the attempt; `target` is made only now, because most requests succeed.
-    pub(super) fn doing(self, op: &'static str, target: impl FnOnce() -> String) -> Error {
-        let Failure { errno, kernel, .. } = self;
-        if self.unanswered {
-            return Error::Unanswered { op, target: target(), errno };
-        }
-        Error::Refused { op, target: target(), errno, kernel, remedy: None }
+    /// The error number, if it is the kernel's reply.
+    pub(super) fn refusal(&self) -> Option<Errno> {
+        (!self.unanswered).then_some(self.errno)
+    }
+
+    /// Names the attempt and the object.
+    pub(super) fn context(self, op: &'static str, target: &dyn fmt::Display) -> Error {
+        Error::Request { op, target: target.to_string(), failure: self, remedy: None }
     }
 }
 
 impl From<Errno> for Failure {
     fn from(errno: Errno) -> Failure {
-        Failure { errno, kernel: None, offset: None, unanswered: false }
+        Failure { errno, kernel: None, unanswered: false }
     }
 }
 
@@ -185,11 +170,11 @@ mod tests {
 
     fn refused(errno: Errno, kernel: Option<&str>) -> Error {
         Failure { kernel: kernel.map(str::to_owned), ..errno.into() }
-            .doing("add route", || "10.1.0.0/16".to_owned())
+            .context("add route", &"10.1.0.0/16")
     }
 
     #[test]
-    fn the_kernels_sentence_stands_before_the_error_number() {
+    fn the_kernels_message_precedes_the_error_number() {
         assert_eq!(
             refused(Errno::ENETUNREACH, Some("Nexthop has invalid gateway.")).to_string(),
             "add route 10.1.0.0/16: Nexthop has invalid gateway: network is unreachable"
@@ -205,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn absence_has_many_numbers() {
+    fn absence_has_several_error_numbers() {
         for errno in [Errno::ENODEV, Errno::ESRCH, Errno::ENOENT, Errno::EADDRNOTAVAIL] {
             assert!(refused(errno, None).is_not_found(), "{errno}");
         }

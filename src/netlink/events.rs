@@ -1,5 +1,5 @@
-//! Waiting for the kernel: each function looks first, and only if there is something to wait for
-//! joins a multicast group, looks again, and sleeps until the kernel tells of a change.
+//! Waiting for events of the kernel. Each function checks the condition first; only if it does not hold
+//! the socket joins a multicast group, and the condition is checked again after each event.
 
 use std::net::Ipv6Addr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -8,38 +8,38 @@ use std::time::{Duration, Instant};
 use ipnet::IpNet;
 use nix::errno::Errno;
 use nix::libc::{
-    RTM_DELADDR, RTM_DELLINK, RTM_DELROUTE, RTM_NEWLINK, RTNLGRP_IPV4_IFADDR, RTNLGRP_IPV4_NETCONF,
-    RTNLGRP_IPV4_ROUTE, RTNLGRP_IPV6_IFADDR, RTNLGRP_IPV6_NETCONF, RTNLGRP_IPV6_ROUTE,
-    RTNLGRP_LINK,
+    RTM_DELADDR, RTM_DELLINK, RTM_DELROUTE, RTM_NEWLINK, RTM_NEWNETCONF, RTNLGRP_IPV4_IFADDR,
+    RTNLGRP_IPV4_NETCONF, RTNLGRP_IPV4_ROUTE, RTNLGRP_IPV6_IFADDR, RTNLGRP_IPV6_NETCONF,
+    RTNLGRP_IPV6_ROUTE, RTNLGRP_LINK,
 };
-use rtnetlink::packet_core::NetlinkPayload;
+use rtnetlink::packet_core::NLMSG_OVERRUN;
 
-use super::Netlink;
-use super::error::{Error, Result};
-use super::family::Family;
+use super::attribute::word;
+use super::error::{Error, Failure, Result};
 use super::link::{Link, OperState};
-use super::packet::Message;
+use super::request::Message;
 use super::route::RouteFilter;
+use super::{Addr, Family, Netlink};
 
 /// How a wait for a link ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Waited {
-    /// The link is as wanted.
+    /// The condition holds.
     Reached(Link),
-    /// Time is up; the link as it was last seen.
+    /// Timeout; the link's last known state.
     TimedOut(Link),
 }
 
-/// `RTM_NEWNETCONF`, of which libc has none.
-const RTM_NEWNETCONF: u16 = 80;
+/// The target of errors of [`Changes`].
+const WATCHED: &str = "links and routes";
 
-/// Hears of what a namespace loses: links that go or change, addresses and routes that go, and
-/// parameters such as forwarding.
+/// Receives events of losses in a namespace: links deleted or changed, addresses and routes deleted,
+/// parameters such as forwarding changed.
 #[derive(Debug)]
 pub struct Changes(Netlink);
 
 impl Changes {
-    /// In the calling thread's namespace, from now on.
+    /// Receives the events of the calling thread's namespace from now on.
     pub fn listen() -> Result<Changes> {
         let groups = [
             RTNLGRP_LINK,
@@ -51,28 +51,25 @@ impl Changes {
             RTNLGRP_IPV6_NETCONF,
         ];
         let netlink = Netlink::open()?;
-        // Its first request gives a socket its port. One without is sent no events.
+        // The first request gives a socket its port. A socket without a port receives no events.
         netlink.link_by_index(1)?;
         let joined = groups.into_iter().try_for_each(|group| netlink.socket.join(group));
-        joined.map_err(|e| e.doing("watch", || "links and routes".to_owned()))?;
+        joined.map_err(|f| f.context("watch", &WATCHED))?;
         Ok(Changes(netlink))
     }
 
-    /// Drops the changes that have come; whether one was a loss. Changes that were not heard because too
-    /// many came count as one.
+    /// Discards the queued changes; `true` if one of them was a loss, or if some did not fit in the
+    /// receive buffer.
     pub fn heard(&self) -> Result<bool> {
-        let losses = [RTM_NEWLINK, RTM_DELLINK, RTM_DELADDR, RTM_DELROUTE, RTM_NEWNETCONF];
+        let losses =
+            [RTM_NEWLINK, RTM_DELLINK, RTM_DELADDR, RTM_DELROUTE, RTM_NEWNETCONF, NLMSG_OVERRUN];
         let mut heard = false;
-        loop {
-            let event = self.0.socket.event(Instant::now());
-            match event.map_err(|e| e.doing("watch", || "links and routes".to_owned()))? {
-                None => return Ok(heard),
-                Some(event) => {
-                    let is_lost = matches!(event.payload, NetlinkPayload::Overrun(_));
-                    heard |= is_lost || losses.contains(&event.header.message_type);
-                }
-            }
+        while let Some(event) =
+            self.0.socket.event(Instant::now()).map_err(|f| f.context("watch", &WATCHED))?
+        {
+            heard |= losses.contains(&event.kind);
         }
+        Ok(heard)
     }
 }
 
@@ -82,7 +79,7 @@ impl AsFd for Changes {
     }
 }
 
-/// A multicast group and the link that matters.
+/// A multicast group and the link of interest.
 #[derive(Clone, Copy)]
 struct Topic {
     group: u32,
@@ -90,22 +87,17 @@ struct Topic {
 }
 
 impl Topic {
-    /// Whether it is worth looking again: after an event of the link, and after lost events.
+    /// Whether an event requires another look: an event of the link, or lost events.
     fn concerns(self, event: &Message) -> bool {
-        match &event.payload {
-            NetlinkPayload::InnerMessage(_) if self.group == RTNLGRP_IPV6_ROUTE => true,
-            // ifinfomsg and ifaddrmsg have the index of the link at the same place.
-            NetlinkPayload::InnerMessage(packet) => {
-                packet.body.get(4..8) == Some(&self.index.to_ne_bytes()[..])
-            }
-            NetlinkPayload::Overrun(_) => true,
-            _ => false,
-        }
+        event.kind == NLMSG_OVERRUN
+            || self.group == RTNLGRP_IPV6_ROUTE
+            // ifinfomsg and ifaddrmsg have the index of the link at the same offset.
+            || word(&event.body, 4) == Some(self.index)
     }
 }
 
 impl Netlink {
-    /// Waits until `done` holds for a link, at most `limit`.
+    /// Waits until `done` returns true for a link, at most `limit`.
     pub fn wait_link(
         &self,
         index: u32,
@@ -126,8 +118,8 @@ impl Netlink {
         }
     }
 
-    /// Waits until no IPv6 address of a link is tentative, at most `limit`. A link that is not up
-    /// never gets that far, so for it the end of time is no error.
+    /// Waits until no IPv6 address of a link is tentative. Fails after `limit`, unless the link is not
+    /// up, where detection cannot end.
     pub fn settle_addrs(&self, index: u32, limit: Duration) -> Result<()> {
         let topic = Topic { group: RTNLGRP_IPV6_IFADDR, index };
         if self.watch(topic, limit, || self.addrs_settled(index))? {
@@ -135,21 +127,25 @@ impl Netlink {
         }
         let link = self.require_link_by_index(index)?;
         if link.oper_state == OperState::Up {
-            return Err(Error::StillTentative { link: link.name, seconds: limit.as_secs() });
+            return Err(Error::Dad(format!(
+                "link {} still has tentative addresses after {} seconds",
+                link.name,
+                limit.as_secs()
+            )));
         }
         Ok(())
     }
 
-    /// Waits until packets to these IPv6 addresses of this namespace are taken in, at most `limit`;
-    /// whether they are. Without duplicate address detection an address is there at once, but its
-    /// local route is left to the kernel's work queue.
+    /// Waits until packets to these IPv6 addresses of this namespace are delivered; `false` after
+    /// `limit`. Without duplicate address detection an address is usable at once, but the kernel adds
+    /// the local route in a work queue.
     pub fn settle_local(&self, addrs: &[Ipv6Addr], limit: Duration) -> Result<bool> {
         let topic = Topic { group: RTNLGRP_IPV6_ROUTE, index: 0 };
         self.watch(topic, limit, || Ok(addrs.iter().all(|addr| self.is_local((*addr).into()))))
     }
 
-    /// Waits until there are routes to all of `wanted` among those that `filter` admits, at most
-    /// `limit`; whether there are.
+    /// Waits until there are routes to all of `wanted` among the routes that match `filter`; `false`
+    /// after `limit`.
     pub fn settle_routes(
         &self,
         filter: &RouteFilter,
@@ -166,12 +162,13 @@ impl Netlink {
         let addrs = self.dump_family(index, Some(Family::V6))?;
         if let Some(failed) = addrs.iter().find(|addr| addr.is_dad_failed()) {
             let link = self.require_link_by_index(index)?.name;
-            return Err(Error::DadFailed { link, addr: failed.net.addr() });
+            let addr = failed.net.addr();
+            return Err(Error::Dad(format!("link {link} has address {addr} in DADFAILED state")));
         }
-        Ok(!addrs.iter().any(super::Addr::is_tentative))
+        Ok(!addrs.iter().any(Addr::is_tentative))
     }
 
-    /// Whether `look` succeeds before `limit`; it is asked again after each event of the topic.
+    /// Calls `look` now and after each event of the topic until it returns true; `false` after `limit`.
     fn watch(
         &self,
         topic: Topic,
@@ -182,10 +179,10 @@ impl Netlink {
         if look()? {
             return Ok(true);
         }
-        self.socket.join(topic.group).map_err(|e| e.doing("watch", || self.label(topic.index)))?;
+        self.socket.join(topic.group).map_err(|f| f.context("watch", &self.label(topic.index)))?;
         let reached = self.look_at_events(topic, deadline, &mut look);
-        // Nothing reads the socket between two requests; events would fill its buffer.
-        self.socket.leave(topic.group).map_err(|e| e.doing("watch", || self.label(topic.index)))?;
+        // Nothing reads the socket between two requests, so events would fill the receive buffer.
+        self.socket.leave(topic.group).map_err(|f| f.context("watch", &self.label(topic.index)))?;
         reached
     }
 
@@ -197,20 +194,19 @@ impl Netlink {
     ) -> Result<bool> {
         loop {
             match look() {
-                // However many events come, time is up at some point.
+                // Checked here, because events may arrive without a pause.
                 Ok(false) if Instant::now() >= deadline => return Ok(false),
                 Ok(false) => {}
-                // Events came faster than they were read, and the answer was lost with them.
-                Err(Error::Unanswered { errno: Errno::ENOBUFS, .. })
-                    if Instant::now() < deadline =>
-                {
-                    continue;
-                }
+                // Events filled the receive buffer, and the reply was lost.
+                Err(Error::Request {
+                    failure: Failure { errno: Errno::ENOBUFS, unanswered: true, .. },
+                    ..
+                }) if Instant::now() < deadline => continue,
                 ended => return ended,
             }
             loop {
                 let event = self.socket.event(deadline);
-                match event.map_err(|e| e.doing("watch", || self.label(topic.index)))? {
+                match event.map_err(|f| f.context("watch", &self.label(topic.index)))? {
                     None => return Ok(false),
                     Some(event) if topic.concerns(&event) => break,
                     Some(_) => {}

@@ -1,8 +1,6 @@
-//! The readers of answers, for the fuzz targets below `fuzz/`: no bytes make one of them panic.
+//! The parsers of replies, for the fuzz targets in `fuzz/`: no input may cause a panic.
 
 use std::hint::black_box;
-
-use rtnetlink::packet_core::NetlinkPayload;
 
 use super::conntrack;
 use super::nftables::read::{chain_info, elements, rule_info};
@@ -17,11 +15,7 @@ const KEYS: [Type; 4] = [Type::Ipv4Addr, Type::InetProto, Type::InetService, Typ
 pub fn answers(bytes: &[u8]) {
     let messages = socket::split(bytes);
     let mut bodies = vec![bytes.to_vec()];
-    for message in &messages {
-        if let NetlinkPayload::InnerMessage(packet) = &message.payload {
-            bodies.push(packet.body.clone());
-        }
-    }
+    bodies.extend(messages.iter().map(|message| message.body.clone()));
     drop(black_box(Answers::collect(messages)));
     for body in &bodies {
         black_box((Link::parse(body), Addr::parse(body), Route::parse(body), Rule::parse(body)));

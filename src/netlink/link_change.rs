@@ -2,20 +2,19 @@
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use nix::libc;
-use nix::libc::RTM_NEWLINK;
-use rtnetlink::packet_core::DefaultNla;
+use nix::libc::{self, RTM_NEWLINK};
+use rtnetlink::packet_core::{DefaultNla, NLA_F_NESTED};
 use rtnetlink::packet_route::link::{
     BridgeBooleanOptionFlags, BridgeBooleanOptions, InfoBridge, InfoBridgePort, InfoData, InfoKind,
-    InfoPortData, InfoPortKind, LinkAttribute, LinkMessage, Prop,
+    InfoPortData, InfoPortKind, LinkAttribute, LinkFlags, LinkInfo, LinkMessage, Prop,
 };
 
 use super::Netlink;
-use super::attribute::{Attributes, NLA_F_NESTED};
+use super::attribute::Attributes;
 use super::error::Result;
+use super::link::message;
 use super::mac::Mac;
-use super::new_link::Builder;
-use super::packet::Packet;
+use super::request::Request;
 
 /// From `linux/rtnetlink.h`; libc lacks it.
 const RTM_DELLINKPROP: u16 = 109;
@@ -26,7 +25,7 @@ const IFLA_INET_CONF: u16 = 1;
 /// The family as the type of an attribute.
 const AF_INET: u16 = 2;
 
-/// Which of them, from `linux/ip.h`.
+/// The parameter's attribute in `IFLA_INET_CONF`, from `linux/ip.h`.
 const IPV4_DEVCONF_ARP_NOTIFY: u16 = 22;
 
 /// A setting that is either on or off.
@@ -48,11 +47,13 @@ impl From<Switch> for bool {
     }
 }
 
-/// Changes to a link, all made by one [`Netlink::set_link`].
+/// Changes to a link for one [`Netlink::set_link`].
 #[derive(Debug, Default)]
+#[must_use]
 pub struct LinkChange {
-    builder: Builder,
+    message: LinkMessage,
     master: Option<u32>,
+    /// Settings of a port of a bridge.
     port: Vec<InfoBridgePort>,
 }
 
@@ -66,148 +67,137 @@ impl LinkChange {
         LinkChange::bridge(InfoBridge::VlanFiltering(true))
     }
 
-    /// Of a bridge: its ports learn no sources of link-local frames. Kernels before 4.20 ignore it.
+    /// Of a bridge: its ports do not learn the source addresses of link-local frames. Ignored before
+    /// Linux 4.20.
     pub fn no_link_local_learning() -> LinkChange {
-        let option = BridgeBooleanOptionFlags::NoLinkLocalLearn;
-        LinkChange::bridge(InfoBridge::MultiBoolOpt(BridgeBooleanOptions {
-            value: option,
-            mask: option,
-        }))
+        let value = BridgeBooleanOptionFlags::NoLinkLocalLearn;
+        LinkChange::bridge(InfoBridge::MultiBoolOpt(BridgeBooleanOptions { value, mask: value }))
     }
 
     fn bridge(option: InfoBridge) -> LinkChange {
-        let builder = Builder::new_with_info_kind(InfoKind::Bridge);
-        let builder = builder.set_info_data(InfoData::Bridge(vec![option]));
-        LinkChange { builder, ..LinkChange::default() }
+        let data = LinkInfo::Data(InfoData::Bridge(vec![option]));
+        let info = vec![LinkInfo::Kind(InfoKind::Bridge), data];
+        LinkChange::new().attribute(LinkAttribute::LinkInfo(info))
     }
 
-    fn with(mut self, change: impl FnOnce(Builder) -> Builder) -> Self {
-        self.builder = change(self.builder);
+    fn attribute(mut self, attribute: LinkAttribute) -> Self {
+        self.message.attributes.push(attribute);
         self
     }
 
-    #[must_use]
+    fn flag(mut self, flag: LinkFlags, switch: Switch) -> Self {
+        self.message.header.change_mask |= flag;
+        self.message.header.flags.set(flag, switch.into());
+        self
+    }
+
     pub fn up(self) -> Self {
-        self.with(Builder::up)
+        self.flag(LinkFlags::Up, Switch::On)
     }
 
-    #[must_use]
     pub fn down(self) -> Self {
-        self.with(Builder::down)
+        self.flag(LinkFlags::Up, Switch::Off)
     }
 
-    /// Renames it; most kernels refuse that while it is up.
-    #[must_use]
+    /// Renames the link; most kernels refuse that while the link is up.
     pub fn name(self, name: impl Into<String>) -> Self {
-        self.with(|builder| builder.name(name))
+        self.attribute(LinkAttribute::IfName(name.into()))
     }
 
-    /// Gives it a free text, of 255 bytes at most; an empty one takes it away.
-    #[must_use]
+    /// Sets the alias, at most 255 bytes; an empty text removes it.
     pub fn alias(self, text: &str) -> Self {
-        // Without the NUL, which would be an alias that is empty.
+        // `IfAlias` has a terminating NUL, which would be an empty alias instead of none.
         let alias = DefaultNla::new(libc::IFLA_IFALIAS, text.as_bytes().to_vec());
-        self.with(|builder| builder.append_extra_attribute(LinkAttribute::Other(alias)))
+        self.attribute(LinkAttribute::Other(alias))
     }
 
-    #[must_use]
     pub fn mtu(self, mtu: u32) -> Self {
-        self.with(|builder| builder.mtu(mtu))
+        self.attribute(LinkAttribute::Mtu(mtu))
     }
 
     /// Sets the Ethernet address.
-    #[must_use]
     pub fn mac(self, mac: Mac) -> Self {
-        self.with(|builder| builder.address(mac.0.to_vec()))
+        self.attribute(LinkAttribute::Address(mac.0.to_vec()))
     }
 
-    /// Makes it a port of a bridge, bond or VRF.
-    #[must_use]
+    /// Adds the link to a bridge, bond or VRF.
     pub fn master(mut self, index: u32) -> Self {
         self.master = Some(index);
         self
     }
 
-    /// Takes it out of its bridge, bond or VRF.
-    #[must_use]
+    /// Removes the link from its bridge, bond or VRF.
     pub fn no_master(self) -> Self {
         self.master(0)
     }
 
-    /// Whether it receives what is not addressed to it.
-    #[must_use]
+    /// Promiscuous mode.
     pub fn promisc(self, switch: Switch) -> Self {
-        self.with(|builder| builder.promiscuous(switch.into()))
+        self.flag(LinkFlags::Promisc, switch)
     }
 
-    /// Whether it receives every multicast.
-    #[must_use]
+    /// Whether the link receives all multicast packets.
     pub fn allmulti(self, switch: Switch) -> Self {
-        self.with(|builder| builder.allmulticast(switch.into()))
+        self.flag(LinkFlags::Allmulti, switch)
     }
 
-    /// Whether the kernel announces its IPv4 addresses when it comes up: `arp_notify` below
-    /// `/proc/sys/net/ipv4/conf`. It needs a message of its own before the message that
-    /// sets the link up, because the kernel would set the link up first.
-    #[must_use]
+    /// Whether the kernel announces the link's IPv4 addresses when it comes up: `arp_notify` below
+    /// `/proc/sys/net/ipv4/conf`. Must precede the message that sets the link up, because the kernel
+    /// applies flags before this parameter.
     pub fn arp_notify(self, switch: Switch) -> Self {
         let mut spec = Attributes::new();
         spec.nest(AF_INET, |inet| {
-            inet.nest(IFLA_INET_CONF, |conf| {
-                conf.u32(IPV4_DEVCONF_ARP_NOTIFY, bool::from(switch).into());
-            });
+            let on = u32::from(bool::from(switch));
+            inet.nest(IFLA_INET_CONF, |conf| conf.u32(IPV4_DEVCONF_ARP_NOTIFY, on))
         });
-        let spec = DefaultNla::new(libc::IFLA_AF_SPEC | NLA_F_NESTED, spec.into_bytes());
-        self.with(|builder| builder.append_extra_attribute(LinkAttribute::Other(spec)))
+        let spec = DefaultNla::new(libc::IFLA_AF_SPEC | NLA_F_NESTED, spec.as_bytes().to_vec());
+        self.attribute(LinkAttribute::Other(spec))
     }
 
     /// Sets the length of the transmit queue.
-    #[must_use]
     pub fn txqlen(self, packets: u32) -> Self {
-        self.with(|builder| builder.txqueuelen(packets))
+        self.attribute(LinkAttribute::TxQueueLen(packets))
     }
 
-    /// Moves it into another namespace, where it is down and may get another index. A name given
-    /// beside is that in the other namespace, and all other changes are made there; when one of
-    /// these fails, the link is there already.
-    #[must_use]
+    /// Moves the link into another namespace, where it is down and may get another index. All other
+    /// changes, such as a name, are applied in the other namespace; when one of them fails, the link is
+    /// already there.
     pub fn netns(self, netns: BorrowedFd<'_>) -> Self {
-        self.with(|builder| builder.setns_by_fd(netns.as_raw_fd()))
+        self.attribute(LinkAttribute::NetNsFd(netns.as_raw_fd()))
     }
 
-    /// As a port of a bridge: whether frames may leave through the port they came in by.
-    #[must_use]
+    /// Of a port of a bridge: whether frames may leave through the port on which they arrived.
     pub fn hairpin(mut self, switch: Switch) -> Self {
         self.port.push(InfoBridgePort::HairpinMode(switch.into()));
         self
     }
 
-    /// As a port of a bridge: whether it exchanges frames only with ports that are not isolated.
-    #[must_use]
+    /// Of a port of a bridge: whether frames are exchanged only with ports that are not isolated.
     pub fn isolated(mut self, switch: Switch) -> Self {
         self.port.push(InfoBridgePort::Isolated(switch.into()));
         self
     }
 
     /// The messages to send, in order. Settings of a port need a message of their own when the
-    /// link becomes that port by the same change: the kernel looks for the bridge before it
-    /// enslaves the link, and would skip them in silence.
+    /// link becomes that port by the same change: the kernel looks up the bridge before it
+    /// enslaves the link, and would silently ignore them.
     fn messages(self, index: u32) -> Vec<LinkMessage> {
         let mut messages = Vec::with_capacity(1);
-        let mut builder = self.builder.index(index);
-        if let Some(master) = self.master {
+        let mut last = self.message;
+        last.header.index = index;
+        if let Some(master) = self.master.map(LinkAttribute::Controller) {
             if self.port.is_empty() {
-                builder = builder.controller(master);
+                last.attributes.push(master);
             } else {
-                messages.push(Builder::new().index(index).controller(master).build());
+                messages.push(message(index, vec![master]));
             }
         }
         if !self.port.is_empty() {
-            builder = builder
-                .set_port_kind(InfoPortKind::Bridge)
-                .set_port_data(InfoPortData::BridgePort(self.port));
+            let data = LinkInfo::PortData(InfoPortData::BridgePort(self.port));
+            let info = vec![LinkInfo::PortKind(InfoPortKind::Bridge), data];
+            last.attributes.push(LinkAttribute::LinkInfo(info));
         }
-        messages.push(builder.build());
+        messages.push(last);
         messages
     }
 }
@@ -215,21 +205,19 @@ impl LinkChange {
 impl Netlink {
     /// Changes the link with this index.
     pub fn set_link(&self, index: u32, change: LinkChange) -> Result<()> {
-        for message in change.messages(index) {
-            // RTM_SETLINK ignores the settings of a port; RTM_NEWLINK takes everything.
-            self.ack(Packet::new(RTM_NEWLINK, &message), 0)
-                .map_err(|failure| failure.doing("change", || self.label(index)))?;
-        }
-        Ok(())
+        // RTM_NEWLINK, because RTM_SETLINK ignores the settings of a port.
+        change.messages(index).iter().try_for_each(|message| {
+            let request = Request::route(RTM_NEWLINK, message);
+            self.socket.change(&request, 0, "change", &self.label(index))
+        })
     }
 
-    /// Takes alternative names away from the link with this index.
+    /// Deletes alternative names of the link with this index.
     pub fn del_alt_names(&self, index: u32, names: &[String]) -> Result<()> {
-        let mut message = LinkMessage::default();
-        message.header.index = index;
         let names = names.iter().cloned().map(Prop::AltIfName).collect();
-        message.attributes.push(LinkAttribute::PropList(names));
-        self.ack(Packet::new(RTM_DELLINKPROP, &message), 0)
-            .map_err(|failure| failure.doing("take the alternative names of", || self.label(index)))
+        let message = message(index, vec![LinkAttribute::PropList(names)]);
+        let request = Request::route(RTM_DELLINKPROP, &message);
+        let op = "take the alternative names of";
+        self.socket.change(&request, 0, op, &self.label(index))
     }
 }

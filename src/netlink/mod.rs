@@ -1,29 +1,25 @@
-//! The kernel's links, addresses and routes.
+//! Netlink: links, addresses, routes, rules, traffic control and the packet filter.
 //!
 //! [`Netlink`] is one socket in one network namespace with plain, synchronous methods. Nothing
-//! outside this folder sees a packet: lookups return
-//! [`Link`], [`Addr`] and [`Route`], changes take [`NewLink`], [`LinkChange`], [`NewAddr`] and
-//! [`Route`].
+//! outside this folder handles messages: lookups return [`Link`], [`Addr`] and [`Route`], changes
+//! take [`NewLink`], [`LinkChange`], [`NewAddr`] and [`Route`].
 //!
-//! The verbs: `x` looks up, `require_x` fails when there is none, `add_x` fails when there is
-//! one, `del_x` tells whether there was one, `dump_x` lists.
+//! Methods: `x` looks up, `require_x` fails if the object is absent, `add_x` fails if it exists, `del_x`
+//! returns whether it existed, `dump_x` lists.
 //!
 //! | file | |
 //! | --- | --- |
-//! | `socket.rs` | the one place that sends and receives |
-//! | `request.rs` | requests, and errors decoded |
-//! | `packet.rs` | messages and attributes as bytes |
-//! | `link.rs`, `tun.rs`, `new_link.rs`, `link_change.rs` | links: reading, creating, changing |
-//! | `nsid.rs` | the numbers of other namespaces |
+//! | `socket.rs` | sending and receiving |
+//! | `request.rs` | requests, and decoding of replies and errors |
+//! | `attribute.rs` | attributes |
+//! | `link.rs`, `link_info.rs`, `new_link.rs`, `link_change.rs` | links: reading, creating, changing |
 //! | `bridge_vlan.rs` | VLANs of the ports of bridges |
 //! | `addr.rs`, `route.rs`, `rule.rs` | addresses, routes, policy rules |
-//! | `family.rs` | IPv4 or IPv6 |
-//! | `events.rs` | waiting for the kernel instead of sleeping |
-//! | `traffic/` | traffic control: qdiscs and filters |
-//! | `attribute.rs`, `netfilter.rs` | attributes, netfilter's messages |
-//! | `deferred_close.rs` | closing that socket without waiting |
+//! | `events.rs` | waiting for events of the kernel |
+//! | `traffic.rs` | traffic control: qdiscs and filters |
 //! | `nftables/` | the packet filter |
-//! | `conntrack.rs` | forgetting connections |
+//! | `conntrack.rs` | deleting tracked connections |
+//! | `deferred_close.rs` | closing a netfilter socket without waiting |
 
 mod addr;
 mod attribute;
@@ -32,19 +28,15 @@ pub mod conntrack;
 mod deferred_close;
 mod error;
 mod events;
-mod family;
 #[doc(hidden)]
 #[cfg(feature = "testing")]
 pub mod fuzz;
-mod kind;
 mod link;
 mod link_change;
+mod link_info;
 mod mac;
-mod netfilter;
 mod new_link;
 pub mod nftables;
-mod nsid;
-mod packet;
 mod request;
 mod route;
 mod rule;
@@ -52,29 +44,29 @@ mod socket;
 #[cfg(test)]
 mod tests;
 pub mod traffic;
-mod tun;
 
-use std::fmt;
+use std::net::IpAddr;
 
 use rtnetlink::sys::protocols::NETLINK_ROUTE;
+use serde::{Deserialize, Serialize};
 
 pub use self::addr::{Addr, Dad, NewAddr};
+pub use self::attribute::ip;
 pub use self::bridge_vlan::{PortVlans, Tagging, VlanPort};
 pub use self::error::{Error, Result};
 pub use self::events::{Changes, Waited};
-pub use self::family::Family;
-pub use self::kind::{IpvlanMode, MacvlanMode};
 pub use self::link::{Link, OperState, Parent};
 pub use self::link_change::{LinkChange, Switch};
+pub use self::link_info::{IpvlanMode, MacvlanMode};
 pub use self::mac::Mac;
 pub use self::new_link::{LinkKind, NewLink, VethPeer};
-pub use self::packet::ip;
 pub use self::route::{NextHop, RT_TABLE_MAIN, Route, RouteFilter, RouteMode};
 pub use self::rule::Rule;
 use self::socket::Socket;
 use crate::netns::Netns;
 
 /// A netlink socket in one network namespace.
+#[derive(Debug)]
 pub struct Netlink {
     socket: Socket,
 }
@@ -91,8 +83,29 @@ impl Netlink {
     }
 }
 
-impl fmt::Debug for Netlink {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Netlink").finish_non_exhaustive()
+/// An IP version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Family {
+    /// IPv4.
+    V4,
+    /// IPv6.
+    V6,
+}
+
+impl Family {
+    pub const BOTH: [Family; 2] = [Family::V4, Family::V6];
+
+    /// The family of an address.
+    pub fn of(addr: IpAddr) -> Family {
+        if addr.is_ipv4() { Family::V4 } else { Family::V6 }
+    }
+
+    /// `AF_UNSPEC`, `AF_INET` or `AF_INET6`, as fixed headers have it.
+    fn number(family: Option<Family>) -> u8 {
+        match family {
+            None => 0,
+            Some(Family::V4) => 2,
+            Some(Family::V6) => 10,
+        }
     }
 }

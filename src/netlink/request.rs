@@ -1,72 +1,120 @@
-//! One request and what its answers mean: success, failure, a list.
+//! Requests, and what their replies mean: success, failure, a list.
 
 use nix::errno::Errno;
 use rtnetlink::packet_core::{
-    ErrorMessage, NLM_F_ACK, NLM_F_ACK_TLVS, NLM_F_CAPPED, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_ECHO,
-    NLM_F_REQUEST, NetlinkHeader, NetlinkPayload,
+    Emitable, NLM_F_ACK_TLVS, NLM_F_CAPPED, NLM_F_DUMP_INTR, NLM_F_REQUEST, NLMSG_DONE,
+    NLMSG_ERROR, NLMSG_NOOP, NLMSG_OVERRUN,
 };
 
-use super::Netlink;
-use super::error::Failure;
-use super::packet::{Attr, Message, Packet, attrs};
-use crate::log;
+use super::attribute::{Attr, Attributes, find, word};
+use super::error::{Failure, Result};
 
-/// How often a dump is repeated that changed while it was made.
+/// Attempts at a dump that changes while the kernel sends it.
 pub(super) const DUMP_ATTEMPTS: usize = 5;
 
-/// The kernel's sentence in an extended acknowledgement.
+/// The kernel's message in an extended acknowledgement.
 const NLMSGERR_ATTR_MSG: u16 = 1;
 
-/// Length of a netlink header, which a refusal repeats.
-const HEADER_LEN: usize = 16;
+/// Length of `struct nlmsghdr`.
+pub(super) const NLMSG_HDRLEN: usize = 16;
 
-impl Netlink {
-    /// A request that is answered by success or failure only.
-    pub(super) fn ack(&self, packet: Packet, bits: u16) -> Result<(), Failure> {
-        self.exchange(packet, NLM_F_ACK | bits).map(drop)
+/// Length of `struct nfgenmsg`, the fixed header of netfilter.
+pub(super) const NFGENMSG: usize = 4;
+
+/// A request before it has flags and a sequence number.
+#[derive(Clone, Debug)]
+pub(super) struct Request {
+    /// As in `RTM_NEWLINK`.
+    pub(super) kind: u16,
+    /// The fixed header of this type, and attributes.
+    pub(super) body: Attributes,
+}
+
+impl Request {
+    pub(super) fn new(kind: u16, header: &[u8]) -> Request {
+        Request { kind, body: Attributes::after(header) }
     }
 
-    /// As [`Netlink::ack`], with the description of what was made, if the kernel gives one.
-    pub(super) fn ack_and_echo(
-        &self,
-        packet: Packet,
-        bits: u16,
-    ) -> Result<Option<Vec<u8>>, Failure> {
-        let answers = self.exchange(packet, NLM_F_ACK | NLM_F_ECHO | bits)?;
-        Ok(answers.bodies.into_iter().next())
+    /// A request with a message of rtnetlink. Its `RouteNetlinkMessage` would do the same, but the executable would
+    /// contain the code for all messages.
+    pub(super) fn route(kind: u16, message: &dyn Emitable) -> Request {
+        let mut body = vec![0; message.buffer_len()];
+        message.emit(&mut body);
+        Request { kind, body: Attributes::after(body) }
     }
 
-    /// A request for one thing.
-    pub(super) fn one(&self, packet: Packet) -> Result<Vec<u8>, Failure> {
-        let answers = self.exchange(packet, 0)?;
-        answers.bodies.into_iter().next().ok_or(Failure::from(Errno::ENODATA))
+    /// A request to a netfilter subsystem; `family` is `NFPROTO_*`.
+    pub(super) fn netfilter(kind: u16, family: u8) -> Request {
+        Request::new(kind, &[family, 0, 0, 0])
     }
 
-    /// A request for a list. One that changed while it was read is read again; when that never
-    /// ends, the last attempt has to do.
-    pub(super) fn dump(&self, packet: &Packet) -> Result<Vec<Vec<u8>>, Failure> {
-        let answers = until_consistent(|| self.exchange(packet.clone(), NLM_F_DUMP))?;
-        if answers.interrupted {
-            log::warn("a netlink dump was interrupted every time; its result may be inconsistent");
-        }
-        Ok(answers.bodies)
-    }
-
-    fn exchange(&self, packet: Packet, bits: u16) -> Result<Answers, Failure> {
-        let (flags, sequence) = (NLM_F_REQUEST | bits, self.socket.sequence(1));
-        let mut message = Message::new(NetlinkHeader::default(), packet.into());
-        (message.header.flags, message.header.sequence_number) = (flags, sequence);
-        message.finalize();
-        let mut wire = vec![0; message.buffer_len()];
-        message.serialize(&mut wire);
-        self.socket.exchange(&wire, sequence, flags)
+    /// Appends the message to `wire`, with `kind` for the type if there is one.
+    pub(super) fn write(&self, kind: Option<u16>, flags: u16, sequence: u32, wire: &mut Vec<u8>) {
+        let body = self.body.as_bytes();
+        let length = u32::try_from(NLMSG_HDRLEN + body.len()).unwrap_or(u32::MAX);
+        wire.extend_from_slice(&length.to_ne_bytes());
+        wire.extend_from_slice(&kind.unwrap_or(self.kind).to_ne_bytes());
+        wire.extend_from_slice(&(NLM_F_REQUEST | flags).to_ne_bytes());
+        wire.extend_from_slice(&sequence.to_ne_bytes());
+        wire.extend_from_slice(&[0; 4]);
+        wire.extend_from_slice(body);
     }
 }
 
-/// What the kernel sent in answer to one request.
+/// A message from the kernel.
+#[derive(Clone, Debug)]
+pub(super) struct Message {
+    pub(super) kind: u16,
+    pub(super) flags: u16,
+    pub(super) sequence: u32,
+    pub(super) body: Vec<u8>,
+}
+
+impl Message {
+    /// Stands for events that were lost.
+    pub(super) const LOST: Message =
+        Message { kind: NLMSG_OVERRUN, flags: 0, sequence: 0, body: Vec::new() };
+
+    /// Whether this is an acknowledgement, a refusal or the end of a list.
+    pub(super) fn is_final(&self) -> bool {
+        matches!(self.kind, NLMSG_ERROR | NLMSG_DONE)
+    }
+
+    /// The failure in a final message. An acknowledgement is an error with the number 0, and the end
+    /// of a list may be empty.
+    pub(super) fn failure(&self) -> Option<Failure> {
+        let code = match self.body.first_chunk() {
+            Some(code) => i32::from_ne_bytes(*code),
+            None if self.kind == NLMSG_DONE => 0,
+            None => -(Errno::EBADMSG as i32),
+        };
+        let sentence = self.ext_ack(NLMSGERR_ATTR_MSG).map(Attr::text);
+        let errno = Errno::from_raw(code.saturating_neg());
+        (code != 0).then_some(Failure { kernel: sentence, ..errno.into() })
+    }
+
+    /// An attribute at the end of a final message: in a refusal behind the request's header and,
+    /// unless the kernel omits it, the request's body.
+    pub(super) fn ext_ack(&self, kind: u16) -> Option<Attr<'_>> {
+        let rest = self.body.get(4..)?;
+        let skip = if self.kind == NLMSG_DONE {
+            0
+        } else if self.flags & NLM_F_ACK_TLVS == 0 {
+            return None;
+        } else if self.flags & NLM_F_CAPPED != 0 {
+            NLMSG_HDRLEN
+        } else {
+            (word(rest, 0)? as usize).next_multiple_of(4)
+        };
+        find(rest.get(skip..)?, kind)
+    }
+}
+
+/// The reply to one request.
 #[derive(Debug, Default)]
 pub(super) struct Answers {
     pub(super) bodies: Vec<Vec<u8>>,
+    /// Whether the list changed while the kernel sent it.
     pub(super) interrupted: bool,
 }
 
@@ -74,23 +122,20 @@ impl Answers {
     pub(super) fn collect(messages: Vec<Message>) -> Result<Answers, Failure> {
         let mut answers = Answers::default();
         for message in messages {
-            answers.interrupted |= message.header.flags & NLM_F_DUMP_INTR != 0;
-            match message.payload {
-                NetlinkPayload::InnerMessage(packet) => answers.bodies.push(packet.body),
-                NetlinkPayload::Error(refusal) => check(&message.header, &refusal)?,
-                NetlinkPayload::Done(done) if done.code != 0 => {
-                    return Err(failure(done.code, &done.extended_ack));
-                }
-                _ => {}
+            answers.interrupted |= message.flags & NLM_F_DUMP_INTR != 0;
+            if message.is_final() {
+                message.failure().map_or(Ok(()), Err)?;
+            } else if !matches!(message.kind, NLMSG_NOOP | NLMSG_OVERRUN) {
+                answers.bodies.push(message.body);
             }
         }
         Ok(answers)
     }
 }
 
-/// Repeats a dump while it is interrupted, and returns the last attempt.
+/// Repeats an interrupted dump, and returns the last attempt.
 pub(super) fn until_consistent(
-    mut attempt: impl FnMut() -> Result<Answers, Failure>,
+    attempt: &mut dyn FnMut() -> Result<Answers, Failure>,
 ) -> Result<Answers, Failure> {
     let mut answers = attempt()?;
     for _ in 1..DUMP_ATTEMPTS {
@@ -102,64 +147,42 @@ pub(super) fn until_consistent(
     Ok(answers)
 }
 
-/// An acknowledgement is an error with the number 0.
-fn check(header: &NetlinkHeader, refusal: &ErrorMessage) -> Result<(), Failure> {
-    match refusal.code {
-        None => Ok(()),
-        Some(code) => Err(failure(code.get(), ext_ack(header.flags, &refusal.header))),
-    }
-}
-
-/// The attributes at the end of a refusal, behind the request's header and, unless the kernel
-/// leaves it out, the request's body.
-pub(super) fn ext_ack(answer_flags: u16, refused: &[u8]) -> &[u8] {
-    if answer_flags & NLM_F_ACK_TLVS == 0 {
-        return &[];
-    }
-    let length = refused.first_chunk().map_or(0, |length| u32::from_ne_bytes(*length) as usize);
-    let skip = match answer_flags & NLM_F_CAPPED {
-        0 => length.next_multiple_of(4),
-        _ => HEADER_LEN,
-    };
-    refused.get(skip..).unwrap_or_default()
-}
-
-pub(super) fn failure(code: i32, ext_ack: &[u8]) -> Failure {
-    let sentence = attrs(ext_ack).find(|attr| attr.kind == NLMSGERR_ATTR_MSG);
-    let errno = Errno::from_raw(code.saturating_neg());
-    Failure { kernel: sentence.map(Attr::text), ..errno.into() }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     /// A refused request of 20 bytes: its header, perhaps its body, and a sentence.
-    fn refused(body: &[u8]) -> Vec<u8> {
+    fn refused(flags: u16, body: &[u8]) -> Message {
         let mut bytes = vec![20, 0, 0, 0];
-        bytes.resize(HEADER_LEN, 0);
+        bytes.resize(NLMSG_HDRLEN, 0);
         bytes.extend(body);
         bytes.extend([7, 0, 1, 0, b'n', b'o', 0, 0]);
-        bytes
+        refusal(flags, &bytes)
     }
 
-    fn sentence(bits: u16, bytes: &[u8]) -> Option<String> {
-        failure(-1, ext_ack(bits, bytes)).kernel
+    fn refusal(flags: u16, header: &[u8]) -> Message {
+        let body = [&(-1_i32).to_ne_bytes(), header].concat();
+        Message { kind: NLMSG_ERROR, flags, sequence: 1, body }
     }
 
-    #[test]
-    fn the_sentence_is_found_behind_a_whole_or_a_capped_request() {
-        assert_eq!(sentence(NLM_F_ACK_TLVS | NLM_F_CAPPED, &refused(&[])).as_deref(), Some("no"));
-        assert_eq!(sentence(NLM_F_ACK_TLVS, &refused(&[9; 4])).as_deref(), Some("no"));
-        assert_eq!(sentence(0, &refused(&[])), None);
-        assert_eq!(sentence(NLM_F_ACK_TLVS, &[1, 2]), None);
+    fn sentence(message: &Message) -> Option<String> {
+        message.failure().unwrap().kernel
     }
 
     #[test]
-    fn an_interrupted_dump_is_made_five_times_at_most() {
+    fn the_message_is_found_after_a_whole_or_a_capped_request() {
+        let capped = refused(NLM_F_ACK_TLVS | NLM_F_CAPPED, &[]);
+        assert_eq!(sentence(&capped).as_deref(), Some("no"));
+        assert_eq!(sentence(&refused(NLM_F_ACK_TLVS, &[9; 4])).as_deref(), Some("no"));
+        assert_eq!(sentence(&refused(0, &[])), None);
+        assert_eq!(sentence(&refusal(NLM_F_ACK_TLVS, &[1, 2])), None);
+    }
+
+    #[test]
+    fn an_interrupted_dump_is_attempted_at_most_five_times() {
         for (interruptions, attempts) in [(0, 1), (1, 2), (4, 5), (99, 5)] {
             let mut made = 0;
-            let answers = until_consistent(|| {
+            let answers = until_consistent(&mut || {
                 made += 1;
                 Ok(Answers { interrupted: made <= interruptions, ..Answers::default() })
             });
@@ -169,13 +192,8 @@ mod tests {
     }
 
     #[test]
-    fn an_interrupted_dump_is_noticed_in_any_message() {
-        let part = |bits: u16| {
-            let packet = Packet { kind: 16, body: vec![] };
-            let mut message = Message::new(NetlinkHeader::default(), packet.into());
-            message.header.flags = bits;
-            message
-        };
+    fn an_interruption_in_any_message_is_detected() {
+        let part = |flags: u16| Message { kind: 16, flags, sequence: 1, body: vec![] };
         let quiet = Answers::collect(vec![part(0), part(0)]).unwrap();
         assert!(!quiet.interrupted);
         let changed = Answers::collect(vec![part(0), part(NLM_F_DUMP_INTR), part(0)]).unwrap();

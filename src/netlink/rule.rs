@@ -1,23 +1,25 @@
 //! Policy rules: which routing table a packet is looked up in.
 
+use std::fmt;
+use std::net::IpAddr;
+
 use ipnet::IpNet;
 use nix::libc::{RTM_DELRULE, RTM_GETRULE, RTM_NEWRULE};
 use rtnetlink::packet_core::{NLM_F_CREATE, NLM_F_EXCL};
 use rtnetlink::packet_route::AddressFamily;
 use rtnetlink::packet_route::rule::{RuleAction, RuleAttribute, RuleHeader, RuleMessage};
 
-use super::Netlink;
+use super::attribute::{Attr, attrs};
 use super::error::Result;
-use super::family::Family;
-use super::link::unless_absent;
-use super::packet::{Attr, Packet, attrs, ip};
+use super::request::Request;
 use super::route::RT_TABLE_MAIN;
+use super::{Family, Netlink};
 
 /// Length of `struct fib_rule_hdr`.
 const HEADER_LEN: usize = 12;
-/// `FIB_RULE_INVERT`: the rule is for what does not match.
+/// The rule is for packets that do not match.
 const FIB_RULE_INVERT: u32 = 2;
-/// `FRA_SRC`; libc has none of these.
+// Attributes, missing in libc.
 const FRA_SRC: u16 = 2;
 const FRA_PRIORITY: u16 = 6;
 const FRA_SUPPRESS_IFGROUP: u16 = 13;
@@ -32,25 +34,25 @@ const FRA_PROTOCOL: u16 = 21;
 pub struct Rule {
     /// The family of the packets.
     pub family: Family,
-    /// Where the packets come from; `None` is anywhere.
+    /// The source of the packets; `None` for any.
     pub src: Option<IpNet>,
     pub table: u32,
-    /// Lower ones are asked first. `None` lets the kernel put a new rule in front of the others.
+    /// Rules are evaluated in ascending order. `None` inserts a new rule before the others.
     pub priority: Option<u32>,
-    /// Whether the rule looks at nothing but the source: no interface, mark, port, other action.
+    /// Whether the source is the only condition, and the lookup in the table is the action.
     pub plain: bool,
 }
 
 impl Rule {
-    /// Packets from exactly this address go to `table`.
-    pub fn from_host(addr: std::net::IpAddr, table: u32) -> Rule {
+    /// A lookup in `table` for packets from this address.
+    pub fn from_host(addr: IpAddr, table: u32) -> Rule {
         let src = Some(IpNet::from(addr));
         Rule { family: Family::of(addr), src, table, priority: None, plain: true }
     }
 
     fn message(&self) -> RuleMessage {
         let mut message = RuleMessage::default();
-        message.header.family = Family::wire(Some(self.family));
+        message.header.family = Family::number(Some(self.family)).into();
         message.header.action = RuleAction::ToTable;
         let attributes = &mut message.attributes;
         if let Some(src) = self.src {
@@ -77,7 +79,7 @@ impl Rule {
             && header.dst_len == 0
             && header.tos == 0
             && header.flags.bits() & FIB_RULE_INVERT == 0;
-        let table = u32::from(header.table);
+        let table = header.table.into();
         let mut rule = Rule { family, src: None, table, priority: None, plain };
         for attr in attrs(body.get(HEADER_LEN..)?) {
             rule.read(attr, header.src_len);
@@ -87,23 +89,23 @@ impl Rule {
 
     fn read(&mut self, attr: Attr<'_>, src_len: u8) {
         match attr.kind {
-            FRA_SRC => self.src = ip(attr.value).and_then(|ip| IpNet::new(ip, src_len).ok()),
+            FRA_SRC => self.src = attr.ip().and_then(|ip| IpNet::new(ip, src_len).ok()),
             FRA_PRIORITY => self.priority = attr.u32(),
             FRA_TABLE => self.table = attr.u32().unwrap_or(self.table),
-            // Always told; -1 suppresses nothing.
+            // Always present; -1 suppresses nothing.
             FRA_SUPPRESS_PREFIXLEN | FRA_SUPPRESS_IFGROUP => {
                 self.plain &= attr.u32() == Some(u32::MAX);
             }
             FRA_L3MDEV => self.plain &= attr.u8() == Some(0),
             FRA_PROTOCOL | FRA_PAD => {}
-            // Whatever it is, it narrows the rule.
+            // Every other attribute is a condition.
             _ => self.plain = false,
         }
     }
 }
 
-impl std::fmt::Display for Rule {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("from ")?;
         match self.src {
             Some(src) if src.prefix_len() == src.max_prefix_len() => write!(f, "{}", src.addr())?,
@@ -118,24 +120,20 @@ impl std::fmt::Display for Rule {
 }
 
 impl Netlink {
-    /// The rules of both families, those asked first in front of each.
+    /// The rules of both families, each family in the order of evaluation.
     pub fn dump_rules(&self) -> Result<Vec<Rule>> {
-        let bodies = self
-            .dump(&Packet::new(RTM_GETRULE, &RuleMessage::default()))
-            .map_err(|e| e.doing("list", || "rules".to_owned()))?;
-        Ok(bodies.iter().filter_map(|body| Rule::parse(body)).collect())
+        let request = Request::route(RTM_GETRULE, &RuleMessage::default());
+        self.socket.list(&request, "list", &"rules", Rule::parse)
     }
 
-    /// Adds a rule; fails with [`is_exists`](super::Error::is_exists) if there is such a one.
+    /// Adds a rule; fails with [`is_exists`](super::Error::is_exists) if the rule exists.
     pub fn add_rule(&self, rule: &Rule) -> Result<()> {
-        let message = Packet::new(RTM_NEWRULE, &rule.message());
-        self.ack(message, NLM_F_CREATE | NLM_F_EXCL)
-            .map_err(|e| e.doing("add rule", || rule.to_string()))
+        let request = Request::route(RTM_NEWRULE, &rule.message());
+        self.socket.change(&request, NLM_F_CREATE | NLM_F_EXCL, "add rule", rule)
     }
 
-    /// Deletes the first rule that has all that `rule` says; `false` if there was none.
+    /// Deletes the first rule that matches all fields of `rule`; `false` if there was none.
     pub fn del_rule(&self, rule: &Rule) -> Result<bool> {
-        let deleted = self.ack(Packet::new(RTM_DELRULE, &rule.message()), 0);
-        unless_absent(deleted.map_err(|e| e.doing("delete rule", || rule.to_string())))
+        self.socket.delete(&Request::route(RTM_DELRULE, &rule.message()), "delete rule", rule)
     }
 }

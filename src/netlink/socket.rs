@@ -1,54 +1,60 @@
-//! A netlink socket: requests, their answers, and what the kernel tells unasked.
+//! A netlink socket: requests, their replies, and events.
 //!
-//! Without tokio: the kernel answers while it is asked, so that the answers wait when sending
-//! returns. A plain socket that never blocks does, and a batch needs no reader beside its writer.
+//! The kernel replies before send(2) returns, so a plain non-blocking socket is enough
+//! (docs/decisions/0018-plain-netlink-sockets.md).
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
+use std::fmt::Display;
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use nix::libc::MSG_DONTWAIT;
+use nix::libc::{ENOBUFS, MSG_DONTWAIT};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::sockopt::{SndBuf, SndBufForce};
+use nix::sys::socket::sockopt::{RcvBufForce, SndBuf, SndBufForce};
 use nix::sys::socket::{MsgFlags, MultiHeaders, NetlinkAddr, recvmmsg, setsockopt};
-use rtnetlink::packet_core::{NLM_F_ACK, NLM_F_DUMP, NetlinkBuffer, NetlinkHeader, NetlinkPayload};
+use rtnetlink::packet_core::{NLM_F_ACK, NLM_F_DUMP, NLM_F_ECHO, NetlinkBuffer};
+use rtnetlink::sys::protocols::NETLINK_NETFILTER;
 use rtnetlink::sys::{self, SocketAddr};
 
-use super::error::{Failure, Result};
-use super::packet::Message;
-use super::request::Answers;
+use super::deferred_close::Keeper;
+use super::error::{Failure, Result, unless_absent};
+use super::request::{Answers, Message, Request, until_consistent};
+use crate::log;
 use crate::netns;
 use crate::trace;
 
-/// How much one read may bring: the kernel fills dumps up to half of it.
+/// Size of the buffer for one read; the datagrams of a dump have up to half of it.
 const BUFFER: usize = 64 * 1024;
 
-/// How much the kernel puts at most into the datagram of a list, and of one thing: an element has
-/// two keys, a value and a comment.
+/// The largest datagram of a list, and of one `nf_tables` object: an element has two keys, a value and a comment.
 const PART: usize = 32 * 1024;
 const ONE: usize = 1024;
 
-/// What a socket can send without asking for more, on a kernel with the usual default.
+/// The kernel's default size of the send buffer.
 const DEFAULT_SEND_BUFFER: usize = 128 * 1024;
 
-/// How long to wait for an answer that should be there already.
+/// Timeout for a reply, which is usually queued already.
 pub(super) const LIMIT: Duration = Duration::from_secs(60);
 
-/// How often receiving may fail. The answer usually is in the queue nevertheless, and without it the caller
-/// does not know whether the kernel carried the request out.
+/// Retries of a failed receive. The reply usually is in the queue nevertheless, and without the reply the
+/// caller does not know whether the kernel executed the request.
 const FAILURES: usize = 3;
 
 /// A socket in one network namespace.
+#[derive(Debug)]
 pub(super) struct Socket {
     inner: sys::Socket,
+    /// Dropped after the socket, which then is closed in the background.
+    keeper: Option<Keeper>,
+    protocol: isize,
     sequence: Cell<u32>,
-    /// Whether events are wanted.
+    /// Whether a multicast group was joined.
     joined: Cell<bool>,
-    /// Messages that arrived while another answer was awaited.
+    /// Events that arrived while a reply was awaited.
     events: RefCell<VecDeque<Message>>,
 }
 
@@ -58,22 +64,34 @@ impl AsFd for Socket {
     }
 }
 
+impl Drop for Socket {
+    fn drop(&mut self) {
+        if self.protocol == NETLINK_NETFILTER {
+            self.keeper = Keeper::of(&self.inner);
+        }
+    }
+}
+
 impl Socket {
     /// A socket in the calling thread's namespace.
     pub(super) fn open(protocol: isize) -> Result<Socket> {
         netns::at_home()?;
-        let opening = |cause| Failure::from(cause).doing("open", || "netlink socket".to_owned());
-        let socket = sys::Socket::new(protocol).map_err(opening)?;
-        // Errors with a sentence and without a copy of the request, and filters that are not
-        // ignored: kernels before 4.20 do without, and netfilter without the last one.
-        let strict = || socket.set_netlink_get_strict_chk(true);
-        let strict = (protocol == sys::protocols::NETLINK_ROUTE).then(strict);
-        drop((socket.set_ext_ack(true), socket.set_cap_ack(true), strict));
+        let opening = |cause| Failure::from(cause).context("open", &"netlink socket");
+        let inner = sys::Socket::new(protocol).map_err(opening)?;
+        // Refusals with a message and without a copy of the request. Kernels before 4.12 lack this.
+        drop((inner.set_ext_ack(true), inner.set_cap_ack(true)));
+        if protocol == NETLINK_NETFILTER {
+            // With the default size, refusals of large batches may be lost.
+            setsockopt(&inner, RcvBufForce, &(1024 * 1024)).unwrap_or_default();
+        } else {
+            // Filters of dumps are applied. Kernels before 4.20 lack this.
+            drop(inner.set_netlink_get_strict_chk(true));
+        }
         let (sequence, joined, events) = (Cell::new(1), Cell::new(false), RefCell::default());
-        Ok(Socket { inner: socket, sequence, joined, events })
+        Ok(Socket { inner, keeper: None, protocol, sequence, joined, events })
     }
 
-    /// Reserves `count` sequence numbers and returns the first.
+    /// Reserves `count` sequence numbers and returns the first one.
     pub(super) fn sequence(&self, count: u32) -> u32 {
         let first = self.sequence.get();
         // 0 is the sequence number of events.
@@ -81,22 +99,83 @@ impl Socket {
         first
     }
 
-    /// Sends the request of this number and collects everything the kernel answers.
-    pub(super) fn exchange(
+    /// A request that is answered by success or failure only.
+    pub(super) fn ack(&self, request: &Request, flags: u16) -> Result<(), Failure> {
+        self.exchange(request, NLM_F_ACK | flags).map(drop)
+    }
+
+    /// As [`Socket::ack`]; returns the kernel's description of the new object, if there is one.
+    pub(super) fn ack_and_echo(
         &self,
-        wire: &[u8],
-        sequence: u32,
+        request: &Request,
         flags: u16,
-    ) -> Result<Answers, Failure> {
-        let _span = request_span(wire);
-        // Where events have filled the socket there is no room for an answer.
+    ) -> Result<Option<Vec<u8>>, Failure> {
+        let answers = self.exchange(request, NLM_F_ACK | NLM_F_ECHO | flags)?;
+        Ok(answers.bodies.into_iter().next())
+    }
+
+    /// A request for one object.
+    pub(super) fn one(&self, request: &Request) -> Result<Vec<u8>, Failure> {
+        let answers = self.exchange(request, 0)?;
+        answers.bodies.into_iter().next().ok_or(Failure::from(Errno::ENODATA))
+    }
+
+    /// A request for a list. An interrupted dump is repeated a few times; then the last attempt
+    /// is used.
+    pub(super) fn dump(&self, request: &Request) -> Result<Vec<Vec<u8>>, Failure> {
+        let answers = until_consistent(&mut || self.exchange(request, NLM_F_DUMP))?;
+        if answers.interrupted {
+            log::warn("a netlink dump was interrupted every time; its result may be inconsistent");
+        }
+        Ok(answers.bodies)
+    }
+
+    /// A request that adds or changes `target`, for an error.
+    pub(super) fn change(
+        &self,
+        request: &Request,
+        flags: u16,
+        op: &'static str,
+        target: &dyn Display,
+    ) -> Result<()> {
+        self.ack(request, flags).map_err(|failure| failure.context(op, target))
+    }
+
+    /// A request that deletes `target`; `false` if it was absent.
+    pub(super) fn delete(
+        &self,
+        request: &Request,
+        op: &'static str,
+        target: &dyn Display,
+    ) -> Result<bool> {
+        unless_absent(self.change(request, 0, op, target).map(|()| true), false)
+    }
+
+    /// A request for a list of `target`, without the objects that `parse` skips.
+    pub(super) fn list<T>(
+        &self,
+        request: &Request,
+        op: &'static str,
+        target: &dyn Display,
+        parse: fn(&[u8]) -> Option<T>,
+    ) -> Result<Vec<T>> {
+        let bodies = self.dump(request).map_err(|failure| failure.context(op, target))?;
+        Ok(bodies.iter().filter_map(|body| parse(body)).collect())
+    }
+
+    /// Sends a request and collects the whole reply.
+    pub(super) fn exchange(&self, request: &Request, flags: u16) -> Result<Answers, Failure> {
+        let (mut wire, sequence) = (Vec::new(), self.sequence(1));
+        request.write(None, flags, sequence, &mut wire);
+        let _span = request_span(&wire);
+        // A receive buffer that is full of events has no room for the reply.
         self.drain()?;
-        self.send(wire)?;
+        self.send(&wire)?;
         let (mut collected, mut lost) = (Vec::new(), false);
         loop {
             match self.receive() {
                 Ok(Some(messages)) => {
-                    let mine = |m: &Message| m.header.sequence_number == sequence;
+                    let mine = |m: &Message| m.sequence == sequence;
                     let (answers, others) = messages.into_iter().partition(mine);
                     self.keep(others);
                     collected.extend::<Vec<_>>(answers);
@@ -104,7 +183,7 @@ impl Socket {
                         return Answers::collect(collected);
                     }
                 }
-                // What is not there now will not come.
+                // A reply that is not queued now will not come.
                 Ok(None) if lost => return Err(Failure::unanswered(Errno::ENOBUFS)),
                 Ok(None) if self.wait(LIMIT)? => {}
                 Ok(None) => return Err(Failure::unanswered(Errno::ETIMEDOUT)),
@@ -114,42 +193,44 @@ impl Socket {
         }
     }
 
-    /// Sends requests in one datagram and collects what the kernel answers to each. Their numbers begin
-    /// with `first`; one of them may ask for a list. Two system calls, if the list is short.
+    /// Sends requests, each with its flags, in one datagram and collects the reply to each. At most one
+    /// of them may ask for a list. Two system calls, if the list is short.
     pub(super) fn exchange_all(
         &self,
-        wire: &[u8],
-        first: u32,
-        flags: &[u16],
+        requests: &[(Request, u16)],
     ) -> Result<Vec<Result<Answers, Failure>>, Failure> {
-        let _span = request_span(wire);
+        let first = self.sequence(u32::try_from(requests.len()).map_err(|_| Errno::E2BIG)?);
+        let mut wire = Vec::new();
+        for (sequence, (request, flags)) in (first..).zip(requests) {
+            request.write(None, *flags, sequence, &mut wire);
+        }
+        let _span = request_span(&wire);
         self.drain()?;
-        self.send(wire)?;
-        // The answers come in the order of the requests, the rest of a list behind them.
-        let is_list = |flags: &u16| flags & NLM_F_DUMP != 0;
-        let room = |flags: &u16| if is_list(flags) { PART } else { ONE };
-        let rooms: Vec<usize> = flags.iter().map(room).chain([PART]).collect();
-        let mut answers = vec![Vec::new(); flags.len()];
-        let mut open = flags.len();
+        self.send(&wire)?;
+        // The replies come in the order of the requests, then the rest of a list.
+        let room = |(_, flags): &(_, u16)| if flags & NLM_F_DUMP != 0 { PART } else { ONE };
+        let rooms: Vec<usize> = requests.iter().map(room).chain([PART]).collect();
+        let mut answers = vec![Vec::new(); requests.len()];
+        let mut open = requests.len();
         while open > 0 {
             let messages = self.receive_each(&rooms)?;
             if messages.is_empty() && !self.wait(LIMIT)? {
                 return Err(Failure::unanswered(Errno::ETIMEDOUT));
             }
             for message in messages {
-                let at = message.header.sequence_number.wrapping_sub(first) as usize;
-                let (Some(answer), Some(flags)) = (answers.get_mut(at), flags.get(at)) else {
+                let at = message.sequence.wrapping_sub(first) as usize;
+                if let Some(answer) = answers.get_mut(at) {
+                    open -= usize::from(ends(&message, requests[at].1));
+                    answer.push(message);
+                } else {
                     self.keep(vec![message]);
-                    continue;
-                };
-                open -= usize::from(ends(&message, *flags));
-                answer.push(message);
+                }
             }
         }
         Ok(answers.into_iter().map(Answers::collect).collect())
     }
 
-    /// The messages of the kernel in the datagrams that wait, one for each of `rooms` at most.
+    /// The kernel's messages in the queued datagrams, at most one datagram for each of `rooms`.
     fn receive_each(&self, rooms: &[usize]) -> Result<Vec<Message>, Failure> {
         let mut buffer = vec![0; rooms.iter().sum()];
         let mut rest = buffer.as_mut_slice();
@@ -179,10 +260,10 @@ impl Socket {
         Ok(messages)
     }
 
-    /// Sends everything at once, whatever its size: a batch is one datagram.
+    /// Sends one datagram of any size.
     pub(super) fn send(&self, wire: &[u8]) -> Result<(), Failure> {
         if wire.len() > DEFAULT_SEND_BUFFER {
-            // The unprivileged option is bounded by a sysctl, but better than none.
+            // The unprivileged option is limited by the sysctl net.core.wmem_max.
             if setsockopt(&self.inner, SndBufForce, &wire.len()).is_err() {
                 setsockopt(&self.inner, SndBuf, &wire.len())?;
             }
@@ -196,8 +277,8 @@ impl Socket {
         }
     }
 
-    /// The messages in the next datagram of the kernel; `None` when there is none. What another
-    /// process sends is nothing. `ENOBUFS` says that something was lost.
+    /// The messages in the next datagram of the kernel; `None` if the queue is empty. Datagrams of
+    /// other processes are discarded. `ENOBUFS` means that datagrams were lost.
     pub(super) fn receive(&self) -> Result<Option<Vec<Message>>, Failure> {
         let (mut buffer, mut failures) = (Vec::with_capacity(BUFFER), 0);
         loop {
@@ -206,7 +287,7 @@ impl Socket {
                 Ok(_) => return Ok(Some(split(&buffer))),
                 Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => return Ok(None),
                 Err(cause) if cause.kind() == io::ErrorKind::Interrupted => {}
-                Err(cause) if failures == FAILURES || is_overrun(&cause) => {
+                Err(cause) if failures == FAILURES || cause.raw_os_error() == Some(ENOBUFS) => {
                     return Err(failed(&cause));
                 }
                 Err(_) => failures += 1,
@@ -214,19 +295,19 @@ impl Socket {
         }
     }
 
-    /// Keeps messages that answer nothing, if events are wanted.
+    /// Stores events, if a group was joined.
     fn keep(&self, messages: Vec<Message>) {
         if self.joined.get() {
             self.events.borrow_mut().extend(messages);
         }
     }
 
-    /// Keeps the events that have come.
+    /// Stores the queued events.
     fn drain(&self) -> Result<(), Failure> {
         while self.joined.get() {
             match self.receive() {
                 Ok(Some(messages)) => self.keep(messages),
-                Err(Failure { errno: Errno::ENOBUFS, .. }) => self.keep(vec![lost()]),
+                Err(Failure { errno: Errno::ENOBUFS, .. }) => self.keep(vec![Message::LOST]),
                 Ok(None) => break,
                 Err(failure) => return Err(failure),
             }
@@ -234,7 +315,7 @@ impl Socket {
         Ok(())
     }
 
-    /// Waits for a datagram; whether one came in time.
+    /// Waits for a datagram; `false` after `limit`.
     pub(super) fn wait(&self, limit: Duration) -> Result<bool, Failure> {
         let mut fds = [PollFd::new(self.inner.as_fd(), PollFlags::POLLIN)];
         match poll(&mut fds, PollTimeout::try_from(limit).unwrap_or(PollTimeout::MAX)) {
@@ -244,8 +325,8 @@ impl Socket {
         }
     }
 
-    /// Waits for the next event of the groups that were joined; `None` after `deadline`. An
-    /// event that was lost is one as well.
+    /// Waits for the next event of the joined groups; `None` after `deadline`. Lost events are
+    /// reported as [`Message::LOST`].
     pub(super) fn event(&self, deadline: Instant) -> Result<Option<Message>, Failure> {
         loop {
             if let Some(event) = self.events.borrow_mut().pop_front() {
@@ -261,8 +342,8 @@ impl Socket {
         }
     }
 
-    /// Joins a multicast group, so that events of the socket's own namespace arrive. They have the
-    /// numbers of other processes' requests, which begin at 1 or at the time.
+    /// Joins a multicast group of the socket's namespace. Events have the sequence numbers of other
+    /// processes' requests, which usually begin at 1 or at the time; own requests get different ones.
     pub(super) fn join(&self, group: u32) -> Result<(), Failure> {
         let number = RandomState::new().hash_one(group).to_le_bytes();
         self.sequence.set(u32::from_le_bytes([number[0], number[1], number[2], 0x70]));
@@ -271,7 +352,7 @@ impl Socket {
         Ok(())
     }
 
-    /// Leaves a multicast group and forgets what it sent.
+    /// Leaves a multicast group and discards its events.
     pub(super) fn leave(&self, group: u32) -> Result<(), Failure> {
         self.inner.drop_membership(group)?;
         self.drain()?;
@@ -281,41 +362,33 @@ impl Socket {
     }
 }
 
-/// The socket has failed, not the request.
+/// A failure of the socket rather than of the request.
 fn failed(cause: &io::Error) -> Failure {
     Failure::unanswered(cause.raw_os_error().map_or(Errno::EIO, Errno::from_raw))
 }
 
-fn is_overrun(cause: &io::Error) -> bool {
-    cause.raw_os_error() == Some(nix::libc::ENOBUFS)
-}
-
-/// What stands for events that were lost.
-fn lost() -> Message {
-    Message::new(NetlinkHeader::default(), NetlinkPayload::Overrun(Vec::new()))
-}
-
-/// Whether nothing follows this answer to a request with these flags.
+/// Whether this message is the end of the reply to a request with these flags.
 fn ends(message: &Message, flags: u16) -> bool {
-    match message.payload {
-        NetlinkPayload::Error(_) | NetlinkPayload::Done(_) => true,
-        _ => flags & (NLM_F_ACK | NLM_F_DUMP) == 0,
-    }
+    message.is_final() || flags & (NLM_F_ACK | NLM_F_DUMP) == 0
 }
 
-/// The messages in a datagram, up to the first that makes no sense.
+/// The messages in a datagram, up to the first malformed one.
 pub(super) fn split(mut datagram: &[u8]) -> Vec<Message> {
     let mut messages = Vec::new();
-    while let Ok(header) = NetlinkBuffer::new_checked(datagram) {
-        let length = header.length() as usize;
-        let Ok(message) = Message::deserialize(&datagram[..length]) else { break };
-        messages.push(message);
+    while let Ok(message) = NetlinkBuffer::new_checked(datagram) {
+        messages.push(Message {
+            kind: message.message_type(),
+            flags: message.flags(),
+            sequence: message.sequence_number(),
+            body: message.payload().to_vec(),
+        });
+        let length = message.length() as usize;
         datagram = datagram.get(length.next_multiple_of(4)..).unwrap_or_default();
     }
     messages
 }
 
-/// The span of requests; the type is that of the first (netlink(7), `nlmsg_type`).
+/// A trace span for requests, with the type (netlink(7), `nlmsg_type`) of the first.
 pub(super) fn request_span(wire: &[u8]) -> trace::Span {
     let span = trace::span("netlink");
     if let [_, _, _, _, low, high, ..] = wire {
@@ -323,4 +396,17 @@ pub(super) fn request_span(wire: &[u8]) -> trace::Span {
     }
     span.number("netlink.bytes", wire.len() as u64);
     span
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unknown_message_type_is_a_reply() {
+        let datagram = [vec![19, 0, 0, 0, 0xff, 0xff], vec![0; 10], vec![0xff; 3]].concat();
+        let [message] = &split(&datagram)[..] else { panic!("not one message") };
+        assert_eq!((message.kind, &message.body[..]), (0xffff, &[0xff; 3][..]));
+        assert!(split(&datagram[..18]).is_empty());
+    }
 }

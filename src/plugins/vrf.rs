@@ -20,8 +20,8 @@ use crate::iface::tables::{self, Tables};
 use crate::iface::{Inside, child, configure, verify};
 use crate::log;
 use crate::netlink::{
-    Addr, Dad, Link, LinkChange, LinkKind, Netlink, NewLink, RT_TABLE_MAIN, Route, RouteFilter,
-    RouteMode,
+    Addr, Dad, Link, LinkChange, LinkKind, Netlink, NewAddr, NewLink, RT_TABLE_MAIN, Route,
+    RouteFilter, RouteMode,
 };
 use crate::skel::{
     AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Remarks, Rollback, require_prev,
@@ -324,7 +324,7 @@ impl Volatile {
         for addr in self.addrs.iter().rev() {
             if !present.iter().any(|other| other.net == addr.net) {
                 // No other link can have taken the address in the meantime.
-                let again = configure::again(addr).dad(Dad::Off);
+                let again = NewAddr { dad: Dad::Off, ..configure::again(addr) };
                 netlink.add_addr(link.index, &again).context(|| {
                     format!("could not restore address {} to {}", addr.net, link.name)
                 })?;

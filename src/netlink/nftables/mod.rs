@@ -1,95 +1,104 @@
 //! The packet filter, `nf_tables`: tables, chains, sets, maps and rules.
 //!
-//! [`Nft`] is a socket in one network namespace. Changes are collected in a [`Batch`] and happen
-//! together with [`Nft::commit`], or not at all; nothing needs a lock, because the kernel takes
-//! one batch after the other. Objects are constants that say how they are made, so that a batch
-//! can ensure the objects that it needs at no cost.
+//! [`Nft`] is a socket in one network namespace. Changes are collected in a [`Batch`] and applied
+//! atomically by [`Nft::commit`]; no lock is needed, because the kernel processes one batch after the
+//! other. Objects are constants with all of their settings, so that a batch can ensure the objects that
+//! it needs.
 //!
 //! | file | |
 //! | --- | --- |
-//! | `object.rs` | tables, chains, sets and maps |
-//! | `value.rs`, `element.rs` | types, values, elements |
-//! | `rule.rs`, `expr.rs` | rules as they are read, and as the kernel runs them |
-//! | `batch.rs`, `commit.rs` | changes, and making them |
-//! | `read.rs` | what is there |
-//! | `userdata.rs` | comments |
+//! | `object.rs` | tables, chains, sets, maps and their elements |
+//! | `value.rs` | types, keys and values |
+//! | `rule.rs` | rules, and the expressions that the kernel executes |
+//! | `batch.rs` | changes, and committing them |
+//! | `read.rs` | reading objects, rules and elements |
 //! | `uapi.rs` | the kernel's constants |
 
 mod batch;
-mod commit;
-mod element;
-mod expr;
 mod object;
 pub(super) mod read;
 mod rule;
 #[cfg(test)]
 mod tests;
 pub(super) mod uapi;
-mod userdata;
 mod value;
 
 use std::cell::Cell;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use rtnetlink::sys::protocols::NETLINK_NETFILTER;
 
 pub use self::batch::Batch;
-pub use self::element::{Data, Element};
-pub use self::expr::{Field, Verdict};
-pub use self::object::{Chain, DSTNAT, FILTER, Family, Hook, RAW, SRCNAT, Set, Table};
+pub use self::object::{
+    Chain, DSTNAT, Data, Element, FILTER, Family, Hook, RAW, SRCNAT, Set, Table, Verdict, cut,
+};
 pub use self::read::{ByComment, DroppingChain, RuleInfo};
-pub use self::rule::{CT_STATE_ANSWERS, CT_STATUS_DNAT, Rule};
+pub use self::rule::{CT_STATE_ANSWERS, CT_STATUS_DNAT, Field, Rule};
 use self::uapi::{NFNL_SUBSYS_NFTABLES, NFNLGRP_NFTABLES};
-pub use self::userdata::cut;
 pub use self::value::{Key, L4, Type, Value};
-use super::error::Result;
-use super::netfilter::NfSocket;
+use super::error::{Failure, Result};
+use super::socket::Socket;
 
 /// The type of a message to the subsystem.
 fn kind(message: u16) -> u16 {
     NFNL_SUBSYS_NFTABLES << 8 | message
 }
 
-/// A socket to the packet filter of one network namespace. Keep it for all of a call's work: to
-/// close it soon after deleting something takes the kernel some 10 ms.
+/// A socket for the packet filter of one network namespace. Use one socket for a whole call: closing
+/// it soon after a deletion takes some 10 ms.
 #[derive(Debug)]
 pub struct Nft {
-    socket: NfSocket,
-    /// Whether the kernel can delete what may be absent (6.3), as far as is known.
+    socket: Socket,
+    /// Whether the kernel may know `NFT_MSG_DESTROY..` (6.3).
     destroys: Cell<bool>,
 }
 
 impl Nft {
     /// A socket in the calling thread's namespace.
     pub fn open() -> Result<Nft> {
-        Ok(Nft { socket: NfSocket::open()?, destroys: Cell::new(true) })
+        Ok(Nft { socket: Socket::open(NETLINK_NETFILTER)?, destroys: Cell::new(true) })
     }
 
-    /// A socket that hears of every change of rules in the calling thread's namespace.
+    /// Watches all changes of rules in the calling thread's namespace.
     pub fn watch() -> Result<Watch> {
         let nft = Nft::open()?;
-        // Its first request gives a socket its port. One without is sent no events.
+        // The first request gives a socket its port. A socket without a port receives no events.
         nft.generation()?;
         let group = u32::try_from(NFNLGRP_NFTABLES).unwrap_or_default();
-        let joined = nft.socket.socket.join(group);
-        joined.map_err(|e| e.doing("watch", || "nf_tables".to_owned()))?;
-        Ok(Watch(nft))
+        nft.socket.join(group).map_err(|f| f.context("watch", &"nf_tables"))?;
+        Ok(Watch(nft.socket))
     }
 }
 
-/// Hears of changes, by whatever program.
+/// Receives an event for each change, by any process.
 #[derive(Debug)]
-pub struct Watch(Nft);
+pub struct Watch(Socket);
 
-/// Readable when there was a change.
+/// Readable after a change.
 impl AsFd for Watch {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.socket.socket.as_fd()
+        self.0.as_fd()
     }
 }
 
 impl Watch {
-    /// Waits for a change; whether there was one before `until`.
+    /// Waits for a change, and discards all queued events; `false` if there was none before `until`.
     pub fn heard(&self, until: Instant) -> Result<bool> {
-        self.0.socket.heard(until).map_err(|e| e.doing("watch", || "nf_tables".to_owned()))
+        let limit = until.saturating_duration_since(Instant::now());
+        self.discard(limit).map_err(|f| f.context("watch", &"nf_tables"))
+    }
+
+    fn discard(&self, limit: Duration) -> Result<bool, Failure> {
+        let heard = self.0.wait(limit)?;
+        loop {
+            match self.0.receive() {
+                Ok(None) => return Ok(heard),
+                // Lost events are changes as well.
+                Ok(Some(_)) | Err(Failure { errno: Errno::ENOBUFS, .. }) => {}
+                Err(failure) => return Err(failure),
+            }
+        }
     }
 }

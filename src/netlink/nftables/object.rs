@@ -1,26 +1,27 @@
-//! Tables, chains, sets and maps: constants that name an object and say how it is made.
+//! Tables, chains, sets and maps: constants that name an object and describe how to create it; elements.
 
 use std::fmt;
 
 use nix::libc;
 
 use super::super::attribute::Attributes;
-use super::super::family;
+use super::super::request::Request;
+use super::kind;
 #[cfg_attr(not(test), expect(clippy::wildcard_imports, reason = "the kernel's names"))]
 use super::uapi::*;
-use super::userdata;
-use super::value::{Type, byteorder, length, type_number};
+use super::value::{Key, Type, byteorder, length, type_number};
+use crate::netlink;
 
-/// Priority of chains that change destinations; `dstnat` to nft.
+/// Priority of chains that translate destinations; `dstnat` in nft.
 pub const DSTNAT: i32 = NF_IP_PRI_NAT_DST;
-/// Priority of chains that change sources; `srcnat` to nft.
+/// Priority of chains that translate sources; `srcnat` in nft.
 pub const SRCNAT: i32 = NF_IP_PRI_NAT_SRC;
-/// Priority of filters; `filter` to nft.
+/// Priority of filters; `filter` in nft.
 pub const FILTER: i32 = NF_IP_PRI_FILTER;
-/// Priority before connection tracking; `raw` to nft.
+/// Priority before connection tracking; `raw` in nft.
 pub const RAW: i32 = NF_IP_PRI_RAW;
 
-/// What traffic a table sees.
+/// The traffic of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Family {
     /// IPv4 and IPv6.
@@ -29,15 +30,15 @@ pub enum Family {
     Ip = NFPROTO_IPV4 as isize,
     /// IPv6.
     Ip6 = NFPROTO_IPV6 as isize,
-    /// Frames that pass a bridge.
+    /// Frames that a bridge forwards.
     Bridge = NFPROTO_BRIDGE as isize,
 }
 
-impl From<family::Family> for Family {
-    fn from(family: family::Family) -> Family {
+impl From<netlink::Family> for Family {
+    fn from(family: netlink::Family) -> Family {
         match family {
-            family::Family::V4 => Family::Ip,
-            family::Family::V6 => Family::Ip6,
+            netlink::Family::V4 => Family::Ip,
+            netlink::Family::V6 => Family::Ip6,
         }
     }
 }
@@ -73,12 +74,12 @@ impl<'a> Table<'a> {
         Table::new(Family::Inet, name)
     }
 
-    /// With a comment, where the kernel (5.10) keeps one.
+    /// With a comment (Linux 5.10).
     pub const fn comment(self, text: &'a str) -> Table<'a> {
         Table { comment: Some(text), ..self }
     }
 
-    /// The chain `name` of this table; regular unless it is made a base chain.
+    /// The regular chain `name` of this table; a base chain with [`filter`](Chain::filter) or [`nat`](Chain::nat).
     pub const fn chain(self, name: &'a str) -> Chain<'a> {
         Chain { table: self, name, base: None, comment: None }
     }
@@ -125,9 +126,7 @@ pub(super) struct Base {
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chain<'a> {
-    /// The table that it is in.
     pub table: Table<'a>,
-    /// The name without the table.
     pub name: &'a str,
     base: Option<Base>,
     comment: Option<&'a str>,
@@ -144,7 +143,7 @@ impl<'a> Chain<'a> {
         Chain { base: Some(Base { kind: "nat", hook, priority }), ..self }
     }
 
-    /// With a comment, where the kernel (5.10) keeps one.
+    /// With a comment (Linux 5.10).
     pub const fn comment(self, text: &'a str) -> Chain<'a> {
         Chain { comment: Some(text), ..self }
     }
@@ -166,7 +165,6 @@ pub(super) enum DataType<'a> {
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Set<'a> {
-    /// The table that it is in.
     pub table: Table<'a>,
     pub(super) name: &'a str,
     pub(super) key: &'a [Type],
@@ -183,73 +181,286 @@ impl fmt::Display for Set<'_> {
 /// A table, chain or set as the kernel's messages have it.
 #[derive(Debug)]
 pub struct Object {
-    pub(super) family: Family,
-    /// `NFT_MSG_NEW..`, behind which are `NFT_MSG_GET..` and `NFT_MSG_DEL..`.
-    pub(super) message: u16,
-    /// The attributes that name it.
-    pub(super) name: Attributes,
-    /// The attributes that say how it is made.
-    pub(super) made: Attributes,
+    /// `NFT_MSG_NEW..` with the attributes that name the object; `NFT_MSG_GET..` and `NFT_MSG_DEL..`
+    /// are the next two types.
+    pub(super) request: Request,
+    /// The other attributes for creating the object.
+    pub(super) settings: Attributes,
     /// Kind and name, for an error.
     pub(super) text: String,
 }
 
 impl From<Table<'_>> for Object {
     fn from(table: Table<'_>) -> Object {
-        let (mut name, mut made) = (Attributes::new(), Attributes::new());
-        name.text(NFTA_TABLE_NAME, table.name);
-        made.be32(NFTA_TABLE_FLAGS, 0);
-        if let Some(comment) = table.comment {
-            made.bytes(NFTA_TABLE_USERDATA, &userdata::comment(comment));
-        }
-        let (family, text) = (table.family, format!("table {table}"));
-        Object { family, message: NFT_MSG_NEWTABLE, name, made, text }
+        let mut settings = Attributes::new();
+        settings.be32(NFTA_TABLE_FLAGS, 0);
+        write_comment(&mut settings, NFTA_TABLE_USERDATA, table.comment);
+        let request = request(NFT_MSG_NEWTABLE, table);
+        Object { request, settings, text: format!("table {table}") }
     }
 }
 
 impl From<Chain<'_>> for Object {
     fn from(chain: Chain<'_>) -> Object {
-        let name = named(chain.table, NFTA_CHAIN_NAME, chain.name);
-        let mut made = Attributes::new();
+        let mut settings = Attributes::new();
         if let Some(Base { kind, hook, priority }) = chain.base {
-            made.nest(NFTA_CHAIN_HOOK, |list| {
-                list.be32(NFTA_HOOK_HOOKNUM, hook as u32).be32(NFTA_HOOK_PRIORITY, priority);
+            settings.nest(NFTA_CHAIN_HOOK, |list| {
+                list.be32(NFTA_HOOK_HOOKNUM, hook as u32).be32(NFTA_HOOK_PRIORITY, priority)
             });
-            made.text(NFTA_CHAIN_TYPE, kind);
+            settings.text(NFTA_CHAIN_TYPE, kind);
         }
-        if let Some(comment) = chain.comment {
-            made.bytes(NFTA_CHAIN_USERDATA, &userdata::comment(comment));
-        }
-        let text = format!("chain {chain}");
-        Object { family: chain.table.family, message: NFT_MSG_NEWCHAIN, name, made, text }
+        write_comment(&mut settings, NFTA_CHAIN_USERDATA, chain.comment);
+        let mut request = request(NFT_MSG_NEWCHAIN, chain.table);
+        request.body.text(NFTA_CHAIN_NAME, chain.name);
+        Object { request, settings, text: format!("chain {chain}") }
     }
 }
 
 impl From<Set<'_>> for Object {
     fn from(set: Set<'_>) -> Object {
-        let mut made = Attributes::new();
-        let flags = if set.data.is_some() { NFT_SET_MAP } else { 0 };
-        made.be32(NFTA_SET_FLAGS, flags);
-        made.be32(NFTA_SET_KEY_TYPE, type_number(set.key));
-        made.be32(NFTA_SET_KEY_LEN, length(set.key));
-        let data = set.data.map(|data| match data {
-            DataType::Values(types) => (type_number(types), length(types), byteorder(types)),
-            DataType::Verdict => (NFT_DATA_VERDICT, 0, 0),
-        });
-        if let Some((number, length, _)) = data {
-            made.be32(NFTA_SET_DATA_TYPE, number).be32(NFTA_SET_DATA_LEN, length);
+        let mut settings = Attributes::new();
+        settings.be32(NFTA_SET_FLAGS, if set.data.is_some() { NFT_SET_MAP } else { 0 });
+        settings.be32(NFTA_SET_KEY_TYPE, type_number(set.key));
+        settings.be32(NFTA_SET_KEY_LEN, length(set.key));
+        // For nft: the byte orders for printing keys and data.
+        let mut userdata = Vec::new();
+        write_userdata(0, &byteorder(set.key).to_ne_bytes(), &mut userdata);
+        if let Some(data) = set.data {
+            let (number, length, byteorder) = match data {
+                DataType::Values(types) => (type_number(types), length(types), byteorder(types)),
+                DataType::Verdict => (NFT_DATA_VERDICT, 0, 0),
+            };
+            settings.be32(NFTA_SET_DATA_TYPE, number).be32(NFTA_SET_DATA_LEN, length);
+            write_userdata(1, &byteorder.to_ne_bytes(), &mut userdata);
         }
-        let userdata = userdata::set(byteorder(set.key), data.map(|data| data.2));
-        made.bytes(NFTA_SET_USERDATA, &userdata);
-        let name = named(set.table, NFTA_SET_NAME, set.name);
-        let (family, text) = (set.table.family, set.to_string());
-        Object { family, message: NFT_MSG_NEWSET, name, made, text }
+        settings.bytes(NFTA_SET_USERDATA, &userdata);
+        let mut request = request(NFT_MSG_NEWSET, set.table);
+        request.body.text(NFTA_SET_NAME, set.name);
+        Object { request, settings, text: set.to_string() }
     }
 }
 
-/// The attributes that name a table, and something in it.
-pub(super) fn named(table: Table<'_>, kind: u16, name: &str) -> Attributes {
-    let mut body = Attributes::new();
-    body.text(NFTA_TABLE_NAME, table.name).text(kind, name);
-    body
+/// A request that names a table.
+pub(super) fn request(message: u16, table: Table<'_>) -> Request {
+    let mut request = Request::netfilter(kind(message), table.family as u8);
+    request.body.text(NFTA_TABLE_NAME, table.name);
+    request
+}
+
+/// A request for rules of a chain.
+pub(super) fn rule_request(message: u16, chain: Chain<'_>) -> Request {
+    let mut request = request(message, chain.table);
+    request.body.text(NFTA_RULE_CHAIN, chain.name);
+    request
+}
+
+/// A request for elements of a set.
+pub(super) fn element_request(message: u16, set: Set<'_>) -> Request {
+    let mut request = request(message, set.table);
+    request.body.text(NFTA_SET_ELEM_LIST_SET, set.name);
+    request
+}
+
+/// The verdict on a packet: `NF_*` or `NFT_*`, and the chain of a jump.
+#[must_use]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Verdict {
+    pub(super) code: c_int,
+    pub(super) chain: Option<String>,
+}
+
+impl Verdict {
+    /// Ends this base chain; later chains can still drop the packet.
+    pub const ACCEPT: Verdict = Verdict { code: NF_ACCEPT, chain: None };
+    pub const DROP: Verdict = Verdict { code: NF_DROP, chain: None };
+    /// Continues with the next rule.
+    pub const CONTINUE: Verdict = Verdict { code: NFT_CONTINUE, chain: None };
+    /// Returns to the calling chain.
+    pub const RETURN: Verdict = Verdict { code: NFT_RETURN, chain: None };
+
+    /// Continues in another chain, and returns.
+    pub fn jump(chain: impl Into<String>) -> Verdict {
+        Verdict { code: NFT_JUMP, chain: Some(chain.into()) }
+    }
+
+    /// Continues in another chain, without returning.
+    pub fn goto(chain: impl Into<String>) -> Verdict {
+        Verdict { code: NFT_GOTO, chain: Some(chain.into()) }
+    }
+
+    pub(super) fn write<'a>(&self, list: &'a mut Attributes) -> &'a mut Attributes {
+        list.nest(NFTA_DATA_VERDICT, |verdict| {
+            verdict.be32(NFTA_VERDICT_CODE, self.code);
+            match &self.chain {
+                Some(chain) => verdict.text(NFTA_VERDICT_CHAIN, chain),
+                None => verdict,
+            }
+        })
+    }
+}
+
+/// The data of an element.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Data {
+    /// Of a map of values.
+    Values(Key),
+    /// Of a verdict map.
+    Verdict(Verdict),
+}
+
+/// The comment of [sentinels](Set::sentinel), which differs from all comments of owners.
+pub(super) const SENTINEL: &str = "cnibox: not flushed";
+
+impl Set<'static> {
+    /// The element with this key, without data.
+    pub fn element(self, key: impl Into<Key>) -> Element {
+        Element { set: self, key: key.into(), data: None, comment: None }
+    }
+
+    /// An element that no packet matches: while it exists, the set has not been flushed.
+    pub fn sentinel(self) -> Element {
+        let unmatched = |types: &[Type]| Key(types.iter().map(|part| part.unmatched()).collect());
+        let data = self.data.map(|data| match data {
+            DataType::Values(types) => Data::Values(unmatched(types)),
+            DataType::Verdict => Data::Verdict(Verdict::CONTINUE),
+        });
+        Element { data, ..self.element(unmatched(self.key)).comment(SENTINEL) }
+    }
+}
+
+/// An element of a set or map, made by [`Set::element`].
+#[must_use]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Element {
+    pub set: Set<'static>,
+    pub key: Key,
+    /// Of a map.
+    pub data: Option<Data>,
+    pub comment: Option<String>,
+}
+
+impl Element {
+    /// `: value`, for a map.
+    pub fn to(mut self, value: impl Into<Key>) -> Element {
+        self.data = Some(Data::Values(value.into()));
+        self
+    }
+
+    /// `: verdict`, for a verdict map.
+    pub fn verdict(mut self, verdict: Verdict) -> Element {
+        self.data = Some(Data::Verdict(verdict));
+        self
+    }
+
+    pub fn comment(mut self, text: impl Into<String>) -> Element {
+        self.comment = Some(text.into());
+        self
+    }
+
+    /// The chain of a `jump` or `goto`.
+    pub fn leads_to(&self) -> Option<&str> {
+        let Some(Data::Verdict(verdict)) = &self.data else { return None };
+        verdict.chain.as_deref()
+    }
+
+    /// A request for this element; `whole` adds data and comment to the key.
+    pub(super) fn request(&self, message: u16, whole: bool) -> Request {
+        let mut request = element_request(message, self.set);
+        request.body.nest(NFTA_SET_ELEM_LIST_ELEMENTS, |list| {
+            list.nest(NFTA_LIST_ELEM, |elem| {
+                elem.nest(NFTA_SET_ELEM_KEY, |d| write_value(d, &self.key.bytes()));
+                if !whole {
+                    return elem;
+                }
+                if let Some(data) = &self.data {
+                    elem.nest(NFTA_SET_ELEM_DATA, |d| match data {
+                        Data::Values(values) => write_value(d, &values.bytes()),
+                        Data::Verdict(verdict) => verdict.write(d),
+                    });
+                }
+                write_comment(elem, NFTA_SET_ELEM_USERDATA, self.comment.as_deref())
+            })
+        });
+        request
+    }
+}
+
+impl fmt::Display for Element {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.key.fmt(f)
+    }
+}
+
+/// Writes a value as data.
+pub(super) fn write_value<'a>(list: &'a mut Attributes, bytes: &[u8]) -> &'a mut Attributes {
+    list.bytes(NFTA_DATA_VALUE, bytes)
+}
+
+/// The type of a comment in user data.
+const COMMENT: u8 = 0;
+
+/// The maximum length of a comment in nft, in bytes.
+const LONGEST: usize = 128;
+
+/// Appends user data of nft, which the kernel stores with an object: a type, a length, the value.
+fn write_userdata(kind: u8, value: &[u8], list: &mut Vec<u8>) {
+    list.extend([kind, u8::try_from(value.len()).unwrap_or(u8::MAX)]);
+    list.extend_from_slice(value);
+}
+
+/// A comment, truncated to the length that nft allows.
+pub fn cut(text: &str) -> &str {
+    let end = (0..=text.len().min(LONGEST)).rev().find(|at| text.is_char_boundary(*at));
+    &text[..end.unwrap_or(0)]
+}
+
+/// Writes a comment, if there is one, as the user data of an object.
+pub(super) fn write_comment<'a>(
+    body: &'a mut Attributes,
+    kind: u16,
+    comment: Option<&str>,
+) -> &'a mut Attributes {
+    let Some(comment) = comment else { return body };
+    let mut list = Vec::new();
+    write_userdata(COMMENT, &[cut(comment).as_bytes(), &[0]].concat(), &mut list);
+    body.bytes(kind, &list)
+}
+
+/// The comment in the user data of an object.
+pub(super) fn read_comment(mut list: &[u8]) -> Option<String> {
+    while let [kind, length, rest @ ..] = list {
+        let (value, after) = rest.split_at_checked(usize::from(*length))?;
+        if *kind == COMMENT {
+            let value = value.strip_suffix(&[0]).unwrap_or(value);
+            return Some(String::from_utf8_lossy(value).into_owned());
+        }
+        list = after;
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::attribute::find;
+    use super::*;
+
+    fn comment(text: &str) -> Vec<u8> {
+        let mut body = Attributes::new();
+        write_comment(&mut body, 1, Some(text));
+        find(body.as_bytes(), 1).unwrap().value.to_vec()
+    }
+
+    #[test]
+    fn a_comment_is_written_as_nft_does() {
+        assert_eq!(comment("el"), [0, 3, b'e', b'l', 0]);
+        assert_eq!(read_comment(&comment("el")), Some("el".to_owned()));
+        assert_eq!(read_comment(&[1, 4, 1, 0, 0, 0, 0, 1, b'x']), Some("x".to_owned()));
+        assert_eq!(read_comment(&[0, 9, b'x']), None);
+    }
+
+    #[test]
+    fn a_long_comment_is_cut_between_characters() {
+        let long = format!("{}\u{e4}", "x".repeat(127));
+        assert_eq!(read_comment(&comment(&long)), Some("x".repeat(127)));
+    }
 }

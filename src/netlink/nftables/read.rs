@@ -1,35 +1,34 @@
-//! What is there: rules of a chain, elements of a set. Nothing is read but what was asked for.
+//! Reading chains, rules and elements.
 
 use std::fmt::Display;
 
 use nix::errno::Errno;
+use rtnetlink::packet_core::NLM_F_DUMP;
 
-use super::super::attribute::Attributes;
-use super::super::error::{Failure, Result};
-use super::super::netfilter::{NFGENMSG, Query};
-use super::super::packet::{Attr, attrs};
-use super::super::request::{Answers, DUMP_ATTEMPTS};
-use super::element::{Data, Element, SENTINEL};
-use super::expr::Verdict;
-use super::object::{Chain, DataType, Family, Hook, Object, Set, Table, named};
+use super::super::attribute::{self, Attr};
+use super::super::error::{Failure, Result, unless_absent};
+use super::super::request::{Answers, DUMP_ATTEMPTS, NFGENMSG, Request};
+use super::object::{
+    Chain, Data, DataType, Element, Family, Hook, Object, SENTINEL, Set, Table, Verdict,
+    element_request, read_comment, request, rule_request,
+};
 #[cfg_attr(not(test), expect(clippy::wildcard_imports, reason = "the kernel's names"))]
 use super::uapi::*;
-use super::value;
-use super::{Nft, userdata};
+use super::{Nft, kind, value};
 
-/// How many elements are asked for by one datagram: so many answers fit the socket's buffer.
+/// Requests for elements in one datagram: their replies fit in the receive buffer.
 const TOGETHER: usize = 64;
 
-/// What one [look](Nft::look) has found.
+/// The result of [`Nft::look`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Look {
-    /// The generation that was looked at, or an earlier one.
+    /// The generation of the result, or an earlier one.
     pub generation: u32,
-    /// The number of chains, sets and other objects in the table; none if there is no such table.
+    /// The number of chains, sets and other objects in the table; `None` if there is no such table.
     pub objects: Option<u32>,
-    /// The rules of all its chains.
+    /// The rules of all chains.
     pub rules: Vec<RuleInfo>,
-    /// For each key that was asked for, the element if there is one.
+    /// For each requested key, the element if it exists.
     pub elements: Vec<Option<Element>>,
 }
 
@@ -38,28 +37,26 @@ pub struct Look {
 pub struct RuleInfo {
     /// The chain's name.
     pub chain: String,
-    /// The kernel's number of the rule, by which it is deleted.
+    /// The kernel's number of the rule, for deleting it.
     pub handle: u64,
-    /// Its comment.
     pub comment: Option<String>,
-    /// The kinds of its expressions.
+    /// The names of the expressions, such as `cmp`.
     pub expressions: Vec<String>,
-    /// The values that the rule compares with, and the values that it loads.
+    /// The values of `cmp` and `immediate` expressions.
     pub values: Vec<Vec<u8>>,
 }
 
 /// A chain of a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChainInfo {
-    /// Its name.
     pub name: String,
     /// The type of a base chain: `filter`, `nat` or `route`.
     pub base: Option<String>,
-    /// The number of rules and elements that jump to it, and of rules in it.
+    /// The number of rules and elements that refer to the chain, plus its rules.
     pub uses: u32,
 }
 
-/// A base chain that drops what none of its rules accepts.
+/// A base chain with the policy to drop.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DroppingChain {
     pub family: Family,
@@ -67,39 +64,40 @@ pub struct DroppingChain {
     pub name: String,
 }
 
-/// Tells by its comment whether something is meant.
+/// Selects rules or elements by their comments.
 pub type ByComment<'a> = &'a dyn Fn(Option<&str>) -> bool;
 
 impl Nft {
     /// The base chains of IP families at `hook` whose policy is to drop, of all tables.
     pub fn dropping_chains(&self, hook: Hook) -> Result<Vec<DroppingChain>> {
-        // No family: the chains of all.
-        let query = query(NFT_MSG_GETCHAIN, 0, Attributes::new());
-        let bodies = self.list(&query, "list chains", &"of all tables")?;
+        // Family 0 stands for all families.
+        let request = Request::netfilter(kind(NFT_MSG_GETCHAIN), 0);
+        let bodies = self.list(&request, "list chains", &"of all tables")?;
         Ok(bodies.iter().filter_map(|body| dropping_chain(body, hook)).collect())
     }
 
-    /// Whether the table, chain or set is there.
+    /// Whether the table, chain or set exists.
     pub fn has(&self, object: impl Into<Object>) -> Result<bool> {
-        Ok(!self.get(object.into())?.is_empty())
+        Ok(self.get(object.into())?.is_some())
     }
 
-    /// The chain, if it is there.
+    /// The chain, if it exists.
     pub fn chain(&self, chain: Chain<'_>) -> Result<Option<ChainInfo>> {
-        Ok(self.get(chain.into())?.first().map(|body| chain_info(body)))
+        Ok(self.get(chain.into())?.map(|body| chain_info(&body)))
     }
 
-    fn get(&self, object: Object) -> Result<Vec<Vec<u8>>> {
-        let Object { family, message, name, text, .. } = object;
-        absent_is_empty(self.one(query(message + 1, family as u8, name)))
-            .map_err(|f| f.doing("read", || text))
+    fn get(&self, object: Object) -> Result<Option<Vec<u8>>> {
+        let Object { mut request, text, .. } = object;
+        request.kind += 1;
+        let found = self.socket.one(&request).map(Some);
+        unless_absent(found.map_err(|f| f.context("read", &text)), None)
     }
 
     /// The chains of a table; none if there is no such table.
     pub fn dump_chains(&self, table: Table<'_>) -> Result<Vec<ChainInfo>> {
-        // The kernel (6.18) lists the chains of all tables whatever it is asked.
-        let query = query(NFT_MSG_GETCHAIN, table.family as u8, Attributes::new());
-        let bodies = self.list(&query, "list chains of table", &table)?;
+        // The kernel (6.18) ignores a table in the request.
+        let request = Request::netfilter(kind(NFT_MSG_GETCHAIN), table.family as u8);
+        let bodies = self.list(&request, "list chains of table", &table)?;
         let mine = bodies.iter().filter(|body| {
             body.first() == Some(&(table.family as u8))
                 && find(body, NFTA_TABLE_NAME).is_some_and(|name| name.text() == table.name)
@@ -109,13 +107,12 @@ impl Nft {
 
     /// The rules of a chain in their order; none if there is no such chain.
     pub fn dump_rules(&self, chain: Chain<'_>) -> Result<Vec<RuleInfo>> {
-        let body = named(chain.table, NFTA_RULE_CHAIN, chain.name);
-        let query = query(NFT_MSG_GETRULE, chain.table.family as u8, body);
-        let bodies = self.list(&query, "list rules of chain", &chain)?;
+        let request = rule_request(NFT_MSG_GETRULE, chain);
+        let bodies = self.list(&request, "list rules of chain", &chain)?;
         Ok(bodies.iter().filter_map(|body| rule_info(body)).collect())
     }
 
-    /// The rules of a chain whose comment `which` is true of.
+    /// The rules of a chain for whose comment `which` returns true.
     pub fn rules_of(&self, chain: Chain<'_>, which: ByComment<'_>) -> Result<Vec<RuleInfo>> {
         let mut rules = self.dump_rules(chain)?;
         rules.retain(|rule| which(rule.comment.as_deref()));
@@ -124,47 +121,46 @@ impl Nft {
 
     /// Whether a rule of the table has an expression of another kind than these.
     pub fn has_other_expressions(&self, table: Table<'_>, kinds: &[&str]) -> Result<bool> {
-        let query = query(NFT_MSG_GETRULE, table.family as u8, Object::from(table).name);
-        let bodies = self.list(&query, "list rules of table", &table)?;
+        let bodies = self.list(&request(NFT_MSG_GETRULE, table), "list rules of table", &table)?;
         let is_other = |name: String| !kinds.contains(&name.as_str());
         Ok(bodies.iter().any(|body| expressions(body).any(is_other)))
     }
 
-    /// The elements of a set or map in no order, its [sentinel](Set::sentinel) left out; none if it
-    /// is not there.
+    /// The elements of a set or map in no particular order, without its [sentinel](Set::sentinel); none
+    /// if there is no such set.
     pub fn dump_elements(&self, set: Set<'static>) -> Result<Vec<Element>> {
-        let body = named(set.table, NFTA_SET_ELEM_LIST_SET, set.name);
-        let query = query(NFT_MSG_GETSETELEM, set.table.family as u8, body);
-        let bodies = self.list(&query, "list elements of", &set)?;
+        let request = element_request(NFT_MSG_GETSETELEM, set);
+        let bodies = self.list(&request, "list elements of", &set)?;
         let mut elements = elements(set, &bodies);
         elements.retain(|element| element.comment.as_deref() != Some(SENTINEL));
         Ok(elements)
     }
 
-    /// The element with the key of this one, found without reading the others.
+    /// The element with the same key, found without reading the others.
     pub fn element(&self, wanted: &Element) -> Result<Option<Element>> {
         Ok(self.elements(std::slice::from_ref(wanted))?.into_iter().flatten().next())
     }
 
     /// The rules of a table and the elements with the keys of `wanted`, in sets of any table, by two
-    /// system calls; more if that is much.
+    /// system calls; more for long lists.
     pub fn look(&self, table: Table<'_>, wanted: &[Element]) -> Result<Look> {
         let mut look = Look::default();
         for _ in 0..DUMP_ATTEMPTS {
             let (now, later) = wanted.split_at(wanted.len().min(TOGETHER));
-            let name = Object::from(table).name;
-            let mut queries = vec![
-                (generation(), false),
-                (query(NFT_MSG_GETTABLE, table.family as u8, name.clone()), false),
-                (query(NFT_MSG_GETRULE, table.family as u8, name), true),
+            let mut requests = vec![
+                (generation_request(), 0),
+                (request(NFT_MSG_GETTABLE, table), 0),
+                (request(NFT_MSG_GETRULE, table), NLM_F_DUMP),
             ];
-            queries.extend(now.iter().map(element_query));
-            let failed = |f: Failure| f.doing("read table", || table.to_string());
-            let mut answers = self.socket.request_all(&queries).map_err(failed)?.into_iter();
-            let mut next = || answers.next().unwrap_or_else(|| Err(Errno::ENODATA.into()));
-            look.generation = read_generation(&next().map_err(failed)?.bodies).map_err(failed)?;
-            let found = absent_is_empty(next().map(|a| a.bodies)).map_err(failed)?;
-            look.objects = found.first().and_then(|body| find(body, NFTA_TABLE_USE)).and_then(be32);
+            requests.extend(now.iter().map(get_element));
+            let failed = |f: Failure| f.context("read table", &table);
+            let mut replies = self.socket.exchange_all(&requests).map_err(failed)?.into_iter();
+            let mut next = || replies.next().unwrap_or_else(|| Err(Errno::ENODATA.into()));
+            let first = next().map_err(failed)?.bodies;
+            look.generation = generation(first.first()).map_err(failed)?;
+            let found = unless_absent(next().map_err(failed), Answers::default())?.bodies;
+            let uses = found.first().and_then(|body| find(body, NFTA_TABLE_USE));
+            look.objects = uses.and_then(Attr::be32);
             let rules = next().map_err(failed)?;
             look.rules = rules.bodies.iter().filter_map(|body| rule_info(body)).collect();
             look.elements = now.iter().map(|e| one_element(e, next())).collect::<Result<_>>()?;
@@ -176,22 +172,21 @@ impl Nft {
         Ok(look)
     }
 
-    /// For each key of `wanted` the element if there is one, by two system calls for each 64 of them.
+    /// For each key of `wanted` the element if it exists, by two system calls for 64 keys.
     pub fn elements(&self, wanted: &[Element]) -> Result<Vec<Option<Element>>> {
         let mut found = Vec::with_capacity(wanted.len());
         for some in wanted.chunks(TOGETHER) {
-            let queries: Vec<_> = some.iter().map(element_query).collect();
-            let answers = self.socket.request_all(&queries);
-            let answers =
-                answers.map_err(|f| f.doing("read elements of", || some[0].set.to_string()))?;
-            for (element, answer) in some.iter().zip(answers) {
-                found.push(one_element(element, answer)?);
+            let requests: Vec<_> = some.iter().map(get_element).collect();
+            let replies = self.socket.exchange_all(&requests);
+            let replies = replies.map_err(|f| f.context("read elements of", &some[0].set))?;
+            for (element, reply) in some.iter().zip(replies) {
+                found.push(one_element(element, reply)?);
             }
         }
         Ok(found)
     }
 
-    /// The elements with the keys of `known`, or, where nothing is known, all of the sets.
+    /// The elements with the keys of `known`, or, if `known` is empty, all elements of the sets.
     pub fn find(&self, sets: &[Set<'static>], known: &[Element]) -> Result<Vec<Element>> {
         let mut found: Vec<Element> = self.elements(known)?.into_iter().flatten().collect();
         for set in sets.iter().filter(|_| known.is_empty()) {
@@ -200,7 +195,7 @@ impl Nft {
         Ok(found)
     }
 
-    /// Of what [`find`](Nft::find) finds, the elements whose comment `which` is true of.
+    /// As [`find`](Nft::find), for elements for whose comment `which` returns true.
     pub fn find_of(
         &self,
         sets: &[Set<'static>],
@@ -212,69 +207,48 @@ impl Nft {
         Ok(found)
     }
 
-    /// The number of the current generation of all tables; each commit makes the next one.
+    /// The number of the current generation of all tables, which each commit increments.
     pub(super) fn generation(&self) -> Result<u32> {
-        self.one(generation())
-            .and_then(|bodies| read_generation(&bodies))
-            .map_err(|f| f.doing("read", || "nf_tables' generation".to_owned()))
+        let reply = self.socket.one(&generation_request());
+        let id = reply.and_then(|body| generation(Some(&body)));
+        id.map_err(|f| f.context("read", &"nf_tables' generation"))
     }
 
-    /// Not acknowledged: what there is, or an error, is the whole answer.
-    fn one(&self, query: Query) -> Result<Vec<Vec<u8>>, Failure> {
-        let answer = self.socket.request_all(&[(query, false)])?.pop();
-        answer.unwrap_or_else(|| Err(Errno::ENODATA.into())).map(|answers| answers.bodies)
-    }
-
-    fn list(&self, query: &Query, op: &'static str, what: &dyn Display) -> Result<Vec<Vec<u8>>> {
-        absent_is_empty(self.socket.dump(query)).map_err(|f| f.doing(op, || what.to_string()))
+    fn list(&self, request: &Request, op: &'static str, of: &dyn Display) -> Result<Vec<Vec<u8>>> {
+        unless_absent(self.socket.dump(request).map_err(|f| f.context(op, of)), Vec::new())
     }
 }
 
-fn generation() -> Query {
-    query(NFT_MSG_GETGEN, 0, Attributes::new())
+fn generation_request() -> Request {
+    Request::netfilter(kind(NFT_MSG_GETGEN), 0)
 }
 
-/// Never 0, which means to the kernel that the generation does not matter.
-fn read_generation(bodies: &[Vec<u8>]) -> Result<u32, Failure> {
-    let id = bodies.first().and_then(|body| find(body, NFTA_GEN_ID)).and_then(be32);
+/// Never 0, which would let a commit ignore the generation.
+fn generation(body: Option<&Vec<u8>>) -> Result<u32, Failure> {
+    let id = body.and_then(|body| find(body, NFTA_GEN_ID)).and_then(Attr::be32);
     id.filter(|id| *id != 0).ok_or(Errno::ENODATA.into())
 }
 
-/// Not for a list.
-fn element_query(element: &Element) -> (Query, bool) {
-    (query(NFT_MSG_GETSETELEM, element.set.table.family as u8, element.write(false)), false)
+fn get_element(element: &Element) -> (Request, u16) {
+    (element.request(NFT_MSG_GETSETELEM, false), 0)
 }
 
-fn one_element(wanted: &Element, answer: Result<Answers, Failure>) -> Result<Option<Element>> {
-    let bodies = absent_is_empty(answer.map(|answers| answers.bodies))
-        .map_err(|f| f.doing("read element", || format!("{wanted} of {}", wanted.set)))?;
+fn one_element(wanted: &Element, reply: Result<Answers, Failure>) -> Result<Option<Element>> {
+    let target = format_args!("{wanted} of {}", wanted.set);
+    let reply = reply.map_err(|f| f.context("read element", &target));
+    let bodies = unless_absent(reply, Answers::default())?.bodies;
     Ok(elements(wanted.set, &bodies).into_iter().next())
 }
 
-fn query(message: u16, family: u8, body: Attributes) -> Query {
-    Query { kind: super::kind(message), family, body }
-}
-
-fn absent_is_empty(found: Result<Vec<Vec<u8>>, Failure>) -> Result<Vec<Vec<u8>>, Failure> {
-    match found {
-        Err(failure) if failure.errno == Errno::ENOENT => Ok(Vec::new()),
-        other => other,
-    }
-}
-
 fn find(body: &[u8], kind: u16) -> Option<Attr<'_>> {
-    attrs(body.get(NFGENMSG..)?).find(|attr| attr.kind == kind)
-}
-
-fn be32(attr: Attr<'_>) -> Option<u32> {
-    attr.value.try_into().ok().map(u32::from_be_bytes)
+    attribute::find(body.get(NFGENMSG..)?, kind)
 }
 
 fn dropping_chain(body: &[u8], hook: Hook) -> Option<DroppingChain> {
     let families = [Family::Inet, Family::Ip, Family::Ip6];
     let family = families.into_iter().find(|family| body.first() == Some(&(*family as u8)))?;
-    let number = be32(part(find(body, NFTA_CHAIN_HOOK)?, NFTA_HOOK_HOOKNUM)?)?;
-    let policy = be32(find(body, NFTA_CHAIN_POLICY)?)?;
+    let number = find(body, NFTA_CHAIN_HOOK)?.find(NFTA_HOOK_HOOKNUM)?.be32()?;
+    let policy = find(body, NFTA_CHAIN_POLICY)?.be32()?;
     let text = |kind| find(body, kind).map(Attr::text);
     (number == hook as u32 && policy == NF_DROP as u32).then_some(DroppingChain {
         family,
@@ -287,7 +261,7 @@ pub(in crate::netlink) fn chain_info(body: &[u8]) -> ChainInfo {
     ChainInfo {
         name: find(body, NFTA_CHAIN_NAME).map(Attr::text).unwrap_or_default(),
         base: find(body, NFTA_CHAIN_TYPE).map(Attr::text),
-        uses: find(body, NFTA_CHAIN_USE).and_then(be32).unwrap_or_default(),
+        uses: find(body, NFTA_CHAIN_USE).and_then(Attr::be32).unwrap_or_default(),
     }
 }
 
@@ -295,7 +269,7 @@ pub(in crate::netlink) fn rule_info(body: &[u8]) -> Option<RuleInfo> {
     Some(RuleInfo {
         chain: find(body, NFTA_RULE_CHAIN).map(Attr::text).unwrap_or_default(),
         handle: find(body, NFTA_RULE_HANDLE)?.value.try_into().ok().map(u64::from_be_bytes)?,
-        comment: find(body, NFTA_RULE_USERDATA).and_then(|a| userdata::read_comment(a.value)),
+        comment: find(body, NFTA_RULE_USERDATA).and_then(|a| read_comment(a.value)),
         expressions: expressions(body).collect(),
         values: expression_list(body).filter_map(value).collect(),
     })
@@ -307,22 +281,17 @@ fn expression_list(body: &[u8]) -> impl Iterator<Item = Attr<'_>> {
 
 /// The kinds of a rule's expressions.
 fn expressions(body: &[u8]) -> impl Iterator<Item = String> {
-    expression_list(body).filter_map(|expr| part(expr, NFTA_EXPR_NAME).map(Attr::text))
+    expression_list(body).filter_map(|expr| expr.find(NFTA_EXPR_NAME).map(Attr::text))
 }
 
 /// The value of a `cmp` or `immediate` expression.
 fn value(expr: Attr<'_>) -> Option<Vec<u8>> {
-    let kind = match part(expr, NFTA_EXPR_NAME)?.text().as_str() {
+    let kind = match expr.find(NFTA_EXPR_NAME)?.text().as_str() {
         "cmp" => NFTA_CMP_DATA,
         "immediate" => NFTA_IMMEDIATE_DATA,
         _ => return None,
     };
-    let data = part(part(expr, NFTA_EXPR_DATA)?, kind)?;
-    Some(part(data, NFTA_DATA_VALUE)?.value.to_vec())
-}
-
-fn part(attr: Attr<'_>, kind: u16) -> Option<Attr<'_>> {
-    attr.nested().find(|inner| inner.kind == kind)
+    Some(expr.find(NFTA_EXPR_DATA)?.find(kind)?.find(NFTA_DATA_VALUE)?.value.to_vec())
 }
 
 pub(in crate::netlink) fn elements(set: Set<'static>, bodies: &[Vec<u8>]) -> Vec<Element> {
@@ -331,15 +300,15 @@ pub(in crate::netlink) fn elements(set: Set<'static>, bodies: &[Vec<u8>]) -> Vec
 }
 
 fn element(set: Set<'static>, attr: Attr<'_>) -> Option<Element> {
-    let key = part(part(attr, NFTA_SET_ELEM_KEY)?, NFTA_DATA_VALUE)?.value;
-    let data = part(attr, NFTA_SET_ELEM_DATA).and_then(|attr| attr.nested().next());
+    let key = attr.find(NFTA_SET_ELEM_KEY)?.find(NFTA_DATA_VALUE)?.value;
+    let data = attr.find(NFTA_SET_ELEM_DATA).and_then(|attr| attr.nested().next());
     let data = data.zip(set.data).and_then(|(data, kind)| match kind {
         DataType::Values(types) => value::read(types, data.value).map(Data::Values),
         DataType::Verdict => Some(Data::Verdict(Verdict {
-            code: part(data, NFTA_VERDICT_CODE)?.value.try_into().ok().map(i32::from_be_bytes)?,
-            chain: part(data, NFTA_VERDICT_CHAIN).map(Attr::text),
+            code: data.find(NFTA_VERDICT_CODE)?.value.try_into().ok().map(i32::from_be_bytes)?,
+            chain: data.find(NFTA_VERDICT_CHAIN).map(Attr::text),
         })),
     });
-    let comment = part(attr, NFTA_SET_ELEM_USERDATA).and_then(|a| userdata::read_comment(a.value));
+    let comment = attr.find(NFTA_SET_ELEM_USERDATA).and_then(|a| read_comment(a.value));
     Some(Element { set, key: value::read(set.key, key)?, data, comment })
 }

@@ -1,15 +1,14 @@
-//! Rules that read like nft's text: `Rule::new().saddr(pod).daddr_not_in(net).masquerade()`.
+//! Rules that read like nft's text: `Rule::new().saddr_in(pod).daddr_not_in(net).masquerade()`.
 //!
-//! What nft adds on its own, such as `meta nfproto ipv4` before an IPv4 address in an inet table,
-//! is added here too.
+//! Dependencies that nft adds implicitly, such as `meta nfproto ipv4` before an IPv4 address in an inet
+//! table, are added here too.
 
 use std::net::IpAddr;
 
 use ipnet::IpNet;
 
 use super::super::attribute::Attributes;
-use super::expr::{Field, Register, Verdict, compare, expression, load, register, write_value};
-use super::object::{DataType, Family, Set};
+use super::object::{DataType, Family, Set, Verdict, write_value};
 #[cfg_attr(not(test), expect(clippy::wildcard_imports, reason = "the kernel's names"))]
 use super::uapi::*;
 use super::value::{L4, Type, Value};
@@ -20,10 +19,10 @@ pub const CT_STATE_ANSWERS: u32 = 2 | 4;
 /// `ct status dnat`: the destination of the connection was translated.
 pub const CT_STATUS_DNAT: u32 = 0x20;
 
-/// A part of a rule.
+/// A step of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Step {
-    /// What the field depends on.
+    /// The dependency of the field.
     Requires(Field),
     Expression(Attributes),
 }
@@ -33,13 +32,12 @@ enum Step {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rule {
     steps: Vec<Step>,
-    /// The comment that nft shows.
     pub comment: Option<String>,
 }
 
 /// Conditions.
 impl Rule {
-    /// The rule that does nothing to everything.
+    /// A rule without conditions and statements.
     pub fn new() -> Rule {
         Rule::default()
     }
@@ -74,11 +72,11 @@ impl Rule {
             data.be32(NFTA_BITWISE_SREG, register(0)).be32(NFTA_BITWISE_DREG, register(0));
             data.be32(NFTA_BITWISE_LEN, mask.len());
             data.nest(NFTA_BITWISE_MASK, |d| write_value(d, mask));
-            data.nest(NFTA_BITWISE_XOR, |d| write_value(d, &vec![0; mask.len()]));
+            data.nest(NFTA_BITWISE_XOR, |d| write_value(d, &vec![0; mask.len()]))
         }))
     }
 
-    /// Any of the bits is set: `ct status dnat`.
+    /// At least one of the bits is set: `ct status dnat`.
     pub fn any_of(self, field: Field, bits: u32) -> Rule {
         let (bits, none) = (bits.to_ne_bytes(), [0; 4]);
         self.load(field, 0).mask(&bits).then(compare(NFT_CMP_NEQ, &none))
@@ -150,7 +148,7 @@ impl Rule {
         more: fn(&mut Attributes) -> &mut Attributes,
     ) -> Rule {
         let mut at = 0;
-        // What they depend on is compared in a register that they use.
+        // Dependencies first, because they are compared in a register of the key.
         let rule = fields.iter().fold(self, |rule, field| rule.requires(*field));
         let rule = fields.iter().fold(rule, |rule, field| {
             let to = at;
@@ -159,7 +157,7 @@ impl Rule {
         });
         rule.then(expression("lookup", |data| {
             data.text(NFTA_LOOKUP_SET, set.name).be32(NFTA_LOOKUP_SREG, register(0));
-            more(data);
+            more(data)
         }))
     }
 }
@@ -170,7 +168,7 @@ impl Rule {
     pub fn verdict(self, verdict: &Verdict) -> Rule {
         self.then(expression("immediate", |data| {
             data.be32(NFTA_IMMEDIATE_DREG, NFT_REG_VERDICT);
-            data.nest(NFTA_IMMEDIATE_DATA, |d| verdict.write(d));
+            data.nest(NFTA_IMMEDIATE_DATA, |d| verdict.write(d))
         }))
     }
 
@@ -206,18 +204,18 @@ impl Rule {
 
     /// `masquerade`
     pub fn masquerade(self) -> Rule {
-        self.then(expression("masq", |_| {}))
+        self.then(expression("masq", |data| data))
     }
 
     fn immediate(self, value: &[u8], to: Register) -> Rule {
         self.then(expression("immediate", |data| {
             data.be32(NFTA_IMMEDIATE_DREG, register(to));
-            data.nest(NFTA_IMMEDIATE_DATA, |d| write_value(d, value));
+            data.nest(NFTA_IMMEDIATE_DATA, |d| write_value(d, value))
         }))
     }
 
-    /// To the address in the first registers, and to the port behind it. The family is that of the
-    /// address, never the family of the table.
+    /// Translates to the address in the first registers, and to the port in the next register. The family
+    /// is the address's, never the table's.
     fn nat(self, is_ipv4: bool) -> Rule {
         let (family, port) = if is_ipv4 { (Family::Ip, 1) } else { (Family::Ip6, 4) };
         self.then(expression("nat", |data| {
@@ -225,7 +223,7 @@ impl Rule {
             data.be32(NFTA_NAT_REG_ADDR_MIN, register(0)).be32(NFTA_NAT_REG_ADDR_MAX, register(0));
             data.be32(NFTA_NAT_REG_PROTO_MIN, register(port));
             data.be32(NFTA_NAT_REG_PROTO_MAX, register(port));
-            data.be32(NFTA_NAT_FLAGS, NF_NAT_RANGE_PROTO_SPECIFIED);
+            data.be32(NFTA_NAT_FLAGS, NF_NAT_RANGE_PROTO_SPECIFIED)
         }))
     }
 
@@ -244,30 +242,131 @@ impl Rule {
         rule.nat(is_ipv4)
     }
 
-    /// `comment "text"`; nft allows 128 bytes, what is longer is cut.
+    /// `comment "text"`, truncated to the 128 bytes that nft allows.
     pub fn comment(mut self, text: impl Into<String>) -> Rule {
         self.comment = Some(text.into());
         self
     }
 
-    /// The expressions for a table of `family`, with what they depend on.
-    pub(super) fn write(&self, family: Family, list: &mut Attributes) {
-        let mut known: Vec<(Field, Vec<u8>)> = Vec::new();
+    /// Writes the expressions for a table of `family`, with their dependencies.
+    pub(super) fn write<'a>(&self, family: Family, list: &'a mut Attributes) -> &'a mut Attributes {
+        let mut known = Vec::new();
         for step in &self.steps {
             match step {
-                Step::Expression(expression) => list.raw(expression.as_bytes()),
+                Step::Expression(expression) => _ = list.raw(expression.as_bytes()),
                 Step::Requires(field) => {
-                    let needs = field.depends(family).filter(|needs| !known.contains(needs));
-                    if let Some((on, value)) = needs {
-                        list.raw(load(on, 0).as_bytes());
-                        list.raw(compare(NFT_CMP_EQ, &value).as_bytes());
-                        known.push((on, value));
+                    if let Some(needs) = field.depends(family)
+                        && !known.contains(&needs)
+                    {
+                        list.raw(load(needs.0, 0).as_bytes());
+                        list.raw(compare(NFT_CMP_EQ, &needs.1).as_bytes());
+                        known.push(needs);
                     }
                 }
             }
         }
+        list
     }
 }
 
 const SADDR: [Field; 2] = [Field::IpSaddr, Field::Ip6Saddr];
 const DADDR: [Field; 2] = [Field::IpDaddr, Field::Ip6Daddr];
+
+/// A field of a packet or of its metadata.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Field {
+    Iifname,
+    Oifname,
+    L4proto,
+    Nfproto,
+    Protocol,
+    IifType,
+    IpSaddr,
+    IpDaddr,
+    Ip6Saddr,
+    Ip6Daddr,
+    Dport,
+    EtherSaddr,
+    CtState,
+    CtStatus,
+    FibDaddrType,
+}
+
+impl Field {
+    /// The expression that loads the field, its attributes after the register, and the field's length in bytes.
+    const fn source(self) -> (&'static str, &'static [c_int], usize) {
+        const LINK: c_int = NFT_PAYLOAD_LL_HEADER;
+        const NETWORK: c_int = NFT_PAYLOAD_NETWORK_HEADER;
+        const TRANSPORT: c_int = NFT_PAYLOAD_TRANSPORT_HEADER;
+        match self {
+            Field::Protocol => ("meta", &[NFT_META_PROTOCOL], 2),
+            Field::Iifname => ("meta", &[NFT_META_IIFNAME], IFNAMSIZ),
+            Field::Oifname => ("meta", &[NFT_META_OIFNAME], IFNAMSIZ),
+            Field::IifType => ("meta", &[NFT_META_IIFTYPE], 2),
+            Field::Nfproto => ("meta", &[NFT_META_NFPROTO], 1),
+            Field::L4proto => ("meta", &[NFT_META_L4PROTO], 1),
+            Field::EtherSaddr => ("payload", &[LINK, 6, 6], 6),
+            Field::IpSaddr => ("payload", &[NETWORK, 12, 4], 4),
+            Field::IpDaddr => ("payload", &[NETWORK, 16, 4], 4),
+            Field::Ip6Saddr => ("payload", &[NETWORK, 8, 16], 16),
+            Field::Ip6Daddr => ("payload", &[NETWORK, 24, 16], 16),
+            Field::Dport => ("payload", &[TRANSPORT, 2, 2], 2),
+            Field::CtState => ("ct", &[NFT_CT_STATE], 4),
+            Field::CtStatus => ("ct", &[NFT_CT_STATUS], 4),
+            Field::FibDaddrType => ("fib", &[NFT_FIB_RESULT_ADDRTYPE, NFTA_FIB_F_DADDR], 4),
+        }
+    }
+
+    /// The number of registers for the field.
+    const fn registers(self) -> usize {
+        self.source().2.div_ceil(4)
+    }
+
+    /// The condition for reading the field in a table of `family`: another field and its value.
+    fn depends(self, family: Family) -> Option<(Field, Vec<u8>)> {
+        let (nfproto, ethertype): (u8, u16) = match self {
+            Field::IpSaddr | Field::IpDaddr => (Family::Ip as u8, 0x0800),
+            Field::Ip6Saddr | Field::Ip6Daddr => (Family::Ip6 as u8, 0x86dd),
+            Field::EtherSaddr if family != Family::Bridge => {
+                return Some((Field::IifType, ARPHRD_ETHER.to_ne_bytes().to_vec()));
+            }
+            _ => return None,
+        };
+        match family {
+            Family::Inet => Some((Field::Nfproto, vec![nfproto])),
+            Family::Bridge => Some((Field::Protocol, ethertype.to_be_bytes().to_vec())),
+            Family::Ip | Family::Ip6 => None,
+        }
+    }
+}
+
+/// The number of a register of 4 bytes, from 0; longer values occupy several registers.
+type Register = usize;
+
+fn register(at: Register) -> Register {
+    NFT_REG32_00 + at
+}
+
+/// The expression of this name, as an entry of a list; `fill` writes `NFTA_<NAME>_*`.
+fn expression(name: &str, fill: impl FnOnce(&mut Attributes) -> &mut Attributes) -> Attributes {
+    let mut list = Attributes::new();
+    list.nest(NFTA_LIST_ELEM, |expr| expr.text(NFTA_EXPR_NAME, name).nest(NFTA_EXPR_DATA, fill));
+    list
+}
+
+fn load(field: Field, to: Register) -> Attributes {
+    let (name, parameters, _) = field.source();
+    expression(name, |data| {
+        data.be32(NFTA_LOAD_DREG, register(to));
+        let parameters = (NFTA_LOAD_DREG + 1..).zip(parameters);
+        parameters.fold(data, |data, (kind, parameter)| data.be32(kind, *parameter))
+    })
+}
+
+/// Compares the first register.
+fn compare(op: c_int, value: &[u8]) -> Attributes {
+    expression("cmp", |data| {
+        data.be32(NFTA_CMP_SREG, register(0)).be32(NFTA_CMP_OP, op);
+        data.nest(NFTA_CMP_DATA, |d| write_value(d, value))
+    })
+}

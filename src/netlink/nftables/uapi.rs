@@ -1,5 +1,5 @@
-//! `linux/netfilter/nf_tables.h` and its neighbours, by the kernel's names: what libc has, and what
-//! it has not.
+//! Constants of `linux/netfilter/nf_tables.h` and related headers by the kernel's names, from libc where
+//! it has them.
 
 pub(super) use nix::libc::{
     ARPHRD_ETHER, IFNAMSIZ, NF_ACCEPT, NF_DROP, NF_IP_PRI_FILTER, NF_IP_PRI_NAT_DST,
@@ -23,12 +23,11 @@ pub(in crate::netlink) use constants;
 constants! { u16:
     NFNL_SUBSYS_NFTABLES = 10, NFNL_MSG_BATCH_BEGIN = 16, NFNL_MSG_BATCH_END = 17,
     NFNL_BATCH_GENID = 1,
-    NFT_MSG_NEWTABLE = 0, NFT_MSG_GETTABLE = 1, NFT_MSG_DELTABLE = 2, NFT_MSG_DESTROYTABLE = 26,
-    NFT_MSG_NEWCHAIN = 3, NFT_MSG_GETCHAIN = 4, NFT_MSG_DELCHAIN = 5, NFT_MSG_DESTROYCHAIN = 27,
-    NFT_MSG_NEWRULE = 6, NFT_MSG_GETRULE = 7, NFT_MSG_DELRULE = 8, NFT_MSG_DESTROYRULE = 28,
-    NFT_MSG_NEWSET = 9, NFT_MSG_DELSET = 11, NFT_MSG_DESTROYSET = 29,
+    NFT_MSG_NEWTABLE = 0, NFT_MSG_GETTABLE = 1, NFT_MSG_DESTROYTABLE = 26,
+    NFT_MSG_NEWCHAIN = 3, NFT_MSG_GETCHAIN = 4,
+    NFT_MSG_NEWRULE = 6, NFT_MSG_GETRULE = 7, NFT_MSG_DELRULE = 8,
+    NFT_MSG_NEWSET = 9,
     NFT_MSG_NEWSETELEM = 12, NFT_MSG_GETSETELEM = 13, NFT_MSG_DELSETELEM = 14,
-    NFT_MSG_DESTROYSETELEM = 30,
     NFT_MSG_GETGEN = 16,
     NFTA_LIST_ELEM = 1,
     NFTA_TABLE_NAME = 1, NFTA_TABLE_FLAGS = 2, NFTA_TABLE_USE = 3, NFTA_TABLE_USERDATA = 6,
@@ -51,7 +50,7 @@ constants! { u16:
     NFTA_IMMEDIATE_DREG = 1, NFTA_IMMEDIATE_DATA = 2,
     NFTA_NAT_TYPE = 1, NFTA_NAT_FAMILY = 2, NFTA_NAT_REG_ADDR_MIN = 3, NFTA_NAT_REG_ADDR_MAX = 4,
     NFTA_NAT_REG_PROTO_MIN = 5, NFTA_NAT_REG_PROTO_MAX = 6, NFTA_NAT_FLAGS = 7,
-    // Of `meta`, `ct`, `fib` and `payload` alike; what is loaded follows.
+    // The same for `meta`, `ct`, `fib` and `payload`; the parameters of the load follow.
     NFTA_LOAD_DREG = 1,
 }
 

@@ -1,5 +1,4 @@
-//! Keys and data of sets and maps: types as `nft` numbers them, values as the kernel compares
-//! them.
+//! Keys and data of sets and maps: types by their numbers in `nft`, values as the kernel compares them.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -8,9 +7,9 @@ use nix::libc::IFNAMSIZ;
 use serde::{Deserialize, Serialize};
 
 use super::super::Mac;
-use super::super::packet::ip;
+use super::super::attribute::ip;
 
-/// The type of a key or datum, or of one part of a concatenation.
+/// The type of a key or of data, or of one part of a concatenation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Type {
     /// `ipv4_addr`
@@ -29,7 +28,7 @@ pub enum Type {
     IfName,
 }
 
-/// Bits by which `nft` shifts the number of each type in a concatenation.
+/// Bits of each type's number in a concatenation in `nft`.
 const TYPE_BITS: u32 = 6;
 
 const BYTEORDER_INVALID: u32 = 0;
@@ -37,7 +36,7 @@ const BYTEORDER_HOST: u32 = 1;
 const BYTEORDER_BIG: u32 = 2;
 
 impl Type {
-    /// `nft`'s number, the length of a value that stands alone, the byte order.
+    /// `nft`'s number, the length of a single value, the byte order.
     const fn facts(self) -> (u32, usize, u32) {
         match self {
             Type::Ipv4Addr => (7, 4, BYTEORDER_BIG),
@@ -54,7 +53,7 @@ impl Type {
         self.facts().1
     }
 
-    /// A value that no packet has: the name holds what no interface's may.
+    /// A value that matches no packet: an interface name cannot contain a slash.
     pub(super) fn unmatched(self) -> Value {
         match self {
             Type::Ipv4Addr => Ipv4Addr::UNSPECIFIED.into(),
@@ -82,7 +81,7 @@ impl Type {
     }
 }
 
-/// The length of a value of `types`; the parts of a concatenation begin at multiples of 4.
+/// The length of a value of `types`; the parts of a concatenation are aligned to 4 bytes.
 pub(super) fn length(types: &[Type]) -> usize {
     match types {
         [alone] => alone.len(),
@@ -90,12 +89,12 @@ pub(super) fn length(types: &[Type]) -> usize {
     }
 }
 
-/// The number by which `nft` knows the concatenation of `types`.
+/// `nft`'s number of the concatenation of `types`.
 pub(super) fn type_number(types: &[Type]) -> u32 {
     types.iter().fold(0, |number, part| number << TYPE_BITS | part.facts().0)
 }
 
-/// What `nft` has to know to print values of `types`.
+/// The byte order of values of `types`, for `nft`.
 pub(super) fn byteorder(types: &[Type]) -> u32 {
     match types {
         [alone] => alone.facts().2,
@@ -103,7 +102,7 @@ pub(super) fn byteorder(types: &[Type]) -> u32 {
     }
 }
 
-/// The values of `types` in the bytes that the kernel keeps; none if they are of another size.
+/// The values of `types` in the kernel's bytes; `None` for another length.
 pub(super) fn read(types: &[Type], bytes: &[u8]) -> Option<Key> {
     let mut rest = bytes;
     let part = |kind: &Type| {
@@ -226,8 +225,8 @@ value_from! {
     &str => |name: &str| Value::IfName(name.to_owned()),
 }
 
-/// One value or a concatenation: what a set is searched for, or what a map gives. Made from a
-/// value or a tuple of values: `(L4::Tcp, 80).into()`.
+/// One value or a concatenation: a key, or the data of a map. Converted from a value or a tuple of
+/// values: `(L4::Tcp, 80).into()`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Key(pub Vec<Value>);
 

@@ -4,7 +4,7 @@ use nix::libc::RTM_GETADDR;
 use rtnetlink::packet_route::AddressFamily;
 use rtnetlink::packet_route::address::AddressMessage;
 
-use super::super::packet::Packet;
+use super::super::request::Request;
 use super::{net, sandbox, wire};
 use crate::netlink::{Dad, NewAddr};
 
@@ -33,7 +33,7 @@ fn an_address_is_added_once() {
         netlink.add_addr(veth.index, &addr).unwrap();
         let error = netlink.add_addr(veth.index, &addr).unwrap_err();
         assert!(error.is_exists());
-        // New kernels put a sentence in between.
+        // New kernels add a message before the error number.
         let (error, start) = (error.to_string(), format!(r#"add address {text} to "veth": "#));
         assert!(error.starts_with(&start) && error.ends_with(": file exists"), "{error}");
     }
@@ -43,7 +43,9 @@ fn an_address_is_added_once() {
 fn without_detection_an_address_is_usable_at_once() {
     let netlink = sandbox();
     let (veth, _) = wire(&netlink);
-    netlink.add_addr(veth.index, &NewAddr::new(net("fd00::1/64")).dad(Dad::Off)).unwrap();
+    netlink
+        .add_addr(veth.index, &NewAddr { dad: Dad::Off, ..NewAddr::new(net("fd00::1/64")) })
+        .unwrap();
     netlink.add_addr(veth.index, &NewAddr::new(net("fd00::2/64"))).unwrap();
     let addrs = netlink.dump_addrs(veth.index).unwrap();
     let tentative =
@@ -53,7 +55,7 @@ fn without_detection_an_address_is_usable_at_once() {
 }
 
 #[test]
-fn only_the_link_asked_for_is_listed() {
+fn only_the_requested_link_is_listed() {
     let netlink = sandbox();
     let (veth, peer) = wire(&netlink);
     netlink.add_addr(veth.index, &NewAddr::new(net("10.1.0.1/24"))).unwrap();
@@ -81,7 +83,7 @@ fn the_kernel_does_the_filtering() {
         let mut message = AddressMessage::default();
         message.header.family = AddressFamily::Inet;
         message.header.index = index;
-        netlink.dump(&Packet::new(RTM_GETADDR, &message)).unwrap().len()
+        netlink.socket.dump(&Request::route(RTM_GETADDR, &message)).unwrap().len()
     };
     assert_eq!((count(0), count(veth.index)), (2, 1));
 }

@@ -5,7 +5,7 @@ use crate::lane::{self, needs};
 use crate::netlink::{LinkChange, LinkKind, NewLink, PortVlans, Tagging};
 
 #[test]
-fn are_set_as_ranges_read_and_removed() {
+fn vlans_are_added_as_ranges_read_and_removed() {
     needs!(lane::BRIDGE_VLAN);
     let netlink = sandbox();
     netlink.add_link(&NewLink::new("br0", LinkKind::Bridge { vlan_filtering: None })).unwrap();
@@ -27,7 +27,7 @@ fn are_set_as_ranges_read_and_removed() {
     let single = PortVlans { ids: 7..=7, tagging: Tagging::Tagged };
     let all = [single.clone(), PortVlans::native(100), tagged.clone()];
     netlink.add_port_vlans(index, &all).unwrap();
-    // The old one has lost its place as the native one.
+    // VLAN 1 is no longer the native one.
     netlink.del_port_vlans(index, &[PortVlans::native(1), PortVlans::native(9)]).unwrap();
     assert_eq!(port(()).vlans, all);
     let tagging = [7, 100, 199, 200, 4094].map(|id| port(()).tagging(id));

@@ -1,4 +1,4 @@
-//! Waiting for the kernel.
+//! Waiting for events.
 
 use std::cell::Cell;
 use std::thread;
@@ -11,10 +11,10 @@ use crate::netlink::{
 use crate::netns::Netns;
 use crate::sysctl;
 
-/// Longer than anything takes on a busy machine: no wait here comes to its end but by an event.
+/// Longer than any step takes on a busy machine: a wait ends by an event, not by this timeout.
 const LONG: Duration = Duration::from_secs(600);
 
-/// At the end of its time a wait does not look again: what is reached was told by an event.
+/// A wait does not check the condition after the timeout, so an event reported the change.
 #[test]
 fn an_event_ends_the_wait() {
     let netlink = sandbox();
@@ -35,12 +35,12 @@ fn an_event_ends_the_wait() {
         netlink.wait_link(veth.index, LONG, up).unwrap()
     });
     assert!(matches!(waited, Waited::Reached(link) if link.name == "veth"));
-    // Before the wait, after joining the group, and after each of a few events: it does not poll.
+    // Checked before the wait, after joining the group, and after each of a few events; not periodically.
     assert!(looks.get() < 10, "{looks:?}");
 }
 
 #[test]
-fn a_wait_that_is_over_looks_once_and_a_vain_one_ends() {
+fn a_reached_condition_is_checked_once_and_others_time_out() {
     let netlink = sandbox();
     let looks = Cell::new(0);
     let is_lo = |link: &Link| {
@@ -55,12 +55,12 @@ fn a_wait_that_is_over_looks_once_and_a_vain_one_ends() {
 }
 
 #[test]
-fn lost_events_are_made_good() {
+fn lost_events_cause_another_check() {
     let netlink = sandbox();
     let (veth, peer) = wire(&netlink);
     let other = Netlink::open().unwrap();
-    // The second look is the first one with events; it has more of them sent than the socket
-    // holds, so that the one that matters is lost.
+    // The second check happens after joining the group. It causes more events than fit in the receive
+    // buffer, so that the awaited event is lost.
     let looks = Cell::new(0);
     let look = |link: &Link| {
         looks.set(looks.get() + 1);
@@ -78,7 +78,7 @@ fn lost_events_are_made_good() {
 }
 
 #[test]
-fn events_left_over_do_no_harm() {
+fn leftover_events_are_ignored() {
     let netlink = sandbox();
     let (_, peer) = wire(&netlink);
     let other = Netlink::open().unwrap();
@@ -107,14 +107,14 @@ fn settling_waits_for_detection_to_end() {
 }
 
 #[test]
-fn settling_has_an_end() {
+fn settling_times_out() {
     let netlink = sandbox();
     let (veth, peer) = wire(&netlink);
     netlink.add_addr(veth.index, &NewAddr::new(net("fd00::1/64"))).unwrap();
     let error = netlink.settle_addrs(veth.index, Duration::from_millis(20)).unwrap_err();
     let text = "link veth still has tentative addresses after 0 seconds";
     assert_eq!(error.to_string(), text);
-    // Without carrier detection cannot end, and that is not the link's fault.
+    // Without carrier, detection cannot end; that is not an error.
     netlink.set_link(peer.index, LinkChange::new().down()).unwrap();
     netlink.add_addr(veth.index, &NewAddr::new(net("fd00::2/64"))).unwrap();
     netlink.settle_addrs(veth.index, Duration::from_millis(20)).unwrap();
@@ -123,15 +123,15 @@ fn settling_has_an_end() {
 #[test]
 fn a_duplicate_address_is_an_error() {
     let netlink = sandbox();
-    // The link-local addresses of both ends would only take time.
+    // Without link-local addresses, whose detection would take time.
     for name in ["default", "all"] {
         sysctl::write(&format!("net/ipv6/conf/{name}/addr_gen_mode"), "1").unwrap();
     }
     let (veth, peer) = wire(&netlink);
     let addr = NewAddr::new(net("fd00::1/64"));
-    netlink.add_addr(peer.index, &addr.dad(Dad::Off)).unwrap();
+    netlink.add_addr(peer.index, &NewAddr { dad: Dad::Off, ..addr }).unwrap();
     netlink.add_addr(veth.index, &addr).unwrap();
     let error = netlink.settle_addrs(veth.index, LONG).unwrap_err();
-    assert!(matches!(error, Error::DadFailed { .. }));
+    assert!(matches!(error, Error::Dad(_)));
     assert_eq!(error.to_string(), "link veth has address fd00::1 in DADFAILED state");
 }

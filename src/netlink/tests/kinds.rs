@@ -1,12 +1,12 @@
-//! Kinds of links that not every kernel has.
+//! Kinds of links that some kernels lack.
 
 use super::{sandbox, veths};
 use crate::lane::{self, needs};
-use crate::netlink::link::BridgeInfo;
+use crate::netlink::link_info::BridgeInfo;
 use crate::netlink::{IpvlanMode, LinkKind, NewLink};
 
 #[test]
-fn are_made_and_read() {
+fn optional_kinds_are_created_and_read() {
     needs!(lane::DUMMY, lane::VRF, lane::VLAN, lane::IPVLAN, lane::BRIDGE_VLAN);
     let netlink = sandbox();
     let (veth, peer) = veths(&netlink);

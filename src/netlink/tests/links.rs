@@ -4,11 +4,12 @@ use std::os::fd::AsFd;
 
 use nix::errno::Errno;
 use rtnetlink::packet_core::{NLM_F_APPEND, NLM_F_CREATE, NLM_F_EXCL};
-use rtnetlink::packet_route::link::{LinkAttribute, LinkMessage, Prop};
+use rtnetlink::packet_route::link::{LinkAttribute, Prop};
 
-use super::super::packet::Packet;
 use super::{bridge, sandbox, veths};
-use crate::netlink::link::BridgePort;
+use crate::netlink::link::message;
+use crate::netlink::link_info::BridgePort;
+use crate::netlink::request::Request;
 use crate::netlink::{
     IpvlanMode, Link, LinkChange, LinkKind, Mac, MacvlanMode, Netlink, NewLink, OperState, Switch,
     VethPeer,
@@ -19,7 +20,7 @@ use crate::netns::Netns;
 const RTM_NEWLINKPROP: u16 = 108;
 
 #[test]
-fn a_veth_is_made_with_everything_in_one_message() {
+fn one_message_creates_a_veth_with_all_settings() {
     let host = sandbox();
     let bridge = bridge(&host, "br0");
     let container = Netns::fresh().unwrap();
@@ -62,7 +63,7 @@ fn macvlan<'a>(link: u32, mode: MacvlanMode) -> LinkKind<'a> {
 }
 
 #[test]
-fn a_macvlan_tells_its_mode_and_its_queue() {
+fn a_macvlan_reports_its_mode_and_its_queue_length() {
     let netlink = sandbox();
     let (lower, _) = veths(&netlink);
     for mode in [MacvlanMode::Private, MacvlanMode::Bridge, MacvlanMode::Vepa] {
@@ -75,7 +76,7 @@ fn a_macvlan_tells_its_mode_and_its_queue() {
 }
 
 #[test]
-fn modes_have_the_kernels_numbers_and_the_names_people_use() {
+fn modes_have_the_kernels_numbers_and_iproute2s_names() {
     let macvlan: Vec<_> = (0..20).filter_map(MacvlanMode::from_wire).collect();
     let names = macvlan.iter().map(|mode| mode.as_str()).collect::<Vec<_>>();
     assert_eq!(names, ["private", "vepa", "bridge", "passthru"]);
@@ -88,7 +89,7 @@ fn modes_have_the_kernels_numbers_and_the_names_people_use() {
 }
 
 #[test]
-fn every_link_a_kernel_makes_is_read() {
+fn all_kinds_of_links_are_read() {
     let netlink = sandbox();
     let (veth, _) = veths(&netlink);
     bridge(&netlink, "br0");
@@ -107,7 +108,7 @@ fn every_link_a_kernel_makes_is_read() {
 }
 
 #[test]
-fn lo_is_what_it_always_is() {
+fn the_loopback_link_is_read() {
     let lo = sandbox().require_link("lo").unwrap();
     assert!(lo.loopback && !lo.up);
     assert_eq!((lo.index, lo.mtu, lo.mac), (1, 65536, Some(Mac([0; 6]))));
@@ -131,11 +132,9 @@ fn a_link_is_found_by_its_alternative_names() {
     let (veth, _) = veths(&netlink);
     let names = ["short", "a-name-of-more-than-fifteen-bytes"];
     let props = names.map(|name| Prop::AltIfName(name.to_owned())).to_vec();
-    let mut message = LinkMessage::default();
-    message.header.index = veth.index;
-    message.attributes.push(LinkAttribute::PropList(props));
+    let message = message(veth.index, vec![LinkAttribute::PropList(props)]);
     let flags = NLM_F_CREATE | NLM_F_EXCL | NLM_F_APPEND;
-    netlink.ack(Packet::new(RTM_NEWLINKPROP, &message), flags).unwrap();
+    netlink.socket.ack(&Request::route(RTM_NEWLINKPROP, &message), flags).unwrap();
     for name in names {
         let link = netlink.require_link(name).unwrap();
         assert_eq!((link.index, link.name.as_str()), (veth.index, "veth"));
@@ -163,7 +162,7 @@ fn settings_of_a_bridge_port_take_effect() {
 }
 
 #[test]
-fn one_change_changes_everything() {
+fn one_change_applies_all_settings() {
     let netlink = sandbox();
     let (veth, _) = veths(&netlink);
     let mac = Mac([2, 0, 0, 0, 0, 9]);
@@ -208,7 +207,7 @@ fn a_link_is_deleted_once() {
 }
 
 #[test]
-fn a_taken_name_is_refused() {
+fn a_name_in_use_is_refused() {
     let netlink = sandbox();
     bridge(&netlink, "br0");
     let kind = LinkKind::Bridge { vlan_filtering: None };
@@ -218,7 +217,7 @@ fn a_taken_name_is_refused() {
 }
 
 #[test]
-fn a_missing_driver_is_named() {
+fn a_missing_driver_is_reported_with_its_module() {
     let netlink = sandbox();
     let (veth, _) = veths(&netlink);
     let kind = LinkKind::Vlan { link: veth.index, id: 7 };

@@ -1,4 +1,4 @@
-//! The facade against the real kernel, each test in a namespace of its own.
+//! Tests of [`Netlink`] with the real kernel, each in its own network namespace.
 
 mod addrs;
 mod bridge_vlans;
@@ -11,7 +11,7 @@ mod rules;
 use ipnet::IpNet;
 
 use super::{Link, LinkChange, LinkKind, Netlink, NewLink, VethPeer};
-use crate::netlink::packet::Packet;
+use crate::netlink::request::Request;
 use crate::netns::{Netns, isolate};
 
 /// A socket in a private namespace, which the calling thread enters.
@@ -26,14 +26,14 @@ fn bridge(netlink: &Netlink, name: &str) -> Link {
     netlink.require_link(name).unwrap()
 }
 
-/// A pair of veths in the namespace of `netlink`, both down.
+/// A veth pair in the namespace of `netlink`, both ends down.
 fn veths(netlink: &Netlink) -> (Link, Link) {
     let kind = LinkKind::Veth { peer: VethPeer::new("peer") };
     netlink.add_link(&NewLink::new("veth", kind)).unwrap();
     (netlink.require_link("veth").unwrap(), netlink.require_link("peer").unwrap())
 }
 
-/// The same, both up.
+/// As [`veths`], with both ends up.
 fn wire(netlink: &Netlink) -> (Link, Link) {
     let (one, two) = veths(netlink);
     netlink.set_link(one.index, LinkChange::new().up()).unwrap();
@@ -41,7 +41,7 @@ fn wire(netlink: &Netlink) -> (Link, Link) {
     (one, two)
 }
 
-/// iproute2 in the calling thread's namespace.
+/// Runs iproute2 in the calling thread's namespace.
 fn ip(args: &str) {
     let words = args.split(' ');
     assert!(std::process::Command::new("ip").args(words).status().unwrap().success(), "{args}");
@@ -60,7 +60,7 @@ fn a_thousand_requests_on_one_socket() {
 }
 
 #[test]
-fn sockets_of_two_namespaces_work_in_turns() {
+fn sockets_of_two_namespaces_work_alternately() {
     let here = sandbox();
     let other = Netns::fresh().unwrap();
     let there = Netlink::open_in(&other).unwrap();
@@ -72,7 +72,7 @@ fn sockets_of_two_namespaces_work_in_turns() {
 }
 
 #[test]
-fn a_dropped_socket_lets_the_namespace_go() {
+fn a_dropped_socket_releases_the_namespace() {
     let here = sandbox();
     let other = Netns::fresh().unwrap();
     let there = Netlink::open_in(&other).unwrap();
@@ -82,22 +82,22 @@ fn a_dropped_socket_lets_the_namespace_go() {
     there.require_link("inside").unwrap();
     let index = here.require_link("outside").unwrap().index;
     drop((there, other));
-    // The kernel deletes the veth with the namespace, a moment after the last reference.
+    // The kernel deletes the namespace with its veth shortly after the last reference is dropped.
     let limit = std::time::Duration::from_secs(5);
     let gone = here.wait_link(index, limit, |_| false).unwrap_err();
     assert!(gone.is_not_found(), "{gone}");
 }
 
 #[test]
-fn after_a_failed_send_the_next_request_goes_alone() {
+fn a_request_that_could_not_be_sent_is_not_sent_later() {
     let here = sandbox();
     let other = Netns::fresh().unwrap();
     let there = Netlink::open_in(&other).unwrap();
     for (socket, name) in [(&here, "br0"), (&there, "br1")] {
         for _ in 0..2 {
-            // More than fits the socket's buffer.
-            let packet = Packet { kind: 16, body: vec![0; 1 << 22] };
-            assert!(socket.ack(packet, 0).is_err());
+            // More than fits in the send buffer.
+            let request = Request::new(16, &vec![0; 1 << 22]);
+            assert!(socket.socket.ack(&request, 0).is_err());
             bridge(socket, name);
             assert!(socket.del_link(name).unwrap());
         }

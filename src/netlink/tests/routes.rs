@@ -1,18 +1,21 @@
 //! Routes.
 
-use super::super::packet::Packet;
+use nix::libc::RTM_GETROUTE;
+
+use super::super::request::Request;
 use super::{net, sandbox, wire};
 use crate::netlink::{
     Dad, Family, Link, Netlink, NewAddr, NextHop, RT_TABLE_MAIN, Route, RouteFilter, RouteMode,
 };
-use nix::libc::RTM_GETROUTE;
 
 /// A link with an address of each family.
 fn connected() -> (Netlink, Link) {
     let netlink = sandbox();
     let (veth, _) = wire(&netlink);
     netlink.add_addr(veth.index, &NewAddr::new(net("10.1.0.1/24"))).unwrap();
-    netlink.add_addr(veth.index, &NewAddr::new(net("fd00::1/64")).dad(Dad::Off)).unwrap();
+    netlink
+        .add_addr(veth.index, &NewAddr { dad: Dad::Off, ..NewAddr::new(net("fd00::1/64")) })
+        .unwrap();
     (netlink, veth)
 }
 
@@ -27,7 +30,7 @@ fn find(netlink: &Netlink, filter: RouteFilter, dst: &str) -> Vec<Route> {
 }
 
 #[test]
-fn everything_in_a_route_comes_back() {
+fn all_fields_of_a_route_are_read_back() {
     let (netlink, veth) = connected();
     for (dst, gw, src) in [
         ("10.7.0.0/16", "10.1.0.9", "10.1.0.1"),
@@ -65,7 +68,7 @@ fn the_scope_of_a_route_is_kept() {
 }
 
 #[test]
-fn multipath_routes_come_back() {
+fn multipath_routes_are_read_back() {
     let (netlink, veth) = connected();
     for (dst, one, two) in
         [("10.7.0.0/16", "10.1.0.8", "10.1.0.9"), ("fd07::/32", "fd00::8", "fd00::9")]
@@ -83,14 +86,14 @@ fn multipath_routes_come_back() {
 }
 
 #[test]
-fn host_bits_of_the_destination_do_not_matter() {
+fn host_bits_of_a_destination_are_ignored() {
     let (netlink, _) = connected();
     netlink.add_route(&via("10.7.1.2/16", "10.1.0.9"), RouteMode::Exclusive).unwrap();
     assert_eq!(find(&netlink, RouteFilter::default(), "10.7.0.0/16").len(), 1);
 }
 
 #[test]
-fn the_modes_differ_when_the_destination_is_taken() {
+fn modes_differ_for_an_existing_destination() {
     let (netlink, _) = connected();
     let (one, two) = (via("10.7.0.0/16", "10.1.0.8"), via("10.7.0.0/16", "10.1.0.9"));
     let count = || find(&netlink, RouteFilter::default(), "10.7.0.0/16").len();
@@ -119,7 +122,7 @@ fn a_route_is_deleted_once() {
 }
 
 #[test]
-fn only_what_the_filter_admits_is_listed() {
+fn only_matching_routes_are_listed() {
     let (netlink, veth) = connected();
     let in_table = |dst, gw, table| Route { table: Some(table), ..via(dst, gw) };
     netlink.add_route(&in_table("10.7.0.0/16", "10.1.0.9", 100), RouteMode::Create).unwrap();
@@ -127,7 +130,7 @@ fn only_what_the_filter_admits_is_listed() {
     let dump = |filter| netlink.dump_routes(&filter).unwrap();
     let table = RouteFilter { table: Some(100), ..RouteFilter::default() };
     assert_eq!(dump(table).len(), 2);
-    let unfiltered = netlink.dump(&Packet::new(RTM_GETROUTE, &table.message())).unwrap();
+    let unfiltered = netlink.socket.dump(&Request::route(RTM_GETROUTE, &table.message())).unwrap();
     assert_eq!(unfiltered.len(), 2, "the kernel should have filtered");
     assert_eq!(dump(RouteFilter { family: Some(Family::V4), ..table }).len(), 1);
     assert_eq!(dump(RouteFilter { family: Some(Family::V4), table: Some(101), oif: None }), []);
@@ -147,7 +150,7 @@ fn the_gateway_of_an_ipv4_route_may_be_ipv6() {
 }
 
 #[test]
-fn a_gateway_off_the_link_is_refused_with_the_kernels_words() {
+fn an_unreachable_gateway_is_refused_with_the_kernels_message() {
     let (netlink, veth) = connected();
     let route = Route { oif: Some(veth.index), ..via("10.7.0.0/16", "192.0.2.1") };
     let error = netlink.add_route(&route, RouteMode::Exclusive).unwrap_err();

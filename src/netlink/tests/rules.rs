@@ -3,7 +3,7 @@
 use super::{net, sandbox};
 use crate::netlink::{Family, Netlink, Rule};
 
-/// The rules that the kernel has not made itself.
+/// The rules without those that the kernel creates.
 fn own(netlink: &Netlink) -> Vec<Rule> {
     let mut rules = netlink.dump_rules().unwrap();
     rules.retain(|rule| rule.src.is_some() || !rule.plain);
@@ -11,7 +11,7 @@ fn own(netlink: &Netlink) -> Vec<Rule> {
 }
 
 #[test]
-fn everything_in_a_rule_comes_back() {
+fn all_fields_of_a_rule_are_read_back() {
     let netlink = sandbox();
     for (src, table) in [("10.1.0.2/32", 100), ("10.2.0.0/16", 70_000), ("fd00::2/128", 101)] {
         let src = net(src);
@@ -31,7 +31,7 @@ fn everything_in_a_rule_comes_back() {
 }
 
 #[test]
-fn the_kernel_puts_a_later_rule_in_front() {
+fn the_kernel_inserts_a_later_rule_before_the_others() {
     let netlink = sandbox();
     let rules = [("10.1.0.2", 100), ("10.1.0.3", 101)]
         .map(|(addr, table)| Rule::from_host(addr.parse().unwrap(), table));
@@ -43,7 +43,7 @@ fn the_kernel_puts_a_later_rule_in_front() {
 }
 
 #[test]
-fn a_rule_that_looks_at_more_is_not_plain() {
+fn a_rule_with_another_condition_is_not_plain() {
     let netlink = sandbox();
     for narrowing in ["fwmark 7", "iif lo", "oif lo", "to 10.9.0.0/16", "tos 0x10", "ipproto tcp"] {
         let line = format!("rule add from 10.1.0.2 {narrowing} lookup 100 pref 9");
@@ -59,7 +59,7 @@ fn a_rule_that_looks_at_more_is_not_plain() {
 }
 
 #[test]
-fn a_rule_as_text() {
+fn a_rule_is_formatted_as_by_iproute2() {
     let rule = Rule::from_host("10.1.0.2".parse().unwrap(), 100);
     assert_eq!(rule.to_string(), "from 10.1.0.2 lookup 100");
     let rule = Rule { src: None, table: 254, ..rule };

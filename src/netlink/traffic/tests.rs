@@ -8,7 +8,7 @@ const ONE: Handle = Handle::new(1, 0);
 const FFFF: Handle = Handle::new(0xffff, 0);
 const SLOW: Tbf = Tbf { rate: 125_000, buffer: 1_000_000, limit: 40_000 };
 
-/// A pair of veths: the index of one.
+/// A veth pair; returns the index of one end.
 fn pair(netlink: &Netlink, name: &str) -> u32 {
     let peer = VethPeer::new(format!("{name}p"));
     let link = NewLink::new(name, LinkKind::Veth { peer }).up();
@@ -29,7 +29,7 @@ fn handles_are_written_as_tc_does() {
 }
 
 #[test]
-fn a_token_bucket_is_made_changed_read_and_deleted() {
+fn a_token_bucket_is_created_changed_read_and_deleted() {
     let (netlink, index) = host();
     assert_eq!(netlink.qdisc(index, Hook::Root).unwrap(), None);
     let rates = [125_000, u64::from(u32::MAX) - 1, u64::from(u32::MAX), 12_500_000_000];
@@ -47,7 +47,7 @@ fn a_token_bucket_is_made_changed_read_and_deleted() {
 }
 
 #[test]
-fn what_the_kernel_refuses_is_told() {
+fn refusals_are_reported() {
     let (netlink, index) = host();
     let empty = Qdisc::Tbf(Tbf { buffer: 0, ..SLOW });
     let error = netlink.replace_qdisc(index, Hook::Root, ONE, &empty).unwrap_err();
@@ -73,7 +73,7 @@ fn a_redirect_is_added_once_found_and_deleted() {
     );
 
     let class = Handle::new(1, 1);
-    let filter = Filter { priority: 1, packets: Match::All, class, redirect: target };
+    let filter = Filter { priority: 1, class, redirect: target };
     netlink.add_filter(index, FFFF, &filter).unwrap();
     let found = netlink.dump_filters(index, FFFF).unwrap();
     let ours: Vec<_> = found.iter().filter(|f| f.is(&filter)).collect();
@@ -82,7 +82,7 @@ fn a_redirect_is_added_once_found_and_deleted() {
     let elsewhere = Filter { redirect: index, ..filter };
     assert!(!ours[0].is(&elsewhere));
 
-    // The target vanishes: the redirect stays and leads nowhere.
+    // After the deletion of its target, the redirect remains with index 0.
     netlink.del_link("v1").unwrap();
     let found = netlink.dump_filters(index, FFFF).unwrap();
     let ours = found.iter().find(|f| f.is_redirect_of_all(1)).unwrap();
@@ -101,7 +101,7 @@ fn a_redirect_is_added_once_found_and_deleted() {
 }
 
 #[test]
-fn clsact_has_a_place_for_what_comes_in() {
+fn clsact_has_filters_for_incoming_packets() {
     let (netlink, index) = host();
     let target = pair(&netlink, "v1");
     netlink.add_qdisc(index, Hook::Ingress, FFFF, &Qdisc::Clsact).unwrap();
@@ -109,13 +109,13 @@ fn clsact_has_a_place_for_what_comes_in() {
     assert_eq!(there.qdisc, Qdisc::Clsact);
     let ingress = Handle::new(0xffff, 0xfff2);
     let class = Handle::new(1, 1);
-    let filter = Filter { priority: 1, packets: Match::All, class, redirect: target };
+    let filter = Filter { priority: 1, class, redirect: target };
     netlink.add_filter(index, ingress, &filter).unwrap();
     assert!(netlink.dump_filters(index, ingress).unwrap().iter().any(|f| f.is(&filter)));
 }
 
 #[test]
-fn links_that_are_gone_have_nothing() {
+fn deleted_links_have_no_qdiscs_and_no_filters() {
     isolate();
     let netlink = Netlink::open().unwrap();
     assert_eq!(netlink.dump_filters(77, FFFF).unwrap(), []);

@@ -1,7 +1,7 @@
 //! Token buckets on links, and the redirect of a container's packets to its ifb device.
 
 use crate::error::{Context, Error, Result};
-use crate::netlink::traffic::{Filter, FilterInfo, Handle, Hook, Match, Qdisc, QdiscInfo, Tbf};
+use crate::netlink::traffic::{Filter, FilterInfo, Handle, Hook, Qdisc, QdiscInfo, Tbf};
 use crate::netlink::{Link, Netlink};
 use crate::skel::{Failures, Rollback};
 
@@ -62,7 +62,7 @@ fn hook(host: &Netlink, end: &Link) -> Result<Option<Handle>> {
 }
 
 fn redirect_to(ifb: &Link) -> Filter {
-    Filter { priority: PRIORITY, packets: Match::All, class: CLASS, redirect: ifb.index }
+    Filter { priority: PRIORITY, class: CLASS, redirect: ifb.index }
 }
 
 /// Redirects all packets that `end` receives to the device. Replaces filters whose devices are gone.

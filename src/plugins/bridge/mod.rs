@@ -320,7 +320,7 @@ fn requested_mac(cx: &Cx<'_>, conf: &Conf) -> Result<Option<Mac>> {
     let from_env = cx.args(&["MAC"])?.get("MAC", |text| Ok(text.to_owned()))?.unwrap_or_default();
     let sources = [&conf.runtime_config.mac, &conf.args.cni.mac, &from_env];
     let text = sources.into_iter().find(|text| !text.is_empty());
-    let parse = |text: &String| text.parse::<Mac>().map_err(|e| Error::config(e.to_string()));
+    let parse = |text: &String| text.parse::<Mac>().map_err(Error::config);
     text.map(parse).transpose()
 }
 

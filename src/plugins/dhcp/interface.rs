@@ -136,7 +136,7 @@ impl Change {
         }
         if let Some(new) = &self.new {
             if !has(new) {
-                let address = NewAddr::new(new.ip_net()).dad(Dad::Off);
+                let address = NewAddr { dad: Dad::Off, ..NewAddr::new(new.ip_net()) };
                 inside.netlink.add_addr(link.index, &address)?;
             }
             configure::add_routes(&inside, &link, &new.result(self.priority))?;

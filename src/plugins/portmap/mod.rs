@@ -207,7 +207,9 @@ fn is_of(ip: &IpConfig, prev: &CniResult, ifname: &str) -> bool {
 /// The host's outgoing interface for packets to `addr`.
 fn interface_to(cx: &Cx<'_>, addr: IpAddr) -> Result<Option<String>> {
     let host = cx.host()?;
-    let Some(index) = host.route_to(addr)?.and_then(|route| route.oif) else { return Ok(None) };
+    let Some(index) = host.route_to(addr, None)?.and_then(|route| route.oif) else {
+        return Ok(None);
+    };
     Ok(host.link_by_index(index)?.map(|link| link.name))
 }
 

@@ -65,7 +65,7 @@ fn strict_filter(attached: &Attached) -> Option<Finding> {
     let ip = *attached.ips.iter().find(|ip| ip.is_ipv4())?;
     let namespace = Netns::open(netns).ok()?;
     let inside = Netlink::open_in(&namespace).ok()?;
-    let reply = inside.route_from(ip, ELSEWHERE[0]).ok()??.oif?;
+    let reply = inside.route_to(ELSEWHERE[0], Some(ip)).ok()??.oif?;
     let link = inside.link(ifname).ok()??;
     let other = inside.link_by_index(reply).ok()??.name;
     // The kernel uses the higher value of the two.
@@ -85,7 +85,7 @@ fn strict_filter(attached: &Attached) -> Option<Finding> {
 /// default routes, and tunnels.
 fn narrowest_uplink(host: &Netlink) -> Option<Link> {
     let mut links = host.dump_links().ok()?;
-    let by_default = ELSEWHERE.map(|to| host.route_to(to).ok()??.oif);
+    let by_default = ELSEWHERE.map(|to| host.route_to(to, None).ok()??.oif);
     let has_gateway = |link: &Link| {
         let filter = RouteFilter { oif: Some(link.index), ..RouteFilter::default() };
         host.dump_routes(&filter).is_ok_and(|routes| routes.iter().any(|route| route.gw.is_some()))

@@ -1,11 +1,11 @@
-//! Tables, chains, sets: making, deleting, atomicity, errors.
+//! Tables, chains, sets: creating, deleting, atomicity, errors.
 
 use std::thread;
 
 use super::*;
 
 #[test]
-fn objects_are_listed_as_nft_would_have_made_them() {
+fn objects_are_listed_as_if_created_by_nft() {
     let nft = sandbox();
     commit_base(&nft);
     let elements = one(|batch| {
@@ -116,14 +116,14 @@ fn ensuring_again_changes_nothing_and_adding_again_fails() {
 }
 
 #[test]
-fn deleting_twice_is_fine() {
+fn deleting_twice_succeeds() {
     let nft = sandbox();
     delete_twice(&nft);
     assert!(nft.destroys.get());
 }
 
 #[test]
-fn deleting_twice_is_fine_on_kernels_that_cannot_destroy() {
+fn deleting_twice_succeeds_without_destroy_messages() {
     let nft = sandbox();
     nft.destroys.set(false);
     delete_twice(&nft);
@@ -136,7 +136,7 @@ fn a_refused_message_type_is_not_used_again() {
     let mut batch = one(|b| {
         b.del(PODS);
     });
-    batch.changes[0].destroy = Some(250);
+    batch.changes[0].destroy = Some(kind(250));
     nft.commit(batch).unwrap();
     assert!(!nft.destroys.get() && !nft.has(PODS).unwrap());
 }
@@ -191,7 +191,7 @@ fn delete_twice(nft: &Nft) {
 }
 
 #[test]
-fn one_bad_change_undoes_all_and_is_named() {
+fn one_refused_change_cancels_all_and_is_reported() {
     let nft = sandbox();
     commit_base(&nft);
     let element = DNAT4.element((ip("10.0.0.1"), L4::Tcp, 80)).to((ip("10.1.0.1"), 8080));
@@ -249,7 +249,7 @@ fn one_bad_change_undoes_all_and_is_named() {
 }
 
 #[test]
-fn sixteen_at_once_need_no_lock() {
+fn sixteen_concurrent_sockets_need_no_lock() {
     let nft = sandbox();
     let here = Netns::current().unwrap();
     thread::scope(|scope| {

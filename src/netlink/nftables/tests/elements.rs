@@ -1,4 +1,4 @@
-//! Elements of sets and maps: reading back, intervals, cost.
+//! Elements of sets and maps: reading back, replacing, cost.
 
 use std::time::Duration;
 
@@ -54,9 +54,8 @@ fn an_element_is_replaced_in_one_batch() {
     }
 }
 
-/// The processor's time that the calling thread has had, the kernel's work for it included: what
-/// others do on the machine hardly changes it.
-fn worked() -> Duration {
+/// The CPU time of the calling thread, in user and kernel mode, which other processes hardly affect.
+fn cpu_time() -> Duration {
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).unwrap().into()
 }
 
@@ -64,9 +63,9 @@ fn worked() -> Duration {
 fn median(mut run: impl FnMut()) -> Duration {
     let mut times: Vec<Duration> = (0..30)
         .map(|_| {
-            let start = worked();
+            let start = cpu_time();
             run();
-            worked().saturating_sub(start)
+            cpu_time().saturating_sub(start)
         })
         .collect();
     times.sort();
@@ -99,7 +98,7 @@ fn cost(nft: &Nft) -> [Duration; 3] {
 }
 
 #[test]
-fn ten_thousand_elements_cost_nothing() {
+fn ten_thousand_elements_do_not_slow_down_changes() {
     let nft = sandbox();
     commit_base(&nft);
     let empty = cost(&nft);
@@ -109,13 +108,13 @@ fn ten_thousand_elements_cost_nothing() {
             batch.add_element(&DNAT4.element(key).to((ip("10.1.0.1"), n)).comment("pod"));
         }
     });
-    let start = worked();
+    let start = cpu_time();
     nft.commit(batch).unwrap();
-    let filled = worked().saturating_sub(start);
+    let filled = cpu_time().saturating_sub(start);
     let full = cost(&nft);
-    let start = worked();
+    let start = cpu_time();
     assert_eq!(nft.dump_elements(DNAT4).unwrap().len(), 10_000);
-    let dump = worked().saturating_sub(start);
+    let dump = cpu_time().saturating_sub(start);
     eprintln!("base + element + delete, get, delete absent: {empty:?}; with 10,000: {full:?}");
     let opening = median(|| drop(Nft::open().unwrap()));
     let mut kept = Vec::new();
@@ -143,13 +142,13 @@ fn ten_thousand_elements_cost_nothing() {
     eprintln!("deleting from a missing table: {missing:?}");
     eprintln!("adding 10,000 in one batch: {filled:?}; reading them: {dump:?}");
     for (full, empty) in full.iter().zip(empty) {
-        // A walk through all of them takes milliseconds.
+        // Reading all elements takes milliseconds.
         assert!(*full < empty * 8 + Duration::from_millis(2), "{full:?} {empty:?}");
     }
 }
 
 #[test]
-fn what_a_commit_and_the_close_after_it_cost() {
+fn cost_of_a_commit_and_the_following_close() {
     let keep = sandbox();
     commit_base(&keep);
     let sets = T.map("x", &[Type::IfName], &[Type::Mark]);

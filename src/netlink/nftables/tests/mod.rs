@@ -1,5 +1,5 @@
-//! The packet filter against the real kernel, each test in a namespace of its own; what is made
-//! is compared with what `nft list ruleset` shows.
+//! Tests of the packet filter with the real kernel, each in its own network namespace; objects are
+//! compared with the output of `nft list ruleset`.
 
 mod changes;
 mod elements;

@@ -1,8 +1,8 @@
-//! Rules, as nft shows them.
+//! Rules, compared with the output of nft.
 
 use super::*;
 
-/// Appends each rule to a filter chain and compares what nft shows of it.
+/// Appends each rule to a filter chain and compares the output of nft.
 fn shown(rules: &[(Rule, &str)]) {
     let nft = sandbox();
     let chain = T.chain("f").filter(Hook::Prerouting, RAW);
@@ -120,7 +120,7 @@ fn a_bridge_checks_source_addresses() {
 }
 
 #[test]
-fn rules_have_their_place() {
+fn rules_are_appended_in_order_and_flushed() {
     let nft = sandbox();
     commit_base(&nft);
     let named = |name: &str| Rule::new().comment(name);
@@ -139,7 +139,7 @@ fn rules_have_their_place() {
 }
 
 #[test]
-fn the_references_rules_are_found_by_comment_and_deleted() {
+fn rules_of_the_reference_are_found_by_comment_and_deleted() {
     let ours = sandbox();
     let script = r#"
         table inet cni_plugins_masquerade {

@@ -1,4 +1,4 @@
-//! Real packets: through a router with two neighbours.
+//! Packets through a router with two neighbours.
 
 use std::io::Read;
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -10,7 +10,7 @@ use crate::netlink::Family::{V4, V6};
 use crate::netlink::conntrack::{Conntrack, Flow, Flows};
 use crate::netlink::{LinkChange, LinkKind, Netlink, NewAddr, NewLink, Route, RouteMode, VethPeer};
 
-/// Namespaces `client` (10.1.0.2) and `server` (10.2.0.2) with this one, 10.x.0.1, between.
+/// The namespaces `client` (10.1.0.2) and `server` (10.2.0.2), connected by this namespace (10.x.0.1).
 struct World {
     client: Netns,
     server: Netns,
@@ -45,7 +45,7 @@ fn world() -> World {
 }
 
 impl World {
-    /// Connects from the client and returns whom the server saw.
+    /// Connects from the client and returns the source address that the server saw.
     fn connect(&self, listen: &str, to: &str) -> IpAddr {
         let listener = self.server.run(|| TcpListener::bind(listen).unwrap()).unwrap();
         let to: SocketAddr = to.parse().unwrap();
@@ -64,7 +64,7 @@ impl World {
 }
 
 #[test]
-fn a_concatenated_map_sends_a_port_to_address_and_port() {
+fn a_concatenated_map_translates_a_port_to_address_and_port() {
     let world = world();
     world.commit(|batch| {
         let key = [Field::IpDaddr, Field::L4proto, Field::Dport];
@@ -104,9 +104,9 @@ fn a_set_and_a_direct_dnat() {
 }
 
 #[test]
-fn a_flow_is_forgotten_alone() {
+fn a_single_flow_is_deleted() {
     let world = world();
-    // Without a rule that needs it nothing is tracked.
+    // Connections are tracked only if a rule needs that.
     world.commit(|batch| {
         batch.append_rule(POST, &Rule::new().masquerade());
     });
@@ -116,8 +116,8 @@ fn a_flow_is_forgotten_alone() {
     }
     let conntrack = Conntrack::open().unwrap();
     let server = Flows::AnsweredBy(ip("10.2.0.2"));
-    let forget = |flows, port| conntrack.forget(flows, |flow| flow.dport == port).unwrap();
-    // They wait for the router's link address.
+    let forget = |flows, port| conntrack.forget(flows, &mut |flow| flow.dport == port).unwrap();
+    // The packets wait for the resolution of the router's Ethernet address.
     let deadline = Instant::now() + Duration::from_secs(10);
     while conntrack.kernel_filtered(server) < 3 {
         assert!(Instant::now() < deadline, "the packets have not arrived");
@@ -126,16 +126,16 @@ fn a_flow_is_forgotten_alone() {
     assert_eq!((forget(server, 6000), forget(Flows::All(V6), 5001)), (0, 0));
     assert_eq!((forget(server, 5001), forget(server, 5001)), (1, 0));
     let mut seen = Vec::new();
-    let note = |flow: &Flow| {
+    let mut note = |flow: &Flow| {
         seen.push(*flow);
         false
     };
-    conntrack.forget(Flows::All(V4), note).unwrap();
+    conntrack.forget(Flows::All(V4), &mut note).unwrap();
     seen.sort_by_key(|flow| flow.dport);
     let flow = |dport| Flow { daddr: ip("10.2.0.2"), dport, server: ip("10.2.0.2") };
     assert_eq!(seen, [flow(5000), flow(5002)]);
     assert_eq!((forget(Flows::All(V4), 5002), forget(server, 5000)), (1, 1));
     assert_eq!(conntrack.kernel_filtered(Flows::All(V4)), 0);
     let empty = Netns::fresh().unwrap().run(|| Conntrack::open().unwrap()).unwrap();
-    assert_eq!(empty.forget(server, |_| true).unwrap(), 0);
+    assert_eq!(empty.forget(server, &mut |_| true).unwrap(), 0);
 }

@@ -1,0 +1,177 @@
+//! Links: settings that belong to the kind of a link, `IFLA_LINKINFO`.
+
+use super::attribute::{Attr, word};
+
+/// The kind of a bridge, and of its ports.
+pub(super) const BRIDGE: &str = "bridge";
+
+// Attributes that libc lacks, from `linux/if_link.h`.
+pub(super) const IFLA_BR_VLAN_FILTERING: u16 = 7;
+const IFLA_BR_VLAN_DEFAULT_PVID: u16 = 39;
+/// The values of the bridge's boolean options, then the mask of those that exist.
+pub(super) const IFLA_BR_MULTI_BOOLOPT: u16 = 46;
+pub(super) const IFLA_MACVLAN_MODE: u16 = 1;
+pub(super) const IFLA_MACVLAN_BC_QUEUE_LEN: u16 = 7;
+pub(super) const IFLA_IPVLAN_MODE: u16 = 1;
+pub(super) const IFLA_VLAN_ID: u16 = 1;
+pub(super) const IFLA_VRF_TABLE: u16 = 1;
+/// Hairpin mode.
+pub(super) const IFLA_BRPORT_MODE: u16 = 4;
+pub(super) const IFLA_BRPORT_ISOLATED: u16 = 33;
+const IFLA_TUN_OWNER: u16 = 1;
+const IFLA_TUN_GROUP: u16 = 2;
+const IFLA_TUN_TYPE: u16 = 3;
+const IFLA_TUN_PERSIST: u16 = 6;
+const IFLA_TUN_MULTI_QUEUE: u16 = 7;
+
+/// `BR_BOOLOPT_NO_LL_LEARN` as a bit.
+pub(super) const NO_LL_LEARN: u32 = 1;
+/// `IFF_TAP` in `IFLA_TUN_TYPE`.
+const IFF_TAP: u8 = 2;
+
+/// The settings of a bridge.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BridgeInfo {
+    /// Whether ports belong to VLANs.
+    pub vlan_filtering: bool,
+    /// The native VLAN of new ports; 0 for none.
+    pub default_pvid: u16,
+    /// Whether ports learn the source addresses of link-local frames, which bypass the packet filter;
+    /// `None` before Linux 4.20, which always learns.
+    pub learns_link_local: Option<bool>,
+}
+
+/// The settings of a port of a bridge.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BridgePort {
+    /// Whether frames may leave through the port on which they arrived.
+    pub hairpin: bool,
+    /// Whether frames are exchanged only with ports that are not isolated.
+    pub isolated: bool,
+}
+
+/// The settings of a macvlan.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MacvlanInfo {
+    /// `None` for a mode that [`MacvlanMode`] lacks.
+    pub mode: Option<MacvlanMode>,
+    /// The length of the queue for broadcasts; 0 before Linux 5.11, which does not report it.
+    pub bc_queue_len: u32,
+}
+
+/// The settings of a tun or tap device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TunInfo {
+    /// Ethernet frames rather than IP packets.
+    pub tap: bool,
+    /// The user who may open the device.
+    pub owner: Option<u32>,
+    /// The group whose members may open the device.
+    pub group: Option<u32>,
+    /// Whether the device stays when no process has it open.
+    pub persist: bool,
+    /// Whether the device can be opened several times at once.
+    pub multi_queue: bool,
+}
+
+/// The modes of a macvlan, by the numbers in `linux/if_link.h`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MacvlanMode {
+    /// Siblings do not reach each other.
+    Private = 1,
+    /// All frames go through the external switch.
+    Vepa = 2,
+    /// Siblings reach each other.
+    Bridge = 4,
+    /// The only macvlan on its lower device.
+    Passthru = 8,
+}
+
+impl MacvlanMode {
+    const ALL: [MacvlanMode; 4] =
+        [MacvlanMode::Bridge, MacvlanMode::Private, MacvlanMode::Vepa, MacvlanMode::Passthru];
+
+    /// The mode of this name.
+    pub fn parse(name: &str) -> Option<MacvlanMode> {
+        MacvlanMode::ALL.into_iter().find(|mode| mode.as_str() == name)
+    }
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            MacvlanMode::Bridge => "bridge",
+            MacvlanMode::Private => "private",
+            MacvlanMode::Vepa => "vepa",
+            MacvlanMode::Passthru => "passthru",
+        }
+    }
+
+    pub(super) fn from_wire(number: u32) -> Option<MacvlanMode> {
+        MacvlanMode::ALL.into_iter().find(|mode| *mode as u32 == number)
+    }
+}
+
+/// The modes of an ipvlan, by the numbers in `linux/if_link.h`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IpvlanMode {
+    L2 = 0,
+    /// Routed, bypassing the host's netfilter.
+    L3 = 1,
+    /// Routed, through the host's netfilter.
+    L3s = 2,
+}
+
+impl IpvlanMode {
+    const ALL: [IpvlanMode; 3] = [IpvlanMode::L2, IpvlanMode::L3, IpvlanMode::L3s];
+
+    /// The mode of this name.
+    pub fn parse(name: &str) -> Option<IpvlanMode> {
+        IpvlanMode::ALL.into_iter().find(|mode| mode.as_str() == name)
+    }
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            IpvlanMode::L2 => "l2",
+            IpvlanMode::L3 => "l3",
+            IpvlanMode::L3s => "l3s",
+        }
+    }
+
+    pub(super) fn from_wire(number: u16) -> Option<IpvlanMode> {
+        IpvlanMode::ALL.into_iter().find(|mode| *mode as u16 == number)
+    }
+}
+
+fn flag(data: Attr<'_>, kind: u16) -> bool {
+    data.find(kind).and_then(Attr::u8) == Some(1)
+}
+
+pub(super) fn bridge(data: Attr<'_>) -> BridgeInfo {
+    let options = data.find(IFLA_BR_MULTI_BOOLOPT).and_then(|options| word(options.value, 0));
+    BridgeInfo {
+        vlan_filtering: flag(data, IFLA_BR_VLAN_FILTERING),
+        default_pvid: data.find(IFLA_BR_VLAN_DEFAULT_PVID).and_then(Attr::u16).unwrap_or_default(),
+        learns_link_local: options.map(|values| values & NO_LL_LEARN == 0),
+    }
+}
+
+pub(super) fn port(data: Attr<'_>) -> BridgePort {
+    BridgePort { hairpin: flag(data, IFLA_BRPORT_MODE), isolated: flag(data, IFLA_BRPORT_ISOLATED) }
+}
+
+pub(super) fn macvlan(data: Attr<'_>) -> MacvlanInfo {
+    let number = |kind| data.find(kind).and_then(Attr::u32);
+    MacvlanInfo {
+        mode: number(IFLA_MACVLAN_MODE).and_then(MacvlanMode::from_wire),
+        bc_queue_len: number(IFLA_MACVLAN_BC_QUEUE_LEN).unwrap_or_default(),
+    }
+}
+
+pub(super) fn tun(data: Attr<'_>) -> TunInfo {
+    TunInfo {
+        tap: data.find(IFLA_TUN_TYPE).and_then(Attr::u8) == Some(IFF_TAP),
+        owner: data.find(IFLA_TUN_OWNER).and_then(Attr::u32),
+        group: data.find(IFLA_TUN_GROUP).and_then(Attr::u32),
+        persist: flag(data, IFLA_TUN_PERSIST),
+        multi_queue: flag(data, IFLA_TUN_MULTI_QUEUE),
+    }
+}

@@ -1,0 +1,390 @@
+//! Traffic control: queueing disciplines (qdiscs) that shape outgoing packets, and filters that
+//! redirect packets.
+
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+
+use nix::errno::Errno;
+use nix::libc::{
+    RTM_DELQDISC, RTM_DELTFILTER, RTM_GETQDISC, RTM_GETTFILTER, RTM_NEWQDISC, RTM_NEWTFILTER,
+    TCA_KIND, TCA_OPTIONS,
+};
+use rtnetlink::packet_core::{NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
+
+use super::Netlink;
+use super::attribute::{Attr, Attributes, find, word};
+use super::error::{Result, unless_absent};
+use super::request::Request;
+
+/// `TC_H_ROOT`
+const ROOT: u32 = 0xffff_ffff;
+/// `TC_H_INGRESS`, for `clsact` as well.
+const INGRESS: u32 = 0xffff_fff1;
+
+const TCA_TBF_PARMS: u16 = 1;
+const TCA_TBF_RATE64: u16 = 4;
+
+const U32: &str = "u32";
+const TCA_U32_CLASSID: u16 = 1;
+const TCA_U32_SEL: u16 = 5;
+const TCA_U32_ACT: u16 = 7;
+/// `TC_U32_TERMINAL`: a match ends the search.
+const TERMINAL: u8 = 1;
+
+const TCA_ACT_KIND: u16 = 1;
+const TCA_ACT_OPTIONS: u16 = 2;
+const MIRRED: &str = "mirred";
+const TCA_MIRRED_PARMS: u16 = 2;
+/// `TC_ACT_STOLEN`: the packet is not processed further here.
+const STOLEN: u32 = 4;
+/// `TCA_EGRESS_REDIR`: the packet leaves by the other link.
+const EGRESS_REDIRECT: u32 = 1;
+
+/// The kernel measures buffers in the time for sending them, in ticks of 64 nanoseconds
+/// (`/proc/net/psched`, the same since Linux 2.6.31).
+pub const TICKS_PER_8_MICROSECONDS: u64 = 125;
+
+/// The name of a qdisc (`1:`), class (`1:30`) or filter (`800::800`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Handle(pub(super) u32);
+
+impl Handle {
+    /// The handle of a qdisc if `minor` is 0, otherwise of a class.
+    pub const fn new(major: u16, minor: u16) -> Handle {
+        Handle((major as u32) << 16 | minor as u32)
+    }
+}
+
+impl fmt::Display for Handle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (major, minor) = (self.0 >> 16, self.0 & 0xffff);
+        write!(f, "{major:x}:")?;
+        if minor == 0 { Ok(()) } else { write!(f, "{minor:x}") }
+    }
+}
+
+/// `struct tcmsg`, the fixed header of all messages.
+#[derive(Clone, Copy, Debug, Default)]
+struct Header {
+    index: u32,
+    handle: u32,
+    parent: u32,
+    /// Of a filter: the priority, then the protocol.
+    info: u32,
+}
+
+/// Length of `struct tcmsg`.
+const HEADER_LEN: usize = 20;
+
+impl Header {
+    fn of_filter(index: u32, Handle(parent): Handle, priority: u16, protocol: u16) -> Header {
+        let info = u32::from(priority) << 16 | u32::from(protocol);
+        Header { index, handle: 0, parent, info }
+    }
+
+    fn request(self, kind: u16) -> Request {
+        let words = [0, self.index, self.handle, self.parent, self.info];
+        Request::new(kind, words.map(u32::to_ne_bytes).as_flattened())
+    }
+
+    /// The header of a reply, its kind and the attributes.
+    fn read(body: &[u8]) -> Option<(Header, String, &[u8])> {
+        let (index, handle) = (word(body, 4)?, word(body, 8)?);
+        let header = Header { index, handle, parent: word(body, 12)?, info: word(body, 16)? };
+        let attributes = &body[HEADER_LEN..];
+        let kind = find(attributes, TCA_KIND).map(Attr::text).unwrap_or_default();
+        Some((header, kind, attributes))
+    }
+}
+
+/// The place of a qdisc on a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Hook {
+    /// For outgoing packets, which can be queued.
+    Root = ROOT,
+    /// For incoming packets, which are not queued.
+    Ingress = INGRESS,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Qdisc {
+    /// A token bucket, which shapes all packets.
+    Tbf(Tbf),
+    /// For filters of incoming packets.
+    Ingress,
+    /// For filters of incoming and of outgoing packets, such as eBPF programs.
+    Clsact,
+    /// Any other kind, by its name; cannot be created.
+    Other(String),
+}
+
+/// A token bucket: `tc-tbf(8)`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tbf {
+    /// Bytes per second.
+    pub rate: u64,
+    /// The size of the bucket, as the time for filling it, in ticks.
+    pub buffer: u32,
+    /// The maximum size of the queue in bytes.
+    pub limit: u32,
+}
+
+/// A qdisc of a link.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QdiscInfo {
+    pub handle: Handle,
+    pub qdisc: Qdisc,
+}
+
+impl Qdisc {
+    /// The kind, such as `tbf`.
+    pub fn kind(&self) -> &str {
+        match self {
+            Qdisc::Tbf(_) => "tbf",
+            Qdisc::Ingress => "ingress",
+            Qdisc::Clsact => "clsact",
+            Qdisc::Other(kind) => kind,
+        }
+    }
+}
+
+impl Tbf {
+    fn write<'a>(&self, options: &'a mut Attributes) -> &'a mut Attributes {
+        // `struct tc_tbf_qopt`: two `tc_ratespec` of 12 bytes, each ending with the rate, then limit,
+        // buffer and mtu.
+        let rate = u32::try_from(self.rate);
+        let parms = [0, 0, rate.unwrap_or(u32::MAX), 0, 0, 0, self.limit, self.buffer, 0];
+        options.bytes(TCA_TBF_PARMS, parms.map(u32::to_ne_bytes).as_flattened());
+        if rate.is_err() {
+            options.bytes(TCA_TBF_RATE64, &self.rate.to_ne_bytes());
+        }
+        options
+    }
+
+    fn read(options: Attr<'_>) -> Option<Tbf> {
+        let parms = options.find(TCA_TBF_PARMS)?.value;
+        let rate64 = options.find(TCA_TBF_RATE64).and_then(|attr| attr.value.try_into().ok());
+        Some(Tbf {
+            rate: rate64.map_or(word(parms, 8)?.into(), u64::from_ne_bytes),
+            limit: word(parms, 24)?,
+            buffer: word(parms, 28)?,
+        })
+    }
+}
+
+impl QdiscInfo {
+    pub(super) fn read(body: &[u8]) -> Option<QdiscInfo> {
+        let (header, kind, attributes) = Header::read(body)?;
+        let options = || find(attributes, TCA_OPTIONS);
+        let qdisc = match kind.as_str() {
+            "tbf" => options().and_then(Tbf::read).map_or(Qdisc::Other(kind), Qdisc::Tbf),
+            "ingress" => Qdisc::Ingress,
+            "clsact" => Qdisc::Clsact,
+            _ => Qdisc::Other(kind),
+        };
+        Some(QdiscInfo { handle: Handle(header.handle), qdisc })
+    }
+}
+
+/// A filter of the kind `u32` that redirects all packets of all protocols to another link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Filter {
+    /// The position among the filters, beginning with 1.
+    pub priority: u16,
+    /// The class that the filter assigns to the packet.
+    pub class: Handle,
+    /// The index of the link by which the packet leaves.
+    pub redirect: u32,
+}
+
+/// A filter of a qdisc or class.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FilterInfo {
+    /// The kind: `u32`, `bpf`, `flower`.
+    pub kind: String,
+    pub priority: u16,
+    /// The number among the filters of this priority.
+    pub handle: u32,
+    /// `ETH_P_*` in network byte order.
+    protocol: u16,
+    /// Of a filter `u32`: whether it selects packets; otherwise it is a hash table of such filters.
+    pub selects: bool,
+    /// Of a filter `u32`: whether it matches all packets of the protocol.
+    pub matches_all: bool,
+    /// The index of the link to which the filter redirects; 0 if that link was deleted.
+    pub redirect: Option<u32>,
+}
+
+impl FilterInfo {
+    /// Whether this is the result of [`Netlink::add_filter`], regardless of the class.
+    pub fn is(&self, filter: &Filter) -> bool {
+        self.is_redirect_of_all(filter.priority) && self.redirect == Some(filter.redirect)
+    }
+
+    /// Whether the filter redirects all packets, to any link.
+    pub fn is_redirect_of_all(&self, priority: u16) -> bool {
+        self.kind == U32
+            && self.priority == priority
+            && self.protocol == ALL_PROTOCOLS
+            && self.matches_all
+            && self.redirect.is_some()
+    }
+
+    pub(super) fn read(body: &[u8]) -> Option<FilterInfo> {
+        let (header, kind, attributes) = Header::read(body)?;
+        let options = find(attributes, TCA_OPTIONS).filter(|_| kind == U32);
+        // The selector is followed by its keys, each with mask and value in front.
+        let selector = options.and_then(|options| options.find(TCA_U32_SEL));
+        let keys = selector.map(|selector| selector.value.get(16..).unwrap_or_default());
+        Some(FilterInfo {
+            kind,
+            priority: (header.info >> 16) as u16,
+            handle: header.handle,
+            protocol: (header.info & 0xffff) as u16,
+            selects: keys.is_some(),
+            matches_all: keys.is_some_and(|keys| keys.iter().all(|byte| *byte == 0)),
+            redirect: options
+                .and_then(|options| options.find(TCA_U32_ACT)?.nested().find_map(redirect_of)),
+        })
+    }
+}
+
+/// The index of the link to which an action redirects.
+fn redirect_of(action: Attr<'_>) -> Option<u32> {
+    action.find(TCA_ACT_KIND).filter(|kind| kind.text() == MIRRED)?;
+    let parms = action.find(TCA_ACT_OPTIONS)?.find(TCA_MIRRED_PARMS)?.value;
+    word(parms, 20).filter(|how| *how == EGRESS_REDIRECT)?;
+    word(parms, 24)
+}
+
+/// `ETH_P_ALL` in network byte order.
+const ALL_PROTOCOLS: u16 = 3_u16.to_be();
+
+impl Filter {
+    fn write<'a>(&self, options: &'a mut Attributes) -> &'a mut Attributes {
+        options.u32(TCA_U32_CLASSID, self.class.0);
+        // `struct tc_u32_sel` and one `tc_u32_key` with an empty mask, which matches all packets.
+        let mut selector = [0; 32];
+        (selector[0], selector[2]) = (TERMINAL, 1);
+        options.bytes(TCA_U32_SEL, &selector);
+        options.nest(TCA_U32_ACT, |actions| {
+            // `struct tc_mirred`: index, capabilities, action, two counters, eaction, ifindex.
+            let parms = [0, 0, STOLEN, 0, 0, EGRESS_REDIRECT, self.redirect].map(u32::to_ne_bytes);
+            actions.nest(1, |action| {
+                action.text(TCA_ACT_KIND, MIRRED).nest(TCA_ACT_OPTIONS, |options| {
+                    options.bytes(TCA_MIRRED_PARMS, parms.as_flattened())
+                })
+            })
+        })
+    }
+}
+
+impl Netlink {
+    /// The qdisc of a link; `None` if the link has only the kernel's default qdisc.
+    pub fn qdisc(&self, index: u32, hook: Hook) -> Result<Option<QdiscInfo>> {
+        let header = Header { index, parent: hook as u32, ..Header::default() };
+        match self.socket.ack_and_echo(&header.request(RTM_GETQDISC), 0) {
+            Ok(body) => {
+                let found = body.and_then(|body| QdiscInfo::read(&body));
+                Ok(found.filter(|info| info.handle != Handle::default()))
+            }
+            Err(failure) if failure.errno == Errno::ENOENT => Ok(None),
+            Err(failure) => Err(failure.context("look up the qdisc of", &self.label(index))),
+        }
+    }
+
+    /// Replaces the qdisc of a link; a qdisc of the same kind and handle is changed in place.
+    pub fn replace_qdisc(
+        &self,
+        index: u32,
+        hook: Hook,
+        handle: Handle,
+        qdisc: &Qdisc,
+    ) -> Result<()> {
+        self.new_qdisc(index, hook, handle, qdisc, NLM_F_CREATE | NLM_F_REPLACE)
+    }
+
+    /// Adds a qdisc to a link that has only the kernel's default qdisc.
+    pub fn add_qdisc(&self, index: u32, hook: Hook, handle: Handle, qdisc: &Qdisc) -> Result<()> {
+        self.new_qdisc(index, hook, handle, qdisc, NLM_F_CREATE | NLM_F_EXCL)
+    }
+
+    fn new_qdisc(
+        &self,
+        index: u32,
+        hook: Hook,
+        Handle(handle): Handle,
+        qdisc: &Qdisc,
+        flags: u16,
+    ) -> Result<()> {
+        let header = Header { index, handle, parent: hook as u32, info: 0 };
+        let mut request = header.request(RTM_NEWQDISC);
+        request.body.text(TCA_KIND, qdisc.kind());
+        if let Qdisc::Tbf(tbf) = qdisc {
+            request.body.nest(TCA_OPTIONS, |options| tbf.write(options));
+        }
+        let target = format_args!("{} to {}", qdisc.kind(), self.label(index));
+        self.socket.change(&request, flags, "add qdisc", &target).map_err(|error| {
+            match error.errno() {
+                Some(Errno::ENOENT | Errno::EOPNOTSUPP) => {
+                    error.with_missing_module(&format!("sch_{}", qdisc.kind()))
+                }
+                _ => error,
+            }
+        })
+    }
+
+    /// Deletes the qdisc of a link, with its filters; `false` if there was only the kernel's default.
+    pub fn del_qdisc(&self, index: u32, hook: Hook) -> Result<bool> {
+        let header = Header { index, parent: hook as u32, ..Header::default() };
+        let op = "delete the qdisc of";
+        match self.socket.delete(&header.request(RTM_DELQDISC), op, &self.label(index)) {
+            // The kernel's reply if the hook never had a qdisc.
+            Err(error) if error.errno() == Some(Errno::EINVAL) => Ok(false),
+            deleted => deleted,
+        }
+    }
+
+    /// Adds a filter to the qdisc or class `parent` of a link.
+    pub fn add_filter(&self, index: u32, parent: Handle, filter: &Filter) -> Result<()> {
+        let header = Header::of_filter(index, parent, filter.priority, ALL_PROTOCOLS);
+        let mut request = header.request(RTM_NEWTFILTER);
+        request.body.text(TCA_KIND, U32).nest(TCA_OPTIONS, |options| filter.write(options));
+        let (flags, op) = (NLM_F_CREATE | NLM_F_EXCL, "add a filter to");
+        let added = self.socket.change(&request, flags, op, &self.label(index));
+        added.map_err(|error| match error.errno() {
+            Some(Errno::ENOENT | Errno::EOPNOTSUPP) => error.with_remedy(
+                "load the kernel modules \"cls_u32\" and \"act_mirred\" on the node".to_owned(),
+            ),
+            _ => error,
+        })
+    }
+
+    /// The filters of the qdisc or class `parent` of a link; none if there is no such link.
+    pub fn dump_filters(&self, index: u32, Handle(parent): Handle) -> Result<Vec<FilterInfo>> {
+        let request = Header { index, parent, ..Header::default() }.request(RTM_GETTFILTER);
+        let op = "list the filters of";
+        let found = self.socket.list(&request, op, &self.label(index), FilterInfo::read);
+        unless_absent(found, Vec::new())
+    }
+
+    /// Deletes all filters of one priority for packets of all protocols, with their tables;
+    /// `false` if there are none.
+    pub fn del_filters(&self, index: u32, parent: Handle, priority: u16) -> Result<bool> {
+        let header = Header::of_filter(index, parent, priority, ALL_PROTOCOLS);
+        let op = "delete the filters of";
+        self.socket.delete(&header.request(RTM_DELTFILTER), op, &self.label(index))
+    }
+
+    /// Deletes a filter of the qdisc or class `parent` of a link; `false` if it is absent.
+    pub fn del_filter(&self, index: u32, parent: Handle, filter: &FilterInfo) -> Result<bool> {
+        let mut header = Header::of_filter(index, parent, filter.priority, filter.protocol);
+        header.handle = filter.handle;
+        let mut request = header.request(RTM_DELTFILTER);
+        request.body.text(TCA_KIND, &filter.kind);
+        self.socket.delete(&request, "delete a filter of", &self.label(index))
+    }
+}
