@@ -37,6 +37,13 @@ pub struct Assertion {
     pub why: &'static str,
 }
 
+impl Assertion {
+    /// The second part of the id, the type of the plugin in the assertions of one type.
+    pub fn kind(&self) -> &'static str {
+        self.id.split('.').nth(1).unwrap_or_default()
+    }
+}
+
 const VERSION: &str = "SPEC 2, VERSION: probe plugin version support";
 const PARAMETERS: &str = "SPEC 2, Parameters";
 const ADD: &str = "SPEC 2, ADD: Add container to network";

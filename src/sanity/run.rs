@@ -51,20 +51,15 @@ pub struct Case {
 /// Runs all cases for the plugins of a folder.
 pub fn all(folder: &Path, options: &Options) -> Result<Vec<Outcome>> {
     let folder = context(fs::canonicalize(folder), &folder.display().to_string())?;
+    let shown = folder.display();
     if let Some(hidden) = STATE.iter().find(|state| folder.starts_with(state)) {
-        return Err(format!(
-            "{}: cases have a {hidden} of their own; copy the plugins elsewhere",
-            folder.display()
-        )
-        .into());
+        let error = "of their own; copy the plugins elsewhere";
+        return Err(format!("{shown}: cases have a {hidden} {error}").into());
     }
     let cases = discover(&folder, options)?;
     if cases.is_empty() {
-        return Err(format!(
-            "{}: there is no plugin to test; cni-sanity --list has the types",
-            folder.display()
-        )
-        .into());
+        let error = "there is no plugin to test; cni-sanity --list has the types";
+        return Err(format!("{shown}: {error}").into());
     }
     let total = cases.len();
     let (queue, outcomes) = (Mutex::new(cases), Mutex::new(Vec::new()));

@@ -5,21 +5,58 @@ use std::net::SocketAddr;
 
 use serde_json::{Value, json};
 
-use super::{Attachment, Check, Profile, Result, Subject, leftovers, results};
+use super::{Attachment, Check, Netns, Result, Subject, leftovers, results};
 use crate::traffic::{LIMIT, pings, tcp};
 use crate::world::{self, NODE, OUTSIDE, UPLINK};
 
+/// The types that create an interface.
+const INTERFACES: &[&str] =
+    &["bridge", "ptp", "macvlan", "ipvlan", "vlan", "host-device", "dummy", "tap"];
+
+/// A host device that is deleted cannot be returned.
+const VIRTUAL: &[&str] = &["bridge", "ptp", "macvlan", "ipvlan", "vlan", "dummy", "tap"];
+
+/// Damages an object of an attachment.
+type Damage = fn(&Netns) -> Result<()>;
+
+/// Assertions about CHECK, the types that they apply to, and the damage.
+const DAMAGES: &[(&str, &[&str], Damage)] = &[
+    ("damage.address-gone", INTERFACES, |at| at.run(|| world::delete_addresses("eth0"))),
+    ("damage.route-gone", &["bridge", "ptp"], |at| at.run(world::delete_default_routes)),
+    ("damage.other-kind", VIRTUAL, |at| {
+        at.run(|| world::delete("eth0").and_then(|()| world::make_pair("eth0", "eth9")))
+    }),
+    ("damage.bridge-gone", &["bridge"], |_| world::delete("sanity0")),
+    ("damage.tuning.sysctl", &["tuning"], |at| {
+        at.run(|| Ok(fs::write("/proc/sys/net/ipv4/conf/eth0/arp_filter", "0")?))
+    }),
+    ("damage.tuning.mtu", &["tuning"], |at| {
+        at.run(|| world::set_link("eth0", |link| link.mtu(1200)))
+    }),
+    ("damage.bandwidth.qdisc", &["bandwidth"], |_| world::delete_shapers()),
+    ("damage.sbr.rule", &["sbr"], |at| at.run(world::delete_source_rules)),
+    ("damage.vrf.gone", &["vrf"], |at| at.run(|| world::delete("blue"))),
+    ("damage.portmap.flushed", &["portmap"], |_| world::flush_rules()),
+    ("damage.firewall.flushed", &["firewall"], |_| world::flush_rules()),
+];
+
 pub fn run(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
-    let has_check = subject.since("0.4.0");
-    if subject.kind.profile == Profile::Interface && !subject.is(&["loopback"]) {
-        if has_check {
-            kernel(subject, check)?;
-            result(subject, check)?;
+    if subject.since("0.4.0") {
+        for (id, kinds, damage) in DAMAGES {
+            if subject.is(kinds)
+                && let Some((at, result)) = add(subject)?
+            {
+                damage(&at.netns)?;
+                check.fails(id, subject.run("CHECK", &at, Some(&result)))?;
+                check.succeeds("damage.del", subject.end(&at, Some(&result)))?;
+            }
         }
-        forged(subject, check)?;
+        if subject.is(INTERFACES) {
+            forged_check(subject, check)?;
+        }
     }
-    if has_check {
-        chained(subject, check)?;
+    if subject.is(INTERFACES) {
+        forged_del(subject, check)?;
     }
     if subject.is(&["bridge", "ptp", "portmap", "firewall"]) {
         flushed(subject, check)?;
@@ -30,54 +67,12 @@ pub fn run(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
 /// A new container with the result of its ADD; `None` if ADD failed.
 fn add(subject: &Subject<'_>) -> Result<Option<(Attachment, Value)>> {
     let at = subject.container()?;
-    let added = subject.run("ADD", &at, at.prev.as_ref())?;
+    let added = subject.add(&at)?;
     Ok(added.result().cloned().map(|result| (at, result)))
 }
 
-/// CHECK fails after `damage`, which runs in the container, and DEL succeeds.
-fn detects(
-    subject: &Subject<'_>,
-    id: &str,
-    check: &mut Check,
-    damage: impl FnOnce() -> Result<()> + Send,
-) -> Result<()> {
-    detects_on_node(subject, id, check, |at| at.netns.run(damage))
-}
-
-fn detects_on_node(
-    subject: &Subject<'_>,
-    id: &str,
-    check: &mut Check,
-    damage: impl FnOnce(&Attachment) -> Result<()>,
-) -> Result<()> {
-    let Some((at, result)) = add(subject)? else { return Ok(()) };
-    damage(&at)?;
-    check.fails(id, subject.run("CHECK", &at, Some(&result)))?;
-    check.succeeds("damage.del", subject.end(&at, Some(&result)))?;
-    Ok(())
-}
-
-/// Objects of the result are missing in the kernel.
-fn kernel(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
-    detects(subject, "damage.address-gone", check, || world::delete_addresses("eth0"))?;
-    if subject.is(&["bridge", "ptp"]) {
-        detects(subject, "damage.route-gone", check, world::delete_default_routes)?;
-    }
-    // A deleted device cannot be returned.
-    if !subject.is(&["host-device"]) {
-        detects(subject, "damage.other-kind", check, || {
-            world::delete("eth0")?;
-            world::make_pair("eth0", "eth9")
-        })?;
-    }
-    if subject.is(&["bridge"]) {
-        detects_on_node(subject, "damage.bridge-gone", check, |_| world::delete("sanity0"))?;
-    }
-    Ok(())
-}
-
-/// The result contains objects that never existed.
-fn result(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
+/// CHECK with a prevResult that contains objects that never existed.
+fn forged_check(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
     let Some((at, result)) = add(subject)? else { return Ok(()) };
     let mut other = result.clone();
     other["ips"][0]["address"] = json!("10.200.0.9/16");
@@ -103,7 +98,7 @@ fn result(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
 }
 
 /// DEL with a prevResult that contains objects of others.
-fn forged(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
+fn forged_del(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
     let Some((at, result)) = add(subject)? else { return Ok(()) };
     let (before, inside) = (world::snapshot()?, at.netns.snapshot()?);
     let mut forged = result.clone();
@@ -131,32 +126,6 @@ fn forged(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
     subject.end(&at, Some(&result)).map(drop)
 }
 
-/// The changes of chained plugins are reverted.
-fn chained(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
-    match subject.kind.name {
-        "tuning" => {
-            detects(subject, "damage.tuning.sysctl", check, || {
-                Ok(fs::write("/proc/sys/net/ipv4/conf/eth0/arp_filter", "0")?)
-            })?;
-            detects(subject, "damage.tuning.mtu", check, || {
-                world::set_link("eth0", |link| link.mtu(1200))
-            })
-        }
-        "sbr" => detects(subject, "damage.sbr.rule", check, world::delete_source_rules),
-        "vrf" => detects(subject, "damage.vrf.gone", check, || world::delete("blue")),
-        "bandwidth" => {
-            detects_on_node(subject, "damage.bandwidth.qdisc", check, |_| world::delete_shapers())
-        }
-        "portmap" => {
-            detects_on_node(subject, "damage.portmap.flushed", check, |_| world::flush_rules())
-        }
-        "firewall" => {
-            detects_on_node(subject, "damage.firewall.flushed", check, |_| world::flush_rules())
-        }
-        _ => Ok(()),
-    }
-}
-
 /// All rules of the packet filter were flushed.
 fn flushed(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
     let Some((at, result)) = add(subject)? else { return Ok(()) };
@@ -164,8 +133,7 @@ fn flushed(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
     check.succeeds("damage.flushed.del", subject.end(&at, Some(&result)))?;
     world::flush_rules()?;
     let next = subject.container()?;
-    let added = subject.run("ADD", &next, next.prev.as_ref());
-    let added = check.succeeds("damage.flushed.add", added)?;
+    let added = check.succeeds("damage.flushed.add", subject.add(&next))?;
     let Some(result) = added.result() else { return Ok(()) };
     let works = match subject.kind.name {
         "bridge" | "ptp" => pings(&next.netns, OUTSIDE[0], LIMIT)?,

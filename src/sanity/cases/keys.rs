@@ -13,7 +13,7 @@ use crate::observe::{self, Link};
 use crate::traffic::{LIMIT, MOMENT, pings, tcp, udp};
 use crate::world::{self, NODE, OUTSIDE};
 
-/// A key, and its effect. The second part of the id is the type of the plugin.
+/// A key, and its effect.
 #[derive(Debug)]
 pub struct Key {
     pub assertion: Assertion,
@@ -151,17 +151,11 @@ pub const TABLE: &[Key] = keys! {
     "keys.vrf.routes" "the routes of the interface are in its table" r#"{"vrfname": "green", "table": 77}"# => |seen| seen.inside("by eth0 table 77");
 };
 
-impl Key {
-    fn kind(&self) -> &'static str {
-        self.assertion.id.split('.').nth(1).unwrap_or_default()
-    }
-}
-
 /// Tests each key of the plugin's type in a new container.
 pub fn run(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
     fs::write("/run/resolv.conf", "nameserver 10.1.2.3\n")?;
     let asks = |key: &&Key| subject.asks(key.assertion.id) || subject.asks("keys.del");
-    for key in TABLE.iter().filter(|key| key.kind() == subject.kind.name).filter(asks) {
+    for key in TABLE.iter().filter(|key| key.assertion.kind() == subject.kind.name).filter(asks) {
         let subject = &subject.with(serde_json::from_str(key.members)?);
         let at = subject.container()?;
         let added = subject.call("ADD", &at, at.prev.as_ref()).env("CNI_ARGS", key.args).run()?;

@@ -7,7 +7,7 @@ use crate::world;
 /// The assertion about all values.
 const LEAVES_NOTHING: &str = "values.leave-nothing";
 
-/// A value that must be refused. The second part of the id is the type of the plugin.
+/// A value that must be refused.
 #[derive(Debug)]
 pub struct Wrong {
     pub assertion: Assertion,
@@ -112,18 +112,12 @@ pub const TABLE: &[Wrong] = wrong! {
     "values.flannel.delegate-text" "a delegate that is no object is refused" r#"{"subnetFile": "/run/subnet.env", "delegate": "bridge"}"#;
 };
 
-impl Wrong {
-    fn kind(&self) -> &'static str {
-        self.assertion.id.split('.').nth(1).unwrap_or_default()
-    }
-}
-
 /// Calls ADD with each value of the plugin's type, in one container: no call may change anything.
 pub fn run(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
     let at = subject.container()?;
     std::fs::write("/run/subnet.env", SUBNET)?;
     let asks = |wrong: &&Wrong| subject.asks(wrong.assertion.id) || subject.asks(LEAVES_NOTHING);
-    let own = TABLE.iter().filter(|wrong| wrong.kind() == subject.kind.name).filter(asks);
+    let own = TABLE.iter().filter(|wrong| wrong.assertion.kind() == subject.kind.name).filter(asks);
     let own: Vec<&Wrong> = own.collect();
     let add = |subject: &Subject<'_>, wrong: &Wrong| {
         subject.prepare()?;
