@@ -1,25 +1,25 @@
-//! One call of a plugin: what it gets, what it answers, and how a person repeats it.
+//! One call of a plugin: its input, its output, and the shell command that repeats it.
 
 use std::fs::{self, File};
-use std::io::{self, Read, Write};
+use std::io::{Read, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::thread;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::kill::{self, Ended};
+use super::{Result, context, kill};
 
-/// How long a plugin may take.
+/// The time limit of a plugin.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// How often a plugin is looked at that runs.
+/// The interval of polling for the plugin's exit.
 const TICK: Duration = Duration::from_millis(2);
 
-/// A call that is put together.
-#[derive(Clone, Debug)]
+/// A call before its execution.
+#[derive(Debug)]
 pub struct Call {
     plugin: PathBuf,
     env: Vec<(String, String)>,
@@ -29,16 +29,16 @@ pub struct Call {
     has_stderr: bool,
 }
 
-/// What became of it.
-#[derive(Clone, Debug)]
+/// The outcome of a call.
+#[derive(Debug)]
 pub struct Answer {
-    /// The exit status; `None` for one that a signal or the limit ended.
+    /// The exit status; `None` after a signal or a timeout.
     pub status: Option<i32>,
     pub stdout: Vec<u8>,
     pub stderr: String,
     /// stdout as JSON.
     pub json: Option<Value>,
-    /// How a person repeats it.
+    /// The shell command that repeats the call.
     pub by_hand: String,
 }
 
@@ -56,7 +56,7 @@ impl Call {
         call.env("CNI_COMMAND", verb).env("CNI_PATH", &folder)
     }
 
-    /// With this variable; an empty value leaves it out.
+    /// Sets a variable; an empty value removes it.
     pub fn env(mut self, key: &str, value: &str) -> Call {
         self.env.retain(|(known, _)| known != key);
         if !value.is_empty() {
@@ -65,26 +65,25 @@ impl Call {
         self
     }
 
-    /// With these bytes on stdin.
+    /// Replaces the bytes on stdin.
     pub fn stdin(mut self, bytes: &[u8]) -> Call {
         self.stdin = bytes.to_vec();
         self
     }
 
-    /// In a working directory that is gone when the plugin starts; it is made here.
-    pub fn in_folder_that_goes(mut self, folder: &str) -> Call {
+    /// Runs the plugin in a working directory that is created, and deleted before the plugin starts.
+    pub fn in_deleted_folder(mut self, folder: &str) -> Call {
         self.folder = Some(folder.into());
         self
     }
 
-    /// With stderr closed.
+    /// Closes stderr.
     pub fn without_stderr(mut self) -> Call {
         self.has_stderr = false;
         self
     }
 
-    /// The shell's line for it.
-    pub fn by_hand(&self) -> String {
+    fn by_hand(&self) -> String {
         let quoted = |text: &str| format!("'{}'", text.replace('\'', "'\\''"));
         let env: Vec<String> =
             self.env.iter().map(|(key, value)| format!("{key}={}", quoted(value))).collect();
@@ -119,72 +118,76 @@ impl Call {
         command
     }
 
-    fn failed(&self, error: impl Into<io::Error>) -> String {
-        format!("run {}: {}", self.plugin.display(), error.into())
-    }
-
-    /// Writes the configuration; a plugin that does not read is no failure here.
-    fn feed(&self, child: &mut Child) -> thread::JoinHandle<()> {
+    /// Writes the configuration; a plugin may exit without reading it.
+    fn feed(&self, child: &mut Child) -> JoinHandle<()> {
         let (mut stdin, bytes) = (child.stdin.take(), self.stdin.clone());
         thread::spawn(move || drop(stdin.as_mut().map(|pipe| pipe.write_all(&bytes))))
     }
 
-    /// Runs it until its system call `point`, where it is killed; nobody listens to what it says.
-    pub fn run_until(&self, point: u64) -> Result<Ended, String> {
+    /// Runs the plugin up to its system call `point` and kills it there, without reading its output. Returns the
+    /// number of system calls.
+    pub fn run_until(&self, point: u64) -> Result<u64> {
         let mut command = self.command();
-        let mut child = kill::spawn(command.stdout(Stdio::null()).stderr(Stdio::null()))
-            .map_err(|error| self.failed(error))?;
+        let child = kill::spawn(command.stdout(Stdio::null()).stderr(Stdio::null()));
+        let mut child = self.context(child)?;
         let writer = self.feed(&mut child);
-        let ended = kill::kill_at(&child, point).map_err(|error| self.failed(error))?;
+        let calls = self.context(kill::kill_at(&child, point))?;
         drop(writer.join());
-        Ok(ended)
+        Ok(calls)
     }
 
-    /// Runs it with its stdout in a file; its exit status.
-    pub fn run_into(&self, stdout: File) -> Result<Option<i32>, String> {
-        let mut command = self.command();
-        let child = command.stdout(stdout).stderr(Stdio::null()).spawn();
-        let mut child = child.map_err(|error| self.failed(error))?;
+    /// Runs the plugin with its stdout in a file; returns the exit status.
+    pub fn run_into(&self, stdout: File) -> Result<Option<i32>> {
+        let mut child =
+            self.context(self.command().stdout(stdout).stderr(Stdio::null()).spawn())?;
         let writer = self.feed(&mut child);
-        let status = child.wait().map_err(|error| self.failed(error))?;
+        let status = self.context(child.wait())?;
         drop(writer.join());
         Ok(status.code())
     }
 
-    /// Runs it. An error is the suite's: it could not be started.
-    pub fn run(&self) -> Result<Answer, String> {
-        let failed = |error: io::Error| self.failed(error);
-        let mut child = self.command().spawn().map_err(failed)?;
+    /// Runs the plugin. Fails only if the plugin could not be started.
+    pub fn run(&self) -> Result<Answer> {
+        let mut child = self.context(self.command().spawn())?;
         let writer = self.feed(&mut child);
-        let stdout = child.stdout.take().map(read_all);
-        let stderr = child.stderr.take().map(read_all);
-        let start = Instant::now();
-        let status = loop {
-            if let Some(status) = child.try_wait().map_err(failed)? {
-                break status.code();
-            }
-            if start.elapsed() > LIMIT {
-                child.kill().and_then(|()| child.wait().map(drop)).map_err(failed)?;
-                break None;
-            }
-            thread::sleep(TICK);
-        };
+        let (stdout, stderr) = (read_all(child.stdout.take()), read_all(child.stderr.take()));
+        let status = self.context(wait(&mut child, LIMIT))?.and_then(|status| status.code());
         drop(writer.join());
-        let text = |reader: Option<thread::JoinHandle<Vec<u8>>>| {
-            reader.and_then(|reader| reader.join().ok()).unwrap_or_default()
-        };
-        let (stdout, stderr) = (text(stdout), text(stderr));
-        let json = serde_json::from_slice(&stdout).ok();
-        let stderr = String::from_utf8_lossy(&stderr).into_owned();
-        Ok(Answer { status, stdout, stderr, json, by_hand: self.by_hand() })
+        let (stdout, stderr) =
+            (stdout.join().unwrap_or_default(), stderr.join().unwrap_or_default());
+        Ok(Answer {
+            status,
+            json: serde_json::from_slice(&stdout).ok(),
+            stdout,
+            stderr: String::from_utf8_lossy(&stderr).into_owned(),
+            by_hand: self.by_hand(),
+        })
+    }
+
+    fn context<T>(&self, result: std::result::Result<T, impl Into<std::io::Error>>) -> Result<T> {
+        context(result, &format!("run {}", self.plugin.display()))
     }
 }
 
-fn read_all(mut pipe: impl Read + Send + 'static) -> thread::JoinHandle<Vec<u8>> {
+/// Waits for the end of a process. After the limit the process is killed, and the result is `None`.
+pub fn wait(child: &mut Child, limit: Duration) -> std::io::Result<Option<ExitStatus>> {
+    let start = Instant::now();
+    while start.elapsed() <= limit {
+        if let Some(status) = child.try_wait()? {
+            return Ok(Some(status));
+        }
+        thread::sleep(TICK);
+    }
+    child.kill()?;
+    child.wait()?;
+    Ok(None)
+}
+
+/// Reads a pipe up to its end or an error.
+pub fn read_all(pipe: Option<impl Read + Send + 'static>) -> JoinHandle<Vec<u8>> {
     thread::spawn(move || {
         let mut bytes = Vec::new();
-        // What came before an error is what there is.
-        drop(pipe.read_to_end(&mut bytes));
+        drop(pipe.map(|mut pipe| pipe.read_to_end(&mut bytes)));
         bytes
     })
 }
@@ -195,13 +198,23 @@ impl Answer {
         self.status == Some(0)
     }
 
+    /// An error as the specification defines it: an exit status other than 0, and not a signal.
+    pub fn failed(&self) -> bool {
+        self.status.is_some_and(|status| status != 0)
+    }
+
+    /// The JSON of a successful call.
+    pub fn result(&self) -> Option<&Value> {
+        self.json.as_ref().filter(|_| self.succeeded())
+    }
+
     /// The code of an error object.
     pub fn code(&self) -> Option<u64> {
         self.json.as_ref()?.get("code")?.as_u64()
     }
 
-    /// What it said, for a person.
-    pub fn said(&self) -> String {
+    /// The exit status and the output, shortened.
+    pub fn summary(&self) -> String {
         let stdout = String::from_utf8_lossy(&self.stdout);
         let ended = self
             .status

@@ -1,20 +1,19 @@
-//! What a case finds: one verdict for each assertion that it could look at.
-
-use std::borrow::Borrow;
+//! The verdicts of a case: one for each assertion that the case could test.
 
 use serde::{Deserialize, Serialize};
 
+use super::Result;
 use super::call::Answer;
 
 /// Whether an assertion holds for a plugin and a version.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct Verdict {
     /// The assertion's id.
     pub id: String,
     pub passed: bool,
-    /// What was seen instead; empty where it passed.
+    /// The observation that contradicts the assertion; empty if it passed.
     pub detail: String,
-    /// How a person sees the same.
+    /// The shell command that reproduces it.
     pub by_hand: String,
 }
 
@@ -25,19 +24,44 @@ pub struct Check {
 }
 
 impl Check {
-    /// One verdict; `detail` is asked where it does not hold.
+    /// Adds a verdict; `detail` is called if the assertion does not hold.
     pub fn that(&mut self, id: &str, holds: bool, detail: impl FnOnce() -> String) {
         self.push(id, holds, detail, String::new());
     }
 
-    /// Holds if there are no such lines; else they are the detail.
-    pub fn none(&mut self, id: &str, lines: &[impl Borrow<str>]) {
+    /// Holds if there are no such lines, which are the detail otherwise.
+    pub fn none(&mut self, id: &str, lines: &[String]) {
         self.that(id, lines.is_empty(), || lines.join("; "));
     }
 
-    /// The same of a call.
+    /// Adds a verdict about a call.
     pub fn of(&mut self, id: &str, answer: &Answer, holds: bool) {
-        self.push(id, holds, || answer.said(), answer.by_hand.clone());
+        self.push(id, holds, || answer.summary(), answer.by_hand.clone());
+    }
+
+    /// The call succeeds.
+    pub fn succeeds(&mut self, id: &str, answer: Result<Answer>) -> Result<Answer> {
+        let answer = answer?;
+        self.of(id, &answer, answer.succeeded());
+        Ok(answer)
+    }
+
+    /// The call succeeds, and prints nothing.
+    pub fn succeeds_silently(
+        &mut self,
+        [success, silent]: [&str; 2],
+        answer: Result<Answer>,
+    ) -> Result<Answer> {
+        let answer = self.succeeds(success, answer)?;
+        self.of(silent, &answer, answer.stdout.is_empty());
+        Ok(answer)
+    }
+
+    /// The call fails with an error.
+    pub fn fails(&mut self, id: &str, answer: Result<Answer>) -> Result<Answer> {
+        let answer = answer?;
+        self.of(id, &answer, answer.failed());
+        Ok(answer)
     }
 
     fn push(&mut self, id: &str, passed: bool, detail: impl FnOnce() -> String, by_hand: String) {

@@ -1,5 +1,4 @@
-//! A plugin that is killed at a chosen system call: ptrace(2) counts the calls of the process, of its threads and of
-//! the processes it starts.
+//! Kills a plugin at a chosen system call: ptrace(2) counts the calls of the process, its threads and its descendants.
 
 use std::collections::HashSet;
 use std::io;
@@ -12,15 +11,6 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
-/// How a traced plugin ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
-    /// It was killed as it entered this system call; the first is number 0.
-    Killed(u64),
-    /// By itself, after so many system calls, with this exit status: 128 and the number for a signal.
-    ByItself { calls: u64, status: i32 },
-}
-
 /// Starts the plugin stopped before its first instruction, so that [`kill_at`] can trace it.
 pub fn spawn(command: &mut Command) -> io::Result<Child> {
     let traced = || ptrace::traceme().map_err(io::Error::from);
@@ -32,10 +22,10 @@ pub fn spawn(command: &mut Command) -> io::Result<Child> {
     command.spawn()
 }
 
-/// Lets the plugin run until it enters the system call `number`, then kills it with all that it has started; to its end
-/// if it makes fewer. It must come from [`spawn`], on the same thread.
-pub fn kill_at(plugin: &Child, number: u64) -> nix::Result<Ended> {
-    let first = pid(plugin);
+/// Kills the plugin and its descendants at the entry of system call `number`, counted from 0. Returns the number of
+/// calls before that, fewer than `number` if the plugin exited first. Needs a child of [`spawn`] on the same thread.
+pub fn kill_at(plugin: &Child, number: u64) -> nix::Result<u64> {
+    let first = Pid::from_raw(i32::try_from(plugin.id()).unwrap_or(i32::MAX));
     // The stop of exec.
     waitpid(first, None)?;
     let follow = Options::PTRACE_O_TRACEFORK
@@ -47,49 +37,48 @@ pub fn kill_at(plugin: &Child, number: u64) -> nix::Result<Ended> {
     resume(first, None)?;
     let (mut calls, mut inside, mut known) = (0, HashSet::new(), HashSet::from([first]));
     loop {
-        let stopped = match waitpid(None, Some(WaitPidFlag::__WALL)) {
-            Err(Errno::EINTR) => continue,
-            stopped => stopped?,
-        };
-        match stopped {
-            WaitStatus::Exited(of, status) if of == first => {
-                end_all(&known);
-                return Ok(Ended::ByItself { calls, status });
-            }
-            WaitStatus::Signaled(of, signal, _) if of == first => {
-                end_all(&known);
-                return Ok(Ended::ByItself { calls, status: 128 + signal as i32 });
+        match wait()? {
+            WaitStatus::Exited(of, _) | WaitStatus::Signaled(of, ..) => {
+                if of == first {
+                    known.into_iter().for_each(end);
+                    return Ok(calls);
+                }
+                known.remove(&of);
             }
             WaitStatus::PtraceSyscall(of) => {
-                // Each call stops twice: at its entry and at its end.
-                if inside.remove(&of) {
-                    resume(of, None)?;
-                    continue;
+                // Each call stops at its entry and at its exit.
+                if !inside.remove(&of) {
+                    if calls == number {
+                        known.into_iter().for_each(end);
+                        return reap().map(|()| calls);
+                    }
+                    calls += 1;
+                    inside.insert(of);
                 }
-                if calls == number {
-                    kill_all(&known, first)?;
-                    return Ok(Ended::Killed(number));
-                }
-                calls += 1;
-                inside.insert(of);
                 resume(of, None)?;
             }
             WaitStatus::PtraceEvent(of, ..) => resume(of, None)?,
             WaitStatus::Stopped(of, signal) => {
-                // A new thread or process begins with a stop of its own.
-                let is_new = known.insert(of);
-                let is_start = is_new && signal == Signal::SIGSTOP;
+                // A new thread or process begins with a SIGSTOP.
+                let is_start = known.insert(of) && signal == Signal::SIGSTOP;
                 resume(of, (!is_start && signal != Signal::SIGTRAP).then_some(signal))?;
-            }
-            WaitStatus::Exited(of, _) | WaitStatus::Signaled(of, ..) => {
-                known.remove(&of);
             }
             _ => {}
         }
     }
 }
 
-/// One that was killed meanwhile needs nothing.
+/// Waits for any child or traced thread.
+fn wait() -> nix::Result<WaitStatus> {
+    loop {
+        match waitpid(None, Some(WaitPidFlag::__WALL)) {
+            Err(Errno::EINTR) => {}
+            status => return status,
+        }
+    }
+}
+
+/// Lets a thread run to its next system call. It may have been killed meanwhile.
 fn resume(of: Pid, signal: Option<Signal>) -> nix::Result<()> {
     match ptrace::syscall(of, signal) {
         Err(Errno::ESRCH) => Ok(()),
@@ -97,34 +86,22 @@ fn resume(of: Pid, signal: Option<Signal>) -> nix::Result<()> {
     }
 }
 
-/// Kills what the plugin started and did not wait for. It may be gone already.
-fn end_all(known: &HashSet<Pid>) {
-    for of in known {
-        kill(*of, Signal::SIGKILL).unwrap_or_default();
-    }
+/// Kills a process, which may have exited already.
+fn end(of: Pid) {
+    kill(of, Signal::SIGKILL).unwrap_or_default();
 }
 
-fn kill_all(known: &HashSet<Pid>, first: Pid) -> nix::Result<()> {
-    end_all(known);
+/// Waits for all killed processes, and kills those that were about to start.
+fn reap() -> nix::Result<()> {
     loop {
-        match waitpid(None, Some(WaitPidFlag::__WALL)) {
-            Err(Errno::EINTR) => {}
+        match wait() {
             Err(Errno::ECHILD) => return Ok(()),
-            Err(error) => return Err(error),
-            // A process that was about to start.
             Ok(
                 WaitStatus::Stopped(of, _)
                 | WaitStatus::PtraceEvent(of, ..)
                 | WaitStatus::PtraceSyscall(of),
-            ) => {
-                kill(of, Signal::SIGKILL).unwrap_or_default();
-            }
-            Ok(WaitStatus::Exited(of, _) | WaitStatus::Signaled(of, ..)) if of == first => {}
-            Ok(_) => {}
+            ) => end(of),
+            status => drop(status?),
         }
     }
-}
-
-fn pid(child: &Child) -> Pid {
-    Pid::from_raw(i32::try_from(child.id()).unwrap_or(i32::MAX))
 }

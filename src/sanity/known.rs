@@ -1,6 +1,6 @@
-//! Public threads in which what the suite finds in plugins of others is reported or discussed.
+//! Public threads that report or discuss failures of other projects' plugins.
 
-/// Type (empty: every other type), assertion, and the thread: `OWNER/REPOSITORY#NUMBER` on GitHub.
+/// Type (empty: every other type), assertion id, and thread as `OWNER/REPOSITORY#NUMBER` on GitHub.
 const THREADS: &[(&str, &str, &str)] = &[
     ("", "error.cni-version", "containernetworking/cni#408"),
     ("bridge", "gc.releases-stale", "containernetworking/plugins#1013"),
@@ -33,22 +33,21 @@ const THREADS: &[(&str, &str, &str)] = &[
     ("tap", "add.interface-exists", "containernetworking/cni#112"),
 ];
 
-/// The thread about an assertion that fails for a type.
+/// The thread about a failure of a type.
 pub fn thread(kind: &str, id: &str) -> Option<&'static str> {
-    let is_it =
-        |(of, about, _): &&(&str, &str, &str)| *about == id && (of.is_empty() || *of == kind);
-    THREADS.iter().find(is_it).map(|(_, _, thread)| *thread)
+    let mut threads = THREADS.iter().filter(|(of, _, _)| of.is_empty() || *of == kind);
+    threads.find(|(_, about, _)| *about == id).map(|(_, _, thread)| *thread)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::catalogue;
+    use crate::assertions;
 
     #[test]
     fn threads_are_about_assertions_that_exist() {
         for (_, id, thread) in THREADS {
-            assert!(catalogue::find(id).is_some(), "{id}");
+            assert!(assertions::find(id).is_some(), "{id}");
             let number = thread.rsplit_once('#').and_then(|(_, number)| number.parse::<u32>().ok());
             assert!(number.is_some(), "{thread}");
         }

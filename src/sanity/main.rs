@@ -1,26 +1,26 @@
-//! `cni-sanity`: a conformance suite for any folder of CNI plugins, from outside.
+//! `cni-sanity`: a black-box conformance suite for any folder of CNI plugins.
 //!
 //! | file | |
 //! | --- | --- |
-//! | `clause.rs`, `catalogue.rs` | the table of assertions, and all of them |
-//! | `cases/` | what is asked of plugins |
-//! | `profiles.rs` | the types that are known |
-//! | `known.rs` | public threads about what is found |
-//! | `world.rs` | a node of a case's own |
-//! | `netlink.rs`, `observe.rs` | the kernel as it is |
+//! | `assertions.rs` | the assertions: level, clause, text |
+//! | `cases/` | the tests of plugins |
+//! | `profiles.rs` | the known plugin types |
+//! | `known.rs` | public threads about known failures |
+//! | `world.rs` | the isolated node of a case |
+//! | `netlink.rs`, `observe.rs` | the state of the kernel |
 //! | `call.rs`, `kill.rs` | a call of a plugin, and one that is killed |
 //! | `traffic.rs` | packets |
-//! | `recorder.rs` | a plugin that writes down how others call it |
-//! | `check.rs`, `report.rs` | verdicts, and how they are told |
-//! | `run.rs` | discovery, and the cases in processes of their own |
+//! | `recorder.rs` | a plugin that records how others call it |
+//! | `check.rs`, `report.rs` | verdicts, and reports of them |
+//! | `options.rs` | the command line |
+//! | `run.rs` | discovery of plugins, and the cases, each in its own process |
 //!
-//! It shares no code with the plugins of this project: what it says of them is as independent as of any others.
+//! The suite shares no code with the plugins of this project, so that its verdicts about them are independent.
 
+mod assertions;
 mod call;
 mod cases;
-mod catalogue;
 mod check;
-mod clause;
 mod kill;
 mod known;
 mod netlink;
@@ -33,60 +33,59 @@ mod run;
 mod traffic;
 mod world;
 
+use std::error::Error;
 use std::io::Write;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
-use options::{Format, Options, Task};
+use options::{Options, Task};
 use report::Report;
 
-/// Exit statuses: something that is required failed; wrong usage, or nothing to test.
+/// Exit statuses: a required assertion failed; wrong usage, or no plugin to test.
 const FAILED: u8 = 1;
 const USAGE: u8 = 2;
 
+/// The error is what the suite itself could not do.
+type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
+
+/// Puts the failed attempt before the error.
+fn context<T>(result: std::result::Result<T, impl Into<std::io::Error>>, what: &str) -> Result<T> {
+    result.map_err(|error| format!("{what}: {}", error.into()).into())
+}
+
 fn main() -> ExitCode {
-    if recorder::is_meant() {
+    if recorder::is_invoked() {
         return recorder::run();
     }
-    let done = Options::read(std::env::args_os()).and_then(|task| match task {
+    let status = Options::read(std::env::args_os()).and_then(|task| match task {
         Task::Print(text) => print(&text).map(|()| ExitCode::SUCCESS),
-        Task::Case(case) => print(&run::child(&case)).map(|()| ExitCode::SUCCESS),
+        Task::Case(case) => print(&run::child(&case)?).map(|()| ExitCode::SUCCESS),
         Task::Run(options) => test(&options),
         Task::Scoreboard(folders, options) => scoreboard(&folders, &options),
     });
-    done.unwrap_or_else(|error| {
-        // Where stderr is closed nobody reads it.
+    status.unwrap_or_else(|error| {
+        // stderr may be closed.
         drop(writeln!(std::io::stderr(), "cni-sanity: {error}"));
         ExitCode::from(USAGE)
     })
 }
 
-fn print(text: &str) -> Result<(), String> {
-    std::io::stdout()
-        .write_all(text.as_bytes())
-        .map_err(|error| format!("write to stdout: {error}"))
+fn print(text: &str) -> Result<()> {
+    context(std::io::stdout().write_all(text.as_bytes()), "write to stdout")
 }
 
-fn test(options: &Options) -> Result<ExitCode, String> {
+fn test(options: &Options) -> Result<ExitCode> {
     let outcomes = run::all(&options.folder, options)?;
     let report = Report { outcomes, expected: options.expected.clone() };
-    print(&match options.format {
-        Format::Text => report.text(),
-        Format::Tap => report.tap(),
-        Format::Junit => report.junit(),
-        Format::Json => report.json(),
-    })?;
+    print(&(options.format)(&report))?;
     if let Some(path) = &options.badge {
-        std::fs::write(path, report.badge())
-            .map_err(|error| format!("write {}: {error}", path.display()))?;
+        context(std::fs::write(path, report.badge()), &format!("write {}", path.display()))?;
     }
     Ok(if report.is_good() { ExitCode::SUCCESS } else { ExitCode::from(FAILED) })
 }
 
-/// The same of several folders, as tables of markdown.
-fn scoreboard(
-    folders: &[(String, std::path::PathBuf)],
-    options: &Options,
-) -> Result<ExitCode, String> {
+/// Tests several folders, and prints the results as Markdown tables.
+fn scoreboard(folders: &[(String, PathBuf)], options: &Options) -> Result<ExitCode> {
     let mut rows =
         "| plugins | required | recommended | informational |\n| --- | --- | --- | --- |\n"
             .to_owned();
@@ -94,7 +93,7 @@ fn scoreboard(
     for (name, folder) in folders {
         let report = Report { outcomes: run::all(folder, options)?, expected: Vec::new() };
         let (row, list) = report.row(name);
-        rows += &(row + "\n");
+        rows += &row;
         lists.extend(["\n## ", name, "\n\n"]);
         lists += if list.is_empty() {
             "Nothing failed.\n"

@@ -1,32 +1,28 @@
-//! The kernel and the files of the node as they are, in lines that can be compared.
+//! The state of the kernel and the files of the node, as lines that can be compared.
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io;
 use std::net::IpAddr;
 use std::path::Path;
 
-use rtnetlink::packet_route::RouteNetlinkMessage as Message;
 use rtnetlink::packet_route::address::{AddressAttribute, AddressMessage};
-use rtnetlink::packet_route::link::{InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkMessage};
-use rtnetlink::packet_route::route::{RouteAddress, RouteAttribute, RouteMessage};
+use rtnetlink::packet_route::link::{LinkAttribute, LinkFlags, LinkInfo, LinkMessage};
+use rtnetlink::packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteType};
 use rtnetlink::packet_route::rule::RuleMessage;
-use rtnetlink::packet_route::tc::TcMessage;
+use rtnetlink::packet_route::tc::{TcAttribute, TcMessage};
+use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage as Message};
 
-use super::netlink::{Netlink, Protocol};
+use super::{Result, context, netlink};
 
-/// `NFT_MSG_GETRULE` of `linux/netfilter/nf_tables.h`.
-const GETRULE: u8 = 7;
-
-/// Attributes of a rule that change from one to the next: its number and its place.
+/// Attributes of a rule that differ between two equal rules: `NFTA_RULE_HANDLE` and `NFTA_RULE_POSITION`.
 const RULE_HANDLE: u16 = 3;
 const RULE_POSITION: u16 = 6;
 
-/// Where namespaces of containers are.
+/// The folder of the containers' network namespaces.
 pub const NAMESPACES: &str = "/run/netns";
 
-/// A link, as far as results of plugins speak of it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// A link, reduced to what results of plugins contain.
+#[derive(Debug, Default)]
 pub struct Link {
     pub index: u32,
     pub name: String,
@@ -36,21 +32,21 @@ pub struct Link {
     pub up: bool,
     pub promisc: bool,
     pub allmulti: bool,
-    /// Packets of its queue.
+    /// Length of the transmit queue in packets.
     pub queue: u32,
     pub master: Option<u32>,
-    /// What the kernel says of its kind, as `netlink-packet-route` prints it.
+    /// `IFLA_LINKINFO`, as `netlink-packet-route` prints it.
     pub detail: String,
 }
 
 /// The links of the calling thread's namespace.
-pub fn links() -> io::Result<Vec<Link>> {
-    let answers = Netlink::open(Protocol::Route)?.dump(Message::GetLink(LinkMessage::default()))?;
+pub fn links() -> Result<Vec<Link>> {
     let link = |message| match message {
-        Message::NewLink(link) => Some(link),
+        Message::NewLink(link) => Some(read_link(&link)),
         _ => None,
     };
-    Ok(answers.into_iter().filter_map(link).map(|message| read_link(&message)).collect())
+    let messages = netlink::dump(Message::GetLink(LinkMessage::default()));
+    Ok(context(messages, "list links")?.into_iter().filter_map(link).collect())
 }
 
 fn read_link(message: &LinkMessage) -> Link {
@@ -70,7 +66,7 @@ fn read_link(message: &LinkMessage) -> Link {
             }
             LinkAttribute::LinkInfo(infos) => {
                 let kind = infos.iter().find_map(|info| match info {
-                    LinkInfo::Kind(kind) => Some(kind_name(kind)),
+                    LinkInfo::Kind(kind) => Some(kind.to_string()),
                     _ => None,
                 });
                 link.kind = kind.unwrap_or_default();
@@ -82,12 +78,8 @@ fn read_link(message: &LinkMessage) -> Link {
     link
 }
 
-fn kind_name(kind: &InfoKind) -> String {
-    kind.to_string()
-}
-
 /// An address of a link.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct Address {
     pub index: u32,
     pub ip: IpAddr,
@@ -95,32 +87,26 @@ pub struct Address {
 }
 
 /// The addresses of the calling thread's namespace.
-pub fn addresses() -> io::Result<Vec<Address>> {
-    let answers =
-        Netlink::open(Protocol::Route)?.dump(Message::GetAddress(AddressMessage::default()))?;
+pub fn addresses() -> Result<Vec<Address>> {
     let address = |message| {
         let Message::NewAddress(message) = message else { return None };
-        let find = |wanted: fn(&AddressAttribute) -> Option<IpAddr>| {
-            message.attributes.iter().find_map(wanted)
-        };
-        let local = find(|attribute| match attribute {
-            AddressAttribute::Local(ip) => Some(*ip),
+        // With a peer IFA_ADDRESS is the peer's address, and IFA_LOCAL the link's.
+        let ips = message.attributes.iter().filter_map(|attribute| match attribute {
+            AddressAttribute::Local(ip) => Some((0, *ip)),
+            AddressAttribute::Address(ip) => Some((1, *ip)),
             _ => None,
         });
-        let ip = local.or_else(|| {
-            find(|attribute| match attribute {
-                AddressAttribute::Address(ip) => Some(*ip),
-                _ => None,
-            })
-        })?;
+        let (_, ip) = ips.min()?;
         Some(Address { index: message.header.index, ip, prefix: message.header.prefix_len })
     };
-    Ok(answers.into_iter().filter_map(address).collect())
+    let messages = netlink::dump(Message::GetAddress(AddressMessage::default()));
+    Ok(context(messages, "list addresses")?.into_iter().filter_map(address).collect())
 }
 
-/// A route: its destination, `None` for the default route of its family.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A unicast route.
+#[derive(Debug)]
 pub struct Route {
+    /// `None` is the default route of the family.
     pub dst: Option<IpAddr>,
     pub prefix: u8,
     pub is_v4: bool,
@@ -129,37 +115,37 @@ pub struct Route {
     pub table: u32,
 }
 
-/// The routes of the calling thread's namespace, without those of the kernel to itself.
-pub fn routes() -> io::Result<Vec<Route>> {
-    use rtnetlink::packet_route::AddressFamily;
-    use rtnetlink::packet_route::route::RouteType;
-    let netlink = Netlink::open(Protocol::Route)?;
-    let answers = netlink.dump(Message::GetRoute(RouteMessage::default()))?;
-    let route = |message| {
-        let Message::NewRoute(message) = message else { return None };
-        if message.header.kind != RouteType::Unicast {
-            return None;
+/// The unicast routes of the calling thread's namespace, without the kernel's local and broadcast routes.
+pub fn routes() -> Result<Vec<Route>> {
+    let route = |message| match message {
+        Message::NewRoute(route) if route.header.kind == RouteType::Unicast => {
+            Some(read_route(&route))
         }
-        let mut route = Route {
-            dst: None,
-            prefix: message.header.destination_prefix_length,
-            is_v4: message.header.address_family == AddressFamily::Inet,
-            gateway: None,
-            oif: None,
-            table: u32::from(message.header.table),
-        };
-        for attribute in &message.attributes {
-            match attribute {
-                RouteAttribute::Destination(address) => route.dst = ip(address),
-                RouteAttribute::Gateway(address) => route.gateway = ip(address),
-                RouteAttribute::Oif(index) => route.oif = Some(*index),
-                RouteAttribute::Table(table) => route.table = *table,
-                _ => {}
-            }
-        }
-        Some(route)
+        _ => None,
     };
-    Ok(answers.into_iter().filter_map(route).collect())
+    let messages = netlink::dump(Message::GetRoute(RouteMessage::default()));
+    Ok(context(messages, "list routes")?.into_iter().filter_map(route).collect())
+}
+
+fn read_route(message: &RouteMessage) -> Route {
+    let mut route = Route {
+        dst: None,
+        prefix: message.header.destination_prefix_length,
+        is_v4: message.header.address_family == AddressFamily::Inet,
+        gateway: None,
+        oif: None,
+        table: u32::from(message.header.table),
+    };
+    for attribute in &message.attributes {
+        match attribute {
+            RouteAttribute::Destination(address) => route.dst = ip(address),
+            RouteAttribute::Gateway(address) => route.gateway = ip(address),
+            RouteAttribute::Oif(index) => route.oif = Some(*index),
+            RouteAttribute::Table(table) => route.table = *table,
+            _ => {}
+        }
+    }
+    route
 }
 
 fn ip(address: &RouteAddress) -> Option<IpAddr> {
@@ -170,114 +156,96 @@ fn ip(address: &RouteAddress) -> Option<IpAddr> {
     }
 }
 
-/// What is on a node, in lines: what is left of two ADDs and DELs is what only one of two snapshots has.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// The state of a namespace, one line for each object: an object that a plugin leaves behind is a line that only the
+/// later of two snapshots has.
+#[derive(Debug)]
 pub struct Snapshot(BTreeSet<String>);
 
 impl Snapshot {
     /// Links, addresses, routes, rules, qdiscs and packet filter of the calling thread's namespace.
-    pub fn of_kernel() -> io::Result<Snapshot> {
+    pub fn of_kernel() -> Result<Snapshot> {
         let links = links()?;
         let name = |index: u32| {
             let found = links.iter().find(|link| link.index == index);
             found.map_or_else(|| format!("#{index}"), |link| link.name.clone())
         };
         let mut found = BTreeSet::new();
-        for link in &links {
-            let Link { kind, mtu, up, master, .. } = link;
+        for Link { name: link, kind, mtu, up, master, .. } in &links {
             let master = master.map(name).unwrap_or_default();
-            found
-                .insert(format!("link {} {kind} mtu {mtu} up {up} master \"{master}\"", link.name));
+            found.insert(format!("link {link} {kind} mtu {mtu} up {up} master \"{master}\""));
         }
         for Address { index, ip, prefix } in addresses()? {
-            // The link-local ones come and go with their links, in their own time.
-            let is_link_local = matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local());
-            if !is_link_local {
+            // The kernel adds and removes link-local addresses asynchronously.
+            if !matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local()) {
                 found.insert(format!("address {ip}/{prefix} of {}", name(index)));
             }
         }
-        for route in routes()? {
-            let is_link_local = |ip: IpAddr| matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local() || v6.is_multicast());
-            if route.dst.is_some_and(is_link_local) {
+        for Route { dst, prefix, gateway, oif, table, is_v4 } in routes()? {
+            if matches!(dst, Some(IpAddr::V6(ip)) if ip.is_unicast_link_local() || ip.is_multicast())
+            {
                 continue;
             }
-            let Route { dst, prefix, gateway, oif, table, is_v4 } = route;
-            let (dst, gateway) = (dst.map(|ip| ip.to_string()), gateway.map(|ip| ip.to_string()));
-            let (dst, gateway) = (dst.unwrap_or_default(), gateway.unwrap_or_default());
-            let family = if is_v4 { 4 } else { 6 };
+            let text = |ip: Option<IpAddr>| ip.map(|ip| ip.to_string()).unwrap_or_default();
+            let (family, dst, gateway) = (if is_v4 { 4 } else { 6 }, text(dst), text(gateway));
             let by = oif.map(name).unwrap_or_default();
             found.insert(format!(
                 "route IPv{family} \"{dst}\"/{prefix} via \"{gateway}\" by {by} table {table}"
             ));
         }
-        let netlink = Netlink::open(Protocol::Route)?;
-        for rule in netlink.dump(Message::GetRule(RuleMessage::default()))? {
+        for rule in netlink::dump(Message::GetRule(RuleMessage::default()))? {
             if let Message::NewRule(rule) = rule {
                 found.insert(format!("rule {:?} {:?}", rule.header, rule.attributes));
             }
         }
-        for qdisc in netlink.dump(Message::GetQueueDiscipline(TcMessage::default()))? {
+        for qdisc in netlink::dump(Message::GetQueueDiscipline(TcMessage::default()))? {
             if let Message::NewQueueDiscipline(qdisc) = qdisc {
                 let kind = qdisc.attributes.iter().find_map(|attribute| match attribute {
-                    rtnetlink::packet_route::tc::TcAttribute::Kind(kind) => Some(kind.clone()),
+                    TcAttribute::Kind(kind) => Some(kind.as_str()),
                     _ => None,
                 });
                 let of = name(u32::try_from(qdisc.header.index).unwrap_or_default());
                 found.insert(format!("qdisc {} of {of}", kind.unwrap_or_default()));
             }
         }
-        found.extend(rules());
+        found.extend(filter_rules());
         Ok(Snapshot(found))
     }
 
-    /// With the files below these folders.
-    pub fn with_files(mut self, folders: &[&Path]) -> Snapshot {
-        for folder in folders {
-            self.walk(folder);
-        }
-        self
-    }
-
-    fn walk(&mut self, folder: &Path) {
+    /// Adds the files below a folder, without the namespaces, which are the suite's own.
+    pub fn add_files(&mut self, folder: &Path) {
         for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
             let (path, Ok(kind)) = (entry.path(), entry.file_type()) else { continue };
             if path.starts_with(NAMESPACES) {
-                // The suite's own.
-            } else if kind.is_dir() {
-                self.walk(&path);
+                continue;
+            }
+            if kind.is_dir() {
+                self.add_files(&path);
             } else {
                 self.0.insert(format!("file {}", path.display()));
             }
         }
     }
 
-    /// Whether a line has this text.
+    /// Whether a line contains this text.
     pub fn has(&self, text: &str) -> bool {
         self.0.iter().any(|line| line.contains(text))
     }
 
-    /// The lines that only this one has.
-    pub fn without<'s>(&'s self, other: &Snapshot) -> Vec<&'s str> {
-        let is_new = |line: &&String| !other.0.contains(*line);
-        self.0.iter().filter(is_new).map(String::as_str).collect()
+    /// The lines that the other snapshot lacks.
+    pub fn without(&self, other: &Snapshot) -> Vec<String> {
+        self.0.difference(&other.0).cloned().collect()
     }
 }
 
-/// The rules of `nf_tables`, iptables' among them, each with how many there are of it: bytes of its expressions
-/// in hexadecimal digits, since what they say matters less than that they are gone.
-fn rules() -> Vec<String> {
-    let Ok(netlink) = Netlink::open(Protocol::Netfilter) else { return Vec::new() };
-    let messages = netlink.dump_nftables(GETRULE, &[]).unwrap_or_default();
-    let mut all: Vec<String> = messages.iter().map(|message| rule(message)).collect();
+/// The `nf_tables` rules, including those of iptables, each with the number of equal ones.
+fn filter_rules() -> Vec<String> {
+    let messages = netlink::filter_rules().unwrap_or_default();
+    let mut all: Vec<String> = messages.iter().map(|message| filter_rule(message)).collect();
     all.sort();
-    let mut lines = Vec::new();
-    for same in all.chunk_by(|a, b| a == b) {
-        lines.push(format!("{} x {}", same.len(), same[0]));
-    }
-    lines
+    all.chunk_by(|a, b| a == b).map(|same| format!("{} x {}", same.len(), same[0])).collect()
 }
 
-fn rule(message: &[u8]) -> String {
+fn filter_rule(message: &[u8]) -> String {
     let mut texts = Vec::new();
     let mut rest = message.get(20..).unwrap_or_default();
     while let [a, b, c, d, ..] = rest {
@@ -288,14 +256,11 @@ fn rule(message: &[u8]) -> String {
             RULE_HANDLE | RULE_POSITION => {}
             // NFTA_RULE_TABLE, NFTA_RULE_CHAIN
             1 | 2 => texts.push(String::from_utf8_lossy(value).trim_end_matches('\0').to_owned()),
-            // Counters are in the expressions: only how long they are.
+            // The expressions contain counters: only the length is stable.
             _ => texts.push(format!("{kind}:{}", value.len())),
         }
         rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
     }
-    format!(
-        "filter rule of family {}: {}",
-        message.get(16).copied().unwrap_or_default(),
-        texts.join(" ")
-    )
+    let family = message.get(16).copied().unwrap_or_default();
+    format!("filter rule of family {family}: {}", texts.join(" "))
 }

@@ -5,9 +5,11 @@ use std::path::PathBuf;
 
 use lexopt::{Arg, Parser, ValueExt};
 
-use super::catalogue;
-use super::clause::Assertion;
+use super::assertions::{self, Assertion};
 use super::profiles::{KINDS, Profile};
+use super::report::Report;
+use super::run::Case;
+use super::{Result, context};
 
 const USAGE: &str = "\
 cni-sanity: tests whether CNI plugins do what the specification says
@@ -40,17 +42,8 @@ Options:
 Exit status: 0 all that is required holds; 1 something required does not; 2 wrong usage, or nothing to test.
 ";
 
-/// How the report is written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
-    Text,
-    Tap,
-    Junit,
-    Json,
-}
-
-/// What is tested, and how it is told.
-#[derive(Clone, Debug)]
+/// What is tested, and how it is reported.
+#[derive(Debug)]
 pub struct Options {
     pub folder: PathBuf,
     pub types: Vec<String>,
@@ -59,41 +52,31 @@ pub struct Options {
     pub versions: Vec<String>,
     pub config: Option<PathBuf>,
     pub expected: Vec<String>,
-    pub format: Format,
+    pub format: fn(&Report) -> String,
     pub badge: Option<PathBuf>,
     pub jobs: usize,
-    /// Cases that take long, in the newest version.
+    /// Runs the cases of minutes as well, in the newest version.
     pub faults: bool,
 }
 
-/// A case that a child process runs.
-#[derive(Clone, Debug)]
-pub struct Case {
-    pub name: String,
-    pub kind: String,
-    pub version: String,
-    pub folder: PathBuf,
-    pub config: Option<PathBuf>,
-    pub only: Option<String>,
-}
-
-/// What is to be done.
 #[derive(Debug)]
 pub enum Task {
     Print(String),
     Run(Options),
+    /// Names and folders.
     Scoreboard(Vec<(String, PathBuf)>, Options),
     Case(Case),
 }
 
 impl Options {
     /// Reads the command line, the program's name first.
-    pub fn read(args: impl Iterator<Item = OsString>) -> Result<Task, String> {
-        read(Parser::from_iter(args)).map_err(|error| format!("{error}; see: cni-sanity --help"))
+    pub fn read(args: impl Iterator<Item = OsString>) -> Result<Task> {
+        read(Parser::from_iter(args))
+            .map_err(|error| format!("{error}; see: cni-sanity --help").into())
     }
 }
 
-fn read(mut line: Parser) -> Result<Task, lexopt::Error> {
+fn read(mut line: Parser) -> Result<Task> {
     let mut options = Options {
         folder: PathBuf::new(),
         types: Vec::new(),
@@ -102,7 +85,7 @@ fn read(mut line: Parser) -> Result<Task, lexopt::Error> {
         versions: Vec::new(),
         config: None,
         expected: Vec::new(),
-        format: Format::Text,
+        format: Report::text,
         badge: None,
         faults: false,
         // Cases wait more than they compute.
@@ -129,14 +112,20 @@ fn read(mut line: Parser) -> Result<Task, lexopt::Error> {
             Arg::Long("expected-failures") => options.expected.extend(expected(line.value()?)?),
             Arg::Long("format") => options.format = format(&line.value()?.string()?)?,
             // For the suite's own child processes.
-            Arg::Long("case") => return case(&mut line),
+            Arg::Long("case") => {
+                return Ok(Task::Case(serde_json::from_str(&line.value()?.string()?)?));
+            }
             Arg::Value(word) => words.push(word.string()?),
-            other => return Err(other.unexpected()),
+            other => return Err(other.unexpected().into()),
         }
     }
     if is_scoreboard {
-        let folders = words.iter().map(|word| named_folder(word)).collect::<Result<_, _>>()?;
-        return Ok(Task::Scoreboard(folders, options));
+        let folders = words.iter().map(|word| {
+            let (name, folder) =
+                word.split_once('=').ok_or_else(|| format!("{word} is not NAME=FOLDER"))?;
+            Ok((name.to_owned(), PathBuf::from(folder)))
+        });
+        return Ok(Task::Scoreboard(folders.collect::<Result<_>>()?, options));
     }
     match words.as_slice() {
         [folder] => options.folder = folder.into(),
@@ -147,61 +136,43 @@ fn read(mut line: Parser) -> Result<Task, lexopt::Error> {
 }
 
 /// The ids in the file, without comments.
-fn expected(path: OsString) -> Result<Vec<String>, lexopt::Error> {
+fn expected(path: OsString) -> Result<Vec<String>> {
     let path = PathBuf::from(path);
-    let text = std::fs::read_to_string(&path)
-        .map_err(|error| format!("read {}: {error}", path.display()))?;
+    let text = context(std::fs::read_to_string(&path), &format!("read {}", path.display()))?;
     let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default().trim());
     Ok(lines.filter(|line| !line.is_empty()).map(str::to_owned).collect())
 }
 
-fn format(name: &str) -> Result<Format, lexopt::Error> {
+fn format(name: &str) -> Result<fn(&Report) -> String> {
     match name {
-        "text" => Ok(Format::Text),
-        "tap" => Ok(Format::Tap),
-        "junit" => Ok(Format::Junit),
-        "json" => Ok(Format::Json),
+        "text" => Ok(Report::text),
+        "tap" => Ok(Report::tap),
+        "junit" => Ok(Report::junit),
+        "json" => Ok(Report::json),
         other => Err(format!("unknown format {other}: text, tap, junit or json").into()),
     }
 }
 
-fn case(line: &mut Parser) -> Result<Task, lexopt::Error> {
-    let mut value = || line.value()?.string();
-    let (name, kind, version) = (value()?, value()?, value()?);
-    let (folder, config) = (value()?.into(), value()?);
-    let config = (!config.is_empty()).then(|| config.into());
-    let only = Some(value()?).filter(|only| !only.is_empty());
-    Ok(Task::Case(Case { name, kind, version, folder, config, only }))
-}
-
-fn named_folder(word: &str) -> Result<(String, PathBuf), lexopt::Error> {
-    let (name, folder) =
-        word.split_once('=').ok_or_else(|| format!("{word} is not NAME=FOLDER"))?;
-    Ok((name.to_owned(), PathBuf::from(folder)))
-}
-
-fn profile(name: &str) -> Result<Profile, lexopt::Error> {
+fn profile(name: &str) -> Result<Profile> {
     let all = [Profile::Interface, Profile::Chained, Profile::Ipam, Profile::Foreign];
-    let found = all.into_iter().find(|profile| profile.name() == name);
-    found.ok_or_else(|| {
+    all.into_iter().find(|profile| profile.name() == name).ok_or_else(|| {
         format!("unknown profile {name}: interface, chained, ipam or foreign").into()
     })
 }
 
 fn list() -> String {
     let mut out = String::new();
-    for assertion in catalogue::all() {
-        out +=
-            &(format!("{}\t{}\t{}", assertion.id, assertion.level.name(), assertion.text) + "\n");
+    for Assertion { id, level, text, .. } in assertions::all() {
+        out.extend([id, "\t", level.name(), "\t", text, "\n"]);
     }
     let kinds: Vec<String> =
         KINDS.iter().map(|kind| format!("{} ({})", kind.name, kind.profile.name())).collect();
     out + &format!("\nTypes that are known: {}\n", kinds.join(", "))
 }
 
-fn explain(id: &str) -> Result<Task, lexopt::Error> {
+fn explain(id: &str) -> Result<Task> {
     let assertion =
-        catalogue::find(id).ok_or_else(|| format!("no assertion {id}; --list has them all"))?;
+        assertions::find(id).ok_or_else(|| format!("no assertion {id}; --list has them all"))?;
     let Assertion { id, level, clause, text, why } = assertion;
     Ok(Task::Print(format!(
         "{id} ({})\n  says     {text}\n  clause   {clause}\n  otherwise  {why}\n",

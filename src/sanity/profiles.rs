@@ -1,4 +1,4 @@
-//! The types of plugins that are known: what a configuration of each has to say, and what it needs of the kernel.
+//! The known plugin types: a working configuration of each, and the kernel features that it needs.
 
 use std::path::Path;
 
@@ -9,21 +9,21 @@ use super::world::{Needs, UPLINK};
 /// The versions of the specification.
 pub const VERSIONS: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 
-/// What a plugin is for.
+/// The purpose of a plugin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Profile {
-    /// It makes an interface.
+    /// Creates an interface.
     Interface,
-    /// It changes what plugins before it made.
+    /// Changes what earlier plugins of the list created.
     Chained,
-    /// It gives out addresses.
+    /// Allocates addresses.
     Ipam,
-    /// Nothing is known but that it speaks the protocol.
+    /// Only known to implement the protocol.
     Foreign,
 }
 
 impl Profile {
-    /// Its name in options and reports.
+    /// The name in options and reports.
     pub fn name(self) -> &'static str {
         match self {
             Profile::Interface => "interface",
@@ -40,7 +40,7 @@ pub struct Kind {
     pub name: &'static str,
     pub profile: Profile,
     pub needs: Needs,
-    /// It asks an IPAM plugin for addresses.
+    /// Delegates to an IPAM plugin.
     pub has_ipam: bool,
 }
 
@@ -48,7 +48,7 @@ const fn kind(name: &'static str, profile: Profile, needs: Needs, has_ipam: bool
     Kind { name, profile, needs, has_ipam }
 }
 
-/// Those that are known.
+/// The known types.
 pub const KINDS: [Kind; 19] = [
     kind("bridge", Profile::Interface, Needs::Nothing, true),
     kind("ptp", Profile::Interface, Needs::Nothing, true),
@@ -67,13 +67,13 @@ pub const KINDS: [Kind; 19] = [
     kind("firewall", Profile::Chained, Needs::Nothing, false),
     kind("sbr", Profile::Chained, Needs::Nothing, false),
     kind("vrf", Profile::Chained, Needs::Vrf, false),
-    // Without its daemon and its records these only answer the protocol.
+    // Without their daemons only the protocol can be tested.
     kind("dhcp", Profile::Foreign, Needs::Nothing, false),
     kind("flannel", Profile::Foreign, Needs::Nothing, false),
 ];
 
-/// The subnets of the tests. Interfaces on the uplink are in its own subnets, so that the other host answers.
-pub fn ranges(kind: &str) -> Value {
+/// The subnets of the tests. Interfaces on the uplink use its subnets, so that the other host answers.
+fn ranges(kind: &str) -> Value {
     match kind {
         "macvlan" | "ipvlan" => json!([
             [{"subnet": "10.89.0.0/24", "rangeStart": "10.89.0.100", "rangeEnd": "10.89.0.200"}],
@@ -83,7 +83,7 @@ pub fn ranges(kind: &str) -> Value {
     }
 }
 
-/// host-local, or nothing where the folder has none.
+/// host-local, or an empty object if the folder lacks it.
 pub fn ipam(folder: &Path, kind: &str) -> Value {
     if !folder.join("host-local").exists() {
         return json!({});
@@ -134,10 +134,15 @@ pub fn configuration(kind: &Kind, version: &str, folder: &Path) -> Value {
     all
 }
 
-/// Adds the members of an object, and takes away those that are null.
+/// Sets members of an object; a null deletes the member.
 pub fn merge(into: &mut Value, members: Value) {
     if let (Value::Object(into), Value::Object(members)) = (into, members) {
-        into.extend(members);
-        into.retain(|_, value| !value.is_null());
+        for (key, value) in members {
+            if value.is_null() {
+                into.remove(&key);
+            } else {
+                into.insert(key, value);
+            }
+        }
     }
 }

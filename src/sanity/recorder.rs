@@ -1,5 +1,5 @@
-//! A plugin that writes down how it is called and answers what it was told to: by it the suite sees what plugins ask
-//! of others. It is this executable under another name.
+//! A plugin that records its calls and prints prepared answers, so that the suite observes the calls of delegating
+//! plugins. It is this executable under another name.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -11,19 +11,19 @@ use std::process::ExitCode;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::world::Result;
+use super::{Result, context};
 
-/// Its type.
+/// The type of the plugin.
 pub const NAME: &str = "sanity-recorder";
 
-/// The status that stands for an end by a signal.
+/// The prepared status for an end by a signal.
 pub const KILLED: u8 = 137;
 
-/// What it writes to stderr.
+/// The text on stderr.
 pub const WORDS: &str = "the recorder was here";
 
-/// A call.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+/// A recorded call.
+#[derive(Debug, Serialize, Deserialize)]
 pub struct Recorded {
     /// The variables whose names begin with `CNI_`.
     pub env: BTreeMap<String, String>,
@@ -31,32 +31,30 @@ pub struct Recorded {
 }
 
 impl Recorded {
-    /// A variable; empty if it was not there.
+    /// The value of a variable; empty if it was not set.
     pub fn variable(&self, name: &str) -> &str {
         self.env.get(name).map_or("", String::as_str)
     }
 }
 
-/// A recorder in a folder of its own.
+/// A recorder in its own folder.
 #[derive(Debug)]
 pub struct Recorder {
     pub folder: PathBuf,
 }
 
 impl Recorder {
-    /// Puts one into a folder, which is made.
+    /// Installs a recorder into a new folder.
     pub fn install(folder: &str) -> Result<Recorder> {
         let folder = PathBuf::from(folder);
-        let made = fs::create_dir_all(&folder)
-            .and_then(|()| fs::copy("/proc/self/exe", folder.join(NAME)));
-        made.map_err(|error| format!("install {NAME}: {error}"))?;
+        fs::create_dir_all(&folder)?;
+        context(fs::copy("/proc/self/exe", folder.join(NAME)), &format!("install {NAME}"))?;
         Ok(Recorder { folder })
     }
 
-    /// What it answers from now on to a verb.
+    /// Sets the answer to a verb.
     pub fn answers(&self, verb: &str, status: u8, stdout: &str) -> Result<()> {
-        fs::write(self.folder.join(verb), format!("{status}\n{stdout}"))
-            .map_err(|error| format!("write an answer: {error}"))
+        Ok(fs::write(self.folder.join(verb), format!("{status}\n{stdout}"))?)
     }
 
     /// The calls of a verb since the last [`Recorder::forget`].
@@ -66,19 +64,19 @@ impl Recorder {
         all.filter(|call| call.variable("CNI_COMMAND") == verb).collect()
     }
 
-    /// Forgets the calls.
+    /// Deletes the recorded calls.
     pub fn forget(&self) {
-        // Without calls there is no such file.
+        // The file does not exist before the first call.
         drop(fs::remove_file(self.folder.join("calls")));
     }
 }
 
-/// Whether this process was started as the recorder.
-pub fn is_meant() -> bool {
+/// Whether this process was started under the recorder's name.
+pub fn is_invoked() -> bool {
     env::args_os().next().is_some_and(|name| Path::new(&name).ends_with(NAME))
 }
 
-/// The recorder.
+/// The recorder's main function.
 pub fn run() -> ExitCode {
     record().unwrap_or_else(|error| {
         drop(writeln!(std::io::stderr(), "{NAME}: {error}"));

@@ -1,29 +1,40 @@
-//! What a run found, for people and for machines.
+//! Reports of a run, for people and for programs.
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::catalogue;
+use super::assertions::{self, Assertion, Level};
 use super::check::Verdict;
-use super::clause::Level;
 use super::known;
+use super::run::Case;
 
-/// What one case found.
-#[derive(Debug)]
+const LEVELS: [Level; 3] = [Level::Required, Level::Recommended, Level::Informational];
+
+/// The outcome of a case.
+#[derive(Debug, Serialize, Deserialize)]
 pub struct Outcome {
     pub kind: String,
     pub version: String,
-    pub case: &'static str,
+    pub case: String,
     pub verdicts: Vec<Verdict>,
-    /// Why it was not run.
+    /// The reason for which the case was not run.
     pub skipped: Option<String>,
-    /// What the suite itself could not do.
+    /// The failure of the suite itself.
     pub trouble: Option<String>,
 }
 
-/// An assertion that failed for a type, with the versions it failed for.
-#[derive(Debug)]
+impl Outcome {
+    /// An outcome without verdicts.
+    pub fn of(case: &Case) -> Outcome {
+        let (kind, version) = (case.kind.clone(), case.version.clone());
+        let (case, verdicts) = (case.name.clone(), Vec::new());
+        Outcome { kind, version, case, verdicts, skipped: None, trouble: None }
+    }
+}
+
+/// An assertion that failed for a type, with the versions for which it failed.
 struct Failure<'a> {
     level: Level,
     kind: &'a str,
@@ -41,188 +52,152 @@ pub struct Report {
 
 impl Report {
     fn is_expected(&self, kind: &str, id: &str) -> bool {
-        let of_kind = format!("{id}@{kind}");
-        self.expected.iter().any(|line| line == id || *line == of_kind)
+        self.expected.iter().any(|line| covers(line, kind, id))
     }
 
-    /// The failures, the worst first, each once.
-    fn failures(&self) -> Vec<Failure<'_>> {
-        let mut all: Vec<Failure<'_>> = Vec::new();
-        for outcome in &self.outcomes {
-            for verdict in outcome.verdicts.iter().filter(|verdict| !verdict.passed) {
-                let (kind, version) = (outcome.kind.as_str(), outcome.version.as_str());
-                let known =
-                    all.iter_mut().find(|one| one.kind == kind && one.verdict.id == verdict.id);
-                match known {
-                    Some(one) if one.versions.contains(&version) => {}
-                    Some(one) => one.versions.push(version),
-                    None => all.push(Failure {
-                        level: level(&verdict.id),
-                        kind,
-                        verdict,
-                        versions: vec![version],
-                    }),
-                }
-            }
-        }
-        all.sort_by_key(|one| (one.level, one.kind, &one.verdict.id));
-        all
-    }
-
-    /// Assertions that were looked at, and those that failed, of a level.
-    pub fn count(&self, of: Level) -> (usize, usize) {
-        let verdicts = self.outcomes.iter().flat_map(|outcome| &outcome.verdicts);
-        let of_level = verdicts.filter(|verdict| level(&verdict.id) == of);
-        of_level
-            .fold((0, 0), |(all, failed), verdict| (all + 1, failed + usize::from(!verdict.passed)))
-    }
-
-    /// Whether nothing that is required failed, but for what was expected to, and the suite could do its work.
-    pub fn is_good(&self) -> bool {
-        let bad = |one: &Failure<'_>| {
-            one.level == Level::Required && !self.is_expected(one.kind, &one.verdict.id)
-        };
-        !self.failures().iter().any(bad)
-            && self.outcomes.iter().all(|outcome| outcome.trouble.is_none())
-    }
-
-    /// Expected failures that did not happen.
-    fn unexpected_passes(&self) -> Vec<&String> {
-        let failures = self.failures();
-        let happened = |line: &&String| {
-            failures.iter().any(|one| {
-                **line == one.verdict.id || **line == format!("{}@{}", one.verdict.id, one.kind)
-            })
-        };
-        self.expected.iter().filter(|line| !happened(line)).collect()
-    }
-
-    /// For people.
-    pub fn text(&self) -> String {
-        let mut out = String::new();
-        let mut line = |text: String| out.push_str(&(text + "\n"));
-        for Failure { level, kind, verdict, versions } in self.failures() {
-            let expected = if self.is_expected(kind, &verdict.id) { " (expected)" } else { "" };
-            let Some(assertion) = catalogue::find(&verdict.id) else { continue };
-            line(format!(
-                "FAIL {} {kind} {}{expected}: {}",
-                level.name(),
-                verdict.id,
-                assertion.text
-            ));
-            line(format!("  versions  {}", versions.join(", ")));
-            line(format!("  clause    {}", assertion.clause));
-            line(format!("  seen      {}", verdict.detail));
-            if let Some(thread) = known::thread(kind, &verdict.id) {
-                line(format!("  known     {thread}"));
-            }
-            if !verdict.by_hand.is_empty() {
-                line(format!("  by hand   {}", verdict.by_hand));
-            }
-        }
-        for outcome in &self.outcomes {
-            let Outcome { kind, version, case, .. } = outcome;
-            if let Some(why) = &outcome.skipped {
-                line(format!("SKIP {kind} {version} {case}: {why}"));
-            }
-            if let Some(why) = &outcome.trouble {
-                line(format!("TROUBLE {kind} {version} {case}: {why}"));
-            }
-        }
-        for one in self.unexpected_passes() {
-            line(format!("PASS {one}, which was expected to fail"));
-        }
-        for level in [Level::Required, Level::Recommended, Level::Informational] {
-            let (all, failed) = self.count(level);
-            line(format!("{}: {} of {all} passed", level.name(), all - failed));
-        }
-        out
-    }
-
-    /// Each verdict.
-    fn each(&self) -> impl Iterator<Item = (&Outcome, &Verdict)> {
+    /// The verdicts with their cases.
+    fn verdicts(&self) -> impl Iterator<Item = (&Outcome, &Verdict)> {
         self.outcomes
             .iter()
             .flat_map(|outcome| outcome.verdicts.iter().map(move |verdict| (outcome, verdict)))
     }
 
-    /// The Test Anything Protocol, version 13. What is not required is a TODO.
-    pub fn tap(&self) -> String {
-        let mut out = format!("TAP version 13\n1..{}\n", self.each().count());
-        for (number, (outcome, verdict)) in self.each().enumerate() {
-            let not = if verdict.passed { "" } else { "not " };
-            let level = level(&verdict.id);
-            let todo = if level == Level::Required {
-                String::new()
-            } else {
-                format!(" # TODO {}", level.name())
-            };
-            let todo = if verdict.passed { String::new() } else { todo };
-            out += &(format!(
-                "{not}ok {} {} {} {}{todo}",
-                number + 1,
-                outcome.kind,
-                outcome.version,
-                verdict.id
-            ) + "\n");
+    /// The failures, most severe first, one for each type and assertion.
+    fn failures(&self) -> Vec<Failure<'_>> {
+        let mut all: BTreeMap<(Level, &str, &str), Failure<'_>> = BTreeMap::new();
+        for (outcome, verdict) in self.verdicts().filter(|(_, verdict)| !verdict.passed) {
+            let (level, kind) = (level(&verdict.id), outcome.kind.as_str());
+            let failure = all.entry((level, kind, &verdict.id));
+            let failure = failure.or_insert(Failure { level, kind, verdict, versions: Vec::new() });
+            if !failure.versions.contains(&outcome.version.as_str()) {
+                failure.versions.push(&outcome.version);
+            }
         }
-        out
+        all.into_values().collect()
     }
 
-    /// XML as `JUnit` writes it: a suite for each type, a failure for what is required, and `skipped` for the rest that failed.
+    /// The tested assertions of a level, and those that passed.
+    fn count(&self, of: Level) -> (usize, usize) {
+        let all = self.verdicts().filter(|(_, verdict)| level(&verdict.id) == of);
+        all.fold((0, 0), |(all, passed), (_, verdict)| {
+            (all + 1, passed + usize::from(verdict.passed))
+        })
+    }
+
+    /// Whether no required assertion failed unexpectedly, and the suite itself did not fail.
+    pub fn is_good(&self) -> bool {
+        let is_bad = |failure: &Failure<'_>| {
+            failure.level == Level::Required && !self.is_expected(failure.kind, &failure.verdict.id)
+        };
+        !self.failures().iter().any(is_bad)
+            && self.outcomes.iter().all(|outcome| outcome.trouble.is_none())
+    }
+
+    /// For people.
+    pub fn text(&self) -> String {
+        let mut lines = Vec::new();
+        let failures = self.failures();
+        for Failure { level, kind, verdict, versions } in &failures {
+            let expected = if self.is_expected(kind, &verdict.id) { " (expected)" } else { "" };
+            let Some(assertion) = assertions::find(&verdict.id) else { continue };
+            let Assertion { id, clause, text, .. } = assertion;
+            lines.push(format!("FAIL {} {kind} {id}{expected}: {text}", level.name()));
+            lines.push(format!("  versions  {}", versions.join(", ")));
+            lines.push(format!("  clause    {clause}"));
+            lines.push(format!("  seen      {}", verdict.detail));
+            if let Some(thread) = known::thread(kind, id) {
+                lines.push(format!("  known     {thread}"));
+            }
+            if !verdict.by_hand.is_empty() {
+                lines.push(format!("  by hand   {}", verdict.by_hand));
+            }
+        }
+        for Outcome { kind, version, case, skipped, trouble, .. } in &self.outcomes {
+            for (what, why) in [("SKIP", skipped), ("TROUBLE", trouble)] {
+                if let Some(why) = why {
+                    lines.push(format!("{what} {kind} {version} {case}: {why}"));
+                }
+            }
+        }
+        for id in &self.expected {
+            if !failures.iter().any(|failure| covers(id, failure.kind, &failure.verdict.id)) {
+                lines.push(format!("PASS {id}, which was expected to fail"));
+            }
+        }
+        for level in LEVELS {
+            let (all, passed) = self.count(level);
+            lines.push(format!("{}: {passed} of {all} passed", level.name()));
+        }
+        joined(&lines)
+    }
+
+    /// The Test Anything Protocol, version 13. A failure of another level than `required` is a TODO.
+    pub fn tap(&self) -> String {
+        let mut lines = vec![format!("TAP version 13\n1..{}", self.verdicts().count())];
+        for (number, (Outcome { kind, version, .. }, verdict)) in (1..).zip(self.verdicts()) {
+            let id = &verdict.id;
+            let (not, todo) = match (verdict.passed, level(id)) {
+                (true, _) => ("", String::new()),
+                (false, Level::Required) => ("not ", String::new()),
+                (false, level) => ("not ", format!(" # TODO {}", level.name())),
+            };
+            lines.push(format!("{not}ok {number} {kind} {version} {id}{todo}"));
+        }
+        joined(&lines)
+    }
+
+    /// `JUnit` XML: a suite for each type; failures of other levels than `required` are `skipped`.
     pub fn junit(&self) -> String {
         let mut suites: BTreeMap<&str, Vec<(&Outcome, &Verdict)>> = BTreeMap::new();
-        for (outcome, verdict) in self.each() {
+        for (outcome, verdict) in self.verdicts() {
             suites.entry(&outcome.kind).or_default().push((outcome, verdict));
         }
-        let mut out = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites>\n".to_owned();
+        let mut lines = vec!["<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites>".to_owned()];
         for (kind, verdicts) in suites {
-            let is_bad =
-                |verdict: &Verdict| !verdict.passed && level(&verdict.id) == Level::Required;
-            let failures = verdicts.iter().filter(|(_, verdict)| is_bad(verdict)).count();
-            let tests = verdicts.len();
-            out +=
-                &(format!("<testsuite name=\"{kind}\" tests=\"{tests}\" failures=\"{failures}\">")
-                    + "\n");
-            for (outcome, verdict) in verdicts {
-                let detail = escaped(&format!("{}\n{}", verdict.detail, verdict.by_hand));
-                let body = match (verdict.passed, is_bad(verdict)) {
+            let (tests, mut failures, mut cases) = (verdicts.len(), 0, Vec::new());
+            for (Outcome { version, .. }, Verdict { id, passed, detail, by_hand }) in verdicts {
+                let body = match (passed, level(id)) {
                     (true, _) => String::new(),
-                    (false, true) => format!("<failure>{detail}</failure>"),
-                    (false, false) => {
-                        format!("<skipped message=\"{}\"/>", level(&verdict.id).name())
+                    (false, Level::Required) => {
+                        failures += 1;
+                        format!("<failure>{}</failure>", escaped(&format!("{detail}\n{by_hand}")))
                     }
+                    (false, level) => format!("<skipped message=\"{}\"/>", level.name()),
                 };
-                out += &(format!(
-                    "<testcase classname=\"{kind}.{}\" name=\"{}\">{body}</testcase>",
-                    outcome.version, verdict.id
-                ) + "\n");
+                cases.push(format!(
+                    "<testcase classname=\"{kind}.{version}\" name=\"{id}\">{body}</testcase>"
+                ));
             }
-            out.push_str("</testsuite>\n");
+            lines.push(format!(
+                "<testsuite name=\"{kind}\" tests=\"{tests}\" failures=\"{failures}\">\n{}</testsuite>",
+                joined(&cases)
+            ));
         }
-        out + "</testsuites>\n"
+        lines.push("</testsuites>".to_owned());
+        joined(&lines)
     }
 
-    /// Everything, for programs.
+    /// All verdicts, for programs.
     pub fn json(&self) -> String {
-        let verdicts: Vec<Value> = self.each().map(|(outcome, verdict)| {
-            let assertion = catalogue::find(&verdict.id);
+        let verdicts = self.verdicts().map(|(outcome, verdict)| {
+            let clause = assertions::find(&verdict.id).map(|assertion| assertion.clause);
             json!({"type": outcome.kind, "version": outcome.version, "id": verdict.id, "passed": verdict.passed,
-                "level": level(&verdict.id).name(), "clause": assertion.map(|assertion| assertion.clause),
-                "detail": verdict.detail, "byHand": verdict.by_hand})
-        }).collect();
+                "level": level(&verdict.id).name(), "clause": clause, "detail": verdict.detail,
+                "byHand": verdict.by_hand})
+        });
         let skipped = self.outcomes.iter().filter_map(|outcome| {
             let why = outcome.skipped.as_ref()?;
             Some(json!({"type": outcome.kind, "version": outcome.version, "case": outcome.case, "why": why}))
         });
-        json!({"verdicts": verdicts, "skipped": skipped.collect::<Vec<_>>()}).to_string() + "\n"
+        let (verdicts, skipped): (Vec<Value>, Vec<Value>) = (verdicts.collect(), skipped.collect());
+        json!({"verdicts": verdicts, "skipped": skipped}).to_string() + "\n"
     }
 
-    /// A picture for a README: how many of the required assertions passed.
+    /// An SVG for a README: the number of required assertions that passed.
     pub fn badge(&self) -> String {
-        let (all, failed) = self.count(Level::Required);
-        let color = if failed == 0 && all > 0 { "#2e7d32" } else { "#c62828" };
-        let text = format!("{} of {all}", all - failed);
+        let (all, passed) = self.count(Level::Required);
+        let color = if passed == all && all > 0 { "#2e7d32" } else { "#c62828" };
+        let text = format!("{passed} of {all}");
         format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"180\" height=\"20\" role=\"img\" aria-label=\"cni-sanity: {text}\">\
              <rect width=\"80\" height=\"20\" fill=\"#555\"/><rect x=\"80\" width=\"100\" height=\"20\" fill=\"{color}\"/>\
@@ -231,32 +206,36 @@ impl Report {
         )
     }
 
-    /// A row of a scoreboard, and its failures.
+    /// A row of a scoreboard, and rows of its failures.
     pub fn row(&self, name: &str) -> (String, String) {
-        let mut row = format!("| {name} |");
-        for level in [Level::Required, Level::Recommended, Level::Informational] {
-            let (all, failed) = self.count(level);
-            row.extend([" ", &(all - failed).to_string(), " of ", &all.to_string(), " |"]);
+        let counts = LEVELS.map(|level| self.count(level));
+        let counts = counts.map(|(all, passed)| format!("{passed} of {all}"));
+        let mut list = Vec::new();
+        for Failure { kind, verdict, versions, .. } in self.failures() {
+            let Some(assertion) = assertions::find(&verdict.id) else { continue };
+            let Assertion { id, level, clause, text, .. } = assertion;
+            let thread = known::thread(kind, id).unwrap_or_default();
+            let (level, versions) = (level.name(), versions.join(", "));
+            list.push(format!(
+                "| {level} | {kind} | `{id}` | {text} | {clause} | {versions} | {thread} |"
+            ));
         }
-        let mut list = String::new();
-        for Failure { level, kind, verdict, versions } in self.failures() {
-            let Some(assertion) = catalogue::find(&verdict.id) else { continue };
-            let thread = known::thread(kind, &verdict.id).unwrap_or_default();
-            let versions = versions.join(", ");
-            list += &(format!(
-                "| {} | {kind} | `{}` | {} | {} | {versions} | {thread} |",
-                level.name(),
-                verdict.id,
-                assertion.text,
-                assertion.clause
-            ) + "\n");
-        }
-        (row, list)
+        (format!("| {name} | {} |\n", counts.join(" | ")), joined(&list))
     }
 }
 
+/// The lines, each with its end.
+fn joined(lines: &[String]) -> String {
+    lines.iter().flat_map(|line| [line, "\n"]).collect()
+}
+
+/// Whether a line of the expected failures is about this assertion.
+fn covers(line: &str, kind: &str, id: &str) -> bool {
+    line == id || line.strip_suffix(kind).and_then(|line| line.strip_suffix('@')) == Some(id)
+}
+
 fn level(id: &str) -> Level {
-    catalogue::find(id).map_or(Level::Informational, |assertion| assertion.level)
+    assertions::find(id).map_or(Level::Informational, |assertion| assertion.level)
 }
 
 fn escaped(text: &str) -> String {

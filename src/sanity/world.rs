@@ -1,8 +1,7 @@
-//! A node of a case's own: mount and network namespaces in which plugins cannot touch the machine, an uplink with
-//! another host behind it, and namespaces of containers.
+//! The node of a case: mount and network namespaces that isolate plugins from the machine, an uplink to another host,
+//! and namespaces of containers.
 
 use std::fs::{self, File};
-use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
@@ -18,20 +17,21 @@ use rtnetlink::packet_route::rule::RuleMessage;
 use rtnetlink::packet_route::tc::{TcAttribute, TcMessage};
 use rtnetlink::packet_route::{AddressFamily, RouteNetlinkMessage as Message};
 use rtnetlink::{
-    AddressMessageBuilder, LinkDummy, LinkIpVlan, LinkUnspec, LinkVeth, LinkVlan, LinkVrf,
-    RouteMessageBuilder,
+    AddressMessageBuilder, LinkDummy, LinkIpVlan, LinkMessageBuilder, LinkUnspec, LinkVeth,
+    LinkVlan, LinkVrf, RouteMessageBuilder,
 };
 
-use super::netlink::{Netlink, Protocol};
+use super::netlink;
 use super::observe::{self, NAMESPACES, Snapshot};
+use super::{Result, context};
 
-/// Where plugins keep state.
+/// The folders in which plugins keep state.
 pub const STATE: [&str; 2] = ["/var/lib/cni", "/run"];
 
 /// The node's uplink, the master of interfaces that need one.
 pub const UPLINK: &str = "eth0";
 
-/// The other host, by which traffic out of the node is seen. It has no route to the containers.
+/// The other host, which observes traffic from the node. It has no route to the containers.
 pub const OUTSIDE: [IpAddr; 2] = [
     IpAddr::V4(Ipv4Addr::new(10, 89, 0, 1)),
     IpAddr::V6(Ipv6Addr::new(0xfd89, 0, 0, 0, 0, 0, 0, 1)),
@@ -43,11 +43,8 @@ pub const NODE: [IpAddr; 2] = [
     IpAddr::V6(Ipv6Addr::new(0xfd89, 0, 0, 0, 0, 0, 0, 2)),
 ];
 
-/// A result whose error says what the suite could not do.
-pub type Result<T> = std::result::Result<T, String>;
-
-/// A kind of link that not every kernel has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A kind of link that not every kernel supports.
+#[derive(Clone, Copy, Debug)]
 pub enum Needs {
     Nothing,
     Dummy,
@@ -56,131 +53,110 @@ pub enum Needs {
     Vrf,
 }
 
-/// The node. The process has it for itself and ends with it.
-#[derive(Debug)]
-pub struct World {
-    outside: Netns,
-}
-
 /// A network namespace at a path.
 #[derive(Clone, Debug)]
 pub struct Netns {
     pub path: PathBuf,
 }
 
-fn said<T>(result: std::result::Result<T, impl Into<io::Error>>, what: &str) -> Result<T> {
-    result.map_err(|error| format!("{what}: {}", error.into()))
+/// Creates the node and moves this process, which must be single-threaded, into it. The node ends with the process.
+pub fn enter() -> Result<()> {
+    become_root()?;
+    context(unshare(CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWNET), "unshare")?;
+    let none = None::<&Path>;
+    let private = mount(none, "/", none, MsFlags::MS_PRIVATE | MsFlags::MS_REC, none);
+    context(private, "make mounts private")?;
+    for folder in STATE {
+        context(fs::create_dir_all(folder), folder)?;
+        context(mount(Some("tmpfs"), folder, Some("tmpfs"), MsFlags::empty(), none), folder)?;
+    }
+    // /sys shows the network namespace in which it was mounted.
+    context(mount(Some("sysfs"), "/sys", Some("sysfs"), MsFlags::empty(), none), "/sys")?;
+    context(fs::create_dir_all(NAMESPACES), NAMESPACES)?;
+    disable_dad();
+    up("lo")?;
+    let outside = Netns::new("outside")?;
+    make_pair(UPLINK, "out0")?;
+    let file = context(File::open(&outside.path), "open the namespace")?;
+    set_link("out0", |link| link.setns_by_fd(file.as_raw_fd()))?;
+    up(UPLINK)?;
+    NODE.iter().try_for_each(|ip| add_address(UPLINK, *ip))?;
+    outside.run(|| {
+        up("out0")?;
+        OUTSIDE.iter().try_for_each(|ip| add_address("out0", *ip))
+    })?;
+    OUTSIDE.iter().try_for_each(|ip| add_default_route(*ip))
 }
 
-impl World {
-    /// Makes the node and moves this process into it, which must have one thread.
-    pub fn enter() -> Result<World> {
-        become_root()?;
-        said(unshare(CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWNET), "unshare")?;
-        let none = None::<&Path>;
-        said(
-            mount(none, "/", none, MsFlags::MS_PRIVATE | MsFlags::MS_REC, none),
-            "make mounts private",
-        )?;
-        for folder in STATE {
-            said(fs::create_dir_all(folder), folder)?;
-            said(mount(Some("tmpfs"), folder, Some("tmpfs"), MsFlags::empty(), none), folder)?;
-        }
-        // That of the new network namespace.
-        said(mount(Some("sysfs"), "/sys", Some("sysfs"), MsFlags::empty(), none), "/sys")?;
-        said(fs::create_dir_all(NAMESPACES), NAMESPACES)?;
-        // Without duplicate address detection addresses are there at once.
-        drop(fs::write("/proc/sys/net/ipv6/conf/default/accept_dad", "0"));
-        drop(fs::write("/proc/sys/net/ipv6/conf/all/accept_dad", "0"));
-        up("lo")?;
-        let world = World { outside: Netns::new("outside")? };
-        world.wire()?;
-        Ok(world)
+/// Root of a new user namespace, for users other than root.
+fn become_root() -> Result<()> {
+    let (user, group) = (Uid::effective(), Gid::effective());
+    if user.is_root() {
+        return Ok(());
     }
+    context(unshare(CloneFlags::CLONE_NEWUSER), "unshare the user namespace (or be root)")?;
+    for (file, text) in [
+        ("/proc/self/setgroups", "deny".to_owned()),
+        ("/proc/self/uid_map", format!("0 {user} 1")),
+        ("/proc/self/gid_map", format!("0 {group} 1")),
+    ] {
+        context(fs::write(file, text), file)?;
+    }
+    Ok(())
+}
 
-    /// The uplink and its other end.
-    fn wire(&self) -> Result<()> {
-        let route = said(Netlink::open(Protocol::Route), "open netlink")?;
-        let pair = LinkVeth::new(UPLINK, "out0").build();
-        said(route.create(Message::NewLink(pair)), "make the uplink")?;
-        let index = index("out0")?;
-        let other = said(File::open(&self.outside.path), "open the namespace")?;
-        let moved = LinkUnspec::new_with_index(index).setns_by_fd(other.as_raw_fd()).build();
-        said(route.change(Message::SetLink(moved)), "move the uplink's end")?;
-        up(UPLINK)?;
-        NODE.iter().try_for_each(|ip| add_address(UPLINK, *ip))?;
-        self.outside.run(|| {
-            up("out0")?;
-            OUTSIDE.iter().try_for_each(|ip| add_address("out0", *ip))
-        })?;
-        OUTSIDE.iter().try_for_each(|ip| add_default(*ip))
-    }
-
-    /// The namespace of the other host.
-    pub fn outside(&self) -> &Netns {
-        &self.outside
-    }
+/// Without duplicate address detection IPv6 addresses are usable at once. The kernel may lack IPv6.
+fn disable_dad() {
+    drop(fs::write("/proc/sys/net/ipv6/conf/default/accept_dad", "0"));
+    drop(fs::write("/proc/sys/net/ipv6/conf/all/accept_dad", "0"));
 }
 
 impl Netns {
-    /// A new one below `/run/netns`, with `lo` up.
+    /// Creates a namespace below `/run/netns`.
     pub fn new(name: &str) -> Result<Netns> {
-        let netns = Netns { path: Path::new(NAMESPACES).join(name) };
-        said(File::create(&netns.path), "make a file for the namespace")?;
-        let path = netns.path.clone();
-        let made = thread::spawn(move || {
-            said(unshare(CloneFlags::CLONE_NEWNET), "unshare")?;
-            drop(fs::write("/proc/sys/net/ipv6/conf/default/accept_dad", "0"));
-            drop(fs::write("/proc/sys/net/ipv6/conf/all/accept_dad", "0"));
+        let path = Path::new(NAMESPACES).join(name);
+        context(File::create(&path), "create a file for the namespace")?;
+        let create = || {
+            context(unshare(CloneFlags::CLONE_NEWNET), "unshare")?;
+            disable_dad();
             let source = Some(Path::new("/proc/thread-self/ns/net"));
             let none = None::<&Path>;
-            said(mount(source, &path, none, MsFlags::MS_BIND, none), "bind the namespace")
-        });
-        made.join().map_err(|_| "make a namespace: panic".to_owned())??;
-        Ok(netns)
+            context(mount(source, &path, none, MsFlags::MS_BIND, none), "bind the namespace")
+        };
+        thread::scope(|scope| scope.spawn(create).join())
+            .map_err(|_| "create a namespace: panic")??;
+        Ok(Netns { path })
     }
 
-    /// Its path as plugins get it.
+    /// The value of `CNI_NETNS`.
     pub fn path(&self) -> String {
         self.path.display().to_string()
     }
 
-    /// Runs code in it, on a thread of its own.
+    /// Runs code in the namespace, on a new thread.
     pub fn run<T: Send>(&self, code: impl FnOnce() -> Result<T> + Send) -> Result<T> {
-        thread::scope(|scope| {
-            let inside = scope.spawn(|| {
-                let file = said(File::open(&self.path), "open the namespace")?;
-                said(setns(file, CloneFlags::CLONE_NEWNET), "enter the namespace")?;
-                code()
-            });
-            inside.join().map_err(|_| "in the namespace: panic".to_owned())?
-        })
+        let inside = || {
+            let file = context(File::open(&self.path), "open the namespace")?;
+            context(setns(file, CloneFlags::CLONE_NEWNET), "enter the namespace")?;
+            code()
+        };
+        thread::scope(|scope| scope.spawn(inside).join()).map_err(|_| "in the namespace: panic")?
     }
 
-    /// What is in it.
+    /// The kernel's state in the namespace.
     pub fn snapshot(&self) -> Result<Snapshot> {
-        self.run(|| said(Snapshot::of_kernel(), "look at the kernel"))
+        self.run(Snapshot::of_kernel)
     }
 
-    /// Its links.
-    pub fn links(&self) -> Result<Vec<observe::Link>> {
-        self.run(|| said(observe::links(), "list links"))
+    /// The link of this name, if the namespace has one.
+    pub fn link(&self, name: &str) -> Result<Option<observe::Link>> {
+        Ok(self.run(observe::links)?.into_iter().find(|link| link.name == name))
     }
 
-    /// Its addresses.
-    pub fn addresses(&self) -> Result<Vec<observe::Address>> {
-        self.run(|| said(observe::addresses(), "list addresses"))
-    }
-
-    /// Its routes.
-    pub fn routes(&self) -> Result<Vec<observe::Route>> {
-        self.run(|| said(observe::routes(), "list routes"))
-    }
-
-    /// Takes it away, as a runtime does whose container has died.
+    /// Deletes the namespace, as a runtime does after the end of its container.
     pub fn remove(&self) -> Result<()> {
-        said(umount2(&self.path, MntFlags::MNT_DETACH), "unmount the namespace")?;
-        said(fs::remove_file(&self.path), "remove the namespace's file")
+        context(umount2(&self.path, MntFlags::MNT_DETACH), "unmount the namespace")?;
+        context(fs::remove_file(&self.path), "delete the namespace's file")
     }
 }
 
@@ -189,76 +165,54 @@ pub fn node() -> Netns {
     Netns { path: "/proc/self/ns/net".into() }
 }
 
-/// What is on the node.
+/// The namespace of the other host.
+pub fn outside() -> Netns {
+    Netns { path: Path::new(NAMESPACES).join("outside") }
+}
+
+/// The state of the node: kernel and files.
 pub fn snapshot() -> Result<Snapshot> {
-    let folders: Vec<&Path> = STATE.iter().map(Path::new).collect();
-    said(Snapshot::of_kernel(), "look at the kernel").map(|snapshot| snapshot.with_files(&folders))
+    let mut snapshot = Snapshot::of_kernel()?;
+    for folder in STATE {
+        snapshot.add_files(Path::new(folder));
+    }
+    Ok(snapshot)
 }
 
-/// Root of a user namespace of its own, for users that are not root.
-fn become_root() -> Result<()> {
-    let (user, group) = (Uid::effective(), Gid::effective());
-    if user.is_root() {
-        return Ok(());
-    }
-    said(unshare(CloneFlags::CLONE_NEWUSER), "unshare the user namespace (or be root)")?;
-    for (file, text) in [
-        ("/proc/self/setgroups", "deny".to_owned()),
-        ("/proc/self/uid_map", format!("0 {user} 1")),
-        ("/proc/self/gid_map", format!("0 {group} 1")),
-    ] {
-        said(fs::write(file, text), file)?;
-    }
-    Ok(())
-}
-
-/// The number of a link of the calling thread's namespace.
+/// The index of a link of the calling thread's namespace.
 pub fn index(name: &str) -> Result<u32> {
-    let links = said(observe::links(), "list links")?;
-    let found = links.iter().find(|link| link.name == name).map(|link| link.index);
-    found.ok_or_else(|| format!("link {name} is missing"))
-}
-
-/// The links of the calling thread's namespace.
-pub fn links() -> Result<Vec<observe::Link>> {
-    said(observe::links(), "list links")
+    let link = observe::links()?.into_iter().find(|link| link.name == name);
+    link.map(|link| link.index).ok_or_else(|| format!("link {name} is missing").into())
 }
 
 /// Switches a link on.
-pub fn up(name: &str) -> Result<()> {
-    let message = LinkUnspec::new_with_index(index(name)?).up().build();
-    let route = said(Netlink::open(Protocol::Route), "open netlink")?;
-    said(route.change(Message::SetLink(message)), "switch a link on")
+fn up(name: &str) -> Result<()> {
+    set_link(name, LinkMessageBuilder::up)
 }
 
-/// Switches a link off.
-pub fn down(name: &str) -> Result<()> {
-    let message = LinkUnspec::new_with_index(index(name)?).down().build();
-    let route = said(Netlink::open(Protocol::Route), "open netlink")?;
-    said(route.change(Message::SetLink(message)), "switch a link off")
+/// Changes a link.
+pub fn set_link(
+    name: &str,
+    change: impl FnOnce(LinkMessageBuilder<LinkUnspec>) -> LinkMessageBuilder<LinkUnspec>,
+) -> Result<()> {
+    let message = change(LinkUnspec::new_with_index(index(name)?)).build();
+    context(netlink::change(Message::SetLink(message)), &format!("change link {name}"))
 }
 
 /// Deletes a link.
 pub fn delete(name: &str) -> Result<()> {
     let message = LinkUnspec::new_with_index(index(name)?).build();
-    let route = said(Netlink::open(Protocol::Route), "open netlink")?;
-    said(route.change(Message::DelLink(message)), "delete a link")
-}
-
-/// Sets the MTU of a link.
-pub fn set_mtu(name: &str, mtu: u32) -> Result<()> {
-    let message = LinkUnspec::new_with_index(index(name)?).mtu(mtu).build();
-    let route = said(Netlink::open(Protocol::Route), "open netlink")?;
-    said(route.change(Message::SetLink(message)), "set an MTU")
+    context(netlink::change(Message::DelLink(message)), "delete a link")
 }
 
 /// Deletes the IPv4 addresses of a link.
 pub fn delete_addresses(name: &str) -> Result<()> {
     let index = index(name)?;
     delete_all(Message::GetAddress(AddressMessage::default()), |message| match message {
-        Message::NewAddress(one) => {
-            let is_of_it = one.header.index == index && one.header.family == AddressFamily::Inet;
-            is_of_it.then_some(Message::DelAddress(one))
+        Message::NewAddress(address)
+            if address.header.index == index && address.header.family == AddressFamily::Inet =>
+        {
+            Some(Message::DelAddress(address))
         }
         _ => None,
     })
@@ -267,50 +221,49 @@ pub fn delete_addresses(name: &str) -> Result<()> {
 /// Deletes the default routes.
 pub fn delete_default_routes() -> Result<()> {
     delete_all(Message::GetRoute(RouteMessage::default()), |message| match message {
-        Message::NewRoute(one) => {
-            let is_default =
-                one.header.destination_prefix_length == 0 && one.header.kind == RouteType::Unicast;
-            is_default.then_some(Message::DelRoute(one))
+        Message::NewRoute(route)
+            if route.header.destination_prefix_length == 0
+                && route.header.kind == RouteType::Unicast =>
+        {
+            Some(Message::DelRoute(route))
         }
         _ => None,
     })
 }
 
-/// Deletes the rules that a source address leads to.
+/// Deletes the rules that match a source address.
 pub fn delete_source_rules() -> Result<()> {
     delete_all(Message::GetRule(RuleMessage::default()), |message| match message {
-        Message::NewRule(one) => (one.header.src_len > 0).then_some(Message::DelRule(one)),
+        Message::NewRule(rule) if rule.header.src_len > 0 => Some(Message::DelRule(rule)),
         _ => None,
     })
 }
 
 /// Deletes the token bucket filters.
 pub fn delete_shapers() -> Result<()> {
+    let shaper = TcAttribute::Kind("tbf".to_owned());
     delete_all(Message::GetQueueDiscipline(TcMessage::default()), |message| match message {
-        Message::NewQueueDiscipline(one) => {
-            let is_shaper = one.attributes.contains(&TcAttribute::Kind("tbf".to_owned()));
-            is_shaper.then_some(Message::DelQueueDiscipline(one))
+        Message::NewQueueDiscipline(qdisc) if qdisc.attributes.contains(&shaper) => {
+            Some(Message::DelQueueDiscipline(qdisc))
         }
         _ => None,
     })
 }
 
-/// Deletes what a dump has and `choose` makes a deletion of.
-fn delete_all(dump: Message, choose: impl Fn(Message) -> Option<Message>) -> Result<()> {
-    let route = said(Netlink::open(Protocol::Route), "open netlink")?;
-    let all = said(route.dump(dump), "look at the kernel")?;
-    all.into_iter().filter_map(choose).try_for_each(|one| said(route.change(one), "delete"))
+/// Sends the requests that `deletion` returns for the objects of a dump.
+fn delete_all(dump: Message, deletion: impl Fn(Message) -> Option<Message>) -> Result<()> {
+    let all = context(netlink::dump(dump), "list the objects to delete")?;
+    let mut deletions = all.into_iter().filter_map(deletion);
+    deletions.try_for_each(|request| context(netlink::change(request), "delete"))
 }
 
 /// Deletes all rules of the packet filter.
 pub fn flush_rules() -> Result<()> {
-    let netlink = said(Netlink::open(Protocol::Netfilter), "open netlink")?;
-    said(netlink.flush_nftables(), "delete the tables of nf_tables")
+    context(netlink::flush_nftables(), "delete the tables of nf_tables")
 }
 
-/// Why the kernel has no such kind of link; `None` if it has.
+/// The module of the link kind, if the kernel lacks it.
 pub fn lacks(needs: Needs) -> Result<Option<&'static str>> {
-    let route = said(Netlink::open(Protocol::Route), "open netlink")?;
     let (name, message) = match needs {
         Needs::Nothing => return Ok(None),
         Needs::Dummy => ("dummy", LinkDummy::new("probe0").build()),
@@ -320,17 +273,16 @@ pub fn lacks(needs: Needs) -> Result<Option<&'static str>> {
             ("ipvlan", LinkIpVlan::new("probe0", index(UPLINK)?, IpVlanMode::L2).build())
         }
     };
-    let made = route.create(Message::NewLink(message));
-    if made.is_ok() {
-        delete("probe0")?;
+    if netlink::create(Message::NewLink(message)).is_err() {
+        return Ok(Some(name));
     }
-    Ok(made.is_err().then_some(name))
+    delete("probe0").map(|()| None)
 }
 
-/// A link pair in the calling thread's namespace.
+/// Creates a veth pair in the calling thread's namespace.
 pub fn make_pair(name: &str, peer: &str) -> Result<()> {
-    let route = said(Netlink::open(Protocol::Route), "open netlink")?;
-    said(route.create(Message::NewLink(LinkVeth::new(name, peer).build())), "make a pair of links")
+    let message = LinkVeth::new(name, peer).build();
+    context(netlink::create(Message::NewLink(message)), "create a pair of links")
 }
 
 fn add_address(name: &str, ip: IpAddr) -> Result<()> {
@@ -343,15 +295,13 @@ fn add_address(name: &str, ip: IpAddr) -> Result<()> {
             AddressMessageBuilder::<Ipv6Addr>::new().index(index).address(ip, 64).build()
         }
     };
-    let route = said(Netlink::open(Protocol::Route), "open netlink")?;
-    said(route.create(Message::NewAddress(message)), "add an address")
+    context(netlink::create(Message::NewAddress(message)), "add an address")
 }
 
-fn add_default(gateway: IpAddr) -> Result<()> {
+fn add_default_route(gateway: IpAddr) -> Result<()> {
     let message = match gateway {
         IpAddr::V4(ip) => RouteMessageBuilder::<Ipv4Addr>::new().gateway(ip).build(),
         IpAddr::V6(ip) => RouteMessageBuilder::<Ipv6Addr>::new().gateway(ip).build(),
     };
-    let route = said(Netlink::open(Protocol::Route), "open netlink")?;
-    said(route.create(Message::NewRoute(message)), "add a route")
+    context(netlink::create(Message::NewRoute(message)), "add a route")
 }

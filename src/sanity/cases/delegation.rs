@@ -1,51 +1,31 @@
-//! What a plugin asks of others: of an IPAM plugin, and flannel of the plugin that makes the interface. The recorder
-//! stands in their place.
+//! Calls of delegates: of IPAM plugins, and of the delegate of flannel. The recorder replaces the delegate.
 
 use std::fs;
 
 use serde_json::{Value, json};
 
-use super::lifecycle::{Case, leftovers};
-use super::protocol::fails_well;
 use super::values::SUBNET;
-use super::{Container, Containers, Subject, results};
-use crate::call::{Answer, Call};
-use crate::check::Check;
+use super::{Answer, Attachment, Call, Check, Result, Subject, VALID, leftovers, results};
 use crate::recorder::{KILLED, NAME, Recorded, Recorder, WORDS};
-use crate::world::{self, Result};
+use crate::world;
 
 const ARGS: &str = "IgnoreUnknown=1;K8S_POD_NAME=web";
-const VALID: &str = "cni.dev/valid-attachments";
 
-/// An error that only the recorder has.
+/// An error that no other plugin returns.
 const REFUSAL: &str =
     r#"{"cniVersion": "1.0.0", "code": 111, "msg": "no room", "details": "at the inn"}"#;
-
-/// What each of the verbs must hand on: the variables that the plugin got.
-const SAME: [(&str, &str); 5] = [
-    ("CNI_CONTAINERID", "delegation.containerid"),
-    ("CNI_NETNS", "delegation.netns"),
-    ("CNI_IFNAME", "delegation.ifname"),
-    ("CNI_ARGS", "delegation.args"),
-    ("CNI_PATH", "delegation.path"),
-];
 
 pub fn run(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
     let recorder = Recorder::install("/run/recorder")?;
     let path = format!("{}:{}", recorder.folder.display(), subject.folder.display());
-    let mut conf = subject.conf.clone();
-    if subject.kind.name == "flannel" {
-        conf["subnetFile"] = json!("/run/subnet.env");
-        conf["delegate"] = json!({"type": NAME, "hairpinMode": true});
-        fs::write("/run/subnet.env", SUBNET).map_err(|error| error.to_string())?;
-    } else {
-        conf["ipam"] = json!({"type": NAME, "own": {"key": [1, 2]}});
+    if subject.is(&["flannel"]) {
+        fs::write("/run/subnet.env", SUBNET)?;
+        let subject = subject.with(json!({"subnetFile": "/run/subnet.env",
+            "delegate": {"type": NAME, "hairpinMode": true}}));
+        return Stage { subject: &subject, recorder, path }.flannel(check);
     }
-    let containers = Containers::of(subject);
-    let stage = Stage { subject, containers, recorder, path, conf };
-    if subject.kind.name == "flannel" {
-        return stage.flannel(check);
-    }
+    let subject = subject.with(json!({"ipam": {"type": NAME, "own": {"key": [1, 2]}}}));
+    let stage = Stage { subject: &subject, recorder, path };
     stage.good(check)?;
     stage.verbs(check)?;
     stage.refusals(check)?;
@@ -53,246 +33,226 @@ pub fn run(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
 }
 
 struct Stage<'a> {
+    /// Configured to delegate to the recorder.
     subject: &'a Subject<'a>,
-    containers: Containers<'a>,
     recorder: Recorder,
+    /// `CNI_PATH`
     path: String,
-    conf: Value,
 }
 
 impl Stage<'_> {
-    fn call(&self, verb: &str, of: &Container, prev: Option<&Value>) -> Call {
-        let mut conf = self.conf.clone();
-        if let Some(prev) = prev {
-            conf["prevResult"] = prev.clone();
-        }
-        let call = self.containers.call(verb, &conf, of);
-        call.env("CNI_PATH", &self.path).env("CNI_ARGS", ARGS)
-    }
-
-    fn add(&self, of: &Container) -> Result<Answer> {
-        Case { subject: self.subject }.prepare()?;
+    fn call(&self, verb: &str, at: &Attachment, prev: Option<&Value>) -> Call {
         self.recorder.forget();
-        self.call("ADD", of, None).run()
+        self.subject.call(verb, at, prev).env("CNI_PATH", &self.path).env("CNI_ARGS", ARGS)
     }
 
-    fn del(&self, of: &Container, prev: Option<&Value>) -> Result<Answer> {
-        self.recorder.forget();
-        self.call("DEL", of, self.subject.prev(prev)).run()
+    fn add(&self, at: &Attachment) -> Result<Answer> {
+        self.subject.prepare()?;
+        self.call("ADD", at, None).run()
     }
 
-    /// The addresses that the recorder gives out.
+    fn del(&self, at: &Attachment, prev: Option<&Value>) -> Result<Answer> {
+        self.call("DEL", at, self.subject.prev(prev)).run()
+    }
+
+    /// Whether the plugin has called the delegate with this verb.
+    fn has_called(&self, verb: &str) -> bool {
+        !self.recorder.calls(verb).is_empty()
+    }
+
+    /// The result of the recorder.
     fn answer(&self) -> Value {
-        let mut ips = match self.subject.kind.name {
-            "macvlan" | "ipvlan" => {
-                [json!({"address": "10.89.0.77/24"}), json!({"address": "fd89::77/64"})]
-            }
-            _ => [
-                json!({"address": "10.88.0.77/16", "gateway": "10.88.0.1"}),
-                json!({"address": "fd88::77/64", "gateway": "fd88::1"}),
-            ],
+        let mut ips = if self.subject.is(&["macvlan", "ipvlan"]) {
+            json!([{"address": "10.89.0.77/24"}, {"address": "fd89::77/64"}])
+        } else {
+            json!([{"address": "10.88.0.77/16", "gateway": "10.88.0.1"},
+                {"address": "fd88::77/64", "gateway": "fd88::1"}])
         };
         if !self.subject.since("1.0.0") {
-            for (address, family) in ips.iter_mut().zip(["4", "6"]) {
-                address["version"] = json!(family);
-            }
+            ips[0]["version"] = json!("4");
+            ips[1]["version"] = json!("6");
         }
         json!({"cniVersion": self.subject.version, "ips": ips, "routes": [{"dst": "10.123.0.0/16"}],
             "dns": {"nameservers": ["10.1.2.3"]}})
     }
 
-    /// The call was handed on as the specification has it.
-    fn same(&self, answer: &Answer, calls: &[Recorded], of: &Container, check: &mut Check) {
+    /// The delegate got the variables and the keys that the specification requires.
+    fn same(&self, answer: &Answer, calls: &[Recorded], at: &Attachment, check: &mut Check) {
         let Some(call) = calls.first() else { return };
-        let netns = of.at.netns.path();
-        for (variable, id) in SAME {
-            let wanted = match variable {
-                "CNI_CONTAINERID" => of.at.id,
-                "CNI_NETNS" => &netns,
-                "CNI_IFNAME" => of.at.ifname,
-                "CNI_ARGS" => ARGS,
-                _ => &self.path,
-            };
-            check.of(id, answer, call.variable(variable) == wanted);
+        for (id, variable, expected) in [
+            ("delegation.containerid", "CNI_CONTAINERID", at.id),
+            ("delegation.netns", "CNI_NETNS", &at.netns.path()),
+            ("delegation.ifname", "CNI_IFNAME", at.ifname),
+            ("delegation.args", "CNI_ARGS", ARGS),
+            ("delegation.path", "CNI_PATH", &self.path),
+        ] {
+            check.of(id, answer, call.variable(variable) == expected);
         }
         check.of("delegation.version", answer, call.stdin["cniVersion"] == self.subject.version);
-        check.of("delegation.name", answer, call.stdin["name"] == self.conf["name"]);
+        check.of("delegation.name", answer, call.stdin["name"] == self.subject.conf["name"]);
     }
 
-    /// An IPAM plugin that does what it should.
+    /// A conforming IPAM plugin.
     fn good(&self, check: &mut Check) -> Result<()> {
-        let container = self.containers.make()?;
-        let wanted = self.answer();
-        self.recorder.answers("ADD", 0, &wanted.to_string())?;
-        let added = self.add(&container)?;
+        let at = self.subject.container()?;
+        let given = self.answer();
+        self.recorder.answers("ADD", 0, &given.to_string())?;
+        let added = self.add(&at)?;
         let calls = self.recorder.calls("ADD");
         check.of("delegation.ipam.add", &added, added.succeeded() && !calls.is_empty());
         check.of("delegation.ipam.add-once", &added, calls.len() == 1);
-        self.same(&added, &calls, &container, check);
-        if let Some(call) = calls.first() {
-            check.of("delegation.ipam.section", &added, call.stdin["ipam"] == self.conf["ipam"]);
-            check.of("delegation.configuration", &added, call.stdin == self.conf);
+        self.same(&added, &calls, &at, check);
+        if let Some(Recorded { stdin, .. }) = calls.first() {
+            let conf = &self.subject.conf;
+            check.of("delegation.ipam.section", &added, stdin["ipam"] == conf["ipam"]);
+            check.of("delegation.configuration", &added, stdin == conf);
         }
         check.of("delegation.stderr", &added, added.stderr.contains(WORDS));
-        let Some(result) = added.json.as_ref().filter(|_| added.succeeded()) else { return Ok(()) };
-        let given = results::addresses(&wanted);
-        let is_named = given.iter().all(|ip| results::addresses(result).contains(ip));
-        check.of("delegation.ipam.addresses", &added, is_named);
-        let inside = container.at.netns.addresses()?;
-        let is_there = given.iter().all(|(ip, _)| inside.iter().any(|known| known.ip == *ip));
-        check.of("delegation.ipam.addresses-set", &added, is_there);
+        let Some(result) = added.result() else { return Ok(()) };
+        let (given, named) = (results::addresses(&given), results::addresses(result));
+        let are_named = given.iter().all(|ip| named.contains(ip));
+        check.of("delegation.ipam.addresses", &added, are_named);
+        let inside = at.netns.run(crate::observe::addresses)?;
+        let are_set = given.iter().all(|(ip, _)| inside.iter().any(|known| known.ip == *ip));
+        check.of("delegation.ipam.addresses-set", &added, are_set);
         let is_named = result["routes"].to_string().contains("10.123.0.0/16");
         check.of("delegation.ipam.routes", &added, is_named);
-        let is_there = container.at.netns.snapshot()?.has("\"10.123.0.0\"/16");
-        check.of("delegation.ipam.routes-set", &added, is_there);
+        let is_set = at.netns.snapshot()?.has("\"10.123.0.0\"/16");
+        check.of("delegation.ipam.routes-set", &added, is_set);
         let is_named = result["dns"]["nameservers"] == json!(["10.1.2.3"]);
         check.of("delegation.ipam.dns", &added, is_named);
         if self.subject.since("0.4.0") {
-            self.recorder.forget();
-            let checked = self.call("CHECK", &container, Some(result)).run()?;
+            let checked = self.call("CHECK", &at, Some(result)).run()?;
             let calls = self.recorder.calls("CHECK");
             check.of("delegation.ipam.check", &checked, checked.succeeded() && !calls.is_empty());
-            self.same(&checked, &calls, &container, check);
-            let has_it = calls.iter().all(|call| call.stdin["prevResult"] == *result);
-            check.of("delegation.prev-result", &checked, has_it);
+            self.same(&checked, &calls, &at, check);
+            let has_result = calls.iter().all(|call| call.stdin["prevResult"] == *result);
+            check.of("delegation.prev-result", &checked, has_result);
             self.recorder.answers("CHECK", 1, REFUSAL)?;
-            let refused = self.call("CHECK", &container, Some(result)).run()?;
-            check.of("delegation.ipam.check-fails", &refused, fails_well(&refused));
+            let refused = self.call("CHECK", &at, Some(result)).run();
+            check.fails("delegation.ipam.check-fails", refused)?;
         }
-        let deleted = self.del(&container, Some(result))?;
+        let deleted = self.del(&at, Some(result))?;
         let calls = self.recorder.calls("DEL");
         check.of("delegation.ipam.del", &deleted, deleted.succeeded() && !calls.is_empty());
-        self.same(&deleted, &calls, &container, check);
+        self.same(&deleted, &calls, &at, check);
         Ok(())
     }
 
     /// DEL without a namespace, DEL that IPAM refuses, GC and STATUS.
     fn verbs(&self, check: &mut Check) -> Result<()> {
-        let container = self.containers.make()?;
-        let added = self.add(&container)?;
-        let result = added.json.as_ref().filter(|_| added.succeeded());
-        self.recorder.forget();
-        let prev = self.subject.prev(result);
-        let nowhere = self.call("DEL", &container, prev).env("CNI_NETNS", "").run()?;
-        let is_asked = !self.recorder.calls("DEL").is_empty();
-        check.of("delegation.ipam.del-no-netns", &nowhere, is_asked);
+        let at = self.subject.container()?;
+        let added = self.add(&at)?;
+        let result = added.result();
+        let without_netns = self.call("DEL", &at, self.subject.prev(result)).env("CNI_NETNS", "");
+        let deleted = without_netns.run()?;
+        check.of("delegation.ipam.del-no-netns", &deleted, self.has_called("DEL"));
         self.recorder.answers("DEL", 1, REFUSAL)?;
-        let refused = self.del(&container, result)?;
-        check.of("delegation.ipam.del-fails", &refused, fails_well(&refused));
+        check.fails("delegation.ipam.del-fails", self.del(&at, result))?;
         self.recorder.answers("DEL", 0, "")?;
-        self.del(&container, result)?;
+        self.del(&at, result)?;
         if !self.subject.since("1.1.0") {
             return Ok(());
         }
-        let mut conf = self.conf.clone();
         let valid = json!([{"containerID": "valid", "ifname": "eth0"}]);
-        conf[VALID] = valid.clone();
-        let ask = |verb: &str| {
+        let subject = self.subject.with(json!({VALID: valid}));
+        let call = |verb: &str| {
             self.recorder.forget();
-            Call::new(&self.subject.plugin(), verb, &conf).env("CNI_PATH", &self.path).run()
+            subject.plain(verb).env("CNI_PATH", &self.path).run()
         };
-        let collected = ask("GC")?;
+        let collected = call("GC")?;
         let calls = self.recorder.calls("GC");
         check.of("delegation.ipam.gc", &collected, collected.succeeded() && !calls.is_empty());
-        let has_it = calls.iter().all(|call| call.stdin[VALID] == valid);
-        check.of("delegation.ipam.gc-attachments", &collected, has_it);
+        let has_list = calls.iter().all(|call| call.stdin[VALID] == valid);
+        check.of("delegation.ipam.gc-attachments", &collected, has_list);
         self.recorder.answers("GC", 1, REFUSAL)?;
-        let refused = ask("GC")?;
-        check.of("delegation.ipam.gc-fails", &refused, fails_well(&refused));
-        let ready = ask("STATUS")?;
-        let is_asked = !self.recorder.calls("STATUS").is_empty();
-        check.of("delegation.ipam.status", &ready, ready.succeeded() && is_asked);
+        check.fails("delegation.ipam.gc-fails", call("GC"))?;
+        let status = call("STATUS")?;
+        let is_good = status.succeeded() && self.has_called("STATUS");
+        check.of("delegation.ipam.status", &status, is_good);
         self.recorder.answers("STATUS", 1, REFUSAL)?;
-        let refused = ask("STATUS")?;
-        check.of("delegation.ipam.status-fails", &refused, fails_well(&refused));
+        check.fails("delegation.ipam.status-fails", call("STATUS"))?;
         Ok(())
     }
 
-    /// An IPAM plugin that refuses, or answers what cannot be used.
+    /// An IPAM plugin that refuses, or returns an unusable result.
     fn refusals(&self, check: &mut Check) -> Result<()> {
-        let container = self.containers.make()?;
+        let at = self.subject.container()?;
         let mut unusable = self.answer();
         unusable["routes"] = json!([{"dst": "10.123.0.0/16", "gw": "192.0.2.99"}]);
         let mut bare = self.answer();
         bare["ips"] = json!([]);
         bare["routes"] = json!([]);
         for (id, status, stdout) in [
-            ("delegation.ipam.refuses", 1, REFUSAL.to_owned()),
-            ("delegation.ipam.garbage", 0, "no result".to_owned()),
-            ("delegation.ipam.silent", 0, String::new()),
-            ("delegation.ipam.silent-failure", 1, String::new()),
-            ("delegation.ipam.killed", KILLED, String::new()),
-            ("delegation.ipam.no-address", 0, bare.to_string()),
-            ("delegation.ipam.unusable", 0, unusable.to_string()),
+            ("delegation.ipam.refuses", 1, REFUSAL),
+            ("delegation.ipam.garbage", 0, "no result"),
+            ("delegation.ipam.silent", 0, ""),
+            ("delegation.ipam.silent-failure", 1, ""),
+            ("delegation.ipam.killed", KILLED, ""),
+            ("delegation.ipam.no-address", 0, &bare.to_string()),
+            ("delegation.ipam.unusable", 0, &unusable.to_string()),
         ] {
-            Case { subject: self.subject }.prepare()?;
+            self.subject.prepare()?;
             let before = world::snapshot()?;
-            self.recorder.answers("ADD", status, &stdout)?;
-            let added = self.add(&container)?;
-            check.of(id, &added, fails_well(&added));
-            let is_released = !self.recorder.calls("DEL").is_empty();
+            self.recorder.answers("ADD", status, stdout)?;
+            let added = check.fails(id, self.add(&at))?;
             if id == "delegation.ipam.refuses" {
-                let said = String::from_utf8_lossy(&added.stdout).into_owned();
-                check.of("delegation.message", &added, said.contains("no room"));
-                check.of("delegation.details", &added, said.contains("at the inn"));
+                let stdout = String::from_utf8_lossy(&added.stdout);
+                check.of("delegation.message", &added, stdout.contains("no room"));
+                check.of("delegation.details", &added, stdout.contains("at the inn"));
                 check.of("delegation.code", &added, added.code() == Some(111));
-                check.of("delegation.ipam.refuses-del", &added, is_released);
+                check.of("delegation.ipam.refuses-del", &added, self.has_called("DEL"));
             }
             if id == "delegation.ipam.unusable" {
-                check.of("delegation.ipam.unusable-del", &added, is_released);
+                check.of("delegation.ipam.unusable-del", &added, self.has_called("DEL"));
             }
             let left = leftovers(&before)?;
             check.that("delegation.ipam.leaves-nothing", left.is_empty(), || {
                 format!("{id}: {}", left.join("; "))
             });
-            self.del(&container, None)?;
+            self.del(&at, None)?;
         }
         self.recorder.answers("ADD", 0, &self.answer().to_string())
     }
 
-    /// Where an IPAM plugin is looked for.
+    /// The folders that are searched for an IPAM plugin.
     fn paths(&self, check: &mut Check) -> Result<()> {
-        let container = self.containers.make()?;
+        let at = self.subject.container()?;
         let second = Recorder::install("/run/second")?;
         second.answers("ADD", 0, &self.answer().to_string())?;
-        let mut conf = self.conf.clone();
-        let with = |path: &str, conf: &Value| {
-            Case { subject: self.subject }.prepare()?;
+        let add = |path: &str, subject: &Subject<'_>| {
+            subject.prepare()?;
             self.recorder.forget();
             second.forget();
-            let call = self.containers.call("ADD", conf, &container).env("CNI_PATH", path);
-            let added = call.run()?;
-            let del = self.containers.call("DEL", conf, &container);
-            del.env("CNI_PATH", path).run()?;
-            Ok::<_, String>(added)
+            let added = subject.call("ADD", &at, None).env("CNI_PATH", path).run();
+            subject.call("DEL", &at, None).env("CNI_PATH", path).run()?;
+            added
         };
         let [one, two] = [&self.recorder, &second].map(|one| one.folder.display().to_string());
-        let later = with(&format!("/run/nowhere:{one}"), &conf)?;
-        check.of("delegation.path-later", &later, later.succeeded());
-        let first = with(&format!("{two}:{one}"), &conf)?;
-        let (of_first, of_second) = (second.calls("ADD"), self.recorder.calls("ADD"));
-        let is_first = !of_first.is_empty() && of_second.is_empty();
+        let later = add(&format!("/run/nowhere:{one}"), self.subject);
+        check.succeeds("delegation.path-later", later)?;
+        let first = add(&format!("{two}:{one}"), self.subject)?;
+        let is_first = !second.calls("ADD").is_empty() && !self.has_called("ADD");
         check.of("delegation.path-first", &first, is_first);
-        let nowhere = with("/run/nowhere", &conf)?;
-        check.of("delegation.path-only", &nowhere, fails_well(&nowhere));
-        conf["ipam"]["type"] = json!(format!("../second/{NAME}"));
-        let upwards = with(&one, &conf)?;
-        check.of("delegation.type-path", &upwards, fails_well(&upwards));
+        check.fails("delegation.path-only", add("/run/nowhere", self.subject))?;
+        let mut ipam = self.subject.conf["ipam"].clone();
+        ipam["type"] = json!(format!("../second/{NAME}"));
+        let upwards = add(&one, &self.subject.with(json!({"ipam": ipam})));
+        let upwards = check.fails("delegation.type-path", upwards)?;
         check.of("delegation.type-path-not-run", &upwards, second.calls("ADD").is_empty());
         Ok(())
     }
 
-    /// flannel makes a configuration for the plugin that makes the interface.
+    /// flannel generates the configuration of the plugin that creates the interface.
     fn flannel(&self, check: &mut Check) -> Result<()> {
-        let container = self.containers.make()?;
-        let at = &container.at;
-        let mut wanted = self.answer();
-        wanted["interfaces"] = json!([{"name": at.ifname, "sandbox": at.netns.path()}]);
-        self.recorder.answers("ADD", 0, &wanted.to_string())?;
-        let added = self.add(&container)?;
+        let at = self.subject.container()?;
+        let mut given = self.answer();
+        given["interfaces"] = json!([{"name": at.ifname, "sandbox": at.netns.path()}]);
+        self.recorder.answers("ADD", 0, &given.to_string())?;
+        let added = self.add(&at)?;
         let calls = self.recorder.calls("ADD");
         check.of("delegation.flannel.add", &added, added.succeeded() && calls.len() == 1);
-        self.same(&added, &calls, &container, check);
+        self.same(&added, &calls, &at, check);
         if let Some(Recorded { stdin, .. }) = calls.first() {
             let ipam = stdin["ipam"].to_string();
             for (id, holds) in [
@@ -308,35 +268,27 @@ impl Stage<'_> {
             }
         }
         let result = added.json.clone().unwrap_or_default();
-        let is_same =
-            result["ips"] == wanted["ips"] && result["interfaces"][0]["name"] == at.ifname;
+        let is_same = result["ips"] == given["ips"] && result["interfaces"][0]["name"] == at.ifname;
         check.of("delegation.flannel.result", &added, is_same);
-        // The daemon may be gone by then.
-        fs::remove_file("/run/subnet.env").map_err(|error| error.to_string())?;
-        let deleted = self.del(&container, Some(&result))?;
+        // The daemon may have stopped before DEL.
+        fs::remove_file("/run/subnet.env")?;
+        let deleted = self.del(&at, Some(&result))?;
         let calls = self.recorder.calls("DEL");
         check.of("delegation.flannel.del", &deleted, deleted.succeeded() && calls.len() == 1);
-        self.same(&deleted, &calls, &container, check);
-        let again = self.del(&container, Some(&result))?;
-        check.of("delegation.flannel.del-twice", &again, again.succeeded());
-        fs::write("/run/subnet.env", SUBNET).map_err(|error| error.to_string())?;
+        self.same(&deleted, &calls, &at, check);
+        check.succeeds("delegation.flannel.del-twice", self.del(&at, Some(&result)))?;
+        fs::write("/run/subnet.env", SUBNET)?;
         self.recorder.answers("ADD", 1, REFUSAL)?;
-        // The first failure makes a log.
-        self.add(&container)?;
-        self.del(&container, None)?;
+        // The first failure creates a log.
+        self.add(&at)?;
+        self.del(&at, None)?;
         let before = world::snapshot()?;
-        let refused = self.add(&container)?;
-        check.of("delegation.flannel.refuses", &refused, fails_well(&refused));
-        check.of(
-            "delegation.flannel.refuses-del",
-            &refused,
-            !self.recorder.calls("DEL").is_empty(),
-        );
-        let said = String::from_utf8_lossy(&refused.stdout).into_owned();
-        check.of("delegation.message", &refused, said.contains("no room"));
-        self.del(&container, None)?;
-        let left = leftovers(&before)?;
-        check.none("delegation.flannel.leaves-nothing", &left);
+        let refused = check.fails("delegation.flannel.refuses", self.add(&at))?;
+        check.of("delegation.flannel.refuses-del", &refused, self.has_called("DEL"));
+        let stdout = String::from_utf8_lossy(&refused.stdout);
+        check.of("delegation.message", &refused, stdout.contains("no room"));
+        self.del(&at, None)?;
+        check.none("delegation.flannel.leaves-nothing", &leftovers(&before)?);
         Ok(())
     }
 }

@@ -1,5 +1,5 @@
-//! Faults: a plugin that is killed at any system call, a full disk, a full pipe, many at once. What it left is gone
-//! after the DEL that every runtime sends then.
+//! Faults: plugins that are killed at any system call, full disks, full pipes, parallel calls. The DEL that every
+//! runtime sends afterwards must delete all remains.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -8,177 +8,129 @@ use std::path::Path;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use serde_json::Value;
 
-use super::lifecycle::{Case, leftovers};
-use super::protocol::fails_well;
-use super::{Attachment, Subject};
-use crate::call::Answer;
-use crate::check::Check;
-use crate::kill::Ended;
+use super::{Answer, Attachment, Check, Result, Subject, all_at_once, leftovers};
 use crate::observe::Snapshot;
-use crate::world::{self, Netns, Result};
+use crate::world;
 
-/// At so many of its system calls a plugin is killed: all, if it makes no more.
+/// The number of system calls at which a plugin is killed: all, if it makes fewer.
 const POINTS: u64 = 48;
 
-/// How many containers come and go at once.
+/// The number of parallel attachments.
 const CROWD: usize = 64;
 
 pub fn run(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
-    let case = Case { subject };
-    let at = Attachment { id: "sanity-1", netns: Netns::new("faults")?, ifname: case.ifname() };
-    // What the first calls make for all is no leak.
+    let at = subject.attachment("sanity-1", "faults")?;
+    // What the first calls create for all later ones is not a leak.
     subject.call("ADD", &at, None).env("CNI_NETNS", "/run/netns/nowhere").run()?;
-    let first = case.add(&at)?;
+    let first = subject.add(&at)?;
     if !first.succeeded() {
-        return Err(format!("the first ADD: {}", first.said()));
+        return Err(format!("the first ADD: {}", first.summary()).into());
     }
-    case.del(&at, first.json.as_ref())?;
-    let faults = Faults { case, at };
-    faults.killed("ADD", check)?;
-    faults.killed("DEL", check)?;
-    faults.full_output(check)?;
-    faults.full_disk(check)?;
+    subject.del(&at, first.json.as_ref())?;
+    killed(subject, &at, "ADD", check)?;
+    killed(subject, &at, "DEL", check)?;
+    full_output(subject, &at, check)?;
+    full_disk(subject, &at, check)?;
     crowd(subject, check)
 }
 
-struct Faults<'a> {
-    case: Case<'a>,
-    at: Attachment,
+fn snapshots(at: &Attachment) -> Result<[Snapshot; 2]> {
+    Ok([world::snapshot()?, at.netns.snapshot()?])
 }
 
-impl Faults<'_> {
-    fn snapshot(&self) -> Result<(Snapshot, Snapshot)> {
-        Ok((world::snapshot()?, self.at.netns.snapshot()?))
-    }
+/// The lines that the node and the container have gained.
+fn left(at: &Attachment, [node, inside]: &[Snapshot; 2]) -> Result<Vec<String>> {
+    let mut left = leftovers(node)?;
+    left.extend(at.netns.snapshot()?.without(inside));
+    Ok(left)
+}
 
-    /// What is left on the node and in the container.
-    fn left(&self, before: &(Snapshot, Snapshot)) -> Result<Vec<String>> {
-        let mut left = leftovers(&before.0)?;
-        let inside = self.at.netns.snapshot()?;
-        left.extend(inside.without(&before.1).into_iter().map(str::to_owned));
-        Ok(left)
-    }
-
-    /// The verb, killed at the system call `point`, for the attachment or what its ADD answered.
-    fn kill(&self, verb: &str, added: Option<&Value>, point: u64) -> Result<Ended> {
-        if verb == "ADD" {
-            self.case.prepare()?;
+/// Kills the verb at points that are spread over its system calls.
+fn killed(subject: &Subject<'_>, at: &Attachment, verb: &str, check: &mut Check) -> Result<()> {
+    let ([succeeds, leaves], is_del) = match verb {
+        "ADD" => (["faults.killed-add.del", "faults.killed-add.leaves-nothing"], false),
+        _ => (["faults.killed-del.del", "faults.killed-del.leaves-nothing"], true),
+    };
+    let add =
+        || -> Result<Option<Value>> { if is_del { Ok(subject.add(at)?.json) } else { Ok(None) } };
+    let run_until = |added: Option<&Value>, point| {
+        if !is_del {
+            subject.prepare()?;
         }
-        let prev = self.case.subject.prev(added);
-        self.case.subject.call(verb, &self.at, prev).run_until(point)
-    }
-
-    fn add(&self) -> Result<Option<Value>> {
-        Ok(self.case.add(&self.at)?.json)
-    }
-
-    fn del(&self, added: Option<&Value>) -> Result<Answer> {
-        self.case.del(&self.at, added)
-    }
-
-    fn killed(&self, verb: &str, check: &mut Check) -> Result<()> {
-        let added = if verb == "DEL" { self.add()? } else { None };
-        let calls = match self.kill(verb, added.as_ref(), u64::MAX)? {
-            Ended::ByItself { calls, .. } => calls,
-            Ended::Killed(_) => return Err("killed before the end".to_owned()),
-        };
-        self.del(added.as_ref())?;
-        let mut before = self.snapshot()?;
-        let [succeeds, leaves] = match verb {
-            "ADD" => ["faults.killed-add.del", "faults.killed-add.leaves-nothing"],
-            _ => ["faults.killed-del.del", "faults.killed-del.leaves-nothing"],
-        };
-        for part in 0..calls.min(POINTS) {
-            let point = part * calls / calls.min(POINTS);
-            let added = if verb == "DEL" { self.add()? } else { None };
-            self.kill(verb, added.as_ref(), point)?;
-            let deleted = self.del(added.as_ref())?;
-            check.of(succeeds, &deleted, deleted.succeeded());
-            let left = self.left(&before)?;
-            check.that(leaves, left.is_empty(), || {
-                format!("{verb} killed at system call {point}: {}", left.join("; "))
-            });
-            if !left.is_empty() {
-                // A leak is told once.
-                before = self.snapshot()?;
-            }
-        }
-        let added = self.case.add(&self.at)?;
-        check.of("faults.killed.add", &added, added.succeeded());
-        self.del(added.json.as_ref()).map(drop)
-    }
-
-    /// Nobody gets the result.
-    fn full_output(&self, check: &mut Check) -> Result<()> {
-        let before = self.snapshot()?;
-        self.case.prepare()?;
-        let full = File::options()
-            .write(true)
-            .open("/dev/full")
-            .map_err(|error| format!("/dev/full: {error}"))?;
-        let status = self.case.subject.call("ADD", &self.at, None).run_into(full)?;
-        check.that("faults.full-output.add", status.is_some_and(|status| status != 0), || {
-            format!("{status:?}")
+        subject.call(verb, at, subject.prev(added)).run_until(point)
+    };
+    let added = add()?;
+    let calls = run_until(added.as_ref(), u64::MAX)?;
+    subject.del(at, added.as_ref())?;
+    let mut before = snapshots(at)?;
+    for part in 0..calls.min(POINTS) {
+        let point = part * calls / calls.min(POINTS);
+        let added = add()?;
+        run_until(added.as_ref(), point)?;
+        check.succeeds(succeeds, subject.del(at, added.as_ref()))?;
+        let left = left(at, &before)?;
+        check.that(leaves, left.is_empty(), || {
+            format!("{verb} killed at system call {point}: {}", left.join("; "))
         });
-        let deleted = self.del(None)?;
-        check.of("faults.full-output.del", &deleted, deleted.succeeded());
-        let left = self.left(&before)?;
-        check.none("faults.full-output.leaves-nothing", &left);
-        Ok(())
+        if !left.is_empty() {
+            // Each leak is reported once.
+            before = snapshots(at)?;
+        }
     }
-
-    /// No room for state.
-    fn full_disk(&self, check: &mut Check) -> Result<()> {
-        let (before, folder) = (self.snapshot()?, Path::new("/var/lib/cni"));
-        let options = Some("size=64k");
-        mount(Some("tmpfs"), folder, Some("tmpfs"), MsFlags::empty(), options)
-            .map_err(|error| error.to_string())?;
-        let mut filler = File::create(folder.join("filler")).map_err(|error| error.to_string())?;
-        while filler.write_all(&[0; 512]).is_ok() {}
-        let added = self.case.add(&self.at)?;
-        let is_told = added.succeeded() || fails_well(&added);
-        check.of("faults.full-disk.add", &added, is_told);
-        drop(filler);
-        fs::remove_file(folder.join("filler")).map_err(|error| error.to_string())?;
-        let deleted = self.del(added.json.as_ref().filter(|_| added.succeeded()))?;
-        check.of("faults.full-disk.del", &deleted, deleted.succeeded());
-        umount2(folder, MntFlags::MNT_DETACH).map_err(|error| error.to_string())?;
-        let left = self.left(&before)?;
-        check.none("faults.full-disk.leaves-nothing", &left);
-        Ok(())
-    }
+    let added = check.succeeds("faults.killed.add", subject.add(at))?;
+    subject.del(at, added.json.as_ref()).map(drop)
 }
 
-/// Many containers at once, and all of them gone again.
+/// The result cannot be written.
+fn full_output(subject: &Subject<'_>, at: &Attachment, check: &mut Check) -> Result<()> {
+    let before = snapshots(at)?;
+    subject.prepare()?;
+    let full = crate::context(File::options().write(true).open("/dev/full"), "/dev/full")?;
+    let status = subject.call("ADD", at, None).run_into(full)?;
+    check.that("faults.full-output.add", status.is_some_and(|status| status != 0), || {
+        format!("{status:?}")
+    });
+    check.succeeds("faults.full-output.del", subject.del(at, None))?;
+    check.none("faults.full-output.leaves-nothing", &left(at, &before)?);
+    Ok(())
+}
+
+/// State cannot be written.
+fn full_disk(subject: &Subject<'_>, at: &Attachment, check: &mut Check) -> Result<()> {
+    let (before, folder) = (snapshots(at)?, Path::new("/var/lib/cni"));
+    mount(Some("tmpfs"), folder, Some("tmpfs"), MsFlags::empty(), Some("size=64k"))?;
+    let mut filler = File::create(folder.join("filler"))?;
+    while filler.write_all(&[0; 512]).is_ok() {}
+    let added = subject.add(at)?;
+    check.of("faults.full-disk.add", &added, added.status.is_some());
+    drop(filler);
+    fs::remove_file(folder.join("filler"))?;
+    check.succeeds("faults.full-disk.del", subject.del(at, added.result()))?;
+    umount2(folder, MntFlags::MNT_DETACH)?;
+    check.none("faults.full-disk.leaves-nothing", &left(at, &before)?);
+    Ok(())
+}
+
+/// Parallel ADDs, then parallel DELs.
 fn crowd(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
-    if ["host-device", "vlan"].contains(&subject.kind.name) {
+    if subject.is(&["host-device", "vlan"]) {
         return Ok(());
     }
     let before = world::snapshot()?;
-    let ids: Vec<String> = (0..CROWD).map(|number| format!("crowd-{number}")).collect();
-    let namespaces: Vec<Netns> = ids.iter().map(|id| Netns::new(id)).collect::<Result<_>>()?;
-    let ifname = Case { subject }.ifname();
-    let all = |verb: &str, results: &[Option<Value>]| -> Vec<Answer> {
-        std::thread::scope(|scope| {
-            let calls = ids.iter().zip(&namespaces).zip(results).map(|((id, netns), result)| {
-                let at = Attachment { id: "crowd", netns: netns.clone(), ifname };
-                let prev = subject.prev(result.as_ref());
-                subject.call(verb, &at, prev).env("CNI_CONTAINERID", id)
-            });
-            let running: Vec<_> = calls.map(|call| scope.spawn(move || call.run())).collect();
-            running.into_iter().filter_map(|one| one.join().ok()?.ok()).collect()
-        })
+    let ids = (0..CROWD).map(|number| format!("crowd-{number}"));
+    let containers =
+        ids.map(|id| Ok((subject.attachment("crowd", &id)?, id))).collect::<Result<Vec<_>>>()?;
+    let mut all = |id: &str, verb: &str, results: &[Option<Value>]| {
+        let answers = all_at_once(containers.iter().zip(results).map(|((at, id), result)| {
+            subject.call(verb, at, subject.prev(result.as_ref())).env("CNI_CONTAINERID", id)
+        }));
+        let failed = answers.iter().find(|answer| !answer.succeeded());
+        check.that(id, failed.is_none(), || failed.map(Answer::summary).unwrap_or_default());
+        answers
     };
-    let added = all("ADD", &vec![None; CROWD]);
-    let failed =
-        |answers: &[Answer]| answers.iter().find(|answer| !answer.succeeded()).map(Answer::said);
-    check.that("faults.crowd.add", failed(&added).is_none(), || failed(&added).unwrap_or_default());
-    let results: Vec<Option<Value>> = added.iter().map(|answer| answer.json.clone()).collect();
-    let deleted = all("DEL", &results);
-    check.that("faults.crowd.del", failed(&deleted).is_none(), || {
-        failed(&deleted).unwrap_or_default()
-    });
-    let left = leftovers(&before)?;
-    check.none("faults.crowd.leaves-nothing", &left);
+    let added = all("faults.crowd.add", "ADD", &vec![None; CROWD]);
+    let results: Vec<_> = added.into_iter().map(|answer| answer.json).collect();
+    all("faults.crowd.del", "DEL", &results);
+    check.none("faults.crowd.leaves-nothing", &leftovers(&before)?);
     Ok(())
 }

@@ -1,59 +1,50 @@
-//! Keys of configurations: what each makes of the container.
+//! Keys of configurations: the effect of each on the container.
 
 use std::cell::Cell;
 use std::fs;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::{Container, Containers, Subject, results};
-use crate::call::Answer;
-use crate::check::Check;
-use crate::clause::{Assertion, LIE, Level, OWN};
-use crate::observe::{Link, Snapshot};
-use crate::profiles::merge;
-use crate::traffic::{pings, pings_within, tcp, tcp_within, udp_within};
-use crate::world::{self, NODE, OUTSIDE, Result, World};
+use super::{Answer, Attachment, Check, Netns, Result, Subject, results};
+use crate::assertions::{Assertion, LIE, Level, OWN};
+use crate::observe::{self, Link};
+use crate::traffic::{LIMIT, MOMENT, pings, tcp, udp};
+use crate::world::{self, NODE, OUTSIDE};
 
-/// A key, and what is to be seen of it. The second part of its id is the type of the plugin.
+/// A key, and its effect.
 #[derive(Debug)]
 pub struct Key {
     pub assertion: Assertion,
-    /// Members of the configuration in JSON.
+    /// Members of the configuration, in JSON.
     members: &'static str,
     /// `CNI_ARGS`
     args: &'static str,
-    see: fn(&Seen<'_>) -> Result<bool>,
+    holds: fn(&Seen<'_>) -> Result<bool>,
 }
 
 macro_rules! keys {
-    ($($id:literal $text:literal $members:literal $($args:literal)? => $see:expr;)*) => {
+    ($($id:literal $text:literal $members:literal $($args:literal)? => $holds:expr;)*) => {
         &[$(Key {
             assertion: Assertion { id: $id, level: Level::Recommended, clause: OWN, text: $text, why: LIE },
             members: $members,
             args: concat!($($args)?),
-            see: $see,
+            holds: $holds,
         },)*]
     };
 }
 
-/// What there is after ADD.
+/// The state after ADD.
 pub struct Seen<'a> {
-    containers: &'a Containers<'a>,
-    container: &'a Container,
-    world: &'a World,
-    conf: &'a Value,
+    subject: &'a Subject<'a>,
+    at: &'a Attachment,
     result: &'a Value,
     is_deleted: Cell<bool>,
 }
 
-/// How long is waited for what should not come.
-const MOMENT: Duration = Duration::from_secs(1);
-
 const MAC: &str = "02:00:5e:00:53:07";
 
-/// All of them.
 pub const TABLE: &[Key] = keys! {
     "keys.bridge.mtu" "mtu is that of the interface" r#"{"mtu": 1400}"# => |seen| Ok(seen.link()?.mtu == 1400);
     "keys.bridge.mtu-of-host-end" "mtu is that of the host's end" r#"{"mtu": 1400}"# => |seen| Ok(seen.port()?.mtu == 1400);
@@ -62,31 +53,31 @@ pub const TABLE: &[Key] = keys! {
     "keys.bridge.gateway-address" "isGateway gives the bridge the gateway's address" r"{}" => |_| node_has("address 10.88.0.1/16 of sanity0");
     "keys.bridge.gateway-address6" "and of IPv6 that of the other family" r"{}" => |_| node_has("address fd88::1/64 of sanity0");
     "keys.bridge.no-gateway" "without it the bridge has no address" r#"{"bridge": "sanity1", "isGateway": false, "ipMasq": false}"# => |_| node_has("/16 of sanity1").map(|has| !has);
-    "keys.bridge.default-gateway" "isDefaultGateway gives the container a default route" r#"{"isDefaultGateway": true, "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/16"}]]}}"# => |seen| seen.routes_by("10.88.0.1");
-    "keys.bridge.no-ipam" "without ipam the interface is there without an address" r#"{"ipam": {}, "isGateway": false, "ipMasq": false}"# => |seen| Ok(seen.link()?.name == "eth0" && results::addresses(seen.result).is_empty());
+    "keys.bridge.default-gateway" "isDefaultGateway gives the container a default route" r#"{"isDefaultGateway": true, "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/16"}]]}}"# => |seen| seen.has_default_route("10.88.0.1");
+    "keys.bridge.no-ipam" "without ipam the interface is there without an address" r#"{"ipam": {}, "isGateway": false, "ipMasq": false}"# => |seen| Ok(seen.link()?.name == "eth0" && seen.has_no_address());
     "keys.bridge.no-ipam-up" "and up" r#"{"ipam": {}, "isGateway": false, "ipMasq": false}"# => |seen| Ok(seen.link()?.up);
     "keys.bridge.hairpin" "hairpinMode is that of the port" r#"{"hairpinMode": true}"# => |seen| Ok(seen.port_file("hairpin_mode")? == "1");
     "keys.bridge.no-hairpin" "which is off otherwise" r"{}" => |seen| Ok(seen.port_file("hairpin_mode")? == "0");
     "keys.bridge.promisc" "promiscMode is that of the bridge" r#"{"promiscMode": true}"# => |_| Ok(node_link("sanity0")?.promisc);
-    "keys.bridge.mac" "a mac in runtimeConfig is the interface's" r#"{"capabilities": {"mac": true}, "runtimeConfig": {"mac": "02:00:5e:00:53:07"}}"# => |seen| Ok(seen.link()?.mac == MAC);
-    "keys.bridge.mac-of-args" "a mac in args.cni is the interface's" r#"{"args": {"cni": {"mac": "02:00:5e:00:53:07"}}}"# => |seen| Ok(seen.link()?.mac == MAC);
-    "keys.bridge.mac-of-cni-args" "MAC in CNI_ARGS is the interface's" r"{}" "IgnoreUnknown=1;MAC=02:00:5e:00:53:07" => |seen| Ok(seen.link()?.mac == MAC);
+    "keys.bridge.mac" "a mac in runtimeConfig is the interface's" r#"{"capabilities": {"mac": true}, "runtimeConfig": {"mac": "02:00:5e:00:53:07"}}"# => |seen| seen.has_mac();
+    "keys.bridge.mac-of-args" "a mac in args.cni is the interface's" r#"{"args": {"cni": {"mac": "02:00:5e:00:53:07"}}}"# => |seen| seen.has_mac();
+    "keys.bridge.mac-of-cni-args" "MAC in CNI_ARGS is the interface's" r"{}" "IgnoreUnknown=1;MAC=02:00:5e:00:53:07" => |seen| seen.has_mac();
     "keys.bridge.dns" "dns is in the result" r#"{"dns": {"nameservers": ["10.1.2.3"]}}"# => |seen| Ok(seen.has_dns());
-    "keys.bridge.no-masquerade" "without ipMasq the source address stays" r#"{"name": "sanity-plain", "ipMasq": false}"# => |seen| Ok(!pings_once(seen)?);
+    "keys.bridge.no-masquerade" "without ipMasq the source address stays" r#"{"name": "sanity-plain", "ipMasq": false}"# => |seen| Ok(!seen.pings(MOMENT)?);
     "keys.ptp.mtu" "mtu is that of the interface" r#"{"mtu": 1400}"# => |seen| Ok(seen.link()?.mtu == 1400);
     "keys.ptp.mtu-of-host-end" "mtu is that of the host's end" r#"{"mtu": 1400}"# => |seen| Ok(seen.port()?.mtu == 1400);
-    "keys.ptp.host-route" "the node has a route to the container" r"{}" => |seen| seen.node_routes_to_it();
+    "keys.ptp.host-route" "the node has a route to the container" r"{}" => |seen| seen.has_host_routes();
     "keys.ptp.dns" "dns is in the result" r#"{"dns": {"nameservers": ["10.1.2.3"]}}"# => |seen| Ok(seen.has_dns());
-    "keys.ptp.no-masquerade" "without ipMasq the source address stays" r#"{"name": "sanity-plain", "ipMasq": false}"# => |seen| Ok(!pings_once(seen)?);
+    "keys.ptp.no-masquerade" "without ipMasq the source address stays" r#"{"name": "sanity-plain", "ipMasq": false}"# => |seen| Ok(!seen.pings(MOMENT)?);
     "keys.macvlan.mode-bridge" "mode bridge is the link's" r#"{"mode": "bridge"}"# => |seen| seen.detail("Mode(Bridge)");
     "keys.macvlan.mode-private" "mode private is the link's" r#"{"mode": "private"}"# => |seen| seen.detail("Mode(Private)");
     "keys.macvlan.mode-vepa" "mode vepa is the link's" r#"{"mode": "vepa"}"# => |seen| seen.detail("Mode(Vepa)");
     "keys.macvlan.mode-passthru" "mode passthru is the link's" r#"{"mode": "passthru"}"# => |seen| seen.detail("Mode(Passthrough)");
     "keys.macvlan.mode-default" "without a mode it is bridge" r#"{"mode": ""}"# => |seen| seen.detail("Mode(Bridge)");
-    "keys.macvlan.master-default" "without a master it is that of the default route" r#"{"master": ""}"# => |seen| Ok(seen.link()?.kind == "macvlan" && pings(Some(&seen.container.at.netns), OUTSIDE[0])?);
+    "keys.macvlan.master-default" "without a master it is that of the default route" r#"{"master": ""}"# => |seen| Ok(seen.link()?.kind == "macvlan" && seen.pings(LIMIT)?);
     "keys.macvlan.mtu" "mtu is that of the interface" r#"{"mtu": 1400}"# => |seen| Ok(seen.link()?.mtu == 1400);
-    "keys.macvlan.mac" "a mac in runtimeConfig is the interface's" r#"{"capabilities": {"mac": true}, "runtimeConfig": {"mac": "02:00:5e:00:53:07"}}"# => |seen| Ok(seen.link()?.mac == MAC);
-    "keys.macvlan.no-ipam" "without ipam the interface is there without an address" r#"{"ipam": {}}"# => |seen| Ok(seen.link()?.up && results::addresses(seen.result).is_empty());
+    "keys.macvlan.mac" "a mac in runtimeConfig is the interface's" r#"{"capabilities": {"mac": true}, "runtimeConfig": {"mac": "02:00:5e:00:53:07"}}"# => |seen| seen.has_mac();
+    "keys.macvlan.no-ipam" "without ipam the interface is there without an address" r#"{"ipam": {}}"# => |seen| Ok(seen.link()?.up && seen.has_no_address());
     "keys.ipvlan.mode-l2" "mode l2 is the link's" r#"{"mode": "l2"}"# => |seen| seen.detail("Mode(L2)");
     "keys.ipvlan.mode-l3" "mode l3 is the link's" r#"{"mode": "l3"}"# => |seen| seen.detail("Mode(L3)");
     "keys.ipvlan.mode-l3s" "mode l3s is the link's" r#"{"mode": "l3s"}"# => |seen| seen.detail("Mode(L3S)");
@@ -97,33 +88,33 @@ pub const TABLE: &[Key] = keys! {
     "keys.dummy.kind" "the interface is a dummy" r"{}" => |seen| Ok(seen.link()?.kind == "dummy");
     "keys.host-device.moved" "the device is not on the node any more" r"{}" => |_| Ok(world::index("spare0").is_err());
     "keys.host-device.back" "after DEL it is there again under its name" r"{}" => |seen| seen.del().map(|()| world::index("spare0").is_ok());
-    "keys.host-device.no-ipam" "without ipam it is in the container without an address" r#"{"ipam": {}}"# => |seen| Ok(seen.link()?.up && results::addresses(seen.result).is_empty());
+    "keys.host-device.no-ipam" "without ipam it is in the container without an address" r#"{"ipam": {}}"# => |seen| Ok(seen.link()?.up && seen.has_no_address());
     "keys.tap.kind" "the interface is a tap" r"{}" => |seen| Ok(seen.link()?.kind == "tun");
     "keys.tap.mtu" "mtu is that of the interface" r#"{"mtu": 1400}"# => |seen| Ok(seen.link()?.mtu == 1400);
-    "keys.tap.mac" "mac is that of the interface" r#"{"mac": "02:00:5e:00:53:07"}"# => |seen| Ok(seen.link()?.mac == MAC);
-    "keys.tap.no-ipam" "without ipam the interface is there without an address" r#"{"ipam": {}}"# => |seen| Ok(seen.link()?.name == "eth0" && results::addresses(seen.result).is_empty());
+    "keys.tap.mac" "mac is that of the interface" r#"{"mac": "02:00:5e:00:53:07"}"# => |seen| seen.has_mac();
+    "keys.tap.no-ipam" "without ipam the interface is there without an address" r#"{"ipam": {}}"# => |seen| Ok(seen.link()?.name == "eth0" && seen.has_no_address());
     "keys.loopback.address4" "127.0.0.1 is in the container" r"{}" => |seen| seen.inside("address 127.0.0.1/8 of lo");
     "keys.loopback.address6" "::1 is in the container" r"{}" => |seen| seen.inside("address ::1/128 of lo");
     "keys.host-local.data-dir" "dataDir is where leases are" r#"{"ipam": {"type": "host-local", "dataDir": "/var/lib/cni/own", "ranges": [[{"subnet": "10.88.0.0/16"}]]}}"# => |_| node_has("file /var/lib/cni/own/");
     "keys.host-local.subnet" "subnet beside type is a range" r#"{"ipam": {"type": "host-local", "subnet": "10.86.0.0/16"}}"# => |seen| Ok(seen.is_only_in("10.86."));
     "keys.host-local.range-start" "addresses begin at rangeStart" r#"{"name": "sanity-start", "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/16", "rangeStart": "10.88.9.9"}]]}}"# => |seen| Ok(seen.has("10.88.9.9"));
-    "keys.host-local.default-gateway" "the gateway is the subnet's first address" r"{}" => |seen| Ok(results::gateways(seen.result).contains(&ip("10.88.0.1")));
-    "keys.host-local.default-gateway6" "and of IPv6 as well" r"{}" => |seen| Ok(results::gateways(seen.result).contains(&ip("fd88::1")));
+    "keys.host-local.default-gateway" "the gateway is the subnet's first address" r"{}" => |seen| Ok(seen.has_gateway("10.88.0.1"));
+    "keys.host-local.default-gateway6" "and of IPv6 as well" r"{}" => |seen| Ok(seen.has_gateway("fd88::1"));
     "keys.host-local.gateway" "gateway is in the result" r#"{"ipam": {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/16", "gateway": "10.88.0.254"}]]}}"# => |seen| Ok(results::gateways(seen.result) == [ip("10.88.0.254")]);
-    "keys.host-local.gateway-kept" "the gateway's address is not given out" r#"{"name": "sanity-thirty", "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.85.0.0/30"}]]}}"# => |seen| Ok(seen.has("10.85.0.2") && !seen.again("sanity-2")?.succeeded());
+    "keys.host-local.gateway-kept" "the gateway's address is not given out" r#"{"name": "sanity-thirty", "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.85.0.0/30"}]]}}"# => |seen| Ok(seen.has("10.85.0.2") && !seen.again()?.succeeded());
     "keys.host-local.routes" "routes are in the result" r#"{"ipam": {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/16"}]], "routes": [{"dst": "10.99.0.0/16", "gw": "10.88.0.9"}]}}"# => |seen| Ok(seen.result.to_string().contains("10.99.0.0/16"));
     "keys.host-local.resolv-conf" "what resolvConf says is in the result" r#"{"ipam": {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/16"}]], "resolvConf": "/run/resolv.conf"}}"# => |seen| Ok(seen.has_dns());
-    "keys.host-local.second-range" "when a range is full the set's next one is used" r#"{"name": "sanity-two", "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.85.0.0/30"}, {"subnet": "10.85.1.0/30"}]]}}"# => |seen| Ok(seen.again("sanity-2")?.json.is_some_and(|next| next.to_string().contains("10.85.1.2")));
+    "keys.host-local.second-range" "when a range is full the set's next one is used" r#"{"name": "sanity-two", "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.85.0.0/30"}, {"subnet": "10.85.1.0/30"}]]}}"# => |seen| Ok(seen.again()?.json.is_some_and(|next| next.to_string().contains("10.85.1.2")));
     "keys.host-local.sequence" "a released address is not the next to be given out" r#"{"name": "sanity-next"}"# => |seen| {
         seen.del()?;
-        Ok(seen.again("sanity-2")?.json.is_some_and(|next| results::addresses(&next) != results::addresses(seen.result)))
+        Ok(seen.again()?.json.is_some_and(|next| results::addresses(&next) != results::addresses(seen.result)))
     };
     "keys.host-local.networks-apart" "another network has addresses of its own" r#"{"name": "sanity-apart"}"# => |seen| Ok(seen.has("10.88.0.2"));
     "keys.host-local.request" "IP in CNI_ARGS is given out" r"{}" "IP=10.88.0.77" => |seen| Ok(seen.has("10.88.0.77"));
     "keys.host-local.request-of-runtime" "ips in runtimeConfig are given out" r#"{"capabilities": {"ips": true}, "runtimeConfig": {"ips": ["10.88.0.78"]}}"# => |seen| Ok(seen.has("10.88.0.78"));
     "keys.host-local.request-of-args" "ips in args.cni are given out" r#"{"args": {"cni": {"ips": ["10.88.0.79"]}}}"# => |seen| Ok(seen.has("10.88.0.79"));
-    "keys.host-local.request-taken" "a requested address that is taken is refused" r#"{"args": {"cni": {"ips": ["10.88.0.80"]}}}"# => |seen| Ok(!seen.again("sanity-2")?.succeeded());
-    "keys.static.gateway" "gateway is in the result" r"{}" => |seen| Ok(results::gateways(seen.result).contains(&ip("10.88.0.1")));
+    "keys.host-local.request-taken" "a requested address that is taken is refused" r#"{"args": {"cni": {"ips": ["10.88.0.80"]}}}"# => |seen| Ok(!seen.again()?.succeeded());
+    "keys.static.gateway" "gateway is in the result" r"{}" => |seen| Ok(seen.has_gateway("10.88.0.1"));
     "keys.static.routes" "routes are in the result" r"{}" => |seen| Ok(seen.result.to_string().contains("0.0.0.0/0"));
     "keys.static.dns" "dns of ipam is in the result" r#"{"ipam": {"type": "static", "addresses": [{"address": "10.88.0.5/16"}], "dns": {"nameservers": ["10.1.2.3"]}}}"# => |seen| Ok(seen.has_dns());
     "keys.static.request" "IP in CNI_ARGS is given out" r#"{"ipam": {"type": "static"}}"# "IP=10.88.0.77/16" => |seen| Ok(seen.has("10.88.0.77"));
@@ -131,18 +122,18 @@ pub const TABLE: &[Key] = keys! {
     "keys.static.request-of-runtime" "ips in runtimeConfig are given out" r#"{"ipam": {"type": "static"}, "capabilities": {"ips": true}, "runtimeConfig": {"ips": ["10.88.0.78/16"]}}"# => |seen| Ok(seen.has("10.88.0.78"));
     "keys.static.request-of-args" "ips in args.cni are given out" r#"{"ipam": {"type": "static"}, "args": {"cni": {"ips": ["10.88.0.79/16"]}}}"# => |seen| Ok(seen.has("10.88.0.79"));
     "keys.portmap.none" "without mappings the result is passed on" r#"{"runtimeConfig": {}}"# => |seen| Ok(results::addresses(seen.result).len() == 2);
-    "keys.portmap.host-ip" "with hostIP the mapping is of that address" r#"{"runtimeConfig": {"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp", "hostIP": "10.89.0.2"}]}}"# => |seen| Ok(seen.maps(8080)?.is_some());
+    "keys.portmap.host-ip" "with hostIP the mapping is of that address" r#"{"runtimeConfig": {"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp", "hostIP": "10.89.0.2"}]}}"# => |seen| Ok(seen.maps_from_outside()?.is_some());
     "keys.portmap.other-host-ip" "and of no other" r#"{"runtimeConfig": {"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp", "hostIP": "10.89.0.99"}]}}"# => |seen| seen.is_closed();
-    "keys.portmap.source-address" "the container sees the address of the other host" r"{}" => |seen| Ok(seen.maps(8080)? == Some(OUTSIDE[0]));
-    "keys.portmap.from-node" "the node reaches its own port" r"{}" => |seen| seen.node_reaches(NODE[0]);
-    "keys.portmap.from-localhost" "the node reaches it by 127.0.0.1 as well" r"{}" => |seen| seen.node_reaches(ip("127.0.0.1"));
-    "keys.portmap.hairpin" "the container reaches itself by the node's port" r"{}" => |seen| Ok(tcp(&seen.container.at.netns, SocketAddr::new(NODE[0], 8080), &seen.container.at.netns, 80)?.is_some());
-    "keys.portmap.no-snat" "without snat the port is mapped as well" r#"{"snat": false}"# => |seen| Ok(seen.maps(8080)?.is_some());
+    "keys.portmap.source-address" "the container sees the address of the other host" r"{}" => |seen| Ok(seen.maps_from_outside()? == Some(OUTSIDE[0]));
+    "keys.portmap.from-node" "the node reaches its own port" r"{}" => |seen| Ok(seen.maps(&world::node(), NODE[0], LIMIT)?.is_some());
+    "keys.portmap.from-localhost" "the node reaches it by 127.0.0.1 as well" r"{}" => |seen| Ok(seen.maps(&world::node(), ip("127.0.0.1"), LIMIT)?.is_some());
+    "keys.portmap.hairpin" "the container reaches itself by the node's port" r"{}" => |seen| Ok(seen.maps(&seen.at.netns, NODE[0], LIMIT)?.is_some());
+    "keys.portmap.no-snat" "without snat the port is mapped as well" r#"{"snat": false}"# => |seen| Ok(seen.maps_from_outside()?.is_some());
     "keys.portmap.stops" "after DEL the port is closed" r"{}" => |seen| seen.del().and_then(|()| seen.is_closed());
-    "keys.portmap.udp-stops" "that of UDP as well" r"{}" => |seen| seen.del().and_then(|()| Ok(!udp_within(seen.world.outside(), SocketAddr::new(NODE[0], 8081), &seen.container.at.netns, 81, MOMENT)?));
-    "keys.tuning.mac" "mac is that of the interface" r#"{"mac": "02:00:5e:00:53:07"}"# => |seen| Ok(seen.link()?.mac == MAC);
+    "keys.portmap.udp-stops" "that of UDP as well" r"{}" => |seen| seen.del().and_then(|()| Ok(!udp(&world::outside(), SocketAddr::new(NODE[0], 8081), &seen.at.netns, 81, MOMENT)?));
+    "keys.tuning.mac" "mac is that of the interface" r#"{"mac": "02:00:5e:00:53:07"}"# => |seen| seen.has_mac();
     "keys.tuning.mac-in-result" "and in the result" r#"{"mac": "02:00:5e:00:53:07"}"# => |seen| Ok(seen.result.to_string().contains(MAC));
-    "keys.tuning.mac-of-runtime" "a mac in runtimeConfig is the interface's" r#"{"capabilities": {"mac": true}, "runtimeConfig": {"mac": "02:00:5e:00:53:07"}}"# => |seen| Ok(seen.link()?.mac == MAC);
+    "keys.tuning.mac-of-runtime" "a mac in runtimeConfig is the interface's" r#"{"capabilities": {"mac": true}, "runtimeConfig": {"mac": "02:00:5e:00:53:07"}}"# => |seen| seen.has_mac();
     "keys.tuning.promisc" "promisc is that of the interface" r#"{"promisc": true}"# => |seen| Ok(seen.link()?.promisc);
     "keys.tuning.allmulti" "allmulti is that of the interface" r#"{"allmulti": true}"# => |seen| Ok(seen.link()?.allmulti);
     "keys.tuning.queue" "txQLen is that of the interface" r#"{"txQLen": 77}"# => |seen| Ok(seen.link()?.queue == 77);
@@ -160,40 +151,27 @@ pub const TABLE: &[Key] = keys! {
     "keys.vrf.routes" "the routes of the interface are in its table" r#"{"vrfname": "green", "table": 77}"# => |seen| seen.inside("by eth0 table 77");
 };
 
-impl Key {
-    fn kind(&self) -> &'static str {
-        self.assertion.id.split('.').nth(1).unwrap_or_default()
-    }
-}
-
-/// Those of the plugin's type, each in a container of its own.
-pub fn run(subject: &Subject<'_>, world: &World, check: &mut Check) -> Result<()> {
-    let containers = Containers::of(subject);
-    fs::write("/run/resolv.conf", "nameserver 10.1.2.3\n").map_err(|error| error.to_string())?;
-    for key in TABLE.iter().filter(|key| {
-        key.kind() == subject.kind.name
-            && (subject.asks(key.assertion.id) || subject.asks("keys.del"))
-    }) {
-        let mut conf = subject.conf.clone();
-        let members: Value =
-            serde_json::from_str(key.members).map_err(|error| format!("{key:?}: {error}"))?;
-        merge(&mut conf, members);
-        let container = containers.make()?;
-        let added = containers.call("ADD", &conf, &container).env("CNI_ARGS", key.args).run()?;
-        let result = added.json.as_ref().filter(|_| added.succeeded());
-        let seen = result.map(|result| Seen {
-            containers: &containers,
-            container: &container,
-            world,
-            conf: &conf,
+/// Tests each key of the plugin's type in a new container.
+pub fn run(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
+    fs::write("/run/resolv.conf", "nameserver 10.1.2.3\n")?;
+    let asks = |key: &&Key| subject.asks(key.assertion.id) || subject.asks("keys.del");
+    for key in TABLE.iter().filter(|key| key.assertion.kind() == subject.kind.name).filter(asks) {
+        let subject = &subject.with(serde_json::from_str(key.members)?);
+        let at = subject.container()?;
+        let added = subject.call("ADD", &at, at.prev.as_ref()).env("CNI_ARGS", key.args).run()?;
+        let seen = added.result().map(|result| Seen {
+            subject,
+            at: &at,
             result,
             is_deleted: Cell::new(false),
         });
-        let is_there = seen.as_ref().is_some_and(|seen| (key.see)(seen).unwrap_or(false));
-        check.of(key.assertion.id, &added, is_there);
-        let deleted = containers.end(&conf, &container, result)?;
-        if !seen.is_some_and(|seen| seen.is_deleted.get()) {
-            check.of("keys.del", &deleted, deleted.succeeded());
+        let holds = seen.as_ref().is_some_and(|seen| (key.holds)(seen).unwrap_or(false));
+        check.of(key.assertion.id, &added, holds);
+        let deleted = subject.end(&at, added.result());
+        if seen.is_some_and(|seen| seen.is_deleted.get()) {
+            deleted?;
+        } else {
+            check.succeeds("keys.del", deleted)?;
         }
     }
     Ok(())
@@ -201,14 +179,17 @@ pub fn run(subject: &Subject<'_>, world: &World, check: &mut Check) -> Result<()
 
 impl Seen<'_> {
     fn inside_link(&self, name: &str) -> Result<Link> {
-        let links = self.container.at.netns.links()?;
-        let found = links.into_iter().find(|link| link.name == name);
-        found.ok_or_else(|| format!("{name} is not in the container"))
+        let link = self.at.netns.link(name)?;
+        link.ok_or_else(|| format!("{name} is not in the container").into())
     }
 
     /// The container's interface.
     fn link(&self) -> Result<Link> {
-        self.inside_link(self.container.at.ifname)
+        self.inside_link(self.at.ifname)
+    }
+
+    fn has_mac(&self) -> Result<bool> {
+        Ok(self.link()?.mac == MAC)
     }
 
     fn detail(&self, text: &str) -> Result<bool> {
@@ -217,40 +198,33 @@ impl Seen<'_> {
 
     /// The host's end of the container's interface.
     fn port(&self) -> Result<Link> {
-        let interfaces = self.result["interfaces"].as_array().cloned().unwrap_or_default();
-        let names =
-            interfaces.iter().filter(|one| one["sandbox"].as_str().unwrap_or_default().is_empty());
-        let mut links = names.filter_map(|one| node_link(one["name"].as_str()?).ok());
-        links.find(|link| link.kind == "veth").ok_or_else(|| "the result names no end".to_owned())
+        let is_host = |one: &&Value| one["sandbox"].as_str().unwrap_or_default().is_empty();
+        let ends = results::list(self.result, "interfaces").filter(is_host);
+        let mut links = ends.filter_map(|end| node_link(end["name"].as_str()?).ok());
+        links.find(|link| link.kind == "veth").ok_or_else(|| "the result names no end".into())
     }
 
     fn port_file(&self, name: &str) -> Result<String> {
         let path = format!("/sys/class/net/{}/brport/{name}", self.port()?.name);
-        let text = fs::read_to_string(&path).map_err(|error| format!("{path}: {error}"))?;
-        Ok(text.trim().to_owned())
+        Ok(fs::read_to_string(path)?.trim().to_owned())
     }
 
     fn sysctl(&self, name: &str) -> Result<String> {
-        let path = format!("/proc/sys/net/ipv4/conf/{}/{name}", self.container.at.ifname);
-        let text = self
-            .container
-            .at
-            .netns
-            .run(|| fs::read_to_string(path).map_err(|error| error.to_string()))?;
-        Ok(text.trim().to_owned())
+        let path = format!("/proc/sys/net/ipv4/conf/{}/{name}", self.at.ifname);
+        self.at.netns.run(|| Ok(fs::read_to_string(path)?.trim().to_owned()))
     }
 
-    /// Whether a line of the container's snapshot has this text.
+    /// Whether a line of the container's snapshot contains this text.
     fn inside(&self, text: &str) -> Result<bool> {
-        Ok(self.container.at.netns.snapshot()?.has(text))
+        Ok(self.at.netns.snapshot()?.has(text))
     }
 
-    fn routes_by(&self, gateway: &str) -> Result<bool> {
-        let routes = self.container.at.netns.routes()?;
+    fn has_default_route(&self, gateway: &str) -> Result<bool> {
+        let routes = self.at.netns.run(observe::routes)?;
         Ok(routes.iter().any(|route| route.dst.is_none() && route.gateway == Some(ip(gateway))))
     }
 
-    fn node_routes_to_it(&self) -> Result<bool> {
+    fn has_host_routes(&self) -> Result<bool> {
         let snapshot = world::snapshot()?;
         let addresses = results::addresses(self.result);
         Ok(addresses.iter().all(|(ip, _)| snapshot.has(&format!("\"{ip}\"/"))))
@@ -258,6 +232,14 @@ impl Seen<'_> {
 
     fn has(&self, address: &str) -> bool {
         results::addresses(self.result).iter().any(|(known, _)| *known == ip(address))
+    }
+
+    fn has_gateway(&self, address: &str) -> bool {
+        results::gateways(self.result).contains(&ip(address))
+    }
+
+    fn has_no_address(&self) -> bool {
+        results::addresses(self.result).is_empty()
     }
 
     fn is_only_in(&self, start: &str) -> bool {
@@ -270,49 +252,44 @@ impl Seen<'_> {
     }
 
     /// ADD of another container.
-    fn again(&self, id: &str) -> Result<Answer> {
-        self.containers.call("ADD", self.conf, self.container).env("CNI_CONTAINERID", id).run()
+    fn again(&self) -> Result<Answer> {
+        let call = self.subject.call("ADD", self.at, self.at.prev.as_ref());
+        call.env("CNI_CONTAINERID", "sanity-2").run()
     }
 
     fn del(&self) -> Result<()> {
         self.is_deleted.set(true);
-        let mut call = self.conf.clone();
-        call["prevResult"] = self.result.clone();
-        let bare = Container { at: self.container.at.clone(), prev: None };
-        self.containers.call("DEL", &call, &bare).run().map(drop)
+        self.subject.run("DEL", self.at, Some(self.result)).map(drop)
     }
 
-    /// The source address that the container sees of a connection from the other host to the node's port.
-    fn maps(&self, port: u16) -> Result<Option<IpAddr>> {
-        tcp(self.world.outside(), SocketAddr::new(NODE[0], port), &self.container.at.netns, 80)
+    /// The source address that the container sees when a namespace connects to port 8080 of an address.
+    fn maps(&self, from: &Netns, to: IpAddr, limit: Duration) -> Result<Option<IpAddr>> {
+        tcp(from, SocketAddr::new(to, 8080), &self.at.netns, 80, limit)
     }
 
-    /// Whether the node's port leads nowhere.
+    fn maps_from_outside(&self) -> Result<Option<IpAddr>> {
+        self.maps(&world::outside(), NODE[0], LIMIT)
+    }
+
     fn is_closed(&self) -> Result<bool> {
-        let to = SocketAddr::new(NODE[0], 8080);
-        Ok(tcp_within(self.world.outside(), to, &self.container.at.netns, 80, MOMENT)?.is_none())
+        Ok(self.maps(&world::outside(), NODE[0], MOMENT)?.is_none())
     }
 
-    fn node_reaches(&self, to: IpAddr) -> Result<bool> {
-        Ok(tcp(&world::node(), SocketAddr::new(to, 8080), &self.container.at.netns, 80)?.is_some())
+    /// Whether the other host, which has no route to the container, answers an echo request.
+    fn pings(&self, limit: Duration) -> Result<bool> {
+        pings(&self.at.netns, OUTSIDE[0], limit)
     }
 }
 
 fn node_link(name: &str) -> Result<Link> {
-    let found = world::links()?.into_iter().find(|link| link.name == name);
-    found.ok_or_else(|| format!("{name} is not on the node"))
-}
-
-/// Whether the other host, which has no route to the container, answers it.
-fn pings_once(seen: &Seen<'_>) -> Result<bool> {
-    pings_within(&seen.container.at.netns, OUTSIDE[0], MOMENT)
+    world::node().link(name)?.ok_or_else(|| format!("{name} is not on the node").into())
 }
 
 fn node_has(text: &str) -> Result<bool> {
-    world::snapshot().map(|snapshot: Snapshot| snapshot.has(text))
+    Ok(world::snapshot()?.has(text))
 }
 
-/// An address that is written here.
+/// An address literal.
 fn ip(text: &str) -> IpAddr {
-    text.parse().unwrap_or(IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED))
+    text.parse().unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED))
 }

@@ -1,19 +1,19 @@
-//! The cases: what is asked of a plugin, in which order.
+//! The cases: calls of a plugin in a defined order, and the assertions about them.
 //!
 //! | file | |
 //! | --- | --- |
-//! | `protocol.rs` | VERSION, environment, stdin, errors: of every plugin |
-//! | `results.rs` | the shape of results, by version |
-//! | `lifecycle.rs` | plugins that make an interface: ADD, CHECK, DEL against the kernel |
-//! | `ipam.rs` | plugins that give out addresses |
-//! | `chained.rs` | plugins that change what others made |
+//! | `protocol.rs` | VERSION, environment, stdin, errors: for every plugin |
+//! | `results.rs` | the form of results, by version |
+//! | `lifecycle.rs` | plugins that create an interface: ADD, CHECK, DEL against the kernel |
+//! | `ipam.rs` | plugins that allocate addresses |
+//! | `chained.rs` | plugins that change what others created |
 //! | `housekeeping.rs` | GC and STATUS |
-//! | `delegation.rs` | what a plugin asks of others: IPAM, and flannel's delegate |
-//! | `process.rs` | the surroundings of the process, odd but right calls |
-//! | `keys.rs` | keys of configurations: what each does |
+//! | `delegation.rs` | calls of delegates: IPAM plugins, and the delegate of flannel |
+//! | `process.rs` | the environment of the process, unusual but valid calls |
+//! | `keys.rs` | the effect of configuration keys |
 //! | `values.rs` | values that must be refused |
-//! | `damage.rs` | what CHECK has to see |
-//! | `faults.rs` | plugins that are killed, full disks, crowds |
+//! | `damage.rs` | damage that CHECK must detect |
+//! | `faults.rs` | killed plugins, full disks, parallel calls |
 
 pub mod chained;
 pub mod damage;
@@ -28,17 +28,26 @@ pub mod protocol;
 pub mod results;
 pub mod values;
 
-use std::cell::Cell;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use super::Result;
 use super::call::{Answer, Call};
 use super::check::Check;
-use super::profiles::{Kind, Profile, ipam};
-use super::world::{Netns, Result, World};
+use super::observe::Snapshot;
+use super::profiles::{Kind, Profile, ipam, merge};
+use super::world::{self, Netns};
 
-/// What a case is about.
+/// The time limit of the kernel's cleanup after the end of a namespace.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// The configuration key of GC's attachments.
+const VALID: &str = "cni.dev/valid-attachments";
+
+/// The plugin under test, with a configuration.
 #[derive(Debug)]
 pub struct Subject<'a> {
     pub kind: &'a Kind,
@@ -46,7 +55,7 @@ pub struct Subject<'a> {
     /// The folder of the plugins.
     pub folder: &'a Path,
     pub conf: Value,
-    /// Only assertions whose id contains this are wanted.
+    /// Selects the assertions whose id contains this.
     pub only: Option<&'a str>,
 }
 
@@ -56,26 +65,91 @@ pub struct Attachment {
     pub id: &'static str,
     pub netns: Netns,
     pub ifname: &'static str,
+    /// The result of the earlier plugins of the list.
+    pub prev: Option<Value>,
 }
 
 impl Subject<'_> {
-    /// The plugin's file.
-    pub fn plugin(&self) -> PathBuf {
+    fn plugin(&self) -> PathBuf {
         self.folder.join(self.kind.name)
     }
 
+    /// Whether the plugin is of one of these types.
+    fn is(&self, kinds: &[&str]) -> bool {
+        kinds.contains(&self.kind.name)
+    }
+
     /// Whether the verdict of an assertion is wanted.
-    pub fn asks(&self, id: &str) -> bool {
+    fn asks(&self, id: &str) -> bool {
         self.only.is_none_or(|only| id.contains(only))
     }
 
-    /// Whether the version is this one or a later one.
-    pub fn since(&self, version: &str) -> bool {
+    /// Whether the version is this or a later one.
+    fn since(&self, version: &str) -> bool {
         number(self.version) >= number(version)
     }
 
-    /// A call for an attachment, with the result of its ADD where the version sends it.
-    pub fn call(&self, verb: &str, at: &Attachment, prev: Option<&Value>) -> Call {
+    /// The plugin with these members of the configuration changed.
+    fn with(&self, members: Value) -> Self {
+        let mut conf = self.conf.clone();
+        merge(&mut conf, members);
+        Subject { conf, ..*self }
+    }
+
+    /// The required interface name.
+    fn ifname(&self) -> &'static str {
+        if self.is(&["loopback"]) { "lo" } else { "eth0" }
+    }
+
+    /// An attachment in a new namespace.
+    fn attachment(&self, id: &'static str, netns: &str) -> Result<Attachment> {
+        Ok(Attachment { id, netns: Netns::new(netns)?, ifname: self.ifname(), prev: None })
+    }
+
+    /// An attachment in a new namespace, to which bridge of the same folder was added if the plugin is a chained one.
+    fn container(&self) -> Result<Attachment> {
+        static NUMBER: AtomicU32 = AtomicU32::new(1);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let mut at = self.attachment("sanity-1", &format!("container-{number}"))?;
+        self.prepare()?;
+        if self.kind.profile == Profile::Chained {
+            at.prev = Some(self.add_bridge(&at)?);
+        }
+        Ok(at)
+    }
+
+    fn add_bridge(&self, at: &Attachment) -> Result<Value> {
+        let added = self.bridge("ADD", at, None)?;
+        let result = added.result().cloned();
+        result.ok_or_else(|| format!("bridge, which goes first: {}", added.summary()).into())
+    }
+
+    /// A call of bridge, the first plugin of the list of a chained one.
+    fn bridge(&self, verb: &str, at: &Attachment, prev: Option<&Value>) -> Result<Answer> {
+        let conf = json!({"cniVersion": self.version, "name": "sanity", "type": "bridge", "bridge": "sanity0",
+            "isGateway": true, "ipMasq": true, "hairpinMode": true, "ipam": ipam(self.folder, "bridge")});
+        let kind = Kind { name: "bridge", ..*self.kind };
+        Subject { kind: &kind, conf, ..*self }.run(verb, at, prev)
+    }
+
+    /// Creates the device that host-device moves.
+    fn prepare(&self) -> Result<()> {
+        if !self.is(&["host-device"]) || world::index("spare0").is_ok() {
+            return Ok(());
+        }
+        // The peers of devices in containers have names as well.
+        let names = (1..).map(|number| format!("spare{number}"));
+        let mut free = names.filter(|name| world::index(name).is_err());
+        free.next().map_or(Ok(()), |name| world::make_pair("spare0", &name))
+    }
+
+    /// A call without an attachment.
+    fn plain(&self, verb: &str) -> Call {
+        Call::new(&self.plugin(), verb, &self.conf)
+    }
+
+    /// A call for an attachment, with this `prevResult`.
+    fn call(&self, verb: &str, at: &Attachment, prev: Option<&Value>) -> Call {
         let mut conf = self.conf.clone();
         if let Some(prev) = prev {
             conf["prevResult"] = prev.clone();
@@ -86,100 +160,76 @@ impl Subject<'_> {
             .env("CNI_IFNAME", at.ifname)
     }
 
-    /// CHECK and DEL get the result of ADD from 0.4.0 on.
-    pub fn prev<'v>(&self, result: Option<&'v Value>) -> Option<&'v Value> {
-        result.filter(|_| self.since("0.4.0"))
-    }
-
     fn run(&self, verb: &str, at: &Attachment, prev: Option<&Value>) -> Result<Answer> {
         self.call(verb, at, prev).run()
     }
-}
 
-/// Containers for the calls of a plugin, one after the other.
-pub struct Containers<'a> {
-    pub subject: &'a Subject<'a>,
-    made: Cell<u32>,
-}
-
-/// A container, and what plugins before this one made in it.
-#[derive(Debug)]
-pub struct Container {
-    pub at: Attachment,
-    pub prev: Option<Value>,
-}
-
-impl<'a> Containers<'a> {
-    pub fn of(subject: &'a Subject<'a>) -> Containers<'a> {
-        Containers { subject, made: Cell::new(0) }
+    /// CHECK and DEL have a `prevResult` since 0.4.0.
+    fn prev<'v>(&self, result: Option<&'v Value>) -> Option<&'v Value> {
+        result.filter(|_| self.since("0.4.0"))
     }
 
-    /// A new one, by bridge of the same folder if the plugin is a chained one.
-    pub fn make(&self) -> Result<Container> {
-        self.made.set(self.made.get() + 1);
-        let netns = Netns::new(&format!("container-{}", self.made.get()))?;
-        let case = lifecycle::Case { subject: self.subject };
-        let at = Attachment { id: "sanity-1", netns, ifname: case.ifname() };
-        case.prepare()?;
-        if self.subject.kind.profile != Profile::Chained {
-            return Ok(Container { at, prev: None });
+    /// ADD, after the earlier plugins of the list.
+    fn add(&self, at: &Attachment) -> Result<Answer> {
+        self.prepare()?;
+        self.run("ADD", at, at.prev.as_ref())
+    }
+
+    /// DEL, with the result of ADD if the version has it.
+    fn del(&self, at: &Attachment, result: Option<&Value>) -> Result<Answer> {
+        self.run("DEL", at, self.prev(result))
+    }
+
+    /// DEL of all plugins of the list, and of the namespace.
+    fn end(&self, at: &Attachment, result: Option<&Value>) -> Result<Answer> {
+        let deleted = self.del(at, result)?;
+        if let Some(prev) = &at.prev {
+            self.bridge("DEL", at, self.prev(Some(prev)))?;
         }
-        let made = bridge(self.subject, "ADD", &at, None)?;
-        let prev = made.json.clone().filter(|_| made.succeeded());
-        let prev = prev.ok_or_else(|| format!("bridge, which goes first: {}", made.said()))?;
-        Ok(Container { at, prev: Some(prev) })
-    }
-
-    /// A call of the plugin with this configuration.
-    pub fn call(&self, verb: &str, conf: &Value, of: &Container) -> Call {
-        let subject = Subject { conf: conf.clone(), ..*self.subject };
-        subject.call(verb, &of.at, of.prev.as_ref())
-    }
-
-    /// DEL of all, and the end of the namespace.
-    pub fn end(&self, conf: &Value, of: &Container, result: Option<&Value>) -> Result<Answer> {
-        let subject = Subject { conf: conf.clone(), ..*self.subject };
-        let deleted = subject.run("DEL", &of.at, subject.prev(result))?;
-        if let Some(prev) = &of.prev {
-            bridge(self.subject, "DEL", &of.at, subject.prev(Some(prev)))?;
-        }
-        of.at.netns.remove()?;
+        at.netns.remove()?;
         Ok(deleted)
     }
 }
 
-/// A call of bridge, which goes before plugins that are chained.
-pub fn bridge(
-    subject: &Subject<'_>,
-    verb: &str,
-    at: &Attachment,
-    prev: Option<&Value>,
-) -> Result<Answer> {
-    let conf = json!({"cniVersion": subject.version, "name": "sanity", "type": "bridge", "bridge": "sanity0",
-        "isGateway": true, "ipMasq": true, "hairpinMode": true, "ipam": ipam(subject.folder, "bridge")});
-    let kind = Kind { name: "bridge", ..*subject.kind };
-    Subject { kind: &kind, conf, ..*subject }.run(verb, at, prev)
-}
-
 /// For comparing versions: 1.0.0 is 10000.
-pub fn number(version: &str) -> u32 {
+fn number(version: &str) -> u32 {
     version.split('.').fold(0, |sum, part| sum * 100 + part.parse::<u32>().unwrap_or_default())
 }
 
-/// A case by its name: the hidden option of a child process.
-pub fn run(name: &str, subject: &Subject<'_>, world: &World, check: &mut Check) -> Result<()> {
+/// The lines that the node's state has gained.
+fn leftovers(before: &Snapshot) -> Result<Vec<String>> {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        let left = world::snapshot()?.without(before);
+        if left.is_empty() || Instant::now() > end {
+            return Ok(left);
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Runs calls in parallel.
+fn all_at_once(calls: impl Iterator<Item = Call>) -> Vec<Answer> {
+    std::thread::scope(|scope| {
+        let running: Vec<_> = calls.map(|call| scope.spawn(move || call.run())).collect();
+        running.into_iter().filter_map(|call| call.join().ok()?.ok()).collect()
+    })
+}
+
+/// Runs a case by its name.
+pub fn run(name: &str, subject: &Subject<'_>, check: &mut Check) -> Result<()> {
     match name {
         "protocol" => protocol::run(subject, check),
         "process" => process::run(subject, check),
         "values" => values::run(subject, check),
-        "keys" => keys::run(subject, world, check),
-        "damage" => damage::run(subject, world, check),
+        "keys" => keys::run(subject, check),
+        "damage" => damage::run(subject, check),
         "delegation" => delegation::run(subject, check),
         "lifecycle" => lifecycle::run(subject, check),
         "ipam" => ipam::run(subject, check),
-        "chained" => chained::run(subject, world, check),
+        "chained" => chained::run(subject, check),
         "faults" => faults::run(subject, check),
         "housekeeping" => housekeeping::run(subject, check),
-        _ => Err(format!("no case {name}")),
+        _ => Err(format!("no case {name}").into()),
     }
 }

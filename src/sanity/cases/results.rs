@@ -1,20 +1,19 @@
-//! The shape of a result: each version has its own.
+//! The form of a result, which depends on the version.
 
 use std::net::IpAddr;
 
 use serde_json::Value;
 
-use super::{Attachment, Subject};
-use crate::call::Answer;
-use crate::check::Check;
+use super::{Answer, Attachment, Check, Subject};
 
-/// Looks at the result of an ADD that succeeded.
+/// Checks the form of the result of a successful ADD.
 pub fn look(subject: &Subject<'_>, at: &Attachment, answer: &Answer, check: &mut Check) {
     if !answer.succeeded() {
         return;
     }
-    check.of("result.json", answer, answer.json.as_ref().is_some_and(Value::is_object));
-    let Some(json) = answer.json.as_ref().filter(|json| json.is_object()) else { return };
+    let json = answer.result().filter(|json| json.is_object());
+    check.of("result.json", answer, json.is_some());
+    let Some(json) = json else { return };
     check.of("result.cni-version", answer, json["cniVersion"] == subject.version);
     check.of("result.dns", answer, json["dns"].is_null() || is_dns(&json["dns"]));
     check.of("result.no-error", answer, json["code"].is_null() && json["msg"].is_null());
@@ -34,15 +33,16 @@ fn pair_form(answer: &Answer, json: &Value, check: &mut Check) {
         ("ip6", "result.old.ip6", IpAddr::is_ipv6),
     ] {
         let entry = &json[key];
-        let is_good = entry.is_null() || prefix(&entry["ip"]).is_some_and(|(ip, _)| is_family(&ip));
-        check.of(id, answer, is_good);
+        let is_good = prefix(&entry["ip"]).is_some_and(|(ip, _)| is_family(&ip));
+        check.of(id, answer, entry.is_null() || is_good);
         let gateway = &entry["gateway"];
-        let is_good = gateway.is_null() || ip(gateway).is_some_and(|ip| is_family(&ip));
-        check.of("result.old.gateway", answer, is_good);
+        let is_good = ip(gateway).is_some_and(|ip| is_family(&ip));
+        check.of("result.old.gateway", answer, gateway.is_null() || is_good);
         check.of("result.old.routes", answer, routes(&entry["routes"]));
     }
 }
 
+/// 0.3.0 and later: lists of interfaces and addresses.
 fn list_form(
     subject: &Subject<'_>,
     at: &Attachment,
@@ -62,14 +62,13 @@ fn list_form(
         let is_good = mac.as_str().is_some_and(|mac| mac.is_empty() || is_mac(mac));
         check.of("result.interface.mac", answer, mac.is_null() || is_good);
         let sandbox = &interface["sandbox"];
-        let is_good = |path: &str| path.is_empty() || path == at.netns.path();
-        let is_good = sandbox.is_null() || sandbox.as_str().is_some_and(is_good);
+        let is_good = sandbox.is_null() || *sandbox == "" || *sandbox == at.netns.path();
         check.of("result.interface.sandbox", answer, is_good);
         let mtu = &interface["mtu"];
-        let is_good = mtu.is_null() || (subject.since("1.1.0") && mtu.is_u64());
-        check.of("result.interface.mtu", answer, is_good);
+        let is_good = subject.since("1.1.0") && mtu.is_u64();
+        check.of("result.interface.mtu", answer, mtu.is_null() || is_good);
     }
-    let interfaces = list(json, "interfaces").count();
+    let interfaces = list(json, "interfaces").count() as u64;
     for address in list(json, "ips") {
         let parsed = prefix(&address["address"]);
         check.of("result.ip.address", answer, parsed.is_some());
@@ -84,10 +83,7 @@ fn list_form(
         let gateway = &address["gateway"];
         check.of("result.ip.gateway", answer, gateway.is_null() || ip(gateway).is_some());
         let index = &address["interface"];
-        let is_inside = index
-            .as_u64()
-            .and_then(|index| usize::try_from(index).ok())
-            .is_some_and(|index| index < interfaces);
+        let is_inside = index.as_u64().is_some_and(|index| index < interfaces);
         check.of("result.ip.interface", answer, index.is_null() || is_inside);
     }
 }
@@ -113,11 +109,11 @@ fn routes(routes: &Value) -> bool {
 }
 
 /// An address in a result.
-pub fn ip(value: &Value) -> Option<IpAddr> {
+fn ip(value: &Value) -> Option<IpAddr> {
     value.as_str()?.parse().ok()
 }
 
-/// An address with the length of its prefix.
+/// An address and its prefix length.
 pub fn prefix(value: &Value) -> Option<(IpAddr, u8)> {
     let (ip, length) = value.as_str()?.split_once('/')?;
     let (ip, length): (IpAddr, u8) = (ip.parse().ok()?, length.parse().ok()?);
@@ -131,7 +127,7 @@ pub fn addresses(result: &Value) -> Vec<(IpAddr, u8)> {
     old.chain(new.filter_map(|address| prefix(&address["address"]))).collect()
 }
 
-/// The entries of a list of the result; none where there is no list.
+/// The entries of a list of the result; none if the list is missing.
 pub fn list<'v>(result: &'v Value, key: &str) -> impl Iterator<Item = &'v Value> {
     result[key].as_array().into_iter().flatten()
 }

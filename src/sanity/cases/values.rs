@@ -1,20 +1,17 @@
-//! Values that make no sense: ADD with each fails, and leaves nothing.
+//! Invalid values: ADD with each fails, and leaves nothing.
 
-use serde_json::Value;
+use super::{Check, Result, Subject, leftovers};
+use crate::assertions::{Assertion, BLIND, Level, OWN};
+use crate::world;
 
-use super::lifecycle::leftovers;
-use super::protocol::fails_well;
-use super::{Containers, Subject};
-use crate::check::Check;
-use crate::clause::{Assertion, BLIND, Level, OWN};
-use crate::profiles::merge;
-use crate::world::{self, Result};
+/// The assertion about all values.
+const LEAVES_NOTHING: &str = "values.leave-nothing";
 
-/// A value that must be refused. The second part of its id is the type of the plugin.
+/// A value that must be refused.
 #[derive(Debug)]
 pub struct Wrong {
     pub assertion: Assertion,
-    /// Members of the configuration in JSON, in place of those that are right.
+    /// Members of the configuration, in JSON, that replace the valid ones.
     members: &'static str,
     /// `CNI_ARGS`
     args: &'static str,
@@ -30,7 +27,6 @@ macro_rules! wrong {
     };
 }
 
-/// All of them.
 pub const TABLE: &[Wrong] = wrong! {
     "values.bridge.mtu-text" "an mtu that is text is refused" r#"{"mtu": "big"}"#;
     "values.bridge.mtu-too-small" "an mtu below what the kernel takes is refused" r#"{"mtu": 10}"#;
@@ -116,66 +112,44 @@ pub const TABLE: &[Wrong] = wrong! {
     "values.flannel.delegate-text" "a delegate that is no object is refused" r#"{"subnetFile": "/run/subnet.env", "delegate": "bridge"}"#;
 };
 
-impl Wrong {
-    fn kind(&self) -> &'static str {
-        self.assertion.id.split('.').nth(1).unwrap_or_default()
-    }
-
-    fn configuration(&self, subject: &Subject<'_>) -> Result<Value> {
-        let mut conf = subject.conf.clone();
-        let members = serde_json::from_str(self.members);
-        merge(&mut conf, members.map_err(|error| format!("{self:?}: {error}"))?);
-        Ok(conf)
-    }
-}
-
-/// Those of the plugin's type, in one container: none may change anything.
+/// Calls ADD with each value of the plugin's type, in one container: no call may change anything.
 pub fn run(subject: &Subject<'_>, check: &mut Check) -> Result<()> {
-    let containers = Containers::of(subject);
-    let container = containers.make()?;
-    std::fs::write("/run/subnet.env", SUBNET).map_err(|error| error.to_string())?;
-    let add = |wrong: &Wrong| {
-        super::lifecycle::Case { subject }.prepare()?;
-        let conf = wrong.configuration(subject)?;
-        containers.call("ADD", &conf, &container).env("CNI_ARGS", wrong.args).run()
+    let at = subject.container()?;
+    std::fs::write("/run/subnet.env", SUBNET)?;
+    let asks = |wrong: &&Wrong| subject.asks(wrong.assertion.id) || subject.asks(LEAVES_NOTHING);
+    let own = TABLE.iter().filter(|wrong| wrong.assertion.kind() == subject.kind.name).filter(asks);
+    let own: Vec<&Wrong> = own.collect();
+    let add = |subject: &Subject<'_>, wrong: &Wrong| {
+        subject.prepare()?;
+        subject.call("ADD", &at, at.prev.as_ref()).env("CNI_ARGS", wrong.args).run()
     };
-    let del = |conf: &Value| containers.call("DEL", conf, &container).run();
-    let own: Vec<&Wrong> = TABLE
-        .iter()
-        .filter(|wrong| {
-            wrong.kind() == subject.kind.name
-                && (subject.asks(wrong.assertion.id) || subject.asks("values.leave-nothing"))
-        })
-        .collect();
-    // What the first calls make for all, such as chains, a bridge or a log of failures, is no leak.
-    containers.call("ADD", &subject.conf, &container).run()?;
-    del(&subject.conf)?;
+    let del = |subject: &Subject<'_>| subject.run("DEL", &at, at.prev.as_ref());
+    // What the first calls create for all later ones, such as chains, a bridge or a log of failures, is not a leak.
+    subject.run("ADD", &at, at.prev.as_ref())?;
+    del(subject)?;
     if let Some(wrong) = own.first() {
-        add(wrong)?;
-        del(&wrong.configuration(subject)?)?;
+        let subject = subject.with(serde_json::from_str(wrong.members)?);
+        add(&subject, wrong)?;
+        del(&subject)?;
     }
     for wrong in own {
-        let conf = wrong.configuration(subject)?;
-        super::lifecycle::Case { subject }.prepare()?;
-        let (before, inside) = (world::snapshot()?, container.at.netns.snapshot()?);
-        let added = add(wrong)?;
-        check.of(wrong.assertion.id, &added, fails_well(&added));
-        if added.succeeded() {
-            del(&conf)?;
-            continue;
+        let subject = subject.with(serde_json::from_str(wrong.members)?);
+        subject.prepare()?;
+        let (before, inside) = (world::snapshot()?, at.netns.snapshot()?);
+        let added = check.fails(wrong.assertion.id, add(&subject, wrong))?;
+        if !added.succeeded() {
+            let mut left = leftovers(&before)?;
+            left.extend(at.netns.snapshot()?.without(&inside));
+            check.that(LEAVES_NOTHING, left.is_empty(), || {
+                format!("{}: {}", wrong.assertion.id, left.join("; "))
+            });
         }
-        let mut left = leftovers(&before)?;
-        let after = container.at.netns.snapshot()?;
-        left.extend(after.without(&inside).into_iter().map(str::to_owned));
-        check.that("values.leave-nothing", left.is_empty(), || {
-            format!("{}: {}", wrong.assertion.id, left.join("; "))
-        });
-        del(&conf)?;
+        del(&subject)?;
     }
     Ok(())
 }
 
-/// What flannel's daemon writes.
+/// The file that flannel's daemon writes.
 pub const SUBNET: &str = "\
 FLANNEL_NETWORK=10.88.0.0/16
 FLANNEL_SUBNET=10.88.3.1/24

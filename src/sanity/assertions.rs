@@ -1,18 +1,20 @@
-//! The table of assertions: what each says, which clause it follows from, and what breaks for a runtime otherwise.
+//! The assertions: the text of each, the clause that it follows from, and the consequence of a violation for a runtime.
+
+use super::cases::{keys, values};
 
 /// How binding an assertion is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
-    /// The specification says MUST, or a runtime cannot work otherwise.
+    /// A MUST of the specification, or a condition without which runtimes do not work.
     Required,
-    /// The specification says SHOULD, or the plugin's own documentation promises it.
+    /// A SHOULD of the specification, or a promise of the plugin's documentation.
     Recommended,
-    /// Good to know.
+    /// Worth knowing.
     Informational,
 }
 
 impl Level {
-    /// Its name in reports.
+    /// The name in reports.
     pub fn name(self) -> &'static str {
         match self {
             Level::Required => "required",
@@ -22,17 +24,24 @@ impl Level {
     }
 }
 
-/// Something that holds for a plugin that conforms.
-#[derive(Clone, Copy, Debug)]
+/// A property of a conforming plugin.
+#[derive(Debug)]
 pub struct Assertion {
     pub id: &'static str,
     pub level: Level,
     /// The section of SPEC.md (1.1.0) or of another document.
     pub clause: &'static str,
-    /// What holds.
+    /// The property.
     pub text: &'static str,
-    /// What breaks otherwise.
+    /// The consequence of a violation.
     pub why: &'static str,
+}
+
+impl Assertion {
+    /// The second part of the id, the type of the plugin in the assertions of one type.
+    pub fn kind(&self) -> &'static str {
+        self.id.split('.').nth(1).unwrap_or_default()
+    }
 }
 
 const VERSION: &str = "SPEC 2, VERSION: probe plugin version support";
@@ -66,8 +75,9 @@ macro_rules! table {
     };
 }
 
-/// Assertions by areas; those about one key of one plugin stand beside its configuration, in `cases/`.
-pub const TABLE: &[Assertion] = table! {
+/// Assertions by area; `cases/keys.rs` and `cases/values.rs` have those about one key of one plugin, beside the
+/// configuration.
+const TABLE: &[Assertion] = table! {
     "version.succeeds" Required VERSION "VERSION succeeds" CHOICE;
     "version.json" Required VERSION "VERSION prints a JSON object" CHOICE;
     "version.cni-version" Required VERSION "the answer has a cniVersion of three numbers" CHOICE;
@@ -412,3 +422,45 @@ pub const TABLE: &[Assertion] = table! {
     "traffic.loopback4" Required OWN "127.0.0.1 answers" TRAFFIC;
     "traffic.loopback6" Required OWN "::1 answers" TRAFFIC;
 };
+
+/// All assertions.
+pub fn all() -> impl Iterator<Item = &'static Assertion> {
+    let values = values::TABLE.iter().map(|wrong| &wrong.assertion);
+    TABLE.iter().chain(values).chain(keys::TABLE.iter().map(|key| &key.assertion))
+}
+
+/// The assertion with this id.
+pub fn find(id: &str) -> Option<&'static Assertion> {
+    all().find(|assertion| assertion.id == id)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The source of the cases.
+    const CASES: &str = concat!(
+        include_str!("cases/protocol.rs"),
+        include_str!("cases/results.rs"),
+        include_str!("cases/lifecycle.rs"),
+        include_str!("cases/ipam.rs"),
+        include_str!("cases/chained.rs"),
+        include_str!("cases/housekeeping.rs"),
+        include_str!("cases/faults.rs"),
+        include_str!("cases/delegation.rs"),
+        include_str!("cases/process.rs"),
+        include_str!("cases/damage.rs"),
+        include_str!("cases/values.rs"),
+        include_str!("cases/keys.rs"),
+    );
+
+    #[test]
+    fn every_id_is_unique_and_used() {
+        for (i, assertion) in all().enumerate() {
+            let id = assertion.id;
+            assert!(!all().take(i).any(|other| other.id == id), "{id} occurs twice");
+            assert!(CASES.contains(&format!("\"{id}\"")), "no case uses {id}");
+        }
+        assert!(all().count() >= 400, "{}", all().count());
+    }
+}
