@@ -21,7 +21,7 @@ const HEADER_LEN: usize = 8;
 const ALL_LINKS: u32 = 0;
 
 /// An address of a link.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Addr {
     /// The address with its prefix length and host bits.
     pub net: IpNet,
@@ -39,7 +39,7 @@ pub struct Addr {
 }
 
 /// The remaining lifetimes of an address in seconds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lifetime {
     /// For the source address of new connections.
     pub preferred: u32,

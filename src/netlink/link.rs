@@ -94,7 +94,7 @@ pub struct Link {
 }
 
 /// A device on a bus.
-#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Parent {
     /// The bus: `pci`, `virtio`, `auxiliary`.
     pub bus: String,

@@ -143,13 +143,8 @@ impl Origin {
 }
 
 fn add_addr(netlink: &Netlink, index: u32, address: &Address) -> Result<()> {
-    let mut addr = NewAddr::new(address.net);
-    if address.no_prefix_route {
-        addr = addr.without_prefix_route();
-    }
-    if !address.broadcast {
-        addr = addr.without_broadcast();
-    }
+    let Address { net, no_prefix_route, broadcast } = *address;
+    let addr = NewAddr { prefix_route: !no_prefix_route, broadcast, ..NewAddr::new(net) };
     match netlink.add_addr(index, &addr) {
         // A network manager may have added the address already.
         Err(error) if error.is_exists() => Ok(()),
