@@ -173,8 +173,8 @@ impl Ward {
     }
 }
 
-/// Replaces `$N` by a command prefix for the container's namespace, `$P` by its host port, and `$D`
-/// by the node's folder.
+/// Replaces `$N` by a command prefix for the container's namespace, `$P` by the name of its bridge
+/// port, and `$D` by the node's folder.
 fn filled(ward: &Ward, line: &str) -> String {
     let veths = "ip -o link show type veth | head -1 | cut -d: -f2 | cut -d@ -f1";
     let port = if line.contains("$P") { ward.node.sh(veths) } else { String::new() };

@@ -75,7 +75,7 @@ fn the_verbs_of_every_version() {
         for _ in 0..2 {
             on(&net, "DEL").ok();
         }
-        // DEL needs neither addresses nor a namespace.
+        // DEL accepts any IPAM configuration and needs no namespace.
         net.with(&json!({"ipam": null})).call("DEL", "other").without("CNI_NETNS").ok();
         net.with(&json!({"ipam": {"type": "static", "addresses": "x"}})).call("DEL", "o").ok();
         assert_unchanged(&before, &node.snapshot());

@@ -66,8 +66,8 @@ impl<'n> Row<'n> {
         self.list.iter().zip(&self.results[1..]).filter(|row| refuses(*row)).count()
     }
 
-    /// Applies each damage in turn; `holds` verifies the first and the later container, whose
-    /// address it gets.
+    /// Applies each damage in turn. `holds` verifies the first and the later container; its third
+    /// argument is the address of the later container.
     #[track_caller]
     fn survives(&self, damages: &[String], holds: impl Fn(&Container, &Container, &str)) {
         for damage in damages {
@@ -132,7 +132,7 @@ fn bridge<'n>(node: &'n Node, keys: &Value) -> Net<'n> {
 }
 
 /// STATUS, CHECK and repair report no loss with any family, back end or policy: a false STATUS
-/// error makes the kubelet not ready.
+/// error makes the node NotReady.
 #[test]
 fn nothing_is_missed_after_an_add() {
     let node = Node::new();
