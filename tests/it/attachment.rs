@@ -1,4 +1,4 @@
-//! An attachment lives or dies as a whole: what a dead one left never serves the next.
+//! State of a stale attachment never applies to the next container with the same address.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -13,7 +13,7 @@ use crate::node::{Call, Container, Node, eventually};
 const BACK_ENDS: [&str; 2] = ["nftables", "iptables"];
 const PORT: u16 = 18_081;
 
-/// A network of bridge, portmap, firewall and bandwidth.
+/// A network configuration list of bridge, portmap, firewall and bandwidth.
 struct Chain<'n> {
     node: &'n Node,
     backend: &'static str,
@@ -21,7 +21,7 @@ struct Chain<'n> {
 }
 
 impl<'n> Chain<'n> {
-    /// One with a single address, by default.
+    /// Creates the list with a range of one usable address.
     fn new(node: &'n Node, backend: &'static str) -> Chain<'n> {
         let ipam = node.host_local(&["10.88.0.0/30"]);
         Chain { node, backend, keys: json!({"ipam": ipam}) }
@@ -45,14 +45,14 @@ impl<'n> Chain<'n> {
         self.call(plugin, verb, id, &keys)
     }
 
-    /// ADD by all plugins but bridge.
+    /// ADD of all plugins after bridge.
     fn add_rest(&self, id: &str, container: &Container, prev: &Value) {
         for plugin in ["portmap", "firewall", "bandwidth"] {
             self.behind(plugin, "ADD", id, prev).netns(&container.path()).result();
         }
     }
 
-    /// ADD by all plugins.
+    /// ADD of all plugins.
     fn add(&self, id: &str, container: &Container) -> Value {
         let path = container.path();
         let prev = self.call("bridge", "ADD", id, &json!({})).netns(&path).result();
@@ -60,7 +60,7 @@ impl<'n> Chain<'n> {
         prev
     }
 
-    /// Everything that rules and devices tell.
+    /// The ruleset and the ifb devices, as text.
     fn state(&self) -> String {
         self.node.sh("nft list ruleset; ip -d link show type ifb")
     }
@@ -117,7 +117,7 @@ fn a_lease_stays_while_its_containers_rules_cannot_go() {
     chain.has_nothing_of("the-dead-one");
 }
 
-/// The same network with addresses of an IPAM plugin that knows nothing of containers.
+/// The same list with an IPAM plugin that keeps no leases.
 fn with_static<'n>(node: &'n Node, backend: &'static str) -> Chain<'n> {
     let ipam = json!({"type": "static", "addresses":
         [{"address": "10.88.0.2/24", "gateway": "10.88.0.1"}]});
@@ -136,7 +136,7 @@ fn a_dead_owner_leaves_an_address_of_any_ipam_plugin() {
         add.result();
         assert!(chain.state().contains(&PORT.to_string()), "who lives keeps all");
         chain.call("bridge", "DEL", "next", &json!({})).netns(&next.path()).ok();
-        // Again the last one to have had the address.
+        // Restores "the-dead-one" as the last owner of the address.
         chain.add("the-dead-one", &Container::new());
         drop(first);
         eventually("it is gone", || lives() == [Liveness::Gone(Gone::Namespace)]);
@@ -245,7 +245,7 @@ fn leftovers_of_a_container_id_do_not_harm_its_next_port() {
     assert!(checked.contains(name["ifname"].as_str().unwrap()), "{checked}");
 }
 
-/// Whether the containers of all noted attachments are alive.
+/// The liveness of every recorded attachment.
 fn lives() -> Vec<Liveness> {
     Record::all(None).iter().map(Record::liveness).collect()
 }

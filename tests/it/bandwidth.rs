@@ -1,5 +1,5 @@
-//! bandwidth: lifecycle in every version, limits that are measured, owners of devices, CHECK, GC,
-//! STATUS, faults; the reference beside it.
+//! bandwidth: lifecycle in every version, measured limits, owners of devices, CHECK, GC, STATUS,
+//! faults, and comparison with the reference plugin.
 
 mod measured;
 mod owners;
@@ -10,10 +10,10 @@ use serde_json::{Value, json};
 use crate::chained::{Pod, Subject};
 use crate::net::merged;
 
-/// The versions that the plugin speaks.
+/// The supported CNI versions.
 const VERSIONS: [&str; 5] = ["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 
-/// The name of the device of `c1` in the network `net`, which the reference chooses as well.
+/// The ifb device of container `c1` in network `net`; the reference derives the same name.
 const IFB: &str = "bwp623e1c388032";
 
 const SUBJECT: Subject = Subject {
@@ -33,18 +33,18 @@ const SUBJECT: Subject = Subject {
     ..Subject::BEHIND_PTP
 };
 
-/// The name of the host's end.
+/// The name of the host's veth end.
 fn end(pod: &Pod<'_>) -> String {
     pod.prev["interfaces"][0]["name"].as_str().unwrap().to_owned()
 }
 
-/// What `tc` shows of a link.
+/// The JSON output of `tc`.
 fn tc(pod: &Pod<'_>, what: &str) -> Value {
     let text = pod.node.sh(&format!("tc -j {what}"));
     if text.trim().is_empty() { json!([]) } else { serde_json::from_str(&text).unwrap() }
 }
 
-/// The token bucket at the root of a link: rate, latency as tc has them.
+/// Rate and latency of the root qdisc (tbf), in tc's units.
 fn bucket(pod: &Pod<'_>, dev: &str) -> Value {
     let listed = tc(pod, &format!("qdisc show dev {dev}"));
     let root = listed.as_array().unwrap().iter().find(|q| q["root"] == true).cloned();
@@ -52,7 +52,7 @@ fn bucket(pod: &Pod<'_>, dev: &str) -> Value {
         .unwrap_or_default()
 }
 
-/// Where what comes in by the host's end is led to.
+/// The targets of the ingress redirects (`mirred`) on the host's veth end.
 fn redirects(pod: &Pod<'_>) -> Vec<String> {
     let listed = pod.node.sh(&format!("tc filter show dev {} ingress", end(pod)));
     let lines = listed.lines().filter_map(|line| line.split_once("Egress Redirect to device "));
@@ -78,7 +78,7 @@ fn what_the_kernel_gets_is_what_was_asked_for() {
     let alias = ifb["ifalias"].as_str().unwrap();
     assert!(alias.ends_with(&format!("net: net, if: eth0, id: c1, host: {end}")), "{alias}");
 
-    // Another ADD with other limits changes them.
+    // ADD with other limits updates the qdiscs.
     let other = net.with(&json!({"ingressRate": 80_000_000, "latency": 5}));
     other.add(&pod.container);
     assert_eq!(bucket(&pod, &end), json!(["tbf", "1:", 10_000_000]));
@@ -170,7 +170,7 @@ fn check_finds_what_was_changed() {
     ] {
         pod.node.sh(&change);
         net.check_finds(&pod.container, &prev, msg);
-        // ADD repairs what it finds; somebody else's qdisc is not its business.
+        // ADD repairs each damage, but never replaces a foreign qdisc.
         if change.contains("pfifo") {
             let error = net.on("ADD", &pod.container).error();
             assert_eq!(error.msg, format!("\"{end}\" has the qdisc pfifo 2: already"));
@@ -224,7 +224,7 @@ fn refusals_change_nothing() {
     let call = pod.plain().on("ADD", &pod.container).ifname("eth7");
     let msg = "container interface eth7 has no veth peer: Link not found";
     pod.plain().is_refused(&call, &pod.container, (999, msg));
-    // Even with limits that make no sense, DEL works.
+    // DEL succeeds even if the limits are invalid.
     let net = pod.plain();
     let before = pod.state();
     net.add(&pod.container);

@@ -25,12 +25,12 @@ const SUBJECT: Subject = Subject {
     },
 };
 
-/// A dual-stack network on `br0`.
+/// Keys of a dual-stack network on `br0`.
 fn dual(node: &Node) -> Value {
     json!({"bridge": "br0", "ipam": node.host_local(&["10.1.2.0/24", "2001:db8:1::/64"])})
 }
 
-/// A network of 1.1.0 of 10.1.2.0/24 on `br0`, with `keys`.
+/// A network of version 1.1.0 with 10.1.2.0/24 on `br0` and more `keys`.
 fn simple<'n>(node: &'n Node, keys: &Value) -> Net<'n> {
     let base = json!({"bridge": "br0", "ipam": node.host_local(&["10.1.2.0/24"])});
     Net::new(node, "bridge", "1.1.0", &merged(&base, keys))

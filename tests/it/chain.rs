@@ -1,4 +1,4 @@
-//! The chain of bridge, portmap and firewall for many containers at once.
+//! The chain of bridge, portmap and firewall, for many containers at the same time.
 
 use serde_json::{Value, json};
 
@@ -9,10 +9,10 @@ use crate::traffic::{self, Place};
 
 const COUNT: usize = 64;
 
-/// The plugins in the order of ADD.
+/// The plugins in the order of ADD calls.
 const PLUGINS: [&str; 3] = ["bridge", "portmap", "firewall"];
 
-/// The maps and sets with elements of containers; each has one for each container.
+/// The maps and sets that hold exactly one element of each container.
 const OWNED: [(&str, &str); 4] = [
     ("cnibox_masquerade", "pods4"),
     ("cnibox_portmap", "any4"),
@@ -20,7 +20,7 @@ const OWNED: [(&str, &str); 4] = [
     ("cnibox_firewall", "pods4"),
 ];
 
-/// What the plugins are told of container `i`.
+/// The configuration of `plugin` for container `i`.
 fn conf(node: &Node, plugin: &str, i: usize, prev: &Value) -> Value {
     let ports = json!([{"hostPort": 20000 + i, "containerPort": 80, "protocol": "tcp"}]);
     let mut conf = match plugin {
@@ -44,7 +44,7 @@ fn ipam(node: &Node) -> Value {
     ipam
 }
 
-/// A namespace beside the host: 192.0.2.2, the host is 192.0.2.1.
+/// A namespace connected to the host: 192.0.2.2, with the host at 192.0.2.1.
 pub(crate) fn peer(node: &Node) -> Container {
     let peer = Container::new();
     node.sh(&format!("ip link add out0 type veth peer name eth0 netns {}", peer.path()));
@@ -55,7 +55,7 @@ pub(crate) fn peer(node: &Node) -> Container {
     peer
 }
 
-/// The keys of the elements of a map or set, as text, its sentinel left out.
+/// The keys of the elements of a map or set as text, without the sentinel element.
 fn elements(node: &Node, (table, set): (&str, &str)) -> Vec<String> {
     let tables: Value = serde_json::from_str(&node.sh("nft -j list ruleset")).unwrap();
     let objects = tables["nftables"].as_array().unwrap().iter();
@@ -93,7 +93,7 @@ fn sixty_four_containers_at_once() {
             assert_eq!(times, 1, "{ip} in {owned:?}: {found:?}");
         }
     }
-    // One policy for the bridge, one chain for the subnet, every rule once.
+    // Shared rules exist once: one policy of the bridge, one chain of the subnet.
     for set in ["bridges", "same_bridge"] {
         assert_eq!(elements(&node, ("cnibox_firewall", set)).len(), 1);
     }

@@ -1,6 +1,6 @@
-//! The verbs of a plugin that stands behind an interface plugin in a list, in the orders runtimes
-//! call them, for every version; and faults and kills at each of its steps. What such a plugin does
-//! ends with its DEL: everything is as the interface plugin left it.
+//! The verbs of a chained plugin (behind an interface plugin in a list) in the orders in which
+//! runtimes call them, in every version, with faults and kills at each step. DEL must restore the
+//! state that the interface plugin left.
 
 use std::fs;
 use std::thread;
@@ -16,19 +16,19 @@ use crate::strace;
 /// A plugin under test.
 pub(crate) struct Subject {
     pub(crate) plugin: &'static str,
-    /// Those that it speaks.
+    /// The supported CNI versions.
     pub(crate) versions: &'static [&'static str],
-    /// Its keys.
+    /// The keys of the plugin's configuration.
     pub(crate) keys: fn(&Node) -> Value,
-    /// The plugin before it, and that one's keys.
+    /// The interface plugin before it, with its keys.
     pub(crate) behind: (&'static str, fn(&Node) -> Value),
-    /// Prepares the namespaces: what the kernel remembers for good in them, for example.
+    /// Prepares both namespaces, for example with permanent kernel state that snapshots would show.
     pub(crate) prepare: fn(&Node, &Container),
-    /// Makes of the result of the plugin before what this plugin makes of it in a version.
+    /// Turns `prevResult` into the expected result of a version.
     pub(crate) result: fn(&mut Value, &str),
-    /// What a snapshot does not show: the values of these parameters in the container.
+    /// Sysctls of the container that a snapshot does not include.
     pub(crate) sysctls: &'static [&'static str],
-    /// A folder below the node's that holds the plugin's files.
+    /// The folder of the plugin's files, relative to the node's folder.
     pub(crate) files: &'static str,
 }
 
@@ -36,16 +36,16 @@ pub(crate) struct Subject {
 pub(crate) struct Pod<'s> {
     pub(crate) node: Node,
     pub(crate) container: Container,
-    /// What the interface plugin printed.
+    /// The result of the interface plugin.
     pub(crate) prev: Value,
-    /// Everything as it was then.
+    /// The state after ADD of the interface plugin.
     pub(crate) before: State,
     version: &'static str,
     subject: &'s Subject,
     keys: Value,
 }
 
-/// All that may change.
+/// Everything that a chained plugin may change.
 #[derive(PartialEq, Eq, Debug, Clone)]
 pub(crate) struct State {
     pub(crate) host: Snapshot,
@@ -71,7 +71,7 @@ impl State {
 }
 
 impl Pod<'_> {
-    /// The network with the plugin's keys and `prevResult`, and with `keys`.
+    /// The network with the plugin's keys, `prevResult` and `keys`.
     pub(crate) fn net(&self, keys: &Value) -> Net<'_> {
         let own = merged(&self.keys, &json!({"prevResult": self.prev}));
         Net::new(&self.node, self.subject.plugin, self.version, &merged(&own, keys))
@@ -87,7 +87,7 @@ impl Pod<'_> {
         self.plain().on(verb, &self.container).env("RUST_BACKTRACE", "0")
     }
 
-    /// A call with other keys, without `prevResult` unless they have it.
+    /// A call with more `keys`, without `prevResult` unless `keys` contains it.
     pub(crate) fn call_with(&self, verb: &str, keys: &Value) -> Call {
         let mut bare = self.plain();
         bare.conf["prevResult"] = Value::Null;
@@ -103,7 +103,7 @@ impl Pod<'_> {
         State::of(self.subject, &self.node, &self.container)
     }
 
-    /// Everything is as `before`.
+    /// Asserts that the state equals `before`.
     #[track_caller]
     pub(crate) fn assert_as(&self, before: &State, why: &str) {
         let now = self.state();
@@ -115,7 +115,8 @@ impl Pod<'_> {
         assert_eq!((&now.sysctls, &now.files), (&before.sysctls, &before.files), "{why}");
     }
 
-    /// As [`Pod::assert_as`], in a moment: the kernel removes a device after it has said so.
+    /// Like [`Pod::assert_as`], with retries: the kernel may acknowledge the deletion of a device
+    /// before it completes.
     #[track_caller]
     pub(crate) fn assert_settles_as(&self, before: &State, why: &str) {
         let deadline = Instant::now() + Duration::from_secs(2);
@@ -125,23 +126,22 @@ impl Pod<'_> {
         self.assert_as(before, why);
     }
 
-    /// CHECK fails with this message and changes nothing.
+    /// Asserts that CHECK fails with `msg` and changes nothing.
     #[track_caller]
     pub(crate) fn check_finds(&self, msg: &str) {
         self.plain().check_finds(&self.container, &self.prev, msg);
     }
 
-    /// A call is refused and changes nothing.
+    /// Asserts that the call fails with this code and message and changes nothing.
     #[track_caller]
     pub(crate) fn is_refused(&self, call: &Call, brief: (u64, &str)) {
         self.plain().is_refused(call, &self.container, brief);
     }
 }
 
-/// The steps of a lifecycle.
 impl Pod<'_> {
-    /// ADD passes the result on, CHECK agrees, a second ADD changes nothing more, two DELs with or
-    /// without `prevResult` leave everything as it was.
+    /// ADD returns the expected result, CHECK succeeds, a second ADD is idempotent, and two DELs,
+    /// with or without `prevResult`, restore the state.
     fn add_check_del_del(&self, round: &str) {
         let (why, container) = (format!("{} {round} prevResult", self.version), &self.container);
         let net = self.plain();
@@ -170,7 +170,7 @@ impl Pod<'_> {
         }
     }
 
-    /// Thrice; then with nothing to delete, and all that may be absent absent.
+    /// Three lifecycles; then DEL without state, and without the namespace.
     fn in_rounds(&self) {
         for round in ["with", "without", "with"] {
             self.add_check_del_del(round);
@@ -202,13 +202,13 @@ impl Pod<'_> {
     }
 }
 
-/// The keys of a dual-stack network of ptp, with default routes.
+/// Keys of a dual-stack ptp network with default routes.
 fn ptp(node: &Node) -> Value {
     let ipam = dual_ipam(node);
     json!({"ipam": ipam})
 }
 
-/// The keys of a dual-stack network of bridge, with a route behind a router.
+/// Keys of a dual-stack bridge network with a route by another router.
 fn bridge(node: &Node) -> Value {
     let mut ipam = node.host_local(&["10.1.2.0/24", "2001:db8:1::/64"]);
     ipam["routes"] = json!([{"dst": "192.168.0.0/16", "gw": "10.1.2.9"}, {"dst": "fd99::/16"}]);
@@ -216,14 +216,14 @@ fn bridge(node: &Node) -> Value {
 }
 
 impl Subject {
-    /// One behind ptp that does nothing.
+    /// Defaults for a plugin behind ptp.
     pub(crate) const BEHIND_PTP: Subject = Subject {
         plugin: "none",
         versions: &VERSIONS,
         keys: |_| json!({}),
         behind: ("ptp", ptp),
         prepare: |node, container| {
-            // Link-local addresses come and change by themselves, late on a busy machine.
+            // Link-local addresses appear asynchronously and would make snapshots differ.
             node.sh("echo 1 > /proc/sys/net/ipv6/conf/default/addr_gen_mode");
             container.sh("sh -c 'echo 1 > /proc/sys/net/ipv6/conf/default/addr_gen_mode'");
         },
@@ -231,16 +231,16 @@ impl Subject {
         sysctls: &[],
         files: "none",
     };
-    /// One behind bridge that does nothing.
+    /// Defaults for a plugin behind bridge.
     pub(crate) const BEHIND_BRIDGE: Subject =
         Subject { behind: ("bridge", bridge), prepare: |_, _| {}, ..Subject::BEHIND_PTP };
 
-    /// A pod in a version of the specification.
+    /// A container attached by the interface plugin, in a CNI version.
     pub(crate) fn pod(&self, version: &'static str) -> Pod<'_> {
         self.pod_with(version, &json!({}))
     }
 
-    /// The same, for a plugin with more keys.
+    /// The same with more keys of the interface plugin.
     pub(crate) fn pod_with(&self, version: &'static str, keys: &Value) -> Pod<'_> {
         let (node, container) = (Node::new(), Container::new());
         (self.prepare)(&node, &container);
@@ -251,7 +251,7 @@ impl Subject {
         Pod { node, container, prev, before, version, subject: self, keys }
     }
 
-    /// Runs `test` in each version; those that the plugin does not speak are refused.
+    /// Runs `test` in each supported version; the plugin must reject the others.
     fn each_version(&self, keys: &Value, test: impl Fn(Pod<'_>)) {
         for version in VERSIONS {
             let pod = self.pod_with(version, keys);
@@ -265,15 +265,15 @@ impl Subject {
         }
     }
 
-    /// ADD, CHECK, DEL, all that may be absent absent, in every version.
+    /// ADD, CHECK, DEL, and DEL without namespace, in every version.
     pub(crate) fn add_check_del_del(&self) {
         self.each_version(&json!({}), |pod| {
             pod.in_rounds();
         });
     }
 
-    /// The same with more keys, and GC, STATUS and the end of the namespace, for a plugin that has
-    /// nothing outside the container.
+    /// The same with more keys, and GC, STATUS and the end of the namespace, for a plugin without
+    /// state outside the container.
     pub(crate) fn every_verb_in_every_version(&self, keys: &Value) {
         self.each_version(keys, |pod| {
             pod.in_rounds();
@@ -285,8 +285,8 @@ impl Subject {
         });
     }
 
-    /// DEL succeeds without `prevResult`, without a namespace, and without either. What the
-    /// plugin cannot reach inside may stay; `judge` looks at the host.
+    /// DEL succeeds without `prevResult`, without a namespace, and without both. State inside an
+    /// unreachable namespace may remain; `judge` verifies the host.
     pub(crate) fn del_without(&self, judge: impl Fn(&Pod<'_>, &State, &str)) {
         for what in ["prevResult", "namespace", "prevResult and namespace"] {
             let pod = self.pod("1.1.0");
@@ -306,7 +306,7 @@ impl Subject {
         }
     }
 
-    /// Each system call of an ADD fails in turn: nothing of it is left.
+    /// Each system call of an ADD fails in turn: no state remains.
     pub(crate) fn no_add_leaves_anything(&self, at_least: usize) {
         let pod = self.pod("1.0.0");
         pod.call("ADD").result();
@@ -339,7 +339,8 @@ impl Subject {
         pod.call("ADD").result();
     }
 
-    /// ADD and DEL are killed before each of their effects: a DEL leaves everything as it was.
+    /// ADD and DEL are killed before each system call with an effect; the next DEL restores the
+    /// state.
     pub(crate) fn survives_kill(&self, at_least: usize) {
         let pod = self.pod("1.0.0");
         pod.call("ADD").result();
@@ -358,7 +359,7 @@ impl Subject {
                 let why = format!("{verb} killed at {}: {outcome:?}", point.describe());
                 killed += usize::from(fired);
                 if verb == "ADD" {
-                    // The runtime may try again first.
+                    // The runtime may retry ADD first.
                     pod.call("ADD").result();
                 }
                 pod.call("DEL").ok();

@@ -1,7 +1,7 @@
-//! cnitool with the real plugins: the walk-through of its documentation, chains with foreign
-//! plugins, capabilities, CHECK, GC and STATUS of a list.
+//! cnitool with the real plugins: the walk-through of its documentation, lists with foreign
+//! plugins, capabilities, and CHECK, GC and STATUS of a list.
 //!
-//! The tool's cache goes into the node's own folder, so that nothing of the machine is touched.
+//! The tool's cache is in the node's folder, so that tests do not change the machine.
 
 use std::fs;
 
@@ -21,7 +21,7 @@ const MYPTP: &str = r#"{
     }
 }"#;
 
-/// A call of cnitool with this node's folders.
+/// A call of cnitool with the configuration and cache folders of `node`.
 fn tool(node: &Node, args: &[&str]) -> Call {
     let cache = node.path("cache").display().to_string();
     let args = args.iter().copied().chain(["--cache-dir", &cache]);
@@ -84,7 +84,7 @@ fn the_walk_through_with_masquerading() {
     configure(&node, "10-myptp.conf", &MYPTP.replace("\"type\": \"ptp\",", keys));
     let container = Container::new();
     let netns = container.path();
-    // Once, for the tables that stay.
+    // The first attachment creates nftables tables that remain.
     tool(&node, &["add", "myptp", &netns]).result();
     tool(&node, &["del", "myptp", &netns]).ok();
     let before = node.snapshot();
@@ -95,8 +95,8 @@ fn the_walk_through_with_masquerading() {
     assert_unchanged(&before, &node.snapshot());
 }
 
-/// The list of the chain tests: somebody else's interface plugin with its own IPAM would come
-/// first; here it is ours behind a foreign IPAM, then a foreign chained plugin.
+/// A list with a foreign IPAM plugin behind an interface plugin of cnibox, then a foreign chained
+/// plugin.
 fn chain(node: &Node) -> Value {
     let log = node.path("log").display().to_string();
     fs::create_dir_all(&log).unwrap();

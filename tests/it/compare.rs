@@ -1,9 +1,10 @@
-//! Results of different runs made comparable.
+//! Normalisation and comparison of the results of different runs.
 
 use crate::node::{Container, Node, exists};
 
-/// The reference plugins: `PEER`, or where Debian's package containernetworking-plugins puts
-/// them. None: the caller does not run, loudly, and fails with `CNIBOX_TEST_STRICT=1`.
+/// The folder of the reference plugins: `$PEER`, or the folder of Debian's package
+/// containernetworking-plugins. Without it this prints a skip notice and returns `None`, or fails
+/// if `CNIBOX_TEST_STRICT=1`.
 pub(crate) fn peer(test: &str) -> Option<std::path::PathBuf> {
     let dir = std::env::var_os("PEER").unwrap_or_else(|| "/usr/lib/cni".into());
     let dir = std::path::PathBuf::from(dir);
@@ -17,7 +18,7 @@ pub(crate) fn peer(test: &str) -> Option<std::path::PathBuf> {
     None
 }
 
-/// `text` without paths of the node and the container, MACs and random names.
+/// Replaces the paths of node and container, MACs and random names in `text`.
 pub(crate) fn normal(text: &str, node: &Node, container: &Container) -> String {
     let text = text.replace(&container.path(), "NETNS");
     let text = text.replace(&node.path("").display().to_string(), "NODE/");
@@ -52,7 +53,7 @@ fn is_veth(word: &str) -> bool {
     digits.is_some_and(|d| d.len() == 8 && d.bytes().all(|b| b.is_ascii_hexdigit()))
 }
 
-/// Panics with the lines in which two texts differ.
+/// Panics with the differing lines of two texts.
 #[track_caller]
 pub(crate) fn assert_same(what: &str, left: &str, right: &str) {
     if left == right {

@@ -1,5 +1,5 @@
-//! Many calls at once: containers on one bridge, first ADDs racing to make it, GC in between,
-//! and the reference's host-local working on the same leases.
+//! Concurrent calls: many containers on one bridge, racing first ADDs that create it, GC meanwhile,
+//! and the reference's host-local on the same leases.
 
 use std::collections::{BTreeSet, HashSet};
 use std::fs::{self, File, OpenOptions};
@@ -15,11 +15,11 @@ use serde_json::{Value, json};
 use crate::compare;
 use crate::node::{Call, Container, Node};
 
-/// How many run at a time.
+/// The maximum number of concurrent calls.
 const WORKERS: usize = 16;
 
-/// Does `work` for 0..count, [`WORKERS`] at a time. The workers are born in the caller's
-/// namespace, and so are their children.
+/// Runs `work` for 0..count in [`WORKERS`] threads. The threads, and so their child processes,
+/// inherit the caller's namespaces.
 pub(crate) fn at_once<T: Send>(count: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
     let next = AtomicUsize::new(0);
     let worker = || -> Vec<(usize, T)> {
@@ -83,7 +83,6 @@ fn a_hundred_containers_on_one_bridge() {
         assert!(addresses(result).iter().all(|ip| inside.contains(ip.as_str())), "{inside}");
     }
 
-    // From one end to the other, and to the gateway.
     let last = addresses(&results[99]);
     assert!(containers[0].pings(last[0].split('/').next().unwrap()));
     assert!(containers[0].pings(last[1].split('/').next().unwrap()));
@@ -153,8 +152,8 @@ fn gc_beside_adds_removes_only_what_is_not_listed() {
     assert_eq!(node.leases("n").into_iter().collect::<BTreeSet<_>>(), given);
 }
 
-/// What the reference does, by hand: the lock, a file created exclusively, the note of the last
-/// address; and for DEL a walk over all files.
+/// The lease protocol of the reference's host-local: the lock file, a lease file created with
+/// O_EXCL, the file of the last address; DEL scans all files.
 struct Reference {
     store: PathBuf,
 }
@@ -220,7 +219,7 @@ fn leases_are_shared_with_a_writer_of_the_references_format() {
     let different: BTreeSet<&String> = given.iter().collect();
     assert_eq!(different.len(), COUNT, "an address twice: {given:?}");
     assert_eq!(node.leases("n").len(), COUNT + 1);
-    // Each deletes what the other made.
+    // Each program deletes the other's leases.
     at_once(COUNT, |i| {
         if i % 2 == 0 {
             host_local(&own, &node, ("DEL", &ids[i])).ok();
@@ -257,7 +256,7 @@ fn leases_are_shared_with_the_references_host_local() {
             own_again.ok();
             other.ok();
         });
-        // Alternating: one of each goes, a new one comes, all by the other program.
+        // DEL by the program that did not do the ADD.
         each(&|i| host_local(&programs[1 - i % 2], &node, ("DEL", &ids[i])).ok());
         assert_eq!(node.leases("n"), [""; 0], "concurrent: {concurrent}");
     }
@@ -269,7 +268,7 @@ fn a_lease_added_by_one_and_removed_by_the_other_in_turn() {
     let node = Node::new();
     let own = node.bin().join("host-local");
     let theirs = peer.join("host-local");
-    // One stays all the time, so that a journal has something to be wrong about.
+    // A permanent lease, so that a stale journal would be noticed.
     host_local(&own, &node, ("ADD", "stays")).result();
     for round in 0..12 {
         let (first, second) = if round % 2 == 0 { (&own, &theirs) } else { (&theirs, &own) };

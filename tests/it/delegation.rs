@@ -1,5 +1,5 @@
-//! IPAM plugins: in this process when they are this executable, in another one otherwise, and
-//! nobody can tell the difference.
+//! IPAM delegation: a delegate that is this executable runs in the same process, any other in a
+//! child process; results and errors are identical.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::compare::{assert_same, normal};
 use crate::node::{Call, Container, Node, VERSIONS, assert_unchanged, executable};
 
-/// Records environment and stdin, then does what the file `<verb>` beside it says.
+/// Records environment and stdin, then sources the script `recorder.<verb>` if it exists.
 const RECORDER: &str = r#"
 env | grep -E '^(CNI_|OTHER)' | sort > "$0.$CNI_COMMAND.env"
 cat > "$0.$CNI_COMMAND.stdin"
@@ -55,7 +55,7 @@ fn refusing(code: u32) -> String {
     )
 }
 
-/// Every outcome of a series of calls, with the leases after each.
+/// The outcomes of a series of calls, with the leases after each call.
 fn transcript(plugin: &str, version: &str, copied: bool) -> String {
     let node = Node::new();
     if copied {
@@ -85,7 +85,7 @@ fn transcript(plugin: &str, version: &str, copied: bool) -> String {
             node.path("leases").display()
         ));
         let text = normal(&format!("{outcome:?}\n{files}"), &node, container);
-        // Lines on stderr begin with the process's plugin.
+        // Log lines begin with the name of the applet of the logging process.
         let text = text.replace(&format!("cnibox: {plugin} "), "cnibox: host-local ");
         out.extend(["== ", what, "\n", &text, "\n"]);
         outcome.stdout
@@ -134,7 +134,7 @@ fn a_copy_is_executed_and_a_link_is_not() {
     let node = Node::new();
     fs::copy(executable(), node.bin().join("copied")).unwrap();
     std::os::unix::fs::symlink("host-local", node.bin().join("linked")).unwrap();
-    // A name that is no applet: only a process could fail like that.
+    // The name is not an applet, so only an executed process can fail with this error.
     let error = |ipam: &str| {
         let container = Container::new();
         let conf = json!({"name": "n", "cniVersion": "1.0.0", "ipam": {"type": ipam}});
@@ -213,7 +213,7 @@ fn a_failed_delegate_add_is_deleted_and_passed_on() {
     for plugin in ["bridge", "ptp"] {
         let scene = Recorded::new(&refusing(11));
         let before = (scene.node.snapshot(), scene.container.snapshot(&scene.node));
-        // What may stay: the bridge.
+        // The bridge may remain.
         let host = scene.node.ip("link show type veth");
         let outcome = scene.call(plugin, "ADD").run();
         let refusal: Value = serde_json::from_str(&outcome.stdout).unwrap();
@@ -240,7 +240,7 @@ fn every_verbs_refusal_passes_unchanged() {
             let error = scene.call(plugin, verb).conf(&conf).error();
             assert_eq!(error.brief(), (50, "no way"), "{plugin} {verb}");
             assert_eq!(error.details, "said so", "{plugin} {verb}");
-            // The delegate is named where it says nothing itself.
+            // The error names the delegate if the delegate's error has no details.
             scene.answer(verb, "echo '{\"code\":100,\"msg\":\"full\"}'; exit 1");
             let error = scene.call(plugin, verb).conf(&conf).error();
             assert_eq!(error.brief(), (100, "full"), "{plugin} {verb}");
@@ -275,7 +275,7 @@ fn results_in_older_versions_are_converted() {
         (r#"{"cniVersion":"1.0.0","ips":[{"address":"10.9.0.2/24","gateway":"10.9.0.1"}]}"#, false),
     ] {
         for version in ["0.2.0", "0.4.0", "1.1.0"] {
-            // Without a version of its own the result is in the configuration's.
+            // A result without `cniVersion` has the configuration's version.
             if !answer.contains("cniVersion") && version != "0.2.0" {
                 continue;
             }
@@ -296,7 +296,7 @@ fn results_in_older_versions_are_converted() {
 #[test]
 fn delegates_without_a_sensible_answer() {
     for (script, code, msg) in [
-        // Code 0: the plugin did not say.
+        // Code 0: the delegate returned no error object.
         ("exit 3", 0, "netplugin failed: \"recorder ADD"),
         ("echo nonsense; exit 3", 0, "netplugin failed but error parsing its diagnostic message"),
         ("echo nonsense", 6, "ADD of the delegate \"recorder\": failed to unmarshal raw result"),
@@ -315,7 +315,7 @@ fn delegates_without_a_sensible_answer() {
     }
 }
 
-/// An interface plugin for IPAM would call itself without end, in one process or in ever new ones.
+/// An interface plugin as IPAM plugin could delegate to itself without end.
 #[test]
 fn no_interface_plugin_is_ever_asked_for_addresses() {
     for plugin in ["bridge", "ptp"] {
@@ -333,7 +333,7 @@ fn no_interface_plugin_is_ever_asked_for_addresses() {
                 let error = call(verb, &conf).error();
                 assert_eq!(error.brief(), (7, msg.as_str()), "{plugin} {verb}");
             }
-            // DEL has done what it could.
+            // DEL deleted the link before it failed.
             assert_eq!(container.ip("link show type veth"), json!([]), "{plugin}");
             let before = (node.snapshot(), container.snapshot(&node));
             assert_eq!(call("ADD", &conf).error().brief(), (7, msg.as_str()), "{plugin}");
@@ -343,7 +343,7 @@ fn no_interface_plugin_is_ever_asked_for_addresses() {
     }
 }
 
-/// The same through files that are no links to this executable: copies of it, and a script.
+/// The same with delegates that are not links to this executable: a copy, and a script.
 #[test]
 fn an_interface_plugin_is_refused_as_ipam_plugin() {
     for script in [false, true] {

@@ -1,4 +1,4 @@
-//! dhcp: leases of real servers, of servers that misbehave, and the daemon's own life.
+//! dhcp: leases of real servers, misbehaving servers, and the life cycle of the daemon.
 
 mod daemon;
 mod fake;

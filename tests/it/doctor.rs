@@ -1,4 +1,4 @@
-//! `cnibox doctor`: defects are injected, named with their cure, and gone after it.
+//! `cnibox doctor`: each injected defect is reported with a remedy that removes it.
 
 mod sysdump;
 
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::node::{Call, Container, Node, Outcome, assert_unchanged, eventually, executable};
 
-/// A node with a network `pods` and two containers in it.
+/// A node with a network `pods` and attached containers.
 pub(crate) struct Ward {
     pub(crate) node: Node,
     pub(crate) pods: Vec<Container>,
@@ -23,7 +23,7 @@ impl Ward {
         ward
     }
 
-    /// Nothing is attached yet.
+    /// A node without attachments.
     fn empty() -> Ward {
         Ward::with(&json!([
             {"type": "bridge", "bridge": "cni0", "isDefaultGateway": true, "ipMasq": true, "hairpinMode": true,
@@ -41,7 +41,7 @@ impl Ward {
         Ward::sized(plugins, 2)
     }
 
-    /// So many containers, not attached yet.
+    /// A node with `pods` containers that are not attached yet.
     pub(crate) fn sized(plugins: &Value, pods: usize) -> Ward {
         let node = Node::new();
         node.sh("sysctl -qw net.ipv6.conf.default.accept_dad=0");
@@ -97,7 +97,7 @@ impl Ward {
         (status, stdout + &stderr)
     }
 
-    /// A tool of `cnibox` that looks at the whole node.
+    /// A call of a node-wide `cnibox` tool.
     fn look(&self, args: &[&str]) -> Call {
         let [leases, net_d] =
             ["leases", "net.d"].map(|name| self.node.path(name).display().to_string());
@@ -123,13 +123,13 @@ impl Ward {
         assert_eq!(self.cnibox(&args).run().status, Some(0));
     }
 
-    /// What `cnibox doctor --json` says.
+    /// The findings of `cnibox doctor --json`.
     fn diagnoses(&self) -> Vec<Value> {
         let (_, text) = self.doctor_with(&["--json"]);
         serde_json::from_str(&text).unwrap()
     }
 
-    /// Does what a cure says.
+    /// Applies a remedy of the report.
     fn cure(&self, subject: &str, cure: &str) {
         let commands = [
             "nsenter ",
@@ -165,7 +165,7 @@ impl Ward {
                 self.cnibox(&args).printed();
                 return;
             }
-            // Done already, by the cure of another container.
+            // May fail if the remedy of another container has done the same.
             drop(self.node.tool("cnitool", &args).program(executable()).run());
         } else {
             drop(std::process::Command::new("sh").args(["-c", command]).output().unwrap());
@@ -173,7 +173,8 @@ impl Ward {
     }
 }
 
-/// The container's namespace; its port on the host; the node's folder.
+/// Replaces `$N` by a command prefix for the container's namespace, `$P` by the name of its bridge
+/// port, and `$D` by the node's folder.
 fn filled(ward: &Ward, line: &str) -> String {
     let veths = "ip -o link show type veth | head -1 | cut -d: -f2 | cut -d@ -f1";
     let port = if line.contains("$P") { ward.node.sh(veths) } else { String::new() };
@@ -184,15 +185,17 @@ fn filled(ward: &Ward, line: &str) -> String {
 
 const HEALTHY: &str = "healthy: 2 attachments\n";
 
-/// How often doctor is asked: CHECK tells the first thing that an attachment lacks.
+/// The maximum number of repeated doctor calls: CHECK reports only the first defect of an
+/// attachment.
 const ROUNDS: usize = 5;
 
-/// Injects each defect alone into a healthy node: doctor names it as an error, and what it says cures the node.
+/// Injects each defect into a healthy node: doctor reports it as an error, and the reported remedy
+/// removes it.
 fn assert_cured(defects: &[(&str, &str)]) {
     assert_each_cured(defects, 2);
 }
 
-/// The same where doctor's exit status is `expected`.
+/// The same with `expected` as doctor's exit status.
 fn assert_each_cured(defects: &[(&str, &str)], expected: i32) {
     for (defect, named) in defects {
         let ward = Ward::new();
@@ -340,7 +343,7 @@ fn what_others_drop() {
     );
 }
 
-/// kube-proxy's chain, and a kernel in which it does not see what bridges pass on.
+/// kube-proxy's chain exists, and bridged packets bypass iptables.
 #[test]
 fn services_that_bridges_bypass() {
     let ward = Ward::new();
@@ -353,7 +356,7 @@ fn services_that_bridges_bypass() {
     ] {
         for (value, status) in [("0", 2), ("1", 0)] {
             ward.node.sh(make);
-            // A node whose kernel lacks the module lacks the parameter.
+            // Without the module br_netfilter the sysctl does not exist.
             let set =
                 format!("sysctl -qw net.bridge.bridge-nf-call-iptables={value} && echo set || :");
             let is_there = ward.node.sh(&set).contains("set");
@@ -395,7 +398,7 @@ fn packets_larger_than_the_way_out() {
     }
 }
 
-/// Two interfaces with a default route each: the second one's answers leave by the first.
+/// Two interfaces with default routes: replies of the second leave by the first.
 #[test]
 fn a_strict_filter_of_reverse_paths() {
     let ward = Ward::sized(
@@ -441,7 +444,7 @@ fn what_others_accept_or_keep_for_themselves() {
         ward.node.sh("nft flush chain ip theirs forward");
     }
     ward.node.sh("nft delete table ip theirs");
-    // What systemd-networkd writes down of links, on a node of this test's own.
+    // systemd-networkd's state files of links, in the test's own mount namespace.
     let index = ward.node.ip("link show cni0")[0]["ifindex"].clone();
     ward.node.sh("mkdir -p /run/systemd && mount -t tmpfs tmpfs /run/systemd && mkdir -p /run/systemd/netif/links");
     for (state, named) in [("unmanaged", false), ("configured", true)] {
@@ -456,7 +459,7 @@ fn what_others_accept_or_keep_for_themselves() {
         );
     }
     ward.node.sh("rm -r /run/systemd/netif");
-    // What NetworkManager writes down.
+    // NetworkManager's state files of devices.
     ward.node.sh("mkdir -p /run/NetworkManager && mount -t tmpfs tmpfs /run/NetworkManager && mkdir /run/NetworkManager/devices");
     for (state, named) in [("managed=false", false), ("managed=true", true)] {
         let text = format!("[device]\n{state}\nroute-metric-default-aspired=0\n");
@@ -468,7 +471,7 @@ fn what_others_accept_or_keep_for_themselves() {
     }
 }
 
-/// What a person has to mend: named, with what to do.
+/// Defects without an automatic remedy are reported with a manual one.
 #[test]
 fn configurations_and_plugins() {
     for (defect, status, named) in [
@@ -544,7 +547,8 @@ fn what_dead_containers_left_is_collected() {
     };
     let before = state(&ward);
     ward.attach(1);
-    // As if its runtime had lost the third one before it wrote the cache.
+    // The third container is absent from the runtime's cache, as if the runtime had crashed before
+    // it wrote the entry.
     ward.pods.push(Container::new());
     ward.attach(2);
     ward.node.sh(&format!("rm {}/results/*pod2*", ward.node.path("cache").display()));

@@ -1,4 +1,4 @@
-//! dummy: lifecycle in every version, what is in the container, CHECK, refusals.
+//! dummy: lifecycle in every version, container state, CHECK, refusals.
 
 use serde_json::{Value, json};
 
@@ -14,12 +14,12 @@ const SUBJECT: Subject = Subject {
         let ipam = dual_ipam(node);
         json!({"mtu": 1400, "ipam": ipam})
     },
-    // One interface, in the container.
+    // As macvlan's result: one interface, in the container.
     golden: golden!("macvlan"),
     remove_remainder: |_| {},
 };
 
-/// A network of 1.1.0 of 10.1.2.0/24, with `keys`.
+/// A network of version 1.1.0 with 10.1.2.0/24 and more `keys`.
 fn simple<'n>(node: &'n Node, keys: &Value) -> Net<'n> {
     let base = json!({"ipam": node.host_local(&["10.1.2.0/24"])});
     Net::new(node, "dummy", "1.1.0", &merged(&base, keys))
@@ -36,7 +36,7 @@ lifecycle! { SUBJECT, needs lane::DUMMY;
 fn exactly_these_addresses_and_routes_are_in_the_container() {
     needs!(lane::DUMMY);
     let (node, container) = (Node::new(), Container::new());
-    // The host's own names do not matter.
+    // A host interface of the same name does not matter.
     node.sh("ip link add eth0 type dummy");
     let before = node.snapshot();
     let net = Net::new(&node, "dummy", "1.1.0", &(SUBJECT.keys)(&node));
@@ -100,7 +100,7 @@ fn refusals_change_nothing() {
     for ipam in [Value::Null, json!({})] {
         let net = simple(&node, &json!({"ipam": ipam}));
         net.add_is_refused(&container, 7, no_ipam);
-        // Known before anybody looks for the namespace.
+        // The error is reported before the namespace is opened.
         let error = net.call("ADD", "c1").netns("/no/such/namespace").error();
         assert_eq!(error.brief(), (7, no_ipam));
         assert_eq!(net.call("STATUS", "").error().brief(), (50, no_ipam));

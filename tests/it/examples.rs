@@ -1,9 +1,10 @@
-//! The example that begins each page of docs/plugins/, tried as docs/plugins/README.md says: `lint`,
-//! ADD, CHECK, the commands of the page with what they print, DEL; then nothing is left.
+//! The example at the beginning of each page of docs/plugins/, tried as docs/plugins/README.md
+//! describes: `lint`, ADD, CHECK, the page's commands with their output, DEL. No other state may
+//! remain.
 //!
-//! A page's fenced blocks: the first `json` is the network; `sh`, if there is one, comes before; the
-//! first `console` is what can be seen while the container lives, the second one what stays for
-//! good. Without a second one nothing may stay.
+//! The fenced blocks of a page: the first `json` block is the network; an optional `sh` block runs
+//! before ADD; the first `console` block shows the state of the attached container, the optional
+//! second one shows permanent state after DEL. Without the second block no state may remain.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -23,7 +24,7 @@ macro_rules! page {
 }
 pub(crate) use page;
 
-/// Stands in the output of a script between those of its commands.
+/// Separates the outputs of a script's commands.
 const MARK: &str = "@@@@\n";
 
 /// The contents of the fenced blocks of a language, in order.
@@ -33,7 +34,7 @@ fn blocks<'t>(text: &'t str, language: &str) -> Vec<&'t str> {
     after.map(|rest| rest.split_once("\n```").expect("a fence is not closed").0).collect()
 }
 
-/// The commands of a session, lines that begin with the prompt `#`, each with what it prints.
+/// The commands of a `console` block (lines with the prompt `#`), each with its expected output.
 fn session(block: &str) -> Vec<(&str, Vec<&str>)> {
     let mut commands: Vec<(&str, Vec<&str>)> = Vec::new();
     for line in block.lines() {
@@ -45,7 +46,8 @@ fn session(block: &str) -> Vec<(&str, Vec<&str>)> {
     commands
 }
 
-/// Whether a printed line is as on the page, where `...` stands for anything and blanks are alike.
+/// Whether a printed line matches the page's line; `...` matches any text, and amounts of white
+/// space are equal.
 fn alike(page: &str, printed: &str) -> bool {
     let [page, printed] =
         [page, printed].map(|l| l.split_whitespace().collect::<Vec<_>>().join(" "));
@@ -60,8 +62,8 @@ fn alike(page: &str, printed: &str) -> bool {
     true
 }
 
-/// Folders of the examples that are the node's own, `eth1`, a network card with a cable, and what
-/// the page says is to be there before.
+/// Prepares the folders of the examples, the network card `eth1` with a carrier, and the page's
+/// prerequisites.
 fn prepare(node: &Node, page: &str) {
     node.sh("for dir in /opt /run /var/lib; do mount -t tmpfs -o mode=755 tmpfs $dir; done");
     node.sh(
@@ -77,7 +79,7 @@ fn prepare(node: &Node, page: &str) {
     }
 }
 
-/// Runs commands as a reader does, in the folder of the example; what they print.
+/// Runs commands in the folder of the example; returns their output.
 #[track_caller]
 fn run(node: &Node, script: &str) -> String {
     let path = format!("{}:{}", node.bin().display(), std::env::var("PATH").unwrap());
@@ -90,16 +92,15 @@ fn run(node: &Node, script: &str) -> String {
     stdout
 }
 
-/// The state of the node with all files of plugins and of cnitool, but for locks and for what is
-/// a hint only.
+/// The state of the node with all files of plugins and cnitool, except locks and hints.
 fn state(node: &Node) -> Snapshot {
     let files = node.sh("find /run /var/lib -type f ! -name '*lock' ! -name 'last_reserved_ip.*' \
          ! -path '*/.cnibox/*' ! -path '/run/cnibox/*' | sort");
     node.snapshot().with("files", files)
 }
 
-/// Follows the page, then once more with another container: what stays for good is there after the
-/// first time.
+/// Runs the page's example twice, with different containers: permanent state must not grow after
+/// the first run.
 #[track_caller]
 pub(crate) fn works(node: &Node, page: &str) {
     prepare(node, page);
@@ -114,7 +115,7 @@ pub(crate) fn works(node: &Node, page: &str) {
             .iter()
             .fold(String::new(), |all, (command, _)| all + "echo " + MARK + command + "\n")
     };
-    // Once more, so that what it exports is there; it may be repeated.
+    // The prerequisites are repeated for the variables that they export; they are idempotent.
     let begin = [&blocks(page, "sh").concat(), "\n", begin].concat();
     let mark = format!("\necho {MARK}");
     let script = [&begin, "\n", &marked(alive), &mark, end, "\n", &marked(after)].concat();

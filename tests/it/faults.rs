@@ -1,24 +1,20 @@
-//! An ADD that fails takes everything back, at whatever step it fails; an ADD or DEL that is
-//! killed leaves nothing that a DEL does not remove.
+//! A failing ADD rolls back everything, at whatever step it fails; after a killed ADD or DEL the
+//! next DEL removes everything.
 //!
-//! A run is recorded by strace, then repeated once for each of its system calls, with an error in
-//! place of that call ([`no_add_leaves_anything`]) or with SIGKILL before it ([`survives_kill`]).
-//! Covered is every call with an effect and every third of the others, from reading stdin to
-//! printing the result; not covered are the allocator's calls, and a second failure while the
-//! first one is rolled back. Kills are tried before each call that changes something: what lies
-//! between two of those looks the same from outside.
+//! strace records a run, which is repeated for each of its system calls, with an injected error of
+//! this call ([`no_add_leaves_anything`]) or with SIGKILL before it ([`survives_kill`]). Errors are
+//! injected into every call with an effect and every third of the others, from reading stdin to
+//! writing the result, but not into the allocator's calls, nor a second time during the rollback.
+//! Kills precede each call with an effect: between two such calls the visible state is the same.
 //!
-//! The bridge exists and has another container, so that states can be compared exactly. For the
-//! calls with effects the same is done to the first ADD of a node ([`first_add`]), after which
-//! the next ADD must work.
+//! The bridge exists with another container, so that states can be compared exactly. The calls with
+//! effects of a node's first ADD are tried too ([`first_add`]); the next ADD must succeed.
 //!
-//! A call that the kernel restarts (a parameter written while another process holds the lock of
-//! the network) counts twice in one run and once in the next. Calls that write are therefore
-//! counted for each file, and some points may still not be reached; how many must be is asserted
-//! at the end.
+//! A call that the kernel restarts (a sysctl written while another process holds the RTNL) counts
+//! twice in one run and once in the next. Writes are therefore counted per file, and some points
+//! may still not be reached; the minimum number is asserted at the end.
 //!
-//! A kernel that refuses a request says so in its answer, which strace cannot forge: what fails
-//! here is the sending.
+//! strace cannot forge the kernel's error reply to a netlink request, so the sending fails instead.
 
 use std::collections::HashMap;
 
@@ -29,7 +25,7 @@ use crate::net::{merged, wire};
 use crate::node::{Call, Container, Node, Outcome, Snapshot, assert_unchanged};
 use crate::strace::{self, Syscall};
 
-/// What a call fails with: something that it can really fail with.
+/// A plausible error of a system call.
 pub(crate) fn errno(syscall: &str) -> &'static str {
     match syscall {
         "sendto" | "sendmsg" | "setns" | "utimensat" => "EPERM",
@@ -46,7 +42,7 @@ pub(crate) fn errno(syscall: &str) -> &'static str {
     }
 }
 
-/// Calls that change what others see.
+/// System calls with externally visible effects.
 const EFFECTS: [&str; 10] = [
     "sendto",
     "write",
@@ -60,7 +56,7 @@ const EFFECTS: [&str; 10] = [
     "ioctl",
 ];
 
-/// A node with one container attached and another one to be worked on.
+/// A node with an attached container (the neighbour) and the container under test.
 pub(crate) struct Scene {
     node: Node,
     conf: Value,
@@ -75,14 +71,14 @@ impl Scene {
         Scene::prepared(plugin, |_| keys.clone(), &json!({}))
     }
 
-    /// `prepare` gives the keys of the configuration; the neighbour has some other ones.
+    /// `prepare` returns the configuration keys; `neighbours` overrides them for the neighbour.
     pub(crate) fn prepared(
         plugin: &'static str,
         prepare: impl Fn(&Node) -> Value,
         neighbours: &Value,
     ) -> Scene {
         let node = Node::new();
-        // Link-local addresses come and change by themselves, late on a busy machine.
+        // Link-local addresses appear asynchronously and would make snapshots differ.
         node.sh("echo 1 > /proc/sys/net/ipv6/conf/default/addr_gen_mode");
         let ipam = node.host_local(&["10.1.0.0/24", "fd00:1::/64"]);
         let conf = json!({"name": "n", "cniVersion": "1.0.0", "ipam": ipam});
@@ -93,7 +89,7 @@ impl Scene {
         let (neighbour, container, scratch) = (quick(), quick(), quick());
         let call = node.call(plugin, "ADD").conf(&merged(&conf, neighbours));
         call.netns(&neighbour.path()).id("neighbour").result();
-        // An ADD and a DEL leave what may stay: forwarding, the store's folder.
+        // ADD and DEL create permanent state first: forwarding sysctls, the store's folder.
         let call = |verb| node.call(plugin, verb).conf(&conf).netns(&scratch.path());
         call("ADD").result();
         call("DEL").ok();
@@ -125,13 +121,13 @@ impl Scene {
         Scene::new("dummy", &json!({"mtu": 1400}))
     }
 
-    /// A VLAN of a master is one container's.
+    /// The neighbour has another VLAN id, as each VLAN of a master belongs to one container.
     fn vlan() -> Scene {
         let keys = json!({"master": "wire0", "vlanId": 100, "mtu": 1400});
         Scene::prepared("vlan", |_| keys.clone(), &json!({"vlanId": 99}))
     }
 
-    /// The neighbour is in another VLAN of the bridge, so that the gateway comes and goes.
+    /// The neighbour is in another VLAN, so that ADD creates the VLAN's gateway and DEL deletes it.
     fn bridge_vlan() -> Scene {
         let keys = json!({"isDefaultGateway": true, "vlan": 100});
         Scene::prepared("bridge", |_| keys.clone(), &json!({"vlan": 99}))
@@ -151,7 +147,7 @@ impl Scene {
         assert_unchanged(&self.before.1, &now.1);
     }
 
-    /// Another ADD works, and its addresses are nobody else's.
+    /// Asserts that the next ADD succeeds with addresses leased to its container.
     fn assert_usable(&self, why: &str) {
         let outcome = self.call("ADD").run();
         assert_eq!(outcome.status, Some(0), "{why}: {outcome:?}");
@@ -168,8 +164,8 @@ impl Scene {
     }
 }
 
-/// A container in which nobody waits for duplicate address detection. Without probes alone the
-/// kernel would still wait for up to a second.
+/// A container without duplicate address detection: the kernel waits up to one second even if it
+/// sends no probes.
 pub(crate) fn quick() -> Container {
     let container = Container::new();
     for whose in ["all", "default"] {
@@ -185,7 +181,7 @@ pub(crate) fn assert_well_formed_failure(outcome: &Outcome, why: &str) {
     assert!(error["msg"].as_str().is_some_and(|msg| !msg.is_empty()), "{why}: {outcome:?}");
 }
 
-/// Makes each call of an ADD fail in turn.
+/// Each system call of an ADD fails in turn.
 pub(crate) fn no_add_leaves_anything(scene: &Scene) {
     let (outcome, calls) = strace::record(&scene.node, &scene.call("ADD"));
     assert_eq!(outcome.status, Some(0), "{outcome:?}");
@@ -219,11 +215,11 @@ fn in_vm() -> bool {
     std::env::var("CNIBOX_LANE").is_ok_and(|lane| lane == "vm")
 }
 
-/// All calls with effects, and of each call that only looks or waits the first, and every third
-/// further one, but not in the VM.
+/// Selects all calls with effects, and of the other calls of each name the first and then every
+/// third; in the VM only the first.
 pub(crate) fn worth_trying() -> impl FnMut(&Syscall) -> bool {
     let mut seen: HashMap<String, usize> = HashMap::new();
-    // There each of them takes more than a second.
+    // In the VM each run takes more than one second.
     let step = if in_vm() { usize::MAX } else { 3 };
     move |point| {
         let name = &point.name;
@@ -232,7 +228,7 @@ pub(crate) fn worth_trying() -> impl FnMut(&Syscall) -> bool {
     }
 }
 
-/// How often the process waits depends on the kernel's speed.
+/// The number of waiting calls depends on the kernel's timing.
 fn is_deterministic(point: &Syscall) -> bool {
     !matches!(point.name.as_str(), "recvfrom" | "epoll_wait")
 }
@@ -242,11 +238,11 @@ pub(crate) fn has_effect(point: &Syscall) -> bool {
     EFFECTS.contains(&name.as_str()) && (name != "openat" || text.contains("O_CREAT"))
 }
 
-/// Whether a call has an effect that others see: it does not only ask the kernel something, or
-/// prepare a socket, or say something on stderr.
+/// Whether a call has an externally visible effect, unlike a netlink query, the setup of a socket
+/// or a write to stderr.
 pub(crate) fn changes(point: &Syscall) -> bool {
     let text = &point.text;
-    // Each kind of object has four types of messages; the third one asks.
+    // rtnetlink has four message types per object kind (NEW, DEL, GET, SET); the third is GET.
     let asks = |word: &str| {
         let number =
             word.split([',', ' ']).next().and_then(|word| u32::from_str_radix(word, 16).ok());
@@ -284,7 +280,7 @@ pub(crate) fn survives_kill(scene: &Scene, verb: &str) {
     assert!(killed >= 5, "too few: {killed}");
 }
 
-/// A first ADD, which makes the bridge and the store, on a node of its own for each point.
+/// A node's first ADD, which creates the bridge and the store, on a new node for each point.
 fn first_add(signal: Option<&str>) {
     let fresh = || {
         let node = Node::new();
@@ -322,8 +318,8 @@ fn first_add(signal: Option<&str>) {
     assert!(tried > 30, "too few: {tried}");
 }
 
-/// A request whose answer is lost may have been granted. One that cannot be read is read three times
-/// more.
+/// The kernel may have executed a request whose reply is lost. A failed receive is retried three
+/// times.
 fn no_lost_answer_leaves_anything(scene: &Scene) {
     let (_, calls) = strace::record(&scene.node, &scene.call("ADD"));
     scene.call("DEL").ok();
@@ -371,13 +367,13 @@ fn a_dummy_add_that_loses_an_answer_leaves_nothing() {
     no_lost_answer_leaves_anything(&Scene::dummy());
 }
 
-/// From the `nth` call of setns on none works: the process stays in whatever namespace it is in.
+/// All calls of setns from the `nth` on fail, so that the process stays in its current namespace.
 fn without_setns(call: &Call, nth: usize) -> Outcome {
     let inject = format!("inject=setns:error=EPERM:when={nth}+");
     call.clone().under(&["strace", "-f", "-o", "/dev/null", "-e", &inject]).run()
 }
 
-/// What a stranded process would do on the host, it would do to the container.
+/// A process that cannot return to the host's namespace would apply host changes to the container.
 fn whoever_cannot_return_to_the_host_says_so(scene: &Scene) {
     let (_, calls) = strace::record(&scene.node, &scene.call("ADD"));
     scene.call("DEL").ok();
@@ -395,7 +391,7 @@ fn whoever_cannot_return_to_the_host_says_so(scene: &Scene) {
                 assert_well_formed_failure(&outcome, &why);
             }
             if verb == "ADD" && outcome.status == Some(1) {
-                // The roll-back has reached the host.
+                // The rollback has reached the host.
                 assert_eq!(scene.node.snapshot(), scene.before.0, "{why}");
             }
             scene.call("DEL").ok();

@@ -1,5 +1,5 @@
-//! firewall: lifecycle in every version and back end, owners, refusals; see the modules for
-//! traffic, the reference's iptables rules, words from outside, and firewalld.
+//! firewall: lifecycle in every version and back end, owners, refusals; the submodules test
+//! traffic, the reference's iptables rules, untrusted strings, and firewalld.
 
 mod firewalld;
 mod lifecycle;
@@ -13,16 +13,16 @@ use serde_json::{Value, json};
 use crate::net::{Net, merged};
 use crate::node::Node;
 
-/// The versions that the plugin speaks.
+/// The supported CNI versions.
 const VERSIONS: [&str; 3] = ["0.4.0", "1.0.0", "1.1.0"];
 
-/// Back ends that need no other program to run.
+/// Back ends without a daemon.
 const BACKENDS: [&str; 2] = ["nftables", "iptables"];
 
 const IPS: [&str; 2] = ["10.1.2.2/24", "2001:db8:1::2/64"];
 const OTHER: [&str; 2] = ["10.1.2.3/24", "2001:db8:1::3/64"];
 
-/// A result of `bridge`.
+/// A result of `bridge` with the addresses `ips`.
 fn prev(version: &str, ips: &[&str]) -> Value {
     let ip = |text: &&str| {
         let family = if text.contains(':') { "6" } else { "4" };
@@ -47,8 +47,7 @@ fn net<'n>(node: &'n Node, version: &'static str, keys: &Value) -> Net<'n> {
     Net::new(node, "firewall", version, &merged(&base, keys))
 }
 
-/// All rules there are, of both implementations of iptables and in our nftables tables, without
-/// counters.
+/// All rules of both iptables implementations and of cnibox's nftables tables, without counters.
 fn rules(node: &Node) -> String {
     let mut text = String::new();
     for family in ["inet", "bridge"] {
@@ -59,7 +58,6 @@ fn rules(node: &Node) -> String {
             let save = format!("{family}-{flavour}-save 2>/dev/null || true");
             let lines = node.sh(&save);
             let lines = lines.lines().filter(|line| !line.starts_with('#'));
-            // Without counters.
             let lines = lines.map(|line| line.split(" [").next().unwrap_or_default());
             let lines: Vec<_> = lines.map(|line| format!("{flavour} {family} {line}")).collect();
             text = format!("{text}{}\n", lines.join("\n"));
@@ -68,7 +66,7 @@ fn rules(node: &Node) -> String {
     text
 }
 
-/// Asserts that two states of the rules are the same.
+/// Asserts that two states of the rules are equal.
 #[track_caller]
 fn assert_same(before: &str, after: &str) {
     crate::compare::assert_same("the rules differ", before, after);

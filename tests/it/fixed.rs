@@ -1,5 +1,5 @@
-//! static: every source of addresses, for every version; CHECK, GC, STATUS, refusals; and with an
-//! interface plugin, traffic.
+//! static: every source of addresses in every version; CHECK, GC, STATUS, refusals; traffic with an
+//! interface plugin.
 
 use std::fs;
 
@@ -15,7 +15,7 @@ fn net<'n>(node: &'n Node, version: &'static str, ipam: &Value) -> Net<'n> {
     Net::new(node, "static", version, &json!({"ipam": merged(&own, ipam)}))
 }
 
-/// Upstream's own case, and more of what a route can have.
+/// The upstream test's configuration with more route attributes.
 fn upstream() -> Value {
     json!({
         "addresses": [{"address": "10.10.0.1/24", "gateway": "10.10.0.254"},
@@ -75,7 +75,7 @@ fn the_verbs_of_every_version() {
         for _ in 0..2 {
             on(&net, "DEL").ok();
         }
-        // DEL asks for nothing.
+        // DEL accepts any IPAM configuration and needs no namespace.
         net.with(&json!({"ipam": null})).call("DEL", "other").without("CNI_NETNS").ok();
         net.with(&json!({"ipam": {"type": "static", "addresses": "x"}})).call("DEL", "o").ok();
         assert_unchanged(&before, &node.snapshot());
@@ -111,7 +111,7 @@ fn where_addresses_come_from() {
             "IgnoreUnknown=1;K8S_POD_NAME=x;IP=10.10.0.1/24,::1/64;GATEWAY=10.10.0.2,::2,10.10.0.3",
             json!([["10.10.0.1/24", "10.10.0.3"], ["::1/64", "::2"]]),
         ),
-        // Appended; and GATEWAY serves where there is none.
+        // Addresses of `CNI_ARGS` are appended; GATEWAY applies to addresses without a gateway.
         (
             &one,
             &nothing,
@@ -296,7 +296,7 @@ fn a_bridge_with_it_carries_traffic_and_leaves_nothing() {
 fn the_same_as_the_reference() {
     let Some(peer) = compare::peer("static beside the reference's") else { return };
     let mut plain = upstream();
-    // What Debian's release does not know yet.
+    // Debian's release does not support the attributes of this route.
     plain["routes"].as_array_mut().unwrap().pop();
     let cases = [
         (plain, json!({}), ""),
@@ -322,7 +322,7 @@ fn an_address_may_come_a_second_time_in_parts() {
         let net = net(&node, "1.1.0", &json!({"addresses": [both]}));
         ips(&on(&net, "ADD").result())
     };
-    // As the reference's own type prints itself; the order of keys does not matter.
+    // The JSON form of the reference's Go type; the order of keys is irrelevant.
     let parts = json!({"Address": {"IP": "10.10.0.1", "Mask": "////AA=="}, "Version": "4"});
     assert_eq!(address(&parts), address(&json!({})));
 }

@@ -1,4 +1,4 @@
-//! flannel: the lifecycle of a bridge made by it, records, delegates here and elsewhere.
+//! flannel: lifecycle with a bridge delegate, records, delegates in process and in child processes.
 
 mod delegates;
 mod records;
@@ -12,7 +12,7 @@ use crate::lifecycle::{Subject, golden, lifecycle};
 use crate::net::Net;
 use crate::node::{Container, Node};
 
-/// What the daemon has written: the subnets of the suite's lifecycle.
+/// The flannel daemon's subnet file, with the subnets of the lifecycle suite.
 pub(super) const ENV: &str = "FLANNEL_NETWORK=10.1.0.0/16\nFLANNEL_SUBNET=10.1.2.1/24\n\
     FLANNEL_IPV6_NETWORK=2001:db8::/32\nFLANNEL_IPV6_SUBNET=2001:db8:1::1/64\n\
     FLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n";
@@ -29,7 +29,7 @@ const SUBJECT: Subject = Subject {
     },
 };
 
-/// A network of this node, after the daemon has written `env`.
+/// Writes `env` as the daemon's subnet file; returns the keys of the network.
 pub(super) fn keys(node: &Node, env: &str) -> Value {
     fs::write(node.path("subnet.env"), env).unwrap();
     json!({
@@ -39,7 +39,7 @@ pub(super) fn keys(node: &Node, env: &str) -> Value {
     })
 }
 
-/// A network of 1.1.0 with one subnet of IPv4.
+/// A network of version 1.1.0 with one IPv4 subnet.
 pub(super) fn simple(node: &Node) -> Net<'_> {
     Net::new(node, "flannel", "1.1.0", &keys(node, ENV_V4))
 }
@@ -47,7 +47,7 @@ pub(super) fn simple(node: &Node) -> Net<'_> {
 pub(super) const ENV_V4: &str = "FLANNEL_NETWORK=10.1.0.0/16\nFLANNEL_SUBNET=10.1.2.1/24\n\
     FLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n";
 
-/// The files that are kept, without the notes that belong to them.
+/// The files below flannel's data folder.
 pub(super) fn kept(node: &Node) -> Vec<String> {
     let text = node.sh(&format!(
         "cd {} 2>/dev/null && find . -type f | sort || true",

@@ -1,8 +1,8 @@
-//! The flush matrix: whatever an administrator flushes, STATUS and CHECK say so, and one ADD of any
-//! other container later everything works for all, tried with traffic.
+//! The flush matrix: after an administrator flushes any part of the rules, STATUS and CHECK report
+//! the loss, and one ADD of another container restores all containers, verified with traffic.
 //!
-//! A row is a chain of plugins and what must hold. The ways to damage it are found in the live rules:
-//! the whole ruleset, each table flushed or deleted, each chain, each set and map.
+//! A row is a list of plugins and its expectations. The damages are derived from the live rules:
+//! flushing the ruleset, flushing or deleting each table, each chain, each set and map.
 
 mod iptables;
 mod repair;
@@ -26,15 +26,15 @@ use crate::portmap::tcp;
 use crate::strace;
 use crate::traffic::Place;
 
-/// A feature on a node where one container has it already.
+/// A plugin list on a node with one attached container.
 struct Row<'n> {
     node: &'n Node,
     /// The plugins of the list.
     list: Vec<Net<'n>>,
-    /// The same for a later container.
+    /// The plugin list of the later container.
     later: Vec<Net<'n>>,
     first: Container,
-    /// What each plugin was given, and the last result.
+    /// `prevResult` of each plugin, and the final result.
     results: Vec<Value>,
 }
 
@@ -46,7 +46,7 @@ impl<'n> Row<'n> {
         Row { node, list, later, first, results }
     }
 
-    /// How many plugins of the list refuse this verb with this code.
+    /// The number of plugins in the list that fail `verb` with `code`.
     fn refusals(&self, verb: &str, code: u64) -> usize {
         let refuses = |(net, prev): (&Net<'_>, &Value)| {
             let net = net.with(&json!({"prevResult": prev}));
@@ -66,8 +66,8 @@ impl<'n> Row<'n> {
         self.list.iter().zip(&self.results[1..]).filter(|row| refuses(*row)).count()
     }
 
-    /// Each way of damage in turn; `holds` tries the first container and a later one, whose
-    /// address it gets.
+    /// Applies each damage in turn. `holds` verifies the first and the later container; its third
+    /// argument is the address of the later container.
     #[track_caller]
     fn survives(&self, damages: &[String], holds: impl Fn(&Container, &Container, &str)) {
         for damage in damages {
@@ -90,7 +90,7 @@ impl<'n> Row<'n> {
     }
 }
 
-/// ADD by each plugin of the list: nothing, and each result.
+/// ADD by each plugin of the list; returns null and each result.
 fn add(list: &[Net<'_>], id: &str, container: &Container) -> Vec<Value> {
     let mut results = vec![Value::Null];
     for net in list {
@@ -100,8 +100,8 @@ fn add(list: &[Net<'_>], id: &str, container: &Container) -> Vec<Value> {
     results
 }
 
-/// Every way to flush what cnibox has in nftables now. In chains without fixed rules there is nothing
-/// that could be missed.
+/// Every way to flush cnibox's current nftables objects. Chains without static rules are skipped,
+/// as their loss cannot be detected.
 fn damages(node: &Node) -> Vec<String> {
     let rules: Value = serde_json::from_str(&node.sh("nft -j list ruleset")).unwrap();
     let mut all = vec!["nft flush ruleset".to_owned()];
@@ -131,8 +131,8 @@ fn bridge<'n>(node: &'n Node, keys: &Value) -> Net<'n> {
     Net::new(node, "bridge", "1.1.0", &merged(&base, keys))
 }
 
-/// STATUS, CHECK and repair agree that everything is there, whatever the families, back ends and
-/// policies are: a false alarm stops a kubelet.
+/// STATUS, CHECK and repair report no loss with any family, back end or policy: a false STATUS
+/// error makes the node NotReady.
 #[test]
 fn nothing_is_missed_after_an_add() {
     let node = Node::new();
@@ -260,7 +260,7 @@ fn host_ports_come_back() {
     row.later[1] = portmap(&json!({"runtimeConfig": {"portMappings": [
         {"hostPort": 8081, "containerPort": 80, "protocol": "udp"}]}}));
     row.survives(&damages, holds);
-    // An ADD that maps nothing heals as well.
+    // ADD without port mappings repairs too.
     row.later[1] = portmap(&json!({}));
     row.survives(&damages, holds);
 }
@@ -345,7 +345,7 @@ fn an_add_that_finds_all_whole_looks_by_two_system_calls() {
     assert_eq!(names, [&look[..], &commit[..]].concat());
 }
 
-/// A node full of attachments that have everything.
+/// Many attachments that use every feature.
 fn crowd(count: u32) -> impl Iterator<Item = (String, IpNet, Port)> {
     (0..count).map(|n| {
         let addr = format!("10.2.{}.{}/16", n / 250, n % 250 + 1).parse().unwrap();
@@ -389,7 +389,7 @@ fn one_add_heals_500_containers() {
     let call = net.on("ADD", &container);
     let start = Instant::now();
     call.result();
-    // Less than a second with an optimised build; not asserted, since other work takes processors away.
+    // Below one second in an optimised build; not asserted, as the machine may be busy.
     println!("{:?}", start.elapsed());
     net.del(&container);
     assert_eq!(rules(), before);

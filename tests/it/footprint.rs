@@ -1,4 +1,4 @@
-//! What a call costs the node: no other process or thread, no sleep, little memory.
+//! Resource use of a call: no other process or thread, no sleep, little memory.
 
 use std::fs;
 use std::io::{Read, Write, pipe};
@@ -9,12 +9,12 @@ use serde_json::{Value, json};
 use crate::node::{Call, Container, Node, Outcome, eventually};
 use crate::strace::{self, Syscall};
 
-/// Kilobytes that an ADD may have in memory at once, most of it pages of the executable that all
-/// processes share. How the file lies in the page cache changes it by 200 kB.
+/// Limit of an ADD's peak resident memory (VmHWM) in kB, mostly shared pages of the executable. The
+/// executable's state in the page cache changes it by 200 kB.
 const PEAK: u64 = 4224;
-/// Kilobytes among these that are its own: with those that relocation writes to, as the executable
-/// is position independent (record 14), and what the answers to a look at our tables are read into.
-/// Where the kernel's random addresses fall, it gives up to 64 kB more at a page fault.
+/// Limit of the anonymous part (RssAnon) in kB, including relocated pages of the
+/// position-independent executable (record 14) and the buffers of netfilter dumps. Address space
+/// randomisation adds up to 64 kB by fault-around.
 const OWN: u64 = 448;
 
 fn conf(node: &Node) -> Value {
@@ -69,7 +69,7 @@ fn del_leaves_closing_its_deleting_sockets_to_the_kernel() {
     let (outcome, calls) = strace::record(&node, &call("DEL"));
     assert_eq!(outcome.status, Some(0), "{outcome:?}");
     let named = |name: &'static str| calls.iter().filter(move |call| call.name == name);
-    // What strace calls a descriptor: its number and `<socket:[inode]>`.
+    // strace prints a socket descriptor as its number and `<socket:[inode]>`.
     let opened: Vec<&str> = named("socket")
         .filter(|call| call.text.contains("NETLINK_NETFILTER"))
         .map(|call| call.text.rsplit("= ").next().unwrap())
@@ -89,7 +89,7 @@ fn del_leaves_closing_its_deleting_sockets_to_the_kernel() {
     }
 }
 
-/// A call that succeeds, and the names of the programs that it starts.
+/// A successful call, and the names of the programs that it executes.
 fn started(node: &Node, call: &Call) -> (Outcome, Vec<String>) {
     let (outcome, calls) = strace::record(node, call);
     assert_eq!(outcome.status, Some(0), "{outcome:?}");
@@ -101,10 +101,10 @@ fn started(node: &Node, call: &Call) -> (Outcome, Vec<String>) {
     (outcome, programs.map(name).collect())
 }
 
-/// Prints the rules that iptables has.
+/// Lists the iptables rules.
 const RULES: &str = "iptables -t nat -S; iptables -S; ip6tables -t nat -S; ip6tables -S";
 
-/// A host whose containers are masqueraded, mapped and let through, all with iptables.
+/// A host with masqueraded, port-mapped and firewalled containers, all by iptables.
 struct Filtered<'a> {
     node: &'a Node,
     bridge: Value,
@@ -117,7 +117,7 @@ impl<'a> Filtered<'a> {
         Filtered { node, bridge }
     }
 
-    /// The plugins of a container behind bridge, each with its configuration.
+    /// The plugins behind bridge, with their configurations.
     fn chained(prev: &Value, port: u16) -> [(&'static str, Value); 2] {
         let ports = json!([{"hostPort": port, "containerPort": 80, "protocol": "tcp"}]);
         let conf = json!({"name": "n", "cniVersion": "1.0.0", "backend": "iptables",
@@ -127,7 +127,7 @@ impl<'a> Filtered<'a> {
         [("portmap", portmap), ("firewall", conf)]
     }
 
-    /// Attaches a new container with this port; the programs that each plugin starts for it.
+    /// Attaches a new container with this port; returns the programs executed by each plugin.
     fn add(&self, port: u16) -> Vec<(&'static str, String)> {
         let (container, id) = (Container::new(), format!("c{port}"));
         let run = |plugin, conf: &Value| {
@@ -171,7 +171,7 @@ fn add_to_what_is_expected_reads_no_table_of_iptables() {
 fn add_to_what_is_not_as_expected_makes_it_so() {
     let node = Node::new();
     let host = Filtered::new(&node);
-    // What no container has for itself.
+    // Rules shared by all containers.
     let shared = || {
         let of_one = ["CNI-DN-", " id: ", "10.1.0.", "fd00:1::"];
         let mut lines: Vec<_> = node.sh(RULES).lines().map(str::to_owned).collect();
@@ -233,11 +233,10 @@ fn version_reads_no_stdin_and_opens_no_socket() {
     }
 }
 
-/// The most memory the process has had, and what is its own of it, in kilobytes, when it writes its
-/// result: that waits for room in a pipe that is full.
+/// VmHWM and RssAnon in kB, read while the process is blocked on writing its result to a full pipe.
 fn peak(call: &Call, input: &Value) -> [u64; 2] {
     let (mut reader, mut writer) = pipe().unwrap();
-    // The capacity of a pipe, pipe(7).
+    // The default capacity of a pipe, pipe(7).
     writer.write_all(&vec![b' '; 65536]).unwrap();
     let mut child = call.command().stdout(Stdio::from(writer)).spawn().unwrap();
     child.stdin.take().unwrap().write_all(input.to_string().as_bytes()).unwrap();

@@ -1,5 +1,5 @@
-//! Live state is handed over to the reference plugins: their layout, the same traffic, and their
-//! DEL removes everything.
+//! Live state is converted to the layout of the reference plugins: the traffic continues, and the
+//! reference's DEL removes everything.
 
 use cnibox::testing::netfilter::{PacketFilter, to_reference};
 use serde_json::{Value, json};
@@ -9,10 +9,10 @@ use crate::net::merged;
 use crate::node::{Call, Container, Node, executable};
 use crate::traffic::{self, Place};
 
-/// Long even for a slow machine.
+/// A timeout that suffices on a slow machine.
 const LIMIT: std::time::Duration = std::time::Duration::from_secs(10);
 
-/// A node that has made a container with everything that has state of ours.
+/// A node with a container attached by every plugin that has rules.
 struct Pod {
     node: Node,
     container: Container,
@@ -66,8 +66,8 @@ impl Pod {
         self.node.call(plugin, verb).id("c1").conf(&conf).netns(&self.container.path())
     }
 
-    /// Whether the reference knows version 1.1.0 of the specification, and so nftables; older ones
-    /// look for the iptables rules of each family in both.
+    /// Whether the reference supports CNI 1.1.0, and so nftables; older releases look for the
+    /// iptables rules of each family in both.
     fn is_new(&self, program: &std::path::Path) -> bool {
         self.call("portmap", "VERSION").program(program).run().stdout.contains("1.1.0")
     }
@@ -90,7 +90,7 @@ impl Pod {
         self.node.sh("nft -s list ruleset 2>/dev/null")
     }
 
-    /// The mapped ports answer, and what leaves has the host's address.
+    /// Asserts that the mapped ports work and that outbound packets have the host's source address.
     #[track_caller]
     fn works(&self) {
         for port in [8080, 8081] {
@@ -108,7 +108,7 @@ impl Pod {
 #[test]
 fn nftables_state_gets_the_references_layout() {
     let mut pod = Pod::new("nftables");
-    // The same ports in another network: the first serves.
+    // A second network maps the same ports; the first mapping wins.
     let prev = pod.prev.clone();
     pod.prev = serde_json::from_str(&prev.to_string().replace("10.1.2.2/", "10.1.2.9/")).unwrap();
     pod.prev["ips"].as_array_mut().unwrap().truncate(1);
@@ -122,7 +122,7 @@ fn nftables_state_gets_the_references_layout() {
     assert!(!rules.contains("cnibox"), "{rules}");
     let mac = pod.prev["interfaces"][2]["mac"].as_str().unwrap();
     for expected in [
-        // As the reference plugins make them, in the words of nft.
+        // The reference plugins' rules, as `nft` prints them.
         "ip saddr 10.1.2.2 ip daddr != 10.1.2.0/24 masquerade comment ",
         "ip6 saddr 2001:db8:1::2 ip6 daddr != 2001:db8:1::/64 masquerade comment ",
         "ip daddr 192.0.2.1 tcp dport 8081 dnat to 10.1.2.2:80 comment \"c1\"",
@@ -141,7 +141,7 @@ fn nftables_state_gets_the_references_layout() {
     assert_eq!(pod.ruleset(), rules);
     for plugin in ["firewall", "portmap", "bridge"] {
         pod.del_by_reference_if_it_knows_nftables(plugin);
-        // Ours find the reference's layout as well.
+        // DEL of cnibox deletes the reference's layout too.
         pod.call(plugin, "DEL").ok();
     }
     let rules = pod.ruleset();
@@ -190,7 +190,7 @@ fn the_notes_of_owners_go_without_iptables() {
     let folder = dir.display().to_string();
     let tool = |args: &[&str]| pod.node.tool("cnibox", args).program(executable());
     tool(&["install", "--replace", &folder]).printed();
-    // As in a container of the executable alone.
+    // As in a container image with only this executable.
     let hidden = "mount -t tmpfs none /usr/sbin && exec \"$@\"";
     let uninstall = tool(&["uninstall", &folder]);
     let uninstall =

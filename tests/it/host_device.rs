@@ -1,7 +1,7 @@
-//! host-device: the way there and back in every version, what is given back, names that are taken.
+//! host-device: moving a device to the container and back in every version, restored attributes,
+//! name conflicts.
 //!
-//! A device is one end of a veth pair; the other end, with the gateways, is what is behind it on
-//! the wire.
+//! The device is one end of a veth pair; the gateways are at the other end.
 
 mod choice;
 mod faults;
@@ -18,11 +18,11 @@ use crate::net::{FIRST, GATEWAYS, Net, addresses, dual_ipam, merged, normal, set
 use crate::node::{Container, Node, Snapshot, VERSIONS, eventually};
 use crate::traffic::{Place, tcp, udp};
 
-/// The address of the device.
+/// The MAC of the device.
 const MAC: &str = "02:00:00:00:00:d0";
 
-/// A device `hd0` that is up, with an alternative name, an address of each family, a route and
-/// an alias; behind it are the gateways.
+/// Creates the device `hd0`: up, with an alternative name, an address of each family, a route and
+/// an alias. The gateways are on its peer `far0`.
 fn plug(node: &Node) {
     node.sh(&format!(
         "ip link add hd0 address {MAC} mtu 1400 type veth peer name far0 mtu 1400 address 02:00:00:00:00:f0
@@ -40,17 +40,17 @@ fn plug(node: &Node) {
     ));
 }
 
-/// Keys of a network of `hd0`.
+/// Keys of a network with the device `hd0`.
 fn keys(node: &Node) -> Value {
     json!({"device": "hd0", "dataDir": node.path("devices"), "ipam": node.host_local(&["10.1.2.0/24"])})
 }
 
-/// A network of 1.1.0 of 10.1.2.0/24 for `hd0`, with `extra` keys.
+/// A network of version 1.1.0 with 10.1.2.0/24, `hd0` and more keys.
 fn simple<'n>(node: &'n Node, extra: &Value) -> Net<'n> {
     Net::new(node, "host-device", "1.1.0", &merged(&keys(node), extra))
 }
 
-/// A network without addresses.
+/// A network without IPAM.
 fn layer2<'n>(node: &'n Node, version: &'static str) -> Net<'n> {
     Net::new(node, "host-device", version, &merged(&keys(node), &json!({"ipam": null})))
 }
@@ -61,12 +61,12 @@ fn dual<'n>(node: &'n Node, version: &'static str) -> Net<'n> {
     Net::new(node, "host-device", version, &merged(&keys(node), &json!({"ipam": ipam, "dns": dns})))
 }
 
-/// What is kept about devices that are away.
+/// The paths of the records of moved devices.
 fn records(node: &Node) -> String {
     node.sh(&format!("find {} -type f 2>/dev/null || true", node.path("devices").display()))
 }
 
-/// Nothing is away, and the host is as it was.
+/// Asserts that the host is as before, without records or leases.
 #[track_caller]
 fn is_back(node: &Node, before: &Snapshot) {
     settles(before, || node.snapshot());
@@ -217,7 +217,7 @@ fn use_interface_network_moves_addresses_and_routes() {
         net.del(&container);
         is_back(&node, &before);
     }
-    // A lease has its client on the host, which gives it to the device again when that is back.
+    // On DEL the host's DHCP client, not the plugin, restores a leased address.
     node.sh("ip addr add 192.0.2.77/24 dev hd0 valid_lft 1000 preferred_lft 1000
              ip route add 203.0.113.8/32 via 192.0.2.9 dev hd0 proto dhcp metric 7");
     let container = Container::new();
@@ -232,7 +232,7 @@ fn del_without_a_namespace() {
     let node = Node::new();
     plug(&node);
     let before = node.snapshot();
-    // None is named, but what was kept tells where the device is.
+    // The record contains the namespace of the device.
     let container = Container::new();
     let net = simple(&node, &json!({}));
     let prev = net.add(&container);
@@ -241,7 +241,7 @@ fn del_without_a_namespace() {
     net.add(&container);
     net.call("DEL", "c1").without("CNI_NETNS").ok();
     is_back(&node, &before);
-    // It is gone, and a veth with it: the lease and the record go.
+    // A veth is deleted with its namespace; DEL releases the lease and removes the record.
     net.add(&container);
     let path = container.path();
     drop(container);
@@ -264,7 +264,7 @@ fn del_of_nothing_touches_no_other_attachment() {
     net.call("DEL", "c2").netns(&Container::new().path()).ok();
     net.check(&container, &result).ok();
     assert!(node.reaches(FIRST[0]));
-    // A link of another plugin under the same name is none of ours.
+    // A link of another plugin with the same name is foreign.
     let other = Container::new();
     other.sh("ip link add eth0 type veth peer name eth9");
     let before = other.snapshot(&node);
@@ -291,7 +291,7 @@ fn gc_hands_back_what_no_valid_attachment_has() {
     net.check(&container, &added).ok();
     gc(json!({"cni.dev/valid-attachments": [{"containerID": "c1", "ifname": "eth1"}]})).ok();
     is_back(&node, &before);
-    // Gone with its namespace.
+    // The device is deleted with its namespace.
     net.add(&container);
     drop(container);
     eventually("the namespace ends", || !node.sh("ip -o link").contains("far0"));
@@ -308,7 +308,7 @@ fn gc_leaves_a_device_to_the_container_that_has_it_now() {
     let container = Container::new();
     let net = simple(&node, &json!({}));
     net.add(&container);
-    // The container was made anew in the same namespace, and its old id forgotten.
+    // The container was recreated in the same namespace, without a DEL of the old id.
     let old = node.path("devices/net/c1:eth0.json");
     let kept = std::fs::read(&old).unwrap();
     net.del(&container);
@@ -358,7 +358,7 @@ fn the_error_names_who_has_the_device() {
     settles(&before.1, || two.snapshot(&node));
     net.call("DEL", "c2").netns(&two.path()).ok();
     net.check(&one, &added).ok();
-    // The same container again.
+    // ADD for the same container again.
     let error = net.on("ADD", &one).error();
     assert_eq!(error.code, 999);
     net.check(&one, &added).ok();

@@ -1,4 +1,4 @@
-//! host-local: as a runtime or another plugin calls it, and the files it keeps.
+//! host-local: calls of runtimes and of other plugins, and the files of the store.
 
 mod config;
 mod crowd;
@@ -14,19 +14,19 @@ use serde_json::{Value, json};
 use crate::net::{Net, merged};
 use crate::node::{Container, Node, VERSIONS, assert_unchanged};
 
-/// A network of `version` with these keys of `ipam`. Its namespace need not exist.
+/// A network with these `ipam` keys. Its namespace need not exist.
 fn net<'n>(node: &'n Node, version: &'static str, ipam: &Value) -> Net<'n> {
     let own = json!({"type": "host-local", "dataDir": node.path("leases")});
     Net::new(node, "host-local", version, &json!({"ipam": merged(&own, ipam)}))
 }
 
-/// A network of 1.1.0 of one range set of these subnets.
+/// A network of version 1.1.0 with one range set of these subnets.
 fn one_set<'n>(node: &'n Node, subnets: &[&str]) -> Net<'n> {
     let set: Vec<_> = subnets.iter().map(|s| json!({"subnet": s})).collect();
     net(node, "1.1.0", &json!({"ranges": [set]}))
 }
 
-/// ADD for `eth0` of `id`: the addresses.
+/// ADD for `eth0` of container `id`; returns the addresses.
 #[track_caller]
 fn add(net: &Net<'_>, id: &str) -> Vec<String> {
     let result = net.call("ADD", id).netns("/no/such/netns").result();
@@ -49,7 +49,7 @@ fn del(net: &Net<'_>, id: &str) {
     net.call("DEL", id).netns("/no/such/netns").ok();
 }
 
-/// ADD fails so, with nothing left leased by it.
+/// Asserts that ADD fails with this error and leaves no lease.
 #[track_caller]
 fn refused(net: &Net<'_>, id: &str, code: u64, msg: &str) {
     let before = net.node.snapshot();
@@ -62,7 +62,7 @@ fn file(net: &Net<'_>, name: &str) -> String {
     fs::read_to_string(net.node.path("leases/net").join(name)).unwrap()
 }
 
-/// Upstream's own case, and more of what a route can have.
+/// The upstream test's configuration with more route attributes.
 fn upstream(node: &Node) -> Value {
     let resolv = node.path("resolv.conf");
     fs::write(
@@ -171,7 +171,7 @@ fn one_container_in_two_networks_has_two_leases() {
     assert_eq!((node.leases("net"), node.leases("other")), (vec![], vec!["10.2.2.2".to_owned()]));
     b.call("DEL", "c1").ok();
     assert_eq!(node.leases("other").len(), 1, "eth0 never was in it");
-    // GC of one network says nothing about the other.
+    // GC of one network keeps the leases of the other.
     add(&a, "c1");
     a.with(&json!({"cni.dev/valid-attachments": []})).call("GC", "").ok();
     assert_eq!((node.leases("net").len(), node.leases("other").len()), (0, 1));

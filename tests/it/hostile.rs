@@ -1,4 +1,4 @@
-//! What a process in a container can do to its links and on the wire, and what that must not reach.
+//! Actions of a malicious container on its links and on the wire, and the limits of their effects.
 
 use std::net::{Ipv6Addr, SocketAddrV6};
 use std::os::fd::{AsFd, AsRawFd};
@@ -19,14 +19,14 @@ use crate::traffic::Place;
 
 const NAMESAKE: &str = "ip link set eth0 down && ip link set eth0 name kept";
 
-/// Networks whose containers have a veth pair.
+/// Networks with a veth pair per container.
 fn pairs(node: &Node) -> [Net<'_>; 2] {
     let ipam = node.host_local(&["10.1.2.0/24"]);
     let keys = json!({"bridge": "br0", "isGateway": true, "ipam": ipam});
     ["bridge", "ptp"].map(|plugin| Net::new(node, plugin, "1.1.0", &keys))
 }
 
-/// The name of the host's end.
+/// The name of the host's veth end.
 fn end(result: &Value) -> String {
     let interfaces = result["interfaces"].as_array().unwrap();
     let end = interfaces.iter().rfind(|i| i["sandbox"].is_null()).unwrap();
@@ -41,7 +41,7 @@ fn host_parameter(node: &Node, link: &str, key: &str) -> String {
     node.sh(&format!("cat /proc/sys/net/ipv6/conf/{link}/{key}")).trim().to_owned()
 }
 
-/// What a container does to its interface, so that nothing of its name is there, or something else.
+/// Hides or replaces the container's interface: no link, or another one, has its name.
 fn play(trick: usize, container: &Container, other: &Container) {
     let sh = |line: &str| container.sh(&format!("sh -c '{line}'"));
     match trick {
@@ -169,7 +169,7 @@ fn check_is_not_told_by_indexes_that_the_container_chose() {
     }
 }
 
-/// A port has all its protection whenever it is up: ADD is killed at each message to the kernel.
+/// A port that is up always has complete protection: ADD is killed before each netlink request.
 #[test]
 fn a_port_is_never_up_without_its_protection() {
     let keys = json!({"macspoofchk": true, "portIsolation": true});
@@ -191,7 +191,6 @@ fn a_port_is_never_up_without_its_protection() {
         seen
     };
     let node = Node::new();
-    // Its IPAM plugin looks around as well, and would see what is done behind its back.
     for net in pairs(&node).map(|net| net.with(&keys)) {
         let first = Container::new();
         let (outcome, calls) = strace::record(&node, &net.on("ADD", &first));
@@ -221,7 +220,7 @@ fn a_port_is_never_up_in_a_vlan_of_others() {
     for point in calls.iter().filter(|c| c.name == "sendto") {
         let container = Container::new();
         point.run(&node, &net.call("ADD", "c2").netns(&container.path()), "signal=KILL");
-        // Where there is none, `ip` prints an empty object for each other link.
+        // `ip` prints an empty object for each link that is not listed.
         let ports = node.ip("link show master br0 up");
         for name in ports.as_array().unwrap().iter().filter_map(|port| port["ifname"].as_str()) {
             let vlans = node.sh(&format!("bridge vlan show dev {name}"));
@@ -255,7 +254,7 @@ fn a_bridge_that_others_made_takes_no_router_advertisements() {
     net.call("ADD", "c2").netns(&Container::new().path()).result();
 }
 
-/// Sends a frame by the container's interface.
+/// Sends a frame from the container's interface.
 pub(crate) fn send_frame(container: &Container, frame: &[u8]) {
     container.run(|| {
         let socket = Socket::new(Domain::PACKET, Type::RAW, None).unwrap();
@@ -288,7 +287,8 @@ fn no_frame_moves_a_neighbours_address_to_a_checked_port() {
             line.split_whitespace().nth(2).unwrap_or_default().to_owned()
         };
         assert_eq!(port(), end(&result));
-        // Ordinary ones, and those that bridges do not forward: of the spanning tree, 802.1X, LLDP.
+        // Broadcast, and the link-local group addresses that bridges do not forward (STP, 802.1X,
+        // LLDP).
         for to in [[0xff; 6], link_local(0), link_local(3), link_local(0x0e), link_local(0x0f)] {
             let frame = [&to[..], &source, &[0x88, 0xb5], &[0; 46]].concat();
             send_frame(&attacker, &frame);
@@ -305,7 +305,7 @@ fn link_local(last: u8) -> [u8; 6] {
     [1, 0x80, 0xc2, 0, 0, last]
 }
 
-/// A router in `container` tells the host that it is one.
+/// Sends a router advertisement from `container`.
 fn advertise(container: &Container) {
     container.run(|| {
         let index = Netlink::open().unwrap().require_link("eth0").unwrap().index;
@@ -384,7 +384,8 @@ fn an_address_that_is_given_out_again_is_reached_at_once() {
     assert!(neighbour.reaches("2001:db8:1::5") && node.reaches("2001:db8:1::5"));
     net.del(&one);
     net.add(&two);
-    // A neighbour entry that nobody corrects is probed after five seconds.
+    // A neighbour entry without an unsolicited advertisement becomes stale and is probed only after
+    // five seconds.
     assert!(neighbour.reaches_within("2001:db8:1::5", 3), "the neighbour still asks the old one");
     assert!(node.reaches_within("2001:db8:1::5", 3), "the host still asks the old one");
 }
@@ -417,7 +418,7 @@ fn a_lock_on_the_namespace_holds_nobody_up() {
     }
 }
 
-/// The lock of changes to iptables is root's; a process that hangs with it must not stop the node.
+/// Root owns the xtables lock; a process that holds it indefinitely must not block DEL.
 #[test]
 fn a_lock_of_iptables_that_is_kept_is_told_and_stops_no_del() {
     let (node, container) = (Node::new(), Container::new());
@@ -426,7 +427,7 @@ fn a_lock_of_iptables_that_is_kept_is_told_and_stops_no_del() {
         "prevResult": prev});
     let call = |verb| node.call("firewall", verb).id("c1").netns(&container.path()).conf(&conf);
     call("ADD").result();
-    // One of its own: other tests need theirs.
+    // A lock file of this test, as concurrent tests use the common one.
     let path = node.path("lock");
     let file = std::fs::File::create(&path).unwrap();
     let _lock = Flock::lock(file, FlockArg::LockExclusive).unwrap();

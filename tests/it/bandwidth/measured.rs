@@ -1,5 +1,5 @@
-//! Limits measured with iperf3, between the host and a container that is limited, and one beside
-//! it that is not.
+//! Limits measured with iperf3: between the host and a limited container, and with an unlimited
+//! container.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -11,13 +11,13 @@ use crate::chained::Pod;
 use crate::net::Net;
 use crate::node::Container;
 
-/// Bits a second, in both directions.
+/// Rate limit in bit/s, for both directions.
 const RATE: f64 = 20e6;
 
-/// What of a packet of 1514 bytes TCP and UDP carry, at least.
+/// Lower bound of the TCP or UDP payload's share of a 1514 byte frame.
 const PAYLOAD: f64 = 1428.0 / 1514.0;
 
-/// A server in a container, ended with this value.
+/// An iperf3 server in a container, killed on drop.
 struct Server(Child);
 
 impl Drop for Server {
@@ -34,12 +34,12 @@ fn serve(container: &Container, ip: &str) -> Server {
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     let listening = lines.any(|line| line.unwrap().contains("listening"));
     assert!(listening, "no server: install the package \"iperf3\" (make test does)");
-    // What it prints later must have somewhere to go.
+    // Drain the pipe so that later output cannot block the server.
     std::thread::spawn(move || lines.for_each(drop));
     Server(child)
 }
 
-/// Bits a second that arrive, as payload. `-R`: from the container to the host.
+/// Received payload rate in bit/s. `-R` in `args` measures from the container to the host.
 fn measure(pod: &Pod<'_>, container: &Container, ip: &str, args: &str) -> f64 {
     let _server = serve(container, ip);
     let text = pod.node.sh(&format!("iperf3 -J -c {ip} --connect-timeout 5000 {args}"));
@@ -47,8 +47,8 @@ fn measure(pod: &Pod<'_>, container: &Container, ip: &str, args: &str) -> f64 {
     report["end"]["sum_received"]["bits_per_second"].as_f64().unwrap_or_else(|| panic!("{text}"))
 }
 
-/// The rate is the limit's, within a tenth. A machine that has no time for the test may be too
-/// slow for a while, but never too fast.
+/// Asserts that the rate is within 10 % of the limit. On a busy machine a measurement may be too
+/// low and is repeated; a rate that is too high fails at once.
 #[track_caller]
 fn assert_limited(pod: &Pod<'_>, ip: &str, args: &str) {
     let mut seen = Vec::new();
@@ -101,7 +101,7 @@ fn the_container_beside_it_is_not_limited() {
         pod.net(&none).call(verb, "c2").netns(&neighbour.path())
     };
     bandwidth("ADD").result();
-    // While the other one has all that it may have.
+    // Saturate the first container's limit meanwhile.
     let _server = serve(&pod.container, "10.1.2.2");
     let mut busy = Command::new("iperf3");
     busy.args(["-c", "10.1.2.2", "-t", "20"]).stdout(Stdio::null());

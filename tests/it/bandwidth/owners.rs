@@ -1,4 +1,5 @@
-//! Whose a device is: interfaces of one container, networks, others on the host's end, GC.
+//! Ownership of devices: several interfaces of one container, several networks, foreign devices and
+//! qdiscs on the host's veth end, GC.
 
 use serde_json::{Value, json};
 
@@ -7,7 +8,7 @@ use crate::concurrency::at_once;
 use crate::net::Net;
 use crate::node::{Container, Node};
 
-/// A second interface of the same container and network, and the result of `ptp` for it.
+/// Creates a second interface of the same container and network; returns `ptp`'s result for it.
 fn second(pod: &crate::chained::Pod<'_>) -> Value {
     let ipam = pod.node.host_local(&["10.1.3.0/24"]);
     let ptp = Net::new(&pod.node, "ptp", "1.1.0", &json!({"name": "other", "ipam": ipam}));
@@ -29,7 +30,7 @@ fn interfaces_of_one_container_have_devices_of_their_own() {
     assert_eq!(redirects(&pod), [IFB]);
     let checked = two.with(&json!({"prevResult": result}));
     checked.on("CHECK", &pod.container).ifname("eth1").ok();
-    // The first one goes: the second one stays.
+    // DEL of the first interface keeps the second one.
     one.del(&pod.container);
     checked.on("CHECK", &pod.container).ifname("eth1").ok();
     one.add(&pod.container);
@@ -81,7 +82,7 @@ fn a_redirect_into_nowhere_is_replaced() {
     let before = pod.state();
     let net = pod.plain();
     net.add(&pod.container);
-    // What the reference's DEL leaves.
+    // The state that the reference's DEL leaves: a redirect to a deleted device.
     pod.node.sh(&format!("ip link del {IFB}"));
     assert!(!pod.container.try_sh("ping -n -c 1 -W 1 10.1.2.1"), "the redirect leads nowhere");
     net.add(&pod.container);
@@ -118,7 +119,7 @@ fn gc_removes_what_is_stale_in_its_network() {
     pod.assert_as(&added, "GC of others");
     gc(json!({"cni.dev/valid-attachments": of("c1", "eth1")})).ok();
     pod.assert_as(&before, "GC");
-    // Of an ADD that was killed before the device told whose it is.
+    // The state of an ADD that was killed before it labelled the device with its owner.
     net.add(&pod.container);
     let device = &pod.node.ip(&format!("link show {IFB}"))[0];
     let mac = device["address"].as_str().unwrap();
@@ -131,7 +132,7 @@ fn gc_removes_what_is_stale_in_its_network() {
     pod.assert_as(&there, "GC of others");
     gc(json!({"cni.dev/valid-attachments": of("c2", "eth0")})).ok();
     pod.assert_as(&before, "GC of a killed ADD's");
-    // A device that does not tell whose it is may be anybody's.
+    // A device without an owner label may be foreign.
     pod.node.sh(&format!("ip link add {IFB} type ifb"));
     let before = pod.state();
     gc(json!({"cni.dev/valid-attachments": []})).ok();
@@ -154,7 +155,7 @@ fn a_forged_pair_does_not_reach_another_container_s_limits() {
     let name = prev["interfaces"][0]["name"].as_str().unwrap();
     let outer = pod.node.ip(&format!("link show {name}"))[0]["ifindex"].as_u64().unwrap();
     let inner = victim.ip("link show eth0")[0]["ifindex"].as_u64().unwrap();
-    // The indexes of the victim's pair, in a namespace of its own.
+    // A forged veth pair with the indexes of the victim's pair, in the attacker's namespace.
     attacker.sh(&format!("ip link add eth0 index {inner} type veth peer name x index {outer}"));
     let forged = pod.plain().with(&json!({"prevResult": null}));
     forged.call("DEL", "attacker").netns(&attacker.path()).ok();

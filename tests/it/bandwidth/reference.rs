@@ -1,5 +1,5 @@
-//! The reference plugin beside ours: the same results, devices, qdiscs and filters; each checks
-//! and deletes what the other has made.
+//! Comparison with the reference plugin: the same results, devices, qdiscs and filters; CHECK and
+//! DEL of each accept the other's state.
 
 use serde_json::{Value, json};
 
@@ -14,13 +14,13 @@ fn call(net: &Net<'_>, pod: &Pod<'_>, verb: &str, ours: bool) -> Call {
     if ours { call } else { call.program(peer("bandwidth").unwrap().join("bandwidth")) }
 }
 
-/// Everything that `tc` and `ip` know of what was made.
+/// The links, qdiscs and filters that an ADD creates, from `tc` and `ip`.
 fn state(pod: &Pod<'_>) -> Vec<Value> {
     let end = end(pod);
     let mut filters = tc(pod, &format!("filter show dev {end} ingress"));
     for filter in filters.as_array_mut().unwrap() {
         if let Some(actions) = filter["options"]["actions"].as_array_mut() {
-            // The reference has it twice; the second one is never reached.
+            // The reference adds the action twice; the second one is never reached.
             actions.truncate(1);
             for action in actions {
                 action["index"] = json!(0);
@@ -67,12 +67,13 @@ fn results_and_state_are_the_same_and_each_deletes_the_others() {
             }
             call(&checked, &pod, "DEL", !ours).ok();
             if ours {
-                // The reference leaves the rest to the end of the link; ours cleans after it.
+                // The reference leaves the ingress qdisc and filter until the link is deleted; DEL
+                // of cnibox removes the rest.
                 assert_eq!(pod.node.ip("link show type ifb"), json!([]));
                 call(&checked, &pod, "DEL", true).ok();
             }
             pod.assert_as(&before, version);
-            // Later releases of the reference leave empty objects out.
+            // Later releases of the reference omit empty objects.
             result.as_object_mut().unwrap().retain(|_, member| *member != json!({}));
             (normal_json(&result, &pod.container), made)
         };
@@ -87,7 +88,7 @@ fn a_node_may_be_upgraded_with_a_limited_container_on_it() {
     let before = pod.state();
     let net = pod.plain();
     net.on("ADD", &pod.container).program(dir.join("bandwidth")).result();
-    // The same device is used on.
+    // ADD reuses the reference's device.
     let result = net.add(&pod.container);
     assert_eq!(result["interfaces"][2]["name"], json!(IFB));
     assert_eq!(pod.node.ip("link show type ifb").as_array().unwrap().len(), 1);

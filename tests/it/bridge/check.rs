@@ -1,4 +1,4 @@
-//! CHECK: each thing that it verifies, broken by hand.
+//! CHECK: every verified property, changed by hand.
 
 use serde_json::{Value, json};
 
@@ -6,7 +6,7 @@ use super::{dual, simple};
 use crate::net::{Net, merged};
 use crate::node::{Container, Node};
 
-/// An attachment with gateway, default routes and one route more; its result.
+/// ADD with gateway, default routes and one more route; returns the network and the result.
 fn attached<'n>(node: &'n Node, container: &Container) -> (Net<'n>, Value) {
     let mut keys = merged(&dual(node), &json!({"isDefaultGateway": true}));
     keys["ipam"]["routes"] = json!([{"dst": "10.9.0.0/16"}, {"dst": "10.8.0.0/16", "table": 99}]);
@@ -16,7 +16,7 @@ fn attached<'n>(node: &'n Node, container: &Container) -> (Net<'n>, Value) {
     (net, result)
 }
 
-/// After `line` in the container, CHECK says `msg`.
+/// Asserts that CHECK fails with `msg` after the command `line` in the container.
 #[track_caller]
 fn broken_inside(line: &str, msg: &str) {
     let (node, container) = (Node::new(), Container::new());
@@ -25,7 +25,8 @@ fn broken_inside(line: &str, msg: &str) {
     net.check_finds(&container, &result, msg);
 }
 
-/// After `line` on the host (`VETH` stands for the host's end), CHECK says `msg`.
+/// Asserts that CHECK fails with `msg` after the command `line` on the host; `VETH` is replaced by
+/// the name of the host's veth end.
 #[track_caller]
 fn broken_outside(line: &str, msg: &str) {
     let (node, container) = (Node::new(), Container::new());

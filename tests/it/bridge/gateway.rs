@@ -1,4 +1,5 @@
-//! The bridge as gateway: addresses, conflicts, forwarding; IPv6 addresses of the container.
+//! The bridge as gateway: addresses, conflicts, forwarding, and flags of the container's IPv6
+//! address.
 
 use serde_json::{Value, json};
 
@@ -89,8 +90,8 @@ fn an_ipv4_default_route_does_not_replace_the_ipv6_one() {
     assert_eq!(container.ip("-6 route show default")[0]["gateway"], "2001:db8:1::1");
 }
 
-/// Address on the bridge before, gateway and subnet, then: refused without `forceAddress`;
-/// afterwards on the bridge with it.
+/// Columns: address on the bridge before ADD, gateway, subnet, whether ADD without `forceAddress`
+/// fails, addresses on the bridge after ADD with `forceAddress`.
 #[test]
 fn force_address_replaces_conflicting_addresses_and_only_those() {
     for (present, gateway, subnet, refused, forced) in [
@@ -193,10 +194,10 @@ fn two_ipv4_ranges_both_have_their_gateway() {
     net.call("ADD", "c2").netns(&Container::new().path()).result();
 }
 
-/// The flags of the container's address.
+/// The global IPv6 address of the container with its flags, as `ip -j` prints it.
 fn ipv6_flags(container: &Container) -> Value {
     let infos = container.ip("-6 addr show eth0 scope global");
-    // What the scope filters out is there as an empty object.
+    // `ip` prints an empty object for each address that the scope filter excludes.
     let mut infos = infos[0]["addr_info"].as_array().unwrap().clone();
     infos.retain(|info| info["local"].is_string());
     assert_eq!(infos.len(), 1);
@@ -227,7 +228,7 @@ fn ipv6_is_not_tentative_and_enabledad_waits() {
         let container = Container::new();
         let start = std::time::Instant::now();
         simple(&node, &keys).add(&container);
-        // Detection takes a second at least.
+        // Duplicate address detection takes at least one second.
         assert!(!enabledad || start.elapsed().as_millis() > 900);
         let flags = ipv6_flags(&container);
         assert_eq!(flags["tentative"], Value::Null, "{flags}");
@@ -252,6 +253,6 @@ fn enabledad_finds_a_duplicate_and_takes_everything_back() {
     assert!(error.msg.contains("2001:db8:1::2"), "{error:?}");
     settles(&before.0, || node.snapshot());
     settles(&before.1, || victim.snapshot(&node));
-    // Nobody looks unless told to.
+    // Without `enabledad` a duplicate address is not detected.
     net.with(&json!({"enabledad": false})).call("ADD", "c2").netns(&victim.path()).result();
 }

@@ -1,4 +1,4 @@
-//! IPAM plugins that are missing, fail, or talk nonsense: the error, and nothing left behind.
+//! IPAM plugins that are missing, fail or return invalid results: the error, and no state left.
 
 use serde_json::{Value, json};
 
@@ -6,7 +6,8 @@ use super::simple;
 use crate::net::{Net, no_veth_remains, settles};
 use crate::node::{Container, Node, Refusal};
 
-/// The network of an IPAM plugin that does this on ADD; it notes each call in `calls`.
+/// A network with an IPAM plugin that runs the shell command `add` on ADD and logs its calls to the
+/// file `calls`.
 fn net<'n>(node: &'n Node, add: &str) -> Net<'n> {
     node.script(
         "fake",
@@ -21,7 +22,7 @@ fn net<'n>(node: &'n Node, add: &str) -> Net<'n> {
     simple(node, &json!({"isGateway": true, "ipam": {"type": "fake"}}))
 }
 
-/// The error of an ADD, which leaves host and container as they were.
+/// Asserts that ADD fails and changes neither host nor container; returns the error.
 #[track_caller]
 fn refused(net: &Net<'_>) -> Refusal {
     let container = Container::new();
@@ -50,7 +51,7 @@ fn a_missing_plugin_is_named_with_the_path() {
         assert_eq!(error.msg, msg, "{verb}");
     }
     no_veth_remains(&node);
-    // DEL does what it can all the same.
+    // DEL deletes the link although the IPAM plugin fails.
     let fine = simple(&node, &json!({}));
     fine.add(&container);
     assert_eq!(net.on("DEL", &container).env("CNI_PATH", &path).error().msg, msg);
@@ -68,7 +69,7 @@ fn the_plugin_gets_the_request_to_the_byte() {
     let container = Container::new();
     let result: Value = net.on("ADD", &container).stdin(text.as_str()).result();
     assert_eq!(std::fs::read_to_string(node.path("stdin")).unwrap(), text);
-    // The gateway that IPAM did not give is the subnet's first address.
+    // Without a gateway from IPAM the first address of the subnet is the gateway.
     assert_eq!(
         result["ips"],
         json!([{"address": "10.5.0.9/16", "gateway": "10.5.0.1", "interface": 2}])

@@ -9,12 +9,12 @@ use crate::traffic::Place;
 
 const MACS: [&str; 3] = ["02:00:00:00:00:01", "02:00:00:00:00:02", "02:00:00:00:00:03"];
 
-/// A link of the host with all details.
+/// Details of a host link (`ip -d`).
 fn details(node: &Node, name: &str) -> Value {
     node.ip(&format!("-d link show {name}"))[0].clone()
 }
 
-/// The attributes of the port that a result names.
+/// The bridge port attributes of the host interface in `result`.
 fn port(node: &Node, result: &Value) -> Value {
     let name = result["interfaces"][1]["name"].as_str().unwrap();
     details(node, name)["linkinfo"]["info_slave_data"].clone()
@@ -42,7 +42,7 @@ fn bridge_and_both_ends_have_the_mtu_reported_since_1_1_0() {
 fn mtu_of_an_existing_bridge_stays() {
     let node = Node::new();
     node.sh("ip link add br0 type bridge");
-    // Until somebody sets it, the kernel makes it the lowest of the ports'.
+    // Until the MTU is set explicitly, the kernel keeps it at the minimum of the ports' MTUs.
     node.sh("ip link set br0 mtu 1450");
     let container = Container::new();
     let result = simple(&node, &json!({"mtu": 1400})).add(&container);
@@ -132,7 +132,8 @@ fn hairpin_mode_sends_frames_back_through_their_port() {
         let (container, inner) = (Container::new(), [Container::new(), Container::new()]);
         let result = simple(&node, &json!({"hairpinMode": hairpin})).add(&container);
         assert_eq!(port(&node, &result)["hairpin"], hairpin);
-        // Two links on top of eth0 that exchange nothing but by the switch that eth0 is on.
+        // Two macvlans in VEPA mode on eth0 reach each other only if the switch port reflects their
+        // frames.
         for (i, place) in inner.iter().enumerate() {
             container.sh(&format!("ip link add link eth0 name m{i} type macvlan mode vepa"));
             container.sh(&format!("ip link set m{i} netns {}", place.path()));
@@ -151,7 +152,8 @@ fn an_existing_bridge_keeps_its_index_and_mac() {
     let keys =
         json!({"isGateway": true, "ipam": node.host_local(&["10.1.2.0/24", "2001:db8:1::/64"])});
     let net = simple(&node, &keys);
-    // Ports with lower addresses than any bridge would be given: it must not follow them.
+    // A bridge without an assigned MAC follows its lowest port. The ports of this bridge have lower
+    // MACs, so ADD must pin the bridge's own.
     for n in 0..3 {
         let container = Container::new();
         let result = net.add(&container);
@@ -170,7 +172,7 @@ fn a_bridge_without_a_mac_gets_one_with_its_gateway() {
     node.sh("ip link add br0 up type bridge");
     node.sh("ip link add port type veth peer name other; ip link set port master br0");
     node.sh("ip link del port");
-    // The kernel's doing: it was following its last port.
+    // Without ports the kernel resets a MAC that was not assigned explicitly.
     assert_eq!(details(&node, "br0")["address"], "00:00:00:00:00:00");
     let (one, two) = (Container::new(), Container::new());
     let net = simple(&node, &json!({"isGateway": true}));
@@ -264,7 +266,7 @@ fn disable_container_interface_leaves_the_containers_end_down() {
         let result = net.add(&container);
         let link = container.ip("addr show eth0");
         assert_eq!((&link[0]["operstate"], &link[0]["addr_info"]), (&json!("DOWN"), &json!([])));
-        // The bridge is there for IPv6 all the same, and keeps the address that it says it has.
+        // The bridge has an IPv6 link-local address and keeps the MAC of the result.
         let bridge = details(&node, "br0");
         assert_eq!(bridge["address"], result["interfaces"][0]["mac"]);
         assert_ne!(bridge["address"], result["interfaces"][1]["mac"]);

@@ -1,4 +1,4 @@
-//! Configurations and surroundings that cannot work: code, message, and nothing changed.
+//! Invalid configurations and host states: error code, message, and no change.
 
 use serde_json::{Value, json};
 
@@ -215,14 +215,14 @@ fn an_mtu_the_kernel_refuses_takes_everything_back() {
     let node = Node::new();
     node.sh("ip link add br0 address 02:00:00:00:00:0b up type bridge");
     let container = Container::new();
-    // IPv6 needs 1280 bytes, RFC 8200 section 5.
+    // The minimum MTU of IPv6 is 1280 bytes, RFC 8200 section 5.
     let net = simple(&node, &json!({"mtu": 1279, "ipam": node.host_local(&["fd00:12::/64"])}));
     let before = (node.snapshot(), container.snapshot(&node));
     let error = net.on("ADD", &container).error();
     assert!(error.code == 999 && error.details.contains("MTU is below 1280"), "{error:?}");
     settles(&before.0, || node.snapshot());
     settles(&before.1, || container.snapshot(&node));
-    // A negative one is as good as none.
+    // A negative MTU means the default.
     let result: Value = simple(&node, &json!({"mtu": -1})).add(&container);
     assert_eq!(result["interfaces"][2]["mtu"], 1500);
 }

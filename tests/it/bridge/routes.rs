@@ -1,4 +1,4 @@
-//! Routes and name resolution of IPAM on their way into the container and the result.
+//! Routes and DNS settings of IPAM, in the container and in the result.
 
 use std::fs;
 
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::simple;
 use crate::node::{Container, Node};
 
-/// ADD of a network with these routes of IPAM; the container, and the result.
+/// ADD with IPAM `routes`; returns the container and the result.
 fn added(node: &Node, routes: &Value) -> (Container, Value) {
     let mut ipam = node.host_local(&["10.1.2.0/24", "2001:db8:1::/64"]);
     ipam["routes"] = routes.clone();
@@ -55,7 +55,7 @@ fn every_attribute_of_a_route_reaches_kernel_and_result() {
 #[test]
 fn a_link_scope_route_without_reachable_gateway_is_on_link() {
     let node = Node::new();
-    // The family's gateway would be filled in, which a route of link scope cannot have.
+    // A route of scope link cannot have the default gateway that ADD would fill in.
     let keys = json!({"ipam": {"type": "fake"}});
     node.script(
         "fake",

@@ -1,4 +1,4 @@
-//! VLANs of a bridge: who hears whom, what a port is in, the gateway of a VLAN, CHECK.
+//! VLAN filtering: isolation between VLANs, the VLANs of a port, the gateway of a VLAN, CHECK.
 
 use serde_json::{Value, json};
 
@@ -45,7 +45,7 @@ fn gc_keeps_valid_attachments_and_releases_stale_ones() {
     WITH_VLAN.gc();
 }
 
-/// The VLANs of a port: `100 native`, `200-210`, `7 untagged`.
+/// The VLANs of a port, for example `100 native`, `200-210`, `7 untagged`.
 fn vlans_of(node: &Node, port: &str) -> Vec<String> {
     let shown = node.sh(&format!("bridge -j vlan show dev {port}"));
     let shown: Value = serde_json::from_str(&shown).unwrap();
@@ -69,18 +69,18 @@ fn vlans_of(node: &Node, port: &str) -> Vec<String> {
     ranges.iter().map(text).collect()
 }
 
-/// The host's end of the pair.
+/// The name of the host's veth end.
 fn port(result: &Value) -> &str {
     result["interfaces"][1]["name"].as_str().unwrap()
 }
 
-/// The other end of the gateway's interface.
+/// The peer of the gateway interface.
 fn gateway_port(node: &Node, gateway: &str) -> Value {
     let index = node.ip(&format!("link show {gateway}"))[0]["link_index"].clone();
     let all = node.ip("link show type veth");
     let peer = all.as_array().unwrap().iter().find(|link| match index.as_u64() {
         Some(index) => link["ifindex"] == index,
-        // In the same namespace, `ip` tells the name.
+        // For a peer in the same namespace, `ip` prints its name and not its index.
         None => node.ip(&format!("link show {gateway}"))[0]["link"] == link["ifname"],
     });
     peer.unwrap().clone()
@@ -135,7 +135,7 @@ fn containers_hear_only_their_own_vlan() {
         let target = format!("10.1.2.{}", to + 2);
         assert_eq!(containers[from].pings(&target), heard, "{from} to {to}");
     }
-    // Nor does the host, which is in VLAN 1.
+    // The host in VLAN 1 is not reachable either.
     node.sh("ip addr add 10.1.2.1/24 dev br0");
     assert!(!containers[0].pings("10.1.2.1"));
 }
@@ -176,7 +176,7 @@ fn a_vlan_has_its_own_gateway_that_goes_with_its_last_port() {
     assert_eq!(vlans_of(&node, peer["ifname"].as_str().unwrap()), ["100 native"]);
     assert_eq!(result["interfaces"][3]["mac"], gateway["address"]);
 
-    // Another VLAN of the bridge has another one, with the same address.
+    // Another VLAN of the same bridge has its own gateway interface, here with the same address.
     net.call("ADD", "c2").netns(&two.path()).result();
     let vlan200 = net.with(&json!({"vlan": 200, "name": "other"}));
     let ipam = json!({"ipam": node.host_local(&["10.9.9.0/24"])});
@@ -205,7 +205,7 @@ fn del_by_prev_result_keeps_a_gateway_that_is_in_use() {
     net.with(&json!({"prevResult": result})).call("DEL", "c1").ok();
     assert!(!one.try_sh("ip link show eth0"), "the pair is gone");
     assert!(two.reaches(GATEWAYS[0]), "the gateway is not");
-    // An uplink in the VLAN counts as well.
+    // An uplink port in the VLAN keeps the gateway too.
     node.sh("ip link add up0 type veth peer name up1; ip link set up0 master br0");
     node.sh("bridge vlan add dev up0 vid 100");
     net.call("DEL", "c2").netns(&two.path()).ok();
@@ -226,8 +226,8 @@ fn concurrent_first_adds_share_one_vlan_gateway() {
     let results = at_once(COUNT, |i| call("ADD", i).result());
     assert!(results.iter().all(|r| r["interfaces"][3] == results[0]["interfaces"][3]));
     assert!(containers.iter().all(|container| container.reaches(GATEWAYS[0])));
-    // Half of them go and come again while the other half comes and goes: whoever is there in
-    // the end has a gateway.
+    // Half of the containers are deleted and added again, the others are deleted. The gateway must
+    // serve every container that remains.
     at_once(COUNT, |i| {
         call("DEL", i).ok();
         if i % 2 == 0 {
@@ -261,7 +261,7 @@ fn a_half_made_vlan_gateway_is_completed() {
         net.del(&container);
         assert!(!node.sh("ip -o link").contains("br0.100"), "{steps}");
     }
-    // What is no pair belongs to somebody else.
+    // An existing interface that is not a veth pair is foreign: DEL keeps it.
     needs!(lane::VLAN);
     let (node, container) = (Node::new(), Container::new());
     node.sh(
@@ -282,7 +282,7 @@ fn an_add_that_fails_takes_the_vlans_gateway_back() {
     let (node, container) = (Node::new(), Container::new());
     node.sh("ip link add br0 up type bridge vlan_filtering 1");
     let net = simple(&node, &json!({"vlan": 100, "isGateway": true}));
-    // It has the address of another network already.
+    // The gateway interface has an address of another network.
     node.sh("ip link add br0.100 type veth peer name veth00000001");
     node.sh("ip addr add 10.8.0.1/24 dev br0.100");
     let error = net.on("ADD", &container).error();
@@ -295,7 +295,7 @@ fn an_add_that_fails_takes_the_vlans_gateway_back() {
     assert_eq!(addresses(&node.ip("addr show br0.100")), ["10.1.2.1/24"]);
     net.del(&container);
     let before = (node.snapshot(), container.snapshot(&node));
-    // Without the program that is configured, masquerading fails, behind the gateway.
+    // Masquerading, which follows the gateway, fails because its program is missing.
     let hide = "for dir in /usr/sbin /sbin; do mount -t tmpfs none $dir; done; exec \"$0\"";
     let keys = json!({"ipMasq": true, "ipMasqBackend": "iptables"});
     let error = net.with(&keys).on("ADD", &container).in_script(hide).error();

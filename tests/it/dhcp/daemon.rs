@@ -1,4 +1,4 @@
-//! The daemon's own life: starting, dying, coming back, its socket.
+//! The daemon's life cycle: start, termination, restart, and its socket.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -55,7 +55,7 @@ fn a_term_keeps_the_leases_and_leaves_no_socket() {
     assert_eq!(daemon.wait(), Some(0));
     assert!(!world.socket().exists() && !pidfile.exists());
     assert_eq!((world.leased().len(), world.records().len()), (1, 1));
-    // A DEL without the daemon releases all the same, and says so.
+    // DEL without a daemon releases the lease itself, with a warning.
     let outcome = net.on("DEL", &container).run();
     assert_eq!((outcome.status, outcome.stdout.as_str()), (Some(0), ""));
     assert!(outcome.stderr.contains("error dialing DHCP daemon"), "{outcome:?}");
@@ -125,12 +125,12 @@ fn without_a_daemon_the_error_says_how_to_start_it() {
     assert!(world.node.ip("link show type veth")[0]["ifname"] == "v1");
 }
 
-/// The process of a pidfile, ended also when the test fails.
+/// The process of a pidfile, terminated on drop.
 pub(super) struct Started(pub(super) PathBuf);
 
 impl Drop for Started {
     fn drop(&mut self) {
-        // Without a file it has ended by itself.
+        // A missing pidfile means that the process has exited.
         let pid = fs::read_to_string(&self.0).ok().and_then(|text| text.parse().ok());
         if let Some(pid) = pid {
             kill(Pid::from_raw(pid), Signal::SIGKILL).ok();
@@ -167,7 +167,7 @@ fn the_daemon_is_started_on_demand_once() {
     let _ends_with_the_test = Started(pidfile.clone());
     let pid = || Pid::from_raw(fs::read_to_string(&pidfile).unwrap().parse().unwrap());
     let first = pid();
-    // A session and process group of its own, nothing of ours open.
+    // The daemon has its own session and process group, and no inherited stdio.
     let stat = fs::read_to_string(format!("/proc/{first}/stat")).unwrap();
     let words: Vec<_> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
     assert_eq!(words[3], first.to_string(), "{stat}");
@@ -177,7 +177,7 @@ fn the_daemon_is_started_on_demand_once() {
     }
     kill(first, Signal::SIGKILL).unwrap();
     eventually("it lives", || UnixStream::connect(&socket).is_err());
-    // Another one is started, and knows the leases.
+    // The next ADD starts a new daemon, which loads the leases.
     let again = net.call("ADD", "c0").netns(&containers[0].path()).result();
     assert_ne!(pid(), first);
     assert_eq!(again["ips"][0]["address"].as_str().unwrap().len(), "192.168.1.5/24".len());
@@ -216,7 +216,7 @@ fn there_is_one_daemon_and_its_socket_is_roots() {
     assert_eq!(second(&["-h"]).0, Some(0));
     assert_eq!(second(&["--nonsense"]).0, Some(2));
     assert_eq!(world.alone("1.1.0").call("STATUS", "").run().status, Some(0), "the first serves");
-    // Nobody else may ask, even where the socket's mode would let him.
+    // The daemon rejects other users even if the mode of the socket admits them.
     fs::set_permissions(world.socket(), fs::Permissions::from_mode(0o666)).unwrap();
     let script = format!(
         "use IO::Socket::UNIX; $> = 65534; $SIG{{PIPE}} = 'IGNORE'; \
@@ -230,7 +230,7 @@ fn there_is_one_daemon_and_its_socket_is_roots() {
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(said.contains("user 65534 may not ask for leases"), "{said} {output:?}");
     drop(daemon);
-    // One that is not ours but lives is not replaced.
+    // A foreign socket with a live listener is not replaced.
     fs::remove_file(world.socket()).unwrap();
     let _other = UnixListener::bind(world.socket()).unwrap();
     let (code, said) = second(&[]);
@@ -272,7 +272,7 @@ fn a_prefix_is_put_before_the_socket_and_the_namespaces() {
     let container = world.wired("v1");
     let net =
         world.alone("1.1.0").with(&json!({"ipam": {"type": "dhcp", "daemonSocketPath": socket}}));
-    // The plugin's path is the container's for the daemon only behind the prefix.
+    // The daemon resolves the namespace path below the prefix.
     let error = net.on("ADD", &container).error();
     assert!(error.msg.contains(&format!("failed to Statfs \"{prefix}/proc/")), "{error:?}");
     std::os::unix::fs::symlink("/proc", host.join("proc")).unwrap();
@@ -288,7 +288,7 @@ fn garbage_on_the_socket_harms_nobody() {
     let mut daemon = world.daemon(&[]);
     let talk = |bytes: &[u8]| {
         let mut stream = UnixStream::connect(world.socket()).unwrap();
-        // It may close in between.
+        // The daemon may close the connection before it has read everything.
         drop(stream.write_all(bytes));
         if !bytes.ends_with(b"\n") {
             drop(stream.shutdown(std::net::Shutdown::Write));
@@ -318,14 +318,15 @@ fn garbage_on_the_socket_harms_nobody() {
     assert_eq!(daemon.wait(), Some(0));
 }
 
-/// `DAC_READ_SEARCH`, `NET_BIND_SERVICE`, `NET_ADMIN`, `NET_RAW`, `SYS_PTRACE`, `SYS_ADMIN`.
+/// The retained capabilities: `DAC_READ_SEARCH`, `NET_BIND_SERVICE`, `NET_ADMIN`, `NET_RAW`,
+/// `SYS_PTRACE`, `SYS_ADMIN`.
 const KEPT: u64 = 1 << 2 | 1 << 10 | 1 << 12 | 1 << 13 | 1 << 19 | 1 << 21;
 
 #[test]
 fn the_daemon_has_given_up_what_it_does_not_need() {
     let world = World::new();
     let daemon = world.daemon(&[]);
-    // It listens before it is ready, and gives its privileges up in between.
+    // The daemon listens before it drops its privileges; only then is it ready.
     world.alone("1.1.0").call("STATUS", "").ok();
     let status = fs::read_to_string(format!("/proc/{}/status", daemon.id())).unwrap();
     let own = fs::read_to_string("/proc/self/status").unwrap();

@@ -1,4 +1,4 @@
-//! A DHCP server that does what a test wants, with messages built by hand.
+//! A scripted DHCPv4 server that builds its replies by hand.
 
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,7 +17,7 @@ pub(super) const ACK: u8 = 5;
 pub(super) const NAK: u8 = 6;
 pub(super) const RELEASE: u8 = 7;
 
-/// A client's message.
+/// A received client message.
 #[derive(Clone, Debug)]
 pub(super) struct Seen {
     pub(super) from: SocketAddr,
@@ -55,8 +55,8 @@ impl Seen {
         None
     }
 
-    /// The answer `kind` that gives `address`, with options on top of mask and server id, which
-    /// come first so that they can be overridden by leaving them out (empty values).
+    /// A reply of type `kind` for `address`. The options of `extra` replace the default subnet
+    /// mask, server identifier and lease time; an empty value omits the option.
     pub(super) fn answer(&self, kind: u8, address: [u8; 4], extra: &[(u8, &[u8])]) -> Vec<u8> {
         let mut bytes = vec![2, 1, 6, 0];
         bytes.extend(self.xid());
@@ -83,7 +83,7 @@ impl Seen {
     }
 }
 
-/// The server: a thread in the test's namespace.
+/// The server: a thread in the test's network namespace.
 pub(super) struct Fake {
     seen: Arc<Mutex<Vec<Seen>>>,
     stop: Arc<AtomicBool>,
@@ -91,8 +91,8 @@ pub(super) struct Fake {
 }
 
 impl Fake {
-    /// Answers each message with what `script` returns for it and the number of earlier ones of
-    /// its kind.
+    /// Starts the server. `script` returns the replies to a message, given the number of earlier
+    /// messages of the same type.
     pub(super) fn start(
         mut script: impl FnMut(&Seen, usize) -> Vec<Vec<u8>> + Send + 'static,
     ) -> Fake {
@@ -112,8 +112,7 @@ impl Fake {
                 let earlier = log.lock().unwrap().iter().filter(|m| m.kind() == kind).count();
                 log.lock().unwrap().push(message.clone());
                 for answer in script(&message, earlier) {
-                    // As the standard has it: whoever has an address gets it there, but refusals
-                    // are broadcast.
+                    // RFC 2131 section 4.1: unicast to a non-zero ciaddr, but DHCPNAK is broadcast.
                     let refusal = answer.get(242) == Some(&NAK);
                     let there =
                         Some(message.ciaddr()).filter(|ip| !ip.is_unspecified() && !refusal);
@@ -124,13 +123,13 @@ impl Fake {
         Fake { seen, stop, thread: Some(thread) }
     }
 
-    /// All messages of a kind so far.
+    /// All received messages of a type.
     pub(super) fn seen(&self, kind: u8) -> Vec<Seen> {
         let seen = self.seen.lock().unwrap();
         seen.iter().filter(|message| message.kind() == kind).cloned().collect()
     }
 
-    /// Waits for a message that fits.
+    /// Waits for a message that `fits` accepts.
     #[track_caller]
     pub(super) fn wait(&self, what: &str, fits: impl Fn(&Seen) -> bool) -> Seen {
         let find = || self.seen.lock().unwrap().iter().find(|m| fits(m)).cloned();

@@ -1,4 +1,4 @@
-//! A server of DHCPv6 that does what a test wants, with messages built by hand.
+//! A scripted DHCPv6 server that builds its replies by hand.
 
 use std::net::{Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,10 +18,10 @@ pub(super) const REBIND: u8 = 6;
 pub(super) const REPLY: u8 = 7;
 pub(super) const RELEASE: u8 = 8;
 
-/// The DUID of the server unless a test says otherwise.
+/// The default DUID of the server.
 pub(super) const SERVER: &[u8] = &[0, 1, 0, 0, 0, 1];
 
-/// A client's message.
+/// A received client message.
 #[derive(Clone, Debug)]
 pub(super) struct Seen {
     pub(super) from: SocketAddr,
@@ -29,13 +29,13 @@ pub(super) struct Seen {
     pub(super) at: Instant,
 }
 
-/// An option.
+/// Encodes an option.
 pub(super) fn option(code: u16, value: &[u8]) -> Vec<u8> {
     let length = u16::try_from(value.len()).unwrap();
     [&code.to_be_bytes()[..], &length.to_be_bytes(), value].concat()
 }
 
-/// The value of an option among others.
+/// Finds an option's value in encoded options.
 fn find(mut options: &[u8], wanted: u16) -> Option<&[u8]> {
     while let [c0, c1, l0, l1, rest @ ..] = options {
         let (value, rest) = rest.split_at(usize::from(u16::from_be_bytes([*l0, *l1])));
@@ -47,14 +47,14 @@ fn find(mut options: &[u8], wanted: u16) -> Option<&[u8]> {
     None
 }
 
-/// An address in an association, with its lifetimes in seconds.
+/// An IA Address option (RFC 8415 section 21.6), with lifetimes in seconds.
 pub(super) fn address(text: &str, preferred: u32, valid: u32) -> Vec<u8> {
     let addr: Ipv6Addr = text.parse().unwrap();
     let times = [preferred.to_be_bytes(), valid.to_be_bytes()].concat();
     option(5, &[&addr.octets()[..], &times].concat())
 }
 
-/// A status code.
+/// A Status Code option (RFC 8415 section 21.13).
 pub(super) fn status(code: u16) -> Vec<u8> {
     option(13, &[&code.to_be_bytes()[..], b"because"].concat())
 }
@@ -72,19 +72,19 @@ impl Seen {
         find(&self.bytes[4..], wanted)
     }
 
-    /// The number of the association.
+    /// The IAID of the message's IA_NA.
     pub(super) fn iaid(&self) -> &[u8] {
         &self.option(3).unwrap()[..4]
     }
 
-    /// The address that the message is about.
+    /// The IA_NA's address.
     pub(super) fn address(&self) -> Option<Ipv6Addr> {
         let value = find(&self.option(3)?[12..], 5)?;
         Some(<[u8; 16]>::try_from(&value[..16]).unwrap().into())
     }
 
-    /// The answer `kind` of the server `server` with an association that has T1, T2 and these
-    /// options, and with other options behind it.
+    /// A reply of type `kind` of the server `server`: an IA_NA with T1, T2 and the options `inner`,
+    /// followed by the options `extra`.
     pub(super) fn answer_of(
         &self,
         kind: u8,
@@ -105,14 +105,15 @@ impl Seen {
         .concat()
     }
 
-    /// The same of the usual server, with T1 after a second and T2 after three.
+    /// The same of the server [`SERVER`], with T1 of one second and T2 of three.
     pub(super) fn answer(&self, kind: u8, inner: &[u8]) -> Vec<u8> {
-        // Preference 255: it is chosen at once.
+        // With the Preference value 255 the client does not wait for other servers (RFC 8415
+        // section 18.2.1).
         self.answer_of(kind, SERVER, (1, 3), inner, &option(7, &[255]))
     }
 }
 
-/// The server: a thread in the test's namespace.
+/// The server: a thread in the test's network namespace.
 pub(super) struct Fake {
     seen: Arc<Mutex<Vec<Seen>>>,
     stop: Arc<AtomicBool>,
@@ -120,8 +121,8 @@ pub(super) struct Fake {
 }
 
 impl Fake {
-    /// Answers each message with what `script` returns for it and the number of earlier ones of
-    /// its kind.
+    /// Starts the server. `script` returns the replies to a message, given the number of earlier
+    /// messages of the same type.
     pub(super) fn start(
         mut script: impl FnMut(&Seen, usize) -> Vec<Vec<u8>> + Send + 'static,
     ) -> Fake {
@@ -141,7 +142,7 @@ impl Fake {
                 let earlier = log.lock().unwrap().iter().filter(|m| m.kind() == kind).count();
                 log.lock().unwrap().push(message.clone());
                 for answer in script(&message, earlier) {
-                    // It may have closed its socket by now.
+                    // The client may have closed its socket.
                     drop(socket.send_to(&answer, from));
                 }
             }
@@ -149,13 +150,13 @@ impl Fake {
         Fake { seen, stop, thread: Some(thread) }
     }
 
-    /// All messages of a kind so far.
+    /// All received messages of a type.
     pub(super) fn seen(&self, kind: u8) -> Vec<Seen> {
         let seen = self.seen.lock().unwrap();
         seen.iter().filter(|message| message.kind() == kind).cloned().collect()
     }
 
-    /// Waits for the message of a kind that has this many before it.
+    /// Waits for message number `earlier` (from 0) of a type.
     #[track_caller]
     pub(super) fn wait(&self, kind: u8, earlier: usize) -> Seen {
         eventually(&format!("no message {kind}"), || self.seen(kind).len() > earlier);

@@ -1,4 +1,5 @@
-//! The folder of leases: what is read, written and removed there, and where there may be one.
+//! The lease folder: which files the daemon reads, writes and removes, and which locations are
+//! allowed.
 
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
@@ -11,10 +12,10 @@ use super::daemon::Started;
 use super::world::World;
 use crate::node::eventually;
 
-/// `nobody`.
+/// The user id of `nobody`.
 const NOBODY: u32 = 65534;
 
-/// Files of others that have the ending of leases, or that of a lease half written; all old.
+/// Creates old foreign files with the suffixes of lease files and of temporary lease files.
 fn put_files_of_others(dir: &Path) {
     fs::create_dir_all(dir).unwrap();
     let hash = "0123456789abcdef0123456789abcdef.json";
@@ -25,7 +26,7 @@ fn put_files_of_others(dir: &Path) {
     }
 }
 
-/// The names below a folder, sorted.
+/// The sorted names of a folder's entries.
 fn names(dir: &Path) -> Vec<String> {
     let entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name());
     let mut names: Vec<_> = entries.map(|name| name.into_string().unwrap()).collect();
@@ -92,12 +93,12 @@ fn a_daemon_is_started_below_run_cni_only() {
         }
     }
     assert_eq!(names(&world.node.path("new")), [""; 0]);
-    // The flight recorder has the failed calls.
+    // Only the flight recorder has written, for the failed calls.
     assert_eq!(
         (names(Path::new("/run")), names(Path::new("/run/cni"))),
         (vec!["cni".to_owned(), "cnibox".to_owned()], vec!["link".to_owned()])
     );
-    // A link to where it is allowed is as good as the path itself.
+    // A symbolic link to an allowed folder is allowed.
     symlink("/run/cni", world.node.path("to-run")).unwrap();
     let _server = world.dnsmasq(9, &[]);
     let _ends_with_the_test = Started("/run/cni/dhcp/pid".into());
@@ -136,7 +137,7 @@ fn a_folder_of_another_user_has_no_leases_and_no_daemon() {
     fs::set_permissions(&dir, Permissions::from_mode(0o700)).unwrap();
     net.del(&container);
     world.leases_become(&[]);
-    // The same behind a link.
+    // A symbolic link in place of the folder is refused.
     fs::rename(&dir, world.node.path("run/real")).unwrap();
     symlink("real", &dir).unwrap();
     assert!(start().stderr.contains("not a directory"));
@@ -169,7 +170,7 @@ fn a_pidfile_is_not_written_through_a_link() {
     chown(&pid, Some(NOBODY), None).unwrap();
     refused();
     assert_eq!(fs::read_to_string(&precious).unwrap(), "precious");
-    // A file of ours is replaced, whatever other names it has.
+    // A file of the same user is replaced, so that its other hard links do not change.
     chown(&pid, Some(0), None).unwrap();
     let daemon = world.daemon(&["-pidfile", &pid.display().to_string()]);
     assert_eq!(fs::read_to_string(&pid).unwrap(), daemon.id().to_string());

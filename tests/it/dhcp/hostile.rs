@@ -1,4 +1,4 @@
-//! Servers that mean no good, and noise.
+//! Malicious servers, and invalid packets.
 
 use std::net::UdpSocket;
 
@@ -8,7 +8,7 @@ use crate::node::Container;
 
 const FIVE: [u8; 4] = [192, 168, 1, 5];
 
-/// A server whose acknowledgement has these options.
+/// A server that adds `extra` options to its DHCPACK.
 fn acknowledging(extra: &'static [(u8, &'static [u8])]) -> Fake {
     Fake::start(move |seen, _| match seen.kind() {
         DISCOVER => vec![seen.answer(OFFER, FIVE, &[])],
@@ -63,7 +63,8 @@ fn hostile_options_are_left_out() {
 #[test]
 fn noise_on_the_link_does_not_keep_a_lease_from_coming() {
     let world = World::new();
-    // Before each answer: cut, overlong, of another client, of another number, random.
+    // Before each reply: truncated, oversized and random packets, and replies to another client or
+    // transaction id.
     let server = Fake::start(move |seen, earlier| {
         let kind = match seen.kind() {
             DISCOVER => OFFER,
@@ -114,7 +115,7 @@ fn a_flood_neither_blocks_other_leases_nor_fills_memory() {
     let flooding = UdpSocket::bind("192.168.1.1:0").unwrap();
     flooding.set_broadcast(true).unwrap();
     let server = Fake::start(move |seen, _| match seen.kind() {
-        // The first client is called c1: it gets everything but an offer.
+        // The client with the container id c1 receives everything but a valid offer.
         DISCOVER if seen.option(61).is_some_and(|id| id.starts_with(b"\0c1/")) => {
             let mut wrong = seen.answer(OFFER, FIVE, &[]);
             wrong[4] ^= 1;

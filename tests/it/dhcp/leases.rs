@@ -1,4 +1,4 @@
-//! Leases of dnsmasq and of ISC's server, in the orders that runtimes call for them.
+//! Leases of dnsmasq and ISC dhcpd, with the call orders of runtimes.
 
 use std::thread;
 
@@ -8,7 +8,7 @@ use super::world::{World, addresses};
 use crate::net::{Net, no_veth_remains, normal_json, settles};
 use crate::node::{Container, Node, VERSIONS, eventually};
 
-/// The number of containers of `many_at_once`; more in `DHCP_CONTAINERS`.
+/// The number of containers of `many_at_once`, unless `DHCP_CONTAINERS` is set.
 const MANY: u8 = 50;
 
 #[test]
@@ -99,7 +99,7 @@ fn what_is_provided_reaches_the_server() {
         assert!(log.contains(text), "{text}: {log}");
     }
     let lease = std::fs::read_to_string(world.node.path("dnsmasq.leases")).unwrap();
-    // The id is a zero and "c1/net/eth0".
+    // The client identifier: a zero byte and "c1/net/eth0".
     assert!(lease.ends_with(" pod-7 00:63:31:2f:6e:65:74:2f:65:74:68:30\n"), "{lease}");
     net.del(&container);
 }
@@ -174,7 +174,7 @@ fn a_repeated_add_has_the_same_lease() {
     let requests = world.server_log().matches("DHCPREQUEST").count();
     assert_eq!(net.add(&container), first);
     assert_eq!(world.server_log().matches("DHCPREQUEST").count(), requests, "no new exchange");
-    // Another namespace is another interface: the old lease goes back.
+    // ADD with another namespace releases the old lease.
     let other = world.wired("v2");
     net.add(&other);
     eventually("one lease", || world.leased().len() == 1);
@@ -239,7 +239,7 @@ fn a_failed_add_of_the_bridge_gives_the_lease_back() {
     let (before, empty) = (world.node.snapshot(), container.snapshot(&world.node));
     let asked = world.ipam(&json!({"request": [{"option": "121"}]}));
     let net = world.net("1.1.0").with(&json!({"ipam": asked}));
-    // The server's route leads through a router that nothing reaches.
+    // The router of the server's route is unreachable.
     let error = net.on("ADD", &container).error();
     assert!(error.msg.contains("10.9.0.0/16"), "{error:?}");
     no_veth_remains(&world.node);
@@ -308,7 +308,7 @@ fn leases_of_iscs_server_are_renewed_and_released() {
         normal_json(&result, &container)["ips"],
         json!([{"address": "192.168.1.5/24", "gateway": "192.168.1.1", "interface": 2}])
     );
-    // A renewal is from the leased address, unicast: the log says so by the missing "via" of DISCOVER.
+    // The log line of a unicast renewal lacks the "via" of DHCPDISCOVER.
     eventually("no renewal", || world.isc_log().matches("DHCPACK on 192.168.1.5").count() >= 3);
     assert_eq!(world.isc_log().matches("DHCPDISCOVER").count(), 1, "{}", world.isc_log());
     net.check(&container, &result).ok();
@@ -321,7 +321,7 @@ fn leases_of_iscs_server_are_renewed_and_released() {
     assert!(world.records().is_empty());
 }
 
-/// dnsmasq is on the far end of the master.
+/// dnsmasq is at the other end of the master.
 #[test]
 fn a_macvlan_has_its_address_from_the_masters_network() {
     let node = Node::new();

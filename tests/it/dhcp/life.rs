@@ -1,4 +1,4 @@
-//! The life of a lease: renewing, rebinding, refusals, expiry.
+//! The life cycle of a lease: renewing, rebinding, refusal, expiry.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -49,7 +49,7 @@ fn a_renewal_is_unicast_with_its_own_transaction_id() {
         || -> Vec<Seen> { server.seen(REQUEST).into_iter().filter(is_renewal).collect() };
     eventually("no third renewal", || renewals().len() >= 3);
     for pair in renewals().windows(2) {
-        // An answer that was not heard would be asked for again after a second.
+        // A lost reply would cause a retransmission after one second.
         assert_ne!(pair[0].xid(), pair[1].xid());
         assert!(pair[1].at - pair[0].at > Duration::from_millis(1500), "{pair:?}");
     }
@@ -67,7 +67,7 @@ fn a_renewal_is_unicast_with_its_own_transaction_id() {
 #[test]
 fn another_server_takes_over_when_the_first_is_silent() {
     let world = World::new();
-    // Nobody has the address that the first server tells: only broadcasts arrive.
+    // The first server's identifier is an unused address, so only broadcasts arrive.
     let first: (u8, &[u8]) = (54, &[192, 168, 1, 77]);
     let server = Fake::start(move |seen, _| match seen.kind() {
         DISCOVER => vec![seen.answer(OFFER, FIVE, &[ROUTER, first])],
@@ -114,7 +114,7 @@ fn a_refused_lease_is_replaced_on_the_interface() {
     eventually("no route", || container.sh("ip route").contains("default via 192.168.1.1"));
     assert!(container.pings("192.168.1.1"));
     assert!(world.daemon_log().contains("refused by the server: moved"), "{}", world.daemon_log());
-    // The refusal of the first renewal was heard: nobody else was asked.
+    // The client received the DHCPNAK of the first renewal and did not rebind.
     assert_eq!(server.seen(REQUEST).iter().filter(|m| is_renewal(m)).count(), 1);
     let error =
         net.with(&json!({"ipam": world.ipam(&json!({}))})).check(&container, &result).error();
@@ -209,7 +209,7 @@ fn del_ends_an_add_on_its_way_and_nothing_leaks() {
         let error = adding.join().unwrap();
         assert_eq!(error.msg, "error calling DHCP.Allocate: context canceled");
     });
-    // The server may have given it already.
+    // The server may have assigned the address already, so DEL releases it.
     let release = server.wait("no release", |m| m.kind() == RELEASE);
     assert_eq!(release.ciaddr(), Ipv4Addr::from(FIVE));
     assert!(world.records().is_empty());
@@ -226,7 +226,7 @@ fn the_lease_follows_a_changed_mac() {
     let _daemon = world.daemon(&[]);
     let (net, container) = (world.net("1.1.0"), Container::new());
     net.add(&container);
-    // As the tuning plugin does behind us in a chain.
+    // As the tuning plugin does later in a chain.
     container.sh("ip link set eth0 address 02:00:00:00:00:42");
     let renewal = server.wait("no renewal", is_renewal);
     assert_eq!(renewal.bytes[28..34], [2, 0, 0, 0, 0, 0x42]);

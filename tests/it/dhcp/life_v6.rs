@@ -1,4 +1,4 @@
-//! The life of a lease of IPv6, and servers that mean no good.
+//! The life cycle of an IPv6 lease, and malicious servers.
 
 use std::io::Write;
 use std::net::Ipv6Addr;
@@ -18,7 +18,7 @@ const FIVE: &str = "fd00:1::5";
 const SIX: &str = "fd00:1::6";
 const NO_BINDING: u16 = 3;
 
-/// A server that gives one address to all and extends it.
+/// A server that assigns one address to all clients and extends its lease.
 fn generous(seen: &Seen) -> Vec<Vec<u8>> {
     let given = address(FIVE, 5, 6);
     match seen.kind() {
@@ -53,7 +53,7 @@ fn a_release_is_repeated_until_it_is_confirmed() {
     assert_eq!((renewal.option(1), renewal.iaid()), (Some(&duid[..]), solicit.iaid()));
     server.wait(RENEW, 2);
     for pair in server.seen(RENEW).windows(2) {
-        // An answer that was not heard would be asked for again under the same number.
+        // A lost reply would cause a retransmission with the same transaction id.
         assert_ne!(pair[0].xid(), pair[1].xid());
         assert!(pair[1].at - pair[0].at > Duration::from_millis(900), "{pair:?}");
     }
@@ -203,7 +203,7 @@ fn a_plugin_that_is_killed_ends_the_search_and_del_ends_an_add() {
         let error = adding.join().unwrap();
         assert_eq!(error.msg, "error calling DHCP.Allocate: context canceled");
     });
-    // The server may have given it already.
+    // The server may have assigned the address already, so DEL releases it.
     assert_eq!(server.wait(RELEASE, 0).address(), Some(five()));
     assert!(world.records().is_empty());
 }
@@ -215,7 +215,7 @@ fn the_client_is_the_same_with_another_mac() {
     let _daemon = world.daemon(&[]);
     let (net, container) = (world.net_of("1.1.0", "ipv6"), Container::new());
     net.add(&container);
-    // As the tuning plugin does behind us in a chain; the link's address changes as well.
+    // As the tuning plugin does later in a chain; the link-local address changes too.
     container.sh("ip link set eth0 down");
     container.sh("ip link set eth0 address 02:00:00:00:00:42");
     container.sh("ip link set eth0 up");
@@ -269,7 +269,8 @@ fn hostile_options_are_left_out() {
 #[test]
 fn noise_does_not_keep_a_lease_from_coming_nor_stop_the_daemon() {
     let world = World::v6();
-    // Before each answer: cut, of another client, of another number, overlong, random.
+    // Before each reply: truncated, oversized and random packets, and replies to another client or
+    // transaction id.
     let server = Fake::start(|seen, earlier| {
         let good = generous(seen).remove(0);
         let mut noise: Vec<Vec<u8>> = (0..good.len()).map(|n| good[..n].to_vec()).collect();
@@ -281,7 +282,7 @@ fn noise_does_not_keep_a_lease_from_coming_nor_stop_the_daemon() {
         noise.push([&good[..], &[0, 3, 0xff, 0xff, 1, 2]].concat());
         noise.push([&good[..4], &[0xff; 1400]].concat());
         noise.push([&good[..4], &option(13, &[b'x'; 1900])].concat());
-        // No server, no client, another server.
+        // Without a Server Identifier, without a Client Identifier, of another server.
         noise.push([&good[..4], &option(1, seen.option(1).unwrap())].concat());
         noise.push([&good[..4], &option(2, SERVER)].concat());
         let mut state = u32::try_from(earlier).unwrap() + 1;

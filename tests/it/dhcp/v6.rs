@@ -1,4 +1,4 @@
-//! Leases of IPv6, and of both families, of dnsmasq and of ISC's server.
+//! IPv6 and dual-stack leases of dnsmasq and ISC dhcpd.
 
 use std::fs;
 use std::thread;
@@ -11,7 +11,7 @@ use super::world::{World, addresses, addresses_v6};
 use crate::net::{no_veth_remains, settles};
 use crate::node::{Container, eventually};
 
-/// The first address that dnsmasq gives in sequence.
+/// The first address that dnsmasq assigns in sequential mode.
 const FIRST: &str = "fd00:1::6";
 
 #[test]
@@ -34,7 +34,7 @@ fn add_check_del_and_the_router_is_advertised() {
         assert_eq!(addresses(&container), [""; 0]);
         world.leases_become(&[FIRST]);
         assert_eq!(world.records().len(), 1);
-        // The routes are the router's to tell.
+        // Routes come from router advertisements.
         eventually("no default route", || {
             container.sh("ip -6 route").lines().any(|line| line.starts_with("default via fe80::"))
         });
@@ -70,7 +70,7 @@ fn the_whole_result() {
     let ips = json!([{"address": "fd00:1::6/128"}]);
     assert_eq!(net.add(&container), json!({"cniVersion": "1.1.0", "ips": ips, "dns": dns}));
     assert_eq!(addresses_v6(&container), [""; 0], "the interface is not this plugin's");
-    // The DUID is a UUID made of "c1/net/eth0".
+    // The DUID is a DUID-UUID derived from "c1/net/eth0".
     let leases = fs::read_to_string(world.node.path("dnsmasq.leases")).unwrap();
     assert!(
         leases.contains(" 00:04:51:42:44:e6:7f:62:89:15:89:59:c2:45:b1:e4:97:57\n"),
@@ -107,7 +107,7 @@ fn without_a_server_the_time_is_up_and_the_reason_told() {
     let took = started.elapsed().as_secs_f64();
     assert!((3.9..30.0).contains(&took), "{took}");
     assert!(world.records().is_empty());
-    // A server that has no address says so.
+    // A server without free addresses reports NoAddrsAvail.
     let _server = world.dnsmasq_v6(2, &[]);
     let other = world.wired("v2");
     net.add(&other);
@@ -115,7 +115,7 @@ fn without_a_server_the_time_is_up_and_the_reason_told() {
     let why = "no DHCPv6 server gave an address in 4 s; refused by the server: NoAddrsAvail";
     assert!(error.details.starts_with(why), "{error:?}");
     net.call("DEL", "c3").netns(&container.path()).ok();
-    // Without an address of the link there is nobody to ask.
+    // DHCPv6 needs a link-local source address.
     container.sh("sh -c 'echo 1 > /proc/sys/net/ipv6/conf/eth0/addr_gen_mode'");
     container.sh("ip link set eth0 down");
     let error = net.call("ADD", "c3").netns(&container.path()).error();
@@ -197,7 +197,7 @@ fn leases_of_dhcpd_are_renewed_and_released() {
     net.del(&container);
     eventually("it is not released in the server's file", || {
         let text = fs::read_to_string(world.node.path("isc6.leases")).unwrap();
-        // Of all the entries for the address, the last counts.
+        // The last entry of the address is the valid one.
         let last = text.rsplit("iaaddr ").next().unwrap();
         last.contains("binding state released")
     });
@@ -220,7 +220,7 @@ fn another_server_takes_over_when_the_first_is_gone() {
     let before = server();
     assert!(before.is_array(), "{before}");
     drop(first);
-    // Another DUID, and no leases.
+    // A server with another DUID and without leases.
     let _second = world.dnsmasq_v6(600, &[]);
     eventually("it has no lease of the second server", || server() != before);
     assert!(world.server_log().contains("DHCPREBIND"), "{}", world.server_log());
@@ -276,7 +276,7 @@ fn both_families_are_one_attachment() {
     let msg = "error calling DHCP.Check: the lease for c1/net/eth0 (ipv6) is of fd00:1::6";
     assert_eq!(error.brief(), (999, msg));
 
-    // GC knows attachments, not families.
+    // GC keeps the leases of both families of a valid attachment.
     let gc = |valid: Value| {
         net.with(&json!({"cni.dev/valid-attachments": valid})).call("GC", "").ok();
     };
@@ -290,7 +290,7 @@ fn both_families_are_one_attachment() {
     gc(json!([]));
     world.leases_become(&[]);
     assert_eq!(world.records().len(), 0);
-    // DEL is about all leases, whatever the configuration says by now.
+    // DEL releases all leases of the attachment, regardless of the configured family.
     net.del(&container);
     let container = world.wired("v1");
     world.alone_of("both").add(&container);
@@ -318,7 +318,8 @@ fn when_one_family_fails_the_other_is_given_back() {
     settles(&empty, || container.snapshot(&world.node));
     drop(server);
 
-    // Nobody calls DEL here, as `bridge` does: it is the daemon that gives it back.
+    // The IPAM plugin is called alone, so that no caller does a DEL after the failed ADD: the
+    // daemon itself releases the IPv4 lease.
     let _server = world.dnsmasq_v6(9, &[]);
     let container = world.wired("v1");
     let error = world.alone_of("both").on("ADD", &container).error();

@@ -1,4 +1,4 @@
-//! A node with a bridge `br0` of 192.168.1.1/24, DHCP servers on it, and the daemon.
+//! A node with the bridge `br0` (192.168.1.1/24), DHCP servers on it, and the daemon.
 
 use std::fs::{self, File};
 use std::os::unix::net::UnixStream;
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use crate::net::{Net, merged};
 use crate::node::{Container, Node, eventually};
 
-/// A process that ends with its test, by its own id.
+/// A process, terminated on drop by its own id.
 pub(super) struct Process(Child);
 
 impl Process {
@@ -27,7 +27,7 @@ impl Process {
         kill(Pid::from_raw(self.0.id().try_into().unwrap()), signal).unwrap();
     }
 
-    /// Waits for its end: the exit status.
+    /// Waits for the end of the process; returns its exit status.
     pub(super) fn wait(&mut self) -> Option<i32> {
         self.0.wait().unwrap().code()
     }
@@ -56,8 +56,8 @@ impl World {
         World { node }
     }
 
-    /// The same with `fd00:1::1/64` on the bridge, whose address of the link is there as soon as it
-    /// has a port: servers answer the first question.
+    /// The same with `fd00:1::1/64` on the bridge. Duplicate address detection is off on the
+    /// bridge, so that servers can reply as soon as its first port is up.
     pub(super) fn v6() -> World {
         let world = World::new();
         world.node.sh("ip link set br0 down \
@@ -66,8 +66,8 @@ impl World {
         world
     }
 
-    /// Gives this thread, and what it starts, a `/run` of its own: daemons are started on demand
-    /// below `/run/cni` only. Their socket there.
+    /// Mounts a tmpfs on `/run` for this thread and its children, because daemons are started on
+    /// demand below `/run/cni` only. Returns the path of the socket.
     pub(super) fn own_run(&self) -> PathBuf {
         unshare(CloneFlags::CLONE_NEWNS).unwrap();
         self.node.sh("mount --make-rprivate / && mount -t tmpfs tmpfs /run");
@@ -84,7 +84,7 @@ impl World {
         paths.filter(|path| path.extension().is_some_and(|e| e == "json")).collect()
     }
 
-    /// The daemon, when it listens.
+    /// Starts the daemon and waits until it listens.
     pub(super) fn daemon(&self, args: &[&str]) -> Process {
         let mut command = Command::new(self.node.bin().join("dhcp"));
         command.arg("daemon").arg("-socketpath").arg(self.socket()).args(args);
@@ -97,20 +97,21 @@ impl World {
         fs::read_to_string(self.node.path("daemon.log")).unwrap_or_default()
     }
 
-    /// dnsmasq on the bridge with this many addresses from 192.168.1.5 on.
+    /// dnsmasq on the bridge with `addresses` addresses from 192.168.1.5 on, in sequence.
     pub(super) fn dnsmasq(&self, addresses: u8, args: &[&str]) -> Process {
         self.dnsmasq_random(addresses, &[args, &["--dhcp-sequential-ip"]].concat())
     }
 
-    /// The same, but each client gets an address of its own from the start: in sequence, dnsmasq
-    /// offers one address to all who ask at the same time.
+    /// The same with a hashed first address for each client: in sequential mode dnsmasq offers one
+    /// address to all concurrent clients.
     pub(super) fn dnsmasq_random(&self, addresses: u8, args: &[&str]) -> Process {
         let last = 4 + addresses;
         let range = format!("--dhcp-range=192.168.1.5,192.168.1.{last},2m");
         self.dnsmasq_of(&[&range], args)
     }
 
-    /// dnsmasq with this many addresses from `fd00:1::5` on, in sequence, and router advertisements.
+    /// dnsmasq with `addresses` addresses from `fd00:1::5` on, in sequence, and router
+    /// advertisements.
     pub(super) fn dnsmasq_v6(&self, addresses: u16, args: &[&str]) -> Process {
         let range = range_v6(addresses);
         self.dnsmasq_of(&[&range, "--enable-ra", "--dhcp-sequential-ip"], args)
@@ -148,8 +149,7 @@ impl World {
         fs::read_to_string(self.node.path("dnsmasq.log")).unwrap_or_default()
     }
 
-    /// Waits until dnsmasq has given these addresses and no others; it hears of releases when it
-    /// comes to read them.
+    /// Waits until exactly these addresses are leased; dnsmasq processes a release asynchronously.
     #[track_caller]
     pub(super) fn leases_become(&self, expected: &[&str]) {
         eventually(&format!("not {expected:?} but {:?}", self.leased()), || {
@@ -157,7 +157,7 @@ impl World {
         });
     }
 
-    /// The addresses that dnsmasq has given, sorted.
+    /// The addresses leased by dnsmasq, sorted.
     pub(super) fn leased(&self) -> Vec<String> {
         let text = fs::read_to_string(self.node.path("dnsmasq.leases")).unwrap_or_default();
         let mut all: Vec<_> =
@@ -166,7 +166,7 @@ impl World {
         all
     }
 
-    /// ISC's server on the bridge with leases of so many seconds.
+    /// ISC dhcpd on the bridge with leases of `seconds` seconds.
     pub(super) fn isc(&self, seconds: u32) -> Process {
         let text = format!(
             "authoritative; ping-check false; min-lease-time {seconds}; max-lease-time {seconds};
@@ -176,7 +176,7 @@ impl World {
         self.dhcpd("-4", &text, "isc.leases")
     }
 
-    /// ISC's server for IPv6 with leases of so many seconds; `name` is that of its own leases.
+    /// ISC dhcpd for IPv6 with leases of `seconds` seconds and the lease file `name`.
     pub(super) fn isc_v6(&self, seconds: u32, name: &str) -> Process {
         let (renew, rebind) = (seconds / 3, seconds * 2 / 3);
         let text = format!(
@@ -187,7 +187,7 @@ impl World {
         self.dhcpd("-6", &text, name)
     }
 
-    /// ISC's server of a family with this configuration, and its leases in a file of this name.
+    /// ISC dhcpd of a family with this configuration and lease file.
     fn dhcpd(&self, family: &str, conf: &str, leases: &str) -> Process {
         let (path, leases) = (self.node.path("dhcpd.conf"), self.node.path(leases));
         fs::write(&path, conf).unwrap();
@@ -205,23 +205,23 @@ impl World {
         fs::read_to_string(self.node.path("isc.log")).unwrap_or_default()
     }
 
-    /// `ipam` with more keys.
+    /// The IPAM configuration with more keys.
     pub(super) fn ipam(&self, keys: &Value) -> Value {
         merged(&json!({"type": "dhcp", "daemonSocketPath": self.socket()}), keys)
     }
 
-    /// A network of the bridge.
+    /// A bridge network.
     pub(super) fn net(&self, version: &'static str) -> Net<'_> {
         let keys = json!({"bridge": "br0", "ipam": self.ipam(&json!({}))});
         Net::new(&self.node, "bridge", version, &keys)
     }
 
-    /// The same with leases of another family, or both.
+    /// The same with leases of `family` ("ipv4", "ipv6" or "both").
     pub(super) fn net_of(&self, version: &'static str, family: &str) -> Net<'_> {
         self.net(version).with(&json!({"ipam": self.ipam(&json!({"family": family}))}))
     }
 
-    /// The IPAM plugin alone, for leases of another family, or both.
+    /// The IPAM plugin alone, with leases of `family`.
     pub(super) fn alone_of(&self, family: &str) -> Net<'_> {
         self.alone("1.1.0").with(&json!({"ipam": self.ipam(&json!({"family": family}))}))
     }
@@ -231,7 +231,7 @@ impl World {
         Net::new(&self.node, "dhcp", version, &json!({"ipam": self.ipam(&json!({}))}))
     }
 
-    /// A container with `eth0` on the bridge, which no plugin has made.
+    /// A container whose `eth0` is connected to the bridge without a plugin.
     pub(super) fn wired(&self, port: &str) -> Container {
         let container = Container::new();
         self.wire(&container, port, "eth0");
@@ -252,7 +252,7 @@ fn range_v6(addresses: u16) -> String {
     format!("--dhcp-range=fd00:1::5,fd00:1::{:x},64,2m", 4 + addresses)
 }
 
-/// The IPv6 addresses of `eth0` but for those of the link.
+/// The global IPv6 addresses of `eth0`.
 pub(super) fn addresses_v6(container: &Container) -> Vec<String> {
     crate::net::addresses(&container.ip("-6 addr show dev eth0"))
 }

@@ -1,4 +1,4 @@
-//! `cnibox sysdump`: what is wrong and what is there, bounded, without secrets.
+//! `cnibox sysdump`: findings and state of a node, bounded in size and without secrets.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::Ward;
 use crate::node::{Outcome, assert_unchanged};
 
-/// The files of an archive by their names below its one folder.
+/// The files of an archive by their paths below its top folder.
 fn files(tar: &[u8]) -> BTreeMap<String, String> {
     let mut archive = tar::Archive::new(tar);
     let mut files = BTreeMap::new();
@@ -38,7 +38,7 @@ fn dump(ward: &Ward) -> (BTreeMap<String, String>, usize) {
     (files(&tar), tar.len())
 }
 
-/// The objects of `attachments.json`, one in a line.
+/// The objects of `attachments.json`, one per line.
 fn attachments(files: &BTreeMap<String, String>) -> Vec<Value> {
     let lines = files["attachments.json"].lines();
     lines.map(|line| serde_json::from_str(line).unwrap()).collect()

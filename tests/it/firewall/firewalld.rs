@@ -1,4 +1,4 @@
-//! firewalld, played by a service on a private bus.
+//! firewalld, simulated by a D-Bus service on a private bus.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -10,7 +10,7 @@ use super::{VERSIONS, assert_same, net, prev, rules};
 use crate::net::Net;
 use crate::node::{Call, Container, Node, eventually};
 
-/// Keeps sources in memory and writes each change and question to a file.
+/// Keeps sources in memory and logs each change and query to a file.
 const SERVICE: &str = r#"
 import sys, dbus, dbus.service
 from dbus.mainloop.glib import DBusGMainLoop
@@ -60,7 +60,7 @@ const BUS: &str = r#"<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus C
 <policy context="default"><allow send_destination="*" eavesdrop="true"/><allow eavesdrop="true"/><allow own="*"/><allow user="*"/></policy>
 </busconfig>"#;
 
-/// A bus with a firewalld on it; both end with this value.
+/// A private bus with a firewalld; both are terminated on drop.
 struct Firewalld<'n> {
     node: &'n Node,
     address: String,
@@ -78,7 +78,8 @@ impl Drop for Firewalld<'_> {
 }
 
 impl<'n> Firewalld<'n> {
-    /// `None`, loudly, where the programs for it are missing.
+    /// Starts the bus; prints a skip notice and returns `None` if the required programs are
+    /// missing.
     fn start(node: &'n Node) -> Option<Firewalld<'n>> {
         let imports = Command::new("/usr/bin/python3").args(["-c", "import dbus, gi"]).output();
         let has_python = imports.is_ok_and(|output| output.status.success());
@@ -104,7 +105,7 @@ impl<'n> Firewalld<'n> {
     fn spawn(&mut self, program: &str, args: &[&str]) {
         let mut command = Command::new(program);
         let mut child = command.args(args).stdout(Stdio::piped()).spawn().unwrap();
-        // Its first line says that it is there.
+        // The first line is the readiness notification.
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         assert!(!line.is_empty(), "{program} did not start");
@@ -116,9 +117,9 @@ impl<'n> Firewalld<'n> {
         self.spawn("/usr/bin/python3", &["-c", SERVICE, &address, &log]);
     }
 
-    /// firewalld itself, as the distribution ships it, in the node's namespace and with a
-    /// configuration of its own. `false`, loudly, where it is not installed: a test must not
-    /// install a service that would guard the machine.
+    /// Starts the distribution's firewalld in the node's namespace with its own configuration.
+    /// Prints a skip notice and returns `false` if firewalld is not installed: a test must not
+    /// install a service that would change the firewall of the machine.
     fn serve_itself(&mut self) -> bool {
         let dir = self.node.path("firewalld");
         fs::create_dir(&dir).unwrap();
@@ -147,7 +148,7 @@ impl<'n> Firewalld<'n> {
         call.netns(&self.container.path())
     }
 
-    /// As `firewall-cmd --reload` does.
+    /// As `firewall-cmd --reload`.
     fn reload(&self) {
         let bus = &self.address;
         self.node.sh(&format!(
@@ -156,7 +157,7 @@ impl<'n> Firewalld<'n> {
         ));
     }
 
-    /// What it was told since the last time.
+    /// The logged calls since the previous `told`.
     fn told(&self) -> Vec<String> {
         let text = fs::read_to_string(self.node.path("log")).unwrap_or_default();
         drop(fs::remove_file(self.node.path("log")));
@@ -259,7 +260,7 @@ fn sources_come_back_after_a_reload() {
         firewalld.call(&first, "CHECK", "c1").ok();
         firewalld.call(&second, "CHECK", "c2").ok();
     }
-    // What is deleted does not come back.
+    // A reload does not restore deleted sources.
     firewalld.call(&first, "DEL", "c1").ok();
     firewalld.reload();
     firewalld.told();
@@ -286,7 +287,8 @@ fn owners_are_remembered_for_del_and_gc() {
 
     let base = rules(&node);
     firewalld.call(&net, "ADD", "c1").result();
-    // The next container has the address: the late DEL of the first one leaves it alone.
+    // The next container has the same address: the late DEL of the first one must not remove the
+    // source.
     firewalld.call(&net, "ADD", "c2").result();
     firewalld.told();
     firewalld.call(&net, "DEL", "c1").ok();
@@ -306,7 +308,7 @@ fn refusals_say_what_to_do_and_take_back() {
     let conf = net(&node, "1.1.0", &json!({"backend": "firewalld"}));
     let error = firewalld.call(&conf, "STATUS", "").error();
     assert_eq!(error.brief(), (50, "firewalld is not running"));
-    // A bus without firewalld: the next back end.
+    // On a bus without firewalld the next back end is selected.
     let auto = net(&node, "1.1.0", &json!({}));
     auto.on("ADD", &container).env("DBUS_SYSTEM_BUS_ADDRESS", &firewalld.address).result();
     assert!(node.sh("iptables-save").contains("10.1.2.2"));

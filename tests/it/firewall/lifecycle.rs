@@ -63,7 +63,7 @@ fn del_without_namespace_or_prev_result_removes_its_own() {
             if without.contains(&"CNI_NETNS") { call.without("CNI_NETNS") } else { call }.ok();
             assert_same(&before, &rules(&node));
         }
-        // Another interface of the same container is another attachment.
+        // The other interface of the container is a separate attachment.
         net.with(&json!({"prevResult": null})).call("DEL", "c2").ifname("eth1").ok();
         assert_same(&before, &rules(&node));
     }
@@ -141,12 +141,12 @@ fn a_policy_follows_the_configuration() {
         assert_same(&same, &with("same-bridge"));
         let open = with("open");
         assert!(same.contains("br0") && !open.contains("br0"), "{open}");
-        // Also when the next one to come is another container.
+        // ADD of another container removes the old policy too.
         with("same-bridge");
         let keys = json!({"backend": backend, "prevResult": prev("1.1.0", &OTHER)});
         net(&node, "1.1.0", &keys).call("ADD", "c2").netns(&container.path()).result();
         assert!(!rules(&node).contains("br0"), "{}", rules(&node));
-        // The policy of another network for the same bridge stays.
+        // The policy of another network on the same bridge remains.
         let keys = json!({"name": "other", "backend": backend, "ingressPolicy": "isolated"});
         net(&node, "1.1.0", &keys).call("ADD", "c9").netns(&container.path()).result();
         let before = rules(&node);
@@ -170,7 +170,7 @@ fn sixteen_at_once_leave_no_duplicates() {
                     .call(verb, &format!("c{n}"))
                     .netns(&container.path())
             };
-            // Everybody looks before anybody changes anything.
+            // The delay makes all processes read the rules before the first change.
             let inject = match backend {
                 "nftables" => "inject=sendto:delay_enter=50000",
                 _ => "inject=execve:delay_enter=30000",
@@ -210,7 +210,8 @@ fn sixteen_at_once_leave_no_duplicates() {
                 let count = once.len();
                 once.sort();
                 once.dedup();
-                // The chain of frames drops both families with rules that print apart.
+                // The bridge family's drop rules of IPv4 and IPv6 print differently, so every line
+                // is unique.
                 assert_eq!(once.len(), count, "{full}");
             }
             for n in 10..26 {

@@ -1,4 +1,4 @@
-//! Tables that iptables cannot show, does not show to the end, or cannot change as it is asked to.
+//! Tables that iptables cannot list, lists incompletely, or cannot change as requested.
 
 use serde_json::json;
 
@@ -7,7 +7,7 @@ use crate::node::Node;
 use crate::node::{Call, Container};
 use crate::strace;
 
-/// A program in front of the one that it stands for.
+/// Creates a wrapper script of a program; returns a `PATH` that finds it first.
 fn wrapper(node: &Node, name: &str, script: &str) -> String {
     node.script(name, &format!("set -- /usr/sbin/{name} \"$@\"\n{script}"));
     format!("{}:/usr/sbin:/usr/bin:/bin", node.bin().display())
@@ -60,13 +60,13 @@ fn a_rule_iptables_cannot_name_is_deleted_by_number() {
     conf.add(&container);
     del(&refusing(accept)).ok();
     assert!(!rules(&node).contains("10.1.2.2"), "{}", rules(&node));
-    // Not even so: what accepts traffic must not be forgotten, but all the rest goes.
+    // If an accept rule cannot be deleted, DEL fails, but deletes everything else.
     conf.add(&container);
     let error = del(&refusing("-D CNI-FORWARD ")).error();
     assert!(error.msg.contains("CNI-FORWARD") && error.msg.contains("10.1.2.2"), "{error:?}");
     assert!(!rules(&node).contains("CNIBOX-FIREWALL -s"), "{}", rules(&node));
     conf.del(&container);
-    // What no packet meets is told, and no reason to keep the container.
+    // A remaining rule that no packet matches is a warning and does not fail DEL.
     conf.add(&container);
     let outcome = del(&refusing("-D CNIBOX-FIREWALL ")).run();
     assert_eq!(outcome.status, Some(0), "{outcome:?}");
@@ -80,14 +80,14 @@ fn a_table_that_is_not_shown_to_its_end_is_not_believed() {
     let conf = net(&node, "1.1.0", &json!({"backend": "iptables"}));
     let path = wrapper(&node, "iptables-save", "\"$@\" | sed '/^-A/,$d'");
     conf.add(&container);
-    // The network's own chains are gone: everything is read.
+    // Without the plugin's own chains ADD reads the complete table.
     node.sh("iptables -F CNIBOX-FIREWALL; iptables -X CNIBOX-FIREWALL");
     let before = rules(&node);
     let error = conf.on("ADD", &container).env("PATH", &path).error();
     assert_eq!((error.code, error.msg.contains("ended too early")), (11, true), "{error:?}");
     let jumps = |text: &str| text.matches("-j CNI-FORWARD").count();
     assert_eq!(jumps(&rules(&node)), jumps(&before));
-    // Copies that came to be in such a way go with the next GC.
+    // The next GC removes duplicate jumps of earlier incomplete listings.
     let jump = "-m comment --comment 'CNI firewall plugin rules' -j CNI-FORWARD";
     node.sh(&format!("iptables -I FORWARD {jump}; iptables -I FORWARD {jump}"));
     conf.add(&container);
@@ -97,7 +97,7 @@ fn a_table_that_is_not_shown_to_its_end_is_not_believed() {
     assert_eq!(jumps(&rules(&node)), jumps(&before));
 }
 
-/// iptables-restore takes an empty script for a change that has been made.
+/// iptables-restore exits with status 0 after an empty script.
 #[test]
 fn a_script_that_cannot_be_written_is_an_error() {
     strace::require();

@@ -1,5 +1,5 @@
-//! The reference plugin beside ours: the same rules, and each deletes what the other made, with
-//! either implementation of iptables.
+//! Comparison with the reference plugin: the same rules, and DEL of each removes the other's, with
+//! both iptables implementations.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -12,7 +12,7 @@ use crate::node::{Call, Container, Node};
 
 const FLAVOURS: [&str; 2] = ["nft", "legacy"];
 
-/// A `PATH` in which iptables is of this flavour.
+/// A `PATH` with the programs of an iptables flavour.
 fn path(node: &Node, flavour: &str) -> String {
     let dir = node.path(flavour);
     if fs::create_dir(&dir).is_ok() {
@@ -40,7 +40,7 @@ fn saved(node: &Node, flavour: &str) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// Calls of ours and of the reference, in this order.
+/// Creates calls of a verb, by cnibox if the second argument is true, by the reference otherwise.
 fn calls(node: &Node, flavour: &str, keys: &Value) -> impl Fn(&str, bool) -> Call {
     let reference = peer("firewall").map(|dir| dir.join("firewall"));
     let (conf, path) = (net(node, "1.0.0", keys).conf, path(node, flavour));
@@ -68,7 +68,7 @@ fn rules_are_the_same_and_each_deletes_the_others() {
             call("DEL", false).ok();
             let rest = saved(&node, flavour);
             assert!(!rest.contains("10.1.2.2") && !rest.contains("2001:db8:1::2"), "{rest}");
-            // Only the note of the owner remains, which GC takes away.
+            // Only the owner's element remains, which GC deletes.
             let gc = net(&node, "1.1.0", &keys).with(&json!({"cni.dev/valid-attachments": []}));
             gc.call("GC", "").env("PATH", &path(&node, flavour)).ok();
             assert!(!rules(&node).contains("10.1.2.2"), "{}", rules(&node));

@@ -1,5 +1,5 @@
-//! Packets: out and back under a default-drop policy, and who reaches whom with each ingress
-//! policy.
+//! Packets: outbound traffic and its replies under a default-drop policy, and reachability with
+//! each ingress policy.
 
 use std::io::Read;
 use std::time::Duration;
@@ -14,14 +14,14 @@ use crate::net::{Net, merged};
 use crate::node::{Container, Node};
 use crate::traffic::{PATIENCE, Place, tcp};
 
-/// A container that went through `bridge` and `firewall`.
+/// A container attached by `bridge` and `firewall`.
 struct Pod {
     container: Container,
     ips: Vec<String>,
     result: Value,
 }
 
-/// A network of its own bridge, `br<n>`.
+/// Attaches a container to the bridge `br<n>` of network `n`.
 fn pod(node: &Node, n: u8, id: &str, keys: &Value) -> Pod {
     let container = Container::new();
     let mut ipam = node.host_local(&[&format!("10.{n}.0.0/24"), &format!("2001:db8:{n}::/64")]);
@@ -42,7 +42,7 @@ fn pod(node: &Node, n: u8, id: &str, keys: &Value) -> Pod {
     Pod { container, ips, result }
 }
 
-/// Somebody outside, who is on no bridge.
+/// An external host, which is not behind a bridge.
 fn world(node: &Node) -> Pod {
     let container = Container::new();
     let mut ipam = node.host_local(&["10.9.0.0/24", "2001:db8:9::/64"]);
@@ -81,14 +81,14 @@ fn under_a_default_drop_pods_get_out_and_answers_come_back() {
         }
         reaches(&outside, &inside, false, backend);
         reaches(&stranger, &outside, false, "no pod of ours");
-        // Another ADD leaves the node's policy alone.
+        // Another ADD does not change the node's policy.
         let second = pod(&node, 1, "c2", &json!({"backend": backend}));
         reaches(&second, &outside, true, backend);
         reaches(&outside, &second, false, backend);
     }
 }
 
-/// One more outside, without a rule of its own.
+/// A second external host, without a rule of its own.
 fn world_like(node: &Node) -> Pod {
     let container = Container::new();
     let mut ipam = node.host_local(&["10.8.0.0/24", "2001:db8:8::/64"]);
@@ -116,7 +116,8 @@ fn ingress_policies() {
             [("open", true, true), ("same-bridge", true, false), ("isolated", false, false)]
         {
             let node = Node::new();
-            // iptables sees what passes a bridge by br_netfilter only, nftables needs none.
+            // iptables sees bridged packets by br_netfilter only; nftables does not need the
+            // module.
             let call = u8::from(backend == "iptables");
             for family in ["iptables", "ip6tables"] {
                 node.sh(&format!("echo {call} >/proc/sys/net/bridge/bridge-nf-call-{family}"));
@@ -141,7 +142,7 @@ fn ingress_policies() {
     }
 }
 
-/// What is sent from one neighbour to another whatever it is: its type, and what follows that.
+/// Frames between neighbours: a name, the EtherType, and the beginning of the payload.
 const FRAMES: [(&str, &[u8]); 9] = [
     ("IPv4", &[0x08, 0x00]),
     ("IPv6", &[0x86, 0xdd]),
@@ -154,7 +155,7 @@ const FRAMES: [(&str, &[u8]); 9] = [
     ("private", &[0x88, 0xb5]),
 ];
 
-/// The frames that arrive, sent to the neighbour's own address and to everybody.
+/// The frames that arrive, sent to the neighbour's MAC and to the broadcast address.
 fn arriving(from: &Pod, to: &Pod) -> Vec<&'static str> {
     let octets = |pod: &Pod| -> Vec<u8> {
         let mac = pod.result["interfaces"][2]["mac"].as_str().unwrap();
@@ -183,7 +184,7 @@ fn arriving(from: &Pod, to: &Pod) -> Vec<&'static str> {
     arrived
 }
 
-/// Whatever a frame carries: two isolated containers have no link with each other.
+/// Isolated containers exchange no frames of any EtherType.
 #[test]
 fn nothing_passes_between_isolated_neighbours() {
     let every: Vec<&str> = FRAMES.iter().map(|(name, _)| *name).collect();
@@ -191,7 +192,7 @@ fn nothing_passes_between_isolated_neighbours() {
         for (policy, passes) in [("same-bridge", true), ("isolated", false)] {
             let node = Node::new();
             let keys = json!({"backend": backend, "ingressPolicy": policy});
-            // It drops what is no sound packet.
+            // br_netfilter drops malformed packets.
             for family in ["iptables", "ip6tables"] {
                 node.sh(&format!("echo 0 >/proc/sys/net/bridge/bridge-nf-call-{family} || true"));
             }
@@ -218,7 +219,8 @@ fn nothing_passes_between_isolated_neighbours() {
                 assert_eq!(firewall(&one).call("STATUS", "").error().code, 50);
                 call("ADD", "c2", &two).result();
                 assert!(arriving(&one, &two).is_empty(), "{backend}: they are back");
-                // The containers have other ports some day, and others theirs.
+                // A flush of the ruleset also deletes the set of isolated ports; ADD restores every
+                // port.
                 node.sh("nft flush ruleset");
                 call("ADD", "c2", &two).result();
                 assert!(arriving(&one, &two).is_empty(), "{backend}: all of it is back");

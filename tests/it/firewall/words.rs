@@ -1,4 +1,4 @@
-//! What a configuration or a result says stays one word of iptables.
+//! Strings of a configuration or result remain single arguments of iptables.
 
 use serde_json::json;
 
@@ -6,7 +6,7 @@ use super::{net, rules};
 use crate::net::Net;
 use crate::node::{Container, Node};
 
-/// Ends the line, and the transaction, that it stands in.
+/// Terminates the rule's line and its transaction.
 const INJECTED: &str = "X\n-I INPUT -s 192.0.2.6/32 -j ACCEPT\nCOMMIT\n*filter\n-N Y";
 
 #[test]
@@ -73,7 +73,7 @@ fn the_words_of_a_mapping_stay_in_their_line() {
         let refusal = call.on("ADD", &container).error();
         assert_eq!(refusal.brief().0, 7, "{refusal:?}");
         assert!(refusal.brief().1.contains(key), "{refusal:?}");
-        // What such a configuration cannot have made, its DEL need not find.
+        // DEL accepts a configuration that ADD rejects: no rule can exist.
         call.del(&container);
     }
     let made = node.sh("iptables-nft-save; ip6tables-nft-save");

@@ -1,4 +1,4 @@
-//! Who does the work: in this process, in another one, somebody else's.
+//! The delegate: in the same process, in a child process, or foreign.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -10,7 +10,7 @@ use crate::compare::{assert_same, normal};
 use crate::node::{Container, Node, executable};
 use crate::strace;
 
-/// Everything that a series of calls prints and leaves, with bridge linked or copied.
+/// Output and state of a series of calls, with bridge as a link to this executable or a copy.
 fn transcript(version: &'static str, copied: bool) -> String {
     let node = Node::new();
     if copied {
@@ -69,7 +69,7 @@ fn flannel_bridge_and_host_local_are_one_process() {
     }
 }
 
-/// A delegate of somebody else, which writes down what it gets.
+/// A foreign delegate that records its input.
 const RECORDER: &str = r#"
 cat > "$0.$CNI_COMMAND"
 env | grep ^CNI_ | grep -v PATH | sort > "$0.$CNI_COMMAND.env"
@@ -100,7 +100,7 @@ fn a_foreign_delegate_gets_the_derived_configuration() {
     let checked: Value = serde_json::from_str(&recorded(&node, "CHECK").unwrap()).unwrap();
     assert_eq!(checked["prevResult"], result);
     assert_eq!(checked["key"], json!({"a": 2, "b": 1}));
-    // Without a result there is nothing to add to what is kept.
+    // A call without a result adds nothing to the stored configuration.
     net.del(&container);
     assert_eq!(recorded(&node, "DEL").unwrap(), sent);
     let env = recorded(&node, "DEL.env").unwrap();
@@ -167,15 +167,15 @@ fn an_older_delegate_need_not_know_check() {
     net.del(&container);
 }
 
-/// What follows a command that was ended.
+/// The clean-up after an interrupted command.
 #[derive(Clone, Copy, PartialEq)]
 enum CleanUp {
     Del,
-    /// While the namespace lives, for a runtime that knows of the neighbour alone.
+    /// GC while the namespace exists, by a runtime that knows only the neighbour; then DEL.
     GcThenDel,
 }
 
-/// Each call with an effect of an ADD or DEL fails or is the last one.
+/// Each system call with an effect of ADD or DEL fails, or the process is killed before it.
 fn at_each_step(verb: &str, action: &str, clean_up: CleanUp) {
     let node = Node::new();
     node.sh("echo 1 > /proc/sys/net/ipv6/conf/default/addr_gen_mode");
@@ -206,7 +206,7 @@ fn at_each_step(verb: &str, action: &str, clean_up: CleanUp) {
         let why = format!("{verb} with {action} at {}: {outcome:?}", point.describe());
         assert!(!outcome.stderr.contains("panicked"), "{why}");
         tried += usize::from(fired);
-        // An ADD that says that it failed has left nothing, not even a record.
+        // A failed ADD leaves no state, not even a record.
         if verb == "DEL" || outcome.status != Some(1) {
             if clean_up == CleanUp::GcThenDel {
                 let valid = json!([{"containerID": "neighbour", "ifname": "eth0"}]);
@@ -219,7 +219,7 @@ fn at_each_step(verb: &str, action: &str, clean_up: CleanUp) {
         crate::node::eventually(&why, || {
             node.ip("link show type veth").as_array().unwrap().len() == 1
         });
-        // What a killed writer leaves under another name is swept by later ones.
+        // Later writers remove the temporary files of a killed one.
         node.sh(&format!("rm -f {}/.tmp-* {0}/.cnibox/.tmp-*", node.path("flannel").display()));
         let now = state();
         assert!(

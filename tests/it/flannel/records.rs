@@ -1,4 +1,4 @@
-//! The configuration that is kept for DEL.
+//! The configuration stored for DEL.
 
 use std::fs;
 
@@ -70,7 +70,7 @@ fn runtime_config_args_and_dns_are_handed_on() {
     assert_eq!(result["ips"][0]["address"], "10.1.2.77/24");
     assert_eq!(result["dns"]["nameservers"][0], "10.0.0.53");
     assert!(container.sh("ip link show eth0").contains("c2:11:22:33:44:55"));
-    // The one of ADD is kept: DEL need not be told.
+    // DEL uses the stored configuration, so its own may lack `runtimeConfig`.
     assert_eq!(record(&node, "c1")["runtimeConfig"]["mac"], "c2:11:22:33:44:55");
     net.with(&json!({"runtimeConfig": null})).del(&container);
     assert_eq!(net.leases(), [""; 0]);
@@ -118,7 +118,7 @@ fn a_record_stays_until_the_delegate_has_done_its_work() {
     let container = Container::new();
     net.add(&container);
     let store = node.path("leases").join("net");
-    // A file in place of the store: releasing fails.
+    // A file in place of the store's folder makes the release fail.
     fs::rename(&store, node.path("aside")).unwrap();
     fs::write(&store, "").unwrap();
     for _ in 0..2 {
@@ -190,7 +190,7 @@ fn gc_removes_what_no_attachment_has_also_of_the_reference() {
     let container = Container::new();
     net.add(&container);
     net.on("ADD", &container).ifname("net1").result();
-    // As the reference leaves them: no note of the interface.
+    // A record of the reference, without a note of the interface.
     fs::copy(node.path("flannel").join("c1"), node.path("flannel").join("old")).unwrap();
     let foreign = r#"{"name":"another","type":"bridge"}"#;
     fs::write(node.path("flannel").join("stranger"), foreign).unwrap();
@@ -224,7 +224,7 @@ fn gc_takes_the_interface_from_a_namespace_that_lives() {
     net.call("ADD", "neighbour").netns(&neighbour.path()).result();
     let valid = json!([{"containerID": "neighbour", "ifname": "eth0"}]);
     let ends = || node.ip("link show master br0").as_array().unwrap().len();
-    // As an ADD that was killed left it: the pair has no label yet.
+    // The state of an ADD killed before it labelled the veth pair.
     for label in ["whole", "''"] {
         net.add(&container);
         if label == "''" {
@@ -239,7 +239,7 @@ fn gc_takes_the_interface_from_a_namespace_that_lives() {
         net.del(&container);
     }
     assert!(neighbour.try_sh("ip link show eth0"));
-    // The container was made anew in the same namespace, and its old id forgotten.
+    // The container was recreated in the same namespace, without a DEL of the old id.
     let old = net.call("ADD", "old").netns(&container.path());
     old.result();
     let files = ["old", ".cnibox/old"].map(|name| node.path("flannel").join(name));

@@ -1,4 +1,4 @@
-//! Records of the reference, which keeps one for each container and tells no interface.
+//! Records of the reference: one per container, without the interface.
 
 use std::fs;
 
@@ -11,7 +11,7 @@ fn an_attachment_of_the_reference_is_deleted_by_ours() {
     let net = simple(&node);
     let container = Container::new();
     let prev = net.add(&container);
-    // What it would have left: the same file, and nothing beside it.
+    // The reference leaves the same record without the note.
     fs::remove_dir_all(node.path("flannel").join(".cnibox")).unwrap();
     assert_eq!(kept(&node), ["./c1"]);
     net.check(&container, &prev).ok();
@@ -20,7 +20,7 @@ fn an_attachment_of_the_reference_is_deleted_by_ours() {
     assert!(!container.try_sh("ip link show eth0"));
 }
 
-/// The reference's DEL as far as files go: it reads, hands on, and removes.
+/// The file operations of the reference's DEL: read the record, delegate, remove the record.
 #[test]
 fn an_attachment_of_ours_is_deleted_by_the_reference() {
     let node = Node::new();
@@ -34,7 +34,7 @@ fn an_attachment_of_ours_is_deleted_by_the_reference() {
     fs::remove_file(&file).unwrap();
     assert_eq!(net.leases(), [""; 0]);
     assert!(!container.try_sh("ip link show eth0"));
-    // Back to ours: what is left beside it does no harm.
+    // The remaining note does not affect later calls.
     net.del(&container);
     net.add(&container);
     assert_eq!(kept(&node), ["./.cnibox/c1", "./c1"]);

@@ -1,4 +1,4 @@
-//! The same with the back end iptables: whoever flushes its tables.
+//! The flush matrix of the iptables back end.
 
 use serde_json::{Value, json};
 
@@ -9,8 +9,8 @@ use crate::node::{Container, Node};
 use crate::portmap::tcp;
 use crate::traffic::Place;
 
-/// Ways to lose everything of a table; the last is what a reload of firewalld does with its back end
-/// iptables.
+/// Ways to lose a table's rules; the last one is what a reload of firewalld with its iptables back
+/// end does.
 fn damages(table: &str) -> Vec<String> {
     let each = |words: &str| {
         let of = |program| words.split(';').map(move |w| format!("{program} {w}"));
@@ -67,7 +67,7 @@ fn what_the_firewall_accepts_and_keeps_apart_comes_back() {
         assert_eq!(now, policy);
     };
     row.survives(&damages, holds);
-    // The later one asks for no policy, and is in no chain of a policy.
+    // The later container has no ingress policy, so it is in no policy chain.
     row.later[1] = row.list[1].with(&json!({"ingressPolicy": "open", "name": "other"}));
     row.survives(&damages, holds);
 }
@@ -99,14 +99,15 @@ fn host_ports_come_back() {
     });
 }
 
-/// Rules such as Tailscale's, which iptables cannot print, for `ip T` and a chain `B` of its hooks.
+/// Native nftables rules, like Tailscale's, that iptables cannot list, for table `ip T` and base
+/// chain `B`.
 const NATIVE: [&str; 3] = [
     "add chain ip T ts-own; add rule ip T ts-own meta mark 0x40000 ct state new counter; add rule ip T B jump ts-own",
     "add rule ip T B ct state established,related counter",
     "add chain ip T own { type filter hook output priority 17; }; add rule ip T own ct state new counter",
 ];
 
-/// Makes them in the tables that iptables keeps its own rules in.
+/// Creates these rules in the tables of iptables-nft.
 fn make_native(node: &Node, native: &str) {
     for (table, chain) in [("nat", "POSTROUTING"), ("filter", "FORWARD")] {
         node.sh(&format!(
@@ -144,7 +145,7 @@ fn native_rules_in_the_tables_of_iptables_are_in_nobodys_way() {
     }
 }
 
-/// The first container is there before these rules, the second comes after them.
+/// The first container is attached before these rules exist, the second afterwards.
 #[test]
 fn native_rules_select_nftables_without_a_backend() {
     let node = Node::new();

@@ -1,4 +1,4 @@
-//! `cnibox repair`: once, as a dry run, and after every change of rules.
+//! `cnibox repair`: once, as a dry run, and with `--watch` after every change of the rules.
 
 use serde_json::json;
 
@@ -70,7 +70,7 @@ fn a_dry_run_names_what_is_missing_and_changes_nothing() {
     }
 }
 
-/// A port of the host, with the rules of firewall.
+/// A list with a port mapping and firewall rules.
 fn chain<'n>(node: &'n Node, backend: &str) -> Vec<Net<'n>> {
     let mappings = json!([{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]);
     let portmap = json!({"backend": backend, "runtimeConfig": {"portMappings": mappings}});
@@ -111,7 +111,7 @@ fn watch_sleeps_when_no_rules_change() {
     watch.ends();
 }
 
-/// What the watcher restores is never a container's that has just been deleted, and it disturbs no ADD.
+/// The watcher neither restores state of a deleted container nor disturbs an ADD.
 #[test]
 fn watch_disturbs_no_add_and_no_del() {
     for backend in ["nftables", "iptables"] {

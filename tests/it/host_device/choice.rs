@@ -1,5 +1,5 @@
-//! How the device is named: by name, address, path, PCI function, auxiliary device; and functions
-//! that a program drives. sysfs is made of files, in a mount namespace of the plugin's own.
+//! Selection of the device by name, MAC, path, PCI function or auxiliary device, and functions
+//! bound to a userspace driver. Files in the plugin's own mount namespace simulate sysfs.
 
 use serde_json::{Value, json};
 
@@ -34,7 +34,7 @@ fn an_address_that_several_links_have() {
     node.sh(&format!("ip link add br9 address {MAC} type bridge"));
     node.sh(&format!("ip link add link hd0 name mv9 address {MAC} type macvlan mode bridge"));
     let net = simple(&node, &json!({"device": null, "hwaddr": MAC}));
-    // A macvlan and a bridge are on top of something: the other one is meant.
+    // Links on top of other links (the macvlan, the bridge) are not candidates.
     net.add(&container);
     assert_eq!(container.ip("link show eth0")[0]["ifalias"], "hd0");
     net.del(&container);
@@ -46,7 +46,7 @@ fn an_address_that_several_links_have() {
     assert!(error.msg == msg || error.msg == either, "{error:?}");
 }
 
-/// The call with files in place of `/sys/bus`; the namespace's own sysfs is not needed.
+/// The call with `/sys/bus` replaced by files; it does not need the namespace's sysfs.
 fn with_sysfs(call: &Call, commands: &str) -> Call {
     let script = format!(
         "set -e; mount -t tmpfs none /sys/bus; cd /sys/bus; {commands}; exec \"$0\" \"$@\""
@@ -73,7 +73,7 @@ fn by_the_pci_function() {
             assert_eq!((&entry["mac"], &entry["pciID"]), (&json!(MAC), &json!("0000:3d:00.1")));
             let check = net.check(&container, &result);
             with_sysfs(&check, "mkdir -p pci/devices/0000:3d:00.1").ok();
-            // The function may have been unplugged since.
+            // The PCI function may have been unplugged meanwhile.
             net.del(&container);
             is_back(&node, &before);
         }
@@ -118,7 +118,7 @@ fn by_the_path_of_the_kernel() {
     plug(&node);
     node.sh("ip link set hd0 down; ip link set hd0 name a00; ip link set a00 up");
     let net = simple(&node, &json!({"device": null, "kernelpath": "/sys/devices/virtual/"}));
-    // A sysfs of this namespace: its first virtual device.
+    // A sysfs mount of this network namespace, with its first virtual device.
     let script = "mount -t sysfs none /sys && exec \"$0\" \"$@\"";
     let result = net.on("ADD", &container).in_script(script).result();
     assert_eq!(result["interfaces"][0]["mac"], MAC);
@@ -143,7 +143,7 @@ fn a_function_that_a_program_drives_is_only_reported() {
         assert_eq!(result["ips"][0]["address"], "10.1.2.2/24");
         assert_eq!(result["ips"][0]["interface"], 0);
         with_sysfs(&net.check(&container, &result), &tree).ok();
-        // Whatever the container calls eth0 is its own.
+        // An unrelated link `eth0` in the container stays.
         container.sh("ip link add eth0 type veth peer name eth9");
         with_sysfs(&net.on("DEL", &container), &tree).ok();
         assert!(container.try_sh("ip link show eth0"));

@@ -1,12 +1,12 @@
-//! Failing and killed at each step: see `faults.rs` of the suite.
+//! Faults and kills at each step; see `tests/it/faults.rs`.
 
 use serde_json::json;
 
 use super::plug;
 use crate::faults::{Scene, no_add_leaves_anything, survives_kill};
 
-/// The neighbour has a device of its own. What is kept of devices counts as leases, which must
-/// be as before.
+/// The neighbour has its own device. The records of devices count as leases, which must be as
+/// before.
 fn scene() -> Scene {
     let prepare = |node: &crate::node::Node| {
         plug(node);

@@ -1,5 +1,5 @@
-//! What a container can make of its links decides nothing on the host: no address, route or name goes
-//! to anything but the device.
+//! A container's changes to its links have no effect on the host: only the device gets the restored
+//! addresses, routes and names.
 
 use serde_json::json;
 
@@ -7,8 +7,7 @@ use super::{MAC, is_back, layer2, plug, records, simple};
 use crate::net::{Net, settles};
 use crate::node::{Container, Node};
 
-/// Hides the device and puts a veth of the container's own in its place, as like it as can be: its
-/// name, alias and MAC, and the index of its other end.
+/// Hides the device and replaces it by a veth with the same name, alias, MAC and peer index.
 fn forge(node: &Node, container: &Container, far: Option<&Container>) {
     let index = &node.ip("link show far0")[0]["ifindex"];
     let netns = far.map_or(String::new(), |far| format!("netns {}", far.path()));
@@ -20,7 +19,7 @@ fn forge(node: &Node, container: &Container, far: Option<&Container>) {
     ));
 }
 
-/// Nothing on the host has an address, a route or the name of the device.
+/// Asserts that no host link has the address, the route or the name of the device.
 #[track_caller]
 fn nothing_was_given(node: &Node) {
     let state = node.sh("ip addr; ip route");
@@ -36,7 +35,7 @@ fn a_forged_device_does_not_get_the_hosts_addresses() {
     for net in [simple(&node, &json!({})), layer2(&node, "1.0.0")] {
         net.add(&container);
         forge(&node, &container, None);
-        // The device is found whatever it is called, and what was put in its place stays.
+        // DEL finds the renamed device and keeps the container's replacement.
         net.del(&container);
         is_back(&node, &before);
         assert!(container.try_sh("ip link show evil"));
@@ -87,7 +86,7 @@ fn gc_gives_nothing_to_a_forged_link_either() {
     assert!(container.try_sh("ip link show evil"));
 }
 
-/// A network that names the device by its address, whose records are lost.
+/// A network that selects the device by MAC, with an attachment whose record is lost.
 fn by_mac<'n>(node: &'n Node, container: &Container) -> Net<'n> {
     plug(node);
     let net = simple(node, &json!({"device": null, "hwaddr": MAC, "ipam": null}));
@@ -130,7 +129,8 @@ fn alternative_names_of_the_container_s_choice_stay_behind() {
     plug(&node);
     let before = node.snapshot();
     let net = simple(&node, &json!({}));
-    // One that the host has would even keep the device in the container.
+    // The kernel refuses to move a link with an alternative name that exists in the target
+    // namespace.
     for name in ["docker0", "lo", "far0"] {
         net.add(&container);
         container.try_sh(&format!("ip link property add dev eth0 altname {name}"));
@@ -188,7 +188,7 @@ fn nobody_else_can_write_where_records_are_whatever_the_umask() {
     let modes = || node.sh(&format!("stat -c %a {0} {0}/net {0}/net/*", devices.display()));
     assert_eq!(modes(), "700\n700\n600\n");
     net.del(&container);
-    // Others could have put records there.
+    // Another user could have planted records in this folder.
     node.sh(&format!("chmod 777 {}/net", devices.display()));
     let error = net.on("ADD", &container).error();
     assert!(error.msg.contains("others must not write there"), "{error:?}");

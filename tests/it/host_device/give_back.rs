@@ -1,4 +1,5 @@
-//! What the host gets back, whatever happened to the device in between; names that are taken.
+//! Restoring the device on the host after changes in the container or the end of the namespace;
+//! name conflicts.
 
 use serde_json::json;
 
@@ -67,7 +68,7 @@ fn what_a_protocol_gave_the_device_is_left_to_the_protocol() {
 fn interfaces_of_the_same_names_on_either_side_are_left_alone() {
     let node = Node::new();
     plug(&node);
-    // The host has an eth0 of its own, the container an hd0.
+    // The host has another `eth0`, the container another `hd0`.
     node.sh("ip link add eth0 up type bridge");
     let container = Container::new();
     container.sh("ip link add hd0 up type bridge");
@@ -99,10 +100,10 @@ fn the_device_stays_while_its_name_is_taken_on_the_host() {
         ),
     ] {
         node.sh(obstacle);
-        // The lease goes; everything else stays.
+        // DEL releases the lease and keeps everything else.
         let state = || {
             let text = container.sh("sh -c 'ip -o addr; ip route; ip -6 route; ip -d link'");
-            // Of the kernel's own address, for a second.
+            // Duplicate address detection of the link-local address takes one second.
             text.replace(" tentative", "")
         };
         let inside = state();
@@ -120,7 +121,8 @@ fn the_device_stays_while_its_name_is_taken_on_the_host() {
 
 #[test]
 fn a_device_that_fell_back_to_the_host_gets_its_name_again() {
-    // What the kernel does with hardware whose namespace ends, done by hand to a veth.
+    // The kernel moves physical devices back when their namespace ends, but deletes a veth; the
+    // test moves it.
     for name in ["eth0", "dev7"] {
         let (node, container) = (Node::new(), Container::new());
         plug(&node);
@@ -144,7 +146,7 @@ fn the_reference_s_alias_alone_is_enough_to_come_back() {
     plug(&node);
     let net = layer2(&node, "1.0.0");
     net.add(&container);
-    // As if the reference, or a release without records, had done the ADD.
+    // As after an ADD of the reference, which keeps no records.
     std::fs::remove_dir_all(node.path("devices")).unwrap();
     net.del(&container);
     let link = node.ip("link show hd0");

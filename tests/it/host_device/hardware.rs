@@ -1,5 +1,5 @@
-//! Cards on a PCI bus. They are in the first namespace of the VM, which is where hardware goes when
-//! its namespace ends, so that is the host here.
+//! PCI network cards. They belong to the VM's initial network namespace, to which the kernel
+//! returns physical devices when a namespace ends; so it is the host here.
 
 use std::fs;
 use std::path::Path;
@@ -10,17 +10,17 @@ use crate::lane::{self, needs};
 use crate::net::merged;
 use crate::node::{Call, Container, Node, eventually};
 
-/// The first namespace of the VM.
+/// The VM's initial network namespace.
 const HOST: &str = "--net=/proc/1/ns/net";
 
-/// A card, with the name and the address that it has on the host.
+/// A card with its name and MAC on the host.
 struct Card {
     id: String,
     name: String,
     mac: String,
 }
 
-/// The card whose interface is in `<function>/<folder>`.
+/// The first card with an interface in `<function>/<folder>`.
 fn card(node: &Node, folder: &str) -> Card {
     let list = node.sh(&format!("nsenter {HOST} ls -d /sys/bus/pci/devices/*/{folder}/*"));
     let path = Path::new(list.lines().next().unwrap());
@@ -34,7 +34,7 @@ fn on_host(node: &Node, line: &str) -> String {
     node.sh(&format!("nsenter {HOST} {line}"))
 }
 
-/// A call of a network with these keys, by a plugin that is in the first namespace.
+/// A call of the plugin in the initial network namespace.
 fn call(node: &Node, verb: &str, keys: &Value, netns: &str) -> Call {
     let common = json!({"cniVersion": "1.1.0", "name": "net", "type": "host-device",
         "dataDir": node.path("devices"), "ipam": node.host_local(&["10.1.2.0/24"])});
@@ -42,7 +42,7 @@ fn call(node: &Node, verb: &str, keys: &Value, netns: &str) -> Call {
     call.id("c1").ifname("net1").netns(netns).under(&["nsenter", HOST])
 }
 
-/// The card is on the host as it was: up, with its name, its address, without an alias.
+/// Asserts that the card is on the host: up, with its name, MAC and address, without an alias.
 #[track_caller]
 fn is_back(node: &Node, card: &Card) {
     let link: Value =
@@ -81,7 +81,7 @@ fn cards_are_found_by_every_name_and_come_back() {
             is_back(&node, &card);
         }
         ends_with_its_namespace(&node, &card, "true", "true");
-        // Then the kernel chooses a name.
+        // With a name conflict the kernel chooses another name.
         ends_with_its_namespace(&node, &card, "ip link add net1 type dummy", "ip link del net1");
         on_host(&node, &format!("ip link set {} down", card.name));
         on_host(&node, &format!("ip addr flush dev {}", card.name));

@@ -1,5 +1,5 @@
-//! The reference plugin beside ours: the same results and kernel state, and each brings back what
-//! the other took.
+//! Comparison with the reference plugin: the same results and kernel state, and DEL of each returns
+//! the other's device.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use crate::compare::{assert_same, peer};
 use crate::net::{Net, normal_json};
 use crate::node::{Call, Container, Node};
 
-/// The call by the reference's plugin, if one is given.
+/// Replaces the program of the call by the reference's plugin, if given.
 fn by(call: Call, peer: Option<&Path>) -> Call {
     let Some(dir) = peer else { return call };
     call.program(dir.join("host-device")).env("CNI_PATH", &dir.display().to_string())
@@ -21,7 +21,7 @@ fn net<'n>(node: &'n Node, version: &'static str, addresses: bool) -> Net<'n> {
     Net { version, ..net.with(&json!({"cniVersion": version})) }
 }
 
-/// Result, links and addresses of an ADD on a node of its own.
+/// Result, links and addresses of an ADD on a new node.
 fn added(peer: Option<&Path>, version: &'static str, addresses: bool) -> (Value, String) {
     let (node, container) = (Node::new(), Container::new());
     plug(&node);
@@ -29,7 +29,7 @@ fn added(peer: Option<&Path>, version: &'static str, addresses: bool) -> (Value,
     let result = by(net.on("ADD", &container), peer).result();
     let state = container.sh("sh -c 'ip -o -4 addr show eth0; ip route; ip -o link show eth0'")
         + &node.sh("ip -o -4 addr; ip route; ip -br link");
-    // The carrier comes when it comes; nothing uses the broadcast address.
+    // The carrier state is asynchronous, and the broadcast address is unused.
     let noise = [" brd 10.1.2.255", "NO-CARRIER,", ",LOWER_UP", " linkdown", ",M-DOWN"];
     let states =
         [" state UP", " state DOWN", " state LOWERLAYERDOWN", " UP", " DOWN", " LOWERLAYERDOWN"];
@@ -50,7 +50,7 @@ fn results_and_state_are_those_of_the_reference() {
             let (ours, theirs) =
                 (added(None, version, addresses), added(Some(&peer), version, addresses));
             let mut their_result = theirs.0;
-            // Debian's prints an empty object in 1.0.0, later releases do not.
+            // Debian's release prints an empty object in 1.0.0, later releases do not.
             if version == "1.0.0" {
                 their_result.as_object_mut().unwrap().retain(|_, value| *value != json!({}));
             }
@@ -74,14 +74,14 @@ fn each_brings_back_what_the_other_took() {
             by(net.on("DEL", &container), deletes).ok();
             let link = node.ip("link show hd0");
             assert_eq!(link[0]["address"], json!(MAC));
-            // Debian's leaves the alias to the host, where later releases and ours take it away.
+            // Debian's release keeps the alias on the host; later releases and cnibox remove it.
             assert!(deletes.is_some() || link[0]["ifalias"].is_null(), "{link}");
             assert_eq!(net.leases(), [""; 0]);
             crate::net::settles(&inside, || container.snapshot(&node));
-            // What ours keeps beside the alias goes with the next DEL at the latest.
+            // The next DEL of cnibox removes the record.
             net.del(&container);
             assert_eq!(records(&node), "");
-            // And on it goes with either.
+            // The next ADD succeeds with either program.
             by(net.on("ADD", &container), deletes).result();
             by(net.on("DEL", &container), adds).ok();
             assert_eq!(node.ip("link show hd0")[0]["address"], json!(MAC));
@@ -96,7 +96,7 @@ fn the_reference_s_add_is_undone_without_its_namespace_too() {
     plug(&node);
     let net = net(&node, "1.0.0", false);
     by(net.on("ADD", &container), Some(&peer)).result();
-    // As the kernel does with hardware when the namespace ends.
+    // As the kernel does with physical devices when the namespace ends.
     let home = format!("/proc/{}/task/{}/ns/net", std::process::id(), nix::unistd::gettid());
     container.sh(&format!("ip link set eth0 netns {home}"));
     net.call("DEL", "c1").netns("/var/run/netns/no-such").ok();

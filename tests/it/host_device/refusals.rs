@@ -1,4 +1,4 @@
-//! What is refused before anything happens, and CHECK.
+//! Refusals before any change, and CHECK.
 
 use serde_json::{Value, json};
 
@@ -90,7 +90,7 @@ fn a_name_that_is_taken_in_the_container() {
 #[test]
 fn a_device_that_the_kernel_does_not_let_go_stays_as_it_was() {
     let (node, container) = (Node::new(), Container::new());
-    // Bridges belong to their namespace for good.
+    // Bridges cannot change their network namespace.
     node.sh("ip link add br9 up type bridge; ip addr add 192.0.2.1/24 dev br9");
     let before = (node.snapshot(), container.snapshot(&node));
     let error = simple(&node, &json!({"device": "br9"})).on("ADD", &container).error();

@@ -1,4 +1,4 @@
-//! Which configurations make sense, and what the rest is told.
+//! Valid configurations, and the errors of invalid ones.
 
 use std::fs;
 
@@ -133,7 +133,7 @@ fn a_family_twice_needs_0_3_0_and_del_releases() {
         }
         let msg = format!("CNI version {version} does not support more than 1 address per family");
         refused(&old, "c1", 7, &msg);
-        // Leased when the network still was of a later version.
+        // A lease from when the network had a later version.
         add(&old.with(&json!({"cniVersion": "0.4.0"})), "c1");
         let error = old.call("DEL", "c1").error();
         assert_eq!(error.brief(), (7, msg.as_str()));
@@ -161,7 +161,7 @@ fn resolv_conf_that_is_missing_is_named_and_nothing_leased() {
     let ipam = json!({"subnet": "10.1.2.0/24", "resolvConf": "/no/such.conf"});
     let net = net(&node, "1.1.0", &ipam);
     refused(&net, "c1", 5, "open /no/such.conf: no such file or directory");
-    // DEL does not read it.
+    // DEL does not read the file.
     del(&net, "c1");
     fs::write(node.path("empty"), "").unwrap();
     let empty = super::net(

@@ -1,4 +1,4 @@
-//! Thousands of leases: many calls at once, and pools whose last free address has to be found.
+//! Thousands of leases: concurrent calls, and pools with a single free address.
 
 use std::collections::HashSet;
 use std::fs;
@@ -11,8 +11,8 @@ use super::{del, net, one_set};
 use crate::node::Node;
 use crate::strace;
 
-/// Does `work` for 0..32, all at the same time. The threads are born in the caller's namespace,
-/// and so are their children.
+/// Runs `work` for 0..32 in as many threads at the same time. The threads, and so their child
+/// processes, inherit the caller's namespaces.
 fn at_once<T: Send>(work: impl Fn(usize) -> T + Sync) -> Vec<T> {
     let (start, work) = (Barrier::new(32), &work);
     let wait = |n| {
@@ -26,7 +26,8 @@ fn at_once<T: Send>(work: impl Fn(usize) -> T + Sync) -> Vec<T> {
     })
 }
 
-/// Leases of the reference for so many addresses from 10.77.0.2 on, but for `free`.
+/// Creates lease files of the reference for `count` addresses from 10.77.0.2 on, except the offsets
+/// in `free`.
 fn crowd(node: &Node, count: u32, free: &[u32]) {
     let store = node.path("leases/net");
     fs::create_dir_all(&store).unwrap();
@@ -73,7 +74,8 @@ fn the_last_free_address_of_a_large_pool_is_found_at_once() {
         fs::write(node.path("leases/net/last_reserved_ip.0"), last).unwrap();
         let cost = strace::cost(&node, &add());
         println!("the last free address of a /16 after {last}: {cost:?}");
-        // To look at each address there would take 65,000 calls; the journal is 7 MB, a listing 2 MB.
+        // One lookup per address would be 65,000 system calls; the journal has 7 MB, a directory
+        // listing 2 MB.
         assert!(cost.calls < 1_000 && cost.bytes < 10_000_000, "after {last}: {cost:?}");
         assert_eq!(net.leases().len(), 65_533, "after {last}");
     }

@@ -1,5 +1,5 @@
-//! Leases of containers that are gone come back when an address is wanted and on GC; those of
-//! containers that may live do not, whatever holds their namespaces.
+//! An ADD that needs an address and GC reclaim leases of deleted containers, but never leases of
+//! containers that may still exist, whatever keeps their namespaces alive.
 
 use std::fs;
 use std::os::unix::process::CommandExt;
@@ -14,13 +14,13 @@ use crate::net::Net;
 use crate::node::{Call, Container, Node, Outcome, eventually};
 use crate::strace;
 
-/// Five addresses that no other test of this suite gives to an interface: a number of a namespace
-/// that is gone may belong to another test's by now.
+/// Five addresses that no other test assigns to an interface: another test's namespace may reuse
+/// the inode number of a deleted one.
 const FIVE: &str = "198.51.100.0/29";
 const FULL: &str = "failed to allocate for range 0: no IP addresses available in range set: 198.51.100.1-198.51.100.6";
 const ONE: &str = "198.51.100.64/30";
 
-/// The same call after the next boot of the node: another boot id.
+/// The same call after a reboot of the node, simulated by another boot id.
 fn rebooted(net: &Net<'_>, call: Call, boot: &str) -> Call {
     let file = net.node.path("boot_id");
     fs::write(&file, format!("{boot}\n")).unwrap();
@@ -28,7 +28,7 @@ fn rebooted(net: &Net<'_>, call: Call, boot: &str) -> Call {
     call.in_script(&format!("{mount} && exec \"$0\""))
 }
 
-/// Runs it; it must succeed.
+/// Runs the call, which must succeed.
 #[track_caller]
 fn done(call: &Call) -> Outcome {
     let outcome = call.run();
@@ -57,7 +57,7 @@ fn after_a_reboot_the_leases_of_before_are_free() {
     for id in ["c1", "c2", "c3"] {
         add(&net, id);
     }
-    // The reference made one; some command of ours has seen it in its boot.
+    // A lease of the reference, observed by a call of cnibox in the same boot.
     fs::write(node.path("leases/net/198.51.100.6"), "theirs\r\neth0").unwrap();
     is_full(&net, "new");
     net.call("STATUS", "").error();
@@ -73,7 +73,7 @@ fn after_a_reboot_the_leases_of_before_are_free() {
         assert!(outcome.stderr.contains(&line), "{outcome:?}");
     }
     assert_eq!(net.leases().len(), 1);
-    // Those of this boot stay.
+    // Leases of the current boot remain.
     for id in ["d1", "d2", "d3", "d4"] {
         done(&rebooted(&net, net.call("ADD", id).netns("/x"), "b2"));
     }
@@ -160,7 +160,7 @@ fn gc_reclaims_the_dead_with_a_list_and_without() {
     assert_eq!(net.leases(), ["198.51.100.3"], "who is not listed is released as ever");
 }
 
-/// A process of its own process group, ended with its children when this is dropped.
+/// A process in its own process group, killed with its children on drop.
 struct Background(Child);
 
 impl Background {
@@ -170,7 +170,7 @@ impl Background {
         Background(command.spawn().unwrap())
     }
 
-    /// A process in a network namespace of its own that nothing pins, and its id.
+    /// A process in a network namespace that is not bind-mounted; also returns its process id.
     fn in_own_netns(node: &Node) -> (Background, String) {
         let ready = node.path("ready");
         let script = format!("echo $$ > {0}.new; mv {0}.new {0}; exec sleep 600", ready.display());
@@ -204,11 +204,11 @@ fn a_process_holds_its_namespace() {
     let wanted = net.call("ADD", "c2").netns("/x");
     assert_eq!(wanted.error().code, 999);
     process.end();
-    // Nothing pinned the namespace: as long as another one has its number, the lease stays.
+    // The lease remains as long as another namespace has the same inode number.
     eventually("the address comes back", || wanted.run().status == Some(0));
 }
 
-/// GC does not say that all is done as long as a container may send with an address of the stale lease.
+/// GC fails while a container may use an address of the stale lease.
 #[test]
 fn gc_fails_while_a_stale_address_is_in_use() {
     let node = Node::new();
@@ -216,7 +216,8 @@ fn gc_fails_while_a_stale_address_is_in_use() {
     let (mut process, pid) = Background::in_own_netns(&node);
     net.call("ADD", "c1").netns(&format!("/proc/{pid}/ns/net")).result();
     let ip = net.leases().remove(0);
-    // Nothing pins the namespace, so that it may be another container's with the same number.
+    // The namespace is not bind-mounted, so it may be another container's with the same inode
+    // number.
     node.sh(&format!("nsenter -t {pid} -n ip addr add {ip}/32 dev lo"));
     let gc = net.with(&json!({"cni.dev/valid-attachments": []}));
     let error = gc.call("GC", "").error();
@@ -227,7 +228,7 @@ fn gc_fails_while_a_stale_address_is_in_use() {
     assert_eq!(net.leases(), [""; 0]);
 }
 
-/// A container that ends between the two looks that GC takes is reclaimed, and nothing is left to complain of.
+/// A container that ends between GC's two scans is reclaimed, and GC succeeds.
 #[test]
 fn gc_succeeds_when_the_container_ends_meanwhile() {
     let node = Node::new();
@@ -240,7 +241,8 @@ fn gc_succeeds_when_the_container_ends_meanwhile() {
     assert_eq!(gc.run().status, Some(1));
     let outcome = std::thread::scope(|scope| {
         let run = scope.spawn(|| {
-            // Each look for a namespace starts with the mounts: three for the addresses, and one for the life.
+            // Each scan for a namespace reads the mounts first: three scans for the addresses, one
+            // for the liveness.
             let (mounts, pause) = ("/proc/thread-self/mountinfo", Duration::from_secs(3));
             strace::pause_before(&node, &gc, mounts, 4, pause)
         });
@@ -285,7 +287,7 @@ fn an_unseen_mount_holds_its_namespace() {
     fs::write(&conf, net.conf.to_string()).unwrap();
     let (conf, ns, ready) = (conf.display(), ns.display(), node.path("ready"));
     let plugin = net.call("ADD", "c1").netns(&ns.to_string());
-    // The mount is in a mount namespace of its own, and so is the plugin that makes the lease.
+    // The bind mount is in another mount namespace, and so is the plugin that creates the lease.
     let script = format!(
         "touch {ns} && unshare --net={ns} true && \"$0\" < {conf} && touch {} && exec sleep 600",
         ready.display()
@@ -306,7 +308,7 @@ fn in_doubt_a_lease_stays() {
     let node = Node::new();
     let net = one_set(&node, &[ONE]);
     let wanted = net.call("ADD", "c2").netns("/x");
-    // Nothing is known of the namespace.
+    // The namespace cannot be identified.
     let plain = node.path("plain");
     fs::write(&plain, "").unwrap();
     for path in [plain.display().to_string(), "/no/such".into(), "/proc/self/status".into()] {
@@ -316,11 +318,11 @@ fn in_doubt_a_lease_stays() {
         assert_eq!(net.leases().len(), 1, "{path}");
         del(&net, "c1");
     }
-    // The reference's, of this boot.
+    // A lease of the reference from the current boot.
     fs::write(node.path("leases/net/198.51.100.66"), "theirs\r\neth0").unwrap();
     assert_eq!(wanted.error().code, 999);
     fs::remove_file(node.path("leases/net/198.51.100.66")).unwrap();
-    // Who does not see all processes cannot tell.
+    // In another PID namespace not all processes are visible.
     let container = Container::new();
     net.call("ADD", "c1").netns(&container.path()).result();
     drop(container);
@@ -350,7 +352,7 @@ fn an_old_file_is_of_an_earlier_boot_unless_the_clock_was_set() {
         fs::write(&lease, "theirs\r\neth0").unwrap();
         node.sh(&format!("touch -d '{date}' {}", lease.display()));
     };
-    // Without a battery: the boot began in 1970 by the clock on the wall, and so did the lease's.
+    // Without an RTC battery the boot begins in 1970 by the wall clock.
     old("1970-01-02");
     assert_eq!(wanted(&null("1970-01-01 12:00")).error().code, 999, "the clock was set");
     old("now");
@@ -373,7 +375,7 @@ fn the_references_host_local_and_ours_heal_one_store() {
     };
     let dead: Vec<_> = (0..3).map(|_| Container::new()).collect();
     let alive = Container::new();
-    // Ours and theirs in turn: each finds what the other left, and the notes outlast it.
+    // Alternating ADDs: each program accepts the other's leases, and the records of cnibox persist.
     net.call("ADD", "d0").netns(&dead[0].path()).result();
     theirs("ADD", "t1", &alive.path()).result();
     net.call("ADD", "d1").netns(&dead[1].path()).result();
@@ -390,7 +392,7 @@ fn the_references_host_local_and_ours_heal_one_store() {
         del(&net, "new");
         outcome.status == Some(0) && net.leases().len() == 2
     });
-    // And the reference goes on with them.
+    // The reference reuses the reclaimed addresses.
     for id in ["t3", "t4", "t5"] {
         theirs("ADD", id, "/x").result();
     }
@@ -399,7 +401,8 @@ fn the_references_host_local_and_ours_heal_one_store() {
         del(&net, id);
     }
     assert_eq!(net.leases(), [""; 0]);
-    // What the reference made anew under a name and address of ours is not what we noted.
+    // A lease that the reference recreates with the same container and address is not the recorded
+    // lease.
     let dead = Container::new();
     net.call("ADD", "c1").netns(&dead.path()).result();
     fs::remove_file(node.path("leases/net").join("last_reserved_ip.0")).unwrap();
@@ -429,7 +432,7 @@ fn a_freed_address_is_kept_back_for_as_long_as_asked() {
     assert!(error.msg.contains("no IP addresses available in range set"), "{error:?}");
     assert!(error.details.contains("reuseDelay keeps back the next one for"), "{error:?}");
     assert_eq!(net.call("STATUS", "").error().code, 50);
-    // By name it can be had, and GC keeps back, too.
+    // A requested address is not subject to the delay; an address freed by GC is.
     let asked = net.with(&json!({"args": {"cni": {"ips": ["198.51.100.66"]}}}));
     asked.call("ADD", "c2").netns("/x").result();
     gc(&net, &[]).ok();
@@ -437,7 +440,7 @@ fn a_freed_address_is_kept_back_for_as_long_as_asked() {
     let short = net.with(&json!({"ipam": {"type": "host-local", "dataDir": node.path("leases"),
         "ranges": [[{"subnet": ONE}]], "reuseDelay": 1}}));
     eventually("a second is over", || short.call("ADD", "c3").netns("/x").run().status == Some(0));
-    // A delay that is no number is the configuration's fault, and no reason to leak.
+    // DEL with an invalid delay fails, but releases the lease.
     let bad = net.with(&json!({"ipam": {"type": "host-local", "dataDir": node.path("leases"),
         "ranges": [[{"subnet": ONE}]], "reuseDelay": "long"}}));
     assert!(bad.call("ADD", "c4").netns("/x").run().status == Some(1));
@@ -451,7 +454,7 @@ fn processes_are_looked_through_without_the_lock() {
     let net = one_set(&node, &[ONE]);
     let container = Container::new();
     net.call("ADD", "c1").netns(&container.path()).result();
-    // The pool is full, or a container has an address already.
+    // ADD fails: the pool is exhausted (c2), or the container has an address already (c1).
     for id in ["c2", "c1"] {
         let (outcome, calls) = strace::record(&node, &net.call("ADD", id).netns("/x"));
         assert_eq!(outcome.status, Some(1), "{outcome:?}");

@@ -1,9 +1,9 @@
-//! kill -9 at any moment of ADD, DEL, GC and healing: the next call reads the store, no address is
-//! owned twice, none is lost.
+//! SIGKILL at any moment of ADD, DEL, GC and reclaiming: the next call can read the store, no
+//! address has two owners, and none is lost.
 //!
-//! Two ways: strace kills before each system call with an effect (with `CNIBOX_SOAK=<rounds>`,
-//! before each of them), and a signal comes after a random time. The pool is small and at the end
-//! handed out to the last address, so that one which is lost is missed.
+//! strace kills before each system call with an effect (with `CNIBOX_SOAK=<rounds>`, before every
+//! call), or a signal kills after a random time. At the end the small pool is allocated to the last
+//! address, which reveals lost addresses.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -16,12 +16,12 @@ use crate::net::{Net, merged};
 use crate::node::{Call, Container, Node, eventually};
 use crate::strace::{self, Syscall};
 
-/// 13 addresses, the gateway's not counted, that no other test gives to an interface.
+/// 13 allocatable addresses, without the gateway's; no other test assigns them to an interface.
 const POOL: (&str, usize) = ("198.51.100.128/28", 13);
-/// Enough for what a delay keeps back.
+/// Large enough for addresses that `reuseDelay` withholds.
 const LARGE_POOL: (&str, usize) = ("198.18.0.0/23", 509);
 
-/// Calls that change what others see.
+/// System calls with externally visible effects.
 const EFFECTS: [&str; 10] = [
     "write",
     "pwrite64",
@@ -42,7 +42,7 @@ fn rounds() -> Option<usize> {
 struct Scene<'n> {
     net: Net<'n>,
     size: usize,
-    /// Who has an address all the time.
+    /// The containers with permanent leases.
     residents: Vec<&'static str>,
 }
 
@@ -67,7 +67,8 @@ impl<'n> Scene<'n> {
         self.net.with(&json!({"cni.dev/valid-attachments": valid})).call("GC", "")
     }
 
-    /// Every lease names one owner, each resident has its own, and commands agree.
+    /// Asserts that every lease has one owner, every resident one lease, and that `others` more
+    /// leases exist.
     #[track_caller]
     fn assert_sound(&self, others: usize, why: &str) {
         let leases = self.net.leases();
@@ -83,7 +84,7 @@ impl<'n> Scene<'n> {
         }
     }
 
-    /// After a kill of any of the verbs the victim is removed, or was.
+    /// Asserts that DEL, ADD and CHECK of the victim succeed after a killed call.
     #[track_caller]
     fn assert_recovers(&self, why: &str) {
         let before = self.net.leases().len();
@@ -97,13 +98,13 @@ impl<'n> Scene<'n> {
         self.call("CHECK", "victim").ok();
     }
 
-    /// Every address can still be had, by somebody else each.
+    /// Asserts that every address of the pool can be allocated, each to another container.
     #[track_caller]
     fn assert_nothing_is_lost(&self) {
         self.call("DEL", "victim").ok();
         let ids: Vec<_> = (self.residents.len()..self.size).map(|n| format!("last-{n}")).collect();
         let add = |id: &String| self.call("ADD", id).run().status == Some(0);
-        // What is kept back comes back after a second.
+        // An address that `reuseDelay` withholds is available after one second.
         for id in &ids {
             eventually("an address is lost", || add(id));
         }
@@ -114,7 +115,7 @@ impl<'n> Scene<'n> {
         assert_eq!(self.net.leases(), [""; 0]);
     }
 
-    /// Has what `verb` works on: for ADD nothing, for DEL and GC the victim's lease.
+    /// Creates the initial state for `verb`: the victim's lease for DEL and GC, no lease for ADD.
     fn prepare(&self, verb: &str) {
         self.call("DEL", "victim").ok();
         if verb != "ADD" {
@@ -139,7 +140,7 @@ fn at_every_call(pool: (&str, usize), keys: &Value) {
         for verb in ["ADD", "DEL", "GC"] {
             scene.prepare(verb);
             if round % 2 == 1 {
-                // The reference was here: the journal has to be written first.
+                // After a change by the reference the call has to write the journal first.
                 fs::write(node.path("leases/net/theirs"), "").unwrap();
             }
             let (outcome, calls) = strace::record(&node, &scene.victim(verb));

@@ -1,4 +1,4 @@
-//! Wanted addresses: where they come from, which are refused, and what happens to the rest.
+//! Requested addresses: their sources, refusals, and the ranges without a requested address.
 
 use serde_json::{Value, json};
 
@@ -12,7 +12,7 @@ fn two_sets(node: &Node) -> Net<'_> {
     net(node, "1.1.0", &json!({"ranges": ranges}))
 }
 
-/// The keys and `CNI_ARGS` that ask for these: from the environment, `args`, `runtimeConfig`.
+/// ADD with addresses requested by `CNI_ARGS`, `args` and `runtimeConfig`.
 fn asking(net: &Net<'_>, env: &str, args: &[&str], runtime: &[&str]) -> Result<Value, String> {
     let keys = json!({"args": {"cni": {"ips": args}}, "RuntimeConfig": {"ips": runtime}});
     let before = net.node.snapshot();
@@ -97,7 +97,7 @@ fn texts_that_are_no_addresses() {
     assert!(error.contains('x'), "{error}");
     let error = asking(&net, "", &[], &[""]).unwrap_err();
     assert!(error.contains("IP <nil> not v4 nor v6"), "{error}");
-    // DEL does not care.
+    // DEL ignores invalid requests.
     add(&net, "c1");
     net.call("DEL", "c1").env("CNI_ARGS", "IP=abc").ok();
     assert_eq!(net.leases(), [""; 0]);

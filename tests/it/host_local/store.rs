@@ -1,4 +1,4 @@
-//! Leases on disk: order, exhaustion, old forms, reservations, places that cannot be written.
+//! The lease store: allocation order, exhaustion, old formats, reservations, unwritable folders.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -167,7 +167,7 @@ fn addresses_that_are_reserved_by_hand_are_never_given_out() {
     for (ip, text) in reserved {
         assert_eq!(file(&net, ip), text);
     }
-    // The reference's DEL of a container of that name frees it as well.
+    // DEL of a container with that id frees the reserved address, as the reference's DEL does.
     del(&net, "printer");
     assert_eq!(net.leases(), ["10.0.0.2", "10.0.0.3", "10.0.0.5"]);
 }
