@@ -8,7 +8,7 @@
 //! | module | |
 //! | --- | --- |
 //! | `options` | the command line |
-//! | `sandbox` | user namespace for unprivileged users, temporary directory removed even on Ctrl-C |
+//! | `sandbox` | user namespace for unprivileged users, directory removed even on Ctrl-C |
 //! | `case` | the cases: plugins and configurations |
 //! | `netavark` | podman's network stack, compared with bridge and portmap |
 //! | `netfilter` | the packet filter of a plugin, and unrelated rules in it |
