@@ -245,7 +245,7 @@ impl<'a> Bench<'a> {
 
     fn parameters(&self) -> Vec<String> {
         let mut lines = Vec::new();
-        // The reference leaves `accept_dad` alone without IPv6 addresses.
+        // Without IPv6 addresses cnibox keeps the kernel's `accept_dad`.
         let without_ipv6 = self.case.plugin == "bridge"
             && !self.container.try_sh("ip -6 addr show eth0 scope global | grep -q inet6");
         for key in ["accept_dad", "accept_ra", "disable_ipv6", "enhanced_dad"] {
