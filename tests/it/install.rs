@@ -203,7 +203,7 @@ fn the_reference_is_replaced_and_returns() {
     let said = at.install(&[]);
     assert!(said.contains("replaces a reference plugin, which is backed up"), "{said}");
     at.is_all_cnibox();
-    // Neither an upgrade nor a reinstallation of the same release changes the backups.
+    // Reinstallations, in the same or another mode, do not change the backups.
     at.install(&["--mode", "copy"]);
     at.install(&[]);
     let said = at.uninstall();

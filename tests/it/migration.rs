@@ -184,7 +184,7 @@ fn there_and_back(fill: impl Fn(&Path, &Path)) {
     site.works(&old[2]);
     site.del(&old[2]);
     site.del(&last);
-    // The reference keeps the records of deleted containers.
+    // DEL of the reference does not delete cnibox's records.
     drop(new);
     let folders = ["cache", "net.d", "leases"].map(|name| site.state(name));
     let [cache, net_d, leases] = &folders;

@@ -151,7 +151,7 @@ fn chained(random: &mut Random, interface: &Value) -> Value {
     }
 }
 
-/// Shell commands that damage the node in a way that STATUS must detect.
+/// Shell commands that damage the node in a way that STATUS must detect; `true` damages nothing.
 const DEFECTS: [&str; 20] = [
     "true",
     "true",

@@ -144,7 +144,7 @@ fn refusals_change_nothing() {
         let error = ports.call_with("ADD", &pod, &mappings, &keys).error();
         assert_eq!(error.brief(), (code, format!("failed to parse config: {msg}").as_str()));
         assert_eq!(ports.state(), before);
-        // DEL ignores the mappings.
+        // DEL does not validate the mappings.
         if error.code != 6 {
             ports.call_with("DEL", &pod, &mappings, &keys).ok();
         }

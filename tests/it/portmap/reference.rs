@@ -117,7 +117,7 @@ fn check_of_either_accepts_what_the_other_made_with_iptables() {
 fn check_accepts_what_the_reference_made_with_nftables() {
     let ports = Ports::new(Rules::Nftables, "1.1.0");
     let pod = ports.pod("c1");
-    // ADD of the reference enables it.
+    // ADD of the reference enables `route_localnet`.
     ports.node.sh("echo 1 > /proc/sys/net/ipv4/conf/cni0/route_localnet");
     table(&ports, "ip", "10.1.2.2");
     table(&ports, "ip6", "[2001:db8:1::2]");
