@@ -1,5 +1,5 @@
-//! The YAML files: each file parses, and the Makefile targets and actions that .github/ refers to
-//! exist. GitHub reports mistakes only when a workflow runs, those in the release workflow only on
+//! The YAML files: each file parses, the workflows' Makefile targets exist, and their actions are
+//! pinned. GitHub reports mistakes only when a workflow runs, those in the release workflow only on
 //! release day.
 
 use std::fs;
