@@ -1,15 +1,16 @@
-//! The layers of docs/architecture.md, checked in the text of the source.
+//! The layers of docs/architecture.md, checked on the source text.
 //!
-//! A module imports only from its own layer's allowance; a few words (`setns`, `fs2`, `Command`,
-//! `/proc/sys`) may stand in one place each. Comments are not looked at, so that documentation
-//! can speak freely.
+//! A module imports only from the modules that its layer permits; certain words (`setns`, `fs2`,
+//! `Command`, `/proc/sys`) are confined to one place each. Comments are ignored, so that
+//! documentation may name anything.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What each module may import from the crate besides itself, `error`, `log` and `sort`.
+/// The modules that each module may import from the crate besides itself, `error`, `log` and
+/// `sort`.
 const LAYERS: &[(&str, &[&str])] = &[
     ("error", &[]),
     ("log", &[]),
@@ -105,7 +106,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// Words and the only files or folders below `src` that may have them.
+/// Words, and the only files or directories below `src` that may contain them.
 const PLACES: &[(&str, &[&str])] = &[
     ("setns(", &["netns.rs"]),
     ("unshare(", &["netns.rs"]),
@@ -130,30 +131,30 @@ const PLACES: &[(&str, &[&str])] = &[
     ("thread::sleep", &["invoke/", "netfilter/watch.rs"]),
 ];
 
-/// Names that say nothing about what is inside.
+/// Module names that describe no purpose.
 const DUMPING_GROUNDS: [&str; 6] = ["util", "utils", "common", "helper", "helpers", "misc"];
 
 const LONGEST_FILE: usize = 500;
 
 const LONGEST_TEST_NAME: usize = 60;
 
-/// The names of modules from the crate down.
+/// The names of the modules from the crate root down.
 type ModulePath = Vec<String>;
 
 struct Source {
-    /// Path below `src`.
+    /// The path below `src`.
     path: String,
     text: String,
 }
 
 impl Source {
-    /// The modules that lead to this file, the one directly below the crate first.
+    /// The modules that lead to this file, outermost first.
     fn modules(&self) -> Vec<String> {
         let parts = self.path.trim_end_matches(".rs").split('/');
         parts.filter(|part| *part != "mod").map(str::to_owned).collect()
     }
 
-    /// The lines of code: no comments, no tests.
+    /// The lines of code, without comments and tests.
     fn code(&self) -> impl Iterator<Item = &str> {
         let tests = self.path.split('/').any(|part| part == "tests" || part == "tests.rs");
         let mut skipping = None;
@@ -161,7 +162,7 @@ impl Source {
         lines.filter(move |line| !tests && !belongs_to_tests(line, &mut skipping))
     }
 
-    /// The modules and items that this imports or names, from the crate down.
+    /// The modules and items that this file imports or names, from the crate root down.
     fn imports(&self) -> Vec<Vec<String>> {
         let code = self.code().collect::<Vec<_>>().join("\n");
         let resolve = |path: Vec<String>| {
@@ -176,7 +177,7 @@ impl Source {
 }
 
 impl Source {
-    /// What this file names of its children for others: module and name, with the child.
+    /// The items of child modules that this file re-exports: module and item name, with the child.
     fn reexports(&self, all: &BTreeSet<ModulePath>) -> Vec<((ModulePath, String), ModulePath)> {
         let own = self.modules();
         let code = self.code().collect::<Vec<_>>().join("\n");
@@ -191,9 +192,9 @@ impl Source {
     }
 }
 
-/// Whether the line is in the one item behind a `#[cfg(test)]`, of which `inside` knows the
-/// indentation and whether its first line has come. It ends as rustfmt has it: on that line, or with
-/// a line that closes a bracket under it.
+/// Whether the line belongs to the item behind a `#[cfg(test)]`; `inside` holds the item's
+/// indentation and whether its first line has been seen. In rustfmt's layout, the item ends on its
+/// first line or with a line of the same indentation that starts with a closing bracket.
 fn belongs_to_tests(line: &str, inside: &mut Option<(usize, bool)>) -> bool {
     let text = line.trim();
     let depth = line.len() - line.trim_start().len();
@@ -209,7 +210,7 @@ fn belongs_to_tests(line: &str, inside: &mut Option<(usize, bool)>) -> bool {
     true
 }
 
-/// Every path that begins with `crate` or `super`, those in braces one by one.
+/// Every path that starts with `crate` or `super`; groups in braces are expanded.
 fn paths(code: &str) -> Vec<Vec<String>> {
     let mut found = Vec::new();
     for start in ["crate::", "super::"] {
@@ -223,7 +224,7 @@ fn paths(code: &str) -> Vec<Vec<String>> {
     found
 }
 
-/// Adds the paths that `text` begins with, below `stem`; returns what follows them.
+/// Adds the paths at the start of `text`, prefixed with `stem`; returns the text behind them.
 fn branches<'t>(text: &'t str, stem: &mut Vec<String>, found: &mut Vec<Vec<String>>) -> &'t str {
     let text = text.trim_start();
     if let Some(mut rest) = text.strip_prefix('{') {
@@ -237,7 +238,7 @@ fn branches<'t>(text: &'t str, stem: &mut Vec<String>, found: &mut Vec<Vec<Strin
     }
     let name = word(text);
     if name.is_empty() {
-        // The end of a list, or everything there is.
+        // The end of a group, or a glob.
         found.extend(text.starts_with('*').then(|| stem.clone()));
         return text.trim_start_matches('*');
     }
@@ -252,7 +253,7 @@ fn branches<'t>(text: &'t str, stem: &mut Vec<String>, found: &mut Vec<Vec<Strin
     rest.find([',', '}']).filter(|_| rest.starts_with(" as ")).map_or(rest, |end| &rest[end..])
 }
 
-/// Where the conformance suite is, a crate of its own.
+/// The directory of the conformance suite, a separate crate.
 const SUITE: &str = "sanity/";
 
 /// The library and its executable.
@@ -262,7 +263,7 @@ fn sources() -> Vec<Source> {
     all
 }
 
-/// The Rust files below a folder of the repository.
+/// The Rust files below a directory of the repository.
 fn sources_of(folder: &str) -> Vec<Source> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
     let mut found = Vec::new();
@@ -287,13 +288,13 @@ fn fail_on(what: &str, broken: &[String]) {
     assert!(broken.is_empty(), "{what}:\n  {}", broken.join("\n  "));
 }
 
-/// The identifier that `text` begins with.
+/// The identifier at the start of `text`.
 fn word(text: &str) -> String {
     let text = text.trim_start();
     text.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect()
 }
 
-/// What a file imports from above its layer.
+/// A file's imports that its layer does not permit.
 fn upward(source: &Source) -> Vec<String> {
     let modules = source.modules();
     let module = modules[0].as_str();
@@ -311,7 +312,7 @@ fn upward(source: &Source) -> Vec<String> {
     broken.map(|import| format!("{}: {module} imports {import}", source.path)).collect()
 }
 
-/// What a plugin imports from others.
+/// A plugin's imports from other plugins.
 fn sideways(source: &Source) -> Vec<String> {
     let modules = source.modules();
     let [layer, own, ..] = &modules[..] else { return Vec::new() };
@@ -325,7 +326,7 @@ fn sideways(source: &Source) -> Vec<String> {
     others.map(|other| format!("{}: {own} imports {other}", source.path)).collect()
 }
 
-/// Lines with words that have their place elsewhere.
+/// Lines with words that are confined to other files.
 fn misplaced(source: &Source) -> Vec<String> {
     let is_out = |line: &&str| {
         let mut words = PLACES.iter().filter(|(word, _)| line.contains(word));
@@ -334,11 +335,11 @@ fn misplaced(source: &Source) -> Vec<String> {
     source.code().filter(is_out).map(|line| format!("{}: {}", source.path, line.trim())).collect()
 }
 
-/// The children of a folder of modules that import each other in a circle, folder by folder.
+/// Import cycles among sibling modules, per parent module.
 fn rings(sources: &[Source]) -> Vec<String> {
     let modules: BTreeSet<Vec<String>> = sources.iter().map(Source::modules).collect();
     let reexports: BTreeMap<_, _> = sources.iter().flat_map(|s| s.reexports(&modules)).collect();
-    // From a child of a folder to another one: folder, child, other child.
+    // Edges by parent module: importing child, imported child.
     let mut edges: BTreeMap<Vec<String>, BTreeSet<(String, String)>> = BTreeMap::new();
     for source in sources {
         let from = source.modules();
@@ -399,7 +400,7 @@ fn rings_are_found_through_a_list_of_names() {
     assert!(rings(&all[..2]).is_empty());
 }
 
-/// What it says of these plugins is as independent as of any others.
+/// The suite's verdict on this project's plugins must be independent of their code.
 #[test]
 fn the_conformance_suite_uses_nothing_of_the_library() {
     let suite: Vec<Source> =
@@ -477,7 +478,7 @@ fn paths_are_followed_from_the_crate_down() {
     assert_eq!(imports("a/b/c.rs", "use super::super::super::d;"), ["d"]);
 }
 
-/// What was put behind the tests' module, or said with `super`, was not seen once.
+/// Regression test: the checks once missed code behind the tests' module, and paths with `super`.
 #[test]
 fn what_is_planted_is_found() {
     for header in [

@@ -1,8 +1,8 @@
-//! docs/plugins/ against the source: each plugin has a page, each key of its configuration is on
-//! it, and each key on it exists. The keys are read from the structs that derive `Deserialize`.
-//! And what pages say of each other: links lead somewhere, the book has all pages, figures that
-//! stand in two places are the same.
-//! `workflows` has what is in YAML, `prepare` what `make` says before it builds.
+//! docs/plugins/ compared with the source: each plugin has a page, the page documents each
+//! configuration key, and each documented key exists. The keys are read from the structs that
+//! derive `Deserialize`. Also the consistency of the pages: links resolve, the book contains every
+//! page, repeated figures agree. `workflows` tests the YAML files, `prepare` the checks that `make`
+//! runs before a build.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 
 use std::fs;
@@ -14,7 +14,7 @@ use cnibox::testing::Kind;
 mod prepare;
 mod workflows;
 
-/// What a page must have, in this order: an example, and headings.
+/// The required parts of a page, in this order: an example, and headings.
 const SECTIONS: [&str; 6] =
     ["```json", "## On the host", "## Keys", "## Differences", "## Errors", "## Kernel"];
 
@@ -34,14 +34,14 @@ fn page(name: &str) -> String {
     })
 }
 
-/// A key of the configuration and where it is read.
+/// A configuration key and the struct that reads it.
 #[derive(Debug)]
 struct Key {
     name: String,
     place: String,
 }
 
-/// The keys that the files of a plugin read.
+/// The keys that a plugin's files read.
 fn keys_of_plugin(name: &str) -> Vec<Key> {
     let module = name.replace('-', "_");
     let file = root().join("src/plugins").join(format!("{module}.rs"));
@@ -65,7 +65,7 @@ fn keys(text: &str) -> Vec<(String, String)> {
     let mut found = Vec::new();
     let mut lines = text.lines();
     while let Some(line) = lines.next() {
-        // What is written as well is a file of state.
+        // A struct that is also serialized is a state file, not a configuration.
         let read = line.trim_start().starts_with("#[derive(") && line.contains("Deserialize");
         if !read || line.contains(" Serialize") {
             continue;
@@ -124,7 +124,7 @@ fn written(field: &str, camel: bool) -> String {
     })
 }
 
-/// The words in a page's code spans: `ipam.ranges` gives `ipam` and `ranges`.
+/// The words in a page's code spans: `ipam.ranges` yields `ipam` and `ranges`.
 fn words(text: &str) -> Vec<&str> {
     let spans = text.split('`').skip(1).step_by(2);
     spans
@@ -212,7 +212,7 @@ fn image_builders_find_every_plugin() {
     }
 }
 
-/// The fixed parts of a message in the operators' table: what stands for a name is left out.
+/// The fixed parts of a message in the operators' table, without placeholders.
 fn fixed_parts(message: &str) -> Vec<&str> {
     let variable = ["...", "/x", " x", " X", " Y", "\"x\""];
     let mut parts = vec![message];
@@ -222,7 +222,7 @@ fn fixed_parts(message: &str) -> Vec<&str> {
     parts.into_iter().map(|part| part.trim_matches([' ', ':', '[', ']', '/'])).collect()
 }
 
-/// All sources in one text, strings as they are printed but for what is put in.
+/// The text of all sources, with escaped quotes unescaped.
 fn sources(dir: &Path) -> String {
     let mut text = String::new();
     for entry in fs::read_dir(dir).unwrap() {
@@ -236,9 +236,9 @@ fn sources(dir: &Path) -> String {
     text.replace("\\\"", "\"")
 }
 
-/// Those of `messages` of which a fixed part stands nowhere in the sources, with that part.
+/// The messages with a fixed part that occurs nowhere in the sources, and that part.
 fn unsaid<'t>(messages: impl Iterator<Item = &'t str>) -> Vec<(&'t str, &'t str)> {
-    // What the kernel says.
+    // Texts of kernel errors.
     const ERRNO: [&str; 8] = [
         "Unknown device type",
         "invalid argument",
@@ -291,7 +291,7 @@ fn releases_are_named_once() {
     }
 }
 
-/// The pages of the root, and all below docs/, by their path.
+/// The paths of the pages in the root directory and below docs/.
 fn pages() -> Vec<PathBuf> {
     fn below(dir: &Path, found: &mut Vec<PathBuf>) {
         for entry in fs::read_dir(dir).unwrap() {
@@ -309,14 +309,14 @@ fn pages() -> Vec<PathBuf> {
     found
 }
 
-/// The page without examples: blocks and spans of code.
+/// The page without code blocks and code spans.
 fn prose(text: &str) -> String {
     let blocks = text.split("```").step_by(2).collect::<String>();
     let lines = blocks.lines().filter(|line| !line.starts_with("    "));
     lines.map(|line| line.split('`').step_by(2).collect::<String>() + "\n").collect()
 }
 
-/// Where the links of a page lead, pictures among them.
+/// The targets of a page's links and images.
 fn links(text: &str) -> Vec<String> {
     let prose = prose(text);
     let marks = [("](", ')'), ("src=\"", '"')];
@@ -326,7 +326,7 @@ fn links(text: &str) -> Vec<String> {
     ends.filter(|link| !link.starts_with("http")).collect()
 }
 
-/// What a heading is called in a link.
+/// The anchors of a page's headings.
 fn anchors(text: &str) -> Vec<String> {
     let headings = text.lines().filter(|line| line.starts_with('#'));
     headings

@@ -30,10 +30,10 @@ TARGET = pathlib.Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target")
 VERSION = re.search(r'^version = "(.*)"', (ROOT / "Cargo.toml").read_text(), re.M)[1]
 NAMESPACE = "kube-system"
 IMAGE = f"localhost/cnibox:{VERSION}"
-# What K3s brings itself.
+# The plugins that K3s ships.
 K3S = "bandwidth,bridge,firewall,flannel,host-local,loopback,portmap"
 
-# Platform: folder of plugins, folder of configurations, arguments of the installation.
+# Per platform: plugin directory, configuration directory, arguments of the installation.
 DEFAULT = ("/opt/cni/bin", "/etc/cni/net.d", ["--protect", "/opt/cni/bin"])
 PLATFORMS = {
     "kubeadm": DEFAULT,
@@ -187,7 +187,7 @@ def configuration(objects):
     return name, json.loads(text)
 
 
-# capabilities(7) and the system calls' numbers, of linux/capability.h, sched.h, sys/mount.h and prctl.h.
+# Capabilities and system call numbers from linux/capability.h, sched.h, sys/mount.h and prctl.h.
 CAPABILITIES = {"LINUX_IMMUTABLE": 9, "NET_ADMIN": 12}
 CLONE_NEWNS, CLONE_NEWNET = 0x20000, 0x40000000
 MS_BIND, MS_REC, MS_PRIVATE = 0x1000, 0x4000, 0x40000
@@ -229,7 +229,7 @@ def rehearse(binary, platform, objects, undone):
             path.mkdir(parents=True)
         shutil.copy(binary, root / "cnibox")
         (plugins / "calico").write_text("#!/bin/sh\n")
-        # What Go writes into a plugin of the reference.
+        # The module path that the Go linker embeds in reference plugins.
         (plugins / "ptp").write_text("\x7fELF path\tgithub.com/containernetworking/plugins/plugins/main/ptp\n")
         (plugins / "ptp").chmod(0o755)
         for name in K3S.split(",") if platform == "k3s" else []:
@@ -281,7 +281,7 @@ def main(binary=None, archive=None):
     own = pod(chart("image.repository=registry.example/cnibox", "image.tag=9.9.9", "installArgs={--replace,--force}"))
     assert {container["image"] for container in own[1:]} == {"registry.example/cnibox:9.9.9"}, own
     assert own[1]["args"] == ["--protect", "--replace", "--force", "/opt/cni/bin"], own[1]["args"]
-    # The folders that documentation names.
+    # The directories that the documentation names.
     page = (ROOT / "docs/operator.md").read_text()
     for platform, (plugins, conf, _) in PLATFORMS.items():
         row = f"`kubectl apply -k packaging/kubernetes/{platform}` | `{plugins}`, `{conf}` |"

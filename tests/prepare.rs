@@ -1,5 +1,5 @@
-//! tests/prepare.sh on machines that lack things: what it says, what it installs, and when it stops.
-//! A machine is a folder of programs that is all of PATH.
+//! tests/prepare.sh on machines with missing programs: its messages, the packages it installs, and
+//! when it stops. A machine is a directory of programs that is the whole PATH.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -10,10 +10,10 @@ use tempfile::TempDir;
 
 use super::root;
 
-/// What the script itself calls.
+/// The programs that the script itself calls.
 const TOOLS: [&str; 9] = ["awk", "cut", "grep", "head", "paste", "sed", "sh", "sort", "tr"];
 
-/// A machine where root has a current Rust, a current kernel and nothing else.
+/// A machine where root has a current Rust toolchain and a current kernel, and nothing else.
 struct Machine(TempDir);
 
 impl Machine {
@@ -30,7 +30,7 @@ impl Machine {
             .program("rustc", "echo 'rustc 1.95.0 (59807616e 2026-04-14)'")
     }
 
-    /// The machine with a program, in place of what it had of that name.
+    /// The machine with a program added or replaced.
     fn program(self, name: &str, script: &str) -> Self {
         let path = self.0.path().join(name);
         fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
@@ -38,7 +38,7 @@ impl Machine {
         self
     }
 
-    /// Whether it is enough for the purpose, and what is said.
+    /// Runs the script: whether the machine suffices for the purpose, and the output.
     fn prepare(&self, purpose: &str, variables: &[(&str, &str)]) -> (bool, String) {
         let Output { status, stdout, stderr } = Command::new("/bin/sh")
             .arg(root().join("tests/prepare.sh"))
@@ -52,19 +52,19 @@ impl Machine {
         (status.success(), String::from_utf8(stderr).unwrap())
     }
 
-    /// The lines that its apt-get was called with: see [`Machine::debian`].
+    /// The recorded arguments of the machine's apt-get: see [`Machine::debian`].
     fn apt(&self) -> String {
         fs::read_to_string(self.0.path().join("apt.log")).unwrap_or_default()
     }
 
-    /// The machine with an apt-get, which writes down its arguments and then runs the script.
+    /// The machine with an apt-get that records its arguments and then runs `script`.
     fn debian(self, script: &str) -> Self {
         let folder = self.0.path().display().to_string();
         self.program("apt-get", &format!("echo \"$@\" >>{folder}/apt.log\ncd {folder}\n{script}"))
     }
 }
 
-/// A C compiler that has the libraries, in /dev/null.
+/// A C compiler that finds the libraries (as /dev/null).
 const CC: &str = "echo /dev/null";
 
 #[test]
@@ -158,8 +158,7 @@ fn a_demo_that_cannot_be_shown_is_not_built() {
     assert!(said.contains("not here"), "{said}");
 }
 
-/// Packages of Debian that the script knows, against what it says of them: a purpose is no use to a
-/// reader who does not learn what a package is for.
+/// The script must describe the purpose of each Debian package that it installs.
 #[test]
 fn every_package_has_a_purpose() {
     let text = fs::read_to_string(root().join("tests/prepare.sh")).unwrap();

@@ -1,5 +1,6 @@
-//! What is in YAML: each file parses, and what the workflows of .github/ call is there. Their host tells
-//! of a mistake only when it runs them, of one in the release only on the day of a release.
+//! The YAML files: each file parses, the workflows' Makefile targets exist, and their actions are
+//! pinned. GitHub reports mistakes only when a workflow runs, those in the release workflow only on
+//! release day.
 
 use std::fs;
 
@@ -7,7 +8,7 @@ use yaml_rust2::{Yaml, YamlLoader};
 
 use super::root;
 
-/// The files with these extensions below a folder of the repository, with their texts.
+/// The files with these extensions below a directory of the repository, with their contents.
 fn files(folder: &str) -> Vec<(String, String)> {
     let mut found = Vec::new();
     let mut folders = vec![root().join(folder)];
@@ -38,7 +39,7 @@ fn targets() -> Vec<String> {
     rules.filter_map(|line| Some(line.split_once(':')?.0.to_owned())).collect()
 }
 
-/// What is wrong with a command: it is `make`, targets that exist, and then variables.
+/// The defect of a command, if any: a command is `make`, existing targets, and then variables.
 fn wrong_command(command: &str, targets: &[String]) -> Option<String> {
     let Some(words) = command.strip_prefix("make ") else {
         return Some(format!("runs something else than make: {command}"));
@@ -50,7 +51,7 @@ fn wrong_command(command: &str, targets: &[String]) -> Option<String> {
     Some(format!("the Makefile has no target {unknown}"))
 }
 
-/// What is wrong with an action: it is that of a commit, whose release stands beside it for people.
+/// The defect of an action, if any: an action is pinned to a commit, with its release in a comment.
 fn wrong_action(line: &str) -> Option<String> {
     let pinned = line.split_once('@').and_then(|(_, rest)| rest.split_once(" # "));
     let good = pinned.is_some_and(|(hash, release)| {
@@ -64,7 +65,7 @@ fn mapping(yaml: &Yaml) -> impl Iterator<Item = (&str, &Yaml)> {
     pairs.map(|(key, value)| (key.as_str().unwrap_or_default(), value))
 }
 
-/// What is wrong with a step besides what its line says.
+/// The defect of a step, if any, besides those of its lines.
 fn wrong_step(step: &Yaml, targets: &[String]) -> Option<String> {
     if let Some(command) = step["run"].as_str() {
         return wrong_command(command, targets);
@@ -75,7 +76,7 @@ fn wrong_step(step: &Yaml, targets: &[String]) -> Option<String> {
     keeps_token.then(|| "the checkout keeps the token: persist-credentials: false".to_owned())
 }
 
-/// All that is wrong with a workflow.
+/// All defects of a workflow.
 fn faults(text: &str, targets: &[String]) -> Vec<String> {
     let workflow = match parse(text) {
         Ok(workflow) => workflow,
@@ -102,7 +103,7 @@ fn faults(text: &str, targets: &[String]) -> Vec<String> {
 
 #[test]
 fn every_yaml_file_parses() {
-    // Templates of Helm become YAML; tests/manifests.py renders them.
+    // Helm templates are not YAML before tests/manifests.py renders them.
     let all = files(".github").into_iter().chain(files("packaging"));
     let all: Vec<_> = all.filter(|(name, _)| !name.contains("/templates/")).collect();
     assert!(all.len() >= 10, "{all:?}");

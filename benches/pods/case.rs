@@ -1,4 +1,4 @@
-//! What is attached: plugins, one after the other, and their configurations.
+//! The benchmark's cases: chains of plugins and their configurations.
 
 use std::path::Path;
 
@@ -6,35 +6,34 @@ use serde_json::{Value, json};
 
 use crate::netfilter::Backend;
 
-/// The name of the bridge.
 pub(crate) const BRIDGE: &str = "cni0";
 
-/// The name of the link that macvlans, ipvlans and VLANs are on top of.
+/// The master of macvlan, ipvlan and VLAN interfaces.
 pub(crate) const MASTER: &str = "up0";
 
-/// The case of bridge with `ipMasq` and portmap beside netavark.
+/// The case that compares bridge with `ipMasq` and portmap to netavark.
 pub(crate) const NETAVARK: &str = "netavark";
 
-/// What flannel's daemon has written, and where.
+/// The subnet file of the flannel daemon.
 pub(crate) const SUBNET_FILE: &str = "subnet.env";
 pub(crate) const SUBNET_ENV: &str = "FLANNEL_NETWORK=10.0.0.0/8\nFLANNEL_SUBNET=10.1.0.1/16\n\
     FLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n";
 
-/// The name of the network, and so of the folder of its leases.
+/// The network's name, which is also the name of its lease directory.
 pub(crate) const NETWORK: &str = "bench";
 
 #[derive(Debug)]
 pub(crate) struct Case {
     pub(crate) name: &'static str,
-    /// The plugin that makes the interface.
+    /// The plugin that creates the interface.
     pub(crate) plugin: &'static str,
-    /// Those that are called behind it.
+    /// The plugins chained behind `plugin`.
     chained: &'static [&'static str],
-    /// Whether the loopback network is attached before it.
+    /// Whether the loopback network is attached first.
     loopback: bool,
     pub(crate) dual: bool,
     masq: bool,
-    /// How many ports portmap maps.
+    /// The number of ports that portmap maps.
     pub(crate) ports: usize,
 }
 
@@ -67,7 +66,7 @@ pub(crate) const CASES: &[Case] = &[
     Case { name: "portmap-1", ..PORTMAP_CASE },
     Case { name: "portmap-32", ports: 32, ..PORTMAP_CASE },
     Case { name: "chain", loopback: true, masq: true, ..PORTMAP_CASE },
-    // Beside netavark instead of other plugins.
+    // Compared with netavark instead of another plugin directory.
     Case { name: NETAVARK, masq: true, ..PORTMAP_CASE },
     Case { name: "bandwidth", chained: &["bandwidth"], ..BRIDGE_CASE },
     Case { name: "tuning", chained: &["tuning"], ..BRIDGE_CASE },
@@ -88,7 +87,7 @@ impl Case {
         self.name == "version"
     }
 
-    /// Whether it is the link alone, without a plugin.
+    /// Whether the case measures only the creation of the link, without a plugin.
     pub(crate) fn is_link(&self) -> bool {
         self.name == "link"
     }
@@ -97,12 +96,12 @@ impl Case {
         ["bridge", "flannel"].contains(&self.plugin) && !self.is_version()
     }
 
-    /// The kind of link that the plugin makes on top of [`MASTER`], if it does.
+    /// The link kind that the plugin creates on top of [`MASTER`], if any.
     pub(crate) fn child(&self) -> Option<&'static str> {
         Some(self.plugin).filter(|plugin| ["macvlan", "ipvlan", "vlan"].contains(plugin))
     }
 
-    /// The kind of link that a kernel may lack.
+    /// The case's link kind if some kernels lack it.
     pub(crate) fn rare_kind(&self) -> Option<&'static str> {
         self.child().or(Some(self.plugin).filter(|plugin| *plugin == "dummy"))
     }
@@ -113,14 +112,14 @@ impl Case {
         loopback.into_iter().chain([self.plugin]).chain(self.chained.iter().copied())
     }
 
-    /// Those that have a packet filter to choose.
+    /// The plugins that support more than one packet filter.
     pub(crate) fn filters(&self) -> impl Iterator<Item = &'static str> {
         let masq = self.masq.then_some(self.plugin);
         let chained = self.chained.iter().copied();
         masq.into_iter().chain(chained.filter(|plugin| ["portmap", "firewall"].contains(plugin)))
     }
 
-    /// The configuration of one of the plugins.
+    /// The configuration of one plugin.
     pub(crate) fn conf(&self, plugin: &str, data: &Path, backend: Backend) -> Value {
         let backend = backend.name();
         let mut conf = match plugin {
@@ -147,7 +146,7 @@ impl Case {
             conf["name"] = json!(NETWORK);
         }
         conf["type"] = json!(plugin);
-        // The newest that Debian's plugins speak.
+        // The newest version that Debian's plugins support.
         conf["cniVersion"] = json!("1.0.0");
         conf
     }
@@ -168,7 +167,7 @@ impl Case {
                 conf["master"] = json!(MASTER);
                 ipam["routes"] = json!([{"dst": "0.0.0.0/0"}]);
             }
-            // Which device it is depends on the pod.
+            // The device itself differs from pod to pod.
             "host-device" => conf["dataDir"] = json!(data.join("devices")),
             "ptp" => ipam["routes"] = json!([{"dst": "0.0.0.0/0"}]),
             _ => {}

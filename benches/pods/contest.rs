@@ -1,4 +1,4 @@
-//! Worlds that take turns.
+//! Measurements that alternate between worlds.
 
 use std::slice;
 use std::sync::Mutex;
@@ -10,9 +10,9 @@ use crate::case::Case;
 use crate::options::Options;
 use crate::world::{Pod, World};
 
-/// Samples in milliseconds, for each world.
+/// Samples in milliseconds, per world.
 pub(crate) struct Times {
-    /// The very first ADD, which the others do not contain.
+    /// The first ADD, which the other samples leave out.
     pub(crate) first: Vec<Vec<f64>>,
     pub(crate) add: Vec<Vec<f64>>,
     pub(crate) del: Vec<Vec<f64>>,
@@ -25,7 +25,7 @@ impl Times {
     }
 }
 
-/// VERSION, again and again.
+/// Times VERSION calls.
 pub(crate) fn versions(worlds: &[World], case: &Case, rounds: usize) -> Result<Vec<Vec<f64>>> {
     let mut times = vec![Vec::new(); worlds.len()];
     let mut pod = Pod::new()?;
@@ -40,10 +40,10 @@ pub(crate) fn versions(worlds: &[World], case: &Case, rounds: usize) -> Result<V
     Ok(times)
 }
 
-/// One pod after the other, attached and detached by each world.
+/// Attaches and detaches one pod after the other in each world.
 pub(crate) fn rounds(worlds: &[World], case: &Case, rounds: usize) -> Result<Times> {
     let mut times = Times::new(worlds.len());
-    // Kept to the end: the kernel takes namespaces down behind our back, holding its locks.
+    // Kept until the end: the kernel deletes namespaces asynchronously while holding its locks.
     let mut used = Vec::new();
     for round in 0..=rounds {
         let mut pods = worlds.iter().map(|_| Pod::new()).collect::<Result<Vec<_>>>()?;
@@ -64,7 +64,7 @@ pub(crate) fn rounds(worlds: &[World], case: &Case, rounds: usize) -> Result<Tim
     Ok(times)
 }
 
-/// The peak memory of ADDs, in MB, of the largest process that takes part.
+/// The peak memory of ADD in MB: that of the largest process involved.
 pub(crate) fn memory(worlds: &[World], case: &Case) -> Result<Vec<Vec<f64>>> {
     let mut peaks = vec![Vec::new(); worlds.len()];
     for round in 0..5 {
@@ -73,7 +73,7 @@ pub(crate) fn memory(worlds: &[World], case: &Case) -> Result<Vec<Vec<f64>>> {
             worlds[i].prepare(case, slice::from_ref(&pod))?;
             let peak = worlds[i].on_host(|| worlds[i].watch_add(case, &mut pod))??;
             let mb = u32::try_from(peak / 1024).map_or(f64::INFINITY, f64::from) / 1024.0;
-            // A process that ended between two looks was not seen.
+            // Zero: the process exited between two samples.
             if peak > 0 {
                 peaks[i].push(mb);
             }
@@ -83,8 +83,8 @@ pub(crate) fn memory(worlds: &[World], case: &Case) -> Result<Vec<Vec<f64>>> {
     Ok(peaks)
 }
 
-/// How many programs the plugins start, themselves not counted, when all that containers share has
-/// been made.
+/// The number of programs that the plugins execute, without the plugins themselves, once all shared
+/// objects exist.
 pub(crate) fn started(worlds: &[World], case: &Case) -> Result<Times> {
     let mut counts = Times::new(worlds.len());
     for (i, world) in worlds.iter().enumerate() {
@@ -97,7 +97,7 @@ pub(crate) fn started(worlds: &[World], case: &Case) -> Result<Times> {
     Ok(counts)
 }
 
-/// Many pods, several at once; the time of the whole batch.
+/// Attaches many pods with several concurrent calls; measures the time of the whole batch.
 pub(crate) fn batches(
     worlds: &[World],
     case: &Case,
@@ -132,7 +132,7 @@ fn batch(
         }
         Ok(())
     };
-    // Threads that start on the host are there too.
+    // Threads inherit the network namespace of the host.
     world.on_host(|| {
         let start = Instant::now();
         thread::scope(|scope| {
@@ -143,7 +143,7 @@ fn batch(
     })?
 }
 
-/// Who is first changes from round to round.
+/// The order of worlds in a round; the first world changes from round to round.
 fn turn(worlds: &[World], round: usize) -> impl Iterator<Item = usize> + use<> {
     let count = worlds.len();
     (0..count).map(move |i| (i + round) % count)

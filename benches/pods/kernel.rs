@@ -1,5 +1,5 @@
-//! What the kernel takes for the link of a pod on a bridge, whoever asks for it: the floor under
-//! ADD and DEL, with what grows with the ports of the bridge in it.
+//! The kernel's cost of a pod's link on a bridge: the lower bound of ADD and DEL, including the
+//! cost that grows with the number of bridge ports.
 
 use std::os::fd::AsFd;
 use std::time::Instant;
@@ -13,13 +13,13 @@ use crate::Result;
 use crate::case::BRIDGE;
 use crate::contest::{Times, ms};
 
-/// Makes and deletes the link of one pod after the other, on the calling thread's host of bridge
-/// pods. The requests are those of an ADD, from a process that is there already.
+/// Creates and deletes the links of pods one after the other, on the calling thread's host with
+/// bridged pods. The requests are those of an ADD, sent by a process that is already running.
 pub(crate) fn links(rounds: usize) -> Result<Times> {
     let mut times = Times::new(1);
     let host = Netlink::open()?;
     let bridge = bridge(&host)?;
-    // Kept to the end: the kernel takes namespaces down behind our back, holding its locks.
+    // Kept until the end: the kernel deletes namespaces asynchronously while holding its locks.
     let mut used = Vec::new();
     for round in 0..=rounds {
         let pod = Netns::fresh()?;
@@ -39,7 +39,7 @@ pub(crate) fn links(rounds: usize) -> Result<Times> {
     Ok(times)
 }
 
-/// The index of the bridge, which has the gateway's address.
+/// The index of the bridge with the gateway's address.
 fn bridge(host: &Netlink) -> Result<u32> {
     if host.link(BRIDGE)?.is_none() {
         let kind = LinkKind::Bridge { vlan_filtering: None };

@@ -1,22 +1,23 @@
-//! `make bench`: the same pods, attached and detached with two plugin folders in turn.
+//! `make bench`: the same pods, attached and detached alternately with two plugin directories.
 //!
-//! One process per call with JSON on standard input, as a runtime does it; the time is that from
-//! before the spawn to after the exit. Both folders work in private hosts (network namespaces)
-//! that look alike, and take turns call by call, so what else happens on the machine hits both.
+//! Like a container runtime, the benchmark starts one process per call and passes JSON on standard
+//! input; a sample is the time from before the spawn to after the exit. Each directory works in a
+//! private host (network namespace) of identical layout. The directories alternate call by call, so
+//! that other load on the machine affects both.
 //!
 //! | module | |
 //! | --- | --- |
 //! | `options` | the command line |
-//! | `sandbox` | user namespace for ordinary users, a folder that goes away even on Ctrl-C |
-//! | `case` | what is attached: plugins and configurations |
-//! | `netavark` | podman's network stack, beside bridge and portmap |
-//! | `netfilter` | which packet filter a plugin uses, and the rules of others in it |
-//! | `world` | a plugin folder, its private host, the pods already there; one timed call |
-//! | `contest` | worlds taking turns: rounds, batches, memory, programs that are started |
+//! | `sandbox` | user namespace for unprivileged users, directory removed even on Ctrl-C |
+//! | `case` | the cases: plugins and configurations |
+//! | `netavark` | podman's network stack, compared with bridge and portmap |
+//! | `netfilter` | the packet filter of a plugin, and unrelated rules in it |
+//! | `world` | a plugin directory, its private host, the existing pods; one timed call |
+//! | `contest` | alternating measurements: rounds, batches, memory, executed programs |
 //! | `kernel` | the link of a pod without a plugin |
-//! | `ports` | portmap alone: many ports, and those of others |
+//! | `ports` | portmap alone: many ports, with and without other containers' mappings |
 //! | `table` | medians, percentiles, ratios |
-//! | `report` | the same as JSON |
+//! | `report` | the same numbers as JSON |
 #![allow(missing_docs, clippy::print_stdout, clippy::print_stderr, reason = "it prints its table")]
 
 mod case;
@@ -46,10 +47,10 @@ pub(crate) type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>
 /// Debian's containernetworking-plugins.
 const DEBIAN_PEER: &str = "/usr/lib/cni";
 
-/// Ports that a bridge of the kernel may have.
+/// The maximum number of ports of a Linux bridge (`BR_MAX_PORTS` - 1).
 const BRIDGE_PORTS: usize = 1023;
 
-/// The sizes of the lease store; the last one leaves one address of the subnet.
+/// The sizes of the lease store; the last one leaves one free address in the subnet.
 const LEASES: [usize; 5] = [10, 1_000, 20_000, 60_000, 65_532];
 
 fn main() -> ExitCode {
@@ -98,7 +99,7 @@ fn run(options: &Options, dir: &Path) -> Result<()> {
     options.json.as_ref().map_or(Ok(()), |file| report::write(file, options, folders, table.rows()))
 }
 
-/// A folder of links to our executable.
+/// A directory of links to the cnibox executable.
 fn ours(dir: &Path) -> Result<PathBuf> {
     let binary = std::env::var_os("CNIBOX_BIN")
         .map_or_else(|| env!("CARGO_BIN_EXE_cnibox").into(), PathBuf::from);
@@ -112,7 +113,7 @@ fn ours(dir: &Path) -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// The folder to compare with: `PEER`, or Debian's if it is there.
+/// The directory of the peer: `PEER`, or Debian's if it exists.
 fn peer() -> Result<Option<PathBuf>> {
     let named = std::env::var_os("PEER").filter(|value| !value.is_empty()).map(PathBuf::from);
     let folder = named.clone().unwrap_or_else(|| DEBIAN_PEER.into());
@@ -127,7 +128,7 @@ fn peer() -> Result<Option<PathBuf>> {
     }
 }
 
-/// What is measured, with what.
+/// The settings of a benchmark run.
 struct Bench<'a> {
     options: &'a Options,
     dir: &'a Path,
@@ -164,7 +165,7 @@ impl Bench<'_> {
         netfilter::fallen_back(self.selected(), self.options.backend, folder)
     }
 
-    /// The peer's, with what sets it apart.
+    /// The column heading of the peer, with the properties that distinguish the two.
     fn heading(&self, peer: &Path) -> &'static str {
         match self.fallen_back(peer)[..] {
             [] => "peer",
@@ -177,7 +178,7 @@ impl Bench<'_> {
         CASES.iter().filter(|case| self.options.wants(case.name))
     }
 
-    /// One case with so many pods already there.
+    /// Measures one case with this number of existing pods.
     fn case(&self, table: &mut Table, case: &Case, pods: usize) -> Result<()> {
         let mut folders: Vec<_> = [&self.ours].into_iter().chain(&self.peer).collect();
         if case.is_link() {
@@ -253,7 +254,7 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// Beside netavark, where that is.
+    /// Compares with netavark if it is installed.
     fn netavark(&self, table: &mut Table, case: &Case) -> Result<()> {
         let Some(netavark) = netavark::Netavark::find(self.dir)? else {
             table::note(case.name, "none: NETAVARK=<executable>, of cargo install netavark");
@@ -272,7 +273,7 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// host-local with few leases and with many, made by the reference.
+    /// Measures host-local with few and with many leases, written in the reference plugin's format.
     fn leases(&self, table: &mut Table) -> Result<()> {
         let case = CASES.iter().find(|case| case.name == "host-local").ok_or("no host-local")?;
         let folders: Vec<_> = [&self.ours].into_iter().chain(&self.peer).collect();
@@ -287,7 +288,7 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// A world of each side, with bridge and portmap.
+    /// One world per side, with bridge and portmap.
     fn ports_worlds(&self) -> Result<Vec<World>> {
         let case = CASES.iter().find(|case| case.name == "portmap-1").ok_or("no portmap-1")?;
         let folders: Vec<_> = [&self.ours].into_iter().chain(&self.peer).collect();

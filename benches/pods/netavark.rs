@@ -1,6 +1,8 @@
-//! netavark, podman's network stack, beside bridge with `ipMasq` and portmap: the same container, set up and torn down.
+//! netavark, podman's network stack, compared with bridge with `ipMasq` and portmap: set-up and
+//! teardown of the same container.
 //!
-//! It is no CNI plugin: one process does what a chain does, but for the choice of the address, which is podman's.
+//! netavark is not a CNI plugin: one process does the work of a chain, except for IPAM, which is
+//! podman's task.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,16 +17,16 @@ use crate::case::Case;
 use crate::contest::{Times, ms};
 use crate::world::{self, Pod, World};
 
-/// The executable, and the host that it works on.
+/// The executable and its private host.
 pub(crate) struct Netavark {
     program: PathBuf,
-    /// Where it keeps what it knows of the packet filter.
+    /// The directory of netavark's firewall state.
     state: PathBuf,
     host: Netns,
 }
 
 impl Netavark {
-    /// That of the variable `NETAVARK`, if it is set.
+    /// The executable that the environment variable `NETAVARK` names, if set.
     pub(crate) fn find(dir: &Path) -> Result<Option<Netavark>> {
         let Some(named) = std::env::var_os("NETAVARK").filter(|value| !value.is_empty()) else {
             return Ok(None);
@@ -36,13 +38,13 @@ impl Netavark {
         Ok(Some(Netavark { program, state, host: Netns::fresh()? }))
     }
 
-    /// Such as "netavark 2.1.0".
+    /// The version, such as "netavark 2.1.0".
     pub(crate) fn version(&self) -> Result<String> {
         let output = Command::new(&self.program).arg("--version").output()?;
         Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
     }
 
-    /// Containers one after the other, by turns with the plugins of `ours`.
+    /// Sets up containers one after the other, alternating with the plugins of `ours`.
     pub(crate) fn rounds(&self, ours: &World, case: &Case, rounds: usize) -> Result<Times> {
         let mut times = Times::new(2);
         let mut used = Vec::new();
@@ -52,7 +54,7 @@ impl Netavark {
                 let plugins = ours.on_host(|| ours.call(case, verb, &mut pods[0]))??;
                 let netavark = self.call(command, &pods[1])?;
                 let list = if verb == "ADD" { &mut times.add } else { &mut times.del };
-                // What containers share is made in the first round.
+                // The first round creates the objects that containers share.
                 if round > 0 {
                     list[0].push(ms(plugins));
                     list[1].push(ms(netavark));
@@ -63,7 +65,7 @@ impl Netavark {
         Ok(times)
     }
 
-    /// How many programs each starts, itself not counted.
+    /// The number of programs that each side executes, without the side's own process.
     pub(crate) fn started(&self, ours: &World, case: &Case) -> Result<Times> {
         let mut counts = Times::new(2);
         let mut pods = [Pod::new()?, Pod::new()?];
@@ -95,7 +97,7 @@ impl Netavark {
     }
 }
 
-/// What podman says of a container: one address, one TCP port.
+/// podman's description of a container: one address, one TCP port.
 fn stdin(pod: &Pod) -> Value {
     let id = format!("{:064x}", pod.number());
     let port = &pod.port_mappings(1)[0];

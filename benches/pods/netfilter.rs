@@ -1,4 +1,4 @@
-//! The packet filter: who uses which, and rules of others that are already there.
+//! The packet filter: the back end of each plugin, and unrelated rules.
 
 use std::fs;
 use std::path::Path;
@@ -30,7 +30,8 @@ impl Backend {
         }
     }
 
-    /// What a plugin uses that is asked for `self`: iptables if it knows nothing else.
+    /// The back end that a plugin uses when `self` is requested: iptables if the plugin has no
+    /// other.
     pub(crate) fn of(self, folder: &Path, plugin: &str) -> Backend {
         match self {
             Backend::Nftables if knows_nftables(folder, plugin) => Backend::Nftables,
@@ -39,7 +40,7 @@ impl Backend {
     }
 }
 
-/// The plugins of these cases that use iptables although nftables is asked for.
+/// The plugins of these cases that fall back to iptables although nftables is requested.
 pub(crate) fn fallen_back(
     cases: impl Iterator<Item = &'static Case>,
     backend: Backend,
@@ -52,15 +53,15 @@ pub(crate) fn fallen_back(
     plugins
 }
 
-/// Whether a plugin is ours, or one of the reference built with its library for nftables. That the
-/// reference's firewall contains it too means nothing: it never calls it.
+/// Whether a plugin is cnibox or a reference plugin built with the nftables library. The
+/// reference's firewall contains the library but never calls it.
 fn knows_nftables(folder: &Path, plugin: &str) -> bool {
     let program = fs::read(folder.join(plugin)).unwrap_or_default();
     let has = |text: &str| program.windows(text.len()).any(|part| part == text.as_bytes());
     has("cnibox_portmap") || plugin != "firewall" && has("sigs.k8s.io/knftables")
 }
 
-/// Loads so many rules that are nobody's here. Their chain has no hook: no packet sees them.
+/// Loads unrelated rules. Their chain has no hook, so no packet traverses them.
 pub(crate) fn load_foreign(backend: Backend, rules: usize) -> Result<()> {
     let address = |i: usize| format!("198.18.{}.{}", i / 256 % 256, i % 256);
     let numbers = 0..rules;

@@ -86,15 +86,15 @@ const OPTIONS: &[Opt] = &[
     opt("--bench", "", "what cargo adds; without effect"),
 ];
 
-/// What `--help` prints.
+/// The text of `--help`.
 pub(crate) fn help() -> String {
     format!("{CASES_HELP}\nOptions:\n{}{NOTES}", options::help(OPTIONS))
 }
 
-/// Cases that are no list of plugins.
+/// Cases that are not chains of plugins.
 const SPECIAL: [&str; 3] = ["leases", "ports", "others"];
 
-/// What takes minutes to make.
+/// An upper limit: more pods take minutes to create.
 const MOST_PODS: usize = 5000;
 
 #[derive(Debug)]
@@ -107,13 +107,13 @@ pub(crate) struct Options {
     pub(crate) batches: usize,
     pub(crate) backend: Backend,
     pub(crate) foreign: usize,
-    /// Where to write the rows as JSON, and what the peer is called there.
+    /// The file to write the rows to as JSON, and the peer's name in it.
     pub(crate) json: Option<PathBuf>,
     pub(crate) peer_name: String,
 }
 
 impl Options {
-    /// `Err` with the text to print if the help or the version is asked for.
+    /// Returns `Err` with the text to print if the help or the version is requested.
     pub(crate) fn parse(args: Vec<String>) -> Result<std::result::Result<Options, String>> {
         let line = match options::parse(args, OPTIONS)? {
             Asked::Help => return Ok(Err(help())),
@@ -148,7 +148,7 @@ impl Options {
         self.names.is_empty() || self.names.iter().any(|wanted| wanted == name)
     }
 
-    /// The numbers of pods to try a case with.
+    /// The numbers of existing pods to measure a case with.
     pub(crate) fn pods_of(&self, case: &Case) -> &[usize] {
         if case.is_version() { &[0] } else { &self.pods }
     }

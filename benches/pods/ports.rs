@@ -1,7 +1,8 @@
-//! portmap alone: few ports and many, and one among those of others.
+//! portmap alone: few ports, many ports, and one port among those of other containers.
 //!
-//! The pods have been attached by `bridge` of the same folder. What others have is made by ADDs of the
-//! same plugin, a thousand ports each, so that it is what an ADD makes.
+//! `bridge` of the same directory has attached the pods. The mappings of other containers are
+//! created by ADDs of the same plugin, with a thousand ports each, and so have the plugin's own
+//! layout.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -14,29 +15,29 @@ use crate::contest::{Times, ms};
 use crate::table::{self, Table, Unit};
 use crate::world::{Pod, World};
 
-/// How long one call may take, and how long the ports of others may take to make.
+/// The timeout of one call, and of the creation of other containers' mappings.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// How many rounds are worth their time, with hundreds of ports and more.
+/// The number of rounds with hundreds of ports and more.
 const ROUNDS: usize = 5;
 
-/// How many ports each of the others has.
+/// The number of ports per other container.
 const EACH: usize = 1_000;
 
-/// The numbers of mappings of others.
+/// The numbers of other containers' mappings.
 pub(crate) const OTHERS: [usize; 4] = [0, 1_000, 10_000, 60_000];
 
-/// A list of mappings.
+/// A list of port mappings.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct List {
     name: &'static str,
     proto: &'static str,
     count: usize,
-    /// The container's port for the first of the host's; the others are in the same order.
+    /// The container port of the first host port; the rest follow in the same order.
     to: usize,
 }
 
-/// The port of the host that comes first.
+/// The first host port.
 const FIRST: usize = 2_000;
 
 pub(crate) const LISTS: [List; 9] = [
@@ -61,7 +62,7 @@ impl List {
     }
 }
 
-/// Each side with this list, one after the other.
+/// Measures this list on each side.
 pub(crate) fn ports(table: &mut Table, worlds: &[World], list: List, rounds: usize) -> Result<()> {
     let (mut times, mut first) = (Times::new(worlds.len()), vec![Vec::new(); worlds.len()]);
     let rounds = if list.count > 32 { rounds.min(ROUNDS) } else { rounds };
@@ -94,7 +95,7 @@ pub(crate) fn ports(table: &mut Table, worlds: &[World], list: List, rounds: usi
     Ok(())
 }
 
-/// From sending the first packet to the answer, through the mapping in the middle.
+/// The time from the first packet to the reply, through the mapping in the middle of the list.
 fn first_packet(world: &World, pod: &Pod, list: List) -> Result<Duration> {
     let at = list.count / 2;
     let port = |first: usize| u16::try_from(first + at).unwrap_or_default();
@@ -129,7 +130,7 @@ fn gave_up(case: &str, verb: &str, side: usize) {
     table::note(case, &format!("{side}: {verb} was given up after {} s", PATIENCE.as_secs()));
 }
 
-/// Each side with one port, among so many of others.
+/// Measures one port on each side, among this number of other containers' mappings.
 pub(crate) fn others(
     table: &mut Table,
     worlds: &[World],
@@ -162,7 +163,7 @@ pub(crate) fn others(
     Ok(())
 }
 
-/// Whether it was done in time.
+/// Creates the mappings of other containers; returns false after a timeout.
 fn fill(world: &World, others: usize) -> Result<bool> {
     let until = Instant::now() + PATIENCE;
     let list = List { count: EACH, ..LISTS[0] };

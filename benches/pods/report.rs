@@ -1,4 +1,4 @@
-//! `--json`: what was measured, on what machine, with which plugins; packaging/charts.py reads it.
+//! `--json`: results, machine and plugins, as packaging/charts.py reads them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,7 +11,8 @@ use serde_json::{Value, json};
 use crate::Result;
 use crate::options::Options;
 
-/// Writes the rows of the table and what they depend on. `folders` are ours and the peer's.
+/// Writes the rows of the table and their context. `folders` are the directories of cnibox and the
+/// peer.
 pub(crate) fn write(
     file: &Path,
     options: &Options,
@@ -30,7 +31,8 @@ pub(crate) fn write(
     fs::write(file, text).map_err(|e| format!("--json {}: {e}", file.display()).into())
 }
 
-/// The processor, how many of it, and the kernel's release without what a distributor adds.
+/// The processor model, the number of processors, and the kernel release without the distribution's
+/// suffix.
 fn machine() -> Value {
     let read = |path| fs::read_to_string(path).unwrap_or_default();
     let info = read("/proc/cpuinfo");
@@ -46,7 +48,7 @@ fn machine() -> Value {
     })
 }
 
-/// How many plugins the folder has, in how many files, of how many bytes.
+/// The number of plugins in the directory, of files, and of bytes.
 fn plugins(folder: &Path) -> Value {
     let names = APPLETS.iter().filter(|applet| applet.kind != Kind::Tool).map(|applet| applet.name);
     let found: Vec<_> = names.filter_map(|name| fs::canonicalize(folder.join(name)).ok()).collect();

@@ -1,5 +1,5 @@
-//! Where the benchmark may do what it does: as root at once, else in a user namespace; with a `/run`
-//! of its own, where plugins keep their records, and a folder that is removed however it ends.
+//! The benchmark's environment: root, or root of a user namespace; a private `/run` for the
+//! plugins' records; and a temporary directory that is removed however the benchmark ends.
 
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -9,11 +9,11 @@ use cnibox::testing::netns::Netns;
 
 use crate::Result;
 
-/// The folder, for the process inside.
+/// The environment variable with the temporary directory; set inside the sandbox.
 const DIR: &str = "CNIBOX_BENCH_DIR";
 
-/// Runs the benchmark and cleans up after it. A trap that is not empty keeps the shell alive on
-/// Ctrl-C, but not the benchmark, whose end takes the namespaces along.
+/// Runs the benchmark and cleans up after it. A non-empty trap keeps the shell alive on Ctrl-C but
+/// not the benchmark, and the benchmark's namespaces end with its process.
 const KEEPER: &str = r#"
 dir=$(mktemp -d "${TMPDIR:-/tmp}/cnibox-bench.XXXXXX") || exit 1
 trap 'rm -rf "$dir"' EXIT
@@ -23,7 +23,7 @@ export CNIBOX_BENCH_DIR=$dir
 "$@"
 "#;
 
-/// Needs a mount namespace.
+/// Requires a mount namespace.
 const OWN_RUN: &str = r#"mount -t tmpfs tmpfs /run && exec "$@""#;
 
 const USER_NAMESPACE: [&str; 3] = ["unshare", "--user", "--map-root-user"];
@@ -32,12 +32,12 @@ const HINT: &str = "run it as root, or allow user namespaces: \
     sysctl kernel.unprivileged_userns_clone=1 (Debian), \
     sysctl kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu)";
 
-/// The folder for this run, when the process is inside.
+/// The temporary directory of this run, or `None` outside the sandbox.
 pub(crate) fn dir() -> Option<PathBuf> {
     std::env::var_os(DIR).map(PathBuf::from)
 }
 
-/// Replaces this process with the same one inside.
+/// Replaces this process with the same executable inside the sandbox.
 pub(crate) fn enter() -> Result<ExitCode> {
     let mut command = Command::new("sh");
     command.args(["-c", KEEPER, "pods"]);

@@ -1,13 +1,13 @@
-//! Medians, percentiles, ratios: printed, and kept for `--json`.
+//! Medians, percentiles and ratios, printed and collected for `--json`.
 
 use serde_json::{Map, Value, json};
 
-/// What the numbers of a row are.
+/// The unit of a row's numbers.
 #[derive(Clone, Copy)]
 pub(crate) enum Unit {
     Ms,
     Mb,
-    /// Processes.
+    /// Number of processes.
     Count,
 }
 
@@ -21,17 +21,17 @@ impl Unit {
     }
 }
 
-/// What the sides are called in JSON.
+/// The names of the sides in JSON.
 const SIDES: [&str; 2] = ["cnibox", "reference"];
 
-/// Prints its rows as they come, so that a long run shows how far it is.
+/// Prints each row as soon as it is measured, to show progress.
 pub(crate) struct Table {
     sides: usize,
     rows: Vec<Value>,
 }
 
 impl Table {
-    /// Prints the heading: the left side, and the right one if there are two.
+    /// Prints the heading: the left side, and the right side if there are two.
     pub(crate) fn new(left: &str, right: Option<&str>) -> Table {
         let sides = 1 + usize::from(right.is_some());
         let mut line = vec![format!("{:<24} {:<20}", "case", "what")];
@@ -46,13 +46,13 @@ impl Table {
         Table { sides, rows: Vec::new() }
     }
 
-    /// One row: the samples of each side.
+    /// Adds a row with the samples of each side.
     pub(crate) fn row(&mut self, case: &str, what: &str, unit: Unit, samples: &[Vec<f64>]) {
         let sides = self.sides;
         self.add(&SIDES[..sides], (case, what), unit, samples);
     }
 
-    /// One whose right side is something else than the other folder.
+    /// Adds a row whose right side is not the peer's directory.
     pub(crate) fn beside(
         &mut self,
         right: &str,
@@ -78,7 +78,7 @@ impl Table {
         row.extend(
             [("case", case), ("what", what), ("unit", name)].map(|(k, v)| (k.into(), json!(v))),
         );
-        // A side that lacks a plugin has none.
+        // A side without the plugin has no samples.
         for (side, key) in samples.iter().zip(sides) {
             let (median, p99) = (percentile(side, 50), percentile(side, 99));
             if median.is_nan() {
@@ -99,18 +99,18 @@ impl Table {
         self.rows.push(Value::Object(row));
     }
 
-    /// All rows: `case`, `what`, `unit`, and `samples`, `p10`, `median` and `p90` of each side.
+    /// All rows: `case`, `what`, `unit`, and the `samples`, `p10`, `median` and `p90` of each side.
     pub(crate) fn rows(&self) -> &[Value] {
         &self.rows
     }
 }
 
-/// Why a row is missing.
+/// Prints why a row is missing.
 pub(crate) fn note(case: &str, text: &str) {
     println!("{case:<24} {text}");
 }
 
-/// The nearest rank.
+/// The percentile by nearest rank.
 fn percentile(samples: &[f64], percent: usize) -> f64 {
     let mut sorted = samples.to_vec();
     sorted.sort_by(f64::total_cmp);

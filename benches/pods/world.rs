@@ -1,4 +1,4 @@
-//! A plugin folder, its private host and the pods that are already there; and one timed call.
+//! A plugin directory, its private host and the existing pods; and one timed call.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -23,9 +23,9 @@ pub(crate) struct Pod {
     number: usize,
     id: String,
     netns: Netns,
-    /// What the last ADD printed, as a runtime passes it on and caches it for DEL.
+    /// The result of the last ADD, passed to chained plugins and, as `prevResult`, to DEL.
     result: Value,
-    /// That of the loopback network.
+    /// The result of the loopback network.
     loopback: Value,
 }
 
@@ -37,12 +37,12 @@ impl Pod {
         Ok(Pod { number, id, netns, result: Value::Null, loopback: Value::Null })
     }
 
-    /// One that was attached by somebody else, with this result.
+    /// A pod with the result of another implementation's attachment.
     pub(crate) fn elsewhere(result: Value) -> Result<Pod> {
         Ok(Pod { result, ..Pod::new()? })
     }
 
-    /// Unlike that of any other.
+    /// A number unique to this pod.
     pub(crate) fn number(&self) -> usize {
         self.number
     }
@@ -55,12 +55,12 @@ impl Pod {
         if plugin == "loopback" { &mut self.loopback } else { &mut self.result }
     }
 
-    /// A VLAN that none of the pods beside this one has, nor any that was there before.
+    /// A VLAN ID distinct from those of concurrent and existing pods.
     fn vlan(&self) -> usize {
         4094 - self.number % 1024
     }
 
-    /// Ports that none of the pods beside this one has.
+    /// Host ports distinct from those of concurrent pods.
     pub(crate) fn port_mappings(&self, ports: usize) -> Value {
         let host = |i| 1024 + (self.number * ports + i) % 64_000;
         let mapping = |i| json!({"hostPort": host(i), "containerPort": 80 + i, "protocol": "tcp"});
@@ -72,15 +72,15 @@ pub(crate) struct World {
     folder: PathBuf,
     /// The plugins in the order of ADD, with their configurations.
     links: Vec<(&'static str, Value)>,
-    /// Where its leases and records are.
+    /// The directory of leases and records.
     data: PathBuf,
     host: Netns,
-    /// Holds the far ends of the pods that are already there.
+    /// The namespace with the far ends of the existing pods' links.
     _crowd: Netns,
 }
 
 impl World {
-    /// A fresh host with its own leases below `dir`, and so many pods.
+    /// Creates a host with its own leases below `dir` and this number of existing pods.
     pub(crate) fn new(
         folder: &Path,
         dir: &Path,
@@ -110,12 +110,12 @@ impl World {
         Ok(World { folder: folder.into(), links, data, host, _crowd: crowd })
     }
 
-    /// Runs `f` on this host; what it spawns is there too.
+    /// Runs `f` on this host; child processes inherit the namespace.
     pub(crate) fn on_host<T: Send>(&self, f: impl FnOnce() -> T + Send) -> Result<T> {
         Ok(self.host.run(f)?)
     }
 
-    /// Gives this host what the pods take from it: a device for each.
+    /// Creates the host devices that the pods move: one per pod.
     pub(crate) fn prepare(&self, case: &Case, pods: &[Pod]) -> Result<()> {
         if case.plugin != "host-device" {
             return Ok(());
@@ -128,8 +128,8 @@ impl World {
         self.on_host(|| ip_batch(&lines))?
     }
 
-    /// The calls of all plugins, each from before the spawn to after the exit; for VERSION only
-    /// the first. To be used [`on_host`](World::on_host).
+    /// The time of the calls of all plugins, each from before the spawn to after the exit; VERSION
+    /// calls only the first plugin. The caller runs [`on_host`](World::on_host).
     pub(crate) fn call(&self, case: &Case, verb: &str, pod: &mut Pod) -> Result<Duration> {
         let took = self.in_order(verb).map(|(plugin, conf)| {
             let stdin = stdin(case, (plugin, conf), pod);
@@ -138,7 +138,7 @@ impl World {
         took.sum()
     }
 
-    /// The plugins that a runtime calls, with their configurations.
+    /// The plugins in the order that a runtime calls them for `verb`, with their configurations.
     fn in_order(&self, verb: &str) -> impl Iterator<Item = &(&'static str, Value)> {
         let mut links: Vec<_> = self.links.iter().collect();
         match verb {
@@ -149,7 +149,7 @@ impl World {
         links.into_iter()
     }
 
-    /// The same calls under strace(1): how many programs the plugins execute.
+    /// The same calls under strace(1): the number of programs that the plugins execute.
     pub(crate) fn started(&self, case: &Case, verb: &str, pod: &mut Pod) -> Result<u32> {
         let mut count = 0;
         for (plugin, conf) in self.in_order(verb) {
@@ -162,7 +162,7 @@ impl World {
         Ok(count)
     }
 
-    /// The call of the plugin that makes the interface, alone.
+    /// The call of the interface plugin alone.
     pub(crate) fn interface(&self, verb: &str, pod: &mut Pod) -> Result<Duration> {
         let (plugin, conf) = &self.links[0];
         let mut conf = conf.clone();
@@ -172,8 +172,8 @@ impl World {
         self.call_one(plugin, &conf.to_string(), verb, pod)
     }
 
-    /// The call of the plugin behind that one, with more keys; `None` if it is killed because it takes
-    /// longer than `limit`.
+    /// The call of the chained plugin, with additional keys; `None` if it exceeds `limit` and is
+    /// killed.
     pub(crate) fn limited(
         &self,
         verb: &str,
@@ -212,7 +212,7 @@ impl World {
         run(&mut self.command(plugin, verb, pod), (plugin, verb), stdin, pod)
     }
 
-    /// An ADD that is watched: the largest memory of one of its processes, in bytes.
+    /// Runs an ADD and returns the peak memory of its largest process, in bytes.
     pub(crate) fn watch_add(&self, case: &Case, pod: &mut Pod) -> Result<u64> {
         let mut peaks = self.links.iter().map(|(plugin, conf)| {
             let stdin = stdin(case, (plugin, conf), pod);
@@ -248,7 +248,7 @@ impl World {
     }
 }
 
-/// A call, from before the spawn to after the exit; the pod keeps the result of ADD.
+/// Runs one call, timed from before the spawn to after the exit; stores the result of ADD in `pod`.
 fn run(
     command: &mut Command,
     (plugin, verb): (&str, &str),
@@ -262,7 +262,7 @@ fn run(
     Ok(took)
 }
 
-/// What a program prints that succeeds, and how long it takes, from before the spawn to after the exit.
+/// The output of a program that must succeed, and the time from before the spawn to after the exit.
 pub(crate) fn output(command: &mut Command, stdin: &str) -> Result<(Vec<u8>, Duration)> {
     let start = Instant::now();
     let child = feed(pipes(command).spawn(), command, stdin)?;
@@ -275,7 +275,7 @@ pub(crate) fn output(command: &mut Command, stdin: &str) -> Result<(Vec<u8>, Dur
     Ok((output.stdout, took))
 }
 
-/// The same command, its execve(2) written into `log`.
+/// The same command under strace(1), with its execve(2) calls logged to `log`.
 pub(crate) fn under_strace(plain: &Command, log: &Path) -> Command {
     let mut command = Command::new("strace");
     command.args(["-f", "-qq", "-e", "trace=execve", "-e", "signal=none", "-o"]).arg(log);
@@ -284,14 +284,14 @@ pub(crate) fn under_strace(plain: &Command, log: &Path) -> Command {
     command
 }
 
-/// How many programs such a log has beside the command itself.
+/// The number of programs in such a log, without the command itself.
 pub(crate) fn executed(log: &Path) -> Result<u32> {
     let text = fs::read_to_string(log)?;
     let executed = text.lines().filter(|l| l.contains("execve") && l.ends_with(" = 0"));
     Ok(u32::try_from(executed.count())?.checked_sub(1).ok_or("strace saw nothing")?)
 }
 
-/// Whether programs can be counted.
+/// Whether strace(1) is available to count programs.
 pub(crate) fn has_strace() -> bool {
     Command::new("strace").arg("-V").stdout(Stdio::null()).status().is_ok_and(|s| s.success())
 }
@@ -300,7 +300,7 @@ fn pipes(command: &mut Command) -> &mut Command {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped())
 }
 
-/// The configuration with what the runtime adds: the ports, and the result so far.
+/// The configuration with the runtime's additions: port mappings and `prevResult`.
 fn stdin(case: &Case, (plugin, conf): (&str, &Value), pod: &mut Pod) -> String {
     let mut conf = conf.clone();
     if plugin == "portmap" {
@@ -322,13 +322,14 @@ fn stdin(case: &Case, (plugin, conf): (&str, &Value), pod: &mut Pod) -> String {
 pub(crate) fn feed(child: std::io::Result<Child>, command: &Command, stdin: &str) -> Result<Child> {
     let mut child = child.map_err(|e| format!("start {}: {e}", command.get_program().display()))?;
     if let Some(mut pipe) = child.stdin.take() {
-        // A plugin that does not read its input says why when it ends.
+        // If the plugin exits without reading its input, its exit status and stderr give the
+        // reason.
         drop(pipe.write_all(stdin.as_bytes()));
     }
     Ok(child)
 }
 
-/// The high-water mark of a process or of its children, whichever is larger; 0 when it is gone.
+/// The high-water mark of the larger of a process and its children; 0 if the process has exited.
 fn peak_memory(pid: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap_or_default();
@@ -341,7 +342,7 @@ fn peak_memory(pid: u32) -> u64 {
     children.into_iter().map(peak_memory).fold(own, u64::max)
 }
 
-/// Leases as the reference plugin writes them.
+/// Writes leases in the reference plugin's format.
 fn write_leases(store: &Path, case: &Case, pods: usize) -> Result<()> {
     if pods == 0 {
         return Ok(());
@@ -361,7 +362,7 @@ fn write_leases(store: &Path, case: &Case, pods: usize) -> Result<()> {
     Ok(())
 }
 
-/// The address of the i-th pod; the first of the subnet is the gateway's.
+/// The address of pod `i`; the first address of the subnet is the gateway.
 pub(crate) fn ipv4(i: usize) -> Ipv4Addr {
     let first = u32::from(Ipv4Addr::new(10, 1, 0, 2));
     Ipv4Addr::from(first + u32::try_from(i).unwrap_or_default())
@@ -372,7 +373,7 @@ fn ipv6(i: usize) -> Ipv6Addr {
     Ipv6Addr::from(first + i as u128)
 }
 
-/// Makes of the host what it would be if so many pods had been attached.
+/// Creates the links of this number of attached pods on the host.
 fn crowded(case: &Case, pods: usize, crowd: &Netns) -> Result<()> {
     if case.is_bridge() {
         let bridge = [format!("link add {BRIDGE} type bridge"), format!("link set {BRIDGE} up")];
@@ -386,14 +387,14 @@ fn crowded(case: &Case, pods: usize, crowd: &Netns) -> Result<()> {
     disable_ipv6("0")
 }
 
-/// A link that others can be on top of, with a signal.
+/// The commands for a master link with carrier.
 fn master() -> Vec<String> {
     let other = format!("{MASTER}-far");
     let up = |name: &str| format!("link set {name} up");
     vec![format!("link add {MASTER} type veth peer name {other}"), up(MASTER), up(&other)]
 }
 
-/// Whether the kernel makes links of this kind.
+/// Whether the kernel supports links of this kind.
 pub(crate) fn has_kind(kind: &str) -> Result<bool> {
     let probe = || {
         ip_batch(&master())?;
@@ -409,7 +410,7 @@ fn links(case: &Case, pods: usize, crowd: &Netns) -> Vec<String> {
     if let Some(kind) = case.child() {
         let child = |i| format!("link add link {MASTER} name far{i} netns {crowd} type {kind}");
         let more = |i| match kind {
-            // Without it, a macvlan is a vepa.
+            // The default mode is vepa.
             "macvlan" => " mode bridge".to_owned(),
             "vlan" => format!(" id {}", i + 1),
             _ => String::new(),
@@ -433,8 +434,8 @@ fn links_up(name: &str, pods: usize) -> Vec<String> {
     (0..pods).map(|i| format!("link set {name}{i} up")).collect()
 }
 
-/// Whether links made from now on are without IPv6. Each that comes up with it sends multicasts for
-/// a while, to all ports of its bridge, which would be measured with what comes after.
+/// Enables or disables IPv6 on future links. With IPv6, each link that comes up sends multicasts to
+/// all ports of its bridge for a while, which would distort the following samples.
 fn disable_ipv6(disabled: &str) -> Result<()> {
     let key = "/proc/sys/net/ipv6/conf/default/disable_ipv6";
     if Path::new(key).exists() {

@@ -1,4 +1,4 @@
-//! `CNI_ARGS`.
+//! Parser of `CNI_ARGS`.
 #![no_main]
 
 use cnibox::testing::fuzz::Args;

@@ -1,4 +1,4 @@
-//! What a DHCP server sends, as a frame and as a message.
+//! Input from DHCP servers, as a frame and as a message.
 #![no_main]
 
 use std::time::Duration;

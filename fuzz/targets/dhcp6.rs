@@ -1,4 +1,4 @@
-//! What a DHCPv6 server and neighbours send.
+//! Input from DHCPv6 servers and neighbours.
 #![no_main]
 
 use std::net::Ipv6Addr;

@@ -1,4 +1,4 @@
-//! What iptables-save prints: rules of others are in it.
+//! Output of iptables-save, which includes other programs' rules.
 #![no_main]
 
 use cnibox::testing::fuzz::Table;

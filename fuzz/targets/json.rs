@@ -1,4 +1,4 @@
-//! A request: JSON, and what all configurations have in common. What is printed can be read.
+//! Requests: JSON, and the keys common to all configurations. Printed JSON must parse again.
 #![no_main]
 
 use cnibox::testing::fuzz::NetConf;

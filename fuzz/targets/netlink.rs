@@ -1,5 +1,5 @@
-//! Answers of the kernel: links, addresses, routes, rules, VLANs, traffic control, `nf_tables`,
-//! connections.
+//! Netlink replies: links, addresses, routes, rules, VLANs, traffic control, `nf_tables`,
+//! conntrack.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! What the DHCP daemon reads: its files, requests of plugins; and what a plugin reads of it.
+//! Input of the DHCP daemon (lease files, requests of plugins) and of its clients (replies).
 #![no_main]
 
 use cnibox::testing::fuzz::dhcp::rpc::{Answer, Request};

@@ -1,4 +1,4 @@
-//! Results of other plugins, in every version. What is converted can be read, and is the same then.
+//! Results of other plugins in every version. A converted result must decode to the same result.
 #![no_main]
 
 use cnibox::testing::fuzz::Json;

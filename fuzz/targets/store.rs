@@ -1,4 +1,4 @@
-//! Files of host-local's store: leases, the journal, freed addresses.
+//! Files of host-local's store: leases, the journal, released addresses.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

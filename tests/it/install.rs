@@ -1,5 +1,5 @@
-//! `cnibox install` and `uninstall` in private folders: what they make, whose files they touch,
-//! what they refuse, and that nothing is changed then.
+//! `cnibox install` and `uninstall` in private directories: created files, replaced files, and
+//! refusals, which must change nothing.
 
 mod faults;
 mod live;
@@ -19,7 +19,7 @@ use serde_json::Value;
 use crate::compare;
 use crate::node::{Call, Node, Outcome, executable, exists};
 
-/// The executable of a node with a folder of plugins to work on, `plugins`.
+/// The executable under test and a plugin directory, `plugins`.
 struct Installer<'n> {
     node: &'n Node,
     folder: PathBuf,
@@ -49,7 +49,7 @@ impl<'n> Installer<'n> {
         self.call("uninstall", &[]).printed()
     }
 
-    /// It fails with a line on stderr, and changes nothing.
+    /// Asserts that the call fails with one line on stderr and changes nothing.
     #[track_caller]
     fn refused(&self, args: &[&str]) -> String {
         let before = self.state();
@@ -59,7 +59,7 @@ impl<'n> Installer<'n> {
         outcome.stderr
     }
 
-    /// Every file and link of the folder with its text or a hash, mode and inode.
+    /// Every file and link of the directory: contents or hash, mode and inode.
     fn state(&self) -> BTreeMap<PathBuf, String> {
         let mut found = BTreeMap::new();
         let mut folders = vec![self.folder.clone()];
@@ -81,7 +81,7 @@ impl<'n> Installer<'n> {
         found
     }
 
-    /// The names of the folder, our own folder left out.
+    /// The names in the directory, without cnibox's own subdirectory.
     fn names(&self) -> Vec<String> {
         let entries = fs::read_dir(&self.folder).unwrap();
         let mut names: Vec<String> =
@@ -98,12 +98,12 @@ impl<'n> Installer<'n> {
         path
     }
 
-    /// VERSION of a plugin of the folder, started the way a runtime does.
+    /// The VERSION reply of an installed plugin, started as by a runtime.
     fn version(&self, name: &str) -> Outcome {
         self.node.call(name, "VERSION").program(self.folder.join(name)).run()
     }
 
-    /// The first line of its about text; empty if it cannot be started.
+    /// The first line of the plugin's about text; empty if the plugin cannot be started.
     fn about(&self, name: &str) -> String {
         let call = self.node.tool(name, &[]).program(self.folder.join(name));
         let stderr = call.try_run().map(|outcome| outcome.stderr).unwrap_or_default();
@@ -124,14 +124,14 @@ impl<'n> Installer<'n> {
     }
 }
 
-/// An ELF file that says it is a reference plugin; it cannot be run.
+/// An ELF file that identifies itself as a reference plugin; not executable.
 fn like_the_reference(release: &str) -> Vec<u8> {
     let package = "github.com/containernetworking/plugins";
     format!("\x7fELF path\t{package}/plugins/main/bridge\nmod\t{package}\tv{release}\th1:x=\n")
         .into_bytes()
 }
 
-/// The executable under test as if it was of another release, with as many characters.
+/// The executable under test with another version number of the same length.
 fn as_release(release: &str) -> Vec<u8> {
     let own = format!("cnibox-release={};", env!("CARGO_PKG_VERSION"));
     let other = format!("cnibox-release={release};");
@@ -196,14 +196,14 @@ fn the_reference_is_replaced_and_returns() {
     for name in ["bridge", "host-local", "loopback", "portmap"] {
         fs::copy(peer.join(name), at.folder.join(name)).unwrap();
     }
-    // As some distributions have it.
+    // Some distributions install links.
     symlink(peer.join("ptp"), at.folder.join("ptp")).unwrap();
     at.write("calico", b"#!/bin/sh\n");
     let before = at.state();
     let said = at.install(&[]);
     assert!(said.contains("replaces a reference plugin, which is backed up"), "{said}");
     at.is_all_cnibox();
-    // An upgrade, and a second one by the same release, do not touch what is kept.
+    // Reinstallations, in the same or another mode, do not change the backups.
     at.install(&["--mode", "copy"]);
     at.install(&[]);
     let said = at.uninstall();
@@ -232,7 +232,7 @@ fn foreign_files_stop_it_unless_it_is_told() {
     assert_eq!(at.names(), ["bridge", "ptp"]);
     assert_eq!(fs::read(at.folder.join("bridge")).unwrap(), script);
     assert_eq!(fs::read_link(at.folder.join("ptp")).unwrap(), Path::new("nowhere"));
-    // Without a backup nothing returns.
+    // Without a backup, `uninstall` restores nothing.
     at.install(&["--replace", "--no-backup"]);
     at.uninstall();
     assert_eq!(at.names(), [""; 0]);
@@ -268,14 +268,14 @@ fn policies_and_downgrades() {
     assert_eq!(fs::read(at.folder.join("bridge")).unwrap(), like_the_reference("99.0.0"));
     at.install(&["--force"]);
     assert_eq!(fs::read(at.binary()).unwrap(), fs::read(executable()).unwrap());
-    // The newer one installs itself over this one.
+    // The newer release replaces this one.
     let newer = node.path("cnibox-9.9.9");
     fs::write(&newer, as_release("9.9.9")).unwrap();
     fs::set_permissions(&newer, fs::Permissions::from_mode(0o755)).unwrap();
     let said = at.call("install", &["--policy", "if-newer"]).program(&newer).printed();
     assert!(said.contains("replaces cnibox"), "{said}");
     assert_eq!(fs::read(at.binary()).unwrap(), fs::read(&newer).unwrap());
-    // What the first one replaced returns all the same.
+    // The files that the first release replaced are restored all the same.
     let said = at.uninstall();
     assert!(said.contains("restored: the reference plugin 99.0.0"), "{said}");
     assert_eq!(at.names(), ["bridge", "ptp"]);
@@ -351,7 +351,7 @@ fn an_applet_that_is_no_more_goes_with_the_next_release() {
     let said = at.install(&[]);
     assert!(said.contains("old-plugin     removed"), "{said}");
     assert!(!exists(at.folder.join("old-plugin")));
-    // A list of names must not lead elsewhere.
+    // A manifest must not lead outside the directory.
     json["files"][0]["name"] = "../escaped".into();
     fs::write(&manifest, json.to_string()).unwrap();
     assert!(at.refused(&[]).contains("\"../escaped\" is not a file name"));
@@ -389,7 +389,7 @@ fn a_network_comes_last_and_only_with_its_plugins() {
     assert_eq!(outcome.status, Some(0), "{outcome:?}");
     assert_eq!(fs::read_to_string(&installed).unwrap(), list);
     assert!(run(&[]).stdout.contains("nothing to do"));
-    // An update of our own, then one of a file that somebody has edited.
+    // An update of an unmodified file, then of a file that has been edited.
     fs::write(&source, list.replace("1.0.0", "1.1.0")).unwrap();
     assert_eq!(run(&[]).status, Some(0));
     assert!(fs::read_to_string(&installed).unwrap().contains("1.1.0"));

@@ -1,4 +1,4 @@
-//! `cnibox ipam`: what a person on the node sees of host-local's leases and does to them.
+//! `cnibox ipam`: listing and changing host-local's leases by hand.
 
 use std::fs;
 
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::node::{Call, Container, Node, Outcome, eventually};
 
-/// The network `name` of addresses that no other test gives to an interface.
+/// The network `name`, with addresses that no other test assigns to an interface.
 fn conf(node: &Node, name: &str) -> Value {
     json!({"name": name, "cniVersion": "1.1.0", "type": "host-local",
         "ipam": node.host_local(&["203.0.113.0/24"])})
@@ -104,7 +104,7 @@ fn free_takes_back_an_address_or_a_container() {
     assert_eq!(node.leases("pods"), ["203.0.113.2", "203.0.113.5"]);
     let outcome = ends_with(0, &ipam(&node, "free pods 203.0.113.2"));
     assert!(outcome.stderr.contains("the network namespace of 203.0.113.2 exists"), "{outcome:?}");
-    // The plugin agrees: the journal knows of it.
+    // The plugin honours the journal entry.
     assert_eq!(
         node.call("host-local", "CHECK")
             .conf(&conf(&node, "pods"))
@@ -228,10 +228,10 @@ fn usage_and_places_that_do_not_work() {
     for line in ["gc ../leases", "free / c1"] {
         ends_with(2, &ipam(&node, line));
     }
-    // A node without any network is no trouble.
+    // A node without networks is not an error.
     assert_eq!(ends_with(0, &ipam(&node, "ls --json")).stdout, "[]\n");
     assert_eq!(ends_with(0, &ipam(&node, "gc")).stdout, "");
-    // Nor is a folder that is no network's: nothing is put there.
+    // Nor is a directory without a network; nothing is written to it.
     fs::create_dir_all(node.path("leases/mine")).unwrap();
     ends_with(0, &ipam(&node, "gc"));
     ends_with(3, &ipam(&node, "gc mine"));
@@ -241,7 +241,7 @@ fn usage_and_places_that_do_not_work() {
     let outcome = ends_with(1, &ipam(&node, "ls"));
     assert!(outcome.stderr.contains("not a directory"), "{outcome:?}");
     fs::remove_file(node.path("leases")).unwrap();
-    // Looking needs no right to write; freeing does, and says so.
+    // Listing needs no write permission; releasing does, and reports the lack of it.
     add(&node, "pods", "c1", "/x");
     let dir = node.path("leases").display().to_string();
     let script = format!("mount --bind -o ro {dir} {dir} && exec \"$0\" \"$@\"");

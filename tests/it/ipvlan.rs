@@ -17,20 +17,20 @@ const SUBJECT: Subject = Subject {
         let ipam = dual_ipam(node);
         json!({"master": "wire0", "mtu": 1400, "ipam": ipam})
     },
-    // The same as with a macvlan.
+    // Results are identical to macvlan's.
     golden: golden!("macvlan"),
     remove_remainder: unplug,
 };
 
 const GATEWAY: &str = "10.1.2.1";
 
-/// A network of 1.1.0 of 10.1.2.0/24 on top of `wire0`, with `keys`.
+/// A network of version 1.1.0 with 10.1.2.0/24 on top of `wire0`, with `keys`.
 fn simple<'n>(node: &'n Node, keys: &Value) -> Net<'n> {
     let ipam = node.host_local(&["10.1.2.0/24"]);
     Net::new(node, "ipvlan", "1.1.0", &merged(&json!({"master": "wire0", "ipam": ipam}), keys))
 }
 
-/// The next plugin of a chain: without `ipam` and `master`, with the result of the one before.
+/// The next plugin of a chain: without `ipam` and `master`, with the previous plugin's result.
 fn chained<'n>(node: &'n Node, prev: &Value) -> Net<'n> {
     simple(node, &json!({"ipam": null, "master": null, "prevResult": prev}))
 }
@@ -60,7 +60,8 @@ fn all_modes_reach_siblings_and_the_gateway() {
         node.sh(&format!("ip link add wire0 type veth peer name wire1 netns {path}"));
         outside.sh("ip addr add 10.1.2.1/24 dev wire1");
         outside.sh("ip link set wire1 up");
-        // By IP it is the host that finds the way to others, and is the way back.
+        // In the l3 modes, the host's routing table decides, and return traffic passes through the
+        // host.
         node.sh("ip addr add 10.1.2.200/24 dev wire0; ip link set wire0 up");
         if kernel != "l2" {
             outside.sh("ip route add 10.1.2.2/31 via 10.1.2.200");
@@ -143,7 +144,7 @@ fn prev_result_without_a_single_named_interface_is_refused() {
     {
         chained(&node, &prev(&interfaces)).add_is_refused(&container, 7, msg);
     }
-    // A master that is named needs none.
+    // A named master needs no interface in the result.
     let net = chained(&node, &prev(&json!([]))).with(&json!({"master": "wire0"}));
     net.add(&container);
     net.del(&container);
@@ -214,7 +215,7 @@ fn what_add_refuses_changes_nothing() {
         simple(&node, &keys).add_is_refused(&container, code, msg);
     }
     let net = simple(&node, &json!({}));
-    // An ipvlan reads no CNI_ARGS.
+    // ipvlan ignores `CNI_ARGS`.
     net.on("ADD", &container).env("CNI_ARGS", "IgnoreUnknown=1;MAC=zz").result();
     let msg = "failed to create ipvlan: container already has an interface \"eth0\": file exists";
     net.add_is_refused(&container, 999, msg);
@@ -224,7 +225,7 @@ fn what_add_refuses_changes_nothing() {
         assert_eq!(error.code, 50, "{error:?}");
     }
     net.with(&json!({"master": null})).call("STATUS", "").ok();
-    // The kernel lets a link have children of one kind only.
+    // The kernel allows a link only one kind of child (macvlan or ipvlan).
     let other = Container::new();
     let before = (node.snapshot(), other.snapshot(&node));
     let conf = json!({"cniVersion": "1.1.0", "name": "n", "master": "wire0"});

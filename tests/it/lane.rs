@@ -1,16 +1,16 @@
-//! What a test needs of the kernel, and where it runs when this one lacks it.
+//! The kernel features that a test needs, and where a test runs if this kernel lacks them.
 //!
-//! The suite has two lanes: the machine's own kernel, and Debian's under QEMU (`tests/vm.sh`). A
-//! test that needs a link kind or a filter that not every kernel has begins with
+//! The suite has two lanes: the machine's own kernel, and Debian's kernel under QEMU
+//! (`tests/vm.sh`). A test that needs a link kind or filter that some kernels lack begins with
 //!
 //! ```ignore
 //! needs!(lane::DUMMY, lane::VLAN);
 //! ```
 //!
-//! and ends there where the kernel lacks one of them: it is printed as skipped, and its name goes
-//! into the file that `CNIBOX_SKIPPED` names, from which the second lane takes what to run. There
-//! (`CNIBOX_LANE=vm`) nothing is skipped any more: a test that no lane can run fails. With
-//! `CNIBOX_LANE=list` tests only tell what they lack. `tests/lanes.sh` does all of that.
+//! and returns there if the kernel lacks one of them: the test is printed as skipped, and its name
+//! is appended to the file that `CNIBOX_SKIPPED` names, which lists the tests of the second lane.
+//! The second lane (`CNIBOX_LANE=vm`) skips nothing: a test that no lane can run fails. With
+//! `CNIBOX_LANE=list` tests only report missing features. `tests/lanes.sh` drives both lanes.
 //!
 //! The unit tests have the same module.
 
@@ -22,12 +22,12 @@ use std::sync::Mutex;
 
 use nix::sched::{CloneFlags, unshare};
 
-/// Something that a kernel may lack.
+/// A feature that a kernel may lack.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Feature {
-    /// What it is called in the list of skipped tests.
+    /// The name in the list of skipped tests.
     pub(crate) name: &'static str,
-    /// A shell script that succeeds in a fresh network namespace of a kernel that has it.
+    /// A shell script that succeeds in a fresh network namespace if the kernel has the feature.
     probe: &'static str,
 }
 
@@ -43,14 +43,14 @@ pub(crate) const IPVLAN: Feature = Feature {
 };
 pub(crate) const BRIDGE_VLAN: Feature =
     Feature { name: "bridge VLANs", probe: "ip link add p type bridge vlan_filtering 1" };
-/// Those of the VM are there for tests; a machine needs its own.
+/// The VM's network cards exist for tests; a machine's own cards must not be moved.
 pub(crate) const CARDS: Feature = Feature {
     name: "spare network cards",
     probe: "[ \"$CNIBOX_LANE\" = vm ] && modprobe -a e1000 virtio_net && \
             ls -d /sys/bus/pci/devices/*/net /sys/bus/pci/devices/*/virtio*/net",
 };
 
-/// Ends the test here, noted as skipped, where the kernel lacks one of the features.
+/// Returns from the test and records it as skipped if the kernel lacks one of the features.
 macro_rules! needs {
     ($($feature:expr),+ $(,)?) => {
         if !$crate::lane::offers(&[$($feature),+]) {
@@ -60,7 +60,7 @@ macro_rules! needs {
 }
 pub(crate) use needs;
 
-/// Whether this kernel has all of them; if not, the running test is noted as skipped.
+/// Whether this kernel has all features; if not, the running test is recorded as skipped.
 pub(crate) fn offers(features: &[Feature]) -> bool {
     let lacking: Vec<_> = features.iter().filter(|f| !probed(f)).map(|f| f.name).collect();
     let lane = std::env::var("CNIBOX_LANE").unwrap_or_default();
@@ -71,7 +71,7 @@ pub(crate) fn offers(features: &[Feature]) -> bool {
     let test = thread.name().expect("libtest names the thread after the test");
     let lacking = lacking.join(", ");
     assert_ne!(lane, "vm", "no lane has what {test} needs: {lacking}");
-    // Past libtest's capture, so that it is seen in a run that passes.
+    // Bypasses libtest's capture, so that passing runs show the line.
     drop(writeln!(std::io::stderr(), "skipped: {test}: this kernel lacks {lacking}"));
     if let Some(path) = std::env::var_os("CNIBOX_SKIPPED") {
         let mut list = OpenOptions::new().create(true).append(true).open(path).unwrap();
@@ -82,7 +82,7 @@ pub(crate) fn offers(features: &[Feature]) -> bool {
     false
 }
 
-/// Fails a test that is not to be run but to tell what it needs, and needs nothing.
+/// Fails a test that needs no feature while `CNIBOX_LANE=list` collects missing features.
 pub(crate) fn assert_not_listing() {
     let lane = std::env::var("CNIBOX_LANE").unwrap_or_default();
     assert_ne!(lane, "list", "needs nothing, and is not run");
@@ -104,7 +104,7 @@ fn in_a_namespace(script: &'static str) -> bool {
     std::thread::spawn(run).join().unwrap()
 }
 
-/// The second lane has everything that the first may lack: fails there otherwise.
+/// Fails in the second lane if its kernel lacks a feature that the first may lack.
 #[test]
 fn some_lane_has_each_feature() {
     crate::lane::needs!(DUMMY, VRF, VLAN, IPVLAN, BRIDGE_VLAN, CARDS);

@@ -1,6 +1,7 @@
-//! `cnibox::runtime` as other programs use it: the examples, with the real plugins.
+//! `cnibox::runtime` as used by other programs: the examples, with the real plugins.
 //!
-//! Cargo builds examples with all tests; for this file alone, `cargo build --examples` does.
+//! Cargo builds examples with all tests; `cargo build --examples` is needed before running this
+//! file alone.
 
 use std::fs;
 use std::path::PathBuf;
@@ -9,7 +10,7 @@ use serde_json::{Deserializer, Value, json};
 
 use crate::node::{Call, Container, Node, assert_unchanged};
 
-/// A node with the network `pods` in `net.d`, and a cache of its own where libcni's is.
+/// A node with the network `pods` in `net.d`, and its own cache at libcni's path.
 fn node() -> Node {
     let node = Node::new();
     node.sh("mount -t tmpfs tmpfs /var/lib");
@@ -42,7 +43,7 @@ fn add_network_is_taken_back_by_cnitool() {
     assert_eq!(call.printed(), "10.4.0.2/24\n");
     assert!(container.pings("10.4.0.1"), "container to host");
 
-    // The same once more is refused, and leaves the first one alone.
+    // A second attachment is refused and leaves the first one intact.
     let again = call.run();
     assert_eq!((again.status, again.stdout.as_str()), (Some(1), ""), "{again:?}");
     assert!(again.stderr.starts_with("add-network: plugin type=\"ptp\""), "{again:?}");
@@ -70,7 +71,7 @@ fn runtime_attaches_runs_and_detaches() {
     assert_unchanged(&before, &node.snapshot());
     assert_eq!(fs::read_dir("/var/lib/cni/results").unwrap().count(), 0);
 
-    // A command that there is not: the container is detached all the same.
+    // The command does not exist: the container is detached all the same.
     let outcome = example(&node, "runtime", &[&list, "/no/such/program"]).run();
     assert_eq!(outcome.status, Some(1), "{outcome:?}");
     assert!(outcome.stderr.contains("No such file"), "{outcome:?}");

@@ -1,7 +1,6 @@
-//! The verbs in the orders that runtimes call them, for every version and for any plugin that
-//! makes a link and delegates addresses; what the specification alone asks for is asked by
-//! `cni-sanity` (`sanity.rs`). Each function ends with the node as it was, but for what the subject
-//! says to remain.
+//! The verbs in the orders of runtimes, for every version and any plugin that creates a link and
+//! delegates IPAM. `cni-sanity` (`sanity.rs`) tests the requirements of the specification itself.
+//! Each function leaves the node as before, except for the subject's declared remainder.
 
 use serde_json::{Value, json};
 
@@ -14,13 +13,13 @@ pub(crate) struct Subject {
     pub(crate) plugin: &'static str,
     /// Keys of a dual-stack network of 10.1.2.0/24 and `2001:db8:1::/64` with default routes.
     pub(crate) keys: fn(&Node) -> Value,
-    /// The first container's result in a version.
+    /// The result of the first container in a version.
     pub(crate) golden: fn(&str) -> &'static str,
-    /// Removes by hand what the plugin leaves for good: links. Leases never stay.
+    /// Removes links that the plugin keeps permanently. Leases must never remain.
     pub(crate) remove_remainder: fn(&Node),
 }
 
-/// The results in the folder `golden/$folder`, by version.
+/// The results in the directory `golden/$folder`, by version.
 macro_rules! golden {
     ($folder:literal) => {
         |version: &str| match version {
@@ -33,8 +32,7 @@ macro_rules! golden {
 }
 pub(crate) use golden;
 
-/// Tests by their names, each a method of a [`Subject`]; where the kernel lacks `needs`, they are
-/// skipped.
+/// Defines tests by the names of [`Subject`] methods; skipped if the kernel lacks `needs`.
 macro_rules! lifecycle {
     ($subject:ident; $($name:ident: $method:ident,)+) => {
         $(
@@ -57,7 +55,7 @@ macro_rules! lifecycle {
 pub(crate) use lifecycle;
 
 impl Subject {
-    /// Runs `test` on a fresh node for each version, and compares the node with before.
+    /// Runs `test` on a fresh node for each version and compares the node with the state before.
     #[track_caller]
     fn each_version(&self, test: impl Fn(&Net<'_>)) {
         for version in VERSIONS {
@@ -71,12 +69,12 @@ impl Subject {
         }
     }
 
-    /// Whether the host reaches an address of a container; nothing leads to a dummy.
+    /// Whether the host reaches an address of a container; a dummy link is unreachable.
     fn reaches(&self, net: &Net<'_>, ip: &str) -> bool {
         self.plugin == "dummy" || net.node.reaches(ip)
     }
 
-    /// ADD prints this to the byte; CHECK agrees; two DELs leave the container as it was.
+    /// ADD prints the golden result byte for byte, CHECK succeeds, two DELs restore the container.
     pub(crate) fn add_check_del_del(&self) {
         self.each_version(|net| {
             let container = Container::new();
@@ -124,10 +122,10 @@ impl Subject {
         });
     }
 
-    /// Namespace gone, never there, empty, with and without `prevResult`.
+    /// DEL with a deleted, never existing or empty namespace, with and without `prevResult`.
     pub(crate) fn del_without_a_namespace(&self) {
         self.each_version(|net| {
-            // The path dangles: the kernel has removed the pair, the lease is there.
+            // The path dangles: the kernel has removed the pair, but the lease remains.
             let container = Container::new();
             net.add(&container);
             let path = container.path();
@@ -135,7 +133,7 @@ impl Subject {
             net.call("DEL", "c1").netns(&path).ok();
             assert_eq!(net.leases(), [""; 0]);
             no_veth_remains(net.node);
-            // No namespace is named: the lease goes, and a pair, which is known by its label.
+            // Without a namespace, DEL releases the lease and finds a veth pair by its alias.
             let container = Container::new();
             let is_pair = ["bridge", "ptp"].contains(&net.plugin);
             net.add(&container);
@@ -144,7 +142,7 @@ impl Subject {
                 assert_eq!(net.leases(), [""; 0]);
                 assert_eq!(container.try_sh("ip link show eth0"), !is_pair);
             }
-            // The reference gave no label: the result tells it.
+            // The reference sets no alias: only the result names the veth.
             if is_pair && net.version >= "0.4.0" {
                 let prev = net.add(&container);
                 let names = prev["interfaces"].as_array().unwrap().iter();
@@ -160,7 +158,7 @@ impl Subject {
         });
     }
 
-    /// GC keeps what is valid and releases what is stale; without a list, it releases nothing.
+    /// GC keeps valid attachments and releases stale ones; without a list, it releases nothing.
     pub(crate) fn gc(&self) {
         self.each_version(|net| {
             let gc = |keys: Value| net.with(&keys).call("GC", "").without("CNI_CONTAINERID");
@@ -205,7 +203,7 @@ impl Subject {
         });
     }
 
-    /// STATUS answers on 1.1.0, changes nothing, and asks the IPAM plugin.
+    /// STATUS succeeds on 1.1.0, changes nothing, and calls the IPAM plugin.
     pub(crate) fn status(&self) {
         self.each_version(|net| {
             let status = || net.call("STATUS", "").without("CNI_CONTAINERID");

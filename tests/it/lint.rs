@@ -1,4 +1,4 @@
-//! `cnibox lint`: each mistake is told once, where it is, with what to do; what is right is left alone.
+//! `cnibox lint`: each mistake is reported once, with location and remedy; valid lists pass.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ fn list(name: &str, plugins: &Value) -> String {
     json!({"cniVersion": "1.0.0", "name": name, "plugins": plugins}).to_string()
 }
 
-/// What lint says of files in the folder, without the folder's name.
+/// The output of lint for the directory's files, without the directory's name.
 fn run(node: &Node, args: &[&str]) -> (Option<i32>, String) {
     let folder = node.path("net.d").display().to_string();
     let Outcome { status, stdout, stderr } =
@@ -79,7 +79,7 @@ fn what_is_right_is_left_alone() {
 const WARNINGS: i32 = 1;
 const ERRORS: i32 = 2;
 
-/// A list of these plugins has one mistake: at a key of this name, said so.
+/// Asserts that a list of these plugins yields exactly one message, at a key of this name.
 #[track_caller]
 fn assert_told(node: &Node, plugins: &Value, status: i32, key: &str, said: &str) {
     let text = list("pods", plugins);
@@ -93,12 +93,12 @@ fn assert_told(node: &Node, plugins: &Value, status: i32, key: &str, said: &str)
     assert_eq!(found, Some(status), "{lines}");
 }
 
-/// The bridge of the pods with more keys, or others.
+/// The bridge of the pods with additional or replaced keys.
 fn with(keys: &Value) -> Value {
     merged(&bridge(&pool("10.88.0.0/16")), keys)
 }
 
-/// A bridge with a range of these keys.
+/// A bridge with a host-local range of these keys.
 fn ranged(keys: &Value) -> Value {
     let range = merged(&json!({"subnet": "10.88.0.0/16"}), keys);
     json!([bridge(&json!({"type": "host-local", "ranges": [[range]]}))])
@@ -438,7 +438,7 @@ fn cnitool_validates_by_it_and_install_refuses() {
     assert!(crate::node::exists(node.path("root/etc/cni/net.d/20-odd.conflist")));
 }
 
-/// The paths in the first column of the tables of a plugin's page.
+/// The paths in the first column of the tables on a plugin's page.
 fn documented(plugin: &str) -> Vec<String> {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("docs/plugins/{plugin}.md"));
     let page = fs::read_to_string(page).unwrap();
@@ -448,7 +448,7 @@ fn documented(plugin: &str) -> Vec<String> {
     spans.map(str::to_owned).collect()
 }
 
-/// The document that has nothing but a null at a path such as `ranges[][].subnet`.
+/// A document with only a null value at a path such as `ranges[][].subnet`.
 fn nested(path: &str) -> Value {
     let Some((first, rest)) = path.split_once('.') else {
         return json!({path.trim_end_matches("[]"): null});
@@ -466,7 +466,7 @@ fn every_documented_key_is_known() {
     {
         let name = applet.name;
         for path in documented(name).iter().filter(|path| !path.starts_with("runtimeConfig")) {
-            // Those of host-local's sets and portmap's ports stand in tables of their own.
+            // The keys of host-local's ranges and portmap's ports have separate tables.
             let path =
                 if path.starts_with("ranges") { format!("ipam.{path}") } else { path.clone() };
             if path.starts_with("portMappings") {

@@ -1,4 +1,4 @@
-//! loopback: `lo` goes up and down, in every version.
+//! loopback: `lo` is set up and down, in every version.
 
 use serde_json::{Value, json};
 
@@ -17,7 +17,7 @@ fn is_up(container: &Container) -> bool {
 }
 
 fn net<'n>(node: &'n Node, version: &'static str) -> Net<'n> {
-    // `type` may be missing.
+    // `type` is optional.
     Net::new(node, "loopback", version, &json!({"type": null}))
 }
 
@@ -44,7 +44,7 @@ fn add_sets_lo_up_check_agrees_and_del_sets_it_down() {
         }
         net.del(&container);
         assert!(!is_up(&container));
-        // The kernel keeps the address it gave.
+        // The kernel keeps the address that it assigned when `lo` came up.
         assert_eq!(addresses(&container.ip("addr show lo")), ["127.0.0.1/8"]);
         net.del(&container);
         assert_unchanged(&before, &node.snapshot());
@@ -87,7 +87,7 @@ fn gc_and_status_have_nothing_to_do() {
             }
         }
     }
-    // Not even a list that is missing is worth a failure.
+    // Not even a missing list is an error.
     let outcome = net(&node, "1.1.0").call("GC", "").without("CNI_CONTAINERID").run();
     assert_eq!((outcome.status, outcome.stdout.as_str()), (Some(0), ""));
 }
@@ -100,7 +100,7 @@ fn a_prev_result_is_passed_on_unchanged() {
             "0.2.0",
             json!({"ip4": {"ip": "10.0.0.2/24", "routes": [{"dst": "0.0.0.0/0"}]}, "dns": {"domain": "x"}}),
         ),
-        // Nothing can be converted here; it is only passed on.
+        // Not convertible; passed through.
         ("0.2.0", json!({"cniVersion": "0.2.0", "dns": {}})),
         (
             "0.4.0",
@@ -155,7 +155,7 @@ fn a_foreign_address_on_lo_is_refused_and_lo_stays_as_it_is() {
         container.sh("ip link set lo up");
         net.add_is_refused(&container, 999, &msg);
         net.check_finds(&container, &json!({}), &msg);
-        // Others of 127/8 are at home there.
+        // Other addresses of 127.0.0.0/8 are allowed.
         container.sh(&format!("ip addr del {address} dev lo"));
         container.sh("ip addr add 127.0.0.9/8 dev lo");
         assert_eq!(net.add(&container)["ips"].as_array().unwrap().len(), 2);

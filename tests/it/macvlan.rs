@@ -26,13 +26,13 @@ const SUBJECT: Subject = Subject {
     remove_remainder: unplug,
 };
 
-/// A network of 1.1.0 of 10.1.2.0/24 on top of `wire0`, with `keys`.
+/// A network of version 1.1.0 with 10.1.2.0/24 on top of `wire0`, with `keys`.
 fn simple<'n>(node: &'n Node, keys: &Value) -> Net<'n> {
     let ipam = node.host_local(&["10.1.2.0/24"]);
     Net::new(node, "macvlan", "1.1.0", &merged(&json!({"master": "wire0", "ipam": ipam}), keys))
 }
 
-/// The same without addresses.
+/// The same network without IPAM.
 fn layer2<'n>(node: &'n Node, keys: &Value) -> Net<'n> {
     simple(node, &json!({"ipam": null})).with(keys)
 }
@@ -45,7 +45,8 @@ lifecycle! { SUBJECT;
     status_tells_of_an_exhausted_range: status,
 }
 
-/// Attaches and detaches fifty containers at once in a network of 10.1.2.0/24 on top of `wire0`.
+/// Attaches and detaches fifty containers concurrently in a network of 10.1.2.0/24 on top of
+/// `wire0`.
 pub(crate) fn many_at_once(net: &dyn Fn(&Node) -> Net<'_>) {
     const COUNT: usize = 50;
     let node = Node::new();

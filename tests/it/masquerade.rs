@@ -1,5 +1,5 @@
-//! `ipMasq` of bridge and ptp, with every back end: who the outside sees, what remains, and that
-//! each implementation removes what the other made.
+//! `ipMasq` of bridge and ptp with every back end: the visible source address, remaining state, and
+//! DEL across cnibox and the reference.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::unix::fs::symlink;
@@ -12,15 +12,15 @@ use crate::net::{Net, merged};
 use crate::node::{Call, Container, Node, exists};
 use crate::traffic::Place;
 
-/// The host as the outside sees it, and the outside.
+/// The addresses of the host on the external network, and of the external machine.
 const HOST: [&str; 2] = ["192.0.2.1", "2001:db8:ff::1"];
 const OUTSIDE: [&str; 2] = ["192.0.2.2", "2001:db8:ff::2"];
 
-/// `ipMasqBackend`, and for iptables which of the two.
+/// `ipMasqBackend`, and the iptables variant.
 const BACKENDS: [(&str, &str); 3] =
     [("nftables", ""), ("iptables", "iptables-nft"), ("iptables", "iptables-legacy")];
 
-/// A network with a back end on a node with an outside.
+/// A network with a back end, on a node with an external network.
 struct Masq<'n> {
     net: Net<'n>,
     path: String,
@@ -39,7 +39,7 @@ impl<'n> Masq<'n> {
         Masq { net, path }
     }
 
-    /// The same with other keys.
+    /// The same network with other keys.
     fn with(&self, keys: &Value) -> Masq<'n> {
         Masq { net: self.net.with(keys), path: self.path.clone() }
     }
@@ -53,14 +53,14 @@ impl<'n> Masq<'n> {
         self.call("ADD", id, &container.path()).result()
     }
 
-    /// DEL that knows nothing but names.
+    /// DEL without namespace and `prevResult`.
     #[track_caller]
     fn del(&self, id: &str) {
         self.call("DEL", id, "").ok();
     }
 }
 
-/// A folder in which `iptables` and the rest are those of `flavour`.
+/// A directory in which `iptables` and its companions are those of `flavour`.
 fn flavoured(node: &Node, flavour: &str) -> String {
     let dir = node.path(flavour);
     std::fs::create_dir_all(&dir).unwrap();
@@ -77,7 +77,7 @@ fn flavoured(node: &Node, flavour: &str) -> String {
     dir.display().to_string()
 }
 
-/// A machine next to the host that has no route back to any container.
+/// A machine next to the host without a route back to the containers.
 pub(crate) fn outside(node: &Node) -> Container {
     let outside = Container::new();
     node.sh("ip link add out0 type veth peer name peer0");
@@ -90,8 +90,8 @@ pub(crate) fn outside(node: &Node) -> Container {
     outside
 }
 
-/// Who `server` sees when `client` sends to `ip` of it. The kernel may still be resolving
-/// addresses: several are sent.
+/// The source address that `server` sees when `client` sends to its address `ip`. Several packets
+/// are sent, because the kernel may still be resolving neighbours.
 #[track_caller]
 pub(crate) fn seen(client: &impl Place, server: &impl Place, ip: &str) -> String {
     let ip: IpAddr = ip.parse().unwrap();
@@ -109,7 +109,7 @@ pub(crate) fn seen(client: &impl Place, server: &impl Place, ip: &str) -> String
     panic!("nothing came to {ip}");
 }
 
-/// All rules of both implementations, without counters.
+/// All rules of both iptables variants and nftables, without counters.
 fn rules(node: &Node) -> String {
     let iptables =
         "iptables-nft-save; ip6tables-nft-save; iptables-legacy-save; ip6tables-legacy-save";
@@ -119,7 +119,7 @@ fn rules(node: &Node) -> String {
     text.lines().map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// The lines of [`rules`] that are of one container.
+/// The number of lines in [`rules`] that belong to one container.
 fn lines_of(node: &Node, id: &str) -> usize {
     let rules = rules(node);
     let ours = |line: &&str| {
@@ -134,7 +134,7 @@ fn each_back_end(test: impl Fn(&Node, &dyn Fn(&'static str) -> Masq<'_>)) {
     for backend in BACKENDS {
         println!("{backend:?}");
         let node = Node::new();
-        // The closure's network lives as long as the node.
+        // The closure's network borrows the node for `'static`.
         let node: &'static Node = Box::leak(Box::new(node));
         test(node, &|plugin| Masq::new(node, plugin, backend));
     }
@@ -182,7 +182,7 @@ fn without_the_key_the_outside_sees_the_container() {
     masq.add("c1", &one);
     assert_eq!(seen(&one, &outside, OUTSIDE[0]), "10.1.2.2");
     assert_eq!(seen(&one, &outside, OUTSIDE[1]), "2001:db8:1::2");
-    // A value that would be refused says nothing without ipMasq, as in the reference.
+    // As in the reference, an invalid back end is ignored without `ipMasq`.
     masq.with(&json!({"ipMasqBackend": "x"})).add("c2", &Container::new());
     assert_eq!(rules(&node), "");
 }
@@ -194,7 +194,7 @@ fn multicast_keeps_its_source() {
         let container = Container::new();
         let masq = masq("ptp");
         masq.add("c1", &container);
-        // Nothing forwards multicast here: the host sends from the container's address itself.
+        // The host does not forward multicast, so it sends from the container's address itself.
         node.sh("ip addr add 10.1.2.2/32 dev out0; ip route add 239.0.0.0/8 dev out0");
         let near = UdpSocket::bind("10.1.2.2:0").unwrap();
         let group = Ipv4Addr::new(239, 1, 1, 1);
@@ -297,7 +297,7 @@ fn a_back_end_is_checked_early_and_by_status() {
         let msg = "failed to locate iptables: no iptables-restore in PATH";
         assert_eq!(error.brief(), (50, msg));
         assert!(error.details.contains("nftables"), "{}", error.details);
-        // Without a key: whatever works.
+        // Without the key, an available back end is chosen.
         let any = masq.with(&json!({"ipMasqBackend": null}));
         status(&any).in_script(hidden).ok();
         any.call("ADD", "c1", &container.path()).in_script(hidden).result();
@@ -306,7 +306,7 @@ fn a_back_end_is_checked_early_and_by_status() {
     }
 }
 
-/// The reference's plugins, where they are installed.
+/// The directory of the reference plugins, if installed.
 fn reference() -> Option<String> {
     let peer = std::env::var("PEER").unwrap_or_else(|_| "/usr/lib/cni".to_owned());
     if exists(Path::new(&peer).join("bridge")) {
@@ -328,7 +328,7 @@ fn each_removes_what_the_other_masqueraded() {
             let theirs =
                 |call: Call| call.program(format!("{peer}/{plugin}")).env("CNI_PATH", &peer);
             let outside = outside(&node);
-            // Once, for the tables that stay.
+            // One ADD and DEL first, for the tables that remain.
             let warm = Container::new();
             masq.add("c0", &warm);
             masq.call("DEL", "c0", &warm.path()).ok();
@@ -353,13 +353,13 @@ fn each_removes_what_the_other_masqueraded() {
     }
 }
 
-/// The reference's layout on `nf_tables`, which Debian's release does not have.
+/// The reference's layout on `nf_tables`, which Debian's release lacks.
 #[test]
 fn the_references_nftables_rules_are_removed() {
     let node = Node::new();
     let masq = Masq::new(&node, "ptp", BACKENDS[0]);
     let comment = |id: &str| {
-        // SHA-512 of "net", and of "eth0:" and the id.
+        // The prefixes of SHA-512 of "net", and of "eth0:" plus the id.
         let hash = |text: &str| node.sh(&format!("printf %s '{text}' | sha512sum | cut -c1-16"));
         let (network, instance) = (hash("net"), hash(&format!("eth0:{id}")));
         format!("{}-{}, net: net, if: eth0, id: {id}", network.trim(), instance.trim())
@@ -383,8 +383,9 @@ fn the_references_nftables_rules_are_removed() {
     assert_eq!([1, 2, 3].map(|n| lines_of(&node, &format!("c{n}"))), [0, 0, 1]);
 }
 
-/// Four threads that masquerade at the same moment, as functions, to meet in the few microseconds
-/// between a look and a change; in the even rounds they stop again. Tells what failed.
+/// Runs `masquerade` in four threads simultaneously, as functions rather than processes, to hit the
+/// few microseconds between reading and changing the rules; even rounds also delete. Returns the
+/// errors.
 fn at_once(subnet: impl Fn(usize) -> usize + Sync, meanwhile: impl Fn()) -> Vec<String> {
     use cnibox::testing::netfilter::{Backend, Owner, PacketFilter, masquerade};
     let (barrier, failures) = (std::sync::Barrier::new(5), std::sync::Mutex::new(Vec::new()));
@@ -431,7 +432,7 @@ fn many_at_once_make_a_chain_once() {
 fn many_at_once_are_not_broken_by_gc() {
     use cnibox::testing::netfilter::{PacketFilter, masquerade};
     let _node = Node::new();
-    // Of another network, but chains that nobody uses are everybody's.
+    // GC of another network also deletes unreferenced chains.
     let gc = || {
         for _ in 0..5 {
             masquerade::gc(&PacketFilter::new(), "other", &[]).unwrap();

@@ -1,6 +1,6 @@
-//! What is said of the mistakes that operators make: each error once, with its cure.
+//! The messages for operators' mistakes: each error is reported once, with a remedy.
 //!
-//! The mistakes and all that is said of them are in `golden/messages.json`.
+//! The mistakes and the expected output are in `golden/messages.json`.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::net::merged;
 use crate::node::{Container, Node, Outcome, executable};
 
-/// Before each command, in a mount namespace of its own.
+/// Prepended to each command, in its own mount namespace.
 const PRELUDE: &str = "\
 mount -t tmpfs tmpfs /run && mkdir -p /run/cni /run/netns
 export PATH=BIN:$PATH NETCONFPATH=DIR/net.d CNI_PATH=BIN
@@ -19,19 +19,21 @@ cnitool() { BIN/cnitool \"$@\" --cache-dir DIR/cache; }
 other() { ip netns add other && cnitool add pods /run/netns/other --container-id other \"$@\" >/dev/null; }
 ";
 
-/// A mistake, and what cnibox has to say of it.
+/// A mistake and the expected output.
 struct Mistake {
-    /// The mistake in words, in which others look for it.
+    /// A description of the mistake in searchable words.
     mistake: String,
-    /// The text of a configuration, or what differs from [`network`].
+    /// The text of a configuration, or the differences from [`network`].
     conf: Value,
-    /// A line of shell. DIR is a private directory, BIN that of the plugins, NETNS the container's namespace.
+    /// A shell command line. DIR is a private directory, BIN the plugins' directory, NETNS the
+    /// container's namespace.
     run: String,
-    /// All lines, but results.
+    /// All output lines except results.
     says: String,
-    /// The part of `says` that tells what to do.
+    /// The part of `says` with the remedy.
     cure: String,
-    /// The mistake is to use what the kernel lacks: where the kernel has it, there is no error.
+    /// The mistake is the use of a feature that the kernel lacks; no error on kernels with the
+    /// feature.
     of_kernel: bool,
 }
 
@@ -49,7 +51,7 @@ fn mistakes() -> Vec<Mistake> {
     all.iter().map(read).collect()
 }
 
-/// The file of the network `pods`: a bridge with host-local, and what `conf` changes of it.
+/// The configuration list of the network `pods`: a bridge with host-local, changed by `conf`.
 fn network(conf: &Value) -> String {
     if let Some(text) = conf["text"].as_str() {
         return text.to_owned();
@@ -69,7 +71,7 @@ fn network(conf: &Value) -> String {
 }
 
 impl Mistake {
-    /// Makes it; what is said, with words in place of what differs from run to run.
+    /// Makes the mistake; returns the output with placeholders for variable parts.
     fn make(&self) -> String {
         let (node, container) = (Node::new(), Container::new());
         symlink(executable(), node.bin().join("cnibox")).unwrap();
@@ -111,7 +113,7 @@ impl Mistake {
     }
 }
 
-/// The error of a plugin, or the lines of a tool; nothing of a result.
+/// The error of a plugin, or the lines of a tool, without results.
 fn said_on_stdout(stdout: &str) -> String {
     let Ok(object) = serde_json::from_str::<Value>(stdout) else { return stdout.to_owned() };
     let text = |key: &str| object[key].as_str().unwrap_or_default().to_owned();
@@ -121,7 +123,7 @@ fn said_on_stdout(stdout: &str) -> String {
     }
 }
 
-/// Every fourth of the mistakes, from the first one on.
+/// Checks every fourth mistake, starting with `first`.
 fn check(first: usize) {
     for mistake in mistakes().iter().skip(first).step_by(4) {
         mistake.check();
@@ -155,7 +157,7 @@ fn nearly_all_mistakes_are_told_with_a_cure() {
     assert!(all.len() >= 112 && cured >= all.len() - 4, "{cured} of {}", all.len());
 }
 
-/// Prints what is said now, for a change of `golden/messages.json`.
+/// Prints the current output, to update `golden/messages.json`.
 #[test]
 #[ignore = "prints only"]
 fn print_messages() {

@@ -1,8 +1,9 @@
-//! docs/migration.md, done: containers of the reference plugins keep their network while a node
-//! moves to cnibox, are checked and deleted by it, and by the reference after the way back.
+//! The steps of docs/migration.md: containers of the reference plugins keep their network while a
+//! node migrates to cnibox; cnibox checks and deletes them, and so does the reference after the way
+//! back.
 //!
-//! `install` tests the folder, `parity` each plugin by itself, `handover` what is in nftables;
-//! tests/runtimes moves a node of containerd. Here a runtime's chain lives through the whole way.
+//! `install` tests the directory, `parity` each plugin, `handover` the nftables state,
+//! tests/runtimes a containerd node. Here a runtime's chain lives through the whole migration.
 
 use std::fs;
 use std::net::{TcpListener, TcpStream};
@@ -16,17 +17,17 @@ use crate::compare::peer;
 use crate::node::{Call, Container, Node, assert_unchanged, executable};
 use crate::traffic::{self, Place};
 
-/// Long even for a slow machine.
+/// Sufficient even for a slow machine.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// A node with the reference's plugins in a folder, a network of them, and another host.
+/// A node with the reference plugins in a directory, a network that uses them, and another host.
 struct Site {
     node: Node,
     folder: PathBuf,
     outside: Container,
 }
 
-/// A container, the host port that leads to it, its address.
+/// A container, the host port mapped to it, and its address.
 struct Pod {
     container: Container,
     port: u16,
@@ -63,7 +64,7 @@ impl Site {
         self.node.path(name).display().to_string()
     }
 
-    /// A call of the runtime: the plugins are those that the folder has at this moment.
+    /// A call by the runtime: uses the plugins currently in the directory.
     fn call(&self, verb: &str, netns: &str, port: u16) -> Call {
         let cache = self.state("cache");
         let ports = json!({"portMappings":
@@ -99,7 +100,7 @@ impl Site {
         assert!(!pod.container.try_sh("ip link show eth0"), "the interface is gone");
     }
 
-    /// The mapped port answers another host, what leaves has the host's address, and the
+    /// The mapped port answers the other host, outgoing packets have the host's address, and the
     /// container reaches its gateway in both families.
     #[track_caller]
     fn works(&self, pod: &Pod) {
@@ -131,7 +132,7 @@ impl Site {
     }
 }
 
-/// The whole way, for a folder that `fill` gives the reference's plugins.
+/// The whole migration, for a directory that `fill` populates with reference plugins.
 fn there_and_back(fill: impl Fn(&Path, &Path)) {
     let Some(reference) = peer("migration") else { return };
     let node = Node::new();
@@ -140,7 +141,7 @@ fn there_and_back(fill: impl Fn(&Path, &Path)) {
     fill(&reference, &folder);
     let site = Site::new(folder, node);
     site.plugins_are_cnibox(false);
-    // Bridge and the chains of all stay: made once, they are no difference.
+    // The bridge and the shared chains persist, so they are created before the snapshot.
     let empty = {
         site.del(&site.add(8080));
         site.node.snapshot()
@@ -168,7 +169,8 @@ fn there_and_back(fill: impl Fn(&Path, &Path)) {
 
     site.cnibox("uninstall");
     site.plugins_are_cnibox(false);
-    // No CHECK: portmap's of the reference 1.1.1 wants a rule of IPv6 for a container that has none (plugins#819).
+    // No CHECK: portmap 1.1.1 of the reference expects an IPv6 rule for containers without IPv6
+    // (plugins#819).
     for pod in [&old[1], &old[2], &new[1]] {
         site.works(pod);
     }
@@ -177,12 +179,12 @@ fn there_and_back(fill: impl Fn(&Path, &Path)) {
     site.del(&old[1]);
     site.del(&new[1]);
 
-    // And again, for good: what the reference made and what is left of the first time.
+    // A second migration, with the reference's state and the first migration's remainders.
     site.cnibox("install");
     site.works(&old[2]);
     site.del(&old[2]);
     site.del(&last);
-    // The reference leaves the records of what it deletes.
+    // DEL of the reference does not delete cnibox's records.
     drop(new);
     let folders = ["cache", "net.d", "leases"].map(|name| site.state(name));
     let [cache, net_d, leases] = &folders;
@@ -199,7 +201,8 @@ fn names(reference: &Path) -> impl Iterator<Item = String> {
     entries.map(|entry| entry.unwrap().file_name().into_string().unwrap())
 }
 
-/// The reference's archive, Debian's package and `kubernetes-cni`: a file for each plugin.
+/// The layout of the reference's archive, Debian's package and `kubernetes-cni`: one file per
+/// plugin.
 #[test]
 fn from_a_folder_of_files() {
     there_and_back(|reference, folder| {
@@ -209,7 +212,7 @@ fn from_a_folder_of_files() {
     });
 }
 
-/// k3s: a folder of links into another folder, which the release owns.
+/// k3s: a directory of links into another directory that belongs to the release.
 #[test]
 fn from_a_folder_of_links() {
     there_and_back(|reference, folder| {

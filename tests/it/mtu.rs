@@ -26,7 +26,7 @@ fn is_that_of_the_default_routes_link(plugin: &'static str, keys: &Value) {
     for interface in result["interfaces"].as_array().unwrap() {
         assert_eq!(interface["mtu"], 1380, "{result}");
     }
-    // The default route may be another one by now.
+    // CHECK must not depend on the current default route.
     node.sh("ip route del default");
     net.check(&container, &result).ok();
     net.del(&container);

@@ -1,15 +1,15 @@
-//! A network of a node: its configuration, calls for it, results without what is random in them.
+//! A network of a node: its configuration, calls for it, and results without random parts.
 
 use serde_json::{Value, json};
 
 use crate::node::{Call, Container, Node, Snapshot, assert_unchanged, eventually};
 
-/// The addresses that the first container of [`Net::dual`] gets, and the gateways.
+/// The addresses of the first container of [`Net::dual`], and the gateways.
 pub(crate) const FIRST: [&str; 2] = ["10.1.2.2", "2001:db8:1::2"];
 pub(crate) const SECOND: [&str; 2] = ["10.1.2.3", "2001:db8:1::3"];
 pub(crate) const GATEWAYS: [&str; 2] = ["10.1.2.1", "2001:db8:1::1"];
 
-/// A network, and the node it is on.
+/// A network and its node.
 pub(crate) struct Net<'n> {
     pub(crate) node: &'n Node,
     pub(crate) plugin: &'static str,
@@ -18,7 +18,7 @@ pub(crate) struct Net<'n> {
 }
 
 impl<'n> Net<'n> {
-    /// The network `net` of `plugin`, with `keys` beside the common ones.
+    /// The network `net` of `plugin`, with `keys` merged over the common ones.
     pub(crate) fn new(
         node: &'n Node,
         plugin: &'static str,
@@ -29,40 +29,40 @@ impl<'n> Net<'n> {
         Net { node, plugin, version, conf: merged(&common, keys) }
     }
 
-    /// The same network with other keys; `null` removes one.
+    /// The same network with other keys; `null` removes a key.
     pub(crate) fn with(&self, keys: &Value) -> Net<'n> {
         let Net { node, plugin, version, .. } = *self;
         Net { node, plugin, version, conf: merged(&self.conf, keys) }
     }
 
-    /// A call for the container called `id`, outside any namespace.
+    /// A call for the container id `id`, without a namespace.
     pub(crate) fn call(&self, verb: &str, id: &str) -> Call {
         self.node.call(self.plugin, verb).id(id).conf(&self.conf)
     }
 
-    /// A call for `container`, which is called `c1`.
+    /// A call for `container` with the id `c1`.
     pub(crate) fn on(&self, verb: &str, container: &Container) -> Call {
         self.call(verb, "c1").netns(&container.path())
     }
 
-    /// ADD of `container` as `c1`: the result.
+    /// Runs ADD of `container` as `c1`; returns the result.
     #[track_caller]
     pub(crate) fn add(&self, container: &Container) -> Value {
         self.on("ADD", container).result()
     }
 
-    /// DEL of `container`, which is called `c1`.
+    /// Runs DEL of `container` as `c1`.
     #[track_caller]
     pub(crate) fn del(&self, container: &Container) {
         self.on("DEL", container).ok();
     }
 
-    /// CHECK of `container` against the result `prev`.
+    /// A CHECK call for `container` with the `prevResult` `prev`.
     pub(crate) fn check(&self, container: &Container, prev: &Value) -> Call {
         self.with(&json!({"prevResult": prev})).on("CHECK", container)
     }
 
-    /// CHECK fails, with this message, which says what is wrong; nobody repairs anything.
+    /// Asserts that CHECK fails with this message and repairs nothing.
     #[track_caller]
     pub(crate) fn check_finds(&self, container: &Container, prev: &Value, msg: &str) {
         let before = (self.node.snapshot(), container.snapshot(self.node));
@@ -72,8 +72,8 @@ impl<'n> Net<'n> {
         assert_unchanged(&before.1, &container.snapshot(self.node));
     }
 
-    /// ADD is refused with this code and message, and nothing is changed by that, neither on the
-    /// host nor in the container.
+    /// Asserts that ADD fails with this code and message and changes neither the host nor the
+    /// container.
     #[track_caller]
     pub(crate) fn add_is_refused(&self, container: &Container, code: u64, msg: &str) {
         self.is_refused(&self.on("ADD", container), container, (code, msg));
@@ -95,14 +95,14 @@ impl<'n> Net<'n> {
     }
 }
 
-/// Addresses of 10.1.2.0/24 and `2001:db8:1::/64` and default routes, by host-local.
+/// A host-local configuration of 10.1.2.0/24 and `2001:db8:1::/64` with default routes.
 pub(crate) fn dual_ipam(node: &Node) -> Value {
     let mut ipam = node.host_local(&["10.1.2.0/24", "2001:db8:1::/64"]);
     ipam["routes"] = json!([{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]);
     ipam
 }
 
-/// `base` with the keys of `extra` set, removed where they are `null`.
+/// `base` with the keys of `extra` set, or removed where `null`.
 pub(crate) fn merged(base: &Value, extra: &Value) -> Value {
     let mut all = base.as_object().unwrap().clone();
     for (key, value) in extra.as_object().unwrap() {
@@ -114,7 +114,7 @@ pub(crate) fn merged(base: &Value, extra: &Value) -> Value {
     all.into()
 }
 
-/// A printed result with `MAC`, `VETH` and `NETNS` in place of what differs from run to run.
+/// A printed result with `MAC`, `VETH` and `NETNS` in place of the values that vary between runs.
 pub(crate) fn normal(text: &str, container: &Container) -> String {
     let netns = container.path();
     let word = |word| match word {
@@ -126,26 +126,26 @@ pub(crate) fn normal(text: &str, container: &Container) -> String {
     text.split('"').map(word).collect::<Vec<_>>().join("\"")
 }
 
-/// The same for a parsed one.
+/// The same for a parsed result.
 pub(crate) fn normal_json(result: &Value, container: &Container) -> Value {
     serde_json::from_str(&normal(&result.to_string(), container)).unwrap()
 }
 
-/// Six octets that are not all zero (`lo` has such).
+/// Six octets, not all zero (as those of `lo` are).
 pub(crate) fn is_mac(text: &str) -> bool {
     let octets: Vec<_> = text.split(':').collect();
     let hex = |o: &&str| o.len() == 2 && o.bytes().all(|b| b"0123456789abcdef".contains(&b));
     octets.len() == 6 && octets.iter().all(hex) && text != "00:00:00:00:00:00"
 }
 
-/// `veth` and eight digits, as the reference has it.
+/// `veth` and eight hexadecimal digits, as the reference generates them.
 pub(crate) fn is_veth(text: &str) -> bool {
     let hex = |b| b"0123456789abcdef".contains(&b);
     text.len() == 12 && text.strip_prefix("veth").is_some_and(|rest| rest.bytes().all(hex))
 }
 
-/// Waits until the snapshot is as before: the kernel removes the second end of a pair and reports
-/// lost carriers a little later.
+/// Waits until the snapshot equals `before`: the kernel deletes the second end of a pair and
+/// reports lost carriers with a delay.
 #[track_caller]
 pub(crate) fn settles(before: &Snapshot, now: impl Fn() -> Snapshot) {
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(2);
@@ -155,18 +155,18 @@ pub(crate) fn settles(before: &Snapshot, now: impl Fn() -> Snapshot) {
     assert_unchanged(before, &now());
 }
 
-/// The links of a pair are gone from the host; those of a [`wire`] may stay.
+/// Waits until no veth of a container is left on the host; those of a [`wire`] may stay.
 #[track_caller]
 pub(crate) fn no_veth_remains(node: &Node) {
-    // Where the kernel has no veth yet, `ip` prints empty objects for the others.
+    // While the veth module is not loaded, `ip` prints empty objects for other links.
     let left = |link: &Value| link["ifname"].as_str().is_some_and(is_veth);
     eventually("a veth was left on the host", || {
         !node.ip("link show type veth").as_array().unwrap().iter().any(left)
     });
 }
 
-/// A network outside the host, and the link to it: `wire0`, a master for other links, with the
-/// [`GATEWAYS`] at its far end `wire1`, which is on the host as well.
+/// An external network and the link to it: `wire0`, a master for other links, and its peer `wire1`
+/// with the [`GATEWAYS`], which is also on the host.
 pub(crate) fn wire(node: &Node) {
     node.sh("ip link add wire0 type veth peer name wire1");
     node.sh("ip link set wire0 up && ip link set wire1 up");
@@ -174,12 +174,12 @@ pub(crate) fn wire(node: &Node) {
     node.sh(&format!("ip addr add {v4}/24 dev wire1 && ip addr add {v6}/64 dev wire1 nodad"));
 }
 
-/// Unplugs what [`wire`] has made.
+/// Deletes the links of [`wire`].
 pub(crate) fn unplug(node: &Node) {
     node.sh("ip link del wire0");
 }
 
-/// The addresses of an interface as `ip` prints them, link-local ones left out.
+/// The addresses of an interface as `ip` prints them, without link-local ones.
 pub(crate) fn addresses(listing: &Value) -> Vec<String> {
     let infos = listing[0]["addr_info"].as_array().cloned().unwrap_or_default();
     let global = infos.iter().filter(|info| info["scope"] != "link");
@@ -187,7 +187,7 @@ pub(crate) fn addresses(listing: &Value) -> Vec<String> {
     global.map(text).collect()
 }
 
-/// The routes of one family as `dst [via gateway] [dev] ...`, the kernel's own ones included.
+/// The routes of one family as `dst [via gateway] [dev] ...`, including the kernel's own routes.
 pub(crate) fn routes(listing: &str) -> Vec<String> {
     let clean = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
     let mut lines: Vec<_> = listing.lines().map(clean).collect();

@@ -1,5 +1,5 @@
-//! A node for one test: a private host namespace, a folder of links to the executable, a place
-//! for state; containers; and snapshots to prove that nothing was left behind.
+//! A test's node: a private host namespace, a directory of links to the executable, a state
+//! directory; containers; and snapshots that detect leaks.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -24,24 +24,23 @@ use tempfile::TempDir;
 pub(crate) const VERSIONS: [&str; 7] =
     ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 
-/// How long a call may take, with all that it starts, before it is killed: in the VM some take
-/// half a minute under strace.
+/// The timeout of a call including its child processes: in the VM, some calls take half a minute
+/// under strace.
 const LIMIT: Duration = Duration::from_secs(180);
 
-/// The executable under test: `CNIBOX_BIN`, or the one cargo has built.
+/// The executable under test: `CNIBOX_BIN`, or cargo's build.
 pub(crate) fn executable() -> PathBuf {
     std::env::var_os("CNIBOX_BIN")
         .map_or_else(|| env!("CARGO_BIN_EXE_cnibox").into(), PathBuf::from)
 }
 
-/// A private host. It belongs to the thread that made it.
+/// A private host, bound to the thread that created it.
 pub(crate) struct Node {
     dir: TempDir,
 }
 
 impl Node {
-    /// Moves the calling thread into a namespace of its own, with `lo` up and nothing noted in
-    /// `/run/cni`.
+    /// Moves the calling thread into a new namespace with `lo` up and an empty `/run/cni`.
     pub(crate) fn new() -> Node {
         crate::lane::assert_not_listing();
         let apart = CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS;
@@ -57,17 +56,17 @@ impl Node {
         node
     }
 
-    /// The folder of plugins.
+    /// The plugin directory.
     pub(crate) fn bin(&self) -> PathBuf {
         self.dir.path().join("bin")
     }
 
-    /// A path below the node's own folder, for leases and whatever a test writes.
+    /// A path below the node's own directory, for leases and other test files.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
-    /// Puts an executable shell script into the folder of plugins.
+    /// Writes an executable shell script to the plugin directory.
     pub(crate) fn script(&self, name: &str, text: &str) {
         use std::os::unix::fs::PermissionsExt;
         let path = self.bin().join(name);
@@ -75,13 +74,13 @@ impl Node {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
     }
 
-    /// Runs a command line on the host; it must succeed.
+    /// Runs a command line on the host, which must succeed.
     #[expect(clippy::unused_self, reason = "the host is the calling thread's namespace")]
     pub(crate) fn sh(&self, line: &str) -> String {
         sh(line)
     }
 
-    /// `ip -j ...` on the host.
+    /// Runs `ip -j ...` on the host.
     #[expect(clippy::unused_self, reason = "the host is the calling thread's namespace")]
     pub(crate) fn ip(&self, args: &str) -> Value {
         parse_ip(&sh(&format!("ip -j {args}")))
@@ -99,19 +98,19 @@ impl Node {
         Call::to(self.bin().join(plugin), env)
     }
 
-    /// A call of a program for people, with arguments and without any CNI variable.
+    /// A call of a command-line tool, with arguments and without CNI variables.
     pub(crate) fn tool(&self, name: &str, args: &[&str]) -> Call {
         let args = args.iter().map(|arg| (*arg).to_owned()).collect();
         Call { args, ..Call::to(self.bin().join(name), BTreeMap::new()) }
     }
 
-    /// A configuration of host-local for `subnets`, one address of each, its leases in this node.
+    /// A host-local configuration with one range per subnet and its leases in this node.
     pub(crate) fn host_local(&self, subnets: &[&str]) -> Value {
         let ranges: Vec<_> = subnets.iter().map(|s| json!([{"subnet": s}])).collect();
         json!({"type": "host-local", "dataDir": self.path("leases"), "ranges": ranges})
     }
 
-    /// The addresses leased in a network, sorted, whoever has them.
+    /// The addresses leased in a network, sorted, of all containers.
     pub(crate) fn leases(&self, network: &str) -> Vec<String> {
         let Ok(entries) = fs::read_dir(self.path("leases").join(network)) else {
             return Vec::new();
@@ -122,73 +121,72 @@ impl Node {
         ips
     }
 
-    /// Everything on the host that a plugin might change, but for what it may keep: see
-    /// [`Snapshot`].
+    /// All host state that a plugin might change, except permitted remainders: see [`Snapshot`].
     pub(crate) fn snapshot(&self) -> Snapshot {
         Snapshot::take(self, "")
     }
 }
 
-/// A container: a namespace that this value keeps alive.
+/// A container: a namespace that lives as long as this value.
 pub(crate) struct Container {
     netns: Netns,
 }
 
 impl Container {
-    /// A fresh one.
     pub(crate) fn new() -> Container {
         Container { netns: Netns::fresh().unwrap() }
     }
 
-    /// Its path: a value for `CNI_NETNS`. It dangles when the container is dropped.
+    /// The namespace's path, for `CNI_NETNS`. It dangles after the container is dropped.
     pub(crate) fn path(&self) -> String {
         self.netns.path().display().to_string()
     }
 
-    /// Runs a command line inside; it must succeed.
+    /// Runs a command line in the container, which must succeed.
     pub(crate) fn sh(&self, line: &str) -> String {
         sh(&format!("nsenter --net={} -- {line}", self.path()))
     }
 
-    /// Whether a command line succeeds inside.
+    /// Whether a command line succeeds in the container.
     pub(crate) fn try_sh(&self, line: &str) -> bool {
         let line = format!("nsenter --net={} -- {line}", self.path());
         shell(&line).output().unwrap().status.success()
     }
 
-    /// `ip -j ...` inside.
+    /// Runs `ip -j ...` in the container.
     pub(crate) fn ip(&self, args: &str) -> Value {
         parse_ip(&self.sh(&format!("ip -j {args}")))
     }
 
-    /// One ping, at most two seconds.
+    /// Whether a single ping is answered within two seconds.
     pub(crate) fn pings(&self, target: &str) -> bool {
         self.try_sh(&format!("ping -n -c 1 -W 2 {target}"))
     }
 
-    /// The value of a kernel parameter inside.
+    /// The value of a kernel parameter in the container.
     pub(crate) fn sysctl(&self, key: &str) -> String {
         let path = format!("/proc/sys/{key}");
         self.netns.run(|| fs::read_to_string(path).unwrap().trim().to_owned()).unwrap()
     }
 
-    /// Runs code inside, on a thread of its own; sockets that it opens stay inside.
+    /// Runs code in the container on a separate thread; sockets that it opens stay in the
+    /// namespace.
     pub(crate) fn run<T: Send>(&self, code: impl FnOnce() -> T + Send) -> T {
         self.netns.run(code).unwrap()
     }
 
-    /// Everything inside that a plugin might change.
+    /// All state in the container that a plugin might change.
     pub(crate) fn snapshot(&self, node: &Node) -> Snapshot {
         Snapshot::take(node, &format!("nsenter --net={} -- ", self.path()))
     }
 }
 
-/// Traffic control but for what the kernel gives every link, with the filters of what comes in.
+/// Traffic control without the kernel's default qdiscs, including ingress filters.
 const QDISCS: &str = r#"tc qdisc show | sed "/ 0: dev /d; s/ refcnt [0-9]*//; s/ ---*//; s/^qdisc/queue/";
     for dev in $(tc qdisc show | sed -n "s/^qdisc [ic][nl].* ffff: dev \([^ ]*\) .*/\1/p"); do
         tc filter show dev $dev ingress | sed "s/ parent ffff:[^ ]*//"; done"#;
 
-/// Links, addresses, routes, rules, qdiscs and leases at one moment, as text that can be compared.
+/// Links, addresses, routes, rules, qdiscs and leases at one moment, as comparable text.
 #[derive(Debug, PartialEq, Eq, Clone)]
 pub(crate) struct Snapshot(BTreeMap<String, String>);
 
@@ -215,13 +213,13 @@ impl Snapshot {
         Snapshot(state)
     }
 
-    /// With what only some tests look at.
+    /// The snapshot with an additional topic that only some tests compare.
     pub(crate) fn with(mut self, topic: &str, text: String) -> Snapshot {
         self.0.insert(topic.to_owned(), text);
         self
     }
 
-    /// What differs, for messages.
+    /// The differences, for messages.
     pub(crate) fn difference(&self, other: &Snapshot) -> String {
         let changed = self.0.iter().filter(|(key, value)| other.0.get(*key) != Some(value));
         changed.fold(String::new(), |out, (key, value)| {
@@ -236,11 +234,11 @@ pub(crate) fn assert_unchanged(before: &Snapshot, after: &Snapshot) {
     assert!(before == after, "something was left behind:\n{}", before.difference(after));
 }
 
-/// Lifetimes say nothing; carriers and what the kernel makes of them (link-local addresses, their
-/// routes) come when they come, after the call that is their cause has returned.
+/// Removes lifetimes and the carrier state with its consequences (link-local addresses and their
+/// routes), which the kernel updates asynchronously after the call that caused them.
 fn without_noise(line: &str) -> Option<String> {
     let line = line.split_once("valid_lft").map_or(line, |(start, _)| start);
-    // The local routes follow the addresses, which are looked at themselves.
+    // Local routes follow the addresses, which are compared themselves.
     let noise = ["fe80::", "ff00::", "table local proto kernel"];
     if noise.iter().any(|text| line.contains(text)) {
         return None;
@@ -259,7 +257,7 @@ fn without_noise(line: &str) -> Option<String> {
     Some(words.join(" "))
 }
 
-/// A call of a plugin, to be completed.
+/// A call of a plugin, in builder style.
 #[derive(Clone)]
 pub(crate) struct Call {
     program: PathBuf,
@@ -280,57 +278,58 @@ impl Call {
         self
     }
 
-    /// Standard input to the byte.
+    /// Standard input, byte for byte.
     pub(crate) fn stdin(mut self, bytes: impl Into<Vec<u8>>) -> Call {
         self.stdin = bytes.into();
         self
     }
 
-    /// `CNI_NETNS`.
+    /// Sets `CNI_NETNS`.
     pub(crate) fn netns(self, path: &str) -> Call {
         self.env("CNI_NETNS", path)
     }
 
-    /// `CNI_CONTAINERID`.
+    /// Sets `CNI_CONTAINERID`.
     pub(crate) fn id(self, id: &str) -> Call {
         self.env("CNI_CONTAINERID", id)
     }
 
-    /// `CNI_IFNAME`.
+    /// Sets `CNI_IFNAME`.
     pub(crate) fn ifname(self, name: &str) -> Call {
         self.env("CNI_IFNAME", name)
     }
 
-    /// Any variable.
+    /// Sets an environment variable.
     pub(crate) fn env(mut self, key: &str, value: &str) -> Call {
         self.env.insert(key.to_owned(), value.to_owned());
         self
     }
 
-    /// Without a variable.
+    /// Removes an environment variable.
     pub(crate) fn without(mut self, key: &str) -> Call {
         self.env.remove(key);
         self
     }
 
-    /// The plugin as `$0` of a shell script with mounts of its own.
+    /// Runs the plugin as `$0` of a shell script in a new mount namespace.
     pub(crate) fn in_script(self, script: &str) -> Call {
         self.under(&["unshare", "-m", "sh", "-c", script])
     }
 
-    /// Under another program, such as `strace`, which gets the plugin as its last argument.
+    /// Runs the plugin under another program, such as `strace`, which gets the plugin as last
+    /// argument.
     pub(crate) fn under(mut self, wrapper: &[&str]) -> Call {
         self.wrapper = wrapper.iter().map(|arg| (*arg).to_owned()).collect();
         self
     }
 
-    /// Another executable, the rest as it is.
+    /// Replaces the executable.
     pub(crate) fn program(mut self, path: impl Into<PathBuf>) -> Call {
         self.program = path.into();
         self
     }
 
-    /// The command, for tests that run it their own way.
+    /// The command, for tests that run it themselves.
     pub(crate) fn command(&self) -> Command {
         let mut words = self.wrapper.iter().map(AsRef::as_ref).chain([self.program.as_os_str()]);
         let mut command = Command::new(words.next().unwrap());
@@ -346,21 +345,21 @@ impl Call {
         command
     }
 
-    /// Runs it to its end.
+    /// Runs the call and waits for its end.
     pub(crate) fn run(&self) -> Outcome {
         self.try_run().unwrap()
     }
 
-    /// Starts it and gives it its input.
+    /// Starts the process and writes its input.
     pub(crate) fn spawn(&self) -> std::io::Result<Child> {
         let mut child = self.start()?;
-        // A plugin need not read its input.
+        // A plugin may exit without reading its input.
         drop(child.stdin.take().unwrap().write_all(&self.stdin));
         Ok(child)
     }
 
-    /// An executable that a test has just written is busy for as long as the child of another test,
-    /// forked meanwhile, has the descriptor that it was written by.
+    /// Retries while the executable is busy: a child of another test, forked meanwhile, may still
+    /// hold the descriptor with which the test wrote the executable.
     fn start(&self) -> std::io::Result<Child> {
         let deadline = Instant::now() + Duration::from_secs(5);
         loop {
@@ -376,7 +375,7 @@ impl Call {
         }
     }
 
-    /// As [`Call::run`], for an executable that may not start.
+    /// As [`Call::run`], for an executable that may fail to start.
     pub(crate) fn try_run(&self) -> std::io::Result<Outcome> {
         let child = self.spawn()?;
         let group = Pid::from_raw(child.id().cast_signed());
@@ -397,7 +396,7 @@ impl Call {
         })
     }
 
-    /// Runs it; it must succeed and print a result.
+    /// Runs the call, which must succeed and print a result.
     #[track_caller]
     pub(crate) fn result(&self) -> Value {
         let outcome = self.run();
@@ -405,14 +404,14 @@ impl Call {
         serde_json::from_str(&outcome.stdout).unwrap_or_else(|e| panic!("{e}: {outcome:?}"))
     }
 
-    /// Runs it; it must succeed and print nothing on stdout.
+    /// Runs the call, which must succeed and print nothing on stdout.
     #[track_caller]
     pub(crate) fn ok(&self) {
         let outcome = self.run();
         assert_eq!((outcome.status, outcome.stdout.as_str()), (Some(0), ""), "{outcome:?}");
     }
 
-    /// Runs it; it must succeed. What it printed, to the byte.
+    /// Runs the call, which must succeed; returns its output, byte for byte.
     #[track_caller]
     pub(crate) fn printed(&self) -> String {
         let outcome = self.run();
@@ -420,7 +419,7 @@ impl Call {
         outcome.stdout
     }
 
-    /// Runs it; it must fail with an error object.
+    /// Runs the call, which must fail with an error object.
     #[track_caller]
     pub(crate) fn error(&self) -> Refusal {
         let outcome = self.run();
@@ -437,7 +436,7 @@ impl Call {
     }
 }
 
-/// How a call ended.
+/// The outcome of a call.
 #[derive(Debug)]
 pub(crate) struct Outcome {
     pub(crate) status: Option<i32>,
@@ -461,8 +460,8 @@ impl Refusal {
     }
 }
 
-/// Waits until `done`, at most a minute: for what the kernel does behind a process's back, such as
-/// removing a namespace, which takes long under emulation.
+/// Waits at most a minute until `done`: for the kernel's asynchronous work, such as the deletion of
+/// a namespace, which takes long under emulation.
 #[track_caller]
 pub(crate) fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(60);
@@ -472,7 +471,7 @@ pub(crate) fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Whether a file or folder is there.
+/// Whether a file or directory exists.
 pub(crate) fn exists(path: impl AsRef<Path>) -> bool {
     path.as_ref().symlink_metadata().is_ok()
 }
@@ -495,7 +494,7 @@ fn parse_ip(text: &str) -> Value {
     if text.trim().is_empty() { json!([]) } else { serde_json::from_str(text).unwrap() }
 }
 
-/// A tool that runs until a signal; it is killed if the test fails.
+/// A tool that runs until a signal; killed if the test fails.
 pub(crate) struct Running(Child);
 
 impl Drop for Running {
@@ -514,7 +513,7 @@ impl Running {
         self.0.id()
     }
 
-    /// Ends at SIGTERM with status 0, without being asked twice.
+    /// Asserts that a single SIGTERM ends the tool with status 0.
     #[track_caller]
     pub(crate) fn ends(mut self) {
         kill(Pid::from_raw(self.0.id().cast_signed()), Signal::SIGTERM).unwrap();
@@ -529,7 +528,7 @@ impl Running {
         }
     }
 
-    /// Whether it does nothing for a second, and not because other processes keep it from it.
+    /// Whether the tool sleeps for a second, as opposed to waiting for a processor.
     pub(crate) fn sleeps(&self) -> bool {
         let before = self.ticks();
         thread::sleep(Duration::from_secs(1));
@@ -539,7 +538,7 @@ impl Running {
             && states.into_iter().all(|stat| stat.is_ok_and(|stat| stat.contains(") S ")))
     }
 
-    /// Clock ticks of processor time so far.
+    /// The processor time so far, in clock ticks.
     pub(crate) fn ticks(&self) -> u64 {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.0.id())).unwrap();
         let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();

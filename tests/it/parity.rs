@@ -1,6 +1,6 @@
-//! The reference plugins (`PEER`, or Debian's in `/usr/lib/cni`) and ours side by side: the same
-//! configuration on two fresh nodes gives the same result, to the byte once what is random is
-//! gone, and the same kernel state but for [`DIFFERENCES`], which docs/parity.md explains.
+//! The reference plugins (`PEER`, or Debian's in `/usr/lib/cni`) compared with cnibox: the same
+//! configuration on two fresh nodes yields the same result, byte for byte except random parts, and
+//! the same kernel state except for [`DIFFERENCES`], which docs/parity.md explains.
 
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -12,26 +12,27 @@ use crate::lane::{self, needs};
 use crate::net::{merged, no_veth_remains, wire};
 use crate::node::{Call, Container, Node};
 
-/// What differs on purpose: lines of the state that start with the first and contain the second
-/// text lose the third.
+/// The intended differences: (prefix, infix, text): lines of the state that start with `prefix` and
+/// contain `infix` are compared without `text`.
 const DIFFERENCES: [(&str, &str, &str); 9] = [
-    // A container's router advertisements configure the host through the reference's gateway.
+    // With the reference, a container's router advertisements configure the host through its
+    // gateway.
     ("host parameter cni0.100", "accept_ra", "=0"),
     ("host parameter cni0.100", "accept_ra", "=1"),
-    // Ours skips duplicate address detection where nobody else can have the address.
+    // cnibox skips duplicate address detection where a duplicate is impossible.
     ("host addr", "fd00", " nodad"),
-    // The kernel has not finished that detection when the reference returns.
+    // Duplicate address detection has not finished when the reference returns.
     ("host addr", "fd00", " tentative"),
-    // The reference deletes the kernel's route to the subnet; ours has it not made at all.
+    // The reference deletes the kernel's subnet route; cnibox prevents its creation.
     ("container addr", "dev eth0", " noprefixroute"),
-    // An explicit broadcast address, which the kernel knows by itself, and never needs.
+    // The reference sets an explicit broadcast address, which the kernel derives itself.
     ("host addr", "", " brd"),
     ("container addr", "", " brd"),
     ("container addr", "fd00", " nodad"),
     ("container addr", "fd00", " tentative"),
 ];
 
-/// Whose plugins run.
+/// The plugins to run.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Side<'a> {
     Ours,
@@ -47,7 +48,7 @@ struct Case {
     versions: &'static [&'static str],
 }
 
-/// The reference of Debian knows no 1.1.0.
+/// Debian's reference does not support 1.1.0.
 const ALL: [&str; 6] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0"];
 const SOME: [&str; 2] = ["0.2.0", "1.0.0"];
 const NEWEST: [&str; 1] = ["1.0.0"];
@@ -111,7 +112,7 @@ fn cases() -> Vec<Case> {
     ]
 }
 
-/// Those that not every kernel can run.
+/// Cases that need kernels with VLANs.
 fn cases_with_vlans() -> Vec<Case> {
     let case =
         |name, plugin, subnets, versions, keys| Case { name, plugin, subnets, keys, versions };
@@ -141,7 +142,7 @@ fn cases_with_vlans() -> Vec<Case> {
     ]
 }
 
-/// For kernels that have it.
+/// Cases that need kernels with ipvlan.
 fn ipvlan_cases() -> Vec<Case> {
     let case = |name, subnets, versions, keys: Value| {
         let keys = merged(&json!({"master": "wire0"}), &keys);
@@ -157,7 +158,7 @@ fn ipvlan_cases() -> Vec<Case> {
     ]
 }
 
-/// A fresh node and container, to which one side's plugin adds.
+/// A fresh node and container for one side's plugin.
 struct Bench<'a> {
     node: Node,
     container: Container,
@@ -208,7 +209,7 @@ impl<'a> Bench<'a> {
         format!("error: {}", error["msg"].as_str().unwrap_or(&text))
     }
 
-    /// Links, addresses, routes and parameters, one a line, without the documented differences.
+    /// Links, addresses, routes and parameters, one per line, without the documented differences.
     fn state(&self) -> String {
         let (node, container) = (&self.node, &self.container);
         let mut lines = Vec::new();
@@ -223,8 +224,7 @@ impl<'a> Bench<'a> {
                 let wanted = addrs.iter().filter(|addr| addr["scope"] != "link");
                 lines.extend(wanted.map(|addr| format!("{place} {}", addr_line(&link, addr))));
             }
-            // Both families. What the kernel adds once it has checked an address comes when it
-            // comes.
+            // Both families, without the routes that the kernel adds asynchronously after DAD.
             let routes = all("route show table all");
             let checked = |route: &&Value| match word(&route["type"]).as_str() {
                 "anycast" => true,
@@ -245,7 +245,7 @@ impl<'a> Bench<'a> {
 
     fn parameters(&self) -> Vec<String> {
         let mut lines = Vec::new();
-        // Without addresses of IPv6 it is left alone.
+        // Without IPv6 addresses cnibox keeps the kernel's `accept_dad`.
         let without_ipv6 = self.case.plugin == "bridge"
             && !self.container.try_sh("ip -6 addr show eth0 scope global | grep -q inet6");
         for key in ["accept_dad", "accept_ra", "disable_ipv6", "enhanced_dad"] {
@@ -257,7 +257,7 @@ impl<'a> Bench<'a> {
             lines.push(format!("container parameter {key}={value}"));
         }
         if ["macvlan", "ipvlan"].contains(&self.case.plugin) && !lines.is_empty() {
-            // `ndisc_notify` came with later releases of the reference.
+            // Only later releases of the reference set `ndisc_notify`.
             let value = self.container.sysctl("net/ipv4/conf/eth0/arp_notify");
             lines.push(format!("container parameter arp_notify={value}"));
         }
@@ -283,7 +283,7 @@ fn word(value: &Value) -> String {
 fn link_line(link: &Value) -> String {
     let flags = link["flags"].as_array().unwrap();
     let mut flags: Vec<_> = flags.iter().filter_map(Value::as_str).collect();
-    // Carrier comes when the kernel finds the time.
+    // The kernel updates the carrier asynchronously.
     flags.retain(|flag| !matches!(*flag, "LOWER_UP" | "NO-CARRIER"));
     flags.sort_unstable();
     let port = &link["linkinfo"]["info_slave_data"];
@@ -333,8 +333,8 @@ fn without_differences(line: &str) -> String {
     line
 }
 
-/// Results of 1.0.0 have another order of keys, and no empty objects, in later releases of the
-/// reference; ours follow that. Before 1.0.0 every byte counts.
+/// Later releases of the reference print results of 1.0.0 with another order of keys and without
+/// empty objects, and cnibox follows them. Older versions are compared byte for byte.
 fn layout(result: &str, version: &str) -> String {
     let parsed = serde_json::from_str(result).ok().filter(|_| version == "1.0.0");
     let Some(mut value): Option<Value> = parsed else { return result.to_owned() };
@@ -343,7 +343,7 @@ fn layout(result: &str, version: &str) -> String {
     serde_json::to_string_pretty(&value).unwrap()
 }
 
-/// Runs a case on fresh nodes of this thread.
+/// Runs a case on fresh nodes on the calling thread.
 fn compare(peer: &Path, case: &Case) {
     for version in case.versions {
         let what = format!("{} {version}: left ours, right the reference's", case.name);
@@ -359,7 +359,7 @@ fn compare(peer: &Path, case: &Case) {
     }
 }
 
-/// Each deletes what the other has added.
+/// Each implementation deletes the other's attachments.
 fn delete_across(peer: &Path, case: &Case) {
     for (adds, deletes) in
         [(Side::Ours, Side::Reference(peer)), (Side::Reference(peer), Side::Ours)]
@@ -373,7 +373,7 @@ fn delete_across(peer: &Path, case: &Case) {
         bench.call(deletes, "DEL").ok();
         let name = case.name;
         assert_eq!(bench.node.leases("n"), [""; 0], "{name}");
-        // The reference never removes the gateway of a VLAN.
+        // The reference never deletes the gateway interface of a VLAN.
         let stays = case.plugin == "bridge" && !case.keys["vlan"].is_null();
         if !(stays && matches!(deletes, Side::Reference(_))) {
             no_veth_remains(&bench.node);
@@ -383,7 +383,7 @@ fn delete_across(peer: &Path, case: &Case) {
     }
 }
 
-/// Every case on a thread of its own: the reference waits for seconds.
+/// Runs each case on its own thread, because the reference waits for seconds.
 fn each_case(cases: &[Case], work: impl Fn(&Case) + Sync) {
     let failed: Vec<&str> = thread::scope(|scope| {
         let work = &work;
@@ -443,7 +443,7 @@ fn loopback_is_set_up_as_by_the_reference() {
             (result, bench.container.sh("ip -o addr show lo"))
         };
         let (ours, theirs) = (run(Side::Ours), run(Side::Reference(&peer)));
-        // The reference has the layout of 1.0.0 for every version.
+        // The reference uses the layout of 1.0.0 for every version.
         if version == "1.0.0" {
             assert_same(version, &layout(&ours.0, version), &layout(&theirs.0, version));
         }

@@ -1,4 +1,4 @@
-//! portmap: every verb in every version, traffic, both back ends, the reference's own objects.
+//! portmap: every verb in every version, traffic, both back ends, compatibility with the reference.
 
 mod lifecycle;
 mod owners;
@@ -19,11 +19,11 @@ use crate::traffic::Place;
 
 const LIMIT: Duration = Duration::from_millis(1500);
 
-/// How the rules are made.
+/// The back end of the rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rules {
     Nftables,
-    /// On top of `nf_tables`.
+    /// iptables on top of `nf_tables`.
     Iptables,
     Legacy,
 }
@@ -43,7 +43,7 @@ struct Ports {
     version: &'static str,
 }
 
-/// An attachment made by the bridge plugin.
+/// An attachment by the bridge plugin.
 struct Pod {
     id: &'static str,
     container: Container,
@@ -57,7 +57,7 @@ fn mapping(host: u16, container: u16, proto: &str) -> Value {
 impl Ports {
     fn new(rules: Rules, version: &'static str) -> Ports {
         let node = Node::new();
-        // Programs by the names that a node of this flavour has.
+        // The iptables programs under the names that nodes with this variant use.
         let bin = node.path("flavour");
         std::fs::create_dir(&bin).unwrap();
         let flavour = if rules == Rules::Legacy { "legacy" } else { "nft" };
@@ -80,7 +80,7 @@ impl Ports {
         Pod { id, container, prev }
     }
 
-    /// The network with these ports and keys.
+    /// The network with these port mappings and keys.
     fn net(&self, ports: &Value, keys: &Value) -> Net<'_> {
         let base = json!({"backend": self.rules.key(), "runtimeConfig": {"portMappings": ports}});
         Net::new(&self.node, "portmap", self.version, &crate::net::merged(&base, keys))
@@ -123,7 +123,7 @@ impl Ports {
         }
     }
 
-    /// A namespace outside, routed: 192.0.2.2 and `2001:db8:9::2`, the host is .1.
+    /// An external namespace with routes: 192.0.2.2 and `2001:db8:9::2`; the host is .1 and ::1.
     fn peer(&self) -> Container {
         self.outside("peer", "192.0.2", "2001:db8:9")
     }
@@ -141,20 +141,20 @@ impl Ports {
         peer.sh("ip link set eth0 up");
         peer.sh(&format!("ip route add default via {v4}.1"));
         peer.sh(&format!("ip route add default via {v6}::1"));
-        // The kernel makes the local route of an IPv6 address a little later.
+        // The kernel adds the local route of an IPv6 address asynchronously.
         assert!(peer.reaches(&format!("{v6}::1")) && peer.reaches(&format!("{v4}.1")));
         peer
     }
 }
 
-/// A process that another test is starting may have the last socket for a moment.
+/// Retries, because a process that another test has forked may still hold the previous socket.
 fn patiently<T>(bind: impl Fn() -> std::io::Result<T>) -> T {
     let attempts = (0..50).find_map(|_| bind().map_err(|_| thread::sleep(LIMIT / 50)).ok());
     attempts.expect("the port stays in use")
 }
 
-/// A TCP connection from `client` to `target` that arrives at `port` in `server`: the source that
-/// the server sees. `None` if it does not arrive there.
+/// Opens a TCP connection from `client` to `target`, expected at `port` in `server`; returns the
+/// source address that the server sees, or `None` if the connection does not arrive.
 pub(crate) fn tcp(
     client: &impl Place,
     server: &impl Place,
@@ -185,7 +185,7 @@ pub(crate) fn tcp(
     Some(from.ip().to_canonical())
 }
 
-/// A UDP question from `client` to `target`, answered at `port` in `server`; as [`tcp`].
+/// The same with a UDP request and reply, as [`tcp`].
 fn udp(client: &impl Place, server: &impl Place, target: &str, port: u16) -> Option<IpAddr> {
     let target: SocketAddr = target.parse().unwrap();
     let any: IpAddr = if target.is_ipv4() { "0.0.0.0" } else { "::" }.parse().unwrap();

@@ -1,5 +1,5 @@
-//! What all plugins share, in this project's own words: environment, versions, VERSION, the about text. Whether that
-//! is what the specification says, `cni-sanity` asks: `sanity.rs`.
+//! The behaviour common to all plugins as this project defines it: environment, versions, VERSION,
+//! the about text. `cni-sanity` tests the conformance to the specification: `sanity.rs`.
 
 use std::fs;
 use std::io::Write;
@@ -117,7 +117,7 @@ fn versions_that_a_verb_came_with() {
 #[test]
 fn the_plugins_own_namespace_is_refused_first_of_all() {
     let node = Node::new();
-    // The main thread's namespace is another one than this test's.
+    // The test's thread has another namespace than the main thread.
     let own = format!("/proc/{}/task/{}/ns/net", std::process::id(), nix::unistd::gettid());
     for plugin in ["bridge", "ptp", "loopback"] {
         let conf =
@@ -130,7 +130,7 @@ fn the_plugins_own_namespace_is_refused_first_of_all() {
         assert_eq!(error.brief(), (8, msg), "{plugin}");
         crate::node::assert_unchanged(&before, &node.snapshot());
     }
-    // ... unless it is wanted.
+    // `CNI_NETNS_OVERRIDE` permits it.
     let conf = json!({"name": "n", "cniVersion": "1.1.0"});
     let call = node.call("loopback", "ADD").netns(&own).conf(&conf);
     call.env("CNI_NETNS_OVERRIDE", "True").result();
@@ -168,8 +168,8 @@ fn unknown_names_get_a_clear_word() {
     );
 }
 
-/// A descriptor that is closed gets the first file that is opened: the result would be written to
-/// whatever that is.
+/// The kernel assigns a closed standard descriptor to the next opened file, so the result could be
+/// written to an arbitrary file.
 #[test]
 fn closed_standard_descriptors_become_no_other_files() {
     strace::require();
@@ -185,7 +185,7 @@ fn closed_standard_descriptors_become_no_other_files() {
         let to_stdout: Vec<_> = text.lines().filter(|line| line.starts_with("write(1<")).collect();
         assert!(!to_stdout.is_empty(), "{closed}: no result in {text}");
         assert!(to_stdout.iter().all(|line| line.contains("</dev/null>, ")), "{closed}: {text}");
-        // Nobody knows of the address.
+        // The result was lost, so the address is released.
         assert_eq!(node.leases("n"), [""; 0], "{closed}");
     }
     let call = node.call("host-local", "ADD").conf(&conf).netns("/no/such");
@@ -249,7 +249,7 @@ fn no_del_is_refused_for_the_length_of_its_namespace() {
     assert_eq!(node.leases("n"), [""; 0]);
 }
 
-/// `security.capability` of version 2: `CAP_NET_ADMIN`, permitted and effective.
+/// The `security.capability` attribute, version 2: `CAP_NET_ADMIN`, permitted and effective.
 const NET_ADMIN: [u8; 20] = {
     let mut bytes = [0; 20];
     (bytes[0], bytes[3], bytes[5]) = (1, 2, 1 << 4);
@@ -263,7 +263,7 @@ fn a_copy_with_powers_of_its_own_is_of_no_use_to_other_users() {
         fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).unwrap();
     }
     let copy = node.bin().join("copy");
-    // The caller's program that it would run.
+    // A program of the caller's choice, which the plugin would execute with its privileges.
     node.script("mine", "id >&2; exit 1");
     let conf = node.path("conf");
     let ipam = json!({"type": "mine"});

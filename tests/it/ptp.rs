@@ -19,7 +19,7 @@ const SUBJECT: Subject = Subject {
     remove_remainder: |_| {},
 };
 
-/// A network of 1.1.0 of 10.1.2.0/24, with `keys`.
+/// A network of version 1.1.0 with 10.1.2.0/24 and `keys`.
 fn simple<'n>(node: &'n Node, keys: &Value) -> Net<'n> {
     let base = json!({"ipam": node.host_local(&["10.1.2.0/24"])});
     Net::new(node, "ptp", "1.1.0", &merged(&base, keys))

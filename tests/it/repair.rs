@@ -1,4 +1,4 @@
-//! `cnibox repair`: what living attachments have lost comes back; what a person set stays.
+//! `cnibox repair`: restores lost state of live attachments and keeps manual changes.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use crate::node::{Running, eventually};
 
 const ONE_SECOND: Duration = Duration::from_secs(1);
 
-/// A network on a bridge with these keys, and its containers.
+/// A bridge network with these keys and its containers.
 fn ward(keys: &Value, pods: usize) -> Ward {
     let base = json!({"type": "bridge", "bridge": "cni0", "isDefaultGateway": true, "ipMasq": true,
         "ipMasqBackend": "nftables", "ipam": {"type": "host-local", "dataDir": "LEASES",
@@ -34,7 +34,7 @@ fn ptp() -> Ward {
 }
 
 impl Ward {
-    /// What repair prints; it must succeed.
+    /// The output of `repair`, which must succeed.
     fn repair(&self) -> String {
         self.cnibox(&["repair"]).printed()
     }
@@ -45,7 +45,7 @@ impl Ward {
         assert_eq!(self.repair(), "nothing was missing\n");
     }
 
-    /// The host's end of the pair of the first container.
+    /// The host end of the first container's veth pair.
     fn port(&self) -> String {
         let text = self.pods[0].sh("ip -o link show eth0");
         let index = text.split("@if").nth(1).unwrap().split(':').next().unwrap();
@@ -57,8 +57,8 @@ impl Ward {
         Running::start(&self.cnibox(&["repair", "--watch"]))
     }
 
-    /// Whether all containers reach the gateway. A container that has asked for its address in vain asks again
-    /// after a second.
+    /// Whether all containers reach the gateway. After a failed neighbour resolution, the kernel
+    /// retries after one second.
     fn all_reach_the_gateway(&self) -> bool {
         self.pods.iter().all(|pod| pod.try_sh("ping -n -c 1 -W 3 10.88.0.1"))
     }
@@ -201,7 +201,7 @@ fn what_a_person_set_otherwise_is_left_alone() {
     }
 }
 
-/// Another pair with the name that the result tells is not the container's.
+/// A foreign veth pair with the name from the result is not the container's.
 #[test]
 fn a_link_that_only_has_the_name_is_not_touched() {
     let ward = ward(&json!({}), 1);
@@ -229,7 +229,7 @@ fn watch_restores_traffic_by_itself() {
             ward.pods[19].try_sh("ping -n -c 1 -W 3 10.88.0.1")
                 && ward.node.sh("sysctl -n net.ipv4.ip_forward").trim() == "1"
         });
-        // Mostly a tenth of a second; other tests are at work as well.
+        // Usually 0.1 seconds; the limit allows for concurrent tests.
         assert!(start.elapsed() < 10 * ONE_SECOND, "{damage}: {:?}", start.elapsed());
         assert!(ward.all_reach_the_gateway(), "{damage}");
         eventually("all of it", || ward.doctor().1 == "healthy: 20 attachments\n");
@@ -237,7 +237,7 @@ fn watch_restores_traffic_by_itself() {
     watch.ends();
 }
 
-/// Somebody who removes again what is restored gets the last word more and more often.
+/// The watch backs off if another process keeps removing the restored state.
 #[test]
 fn watch_gives_way_in_a_dispute() {
     let ward = ward(&json!({}), 1);
@@ -255,7 +255,7 @@ fn watch_gives_way_in_a_dispute() {
     assert!((2..=10).contains(&restored), "{restored}");
 }
 
-/// The figures of docs/operator.md.
+/// Measures the figures of docs/operator.md.
 #[test]
 #[ignore = "takes long; prints figures"]
 fn five_hundred_containers() {

@@ -1,5 +1,5 @@
-//! `cni-sanity` on the plugins of this project, which are sound, and on mutants: each is a plugin with one defect that
-//! the suite has to see.
+//! `cni-sanity` on the plugins of this project, which conform, and on mutants: plugins with one
+//! defect each, which the suite must detect.
 
 mod mutants;
 
@@ -18,7 +18,7 @@ use self::mutants::Mutant;
 use crate::lane::{self, needs};
 use crate::node::executable;
 
-/// A folder with all plugins of this project. Cases have a `/run` of their own, so that it is elsewhere.
+/// A directory with all plugins of this project, outside `/run`, which each case mounts anew.
 fn sound() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let mut install = Command::new(executable());
@@ -36,7 +36,7 @@ fn sanity(folder: &Path, args: &[&str]) -> (Option<i32>, Value) {
     (output.status.code(), report.unwrap_or_else(|error| panic!("{error}: {stderr}")))
 }
 
-/// The assertions that failed.
+/// The ids of the failed assertions.
 fn failed(report: &Value) -> BTreeSet<String> {
     let verdicts = report["verdicts"].as_array().unwrap().iter();
     verdicts
@@ -45,8 +45,8 @@ fn failed(report: &Value) -> BTreeSet<String> {
         .collect()
 }
 
-/// What is not required and does not hold: loopback's CHECK has no use for a prevResult; an ADD of host-local that is killed
-/// may leave the temporary file that its next ADD writes over.
+/// Known deviations from optional assertions: loopback's CHECK does not need a `prevResult`; a
+/// killed ADD of host-local may leave a temporary file, which its next ADD overwrites.
 fn is_known(verdict: &Value) -> bool {
     let detail = verdict["detail"].as_str().unwrap_or_default();
     match verdict["id"].as_str().unwrap_or_default() {
@@ -83,7 +83,7 @@ fn the_plugins_of_this_project_conform() {
     assert_sound(&[], 19);
 }
 
-/// Plugins that are killed at their system calls, full disks, crowds.
+/// Plugins killed at system calls, full disks, many concurrent calls.
 #[test]
 fn plugins_survive_faults() {
     let types = ["--type", "bridge", "--type", "loopback", "--cni-version", "1.1.0"];
@@ -99,7 +99,7 @@ fn plugins_that_need_kernel_modules_conform() {
     assert_sound(&args, 4);
 }
 
-/// The plugin of a mutant; the other types are sound.
+/// A plugin directory with the mutant; the other types are correct.
 fn make(mutant: &Mutant, sound: &Path) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     for entry in fs::read_dir(sound).unwrap() {
@@ -123,7 +123,7 @@ fn make(mutant: &Mutant, sound: &Path) -> TempDir {
     folder
 }
 
-/// Whether the suite sees the defect; what it sees instead.
+/// Returns `Ok` if the suite detects the defect, otherwise the assertions that failed instead.
 fn is_caught(mutant: &Mutant, sound: &Path) -> Result<(), String> {
     let folder = make(mutant, sound);
     let args = [

@@ -1,4 +1,4 @@
-//! sbr: rules and tables, what stays in the main table, CHECK, refusals.
+//! sbr: rules and tables, routes that stay in the main table, CHECK, refusals.
 
 mod damage;
 mod races;
@@ -14,8 +14,8 @@ use crate::node::{Container, Node};
 
 const SUBJECT: Subject = Subject { plugin: "sbr", ..Subject::BEHIND_BRIDGE };
 
-/// A container with `eth0` (10.0.0.2/24, default route) and `net1` (192.168.1.209/24, `fd00:1::9/64`,
-/// routes behind a neighbour), as the reference's own tests have it, and what was told of `net1`.
+/// A container with `eth0` (10.0.0.2/24, default route) and `net1` (192.168.1.209/24,
+/// `fd00:1::9/64`, routes via a neighbour), as in the reference's tests, and the result for `net1`.
 pub(super) struct Pod {
     pub(super) node: Node,
     pub(super) container: Container,
@@ -66,7 +66,7 @@ impl Pod {
         self.call("ADD", keys).result();
     }
 
-    /// The rules of one family as `from .. lookup ..`, but for the kernel's.
+    /// The rules of one family as `from .. lookup ..`, without the kernel's default rules.
     pub(super) fn rules(&self, family: &str) -> Vec<String> {
         let text = self.container.sh(&format!("ip {family} rule"));
         let rules = text.lines().filter_map(|line| line.split_once(":\t"));
@@ -77,7 +77,7 @@ impl Pod {
     /// The routes of one family in a table, sorted.
     pub(super) fn routes(&self, family: &str, table: &str) -> Vec<String> {
         let line = format!("ip {family} route show table {table}");
-        // A table that was never used is an error to the kernel.
+        // The kernel reports an error for a table that was never used.
         let text = self.container.sh(&format!("sh -c '{line} 2>/dev/null || true'"));
         net::routes(&text.replace(" linkdown", ""))
     }
@@ -138,7 +138,7 @@ fn refusals_change_nothing() {
     let status = |keys: Value| attached.call_with("STATUS", &keys).error().brief().0;
     assert_eq!(status(json!({"table": 0})), 50);
     assert_eq!(status(json!({"gateways": ["x"]})), 50);
-    // A wrong type is a configuration that cannot be read.
+    // A value of the wrong type is a decoding error.
     assert_eq!(attached.call_with("ADD", &json!({"table": "x"})).error().code, 6);
 }
 

@@ -1,4 +1,4 @@
-//! One container through a chain of seven plugins, and back.
+//! One container through a chain of seven plugins: ADD and DEL.
 
 use serde_json::{Value, json};
 
@@ -40,7 +40,7 @@ fn a_container_through_all_of_them_and_back() {
     let node = Node::new();
     let client = chain::peer(&node);
     let (pod, scratch) = (Container::new(), Container::new());
-    // What stays for good: the bridge, empty tables, folders.
+    // Creates the state that remains permanently: the bridge, empty tables, directories.
     let add = |pod: &Container| {
         PLUGINS
             .iter()
@@ -52,7 +52,7 @@ fn a_container_through_all_of_them_and_back() {
         }
     };
     del(&scratch, &add(&scratch));
-    // The kernel gives lo its address when it comes up first.
+    // The kernel assigns `lo` its address when it first comes up.
     pod.sh("ip link set lo up");
     pod.sh("ip link set lo down");
     let before = (node.snapshot(), pod.snapshot(&node));
@@ -67,7 +67,7 @@ fn a_container_through_all_of_them_and_back() {
     assert!(node.sh("tc qdisc").contains("tbf"), "bandwidth");
     tcp_through(&client, &pod, "192.0.2.1:8080", 80);
     assert!(pod.reaches("127.0.0.1"), "loopback");
-    // The main table is empty: what has no source yet has no way.
+    // sbr has emptied the main table, so a packet without a source address has no route.
     let ips = last["ips"].as_array().unwrap();
     let source = |i: usize| ips[i]["address"].as_str().unwrap().split('/').next().unwrap();
     for (i, target) in [(0, "10.1.0.1"), (0, "192.0.2.2"), (1, "fd00:1::1")] {

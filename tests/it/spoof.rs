@@ -1,4 +1,4 @@
-//! `macspoofchk` of bridge: a container sends with its own MAC, or not at all.
+//! `macspoofchk` of bridge: frames from a container pass only with the container's MAC.
 
 use serde_json::{Value, json};
 
@@ -71,7 +71,7 @@ fn del_removes_it_whatever_is_known_and_nothing_of_others() {
         assert_eq!(rules(&node), before);
         net.call("DEL", "c1").netns("").ok();
     }
-    // A plugin behind ours changed the address.
+    // A chained plugin has changed the MAC.
     let one = Container::new();
     let mut prev = net.add(&one);
     prev["interfaces"][2]["mac"] = json!("02:00:00:00:00:99");

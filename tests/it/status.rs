@@ -1,4 +1,4 @@
-//! STATUS says yes exactly when the next ADD works: random networks on nodes with random defects.
+//! STATUS succeeds exactly if the next ADD does: random networks on nodes with random defects.
 
 use std::fs;
 
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::net::{merged, wire};
 use crate::node::{Call, Container, Node, Outcome, executable};
 
-/// Numbers that look random: xorshift64 (Marsaglia, 2003).
+/// A pseudo-random number generator: xorshift64 (Marsaglia, 2003).
 struct Random(u64);
 
 impl Random {
@@ -27,7 +27,7 @@ impl Random {
     }
 }
 
-/// One of the values, under this key, or not at all.
+/// Sets the key to one of the values, or leaves it out.
 fn maybe(random: &mut Random, conf: &mut Value, key: &str, values: &[Value]) {
     if random.one_in(2) {
         conf[key] = random.any(values).clone();
@@ -111,8 +111,7 @@ fn interface(random: &mut Random) -> Value {
 
 fn chained(random: &mut Random, interface: &Value) -> Value {
     let backends = [json!("nftables"), json!("iptables")];
-    // STATUS gets no result of the plugins before: it cannot tell that there is no veth pair to shape, or no
-    // address to route by.
+    // STATUS gets no `prevResult`, so it cannot detect a missing veth pair or missing addresses.
     let has_veth = matches!(interface["type"].as_str(), Some("bridge" | "ptp"));
     let kinds = match (interface.get("ipam").is_some(), has_veth) {
         (false, _) => 3,
@@ -152,7 +151,7 @@ fn chained(random: &mut Random, interface: &Value) -> Value {
     }
 }
 
-/// What is done to the node, with what STATUS has to find out.
+/// Shell commands that damage the node in a way that STATUS must detect; `true` damages nothing.
 const DEFECTS: [&str; 20] = [
     "true",
     "true",
@@ -193,9 +192,9 @@ impl Try {
         Try { list, defect }
     }
 
-    /// What STATUS and ADD say on a node of their own.
+    /// The outcomes of STATUS and ADD on a fresh node.
     fn run(&self) -> [Outcome; 2] {
-        // What is mounted goes with the thread that a node belongs to.
+        // Mounts disappear with the thread's mount namespace.
         std::thread::scope(|scope| scope.spawn(|| self.run_here()).join().unwrap())
     }
 

@@ -1,5 +1,5 @@
-//! System calls of a plugin, recorded, made to fail or made deadly: strace(1) from outside, so
-//! that the executable under test is the one that is shipped.
+//! Records a plugin's system calls and injects errors and kills at them, from outside with
+//! strace(1), so that the executable under test is the released one.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::node::{Call, Node, Outcome};
 
-/// What only the C library, the allocator and threads use: making these fail tests those.
+/// System calls of libc, the allocator and the runtime: an injected error would test those.
 const NOT_OURS: [&str; 21] = [
     "brk",
     "close",
@@ -32,29 +32,29 @@ const NOT_OURS: [&str; 21] = [
     "sigaltstack",
 ];
 
-/// Where a run's output goes when it is the writing of it that fails: a pipe has no name by which
-/// strace could tell it from other files.
+/// The file for stdout when writes to it are injected: strace cannot select a pipe by path.
 const STDOUT: &str = "stdout";
 
-/// One system call of a recorded run.
+/// A system call of a recorded run.
 #[derive(Debug, Clone)]
 pub(crate) struct Syscall {
-    /// Its name.
+    /// The system call's name.
     pub(crate) name: String,
-    /// Arguments and result, descriptors with their paths.
+    /// Arguments and result, with descriptors resolved to paths.
     pub(crate) text: String,
-    /// How many of this name, and to this file, its thread has made, with this one.
+    /// The number of calls of this name, and to this file, in this thread so far, including this
+    /// one.
     nth: usize,
-    /// How many of the next ones meet the same.
+    /// The number of subsequent calls that get the same injection.
     more: usize,
-    /// 0 is the main thread.
+    /// The thread's index; 0 is the main thread.
     pub(crate) thread: usize,
-    /// What it writes to; below the node's root if it is relative. Writes are counted for each
-    /// file, because the kernel may restart those to some, and strace counts each try.
+    /// The file of a write, relative to the node's root if below it. Writes are counted per file,
+    /// because the kernel may restart writes to some files, and strace counts each restart.
     file: Option<PathBuf>,
 }
 
-/// Fails unless strace is there.
+/// Fails if strace is not installed.
 pub(crate) fn require() {
     let found = std::process::Command::new("strace").arg("-V").output();
     assert!(
@@ -63,7 +63,7 @@ pub(crate) fn require() {
     );
 }
 
-/// Runs `call` and tells its system calls.
+/// Runs `call` and returns its system calls.
 pub(crate) fn record(node: &Node, call: &Call) -> (Outcome, Vec<Syscall>) {
     require();
     let file = node.path("strace.record");
@@ -72,7 +72,7 @@ pub(crate) fn record(node: &Node, call: &Call) -> (Outcome, Vec<Syscall>) {
     (outcome, parse(&file, &node.path("")))
 }
 
-/// Runs `call` with a pause before it opens the file at `path` for the `nth` time.
+/// Runs `call` with a delay before the `nth` openat of the file at `path`.
 pub(crate) fn pause_before(
     node: &Node,
     call: &Call,
@@ -87,16 +87,16 @@ pub(crate) fn pause_before(
     call.clone().under(&wrapper).run()
 }
 
-/// What a call costs, whatever else the machine does.
+/// The cost of a call, independent of other load on the machine.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cost {
-    /// System calls.
+    /// The number of system calls.
     pub(crate) calls: usize,
-    /// Bytes that were read or received.
+    /// The number of bytes read or received.
     pub(crate) bytes: usize,
 }
 
-/// Runs `call`, which has to succeed, and tells what it costs.
+/// Runs `call`, which must succeed, and returns its cost.
 pub(crate) fn cost(node: &Node, call: &Call) -> Cost {
     let (outcome, calls) = record(node, call);
     assert_eq!(outcome.status, Some(0), "{outcome:?}");
@@ -137,8 +137,8 @@ fn is_name(text: &str) -> bool {
     text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_')
 }
 
-/// The points of a recorded run: every call of the main thread, the only one that a plugin has,
-/// from the reading of stdin to the writing of the result (both included).
+/// The injection points of a recorded run: every call of the main thread, which is a plugin's only
+/// thread, from reading stdin to writing the result, inclusive.
 pub(crate) fn points(calls: &[Syscall]) -> Vec<Syscall> {
     let is_stdin = |c: &Syscall| c.name == "read" && c.text.starts_with("0<");
     let first = calls.iter().position(is_stdin).expect("stdin is read");
@@ -147,12 +147,12 @@ pub(crate) fn points(calls: &[Syscall]) -> Vec<Syscall> {
     calls[first..=last].iter().filter(ours).cloned().collect()
 }
 
-/// Writing to an eventfd wakes the executor, and cannot fail.
+/// A write to an eventfd wakes the executor and cannot fail.
 fn wakes(syscall: &Syscall) -> bool {
     syscall.text.contains("[eventfd]>, \"")
 }
 
-/// The points of the main thread where files are changed.
+/// The injection points of the main thread that change files.
 pub(crate) fn file_changes(calls: &[Syscall]) -> Vec<Syscall> {
     let changes = |c: &&Syscall| match c.name.as_str() {
         "openat" | "open" => c.text.contains("O_CREAT"),
@@ -165,7 +165,7 @@ pub(crate) fn file_changes(calls: &[Syscall]) -> Vec<Syscall> {
     calls.iter().filter(|c| c.thread == 0).filter(changes).cloned().collect()
 }
 
-/// The file behind the descriptor that comes first in the arguments.
+/// The file of the descriptor in the first argument.
 fn file_of(args: &str, root: &Path) -> Option<PathBuf> {
     let (fd, rest) = args.split_once('<').filter(|(fd, _)| fd.parse::<u32>().is_ok())?;
     if fd == "1" {
@@ -176,18 +176,18 @@ fn file_of(args: &str, root: &Path) -> Option<PathBuf> {
 }
 
 impl Syscall {
-    /// With the next ones of its name, so many.
+    /// Extends the injection to this number of subsequent calls of the same name.
     pub(crate) fn and(self, more: usize) -> Syscall {
         Syscall { more, ..self }
     }
 
-    /// Whether this writes the result of the command.
+    /// Whether this call writes the plugin's result.
     pub(crate) fn prints_result(&self) -> bool {
         self.file.as_deref() == Some(Path::new(STDOUT))
     }
 
-    /// Runs `call` with `action` (`error=EPERM`, `signal=KILL`) at this call and tells whether it
-    /// came to that. Ends it after 20 seconds.
+    /// Runs `call` with `action` (`error=EPERM`, `signal=KILL`) injected at this system call, with
+    /// a timeout of 20 seconds; also returns whether the injection took place.
     pub(crate) fn run(&self, node: &Node, call: &Call, action: &str) -> (Outcome, bool) {
         let file = node.path("strace.inject");
         let name = file.display().to_string();
@@ -201,10 +201,11 @@ impl Syscall {
         }
         wrapper.extend(["timeout", "20"]);
         if action == "signal=KILL" {
-            // What it has started dies with it.
+            // Child processes are killed together with the plugin.
             wrapper.extend(["unshare", "--pid", "--fork", "--kill-child"]);
         }
-        // The main thread alone: another one, or a child, would count for itself.
+        // Traces only the main thread: strace counts the calls of each process and thread
+        // separately.
         wrapper.extend(["strace", "-o", &name]);
         wrapper.extend(["-e", &trace, "-e", &inject]);
         if let Some(path) = &path {
@@ -219,7 +220,7 @@ impl Syscall {
         (outcome, text.contains("(INJECTED)") || text.contains("killed by SIGKILL"))
     }
 
-    /// For messages.
+    /// A description for messages.
     pub(crate) fn describe(&self) -> String {
         let Syscall { name, text, nth, thread, .. } = self;
         let text: String = text.chars().take(160).collect();

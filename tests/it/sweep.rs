@@ -1,10 +1,10 @@
-//! kill -9, and errors, at every system call of ADD, DEL and GC that changes something, for
-//! fifteen chains of plugins; then what a runtime does: DEL with and without `prevResult`, with
-//! and without the namespace, GC. Nothing may be left, nothing may fail for ever, and another
-//! container of the network comes and goes meanwhile.
+//! SIGKILL and errors at every state-changing system call of ADD, DEL and GC, for fifteen chains of
+//! plugins; then the runtime's clean-up: DEL with and without `prevResult`, with and without the
+//! namespace, and GC. Nothing may leak, no failure may be permanent, and meanwhile another
+//! container of the network is added and deleted.
 //!
-//! All of it takes more than an hour (`make soak`); `make test` tries some points of each chain.
-//! What is found is collected and printed, and after each finding the node is made anew.
+//! The complete sweep takes more than an hour (`make soak`); `make test` runs a sample of each
+//! chain. Findings are collected and printed, and the node is recreated after each finding.
 
 mod chains;
 
@@ -17,33 +17,34 @@ use crate::net::merged;
 use crate::node::{Call, Container, Node, Outcome, Snapshot, eventually};
 use crate::strace::{self, Syscall};
 
-/// How many runs of each chain `make test` tries.
+/// The number of runs per chain in `make test`.
 const SAMPLE: usize = 6;
-/// How often a runtime tries again before it gives up.
+/// The number of attempts of a runtime.
 const TRIES: usize = 3;
-/// What calls fail with, in turn.
+/// The injected errors, in turn.
 const ERRORS: [&str; 5] = ["EIO", "ENOSPC", "EPERM", "ENOBUFS", "EINTR"];
-/// Names of containers; the bystander is attached all the time, the scratch one never again.
+/// Container ids; the bystander stays attached, the scratch container is used once.
 const IDS: [&str; 4] = ["bystander", "victim", "other", "scratch"];
 const BYSTANDER: usize = 0;
 const VICTIM: usize = 1;
 const OTHER: usize = 2;
 const SCRATCH: usize = 3;
 
-/// What plugins set.
+/// Prints the kernel parameters that plugins set.
 const SYSCTLS: &str =
     "cd /proc/sys/net && grep -rs . ipv4/ip_forward ipv4/conf ipv6/conf core/somaxconn | sort";
 
-/// A list of plugins.
+/// A chain of plugins.
 struct Chain {
     name: &'static str,
-    /// What the chain needs on the host; again after a namespace has ended.
+    /// Creates the host state that the chain needs; called again after a namespace has been
+    /// deleted.
     prepare: fn(&Node),
-    /// Their configurations for one of the [`IDS`].
+    /// The plugins' configurations for one of the [`IDS`].
     plugins: fn(&Node, usize) -> Vec<Value>,
 }
 
-/// What a runtime can do to get rid of a container.
+/// A clean-up step of a runtime.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Del,
@@ -53,7 +54,7 @@ enum Step {
 
 use Step::{Del, DelWithResult, Gc};
 
-/// What the runtime does, and whether the namespace is still there.
+/// The clean-up steps, and whether the namespace still exists.
 #[derive(Clone, Copy, Debug)]
 struct Cleanup {
     alive: bool,
@@ -68,25 +69,25 @@ const fn dead(steps: &'static [Step]) -> Cleanup {
     Cleanup { alive: false, steps }
 }
 
-/// After a killed ADD nobody has a result.
+/// After a killed ADD no result exists.
 const AFTER_ADD: [Cleanup; 4] = [alive(&[Del]), dead(&[Del]), alive(&[Gc, Del]), dead(&[Gc])];
 const AFTER_DEL: [Cleanup; 5] =
     [alive(&[Del]), alive(&[DelWithResult]), dead(&[Del]), dead(&[DelWithResult]), dead(&[Gc])];
 const AFTER_GC: [Cleanup; 1] = [dead(&[Gc])];
 
-/// One run: a call of one plugin of the chain ends, or fails, at one point.
+/// One run: a plugin's call is killed or fails at one point.
 #[derive(Debug)]
 struct Trial {
     verb: &'static str,
     plugin: usize,
     point: Syscall,
-    /// What comes instead of the call.
+    /// The strace injection.
     action: &'static str,
-    /// After a kill; after an error there is no choice.
+    /// The clean-up after a kill; errors have a fixed one.
     cleanup: Option<Cleanup>,
 }
 
-/// What should not be.
+/// A violated expectation.
 struct Finding {
     kind: &'static str,
     text: String,
@@ -98,7 +99,7 @@ impl Finding {
     }
 }
 
-/// A node with a container attached to the network of a chain.
+/// A node with the network of a chain.
 struct World {
     node: Node,
     chain: &'static Chain,
@@ -108,7 +109,7 @@ struct World {
 impl World {
     fn new(chain: &'static Chain) -> World {
         let node = Node::new();
-        // Link-local addresses come and change by themselves, late on a busy machine.
+        // The kernel generates link-local addresses asynchronously, late on a busy machine.
         node.sh("cd /proc/sys/net/ipv6/conf/; echo 1 > default/addr_gen_mode
                  echo 0 > default/accept_dad; echo 0 > all/accept_dad");
         (chain.prepare)(&node);
@@ -123,7 +124,7 @@ struct Pod<'w> {
     who: usize,
     container: Option<Container>,
     netns: String,
-    /// What the plugins of the chain have printed.
+    /// The results of the chain's plugins so far.
     results: Vec<Value>,
 }
 
@@ -155,7 +156,8 @@ impl<'w> Pod<'w> {
         for plugin in self.results.len()..until {
             let add = || self.call("ADD", plugin, self.results.last()).run();
             let mut outcome = add();
-            // A master knows the MAC of a macvlan until the kernel has done away with the namespace that it was in.
+            // The master holds a macvlan's MAC until the kernel has deleted the macvlan's
+            // namespace.
             eventually("the MAC of the container before is free", || {
                 let is_busy = outcome.stdout.contains("address already in use");
                 if is_busy {
@@ -168,7 +170,7 @@ impl<'w> Pod<'w> {
         Ok(())
     }
 
-    /// Runs a verb that prints nothing for some plugins, as long as it succeeds.
+    /// Runs a verb without a result for these plugins, until one fails.
     fn each(
         &self,
         verb: &str,
@@ -193,7 +195,7 @@ impl<'w> Pod<'w> {
         self.each("GC", 0..self.world.len, false)
     }
 
-    /// Comes so far that `plugin` is next, and gives the call of that.
+    /// Runs the chain up to `plugin` and returns the call of `plugin`.
     fn up_to(&mut self, verb: &str, plugin: usize) -> Result<Call, String> {
         if verb == "ADD" {
             self.add(plugin)?;
@@ -209,13 +211,13 @@ impl<'w> Pod<'w> {
         Ok(self.call(verb, plugin, None))
     }
 
-    /// Its namespace ends. The path that it had may soon be another one's.
+    /// Drops the namespace. The kernel may soon reuse the path, so the pod gets another one.
     fn dies(&mut self) {
         self.container = None;
         "/run/netns/gone".clone_into(&mut self.netns);
     }
 
-    /// Cleans up, with the patience of a runtime.
+    /// Cleans up, with a runtime's retries.
     fn clean_up(&mut self, how: Cleanup) -> Result<(), Finding> {
         if !how.alive {
             self.dies();
@@ -233,18 +235,18 @@ impl<'w> Pod<'w> {
     }
 }
 
-/// The result of a plugin that has succeeded.
+/// The result of a plugin that must have succeeded.
 fn printed(outcome: &Outcome) -> Result<Value, String> {
     let result = serde_json::from_str(&outcome.stdout).ok().filter(|_| outcome.status == Some(0));
     result.ok_or_else(|| format!("ADD: {outcome:?}"))
 }
 
-/// An answer of the kernel; how often it is waited for depends on its speed.
+/// Whether the call received a kernel reply; the number of attempts that got `EAGAIN` varies.
 fn answers(point: &Syscall) -> bool {
     point.name.starts_with("recv") && !point.text.contains("EAGAIN")
 }
 
-/// Everything on the host and, while it lives, in the container.
+/// The state of the host and of the container, if it exists.
 type State = [Option<Snapshot>; 2];
 
 /// A world in use.
@@ -252,12 +254,12 @@ struct Stage<'w> {
     world: &'w World,
     bystander: Pod<'w>,
     other: Pod<'w>,
-    /// With the bystander alone.
+    /// The state with only the bystander attached.
     before: State,
     tally: Tally,
 }
 
-/// How many runs there were, and of what kind.
+/// The number of runs by kind.
 #[derive(Default)]
 struct Tally {
     kills: usize,
@@ -270,7 +272,7 @@ impl<'w> Stage<'w> {
     fn new(world: &'w World, tally: Tally) -> Stage<'w> {
         let mut bystander = Pod::new(world, BYSTANDER);
         bystander.add(world.len).unwrap();
-        // An ADD and a DEL leave what may stay: forwarding, the store's folder.
+        // Creates the state that may remain: forwarding, the store's directory.
         let mut scratch = Pod::new(world, SCRATCH);
         scratch.add(world.len).unwrap();
         scratch.del(true).unwrap();
@@ -311,7 +313,7 @@ impl<'w> Stage<'w> {
         trials
     }
 
-    /// Runs until one finds something.
+    /// Runs trials until the first finding.
     fn run_all<'t, T: Iterator<Item = &'t Trial>>(mut self, trials: &mut T) -> Tally {
         let bystander = inside(&self.bystander);
         for trial in trials {
@@ -345,7 +347,7 @@ impl<'w> Stage<'w> {
         settles(&self.before, &victim).map_err(Finding::new("leak"))
     }
 
-    /// A call that meets an error, and what the runtime does then.
+    /// Makes the call fail and does the runtime's clean-up.
     fn fails(&mut self, trial: &Trial, mut victim: Pod<'_>, call: &Call) -> Result<(), Finding> {
         let start = state(&victim);
         let action = format!("error={}", trial.action);
@@ -382,7 +384,7 @@ impl<'w> Stage<'w> {
     }
 }
 
-/// All that a call may change outside of containers.
+/// All state outside of containers that a call may change.
 fn host(node: &Node) -> Snapshot {
     let files = node.sh(&format!(
         "cd {}; find . ! -name 'last_reserved_ip.*' ! -path '*/.cnibox/tmp' | sort; \
@@ -392,7 +394,7 @@ fn host(node: &Node) -> Snapshot {
     node.snapshot().with("files", files).with("sysctls", node.sh(SYSCTLS))
 }
 
-/// And inside one that lives.
+/// All state inside a container, if it exists.
 fn inside(pod: &Pod<'_>) -> Option<Snapshot> {
     let container = pod.container.as_ref()?;
     let sysctls = container.sh(&format!("sh -c '{SYSCTLS}'"));
@@ -403,7 +405,7 @@ fn state(pod: &Pod<'_>) -> State {
     [Some(host(&pod.world.node)), inside(pod)]
 }
 
-/// Nothing is left, in a moment: the kernel removes devices after it has said so.
+/// Waits until nothing is left: the kernel deletes devices asynchronously.
 fn settles(before: &State, pod: &Pod<'_>) -> Result<(), String> {
     let deadline = Instant::now() + Duration::from_secs(2);
     loop {
@@ -423,7 +425,7 @@ fn settles(before: &State, pod: &Pod<'_>) -> Result<(), String> {
     }
 }
 
-/// Which rounds of errors are tried, or one.
+/// The number of rounds of errors.
 fn rounds() -> usize {
     std::env::var("CNIBOX_SOAK").map_or(1, |text| text.parse().unwrap())
 }

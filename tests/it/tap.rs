@@ -1,4 +1,4 @@
-//! tap: lifecycle in every version, settings, CHECK, refusals, and frames that a program reads.
+//! tap: lifecycle in every version, settings, CHECK, refusals, and frames read by a program.
 
 mod frames;
 
@@ -20,18 +20,18 @@ const SUBJECT: Subject = Subject {
     remove_remainder: |_| {},
 };
 
-/// A network of 1.1.0 of 10.1.2.0/24, with `keys`.
+/// A network of version 1.1.0 with 10.1.2.0/24 and `keys`.
 fn simple<'n>(node: &'n Node, keys: &Value) -> Net<'n> {
     let base = json!({"ipam": node.host_local(&["10.1.2.0/24"])});
     Net::new(node, "tap", "1.1.0", &merged(&base, keys))
 }
 
-/// A network without addresses.
+/// A network without IPAM.
 fn layer2<'n>(node: &'n Node, keys: &Value) -> Net<'n> {
     Net::new(node, "tap", "1.1.0", keys)
 }
 
-/// What `ip` tells of the device.
+/// The device as `ip` prints it.
 fn device(container: &Container) -> Value {
     container.ip("-d link show eth0")[0].clone()
 }
@@ -86,7 +86,7 @@ fn settings() {
                 let keys = merged(&keys, &owners);
                 let net = if ipam { simple(&node, &keys) } else { layer2(&node, &keys) };
                 let call = |net: &Net<'_>, verb| net.on(verb, &container).env("CNI_ARGS", args);
-                // A value that is not looked at need not make sense.
+                // A value that is overridden is not validated.
                 let result = call(&net, "ADD").result();
                 let link = device(&container);
                 assert_eq!((&link["address"], &link["mtu"]), (&json!(mac), &json!(1400)));
@@ -232,7 +232,7 @@ fn refusals_change_nothing() {
     net.check(&container, &result).ok();
     let call = net.on("ADD", &container).env("CNI_ARGS", "FOO=1");
     assert_eq!(call.error().msg, "ARGS: unknown args [\"FOO=1\"]");
-    // A DEL is not held up by that.
+    // DEL ignores unknown arguments.
     net.on("DEL", &container).env("CNI_ARGS", "FOO=1").ok();
     assert!(!container.try_sh("ip link show eth0"));
 }
@@ -302,7 +302,7 @@ fn check_finds_what_is_wrong() {
     assert_eq!(net.on("CHECK", &container).error().msg, "Required prevResult missing");
     container.sh("ip link set eth0 address MAC".replace("MAC", mac).as_str());
     net.check(&container, &result).ok();
-    // Who asked for no owner can do with any.
+    // Without a configured owner, any owner is accepted.
     for (keys, msg) in [
         (json!({"owner": 8}), "tap \"eth0\": owner is 7, not 8"),
         (json!({"group": 8}), "tap \"eth0\": group is none, not 8"),
@@ -325,7 +325,7 @@ fn a_label_needs_selinux_or_is_ignored() {
     let net = simple(&node, &label);
     net.add(&container);
     net.del(&container);
-    // A kernel that only looks as if it had SELinux refuses the label.
+    // On a kernel that only appears to have SELinux, setting the label fails.
     let before = (node.snapshot(), container.snapshot(&node));
     let script = "mount -t tmpfs none /sys/fs && mkdir /sys/fs/selinux && touch /sys/fs/selinux/enforce && exec \"$0\" \"$@\"";
     let error = net.on("ADD", &container).in_script(script).error();

@@ -1,4 +1,4 @@
-//! The flight recorder: what is recorded, where, and what `cnibox trace` makes of it.
+//! The flight recorder: contents, location, and the output of `cnibox trace`.
 
 use std::fs;
 
@@ -11,7 +11,7 @@ const TRACES: &str = "/run/cnibox/traces.jsonl";
 const FAILED: &str = "/run/cnibox/failed.jsonl";
 const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
 
-/// The spans of each line of a ring, the call first. As OpenTelemetry's receiver needs them.
+/// The spans of each line of a ring, the call first, validated as OTLP JSON.
 fn calls(path: &str) -> Vec<Vec<Value>> {
     let text = fs::read_to_string(path).unwrap_or_default();
     let spans = |line: &str| {
@@ -50,7 +50,7 @@ fn attribute(span: &Value, key: &str) -> String {
     })
 }
 
-/// Each span lies in the time of its parent, and all parents but the first span's are there.
+/// Asserts that each span has a parent, except for the first, and lies within the parent's time.
 fn assert_nested(spans: &[Value]) {
     for span in &spans[1..] {
         let parent = spans.iter().find(|parent| parent["spanId"] == span["parentSpanId"]).unwrap();
@@ -167,7 +167,7 @@ fn a_chain_is_one_trace() {
 #[test]
 fn a_caller_hands_its_trace_over() {
     let (node, container) = (Node::new(), Container::new());
-    // A foreign plugin gets the span that it is called in.
+    // A foreign plugin gets the span of its call as parent.
     node.script("theirs", "cat >/dev/null; echo $TRACEPARENT >$0.parent; echo '{\"ips\":[{\"address\":\"10.1.0.9/24\"}]}'");
     let mut conf = conf(&node);
     conf["ipam"] = json!({"type": "theirs"});
@@ -242,7 +242,7 @@ fn a_failed_call_is_kept_with_its_configuration() {
 #[test]
 fn a_call_that_failed_for_its_node_succeeds_elsewhere() {
     let (node, container) = (Node::new(), Container::new());
-    // A pool that is used up here has room in a replay, and a chained plugin has its interface.
+    // The exhausted pool has free addresses in a replay, and a chained plugin finds its interface.
     let mut full = conf(&node);
     full["ipam"]["ranges"] =
         json!([[{"subnet": "10.1.0.0/24", "rangeStart": "10.1.0.9", "rangeEnd": "10.1.0.9"}]]);
@@ -267,7 +267,7 @@ fn a_call_that_failed_for_its_node_succeeds_elsewhere() {
     let mut sbr = tuning.clone();
     sbr["type"] = json!("sbr");
     for (plugin, conf) in [("tuning", &tuning), ("sbr", &sbr)] {
-        // There is no eth0 in it.
+        // The container has no eth0.
         node.call(plugin, "ADD").conf(conf).netns(&other.path()).error();
         let Outcome { status, stdout, stderr } = replay();
         assert_eq!(status, Some(0), "{plugin}: {stdout}{stderr}");

@@ -1,4 +1,4 @@
-//! Packets that really flow, between the host and containers and among containers.
+//! Traffic between the host and containers, and among containers.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -10,16 +10,16 @@ use crate::node::{Container, Node};
 
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// Where sockets can be opened.
+/// A place where sockets can be opened.
 pub(crate) trait Place {
-    /// Runs code there.
+    /// Runs code in this place.
     fn within<T: Send>(&self, code: impl FnOnce() -> T + Send) -> T;
 
-    /// Whether one ping to `target` is answered within `seconds`. Each second another one is sent:
-    /// the kernel makes an IPv6 address's local route in a work queue, after the address.
+    /// Whether a ping to `target` is answered within `seconds`. Pings are repeated, because the
+    /// kernel adds the local route of an IPv6 address in a work queue, after the address.
     fn reaches_within(&self, target: &str, seconds: u32) -> bool {
-        // An ICMP error ends a ping at once. Routers send one as long as the global address is
-        // tentative, because the source is link-local then.
+        // An ICMP error ends ping(8) at once. Routers send such errors while the global address is
+        // tentative, because their source is link-local then.
         let deadline = Instant::now() + Duration::from_secs(seconds.into());
         let limit = seconds.min(3).to_string();
         self.within(|| {
@@ -38,7 +38,7 @@ pub(crate) trait Place {
         })
     }
 
-    /// Whether one ping to `target` is answered.
+    /// Whether a ping to `target` is answered.
     fn reaches(&self, target: &str) -> bool {
         self.reaches_within(target, PATIENCE)
     }
@@ -56,10 +56,10 @@ impl Place for Container {
     }
 }
 
-/// Seconds in which a ping that ought to be answered is. See `converse` for why so many.
+/// The timeout, in seconds, of a ping that should be answered. See `converse` for the reason.
 pub(crate) const PATIENCE: u32 = 20;
 
-/// A request and an answer over TCP to a server at `ip` in `server`.
+/// A TCP request and reply with a server at `ip` in `server`.
 #[track_caller]
 pub(crate) fn tcp(client: &impl Place, server: &impl Place, ip: &str) {
     let ip: IpAddr = ip.parse().unwrap();
@@ -68,7 +68,7 @@ pub(crate) fn tcp(client: &impl Place, server: &impl Place, ip: &str) {
     converse(client, &listener, address);
 }
 
-/// The same to `address`, from where it is led to `port` of any IPv4 address in `server`.
+/// The same via `address`, which is translated to `port` of any IPv4 address in `server`.
 #[track_caller]
 pub(crate) fn tcp_through(client: &impl Place, server: &impl Place, address: &str, port: u16) {
     let any = Ipv4Addr::UNSPECIFIED;
@@ -78,8 +78,8 @@ pub(crate) fn tcp_through(client: &impl Place, server: &impl Place, address: &st
 
 #[track_caller]
 fn converse(client: &impl Place, listener: &TcpListener, address: SocketAddr) {
-    // While the kernel checks whether an IPv6 address is free it answers for it to nobody, and who
-    // asked is told that there is no such host.
+    // During duplicate address detection the kernel does not answer for the IPv6 address, and
+    // connecting fails with "no route to host".
     let connect = || TcpStream::connect_timeout(&address, LIMIT);
     let near = client.within(|| (0..6).find_map(|_| connect().ok()));
     let mut near = near.expect("no connection");
@@ -92,7 +92,7 @@ fn converse(client: &impl Place, listener: &TcpListener, address: SocketAddr) {
     assert_eq!(read::<6>(&mut near), *b"answer");
 }
 
-/// The same over UDP. The address that the server sees is returned.
+/// The same over UDP. Returns the client address that the server sees.
 #[track_caller]
 pub(crate) fn udp(client: &impl Place, server: &impl Place, ip: &str) -> IpAddr {
     let ip: IpAddr = ip.parse().unwrap();

@@ -1,5 +1,5 @@
-//! tuning: lifecycle in every version, attributes from every source, kernel parameters and who may
-//! set them, backups, CHECK, GC, STATUS, faults; the reference beside it.
+//! tuning: lifecycle in every version, attributes from every source, kernel parameters and
+//! permissions, backups, CHECK, GC, STATUS, faults; comparison with the reference.
 
 mod backups;
 mod permission;
@@ -46,8 +46,8 @@ const SUBJECT: Subject = Subject {
     ..Subject::BEHIND_PTP
 };
 
-/// Kernel parameters stay after a DEL, so a subject for what an ADD that fails takes back has its
-/// eyes on them, and sets none where it ends with a DEL.
+/// Kernel parameters remain after DEL. A subject that tests the rollback of ADD observes them; this
+/// one, for tests that end with a DEL, sets none.
 const ATTRIBUTES: Subject = Subject {
     keys: |node| json!({"dataDir": node.path("tuning"), "mac": MAC, "mtu": 1400, "allmulti": true}),
     ..SUBJECT
@@ -57,7 +57,7 @@ fn link(pod: &Pod<'_>) -> Value {
     pod.container.ip("-d link show eth0")[0].clone()
 }
 
-/// What the kernel has of an attribute.
+/// The kernel's value of an attribute.
 fn attribute(pod: &Pod<'_>, name: &str) -> Value {
     let link = link(pod);
     let flag = |flag: &str| json!(link["flags"].as_array().unwrap().contains(&json!(flag)));
@@ -70,7 +70,7 @@ fn attribute(pod: &Pod<'_>, name: &str) -> Value {
     }
 }
 
-/// A network of 1.1.0 with nothing but these keys.
+/// A network of version 1.1.0 with only these keys.
 fn bare<'p>(pod: &'p Pod<'_>, keys: &Value) -> Net<'p> {
     let none = json!({"sysctl": null, "mac": null, "mtu": null, "promisc": null, "allmulti": null,
                       "txQLen": null});
@@ -140,7 +140,7 @@ fn sources_have_their_rank() {
         with(json!({"mac": macs[0], "runtimeConfig": runtime, "args": args}), &env),
         Some(3)
     );
-    // What is present in `args` counts, be it nothing.
+    // A key in `args` takes precedence even with an empty value.
     let args = json!({"cni": {"mac": "", "mtu": 0, "promisc": false}});
     let keys = json!({"mac": macs[0], "mtu": 1300, "promisc": true, "args": args});
     assert_eq!(with(keys, &env), None);
@@ -150,7 +150,7 @@ fn sources_have_their_rank() {
 #[test]
 fn parameters_are_set_in_their_order_and_those_of_args_last() {
     let pod = SUBJECT.pod("1.0.0");
-    // Forwarding sets `conf/*/accept_redirects`, so the last one written wins.
+    // Forwarding also sets `conf/*/accept_redirects`, so the last one written wins.
     let order = [
         json!({"net.ipv4.ip_forward": "1", "net.ipv4.conf.IFNAME.forwarding": "0"}),
         json!({"net.ipv4.conf.IFNAME.forwarding": "0", "net.ipv4.ip_forward": "1"}),
@@ -158,7 +158,7 @@ fn parameters_are_set_in_their_order_and_those_of_args_last() {
     for (sysctl, expected) in order.iter().zip(["0", "1"]) {
         let text = |net: &Net<'_>| net.conf.to_string();
         let net = bare(&pod, &json!({"sysctl": sysctl}));
-        // serde_json sorts keys: the text is put together by hand.
+        // serde_json sorts keys, so the text is assembled manually.
         let pairs: Vec<String> = match expected {
             "0" => vec![
                 r#""net.ipv4.ip_forward":"1""#.into(),
@@ -380,8 +380,8 @@ fn status_tells_whether_add_could_work() {
 fn a_failing_add_leaves_nothing_at_any_system_call() {
     const WITH_PARAMETERS: Subject = Subject {
         keys: |node| {
-            // Restoring what was there is the same as setting it once more, so that DEL leaves
-            // the container as it was.
+            // The parameters are set to their current values, so that the state after DEL equals
+            // the state before.
             let mut keys = (ATTRIBUTES.keys)(node);
             keys["sysctl"] =
                 json!({"net.ipv4.conf.IFNAME.arp_notify": "0", "net.core.somaxconn": "4096"});

@@ -24,7 +24,7 @@ const SUBJECT: Subject = Subject {
     remove_remainder: unplug,
 };
 
-/// A [`wire`] that ends in VLANs: `far<id>` for each, the first one with the gateways.
+/// A [`wire`] with VLANs on its far end: `far<id>` for each, the first one with the gateways.
 fn tagged_wire(node: &Node, ids: &[u16]) {
     wire(node);
     node.sh("ip addr flush dev wire1 scope global");
@@ -37,14 +37,14 @@ fn tagged_wire(node: &Node, ids: &[u16]) {
     node.sh(&format!("ip addr add {v4}/24 dev {far} && ip addr add {v6}/64 dev {far} nodad"));
 }
 
-/// A network of 1.1.0 of 10.1.2.0/24 in VLAN 100 of `wire0`, with `keys`.
+/// A network of version 1.1.0 with 10.1.2.0/24 in VLAN 100 of `wire0`, with `keys`.
 fn simple<'n>(node: &'n Node, keys: &Value) -> Net<'n> {
     let ipam = node.host_local(&["10.1.2.0/24"]);
     let base = json!({"master": "wire0", "vlanId": 100, "ipam": ipam});
     Net::new(node, "vlan", "1.1.0", &merged(&base, keys))
 }
 
-/// A container in which nobody waits for duplicate address detection.
+/// A container with duplicate address detection disabled.
 fn quick() -> Container {
     let container = Container::new();
     container.sh("sh -c 'echo 0 > /proc/sys/net/ipv6/conf/default/dad_transmits'");
@@ -62,7 +62,7 @@ fn frames_are_tagged_and_traffic_flows() {
     for version in ["0.3.1", "1.1.0"] {
         let (node, container) = (Node::new(), quick());
         let net = Net::new(&node, "vlan", version, &(SUBJECT.keys)(&node));
-        // What arrives at the far end, before the kernel looks at tags.
+        // Counts arriving frames at the far end before the kernel removes the tags.
         node.sh("nft add table netdev t");
         let hook = "'{ type filter hook ingress device wire1 priority 0; }'";
         node.sh(&format!("nft add chain netdev t c {hook}"));
@@ -113,7 +113,7 @@ fn del_without_a_namespace_releases_addresses() {
         drop(container);
         net.call("DEL", "c1").netns(&path).ok();
         assert_eq!(net.leases(), [""; 0]);
-        // The kernel removes the VLAN with the namespace, which takes a moment.
+        // The kernel deletes the VLAN asynchronously with the namespace.
         let container = quick();
         eventually("the VLAN is still taken", || net.on("ADD", &container).run().status == Some(0));
         net.call("DEL", "c1").netns("").ok();
@@ -212,7 +212,7 @@ fn a_failing_ipam_plugin_or_route_takes_everything_back() {
         settles(&before.0, || node.snapshot());
         settles(&before.1, || container.snapshot(&node));
     }
-    // The VLAN is free again.
+    // The VLAN ID is available again.
     simple(&node, &json!({})).add(&container);
 }
 

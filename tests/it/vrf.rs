@@ -1,5 +1,5 @@
-//! vrf: membership, tables, what survives joining and leaving, the same addresses twice. All of it
-//! needs a kernel with VRFs.
+//! vrf: membership, tables, state preserved when joining and leaving, overlapping addresses. All
+//! tests need a kernel with VRFs.
 
 mod domains;
 mod reference;
@@ -20,13 +20,13 @@ const SUBJECT: Subject = Subject {
     ..Subject::BEHIND_BRIDGE
 };
 
-/// With its first VRF a namespace gets a rule for good.
+/// The first VRF adds a permanent l3mdev rule to the namespace.
 fn remember(container: &Container) {
     container.sh("ip link add first type vrf table 9999");
     container.sh("ip link del first");
 }
 
-/// A container with `eth0` and `net1`, as bridge leaves them, without a plugin behind it.
+/// A container with `eth0` and `net1` as bridge leaves them, without chained plugins.
 struct Pod {
     node: Node,
     container: Container,
@@ -60,7 +60,7 @@ impl Pod {
         self.call("DEL", ifname, &json!({"vrfName": vrf})).ok();
     }
 
-    /// The table of a VRF; `None` if there is no such one.
+    /// The table of a VRF, or `None` if the VRF does not exist.
     fn table(&self, vrf: &str) -> Option<u64> {
         let links = self.container.ip("-d link show type vrf");
         let mut links = links.as_array().unwrap().iter();
@@ -174,7 +174,7 @@ fn refusals_change_nothing() {
     let call = attached.call("ADD").ifname("gone");
     attached.is_refused(&call, (999, "could not get link by name gone"));
     assert_eq!(attached.call_with("ADD", &json!({"table": "x"})).error().code, 6);
-    // A member of a bridge is not this VRF's to release.
+    // DEL must not release a member of a bridge.
     attached.call_with("DEL", &json!({"vrfname": "red"})).ifname("port").ok();
     assert!(attached.container.sh("ip link show port").contains("master br9"));
 }

@@ -1,5 +1,6 @@
-//! The installer failing or killed wherever it changes a file: each name has a plugin at every
-//! moment, a failed run leaves the folder as it was, a killed one is completed by the next.
+//! The installer fails or is killed at each change of a file: each name is a working plugin at
+//! every moment, a failed run leaves the directory unchanged, and the next run completes a killed
+//! one.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,10 +10,10 @@ use super::{Installer, like_the_reference};
 use crate::node::Node;
 use crate::strace::{self, Syscall};
 
-/// Few names are enough, and none is started: strace would follow.
+/// Few names suffice. No plugin is started, because strace would follow the child processes.
 const ARGS: [&str; 3] = ["--only", "bridge,ptp", "--no-verify"];
 
-/// A folder of the reference's, fresh.
+/// Fills the directory with fresh reference plugins.
 fn prepare(at: &Installer<'_>) {
     fs::remove_dir_all(&at.folder).unwrap();
     fs::create_dir(&at.folder).unwrap();
@@ -21,7 +22,7 @@ fn prepare(at: &Installer<'_>) {
     }
 }
 
-/// The names with what their files hold; links are followed.
+/// The names with the contents of their files; links are followed.
 fn contents(at: &Installer<'_>) -> BTreeMap<PathBuf, Vec<u8>> {
     let paths = at.names().into_iter().map(|name| at.folder.join(name));
     paths.map(|path| (path.clone(), fs::read(path).unwrap())).collect()
@@ -47,7 +48,7 @@ fn a_name_is_only_ever_renamed_to() {
     for call in touched {
         match call.name.as_str() {
             "rename" | "renameat" | "renameat2" => renamed += 1,
-            // A second name for what is replaced; looking at it.
+            // A backup link of the replaced file; the rest only reads.
             "link" | "linkat" => assert!(call.text.contains(".cnibox/"), "{call:?}"),
             "openat" | "open" => assert!(call.text.contains("O_RDONLY"), "{call:?}"),
             "lstat" | "stat" | "statx" | "newfstatat" | "readlink" | "readlinkat" => {}
@@ -70,7 +71,7 @@ fn whatever_fails_the_folder_is_as_it_was() {
         let (outcome, injected) = point.run(&node, &at.call("install", &ARGS), "error=EIO");
         assert!(injected, "{}: {outcome:?}", point.describe());
         if outcome.status == Some(0) {
-            // Only tidying up, or a second name that became a copy.
+            // The error met only the clean-up, or a hard link that fell back to a copy.
             at.uninstall();
         } else {
             failed += 1;

@@ -1,4 +1,4 @@
-//! The switch on a node that is at work: no call fails, nothing leaks, both ways.
+//! Switching a node under load, in both directions: no call fails, nothing leaks.
 
 use std::fs;
 use std::path::Path;
@@ -19,7 +19,7 @@ fn conf(node: &Node) -> Value {
     json!({"name": "n", "cniVersion": "1.0.0", "type": "bridge", "isDefaultGateway": true, "ipam": ipam})
 }
 
-/// A call through the folder that is switched.
+/// A call of a plugin in the directory that is being switched.
 fn call(at: &Installer<'_>, verb: &str, id: &str, container: &Container) -> Call {
     let call = at.node.call("bridge", verb).program(at.folder.join("bridge"));
     let call = call.env("CNI_PATH", &at.folder.display().to_string()).id(id);
@@ -40,7 +40,7 @@ fn a_node_with_containers_is_switched_and_rolled_back() {
     copy_reference(&at, &peer);
     let containers: Vec<_> = (0..4).map(|_| Container::new()).collect();
     let [first, second, third, fourth] = &containers[..] else { unreachable!() };
-    // What the bridge itself leaves is there before.
+    // The bridge itself persists after DEL, so it must exist before the snapshot.
     call(&at, "ADD", "warm", first).result();
     call(&at, "DEL", "warm", first).ok();
     let before = node.snapshot();
@@ -57,7 +57,8 @@ fn a_node_with_containers_is_switched_and_rolled_back() {
     at.uninstall();
     assert!(!at.about("bridge").contains("cnibox"));
     assert!(second.pings(address), "and after the way back");
-    // Each by the other: one of the reference's that lived through it all, two of ours.
+    // Each container is deleted by the other implementation: one that the reference added before
+    // the switch, two that cnibox added.
     for (id, container) in [("second", second), ("third", third), ("fourth", fourth)] {
         call(&at, "DEL", id, container).ok();
     }
@@ -89,7 +90,7 @@ fn rules_of_running_containers_go_back_with_the_plugins() {
     assert!(after.contains("inet cni_plugins_masquerade"), "{after}");
 }
 
-/// ADD and DEL all the time in several threads while `switch` is done again and again.
+/// ADD and DEL continuously in several threads while `switch` runs `rounds` times.
 fn under_load(at: &Installer<'_>, rounds: usize, switch: impl Fn(usize)) {
     const WORKERS: usize = 4;
     let (stop, calls) = (AtomicBool::new(false), AtomicUsize::new(0));
@@ -102,7 +103,7 @@ fn under_load(at: &Installer<'_>, rounds: usize, switch: impl Fn(usize)) {
                 let id = format!("pod-{worker}");
                 while !stop.load(Ordering::Relaxed) {
                     for verb in ["ADD", "DEL"] {
-                        // Not through a retry: an executable that is busy or gone must be seen.
+                        // Without a retry: an executable that is busy or missing must be noticed.
                         match call(at, verb, &id, &container).try_run() {
                             Ok(outcome) if outcome.status == Some(0) => {}
                             other => failures.lock().unwrap().push(format!("{verb}: {other:?}")),
@@ -187,7 +188,7 @@ fn installers_at_once_agree() {
 fn what_a_killed_installer_left_is_taken_up() {
     let node = Node::new();
     let at = Installer::new(&node);
-    // Killed between the switch of two names: no manifest yet, a backup, half-made files.
+    // Killed between the switches of two names: no manifest yet, a backup, incomplete files.
     at.write("bridge", &super::like_the_reference("1.5.1"));
     let own = at.folder.join(".cnibox");
     for dir in ["new", "old", "backup"] {

@@ -1,5 +1,5 @@
-//! Where it is installed: other users, other roots, labels, and file systems that do not allow
-//! it all.
+//! Installation as other users, below other roots, with SELinux labels, and on file systems without
+//! full support.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -8,7 +8,7 @@ use std::process::Command;
 use super::Installer;
 use crate::node::{Call, Node, executable};
 
-/// The call as `$0 "$@"` of a shell script that mounts something first.
+/// The call as `$0 "$@"` of a shell script that mounts a file system first.
 fn after_mount(call: &Call, script: &str) -> Call {
     call.clone().in_script(&format!("{script}; exec \"$0\" \"$@\""))
 }
@@ -72,7 +72,7 @@ fn a_full_disk_leaves_the_node_as_it_was() {
 fn as_an_ordinary_user_below_another_root() {
     let node = Node::new();
     let at = Installer::new(&node);
-    // The executable where everybody can read it.
+    // The executable must be readable by the unprivileged user.
     let bin = node.path("cnibox");
     fs::copy(executable(), &bin).unwrap();
     let root = node.path("root");
@@ -89,7 +89,7 @@ fn as_an_ordinary_user_below_another_root() {
     let folder = root.join("opt/cni/bin");
     assert_eq!(fs::read_link(folder.join("bridge")).unwrap().to_str(), Some("cnibox"));
     assert_eq!(folder.join("cnibox").metadata().unwrap().permissions().mode() & 0o7777, 0o755);
-    // A folder of root's is refused with a word on what to do.
+    // A directory owned by root is refused with a remedy.
     let call = at.call("install", &[]).program(&bin).under(&user);
     let outcome = call.run();
     assert_eq!(outcome.status, Some(1), "{outcome:?}");

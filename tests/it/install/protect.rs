@@ -1,5 +1,5 @@
-//! `install --protect`: what `cp` to the name of a plugin can replace, and that the flag is in nobody's way
-//! who is meant to replace the executable.
+//! `install --protect`: what `cp` onto a plugin's name can replace, and that the immutable flag
+//! does not hinder legitimate replacements of the executable.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -9,20 +9,22 @@ use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
 use super::{Installer, as_release};
 use crate::node::{Node, Running, eventually, executable, exists};
 
-/// A folder on a file system of its own.
+/// A directory on its own file system.
 fn on_tmpfs(node: &Node) -> Installer<'_> {
     let at = Installer::new(node);
     node.sh(&format!("mount -t tmpfs tmpfs {}", at.folder.display()));
     at
 }
 
-/// Whether the file has the flag; `None` where the file system, as tmpfs before Linux 6.6, has none.
+/// Whether the file is immutable; `None` if the file system has no such flag, such as tmpfs before
+/// Linux 6.6.
 fn is_immutable(path: &Path) -> Option<bool> {
     let flags = ioctl_getflags(File::open(path).unwrap()).ok()?;
     Some(flags.contains(IFlags::IMMUTABLE))
 }
 
-/// Puts the text `x` at the name of a plugin, as an installer of another project does; whether it could.
+/// Writes the text `x` to a plugin's name, as another project's installer does; returns whether
+/// that succeeded.
 fn copies(at: &Installer<'_>, how: &str, name: &str) -> bool {
     let x = at.node.path("x");
     fs::write(&x, "x").unwrap();
@@ -55,13 +57,13 @@ fn cp_replaces_its_own_name_at_most() {
     at.is_all_cnibox();
     assert_eq!(is_immutable(&at.binary()), Some(true), "without the option, too");
 
-    // An installer that was killed has left it without the flag.
+    // A killed installer left the executable without the flag.
     let file = File::open(at.binary()).unwrap();
     ioctl_setflags(&file, IFlags::empty()).unwrap();
     at.install(&[]);
     assert_eq!(is_immutable(&at.binary()), Some(true));
 
-    // Another release replaces it, and is protected.
+    // Another release replaces the executable and is protected.
     let other = node.path("cnibox-other");
     fs::write(&other, as_release("0.0.9")).unwrap();
     node.sh(&format!("chmod 755 {}", other.display()));
@@ -76,7 +78,7 @@ fn cp_replaces_its_own_name_at_most() {
 fn without_the_flag_it_goes_on_and_says_so() {
     let node = Node::new();
     let at = on_tmpfs(&node);
-    // No right to set it is as good as no flag.
+    // Without `CAP_LINUX_IMMUTABLE` the flag cannot be set.
     let drop = ["setpriv", "--bounding-set=-linux_immutable", "--inh-caps=-linux_immutable"];
     let outcome = at.call("install", &["--protect"]).under(&drop).run();
     assert_eq!(outcome.status, Some(0), "{outcome:?}");
@@ -86,7 +88,7 @@ fn without_the_flag_it_goes_on_and_says_so() {
     assert_eq!(outcome.status, Some(2), "{outcome:?}");
 }
 
-/// Nobody runs the executable, so that it can be written.
+/// No process runs the executable, so writing to it does not fail with `ETXTBSY`.
 #[test]
 fn what_cp_wrote_through_is_healed() {
     let node = Node::new();
@@ -114,7 +116,7 @@ fn repair(at: &Installer<'_>) -> Running {
         &cache,
     ];
     let watch = Running::start(&at.node.tool("cnitool", &args).program(executable()));
-    // What is removed while it looks for the first time, ends it.
+    // A removal before the first scan would make the watch fail.
     eventually("it does not wait for changes", || watch.sleeps());
     fs::remove_file(at.folder.join("portmap")).unwrap();
     eventually("the folder is not kept", || exists(at.folder.join("portmap")));
@@ -127,7 +129,7 @@ fn repair_keeps_the_folder_as_well() {
     let at = Installer::new(&node);
     at.install(&[]);
     let watch = repair(&at);
-    // While it asks a plugin for its versions, the executable is busy.
+    // The executable is busy while repair asks a plugin for its versions.
     eventually("it can be written", || copies(&at, "cp", "ptp"));
     eventually("healed", || at.about("bridge").contains("+cnibox."));
     watch.ends();

@@ -1,5 +1,5 @@
-//! `install --watch` and `pause`, the long-running ones: repairs, no work without need, and an
-//! end at the first signal, also as process 1.
+//! The long-running `install --watch` and `pause`: repairs, no wake-ups without need, and
+//! termination at the first signal, also as PID 1.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -20,7 +20,7 @@ fn drift_is_repaired_until_the_signal() {
     let is_ours = || at.about("bridge").contains("+cnibox.");
     let rests = || is_ours() && !exists(at.folder.join(".cnibox/new"));
     eventually("not installed", rests);
-    // Removed; replaced by a package; overwritten through the link; all of it at once.
+    // Removed; replaced by a package; executable removed; directory removed.
     fs::remove_file(&link).unwrap();
     eventually("a removed link", || exists(&link));
     fs::remove_file(&link).unwrap();
@@ -28,10 +28,10 @@ fn drift_is_repaired_until_the_signal() {
     eventually("a replaced link", || fs::read_link(&link).is_ok() && is_ours());
     fs::remove_file(at.binary()).unwrap();
     eventually("a removed executable", || exists(at.binary()) && is_ours());
-    // While it is being removed the watcher may put something into it.
+    // The watcher may add files during the removal.
     eventually("the folder goes", || fs::remove_dir_all(&at.folder).is_ok());
     eventually("a removed folder", || exists(&link) && rests());
-    // A foreign file is none of its business, and does not end it.
+    // A foreign file is left alone and does not end the watcher.
     fs::remove_file(&link).unwrap();
     symlink("nowhere", &link).unwrap();
     fs::remove_file(at.folder.join("ptp")).unwrap();
@@ -50,7 +50,7 @@ fn it_sleeps_when_nothing_happens() {
     let watcher = Running::start(&at.call("install", &["--watch"]));
     let manifest = at.folder.join(".cnibox/manifest.json");
     eventually("not installed", || exists(&manifest) && !exists(at.folder.join(".cnibox/new")));
-    // Until its own changes have been looked at.
+    // The watcher still processes the events of its own changes.
     eventually("it works without need", || watcher.sleeps());
     watcher.ends();
 }
@@ -66,7 +66,7 @@ fn pause_ends_at_the_signal_also_as_process_1() {
     };
     eventually("pause does not wait", || waiting(running.id()));
     running.ends();
-    // In a process namespace of its own; unshare waits for it and forwards nothing.
+    // In its own PID namespace; unshare waits for the child and forwards no signals.
     let outer = Running::start(&pause.under(&["unshare", "--pid", "--fork", "--kill-child"]));
     let children = format!("/proc/{0}/task/{0}/children", outer.id());
     let child = || fs::read_to_string(&children).unwrap().trim().parse::<u32>().ok();

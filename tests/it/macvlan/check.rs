@@ -1,4 +1,4 @@
-//! CHECK and STATUS: each thing that they verify, broken by hand.
+//! CHECK and STATUS: each verified property, broken by hand.
 
 use serde_json::{Value, json};
 
@@ -8,14 +8,14 @@ use crate::node::{Container, Node};
 
 fn attached<'n>(node: &'n Node, container: &Container) -> (Net<'n>, Value) {
     let net = Net::new(node, "macvlan", "1.1.0", &(SUBJECT.keys)(node));
-    // Without duplicate address detection, which takes seconds.
+    // Disables duplicate address detection, which takes seconds.
     container.sh("sh -c 'echo 0 > /proc/sys/net/ipv6/conf/default/dad_transmits'");
     let result = net.add(container);
     net.check(container, &result).ok();
     (net, result)
 }
 
-/// After `inside` in the container, CHECK says `msg`.
+/// Runs `inside` in the container and asserts that CHECK fails with `msg`.
 #[track_caller]
 fn broken(inside: &str, msg: &str) {
     let (node, container) = (Node::new(), Container::new());
@@ -91,7 +91,7 @@ fn a_master_of_the_container_in_place_of_the_hosts() {
     let index = node.ip("link show wire0")[0]["ifindex"].as_u64().unwrap();
     let mac = result["interfaces"][0]["mac"].as_str().unwrap();
     container.sh("ip link del eth0");
-    // The same index, in another namespace.
+    // A link of the same index, but in another namespace.
     container.sh(&format!("ip link add inner index {index} type bridge"));
     container
         .sh(&format!("ip link add link inner name eth0 address {mac} up type macvlan mode bridge"));
@@ -124,7 +124,7 @@ fn status_tells_of_what_add_would_refuse() {
     let ok = |net: Net<'_>| net.call("STATUS", "").ok();
     ok(simple(&node, &json!({})));
     ok(layer2(&node, &json!({})));
-    // CNI_ARGS is an attachment's.
+    // `CNI_ARGS` belongs to an attachment.
     layer2(&node, &json!({})).call("STATUS", "").env("CNI_ARGS", "none").ok();
     for (keys, msg) in [
         (json!({"mode": "x"}), "unknown macvlan mode: \"x\""),

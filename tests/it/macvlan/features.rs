@@ -1,4 +1,4 @@
-//! Addresses, MAC, MTU, layer 2, DHCP's order of things, announcements, and what is refused.
+//! Addresses, MAC, MTU, layer 2, the order of calls to dhcp, address announcements, and refusals.
 
 use std::fs;
 
@@ -33,7 +33,7 @@ fn the_container_has_exactly_what_was_asked_for() {
     );
     let listing = container.ip("addr show eth0");
     assert_eq!(addresses(&listing), ["10.1.2.2/24", "2001:db8:1::2/64"]);
-    // Others are on the segment too: the address was asked for, and is free.
+    // The segment is shared, so duplicate address detection runs, and ADD waits for its end.
     for info in listing[0]["addr_info"].as_array().unwrap() {
         assert_eq!((&info["nodad"], &info["tentative"]), (&Value::Null, &Value::Null), "{info}");
     }
@@ -77,7 +77,7 @@ fn a_master_without_a_signal_makes_nobody_wait() {
     let net = simple(&node, &json!({"ipam": node.host_local(&["2001:db8:1::/64"])}));
     let (outcome, calls) = strace::record(&node, &net.on("ADD", &container));
     assert_eq!(outcome.status, Some(0), "{outcome:?}");
-    // Who waits for the kernel joins a group.
+    // Waiting for address events would require a netlink multicast group.
     assert!(!calls.iter().any(|call| call.text.contains("NETLINK_ADD_MEMBERSHIP")));
     assert!(outcome.stderr.contains("\"eth0\" has no carrier"), "{outcome:?}");
     let result: Value = serde_json::from_str(&outcome.stdout).unwrap();
@@ -94,7 +94,7 @@ fn a_master_without_a_signal_makes_nobody_wait() {
 fn neighbours_learn_that_an_address_has_moved() {
     let node = Node::new();
     wire(&node);
-    // What is found out by asking is kept: only an announcement changes it.
+    // Keeps the neighbour entry reachable, so that only an announcement changes it.
     node.sh("echo 100000 > /proc/sys/net/ipv4/neigh/wire1/base_reachable_time_ms");
     let net = simple(&node, &json!({}));
     let one = Container::new();
@@ -104,7 +104,7 @@ fn neighbours_learn_that_an_address_has_moved() {
     let known = || node.ip("neigh show 10.1.2.2 dev wire1")[0]["lladdr"].clone();
     assert_eq!(known(), first);
     net.del(&one);
-    // An entry younger than this is not changed.
+    // The kernel does not override entries younger than `locktime`.
     node.sh("echo 0 > /proc/sys/net/ipv4/neigh/wire1/locktime");
     let two = Container::new();
     let ipam = same_again(&node);
@@ -113,7 +113,7 @@ fn neighbours_learn_that_an_address_has_moved() {
     crate::node::eventually("the neighbour was not told", || known() == second);
 }
 
-/// host-local, which would give the next address, made to give the same one again.
+/// A host-local configuration that leases the same address again instead of the next one.
 fn same_again(node: &Node) -> Value {
     let mut ipam = node.host_local(&[]);
     ipam["ranges"] =
@@ -143,7 +143,7 @@ fn the_mac_is_that_of_the_capability_of_cni_args_or_of_the_key() {
         assert_eq!(result["interfaces"][0]["mac"], expected, "{keys} {env}");
         assert_eq!(container.ip("link show eth0")[0]["address"], expected);
         net.check(&container, &result).env("CNI_ARGS", env).ok();
-        // Nobody reads them here.
+        // DEL ignores `CNI_ARGS`.
         net.on("DEL", &container).env("CNI_ARGS", "none").ok();
     }
 }
@@ -200,7 +200,7 @@ fn without_ipam_the_interface_is_up_and_has_no_address() {
             conf["ipam"] = ipam;
             let call = |verb| node.call("macvlan", verb).netns(&container.path()).conf(&conf);
             if version < "0.3.0" {
-                // As with the reference: callers know that the interface is there nevertheless.
+                // As in the reference: callers know that the interface exists nevertheless.
                 let msg = "cannot convert: no valid IP addresses";
                 assert_eq!(call("ADD").error().brief(), (999, msg));
             } else {
@@ -217,7 +217,7 @@ fn without_ipam_the_interface_is_up_and_has_no_address() {
     }
 }
 
-/// An IPAM plugin of this name that answers ADD so, and notes the calls and the state of the link.
+/// An IPAM plugin of this name that prints `answer` on ADD and logs the calls and the link's state.
 fn scripted<'n>(node: &'n Node, name: &str, answer: &str) -> Net<'n> {
     let log = node.path("calls");
     drop(fs::remove_file(&log));
@@ -246,11 +246,12 @@ fn dhcp_finds_the_interface_up_and_releases_over_it() {
     assert!(container.reaches("10.1.2.1"));
     net.del(&container);
     assert_eq!(calls(&node), "ADD ,UP\nDEL ,UP\n");
-    // Others find it down: the kernel announces addresses that are there when a link comes up.
+    // Other IPAM plugins are called while the link is down: the kernel announces the addresses
+    // present when a link comes up.
     let net = scripted(&node, "fixed", &answer);
     net.add(&container);
     net.del(&container);
-    // And nobody else may have one before the link with it is gone.
+    // The address must not be released before the link with it is deleted.
     assert_eq!(calls(&node), "ADD no\nDEL no\n");
 }
 

@@ -1,4 +1,4 @@
-//! Which link is the master: named or of the default route, on the host or in the container.
+//! The choice of the master: named or from the default route, on the host or in the container.
 
 use serde_json::{Value, json};
 
@@ -7,10 +7,10 @@ use crate::net::{Net, wire};
 use crate::node::{Container, Node};
 use crate::traffic::Place;
 
-/// What `eth0` of the container is on top of, by index.
+/// The index of the master of the container's `eth0`.
 fn lower(container: &Container) -> u64 {
     let link = &container.ip("link show eth0")[0];
-    // In its own namespace, it is told by name.
+    // `ip` prints the name of a master in the same namespace, otherwise its index.
     match link["link"].as_str() {
         Some(name) => index(&container.ip(&format!("link show {name}"))),
         None => link["link_index"].as_u64().unwrap(),
@@ -42,7 +42,7 @@ fn without_a_master_the_default_routes_link_is_used_ipv4_first() {
     let msg = "no default route interface found";
     net.add_is_refused(&Container::new(), 999, msg);
     assert_eq!(net.call("STATUS", "").error().brief(), (50, msg));
-    // Neither of these is the way to everywhere.
+    // Neither is a default route of the main table.
     node.sh("ip route add 10.0.0.0/8 dev other; ip route add default dev other table 9");
     net.add_is_refused(&Container::new(), 999, msg);
     node.sh("ip -6 route add unreachable default metric 1");
@@ -153,7 +153,7 @@ fn a_master_that_is_not_there_is_named() {
     let msg = "failed to lookup master \"eth7\": Link not found";
     net.add_is_refused(&container, 999, msg);
     assert_eq!(net.call("STATUS", "").error().brief(), (50, msg));
-    // On the host it is, in the container it is not.
+    // The master exists on the host but not in the container.
     let net = layer2(&node, &json!({"linkInContainer": true}));
     let msg = "failed to lookup master \"wire0\": Link not found";
     net.add_is_refused(&container, 999, msg);

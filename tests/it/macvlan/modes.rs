@@ -1,4 +1,4 @@
-//! What the modes let through, and what they refuse.
+//! The traffic that each mode permits and blocks.
 
 use serde_json::{Value, json};
 
@@ -11,7 +11,7 @@ const ONE: &str = "10.1.2.2";
 const TWO: &str = "10.1.2.3";
 const GATEWAY: &str = "10.1.2.1";
 
-/// Two containers on the same master in a mode.
+/// Two containers on the same master in this mode.
 fn two(node: &Node, mode: &str) -> [Container; 2] {
     let net = simple(node, &json!({"mode": mode}));
     ["c1", "c2"].map(|id| {
@@ -21,7 +21,7 @@ fn two(node: &Node, mode: &str) -> [Container; 2] {
     })
 }
 
-/// Whether the two reach each other; both reach the network outside in any case.
+/// Whether the containers reach each other; both must reach the external network.
 #[track_caller]
 fn see_each_other([one, two]: &[Container; 2]) -> bool {
     assert!(one.reaches(GATEWAY) && two.reaches(GATEWAY));
@@ -36,7 +36,7 @@ fn children_in_mode_bridge_reach_each_other() {
     wire(&node);
     let pair = two(&node, "bridge");
     assert!(see_each_other(&pair));
-    // What the far end takes in does not count: without its address nobody answers there.
+    // Frames flooded to the far end do not matter: without an address it does not reply.
     node.sh("ip addr flush dev wire1");
     assert!(pair[0].reaches(TWO) && !pair[0].reaches_within(GATEWAY, 1));
 }

@@ -1,4 +1,4 @@
-//! Verbs and versions, configurations, what is left behind.
+//! Verbs and versions, configurations, remaining state.
 
 use serde_json::{Value, json};
 
@@ -144,7 +144,7 @@ fn refusals_change_nothing() {
         let error = ports.call_with("ADD", &pod, &mappings, &keys).error();
         assert_eq!(error.brief(), (code, format!("failed to parse config: {msg}").as_str()));
         assert_eq!(ports.state(), before);
-        // DEL does not look.
+        // DEL does not validate the mappings.
         if error.code != 6 {
             ports.call_with("DEL", &pod, &mappings, &keys).ok();
         }
@@ -219,7 +219,7 @@ fn status_says_what_is_missing() {
     assert!(error.details.contains("nftables"), "{error:?}");
 }
 
-/// Mappings that never lead from 127.0.0.1 have no use for the table that guards loopback addresses.
+/// Mappings without a path from 127.0.0.1 do not need the table that protects loopback addresses.
 #[test]
 fn no_damage_is_seen_where_127_0_0_1_is_not_mapped() {
     for rules in ALL {

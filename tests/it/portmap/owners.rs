@@ -1,4 +1,4 @@
-//! Several containers, networks and interfaces: nobody touches another's ports.
+//! Several containers, networks and interfaces: no call touches another attachment's ports.
 
 use std::net::{TcpListener, TcpStream};
 use std::thread;
@@ -55,7 +55,7 @@ fn one_address_is_served_beside_all_of_them_in_either_order() {
         ports.node.sh("ip addr add 192.0.2.3/24 dev peer");
         let mut special = mapping(8080, 80, "tcp");
         special["hostIP"] = json!("192.0.2.3");
-        // Neither has precedence in all of its ports.
+        // Neither list is the more specific one for all of its ports.
         let mut other = mapping(9090, 80, "tcp");
         other["hostIP"] = json!("192.0.2.1");
         let (a, b) =
@@ -105,7 +105,7 @@ fn a_port_that_is_given_up_meanwhile_is_had_at_once() {
         let took = start.elapsed();
         assert!(took < given_up + Duration::from_secs(1), "{rules:?}: {took:?}");
         assert!(tcp(&ports.node, &new.container, "10.1.2.1:8080", 80).is_some(), "{rules:?}");
-        // Nobody gives it up.
+        // The owner does not release the port.
         let start = Instant::now();
         let error = ports.call("ADD", &old, &list).error();
         assert!(error.msg.contains("is taken by container \"c2\""), "{error:?}");
@@ -147,7 +147,8 @@ fn a_refusal_of_one_family_leaves_nothing_in_the_other() {
         let start = Instant::now();
         let error = ports.call("ADD", &two, &json!([mapping(8080, 80, "tcp")])).error();
         assert!(error.msg.contains("taken by container \"c1\""), "{error:?}");
-        // With iptables each try changes rules, and is not to be taken for a change by others.
+        // With iptables each attempt changes rules and must not mistake its own change for another
+        // process's.
         let took = start.elapsed();
         assert!(took < Duration::from_secs(10), "{rules:?}: {took:?}");
         let after = ports.state();
@@ -203,12 +204,12 @@ fn networks_and_interfaces_of_one_container_are_apart() {
     }
 }
 
-/// `podman network connect`: the container's ports are asked for in each of its networks.
+/// As with `podman network connect`: the container's ports are requested in each of its networks.
 struct Networks {
     ports: Ports,
     pod: Pod,
     list: Value,
-    /// Name, interface and result of each.
+    /// Name, interface and result of each network.
     all: Vec<(&'static str, &'static str, Value)>,
 }
 
@@ -234,7 +235,7 @@ impl Networks {
         self.ports.path(net.on(verb, &self.pod.container).ifname(ifname))
     }
 
-    /// In which network the port arrives.
+    /// The index of the network in which the port arrives, if any.
     fn served(&self, port: u16) -> Option<usize> {
         let host = &self.ports.node;
         let to = |at: &usize| {
@@ -250,7 +251,7 @@ impl Networks {
         (0..self.all.len()).find(to)
     }
 
-    /// CHECK succeeds in these networks, and in no other.
+    /// Asserts that CHECK succeeds in exactly these networks.
     #[track_caller]
     fn hold(&self, valid: &[usize]) {
         for at in 0..self.all.len() {
@@ -291,18 +292,18 @@ fn a_container_has_its_ports_in_each_of_its_networks() {
             both(0);
             refused();
         }
-        // The last goes, twice, and comes back: the first serves all the time.
+        // DEL of the last network, twice, then ADD: the first network serves the ports throughout.
         for _ in 0..2 {
             networks.call("DEL", 2).ok();
             assert_eq!(ports.state().lines().count(), states[1].lines().count(), "{rules:?}");
         }
         networks.call("ADD", 2).result();
         assert_eq!(ports.state(), states[2], "{rules:?}");
-        // The one in the middle.
+        // DEL of the network in the middle.
         networks.call("DEL", 1).ok();
         networks.hold(&[0, 2]);
         both(0);
-        // The first takes the ports away, until the next one asks for them.
+        // DEL of the first network removes the ports until the next network requests them.
         for repeated in [false, true] {
             networks.call("DEL", 0).ok();
             if rules == Rules::Nftables && !repeated {
@@ -371,7 +372,7 @@ fn an_address_whose_former_container_vanished_is_taken_over() {
     ports.call("CHECK", &new, &b).ok();
 }
 
-/// The median of 11 runs, one after the other, of the processor's time that each of two calls takes.
+/// The median CPU time of each call over 11 consecutive runs.
 fn worked(calls: [&Call; 2]) -> [Duration; 2] {
     let script = "TIMEFORMAT='%3U %3S'; time \"$0\" >/dev/null";
     let time = |call: &Call| {
@@ -387,7 +388,7 @@ fn worked(calls: [&Call; 2]) -> [Duration; 2] {
     })
 }
 
-/// What ADD makes for 10,000 other containers, in every map and set that it makes something in.
+/// Adds the elements of 10,000 other containers to every map and set that ADD writes to.
 fn fill(ports: &Ports) {
     let each = |text: &dyn Fn(u16) -> String| {
         let texts: Vec<_> = (1000..11_000).map(text).collect();
@@ -416,7 +417,7 @@ fn ten_thousand_mappings_of_others_cost_nothing() {
     let pod = ports.pod("c1");
     let one = json!([mapping(80, 80, "tcp")]);
     let many: Vec<_> = (1..=32).map(|n| mapping(n, n, "tcp")).collect();
-    // The same container has one more port in another network, and another address there.
+    // The same container has an additional port in another network, with another address.
     let held = json!([mapping(99, 99, "tcp")]);
     ports.call_with("ADD", &pod, &held, &json!({"name": "first"})).result();
     let mut there = ports.pod("c1-elsewhere");
@@ -424,7 +425,7 @@ fn ten_thousand_mappings_of_others_cost_nothing() {
     let measure = || {
         [(&pod, &one), (&pod, &json!(many)), (&there, &held)].map(|(pod, list)| {
             let (add, del) = (ports.call("ADD", pod, list), ports.call("DEL", pod, list));
-            // The first one makes the table.
+            // The first ADD creates the table.
             add.result();
             del.ok();
             let costs = [&add, &del].map(|call| strace::cost(&ports.node, call));
@@ -495,8 +496,8 @@ fn many_at_once_and_each_once() {
     eventually("elements stayed", || !ports.state().contains("id: p"));
 }
 
-/// The reference joins the texts of network and container in the names of chains: these two are one
-/// name, and yet two containers.
+/// The reference concatenates network and container id in chain names, so these two distinct
+/// attachments share a name.
 #[test]
 fn containers_whose_chains_have_one_name_stay_apart() {
     for rules in [Rules::Iptables, Rules::Legacy] {

@@ -1,4 +1,4 @@
-//! The reference plugin before or after ours: either deletes what the other made.
+//! The reference plugin before or after cnibox: each deletes the other's objects.
 
 use serde_json::{Value, json};
 
@@ -14,7 +14,7 @@ fn either_deletes_what_the_other_made_with_iptables() {
     for rules in [Rules::Iptables, Rules::Legacy] {
         let ports = Ports::new(rules, "1.0.0");
         let pod = ports.pod("c1");
-        // The reference of Debian knows no key `backend`, and ignores it.
+        // Debian's reference ignores the key `backend`.
         let theirs = |verb: &str| ports.call(verb, &pod, &web()).program(&program);
         theirs("ADD").result();
         theirs("DEL").ok();
@@ -50,7 +50,8 @@ fn gc_removes_what_the_reference_left() {
     assert_eq!(ports.state(), left);
 }
 
-/// What releases of the reference make with nftables in one family: of two containers.
+/// The tables that releases of the reference create with nftables in one family, for two
+/// containers.
 fn table(ports: &Ports, family: &str, addr: &str) {
     for line in [
         "add table F cni_hostport",
@@ -68,7 +69,7 @@ fn table(ports: &Ports, family: &str, addr: &str) {
     }
 }
 
-/// Mappings of all addresses, and of one address of either family.
+/// Mappings on all addresses, and on one address of each family.
 fn mixed() -> Value {
     let on = |ip: &str, port: u16| {
         let mut mapping = mapping(port, 80, "tcp");
@@ -116,7 +117,7 @@ fn check_of_either_accepts_what_the_other_made_with_iptables() {
 fn check_accepts_what_the_reference_made_with_nftables() {
     let ports = Ports::new(Rules::Nftables, "1.1.0");
     let pod = ports.pod("c1");
-    // As an ADD of the reference does.
+    // ADD of the reference enables `route_localnet`.
     ports.node.sh("echo 1 > /proc/sys/net/ipv4/conf/cni0/route_localnet");
     table(&ports, "ip", "10.1.2.2");
     table(&ports, "ip6", "[2001:db8:1::2]");

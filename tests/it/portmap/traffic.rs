@@ -1,4 +1,4 @@
-//! Packets through mapped ports, from everywhere, and those that no mapping is for.
+//! Packets through mapped ports from every origin, and packets without a mapping.
 
 use std::net::UdpSocket;
 
@@ -89,7 +89,8 @@ fn a_host_ip_is_the_only_one() {
                 let host = [from_host("10.1.2.1:8080"), from_host("127.0.0.1:8080")];
                 [from_peer(v4), from_peer(v6), host[0], host[1]]
             };
-            // The bridge may lose IPv6's first multicasts: it learns who listens.
+            // The bridge may drop the first IPv6 multicasts until its multicast snooping has learnt
+            // the listeners.
             let seen = (0..3).map(|_| look()).find(|seen| *seen == expected);
             assert!(seen.is_some(), "{rules:?} {ip}: {:?}", look());
             ports.del(&pod, &on(ip));
@@ -143,7 +144,7 @@ fn udp_clients_that_were_there_before_follow_the_mapping() {
     for rules in ALL {
         let ports = Ports::new(rules, "1.1.0");
         let (one, two, peer) = (ports.pod("c1"), ports.pod("c2"), ports.peer());
-        // One socket: one tracked connection, whatever happens to the mapping.
+        // A single socket keeps a single conntrack entry, whatever happens to the mapping.
         let client = peer.run(|| UdpSocket::bind("0.0.0.0:4444").unwrap());
         let target = "192.0.2.1:5353".parse().unwrap();
         let host = UdpSocket::bind("0.0.0.0:5353").unwrap();
@@ -176,7 +177,7 @@ fn udp_flows_of_others_stay() {
             let near = client.run(|| UdpSocket::bind(("0.0.0.0", port)).unwrap());
             assert!(asks(&near, server, target.parse().unwrap(), 53).is_some(), "{target}");
         };
-        // Through the host to another resolver, to another mapping, and to a container itself.
+        // Forwarded to another resolver, to another mapping, and directly to a container.
         ask(&peer, 4001, &elsewhere, "203.0.113.2:53");
         ask(&peer, 4002, &two.container, "192.0.2.1:54");
         ask(&peer, 4003, &two.container, "10.1.2.3:53");
@@ -196,7 +197,7 @@ fn udp_flows_of_others_stay() {
         assert_eq!(tracked().len(), 4, "{rules:?}: what is translated to it already stays");
         ports.del(&one, &dns);
         assert_eq!(tracked(), ["4001", "4002", "4003"], "{rules:?}: after DEL");
-        // Nothing but the rules tells the address.
+        // The address is known only from the rules.
         ask(&peer, 4005, &two.container, "192.0.2.1:54");
         let net = ports.net(&json!([]), &json!({}));
         ports.path(net.call("DEL", "c2").without("CNI_NETNS")).ok();
@@ -204,8 +205,9 @@ fn udp_flows_of_others_stay() {
     }
 }
 
-/// `route_localnet` must not open the host's own loopback addresses to containers, be it by a
-/// service, by a mapping that is for the host alone, or by what they send with such a source.
+/// `route_localnet` must not expose the host's loopback addresses to containers: neither through a
+/// service, nor through a mapping restricted to the host, nor through packets with a loopback
+/// source.
 #[test]
 fn loopback_addresses_of_the_host_stay_closed() {
     for rules in ALL {
@@ -244,14 +246,14 @@ fn loopback_addresses_of_the_host_stay_closed() {
         }
         ports.add(&sibling, &json!([mapping(8081, 80, "tcp")]));
         ports.call("CHECK", &pod, &list).ok();
-        // Also with nobody left: the setting stays as well.
+        // Also without any mapping, because `route_localnet` stays enabled.
         ports.del(&pod, &list);
         ports.del(&sibling, &json!([]));
         assert_eq!([service(), forged()], [false; 2], "{rules:?}");
     }
 }
 
-/// Where the kernel has no `nf_tables` the same rules are in the old iptables.
+/// On kernels without `nf_tables`, iptables-legacy has the same rules.
 #[test]
 fn loopback_addresses_are_closed_without_nf_tables() {
     let ports = Ports::new(Rules::Legacy, "1.1.0");
@@ -275,7 +277,7 @@ fn loopback_addresses_are_closed_without_nf_tables() {
     assert!(tcp(&ports.node, &pod.container, "127.0.0.1:8080", 80).is_some());
 }
 
-/// A redirection to 127.0.0.1 that somebody else makes is theirs to make.
+/// Another program's DNAT to 127.0.0.1 is intended and must work.
 #[test]
 fn what_others_redirect_to_a_loopback_address_passes() {
     for rules in ALL {
@@ -290,7 +292,7 @@ fn what_others_redirect_to_a_loopback_address_passes() {
     }
 }
 
-/// The switch is one for all containers of the bridge.
+/// `route_localnet` is shared by all containers of the bridge.
 #[test]
 fn a_failing_add_leaves_the_localhost_ports_of_others() {
     for rules in ALL {
@@ -351,7 +353,7 @@ fn conditions_of_nftables_are_the_containers_own() {
     let first = ports.state();
     ports.add(&two, &json!([mapping(8081, 80, "tcp")]));
     ports.call_with("CHECK", &one, &both, &keys).ok();
-    // The bridge's own IPv6 may need a moment after the first attachment.
+    // The bridge's IPv6 may take a moment after the first attachment.
     assert!(ports.node.reaches("2001:db8:1::2") && ports.node.reaches("2001:db8:1::3"));
     for target in ["198.51.100.1:8081", "[2001:db8:a::1]:8081"] {
         assert!(reaches(&other, &two, target), "another container has no conditions");
@@ -362,7 +364,7 @@ fn conditions_of_nftables_are_the_containers_own() {
     assert!(reaches(&other, &one, "[2001:db8:a::1]:8080"), "not excluded: {}", ports.state());
     ports.del(&two, &json!([mapping(8081, 80, "tcp")]));
     assert_eq!(ports.state(), first);
-    // Again, with other conditions: the old ones are gone.
+    // Another ADD with other conditions replaces the old ones.
     let turned = json!({"conditionsV4": ["iifname", "!=", "peer"]});
     ports.call_with("ADD", &one, &both, &turned).result();
     assert!(!reaches(&peer, &one, "192.0.2.1:8080"));

@@ -1,4 +1,4 @@
-//! CHECK: each thing that it verifies, broken by hand.
+//! CHECK: each verified property, broken by hand.
 
 use serde_json::{Value, json};
 
@@ -13,7 +13,8 @@ fn attached<'n>(node: &'n Node, container: &Container) -> (Net<'n>, Value) {
     (net, result)
 }
 
-/// After `inside` in the container and `outside` on the host (`VETH` is its end), CHECK says `msg`.
+/// Runs `inside` in the container and `outside` on the host (`VETH` is the host's end); asserts
+/// that CHECK fails with `msg`.
 #[track_caller]
 fn broken(inside: &str, outside: &str, msg: &str) {
     let (node, container) = (Node::new(), Container::new());

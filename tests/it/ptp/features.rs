@@ -1,4 +1,4 @@
-//! Routes and addresses of both sides, and what ptp refuses.
+//! Routes and addresses on both sides, and refusals.
 
 use std::fs;
 
@@ -103,7 +103,7 @@ fn several_addresses_may_share_a_gateway() {
     assert_eq!(net.leases(), [""; 0]);
 }
 
-/// An IPAM plugin that gives this address on ADD.
+/// An IPAM plugin that returns this address on ADD.
 fn fixed<'n>(node: &'n Node, ip: &Value) -> Net<'n> {
     let result = json!({"cniVersion": "1.0.0", "ips": [ip], "routes": [{"dst": "0.0.0.0/0"}]});
     node.script("fixed", &format!("cat >/dev/null; [ $CNI_COMMAND = ADD ] && echo '{result}'; echo $CNI_COMMAND >> {}; exit 0", node.path("calls").display()));
@@ -143,7 +143,7 @@ fn an_address_without_a_gateway_is_refused_and_released() {
 #[test]
 fn a_stale_host_route_to_the_address_is_replaced() {
     let node = Node::new();
-    // What a crashed container of another tool left.
+    // A leftover of another implementation's crashed container.
     node.sh("ip link add stale up type bridge");
     node.sh("ip route add 10.1.2.2/32 dev stale scope host");
     let container = Container::new();

@@ -1,24 +1,25 @@
-//! The mutants: a shell's lines in front of a sound plugin, which see to one defect each.
+//! The mutants: shell commands that wrap a correct plugin and add one defect each.
 
 mod rows;
 
-/// All of them.
+/// All mutants.
 pub(super) fn all() -> Vec<&'static Mutant> {
     MUTANTS.iter().chain(rows::MUTANTS).collect()
 }
 
-/// A defect.
+/// A plugin with one defect.
 #[derive(Debug)]
 pub(super) struct Mutant {
-    /// The type of the plugin.
+    /// The plugin's type.
     pub(super) kind: &'static str,
-    /// The version it is asked in.
+    /// The specification version of the request.
     pub(super) version: &'static str,
-    /// The command that the defect is in.
+    /// The command with the defect.
     pub(super) verb: &'static str,
-    /// The lines: `run` is the sound plugin, `bend` has sed change what it prints, `inside` is the container.
+    /// The shell commands: `run` is the correct plugin, `bend` edits its output with sed, `inside`
+    /// runs a command in the container.
     pub(super) body: &'static str,
-    /// The assertion that does not hold any more.
+    /// The assertion that must fail.
     pub(super) seen: &'static str,
 }
 

@@ -1,4 +1,4 @@
-//! CHECK, and DEL among what is not ours.
+//! CHECK, and DEL beside foreign rules and routes.
 
 use serde_json::json;
 
@@ -63,7 +63,7 @@ fn check_looks_at_the_fixed_table_and_at_hints() {
 fn del_leaves_the_rules_of_others() {
     let pod = Pod::new();
     let sh = |line: &str| drop(pod.container.sh(line));
-    // The same source, but a mark, an interface, the main table, a table of another interface.
+    // The same source with a mark, an interface, the main table, or another interface's table.
     sh("ip rule add from 192.168.1.209 fwmark 7 lookup 100");
     sh("ip rule add from 192.168.1.209 iif eth0 lookup 120");
     sh("ip rule add from 192.168.1.209 lookup main");

@@ -1,4 +1,4 @@
-//! Several calls in one namespace at once, and calls that fail or die at each step.
+//! Concurrent calls in one namespace, and calls that fail or are killed at each step.
 
 use std::collections::BTreeSet;
 
@@ -36,7 +36,7 @@ fn call(node: &Node, container: &Container, verb: &str, i: usize) -> Call {
     call.netns(&container.path())
 }
 
-/// The tables that rules lead to, and how many rules there are.
+/// The tables that the rules refer to, and the number of rules.
 fn tables(container: &Container) -> (BTreeSet<String>, usize) {
     let mut found = Vec::new();
     for family in ["-4", "-6"] {
@@ -56,7 +56,7 @@ fn calls_in_one_namespace_never_choose_the_same_table() {
     assert_eq!((different.len(), all), (2 * LINKS, 2 * LINKS));
     assert_eq!(different.first().map(String::as_str), Some("100"));
     at_once(LINKS, |i| call(&node, &container, "CHECK", i).ok());
-    // One half goes while the other comes again.
+    // Half of the attachments are deleted while the other half is added again.
     at_once(LINKS, |i| {
         if i % 2 == 0 {
             call(&node, &container, "DEL", i).ok();
@@ -112,7 +112,8 @@ impl Scene {
     }
 }
 
-/// Each message to the kernel, and each other call with an effect, fails or is the last one.
+/// Makes each netlink message and each other call with an effect fail or be the last one; returns
+/// the number of steps.
 fn at_each_step(keys: Value, verb: &str, action: &str) -> usize {
     let scene = Scene::new(keys);
     if verb == "DEL" {
@@ -134,7 +135,7 @@ fn at_each_step(keys: Value, verb: &str, action: &str) -> usize {
         let why = format!("{verb} with {action} at {}: {outcome:?}", point.describe());
         assert!(!outcome.stderr.contains("panicked"), "{why}");
         tried += usize::from(fired);
-        // A failed ADD has cleaned up; after all else a DEL does.
+        // A failed ADD has rolled back; otherwise a DEL cleans up.
         if verb == "DEL" || outcome.status != Some(1) {
             let outcome = scene.call("DEL").run();
             assert_eq!(outcome.status, Some(0), "{why}, then {outcome:?}");

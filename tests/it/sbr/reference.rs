@@ -1,13 +1,13 @@
-//! The reference's sbr (1.1.1) beside ours: the same rules and routes but for what docs/parity.md
-//! names, and each deletes what the other has made.
+//! The reference's sbr (1.1.1) compared with cnibox: the same rules and routes except for the
+//! differences in docs/parity.md, and each deletes the other's objects.
 
 use serde_json::{Value, json};
 
 use super::Pod;
 use crate::compare::{self, assert_same};
 
-/// Rules and routes of both families, as far as they can be compared: the reference spreads what is
-/// generic of IPv6 over the tables of IPv4, and drops the link-local routes.
+/// Rules and routes of one family. IPv6 is only partly comparable: the reference copies generic
+/// IPv6 routes to the tables of IPv4 and drops the link-local routes.
 fn state(pod: &Pod, family: &str) -> String {
     let mut lines = pod.rules(family);
     for table in ["main", "100", "101", "102"] {
@@ -32,10 +32,10 @@ fn on(pod: &Pod, program: Option<&std::path::Path>, verb: &str, keys: &Value) ->
     }
 }
 
-/// A name, and how the pod is made.
+/// A name and the constructor of a pod.
 type Kind = (&'static str, fn() -> Pod);
 
-/// Pods to compare on.
+/// The pods to compare.
 const PODS: [Kind; 3] =
     [("one address", Pod::new), ("default route", with_default), ("two addresses", two_addresses)];
 
@@ -93,8 +93,9 @@ fn each_deletes_what_the_other_has_added() {
     let Some(peer) = compare::peer("DEL across of sbr") else { return };
     let keys = json!({});
     for (name, pod) in PODS {
-        // Ours after theirs: everything is as before, but for what they have lost, routes of IPv6 and,
-        // as nothing tells that the main table had it, a default route.
+        // DEL of cnibox after ADD of the reference: everything is restored except routes that the
+        // reference lost: IPv6 routes, and a default route, whose origin in the main table is not
+        // recorded.
         let one = pod();
         let before = one.routes("-4", "all");
         on(&one, Some(&peer), "ADD", &keys).result();
@@ -103,7 +104,8 @@ fn each_deletes_what_the_other_has_added() {
         let mut expected = before.clone();
         expected.retain(|route| name != "default route" || !route.starts_with("default"));
         assert_eq!(one.routes("-4", "all"), expected, "{name}");
-        // Theirs after ours: the rules are gone, the routes go with the link.
+        // DEL of the reference after ADD of cnibox: the rules are deleted; the routes remain until
+        // the link is deleted.
         let other = pod();
         on(&other, None, "ADD", &keys).result();
         on(&other, Some(&peer), "DEL", &keys).ok();
@@ -117,7 +119,7 @@ fn an_add_after_the_references_del_works() {
     let pod = Pod::new();
     on(&pod, Some(&peer), "ADD", &json!({})).result();
     on(&pod, Some(&peer), "DEL", &json!({})).ok();
-    // Their routes are still in table 100, and gone from the main table.
+    // The reference's routes are still in table 100 and missing from the main table.
     on(&pod, None, "ADD", &json!({})).result();
     on(&pod, None, "CHECK", &json!({})).ok();
     assert_eq!(pod.rules("-4"), ["from 192.168.1.209 lookup 101"]);

@@ -1,4 +1,4 @@
-//! Which table gets what, and what the options change.
+//! The distribution of routes over tables, and the effect of the options.
 
 use serde_json::json;
 
@@ -47,7 +47,7 @@ fn addresses_of_one_family_share_what_is_generic() {
     pod.container.sh("ip route add 172.16.0.0/16 dev net1 scope link");
     pod.container.sh("ip route add 169.254.1.1 dev net1 scope link");
     pod.container.sh("ip route add 172.17.0.0/16 via 169.254.1.1 dev net1");
-    // The index of the second is out of range, as in the reference's test.
+    // The second address has an interface index out of range, as in the reference's test.
     pod.prev["ips"]
         .as_array_mut()
         .unwrap()
@@ -173,7 +173,7 @@ fn a_subnet_that_the_kernel_has_not_routed_is_hinted() {
 #[test]
 fn tables_in_use_are_left_alone() {
     let pod = Pod::new();
-    // A rule, a route without a rule, a route of IPv6.
+    // A rule, a route without a rule, an IPv6 route.
     pod.container.sh("ip rule add from 10.9.9.9 lookup 100");
     pod.container.sh("ip route add 10.9.0.0/16 dev eth0 table 101");
     pod.container.sh("ip -6 route add fd09::/64 dev eth0 table 102");

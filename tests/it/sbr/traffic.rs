@@ -1,11 +1,11 @@
-//! Packets: each answer leaves by the uplink that the question came in by.
+//! Each reply must leave through the uplink on which the request arrived.
 
 use serde_json::json;
 
 use crate::node::{Call, Container, Node};
 use crate::traffic::{Place, tcp};
 
-/// A pod with two uplinks, each to a router of its own, and a server behind both routers.
+/// A pod with two uplinks, each to its own router, and a server behind both routers.
 struct TwoUplinks {
     node: Node,
     pod: Container,
@@ -37,7 +37,7 @@ impl TwoUplinks {
             server.sh(&format!("ip route add 10.{i}.0.0/24 via 192.0.{i}.1"));
             server.sh(&format!("ip route add fd0{i}::/64 via fd1{i}::1"));
         }
-        // The server asks from one address, whichever router it goes by.
+        // The server uses the same source address through both routers.
         server.sh("ip link set lo up");
         for addr in ["203.0.113.9/32", "fd20::9/128"] {
             server.sh(&format!("ip addr add {addr} dev lo"));
@@ -60,7 +60,7 @@ impl TwoUplinks {
         self.node.call("sbr", verb).conf(&conf).ifname(ifname).netns(&self.pod.path())
     }
 
-    /// How many of twenty answers from an address of the pod each router sees.
+    /// The number of replies, out of twenty, from an address of the pod that each router forwards.
     fn answers(&self, address: &str) -> [u64; 2] {
         let v6 = address.contains(':');
         let (family, proto) = if v6 { ("ip6", "icmpv6") } else { ("ip", "icmp") };
@@ -68,7 +68,7 @@ impl TwoUplinks {
         let ping = |options: &str| {
             self.server.sh(&format!("ping -n -q {options} -I {source} {address}"));
         };
-        // Until everybody knows his neighbours.
+        // Until neighbour resolution has completed.
         ping("-c 1 -w 20");
         for router in &self.routers {
             router.sh("nft flush ruleset");
@@ -119,7 +119,7 @@ fn each_answer_leaves_by_its_own_uplink() {
             tcp(&net.server, &net.pod, address);
         }
     }
-    // Neighbours on both links are reached over IPv6's link-local addresses still.
+    // IPv6 neighbours on both links are still reachable over link-local addresses.
     for ifname in ["eth0", "net1"] {
         net.pod.sh(&format!("ping -n -c 1 -W 5 ff02::1%{ifname}"));
     }

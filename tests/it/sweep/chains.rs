@@ -1,4 +1,4 @@
-//! The chains of the sweep, and its tests.
+//! The chains of the sweep, and the tests.
 
 use serde_json::{Value, json};
 
@@ -8,15 +8,15 @@ use crate::node::Node;
 
 fn nothing(_: &Node) {}
 
-/// A master.
+/// Creates the master.
 fn uplink(node: &Node) {
     if !node.ip("link").to_string().contains("wire0") {
         wire(node);
     }
 }
 
-/// Two bytes that other nodes do not have. The chains are swept at once, and a network namespace that is gone
-/// may have given its inode number to one of another chain's: no two may have an address in common.
+/// Two bytes unique to the node. The chains are swept concurrently, and the kernel may reuse the
+/// inode number of a deleted namespace for another chain's, so no two chains may share an address.
 fn bytes_of(node: &Node) -> [u8; 2] {
     let path = node.path("").into_os_string().into_encoded_bytes();
     let sum = |sum: u16, byte: &u8| sum.wrapping_mul(31).wrapping_add(u16::from(*byte));
@@ -65,7 +65,7 @@ fn bandwidth() -> Value {
            "egressRate": 16_000_000, "egressBurst": 800_000})
 }
 
-/// Its parameters have the values that they had, because no DEL gives those back.
+/// The parameters are set to their current values, because no DEL restores them.
 fn tuning(node: &Node, who: usize) -> Value {
     json!({"type": "tuning", "dataDir": node.path("leases/tuning"), "mtu": 1400,
            "mac": format!("02:00:00:00:07:{who:02}"), "promisc": true,
@@ -76,8 +76,8 @@ fn sbr() -> Value {
     json!({"type": "sbr"})
 }
 
-/// A device for each container, with an address and a route that it gets back. One that has died
-/// with its namespace comes again, as it was, but unlike those of other nodes.
+/// A device per container, with an address and a route that DEL restores. A device that was deleted
+/// with its namespace is recreated identically, but distinct from other nodes' devices.
 fn devices(node: &Node) {
     let [high, low] = bytes_of(node);
     for who in 0..4 {
@@ -111,7 +111,7 @@ fn flannel(node: &Node) -> Value {
            "delegate": {"isDefaultGateway": true, "ipMasq": true, "ipMasqBackend": "nftables"}})
 }
 
-/// The tests of each chain: its name, what the node needs, its plugins for a container.
+/// Defines the tests of each chain: name, preparation of the node, plugins of a container.
 macro_rules! chains {
     ($($name:ident: $prepare:ident, $plugins:expr;)+) => { $(
         mod $name {

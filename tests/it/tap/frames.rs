@@ -1,5 +1,5 @@
-//! A program in the container opens the device, as a virtual machine's monitor does, and is the
-//! neighbour behind it.
+//! A program in the container that opens the device, like a virtual machine monitor, and acts as
+//! the neighbour behind it.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -24,14 +24,14 @@ struct Request {
     rest: [u8; 22],
 }
 
-/// One queue of the device `eth0` of the calling thread's namespace.
+/// Opens a queue of the device `eth0` in the calling thread's namespace.
 #[expect(unsafe_code, reason = "a tap device is opened by ioctl(2)")]
 fn open(flags: i32) -> io::Result<File> {
     let file = OpenOptions::new().read(true).write(true).open("/dev/net/tun")?;
     let mut name = [0; 16];
     name[..4].copy_from_slice(b"eth0");
     let mut request = Request { name, flags: u16::try_from(flags).unwrap(), rest: [0; 22] };
-    // SAFETY: the kernel reads and writes one `struct ifreq`, and this is one.
+    // SAFETY: the kernel reads and writes one `struct ifreq`, which `Request` has the layout of.
     let done = unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, &raw mut request) };
     Errno::result(done)?;
     Ok(file)
@@ -40,7 +40,7 @@ fn open(flags: i32) -> io::Result<File> {
 const SINGLE: i32 = libc::IFF_TAP | libc::IFF_NO_PI;
 const MULTI: i32 = SINGLE | libc::IFF_MULTI_QUEUE;
 
-/// The next frame, for a few seconds.
+/// The next frame, or `None` after the deadline.
 fn frame(tap: &mut File, deadline: Instant) -> Option<Vec<u8>> {
     let left = deadline.saturating_duration_since(Instant::now()).as_millis();
     let mut fds = [PollFd::new(std::os::fd::AsFd::as_fd(tap), PollFlags::POLLIN)];
@@ -54,17 +54,17 @@ fn frame(tap: &mut File, deadline: Instant) -> Option<Vec<u8>> {
     Some(buffer)
 }
 
-/// Answers who asks for any address, and echoes; until it has echoed once.
+/// Replies to ARP requests for any address, and returns after the first ICMP echo reply.
 fn echo_once(mut tap: File) {
     let deadline = Instant::now() + Duration::from_secs(20);
     while let Some(mut frame) = frame(&mut tap, deadline) {
         let kind = [frame[12], frame[13]];
-        // To whom it came from, from the neighbour.
+        // The reply goes to the sender, from the neighbour.
         let from: [u8; 6] = frame[6..12].try_into().unwrap();
         frame[..6].copy_from_slice(&from);
         frame[6..12].copy_from_slice(&NEIGHBOUR);
         if kind == [8, 6] {
-            // ARP: the request's target becomes the sender, and the sender the target.
+            // ARP: swaps sender and target.
             let (sender, target) = (frame[22..32].to_vec(), frame[38..42].to_vec());
             frame[21] = 2;
             frame[22..28].copy_from_slice(&NEIGHBOUR);
@@ -72,7 +72,8 @@ fn echo_once(mut tap: File) {
             frame[32..42].copy_from_slice(&sender);
             tap.write_all(&frame).unwrap();
         } else if kind == [8, 0] && frame[23] == 1 && frame[34] == 8 {
-            // ICMP: the addresses change places, which no checksum notices; 8 becomes 0.
+            // ICMP echo: swapping the addresses keeps the IP checksum; the type changes from 8 to
+            // 0.
             let (source, target) = (frame[26..30].to_vec(), frame[30..34].to_vec());
             frame[26..30].copy_from_slice(&target);
             frame[30..34].copy_from_slice(&source);
@@ -110,8 +111,8 @@ fn as_many_queues_can_be_opened_as_the_network_says() {
         let second = container.run(|| open(flags));
         assert_eq!(second.is_ok(), multi, "{multi}: {second:?}");
         drop(first);
-        // It is still there: a program may come and go. A process that another test has forked
-        // and that has not yet called exec may still hold `first`.
+        // The device persists between programs. The descriptor may stay open for a moment in a
+        // process that another test has forked before its exec.
         eventually("it can be opened again", || container.run(|| open(flags)).is_ok());
     }
 }

@@ -1,4 +1,4 @@
-//! What DEL restores, whatever came between; GC.
+//! Values restored by DEL after intermediate changes; GC.
 
 use std::fs;
 
@@ -40,7 +40,7 @@ fn a_failing_second_add_leaves_the_first_one() {
 fn a_backup_of_an_earlier_interface_is_not_restored() {
     let pod = SUBJECT.pod("1.1.0");
     bare(&pod, &json!({"mtu": 1400, "mac": MAC})).add(&pod.container);
-    // The runtime starts the container anew, with the same id, and nobody called DEL.
+    // The runtime restarts the container with the same id, without DEL.
     pod.container.sh("ip link set eth0 mtu 9000 address 02:00:00:00:00:77");
     bare(&pod, &json!({"mtu": 1400, "mac": MAC})).add(&pod.container);
     bare(&pod, &json!({})).del(&pod.container);

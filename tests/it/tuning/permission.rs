@@ -1,4 +1,4 @@
-//! Which parameters may be set: the node's allowlist, the safe profile.
+//! Permitted parameters: the node's allowlist, the safe profile.
 
 use serde_json::{Value, json};
 
@@ -47,7 +47,7 @@ fn the_allowlist_decides() {
     assert!(error["msg"].as_str().unwrap().contains("invalid expression \"(\""), "{error}");
     assert_eq!(pod.container.sysctl(TTL), "64");
 
-    // Others than ADD do not ask it; STATUS tells.
+    // Only ADD and STATUS enforce the allowlist.
     let net = bare(&pod, &json!({"sysctl": {dotted: "31"}}));
     let prev = net.add(&pod.container);
     with_allowlist(net.check(&pod.container, &prev), "nothing").ok();
@@ -82,17 +82,17 @@ fn the_safe_profile_refuses_other_keys_by_name() {
         let args = json!({"args": {"cni": {"sysctl": {key: "1"}}}});
         net(safe.clone()).with(&args).add_is_refused(&pod.container, 7, &msg);
     }
-    // The allowlist counts as well.
+    // The allowlist applies in addition.
     let call = net(safe.clone()).on("ADD", &pod.container);
     assert_eq!(with_allowlist(call, "^net.core").run().status, Some(1));
-    // The node's own namespace is not a container's.
+    // The node's own namespace is not a container.
     let here = format!("/proc/{}/ns/net", nix::unistd::gettid());
     let call = net(safe.clone()).call("ADD", "c1").netns(&here).env("CNI_NETNS_OVERRIDE", "1");
     let msg = "the profile \"safe\" sets no sysctl in the network namespace of the node";
     assert_eq!(call.error().brief(), (7, msg));
 }
 
-/// What the profile allows is there in a container, and does not change the host's.
+/// The parameters of the safe profile exist in a container and are namespaced.
 #[test]
 fn what_is_safe_belongs_to_the_namespace() {
     let pod = SUBJECT.pod("1.1.0");

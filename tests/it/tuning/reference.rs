@@ -1,5 +1,5 @@
-//! The reference plugin beside ours: the same results, interfaces, parameters and backups, and
-//! each restores what the other has saved.
+//! The reference plugin compared with cnibox: the same results, interfaces, parameters and backups,
+//! and each restores the other's backups.
 
 use serde_json::{Value, json};
 
@@ -9,7 +9,7 @@ use crate::compare::peer;
 use crate::net::{Net, normal_json};
 use crate::node::Call;
 
-/// Debian's reference knows neither 1.1.0, nor `txQLen`, nor `IFNAME`.
+/// Debian's reference supports neither 1.1.0, nor `txQLen`, nor `IFNAME`.
 fn keys() -> Value {
     json!({"mac": MAC, "mtu": 1400, "promisc": true, "allmulti": true, "txQLen": null,
         "sysctl": {"net.ipv4.conf.eth0.arp_notify": "1", "net.core.somaxconn": "128"}})
@@ -36,7 +36,7 @@ fn backups_are_those_of_the_reference_both_ways() {
             for own in ["attachment", "network", "set"] {
                 backup.as_object_mut().unwrap().remove(own);
             }
-            // The address is random before.
+            // The original address is random.
             assert_ne!(backup["mac"], json!(MAC));
             backup["mac"] = json!("MAC");
             let link = pod.container.ip("link show eth0");
@@ -48,13 +48,13 @@ fn backups_are_those_of_the_reference_both_ways() {
                 let checked = net.with(&json!({"prevResult": result}));
                 call(&checked, &pod, "CHECK", !ours).ok();
             }
-            // The other one restores.
+            // The other implementation restores.
             call(&net, &pod, "DEL", !ours).ok();
             let after = pod.state();
             crate::node::assert_unchanged(&before.inside, &after.inside);
             assert_eq!(after.files, before.files, "{version}");
             let mut result = normal_json(&result, &pod.container);
-            // Later releases of the reference leave empty objects out.
+            // Later releases of the reference omit empty objects.
             result.as_object_mut().unwrap().retain(|_, member| *member != json!({}));
             (result, backup, link, sysctls)
         };

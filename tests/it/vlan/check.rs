@@ -1,4 +1,4 @@
-//! CHECK: each thing that it verifies, broken by hand.
+//! CHECK: each verified property, broken by hand.
 
 use serde_json::{Value, json};
 

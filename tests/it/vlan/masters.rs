@@ -1,4 +1,4 @@
-//! Where the master is, what becomes of it, and what the VLAN takes over from it.
+//! The location of the master, its deletion, and the properties that the VLAN inherits.
 
 use serde_json::json;
 
@@ -58,7 +58,7 @@ fn a_master_in_the_container() {
     container.sh("ip link set wire0 up");
     let before = (node.snapshot(), container.snapshot(&node));
     let net = simple(&node, &json!({"linkInContainer": true}));
-    // Which container it will be is not known yet.
+    // STATUS does not know the container, so the master is not looked up.
     net.call("STATUS", "").ok();
     let result = net.add(&container);
     assert!(container.reaches(GATEWAYS[0]));
@@ -69,7 +69,7 @@ fn a_master_in_the_container() {
     net.del(&container);
     settles(&before.0, || node.snapshot());
     settles(&before.1, || container.snapshot(&node));
-    // Without the namespace the address goes all the same.
+    // Without the namespace, the address is released all the same.
     net.add(&container);
     net.call("DEL", "c1").netns("").ok();
     assert_eq!(net.leases(), [""; 0]);
@@ -88,7 +88,7 @@ fn del_needs_no_master_and_no_valid_configuration() {
     let net = simple(&node, &json!({"mtu": 1400}));
     let before = container.snapshot(&node);
     net.add(&container);
-    // An ADD would be refused by now. The kernel lowers the MTU of the VLAN itself.
+    // ADD would be refused now. The kernel itself lowers the VLAN's MTU.
     node.sh("ip link set wire0 mtu 1300");
     net.del(&container);
     settles(&before, || container.snapshot(&node));
@@ -101,7 +101,7 @@ fn del_needs_no_master_and_no_valid_configuration() {
         assert_eq!(net.leases(), [""; 0]);
     }
     net.add(&container);
-    // The VLAN goes with its master.
+    // The kernel deletes the VLAN with its master.
     node.sh("ip link del wire0");
     net.del(&container);
     settles(&before, || container.snapshot(&node));

@@ -9,7 +9,7 @@ use crate::net::{addresses, settles};
 use crate::node::{Container, Node};
 use crate::traffic::Place;
 
-/// Gives both interfaces an address of each family.
+/// Assigns an address of each family to both interfaces.
 fn address(pod: &Pod, addrs: [[&str; 2]; 2]) {
     for (name, addrs) in ["eth0", "net1"].iter().zip(addrs) {
         pod.container.sh(&format!("ip addr add {} dev {name}", addrs[0]));
@@ -54,12 +54,12 @@ fn the_same_addresses_in_two_vrfs() {
             place.sh(&format!("ip addr add 10.0.0.{host}/24 dev {name}"));
             place.sh(&format!("ip addr add fd00::{host}/64 dev {name} nodad"));
         }
-        // Behind each server is its own idea of the world.
+        // Each server has its own prefix behind it.
         server.sh("ip link set lo up");
         server.sh(&format!("ip addr add 198.51.100.{i}/32 dev lo"));
     }
     for (i, vrf) in ["red", "blue"].iter().enumerate() {
-        // A default route through the same gateway in both.
+        // A default route via the same gateway address in both VRFs.
         pod.sh(&format!("ip route add default via 10.0.0.1 dev net{i} metric {}", 10 + i));
         let prev = json!({"interfaces": [{"name": format!("net{i}"), "sandbox": pod.path()}]});
         let conf = json!({"cniVersion": "1.1.0", "name": "n", "vrfname": vrf, "prevResult": prev});
@@ -87,7 +87,7 @@ fn tables_are_given_or_chosen() {
     let pod = Pod::new();
     let add = |ifname: &str, keys| pod.call("ADD", ifname, &keys).result();
     let del = |ifname: &str, keys| pod.call("DEL", ifname, &keys).ok();
-    // The same VRF, the same table twice; then another VRF with the same table.
+    // The same VRF and table twice; then another VRF with the same table.
     let red = json!({"vrfname": "red", "table": 1001});
     add("eth0", red.clone());
     add("net1", red.clone());
@@ -101,7 +101,7 @@ fn tables_are_given_or_chosen() {
     let error = pod.call("ADD", "net1", &json!({"vrfname": "red", "table": 1002})).error();
     assert_eq!(error.msg, "VRF red already exist with different routing table 1001");
     del("eth0", red);
-    // Chosen: past what VRFs, rules and routes use.
+    // The chosen table is the first one that no VRF, rule or route uses.
     pod.container.sh("ip link add used type vrf table 1");
     pod.container.sh("ip rule add from 10.9.9.9 lookup 2");
     pod.container.sh("ip addr add 10.7.0.1/24 dev eth0");
@@ -119,7 +119,7 @@ fn a_vrf_that_was_there_before_stays() {
     pod.container.sh("ip link set red up");
     pod.container.sh("ip addr add 10.0.0.2/24 dev eth0");
     let before = pod.container.snapshot(&pod.node);
-    // A DEL of what was never added leaves it as well.
+    // A DEL without ADD keeps the VRF.
     pod.del("eth0", "red");
     settles(&before, || pod.container.snapshot(&pod.node));
     for _ in 0..2 {
@@ -130,7 +130,7 @@ fn a_vrf_that_was_there_before_stays() {
         pod.del("net1", "red");
         settles(&before, || pod.container.snapshot(&pod.node));
     }
-    // One that belongs to somebody with a name for it.
+    // A VRF with a foreign alias.
     pod.container.sh("ip link set red alias theirs");
     pod.add("eth0", "red");
     pod.del("eth0", "red");
@@ -162,7 +162,7 @@ fn vrfs_made_at_once_have_different_tables() {
     }
     let before = pod.container.snapshot(&pod.node);
     let name = |i: usize| (format!("n{i}"), format!("vrf{}", i / 2));
-    // Two interfaces for each VRF, whoever makes it.
+    // Two interfaces per VRF; either ADD may create it.
     at_once(COUNT, |i| pod.add(&name(i).0, &name(i).1));
     let tables: std::collections::BTreeSet<_> =
         (0..COUNT).map(|i| pod.table(&name(i).1).unwrap()).collect();

@@ -1,4 +1,4 @@
-//! The reference's vrf (1.1.1) beside ours.
+//! The reference's vrf (1.1.1) compared with cnibox.
 
 use std::path::Path;
 
@@ -56,7 +56,7 @@ fn members_tables_and_routes_are_those_of_the_reference() {
         };
         let (ours, theirs) = (run(None), run(Some(peer.as_path())));
         assert_eq!(ours.0, theirs.0);
-        // 1.1.1 puts no routes back; later releases do.
+        // 1.1.1 does not restore routes; later releases do.
         let comparable = |text: &str| -> String {
             let lost = |line: &&str| line.contains(" dev ") && !line.contains("proto kernel");
             text.lines().filter(|line| !lost(line)).collect::<Vec<_>>().join("\n")

@@ -1,4 +1,4 @@
-//! Calls that fail or die at each step.
+//! Calls that fail or are killed at each step.
 
 use serde_json::json;
 
@@ -46,7 +46,8 @@ fn at_each_step(verb: &str, action: &str) {
             eprintln!("{why}");
             settles(&before, || pod.container.snapshot(&pod.node));
         } else {
-            // Who is killed between joining and restoring has lost what the kernel took.
+            // A kill between joining and restoring loses the addresses and routes that the kernel
+            // removed.
             pod.container.sh("ip addr replace fd00:1::2/64 dev eth0 nodad");
             pod.container.sh("ip route replace default via 10.0.0.1");
             pod.container.sh("ip route replace fd00:2::/64 via fd00:1::9");

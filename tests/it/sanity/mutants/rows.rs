@@ -1,9 +1,9 @@
-//! Mutants for what is asked of plugins in one version only: delegation, the surroundings of the process, keys and
-//! values of configurations, damage.
+//! Mutants for assertions that run in a single version only: delegation, the process environment,
+//! keys and values of configurations, damage.
 
 use super::Mutant;
 
-/// One in a line: type, verb, the assertion that does not hold any more, the shell's line.
+/// One mutant per line: type, verb, failing assertion, shell commands.
 macro_rules! mutants {
     ($($kind:literal $verb:literal $seen:literal $body:literal;)*) => {
         &[$(Mutant { kind: $kind, version: "1.1.0", verb: $verb, body: $body, seen: $seen },)*]
