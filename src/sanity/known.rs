@@ -47,7 +47,7 @@ mod tests {
     #[test]
     fn threads_are_about_assertions_that_exist() {
         for (_, id, thread) in THREADS {
-            assert!(assertions::find(id).is_some(), "{id}");
+            assert!(clause::find(id).is_some(), "{id}");
             let number = thread.rsplit_once('#').and_then(|(_, number)| number.parse::<u32>().ok());
             assert!(number.is_some(), "{thread}");
         }

@@ -2,7 +2,7 @@
 //!
 //! | file | |
 //! | --- | --- |
-//! | `assertions.rs` | the assertions: level, clause, text |
+//! | `clause.rs` | the assertions: level, clause, text |
 //! | `cases/` | the tests of plugins |
 //! | `profiles.rs` | the known plugin types |
 //! | `known.rs` | public threads about known failures |
@@ -17,10 +17,10 @@
 //!
 //! The suite shares no code with the plugins of this project, so that its verdicts about them are independent.
 
-mod assertions;
 mod call;
 mod cases;
 mod check;
+mod clause;
 mod kill;
 mod known;
 mod netlink;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use lexopt::{Arg, Parser, ValueExt};
 
-use super::assertions::{self, Assertion};
+use super::clause::{self, Assertion};
 use super::profiles::{KINDS, Profile};
 use super::report::Report;
 use super::run::Case;
@@ -162,7 +162,7 @@ fn profile(name: &str) -> Result<Profile> {
 
 fn list() -> String {
     let mut out = String::new();
-    for Assertion { id, level, text, .. } in assertions::all() {
+    for Assertion { id, level, text, .. } in clause::all() {
         out.extend([id, "\t", level.name(), "\t", text, "\n"]);
     }
     let kinds: Vec<String> =
@@ -172,7 +172,7 @@ fn list() -> String {
 
 fn explain(id: &str) -> Result<Task> {
     let assertion =
-        assertions::find(id).ok_or_else(|| format!("no assertion {id}; --list has them all"))?;
+        clause::find(id).ok_or_else(|| format!("no assertion {id}; --list has them all"))?;
     let Assertion { id, level, clause, text, why } = assertion;
     Ok(Task::Print(format!(
         "{id} ({})\n  says     {text}\n  clause   {clause}\n  otherwise  {why}\n",

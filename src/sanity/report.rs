@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::assertions::{self, Assertion, Level};
 use super::check::Verdict;
+use super::clause::{self, Assertion, Level};
 use super::known;
 use super::run::Case;
 
@@ -99,7 +99,7 @@ impl Report {
         let failures = self.failures();
         for Failure { level, kind, verdict, versions } in &failures {
             let expected = if self.is_expected(kind, &verdict.id) { " (expected)" } else { "" };
-            let Some(assertion) = assertions::find(&verdict.id) else { continue };
+            let Some(assertion) = clause::find(&verdict.id) else { continue };
             let Assertion { id, clause, text, .. } = assertion;
             lines.push(format!("FAIL {} {kind} {id}{expected}: {text}", level.name()));
             lines.push(format!("  versions  {}", versions.join(", ")));
@@ -180,7 +180,7 @@ impl Report {
     /// All verdicts, for programs.
     pub fn json(&self) -> String {
         let verdicts = self.verdicts().map(|(outcome, verdict)| {
-            let clause = assertions::find(&verdict.id).map(|assertion| assertion.clause);
+            let clause = clause::find(&verdict.id).map(|assertion| assertion.clause);
             json!({"type": outcome.kind, "version": outcome.version, "id": verdict.id, "passed": verdict.passed,
                 "level": level(&verdict.id).name(), "clause": clause, "detail": verdict.detail,
                 "byHand": verdict.by_hand})
@@ -212,7 +212,7 @@ impl Report {
         let counts = counts.map(|(all, passed)| format!("{passed} of {all}"));
         let mut list = Vec::new();
         for Failure { kind, verdict, versions, .. } in self.failures() {
-            let Some(assertion) = assertions::find(&verdict.id) else { continue };
+            let Some(assertion) = clause::find(&verdict.id) else { continue };
             let Assertion { id, level, clause, text, .. } = assertion;
             let thread = known::thread(kind, id).unwrap_or_default();
             let (level, versions) = (level.name(), versions.join(", "));
@@ -235,7 +235,7 @@ fn covers(line: &str, kind: &str, id: &str) -> bool {
 }
 
 fn level(id: &str) -> Level {
-    assertions::find(id).map_or(Level::Informational, |assertion| assertion.level)
+    clause::find(id).map_or(Level::Informational, |assertion| assertion.level)
 }
 
 fn escaped(text: &str) -> String {

@@ -12,10 +12,10 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::assertions;
 use super::call::{self, Call};
 use super::cases::{self, Subject};
 use super::check::Check;
+use super::clause;
 use super::options::Options;
 use super::profiles::{KINDS, Kind, Profile, VERSIONS, configuration};
 use super::report::Outcome;
@@ -192,7 +192,7 @@ fn may_test(case: &str, only: Option<&str>) -> bool {
         Some((_, areas)) => is_of(areas, id),
         None => !AREAS.iter().any(|(_, areas)| is_of(areas, id)),
     };
-    assertions::all().any(|assertion| assertion.id.contains(only) && tests(assertion.id))
+    clause::all().any(|assertion| assertion.id.contains(only) && tests(assertion.id))
 }
 
 fn read_config(path: &Path) -> Result<Value> {
@@ -208,7 +208,7 @@ fn outcome(case: &Case) -> Outcome {
         outcome.verdicts.retain(|verdict| verdict.id.contains(only));
     }
     for verdict in &outcome.verdicts {
-        debug_assert!(assertions::find(&verdict.id).is_some(), "{} is in no table", verdict.id);
+        debug_assert!(clause::find(&verdict.id).is_some(), "{} is in no table", verdict.id);
     }
     outcome
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::{Answer, Attachment, Check, Netns, Result, Subject, results};
-use crate::assertions::{Assertion, LIE, Level, OWN};
+use crate::clause::{Assertion, LIE, Level, OWN};
 use crate::observe::{self, Link};
 use crate::traffic::{LIMIT, MOMENT, pings, tcp, udp};
 use crate::world::{self, NODE, OUTSIDE};

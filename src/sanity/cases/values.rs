@@ -1,7 +1,7 @@
 //! Invalid values: ADD with each fails, and leaves nothing.
 
 use super::{Check, Result, Subject, leftovers};
-use crate::assertions::{Assertion, BLIND, Level, OWN};
+use crate::clause::{Assertion, BLIND, Level, OWN};
 use crate::world;
 
 /// The assertion about all values.
