@@ -7,8 +7,7 @@ use lexopt::{Arg, Parser, ValueExt};
 
 use super::clause::{self, Assertion};
 use super::profiles::{KINDS, Profile};
-use super::report::Report;
-use super::run::Case;
+use super::report::{Case, Report};
 use super::{Result, context};
 
 const USAGE: &str = "\

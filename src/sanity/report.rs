@@ -1,6 +1,7 @@
 //! Reports of a run, for people and for programs.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -8,9 +9,19 @@ use serde_json::{Value, json};
 use super::check::Verdict;
 use super::clause::{self, Assertion, Level};
 use super::known;
-use super::run::Case;
 
 const LEVELS: [Level; 3] = [Level::Required, Level::Recommended, Level::Informational];
+
+/// A case of a plugin in a version: the argument of the child process that runs it, as JSON.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Case {
+    pub name: String,
+    pub kind: String,
+    pub version: String,
+    pub folder: PathBuf,
+    pub config: Option<PathBuf>,
+    pub only: Option<String>,
+}
 
 /// The outcome of a case.
 #[derive(Debug, Serialize, Deserialize)]

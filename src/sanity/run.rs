@@ -3,13 +3,12 @@
 use std::collections::VecDeque;
 use std::fs;
 use std::io::{IsTerminal, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
 use std::thread;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::call::{self, Call};
@@ -18,7 +17,7 @@ use super::check::Check;
 use super::clause;
 use super::options::Options;
 use super::profiles::{KINDS, Kind, Profile, VERSIONS, configuration};
-use super::report::Outcome;
+use super::report::{Case, Outcome};
 use super::world::{self, Needs, STATE};
 use super::{Result, context};
 
@@ -36,17 +35,6 @@ const AREAS: [(&str, &[&str]); 7] = [
     ("delegation", &["delegation."]),
     ("faults", &["faults."]),
 ];
-
-/// A case of a plugin in a version: the argument of the child process that runs it, as JSON.
-#[derive(Debug, Serialize, Deserialize)]
-pub struct Case {
-    pub name: String,
-    pub kind: String,
-    pub version: String,
-    folder: PathBuf,
-    config: Option<PathBuf>,
-    only: Option<String>,
-}
 
 /// Runs all cases for the plugins of a folder.
 pub fn all(folder: &Path, options: &Options) -> Result<Vec<Outcome>> {
