@@ -110,7 +110,7 @@ impl Call {
                 Ok(())
             };
             #[expect(unsafe_code, reason = "code between fork and exec is unsafe by its nature")]
-            // SAFETY: other threads of a case only wait for pipes then; none holds a lock of the allocator.
+            // SAFETY: at the fork the other threads of a case wait for pipes; none holds a lock of the allocator.
             unsafe {
                 command.pre_exec(prepare);
             }

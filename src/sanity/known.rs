@@ -42,7 +42,7 @@ pub fn thread(kind: &str, id: &str) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::assertions;
+    use crate::clause;
 
     #[test]
     fn threads_are_about_assertions_that_exist() {

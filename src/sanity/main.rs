@@ -45,7 +45,7 @@ use report::Report;
 const FAILED: u8 = 1;
 const USAGE: u8 = 2;
 
-/// The error is what the suite itself could not do.
+/// An error is a failure of the suite itself, not of a plugin.
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
 /// Puts the failed attempt before the error.

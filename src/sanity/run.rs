@@ -132,7 +132,7 @@ fn versions(kind: &Kind, folder: &Path, options: &Options) -> Result<Vec<&'stati
     };
     let mut versions: Vec<&str> = VERSIONS.into_iter().filter(is_supported).collect();
     if versions.is_empty() {
-        // The case "protocol" reports the invalid VERSION.
+        // The case "protocol" reports an invalid answer to VERSION.
         versions.push("1.0.0");
     }
     versions.retain(|version| {
