@@ -91,9 +91,9 @@ impl Attributes {
         at
     }
 
-    /// Writes the length of what begins at `at`, without the padding, and pads. An excessive length is replaced by one that
-    /// the kernel refuses.
-    pub(super) fn end(&mut self, at: usize) -> &mut Self {
+    /// Writes the length of the attribute that begins at `at`, without the padding, and pads. An excessive
+    /// length is replaced by one that the kernel refuses.
+    fn end(&mut self, at: usize) -> &mut Self {
         let length = u16::try_from(self.0.len() - at).unwrap_or(u16::MAX);
         self.0[at..at + 2].copy_from_slice(&length.to_ne_bytes());
         self.0.resize(self.0.len().next_multiple_of(4), 0);
