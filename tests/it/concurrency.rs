@@ -153,7 +153,7 @@ fn gc_beside_adds_removes_only_what_is_not_listed() {
 }
 
 /// The lease protocol of the reference's host-local: the lock file, a lease file created with
-/// O_EXCL, the file of the last address; DEL scans all files.
+/// `O_EXCL`, the file of the last address; DEL scans all files.
 struct Reference {
     store: PathBuf,
 }

@@ -132,7 +132,7 @@ fn bridge<'n>(node: &'n Node, keys: &Value) -> Net<'n> {
 }
 
 /// STATUS, CHECK and repair report no loss with any family, back end or policy: a false STATUS
-/// error makes the node NotReady.
+/// error makes the node `NotReady`.
 #[test]
 fn nothing_is_missed_after_an_add() {
     let node = Node::new();

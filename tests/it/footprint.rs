@@ -9,10 +9,10 @@ use serde_json::{Value, json};
 use crate::node::{Call, Container, Node, Outcome, eventually};
 use crate::strace::{self, Syscall};
 
-/// Limit of an ADD's peak resident memory (VmHWM) in kB, mostly shared pages of the executable. The
+/// Limit of an ADD's peak resident memory (`VmHWM`) in kB, mostly shared pages of the executable. The
 /// executable's state in the page cache changes it by 200 kB.
 const PEAK: u64 = 4224;
-/// Limit of the anonymous part (RssAnon) in kB, including relocated pages of the
+/// Limit of the anonymous part (`RssAnon`) in kB, including relocated pages of the
 /// position-independent executable (record 14) and the buffers of netfilter dumps. Address space
 /// randomisation adds up to 64 kB by fault-around.
 const OWN: u64 = 448;
@@ -233,7 +233,7 @@ fn version_reads_no_stdin_and_opens_no_socket() {
     }
 }
 
-/// VmHWM and RssAnon in kB, read while the process is blocked on writing its result to a full pipe.
+/// `VmHWM` and `RssAnon` in kB, read while the process is blocked on writing its result to a full pipe.
 fn peak(call: &Call, input: &Value) -> [u64; 2] {
     let (mut reader, mut writer) = pipe().unwrap();
     // The default capacity of a pipe, pipe(7).

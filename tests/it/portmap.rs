@@ -123,7 +123,7 @@ impl Ports {
         }
     }
 
-    /// An external namespace with routes: 192.0.2.2 and `2001:db8:9::2`; the host is .1 and ::1.
+    /// An external namespace with routes: 192.0.2.2 and `2001:db8:9::2`; the host is .1 and `::1`.
     fn peer(&self) -> Container {
         self.outside("peer", "192.0.2", "2001:db8:9")
     }

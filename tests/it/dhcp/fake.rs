@@ -1,4 +1,4 @@
-//! A scripted DHCPv4 server that builds its replies by hand.
+//! A scripted `DHCPv4` server that builds its replies by hand.
 
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};

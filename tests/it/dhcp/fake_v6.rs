@@ -72,18 +72,18 @@ impl Seen {
         find(&self.bytes[4..], wanted)
     }
 
-    /// The IAID of the message's IA_NA.
+    /// The IAID of the message's `IA_NA`.
     pub(super) fn iaid(&self) -> &[u8] {
         &self.option(3).unwrap()[..4]
     }
 
-    /// The IA_NA's address.
+    /// The `IA_NA`'s address.
     pub(super) fn address(&self) -> Option<Ipv6Addr> {
         let value = find(&self.option(3)?[12..], 5)?;
         Some(<[u8; 16]>::try_from(&value[..16]).unwrap().into())
     }
 
-    /// A reply of type `kind` of the server `server`: an IA_NA with T1, T2 and the options `inner`,
+    /// A reply of type `kind` of the server `server`: an `IA_NA` with T1, T2 and the options `inner`,
     /// followed by the options `extra`.
     pub(super) fn answer_of(
         &self,

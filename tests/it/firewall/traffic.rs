@@ -142,7 +142,7 @@ fn ingress_policies() {
     }
 }
 
-/// Frames between neighbours: a name, the EtherType, and the beginning of the payload.
+/// Frames between neighbours: a name, the `EtherType`, and the beginning of the payload.
 const FRAMES: [(&str, &[u8]); 9] = [
     ("IPv4", &[0x08, 0x00]),
     ("IPv6", &[0x86, 0xdd]),
@@ -184,7 +184,7 @@ fn arriving(from: &Pod, to: &Pod) -> Vec<&'static str> {
     arrived
 }
 
-/// Isolated containers exchange no frames of any EtherType.
+/// Isolated containers exchange no frames of any `EtherType`.
 #[test]
 fn nothing_passes_between_isolated_neighbours() {
     let every: Vec<&str> = FRAMES.iter().map(|(name, _)| *name).collect();
