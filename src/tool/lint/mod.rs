@@ -1,7 +1,7 @@
 //! `cnibox lint`: reports mistakes in network configurations before a container needs them.
 //!
 //! Each file is examined by itself ([`network`]), then the networks are compared with each other. Plugins examine the
-//! values of their own keys ([`crate::skel::applet::Lint`]).
+//! values of their own keys ([`OwnPlugin::examine`](crate::skel::OwnPlugin::examine)).
 
 mod network;
 
