@@ -67,7 +67,12 @@ impl Lock {
 
     /// Takes the lock on `path`; `None` if it is held.
     pub fn try_exclusive(path: &Path) -> Result<Option<Lock>> {
-        let file = Arc::new(open_lock(path)?);
+        Lock::try_of(open_lock(path)?, path)
+    }
+
+    /// As [`Lock::try_exclusive`], for the open file of `path`.
+    pub(crate) fn try_of(file: File, path: &Path) -> Result<Option<Lock>> {
+        let file = Arc::new(file);
         Ok(try_lock(&file, path)?.then_some(Lock { _file: file }))
     }
 
