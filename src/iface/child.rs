@@ -272,7 +272,7 @@ impl Below<'_> {
 }
 
 /// The hardware address from the first source that is not empty; `None` leaves it to the kernel.
-pub fn requested_mac(sources: &[&String]) -> Result<Option<Mac>> {
+pub fn requested_mac(sources: &[&str]) -> Result<Option<Mac>> {
     let Some(text) = sources.iter().find(|text| !text.is_empty()) else { return Ok(None) };
     let refuse = |why| Error::config(format!("invalid args {text} for MAC addr: {why}"));
     let mac: Mac = text.parse().map_err(refuse)?;

@@ -57,11 +57,11 @@ impl Plugin for Macvlan {
     type Conf = Conf;
 
     fn examine(_: &Cx<'_>, conf: &Conf, _: &mut Remarks) -> Result<()> {
-        Plan::resolve(conf, None).map(drop)
+        Plan::resolve(conf, "").map(drop)
     }
 
     fn add(cx: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
-        let plan = Plan::resolve(conf, from_args(cx)?)?;
+        let plan = Plan::resolve(conf, &cx.mac_arg()?)?;
         let (inside, host) = (Inside::enter(req.sandbox.netns()?)?, cx.host()?);
         let place = conf.below().place(host, &inside);
         let (master, mtu) = conf.below().master(place, host)?;
@@ -80,7 +80,7 @@ impl Plugin for Macvlan {
     }
 
     fn check(cx: &Cx<'_>, conf: &Conf, req: &CheckReq) -> Result<()> {
-        let plan = Plan::resolve(conf, from_args(cx)?)?;
+        let plan = Plan::resolve(conf, &cx.mac_arg()?)?;
         let inside = Inside::enter(req.sandbox.netns()?)?;
         cx.if_ipam(Cx::ipam_check)?;
         let found = req.find_link(&inside, KIND)?;
@@ -120,15 +120,14 @@ struct Plan {
 }
 
 impl Plan {
-    fn resolve(conf: &Conf, from_args: Option<String>) -> Result<Plan> {
+    fn resolve(conf: &Conf, from_args: &str) -> Result<Plan> {
         let name = if conf.mode.is_empty() { "bridge" } else { &conf.mode };
         let mode = MacvlanMode::parse(name).ok_or_else(|| {
             Error::config(format!("unknown macvlan mode: \"{name}\""))
                 .with_details("known are \"bridge\", \"private\", \"vepa\" and \"passthru\"")
         })?;
-        let from_args = from_args.unwrap_or_default();
-        let sources = [&conf.runtime_config.mac, &from_args, &conf.mac];
-        Ok(Plan { mode, mac: child::requested_mac(&sources)? })
+        let mac = child::requested_mac(&[&conf.runtime_config.mac, from_args, &conf.mac])?;
+        Ok(Plan { mode, mac })
     }
 
     /// CHECK: fails unless the link has the configured mode and queue length.
@@ -151,18 +150,13 @@ impl Plan {
     }
 }
 
-/// The `MAC` of `CNI_ARGS`.
-fn from_args(cx: &Cx<'_>) -> Result<Option<String>> {
-    cx.args(&["MAC"])?.get("MAC", |text| Ok(text.to_owned()))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::error::Code;
 
     fn plan(conf: &Conf, from_args: &str) -> Result<Plan> {
-        Plan::resolve(conf, Some(from_args.to_owned()))
+        Plan::resolve(conf, from_args)
     }
 
     #[test]

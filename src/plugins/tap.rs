@@ -123,7 +123,7 @@ impl Plugin for Tap {
 
 /// `runtimeConfig.mac`, else `MAC` of `CNI_ARGS`, else `mac`.
 fn requested_mac(cx: &Cx<'_>, conf: &Conf) -> Result<Option<Mac>> {
-    let from_env = cx.args(&["MAC"])?.get("MAC", |text| Ok(text.to_owned()))?.unwrap_or_default();
+    let from_env = cx.mac_arg()?;
     child::requested_mac(&[&conf.runtime_config.mac, &from_env, &conf.mac])
 }
 

@@ -46,6 +46,12 @@ impl<'a> Cx<'a> {
         Args::parse(&self.call.env.args, known)
     }
 
+    /// `MAC` of `CNI_ARGS`, for a plugin that reads no other key; empty if absent.
+    pub fn mac_arg(&self) -> Result<String> {
+        let mac = self.args(&["MAC"])?.get("MAC", |text| Ok(text.to_owned()))?;
+        Ok(mac.unwrap_or_default())
+    }
+
     /// `CNI_ARGS` unparsed, for a plugin with its own syntax.
     pub fn raw_args(&self) -> &str {
         &self.call.env.args

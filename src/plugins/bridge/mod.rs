@@ -317,7 +317,7 @@ fn del_gateway(cx: &Cx<'_>, conf: &Conf, failures: &mut Failures) {
 
 /// `runtimeConfig.mac`, else `args.cni.mac`, else `MAC` of `CNI_ARGS`.
 fn requested_mac(cx: &Cx<'_>, conf: &Conf) -> Result<Option<Mac>> {
-    let from_env = cx.args(&["MAC"])?.get("MAC", |text| Ok(text.to_owned()))?.unwrap_or_default();
+    let from_env = cx.mac_arg()?;
     let sources = [&conf.runtime_config.mac, &conf.args.cni.mac, &from_env];
     let text = sources.into_iter().find(|text| !text.is_empty());
     let parse = |text: &String| text.parse::<Mac>().map_err(Error::config);

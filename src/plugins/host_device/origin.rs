@@ -9,6 +9,7 @@ use crate::attachment::backup::mac_text;
 use crate::cni::{self, CniResult, IpConfig};
 use crate::error::{Context, Result};
 use crate::iface::Inside;
+use crate::iface::routes::ON_LINK;
 use crate::netlink::{
     Addr, Link, LinkChange, Mac, Netlink, NewAddr, RT_TABLE_MAIN, Route, RouteFilter, RouteMode,
 };
@@ -21,8 +22,6 @@ const IFA_F_PERMANENT: u32 = 0x80;
 const LOCAL: u32 = 255;
 /// `RT_SCOPE_UNIVERSE`.
 const EVERYWHERE: u8 = 0;
-/// `RT_SCOPE_LINK`, also of the IPv6 addresses that the kernel itself adds to a link.
-const ON_LINK: u8 = 253;
 /// `RTPROT_BOOT` and `RTPROT_STATIC`: routes of an administrator. All others are maintained by the kernel, router
 /// advertisements, a DHCP client or a routing daemon.
 const ADMINISTRATIVE: [u8; 2] = [3, 4];

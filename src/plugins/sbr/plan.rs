@@ -7,11 +7,9 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use super::{FIRST_TABLE, is_from, is_of};
 use crate::cni::IpConfig;
 use crate::error::{Context, Result};
+use crate::iface::routes::ON_LINK;
 use crate::iface::tables::{self, Tables};
 use crate::netlink::{Link, Netlink, RT_TABLE_MAIN, Route, RouteFilter, RouteMode, Rule};
-
-/// `RT_SCOPE_LINK`, the scope of destinations on the link.
-const ON_LINK: u8 = 253;
 
 /// An address and its table.
 #[derive(Clone, Copy)]

@@ -90,8 +90,7 @@ impl Conf {
     /// The attributes: `args` overrides the configuration; the MAC has further sources.
     fn attributes(&self, cx: &Cx<'_>) -> Result<Attributes> {
         let args = &self.args.cni;
-        let from_env =
-            cx.args(&["MAC"])?.get("MAC", |text| Ok(text.to_owned()))?.unwrap_or_default();
+        let from_env = cx.mac_arg()?;
         let mut macs = [&self.runtime_config.mac, &from_env, &self.mac].into_iter();
         let mac = args.mac.as_ref().or_else(|| macs.find(|mac| !mac.is_empty()));
         let txqlen = args.txqlen.or(self.txqlen).map(|length| {
