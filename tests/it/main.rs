@@ -38,6 +38,7 @@
 //! | `doctor` | injected defects of a node and of attachments, reported and repaired; `cnibox gc` |
 //! | `dummy`, `vlan` | interfaces without a wire; tagged frames, masters, CHECK |
 //! | `parity` | comparison with the reference plugins |
+//! | `takeover` | each implementation checks and deletes what the other added |
 //! | `firewall` | its back ends, compared by traffic, with each other and with the reference |
 //! | `hostile` | a container's changes to its links, and isolation from their effects |
 //! | `host_device` | devices played by veth ends and a fake sysfs; in the VM, real cards |
@@ -113,6 +114,7 @@ mod spoof;
 mod status;
 mod strace;
 mod sweep;
+mod takeover;
 mod tap;
 mod trace;
 mod traffic;
