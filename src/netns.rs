@@ -5,8 +5,6 @@
 //! rollback, but opening files, writing parameters and starting programs are refused ([`at_home`]). Starting a thread
 //! instead, as [`Netns::visit`] does, costs a tenth of an ADD.
 
-pub mod holders;
-
 use std::cell::RefCell;
 use std::fs::{self, File};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -16,8 +14,11 @@ use std::thread::{self, JoinHandle};
 use std::{fmt, io, panic, process};
 
 use nix::errno::Errno;
+use nix::libc;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, setns, unshare};
+use nix::sys::socket::sockopt::GetStruct;
+use nix::sys::socket::{AddressFamily, GetSockOpt, SockFlag, SockType, socket};
 use nix::sys::statfs::{FsType, NSFS_MAGIC, PROC_SUPER_MAGIC, statfs};
 use serde::{Deserialize, Serialize};
 
@@ -29,7 +30,7 @@ const CURRENT: &str = "/proc/thread-self/ns/net";
 /// Stack size in bytes: enough for a dozen netlink requests; the default of 2 MiB would use more memory.
 const STACK_SIZE: usize = 256 * 1024;
 
-/// The identity of a namespace among all namespaces of a boot.
+/// The identity of a namespace, by a path to it.
 ///
 /// The kernel reuses the inode number of a deleted namespace. The ctime of the inode distinguishes the two namespaces if
 /// a mount or a descriptor pins the inode: for a namespace that only processes hold, the kernel may create a new inode at
@@ -69,11 +70,34 @@ impl NetnsId {
             ctime: u64::try_from(nanoseconds).ok()?,
         })
     }
+}
 
-    /// The namespace at a path that [`holders::Holders`] found.
-    pub fn of_holder(holder: &Path) -> Option<NetnsId> {
-        NetnsId::of(&fs::metadata(holder).ok()?)
-    }
+/// `SO_NETNS_COOKIE` of `include/uapi/asm-generic/socket.h`, which libc lacks; since Linux 5.14.
+const SO_NETNS_COOKIE: libc::c_int = 71;
+
+/// The socket option `SO_NETNS_COOKIE`.
+#[derive(Clone, Copy, Debug)]
+struct NetnsCookie;
+
+nix::getsockopt_impl!(NetnsCookie, libc::SOL_SOCKET, SO_NETNS_COOKIE, u64, GetStruct<u64>);
+
+/// The cookie of a socket's network namespace: the kernel gives each namespace of a boot another number, and never reuses
+/// one. `None` before Linux 5.14.
+pub fn cookie(socket: &impl AsFd) -> Option<u64> {
+    NetnsCookie.get(socket).ok()
+}
+
+/// The identity, within this boot, of the calling thread's network namespace: its cookie, or its inode number before Linux
+/// 5.14. Inode numbers of namespaces begin at 0xf0000000, above all cookies.
+pub fn current_id() -> Option<u64> {
+    let flags = SockFlag::SOCK_CLOEXEC;
+    let socket = socket(AddressFamily::Unix, SockType::Datagram, flags, None).ok();
+    socket.and_then(|socket| cookie(&socket)).or_else(current_inode)
+}
+
+/// The inode number of the calling thread's network namespace, which the kernel reuses.
+pub fn current_inode() -> Option<u64> {
+    fs::metadata(CURRENT).ok().map(|meta| meta.ino())
 }
 
 /// Why a namespace could not be opened or entered.
@@ -373,6 +397,24 @@ mod tests {
     use std::process::Command;
 
     use super::*;
+
+    #[test]
+    fn namespaces_have_different_identities() {
+        isolate();
+        let here = current_id().unwrap();
+        let there = Netns::fresh().unwrap().run(|| current_id().unwrap()).unwrap();
+        assert!(here != there && current_id() == Some(here));
+        // The cookie, and not the inode number.
+        assert!(here < 0xf000_0000 && current_inode().unwrap() >= 0xf000_0000);
+    }
+
+    #[test]
+    fn other_files_have_no_identity() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        for path in ["/no/such", "", "/proc/self/status", file.path().to_str().unwrap()] {
+            assert_eq!(NetnsId::at(Path::new(path)), None, "{path}");
+        }
+    }
 
     #[test]
     fn a_missing_path_is_gone() {

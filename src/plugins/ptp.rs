@@ -12,6 +12,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use serde::Deserialize;
 
+use crate::attachment::HostEnd;
 use crate::cni::ip::{host_net, width};
 use crate::cni::{CniResult, IpConfig};
 use crate::error::{Context, Error, Result};
@@ -84,6 +85,7 @@ impl Plugin for Ptp {
             Ok(host.del_link_by_index(index).map(drop)?)
         });
         veth::start(host, &end, &owner.label(), LinkChange::new())?;
+        cx.set_end(HostEnd::own(&end));
         let mut result = cx.ipam_add(&mut undo)?;
         let hops = hops(&mut result)?;
         forwarding::enable(host, &result.addresses())?;

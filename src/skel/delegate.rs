@@ -158,7 +158,12 @@ impl<'a> Delegate<'a> {
 
     fn request(&self, verb: Verb) -> Call<'_> {
         let env = self.env.with_verb(verb);
-        Call { env, stdin: self.conf, table: self.cx.call.table, caller: Caller::Plugin }
+        Call {
+            env,
+            stdin: self.conf,
+            table: self.cx.call.table,
+            caller: Caller::Plugin(self.cx.end()),
+        }
     }
 
     /// Repairs the attachment, if the plugin is in this executable; foreign plugins have no such function.

@@ -206,7 +206,7 @@ fn usable_namespace(call: &Call<'_>) -> Result<Option<Netns>> {
         return Ok(None);
     }
     match Netns::open(&call.env.netns) {
-        Ok(netns) if call.caller == Caller::Plugin => Ok(Some(netns)),
+        Ok(netns) if matches!(call.caller, Caller::Plugin(_)) => Ok(Some(netns)),
         Ok(netns) => refuse_own_namespace(&call.env, &netns).map(|()| Some(netns)),
         Err(error) if error.is_gone() => {
             log::debug(error);

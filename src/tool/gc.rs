@@ -88,7 +88,7 @@ impl Folders {
     pub(super) fn liveness(&self, cached: &CachedAttachment) -> Liveness {
         let CachedAttachment { network, attach, .. } = cached;
         let owner = Owner { network, ifname: &attach.ifname, id: &attach.container_id };
-        reclaim::liveness(owner, &attach.netns, &self.leases)
+        reclaim::liveness(owner, &self.leases)
     }
 
     /// The attachments of dead containers whose network is known: from the cache, else from records and leases, with the

@@ -282,7 +282,7 @@ impl Row {
         let (alive, reason) = match status.liveness {
             Liveness::Alive => (Some(true), None),
             Liveness::Gone(why) => (Some(false), Some(why.to_string())),
-            Liveness::Unknown => (None, None),
+            Liveness::Unknown(doubt) => (None, Some(doubt.to_string())),
         };
         let Lease { ip: address, id, ifname: interface } = status.lease;
         let (network, container) = (network.to_owned(), Some(id));

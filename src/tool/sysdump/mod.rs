@@ -244,7 +244,7 @@ fn attachment(folders: &Folders, runtime: &Runtime, cached: &CachedAttachment) -
     let alive = match folders.liveness(cached) {
         Liveness::Alive => "yes".to_owned(),
         Liveness::Gone(why) => format!("no: {why}"),
-        Liveness::Unknown => "unknown".to_owned(),
+        Liveness::Unknown(doubt) => format!("unknown: {doubt}"),
     };
     let members = [
         ("network", cached.network.as_str().into()),
