@@ -14,7 +14,7 @@ use crate::cni::json::Json;
 use crate::cni::{CniResult, NetworkName};
 use crate::error::{Error, Result};
 use crate::iface::peer;
-use crate::leases::{DATA_DIR, LeaseOwner, LeaseStatus, Listing, Reclaimed};
+use crate::leases::{LeaseOwner, LeaseStatus, Listing, Reclaimed};
 use crate::log;
 use crate::netfilter::filter::firewalld::{self, Zone};
 use crate::netfilter::ports::Holder;
@@ -159,37 +159,16 @@ pub fn liveness(owner: Owner<'_>, data_dir: &Path) -> Liveness {
     leases.iter().find(is_its).map_or(Liveness::Unknown(Doubt::NoRecord), |its| its.liveness)
 }
 
-/// Reclaims the state of the attachment that holds a port if it has certainly ended. Returns whether it has: by the record
-/// of the attachment, else by its leases in host-local's default folder.
+/// Reclaims the state of the attachment that holds a port if it has certainly ended. Returns whether it has. Nothing is proved of an
+/// attachment without a record, such as the reference's.
 pub fn holder(holder: &Holder) -> Result<bool> {
     let Holder { network, id, ifname, .. } = holder;
-    let noted = match ifname {
+    let record = match ifname {
         _ if !holder.instance.is_empty() => Record::read(&holder.instance),
         Some(ifname) => Record::of(Owner { network, ifname, id }),
         None => None,
     };
-    if let Some(record) = noted {
-        return if_gone(&record);
-    }
-    if id.is_empty() || NetworkName::parse(network).is_err() {
-        return Ok(false);
-    }
-    let Ok(Some(listing)) = Listing::open_existing(Path::new(DATA_DIR), network) else {
-        return Ok(false);
-    };
-    let mut leases = listing.statuses();
-    leases.retain(|status| {
-        status.lease.id == *id && (ifname.is_none() || status.lease.ifname == *ifname)
-    });
-    let is_gone = |status: &LeaseStatus| matches!(status.liveness, Liveness::Gone(_));
-    let Some(first) = leases.first().filter(|_| leases.iter().all(is_gone)) else {
-        return Ok(false);
-    };
-    let Some(ifname) = &first.lease.ifname else { return Ok(false) };
-    let ips: Vec<IpAddr> = leases.iter().map(|status| status.lease.ip).collect();
-    let owner = Owner { network, ifname, id };
-    let _turn = Record::turn(owner)?;
-    attachment(owner, &ips).map(|()| true)
+    record.map_or(Ok(false), |record| if_gone(&record))
 }
 
 /// GC: removes the records that this plugin wrote of attachments that are not valid, whose state the plugin has removed, and
@@ -222,9 +201,9 @@ fn lease_owner(owner: Owner<'_>, ips: &[IpAddr], next: Option<&LeaseOwner>) -> R
         return rules(owner, ips);
     }
     match Record::of(owner) {
-        // The container was created again, with the same id.
-        Some(record) if !matches!(record.liveness(), Liveness::Gone(_)) => Ok(()),
-        _ => attachment(owner, ips),
+        // By its own proof: the store of the leases may be in a folder of a tenant.
+        Some(record) if matches!(record.liveness(), Liveness::Gone(_)) => attachment(owner, ips),
+        _ => Ok(()),
     }
 }
 
