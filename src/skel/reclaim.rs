@@ -124,9 +124,21 @@ fn is_current(record: &Record, netns: Option<NetnsId>) -> bool {
     record.netns == netns && may_exist(record.liveness())
 }
 
-/// Reclaims what the previous owners of the address left, if they have certainly ended.
+/// Reclaims what the previous owners of the address left, if they have certainly ended; warns of one in the same network that
+/// exists.
 pub fn address(ip: IpAddr, next: Owner<'_>) -> Result<()> {
-    Record::sharing(ip, next).iter().try_for_each(|record| if_gone(record).map(drop))
+    for record in Record::sharing(ip, next) {
+        if !if_gone(&record)?
+            && record.network == next.network
+            && record.liveness() == Liveness::Alive
+        {
+            let Record { id, ifname, .. } = &record;
+            log::warn(format_args!(
+                "{ip} is in use by container {id}, interface {ifname}, as well"
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// Reclaims the state of the attachment if it has certainly ended. Returns whether it has.
