@@ -191,17 +191,16 @@ impl<'a> Allocation<'a> {
 /// Reserves the address; false if it is taken: by a lease or, where leases were lost, by an attachment of the network that
 /// exists.
 fn reserve(store: &mut LeaseStore, owner: &LeaseOwner, ip: IpAddr) -> Result<bool> {
+    if !store.reserve(ip, owner)? {
+        return Ok(false);
+    }
     let network = store.network();
     let next = Owner { network: &network, ifname: &owner.ifname, id: &owner.id };
     let sharing = Record::sharing(ip, next);
     let has_it = |other: &&Record| other.network == network && other.liveness() == Liveness::Alive;
-    match sharing.iter().find(has_it) {
-        None => store.reserve(ip, owner),
-        Some(Record { id, .. }) => {
-            log::warn(format_args!("{ip} is not leased, but is in use by container {id}"));
-            Ok(false)
-        }
-    }
+    let Some(Record { id, .. }) = sharing.iter().find(has_it) else { return Ok(true) };
+    log::warn(format_args!("{ip} is not leased, but is in use by container {id}"));
+    store.release_address(ip, owner).map(|_| false)
 }
 
 #[cfg(test)]
