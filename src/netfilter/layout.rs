@@ -113,7 +113,7 @@ struct View {
 }
 
 impl View {
-    /// Reads the table and the elements with the keys of `wanted` by two system calls.
+    /// Reads the table and the elements with the keys of `wanted` by one datagram.
     fn read(nft: &Nft, layout: Layout, wanted: &[Element]) -> Result<(View, Vec<Option<Element>>)> {
         let sentinels = layout.sets.iter().map(|set| set.sentinel());
         let queried: Vec<_> = sentinels.chain(wanted.iter().cloned()).collect();

@@ -10,6 +10,7 @@
 //! | `lane` | kernel features that a test needs, and where tests run without them |
 //! | `net` | a network of a node: its configuration, its calls, permitted remainders |
 //! | `traffic` | pings, TCP and UDP between host and containers |
+//! | `conflist` | the calls of a runtime for a list of plugins |
 //! | `lifecycle` | the verbs in the orders of runtimes, for every version |
 //! | `library` | the programs in examples/, which use `cnibox::runtime` |
 //! | `cnitool` | the tool with the real plugins: walk-through, chains, GC, STATUS |
@@ -21,6 +22,7 @@
 //! | `attachment` | resources of a dead container, and the ways to reclaim them |
 //! | `chain` | a whole chain of plugins for many containers at once |
 //! | `seven` | one container through a chain of seven plugins |
+//! | `scale` | every feature with state of all attachments, at 1, 20 and 200 |
 //! | `concurrency` | concurrent calls, mixed with the reference's host-local |
 //! | `delegation` | IPAM plugins in the same process and in child processes |
 //! | `dhcp` | leases of dnsmasq, ISC's server and hostile servers; the daemon's lifecycle |
@@ -71,6 +73,7 @@ mod chained;
 mod cnitool;
 mod compare;
 mod concurrency;
+mod conflist;
 mod delegation;
 mod dhcp;
 mod doctor;
@@ -108,6 +111,7 @@ mod ptp;
 mod repair;
 mod sanity;
 mod sbr;
+mod scale;
 mod seven;
 mod spoof;
 mod status;
