@@ -16,8 +16,11 @@ use std::thread::{self, JoinHandle};
 use std::{fmt, io, panic, process};
 
 use nix::errno::Errno;
+use nix::libc;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, setns, unshare};
+use nix::sys::socket::sockopt::GetStruct;
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, getsockopt, socket};
 use nix::sys::statfs::{FsType, NSFS_MAGIC, PROC_SUPER_MAGIC, statfs};
 use serde::{Deserialize, Serialize};
 
@@ -74,6 +77,25 @@ impl NetnsId {
     pub fn of_holder(holder: &Path) -> Option<NetnsId> {
         NetnsId::of(&fs::metadata(holder).ok()?)
     }
+}
+
+/// The socket option `SO_NETNS_COOKIE`.
+#[derive(Clone, Copy, Debug)]
+struct NetnsCookie;
+
+nix::getsockopt_impl!(NetnsCookie, libc::SOL_SOCKET, libc::SO_NETNS_COOKIE, u64, GetStruct<u64>);
+
+/// The cookie of the namespace that a socket of any family belongs to. The kernel gives each namespace another one until
+/// the next boot, also one that gets the inode number of a namespace that is gone. `None` before Linux 5.14.
+pub fn cookie(socket: &impl AsFd) -> Option<u64> {
+    getsockopt(socket, NetnsCookie).ok()
+}
+
+/// The [`cookie`] of the calling thread's namespace. An error, such as too many open files, says nothing about it.
+pub fn current_cookie() -> Result<Option<u64>, Error> {
+    let (flags, kind) = (SockFlag::SOCK_CLOEXEC, SockType::Datagram);
+    let socket = socket(AddressFamily::Inet, kind, flags, None);
+    Ok(cookie(&socket.map_err(|e| entering("open a socket in", CURRENT, e))?))
 }
 
 /// Why a namespace could not be opened or entered.
@@ -411,6 +433,22 @@ mod tests {
         let inside = other.run(|| Netns::current().unwrap().same_as(&other).unwrap()).unwrap();
         assert!(inside);
         assert!(Netns::current().unwrap().same_as(&home).unwrap());
+    }
+
+    #[test]
+    fn each_namespace_has_a_cookie() {
+        isolate();
+        let here = current_cookie().unwrap();
+        assert!(here.is_some(), "this kernel is older than 5.14");
+        let [one, two] = [(); 2].map(|()| Netns::fresh().unwrap().run(current_cookie).unwrap());
+        let (one, two) = (one.unwrap(), two.unwrap());
+        assert!(one.is_some() && one != two && one != here && two != here);
+        // A socket keeps its namespace, whatever namespace the thread is in.
+        let open = || socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, None);
+        let there = Netns::fresh().unwrap();
+        let inside = there.run(open).unwrap().unwrap();
+        assert_eq!(cookie(&inside), there.run(current_cookie).unwrap().unwrap());
+        assert_eq!(cookie(&open().unwrap()), here);
     }
 
     #[test]
