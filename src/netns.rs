@@ -9,7 +9,7 @@ pub mod holders;
 
 use std::cell::RefCell;
 use std::fs::{self, File};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::thread::{self, JoinHandle};
@@ -186,6 +186,11 @@ impl Netns {
             Ok(file) => Ok(Netns { file, path }),
             Err(cause) => Err(Error::Io("open", path, cause)),
         }
+    }
+
+    /// A namespace that another process has opened and passed; `path` is for messages.
+    pub fn passed(descriptor: OwnedFd, path: impl Into<PathBuf>) -> Netns {
+        Netns { file: descriptor.into(), path: path.into() }
     }
 
     /// Opens the namespace of the calling thread.
