@@ -7,7 +7,7 @@
 
 use std::cell::RefCell;
 use std::fs::{self, File};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::thread::{self, JoinHandle};
@@ -18,7 +18,7 @@ use nix::libc;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::socket::sockopt::GetStruct;
-use nix::sys::socket::{AddressFamily, GetSockOpt, SockFlag, SockType, socket};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, getsockopt, socket};
 use nix::sys::statfs::{FsType, NSFS_MAGIC, PROC_SUPER_MAGIC, statfs};
 use serde::{Deserialize, Serialize};
 
@@ -72,27 +72,29 @@ impl NetnsId {
     }
 }
 
-/// `SO_NETNS_COOKIE` of `include/uapi/asm-generic/socket.h`, which libc lacks; since Linux 5.14.
-const SO_NETNS_COOKIE: libc::c_int = 71;
-
 /// The socket option `SO_NETNS_COOKIE`.
 #[derive(Clone, Copy, Debug)]
 struct NetnsCookie;
 
-nix::getsockopt_impl!(NetnsCookie, libc::SOL_SOCKET, SO_NETNS_COOKIE, u64, GetStruct<u64>);
+nix::getsockopt_impl!(NetnsCookie, libc::SOL_SOCKET, libc::SO_NETNS_COOKIE, u64, GetStruct<u64>);
 
-/// The cookie of a socket's network namespace: the kernel gives each namespace of a boot another number, and never reuses
-/// one. `None` before Linux 5.14.
+/// The cookie of the namespace that a socket of any family belongs to. The kernel gives each namespace another one until
+/// the next boot, also one that gets the inode number of a namespace that is gone. `None` before Linux 5.14.
 pub fn cookie(socket: &impl AsFd) -> Option<u64> {
-    NetnsCookie.get(socket).ok()
+    getsockopt(socket, NetnsCookie).ok()
 }
 
-/// The identity, within this boot, of the calling thread's network namespace: its cookie, or its inode number before Linux
-/// 5.14. Inode numbers of namespaces begin at 0xf0000000, above all cookies.
+/// The [`cookie`] of the calling thread's namespace. An error, such as too many open files, says nothing about it.
+pub fn current_cookie() -> Result<Option<u64>, Error> {
+    let (flags, kind) = (SockFlag::SOCK_CLOEXEC, SockType::Datagram);
+    let socket = socket(AddressFamily::Inet, kind, flags, None);
+    Ok(cookie(&socket.map_err(|e| entering("open a socket in", CURRENT, e))?))
+}
+
+/// The identity, within this boot, of the calling thread's network namespace: its [`cookie`], or its inode number before
+/// Linux 5.14. Inode numbers of namespaces begin at 0xf0000000, above all cookies.
 pub fn current_id() -> Option<u64> {
-    let flags = SockFlag::SOCK_CLOEXEC;
-    let socket = socket(AddressFamily::Unix, SockType::Datagram, flags, None).ok();
-    socket.and_then(|socket| cookie(&socket)).or_else(current_inode)
+    current_cookie().ok().flatten().or_else(current_inode)
 }
 
 /// The inode number of the calling thread's network namespace, which the kernel reuses.
@@ -188,6 +190,11 @@ impl Netns {
             Ok(file) => Ok(Netns { file, path }),
             Err(cause) => Err(Error::Io("open", path, cause)),
         }
+    }
+
+    /// A namespace that another process has opened and passed; `path` is for messages.
+    pub fn passed(descriptor: OwnedFd, path: impl Into<PathBuf>) -> Netns {
+        Netns { file: descriptor.into(), path: path.into() }
     }
 
     /// Opens the namespace of the calling thread.
@@ -453,6 +460,22 @@ mod tests {
         let inside = other.run(|| Netns::current().unwrap().same_as(&other).unwrap()).unwrap();
         assert!(inside);
         assert!(Netns::current().unwrap().same_as(&home).unwrap());
+    }
+
+    #[test]
+    fn each_namespace_has_a_cookie() {
+        isolate();
+        let here = current_cookie().unwrap();
+        assert!(here.is_some(), "this kernel is older than 5.14");
+        let [one, two] = [(); 2].map(|()| Netns::fresh().unwrap().run(current_cookie).unwrap());
+        let (one, two) = (one.unwrap(), two.unwrap());
+        assert!(one.is_some() && one != two && one != here && two != here);
+        // A socket keeps its namespace, whatever namespace the thread is in.
+        let open = || socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, None);
+        let there = Netns::fresh().unwrap();
+        let inside = there.run(open).unwrap().unwrap();
+        assert_eq!(cookie(&inside), there.run(current_cookie).unwrap().unwrap());
+        assert_eq!(cookie(&open().unwrap()), here);
     }
 
     #[test]

@@ -1,33 +1,52 @@
-//! Dropping privileges before the first packet is received: all capabilities but a few, new privileges, and the system
-//! calls that take over a node.
+//! Dropping privileges before the first packet is received: all capabilities but a few, new privileges, the system calls
+//! that take over a node, and with Landlock all files but those of leases.
 //!
 //! The daemon parses packets of a hostile segment for weeks, so an exploited parser must not endanger more than leases.
+//! User 0 owns the files of the node, whatever its capabilities: only Landlock keeps them from being written.
 //! The units in `packaging/systemd` confine the daemon further; a daemon that is started on demand has no other
 //! confinement.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
+use landlock::{
+    ABI, Access, AccessFs, RestrictionStatus, Ruleset, RulesetAttr, RulesetCreatedAttr,
+    RulesetError, RulesetStatus, Scope, path_beneath_rules,
+};
 use nix::errno::Errno;
 use nix::libc::{self, c_long};
+use nix::unistd::getpid;
 use rustix::thread::{self, CapabilitySet, CapabilitySets};
 use seccompiler::SeccompCmpArgLen::Dword;
-use seccompiler::SeccompCmpOp::Ne;
+use seccompiler::SeccompCmpOp::{Eq, MaskedEq, Ne};
 use seccompiler::{BpfProgram, SeccompAction, SeccompCondition, SeccompFilter, SeccompRule};
 use seccompiler::{apply_filter, sock_filter};
 
 use crate::error::{Error, Result};
+use crate::log;
 
 /// The capabilities for work in containers' namespaces.
 const KEPT: CapabilitySet = CapabilitySet::SYS_ADMIN // entering namespaces
-    .union(CapabilitySet::SYS_PTRACE) // opening /proc/<pid>/ns/net of other users' processes
-    .union(CapabilitySet::DAC_READ_SEARCH) // opening namespaces below folders of other users
-    .union(CapabilitySet::NET_ADMIN) // addresses, routes, links, sysctls
+    .union(CapabilitySet::NET_ADMIN) // addresses, routes, links
     .union(CapabilitySet::NET_RAW) // frames, and sockets of one interface
     .union(CapabilitySet::NET_BIND_SERVICE); // ports 68 and 546
 
-/// The allowed address families of sockets: systemd and plugins, leases, netlink, frames.
-const FAMILIES: [i32; 5] =
-    [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK, libc::AF_PACKET];
+/// The allowed address families of new sockets: leases, netlink, frames. A unix socket could reach the container runtime.
+const FAMILIES: [i32; 4] = [libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK, libc::AF_PACKET];
+
+/// The flags of clone(2) that create namespaces.
+const NEW_NAMESPACES: [i32; 7] = [
+    libc::CLONE_NEWUSER,
+    libc::CLONE_NEWNS,
+    libc::CLONE_NEWPID,
+    libc::CLONE_NEWNET,
+    libc::CLONE_NEWIPC,
+    libc::CLONE_NEWUTS,
+    libc::CLONE_NEWCGROUP,
+];
+
+/// Requests of ioctl(2) that type into a terminal.
+const TYPING: [u64; 2] = [libc::TIOCSTI, libc::TIOCLINUX];
 
 /// System calls that the daemon does not need.
 const REFUSED: &[c_long] = &[
@@ -40,6 +59,12 @@ const REFUSED: &[c_long] = &[
     libc::SYS_pidfd_getfd,
     libc::SYS_kcmp,
     libc::SYS_memfd_create,
+    libc::SYS_socketpair,
+    libc::SYS_kill,
+    libc::SYS_tkill,
+    libc::SYS_pidfd_send_signal,
+    libc::SYS_rt_sigqueueinfo,
+    libc::SYS_rt_tgsigqueueinfo,
     // Changing users and creating namespaces; `setns` into network namespaces is allowed.
     libc::SYS_setuid,
     libc::SYS_setgid,
@@ -89,8 +114,30 @@ const REFUSED: &[c_long] = &[
     libc::SYS_personality,
 ];
 
+/// The files that the daemon changes.
+#[derive(Debug)]
+pub(super) struct Files<'a> {
+    /// The folder of leases.
+    pub(super) leases: &'a Path,
+    /// Files that are removed at the end. Landlock has no smaller permission than removing any file below their folders.
+    pub(super) removed: &'a [Option<&'a Path>],
+}
+
 /// Drops privileges of this thread and of the threads that it will start. No other thread may exist.
-pub(super) fn confine() -> Result<()> {
+pub(super) fn confine(files: &Files<'_>) -> Result<()> {
+    drop_capabilities()?;
+    let failed = |e: RulesetError| Error::internal(format!("restrict files: {e}"));
+    if restrict_files(files).map_err(failed)?.ruleset == RulesetStatus::NotEnforced {
+        log::warn(
+            "this kernel has no Landlock: the files of root are not protected from the daemon",
+        );
+    }
+    let failed = |e: seccompiler::Error| Error::internal(format!("filter system calls: {e}"));
+    // Installing the filter sets PR_SET_NO_NEW_PRIVS as well.
+    apply_filter(&filter().map_err(|e| failed(e.into()))?).map_err(failed)
+}
+
+fn drop_capabilities() -> Result<()> {
     let system =
         |what: &'static str| move |e: rustix::io::Errno| Error::io(what, &std::io::Error::from(e));
     let had = thread::capabilities(None).map_err(system("read the capabilities"))?;
@@ -108,13 +155,27 @@ pub(super) fn confine() -> Result<()> {
     let kept = KEPT & had.permitted;
     let sets =
         CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() };
-    thread::set_capabilities(None, sets).map_err(system("drop capabilities"))?;
-    let failed = |e: seccompiler::Error| Error::internal(format!("filter system calls: {e}"));
-    // Installing the filter sets PR_SET_NO_NEW_PRIVS as well.
-    apply_filter(&filter().map_err(|e| failed(e.into()))?).map_err(failed)
+    thread::set_capabilities(None, sets).map_err(system("drop capabilities"))
+}
+
+/// Refuses all changes of files but those of `files`, as far as the kernel can. Landlock also refuses mounts, and access to
+/// other processes through procfs.
+fn restrict_files(files: &Files<'_>) -> Result<RestrictionStatus, RulesetError> {
+    let changes = AccessFs::from_write(ABI::V5);
+    let rules = Ruleset::default().handle_access(changes)?.scope(Scope::from_all(ABI::V6))?;
+    let leases = AccessFs::WriteFile | AccessFs::MakeReg | AccessFs::RemoveFile;
+    let folders = files.removed.iter().filter_map(|path| path.as_deref()?.parent());
+    rules
+        .create()?
+        .add_rules(path_beneath_rules([files.leases], leases))?
+        .add_rules(path_beneath_rules(folders, AccessFs::RemoveFile))?
+        .restrict_self()
 }
 
 fn filter() -> Result<BpfProgram, seccompiler::BackendError> {
+    let one = |argument, operator, value| {
+        SeccompRule::new(vec![SeccompCondition::new(argument, Dword, operator, value)?])
+    };
     let unless = |argument: u8, allowed: &[i32]| {
         let conditions = allowed.iter().map(|value| {
             SeccompCondition::new(argument, Dword, Ne, u64::from(value.unsigned_abs()))
@@ -125,24 +186,206 @@ fn filter() -> Result<BpfProgram, seccompiler::BackendError> {
         REFUSED.iter().map(|call| (*call, Vec::new())).collect();
     rules.insert(libc::SYS_socket, vec![unless(0, &FAMILIES)?]);
     rules.insert(libc::SYS_setns, vec![unless(1, &[libc::CLONE_NEWNET])?]);
+    // A process signals itself when it aborts.
+    rules.insert(libc::SYS_tgkill, vec![unless(0, &[getpid().as_raw()])?]);
+    let flags = NEW_NAMESPACES.map(|flag| u64::from(flag.unsigned_abs()));
+    let clone = flags.iter().map(|flag| one(0, MaskedEq(*flag), *flag));
+    rules.insert(libc::SYS_clone, clone.collect::<Result<_, _>>()?);
+    let typing = TYPING.iter().map(|request| one(1, Eq, *request));
+    rules.insert(libc::SYS_ioctl, typing.collect::<Result<_, _>>()?);
     let refuse = SeccompAction::Errno(Errno::EPERM as u32);
     let arch = std::env::consts::ARCH.try_into()?;
     let compiled: BpfProgram =
         SeccompFilter::new(rules, SeccompAction::Allow, refuse, arch)?.try_into()?;
-    Ok(without_x32().into_iter().chain(compiled).collect())
+    Ok(by_number().into_iter().chain(compiled).collect())
 }
 
-/// Refuses x32 system calls, which are the system calls of x86-64 with other numbers.
-fn without_x32() -> [sock_filter; 3] {
+/// Refuses by number alone: clone3(2), whose flags are in memory and which the C library replaces by clone(2) after
+/// `ENOSYS`; and x32 system calls, which are the system calls of x86-64 with other numbers.
+fn by_number() -> [sock_filter; 5] {
     const X32: u32 = 0x4000_0000;
+    // The number is the same on every architecture.
+    const CLONE3: u32 = 435;
     let instruction = |code: u32, jf: u8, k: u32| {
         let code = u16::try_from(code).unwrap_or_default();
         sock_filter { code, jt: 0, jf, k }
     };
+    let fail = |errno| {
+        let action = libc::SECCOMP_RET_ERRNO | errno as u32;
+        instruction(libc::BPF_RET | libc::BPF_K, 0, action)
+    };
     [
         // The system call number is the first word of `struct seccomp_data`.
         instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0),
+        instruction(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 1, CLONE3),
+        fail(Errno::ENOSYS),
         instruction(libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K, 1, X32),
-        instruction(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_ERRNO | Errno::EPERM as u32),
+        fail(Errno::EPERM),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, File};
+    use std::io::{self, ErrorKind};
+    use std::os::unix::net::UnixStream;
+    use std::process::{Command, id};
+
+    use nix::sys::signal::kill;
+    use nix::unistd::Pid;
+
+    use super::*;
+
+    const ALLOWED: u32 = libc::SECCOMP_RET_ALLOW;
+    const REFUSED_CALL: u32 = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
+    const UNKNOWN_CALL: u32 = libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32;
+
+    /// What the filter does with a system call, computed as the kernel does.
+    fn decide(program: &[sock_filter], call: c_long, args: &[u64]) -> u32 {
+        let arch = match std::env::consts::ARCH {
+            "x86_64" => 0xc000_003e,
+            "aarch64" => 0xc000_00b7,
+            other => panic!("{other}"),
+        };
+        // `struct seccomp_data`: number, architecture, instruction pointer, arguments.
+        let mut data = vec![u32::try_from(call).unwrap(), arch, 0, 0];
+        for at in 0..6 {
+            let arg = args.get(at).copied().unwrap_or_default();
+            data.extend([arg as u32, (arg >> 32) as u32]);
+        }
+        let (mut at, mut value) = (0, 0);
+        loop {
+            let sock_filter { code, jt, jf, k } = program[at];
+            at += 1;
+            let code = u32::from(code);
+            let jump = |holds: bool| usize::from(if holds { jt } else { jf });
+            match code {
+                c if c == libc::BPF_LD | libc::BPF_W | libc::BPF_ABS => {
+                    value = data[k as usize / 4];
+                }
+                c if c == libc::BPF_ALU | libc::BPF_AND | libc::BPF_K => value &= k,
+                c if c == libc::BPF_JMP | libc::BPF_JA => at += k as usize,
+                c if c == libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K => at += jump(value == k),
+                c if c == libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K => at += jump(value >= k),
+                c if c == libc::BPF_JMP | libc::BPF_JGT | libc::BPF_K => at += jump(value > k),
+                c if c == libc::BPF_RET | libc::BPF_K => return k,
+                other => panic!("{other:#x}"),
+            }
+        }
+    }
+
+    #[test]
+    fn the_filter_knows_calls_by_their_arguments() {
+        let program = filter().unwrap();
+        let flag = |flag: i32| u64::from(flag.unsigned_abs());
+        let thread = flag(libc::CLONE_VM | libc::CLONE_FS | libc::CLONE_THREAD);
+        let own = u64::from(id());
+        for (call, args, expected) in [
+            (libc::SYS_read, vec![], ALLOWED),
+            (libc::SYS_mount, vec![], REFUSED_CALL),
+            (libc::SYS_clone3, vec![], UNKNOWN_CALL),
+            (libc::SYS_clone, vec![thread], ALLOWED),
+            (libc::SYS_clone, vec![flag(libc::CLONE_NEWUSER | libc::CLONE_NEWNS)], REFUSED_CALL),
+            (libc::SYS_clone, vec![flag(libc::CLONE_NEWNS) | thread], REFUSED_CALL),
+            (libc::SYS_setns, vec![3, flag(libc::CLONE_NEWNET)], ALLOWED),
+            (libc::SYS_setns, vec![3, flag(libc::CLONE_NEWNS)], REFUSED_CALL),
+            (libc::SYS_setns, vec![3, 0], REFUSED_CALL),
+            (libc::SYS_socket, vec![flag(libc::AF_PACKET)], ALLOWED),
+            (libc::SYS_socket, vec![flag(libc::AF_UNIX)], REFUSED_CALL),
+            (libc::SYS_ioctl, vec![0, libc::TIOCSTI], REFUSED_CALL),
+            (libc::SYS_ioctl, vec![0, libc::TCGETS], ALLOWED),
+            (libc::SYS_tgkill, vec![own, 1, 6], ALLOWED),
+            (libc::SYS_tgkill, vec![1, 1, 9], REFUSED_CALL),
+            (0x4000_0000 | libc::SYS_read, vec![], REFUSED_CALL),
+        ] {
+            assert_eq!(decide(&program, call, &args), expected, "{call} {args:x?}");
+        }
+        for flag in NEW_NAMESPACES {
+            let args = [u64::from(flag.unsigned_abs()) | thread];
+            assert_eq!(decide(&program, libc::SYS_clone, &args), REFUSED_CALL, "{flag:x}");
+        }
+    }
+
+    /// The kinds of the errors of an attack.
+    fn errors(attempts: Vec<(&'static str, io::Result<()>)>) -> Vec<(&'static str, ErrorKind)> {
+        let failed = attempts.into_iter().filter_map(|(what, done)| Some((what, done.err()?)));
+        failed.map(|(what, error)| (what, error.kind())).collect()
+    }
+
+    #[test]
+    fn a_confined_thread_reaches_no_process_and_no_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        for folder in ["leases", "run"] {
+            fs::create_dir(path(folder)).unwrap();
+        }
+        for file in ["leases/old", "run/socket", "foreign"] {
+            fs::write(path(file), "x").unwrap();
+        }
+        let _listener = std::os::unix::net::UnixListener::bind(path("runtime")).unwrap();
+        let mut victim = Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = Pid::from_raw(victim.id().try_into().unwrap());
+        let write = |path: &Path| File::options().write(true).open(path).map(drop);
+        let processes = || {
+            let link = format!("/proc/{pid}/ns/net");
+            vec![
+                ("memory", write(Path::new(&format!("/proc/{pid}/mem")))),
+                ("namespace", File::open(link).map(drop)),
+            ]
+        };
+        let files = || {
+            vec![
+                ("write", write(&path("foreign"))),
+                (
+                    "create",
+                    File::create_new(path("new")).and_then(|_| fs::remove_file(path("new"))),
+                ),
+                ("truncate", fs::write(path("foreign"), "y")),
+                (
+                    "link",
+                    fs::hard_link(path("foreign"), path("leases/l"))
+                        .and_then(|()| fs::remove_file(path("leases/l"))),
+                ),
+                ("core", write(Path::new("/proc/sys/kernel/core_pattern"))),
+            ]
+        };
+        let calls = || {
+            vec![
+                ("signal", kill(pid, None).map_err(io::Error::from)),
+                ("runtime", UnixStream::connect(path("runtime")).map(drop)),
+                ("program", Command::new("true").status().map(drop)),
+            ]
+        };
+        let all = || errors(processes().into_iter().chain(files()).chain(calls()).collect());
+        assert_eq!(all(), [], "the attacks of this test work without confinement");
+        let (socket, leases) = (path("run/socket"), path("leases"));
+        let confined = Files { leases: &leases, removed: &[Some(&socket), None] };
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                drop_capabilities().unwrap();
+                // The victim has capabilities that this thread does not have any more.
+                let denied = ErrorKind::PermissionDenied;
+                assert_eq!(errors(processes()), [("memory", denied), ("namespace", denied)]);
+            });
+            scope.spawn(|| {
+                confine(&confined).unwrap();
+                let denied = |(_, kind): &(_, ErrorKind)| match kind {
+                    // Landlock's answer to hard links into another folder.
+                    ErrorKind::PermissionDenied | ErrorKind::CrossesDevices => true,
+                    _ => false,
+                };
+                let failed = all();
+                assert!(failed.len() == 10 && failed.iter().all(denied), "{failed:?}");
+                // What the daemon does remains possible.
+                fs::write(path("leases/.tmp"), "z").unwrap();
+                fs::rename(path("leases/.tmp"), path("leases/old")).unwrap();
+                fs::remove_file(path("leases/old")).unwrap();
+                fs::remove_file(&socket).unwrap();
+                assert_eq!(fs::read(path("foreign")).unwrap(), b"y");
+                std::thread::spawn(|| ()).join().unwrap();
+            });
+        });
+        victim.kill().unwrap();
+        victim.wait().unwrap();
+    }
 }

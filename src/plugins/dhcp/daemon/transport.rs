@@ -121,7 +121,7 @@ impl LeaseTask {
         open: impl FnOnce(&str) -> io::Result<T> + Send + 'static,
     ) -> Result<T, InterfaceError> {
         let work = move |ifname: &str| io::Result::Ok((socket::mac(ifname)?, open(ifname)?));
-        let (mac, socket) = self.registry.visit(&self.record, work).await??;
+        let (mac, socket) = self.visit(work).await??;
         *self.machine.mac() = mac;
         self.record.mac = mac;
         Ok(socket)
