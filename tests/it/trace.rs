@@ -4,7 +4,7 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::node::{Call, Container, Node, Outcome, assert_unchanged, executable};
+use crate::node::{Call, Container, Node, Outcome, executable};
 use crate::strace;
 
 const TRACES: &str = "/run/cnibox/traces.jsonl";
@@ -227,52 +227,9 @@ fn a_failed_call_is_kept_with_its_configuration() {
     let id = line.split(' ').next().unwrap();
     let Outcome { stdout, .. } = trace(&node, &["show", id]);
     assert!(stdout.contains(&error.msg) && stdout.contains("\"mtu\":70000"), "{stdout}");
-    let before = (node.snapshot(), container.snapshot(&node));
-    let Outcome { status, stdout, .. } = trace(&node, &["replay", id]);
-    assert_eq!(status, Some(1), "{stdout}");
-    assert!(stdout.contains(&format!("ADD: code {}: {}", error.code, error.msg)), "{stdout}");
-    assert!(stdout.contains("DEL: ok"), "{stdout}");
-    assert_unchanged(&before.0, &node.snapshot());
-    assert_unchanged(&before.1, &container.snapshot(&node));
     let Outcome { status, stderr, .. } = trace(&node, &["show", "0123"]);
     let expected = "cnibox trace: no call \"0123\" is recorded: see cnibox trace ls\n";
     assert_eq!((status, &*stderr), (Some(3), expected));
-}
-
-#[test]
-fn a_call_that_failed_for_its_node_succeeds_elsewhere() {
-    let (node, container) = (Node::new(), Container::new());
-    // The exhausted pool has free addresses in a replay, and a chained plugin finds its interface.
-    let mut full = conf(&node);
-    full["ipam"]["ranges"] =
-        json!([[{"subnet": "10.1.0.0/24", "rangeStart": "10.1.0.9", "rangeEnd": "10.1.0.9"}]]);
-    let add = |id: &str, netns: &str| node.call("bridge", "ADD").conf(&full).id(id).netns(netns);
-    add("one", &container.path()).result();
-    let other = Container::new();
-    add("two", &other.path()).error();
-    let replay = || {
-        let newest = calls(FAILED).pop().unwrap();
-        trace(&node, &["replay", newest[0]["spanId"].as_str().unwrap()])
-    };
-    let Outcome { status, stdout, stderr } = replay();
-    assert_eq!(status, Some(0), "{stdout}{stderr}");
-    assert!(
-        stdout.contains("ADD: ok\n") && stdout.contains("\"address\": \"10.1.0.9/24\""),
-        "{stdout}"
-    );
-    let prev = json!({"cniVersion": "1.1.0", "interfaces": [{"name": "veth1"}, {"name": "eth0", "sandbox": other.path()}],
-        "ips": [{"address": "10.1.0.9/24", "gateway": "10.1.0.1", "interface": 1}], "routes": [{"dst": "0.0.0.0/0"}]});
-    let tuning = json!({"name": "pods", "cniVersion": "1.1.0", "type": "tuning", "mtu": 1400, "dataDir": node.path("tuning"),
-        "prevResult": prev});
-    let mut sbr = tuning.clone();
-    sbr["type"] = json!("sbr");
-    for (plugin, conf) in [("tuning", &tuning), ("sbr", &sbr)] {
-        // The container has no eth0.
-        node.call(plugin, "ADD").conf(conf).netns(&other.path()).error();
-        let Outcome { status, stdout, stderr } = replay();
-        assert_eq!(status, Some(0), "{plugin}: {stdout}{stderr}");
-    }
-    assert_eq!(node.leases("pods"), ["10.1.0.9"], "a replay leases nothing here");
 }
 
 #[test]
