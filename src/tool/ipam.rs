@@ -130,7 +130,7 @@ impl Job {
                 let rows = rows(dir, network.as_deref())?;
                 let lines =
                     [heading.map(str::to_owned)].into_iter().chain(rows.iter().map(Row::cells));
-                Ok(columns(&lines.collect::<Vec<_>>()))
+                Ok(columns(lines.collect()))
             }
             Command::Free { network, what, dry_run } => free(dir, network, what, *dry_run),
             Command::Gc { network: None, empty, dry_run } => gc_all(dir, None, *empty, *dry_run),

@@ -96,15 +96,17 @@ impl Tool {
     }
 }
 
-/// Prints a text on stdout.
+/// Prints a text on stdout, with control characters as escapes.
 fn print(text: &str) -> Result<ExitCode> {
     let mut stdout = io::stdout().lock();
-    let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
+    let written = stdout.write_all(log::printable(text).as_bytes()).and_then(|()| stdout.flush());
     written.map(|()| ExitCode::SUCCESS).map_err(|cause| Error::io("write to stdout", &cause))
 }
 
-/// Formats lines of cells, each column as wide as its widest cell.
-fn columns<const N: usize>(lines: &[[String; N]]) -> String {
+/// Formats lines of cells, each column as wide as its widest cell. A cell is one line.
+fn columns<const N: usize>(lines: Vec<[String; N]>) -> String {
+    let one_line = |cell: String| log::printable(&cell).replace('\n', "\\n");
+    let lines: Vec<_> = lines.into_iter().map(|line| line.map(one_line)).collect();
     let length = |column: usize| lines.iter().map(move |line| line[column].chars().count()).max();
     let widths: Vec<usize> = (0..N).map(|column| length(column).unwrap_or(0)).collect();
     let print = |line: &[String; N]| {

@@ -138,7 +138,7 @@ fn list(recordings: &[Recording]) -> String {
     };
     let heading = ["ID", "AGE", "CALL", "NETWORK", "CONTAINER", "INTERFACE", "TIME", "OUTCOME"];
     let lines = [heading.map(str::to_owned)].into_iter().chain(recordings.iter().map(line));
-    columns(&lines.collect::<Vec<_>>())
+    columns(lines.collect())
 }
 
 /// Nanoseconds as milliseconds; `-` if nothing was measured, as in the recording of a failed call without spans.

@@ -64,7 +64,7 @@ pub(super) fn text(recordings: &[Recording]) -> String {
         [plugin.into(), verb.into(), count.to_string(), failed.to_string(), median, ninety, most]
     };
     let lines = Calls::group(recordings).into_iter().map(line);
-    columns(&[heading.map(str::to_owned)].into_iter().chain(lines).collect::<Vec<_>>())
+    columns([heading.map(str::to_owned)].into_iter().chain(lines).collect())
 }
 
 /// The text format of Prometheus, version 0.0.4.
