@@ -106,7 +106,8 @@ fn of_plugins() -> Keys {
 /// The keys of results in all versions.
 fn of_results() -> Keys {
     let items = |keys| Keys::Items(Box::new(keys));
-    let (version, routes) = (Keys::Fields(vec![("version", Keys::Any)]), items(Keys::of::<Route>()));
+    let (version, routes) =
+        (Keys::Fields(vec![("version", Keys::Any)]), items(Keys::of::<Route>()));
     let address = [("ip", Keys::Any), ("gateway", Keys::Any), ("routes", routes)];
     let address = Keys::Fields(address.to_vec());
     let result = Keys::of::<CniResult>().with("cniVersion", Keys::Any).with("ips", items(version));

@@ -123,17 +123,11 @@ pub fn if_gone(record: &Record) -> Result<bool> {
     Ok(true)
 }
 
-/// Whether an attachment can still be alive, by its record, its namespace's path, and its leases in the folder
-/// `data_dir`.
+/// Whether an attachment can still be alive, by its record, else its leases in the folder `data_dir`, else the path of its
+/// namespace, which may be that of another container meanwhile; the path is empty if it is known to prove nothing.
 pub fn liveness(owner: Owner<'_>, sandbox: &str, data_dir: &Path) -> Liveness {
     if let Some(record) = Record::of(owner) {
         return record.liveness();
-    }
-    if sandbox.is_empty() {
-        return Liveness::Unknown;
-    }
-    if NetnsId::at(Path::new(sandbox)).is_some() {
-        return Liveness::Alive;
     }
     let listing = Listing::open_existing(data_dir, owner.network);
     let leases = listing.ok().flatten().map(|listing| listing.statuses()).unwrap_or_default();
@@ -141,9 +135,13 @@ pub fn liveness(owner: Owner<'_>, sandbox: &str, data_dir: &Path) -> Liveness {
         let ifname = status.lease.ifname.as_deref().unwrap_or(OLD_IFNAME);
         status.lease.id == owner.id && ifname == owner.ifname
     };
-    match leases.iter().find(is_its) {
-        Some(status) => status.liveness,
-        None if Path::new(sandbox).exists() => Liveness::Unknown,
+    let by_lease = leases.iter().find(is_its).map(|status| status.liveness);
+    match by_lease.filter(|liveness| *liveness != Liveness::Unknown) {
+        Some(certain) => certain,
+        None if NetnsId::at(Path::new(sandbox)).is_some() => Liveness::Alive,
+        None if by_lease.is_some() || sandbox.is_empty() || Path::new(sandbox).exists() => {
+            Liveness::Unknown
+        }
         None => Liveness::Gone(Gone::Namespace),
     }
 }

@@ -3,10 +3,12 @@
 pub mod cnitool;
 pub mod doctor;
 mod finding;
+mod folders;
 pub mod gc;
 mod in_process;
 pub mod install;
 pub mod ipam;
+mod life;
 pub mod lint;
 pub mod multicall;
 pub mod pause;
@@ -20,18 +22,6 @@ use std::process::ExitCode;
 use crate::error::{Code, Error, Result};
 use crate::log;
 use crate::options::{self, Asked, CommandLine, Opt};
-
-/// The default folder of network configurations.
-const CONF_DIR: &str = "/etc/cni/net.d";
-
-/// The default folder of plugins.
-const PLUGIN_DIR: &str = "/opt/cni/bin";
-
-/// The folders of plugins, separated by colons: the argument, else `CNI_PATH`, else [`PLUGIN_DIR`].
-fn plugin_path(given: Option<&str>) -> String {
-    let from_process = std::env::var("CNI_PATH").ok().filter(|path| !path.is_empty());
-    given.map(str::to_owned).or(from_process).unwrap_or_else(|| PLUGIN_DIR.to_owned())
-}
 
 /// The exit status after a wrong command line.
 const WRONG_USAGE: u8 = 2;

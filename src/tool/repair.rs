@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::gc::{CACHE, Folders, PLUGIN_PATH};
+use super::folders::{CACHE, Folders, PLUGIN_PATH};
 use super::in_process::InProcess;
 use super::pause::{Signals, Woken};
 use super::{Tool, doctor, install, print};

@@ -13,9 +13,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use self::archive::{Archive, Keep};
 use super::finding::Finding;
-use super::gc::{CACHE, CONF, Folders, LEASES, PLUGIN_PATH};
+use super::folders::{CACHE, CONF, Folders, LEASES, PLUGIN_PATH};
+use super::life::{Life, in_words, is_alive};
 use super::{Tool, doctor, ipam, print};
-use crate::attachment::{Liveness, Record};
+use crate::attachment::Record;
 use crate::cmd;
 use crate::cni::json::{Json, compact, pretty};
 use crate::cni::secrets::{self, Shown};
@@ -182,22 +183,23 @@ struct Sources<'a> {
 
 /// Adds the most important files first: the last ones may have no room.
 fn collect(folders: &Folders, mut archive: Archive, table: Table) -> Archive {
-    let sources =
-        Sources { folders, runtime: folders.runtime(table), shown: record::shown(table) };
+    let sources = Sources { folders, runtime: folders.runtime(table), shown: record::shown(table) };
     let examined = doctor::examine(folders, &sources.runtime, table);
     let findings = examined.map(|(findings, _)| findings);
     archive.add_result(
         "doctor.json",
-        findings.as_ref().map_err(Error::clone).and_then(|findings| {
-            json_file(&secrets::without_texts(Json::encode(findings)))
-        }),
+        findings
+            .as_ref()
+            .map_err(Error::clone)
+            .and_then(|findings| json_file(&secrets::without_texts(Json::encode(findings)))),
         Keep::Head,
     );
     let findings = findings.unwrap_or_default();
     archive.add("version.txt", &versions(), Keep::Head);
     sources.configurations(&mut archive);
     sources.attachments(&findings, &mut archive);
-    archive.add_result("leases.json", ipam::list_json(&folders.leases, None), Keep::Head);
+    let leases = folders.stores(None).and_then(|stores| ipam::list_json(&stores));
+    archive.add_result("leases.json", leases, Keep::Head);
     for (name, ring) in [("failed.jsonl", record::failed()), ("traces.jsonl", record::traces())] {
         let lines = ring.read().map(|lines| record::without_secrets(&lines, &sources.shown));
         archive.add_result(name, lines, Keep::Tail);
@@ -234,35 +236,34 @@ impl Sources<'_> {
 
     /// Adds the cached attachments, and the network of those containers with findings.
     fn attachments(&self, findings: &[Finding], archive: &mut Archive) {
-        let cached = match self.runtime.cached_attachments("") {
+        let cached = match self.folders.attachments(&self.runtime) {
             Ok(cached) => cached,
             Err(error) => return archive.miss("attachments.json", error),
         };
-        let has_finding = |cached: &CachedAttachment| {
+        let has_finding = |(cached, _): &(CachedAttachment, Life)| {
             let title = doctor::title(cached);
             findings.iter().any(|finding| finding.subject.to_string() == title)
         };
         let (faulty, healthy): (Vec<_>, Vec<_>) = cached.into_iter().partition(has_finding);
         // One object per line: a cut keeps whole objects.
-        let objects = faulty.iter().chain(&healthy).map(|cached| self.attachment(cached));
+        let objects = faulty.iter().chain(&healthy).map(|known| self.attachment(known));
         let lines = objects.filter_map(|object| compact(&object).ok()).map(|line| line + "\n");
         archive.add("attachments.json", &lines.collect::<String>(), Keep::Head);
-        let texts: String = faulty.iter().take(CONTAINERS).map(container).collect();
+        let faulty = faulty.iter().take(CONTAINERS);
+        let texts: String = faulty.map(|(cached, _)| container(cached)).collect();
         archive.add("containers.txt", &texts, Keep::Head);
     }
 
-    fn attachment(&self, cached: &CachedAttachment) -> Json {
+    fn attachment(&self, (cached, life): &(CachedAttachment, Life)) -> Json {
         let Attach { container_id, netns, ifname, args, capability_args } = &cached.attach;
         let list = cached.list();
-        let result = list.and_then(|list| self.runtime.cached_result(&list, &cached.attach).ok()?);
+        let result =
+            list.and_then(|list| self.runtime.cached_result(&list, &cached.attach).ok()?);
         let pair = |(key, value): &(String, String)| {
             Json::Array(vec![key.as_str().into(), secrets::without_arg(key, value).as_str().into()])
         };
-        let alive = match self.folders.liveness(cached) {
-            Liveness::Alive => "yes".to_owned(),
-            Liveness::Gone(why) => format!("no: {why}"),
-            Liveness::Unknown => "unknown".to_owned(),
-        };
+        let (alive, reason) = is_alive(&life.liveness);
+        let alive = in_words((alive, life.doubt(netns).or(reason)));
         let config = Json::parse(&cached.config).unwrap_or(Json::Null);
         let capability_args = Json::Object(capability_args.clone());
         let members = [
@@ -274,7 +275,10 @@ impl Sources<'_> {
             ("args", Json::Array(args.iter().map(pair).collect())),
             ("capabilityArgs", self.shown.capability_args(capability_args)),
             ("config", self.shown.conf(config)),
-            ("result", secrets::without_texts(result.map_or(Json::Null, |result| result.to_json()))),
+            (
+                "result",
+                secrets::without_texts(result.map_or(Json::Null, |result| result.to_json())),
+            ),
         ];
         Json::Object(members.map(|(key, value)| (key.to_owned(), value)).into())
     }
@@ -282,11 +286,14 @@ impl Sources<'_> {
 
 /// Lists the directories of plugins, configurations and state.
 fn entries(folders: &Folders, archive: &mut Archive) {
-    let Folders { conf, cache, leases, cni_path } = folders;
+    let Folders { conf, cache, cni_path, .. } = folders;
     let mut roots: Vec<PathBuf> = std::env::split_paths(cni_path).collect();
     roots.extend([conf.clone(), "/run/cni".into(), cache.clone()]);
-    if !leases.starts_with(cache) {
-        roots.push(leases.clone());
+    for store in folders.stores(None).unwrap_or_default() {
+        let dir = store.data_dir.join(store.network);
+        if !roots.iter().any(|root| dir.starts_with(root)) {
+            roots.push(dir);
+        }
     }
     let mut text = String::new();
     for root in &roots {

@@ -13,7 +13,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::Value;
 
-use super::gc::{CONF, Folders, LEASES};
+use super::folders::{CACHE, CONF, Folders, LEASES};
 use super::{NOT_FOUND, Tool, columns, ipam, print};
 use crate::error::{Error, Result};
 use crate::options::{CommandLine, opt, unknown_word, usage};
@@ -37,6 +37,7 @@ or if the runtime passes TRACEPARENT. ID is the identifier of a call or of a tra
         opt("--failed", "", "ls: failed calls only"),
         opt("--format", "FORMAT", "stats: text or prometheus, for node-exporter's textfile collector [text]"),
         CONF,
+        CACHE,
         LEASES,
     ],
     notes: "
@@ -243,7 +244,9 @@ mod tests {
         assert_eq!(parsed("ls --failed"), Ok(Command::List { failed: true }));
         assert_eq!(parsed("show 12ab"), Ok(Command::Show("12ab".to_owned())));
         assert_eq!(parsed("stats --format=prometheus"), Ok(Command::Stats { prometheus: true }));
-        for wrong in ["", "show", "replay 12ab", "ls x", "stats x", "list a b", "lss", "stats --format json"] {
+        for wrong in
+            ["", "show", "replay 12ab", "ls x", "stats x", "list a b", "lss", "stats --format json"]
+        {
             assert!(parsed(wrong).is_err(), "{wrong}");
         }
     }
