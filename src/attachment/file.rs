@@ -7,11 +7,11 @@ use std::path::Path;
 
 use nix::fcntl::{AT_FDCWD, OFlag};
 use nix::sys::stat::Mode;
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 
 use crate::files::dir::{self, open_regular, read_up_to};
-use crate::files::{During, Error, Result};
+use crate::files::{During, Error, Result, remove_file};
 
 /// The parent folder of all records.
 pub(super) const DIR: &str = "/run/cni/cnibox";
@@ -62,6 +62,26 @@ pub(super) fn instances(folder: &Path, prefix: &str) -> Vec<String> {
     let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
     let names = names.filter(|name| name.starts_with(prefix));
     names.filter_map(|name| name.strip_suffix(ENDING).map(str::to_owned)).collect()
+}
+
+/// The host of a record.
+#[derive(Deserialize)]
+struct Host {
+    host: u64,
+}
+
+/// Removes all records of this host: other plugins are responsible for its attachments from now on.
+pub fn remove_all() -> Result<()> {
+    let here = host();
+    for folder in fs::read_dir(DIR).into_iter().flatten().flatten().map(|entry| entry.path()) {
+        for name in instances(&folder, "").into_iter().map(|instance| instance + ENDING) {
+            let path = folder.join(name);
+            if matches!(load::<Host>(&path), Ok(Some(record)) if Some(record.host) == here) {
+                remove_file(&path)?;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Creates the folder, which must be in [`DIR`]. Only root may write to both.

@@ -16,6 +16,7 @@ pub mod liveness;
 mod owner;
 mod record;
 
+pub use file::remove_all;
 pub use kept::{Keepsake, Kept};
 pub use liveness::{Gone, Liveness, Trace};
 pub use owner::{Owner, hash, network_hash};

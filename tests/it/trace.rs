@@ -232,6 +232,53 @@ fn a_failed_call_is_kept_with_its_configuration() {
     assert_eq!((status, &*stderr), (Some(3), expected));
 }
 
+/// Escape sequences in configurations and arguments do not reach the terminal of a person who runs the tools.
+#[test]
+fn a_configuration_does_not_control_the_terminal() {
+    let (node, container) = (Node::new(), Container::new());
+    let mut conf = conf(&node);
+    let escapes = "x\u{1b}[2J\u{1b}]0;owned\u{7}\u{9b}1m\u{202e}y";
+    conf["bridge"] = json!(escapes);
+    let args = format!("IgnoreUnknown=1;K8S_POD_NAME=p{escapes}\nforged");
+    let add = node.call("bridge", "ADD").conf(&conf).netns(&container.path());
+    let Outcome { status, stderr, .. } = add.env("CNI_ARGS", &args).env("CNI_LOG", "debug").run();
+    assert_eq!(status, Some(1));
+    let net_d = node.path("net.d").display().to_string();
+    fs::create_dir(&net_d).unwrap();
+    fs::write(node.path("net.d/10.conf"), conf.to_string()).unwrap();
+    let id = calls(FAILED)[0][0]["spanId"].as_str().unwrap().to_owned();
+    let mut shown = vec![("the log of the plugin", stderr)];
+    let (bin, netns) = (node.bin().display().to_string(), container.path());
+    let odd_file = format!("/no/{escapes}");
+    for (tool, args) in [
+        ("cnibox", &["trace", "ls"][..]),
+        ("cnibox", &["trace", "show", &id]),
+        ("cnibox", &["trace", "stats"]),
+        ("cnibox", &["lint", "--offline", &net_d]),
+        ("cnibox", &["doctor", "--net-conf-path", &net_d]),
+        ("cnibox", &["doctor", "--json", "--net-conf-path", &net_d]),
+        ("cnibox", &["gc", "--network", escapes]),
+        ("cnibox", &["ipam", "ls", escapes]),
+        ("cnibox", &["sysdump", "--output", &odd_file]),
+        ("cnibox", &[escapes]),
+        ("cnitool", &["add", "pods", &netns, "--net-conf-path", &net_d, "--plugin-path", &bin]),
+    ] {
+        let call = node.tool(tool, args);
+        let call = if tool == "cnibox" { call.program(executable()) } else { call };
+        let Outcome { stdout, stderr, .. } = call.run();
+        shown.push((args[0], stdout + &stderr));
+    }
+    let is_odd = |c: char| (c.is_control() && c != '\n') || c == '\u{202e}';
+    for (what, text) in shown {
+        assert!(!text.is_empty() || what == "the log of the plugin", "{what}");
+        assert!(!text.contains(is_odd), "{what}: {text:?}");
+        assert!(
+            !text.lines().any(|line| line.trim() == line && line == "forged"),
+            "{what}: {text}"
+        );
+    }
+}
+
 #[test]
 fn stats_for_people_and_for_prometheus() {
     let node = Node::new();
@@ -243,6 +290,7 @@ fn stats_for_people_and_for_prometheus() {
     fs::create_dir(node.path("net.d")).unwrap();
     let mut list = conf(&node);
     list["name"] = json!("pods");
+    list["ipam"] = node.host_local(&["10.1.0.0/24", "fd00:1::/64"]);
     fs::write(node.path("net.d/10-pods.conf"), list.to_string()).unwrap();
     let Outcome { stdout, .. } = trace(&node, &["stats"]);
     let cells: Vec<&str> = stdout.lines().nth(1).unwrap().split_whitespace().collect();
@@ -257,8 +305,10 @@ fn stats_for_people_and_for_prometheus() {
         "cnibox_recorded_calls{plugin=\"bridge\",command=\"ADD\",code=\"8\"} 1",
         "# TYPE cnibox_recorded_call_duration_seconds summary",
         "cnibox_recorded_call_duration_seconds_count{plugin=\"bridge\",command=\"ADD\"} 3",
-        "cnibox_ipam_addresses_taken{network=\"pods\"} 3",
-        "cnibox_ipam_addresses{network=\"pods\"} 253",
+        "cnibox_ipam_addresses_taken{network=\"pods\",range=\"10.1.0.0/24\"} 3",
+        "cnibox_ipam_addresses{network=\"pods\",range=\"10.1.0.0/24\"} 253",
+        "cnibox_ipam_addresses_taken{network=\"pods\",range=\"fd00:1::/64\"} 0",
+        "cnibox_ipam_addresses{network=\"pods\",range=\"fd00:1::/64\"} 18446744073709551614",
     ] {
         assert!(stdout.lines().any(|found| found == line), "{line}: {stdout}");
     }

@@ -60,9 +60,7 @@ impl Attached {
             return Some(Finding::warning(title, problem, COLLECT));
         }
         // CHECK would find, and the remedies would change, the network of another container.
-        if self.life.rival.is_some()
-            && let Some(why) = self.life.doubt(&attach.netns)
-        {
+        if let Some(why) = self.displaced() {
             let remedy = format!("{COLLECT} --container {}, if it has ended", attach.container_id);
             return Some(Finding::warning(title, format!("is in doubt: {why}"), remedy));
         }
@@ -80,6 +78,11 @@ impl Attached {
         } else {
             Finding::error(title, error.to_string(), RECREATE)
         })
+    }
+
+    /// Why the namespace at its path may be that of another container; `None` if nothing suggests it.
+    fn displaced(&self) -> Option<String> {
+        self.life.rival.as_ref().and_then(|_| self.life.doubt(&self.cached.attach.netns))
     }
 
     /// Whether the host is the gateway of the container.
@@ -178,7 +181,9 @@ pub(super) fn leases(attached: &[Attached], stores: &[Store]) -> Result<Vec<Find
         }
         let leased: HashSet<(IpAddr, &str)> =
             statuses.iter().map(|status| (status.lease.ip, status.lease.id.as_str())).collect();
-        let is_here = |attached: &&Attached| attached.cached.network == *network;
+        let is_here = |attached: &&Attached| {
+            attached.cached.network == *network && attached.displaced().is_none()
+        };
         for attached in living(attached).filter(is_here).filter(|attached| attached.has_leases()) {
             findings.extend(attached.without_lease(&leased));
         }
