@@ -15,7 +15,6 @@ use std::{fmt, io, panic, process};
 
 use nix::errno::Errno;
 use nix::libc;
-use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::socket::sockopt::GetStruct;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, getsockopt, socket};
@@ -365,21 +364,6 @@ pub fn on_scratch_thread<T: Send>(f: impl FnOnce() -> T + Send) -> Result<T, Err
             .map_err(|e| Error::Io("start a thread for", CURRENT.into(), e))?;
         Ok(thread.join().unwrap_or_else(|panic| panic::resume_unwind(panic)))
     })
-}
-
-/// Moves the calling process, which must have one thread, into new, empty network and mount namespaces, and mounts empty
-/// file systems over the existing ones of these folders.
-pub fn hide(folders: &[&Path]) -> Result<(), Error> {
-    let apart = CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS;
-    unshare(apart).map_err(|e| entering("unshare", CURRENT, e))?;
-    let mount = |kind: Option<&str>, on: &Path, flags| {
-        mount(kind, on, kind, flags, None::<&str>).map_err(|e| entering("mount", on, e))
-    };
-    mount(None, Path::new("/"), MsFlags::MS_REC | MsFlags::MS_PRIVATE)?;
-    for folder in folders.iter().filter(|folder| folder.is_dir()) {
-        mount(Some("tmpfs"), folder, MsFlags::MS_NOSUID | MsFlags::MS_NODEV)?;
-    }
-    Ok(())
 }
 
 /// The path in double quotes, as in the reference's messages.

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use nix::fcntl::{AT_FDCWD, OFlag};
 use nix::sys::stat::Mode;
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 
 use crate::files::atomic::{Durability, PREFIX, Writer};
 use crate::files::dir::{self, open_regular, read_up_to};
@@ -79,6 +79,26 @@ pub(super) fn instances(folder: &Path, prefix: &str) -> Vec<String> {
     let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
     let names = names.filter(|name| name.starts_with(prefix));
     names.filter_map(|name| name.strip_suffix(ENDING).map(str::to_owned)).collect()
+}
+
+/// The host of a record.
+#[derive(Deserialize)]
+struct Host {
+    host: u64,
+}
+
+/// Removes what refers to records that no longer exist, and the files of release 0.2.0 that `is_here`.
+pub(super) fn remove_remains(is_here: &dyn Fn(u64) -> bool) -> Result<()> {
+    for folder in fs::read_dir(DIR).into_iter().flatten().flatten().map(|entry| entry.path()) {
+        for name in instances(&folder, "").into_iter().map(|instance| instance + ENDING) {
+            let path = folder.join(name);
+            let is_old = || matches!(load::<Host>(&path), Ok(Some(old)) if is_here(old.host));
+            if (path.is_symlink() && !path.exists()) || is_old() {
+                remove_file(&path)?;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Creates the folder, which must be in [`DIR`]. Only root may write to both.

@@ -22,4 +22,4 @@ pub use boot::{Boot, Made};
 pub use kept::{Keepsake, Kept};
 pub use liveness::{Doubt, Evidence, Gone, HostEnd, Liveness};
 pub use owner::{Owner, hash, network_hash};
-pub use record::{Record, forget};
+pub use record::{Record, forget, remove_all};

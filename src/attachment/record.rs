@@ -220,6 +220,12 @@ pub fn forget(owner: Owner<'_>, plugin: &str) -> Result<()> {
     }
 }
 
+/// Removes all records of this host: other plugins are responsible for its attachments from now on.
+pub fn remove_all() -> Result<()> {
+    Record::each(None).try_for_each(|record| record.remove())?;
+    Ok(file::remove_remains(&is_here)?)
+}
+
 /// Whether a record with this [`Record::host`] was written in the calling thread's network namespace.
 pub(super) fn is_here(host: u64) -> bool {
     let host = Some(host);

@@ -11,6 +11,7 @@ use super::options::Options;
 use super::origin::sha256;
 use super::plan::{Action, Step};
 use super::{BINARY, STATE};
+use crate::attachment;
 use crate::error::{Context, Result};
 use crate::files::lock::Lock;
 use crate::log;
@@ -50,6 +51,9 @@ pub(super) fn run(options: &Options) -> Result<Vec<Step>> {
         for line in done.context(|| "all files were restored, but not all rules")? {
             log::line(format_args!("cnibox: {line}"));
         }
+        // The restored plugins do not know our records: after their DEL, a later installation would take the attachment
+        // for one that lives.
+        attachment::remove_all()?;
     }
     Ok(steps)
 }
