@@ -262,7 +262,7 @@ fn a_call_that_failed_for_its_node_succeeds_elsewhere() {
     );
     let prev = json!({"cniVersion": "1.1.0", "interfaces": [{"name": "veth1"}, {"name": "eth0", "sandbox": other.path()}],
         "ips": [{"address": "10.1.0.9/24", "gateway": "10.1.0.1", "interface": 1}], "routes": [{"dst": "0.0.0.0/0"}]});
-    let tuning = json!({"name": "pods", "cniVersion": "1.1.0", "type": "tuning", "mtu": 1400, "dataDir": node.path("tuning"),
+    let tuning = json!({"name": "pods", "cniVersion": "1.1.0", "type": "tuning", "mtu": 1400, "dataDir": node.state("tuning"),
         "prevResult": prev});
     let mut sbr = tuning.clone();
     sbr["type"] = json!("sbr");
