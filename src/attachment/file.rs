@@ -1,8 +1,8 @@
 //! The files of attachment records below `/run/cni/cnibox`: owned by root, lost at reboot.
 
-use std::fs::{self, OpenOptions};
+use std::fs;
 use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use nix::fcntl::{AT_FDCWD, OFlag};
@@ -34,13 +34,12 @@ pub(super) fn write(path: &Path, host: u64, content: &impl Serialize) -> Result<
         let why = io::Error::other("the host's network namespace is unknown");
         return Err(Error::new("write", path, why));
     }
-    let mut options = OpenOptions::new();
-    options.write(true).create(true).truncate(true).mode(0o600);
-    options.custom_flags((OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC).bits());
-    let mut file = match (options.open(path), path.parent()) {
+    let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_TRUNC;
+    let open = || open_regular(AT_FDCWD, path, flags, Mode::S_IRUSR | Mode::S_IWUSR);
+    let (mut file, _) = match (open(), path.parent()) {
         (Err(e), Some(folder)) if e.kind() == ErrorKind::NotFound => {
             make_folder(folder)?;
-            options.open(path)
+            open()
         }
         (file, _) => file,
     }

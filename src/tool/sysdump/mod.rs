@@ -20,10 +20,11 @@ use crate::cmd;
 use crate::cni::json::{Json, compact, pretty};
 use crate::cni::secrets;
 use crate::error::{Error, Result};
+use crate::files;
 use crate::netlink::{self, Netlink, RouteFilter};
 use crate::netns::Netns;
 use crate::options::{self, CommandLine, Opt, no_words, opt};
-use crate::runtime::{Attach, CachedAttachment, EXTENSIONS, Runtime, conf_files};
+use crate::runtime::{Attach, CachedAttachment, EXTENSIONS, MAX_CONF_BYTES, Runtime, conf_files};
 use crate::skel::{Table, record};
 use crate::sort::sort;
 use crate::sysctl;
@@ -146,6 +147,9 @@ const ENTRIES: usize = 1000;
 /// Limit of the size of all network configurations in bytes.
 const CONFIGURATIONS: usize = 128 * 1024;
 
+/// Limit of the size in bytes of a file of the kernel or of the distribution.
+const MAX_FILE_BYTES: usize = 1 << 20;
+
 /// Limit of the containers whose network is listed.
 const CONTAINERS: usize = 20;
 
@@ -192,7 +196,11 @@ fn collect(folders: &Folders, mut archive: Archive, table: Table) -> Archive {
     archive.add_result("records.json", json_file(&Record::all(None)), Keep::Head);
     archive.add("sysctl.txt", &parameters(), Keep::Head);
     entries(folders, &mut archive);
-    archive.add_result("modules.txt", fs::read_to_string("/proc/modules"), Keep::Head);
+    archive.add_result(
+        "modules.txt",
+        files::read_text(Path::new("/proc/modules"), MAX_FILE_BYTES),
+        Keep::Head,
+    );
     programs(&mut archive);
     archive
 }
@@ -205,7 +213,7 @@ fn configurations(dir: &Path, archive: &mut Archive) {
     let rest = archive.room().saturating_sub(CONFIGURATIONS);
     for file in files {
         let name = format!("net.d/{}", file.strip_prefix(dir).unwrap_or(&file).display());
-        let read = fs::read(&file).map_err(|cause| cause.to_string());
+        let read = files::read(&file, MAX_CONF_BYTES).map_err(|cause| cause.to_string());
         match read.and_then(|bytes| Json::parse(&bytes)) {
             Ok(_) if archive.room() < rest => archive.miss(&name, "no room"),
             Ok(json) => archive.add_result(&name, json_file(&secrets::without(json)), Keep::Head),
@@ -289,7 +297,8 @@ fn json_file(value: &impl serde::Serialize) -> Result<String> {
 fn versions() -> String {
     let own = std::env::current_exe().map(|path| path.display().to_string()).unwrap_or_default();
     let content = |file: &str| {
-        let content = fs::read_to_string(file).unwrap_or_else(|cause| cause.to_string());
+        let content = files::read_text(Path::new(file), MAX_FILE_BYTES);
+        let content = content.unwrap_or_else(|cause| cause.to_string());
         format!("\n{file}:\n{}\n", content.trim_end())
     };
     let files = ["/proc/version", "/etc/os-release", "/proc/uptime"].map(content);
