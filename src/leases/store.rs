@@ -106,7 +106,7 @@ impl LeaseStore {
             let file = FileId::of(&file.metadata().during("stat", Path::new(temp))?);
             journal.add(&Entry { lease, file, end: owner.end, made: Made::Now })
         });
-        let linked = folder.link(temp, &self.dir, &name);
+        let linked = folder.publish(temp, &self.dir, &name);
         // A temporary name that cannot be removed does not change whether the lease exists, so it is no error. The
         // next command that writes a lease removes the name.
         if let Err(error) = folder.remove(temp) {

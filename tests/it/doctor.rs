@@ -53,7 +53,9 @@ impl Ward {
     fn write(&self, file: &str, name: &str, plugins: &Value) {
         let list = json!({"cniVersion": "1.1.0", "name": name, "plugins": plugins}).to_string();
         let below = |name: &str| self.node.path(name).display().to_string();
-        let list = list.replace("LEASES", &below("leases")).replace("TUNING", &below("tuning"));
+        let list = list
+            .replace("LEASES", &below("leases"))
+            .replace("TUNING", &self.node.state("tuning").display().to_string());
         fs::create_dir_all(self.node.path("net.d")).unwrap();
         fs::write(self.node.path("net.d").join(file), list).unwrap();
     }

@@ -42,6 +42,7 @@
 //! | `parity` | comparison with the reference plugins |
 //! | `firewall` | its back ends, compared by traffic, with each other and with the reference |
 //! | `hostile` | a container's changes to its links, and isolation from their effects |
+//! | `tenant` | folders and files that the author of a configuration names |
 //! | `host_device` | devices played by veth ends and a fake sysfs; in the VM, real cards |
 //! | `tap` | tap devices, and programs that read and write Ethernet frames |
 //! | `portmap` | port mappings with nftables, both iptables, and the reference's layout |
@@ -118,6 +119,7 @@ mod status;
 mod strace;
 mod sweep;
 mod tap;
+mod tenant;
 mod trace;
 mod traffic;
 mod tuning;

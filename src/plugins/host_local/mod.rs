@@ -260,6 +260,12 @@ struct Plan {
 impl Plan {
     fn resolve(cx: &Cx<'_>, conf: &Conf) -> Result<Plan> {
         let ipam: Ipam = conf.ipam()?;
+        let dir = conf.data_dir()?;
+        if dir.is_relative() {
+            let msg = format!("dataDir \"{}\" is not an absolute path", dir.display());
+            let why = "it would be another folder for each working directory of the runtime";
+            return Err(Error::config(msg).with_details(why));
+        }
         let runtime = conf.runtime()?;
         let args: Args = Json::decode_or_default(conf.args.as_ref())?;
         let from_env = cx.args(&["IP"])?.get("IP", ip::parse_ip_or_cidr)?;

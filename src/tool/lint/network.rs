@@ -1,6 +1,5 @@
 //! The checks of one file: its form, its keys, its plugins and their order.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use ipnet::IpNet;
@@ -11,9 +10,11 @@ use crate::cni::json::keys::Keys;
 use crate::cni::json::place::{Place, Position, Step};
 use crate::cni::{NetworkName, SpecVersion};
 use crate::error::{Context, Error, Result};
+use crate::files;
 use crate::options::nearest;
+
 use crate::runtime::list::is_list;
-use crate::runtime::{NetworkList, PluginConf};
+use crate::runtime::{MAX_CONF_BYTES, NetworkList, PluginConf};
 use crate::skel::call::{Call, Caller, Env, RunFn};
 use crate::skel::{Kind, OwnPlugin, Remarks, Table, Verb};
 
@@ -74,7 +75,8 @@ impl Network<'_> {
     }
 
     fn document(&mut self) -> Result<()> {
-        let bytes = fs::read(&self.file).map_err(|e| Error::io("read the file", &e))?;
+        let bytes = files::read(&self.file, MAX_CONF_BYTES);
+        let bytes = bytes.map_err(|e| Error::io("read the file", &e))?;
         self.text = String::from_utf8_lossy(&bytes).into_owned();
         let Ok(json) = Json::parse(&bytes) else {
             return NetworkList::from_any_file(&self.file).map(drop);

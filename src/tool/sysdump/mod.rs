@@ -21,10 +21,11 @@ use crate::cmd;
 use crate::cni::json::{Json, compact, pretty};
 use crate::cni::secrets::{self, Shown};
 use crate::error::{Error, Result};
+use crate::files;
 use crate::netlink::{self, Netlink, RouteFilter};
 use crate::netns::Netns;
 use crate::options::{self, CommandLine, Opt, no_words, opt};
-use crate::runtime::{Attach, CachedAttachment, EXTENSIONS, Runtime, conf_files};
+use crate::runtime::{Attach, CachedAttachment, EXTENSIONS, MAX_CONF_BYTES, Runtime, conf_files};
 use crate::skel::{Table, record};
 use crate::sort::sort;
 use crate::sysctl;
@@ -222,7 +223,7 @@ impl Sources<'_> {
         let rest = archive.room().saturating_sub(CONFIGURATIONS);
         for file in files {
             let name = format!("net.d/{}", file.strip_prefix(dir).unwrap_or(&file).display());
-            let read = fs::read(&file).map_err(|cause| cause.to_string());
+            let read = files::read(&file, MAX_CONF_BYTES).map_err(|cause| cause.to_string());
             match read.and_then(|bytes| Json::parse(&bytes)) {
                 Ok(_) if archive.room() < rest => archive.miss(&name, "no room"),
                 Ok(json) => {
