@@ -10,7 +10,7 @@ use socket2::Socket;
 use super::family::Lease;
 use super::machine::Release;
 use super::record::Record;
-use super::sandbox;
+use super::sandbox::{self, InterfaceError};
 use super::socket;
 use super::timing::{NEVER, Timing};
 use super::v4::frame::{self, Ends};
@@ -34,39 +34,6 @@ const CONFIRMATIONS: [Duration; 3] =
     [Duration::from_millis(250), Duration::from_millis(500), Duration::from_secs(1)];
 /// Longer than any valid message.
 const BUFFER: usize = 2048;
-
-/// Why an interface is not usable.
-#[derive(Debug)]
-pub enum InterfaceError {
-    /// The namespace or the interface does not exist any more, or was replaced.
-    Gone(String),
-    /// An error of a socket.
-    Io(io::Error),
-    /// Any other error.
-    Failed(Error),
-}
-
-impl From<InterfaceError> for Error {
-    fn from(error: InterfaceError) -> Error {
-        match error {
-            InterfaceError::Gone(why) => Error::internal(why),
-            InterfaceError::Io(cause) => Error::io("use the interface", &cause),
-            InterfaceError::Failed(error) => error,
-        }
-    }
-}
-
-impl From<io::Error> for InterfaceError {
-    fn from(cause: io::Error) -> InterfaceError {
-        InterfaceError::Io(cause)
-    }
-}
-
-impl From<Error> for InterfaceError {
-    fn from(error: Error) -> InterfaceError {
-        InterfaceError::Failed(error)
-    }
-}
 
 /// Sets the interface up, waits for its carrier, and returns its Ethernet address.
 pub fn prepare(ifname: &str) -> Result<Mac> {

@@ -4,14 +4,46 @@
 //! each visit. A link of procfs is not, because that needs `CAP_SYS_PTRACE`: the daemon keeps the descriptor that it got,
 //! and closes it when the link is gone.
 
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::interface::InterfaceError;
 use super::passing::{Link, Passed};
 use crate::error::{Error, Result};
 use crate::netns::{self, Netns};
+
+/// Why an interface is not usable.
+#[derive(Debug)]
+pub enum InterfaceError {
+    /// The namespace or the interface does not exist any more, or was replaced.
+    Gone(String),
+    /// An error of a socket.
+    Io(io::Error),
+    /// Any other error.
+    Failed(Error),
+}
+
+impl From<InterfaceError> for Error {
+    fn from(error: InterfaceError) -> Error {
+        match error {
+            InterfaceError::Gone(why) => Error::internal(why),
+            InterfaceError::Io(cause) => Error::io("use the interface", &cause),
+            InterfaceError::Failed(error) => error,
+        }
+    }
+}
+
+impl From<io::Error> for InterfaceError {
+    fn from(cause: io::Error) -> InterfaceError {
+        InterfaceError::Io(cause)
+    }
+}
+
+impl From<Error> for InterfaceError {
+    fn from(error: Error) -> InterfaceError {
+        InterfaceError::Failed(error)
+    }
+}
 
 /// The namespace of a lease.
 #[derive(Debug)]
@@ -126,7 +158,7 @@ pub fn require_cookie(recorded: Option<u64>) -> Result<(), InterfaceError> {
 
 fn forbidden(error: &netns::Error) -> Error {
     Error::internal(error.to_string()).with_details(
-        "the daemon itself opens mounts only, such as those in /run/netns: the dhcp plugin opens other namespaces since \
-         release 0.3.0, and a daemon that was started with CAP_SYS_PTRACE those of its leases",
+        "the daemon itself opens only mounts, such as those in /run/netns: the dhcp plugin of its release passes other \
+         namespaces to it, and a daemon that starts with CAP_SYS_PTRACE opens those of its leases",
     )
 }

@@ -165,6 +165,8 @@ fn restrict_files(files: &Files<'_>) -> Result<RestrictionStatus, RulesetError> 
     let rules = Ruleset::default().handle_access(changes)?.scope(Scope::from_all(ABI::V6))?;
     let leases = AccessFs::WriteFile | AccessFs::MakeReg | AccessFs::RemoveFile;
     let folders = files.removed.iter().filter_map(|path| path.as_deref()?.parent());
+    let here = Path::new(".");
+    let folders = folders.map(|dir| if dir.as_os_str().is_empty() { here } else { dir });
     rules
         .create()?
         .add_rules(path_beneath_rules([files.leases], leases))?
@@ -228,13 +230,15 @@ fn by_number() -> [sock_filter; 5] {
 mod tests {
     use std::fs::{self, File};
     use std::io::{self, ErrorKind};
-    use std::os::unix::net::UnixStream;
-    use std::process::{Command, id};
+    use std::os::unix::net::{UnixListener, UnixStream};
+    use std::path::PathBuf;
+    use std::process::{Child, Command, id};
 
     use nix::sys::signal::kill;
     use nix::unistd::Pid;
 
     use super::*;
+    use crate::netns::on_scratch_thread;
 
     const ALLOWED: u32 = libc::SECCOMP_RET_ALLOW;
     const REFUSED_CALL: u32 = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
@@ -251,7 +255,7 @@ mod tests {
         let mut data = vec![u32::try_from(call).unwrap(), arch, 0, 0];
         for at in 0..6 {
             let arg = args.get(at).copied().unwrap_or_default();
-            data.extend([arg as u32, (arg >> 32) as u32]);
+            data.extend([arg, arg >> 32].map(|half| u32::try_from(half & 0xffff_ffff).unwrap()));
         }
         let (mut at, mut value) = (0, 0);
         loop {
@@ -306,86 +310,109 @@ mod tests {
         }
     }
 
-    /// The kinds of the errors of an attack.
-    fn errors(attempts: Vec<(&'static str, io::Result<()>)>) -> Vec<(&'static str, ErrorKind)> {
+    /// What an exploited daemon would try, each attempt with its name.
+    type Attempts = Vec<(&'static str, io::Result<()>)>;
+
+    /// The attempts that failed.
+    fn failed(attempts: Attempts) -> Vec<(&'static str, ErrorKind)> {
         let failed = attempts.into_iter().filter_map(|(what, done)| Some((what, done.err()?)));
         failed.map(|(what, error)| (what, error.kind())).collect()
     }
 
+    fn write(path: impl AsRef<Path>) -> io::Result<()> {
+        File::options().write(true).open(path).map(drop)
+    }
+
+    /// A node with another process of root, and files.
+    struct Node {
+        dir: tempfile::TempDir,
+        victim: Child,
+        _runtime: UnixListener,
+    }
+
+    impl Node {
+        fn new() -> Node {
+            let dir = tempfile::tempdir().unwrap();
+            for folder in ["leases", "run"] {
+                fs::create_dir(dir.path().join(folder)).unwrap();
+            }
+            for file in ["leases/old", "run/socket", "foreign"] {
+                fs::write(dir.path().join(file), "x").unwrap();
+            }
+            let runtime = UnixListener::bind(dir.path().join("runtime")).unwrap();
+            let victim = Command::new("sleep").arg("60").spawn().unwrap();
+            Node { dir, victim, _runtime: runtime }
+        }
+
+        fn path(&self, name: &str) -> PathBuf {
+            self.dir.path().join(name)
+        }
+
+        fn processes(&self) -> Attempts {
+            let proc = |name: &str| format!("/proc/{}/{name}", self.victim.id());
+            vec![
+                ("memory", write(proc("mem"))),
+                ("namespace", File::open(proc("ns/net")).map(drop)),
+            ]
+        }
+
+        fn all(&self) -> Attempts {
+            let (new, linked) = (self.path("new"), self.path("leases/linked"));
+            let link = || fs::hard_link(self.path("foreign"), &linked);
+            let pid = Pid::from_raw(self.victim.id().try_into().unwrap());
+            let others = vec![
+                ("write", write(self.path("foreign"))),
+                ("truncate", fs::write(self.path("foreign"), "y")),
+                ("create", File::create_new(&new).and_then(|_| fs::remove_file(&new))),
+                ("link", link().and_then(|()| fs::remove_file(&linked))),
+                ("core", write("/proc/sys/kernel/core_pattern")),
+                ("signal", kill(pid, None).map_err(io::Error::from)),
+                ("runtime", UnixStream::connect(self.path("runtime")).map(drop)),
+                ("program", Command::new("true").status().map(drop)),
+            ];
+            self.processes().into_iter().chain(others).collect()
+        }
+    }
+
+    impl Drop for Node {
+        fn drop(&mut self) {
+            drop(self.victim.kill());
+            drop(self.victim.wait());
+        }
+    }
+
+    #[test]
+    fn without_its_capabilities_no_process_is_reached() {
+        let node = Node::new();
+        assert_eq!(failed(node.processes()), []);
+        let denied = ["memory", "namespace"].map(|what| (what, ErrorKind::PermissionDenied));
+        let dropped = || {
+            drop_capabilities().unwrap();
+            assert_eq!(failed(node.processes()), denied);
+        };
+        on_scratch_thread(dropped).unwrap();
+    }
+
     #[test]
     fn a_confined_thread_reaches_no_process_and_no_file() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = |name: &str| dir.path().join(name);
-        for folder in ["leases", "run"] {
-            fs::create_dir(path(folder)).unwrap();
-        }
-        for file in ["leases/old", "run/socket", "foreign"] {
-            fs::write(path(file), "x").unwrap();
-        }
-        let _listener = std::os::unix::net::UnixListener::bind(path("runtime")).unwrap();
-        let mut victim = Command::new("sleep").arg("60").spawn().unwrap();
-        let pid = Pid::from_raw(victim.id().try_into().unwrap());
-        let write = |path: &Path| File::options().write(true).open(path).map(drop);
-        let processes = || {
-            let link = format!("/proc/{pid}/ns/net");
-            vec![
-                ("memory", write(Path::new(&format!("/proc/{pid}/mem")))),
-                ("namespace", File::open(link).map(drop)),
-            ]
+        let node = Node::new();
+        assert_eq!(failed(node.all()), [], "the attempts succeed without confinement");
+        let (leases, socket) = (node.path("leases"), node.path("run/socket"));
+        let confined = || {
+            confine(&Files { leases: &leases, removed: &[Some(&socket), None] }).unwrap();
+            let failed = failed(node.all());
+            // EXDEV is Landlock's answer to a hard link from another folder.
+            let denied = [ErrorKind::PermissionDenied, ErrorKind::CrossesDevices];
+            assert_eq!(failed.len(), 10, "{failed:?}");
+            assert!(failed.iter().all(|(_, kind)| denied.contains(kind)), "{failed:?}");
+            assert_eq!(fs::read(node.path("foreign")).unwrap(), b"y");
+            // What the daemon does.
+            fs::write(leases.join(".tmp"), "z").unwrap();
+            fs::rename(leases.join(".tmp"), leases.join("old")).unwrap();
+            fs::remove_file(leases.join("old")).unwrap();
+            fs::remove_file(&socket).unwrap();
+            std::thread::spawn(|| ()).join().unwrap();
         };
-        let files = || {
-            vec![
-                ("write", write(&path("foreign"))),
-                (
-                    "create",
-                    File::create_new(path("new")).and_then(|_| fs::remove_file(path("new"))),
-                ),
-                ("truncate", fs::write(path("foreign"), "y")),
-                (
-                    "link",
-                    fs::hard_link(path("foreign"), path("leases/l"))
-                        .and_then(|()| fs::remove_file(path("leases/l"))),
-                ),
-                ("core", write(Path::new("/proc/sys/kernel/core_pattern"))),
-            ]
-        };
-        let calls = || {
-            vec![
-                ("signal", kill(pid, None).map_err(io::Error::from)),
-                ("runtime", UnixStream::connect(path("runtime")).map(drop)),
-                ("program", Command::new("true").status().map(drop)),
-            ]
-        };
-        let all = || errors(processes().into_iter().chain(files()).chain(calls()).collect());
-        assert_eq!(all(), [], "the attacks of this test work without confinement");
-        let (socket, leases) = (path("run/socket"), path("leases"));
-        let confined = Files { leases: &leases, removed: &[Some(&socket), None] };
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                drop_capabilities().unwrap();
-                // The victim has capabilities that this thread does not have any more.
-                let denied = ErrorKind::PermissionDenied;
-                assert_eq!(errors(processes()), [("memory", denied), ("namespace", denied)]);
-            });
-            scope.spawn(|| {
-                confine(&confined).unwrap();
-                let denied = |(_, kind): &(_, ErrorKind)| match kind {
-                    // Landlock's answer to hard links into another folder.
-                    ErrorKind::PermissionDenied | ErrorKind::CrossesDevices => true,
-                    _ => false,
-                };
-                let failed = all();
-                assert!(failed.len() == 10 && failed.iter().all(denied), "{failed:?}");
-                // What the daemon does remains possible.
-                fs::write(path("leases/.tmp"), "z").unwrap();
-                fs::rename(path("leases/.tmp"), path("leases/old")).unwrap();
-                fs::remove_file(path("leases/old")).unwrap();
-                fs::remove_file(&socket).unwrap();
-                assert_eq!(fs::read(path("foreign")).unwrap(), b"y");
-                std::thread::spawn(|| ()).join().unwrap();
-            });
-        });
-        victim.kill().unwrap();
-        victim.wait().unwrap();
+        on_scratch_thread(confined).unwrap();
     }
 }

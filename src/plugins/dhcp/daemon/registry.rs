@@ -7,10 +7,9 @@ use std::rc::Rc;
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
 use super::super::family::Lease;
-use super::super::interface::InterfaceError;
 use super::super::record::{Record, Records};
 use super::super::rpc::Key;
-use super::super::sandbox::{self, Sandbox};
+use super::super::sandbox::{self, InterfaceError, Sandbox};
 use super::options::Options;
 use crate::error::{Error, Result};
 

@@ -9,11 +9,10 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::spawn_local;
 
 use super::super::family::{self, Lease};
-use super::super::interface::InterfaceError;
 use super::super::passing::Passed;
 use super::super::record::{Record, Records};
 use super::super::rpc::{Key, Request, Verb};
-use super::super::sandbox::Sandbox;
+use super::super::sandbox::{InterfaceError, Sandbox};
 use super::super::socket;
 use super::super::timing::{NEVER, now};
 use super::options::Options;
@@ -35,7 +34,7 @@ impl Registry {
                 Ok(sandbox) => Some((record, sandbox.into())),
                 Err(InterfaceError::Gone(why)) => {
                     log::line(format_args!("{}: {why}; the lease is forgotten", record.key));
-                    records.remove(&record.key).unwrap_or_else(|error| log::warn(error));
+                    records.remove(&record.key).unwrap_or_else(log::warn);
                     None
                 }
                 Err(error) => {

@@ -10,10 +10,10 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 
 use super::super::family::{Family, Lease};
-use super::super::interface::{self, Change, InterfaceError};
+use super::super::interface::{self, Change};
 use super::super::machine::{Action, StateMachine};
 use super::super::record::Record;
-use super::super::sandbox::Sandbox;
+use super::super::sandbox::{InterfaceError, Sandbox};
 use super::super::socket;
 use super::super::timing::{NEVER, now};
 use super::registry::{Phase, Registry};
@@ -75,12 +75,16 @@ impl LeaseTask {
         let (cookie, mac, addresses) = self.visit(look).await??;
         let leased = self.record.lease.as_ref().map(Lease::address);
         let known = mac == self.record.mac || leased.is_some_and(|ip| addresses.contains(&ip));
-        if self.record.netns_cookie.is_none() && !known {
+        if self.record.netns_cookie.is_some() {
+            return Ok(());
+        }
+        if !known {
             let name = &self.record.key.ifname;
             let why = format!("{name} is not known by its Ethernet or IP address");
             return Err(InterfaceError::Gone(why));
         }
         self.record.netns_cookie = cookie;
+        self.save();
         Ok(())
     }
 

@@ -7,8 +7,8 @@ use std::time::Duration;
 use tokio::time::sleep;
 
 use super::super::family::Family;
-use super::super::interface::InterfaceError;
 use super::super::machine::Listening;
+use super::super::sandbox::InterfaceError;
 use super::super::v4::frame::{self, BROADCAST, CLIENT_PORT, Ends, SERVER_PORT};
 use super::super::v4::message::Message;
 use super::super::v6::{message::Message as MessageV6, neighbour};
