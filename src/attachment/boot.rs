@@ -1,16 +1,18 @@
 //! The boot in which an attachment was made: everything that a container has on the host ends with the boot.
 
-use std::fs::File;
-use std::io::Read;
+use std::path::Path;
 
-use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
+use nix::sys::statfs::{TMPFS_MAGIC, statfs};
 use nix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
+use crate::files;
 use crate::sysctl::{self, REPLACED};
 
 /// The machine id, machine-id(5).
 const MACHINE_ID: &str = "/etc/machine-id";
+/// Limit of its size in bytes.
+const MAX_ID_BYTES: usize = 64;
 
 /// A boot of a machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -83,12 +85,10 @@ fn machine_id() -> Option<String> {
 }
 
 fn read_id(path: &str) -> Option<String> {
-    let file = File::open(path).ok()?;
-    if fstatfs(&file).ok()?.filesystem_type() == TMPFS_MAGIC {
+    if statfs(path).ok()?.filesystem_type() == TMPFS_MAGIC {
         return None;
     }
-    let mut text = String::new();
-    file.take(64).read_to_string(&mut text).ok()?;
+    let text = String::from_utf8(files::read(Path::new(path), MAX_ID_BYTES).ok()?).ok()?;
     let id = text.trim();
     // An image may have the text "uninitialized" in the file.
     let is_id = id.len() == 32 && id.chars().all(|c| c.is_ascii_hexdigit());

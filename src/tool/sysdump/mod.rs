@@ -208,7 +208,7 @@ fn collect(folders: &Folders, mut archive: Archive, table: Table) -> Archive {
     archive.add_result("records.json", json_file(&Record::all(None)), Keep::Head);
     archive.add("sysctl.txt", &parameters(), Keep::Head);
     entries(folders, &mut archive);
-    archive.add_result("modules.txt", fs::read_to_string("/proc/modules"), Keep::Head);
+    archive.add("modules.txt", &node_file("/proc/modules"), Keep::Head);
     programs(&mut archive);
     archive
 }
@@ -313,12 +313,15 @@ fn json_file(value: &impl serde::Serialize) -> Result<String> {
     Ok(pretty(value)? + "\n")
 }
 
+/// The content of a file about the node, or why it cannot be read.
+fn node_file(path: &str) -> String {
+    let content = files::read(Path::new(path), MAX_CONF_BYTES);
+    content.map_or_else(|e| e.to_string(), |bytes| String::from_utf8_lossy(&bytes).into_owned())
+}
+
 fn versions() -> String {
     let own = std::env::current_exe().map(|path| path.display().to_string()).unwrap_or_default();
-    let content = |file: &str| {
-        let content = fs::read_to_string(file).unwrap_or_else(|cause| cause.to_string());
-        format!("\n{file}:\n{}\n", content.trim_end())
-    };
+    let content = |file: &str| format!("\n{file}:\n{}\n", node_file(file).trim_end());
     let files = ["/proc/version", "/etc/os-release", "/proc/uptime"].map(content);
     format!("{}executable: {own}\n{}", options::version(), files.concat())
 }
