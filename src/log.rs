@@ -3,8 +3,8 @@
 //! Runtimes collect a plugin's stderr; stdout belongs to the result.
 
 use std::cell::RefCell;
-use std::fmt;
-use std::io::Write;
+use std::fmt::{self, Write as _};
+use std::io::Write as _;
 
 thread_local! {
     /// The prefix of this thread's lines: the call with its container, and the network.
@@ -61,7 +61,8 @@ pub fn printable(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for c in text.chars() {
         if is_control(c) || is_direction(c) {
-            shown += &format!("\\u{:04x}", u32::from(c));
+            // Writing to a string cannot fail.
+            write!(shown, "\\u{:04x}", u32::from(c)).unwrap_or_default();
         } else {
             shown.push(c);
         }

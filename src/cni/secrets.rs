@@ -176,9 +176,9 @@ pub fn values(json: &Json) -> Vec<String> {
 fn collect(json: &Json, is_of_secret: bool, found: &mut Vec<String>) {
     match json {
         Json::Object(members) => {
-            members.iter().for_each(|(key, value)| {
+            for (key, value) in members {
                 collect(value, is_of_secret || is_secret(key), found);
-            });
+            }
         }
         Json::Array(items) => items.iter().for_each(|item| collect(item, is_of_secret, found)),
         Json::String(text) if is_of_secret && text.len() >= SHORTEST => found.push(text.clone()),

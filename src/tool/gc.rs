@@ -67,7 +67,7 @@ impl Selection<'_> {
     }
 
     /// Why the attachment can be deleted; `None` if it has to stay.
-    pub(super) fn end(&self, network: &str, id: &str, liveness: &Liveness) -> Option<String> {
+    pub(super) fn end(&self, network: &str, id: &str, liveness: Liveness) -> Option<String> {
         if !self.has(network, id) {
             return None;
         }
@@ -107,7 +107,7 @@ fn find(folders: &Folders, runtime: &Runtime, selection: &Selection<'_>) -> Resu
         let CachedAttachment { network, attach, .. } = &cached;
         let Attach { container_id, ifname, .. } = attach;
         found.is_new(network, container_id, ifname);
-        if let Some(why) = selection.end(network, container_id, &life.liveness) {
+        if let Some(why) = selection.end(network, container_id, life.liveness) {
             if let Some(list) = cached.list() {
                 // The path may belong to another container meanwhile.
                 let attach = Attach { netns: String::new(), ..cached.attach };
@@ -120,7 +120,7 @@ fn find(folders: &Folders, runtime: &Runtime, selection: &Selection<'_>) -> Resu
             found.doubtful.push(format!("in doubt: {what} (network {network})\n"));
         }
     }
-    let mut add = |network: &str, id: &str, ifname: &str, liveness: &Liveness| {
+    let mut add = |network: &str, id: &str, ifname: &str, liveness: Liveness| {
         // What was found first counts: the cache, then the record, then the lease.
         if found.is_new(network, id, ifname)
             && let Some(why) = selection.end(network, id, liveness)
@@ -130,13 +130,13 @@ fn find(folders: &Folders, runtime: &Runtime, selection: &Selection<'_>) -> Resu
         }
     };
     for record in Record::all(selection.network) {
-        add(&record.network, &record.id, &record.ifname, &record.liveness());
+        add(&record.network, &record.id, &record.ifname, record.liveness());
     }
     for store in folders.stores(selection.network)? {
         let listing = Listing::open_existing(&store.data_dir, &store.network)?;
         for status in listing.iter().flat_map(Listing::statuses) {
             if let Some(ifname) = &status.lease.ifname {
-                add(&store.network, &status.lease.id, ifname, &status.liveness);
+                add(&store.network, &status.lease.id, ifname, status.liveness);
             }
         }
     }

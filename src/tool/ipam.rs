@@ -183,7 +183,7 @@ pub(super) fn gc_all(
     }
     // The state of dead attachments without a lease of host-local.
     for record in Record::all(selection.network) {
-        let Some(why) = selection.end(&record.network, &record.id, &record.liveness()) else {
+        let Some(why) = selection.end(&record.network, &record.id, record.liveness()) else {
             continue;
         };
         if !dry_run {
@@ -293,7 +293,7 @@ impl Row {
     fn of_lease(network: &str, status: LeaseStatus) -> Row {
         // The nanoseconds of the time are not significant and may lie in the future.
         let age = |created| SystemTime::now().duration_since(created).unwrap_or_default().as_secs();
-        let (alive, reason) = is_alive(&status.liveness);
+        let (alive, reason) = is_alive(status.liveness);
         let Lease { ip: address, id, ifname: interface } = status.lease;
         let (network, container) = (network.to_owned(), Some(id));
         Row { address, age: status.created.map(age), alive, container, interface, network, reason }

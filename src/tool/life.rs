@@ -18,7 +18,7 @@ impl Life {
     pub(super) fn doubt(&self, netns: &str) -> Option<String> {
         let rival = self.rival.as_ref();
         let taken = rival.map(|id| format!("{netns} is also the namespace of container {id}"));
-        doubt(&self.liveness).map(|why| taken.unwrap_or(why))
+        doubt(self.liveness).map(|why| taken.unwrap_or(why))
     }
 }
 
@@ -43,17 +43,17 @@ pub(super) fn lives(
 }
 
 /// Why an attachment has ended; `None` if it may be in use.
-pub(super) fn end(liveness: &Liveness) -> Option<String> {
+pub(super) fn end(liveness: Liveness) -> Option<String> {
     if let Liveness::Gone(why) = liveness { Some(why.to_string()) } else { None }
 }
 
 /// Why nothing is certain; `None` if something is.
-pub(super) fn doubt(liveness: &Liveness) -> Option<String> {
+pub(super) fn doubt(liveness: Liveness) -> Option<String> {
     if let Liveness::Unknown(doubt) = liveness { Some(doubt.to_string()) } else { None }
 }
 
 /// Whether the container is alive, if that is certain, and the reason unless it is.
-pub(super) fn is_alive(liveness: &Liveness) -> (Option<bool>, Option<String>) {
+pub(super) fn is_alive(liveness: Liveness) -> (Option<bool>, Option<String>) {
     match liveness {
         Liveness::Alive => (Some(true), None),
         Liveness::Gone(_) => (Some(false), end(liveness)),

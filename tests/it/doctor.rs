@@ -591,9 +591,9 @@ fn what_is_in_doubt_is_collected_by_name() {
     let file = ward.node.path("cache/results/pods-pod0-eth0");
     let text = fs::read_to_string(&file).unwrap();
     fs::remove_file(&file).unwrap();
-    // A second container with the same path, without record and lease.
+    // A second container with the same path, without record, lease and link.
     let other = ward.node.path("cache/results/pods-pod7-eth0");
-    fs::write(&other, text.replace("pod0", "pod7")).unwrap();
+    fs::write(&other, text.replace("pod0", "pod7").replace("\"veth", "\"gone")).unwrap();
     fs::write(&file, text).unwrap();
     let gc = |extra: &[&str]| ward.look(&[&["gc"], extra].concat()).printed();
     let doubt = "container pod7, interface eth0: ";

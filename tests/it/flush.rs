@@ -150,7 +150,7 @@ fn nothing_is_missed_after_an_add() {
             let case = format!("{subnets:?} {backend} {policy} {snat}");
             let row = Row::new(&node, plugins.iter().map(net).collect());
             assert_eq!(row.refusals("STATUS", 50) + row.refusals("CHECK", 999), 0, "{case}");
-            let repaired = node.tool("repair", &[]).run().stdout;
+            let repaired = node.cnibox(&["repair"]).run().stdout;
             assert_eq!(repaired, "nothing was missing\n", "{case}");
             for (net, prev) in row.list.iter().zip(&row.results[1..]).rev() {
                 let net = net.with(&json!({"prevResult": prev}));

@@ -111,6 +111,11 @@ impl Node {
         Call { args, ..Call::to(self.bin().join(name), BTreeMap::new()) }
     }
 
+    /// A call of `cnibox`.
+    pub(crate) fn cnibox(&self, args: &[&str]) -> Call {
+        self.tool("cnitool", args).program(executable())
+    }
+
     /// A host-local configuration with one range per subnet and its leases in this node.
     pub(crate) fn host_local(&self, subnets: &[&str]) -> Value {
         let ranges: Vec<_> = subnets.iter().map(|s| json!([{"subnet": s}])).collect();

@@ -46,7 +46,7 @@ pub(super) fn read(folders: &Folders, runtime: &Runtime) -> Result<Vec<Attached>
         let ips = result.ips.iter().map(|ip| ip.address.addr()).collect();
         let is_default = |dst: &IpNet| dst.addr().is_ipv4() && dst.prefix_len() == 0;
         let has_default = result.routes.iter().any(|route| is_default(&route.dst));
-        Attached { life, list, ips, has_default, cached }
+        Attached { cached, life, list, ips, has_default }
     };
     Ok(folders.attachments(runtime)?.into_iter().map(attached).collect())
 }
@@ -55,7 +55,7 @@ impl Attached {
     /// CHECK, unless the container is gone.
     pub(super) fn check(&self, runtime: &Runtime) -> Option<Finding> {
         let (title, attach) = (title(&self.cached), &self.cached.attach);
-        if let Some(why) = end(&self.life.liveness) {
+        if let Some(why) = end(self.life.liveness) {
             let problem = format!("was not detached: {why}");
             return Some(Finding::warning(title, problem, COLLECT));
         }
@@ -122,7 +122,7 @@ impl Attached {
 
 /// The attachments whose containers may be alive.
 pub(super) fn living(attached: &[Attached]) -> impl Iterator<Item = &Attached> {
-    attached.iter().filter(|attached| end(&attached.life.liveness).is_none())
+    attached.iter().filter(|attached| end(attached.life.liveness).is_none())
 }
 
 /// A network whose gateway is the node, with the addresses of its living containers.
@@ -143,7 +143,7 @@ pub(super) fn routed(attached: &[Attached]) -> Vec<Routed<'_>> {
 /// Remains of dead containers that are not in the cache.
 pub(super) fn unknown(attached: &[Attached]) -> Vec<Finding> {
     let remains = |record: Record| {
-        let why = end(&record.liveness())?;
+        let why = end(record.liveness())?;
         let title = title_of(&record.network, &record.id, &record.ifname);
         let is_known = attached.iter().any(|attached| self::title(&attached.cached) == title);
         let problem = format!("left rules or devices: {why}");
@@ -165,7 +165,7 @@ pub(super) fn leases(attached: &[Attached], stores: &[Store]) -> Result<Vec<Find
             statuses.extend(listing.iter().flat_map(Listing::statuses));
         }
         let (dead, living_leases): (Vec<_>, Vec<_>) =
-            statuses.iter().partition(|status| end(&status.liveness).is_some());
+            statuses.iter().partition(|status| end(status.liveness).is_some());
         for LeaseStatus { lease, .. } in living_leases {
             let owner = title_of(network, &lease.id, lease.ifname.as_deref().unwrap_or("?"));
             if let Some(other) = owners.insert(lease.ip, owner.clone()) {

@@ -263,7 +263,7 @@ impl Sources<'_> {
         let pair = |(key, value): &(String, String)| {
             Json::Array(vec![key.as_str().into(), secrets::without_arg(key, value).as_str().into()])
         };
-        let (alive, reason) = is_alive(&life.liveness);
+        let (alive, reason) = is_alive(life.liveness);
         let alive = in_words((alive, life.doubt(netns).or(reason)));
         let config = Json::parse(&cached.config).unwrap_or(Json::Null);
         let capability_args = Json::Object(capability_args.clone());

@@ -97,7 +97,7 @@ fn rules_of_running_containers_go_back_with_the_plugins() {
     // The restored plugin detaches the container, which leaves nothing that a later installation would restore.
     node.sh("nft delete table inet cni_plugins_masquerade");
     at.install(&[]);
-    let repair = node.tool("cnitool", &["repair", "--dry-run"]).program(executable());
+    let repair = node.cnibox(&["repair", "--dry-run"]);
     assert_eq!(repair.printed(), "nothing was missing\n");
 }
 
