@@ -97,6 +97,13 @@ impl Record {
         Record::read(instance).filter(|record| record.ips.contains(&ip))
     }
 
+    /// The records of the other attachments of this host that have this address.
+    pub fn sharing(ip: IpAddr, except: Owner<'_>) -> Vec<Record> {
+        let mut records = Record::all(None);
+        records.retain(|record| record.ips.contains(&ip) && record.owner() != except);
+        records
+    }
+
     /// All records of `network`, or of all networks.
     pub fn all(network: Option<&str>) -> Vec<Record> {
         let prefix = network.map(network_hash).unwrap_or_default();
