@@ -4,7 +4,7 @@ use std::cell::OnceCell;
 
 use super::call::Call;
 use crate::cni::args::Args;
-use crate::cni::{CniResult, NetConf, SpecVersion};
+use crate::cni::{Attachment, CniResult, NetConf, SpecVersion};
 use crate::error::{Context, Error, Result};
 use crate::netlink::Netlink;
 
@@ -17,11 +17,13 @@ pub struct Cx<'a> {
     pub version: SpecVersion,
     pub(super) call: &'a Call<'a>,
     host: OnceCell<Netlink>,
+    /// For GC.
+    pub(super) in_doubt: OnceCell<Vec<Attachment>>,
 }
 
 impl<'a> Cx<'a> {
     pub(super) fn new(call: &'a Call<'a>, net: NetConf, version: SpecVersion) -> Cx<'a> {
-        Cx { net, version, call, host: OnceCell::new() }
+        Cx { net, version, call, host: OnceCell::new(), in_doubt: OnceCell::new() }
     }
 
     /// Netlink in the namespace of the plugin's process, opened on first use.

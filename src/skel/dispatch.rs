@@ -2,7 +2,7 @@
 
 use super::call::{Applet, Call, Caller, Env, Kind, Main, OwnPlugin, Remarks, Service, Verb};
 use super::context::Cx;
-use super::plugin::{AddReq, DelReq, GcReq, Plugin, Sandbox};
+use super::plugin::{AddReq, DelReq, Plugin, Sandbox};
 use super::reclaim;
 use crate::attachment::{Owner, forget};
 use crate::cni::version::quoted_list;
@@ -54,7 +54,8 @@ fn dispatch<P: Plugin>(call: &Call<'_>) -> Result<Option<CniResult>> {
             trouble?;
         }
         Verb::Gc => {
-            let req = cx.net.valid_attachments()?.map(|valid| GcReq { valid });
+            let valid = cx.net.valid_attachments()?;
+            let req = valid.map(|valid| cx.gc_request(P::NAME, valid)).transpose()?;
             if let Some(req) = &req {
                 P::gc(cx, &conf, req)?;
             } else {
