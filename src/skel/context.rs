@@ -5,7 +5,7 @@ use std::cell::{Cell, OnceCell};
 use super::call::{Call, Caller};
 use crate::attachment::HostEnd;
 use crate::cni::args::Args;
-use crate::cni::{CniResult, NetConf, SpecVersion};
+use crate::cni::{Attachment, CniResult, NetConf, SpecVersion};
 use crate::error::{Context, Error, Result};
 use crate::netlink::Netlink;
 
@@ -19,11 +19,14 @@ pub struct Cx<'a> {
     pub(super) call: &'a Call<'a>,
     host: OnceCell<Netlink>,
     end: Cell<Option<HostEnd>>,
+    /// For GC.
+    pub(super) in_doubt: OnceCell<Vec<Attachment>>,
 }
 
 impl<'a> Cx<'a> {
     pub(super) fn new(call: &'a Call<'a>, net: NetConf, version: SpecVersion) -> Cx<'a> {
-        Cx { net, version, call, host: OnceCell::new(), end: Cell::new(None) }
+        let (host, end, in_doubt) = (OnceCell::new(), Cell::new(None), OnceCell::new());
+        Cx { net, version, call, host, end, in_doubt }
     }
 
     /// Netlink in the namespace of the plugin's process, opened on first use.

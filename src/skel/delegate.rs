@@ -109,11 +109,6 @@ impl<'a> Cx<'a> {
         self.ipam()?.run(Verb::Check).map(drop)
     }
 
-    /// GC of the IPAM plugin.
-    pub fn ipam_gc(&'a self) -> Result<()> {
-        self.ipam()?.run(Verb::Gc).map(drop)
-    }
-
     /// STATUS of the IPAM plugin.
     pub fn ipam_status(&'a self) -> Result<()> {
         self.ipam()?.run(Verb::Status).map(drop)

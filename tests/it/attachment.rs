@@ -172,6 +172,34 @@ fn the_tool_removes_what_the_dead_left_without_a_lease() {
     assert!(chain.state().contains("the-live-one"));
 }
 
+/// The reference deletes the rules of an address, and leaves our note of its owner.
+#[test]
+fn a_note_that_the_reference_left_keeps_no_rules() {
+    let Some(dir) = peer("bridge and firewall") else { return };
+    let node = Node::new();
+    let mut chain = Chain::new(&node, "iptables");
+    chain.keys = merged(&chain.keys, &json!({"cniVersion": "1.0.0", "macspoofchk": false}));
+    let (x, y) = (Container::new(), Container::new());
+    let paths = [x.path(), y.path()];
+    let of = |plugin: &'static str, verb: &str, id: &str, prev: &Value| {
+        chain.behind(plugin, verb, id, prev).netns(&paths[usize::from(id == "y")])
+    };
+    let first = of("bridge", "ADD", "x", &Value::Null).result();
+    of("firewall", "ADD", "x", &first).result();
+    for plugin in ["firewall", "bridge"] {
+        let theirs = of(plugin, "DEL", "x", &first).program(dir.join(plugin));
+        theirs.env("CNI_PATH", &dir.display().to_string()).ok();
+    }
+    drop(x);
+    let next = of("bridge", "ADD", "y", &Value::Null).result();
+    assert_eq!(first["ips"], next["ips"], "the address of x");
+    of("firewall", "ADD", "y", &next).result();
+    of("firewall", "CHECK", "y", &next).ok();
+    of("firewall", "DEL", "y", &next).ok();
+    let rules = node.sh("iptables-save -t filter");
+    assert!(!rules.contains("10.88.0.2"), "{rules}");
+}
+
 #[test]
 fn a_note_that_the_reference_left_is_not_believed() {
     let Some(dir) = peer("bridge and firewall") else { return };

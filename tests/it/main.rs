@@ -29,6 +29,7 @@
 //! | `fixed` | the plugin static |
 //! | `flush` | flushed rules: detection, and restoration by the next ADD |
 //! | `footprint` | processes, sleeps, memory |
+//! | `in_doubt` | GC without attachments that the reference made |
 //! | `handover` | live state converted for the reference plugins |
 //! | `lint` | mistakes in configurations, reported before a container is attached |
 //! | `ipam` | the tool: leases listed, released, reclaimed |
@@ -90,6 +91,7 @@ mod handover;
 mod host_device;
 mod host_local;
 mod hostile;
+mod in_doubt;
 mod install;
 mod ipam;
 mod ipvlan;

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 
 use self::derive::derive;
-use self::record::{Records, Sandbox};
+use self::record::{Record, Records, Sandbox};
 use self::subnet::SubnetEnv;
 use crate::attachment::Owner;
 use crate::cni::json::keys::Keys;
@@ -26,7 +26,9 @@ use crate::error::{Code, Context, Error, Result};
 use crate::files::trust;
 use crate::log;
 use crate::repairs::Repairs;
-use crate::skel::{AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Remarks, Rollback, Verb};
+use crate::skel::{
+    AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Remarks, Rollback, Verb, in_doubt,
+};
 
 const SUBNET_FILE: &str = "/run/flannel/subnet.env";
 const DATA_DIR: &str = "/var/lib/cni/flannel";
@@ -156,6 +158,7 @@ impl Plugin for Flannel {
         let mut failures = Failures::new();
         // One configuration for each delegate.
         let mut confs = Vec::from_iter(failures.keep(derive(&cx.net, conf.env().ok().as_ref())));
+        let mut of_reference = Vec::new();
         let records = conf.records_if_trusted();
         if let Some(records) = &records {
             records.sweep(network, &Owner::each(&cx.net.name, &req.valid));
@@ -170,7 +173,9 @@ impl Plugin for Flannel {
                 Some(ifname) => req.is_valid(id, ifname),
                 None => req.valid.iter().any(|a| a.container_id == *id),
             };
-            if !is_valid {
+            if !is_valid && record.note.ifname.is_none() {
+                of_reference.push(record);
+            } else if !is_valid {
                 let sandbox = &record.note.sandbox;
                 // A later attachment may be in the same namespace.
                 let is_alone = all.iter().filter(|r| r.note.sandbox == *sandbox).count() == 1;
@@ -191,6 +196,9 @@ impl Plugin for Flannel {
             copy_keys(cx, &mut json, &keys);
             failures.keep(run(cx, &json, Verb::Gc));
         }
+        for record in of_reference {
+            failures.keep(remove_if_unused(record, network));
+        }
         failures.into_result()
     }
 
@@ -201,6 +209,20 @@ impl Plugin for Flannel {
         let delegate = cx.delegate(plugin(&json)).or_unavailable()?;
         delegate.with_conf(text.as_bytes()).run(Verb::Status).map(drop)
     }
+}
+
+/// Removes a record of the reference whose container has no address any more: the delegate's GC releases it if no link can
+/// be the container's. Without the record a later DEL would leave the link.
+fn remove_if_unused(record: &Record, network: &str) -> Result<()> {
+    let (json, id) = (record.json()?, &record.container_id);
+    let leases = in_doubt::leases_of(&json, network)?;
+    if leases.is_some_and(|leases| leases.iter().all(|status| status.lease.id != *id)) {
+        return record.remove();
+    }
+    log::warn(format_args!(
+        "GC keeps the record of container \"{id}\", which the reference made: its link may exist; DEL removes it"
+    ));
+    Ok(())
 }
 
 /// Whether the delegate has refused its configuration, so that its DEL always fails.
