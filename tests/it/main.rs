@@ -40,6 +40,7 @@
 //! | `doctor` | injected defects of a node and of attachments, reported and repaired; `cnibox gc` |
 //! | `dummy`, `vlan` | interfaces without a wire; tagged frames, masters, CHECK |
 //! | `parity` | comparison with the reference plugins |
+//! | `twins` | random sequences on two nodes, one with the reference plugins, compared after each step |
 //! | `firewall` | its back ends, compared by traffic, with each other and with the reference |
 //! | `hostile` | a container's changes to its links, and isolation from their effects |
 //! | `host_device` | devices played by veth ends and a fake sysfs; in the VM, real cards |
@@ -121,5 +122,6 @@ mod tap;
 mod trace;
 mod traffic;
 mod tuning;
+mod twins;
 mod vlan;
 mod vrf;
