@@ -81,36 +81,34 @@ impl Case<'_> {
         &self.plan.steps[self.number].op
     }
 
-    /// Whether an ADD has reclaimed what an attachment without namespace had.
-    fn has_reclaimed(&self) -> bool {
+    /// Whether everything that differs belongs to attachments that ended without DEL: an ADD or GC of cnibox has reclaimed
+    /// it, DEL has deleted it, and it remains with the reference.
+    fn concerns_stale_state(&self) -> bool {
         let stale = self.plan.stale(self.number);
         let is_stale = |line: &str| {
             let is_of = |(place, ports): &(Place, Vec<u16>)| {
-                let lease = format!("twin-{}\\r\\n{}", place.pod, place.ifname);
+                let lease = format!("twin-{}\\r\\n{}\"", place.pod, place.ifname);
                 let to_port = |port: &u16| line.contains(&format!("-> {HOST}:{port}: "));
                 line.contains(&lease) || ports.iter().any(to_port)
             };
             line.contains("link [ifb]") || stale.iter().any(is_of)
         };
-        let Difference { reference, cnibox } = &self.difference;
         let is_add = matches!(self.op(), Op::Add { .. });
-        is_add
-            && !stale.is_empty()
-            && cnibox.is_empty()
-            && reference.iter().all(|line| is_stale(line))
+        let Difference { reference, cnibox } = &self.difference;
+        let remains = |line: &String| is_add && !stale.is_empty() && is_stale(line);
+        reference.iter().all(|line| remains(line) || self.is_of_former_owner(line))
+            && cnibox.iter().all(|line| self.is_of_former_owner(line))
     }
 
-    /// Whether the reference masquerades a container that is not to be masqueraded, by the rule of the former owner of
-    /// the address.
-    fn masquerades_another(&self) -> bool {
-        let is_vanished =
-            self.plan.steps[..self.number].iter().any(|s| matches!(s.op, Op::Vanish(_)));
-        is_vanished
-            && self.all(|line| {
-                let from = line.strip_prefix("traffic ").and_then(|line| line.split(' ').next());
-                line.contains(&format!("-> {OUTSIDE}:"))
-                    && from.is_some_and(|pod| !self.plan.masquerades(pod))
-            })
+    /// Whether a container that is not to be masqueraded is masqueraded on the node of the reference only, by the rule of
+    /// the former owner of its address, whose namespace ended without DEL.
+    fn is_of_former_owner(&self, line: &str) -> bool {
+        let before = &self.plan.steps[..self.number];
+        let has_vanished = before.iter().any(|step| matches!(step.op, Op::Vanish(_)));
+        let from = line.strip_prefix("traffic ").and_then(|line| line.split(' ').next());
+        has_vanished
+            && line.contains(&format!("-> {OUTSIDE}:"))
+            && from.is_some_and(|pod| !self.plan.masquerades(pod))
     }
 }
 
@@ -128,16 +126,11 @@ const KNOWN: &[Known] = &[
     Known {
         row: "ADD for a container whose own lease is of an earlier boot",
         explains: |case| case.only_reference_fails("duplicate allocation is not allowed"),
-        then: Then::Detach,
-    },
-    Known {
-        row: "host port of a container that died without DEL",
-        explains: |case| case.has_reclaimed(),
         then: Then::Stop,
     },
     Known {
-        row: "DEL without namespace, interface and prevResult",
-        explains: |case| case.masquerades_another(),
+        row: "host port of a container that died without DEL",
+        explains: |case| case.concerns_stale_state(),
         then: Then::Stop,
     },
     Known {

@@ -100,13 +100,19 @@ impl Network {
         self.extras.contains(&extra)
     }
 
-    fn random(random: &mut Random, name: &'static str) -> Network {
+    /// A network beside others. Two networks on one segment have different subnets, because it is by chance which of two
+    /// neighbours with one address answers.
+    fn random(random: &mut Random, name: &'static str, others: &[Network]) -> Network {
+        let has = |kind| others.iter().any(|other| other.kind == kind);
         let kind = match random.below(10) {
             0..4 => Kind::Bridge(random.any(&["brx", "brx", "bry"])),
             4..7 => Kind::Ptp,
-            _ => Kind::Macvlan(random.any(&["m0", "m1"])),
+            _ if has(Kind::Macvlan("m0")) => Kind::Macvlan("m1"),
+            _ => Kind::Macvlan("m0"),
         };
+        let is_shared = kind != Kind::Ptp && has(kind);
         let ipam = match random.below(12) {
+            _ if is_shared => Ipam::Subnet(["10.3.0.0/24", "10.4.0.0/24"][others.len() - 1]),
             0..7 => Ipam::Subnet("10.1.0.0/24"),
             7..9 => Ipam::Subnet("10.2.0.0/24"),
             9 => Ipam::UpTo("10.1.0.0/24", "10.1.0.3"),
@@ -297,8 +303,10 @@ impl Plan {
         let mut random = Random::of_seed(seed);
         let names = ["alpha", "beta", "gamma"];
         let count = 2 + random.below(2);
-        let networks: Vec<_> =
-            names[..count].iter().map(|name| Network::random(&mut random, name)).collect();
+        let mut networks = Vec::new();
+        for name in &names[..count] {
+            networks.push(Network::random(&mut random, name, &networks));
+        }
         let rules = random.any(&[Rules::Iptables, Rules::Nftables]);
         // What nftables accepts may still be dropped by the policy.
         let drops = rules == Rules::Iptables && random.one_in(4);

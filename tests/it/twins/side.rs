@@ -408,8 +408,7 @@ END"
         let ports = PORTS.map(|port| port.to_string());
         let is_ours = |line: &&str| {
             line.contains("twin-")
-                || line.contains("10.1.0.")
-                || line.contains("10.2.0.")
+                || (1..=4).any(|net| line.contains(&format!("10.{net}.0.")))
                 || ports.iter().any(|port| line.contains(port.as_str()))
         };
         let rules = rules.lines().filter(is_ours).map(|line| format!("rule left: {}", line.trim()));
