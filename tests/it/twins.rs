@@ -6,6 +6,7 @@
 //! `REF` is the folder of the reference plugins; by default `PEER` or Debian's (`compare::peer`). `CNIBOX_TWINS_SEED=n`
 //! plays only the sequence of this seed, and prints it.
 
+mod generate;
 mod plan;
 mod probe;
 mod side;
@@ -13,10 +14,12 @@ mod view;
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use self::plan::{By, Extra, HOST, Ipam, Kind, Network, OUTSIDE, Op, Place, Plan, Rules, Step};
+use self::plan::{
+    Attachment, By, Extra, HOST, Ipam, Kind, Network, OUTSIDE, Op, Place, Plan, Rules, Step,
+};
 use self::side::{Plugins, Seen, Side, Task};
 use crate::compare::peer;
 use crate::conflist::Failed;
@@ -84,9 +87,9 @@ impl Case<'_> {
     /// Whether everything that differs belongs to attachments that ended without DEL: an ADD or GC of cnibox has reclaimed
     /// it, DEL has deleted it, and it remains with the reference.
     fn concerns_stale_state(&self) -> bool {
-        let stale = self.plan.stale(self.number);
+        let (_, stale) = self.plan.attached(self.number);
         let is_stale = |line: &str| {
-            let is_of = |(place, ports): &(Place, Vec<u16>)| {
+            let is_of = |Attachment { place, ports, .. }: &Attachment<'_>| {
                 let lease = format!("twin-{}\\r\\n{}\"", place.pod, place.ifname);
                 let to_port = |port: &u16| line.contains(&format!("-> {HOST}:{port}: "));
                 line.contains(&lease) || ports.iter().any(to_port)
@@ -108,7 +111,7 @@ impl Case<'_> {
         let from = line.strip_prefix("traffic ").and_then(|line| line.split(' ').next());
         has_vanished
             && line.contains(&format!("-> {OUTSIDE}:"))
-            && from.is_some_and(|pod| !self.plan.masquerades(pod))
+            && from.is_some_and(|pod| !self.plan.masquerades(pod, self.number))
     }
 }
 
@@ -178,9 +181,9 @@ fn reference() -> Option<PathBuf> {
 }
 
 /// Plays a plan; the first difference as text.
-fn play(plan: &Plan, reference: &PathBuf) -> Result<Ending, String> {
-    let theirs = Side::start(plan, Plugins::Reference, reference.clone());
-    let ours = Side::start(plan, Plugins::Cnibox, reference.clone());
+fn play(plan: &Plan, reference: &Path) -> Result<Ending, String> {
+    let theirs = Side::start(plan, Plugins::Reference, reference.to_path_buf());
+    let ours = Side::start(plan, Plugins::Cnibox, reference.to_path_buf());
     let both = |task: &Task| {
         theirs.tell(task.clone());
         ours.tell(task.clone());
@@ -242,7 +245,9 @@ fn report(case: &Case<'_>) -> String {
         ("cnibox", &answers.1, &difference.cnibox),
     ] {
         writeln!(text, "only with {title}:").unwrap();
-        lines.iter().for_each(|line| writeln!(text, "    {line}").unwrap());
+        for line in lines {
+            writeln!(text, "    {line}").unwrap();
+        }
         if let Some(failed) = &seen.failed {
             writeln!(text, "    ({title} said: {failed:?})").unwrap();
         }
@@ -367,6 +372,15 @@ fn a_second_owner_of_an_address_does_not_end_masquerading() {
         let ops = vec![add(A, 0), add(B, 1), Op::Del(B), Op::Check(A)];
         play_these(rules, vec![net("alpha", "brx"), net("beta", "bry")], ops);
     }
+}
+
+/// ADD by the reference, CHECK by cnibox: the reference lets the bridge learn from link-local frames.
+#[test]
+fn a_spoof_check_of_the_reference_passes_check() {
+    let net = network("alpha", Kind::Bridge("brx"), SUBNET, &[Extra::SpoofCheck]);
+    let mut plan = Plan::of(Rules::Nftables, vec![net], vec![add(A, 0), Op::Check(A)]);
+    plan.steps[0].by = By::Reference;
+    play_plan(&plan);
 }
 
 /// ADD by the reference, CHECK and DEL by cnibox, and the other way round, with everything that a network may have.

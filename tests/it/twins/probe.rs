@@ -85,16 +85,18 @@ pub(super) fn matrix(
         for (from, sender) in senders.iter().enumerate() {
             while let Some((number, _)) = receive(&sender.socket) {
                 last = Instant::now();
-                let probe = probes.get_mut(number as usize).filter(|probe| probe.from == from);
-                probe.into_iter().for_each(|probe| probe.answered = true);
+                let mine = probes.get_mut(number as usize).filter(|probe| probe.from == from);
+                if let Some(probe) = mine {
+                    probe.answered = true;
+                }
             }
         }
     }
     let line = |probe: &Probe| {
         let (at, seen) = probe.arrived?;
         let (from, to) = (&senders[probe.from].name, &targets[probe.target].0);
-        let lost = if probe.answered { "" } else { ", no answer" };
-        Some(format!("traffic {from} -> {to}: {} sees {seen}{lost}", echoes[at].name))
+        let answer = if probe.answered { "" } else { ", no answer" };
+        Some(format!("traffic {from} -> {to}: {} sees {seen}{answer}", echoes[at].name))
     };
     probes.iter().filter_map(line).collect()
 }
@@ -103,8 +105,8 @@ fn wait(echoes: &[&Echo], senders: &[Sender], limit: Duration) {
     let sockets = echoes.iter().map(|echo| &echo.socket).chain(senders.iter().map(|s| &s.socket));
     let mut fds: Vec<_> =
         sockets.map(|socket| PollFd::new(socket.as_fd(), PollFlags::POLLIN)).collect();
-    // An interrupted or failed wait is followed by reading, and the next wait.
-    let _ = poll(&mut fds, PollTimeout::try_from(limit).unwrap_or(PollTimeout::MAX));
+    // An interrupted wait is followed by reading, and the next wait.
+    poll(&mut fds, PollTimeout::try_from(limit).unwrap_or(PollTimeout::MAX)).unwrap_or_default();
 }
 
 fn receive(socket: &UdpSocket) -> Option<(u32, SocketAddr)> {

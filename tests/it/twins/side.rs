@@ -416,8 +416,8 @@ END"
         let find = "find /run/cni ! -type d ! -name '*.lock' 2>/dev/null | sort || true";
         lines.extend(self.node.sh(find).lines().map(|file| format!("file left: {file}")));
         lines.extend(self.leases());
-        let links = view::lines(self.node, "host", &self.owners);
-        lines.extend(links.into_iter().filter(|line| line.contains("link [")));
+        let present = view::lines(self.node, "host", &self.owners);
+        lines.extend(present.into_iter().filter(|line| line.contains("link [")));
         Seen { lines: numbered(lines), failed: None }
     }
 }

@@ -25,9 +25,9 @@ pub(super) fn lines(
         None if name.starts_with("bwp") || name.starts_with("ifb") => "[ifb]".to_owned(),
         None => name.to_owned(),
     };
-    let [links, routes] = listed(place);
+    let [all, routes] = listed(place);
     let mut lines = Vec::new();
-    for link in links.as_array().unwrap() {
+    for link in all.as_array().unwrap() {
         let Some(ifname) = link["ifname"].as_str().filter(|name| !is_foreign(name)) else {
             continue;
         };
@@ -72,13 +72,17 @@ fn text(value: &Value) -> String {
     value.as_str().unwrap_or_default().to_owned()
 }
 
-/// Links with addresses, and the routes of the table `main`, by one process.
+/// Links with addresses, and the routes of the table `main`, by one process, which also forgets the neighbours: how long
+/// those of deleted containers remain is by chance.
 fn listed(place: &impl Place) -> [Value; 2] {
     let output = place.within(|| {
         let mut ip = Command::new("ip");
-        ip.args(["-j", "-d", "-batch", "-"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        ip.args(["-j", "-d", "-batch", "-"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null());
         let mut child = ip.spawn().unwrap();
-        child.stdin.take().unwrap().write_all(b"addr show\nroute show\n").unwrap();
+        child.stdin.take().unwrap().write_all(b"addr show\nroute show\nneigh flush all\n").unwrap();
         child.wait_with_output().unwrap()
     });
     let mut values = serde_json::Deserializer::from_slice(&output.stdout).into_iter::<Value>();
