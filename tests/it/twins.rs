@@ -115,6 +115,10 @@ impl Case<'_> {
     }
 }
 
+/// The row of a CHECK that fails on the reference's node only. It counts as success, as another failure on cnibox's node
+/// would be hidden otherwise.
+const PORTMAP_CHECK: &str = "CHECK of `portmap` for a container without IPv6";
+
 const KNOWN: &[Known] = &[
     Known {
         row: "host port in use by another container, on the same address or both on all addresses",
@@ -122,9 +126,12 @@ const KNOWN: &[Known] = &[
         then: Then::Detach,
     },
     Known {
-        row: "CHECK of `portmap` for a container without IPv6",
-        explains: |case| case.only_answers_differ() && case.only_reference_fails("ipv6 dnat"),
-        then: Then::Continue,
+        row: "route of the host to an address of a `ptp` container, if another route to it exists",
+        explains: |case| {
+            let plugin = case.answers.1.failed.as_ref().map(|failed| failed.plugin.as_str());
+            plugin == Some("ptp") && case.only_cnibox_fails("route")
+        },
+        then: Then::Detach,
     },
     Known {
         row: "ADD for a container whose own lease is of an earlier boot",
@@ -191,7 +198,12 @@ fn play(plan: &Plan, reference: &Path) -> Result<Ending, String> {
     };
     let mut ending = Ending::Complete;
     for (number, step) in plan.steps.iter().enumerate() {
-        let answers = both(&Task::Do(step.clone()));
+        let mut answers = both(&Task::Do(step.clone()));
+        let is_portmap = |failed: &Failed| failed.msg.contains("could not check ipv6 dnat");
+        if matches!(step.op, Op::Check(_)) && answers.0.failed.as_ref().is_some_and(is_portmap) {
+            answers.0.lines.remove("answer: failure");
+            answers.0.lines.insert("answer: success []".to_owned());
+        }
         let mut difference = Difference::of(&answers.0, &answers.1);
         if difference.is_empty() {
             continue;
@@ -320,7 +332,7 @@ fn a_thousand_sequences_per_round() {
 #[test]
 fn every_known_difference_is_a_row() {
     let parity = include_str!("../../docs/parity.md");
-    for Known { row, .. } in KNOWN {
+    for row in KNOWN.iter().map(|known| known.row).chain([PORTMAP_CHECK]) {
         assert!(parity.contains(&format!("\n| {row} |")), "docs/parity.md has no row {row:?}");
     }
 }

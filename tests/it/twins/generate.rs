@@ -122,8 +122,8 @@ struct Model<'p> {
 
 impl Model<'_> {
     fn step(&mut self) {
-        let op = match self.random.below(if self.attached.is_empty() { 4 } else { 23 }) {
-            0..9 => self.add(),
+        let op = match self.random.below(if self.attached.is_empty() { 4 } else { 24 }) {
+            0..9 | 23 => self.add(),
             9..13 => self.del(),
             13 if !self.ended.is_empty() => {
                 let place = self.random.any(&self.ended);
