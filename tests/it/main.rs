@@ -41,6 +41,7 @@
 //! | `doctor` | injected defects of a node and of attachments, reported and repaired; `cnibox gc` |
 //! | `dummy`, `vlan` | interfaces without a wire; tagged frames, masters, CHECK |
 //! | `parity` | comparison with the reference plugins |
+//! | `twins` | random sequences on two nodes, one with the reference plugins, compared after each step |
 //! | `firewall` | its back ends, compared by traffic, with each other and with the reference |
 //! | `hostile` | a container's changes to its links, and isolation from their effects |
 //! | `tenant` | folders and files that the author of a configuration names |
@@ -125,5 +126,6 @@ mod tenant;
 mod trace;
 mod traffic;
 mod tuning;
+mod twins;
 mod vlan;
 mod vrf;

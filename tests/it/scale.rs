@@ -119,7 +119,7 @@ fn chain(node: &Node, _: usize) -> Value {
             {"type": "firewall", "backend": "nftables", "ingressPolicy": "isolated"},
             {"type": "bandwidth", "ingressRate": 80_000_000, "ingressBurst": 800_000,
                 "egressRate": 80_000_000, "egressBurst": 800_000},
-            {"type": "tuning", "dataDir": node.path("tuning"), "mtu": 1400,
+            {"type": "tuning", "mtu": 1400,
                 "sysctl": {"net.core.somaxconn": "500"}},
             {"type": "sbr"},
         ]),
@@ -188,7 +188,7 @@ fn flannel(node: &Node, _: usize) -> Value {
     list(
         "n",
         &json!([{"type": "flannel", "subnetFile": file,
-            "dataDir": node.path("flannel"), "ipam": {"dataDir": node.path("leases")},
+            "dataDir": "/run/cni/flannel", "ipam": {"dataDir": node.path("leases")},
             "delegate": {"bridge": "br0", "isDefaultGateway": true, "ipMasqBackend": "nftables"}}]),
     )
 }
