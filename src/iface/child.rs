@@ -17,6 +17,7 @@
 
 use std::os::fd::AsFd;
 
+use ipnet::IpNet;
 use nix::errno::Errno;
 use serde::Deserialize;
 
@@ -152,23 +153,46 @@ pub fn configure(inside: &Inside<'_>, link: &Link, result: &CniResult, style: St
     configure::layer3(inside, link, result, style, &[("ndisc_notify", "1")])
 }
 
+/// What the result of an ADD lists of an attachment's link.
+#[derive(Debug)]
+pub struct Recorded {
+    pub mac: Mac,
+    pub addresses: Vec<IpNet>,
+}
+
 /// Deletes the link `ifname` of this kind; success if there is none. A link of another kind under this name is not the
-/// attachment's: the container may have renamed the attachment's link, which is then found by its unique MAC.
-pub fn del(netns: &Netns, ifname: &IfName, kind: &str, mac: Option<Mac>) -> Result<()> {
+/// attachment's: the container may have [renamed](find_renamed) the attachment's link.
+pub fn del(netns: &Netns, ifname: &IfName, kind: &str, recorded: Option<&Recorded>) -> Result<()> {
     let inside = Netlink::open_in(netns)?;
-    let is_of_kind = |link: &Link| link.kind.as_deref() == Some(kind);
     let named = inside.link(ifname.as_str())?;
+    let is_of_kind = |link: &Link| link.kind.as_deref() == Some(kind);
     if named.as_ref().is_some_and(|link| !is_of_kind(link)) {
         log::warn(format_args!("\"{ifname}\" is not of kind {kind}, and is left alone"));
     }
-    if let Some(link) = named.filter(is_of_kind) {
+    let link = match (named.filter(is_of_kind), recorded) {
+        (None, Some(recorded)) => find_renamed(&inside, kind, recorded)?,
+        (named, _) => named,
+    };
+    if let Some(link) = link {
         inside.del_link_by_index(link.index)?;
     }
-    let links = if mac.is_some() { inside.dump_links()? } else { Vec::new() };
-    for renamed in links.iter().filter(|link| is_of_kind(link) && link.mac == mac) {
-        inside.del_link_by_index(renamed.index)?;
-    }
     Ok(())
+}
+
+/// The attachment's link, which the container has renamed: the only link of this kind with the recorded MAC, if it has
+/// all recorded addresses, which are about to be released. The MAC alone proves nothing: another attachment may have
+/// been given the same one, and the links of an ipvlan or VLAN share their master's.
+fn find_renamed(inside: &Netlink, kind: &str, recorded: &Recorded) -> Result<Option<Link>> {
+    let Recorded { mac, addresses } = recorded;
+    if addresses.is_empty() {
+        return Ok(None);
+    }
+    let mut links = inside.dump_links()?;
+    links.retain(|link| link.kind.as_deref() == Some(kind) && link.mac == Some(*mac));
+    let [link] = &links[..] else { return Ok(None) };
+    let present = inside.dump_addrs(link.index)?;
+    let has_all = addresses.iter().all(|net| present.iter().any(|addr| addr.net == *net));
+    Ok(has_all.then(|| link.clone()))
 }
 
 /// CHECK: an attachment's link, with the result that lists it.

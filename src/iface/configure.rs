@@ -284,7 +284,7 @@ pub(super) fn gateways(route: &Route) -> Vec<IpAddr> {
 }
 
 /// A route through the link `ifname`, in the syntax of `ip route`.
-pub(super) fn describe(route: &Route, ifname: &str) -> String {
+pub fn describe(route: &Route, ifname: &str) -> String {
     let gateways: Vec<String> = gateways(route).iter().map(ToString::to_string).collect();
     let via =
         if gateways.is_empty() { String::new() } else { format!(" via {}", gateways.join(", ")) };

@@ -98,7 +98,8 @@ pub fn reset(netlink: &Netlink, link: &Link, table: u32, wanted: &[Route]) -> Re
         done = done.and(netlink.del_route(route).map(drop));
     }
     for route in wanted.iter().filter(|route| !present.contains(route)) {
-        done = done.and(netlink.add_route(route, RouteMode::Replace));
+        // Beside the routes of other links to the same destination.
+        done = done.and(netlink.add_route(route, RouteMode::Create));
     }
     Ok(done?)
 }

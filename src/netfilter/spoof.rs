@@ -115,6 +115,20 @@ pub fn check(filter: &PacketFilter, owner: Owner<'_>, port: &Port) -> Result<()>
         .with_details(KEPT.remedy(owner, damage.as_deref())))
 }
 
+/// The checked ports that may send with this source address: those that [`add`] has registered.
+pub fn ports_with(filter: &PacketFilter, mac: Mac) -> Result<Vec<Port>> {
+    let mut ports = Vec::new();
+    for element in filter.nft()?.find(&[ALLOWED], &[])? {
+        match element.key.0.as_slice() {
+            [Value::IfName(name), Value::Mac(found)] if *found == mac => {
+                ports.push(Port { name: name.clone(), mac });
+            }
+            _ => {}
+        }
+    }
+    Ok(ports)
+}
+
 /// Removes the objects that [`add`] or the reference created for the owner. If the ports are known, the sets need
 /// not be searched.
 pub fn del(filter: &PacketFilter, owner: Owner<'_>, ports: &[Port]) -> Result<()> {

@@ -13,7 +13,7 @@
 //! | `request.rs` | requests, and decoding of replies and errors |
 //! | `attribute.rs` | attributes |
 //! | `link.rs`, `link_info.rs`, `new_link.rs`, `link_change.rs` | links: reading, creating, changing |
-//! | `bridge_vlan.rs` | VLANs of the ports of bridges |
+//! | `bridge_vlan.rs`, `fdb.rs` | VLANs of the ports of bridges; their forwarding database |
 //! | `addr.rs`, `route.rs`, `rule.rs` | addresses, routes, policy rules |
 //! | `events.rs` | waiting for events of the kernel |
 //! | `traffic.rs` | traffic control: qdiscs and filters |
@@ -28,6 +28,7 @@ pub mod conntrack;
 mod deferred_close;
 mod error;
 mod events;
+mod fdb;
 #[doc(hidden)]
 #[cfg(feature = "testing")]
 pub mod fuzz;

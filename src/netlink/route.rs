@@ -260,7 +260,7 @@ impl Netlink {
     pub fn is_local(&self, addr: IpAddr) -> bool {
         // Without any route the kernel replies with an error.
         self.socket
-            .one(&lookup(addr, None))
+            .one(&lookup(addr, None, RouteFlags::empty()))
             .is_ok_and(|body| body.get(TYPE_AT) == Some(&libc::RTN_LOCAL))
     }
 
@@ -278,7 +278,16 @@ impl Netlink {
     /// The route that a packet to `addr` would take, from `source` if that is an address of this host;
     /// `None` if there is none.
     pub fn route_to(&self, addr: IpAddr, source: Option<IpAddr>) -> Result<Option<Route>> {
-        match self.socket.one(&lookup(addr, source)) {
+        self.look_up_route(addr, source, RouteFlags::empty())
+    }
+
+    fn look_up_route(
+        &self,
+        addr: IpAddr,
+        source: Option<IpAddr>,
+        flags: RouteFlags,
+    ) -> Result<Option<Route>> {
+        match self.socket.one(&lookup(addr, source, flags)) {
             Ok(body) => Ok(Route::parse(&body)),
             Err(failure) => match failure.refusal() {
                 Some(Errno::ENETUNREACH | Errno::EHOSTUNREACH | Errno::EACCES | Errno::EINVAL) => {
@@ -287,6 +296,11 @@ impl Netlink {
                 _ => Err(failure.context("look up the route to", &addr)),
             },
         }
+    }
+
+    /// The route of the routing tables that packets to `addr` take, with its own destination; `None` if there is none.
+    pub fn matching_route(&self, addr: IpAddr) -> Result<Option<Route>> {
+        self.look_up_route(addr, None, RouteFlags::FibMatch)
     }
 
     /// The routes that match `filter`.
@@ -301,9 +315,10 @@ impl Netlink {
 }
 
 /// A request for the route of a packet.
-fn lookup(addr: IpAddr, source: Option<IpAddr>) -> Request {
+fn lookup(addr: IpAddr, source: Option<IpAddr>, flags: RouteFlags) -> Request {
     let mut message = RouteMessage::default();
     let header = &mut message.header;
+    header.flags = flags;
     header.address_family = Family::number(Some(Family::of(addr))).into();
     header.destination_prefix_length = if addr.is_ipv4() { 32 } else { 128 };
     message.attributes.push(RouteAttribute::Destination(addr.into()));

@@ -21,9 +21,10 @@ use crate::iface::configure::{self, Style};
 use crate::iface::mtu::Mtu;
 use crate::iface::routes::{self, ON_LINK};
 use crate::iface::veth::{self, Wanted};
-use crate::iface::{Inside, forwarding, verify};
+use crate::iface::{Inside, forwarding, peer, verify};
+use crate::netfilter::names::identity;
 use crate::netfilter::{Backend, Owner, PacketFilter, layout, masquerade};
-use crate::netlink::{Link, LinkChange, Netlink, Route, RouteFilter, RouteMode};
+use crate::netlink::{Link, LinkChange, Netlink, RT_TABLE_MAIN, Route, RouteFilter, RouteMode};
 use crate::repairs::Repairs;
 use crate::skel::{
     AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Remarks, Rollback, del_and_release,
@@ -89,7 +90,10 @@ impl Plugin for Ptp {
         let mut result = cx.ipam_add(&mut undo)?;
         let hops = hops(&mut result)?;
         forwarding::enable(host, &result.addresses())?;
-        configure_host(host, &end, &hops)?;
+        add_gateways(host, &end, &hops)?;
+        for hop in &hops {
+            HostSide { link: &end, owner }.add_route(host, hop, &mut undo)?;
+        }
 
         result.interfaces =
             vec![veth::interface(&end, ""), veth::interface(&link, &req.sandbox.path)];
@@ -148,7 +152,7 @@ impl Plugin for Ptp {
             failures.keep(masquerade::del(&filter, owner, &addrs));
         }
         del_and_release(cx, &mut failures, Cx::ipam_del, |failures| {
-            failures.keep(req.del_veth(cx));
+            failures.keep(req.del_veth(cx))
         });
         failures.into_result()
     }
@@ -156,9 +160,10 @@ impl Plugin for Ptp {
     fn gc(cx: &Cx<'_>, _: &Conf, req: &GcReq) -> Result<()> {
         let mut failures = Failures::new();
         del_and_release(cx, &mut failures, Cx::ipam_gc, |failures| {
-            failures.keep(req.del_stale_veths(cx));
+            let deleted = failures.keep(req.del_stale_veths(cx));
             let (network, valid) = (&cx.net.name, Owner::each(&cx.net.name, &req.valid));
             failures.keep(masquerade::gc(&PacketFilter::new(), network.as_str(), &valid));
+            deleted
         });
         failures.into_result()
     }
@@ -197,18 +202,70 @@ fn hops(result: &mut CniResult) -> Result<Vec<Hop>> {
     Ok(hops)
 }
 
-/// Adds the gateways' addresses to the host's end, and the routes to the container. A stale route of a crashed
-/// container through another link is replaced.
-fn configure_host(host: &Netlink, end: &Link, hops: &[Hop]) -> Result<()> {
+/// Adds the gateways' addresses to the host's end.
+fn add_gateways(host: &Netlink, end: &Link, hops: &[Hop]) -> Result<()> {
     for gateway in gateways(hops) {
         configure::add_gateway(host, end, host_net(gateway))
             .context(|| format!("failed to add IP addr {gateway} to \"{}\"", end.name))?;
     }
-    for hop in hops {
-        host.add_route(&route_to(hop, end), RouteMode::Replace)
-            .context(|| "failed to add route on host")?;
-    }
     Ok(())
+}
+
+/// The host's end of an attachment's pair.
+struct HostSide<'a> {
+    link: &'a Link,
+    owner: Owner<'a>,
+}
+
+impl HostSide<'_> {
+    /// Adds the host's route to an address of the container. A route of another owner to the address is never replaced:
+    /// the owner would lose its traffic to the container, and the route for good when the container's link is deleted.
+    fn add_route<'u>(&self, host: &'u Netlink, hop: &Hop, undo: &mut Rollback<'u>) -> Result<()> {
+        let failed = || "failed to add route on host";
+        let route = route_to(hop, self.link);
+        let Some(present) = present_route(host, &route)? else {
+            return host.add_route(&route, RouteMode::Exclusive).context(failed);
+        };
+        if present.oif == Some(self.link.index) {
+            // The address is listed twice.
+            return Ok(());
+        }
+        let through = present.oif.map(|index| host.link_by_index(index)).transpose()?.flatten();
+        if !through.as_ref().map_or(Ok(false), |link| self.is_leftover(host, link))? {
+            return Err(occupied(&present, through.as_ref())).context(failed);
+        }
+        undo.push(format!("restore the route {present}"), move || {
+            Ok(host.add_route(&present, RouteMode::Replace)?)
+        });
+        host.add_route(&route, RouteMode::Replace).context(failed)
+    }
+
+    /// Whether the routes through a link serve nobody. A route ends with its link, and a pair with the namespace of
+    /// either end: so this is an earlier pair of the attachment itself, or one that the kernel is deleting now.
+    fn is_leftover(&self, host: &Netlink, link: &Link) -> Result<bool> {
+        Ok(self.owner.owns(Some(&link.alias)) || peer::is_vanishing(host, link)?)
+    }
+}
+
+/// The host's route to the destination of `wanted`, whatever its metric.
+fn present_route(host: &Netlink, wanted: &Route) -> Result<Option<Route>> {
+    let present = host.matching_route(wanted.dst.addr())?;
+    Ok(present.filter(|route| route.dst == wanted.dst && route.table == Some(RT_TABLE_MAIN)))
+}
+
+/// The error for a route that another owner has to the container's address.
+fn occupied(present: &Route, through: Option<&Link>) -> Error {
+    let name = through.map_or("several links", |link| &link.name);
+    let text = configure::describe(&Route { table: None, ..present.clone() }, name);
+    let error = Error::internal(format!("the host has the route \"{text}\""));
+    match through.and_then(|link| identity(&link.alias)) {
+        Some((id, ifname, network)) => error.with_details(format!(
+            "it is of {ifname} of container {id} in network \"{network}\": the ranges of the networks overlap"
+        )),
+        None => error.with_details(
+            "exclude its destination from the addresses of the network; a route that nothing needs: ip route del",
+        ),
+    }
 }
 
 /// The host's route to an address of the container.
@@ -238,8 +295,8 @@ fn repair_host(host: &Netlink, end: &Link, hops: &[Hop], repairs: &mut Repairs) 
     let routes = hops.iter().map(|hop| route_to(hop, end));
     for route in routes.filter(|route| !through.iter().any(|found| found.dst == route.dst)) {
         let text = format!("route {} dev {name}", route.dst);
-        if host.dump_routes(&RouteFilter::default())?.iter().any(|found| found.dst == route.dst) {
-            repairs.leave(format!("{text}: another link has such a route"));
+        if let Some(present) = present_route(host, &route)? {
+            repairs.leave(format!("{text}: the host has \"{present}\" through another link"));
             continue;
         }
         repairs.restore(text, || Ok(host.add_route(&route, RouteMode::Exclusive)?));

@@ -65,13 +65,14 @@ impl Plugin for Tap {
         let inside = Inside::enter(netns)?;
         let bridge = bridge(&inside, conf)?;
         inside.require_free(req.ifname.as_str())?;
-        let mut undo = Rollback::new();
 
         let label = Some(conf.selinux_context.as_str()).filter(|label| !label.is_empty());
         let (owner, group) = (conf.owner, conf.group);
         let wanted =
             tun::Wanted { ifname: &req.ifname, multi_queue: conf.multi_queue, owner, group, label };
+        // Dropped after the rollback, in which a DHCP release needs the device.
         let tap = tun::create(netns, wanted)?;
+        let mut undo = Rollback::new();
         undo.push(format!("delete \"{}\"", req.ifname), || child::take_back(&inside, &req.ifname));
         let link = inside.link(req.ifname.as_str())?;
         let up = !l3 || cx.ipam_needs_link();

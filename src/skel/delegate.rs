@@ -68,17 +68,24 @@ impl<'a> Cx<'a> {
     }
 
     /// Requests addresses from the configuration's IPAM plugin and registers their release, which is also run if the IPAM
-    /// plugin itself fails (spec, section 4, "Delegated plugins"). The result is of the newest version.
+    /// plugin itself fails (spec, section 4, "Delegated plugins"): after the links with the addresses are deleted, or
+    /// before, if it [needs the link](Cx::ipam_needs_link). The result is of the newest version.
     pub fn ipam_add(&'a self, undo: &mut Rollback<'a>) -> Result<CniResult> {
         let ipam = self.ipam()?;
         let releaser = ipam.clone();
         let add_error: Rc<OnceCell<String>> = Rc::default();
         let del_error = Rc::clone(&add_error);
-        undo.push("release the addresses", move || match releaser.run(Verb::Del) {
+        let what = "release the addresses";
+        let release = move || match releaser.run(Verb::Del) {
             // DEL fails for the same reason as ADD, such as an invalid configuration: there is nothing to undo.
             Err(e) if del_error.get().is_some_and(|msg| msg == e.msg()) => Ok(()),
             done => done.map(drop),
-        });
+        };
+        if self.ipam_needs_link() {
+            undo.push(what, release);
+        } else {
+            undo.push_last(what, release);
+        }
         let added = ipam.run(Verb::Add).inspect_err(|e| drop(add_error.set(e.msg().to_owned())));
         let mut result = added?.unwrap_or_default();
         let Env { container_id: id, ifname, .. } = &self.call.env;

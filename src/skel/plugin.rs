@@ -11,11 +11,11 @@ use super::rollback::{Failures, Rollback};
 use crate::cni::json::keys::Keys;
 use crate::cni::{Attachment, CniResult, ContainerId, IfName, Interface, SpecVersion};
 use crate::error::{Code, Context, Error, Result};
-use crate::iface::child::{self, Found, Wanted};
+use crate::iface::child::{self, Found, Recorded, Wanted};
 use crate::iface::{Inside, veth};
 use crate::netfilter::Owner;
 use crate::netfilter::names::stale;
-use crate::netlink::{Link, Mac, Netlink};
+use crate::netlink::{Link, Netlink};
 use crate::netns::{Netns, NetnsId};
 use crate::repairs::Repairs;
 
@@ -191,22 +191,25 @@ impl DelReq {
         veth::del(cx.host()?, &self.ifname, self.netns.as_ref(), self.prev.as_ref(), &is_own)
     }
 
-    /// The MAC of the attachment's link in the result; `None` for kinds whose links share their master's MAC.
-    fn recorded_mac(&self, kind: &str) -> Option<Mac> {
+    /// What the result lists of the attachment's link.
+    fn recorded(&self) -> Option<Recorded> {
+        let prev = self.prev.as_ref()?;
         let is_own =
-            |entry: &&Interface| entry.name == self.ifname.as_str() && !entry.sandbox.is_empty();
-        let shares = matches!(kind, "ipvlan" | "vlan");
-        let prev = self.prev.as_ref().filter(|_| !shares)?;
-        prev.interfaces.iter().find(is_own)?.mac.parse().ok()
+            |entry: &Interface| entry.name == self.ifname.as_str() && !entry.sandbox.is_empty();
+        let index = prev.interfaces.iter().position(is_own)?;
+        let mac = prev.interfaces[index].mac.parse().ok()?;
+        Some(Recorded { mac, addresses: prev.ips_of(index).map(|ip| ip.address).collect() })
     }
 
     /// Deletes the attachment's link of this kind and releases the addresses, if they are managed.
     pub fn del_link(&self, cx: &Cx<'_>, kind: &str) -> Result<()> {
         let mut failures = Failures::new();
         del_and_release(cx, &mut failures, Cx::ipam_del, |failures| {
-            if let Some(netns) = &self.netns {
-                failures.keep(child::del(netns, &self.ifname, kind, self.recorded_mac(kind)));
-            }
+            let netns = self.netns.as_ref();
+            let deleted = netns.map_or(Ok(()), |netns| {
+                child::del(netns, &self.ifname, kind, self.recorded().as_ref())
+            });
+            failures.keep(deleted)
         });
         failures.into_result()
     }
@@ -214,18 +217,18 @@ impl DelReq {
 
 /// Deletes links with `del_links` and releases their addresses with `release`, if they are managed:
 /// no other container may get the addresses before the links are gone, but a DHCP release needs the link.
+/// While a link cannot be deleted, for which `del_links` returns `None`, its addresses stay in use.
 pub fn del_and_release<'a>(
     cx: &'a Cx<'a>,
     failures: &mut Failures,
     release: fn(&'a Cx<'a>) -> Result<()>,
-    del_links: impl FnOnce(&mut Failures),
+    del_links: impl FnOnce(&mut Failures) -> Option<()>,
 ) {
     let over_link = cx.ipam_needs_link();
     if over_link {
         failures.keep(release(cx));
     }
-    del_links(failures);
-    if !over_link {
+    if del_links(failures).is_some() && !over_link {
         failures.keep(cx.if_ipam(release));
     }
 }

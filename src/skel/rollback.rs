@@ -10,34 +10,45 @@ type Undo<'a> = Box<dyn FnOnce() -> Result<()> + 'a>;
 /// A stack of undo steps. Dropped without [`Rollback::commit`], after an error or a panic, it runs the steps in reverse
 /// order and logs their errors to stderr.
 #[derive(Default)]
-pub struct Rollback<'a>(Vec<(String, Undo<'a>)>);
+pub struct Rollback<'a> {
+    steps: Vec<(String, Undo<'a>)>,
+    /// Run after all others.
+    last: Vec<(String, Undo<'a>)>,
+}
 
 impl<'a> Rollback<'a> {
     /// An empty stack.
     pub fn new() -> Rollback<'a> {
-        Rollback(Vec::new())
+        Rollback::default()
     }
 
     /// Registers the undo step of the previous, or of the next, step.
     pub fn push(&mut self, what: impl Into<String>, undo: impl FnOnce() -> Result<()> + 'a) {
-        self.0.push((what.into(), Box::new(undo)));
+        self.steps.push((what.into(), Box::new(undo)));
+    }
+
+    /// As [`Rollback::push`], for a step to run after all steps that are registered before and later.
+    pub fn push_last(&mut self, what: impl Into<String>, undo: impl FnOnce() -> Result<()> + 'a) {
+        self.last.push((what.into(), Box::new(undo)));
     }
 
     /// The ADD succeeded: drops the undo steps without running them.
     pub fn commit(mut self) {
-        self.0.clear();
+        self.steps.clear();
+        self.last.clear();
     }
 }
 
 impl fmt::Debug for Rollback<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.0.iter().map(|(what, _)| what)).finish()
+        let steps = self.last.iter().chain(&self.steps);
+        f.debug_list().entries(steps.map(|(what, _)| what)).finish()
     }
 }
 
 impl Drop for Rollback<'_> {
     fn drop(&mut self) {
-        while let Some((what, undo)) = self.0.pop() {
+        while let Some((what, undo)) = self.steps.pop().or_else(|| self.last.pop()) {
             if let Err(error) = undo() {
                 log::warn(format_args!("roll back: {what}: {error}"));
             }
@@ -92,9 +103,28 @@ mod tests {
     }
 
     #[test]
+    fn the_last_step_is_the_last_whenever_it_was_registered() {
+        let log = RefCell::new(Vec::new());
+        let step = |name: &'static str| {
+            let log = &log;
+            move || {
+                log.borrow_mut().push(name);
+                Ok(())
+            }
+        };
+        let mut undo = Rollback::new();
+        undo.push("link", step("link"));
+        undo.push_last("address", step("address"));
+        undo.push("rules", step("rules"));
+        drop(undo);
+        assert_eq!(*log.borrow(), ["rules", "link", "address"]);
+    }
+
+    #[test]
     fn commit_undoes_nothing() {
         let mut undo = Rollback::new();
         undo.push("never", || panic!("was undone"));
+        undo.push_last("never", || panic!("was undone"));
         undo.commit();
     }
 

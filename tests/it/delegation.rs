@@ -7,6 +7,8 @@ use std::os::unix::fs::PermissionsExt;
 use serde_json::{Value, json};
 
 use crate::compare::{assert_same, normal};
+use crate::lane::{self, needs};
+use crate::net::{Net, merged, wire};
 use crate::node::{Call, Container, Node, VERSIONS, assert_unchanged, executable};
 
 /// Records environment and stdin, then sources the script `recorder.<verb>` if it exists.
@@ -257,6 +259,88 @@ fn del_removes_the_link_also_when_the_foreign_del_fails() {
         scene.answer("DEL", &refusing(11));
         scene.call(plugin, "DEL").error();
         assert_eq!(scene.container.ip("link show type veth"), json!([]), "{plugin}");
+    }
+}
+
+/// Whether the interface is in the container, or the device on the host, at each DEL of the IPAM
+/// plugin called `ipam`: in the rollback of an ADD, and in a DEL.
+fn links_at_release(plugin: &str, keys: &Value, ipam: &str) -> [String; 2] {
+    let mut scene = Recorded::new("");
+    let (node, container) = (&scene.node, &scene.container);
+    wire(node);
+    let log = node.path("log");
+    let of = |routes: Value| {
+        let ips = json!([{"address": "10.1.2.9/24", "gateway": "10.1.2.1"}]);
+        json!({"cniVersion": "1.0.0", "ips": ips, "routes": routes})
+    };
+    let answers = [of(json!([{"dst": "10.9.0.0/16", "gw": "172.16.0.1"}])), of(json!([]))];
+    let mut found = Vec::new();
+    scene.conf = merged(&scene.conf, &merged(keys, &json!({"ipam": {"type": ipam}})));
+    for (answer, verb) in answers.iter().zip(["ADD", "DEL"]) {
+        drop(fs::remove_file(&log));
+        drop(fs::remove_file(node.bin().join(ipam)));
+        let script = format!(
+            "cat >/dev/null; [ $CNI_COMMAND != ADD ] || echo '{answer}'
+             [ $CNI_COMMAND != DEL ] || \\
+             {{ nsenter --net=$CNI_NETNS ip link show eth0 >&- 2>&- && echo there || echo gone; }} >> {}",
+            log.display()
+        );
+        node.script(ipam, &script);
+        let add = scene.call(plugin, "ADD").run();
+        if verb == "DEL" {
+            assert_eq!(add.status, Some(0), "{plugin}: {add:?}");
+            scene.call(plugin, verb).ok();
+        } else {
+            assert!(add.stdout.contains("failed to add route '10.9.0.0/16"), "{plugin}: {add:?}");
+        }
+        found.push(fs::read_to_string(&log).unwrap().trim().to_owned());
+        assert!(!container.try_sh("ip link show eth0"), "{plugin} {verb}");
+    }
+    found.try_into().unwrap()
+}
+
+/// No other container may get an address while a link of this one has it.
+fn releases_in_order(plugin: &str, keys: &Value) {
+    assert_eq!(links_at_release(plugin, keys, "fixed"), ["gone", "gone"], "{plugin}");
+    // A DHCP release is sent over the link.
+    assert_eq!(links_at_release(plugin, keys, "dhcp"), ["there", "there"], "{plugin}");
+}
+
+#[test]
+fn an_address_is_released_after_its_link_is_deleted() {
+    releases_in_order("bridge", &json!({"isGateway": true}));
+    releases_in_order("ptp", &json!({}));
+    releases_in_order("macvlan", &json!({"master": "wire0"}));
+    releases_in_order("tap", &json!({}));
+    releases_in_order("host-device", &json!({"device": "wire0"}));
+}
+
+#[test]
+fn an_address_is_released_after_its_vlan_ipvlan_or_dummy_is_deleted() {
+    needs!(lane::VLAN, lane::IPVLAN, lane::DUMMY);
+    releases_in_order("vlan", &json!({"master": "wire0", "vlanId": 7}));
+    releases_in_order("ipvlan", &json!({"master": "wire0"}));
+    releases_in_order("dummy", &json!({}));
+}
+
+/// The address of a link that cannot be deleted stays in use.
+#[test]
+fn no_address_is_released_while_the_link_cannot_be_deleted() {
+    let node = Node::new();
+    wire(&node);
+    let ipam = node.host_local(&["10.1.2.0/24"]);
+    for (plugin, keys) in [("ptp", json!({})), ("macvlan", json!({"master": "wire0"}))] {
+        let container = Container::new();
+        let net = Net::new(&node, plugin, "1.1.0", &merged(&json!({"ipam": ipam}), &keys));
+        let prev = net.add(&container);
+        let del = net.with(&json!({"prevResult": prev})).on("DEL", &container);
+        let weak = del.clone().under(&["setpriv", "--bounding-set", "-net_admin", "--"]);
+        let error = weak.error();
+        assert!(error.msg.contains("not permitted"), "{plugin}: {error:?}");
+        assert!(container.try_sh("ip link show eth0"), "{plugin}");
+        assert_eq!(net.leases().len(), 1, "{plugin}");
+        del.ok();
+        assert_eq!(net.leases(), [""; 0], "{plugin}");
     }
 }
 

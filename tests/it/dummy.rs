@@ -33,6 +33,12 @@ lifecycle! { SUBJECT, needs lane::DUMMY;
 }
 
 #[test]
+fn del_deletes_no_other_device_with_its_mac() {
+    needs!(lane::DUMMY);
+    crate::tap::del_keeps_the_other_with_the_same_mac("dummy");
+}
+
+#[test]
 fn exactly_these_addresses_and_routes_are_in_the_container() {
     needs!(lane::DUMMY);
     let (node, container) = (Node::new(), Container::new());

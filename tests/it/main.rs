@@ -42,6 +42,7 @@
 //! | `dummy`, `vlan` | interfaces without a wire; tagged frames, masters, CHECK |
 //! | `parity` | comparison with the reference plugins |
 //! | `twins` | random sequences on two nodes, one with the reference plugins, compared after each step |
+//! | `takeover` | each implementation checks and deletes what the other added |
 //! | `firewall` | its back ends, compared by traffic, with each other and with the reference |
 //! | `hostile` | a container's changes to its links, and isolation from their effects |
 //! | `tenant` | folders and files that the author of a configuration names |
@@ -121,6 +122,7 @@ mod spoof;
 mod status;
 mod strace;
 mod sweep;
+mod takeover;
 mod tap;
 mod tenant;
 mod trace;

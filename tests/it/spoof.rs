@@ -2,7 +2,8 @@
 
 use serde_json::{Value, json};
 
-use crate::net::{Net, merged};
+use crate::lane::{self, needs};
+use crate::net::{Net, merged, settles};
 use crate::node::{Container, Node};
 use crate::traffic::Place;
 
@@ -118,4 +119,92 @@ fn what_the_reference_made_is_removed() {
     make("c1");
     net.call("DEL", "c1").netns("").ok();
     assert_eq!(rules(&node), before);
+}
+
+/// `macspoofchk` would certify a MAC that belongs to somebody else.
+#[test]
+fn a_requested_mac_that_another_has_is_refused() {
+    let node = Node::new();
+    let net = network(&node, &json!({}));
+    let unchecked = network(&node, &json!({"macspoofchk": null}));
+    let (one, two, three) = (Container::new(), Container::new(), Container::new());
+    let silent = mac_of(&net.add(&one));
+    node.sh("ip link set br0 type bridge fdb_flush");
+    let seen = mac_of(&unchecked.call("ADD", "c2").netns(&two.path()).result());
+    assert!(two.pings(GATEWAYS[0]));
+    let link = |name: &str| node.ip(&format!("link show {name}"))[0]["address"].clone();
+    let bridge = link("br0").as_str().unwrap().to_owned();
+    let before = (node.snapshot(), three.snapshot(&node));
+    for (mac, owner) in [(&silent, "c1"), (&seen, "c2"), (&bridge, "")] {
+        let capability = json!({"runtimeConfig": {"mac": mac.to_uppercase()}});
+        let by_runtime = net.with(&capability).call("ADD", "c3").netns(&three.path());
+        let by_args = net.call("ADD", "c3").netns(&three.path());
+        let by_args = by_args.env("CNI_ARGS", &format!("IgnoreUnknown=1;MAC={mac}"));
+        for call in [by_runtime, by_args] {
+            let error = call.error();
+            let start = format!("the MAC {mac} is in use on bridge \"br0\", by \"");
+            assert!(error.msg.starts_with(&start), "{error:?}");
+            let names =
+                owner.is_empty() || error.details.contains(&format!("container {owner} in"));
+            assert!(names && error.details.contains("request another MAC"), "{error:?}");
+            settles(&before.0, || node.snapshot());
+            settles(&before.1, || three.snapshot(&node));
+        }
+    }
+    // The MAC is free once its owner is gone, and no check is promised without the key.
+    net.del(&one);
+    let again = net.with(&json!({"runtimeConfig": {"mac": silent}}));
+    assert_eq!(mac_of(&again.call("ADD", "c3").netns(&three.path()).result()), silent);
+    assert!(three.reaches(GATEWAYS[0]));
+    let twice = unchecked.with(&json!({"runtimeConfig": {"mac": silent}}));
+    twice.call("ADD", "c4").netns(&Container::new().path()).result();
+}
+
+/// A virtual machine that moves to this node was seen behind the uplink a moment ago.
+#[test]
+fn a_mac_that_was_seen_behind_an_uplink_is_accepted() {
+    let node = Node::new();
+    let net = network(&node, &json!({}));
+    net.call("ADD", "c1").netns(&Container::new().path()).result();
+    node.sh("ip link add up0 up type veth peer name up1; ip link set up0 master br0");
+    node.sh("ip link set up1 up");
+    let mac = "02:00:00:00:00:77";
+    node.sh(&format!("bridge fdb add {mac} dev up0 master dynamic"));
+    let three = Container::new();
+    let moved = net.with(&json!({"runtimeConfig": {"mac": mac}}));
+    moved.call("ADD", "c3").netns(&three.path()).result();
+    assert!(three.reaches(GATEWAYS[0]));
+}
+
+/// Two VLANs of one bridge are two networks.
+#[test]
+fn a_mac_of_another_vlan_is_accepted() {
+    needs!(lane::VLAN, lane::BRIDGE_VLAN);
+    let node = Node::new();
+    let vlan = |id: u16| {
+        network(&node, &json!({"vlan": id, "runtimeConfig": {"mac": "02:00:00:00:00:77"}}))
+    };
+    let containers = [Container::new(), Container::new(), Container::new()];
+    let call =
+        |id: u16, of: usize| vlan(id).call("ADD", &format!("c{of}")).netns(&containers[of].path());
+    call(7, 0).result();
+    call(8, 1).result();
+    let error = call(8, 2).error();
+    assert!(error.details.contains("container c1 in"), "{error:?}");
+}
+
+/// The reference lets the bridge learn from link-local frames.
+#[test]
+fn check_demands_no_link_local_learning_for_own_ports_only() {
+    let node = Node::new();
+    let net = network(&node, &json!({}));
+    let container = Container::new();
+    let prev = net.add(&container);
+    node.sh("ip link set br0 type bridge no_linklocal_learn 0");
+    let msg = "bridge \"br0\" learns the sources of link-local frames";
+    net.check_finds(&container, &prev, msg);
+    // As the reference leaves the port.
+    let port = prev["interfaces"][1]["name"].as_str().unwrap();
+    node.sh(&format!("ip link set {port} alias ''"));
+    net.check(&container, &prev).ok();
 }

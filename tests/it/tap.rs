@@ -183,6 +183,26 @@ fn del_touches_nothing_else() {
     settles(&before, || container.snapshot(&node));
 }
 
+/// Deletes one of two attachments that have one MAC, twice.
+pub(crate) fn del_keeps_the_other_with_the_same_mac(plugin: &'static str) {
+    let node = Node::new();
+    let keys = json!({"mac": "02:00:00:00:00:77", "ipam": node.host_local(&["10.1.2.0/24"])});
+    let (net, container) = (Net::new(&node, plugin, "1.1.0", &keys), Container::new());
+    let prev = net.on("ADD", &container).ifname("dev1").result();
+    net.on("ADD", &container).ifname("dev2").result();
+    let del = net.with(&json!({"prevResult": prev})).on("DEL", &container).ifname("dev1");
+    for _ in ["DEL", "DEL again"] {
+        del.ok();
+        assert!(!container.try_sh("ip link show dev1"));
+        assert!(container.try_sh("ip link show dev2"));
+    }
+}
+
+#[test]
+fn del_deletes_no_other_device_with_its_mac() {
+    del_keeps_the_other_with_the_same_mac("tap");
+}
+
 #[test]
 fn gc_releases_the_addresses_of_stale_attachments() {
     let (node, container) = (Node::new(), Container::new());

@@ -3,6 +3,7 @@
 mod addrs;
 mod bridge_vlans;
 mod events;
+mod fdb;
 mod kinds;
 mod links;
 mod routes;

@@ -9,6 +9,7 @@
 //! forwarding, and the packet filter's tables. A VLAN's gateway is an interface of its own, deleted with the last port
 //! of the VLAN.
 
+mod mac;
 mod repair;
 mod shared;
 mod verify;
@@ -148,6 +149,7 @@ impl Plugin for Bridge {
             // Once more when the addresses are known.
             cx.note(Self::NAME, req, &CniResult::new(), &mut undo);
             spoof::add(filter, owner, checked)?;
+            mac::require_unused(host, &plan, &bridge.link, &port)?;
         }
         start_port(host, &plan, owner, &bridge.link, &port)?;
         let mut result = if plan.l3 { cx.ipam_add(&mut undo)? } else { CniResult::new() };
@@ -159,13 +161,6 @@ impl Plugin for Bridge {
             cx.note(Self::NAME, req, &result, &mut undo);
         }
         configure_container(&inside, &link, conf, &result)?;
-        if !gateways.is_empty() {
-            let vlan = vlan_gateway::ensure(host, &plan, &bridge.link, index, &mut undo)?;
-            let vlan = vlan.map(|link| Shared { link, pinned: true });
-            let on = vlan.as_ref().unwrap_or(&bridge);
-            shared::ensure_gateways(host, on, conf, &gateways)?;
-            result.interfaces.extend(vlan.map(|vlan| veth::interface(&vlan.link, "")));
-        }
         if plan.masquerades {
             let addrs = result.addresses();
             let registered = addrs.clone();
@@ -174,6 +169,14 @@ impl Plugin for Bridge {
         }
         if !conf.disable_container_interface {
             configure::wait_for_carrier(host, &port).context(|| "bridge port in error state")?;
+        }
+        // Late, as other containers may use the addresses that `forceAddress` removes.
+        if !gateways.is_empty() {
+            let vlan = vlan_gateway::ensure(host, &plan, &bridge.link, index, &mut undo)?;
+            let vlan = vlan.map(|link| Shared { link, pinned: true });
+            let on = vlan.as_ref().unwrap_or(&bridge);
+            shared::ensure_gateways(host, on, conf, &gateways, &mut undo)?;
+            result.interfaces.extend(vlan.map(|vlan| veth::interface(&vlan.link, "")));
         }
         if bridge.follows(&port) {
             result.interfaces[0] = veth::interface(&host.require_link(&conf.bridge)?, "");
@@ -200,13 +203,14 @@ impl Plugin for Bridge {
             failures.keep(masquerade::del(&filter, owner, &addrs));
         }
         del_and_release(cx, &mut failures, Cx::ipam_del, |failures| {
-            failures.keep(req.del_veth(cx));
+            let deleted = failures.keep(req.del_veth(cx));
             // After the port, so that it never forwards unchecked frames.
             if conf.macspoofchk {
                 let ports = prev.map(|prev| listed_ports(prev, &req.ifname)).unwrap_or_default();
                 failures.keep(spoof::del(&filter, owner, &ports));
             }
             del_gateway(cx, conf, failures);
+            deleted
         });
         failures.into_result()
     }
@@ -214,12 +218,13 @@ impl Plugin for Bridge {
     fn gc(cx: &Cx<'_>, conf: &Conf, req: &GcReq) -> Result<()> {
         let mut failures = Failures::new();
         del_and_release(cx, &mut failures, Cx::ipam_gc, |failures| {
-            failures.keep(req.del_stale_veths(cx));
+            let deleted = failures.keep(req.del_stale_veths(cx));
             let (filter, network) = (PacketFilter::new(), cx.net.name.as_str());
             let valid = Owner::each(&cx.net.name, &req.valid);
             failures.keep(masquerade::gc(&filter, network, &valid));
             failures.keep(spoof::gc(&filter, network, &valid));
             del_gateway(cx, conf, failures);
+            deleted
         });
         failures.into_result()
     }
@@ -265,7 +270,7 @@ impl<'a> Plan<'a> {
                 .with_details(e.details())
         })?;
         let vlans = Vlans::resolve(conf)?;
-        let mac = requested_mac(cx, conf)?;
+        let mac = mac::requested(cx, conf)?;
         let l3 = cx.has_ipam();
         if l3 && conf.disable_container_interface {
             let msg = "cannot use IPAM when DisableContainerInterface flag is set";
@@ -317,15 +322,6 @@ fn del_gateway(cx: &Cx<'_>, conf: &Conf, failures: &mut Failures) {
     {
         failures.keep(cx.host().and_then(|host| vlan_gateway::del(host, &plan, None)));
     }
-}
-
-/// `runtimeConfig.mac`, else `args.cni.mac`, else `MAC` of `CNI_ARGS`.
-fn requested_mac(cx: &Cx<'_>, conf: &Conf) -> Result<Option<Mac>> {
-    let from_env = cx.mac_arg()?;
-    let sources = [&conf.runtime_config.mac, &conf.args.cni.mac, &from_env];
-    let text = sources.into_iter().find(|text| !text.is_empty());
-    let parse = |text: &String| text.parse::<Mac>().map_err(Error::config);
-    text.map(parse).transpose()
 }
 
 /// The port for the check of source MACs; `container` is its other end.

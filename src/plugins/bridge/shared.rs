@@ -9,6 +9,7 @@ use crate::cni::Route;
 use crate::error::{Context, Error, Result};
 use crate::iface::{configure, forwarding, veth};
 use crate::netlink::{Link, LinkChange, LinkKind, Mac, Netlink, NewLink, OperState, Switch};
+use crate::skel::Rollback;
 
 /// A bridge, or the gateway's interface of a VLAN.
 pub(super) struct Shared {
@@ -119,12 +120,13 @@ pub(super) fn add_default_route(routes: &mut Vec<Route>, gw: IpAddr) {
 }
 
 /// Adds the missing gateway addresses to the bridge, or to the interface of a VLAN, and enables forwarding for their
-/// families. Removes conflicting addresses if `forceAddress` allows it.
-pub(super) fn ensure_gateways(
-    host: &Netlink,
+/// families. Removes conflicting addresses if `forceAddress` allows it, which a failed ADD restores.
+pub(super) fn ensure_gateways<'a>(
+    host: &'a Netlink,
     bridge: &Shared,
     conf: &Conf,
     gateways: &[IpNet],
+    undo: &mut Rollback<'a>,
 ) -> Result<()> {
     let name = &bridge.link.name;
     let failed = if *name == conf.bridge {
@@ -132,6 +134,7 @@ pub(super) fn ensure_gateways(
     } else {
         "failed to set vlan interface for bridge with addr"
     };
+    forwarding::enable(host, gateways)?;
     let present = host.dump_addrs(bridge.link.index)?;
     let mut missing = gateways.to_vec();
     missing.retain(|gateway| !present.iter().any(|addr| addr.net == *gateway));
@@ -146,12 +149,15 @@ pub(super) fn ensure_gateways(
                 return Err(Error::internal(msg)
                     .with_details(format!("remove {} or set \"forceAddress\": true", addr.net)));
             }
+            let (index, former) = (addr.index, configure::again(addr));
+            undo.push(format!("restore {} of \"{name}\"", addr.net), move || {
+                Ok(host.add_addr(index, &former)?)
+            });
             host.del_addr(addr.index, addr.net)
                 .context(|| format!("{failed}: could not remove IP address from \"{name}\""))?;
         }
         add_gateway(host, bridge, *gateway).context(|| failed)?;
     }
-    forwarding::enable(host, gateways)?;
     configure::wait_for_ipv6(host, &mut missing.iter().map(IpNet::addr))
 }
 

@@ -34,6 +34,10 @@ pub(super) fn attachment(cx: &Cx<'_>, plan: &Plan<'_>, req: &CheckReq) -> Result
     let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
     if conf.macspoofchk {
         spoof::check(&PacketFilter::new(), owner, &spoof_port(&port, &found.link)?)?;
+        // The reference, which sets no alias, protects neither its ports nor those of others from such frames.
+        if owner.owns(Some(&port.alias)) {
+            learns_nothing_unchecked(&bridge)?;
+        }
     }
     if plan.masquerades {
         let addrs: Vec<_> = prev.ips_of(index).map(|ip| ip.address).collect();
@@ -56,12 +60,6 @@ fn bridge_of(host: &Netlink, conf: &Conf, prev: &CniResult) -> Result<Link> {
     verify::same_mac(&link, entry)?;
     verify::is_up(&link, verify::ON_HOST)?;
     verify::refuses_advertisements(&link)?;
-    if conf.macspoofchk && link.bridge.unwrap_or_default().learns_link_local == Some(true) {
-        let msg = format!("bridge \"{name}\" learns the sources of link-local frames");
-        return Err(Error::internal(msg).with_details(format!(
-            "they are not checked: ip link set {name} type bridge no_linklocal_learn 1"
-        )));
-    }
     // A packet capture makes a bridge promiscuous as well, which does no harm.
     if conf.promisc_mode && link.promiscuity == 0 {
         let msg = format!(
@@ -70,6 +68,18 @@ fn bridge_of(host: &Netlink, conf: &Conf, prev: &CniResult) -> Result<Link> {
         return Err(Error::internal(msg).with_details(format!("ip link set {name} promisc on")));
     }
     Ok(link)
+}
+
+/// Fails if the bridge learns from frames that the check of source MACs does not see.
+fn learns_nothing_unchecked(bridge: &Link) -> Result<()> {
+    if bridge.bridge.unwrap_or_default().learns_link_local != Some(true) {
+        return Ok(());
+    }
+    let name = &bridge.name;
+    let msg = format!("bridge \"{name}\" learns the sources of link-local frames");
+    Err(Error::internal(msg).with_details(format!(
+        "they are not checked: ip link set {name} type bridge no_linklocal_learn 1"
+    )))
 }
 
 fn port_of(conf: &Conf, bridge: &Link, found: Option<(Link, Interface)>) -> Result<Link> {

@@ -37,7 +37,7 @@ pub(super) struct Vlans {
     /// The VLANs of the port; if empty, the bridge decides.
     pub(super) port: Vec<PortVlans>,
     /// Whether the port stays in the default VLAN of the bridge.
-    preserve: bool,
+    pub(super) preserve: bool,
 }
 
 impl Vlans {

@@ -30,7 +30,9 @@ use crate::error::{Code, Context, Error, Result};
 use crate::iface::child::{self, Found};
 use crate::iface::{Inside, verify};
 use crate::netns::{Netns, NetnsId};
-use crate::skel::{AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Remarks, Rollback};
+use crate::skel::{
+    AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Remarks, Rollback, del_and_release,
+};
 
 pub struct HostDevice;
 
@@ -149,30 +151,17 @@ impl Plugin for HostDevice {
 
     fn del(cx: &Cx<'_>, conf: &Conf, req: &DelReq) -> Result<()> {
         let mut failures = Failures::new();
-        // Before the device leaves the container: a DHCP release is sent over the device.
-        failures.keep(cx.if_ipam(Cx::ipam_del));
-        failures.keep(give_back(cx, conf, req));
+        del_and_release(cx, &mut failures, Cx::ipam_del, |failures| {
+            failures.keep(give_back(cx, conf, req))
+        });
         failures.into_result()
     }
 
     fn gc(cx: &Cx<'_>, _: &Conf, req: &GcReq) -> Result<()> {
         let mut failures = Failures::new();
-        failures.keep(cx.if_ipam(Cx::ipam_gc));
-        let records = Records::of(&cx.net.name);
-        records.sweep(&Owner::each(&cx.net.name, &req.valid));
-        let (valid, stale): (Vec<_>, Vec<_>) = records
-            .of_network()
-            .into_iter()
-            .partition(|record| req.is_valid(&record.container_id, &record.ifname));
-        for record in stale {
-            // A later container in the same namespace may have the device.
-            let has_device = |other: &Record| {
-                other.device.name == record.device.name && other.netns == record.netns
-            };
-            let released =
-                if valid.iter().any(has_device) { Ok(None) } else { release(cx, &record) };
-            failures.keep(released.and_then(|incomplete| records.conclude(record, incomplete)));
-        }
+        del_and_release(cx, &mut failures, Cx::ipam_gc, |failures| {
+            failures.keep(give_back_stale(cx, &Records::of(&cx.net.name), req))
+        });
         failures.into_result()
     }
 
@@ -248,6 +237,24 @@ fn give_back(cx: &Cx<'_>, conf: &Conf, req: &DelReq) -> Result<()> {
     let incomplete = search.give_back(host, netns, prev)?;
     // Removes a record that cannot be read as well.
     incomplete.map_or(Ok(()), Err).and(records.forget(req.id.as_str(), req.ifname.as_str()))
+}
+
+/// As [`give_back`] for all attachments that are not valid.
+fn give_back_stale(cx: &Cx<'_>, records: &Records<'_>, req: &GcReq) -> Result<()> {
+    let mut failures = Failures::new();
+    records.sweep(&Owner::each(&cx.net.name, &req.valid));
+    let (valid, stale): (Vec<_>, Vec<_>) = records
+        .of_network()
+        .into_iter()
+        .partition(|record| req.is_valid(&record.container_id, &record.ifname));
+    for record in stale {
+        // A later container in the same namespace may have the device.
+        let has_device =
+            |other: &Record| other.device.name == record.device.name && other.netns == record.netns;
+        let released = if valid.iter().any(has_device) { Ok(None) } else { release(cx, &record) };
+        failures.keep(released.and_then(|incomplete| records.conclude(record, incomplete)));
+    }
+    failures.into_result()
 }
 
 /// As [`give_back`] for a stale attachment.

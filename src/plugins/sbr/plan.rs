@@ -106,9 +106,12 @@ impl Plan {
         }
         let hints_to_add = hints.unwrap_or_default().iter();
         for route in hints_to_add.filter(|route| !self.main().contains(route)) {
-            netlink
-                .add_route(route, RouteMode::Replace)
-                .context(|| format!("add the source {} to the subnet", self.link.name))?;
+            let failed = || format!("add the source {} to the subnet", self.link.name);
+            // Not replaced: the kernel might replace the route of another interface to the subnet.
+            for former in self.main().iter().filter(|former| former.dst == route.dst) {
+                netlink.del_route(former).context(failed)?;
+            }
+            netlink.add_route(route, RouteMode::Create).context(failed)?;
         }
         for route in self.leaving(hints) {
             netlink.del_route(route).context(|| "Failed to delete route")?;

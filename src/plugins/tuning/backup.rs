@@ -55,9 +55,11 @@ impl Backup {
         decode().map_err(|e: Error| malformed(e.msg()))
     }
 
-    /// Whether the backup may be of `owner`: the names of two attachments' files can be equal.
+    /// Whether the backup may be of the owner's interface: the names of two attachments' files can be equal. The network
+    /// is not compared, as container and interface identify an attachment, and networks are renamed.
     pub(super) fn may_be_of(&self, owner: &Owner<'_>) -> bool {
-        self.extra.attachment.is_empty() || self.extra.attachment == owner.instance()
+        let attachment = &self.extra.attachment;
+        attachment.is_empty() || of_interface(attachment) == of_interface(&owner.instance())
     }
 
     /// The backup of an interface that has the attributes `now` and is to get the attributes `wanted`.
@@ -104,6 +106,11 @@ impl Backup {
         }
         failures.into_result()
     }
+}
+
+/// The part of an [`Owner::instance`] without the network.
+fn of_interface(instance: &str) -> Option<&str> {
+    Some(instance.rsplit_once('-')?.1)
 }
 
 /// Updates the original value of an attribute, and the value that ADD has `set`.

@@ -148,6 +148,30 @@ fn force_address_replaces_conflicting_addresses_and_only_those() {
 }
 
 #[test]
+fn a_failed_add_removes_no_address_of_the_bridge() {
+    let node = Node::new();
+    let (one, two) = (Container::new(), Container::new());
+    let net = |subnet: &str| {
+        let keys = json!({"isGateway": true, "ipam": node.host_local(&[subnet])});
+        simple(&node, &keys)
+    };
+    net("10.1.2.0/24").add(&one);
+    // Refused after the container is configured, and by the kernel at the new address itself.
+    let mut ipam = node.host_local(&["10.2.0.0/24"]);
+    ipam["ranges"][0][0]["gateway"] = json!("10.2.0.1");
+    let forced =
+        net("10.2.0.0/24").with(&json!({"name": "other", "forceAddress": true, "ipam": ipam}));
+    node.sh("nft 'add table inet cnibox_masquerade; add chain inet cnibox_masquerade postrouting; add map inet cnibox_masquerade pods4 { type ipv4_addr : mark; }'");
+    let masquerades = forced.with(&json!({"ipMasq": true, "ipMasqBackend": "nftables"}));
+    let call = masquerades.call("ADD", "c2").netns(&two.path());
+    assert!(call.error().msg.contains("cnibox_masquerade"), "{:?}", call.error());
+    assert_eq!(on_bridge(&node), ["10.1.2.1/24"]);
+    assert!(one.reaches("10.1.2.1"));
+    forced.call("ADD", "c2").netns(&two.path()).result();
+    assert_eq!(on_bridge(&node), ["10.2.0.1/24"]);
+}
+
+#[test]
 fn three_ranges_give_three_addresses_and_gateways() {
     let ranges = ["192.168.0.0/24", "2001:db8:1::/64", "2001:db8:2::/64"];
     for version in VERSIONS {

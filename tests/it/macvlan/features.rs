@@ -314,6 +314,32 @@ fn a_second_add_is_refused_and_the_first_lease_stays() {
     assert!(container.reaches("10.1.2.1"));
 }
 
+/// Two attachments of a container with one MAC, for a bond in a virtual machine. The DEL of one,
+/// also if repeated, deletes nothing of the other.
+#[test]
+fn del_deletes_no_other_interface_with_its_mac() {
+    let node = Node::new();
+    wire(&node);
+    node.sh("ip link add other0 up type veth peer name other1; ip link set other1 up");
+    let mac = "02:00:00:00:00:77";
+    let l2 = |master: &str| layer2(&node, &json!({"master": master, "mac": mac}));
+    let l3 = |master: &str| simple(&node, &json!({"master": master, "mac": mac}));
+    for nets in [[l2("wire0"), l2("other0")], [l3("wire0"), l3("other0")]] {
+        let container = Container::new();
+        let [one, two] = ["net1", "net2"];
+        let prev = nets[0].on("ADD", &container).ifname(one).result();
+        let other = nets[1].on("ADD", &container).ifname(two).result();
+        let del = nets[0].with(&json!({"prevResult": prev})).on("DEL", &container).ifname(one);
+        for _ in ["DEL", "DEL again"] {
+            del.ok();
+            assert!(!container.try_sh("ip link show net1"));
+            let check = nets[1].with(&json!({"prevResult": other}));
+            check.on("CHECK", &container).ifname(two).ok();
+        }
+        nets[1].on("DEL", &container).ifname(two).ok();
+    }
+}
+
 #[test]
 fn del_leaves_an_interface_of_another_kind_alone() {
     let node = Node::new();

@@ -141,16 +141,94 @@ fn an_address_without_a_gateway_is_refused_and_released() {
 }
 
 #[test]
-fn a_stale_host_route_to_the_address_is_replaced() {
+fn a_host_route_of_another_owner_is_refused_and_left() {
+    for (route, ip, gateway) in [
+        ("10.7.7.7 via 192.0.2.254 dev up0", "10.7.7.7/24", "10.7.7.1"),
+        ("10.7.7.7 via 192.0.2.254 dev up0 metric 100", "10.7.7.7/32", "10.9.9.9"),
+        ("10.7.7.7 dev up0 scope host", "10.7.7.7/24", "10.7.7.1"),
+        ("10.7.7.7 nexthop via 192.0.2.8 nexthop via 192.0.2.9", "10.7.7.7/24", "10.7.7.1"),
+        ("2001:db8:7::7 via 2001:db8:2::9 dev up0", "2001:db8:7::7/64", "2001:db8:7::1"),
+        ("2001:db8:7::7 dev up0 metric 7", "2001:db8:7::7/64", "2001:db8:7::1"),
+    ] {
+        let node = Node::new();
+        node.sh("ip link add up0 up type veth peer name up1; ip link set up1 up");
+        node.sh("ip addr add 192.0.2.1/24 dev up0; ip addr add 2001:db8:2::1/64 dev up0 nodad");
+        node.sh(&format!("ip route add {route}"));
+        // Enabled here, because ADD never disables it again.
+        node.sh("sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1");
+        let container = Container::new();
+        let before = (node.snapshot(), container.snapshot(&node));
+        let net = fixed(&node, &json!({"address": ip, "gateway": gateway}));
+        let error = net.on("ADD", &container).error();
+        let start = "failed to add route on host: the host has the route \"";
+        assert!(error.msg.starts_with(start), "{route}: {error:?}");
+        let dst = route.split(' ').next().unwrap();
+        assert!(error.msg.contains(dst) && error.details.contains("ip route del"), "{error:?}");
+        settles(&before.0, || node.snapshot());
+        settles(&before.1, || container.snapshot(&node));
+        net.del(&container);
+        settles(&before.0, || node.snapshot());
+    }
+}
+
+#[test]
+fn the_route_of_a_living_container_is_named_and_left() {
     let node = Node::new();
-    // A leftover of another implementation's crashed container.
-    node.sh("ip link add stale up type bridge");
-    node.sh("ip route add 10.1.2.2/32 dev stale scope host");
-    let container = Container::new();
-    let result = simple(&node, &json!({})).add(&container);
-    let shown = routes(&node.sh("ip route show 10.1.2.2"));
-    assert_eq!(shown, [format!("10.1.2.2 dev {} scope host", host_end(&result))]);
+    let (one, two) = (Container::new(), Container::new());
+    let net = |name: &str| {
+        let ipam = json!({"type": "host-local", "dataDir": node.path(name), "ranges": [[{"subnet": "10.1.2.0/24"}]]});
+        simple(&node, &json!({"name": name, "ipam": ipam}))
+    };
+    let (first, second) = (net("one"), net("two"));
+    let prev = first.add(&one);
+    let error = second.call("ADD", "c2").netns(&two.path()).error();
+    let veth = host_end(&prev);
+    let msg =
+        format!("failed to add route on host: the host has the route \"10.1.2.2/32 dev {veth}\"");
+    assert_eq!(error.brief(), (999, msg.as_str()));
+    assert!(error.details.contains("eth0 of container c1 in network \"one\""), "{error:?}");
     assert!(node.reaches(FIRST[0]));
+    second.call("DEL", "c2").netns(&two.path()).ok();
+    assert!(node.reaches(FIRST[0]));
+    first.check(&one, &prev).ok();
+}
+
+/// A container's address is free when its namespace is gone, a little before the kernel deletes
+/// the pair.
+#[test]
+fn the_route_of_a_pair_that_the_kernel_is_deleting_is_replaced() {
+    let node = Node::new();
+    let net = fixed(&node, &json!({"address": "10.7.7.7/24", "gateway": "10.7.7.1"}));
+    for round in 0..10 {
+        let container = Container::new();
+        net.call("ADD", &format!("c{round}")).netns(&container.path()).result();
+        assert!(node.reaches("10.7.7.7"), "{round}");
+        drop(container);
+    }
+}
+
+#[test]
+fn the_route_of_an_earlier_pair_of_the_attachment_is_replaced_and_restored() {
+    let node = Node::new();
+    let (earlier, container) = (Container::new(), Container::new());
+    let net = fixed(&node, &json!({"address": "10.7.7.7/24", "gateway": "10.7.7.1"}));
+    net.add(&earlier);
+    let before = node.sh("ip route show");
+    let unreachable = json!({"cniVersion": "1.0.0",
+        "ips": [{"address": "10.7.7.7/24", "gateway": "10.7.7.1"}],
+        "routes": [{"dst": "10.9.0.0/16", "gw": "172.16.0.1"}]});
+    node.script(
+        "failing",
+        &format!("cat >/dev/null; [ $CNI_COMMAND != ADD ] || echo '{unreachable}'"),
+    );
+    let failing = net.with(&json!({"ipam": {"type": "failing"}}));
+    let error = failing.on("ADD", &container).error();
+    assert!(error.msg.starts_with("failed to add route '10.9.0.0/16 via"), "{error:?}");
+    assert_eq!(node.sh("ip route show"), before);
+    let result = net.add(&container);
+    let shown = routes(&node.sh("ip route show 10.7.7.7"));
+    assert_eq!(shown, [format!("10.7.7.7 dev {} scope host", host_end(&result))]);
+    assert!(node.reaches("10.7.7.7"));
 }
 
 #[test]

@@ -133,6 +133,21 @@ fn a_backup_of_another_attachment_is_left_alone() {
     assert!(!path.exists());
 }
 
+/// Container and interface identify an attachment; networks are renamed.
+#[test]
+fn del_under_another_name_of_the_network_restores() {
+    let pod = SUBJECT.pod("1.1.0");
+    let net = bare(&pod, &json!({"mtu": 1400, "mac": MAC}));
+    let original = attribute(&pod, "address");
+    net.add(&pod.container);
+    let renamed = net.with(&json!({"name": "renamed"}));
+    // An ADD under the new name keeps the original values as well.
+    renamed.add(&pod.container);
+    renamed.del(&pod.container);
+    assert_eq!((attribute(&pod, "mtu"), attribute(&pod, "address")), (json!(1500), original));
+    assert!(pod.state().files.is_empty());
+}
+
 #[test]
 fn gc_removes_what_a_killed_command_left() {
     let pod = SUBJECT.pod("1.1.0");

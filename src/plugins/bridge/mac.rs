@@ -1,0 +1,89 @@
+//! The MAC that the runtime or the container's annotation requests for the container's end.
+
+use super::{Conf, Plan};
+use crate::error::{Error, Result};
+use crate::netfilter::names::identity;
+use crate::netfilter::{PacketFilter, spoof};
+use crate::netlink::{Link, Mac, Netlink, VlanPort};
+use crate::skel::Cx;
+
+/// `runtimeConfig.mac`, else `args.cni.mac`, else `MAC` of `CNI_ARGS`.
+pub(super) fn requested(cx: &Cx<'_>, conf: &Conf) -> Result<Option<Mac>> {
+    let from_env = cx.mac_arg()?;
+    let sources = [&conf.runtime_config.mac, &conf.args.cni.mac, &from_env];
+    let text = sources.into_iter().find(|text| !text.is_empty());
+    let parse = |text: &String| text.parse::<Mac>().map_err(Error::config);
+    text.map(parse).transpose()
+}
+
+/// Fails if the requested MAC is in use on the bridge: `macspoofchk` would certify it, and the bridge send the frames
+/// of its owner to the new port as well. `port` is the new port, registered but still down, so that of two concurrent
+/// ADDs with one MAC at most one succeeds.
+pub(super) fn require_unused(
+    host: &Netlink,
+    plan: &Plan<'_>,
+    bridge: &Link,
+    port: &Link,
+) -> Result<()> {
+    let Some(mac) = plan.mac else { return Ok(()) };
+    let mut links = host.dump_links()?;
+    links.retain(|link| link.index != port.index);
+    let found = links.iter().find(|link| link.mac == Some(mac) && is_on(bridge, link, &links));
+    let holder = match found {
+        None => holder(host, plan, bridge, &links)?,
+        on_host => on_host,
+    };
+    let Some(holder) = holder else { return Ok(()) };
+    let (name, bridge) = (&holder.name, &bridge.name);
+    let msg = format!("the MAC {mac} is in use on bridge \"{bridge}\", by \"{name}\"");
+    Err(Error::internal(msg).with_details(match identity(&holder.alias) {
+        Some((id, ifname, network)) => format!(
+            "it is that of {ifname} of container {id} in network \"{network}\": request another MAC, or detach that container first"
+        ),
+        None => "request another MAC".to_owned(),
+    }))
+}
+
+/// Whether frames of the bridge reach this link of the host: the bridge and its ports, links on top of the bridge, and
+/// the other ends of ports.
+fn is_on(bridge: &Link, link: &Link, links: &[Link]) -> bool {
+    let is_port = |index: u32| {
+        links.iter().any(|port| port.index == index && port.master == Some(bridge.index))
+    };
+    let below = link.link.filter(|_| link.link_netnsid.is_none());
+    link.index == bridge.index
+        || link.master == Some(bridge.index)
+        || below.is_some_and(|below| below == bridge.index || is_port(below))
+}
+
+/// The port of another container that has the requested MAC: that may send with it, or behind which it was seen. What is
+/// behind other ports may be this container itself, in its former place.
+fn holder<'l>(
+    host: &Netlink,
+    plan: &Plan<'_>,
+    bridge: &Link,
+    links: &'l [Link],
+) -> Result<Option<&'l Link>> {
+    let Some(mac) = plan.mac else { return Ok(None) };
+    let checked = spoof::ports_with(&PacketFilter::new(), mac)?;
+    let mut seen = host.dump_fdb(bridge.index)?;
+    seen.retain(|entry| entry.mac == mac);
+    let filters = bridge.bridge.unwrap_or_default().vlan_filtering;
+    let vlans = if filters { host.dump_port_vlans()? } else { Vec::new() };
+    let is_holder = |link: &&Link| {
+        link.master == Some(bridge.index)
+            && link.link_netnsid.is_some()
+            && (checked.iter().any(|port| port.name == link.name)
+                || seen.iter().any(|entry| entry.port == link.index))
+            && (!filters || shares_vlan(plan, bridge, vlans.iter().find(|p| p.index == link.index)))
+    };
+    Ok(links.iter().find(is_holder))
+}
+
+/// Whether the new port will be in a VLAN of another port.
+fn shares_vlan(plan: &Plan<'_>, bridge: &Link, other: Option<&VlanPort>) -> bool {
+    let is_in = |id: u16| other.is_some_and(|port| port.tagging(id).is_some());
+    let by_default = plan.vlans.port.is_empty() || plan.vlans.preserve;
+    (by_default && is_in(bridge.bridge.unwrap_or_default().default_pvid))
+        || plan.vlans.port.iter().any(|vlans| vlans.ids.clone().any(is_in))
+}
