@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn secrets_of_the_configuration_are_left_out_of_errors() {
+    fn what_a_configuration_calls_secret_is_no_part_of_errors() {
         let json = br#"{"name":"a net","login":["hunter2"],"pin":"007","tokens":{"a":"t0ken"}}"#;
         let values = values(&Json::parse(json).unwrap());
         assert_eq!(values, ["hunter2", "t0ken"]);

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::process::ExitCode;
 
 use super::folders::{CACHE, CONF, Folders, LEASES, PLUGIN_PATH};
-use super::life::{doubt, end};
+use super::life::Selection;
 use super::{NOT_FOUND, Tool, ipam, print};
 use crate::attachment::{Liveness, Record};
 use crate::cni::{ContainerId, NetworkName};
@@ -48,33 +48,6 @@ unless they are named.
 Exit status: 0 done; 1 a DEL failed, see stderr; 2 wrong usage; 3 no such network or container.
 ",
 };
-
-/// The attachments that may be deleted.
-pub(super) struct Selection<'a> {
-    /// This network, or all.
-    pub(super) network: Option<&'a str>,
-    /// The container that a person has named.
-    pub(super) container: Option<&'a str>,
-}
-
-impl Selection<'_> {
-    pub(super) fn has_network(&self, name: &str) -> bool {
-        self.network.is_none_or(|network| network == name)
-    }
-
-    pub(super) fn has(&self, network: &str, id: &str) -> bool {
-        self.has_network(network) && self.container.is_none_or(|container| container == id)
-    }
-
-    /// Why the attachment can be deleted; `None` if it has to stay.
-    pub(super) fn end(&self, network: &str, id: &str, liveness: Liveness) -> Option<String> {
-        if !self.has(network, id) {
-            return None;
-        }
-        let named = || Some(format!("named by --container, {}", doubt(liveness)?));
-        end(liveness).or_else(|| self.container.and_then(|_| named()))
-    }
-}
 
 /// An attachment that can be deleted, with the reason.
 struct Ended {

@@ -7,8 +7,7 @@ use std::time::SystemTime;
 use serde::Serialize;
 
 use super::folders::{CACHE, CONF, Folders, LEASES, Store};
-use super::gc::Selection;
-use super::life::{in_words, is_alive};
+use super::life::{Selection, in_words, is_alive};
 use super::{NOT_FOUND, Tool, columns, print};
 use crate::attachment::{Liveness, Record};
 use crate::cni::NetworkName;

@@ -70,3 +70,30 @@ pub(super) fn in_words((alive, reason): (Option<bool>, Option<String>)) -> Strin
     };
     reason.map_or_else(|| word.to_owned(), |reason| format!("{word}: {reason}"))
 }
+
+/// The attachments that may be deleted.
+pub(super) struct Selection<'a> {
+    /// This network, or all.
+    pub(super) network: Option<&'a str>,
+    /// The container that a person has named.
+    pub(super) container: Option<&'a str>,
+}
+
+impl Selection<'_> {
+    pub(super) fn has_network(&self, name: &str) -> bool {
+        self.network.is_none_or(|network| network == name)
+    }
+
+    pub(super) fn has(&self, network: &str, id: &str) -> bool {
+        self.has_network(network) && self.container.is_none_or(|container| container == id)
+    }
+
+    /// Why the attachment can be deleted; `None` if it has to stay.
+    pub(super) fn end(&self, network: &str, id: &str, liveness: Liveness) -> Option<String> {
+        if !self.has(network, id) {
+            return None;
+        }
+        let named = || Some(format!("named by --container, {}", doubt(liveness)?));
+        end(liveness).or_else(|| self.container.and_then(|_| named()))
+    }
+}
