@@ -77,6 +77,7 @@ test: prepare-test build ## the demo, then the whole suite: on this kernel, and 
 	tests/demo.sh $(BINARY)
 	@echo "test: compiles the tests, five minutes, and runs them, twenty on two cores"
 	CNIBOX_BIN=$(abspath $(BINARY)) tests/lanes.sh host-and-vm
+	[ "$(CNIBOX_NO_VM)" = 1 ] || tests/reboot.sh $(BINARY)
 
 test-vm: prepare-test build ## only the tests of features that this kernel lacks, in a VM; ARGS=<pattern of test names>
 	CNIBOX_BIN=$(abspath $(BINARY)) tests/lanes.sh vm $(ARGS)

@@ -3,8 +3,8 @@
 //! Runtimes collect a plugin's stderr; stdout belongs to the result.
 
 use std::cell::RefCell;
-use std::fmt;
-use std::io::Write;
+use std::fmt::{self, Write as _};
+use std::io::Write as _;
 
 thread_local! {
     /// The prefix of this thread's lines: the call with its container, and the network.
@@ -47,7 +47,41 @@ pub fn is_level(level: &str) -> bool {
     std::env::var_os("CNI_LOG").is_some_and(|value| value == level)
 }
 
-/// Writes one line unchanged. Errors of stderr are ignored.
+/// Writes one line. Errors of stderr are ignored.
 pub fn line(text: impl fmt::Display) {
-    drop(writeln!(std::io::stderr().lock(), "{text}"));
+    drop(writeln!(std::io::stderr().lock(), "{}", printable(&text.to_string())));
+}
+
+/// The text for a terminal, with control characters as escapes of JSON: configurations, arguments and errors of others
+/// may contain sequences that change the terminal's state or hide text. JSON stays the same JSON.
+pub fn printable(text: &str) -> String {
+    let is_control = |c: char| c.is_control() && c != '\n' && c != '\t';
+    // Embeddings, overrides and isolates of text direction (Unicode, UAX #9).
+    let is_direction = |c| matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    let mut shown = String::with_capacity(text.len());
+    for c in text.chars() {
+        if is_control(c) || is_direction(c) {
+            // Writing to a string cannot fail.
+            write!(shown, "\\u{:04x}", u32::from(c)).unwrap_or_default();
+        } else {
+            shown.push(c);
+        }
+    }
+    shown
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_characters_are_escaped() {
+        for (text, expected) in [
+            ("x\u{1b}[2J\u{7}y\r", "x\\u001b[2J\\u0007y\\u000d"),
+            ("\u{9b}1m \u{7f} \u{202e}abc", "\\u009b1m \\u007f \\u202eabc"),
+            ("a\tb\nä \u{1f600}", "a\tb\nä \u{1f600}"),
+        ] {
+            assert_eq!(printable(text), expected);
+        }
+    }
 }

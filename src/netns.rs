@@ -5,19 +5,19 @@
 //! rollback, but opening files, writing parameters and starting programs are refused ([`at_home`]). Starting a thread
 //! instead, as [`Netns::visit`] does, costs a tenth of an ADD.
 
-pub mod holders;
-
 use std::cell::RefCell;
 use std::fs::{self, File};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::thread::{self, JoinHandle};
 use std::{fmt, io, panic, process};
 
 use nix::errno::Errno;
-use nix::mount::{MsFlags, mount};
+use nix::libc;
 use nix::sched::{CloneFlags, setns, unshare};
+use nix::sys::socket::sockopt::GetStruct;
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, getsockopt, socket};
 use nix::sys::statfs::{FsType, NSFS_MAGIC, PROC_SUPER_MAGIC, statfs};
 use serde::{Deserialize, Serialize};
 
@@ -29,7 +29,7 @@ const CURRENT: &str = "/proc/thread-self/ns/net";
 /// Stack size in bytes: enough for a dozen netlink requests; the default of 2 MiB would use more memory.
 const STACK_SIZE: usize = 256 * 1024;
 
-/// The identity of a namespace among all namespaces of a boot.
+/// The identity of a namespace, by a path to it.
 ///
 /// The kernel reuses the inode number of a deleted namespace. The ctime of the inode distinguishes the two namespaces if
 /// a mount or a descriptor pins the inode: for a namespace that only processes hold, the kernel may create a new inode at
@@ -69,11 +69,36 @@ impl NetnsId {
             ctime: u64::try_from(nanoseconds).ok()?,
         })
     }
+}
 
-    /// The namespace at a path that [`holders::Holders`] found.
-    pub fn of_holder(holder: &Path) -> Option<NetnsId> {
-        NetnsId::of(&fs::metadata(holder).ok()?)
-    }
+/// The socket option `SO_NETNS_COOKIE`.
+#[derive(Clone, Copy, Debug)]
+struct NetnsCookie;
+
+nix::getsockopt_impl!(NetnsCookie, libc::SOL_SOCKET, libc::SO_NETNS_COOKIE, u64, GetStruct<u64>);
+
+/// The cookie of the namespace that a socket of any family belongs to. The kernel gives each namespace another one until
+/// the next boot, also one that gets the inode number of a namespace that is gone. `None` before Linux 5.14.
+pub fn cookie(socket: &impl AsFd) -> Option<u64> {
+    getsockopt(socket, NetnsCookie).ok()
+}
+
+/// The [`cookie`] of the calling thread's namespace. An error, such as too many open files, says nothing about it.
+pub fn current_cookie() -> Result<Option<u64>, Error> {
+    let (flags, kind) = (SockFlag::SOCK_CLOEXEC, SockType::Datagram);
+    let socket = socket(AddressFamily::Inet, kind, flags, None);
+    Ok(cookie(&socket.map_err(|e| entering("open a socket in", CURRENT, e))?))
+}
+
+/// The identity, within this boot, of the calling thread's network namespace: its [`cookie`], or its inode number before
+/// Linux 5.14. Inode numbers of namespaces begin at 0xf0000000, above all cookies.
+pub fn current_id() -> Option<u64> {
+    current_cookie().ok().flatten().or_else(current_inode)
+}
+
+/// The inode number of the calling thread's network namespace, which the kernel reuses.
+pub fn current_inode() -> Option<u64> {
+    fs::metadata(CURRENT).ok().map(|meta| meta.ino())
 }
 
 /// Why a namespace could not be opened or entered.
@@ -166,6 +191,11 @@ impl Netns {
         }
     }
 
+    /// A namespace that another process has opened and passed; `path` is for messages.
+    pub fn passed(descriptor: OwnedFd, path: impl Into<PathBuf>) -> Netns {
+        Netns { file: descriptor.into(), path: path.into() }
+    }
+
     /// Opens the namespace of the calling thread.
     pub fn current() -> Result<Netns, Error> {
         let file = File::open(CURRENT).map_err(|e| Error::Io("open", CURRENT.into(), e))?;
@@ -184,6 +214,7 @@ impl Netns {
     }
 
     /// The path as it was passed to [`Netns::open`]; results show it as `sandbox`.
+    #[cfg(any(test, feature = "testing"))]
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -336,21 +367,6 @@ pub fn on_scratch_thread<T: Send>(f: impl FnOnce() -> T + Send) -> Result<T, Err
     })
 }
 
-/// Moves the calling process, which must have one thread, into new, empty network and mount namespaces, and mounts empty
-/// file systems over the existing ones of these folders.
-pub fn hide(folders: &[&Path]) -> Result<(), Error> {
-    let apart = CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS;
-    unshare(apart).map_err(|e| entering("unshare", CURRENT, e))?;
-    let mount = |kind: Option<&str>, on: &Path, flags| {
-        mount(kind, on, kind, flags, None::<&str>).map_err(|e| entering("mount", on, e))
-    };
-    mount(None, Path::new("/"), MsFlags::MS_REC | MsFlags::MS_PRIVATE)?;
-    for folder in folders.iter().filter(|folder| folder.is_dir()) {
-        mount(Some("tmpfs"), folder, MsFlags::MS_NOSUID | MsFlags::MS_NODEV)?;
-    }
-    Ok(())
-}
-
 /// The path in double quotes, as in the reference's messages.
 fn quoted(path: &Path) -> String {
     format!("{:?}", path.to_string_lossy())
@@ -373,6 +389,24 @@ mod tests {
     use std::process::Command;
 
     use super::*;
+
+    #[test]
+    fn namespaces_have_different_identities() {
+        isolate();
+        let here = current_id().unwrap();
+        let there = Netns::fresh().unwrap().run(|| current_id().unwrap()).unwrap();
+        assert!(here != there && current_id() == Some(here));
+        // The cookie, and not the inode number.
+        assert!(here < 0xf000_0000 && current_inode().unwrap() >= 0xf000_0000);
+    }
+
+    #[test]
+    fn other_files_have_no_identity() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        for path in ["/no/such", "", "/proc/self/status", file.path().to_str().unwrap()] {
+            assert_eq!(NetnsId::at(Path::new(path)), None, "{path}");
+        }
+    }
 
     #[test]
     fn a_missing_path_is_gone() {
@@ -411,6 +445,22 @@ mod tests {
         let inside = other.run(|| Netns::current().unwrap().same_as(&other).unwrap()).unwrap();
         assert!(inside);
         assert!(Netns::current().unwrap().same_as(&home).unwrap());
+    }
+
+    #[test]
+    fn each_namespace_has_a_cookie() {
+        isolate();
+        let here = current_cookie().unwrap();
+        assert!(here.is_some(), "this kernel is older than 5.14");
+        let [one, two] = [(); 2].map(|()| Netns::fresh().unwrap().run(current_cookie).unwrap());
+        let (one, two) = (one.unwrap(), two.unwrap());
+        assert!(one.is_some() && one != two && one != here && two != here);
+        // A socket keeps its namespace, whatever namespace the thread is in.
+        let open = || socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, None);
+        let there = Netns::fresh().unwrap();
+        let inside = there.run(open).unwrap().unwrap();
+        assert_eq!(cookie(&inside), there.run(current_cookie).unwrap().unwrap());
+        assert_eq!(cookie(&open().unwrap()), here);
     }
 
     #[test]

@@ -50,10 +50,10 @@ pub fn run_applet(is_secure: bool) -> ExitCode {
     let mut args = env::args_os().map(|arg| arg.to_string_lossy().into_owned());
     let program = args.next().unwrap_or_default();
     let name = Path::new(&program).file_name().unwrap_or_default().to_string_lossy().into_owned();
-    if let Some(applet) = TABLE.find(&name) {
-        return run::main(applet, args.collect(), TABLE);
-    }
     let mut args: Vec<String> = args.collect();
+    if let Some(applet) = TABLE.find(&name) {
+        return multicall::link(applet, args, TABLE);
+    }
     match args.first().and_then(|first| TABLE.find(first)) {
         Some(applet) if multicall::is_own_name(&name) => {
             args.remove(0);

@@ -9,6 +9,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
 use nix::errno::Errno;
+use nix::sys::statfs::{PROC_SUPER_MAGIC, fstatfs};
 
 use crate::error::{Code, Error, Result};
 use crate::netns;
@@ -73,10 +74,21 @@ pub fn ensure(key: &str, value: &str) -> Result<bool> {
     write(key, value).map(|()| true)
 }
 
-/// The boot id, which changes with every boot: state of another boot is stale.
+/// The id of this boot (`random(4)`). A container manager may bind-mount a file over it that changes with every start of the
+/// container: such an id, which is not the kernel's, begins with [`REPLACED`].
 pub fn boot_id() -> Result<String> {
-    read("kernel/random/boot_id")
+    const KEY: &str = "kernel/random/boot_id";
+    let read = || {
+        let file = File::open(path(KEY)?)?;
+        let is_kernels = fstatfs(&file)?.filesystem_type() == PROC_SUPER_MAGIC;
+        let id = read_whole(file)?.trim().to_owned();
+        Ok(if is_kernels { id } else { format!("{REPLACED}{id}") })
+    };
+    read().map_err(|e| refused("read", KEY, &e))
 }
+
+/// The first character of a [boot id](boot_id) that is not the kernel's.
+pub const REPLACED: char = '~';
 
 /// The kernel returns a value in one read if the buffer has room, so no second read is needed.
 fn read_whole(mut file: File) -> io::Result<String> {

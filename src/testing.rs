@@ -4,7 +4,7 @@ pub use crate::applets::APPLETS;
 pub use crate::skel::Kind;
 
 pub mod attachment {
-    pub use crate::attachment::{Gone, Liveness, Owner, Record};
+    pub use crate::attachment::{Doubt, Gone, Liveness, Owner, Record};
 }
 
 pub mod options {

@@ -249,10 +249,13 @@ pub fn traceparent() -> Option<String> {
     })
 }
 
-/// Ends the recording. Returns the call as a line of OTLP JSON, with a newline.
-pub fn finish() -> Option<String> {
+/// Ends the recording. Returns the call as a line of OTLP JSON, with a newline; `clean` leaves out secrets of errors.
+pub fn finish(clean: &dyn Fn(&str) -> String) -> Option<String> {
     let mut recording = RECORDING.take()?;
     recording.close(0);
+    for error in recording.spans.iter_mut().filter_map(|span| span.error.as_mut()) {
+        *error = clean(error);
+    }
     Some(recording.to_json())
 }
 
@@ -289,7 +292,7 @@ mod tests {
     fn without_a_recording_no_attribute_is_evaluated() {
         let span = span("netlink");
         span.text("key", || -> String { unreachable!("not recording") });
-        assert_eq!((traceparent(), finish()), (None, None));
+        assert_eq!((traceparent(), finish(&str::to_owned)), (None, None));
     }
 
     #[test]
@@ -304,7 +307,7 @@ mod tests {
         assert_ne!(inner.span, handed.span);
         drop(span);
         assert_eq!(traceparent().unwrap(), header);
-        let line = finish().unwrap();
+        let line = finish(&str::to_owned).unwrap();
         assert!(line.contains(&format!("\"spanId\":\"{:016x}\"", inner.span)), "{line}");
     }
 }

@@ -9,7 +9,8 @@ use nix::unistd::{AccessFlags, access};
 
 use super::owner::{Owner, network_hash};
 use crate::files::atomic::{Durability, PREFIX, Writer};
-use crate::files::{During, Result, dir, remove_file};
+use crate::files::{self, During, Result, dir, remove_file};
+use crate::log;
 
 /// The backup of one attachment. The runtime serialises the calls of an attachment, so there is no lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,6 +22,8 @@ pub struct BackupFile {
 
 /// The suffix of the names of backups.
 const ENDING: &str = ".json";
+/// Limit of the size of a file in bytes: a device may have thousands of routes.
+const MAX_BYTES: usize = 16 << 20;
 
 impl BackupFile {
     /// The backup of an attachment in the folder `dir`. Container and interface cannot contain `/`.
@@ -52,7 +55,8 @@ impl BackupFile {
     }
 }
 
-/// The backups in `dir`, with their contents; none if the folder does not exist.
+/// The backups in `dir`, with their contents; none if the folder does not exist. A file that cannot be read is skipped
+/// with a warning: it must not keep those of other attachments.
 pub fn all(dir: &Path) -> Result<Vec<(PathBuf, Vec<u8>)>> {
     let mut found = Vec::new();
     if !dir::require_own(dir)? {
@@ -60,17 +64,17 @@ pub fn all(dir: &Path) -> Result<Vec<(PathBuf, Vec<u8>)>> {
     }
     for entry in fs::read_dir(dir).during("list", dir)? {
         let path = entry.during("list", dir)?.path();
-        if path.to_string_lossy().ends_with(ENDING)
-            && let Some(content) = read(&path)?
-        {
-            found.push((path, content));
+        if path.to_string_lossy().ends_with(ENDING) {
+            let content = read(&path).inspect_err(|e| log::warn(e)).unwrap_or_default();
+            found.extend(content.map(|content| (path, content)));
         }
     }
     Ok(found)
 }
 
-fn read(path: &Path) -> Result<Option<Vec<u8>>> {
-    match fs::read(path) {
+/// The content of a file of an attachment; `None` if there is none.
+pub fn read(path: &Path) -> Result<Option<Vec<u8>>> {
+    match files::read(path, MAX_BYTES) {
         Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
         content => content.during("read", path).map(Some),
     }
@@ -153,6 +157,16 @@ mod tests {
         file.write(b"three").unwrap();
         fs::set_permissions(&dir, fs::Permissions::from_mode(0o777)).unwrap();
         assert!(file.read().is_err() && all(&dir).is_err() && file.write(b"").is_err());
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_does_not_hide_the_others() {
+        let root = tempfile::tempdir().unwrap();
+        fs::create_dir(root.path().join("0_eth0.json")).unwrap();
+        std::os::unix::fs::symlink("/dev/zero", root.path().join("z_eth0.json")).unwrap();
+        let file = BackupFile::new(root.path(), &OWNER);
+        file.write(b"one").unwrap();
+        assert_eq!(all(root.path()).unwrap(), [(file.path.clone(), b"one".to_vec())]);
     }
 
     #[test]

@@ -1,57 +1,74 @@
 //! The files of attachment records below `/run/cni/cnibox`: owned by root, lost at reboot.
+//!
+//! A record is replaced as a whole, so that a reader finds the old or the new one.
 
-use std::fs::{self, OpenOptions};
-use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::Path;
+use std::fs::{self, File};
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
 
 use nix::fcntl::{AT_FDCWD, OFlag};
 use nix::sys::stat::Mode;
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 
+use crate::files::atomic::{Durability, PREFIX, Writer};
 use crate::files::dir::{self, open_regular, read_up_to};
-use crate::files::{During, Error, Result};
+use crate::files::lock::Lock;
+use crate::files::{During, Result, remove_file};
 
 /// The parent folder of all records.
 pub(super) const DIR: &str = "/run/cni/cnibox";
+/// The folder of the records, in [`DIR`].
+pub(super) const ATTACHMENTS: &str = "/run/cni/cnibox/attachments";
 /// The suffix of a record's file name, after the [instance](super::Owner::instance).
 pub(super) const ENDING: &str = ".json";
-/// The network namespace of this host: several hosts may share one `/run`.
-const HOST: &str = "/proc/thread-self/ns/net";
 /// Limit of a record's size in bytes.
 const MAX_BYTES: usize = 1 << 24;
 
-/// The inode number of the calling thread's network namespace.
-pub(super) fn host() -> Option<u64> {
-    fs::metadata(HOST).ok().map(|meta| meta.ino())
+/// The path of a record.
+pub(super) fn place(instance: &str) -> PathBuf {
+    Path::new(ATTACHMENTS).join(format!("{instance}{ENDING}"))
 }
 
-/// Writes a record of this host, without a temporary file: the runtime serialises the calls of an attachment,
-/// and a truncated record is ignored.
-pub(super) fn write(path: &Path, host: u64, content: &impl Serialize) -> Result<()> {
-    if host == 0 {
-        let why = io::Error::other("the host's network namespace is unknown");
-        return Err(Error::new("write", path, why));
-    }
-    let mut options = OpenOptions::new();
-    options.write(true).create(true).truncate(true).mode(0o600);
-    options.custom_flags((OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC).bits());
-    let mut file = match (options.open(path), path.parent()) {
-        (Err(e), Some(folder)) if e.kind() == ErrorKind::NotFound => {
-            make_folder(folder)?;
-            options.open(path)
+/// The target of a link to a record from a folder beside that of the records.
+pub(super) fn target(instance: &str) -> String {
+    format!("../attachments/{instance}{ENDING}")
+}
+
+fn temporary(instance: &str) -> PathBuf {
+    Path::new(ATTACHMENTS).join(format!("{PREFIX}{instance}"))
+}
+
+/// Waits for the turn of an attachment: ADD takes it while it replaces the record, and whoever reclaims the attachment for as long as
+/// that takes. A few attachments share a lock, which is never removed.
+pub(super) fn turn(instance: &str) -> Result<Option<Lock>> {
+    Lock::turn(&format!("turn-{}.lock", instance.get(instance.len() - 1..).unwrap_or_default()))
+}
+
+/// Replaces a record. The runtime serialises the calls of an attachment.
+pub(super) fn write(instance: &str, content: &impl Serialize) -> Result<()> {
+    let path = place(instance);
+    let text = serde_json::to_vec(content).map_err(io::Error::from).during("write", &path)?;
+    // A power cut ends the attachments as well.
+    let writer = Writer::new(temporary(instance), Durability::Volatile);
+    match writer.replace(&path, &text, 0o600) {
+        Err(e) if e.source.kind() == ErrorKind::NotFound => {
+            make_folder(Path::new(ATTACHMENTS))?;
+            writer.replace(&path, &text, 0o600)
         }
-        (file, _) => file,
+        written => written,
     }
-    .during("write", path)?;
-    let text = serde_json::to_vec(content).map_err(io::Error::from);
-    text.and_then(|text| file.write_all(&text)).during("write", path)
+}
+
+/// Removes a record, and what a killed process left of a new version.
+pub(super) fn remove(instance: &str) -> Result<()> {
+    remove_file(&temporary(instance))?;
+    remove_file(&place(instance))
 }
 
 /// Reads a record; `None` if the content is malformed.
 pub(super) fn load<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {
-    let (mut file, meta) = open_regular(AT_FDCWD, path, OFlag::O_RDONLY, Mode::empty())?;
+    let (mut file, meta): (File, _) = open_regular(AT_FDCWD, path, OFlag::O_RDONLY, Mode::empty())?;
     let content = read_up_to(&mut file, &meta, MAX_BYTES)?;
     Ok(serde_json::from_slice(&content).ok())
 }
@@ -62,6 +79,26 @@ pub(super) fn instances(folder: &Path, prefix: &str) -> Vec<String> {
     let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
     let names = names.filter(|name| name.starts_with(prefix));
     names.filter_map(|name| name.strip_suffix(ENDING).map(str::to_owned)).collect()
+}
+
+/// The host of a record.
+#[derive(Deserialize)]
+struct Host {
+    host: u64,
+}
+
+/// Removes what refers to records that no longer exist, and the files of release 0.2.0 that `is_here`.
+pub(super) fn remove_remains(is_here: &dyn Fn(u64) -> bool) -> Result<()> {
+    for folder in fs::read_dir(DIR).into_iter().flatten().flatten().map(|entry| entry.path()) {
+        for name in instances(&folder, "").into_iter().map(|instance| instance + ENDING) {
+            let path = folder.join(name);
+            let is_old = || matches!(load::<Host>(&path), Ok(Some(old)) if is_here(old.host));
+            if (path.is_symlink() && !path.exists()) || is_old() {
+                remove_file(&path)?;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Creates the folder, which must be in [`DIR`]. Only root may write to both.

@@ -1,163 +1,163 @@
-//! Whether the container of an attachment can still be alive.
+//! Whether an attachment has ended.
 //!
-//! A container is gone only if that is proved (`docs/decisions/0007-lease-liveness.md`); state of all other containers
-//! stays.
+//! Besides its DEL and a GC whose list lacks it, two facts prove the end of an attachment
+//! (`docs/decisions/0007-lease-liveness.md`): it was made before this boot, or the host's end of its veth pair no longer
+//! exists, which vanishes with the container's end. Paths, processes and addresses prove nothing. An attachment
+//! that is in doubt stays.
 
-use std::collections::{HashMap, HashSet};
+use std::cell::OnceCell;
 use std::fmt;
-use std::net::IpAddr;
-use std::path::Path;
 
-use crate::error::Result;
+use serde::{Deserialize, Serialize};
+
+use super::Made;
+use super::owner::{Owner, instance_of};
 use crate::log;
-use crate::netlink::Netlink;
-use crate::netns::holders::Holders;
-use crate::netns::{Netns, NetnsId};
+use crate::netlink::{Link, Netlink, Result};
+use crate::netns;
 
-/// Whether the container of an attachment can be alive.
+/// Whether an attachment exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Liveness {
-    /// The network namespace exists.
+    /// The host's end of its veth pair exists.
     Alive,
-    /// The container is gone: its addresses and rules can be reclaimed.
+    /// It has ended: its addresses and rules can be reclaimed.
     Gone(Gone),
-    /// Nothing is proved: addresses and rules stay.
-    Unknown,
+    /// Nothing is proved: its addresses and rules stay.
+    Unknown(Doubt),
 }
 
-/// Why a container cannot be alive.
+/// The proof that an attachment has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gone {
-    /// The attachment was created before the last boot.
+    /// It was made in an earlier boot of this machine.
     EarlierBoot,
-    /// The network namespace no longer exists.
-    Namespace,
+    /// The host's end of its veth pair no longer exists, and with it the container's end.
+    HostEnd,
+}
+
+/// Why nothing is proved of an attachment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Doubt {
+    /// It was made in this boot and has, or had, no known link on this host.
+    NoHostEnd,
+    /// Its link is in another network namespace than the calling thread.
+    OtherNamespace,
+    /// It was made in another boot, not certainly an earlier one of this machine.
+    OtherBoot,
+    /// The link with this index has lost the label by which it was known.
+    Unlabelled(u32),
+    /// The link with this index cannot be read.
+    Unreadable(u32),
+    /// This program has no record of it.
+    NoRecord,
 }
 
 impl fmt::Display for Gone {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Gone::EarlierBoot => "it was made before the last boot",
-            Gone::Namespace => "its network namespace is gone",
+            Gone::HostEnd => "its link on the host is gone",
         })
     }
 }
 
-/// The state of a container that was recorded when the attachment was created.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Trace {
-    /// The network namespace.
-    pub netns: Option<NetnsId>,
-    /// The attachment was created before the last boot.
-    pub earlier_boot: bool,
-    /// The container's addresses.
-    pub ips: Vec<IpAddr>,
-}
-
-/// Attempts to find namespaces: the process that holds a namespace may end before the namespace is entered.
-const ATTEMPTS: usize = 3;
-
-/// The liveness of the container of each trace, in order.
-pub fn judge(traces: &[Trace]) -> Vec<Liveness> {
-    let mut lives = vec![None; traces.len()];
-    for _ in 0..ATTEMPTS {
-        let open: Vec<usize> = (0..lives.len()).filter(|i| lives[*i].is_none()).collect();
-        let asked: Vec<&Trace> = open.iter().map(|i| &traces[*i]).collect();
-        for (i, life) in open.into_iter().zip(judge_once(&asked)) {
-            lives[i] = life;
-        }
-    }
-    lives.into_iter().map(|life| life.unwrap_or(Liveness::Unknown)).collect()
-}
-
-fn judge_once(traces: &[&Trace]) -> Vec<Option<Liveness>> {
-    let numbers = traces.iter().filter(|trace| !trace.earlier_boot);
-    let numbers: HashSet<u32> = numbers.filter_map(|e| Some(e.netns?.ino)).collect();
-    let holders = Holders::find(&numbers);
-    if let Some(doubt) = holders.doubt() {
-        log::debug(format_args!("the search for network namespaces is incomplete: {doubt}"));
-    }
-    let mut inside = HashMap::new();
-    traces.iter().map(|trace| life(trace, &holders, &mut inside)).collect()
-}
-
-/// The liveness of one container; `None` if the search has to be repeated. `inside` caches the addresses in namespaces that
-/// were entered.
-fn life(
-    trace: &Trace,
-    holders: &Holders,
-    inside: &mut HashMap<u32, Option<HashSet<IpAddr>>>,
-) -> Option<Liveness> {
-    if trace.earlier_boot {
-        return Some(Liveness::Gone(Gone::EarlierBoot));
-    }
-    let Some(noted) = trace.netns else { return Some(Liveness::Unknown) };
-    let Some(holder) = holders.holder(noted.ino) else {
-        let is_proved = holders.doubt().is_none();
-        return Some(if is_proved { Liveness::Gone(Gone::Namespace) } else { Liveness::Unknown });
-    };
-    let now = NetnsId::of_holder(holder).filter(|now| now.ino == noted.ino)?;
-    if noted.ctime == now.ctime {
-        return Some(Liveness::Alive);
-    }
-    if noted.ctime == 0 {
-        // Nothing pinned the namespace: the number may be of the container's namespace or of a later one.
-        return Some(Liveness::Unknown);
-    }
-    // The number belongs to another namespace, or the container's own namespace is no longer pinned by the same mount or
-    // descriptor. The container is gone if the namespace has none of its addresses.
-    let inside =
-        inside.entry(noted.ino).or_insert_with(|| addresses(holder, noted.ino)).as_ref()?;
-    let has_one = trace.ips.iter().any(|ip| inside.contains(ip));
-    Some(if has_one { Liveness::Alive } else { Liveness::Gone(Gone::Namespace) })
-}
-
-/// Removes the addresses from the interfaces of containers that are alive, so that they can be allocated again. Returns
-/// the addresses that are, or may be, still on an interface.
-pub fn remove_addresses(traces: &[Trace]) -> HashSet<IpAddr> {
-    let mut left = HashSet::new();
-    for _ in 0..ATTEMPTS {
-        left = remove_addresses_once(traces);
-        if left.is_empty() {
-            break;
-        }
-    }
-    left
-}
-
-fn remove_addresses_once(traces: &[Trace]) -> HashSet<IpAddr> {
-    let numbers = traces.iter().filter_map(|trace| Some(trace.netns?.ino)).collect();
-    let holders = Holders::find(&numbers);
-    let mut left = HashSet::new();
-    for trace in traces {
-        let Some(noted) = trace.netns else { continue };
-        let Some(holder) = holders.holder(noted.ino) else { continue };
-        match remove_addresses_in(holder, noted, &trace.ips) {
-            Ok(ips) => left.extend(ips),
-            Err(e) => {
-                log::debug(format_args!("look for addresses in {}: {e}", holder.display()));
-                left.extend(&trace.ips);
+impl fmt::Display for Doubt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Doubt::NoHostEnd => f.write_str("it has no link on the host that would show its end"),
+            Doubt::OtherNamespace => {
+                f.write_str("it was made in another network namespace of the host")
             }
+            Doubt::OtherBoot => f.write_str(
+                "it was made in another boot, not certainly an earlier one of this machine",
+            ),
+            Doubt::Unlabelled(index) => {
+                write!(f, "the link with index {index} has no longer its alias")
+            }
+            Doubt::Unreadable(index) => write!(f, "the link with index {index} cannot be read"),
+            Doubt::NoRecord => f.write_str("nothing was recorded of it"),
         }
     }
-    left
 }
 
-fn remove_addresses_in(holder: &Path, noted: NetnsId, ips: &[IpAddr]) -> Result<Vec<IpAddr>> {
-    // The number may have been reused for the namespace of another container.
-    let is_own = noted.ctime != 0 && NetnsId::of_holder(holder) == Some(noted);
-    let netlink = Netlink::open_in(&Netns::open(holder)?)?;
-    let mut addrs = netlink.dump_all_addrs()?;
-    addrs.retain(|addr| ips.contains(&addr.net.addr()));
-    addrs.retain(|addr| !is_own || netlink.del_addr(addr.index, addr.net).is_err());
-    Ok(addrs.into_iter().map(|addr| addr.net.addr()).collect())
+/// The host's end of an attachment's veth pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct HostEnd {
+    /// The [identity](netns::current_id) of the host's network namespace.
+    pub netns: u64,
+    /// Its index there.
+    pub index: u32,
+    /// Whether its alias is the label of the attachment.
+    pub labelled: bool,
 }
 
-/// All addresses in the namespace that `holder` leads to, if its inode number is `ino`.
-fn addresses(holder: &Path, ino: u32) -> Option<HashSet<IpAddr>> {
-    let netns = Netns::open(holder).ok()?;
-    let netlink = Netlink::open_in(&netns).ok()?;
-    let addresses = netlink.dump_all_addrs().ok()?;
-    let same = NetnsId::of_holder(holder).is_some_and(|now| now.ino == ino);
-    same.then(|| addresses.into_iter().map(|addr| addr.net.addr()).collect())
+impl HostEnd {
+    /// The link, with the label of its attachment, in the calling thread's network namespace.
+    pub fn own(link: &Link) -> Option<HostEnd> {
+        Some(HostEnd { netns: netns::current_id()?, index: link.index, labelled: true })
+    }
+
+    /// The link of any plugin, in the calling thread's network namespace; `None` if it is no end of a pair.
+    pub fn of(owner: Owner<'_>, link: &Link) -> Option<HostEnd> {
+        let labelled = instance_of(&link.alias) == Some(&owner.instance());
+        HostEnd::own(link).filter(|_| is_pair(link)).map(|end| HostEnd { labelled, ..end })
+    }
+}
+
+/// Whether a link of this kind consists of two ends, each of which is deleted with the other, and with its network namespace.
+pub fn is_pair(link: &Link) -> bool {
+    matches!(link.kind.as_deref(), Some("veth" | "netkit"))
+}
+
+/// What was recorded of an attachment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Evidence<'a> {
+    pub owner: Owner<'a>,
+    pub made: Made,
+    pub end: Option<HostEnd>,
+}
+
+/// The liveness of each attachment, in order. Costs one request for each link of this namespace.
+pub fn judge(all: &[Evidence<'_>]) -> Vec<Liveness> {
+    let here = netns::current_id();
+    let netlink = OnceCell::new();
+    let look = |index: u32| {
+        let host = netlink.get_or_init(Netlink::open).as_ref().map_err(Clone::clone);
+        host.and_then(|host| host.link_by_index(index))
+    };
+    all.iter().map(|evidence| judge_one(evidence, here, &look)).collect()
+}
+
+fn judge_one(
+    evidence: &Evidence<'_>,
+    here: Option<u64>,
+    look: &dyn Fn(u32) -> Result<Option<Link>>,
+) -> Liveness {
+    match evidence.made {
+        Made::Earlier => return Liveness::Gone(Gone::EarlierBoot),
+        Made::Elsewhere => return Liveness::Unknown(Doubt::OtherBoot),
+        Made::Now => {}
+    }
+    let Some(HostEnd { netns, index, labelled }) = evidence.end else {
+        return Liveness::Unknown(Doubt::NoHostEnd);
+    };
+    if Some(netns) != here {
+        return Liveness::Unknown(Doubt::OtherNamespace);
+    }
+    match look(index) {
+        Ok(None) => Liveness::Gone(Gone::HostEnd),
+        // The kernel gives an index again, and a link that is moved here keeps its index.
+        Ok(Some(link)) if !is_pair(&link) => Liveness::Gone(Gone::HostEnd),
+        Ok(Some(link)) => match instance_of(&link.alias) {
+            Some(instance) if instance == evidence.owner.instance() => Liveness::Alive,
+            Some(_) => Liveness::Gone(Gone::HostEnd),
+            None if labelled => Liveness::Unknown(Doubt::Unlabelled(index)),
+            None => Liveness::Alive,
+        },
+        Err(error) => {
+            log::debug(format_args!("the link of an attachment: {error}"));
+            Liveness::Unknown(Doubt::Unreadable(index))
+        }
+    }
 }

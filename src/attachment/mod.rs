@@ -1,22 +1,25 @@
-//! An attachment lives or dies as a whole: its owner, and whether the owner's container is alive.
+//! An attachment lives and ends as a whole: its owner, and whether it has ended.
 //!
 //! | file | |
 //! | --- | --- |
 //! | `owner.rs` | the owner: network, container, interface |
-//! | `liveness.rs` | alive, gone or unknown, by what was recorded of the container's namespace |
+//! | `liveness.rs` | alive, gone or in doubt, by what was recorded of the attachment |
+//! | `boot.rs` | the boot in which it was made |
 //! | `record.rs` | the record of an attachment that has more on the host than its links |
-//! | `kept.rs` | the records from which each feature of the packet filter restores its rules |
-//! | `file.rs` | the files of both kinds of records |
+//! | `kept.rs` | the parts of records from which each feature of the packet filter restores its rules |
+//! | `file.rs` | the files of records |
 //! | `backup.rs` | the settings of an interface before a plugin changed them |
 
 pub mod backup;
+pub mod boot;
 mod file;
 mod kept;
 pub mod liveness;
 mod owner;
 mod record;
 
+pub use boot::{Boot, Made};
 pub use kept::{Keepsake, Kept};
-pub use liveness::{Gone, Liveness, Trace};
+pub use liveness::{Doubt, Evidence, Gone, HostEnd, Liveness};
 pub use owner::{Owner, hash, network_hash};
-pub use record::{Record, forget};
+pub use record::{Record, forget, remove_all};

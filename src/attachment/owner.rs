@@ -44,6 +44,14 @@ impl Owner<'_> {
     }
 }
 
+/// The [instance](Owner::instance) at the beginning of a label; `None` if the text is no label.
+pub fn instance_of(label: &str) -> Option<&str> {
+    let (instance, _) = label.split_once(',')?;
+    let (network, attachment) = instance.split_once('-')?;
+    let is_half = |text: &str| text.len() == HALF && text.bytes().all(|b| b.is_ascii_hexdigit());
+    (is_half(network) && is_half(attachment)).then_some(instance)
+}
+
 /// The prefix of the [instances](Owner::instance) of a network's attachments.
 pub fn network_hash(network: &str) -> String {
     let mut hash = hash(&[network]);
@@ -60,4 +68,19 @@ pub fn hash(texts: &[&str]) -> String {
         text.extend([byte >> 4, byte & 15].map(|digit| char::from(DIGITS[usize::from(digit)])));
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_labels_have_an_instance() {
+        let owner = Owner { network: "n", ifname: "eth0", id: "c1" };
+        let instance = owner.instance();
+        assert_eq!(instance_of(&format!("{instance}, id: c1")), Some(instance.as_str()));
+        for other in ["", "uplink, of the printer", &instance, "0123-4567, id: x"] {
+            assert_eq!(instance_of(other), None, "{other}");
+        }
+    }
 }

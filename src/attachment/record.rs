@@ -3,33 +3,40 @@
 //!
 //! ```text
 //! /run/cni/cnibox/attachments/<instance>.json
-//! /run/cni/cnibox/addresses/10.88.0.2 -> ../attachments/<instance>.json
+//! /run/cni/cnibox/by-address/10.88.0.2/<instance>
 //! ```
 //!
 //! The first plugin of a list that creates such state writes the record before, and removes the record in its
-//! DEL, which is the last DEL of the list. Records are lost at reboot, as the rules are. DEL is complete without
-//! a record. A truncated record cannot be parsed and counts as absent.
+//! DEL, which is the last DEL of the list. Features of the packet filter add what they restore the attachment's rules
+//! from ([`Kept`](super::Kept)). Records are lost at reboot, as the rules are. DEL is complete without
+//! a record. A record that cannot be parsed counts as absent.
 
-use std::io::ErrorKind;
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{self, ErrorKind};
 use std::net::IpAddr;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::{fs, slice};
+use std::slice;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
-use super::file::{self, ENDING, host};
-use super::liveness::{Liveness, Trace, judge};
+use super::boot::{Boot, Made};
+use super::file::{self, ATTACHMENTS, DIR, place};
+use super::liveness::{Doubt, Evidence, HostEnd, Liveness, judge};
 use super::owner::{Owner, network_hash};
 use crate::cni::NetworkName;
 use crate::error::{Error, Result};
+use crate::files::lock::Lock;
 use crate::files::{self, During, remove_file};
-use crate::netns::NetnsId;
+use crate::netns::{self, NetnsId};
 
-const ATTACHMENTS: &str = "/run/cni/cnibox/attachments";
-const ADDRESSES: &str = "/run/cni/cnibox/addresses";
-/// The prefix of the target of a symbolic link to a record.
-const LINK: &str = "../attachments/";
+/// The records by address, below [`DIR`]: for each address a folder with an entry for each attachment.
+const BY_ADDRESS: &str = "by-address";
+/// Attempts to add an entry, whose folder another process may be removing.
+const LINK_TRIES: usize = 10;
 
 /// The record of an attachment.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,32 +48,43 @@ pub struct Record {
     pub id: String,
     /// The interface in it.
     pub ifname: String,
-    /// The plugin that wrote the record.
+    /// The plugin that wrote the record; empty if only a feature did.
     pub plugin: String,
     /// `CNI_NETNS`.
     pub sandbox: String,
     /// The network namespace at `sandbox` when the record was written.
     pub netns: Option<NetnsId>,
-    /// The inode number of the host's network namespace.
+    /// The [identity](netns::current_id) of the host's network namespace; up to release 0.2.0 its inode number.
     pub host: u64,
+    /// The boot in which the record was written; `None` up to release 0.2.0.
+    pub boot: Option<Boot>,
+    /// The time at which the record was written, in seconds since 1970.
+    pub created: i64,
+    /// The host's end of the attachment's veth pair.
+    pub end: Option<HostEnd>,
     /// The container's addresses.
     pub ips: Vec<IpAddr>,
     /// The host's links in the result: bridge, host ends of veth pairs.
     pub interfaces: Vec<String>,
     /// `ipam.dataDir` of the plugin that wrote the record, if configured.
     pub data_dir: Option<PathBuf>,
+    /// What each feature of the packet filter keeps, by its name.
+    pub rules: BTreeMap<String, Value>,
 }
 
 impl Record {
-    /// The record of an attachment before its addresses are known.
+    /// The record of an attachment that is made now, before its addresses are known.
     pub fn new(owner: Owner<'_>, plugin: &str, sandbox: &str) -> Record {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Record {
             network: owner.network.to_owned(),
             id: owner.id.to_owned(),
             ifname: owner.ifname.to_owned(),
             plugin: plugin.to_owned(),
             sandbox: sandbox.to_owned(),
-            host: host().unwrap_or_default(),
+            host: netns::current_id().unwrap_or_default(),
+            boot: Boot::current(),
+            created: i64::try_from(since.as_secs()).unwrap_or_default(),
             ..Record::default()
         }
     }
@@ -87,116 +105,152 @@ impl Record {
             return None;
         }
         let record = file::load::<Record>(&place(instance)).ok()??;
-        (record.is_here() && record.owner().instance() == instance).then_some(record)
+        (is_here(record.host) && record.owner().instance() == instance).then_some(record)
     }
 
-    /// The record of the last attachment that was given this address. One system call if there is none.
-    pub fn of_address(ip: IpAddr) -> Option<Record> {
-        let target = fs::read_link(Path::new(ADDRESSES).join(ip.to_string())).ok()?;
-        let instance = target.to_str()?.strip_prefix(LINK)?.strip_suffix(ENDING)?;
-        Record::read(instance).filter(|record| record.ips.contains(&ip))
+    /// The records of the attachments that were given this address, but for the attachment `except`. One system call if
+    /// there is none.
+    pub fn sharing(ip: IpAddr, except: Owner<'_>) -> Vec<Record> {
+        let entries = fs::read_dir(by_address(ip)).into_iter().flatten().flatten();
+        let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+        let records = names.filter_map(|instance| Record::read(&instance));
+        records.filter(|record| record.ips.contains(&ip) && record.owner() != except).collect()
+    }
+
+    /// All records of `network`, or of all networks, one by one as the iterator advances.
+    pub fn each(network: Option<&str>) -> impl Iterator<Item = Record> + use<> {
+        let prefix = network.map(network_hash).unwrap_or_default();
+        let instances = file::instances(Path::new(ATTACHMENTS), &prefix);
+        instances.into_iter().filter_map(|instance| Record::read(&instance))
     }
 
     /// All records of `network`, or of all networks.
     pub fn all(network: Option<&str>) -> Vec<Record> {
-        let prefix = network.map(network_hash).unwrap_or_default();
-        let instances = file::instances(Path::new(ATTACHMENTS), &prefix);
-        instances.iter().filter_map(|instance| Record::read(instance)).collect()
+        Record::each(network).collect()
     }
 
-    /// Removes the truncated records of the network, except for the records of `valid`.
-    pub fn remove_cut_off(network: &NetworkName, valid: &[Owner<'_>]) -> Result<()> {
+    /// Removes the records of the network that cannot be parsed, except for those of `valid`.
+    pub fn remove_malformed(network: &NetworkName, valid: &[Owner<'_>]) -> Result<()> {
         let valid: Vec<String> = valid.iter().map(Owner::instance).collect();
-        let mut cut_off = file::instances(Path::new(ATTACHMENTS), &network_hash(network.as_str()));
-        cut_off.retain(|instance| {
-            let is_cut_off = || matches!(file::load::<Record>(&place(instance)), Ok(None));
-            !valid.contains(instance) && is_cut_off()
+        let mut malformed =
+            file::instances(Path::new(ATTACHMENTS), &network_hash(network.as_str()));
+        malformed.retain(|instance| {
+            let is_malformed = || matches!(file::load::<Record>(&place(instance)), Ok(None));
+            !valid.contains(instance) && is_malformed()
         });
-        Ok(cut_off.iter().try_for_each(|instance| remove_file(&place(instance)))?)
+        Ok(malformed.iter().try_for_each(|instance| file::remove(instance))?)
     }
 
-    /// Whether the record was written in the calling thread's network namespace.
-    fn is_here(&self) -> bool {
-        host().is_some_and(|host| self.host == host)
+    /// Waits until nobody else reclaims the attachment, and excludes that until the lock is dropped. Without a folder for locks there
+    /// are no records either.
+    pub fn turn(owner: Owner<'_>) -> Result<Option<Lock>> {
+        Ok(file::turn(&owner.instance())?)
     }
 
-    /// Writes the record, replacing an earlier record of the attachment, and links its addresses to the record.
+    /// Writes the record, replacing an earlier record of the attachment, and its entries by address.
     pub fn write(&self) -> Result<()> {
         let instance = self.owner().instance();
-        let path = place(&instance);
-        let written = file::write(&path, self.host, self)
-            .and_then(|()| self.ips.iter().try_for_each(|ip| link(*ip, &target(&instance))));
+        let written =
+            self.save().and_then(|()| self.ips.iter().try_for_each(|ip| link(*ip, &instance)));
         written.map_err(|e| Error::from(e).context("record the attachment"))
     }
 
-    /// Removes the record and the links of its addresses.
+    /// Writes the record without entries by address.
+    pub(super) fn save(&self) -> files::Result<()> {
+        let instance = self.owner().instance();
+        if self.host == 0 {
+            let why = io::Error::other("the host's network namespace is unknown");
+            return Err(files::Error::new("write", &place(&instance), why));
+        }
+        file::write(&instance, self)
+    }
+
+    /// Removes the record and its entries by address.
     pub fn remove(&self) -> Result<()> {
         let instance = self.owner().instance();
-        let target = target(&instance);
         for ip in &self.ips {
-            let link = Path::new(ADDRESSES).join(ip.to_string());
-            if fs::read_link(&link).is_ok_and(|to| to == Path::new(&target)) {
-                remove_file(&link)?;
-            }
+            let folder = by_address(*ip);
+            remove_file(&folder.join(&instance))?;
+            // Fails while the address has other owners.
+            drop(fs::remove_dir(&folder));
         }
-        Ok(remove_file(&place(&instance))?)
+        Ok(file::remove(&instance)?)
     }
 
-    /// Whether the container can still be alive.
+    /// Whether the record is of the same instance of the attachment: a container may be created again with the same id.
+    pub fn is_same_instance(&self, other: &Record) -> bool {
+        let of = |record: &Record| (record.end, record.netns, record.boot.clone());
+        self.owner() == other.owner() && of(self) == of(other)
+    }
+
+    /// Whether the attachment exists.
     pub fn liveness(&self) -> Liveness {
-        Record::liveness_of(slice::from_ref(self)).pop().unwrap_or(Liveness::Unknown)
+        Record::liveness_of(slice::from_ref(self))
+            .pop()
+            .unwrap_or(Liveness::Unknown(Doubt::NoRecord))
     }
 
-    /// Whether these containers can still be alive.
+    /// Whether these attachments exist.
     pub fn liveness_of(records: &[Record]) -> Vec<Liveness> {
-        let is_alive = |record: &Record| {
-            let known = record.netns.filter(|netns| netns.ctime != 0);
-            known.is_some() && known == NetnsId::at(Path::new(&record.sandbox))
+        let current = Boot::current();
+        let made = |record: &Record| match (&record.boot, &current) {
+            (Some(then), Some(now)) => then.made(now, record.created),
+            // Release 0.2.0, whose records are in memory only, which ends with the boot.
+            (None, _) => Made::Now,
+            (Some(_), None) => Made::Elsewhere,
         };
-        let mut lives: Vec<Liveness> = vec![Liveness::Alive; records.len()];
-        let doubtful: Vec<usize> = (0..records.len()).filter(|i| !is_alive(&records[*i])).collect();
-        let trace = |i: &usize| Trace {
-            netns: records[*i].netns,
-            earlier_boot: false,
-            ips: records[*i].ips.clone(),
-        };
-        let traces: Vec<Trace> = doubtful.iter().map(trace).collect();
-        for (i, life) in doubtful.into_iter().zip(judge(&traces)) {
-            lives[i] = life;
+        let mut evidence = Vec::with_capacity(records.len());
+        for record in records {
+            evidence.push(Evidence { owner: record.owner(), made: made(record), end: record.end });
         }
-        lives
+        judge(&evidence)
     }
 }
 
 /// Removes the attachment's record if this plugin wrote the record, or the record cannot be parsed.
 pub fn forget(owner: Owner<'_>, plugin: &str) -> Result<()> {
-    let path = place(&owner.instance());
+    let instance = owner.instance();
+    let path = place(&instance);
     match file::load::<Record>(&path) {
-        Ok(Some(record)) if record.plugin == plugin && record.is_here() => record.remove(),
-        Ok(None) => Ok(remove_file(&path)?),
+        Ok(Some(record)) if record.plugin == plugin && is_here(record.host) => record.remove(),
+        Ok(None) => Ok(file::remove(&instance)?),
         Ok(Some(_)) => Ok(()),
         Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
         Err(e) => Err(Error::io(format_args!("open {}", path.display()), &e)),
     }
 }
 
-fn place(instance: &str) -> PathBuf {
-    Path::new(ATTACHMENTS).join(format!("{instance}{ENDING}"))
+/// Removes all records of this host: other plugins are responsible for its attachments from now on.
+pub fn remove_all() -> Result<()> {
+    Record::each(None).try_for_each(|record| record.remove())?;
+    Ok(file::remove_remains(&is_here)?)
 }
 
-fn target(instance: &str) -> String {
-    format!("{LINK}{instance}{ENDING}")
+/// Whether a record with this [`Record::host`] was written in the calling thread's network namespace.
+pub(super) fn is_here(host: u64) -> bool {
+    let host = Some(host);
+    host == netns::current_id() || host == netns::current_inode()
 }
 
-/// Links the address to this record, replacing the link to the record of its previous owner.
-fn link(ip: IpAddr, target: &str) -> files::Result<()> {
-    let path = Path::new(ADDRESSES).join(ip.to_string());
-    match symlink(target, &path) {
-        Err(e) if e.kind() == ErrorKind::AlreadyExists => remove_file(&path)?,
-        Err(e) if e.kind() == ErrorKind::NotFound => file::make_folder(Path::new(ADDRESSES))?,
-        linked => return linked.during("link", &path),
+fn by_address(ip: IpAddr) -> PathBuf {
+    Path::new(DIR).join(BY_ADDRESS).join(ip.to_string())
+}
+
+/// Adds the attachment to the owners of the address.
+fn link(ip: IpAddr, instance: &str) -> files::Result<()> {
+    let folder = by_address(ip);
+    let path = folder.join(instance);
+    for _ in 0..LINK_TRIES {
+        match symlink(place(instance), &path) {
+            Err(e) if e.kind() == ErrorKind::AlreadyExists => return Ok(()),
+            Err(e) if e.kind() == ErrorKind::NotFound => {
+                file::make_folder(&Path::new(DIR).join(BY_ADDRESS))?;
+                file::make_folder(&folder)?;
+            }
+            linked => return linked.during("link", &path),
+        }
     }
-    symlink(target, &path).during("link", &path)
+    Err(files::Error::new("link", &path, ErrorKind::ResourceBusy))
 }
 
 #[cfg(test)]
@@ -219,7 +273,9 @@ mod tests {
             ips: vec!["10.1.2.3".parse().unwrap()],
             interfaces: vec!["cni0".to_owned(), "veth1".to_owned()],
             data_dir: Some("/d".into()),
+            ..Record::default()
         };
         assert_eq!(serde_json::from_str::<Record>(text).unwrap(), expected);
+        assert_eq!(expected.liveness(), Liveness::Unknown(Doubt::NoHostEnd));
     }
 }

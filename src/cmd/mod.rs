@@ -102,6 +102,15 @@ pub fn start_own(applet: &str, args: &[String]) -> Result<String> {
     Ok(line)
 }
 
+/// Executes `program` in place of this process, with the arguments of this process. Returns only the error.
+pub fn replace_process(program: &Path) -> Error {
+    let mut args = std::env::args_os();
+    let mut command = Command::new(program);
+    command.arg0(args.next().unwrap_or_default()).args(args);
+    let cause = command.exec();
+    Error::internal(format!("execute {}: {}", program.display(), io_text(&cause)))
+}
+
 /// The exit status in Go's words; runtimes match on `exit status 1` and `signal: killed`.
 pub(crate) fn exit_text(status: ExitStatus) -> String {
     let dumped = if status.core_dumped() { " (core dumped)" } else { "" };

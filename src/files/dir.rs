@@ -13,10 +13,15 @@ use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, openat, readlinkat, renameat};
-use nix::sys::stat::{Mode, fstatat, mkdirat};
+use nix::sys::stat::{Mode, fstatat, futimens, mkdirat};
+use nix::sys::time::TimeSpec;
 use nix::unistd::{UnlinkatFlags, geteuid, linkat, unlinkat};
 
 use super::{During, Error, Result};
+
+/// What linkat(2) fails with on file systems without hard links, such as exFAT and many of FUSE and SMB.
+const NO_LINKS: [Errno; 5] =
+    [Errno::EPERM, Errno::EOPNOTSUPP, Errno::ENOSYS, Errno::EMLINK, Errno::EXDEV];
 
 const FOLDER: OFlag = OFlag::O_RDONLY.union(OFlag::O_DIRECTORY).union(OFlag::O_CLOEXEC);
 
@@ -158,12 +163,32 @@ impl Dir {
         written.and_then(|()| cut()).during("write", &path)
     }
 
-    /// Links a file of the folder into the folder `to`; false if the name is taken.
-    pub(crate) fn link(&self, name: &str, to: &Dir, as_name: &str) -> Result<bool> {
-        match linkat(&self.dir, name, &to.dir, as_name, AtFlags::empty()) {
+    /// Gives a file of the folder a name in the folder `to`, complete at once; false if the name is taken. The name in
+    /// this folder may remain.
+    pub(crate) fn publish(&self, name: &str, to: &Dir, as_name: &str) -> Result<bool> {
+        let published = match linkat(&self.dir, name, &to.dir, as_name, AtFlags::empty()) {
+            Err(errno) if NO_LINKS.contains(&errno) => self.publish_by_rename(name, to, as_name),
+            linked => linked,
+        };
+        match published {
             Err(Errno::EEXIST) => Ok(false),
-            linked => linked.during("create", &to.path(as_name)).map(|()| true),
+            published => published.during("create", &to.path(as_name)).map(|()| true),
         }
+    }
+
+    /// For file systems without hard links: takes the name with an empty file, which is then replaced. The empty file
+    /// has the times of the file, by which a reader knows what a killed process left.
+    fn publish_by_rename(&self, name: &str, to: &Dir, as_name: &str) -> nix::Result<()> {
+        let stat = fstatat(&self.dir, name, AtFlags::AT_SYMLINK_NOFOLLOW)?;
+        let time = TimeSpec::new(stat.st_mtime, stat.st_mtime_nsec);
+        let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_CLOEXEC;
+        let taken = openat(&to.dir, as_name, flags, Mode::S_IRUSR | Mode::S_IWUSR)?;
+        let renamed = futimens(&taken, &TimeSpec::UTIME_OMIT, &time)
+            .and_then(|()| renameat(&self.dir, name, &to.dir, as_name));
+        if renamed.is_err() {
+            unlinkat(&to.dir, as_name, UnlinkatFlags::NoRemoveDir)?;
+        }
+        renamed
     }
 
     /// Removes a file; a missing file is success.
@@ -205,10 +230,11 @@ pub(super) fn create_new(
     written.during("write", path).map(|()| file)
 }
 
-/// Removes the file `name` in the folder `dir`; a missing file is success. Errors show `path`.
+/// Removes the file `name` in the folder `dir`; a missing file is success, also where a file is in place of the folder.
+/// Errors show `path`.
 pub(super) fn remove_at(dir: BorrowedFd<'_>, name: &Path, path: &Path) -> Result<()> {
     match unlinkat(dir, name, UnlinkatFlags::NoRemoveDir) {
-        Err(Errno::ENOENT) => Ok(()),
+        Err(Errno::ENOENT | Errno::ENOTDIR) => Ok(()),
         removed => removed.during("remove", path),
     }
 }
@@ -248,7 +274,7 @@ pub(crate) fn open_regular(
 }
 
 /// Write permission of the group and of all others.
-const OTHERS_WRITE: u32 = 0o022;
+pub(super) const OTHERS_WRITE: u32 = 0o022;
 
 /// Creates the folder with `mode`, regardless of the umask, and its missing parents. A folder that exists must pass
 /// [`require_own`].
@@ -327,6 +353,29 @@ mod tests {
         for name in ["link", "file"] {
             assert!(require_own(&path(name)).is_err() && ensure(&path(name), 0o700).is_err());
         }
+    }
+
+    #[test]
+    fn a_file_is_published_without_hard_links_as_well() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = Dir::open(root.path()).unwrap();
+        let meta = |name| dir.read(name, 9).unwrap().1;
+        let by_rename =
+            |name: &str, to: &Dir, as_name: &str| dir.publish_by_rename(name, to, as_name);
+        let temp = dir.create("temp", b"new").unwrap();
+        let mark = TimeSpec::new(7, 9);
+        futimens(&temp, &TimeSpec::UTIME_OMIT, &mark).unwrap();
+        let inode = meta("temp").ino();
+        by_rename("temp", &dir, "lease").unwrap();
+        assert_eq!(dir.read("lease", 9).unwrap().0, b"new");
+        let lease = meta("lease");
+        assert_eq!((lease.ino(), lease.mtime(), lease.mtime_nsec()), (inode, 7, 9));
+        dir.create("temp", b"other").unwrap();
+        assert_eq!(by_rename("temp", &dir, "lease"), Err(Errno::EEXIST));
+        assert!(!dir.publish("temp", &dir, "lease").unwrap());
+        assert_eq!(dir.read("lease", 9).unwrap().0, b"new");
+        assert_eq!(by_rename("none", &dir, "free"), Err(Errno::ENOENT));
+        assert!(!dir.has("free"));
     }
 
     #[test]

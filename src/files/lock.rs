@@ -3,18 +3,18 @@
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fs2::FileExt;
 use nix::fcntl::{AT_FDCWD, OFlag};
 use nix::sys::stat::{Mode, major, minor};
 
 use super::dir::{self, Dir, open_regular};
-use super::{During, Error, Result};
+use super::{During, Error, Result, remove_file};
 use crate::netns::Netns;
 use crate::sort::sort_by_key;
 use crate::{log, trace};
@@ -29,12 +29,25 @@ const MODE: Mode = Mode::S_IRUSR.union(Mode::S_IWUSR).union(Mode::S_IRGRP);
 
 /// The folder of locks for state outside of the networks' folders: owned by root, and not visible in containers.
 const TURNS: &str = "/run/cni/cnibox";
+/// The prefix and the suffix of the names of containers' locks.
+const OF_NETNS: (&str, &str) = ("netns-", ".lock");
 
 /// An exclusive lock, held until it is dropped or the process ends.
 #[derive(Debug)]
 pub struct Lock {
     /// Closing the file releases the lock; close-on-exec, so that child processes do not hold it.
-    _file: Arc<File>,
+    file: Arc<File>,
+    /// The path of a file that ends with the lock: see [`Lock::passing`].
+    passing: Option<PathBuf>,
+}
+
+impl Drop for Lock {
+    /// Removes the file while the lock is held.
+    fn drop(&mut self) {
+        if let Some(path) = &self.passing {
+            remove_file(path).unwrap_or_else(log::debug);
+        }
+    }
 }
 
 impl Lock {
@@ -46,9 +59,12 @@ impl Lock {
     /// Waits at most [`TIMEOUT`] for the lock `name` of this host, for state outside of the networks' folders. `None` if
     /// the folder of these locks cannot be used: the caller proceeds without a lock.
     pub fn turn(name: &str) -> Result<Option<Lock>> {
+        Lock::turn_of(name, Lock::within)
+    }
+
+    fn turn_of(name: &str, take: fn(&Path, Duration) -> Result<Lock>) -> Result<Option<Lock>> {
         let dir = Path::new(TURNS);
-        let path = dir.join(name);
-        match dir::ensure(dir, 0o700).and_then(|()| Lock::within(&path, TIMEOUT)) {
+        match dir::ensure(dir, 0o700).and_then(|()| take(&dir.join(name), TIMEOUT)) {
             Ok(lock) => Ok(Some(lock)),
             Err(error) if error.source.kind() == ErrorKind::TimedOut => Err(error),
             Err(error) => {
@@ -62,7 +78,25 @@ impl Lock {
     /// in the container could hold.
     pub fn turn_in(netns: &Netns) -> crate::error::Result<Option<Lock>> {
         let (device, inode) = netns.identity()?;
-        Ok(Lock::turn(&format!("netns-{device}-{inode}.lock"))?)
+        let (prefix, suffix) = OF_NETNS;
+        Ok(Lock::turn_of(&format!("{prefix}{device}-{inode}{suffix}"), Lock::passing)?)
+    }
+
+    /// Removes the files of containers' locks that killed processes left.
+    pub fn sweep_turns() {
+        Lock::sweep(Path::new(TURNS));
+    }
+
+    fn sweep(dir: &Path) {
+        let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+        let is_left = |name: &str| name.starts_with(OF_NETNS.0) && name.ends_with(OF_NETNS.1);
+        for path in entries.filter(|entry| entry.file_name().to_str().is_some_and(is_left)) {
+            let path = path.path();
+            // Not created: another process may have removed it.
+            let file = open_regular(AT_FDCWD, &path, OFlag::O_RDONLY, Mode::empty());
+            let lock = file.ok().and_then(|(file, _)| Lock::try_of(file, &path).ok()?);
+            drop(lock.and_then(|lock| lock.pass_with(&path)));
+        }
     }
 
     /// Takes the lock on `path`; `None` if it is held.
@@ -73,12 +107,33 @@ impl Lock {
     /// As [`Lock::try_exclusive`], for the open file of `path`.
     pub(crate) fn try_of(file: File, path: &Path) -> Result<Option<Lock>> {
         let file = Arc::new(file);
-        Ok(try_lock(&file, path)?.then_some(Lock { _file: file }))
+        Ok(try_lock(&file, path)?.then_some(Lock { file, passing: None }))
     }
 
     /// Waits for the lock at most `timeout`; the error names the process that holds it.
     pub fn within(path: &Path, timeout: Duration) -> Result<Lock> {
         Lock::wait(open_lock(path)?, path, timeout)
+    }
+
+    /// As [`Lock::within`], for a lock file that is removed with the lock, so that none is left of a container.
+    fn passing(path: &Path, timeout: Duration) -> Result<Lock> {
+        let start = Instant::now();
+        loop {
+            let lock = Lock::within(path, timeout.saturating_sub(start.elapsed()))?;
+            // The former holder has removed the file that this process waited for: others use a new one.
+            if let Some(lock) = lock.pass_with(path) {
+                return Ok(lock);
+            }
+        }
+    }
+
+    /// The lock, whose file ends with it; `None` if the file is no longer at `path`. The file at `path` stays the same
+    /// while its lock is held, because only the holder removes it.
+    fn pass_with(mut self, path: &Path) -> Option<Lock> {
+        let (own, there) = (self.file.metadata().ok()?, path.symlink_metadata().ok()?);
+        let is_there = (own.dev(), own.ino()) == (there.dev(), there.ino());
+        self.passing = is_there.then(|| path.to_owned());
+        is_there.then_some(self)
     }
 
     /// As [`Lock::within`], for the lock of a store.
@@ -91,7 +146,7 @@ impl Lock {
     fn wait(file: File, path: &Path, timeout: Duration) -> Result<Lock> {
         let file = Arc::new(file);
         if try_lock(&file, path)? {
-            return Ok(Lock { _file: file });
+            return Ok(Lock { file, passing: None });
         }
         let span = trace::span("lock wait");
         span.text("file.path", || path.display().to_string());
@@ -111,7 +166,7 @@ impl Lock {
         let thread = thread::Builder::new().stack_size(64 * 1024).spawn(waiter);
         drop(thread.during("start a thread for lock", path)?);
         match outcome.recv_timeout(timeout) {
-            Ok(outcome) => outcome.during("take lock", path).map(|()| Lock { _file: file }),
+            Ok(outcome) => outcome.during("take lock", path).map(|()| Lock { file, passing: None }),
             Err(RecvTimeoutError::Timeout) => {
                 let holder = holder(&file);
                 let seconds = timeout.as_secs_f32();
@@ -192,6 +247,8 @@ fn describe(proc: &Path, pid: u32) -> String {
 mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt;
+    use std::sync::atomic::AtomicU32;
+    use std::sync::atomic::Ordering::Relaxed;
 
     #[test]
     fn excludes_others_until_dropped() {
@@ -226,13 +283,48 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("lock");
         let lock = Lock::exclusive(&path).unwrap();
-        let start = std::time::Instant::now();
+        let start = Instant::now();
         thread::scope(|scope| {
             scope.spawn(|| Lock::within(&path, TIMEOUT).unwrap());
             thread::sleep(Duration::from_millis(20));
             drop(lock);
         });
         assert!(start.elapsed() < TIMEOUT / 2);
+    }
+
+    #[test]
+    fn a_passing_lock_excludes_and_leaves_no_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("netns-1-2.lock");
+        let (inside, most) = (AtomicU32::new(0), AtomicU32::new(0));
+        thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    for _ in 0..50 {
+                        let _lock = Lock::passing(&path, TIMEOUT).unwrap();
+                        most.fetch_max(inside.fetch_add(1, Relaxed) + 1, Relaxed);
+                        thread::yield_now();
+                        inside.fetch_sub(1, Relaxed);
+                    }
+                });
+            }
+        });
+        assert_eq!((most.into_inner(), path.exists()), (1, false));
+    }
+
+    #[test]
+    fn what_killed_processes_left_is_swept_unless_it_is_held() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        for name in ["netns-1-2.lock", "netns-3-4.lock", "other.lock"] {
+            File::create(path(name)).unwrap();
+        }
+        let held = Lock::passing(&path("netns-3-4.lock"), TIMEOUT).unwrap();
+        Lock::sweep(dir.path());
+        let left = |name: &str| path(name).exists();
+        assert!(!left("netns-1-2.lock") && left("netns-3-4.lock") && left("other.lock"));
+        drop(held);
+        assert!(!left("netns-3-4.lock"));
     }
 
     #[test]

@@ -5,18 +5,23 @@
 //! | `lock.rs` | flock(2) with a timeout |
 //! | `atomic.rs` | atomic replacement of files |
 //! | `dir.rs` | folders of state, whose files are opened without following links |
+//! | `trust.rs` | which folders are believed |
+//! | `read.rs` | reading files that others have named |
 //! | `ring.rs` | a log file of bounded size |
 
 pub mod atomic;
 pub mod dir;
 pub mod lock;
+mod read;
 pub mod ring;
+pub mod trust;
 
 use std::path::{Path, PathBuf};
 use std::{fmt, io};
 
 use nix::fcntl::AT_FDCWD;
 
+pub use self::read::{read, read_text};
 use crate::error;
 
 /// A failed file operation, with its errno.

@@ -4,6 +4,7 @@
 use std::os::fd::AsFd;
 
 use super::Inside;
+use crate::cni::CniResult;
 use crate::error::Result;
 use crate::netlink::{Link, Netlink};
 use crate::netns::Netns;
@@ -42,6 +43,18 @@ pub fn on_host(host: &Netlink, inside: &Inside<'_>, link: &Link) -> Result<Optio
     let paired = is_veth(link) && is_veth(&end) && end.link == Some(link.index);
     let Some(netns) = end.link_netnsid.filter(|_| paired) else { return Ok(None) };
     Ok((host.nsid(inside.netns.as_fd())? == Some(netns)).then_some(end))
+}
+
+/// The links of the host in a result whose other end is in the container `netns`: of plugins of any kind, so the kernel decides.
+pub fn listed_ends(host: &Netlink, netns: &Netns, result: &CniResult) -> Result<Vec<Link>> {
+    let mut ends = Vec::new();
+    for entry in result.interfaces.iter().filter(|entry| entry.sandbox.is_empty()) {
+        ends.extend(host.link(&entry.name)?.filter(|link| link.link_netnsid.is_some()));
+    }
+    // The kernel assigns the id at the latest when it reports a link into the namespace.
+    let container = if ends.is_empty() { None } else { host.nsid(netns.as_fd())? };
+    ends.retain(|end| container.is_some() && end.link_netnsid == container);
+    Ok(ends)
 }
 
 /// Whether the kernel is removing the namespace of a veth's other end, and the veth itself with it.

@@ -5,13 +5,14 @@
 //!
 //! ```text
 //! leases <machine id> <boot id> .
-//! + <container id> <interface> 10.88.0.2 <file> <network namespace> this .
+//! + <container id> <interface> 10.88.0.2 <file> <host end> this .
 //! - 10.88.0.2 .
 //! ```
 //!
 //! The first line has the machine and the boot in which the file was last rewritten. `<file>` is inode and
-//! modification time of the lease's file, `<network namespace>` device, inode and ctime, `this` or `earlier` the
-//! boot in which the lease was created. `-` stands for an unknown or absent value.
+//! modification time of the lease's file, `<host end>` the [end](HostEnd) of the attachment's veth pair on the host, `this` or
+//! `earlier` the boot in which the lease was created. `-` stands for an unknown or absent value. Up to release 0.2.0 the
+//! container's network namespace stood in place of the host's end.
 //!
 //! The reference plugins may add and remove leases whenever they hold the lock, and do not update the
 //! journal. The modification time of the network's folder shows such a change: a session of this program that
@@ -23,7 +24,7 @@
 use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::fs::{File, Metadata};
-use std::io::{ErrorKind, Read as _, Write as _};
+use std::io::{ErrorKind, Write as _};
 use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
@@ -32,14 +33,13 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use nix::fcntl::OFlag;
 use nix::sys::stat::{Mode, futimens};
-use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
 use nix::sys::time::TimeSpec;
 
-use super::lease::{Lease, Owner};
+use super::lease::{Lease, LeaseOwner};
+use crate::attachment::{Boot, HostEnd, Made};
 use crate::files::dir::{Dir, read_up_to, require_owner};
 use crate::files::{During, Error, Result};
 use crate::log;
-use crate::netns::NetnsId;
 
 /// Nanoseconds of a sealed file's modification time: whole microseconds, because some file
 /// systems keep no more.
@@ -55,8 +55,6 @@ const MAX_BYTES: usize = (1 << 31) - 1;
 const SPARE_LINES: usize = 100;
 /// The end of every line.
 const END: &str = " .";
-/// The machine id, machine-id(5).
-const MACHINE_ID: &str = "/etc/machine-id";
 /// The word for an unknown value.
 pub(super) const UNKNOWN: &str = "-";
 
@@ -84,24 +82,16 @@ enum Change {
     Journal,
 }
 
-/// A line that adds a lease, with the data that later proves whether its container is alive.
+/// A line that adds a lease, with the data that later proves whether its attachment has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
     pub(super) lease: Lease,
     /// The lease's file: the entry is not valid for a file that was replaced or written to.
     pub(super) file: FileId,
-    /// The container's network namespace.
-    pub(super) netns: Option<NetnsId>,
-    pub(super) boot: Boot,
-}
-
-/// The boot of this machine in which a lease was made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Boot {
-    This,
-    Earlier,
-    /// The lease was made on another machine.
-    Unknown,
+    /// The host's end of the attachment's veth pair.
+    pub(super) end: Option<HostEnd>,
+    /// When the lease was made, relative to the boot in the journal's first line.
+    pub(super) made: Made,
 }
 
 /// Distinguishes one lease file from all others that had or will have its name.
@@ -114,7 +104,7 @@ pub(super) struct FileId {
 
 impl Journal {
     /// The journal in `folder`; `None` if the leases may have changed since it was sealed.
-    pub(super) fn open(network: &Dir, folder: &Dir, boot: &str) -> Option<Journal> {
+    pub(super) fn open(network: &Dir, folder: &Dir, boot: &Boot) -> Option<Journal> {
         let sealed = seal_of(&network.metadata().ok()?)?;
         let flags = OFlag::O_RDWR | OFlag::O_APPEND;
         let (mut file, meta) = folder.file(JOURNAL, flags, Mode::empty()).ok()?;
@@ -122,23 +112,30 @@ impl Journal {
             return None;
         }
         let text = String::from_utf8(read_up_to(&mut file, &meta, MAX_BYTES).ok()?).ok()?;
-        let (_, written_in) = parse_header(&text)?;
+        let written_in = parse_header(&text)?.id;
         let change = Change::Nothing;
-        (written_in == boot).then_some(Journal { file, text, added: 0, removed: 0, sealed, change })
+        (written_in == boot.id).then_some(Journal {
+            file,
+            text,
+            added: 0,
+            removed: 0,
+            sealed,
+            change,
+        })
     }
 
     /// Writes the journal with `entries`: all leases of `network`.
     pub(super) fn create(
         network: &Dir,
         folder: &Dir,
-        boot: &str,
+        boot: &Boot,
         entries: &[Entry],
     ) -> Result<Journal> {
         network.remove(TEMP)?;
         folder.remove(LEASE_TEMP)?;
         require_seals(folder)?;
-        let machine = machine_id();
-        let header = line(&["leases", machine.as_deref().unwrap_or(UNKNOWN), boot]).split_off(1);
+        let machine = boot.machine.as_deref().unwrap_or(UNKNOWN);
+        let header = line(&["leases", machine, &boot.id]).split_off(1);
         let text = entries.iter().fold(header, |text, entry| text + &entry.line());
         let file = folder.replace(JOURNAL, JOURNAL_TEMP, text.as_bytes())?;
         let change = Change::Journal;
@@ -151,7 +148,7 @@ impl Journal {
     }
 
     /// The leases of `owner`; `None` if the journal is damaged.
-    pub(super) fn held_by(&mut self, owner: &Owner) -> Option<Vec<Lease>> {
+    pub(super) fn held_by(&mut self, owner: &LeaseOwner) -> Option<Vec<Lease>> {
         let of_container = format!("+ {} ", escaped(&owner.id));
         let (mut held, mut added, mut removed) = (Vec::new(), 0, 0);
         for line in self.text.split('\n').skip(1) {
@@ -226,44 +223,59 @@ impl Journal {
 
 impl Entry {
     fn line(&self) -> String {
-        let Entry { lease, file, netns, boot } = self;
+        let Entry { lease, file, end, made } = self;
         let unknown = || UNKNOWN.to_owned();
-        let identity = |NetnsId { dev, ino, ctime }: NetnsId| format!("{dev}:{ino}:{ctime}");
         line(&[
             "+",
             &escaped(&lease.id),
             &lease.ifname.as_deref().map_or_else(unknown, escaped),
             &lease.ip.to_string(),
             &format!("{}:{}", file.ino, file.mtime),
-            &netns.map_or_else(unknown, identity),
-            boot.word(),
+            &end.map_or_else(unknown, end_word),
+            MADE[*made as usize].1,
         ])
     }
 
     fn parse(line: &str) -> Option<Entry> {
-        let ["+", id, ifname, ip, file, netns, boot] = words(line)[..] else { return None };
+        let ["+", id, ifname, ip, file, end, made] = words(line)[..] else { return None };
         let ifname = if ifname == UNKNOWN { None } else { Some(unescaped(ifname)?) };
-        let netns = if netns == UNKNOWN { None } else { Some(parse_netns(netns)?) };
         let (ino, mtime) = file.split_once(':')?;
         let file = FileId { ino: ino.parse().ok()?, mtime: mtime.parse().ok()? };
-        let boot = Boot::ALL.into_iter().find(|known| known.word() == boot)?;
+        let made = MADE.iter().find(|(_, word)| *word == made)?.0;
         let lease = Lease { ip: ip.parse().ok()?, id: unescaped(id)?, ifname };
-        Some(Entry { lease, file, netns, boot })
+        Some(Entry { lease, file, end: parse_end(end), made })
     }
 }
 
-impl Boot {
-    const ALL: [Boot; 3] = [Boot::This, Boot::Earlier, Boot::Unknown];
+/// The words for the boot in which a lease was made.
+const MADE: [(Made, &str); 3] =
+    [(Made::Now, "this"), (Made::Earlier, "earlier"), (Made::Elsewhere, UNKNOWN)];
 
-    fn word(self) -> &'static str {
-        ["this", "earlier", UNKNOWN][self as usize]
-    }
+/// The last part of the word for an end with, and without, the attachment's label.
+const LABELLED: &str = "own";
+const LISTED: &str = "listed";
+
+fn end_word(HostEnd { netns, index, labelled }: HostEnd) -> String {
+    format!("{netns}:{index}:{}", if labelled { LABELLED } else { LISTED })
+}
+
+/// The host's end; `None` also for the namespace that releases up to 0.2.0 wrote.
+fn parse_end(word: &str) -> Option<HostEnd> {
+    let [netns, index, last] = word.split(':').collect::<Vec<_>>()[..] else { return None };
+    let labelled = last == LABELLED;
+    let (netns, index) = (netns.parse().ok()?, index.parse().ok()?);
+    (labelled || last == LISTED).then_some(HostEnd { netns, index, labelled })
 }
 
 impl FileId {
     pub(super) fn of(meta: &Metadata) -> FileId {
         let mtime = meta.mtime().wrapping_mul(1_000_000_000).wrapping_add(meta.mtime_nsec());
         FileId { ino: meta.ino(), mtime }
+    }
+
+    /// The seconds since 1970 at which the file was written.
+    pub(super) fn created(self) -> i64 {
+        self.mtime.div_euclid(1_000_000_000)
     }
 }
 
@@ -312,19 +324,15 @@ pub(super) fn words(line: &str) -> Vec<&str> {
     line.strip_suffix(END).map(|line| line.split(' ').collect()).unwrap_or_default()
 }
 
-/// The ids of the machine and of the boot that wrote the journal; entries call this boot `this`.
-pub(super) fn parse_header(text: &str) -> Option<(&str, &str)> {
-    let ["leases", machine, boot] = words(text.lines().next()?)[..] else { return None };
-    Some((machine, boot))
+/// The boot in which the journal was written; entries call this boot `this`.
+pub(super) fn parse_header(text: &str) -> Option<Boot> {
+    let ["leases", machine, id] = words(text.lines().next()?)[..] else { return None };
+    let machine = Some(machine).filter(|machine| *machine != UNKNOWN).map(str::to_owned);
+    Some(Boot { machine, id: id.to_owned() })
 }
 
 fn parse_removed(line: &str) -> Option<IpAddr> {
     if let ["-", ip] = words(line)[..] { ip.parse().ok() } else { None }
-}
-
-fn parse_netns(word: &str) -> Option<NetnsId> {
-    let [dev, ino, ctime] = word.split(':').collect::<Vec<_>>()[..] else { return None };
-    Some(NetnsId { dev: dev.parse().ok()?, ino: ino.parse().ok()?, ctime: ctime.parse().ok()? })
 }
 
 /// `text` as one word: bytes other than printable ASCII are written as `%` and two hexadecimal digits.
@@ -423,45 +431,4 @@ fn now() -> i64 {
 fn stamp(file: impl AsFd, seconds: i64) -> Result<()> {
     let time = TimeSpec::new(seconds, SEAL);
     futimens(file, &TimeSpec::UTIME_OMIT, &time).during("set the time of", Path::new(FOLDER))
-}
-
-/// The id of this machine; `None` if there is none, or the file is on a tmpfs, which changes at each boot.
-#[cfg(not(test))]
-pub(super) fn machine_id() -> Option<String> {
-    read_id(MACHINE_ID)
-}
-
-#[cfg(test)]
-pub(super) fn machine_id() -> Option<String> {
-    super::tests::MACHINE.get().map(str::to_owned).or_else(|| read_id(MACHINE_ID))
-}
-
-fn read_id(path: &str) -> Option<String> {
-    let file = File::open(path).ok()?;
-    if fstatfs(&file).ok()?.filesystem_type() == TMPFS_MAGIC {
-        return None;
-    }
-    let mut text = String::new();
-    file.take(64).read_to_string(&mut text).ok()?;
-    let id = text.trim();
-    // An image may have the text "uninitialized" in the file.
-    let is_id = id.len() == 32 && id.chars().all(|c| c.is_ascii_hexdigit());
-    is_id.then(|| id.to_owned())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::fs;
-
-    #[test]
-    fn other_texts_are_no_machine_id() {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        let path = file.path().to_str().unwrap();
-        for text in ["", "uninitialized\n", "0123456789abcdef0123456789abcde"] {
-            fs::write(path, text).unwrap();
-            assert_eq!(read_id(path), None, "{text}");
-        }
-        assert_eq!(read_id("/no/such"), None);
-    }
 }

@@ -4,9 +4,9 @@ use std::fmt;
 use std::net::IpAddr;
 use std::time::Duration;
 
+use crate::attachment::HostEnd;
 use crate::cni::names::is_identifier;
 use crate::files::lock;
-use crate::netns::NetnsId;
 
 /// The keys of a network's configuration about leases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,13 +25,13 @@ impl Default for LeaseOptions {
 
 /// The owner of leases: an interface of a container.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Owner {
+pub struct LeaseOwner {
     /// The container's id.
     pub id: String,
     /// The interface in the container.
     pub ifname: String,
-    /// The network namespace, if known: it proves later whether the container is alive.
-    pub netns: Option<NetnsId>,
+    /// The host's end of the attachment's veth pair, if there is one: it proves later that the attachment has ended.
+    pub end: Option<HostEnd>,
 }
 
 /// A lease, as in its file.
@@ -45,16 +45,16 @@ pub struct Lease {
     pub ifname: Option<String>,
 }
 
-impl Owner {
+impl LeaseOwner {
     /// The owner; white space around the container id is removed.
-    pub fn new(id: &str, ifname: &str) -> Owner {
-        Owner { id: id.trim().to_owned(), ifname: ifname.to_owned(), netns: None }
+    pub fn new(id: &str, ifname: &str) -> LeaseOwner {
+        LeaseOwner { id: id.trim().to_owned(), ifname: ifname.to_owned(), end: None }
     }
 
-    /// The owner with its network namespace.
+    /// The owner with the host's end of its veth pair.
     #[must_use]
-    pub fn with_netns(self, netns: Option<NetnsId>) -> Owner {
-        Owner { netns, ..self }
+    pub fn with_end(self, end: Option<HostEnd>) -> LeaseOwner {
+        LeaseOwner { end, ..self }
     }
 
     /// Whether the lease is of this owner, or of the same container and without an interface.
@@ -145,7 +145,7 @@ mod tests {
     #[test]
     fn what_is_written_is_read_back() {
         let ip: IpAddr = "2001:db8::1".parse().unwrap();
-        let owner = Owner::new(" c1 \n", "eth0");
+        let owner = LeaseOwner::new(" c1 \n", "eth0");
         for ifname in [Some("eth0".to_owned()), None] {
             let lease = Lease { ip, id: "c1".to_owned(), ifname };
             assert_eq!(Lease::parse(ip, lease.text().as_bytes()), Some(lease));

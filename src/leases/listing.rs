@@ -11,13 +11,13 @@ use std::time::SystemTime;
 use nix::unistd::{AccessFlags, access};
 
 use super::lease::{Lease, LeaseOptions};
-use super::notes::{Notes, Reclaimed, judge};
+use super::notes::{Notes, Reclaimed, judge_all};
 use super::{journal, quarantine};
-use crate::attachment::Liveness;
+use crate::attachment::{Boot, Doubt, Liveness};
 use crate::files::dir::Dir;
 use crate::files::{During, Result};
 use crate::sort::{sort, sort_by_key};
-use crate::{error, log, sysctl};
+use crate::{error, log};
 
 /// Limit of a lease file's size in bytes.
 const MAX_BYTES: usize = 4096;
@@ -27,6 +27,7 @@ const MAX_BYTES: usize = 4096;
 pub struct Listing {
     /// Absent if there is no store yet.
     dir: Option<Dir>,
+    network: String,
     ips: HashSet<IpAddr>,
     /// Freed a short while ago: not to be allocated yet (`reuseDelay`).
     quarantined: HashSet<IpAddr>,
@@ -95,12 +96,13 @@ impl Listing {
             // Only a regular file can be locked.
             dir.read("lock", 0).during("open lock", &dir.path("lock"))?;
         }
-        let boot = sysctl::boot_id().ok();
+        let boot = Boot::current();
         let folder = journal::existing_folder(&dir);
         let quarantined =
-            quarantine::quarantined(folder.as_ref(), boot.as_deref(), terms.reuse_delay);
-        let ips = addresses(&dir)?;
-        Ok(Listing { dir: Some(dir), ips, quarantined: quarantined.into_keys().collect() })
+            quarantine::quarantined(folder.as_ref(), boot.as_ref(), terms.reuse_delay);
+        let (ips, network) = (addresses(&dir)?, network.to_owned());
+        let quarantined = quarantined.into_keys().collect();
+        Ok(Listing { dir: Some(dir), network, ips, quarantined })
     }
 
     /// Lists the store of `network`, without write permission; `None` if there is no store. A folder is a store if it
@@ -108,7 +110,8 @@ impl Listing {
     pub fn open_existing(data_dir: &Path, network: &str) -> error::Result<Option<Listing>> {
         let dir = Dir::of_network(data_dir, network)?.filter(|dir| dir.has("lock"));
         let Some(dir) = dir else { return Ok(None) };
-        Ok(Some(Listing { ips: addresses(&dir)?, dir: Some(dir), quarantined: HashSet::new() }))
+        let (ips, network) = (addresses(&dir)?, network.to_owned());
+        Ok(Some(Listing { dir: Some(dir), network, ips, quarantined: HashSet::new() }))
     }
 
     /// The addresses of all files, and the addresses in quarantine.
@@ -129,29 +132,31 @@ impl Listing {
     /// All leases with the state of their containers.
     pub fn statuses(&self) -> Vec<LeaseStatus> {
         let found: Vec<_> = self.found().filter_map(Found::lease).collect();
-        // Without a boot id there are no notes at all.
-        let lives = sysctl::boot_id().map_or_else(|_| Vec::new(), |boot| self.judge(&found, &boot));
-        let lives = lives.into_iter().chain(std::iter::repeat(Liveness::Unknown));
-        let status = |((lease, meta), liveness): ((Lease, Metadata), _)| {
-            // A file with a container id alone may be a reservation by an administrator.
-            let liveness = if lease.ifname.is_some() { liveness } else { Liveness::Unknown };
-            LeaseStatus { lease, liveness, created: meta.modified().ok() }
+        let Some(boot) = Boot::current() else {
+            let unknown = |(lease, meta): (Lease, Metadata)| LeaseStatus {
+                lease,
+                liveness: Liveness::Unknown(Doubt::NoRecord),
+                created: meta.modified().ok(),
+            };
+            return found.into_iter().map(unknown).collect();
+        };
+        let folder = self.dir.as_ref().and_then(journal::existing_folder);
+        let notes = Notes::read(folder.as_ref(), &boot);
+        let entries: Vec<_> = found.iter().map(|(lease, meta)| notes.entry(lease, meta)).collect();
+        let lives = judge_all(&self.network, &entries);
+        let status = |((lease, meta), liveness): ((Lease, Metadata), _)| LeaseStatus {
+            lease,
+            liveness,
+            created: meta.modified().ok(),
         };
         found.into_iter().zip(lives).map(status).collect()
-    }
-
-    fn judge(&self, leases: &[(Lease, Metadata)], boot: &str) -> Vec<Liveness> {
-        let folder = self.dir.as_ref().and_then(journal::existing_folder);
-        let notes = Notes::read(folder.as_ref(), boot);
-        let entries: Vec<_> = leases.iter().map(|(lease, meta)| notes.entry(lease, meta)).collect();
-        judge(&entries)
     }
 
     /// The leases of containers that are gone, by address.
     pub fn gone(&self) -> Vec<Reclaimed> {
         let gone = |status: LeaseStatus| match status.liveness {
             Liveness::Gone(why) => Some(Reclaimed { lease: status.lease, why }),
-            Liveness::Alive | Liveness::Unknown => None,
+            Liveness::Alive | Liveness::Unknown(_) => None,
         };
         let mut gone: Vec<_> = self.statuses().into_iter().filter_map(gone).collect();
         sort_by_key(&mut gone, |gone| gone.lease.ip);

@@ -22,7 +22,7 @@ mod store;
 #[cfg(test)]
 mod tests;
 
-pub use lease::{Lease, LeaseOptions, Owner};
+pub use lease::{Lease, LeaseOptions, LeaseOwner};
 pub use listing::{LeaseStatus, Listing, Reservation, lease_of, networks};
 pub use notes::Reclaimed;
 pub use store::LeaseStore;

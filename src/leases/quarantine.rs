@@ -15,6 +15,7 @@ use nix::sys::stat::Mode;
 use nix::time::{ClockId, clock_gettime};
 
 use super::journal::{UNKNOWN, line, words};
+use crate::attachment::Boot;
 use crate::files::dir::Dir;
 use crate::files::{During, Result};
 
@@ -38,11 +39,11 @@ pub(super) struct BootTime {
 }
 
 impl BootTime {
-    pub(super) fn now(boot: Option<&str>) -> BootTime {
+    pub(super) fn now(boot: Option<&Boot>) -> BootTime {
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let uptime = clock_gettime(ClockId::CLOCK_BOOTTIME).map(|now| now.tv_sec());
         let uptime = uptime.ok().and_then(|now| u64::try_from(now).ok()).unwrap_or_default();
-        BootTime { boot: boot.unwrap_or(UNKNOWN).to_owned(), uptime, wall }
+        BootTime { boot: boot.map_or(UNKNOWN, |boot| &boot.id).to_owned(), uptime, wall }
     }
 
     /// The rest of a `delay` that began at `then`; `None` if the delay is over.
@@ -69,7 +70,7 @@ pub(super) fn add(folder: &Dir, now: &BootTime, ips: impl Iterator<Item = IpAddr
 /// The addresses that must not be allocated yet, with the time left.
 pub(super) fn quarantined(
     folder: Option<&Dir>,
-    boot: Option<&str>,
+    boot: Option<&Boot>,
     delay: Duration,
 ) -> BTreeMap<IpAddr, Duration> {
     let Some(folder) = folder.filter(|_| !delay.is_zero()) else { return BTreeMap::new() };

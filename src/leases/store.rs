@@ -10,19 +10,19 @@ use std::net::IpAddr;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use super::journal::{self, Boot, Entry, FileId, Journal};
-use super::lease::{Lease, LeaseOptions, Owner};
+use super::journal::{self, Entry, FileId, Journal};
+use super::lease::{Lease, LeaseOptions, LeaseOwner};
 use super::listing::{self, Found, Reservation};
-use super::notes::{Notes, Reclaimed, judge, trace};
+use super::notes::{Notes, Reclaimed, judge_all};
 use super::quarantine::{self, BootTime};
-use crate::attachment::{Liveness, Trace, liveness};
+use crate::attachment::{Boot, Liveness, Made};
 use crate::files::dir::Dir;
 use crate::files::lock::Lock;
 use crate::files::{During, Error, Result};
 use crate::sort::{sort, sort_by_key};
-use crate::{error, log, sysctl};
+use crate::{error, log};
 
 /// Limit of the size of `last_reserved_ip` in bytes.
 const MAX_BYTES: usize = 256;
@@ -36,14 +36,12 @@ pub struct LeaseStore {
     /// The folder `.cnibox`; `None` if it cannot be created or trusted.
     folder: Option<Dir>,
     reuse_delay: Duration,
-    /// The rest of the timeout of the lock.
-    lock_timeout: Duration,
-    /// The boot id; `None` where it cannot be read.
-    boot: Option<String>,
+    /// The current boot; `None` where it cannot be identified.
+    boot: Option<Boot>,
     /// `None` if the journal cannot be written; then every lookup reads all leases.
     journal: Option<Journal>,
     /// Released last: fields are dropped in order.
-    lock: Option<Lock>,
+    _lock: Lock,
 }
 
 impl LeaseStore {
@@ -69,47 +67,29 @@ impl LeaseStore {
         options: LeaseOptions,
     ) -> error::Result<Option<LeaseStore>> {
         let Some(dir) = Dir::of_network(data_dir, network)? else { return Ok(None) };
-        LeaseStore::open_dir(dir, sysctl::boot_id().ok(), options).map(Some)
+        LeaseStore::open_dir(dir, Boot::current(), options).map(Some)
     }
 
     pub(super) fn open_dir(
         dir: Dir,
-        boot: Option<String>,
+        boot: Option<Boot>,
         options: LeaseOptions,
     ) -> error::Result<LeaseStore> {
         let LeaseOptions { lock_timeout, reuse_delay } = options;
-        let (folder, journal, lock) = (None, None, None);
-        let mut store = LeaseStore { dir, folder, reuse_delay, lock_timeout, boot, journal, lock };
-        store.lock()?;
+        let lock = take_lock(&dir, lock_timeout)?;
+        let folder = journal::make_folder(&dir);
+        let mut store = LeaseStore { dir, folder, reuse_delay, boot, journal: None, _lock: lock };
+        let folder_and_boot = store.folder.as_ref().zip(store.boot.as_ref());
+        store.journal =
+            folder_and_boot.and_then(|(folder, boot)| Journal::open(&store.dir, folder, boot));
+        if store.journal.is_none() {
+            store.rebuild()?;
+        }
         Ok(store)
     }
 
-    /// Waits for the lock, and reads the journal.
-    fn lock(&mut self) -> error::Result<()> {
-        let timed_out = || TIMED_OUT.lock().unwrap_or_else(PoisonError::into_inner);
-        let path = self.dir.path("");
-        let lock_timeout =
-            if timed_out().contains(&path) { Duration::ZERO } else { self.lock_timeout };
-        let start = Instant::now();
-        let lock = Lock::of(&self.dir, lock_timeout).inspect_err(|e| {
-            if e.source.kind() == ErrorKind::TimedOut {
-                timed_out().push(path);
-            }
-        })?;
-        self.lock_timeout = self.lock_timeout.saturating_sub(start.elapsed());
-        self.lock = Some(lock);
-        self.folder = journal::make_folder(&self.dir);
-        let folder_and_boot = self.folder.as_ref().zip(self.boot.as_deref());
-        self.journal =
-            folder_and_boot.and_then(|(folder, boot)| Journal::open(&self.dir, folder, boot));
-        if self.journal.is_none() {
-            self.rebuild()?;
-        }
-        Ok(())
-    }
-
     /// Reserves `ip`; false if it is taken.
-    pub fn reserve(&mut self, ip: IpAddr, owner: &Owner) -> error::Result<bool> {
+    pub fn reserve(&mut self, ip: IpAddr, owner: &LeaseOwner) -> error::Result<bool> {
         let (name, lease) = (ip.to_string(), owner.lease(ip));
         // One system call for each address that is taken, instead of the six that create a file.
         if self.dir.has(&name) {
@@ -124,9 +104,9 @@ impl LeaseStore {
         // `change`, there is no journal while the two may differ.
         let journal = noted(self.journal.take(), |journal| {
             let file = FileId::of(&file.metadata().during("stat", Path::new(temp))?);
-            journal.add(&Entry { lease, file, netns: owner.netns, boot: Boot::This })
+            journal.add(&Entry { lease, file, end: owner.end, made: Made::Now })
         });
-        let linked = folder.link(temp, &self.dir, &name);
+        let linked = folder.publish(temp, &self.dir, &name);
         // A temporary name that cannot be removed does not change whether the lease exists, so it is no error. The
         // next command that writes a lease removes the name.
         if let Err(error) = folder.remove(temp) {
@@ -142,13 +122,13 @@ impl LeaseStore {
     }
 
     /// The addresses that `owner` holds, in the current form or the old one.
-    pub fn owned_by(&mut self, owner: &Owner) -> error::Result<Vec<IpAddr>> {
+    pub fn owned_by(&mut self, owner: &LeaseOwner) -> error::Result<Vec<IpAddr>> {
         Ok(self.held(owner)?.iter().map(|lease| lease.ip).collect())
     }
 
     /// Releases all leases of `owner` and returns their addresses. Leases in the old form, without an interface, are
     /// released only if there is none in the current form.
-    pub fn release(&mut self, owner: &Owner) -> error::Result<Vec<IpAddr>> {
+    pub fn release(&mut self, owner: &LeaseOwner) -> error::Result<Vec<IpAddr>> {
         let mut leases = self.held(owner)?;
         if leases.iter().any(|lease| lease.ifname.is_some()) {
             leases.retain(|lease| lease.ifname.is_some());
@@ -158,7 +138,7 @@ impl LeaseStore {
     }
 
     /// Releases one lease of `owner`, for a rollback; false if `owner` does not hold the address.
-    pub fn release_address(&mut self, ip: IpAddr, owner: &Owner) -> error::Result<bool> {
+    pub fn release_address(&mut self, ip: IpAddr, owner: &LeaseOwner) -> error::Result<bool> {
         let lease = owner.lease(ip);
         if !self.holds(&lease) {
             return Ok(false);
@@ -166,38 +146,26 @@ impl LeaseStore {
         self.remove_all(vec![lease]).map(|_| true)
     }
 
-    /// Removes the leases of containers that are certainly gone, and returns these leases, sorted by address. `reclaim`
-    /// gets the network's name, removes the other state of the containers, and returns the leases to remove.
-    ///
-    /// The lock is released while the namespaces of the node are searched: values read before the call may be out of
-    /// date after it. After an error the store cannot be used.
+    /// Removes the leases of attachments that have certainly ended, and returns these leases, sorted by address. `reclaim`
+    /// gets the network's name, removes the other state of the attachments, and returns the leases to remove.
     pub fn reclaim_dead(
         &mut self,
         reclaim: impl FnOnce(&str, Vec<Reclaimed>) -> Vec<Reclaimed>,
     ) -> error::Result<Vec<Reclaimed>> {
-        let Some(boot) = self.boot.clone() else { return Ok(Vec::new()) };
-        let entries = Notes::read(self.folder.as_ref(), &boot).into_entries();
-        if entries.is_empty() {
-            return Ok(Vec::new());
-        }
-        self.unlock();
-        let lives = judge(&entries);
-        self.lock()?;
+        let Some(boot) = &self.boot else { return Ok(Vec::new()) };
+        let entries = Notes::read(self.folder.as_ref(), boot).into_entries();
+        let network = self.network();
         let mut gone = Vec::new();
-        for (entry, life) in entries.iter().zip(lives) {
+        for (entry, life) in entries.iter().zip(judge_all(&network, &entries)) {
             let Liveness::Gone(why) = life else { continue };
-            // The lease must still be the file of the entry. A file with a container id alone may be a reservation by
-            // an administrator.
+            // The lease must still be the file of the entry.
             if let Found::Lease(lease, meta) = listing::read(&self.dir, entry.lease.ip)
-                && lease.ifname.is_some()
                 && FileId::of(&meta) == entry.file
                 && lease == entry.lease
             {
                 gone.push(Reclaimed { lease, why });
             }
         }
-        let path = self.dir.path("");
-        let network = path.file_name().unwrap_or_default().to_string_lossy();
         let mut gone = reclaim(&network, gone);
         let removed = self.remove_freed(gone.iter().map(|gone| gone.lease.clone()).collect())?;
         let removed: HashSet<IpAddr> = removed.into_iter().map(|lease| lease.ip).collect();
@@ -206,9 +174,15 @@ impl LeaseStore {
         Ok(gone)
     }
 
+    /// The network's name.
+    pub fn network(&self) -> String {
+        let path = self.dir.path("");
+        path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+    }
+
     /// The addresses that were freed less than `reuse_delay` ago, with the time left.
     pub fn quarantined(&self) -> BTreeMap<IpAddr, Duration> {
-        quarantine::quarantined(self.folder.as_ref(), self.boot.as_deref(), self.reuse_delay)
+        quarantine::quarantined(self.folder.as_ref(), self.boot.as_ref(), self.reuse_delay)
     }
 
     /// Removes every lease that `keep` refuses, and returns those.
@@ -246,23 +220,26 @@ impl LeaseStore {
         Ok(ips.len().saturating_sub(leases))
     }
 
-    /// As [`LeaseStore::retain`], for containers that may be alive: removes the addresses from their interfaces first.
-    /// Returns the leases that were removed, and those whose addresses could not be removed, which stay.
+    /// As [`LeaseStore::retain`], but leases whose attachments certainly exist stay. Returns the leases that were removed,
+    /// and those that stay although `keep` refuses them.
     pub fn evict(
         &mut self,
         keep: impl Fn(&Lease) -> bool,
     ) -> error::Result<(Vec<Lease>, Vec<Lease>)> {
         let mut refused = self.scan()?;
         refused.retain(|(lease, _)| !keep(lease));
-        let mut traces: Vec<Trace> = Vec::new();
-        if let Some(boot) = self.boot.as_deref() {
+        let mut lives = Vec::new();
+        if let Some(boot) = &self.boot {
             let notes = Notes::read(self.folder.as_ref(), boot);
-            traces.extend(refused.iter().map(|(lease, meta)| trace(&notes.entry(lease, meta))));
-            traces.retain(|trace| !trace.earlier_boot);
+            let entries: Vec<_> =
+                refused.iter().map(|(lease, meta)| notes.entry(lease, meta)).collect();
+            lives = judge_all(&self.network(), &entries);
         }
-        let left = liveness::remove_addresses(&traces);
-        let (stay, go): (Vec<_>, Vec<_>) =
-            refused.into_iter().map(|(lease, _)| lease).partition(|lease| left.contains(&lease.ip));
+        let (mut go, mut stay) = (Vec::new(), Vec::new());
+        for (i, (lease, _)) in refused.into_iter().enumerate() {
+            let is_alive = lives.get(i) == Some(&Liveness::Alive);
+            if is_alive { stay.push(lease) } else { go.push(lease) }
+        }
         Ok((self.remove_freed(go)?, stay))
     }
 
@@ -322,7 +299,7 @@ impl LeaseStore {
         Ok(outcome)
     }
 
-    fn held(&mut self, owner: &Owner) -> error::Result<Vec<Lease>> {
+    fn held(&mut self, owner: &LeaseOwner) -> error::Result<Vec<Lease>> {
         let held = self.journal.as_mut().and_then(|journal| journal.held_by(owner));
         // A lease that was overwritten in place does not change the folder's modification time.
         if let Some(held) = held.filter(|held| held.iter().all(|lease| self.holds(lease))) {
@@ -340,7 +317,7 @@ impl LeaseStore {
     /// As [`LeaseStore::remove_all`], for addresses that were in use.
     fn remove_freed(&mut self, leases: Vec<Lease>) -> error::Result<Vec<Lease>> {
         if !self.reuse_delay.is_zero() && !leases.is_empty() {
-            let now = BootTime::now(self.boot.as_deref());
+            let now = BootTime::now(self.boot.as_ref());
             let ips = leases.iter().map(|lease| lease.ip);
             // Before the leases are removed: after a kill in between, the list has addresses that are not free.
             let kept = self.folder.as_ref().map(|folder| {
@@ -376,7 +353,7 @@ impl LeaseStore {
     /// Reads all leases and writes the journal of them if possible.
     fn rebuild(&mut self) -> error::Result<Vec<(Lease, Metadata)>> {
         let leases = self.scan()?;
-        self.journal = self.folder.as_ref().zip(self.boot.as_deref()).and_then(|(folder, boot)| {
+        self.journal = self.folder.as_ref().zip(self.boot.as_ref()).and_then(|(folder, boot)| {
             let notes = Notes::read(Some(folder), boot);
             let entries: Vec<_> =
                 leases.iter().map(|(lease, meta)| notes.entry(lease, meta)).collect();
@@ -412,23 +389,30 @@ impl LeaseStore {
         }
         Ok(())
     }
-
-    /// Seals the journal and releases the lock.
-    fn unlock(&mut self) {
-        if let (Some(journal), Some(folder)) = (self.journal.take(), &self.folder)
-            && let Err(e) = journal.seal(&self.dir, folder)
-        {
-            given_up(&e);
-        }
-        self.lock = None;
-    }
 }
 
 impl Drop for LeaseStore {
     /// Seals the journal, under the lock: a sealed journal agrees with the leases.
     fn drop(&mut self) {
-        self.unlock();
+        if let (Some(journal), Some(folder)) = (self.journal.take(), &self.folder)
+            && let Err(e) = journal.seal(&self.dir, folder)
+        {
+            given_up(&e);
+        }
     }
+}
+
+/// Waits for the lock of a network's leases.
+fn take_lock(dir: &Dir, timeout: Duration) -> error::Result<Lock> {
+    let timed_out = || TIMED_OUT.lock().unwrap_or_else(PoisonError::into_inner);
+    let path = dir.path("");
+    let timeout = if timed_out().contains(&path) { Duration::ZERO } else { timeout };
+    let lock = Lock::of(dir, timeout).inspect_err(|e| {
+        if e.source.kind() == ErrorKind::TimedOut {
+            timed_out().push(path);
+        }
+    });
+    Ok(lock?)
 }
 
 fn last_reserved(range_id: usize) -> String {

@@ -15,30 +15,41 @@ use std::{fs, io};
 
 use super::journal::{Entry, Journal};
 use super::*;
-use crate::attachment::Liveness;
+use crate::attachment::boot::tests::{BOOT_START, MACHINE};
+use crate::attachment::{Boot, Doubt, HostEnd, Liveness, Made};
 use crate::files::dir::Dir;
 use crate::files::{Error, Result};
 
 thread_local! {
     /// How many lease files this thread has read.
     pub(super) static READS: Cell<usize> = const { Cell::new(0) };
-    /// The machine that this thread takes for its own, instead of the one it is on.
-    pub(super) static MACHINE: Cell<Option<&'static str>> = const { Cell::new(None) };
 }
 
 const BOOT: &str = "this-boot";
 
+/// A boot of the machine of this thread.
+fn boot(id: &str) -> Boot {
+    Boot { machine: Some(MACHINE.get().unwrap_or("machine").to_owned()), id: id.to_owned() }
+}
+
+const NETWORK: &str = "net";
+
 struct Scene {
     root: tempfile::TempDir,
+    dir: PathBuf,
 }
 
 impl Scene {
     fn new() -> Scene {
-        Scene { root: tempfile::tempdir().unwrap() }
+        // Whatever the test makes is older than a boot that it simulates later.
+        BOOT_START.set(Some(i64::MAX));
+        let root = tempfile::tempdir().unwrap();
+        fs::create_dir(root.path().join(NETWORK)).unwrap();
+        Scene { dir: root.path().join(NETWORK), root }
     }
 
     fn dir(&self) -> &Path {
-        self.root.path()
+        &self.dir
     }
 
     fn open(&self) -> LeaseStore {
@@ -47,7 +58,7 @@ impl Scene {
 
     fn open_in_boot(&self, boot: &str) -> LeaseStore {
         let terms = LeaseOptions::default();
-        LeaseStore::open_dir(self.opened(), Some(boot.to_owned()), terms).unwrap()
+        LeaseStore::open_dir(self.opened(), Some(self::boot(boot)), terms).unwrap()
     }
 
     fn opened(&self) -> Dir {
@@ -60,12 +71,12 @@ impl Scene {
 
     /// The journal as a command finds it.
     fn journal(&self) -> Journal {
-        Journal::open(&self.opened(), &self.folder(), BOOT).unwrap()
+        Journal::open(&self.opened(), &self.folder(), &boot(BOOT)).unwrap()
     }
 
     /// A journal of nothing.
     fn empty_journal(&self) -> Journal {
-        Journal::create(&self.opened(), &self.folder(), BOOT, &[]).unwrap()
+        Journal::create(&self.opened(), &self.folder(), &boot(BOOT), &[]).unwrap()
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -77,7 +88,7 @@ impl Scene {
         fs::write(self.path(name), content).unwrap();
     }
 
-    fn reserve(&self, address: &str, owner: &Owner) {
+    fn reserve(&self, address: &str, owner: &LeaseOwner) {
         assert!(self.open().reserve(ip(address), owner).unwrap());
     }
 
@@ -104,7 +115,7 @@ impl Scene {
         self.write(address, "container1\r\neth0");
     }
 
-    fn owned(&self, owner: &Owner) -> Vec<IpAddr> {
+    fn owned(&self, owner: &LeaseOwner) -> Vec<IpAddr> {
         let mut ips = self.open().owned_by(owner).unwrap();
         ips.sort();
         ips
@@ -119,14 +130,14 @@ fn ips(texts: &[&str]) -> Vec<IpAddr> {
     texts.iter().map(|text| ip(text)).collect()
 }
 
-fn owner(n: usize) -> Owner {
-    Owner::new(&format!("container{n}"), "eth0")
+fn owner(n: usize) -> LeaseOwner {
+    LeaseOwner::new(&format!("container{n}"), "eth0")
 }
 
 /// The line of a lease of container 1, whose file is there.
 fn entry(scene: &Scene, address: &str, of_file: &str) -> Entry {
     let file = journal::FileId::of(&fs::metadata(scene.path(of_file)).unwrap());
-    Entry { lease: owner(1).lease(ip(address)), file, netns: None, boot: journal::Boot::This }
+    Entry { lease: owner(1).lease(ip(address)), file, end: None, made: Made::Now }
 }
 
 fn stamp(path: &Path, second: u64) {
@@ -149,10 +160,10 @@ fn files_are_those_of_the_reference() {
     );
     assert!(!data_dir.exists());
     let mut store = LeaseStore::open(&data_dir, "net", LeaseOptions::default()).unwrap();
-    let owner = Owner::new(" c1\t", "eth0");
+    let owner = LeaseOwner::new(" c1\t", "eth0");
     assert!(store.reserve(ip("10.1.2.2"), &owner).unwrap());
     assert!(store.reserve(ip("2001:DB8:0::2"), &owner).unwrap());
-    assert!(!store.reserve(ip("10.1.2.2"), &Owner::new("c2", "eth0")).unwrap());
+    assert!(!store.reserve(ip("10.1.2.2"), &LeaseOwner::new("c2", "eth0")).unwrap());
     store.set_last_reserved(0, ip("10.1.2.2")).unwrap();
     drop(store);
     let dir = data_dir.join("net");

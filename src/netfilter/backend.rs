@@ -2,7 +2,7 @@
 //! of a call.
 
 use std::cell::OnceCell;
-use std::fs;
+use std::path::Path;
 
 use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
@@ -12,6 +12,7 @@ use super::{Owner, all};
 use crate::attachment::Kept;
 use crate::cmd;
 use crate::error::{Context, Error, Result};
+use crate::files;
 use crate::netlink;
 pub use crate::netlink::Family;
 use crate::netlink::nftables::{Nft, Table};
@@ -252,7 +253,8 @@ impl PacketFilter {
             Family::V4 => (v4, "/proc/thread-self/net/ip_tables_names"),
             Family::V6 => (v6, "/proc/thread-self/net/ip6_tables_names"),
         };
-        let names = names.get_or_init(|| fs::read_to_string(file).unwrap_or_default());
+        let names =
+            names.get_or_init(|| files::read_text(Path::new(file), 64 << 10).unwrap_or_default());
         names.lines().any(|name| name == table)
     }
 

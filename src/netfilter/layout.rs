@@ -13,6 +13,7 @@ mod transaction;
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 
+use super::shared::{Heirs, has_owner_of, is_recorded};
 use crate::attachment::Kept;
 use crate::error::{self, Error};
 use crate::netlink::Result;
@@ -64,26 +65,77 @@ impl Layout {
     /// Deletes the elements that `find` returns, unless another process has replaced them in between, and the
     /// chains that only these elements jump to.
     pub fn remove(&self, nft: &Nft, find: &dyn Fn(&Nft) -> Result<Vec<Element>>) -> Result<()> {
-        nft.update(&mut |nft| self.deletion(nft, &find(nft)?))
+        nft.update(&mut |nft| self.deletion(nft, &find(nft)?, &[]))
     }
 
-    /// Plans the deletion of elements, and of the chains that only these elements jump to.
-    pub fn deletion(&self, nft: &Nft, elements: &[Element]) -> Result<Batch> {
+    /// As [`remove`](Layout::remove), and gives the keys that other attachments need to these `heirs`, whose records
+    /// are `kept`.
+    pub fn hand_on(
+        &self,
+        nft: &Nft,
+        kept: Kept,
+        find: &dyn Fn(&Nft) -> Result<Vec<Element>>,
+        heirs: Heirs<'_>,
+    ) -> Result<()> {
+        let mut added = Vec::new();
+        nft.update(&mut |nft| {
+            let found = find(nft)?;
+            added = heirs(&found);
+            self.deletion(nft, &found, &added)
+        })?;
+        self.take_back(nft, kept, added, heirs)
+    }
+
+    /// Deletes those of the elements `added` for heirs whose own deletion has ended meanwhile, without having found them.
+    /// The deletion of an attachment removes its record first.
+    pub fn take_back(
+        &self,
+        nft: &Nft,
+        kept: Kept,
+        mut added: Vec<Element>,
+        heirs: Heirs<'_>,
+    ) -> Result<()> {
+        added.retain(|element| !is_recorded(kept, element));
+        if added.is_empty() {
+            return Ok(());
+        }
+        let find = |nft: &Nft| {
+            let found = added.iter().zip(nft.elements(&added)?);
+            Ok(found.filter_map(|(e, found)| found.filter(|f| has_owner_of(f, e))).collect())
+        };
+        self.hand_on(nft, kept, &find, heirs)
+    }
+
+    /// Plans the deletion of elements, and of the chains that only these elements jump to; `added` get their keys.
+    pub fn deletion(&self, nft: &Nft, elements: &[Element], added: &[Element]) -> Result<Batch> {
         let mut batch = Batch::new();
-        let mut jumps: BTreeMap<&str, usize> = BTreeMap::new();
+        // For each chain the elements that jump to it: deleted and added.
+        let mut jumps: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
         for element in elements {
             batch.del_element(element);
             if let Some(name) = element.leads_to() {
-                *jumps.entry(name).or_default() += 1;
+                jumps.entry(name).or_default().0 += 1;
             }
         }
-        for (name, count) in jumps {
+        for name in added.iter().filter_map(Element::leads_to) {
+            jumps.entry(name).or_default().1 += 1;
+        }
+        for (name, (deleted, added)) in jumps {
             let Some(rules) = (self.subnet)(name) else { continue };
             let chain = self.table.chain(name);
-            let uses = nft.chain(chain)?.map(|info| info.uses as usize);
-            if uses.is_some_and(|uses| uses <= count + rules.len()) {
-                batch.del(chain);
+            match nft.chain(chain)?.map(|info| info.uses as usize) {
+                Some(uses) if added == 0 && uses <= deleted + rules.len() => drop(batch.del(chain)),
+                None if added > 0 => {
+                    batch.add(chain);
+                    for rule in &rules {
+                        batch.append_rule(chain, rule);
+                    }
+                }
+                _ => {}
             }
+        }
+        for element in added {
+            batch.add_element(element);
         }
         Ok(batch)
     }
@@ -113,7 +165,7 @@ struct View {
 }
 
 impl View {
-    /// Reads the table and the elements with the keys of `wanted` by two system calls.
+    /// Reads the table and the elements with the keys of `wanted` by one datagram.
     fn read(nft: &Nft, layout: Layout, wanted: &[Element]) -> Result<(View, Vec<Option<Element>>)> {
         let sentinels = layout.sets.iter().map(|set| set.sentinel());
         let queried: Vec<_> = sentinels.chain(wanted.iter().cloned()).collect();

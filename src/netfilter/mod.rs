@@ -8,6 +8,7 @@
 //! | `iptables/` | tables of iptables: read with iptables-save, changed with iptables-restore |
 //! | `localhost.rs` | 127.0.0.0/8 of the host, closed to containers |
 //! | `names.rs` | names and comments of rules, as the reference plugins write them |
+//! | `shared.rs` | keys that several attachments need |
 //! | `masquerade/` | `ipMasq` |
 //! | `spoof.rs` | `macspoofchk` |
 //! | `ports/` | port mappings |
@@ -23,6 +24,7 @@ pub mod localhost;
 pub mod masquerade;
 pub mod names;
 pub mod ports;
+mod shared;
 pub mod spoof;
 mod watch;
 

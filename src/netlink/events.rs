@@ -1,24 +1,24 @@
 //! Waiting for events of the kernel. Each function checks the condition first; only if it does not hold
-//! the socket joins a multicast group, and the condition is checked again after each event.
+//! a socket of its own joins a multicast group, and the condition is checked again after events.
 
 use std::net::Ipv6Addr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
-use nix::errno::Errno;
 use nix::libc::{
     RTM_DELADDR, RTM_DELLINK, RTM_DELROUTE, RTM_NEWLINK, RTM_NEWNETCONF, RTNLGRP_IPV4_IFADDR,
     RTNLGRP_IPV4_NETCONF, RTNLGRP_IPV4_ROUTE, RTNLGRP_IPV6_IFADDR, RTNLGRP_IPV6_NETCONF,
     RTNLGRP_IPV6_ROUTE, RTNLGRP_LINK,
 };
-use rtnetlink::packet_core::NLMSG_OVERRUN;
+use rtnetlink::sys::protocols::NETLINK_ROUTE;
 
 use super::attribute::word;
 use super::error::{Error, Failure, Result};
 use super::link::{Link, OperState};
 use super::request::Message;
 use super::route::RouteFilter;
+use super::socket::Socket;
 use super::{Addr, Family, Netlink};
 
 /// How a wait for a link ended.
@@ -30,13 +30,10 @@ pub enum Waited {
     TimedOut(Link),
 }
 
-/// The target of errors of [`Changes`].
-const WATCHED: &str = "links and routes";
-
 /// Receives events of losses in a namespace: links deleted or changed, addresses and routes deleted,
 /// parameters such as forwarding changed.
 #[derive(Debug)]
-pub struct Changes(Netlink);
+pub struct Changes(Socket);
 
 impl Changes {
     /// Receives the events of the calling thread's namespace from now on.
@@ -50,32 +47,21 @@ impl Changes {
             RTNLGRP_IPV4_NETCONF,
             RTNLGRP_IPV6_NETCONF,
         ];
-        let netlink = Netlink::open()?;
-        // The first request gives a socket its port. A socket without a port receives no events.
-        netlink.link_by_index(1)?;
-        let joined = groups.into_iter().try_for_each(|group| netlink.socket.join(group));
-        joined.map_err(|f| f.context("watch", &WATCHED))?;
-        Ok(Changes(netlink))
+        Socket::listen(NETLINK_ROUTE, &groups).map(Changes)
     }
 
     /// Discards the queued changes; `true` if one of them was a loss, or if some did not fit in the
     /// receive buffer.
     pub fn heard(&self) -> Result<bool> {
-        let losses =
-            [RTM_NEWLINK, RTM_DELLINK, RTM_DELADDR, RTM_DELROUTE, RTM_NEWNETCONF, NLMSG_OVERRUN];
-        let mut heard = false;
-        while let Some(event) =
-            self.0.socket.event(Instant::now()).map_err(|f| f.context("watch", &WATCHED))?
-        {
-            heard |= losses.contains(&event.kind);
-        }
-        Ok(heard)
+        let losses = [RTM_NEWLINK, RTM_DELLINK, RTM_DELADDR, RTM_DELROUTE, RTM_NEWNETCONF];
+        let heard = self.0.heard(&|event| losses.contains(&event.kind));
+        heard.map_err(|f| f.context("watch", &"links and routes"))
     }
 }
 
 impl AsFd for Changes {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.socket.as_fd()
+        self.0.as_fd()
     }
 }
 
@@ -87,10 +73,9 @@ struct Topic {
 }
 
 impl Topic {
-    /// Whether an event requires another look: an event of the link, or lost events.
+    /// Whether an event requires another look.
     fn concerns(self, event: &Message) -> bool {
-        event.kind == NLMSG_OVERRUN
-            || self.group == RTNLGRP_IPV6_ROUTE
+        self.group == RTNLGRP_IPV6_ROUTE
             // ifinfomsg and ifaddrmsg have the index of the link at the same offset.
             || word(&event.body, 4) == Some(self.index)
     }
@@ -168,7 +153,7 @@ impl Netlink {
         Ok(!addrs.iter().any(Addr::is_tentative))
     }
 
-    /// Calls `look` now and after each event of the topic until it returns true; `false` after `limit`.
+    /// Calls `look` now and after events of the topic until it returns true; `false` after `limit`.
     fn watch(
         &self,
         topic: Topic,
@@ -179,39 +164,21 @@ impl Netlink {
         if look()? {
             return Ok(true);
         }
-        self.socket.join(topic.group).map_err(|f| f.context("watch", &self.label(topic.index)))?;
-        let reached = self.look_at_events(topic, deadline, &mut look);
-        // Nothing reads the socket between two requests, so events would fill the receive buffer.
-        self.socket.leave(topic.group).map_err(|f| f.context("watch", &self.label(topic.index)))?;
-        reached
-    }
-
-    fn look_at_events(
-        &self,
-        topic: Topic,
-        deadline: Instant,
-        look: &mut impl FnMut() -> Result<bool>,
-    ) -> Result<bool> {
-        loop {
-            match look() {
-                // Checked here, because events may arrive without a pause.
-                Ok(false) if Instant::now() >= deadline => return Ok(false),
-                Ok(false) => {}
-                // Events filled the receive buffer, and the reply was lost.
-                Err(Error::Request {
-                    failure: Failure { errno: Errno::ENOBUFS, unanswered: true, .. },
-                    ..
-                }) if Instant::now() < deadline => continue,
-                ended => return ended,
-            }
+        let listen = || Socket::listen(NETLINK_ROUTE, &[topic.group]);
+        let events = self.elsewhere.as_ref().map_or_else(listen, |ns| ns.run(listen)?)?;
+        while !look()? {
             loop {
-                let event = self.socket.event(deadline);
-                match event.map_err(|f| f.context("watch", &self.label(topic.index)))? {
-                    None => return Ok(false),
-                    Some(event) if topic.concerns(&event) => break,
-                    Some(_) => {}
+                let left = deadline.saturating_duration_since(Instant::now());
+                let failed = |f: Failure| f.context("watch", &self.label(topic.index));
+                // The time is checked here as well, because events may arrive without a pause.
+                if left.is_zero() || !events.wait(left).map_err(failed)? {
+                    return Ok(false);
+                }
+                if events.heard(&|event| topic.concerns(event)).map_err(failed)? {
+                    break;
                 }
             }
         }
+        Ok(true)
     }
 }

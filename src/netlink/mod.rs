@@ -70,17 +70,20 @@ use crate::netns::Netns;
 #[derive(Debug)]
 pub struct Netlink {
     socket: Socket,
+    /// The namespace, if it is not that of the thread which has the socket.
+    elsewhere: Option<Netns>,
 }
 
 impl Netlink {
     /// A socket in the calling thread's namespace.
     pub fn open() -> Result<Netlink> {
-        Ok(Netlink { socket: Socket::open(NETLINK_ROUTE)? })
+        Ok(Netlink { socket: Socket::open(NETLINK_ROUTE)?, elsewhere: None })
     }
 
     /// A socket in `ns`.
     pub fn open_in(ns: &Netns) -> Result<Netlink> {
-        ns.run(Netlink::open)?
+        let socket = ns.run(|| Socket::open(NETLINK_ROUTE))??;
+        Ok(Netlink { socket, elsewhere: Some(ns.try_clone()?) })
     }
 }
 

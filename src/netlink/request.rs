@@ -71,10 +71,6 @@ pub(super) struct Message {
 }
 
 impl Message {
-    /// Stands for events that were lost.
-    pub(super) const LOST: Message =
-        Message { kind: NLMSG_OVERRUN, flags: 0, sequence: 0, body: Vec::new() };
-
     /// Whether this is an acknowledgement, a refusal or the end of a list.
     pub(super) fn is_final(&self) -> bool {
         matches!(self.kind, NLMSG_ERROR | NLMSG_DONE)

@@ -1,21 +1,20 @@
-//! A netlink socket: requests, their replies, and events.
+//! A netlink socket: requests and their replies, or events.
 //!
 //! The kernel replies before send(2) returns, so a plain non-blocking socket is enough
 //! (docs/decisions/0018-plain-netlink-sockets.md).
 
-use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
+use std::borrow::Borrow;
+use std::cell::Cell;
 use std::fmt::Display;
-use std::hash::{BuildHasher, RandomState};
-use std::io::{self, IoSliceMut};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::time::{Duration, Instant};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
 
 use nix::errno::Errno;
-use nix::libc::{ENOBUFS, MSG_DONTWAIT};
+use nix::libc::{ENOBUFS, MSG_DONTWAIT, MSG_TRUNC};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::setsockopt;
 use nix::sys::socket::sockopt::{RcvBufForce, SndBuf, SndBufForce};
-use nix::sys::socket::{MsgFlags, MultiHeaders, NetlinkAddr, recvmmsg, setsockopt};
 use rtnetlink::packet_core::{NLM_F_ACK, NLM_F_DUMP, NLM_F_ECHO, NetlinkBuffer};
 use rtnetlink::sys::protocols::NETLINK_NETFILTER;
 use rtnetlink::sys::{self, SocketAddr};
@@ -27,12 +26,9 @@ use crate::log;
 use crate::netns;
 use crate::trace;
 
-/// Size of the buffer for one read; the datagrams of a dump have up to half of it.
+/// Size of the buffer for one read. The parts of a dump have up to half of it, and about 4 KiB until the
+/// first read has shown the kernel how large a buffer is.
 const BUFFER: usize = 64 * 1024;
-
-/// The largest datagram of a list, and of one `nf_tables` object: an element has two keys, a value and a comment.
-const PART: usize = 32 * 1024;
-const ONE: usize = 1024;
 
 /// The kernel's default size of the send buffer.
 const DEFAULT_SEND_BUFFER: usize = 128 * 1024;
@@ -52,10 +48,6 @@ pub(super) struct Socket {
     keeper: Option<Keeper>,
     protocol: isize,
     sequence: Cell<u32>,
-    /// Whether a multicast group was joined.
-    joined: Cell<bool>,
-    /// Events that arrived while a reply was awaited.
-    events: RefCell<VecDeque<Message>>,
 }
 
 impl AsFd for Socket {
@@ -87,8 +79,18 @@ impl Socket {
             // Filters of dumps are applied. Kernels before 4.20 lack this.
             drop(inner.set_netlink_get_strict_chk(true));
         }
-        let (sequence, joined, events) = (Cell::new(1), Cell::new(false), RefCell::default());
-        Ok(Socket { inner, keeper: None, protocol, sequence, joined, events })
+        Ok(Socket { inner, keeper: None, protocol, sequence: Cell::new(1) })
+    }
+
+    /// A socket for the events of multicast groups of the calling thread's namespace.
+    pub(super) fn listen(protocol: isize, groups: &[u32]) -> Result<Socket> {
+        let mut socket = Socket::open(protocol)?;
+        // A socket without a port receives no events.
+        let bound = socket.inner.bind_auto().map(drop);
+        let join = |group: &u32| socket.inner.add_membership(*group);
+        let joined = bound.and_then(|()| groups.iter().try_for_each(join));
+        joined.map_err(|cause| Failure::from(cause).context("watch", &"netlink events"))?;
+        Ok(socket)
     }
 
     /// Reserves `count` sequence numbers and returns the first one.
@@ -165,22 +167,34 @@ impl Socket {
 
     /// Sends a request and collects the whole reply.
     pub(super) fn exchange(&self, request: &Request, flags: u16) -> Result<Answers, Failure> {
-        let (mut wire, sequence) = (Vec::new(), self.sequence(1));
-        request.write(None, flags, sequence, &mut wire);
+        let answers = self.exchange_all(&[(request, flags)])?;
+        answers.into_iter().next().unwrap_or_else(|| Err(Errno::ENODATA.into()))
+    }
+
+    /// Sends requests, each with its flags, in one datagram and collects the reply to each. At most one
+    /// of them may ask for a list.
+    pub(super) fn exchange_all(
+        &self,
+        requests: &[(impl Borrow<Request>, u16)],
+    ) -> Result<Vec<Result<Answers, Failure>>, Failure> {
+        let first = self.sequence(u32::try_from(requests.len()).map_err(|_| Errno::E2BIG)?);
+        let (mut wire, mut pending) = (Vec::new(), Vec::new());
+        for (sequence, (request, flags)) in (first..).zip(requests) {
+            request.borrow().write(None, *flags, sequence, &mut wire);
+            pending.push(Pending { sequence, flags: *flags, answer: Vec::new() });
+        }
         let _span = request_span(&wire);
-        // A receive buffer that is full of events has no room for the reply.
-        self.drain()?;
         self.send(&wire)?;
-        let (mut collected, mut lost) = (Vec::new(), false);
-        loop {
+        let mut lost = false;
+        while !pending.iter().all(Pending::has_ended) {
             match self.receive() {
                 Ok(Some(messages)) => {
-                    let mine = |m: &Message| m.sequence == sequence;
-                    let (answers, others) = messages.into_iter().partition(mine);
-                    self.keep(others);
-                    collected.extend::<Vec<_>>(answers);
-                    if collected.last().is_some_and(|message| ends(message, flags)) {
-                        return Answers::collect(collected);
+                    for message in messages {
+                        let mut all = pending.iter_mut();
+                        // Others are late replies to earlier requests.
+                        if let Some(one) = all.find(|one| one.sequence == message.sequence) {
+                            one.answer.push(message);
+                        }
                     }
                 }
                 // A reply that is not queued now will not come.
@@ -191,73 +205,7 @@ impl Socket {
                 Err(failure) => return Err(failure),
             }
         }
-    }
-
-    /// Sends requests, each with its flags, in one datagram and collects the reply to each. At most one
-    /// of them may ask for a list. Two system calls, if the list is short.
-    pub(super) fn exchange_all(
-        &self,
-        requests: &[(Request, u16)],
-    ) -> Result<Vec<Result<Answers, Failure>>, Failure> {
-        let first = self.sequence(u32::try_from(requests.len()).map_err(|_| Errno::E2BIG)?);
-        let mut wire = Vec::new();
-        for (sequence, (request, flags)) in (first..).zip(requests) {
-            request.write(None, *flags, sequence, &mut wire);
-        }
-        let _span = request_span(&wire);
-        self.drain()?;
-        self.send(&wire)?;
-        // The replies come in the order of the requests, then the rest of a list.
-        let room = |(_, flags): &(_, u16)| if flags & NLM_F_DUMP != 0 { PART } else { ONE };
-        let rooms: Vec<usize> = requests.iter().map(room).chain([PART]).collect();
-        let mut answers = vec![Vec::new(); requests.len()];
-        let mut open = requests.len();
-        while open > 0 {
-            let messages = self.receive_each(&rooms)?;
-            if messages.is_empty() && !self.wait(LIMIT)? {
-                return Err(Failure::unanswered(Errno::ETIMEDOUT));
-            }
-            for message in messages {
-                let at = message.sequence.wrapping_sub(first) as usize;
-                if let Some(answer) = answers.get_mut(at) {
-                    open -= usize::from(ends(&message, requests[at].1));
-                    answer.push(message);
-                } else {
-                    self.keep(vec![message]);
-                }
-            }
-        }
-        Ok(answers.into_iter().map(Answers::collect).collect())
-    }
-
-    /// The kernel's messages in the queued datagrams, at most one datagram for each of `rooms`.
-    fn receive_each(&self, rooms: &[usize]) -> Result<Vec<Message>, Failure> {
-        let mut buffer = vec![0; rooms.iter().sum()];
-        let mut rest = buffer.as_mut_slice();
-        let mut slices = Vec::new();
-        for room in rooms {
-            let (slice, behind) = rest.split_at_mut(*room);
-            slices.push([IoSliceMut::new(slice)]);
-            rest = behind;
-        }
-        let mut headers = MultiHeaders::<NetlinkAddr>::preallocate(rooms.len(), None);
-        let fd = self.inner.as_raw_fd();
-        let slices = slices.iter_mut();
-        let datagrams = match recvmmsg(fd, &mut headers, slices, MsgFlags::MSG_DONTWAIT, None) {
-            Ok(datagrams) => datagrams,
-            Err(Errno::EAGAIN | Errno::EINTR) => return Ok(Vec::new()),
-            Err(errno) => return Err(Failure::unanswered(errno)),
-        };
-        let mut messages = Vec::new();
-        for datagram in datagrams {
-            if datagram.flags.contains(MsgFlags::MSG_TRUNC) {
-                return Err(Failure::unanswered(Errno::EMSGSIZE));
-            }
-            if datagram.address.is_some_and(|from| from.pid() == 0) {
-                messages.extend(datagram.iovs().flat_map(split));
-            }
-        }
-        Ok(messages)
+        Ok(pending.into_iter().map(|one| Answers::collect(one.answer)).collect())
     }
 
     /// Sends one datagram of any size.
@@ -282,8 +230,12 @@ impl Socket {
     pub(super) fn receive(&self) -> Result<Option<Vec<Message>>, Failure> {
         let (mut buffer, mut failures) = (Vec::with_capacity(BUFFER), 0);
         loop {
-            match self.inner.recv_from(&mut buffer, MSG_DONTWAIT) {
+            match self.inner.recv_from(&mut buffer, MSG_DONTWAIT | MSG_TRUNC) {
                 Ok((_, from)) if from.port_number() != 0 => buffer.clear(),
+                // With `MSG_TRUNC` this is the size of the datagram.
+                Ok((size, _)) if size > buffer.len() => {
+                    return Err(Failure::unanswered(Errno::EMSGSIZE));
+                }
                 Ok(_) => return Ok(Some(split(&buffer))),
                 Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => return Ok(None),
                 Err(cause) if cause.kind() == io::ErrorKind::Interrupted => {}
@@ -293,26 +245,6 @@ impl Socket {
                 Err(_) => failures += 1,
             }
         }
-    }
-
-    /// Stores events, if a group was joined.
-    fn keep(&self, messages: Vec<Message>) {
-        if self.joined.get() {
-            self.events.borrow_mut().extend(messages);
-        }
-    }
-
-    /// Stores the queued events.
-    fn drain(&self) -> Result<(), Failure> {
-        while self.joined.get() {
-            match self.receive() {
-                Ok(Some(messages)) => self.keep(messages),
-                Err(Failure { errno: Errno::ENOBUFS, .. }) => self.keep(vec![Message::LOST]),
-                Ok(None) => break,
-                Err(failure) => return Err(failure),
-            }
-        }
-        Ok(())
     }
 
     /// Waits for a datagram; `false` after `limit`.
@@ -325,51 +257,38 @@ impl Socket {
         }
     }
 
-    /// Waits for the next event of the joined groups; `None` after `deadline`. Lost events are
-    /// reported as [`Message::LOST`].
-    pub(super) fn event(&self, deadline: Instant) -> Result<Option<Message>, Failure> {
+    /// Takes the queued events; `true` if one of them `matters`, or if some were lost.
+    pub(super) fn heard(&self, matters: &dyn Fn(&Message) -> bool) -> Result<bool, Failure> {
+        let mut heard = false;
         loop {
-            if let Some(event) = self.events.borrow_mut().pop_front() {
-                return Ok(Some(event));
-            }
-            self.drain()?;
-            if self.events.borrow().is_empty() {
-                let left = deadline.saturating_duration_since(Instant::now());
-                if left.is_zero() || !self.wait(left)? {
-                    return Ok(None);
-                }
+            match self.receive() {
+                Ok(None) => return Ok(heard),
+                Ok(Some(events)) => heard |= events.iter().any(matters),
+                Err(Failure { errno: Errno::ENOBUFS, .. }) => heard = true,
+                Err(failure) => return Err(failure),
             }
         }
     }
+}
 
-    /// Joins a multicast group of the socket's namespace. Events have the sequence numbers of other
-    /// processes' requests, which usually begin at 1 or at the time; own requests get different ones.
-    pub(super) fn join(&self, group: u32) -> Result<(), Failure> {
-        let number = RandomState::new().hash_one(group).to_le_bytes();
-        self.sequence.set(u32::from_le_bytes([number[0], number[1], number[2], 0x70]));
-        self.inner.add_membership(group)?;
-        self.joined.set(true);
-        Ok(())
-    }
+/// A request, and what was received of the reply.
+struct Pending {
+    sequence: u32,
+    flags: u16,
+    answer: Vec<Message>,
+}
 
-    /// Leaves a multicast group and discards its events.
-    pub(super) fn leave(&self, group: u32) -> Result<(), Failure> {
-        self.inner.drop_membership(group)?;
-        self.drain()?;
-        self.joined.set(false);
-        self.events.borrow_mut().clear();
-        Ok(())
+impl Pending {
+    /// Whether the reply is complete. Without an acknowledgement or a list it is one message.
+    fn has_ended(&self) -> bool {
+        let is_short = self.flags & (NLM_F_ACK | NLM_F_DUMP) == 0;
+        self.answer.last().is_some_and(|message| is_short || message.is_final())
     }
 }
 
 /// A failure of the socket rather than of the request.
 fn failed(cause: &io::Error) -> Failure {
     Failure::unanswered(cause.raw_os_error().map_or(Errno::EIO, Errno::from_raw))
-}
-
-/// Whether this message is the end of the reply to a request with these flags.
-fn ends(message: &Message, flags: u16) -> bool {
-    message.is_final() || flags & (NLM_F_ACK | NLM_F_DUMP) == 0
 }
 
 /// The messages in a datagram, up to the first malformed one.

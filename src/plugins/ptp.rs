@@ -12,6 +12,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use serde::Deserialize;
 
+use crate::attachment::HostEnd;
 use crate::cni::ip::{host_net, width};
 use crate::cni::{CniResult, IpConfig};
 use crate::error::{Context, Error, Result};
@@ -85,12 +86,13 @@ impl Plugin for Ptp {
             Ok(host.del_link_by_index(index).map(drop)?)
         });
         veth::start(host, &end, &owner.label(), LinkChange::new())?;
+        cx.set_end(HostEnd::own(&end));
         let mut result = cx.ipam_add(&mut undo)?;
         let hops = hops(&mut result)?;
         forwarding::enable(host, &result.addresses())?;
         add_gateways(host, &end, &hops)?;
         for hop in &hops {
-            HostEnd { link: &end, owner }.add_route(host, hop, &mut undo)?;
+            HostSide { link: &end, owner }.add_route(host, hop, &mut undo)?;
         }
 
         result.interfaces =
@@ -210,12 +212,12 @@ fn add_gateways(host: &Netlink, end: &Link, hops: &[Hop]) -> Result<()> {
 }
 
 /// The host's end of an attachment's pair.
-struct HostEnd<'a> {
+struct HostSide<'a> {
     link: &'a Link,
     owner: Owner<'a>,
 }
 
-impl HostEnd<'_> {
+impl HostSide<'_> {
     /// Adds the host's route to an address of the container. A route of another owner to the address is never replaced:
     /// the owner would lose its traffic to the container, and the route for good when the container's link is deleted.
     fn add_route<'u>(&self, host: &'u Netlink, hop: &Hop, undo: &mut Rollback<'u>) -> Result<()> {

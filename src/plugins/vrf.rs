@@ -165,6 +165,7 @@ impl Plugin for Vrf {
 
     fn gc(_: &Cx<'_>, _: &Conf, _: &GcReq) -> Result<()> {
         // The kernel deletes the VRF with the container's namespace.
+        Lock::sweep_turns();
         Ok(())
     }
 

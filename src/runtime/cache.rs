@@ -26,10 +26,13 @@ use super::{Attach, NetworkList, PluginConf, Runtime};
 use crate::cni::json::{Json, compact};
 use crate::cni::{CniResult, ContainerId, IfName, NetworkName, SpecVersion};
 use crate::error::{Code, Context, Error, Result};
+use crate::files;
 use crate::files::atomic::{self, Durability, Writer};
 use crate::sort::sort;
 
 const KIND: &str = "cniCacheV1";
+/// Limit of a file's size in bytes: a configuration in base64, and a result, of the maximum size each.
+const MAX_BYTES: usize = 40 << 20;
 /// The longest file name in bytes (limits.h).
 const NAME_MAX: usize = 255;
 /// The suffix of hashed names. Other names end with the name of an interface.
@@ -119,7 +122,7 @@ impl Runtime {
         created.map_err(|cause| Error::io(format_args!("mkdir {}", results.display()), &cause))?;
         let bytes = compact(&document(list, attach, result))?;
         let [plain, hashed] = self.paths(&key);
-        let is_foreign = fs::read(&plain)
+        let is_foreign = files::read(&plain, MAX_BYTES)
             .ok()
             .and_then(|bytes| Json::parse(&bytes).ok())
             .is_some_and(|file| !key.owns(&file));
@@ -131,7 +134,7 @@ impl Runtime {
     /// exists.
     pub(super) fn uncache(&self, key: &Key) {
         for path in self.paths(key) {
-            let Ok(bytes) = fs::read(&path) else { continue };
+            let Ok(bytes) = files::read(&path, MAX_BYTES) else { continue };
             // An empty or malformed file does not name its attachment.
             if Json::parse(&bytes).map_or(true, |file| key.owns(&file)) {
                 drop(fs::remove_file(path));
@@ -217,7 +220,7 @@ impl Runtime {
     /// counts as missing.
     fn read(&self, key: &Key, what: &str) -> Result<Option<Json>> {
         for path in self.paths(key) {
-            let bytes = fs::read(path).unwrap_or_default();
+            let bytes = files::read(&path, MAX_BYTES).unwrap_or_default();
             if bytes.is_empty() {
                 continue;
             }
@@ -239,7 +242,7 @@ impl Runtime {
 /// The attachment in the file `name`, unless the name is that of another attachment or the temporary
 /// name of a crashed writer.
 fn listed(results: &Path, name: &str) -> Option<CachedAttachment> {
-    let file = Json::parse(&fs::read(results.join(name)).ok()?).ok()?;
+    let file = Json::parse(&files::read(&results.join(name), MAX_BYTES).ok()?).ok()?;
     let found = (kind(&file) == KIND).then(|| attachment(&file).ok())??;
     let key = Key::new(&found.network, &found.attach).ok()?;
     (key.plain_name() == name || key.hashed_name() == name).then_some(found)

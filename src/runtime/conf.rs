@@ -11,7 +11,11 @@ use crate::cni::Dns;
 use crate::cni::json::keys::Keys;
 use crate::cni::json::{Json, compact};
 use crate::error::{Code, Error, Result, io_text};
+use crate::files;
 use crate::sort::sort;
+
+/// Limit of a configuration's size in bytes: the plugins' limit of a request.
+pub(crate) const MAX_CONF_BYTES: usize = 16 << 20;
 
 /// The file name extensions of network configurations.
 pub(crate) const EXTENSIONS: [&str; 3] = ["conflist", "conf", "json"];
@@ -182,7 +186,7 @@ pub fn conf_files(dir: &Path, extensions: &[&str]) -> Result<Vec<PathBuf>> {
 }
 
 pub(super) fn read(path: &Path) -> Result<Vec<u8>> {
-    fs::read(path).map_err(|cause| {
+    files::read(path, MAX_CONF_BYTES).map_err(|cause| {
         let path = path.display();
         Error::new(Code::IO, format!("error reading {path}: open {path}: {}", io_text(&cause)))
     })

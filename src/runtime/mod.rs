@@ -46,7 +46,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 pub use cache::CachedAttachment;
-pub(crate) use conf::EXTENSIONS;
+pub(crate) use conf::{EXTENSIONS, MAX_CONF_BYTES};
 pub use conf::{PluginConf, conf_files};
 pub use list::NetworkList;
 

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use ipnet::IpNet;
 
+use crate::attachment::HostEnd;
 use crate::cni::json::keys::Keys;
 use crate::cni::{CniResult, ContainerId, IfName, SpecVersion};
 use crate::error::{Code, Error, Result};
@@ -28,8 +29,9 @@ pub struct Call<'a> {
 pub enum Caller {
     /// The runtime, by starting a process.
     Runtime,
-    /// Another plugin of this executable, in its process, after its own checks.
-    Plugin,
+    /// Another plugin of this executable, in its process, after its own checks. With the host's end of the attachment's
+    /// veth pair, if the plugin has created one.
+    Plugin(Option<HostEnd>),
 }
 
 /// All applets of this executable.

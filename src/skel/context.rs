@@ -1,10 +1,11 @@
 //! The context of a call: configuration, netlink in the host's namespace, `CNI_ARGS`.
 
-use std::cell::OnceCell;
+use std::cell::{Cell, OnceCell};
 
-use super::call::Call;
+use super::call::{Call, Caller};
+use crate::attachment::HostEnd;
 use crate::cni::args::Args;
-use crate::cni::{CniResult, NetConf, SpecVersion};
+use crate::cni::{Attachment, CniResult, NetConf, SpecVersion};
 use crate::error::{Context, Error, Result};
 use crate::netlink::Netlink;
 
@@ -17,11 +18,15 @@ pub struct Cx<'a> {
     pub version: SpecVersion,
     pub(super) call: &'a Call<'a>,
     host: OnceCell<Netlink>,
+    end: Cell<Option<HostEnd>>,
+    /// For GC.
+    pub(super) in_doubt: OnceCell<Vec<Attachment>>,
 }
 
 impl<'a> Cx<'a> {
     pub(super) fn new(call: &'a Call<'a>, net: NetConf, version: SpecVersion) -> Cx<'a> {
-        Cx { net, version, call, host: OnceCell::new() }
+        let (host, end, in_doubt) = (OnceCell::new(), Cell::new(None), OnceCell::new());
+        Cx { net, version, call, host, end, in_doubt }
     }
 
     /// Netlink in the namespace of the plugin's process, opened on first use.
@@ -31,6 +36,20 @@ impl<'a> Cx<'a> {
         }
         let opened = Netlink::open()?;
         Ok(self.host.get_or_init(|| opened))
+    }
+
+    /// Sets the host's end of the attachment's veth pair, for the IPAM plugin and the record.
+    pub fn set_end(&self, end: Option<HostEnd>) {
+        self.end.set(end);
+    }
+
+    /// The host's end of the attachment's veth pair: of this plugin, else of the plugin that calls this one in this process.
+    pub fn end(&self) -> Option<HostEnd> {
+        let of_caller = match self.call.caller {
+            Caller::Plugin(end) => end,
+            Caller::Runtime => None,
+        };
+        self.end.get().or(of_caller)
     }
 
     /// For STATUS: as [`host`](Cx::host), and fails without the capability `CAP_NET_ADMIN`.

@@ -116,11 +116,6 @@ impl<'a> Cx<'a> {
         self.ipam()?.run(Verb::Check).map(drop)
     }
 
-    /// GC of the IPAM plugin.
-    pub fn ipam_gc(&'a self) -> Result<()> {
-        self.ipam()?.run(Verb::Gc).map(drop)
-    }
-
     /// STATUS of the IPAM plugin.
     pub fn ipam_status(&'a self) -> Result<()> {
         self.ipam()?.run(Verb::Status).map(drop)
@@ -165,7 +160,12 @@ impl<'a> Delegate<'a> {
 
     fn request(&self, verb: Verb) -> Call<'_> {
         let env = self.env.with_verb(verb);
-        Call { env, stdin: self.conf, table: self.cx.call.table, caller: Caller::Plugin }
+        Call {
+            env,
+            stdin: self.conf,
+            table: self.cx.call.table,
+            caller: Caller::Plugin(self.cx.end()),
+        }
     }
 
     /// Repairs the attachment, if the plugin is in this executable; foreign plugins have no such function.

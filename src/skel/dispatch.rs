@@ -2,13 +2,14 @@
 
 use super::call::{Applet, Call, Caller, Env, Kind, Main, OwnPlugin, Remarks, Service, Verb};
 use super::context::Cx;
-use super::plugin::{AddReq, DelReq, GcReq, Plugin, Sandbox};
+use super::plugin::{AddReq, DelReq, Plugin, Sandbox};
 use super::reclaim;
 use crate::attachment::{Owner, forget};
 use crate::cni::version::quoted_list;
 use crate::cni::{CniResult, ContainerId, IfName, NetConf, SpecVersion, Version};
 use crate::error::{Code, Error, Result};
 use crate::log;
+use crate::netfilter::localhost;
 use crate::netns::Netns;
 use crate::repairs::Repairs;
 
@@ -53,7 +54,8 @@ fn dispatch<P: Plugin>(call: &Call<'_>) -> Result<Option<CniResult>> {
             trouble?;
         }
         Verb::Gc => {
-            let req = cx.net.valid_attachments()?.map(|valid| GcReq { valid });
+            let valid = cx.net.valid_attachments()?;
+            let req = valid.map(|valid| cx.gc_request(P::NAME, valid)).transpose()?;
             if let Some(req) = &req {
                 P::gc(cx, &conf, req)?;
             } else {
@@ -156,6 +158,7 @@ fn ladder(
 
 fn add<P: Plugin>(cx: &Cx<'_>, conf: &P::Conf) -> Result<CniResult> {
     let req = add_request(cx)?;
+    restore_protection(cx);
     let result = P::add(cx, conf, &req)?;
     result.convert(cx.version).inspect_err(|_| {
         if !P::UNDO_IF_UNREPRESENTABLE {
@@ -168,6 +171,16 @@ fn add<P: Plugin>(cx: &Cx<'_>, conf: &P::Conf) -> Result<CniResult> {
             log::warn(format_args!("roll back an ADD without a result: {error}"));
         }
     })
+}
+
+/// Protections of the host that a flush of rules may have ended, whatever the plugin: until a plugin with rules of its own
+/// runs, containers would reach the host's loopback addresses.
+fn restore_protection(cx: &Cx<'_>) {
+    if cx.call.caller == Caller::Runtime
+        && let Err(error) = localhost::restore_if_flushed()
+    {
+        log::warn(format_args!("containers may reach 127.0.0.0/8 of the host: {error}"));
+    }
 }
 
 fn add_request(cx: &Cx<'_>) -> Result<AddReq> {
@@ -206,7 +219,7 @@ fn usable_namespace(call: &Call<'_>) -> Result<Option<Netns>> {
         return Ok(None);
     }
     match Netns::open(&call.env.netns) {
-        Ok(netns) if call.caller == Caller::Plugin => Ok(Some(netns)),
+        Ok(netns) if matches!(call.caller, Caller::Plugin(_)) => Ok(Some(netns)),
         Ok(netns) => refuse_own_namespace(&call.env, &netns).map(|()| Some(netns)),
         Err(error) if error.is_gone() => {
             log::debug(error);

@@ -9,6 +9,7 @@ pub mod call;
 mod context;
 mod delegate;
 mod dispatch;
+pub mod in_doubt;
 pub mod plugin;
 pub mod reclaim;
 pub mod record;

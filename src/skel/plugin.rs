@@ -236,7 +236,7 @@ pub fn del_and_release<'a>(
 /// A GC with the list of valid attachments.
 #[derive(Debug)]
 pub struct GcReq {
-    /// The attachments of this network that are still valid: all others are stale.
+    /// The attachments of this network that are still valid, and those in doubt: all others are stale.
     pub valid: Vec<Attachment>,
 }
 

@@ -9,11 +9,12 @@ use ipnet::IpNet;
 use super::context::Cx;
 use super::plugin::{AddReq, GcReq};
 use super::rollback::{Failures, Rollback};
-use crate::attachment::{Gone, Liveness, Owner, Record};
+use crate::attachment::{Doubt, HostEnd, Liveness, Owner, Record};
 use crate::cni::json::Json;
 use crate::cni::{CniResult, NetworkName};
 use crate::error::{Error, Result};
-use crate::leases::{self, DATA_DIR, LeaseStatus, Listing, Reclaimed};
+use crate::iface::peer;
+use crate::leases::{LeaseOwner, LeaseStatus, Listing, Reclaimed};
 use crate::log;
 use crate::netfilter::filter::firewalld::{self, Zone};
 use crate::netfilter::ports::Holder;
@@ -21,19 +22,17 @@ use crate::netfilter::{PacketFilter, filter, masquerade, ports, spoof};
 use crate::netlink::Netlink;
 use crate::netns::NetnsId;
 
-/// The interface of leases without one: releases of the reference up to 0.7.5 did not write the interface.
-const OLD_IFNAME: &str = "eth0";
-
-/// Removes the state of an attachment that is certainly gone and had these addresses from the calling thread's network
-/// namespace.
+/// Removes the state of an attachment that has certainly ended and had these addresses from the calling thread's network
+/// namespace. The caller has the [turn](Record::turn).
 pub fn attachment(owner: Owner<'_>, ips: &[IpAddr]) -> Result<()> {
     spoof::del(&PacketFilter::new(), owner, &[])?;
-    all_but_ports(owner, ips)
+    rules(owner, ips)?;
+    // The record is removed last: while any state is left, its owner is known.
+    Record::of(owner).map_or(Ok(()), |record| record.remove())
 }
 
-/// As [`attachment`], except for the source MAC check, which the running ADD has already created for the port of the next
-/// attachment of this name.
-fn all_but_ports(owner: Owner<'_>, ips: &[IpAddr]) -> Result<()> {
+/// Removes all rules and devices but the source MAC check.
+fn rules(owner: Owner<'_>, ips: &[IpAddr]) -> Result<()> {
     let filter = PacketFilter::new();
     let nets: Vec<IpNet> = ips.iter().map(|ip| IpNet::from(*ip)).collect();
     let mut failures = Failures::new();
@@ -41,9 +40,7 @@ fn all_but_ports(owner: Owner<'_>, ips: &[IpAddr]) -> Result<()> {
     failures.keep(masquerade::del(&filter, owner, &nets));
     failures.keep(passage(&filter, owner, ips));
     failures.keep(shaping(owner));
-    // The record is removed last: while any state is left, its owner is known.
-    failures.into_result()?;
-    Record::of(owner).map_or(Ok(()), |record| record.remove())
+    failures.into_result()
 }
 
 /// Removes the rules of the firewall plugin, in every back end.
@@ -78,7 +75,7 @@ impl<'a> Cx<'a> {
     pub fn note(&self, plugin: &str, req: &AddReq, result: &CniResult, undo: &mut Rollback<'a>) {
         let owner = Owner::new(&self.net.name, &req.id, &req.ifname);
         let netns = req.sandbox.identity();
-        let is_noted = || Record::of(owner).is_some_and(|record| record.netns == netns);
+        let is_noted = || Record::of(owner).is_some_and(|record| is_current(&record, netns));
         if req.prev.is_some() && is_noted() {
             return;
         }
@@ -87,33 +84,71 @@ impl<'a> Cx<'a> {
             Some(Json::String(dir)) if !dir.is_empty() => Some(dir),
             _ => None,
         };
-        let record = Record {
+        let mut record = Record {
             netns,
+            end: self.end().or_else(|| self.listed_end(owner, req, result)),
             ips: result.addresses().iter().map(IpNet::addr).collect(),
             interfaces: on_host.map(|interface| interface.name.clone()).collect(),
             data_dir: data_dir.map(PathBuf::from),
             ..Record::new(owner, plugin, &req.sandbox.path)
         };
-        if let Err(e) = record.write() {
+        let mut write = || {
+            let _turn = Record::turn(owner)?;
+            if let Some(earlier) = Record::of(owner).filter(|one| one.is_same_instance(&record)) {
+                record.rules = earlier.rules;
+            }
+            record.write()
+        };
+        if let Err(e) = write() {
             log::warn(format_args!(
                 "{e}; if the container dies without a DEL, its state is not reclaimed"
             ));
         }
         undo.push("forget the attachment", move || record.remove());
     }
-}
 
-/// Reclaims what the previous owner of the address left, if that owner is certainly gone.
-pub fn address(ip: IpAddr, next: Owner<'_>) -> Result<()> {
-    match Record::of_address(ip) {
-        Some(record) if record.owner() != next => if_gone(&record).map(drop),
-        _ => Ok(()),
+    /// The host's end of the pair that an earlier plugin of the list has created, of whichever program.
+    fn listed_end(&self, owner: Owner<'_>, req: &AddReq, result: &CniResult) -> Option<HostEnd> {
+        let ends =
+            req.sandbox.netns().and_then(|netns| peer::listed_ends(self.host()?, netns, result));
+        match ends.unwrap_or_default().as_slice() {
+            [end] => HostEnd::of(owner, end),
+            _ => None,
+        }
     }
 }
 
-/// Reclaims the state of the attachment if its container is certainly gone. Returns whether the container is gone.
+/// Whether the record is of the container in the namespace `netns`, rather than of an earlier one with the same id.
+fn is_current(record: &Record, netns: Option<NetnsId>) -> bool {
+    let may_exist = |life| matches!(life, Liveness::Alive | Liveness::Unknown(Doubt::NoHostEnd));
+    record.netns == netns && may_exist(record.liveness())
+}
+
+/// Reclaims what the previous owners of the address left, if they have certainly ended; warns of one in the same network that
+/// exists.
+pub fn address(ip: IpAddr, next: Owner<'_>) -> Result<()> {
+    for record in Record::sharing(ip, next) {
+        if !if_gone(&record)?
+            && record.network == next.network
+            && record.liveness() == Liveness::Alive
+        {
+            let Record { id, ifname, .. } = &record;
+            log::warn(format_args!(
+                "{ip} is in use by container {id}, interface {ifname}, as well"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Reclaims the state of the attachment if it has certainly ended. Returns whether it has.
 pub fn if_gone(record: &Record) -> Result<bool> {
     let Liveness::Gone(why) = record.liveness() else { return Ok(false) };
+    let _turn = Record::turn(record.owner())?;
+    // Meanwhile the container may have been created again, with the same id.
+    if Record::of(record.owner()).is_some_and(|now| !now.is_same_instance(record)) {
+        return Ok(false);
+    }
     let Record { id, ifname, network, .. } = record;
     attachment(record.owner(), &record.ips)
         .map_err(|e| e.context(format!("remove what container \"{id}\" left, which is gone")))?;
@@ -123,86 +158,73 @@ pub fn if_gone(record: &Record) -> Result<bool> {
     Ok(true)
 }
 
-/// Whether an attachment can still be alive, by its record, its namespace's path, and its leases in the folder
-/// `data_dir`.
-pub fn liveness(owner: Owner<'_>, sandbox: &str, data_dir: &Path) -> Liveness {
+/// Whether an attachment exists, by its record, else by its leases in the folder `data_dir`.
+pub fn liveness(owner: Owner<'_>, data_dir: &Path) -> Liveness {
     if let Some(record) = Record::of(owner) {
         return record.liveness();
-    }
-    if sandbox.is_empty() {
-        return Liveness::Unknown;
-    }
-    if NetnsId::at(Path::new(sandbox)).is_some() {
-        return Liveness::Alive;
     }
     let listing = Listing::open_existing(data_dir, owner.network);
     let leases = listing.ok().flatten().map(|listing| listing.statuses()).unwrap_or_default();
     let is_its = |status: &&LeaseStatus| {
-        let ifname = status.lease.ifname.as_deref().unwrap_or(OLD_IFNAME);
-        status.lease.id == owner.id && ifname == owner.ifname
+        status.lease.id == owner.id && status.lease.ifname.as_deref() == Some(owner.ifname)
     };
-    match leases.iter().find(is_its) {
-        Some(status) => status.liveness,
-        None if Path::new(sandbox).exists() => Liveness::Unknown,
-        None => Liveness::Gone(Gone::Namespace),
-    }
+    leases.iter().find(is_its).map_or(Liveness::Unknown(Doubt::NoRecord), |its| its.liveness)
 }
 
-/// Reclaims the state of the attachment that holds a port if its container is certainly gone. Returns whether the
-/// container is gone: by the record of the attachment, else by its leases in host-local's default folder.
+/// Reclaims the state of the attachment that holds a port if it has certainly ended. Returns whether it has. Nothing is proved of an
+/// attachment without a record, such as the reference's.
 pub fn holder(holder: &Holder) -> Result<bool> {
     let Holder { network, id, ifname, .. } = holder;
-    let noted = match ifname {
+    let record = match ifname {
         _ if !holder.instance.is_empty() => Record::read(&holder.instance),
         Some(ifname) => Record::of(Owner { network, ifname, id }),
         None => None,
     };
-    if let Some(record) = noted {
-        return if_gone(&record);
-    }
-    if id.is_empty() || NetworkName::parse(network).is_err() {
-        return Ok(false);
-    }
-    let Ok(Some(listing)) = Listing::open_existing(Path::new(DATA_DIR), network) else {
-        return Ok(false);
-    };
-    let mut leases = listing.statuses();
-    leases.retain(|status| {
-        status.lease.id == *id && (ifname.is_none() || status.lease.ifname == *ifname)
-    });
-    let is_gone = |status: &LeaseStatus| matches!(status.liveness, Liveness::Gone(_));
-    let Some(first) = leases.first().filter(|_| leases.iter().all(is_gone)) else {
-        return Ok(false);
-    };
-    let ifname = first.lease.ifname.as_deref().unwrap_or(OLD_IFNAME);
-    let ips: Vec<IpAddr> = leases.iter().map(|status| status.lease.ip).collect();
-    attachment(Owner { network, ifname, id }, &ips).map(|()| true)
+    record.map_or(Ok(false), |record| if_gone(&record))
 }
 
-/// GC: reclaims dead attachments, and removes the records that this plugin wrote of attachments that are not valid,
-/// whose state the plugin has removed. Without a request all attachments count as valid.
+/// GC: removes the records that this plugin wrote of attachments that are not valid, whose state the plugin has removed, and
+/// reclaims attachments that have certainly ended, except for those that the runtime lists as valid. Without a request only the
+/// proof counts.
 pub(super) fn collect(plugin: &str, network: &NetworkName, req: Option<&GcReq>) -> Result<()> {
     let mut failures = Failures::new();
     for record in Record::all(Some(network.as_str())) {
-        let is_valid = req.is_none_or(|req| req.is_valid(&record.id, &record.ifname));
-        if is_valid || record.plugin != plugin {
-            failures.keep(if_gone(&record));
-        } else {
-            failures.keep(record.remove());
+        match req {
+            Some(req) if req.is_valid(&record.id, &record.ifname) => {}
+            Some(_) if record.plugin == plugin => {
+                failures.keep(record.remove());
+            }
+            _ => {
+                failures.keep(if_gone(&record));
+            }
         }
     }
     if let Some(req) = req {
-        failures.keep(Record::remove_cut_off(network, &Owner::each(network, &req.valid)));
+        failures.keep(Record::remove_malformed(network, &Owner::each(network, &req.valid)));
     }
     failures.into_result()
 }
 
-/// Reclaims the other state of the owners of these leases. Returns the leases that can be removed; `failures` has
-/// the reasons for the others. `next` is the attachment being added.
+/// Removes the other state of the owner of leases. The attachment being added, `next`, may have the same name: its record and its
+/// source MAC check stay.
+fn lease_owner(owner: Owner<'_>, ips: &[IpAddr], next: Option<&LeaseOwner>) -> Result<()> {
+    let _turn = Record::turn(owner)?;
+    if next.is_some_and(|next| next.id == owner.id && next.ifname == owner.ifname) {
+        return rules(owner, ips);
+    }
+    match Record::of(owner) {
+        // By its own proof: the store of the leases may be in a folder of a tenant.
+        Some(record) if matches!(record.liveness(), Liveness::Gone(_)) => attachment(owner, ips),
+        _ => Ok(()),
+    }
+}
+
+/// Reclaims the other state of the owners of these leases, whose attachments have ended. Returns the leases that can be removed;
+/// `failures` has the reasons for the others. `next` is the attachment being added.
 pub fn leases(
     network: &str,
     mut gone: Vec<Reclaimed>,
-    next: Option<&leases::Owner>,
+    next: Option<&LeaseOwner>,
     failures: &mut Failures,
 ) -> Vec<Reclaimed> {
     let mut reclaimed = Vec::new();
@@ -211,11 +233,10 @@ pub fn leases(
             other.lease.id == first.id && other.lease.ifname == first.ifname
         };
         let same: Vec<Reclaimed> = gone.extract_if(.., is_same).collect();
-        let ifname = first.ifname.as_deref().unwrap_or(OLD_IFNAME);
+        let Some(ifname) = first.ifname.as_deref() else { continue };
         let ips: Vec<IpAddr> = same.iter().map(|gone| gone.lease.ip).collect();
         let owner = Owner { network, ifname, id: &first.id };
-        let is_next = next.is_some_and(|next| next.id == first.id && next.ifname == ifname);
-        match if is_next { all_but_ports(owner, &ips) } else { attachment(owner, &ips) } {
+        match lease_owner(owner, &ips, next) {
             Ok(()) => reclaimed.extend(same),
             Err(e) => {
                 let error = e.context(format!("{first} stays: its rules cannot be removed"));

@@ -12,7 +12,8 @@ use std::process::ExitCode;
 
 use sha2::{Digest, Sha512};
 
-use super::{CONF_DIR, Tool, lint, print};
+use super::folders::CONF_DIR;
+use super::{Tool, lint, print};
 use crate::cni::Attachment;
 use crate::cni::json::{Json, pretty};
 use crate::error::{Code, Error, Result};

@@ -1,31 +1,19 @@
 //! `cnibox gc`: deletes the attachments of dead containers, without a runtime.
 
 use std::collections::HashSet;
-use std::path::PathBuf;
 use std::process::ExitCode;
 
-use super::in_process::InProcess;
-use super::{CONF_DIR, Tool, ipam, plugin_path, print};
-use crate::attachment::{Gone, Liveness, Owner, Record};
-use crate::cni::NetworkName;
-use crate::error::Result;
-use crate::invoke::split_path;
-use crate::leases::{self, DATA_DIR, Listing, Reclaimed};
+use super::folders::{CACHE, CONF, Folders, LEASES, PLUGIN_PATH};
+use super::life::Selection;
+use super::{NOT_FOUND, Tool, ipam, print};
+use crate::attachment::{Liveness, Record};
+use crate::cni::{ContainerId, NetworkName};
+use crate::error::{Error, Result};
+use crate::leases::Listing;
 use crate::log;
 use crate::options::{CommandLine, Opt, no_words, opt};
-use crate::runtime::{
-    Attach, CachedAttachment, DEFAULT_CACHE_DIR, NetworkList, OnDelError, Runtime,
-};
-use crate::skel::{Table, reclaim};
-
-pub(super) const CONF: Opt =
-    opt("--net-conf-path", "DIR", "directory of network configurations [/etc/cni/net.d]");
-pub(super) const PLUGIN_PATH: Opt =
-    opt("--plugin-path", "DIRS", "directories of plugins [CNI_PATH, /opt/cni/bin]");
-pub(super) const CACHE: Opt =
-    opt("--cache-dir", "DIR", "parent of the cache, DIR/results [/var/lib/cni]");
-pub(super) const LEASES: Opt =
-    opt("--data-dir", "DIR", "leases of host-local [/var/lib/cni/networks]");
+use crate::runtime::{Attach, CachedAttachment, NetworkList, Runtime};
+use crate::skel::Table;
 
 pub(super) const TOOL: Tool = Tool {
     command: "cnibox gc",
@@ -33,105 +21,116 @@ pub(super) const TOOL: Tool = Tool {
 gc: deletes the attachments of dead containers
 
 Usage:
-  cnibox gc [--network NAME] [--dry-run]
+  cnibox gc [--network NAME] [--container ID] [--dry-run]
 
-Each attachment whose container is certainly dead gets a DEL: with the configuration and the arguments of its ADD
+Each attachment whose container has certainly ended gets a DEL: with the configuration and the arguments of its ADD
 if it is in the runtimes' cache, else with the current configuration of the network. Then the leases of host-local,
-rules and devices of networks without a configuration are deleted. Containers that may be alive are not touched.
+rules and devices of networks without a configuration are deleted. Containers that may be alive are not touched,
+unless they are named.
 ",
     options: &[
-        Opt { short: Some('n'), ..opt("--dry-run", "", "print the attachments, and change nothing") },
+        Opt {
+            short: Some('n'),
+            ..opt("--dry-run", "", "print the attachments, also those in doubt, and change nothing")
+        },
         opt("--network", "NAME", "this network only"),
+        opt(
+            "--container",
+            "ID",
+            "this container only, also if nothing proves that it has ended; not if it is alive",
+        ),
         CONF,
         PLUGIN_PATH,
         CACHE,
         LEASES,
     ],
     notes: "
-Exit status: 0 done; 1 a DEL failed, see stderr; 2 wrong usage.
+Exit status: 0 done; 1 a DEL failed, see stderr; 2 wrong usage; 3 no such network or container.
 ",
 };
 
-/// The directories of plugins, configurations and state.
-pub(super) struct Folders {
-    pub(super) conf: PathBuf,
-    pub(super) cache: PathBuf,
-    pub(super) leases: PathBuf,
-    /// Directories of plugins, separated by colons.
-    pub(super) cni_path: String,
+/// An attachment that can be deleted, with the reason.
+struct Ended {
+    list: NetworkList,
+    attach: Attach,
+    why: String,
 }
 
-impl Folders {
-    /// Reads the options that tools have in common.
-    pub(super) fn read(line: &CommandLine) -> Folders {
-        let folder =
-            |flag: Opt, default: &str| PathBuf::from(line.last(flag.flag).unwrap_or(default));
-        Folders {
-            conf: folder(CONF, CONF_DIR),
-            cache: folder(CACHE, DEFAULT_CACHE_DIR),
-            leases: folder(LEASES, DATA_DIR),
-            cni_path: plugin_path(line.last(PLUGIN_PATH.flag)),
-        }
-    }
+/// The attachments that were found.
+#[derive(Default)]
+struct Found {
+    known: HashSet<(String, String, String)>,
+    ended: Vec<Ended>,
+    /// Attachments that stay, with the reason.
+    doubtful: Vec<String>,
+}
 
-    /// A runtime on the cache of the node's runtimes, which runs own plugins in this process.
-    pub(super) fn runtime(&self, table: Table) -> Runtime {
-        Runtime {
-            cache_dir: self.cache.clone(),
-            on_del_error: OnDelError::Continue,
-            executor: Box::new(InProcess { table }),
-            ..Runtime::new(split_path(&self.cni_path))
-        }
+impl Found {
+    /// Whether the attachment was not known before.
+    fn is_new(&mut self, network: &str, id: &str, ifname: &str) -> bool {
+        self.known.insert((network.to_owned(), id.to_owned(), ifname.to_owned()))
     }
+}
 
-    /// Whether the container of a cached attachment may be alive.
-    pub(super) fn liveness(&self, cached: &CachedAttachment) -> Liveness {
-        let CachedAttachment { network, attach, .. } = cached;
-        let owner = Owner { network, ifname: &attach.ifname, id: &attach.container_id };
-        reclaim::liveness(owner, &attach.netns, &self.leases)
-    }
-
-    /// The attachments of dead containers whose network is known: from the cache, else from records and leases, with the
-    /// current configuration of the network.
-    fn dead(
-        &self,
-        runtime: &Runtime,
-        network: Option<&str>,
-    ) -> Result<Vec<(NetworkList, Attach, Gone)>> {
-        let is_meant = |name: &str| network.is_none_or(|network| network == name);
-        let mut known = HashSet::new();
-        let mut dead = Vec::new();
-        for cached in runtime.cached_attachments("")? {
-            let CachedAttachment { network, attach, .. } = &cached;
-            known.insert((network.clone(), attach.container_id.clone(), attach.ifname.clone()));
-            let Liveness::Gone(why) = self.liveness(&cached) else { continue };
-            if let (true, Some(list)) = (is_meant(network), cached.list()) {
+/// The attachments of the selection whose network is known: from the cache, else from records and leases, with the
+/// current configuration of the network.
+fn find(folders: &Folders, runtime: &Runtime, selection: &Selection<'_>) -> Result<Found> {
+    let mut found = Found::default();
+    for (cached, life) in folders.attachments(runtime)? {
+        let CachedAttachment { network, attach, .. } = &cached;
+        let Attach { container_id, ifname, .. } = attach;
+        found.is_new(network, container_id, ifname);
+        if let Some(why) = selection.end(network, container_id, life.liveness) {
+            if let Some(list) = cached.list() {
                 // The path may belong to another container meanwhile.
-                dead.push((list, Attach { netns: String::new(), ..cached.attach }, why));
+                let attach = Attach { netns: String::new(), ..cached.attach };
+                found.ended.push(Ended { list, attach, why });
+            }
+        } else if selection.has(network, container_id)
+            && let Some(why) = life.doubt(&attach.netns)
+        {
+            let what = format!("container {container_id}, interface {ifname}: {why}");
+            found.doubtful.push(format!("in doubt: {what} (network {network})\n"));
+        }
+    }
+    let mut add = |network: &str, id: &str, ifname: &str, liveness: Liveness| {
+        // What was found first counts: the cache, then the record, then the lease.
+        if found.is_new(network, id, ifname)
+            && let Some(why) = selection.end(network, id, liveness)
+            && let Ok(list) = NetworkList::load(&folders.conf, network)
+        {
+            found.ended.push(Ended { list, attach: Attach::new(id, "", ifname), why });
+        }
+    };
+    for record in Record::all(selection.network) {
+        add(&record.network, &record.id, &record.ifname, record.liveness());
+    }
+    for store in folders.stores(selection.network)? {
+        let listing = Listing::open_existing(&store.data_dir, &store.network)?;
+        for status in listing.iter().flat_map(Listing::statuses) {
+            if let Some(ifname) = &status.lease.ifname {
+                add(&store.network, &status.lease.id, ifname, status.liveness);
             }
         }
-        let mut add = |network: &str, id: &str, ifname: &str, why| {
-            if is_meant(network)
-                && known.insert((network.to_owned(), id.to_owned(), ifname.to_owned()))
-                && let Ok(list) = NetworkList::load(&self.conf, network)
-            {
-                dead.push((list, Attach::new(id, "", ifname), why));
-            }
-        };
-        for record in Record::all(network) {
-            if let Liveness::Gone(why) = record.liveness() {
-                add(&record.network, &record.id, &record.ifname, why);
-            }
+    }
+    Ok(found)
+}
+
+/// Fails if the selection names a network or a container that this node does not know.
+fn require_known(folders: &Folders, found: &Found, selection: &Selection<'_>) -> Result<()> {
+    let missing = |what| Err(Error::new(NOT_FOUND, what));
+    if let Some(name) = selection.network {
+        let is_configured = || folders.networks().iter().any(|list| list.name == name);
+        let is_cached = || found.known.iter().any(|(network, ..)| network == name);
+        if !is_cached() && !is_configured() && folders.stores(Some(name))?.is_empty() {
+            return missing(format!("no network \"{name}\" on this node"));
         }
-        for network in leases::networks(&self.leases)? {
-            let listing = Listing::open_existing(&self.leases, &network)?;
-            for Reclaimed { lease, why } in listing.iter().flat_map(Listing::gone) {
-                if let Some(ifname) = &lease.ifname {
-                    add(&network, &lease.id, ifname, why);
-                }
-            }
+    }
+    match selection.container {
+        Some(id) if !found.known.iter().any(|(_, container, _)| container == id) => {
+            missing(format!("no attachment of container \"{id}\" on this node"))
         }
-        Ok(dead)
+        _ => Ok(()),
     }
 }
 
@@ -140,6 +139,7 @@ pub(super) fn main(args: Vec<String>, table: Table) -> ExitCode {
     let read = |line: CommandLine| {
         no_words(&line)?;
         line.last("--network").map_or(Ok(()), |name| NetworkName::parse(name).map(drop))?;
+        line.last("--container").map_or(Ok(()), |id| ContainerId::parse(id).map(drop))?;
         Ok(line)
     };
     TOOL.run(args, read, |line| run(&line, table))
@@ -148,10 +148,14 @@ pub(super) fn main(args: Vec<String>, table: Table) -> ExitCode {
 fn run(line: &CommandLine, table: Table) -> Result<ExitCode> {
     let folders = Folders::read(line);
     let runtime = folders.runtime(table);
-    let (network, dry_run) = (line.last("--network"), line.has("--dry-run"));
+    let selection =
+        Selection { network: line.last("--network"), container: line.last("--container") };
+    let dry_run = line.has("--dry-run");
+    let found = find(&folders, &runtime, &selection)?;
+    require_known(&folders, &found, &selection)?;
     let mut lines = Vec::new();
     let mut status = ExitCode::SUCCESS;
-    for (list, attach, why) in folders.dead(&runtime, network)? {
+    for Ended { list, attach, why } in found.ended {
         let Attach { container_id, ifname, .. } = &attach;
         let what =
             format!("container {container_id}, interface {ifname}: {why} (network {})", list.name);
@@ -168,7 +172,10 @@ fn run(line: &CommandLine, table: Table) -> Result<ExitCode> {
         }
     }
     // State of networks that have no configuration.
-    lines.push(ipam::gc_all(&folders.leases, network, false, dry_run)?);
+    lines.push(ipam::gc_all(&folders.stores(selection.network)?, &selection, false, dry_run)?);
+    if dry_run {
+        lines.extend(found.doubtful);
+    }
     let text = lines.concat();
     let nothing = "no dead attachment was found\n";
     print(if text.is_empty() { nothing } else { &text })?;

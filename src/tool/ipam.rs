@@ -1,19 +1,20 @@
 //! `ipam`: lists the leases of host-local with the state of their containers, and releases addresses.
 
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::SystemTime;
 
 use serde::Serialize;
 
+use super::folders::{CACHE, CONF, Folders, LEASES, Store};
+use super::life::{Selection, in_words, is_alive};
 use super::{NOT_FOUND, Tool, columns, print};
 use crate::attachment::{Liveness, Record};
 use crate::cni::NetworkName;
 use crate::cni::json::pretty;
 use crate::error::{Error, Result};
 use crate::leases::{
-    self, DATA_DIR, Lease, LeaseOptions, LeaseStatus, LeaseStore, Listing, Reclaimed, Reservation,
+    Lease, LeaseOptions, LeaseStatus, LeaseStore, Listing, Reclaimed, Reservation,
 };
 use crate::log;
 use crate::options::{CommandLine, Opt, opt, unknown_word, usage};
@@ -34,17 +35,15 @@ Usage:
 Each command is also available as \"cnibox ipam ...\".
 ",
     options: &[
-    opt(
-        "--data-dir",
-        "DIR",
-        "parent of the networks' directories, \"dataDir\" of the configuration;\ndefault /var/lib/cni/networks",
-    ),
+    LEASES,
+    CONF,
+    CACHE,
     opt(
         "--json",
         "",
         "ls: an array of objects with network, address, container, interface (null in\n\
          leases of old releases), age (seconds), alive (true, false, or null if\n\
-         unknown) and reason (why alive is false, or why the address is reserved)",
+         unknown) and reason (why alive is not true, or why the address is reserved)",
     ),
     opt(
         "--empty",
@@ -58,9 +57,9 @@ Each command is also available as \"cnibox ipam ...\".
     },
     ],
     notes: "
-ALIVE is \"yes\" if the container's network namespace exists, \"no\" if the lease was created before the last boot or
-the namespace is gone, \"?\" if neither is certain: gc and the plugin keep such a lease. free does not ask for
-confirmation: an address that is still in use will be allocated to another container as well.
+ALIVE is \"yes\" if the container is alive, \"no\" if it has certainly ended, \"?\" if neither is certain, with the reason:
+gc and the plugin keep such a lease. free does not ask for confirmation: an address that is still in use will be
+allocated to another container as well.
 
 Exit status: 0 done; 1 something failed, see stderr; 2 wrong usage; 3 no such network or lease.
 
@@ -78,10 +77,9 @@ enum Command {
     Gc { network: Option<String>, empty: bool, dry_run: bool },
 }
 
-#[derive(Debug)]
 struct Job {
     command: Command,
-    data_dir: PathBuf,
+    folders: Folders,
 }
 
 /// Runs the tool with the arguments that follow its name.
@@ -111,74 +109,82 @@ impl Job {
             }
             other => return Err(unknown_word("command", other, &["ls", "free", "gc"])),
         };
-        let is_odd = |flag: &&str| *flag != "--data-dir" && !allowed.contains(flag);
+        let of_folders = [LEASES.flag, CONF.flag, CACHE.flag];
+        let is_odd = |flag: &&str| !of_folders.contains(flag) && !allowed.contains(flag);
         if let Some(flag) = line.given().find(is_odd) {
             return Err(usage(format!("{flag} is not an option of {name}")));
         }
         if let Some(extra) = words.next() {
             return Err(usage(format!("unexpected argument \"{extra}\"")));
         }
-        Ok(Job { command, data_dir: line.last("--data-dir").unwrap_or(DATA_DIR).into() })
+        Ok(Job { command, folders: Folders::read(line) })
     }
 
     fn run(&self) -> Result<String> {
-        let dir = &self.data_dir;
+        let stores = |network: &Option<String>| stores(&self.folders, network.as_deref());
         match &self.command {
-            Command::List { network, json: true } => list_json(dir, network.as_deref()),
+            Command::List { network, json: true } => list_json(&stores(network)?),
             Command::List { network, json: false } => {
                 let heading = ["NETWORK", "ADDRESS", "CONTAINER", "INTERFACE", "AGE", "ALIVE"];
-                let rows = rows(dir, network.as_deref())?;
+                let rows = rows(&stores(network)?)?;
                 let lines =
                     [heading.map(str::to_owned)].into_iter().chain(rows.iter().map(Row::cells));
-                Ok(columns(&lines.collect::<Vec<_>>()))
+                Ok(columns(lines.collect()))
             }
-            Command::Free { network, what, dry_run } => free(dir, network, what, *dry_run),
-            Command::Gc { network: None, empty, dry_run } => gc_all(dir, None, *empty, *dry_run),
-            Command::Gc { network: Some(network), empty, dry_run } => {
-                read(dir, network)?;
-                gc_all(dir, Some(network), *empty, *dry_run)
+            Command::Free { network, what, dry_run } => {
+                free(&stores(&Some(network.clone()))?, what, *dry_run)
+            }
+            Command::Gc { network, empty, dry_run } => {
+                let selection = Selection { network: network.as_deref(), container: None };
+                gc_all(&stores(network)?, &selection, *empty, *dry_run)
             }
         }
+    }
+}
+
+/// The leases of the network, of which there must be some, or of all networks.
+fn stores(folders: &Folders, network: Option<&str>) -> Result<Vec<Store>> {
+    let stores = folders.stores(network)?;
+    match network {
+        Some(network) if stores.is_empty() => {
+            let msg = format!("no network \"{network}\" in {}", folders.searched(network));
+            Err(Error::new(NOT_FOUND, msg))
+        }
+        _ => Ok(stores),
     }
 }
 
 /// The output of `ipam ls --json`.
-pub(super) fn list_json(data_dir: &Path, network: Option<&str>) -> Result<String> {
-    Ok(pretty(&rows(data_dir, network)?)? + "\n")
+pub(super) fn list_json(stores: &[Store]) -> Result<String> {
+    Ok(pretty(&rows(stores)?)? + "\n")
 }
 
-fn no_network(data_dir: &Path, network: &str) -> Error {
-    Error::new(NOT_FOUND, format!("no network \"{network}\" in {}", data_dir.display()))
+fn read(store: &Store) -> Result<Listing> {
+    Ok(Listing::open_existing(&store.data_dir, &store.network)?.unwrap_or_default())
 }
 
-/// The leases of a network.
-fn read(data_dir: &Path, network: &str) -> Result<Listing> {
-    Listing::open_existing(data_dir, network)?.ok_or_else(|| no_network(data_dir, network))
+/// Locks the leases of a network; `None` if its folder was removed meanwhile.
+fn lock(store: &Store) -> Result<Option<LeaseStore>> {
+    LeaseStore::open_existing(&store.data_dir, &store.network, LeaseOptions::default())
 }
 
-/// Locks the leases of a network.
-fn lock(data_dir: &Path, network: &str) -> Result<LeaseStore> {
-    let store = LeaseStore::open_existing(data_dir, network, LeaseOptions::default())?;
-    store.ok_or_else(|| no_network(data_dir, network))
-}
-
-/// Reclaims, or with `dry_run` lists, the leases and other state of dead attachments in a network, or in all; with
-/// `empty`, also the addresses of empty files.
+/// Reclaims, or with `dry_run` lists, the leases and other state of dead attachments; with `empty`, also the addresses of
+/// empty files.
 pub(super) fn gc_all(
-    data_dir: &Path,
-    network: Option<&str>,
+    stores: &[Store],
+    selection: &Selection<'_>,
     empty: bool,
     dry_run: bool,
 ) -> Result<String> {
     let mut text = String::new();
-    for name in leases::networks(data_dir)? {
-        if network.is_none_or(|network| network == name) {
-            text += &gc(data_dir, &name, empty, dry_run)?;
-        }
+    for store in stores {
+        text += &gc(store, selection, empty, dry_run)?;
     }
     // The state of dead attachments without a lease of host-local.
-    for record in Record::all(network) {
-        let Liveness::Gone(why) = record.liveness() else { continue };
+    for record in Record::all(selection.network) {
+        let Some(why) = selection.end(&record.network, &record.id, record.liveness()) else {
+            continue;
+        };
         if !dry_run {
             reclaim::attachment(record.owner(), &record.ips)?;
         }
@@ -190,41 +196,52 @@ pub(super) fn gc_all(
     Ok(text)
 }
 
-fn gc(data_dir: &Path, network: &str, empty: bool, dry_run: bool) -> Result<String> {
-    let listing = read(data_dir, network)?;
+fn gc(store: &Store, selection: &Selection<'_>, empty: bool, dry_run: bool) -> Result<String> {
+    let network = &store.network;
     let is_empty = |reserved: &Reservation| empty && reserved.empty;
+    let is_meant = |gone: &Reclaimed| selection.has(network, &gone.lease.id);
     let (word, gone, reserved) = if dry_run {
+        let listing = read(store)?;
         let reserved = listing.reservations().into_iter().filter(is_empty).collect();
-        ("would reclaim", listing.gone(), reserved)
+        ("would reclaim", listing.gone().into_iter().filter(is_meant).collect(), reserved)
     } else {
-        let mut store = lock(data_dir, network)?;
+        let Some(mut leases) = lock(store)? else { return Ok(String::new()) };
         let mut failures = Failures::new();
-        let reclaim = |name: &str, gone| reclaim::leases(name, gone, None, &mut failures);
-        let gone = store.reclaim_dead(reclaim)?;
+        let reclaim = |name: &str, mut gone: Vec<Reclaimed>| {
+            gone.retain(is_meant);
+            reclaim::leases(name, gone, None, &mut failures)
+        };
+        let gone: Vec<_> = leases.reclaim_dead(reclaim)?;
         failures.into_result().unwrap_or_else(log::warn);
-        ("reclaimed", gone, if empty { store.remove_reserved(is_empty)? } else { Vec::new() })
+        ("reclaimed", gone, if empty { leases.remove_reserved(is_empty)? } else { Vec::new() })
     };
     let line = |what: String| format!("{word} {what} (network {network})\n");
     let gone = gone.iter().map(Reclaimed::to_string);
     Ok(gone.chain(reserved.iter().map(Reservation::to_string)).map(line).collect())
 }
 
-fn free(data_dir: &Path, network: &str, what: &str, dry_run: bool) -> Result<String> {
-    let listing = read(data_dir, network)?;
+/// Frees an address, or all addresses of a container, in these stores of one network.
+fn free(stores: &[Store], what: &str, dry_run: bool) -> Result<String> {
     let address = what.parse::<IpAddr>().ok();
     let is_meant = |lease: &Lease| address.map_or(lease.id == what, |ip| lease.ip == ip);
     let is_reserved = |reserved: &Reservation| Some(reserved.ip) == address;
-    // Read before the lock is taken, as plugins wait for the lock.
-    let mut known = listing.statuses();
-    known.retain(|status| is_meant(&status.lease));
-    let (mut freed, reserved) = if dry_run {
-        let reserved = listing.reservations().into_iter().filter(is_reserved).collect();
-        (known.iter().map(|status| status.lease.clone()).collect(), reserved)
-    } else {
-        let mut store = lock(data_dir, network)?;
-        (store.retain(|lease| !is_meant(lease))?, store.remove_reserved(is_reserved)?)
-    };
+    let (mut known, mut freed, mut reserved) = (Vec::new(), Vec::new(), Vec::new());
+    for store in stores {
+        // Read before the lock is taken, as plugins wait for the lock.
+        let listing = read(store)?;
+        let mut statuses = listing.statuses();
+        statuses.retain(|status| is_meant(&status.lease));
+        if dry_run {
+            freed.extend(statuses.iter().map(|status| status.lease.clone()));
+            reserved.extend(listing.reservations().into_iter().filter(is_reserved));
+        } else if let Some(mut leases) = lock(store)? {
+            freed.extend(leases.retain(|lease| !is_meant(lease))?);
+            reserved.extend(leases.remove_reserved(is_reserved)?);
+        }
+        known.extend(statuses);
+    }
     if freed.is_empty() && reserved.is_empty() {
+        let network = stores.first().map_or("", |store| &store.network);
         let msg = format!("network \"{network}\" has no lease of \"{what}\"");
         return Err(Error::new(NOT_FOUND, msg).with_details(format!("see: ipam ls {network}")));
     }
@@ -253,23 +270,19 @@ struct Row {
     reason: Option<String>,
 }
 
-/// The leases and reservations of a network, or of all, by network and address.
-fn rows(data_dir: &Path, network: Option<&str>) -> Result<Vec<Row>> {
-    let networks = match network {
-        Some(network) => vec![network.to_owned()],
-        None => leases::networks(data_dir)?,
-    };
+/// The leases and reservations, by network and address.
+fn rows(stores: &[Store]) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
-    for network in networks {
-        let listing = read(data_dir, &network)?;
+    for store in stores {
+        let (network, listing) = (&store.network, read(store)?);
         let (leases, reserved) = (listing.statuses(), listing.reservations());
         // Only root may read leases, and a list without them would look like a free network.
         let unreadable = listing.taken().len().saturating_sub(leases.len() + reserved.len());
         if unreadable > 0 {
             log::warn(format_args!("network {network}: {unreadable} leases cannot be read"));
         }
-        rows.extend(leases.into_iter().map(|status| Row::of_lease(&network, status)));
-        rows.extend(reserved.iter().map(|reserved| Row::reserved(&network, reserved)));
+        rows.extend(leases.into_iter().map(|status| Row::of_lease(network, status)));
+        rows.extend(reserved.iter().map(|reserved| Row::reserved(network, reserved)));
     }
     sort_by(&mut rows, |a, b| (&a.network, a.address).cmp(&(&b.network, b.address)));
     Ok(rows)
@@ -279,11 +292,7 @@ impl Row {
     fn of_lease(network: &str, status: LeaseStatus) -> Row {
         // The nanoseconds of the time are not significant and may lie in the future.
         let age = |created| SystemTime::now().duration_since(created).unwrap_or_default().as_secs();
-        let (alive, reason) = match status.liveness {
-            Liveness::Alive => (Some(true), None),
-            Liveness::Gone(why) => (Some(false), Some(why.to_string())),
-            Liveness::Unknown => (None, None),
-        };
+        let (alive, reason) = is_alive(status.liveness);
         let Lease { ip: address, id, ifname: interface } = status.lease;
         let (network, container) = (network.to_owned(), Some(id));
         Row { address, age: status.created.map(age), alive, container, interface, network, reason }
@@ -297,9 +306,8 @@ impl Row {
 
     fn cells(&self) -> [String; 6] {
         let word = |word: &Option<String>| word.clone().unwrap_or_else(|| "?".to_owned());
-        let alive = match self.alive {
-            Some(true) => "yes".to_owned(),
-            Some(false) => format!("no: {}", word(&self.reason)),
+        let alive = match self.container {
+            Some(_) => in_words((self.alive, self.reason.clone())),
             None => word(&self.reason),
         };
         let age = self.age.map_or("?".to_owned(), short);
@@ -342,7 +350,8 @@ mod tests {
         assert_eq!(parsed("gc -n"), Ok(Command::Gc { network: None, empty: false, dry_run: true }));
         let free = Command::Free { network: "net".into(), what: "10.0.0.2".into(), dry_run: false };
         assert_eq!(parsed("free net 10.0.0.2"), Ok(free));
-        assert_eq!(job("ls --data-dir /x").unwrap().data_dir, PathBuf::from("/x"));
+        let dirs = job("ls --data-dir /x --data-dir=/y").unwrap().folders.leases;
+        assert_eq!(dirs[1..], ["/x", "/y"].map(std::path::PathBuf::from));
         for wrong in [
             "",
             "rm net",

@@ -3,10 +3,12 @@
 pub mod cnitool;
 pub mod doctor;
 mod finding;
+mod folders;
 pub mod gc;
 mod in_process;
 pub mod install;
 pub mod ipam;
+mod life;
 pub mod lint;
 pub mod multicall;
 pub mod pause;
@@ -20,18 +22,6 @@ use std::process::ExitCode;
 use crate::error::{Code, Error, Result};
 use crate::log;
 use crate::options::{self, Asked, CommandLine, Opt};
-
-/// The default folder of network configurations.
-const CONF_DIR: &str = "/etc/cni/net.d";
-
-/// The default folder of plugins.
-const PLUGIN_DIR: &str = "/opt/cni/bin";
-
-/// The folders of plugins, separated by colons: the argument, else `CNI_PATH`, else [`PLUGIN_DIR`].
-fn plugin_path(given: Option<&str>) -> String {
-    let from_process = std::env::var("CNI_PATH").ok().filter(|path| !path.is_empty());
-    given.map(str::to_owned).or(from_process).unwrap_or_else(|| PLUGIN_DIR.to_owned())
-}
 
 /// The exit status after a wrong command line.
 const WRONG_USAGE: u8 = 2;
@@ -96,15 +86,17 @@ impl Tool {
     }
 }
 
-/// Prints a text on stdout.
+/// Prints a text on stdout, with control characters as escapes.
 fn print(text: &str) -> Result<ExitCode> {
     let mut stdout = io::stdout().lock();
-    let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
+    let written = stdout.write_all(log::printable(text).as_bytes()).and_then(|()| stdout.flush());
     written.map(|()| ExitCode::SUCCESS).map_err(|cause| Error::io("write to stdout", &cause))
 }
 
-/// Formats lines of cells, each column as wide as its widest cell.
-fn columns<const N: usize>(lines: &[[String; N]]) -> String {
+/// Formats lines of cells, each column as wide as its widest cell. A cell is one line.
+fn columns<const N: usize>(lines: Vec<[String; N]>) -> String {
+    let one_line = |cell: String| log::printable(&cell).replace('\n', "\\n");
+    let lines: Vec<_> = lines.into_iter().map(|line| line.map(one_line)).collect();
     let length = |column: usize| lines.iter().map(move |line| line[column].chars().count()).max();
     let widths: Vec<usize> = (0..N).map(|column| length(column).unwrap_or(0)).collect();
     let print = |line: &[String; N]| {

@@ -3,11 +3,15 @@
 
 use std::process::ExitCode;
 
-use super::{Tool, cnitool, doctor, gc, install, ipam, lint, pause, print, repair, sysdump, trace};
+use super::{
+    Tool, WRONG_USAGE, cnitool, doctor, gc, install, ipam, lint, pause, print, repair, sysdump,
+    trace,
+};
 use crate::cni::SpecVersion;
 use crate::error::{Code, Error, Result};
 use crate::log;
 use crate::options::{self, CommandLine, all, unknown_word, usage};
+use crate::skel::call::{Main, ToolFn};
 use crate::skel::{Applet, Table, run};
 
 const SHELLS: [&str; 3] = ["bash", "zsh", "fish"];
@@ -24,10 +28,8 @@ Usage:
     notes: "",
 };
 
-type Main = fn(Vec<String>, Table) -> ExitCode;
-
 /// The commands that are not applets, each with its main function.
-const COMMANDS: [(&Tool, Main); 9] = [
+const COMMANDS: [(&Tool, ToolFn); 9] = [
     (&install::INSTALL, install::main),
     (&install::UNINSTALL, install::main_uninstall),
     (&lint::TOOL, lint::main),
@@ -54,29 +56,54 @@ pub fn is_own_name(name: &str) -> bool {
     name == "cnibox" || name.starts_with("cnibox-")
 }
 
+/// Runs the executable under the name of an applet. A link of a tool does nothing without an argument: programs such as
+/// Nomad start each file in a folder of plugins to find out which plugin it is.
+pub fn link(applet: &Applet, args: Vec<String>, table: Table) -> ExitCode {
+    let Main::Tool(tool) = applet.main else { return run::main(applet, args, table) };
+    if !args.is_empty() {
+        return tool(args, table);
+    }
+    if is_called_by_runtime() {
+        let error = Error::config(format!("\"{}\" is a tool, not a plugin", applet.name));
+        let error = error.with_details("correct \"type\" in the network configuration");
+        return run::fail(&error, SpecVersion::NEWEST);
+    }
+    tool(vec!["--help".to_owned()], table)
+}
+
+fn is_called_by_runtime() -> bool {
+    std::env::var_os("CNI_COMMAND").is_some_and(|verb| !verb.is_empty())
+}
+
 /// Runs the executable under a name that is not an applet.
 pub fn main(name: &str, args: &[String], table: Table) -> ExitCode {
     let applets = table.applets;
     if !is_own_name(name) {
-        return unknown(name, applets);
+        return unknown(name, applets, ExitCode::FAILURE);
     }
     let text = match args.first().map(String::as_str) {
         None | Some("help" | "--help" | "-h") => help(applets),
-        Some("list" | "--list") => list(applets),
-        Some("version" | "--version" | "-V") => options::version(),
+        Some(word @ ("list" | "--list" | "version" | "--version" | "-V")) => match args.get(1) {
+            Some(extra) => {
+                log::line(format_args!("cnibox {word}: unexpected argument \"{extra}\""));
+                return WRONG_USAGE.into();
+            }
+            None if word.ends_with("list") => list(applets),
+            None => options::version(),
+        },
         Some(word) => {
             return match COMMANDS.iter().find(|(tool, _)| tool.title().0 == word) {
                 Some((_, main)) => main(args[1..].to_vec(), table),
-                None => unknown(word, applets),
+                None => unknown(word, applets, WRONG_USAGE.into()),
             };
         }
     };
     print(&text).unwrap_or(ExitCode::FAILURE)
 }
 
-/// Fails. A runtime, which may have started a link of this name, reads the error object; a person
+/// Fails with this status. A runtime, which may have started a link of this name, reads the error object; a person
 /// reads stderr.
-fn unknown(name: &str, applets: &[Applet]) -> ExitCode {
+fn unknown(name: &str, applets: &[Applet], status: ExitCode) -> ExitCode {
     let names: Vec<_> = applets.iter().map(|applet| applet.name).collect();
     let words = names.iter().copied().chain(commands().map(|(word, _)| word));
     let remedy = match options::nearest(name, words) {
@@ -85,11 +112,11 @@ fn unknown(name: &str, applets: &[Applet]) -> ExitCode {
     };
     let error = Error::new(Code::INVALID_CONFIG, format!("cnibox has no applet \"{name}\""));
     let error = error.with_details(remedy);
-    if std::env::var_os("CNI_COMMAND").is_some_and(|verb| !verb.is_empty()) {
+    if is_called_by_runtime() {
         return run::fail(&error, SpecVersion::NEWEST);
     }
     log::line(error);
-    ExitCode::FAILURE
+    status
 }
 
 fn list(applets: &[Applet]) -> String {

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::os::fd::AsFd;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -9,11 +10,13 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::gc::{CACHE, Folders, PLUGIN_PATH};
+use super::folders::{CACHE, Folders, PLUGIN_PATH};
 use super::in_process::InProcess;
 use super::pause::{Signals, Woken};
 use super::{Tool, doctor, install, print};
+use crate::cmd;
 use crate::error::{Code, Context, Error, Result};
+use crate::invoke;
 use crate::log;
 use crate::netfilter::{self, PacketFilter, Repair, Watch};
 use crate::netlink::Changes;
@@ -158,7 +161,12 @@ impl Job {
         let mut links = Changes::listen()?;
         let mut reported = HashSet::new();
         let mut dispute = Duration::ZERO;
+        let own = own_path()?;
         loop {
+            // The plugins that are installed now are links to another file, which this process must not stand for.
+            if !invoke::is_own_executable(&own) && own.is_file() {
+                log::warn(cmd::replace_process(&own));
+            }
             let start = Instant::now();
             let repairs = self.restore(Repair::Restore);
             report(&repairs, &mut reported)?;
@@ -167,7 +175,9 @@ impl Job {
                 [] => Duration::ZERO,
                 _ => (dispute * 2).clamp(SETTLE, LONGEST_DISPUTE),
             };
-            let interval = rules.must_poll().then_some(INTERVAL);
+            // An installer may be replacing the file at this moment.
+            let is_missing = !own.is_file();
+            let interval = (rules.must_poll() || is_missing).then_some(INTERVAL);
             if signals.wait(&[], Some(pause))? == Some(Woken::End)
                 || wait(&signals, &rules, &mut links, interval)? == Woken::End
             {
@@ -176,6 +186,13 @@ impl Job {
             rules.renew(&PacketFilter::new());
         }
     }
+}
+
+/// The path of this executable, also if another file has replaced it.
+fn own_path() -> Result<PathBuf> {
+    let own = std::env::current_exe().map_err(|e| Error::io("find this executable", &e))?;
+    let text = own.to_string_lossy();
+    Ok(text.strip_suffix(" (deleted)").map(PathBuf::from).unwrap_or(own))
 }
 
 /// Keeps a directory of plugins as installed, until the process ends. A failure ends the process, so that its service

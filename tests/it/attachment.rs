@@ -139,7 +139,7 @@ fn a_dead_owner_leaves_an_address_of_any_ipam_plugin() {
         // Restores "the-dead-one" as the last owner of the address.
         chain.add("the-dead-one", &Container::new());
         drop(first);
-        eventually("it is gone", || lives() == [Liveness::Gone(Gone::Namespace)]);
+        eventually("it is gone", || lives() == [Liveness::Gone(Gone::HostEnd)]);
         let outcome = add.run();
         assert_eq!(outcome.status, Some(0), "{outcome:?}");
         assert!(outcome.stderr.contains("removed what container \"the-dead-one\" left"));
@@ -156,13 +156,13 @@ fn the_tool_removes_what_the_dead_left_without_a_lease() {
     let (dead, alive) = (Container::new(), Container::new());
     chain.add("the-dead-one", &dead);
     drop(dead);
-    eventually("it is gone", || lives() == [Liveness::Gone(Gone::Namespace)]);
+    eventually("it is gone", || lives() == [Liveness::Gone(Gone::HostEnd)]);
     let gc = |more: &[&str]| {
         let dir = node.path("leases").display().to_string();
         let args = [&["gc", "--data-dir", dir.as_str()], more].concat();
         node.tool("ipam", &args).printed()
     };
-    let what = "state of container the-dead-one, interface eth0: its network namespace is gone";
+    let what = "state of container the-dead-one, interface eth0: its link on the host is gone";
     assert_eq!(gc(&["--dry-run"]), format!("would remove {what} (network net)\n"));
     assert!(chain.state().contains("the-dead-one"));
     assert_eq!(gc(&[]), format!("removed {what} (network net)\n"));
@@ -170,6 +170,34 @@ fn the_tool_removes_what_the_dead_left_without_a_lease() {
     chain.add("the-live-one", &alive);
     assert_eq!(gc(&[]), "");
     assert!(chain.state().contains("the-live-one"));
+}
+
+/// The reference deletes the rules of an address, and leaves our note of its owner.
+#[test]
+fn a_note_that_the_reference_left_keeps_no_rules() {
+    let Some(dir) = peer("bridge and firewall") else { return };
+    let node = Node::new();
+    let mut chain = Chain::new(&node, "iptables");
+    chain.keys = merged(&chain.keys, &json!({"cniVersion": "1.0.0", "macspoofchk": false}));
+    let (x, y) = (Container::new(), Container::new());
+    let paths = [x.path(), y.path()];
+    let of = |plugin: &'static str, verb: &str, id: &str, prev: &Value| {
+        chain.behind(plugin, verb, id, prev).netns(&paths[usize::from(id == "y")])
+    };
+    let first = of("bridge", "ADD", "x", &Value::Null).result();
+    of("firewall", "ADD", "x", &first).result();
+    for plugin in ["firewall", "bridge"] {
+        let theirs = of(plugin, "DEL", "x", &first).program(dir.join(plugin));
+        theirs.env("CNI_PATH", &dir.display().to_string()).ok();
+    }
+    drop(x);
+    let next = of("bridge", "ADD", "y", &Value::Null).result();
+    assert_eq!(first["ips"], next["ips"], "the address of x");
+    of("firewall", "ADD", "y", &next).result();
+    of("firewall", "CHECK", "y", &next).ok();
+    of("firewall", "DEL", "y", &next).ok();
+    let rules = node.sh("iptables-save -t filter");
+    assert!(!rules.contains("10.88.0.2"), "{rules}");
 }
 
 #[test]
@@ -234,7 +262,7 @@ fn leftovers_of_a_container_id_do_not_harm_its_next_port() {
     let (first, next) = (Container::new(), Container::new());
     chain.add("same-name", &first);
     drop(first);
-    eventually("it is gone", || lives() == [Liveness::Gone(Gone::Namespace)]);
+    eventually("it is gone", || lives() == [Liveness::Gone(Gone::HostEnd)]);
     let add = chain.call("bridge", "ADD", "same-name", &json!({})).netns(&next.path());
     eventually("its own former lease is reclaimed", || add.run().status == Some(0));
     let port = next.ip("-d link show eth0")[0]["link_index"].as_u64().unwrap();

@@ -28,7 +28,7 @@ pub(crate) struct Subject {
     pub(crate) result: fn(&mut Value, &str),
     /// Sysctls of the container that a snapshot does not include.
     pub(crate) sysctls: &'static [&'static str],
-    /// The folder of the plugin's files, relative to the node's folder.
+    /// The folder of the plugin's files, relative to the folder of state.
     pub(crate) files: &'static str,
 }
 
@@ -57,7 +57,7 @@ pub(crate) struct State {
 impl State {
     fn of(subject: &Subject, node: &Node, container: &Container) -> State {
         let sysctls = subject.sysctls.iter();
-        let entries = fs::read_dir(node.path(subject.files)).into_iter().flatten();
+        let entries = fs::read_dir(node.state(subject.files)).into_iter().flatten();
         let mut files: Vec<_> =
             entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
         files.sort();

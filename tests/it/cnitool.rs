@@ -201,7 +201,7 @@ fn help_and_mistakes() {
     let outcome = tool(&node, &["--help"]).run();
     assert_eq!(outcome.status, Some(0));
     assert!(outcome.stdout.contains("NETCONFPATH") && outcome.stdout.contains("Example"));
-    let wrong = [&["frobnicate", "x", "y"][..], &["add"], &[], &["add", "a", "/x", "--ifnam=y"]];
+    let wrong = [&["frobnicate", "x", "y"][..], &["add"], &["add", "a", "/x", "--ifnam=y"]];
     for (args, status) in
         wrong.map(|args| (args, 2)).into_iter().chain([(&["add", "nosuch", "/x"][..], 1)])
     {
@@ -221,9 +221,15 @@ fn the_executable_under_its_own_name() {
     assert_eq!(names, applets);
     assert!(node.tool("cnibox", &[]).run().stdout.contains("cnibox <applet>"));
     assert!(node.tool("cnibox", &["--version"]).run().stdout.starts_with("cnibox 0."));
-    let unknown = node.tool("cnibox", &["nosuch"]).run();
-    assert_eq!((unknown.status, unknown.stdout.as_str()), (Some(1), ""));
-    assert!(unknown.stderr.contains("no applet \"nosuch\""));
+    for (wrong, reason) in [
+        (&["nosuch"][..], "no applet \"nosuch\""),
+        (&["list", "--json"], "cnibox list: unexpected argument \"--json\""),
+        (&["version", "--json"], "cnibox version: unexpected argument \"--json\""),
+    ] {
+        let outcome = node.tool("cnibox", wrong).run();
+        assert_eq!((outcome.status, outcome.stdout.as_str()), (Some(2), ""), "{wrong:?}");
+        assert!(outcome.stderr.contains(reason), "{outcome:?}");
+    }
     let version = node.tool("cnibox", &["bridge"]).env("CNI_COMMAND", "VERSION").run();
     assert!(version.stdout.contains("\"supportedVersions\""));
 }

@@ -8,5 +8,6 @@ mod hostile;
 mod leases;
 mod life;
 mod life_v6;
+mod sandbox;
 mod v6;
 mod world;

@@ -53,7 +53,9 @@ impl Ward {
     fn write(&self, file: &str, name: &str, plugins: &Value) {
         let list = json!({"cniVersion": "1.1.0", "name": name, "plugins": plugins}).to_string();
         let below = |name: &str| self.node.path(name).display().to_string();
-        let list = list.replace("LEASES", &below("leases")).replace("TUNING", &below("tuning"));
+        let list = list
+            .replace("LEASES", &below("leases"))
+            .replace("TUNING", &self.node.state("tuning").display().to_string());
         fs::create_dir_all(self.node.path("net.d")).unwrap();
         fs::write(self.node.path("net.d").join(file), list).unwrap();
     }
@@ -533,6 +535,81 @@ fn an_address_that_two_networks_gave() {
     assert_eq!(status, Some(2));
 }
 
+/// A container ended without DEL, and the path of its namespace is that of another one now.
+#[test]
+fn the_path_of_a_dead_container_may_belong_to_another() {
+    let mut ward = Ward::sized(&json!([]), 2);
+    for (n, name) in ["old", "new"].iter().enumerate() {
+        let ipam =
+            json!({"type": "host-local", "dataDir": "LEASES", "subnet": format!("10.{n}.0.0/24")});
+        ward.write(&format!("{n}.conflist"), name, &json!([{"type": "ptp", "ipam": ipam}]));
+    }
+    fs::remove_file(ward.node.path("net.d/10-pods.conflist")).unwrap();
+    let (path, net_d) = (ward.node.path("netns"), ward.node.path("net.d").display().to_string());
+    fs::write(&path, "").unwrap();
+    let attach = |ward: &Ward, pod: usize, name: &str| {
+        ward.node.sh(&format!("mount --bind {} {}", ward.pods[pod].path(), path.display()));
+        let netns = path.display().to_string();
+        let id = format!("{name}-pod");
+        let words =
+            ["cnitool", "add", name, &netns, "--container-id", &id, "--net-conf-path", &net_d];
+        ward.cnibox(&words).printed();
+    };
+    attach(&ward, 0, "old");
+    ward.node.sh(&format!("umount {}", path.display()));
+    ward.pods.swap_remove(0);
+    eventually("the link is gone", || ward.node.ip("link show type veth") == json!([]));
+    attach(&ward, 0, "new");
+    let (status, text) = ward.doctor();
+    assert_eq!(status, Some(1), "{text}");
+    assert!(
+        text.contains("container old-pod, interface eth0 (network old): was not detached: "),
+        "{text}"
+    );
+    assert!(!text.contains("new-pod") && !text.contains("nsenter"), "{text}");
+    let gc = |extra: &[&str]| ward.look(&[&["gc"], extra].concat());
+    assert!(gc(&["-n"]).printed().starts_with("would detach container old-pod"), "dry run");
+    let refused = gc(&["--container", "new-pod"]).run();
+    assert_eq!((refused.status, &*refused.stdout), (Some(0), "no dead attachment was found\n"));
+    for unknown in [["--container", "none"], ["--network", "none"]] {
+        let Outcome { status, stdout, .. } = gc(&unknown).run();
+        assert_eq!((status, &*stdout), (Some(3), ""), "{unknown:?}");
+    }
+    assert!(gc(&[]).printed().starts_with("detached container old-pod"), "it can be collected");
+    assert_eq!((ward.node.leases("old").len(), ward.node.leases("new").len()), (0, 1));
+    assert_eq!(ward.doctor(), (Some(0), "healthy: 1 attachment\n".to_owned()));
+}
+
+/// What nothing proves is left, shown with the reason, and collected when a person names it.
+#[test]
+fn what_is_in_doubt_is_collected_by_name() {
+    let ward = Ward::sized(
+        &json!([{"type": "ptp", "ipam": {"type": "host-local", "dataDir": "LEASES", "subnet": "10.88.0.0/24"}}]),
+        1,
+    );
+    ward.attach(0);
+    let file = ward.node.path("cache/results/pods-pod0-eth0");
+    let text = fs::read_to_string(&file).unwrap();
+    fs::remove_file(&file).unwrap();
+    // A second container with the same path, without record, lease and link.
+    let other = ward.node.path("cache/results/pods-pod7-eth0");
+    fs::write(&other, text.replace("pod0", "pod7").replace("\"veth", "\"gone")).unwrap();
+    fs::write(&file, text).unwrap();
+    let gc = |extra: &[&str]| ward.look(&[&["gc"], extra].concat()).printed();
+    let doubt = "container pod7, interface eth0: ";
+    let said = gc(&["--dry-run"]);
+    assert!(said.starts_with(&format!("in doubt: {doubt}")), "{said}");
+    assert!(said.contains("is also the namespace of container pod0"), "{said}");
+    let (status, text) = ward.doctor();
+    assert_eq!(status, Some(1), "{text}");
+    assert!(text.contains("cnibox gc --container pod7, if it has ended"), "{text}");
+    assert_eq!(gc(&[]), "no dead attachment was found\n");
+    assert!(other.exists());
+    assert!(gc(&["--container", "pod7"]).starts_with(&format!("detached {doubt}")));
+    assert!(!other.exists() && file.exists());
+    assert_eq!(ward.doctor(), (Some(0), "healthy: 1 attachment\n".to_owned()));
+}
+
 #[test]
 fn what_dead_containers_left_is_collected() {
     let mut ward = Ward::empty();
@@ -570,7 +647,9 @@ fn what_dead_containers_left_is_collected() {
     let said = gc(&["--dry-run"]);
     assert!(said.starts_with("would detach container pod1, interface eth0: its network namespace is gone (network pods)\n"), "{said}");
     assert_unchanged(&full, &state(&ward));
-    assert_eq!(gc(&["--network", "others"]), "no dead attachment was found\n");
+    let others = ward.look(&["gc", "--network", "others"]).run();
+    assert_eq!((others.status, &*others.stdout), (Some(3), ""));
+    assert!(others.stderr.contains("no network \"others\" on this node"), "{others:?}");
     assert_unchanged(&full, &state(&ward));
     let said = gc(&[]);
     assert!(said.starts_with("detached container pod1"), "{said}");

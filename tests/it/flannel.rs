@@ -33,7 +33,7 @@ const SUBJECT: Subject = Subject {
 pub(super) fn keys(node: &Node, env: &str) -> Value {
     fs::write(node.path("subnet.env"), env).unwrap();
     json!({
-        "subnetFile": node.path("subnet.env"), "dataDir": node.path("flannel"),
+        "subnetFile": node.path("subnet.env"), "dataDir": node.state("flannel"),
         "delegate": {"bridge": "br0", "isDefaultGateway": true},
         "ipam": {"dataDir": node.path("leases")},
     })
@@ -51,7 +51,7 @@ pub(super) const ENV_V4: &str = "FLANNEL_NETWORK=10.1.0.0/16\nFLANNEL_SUBNET=10.
 pub(super) fn kept(node: &Node) -> Vec<String> {
     let text = node.sh(&format!(
         "cd {} 2>/dev/null && find . -type f | sort || true",
-        node.path("flannel").display()
+        node.state("flannel").display()
     ));
     text.lines().map(str::to_owned).collect()
 }

@@ -150,7 +150,7 @@ fn nothing_is_missed_after_an_add() {
             let case = format!("{subnets:?} {backend} {policy} {snat}");
             let row = Row::new(&node, plugins.iter().map(net).collect());
             assert_eq!(row.refusals("STATUS", 50) + row.refusals("CHECK", 999), 0, "{case}");
-            let repaired = node.tool("repair", &[]).run().stdout;
+            let repaired = node.cnibox(&["repair"]).run().stdout;
             assert_eq!(repaired, "nothing was missing\n", "{case}");
             for (net, prev) in row.list.iter().zip(&row.results[1..]).rev() {
                 let net = net.with(&json!({"prevResult": prev}));
@@ -327,7 +327,7 @@ fn what_is_odd_in_another_table_is_in_nobodys_way() {
 }
 
 #[test]
-fn an_add_that_finds_all_whole_looks_by_two_system_calls() {
+fn an_add_that_finds_all_whole_looks_once() {
     let node = Node::new();
     let net = bridge(&node, &json!({"ipMasq": true, "ipMasqBackend": "nftables"}));
     let [one, two] = [Container::new(), Container::new()];
@@ -341,8 +341,10 @@ fn an_add_that_finds_all_whole_looks_by_two_system_calls() {
         moves && call.text.starts_with(&format!("{fd},"))
     };
     let names: Vec<_> = calls.iter().filter(on_netfilter).map(|call| call.name.as_str()).collect();
-    let (look, commit) = (["sendto", "recvmmsg"], ["sendto", "recvfrom", "recvfrom"]);
-    assert_eq!(names, [&look[..], &commit[..]].concat());
+    let requests = names.iter().filter(|name| **name == "sendto").count();
+    assert_eq!(requests, 2, "one to look, one to commit: {names:?}");
+    // A receive for each element, for each part of the list of rules, and for each acknowledgement.
+    assert!(names.len() <= 2 + 8 + 2, "{names:?}");
 }
 
 /// Many attachments that use every feature.

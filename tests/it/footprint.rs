@@ -45,7 +45,6 @@ fn no_verb_starts_a_process_or_a_thread_or_sleeps() {
         let mut conf = conf(&node);
         conf["name"] = json!(plugin);
         conf["device"] = json!("hd0");
-        conf["dataDir"] = json!(node.path("devices"));
         for verb in ["ADD", "CHECK", "DEL"] {
             let call = node.call(plugin, verb).conf(&conf).netns(&container.path());
             let (outcome, calls) = strace::record(&node, &call);

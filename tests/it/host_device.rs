@@ -42,7 +42,7 @@ fn plug(node: &Node) {
 
 /// Keys of a network with the device `hd0`.
 fn keys(node: &Node) -> Value {
-    json!({"device": "hd0", "dataDir": node.path("devices"), "ipam": node.host_local(&["10.1.2.0/24"])})
+    json!({"device": "hd0", "ipam": node.host_local(&["10.1.2.0/24"])})
 }
 
 /// A network of version 1.1.0 with 10.1.2.0/24, `hd0` and more keys.
@@ -63,7 +63,7 @@ fn dual<'n>(node: &'n Node, version: &'static str) -> Net<'n> {
 
 /// The paths of the records of moved devices.
 fn records(node: &Node) -> String {
-    node.sh(&format!("find {} -type f 2>/dev/null || true", node.path("devices").display()))
+    node.sh(&format!("find {} -type f 2>/dev/null || true", node.state("host-device").display()))
 }
 
 /// Asserts that the host is as before, without records or leases.
@@ -309,7 +309,7 @@ fn gc_leaves_a_device_to_the_container_that_has_it_now() {
     let net = simple(&node, &json!({}));
     net.add(&container);
     // The container was recreated in the same namespace, without a DEL of the old id.
-    let old = node.path("devices/net/c1:eth0.json");
+    let old = node.state("host-device/net/c1:eth0.json");
     let kept = std::fs::read(&old).unwrap();
     net.del(&container);
     let added = net.call("ADD", "c2").netns(&container.path()).result();

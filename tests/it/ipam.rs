@@ -77,7 +77,8 @@ fn the_list_tells_who_is_alive() {
     let lines: Vec<Vec<&str>> = table.lines().map(|l| l.split_whitespace().collect()).collect();
     assert_eq!(lines[0], ["NETWORK", "ADDRESS", "CONTAINER", "INTERFACE", "AGE", "ALIVE"]);
     assert_eq!(lines[1][..4], ["pods", "203.0.113.2", "alive", "eth0"]);
-    assert_eq!((lines[1][5], lines[2][5], lines[3][5]), ("yes", "no:", "?"));
+    assert_eq!((lines[1][5], lines[2][5], lines[3][5]), ("yes", "no:", "?:"));
+    assert_eq!(rows[3]["reason"], "nothing proves that its container lives, or that it has ended");
 }
 
 #[test]
@@ -159,6 +160,51 @@ fn gc_takes_back_what_is_dead_and_a_dry_run_only_tells() {
     assert_eq!(ends_with(0, &ipam(&node, "gc")).stdout, "");
 }
 
+/// Containers of networks with a `dataDir` of their own are found without an option.
+#[test]
+fn each_data_dir_of_this_node_is_looked_into() {
+    let node = Node::new();
+    let below = |name: &str| node.path(name).display().to_string();
+    let (net_d, cache, bin) = (below("net.d"), below("cache"), below("bin"));
+    fs::create_dir(&net_d).unwrap();
+    let containers = [Container::new(), Container::new()];
+    for (n, (name, dir)) in [("own", &*below("own")), ("state", "/run/cni")].iter().enumerate() {
+        let ipam =
+            json!({"type": "host-local", "dataDir": dir, "subnet": format!("203.0.{n}.0/24")});
+        let list = json!({"name": name, "cniVersion": "1.1.0", "plugins": [{"type": "ptp", "ipam": ipam}]});
+        fs::write(node.path(&format!("net.d/{n}.conflist")), list.to_string()).unwrap();
+        let dirs = ["--net-conf-path", &net_d, "--cache-dir", &cache, "--plugin-path", &bin];
+        let netns = containers[n].path();
+        node.tool("cnitool", &[&["add", name, &*netns], &dirs[..]].concat()).printed();
+    }
+    let ipam = |words: &[&str]| {
+        let dirs = ["--net-conf-path", &net_d, "--cache-dir", &cache];
+        node.tool("ipam", &[words, &dirs[..]].concat()).run()
+    };
+    let networks = |outcome: &Outcome| {
+        let rows: Vec<Value> = serde_json::from_str(&outcome.stdout).unwrap();
+        let name = |row: &Value| format!("{} {}", row["network"].as_str().unwrap(), row["alive"]);
+        rows.iter().map(name).collect::<Vec<_>>()
+    };
+    let outcome = ipam(&["ls", "--json"]);
+    assert_eq!(
+        (networks(&outcome), &*outcome.stderr),
+        (vec!["own true".into(), "state true".into()], "")
+    );
+    // Only the cache, whose configurations tenants may write, names the folders.
+    fs::remove_dir_all(&net_d).unwrap();
+    let outcome = ipam(&["ls", "--json"]);
+    assert_eq!(networks(&outcome), ["state true"]);
+    let left_out = format!("network own: its leases in {} are left out", below("own"));
+    assert!(outcome.stderr.contains(&left_out), "{outcome:?}");
+    let outcome = ipam(&["ls", "--json", "--data-dir", &below("own")]);
+    assert_eq!((networks(&outcome).len(), &*outcome.stderr), (2, ""));
+    assert_eq!(ipam(&["free", "state", "203.0.1.2"]).status, Some(0));
+    let outcome = ipam(&["ls", "none"]);
+    assert_eq!(outcome.status, Some(3));
+    assert!(outcome.stderr.contains("no network \"none\" in /var/lib/cni/networks"), "{outcome:?}");
+}
+
 #[test]
 fn reservations_are_freed_on_request_only() {
     let node = Node::new();
@@ -214,14 +260,9 @@ fn usage_and_places_that_do_not_work() {
     ] {
         assert!(help.stdout.contains(word), "{word}");
     }
-    for words in [
-        &[][..],
-        &["rm"],
-        &["free", "pods"],
-        &["ls", "a", "b"],
-        &["ls", "--dry-run"],
-        &["ls", "-x"],
-    ] {
+    for words in
+        [&["rm"][..], &["free", "pods"], &["ls", "a", "b"], &["ls", "--dry-run"], &["ls", "-x"]]
+    {
         let outcome = ends_with(2, &node.tool("ipam", words));
         assert!(outcome.stdout.is_empty() && outcome.stderr.contains("ipam --help"), "{outcome:?}");
     }

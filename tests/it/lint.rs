@@ -64,7 +64,8 @@ fn what_is_right_is_left_alone() {
     let macvlan = json!({"cniVersion": "0.3.1", "name": "lan", "type": "macvlan", "master": "wire0",
         "capabilities": {"ips": true}, "ipam": {"type": "static"}});
     write(&node, "20-lan.conf", &macvlan.to_string());
-    let plugins = json!([{"type": "ptp", "ipMasq": true, "dns": {"nameservers": ["10.0.0.1"]},
+    // As Nomad's default network.
+    let plugins = json!([{"type": "loopback"}, {"type": "ptp", "ipMasq": true, "dns": {"nameservers": ["10.0.0.1"]},
         "ipam": pool("fd00:7::/64")}, {"type": "sbr"}]);
     write(&node, "30-six.conflist", &list("six", &plugins));
     write(&node, "README", "is no configuration");

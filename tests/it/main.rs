@@ -10,6 +10,7 @@
 //! | `lane` | kernel features that a test needs, and where tests run without them |
 //! | `net` | a network of a node: its configuration, its calls, permitted remainders |
 //! | `traffic` | pings, TCP and UDP between host and containers |
+//! | `conflist` | the calls of a runtime for a list of plugins |
 //! | `lifecycle` | the verbs in the orders of runtimes, for every version |
 //! | `library` | the programs in examples/, which use `cnibox::runtime` |
 //! | `cnitool` | the tool with the real plugins: walk-through, chains, GC, STATUS |
@@ -21,12 +22,14 @@
 //! | `attachment` | resources of a dead container, and the ways to reclaim them |
 //! | `chain` | a whole chain of plugins for many containers at once |
 //! | `seven` | one container through a chain of seven plugins |
+//! | `scale` | every feature with state of all attachments, at 1, 20 and 200 |
 //! | `concurrency` | concurrent calls, mixed with the reference's host-local |
 //! | `delegation` | IPAM plugins in the same process and in child processes |
 //! | `dhcp` | leases of dnsmasq, ISC's server and hostile servers; the daemon's lifecycle |
 //! | `fixed` | the plugin static |
 //! | `flush` | flushed rules: detection, and restoration by the next ADD |
 //! | `footprint` | processes, sleeps, memory |
+//! | `in_doubt` | GC without attachments that the reference made |
 //! | `handover` | live state converted for the reference plugins |
 //! | `lint` | mistakes in configurations, reported before a container is attached |
 //! | `ipam` | the tool: leases listed, released, reclaimed |
@@ -38,9 +41,11 @@
 //! | `doctor` | injected defects of a node and of attachments, reported and repaired; `cnibox gc` |
 //! | `dummy`, `vlan` | interfaces without a wire; tagged frames, masters, CHECK |
 //! | `parity` | comparison with the reference plugins |
+//! | `twins` | random sequences on two nodes, one with the reference plugins, compared after each step |
 //! | `takeover` | each implementation checks and deletes what the other added |
 //! | `firewall` | its back ends, compared by traffic, with each other and with the reference |
 //! | `hostile` | a container's changes to its links, and isolation from their effects |
+//! | `tenant` | folders and files that the author of a configuration names |
 //! | `host_device` | devices played by veth ends and a fake sysfs; in the VM, real cards |
 //! | `tap` | tap devices, and programs that read and write Ethernet frames |
 //! | `portmap` | port mappings with nftables, both iptables, and the reference's layout |
@@ -72,6 +77,7 @@ mod chained;
 mod cnitool;
 mod compare;
 mod concurrency;
+mod conflist;
 mod delegation;
 mod dhcp;
 mod doctor;
@@ -87,6 +93,7 @@ mod handover;
 mod host_device;
 mod host_local;
 mod hostile;
+mod in_doubt;
 mod install;
 mod ipam;
 mod ipvlan;
@@ -109,6 +116,7 @@ mod ptp;
 mod repair;
 mod sanity;
 mod sbr;
+mod scale;
 mod seven;
 mod spoof;
 mod status;
@@ -116,8 +124,10 @@ mod strace;
 mod sweep;
 mod takeover;
 mod tap;
+mod tenant;
 mod trace;
 mod traffic;
 mod tuning;
+mod twins;
 mod vlan;
 mod vrf;

@@ -1,6 +1,8 @@
 //! `ipMasq` of bridge and ptp with every back end: the visible source address, remaining state, and
 //! DEL across cnibox and the reference.
 
+mod overlap;
+
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::unix::fs::symlink;
 use std::path::Path;

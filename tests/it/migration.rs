@@ -47,7 +47,7 @@ impl Site {
                 "hairpinMode": true, "ipam": site.ipam()},
             {"type": "portmap", "capabilities": {"portMappings": true}},
             {"type": "firewall", "backend": "iptables"},
-            {"type": "tuning", "sysctl": {"net.core.somaxconn": "500"}, "dataDir": site.state("tuning")},
+            {"type": "tuning", "sysctl": {"net.core.somaxconn": "500"}, "dataDir": site.node.state("tuning")},
         ]});
         fs::create_dir(site.node.path("net.d")).unwrap();
         fs::write(site.node.path("net.d/10-pods.conflist"), list.to_string()).unwrap();

@@ -51,7 +51,8 @@ impl Node {
             symlink(executable(), node.bin().join(applet.name)).unwrap();
         }
         node.sh("mount --make-rprivate / && mkdir -p /run/cni /run/cnibox");
-        node.sh("mount -t tmpfs tmpfs /run/cni && mount -t tmpfs -o mode=700 tmpfs /run/cnibox");
+        node.sh("mount -t tmpfs -o mode=755 tmpfs /run/cni");
+        node.sh("mount -t tmpfs -o mode=700 tmpfs /run/cnibox");
         node.sh("ip link set lo up");
         node
     }
@@ -64,6 +65,12 @@ impl Node {
     /// A path below the node's own directory, for leases and other test files.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
+    }
+
+    /// A path below the node's own `/run/cni`: plugins believe state in few other places.
+    #[expect(clippy::unused_self, reason = "it is mounted for the calling thread")]
+    pub(crate) fn state(&self, name: &str) -> PathBuf {
+        Path::new("/run/cni").join(name)
     }
 
     /// Writes an executable shell script to the plugin directory.
@@ -102,6 +109,11 @@ impl Node {
     pub(crate) fn tool(&self, name: &str, args: &[&str]) -> Call {
         let args = args.iter().map(|arg| (*arg).to_owned()).collect();
         Call { args, ..Call::to(self.bin().join(name), BTreeMap::new()) }
+    }
+
+    /// A call of `cnibox`.
+    pub(crate) fn cnibox(&self, args: &[&str]) -> Call {
+        self.tool("cnitool", args).program(executable())
     }
 
     /// A host-local configuration with one range per subnet and its leases in this node.
@@ -206,8 +218,9 @@ impl Snapshot {
             node.path("leases").display()
         ));
         state.insert("leases".to_owned(), leases);
-        let notes =
-            sh("find /run/cni/cnibox ! -type d ! -name '*.lock' 2>/dev/null | sort || true");
+        let notes = sh(
+            "find /run/cni/cnibox ! -type d ! -name bridge-vlan.lock 2>/dev/null | sort || true",
+        );
         state.insert("notes".to_owned(), notes);
         state.insert("rules".to_owned(), sh(&format!("{enter}nft -s list ruleset")));
         Snapshot(state)

@@ -90,6 +90,28 @@ fn a_deleted_bridge_comes_back_with_all_of_its_ports() {
     }
 }
 
+/// Nomad starts each file of its plugin folder without arguments, to see which plugin it is.
+#[test]
+fn a_link_without_arguments_only_prints() {
+    let ward = ward(&json!({}), 1);
+    ward.node.sh("nft flush ruleset; ip link del cni0");
+    let before = ward.node.snapshot();
+    for applet in cnibox::testing::APPLETS {
+        let link = ward.node.tool(applet.name, &[]);
+        let outcome = link.clone().run();
+        assert_eq!(outcome.status, Some(0), "{}: {outcome:?}", applet.name);
+        assert!((outcome.stdout + &outcome.stderr).contains(applet.name));
+        if applet.kind == cnibox::testing::Kind::Tool {
+            let outcome = link.env("CNI_COMMAND", "ADD").run();
+            let error: Value = serde_json::from_str(&outcome.stdout).unwrap();
+            let expected = format!("\"{}\" is a tool, not a plugin", applet.name);
+            assert_eq!((outcome.status, &error["msg"]), (Some(1), &json!(expected)));
+        }
+    }
+    assert!(before == ward.node.snapshot());
+    assert!(ward.repair().contains("restored: "), "a command that is named does its work");
+}
+
 #[test]
 fn ports_are_in_their_vlan_again() {
     needs!(lane::BRIDGE_VLAN);
@@ -233,6 +255,36 @@ fn watch_restores_traffic_by_itself() {
         assert!(start.elapsed() < 10 * ONE_SECOND, "{damage}: {:?}", start.elapsed());
         assert!(ward.all_reach_the_gateway(), "{damage}");
         eventually("all of it", || ward.doctor().1 == "healthy: 20 attachments\n");
+    }
+    watch.ends();
+}
+
+/// An upgrade renames a new file over the executable: plugins are links to that file then.
+#[test]
+fn watch_goes_on_as_the_executable_that_replaced_its_own() {
+    let ward = ward(&json!({}), 1);
+    let bin = ward.node.bin().display().to_string();
+    let replace = || {
+        let own = crate::node::executable();
+        ward.node.sh(&format!("cp {} {bin}/new && mv {bin}/new {bin}/cnibox", own.display()));
+    };
+    replace();
+    ward.node.sh(&format!(
+        "cd {bin} && for link in *; do [ $link = cnibox ] || ln -sfn cnibox $link; done"
+    ));
+    let watch = ward.cnibox(&["repair", "--watch"]).program(ward.node.bin().join("cnibox"));
+    let watch = Running::start(&watch);
+    let executable =
+        || std::fs::read_link(format!("/proc/{}/exe", watch.id())).unwrap().display().to_string();
+    for upgrade in [false, true, true] {
+        eventually("it sleeps", || watch.sleeps());
+        if upgrade {
+            replace();
+            assert!(executable().ends_with(" (deleted)"));
+        }
+        ward.node.sh("ip link del cni0");
+        eventually("traffic", || ward.pods[0].try_sh("ping -n -c 1 -W 3 10.88.0.1"));
+        assert_eq!(executable(), format!("{bin}/cnibox"));
     }
     watch.ends();
 }

@@ -152,3 +152,24 @@ fn a_namespace_that_is_none_leaves_no_lock_file() {
     assert_eq!(error.code, 8);
     assert!(!crate::node::exists(&path));
 }
+
+/// Regression test: the lock of each container's namespace once stayed on the host for ever.
+#[test]
+fn no_lock_is_left_of_any_container() {
+    let pod = Pod::new();
+    let locks = || pod.node.sh("find /run/cni/cnibox -name 'netns-*' 2>/dev/null || true");
+    for _ in 0..20 {
+        let container = Pod::new();
+        let conf = container.conf(&json!({}));
+        let call =
+            |verb| pod.node.call("sbr", verb).netns(&container.container.path()).ifname("net1");
+        call("ADD").conf(&conf).result();
+        assert_eq!(locks(), "");
+        call("DEL").conf(&conf).ok();
+    }
+    assert_eq!(locks(), "");
+    // A killed process left it.
+    pod.node.sh("touch /run/cni/cnibox/netns-4-4026530000.lock");
+    pod.call("GC", &json!({"cni.dev/valid-attachments": [], "prevResult": null})).run();
+    assert_eq!(locks(), "");
+}

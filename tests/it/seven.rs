@@ -20,7 +20,7 @@ fn keys(node: &Node, plugin: &str) -> Value {
         "bandwidth" => json!({"ingressRate": 80_000_000, "ingressBurst": 800_000,
             "egressRate": 80_000_000, "egressBurst": 800_000}),
         "firewall" => json!({"backend": "nftables"}),
-        "tuning" => json!({"dataDir": node.path("tuning"), "mtu": 1400,
+        "tuning" => json!({"dataDir": node.state("tuning"), "mtu": 1400,
             "sysctl": {"net.core.somaxconn": "500"}}),
         _ => json!({}),
     }

@@ -132,7 +132,7 @@ fn chained(random: &mut Random, interface: &Value) -> Value {
             conf
         }
         2 => {
-            let mut conf = json!({"type": "tuning", "dataDir": "DIR/tuning"});
+            let mut conf = json!({"type": "tuning", "dataDir": "/run/cni/tuning"});
             maybe(random, &mut conf, "mac", &[json!("02:00:00:00:00:02"), json!("nonsense")]);
             let bad = json!({"kernel.pid_max": "7"});
             maybe(random, &mut conf, "sysctl", &[json!({"net.core.somaxconn": "7"}), bad]);
@@ -164,7 +164,7 @@ const DEFECTS: [&str; 20] = [
     "mkdir -p DIR/leases && mount -t tmpfs -o ro tmpfs DIR/leases",
     "touch DIR/leases",
     "mkdir -p DIR/leases/pods && touch DIR/leases/pods/10.88.0.2",
-    "mkdir -p DIR/tuning && mount -t tmpfs -o ro tmpfs DIR/tuning",
+    "mkdir -p /run/cni/tuning && mount -t tmpfs -o ro tmpfs /run/cni/tuning",
     "rm DIR/bin/portmap DIR/bin/firewall",
     "rm DIR/bin/host-local",
     "ln -sfn nothing DIR/bin/tuning",

@@ -98,6 +98,11 @@ pub(crate) struct Cost {
 
 /// Runs `call`, which must succeed, and returns its cost.
 pub(crate) fn cost(node: &Node, call: &Call) -> Cost {
+    cost_and_outcome(node, call).0
+}
+
+/// As [`cost`], with the outcome.
+pub(crate) fn cost_and_outcome(node: &Node, call: &Call) -> (Cost, Outcome) {
     let (outcome, calls) = record(node, call);
     assert_eq!(outcome.status, Some(0), "{outcome:?}");
     let result = |call: &Syscall| {
@@ -105,7 +110,7 @@ pub(crate) fn cost(node: &Node, call: &Call) -> Cost {
         text.parse::<usize>().ok()
     };
     let reads = calls.iter().filter(|call| call.name == "read" || call.name.starts_with("recv"));
-    Cost { calls: calls.len(), bytes: reads.filter_map(result).sum() }
+    (Cost { calls: calls.len(), bytes: reads.filter_map(result).sum() }, outcome)
 }
 
 fn parse(file: &Path, root: &Path) -> Vec<Syscall> {

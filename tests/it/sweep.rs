@@ -388,7 +388,9 @@ impl<'w> Stage<'w> {
 fn host(node: &Node) -> Snapshot {
     let files = node.sh(&format!(
         "cd {}; find . ! -name 'last_reserved_ip.*' ! -path '*/.cnibox/tmp' | sort; \
-         find . -type f ! -path '*/.cnibox/*' ! -name 'last_reserved_ip.*' -exec grep -H . {{}} +; true",
+         find . -type f ! -path '*/.cnibox/*' ! -name 'last_reserved_ip.*' -exec grep -H . {{}} +; \
+         cd /run/cni; find . -type f ! -path './cnibox/*' ! -path './dhcp*' | sort; \
+         find . -type f ! -path './cnibox/*' ! -path './dhcp*' ! -path '*/.cnibox/*' -exec grep -H . {{}} +; true",
         node.path("leases").display()
     ));
     node.snapshot().with("files", files).with("sysctls", node.sh(SYSCTLS))

@@ -4,7 +4,7 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::node::{Call, Container, Node, Outcome, assert_unchanged, executable};
+use crate::node::{Call, Container, Node, Outcome, executable};
 use crate::strace;
 
 const TRACES: &str = "/run/cnibox/traces.jsonl";
@@ -227,52 +227,56 @@ fn a_failed_call_is_kept_with_its_configuration() {
     let id = line.split(' ').next().unwrap();
     let Outcome { stdout, .. } = trace(&node, &["show", id]);
     assert!(stdout.contains(&error.msg) && stdout.contains("\"mtu\":70000"), "{stdout}");
-    let before = (node.snapshot(), container.snapshot(&node));
-    let Outcome { status, stdout, .. } = trace(&node, &["replay", id]);
-    assert_eq!(status, Some(1), "{stdout}");
-    assert!(stdout.contains(&format!("ADD: code {}: {}", error.code, error.msg)), "{stdout}");
-    assert!(stdout.contains("DEL: ok"), "{stdout}");
-    assert_unchanged(&before.0, &node.snapshot());
-    assert_unchanged(&before.1, &container.snapshot(&node));
     let Outcome { status, stderr, .. } = trace(&node, &["show", "0123"]);
     let expected = "cnibox trace: no call \"0123\" is recorded: see cnibox trace ls\n";
     assert_eq!((status, &*stderr), (Some(3), expected));
 }
 
+/// Escape sequences in configurations and arguments do not reach the terminal of a person who runs the tools.
 #[test]
-fn a_call_that_failed_for_its_node_succeeds_elsewhere() {
+fn a_configuration_does_not_control_the_terminal() {
     let (node, container) = (Node::new(), Container::new());
-    // The exhausted pool has free addresses in a replay, and a chained plugin finds its interface.
-    let mut full = conf(&node);
-    full["ipam"]["ranges"] =
-        json!([[{"subnet": "10.1.0.0/24", "rangeStart": "10.1.0.9", "rangeEnd": "10.1.0.9"}]]);
-    let add = |id: &str, netns: &str| node.call("bridge", "ADD").conf(&full).id(id).netns(netns);
-    add("one", &container.path()).result();
-    let other = Container::new();
-    add("two", &other.path()).error();
-    let replay = || {
-        let newest = calls(FAILED).pop().unwrap();
-        trace(&node, &["replay", newest[0]["spanId"].as_str().unwrap()])
-    };
-    let Outcome { status, stdout, stderr } = replay();
-    assert_eq!(status, Some(0), "{stdout}{stderr}");
-    assert!(
-        stdout.contains("ADD: ok\n") && stdout.contains("\"address\": \"10.1.0.9/24\""),
-        "{stdout}"
-    );
-    let prev = json!({"cniVersion": "1.1.0", "interfaces": [{"name": "veth1"}, {"name": "eth0", "sandbox": other.path()}],
-        "ips": [{"address": "10.1.0.9/24", "gateway": "10.1.0.1", "interface": 1}], "routes": [{"dst": "0.0.0.0/0"}]});
-    let tuning = json!({"name": "pods", "cniVersion": "1.1.0", "type": "tuning", "mtu": 1400, "dataDir": node.path("tuning"),
-        "prevResult": prev});
-    let mut sbr = tuning.clone();
-    sbr["type"] = json!("sbr");
-    for (plugin, conf) in [("tuning", &tuning), ("sbr", &sbr)] {
-        // The container has no eth0.
-        node.call(plugin, "ADD").conf(conf).netns(&other.path()).error();
-        let Outcome { status, stdout, stderr } = replay();
-        assert_eq!(status, Some(0), "{plugin}: {stdout}{stderr}");
+    let mut conf = conf(&node);
+    let escapes = "x\u{1b}[2J\u{1b}]0;owned\u{7}\u{9b}1m\u{202e}y";
+    conf["bridge"] = json!(escapes);
+    let args = format!("IgnoreUnknown=1;K8S_POD_NAME=p{escapes}\nforged");
+    let add = node.call("bridge", "ADD").conf(&conf).netns(&container.path());
+    let Outcome { status, stderr, .. } = add.env("CNI_ARGS", &args).env("CNI_LOG", "debug").run();
+    assert_eq!(status, Some(1));
+    let net_d = node.path("net.d").display().to_string();
+    fs::create_dir(&net_d).unwrap();
+    fs::write(node.path("net.d/10.conf"), conf.to_string()).unwrap();
+    let id = calls(FAILED)[0][0]["spanId"].as_str().unwrap().to_owned();
+    let mut shown = vec![("the log of the plugin", stderr)];
+    let (bin, netns) = (node.bin().display().to_string(), container.path());
+    let odd_file = format!("/no/{escapes}");
+    for (tool, args) in [
+        ("cnibox", &["trace", "ls"][..]),
+        ("cnibox", &["trace", "show", &id]),
+        ("cnibox", &["trace", "stats"]),
+        ("cnibox", &["lint", "--offline", &net_d]),
+        ("cnibox", &["doctor", "--net-conf-path", &net_d]),
+        ("cnibox", &["doctor", "--json", "--net-conf-path", &net_d]),
+        ("cnibox", &["gc", "--network", escapes]),
+        ("cnibox", &["ipam", "ls", escapes]),
+        ("cnibox", &["sysdump", "--output", &odd_file]),
+        ("cnibox", &[escapes]),
+        ("cnitool", &["add", "pods", &netns, "--net-conf-path", &net_d, "--plugin-path", &bin]),
+    ] {
+        let call = node.tool(tool, args);
+        let call = if tool == "cnibox" { call.program(executable()) } else { call };
+        let Outcome { stdout, stderr, .. } = call.run();
+        shown.push((args[0], stdout + &stderr));
     }
-    assert_eq!(node.leases("pods"), ["10.1.0.9"], "a replay leases nothing here");
+    let is_odd = |c: char| (c.is_control() && c != '\n') || c == '\u{202e}';
+    for (what, text) in shown {
+        assert!(!text.is_empty() || what == "the log of the plugin", "{what}");
+        assert!(!text.contains(is_odd), "{what}: {text:?}");
+        assert!(
+            !text.lines().any(|line| line.trim() == line && line == "forged"),
+            "{what}: {text}"
+        );
+    }
 }
 
 #[test]
@@ -286,6 +290,7 @@ fn stats_for_people_and_for_prometheus() {
     fs::create_dir(node.path("net.d")).unwrap();
     let mut list = conf(&node);
     list["name"] = json!("pods");
+    list["ipam"] = node.host_local(&["10.1.0.0/24", "fd00:1::/64"]);
     fs::write(node.path("net.d/10-pods.conf"), list.to_string()).unwrap();
     let Outcome { stdout, .. } = trace(&node, &["stats"]);
     let cells: Vec<&str> = stdout.lines().nth(1).unwrap().split_whitespace().collect();
@@ -300,8 +305,10 @@ fn stats_for_people_and_for_prometheus() {
         "cnibox_recorded_calls{plugin=\"bridge\",command=\"ADD\",code=\"8\"} 1",
         "# TYPE cnibox_recorded_call_duration_seconds summary",
         "cnibox_recorded_call_duration_seconds_count{plugin=\"bridge\",command=\"ADD\"} 3",
-        "cnibox_ipam_addresses_taken{network=\"pods\"} 3",
-        "cnibox_ipam_addresses{network=\"pods\"} 253",
+        "cnibox_ipam_addresses_taken{network=\"pods\",range=\"10.1.0.0/24\"} 3",
+        "cnibox_ipam_addresses{network=\"pods\",range=\"10.1.0.0/24\"} 253",
+        "cnibox_ipam_addresses_taken{network=\"pods\",range=\"fd00:1::/64\"} 0",
+        "cnibox_ipam_addresses{network=\"pods\",range=\"fd00:1::/64\"} 18446744073709551614",
     ] {
         assert!(stdout.lines().any(|found| found == line), "{line}: {stdout}");
     }

@@ -17,7 +17,7 @@ const SUBJECT: Subject = Subject {
     plugin: "tuning",
     keys: |node| {
         json!({
-            "dataDir": node.path("tuning"),
+            "dataDir": node.state("tuning"),
             "sysctl": {
                 "net.ipv4.conf.IFNAME.arp_notify": "1",
                 "net/ipv4/ip_local_port_range": "20000 30000",
@@ -49,7 +49,7 @@ const SUBJECT: Subject = Subject {
 /// Kernel parameters remain after DEL. A subject that tests the rollback of ADD observes them; this
 /// one, for tests that end with a DEL, sets none.
 const ATTRIBUTES: Subject = Subject {
-    keys: |node| json!({"dataDir": node.path("tuning"), "mac": MAC, "mtu": 1400, "allmulti": true}),
+    keys: |node| json!({"dataDir": node.state("tuning"), "mac": MAC, "mtu": 1400, "allmulti": true}),
     ..SUBJECT
 };
 
@@ -111,7 +111,7 @@ fn every_attribute_from_the_configuration_and_from_args() {
             let result = net.add(&pod.container);
             assert_eq!(attribute(&pod, name), value, "{name} from {source}");
             net.check(&pod.container, &result).ok();
-            let text = std::fs::read_to_string(pod.node.path("tuning/c1_eth0.json")).unwrap();
+            let text = std::fs::read_to_string(pod.node.state("tuning/c1_eth0.json")).unwrap();
             let backup: Value = serde_json::from_str(&text).unwrap();
             assert_eq!(backup[name], before, "{text}");
             net.del(&pod.container);
@@ -144,7 +144,7 @@ fn sources_have_their_rank() {
     let args = json!({"cni": {"mac": "", "mtu": 0, "promisc": false}});
     let keys = json!({"mac": macs[0], "mtu": 1300, "promisc": true, "args": args});
     assert_eq!(with(keys, &env), None);
-    assert!(!pod.node.path("tuning/c1_eth0.json").exists());
+    assert!(!pod.node.state("tuning/c1_eth0.json").exists());
 }
 
 #[test]
@@ -303,7 +303,11 @@ fn refusals_change_nothing() {
         (json!({"mtu": 5_000_000_000_u64}), 7, "mtu 5000000000 is larger than any link's"),
         (json!({"txQLen": -1}), 7, "txQLen -1 is not a length of a queue"),
         (json!({"profile": "loose"}), 7, "unknown profile \"loose\""),
-        (json!({"dataDir": "/proc/no/where"}), 5, "create /proc/no: no such file or directory"),
+        (
+            json!({"dataDir": "/proc/no/where"}),
+            7,
+            "dataDir \"/proc/no/where\" is not below /run/cni or /var/lib/cni",
+        ),
         (
             json!({"allmulti": true, "mtu": 20, "mac": MAC, "txQLen": 5}),
             999,
@@ -370,8 +374,9 @@ fn status_tells_whether_add_could_work() {
         );
         let error = status(json!({"sysctl": {"kernel.x": "1"}})).error();
         assert_eq!(error.brief(), (50, "invalid net sysctl key: \"kernel/x\""));
-        let error = status(json!({"dataDir": "/proc/version/no"})).error();
-        assert_eq!(error.code, 50);
+        let error = status(json!({"dataDir": "/proc/no"})).error();
+        let msg = "dataDir \"/proc/no\" is not below /run/cni or /var/lib/cni";
+        assert_eq!(error.brief(), (50, msg));
         pod.assert_as(&before, "STATUS");
     }
 }

@@ -40,6 +40,7 @@ impl Keys {
             (fields @ Keys::Fields(_), Keys::Fields(more)) => {
                 more.into_iter().fold(fields, |all, (name, keys)| all.with(name, keys))
             }
+            (Keys::Items(keys), Keys::Items(more)) => Keys::Items(Box::new(keys.and(*more))),
             (Keys::Any, keys) | (keys, _) => keys,
         }
     }

@@ -1,17 +1,24 @@
-//! Leases of containers that are gone: of an earlier boot, of a namespace that is no more; and
-//! all those that must not be taken for such.
+//! Leases of attachments that have ended: made in an earlier boot, or without their end on the host; and all those that must
+//! not be taken for such.
 
-use crate::attachment::Gone;
+use std::os::fd::AsFd;
 use std::time::{Duration, SystemTime};
 
 use super::*;
-use crate::netns::{Netns, NetnsId, isolate};
+use crate::attachment::Gone;
+use crate::netlink::{LinkChange, LinkKind, Netlink, NewLink, VethPeer};
+use crate::netns::{self, Netns, isolate};
 
-/// An owner that lives in `ns`.
-fn tenant(n: usize, ns: &Netns) -> Owner {
-    let id = NetnsId::at(ns.path());
-    assert!(id.is_some_and(|id| id.ctime > 0));
-    owner(n).with_netns(id)
+/// The host's end of a pair into `ns`, with the label of the attachment of container `n`.
+fn pair(n: usize, ns: &Netns) -> HostEnd {
+    let host = Netlink::open().unwrap();
+    let peer = VethPeer::new("eth0").netns(ns.as_fd());
+    let name = format!("veth{n}");
+    let link = host.create_link(&NewLink::new(&name, LinkKind::Veth { peer })).unwrap();
+    let id = format!("container{n}");
+    let owner = crate::attachment::Owner { network: NETWORK, ifname: "eth0", id: &id };
+    host.set_link(link.index, LinkChange::new().alias(&owner.label())).unwrap();
+    HostEnd::own(&link).unwrap()
 }
 
 /// What is reclaimed in a boot.
@@ -98,35 +105,69 @@ fn a_lease_that_was_made_anew_is_not_the_one_that_was_noted() {
 }
 
 #[test]
-fn a_namespace_that_is_gone_gives_its_lease_back() {
+fn a_lease_is_free_when_the_end_on_the_host_is_gone() {
     isolate();
     let scene = Scene::new();
     let (stays, goes) = (Netns::fresh().unwrap(), Netns::fresh().unwrap());
-    scene.reserve("192.0.2.2", &tenant(1, &stays));
-    scene.reserve("192.0.2.3", &tenant(2, &goes));
+    let end = pair(2, &goes);
+    scene.reserve("192.0.2.2", &owner(1).with_end(Some(pair(1, &stays))));
+    scene.reserve("192.0.2.3", &owner(2).with_end(Some(end)));
     scene.reserve("192.0.2.4", &owner(3));
     scene.write("192.0.2.5", "container4\r\neth0");
     assert_eq!(healed(&scene, BOOT), []);
     drop(goes);
-    assert_eq!(healed(&scene, BOOT), [(ip("192.0.2.3"), Gone::Namespace)]);
+    // The kernel deletes the pair of a namespace that is gone a moment later.
+    let host = Netlink::open().unwrap();
+    while host.link_by_index(end.index).unwrap().is_some() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(healed(&scene, BOOT), [(ip("192.0.2.3"), Gone::HostEnd)]);
     assert_eq!(left(&scene), ips(&["192.0.2.2", "192.0.2.4", "192.0.2.5"]));
 }
 
 #[test]
-fn a_number_that_another_namespace_has_got_is_no_life() {
+fn an_index_that_another_link_has_got_is_no_life() {
     isolate();
     let scene = Scene::new();
-    let ns = Netns::fresh().unwrap();
-    let id = NetnsId::at(ns.path()).unwrap();
-    let before = NetnsId { ctime: id.ctime - 1, ..id };
-    scene.reserve("192.0.2.2", &owner(1).with_netns(Some(before)));
-    assert_eq!(healed(&scene, BOOT), [(ip("192.0.2.2"), Gone::Namespace)]);
-    // In doubt it stays: nothing pinned the namespace, or it has the address.
-    scene.reserve("192.0.2.2", &owner(1).with_netns(Some(NetnsId { ctime: 0, ..id })));
-    scene.reserve("127.0.0.1", &owner(2).with_netns(Some(before)));
-    let up = || std::process::Command::new("ip").args(["link", "set", "lo", "up"]).status();
-    assert!(ns.run(up).unwrap().unwrap().success());
+    let (host, ns) = (Netlink::open().unwrap(), Netns::fresh().unwrap());
+    let others = pair(7, &ns);
+    let other = host.create_link(&NewLink::new("other0", LinkKind::Ifb)).unwrap();
+    for end in [others, HostEnd { index: other.index, ..others }] {
+        scene.reserve("192.0.2.2", &owner(1).with_end(Some(end)));
+        assert_eq!(healed(&scene, BOOT), [(ip("192.0.2.2"), Gone::HostEnd)], "{end:?}");
+    }
+    // In doubt it stays: in another namespace, or without its label.
+    let elsewhere = HostEnd { netns: others.netns + 1, index: 9999, labelled: true };
+    scene.reserve("192.0.2.2", &owner(1).with_end(Some(elsewhere)));
+    scene.reserve("192.0.2.3", &owner(1).with_end(Some(others)));
+    host.set_link(others.index, LinkChange::new().alias("of a person")).unwrap();
     assert_eq!(healed(&scene, BOOT), []);
+    // A link of another program has no label, and is known by its index.
+    scene.reserve("192.0.2.4", &owner(1).with_end(Some(HostEnd { labelled: false, ..others })));
+    assert_eq!(healed(&scene, BOOT), []);
+    host.del_link_by_index(others.index).unwrap();
+    assert_eq!(healed(&scene, BOOT).len(), 2);
+    assert_eq!(left(&scene), ips(&["192.0.2.2"]));
+}
+
+#[test]
+fn the_clock_must_agree_that_a_boot_was_earlier() {
+    let scene = Scene::new();
+    scene.reserve("10.0.0.2", &owner(1));
+    BOOT_START.set(Some(0));
+    assert_eq!(healed(&scene, "next"), []);
+    BOOT_START.set(Some(i64::MAX));
+    assert_eq!(healed(&scene, "third"), [], "in doubt for ever");
+}
+
+#[test]
+fn a_boot_id_of_a_container_manager_proves_nothing() {
+    let scene = Scene::new();
+    scene.reserve("10.0.0.2", &owner(1));
+    assert_eq!(healed(&scene, "~next"), []);
+    assert_eq!(healed(&scene, "~third"), []);
+    assert!(scene.open_in_boot("~third").reserve(ip("10.0.0.3"), &owner(2)).unwrap());
+    assert_eq!(healed(&scene, "fourth"), []);
 }
 
 #[test]
@@ -146,11 +187,10 @@ fn notes_outlast_kills_while_the_journal_is_replaced() {
     ];
     for (what, kill) in kills {
         let scene = Scene::new();
-        let ns = Netns::fresh().unwrap();
-        scene.reserve("192.0.2.2", &tenant(1, &ns));
+        let gone = HostEnd { netns: netns::current_id().unwrap(), index: 9999, labelled: true };
+        scene.reserve("192.0.2.2", &owner(1).with_end(Some(gone)));
         kill(&scene);
-        drop(ns);
-        assert_eq!(healed(&scene, BOOT), [(ip("192.0.2.2"), Gone::Namespace)], "{what}");
+        assert_eq!(healed(&scene, BOOT), [(ip("192.0.2.2"), Gone::HostEnd)], "{what}");
     }
 }
 
@@ -158,23 +198,26 @@ fn notes_outlast_kills_while_the_journal_is_replaced() {
 fn a_listing_tells_who_is_gone_and_changes_nothing() {
     isolate();
     let scene = Scene::new();
-    let (stays, goes) = (Netns::fresh().unwrap(), Netns::fresh().unwrap());
-    let network = scene.path("net");
-    let open =
-        || LeaseStore::open_existing(scene.dir(), "net", LeaseOptions::default()).unwrap().unwrap();
-    fs::create_dir(&network).unwrap();
-    assert!(open().reserve(ip("192.0.2.2"), &tenant(1, &stays)).unwrap());
-    assert!(open().reserve(ip("192.0.2.3"), &tenant(2, &goes)).unwrap());
-    drop(goes);
-    scene.write("net/192.0.2.4", "container3\r\neth0");
-    let before = fs::metadata(&network).unwrap().mtime_nsec();
-    let listing = Listing::open_writable(scene.dir(), "net", LeaseOptions::default()).unwrap();
+    let ns = Netns::fresh().unwrap();
+    let stays = pair(1, &ns);
+    let gone = HostEnd { index: 9999, ..stays };
+    let open = || {
+        let store = LeaseStore::open_existing(scene.root.path(), NETWORK, LeaseOptions::default());
+        store.unwrap().unwrap()
+    };
+    assert!(open().reserve(ip("192.0.2.2"), &owner(1).with_end(Some(stays))).unwrap());
+    assert!(open().reserve(ip("192.0.2.3"), &owner(2).with_end(Some(gone))).unwrap());
+    scene.write("192.0.2.4", "container3\r\neth0");
+    let before = fs::metadata(scene.dir()).unwrap().mtime_nsec();
+    let listing =
+        Listing::open_writable(scene.root.path(), NETWORK, LeaseOptions::default()).unwrap();
     let mut lives: Vec<_> = listing.statuses().iter().map(|k| (k.lease.ip, k.liveness)).collect();
     lives.sort_by_key(|(ip, _)| *ip);
-    let expected = [Liveness::Alive, Liveness::Gone(Gone::Namespace), Liveness::Unknown];
+    let expected =
+        [Liveness::Alive, Liveness::Gone(Gone::HostEnd), Liveness::Unknown(Doubt::NoHostEnd)];
     assert_eq!(lives.iter().map(|(_, life)| *life).collect::<Vec<_>>(), expected);
     assert_eq!(listing.unavailable(), HashSet::from_iter(ips(&["192.0.2.2", "192.0.2.4"])));
-    assert_eq!(fs::metadata(&network).unwrap().mtime_nsec(), before);
+    assert_eq!(fs::metadata(scene.dir()).unwrap().mtime_nsec(), before);
 }
 
 #[test]
@@ -182,7 +225,7 @@ fn freed_addresses_are_quarantined() {
     let scene = Scene::new();
     let terms = LeaseOptions { reuse_delay: Duration::from_secs(1000), ..LeaseOptions::default() };
     let open = |boot: &str, terms| {
-        LeaseStore::open_dir(scene.opened(), Some(boot.to_owned()), terms).unwrap()
+        LeaseStore::open_dir(scene.opened(), Some(super::boot(boot)), terms).unwrap()
     };
     for (n, address) in ["10.0.0.2", "10.0.0.3"].into_iter().enumerate() {
         assert!(open(BOOT, terms).reserve(ip(address), &owner(n)).unwrap());

@@ -12,7 +12,7 @@ use super::*;
 fn work(scene: &Scene) {
     let terms =
         LeaseOptions { reuse_delay: std::time::Duration::from_secs(1), ..LeaseOptions::default() };
-    let open = || LeaseStore::open_dir(scene.opened(), Some(BOOT.to_owned()), terms).unwrap();
+    let open = || LeaseStore::open_dir(scene.opened(), Some(boot(BOOT)), terms).unwrap();
     let mut store = open();
     assert!(store.reserve(ip("10.0.0.3"), &owner(1)).unwrap());
     drop(store);

@@ -1,7 +1,6 @@
 //! When the journal is believed: others' changes, damage, crashes.
 
 use super::*;
-use crate::netns::NetnsId;
 
 #[test]
 fn a_lease_overwritten_with_the_id_alone_is_released() {
@@ -34,10 +33,10 @@ fn the_references_changes_are_seen_at_once() {
 fn the_journal_is_text_that_a_person_can_read() {
     let scene = Scene::new();
     scene.reserve("10.0.0.2", &owner(1));
-    let netns = NetnsId { dev: 4, ino: 4_026_532_177, ctime: 17 };
-    scene.reserve("2001:db8::3", &Owner::new("c2", "%-é").with_netns(Some(netns)));
+    let end = HostEnd { netns: 1, index: 17, labelled: true };
+    scene.reserve("2001:db8::3", &LeaseOwner::new("c2", "%-é").with_end(Some(end)));
     scene.write("10.0.0.4", "container3");
-    scene.reserve("10.0.0.5", &Owner::new("c4", "-"));
+    scene.reserve("10.0.0.5", &LeaseOwner::new("c4", "-"));
     scene.open().release(&owner(1)).unwrap();
     let text = scene.text();
     let file = |name| {
@@ -45,8 +44,8 @@ fn the_journal_is_text_that_a_person_can_read() {
         format!("{}:{}", meta.ino(), meta.mtime() * 1_000_000_000 + meta.mtime_nsec())
     };
     let lines: Vec<&str> = text.lines().collect();
-    assert!(lines[0].starts_with("leases ") && lines[0].ends_with(" this-boot ."), "{text}");
-    let v6 = format!("+ c2 %25-%c3%a9 2001:db8::3 {} 4:4026532177:17 this .", file("2001:db8::3"));
+    assert_eq!(lines[0], "leases machine this-boot .");
+    let v6 = format!("+ c2 %25-%c3%a9 2001:db8::3 {} 1:17:own this .", file("2001:db8::3"));
     let old = format!("+ container3 - 10.0.0.4 {} - this .", file("10.0.0.4"));
     let added = format!("+ c4 %2d 10.0.0.5 {} - this .", file("10.0.0.5"));
     for line in [v6, old] {

@@ -17,6 +17,7 @@ use crate::attachment::{Keepsake, Kept};
 use crate::cni::ip::host_net;
 use crate::error::{Error, Result, io_text};
 use crate::log;
+use crate::netfilter::shared::another;
 use crate::netfilter::{Owner, Repair};
 use crate::sort::sort;
 
@@ -96,7 +97,7 @@ impl<'a> Zone<'a> {
             former.retain(|ip| zone != self.name || !ips.contains(ip));
             self.remove_own(owner, &zone, former);
         }
-        if let Some(other) = KEPT.all::<Record>().find(|kept| kept.owner() != owner)
+        if let Some(other) = another(KEPT, owner, |_: &Record| true)
             && self.first_missing(&[other]).is_some()
         {
             self.restore(KEPT.living());

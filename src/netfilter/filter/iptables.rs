@@ -14,6 +14,7 @@
 //! Each family is changed by one transaction per verb. If two ADDs create the same chain, the transaction of the
 //! second one fails, and is planned again.
 
+use std::collections::HashSet;
 use std::net::IpAddr;
 use std::path::Path;
 use std::thread;
@@ -21,7 +22,7 @@ use std::thread;
 use nix::errno::Errno;
 
 use super::{KEPT, Pod, Policy, missing, nft};
-use crate::attachment;
+use crate::attachment::{Keepsake, Record};
 use crate::cni::ip::host_net;
 use crate::error::{Error, Result};
 use crate::leases;
@@ -31,6 +32,7 @@ use crate::netfilter::iptables::{
     Flavour, Iptables, Records, Rule, Table, iptables_table, program,
 };
 use crate::netfilter::names::{Owner, identity, network_hash, network_label, stale};
+use crate::netfilter::shared::{instance, is_of_dead, others};
 use crate::netlink::nftables::{Batch, Nft};
 
 const FILTER: &str = "filter";
@@ -54,9 +56,14 @@ const ANY_POLICY: &str = "CNI firewall plugin rules (ingressPolicy: same-bridge|
 pub(in crate::netfilter) const RECORDS: Records<Pod> = Records {
     kept: KEPT,
     table: FILTER,
-    is_of: |pod, family| pod.backend == Backend::Iptables && !ips_of(&pod.ips, family).is_empty(),
+    is_of: is_in,
     restore: |table, family, kept| create(table, kept.owner(), &kept.content, family),
 };
+
+/// Whether the attachment has rules in this family's table.
+fn is_in(pod: &Pod, family: Family) -> bool {
+    pod.backend == Backend::Iptables && !ips_of(&pod.ips, family).is_empty()
+}
 
 fn jump(chain: &str, comment: &str, target: &str) -> Rule {
     Rule::new(chain).comment(comment).target(target)
@@ -233,8 +240,10 @@ fn create(table: &mut Table, owner: Owner<'_>, pod: &Pod, family: Family) {
         let former: Vec<_> = own.filter_map(address).filter(|ip| !ips.contains(ip)).collect();
         remove(table, &former);
         for ip in ips {
-            // The former owner of the address is gone.
-            table.del_rules(|rule| is_owner_of(rule, ip) && *rule != owner_rule(ip, owner));
+            table.del_rules(|rule| {
+                let label = rule.value("--comment").unwrap_or_default();
+                is_owner_of(rule, ip) && (is_of_dead(Some(label)) || is_leased_to_other(ip, label))
+            });
             for rule in rules_of(ip, owner) {
                 table.append_unique(rule);
             }
@@ -341,24 +350,29 @@ pub(super) fn del(filter: &PacketFilter, owner: Owner<'_>, ips: &[IpAddr]) -> Re
     };
     filter.delete_with_iptables(FILTER, &CHAINS, &expect, &|table, family| {
         let (mut ips, owns) = (ips_of(ips, family), owner.matcher());
-        for rule in table.rules_of(OWNERS) {
-            let Some(ip) = address(rule) else { continue };
-            if owns(rule.value("--comment")) {
-                ips.push(ip);
-            } else {
-                ips.retain(|known| *known != ip);
-            }
-        }
-        ips.retain(|ip| !is_of_other(*ip, &owner.label()));
+        let is_own = |rule: &Rule| owns(rule.value("--comment"));
+        ips.extend(table.rules_of(OWNERS).filter(|rule| is_own(rule)).filter_map(address));
+        let others = table.rules_of(OWNERS).filter(|rule| !is_own(rule)).filter_map(address);
+        let others: HashSet<IpAddr> = others.collect();
+        ips.retain(|ip| !others.contains(ip) && !is_of_other(*ip, &owner.label()));
         remove(table, &ips);
-        table.del_rules(|rule| rule.chain == OWNERS && owns(rule.value("--comment")));
+        table.del_rules(|rule| rule.chain == OWNERS && is_own(rule));
     })
 }
 
-/// Whether a lease assigns the address to another container than the owner's label.
+/// Whether another attachment than the owner in this label has the address: by its record, or by a lease of another
+/// container.
 fn is_of_other(ip: IpAddr, label: &str) -> bool {
+    let Some((id, ifname, network)) = identity(label) else { return false };
+    let others = others::<Pod>(KEPT, ip, Owner { network, ifname, id });
+    others.iter().any(|(_, pod)| pod.backend == Backend::Iptables && pod.admin.is_some())
+        || is_leased_to_other(ip, label)
+}
+
+/// Whether a lease assigns the address to another container than the owner in this label.
+fn is_leased_to_other(ip: IpAddr, label: &str) -> bool {
     let Some((id, _, network)) = identity(label) else { return false };
-    let record = label.split(',').next().and_then(attachment::Record::read).unwrap_or_default();
+    let record = instance(Some(label)).and_then(Record::read).unwrap_or_default();
     let network = if record.network.is_empty() { network } else { &record.network };
     let dir = record.data_dir.as_deref().unwrap_or(Path::new(leases::DATA_DIR));
     leases::lease_of(dir, network, ip).is_some_and(|lease| lease.id != id)
@@ -367,13 +381,17 @@ fn is_of_other(ip: IpAddr, label: &str) -> bool {
 pub(super) fn gc(filter: &PacketFilter, network: &str, valid: &[Owner<'_>]) -> Result<()> {
     let has_stale = stale(network, valid);
     let is_stale = |rule: &Rule| has_stale(rule.value("--comment"));
-    filter.delete_with_iptables(FILTER, &CHAINS, &|_, _| {}, &|table, _| {
+    let policies = if valid.is_empty() { policies() } else { Vec::new() };
+    filter.delete_with_iptables(FILTER, &CHAINS, &|_, _| {}, &|table, family| {
         let free = |rule: &Rule| {
             let comment = rule.value("--comment").unwrap_or_default();
             address(rule).filter(|ip| !is_of_other(*ip, comment))
         };
         let stale = table.rules_of(OWNERS).filter(|rule| is_stale(rule));
-        let ips: Vec<IpAddr> = stale.filter_map(free).collect();
+        let mut ips: Vec<IpAddr> = stale.filter_map(free).collect();
+        let kept = table.rules_of(OWNERS).filter(|rule| !is_stale(rule)).filter_map(address);
+        let kept: HashSet<IpAddr> = kept.collect();
+        ips.retain(|ip| !kept.contains(ip));
         remove(table, &ips);
         table.del_rules(|rule| rule.chain == OWNERS && is_stale(rule));
         table.del_duplicates(&to_cni_forward());
@@ -383,9 +401,21 @@ pub(super) fn gc(filter: &PacketFilter, network: &str, valid: &[Owner<'_>]) -> R
             if valid.is_empty() && table.rules_of(&chain).all(|rule| is_of(rule, network)) {
                 table.del_rules(|rule| is_about(rule, bridge));
                 table.del_chain(&chain);
+                let mut heirs = policies.iter().filter(|kept| is_in(&kept.content, family));
+                let is_for = |pod: &Pod| pod.bridge.as_deref() == Some(bridge);
+                if let Some(heir) = heirs.find(|kept| is_for(&kept.content)) {
+                    plan_policy(table, heir.owner().network, &heir.content);
+                }
             }
         }
     })
+}
+
+/// The records of living attachments to bridges with a policy.
+fn policies() -> Vec<Keepsake<Pod>> {
+    let mut policies = KEPT.living::<Pod>();
+    policies.retain(|kept| kept.content.policy != Policy::Open);
+    policies
 }
 
 /// Whether the comment of a rule names the network.

@@ -36,6 +36,7 @@ use crate::error;
 use crate::netfilter::backend::Backend;
 use crate::netfilter::layout::{self, Change, Layout};
 use crate::netfilter::names::{Owner, network_hash, network_label, stale};
+use crate::netfilter::shared::{has_owner_of, heirs, heirs_among_all};
 use crate::netlink::Result;
 use crate::netlink::nftables::{
     Batch, CT_STATE_ANSWERS, Chain, Element, FILTER, Family, Field, Hook, Nft, Rule, Set, Table,
@@ -60,9 +61,6 @@ const PORTS: Set<'_> = FRAMES.set("ports", &[Type::IfName]);
 /// The containers' addresses of IPv4 and IPv6; the comment of an element is its owner.
 const PODS: [Set<'_>; 2] =
     [TABLE.set("pods4", &[Type::Ipv4Addr]), TABLE.set("pods6", &[Type::Ipv6Addr])];
-
-/// Elements that belong to a network: if another network has one for the same bridge, that one remains.
-const SHARED: [Set<'_>; 2] = [BRIDGES, SAME_BRIDGE];
 
 fn addresses(owner: Owner<'_>, ips: &[IpAddr]) -> Vec<Element> {
     let label = owner.label();
@@ -110,9 +108,8 @@ fn put(nft: &Nft, all: &[(Element, bool)], needed: &[Layout]) -> Result<()> {
     layout::change(nft, needed, &elements, &mut |change, found| {
         for ((element, is_present), found) in all.iter().zip(&found) {
             let is_own = found.as_ref().is_some_and(|found| has_owner_of(found, element));
-            let is_sufficient = is_own || (found.is_some() && SHARED.contains(&element.set));
-            if *is_present && !is_sufficient {
-                change.replace(found.as_ref(), element);
+            if *is_present && !is_own {
+                change.claim(found.as_ref(), element);
             } else if !is_present && is_own {
                 change.batch.del_element(element);
             }
@@ -123,10 +120,13 @@ fn put(nft: &Nft, all: &[(Element, bool)], needed: &[Layout]) -> Result<()> {
 
 /// For [`netfilter::heal`](crate::netfilter::heal).
 pub(super) fn restore(change: &mut Change<'_>) {
-    change.restore_all(KEPT, &layouts(), |owner, pod: &Pod| {
-        let present = elements(owner, pod).into_iter().filter(|(_, is_present)| *is_present);
-        present.map(|(element, _)| element).collect()
-    });
+    change.restore_all(KEPT, &layouts(), recorded);
+}
+
+/// The elements of a record.
+fn recorded(owner: Owner<'_>, pod: &Pod) -> Vec<Element> {
+    let present = elements(owner, pod).into_iter().filter(|(_, is_present)| *is_present);
+    present.map(|(element, _)| element).collect()
 }
 
 /// The first missing object that attachments of this host depend on.
@@ -140,13 +140,6 @@ pub(super) fn damage(nft: &Nft) -> Result<Option<String>> {
     let is_isolated =
         || KEPT.living::<Pod>().iter().any(|kept| kept.content.policy == Policy::Isolated);
     frames().damage(nft, &is_isolated)
-}
-
-/// Whether the comments begin with the same hash of the owner.
-fn has_owner_of(found: &Element, wanted: &Element) -> bool {
-    let owner = wanted.comment.as_deref().and_then(|comment| comment.split(',').next());
-    let comment = found.comment.as_deref();
-    owner.zip(comment).is_some_and(|(owner, comment)| comment.starts_with(owner))
 }
 
 pub(super) fn layouts() -> Vec<Layout> {
@@ -211,10 +204,8 @@ pub(super) fn check(nft: &Nft, owner: Owner<'_>, pod: &Pod) -> error::Result<()>
     if pod.policy == Policy::Isolated {
         layout::refuse(frames().damage(nft, &|| true)?)?;
     }
-    for (element, _) in elements(owner, pod).iter().filter(|(_, is_present)| *is_present) {
-        let found = nft.element(element)?;
-        let is_shared = SHARED.contains(&element.set);
-        if !found.is_some_and(|found| is_shared || has_owner_of(&found, element)) {
+    for element in &recorded(owner, pod) {
+        if nft.element(element)?.is_none() {
             return Err(missing(owner, KEPT, &format!("element {element} of {}", element.set)));
         }
     }
@@ -224,11 +215,12 @@ pub(super) fn check(nft: &Nft, owner: Owner<'_>, pod: &Pod) -> error::Result<()>
 /// Removes the attachment's elements; without addresses or ports they are searched for.
 pub(super) fn del(nft: &Nft, owner: Owner<'_>, ips: &[IpAddr], ports: &[String]) -> Result<()> {
     let ports: Vec<_> = ports.iter().map(|port| PORTS.element(port.as_str())).collect();
-    layout().remove(nft, &|nft| {
+    let find = |nft: &Nft| {
         let mut found = owned(nft, owner, ips)?;
         found.extend(nft.find_of(&[PORTS], &ports, &owner.matcher())?);
         Ok(found)
-    })
+    };
+    layout().hand_on(nft, KEPT, &find, &|deleted| heirs(KEPT, owner, deleted, recorded))
 }
 
 /// Removes stale elements, and if no attachment is valid, all elements of the network.
@@ -237,7 +229,8 @@ pub(super) fn gc(nft: &Nft, network: &str, valid: &[Owner<'_>]) -> Result<()> {
     let is_of_network = |text: &str| valid.is_empty() && text.starts_with(&hash);
     let which = |comment: Option<&str>| is_stale(comment) || comment.is_some_and(is_of_network);
     let sets: Vec<_> = layouts().into_iter().flat_map(|layout| layout.sets).collect();
-    layout().remove(nft, &|nft| nft.find_of(&sets, &[], &which))
+    let find = |nft: &Nft| nft.find_of(&sets, &[], &which);
+    layout().hand_on(nft, KEPT, &find, &|deleted| heirs_among_all(KEPT, deleted, recorded))
 }
 
 /// Bridges with a policy.

@@ -25,6 +25,7 @@ use ::iptables::IPTables;
 use serde::de::DeserializeOwned;
 
 pub use self::table::{Rule, Table};
+use super::shared::another;
 use super::{Owner, Repair};
 use crate::attachment::{Keepsake, Kept};
 use crate::cmd;
@@ -266,10 +267,9 @@ pub struct Records<R> {
 }
 
 impl<R: DeserializeOwned> Records<R> {
-    /// The record of another attachment, whose rules show whether the table was flushed.
+    /// The record of another living attachment, whose rules show whether the table was flushed.
     pub fn another(&self, owner: Owner<'_>, family: Family) -> Option<Keepsake<R>> {
-        let mut all = self.kept.all().filter(|kept| (self.is_of)(&kept.content, family));
-        all.find(|kept| kept.owner() != owner)
+        another(self.kept, owner, |content| (self.is_of)(content, family))
     }
 
     /// Creates the rules of all attachments of this host except those of `but`, unless they exist.
@@ -288,7 +288,7 @@ impl<R: DeserializeOwned> Records<R> {
 
     /// Looks for the rules of attachments of this host. Returns the first missing rule.
     pub fn heal(&self, repair: Repair) -> Result<Option<String>> {
-        let all: Vec<_> = self.kept.all().collect();
+        let all = self.kept.living();
         let mut used = Family::BOTH.to_vec();
         used.retain(|family| all.iter().any(|kept| (self.is_of)(&kept.content, *family)));
         heal(self.table, &used, &|table, family| self.restore(table, family, None), repair)

@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 use super::{Feature, Layout, View};
 use crate::attachment::{Keepsake, Kept, Owner};
 use crate::log;
-use crate::netfilter::{FEATURES, Repair};
+use crate::netfilter::{FEATURES, Repair, shared};
 use crate::netlink::nftables::{Batch, Chain, Element, Key, Nft, Rule, RuleInfo, Set, Table};
 use crate::netlink::{Error, Result};
 
@@ -37,6 +37,8 @@ pub struct Change<'n> {
     repair: Option<Repair>,
     /// Whether only the tables of the change are restored.
     is_alone: bool,
+    /// Whether the commit fails with `ERESTART` if another process has changed anything since the first read.
+    is_conditional: bool,
     /// The records that state is restored from.
     records: Vec<(Kept, String)>,
     /// The comments of rules that the batch appends.
@@ -102,6 +104,7 @@ impl Change<'_> {
             occupied: is_damaged.then(HashSet::new),
             repair,
             is_alone,
+            is_conditional: is_damaged,
             records: Vec::new(),
             appended: HashSet::new(),
             restored: 0,
@@ -144,6 +147,29 @@ impl Change<'_> {
             self.batch.del_element(element);
         }
         self.put(element);
+    }
+
+    /// As [`replace`](Change::replace), unless the element that was found is [left](shared::is_left) to another
+    /// attachment. Returns whether the attachment has the element.
+    ///
+    /// An element that is left is written again: a concurrent deletion of its owner, which may not have seen the record of
+    /// this attachment, is refused and planned again, or refuses this transaction.
+    pub fn claim(&mut self, found: Option<&Element>, element: &Element) -> bool {
+        let Some(left) = found.filter(|found| shared::is_left(found, element)) else {
+            self.replace(found, element);
+            return true;
+        };
+        if left.data != element.data {
+            log::warn(format_args!(
+                "{element} of {} has another value, and is left: its owner is \"{}\"",
+                element.set,
+                left.comment.as_deref().unwrap_or_default()
+            ));
+        }
+        self.is_conditional = true;
+        self.batch.del_element(left);
+        self.put(left);
+        false
     }
 
     /// Appends an attachment's rules, which have this comment, to a chain.
@@ -207,11 +233,12 @@ impl Change<'_> {
         }
     }
 
-    /// Restores damaged state and commits. Returns the damage. If something is restored, the commit fails with
-    /// `ERESTART` if another process has changed anything since the first read.
+    /// Restores damaged state and commits. Returns the damage.
     fn finish(mut self) -> Result<Vec<String>> {
+        let first = self.views.first().filter(|_| self.is_conditional);
+        let generation = first.map_or(0, |view| view.generation);
         if self.occupied.is_none() {
-            return self.nft.commit(self.batch).map(|()| Vec::new());
+            return self.nft.commit_at(self.batch, generation).map(|()| Vec::new());
         }
         self.restore_tables()?;
         let (mut batch, mut damage) = (Batch::new(), Vec::new());
@@ -223,7 +250,6 @@ impl Change<'_> {
         }
         if self.repair != Some(Repair::Report) {
             batch.append(self.batch);
-            let generation = self.views.first().map_or(0, |view| view.generation);
             self.nft.commit_at(batch, generation)?;
             remove_deleted(self.nft, &self.records)?;
         }

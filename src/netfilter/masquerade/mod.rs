@@ -39,10 +39,7 @@ pub(super) const FEATURE: Feature =
     Feature { kept: KEPT, layouts: || vec![nft::layout()], restore };
 
 fn restore(change: &mut Change<'_>) {
-    change.restore_all(KEPT, &[nft::layout()], |owner, record: &Record| match record.backend {
-        Backend::Nftables => nft::elements(owner, &record.addrs),
-        Backend::Iptables => Vec::new(),
-    });
+    change.restore_all(KEPT, &[nft::layout()], nft::recorded);
 }
 
 /// The first missing rule that attachments of this host depend on.
@@ -55,7 +52,7 @@ pub fn damage(filter: &PacketFilter) -> Result<Option<String>> {
     iptables::RECORDS.damage()
 }
 
-/// Masquerades the addresses, each with the prefix length of its subnet. Replaces elements of former owners.
+/// Masquerades the addresses, each with the prefix length of its subnet. An address of another attachment is left to it.
 pub fn add(
     filter: &PacketFilter,
     backend: Backend,

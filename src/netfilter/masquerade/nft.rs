@@ -20,6 +20,8 @@
 //! }
 //! ```
 //!
+//! An address of several attachments has the element of the first one, as with iptables, where the first chain decides.
+//!
 //! The reference has one rule per address in `inet cni_plugins_masquerade`, chain `masq_checks`, with the same
 //! comments. Its rules are accepted and deleted; they are created only to hand over to the reference.
 
@@ -28,7 +30,9 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use ipnet::IpNet;
 
 use super::super::layout::{self, HandedOver, Layout};
-use super::super::{Owner, PacketFilter};
+use super::super::shared::{has_owner_of, heirs, heirs_among_all, serves};
+use super::super::{Backend, Owner, PacketFilter};
+use super::{KEPT, Record};
 use crate::netlink::Result;
 use crate::netlink::nftables::{
     Batch, ByComment, Chain, Element, Field, Hook, Nft, Rule, SRCNAT, Set, Table, Type, Value,
@@ -64,12 +68,20 @@ fn subnet_rules(chain: &str) -> Option<Vec<Rule>> {
     Some(vec![leaves.masquerade().comment("what leaves the subnet")])
 }
 
-pub(super) fn elements(owner: Owner<'_>, addrs: &[IpNet]) -> Vec<Element> {
+fn elements(owner: Owner<'_>, addrs: &[IpNet]) -> Vec<Element> {
     let element = |addr: &IpNet| {
         let element = PODS[usize::from(addr.addr().is_ipv6())].element(addr.addr());
         element.verdict(Verdict::goto(subnet_chain(*addr))).comment(owner.comment())
     };
     addrs.iter().map(element).collect()
+}
+
+/// The elements of a record.
+pub(super) fn recorded(owner: Owner<'_>, record: &Record) -> Vec<Element> {
+    match record.backend {
+        Backend::Nftables => elements(owner, &record.addrs),
+        Backend::Iptables => Vec::new(),
+    }
 }
 
 pub(super) fn layout() -> Layout {
@@ -95,7 +107,7 @@ pub(super) fn add(filter: &PacketFilter, owner: Owner<'_>, addrs: &[IpNet]) -> R
     let wanted = elements(owner, addrs);
     layout::change(filter.nft()?, &[layout()], &wanted, &mut |change, found| {
         for (element, found) in wanted.iter().zip(&found) {
-            change.replace(found.as_ref(), element);
+            change.claim(found.as_ref(), element);
         }
         Ok(())
     })
@@ -104,7 +116,10 @@ pub(super) fn add(filter: &PacketFilter, owner: Owner<'_>, addrs: &[IpNet]) -> R
 /// Whether the address is masqueraded, in our layout or the reference's.
 pub(super) fn has(nft: &Nft, owner: Owner<'_>, addr: IpNet) -> Result<bool> {
     let wanted = elements(owner, &[addr]);
-    if nft.find(&[], &wanted)? == wanted && layout().damage(nft, &|| true)?.is_none() {
+    let mut found = wanted.iter().zip(nft.elements(&wanted)?);
+    if found.all(|(wanted, found)| serves(found.as_ref(), wanted))
+        && layout().damage(nft, &|| true)?.is_none()
+    {
         return Ok(true);
     }
     Ok(!nft.rules_of(MASQ_CHECKS, &owner.matcher())?.is_empty())
@@ -112,13 +127,16 @@ pub(super) fn has(nft: &Nft, owner: Owner<'_>, addr: IpNet) -> Result<bool> {
 
 pub(super) fn del(nft: &Nft, owner: Owner<'_>, addrs: &[IpNet]) -> Result<()> {
     let known = elements(owner, addrs);
-    layout().remove(nft, &|nft| nft.find_of(&PODS, &known, &owner.matcher()))
+    let find = |nft: &Nft| nft.find_of(&PODS, &known, &owner.matcher());
+    layout().hand_on(nft, KEPT, &find, &|deleted| heirs(KEPT, owner, deleted, recorded))
 }
 
 /// Deletes stale elements, and the chains of subnets without elements.
 pub(super) fn gc(nft: &Nft, is_stale: ByComment<'_>) -> Result<()> {
+    let find = |nft: &Nft| nft.find_of(&PODS, &[], is_stale);
+    layout().hand_on(nft, KEPT, &find, &|deleted| heirs_among_all(KEPT, deleted, recorded))?;
     nft.update(&mut |nft| {
-        let mut batch = layout().deletion(nft, &nft.find_of(&PODS, &[], is_stale)?)?;
+        let mut batch = Batch::new();
         for chain in nft.dump_chains(TABLE)? {
             if subnet_rules(&chain.name).is_some_and(|rules| chain.uses as usize <= rules.len()) {
                 batch.del(TABLE.chain(&chain.name));
@@ -138,6 +156,7 @@ pub(super) fn del_reference(nft: &Nft, which: ByComment<'_>) -> Result<()> {
 /// Adds the rules of all our elements to the reference's layout.
 pub(super) fn create_reference(nft: &Nft, batch: &mut Batch) -> Result<HandedOver> {
     let mut pods = nft.find(&PODS, &[])?;
+    pods.extend(sharing(&pods));
     pods.retain(|pod| net_of(pod).is_some());
     let handed = HandedOver { objects: pods.len(), ..HandedOver::default() };
     if pods.is_empty() {
@@ -159,6 +178,17 @@ pub(super) fn create_reference(nft: &Nft, batch: &mut Batch) -> Result<HandedOve
         batch.append_rule(MASQ_CHECKS, &leaves.comment(pod.comment.as_deref().unwrap_or_default()));
     }
     Ok(handed)
+}
+
+/// The elements that other living attachments would have if the addresses were theirs alone: the reference has a rule for each.
+fn sharing(pods: &[Element]) -> Vec<Element> {
+    let is_shared = |element: &Element| {
+        let has_key = |pod: &Element| pod.set == element.set && pod.key == element.key;
+        pods.iter().any(|pod| has_key(pod) && !has_owner_of(pod, element))
+    };
+    let living = KEPT.living::<Record>();
+    let elements = living.iter().flat_map(|kept| recorded(kept.owner(), &kept.content));
+    elements.filter(is_shared).collect()
 }
 
 /// The address of an element, with the prefix length of its subnet.

@@ -4,7 +4,7 @@
 //! `attachments` contains their number. The maps are read only if the numbers differ, as when the mappings of DEL
 //! are not those of ADD.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
@@ -12,9 +12,10 @@ use ipnet::IpNet;
 use super::layout::{self, ANY, ATTACHMENTS, CONDITIONAL, HOST, MAPPED, TABLE};
 use super::{Forward, Holder, KEPT, Mapping, Taken, flows, host_port, reference};
 use crate::error::{Error, Result};
-use crate::netfilter::backend::{Family, PacketFilter};
+use crate::netfilter::backend::{Backend, Family, PacketFilter};
 use crate::netfilter::layout::{self as tables, Change};
 use crate::netfilter::names::{Owner, identity, stale};
+use crate::netfilter::shared::{Heirs, heirs, heirs_among_all};
 use crate::netlink;
 use crate::netlink::nftables::{
     ByComment, Data, Element, Key, L4, Nft, Rule, RuleInfo, Value, Verdict,
@@ -77,6 +78,14 @@ fn elements(owner: Owner<'_>, forward: &Forward) -> Vec<Element> {
     all.into_iter().map(|element| element.comment(&label)).collect()
 }
 
+/// The elements of a record.
+fn recorded(owner: Owner<'_>, forward: &Forward) -> Vec<Element> {
+    match forward.backend {
+        Backend::Nftables => elements(owner, forward),
+        Backend::Iptables => Vec::new(),
+    }
+}
+
 /// The attachment's own element, with the number of the others. If there are rules as well, the number is larger
 /// than that of any elements, since rules are found only by reading their chain.
 fn total(owner: Owner<'_>, count: usize, rules: &[Rule]) -> Element {
@@ -108,8 +117,10 @@ pub(super) fn add(nft: &Nft, owner: Owner<'_>, forward: &Forward) -> Result<Opti
     let queried: Vec<_> = [attachment(owner)].iter().chain(&wanted).cloned().collect();
     let mut taken = None;
     tables::change(nft, &[layout::layout()], &queried, &mut |change, found| {
-        let (known, found) = found.split_first().unwrap_or((&None, &[]));
-        taken = taken_port(owner, &wanted, found);
+        let mut found = found.into_iter();
+        let known = found.next().flatten();
+        let found = with_flushed_ports(change, owner, &wanted, found);
+        taken = taken_port(owner, &wanted, &found);
         if taken.is_some() {
             return Ok(());
         }
@@ -117,19 +128,38 @@ pub(super) fn add(nft: &Nft, owner: Owner<'_>, forward: &Forward) -> Result<Opti
             del_former(change, owner, &wanted)?;
         }
         let mut count = 0;
-        for (element, found) in wanted.iter().zip(found) {
+        for (element, found) in wanted.iter().zip(&found) {
             let other = found.as_ref().filter(|other| other.comment != element.comment);
             if port(element).is_some() && other.is_some() {
                 continue;
             }
-            change.replace(found.as_ref(), element);
-            count += 1;
+            count += usize::from(change.claim(found.as_ref(), element));
         }
         change.replace(known.as_ref(), &total(owner, count, &rules));
         change.append_rules(CONDITIONAL, &owner.label(), &rules);
         Ok(())
     })?;
     Ok(taken)
+}
+
+/// The elements that were found for `wanted`. After a flush, the ports of other living attachments count as found: this
+/// transaction restores them.
+fn with_flushed_ports(
+    change: &mut Change<'_>,
+    owner: Owner<'_>,
+    wanted: &[Element],
+    found: impl Iterator<Item = Option<Element>>,
+) -> Vec<Option<Element>> {
+    let mut flushed = HashMap::new();
+    if ANY.iter().chain(&HOST).any(|set| change.is_flushed(*set)) {
+        for kept in change.living::<Forward>(KEPT).iter().filter(|kept| kept.owner() != owner) {
+            let ports = recorded(kept.owner(), &kept.content).into_iter();
+            flushed
+                .extend(ports.filter(|e| port(e).is_some()).map(|e| ((e.set, e.key.clone()), e)));
+        }
+    }
+    let mut of_record = |wanted: &Element| flushed.remove(&(wanted.set, wanted.key.clone()));
+    wanted.iter().zip(found).map(|(wanted, found)| found.or_else(|| of_record(wanted))).collect()
 }
 
 /// The first of the ports that another container holds.
@@ -153,10 +183,13 @@ fn del_former(
 ) -> netlink::Result<()> {
     let wanted: HashSet<_> = wanted.iter().map(|element| (element.set, &element.key)).collect();
     let owns = owner.matcher();
-    for former in change.nft.find_of(&layout::layout().sets, &[], &owns)? {
-        if former.set != ATTACHMENTS && !wanted.contains(&(former.set, &former.key)) {
-            change.batch.del_element(&former);
-        }
+    let mut former = change.nft.find_of(&layout::layout().sets, &[], &owns)?;
+    former.retain(|e| e.set != ATTACHMENTS && !wanted.contains(&(e.set, &e.key)));
+    for element in &former {
+        change.batch.del_element(element);
+    }
+    for heir in heirs(KEPT, owner, &former, recorded) {
+        change.put(&heir);
     }
     let rules = change.nft.rules_of(CONDITIONAL, &owns)?;
     change.batch.del_rules(TABLE, &rules);
@@ -230,21 +263,25 @@ fn all_by_key(
     Ok(is_all.then_some((elements, Vec::new())))
 }
 
-/// Deletes what `find` returns. Returns the addresses that it redirected UDP to.
+/// Deletes what `find` returns, and gives the keys that other attachments need to the `heirs`. Returns the addresses that it
+/// redirected UDP to.
 fn delete(
     nft: &Nft,
     find: &dyn Fn(&Nft) -> netlink::Result<Found>,
+    heirs: Heirs<'_>,
 ) -> netlink::Result<BTreeSet<IpAddr>> {
-    let mut servers = BTreeSet::new();
+    let (mut servers, mut added) = (BTreeSet::new(), Vec::new());
     nft.update(&mut |nft| {
         let (elements, rules) = find(nft)?;
         let is_udp = |e: &&Element| port(e).is_some_and(|(_, _, proto)| proto == L4::Udp);
         let of_rules = rules.iter().filter_map(flows::served_by);
         servers = elements.iter().filter(is_udp).filter_map(addr).chain(of_rules).collect();
-        let mut batch = layout::layout().deletion(nft, &elements)?;
+        added = heirs(&elements);
+        let mut batch = layout::layout().deletion(nft, &elements, &added)?;
         batch.del_rules(TABLE, &rules);
         Ok(batch)
     })?;
+    layout::layout().take_back(nft, KEPT, added, heirs)?;
     Ok(servers)
 }
 
@@ -256,10 +293,11 @@ pub(super) fn del(
     known: Option<&Forward>,
 ) -> Result<BTreeSet<IpAddr>> {
     let Some(nft) = filter.nft_if_present()? else { return Ok(BTreeSet::new()) };
-    let mut servers = delete(nft, &|nft| match all_by_key(nft, owner, known)? {
+    let find = |nft: &Nft| match all_by_key(nft, owner, known)? {
         Some(all) => Ok(all),
         None => all(nft, &owner.matcher()),
-    })?;
+    };
+    let mut servers = delete(nft, &find, &|deleted| heirs(KEPT, owner, deleted, recorded))?;
     servers.extend(reference::del(nft, owner.id)?);
     Ok(servers)
 }
@@ -272,7 +310,8 @@ pub(super) fn collect(
     valid: &[Owner<'_>],
 ) -> Result<BTreeSet<IpAddr>> {
     let Some(nft) = filter.nft_if_present()? else { return Ok(BTreeSet::new()) };
-    Ok(delete(nft, &|nft| all(nft, &stale(network, valid)))?)
+    let find = |nft: &Nft| all(nft, &stale(network, valid));
+    Ok(delete(nft, &find, &|deleted| heirs_among_all(KEPT, deleted, recorded))?)
 }
 
 /// Verifies that every element is as ADD created it, and that the chains use the elements; or that the reference
@@ -297,7 +336,7 @@ fn missing(nft: &Nft, owner: Owner<'_>, forward: &Forward) -> netlink::Result<Op
         let set = element.set;
         let Some(found) = found else { return Ok(Some(format!("{element} is missing in {set}"))) };
         let other = found.comment.as_deref().filter(|_| found.comment != element.comment);
-        if other.is_some() && (element.leads_to().is_some() || !owner.is_of_same_container(other)) {
+        if other.is_some() && port(element).is_some() && !owner.is_of_same_container(other) {
             let owner = holder(other);
             return Ok(Some(format!("element {element} of {set} belongs to {owner}")));
         }

@@ -25,9 +25,8 @@ mod value;
 
 use std::cell::Cell;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use nix::errno::Errno;
 use rtnetlink::sys::protocols::NETLINK_NETFILTER;
 
 pub use self::batch::Batch;
@@ -38,7 +37,7 @@ pub use self::read::{ByComment, DroppingChain, RuleInfo};
 pub use self::rule::{CT_STATE_ANSWERS, CT_STATUS_DNAT, Field, Rule};
 use self::uapi::{NFNL_SUBSYS_NFTABLES, NFNLGRP_NFTABLES};
 pub use self::value::{Key, L4, Type, Value};
-use super::error::{Failure, Result};
+use super::error::Result;
 use super::socket::Socket;
 
 /// The type of a message to the subsystem.
@@ -63,12 +62,8 @@ impl Nft {
 
     /// Watches all changes of rules in the calling thread's namespace.
     pub fn watch() -> Result<Watch> {
-        let nft = Nft::open()?;
-        // The first request gives a socket its port. A socket without a port receives no events.
-        nft.generation()?;
         let group = u32::try_from(NFNLGRP_NFTABLES).unwrap_or_default();
-        nft.socket.join(group).map_err(|f| f.context("watch", &"nf_tables"))?;
-        Ok(Watch(nft.socket))
+        Socket::listen(NETLINK_NETFILTER, &[group]).map(Watch)
     }
 }
 
@@ -87,18 +82,8 @@ impl Watch {
     /// Waits for a change, and discards all queued events; `false` if there was none before `until`.
     pub fn heard(&self, until: Instant) -> Result<bool> {
         let limit = until.saturating_duration_since(Instant::now());
-        self.discard(limit).map_err(|f| f.context("watch", &"nf_tables"))
-    }
-
-    fn discard(&self, limit: Duration) -> Result<bool, Failure> {
-        let heard = self.0.wait(limit)?;
-        loop {
-            match self.0.receive() {
-                Ok(None) => return Ok(heard),
-                // Lost events are changes as well.
-                Ok(Some(_)) | Err(Failure { errno: Errno::ENOBUFS, .. }) => {}
-                Err(failure) => return Err(failure),
-            }
-        }
+        // Every change counts. Events that were lost are changes as well.
+        let heard = self.0.wait(limit).and_then(|waited| Ok(self.0.heard(&|_| true)? || waited));
+        heard.map_err(|f| f.context("watch", &"nf_tables"))
     }
 }

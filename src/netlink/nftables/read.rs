@@ -141,8 +141,8 @@ impl Nft {
         Ok(self.elements(std::slice::from_ref(wanted))?.into_iter().flatten().next())
     }
 
-    /// The rules of a table and the elements with the keys of `wanted`, in sets of any table, by two
-    /// system calls; more for long lists.
+    /// The rules of a table and the elements with the keys of `wanted`, in sets of any table, by one
+    /// datagram for up to 64 elements.
     pub fn look(&self, table: Table<'_>, wanted: &[Element]) -> Result<Look> {
         let mut look = Look::default();
         for _ in 0..DUMP_ATTEMPTS {
@@ -172,7 +172,7 @@ impl Nft {
         Ok(look)
     }
 
-    /// For each key of `wanted` the element if it exists, by two system calls for 64 keys.
+    /// For each key of `wanted` the element if it exists, by one datagram for 64 keys.
     pub fn elements(&self, wanted: &[Element]) -> Result<Vec<Option<Element>>> {
         let mut found = Vec::with_capacity(wanted.len());
         for some in wanted.chunks(TOGETHER) {

@@ -40,6 +40,23 @@ fn an_event_ends_the_wait() {
 }
 
 #[test]
+fn a_wait_is_for_events_of_the_sockets_namespace() {
+    let _here = sandbox();
+    let other = Netns::fresh().unwrap();
+    let there = Netlink::open_in(&other).unwrap();
+    let (veth, _) = veths(&there);
+    let waited = thread::scope(|scope| {
+        scope.spawn(|| {
+            thread::sleep(Duration::from_millis(30));
+            let change = LinkChange::new().mtu(1234);
+            Netlink::open_in(&other).unwrap().set_link(veth.index, change).unwrap();
+        });
+        there.wait_link(veth.index, LONG, |link| link.mtu == 1234).unwrap()
+    });
+    assert!(matches!(waited, Waited::Reached(_)));
+}
+
+#[test]
 fn a_reached_condition_is_checked_once_and_others_time_out() {
     let netlink = sandbox();
     let looks = Cell::new(0);

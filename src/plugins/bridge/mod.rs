@@ -18,6 +18,7 @@ mod vlan_gateway;
 
 use serde::Deserialize;
 
+use crate::attachment::HostEnd;
 use crate::cni::{CniResult, IfName};
 use crate::error::{Context, Error, Result};
 use crate::iface::Inside;
@@ -142,8 +143,11 @@ impl Plugin for Bridge {
             host.del_link_by_index(index)?;
             registered.map_or(Ok(()), |port| spoof::del(filter, owner, &[port]))
         });
+        cx.set_end(HostEnd::own(&port));
         // Before the port forwards its first frame.
         if let Some(checked) = &checked {
+            // Once more when the addresses are known.
+            cx.note(Self::NAME, req, &CniResult::new(), &mut undo);
             spoof::add(filter, owner, checked)?;
             mac::require_unused(host, &plan, &bridge.link, &port)?;
         }

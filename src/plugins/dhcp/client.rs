@@ -1,6 +1,7 @@
 //! The plugin's side of the daemon's socket: requests, the start of a daemon, and releases without a daemon.
 
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Read};
+use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -9,6 +10,7 @@ use super::conf::{FOLDER, Ipam, SOCKET};
 use super::daemon::READY;
 use super::family::Family;
 use super::interface;
+use super::passing;
 use super::record::{Record, Records};
 use super::rpc::{Answer, Key, LONGEST, Request, Verb};
 use crate::cmd;
@@ -67,13 +69,22 @@ impl Daemon {
 
     /// Sends a request and returns the result of the reply.
     pub(super) fn call(&self, request: &Request) -> Result<Option<CniResult>> {
-        exchange(self.connect().map_err(|e| self.absent(&e))?, request)
+        self.call_with(request, &[])
+    }
+
+    /// The same with descriptors beside the request.
+    pub(super) fn call_with(
+        &self,
+        request: &Request,
+        passed: &[BorrowedFd<'_>],
+    ) -> Result<Option<CniResult>> {
+        exchange(self.connect().map_err(|e| self.absent(&e))?, request, passed)
     }
 
     /// Releases leases through the daemon; without a daemon, from the records on disk.
     pub(super) fn call_or_replace(&self, request: &Request) -> Result<()> {
         match self.connect() {
-            Ok(stream) => exchange(stream, request).map(drop),
+            Ok(stream) => exchange(stream, request, &[]).map(drop),
             Err(e) => self.release_without(request, &e),
         }
     }
@@ -81,7 +92,10 @@ impl Daemon {
     /// Verifies that the daemon can serve an ADD now.
     pub(super) fn status(&self) -> Result<()> {
         match self.connect() {
-            Ok(stream) => exchange(stream, &Request::new(Verb::Status, Key::default())).map(drop),
+            Ok(stream) => {
+                let request = Request::new(Verb::Status, Key::default());
+                exchange(stream, &request, &[]).map(drop)
+            }
             Err(_) if self.may_start => self.startable().map(drop),
             Err(e) => Err(self.absent(&e)),
         }
@@ -161,7 +175,11 @@ fn start(socket: &Path, pidfile: &Path) -> Result<()> {
     Err(Error::new(Code::TRY_AGAIN, format!("start the DHCP daemon: {}", line.trim())))
 }
 
-fn exchange(stream: UnixStream, request: &Request) -> Result<Option<CniResult>> {
+fn exchange(
+    stream: UnixStream,
+    request: &Request,
+    passed: &[BorrowedFd<'_>],
+) -> Result<Option<CniResult>> {
     let method = match request.verb {
         Verb::Add => "DHCP.Allocate",
         Verb::Check => "DHCP.Check",
@@ -177,7 +195,7 @@ fn exchange(stream: UnixStream, request: &Request) -> Result<Option<CniResult>> 
     if request.verb != Verb::Add {
         stream.set_read_timeout(Some(LIMIT)).map_err(lost)?;
     }
-    (&stream).write_all(request.encode()?.as_bytes()).map_err(lost)?;
+    passing::send(&stream, request.encode()?.as_bytes(), passed).map_err(lost)?;
     let mut line = Vec::new();
     BufReader::new(stream.take(LONGEST)).read_until(b'\n', &mut line).map_err(lost)?;
     if !line.ends_with(b"\n") {

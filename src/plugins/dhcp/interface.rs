@@ -1,4 +1,4 @@
-//! Work in the namespace of a container: opening it, changes of the interface, and releases of leases.
+//! Work in the namespace of a container: changes of the interface, and releases of leases.
 
 use std::io::{self, Read};
 use std::path::Path;
@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use socket2::Socket;
 
-use super::family::{self, Lease};
+use super::family::Lease;
 use super::machine::Release;
 use super::record::Record;
+use super::sandbox::{self, InterfaceError};
 use super::socket;
 use super::timing::{NEVER, Timing};
 use super::v4::frame::{self, Ends};
@@ -23,7 +24,6 @@ use crate::netlink::{
     Dad, Family, Link, LinkChange, Mac, Netlink, NewAddr, OperState, Route, RouteFilter, RouteMode,
 };
 use crate::netns::Netns;
-use crate::sysctl;
 
 /// The timeout for the carrier of the interface. Without a carrier the first message is sent anyway.
 const CARRIER: Duration = Duration::from_secs(2);
@@ -35,65 +35,14 @@ const CONFIRMATIONS: [Duration; 3] =
 /// Longer than any valid message.
 const BUFFER: usize = 2048;
 
-/// Why an interface is not usable.
-#[derive(Debug)]
-pub enum InterfaceError {
-    /// The namespace or the interface does not exist any more, or was replaced.
-    Gone(String),
-    /// An error of a socket.
-    Io(io::Error),
-    /// Any other error.
-    Failed(Error),
-}
-
-impl From<InterfaceError> for Error {
-    fn from(error: InterfaceError) -> Error {
-        match error {
-            InterfaceError::Gone(why) => Error::internal(why),
-            InterfaceError::Io(cause) => Error::io("use the interface", &cause),
-            InterfaceError::Failed(error) => error,
-        }
-    }
-}
-
-impl From<io::Error> for InterfaceError {
-    fn from(cause: io::Error) -> InterfaceError {
-        InterfaceError::Io(cause)
-    }
-}
-
-impl From<Error> for InterfaceError {
-    fn from(error: Error) -> InterfaceError {
-        InterfaceError::Failed(error)
-    }
-}
-
-/// Opens the namespace of a container, and verifies its device and inode if `id` is known.
-pub fn open(path: &Path, id: Option<(u64, u64)>) -> Result<Netns, InterfaceError> {
-    let netns = match Netns::open(path) {
-        Err(e) if e.is_gone() => return Err(InterfaceError::Gone(e.to_string())),
-        opened => opened.map_err(Error::from)?,
-    };
-    let found = netns.identity().map_err(Error::from)?;
-    if id.is_some_and(|id| id != found) {
-        let why = format!("another network namespace is at {}", path.display());
-        return Err(InterfaceError::Gone(why));
-    }
-    Ok(netns)
-}
-
-/// Sets the interface up, waits for its carrier, and returns its Ethernet address. For IPv6 it sets `disable_ipv6` to 0,
-/// as the plugin that adds the address does.
-pub fn prepare(ifname: &str, family: family::Family) -> Result<Mac> {
+/// Sets the interface up, waits for its carrier, and returns its Ethernet address.
+pub fn prepare(ifname: &str) -> Result<Mac> {
     let failed = || format!("error looking up \"{ifname}\"");
     let netlink = Netlink::open()?;
     let absent = || Error::internal("Link not found");
     let link = netlink.link(ifname)?.ok_or_else(absent).context(failed)?;
     let mac = link.mac.ok_or_else(|| Error::internal("not an Ethernet interface"));
     let mac = mac.context(failed)?;
-    if family == family::Family::V6 {
-        sysctl::ensure(&format!("net/ipv6/conf/{ifname}/disable_ipv6"), "0")?;
-    }
     if !link.up {
         netlink
             .set_link(link.index, LinkChange::new().up())
@@ -185,10 +134,14 @@ impl Change {
 
 /// Releases the lease of a record without a daemon.
 pub fn release_recorded(record: &Record) -> Result<()> {
-    let netns = match open(Path::new(&record.netns), Some(record.netns_id)) {
+    let netns = match sandbox::open(Path::new(&record.netns), Some(record.netns_id)) {
         Err(InterfaceError::Gone(_)) => return Ok(()),
         opened => opened?,
     };
+    match netns.run(|| sandbox::require_cookie(record.netns_cookie))? {
+        Err(InterfaceError::Gone(_)) => return Ok(()),
+        same => same?,
+    }
     let mut machine = record.machine(Timing::default(), false, NEVER, NEVER);
     let Some(release) = machine.release() else { return Ok(()) };
     let ifname = &record.key.ifname;

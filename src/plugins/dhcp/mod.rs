@@ -13,11 +13,13 @@
 //! | --- | --- |
 //! | `conf.rs` | the keys |
 //! | `rpc.rs`, `client.rs` | requests and replies between plugin and daemon, and the plugin's side |
+//! | `passing.rs` | the descriptors of an ADD |
 //! | `v4/`, `v6/` | DHCP and DHCPv6: messages and leases |
 //! | `family.rs` | a lease of either family |
 //! | `machine/` | the state machine of a client |
 //! | `timing.rs`, `text.rs` | for both families: clock, timeouts, random numbers; domain names |
 //! | `record.rs` | leases on disk |
+//! | `sandbox.rs` | the container's namespace, and how the daemon enters it again |
 //! | `interface.rs`, `socket.rs` | work in the container's namespace |
 //! | `daemon/` | the daemon |
 
@@ -27,8 +29,10 @@ pub mod daemon;
 pub mod family;
 pub mod interface;
 pub mod machine;
+pub mod passing;
 pub mod record;
 pub mod rpc;
+pub mod sandbox;
 pub mod socket;
 #[cfg(test)]
 mod tests;
@@ -38,16 +42,22 @@ pub mod v4;
 pub mod v6;
 
 use std::net::IpAddr;
+use std::os::fd::AsFd;
+use std::path::Path;
 
 use self::client::Daemon;
 pub use self::conf::Conf;
 use self::conf::Ipam;
+use self::family::Family;
+use self::passing::Link;
 use self::rpc::{Key, Request, Valid, Verb};
 use self::v4::option::CLIENT_ID;
 use crate::cni::json::keys::Keys;
 use crate::cni::{CniResult, ContainerId, IfName};
-use crate::error::{Context, Error, Result};
+use crate::error::{Code, Context, Error, Result};
+use crate::netns::Netns;
 use crate::skel::{AddReq, CheckReq, Cx, DelReq, GcReq, Plugin, Remarks};
+use crate::sysctl;
 
 /// The plugin.
 #[derive(Debug)]
@@ -73,8 +83,16 @@ impl Plugin for Dhcp {
         request.options = ipam.options(cx.raw_args())?;
         request.options.entry(CLIENT_ID).or_insert_with(|| request.key.client_id());
         request.priority = ipam.priority;
-        request.netns = absolute(&req.sandbox.path)?;
-        let result = Daemon::of(&ipam).ensure()?.call(&request)?;
+        let netns = req.sandbox.netns()?;
+        if request.families.contains(&Family::V6) {
+            let key = format!("net/ipv6/conf/{}/disable_ipv6", req.ifname);
+            netns.run(|| sysctl::ensure(&key, "0"))??;
+        }
+        let link = link_of(netns)?;
+        request.netns = absolute(link.as_ref().map_or(netns.path(), Link::path))?;
+        let folder = link.as_ref().map(Link::folder);
+        let passed: Vec<_> = [netns.as_fd()].into_iter().chain(folder).collect();
+        let result = Daemon::of(&ipam).ensure()?.call_with(&request, &passed)?;
         result.ok_or_else(|| Error::internal("the DHCP daemon replied without a result"))
     }
 
@@ -126,9 +144,23 @@ fn addresses_of(req: &CheckReq) -> Vec<IpAddr> {
     own.map(|ip| ip.address.addr()).collect()
 }
 
+/// The link of procfs that the path of a namespace is or leads to. Its process is alive and in this namespace.
+fn link_of(netns: &Netns) -> Result<Option<Link>> {
+    let path = netns.path();
+    let link = Link::of(path);
+    let link = link.map_err(|e| Error::io(format_args!("look for {}", path.display()), &e))?;
+    if let Some(link) = &link
+        && !Netns::open(link.own_path())?.same_as(netns)?
+    {
+        let msg = format!("another network namespace is at {}", path.display());
+        return Err(Error::internal(msg).with_code(Code::INVALID_NETNS));
+    }
+    Ok(link)
+}
+
 /// An absolute path, because the working directory of the daemon is another one.
-fn absolute(path: &str) -> Result<String> {
+fn absolute(path: &Path) -> Result<String> {
     let absolute = std::path::absolute(path);
-    let absolute = absolute.map_err(|e| Error::io(format_args!("find {path}"), &e));
+    let absolute = absolute.map_err(|e| Error::io(format_args!("find {}", path.display()), &e));
     absolute.map(|path| path.display().to_string()).context(|| "CNI_NETNS")
 }

@@ -41,6 +41,10 @@ pub struct Record {
     pub netns: String,
     /// Device and inode of the namespace: the path may refer to another one meanwhile.
     pub netns_id: (u64, u64),
+    /// The cookie of the namespace: the kernel may give the inode's number to another one meanwhile. `None` before Linux
+    /// 5.14, and in records of release 0.2.0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub netns_cookie: Option<u64>,
     /// The Ethernet address of the interface.
     pub mac: Mac,
     /// The options of every message.
@@ -138,6 +142,11 @@ impl Records {
 
     fn within(dir: PathBuf) -> Records {
         Records { dir, boot: sysctl::read("kernel/random/boot_id").unwrap_or_default() }
+    }
+
+    /// The folder.
+    pub fn dir(&self) -> &Path {
+        &self.dir
     }
 
     /// Locks the folder for this process; `None` if another process holds the lock.
@@ -260,6 +269,7 @@ mod tests {
             key,
             netns: "/run/netns/x".into(),
             netns_id: (4, u64::MAX),
+            netns_cookie: Some(u64::MAX),
             mac: Mac([2, 0, 0, 0, 0, 7]),
             options: Options::from([(61, vec![0, 1])]),
             priority: 3,
@@ -299,6 +309,7 @@ mod tests {
             "rebind":6,"expires":18446744073709551615,"options":[[1,[255,255,255,0]]]}"#,
         );
         assert_eq!((v4.netns_id, v4.mac), ((4, 9), Mac([2, 0, 0, 0, 0, 7])));
+        assert_eq!(v4.netns_cookie, None);
         assert!(matches!(v4.lease, Some(Lease::V4(lease)) if lease.expires == NEVER));
         let v6 = read(
             "ipv6",

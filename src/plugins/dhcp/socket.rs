@@ -2,7 +2,7 @@
 //! thread and keeps the namespace alive, so none is held longer than an exchange.
 
 use std::io::{self, Read};
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use nix::errno::Errno;
 use nix::ifaddrs::getifaddrs;
 use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::{LinkAddr, bind};
+use nix::sys::socket::{LinkAddr, SockaddrStorage, bind};
 use socket2::{Domain, Protocol, SockFilter, Socket, Type};
 
 use super::v4::frame::{self, CLIENT_PORT};
@@ -126,6 +126,16 @@ pub fn is_readable(socket: &dyn AsFd, deadline: Instant) -> io::Result<bool> {
 pub fn mac(ifname: &str) -> io::Result<Mac> {
     // `link_addr` has verified the length.
     Ok(Mac(link_addr(ifname)?.addr().unwrap_or_default()))
+}
+
+/// The IP addresses of an interface.
+pub fn addresses(ifname: &str) -> io::Result<Vec<IpAddr>> {
+    let own = getifaddrs()?.filter(|entry| entry.interface_name == ifname);
+    let ip = |addr: SockaddrStorage| {
+        let v4 = addr.as_sockaddr_in().map(|addr| IpAddr::V4(addr.ip()));
+        v4.or_else(|| addr.as_sockaddr_in6().map(|addr| IpAddr::V6(addr.ip())))
+    };
+    Ok(own.filter_map(|entry| ip(entry.address?)).collect())
 }
 
 /// Index and address of an Ethernet interface, as the address of a packet socket.

@@ -15,11 +15,14 @@ use crate::cni::json::Json;
 use crate::cni::names::is_identifier;
 use crate::error::{Error, Result};
 use crate::files::atomic::{Durability, Writer};
-use crate::files::{During, dir, remove_file};
+use crate::files::{self, During, dir, remove_file, trust};
+use crate::log;
 use crate::netns::NetnsId;
 
 /// The folder beside the reference's records.
 const OWN: &str = ".cnibox";
+/// Limit of a record's size in bytes: the maximum of a request, and what is added from the subnet file.
+const MAX_BYTES: usize = 17 << 20;
 
 /// All records of a data directory.
 #[derive(Debug)]
@@ -34,6 +37,8 @@ pub(super) struct Record {
     /// The configuration, which is malformed after a crash of the reference.
     pub(super) conf: Vec<u8>,
     path: PathBuf,
+    /// The path of the note of a first interface.
+    note_path: Option<PathBuf>,
 }
 
 /// Missing in a record of the reference.
@@ -77,6 +82,12 @@ impl Note {
 }
 
 impl Record {
+    /// Removes the record: after its note, so that DEL can be repeated as long as the record exists.
+    pub(super) fn remove(&self) -> Result<()> {
+        self.note_path.as_deref().map_or(Ok(()), remove_file)?;
+        Ok(remove_file(&self.path)?)
+    }
+
     /// The configuration, if it is an object.
     pub(super) fn json(&self) -> Result<Json> {
         let why = match Json::parse(&self.conf) {
@@ -108,6 +119,12 @@ impl Record {
 }
 
 impl Records {
+    /// The records in the folder `dir`, which is created if it is missing. Fails if others could write there.
+    pub(super) fn create(dir: &Path) -> Result<Records> {
+        Ok(Records { dir: trust::create(dir, 0o700)? })
+    }
+
+    /// The records in a folder that is trusted.
     pub(super) fn at(dir: &Path) -> Records {
         Records { dir: dir.to_owned() }
     }
@@ -129,18 +146,24 @@ impl Records {
     fn first(&self, id: &str) -> Result<Option<Record>> {
         let path = self.dir.join(id);
         let Some(conf) = read(&path)? else { return Ok(None) };
-        let note = read(&self.note_path(id))?;
+        let note_path = self.note_path(id);
+        let note = read(&note_path)?;
         let note = note.map(|note| Note::parse(&String::from_utf8_lossy(&note)));
-        let note = note.unwrap_or_default();
-        Ok(Some(Record { container_id: id.to_owned(), note, conf, path }))
+        let (note, note_path) = (note.unwrap_or_default(), Some(note_path));
+        Ok(Some(Record { container_id: id.to_owned(), note, conf, path, note_path }))
     }
 
     /// The record of a further interface of the container.
     fn further(&self, id: &str, ifname: &str) -> Result<Option<Record>> {
         let path = self.further_path(id, ifname);
         let note = Note { ifname: Some(ifname.to_owned()), sandbox: None };
-        let record = |conf| Record { container_id: id.to_owned(), note, conf, path: path.clone() };
-        Ok(read(&path)?.map(record))
+        Ok(read(&path)?.map(|conf| Record {
+            container_id: id.to_owned(),
+            note,
+            conf,
+            path,
+            note_path: None,
+        }))
     }
 
     /// Writes the record of an attachment, replacing an earlier one.
@@ -179,25 +202,16 @@ impl Records {
         Ok(self.first(owner.id)?.filter(|record| record.may_be_of(owner)))
     }
 
+    /// All records that can be read: the others, which are shown in warnings, must not keep them.
     pub(super) fn list(&self) -> Result<Vec<Record>> {
-        let mut records = Vec::new();
-        for id in names(&self.dir)?.iter().filter(|name| is_identifier(name)) {
-            records.extend(self.first(id)?);
-        }
-        for name in names(&self.own_dir())? {
-            if let Some((id, ifname)) = name.split_once(':') {
-                records.extend(self.further(id, ifname)?);
-            }
-        }
-        Ok(records)
-    }
-
-    /// Removes a record: after its note, so that DEL can be repeated as long as the record exists.
-    pub(super) fn remove(&self, record: &Record) -> Result<()> {
-        if record.path.parent() == Some(&self.dir) {
-            remove_file(&self.note_path(&record.container_id))?;
-        }
-        Ok(remove_file(&record.path)?)
+        let readable = |found: Result<Option<Record>>| {
+            found.inspect_err(|error| log::warn(error)).unwrap_or_default()
+        };
+        let (first, further) = (names(&self.dir)?, names(&self.own_dir())?);
+        let first = first.iter().filter(|name| is_identifier(name)).map(|id| self.first(id));
+        let further = further.iter().filter_map(|name| name.split_once(':'));
+        let further = further.map(|(id, ifname)| self.further(id, ifname));
+        Ok(first.chain(further).filter_map(readable).collect())
     }
 
     /// Removes the temporary files of killed processes, except for those of valid attachments.
@@ -224,7 +238,7 @@ fn names(dir: &Path) -> Result<Vec<String>> {
 
 /// The content of a file; `None` if there is no such file.
 fn read(path: &Path) -> Result<Option<Vec<u8>>> {
-    match fs::read(path) {
+    match files::read(path, MAX_BYTES) {
         Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::IsADirectory) => Ok(None),
         content => Ok(Some(content.during("open", path)?)),
     }
@@ -286,7 +300,7 @@ mod tests {
             all.iter().map(|r| (r.container_id.as_str(), r.note.ifname.as_deref())).collect();
         assert_eq!(names, [("pod", Some("eth0")), ("pod", Some("net1"))]);
         for record in &all {
-            records.remove(record).unwrap();
+            record.remove().unwrap();
         }
         assert_eq!(names_left(&records), (vec![".cnibox".to_owned()], Vec::new()));
     }
@@ -385,6 +399,18 @@ mod tests {
             records.find(&Owner { network: "a", id: "pod", ifname: "eth0" }).is_err()
                 && records.list().is_err()
         );
+    }
+
+    #[test]
+    fn a_record_that_cannot_be_read_does_not_hide_the_others() {
+        let (_dir, records) = records();
+        let owner = |id| Owner { network: "n", id, ifname: "eth0" };
+        records.save(&owner("m"), br#"{"type":"x","name":"a"}"#, None).unwrap();
+        for name in ["a", "z", ".cnibox/z:net1"] {
+            std::os::unix::fs::symlink("/dev/zero", records.dir.join(name)).unwrap();
+        }
+        let all = records.list().unwrap();
+        assert_eq!(all.iter().map(|r| &*r.container_id).collect::<Vec<_>>(), ["m"]);
     }
 
     #[test]

@@ -1,13 +1,15 @@
 //! The subnet file `subnet.env`, which flanneld writes: the node's subnets, as `KEY=VALUE` lines.
 
-use std::fs;
 use std::path::Path;
 
 use ipnet::IpNet;
 
 use crate::cni::ip::parse_cidr;
 use crate::error::{Code, Error, Result, io_text};
-use crate::log;
+use crate::{files, log};
+
+/// Limit of the file's size in bytes: room for thousands of networks.
+const MAX_BYTES: usize = 64 << 10;
 
 /// The node's share of the pod networks.
 #[derive(Debug)]
@@ -32,9 +34,9 @@ impl SubnetEnv {
             Error::new(code, msg)
         };
         let name = path.display();
-        let bytes = fs::read(path)
+        let text = files::read_text(path, MAX_BYTES)
             .map_err(|e| failed(Code::TRY_AGAIN, format!("open {name}: {}", io_text(&e))))?;
-        parse(&String::from_utf8_lossy(&bytes))
+        parse(&text)
             .map_err(|why| failed(Code::INTERNAL, why))?
             .map_err(|missing| failed(Code::TRY_AGAIN, format!("{name} is missing {missing}")))
     }
@@ -111,6 +113,7 @@ fn parse_flag(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     const DUAL: &str = "FLANNEL_NETWORK=10.1.0.0/16,192.168.0.0/16,10.1.9.9/16\r\n\
         FLANNEL_SUBNET=10.1.17.1/24\nFLANNEL_IPV6_NETWORK=fc00::/48\n# comment\n\n\

@@ -2,11 +2,11 @@
 //!
 //! Keys: one of `device`, `hwaddr`, `kernelpath`, `pciBusID`, or the capability `deviceID` (a PCI address or a name on
 //! the auxiliary bus), which has precedence; `ipam` is optional; with `useInterfaceNetwork` the device keeps its
-//! addresses and routes in the container; `dataDir` is the folder of the records. A PCI function that a program drives
-//! (DPDK) has no interface: it is only reported, with its addresses.
+//! addresses and routes in the container. A PCI function that a program drives (DPDK) has no interface: it is only
+//! reported, with its addresses.
 //!
 //! While the container has the device, its alias is its name on the host, as with the reference plugin, and a record
-//! below `dataDir` holds the rest of its state. DEL restores name, alias, MAC, MTU, the addresses and routes of an
+//! below `/run/cni/host-device` holds the rest of its state. DEL restores name, alias, MAC, MTU, the addresses and routes of an
 //! administrator, and sets the device up if it was up. Nothing else remains on the host.
 
 mod find;
@@ -29,7 +29,7 @@ use crate::cni::{CniResult, Interface};
 use crate::error::{Code, Context, Error, Result};
 use crate::iface::child::{self, Found};
 use crate::iface::{Inside, verify};
-use crate::netns::Netns;
+use crate::netns::{Netns, NetnsId};
 use crate::skel::{
     AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Remarks, Rollback, del_and_release,
 };
@@ -50,8 +50,6 @@ pub struct Conf {
     pci_bus_id: Option<String>,
     /// Give the container the addresses and routes that the device has on the host.
     use_interface_network: bool,
-    /// The folder of the records. Default: `/run/cni/host-device`.
-    data_dir: Option<String>,
     runtime_config: RuntimeConfig,
 }
 
@@ -84,7 +82,7 @@ impl Plugin for HostDevice {
             return report_only(cx, req, pci);
         }
         let (inside, host) = (Inside::enter(netns)?, cx.host()?);
-        let records = records(cx, conf);
+        let records = Records::of(&cx.net.name);
         let device =
             find::device(host, &sysfs, &selector).map_err(|e| explain(e, &selector, &records))?;
         transfer::require_free_names(&inside, &device, &req.ifname)?;
@@ -102,6 +100,7 @@ impl Plugin for HostDevice {
             container_id: req.id.to_string(),
             ifname: req.ifname.to_string(),
             netns: req.sandbox.path.clone(),
+            netns_id: req.sandbox.identity(),
             device: origin,
             tried: false,
         };
@@ -158,11 +157,10 @@ impl Plugin for HostDevice {
         failures.into_result()
     }
 
-    fn gc(cx: &Cx<'_>, conf: &Conf, req: &GcReq) -> Result<()> {
+    fn gc(cx: &Cx<'_>, _: &Conf, req: &GcReq) -> Result<()> {
         let mut failures = Failures::new();
         del_and_release(cx, &mut failures, Cx::ipam_gc, |failures| {
-            let given_back = give_back_stale(cx, &records(cx, conf), req);
-            failures.keep(given_back)
+            failures.keep(give_back_stale(cx, &Records::of(&cx.net.name), req))
         });
         failures.into_result()
     }
@@ -180,10 +178,6 @@ impl Plugin for HostDevice {
         cx.usable_host()?;
         cx.if_ipam(Cx::ipam_status)
     }
-}
-
-fn records<'a>(cx: &'a Cx<'_>, conf: &Conf) -> Records<'a> {
-    Records::new(conf.data_dir.as_deref(), cx.net.name.as_str())
 }
 
 fn no_selector() -> Error {
@@ -224,7 +218,7 @@ fn report_only(cx: &Cx<'_>, req: &AddReq, pci: &str) -> Result<CniResult> {
 
 /// Finds the attachment's device and gives it back to the host.
 fn give_back(cx: &Cx<'_>, conf: &Conf, req: &DelReq) -> Result<()> {
-    let records = records(cx, conf);
+    let records = Records::of(&cx.net.name);
     let (host, netns, prev) = (cx.host()?, req.netns.as_ref(), req.prev.as_ref());
     if let Some(record) = records.find(req.id.as_str(), req.ifname.as_str()) {
         let recorded = if netns.is_none() { recorded_netns(&record)? } else { None };
@@ -269,9 +263,12 @@ fn release(cx: &Cx<'_>, record: &Record) -> Result<Option<Error>> {
     Search::of(record).give_back(cx.host()?, netns.as_ref(), None)
 }
 
-/// The namespace at the recorded path, if any. It may be a later namespace by now: the device is searched for in it.
+/// The namespace at the recorded path, if it is the recorded one: another container's namespace is not entered. A
+/// namespace that nothing pins cannot be told from a later one.
 fn recorded_netns(record: &Record) -> Result<Option<Netns>> {
+    let Some(known) = record.netns_id.filter(|id| id.ctime != 0) else { return Ok(None) };
     let Ok(netns) = Netns::open(&record.netns) else { return Ok(None) };
-    let home = Netns::current()?;
-    Ok((!netns.same_as(&home)?).then_some(netns))
+    let is_recorded = netns.identity()? == (known.dev.into(), known.ino.into())
+        && NetnsId::at(netns.path()) == Some(known);
+    Ok((is_recorded && !netns.same_as(&Netns::current()?)?).then_some(netns))
 }

@@ -11,13 +11,16 @@ use serde::{Deserialize, Serialize};
 
 use super::origin::Origin;
 use crate::attachment::{Owner, backup};
+use crate::cni::NetworkName;
 use crate::error::{Error, Result};
 use crate::files::atomic::{Durability, Writer};
 use crate::files::{dir, remove_file};
 use crate::log;
+use crate::netns::NetnsId;
 
-/// The default of `dataDir`.
-const DATA_DIR: &str = "/run/cni/host-device";
+/// The folder of all records. No configuration chooses it: a record decides the name, the addresses and the routes of a
+/// link of the host.
+const DIR: &str = "/run/cni/host-device";
 
 /// An attachment that has a device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,6 +31,9 @@ pub(super) struct Record {
     pub(super) ifname: String,
     /// The path of its namespace.
     pub(super) netns: String,
+    /// The namespace that was there; missing in records of release 0.2.0.
+    #[serde(default)]
+    pub(super) netns_id: Option<NetnsId>,
     pub(super) device: Origin,
     /// Whether a DEL has already failed to restore the device completely.
     #[serde(default)]
@@ -43,9 +49,13 @@ pub(super) struct Records<'a> {
 }
 
 impl<'a> Records<'a> {
-    pub(super) fn new(data_dir: Option<&str>, network: &'a str) -> Records<'a> {
-        let all = PathBuf::from(data_dir.filter(|dir| !dir.is_empty()).unwrap_or(DATA_DIR));
-        Records { network, own: all.join(network), all }
+    /// The records of a network.
+    pub(super) fn of(network: &'a NetworkName) -> Records<'a> {
+        Records::below(Path::new(DIR), network.as_str())
+    }
+
+    fn below(dir: &Path, network: &'a str) -> Records<'a> {
+        Records { network, own: dir.join(network), all: dir.to_owned() }
     }
 
     /// The file of an attachment, and its temporary name.
@@ -58,8 +68,7 @@ impl<'a> Records<'a> {
     pub(super) fn keep(&self, record: &Record) -> Result<()> {
         self.write(record).map_err(|e| {
             let context = format!("record the state of \"{}\"", record.device.name);
-            let remedy = "let \"dataDir\" name a folder that can be written to";
-            e.context(context).with_details(remedy)
+            e.context(context).with_details(format!("only root may write to {DIR}"))
         })
     }
 
@@ -89,11 +98,11 @@ impl<'a> Records<'a> {
     /// The record of an attachment.
     pub(super) fn find(&self, id: &str, ifname: &str) -> Option<Record> {
         let (path, _) = self.files(id, ifname);
-        if !is_trusted(&self.own) || !path.exists() {
+        if !is_own(&self.own) {
             return None;
         }
-        let bytes = fs::read(&path);
-        decode(&path, &bytes.inspect_err(|e| log::warn(Error::io(path.display(), e))).ok()?)
+        let bytes = backup::read(&path).inspect_err(|e| log::warn(e)).ok()??;
+        decode(&path, &bytes)
     }
 
     /// Deletes the record of an attachment, and the temporary file of an ADD that was killed.
@@ -105,7 +114,7 @@ impl<'a> Records<'a> {
 
     /// Deletes the temporary files of ADDs that were killed, except for valid attachments.
     pub(super) fn sweep(&self, valid: &[Owner<'_>]) {
-        if is_trusted(&self.own) {
+        if is_own(&self.own) {
             backup::sweep(&self.own, self.network, valid);
         }
     }
@@ -129,7 +138,7 @@ fn in_folder(folder: &Path) -> Vec<Record> {
 }
 
 /// Whether only this user can write to a folder: other users could forge records.
-fn is_trusted(folder: &Path) -> bool {
+fn is_own(folder: &Path) -> bool {
     dir::require_own(folder).inspect_err(|e| log::warn(e)).unwrap_or(false)
 }
 
@@ -160,13 +169,14 @@ mod tests {
             container_id: id.into(),
             ifname: "eth0".into(),
             netns: "/x".into(),
+            netns_id: None,
             device,
             tried: false,
         }
     }
 
     fn records<'a>(dir: &Path, network: &'a str) -> Records<'a> {
-        Records::new(dir.to_str(), network)
+        Records::below(dir, network)
     }
 
     #[test]
@@ -208,7 +218,7 @@ mod tests {
         fs::set_permissions(dir.path().join("a"), everybody).unwrap();
         assert_eq!(records.of_network(), [], "others may have put it there");
         assert!(records.keep(&record("c1", "ens1")).is_err());
-        let nowhere = Records::new(Some("/proc/no"), "n");
+        let nowhere = Records::below(Path::new("/proc/no"), "n");
         let error = nowhere.keep(&record("c1", "ens1")).unwrap_err();
         assert!(error.msg().starts_with("record the state of \"ens1\""), "{error}");
     }
@@ -223,7 +233,8 @@ mod tests {
             "addresses":[{"net":"192.0.2.1/24","noPrefixRoute":false,"broadcast":true}],
             "routes":[{"dst":"10.0.0.0/8","gw":"192.0.2.254","src":null,"scope":0,"table":254,
              "priority":null,"protocol":4,"onlink":false}]},"tried":true}"#;
-        let Record { device, tried, .. } = serde_json::from_str(text).unwrap();
+        let Record { device, tried, netns_id, .. } = serde_json::from_str(text).unwrap();
+        assert_eq!(netns_id, None);
         let hardware = Parent { bus: "pci".into(), name: "0000:01:00.0".into() };
         let permanent_mac = Some(Mac([2, 0, 0, 0, 0, 1]));
         let link = Link { parent: Some(hardware), permanent_mac, ..Link::default() };

@@ -8,11 +8,15 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result, io_text};
+use crate::files;
 use crate::netlink::{Link, Parent};
 use crate::sort::sort;
 
 /// Drivers that hand a PCI device to a program: the kernel has no network interface for it.
 const USER_SPACE_DRIVERS: [&str; 3] = ["vfio-pci", "uio_pci_generic", "igb_uio"];
+
+/// Limit of an attribute's size in bytes: the kernel's largest page.
+const MAX_BYTES: usize = 64 << 10;
 
 /// The file system, usually at `/sys`.
 pub(super) struct Sysfs(PathBuf);
@@ -71,7 +75,7 @@ impl Sysfs {
 /// Whether a link is the link that a `net` folder shows under its name: the namespace of the mount may have another
 /// link of that name.
 pub(super) fn shows(folder: &Path, link: &Link) -> bool {
-    let shown = |file| fs::read_to_string(folder.join(&link.name).join(file)).ok();
+    let shown = |file| files::read_text(&folder.join(&link.name).join(file), MAX_BYTES).ok();
     let same = |text: &String, value: String| text.trim() == value;
     let mac = link.mac.map(|mac| mac.to_string()).unwrap_or_default();
     shown("ifindex").is_none_or(|text| same(&text, link.index.to_string()))

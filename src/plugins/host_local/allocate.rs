@@ -7,9 +7,10 @@ use std::time::Duration;
 use ipnet::IpNet;
 
 use super::range::{Range, RangeSet};
+use crate::attachment::{Liveness, Owner, Record};
 use crate::cni::IpConfig;
 use crate::error::{Code, Context, Error, Result};
-use crate::leases::{LeaseStore, Listing, Owner, Reclaimed};
+use crate::leases::{LeaseOwner, LeaseStore, Listing, Reclaimed};
 use crate::log;
 use crate::skel::{Failures, reclaim};
 
@@ -23,7 +24,7 @@ pub fn allocate_all(
     store: &mut LeaseStore,
     sets: &[RangeSet],
     requested: &[IpAddr],
-    owner: &Owner,
+    owner: &LeaseOwner,
 ) -> Result<Vec<IpConfig>> {
     let mut first = Allocation::new(store, owner)?;
     let error = match first.run(sets, requested) {
@@ -44,7 +45,7 @@ pub fn allocate_all(
 /// removed.
 pub fn reclaim_dead(
     store: &mut LeaseStore,
-    next: Option<&Owner>,
+    next: Option<&LeaseOwner>,
     failures: &mut Failures,
 ) -> Result<Vec<Reclaimed>> {
     let reclaimed =
@@ -63,7 +64,7 @@ pub fn is_exhausted(listing: &Listing, set: &RangeSet) -> bool {
 
 struct Allocation<'a> {
     store: &'a mut LeaseStore,
-    owner: &'a Owner,
+    owner: &'a LeaseOwner,
     /// The owner's addresses before.
     held: Vec<IpAddr>,
     /// Recently released addresses, and how long they are withheld.
@@ -74,7 +75,7 @@ struct Allocation<'a> {
 }
 
 impl<'a> Allocation<'a> {
-    fn new(store: &'a mut LeaseStore, owner: &'a Owner) -> Result<Allocation<'a>> {
+    fn new(store: &'a mut LeaseStore, owner: &'a LeaseOwner) -> Result<Allocation<'a>> {
         let held = store.owned_by(owner)?;
         let quarantined = store.quarantined();
         let reserved = Vec::new();
@@ -127,7 +128,7 @@ impl<'a> Allocation<'a> {
         }
         let found = match request {
             // A request overrides the quarantine.
-            Some(ip) if self.store.reserve(ip, self.owner)? => {
+            Some(ip) if reserve(self.store, self.owner, ip)? => {
                 set.range_of(ip).map(|range| (ip, range))
             }
             Some(_) => None,
@@ -162,7 +163,7 @@ impl<'a> Allocation<'a> {
                 // From here on taken addresses need no system call.
                 taken = self.store.taken()?;
             }
-            if !taken.contains(&ip) && self.store.reserve(ip, self.owner)? {
+            if !taken.contains(&ip) && reserve(self.store, self.owner, ip)? {
                 return Ok(Some((ip, range)));
             }
         }
@@ -185,6 +186,21 @@ impl<'a> Allocation<'a> {
             ),
         })
     }
+}
+
+/// Reserves the address; false if it is taken: by a lease or, where leases were lost, by an attachment of the network that
+/// exists.
+fn reserve(store: &mut LeaseStore, owner: &LeaseOwner, ip: IpAddr) -> Result<bool> {
+    if !store.reserve(ip, owner)? {
+        return Ok(false);
+    }
+    let network = store.network();
+    let next = Owner { network: &network, ifname: &owner.ifname, id: &owner.id };
+    let sharing = Record::sharing(ip, next);
+    let has_it = |other: &&Record| other.network == network && other.liveness() == Liveness::Alive;
+    let Some(Record { id, .. }) = sharing.iter().find(has_it) else { return Ok(true) };
+    log::warn(format_args!("{ip} is not leased, but is in use by container {id}"));
+    store.release_address(ip, owner).map(|_| false)
 }
 
 #[cfg(test)]
@@ -243,14 +259,14 @@ mod tests {
         fn add(&self, id: &str, sets: &[&str], requested: &str) -> Result<String, String> {
             let mut store = LeaseStore::open(self.dir(), "net", LeaseOptions::default()).unwrap();
             let sets: Vec<RangeSet> = sets.iter().map(|text| set(text)).collect();
-            allocate_all(&mut store, &sets, &ips(requested), &Owner::new(id, "eth0"))
+            allocate_all(&mut store, &sets, &ips(requested), &LeaseOwner::new(id, "eth0"))
                 .map(|all| all.iter().map(|a| a.address.to_string()).collect::<Vec<_>>().join(" "))
                 .map_err(|e| e.msg().to_owned())
         }
 
         fn del(&self, id: &str) {
             let mut store = LeaseStore::open(self.dir(), "net", LeaseOptions::default()).unwrap();
-            store.release(&Owner::new(id, "eth0")).unwrap();
+            store.release(&LeaseOwner::new(id, "eth0")).unwrap();
         }
 
         fn taken(&self) -> HashSet<IpAddr> {

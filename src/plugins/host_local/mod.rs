@@ -5,8 +5,8 @@
 //! that the two implementations can replace each other.
 //!
 //! State on the host while the container lives: one lease file per address. Permanently: the directory with its lock,
-//! the last reserved address of each set, and `.cnibox` with an index of the leases and the network namespaces of their
-//! containers. When no address is free, and on GC, leases of an earlier boot or of a deleted namespace are reclaimed.
+//! the last reserved address of each set, and `.cnibox` with a journal of the leases and the host's ends of their veth pairs.
+//! When no address is free, leases of an earlier boot, or whose end on the host is gone, are reclaimed.
 //!
 //! Keys, all in `ipam`: `type`, `dataDir`, `resolvConf`, `routes`, `ranges`, `subnet`, `rangeStart`, `rangeEnd`,
 //! `gateway`, and in addition to the reference's, `reuseDelay` and `lockTimeout`.
@@ -27,7 +27,7 @@ use crate::cni::json::Json;
 use crate::cni::json::keys::Keys;
 use crate::cni::{CniResult, Dns, Route, ip};
 use crate::error::{Code, Context, Error, Result};
-use crate::leases::{DATA_DIR, LeaseOptions, LeaseStore, Listing, Owner};
+use crate::leases::{DATA_DIR, LeaseOptions, LeaseOwner, LeaseStore, Listing};
 use crate::log;
 use crate::skel::{AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Remarks};
 use crate::sort::sort_by_key;
@@ -139,15 +139,15 @@ impl Plugin for HostLocal {
             resolv::read(Path::new(&plan.ipam.resolv_conf))?
         };
         let mut store = LeaseStore::open(&conf.data_dir()?, cx.net.name.as_str(), conf.options()?)?;
-        let owner = Owner::new(req.id.as_str(), req.ifname.as_str());
-        let owner = owner.with_netns(req.sandbox.identity());
+        let owner = LeaseOwner::new(req.id.as_str(), req.ifname.as_str());
+        let owner = owner.with_end(cx.end());
         let ips = allocate::allocate_all(&mut store, &plan.sets, &plan.requested, &owner)?;
         Ok(CniResult { ips, routes: plan.ipam.routes, dns, ..CniResult::new() })
     }
 
     fn check(cx: &Cx<'_>, conf: &Conf, req: &CheckReq) -> Result<()> {
         Plan::resolve(cx, conf)?;
-        let owner = Owner::new(req.id.as_str(), req.ifname.as_str());
+        let owner = LeaseOwner::new(req.id.as_str(), req.ifname.as_str());
         let store = conf.store(cx, conf.options()?)?;
         let addresses = store.map_or(Ok(Vec::new()), |mut store| store.owned_by(&owner))?;
         if addresses.is_empty() {
@@ -160,7 +160,7 @@ impl Plugin for HostLocal {
 
     fn del(cx: &Cx<'_>, conf: &Conf, req: &DelReq) -> Result<()> {
         let mut failures = Failures::new();
-        let owner = Owner::new(req.id.as_str(), req.ifname.as_str());
+        let owner = LeaseOwner::new(req.id.as_str(), req.ifname.as_str());
         let options = failures.keep(conf.options()).unwrap_or_default();
         failures.keep(
             conf.store(cx, options)
@@ -186,13 +186,9 @@ impl Plugin for HostLocal {
             log::warn(format_args!("released {lease}"));
         }
         let mut failures = Failures::new();
-        // The runtime may not know yet that a container is dead; and containers whose leases had to stay may have died
-        // meanwhile.
-        let reclaimed = allocate::reclaim_dead(&mut store, None, &mut failures);
-        let reclaimed = failures.keep(reclaimed).unwrap_or_default();
-        for lease in stay.into_iter().filter(|lease| reclaimed.iter().all(|r| r.lease != *lease)) {
+        for lease in stay {
             let error = Error::new(Code::TRY_AGAIN, format!("{lease} stays"));
-            let why = "its address is on an interface of a running container, and cannot be removed there";
+            let why = "the link of its attachment still exists on this host: DEL deletes it";
             failures.keep(Err::<(), _>(error.with_details(why)));
         }
         failures.into_result()
@@ -264,6 +260,12 @@ struct Plan {
 impl Plan {
     fn resolve(cx: &Cx<'_>, conf: &Conf) -> Result<Plan> {
         let ipam: Ipam = conf.ipam()?;
+        let dir = conf.data_dir()?;
+        if dir.is_relative() {
+            let msg = format!("dataDir \"{}\" is not an absolute path", dir.display());
+            let why = "it would be another folder for each working directory of the runtime";
+            return Err(Error::config(msg).with_details(why));
+        }
         let runtime = conf.runtime()?;
         let args: Args = Json::decode_or_default(conf.args.as_ref())?;
         let from_env = cx.args(&["IP"])?.get("IP", ip::parse_ip_or_cidr)?;

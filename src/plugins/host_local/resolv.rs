@@ -1,26 +1,21 @@
 //! resolv.conf(5) as the `dns` of a result.
 
-use std::fs::OpenOptions;
-use std::io::{self, ErrorKind, Read};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
-
-use nix::libc::O_NONBLOCK;
 
 use crate::cni::Dns;
 use crate::error::{Error, Result};
+use crate::files;
 
 /// The maximum size of a file, in bytes.
-const MAX_SIZE: u64 = 1 << 20;
+const MAX_SIZE: usize = 1 << 20;
 
 /// The maximum length of a line, in bytes, as in the reference.
 const MAX_LINE: usize = 64 * 1024;
 
 /// Reads a file. Its values are not validated.
 pub fn read(path: &Path) -> Result<Dns> {
-    let text =
-        read_bounded(path).map_err(|e| Error::io(format_args!("open {}", path.display()), &e))?;
-    parse(&String::from_utf8_lossy(&text))
+    let failed = |e| Error::io(format_args!("open {}", path.display()), &e);
+    parse(&files::read_text(path, MAX_SIZE).map_err(failed)?)
 }
 
 /// Parses the lines; of several domains the last one counts. Unknown keywords are ignored.
@@ -42,18 +37,6 @@ fn parse(text: &str) -> Result<Dns> {
         }
     }
     Ok(dns)
-}
-
-/// Does not block on a FIFO, and does not read a file without an end.
-fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {
-    let file = OpenOptions::new().read(true).custom_flags(O_NONBLOCK).open(path)?;
-    let refuse = |why: &str| Err(io::Error::new(ErrorKind::InvalidInput, why));
-    if !file.metadata()?.is_file() {
-        return refuse("not a regular file");
-    }
-    let mut text = Vec::new();
-    file.take(MAX_SIZE + 1).read_to_end(&mut text)?;
-    if text.len() as u64 > MAX_SIZE { refuse("larger than 1 MiB") } else { Ok(text) }
 }
 
 #[cfg(test)]
@@ -90,8 +73,8 @@ mod tests {
         let error = read(Path::new("/dev/zero")).unwrap_err();
         assert_eq!(error.msg(), "open /dev/zero: not a regular file");
         let huge = tempfile::NamedTempFile::new().unwrap();
-        huge.as_file().set_len(MAX_SIZE + 1).unwrap();
+        huge.as_file().set_len(MAX_SIZE as u64 + 1).unwrap();
         let error = read(huge.path()).unwrap_err();
-        assert!(error.msg().ends_with("larger than 1 MiB"), "{error}");
+        assert!(error.msg().ends_with("larger than 1024 KiB"), "{error}");
     }
 }

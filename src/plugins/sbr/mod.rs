@@ -170,6 +170,7 @@ impl Plugin for Sbr {
 
     fn gc(_: &Cx<'_>, _: &Conf, _: &GcReq) -> Result<()> {
         // Rules and tables are deleted with the network namespace.
+        Lock::sweep_turns();
         Ok(())
     }
 

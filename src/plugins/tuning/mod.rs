@@ -13,7 +13,7 @@ mod backup;
 mod permission;
 mod sysctls;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
@@ -24,6 +24,7 @@ use crate::attachment::Owner;
 use crate::attachment::backup::{self as files, BackupFile};
 use crate::cni::{CniResult, IfName, Interface};
 use crate::error::{Context, Error, Result};
+use crate::files::trust;
 use crate::iface::mtu;
 use crate::log;
 use crate::netlink::{Mac, Netlink};
@@ -83,8 +84,16 @@ struct CniArgs {
 }
 
 impl Conf {
+    /// The folder of backups, as configured.
     fn dir(&self) -> &Path {
         Path::new(if self.data_dir.is_empty() { "/run/cni/tuning" } else { &self.data_dir })
+    }
+
+    /// The folder of backups for DEL and GC, which are refused for no key: the backups are ignored if others than root
+    /// could have written them.
+    fn dir_if_trusted(&self) -> Option<PathBuf> {
+        let ignored = |error: &_| log::warn(format_args!("{error}; its backups are ignored"));
+        trust::resolve(self.dir()).inspect_err(ignored).ok()
     }
 
     /// The attributes: `args` overrides the configuration; the MAC has further sources.
@@ -120,7 +129,8 @@ impl Plugin for Tuning {
     type Conf = Conf;
 
     fn examine(cx: &Cx<'_>, conf: &Conf, _: &mut Remarks) -> Result<()> {
-        Plan::resolve(cx, conf, &IfName::parse("eth0")?).map(drop)
+        let plan = Plan::resolve(cx, conf, &IfName::parse("eth0")?)?;
+        if plan.attributes.is_empty() { Ok(()) } else { trust::require_place(conf.dir()) }
     }
 
     fn add(cx: &Cx<'_>, conf: &Conf, req: &AddReq) -> Result<CniResult> {
@@ -135,7 +145,9 @@ impl Plugin for Tuning {
             ));
         }
         let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
-        let (file, ifname) = (BackupFile::new(conf.dir(), &owner), &req.ifname);
+        let is_backed_up = !plan.attributes.is_empty();
+        let dir = if is_backed_up { trust::create(conf.dir(), 0o700)? } else { PathBuf::new() };
+        let (file, ifname) = (BackupFile::new(&dir, &owner), &req.ifname);
         netns.run(|| plan.apply(ifname, &file, &owner))??;
         let is_own = |i: &&mut Interface| i.name == ifname.as_str() && !i.sandbox.is_empty();
         for interface in result.interfaces.iter_mut().filter(is_own) {
@@ -160,7 +172,8 @@ impl Plugin for Tuning {
     /// interface plugin, which comes later, deletes the interface.
     fn del(cx: &Cx<'_>, conf: &Conf, req: &DelReq) -> Result<()> {
         let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
-        let file = BackupFile::new(conf.dir(), &owner);
+        let Some(dir) = conf.dir_if_trusted() else { return Ok(()) };
+        let file = BackupFile::new(&dir, &owner);
         let mut backup = match Backup::read(&file) {
             Ok(Some(backup)) if !backup.may_be_of(&owner) => return Ok(()),
             Ok(backup) => backup,
@@ -189,15 +202,17 @@ impl Plugin for Tuning {
     }
 
     fn gc(cx: &Cx<'_>, conf: &Conf, req: &GcReq) -> Result<()> {
+        let Some(dir) = conf.dir_if_trusted() else { return Ok(()) };
         let valid = Owner::each(&cx.net.name, &req.valid);
-        Backup::collect(conf.dir(), cx.net.name.as_str(), &valid)
+        Backup::collect(&dir, cx.net.name.as_str(), &valid)
     }
 
     fn status(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
         let plan = Plan::resolve(cx, conf, &IfName::parse("eth0")?).or_unavailable()?;
         permission::check_allowlist(&plan.parameters).or_unavailable()?;
         if !plan.attributes.is_empty() {
-            files::require_writable(conf.dir()).or_unavailable()?;
+            let dir = trust::resolve(conf.dir()).or_unavailable()?;
+            files::require_writable(&dir).or_unavailable()?;
         }
         cx.usable_host().map(drop)
     }

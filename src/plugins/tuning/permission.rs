@@ -1,16 +1,19 @@
 //! The restrictions of kernel parameters: the node's allowlist and the profile "safe".
 
-use std::fs;
 use std::io::ErrorKind;
+use std::path::Path;
 
 use regex_lite::Regex;
 
 use super::sysctls::Parameter;
 use crate::cni::IfName;
 use crate::error::{Error, Result};
+use crate::files;
 
 /// Regular expressions of the keys that the administrator allows, one per line. Without the file all keys are allowed.
 const ALLOWLIST: &str = "/etc/cni/tuning/allowlist.conf";
+/// Limit of its size in bytes, far beyond the number of all keys.
+const MAX_BYTES: usize = 1 << 20;
 
 /// The profile "safe": parameters of a network namespace that have bounded costs and no effect on traffic between others.
 /// Of the parameters of interfaces only the container's own are safe.
@@ -85,7 +88,7 @@ pub(super) fn restrict_to_safe(parameters: &mut [Parameter], ifname: &IfName) ->
 /// Fails unless the node's allowlist, if there is one, matches every parameter: the key as written, or with dots
 /// instead of slashes.
 pub(super) fn check_allowlist(parameters: &[Parameter]) -> Result<()> {
-    let text = match fs::read_to_string(ALLOWLIST) {
+    let text = match files::read_text(Path::new(ALLOWLIST), MAX_BYTES) {
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
         text => text.map_err(|e| Error::io(format_args!("read {ALLOWLIST}"), &e))?,
     };

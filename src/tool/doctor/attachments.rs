@@ -2,18 +2,18 @@
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
-use std::path::Path;
 
 use ipnet::IpNet;
 
-use crate::attachment::{Liveness, Record};
+use crate::attachment::Record;
 use crate::cni::{SpecVersion, Version};
 use crate::error::Result;
 use crate::iface::verify::IN_CONTAINER;
-use crate::leases::{self, Listing};
+use crate::leases::{LeaseStatus, Listing};
 use crate::runtime::{CachedAttachment, Json, NetworkList, PluginConf, Runtime};
 use crate::tool::finding::Finding;
-use crate::tool::gc::Folders;
+use crate::tool::folders::{Folders, Store};
+use crate::tool::life::{Life, end};
 
 /// The remedy for remains of dead containers.
 const COLLECT: &str = "cnibox gc";
@@ -28,7 +28,7 @@ const COMMANDS: [&str; 6] =
 /// An attachment in the cache.
 pub(super) struct Attached {
     pub(super) cached: CachedAttachment,
-    liveness: Liveness,
+    life: Life,
     /// The network as of ADD, if it is in the cache.
     pub(super) list: Option<NetworkList>,
     pub(super) ips: Vec<IpAddr>,
@@ -38,7 +38,7 @@ pub(super) struct Attached {
 
 /// All attachments in the cache.
 pub(super) fn read(folders: &Folders, runtime: &Runtime) -> Result<Vec<Attached>> {
-    let attached = |cached: CachedAttachment| {
+    let attached = |(cached, life): (CachedAttachment, Life)| {
         let list = cached.list();
         let result =
             list.as_ref().and_then(|list| runtime.cached_result(list, &cached.attach).ok()?);
@@ -46,18 +46,23 @@ pub(super) fn read(folders: &Folders, runtime: &Runtime) -> Result<Vec<Attached>
         let ips = result.ips.iter().map(|ip| ip.address.addr()).collect();
         let is_default = |dst: &IpNet| dst.addr().is_ipv4() && dst.prefix_len() == 0;
         let has_default = result.routes.iter().any(|route| is_default(&route.dst));
-        Attached { liveness: folders.liveness(&cached), list, ips, has_default, cached }
+        Attached { cached, life, list, ips, has_default }
     };
-    Ok(runtime.cached_attachments("")?.into_iter().map(attached).collect())
+    Ok(folders.attachments(runtime)?.into_iter().map(attached).collect())
 }
 
 impl Attached {
     /// CHECK, unless the container is gone.
     pub(super) fn check(&self, runtime: &Runtime) -> Option<Finding> {
         let (title, attach) = (title(&self.cached), &self.cached.attach);
-        if let Liveness::Gone(why) = self.liveness {
+        if let Some(why) = end(self.life.liveness) {
             let problem = format!("was not detached: {why}");
             return Some(Finding::warning(title, problem, COLLECT));
+        }
+        // CHECK would find, and the remedies would change, the network of another container.
+        if let Some(why) = self.displaced() {
+            let remedy = format!("{COLLECT} --container {}, if it has ended", attach.container_id);
+            return Some(Finding::warning(title, format!("is in doubt: {why}"), remedy));
         }
         let list = self.list.as_ref()?;
         // CHECK came with version 0.4.0.
@@ -73,6 +78,11 @@ impl Attached {
         } else {
             Finding::error(title, error.to_string(), RECREATE)
         })
+    }
+
+    /// Why the namespace at its path may be that of another container; `None` if nothing suggests it.
+    fn displaced(&self) -> Option<String> {
+        self.life.rival.as_ref().and_then(|_| self.life.doubt(&self.cached.attach.netns))
     }
 
     /// Whether the host is the gateway of the container.
@@ -96,9 +106,23 @@ impl Attached {
     }
 }
 
+impl Attached {
+    /// The addresses of the container that are not leased to it.
+    fn without_lease(&self, leased: &HashSet<(IpAddr, &str)>) -> Vec<Finding> {
+        let id = self.cached.attach.container_id.as_str();
+        let missing = self.ips.iter().filter(|ip| !leased.contains(&(**ip, id)));
+        let finding = |ip: &IpAddr| {
+            let problem =
+                format!("{ip} is not leased to this container: host-local may allocate it again");
+            Finding::error(title(&self.cached), problem, RECREATE)
+        };
+        missing.map(finding).collect()
+    }
+}
+
 /// The attachments whose containers may be alive.
 pub(super) fn living(attached: &[Attached]) -> impl Iterator<Item = &Attached> {
-    attached.iter().filter(|attached| !matches!(attached.liveness, Liveness::Gone(_)))
+    attached.iter().filter(|attached| end(attached.life.liveness).is_none())
 }
 
 /// A network whose gateway is the node, with the addresses of its living containers.
@@ -119,7 +143,7 @@ pub(super) fn routed(attached: &[Attached]) -> Vec<Routed<'_>> {
 /// Remains of dead containers that are not in the cache.
 pub(super) fn unknown(attached: &[Attached]) -> Vec<Finding> {
     let remains = |record: Record| {
-        let Liveness::Gone(why) = record.liveness() else { return None };
+        let why = end(record.liveness())?;
         let title = title_of(&record.network, &record.id, &record.ifname);
         let is_known = attached.iter().any(|attached| self::title(&attached.cached) == title);
         let problem = format!("left rules or devices: {why}");
@@ -129,16 +153,21 @@ pub(super) fn unknown(attached: &[Attached]) -> Vec<Finding> {
 }
 
 /// Leases of dead containers, addresses of two living containers, and addresses of living containers without a lease.
-pub(super) fn leases(attached: &[Attached], data_dir: &Path) -> Result<Vec<Finding>> {
+pub(super) fn leases(attached: &[Attached], stores: &[Store]) -> Result<Vec<Finding>> {
     let mut findings = Vec::new();
     let mut owners: HashMap<IpAddr, String> = HashMap::new();
-    for network in leases::networks(data_dir)? {
-        let Some(listing) = Listing::open_existing(data_dir, &network)? else { continue };
-        let statuses = listing.statuses();
+    // A network that was configured anew may have leases in several folders.
+    for stores in stores.chunk_by(|a, b| a.network == b.network) {
+        let network = &stores[0].network;
+        let mut statuses = Vec::new();
+        for store in stores {
+            let listing = Listing::open_existing(&store.data_dir, network)?;
+            statuses.extend(listing.iter().flat_map(Listing::statuses));
+        }
         let (dead, living_leases): (Vec<_>, Vec<_>) =
-            statuses.iter().partition(|status| matches!(status.liveness, Liveness::Gone(_)));
-        for lease in living_leases.iter().map(|status| &status.lease) {
-            let owner = title_of(&network, &lease.id, lease.ifname.as_deref().unwrap_or("?"));
+            statuses.iter().partition(|status| end(status.liveness).is_some());
+        for LeaseStatus { lease, .. } in living_leases {
+            let owner = title_of(network, &lease.id, lease.ifname.as_deref().unwrap_or("?"));
             if let Some(other) = owners.insert(lease.ip, owner.clone()) {
                 let problem = format!("{} is also leased to {other}", lease.ip);
                 let remedy =
@@ -152,15 +181,11 @@ pub(super) fn leases(attached: &[Attached], data_dir: &Path) -> Result<Vec<Findi
         }
         let leased: HashSet<(IpAddr, &str)> =
             statuses.iter().map(|status| (status.lease.ip, status.lease.id.as_str())).collect();
-        let is_here = |attached: &&Attached| attached.cached.network == network;
+        let is_here = |attached: &&Attached| {
+            attached.cached.network == *network && attached.displaced().is_none()
+        };
         for attached in living(attached).filter(is_here).filter(|attached| attached.has_leases()) {
-            let id = attached.cached.attach.container_id.as_str();
-            for ip in attached.ips.iter().filter(|ip| !leased.contains(&(**ip, id))) {
-                let problem = format!(
-                    "{ip} is not leased to this container: host-local may allocate it again"
-                );
-                findings.push(Finding::error(title(&attached.cached), problem, RECREATE));
-            }
+            findings.extend(attached.without_lease(&leased));
         }
     }
     Ok(findings)

@@ -23,13 +23,13 @@ use std::thread::{self, ScopedJoinHandle};
 use self::attachments::Attached;
 pub(super) use self::attachments::title;
 use super::finding::{Finding, Severity, Subject, report};
-use super::gc::{CACHE, CONF, Folders, LEASES, PLUGIN_PATH};
+use super::folders::{CACHE, CONF, Folders, LEASES, PLUGIN_PATH};
 use super::{Tool, lint};
 use crate::error::Result;
 use crate::invoke;
 use crate::netfilter::{self, PacketFilter, Repair};
 use crate::options::{no_words, opt};
-use crate::runtime::{EXTENSIONS, NetworkList, Runtime, conf_files};
+use crate::runtime::{NetworkList, Runtime};
 use crate::skel::Table;
 use crate::sort::sort_by_key;
 
@@ -90,7 +90,7 @@ pub(super) fn examine(
         (join(rules), join(configurations), checks)
     });
     let is_flushed = !findings.is_empty();
-    let mut networks = networks(&folders.conf);
+    let mut networks = folders.networks();
     networks.extend(attached.iter().filter_map(|attached| attached.list.clone()));
     let missing = plugins(&networks, runtime, table);
     // STATUS and CHECK report missing plugins and flushed rules as well.
@@ -103,7 +103,7 @@ pub(super) fn examine(
     findings.extend(missing);
     findings.extend(checks.into_iter().flatten().filter(is_new));
     findings.extend(attachments::unknown(&attached));
-    findings.extend(attachments::leases(&attached, &folders.leases)?);
+    findings.extend(attachments::leases(&attached, &folders.stores(None)?)?);
     let routed = attachments::routed(&attached);
     findings.extend(path::forwarding(&routed));
     findings.extend(nearby::examine(&routed));
@@ -135,12 +135,6 @@ fn configurations(folders: &Folders, table: Table) -> Vec<Finding> {
         Finding { subject, ..finding }
     };
     findings.map(named).collect()
-}
-
-/// The networks of a directory, without the files that cannot be read: lint reports those.
-fn networks(conf_dir: &Path) -> Vec<NetworkList> {
-    let files = conf_files(conf_dir, &EXTENSIONS).unwrap_or_default();
-    files.iter().filter_map(|file| NetworkList::from_any_file(file).ok()).collect()
 }
 
 /// Plugins of these networks that are missing or replaced by another executable.

@@ -1,9 +1,10 @@
 //! Other software on the node that changes packets and links of containers.
 
-use std::fs;
 use std::net::IpAddr;
+use std::path::Path;
 
 use super::attachments::Routed;
+use crate::files;
 use crate::netfilter::PacketFilter;
 use crate::netlink::nftables::{DroppingChain, Family, Hook, Nft, RuleInfo, Table};
 use crate::netlink::{self, Link, Netlink};
@@ -153,7 +154,7 @@ fn bridges(list: &NetworkList) -> impl Iterator<Item = &str> {
 fn managers(link: &Link) -> Vec<Finding> {
     let Link { name, index, .. } = link;
     let value = |dir: &str, key: &str| {
-        let state = fs::read_to_string(format!("{dir}/{index}")).ok()?;
+        let state = files::read_text(&Path::new(dir).join(index.to_string()), 64 << 10).ok()?;
         state.lines().find_map(|line| line.strip_prefix(key)).map(str::to_owned)
     };
     let finding = |manager: &str, file: &str, content: &str, reload: &str| {

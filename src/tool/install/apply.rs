@@ -103,7 +103,7 @@ impl Stage {
                 Mode::Symlink => symlink(BINARY, &path).during("create", &path)?,
                 Mode::Hardlink => fs::hard_link(&binary, &path).during("link", &path)?,
                 Mode::Copy => {
-                    let bytes = fs::read(&binary).during("read", &binary)?;
+                    let bytes = files::read(&binary).during("read", &binary)?;
                     files::write_executable(&path, &bytes)?;
                 }
             }
@@ -183,7 +183,7 @@ fn install_conf(plan: &Plan, conf: &Conf, undo: &mut Rollback<'_>) -> Result<Own
     };
     if step.action.writes() {
         create_folder(path.parent().unwrap_or(path))?;
-        let (target, before) = (path.clone(), fs::read(path).ok());
+        let (target, before) = (path.clone(), files::read(path).ok());
         undo.push("the network configuration", move || match before {
             Some(bytes) => write(&target, &bytes),
             None => remove(&target),

@@ -15,6 +15,8 @@ use crate::log;
 
 /// The mode of executables and folders: runtimes need not be root.
 pub(super) const EXECUTABLE: u32 = 0o755;
+/// Limit of a file's size in bytes: executables of other projects have about a hundred megabytes.
+const LARGEST: usize = 1 << 30;
 /// The extended attribute with the SELinux label.
 const LABEL: &str = "security.selinux";
 
@@ -50,6 +52,11 @@ pub(super) fn if_present<T>(result: io::Result<T>) -> io::Result<Option<T>> {
         Err(cause) if cause.kind() == ErrorKind::NotFound => Ok(None),
         other => other.map(Some),
     }
+}
+
+/// The content of an executable or a configuration.
+pub(super) fn read(path: &Path) -> io::Result<Vec<u8>> {
+    crate::files::read(path, LARGEST)
 }
 
 /// Device and inode of a file.

@@ -83,7 +83,7 @@ impl Entry {
             Ok(file) if file.is_file() => Some(match contents.entry(identity(&file)) {
                 Slot::Occupied(known) => known.get().clone(),
                 Slot::Vacant(slot) => {
-                    let bytes = fs::read(path).during("read", path)?;
+                    let bytes = files::read(path).during("read", path)?;
                     let content = Content { sha256: sha256(&bytes), origin: Origin::of(&bytes) };
                     slot.insert(content).clone()
                 }
@@ -184,7 +184,7 @@ impl Manifest {
     /// The manifest of a folder; an empty manifest if nothing is installed.
     pub(super) fn load(folder: &Path) -> Result<Manifest> {
         let path = Manifest::path(folder);
-        let Some(bytes) = if_present(fs::read(&path)).during("read", &path)? else {
+        let Some(bytes) = if_present(files::read(&path)).during("read", &path)? else {
             return Ok(Manifest::default());
         };
         let read = || format!("read {}", path.display());

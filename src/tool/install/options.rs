@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 use crate::options::{CommandLine, Opt, opt, unknown_word, usage};
-use crate::tool::{CONF_DIR, PLUGIN_DIR};
+use crate::tool::folders::{CONF_DIR, PLUGIN_DIR};
 
 const ROOT: Opt = opt("--root", "DIR", "prefix of every folder [environment: DESTDIR]");
 const DRY_RUN: Opt =
@@ -49,7 +49,7 @@ pub(super) const UNINSTALL_OPTIONS: &[Opt] = &[
     opt(
         "--no-hand-over",
         "",
-        "leave the packet filter unchanged; by default, rules of running containers are\nrewritten for the reference plugins that are restored",
+        "leave the packet filter unchanged; by default, rules of running containers are\nrewritten for the reference plugins that are restored, and our records of them removed",
     ),
     ROOT,
     DRY_RUN,

@@ -6,11 +6,12 @@
 //! the package. Programs that use the reference's code as a library have another main package.
 
 use std::fmt;
-use std::fs;
 use std::hint::black_box;
+use std::path::Path;
 
 use sha2::{Digest, Sha256};
 
+use super::files;
 use crate::cni::Version;
 use crate::error::{Error, Result};
 use crate::runtime::cache::hex;
@@ -122,8 +123,8 @@ pub(super) struct Payload {
 impl Payload {
     /// Reads `/proc/self/exe`, since the file may have been replaced on disk.
     pub(super) fn own() -> Result<Payload> {
-        let bytes =
-            fs::read("/proc/self/exe").map_err(|cause| Error::io("read /proc/self/exe", &cause))?;
+        let bytes = files::read(Path::new("/proc/self/exe"))
+            .map_err(|cause| Error::io("read /proc/self/exe", &cause))?;
         // Without this use the linker would drop the mark.
         let Origin::Own(release) = Origin::of(&bytes) else {
             let mark = black_box(MARK);

@@ -1,11 +1,10 @@
 //! The decision what to do with each name, before anything is changed.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use super::files::{During, if_present};
+use super::files::{self, During, if_present};
 use super::folder::{Entry, Folder, Manifest, Owned, OwnedConf, backup};
 use super::options::{Mode, Policy};
 use super::origin::{Origin, is_newer, sha256};
@@ -259,14 +258,14 @@ fn conf(job: &Job<'_>, file: &Path, plan: &Plan) -> Result<Conf> {
     let list = NetworkList::from_file(file).context(read)?;
     NetworkName::parse(&list.name).context(read)?;
     require_plugins(job, &list, plan).context(read)?;
-    let bytes = fs::read(file).during("read", file)?;
+    let bytes = files::read(file).during("read", file)?;
     let path = job.options.conf_dir.join(file.file_name().unwrap_or_default());
     let is_installed = |there: &[u8]| {
         let hash = sha256(there);
         let is_it = |conf: &OwnedConf| conf.path == path && conf.sha256 == hash;
         plan.old.conflist.as_ref().is_some_and(is_it)
     };
-    let action = match if_present(fs::read(&path)).during("read", &path)? {
+    let action = match if_present(files::read(&path)).during("read", &path)? {
         None => Action::Install,
         Some(there) if there == bytes => Action::Unchanged,
         Some(there) if is_installed(&there) => Action::Update,

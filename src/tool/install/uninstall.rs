@@ -5,12 +5,13 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
 
-use super::files::{During, remove, sync, unprotect};
+use super::files::{self, During, remove, sync, unprotect};
 use super::folder::{Entry, Folder, Manifest, Owned, OwnedConf, backup, write};
 use super::options::Options;
 use super::origin::sha256;
 use super::plan::{Action, Step};
 use super::{BINARY, STATE};
+use crate::attachment;
 use crate::error::{Context, Result};
 use crate::files::lock::Lock;
 use crate::log;
@@ -31,7 +32,7 @@ pub(super) fn run(options: &Options) -> Result<Vec<Step>> {
         match step.action {
             Action::Restore => match fs::rename(&kept, &path) {
                 Err(cause) if cause.kind() == ErrorKind::CrossesDevices => {
-                    write(&path, &fs::read(&kept).during("read", &kept)?)?;
+                    write(&path, &files::read(&kept).during("read", &kept)?)?;
                     remove(&kept)?;
                 }
                 other => other.during("restore", &path)?,
@@ -50,6 +51,9 @@ pub(super) fn run(options: &Options) -> Result<Vec<Step>> {
         for line in done.context(|| "all files were restored, but not all rules")? {
             log::line(format_args!("cnibox: {line}"));
         }
+        // The restored plugins do not know our records: after their DEL, a later installation would take the attachment
+        // for one that lives.
+        attachment::remove_all()?;
     }
     Ok(steps)
 }
@@ -82,7 +86,7 @@ fn step(folder: &Path, state: &Folder, owned: &Owned) -> Step {
 }
 
 fn conf_step(conf: &OwnedConf) -> Step {
-    let action = match fs::read(&conf.path) {
+    let action = match files::read(&conf.path) {
         Ok(bytes) if sha256(&bytes) != conf.sha256 => Action::Keep,
         Ok(_) if conf.backup => Action::Restore,
         Ok(_) => Action::Remove,

@@ -11,8 +11,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use self::network::{Network, mistake};
+use super::Tool;
 use super::finding::{Finding, Severity, Subject, report};
-use super::{CONF_DIR, Tool, plugin_path};
+use super::folders::{CONF_DIR, plugin_path};
 use crate::error::{Error, Result};
 use crate::log;
 use crate::options::{CommandLine, opt, usage};

@@ -1,6 +1,5 @@
 //! The checks of one file: its form, its keys, its plugins and their order.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use ipnet::IpNet;
@@ -11,9 +10,11 @@ use crate::cni::json::keys::Keys;
 use crate::cni::json::place::{Place, Position, Step};
 use crate::cni::{NetworkName, SpecVersion};
 use crate::error::{Context, Error, Result};
+use crate::files;
 use crate::options::nearest;
+
 use crate::runtime::list::is_list;
-use crate::runtime::{NetworkList, PluginConf};
+use crate::runtime::{MAX_CONF_BYTES, NetworkList, PluginConf};
 use crate::skel::call::{Call, Caller, Env, RunFn};
 use crate::skel::{Kind, OwnPlugin, Remarks, Table, Verb};
 
@@ -74,7 +75,8 @@ impl Network<'_> {
     }
 
     fn document(&mut self) -> Result<()> {
-        let bytes = fs::read(&self.file).map_err(|e| Error::io("read the file", &e))?;
+        let bytes = files::read(&self.file, MAX_CONF_BYTES);
+        let bytes = bytes.map_err(|e| Error::io("read the file", &e))?;
         self.text = String::from_utf8_lossy(&bytes).into_owned();
         let Ok(json) = Json::parse(&bytes) else {
             return NetworkList::from_any_file(&self.file).map(drop);
@@ -108,7 +110,6 @@ impl Network<'_> {
         }
         self.version(&list);
         let plugins = json.get_present("plugins").filter(|_| is_list);
-        let mut before = Vec::new();
         for (i, conf) in list.plugins.iter().enumerate() {
             let place = match plugins {
                 None => Some(Place::default()),
@@ -118,8 +119,7 @@ impl Network<'_> {
                 Some(_) => None,
             };
             let title = format!("plugin {i} \"{}\"", conf.plugin_type);
-            self.plugin(&Part { list: &list, conf, place, title }, &before);
-            before.push(self.table.find(&conf.plugin_type).map(|applet| applet.kind));
+            self.plugin(&Part { list: &list, conf, place, title }, &list.plugins[..i]);
         }
         Ok(())
     }
@@ -138,8 +138,8 @@ impl Network<'_> {
         }
     }
 
-    /// Examines a plugin that follows plugins of the kinds `before`; `None` is a plugin of another executable.
-    fn plugin(&mut self, part: &Part<'_>, before: &[Option<Kind>]) {
+    /// Examines a plugin that follows the plugins `before`.
+    fn plugin(&mut self, part: &Part<'_>, before: &[PluginConf]) {
         let name = &part.conf.plugin_type;
         let Some(applet) = self.table.find(name) else {
             if let Some(near) = nearest(name, self.table.plugins()) {
@@ -167,8 +167,12 @@ impl Network<'_> {
     }
 
     /// A chained plugin needs an interface, and only one plugin of a list creates an interface.
-    fn order(&mut self, part: &Part<'_>, kind: Kind, before: &[Option<Kind>]) {
-        let creates = |kind: &Option<Kind>| matches!(kind, None | Some(Kind::Interface));
+    fn order(&mut self, part: &Part<'_>, kind: Kind, before: &[PluginConf]) {
+        // A plugin of another executable may create any interface.
+        let kind_of = |name: &str| self.table.find(name).map_or(Kind::Interface, |a| a.kind);
+        let names = before.iter().map(|conf| conf.plugin_type.as_str());
+        let mut creators = names.filter(|name| kind_of(name) == Kind::Interface);
+        let is_ours = |name: &str| self.table.find(name).is_some() && name != "loopback";
         let may_follow = ["ipvlan", "loopback"].contains(&part.conf.plugin_type.as_str());
         let (severity, problem, remedy) = match kind {
             Kind::Ipam => (
@@ -176,12 +180,12 @@ impl Network<'_> {
                 "it allocates addresses for other plugins, and creates no interface",
                 "set it as \"type\" in the \"ipam\" of another plugin",
             ),
-            Kind::Chained if !before.iter().any(creates) => (
+            Kind::Chained if creators.next().is_none() => (
                 Severity::Error,
                 "it needs a plugin before it that creates an interface",
                 "move it behind that plugin",
             ),
-            Kind::Interface if before.contains(&Some(Kind::Interface)) && !may_follow => (
+            Kind::Interface if !may_follow && creators.any(is_ours) => (
                 Severity::Warning,
                 "a plugin before it creates the interface",
                 "move it to a network of its own",

@@ -5,6 +5,8 @@ use std::io::{self, Write};
 
 use tar::{Builder, Header};
 
+use crate::cni::secrets;
+
 /// Limit of the archive's size in bytes.
 const ARCHIVE_LIMIT: usize = 1_000_000;
 
@@ -44,6 +46,7 @@ impl Archive {
 
     /// Lists something as missing.
     pub(super) fn miss(&mut self, what: &str, why: impl Display) {
+        let why = secrets::without_text(&why.to_string());
         self.missing.push(format!("  {what}: {why}\n"));
     }
 

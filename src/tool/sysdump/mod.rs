@@ -13,17 +13,19 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use self::archive::{Archive, Keep};
 use super::finding::Finding;
-use super::gc::{CACHE, CONF, Folders, LEASES, PLUGIN_PATH};
+use super::folders::{CACHE, CONF, Folders, LEASES, PLUGIN_PATH};
+use super::life::{Life, in_words, is_alive};
 use super::{Tool, doctor, ipam, print};
-use crate::attachment::{Liveness, Record};
+use crate::attachment::Record;
 use crate::cmd;
 use crate::cni::json::{Json, compact, pretty};
-use crate::cni::secrets;
+use crate::cni::secrets::{self, Shown};
 use crate::error::{Error, Result};
+use crate::files;
 use crate::netlink::{self, Netlink, RouteFilter};
 use crate::netns::Netns;
 use crate::options::{self, CommandLine, Opt, no_words, opt};
-use crate::runtime::{Attach, CachedAttachment, EXTENSIONS, Runtime, conf_files};
+use crate::runtime::{Attach, CachedAttachment, EXTENSIONS, MAX_CONF_BYTES, Runtime, conf_files};
 use crate::skel::{Table, record};
 use crate::sort::sort;
 use crate::sysctl;
@@ -173,101 +175,126 @@ fn run(line: &CommandLine, table: Table) -> Result<ExitCode> {
     print(&format!("{path}\n"))
 }
 
+/// The sources of data on attachments.
+struct Sources<'a> {
+    folders: &'a Folders,
+    runtime: Runtime,
+    shown: Shown,
+}
+
 /// Adds the most important files first: the last ones may have no room.
 fn collect(folders: &Folders, mut archive: Archive, table: Table) -> Archive {
-    let runtime = folders.runtime(table);
-    let findings = doctor::examine(folders, &runtime, table).map(|(findings, _)| findings);
+    let sources = Sources { folders, runtime: folders.runtime(table), shown: record::shown(table) };
+    let examined = doctor::examine(folders, &sources.runtime, table);
+    let findings = examined.map(|(findings, _)| findings);
     archive.add_result(
         "doctor.json",
-        findings.as_ref().map_err(Error::clone).and_then(json_file),
+        findings
+            .as_ref()
+            .map_err(Error::clone)
+            .and_then(|findings| json_file(&secrets::without_texts(Json::encode(findings)))),
         Keep::Head,
     );
     let findings = findings.unwrap_or_default();
     archive.add("version.txt", &versions(), Keep::Head);
-    configurations(&folders.conf, &mut archive);
-    attachments(folders, &runtime, &findings, &mut archive);
-    archive.add_result("leases.json", ipam::list_json(&folders.leases, None), Keep::Head);
-    archive.add_result("failed.jsonl", record::failed().read(), Keep::Tail);
-    archive.add_result("traces.jsonl", record::traces().read(), Keep::Tail);
+    sources.configurations(&mut archive);
+    sources.attachments(&findings, &mut archive);
+    let leases = folders.stores(None).and_then(|stores| ipam::list_json(&stores));
+    archive.add_result("leases.json", leases, Keep::Head);
+    for (name, ring) in [("failed.jsonl", record::failed()), ("traces.jsonl", record::traces())] {
+        let lines = ring.read().map(|lines| record::without_secrets(&lines, &sources.shown));
+        archive.add_result(name, lines, Keep::Tail);
+    }
     archive.add_result("records.json", json_file(&Record::all(None)), Keep::Head);
     archive.add("sysctl.txt", &parameters(), Keep::Head);
     entries(folders, &mut archive);
-    archive.add_result("modules.txt", fs::read_to_string("/proc/modules"), Keep::Head);
+    archive.add("modules.txt", &node_file("/proc/modules"), Keep::Head);
     programs(&mut archive);
     archive
 }
 
-fn configurations(dir: &Path, archive: &mut Archive) {
-    let files = match conf_files(dir, &EXTENSIONS) {
-        Ok(files) => files,
-        Err(error) => return archive.miss("net.d", error),
-    };
-    let rest = archive.room().saturating_sub(CONFIGURATIONS);
-    for file in files {
-        let name = format!("net.d/{}", file.strip_prefix(dir).unwrap_or(&file).display());
-        let read = fs::read(&file).map_err(|cause| cause.to_string());
-        match read.and_then(|bytes| Json::parse(&bytes)) {
-            Ok(_) if archive.room() < rest => archive.miss(&name, "no room"),
-            Ok(json) => archive.add_result(&name, json_file(&secrets::without(json)), Keep::Head),
-            // Secrets cannot be found in a file that is not JSON.
-            Err(why) => archive.miss(&name, why),
+impl Sources<'_> {
+    fn configurations(&self, archive: &mut Archive) {
+        let dir = &self.folders.conf;
+        let files = match conf_files(dir, &EXTENSIONS) {
+            Ok(files) => files,
+            Err(error) => return archive.miss("net.d", error),
+        };
+        let rest = archive.room().saturating_sub(CONFIGURATIONS);
+        for file in files {
+            let name = format!("net.d/{}", file.strip_prefix(dir).unwrap_or(&file).display());
+            let read = files::read(&file, MAX_CONF_BYTES).map_err(|cause| cause.to_string());
+            match read.and_then(|bytes| Json::parse(&bytes)) {
+                Ok(_) if archive.room() < rest => archive.miss(&name, "no room"),
+                Ok(json) => {
+                    archive.add_result(&name, json_file(&self.shown.conf(json)), Keep::Head);
+                }
+                // Secrets cannot be found in a file that is not JSON.
+                Err(why) => archive.miss(&name, why),
+            }
         }
     }
-}
 
-/// Adds the cached attachments, and the network of those containers with findings.
-fn attachments(folders: &Folders, runtime: &Runtime, findings: &[Finding], archive: &mut Archive) {
-    let cached = match runtime.cached_attachments("") {
-        Ok(cached) => cached,
-        Err(error) => return archive.miss("attachments.json", error),
-    };
-    let has_finding = |cached: &CachedAttachment| {
-        let title = doctor::title(cached);
-        findings.iter().any(|finding| finding.subject.to_string() == title)
-    };
-    let (faulty, healthy): (Vec<_>, Vec<_>) = cached.into_iter().partition(has_finding);
-    // One object per line: a cut keeps whole objects.
-    let objects = faulty.iter().chain(&healthy).map(|cached| attachment(folders, runtime, cached));
-    let lines = objects.filter_map(|object| compact(&object).ok()).map(|line| line + "\n");
-    archive.add("attachments.json", &lines.collect::<String>(), Keep::Head);
-    let texts: String = faulty.iter().take(CONTAINERS).map(container).collect();
-    archive.add("containers.txt", &texts, Keep::Head);
-}
+    /// Adds the cached attachments, and the network of those containers with findings.
+    fn attachments(&self, findings: &[Finding], archive: &mut Archive) {
+        let cached = match self.folders.attachments(&self.runtime) {
+            Ok(cached) => cached,
+            Err(error) => return archive.miss("attachments.json", error),
+        };
+        let has_finding = |(cached, _): &(CachedAttachment, Life)| {
+            let title = doctor::title(cached);
+            findings.iter().any(|finding| finding.subject.to_string() == title)
+        };
+        let (faulty, healthy): (Vec<_>, Vec<_>) = cached.into_iter().partition(has_finding);
+        // One object per line: a cut keeps whole objects.
+        let objects = faulty.iter().chain(&healthy).map(|known| self.attachment(known));
+        let lines = objects.filter_map(|object| compact(&object).ok()).map(|line| line + "\n");
+        archive.add("attachments.json", &lines.collect::<String>(), Keep::Head);
+        let faulty = faulty.iter().take(CONTAINERS);
+        let texts: String = faulty.map(|(cached, _)| container(cached)).collect();
+        archive.add("containers.txt", &texts, Keep::Head);
+    }
 
-fn attachment(folders: &Folders, runtime: &Runtime, cached: &CachedAttachment) -> Json {
-    let Attach { container_id, netns, ifname, args, capability_args } = &cached.attach;
-    let list = cached.list();
-    let result = list.and_then(|list| runtime.cached_result(&list, &cached.attach).ok()?);
-    let pair = |(key, value): &(String, String)| {
-        Json::Array(vec![key.as_str().into(), value.as_str().into()])
-    };
-    let alive = match folders.liveness(cached) {
-        Liveness::Alive => "yes".to_owned(),
-        Liveness::Gone(why) => format!("no: {why}"),
-        Liveness::Unknown => "unknown".to_owned(),
-    };
-    let members = [
-        ("network", cached.network.as_str().into()),
-        ("container", container_id.as_str().into()),
-        ("interface", ifname.as_str().into()),
-        ("netns", netns.as_str().into()),
-        ("alive", Json::String(alive)),
-        ("args", Json::Array(args.iter().map(pair).collect())),
-        ("capabilityArgs", Json::Object(capability_args.clone())),
-        ("config", Json::parse(&cached.config).unwrap_or(Json::Null)),
-        ("result", result.map_or(Json::Null, |result| result.to_json())),
-    ];
-    let members = members.into_iter().map(|(key, value)| (key.to_owned(), value));
-    secrets::without(Json::Object(members.collect()))
+    fn attachment(&self, (cached, life): &(CachedAttachment, Life)) -> Json {
+        let Attach { container_id, netns, ifname, args, capability_args } = &cached.attach;
+        let list = cached.list();
+        let result =
+            list.and_then(|list| self.runtime.cached_result(&list, &cached.attach).ok()?);
+        let pair = |(key, value): &(String, String)| {
+            Json::Array(vec![key.as_str().into(), secrets::without_arg(key, value).as_str().into()])
+        };
+        let (alive, reason) = is_alive(life.liveness);
+        let alive = in_words((alive, life.doubt(netns).or(reason)));
+        let config = Json::parse(&cached.config).unwrap_or(Json::Null);
+        let capability_args = Json::Object(capability_args.clone());
+        let members = [
+            ("network", cached.network.as_str().into()),
+            ("container", container_id.as_str().into()),
+            ("interface", ifname.as_str().into()),
+            ("netns", netns.as_str().into()),
+            ("alive", Json::String(alive)),
+            ("args", Json::Array(args.iter().map(pair).collect())),
+            ("capabilityArgs", self.shown.capability_args(capability_args)),
+            ("config", self.shown.conf(config)),
+            (
+                "result",
+                secrets::without_texts(result.map_or(Json::Null, |result| result.to_json())),
+            ),
+        ];
+        Json::Object(members.map(|(key, value)| (key.to_owned(), value)).into())
+    }
 }
 
 /// Lists the directories of plugins, configurations and state.
 fn entries(folders: &Folders, archive: &mut Archive) {
-    let Folders { conf, cache, leases, cni_path } = folders;
+    let Folders { conf, cache, cni_path, .. } = folders;
     let mut roots: Vec<PathBuf> = std::env::split_paths(cni_path).collect();
     roots.extend([conf.clone(), "/run/cni".into(), cache.clone()]);
-    if !leases.starts_with(cache) {
-        roots.push(leases.clone());
+    for store in folders.stores(None).unwrap_or_default() {
+        let dir = store.data_dir.join(store.network);
+        if !roots.iter().any(|root| dir.starts_with(root)) {
+            roots.push(dir);
+        }
     }
     let mut text = String::new();
     for root in &roots {
@@ -286,12 +313,15 @@ fn json_file(value: &impl serde::Serialize) -> Result<String> {
     Ok(pretty(value)? + "\n")
 }
 
+/// The content of a file about the node, or why it cannot be read.
+fn node_file(path: &str) -> String {
+    let content = files::read(Path::new(path), MAX_CONF_BYTES);
+    content.map_or_else(|e| e.to_string(), |bytes| String::from_utf8_lossy(&bytes).into_owned())
+}
+
 fn versions() -> String {
     let own = std::env::current_exe().map(|path| path.display().to_string()).unwrap_or_default();
-    let content = |file: &str| {
-        let content = fs::read_to_string(file).unwrap_or_else(|cause| cause.to_string());
-        format!("\n{file}:\n{}\n", content.trim_end())
-    };
+    let content = |file: &str| format!("\n{file}:\n{}\n", node_file(file).trim_end());
     let files = ["/proc/version", "/etc/os-release", "/proc/uptime"].map(content);
     format!("{}executable: {own}\n{}", options::version(), files.concat())
 }

@@ -4,9 +4,7 @@
 //! | --- | --- |
 //! | `waterfall.rs` | `show`: the spans of a trace as a tree |
 //! | `stats.rs` | `stats`: calls, errors and durations, and the use of the address pools |
-//! | `replay.rs` | `replay`: repeats a call in isolation |
 
-mod replay;
 mod stats;
 mod waterfall;
 
@@ -15,7 +13,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::Value;
 
-use super::gc::{CONF, Folders, LEASES};
+use super::folders::{CACHE, CONF, Folders, LEASES};
 use super::{NOT_FOUND, Tool, columns, ipam, print};
 use crate::error::{Error, Result};
 use crate::options::{CommandLine, opt, unknown_word, usage};
@@ -30,7 +28,6 @@ trace: reads the flight recorder
 Usage:
   cnibox trace ls [--failed]     list the calls, oldest first
   cnibox trace show ID           show the steps of a call and of the other calls of its trace, with durations
-  cnibox trace replay ID         repeat a call in temporary network namespaces
   cnibox trace stats             calls, errors and durations by plugin and verb
 
 Failed calls are always recorded, with their configuration; other calls with CNI_LOG=trace in the runtime's environment,
@@ -40,6 +37,7 @@ or if the runtime passes TRACEPARENT. ID is the identifier of a call or of a tra
         opt("--failed", "", "ls: failed calls only"),
         opt("--format", "FORMAT", "stats: text or prometheus, for node-exporter's textfile collector [text]"),
         CONF,
+        CACHE,
         LEASES,
     ],
     notes: "
@@ -57,16 +55,15 @@ const SHORT: usize = 12;
 enum Command {
     List { failed: bool },
     Show(String),
-    Replay(String),
     Stats { prometheus: bool },
 }
 
 /// Runs `cnibox trace` with the arguments that follow.
-pub(super) fn main(args: Vec<String>, table: Table) -> ExitCode {
+pub(super) fn main(args: Vec<String>, _: Table) -> ExitCode {
     TOOL.run(
         args,
         |line| Ok((Command::read(&line)?, Folders::read(&line))),
-        |(command, folders)| run(&command, &folders, table),
+        |(command, folders)| run(&command, &folders),
     )
 }
 
@@ -74,29 +71,24 @@ impl Command {
     fn read(line: &CommandLine) -> Result<Command> {
         let words: Vec<&str> = line.words.iter().map(String::as_str).collect();
         Ok(match words.as_slice() {
-            [] => return Err(usage("a command is missing: ls, show, replay or stats")),
+            [] => return Err(usage("a command is missing: ls, show or stats")),
             ["ls" | "list"] => Command::List { failed: line.has("--failed") },
             ["show", id] => Command::Show((*id).to_owned()),
-            ["replay", id] => Command::Replay((*id).to_owned()),
             ["stats"] => match line.last("--format") {
                 None | Some("text") => Command::Stats { prometheus: false },
                 Some("prometheus") => Command::Stats { prometheus: true },
                 Some(other) => return Err(unknown_word("format", other, &["text", "prometheus"])),
             },
-            ["show" | "replay"] => {
-                return Err(usage("the ID of a call is missing: see cnibox trace ls"));
-            }
-            ["ls" | "list" | "show" | "replay" | "stats", .., extra] => {
+            ["show"] => return Err(usage("the ID of a call is missing: see cnibox trace ls")),
+            ["ls" | "list" | "show" | "stats", .., extra] => {
                 return Err(usage(format!("unexpected argument \"{extra}\"")));
             }
-            [other, ..] => {
-                return Err(unknown_word("command", other, &["ls", "show", "replay", "stats"]));
-            }
+            [other, ..] => return Err(unknown_word("command", other, &["ls", "show", "stats"])),
         })
     }
 }
 
-fn run(command: &Command, folders: &Folders, table: Table) -> Result<ExitCode> {
+fn run(command: &Command, folders: &Folders) -> Result<ExitCode> {
     let mut calls = Recording::all(&record::failed().read()?);
     if *command != (Command::List { failed: true }) {
         calls.extend(Recording::all(&record::traces().read()?));
@@ -105,7 +97,6 @@ fn run(command: &Command, folders: &Folders, table: Table) -> Result<ExitCode> {
     match command {
         Command::List { .. } => print(&list(&calls)),
         Command::Show(id) => print(&waterfall::show(&calls, &find(&calls, id)?.call().trace)),
-        Command::Replay(id) => replay::replay(find(&calls, id)?, table),
         Command::Stats { prometheus: true } => print(&stats::prometheus(&calls, folders)?),
         Command::Stats { prometheus: false } => print(&stats::text(&calls)),
     }
@@ -148,7 +139,7 @@ fn list(recordings: &[Recording]) -> String {
     };
     let heading = ["ID", "AGE", "CALL", "NETWORK", "CONTAINER", "INTERFACE", "TIME", "OUTCOME"];
     let lines = [heading.map(str::to_owned)].into_iter().chain(recordings.iter().map(line));
-    columns(&lines.collect::<Vec<_>>())
+    columns(lines.collect())
 }
 
 /// Nanoseconds as milliseconds; `-` if nothing was measured, as in the recording of a failed call without spans.
@@ -252,9 +243,10 @@ mod tests {
         assert_eq!(parsed("ls"), Ok(Command::List { failed: false }));
         assert_eq!(parsed("ls --failed"), Ok(Command::List { failed: true }));
         assert_eq!(parsed("show 12ab"), Ok(Command::Show("12ab".to_owned())));
-        assert_eq!(parsed("replay 12ab"), Ok(Command::Replay("12ab".to_owned())));
         assert_eq!(parsed("stats --format=prometheus"), Ok(Command::Stats { prometheus: true }));
-        for wrong in ["", "show", "ls x", "stats x", "list a b", "lss", "stats --format json"] {
+        for wrong in
+            ["", "show", "replay 12ab", "ls x", "stats x", "list a b", "lss", "stats --format json"]
+        {
             assert!(parsed(wrong).is_err(), "{wrong}");
         }
     }

@@ -1,10 +1,10 @@
 //! `stats`: the number of calls and failures and the durations, by plugin and verb, and the use of the address pools of
 //! host-local.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fmt::Display;
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::ops::RangeInclusive;
 
 use ipnet::IpNet;
 use serde::Deserialize;
@@ -12,9 +12,8 @@ use serde::Deserialize;
 use super::{Recording, duration};
 use crate::error::Result;
 use crate::leases::Listing;
-use crate::runtime::{EXTENSIONS, NetworkList, conf_files};
 use crate::tool::columns;
-use crate::tool::gc::Folders;
+use crate::tool::folders::Folders;
 
 /// The reported quantiles in percent, and their labels.
 const QUANTILES: [(usize, &str); 3] = [(50, "0.5"), (90, "0.9"), (99, "0.99")];
@@ -64,7 +63,7 @@ pub(super) fn text(recordings: &[Recording]) -> String {
         [plugin.into(), verb.into(), count.to_string(), failed.to_string(), median, ninety, most]
     };
     let lines = Calls::group(recordings).into_iter().map(line);
-    columns(&[heading.map(str::to_owned)].into_iter().chain(lines).collect::<Vec<_>>())
+    columns([heading.map(str::to_owned)].into_iter().chain(lines).collect())
 }
 
 /// The text format of Prometheus, version 0.0.4.
@@ -123,29 +122,44 @@ impl Metric {
     }
 }
 
-/// Adds the used and all addresses of each network with host-local.
+/// Adds the used and all addresses of each range of each network with host-local.
 fn pools(folders: &Folders, taken: &mut Metric, total: &mut Metric) -> Result<()> {
-    for file in conf_files(&folders.conf, &EXTENSIONS)? {
-        let Ok(list) = NetworkList::from_any_file(&file) else { continue };
+    for list in folders.networks() {
+        let mut used: HashSet<IpAddr> = HashSet::new();
+        for store in folders.stores(Some(&list.name))? {
+            let listing = Listing::open_existing(&store.data_dir, &store.network)?;
+            used.extend(listing.iter().flat_map(Listing::taken));
+        }
         for plugin in list.plugins.iter().filter(|plugin| plugin.ipam_type == "host-local") {
             let Some(ipam) = plugin.json().get_present("ipam") else { continue };
             let Ok(ipam) = ipam.decode::<Ipam>() else { continue };
-            let dir = ipam.data_dir.as_ref().unwrap_or(&folders.leases);
-            let listing = Listing::open_existing(dir, &list.name)?;
-            let labels = [("network", list.name.as_str())];
-            taken.push("", &labels, listing.map_or(0, |listing| listing.taken().len()));
-            let ranges = ipam.ranges.iter().flatten().chain([&ipam.single]);
-            total.push("", &labels, ranges.map(Range::size).sum::<f64>());
+            for range in ipam.ranges.iter().flatten().chain([&ipam.single]) {
+                let Some((name, numbers)) = range.span() else { continue };
+                let labels = [("network", list.name.as_str()), ("range", &name)];
+                let is_in = |ip: &&IpAddr| {
+                    range.subnet.is_some_and(|subnet| subnet.contains(*ip))
+                        && numbers.contains(&number(**ip))
+                };
+                taken.push("", &labels, used.iter().filter(is_in).count());
+                let size = (numbers.end() + 1).saturating_sub(*numbers.start());
+                total.push("", &labels, size);
+            }
         }
     }
     Ok(())
+}
+
+fn number(ip: IpAddr) -> u128 {
+    match ip {
+        IpAddr::V4(ip) => u128::from(ip.to_bits()),
+        IpAddr::V6(ip) => ip.to_bits(),
+    }
 }
 
 /// The keys of host-local that define its addresses.
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct Ipam {
-    data_dir: Option<PathBuf>,
     ranges: Vec<Vec<Range>>,
     #[serde(flatten)]
     single: Range,
@@ -160,18 +174,20 @@ struct Range {
 }
 
 impl Range {
-    /// The number of addresses that can be leased, without network, broadcast and gateway.
-    #[expect(clippy::cast_precision_loss, reason = "the order of magnitude of a large pool counts")]
-    fn size(&self) -> f64 {
-        let Some(subnet) = self.subnet else { return 0.0 };
-        let number = |ip: IpAddr| match ip {
-            IpAddr::V4(ip) => u128::from(ip.to_bits()),
-            IpAddr::V6(ip) => ip.to_bits(),
-        };
+    /// The name of the range, and the addresses that can be leased, as numbers: without network, broadcast and gateway.
+    fn span(&self) -> Option<(String, RangeInclusive<u128>)> {
+        let subnet = self.subnet?.trunc();
         let broadcast = u128::from(subnet.addr().is_ipv4());
         let start = self.range_start.map_or(number(subnet.network()) + 2, number);
         let end = self.range_end.map_or(number(subnet.broadcast()) - broadcast, number);
-        (end + 1).saturating_sub(start) as f64
+        let name = match (self.range_start, self.range_end) {
+            (None, None) => subnet.to_string(),
+            (start, end) => {
+                let bound = |ip: Option<IpAddr>| ip.map(|ip| ip.to_string()).unwrap_or_default();
+                format!("{subnet} {}-{}", bound(start), bound(end))
+            }
+        };
+        Some((name, start..=end))
     }
 }
 
@@ -180,24 +196,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_of_ranges() {
-        let range = |subnet: &str, start: Option<&str>, end: Option<&str>| {
-            let ip = |text: &str| text.parse().unwrap();
-            Range {
-                subnet: Some(subnet.parse().unwrap()),
-                range_start: start.map(ip),
-                range_end: end.map(ip),
-            }
+    fn names_and_sizes_of_ranges() {
+        let span = |json: &str| {
+            let range: Range = serde_json::from_str(json).unwrap();
+            let (name, span) = range.span()?;
+            Some(format!("{name} {}", (span.end() + 1).saturating_sub(*span.start())))
         };
-        let sizes = [
-            range("10.0.0.0/24", None, None),
-            range("10.0.0.0/24", Some("10.0.0.10"), Some("10.0.0.19")),
-            range("10.0.0.0/24", Some("10.0.0.200"), Some("10.0.0.100")),
-            range("fd00::/120", None, None),
-            Range::default(),
-        ]
-        .map(|range| range.size().to_string());
-        assert_eq!(sizes, ["253", "10", "0", "254", "0"]);
+        for (json, expected) in [
+            (r#"{"subnet":"10.0.0.0/24"}"#, Some("10.0.0.0/24 253")),
+            (
+                r#"{"subnet":"10.0.0.1/24","rangeStart":"10.0.0.10","rangeEnd":"10.0.0.19"}"#,
+                Some("10.0.0.0/24 10.0.0.10-10.0.0.19 10"),
+            ),
+            (
+                r#"{"subnet":"10.0.0.0/24","rangeStart":"10.0.0.200"}"#,
+                Some("10.0.0.0/24 10.0.0.200- 55"),
+            ),
+            (
+                r#"{"subnet":"10.0.0.0/24","rangeStart":"10.0.0.9","rangeEnd":"10.0.0.1"}"#,
+                Some("10.0.0.0/24 10.0.0.9-10.0.0.1 0"),
+            ),
+            (r#"{"subnet":"fd00::/64"}"#, Some("fd00::/64 18446744073709551614")),
+            ("{}", None),
+        ] {
+            assert_eq!(span(json).as_deref(), expected, "{json}");
+        }
     }
 
     #[test]

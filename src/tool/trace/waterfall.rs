@@ -38,7 +38,7 @@ pub(super) fn show(recordings: &[Recording], trace: &str) -> String {
             stack.extend(children.map(|child| (*child, depth + 1)));
         }
     }
-    format!("trace {trace}\n\n{}{}", columns(&lines), calls().map(about).collect::<String>())
+    format!("trace {trace}\n\n{}{}", columns(lines), calls().map(about).collect::<String>())
 }
 
 /// What distinguishes a span from others of its name.
@@ -80,10 +80,11 @@ fn about(call: &Recording) -> String {
     let keys = ["network", "container_id", "ifname", "netns", "args", "path", "config"];
     let value = |key| (key, call.get(&format!("cni.{key}")));
     let known = keys.map(value).into_iter().filter(|(_, value)| !value.is_empty());
-    let line = |(key, value): (&str, &str)| format!("  {key}: {value}\n");
-    let mut lines: Vec<String> = known.map(line).collect();
+    // Further lines of a value are indented, so that they are no lines of their own.
+    let line = |key: &str, value: &str| format!("  {key}: {}\n", value.replace('\n', "\n    "));
+    let mut lines: Vec<String> = known.map(|(key, value)| line(key, value)).collect();
     if let Some(error) = &call.call().error {
-        lines.push(format!("  error {}: {error}\n", call.get("cni.error.code")));
+        lines.push(line(&format!("error {}", call.get("cni.error.code")), error));
     }
     if lines.is_empty() {
         return String::new();

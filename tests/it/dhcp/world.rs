@@ -238,6 +238,14 @@ impl World {
         container
     }
 
+    /// Mounts the container's namespace on a new file of the node's folder, as runtimes do, and
+    /// returns the path.
+    pub(super) fn mounted(&self, container: &Container, name: &str) -> String {
+        let path = self.node.path(name).display().to_string();
+        self.node.sh(&format!("touch {path} && mount --bind {} {path}", container.path()));
+        path
+    }
+
     pub(super) fn wire(&self, container: &Container, port: &str, ifname: &str) {
         self.node.sh(&format!(
             "ip link add {port} type veth peer name p{port} && ip link set {port} master br0 up"

@@ -238,7 +238,7 @@ fn sources_come_back_after_a_reload() {
     firewalld.call(&first, "ADD", "c1").result();
     status().ok();
     let second = first.with(&json!({"prevResult": prev("1.1.0", &["10.1.2.3/24"])}));
-    let repair = node.tool("repair", &[]).env("DBUS_SYSTEM_BUS_ADDRESS", &firewalld.address);
+    let repair = node.cnibox(&["repair"]).env("DBUS_SYSTEM_BUS_ADDRESS", &firewalld.address);
     for heals in ["ADD", "repair"] {
         firewalld.reload();
         let damage = "is missing in firewalld's zone internal";

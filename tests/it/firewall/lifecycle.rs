@@ -70,17 +70,51 @@ fn del_without_namespace_or_prev_result_removes_its_own() {
 }
 
 #[test]
-fn an_address_that_somebody_else_has_meanwhile_stays() {
-    for backend in BACKENDS {
-        let (node, container) = (Node::new(), Container::new());
-        let net = net(&node, "1.1.0", &json!({"backend": backend}));
-        net.add(&container);
-        net.call("ADD", "c2").netns(&container.path()).result();
-        let before = rules(&node);
-        assert!(before.contains("id: c2") && !before.contains("id: c1"), "{before}");
-        net.del(&container);
-        assert_same(&before, &rules(&node));
-        net.call("CHECK", "c2").netns(&container.path()).ok();
+fn an_address_of_two_containers_stays_as_long_as_one_has_it() {
+    for policy in ["open", "isolated"] {
+        for backend in BACKENDS {
+            for (first, last) in [("c1", "c2"), ("c2", "c1")] {
+                for way in ["DEL", "DEL without prevResult", "GC"] {
+                    println!("{backend}, {policy}: {way} of {first}");
+                    let (node, container) = (Node::new(), Container::new());
+                    let keys = json!({"backend": backend, "ingressPolicy": policy});
+                    let net = net(&node, "1.1.0", &keys);
+                    let call = |verb: &str, id: &str| {
+                        // Two networks, so that GC of one does not concern the other.
+                        let port = prev("1.1.0", &IPS).to_string().replace("veth2", id);
+                        let prev: serde_json::Value = serde_json::from_str(&port).unwrap();
+                        let net = net.with(&json!({"name": id, "prevResult": prev}));
+                        net.call(verb, id).netns(&container.path())
+                    };
+                    call("ADD", "c1").result();
+                    let alone = rules(&node);
+                    call("ADD", "c2").result();
+                    assert!(rules(&node).contains("id: c1"), "{}", rules(&node));
+                    call("CHECK", "c1").ok();
+                    call("CHECK", "c2").ok();
+                    let of_first = |keys| net.with(&json!({"name": first})).with(&keys);
+                    match way {
+                        "DEL" => call("DEL", first).ok(),
+                        "GC" => {
+                            of_first(json!({"cni.dev/valid-attachments": [], "prevResult": null}))
+                                .call("GC", "")
+                                .ok();
+                        }
+                        _ => of_first(json!({"prevResult": null})).call("DEL", first).ok(),
+                    }
+                    call("CHECK", last).ok();
+                    let rest = rules(&node);
+                    assert!(!rest.contains(&format!("id: {first}")), "{rest}");
+                    if first == "c2" {
+                        assert_same(&alone, &rest);
+                    } else {
+                        assert_eq!(rest.lines().count(), alone.lines().count(), "{rest}");
+                    }
+                    call("DEL", last).ok();
+                    assert!(!rules(&node).contains("10.1.2.2"), "{}", rules(&node));
+                }
+            }
+        }
     }
 }
 

@@ -95,7 +95,7 @@ fn a_foreign_delegate_gets_the_derived_configuration() {
         node.path("leases").display()
     );
     assert_eq!(sent, expected);
-    assert_eq!(fs::read_to_string(node.path("flannel").join("c1")).unwrap(), sent);
+    assert_eq!(fs::read_to_string(node.state("flannel").join("c1")).unwrap(), sent);
     net.check(&container, &result).ok();
     let checked: Value = serde_json::from_str(&recorded(&node, "CHECK").unwrap()).unwrap();
     assert_eq!(checked["prevResult"], result);
@@ -220,7 +220,7 @@ fn at_each_step(verb: &str, action: &str, clean_up: CleanUp) {
             node.ip("link show type veth").as_array().unwrap().len() == 1
         });
         // Later writers remove the temporary files of a killed one.
-        node.sh(&format!("rm -f {}/.tmp-* {0}/.cnibox/.tmp-*", node.path("flannel").display()));
+        node.sh(&format!("rm -f {}/.tmp-* {0}/.cnibox/.tmp-*", node.state("flannel").display()));
         let now = state();
         assert!(
             now == before,

@@ -9,7 +9,7 @@ use crate::net::Net;
 use crate::node::{Container, Node, exists};
 
 fn record(node: &Node, name: &str) -> Value {
-    serde_json::from_slice(&fs::read(node.path("flannel").join(name)).unwrap()).unwrap()
+    serde_json::from_slice(&fs::read(node.state("flannel").join(name)).unwrap()).unwrap()
 }
 
 #[test]
@@ -49,12 +49,12 @@ fn what_is_kept_is_what_the_reference_keeps() {
                      "ranges": ranges, "routes": list("dst", &routes)},
         });
         assert_eq!(record(&node, "c1"), expected);
-        let mode = fs::metadata(node.path("flannel").join("c1")).unwrap().permissions().mode();
+        let mode = fs::metadata(node.state("flannel").join("c1")).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
-        let mode = fs::metadata(node.path("flannel")).unwrap().permissions().mode();
+        let mode = fs::metadata(node.state("flannel")).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o700);
         net.del(&container);
-        assert!(!exists(node.path("flannel").join("c1")));
+        assert!(!exists(node.state("flannel").join("c1")));
     }
 }
 
@@ -123,7 +123,7 @@ fn a_record_stays_until_the_delegate_has_done_its_work() {
     fs::write(&store, "").unwrap();
     for _ in 0..2 {
         net.on("DEL", &container).error();
-        assert!(exists(node.path("flannel").join("c1")), "the record is needed still");
+        assert!(exists(node.state("flannel").join("c1")), "the record is needed still");
     }
     fs::remove_file(&store).unwrap();
     fs::rename(node.path("aside"), &store).unwrap();
@@ -138,7 +138,7 @@ fn a_record_that_a_crash_has_emptied_is_made_anew() {
         let net = simple(&node);
         let container = Container::new();
         net.add(&container);
-        fs::write(node.path("flannel").join("c1"), content).unwrap();
+        fs::write(node.state("flannel").join("c1"), content).unwrap();
         if !daemon {
             fs::remove_file(node.path("subnet.env")).unwrap();
         }
@@ -191,10 +191,10 @@ fn gc_removes_what_no_attachment_has_also_of_the_reference() {
     net.add(&container);
     net.on("ADD", &container).ifname("net1").result();
     // A record of the reference, without a note of the interface.
-    fs::copy(node.path("flannel").join("c1"), node.path("flannel").join("old")).unwrap();
+    fs::copy(node.state("flannel").join("c1"), node.state("flannel").join("old")).unwrap();
     let foreign = r#"{"name":"another","type":"bridge"}"#;
-    fs::write(node.path("flannel").join("stranger"), foreign).unwrap();
-    fs::write(node.path("flannel").join("crashed"), "").unwrap();
+    fs::write(node.state("flannel").join("stranger"), foreign).unwrap();
+    fs::write(node.state("flannel").join("crashed"), "").unwrap();
     let both = json!([
         {"containerID": "c1", "ifname": "eth0"}, {"containerID": "c1", "ifname": "net1"},
         {"containerID": "old", "ifname": "eth7"},
@@ -242,7 +242,7 @@ fn gc_takes_the_interface_from_a_namespace_that_lives() {
     // The container was recreated in the same namespace, without a DEL of the old id.
     let old = net.call("ADD", "old").netns(&container.path());
     old.result();
-    let files = ["old", ".cnibox/old"].map(|name| node.path("flannel").join(name));
+    let files = ["old", ".cnibox/old"].map(|name| node.state("flannel").join(name));
     let content = files.clone().map(|file| fs::read(file).unwrap());
     net.call("DEL", "old").netns(&container.path()).ok();
     let prev = net.add(&container);

@@ -12,7 +12,7 @@ fn an_attachment_of_the_reference_is_deleted_by_ours() {
     let container = Container::new();
     let prev = net.add(&container);
     // The reference leaves the same record without the note.
-    fs::remove_dir_all(node.path("flannel").join(".cnibox")).unwrap();
+    fs::remove_dir_all(node.state("flannel").join(".cnibox")).unwrap();
     assert_eq!(kept(&node), ["./c1"]);
     net.check(&container, &prev).ok();
     net.del(&container);
@@ -27,7 +27,7 @@ fn an_attachment_of_ours_is_deleted_by_the_reference() {
     let net = simple(&node);
     let container = Container::new();
     net.add(&container);
-    let file = node.path("flannel").join("c1");
+    let file = node.state("flannel").join("c1");
     let conf = fs::read(&file).unwrap();
     let call = node.call("bridge", "DEL").stdin(conf).id("c1").netns(&container.path());
     call.ok();

@@ -12,7 +12,7 @@ fn what_is_missing_is_restored_and_named() {
     let node = Node::new();
     let keys = json!({"ipMasq": true, "ipMasqBackend": "nftables", "macspoofchk": true});
     let row = Row::new(&node, vec![bridge(&node, &keys), firewall(&node, "isolated")]);
-    let repair = || node.tool("repair", &[]).run().stdout;
+    let repair = || node.cnibox(&["repair"]).run().stdout;
     assert_eq!(repair(), "nothing was missing\n");
     node.sh("nft flush ruleset");
     let text = repair();
@@ -37,7 +37,7 @@ fn rules_of_iptables_are_restored() {
     let node = Node::new();
     let keys = json!({"ipMasq": true, "ipMasqBackend": "iptables"});
     let row = Row::new(&node, vec![bridge(&node, &keys)]);
-    let repair = || node.tool("repair", &[]).run().stdout;
+    let repair = || node.cnibox(&["repair"]).run().stdout;
     assert_eq!(repair(), "nothing was missing\n");
     node.sh("iptables -t nat -F");
     assert!(repair().contains("is missing in iptables table nat"));
@@ -134,6 +134,6 @@ fn watch_disturbs_no_add_and_no_del() {
         let rules = node.sh("nft list ruleset");
         assert!(!rules.contains("c2") && !rules.contains("8081"), "{rules}");
         assert_eq!(row.refusals("STATUS", 50) + row.refusals("CHECK", 999), 0);
-        assert_eq!(node.tool("repair", &[]).run().stdout, "nothing was missing\n");
+        assert_eq!(node.cnibox(&["repair"]).run().stdout, "nothing was missing\n");
     }
 }

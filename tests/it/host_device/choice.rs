@@ -157,7 +157,7 @@ fn a_function_with_a_userspace_driver_has_a_name_only() {
     let tree =
         "mkdir -p pci/devices/0000:3d:00.1; ln -s x/vfio-pci pci/devices/0000:3d:00.1/driver";
     for version in ["0.3.0", "1.0.0"] {
-        let keys = json!({"pciBusID": "0000:3d:00.1", "dataDir": node.path("devices")});
+        let keys = json!({"pciBusID": "0000:3d:00.1"});
         let net = crate::net::Net::new(&node, "host-device", version, &keys);
         let result = with_sysfs(&net.on("ADD", &container), tree).result();
         let entry: Value = json!([{"name": "eth0", "sandbox": container.path()}]);

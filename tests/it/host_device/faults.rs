@@ -11,7 +11,7 @@ fn scene() -> Scene {
     let prepare = |node: &crate::node::Node| {
         plug(node);
         node.sh("ip link add hd1 type veth peer name far1");
-        json!({"device": "hd0", "dataDir": node.path("leases/devices")})
+        json!({"device": "hd0"})
     };
     Scene::prepared("host-device", prepare, &json!({"device": "hd1"}))
 }

@@ -91,7 +91,7 @@ fn by_mac<'n>(node: &'n Node, container: &Container) -> Net<'n> {
     plug(node);
     let net = simple(node, &json!({"device": null, "hwaddr": MAC, "ipam": null}));
     net.add(container);
-    std::fs::remove_dir_all(node.path("devices")).unwrap();
+    std::fs::remove_dir_all(node.state("host-device")).unwrap();
     net
 }
 
@@ -184,7 +184,7 @@ fn nobody_else_can_write_where_records_are_whatever_the_umask() {
     plug(&node);
     let net = layer2(&node, "1.0.0");
     net.on("ADD", &container).in_script("umask 000; exec \"$0\" \"$@\"").result();
-    let devices = node.path("devices");
+    let devices = node.state("host-device");
     let modes = || node.sh(&format!("stat -c %a {0} {0}/net {0}/net/*", devices.display()));
     assert_eq!(modes(), "700\n700\n600\n");
     net.del(&container);

@@ -147,7 +147,7 @@ fn the_reference_s_alias_alone_is_enough_to_come_back() {
     let net = layer2(&node, "1.0.0");
     net.add(&container);
     // As after an ADD of the reference, which keeps no records.
-    std::fs::remove_dir_all(node.path("devices")).unwrap();
+    std::fs::remove_dir_all(node.state("host-device")).unwrap();
     net.del(&container);
     let link = node.ip("link show hd0");
     assert_eq!((&link[0]["address"], &link[0]["ifalias"]), (&json!(MAC), &json!(null)));
@@ -158,8 +158,9 @@ fn the_reference_s_alias_alone_is_enough_to_come_back() {
 fn without_a_place_to_keep_how_the_device_was_it_stays() {
     let (node, container) = (Node::new(), Container::new());
     plug(&node);
-    let net = simple(&node, &json!({"dataDir": "/proc/no-such"}));
-    let msg = "record the state of \"hd0\": create /proc/no-such: no such file or directory";
+    std::fs::write(node.state("host-device"), "").unwrap();
+    let net = simple(&node, &json!({}));
+    let msg = "record the state of \"hd0\": open /run/cni/host-device: not a directory";
     net.add_is_refused(&container, 5, msg);
     net.del(&container);
 }

@@ -37,7 +37,7 @@ fn on_host(node: &Node, line: &str) -> String {
 /// A call of the plugin in the initial network namespace.
 fn call(node: &Node, verb: &str, keys: &Value, netns: &str) -> Call {
     let common = json!({"cniVersion": "1.1.0", "name": "net", "type": "host-device",
-        "dataDir": node.path("devices"), "ipam": node.host_local(&["10.1.2.0/24"])});
+        "ipam": node.host_local(&["10.1.2.0/24"])});
     let call = node.call("host-device", verb).conf(&merged(&common, keys));
     call.id("c1").ifname("net1").netns(netns).under(&["nsenter", HOST])
 }

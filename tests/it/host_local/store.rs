@@ -377,3 +377,22 @@ fn many_containers_at_once_get_different_addresses() {
     let different: std::collections::HashSet<_> = addresses.iter().collect();
     assert_eq!((different.len(), net.leases().len()), (24, 24), "{addresses:?}");
 }
+
+#[test]
+fn a_file_system_without_hard_links_holds_leases() {
+    for errno in ["EPERM", "EOPNOTSUPP", "ENOSYS", "EXDEV"] {
+        let node = Node::new();
+        let net = one_set(&node, &["10.1.2.0/29"]);
+        let inject = format!("inject=linkat:error={errno}");
+        let under = ["strace", "-f", "-qq", "-o", "/dev/null", "-e", &inject];
+        let add = |id: &str| net.call("ADD", id).netns("/x").under(&under);
+        assert_eq!(add("c1").result()["ips"][0]["address"], "10.1.2.2/29", "{errno}");
+        assert_eq!(add("c2").result()["ips"][0]["address"], "10.1.2.3/29", "{errno}");
+        assert_eq!(file(&net, "10.1.2.2"), "c1\r\neth0");
+        let error = add("c2").error();
+        assert!(error.msg.contains("duplicate allocation"), "{error:?}");
+        del(&net, "c1");
+        del(&net, "c2");
+        assert_eq!(net.leases(), [""; 0]);
+    }
+}

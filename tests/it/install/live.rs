@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::Installer;
 use crate::compare;
-use crate::node::{Call, Container, Node, assert_unchanged};
+use crate::node::{Call, Container, Node, assert_unchanged, executable};
 
 const PLUGINS: [&str; 4] = ["bridge", "host-local", "loopback", "ptp"];
 
@@ -83,11 +83,22 @@ fn rules_of_running_containers_go_back_with_the_plugins() {
     assert!(tables().contains("inet cnibox_masquerade"));
     at.call("uninstall", &["--no-hand-over"]).printed();
     assert!(tables().contains("inet cnibox_masquerade"));
+    assert_ne!(
+        node.sh("find /run/cni/cnibox -name '*.json'"),
+        "",
+        "the records of these rules stay"
+    );
     at.install(&[]);
     at.uninstall();
     let after = tables();
     assert!(!after.contains("cnibox_masquerade"), "{after}");
     assert!(after.contains("inet cni_plugins_masquerade"), "{after}");
+    assert_eq!(node.sh("find /run/cni/cnibox -name '*.json'"), "", "no record is left");
+    // The restored plugin detaches the container, which leaves nothing that a later installation would restore.
+    node.sh("nft delete table inet cni_plugins_masquerade");
+    at.install(&[]);
+    let repair = node.cnibox(&["repair", "--dry-run"]);
+    assert_eq!(repair.printed(), "nothing was missing\n");
 }
 
 /// ADD and DEL continuously in several threads while `switch` runs `rounds` times.
@@ -196,7 +207,7 @@ fn what_a_killed_installer_left_is_taken_up() {
     }
     fs::write(own.join("new/cnibox"), "half of it").unwrap();
     fs::write(own.join("backup/ptp"), super::like_the_reference("1.5.1")).unwrap();
-    fs::copy(crate::node::executable(), at.binary()).unwrap();
+    fs::copy(executable(), at.binary()).unwrap();
     std::os::unix::fs::symlink("cnibox", at.folder.join("ptp")).unwrap();
     at.install(&[]);
     at.is_all_cnibox();

@@ -235,7 +235,7 @@ fn no_damage_is_seen_where_127_0_0_1_is_not_mapped() {
             assert!(!ports.node.sh("nft list ruleset").contains("cnibox_localhost"));
             ports.call_with("CHECK", &pod, &list, &keys).ok();
             ports.path(ports.net(&json!(null), &keys).call("STATUS", "")).ok();
-            let repaired = ports.path(ports.node.tool("repair", &[])).run();
+            let repaired = ports.path(ports.node.cnibox(&["repair"])).run();
             assert_eq!(repaired.stdout, "nothing was missing\n");
             ports.call_with("DEL", &pod, &list, &keys).ok();
         }

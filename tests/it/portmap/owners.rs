@@ -359,17 +359,58 @@ fn gc_removes_what_no_valid_attachment_owns() {
 }
 
 #[test]
-fn an_address_whose_former_container_vanished_is_taken_over() {
-    let ports = Ports::new(Rules::Nftables, "1.1.0");
-    let (gone, mut new) = (ports.pod("c1"), ports.pod("c2"));
-    let [a, b] = [8080, 8081].map(|port| json!([mapping(port, 80, "tcp")]));
-    ports.add(&gone, &a);
-    new.prev =
-        serde_json::from_str(&new.prev.to_string().replace("10.1.2.3/", "10.1.2.2/")).unwrap();
-    ports.add(&new, &b);
-    ports.call("CHECK", &new, &b).ok();
-    ports.del(&gone, &a);
-    ports.call("CHECK", &new, &b).ok();
+fn mappings_to_an_address_of_two_containers_are_apart() {
+    for rules in ALL {
+        for first in [0, 1] {
+            for with_ports in [true, false] {
+                println!("{rules:?}: DEL of {first}, with ports: {with_ports}");
+                let ports = Ports::new(rules, "1.1.0");
+                let (one, mut two) = (ports.pod("c1"), ports.pod("c2"));
+                let text = two.prev.to_string().replace("10.1.2.3/", "10.1.2.2/");
+                two.prev = serde_json::from_str(&text.replace("1::3/", "1::2/")).unwrap();
+                let pods = [one, two];
+                let lists = [8080, 8081].map(|port| json!([mapping(port, 80, "tcp")]));
+                ports.add(&pods[0], &lists[0]);
+                let alone = ports.state();
+                ports.add(&pods[1], &lists[1]);
+                for at in [0, 1] {
+                    ports.call("CHECK", &pods[at], &lists[at]).ok();
+                }
+                let known = if with_ports { lists[first].clone() } else { json!(null) };
+                ports.del(&pods[first], &known);
+                let last = 1 - first;
+                ports.call("CHECK", &pods[last], &lists[last]).ok();
+                // From the container itself, which needs the host's address as its source.
+                let target = format!("10.1.2.1:{}", 8080 + last);
+                let (node, container) = (&ports.node, &pods[0].container);
+                assert!(tcp(container, container, &target, 80).is_some(), "{}", ports.state());
+                assert!(tcp(node, container, &target, 80).is_some(), "{}", ports.state());
+                if first == 1 {
+                    assert_eq!(ports.state(), alone);
+                }
+                ports.del(&pods[last], &lists[last]);
+                assert!(!ports.state().contains("10.1.2.2"), "{}", ports.state());
+            }
+        }
+    }
+}
+
+#[test]
+fn a_port_stays_with_its_living_container_after_a_flush() {
+    for rules in ALL {
+        let ports = Ports::new(rules, "1.1.0");
+        let (one, two) = (ports.pod("c1"), ports.pod("c2"));
+        let list = json!([mapping(8080, 80, "tcp")]);
+        ports.add(&one, &list);
+        ports.node.sh(match rules {
+            Rules::Legacy => "iptables-legacy -t nat -F; ip6tables-legacy -t nat -F",
+            _ => "nft flush ruleset",
+        });
+        let error = ports.call("ADD", &two, &list).error();
+        assert!(error.msg.contains("is taken by container \"c1\""), "{rules:?}: {error:?}");
+        let state = ports.state();
+        assert!(state.contains("10.1.2.2") && !state.contains("10.1.2.3"), "{rules:?}: {state}");
+    }
 }
 
 /// The median CPU time of each call over 11 consecutive runs.

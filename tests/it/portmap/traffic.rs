@@ -5,6 +5,7 @@ use std::net::UdpSocket;
 use serde_json::{Value, json};
 
 use super::{ALL, LIMIT, Pod, Ports, Rules, asks, mapping, patiently, tcp, udp};
+use crate::net::Net;
 use crate::node::{Container, eventually};
 use crate::strace;
 use crate::traffic::Place;
@@ -244,6 +245,11 @@ fn loopback_addresses_of_the_host_stay_closed() {
             let error = ports.call(verb, &pod, &list).error();
             assert!(error.code == code && error.msg.contains("cnibox_localhost"), "{error:?}");
         }
+        // The ADD of any plugin closes them again.
+        let other = Net::new(&ports.node, "loopback", "1.1.0", &json!({}));
+        other.call("ADD", "c9").netns(&Container::new().path()).ifname("lo").result();
+        assert_eq!([service(), mapped(), forged()], [false; 3], "{rules:?}");
+        ports.node.sh("nft flush chain inet cnibox_localhost prerouting");
         ports.add(&sibling, &json!([mapping(8081, 80, "tcp")]));
         ports.call("CHECK", &pod, &list).ok();
         // Also without any mapping, because `route_localnet` stays enabled.
@@ -271,6 +277,8 @@ fn loopback_addresses_are_closed_without_nf_tables() {
     for side in ["-d", "-s"] {
         assert!(raw.contains(&format!("-A PREROUTING {side} 127.0.0.0/8 ! -i lo")), "{raw}");
     }
+    // Without a record, so that it is the same socket.
+    ports.del(&pod, &list);
     let (outcome, _) = socket.run(&ports.node, &add, "error=EPROTONOSUPPORT");
     assert_eq!(outcome.status, Some(0), "{outcome:?}");
     assert_eq!(ports.node.sh("iptables-legacy -t raw -S PREROUTING"), raw);

@@ -67,7 +67,7 @@ fn bandwidth() -> Value {
 
 /// The parameters are set to their current values, because no DEL restores them.
 fn tuning(node: &Node, who: usize) -> Value {
-    json!({"type": "tuning", "dataDir": node.path("leases/tuning"), "mtu": 1400,
+    json!({"type": "tuning", "dataDir": node.state("tuning"), "mtu": 1400,
            "mac": format!("02:00:00:00:07:{who:02}"), "promisc": true,
            "sysctl": {"net.core.somaxconn": "4096", "net.ipv4.conf.IFNAME.log_martians": "0"}})
 }
@@ -94,7 +94,7 @@ fn devices(node: &Node) {
 }
 
 fn host_device(node: &Node, who: usize) -> Value {
-    let keys = json!({"device": format!("hd{who}"), "dataDir": node.path("leases/devices")});
+    let keys = json!({"device": format!("hd{who}")});
     interface(node, "host-device", &keys)
 }
 
@@ -107,7 +107,7 @@ fn flannel(node: &Node) -> Value {
     );
     std::fs::write(node.path("subnet.env"), env).unwrap();
     json!({"type": "flannel", "subnetFile": node.path("subnet.env"),
-           "dataDir": node.path("leases/flannel"), "ipam": {"dataDir": node.path("leases")},
+           "dataDir": node.state("flannel"), "ipam": {"dataDir": node.path("leases")},
            "delegate": {"isDefaultGateway": true, "ipMasq": true, "ipMasqBackend": "nftables"}})
 }
 

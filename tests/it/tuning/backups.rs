@@ -25,7 +25,7 @@ fn a_second_add_does_not_lose_what_was_there() {
 fn a_failing_second_add_leaves_the_first_one() {
     let pod = SUBJECT.pod("1.1.0");
     let before = pod.state();
-    let path = pod.node.path("tuning/c1_eth0.json");
+    let path = pod.node.state("tuning/c1_eth0.json");
     bare(&pod, &json!({"mtu": 1400})).add(&pod.container);
     let backup = fs::read_to_string(&path).unwrap();
     let second = bare(&pod, &json!({"mac": MAC, "mtu": 20})).on("ADD", &pod.container).run();
@@ -51,8 +51,8 @@ fn a_backup_of_an_earlier_interface_is_not_restored() {
 #[test]
 fn a_broken_backup_is_replaced_and_removed() {
     let pod = SUBJECT.pod("1.1.0");
-    let path = pod.node.path("tuning/c1_eth0.json");
-    fs::create_dir(pod.node.path("tuning")).unwrap();
+    let path = pod.node.state("tuning/c1_eth0.json");
+    fs::create_dir(pod.node.state("tuning")).unwrap();
     for broken in ["", "{", r#"{"mtu":"x"}"#] {
         fs::write(&path, broken).unwrap();
         let outcome = bare(&pod, &json!({"mtu": 1400})).on("ADD", &pod.container).run();
@@ -72,7 +72,7 @@ fn a_broken_backup_is_replaced_and_removed() {
 fn what_cannot_be_restored_is_told_and_tried_once_more() {
     for helps in [true, false] {
         let pod = SUBJECT.pod("1.1.0");
-        let path = pod.node.path("tuning/c1_eth0.json");
+        let path = pod.node.state("tuning/c1_eth0.json");
         bare(&pod, &json!({"mtu": 1400, "txQLen": 9})).add(&pod.container);
         let text = fs::read_to_string(&path).unwrap().replacen("1500", "20", 1);
         fs::write(&path, text).unwrap();
@@ -98,8 +98,8 @@ fn gc_removes_backups_of_this_network_that_are_stale() {
         net.call("ADD", id).netns(&pod.container.path()).result();
     }
     net.with(&json!({"name": "other"})).call("ADD", "c4").netns(&pod.container.path()).result();
-    fs::write(pod.node.path("tuning/c5_eth0.json"), r#"{"mtu":1500}"#).unwrap();
-    fs::write(pod.node.path("tuning/c6_eth0.json"), "{").unwrap();
+    fs::write(pod.node.state("tuning/c5_eth0.json"), r#"{"mtu":1500}"#).unwrap();
+    fs::write(pod.node.state("tuning/c6_eth0.json"), "{").unwrap();
     let left = || {
         let files = pod.state().files;
         files.iter().map(|name| name.replace("_eth0.json", "")).collect::<Vec<_>>().join(" ")
@@ -121,7 +121,7 @@ fn gc_removes_backups_of_this_network_that_are_stale() {
 #[test]
 fn a_backup_of_another_attachment_is_left_alone() {
     let pod = SUBJECT.pod("1.1.0");
-    let path = pod.node.path("tuning/c1_eth0_x.json");
+    let path = pod.node.state("tuning/c1_eth0_x.json");
     let net = bare(&pod, &json!({"mtu": 1400}));
     pod.container.sh("ip link add eth0_x type veth peer name far");
     let prev = json!({"cniVersion": "1.1.0", "interfaces":
@@ -154,7 +154,7 @@ fn gc_removes_what_a_killed_command_left() {
     let net = bare(&pod, &json!({"mtu": 1400}));
     net.add(&pod.container);
     let hash = |text: &str| pod.node.sh(&format!("printf %s {text} | sha512sum"))[..16].to_owned();
-    let temporary = pod.node.path(&format!("tuning/.tmp-{}-{}", hash("net"), hash("eth0:gone")));
+    let temporary = pod.node.state(&format!("tuning/.tmp-{}-{}", hash("net"), hash("eth0:gone")));
     fs::write(&temporary, "{").unwrap();
     let gc = |valid: Value| {
         net.with(&json!({"prevResult": null, "cni.dev/valid-attachments": valid}))

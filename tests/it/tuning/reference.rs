@@ -31,7 +31,7 @@ fn backups_are_those_of_the_reference_both_ways() {
             let before = pod.state();
             let net = pod.net(&keys());
             let result = call(&net, &pod, "ADD", ours).result();
-            let file = std::fs::read_to_string(pod.node.path("tuning/c1_eth0.json")).unwrap();
+            let file = std::fs::read_to_string(pod.node.state("tuning/c1_eth0.json")).unwrap();
             let mut backup: Value = serde_json::from_str(&file).unwrap();
             for own in ["attachment", "network", "set"] {
                 backup.as_object_mut().unwrap().remove(own);

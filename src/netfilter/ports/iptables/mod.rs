@@ -64,9 +64,9 @@ pub(super) fn add(owner: Owner<'_>, forward: &Forward) -> Result<Option<Taken>> 
                 RECORDS.restore(table, family, Some(owner));
             }
             let port = taken_port(table, wanted);
-            match &port {
-                Some(_) => table.changes.clear(),
-                None => create(table, wanted),
+            // What was restored for the holder of the port remains.
+            if port.is_none() {
+                create(table, wanted);
             }
             taken.replace(port);
         };

@@ -174,3 +174,23 @@ fn rules_of_the_reference_are_found_by_comment_and_deleted() {
     assert_eq!(left, [rules[1].clone()]);
     assert!(!ruleset().contains("id: one") && ruleset().contains("id: two"));
 }
+
+/// The kernel sends the first parts of about 4 KiB, the others of 32 KiB: five parts.
+#[test]
+fn a_fresh_socket_reads_a_list_of_many_parts() {
+    let chain = T.chain("f").filter(Hook::Prerouting, RAW);
+    let batch = one(|batch| {
+        base(batch);
+        batch.ensure(chain).ensure_element(&PODS.element(ip("10.0.0.1")));
+        for last in 0..=255 {
+            let addr = ip(&format!("10.1.0.{last}"));
+            batch.append_rule(chain, &Rule::new().saddr(addr).daddr(addr).accept());
+        }
+    });
+    sandbox().commit(batch).unwrap();
+    let asked = [PODS.element(ip("10.0.0.1")), PODS.element(ip("10.0.0.2"))];
+    let look = Nft::open().unwrap().look(T, &asked).unwrap();
+    assert_eq!(look.rules.len(), 256);
+    assert_eq!(look.elements.iter().map(Option::is_some).collect::<Vec<_>>(), [true, false]);
+    assert_eq!(Nft::open().unwrap().dump_rules(chain).unwrap().len(), 256);
+}

@@ -37,6 +37,7 @@ use tokio::net::UnixListener;
 use tokio::runtime;
 use tokio::task::LocalSet;
 
+use self::confine::Files;
 use self::options::Options;
 use self::registry::Registry;
 use super::record::Records;
@@ -96,9 +97,12 @@ fn run(options: Options) -> Result<()> {
         Error::internal(format!("another daemon keeps the leases of {}", path.display()))
     })?;
     let (listener, created) = serve::listen(&path)?;
-    let _removed = created.map(Removed);
+    let _removed = created.clone().map(Removed);
+    let null = File::options().write(true).open("/dev/null");
+    let recorded = Registry::recorded(&options, &records);
 
-    confine::confine()?;
+    let removed = [created.as_deref(), options.pidfile.as_deref()];
+    confine::confine(&Files { leases: records.dir(), removed: &removed })?;
     let runtime = runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|e| Error::io("start the executor", &e))?;
     let served = LocalSet::new().block_on(&runtime, async {
@@ -106,10 +110,10 @@ fn run(options: Options) -> Result<()> {
         let listener = UnixListener::from_std(listener)?;
         let on_demand = options.on_demand;
         let registry = Rc::new(Registry::new(options, records));
-        let resumed = registry.resume();
-        log::line(format_args!("ready, with {resumed} leases of before"));
+        log::line(format_args!("ready, with {} leases of before", recorded.len()));
+        registry.resume(recorded);
         if on_demand {
-            detach();
+            detach(null);
         }
         serve::until_signal(listener, signals, registry).await
     });
@@ -127,9 +131,8 @@ fn leave_session() {
 }
 
 /// Reports to the plugin that waits, and closes the pipe to it.
-fn detach() {
+fn detach(null: io::Result<File>) {
     report(READY);
-    let null = File::options().write(true).open("/dev/null");
     if let Err(error) = null.and_then(|null| dup2_stdout(null).map_err(io::Error::from)) {
         log::warn(Error::io("close standard output", &error));
     }

@@ -2,13 +2,14 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::rc::Rc;
 
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
 use super::super::family::Lease;
-use super::super::interface::{self, InterfaceError};
 use super::super::record::{Record, Records};
 use super::super::rpc::Key;
+use super::super::sandbox::{self, InterfaceError, Sandbox};
 use super::options::Options;
 use crate::error::{Error, Result};
 
@@ -40,7 +41,9 @@ pub(super) struct Registry {
 /// The channels to and from the task of a lease.
 #[derive(Clone)]
 pub(super) struct Handle {
+    /// The path of the namespace, as in the record.
     pub(super) netns: String,
+    pub(super) sandbox: Rc<Sandbox>,
     pub(super) release: mpsc::UnboundedSender<()>,
     /// Closed at the end of the task.
     pub(super) phase: watch::Receiver<Phase>,
@@ -92,25 +95,25 @@ impl Registry {
         self.records.remove(key)
     }
 
-    /// Runs `work` with the interface's name in the container's namespace, on one of at most [`VISITS`] threads.
+    /// Runs `work` with the interface's name in the container's namespace, on one of at most [`VISITS`] threads. Runs nothing
+    /// in a namespace with another cookie than the recorded one.
     pub(super) async fn visit<T: Send + 'static>(
         &self,
+        sandbox: &Sandbox,
         record: &Record,
         work: impl FnOnce(&str) -> T + Send + 'static,
     ) -> Result<T, InterfaceError> {
         let _permit = self.visits.acquire().await;
         let (done, ended) = oneshot::channel::<()>();
-        let ifname = record.key.ifname.clone();
+        let (ifname, cookie) = (record.key.ifname.clone(), record.netns_cookie);
         let work = move || {
-            let value = work(&ifname);
+            let value = sandbox::require_cookie(cookie).map(|()| work(&ifname));
             drop(done);
             value
         };
-        let netns = self.options.prefixed(&record.netns);
-        let netns = interface::open(&netns, Some(record.netns_id))?;
-        let visit = netns.visit(work).map_err(Error::from)?;
+        let visit = sandbox.open()?.visit(work).map_err(Error::from)?;
         // The thread drops the channel at its end, also when it could not enter the namespace.
         ended.await.ok();
-        Ok(visit.join().map_err(Error::from)?)
+        visit.join().map_err(Error::from)?
     }
 }

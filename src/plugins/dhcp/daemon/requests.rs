@@ -9,10 +9,13 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::spawn_local;
 
 use super::super::family::{self, Lease};
-use super::super::record::Record;
+use super::super::passing::Passed;
+use super::super::record::{Record, Records};
 use super::super::rpc::{Key, Request, Verb};
+use super::super::sandbox::{InterfaceError, Sandbox};
 use super::super::socket;
 use super::super::timing::{NEVER, now};
+use super::options::Options;
 use super::registry::{Handle, Phase, Registry};
 use super::sockets::Sockets;
 use super::task::LeaseTask;
@@ -22,27 +25,50 @@ use crate::log;
 use crate::netlink::Mac;
 
 impl Registry {
-    /// Resumes the leases on disk, and returns their number.
-    pub(super) fn resume(self: &Rc<Self>) -> usize {
-        self.records.sweep();
-        let records = self.records.load_all();
-        let count = records.len();
-        for record in records {
+    /// The leases on disk, with their namespaces. For the start, while opening those of processes is permitted.
+    pub(super) fn recorded(options: &Options, records: &Records) -> Vec<(Record, Rc<Sandbox>)> {
+        records.sweep();
+        let open = |record: Record| {
+            let path = options.prefixed(&record.netns);
+            match Sandbox::recorded(path.clone(), record.netns_id) {
+                Ok(sandbox) => Some((record, sandbox.into())),
+                Err(InterfaceError::Gone(why)) => {
+                    log::line(format_args!("{}: {why}; the lease is forgotten", record.key));
+                    records.remove(&record.key).unwrap_or_else(log::warn);
+                    None
+                }
+                Err(error) => {
+                    log::line(format_args!("{}: {}", record.key, Error::from(error)));
+                    let sandbox = Sandbox::unopened(path, record.netns_id);
+                    Some((record, sandbox.into()))
+                }
+            }
+        };
+        records.load_all().into_iter().filter_map(open).collect()
+    }
+
+    /// Resumes these leases.
+    pub(super) fn resume(self: &Rc<Self>, recorded: Vec<(Record, Rc<Sandbox>)>) {
+        for (record, sandbox) in recorded {
             let phase = record.lease.clone().map_or(Phase::Searching, |l| Phase::Bound(l.into()));
-            let (task, _) = self.task(record, phase);
+            let (task, _) = self.task(record, sandbox, phase);
             spawn_local(task.resume());
         }
-        count
     }
 
     /// Serves a plugin's request. `hangup` ends when the plugin has stopped waiting.
     pub(super) async fn serve(
         self: &Rc<Self>,
         request: &Request,
+        passed: Passed,
         hangup: impl Future<Output = ()>,
     ) -> Result<Option<CniResult>> {
         match request.verb {
-            Verb::Add => return self.add(request, hangup).await.map(Some),
+            Verb::Add => {
+                let path = self.options.prefixed(&request.netns);
+                let sandbox = Rc::new(Sandbox::received(path, passed)?);
+                return self.add(request, &sandbox, hangup).await.map(Some);
+            }
             Verb::Check => {
                 for family in &request.families {
                     self.check(request, &request.key.of(*family)).await?;
@@ -59,11 +85,12 @@ impl Registry {
     async fn add(
         self: &Rc<Self>,
         request: &Request,
+        sandbox: &Rc<Sandbox>,
         hangup: impl Future<Output = ()>,
     ) -> Result<CniResult> {
         let begun = RefCell::new(Vec::new());
         let keys = request.families.iter().map(|family| request.key.of(*family));
-        let adds = keys.map(|key| self.add_one(request, key, &begun));
+        let adds = keys.map(|key| self.add_one(request, sandbox, key, &begun));
         let outcome = match select(pin!(try_join_all(adds)), pin!(hangup)).await {
             Either::Left((outcome, _)) => outcome,
             Either::Right(_) => Err(Error::internal("context canceled")),
@@ -77,23 +104,25 @@ impl Registry {
     async fn add_one(
         self: &Rc<Self>,
         request: &Request,
+        sandbox: &Rc<Sandbox>,
         key: Key,
         begun: &RefCell<Vec<Handle>>,
     ) -> Result<Lease> {
-        let handle = match self.reusable(request, &key).await {
+        let handle = match self.reusable(request, sandbox, &key).await {
             Some(handle) => handle,
-            None => self.start(request, key),
+            None => self.start(request, sandbox, key),
         };
         begun.borrow_mut().push(handle.clone());
         handle.lease().await
     }
 
     /// The task of a repeated ADD. A lease in another namespace, or without its interface, is released first.
-    async fn reusable(&self, request: &Request, key: &Key) -> Option<Handle> {
+    async fn reusable(&self, request: &Request, now: &Sandbox, key: &Key) -> Option<Handle> {
         let handle = self.handle(key)?;
         if handle.netns == request.netns
+            && handle.sandbox.id == now.id
             && handle.lease().await.is_ok()
-            && self.is_present(key).await
+            && self.is_present(&handle, key).await
         {
             return Some(handle);
         }
@@ -101,18 +130,19 @@ impl Registry {
         None
     }
 
-    fn start(self: &Rc<Self>, request: &Request, key: Key) -> Handle {
+    fn start(self: &Rc<Self>, request: &Request, sandbox: &Rc<Sandbox>, key: Key) -> Handle {
         let record = Record {
             key,
             netns: request.netns.clone(),
-            netns_id: (0, 0),
+            netns_id: sandbox.id,
+            netns_cookie: None,
             mac: Mac([0; 6]),
             options: request.options.clone(),
             priority: request.priority,
             address_removed: false,
             lease: None,
         };
-        let (task, handle) = self.task(record, Phase::Acquiring);
+        let (task, handle) = self.task(record, Rc::clone(sandbox), Phase::Acquiring);
         spawn_local(task.acquire());
         handle
     }
@@ -136,13 +166,13 @@ impl Registry {
             let known: Vec<_> = request.addresses.iter().map(ToString::to_string).collect();
             return Err(Error::internal(msg).with_details(format!("not of {}", known.join(", "))));
         }
-        if self.is_present(key).await { Ok(()) } else { Err(missing()) }
+        if self.is_present(&handle, key).await { Ok(()) } else { Err(missing()) }
     }
 
     /// Whether the interface of a lease exists.
-    async fn is_present(&self, key: &Key) -> bool {
+    async fn is_present(&self, handle: &Handle, key: &Key) -> bool {
         let Some(record) = self.records.load(key) else { return false };
-        let mac = self.visit(&record, socket::mac).await;
+        let mac = self.visit(&handle.sandbox, &record, socket::mac).await;
         matches!(mac, Ok(Ok(_)))
     }
 
@@ -160,10 +190,16 @@ impl Registry {
     }
 
     /// A new task, which is registered but not started.
-    fn task(self: &Rc<Self>, record: Record, phase: Phase) -> (LeaseTask, Handle) {
+    fn task(
+        self: &Rc<Self>,
+        record: Record,
+        sandbox: Rc<Sandbox>,
+        phase: Phase,
+    ) -> (LeaseTask, Handle) {
         let (release, released) = mpsc::unbounded_channel();
         let (sender, phase) = watch::channel(phase);
-        let handle = Handle { netns: record.netns.clone(), release, phase };
+        let netns = record.netns.clone();
+        let handle = Handle { netns, sandbox: Rc::clone(&sandbox), release, phase };
         self.leases.borrow_mut().insert(record.key.clone(), handle.clone());
         let (timing, broadcast) = (self.options.timing, self.options.broadcast);
         let task = LeaseTask {
@@ -172,6 +208,7 @@ impl Registry {
             released,
             machine: record.machine(timing, broadcast, now(), NEVER),
             record,
+            sandbox,
             sockets: Sockets::default(),
             trouble: None,
         };

@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::fs;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -22,6 +23,7 @@ use tokio::sync::Semaphore;
 use tokio::task::spawn_local;
 use tokio::time::{sleep, timeout};
 
+use super::super::passing::{self, Passed};
 use super::super::rpc::{Answer, LONGEST, Request};
 use super::registry::Registry;
 use super::sockets::watch;
@@ -117,13 +119,14 @@ async fn accept(listener: net::UnixListener, registry: Rc<Registry>) -> Infallib
 
 async fn serve(stream: net::UnixStream, registry: &Rc<Registry>) -> Result<()> {
     let lost = |e: io::Error| Error::io("connection of a plugin", &e);
-    let bytes = timeout(IO_TIMEOUT, line(&stream)).await;
+    let mut descriptors = Vec::new();
+    let bytes = timeout(IO_TIMEOUT, line(&stream, &mut descriptors)).await;
     let bytes = bytes.unwrap_or_else(|elapsed| Err(elapsed.into())).map_err(lost)?;
     if bytes.starts_with(b"CONNECT ") {
         return write(&stream, GO_RPC_ANSWER).await.map_err(lost);
     }
     let outcome = match permitted(&stream).and_then(|()| Request::decode(&bytes)) {
-        Ok(request) => registry.serve(&request, hangup(&stream)).await,
+        Ok(request) => registry.serve(&request, Passed::of(descriptors), hangup(&stream)).await,
         Err(error) => Err(error),
     };
     write(&stream, Answer::of(outcome).encode()?.as_bytes()).await.map_err(lost)
@@ -139,11 +142,11 @@ fn permitted(stream: &net::UnixStream) -> Result<()> {
 }
 
 /// Reads up to a newline.
-async fn line(stream: &net::UnixStream) -> io::Result<Vec<u8>> {
+async fn line(stream: &net::UnixStream, descriptors: &mut Vec<OwnedFd>) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let mut buffer = [0; 4096];
     while bytes.len() as u64 <= LONGEST {
-        match read(stream, &mut buffer).await? {
+        match read(stream, &mut buffer, descriptors).await? {
             0 => return Err(io::ErrorKind::UnexpectedEof.into()),
             length => bytes.extend(&buffer[..length]),
         }
@@ -155,8 +158,13 @@ async fn line(stream: &net::UnixStream) -> io::Result<Vec<u8>> {
     Err(io::ErrorKind::InvalidData.into())
 }
 
-async fn read(stream: &net::UnixStream, buffer: &mut [u8]) -> io::Result<usize> {
-    stream.async_io(Interest::READABLE, || stream.try_read(buffer)).await
+async fn read(
+    stream: &net::UnixStream,
+    buffer: &mut [u8],
+    descriptors: &mut Vec<OwnedFd>,
+) -> io::Result<usize> {
+    let receive = || passing::receive(stream, buffer, descriptors);
+    stream.async_io(Interest::READABLE, receive).await
 }
 
 async fn write(stream: &net::UnixStream, mut bytes: &[u8]) -> io::Result<()> {
@@ -172,7 +180,7 @@ async fn write(stream: &net::UnixStream, mut bytes: &[u8]) -> io::Result<()> {
 
 /// Ends when the plugin has closed its end of the connection; further bytes are ignored.
 async fn hangup(stream: &net::UnixStream) {
-    while read(stream, &mut [0; 64]).await.is_ok_and(|length| length > 0) {}
+    while read(stream, &mut [0; 64], &mut Vec::new()).await.is_ok_and(|length| length > 0) {}
 }
 
 #[cfg(test)]

@@ -10,8 +10,8 @@ use socket2::{SockAddr, Socket};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use super::super::interface::InterfaceError;
 use super::super::machine::{Listening, Source};
+use super::super::sandbox::InterfaceError;
 
 /// Longer than any Ethernet frame; a longer frame is truncated and then fails to parse.
 const BUFFER: usize = 2048;

@@ -3,7 +3,6 @@
 use std::fmt::Display;
 use std::pin::pin;
 use std::rc::Rc;
-use std::time::Duration;
 
 use futures::future::{Either, select};
 use nix::errno::Errno;
@@ -11,18 +10,17 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 
 use super::super::family::{Family, Lease};
-use super::super::interface::{self, Change, InterfaceError};
+use super::super::interface::{self, Change};
 use super::super::machine::{Action, StateMachine};
 use super::super::record::Record;
+use super::super::sandbox::{InterfaceError, Sandbox};
 use super::super::socket;
 use super::super::timing::{NEVER, now};
 use super::registry::{Phase, Registry};
 use super::sockets::Sockets;
 use crate::error::Error;
 use crate::log;
-
-/// The interval at which the task verifies that the namespace exists, and reads the clock, which advances during suspend.
-const LIVENESS_INTERVAL: Duration = Duration::from_secs(30);
+use crate::netns;
 
 /// Why the task ends without a request.
 enum End {
@@ -36,6 +34,7 @@ enum End {
 pub(super) struct LeaseTask {
     pub(super) registry: Rc<Registry>,
     pub(super) record: Record,
+    pub(super) sandbox: Rc<Sandbox>,
     /// For plugins that wait; dropped at the end of the task.
     pub(super) phase: watch::Sender<Phase>,
     /// Requests to release the lease.
@@ -56,9 +55,8 @@ impl LeaseTask {
     }
 
     /// Maintains a lease from the disk.
-    pub(super) async fn resume(self) {
-        let found = self.registry.visit(&self.record, socket::mac).await;
-        if let Err(error) = found.and_then(|mac| Ok(mac?)) {
+    pub(super) async fn resume(mut self) {
+        if let Err(error) = self.recognize().await {
             match self.unless_gone(error) {
                 Ok(error) => self.say(&error),
                 Err(end) => return self.end(Err(end)),
@@ -67,17 +65,47 @@ impl LeaseTask {
         self.run().await;
     }
 
+    /// Verifies that the recorded namespace has the interface. A record of release 0.2.0 has no cookie: the interface must
+    /// have the recorded Ethernet address, or the leased address.
+    async fn recognize(&mut self) -> Result<(), InterfaceError> {
+        let look = |ifname: &str| {
+            let cookie = netns::current_cookie().map_err(Error::from)?;
+            Ok::<_, InterfaceError>((cookie, socket::mac(ifname)?, socket::addresses(ifname)?))
+        };
+        let (cookie, mac, addresses) = self.visit(look).await??;
+        let leased = self.record.lease.as_ref().map(Lease::address);
+        let known = mac == self.record.mac || leased.is_some_and(|ip| addresses.contains(&ip));
+        if self.record.netns_cookie.is_some() {
+            return Ok(());
+        }
+        if !known {
+            let name = &self.record.key.ifname;
+            let why = format!("{name} is not known by its Ethernet or IP address");
+            return Err(InterfaceError::Gone(why));
+        }
+        self.record.netns_cookie = cookie;
+        self.save();
+        Ok(())
+    }
+
     async fn prepare(&mut self) -> Result<(), InterfaceError> {
-        let netns = self.registry.options.prefixed(&self.record.netns);
-        self.record.netns_id = interface::open(&netns, None)?.identity().map_err(Error::from)?;
-        let family = self.record.key.family;
-        let prepare = move |ifname: &str| interface::prepare(ifname, family);
-        self.record.mac = self.registry.visit(&self.record, prepare).await??;
+        let prepare = |ifname: &str| {
+            let cookie = netns::current_cookie().map_err(Error::from)?;
+            Ok::<_, InterfaceError>((cookie, interface::prepare(ifname)?))
+        };
+        (self.record.netns_cookie, self.record.mac) = self.visit(prepare).await??;
         // The time limit does not include the wait for the carrier.
         let (options, now) = (&self.registry.options, now());
         let limit = now + options.limit;
         self.machine = self.record.machine(options.timing, options.broadcast, now, limit);
         Ok(())
+    }
+
+    pub(super) async fn visit<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&str) -> T + Send + 'static,
+    ) -> Result<T, InterfaceError> {
+        self.registry.visit(&self.sandbox, &self.record, work).await
     }
 
     async fn run(mut self) {
@@ -118,7 +146,7 @@ impl LeaseTask {
                 self.perform(actions).await?;
             }
             self.sockets.trim(&self.machine.listening());
-            let wait = self.machine.deadline().saturating_sub(now()).min(LIVENESS_INTERVAL);
+            let wait = self.machine.deadline().saturating_sub(now()).min(self.sandbox.interval());
             let received = {
                 let released = pin!(self.released.recv());
                 let received = pin!(timeout(wait, self.sockets.receive()));
@@ -136,8 +164,7 @@ impl LeaseTask {
                     Vec::new()
                 }
                 Err(_) => {
-                    let netns = self.registry.options.prefixed(&self.record.netns);
-                    if let Err(error) = interface::open(&netns, Some(self.record.netns_id)) {
+                    if let Err(error) = self.sandbox.verify() {
                         self.unless_gone(error)?;
                     }
                     Vec::new()
@@ -213,14 +240,14 @@ impl LeaseTask {
         let Record { priority, address_removed, .. } = self.record;
         let change = Change { old, new, priority, address_removed };
         let apply = move |ifname: &str| change.apply(ifname);
-        Ok(self.registry.visit(&self.record, apply).await??)
+        Ok(self.visit(apply).await??)
     }
 
     async fn release(&mut self) {
         let Some(release) = self.machine.release() else { return };
         let address = release.address();
         let send = move |ifname: &str| interface::send(ifname, release);
-        match self.registry.visit(&self.record, send).await {
+        match self.visit(send).await {
             Ok(Ok(())) => self.say(&format_args!("released {address}")),
             Ok(Err(error)) => self.say(&error),
             Err(error) => self.say(&Error::from(error)),

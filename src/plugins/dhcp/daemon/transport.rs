@@ -7,8 +7,8 @@ use std::time::Duration;
 use tokio::time::sleep;
 
 use super::super::family::Family;
-use super::super::interface::InterfaceError;
 use super::super::machine::Listening;
+use super::super::sandbox::InterfaceError;
 use super::super::v4::frame::{self, BROADCAST, CLIENT_PORT, Ends, SERVER_PORT};
 use super::super::v4::message::Message;
 use super::super::v6::{message::Message as MessageV6, neighbour};
@@ -121,7 +121,7 @@ impl LeaseTask {
         open: impl FnOnce(&str) -> io::Result<T> + Send + 'static,
     ) -> Result<T, InterfaceError> {
         let work = move |ifname: &str| io::Result::Ok((socket::mac(ifname)?, open(ifname)?));
-        let (mac, socket) = self.registry.visit(&self.record, work).await??;
+        let (mac, socket) = self.visit(work).await??;
         *self.machine.mac() = mac;
         self.record.mac = mac;
         Ok(socket)

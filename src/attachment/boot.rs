@@ -1,0 +1,150 @@
+//! The boot in which an attachment was made: everything that a container has on the host ends with the boot.
+
+use std::path::Path;
+
+use nix::sys::statfs::{TMPFS_MAGIC, statfs};
+use nix::time::{ClockId, clock_gettime};
+use serde::{Deserialize, Serialize};
+
+use crate::files;
+use crate::sysctl::{self, REPLACED};
+
+/// The machine id, machine-id(5).
+const MACHINE_ID: &str = "/etc/machine-id";
+/// Limit of its size in bytes.
+const MAX_ID_BYTES: usize = 64;
+
+/// A boot of a machine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Boot {
+    /// The machine id; `None` if it is unknown.
+    pub machine: Option<String>,
+    /// The [boot id](sysctl::boot_id).
+    pub id: String,
+}
+
+/// When something was made, relative to the current boot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Made {
+    /// In this boot.
+    Now,
+    /// On this machine, in an earlier boot.
+    Earlier,
+    /// In another boot, of which nothing is proved: it may be a later one, or of another machine that shares the files.
+    Elsewhere,
+}
+
+impl Boot {
+    /// The current boot; `None` if it cannot be identified.
+    pub fn current() -> Option<Boot> {
+        sysctl::boot_id().ok().map(|id| Boot { machine: machine_id(), id })
+    }
+
+    /// When something was made, at `created` (seconds since 1970, by the wall clock) in this boot.
+    ///
+    /// It was made in an earlier boot if both boot ids are the kernel's own, both are of this machine, and the wall clock agrees.
+    /// A clock that was set back makes the answer [`Made::Elsewhere`], never [`Made::Earlier`].
+    pub fn made(&self, current: &Boot, created: i64) -> Made {
+        if plain(&self.id) == plain(&current.id) {
+            return Made::Now;
+        }
+        let is_kernels = |boot: &Boot| !boot.id.starts_with(REPLACED);
+        let is_proved = is_kernels(self) && is_kernels(current) && self.is_same_machine(current);
+        let is_earlier = is_proved && boot_start().is_some_and(|start| created < start);
+        if is_earlier { Made::Earlier } else { Made::Elsewhere }
+    }
+
+    /// Whether both are certainly of one machine.
+    pub fn is_same_machine(&self, other: &Boot) -> bool {
+        self.machine.is_some() && self.machine == other.machine
+    }
+}
+
+/// Releases up to 0.2.0 did not write the mark.
+fn plain(id: &str) -> &str {
+    id.trim_start_matches(REPLACED)
+}
+
+/// The wall clock's time at which the kernel was started, in seconds since 1970.
+fn boot_start() -> Option<i64> {
+    #[cfg(test)]
+    if let Some(start) = tests::BOOT_START.get() {
+        return Some(start);
+    }
+    let now = |clock| clock_gettime(clock).map(|now| now.tv_sec()).ok();
+    Some(now(ClockId::CLOCK_REALTIME)? - now(ClockId::CLOCK_BOOTTIME)?)
+}
+
+/// The id of this machine; `None` if there is none, or the file is on a tmpfs, which changes at each boot.
+fn machine_id() -> Option<String> {
+    #[cfg(test)]
+    if let Some(machine) = tests::MACHINE.get() {
+        return Some(machine.to_owned());
+    }
+    read_id(MACHINE_ID)
+}
+
+fn read_id(path: &str) -> Option<String> {
+    if statfs(path).ok()?.filesystem_type() == TMPFS_MAGIC {
+        return None;
+    }
+    let text = String::from_utf8(files::read(Path::new(path), MAX_ID_BYTES).ok()?).ok()?;
+    let id = text.trim();
+    // An image may have the text "uninitialized" in the file.
+    let is_id = id.len() == 32 && id.chars().all(|c| c.is_ascii_hexdigit());
+    is_id.then(|| id.to_owned())
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::cell::Cell;
+    use std::fs;
+
+    use super::*;
+
+    thread_local! {
+        /// The machine that this thread takes for its own, instead of the one it is on.
+        pub(crate) static MACHINE: Cell<Option<&'static str>> = const { Cell::new(None) };
+        /// The time at which this thread's kernel was started, instead of the true one.
+        pub(crate) static BOOT_START: Cell<Option<i64>> = const { Cell::new(None) };
+    }
+
+    fn boot(machine: &str, id: &str) -> Boot {
+        Boot { machine: Some(machine.to_owned()).filter(|id| !id.is_empty()), id: id.to_owned() }
+    }
+
+    #[test]
+    fn an_earlier_boot_is_proved_by_three_facts() {
+        const LONG_AGO: i64 = 1_000_000_000;
+        const FUTURE: i64 = 1 << 40;
+        for (then, now, created, made) in [
+            (boot("m", "a"), boot("m", "a"), FUTURE, Made::Now),
+            (boot("m", "a"), boot("m", "b"), LONG_AGO, Made::Earlier),
+            // Made after the start of this boot, according to the clock.
+            (boot("m", "a"), boot("m", "b"), FUTURE, Made::Elsewhere),
+            // Another machine, or unknown ones.
+            (boot("m", "a"), boot("n", "b"), LONG_AGO, Made::Elsewhere),
+            (boot("m", "a"), boot("", "b"), LONG_AGO, Made::Elsewhere),
+            (boot("", "a"), boot("m", "b"), LONG_AGO, Made::Elsewhere),
+            (boot("", "a"), boot("", "b"), LONG_AGO, Made::Elsewhere),
+            (boot("", "a"), boot("m", "a"), LONG_AGO, Made::Now),
+            // A container manager's ids.
+            (boot("m", "~a"), boot("m", "b"), LONG_AGO, Made::Elsewhere),
+            (boot("m", "a"), boot("m", "~b"), LONG_AGO, Made::Elsewhere),
+            (boot("m", "a"), boot("m", "~a"), LONG_AGO, Made::Now),
+        ] {
+            assert_eq!(then.made(&now, created), made, "{then:?} {now:?} {created}");
+        }
+    }
+
+    #[test]
+    fn other_texts_are_no_machine_id() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let path = file.path().to_str().unwrap();
+        for text in ["", "uninitialized\n", "0123456789abcdef0123456789abcde"] {
+            fs::write(path, text).unwrap();
+            assert_eq!(read_id(path), None, "{text}");
+        }
+        assert_eq!(read_id("/no/such"), None);
+    }
+}

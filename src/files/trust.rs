@@ -1,0 +1,196 @@
+//! The folders whose files are believed, because only root of the node can have written them.
+//!
+//! The author of a configuration names a folder by `dataDir`, and what is in it decides what DEL does as root. An owner
+//! proves nothing: uid 0 of a container without a user namespace is uid 0 of the node as well, and it makes folders with
+//! any mode in its volumes. The place is the proof: no container has [`PLACES`], and nobody but root can replace anything
+//! on the way there.
+
+use std::ffi::OsString;
+use std::fs::{self, Metadata};
+use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Component, Path, PathBuf};
+
+use nix::unistd::geteuid;
+
+use super::dir::{OTHERS_WRITE, ensure};
+use crate::error::{Error, Result};
+
+/// The folders of state of CNI plugins; `/var/run` is the former name of `/run`.
+const PLACES: [&str; 3] = ["/run/cni", "/var/run/cni", "/var/lib/cni"];
+/// The folders of records whose place no configuration chooses.
+const OWN: [&str; 3] = ["/run/cni/cnibox", "/run/cni/dhcp", "/run/cni/host-device"];
+/// `S_ISVTX`: only the owner of an entry, and of the folder, can rename and remove the entry.
+const STICKY: u32 = 0o1000;
+/// The maximum number of symbolic links on a path, as in the kernel.
+const MOST_LINKS: usize = 40;
+const REMEDY: &str = "its files decide what DEL does as root, so only root may be able to write there: name a folder \
+                      below /run/cni or /var/lib/cni; \"chown root\" and \"chmod go-w\" close a folder to others";
+
+/// The path of the folder of a `dataDir` without symbolic links, if the folder is below [`PLACES`], and it and every
+/// folder and symbolic link on the way belong to root and cannot be written or replaced by others. What is missing can
+/// be created by root only. Fails with code 7 otherwise.
+pub fn resolve(path: &Path) -> Result<PathBuf> {
+    require_place(path)?;
+    let refuse = |why: String| {
+        Error::config(format!("dataDir \"{}\": {why}", path.display())).with_details(REMEDY)
+    };
+    let found = without_links(path).map_err(refuse)?;
+    if found.metadata().is_ok_and(|meta| meta.mode() & OTHERS_WRITE != 0) {
+        return Err(refuse(format!("{} can be written by others", found.display())));
+    }
+    if OWN.iter().any(|own| found.starts_with(own)) {
+        return Err(refuse(format!("{} is for other records", found.display())));
+    }
+    Ok(found)
+}
+
+/// As [`resolve`], for a folder that is created with `mode` if it is missing.
+pub fn create(path: &Path, mode: u32) -> Result<PathBuf> {
+    let found = resolve(path)?;
+    ensure(&found, mode)?;
+    // A missing folder proves nothing: in a folder with the sticky bit others could have created it meanwhile.
+    resolve(path)
+}
+
+/// The part of [`resolve`] that does not look at this node.
+pub fn require_place(path: &Path) -> Result<()> {
+    let is_plain = |part| matches!(part, Component::RootDir | Component::Normal(_));
+    if PLACES.iter().any(|place| path.starts_with(place)) && path.components().all(is_plain) {
+        return Ok(());
+    }
+    let msg = format!("dataDir \"{}\" is not below /run/cni or /var/lib/cni", path.display());
+    Err(Error::config(msg).with_details(REMEDY))
+}
+
+fn without_links(path: &Path) -> Result<PathBuf, String> {
+    let failed = |at: &Path, error| format!("{}: {}", at.display(), crate::error::io_text(&error));
+    let root = Path::new("/");
+    // In a user namespace, root of the node is a user without a number. Who has `/` can replace everything.
+    let owners = [geteuid().as_raw(), fs::metadata(root).map_err(|e| failed(root, e))?.uid()];
+    let (mut at, mut left, mut links) = (root.to_owned(), reversed(path), 0);
+    while let Some(name) = left.pop() {
+        let next = at.join(&name);
+        let meta = match next.symlink_metadata() {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                // The target of a link may have `..`.
+                return if left.iter().any(|name| name == "..") {
+                    Err(failed(&next, error))
+                } else {
+                    Ok(left.iter().rev().fold(next, |path, name| path.join(name)))
+                };
+            }
+            meta => meta.map_err(|e| failed(&next, e))?,
+        };
+        require_safe(&next, &meta, owners)?;
+        if name == ".." {
+            at.pop();
+        } else if meta.is_symlink() {
+            links += 1;
+            if links > MOST_LINKS {
+                return Err(failed(&next, nix::errno::Errno::ELOOP.into()));
+            }
+            let target = fs::read_link(&next).map_err(|e| failed(&next, e))?;
+            if target.is_absolute() {
+                root.clone_into(&mut at);
+            }
+            left.append(&mut reversed(&target));
+        } else {
+            at = next;
+        }
+    }
+    Ok(at)
+}
+
+/// The names of a path, the last one first.
+fn reversed(path: &Path) -> Vec<OsString> {
+    let is_step = |part: &Component<'_>| !matches!(part, Component::RootDir | Component::CurDir);
+    let names = path.components().filter(is_step);
+    names.rev().map(|part| part.as_os_str().to_owned()).collect()
+}
+
+/// Whether nobody but root can replace what is at `path`, nor, without the sticky bit, what is in it.
+fn require_safe(path: &Path, meta: &Metadata, owners: [u32; 2]) -> Result<(), String> {
+    let path = path.display();
+    if !owners.contains(&meta.uid()) {
+        return Err(format!("user {} has {path}", meta.uid()));
+    }
+    let is_open = meta.mode() & OTHERS_WRITE != 0 && meta.mode() & STICKY == 0;
+    if is_open && !meta.is_symlink() {
+        let mode = meta.mode() & 0o7777;
+        return Err(format!("{path} can be written by others (mode {mode:o})"));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::Permissions;
+    use std::os::unix::fs::{PermissionsExt, chown, symlink};
+
+    #[test]
+    fn only_folders_of_state_are_named() {
+        for path in ["/run/cni/x", "/var/run/cni/x/y", "/var/lib/cni/x", "/run/cni/./x/"] {
+            require_place(Path::new(path)).unwrap();
+        }
+        let foreign =
+            ["/run/cnix", "/run/cni/../x", "run/cni/x", "", "/", "/tmp/x", "/opt/run/cni"];
+        for path in foreign {
+            let error = require_place(Path::new(path)).unwrap_err();
+            assert_eq!(error.code(), crate::error::Code::INVALID_CONFIG, "{path}");
+            let msg = format!("dataDir \"{path}\" is not below /run/cni or /var/lib/cni");
+            assert_eq!(error.msg(), msg);
+        }
+    }
+
+    /// A folder as if it were below [`PLACES`].
+    fn found(path: &Path) -> Result<PathBuf, String> {
+        without_links(path)
+    }
+
+    fn folder(path: &Path, mode: u32) {
+        fs::create_dir(path).unwrap();
+        fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+    }
+
+    #[test]
+    fn links_are_followed_where_only_root_can_make_them() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        folder(&path("disk"), 0o755);
+        folder(&path("closed"), 0o755);
+        symlink("../disk", path("closed/link")).unwrap();
+        symlink(path("closed/link"), path("closed/far")).unwrap();
+        symlink("loop", path("closed/loop")).unwrap();
+        assert_eq!(found(&path("closed/link/new/er")).unwrap(), path("disk/new/er"));
+        assert_eq!(found(&path("closed/far")).unwrap(), path("disk"));
+        assert!(found(&path("closed/loop")).unwrap_err().contains("symbolic links"));
+        // The sticky bit keeps root's entries where they are.
+        fs::set_permissions(path("closed"), Permissions::from_mode(0o1777)).unwrap();
+        assert_eq!(found(&path("closed/link")).unwrap(), path("disk"));
+        for mode in [0o775, 0o757] {
+            fs::set_permissions(path("closed"), Permissions::from_mode(mode)).unwrap();
+            let why =
+                format!("{} can be written by others (mode {mode:o})", path("closed").display());
+            assert_eq!(found(&path("closed/link")).unwrap_err(), why);
+            assert_eq!(found(&path("closed/new")).unwrap_err(), why);
+        }
+    }
+
+    #[test]
+    fn what_another_user_has_is_not_on_the_way() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        folder(&path("theirs"), 0o755);
+        symlink("/", path("link")).unwrap();
+        if chown(path("theirs"), Some(4711), None).is_err() {
+            // Without privileges there is no other user.
+            return;
+        }
+        std::os::unix::fs::lchown(path("link"), Some(4711), None).unwrap();
+        for name in ["theirs", "theirs/new", "link/tmp"] {
+            assert!(found(&path(name)).unwrap_err().starts_with("user 4711 has "), "{name}");
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! The namespace of a lease: which one it is, and how the daemon enters it again.
+//!
+//! A descriptor or a socket would keep the namespace of an ended container alive. A mount is therefore opened again for
+//! each visit. A link of procfs is not, because that needs `CAP_SYS_PTRACE`: the daemon keeps the descriptor that it got,
+//! and closes it when the link is gone.
+
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::passing::{Link, Passed};
+use crate::error::{Error, Result};
+use crate::netns::{self, Netns};
+
+/// Why an interface is not usable.
+#[derive(Debug)]
+pub enum InterfaceError {
+    /// The namespace or the interface does not exist any more, or was replaced.
+    Gone(String),
+    /// An error of a socket.
+    Io(io::Error),
+    /// Any other error.
+    Failed(Error),
+}
+
+impl From<InterfaceError> for Error {
+    fn from(error: InterfaceError) -> Error {
+        match error {
+            InterfaceError::Gone(why) => Error::internal(why),
+            InterfaceError::Io(cause) => Error::io("use the interface", &cause),
+            InterfaceError::Failed(error) => error,
+        }
+    }
+}
+
+impl From<io::Error> for InterfaceError {
+    fn from(cause: io::Error) -> InterfaceError {
+        InterfaceError::Io(cause)
+    }
+}
+
+impl From<Error> for InterfaceError {
+    fn from(error: Error) -> InterfaceError {
+        InterfaceError::Failed(error)
+    }
+}
+
+/// The namespace of a lease.
+#[derive(Debug)]
+pub struct Sandbox {
+    /// Device and inode. While no descriptor is open, the kernel may give the inode's number to another namespace.
+    pub id: (u64, u64),
+    way: Way,
+}
+
+/// How a namespace is entered again.
+#[derive(Debug)]
+enum Way {
+    Mount(PathBuf),
+    Link(Netns, Link),
+}
+
+impl Sandbox {
+    /// The namespace of an ADD: the descriptor that the plugin has passed; without one, what the daemon itself can open.
+    pub fn received(path: PathBuf, passed: Passed) -> Result<Sandbox, InterfaceError> {
+        let Some(netns) = passed.netns.map(|netns| Netns::passed(netns, &path)) else {
+            return Sandbox::mounted(path, None);
+        };
+        let id = netns.identity().map_err(Error::from)?;
+        let Some(folder) = passed.folder else { return Sandbox::mounted(path, Some(id)) };
+        let sandbox = Sandbox { id, way: Way::Link(netns, Link::within(folder, path)) };
+        sandbox.verify().map(|()| sandbox)
+    }
+
+    /// The namespace of a record. For a link of procfs this needs `CAP_SYS_PTRACE`.
+    pub fn recorded(path: PathBuf, id: (u64, u64)) -> Result<Sandbox, InterfaceError> {
+        match Link::of(&path) {
+            Ok(Some(link)) => {
+                let netns = open(&link.own_path(), Some(id))?;
+                Ok(Sandbox { id, way: Way::Link(netns, link) })
+            }
+            _ => Sandbox::mounted(path, Some(id)),
+        }
+    }
+
+    /// The namespace of a record that cannot be opened now: each visit tries it.
+    pub fn unopened(path: PathBuf, id: (u64, u64)) -> Sandbox {
+        Sandbox { id, way: Way::Mount(path) }
+    }
+
+    fn mounted(path: PathBuf, id: Option<(u64, u64)>) -> Result<Sandbox, InterfaceError> {
+        let id = open(&path, id)?.identity().map_err(Error::from)?;
+        Ok(Sandbox { id, way: Way::Mount(path) })
+    }
+
+    /// Opens the namespace for a visit.
+    pub fn open(&self) -> Result<Netns, InterfaceError> {
+        match &self.way {
+            Way::Mount(path) => open(path, Some(self.id)),
+            Way::Link(netns, _) => {
+                self.verify()?;
+                Ok(netns.try_clone().map_err(Error::from)?)
+            }
+        }
+    }
+
+    /// Fails with [`InterfaceError::Gone`] if the container's namespace is not there any more.
+    pub fn verify(&self) -> Result<(), InterfaceError> {
+        match &self.way {
+            Way::Mount(path) => open(path, Some(self.id)).map(drop),
+            Way::Link(_, link) => match link.exists() {
+                Ok(true) => Ok(()),
+                Ok(false) => {
+                    Err(InterfaceError::Gone(format!("{} is gone", link.path().display())))
+                }
+                Err(cause) => {
+                    Err(Error::io(format_args!("look for {}", link.path().display()), &cause)
+                        .into())
+                }
+            },
+        }
+    }
+
+    /// How often the task of the lease calls [`verify`](Sandbox::verify). An open descriptor keeps the namespace of an ended
+    /// container alive for this time.
+    pub fn interval(&self) -> Duration {
+        match self.way {
+            Way::Mount(_) => Duration::from_secs(30),
+            Way::Link(..) => Duration::from_secs(5),
+        }
+    }
+}
+
+/// Opens the namespace at `path`, and verifies its device and inode if `id` is known.
+pub fn open(path: &Path, id: Option<(u64, u64)>) -> Result<Netns, InterfaceError> {
+    let netns = match Netns::open(path) {
+        Err(e) if e.is_gone() => return Err(InterfaceError::Gone(e.to_string())),
+        Err(netns::Error::Io(call, path, e)) if e.kind() == ErrorKind::PermissionDenied => {
+            return Err(forbidden(&netns::Error::Io(call, path, e)).into());
+        }
+        opened => opened.map_err(Error::from)?,
+    };
+    let found = netns.identity().map_err(Error::from)?;
+    if id.is_some_and(|id| id != found) {
+        let why = format!("another network namespace is at {}", path.display());
+        return Err(InterfaceError::Gone(why));
+    }
+    Ok(netns)
+}
+
+/// Verifies the cookie of the calling thread's namespace, if the recorded one is known.
+pub fn require_cookie(recorded: Option<u64>) -> Result<(), InterfaceError> {
+    if recorded.is_none() || netns::current_cookie().map_err(Error::from)? == recorded {
+        return Ok(());
+    }
+    Err(InterfaceError::Gone("another network namespace has the number of the container's".into()))
+}
+
+fn forbidden(error: &netns::Error) -> Error {
+    Error::internal(error.to_string()).with_details(
+        "the daemon itself opens only mounts, such as those in /run/netns: the dhcp plugin of its release passes other \
+         namespaces to it, and a daemon that starts with CAP_SYS_PTRACE opens those of its leases",
+    )
+}

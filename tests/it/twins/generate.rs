@@ -1,0 +1,237 @@
+//! Random networks, and random steps.
+
+use super::plan::{By, Extra, Ipam, Kind, Network, Op, PORTS, Place, Plan, Rules, Step};
+
+const PODS: [&str; 3] = ["A", "B", "C"];
+const MAC: &str = "02:00:00:00:00:77";
+
+/// A pseudo-random number generator: xorshift64 (Marsaglia, 2003).
+struct Random(u64);
+
+impl Random {
+    fn of_seed(seed: u64) -> Random {
+        // Neighbouring seeds give unrelated sequences.
+        let mut random = Random((seed + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        for _ in 0..8 {
+            random.below(2);
+        }
+        random
+    }
+
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        usize::try_from(self.0 % u64::try_from(limit).unwrap()).unwrap()
+    }
+
+    fn one_in(&mut self, count: usize) -> bool {
+        self.below(count) == 0
+    }
+
+    fn any<T: Copy>(&mut self, values: &[T]) -> T {
+        values[self.below(values.len())]
+    }
+}
+
+impl Network {
+    /// A network beside others. Two networks on one segment have different subnets, because it is by chance which of two
+    /// neighbours with one address answers.
+    fn random(random: &mut Random, name: &'static str, others: &[Network]) -> Network {
+        let has = |kind| others.iter().any(|other| other.kind == kind);
+        let kind = match random.below(10) {
+            0..4 => Kind::Bridge(random.any(&["brx", "brx", "bry"])),
+            4..7 => Kind::Ptp,
+            _ if has(Kind::Macvlan("m0")) => Kind::Macvlan("m1"),
+            _ => Kind::Macvlan("m0"),
+        };
+        let is_shared = kind != Kind::Ptp && has(kind);
+        let ipam = match random.below(12) {
+            _ if is_shared => Ipam::Subnet(["10.3.0.0/24", "10.4.0.0/24"][others.len() - 1]),
+            0..7 => Ipam::Subnet("10.1.0.0/24"),
+            7..9 => Ipam::Subnet("10.2.0.0/24"),
+            9 => Ipam::UpTo("10.1.0.0/24", "10.1.0.3"),
+            10 => Ipam::Static("10.1.0.3/24", "10.1.0.1"),
+            _ => Ipam::Static("10.2.0.5/24", "10.2.0.1"),
+        };
+        let optional: &[Extra] = match kind {
+            Kind::Bridge(_) => &[
+                Extra::Masquerade,
+                Extra::SpoofCheck,
+                Extra::Portmap,
+                Extra::Firewall,
+                Extra::Bandwidth,
+                Extra::Tuning,
+            ],
+            Kind::Ptp => &[
+                Extra::Masquerade,
+                Extra::Portmap,
+                Extra::Firewall,
+                Extra::Bandwidth,
+                Extra::Tuning,
+            ],
+            Kind::Macvlan(_) => &[Extra::Tuning],
+        };
+        // Each plugin of the reference takes time: three of them on average.
+        let extras = optional.iter().copied().filter(|_| random.one_in(2)).collect();
+        Network { name, kind, ipam, extras }
+    }
+}
+
+impl Plan {
+    /// The sequence of a seed, with this number of random steps. At its end all is deleted.
+    pub(super) fn random(seed: u64, length: usize) -> Plan {
+        let mut random = Random::of_seed(seed);
+        let names = ["alpha", "beta", "gamma"];
+        let count = 2 + random.below(2);
+        let mut networks = Vec::new();
+        for name in &names[..count] {
+            networks.push(Network::random(&mut random, name, &networks));
+        }
+        let rules = random.any(&[Rules::Iptables, Rules::Nftables]);
+        // What nftables accepts may still be dropped by the policy.
+        let drops = rules == Rules::Iptables && random.one_in(4);
+        let mut plan = Plan { rules, drops, networks, steps: Vec::new() };
+        let (attached, ended, undeleted) = (Vec::new(), Vec::new(), Vec::new());
+        let mut model = Model { plan: &mut plan, random, attached, ended, undeleted };
+        for _ in 0..length {
+            model.step();
+        }
+        plan.with_the_end()
+    }
+}
+
+impl Op {
+    /// Whether this attaches another interface of the container to the network.
+    fn attaches(&self, to: Place, network: usize) -> bool {
+        let Op::Add { place, net, .. } = self else { return false };
+        *net == network && place.pod == to.pod && place.ifname != to.ifname
+    }
+}
+
+/// What is attached if every ADD succeeds.
+struct Model<'p> {
+    plan: &'p mut Plan,
+    random: Random,
+    attached: Vec<(Place, usize)>,
+    /// Places after their DEL or the end of their namespace.
+    ended: Vec<Place>,
+    /// Those without DEL, and their networks.
+    undeleted: Vec<(Place, usize)>,
+}
+
+impl Model<'_> {
+    fn step(&mut self) {
+        let op = match self.random.below(if self.attached.is_empty() { 4 } else { 24 }) {
+            0..9 | 23 => self.add(),
+            9..13 => self.del(),
+            13 if !self.ended.is_empty() => {
+                let place = self.random.any(&self.ended);
+                self.undeleted.retain(|(other, _)| *other != place);
+                Op::Del(place)
+            }
+            13..16 => Op::Check(self.some().0),
+            16..18 => self.gc(),
+            18..20 => self.vanish(),
+            20 => Op::NodeRoute(self.random.any(&["10.1.0.2", "10.1.0.3"])),
+            21 => Op::TenantMac(self.some().0),
+            _ => self.renamed(),
+        };
+        let by = self.by(&op);
+        self.plan.steps.push(Step { op, by });
+    }
+
+    /// With nftables, the reference does not know the rules of cnibox.
+    fn by(&mut self, op: &Op) -> By {
+        let is_possible = match op {
+            Op::Add { .. } => true,
+            Op::Del(_) | Op::Check(_) => self.plan.rules == Rules::Iptables,
+            _ => false,
+        };
+        if is_possible && self.random.one_in(6) { By::Reference } else { By::Cnibox }
+    }
+
+    fn some(&mut self) -> (Place, usize) {
+        self.random.any(&self.attached)
+    }
+
+    fn add(&mut self) -> Op {
+        let place = Place {
+            pod: self.random.any(&PODS),
+            ifname: self.random.any(&["eth0", "eth0", "eth1"]),
+        };
+        if self.attached.iter().any(|(taken, _)| *taken == place) {
+            return Op::Check(place);
+        }
+        // Twice in one network, the attachments of a container share chains and ifb devices of the reference.
+        let is_used = |net| self.plan.steps.iter().any(|step| step.op.attaches(place, net));
+        let free: Vec<usize> = (0..self.plan.networks.len()).filter(|net| !is_used(*net)).collect();
+        if free.is_empty() {
+            return Op::Gc { stale: None, lost: false };
+        }
+        // After a restart, a container has the network in which it was not deleted.
+        let earlier = self.undeleted.iter().find(|(other, _)| *other == place);
+        let net = earlier.map_or_else(|| self.random.any(&free), |(_, net)| *net);
+        let network = &self.plan.networks[net];
+        let mut ports = Vec::new();
+        if network.has(Extra::Portmap) && self.random.one_in(2) {
+            let used = |port| {
+                let is_used = |step: &Step| matches!(&step.op, Op::Add { ports, .. } if ports.contains(&port));
+                self.plan.steps.iter().any(is_used)
+            };
+            let free: Vec<u16> = PORTS.into_iter().filter(|port| !used(*port)).collect();
+            // cnibox waits for two seconds until a port is free.
+            ports = if free.is_empty() || self.random.one_in(12) { PORTS.to_vec() } else { free };
+            let only = self.random.any(&ports);
+            ports.retain(|port| *port == only);
+        }
+        let is_macvlan = matches!(network.kind, Kind::Macvlan(_));
+        let mac = (is_macvlan && !self.random.one_in(3)).then_some(MAC);
+        self.ended.retain(|ended| *ended != place);
+        self.undeleted.retain(|(other, _)| *other != place);
+        self.attached.push((place, net));
+        Op::Add { place, net, ports, mac }
+    }
+
+    fn del(&mut self) -> Op {
+        let (place, _) = self.some();
+        self.end(place);
+        Op::Del(place)
+    }
+
+    fn end(&mut self, place: Place) {
+        self.attached.retain(|(other, _)| *other != place);
+        self.ended.push(place);
+    }
+
+    fn gc(&mut self) -> Op {
+        if self.random.one_in(2) {
+            return Op::Gc { stale: None, lost: false };
+        }
+        let (place, net) = self.some();
+        self.end(place);
+        // GC alone removes pairs, but no links inside the container.
+        let is_pair = !matches!(self.plan.networks[net].kind, Kind::Macvlan(_));
+        Op::Gc { stale: Some(place), lost: is_pair && self.random.one_in(2) }
+    }
+
+    /// The attachments are over; ADD of the same container is a restart.
+    fn vanish(&mut self) -> Op {
+        let (place, _) = self.some();
+        let attached = self.attached.clone().into_iter();
+        for (place, net) in attached.filter(|(other, _)| other.pod == place.pod) {
+            self.end(place);
+            self.undeleted.push((place, net));
+        }
+        Op::Vanish(place.pod)
+    }
+
+    fn renamed(&mut self) -> Op {
+        let (place, net) = self.some();
+        if self.plan.networks[net].has(Extra::Tuning) {
+            Op::RenamedTuning(place)
+        } else {
+            self.del()
+        }
+    }
+}
