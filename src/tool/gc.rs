@@ -37,7 +37,8 @@ Usage:
 
 Each attachment whose container is certainly dead gets a DEL: with the configuration and the arguments of its ADD
 if it is in the runtimes' cache, else with the current configuration of the network. Then the leases of host-local,
-rules and devices of networks without a configuration are deleted. Containers that may be alive are not touched.
+rules and devices of networks without a configuration are deleted. What is not proved to have ended is not touched;
+--dry-run lists it with the reason.
 ",
     options: &[
         Opt { short: Some('n'), ..opt("--dry-run", "", "print the attachments, and change nothing") },
@@ -157,6 +158,11 @@ fn run(line: &CommandLine, table: Table) -> Result<ExitCode> {
             format!("container {container_id}, interface {ifname}: {why} (network {})", list.name);
         if dry_run {
             lines.push(format!("would detach {what}\n"));
+            continue;
+        }
+        // A runtime may have attached the container again, with the same id.
+        let owner = Owner { network: &list.name, ifname, id: container_id };
+        if !matches!(reclaim::liveness(owner, &folders.leases), Liveness::Gone(_)) {
             continue;
         }
         match runtime.del(&list, &attach) {

@@ -44,7 +44,8 @@ Each command is also available as \"cnibox ipam ...\".
         "",
         "ls: an array of objects with network, address, container, interface (null in\n\
          leases of old releases), age (seconds), alive (true, false, or null if\n\
-         unknown) and reason (why alive is false, or why the address is reserved)",
+         unknown), reason (why alive is not true, or why the address is reserved)\n\
+         and reclaimed (from which container the address was, and why)",
     ),
     opt(
         "--empty",
@@ -58,8 +59,8 @@ Each command is also available as \"cnibox ipam ...\".
     },
     ],
     notes: "
-ALIVE is \"yes\" if the container's network namespace exists, \"no\" if the lease was created before the last boot or
-the namespace is gone, \"?\" if neither is certain: gc and the plugin keep such a lease. free does not ask for
+ALIVE is \"yes\" if the host's end of the container's veth pair exists, \"no\" if that end is gone or the lease was made
+before the last boot, \"?\" if neither is proved: gc and the plugin keep such a lease. free does not ask for
 confirmation: an address that is still in use will be allocated to another container as well.
 
 Exit status: 0 done; 1 something failed, see stderr; 2 wrong usage; 3 no such network or lease.
@@ -70,6 +71,9 @@ Example:
   ipam free pods 10.88.0.17
 ",
 };
+
+/// The beginning of lines about what stays because nothing proves that its attachment has ended.
+const IN_DOUBT: &str = "in doubt, kept:";
 
 #[derive(Debug, PartialEq, Eq)]
 enum Command {
@@ -178,14 +182,16 @@ pub(super) fn gc_all(
     }
     // The state of dead attachments without a lease of host-local.
     for record in Record::all(network) {
-        let Liveness::Gone(why) = record.liveness() else { continue };
-        if !dry_run {
-            reclaim::attachment(record.owner(), &record.ips)?;
-        }
-        let word = if dry_run { "would remove" } else { "removed" };
+        let (word, why) = match record.liveness() {
+            Liveness::Gone(why) if dry_run => ("would remove", why.to_string()),
+            Liveness::Gone(why) if reclaim::if_gone(&record)? => ("removed", why.to_string()),
+            Liveness::Unknown(doubt) if dry_run => (IN_DOUBT, doubt.to_string()),
+            _ => continue,
+        };
         let Record { id, ifname, network, .. } = &record;
-        let what = format!("state of container {id}, interface {ifname}");
-        text = text + word + " " + &what + &format!(": {why} (network {network})\n");
+        text += &format!(
+            "{word} state of container {id}, interface {ifname}: {why} (network {network})\n"
+        );
     }
     Ok(text)
 }
@@ -193,7 +199,13 @@ pub(super) fn gc_all(
 fn gc(data_dir: &Path, network: &str, empty: bool, dry_run: bool) -> Result<String> {
     let listing = read(data_dir, network)?;
     let is_empty = |reserved: &Reservation| empty && reserved.empty;
+    let mut in_doubt = String::new();
     let (word, gone, reserved) = if dry_run {
+        for LeaseStatus { lease, liveness, .. } in listing.statuses() {
+            if let Liveness::Unknown(doubt) = liveness {
+                in_doubt += &format!("{IN_DOUBT} {lease}: {doubt} (network {network})\n");
+            }
+        }
         let reserved = listing.reservations().into_iter().filter(is_empty).collect();
         ("would reclaim", listing.gone(), reserved)
     } else {
@@ -206,7 +218,8 @@ fn gc(data_dir: &Path, network: &str, empty: bool, dry_run: bool) -> Result<Stri
     };
     let line = |what: String| format!("{word} {what} (network {network})\n");
     let gone = gone.iter().map(Reclaimed::to_string);
-    Ok(gone.chain(reserved.iter().map(Reservation::to_string)).map(line).collect())
+    let lines = gone.chain(reserved.iter().map(Reservation::to_string)).map(line);
+    Ok(lines.collect::<String>() + &in_doubt)
 }
 
 fn free(data_dir: &Path, network: &str, what: &str, dry_run: bool) -> Result<String> {
@@ -231,7 +244,7 @@ fn free(data_dir: &Path, network: &str, what: &str, dry_run: bool) -> Result<Str
     for LeaseStatus { lease, .. } in known.iter().filter(|known| known.liveness == Liveness::Alive)
     {
         let ip = lease.ip;
-        log::warn(format_args!("the network namespace of {ip} exists: it may be in use"));
+        log::warn(format_args!("the link of {ip} exists on the host: the address is in use"));
     }
     sort_by_key(&mut freed, |lease| lease.ip);
     let word = if dry_run { "would free" } else { "freed" };
@@ -251,6 +264,8 @@ struct Row {
     interface: Option<String>,
     network: String,
     reason: Option<String>,
+    /// The previous owner, if the address was reclaimed, and why.
+    reclaimed: Option<String>,
 }
 
 /// The leases and reservations of a network, or of all, by network and address.
@@ -284,24 +299,31 @@ impl Row {
             Liveness::Gone(why) => (Some(false), Some(why.to_string())),
             Liveness::Unknown(doubt) => (None, Some(doubt.to_string())),
         };
+        let from = |Reclaimed { lease, why }| format!("from container {}: {why}", lease.id);
         let Lease { ip: address, id, ifname: interface } = status.lease;
+        let (age, reclaimed) = (status.created.map(age), status.reclaimed.map(from));
         let (network, container) = (network.to_owned(), Some(id));
-        Row { address, age: status.created.map(age), alive, container, interface, network, reason }
+        Row { address, age, alive, container, interface, network, reason, reclaimed }
     }
 
     fn reserved(network: &str, reserved: &Reservation) -> Row {
         let (network, reason) = (network.to_owned(), Some(format!("reserved: {}", reserved.why())));
         let (age, alive, container, interface) = (None, None, None, None);
-        Row { address: reserved.ip, age, alive, container, interface, network, reason }
+        let (address, reclaimed) = (reserved.ip, None);
+        Row { address, age, alive, container, interface, network, reason, reclaimed }
     }
 
     fn cells(&self) -> [String; 6] {
         let word = |word: &Option<String>| word.clone().unwrap_or_else(|| "?".to_owned());
-        let alive = match self.alive {
-            Some(true) => "yes".to_owned(),
-            Some(false) => format!("no: {}", word(&self.reason)),
-            None => word(&self.reason),
+        let mut alive = match (self.alive, &self.container) {
+            (Some(true), _) => "yes".to_owned(),
+            (Some(false), _) => format!("no: {}", word(&self.reason)),
+            (None, Some(_)) => format!("?: {}", word(&self.reason)),
+            (None, None) => word(&self.reason),
         };
+        if let Some(from) = &self.reclaimed {
+            alive += &format!("; reclaimed {from}");
+        }
         let age = self.age.map_or("?".to_owned(), short);
         let (container, interface) = (word(&self.container), word(&self.interface));
         [self.network.clone(), self.address.to_string(), container, interface, age, alive]
