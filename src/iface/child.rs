@@ -161,22 +161,24 @@ pub struct Recorded {
 }
 
 /// Deletes the link `ifname` of this kind; success if there is none. A link of another kind under this name is not the
-/// attachment's: the container may have [renamed](find_renamed) the attachment's link.
+/// attachment's: the container may have [renamed](find_renamed) the attachment's link, and put another in its place.
 pub fn del(netns: &Netns, ifname: &IfName, kind: &str, recorded: Option<&Recorded>) -> Result<()> {
     let inside = Netlink::open_in(netns)?;
-    let named = inside.link(ifname.as_str())?;
-    let is_of_kind = |link: &Link| link.kind.as_deref() == Some(kind);
-    if named.as_ref().is_some_and(|link| !is_of_kind(link)) {
+    let mut named = inside.link(ifname.as_str())?;
+    if named.take_if(|link| link.kind.as_deref() != Some(kind)).is_some() {
         log::warn(format_args!("\"{ifname}\" is not of kind {kind}, and is left alone"));
     }
-    let link = match (named.filter(is_of_kind), recorded) {
-        (None, Some(recorded)) => find_renamed(&inside, kind, recorded)?,
-        (named, _) => named,
-    };
-    if let Some(link) = link {
+    if let Some(link) = &named {
         inside.del_link_by_index(link.index)?;
     }
-    Ok(())
+    let Some(recorded) = recorded else { return Ok(()) };
+    if named.is_some_and(|link| link.mac == Some(recorded.mac)) {
+        return Ok(());
+    }
+    match find_renamed(&inside, kind, recorded)? {
+        Some(link) => Ok(inside.del_link_by_index(link.index).map(drop)?),
+        None => Ok(()),
+    }
 }
 
 /// The attachment's link, which the container has renamed: the only link of this kind with the recorded MAC, if it has
