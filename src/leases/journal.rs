@@ -7,12 +7,16 @@
 //! leases <machine id> <boot id> .
 //! + <container id> <interface> 10.88.0.2 <file> <host end> this .
 //! - 10.88.0.2 .
+//! - 10.88.0.3 <time> host-end <container id> <interface> .
 //! ```
 //!
 //! The first line has the machine and the boot in which the file was last rewritten. `<file>` is inode and
 //! modification time of the lease's file, `<host end>` the [end](HostEnd) of the attachment's veth pair on the host, `this` or
 //! `earlier` the boot in which the lease was created. `-` stands for an unknown or absent value. Up to release 0.2.0 the
 //! container's network namespace stood in place of the host's end.
+//!
+//! The line of a removed lease has the [time](BootTime) of the removal, if the address is withheld, and why the lease was
+//! reclaimed from which container, `host-end` or `earlier-boot`.
 //!
 //! The reference plugins may add and remove leases whenever they hold the lock, and do not update the
 //! journal. The modification time of the network's folder shows such a change: a session of this program that
@@ -21,7 +25,7 @@
 //! the two times. A journal that is not sealed in this way, or is of another boot, or contradicts a lease, is
 //! rewritten from the leases. See `docs/decisions/0001-lease-journal.md`.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
 use std::fs::{File, Metadata};
 use std::io::{ErrorKind, Write as _};
@@ -29,14 +33,16 @@ use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use nix::fcntl::OFlag;
 use nix::sys::stat::{Mode, futimens};
 use nix::sys::time::TimeSpec;
 
 use super::lease::{Lease, LeaseOwner};
-use crate::attachment::{Boot, HostEnd, Made};
+use super::notes::Reclaimed;
+use super::quarantine::{BootTime, Quarantine};
+use crate::attachment::{Boot, Gone, HostEnd, Made};
 use crate::files::dir::{Dir, read_up_to, require_owner};
 use crate::files::{During, Error, Result};
 use crate::log;
@@ -51,6 +57,8 @@ const JOURNAL: &str = "leases";
 const JOURNAL_TEMP: &str = "leases.new";
 /// Limit of a journal's size in bytes: the leases of a whole /8 fit.
 const MAX_BYTES: usize = (1 << 31) - 1;
+/// The list of withheld addresses of releases up to 0.2.0.
+const FREED: &str = "freed";
 /// Lines of removed leases that may stay in a journal without leases.
 const SPARE_LINES: usize = 100;
 /// The end of every line.
@@ -94,6 +102,25 @@ pub(super) struct Entry {
     pub(super) made: Made,
 }
 
+/// A line that removes a lease.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Removal {
+    pub(super) ip: IpAddr,
+    /// The time, if the address is withheld.
+    pub(super) freed: Option<BootTime>,
+    /// The lease, and the proof that its attachment had ended, if it was reclaimed.
+    pub(super) reclaimed: Option<Reclaimed>,
+}
+
+/// What a journal tells of each address.
+#[derive(Debug, Default)]
+pub(super) struct Contents {
+    /// The leases.
+    pub(super) entries: HashMap<IpAddr, Entry>,
+    /// The last removals.
+    pub(super) removals: HashMap<IpAddr, Removal>,
+}
+
 /// Distinguishes one lease file from all others that had or will have its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FileId {
@@ -124,19 +151,20 @@ impl Journal {
         })
     }
 
-    /// Writes the journal with `entries`: all leases of `network`.
+    /// Writes the journal with `contents`: all leases of `network`.
     pub(super) fn create(
         network: &Dir,
         folder: &Dir,
         boot: &Boot,
-        entries: &[Entry],
+        contents: &Contents,
     ) -> Result<Journal> {
         network.remove(TEMP)?;
-        folder.remove(LEASE_TEMP)?;
+        for leftover in [LEASE_TEMP, FREED] {
+            folder.remove(leftover)?;
+        }
         require_seals(folder)?;
         let machine = boot.machine.as_deref().unwrap_or(UNKNOWN);
-        let header = line(&["leases", machine, &boot.id]).split_off(1);
-        let text = entries.iter().fold(header, |text, entry| text + &entry.line());
+        let text = line(&["leases", machine, &boot.id]).split_off(1) + &contents.lines();
         let file = folder.replace(JOURNAL, JOURNAL_TEMP, text.as_bytes())?;
         let change = Change::Journal;
         Ok(Journal { file, text, added: 0, removed: 0, sealed: 0, change })
@@ -144,7 +172,7 @@ impl Journal {
 
     /// The number of leases.
     pub(super) fn len(&self) -> usize {
-        entries(&self.text).len()
+        Contents::parse(&self.text).entries.len()
     }
 
     /// The leases of `owner`; `None` if the journal is damaged.
@@ -178,10 +206,9 @@ impl Journal {
     }
 
     /// Adds the lines of removed leases.
-    pub(super) fn remove(&mut self, ips: impl Iterator<Item = IpAddr>) -> Result<()> {
-        let lines: Vec<String> = ips.map(|ip| line(&["-", &ip.to_string()])).collect();
-        self.removed += lines.len();
-        self.append(&lines.concat())
+    pub(super) fn remove(&mut self, removals: &[Removal]) -> Result<()> {
+        self.removed += removals.len();
+        self.append(&removals.iter().map(Removal::line).collect::<String>())
     }
 
     fn append(&mut self, lines: &str) -> Result<()> {
@@ -197,14 +224,19 @@ impl Journal {
 
     /// Seals journal and folder, as the last step, if there was any change. A journal that is dropped without a seal
     /// is invalid.
-    pub(super) fn seal(mut self, network: &Dir, folder: &Dir) -> Result<()> {
+    pub(super) fn seal(
+        mut self,
+        network: &Dir,
+        folder: &Dir,
+        quarantine: &Quarantine,
+    ) -> Result<()> {
         if self.change == Change::Nothing {
             return Ok(());
         }
         if self.change == Change::Journal {
-            // More than twice as many lines as leases.
-            if 3 * self.removed > self.added + SPARE_LINES {
-                self.rewrite(folder)?;
+            // More than three lines for each lease; at most two stay.
+            if 3 * self.removed > 2 * self.added + SPARE_LINES {
+                self.rewrite(folder, quarantine)?;
             }
             self.sealed = now();
             stamp(&self.file, self.sealed)?;
@@ -212,12 +244,87 @@ impl Journal {
         stamp(network, self.sealed)
     }
 
-    /// Rewrites the journal without the lines of removed leases.
-    fn rewrite(&mut self, folder: &Dir) -> Result<()> {
+    /// Rewrites the journal without the lines that are of no use any more.
+    fn rewrite(&mut self, folder: &Dir, quarantine: &Quarantine) -> Result<()> {
         let header = self.text.lines().next().unwrap_or_default().to_owned();
-        let text = entries(&self.text).values().fold(header, |text, entry| text + &entry.line());
+        let text = header + &Contents::parse(&self.text).tidied(quarantine).lines();
         self.file = folder.replace(JOURNAL, JOURNAL_TEMP, text.as_bytes())?;
         Ok(())
+    }
+}
+
+impl Contents {
+    /// Parses the text of a journal; a line that is cut short counts as absent.
+    pub(super) fn parse(text: &str) -> Contents {
+        let mut contents = Contents::default();
+        if parse_header(text).is_none() {
+            return contents;
+        }
+        for line in text.split('\n') {
+            if let Some(entry) = Entry::parse(line) {
+                contents.entries.insert(entry.lease.ip, entry);
+            } else if let Some(removal) = Removal::parse(line) {
+                contents.entries.remove(&removal.ip);
+                contents.removals.insert(removal.ip, removal);
+            }
+        }
+        contents
+    }
+
+    /// Without the removals of addresses that are not withheld, unless they tell why the present owner has the address.
+    pub(super) fn tidied(mut self, quarantine: &Quarantine) -> Contents {
+        let Contents { entries, removals } = &mut self;
+        removals.retain(|ip, removal| {
+            let explains = removal.reclaimed.is_some() && entries.contains_key(ip);
+            explains || quarantine.left(removal).is_some()
+        });
+        self
+    }
+
+    fn lines(&self) -> String {
+        let removals = self.removals.values().map(Removal::line);
+        removals.chain(self.entries.values().map(Entry::line)).collect()
+    }
+}
+
+impl Removal {
+    /// The removal of a lease whose address can be allocated at once.
+    pub(super) fn of(ip: IpAddr) -> Removal {
+        Removal { ip, freed: None, reclaimed: None }
+    }
+
+    fn line(&self) -> String {
+        let ip = self.ip.to_string();
+        let freed = self.freed.as_ref().map_or_else(|| UNKNOWN.to_owned(), BootTime::word);
+        match &self.reclaimed {
+            Some(Reclaimed { lease, why }) => {
+                let ifname = escaped(lease.ifname.as_deref().unwrap_or_default());
+                line(&["-", &ip, &freed, gone_word(*why), &escaped(&lease.id), &ifname])
+            }
+            None if self.freed.is_some() => line(&["-", &ip, &freed]),
+            None => line(&["-", &ip]),
+        }
+    }
+
+    fn parse(line: &str) -> Option<Removal> {
+        let ip = parse_removed(line)?;
+        let words = words(line);
+        let freed = words.get(2).and_then(|word| BootTime::parse(word));
+        let reclaimed = if let [_, _, _, why, id, ifname] = words[..] {
+            let why = [Gone::HostEnd, Gone::EarlierBoot].into_iter().find(|w| gone_word(*w) == why);
+            let lease = Lease { ip, id: unescaped(id)?, ifname: unescaped(ifname) };
+            why.map(|why| Reclaimed { lease, why })
+        } else {
+            None
+        };
+        Some(Removal { ip, freed, reclaimed })
+    }
+}
+
+fn gone_word(why: Gone) -> &'static str {
+    match why {
+        Gone::HostEnd => "host-end",
+        Gone::EarlierBoot => "earlier-boot",
     }
 }
 
@@ -285,42 +392,42 @@ pub(super) fn read(folder: &Dir) -> String {
     String::from_utf8_lossy(&text).into_owned()
 }
 
-/// The entries in the text of a journal.
-pub(super) fn entries(text: &str) -> HashMap<IpAddr, Entry> {
-    let mut entries = HashMap::new();
-    if parse_header(text).is_none() {
-        return entries;
-    }
-    for line in text.split('\n') {
-        if let Some(entry) = Entry::parse(line) {
-            entries.insert(entry.lease.ip, entry);
-        } else if let Some(ip) = parse_removed(line) {
-            entries.remove(&ip);
-        }
-    }
-    entries
+/// The addresses that must not be allocated yet, with the time left.
+pub(super) fn withheld(
+    folder: Option<&Dir>,
+    quarantine: &Quarantine,
+) -> BTreeMap<IpAddr, Duration> {
+    let Some(folder) = folder.filter(|_| quarantine.begin().is_some()) else {
+        return BTreeMap::new();
+    };
+    let removals = Contents::parse(&read(folder)).removals;
+    removals.iter().filter_map(|(ip, removal)| Some((*ip, quarantine.left(removal)?))).collect()
 }
 
-/// Parses `text` as a journal, and verifies that each entry is written as it was read.
+/// Parses `text` as a journal, and verifies that each line is written as it was read.
 ///
 /// # Panics
 ///
-/// If an entry is written differently.
+/// If a line is written differently.
 #[cfg(feature = "testing")]
 pub(super) fn parse_all(text: &str) {
-    for entry in entries(text).values() {
+    let Contents { entries, removals } = Contents::parse(text);
+    for entry in entries.values() {
         assert_eq!(Entry::parse(entry.line().trim_start()).as_ref(), Some(entry));
+    }
+    for removal in removals.values() {
+        assert_eq!(Removal::parse(removal.line().trim_start()).as_ref(), Some(removal));
     }
 }
 
 /// A line of `words`, none of which contains white space. The line begins with a newline and ends with [`END`]: a
 /// truncated line is ignored, and the next line is not affected.
-pub(super) fn line(words: &[&str]) -> String {
+fn line(words: &[&str]) -> String {
     format!("\n{}{END}", words.join(" "))
 }
 
 /// The words of a line; none if the line is truncated.
-pub(super) fn words(line: &str) -> Vec<&str> {
+fn words(line: &str) -> Vec<&str> {
     line.strip_suffix(END).map(|line| line.split(' ').collect()).unwrap_or_default()
 }
 
@@ -332,7 +439,8 @@ pub(super) fn parse_header(text: &str) -> Option<Boot> {
 }
 
 fn parse_removed(line: &str) -> Option<IpAddr> {
-    if let ["-", ip] = words(line)[..] { ip.parse().ok() } else { None }
+    let mut words = line.strip_suffix(END)?.split(' ');
+    if words.next() == Some("-") { words.next()?.parse().ok() } else { None }
 }
 
 /// `text` as one word: bytes other than printable ASCII are written as `%` and two hexadecimal digits.

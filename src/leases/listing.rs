@@ -10,9 +10,10 @@ use std::time::SystemTime;
 
 use nix::unistd::{AccessFlags, access};
 
+use super::journal;
 use super::lease::{Lease, LeaseOptions};
 use super::notes::{Notes, Reclaimed, judge_all};
-use super::{journal, quarantine};
+use super::quarantine::Quarantine;
 use crate::attachment::{Boot, Doubt, Liveness};
 use crate::files::dir::Dir;
 use crate::files::{During, Result};
@@ -40,6 +41,8 @@ pub struct LeaseStatus {
     pub lease: Lease,
     /// Whether its container is alive.
     pub liveness: Liveness,
+    /// The previous lease of the address, if it was reclaimed.
+    pub reclaimed: Option<Reclaimed>,
     /// The time of the lease's creation, by the wall clock.
     pub created: Option<SystemTime>,
 }
@@ -96,10 +99,8 @@ impl Listing {
             // Only a regular file can be locked.
             dir.read("lock", 0).during("open lock", &dir.path("lock"))?;
         }
-        let boot = Boot::current();
-        let folder = journal::existing_folder(&dir);
-        let quarantined =
-            quarantine::quarantined(folder.as_ref(), boot.as_ref(), terms.reuse_delay);
+        let quarantine = Quarantine::new(terms.reuse_delay, Boot::current().as_ref());
+        let quarantined = journal::withheld(journal::existing_folder(&dir).as_ref(), &quarantine);
         let (ips, network) = (addresses(&dir)?, network.to_owned());
         let quarantined = quarantined.into_keys().collect();
         Ok(Listing { dir: Some(dir), network, ips, quarantined })
@@ -136,6 +137,7 @@ impl Listing {
             let unknown = |(lease, meta): (Lease, Metadata)| LeaseStatus {
                 lease,
                 liveness: Liveness::Unknown(Doubt::NoRecord),
+                reclaimed: None,
                 created: meta.modified().ok(),
             };
             return found.into_iter().map(unknown).collect();
@@ -145,6 +147,7 @@ impl Listing {
         let entries: Vec<_> = found.iter().map(|(lease, meta)| notes.entry(lease, meta)).collect();
         let lives = judge_all(&self.network, &entries);
         let status = |((lease, meta), liveness): ((Lease, Metadata), _)| LeaseStatus {
+            reclaimed: notes.reclaimed(lease.ip),
             lease,
             liveness,
             created: meta.modified().ok(),

@@ -3,7 +3,7 @@
 //! Each lease is a file named by its address; `last_reserved_ip.<range id>` has the address from which allocation
 //! continues; both implementations lock the file `lock`. [`super::journal`] is an addition of this program.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::{DirBuilder, Metadata};
 use std::io::ErrorKind;
 use std::net::IpAddr;
@@ -12,11 +12,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use super::journal::{self, Entry, FileId, Journal};
+use super::journal::{self, Contents, Entry, FileId, Journal, Removal};
 use super::lease::{Lease, LeaseOptions, LeaseOwner};
 use super::listing::{self, Found, Reservation};
 use super::notes::{Notes, Reclaimed, judge_all};
-use super::quarantine::{self, BootTime};
+use super::quarantine::Quarantine;
 use crate::attachment::{Boot, Liveness, Made};
 use crate::files::dir::Dir;
 use crate::files::lock::Lock;
@@ -35,7 +35,7 @@ pub struct LeaseStore {
     dir: Dir,
     /// The folder `.cnibox`; `None` if it cannot be created or trusted.
     folder: Option<Dir>,
-    reuse_delay: Duration,
+    quarantine: Quarantine,
     /// The current boot; `None` where it cannot be identified.
     boot: Option<Boot>,
     /// `None` if the journal cannot be written; then every lookup reads all leases.
@@ -78,7 +78,8 @@ impl LeaseStore {
         let LeaseOptions { lock_timeout, reuse_delay } = options;
         let lock = take_lock(&dir, lock_timeout)?;
         let folder = journal::make_folder(&dir);
-        let mut store = LeaseStore { dir, folder, reuse_delay, boot, journal: None, _lock: lock };
+        let quarantine = Quarantine::new(reuse_delay, boot.as_ref());
+        let mut store = LeaseStore { dir, folder, quarantine, boot, journal: None, _lock: lock };
         let folder_and_boot = store.folder.as_ref().zip(store.boot.as_ref());
         store.journal =
             folder_and_boot.and_then(|(folder, boot)| Journal::open(&store.dir, folder, boot));
@@ -116,7 +117,7 @@ impl LeaseStore {
         self.journal = if reserved {
             journal
         } else {
-            noted(journal, |journal| journal.remove([ip].into_iter()))
+            noted(journal, |journal| journal.remove(&[Removal::of(ip)]))
         };
         Ok(reserved)
     }
@@ -143,7 +144,7 @@ impl LeaseStore {
         if !self.holds(&lease) {
             return Ok(false);
         }
-        self.remove_all(vec![lease]).map(|_| true)
+        self.remove_all(vec![lease], |lease| Removal::of(lease.ip)).map(|_| true)
     }
 
     /// Removes the leases of attachments that have certainly ended, and returns these leases, sorted by address. `reclaim`
@@ -153,7 +154,8 @@ impl LeaseStore {
         reclaim: impl FnOnce(&str, Vec<Reclaimed>) -> Vec<Reclaimed>,
     ) -> error::Result<Vec<Reclaimed>> {
         let Some(boot) = &self.boot else { return Ok(Vec::new()) };
-        let entries = Notes::read(self.folder.as_ref(), boot).into_entries();
+        let contents = Notes::read(self.folder.as_ref(), boot).into_contents();
+        let entries: Vec<Entry> = contents.entries.into_values().collect();
         let network = self.network();
         let mut gone = Vec::new();
         for (entry, life) in entries.iter().zip(judge_all(&network, &entries)) {
@@ -166,10 +168,12 @@ impl LeaseStore {
                 gone.push(Reclaimed { lease, why });
             }
         }
-        let mut gone = reclaim(&network, gone);
-        let removed = self.remove_freed(gone.iter().map(|gone| gone.lease.clone()).collect())?;
-        let removed: HashSet<IpAddr> = removed.into_iter().map(|lease| lease.ip).collect();
-        gone.retain(|gone| removed.contains(&gone.lease.ip));
+        let (gone, freed) = (reclaim(&network, gone), self.quarantine.begin());
+        let mut gone = self.remove_all(gone, |gone| Removal {
+            freed: freed.clone(),
+            reclaimed: Some(gone.clone()),
+            ..Removal::of(gone.lease.ip)
+        })?;
         sort_by_key(&mut gone, |gone| gone.lease.ip);
         Ok(gone)
     }
@@ -180,9 +184,9 @@ impl LeaseStore {
         path.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 
-    /// The addresses that were freed less than `reuse_delay` ago, with the time left.
+    /// The addresses that were freed less than `reuseDelay` ago, with the time left.
     pub fn quarantined(&self) -> BTreeMap<IpAddr, Duration> {
-        quarantine::quarantined(self.folder.as_ref(), self.boot.as_ref(), self.reuse_delay)
+        journal::withheld(self.folder.as_ref(), &self.quarantine)
     }
 
     /// Removes every lease that `keep` refuses, and returns those.
@@ -314,39 +318,32 @@ impl LeaseStore {
         matches!(found, Found::Lease(found, _) if found == *lease)
     }
 
-    /// As [`LeaseStore::remove_all`], for addresses that were in use.
+    /// As [`LeaseStore::remove_all`], for leases of addresses that were in use.
     fn remove_freed(&mut self, leases: Vec<Lease>) -> error::Result<Vec<Lease>> {
-        if !self.reuse_delay.is_zero() && !leases.is_empty() {
-            let now = BootTime::now(self.boot.as_ref());
-            let ips = leases.iter().map(|lease| lease.ip);
-            // Before the leases are removed: after a kill in between, the list has addresses that are not free.
-            let kept = self.folder.as_ref().map(|folder| {
-                quarantine::add(folder, &now, ips)
-                    .and_then(|()| quarantine::tidy(folder, &now, self.reuse_delay))
-            });
-            if let Err(e) = kept.unwrap_or(Ok(())) {
-                log::warn(format_args!("freed addresses may be allocated again at once: {e}"));
-            }
-        }
-        self.remove_all(leases)
+        let freed = self.quarantine.begin();
+        self.remove_all(leases, |lease| Removal { freed: freed.clone(), ..Removal::of(lease.ip) })
     }
 
     /// Removes all leases that can be removed, then reports the errors.
-    fn remove_all(&mut self, leases: Vec<Lease>) -> error::Result<Vec<Lease>> {
+    fn remove_all<L>(
+        &mut self,
+        leases: Vec<L>,
+        removal: impl Fn(&L) -> Removal,
+    ) -> error::Result<Vec<L>> {
         let mut errors = Vec::new();
         let remove = |dir: &Dir| {
-            let mut removed = Vec::new();
+            let mut removed = (Vec::new(), Vec::new());
             for lease in leases {
-                match dir.remove(&lease.ip.to_string()) {
-                    Ok(()) => removed.push(lease),
+                let removal = removal(&lease);
+                match dir.remove(&removal.ip.to_string()) {
+                    Ok(()) => removed.extend([(lease, removal)]),
                     Err(e) => errors.push(e.into()),
                 }
             }
             Ok(removed)
         };
-        let removed = self.change(remove, |journal, removed: &Vec<Lease>| {
-            journal.remove(removed.iter().map(|lease| lease.ip))
-        })?;
+        let (removed, _) =
+            self.change(remove, |journal, (_, removals)| journal.remove(removals))?;
         error::Error::join(errors).map_or(Ok(removed), Err)
     }
 
@@ -355,9 +352,15 @@ impl LeaseStore {
         let leases = self.scan()?;
         self.journal = self.folder.as_ref().zip(self.boot.as_ref()).and_then(|(folder, boot)| {
             let notes = Notes::read(Some(folder), boot);
-            let entries: Vec<_> =
-                leases.iter().map(|(lease, meta)| notes.entry(lease, meta)).collect();
-            Journal::create(&self.dir, folder, boot, &entries).inspect_err(given_up).ok()
+            let entry = |(lease, meta): &(Lease, Metadata)| (lease.ip, notes.entry(lease, meta));
+            let entries: HashMap<IpAddr, Entry> = leases.iter().map(entry).collect();
+            let Contents { entries: known, mut removals } = notes.into_contents();
+            // Removed by another program, or before a kill.
+            for ip in known.into_keys().filter(|ip| !entries.contains_key(ip)) {
+                removals.insert(ip, Removal { freed: self.quarantine.begin(), ..Removal::of(ip) });
+            }
+            let contents = Contents { entries, removals }.tidied(&self.quarantine);
+            Journal::create(&self.dir, folder, boot, &contents).inspect_err(given_up).ok()
         });
         Ok(leases)
     }
@@ -395,7 +398,7 @@ impl Drop for LeaseStore {
     /// Seals the journal, under the lock: a sealed journal agrees with the leases.
     fn drop(&mut self) {
         if let (Some(journal), Some(folder)) = (self.journal.take(), &self.folder)
-            && let Err(e) = journal.seal(&self.dir, folder)
+            && let Err(e) = journal.seal(&self.dir, folder, &self.quarantine)
         {
             given_up(&e);
         }

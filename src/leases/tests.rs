@@ -11,9 +11,11 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Barrier;
+use std::time::Duration;
 use std::{fs, io};
 
-use super::journal::{Entry, Journal};
+use super::journal::{Contents, Entry, Journal, Removal};
+use super::quarantine::Quarantine;
 use super::*;
 use crate::attachment::boot::tests::{BOOT_START, MACHINE};
 use crate::attachment::{Boot, Doubt, HostEnd, Liveness, Made};
@@ -76,7 +78,8 @@ impl Scene {
 
     /// A journal of nothing.
     fn empty_journal(&self) -> Journal {
-        Journal::create(&self.opened(), &self.folder(), &boot(BOOT), &[]).unwrap()
+        let nothing = Contents::default();
+        Journal::create(&self.opened(), &self.folder(), &boot(BOOT), &nothing).unwrap()
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -98,6 +101,11 @@ impl Scene {
 
     fn text(&self) -> String {
         fs::read_to_string(self.journal_file()).unwrap()
+    }
+
+    fn end(&self, journal: Journal) {
+        let quarantine = Quarantine::new(Duration::ZERO, None);
+        journal.seal(&self.opened(), &self.folder(), &quarantine).unwrap();
     }
 
     /// Gives folder and journal one seal, as a session does.
@@ -141,7 +149,7 @@ fn entry(scene: &Scene, address: &str, of_file: &str) -> Entry {
 }
 
 fn stamp(path: &Path, second: u64) {
-    let time = std::time::UNIX_EPOCH + std::time::Duration::new(second, 424_242_000);
+    let time = std::time::UNIX_EPOCH + Duration::new(second, 424_242_000);
     fs::File::open(path).unwrap().set_modified(time).unwrap();
 }
 

@@ -49,7 +49,9 @@ impl<'a> Cx<'a> {
         if !["bridge", "ptp"].contains(&plugin) {
             return Ok(Vec::new());
         }
-        let leases = leases_of(&self.net.json, self.net.name.as_str())?;
+        // Leases that cannot be read are not released either: host-local's GC fails.
+        let leases = leases_of(&self.net.json, self.net.name.as_str());
+        let leases = leases.inspect_err(|e| log::debug(e)).ok().flatten();
         let mut leases = leases.unwrap_or_default();
         leases.retain(|status| matches!(status.liveness, Liveness::Unknown(_)));
         let mut in_doubt = Vec::new();

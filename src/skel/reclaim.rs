@@ -14,13 +14,16 @@ use crate::cni::json::Json;
 use crate::cni::{CniResult, NetworkName};
 use crate::error::{Error, Result};
 use crate::iface::peer;
-use crate::leases::{LeaseOwner, LeaseStatus, Listing, Reclaimed};
+use crate::leases::{
+    DATA_DIR, LeaseOptions, LeaseOwner, LeaseStatus, LeaseStore, Listing, Reclaimed,
+};
 use crate::log;
 use crate::netfilter::filter::firewalld::{self, Zone};
 use crate::netfilter::ports::Holder;
 use crate::netfilter::{PacketFilter, filter, masquerade, ports, spoof};
 use crate::netlink::Netlink;
 use crate::netns::NetnsId;
+use crate::trace;
 
 /// Removes the state of an attachment that has certainly ended and had these addresses from the calling thread's network
 /// namespace. The caller has the [turn](Record::turn).
@@ -94,8 +97,12 @@ impl<'a> Cx<'a> {
         };
         let mut write = || {
             let _turn = Record::turn(owner)?;
-            if let Some(earlier) = Record::of(owner).filter(|one| one.is_same_instance(&record)) {
-                record.rules = earlier.rules;
+            match Record::of(owner) {
+                Some(earlier) if earlier.is_same_instance(&record) => record.rules = earlier.rules,
+                Some(earlier) if is_gone(&earlier) => {
+                    attachment(owner, &earlier.ips).unwrap_or_else(log::warn);
+                }
+                _ => {}
             }
             record.write()
         };
@@ -141,8 +148,26 @@ pub fn address(ip: IpAddr, next: Owner<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Reclaims the state of the attachment if it has certainly ended. Returns whether it has.
+fn is_gone(record: &Record) -> bool {
+    matches!(record.liveness(), Liveness::Gone(_))
+}
+
+/// Reclaims the state of the attachment if it has certainly ended. Returns whether it has. The caller has no lock.
 pub fn if_gone(record: &Record) -> Result<bool> {
+    // The record proves the end of leases that were made for another program's plugin.
+    if record.end.is_some_and(|end| !end.labelled) && is_gone(record) {
+        NetworkName::parse(&record.network)?;
+        let dir = record.data_dir.as_deref().unwrap_or(Path::new(DATA_DIR));
+        let store = LeaseStore::open_existing(dir, &record.network, LeaseOptions::default())?;
+        let mut failures = Failures::new();
+        store.map_or(Ok(Vec::new()), |mut store| in_store(&mut store, None, &mut failures))?;
+        failures.into_result()?;
+    }
+    alone(record)
+}
+
+/// As [`if_gone`], without the leases.
+fn alone(record: &Record) -> Result<bool> {
     let Liveness::Gone(why) = record.liveness() else { return Ok(false) };
     let _turn = Record::turn(record.owner())?;
     // Meanwhile the container may have been created again, with the same id.
@@ -152,10 +177,23 @@ pub fn if_gone(record: &Record) -> Result<bool> {
     let Record { id, ifname, network, .. } = record;
     attachment(record.owner(), &record.ips)
         .map_err(|e| e.context(format!("remove what container \"{id}\" left, which is gone")))?;
-    log::warn(format_args!(
+    tell(format!(
         "removed what container \"{id}\" left (network \"{network}\", interface \"{ifname}\"): {why}"
     ));
     Ok(true)
+}
+
+/// Logs what was reclaimed, and adds it to the call's trace.
+pub fn tell(what: String) {
+    log::warn(&what);
+    trace::root().text("cnibox.reclaimed", || what);
+}
+
+/// Reclaims what an earlier container of the same id left, but for its leases, if it has certainly ended.
+pub fn former(owner: Owner<'_>) {
+    if let Some(Err(e)) = Record::of(owner).map(|record| alone(&record)) {
+        log::warn(e);
+    }
 }
 
 /// Whether an attachment exists, by its record, else by its leases in the folder `data_dir`.
@@ -209,14 +247,27 @@ pub(super) fn collect(plugin: &str, network: &NetworkName, req: Option<&GcReq>) 
 /// source MAC check stay.
 fn lease_owner(owner: Owner<'_>, ips: &[IpAddr], next: Option<&LeaseOwner>) -> Result<()> {
     let _turn = Record::turn(owner)?;
-    if next.is_some_and(|next| next.id == owner.id && next.ifname == owner.ifname) {
-        return rules(owner, ips);
-    }
+    let is_next = next.is_some_and(|next| next.id == owner.id && next.ifname == owner.ifname);
     match Record::of(owner) {
         // By its own proof: the store of the leases may be in a folder of a tenant.
-        Some(record) if matches!(record.liveness(), Liveness::Gone(_)) => attachment(owner, ips),
+        Some(record) if is_gone(&record) => attachment(owner, ips),
+        _ if is_next => rules(owner, ips),
         _ => Ok(()),
     }
+}
+
+/// Removes and returns the leases of attachments that have ended, with their other state. `failures` get the leases that cannot be
+/// removed. `next` is the attachment being added.
+pub fn in_store(
+    store: &mut LeaseStore,
+    next: Option<&LeaseOwner>,
+    failures: &mut Failures,
+) -> Result<Vec<Reclaimed>> {
+    let reclaimed = store.reclaim_dead(|network, gone| leases(network, gone, next, failures))?;
+    for gone in &reclaimed {
+        tell(format!("reclaimed {gone}"));
+    }
+    Ok(reclaimed)
 }
 
 /// Reclaims the other state of the owners of these leases, whose attachments have ended. Returns the leases that can be removed;

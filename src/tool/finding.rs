@@ -18,6 +18,8 @@ const ERRORS: u8 = 2;
 /// The severity of a finding.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Severity {
+    /// For information: nothing has to be done.
+    Note,
     /// Containers have a network, but probably not the intended one.
     Warning,
     /// Containers have no network, or lack a part of it.
@@ -57,6 +59,14 @@ impl Finding {
     ) -> Finding {
         Finding { severity: Severity::Warning, ..Finding::error(subject, problem, remedy) }
     }
+
+    pub(super) fn note(
+        subject: impl Into<String>,
+        problem: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> Finding {
+        Finding { severity: Severity::Note, ..Finding::error(subject, problem, remedy) }
+    }
 }
 
 /// Prints the findings as JSON or one per line, and `none` if there are no findings. Returns the exit status.
@@ -64,11 +74,13 @@ pub(super) fn report(findings: &[Finding], json: bool, none: &str) -> Result<Exi
     let line = |finding: &Finding| format!("{finding}\n");
     print(&match findings {
         _ if json => pretty(&findings)? + "\n",
-        [] => format!("{none}\n"),
+        _ if findings.iter().all(|finding| finding.severity == Severity::Note) => {
+            findings.iter().map(line).collect::<String>() + none + "\n"
+        }
         _ => findings.iter().map(line).collect(),
     })?;
     Ok(match findings.iter().map(|finding| finding.severity).max() {
-        None => ExitCode::SUCCESS,
+        None | Some(Severity::Note) => ExitCode::SUCCESS,
         Some(Severity::Warning) => ExitCode::FAILURE,
         Some(Severity::Error) => ExitCode::from(ERRORS),
     })
@@ -98,7 +110,11 @@ impl Serialize for Finding {
 
 impl fmt::Display for Severity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if *self == Severity::Warning { "warning" } else { "error" })
+        f.write_str(match self {
+            Severity::Note => "note",
+            Severity::Warning => "warning",
+            Severity::Error => "error",
+        })
     }
 }
 

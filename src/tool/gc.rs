@@ -1,19 +1,20 @@
 //! `cnibox gc`: deletes the attachments of dead containers, without a runtime.
 
 use std::collections::HashSet;
+use std::path::Path;
 use std::process::ExitCode;
 
-use super::folders::{CACHE, CONF, Folders, LEASES, PLUGIN_PATH};
+use super::folders::{CACHE, CONF, Folders, LEASES, PLUGIN_PATH, Store};
 use super::life::Selection;
 use super::{NOT_FOUND, Tool, ipam, print};
-use crate::attachment::{Liveness, Record};
+use crate::attachment::{Doubt, Liveness, Owner, Record};
 use crate::cni::{ContainerId, NetworkName};
 use crate::error::{Error, Result};
-use crate::leases::Listing;
+use crate::leases::{DATA_DIR, Listing};
 use crate::log;
 use crate::options::{CommandLine, Opt, no_words, opt};
 use crate::runtime::{Attach, CachedAttachment, NetworkList, Runtime};
-use crate::skel::Table;
+use crate::skel::{Table, reclaim};
 
 pub(super) const TOOL: Tool = Tool {
     command: "cnibox gc",
@@ -25,8 +26,8 @@ Usage:
 
 Each attachment whose container has certainly ended gets a DEL: with the configuration and the arguments of its ADD
 if it is in the runtimes' cache, else with the current configuration of the network. Then the leases of host-local,
-rules and devices of networks without a configuration are deleted. Containers that may be alive are not touched,
-unless they are named.
+rules and devices of networks without a configuration are deleted. What is not proved to have ended is not touched,
+unless it is named; --dry-run lists it with the reason.
 ",
     options: &[
         Opt {
@@ -116,6 +117,14 @@ fn find(folders: &Folders, runtime: &Runtime, selection: &Selection<'_>) -> Resu
     Ok(found)
 }
 
+/// Whether an attachment exists, by its record, else by its leases.
+fn liveness(stores: &[Store], owner: Owner<'_>) -> Liveness {
+    let dirs = stores.iter().map(|store| store.data_dir.as_path()).chain([Path::new(DATA_DIR)]);
+    let mut lives = dirs.map(|dir| reclaim::liveness(owner, dir));
+    let unknown = Liveness::Unknown(Doubt::NoRecord);
+    lives.find(|life| *life != unknown).unwrap_or(unknown)
+}
+
 /// Fails if the selection names a network or a container that this node does not know.
 fn require_known(folders: &Folders, found: &Found, selection: &Selection<'_>) -> Result<()> {
     let missing = |what| Err(Error::new(NOT_FOUND, what));
@@ -161,6 +170,12 @@ fn run(line: &CommandLine, table: Table) -> Result<ExitCode> {
             format!("container {container_id}, interface {ifname}: {why} (network {})", list.name);
         if dry_run {
             lines.push(format!("would detach {what}\n"));
+            continue;
+        }
+        // A runtime may have attached the container again, with the same id.
+        let owner = Owner { network: &list.name, ifname, id: container_id };
+        let liveness = liveness(&folders.stores(Some(&list.name))?, owner);
+        if selection.end(&list.name, container_id, liveness).is_none() {
             continue;
         }
         match runtime.del(&list, &attach) {

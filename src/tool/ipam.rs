@@ -7,7 +7,7 @@ use std::time::SystemTime;
 use serde::Serialize;
 
 use super::folders::{CACHE, CONF, Folders, LEASES, Store};
-use super::life::{Selection, in_words, is_alive};
+use super::life::{Selection, doubt, in_words, is_alive};
 use super::{NOT_FOUND, Tool, columns, print};
 use crate::attachment::{Liveness, Record};
 use crate::cni::NetworkName;
@@ -43,7 +43,8 @@ Each command is also available as \"cnibox ipam ...\".
         "",
         "ls: an array of objects with network, address, container, interface (null in\n\
          leases of old releases), age (seconds), alive (true, false, or null if\n\
-         unknown) and reason (why alive is not true, or why the address is reserved)",
+         unknown), reason (why alive is not true, or why the address is reserved)\n\
+         and reclaimed (from which container the address was, and why)",
     ),
     opt(
         "--empty",
@@ -57,9 +58,9 @@ Each command is also available as \"cnibox ipam ...\".
     },
     ],
     notes: "
-ALIVE is \"yes\" if the container is alive, \"no\" if it has certainly ended, \"?\" if neither is certain, with the reason:
-gc and the plugin keep such a lease. free does not ask for confirmation: an address that is still in use will be
-allocated to another container as well.
+ALIVE is \"yes\" if the host's end of the container's veth pair exists, \"no\" if that end is gone or the lease was made
+before the last boot, \"?\" if neither is proved: gc and the plugin keep such a lease. free does not ask for
+confirmation: an address that is still in use will be allocated to another container as well.
 
 Exit status: 0 done; 1 something failed, see stderr; 2 wrong usage; 3 no such network or lease.
 
@@ -69,6 +70,9 @@ Example:
   ipam free pods 10.88.0.17
 ",
 };
+
+/// The beginning of lines about what stays because nothing proves that its attachment has ended.
+const IN_DOUBT: &str = "in doubt, kept:";
 
 #[derive(Debug, PartialEq, Eq)]
 enum Command {
@@ -182,16 +186,27 @@ pub(super) fn gc_all(
     }
     // The state of dead attachments without a lease of host-local.
     for record in Record::all(selection.network) {
-        let Some(why) = selection.end(&record.network, &record.id, record.liveness()) else {
-            continue;
+        let liveness = record.liveness();
+        let (word, why) = match selection.end(&record.network, &record.id, liveness) {
+            Some(why) if dry_run => ("would remove", why),
+            Some(why) => {
+                if !reclaim::if_gone(&record)? {
+                    let _turn = Record::turn(record.owner())?;
+                    reclaim::attachment(record.owner(), &record.ips)?;
+                }
+                ("removed", why)
+            }
+            None => match doubt(liveness) {
+                Some(why) if dry_run && selection.has(&record.network, &record.id) => {
+                    (IN_DOUBT, why)
+                }
+                _ => continue,
+            },
         };
-        if !dry_run {
-            reclaim::attachment(record.owner(), &record.ips)?;
-        }
-        let word = if dry_run { "would remove" } else { "removed" };
         let Record { id, ifname, network, .. } = &record;
-        let what = format!("state of container {id}, interface {ifname}");
-        text = text + word + " " + &what + &format!(": {why} (network {network})\n");
+        text += &format!(
+            "{word} state of container {id}, interface {ifname}: {why} (network {network})\n"
+        );
     }
     Ok(text)
 }
@@ -199,9 +214,15 @@ pub(super) fn gc_all(
 fn gc(store: &Store, selection: &Selection<'_>, empty: bool, dry_run: bool) -> Result<String> {
     let network = &store.network;
     let is_empty = |reserved: &Reservation| empty && reserved.empty;
+    let mut in_doubt = String::new();
     let is_meant = |gone: &Reclaimed| selection.has(network, &gone.lease.id);
     let (word, gone, reserved) = if dry_run {
         let listing = read(store)?;
+        for LeaseStatus { lease, liveness, .. } in listing.statuses() {
+            if let Some(why) = doubt(liveness).filter(|_| selection.has(network, &lease.id)) {
+                in_doubt += &format!("{IN_DOUBT} {lease}: {why} (network {network})\n");
+            }
+        }
         let reserved = listing.reservations().into_iter().filter(is_empty).collect();
         ("would reclaim", listing.gone().into_iter().filter(is_meant).collect(), reserved)
     } else {
@@ -217,7 +238,8 @@ fn gc(store: &Store, selection: &Selection<'_>, empty: bool, dry_run: bool) -> R
     };
     let line = |what: String| format!("{word} {what} (network {network})\n");
     let gone = gone.iter().map(Reclaimed::to_string);
-    Ok(gone.chain(reserved.iter().map(Reservation::to_string)).map(line).collect())
+    let lines = gone.chain(reserved.iter().map(Reservation::to_string)).map(line);
+    Ok(lines.collect::<String>() + &in_doubt)
 }
 
 /// Frees an address, or all addresses of a container, in these stores of one network.
@@ -248,7 +270,7 @@ fn free(stores: &[Store], what: &str, dry_run: bool) -> Result<String> {
     for LeaseStatus { lease, .. } in known.iter().filter(|known| known.liveness == Liveness::Alive)
     {
         let ip = lease.ip;
-        log::warn(format_args!("the network namespace of {ip} exists: it may be in use"));
+        log::warn(format_args!("the link of {ip} exists on the host: the address is in use"));
     }
     sort_by_key(&mut freed, |lease| lease.ip);
     let word = if dry_run { "would free" } else { "freed" };
@@ -268,6 +290,8 @@ struct Row {
     interface: Option<String>,
     network: String,
     reason: Option<String>,
+    /// The previous owner, if the address was reclaimed, and why.
+    reclaimed: Option<String>,
 }
 
 /// The leases and reservations, by network and address.
@@ -293,23 +317,29 @@ impl Row {
         // The nanoseconds of the time are not significant and may lie in the future.
         let age = |created| SystemTime::now().duration_since(created).unwrap_or_default().as_secs();
         let (alive, reason) = is_alive(status.liveness);
+        let from = |Reclaimed { lease, why }| format!("from container {}: {why}", lease.id);
         let Lease { ip: address, id, ifname: interface } = status.lease;
+        let (age, reclaimed) = (status.created.map(age), status.reclaimed.map(from));
         let (network, container) = (network.to_owned(), Some(id));
-        Row { address, age: status.created.map(age), alive, container, interface, network, reason }
+        Row { address, age, alive, container, interface, network, reason, reclaimed }
     }
 
     fn reserved(network: &str, reserved: &Reservation) -> Row {
         let (network, reason) = (network.to_owned(), Some(format!("reserved: {}", reserved.why())));
         let (age, alive, container, interface) = (None, None, None, None);
-        Row { address: reserved.ip, age, alive, container, interface, network, reason }
+        let (address, reclaimed) = (reserved.ip, None);
+        Row { address, age, alive, container, interface, network, reason, reclaimed }
     }
 
     fn cells(&self) -> [String; 6] {
         let word = |word: &Option<String>| word.clone().unwrap_or_else(|| "?".to_owned());
-        let alive = match self.container {
+        let mut alive = match self.container {
             Some(_) => in_words((self.alive, self.reason.clone())),
             None => word(&self.reason),
         };
+        if let Some(from) = &self.reclaimed {
+            alive += &format!("; reclaimed {from}");
+        }
         let age = self.age.map_or("?".to_owned(), short);
         let (container, interface) = (word(&self.container), word(&self.interface));
         [self.network.clone(), self.address.to_string(), container, interface, age, alive]

@@ -244,10 +244,16 @@ fn an_address_that_gc_releases_is_on_no_interface_any_more() {
     let chain = Chain::new(&node, "nftables");
     let (stale, next) = (Container::new(), Container::new());
     chain.add("stale", &stale);
-    for plugin in ["host-local", "bridge", "portmap", "firewall", "bandwidth"] {
+    let gc = |plugin| {
         let keys = json!({"cni.dev/valid-attachments": []});
-        let gc = chain.call(plugin, "GC", "", &keys).without("CNI_CONTAINERID");
-        assert_eq!(gc.run().status, Some(0), "{plugin}");
+        chain.call(plugin, "GC", "", &keys).without("CNI_CONTAINERID")
+    };
+    // Called alone, host-local releases no address of a link that exists.
+    let error = gc("host-local").error();
+    assert_eq!(error.brief(), (11, "10.88.0.2 of container stale, interface eth0 stays"));
+    assert_eq!(node.leases("net"), ["10.88.0.2"]);
+    for plugin in ["bridge", "portmap", "firewall", "bandwidth"] {
+        assert_eq!(gc(plugin).run().status, Some(0), "{plugin}");
         assert!(!stale.sh("ip addr").contains("10.88.0.2"), "{}", stale.sh("ip addr"));
     }
     assert_eq!(node.leases("net"), [""; 0]);

@@ -255,7 +255,6 @@ fn links_of_the_host() {
         ("ip link set cni0 address 02:00:00:00:00:09", "Interface cni0 Mac"),
         ("ip link set $P down", "is down; ip link set veth"),
         ("ip link set $P nomaster", "is not a port of it: ip link set veth"),
-        ("ip link del $P", "Interface name eth0 not found"),
         ("bridge link set dev $P hairpin off", "has hairpin mode false"),
         ("bridge link set dev $P isolated on", "and isolation true"),
         ("ip link set $P address 02:00:00:00:00:08", "doesn't match link Mac: 02:00:00:00:00:08"),
@@ -268,11 +267,27 @@ fn links_of_the_host() {
     ]);
 }
 
+/// The end of a pair is the end of the attachment, whether or not the container still runs.
+#[test]
+fn links_that_were_deleted() {
+    for defect in ["ip link del $P", "$N ip link del eth0"] {
+        let ward = Ward::new();
+        ward.node.sh(&filled(&ward, defect));
+        let (status, text) = ward.doctor();
+        let why = "was not detached: its link on the host is gone";
+        assert!(status == Some(1) && text.contains(why), "{defect}: {status:?} {text}");
+        for diagnosis in ward.diagnoses() {
+            let [subject, cure] = ["subject", "cure"].map(|key| diagnosis[key].as_str().unwrap());
+            ward.cure(subject, cure);
+        }
+        assert_eq!(ward.doctor(), (Some(0), "healthy: 1 attachment\n".to_owned()), "{defect}");
+    }
+}
+
 #[test]
 fn interfaces_of_containers() {
     assert_cured(&[
         ("$N ip link set eth0 down", "interface \"eth0\" is down; nsenter --net=/proc/"),
-        ("$N ip link del eth0", "Interface name eth0 not found"),
         (
             "$N ip link set eth0 down; $N ip link set eth0 name eth7",
             "Interface name eth0 not found",
@@ -636,8 +651,8 @@ fn what_dead_containers_left_is_collected() {
     let (status, text) = ward.doctor();
     assert_eq!(status, Some(1), "{text}");
     for named in [
-        "container pod1, interface eth0 (network pods): was not detached: its network namespace is gone; cnibox gc",
-        "container pod2, interface eth0 (network pods): left rules or devices: its network namespace is gone; cnibox gc",
+        "container pod1, interface eth0 (network pods): was not detached: its link on the host is gone; cnibox gc # and delete the container, if it still runs",
+        "container pod2, interface eth0 (network pods): left rules or devices: its link on the host is gone; cnibox gc",
         "network pods: addresses leased to dead containers: 4; cnibox gc",
     ] {
         assert!(text.contains(&format!("warning: {named}\n")), "{text}");
@@ -645,7 +660,7 @@ fn what_dead_containers_left_is_collected() {
     let gc = |extra: &[&str]| ward.look(&[&["gc"], extra].concat()).printed();
     let full = state(&ward);
     let said = gc(&["--dry-run"]);
-    assert!(said.starts_with("would detach container pod1, interface eth0: its network namespace is gone (network pods)\n"), "{said}");
+    assert!(said.starts_with("would detach container pod1, interface eth0: its link on the host is gone (network pods)\n"), "{said}");
     assert_unchanged(&full, &state(&ward));
     let others = ward.look(&["gc", "--network", "others"]).run();
     assert_eq!((others.status, &*others.stdout), (Some(3), ""));

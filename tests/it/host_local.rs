@@ -2,7 +2,7 @@
 
 mod config;
 mod crowd;
-mod heal;
+pub(crate) mod heal;
 mod kills;
 mod requested;
 mod store;

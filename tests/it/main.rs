@@ -19,6 +19,7 @@
 //! | `faults` | ADD failing or killed at each step, DEL killed at each step |
 //! | `sweep` | kills and errors at each step of fifteen chains, with each way of cleaning up |
 //! | `chained` | the verbs of a plugin behind `ptp`, and faults at each of its steps |
+//! | `alive` | no live container is declared dead, and what the dead leave is reclaimed |
 //! | `attachment` | resources of a dead container, and the ways to reclaim them |
 //! | `chain` | a whole chain of plugins for many containers at once |
 //! | `seven` | one container through a chain of seven plugins |
@@ -69,6 +70,7 @@
     reason = "tests"
 )]
 
+mod alive;
 mod attachment;
 mod bandwidth;
 mod bridge;

@@ -3,7 +3,6 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use crate::node::{Call, Node, Outcome};
 
@@ -70,21 +69,6 @@ pub(crate) fn record(node: &Node, call: &Call) -> (Outcome, Vec<Syscall>) {
     let name = file.display().to_string();
     let outcome = call.clone().under(&["strace", "-f", "-y", "-s", "200", "-o", &name]).run();
     (outcome, parse(&file, &node.path("")))
-}
-
-/// Runs `call` with a delay before the `nth` openat of the file at `path`.
-pub(crate) fn pause_before(
-    node: &Node,
-    call: &Call,
-    path: &str,
-    nth: usize,
-    pause: Duration,
-) -> Outcome {
-    require();
-    let log = node.path("strace.pause").display().to_string();
-    let inject = format!("inject=openat:delay_enter={}:when={nth}", pause.as_micros());
-    let wrapper = ["strace", "-o", &log, "-e", "trace=openat", "-e", &inject, "-P", path];
-    call.clone().under(&wrapper).run()
 }
 
 /// The cost of a call, independent of other load on the machine.

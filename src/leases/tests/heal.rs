@@ -2,7 +2,7 @@
 //! not be taken for such.
 
 use std::os::fd::AsFd;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use super::*;
 use crate::attachment::Gone;
@@ -244,15 +244,49 @@ fn freed_addresses_are_quarantined() {
     // In another boot both clocks are asked; this one has been running for a while.
     let long = LeaseOptions { reuse_delay: Duration::from_secs(u64::from(u32::MAX)), ..terms };
     assert_eq!(open("next", long).quarantined().len(), 1);
-    let path = scene.path(".cnibox/freed");
-    let text = fs::read_to_string(&path).unwrap();
-    fs::write(&path, text.replace(" .", "")).unwrap();
-    assert!(open(BOOT, terms).quarantined().is_empty(), "a line that was cut short");
-    let past = "\n10.0.0.9 this-boot 0 0 .".repeat(300);
-    fs::write(&path, past).unwrap();
+    // The journal is written anew.
+    for round in 1..4 {
+        scene.write("10.0.1.2", "container9\r\neth0");
+        assert_eq!(open("next", long).quarantined().len(), 1.max(round - 1), "{round}");
+        fs::remove_file(scene.path("10.0.1.2")).unwrap();
+        assert_eq!(open("next", long).quarantined().len(), 2, "what the reference frees, too");
+    }
+    fs::write(scene.journal_file(), scene.text().replace(" .", "")).unwrap();
+    assert!(open(BOOT, terms).quarantined().is_empty(), "lines that were cut short");
+    let past = "\n- 10.0.0.9 this-boot:0:0 .".repeat(300);
+    fs::write(scene.journal_file(), scene.text() + &past).unwrap();
     assert!(open(BOOT, terms).reserve(ip("10.0.0.4"), &owner(4)).unwrap());
-    open(BOOT, LeaseOptions { reuse_delay: Duration::from_secs(1), ..terms })
-        .release(&owner(4))
-        .unwrap();
-    assert_eq!(fs::read_to_string(&path).unwrap().lines().count(), 2, "the past is forgotten");
+    assert!(!scene.text().contains("10.0.0.9"), "the past is forgotten");
+}
+
+#[test]
+fn why_an_address_was_reclaimed_is_told_with_its_next_lease() {
+    isolate();
+    let scene = Scene::new();
+    let gone = HostEnd { netns: netns::current_id().unwrap(), index: 9999, labelled: true };
+    scene.reserve("192.0.2.2", &owner(1).with_end(Some(gone)));
+    assert_eq!(healed(&scene, BOOT).len(), 1);
+    assert!(
+        scene.text().ends_with("\n- 192.0.2.2 - host-end container1 eth0 ."),
+        "{}",
+        scene.text()
+    );
+    scene.reserve("192.0.2.2", &owner(2));
+    // The journal is written anew: in each round of the reference's, and when most of its lines are past.
+    for _ in 0..120 {
+        scene.reserve("192.0.2.3", &owner(3));
+        scene.open().release(&owner(3)).unwrap();
+    }
+    scene.write("192.0.2.9", "container9\r\neth0");
+    drop(scene.open());
+    let open = Listing::open_writable(scene.root.path(), NETWORK, LeaseOptions::default());
+    let statuses = open.unwrap().statuses();
+    let of = |address: &str| statuses.iter().find(|s| s.lease.ip == ip(address)).unwrap();
+    let told = of("192.0.2.2").reclaimed.as_ref().unwrap();
+    assert_eq!((told.lease.id.as_str(), told.why), ("container1", Gone::HostEnd));
+    assert!(of("192.0.2.9").reclaimed.is_none());
+    scene.open().release(&owner(2)).unwrap();
+    scene.write("192.0.2.10", "");
+    drop(scene.open());
+    assert!(!scene.text().contains("192.0.2.2 "), "{}", scene.text());
 }

@@ -10,7 +10,7 @@ use super::range::{Range, RangeSet};
 use crate::attachment::{Liveness, Owner, Record};
 use crate::cni::IpConfig;
 use crate::error::{Code, Context, Error, Result};
-use crate::leases::{LeaseOwner, LeaseStore, Listing, Reclaimed};
+use crate::leases::{LeaseOwner, LeaseStore, Listing};
 use crate::log;
 use crate::skel::{Failures, reclaim};
 
@@ -33,27 +33,12 @@ pub fn allocate_all(
         outcome => return outcome,
     };
     let mut failures = Failures::new();
-    let reclaimed = reclaim_dead(store, Some(owner), &mut failures)?;
+    let reclaimed = reclaim::in_store(store, Some(owner), &mut failures)?;
     failures.into_result().unwrap_or_else(log::warn);
     if reclaimed.is_empty() {
         return Err(error);
     }
     Allocation::new(store, owner)?.run(sets, requested)
-}
-
-/// Removes and returns the leases of containers that are certainly gone. `failures` get the leases that cannot be
-/// removed.
-pub fn reclaim_dead(
-    store: &mut LeaseStore,
-    next: Option<&LeaseOwner>,
-    failures: &mut Failures,
-) -> Result<Vec<Reclaimed>> {
-    let reclaimed =
-        store.reclaim_dead(|network, gone| reclaim::leases(network, gone, next, failures))?;
-    for gone in &reclaimed {
-        log::warn(format_args!("reclaimed {gone}"));
-    }
-    Ok(reclaimed)
 }
 
 /// For STATUS: whether the set has no free address.

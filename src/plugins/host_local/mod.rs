@@ -23,13 +23,14 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use self::range::{Range, RangeConf, RangeSet};
+use crate::attachment::Owner;
 use crate::cni::json::Json;
 use crate::cni::json::keys::Keys;
 use crate::cni::{CniResult, Dns, Route, ip};
 use crate::error::{Code, Context, Error, Result};
 use crate::leases::{DATA_DIR, LeaseOptions, LeaseOwner, LeaseStore, Listing};
 use crate::log;
-use crate::skel::{AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Remarks};
+use crate::skel::{AddReq, CheckReq, Cx, DelReq, Failures, GcReq, Plugin, Remarks, reclaim};
 use crate::sort::sort_by_key;
 
 /// The plugin.
@@ -142,6 +143,10 @@ impl Plugin for HostLocal {
         let owner = LeaseOwner::new(req.id.as_str(), req.ifname.as_str());
         let owner = owner.with_end(cx.end());
         let ips = allocate::allocate_all(&mut store, &plan.sets, &plan.requested, &owner)?;
+        if owner.end.is_none() {
+            // Before the lock is released: the record would tell the wrong end of the new lease.
+            reclaim::former(Owner::new(&cx.net.name, &req.id, &req.ifname));
+        }
         Ok(CniResult { ips, routes: plan.ipam.routes, dns, ..CniResult::new() })
     }
 
@@ -197,7 +202,7 @@ impl Plugin for HostLocal {
     fn gc_unlisted(cx: &Cx<'_>, conf: &Conf) -> Result<()> {
         let Some(mut store) = conf.store(cx, conf.options()?)? else { return Ok(()) };
         let mut failures = Failures::new();
-        allocate::reclaim_dead(&mut store, None, &mut failures)?;
+        reclaim::in_store(&mut store, None, &mut failures)?;
         failures.into_result()
     }
 

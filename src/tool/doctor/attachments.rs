@@ -1,6 +1,6 @@
 //! Defects of attachments: those in the runtimes' cache, their leases, and the remains of dead containers.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
@@ -13,10 +13,16 @@ use crate::leases::{LeaseStatus, Listing};
 use crate::runtime::{CachedAttachment, Json, NetworkList, PluginConf, Runtime};
 use crate::tool::finding::Finding;
 use crate::tool::folders::{Folders, Store};
-use crate::tool::life::{Life, end};
+use crate::tool::life::{Life, doubt, end};
 
 /// The remedy for remains of dead containers.
 const COLLECT: &str = "cnibox gc";
+
+/// The remedy for an attachment whose link is gone: if a person deleted the link, the container may run.
+const DETACH: &str = "cnibox gc # and delete the container, if it still runs";
+
+/// The list of leases, with the state of their containers.
+const LIST: &str = "cnibox ipam ls";
 
 /// The remedy for a container's network that no command repairs.
 const RECREATE: &str = "delete the container: its runtime attaches the next one anew";
@@ -57,7 +63,7 @@ impl Attached {
         let (title, attach) = (title(&self.cached), &self.cached.attach);
         if let Some(why) = end(self.life.liveness) {
             let problem = format!("was not detached: {why}");
-            return Some(Finding::warning(title, problem, COLLECT));
+            return Some(Finding::warning(title, problem, DETACH));
         }
         // CHECK would find, and the remedies would change, the network of another container.
         if let Some(why) = self.displaced() {
@@ -175,6 +181,7 @@ pub(super) fn leases(attached: &[Attached], stores: &[Store]) -> Result<Vec<Find
                 findings.push(Finding::error(owner, problem, remedy));
             }
         }
+        findings.extend(in_doubt(&network, &statuses));
         if !dead.is_empty() {
             let problem = format!("addresses leased to dead containers: {}", dead.len());
             findings.push(Finding::warning(format!("network {network}"), problem, COLLECT));
@@ -189,6 +196,21 @@ pub(super) fn leases(attached: &[Attached], stores: &[Store]) -> Result<Vec<Find
         }
     }
     Ok(findings)
+}
+
+/// For information: leases that stay until DEL or GC because nothing proves whether their attachments exist, by reason.
+fn in_doubt(network: &str, statuses: &[LeaseStatus]) -> Vec<Finding> {
+    let mut reasons: BTreeMap<String, usize> = BTreeMap::new();
+    for status in statuses {
+        if let Some(why) = doubt(status.liveness) {
+            *reasons.entry(why).or_default() += 1;
+        }
+    }
+    let note = |(reason, count): (String, usize)| {
+        let problem = format!("leases in doubt, which stay until DEL or GC: {count}: {reason}");
+        Finding::note(format!("network {network}"), problem, LIST)
+    };
+    reasons.into_iter().map(note).collect()
 }
 
 /// The description of an attachment in findings.

@@ -1,11 +1,14 @@
-//! An ADD that needs an address and GC reclaim leases of deleted containers, but never leases of
-//! containers that may still exist, whatever keeps their namespaces alive.
+//! An ADD that needs an address and GC reclaim the leases of attachments that have ended: whose link on the host is gone, or
+//! which were made in an earlier boot. Leases of which nothing is proved stay.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
 use serde_json::json;
 
 use super::{add, del, net, one_set};
@@ -14,18 +17,51 @@ use crate::net::Net;
 use crate::node::{Call, Container, Node, Outcome, eventually};
 use crate::strace;
 
-/// Five addresses that no other test assigns to an interface: another test's namespace may reuse
-/// the inode number of a deleted one.
 const FIVE: &str = "198.51.100.0/29";
 const FULL: &str = "failed to allocate for range 0: no IP addresses available in range set: 198.51.100.1-198.51.100.6";
 const ONE: &str = "198.51.100.64/30";
 
-/// The same call after a reboot of the node, simulated by another boot id.
-fn rebooted(net: &Net<'_>, call: Call, boot: &str) -> Call {
+/// A network of bridge, whose leases have the host's end of the attachment.
+fn bridged<'n>(node: &'n Node, subnet: &str) -> Net<'n> {
+    let keys = json!({"bridge": "br0", "ipam": node.host_local(&[subnet])});
+    Net::new(node, "bridge", "1.1.0", &keys)
+}
+
+/// The same call where a container manager has replaced the boot id.
+fn in_another_boot(net: &Net<'_>, call: Call) -> Call {
     let file = net.node.path("boot_id");
-    fs::write(&file, format!("{boot}\n")).unwrap();
+    fs::write(&file, "c9ae8a4e-5f0b-4c4c-9b7e-000000000000\n").unwrap();
     let mount = format!("mount --bind {} /proc/sys/kernel/random/boot_id", file.display());
     call.in_script(&format!("{mount} && exec \"$0\""))
+}
+
+/// Makes all leases those of an earlier boot of this machine: older than this boot, and noted in a journal of another.
+pub(super) fn age(net: &Net<'_>) {
+    let folder = net.node.path("leases/net");
+    let journal = folder.join(".cnibox/leases");
+    let mut text = fs::read_to_string(&journal).unwrap();
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+    text = text.replace(boot.trim(), "00000000-1111-4222-8333-444444444444");
+    for ip in net.leases() {
+        let file = fs::File::options().write(true).open(folder.join(ip)).unwrap();
+        let word = || {
+            let meta = file.metadata().unwrap();
+            format!("{}:{}", meta.ino(), meta.mtime() * 1_000_000_000 + meta.mtime_nsec())
+        };
+        let before = word();
+        file.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000)).unwrap();
+        text = text.replace(&before, &word());
+    }
+    fs::write(&journal, text).unwrap();
+}
+
+/// Whether this machine has an id, without which no boot is known to be an earlier one.
+pub(super) fn has_machine_id(test: &str) -> bool {
+    let has = fs::read_to_string("/etc/machine-id").is_ok_and(|id| id.trim().len() == 32);
+    if !has {
+        println!("SKIP {test}: this machine has no /etc/machine-id");
+    }
+    has
 }
 
 /// Runs the call, which must succeed.
@@ -38,7 +74,7 @@ fn done(call: &Call) -> Outcome {
 
 #[track_caller]
 fn is_full(net: &Net<'_>, id: &str) {
-    let error = net.call("ADD", id).netns("/no/such").error();
+    let error = net.call("ADD", id).netns(&Container::new().path()).error();
     assert_eq!(error.brief(), (999, FULL));
 }
 
@@ -50,11 +86,12 @@ fn gc(net: &Net<'_>, valid: &[&str]) -> Call {
 
 #[test]
 fn after_a_reboot_the_leases_of_before_are_free() {
+    if !has_machine_id("leases of before a reboot") {
+        return;
+    }
     let node = Node::new();
     let net = one_set(&node, &[FIVE]);
-    let container = Container::new();
-    net.call("ADD", "c0").netns(&container.path()).result();
-    for id in ["c1", "c2", "c3"] {
+    for id in ["c0", "c1", "c2", "c3"] {
         add(&net, id);
     }
     // A lease of the reference, observed by a call of cnibox in the same boot.
@@ -62,10 +99,10 @@ fn after_a_reboot_the_leases_of_before_are_free() {
     is_full(&net, "new");
     net.call("STATUS", "").error();
 
-    let status = rebooted(&net, net.call("STATUS", ""), "b2");
-    done(&status);
+    age(&net);
+    net.call("STATUS", "").ok();
     assert_eq!(net.leases().len(), 5, "STATUS changes nothing");
-    let outcome = done(&rebooted(&net, net.call("ADD", "new").netns("/x"), "b2"));
+    let outcome = done(&net.call("ADD", "new").netns("/x"));
     for (ip, id) in [("198.51.100.2", "c0"), ("198.51.100.6", "theirs")] {
         let line = format!(
             "reclaimed {ip} of container {id}, interface eth0: it was made before the last boot"
@@ -75,45 +112,72 @@ fn after_a_reboot_the_leases_of_before_are_free() {
     assert_eq!(net.leases().len(), 1);
     // Leases of the current boot remain.
     for id in ["d1", "d2", "d3", "d4"] {
-        done(&rebooted(&net, net.call("ADD", id).netns("/x"), "b2"));
+        add(&net, id);
     }
-    let error = rebooted(&net, net.call("ADD", "d5").netns("/x"), "b2").error();
-    assert_eq!(error.brief(), (999, FULL));
+    is_full(&net, "d5");
     assert_eq!(net.leases().len(), 5);
 }
 
 #[test]
 fn after_a_reboot_a_container_of_the_same_name_gets_an_address() {
+    if !has_machine_id("a container of the same name") {
+        return;
+    }
     let node = Node::new();
     let net = one_set(&node, &["198.51.100.0/24"]);
     assert_eq!(add(&net, "static-pod"), ["198.51.100.2/24"]);
     let again = net.call("ADD", "static-pod").netns("/x");
     assert!(again.error().msg.contains("duplicate allocation is not allowed"));
-    done(&rebooted(&net, again, "b2"));
+    age(&net);
+    done(&again);
     assert_eq!(net.leases(), ["198.51.100.3"]);
+}
+
+/// systemd-nspawn and LXC mount a boot id of their own.
+#[test]
+fn a_boot_id_of_a_container_manager_ends_no_lease() {
+    for start_inside in [false, true] {
+        let node = Node::new();
+        let net = bridged(&node, ONE);
+        let container = Container::new();
+        let call = net.call("ADD", "c1").netns(&container.path());
+        done(&if start_inside { in_another_boot(&net, call) } else { call });
+        let other = Container::new();
+        let wanted = net.call("ADD", "c2").netns(&other.path());
+        for call in [wanted.clone(), net.call("GC", ""), gc(&net, &["c1"])] {
+            in_another_boot(&net, call.clone()).run();
+            call.run();
+            assert_eq!(net.leases(), ["198.51.100.66"]);
+            assert!(container.sh("ip addr show dev eth0").contains("198.51.100.66"));
+        }
+        assert_eq!(wanted.error().code, 999);
+        // What a boot id proves is lost with the first other one; DEL works as ever.
+        in_another_boot(&net, net.call("DEL", "c1").netns(&container.path())).ok();
+        done(&wanted);
+    }
 }
 
 #[test]
 fn an_address_asked_for_by_name_is_taken_from_the_dead_only() {
     let node = Node::new();
-    let net = one_set(&node, &["198.51.100.0/24"]);
-    let (dead, alive) = (Container::new(), Container::new());
+    let net = bridged(&node, "198.51.100.0/24");
+    let (dead, alive, next) = (Container::new(), Container::new(), Container::new());
     for (id, container) in [("dead", &dead), ("alive", &alive)] {
         net.call("ADD", id).netns(&container.path()).result();
     }
     drop(dead);
     let ask = |ip: &str| {
         let args = json!({"args": {"cni": {"ips": [ip]}}});
-        net.with(&args).call("ADD", ip).netns("/x")
+        net.with(&args).call("ADD", ip).netns(&next.path())
     };
-    ask("198.51.100.2").result();
-    assert!(ask("198.51.100.3").error().msg.contains("is not available"));
+    eventually("the address comes back", || ask("198.51.100.2").run().status == Some(0));
+    assert!(ask("198.51.100.3").ifname("eth1").error().msg.contains("is not available"));
 }
 
 #[test]
 fn a_namespace_that_went_without_del_gives_its_address_back() {
     let node = Node::new();
-    let net = one_set(&node, &[FIVE]);
+    let net = bridged(&node, FIVE);
     let mut containers: Vec<_> = (0..5).map(|_| Container::new()).collect();
     for (n, container) in containers.iter().enumerate() {
         net.call("ADD", &format!("c{n}")).netns(&container.path()).result();
@@ -123,68 +187,64 @@ fn a_namespace_that_went_without_del_gives_its_address_back() {
     let status = net.call("STATUS", "");
     eventually("the kernel removes the namespace", || status.run().status == Some(0));
     assert_eq!(net.leases().len(), 5);
-    let outcome = done(&net.call("ADD", "new").netns("/x"));
-    let line =
-        "reclaimed 198.51.100.4 of container c2, interface eth0: its network namespace is gone";
-    assert!(outcome.stdout.contains("198.51.100.4/29") && outcome.stderr.contains(line));
+    let next = Container::new();
+    let outcome = done(&net.call("ADD", "new").netns(&next.path()));
+    let why = "its link on the host is gone";
+    let line = format!("reclaimed 198.51.100.4 of container c2, interface eth0: {why}");
+    assert!(outcome.stdout.contains("198.51.100.4/29") && outcome.stderr.contains(&line));
+    // The journal and the list say why.
+    let journal = fs::read_to_string(node.path("leases/net/.cnibox/leases")).unwrap();
+    assert!(journal.contains("\n- 198.51.100.4 - host-end c2 eth0 ."), "{journal}");
+    let dir = node.path("leases").display().to_string();
+    let list = node.tool("ipam", &["ls", "net", "--data-dir", &dir]).printed();
+    assert!(list.contains(&format!("yes; reclaimed from container c2: {why}\n")), "{list}");
     is_full(&net, "newer");
-    del(&net, "c2");
+    net.call("DEL", "c2").netns("/x").ok();
     assert_eq!(net.leases().len(), 5, "a late DEL takes nothing from the next owner");
 }
 
+/// What the runtime lists as valid stays: it will send a DEL.
 #[test]
-fn gc_reclaims_the_dead_with_a_list_and_without() {
+fn gc_reclaims_the_dead_that_are_not_listed() {
     let node = Node::new();
-    let net = one_set(&node, &[FIVE]);
-    let (alive, dead) = (Container::new(), Container::new());
+    let net = bridged(&node, FIVE);
+    let (alive, dead, unknown) = (Container::new(), Container::new(), Container::new());
     net.call("ADD", "alive").netns(&alive.path()).result();
-    net.call("ADD", "unknown").netns("/no/such").result();
-    let dead_path = dead.path();
-    for listed in [None, Some(["alive", "unknown", "dead"])] {
-        let dead = Container::new();
-        net.call("ADD", "dead").netns(&dead.path()).result();
-        let call = match listed {
-            None => net.call("GC", ""),
-            Some(valid) => gc(&net, &valid),
-        };
-        done(&call);
-        assert_eq!(net.leases().len(), 3, "all may live");
-        drop(dead);
-        eventually("the dead one is reclaimed", || {
-            done(&call);
-            net.leases().len() == 2
-        });
-    }
-    drop(dead_path);
+    net.call("ADD", "dead").netns(&dead.path()).result();
+    let alone = Net { plugin: "host-local", ..net.with(&json!({})) };
+    alone.call("ADD", "unknown").netns(&unknown.path()).result();
+    let unlisted = alone.call("GC", "");
+    done(&unlisted);
+    assert_eq!(net.leases().len(), 3, "all may live");
+    drop(dead);
+    eventually("its link is gone", || {
+        node.ip("link show type veth").as_array().unwrap().len() == 1
+    });
+    done(&gc(&net, &["alive", "unknown", "dead"]));
+    assert_eq!(net.leases().len(), 3, "all are valid");
+    done(&unlisted);
+    assert_eq!(net.leases(), ["198.51.100.2", "198.51.100.4"]);
     done(&gc(&net, &["unknown"]));
-    assert_eq!(net.leases(), ["198.51.100.3"], "who is not listed is released as ever");
+    assert_eq!(net.leases(), ["198.51.100.4"], "who is not listed is released as ever");
 }
 
 /// A process in its own process group, killed with its children on drop.
-struct Background(Child);
+pub(crate) struct Background(Child);
 
 impl Background {
-    fn new(script: &str) -> Background {
+    pub(crate) fn new(script: &str) -> Background {
         let mut command = Command::new("sh");
         command.args(["-c", script]).process_group(0).stdin(Stdio::null());
         Background(command.spawn().unwrap())
     }
 
-    /// A process in a network namespace that is not bind-mounted; also returns its process id.
-    fn in_own_netns(node: &Node) -> (Background, String) {
-        let ready = node.path("ready");
-        let script = format!("echo $$ > {0}.new; mv {0}.new {0}; exec sleep 600", ready.display());
-        let process = Background::new(&format!("exec unshare -n sh -c '{script}'"));
-        eventually("the process is there", || ready.exists());
-        (process, fs::read_to_string(&ready).unwrap().trim().to_owned())
+    pub(crate) fn id(&self) -> u32 {
+        self.0.id()
     }
 
-    fn end(&mut self) {
-        if !matches!(self.0.try_wait(), Ok(None)) {
-            return;
-        }
-        let group = format!("-{}", self.0.id());
-        drop(Command::new("kill").args(["-KILL", "--", &group]).status());
+    pub(crate) fn end(&mut self) {
+        let group = Pid::from_raw(self.0.id().cast_signed());
+        killpg(group, Signal::SIGKILL).unwrap_or_default();
         drop(self.0.wait());
     }
 }
@@ -195,112 +255,25 @@ impl Drop for Background {
     }
 }
 
-#[test]
-fn a_process_holds_its_namespace() {
-    let node = Node::new();
-    let net = one_set(&node, &[ONE]);
-    let (mut process, pid) = Background::in_own_netns(&node);
-    net.call("ADD", "c1").netns(&format!("/proc/{pid}/ns/net")).result();
-    let wanted = net.call("ADD", "c2").netns("/x");
-    assert_eq!(wanted.error().code, 999);
-    process.end();
-    // The lease remains as long as another namespace has the same inode number.
-    eventually("the address comes back", || wanted.run().status == Some(0));
-}
-
-/// GC fails while a container may use an address of the stale lease.
+/// GC of host-local alone fails while a link of the stale attachment may use the address.
 #[test]
 fn gc_fails_while_a_stale_address_is_in_use() {
     let node = Node::new();
-    let net = one_set(&node, &[ONE]);
-    let (mut process, pid) = Background::in_own_netns(&node);
-    net.call("ADD", "c1").netns(&format!("/proc/{pid}/ns/net")).result();
-    let ip = net.leases().remove(0);
-    // The namespace is not bind-mounted, so it may be another container's with the same inode
-    // number.
-    node.sh(&format!("nsenter -t {pid} -n ip addr add {ip}/32 dev lo"));
-    let gc = net.with(&json!({"cni.dev/valid-attachments": []}));
-    let error = gc.call("GC", "").error();
-    assert!(error.code == 11 && error.msg.contains(&ip) && error.msg.contains("c1"), "{error:?}");
-    assert_eq!(net.leases(), [ip]);
+    let net = bridged(&node, ONE);
+    let alone = Net { plugin: "host-local", ..net.with(&json!({})) };
+    let ready = node.path("ready");
+    // No mount pins the namespace.
+    let script = format!("echo $$ > {0}.new; mv {0}.new {0}; exec sleep 60", ready.display());
+    let mut process = Background::new(&format!("exec unshare -n sh -c '{script}'"));
+    eventually("the process is there", || ready.exists());
+    let pid = fs::read_to_string(&ready).unwrap();
+    net.call("ADD", "c1").netns(&format!("/proc/{}/ns/net", pid.trim())).result();
+    let error = gc(&alone, &[]).error();
+    assert_eq!(error.brief(), (11, "198.51.100.66 of container c1, interface eth0 stays"));
+    assert_eq!(net.leases(), ["198.51.100.66"]);
     process.end();
-    eventually("GC succeeds", || gc.call("GC", "").run().status == Some(0));
+    eventually("GC succeeds", || gc(&alone, &[]).run().status == Some(0));
     assert_eq!(net.leases(), [""; 0]);
-}
-
-/// A container that ends between GC's two scans is reclaimed, and GC succeeds.
-#[test]
-fn gc_succeeds_when_the_container_ends_meanwhile() {
-    let node = Node::new();
-    let net = one_set(&node, &[ONE]);
-    let (mut process, pid) = Background::in_own_netns(&node);
-    net.call("ADD", "c1").netns(&format!("/proc/{pid}/ns/net")).result();
-    let ip = net.leases().remove(0);
-    node.sh(&format!("nsenter -t {pid} -n ip addr add {ip}/32 dev lo"));
-    let gc = gc(&net, &[]);
-    assert_eq!(gc.run().status, Some(1));
-    let outcome = std::thread::scope(|scope| {
-        let run = scope.spawn(|| {
-            // Each scan for a namespace reads the mounts first: three scans for the addresses, one
-            // for the liveness.
-            let (mounts, pause) = ("/proc/thread-self/mountinfo", Duration::from_secs(3));
-            strace::pause_before(&node, &gc, mounts, 4, pause)
-        });
-        std::thread::sleep(Duration::from_millis(1500));
-        process.end();
-        run.join().unwrap()
-    });
-    assert_eq!(outcome.status, Some(0), "{outcome:?}");
-    assert!(outcome.stderr.contains("reclaimed"), "{outcome:?}");
-    assert_eq!(net.leases(), [""; 0]);
-}
-
-#[test]
-fn a_thread_holds_its_namespace() {
-    let node = Node::new();
-    let net = one_set(&node, &[ONE]);
-    let container = Container::new();
-    net.call("ADD", "c1").netns(&container.path()).result();
-    let (enter, left) = std::sync::mpsc::channel::<()>();
-    let (inside, entered) = std::sync::mpsc::channel();
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            container.run(move || {
-                inside.send(()).unwrap();
-                left.recv().ok();
-            });
-        });
-        entered.recv().unwrap();
-        assert_eq!(net.call("ADD", "c2").netns("/x").error().code, 999);
-        drop(enter);
-    });
-    drop(container);
-    let wanted = net.call("ADD", "c2").netns("/x");
-    eventually("the address comes back", || wanted.run().status == Some(0));
-}
-
-#[test]
-fn an_unseen_mount_holds_its_namespace() {
-    let node = Node::new();
-    let net = one_set(&node, &[ONE]);
-    let (conf, ns) = (node.path("conf.json"), node.path("ns"));
-    fs::write(&conf, net.conf.to_string()).unwrap();
-    let (conf, ns, ready) = (conf.display(), ns.display(), node.path("ready"));
-    let plugin = net.call("ADD", "c1").netns(&ns.to_string());
-    // The bind mount is in another mount namespace, and so is the plugin that creates the lease.
-    let script = format!(
-        "touch {ns} && unshare --net={ns} true && \"$0\" < {conf} && touch {} && exec sleep 600",
-        ready.display()
-    );
-    let mut command = plugin.in_script(&script).command();
-    let child = command.process_group(0).stdin(Stdio::null()).stdout(Stdio::null()).spawn();
-    let mut keeper = Background(child.unwrap());
-    eventually("the lease is made", || ready.exists());
-    let wanted = net.call("ADD", "c2").netns("/x");
-    let error = wanted.error();
-    assert_eq!(error.code, 999, "{error:?}");
-    keeper.end();
-    eventually("the address comes back", || wanted.run().status == Some(0));
 }
 
 #[test]
@@ -308,114 +281,73 @@ fn in_doubt_a_lease_stays() {
     let node = Node::new();
     let net = one_set(&node, &[ONE]);
     let wanted = net.call("ADD", "c2").netns("/x");
-    // The namespace cannot be identified.
-    let plain = node.path("plain");
-    fs::write(&plain, "").unwrap();
-    for path in [plain.display().to_string(), "/no/such".into(), "/proc/self/status".into()] {
+    // host-local is told of no link, whatever the path.
+    let container = Container::new();
+    for path in [container.path(), "/no/such".into(), "/proc/self/status".into()] {
         net.call("ADD", "c1").netns(&path).result();
         assert_eq!(wanted.error().code, 999, "{path}");
         done(&net.call("GC", ""));
         assert_eq!(net.leases().len(), 1, "{path}");
         del(&net, "c1");
     }
-    // A lease of the reference from the current boot.
-    fs::write(node.path("leases/net/198.51.100.66"), "theirs\r\neth0").unwrap();
-    assert_eq!(wanted.error().code, 999);
-    fs::remove_file(node.path("leases/net/198.51.100.66")).unwrap();
-    // In another PID namespace not all processes are visible.
-    let container = Container::new();
     net.call("ADD", "c1").netns(&container.path()).result();
     drop(container);
-    let blind = wanted.clone().under(&["unshare", "-p", "-f", "--mount-proc"]);
-    assert_eq!(blind.error().code, 999);
-    assert_eq!(net.leases().len(), 1);
-    eventually("who sees them can", || wanted.run().status == Some(0));
-}
-
-#[test]
-fn an_old_file_is_of_an_earlier_boot_unless_the_clock_was_set() {
-    let node = Node::new();
-    let net = one_set(&node, &[ONE]);
+    assert_eq!(wanted.error().code, 999, "its namespace is gone, which proves nothing");
+    del(&net, "c1");
+    // Leases of the reference that no command of this program has seen, of whatever age.
     let lease = node.path("leases/net/198.51.100.66");
-    let witness = node.path("null");
-    let null = |modified: &str| {
-        node.sh(&format!("touch -d '{modified}' {}", witness.display()));
-        format!("mount --bind {} /dev/null && exec \"$0\"", witness.display())
-    };
-    let boot = "$(awk '{print int($1)}' /proc/uptime) seconds ago";
-    let boot: u64 = node.sh(&format!("date -d \"{boot}\" +%s")).trim().parse().unwrap();
-    let (boot, shortly_before) = (format!("@{boot}"), format!("@{}", boot - 300));
-    let wanted = |script: &str| net.call("ADD", "new").netns("/x").in_script(script);
-    let old = |date: &str| {
-        fs::remove_dir_all(node.path("leases")).ok();
-        fs::create_dir_all(node.path("leases/net")).unwrap();
+    for date in ["now", "2001-02-03"] {
         fs::write(&lease, "theirs\r\neth0").unwrap();
         node.sh(&format!("touch -d '{date}' {}", lease.display()));
-    };
-    // Without an RTC battery the boot begins in 1970 by the wall clock.
-    old("1970-01-02");
-    assert_eq!(wanted(&null("1970-01-01 12:00")).error().code, 999, "the clock was set");
-    old("now");
-    assert_eq!(wanted(&null(&boot)).error().code, 999, "the lease is of this boot");
-    old(&shortly_before);
-    assert_eq!(wanted(&null(&boot)).error().code, 999, "too close to tell");
-    old("2001-02-03");
-    let outcome = done(&wanted(&null(&boot)));
-    assert!(outcome.stderr.contains("198.51.100.66 of container theirs"), "{outcome:?}");
+        assert_eq!(wanted.error().code, 999, "{date}");
+    }
 }
 
 #[test]
 fn the_references_host_local_and_ours_heal_one_store() {
     let Some(peer) = compare::peer("healing beside the reference's host-local") else { return };
+    if !has_machine_id("healing beside the reference's host-local") {
+        return;
+    }
     let node = Node::new();
     let ipam = json!({"ranges": [[{"subnet": FIVE}]]});
     let net = net(&node, "1.0.0", &ipam);
-    let theirs = |verb, id: &str, netns: &str| {
-        net.call(verb, id).netns(netns).program(peer.join("host-local"))
-    };
-    let dead: Vec<_> = (0..3).map(|_| Container::new()).collect();
-    let alive = Container::new();
+    let theirs = |verb, id: &str| net.call(verb, id).netns("/x").program(peer.join("host-local"));
     // Alternating ADDs: each program accepts the other's leases, and the records of cnibox persist.
-    net.call("ADD", "d0").netns(&dead[0].path()).result();
-    theirs("ADD", "t1", &alive.path()).result();
-    net.call("ADD", "d1").netns(&dead[1].path()).result();
-    theirs("ADD", "gone", "/x").result();
-    theirs("DEL", "gone", "/x").ok();
-    net.call("ADD", "d2").netns(&dead[2].path()).result();
-    theirs("ADD", "t2", &alive.path()).result();
-    assert_eq!(net.leases().len(), 5);
-    drop(dead);
-    let full = theirs("ADD", "t3", "/x").run();
-    assert_eq!(full.status, Some(1), "the reference knows no better: {full:?}");
-    eventually("three come back", || {
-        let outcome = net.call("ADD", "new").netns("/x").run();
-        del(&net, "new");
-        outcome.status == Some(0) && net.leases().len() == 2
-    });
-    // The reference reuses the reclaimed addresses.
-    for id in ["t3", "t4", "t5"] {
-        theirs("ADD", id, "/x").result();
+    for id in ["c0", "c1"] {
+        add(&net, id);
+        theirs("ADD", &format!("their-{id}")).result();
+        theirs("ADD", "gone").result();
+        theirs("DEL", "gone").ok();
     }
-    for id in ["t1", "t2", "t3", "t4", "t5"] {
+    assert_eq!(net.leases().len(), 4);
+    add(&net, "last");
+    let full = theirs("ADD", "t3").run();
+    age(&net);
+    assert_eq!(full.status, Some(1), "the reference knows no better: {full:?}");
+    add(&net, "new");
+    assert_eq!(net.leases().len(), 1);
+    // The reference reuses the reclaimed addresses.
+    for id in ["t3", "t4", "t5", "t6"] {
+        theirs("ADD", id).result();
+    }
+    for id in ["t3", "t4", "t5", "t6", "new"] {
         net.call("CHECK", id).netns("/x").ok();
         del(&net, id);
     }
     assert_eq!(net.leases(), [""; 0]);
     // A lease that the reference recreates with the same container and address is not the recorded
     // lease.
-    let dead = Container::new();
-    net.call("ADD", "c1").netns(&dead.path()).result();
-    fs::remove_file(node.path("leases/net").join("last_reserved_ip.0")).unwrap();
+    add(&net, "c1");
+    age(&net);
     let ip = net.leases().remove(0);
-    theirs("DEL", "c1", "/x").ok();
-    fs::write(node.path("leases/net/last_reserved_ip.0"), "198.51.100.1").unwrap();
+    theirs("DEL", "c1").ok();
     while !net.leases().contains(&ip) {
-        theirs("ADD", "c1", "/x").result();
+        theirs("ADD", "c1").result();
         if !net.leases().contains(&ip) {
-            theirs("DEL", "c1", "/x").ok();
+            theirs("DEL", "c1").ok();
         }
     }
-    drop(dead);
     done(&net.with(&json!({"cniVersion": "1.1.0"})).call("GC", ""));
     assert_eq!(net.leases(), [ip]);
 }
@@ -448,32 +380,31 @@ fn a_freed_address_is_kept_back_for_as_long_as_asked() {
     assert_eq!(net.leases(), [""; 0]);
 }
 
+/// A container cannot hold up, or mislead, a call for another container by its processes, mounts and descriptors.
 #[test]
-fn processes_are_looked_through_without_the_lock() {
+fn no_other_process_is_looked_at() {
     let node = Node::new();
-    let net = one_set(&node, &[ONE]);
-    let container = Container::new();
-    net.call("ADD", "c1").netns(&container.path()).result();
-    // ADD fails: the pool is exhausted (c2), or the container has an address already (c1).
-    for id in ["c2", "c1"] {
-        let (outcome, calls) = strace::record(&node, &net.call("ADD", id).netns("/x"));
-        assert_eq!(outcome.status, Some(1), "{outcome:?}");
-        let (mut locked, mut taken, mut looks) = (false, 0, 0);
-        for call in &calls {
-            let is_lock = call.text.contains("/leases/net/lock>");
-            match call.name.as_str() {
-                "flock" if is_lock => (locked, taken) = (true, taken + 1),
-                "close" if is_lock => locked = false,
-                _ if call.text.contains("\"/proc/") => {
-                    assert!(!locked, "{id}: {call:?}");
-                    looks += 1;
-                }
-                _ => {}
-            }
-        }
-        assert!(taken == 2 && looks > 10, "{id}: {taken} locks, {looks} looks");
+    let net = bridged(&node, ONE);
+    let containers = [Container::new(), Container::new()];
+    let paths = ["c1", "c2"].map(|id| node.path(id).display().to_string());
+    for (container, path) in containers.iter().zip(&paths) {
+        node.sh(&format!("touch {path} && mount --bind {} {path}", container.path()));
     }
-    assert_eq!(net.leases().len(), 1);
+    let on = |verb, id, path: &str| net.call(verb, id).netns(path);
+    on("ADD", "c1", &paths[0]).result();
+    // The pool is full (c2), the container has an address already (c1).
+    let calls = [on("ADD", "c2", &paths[1]), on("ADD", "c1", &paths[1]), net.call("GC", "")];
+    let calls = calls.into_iter().chain([gc(&net, &["c1"]), net.call("STATUS", "")]);
+    for call in calls.chain([on("DEL", "c1", &paths[0])]) {
+        let (outcome, calls) = strace::record(&node, &call);
+        let is_peek = |text: &&str| {
+            let mut below = text.split("\"/proc/").skip(1);
+            below.any(|rest| rest.starts_with(|c: char| c == '"' || c.is_ascii_digit()))
+                || text.contains("mountinfo")
+        };
+        let peeks: Vec<&str> = calls.iter().map(|c| c.text.as_str()).filter(is_peek).collect();
+        assert!(calls.len() > 20 && peeks.is_empty(), "{outcome:?} {peeks:?}");
+    }
 }
 
 #[test]
@@ -486,7 +417,7 @@ fn an_add_waits_for_the_lock_once_also_when_it_is_taken_back() {
     fs::create_dir_all(node.path("leases/net")).unwrap();
     let (path, touched) = (lock.display(), ready.display());
     let _holder =
-        Background::new(&format!("exec flock {path} sh -c 'touch {touched}; exec sleep 600'"));
+        Background::new(&format!("exec flock {path} sh -c 'touch {touched}; exec sleep 60'"));
     eventually("the lock is taken", || ready.exists());
     let container = Container::new();
     let start = Instant::now();
@@ -505,12 +436,12 @@ fn a_lock_that_is_not_let_go_is_told_with_its_holder() {
     let lock = node.path("leases/net/lock");
     let ready = node.path("ready");
     let holder = Background::new(&format!(
-        "CNI_COMMAND=ADD CNI_CONTAINERID=stuck exec flock {} sh -c 'touch {}; exec sleep 600'",
+        "CNI_COMMAND=ADD CNI_CONTAINERID=stuck exec flock {} sh -c 'touch {}; exec sleep 60'",
         lock.display(),
         ready.display()
     ));
     eventually("the lock is taken", || ready.exists());
-    let pid = holder.0.id();
+    let pid = holder.id();
     for verb in ["ADD", "DEL", "GC", "CHECK"] {
         let error = gc(&net, &[]).env("CNI_COMMAND", verb).id("c1").netns("/x").error();
         let msg = format!(
