@@ -214,7 +214,6 @@ impl Netns {
     }
 
     /// The path as it was passed to [`Netns::open`]; results show it as `sandbox`.
-    #[cfg(any(test, feature = "testing"))]
     pub fn path(&self) -> &Path {
         &self.path
     }

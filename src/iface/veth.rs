@@ -168,8 +168,8 @@ pub fn del(
     inside.transpose().and(labelled)
 }
 
-/// The host's end in the result. Another pair may have the name now, but not both the MAC, which udev may have changed,
-/// and the label, which older versions did not set.
+/// The host's end in the result. The name may have been reused: a pair is the attachment's if its alias is the attachment's
+/// label or, for a pair without an alias, if its MAC is the recorded one.
 fn listed_end(
     host: &Netlink,
     result: &CniResult,
@@ -180,7 +180,7 @@ fn listed_end(
     for entry in ends.filter(|entry| entry.sandbox.is_empty()) {
         let Some(link) = host.link(&entry.name)? else { continue };
         let same_mac = || link.mac.is_some_and(|mac| mac.to_string() == entry.mac);
-        if is_veth(&link) && (is_own(&link.alias) || same_mac()) {
+        if is_veth(&link) && (is_own(&link.alias) || (link.alias.is_empty() && same_mac())) {
             return Ok(Some(link));
         }
     }

@@ -1,6 +1,7 @@
 //! The forwarding database of a bridge: the MACs that were seen behind its ports, and those of the host.
 
-use nix::libc::{AF_BRIDGE, NDA_MASTER, RTM_GETNEIGH};
+use nix::libc::{NDA_MASTER, RTM_GETNEIGH};
+use rtnetlink::packet_route::AddressFamily;
 
 use super::attribute::{attrs, word};
 use super::error::Result;
@@ -34,7 +35,7 @@ impl Netlink {
     /// The forwarding database of the bridge with this index. A MAC has an entry for each VLAN.
     pub fn dump_fdb(&self, bridge: u32) -> Result<Vec<FdbEntry>> {
         let mut header = [0; NDMSG];
-        header[0] = AF_BRIDGE as u8;
+        header[0] = AddressFamily::Bridge.into();
         let mut request = Request::new(RTM_GETNEIGH, &header);
         request.body.u32(NDA_MASTER, bridge);
         let target = self.label(bridge);

@@ -204,9 +204,8 @@ pub(super) fn gc_all(
             },
         };
         let Record { id, ifname, network, .. } = &record;
-        text += &format!(
-            "{word} state of container {id}, interface {ifname}: {why} (network {network})\n"
-        );
+        let what = format!("state of container {id}, interface {ifname}: {why}");
+        text.extend([word, " ", &what, " (network ", network, ")\n"]);
     }
     Ok(text)
 }
@@ -220,7 +219,8 @@ fn gc(store: &Store, selection: &Selection<'_>, empty: bool, dry_run: bool) -> R
         let listing = read(store)?;
         for LeaseStatus { lease, liveness, .. } in listing.statuses() {
             if let Some(why) = doubt(liveness).filter(|_| selection.has(network, &lease.id)) {
-                in_doubt += &format!("{IN_DOUBT} {lease}: {why} (network {network})\n");
+                let what = format!("{lease}: {why}");
+                in_doubt.extend([IN_DOUBT, " ", &what, " (network ", network, ")\n"]);
             }
         }
         let reserved = listing.reservations().into_iter().filter(is_empty).collect();
@@ -338,7 +338,7 @@ impl Row {
             None => word(&self.reason),
         };
         if let Some(from) = &self.reclaimed {
-            alive += &format!("; reclaimed {from}");
+            alive.extend(["; reclaimed ", from]);
         }
         let age = self.age.map_or("?".to_owned(), short);
         let (container, interface) = (word(&self.container), word(&self.interface));

@@ -56,10 +56,6 @@ fn ptp() -> Value {
     json!({"type": "ptp", "ipam": "v4"})
 }
 
-fn with(base: Value, keys: Value) -> Value {
-    merged(&base, &keys)
-}
-
 /// The cases that every kernel can run.
 fn cases() -> Vec<Case> {
     let bridge = json!({"type": "bridge", "bridge": "br0", "isGateway": true, "ipam": "v4"});
@@ -85,24 +81,20 @@ fn cases() -> Vec<Case> {
         case("loopback", &[&json!({"type": "loopback"})]),
         case("bridge", &[&masquerading(&bridge, "iptables")]),
         case("bridge, nftables", &[&masquerading(&bridge, "nftables")]).new_only(),
-        case("bridge, both families", &[&with(bridge.clone(), json!({"ipam": "dual"}))]),
+        case("bridge, both families", &[&merged(&bridge, &json!({"ipam": "dual"}))]),
         case("bridge, MAC", &[&merged(&bridge, &mac)]),
         case("bridge, macspoofchk", &[&checked]),
         case("bridge, macspoofchk, masquerading", &[&masquerading(&checked, "nftables")])
             .new_only(),
-        case(
-            "bridge, hairpin",
-            &[&with(bridge.clone(), json!({"hairpinMode": true, "mtu": 1400}))],
-        ),
-        case("bridge, promiscuous", &[&with(bridge.clone(), json!({"promiscMode": true}))]),
-        case("bridge, isolation", &[&with(bridge.clone(), json!({"portIsolation": true}))])
-            .new_only(),
+        case("bridge, hairpin", &[&merged(&bridge, &json!({"hairpinMode": true, "mtu": 1400}))]),
+        case("bridge, promiscuous", &[&merged(&bridge, &json!({"promiscMode": true}))]),
+        case("bridge, isolation", &[&merged(&bridge, &json!({"portIsolation": true}))]).new_only(),
         case("ptp", &[&masquerading(&ptp(), "iptables")]),
         case("ptp, nftables", &[&masquerading(&ptp(), "nftables")]).new_only(),
-        case("ptp, both families", &[&with(ptp(), json!({"ipam": "dual"}))]),
-        case("static", &[&with(ptp(), json!({"ipam": fixed}))]),
+        case("ptp, both families", &[&merged(&ptp(), &json!({"ipam": "dual"}))]),
+        case("static", &[&merged(&ptp(), &json!({"ipam": fixed}))]),
         case("macvlan", &[&on_wire]),
-        case("macvlan, layer 2", &[&with(on_wire, json!({"ipam": null, "mode": "private"}))]),
+        case("macvlan, layer 2", &[&merged(&on_wire, &json!({"ipam": null, "mode": "private"}))]),
         case("tap", &[&json!({"type": "tap", "ipam": "v4"})]),
         case("host-device", &[&json!({"type": "host-device", "device": "wire0", "ipam": "v4"})]),
         case("portmap", &[&bridge, &portmap("iptables")]),
@@ -126,7 +118,7 @@ fn cases_of(feature: Feature) -> Vec<Case> {
     match feature.name {
         "dummy" => vec![case("dummy", &[&json!({"type": "dummy", "ipam": "v4"})])],
         "ipvlan" => vec![case("ipvlan", &[&on_wire("ipvlan")])],
-        "8021q" => vec![case("vlan", &[&with(on_wire("vlan"), json!({"vlanId": 7}))])],
+        "8021q" => vec![case("vlan", &[&merged(&on_wire("vlan"), &json!({"vlanId": 7}))])],
         "vrf" => vec![case("vrf", &[&ptp(), &json!({"type": "vrf", "vrfname": "blue"})])],
         "bridge VLANs" => vec![
             case(

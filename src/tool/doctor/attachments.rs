@@ -181,7 +181,7 @@ pub(super) fn leases(attached: &[Attached], stores: &[Store]) -> Result<Vec<Find
                 findings.push(Finding::error(owner, problem, remedy));
             }
         }
-        findings.extend(in_doubt(&network, &statuses));
+        findings.extend(in_doubt(network, &statuses));
         if !dead.is_empty() {
             let problem = format!("addresses leased to dead containers: {}", dead.len());
             findings.push(Finding::warning(format!("network {network}"), problem, COLLECT));
