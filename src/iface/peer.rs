@@ -57,12 +57,6 @@ pub fn listed_ends(host: &Netlink, netns: &Netns, result: &CniResult) -> Result<
     Ok(ends)
 }
 
-/// Whether the kernel is removing the namespace of a veth's other end, and the veth itself with it.
-pub fn is_vanishing(host: &Netlink, link: &Link) -> Result<bool> {
-    let is_veth = link.kind.as_deref() == Some("veth");
-    Ok(link.link_netnsid.filter(|_| is_veth).map_or(Ok(false), |id| host.is_netns_gone(id))?)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -317,25 +317,6 @@ impl Netlink {
         Ok(found.filter(|_| translated == Some(nsid)))
     }
 
-    /// Whether the kernel is removing the namespace that links refer to by `nsid`, so that nothing can use it any more.
-    /// `false` if that is unknown: before Linux 5.0.
-    pub fn is_netns_gone(&self, nsid: i32) -> Result<bool> {
-        // A namespace that is being removed gets no id.
-        if nsid < 0 {
-            return Ok(true);
-        }
-        let mut message = NsidMessage::default();
-        message.attributes = vec![NsidAttribute::Id(nsid)];
-        match self.socket.one(&Request::route(RTM_GETNSID, &message)) {
-            Ok(_) => Ok(false),
-            Err(failure) => match failure.refusal() {
-                Some(Errno::ENOENT) => Ok(true),
-                Some(Errno::EINVAL) => Ok(false),
-                _ => Err(failure.context("look up", &"namespace id")),
-            },
-        }
-    }
-
     /// `NETNSA_NSID` and `NETNSA_CURRENT_NSID` of the reply.
     fn nsids(&self, attributes: Vec<NsidAttribute>) -> Result<(Option<i32>, Option<i32>)> {
         let mut message = NsidMessage::default();

@@ -8,6 +8,7 @@
 //! forwarding and the packet filter's table.
 
 use std::net::IpAddr;
+use std::time::Duration;
 
 use ipnet::IpNet;
 use serde::Deserialize;
@@ -21,7 +22,7 @@ use crate::iface::configure::{self, Style};
 use crate::iface::mtu::Mtu;
 use crate::iface::routes::{self, ON_LINK};
 use crate::iface::veth::{self, Wanted};
-use crate::iface::{Inside, forwarding, peer, verify};
+use crate::iface::{Inside, forwarding, verify};
 use crate::netfilter::names::identity;
 use crate::netfilter::{Backend, Owner, PacketFilter, layout, masquerade};
 use crate::netlink::{Link, LinkChange, Netlink, RT_TABLE_MAIN, Route, RouteFilter, RouteMode};
@@ -33,6 +34,9 @@ use crate::sort::{sort, sort_by_key};
 
 /// `RT_SCOPE_HOST`.
 const ON_HOST: u8 = 254;
+
+/// Timeout of the deletion of a pair whose namespace is gone.
+const VANISHING: Duration = Duration::from_secs(1);
 
 pub struct Ptp;
 
@@ -223,27 +227,37 @@ impl HostSide<'_> {
     fn add_route<'u>(&self, host: &'u Netlink, hop: &Hop, undo: &mut Rollback<'u>) -> Result<()> {
         let failed = || "failed to add route on host";
         let route = route_to(hop, self.link);
-        let Some(present) = present_route(host, &route)? else {
-            return host.add_route(&route, RouteMode::Exclusive).context(failed);
-        };
+        let add = |mode| host.add_route(&route, mode).context(failed);
+        let Some(present) = present_route(host, &route)? else { return add(RouteMode::Exclusive) };
         if present.oif == Some(self.link.index) {
             // The address is listed twice.
             return Ok(());
         }
         let through = present.oif.map(|index| host.link_by_index(index)).transpose()?.flatten();
-        if !through.as_ref().map_or(Ok(false), |link| self.is_leftover(host, link))? {
-            return Err(occupied(&present, through.as_ref())).context(failed);
+        let through = through.as_ref();
+        // An earlier pair of the attachment itself.
+        if through.is_some_and(|link| self.owner.owns(Some(&link.alias))) {
+            undo.push(format!("restore the route {present}"), move || {
+                Ok(host.add_route(&present, RouteMode::Replace)?)
+            });
+            return add(RouteMode::Replace);
         }
-        undo.push(format!("restore the route {present}"), move || {
-            Ok(host.add_route(&present, RouteMode::Replace)?)
-        });
-        host.add_route(&route, RouteMode::Replace).context(failed)
+        if through.map_or(Ok(false), |link| is_vanishing(host, link))? {
+            return add(RouteMode::Exclusive);
+        }
+        Err(occupied(&present, through)).context(failed)
     }
+}
 
-    /// Whether the routes through a link serve nobody. A route ends with its link, and a pair with the namespace of
-    /// either end: so this is an earlier pair of the attachment itself, or one that the kernel is deleting now.
-    fn is_leftover(&self, host: &Netlink, link: &Link) -> Result<bool> {
-        Ok(self.owner.owns(Some(&link.alias)) || peer::is_vanishing(host, link)?)
+/// Whether a link is the pair of another container that the kernel deletes now, with the container's namespace: the
+/// route through it ends then. The address of a container is often free a little earlier.
+fn is_vanishing(host: &Netlink, link: &Link) -> Result<bool> {
+    if link.kind.as_deref() != Some("veth") || link.link_netnsid.is_none() {
+        return Ok(false);
+    }
+    match host.wait_link(link.index, VANISHING, |_| false) {
+        Err(error) if error.is_not_found() => Ok(true),
+        still_there => Ok(still_there.map(|_| false)?),
     }
 }
 

@@ -169,7 +169,8 @@ fn a_mac_that_was_seen_behind_an_uplink_is_accepted() {
     node.sh("ip link add up0 up type veth peer name up1; ip link set up0 master br0");
     node.sh("ip link set up1 up");
     let mac = "02:00:00:00:00:77";
-    node.sh(&format!("bridge fdb add {mac} dev up0 master dynamic"));
+    // Accepted once the port forwards.
+    node.sh(&format!("until bridge fdb add {mac} dev up0 master dynamic; do sleep .05; done"));
     let three = Container::new();
     let moved = net.with(&json!({"runtimeConfig": {"mac": mac}}));
     moved.call("ADD", "c3").netns(&three.path()).result();

@@ -70,7 +70,7 @@ fn cases() -> Vec<Case> {
     let policy = merged(&firewall, &json!({"ingressPolicy": "same-bridge"}));
     let mac = json!({"runtimeConfig": {"mac": "c2:11:22:33:44:55"}});
     let on_wire = json!({"type": "macvlan", "master": "wire0", "ipam": "v4"});
-    let tuning = json!({"type": "tuning", "dataDir": "tuning", "mtu": 1300, "promisc": true,
+    let tuning = json!({"type": "tuning", "mtu": 1300, "promisc": true,
         "allmulti": true, "mac": "02:00:00:00:00:2a", "sysctl": {"net.core.somaxconn": "128"}});
     let limits = json!({"type": "bandwidth", "ingressRate": 8_000_000, "ingressBurst": 800_000,
         "egressRate": 8_000_000, "egressBurst": 800_000});
@@ -175,9 +175,6 @@ impl<'c> Site<'c> {
             Some(_) => conf["ipam"] = self.node.host_local(&["10.1.2.0/24", "2001:db8:1::/64"]),
             None => {}
         }
-        if conf["dataDir"].is_string() {
-            conf["dataDir"] = json!(self.node.path("tuning"));
-        }
         if !pod.result.is_null() {
             conf["prevResult"] = pod.result.clone();
         }
@@ -242,8 +239,7 @@ impl<'c> Site<'c> {
     }
 
     fn snapshot(&self, deletes: Side) -> Snapshot {
-        let backups =
-            self.node.sh(&format!("ls {} 2>&1 || true", self.node.path("tuning").display()));
+        let backups = self.node.sh("ls /run/cni/tuning 2>&1 || true");
         let snapshot = self.node.snapshot().with("backups", backups);
         // Records of cnibox that a DEL by the reference leaves: GC removes them, and so does a DEL.
         if deletes == Side::Reference { snapshot.with("notes", String::new()) } else { snapshot }
