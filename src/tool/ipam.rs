@@ -189,9 +189,8 @@ pub(super) fn gc_all(
             _ => continue,
         };
         let Record { id, ifname, network, .. } = &record;
-        text += &format!(
-            "{word} state of container {id}, interface {ifname}: {why} (network {network})\n"
-        );
+        let what = format!("state of container {id}, interface {ifname}: {why}");
+        text = text + word + " " + &what + &format!(" (network {network})\n");
     }
     Ok(text)
 }
@@ -199,13 +198,15 @@ pub(super) fn gc_all(
 fn gc(data_dir: &Path, network: &str, empty: bool, dry_run: bool) -> Result<String> {
     let listing = read(data_dir, network)?;
     let is_empty = |reserved: &Reservation| empty && reserved.empty;
-    let mut in_doubt = String::new();
-    let (word, gone, reserved) = if dry_run {
-        for LeaseStatus { lease, liveness, .. } in listing.statuses() {
-            if let Liveness::Unknown(doubt) = liveness {
-                in_doubt += &format!("{IN_DOUBT} {lease}: {doubt} (network {network})\n");
-            }
+    let in_doubt = |LeaseStatus { lease, liveness, .. }| match liveness {
+        Liveness::Unknown(doubt) => {
+            Some(format!("{IN_DOUBT} {lease}: {doubt} (network {network})\n"))
         }
+        _ => None,
+    };
+    let mut doubts = String::new();
+    let (word, gone, reserved) = if dry_run {
+        doubts = listing.statuses().into_iter().filter_map(in_doubt).collect();
         let reserved = listing.reservations().into_iter().filter(is_empty).collect();
         ("would reclaim", listing.gone(), reserved)
     } else {
@@ -219,7 +220,7 @@ fn gc(data_dir: &Path, network: &str, empty: bool, dry_run: bool) -> Result<Stri
     let line = |what: String| format!("{word} {what} (network {network})\n");
     let gone = gone.iter().map(Reclaimed::to_string);
     let lines = gone.chain(reserved.iter().map(Reservation::to_string)).map(line);
-    Ok(lines.collect::<String>() + &in_doubt)
+    Ok(lines.collect::<String>() + &doubts)
 }
 
 fn free(data_dir: &Path, network: &str, what: &str, dry_run: bool) -> Result<String> {
@@ -322,7 +323,7 @@ impl Row {
             (None, None) => word(&self.reason),
         };
         if let Some(from) = &self.reclaimed {
-            alive += &format!("; reclaimed {from}");
+            alive = alive + "; reclaimed " + from;
         }
         let age = self.age.map_or("?".to_owned(), short);
         let (container, interface) = (word(&self.container), word(&self.interface));

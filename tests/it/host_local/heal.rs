@@ -161,14 +161,14 @@ fn a_boot_id_of_a_container_manager_ends_no_lease() {
 fn an_address_asked_for_by_name_is_taken_from_the_dead_only() {
     let node = Node::new();
     let net = bridged(&node, "198.51.100.0/24");
-    let (dead, alive, next) = (Container::new(), Container::new(), Container::new());
+    let (dead, alive, third) = (Container::new(), Container::new(), Container::new());
     for (id, container) in [("dead", &dead), ("alive", &alive)] {
         net.call("ADD", id).netns(&container.path()).result();
     }
     drop(dead);
     let ask = |ip: &str| {
         let args = json!({"args": {"cni": {"ips": [ip]}}});
-        net.with(&args).call("ADD", ip).netns(&next.path())
+        net.with(&args).call("ADD", ip).netns(&third.path())
     };
     eventually("the address comes back", || ask("198.51.100.2").run().status == Some(0));
     assert!(ask("198.51.100.3").ifname("eth1").error().msg.contains("is not available"));
@@ -187,8 +187,8 @@ fn a_namespace_that_went_without_del_gives_its_address_back() {
     let status = net.call("STATUS", "");
     eventually("the kernel removes the namespace", || status.run().status == Some(0));
     assert_eq!(net.leases().len(), 5);
-    let next = Container::new();
-    let outcome = done(&net.call("ADD", "new").netns(&next.path()));
+    let container = Container::new();
+    let outcome = done(&net.call("ADD", "new").netns(&container.path()));
     let why = "its link on the host is gone";
     let line = format!("reclaimed 198.51.100.4 of container c2, interface eth0: {why}");
     assert!(outcome.stdout.contains("198.51.100.4/29") && outcome.stderr.contains(&line));
