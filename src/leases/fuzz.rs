@@ -3,8 +3,8 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use super::journal;
 use super::lease::Lease;
+use super::lines;
 
 /// Parses `bytes` as each kind of file.
 ///
@@ -16,5 +16,5 @@ pub fn files(bytes: &[u8]) {
     if let Some(lease) = Lease::parse(ip, bytes) {
         assert_eq!(Lease::parse(ip, lease.text().as_bytes()), Some(lease));
     }
-    journal::parse_all(&String::from_utf8_lossy(bytes));
+    lines::parse_all(&String::from_utf8_lossy(bytes));
 }

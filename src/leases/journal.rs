@@ -25,8 +25,7 @@
 //! the two times. A journal that is not sealed in this way, or is of another boot, or contradicts a lease, is
 //! rewritten from the leases. See `docs/decisions/0001-lease-journal.md`.
 
-use std::collections::{BTreeMap, HashMap};
-use std::fmt::Write as _;
+use std::collections::BTreeMap;
 use std::fs::{File, Metadata};
 use std::io::{ErrorKind, Write as _};
 use std::net::IpAddr;
@@ -40,9 +39,9 @@ use nix::sys::stat::{Mode, futimens};
 use nix::sys::time::TimeSpec;
 
 use super::lease::{Lease, LeaseOwner};
-use super::notes::Reclaimed;
-use super::quarantine::{BootTime, Quarantine};
-use crate::attachment::{Boot, Gone, HostEnd, Made};
+use super::lines::{self, Contents, Entry, Removal, parse_removed};
+use super::quarantine::Quarantine;
+use crate::attachment::Boot;
 use crate::files::dir::{Dir, read_up_to, require_owner};
 use crate::files::{During, Error, Result};
 use crate::log;
@@ -61,10 +60,6 @@ const MAX_BYTES: usize = (1 << 31) - 1;
 const FREED: &str = "freed";
 /// Lines of removed leases that may stay in a journal without leases.
 const SPARE_LINES: usize = 100;
-/// The end of every line.
-const END: &str = " .";
-/// The word for an unknown value.
-pub(super) const UNKNOWN: &str = "-";
 
 /// A journal that agrees with the leases of its network, for as long as the network's lock is held.
 #[derive(Debug)]
@@ -90,45 +85,6 @@ enum Change {
     Journal,
 }
 
-/// A line that adds a lease, with the data that later proves whether its attachment has ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Entry {
-    pub(super) lease: Lease,
-    /// The lease's file: the entry is not valid for a file that was replaced or written to.
-    pub(super) file: FileId,
-    /// The host's end of the attachment's veth pair.
-    pub(super) end: Option<HostEnd>,
-    /// When the lease was made, relative to the boot in the journal's first line.
-    pub(super) made: Made,
-}
-
-/// A line that removes a lease.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Removal {
-    pub(super) ip: IpAddr,
-    /// The time, if the address is withheld.
-    pub(super) freed: Option<BootTime>,
-    /// The lease, and the proof that its attachment had ended, if it was reclaimed.
-    pub(super) reclaimed: Option<Reclaimed>,
-}
-
-/// What a journal tells of each address.
-#[derive(Debug, Default)]
-pub(super) struct Contents {
-    /// The leases.
-    pub(super) entries: HashMap<IpAddr, Entry>,
-    /// The last removals.
-    pub(super) removals: HashMap<IpAddr, Removal>,
-}
-
-/// Distinguishes one lease file from all others that had or will have its name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct FileId {
-    ino: u64,
-    /// Nanoseconds of the modification time.
-    mtime: i64,
-}
-
 impl Journal {
     /// The journal in `folder`; `None` if the leases may have changed since it was sealed.
     pub(super) fn open(network: &Dir, folder: &Dir, boot: &Boot) -> Option<Journal> {
@@ -139,7 +95,7 @@ impl Journal {
             return None;
         }
         let text = String::from_utf8(read_up_to(&mut file, &meta, MAX_BYTES).ok()?).ok()?;
-        let written_in = parse_header(&text)?.id;
+        let written_in = lines::parse_header(&text)?.id;
         let change = Change::Nothing;
         (written_in == boot.id).then_some(Journal {
             file,
@@ -163,8 +119,7 @@ impl Journal {
             folder.remove(leftover)?;
         }
         require_seals(folder)?;
-        let machine = boot.machine.as_deref().unwrap_or(UNKNOWN);
-        let text = line(&["leases", machine, &boot.id]).split_off(1) + &contents.lines();
+        let text = lines::header(boot) + &contents.lines();
         let file = folder.replace(JOURNAL, JOURNAL_TEMP, text.as_bytes())?;
         let change = Change::Journal;
         Ok(Journal { file, text, added: 0, removed: 0, sealed: 0, change })
@@ -177,10 +132,10 @@ impl Journal {
 
     /// The leases of `owner`; `None` if the journal is damaged.
     pub(super) fn held_by(&mut self, owner: &LeaseOwner) -> Option<Vec<Lease>> {
-        let of_container = format!("+ {} ", escaped(&owner.id));
+        let of_container = format!("+ {} ", lines::escaped(&owner.id));
         let (mut held, mut added, mut removed) = (Vec::new(), 0, 0);
         for line in self.text.split('\n').skip(1) {
-            if !line.ends_with(END) {
+            if !line.ends_with(lines::END) {
                 return None;
             }
             // Only the lines of this container are parsed.
@@ -253,139 +208,6 @@ impl Journal {
     }
 }
 
-impl Contents {
-    /// Parses the text of a journal; a line that is cut short counts as absent.
-    pub(super) fn parse(text: &str) -> Contents {
-        let mut contents = Contents::default();
-        if parse_header(text).is_none() {
-            return contents;
-        }
-        for line in text.split('\n') {
-            if let Some(entry) = Entry::parse(line) {
-                contents.entries.insert(entry.lease.ip, entry);
-            } else if let Some(removal) = Removal::parse(line) {
-                contents.entries.remove(&removal.ip);
-                contents.removals.insert(removal.ip, removal);
-            }
-        }
-        contents
-    }
-
-    /// Without the removals of addresses that are not withheld, unless they tell why the present owner has the address.
-    pub(super) fn tidied(mut self, quarantine: &Quarantine) -> Contents {
-        let Contents { entries, removals } = &mut self;
-        removals.retain(|ip, removal| {
-            let explains = removal.reclaimed.is_some() && entries.contains_key(ip);
-            explains || quarantine.left(removal).is_some()
-        });
-        self
-    }
-
-    fn lines(&self) -> String {
-        let removals = self.removals.values().map(Removal::line);
-        removals.chain(self.entries.values().map(Entry::line)).collect()
-    }
-}
-
-impl Removal {
-    /// The removal of a lease whose address can be allocated at once.
-    pub(super) fn of(ip: IpAddr) -> Removal {
-        Removal { ip, freed: None, reclaimed: None }
-    }
-
-    fn line(&self) -> String {
-        let ip = self.ip.to_string();
-        let freed = self.freed.as_ref().map_or_else(|| UNKNOWN.to_owned(), BootTime::word);
-        match &self.reclaimed {
-            Some(Reclaimed { lease, why }) => {
-                let ifname = escaped(lease.ifname.as_deref().unwrap_or_default());
-                line(&["-", &ip, &freed, gone_word(*why), &escaped(&lease.id), &ifname])
-            }
-            None if self.freed.is_some() => line(&["-", &ip, &freed]),
-            None => line(&["-", &ip]),
-        }
-    }
-
-    fn parse(line: &str) -> Option<Removal> {
-        let ip = parse_removed(line)?;
-        let words = words(line);
-        let freed = words.get(2).and_then(|word| BootTime::parse(word));
-        let reclaimed = if let [_, _, _, why, id, ifname] = words[..] {
-            let why = [Gone::HostEnd, Gone::EarlierBoot].into_iter().find(|w| gone_word(*w) == why);
-            let lease = Lease { ip, id: unescaped(id)?, ifname: unescaped(ifname) };
-            why.map(|why| Reclaimed { lease, why })
-        } else {
-            None
-        };
-        Some(Removal { ip, freed, reclaimed })
-    }
-}
-
-fn gone_word(why: Gone) -> &'static str {
-    match why {
-        Gone::HostEnd => "host-end",
-        Gone::EarlierBoot => "earlier-boot",
-    }
-}
-
-impl Entry {
-    fn line(&self) -> String {
-        let Entry { lease, file, end, made } = self;
-        let unknown = || UNKNOWN.to_owned();
-        line(&[
-            "+",
-            &escaped(&lease.id),
-            &lease.ifname.as_deref().map_or_else(unknown, escaped),
-            &lease.ip.to_string(),
-            &format!("{}:{}", file.ino, file.mtime),
-            &end.map_or_else(unknown, end_word),
-            MADE[*made as usize].1,
-        ])
-    }
-
-    fn parse(line: &str) -> Option<Entry> {
-        let ["+", id, ifname, ip, file, end, made] = words(line)[..] else { return None };
-        let ifname = if ifname == UNKNOWN { None } else { Some(unescaped(ifname)?) };
-        let (ino, mtime) = file.split_once(':')?;
-        let file = FileId { ino: ino.parse().ok()?, mtime: mtime.parse().ok()? };
-        let made = MADE.iter().find(|(_, word)| *word == made)?.0;
-        let lease = Lease { ip: ip.parse().ok()?, id: unescaped(id)?, ifname };
-        Some(Entry { lease, file, end: parse_end(end), made })
-    }
-}
-
-/// The words for the boot in which a lease was made.
-const MADE: [(Made, &str); 3] =
-    [(Made::Now, "this"), (Made::Earlier, "earlier"), (Made::Elsewhere, UNKNOWN)];
-
-/// The last part of the word for an end with, and without, the attachment's label.
-const LABELLED: &str = "own";
-const LISTED: &str = "listed";
-
-fn end_word(HostEnd { netns, index, labelled }: HostEnd) -> String {
-    format!("{netns}:{index}:{}", if labelled { LABELLED } else { LISTED })
-}
-
-/// The host's end; `None` also for the namespace that releases up to 0.2.0 wrote.
-fn parse_end(word: &str) -> Option<HostEnd> {
-    let [netns, index, last] = word.split(':').collect::<Vec<_>>()[..] else { return None };
-    let labelled = last == LABELLED;
-    let (netns, index) = (netns.parse().ok()?, index.parse().ok()?);
-    (labelled || last == LISTED).then_some(HostEnd { netns, index, labelled })
-}
-
-impl FileId {
-    pub(super) fn of(meta: &Metadata) -> FileId {
-        let mtime = meta.mtime().wrapping_mul(1_000_000_000).wrapping_add(meta.mtime_nsec());
-        FileId { ino: meta.ino(), mtime }
-    }
-
-    /// The seconds since 1970 at which the file was written.
-    pub(super) fn created(self) -> i64 {
-        self.mtime.div_euclid(1_000_000_000)
-    }
-}
-
 /// The text of the journal in `folder`, sealed or not: each entry names a lease file, and is valid only for that file.
 pub(super) fn read(folder: &Dir) -> String {
     let text = folder.read(JOURNAL, MAX_BYTES).map(|(bytes, _)| bytes).unwrap_or_default();
@@ -400,71 +222,9 @@ pub(super) fn withheld(
     let Some(folder) = folder.filter(|_| quarantine.begin().is_some()) else {
         return BTreeMap::new();
     };
-    let removals = Contents::parse(&read(folder)).removals;
-    removals.iter().filter_map(|(ip, removal)| Some((*ip, quarantine.left(removal)?))).collect()
-}
-
-/// Parses `text` as a journal, and verifies that each line is written as it was read.
-///
-/// # Panics
-///
-/// If a line is written differently.
-#[cfg(feature = "testing")]
-pub(super) fn parse_all(text: &str) {
-    let Contents { entries, removals } = Contents::parse(text);
-    for entry in entries.values() {
-        assert_eq!(Entry::parse(entry.line().trim_start()).as_ref(), Some(entry));
-    }
-    for removal in removals.values() {
-        assert_eq!(Removal::parse(removal.line().trim_start()).as_ref(), Some(removal));
-    }
-}
-
-/// A line of `words`, none of which contains white space. The line begins with a newline and ends with [`END`]: a
-/// truncated line is ignored, and the next line is not affected.
-fn line(words: &[&str]) -> String {
-    format!("\n{}{END}", words.join(" "))
-}
-
-/// The words of a line; none if the line is truncated.
-fn words(line: &str) -> Vec<&str> {
-    line.strip_suffix(END).map(|line| line.split(' ').collect()).unwrap_or_default()
-}
-
-/// The boot in which the journal was written; entries call this boot `this`.
-pub(super) fn parse_header(text: &str) -> Option<Boot> {
-    let ["leases", machine, id] = words(text.lines().next()?)[..] else { return None };
-    let machine = Some(machine).filter(|machine| *machine != UNKNOWN).map(str::to_owned);
-    Some(Boot { machine, id: id.to_owned() })
-}
-
-fn parse_removed(line: &str) -> Option<IpAddr> {
-    let mut words = line.strip_suffix(END)?.split(' ');
-    if words.next() == Some("-") { words.next()?.parse().ok() } else { None }
-}
-
-/// `text` as one word: bytes other than printable ASCII are written as `%` and two hexadecimal digits.
-fn escaped(text: &str) -> String {
-    let mut word = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        if byte.is_ascii_graphic() && byte != b'%' && text != UNKNOWN {
-            word.push(char::from(byte));
-        } else {
-            // To a string, this cannot fail.
-            write!(word, "%{byte:02x}").unwrap_or_default();
-        }
-    }
-    word
-}
-
-fn unescaped(word: &str) -> Option<String> {
-    let mut parts = word.split('%');
-    let mut bytes = parts.next()?.as_bytes().to_vec();
-    for part in parts {
-        bytes.push(u8::from_str_radix(part.get(..2)?, 16).ok()?);
-        bytes.extend(&part.as_bytes()[2..]);
-    }
-    String::from_utf8(bytes).ok()
+    let Contents { entries, mut removals } = Contents::parse(&read(folder));
+    removals.retain(|ip, _| !entries.contains_key(ip));
+    removals.iter().filter_map(|(ip, removal)| Some((*ip, removal.left(quarantine)?))).collect()
 }
 
 /// The folder `.cnibox` in `network`, created if missing. Without the folder there is no journal, and every command

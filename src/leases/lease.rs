@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use crate::attachment::HostEnd;
+use crate::attachment::{Gone, HostEnd};
 use crate::cni::names::is_identifier;
 use crate::files::lock;
 
@@ -99,6 +99,21 @@ impl fmt::Display for Lease {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} of container {}", self.ip, self.id)?;
         self.ifname.as_ref().map_or(Ok(()), |ifname| write!(f, ", interface {ifname}"))
+    }
+}
+
+/// A lease of an attachment that has ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reclaimed {
+    /// The lease that was removed.
+    pub lease: Lease,
+    /// The proof that the attachment has ended.
+    pub why: Gone,
+}
+
+impl fmt::Display for Reclaimed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.lease, self.why)
     }
 }
 

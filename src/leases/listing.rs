@@ -11,8 +11,8 @@ use std::time::SystemTime;
 use nix::unistd::{AccessFlags, access};
 
 use super::journal;
-use super::lease::{Lease, LeaseOptions};
-use super::notes::{Notes, Reclaimed, judge_all};
+use super::lease::{Lease, LeaseOptions, Reclaimed};
+use super::notes::{Notes, judge_all};
 use super::quarantine::Quarantine;
 use crate::attachment::{Boot, Doubt, Liveness};
 use crate::files::dir::Dir;

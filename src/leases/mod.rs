@@ -7,6 +7,7 @@
 //! | `lease.rs` | one lease: owner, address, the file's text |
 //! | `listing.rs` | the content of a network's folder, read with or without the lock |
 //! | `journal.rs` | a text file of all leases, which saves reading their files one by one |
+//! | `lines.rs` | its lines |
 //! | `notes.rs` | the journal's data on containers, for [`crate::attachment::liveness`] |
 //! | `quarantine.rs` | addresses that were freed a short while ago (`reuseDelay`) |
 
@@ -15,6 +16,7 @@
 pub mod fuzz;
 mod journal;
 mod lease;
+mod lines;
 mod listing;
 mod notes;
 mod quarantine;
@@ -22,9 +24,8 @@ mod store;
 #[cfg(test)]
 mod tests;
 
-pub use lease::{Lease, LeaseOptions, LeaseOwner};
+pub use lease::{Lease, LeaseOptions, LeaseOwner, Reclaimed};
 pub use listing::{LeaseStatus, Listing, Reservation, lease_of, networks};
-pub use notes::Reclaimed;
 pub use store::LeaseStore;
 
 /// The default of host-local's `dataDir`.

@@ -1,30 +1,15 @@
 //! The journal's data on the attachments of leases, from which [`crate::attachment::liveness`] decides whether an attachment has
 //! ended.
 
-use std::fmt;
 use std::fs::Metadata;
 use std::net::IpAddr;
 
-use super::journal::{self, Contents, Entry, FileId};
-use super::lease::Lease;
+use super::journal;
+use super::lease::{Lease, Reclaimed};
+use super::lines::{self, Contents, Entry, FileId};
 use crate::attachment::liveness::judge;
-use crate::attachment::{Boot, Doubt, Evidence, Gone, HostEnd, Liveness, Made, Owner, Record};
+use crate::attachment::{Boot, Doubt, Evidence, HostEnd, Liveness, Made, Owner, Record};
 use crate::files::dir::Dir;
-
-/// A lease of an attachment that has ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Reclaimed {
-    /// The lease that was removed.
-    pub lease: Lease,
-    /// The proof that the attachment has ended.
-    pub why: Gone,
-}
-
-impl fmt::Display for Reclaimed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.lease, self.why)
-    }
-}
 
 /// The notes of a network's leases.
 pub(super) struct Notes {
@@ -38,7 +23,7 @@ impl Notes {
     pub(super) fn read(folder: Option<&Dir>, current: &Boot) -> Notes {
         let text = folder.map(journal::read).unwrap_or_default();
         let mut contents = Contents::parse(&text);
-        let written_in = journal::parse_header(&text);
+        let written_in = lines::parse_header(&text);
         for entry in contents.entries.values_mut() {
             let made = |then: &Boot| then.made(current, entry.file.created());
             entry.made = match (entry.made, &written_in) {

@@ -9,8 +9,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use nix::time::{ClockId, clock_gettime};
 
-use super::journal::{Removal, UNKNOWN};
 use crate::attachment::Boot;
+
+/// The word for an unknown value.
+pub(super) const UNKNOWN: &str = "-";
 
 /// A point in time by two clocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,9 +62,9 @@ impl Quarantine {
         (!self.delay.is_zero()).then(|| self.now.clone())
     }
 
-    /// The rest of the delay; `None` if it is over.
-    pub(super) fn left(&self, removal: &Removal) -> Option<Duration> {
-        let (now, then) = (&self.now, removal.freed.as_ref()?);
+    /// The rest of a delay that began at `then`; `None` if it is over.
+    pub(super) fn left(&self, then: &BootTime) -> Option<Duration> {
+        let now = &self.now;
         let passed = if now.boot == then.boot {
             now.uptime.saturating_sub(then.uptime)
         } else {

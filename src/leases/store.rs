@@ -12,10 +12,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use super::journal::{self, Contents, Entry, FileId, Journal, Removal};
-use super::lease::{Lease, LeaseOptions, LeaseOwner};
+use super::journal::{self, Journal};
+use super::lease::{Lease, LeaseOptions, LeaseOwner, Reclaimed};
+use super::lines::{Contents, Entry, FileId, Removal};
 use super::listing::{self, Found, Reservation};
-use super::notes::{Notes, Reclaimed, judge_all};
+use super::notes::{Notes, judge_all};
 use super::quarantine::Quarantine;
 use crate::attachment::{Boot, Liveness, Made};
 use crate::files::dir::Dir;

@@ -14,7 +14,8 @@ use std::sync::Barrier;
 use std::time::Duration;
 use std::{fs, io};
 
-use super::journal::{Contents, Entry, Journal, Removal};
+use super::journal::Journal;
+use super::lines::{Contents, Entry, FileId, Removal};
 use super::quarantine::Quarantine;
 use super::*;
 use crate::attachment::boot::tests::{BOOT_START, MACHINE};
@@ -144,7 +145,7 @@ fn owner(n: usize) -> LeaseOwner {
 
 /// The line of a lease of container 1, whose file is there.
 fn entry(scene: &Scene, address: &str, of_file: &str) -> Entry {
-    let file = journal::FileId::of(&fs::metadata(scene.path(of_file)).unwrap());
+    let file = FileId::of(&fs::metadata(scene.path(of_file)).unwrap());
     Entry { lease: owner(1).lease(ip(address)), file, end: None, made: Made::Now }
 }
 

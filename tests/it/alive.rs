@@ -71,9 +71,9 @@ impl World {
         };
         // In the default folder, which is the only one that plugins after another program's know.
         let leases = node.path("leases").display().to_string();
-        node.sh(&format!(
-            "mkdir -p {leases} /var/lib/cni/networks && mount --bind {leases} /var/lib/cni/networks"
-        ));
+        node.sh("mkdir -p /var/lib/cni && mount -t tmpfs tmpfs /var/lib/cni");
+        let networks = "/var/lib/cni/networks";
+        node.sh(&format!("mkdir {leases} {networks} && mount --bind {leases} {networks}"));
         let ipam = json!({"type": "host-local", "ranges": [[{"subnet": subnet}]]});
         let mut plugins = vec![
             merged(&keys, &json!({"ipam": ipam})),

@@ -316,7 +316,7 @@ fn an_address_is_released_after_its_link_is_deleted() {
 }
 
 #[test]
-fn addresses_of_other_kinds_are_released_after_the_link() {
+fn addresses_are_released_after_vlan_ipvlan_or_dummy_links() {
     needs!(lane::VLAN, lane::IPVLAN, lane::DUMMY);
     releases_in_order("vlan", &json!({"master": "wire0", "vlanId": 7}));
     releases_in_order("ipvlan", &json!({"master": "wire0"}));

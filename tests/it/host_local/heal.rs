@@ -161,14 +161,14 @@ fn a_boot_id_of_a_container_manager_ends_no_lease() {
 fn an_address_asked_for_by_name_is_taken_from_the_dead_only() {
     let node = Node::new();
     let net = bridged(&node, "198.51.100.0/24");
-    let (dead, alive, asking) = (Container::new(), Container::new(), Container::new());
+    let (dead, alive, third) = (Container::new(), Container::new(), Container::new());
     for (id, container) in [("dead", &dead), ("alive", &alive)] {
         net.call("ADD", id).netns(&container.path()).result();
     }
     drop(dead);
     let ask = |ip: &str| {
         let args = json!({"args": {"cni": {"ips": [ip]}}});
-        net.with(&args).call("ADD", ip).netns(&asking.path())
+        net.with(&args).call("ADD", ip).netns(&third.path())
     };
     eventually("the address comes back", || ask("198.51.100.2").run().status == Some(0));
     assert!(ask("198.51.100.3").ifname("eth1").error().msg.contains("is not available"));

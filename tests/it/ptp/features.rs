@@ -196,7 +196,7 @@ fn the_route_of_a_living_container_is_named_and_left() {
 /// A container's address is free when its namespace is gone, a little before the kernel deletes
 /// the pair.
 #[test]
-fn the_route_of_a_vanishing_pair_is_waited_for() {
+fn the_route_of_a_pair_under_deletion_is_waited_for() {
     let node = Node::new();
     let net = fixed(&node, &json!({"address": "10.7.7.7/24", "gateway": "10.7.7.1"}));
     for round in 0..10 {
@@ -208,7 +208,7 @@ fn the_route_of_a_vanishing_pair_is_waited_for() {
 }
 
 #[test]
-fn an_earlier_pair_of_the_attachment_gives_its_route_back() {
+fn the_route_of_its_own_earlier_pair_is_replaced_and_restored() {
     let node = Node::new();
     let (earlier, container) = (Container::new(), Container::new());
     let net = fixed(&node, &json!({"address": "10.7.7.7/24", "gateway": "10.7.7.1"}));
