@@ -4,7 +4,9 @@
 //! host-local keeps its leases in the `dataDir` of its configuration. The tools look into the default folder, those of
 //! `--data-dir`, and those that the configurations in the folder of configurations and in the cache name.
 
+use std::collections::HashSet;
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use super::in_process::InProcess;
@@ -78,6 +80,14 @@ pub(super) struct Store {
     pub(super) data_dir: PathBuf,
 }
 
+impl Store {
+    /// Device and inode of the network's folder.
+    fn identity(&self) -> Option<(u64, u64)> {
+        let meta = fs::metadata(self.data_dir.join(&self.network)).ok()?;
+        Some((meta.dev(), meta.ino()))
+    }
+}
+
 impl Folders {
     /// Reads the options that tools have in common.
     pub(super) fn read(line: &CommandLine) -> Folders {
@@ -141,7 +151,9 @@ impl Folders {
         let distinct = |stores: &mut Vec<Store>| {
             stores.retain(is_meant);
             sort(stores);
-            stores.dedup();
+            // A bind mount gives a folder a second name.
+            let mut seen = HashSet::new();
+            stores.retain(|store| store.identity().is_none_or(|folder| seen.insert(folder)));
         };
         distinct(&mut stores);
         distinct(&mut cached);
