@@ -62,8 +62,33 @@ pub(super) fn write(instance: &str, content: &impl Serialize) -> Result<()> {
 
 /// Removes a record, and what a killed process left of a new version.
 pub(super) fn remove(instance: &str) -> Result<()> {
-    remove_file(&temporary(instance))?;
+    remove_temporary(instance)?;
     remove_file(&place(instance))
+}
+
+/// Removes what a killed process left of a record, or of a new version.
+pub(super) fn remove_temporary(instance: &str) -> Result<()> {
+    remove_file(&temporary(instance))
+}
+
+/// As [`remove_temporary`], for all instances that begin with `prefix`, unless `is_valid`. Records that release 0.2.0 was writing
+/// when it was killed are removed as well.
+pub(super) fn sweep(prefix: &str, is_valid: &dyn Fn(&str) -> bool) {
+    let entries = fs::read_dir(ATTACHMENTS).into_iter().flatten().flatten();
+    for name in entries.filter_map(|entry| entry.file_name().into_string().ok()) {
+        let left = name.strip_prefix(PREFIX);
+        let cut_off = || {
+            let instance = name.strip_suffix(ENDING)?;
+            matches!(load::<serde_json::Value>(&place(instance)), Ok(None)).then_some(instance)
+        };
+        if let Some(instance) = left.or_else(cut_off)
+            && instance.starts_with(prefix)
+            && !is_valid(instance)
+        {
+            // Another process may have removed the file.
+            drop(remove_file(&Path::new(ATTACHMENTS).join(&name)));
+        }
+    }
 }
 
 /// Reads a record; `None` if the content is malformed.

@@ -66,7 +66,7 @@ impl Kept {
     /// Adds the part to the attachment's record, in place of an earlier one.
     pub fn keep<T: Serialize>(self, owner: Owner<'_>, content: T) {
         let save = || {
-            let mut record = Record::of(owner).unwrap_or_else(|| Record::new(owner, "", ""));
+            let mut record = Record::present(owner)?.unwrap_or_else(|| Record::new(owner, "", ""));
             record.rules.insert(self.0.to_owned(), serde_json::to_value(content)?);
             record.save()?;
             Ok(self.link(&owner.instance())?)

@@ -99,6 +99,14 @@ impl Record {
         Record::read(&owner.instance())
     }
 
+    /// The record of an attachment, to be changed; an error if it cannot be read.
+    pub(super) fn present(owner: Owner<'_>) -> io::Result<Option<Record>> {
+        match file::load::<Record>(&place(&owner.instance())) {
+            Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
+            loaded => Ok(loaded?.filter(|record| record.owner() == owner)),
+        }
+    }
+
     /// The record of this [instance](Owner::instance).
     pub fn read(instance: &str) -> Option<Record> {
         if !instance.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-') {
@@ -129,16 +137,11 @@ impl Record {
         Record::each(network).collect()
     }
 
-    /// Removes the records of the network that cannot be parsed, except for those of `valid`.
-    pub fn remove_malformed(network: &NetworkName, valid: &[Owner<'_>]) -> Result<()> {
-        let valid: Vec<String> = valid.iter().map(Owner::instance).collect();
-        let mut malformed =
-            file::instances(Path::new(ATTACHMENTS), &network_hash(network.as_str()));
-        malformed.retain(|instance| {
-            let is_malformed = || matches!(file::load::<Record>(&place(instance)), Ok(None));
-            !valid.contains(instance) && is_malformed()
+    /// Removes what killed processes left of the network's records, except for the records of `valid`.
+    pub fn sweep(network: &NetworkName, valid: &[Owner<'_>]) {
+        file::sweep(&network_hash(network.as_str()), &|instance| {
+            valid.iter().any(|owner| owner.instance() == instance)
         });
-        Ok(malformed.iter().try_for_each(|instance| file::remove(instance))?)
     }
 
     /// Waits until nobody else reclaims the attachment, and excludes that until the lock is dropped. Without a folder for locks there
@@ -215,7 +218,7 @@ pub fn forget(owner: Owner<'_>, plugin: &str) -> Result<()> {
         Ok(Some(record)) if record.plugin == plugin && is_here(record.host) => record.remove(),
         Ok(None) => Ok(file::remove(&instance)?),
         Ok(Some(_)) => Ok(()),
-        Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(file::remove_temporary(&instance)?),
         Err(e) => Err(Error::io(format_args!("open {}", path.display()), &e)),
     }
 }

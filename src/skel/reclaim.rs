@@ -238,7 +238,7 @@ pub(super) fn collect(plugin: &str, network: &NetworkName, req: Option<&GcReq>) 
         }
     }
     if let Some(req) = req {
-        failures.keep(Record::remove_malformed(network, &Owner::each(network, &req.valid)));
+        Record::sweep(network, &Owner::each(network, &req.valid));
     }
     failures.into_result()
 }

@@ -103,7 +103,8 @@ fn a_script_that_cannot_be_written_is_an_error() {
     strace::require();
     let (node, container) = (Node::new(), Container::new());
     let conf = net(&node, "1.1.0", &json!({"backend": "iptables"}));
-    let fails = "inject=write:error=EIO:when=1";
+    // The first write is that of the record.
+    let fails = "inject=write:error=EIO:when=2";
     let wrapper = ["strace", "-qq", "-o", "/dev/null", "-e", "trace=write", "-e", fails];
     conf.add(&container);
     let error = conf.on("DEL", &container).under(&wrapper).error();
