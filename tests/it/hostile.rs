@@ -399,6 +399,7 @@ fn the_hosts_end_has_an_address_that_udev_leaves_alone() {
         let read = "mount -t sysfs sysfs /sys && cat /sys/class/net";
         let kind = node.sh(&format!("unshare -m sh -c '{read}/{end}/addr_assign_type'"));
         assert_eq!(kind, "3\n", "{}: neither the kernel's nor the device's", net.plugin);
+        net.del(&container);
     }
 }
 

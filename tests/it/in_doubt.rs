@@ -14,7 +14,7 @@ fn as_by_the_reference(node: &Node) {
         let name = name["ifname"].as_str().unwrap();
         node.sh(&format!("ip link set dev {name} alias ''"));
     }
-    for folder in [node.path("leases/net/.cnibox"), node.path("flannel/.cnibox")] {
+    for folder in [node.path("leases/net/.cnibox"), node.state("flannel").join(".cnibox")] {
         if folder.exists() {
             fs::remove_dir_all(folder).unwrap();
         }
