@@ -40,9 +40,9 @@ fn temporary(instance: &str) -> PathBuf {
 }
 
 /// Waits for the turn of an attachment: ADD takes it while it replaces the record, and whoever reclaims the attachment for as long as
-/// that takes. A few attachments share a lock, which is never removed.
+/// that takes.
 pub(super) fn turn(instance: &str) -> Result<Option<Lock>> {
-    Lock::turn(&format!("turn-{}.lock", instance.get(instance.len() - 1..).unwrap_or_default()))
+    Lock::turn_for(instance)
 }
 
 /// Replaces a record. The runtime serialises the calls of an attachment.
@@ -66,14 +66,21 @@ pub(super) fn remove(instance: &str) -> Result<()> {
     remove_file(&place(instance))
 }
 
+/// For DEL: removes what killed processes left of an attachment besides its record.
+pub(super) fn remove_remains_of(instance: &str) -> Result<()> {
+    Lock::remove_turn(instance)?;
+    remove_temporary(instance)
+}
+
 /// Removes what a killed process left of a record, or of a new version.
-pub(super) fn remove_temporary(instance: &str) -> Result<()> {
+fn remove_temporary(instance: &str) -> Result<()> {
     remove_file(&temporary(instance))
 }
 
 /// As [`remove_temporary`], for all instances that begin with `prefix`, unless `is_valid`. Records that release 0.2.0 was writing
 /// when it was killed are removed as well.
 pub(super) fn sweep(prefix: &str, is_valid: &dyn Fn(&str) -> bool) {
+    Lock::sweep_turns();
     let entries = fs::read_dir(ATTACHMENTS).into_iter().flatten().flatten();
     for name in entries.filter_map(|entry| entry.file_name().into_string().ok()) {
         let left = name.strip_prefix(PREFIX);

@@ -215,12 +215,13 @@ pub fn forget(owner: Owner<'_>, plugin: &str) -> Result<()> {
     let instance = owner.instance();
     let path = place(&instance);
     match file::load::<Record>(&path) {
-        Ok(Some(record)) if record.plugin == plugin && is_here(record.host) => record.remove(),
-        Ok(None) => Ok(file::remove(&instance)?),
-        Ok(Some(_)) => Ok(()),
-        Err(e) if e.kind() == ErrorKind::NotFound => Ok(file::remove_temporary(&instance)?),
-        Err(e) => Err(Error::io(format_args!("open {}", path.display()), &e)),
+        Ok(Some(record)) if record.plugin == plugin && is_here(record.host) => record.remove()?,
+        Ok(None) => file::remove(&instance)?,
+        Ok(Some(_)) => return Ok(()),
+        Err(e) if e.kind() == ErrorKind::NotFound => {}
+        Err(e) => return Err(Error::io(format_args!("open {}", path.display()), &e)),
     }
+    Ok(file::remove_remains_of(&instance)?)
 }
 
 /// Removes all records of this host: other plugins are responsible for its attachments from now on.

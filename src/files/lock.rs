@@ -32,6 +32,14 @@ const TURNS: &str = "/run/cni/cnibox";
 /// The prefix and the suffix of the names of containers' locks.
 const OF_NETNS: (&str, &str) = ("netns-", ".lock");
 
+/// Prefix and suffix of the names of attachments' locks.
+const OF_ATTACHMENT: (&str, &str) = ("turn-", ".lock");
+
+fn of_attachment(instance: &str) -> String {
+    let (prefix, suffix) = OF_ATTACHMENT;
+    format!("{prefix}{instance}{suffix}")
+}
+
 /// An exclusive lock, held until it is dropped or the process ends.
 #[derive(Debug)]
 pub struct Lock {
@@ -62,6 +70,16 @@ impl Lock {
         Lock::turn_of(name, Lock::within)
     }
 
+    /// As [`Lock::turn`], for the lock of an attachment, whose file is removed with the lock.
+    pub fn turn_for(instance: &str) -> Result<Option<Lock>> {
+        Lock::turn_of(&of_attachment(instance), Lock::passing)
+    }
+
+    /// Removes the file of an attachment's lock that a killed process left. For DEL, which no ADD of the attachment runs beside.
+    pub fn remove_turn(instance: &str) -> Result<()> {
+        remove_file(&Path::new(TURNS).join(of_attachment(instance)))
+    }
+
     fn turn_of(name: &str, take: fn(&Path, Duration) -> Result<Lock>) -> Result<Option<Lock>> {
         let dir = Path::new(TURNS);
         match dir::ensure(dir, 0o700).and_then(|()| take(&dir.join(name), TIMEOUT)) {
@@ -89,7 +107,11 @@ impl Lock {
 
     fn sweep(dir: &Path) {
         let entries = fs::read_dir(dir).into_iter().flatten().flatten();
-        let is_left = |name: &str| name.starts_with(OF_NETNS.0) && name.ends_with(OF_NETNS.1);
+        let is_left = |name: &str| {
+            [OF_NETNS, OF_ATTACHMENT]
+                .iter()
+                .any(|(prefix, suffix)| name.starts_with(prefix) && name.ends_with(suffix))
+        };
         for path in entries.filter(|entry| entry.file_name().to_str().is_some_and(is_left)) {
             let path = path.path();
             // Not created: another process may have removed it.
