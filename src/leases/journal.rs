@@ -11,11 +11,11 @@
 //! ```
 //!
 //! The first line has the machine and the boot in which the file was last rewritten. `<file>` is inode and
-//! modification time of the lease's file, `<host end>` the [end](HostEnd) of the attachment's veth pair on the host, `this` or
+//! modification time of the lease's file, `<host end>` the [end](crate::attachment::HostEnd) of the attachment's veth pair on the host, `this` or
 //! `earlier` the boot in which the lease was created. `-` stands for an unknown or absent value. Up to release 0.2.0 the
 //! container's network namespace stood in place of the host's end.
 //!
-//! The line of a removed lease has the [time](BootTime) of the removal, if the address is withheld, and why the lease was
+//! The line of a removed lease has the [time](super::quarantine::BootTime) of the removal, if the address is withheld, and why the lease was
 //! reclaimed from which container, `host-end` or `earlier-boot`.
 //!
 //! The reference plugins may add and remove leases whenever they hold the lock, and do not update the
