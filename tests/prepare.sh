@@ -32,6 +32,7 @@ iptables-save     iptables                       test,runtimes    -
 conntrack         conntrack                      test             -
 iperf3            iperf3                         test             -
 modprobe          kmod                           arm64            test
+mkfs.ext4         e2fsprogs                      -                test
 xz                xz-utils                       arm64            test
 dnsmasq           dnsmasq-base                   test             -
 dhcpd             isc-dhcp-server                test             -
@@ -78,6 +79,7 @@ iptables         | the rules of the iptables back ends            |
 conntrack        | connections that DEL deletes                   | conntrack-tools conntrack-tools conntrack-tools conntrack-tools
 iperf3           | measures bandwidth limits                      | iperf3 iperf iperf3 iperf3
 kmod             | modprobe: modules of the VM's kernel           |
+e2fsprogs        | mkfs.ext4: the disk of the VM that reboots     |
 xz-utils         | xz: modules of the VM's kernel, packages       | xz xz xz xz
 dnsmasq-base     | a DHCP server                                  | dnsmasq dnsmasq dnsmasq dnsmasq
 isc-dhcp-server  | a DHCP server                                  | dhcp-server dhcp-server dhcp -
