@@ -72,19 +72,29 @@ impl Backend {
         })
     }
 
-    /// For CHECK: the configured back end; by default the back end in the attachment's record, else the back end
-    /// that the reference would have selected.
-    pub fn of(
+    /// For CHECK: verifies the rules with the back end in the attachment's record. The reference writes no record and has fewer
+    /// back ends than can be configured: without a record, rules that either back end finds are accepted. The error is that of the
+    /// configured, or usual, back end.
+    pub fn verify(
         configured: Option<Backend>,
         filter: &PacketFilter,
         kept: Kept,
         owner: Owner<'_>,
-    ) -> Backend {
-        let recorded = || Some(kept.read::<Recorded>(owner)?.backend);
-        configured.or_else(recorded).unwrap_or_else(|| Backend::usual(filter))
+        check: &dyn Fn(Backend) -> Result<()>,
+    ) -> Result<()> {
+        if let Some(recorded) = kept.read::<Recorded>(owner) {
+            return check(recorded.backend);
+        }
+        let first = configured.unwrap_or_else(|| Backend::usual(filter));
+        let other = match first {
+            Backend::Nftables => Backend::Iptables,
+            Backend::Iptables => Backend::Nftables,
+        };
+        check(first).or_else(|error| check(other).map_err(|_| error))
     }
 
-    fn usual(filter: &PacketFilter) -> Backend {
+    /// The back end that the reference would select.
+    pub fn usual(filter: &PacketFilter) -> Backend {
         let is_installed = || Iptables::find(Family::V4, Flavour::Default).is_some();
         let works = || is_installed() && (filter.has_iptables() || probe());
         if !works() && filter.require_nf_tables().is_ok() {

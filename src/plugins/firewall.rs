@@ -111,14 +111,16 @@ impl Plugin for Firewall {
         let Backends { mut zone, kernel } = if !is_chosen && has_rules() {
             Backends { zone: None, kernel: Some(Nftables) }
         } else {
-            Backends::choose(conf, policy, || Backend::of(None, &filter, KEPT, owner))?
+            Backends::choose(conf, policy, || Backend::usual(&filter))?
         };
         if let Some(zone) = &mut zone {
             zone.check(owner, &ips(prev))?;
         }
         let Some(backend) = kernel else { return Ok(()) };
         let admin = zone.is_none().then(|| conf.admin());
-        filter::check(&filter, owner, &pod(backend, prev, policy, bridge, admin))
+        Backend::verify(Some(backend), &filter, KEPT, owner, &|backend| {
+            filter::check(&filter, owner, &pod(backend, prev, policy, bridge, admin))
+        })
     }
 
     /// Deletes the rules in all back ends: the node's back end may have changed since ADD.

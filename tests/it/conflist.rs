@@ -82,10 +82,19 @@ impl<'n> Conflist<'n> {
         Ok(prev.unwrap_or_default())
     }
 
-    /// CHECK of all plugins.
+    /// CHECK of all plugins until one fails.
     pub(crate) fn check(&self, at: &Attached, result: &Value) -> Result<(), Failed> {
-        self.types().into_iter().enumerate().try_for_each(|(nth, plugin)| {
-            succeeded(plugin, &self.call("CHECK", at, nth, Some(result)).run()).map(drop)
+        self.failures_of_check(at, result).next().map_or(Ok(()), Err)
+    }
+
+    /// CHECK of all plugins, also of those behind one that fails.
+    pub(crate) fn failures_of_check(
+        &self,
+        at: &Attached,
+        result: &Value,
+    ) -> impl Iterator<Item = Failed> {
+        self.types().into_iter().enumerate().filter_map(move |(nth, plugin)| {
+            succeeded(plugin, &self.call("CHECK", at, nth, Some(result)).run()).err()
         })
     }
 

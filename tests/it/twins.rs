@@ -12,7 +12,7 @@ mod probe;
 mod side;
 mod view;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use self::plan::{
     Attachment, By, Extra, HOST, Ipam, Kind, Network, OUTSIDE, Op, Place, Plan, Rules, Step,
 };
-use self::side::{Plugins, Seen, Side, Task};
+use self::side::{PORTMAP_CHECK, Plugins, Seen, Side, Task};
 use crate::compare::peer;
 use crate::conflist::Failed;
 
@@ -29,12 +29,6 @@ const LENGTH: usize = 7;
 
 /// The sequences of one test; four tests run in `make test`.
 const SEQUENCES: u64 = 50;
-
-/// Seeds whose sequences end in a difference that is neither mended nor a row of docs/parity.md. Nearly all of them are CHECKs of
-/// portmap and firewall where one implementation has added with iptables and the configuration now names nftables, or IPv6
-/// mappings of the reference's; GC of an attachment that the reference made (54); rules of firewall for one address of two
-/// containers that the reference deletes (131). Only `make soak` plays them.
-const OPEN: [u64; 15] = [21, 30, 40, 54, 64, 75, 77, 80, 84, 95, 98, 131, 159, 168, 175];
 
 /// A difference that docs/parity.md explains.
 struct Known {
@@ -90,6 +84,24 @@ impl Case<'_> {
         &self.plan.steps[self.number].op
     }
 
+    /// Whether two attachments with rules of `firewall` may have had one address: they are of different networks.
+    fn shares_an_address(&self) -> bool {
+        let nets = self.plan.steps[..=self.number].iter().filter_map(|step| match step.op {
+            Op::Add { net, .. } if self.plan.networks[net].has(Extra::Firewall) => Some(net),
+            _ => None,
+        });
+        nets.collect::<BTreeSet<_>>().len() > 1
+    }
+
+    /// Whether a GC has left alone, on the node of cnibox, what the reference had attached.
+    fn is_gc_of_the_references(&self) -> bool {
+        let Op::Gc { stale: Some(stale), lost: true } = self.op() else { return false };
+        let mut before = self.plan.steps[..self.number].iter().rev();
+        let is_added = |step: &&Step| matches!(step.op, Op::Add { place, .. } if place == *stale);
+        before.find(is_added).is_some_and(|step| step.by == By::Reference)
+            && self.difference.reference.is_empty()
+    }
+
     /// Whether everything that differs belongs to attachments that ended without DEL: an ADD or GC of cnibox has reclaimed
     /// it, DEL has deleted it, and it remains with the reference.
     fn concerns_stale_state(&self) -> bool {
@@ -121,10 +133,6 @@ impl Case<'_> {
     }
 }
 
-/// The row of a CHECK that fails on the reference's node only. It counts as success, as another failure on cnibox's node
-/// would be hidden otherwise.
-const PORTMAP_CHECK: &str = "CHECK of `portmap` for a container without IPv6";
-
 const KNOWN: &[Known] = &[
     Known {
         row: "host port in use by another container, on the same address or both on all addresses",
@@ -147,6 +155,21 @@ const KNOWN: &[Known] = &[
     Known {
         row: "host port of a container that died without DEL",
         explains: |case| case.concerns_stale_state(),
+        then: Then::Stop,
+    },
+    Known {
+        row: "rules of an address that two attachments have",
+        explains: |case| {
+            let is_open = |line: &str| line.starts_with("traffic") || line.starts_with("answer:");
+            let lost_rule = case.only_reference_fails("expected rule");
+            let lost_traffic = case.plan.drops && case.difference.reference.is_empty();
+            case.all(is_open) && (lost_rule || lost_traffic) && case.shares_an_address()
+        },
+        then: Then::Stop,
+    },
+    Known {
+        row: "GC of `bridge` and `ptp`",
+        explains: |case| case.is_gc_of_the_references(),
         then: Then::Stop,
     },
     Known {
@@ -204,12 +227,7 @@ fn play(plan: &Plan, reference: &Path) -> Result<Ending, String> {
     };
     let mut ending = Ending::Complete;
     for (number, step) in plan.steps.iter().enumerate() {
-        let mut answers = both(&Task::Do(step.clone()));
-        let is_portmap = |failed: &Failed| failed.msg.contains("could not check ipv6 dnat");
-        if matches!(step.op, Op::Check(_)) && answers.0.failed.as_ref().is_some_and(is_portmap) {
-            answers.0.lines.remove("answer: failure");
-            answers.0.lines.insert("answer: success []".to_owned());
-        }
+        let answers = both(&Task::Do(step.clone()));
         let mut difference = Difference::of(&answers.0, &answers.1);
         if difference.is_empty() {
             continue;
@@ -279,12 +297,7 @@ fn play_seeds(seeds: std::ops::Range<u64>) {
     let only = std::env::var("CNIBOX_TWINS_SEED").ok().map(|text| text.parse::<u64>().unwrap());
     let start = Instant::now();
     let (mut steps, mut endings, mut wrong) = (0, BTreeMap::<_, usize>::new(), Vec::new());
-    let is_soak = std::env::var_os("CNIBOX_SOAK").is_some();
-    let is_asked = |seed: &u64| match only {
-        Some(only) => only == *seed,
-        None => is_soak || !OPEN.contains(seed),
-    };
-    for seed in seeds.clone().filter(is_asked) {
+    for seed in seeds.clone().filter(|seed| only.is_none_or(|only| only == *seed)) {
         let plan = Plan::random(seed, LENGTH);
         if only.is_some() {
             println!("seed {seed}: {plan}");
@@ -413,7 +426,6 @@ fn a_spoof_check_of_the_reference_passes_check() {
 
 /// ADD by the reference, CHECK and DEL by cnibox, and the other way round, with everything that a network may have.
 #[test]
-#[ignore = "open: CHECK with nftables of what the reference added with iptables; takeover has both directions"]
 fn each_checks_what_the_other_has_added() {
     let all = [
         Extra::Masquerade,

@@ -90,11 +90,13 @@ impl Plugin for Portmap {
             return Ok(());
         }
         let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
-        let backend = Backend::of(configured, &filter, KEPT, owner);
-        conf.require_keys_of(backend)?;
-        let forward = forward(conf, backend, mappings, nets(prev, owner.ifname))?;
-        ports::check(&filter, owner, &forward)?;
-        for key in localnet_keys(cx, conf, &forward.targets, prev)? {
+        let targets = nets(prev, owner.ifname);
+        Backend::verify(configured, &filter, KEPT, owner, &|backend| {
+            conf.require_keys_of(backend)?;
+            let forward = forward(conf, backend, mappings.clone(), targets.clone())?;
+            ports::check(&filter, owner, &forward)
+        })?;
+        for key in localnet_keys(cx, conf, &targets, prev)? {
             if sysctl::read(&key)? != "1" {
                 return Err(Error::internal(format!("sysctl {key} is not 1"))
                     .with_details(format!("sysctl -w {key}=1")));

@@ -212,7 +212,9 @@ END"
                 if let Some(Known { net, at, result: Some(result) }) = self.known.get(place)
                     && self.pods.contains_key(place.pod)
                 {
-                    self.list(*net, step.by).check(at, result)?;
+                    let list = self.list(*net, step.by);
+                    let mut failures = list.failures_of_check(at, result);
+                    return failures.find(|failed| !is_known(failed)).map_or(Ok(Vec::new()), Err);
                 }
             }
             Op::Gc { stale, lost } => self.gc(*stale, *lost)?,
@@ -420,6 +422,14 @@ END"
         lines.extend(present.into_iter().filter(|line| line.contains("link [")));
         Seen { lines: numbered(lines), failed: None }
     }
+}
+
+/// A row of docs/parity.md. A runtime would end here, but what the reference's next plugins find would be hidden.
+pub(super) const PORTMAP_CHECK: &str = "CHECK of `portmap` for a container without IPv6";
+
+/// Whether a CHECK has failed for the reason of [`PORTMAP_CHECK`].
+fn is_known(failed: &Failed) -> bool {
+    failed.plugin == "portmap" && failed.msg.contains("could not check ipv6 dnat")
 }
 
 /// The addresses of a result, without their prefix lengths.
