@@ -321,7 +321,6 @@ fn each_takes_over_the_vrf_of_the_other() {
 }
 
 #[test]
-#[ignore = "open: CHECK of a VLAN port of reference 1.1.1, and the MAC of the bridge in our result"]
 fn each_takes_over_the_bridge_vlan_of_the_other() {
     needs!(lane::VLAN, lane::BRIDGE_VLAN);
     each(&cases_of(lane::BRIDGE_VLAN));

@@ -158,6 +158,14 @@ const KNOWN: &[Known] = &[
         then: Then::Stop,
     },
     Known {
+        row: "IPv4 client on the container's subnet, with nftables",
+        explains: |case| {
+            let is_mapped = |line: &str| line.starts_with("traffic") && line.contains(&format!("-> {HOST}:808"));
+            case.plan.rules == Rules::Nftables && case.all(is_mapped)
+        },
+        then: Then::Continue,
+    },
+    Known {
         row: "rules of an address that two attachments have",
         explains: |case| {
             let is_open = |line: &str| line.starts_with("traffic") || line.starts_with("answer:");

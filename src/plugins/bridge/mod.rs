@@ -178,7 +178,7 @@ impl Plugin for Bridge {
             shared::ensure_gateways(host, on, conf, &gateways, &mut undo)?;
             result.interfaces.extend(vlan.map(|vlan| veth::interface(&vlan.link, "")));
         }
-        if bridge.follows(&port) {
+        if !bridge.pinned {
             result.interfaces[0] = veth::interface(&host.require_link(&conf.bridge)?, "");
         }
         cx.finish(&mut result);

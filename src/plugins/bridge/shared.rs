@@ -8,25 +8,14 @@ use super::{Conf, Plan};
 use crate::cni::Route;
 use crate::error::{Context, Error, Result};
 use crate::iface::{configure, forwarding, veth};
-use crate::netlink::{Link, LinkChange, LinkKind, Mac, Netlink, NewLink, OperState, Switch};
+use crate::netlink::{Link, LinkChange, LinkKind, Mac, Netlink, NewLink, Switch};
 use crate::skel::Rollback;
 
 /// A bridge, or the gateway's interface of a VLAN.
 pub(super) struct Shared {
     pub(super) link: Link,
-    /// Whether its MAC is known to have been set, so that it does not follow the ports.
+    /// Whether its MAC and MTU are known to have been set: otherwise they follow those of the ports.
     pub(super) pinned: bool,
-}
-
-impl Shared {
-    /// Whether the bridge may have taken over the MAC or the MTU of its new port: the lowest of its ports, unless its
-    /// own was set.
-    pub(super) fn follows(&self, port: &Link) -> bool {
-        let Link { mac, mtu, oper_state, .. } = &self.link;
-        // A bridge without a running port may have no MAC.
-        let has_lower = *oper_state == OperState::Up && *mac < port.mac;
-        *mtu > port.mtu || !(self.pinned || has_lower)
-    }
 }
 
 /// Creates the bridge with the address `mac`, or adopts the existing one; either way it is up.

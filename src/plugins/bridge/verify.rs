@@ -24,18 +24,20 @@ pub(super) fn attachment(cx: &Cx<'_>, plan: &Plan<'_>, req: &CheckReq) -> Result
     }
     let found = veth::find_host_end(host, &inside, prev, &link)?;
     let port = port_of(conf, &bridge, found)?;
-    plan.vlans.verify(host, &bridge, &port)?;
+    let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
+    // The reference sets no alias.
+    let is_labelled = owner.owns(Some(&port.alias));
+    plan.vlans.verify(host, &bridge, &port, is_labelled)?;
     let of_vlan = vlan_gateway::verify(host, plan, &bridge)?;
     if plan.gateway {
         gateway_addresses(host, of_vlan.as_ref().unwrap_or(&bridge), prev, index)?;
     }
     let found = Found { link, prev, index };
     found.verify_layer3(&inside)?;
-    let owner = Owner::new(&cx.net.name, &req.id, &req.ifname);
     if conf.macspoofchk {
         spoof::check(&PacketFilter::new(), owner, &spoof_port(&port, &found.link)?)?;
-        // The reference, which sets no alias, protects neither its ports nor those of others from such frames.
-        if owner.owns(Some(&port.alias)) {
+        // The reference protects neither its ports nor those of others from such frames.
+        if is_labelled {
             learns_nothing_unchecked(&bridge)?;
         }
     }

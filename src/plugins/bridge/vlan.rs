@@ -113,8 +113,15 @@ impl Vlans {
         Some(format!("port \"{}\" is not in VLAN {id}, configured as {how}", port.name))
     }
 
-    /// CHECK: fails unless the bridge filters VLANs, if needed, and the port is in exactly its VLANs.
-    pub(super) fn verify(&self, host: &Netlink, bridge: &Link, port: &Link) -> Result<()> {
+    /// CHECK: fails unless the bridge filters VLANs, if needed, and the port is in exactly its VLANs. Older releases of the
+    /// reference leave each port in the default VLAN as well, which is accepted without `is_labelled`.
+    pub(super) fn verify(
+        &self,
+        host: &Netlink,
+        bridge: &Link,
+        port: &Link,
+        is_labelled: bool,
+    ) -> Result<()> {
         let info = bridge.bridge.unwrap_or_default();
         if self.filtering && !info.vlan_filtering {
             return Err(not_filtering(bridge));
@@ -127,7 +134,7 @@ impl Vlans {
             return Err(Error::internal(missing));
         }
         let expected = |id: &u16| {
-            let kept = self.preserve && *id == info.default_pvid;
+            let kept = (self.preserve || !is_labelled) && *id == info.default_pvid;
             kept || self.port.iter().any(|vlans| vlans.ids.contains(id))
         };
         let mut present = found.vlans.iter().flat_map(|vlans| vlans.ids.clone());

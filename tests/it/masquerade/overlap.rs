@@ -8,7 +8,7 @@ use cnibox::testing::netfilter::{Backend, Owner, PacketFilter, masquerade, to_re
 use serde_json::{Value, json};
 
 use super::{BACKENDS, HOST, Masq, OUTSIDE, each_back_end, lines_of, outside, rules, seen};
-use crate::node::{Container, Node};
+use crate::node::{Container, Node, eventually};
 
 /// The addresses of both attachments.
 const SHARED: [&str; 2] = ["10.1.2.2/24", "2001:db8:1::2/64"];
@@ -118,6 +118,8 @@ fn the_element_of_a_dead_container_is_taken_over() {
     node.sh("ip netns add dead");
     masq.call("ADD", "c1", "/run/netns/dead").result();
     node.sh("ip netns del dead");
+    let is_deleted = || node.sh("ip -o link show type veth").is_empty();
+    eventually("the kernel has deleted the pair", is_deleted);
     let two = Container::new();
     second.add("c2", &two);
     assert_eq!([lines_of(&node, "c1"), lines_of(&node, "c2")], [0, 2], "{}", rules(&node));
