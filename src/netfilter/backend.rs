@@ -7,7 +7,7 @@ use std::path::Path;
 use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
 
-use super::iptables::{self, Flavour, Iptables, iptables_table};
+use super::iptables::{self, Flavour, Iptables, Programs, Scope, iptables_table};
 use super::{Owner, all};
 use crate::attachment::Kept;
 use crate::cmd;
@@ -19,22 +19,6 @@ use crate::netlink::nftables::{Nft, Table};
 
 /// A table that does not exist: the reply to a query for it shows whether the kernel has `nf_tables`.
 const PROBED: Table<'_> = Table::inet("cnibox_probe");
-
-/// The expressions that iptables on top of `nf_tables` creates and prints. It prints `log` and `limit` only with
-/// some attributes; it changes a table with other attributes nevertheless.
-const PRINTED: [&str; 11] = [
-    "match",
-    "target",
-    "counter",
-    "immediate",
-    "payload",
-    "meta",
-    "cmp",
-    "bitwise",
-    "lookup",
-    "limit",
-    "log",
-];
 
 /// The errors of a kernel without `nf_tables`, for requests or for the socket.
 const LACKING: [Errno; 4] =
@@ -63,13 +47,9 @@ impl Backend {
         }
     }
 
-    /// For ADD: the configured back end; by default iptables if it is installed, works, and can print its tables,
-    /// else nftables. An installed iptables that was never used is tried, which starts a process.
+    /// For ADD: the configured back end; by default iptables if it is installed and works, else nftables.
     pub fn choose(configured: Option<Backend>, filter: &PacketFilter) -> Backend {
-        configured.unwrap_or_else(|| match Backend::usual(filter) {
-            Backend::Iptables if filter.has_unprintable_rules() => Backend::Nftables,
-            usual => usual,
-        })
+        configured.unwrap_or_else(|| Backend::usual(filter))
     }
 
     /// For CHECK: verifies the rules with the back end in the attachment's record. The reference writes no record and has fewer
@@ -93,14 +73,17 @@ impl Backend {
         check(first).or_else(|error| check(other).map_err(|_| error))
     }
 
-    /// The back end that the reference would select.
+    /// The back end that the reference would select. Only an iptables that is not on top of `nf_tables`, and was never used, is
+    /// tried, which starts a process.
     pub fn usual(filter: &PacketFilter) -> Backend {
-        let is_installed = || Iptables::find(Family::V4, Flavour::Default).is_some();
-        let works = || is_installed() && (filter.has_iptables() || probe());
-        if !works() && filter.require_nf_tables().is_ok() {
-            return Backend::Nftables;
-        }
-        Backend::Iptables
+        let works = |programs: Programs| {
+            if programs.are_on_nf_tables() && filter.has_nf_tables() {
+                return filter.has_iptables_matches();
+            }
+            filter.has_iptables() || probe()
+        };
+        let is_usable = Programs::find(Family::V4, Flavour::Default).is_some_and(works);
+        if is_usable || !filter.has_nf_tables() { Backend::Iptables } else { Backend::Nftables }
     }
 
     /// Whether a live attachment of this host has rules of the feature with this back end.
@@ -112,14 +95,7 @@ impl Backend {
     pub fn require_usable(self, filter: &PacketFilter) -> Result<()> {
         let usable = match self {
             Backend::Nftables => filter.require_nf_tables(),
-            Backend::Iptables => Iptables::require(Family::V4).and_then(|programs| {
-                // An unprintable chain is not an error: the probe succeeds.
-                if programs.list("filter", "INPUT").is_some() || probe() {
-                    return Ok(());
-                }
-                Err(Error::internal("iptables is installed but does not work")
-                    .with_details("run iptables -t filter -S INPUT 1 to see why"))
-            }),
+            Backend::Iptables => filter.require_iptables(),
         };
         usable.or_unavailable()
     }
@@ -185,37 +161,71 @@ impl PacketFilter {
         })
     }
 
-    /// The iptables programs of each flavour that has one of the chains, or, without `chains`, a chain of any CNI
-    /// plugin. Of iptables-legacy only the table is looked for. Starts no process.
+    /// Whether the kernel has `nf_tables`.
+    fn has_nf_tables(&self) -> bool {
+        self.require_nf_tables().is_ok()
+    }
+
+    /// Whether rules over netlink can have what all rules of iptables here have: a comment.
+    fn has_iptables_matches(&self) -> bool {
+        self.nft().is_ok_and(|nft| nft.has_match(Family::V4, "comment", 0))
+    }
+
+    fn require_iptables(&self) -> Result<()> {
+        let programs = Programs::find(Family::V4, Flavour::Default)
+            .ok_or_else(|| iptables::not_found(Family::V4))?;
+        let error = if programs.are_on_nf_tables() && self.has_nf_tables() {
+            if self.has_iptables_matches() {
+                return Ok(());
+            }
+            Error::internal("the kernel cannot match comments for iptables")
+                .with_details("load the module xt_comment, or choose the back end \"nftables\"")
+        } else {
+            if programs.list("filter", "INPUT").is_some() || probe() {
+                return Ok(());
+            }
+            Error::internal("iptables is installed but does not work")
+                .with_details("run iptables -t filter -S INPUT 1 to see why")
+        };
+        Err(error)
+    }
+
+    /// The tables of the node's default iptables.
+    pub fn iptables(&self, family: Family) -> Result<Iptables<'_>> {
+        let found = Iptables::of(self, family, Flavour::Default)?;
+        found.ok_or_else(|| iptables::not_found(family))
+    }
+
+    /// The tables of each flavour of iptables that has one of the chains, or, without `chains`, a chain of any CNI plugin. Of
+    /// iptables-legacy only the table is looked for. Starts no process.
     pub fn iptables_with(
         &self,
         family: Family,
         table: &str,
         chains: &[&str],
-    ) -> Result<Vec<Iptables>> {
+    ) -> Result<Vec<Iptables<'_>>> {
         let nft = self.has_chain(family, table, chains)?.then_some(Flavour::Nft);
         let legacy = self.has_legacy_table(family, table).then_some(Flavour::Legacy);
-        let programs = |flavour| Iptables::find_or_default(family, flavour);
-        Ok(nft.into_iter().chain(legacy).filter_map(programs).collect())
+        let mut found = Vec::new();
+        for flavour in nft.into_iter().chain(legacy) {
+            found.extend(Iptables::of(self, family, flavour)?);
+        }
+        Ok(found)
     }
 
-    /// Deletes rules of the table `name`, in each family and flavour [with one of `chains`](Self::iptables_with):
-    /// what `plan` finds, after [trying](Iptables::delete_expected) it with the table that `expect` fills. Continues
-    /// after an error; the errors are joined.
+    /// Deletes the rules of the table `name` that `plan` finds, in each family and flavour [with one of
+    /// `chains`](Self::iptables_with). Continues after an error; the errors are joined.
     pub(super) fn delete_with_iptables(
         &self,
         name: &str,
         chains: &[&str],
-        expect: &dyn Fn(&mut iptables::Table, Family),
+        scope: Scope<'_>,
         plan: &dyn Fn(&mut iptables::Table, Family),
     ) -> Result<()> {
         all(Family::BOTH.map(|family| {
             let found = self.iptables_with(family, name, chains)?;
-            all(found.iter().map(|programs| {
-                let mut expected = iptables::Table::empty(name);
-                expect(&mut expected, family);
-                programs.delete_expected(expected, &|table| plan(table, family))
-            }))
+            let delete = |table: &mut iptables::Table| plan(table, family);
+            all(found.iter().map(|tables| tables.delete(name, scope, &delete)))
         }))
     }
 
@@ -245,17 +255,6 @@ impl PacketFilter {
         })
     }
 
-    /// Whether another program, such as Tailscale, has native nftables rules in the tables of iptables on top of
-    /// `nf_tables`.
-    fn has_unprintable_rules(&self) -> bool {
-        let has = |family, table| {
-            let table = iptables_table(family, table);
-            self.ask(&|nft| nft.has_other_expressions(table, &PRINTED)).unwrap_or_default()
-        };
-        let is_legacy = ["nat", "filter"].iter().any(|t| self.has_legacy_table(Family::V4, t));
-        !is_legacy && Family::BOTH.iter().any(|f| has(*f, "nat") || has(*f, "filter"))
-    }
-
     /// Whether iptables-legacy has used the table.
     pub(super) fn has_legacy_table(&self, family: Family, table: &str) -> bool {
         let [v4, v6] = &self.legacy;
@@ -270,7 +269,7 @@ impl PacketFilter {
 
     /// The lines of a built-in chain of iptables-legacy, if its table is used.
     pub fn legacy_chain(&self, family: Family, table: &str, chain: &str) -> Option<Vec<String>> {
-        let programs = || Iptables::find(family, Flavour::Legacy);
+        let programs = || Programs::find(family, Flavour::Legacy);
         self.has_legacy_table(family, table).then(programs)??.list(table, chain)
     }
 

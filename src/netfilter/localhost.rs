@@ -26,7 +26,7 @@ use ipnet::Ipv4Net;
 use serde::Deserialize;
 
 use super::backend::{Family, PacketFilter};
-use super::iptables::{self, Iptables};
+use super::iptables::{self, Scope};
 use super::layout::{self, Change, Feature, HandedOver, Layout};
 use crate::attachment::Kept;
 use crate::error::{Context, Error, Result};
@@ -85,8 +85,8 @@ fn is_needed() -> bool {
 pub fn close(filter: &PacketFilter) -> Result<()> {
     let closed = match filter.nft_if_present()? {
         Some(nft) => layout::change(nft, &[layout()], &[], &mut |_, _| Ok(())).map_err(Error::from),
-        None => Iptables::require(Family::V4).and_then(|tables| {
-            tables.update(RAW_TABLE, &|table| {
+        None => filter.iptables(Family::V4).and_then(|tables| {
+            tables.update(RAW_TABLE, Scope::All, &|table| {
                 for rule in iptables_rules() {
                     table.insert_unique(0, rule);
                 }
@@ -117,7 +117,7 @@ pub fn damage(filter: &PacketFilter) -> Result<Option<String>> {
     if !is_needed() {
         return Ok(None);
     }
-    let table = Iptables::require(Family::V4)?.read(RAW_TABLE)?;
+    let table = filter.iptables(Family::V4)?.read(RAW_TABLE, Scope::All)?;
     let missing = iptables_rules().into_iter().find(|rule| !table.has(rule));
     Ok(missing.map(|rule| format!("rule{} is missing in iptables table {RAW_TABLE}", rule.text())))
 }

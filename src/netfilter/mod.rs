@@ -60,9 +60,9 @@ pub fn heal(filter: &PacketFilter, repair: Repair) -> Result<Vec<String>> {
         Some(nft) => layout::heal(nft, repair)?,
         None => Vec::new(),
     };
-    missing.extend(masquerade::iptables::RECORDS.heal(repair)?);
-    missing.extend(filter::iptables::RECORDS.heal(repair)?);
-    missing.extend(ports::iptables::RECORDS.heal(repair)?);
+    missing.extend(masquerade::iptables::RECORDS.heal(filter, repair)?);
+    missing.extend(filter::iptables::RECORDS.heal(filter, repair)?);
+    missing.extend(ports::iptables::RECORDS.heal(filter, repair)?);
     missing.extend(filter::firewalld::heal(repair));
     Ok(missing)
 }

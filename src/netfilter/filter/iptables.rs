@@ -17,7 +17,6 @@
 use std::collections::HashSet;
 use std::net::IpAddr;
 use std::path::Path;
-use std::thread;
 
 use nix::errno::Errno;
 
@@ -29,7 +28,7 @@ use crate::leases;
 use crate::log;
 use crate::netfilter::backend::{Backend, Family, PacketFilter};
 use crate::netfilter::iptables::{
-    Flavour, Iptables, Records, Rule, Table, iptables_table, program,
+    Flavour, Iptables, Records, Rule, Scope, Table, iptables_table, program,
 };
 use crate::netfilter::names::{Owner, identity, network_hash, network_label, stale};
 use crate::netfilter::shared::{instance, is_of_dead, others};
@@ -133,7 +132,6 @@ pub(super) fn add(filter: &PacketFilter, owner: Owner<'_>, pod: &Pod) -> Result<
         isolate(nft, owner, pod)?;
     }
     for family in families(pod) {
-        let tables = Iptables::require(family)?;
         // The rules of another attachment, whose absence shows a flush.
         let witness = RECORDS.another(owner, family);
         let witness = witness.map(|kept| rules(&kept.content, family)).unwrap_or_default();
@@ -143,14 +141,19 @@ pub(super) fn add(filter: &PacketFilter, owner: Owner<'_>, pod: &Pod) -> Result<
             }
             create(table, owner, pod, family);
         };
-        let expect = || {
-            let mut table = expected_table(filter, &tables, owner, pod, family)?;
-            table.rules.extend(witness.clone());
-            Some(table)
-        };
-        tables.add_expected(FILTER, &expect, &plan)?;
+        with_scope(pod.admin.as_deref(), pod.bridge.as_deref(), &|scope| {
+            filter.iptables(family)?.update(FILTER, scope, &plan)
+        })?;
     }
     Ok(())
+}
+
+/// Calls a function with all chains that the rules of an attachment are in.
+fn with_scope<T>(admin: Option<&str>, bridge: Option<&str>, call: &dyn Fn(Scope<'_>) -> T) -> T {
+    let marker = marker(bridge.unwrap_or_default());
+    let mut chains = vec![FORWARD, CNI_FORWARD, STAGE_1, STAGE_2, OWNERS, &marker];
+    chains.extend(admin);
+    call(Scope::of(&chains))
 }
 
 /// The attachment's rules in a family, without those that all attachments share.
@@ -174,41 +177,6 @@ fn isolate(nft: &Nft, owner: Owner<'_>, pod: &Pod) -> Result<()> {
         }
         outcome => Ok(outcome?),
     }
-}
-
-/// The table with the rules that all attachments share; `None` if the chains have rules of this attachment or its
-/// addresses, or if a bridge has or had a policy, since rules of another policy may exist anywhere.
-fn expected_table(
-    filter: &PacketFilter,
-    tables: &Iptables,
-    owner: Owner<'_>,
-    pod: &Pod,
-    family: Family,
-) -> Option<Table> {
-    let admin = pod.admin.as_ref()?;
-    let has_no_policy = |bridge: &String| {
-        filter.iptables_with(family, FILTER, &[&marker(bridge)]).is_ok_and(|found| found.is_empty())
-    };
-    if pod.policy != Policy::Open || !pod.bridge.as_ref().is_none_or(has_no_policy) {
-        return None;
-    }
-    let (ips, owns) = (ips_of(&pod.ips, family), owner.matcher());
-    // In parallel: most of the run time of a program is its start.
-    let (owners, accepted) = thread::scope(|scope| {
-        let owners = scope.spawn(|| tables.read_chain(FILTER, OWNERS));
-        let accepted = tables.read_chain(FILTER, CNI_FORWARD)?;
-        Some((owners.join().ok()??, accepted))
-    })?;
-    let is_known =
-        |rule: &Rule| owns(rule.value("--comment")) || ips.iter().any(|ip| is_owner_of(rule, *ip));
-    let is_accepted = |ip: &IpAddr| address_rules(*ip).iter().any(|rule| accepted.has(rule));
-    if owners.rules.iter().any(is_known) || ips.iter().any(is_accepted) {
-        return None;
-    }
-    let mut table = Table::empty(FILTER);
-    shared(&mut table, admin);
-    table.ensure_chain(OWNERS);
-    Some(table)
 }
 
 /// Adds the chains of the reference and the rules that jump to them.
@@ -305,13 +273,12 @@ pub(super) fn check(filter: &PacketFilter, owner: Owner<'_>, pod: &Pod) -> Resul
         nft::check(nft, owner, pod)?;
     }
     for family in families(pod) {
-        let tables = Iptables::require(family)?;
-        let table = tables.read(FILTER)?;
+        let table = with_scope(pod.admin.as_deref(), pod.bridge.as_deref(), &|scope| {
+            filter.iptables(family)?.read(FILTER, scope)
+        })?;
         let jumps = pod.admin.iter().flat_map(|admin| to_chains(admin));
-        for rule in jumps.chain(rules(pod, family)) {
-            if !tables.has(&table, &rule)? {
-                return Err(missing(owner, KEPT, &describe(&rule)));
-            }
+        if let Some(rule) = jumps.chain(rules(pod, family)).find(|rule| !table.has(rule)) {
+            return Err(missing(owner, KEPT, &describe(&rule)));
         }
     }
     Ok(())
@@ -344,11 +311,8 @@ fn describe(rule: &Rule) -> String {
 /// Removes the attachment's rules from every flavour of iptables, rules of the reference included, except the rules
 /// of addresses that another attachment has meanwhile. The chains remain.
 pub(super) fn del(filter: &PacketFilter, owner: Owner<'_>, ips: &[IpAddr]) -> Result<()> {
-    let expect = |table: &mut Table, family| {
-        let rules = ips_of(ips, family).into_iter().flat_map(|ip| rules_of(ip, owner));
-        table.rules.extend(rules);
-    };
-    filter.delete_with_iptables(FILTER, &CHAINS, &expect, &|table, family| {
+    let scope = Scope::of(&[CNI_FORWARD, OWNERS]);
+    filter.delete_with_iptables(FILTER, &CHAINS, scope, &|table, family| {
         let (mut ips, owns) = (ips_of(ips, family), owner.matcher());
         let is_own = |rule: &Rule| owns(rule.value("--comment"));
         ips.extend(table.rules_of(OWNERS).filter(|rule| is_own(rule)).filter_map(address));
@@ -382,7 +346,7 @@ pub(super) fn gc(filter: &PacketFilter, network: &str, valid: &[Owner<'_>]) -> R
     let has_stale = stale(network, valid);
     let is_stale = |rule: &Rule| has_stale(rule.value("--comment"));
     let policies = if valid.is_empty() { policies() } else { Vec::new() };
-    filter.delete_with_iptables(FILTER, &CHAINS, &|_, _| {}, &|table, family| {
+    filter.delete_with_iptables(FILTER, &CHAINS, Scope::All, &|table, family| {
         let free = |rule: &Rule| {
             let comment = rule.value("--comment").unwrap_or_default();
             address(rule).filter(|ip| !is_of_other(*ip, comment))
@@ -435,13 +399,17 @@ fn remove(table: &mut Table, ips: &[IpAddr]) {
 }
 
 /// Creates the rules for the content of our tables of `nf_tables`, without owners, as the reference does.
-pub(super) fn create_ownerless(ips: &[IpAddr], bridges: &[(String, Policy)]) -> Result<()> {
+pub(super) fn create_ownerless(
+    filter: &PacketFilter,
+    ips: &[IpAddr],
+    bridges: &[(String, Policy)],
+) -> Result<()> {
     for family in Family::BOTH {
         let ips = ips_of(ips, family);
         if ips.is_empty() && bridges.is_empty() {
             continue;
         }
-        Iptables::require(family)?.update(FILTER, &|table| {
+        filter.iptables(family)?.update(FILTER, Scope::All, &|table| {
             shared(table, DEFAULT_ADMIN);
             for rule in ips.iter().flat_map(|ip| address_rules(*ip)) {
                 table.append_unique(rule);
@@ -467,7 +435,7 @@ pub(super) fn forget_owners(filter: &PacketFilter) -> Result<()> {
         nft.commit(batch)?;
     }
     for family in Family::BOTH.into_iter().filter(|f| filter.has_legacy_table(*f, FILTER)) {
-        let programs = Iptables::find_or_default(family, Flavour::Legacy).ok_or_else(|| {
+        let tables = Iptables::of(filter, family, Flavour::Legacy)?.ok_or_else(|| {
             let program = format!("{}-legacy", program(family));
             Error::internal(format!("look for chain {OWNERS}: no {program} in PATH")).with_details(
                 format!(
@@ -476,7 +444,7 @@ pub(super) fn forget_owners(filter: &PacketFilter) -> Result<()> {
                 ),
             )
         })?;
-        programs.update(FILTER, &|table| {
+        tables.update(FILTER, Scope::All, &|table| {
             for chain in table.chains.clone().iter().filter(|chain| is_record(chain)) {
                 table.del_chain(chain);
             }

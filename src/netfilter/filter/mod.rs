@@ -134,7 +134,7 @@ pub fn damage(filter: &PacketFilter) -> Result<Option<String>> {
     {
         return Ok(Some(damage));
     }
-    iptables::RECORDS.damage()
+    iptables::RECORDS.damage(filter)
 }
 
 /// Rewrites our tables of `nf_tables` into iptables rules, the only ones of the reference. Counts addresses and
@@ -143,7 +143,7 @@ pub(super) fn hand_over(filter: &PacketFilter) -> Result<HandedOver> {
     let mut handed = HandedOver::default();
     if let Some(nft) = filter.nft_if_present()? {
         let (ips, bridges) = nft::content(nft)?;
-        iptables::create_ownerless(&ips, &bridges)?;
+        iptables::create_ownerless(filter, &ips, &bridges)?;
         nft::clear(nft)?;
         handed.objects = ips.len() + bridges.len();
     }

@@ -1,21 +1,24 @@
-//! iptables: one `iptables-save` reads a table, at most one `iptables-restore` changes it.
+//! Tables of iptables: read, and changed in one transaction.
 //!
-//! Reading a table with tens of thousands of foreign rules is slow. [`Iptables::add_expected`] and
-//! [`Iptables::delete_expected`] do not read it if its relevant part is as expected.
+//! A [`Table`] records only necessary changes, so a plan is idempotent, and [`Iptables::update`] plans again if another program
+//! has changed the table in between. Rules are compared word by word with the output of `iptables-save`: write them in its order
+//! (addresses and interfaces, protocol, matches, target) and with prefix lengths.
 //!
-//! A [`Table`] records only necessary changes, so a plan is idempotent. [`Iptables::update`] commits the changes in
-//! one transaction, and plans again if another program has changed the table in between. Rules are compared word by
-//! word with the output of `iptables-save`: write them in its order (addresses and interfaces, protocol, matches,
-//! target) and with prefix lengths.
+//! iptables on top of `nf_tables` is read and changed over netlink. iptables-legacy, an `iptables` that is a script, and rules
+//! with words that this program does not know need `iptables-save` and `iptables-restore`.
 //!
 //! | file | |
 //! | --- | --- |
 //! | `table.rs` | a table, its rules, and pending changes |
-//! | `incompatible.rs` | tables that iptables-save cannot print, rules that cannot be deleted in one transaction |
+//! | `direct.rs` | tables over netlink |
+//! | `encoding.rs` | rules as expressions of `nf_tables` |
 
-mod incompatible;
+mod direct;
+mod encoding;
 pub mod table;
 
+use std::fmt;
+use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,6 +28,7 @@ use ::iptables::IPTables;
 use serde::de::DeserializeOwned;
 
 pub use self::table::{Rule, Table};
+use super::backend::PacketFilter;
 use super::shared::another;
 use super::{Owner, Repair};
 use crate::attachment::{Keepsake, Kept};
@@ -32,7 +36,8 @@ use crate::cmd;
 use crate::error::{Code, Error, Result};
 use crate::files::lock::Lock;
 use crate::log;
-use crate::netlink::{Family, nftables};
+use crate::netlink::nftables::{self, Nft};
+use crate::netlink::Family;
 use crate::netns;
 
 /// Serialises the changes of our processes; the lock of iptables itself is taken by its programs.
@@ -60,18 +65,42 @@ pub enum Flavour {
     Legacy,
 }
 
+/// The chains of a table that a plan needs.
+#[derive(Clone, Copy)]
+pub enum Scope<'a> {
+    /// The chains with these names, and those that their rules for which the function is true jump to.
+    Chains(&'a [&'a str], &'a dyn Fn(&Rule) -> bool),
+    /// The base chains and all chains of CNI plugins.
+    All,
+}
+
+impl fmt::Debug for Scope<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Scope::Chains(chains, _) => f.debug_tuple("Chains").field(chains).finish(),
+            Scope::All => f.write_str("All"),
+        }
+    }
+}
+
+impl<'a> Scope<'a> {
+    /// The chains with these names.
+    pub fn of(chains: &'a [&'a str]) -> Scope<'a> {
+        Scope::Chains(chains, &|_| false)
+    }
+}
+
 /// The programs for one family.
 #[derive(Clone, Debug)]
-pub struct Iptables {
-    family: Family,
+pub struct Programs {
     list: Option<PathBuf>,
     save: PathBuf,
     restore: PathBuf,
 }
 
-impl Iptables {
+impl Programs {
     /// The programs if they are installed. Starts no process.
-    pub fn find(family: Family, flavour: Flavour) -> Option<Iptables> {
+    pub fn find(family: Family, flavour: Flavour) -> Option<Programs> {
         let flavour = match flavour {
             Flavour::Default => "",
             Flavour::Nft => "-nft",
@@ -79,29 +108,23 @@ impl Iptables {
         };
         let find = |suffix| cmd::find(&format!("{}{flavour}{suffix}", program(family)));
         let (list, save, restore) = (find(""), find("-save")?, find("-restore")?);
-        Some(Iptables { family, list, save, restore })
+        Some(Programs { list, save, restore })
     }
 
-    /// The programs of the flavour, else the default programs.
-    pub fn find_or_default(family: Family, flavour: Flavour) -> Option<Iptables> {
-        Iptables::find(family, flavour).or_else(|| Iptables::find(family, Flavour::Default))
+    /// Whether the programs are links to iptables on top of `nf_tables`.
+    pub fn are_on_nf_tables(&self) -> bool {
+        let target = fs::canonicalize(&self.restore).ok();
+        let name = target.as_deref().and_then(Path::file_name).unwrap_or_default();
+        name.to_string_lossy().contains("nft")
     }
 
-    /// The default programs.
-    pub fn require(family: Family) -> Result<Iptables> {
-        Iptables::find(family, Flavour::Default).ok_or_else(|| {
-            let name = program(family);
-            Error::internal(format!("failed to locate iptables: no {name}-restore in PATH"))
-                .with_details("install iptables, or choose the back end \"nftables\"")
-        })
-    }
-
-    /// Reads a table, or the printable part of a table that iptables-save refuses to print. Reading a legacy table
-    /// creates it.
-    pub fn read(&self, name: &str) -> Result<Table> {
+    /// Reads a table. Reading a legacy table creates it.
+    fn read(&self, name: &str) -> Result<Table> {
         let text = cmd::run(&self.save, &["-t", name], "")?.require_success()?;
         if text.lines().any(|line| line.starts_with('#') && line.contains("is incompatible")) {
-            return self.read_parts(name);
+            let msg = format!("read iptables table {name}: it has rules that iptables cannot print");
+            return Err(Error::internal(msg)
+                .with_details("remove these rules of another program, or choose the back end \"nftables\""));
         }
         // A read error in the middle of the table is not reported otherwise.
         if text.contains(&format!("*{name}\n")) && !text.contains("\nCOMMIT\n") {
@@ -123,89 +146,27 @@ impl Iptables {
         programs.list(table, chain).ok().filter(is_complete)
     }
 
-    /// Reads one chain of a table; `None` if that fails, for example because the chain does not exist.
-    pub fn read_chain(&self, name: &str, chain: &str) -> Option<Table> {
-        let list = self.list.as_deref()?;
-        let output = cmd::run(list, &["-w", "-t", name, "-S", chain], "").ok()?;
-        Some(Table::parse(name, &output.require_success().ok()?))
-    }
-
-    /// Reads a table and commits the changes of `plan` in one transaction.
-    ///
-    /// Our processes are serialised by a lock: on `nf_tables` iptables-restore applies its changes to the table as
-    /// it is by then, so two processes could insert the same rule. If the lock file cannot be created, there is no
-    /// lock; a lock timeout is an error.
-    pub fn update(&self, name: &str, plan: &dyn Fn(&mut Table)) -> Result<()> {
-        self.add_expected(name, &|| None, plan)
-    }
-
-    /// As [`Iptables::update`], but first tries to commit the changes that `plan` applies to the table of `expect`,
-    /// without reading the table: in a script that fails unless the rules of that table exist. So what `plan` adds
-    /// must be in a chain that it creates, or jump to such a chain, since no such rules can exist; or `expect` has
-    /// looked for them.
-    pub fn add_expected(
-        &self,
-        name: &str,
-        expect: &dyn Fn() -> Option<Table>,
-        plan: &dyn Fn(&mut Table),
-    ) -> Result<()> {
-        let _lock = lock()?;
-        if let Some(mut expected) = expect() {
-            expected.changes = expected.rules.iter().map(|rule| rule.line("-C")).collect();
-            if self.try_expected(expected, plan)? {
-                return Ok(());
-            }
-        }
-        self.update_locked(name, plan)
-    }
-
-    /// As [`Iptables::update`], but first tries to commit the deletions that `plan` applies to `expected`. If they
-    /// succeed, the table is not read. So the deletions must fail where more is to be deleted: as the deletion of a
-    /// chain fails while a rule jumps to it. A lock timeout is ignored: a container that cannot be deleted is worse
-    /// than a rule that is deleted twice.
-    pub fn delete_expected(&self, mut expected: Table, plan: &dyn Fn(&mut Table)) -> Result<()> {
-        let _lock = lock_or_continue();
-        let name = expected.name.clone();
-        expected.changes.clear();
-        if self.try_expected(expected, plan)? { Ok(()) } else { self.update_locked(&name, plan) }
-    }
-
-    /// Commits the pending changes of `expected` and those of `plan`. Returns whether that succeeded.
-    fn try_expected(&self, mut expected: Table, plan: &dyn Fn(&mut Table)) -> Result<bool> {
-        plan(&mut expected);
-        let Table { name, changes, .. } = &expected;
-        Ok(!changes.is_empty() && self.restore(name, changes)?.code == Some(0))
-    }
-
-    fn restore(&self, name: &str, changes: &[String]) -> Result<cmd::Output> {
-        cmd::run(&self.restore, &["--noflush", "-w"], &table::script(name, changes)?)
-    }
-
-    fn update_locked(&self, name: &str, plan: &dyn Fn(&mut Table)) -> Result<()> {
+    /// Reads a table and commits the changes of `plan`, again if that fails. On `nf_tables` iptables-restore applies its
+    /// changes to the table as it is by then.
+    fn update(&self, name: &str, plan: &dyn Fn(&mut Table)) -> Result<()> {
         let until = Instant::now() + RETRIES;
         let (mut former, mut refusals) = (None, 0);
         loop {
             let mut table = self.read(name)?;
             let before = (table.chains.clone(), table.rules.clone());
             plan(&mut table);
-            self.resolve_unreadable(&mut table)?;
             if table.changes.is_empty() {
                 return Ok(());
             }
-            let output = self.restore(name, &table.changes)?;
+            let script = table::script(name, &table.changes)?;
+            let output = cmd::run(&self.restore, &["--noflush", "-w"], &script)?;
             if output.code == Some(0) {
                 return Ok(());
             }
-            let only_deletes = table
-                .changes
-                .iter()
-                .all(|line| ["-D ", "-F ", "-X "].iter().any(|v| line.starts_with(v)));
-            let attempt = Some((before, table.changes.clone()));
+            let attempt = Some((before, script));
             refusals = if attempt == former { refusals + 1 } else { 1 };
             former = attempt;
-            if refusals == REFUSALS && only_deletes {
-                return self.delete_singly(&table, plan, &output.failure());
-            } else if refusals == REFUSALS {
+            if refusals == REFUSALS {
                 return Err(output.failure());
             } else if Instant::now() >= until {
                 let msg = format!("change iptables table {name}: others kept changing it");
@@ -214,6 +175,83 @@ impl Iptables {
             }
         }
     }
+}
+
+/// The tables of one family.
+#[derive(Debug)]
+pub struct Iptables<'n> {
+    family: Family,
+    /// The socket, for tables on top of `nf_tables`.
+    nft: Option<&'n Nft>,
+    programs: Option<Programs>,
+}
+
+impl<'n> Iptables<'n> {
+    /// The tables of a flavour, over netlink if that is possible; `None` if programs are required that are not installed.
+    pub(super) fn of(
+        filter: &'n PacketFilter,
+        family: Family,
+        flavour: Flavour,
+    ) -> Result<Option<Iptables<'n>>> {
+        let find = |flavour| Programs::find(family, flavour);
+        let programs = find(flavour).or_else(|| find(Flavour::Default));
+        let is_on_nf_tables = match flavour {
+            Flavour::Default => programs.as_ref().is_some_and(Programs::are_on_nf_tables),
+            Flavour::Nft => true,
+            Flavour::Legacy => false,
+        };
+        let nft = if is_on_nf_tables { filter.nft_if_present()? } else { None };
+        Ok((nft.is_some() || programs.is_some()).then_some(Iptables { family, nft, programs }))
+    }
+
+    fn programs(&self) -> Result<&Programs> {
+        self.programs.as_ref().ok_or_else(|| not_found(self.family))
+    }
+
+    /// Reads the chains of the scope; without netlink the whole table.
+    pub fn read(&self, name: &str, scope: Scope<'_>) -> Result<Table> {
+        match self.nft {
+            Some(nft) => direct::read(nft, self.family, name, scope),
+            None => self.programs()?.read(name),
+        }
+    }
+
+    /// Reads the chains of the scope, and commits the changes of `plan` in one transaction.
+    ///
+    /// Our processes are serialised by a lock. If the lock file cannot be created, there is no lock; a lock timeout is an
+    /// error.
+    pub fn update(&self, name: &str, scope: Scope<'_>, plan: &dyn Fn(&mut Table)) -> Result<()> {
+        let _lock = lock()?;
+        self.update_locked(name, scope, plan)
+    }
+
+    /// As [`Iptables::update`] for deletions, which ignore a lock timeout: a container that cannot be deleted is worse than a
+    /// rule that is deleted twice.
+    pub fn delete(&self, name: &str, scope: Scope<'_>, plan: &dyn Fn(&mut Table)) -> Result<()> {
+        let _lock = lock_or_continue();
+        self.update_locked(name, scope, plan)
+    }
+
+    fn update_locked(
+        &self,
+        name: &str,
+        scope: Scope<'_>,
+        plan: &dyn Fn(&mut Table),
+    ) -> Result<()> {
+        if let Some(nft) = self.nft
+            && direct::update(nft, self.family, name, scope, plan)?
+        {
+            return Ok(());
+        }
+        self.programs()?.update(name, plan)
+    }
+}
+
+/// The error if no programs are installed.
+pub(super) fn not_found(family: Family) -> Error {
+    let name = program(family);
+    Error::internal(format!("failed to locate iptables: no {name}-restore in PATH"))
+        .with_details("install iptables, or choose the back end \"nftables\"")
 }
 
 /// Whether the lock has timed out; deletions of this process do not wait for it again.
@@ -274,6 +312,7 @@ impl<R: DeserializeOwned> Records<R> {
 
     /// Creates the rules of all attachments of this host except those of `but`, unless they exist.
     pub fn restore(&self, table: &mut Table, family: Family, but: Option<Owner<'_>>) {
+        table.is_insufficient |= table.is_partial;
         for kept in self.kept.living() {
             if (self.is_of)(&kept.content, family) && Some(kept.owner()) != but {
                 (self.restore)(table, family, &kept);
@@ -282,39 +321,29 @@ impl<R: DeserializeOwned> Records<R> {
     }
 
     /// The first missing rule of attachments of this host.
-    pub fn damage(&self) -> Result<Option<String>> {
-        self.heal(Repair::Report)
+    pub fn damage(&self, filter: &PacketFilter) -> Result<Option<String>> {
+        self.heal(filter, Repair::Report)
     }
 
     /// Looks for the rules of attachments of this host. Returns the first missing rule.
-    pub fn heal(&self, repair: Repair) -> Result<Option<String>> {
+    pub fn heal(&self, filter: &PacketFilter, repair: Repair) -> Result<Option<String>> {
         let all = self.kept.living();
         let mut used = Family::BOTH.to_vec();
         used.retain(|family| all.iter().any(|kept| (self.is_of)(&kept.content, *family)));
-        heal(self.table, &used, &|table, family| self.restore(table, family, None), repair)
-    }
-}
-
-/// Looks for the rules that `restore` creates in the tables of these families. Returns the first missing rule.
-fn heal(
-    name: &str,
-    families: &[Family],
-    restore: &dyn Fn(&mut Table, Family),
-    repair: Repair,
-) -> Result<Option<String>> {
-    let mut missing = None;
-    for family in families.iter().copied() {
-        let programs = Iptables::require(family)?;
-        let mut table = programs.read(name)?;
-        restore(&mut table, family);
-        programs.resolve_unreadable(&mut table)?;
-        if let Some(line) = table.first_change() {
-            let program = program(family);
-            missing.get_or_insert(format!("\"{line}\" is missing in {program} table {name}"));
-            if repair == Repair::Restore {
-                programs.update(name, &|table| restore(table, family))?;
+        let mut missing = None;
+        for family in used {
+            let tables = filter.iptables(family)?;
+            let restore = |table: &mut Table| self.restore(table, family, None);
+            let mut table = tables.read(self.table, Scope::All)?;
+            restore(&mut table);
+            if let Some(line) = table.first_change() {
+                let (program, name) = (program(family), self.table);
+                missing.get_or_insert(format!("\"{line}\" is missing in {program} table {name}"));
+                if repair == Repair::Restore {
+                    tables.update(name, Scope::All, &restore)?;
+                }
             }
         }
+        Ok(missing)
     }
-    Ok(missing)
 }

@@ -95,11 +95,6 @@ impl Rule {
         self.value("-j") == Some(target) || self.value("-g") == Some(target)
     }
 
-    /// A command for iptables-restore, such as `-D`, the chain and the arguments.
-    pub(super) fn line(&self, command: &str) -> String {
-        format!("{command} {}{}", self.chain, self.text())
-    }
-
     /// The arguments as iptables-restore reads them, each after a blank.
     pub(in crate::netfilter) fn text(&self) -> String {
         self.words.iter().fold(String::new(), |line, word| line + " " + &quoted(word))
@@ -134,19 +129,53 @@ pub(super) fn words(line: &str) -> Vec<String> {
     words
 }
 
+/// A pending change of a table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::netfilter) enum Change {
+    NewChain(String),
+    Append(Rule),
+    /// After the first rules of the chain.
+    Insert {
+        rule: Rule,
+        after: usize,
+    },
+    Delete(Rule),
+    Flush(String),
+    DeleteChain(String),
+}
+
+impl Change {
+    /// The line for iptables-restore.
+    fn line(&self) -> String {
+        let with = |command: &str, rule: &Rule| format!("{command} {}{}", rule.chain, rule.text());
+        match self {
+            Change::NewChain(chain) => format!("-N {chain}"),
+            Change::Append(rule) => with("-A", rule),
+            Change::Insert { rule, after } => {
+                format!("-I {} {}{}", rule.chain, after + 1, rule.text())
+            }
+            Change::Delete(rule) => with("-D", rule),
+            Change::Flush(chain) => format!("-F {chain}"),
+            Change::DeleteChain(chain) => format!("-X {chain}"),
+        }
+    }
+}
+
 /// A table as it was read, with the pending changes applied.
 #[derive(Clone, Debug, Default)]
 pub struct Table {
     /// `nat`, `filter`, `raw`.
     pub name: String,
-    /// The names of all chains.
+    /// The names of the chains that were read.
     pub chains: Vec<String>,
-    /// The rules of all chains in their order.
+    /// The rules of these chains in their order.
     pub rules: Vec<Rule>,
-    /// Chains that iptables cannot print.
-    pub unreadable: Vec<String>,
-    /// The pending changes, as lines for iptables-restore.
-    pub(in crate::netfilter) changes: Vec<String>,
+    /// Whether only some chains were read.
+    pub(super) is_partial: bool,
+    /// Whether a plan needs more chains than were read.
+    pub(super) is_insufficient: bool,
+    /// The pending changes.
+    pub(super) changes: Vec<Change>,
 }
 
 impl Table {
@@ -155,7 +184,7 @@ impl Table {
         Table { name: name.to_owned(), ..Table::default() }
     }
 
-    /// Parses the output of iptables-save, or of `iptables -S`.
+    /// Parses the output of iptables-save.
     pub fn parse(name: &str, text: &str) -> Table {
         let mut table = Table::empty(name);
         for line in text.lines() {
@@ -168,6 +197,11 @@ impl Table {
             }
         }
         table
+    }
+
+    /// The first pending change, as text.
+    pub fn first_change(&self) -> Option<String> {
+        self.changes.first().map(Change::line)
     }
 
     /// Whether the chain exists.
@@ -185,27 +219,18 @@ impl Table {
         self.rules.contains(rule)
     }
 
-    /// The first change that is certainly necessary. A rule that is to be inserted into an unreadable chain may
-    /// exist, after a rule that iptables cannot print.
-    pub fn first_change(&self) -> Option<&String> {
-        let is_unsure = |line: &str| {
-            self.unreadable.iter().any(|chain| line.starts_with(&format!("-I {chain} 1 ")))
-        };
-        self.changes.iter().find(|line| !is_unsure(line))
-    }
-
     /// Creates the chain unless it exists.
     pub fn ensure_chain(&mut self, chain: &str) {
         if !self.has_chain(chain) {
             self.chains.push(chain.to_owned());
-            self.changes.push(format!("-N {chain}"));
+            self.changes.push(Change::NewChain(chain.to_owned()));
         }
     }
 
     /// Appends the rule unless it exists.
     pub fn append_unique(&mut self, rule: Rule) {
         if !self.has(&rule) {
-            self.changes.push(rule.line("-A"));
+            self.changes.push(Change::Append(rule.clone()));
             self.rules.push(rule);
         }
     }
@@ -215,7 +240,7 @@ impl Table {
         let mut present: HashSet<&Rule> = self.rules.iter().collect();
         let is_new: Vec<bool> = rules.iter().map(|rule| present.insert(rule)).collect();
         for (rule, _) in rules.into_iter().zip(is_new).filter(|(_, is_new)| *is_new) {
-            self.changes.push(rule.line("-A"));
+            self.changes.push(Change::Append(rule.clone()));
             self.rules.push(rule);
         }
     }
@@ -223,7 +248,7 @@ impl Table {
     /// Inserts the rule after the first `skip` rules of its chain unless it exists.
     pub fn insert_unique(&mut self, skip: usize, rule: Rule) {
         if !self.has(&rule) {
-            self.changes.push(format!("-I {} {}{}", rule.chain, skip + 1, rule.text()));
+            self.changes.push(Change::Insert { rule: rule.clone(), after: skip });
             self.rules.insert(0, rule);
         }
     }
@@ -231,21 +256,21 @@ impl Table {
     /// Deletes the duplicates of a rule.
     pub fn del_duplicates(&mut self, rule: &Rule) {
         let copies: Vec<Rule> = self.rules.extract_if(.., |present| present == rule).collect();
-        self.changes.extend(copies.iter().skip(1).map(|copy| copy.line("-D")));
+        self.changes.extend(copies.iter().skip(1).cloned().map(Change::Delete));
         self.rules.extend(copies.into_iter().take(1));
     }
 
     /// Deletes the rules for which `which` returns true.
     pub fn del_rules(&mut self, which: impl Fn(&Rule) -> bool) {
         let deleted = self.rules.extract_if(.., |rule| which(rule));
-        self.changes.extend(deleted.map(|rule| rule.line("-D")));
+        self.changes.extend(deleted.map(Change::Delete));
     }
 
     /// Deletes the rules of the chain.
     pub fn flush_chain(&mut self, chain: &str) {
         if self.rules_of(chain).next().is_some() {
             self.rules.retain(|rule| rule.chain != chain);
-            self.changes.push(format!("-F {chain}"));
+            self.changes.push(Change::Flush(chain.to_owned()));
         }
     }
 
@@ -254,7 +279,7 @@ impl Table {
         self.flush_chain(chain);
         if self.has_chain(chain) {
             self.chains.retain(|name| name != chain);
-            self.changes.push(format!("-X {chain}"));
+            self.changes.push(Change::DeleteChain(chain.to_owned()));
         }
     }
 
@@ -273,13 +298,14 @@ impl Table {
 }
 
 /// The input of iptables-restore for these changes of a table. Fails if a line has a control character.
-pub(super) fn script(name: &str, changes: &[String]) -> Result<String> {
-    match changes.iter().find(|line| line.contains(char::is_control)) {
+pub(super) fn script(name: &str, changes: &[Change]) -> Result<String> {
+    let lines: Vec<String> = changes.iter().map(Change::line).collect();
+    match lines.iter().find(|line| line.contains(char::is_control)) {
         Some(line) => {
             let msg = format!("refuse to change iptables: control character in line {line:?}");
             Err(Error::internal(msg))
         }
-        None => Ok(format!("*{name}\n{}\nCOMMIT\n", changes.join("\n"))),
+        None => Ok(format!("*{name}\n{}\nCOMMIT\n", lines.join("\n"))),
     }
 }
 

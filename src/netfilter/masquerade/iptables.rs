@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 use ipnet::IpNet;
 
 use super::super::backend::{Backend, Family, PacketFilter};
-use super::super::iptables::{Iptables, Records, Rule, Table};
+use super::super::iptables::{Records, Rule, Scope, Table};
 use super::super::names::{Owner, rule_comment_of};
 use super::{KEPT, Record};
 use crate::cni::ip::host_net;
@@ -39,7 +39,7 @@ fn of_family(family: Family, addrs: &[IpNet]) -> Vec<IpNet> {
     addrs.iter().copied().filter(|addr| Family::of(addr.addr()) == family).collect()
 }
 
-pub(super) fn add(owner: Owner<'_>, addrs: &[IpNet]) -> Result<()> {
+pub(super) fn add(filter: &PacketFilter, owner: Owner<'_>, addrs: &[IpNet]) -> Result<()> {
     for family in Family::BOTH {
         let addrs = of_family(family, addrs);
         if addrs.is_empty() {
@@ -56,9 +56,8 @@ pub(super) fn add(owner: Owner<'_>, addrs: &[IpNet]) -> Result<()> {
             }
             plan_add(table, owner, &addrs);
         };
-        let rules: Vec<Rule> = witness.iter().cloned().collect();
-        let expect = || Some(Table { rules: rules.clone(), ..Table::empty(NAT) });
-        Iptables::require(family)?.add_expected(NAT, &expect, &plan)?;
+        let chains = [POSTROUTING, &owner.chain("")];
+        filter.iptables(family)?.update(NAT, Scope::of(&chains), &plan)?;
     }
     Ok(())
 }
@@ -92,10 +91,10 @@ fn plan_add(table: &mut Table, owner: Owner<'_>, addrs: &[IpNet]) {
 }
 
 pub(super) fn has(filter: &PacketFilter, owner: Owner<'_>, addr: IpNet) -> Result<bool> {
-    for programs in filter.iptables_with(Family::of(addr.addr()), NAT, &[&owner.chain("")])? {
-        let mut table = programs.read(NAT)?;
+    let chain = owner.chain("");
+    for tables in filter.iptables_with(Family::of(addr.addr()), NAT, &[&chain])? {
+        let mut table = tables.read(NAT, Scope::of(&[POSTROUTING, &chain]))?;
         plan_add(&mut table, owner, &[addr]);
-        programs.resolve_unreadable(&mut table)?;
         if table.first_change().is_none() {
             return Ok(true);
         }
@@ -104,12 +103,9 @@ pub(super) fn has(filter: &PacketFilter, owner: Owner<'_>, addr: IpNet) -> Resul
 }
 
 pub(super) fn del(filter: &PacketFilter, owner: Owner<'_>, addrs: &[IpNet]) -> Result<()> {
-    filter.delete_with_iptables(
-        NAT,
-        &[&owner.chain("")],
-        &|table, family| plan_add(table, owner, &of_family(family, addrs)),
-        &|table, _| plan_del(table, owner, addrs),
-    )
+    let chain = owner.chain("");
+    let plan = |table: &mut Table, _| plan_del(table, owner, addrs);
+    filter.delete_with_iptables(NAT, &[&chain], Scope::of(&[POSTROUTING, &chain]), &plan)
 }
 
 /// Old versions of the reference matched the whole subnet in POSTROUTING.
@@ -130,7 +126,7 @@ fn plan_del(table: &mut Table, owner: Owner<'_>, addrs: &[IpNet]) {
 
 pub(super) fn gc(filter: &PacketFilter, network: &str, valid: &[Owner<'_>]) -> Result<()> {
     let plan = |table: &mut Table, _| plan_gc(table, network, valid);
-    filter.delete_with_iptables(NAT, &[], &|_, _| {}, &plan)
+    filter.delete_with_iptables(NAT, &[], Scope::All, &plan)
 }
 
 /// Deletes the chains of the network's containers without a valid attachment. They are found by the comments of

@@ -49,7 +49,7 @@ pub fn damage(filter: &PacketFilter) -> Result<Option<String>> {
     {
         return Ok(Some(damage));
     }
-    iptables::RECORDS.damage()
+    iptables::RECORDS.damage(filter)
 }
 
 /// Masquerades the addresses, each with the prefix length of its subnet. An address of another attachment is left to it.
@@ -62,7 +62,7 @@ pub fn add(
     KEPT.keep(owner, Record { backend, addrs: addrs.to_vec() });
     let added = match backend {
         Backend::Nftables => nft::add(filter, owner, addrs).map_err(Error::from),
-        Backend::Iptables => iptables::add(owner, addrs),
+        Backend::Iptables => iptables::add(filter, owner, addrs),
     };
     added.context(|| "masquerade")
 }

@@ -148,7 +148,7 @@ pub fn damage(filter: &PacketFilter) -> Result<Option<String>> {
     if let Some(damage) = localhost::damage(filter)? {
         return Ok(Some(damage));
     }
-    iptables::RECORDS.damage()
+    iptables::RECORDS.damage(filter)
 }
 
 /// Restores the rules of all attachments if port mappings are missing.
@@ -166,11 +166,11 @@ pub fn add(filter: &PacketFilter, owner: Owner<'_>, forward: &Forward) -> Result
     match forward.backend {
         Backend::Nftables => {
             // This may fail without harm, so it comes first.
-            iptables::del(filter, owner, None)?;
+            iptables::del(filter, owner)?;
             nft::add(filter.nft()?, owner, forward)
         }
         Backend::Iptables => {
-            let taken = iptables::add(owner, forward)?;
+            let taken = iptables::add(filter, owner, forward)?;
             if taken.is_none() {
                 nft::del(filter, owner, None)?;
             }
@@ -183,7 +183,7 @@ pub fn add(filter: &PacketFilter, owner: Owner<'_>, forward: &Forward) -> Result
 pub fn check(filter: &PacketFilter, owner: Owner<'_>, forward: &Forward) -> Result<()> {
     match forward.backend {
         Backend::Nftables => nft::check(filter.nft()?, owner, forward),
-        Backend::Iptables => iptables::check(owner, forward),
+        Backend::Iptables => iptables::check(filter, owner, forward),
     }
 }
 
@@ -191,7 +191,7 @@ pub fn check(filter: &PacketFilter, owner: Owner<'_>, forward: &Forward) -> Resu
 /// mappings of ADD `known`, the rules of others need not be read. Continues after an error; the errors are joined.
 pub fn del(filter: &PacketFilter, owner: Owner<'_>, known: Option<&Forward>) -> Result<()> {
     let removed = KEPT.remove(owner);
-    let servers = [nft::del(filter, owner, known), iptables::del(filter, owner, known)];
+    let servers = [nft::del(filter, owner, known), iptables::del(filter, owner)];
     flows::delete_replied_by(servers.iter().flatten().flatten().copied());
     all(servers.map(|servers| servers.map(drop)).into_iter().chain([removed]))
 }

@@ -145,13 +145,28 @@ impl Batch {
 
     /// Adds a rule at the end of the chain.
     pub fn append_rule(&mut self, chain: Chain<'_>, rule: &Rule) -> &mut Batch {
+        self.place_rule(chain, rule, Place::End)
+    }
+
+    /// Adds a rule to the chain.
+    pub fn place_rule(&mut self, chain: Chain<'_>, rule: &Rule, place: Place) -> &mut Batch {
         let mut request = rule_request(NFT_MSG_NEWRULE, chain);
         let body = &mut request.body;
         body.nest(NFTA_RULE_EXPRESSIONS, |list| rule.write(chain.table.family, list));
+        if let Some(proto) = rule.compat {
+            body.nest(NFTA_RULE_COMPAT, |compat| {
+                let compat = compat.be32(NFTA_RULE_COMPAT_PROTO, proto.number());
+                compat.be32(NFTA_RULE_COMPAT_FLAGS, 0)
+            });
+        }
+        if let Place::After(handle) = place {
+            body.bytes(NFTA_RULE_POSITION, &handle.to_be_bytes());
+        }
         write_comment(body, NFTA_RULE_USERDATA, rule.comment.as_deref());
         let named = rule.comment.as_ref().map_or(String::new(), |comment| format!("{comment:?} "));
         let target = format!("{named}to chain {chain}");
-        self.push(request, NLM_F_CREATE | NLM_F_APPEND, "add rule", target)
+        let append = if place == Place::Beginning { 0 } else { NLM_F_APPEND };
+        self.push(request, NLM_F_CREATE | append, "add rule", target)
     }
 
     /// Deletes the rule with this handle.
@@ -186,6 +201,15 @@ impl Batch {
         self.changes.push(Change { request, flags: 0, destroy, op, target });
         self
     }
+}
+
+/// The place of a new rule in its chain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    Beginning,
+    /// After the rule with this handle.
+    After(u64),
+    End,
 }
 
 /// Why a batch was refused.

@@ -10,11 +10,13 @@
 //! | `object.rs` | tables, chains, sets, maps and their elements |
 //! | `value.rs` | types, keys and values |
 //! | `rule.rs` | rules, and the expressions that the kernel executes |
+//! | `expression.rs` | the expressions of iptables on top of `nf_tables` |
 //! | `batch.rs` | changes, and committing them |
 //! | `read.rs` | reading objects, rules and elements |
 //! | `uapi.rs` | the kernel's constants |
 
 mod batch;
+mod expression;
 mod object;
 pub(super) mod read;
 mod rule;
@@ -29,7 +31,8 @@ use std::time::Instant;
 
 use rtnetlink::sys::protocols::NETLINK_NETFILTER;
 
-pub use self::batch::Batch;
+pub use self::batch::{Batch, Place};
+pub use self::expression::{Expression, Extension, Loaded};
 pub use self::object::{
     Chain, DSTNAT, Data, Element, FILTER, Family, Hook, RAW, SRCNAT, Set, Table, Verdict, cut,
 };

@@ -110,6 +110,7 @@ impl fmt::Display for Table<'_> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hook {
     Prerouting = libc::NF_INET_PRE_ROUTING as isize,
+    Input = libc::NF_INET_LOCAL_IN as isize,
     Forward = libc::NF_INET_FORWARD as isize,
     Output = libc::NF_INET_LOCAL_OUT as isize,
     Postrouting = libc::NF_INET_POST_ROUTING as isize,
@@ -286,6 +287,11 @@ impl Verdict {
     /// Continues in another chain, without returning.
     pub fn goto(chain: impl Into<String>) -> Verdict {
         Verdict { code: NFT_GOTO, chain: Some(chain.into()) }
+    }
+
+    /// The chain of a jump or goto.
+    pub fn chain(&self) -> Option<&str> {
+        self.chain.as_deref()
     }
 
     pub(super) fn write<'a>(&self, list: &'a mut Attributes) -> &'a mut Attributes {

@@ -208,13 +208,13 @@ impl Nft {
     }
 
     /// The number of the current generation of all tables, which each commit increments.
-    pub(super) fn generation(&self) -> Result<u32> {
+    pub fn generation(&self) -> Result<u32> {
         let reply = self.socket.one(&generation_request());
         let id = reply.and_then(|body| generation(Some(&body)));
         id.map_err(|f| f.context("read", &"nf_tables' generation"))
     }
 
-    fn list(&self, request: &Request, op: &'static str, of: &dyn Display) -> Result<Vec<Vec<u8>>> {
+    pub(super) fn list(&self, request: &Request, op: &'static str, of: &dyn Display) -> Result<Vec<Vec<u8>>> {
         unless_absent(self.socket.dump(request).map_err(|f| f.context(op, of)), Vec::new())
     }
 }

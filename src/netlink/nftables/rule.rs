@@ -8,6 +8,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use super::super::attribute::Attributes;
+use super::expression::Extension;
 use super::object::{DataType, Family, Set, Verdict, write_value};
 #[cfg_attr(not(test), expect(clippy::wildcard_imports, reason = "the kernel's names"))]
 use super::uapi::*;
@@ -33,6 +34,8 @@ enum Step {
 pub struct Rule {
     steps: Vec<Step>,
     pub comment: Option<String>,
+    /// The protocol of the packets, for matches of iptables that verify it.
+    pub(super) compat: Option<L4>,
 }
 
 /// Conditions.
@@ -64,6 +67,12 @@ impl Rule {
     /// `field != value`
     pub fn ne(self, field: Field, value: impl Into<Value>) -> Rule {
         self.load(field, 0).then(compare(NFT_CMP_NEQ, &value.into().bytes()))
+    }
+
+    /// Compares a field with these bytes.
+    pub(super) fn bytes(self, field: Field, is_equal: bool, value: &[u8]) -> Rule {
+        let op = if is_equal { NFT_CMP_EQ } else { NFT_CMP_NEQ };
+        self.load(field, 0).then(compare(op, value))
     }
 
     /// The first register becomes `value & mask`.
@@ -200,6 +209,20 @@ impl Rule {
     /// `a . b vmap @map`
     pub fn vmap(self, fields: &[Field], map: Set<'_>) -> Rule {
         self.lookup(fields, map, |data| data.be32(NFTA_LOOKUP_DREG, NFT_REG_VERDICT))
+    }
+
+    /// Counts packets and bytes.
+    pub fn counter(self) -> Rule {
+        self.then(expression("counter", |data| data))
+    }
+
+    /// A `match` or `target` of `nft_compat`.
+    pub(super) fn extension(self, kind: &str, extension: &Extension) -> Rule {
+        self.then(expression(kind, |data| {
+            data.text(NFTA_EXTENSION_NAME, &extension.name);
+            data.be32(NFTA_EXTENSION_REV, extension.revision);
+            data.bytes(NFTA_EXTENSION_INFO, &extension.info)
+        }))
     }
 
     /// `masquerade`

@@ -20,7 +20,7 @@ use super::{Forward, Holder, KEPT, Mapping, Taken, host_port};
 use crate::cni::ip::host_net;
 use crate::error::{Error, Result};
 use crate::log;
-use crate::netfilter::iptables::{Iptables, Records, Rule, Table};
+use crate::netfilter::iptables::{Records, Rule, Scope, Table};
 use crate::netfilter::layout::HandedOver;
 use crate::netfilter::{Backend, Family, Owner, PacketFilter};
 
@@ -39,8 +39,7 @@ pub(in crate::netfilter) const RECORDS: Records<Forward> = Records {
     },
     restore: |table, family, kept| {
         for wanted in Wanted::each(kept.owner(), &kept.content) {
-            let has = |rule: &Rule| Ok(table.has(rule) || table.unreadable.contains(&rule.chain));
-            let is_complete = |table| missing(table, wanted, has).is_ok_and(|m| m.is_none());
+            let is_complete = |table| missing(table, wanted).is_none();
             let is_of_family = wanted.family() == family;
             if is_of_family && !is_complete(table) && taken_port(table, wanted).is_none() {
                 create(table, wanted);
@@ -52,7 +51,11 @@ pub(in crate::netfilter) const RECORDS: Records<Forward> = Records {
 /// Creates the mappings, in one transaction for each family; earlier mappings of the attachment are replaced. If
 /// another container holds a port, the port is returned. In this case, and on failure, the attachment has no
 /// mappings.
-pub(super) fn add(owner: Owner<'_>, forward: &Forward) -> Result<Option<Taken>> {
+pub(super) fn add(
+    filter: &PacketFilter,
+    owner: Owner<'_>,
+    forward: &Forward,
+) -> Result<Option<Taken>> {
     let taken = RefCell::new(None);
     for (at, wanted) in Wanted::each(owner, forward).into_iter().enumerate() {
         let family = wanted.family();
@@ -70,34 +73,24 @@ pub(super) fn add(owner: Owner<'_>, forward: &Forward) -> Result<Option<Taken>> 
             }
             taken.replace(port);
         };
-        let created = Iptables::require(family).and_then(|tables| {
-            let expect = || expected_table(&tables, wanted, witness.as_deref());
-            tables.add_expected(NAT, &expect, &plan)
-        });
+        let (common, own) = chains(owner);
+        let needed = ["PREROUTING", "OUTPUT", POSTROUTING, TOP, SETMARK, MASQ, &common, &own];
+        let comment = entry_comment(owner);
+        let ports = wanted.mappings().map(|m| (m.proto.to_string(), m.host_port)).collect();
+        let leads_on = |rule: &Rule| {
+            rule.chain == TOP && (is_entry(rule, &comment) || may_be_of(rule, &ports))
+        };
+        let scope = Scope::Chains(&needed, &leads_on);
+        let created =
+            filter.iptables(family).and_then(|tables| tables.update(NAT, scope, &plan));
         if created.is_err() || taken.borrow().is_some() {
             for earlier in &forward.targets[..at] {
-                undo(Family::of(earlier.addr()), owner);
+                undo(filter, Family::of(earlier.addr()), owner);
             }
             return created.map(|()| taken.into_inner());
         }
     }
     Ok(None)
-}
-
-/// The table with the objects that all containers share; `None` if another container may hold one of the ports, by
-/// the entries.
-fn expected_table(tables: &Iptables, wanted: Wanted<'_>, witness: Option<&str>) -> Option<Table> {
-    let entries = tables.read_chain(NAT, TOP)?;
-    let ports = wanted.mappings().map(|m| (m.proto.to_string(), m.host_port)).collect();
-    if entries.rules.iter().any(|entry| may_be_of(entry, &ports)) {
-        return None;
-    }
-    let mut table = Table::empty(NAT);
-    shared(&mut table, wanted);
-    if let Some(comment) = witness {
-        table.rules.push(entries.rules.iter().find(|rule| is_entry(rule, comment))?.clone());
-    }
-    Some(table)
 }
 
 /// Whether an entry may be for one of these ports. Entries that cannot be parsed may be for any port.
@@ -132,9 +125,10 @@ fn fill(table: &mut Table, wanted: Wanted<'_>, chain: &str) {
     }
 }
 
-fn undo(family: Family, owner: Owner<'_>) {
-    let undone = Iptables::require(family).and_then(|tables| {
-        tables.update(NAT, &|table| table.uproot_chain(&chain_of(table, owner)))
+fn undo(filter: &PacketFilter, family: Family, owner: Owner<'_>) {
+    let uproot = |table: &mut Table| table.uproot_chain(&chain_of(table, owner));
+    let undone = filter.iptables(family).and_then(|tables| {
+        own_chains(owner, &|scope| tables.update(NAT, scope, &uproot))
     });
     if let Err(error) = undone {
         log::warn(format_args!("undo port mappings: {error}"));
@@ -199,6 +193,14 @@ fn chains(owner: Owner<'_>) -> (String, String) {
     (owner.chain("DN-"), Owner { id: &id, ..owner }.chain("DN-"))
 }
 
+/// Calls a function with the chains that may have rules of the attachment.
+fn own_chains<T>(owner: Owner<'_>, call: &dyn Fn(Scope<'_>) -> T) -> T {
+    let (common, own) = chains(owner);
+    let comment = entry_comment(owner);
+    let leads_on = |rule: &Rule| is_entry(rule, &comment);
+    call(Scope::Chains(&[TOP, &common, &own, OLD_SNAT, &owner.chain("SN-")], &leads_on))
+}
+
 /// The first wanted port that the chain of another container maps.
 fn taken_port(table: &Table, wanted: Wanted<'_>) -> Option<Taken> {
     let owner = wanted.owner;
@@ -241,24 +243,11 @@ fn words_of(mapping: &Mapping) -> [Option<String>; 3] {
 }
 
 /// Deletes the attachment's mappings in every flavour of iptables. Returns the addresses that they redirected UDP to.
-/// With the mappings of ADD `known`, the rules of others need not be read.
-pub(super) fn del(
-    filter: &PacketFilter,
-    owner: Owner<'_>,
-    known: Option<&Forward>,
-) -> Result<BTreeSet<IpAddr>> {
+pub(super) fn del(filter: &PacketFilter, owner: Owner<'_>) -> Result<BTreeSet<IpAddr>> {
     let (common, own) = chains(owner);
     let servers = RefCell::new(BTreeSet::new());
-    // The rules that ADD created for a first interface.
-    let expect = |table: &mut Table, family| {
-        for wanted in known.iter().flat_map(|known| Wanted::each(owner, known)) {
-            if wanted.family() == family && !wanted.forward.mappings.is_empty() {
-                fill(table, wanted, &common);
-            }
-        }
-    };
     let plan = |table: &mut Table, _| servers.borrow_mut().extend(plan_del(table, owner));
-    filter.delete_with_iptables(NAT, &[&common, &own], &expect, &plan)?;
+    own_chains(owner, &|scope| filter.delete_with_iptables(NAT, &[&common, &own], scope, &plan))?;
     Ok(servers.into_inner())
 }
 
@@ -283,13 +272,17 @@ fn plan_del(table: &mut Table, owner: Owner<'_>) -> Vec<IpAddr> {
 }
 
 /// Verifies every rule of the attachment and the rules that all attachments share.
-pub(super) fn check(owner: Owner<'_>, forward: &Forward) -> Result<()> {
+pub(super) fn check(filter: &PacketFilter, owner: Owner<'_>, forward: &Forward) -> Result<()> {
+    let (common, own) = chains(owner);
+    let needed = ["PREROUTING", "OUTPUT", POSTROUTING, TOP, SETMARK, MASQ, &common, &own];
+    let comment = entry_comment(owner);
+    let leads_on = |rule: &Rule| is_entry(rule, &comment);
     for wanted in Wanted::each(owner, forward) {
-        let tables = Iptables::require(wanted.family())?;
-        let table = tables.read(NAT)?;
+        let tables = filter.iptables(wanted.family())?;
+        let table = tables.read(NAT, Scope::Chains(&needed, &leads_on))?;
         let chain = chain_of(&table, owner);
         let missing = if table.has_chain(&chain) {
-            missing(&table, wanted, |rule| tables.has(&table, rule))?.map(|rule| {
+            missing(&table, wanted).map(|rule| {
                 let (words, chain) = (rule.words.join(" "), rule.chain);
                 format!("rule {words} in chain {chain} not found in table nat")
             })
@@ -305,11 +298,7 @@ pub(super) fn check(owner: Owner<'_>, forward: &Forward) -> Result<()> {
 
 /// The first missing rule of the attachment, or of those that all share. If the reference created the rules, only
 /// its own are required.
-fn missing(
-    table: &Table,
-    wanted: Wanted<'_>,
-    has: impl Fn(&Rule) -> Result<bool>,
-) -> Result<Option<Rule>> {
+fn missing(table: &Table, wanted: Wanted<'_>) -> Option<Rule> {
     let chain = chain_of(table, wanted.owner);
     let mut all = shared_rules(wanted);
     all.extend(rules(wanted, &chain));
@@ -317,23 +306,19 @@ fn missing(
         all.extend(entries_ahead(wanted, &chain));
     }
     let present: HashSet<&Rule> = table.rules.iter().collect();
-    for rule in all {
+    all.into_iter().find(|rule| {
         // iptables-save may print conditions in other words.
-        let exists = if !wanted.conditions().is_empty() && rule.chain == TOP {
-            table.rules_of(TOP).any(|rule| rule.goes_to(&chain))
+        if !wanted.conditions().is_empty() && rule.chain == TOP {
+            !table.rules_of(TOP).any(|rule| rule.goes_to(&chain))
         } else {
-            present.contains(&rule) || has(&rule)?
-        };
-        if !exists {
-            return Ok(Some(rule));
+            !present.contains(rule)
         }
-    }
-    Ok(None)
+    })
 }
 
 /// Deletes the chains of the network's attachments that are not among `valid`.
 pub(super) fn collect(filter: &PacketFilter, network: &str, valid: &[Owner<'_>]) -> Result<()> {
-    filter.delete_with_iptables(NAT, &[TOP], &|_, _| {}, &|table, _| {
+    filter.delete_with_iptables(NAT, &[TOP], Scope::All, &|table, _| {
         for (chain, comment) in stale(table, network, valid) {
             remove_chain(table, &chain, &comment);
         }
@@ -374,16 +359,9 @@ fn container_entries(table: &Table) -> impl Iterator<Item = (&Rule, &str, &str, 
 pub(in crate::netfilter) fn join_interfaces(filter: &PacketFilter) -> Result<HandedOver> {
     let mut handed = HandedOver::default();
     for family in Family::BOTH {
-        let programs = filter.iptables_with(family, NAT, &[TOP])?;
-        if programs.is_empty() && filter.has_chain(family, NAT, &[TOP])? {
-            log::warn(format_args!(
-                "port mappings in iptables are not converted: no iptables-restore in PATH. Those of a \
-                 container's second interface in one network remain until {TOP} is flushed"
-            ));
-        }
-        for program in programs {
+        for tables in filter.iptables_with(family, NAT, &[TOP])? {
             let joined = Cell::new(0);
-            program.update(NAT, &|table| joined.set(join(table)))?;
+            tables.update(NAT, Scope::All, &|table| joined.set(join(table)))?;
             handed.objects += joined.get();
         }
     }
