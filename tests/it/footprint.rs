@@ -144,16 +144,13 @@ impl<'a> Filtered<'a> {
 }
 
 #[test]
-fn add_to_what_is_expected_reads_no_table_of_iptables() {
+fn add_starts_no_program_for_iptables() {
     let node = Node::new();
     let host = Filtered::new(&node);
-    host.add(8080);
-    let expected = [
-        ("bridge", "iptables-restore ip6tables-restore"),
-        ("portmap", "iptables iptables-restore ip6tables ip6tables-restore"),
-        ("firewall", "iptables iptables iptables-restore ip6tables ip6tables ip6tables-restore"),
-    ];
-    assert_eq!(host.add(8081), expected.map(|(plugin, names)| (plugin, names.to_owned())));
+    let none = ["bridge", "portmap", "firewall"].map(|plugin| (plugin, String::new()));
+    for port in [8080, 8081] {
+        assert_eq!(host.add(port), none, "{port}");
+    }
     let rules = node.sh(RULES);
     for ends in [
         "DNAT --to-destination 10.1.0.3:80",
@@ -198,7 +195,7 @@ fn add_to_what_is_not_as_expected_makes_it_so() {
 }
 
 #[test]
-fn del_of_what_is_known_reads_no_table_of_iptables() {
+fn del_starts_no_program_for_iptables() {
     let node = Node::new();
     let container = Container::new();
     let mut conf = Filtered::new(&node).bridge;
@@ -209,9 +206,9 @@ fn del_of_what_is_known_reads_no_table_of_iptables() {
     for (plugin, conf) in [&portmap, &firewall] {
         call(plugin, "ADD", conf).result();
     }
-    let once_each = ["iptables-nft-restore", "ip6tables-nft-restore"];
     for (plugin, conf) in [firewall, portmap, ("bridge", conf)] {
-        assert_eq!(started(&node, &call(plugin, "DEL", &conf)).1, once_each, "{plugin}");
+        let started = started(&node, &call(plugin, "DEL", &conf)).1;
+        assert!(started.is_empty(), "{plugin}: {started:?}");
     }
     let left = node.sh("iptables-nft-save; ip6tables-nft-save");
     assert!(!left.contains("10.1.0.2") && !left.contains("fd00:1::2"), "{left}");

@@ -63,7 +63,7 @@ impl<'n> Masq<'n> {
 }
 
 /// A directory in which `iptables` and its companions are those of `flavour`.
-fn flavoured(node: &Node, flavour: &str) -> String {
+pub(crate) fn flavoured(node: &Node, flavour: &str) -> String {
     let dir = node.path(flavour);
     std::fs::create_dir_all(&dir).unwrap();
     for family in ["iptables", "ip6tables"] {

@@ -304,7 +304,8 @@ fn watch_gives_way_in_a_dispute() {
     let restored = std::fs::read_to_string(&log).unwrap().matches("restored: bridge").count();
     watch.kill().unwrap();
     watch.wait().unwrap();
-    assert!((2..=10).contains(&restored), "{restored}");
+    // Without pauses there would be a hundred.
+    assert!((2..=20).contains(&restored), "{restored}");
 }
 
 /// Measures the figures of docs/operator.md.

@@ -9,9 +9,7 @@ use super::table::{Change, Rule, Table};
 use super::{Scope, iptables_table};
 use crate::error::{Code, Error, Result};
 use crate::netfilter::Family;
-use crate::netlink::nftables::{
-    self, Batch, Chain, DSTNAT, FILTER, Hook, Nft, Place, RAW, SRCNAT,
-};
+use crate::netlink::nftables::{self, Batch, Chain, DSTNAT, FILTER, Hook, Nft, Place, RAW, SRCNAT};
 
 /// The prefix of the names of CNI plugins' chains.
 const CNI: &str = "CNI";
@@ -77,7 +75,8 @@ impl Snapshot {
                 for chain in chains {
                     found.read_chain(nft, family, chain)?;
                 }
-                let targets = |rule: &Rule| leads_on(rule).then(|| rule.value("-j"))?.map(str::to_owned);
+                let targets =
+                    |rule: &Rule| leads_on(rule).then(|| rule.value("-j"))?.map(str::to_owned);
                 let next: Vec<String> = found.table.rules.iter().filter_map(targets).collect();
                 for chain in next {
                     if !chains.contains(&chain.as_str()) && !found.table.has_chain(&chain) {
@@ -113,7 +112,9 @@ impl Snapshot {
         let Table { name, changes, chains, .. } = &self.table;
         let table = iptables_table(family, name);
         let mut batch = Batch::new();
-        let adds = |change: &Change| !matches!(change, Change::Delete(_) | Change::Flush(_) | Change::DeleteChain(_));
+        let adds = |change: &Change| {
+            !matches!(change, Change::Delete(_) | Change::Flush(_) | Change::DeleteChain(_))
+        };
         if changes.iter().any(adds) {
             batch.ensure(table);
         }
@@ -133,7 +134,8 @@ impl Snapshot {
                     let place = match change {
                         Change::Insert { after: 0, .. } => Place::Beginning,
                         Change::Insert { after, .. } => {
-                            let mut of_chain = self.handles.iter().filter(|(r, _)| r.chain == rule.chain);
+                            let mut of_chain =
+                                self.handles.iter().filter(|(r, _)| r.chain == rule.chain);
                             Place::After(of_chain.nth(after - 1)?.1)
                         }
                         _ => Place::End,

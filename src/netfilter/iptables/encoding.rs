@@ -126,7 +126,7 @@ pub(super) fn decode(expressions: &[Expression], family: Family) -> Vec<String> 
                 xor.iter().all(|byte| *byte == 0)
             }
             Expression::Compare { is_equal, value } => {
-                let take = |field| rule.compare(field, mask.as_deref(), *is_equal, value);
+                let take = |field| rule.compare(family, field, mask.as_deref(), *is_equal, value);
                 field.and_then(take).is_some()
             }
             Expression::Match(extension) => {
@@ -157,6 +157,7 @@ impl Decoded {
     /// Adds the condition that a field, after a mask, has or does not have this value.
     fn compare(
         &mut self,
+        family: Family,
         field: Loaded,
         mask: Option<&[u8]>,
         is_equal: bool,
@@ -169,8 +170,8 @@ impl Decoded {
             Loaded::L4proto => {
                 self.proto = Some(L4::from(*value.first().filter(|_| is_equal)?));
             }
-            Loaded::Source { .. } => self.from = Some((is_equal, prefix(value, mask)?)),
-            Loaded::Destination { .. } => self.to = Some((is_equal, prefix(value, mask)?)),
+            Loaded::Source { .. } => self.from = Some((is_equal, prefix(family, value, mask)?)),
+            Loaded::Destination { .. } => self.to = Some((is_equal, prefix(family, value, mask)?)),
             Loaded::Dport => {
                 let port = value.try_into().ok().map(u16::from_be_bytes).filter(|_| is_equal)?;
                 self.matches.push(Match::Dport(self.proto?, port));
@@ -213,17 +214,15 @@ fn interface(value: &[u8]) -> Option<String> {
 }
 
 /// A prefix by the leading bytes of its address, which have the prefix length if there is no mask.
-fn prefix(value: &[u8], mask: Option<&[u8]>) -> Option<IpNet> {
-    let is_v4 = value.len() <= 4 && mask.is_none_or(|mask| mask.len() <= 4);
-    let addr = |bytes: &[u8], fill| {
-        let mut all = [fill; 16];
+fn prefix(family: Family, value: &[u8], mask: Option<&[u8]>) -> Option<IpNet> {
+    let addr = |bytes: &[u8]| {
+        let mut all = [0; 16];
         all.get_mut(..bytes.len())?.copy_from_slice(bytes);
         let v4: [u8; 4] = all[..4].try_into().ok()?;
-        Some(if is_v4 { IpAddr::from(v4) } else { IpAddr::from(all) })
+        Some(if family == Family::V4 { IpAddr::from(v4) } else { IpAddr::from(all) })
     };
     let whole = vec![0xff; value.len()];
-    let mask = addr(mask.unwrap_or(&whole), 0)?;
-    IpNet::with_netmask(addr(value, 0)?, mask).ok()
+    IpNet::with_netmask(addr(value)?, addr(mask.unwrap_or(&whole))?).ok()
 }
 
 impl Match {
@@ -242,9 +241,7 @@ impl Match {
                 let names: Vec<&str> = named.map(|(name, _)| *name).collect();
                 words(&["-m", "conntrack", "--ctstate", &names.join(",")])
             }
-            Match::Mark { value, mask } => {
-                words(&["-m", "mark", "--mark", &marked(*value, *mask)])
-            }
+            Match::Mark { value, mask } => words(&["-m", "mark", "--mark", &marked(*value, *mask)]),
             Match::Dport(proto, port) => {
                 words(&["-m", &proto.to_string(), "--dport", &port.to_string()])
             }
@@ -457,8 +454,22 @@ impl Target {
 
 /// The targets of iptables, for which a rule cannot jump to a chain of that name.
 const TARGETS: [&str; 16] = [
-    "CONNMARK", "CT", "DNAT", "DSCP", "LOG", "MARK", "MASQUERADE", "NETMAP", "NFLOG", "NFQUEUE",
-    "QUEUE", "REDIRECT", "REJECT", "SNAT", "TCPMSS", "TRACE",
+    "CONNMARK",
+    "CT",
+    "DNAT",
+    "DSCP",
+    "LOG",
+    "MARK",
+    "MASQUERADE",
+    "NETMAP",
+    "NFLOG",
+    "NFQUEUE",
+    "QUEUE",
+    "REDIRECT",
+    "REJECT",
+    "SNAT",
+    "TCPMSS",
+    "TRACE",
 ];
 
 /// A structure of the kernel in host byte order.

@@ -36,8 +36,8 @@ use crate::cmd;
 use crate::error::{Code, Error, Result};
 use crate::files::lock::Lock;
 use crate::log;
-use crate::netlink::nftables::{self, Nft};
 use crate::netlink::Family;
+use crate::netlink::nftables::{self, Nft};
 use crate::netns;
 
 /// Serialises the changes of our processes; the lock of iptables itself is taken by its programs.
@@ -122,9 +122,11 @@ impl Programs {
     fn read(&self, name: &str) -> Result<Table> {
         let text = cmd::run(&self.save, &["-t", name], "")?.require_success()?;
         if text.lines().any(|line| line.starts_with('#') && line.contains("is incompatible")) {
-            let msg = format!("read iptables table {name}: it has rules that iptables cannot print");
-            return Err(Error::internal(msg)
-                .with_details("remove these rules of another program, or choose the back end \"nftables\""));
+            let msg =
+                format!("read iptables table {name}: it has rules that iptables cannot print");
+            return Err(Error::internal(msg).with_details(
+                "remove these rules of another program, or choose the back end \"nftables\"",
+            ));
         }
         // A read error in the middle of the table is not reported otherwise.
         if text.contains(&format!("*{name}\n")) && !text.contains("\nCOMMIT\n") {
@@ -232,12 +234,7 @@ impl<'n> Iptables<'n> {
         self.update_locked(name, scope, plan)
     }
 
-    fn update_locked(
-        &self,
-        name: &str,
-        scope: Scope<'_>,
-        plan: &dyn Fn(&mut Table),
-    ) -> Result<()> {
+    fn update_locked(&self, name: &str, scope: Scope<'_>, plan: &dyn Fn(&mut Table)) -> Result<()> {
         if let Some(nft) = self.nft
             && direct::update(nft, self.family, name, scope, plan)?
         {

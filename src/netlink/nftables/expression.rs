@@ -23,9 +23,15 @@ pub enum Expression {
     /// Loads a field of the packet.
     Load(Loaded),
     /// Applies a mask to the loaded value.
-    Bitwise { mask: Vec<u8>, xor: Vec<u8> },
+    Bitwise {
+        mask: Vec<u8>,
+        xor: Vec<u8>,
+    },
     /// Compares the loaded value.
-    Compare { is_equal: bool, value: Vec<u8> },
+    Compare {
+        is_equal: bool,
+        value: Vec<u8>,
+    },
     /// A match of iptables.
     Match(Extension),
     /// A target of iptables.
@@ -47,9 +53,13 @@ pub enum Loaded {
     L4proto,
     Mark,
     /// The first `length` bytes of the source address.
-    Source { length: usize },
+    Source {
+        length: usize,
+    },
     /// The first `length` bytes of the destination address.
-    Destination { length: usize },
+    Destination {
+        length: usize,
+    },
     Dport,
 }
 

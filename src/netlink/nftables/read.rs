@@ -214,7 +214,12 @@ impl Nft {
         id.map_err(|f| f.context("read", &"nf_tables' generation"))
     }
 
-    pub(super) fn list(&self, request: &Request, op: &'static str, of: &dyn Display) -> Result<Vec<Vec<u8>>> {
+    pub(super) fn list(
+        &self,
+        request: &Request,
+        op: &'static str,
+        of: &dyn Display,
+    ) -> Result<Vec<Vec<u8>>> {
         unless_absent(self.socket.dump(request).map_err(|f| f.context(op, of)), Vec::new())
     }
 }

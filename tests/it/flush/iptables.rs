@@ -1,8 +1,8 @@
 //! The flush matrix of the iptables back end.
 
-use serde_json::{Value, json};
+use serde_json::json;
 
-use super::{Row, add, bridge};
+use super::{Row, bridge};
 use crate::masquerade::{outside, seen};
 use crate::net::Net;
 use crate::node::{Container, Node};
@@ -122,17 +122,21 @@ fn make_native(node: &Node, native: &str) {
 fn native_rules_in_the_tables_of_iptables_are_in_nobodys_way() {
     let node = Node::new();
     let outside = outside(&node);
-    let gateway = json!({"isDefaultGateway": true, "ipMasq": true, "ipMasqBackend": "iptables"});
-    let portmap = json!({"backend": "iptables", "runtimeConfig": {
+    let gateway = json!({"isDefaultGateway": true, "ipMasq": true});
+    let portmap = json!({"runtimeConfig": {
         "portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]}});
     let portmap = Net::new(&node, "portmap", "1.1.0", &portmap);
-    let firewall = Net::new(&node, "firewall", "1.1.0", &json!({"backend": "iptables"}));
+    let firewall = Net::new(&node, "firewall", "1.1.0", &json!({}));
     for native in NATIVE {
         node.sh("nft flush ruleset");
         make_native(&node, native);
         let list =
             vec![bridge(&node, &gateway), firewall.with(&json!({})), portmap.with(&json!({}))];
         let row = Row::new(&node, list);
+        let chains = node.sh("nft list table ip nat; nft list table ip filter");
+        for chain in ["CNI-HOSTPORT-DNAT", "CNI-FORWARD"] {
+            assert!(chains.contains(chain), "{native}: {chains}");
+        }
         assert_eq!(seen(&row.first, &outside, "192.0.2.2"), "192.0.2.1", "{native}");
         assert!(tcp(&node, &row.first, "10.1.2.1:8080", 80).is_some(), "{native}");
         assert_eq!(row.refusals("CHECK", 999) + row.refusals("STATUS", 50), 0, "{native}");
@@ -142,55 +146,5 @@ fn native_rules_in_the_tables_of_iptables_are_in_nobodys_way() {
         }
         let left = node.sh("nft list ruleset");
         assert!(!left.contains("10.1.2.") || !left.contains("c1"), "{native}: {left}");
-    }
-}
-
-/// The first container is attached before these rules exist, the second afterwards.
-#[test]
-fn native_rules_select_nftables_without_a_backend() {
-    let node = Node::new();
-    let outside = outside(&node);
-    let portmap = |host: u16| {
-        let mapping = json!({"hostPort": host, "containerPort": 80, "protocol": "tcp"});
-        let keys = json!({"runtimeConfig": {"portMappings": [mapping]}});
-        Net::new(&node, "portmap", "1.1.0", &keys)
-    };
-    let keys = json!({"isDefaultGateway": true, "ipMasq": true});
-    let firewall = Net::new(&node, "firewall", "1.1.0", &json!({}));
-    for native in NATIVE {
-        node.sh("nft flush ruleset");
-        let list = vec![bridge(&node, &keys), firewall.with(&json!({})), portmap(8080)];
-        let mut row = Row::new(&node, list);
-        let in_iptables = || node.sh("iptables-save; ip6tables-save");
-        assert!(in_iptables().contains("--comment \"dnat name: "), "{}", in_iptables());
-        make_native(&node, native);
-        row.later[2] = portmap(8081);
-        let second = Container::new();
-        let results = add(&row.later, "c2", &second);
-        let ip = |results: &[Value]| {
-            let address = results[1]["ips"][0]["address"].as_str().unwrap();
-            address.split('/').next().unwrap().to_owned()
-        };
-        let ips = [ip(&row.results), ip(&results)];
-        for table in ["masquerade", "firewall", "portmap"] {
-            let table = node.sh(&format!("nft list table inet cnibox_{table}"));
-            assert!(table.contains(&ips[1]) && !table.contains(&ips[0]), "{native}: {table}");
-        }
-        for (container, port) in [(&row.first, 8080), (&second, 8081)] {
-            assert_eq!(seen(container, &outside, "192.0.2.2"), "192.0.2.1", "{native}");
-            let target = format!("10.1.2.1:{port}");
-            assert!(tcp(&node, container, &target, 80).is_some(), "{native}: {target}");
-        }
-        assert_eq!(row.refusals("CHECK", 999) + row.refusals("STATUS", 50), 0, "{native}");
-        for (list, id, container, results) in
-            [(&row.list, "c1", &row.first, &row.results), (&row.later, "c2", &second, &results)]
-        {
-            for (net, prev) in list.iter().zip(&results[1..]).rev() {
-                let net = net.with(&json!({"prevResult": prev}));
-                net.call("DEL", id).netns(&container.path()).ok();
-            }
-        }
-        let left = node.sh("nft list ruleset");
-        assert!(!ips.iter().any(|ip| left.contains(ip)), "{native}: {left}");
     }
 }

@@ -81,8 +81,7 @@ pub(super) fn add(
             rule.chain == TOP && (is_entry(rule, &comment) || may_be_of(rule, &ports))
         };
         let scope = Scope::Chains(&needed, &leads_on);
-        let created =
-            filter.iptables(family).and_then(|tables| tables.update(NAT, scope, &plan));
+        let created = filter.iptables(family).and_then(|tables| tables.update(NAT, scope, &plan));
         if created.is_err() || taken.borrow().is_some() {
             for earlier in &forward.targets[..at] {
                 undo(filter, Family::of(earlier.addr()), owner);
@@ -127,9 +126,9 @@ fn fill(table: &mut Table, wanted: Wanted<'_>, chain: &str) {
 
 fn undo(filter: &PacketFilter, family: Family, owner: Owner<'_>) {
     let uproot = |table: &mut Table| table.uproot_chain(&chain_of(table, owner));
-    let undone = filter.iptables(family).and_then(|tables| {
-        own_chains(owner, &|scope| tables.update(NAT, scope, &uproot))
-    });
+    let undone = filter
+        .iptables(family)
+        .and_then(|tables| own_chains(owner, &|scope| tables.update(NAT, scope, &uproot)));
     if let Err(error) = undone {
         log::warn(format_args!("undo port mappings: {error}"));
     }
