@@ -4,7 +4,7 @@ use std::hint::black_box;
 
 use super::conntrack;
 use super::nftables::read::{chain_info, elements, rule_info};
-use super::nftables::{Table, Type};
+use super::nftables::{Table, Type, expression};
 use super::request::Answers;
 use super::traffic::{FilterInfo, QdiscInfo};
 use super::{Addr, Link, Route, Rule, VlanPort, socket};
@@ -20,7 +20,7 @@ pub fn answers(bytes: &[u8]) {
     for body in &bodies {
         black_box((Link::parse(body), Addr::parse(body), Route::parse(body), Rule::parse(body)));
         black_box((VlanPort::parse(body), QdiscInfo::read(body), FilterInfo::read(body)));
-        black_box((chain_info(body), rule_info(body)));
+        black_box((chain_info(body), rule_info(body), expression::rule(body)));
         black_box(conntrack::read(body));
     }
     let table = Table::inet("t");

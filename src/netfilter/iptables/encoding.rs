@@ -554,3 +554,106 @@ fn net(text: &str) -> Option<IpNet> {
 fn name(text: &str) -> Option<String> {
     (!text.ends_with('+')).then(|| text.to_owned())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn split(line: &str) -> Vec<String> {
+        line.split(' ').map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn words_are_written_as_they_were_read() {
+        for line in [
+            "-s 10.1.2.4/32 -m comment --comment c -j CNI-X",
+            "! -d 224.0.0.0/4 -m comment --comment c -j MASQUERADE",
+            "-d 2001:db8::/64 -j ACCEPT",
+            "-i br0 ! -o br0 -j RETURN",
+            "-d 192.0.2.1/32 -p udp -m multiport --dports 53,80 -j CNI-DN-1",
+            "-s 10.1.2.0/24 -p sctp -m sctp --dport 8080 -j CNI-HOSTPORT-SETMARK",
+            "-p tcp -m tcp --dport 8080 -j DNAT --to-destination 10.1.2.4:80",
+            "-j DNAT --to-destination [2001:db8::4]:80",
+            "-d 10.1.2.4/32 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
+            "-m conntrack --ctstate DNAT -j ACCEPT",
+            "-m mark --mark 0x2000/0x2000 -j MASQUERADE",
+            "-j MARK --set-xmark 0x2000/0x2000",
+            "-m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT",
+            "-m comment --comment if",
+        ] {
+            assert_eq!(parse(&split(line)).expect(line).words(), split(line));
+        }
+    }
+
+    #[test]
+    fn extensions_are_read_as_they_were_written() {
+        let matches = [
+            Match::Comment("c".to_owned()),
+            Match::Dports(vec![1, 2, 65535]),
+            Match::ToLocal,
+            Match::State(4 | 2),
+            Match::Mark { value: 1, mask: 3 },
+            Match::Dport(L4::Udp, 53),
+            Match::Dport(L4::Sctp, 53),
+        ];
+        for one in matches {
+            let proto = if let Match::Dport(proto, _) = one { Some(proto) } else { None };
+            assert_eq!(Match::of(&one.extension(), proto).as_ref(), Some(&one));
+            let mut other = one.extension();
+            if other.name != "comment" {
+                *other.info.last_mut().unwrap() = 1;
+                other.revision = 9;
+                assert_eq!(Match::of(&other, proto), None, "{other:?}");
+            }
+        }
+        for (family, to) in [(Family::V4, "10.1.2.3:80"), (Family::V6, "[fd00::1]:80")] {
+            for target in [
+                Target::Masquerade,
+                Target::Dnat(to.parse().unwrap()),
+                Target::SetMark { value: 8, mask: 8 },
+            ] {
+                let extension = target.extension(family).unwrap();
+                assert_eq!(Target::of(&extension, family), Some(target));
+            }
+        }
+    }
+
+    #[test]
+    fn unknown_words_are_not_encoded() {
+        for line in [
+            "-s 10.0.0.0/0 -j X",
+            "-i br+ -j X",
+            "! -p tcp -j X",
+            "-p icmp -j X",
+            "-m limit --limit 3/min -j X",
+            "-j REJECT",
+            "-j DNAT --to-destination 10.1.2.3",
+            "-j",
+        ] {
+            assert_eq!(encode(&split(line), Family::V4), None, "{line}");
+        }
+        assert_eq!(encode(&split("-j DNAT --to-destination [fd00::1]:80"), Family::V4), None);
+    }
+
+    #[test]
+    fn what_is_not_decoded_is_no_rule_of_this_program_but_leads_to_its_chain() {
+        let expressions = [Expression::Other, Expression::Verdict(Verdict::jump("CNI-X"))];
+        let words = decode(&expressions, Family::V4);
+        assert_eq!(words, split("(other) -j CNI-X"));
+        assert_eq!(encode(&words, Family::V4), None);
+    }
+
+    #[test]
+    fn prefixes_are_read_in_both_forms() {
+        let net = |text: &str| text.parse::<IpNet>().unwrap();
+        for (value, mask, family, expected) in [
+            (&[10, 1, 2][..], None, Family::V4, "10.1.2.0/24"),
+            (&[224, 0, 0, 0], Some(&[240, 0, 0, 0][..]), Family::V4, "224.0.0.0/4"),
+            (&[0xff], None, Family::V6, "ff00::/8"),
+            (&[10, 1, 2, 4], None, Family::V4, "10.1.2.4/32"),
+        ] {
+            assert_eq!(prefix(family, value, mask), Some(net(expected)));
+        }
+        assert_eq!(prefix(Family::V4, &[1, 2, 3, 4], Some(&[255, 0, 255, 0])), None);
+    }
+}

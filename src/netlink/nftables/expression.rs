@@ -91,7 +91,7 @@ impl Nft {
     }
 }
 
-fn rule(body: &[u8]) -> Option<ForeignRule> {
+pub(in crate::netlink) fn rule(body: &[u8]) -> Option<ForeignRule> {
     let body = body.get(NFGENMSG..)?;
     let handle = find(body, NFTA_RULE_HANDLE)?.value.try_into().ok().map(u64::from_be_bytes)?;
     let list = find(body, NFTA_RULE_EXPRESSIONS).into_iter().flat_map(Attr::nested);

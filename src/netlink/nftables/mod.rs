@@ -16,7 +16,7 @@
 //! | `uapi.rs` | the kernel's constants |
 
 mod batch;
-mod expression;
+pub(super) mod expression;
 mod object;
 pub(super) mod read;
 mod rule;

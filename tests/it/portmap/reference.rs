@@ -144,3 +144,57 @@ fn the_references_nftables_rules_are_deleted_by_container() {
     assert!(!state.contains("c1"), "{state}");
     assert_eq!(state.matches("comment \"c2\"").count(), 2, "{state}");
 }
+
+/// The rules that iptables-save prints are those of the reference, but for the rule that names the interface; iptables finds
+/// each of them and deletes it.
+#[test]
+fn the_rules_are_those_of_the_reference() {
+    let Some(program) = reference() else { return };
+    let ports = Ports::new(Rules::Iptables, "1.0.0");
+    let pod = ports.pod("c1");
+    let save = || {
+        let text = ports.node.sh("iptables-nft-save -t nat; ip6tables-nft-save -t nat");
+        let is_rule = |line: &&str| !line.starts_with('#') && !line.ends_with("\"if: eth0\"");
+        text.lines().filter(is_rule).map(|line| format!("{line}\n")).collect::<String>()
+    };
+    let many: Vec<Value> = (0..16).map(|n| mapping(8000 + n, 80, "tcp")).collect();
+    let kinds = json!([mapping(1, 2, "tcp"), mapping(1, 3, "udp"), mapping(1, 4, "sctp")]);
+    for mappings in [web(), json!(many), kinds] {
+        for keys in [
+            json!({}),
+            json!({"snat": false}),
+            json!({"markMasqBit": 5}),
+            json!({"markMasqBit": 31}),
+            json!({"externalSetMarkChain": "KUBE-MARK-MASQ"}),
+            json!({"conditionsV4": ["!", "-s", "192.0.2.0/24"], "conditionsV6": ["!", "-s", "2001:db8:ff::/64"]}),
+        ] {
+            let call = |verb: &str| ports.call_with(verb, &pod, &mappings, &keys);
+            let start = || {
+                ports.node.sh("nft flush ruleset");
+                ports.node.sh("for i in iptables ip6tables; do $i -t nat -N KUBE-MARK-MASQ; done");
+            };
+            start();
+            call("ADD").program(&program).result();
+            let theirs = save();
+            call("DEL").program(&program).ok();
+            let after_del = save();
+            start();
+            call("ADD").result();
+            assert_eq!(save(), theirs, "{keys}");
+            for line in save().lines().filter(|line| line.starts_with("-A ") && keys == json!({})) {
+                let either = |verb: &str| {
+                    let rule = line.replacen("-A", verb, 1);
+                    format!("iptables -t nat {rule} || ip6tables -t nat {rule}")
+                };
+                ports.node.sh(&either("-C"));
+                ports.node.sh(&either("-D"));
+            }
+            call("DEL").ok();
+            start();
+            call("ADD").result();
+            call("DEL").program(&program).ok();
+            assert_eq!(save(), after_del, "{keys}");
+            call("DEL").ok();
+        }
+    }
+}
