@@ -192,8 +192,12 @@ impl PacketFilter {
 
     /// The tables of the node's default iptables.
     pub fn iptables(&self, family: Family) -> Result<Iptables<'_>> {
-        let found = Iptables::of(self, family, Flavour::Default)?;
-        found.ok_or_else(|| iptables::not_found(family))
+        self.find_iptables(family, Flavour::Default)?.ok_or_else(|| iptables::not_found(family))
+    }
+
+    /// The tables of a flavour of iptables, if they can be changed.
+    pub fn find_iptables(&self, family: Family, flavour: Flavour) -> Result<Option<Iptables<'_>>> {
+        Iptables::of(family, flavour, &|| self.nft_if_present())
     }
 
     /// The tables of each flavour of iptables that has one of the chains, or, without `chains`, a chain of any CNI plugin. Of
@@ -208,7 +212,7 @@ impl PacketFilter {
         let legacy = self.has_legacy_table(family, table).then_some(Flavour::Legacy);
         let mut found = Vec::new();
         for flavour in nft.into_iter().chain(legacy) {
-            found.extend(Iptables::of(self, family, flavour)?);
+            found.extend(self.find_iptables(family, flavour)?);
         }
         Ok(found)
     }

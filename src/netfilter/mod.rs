@@ -60,9 +60,10 @@ pub fn heal(filter: &PacketFilter, repair: Repair) -> Result<Vec<String>> {
         Some(nft) => layout::heal(nft, repair)?,
         None => Vec::new(),
     };
-    missing.extend(masquerade::iptables::RECORDS.heal(filter, repair)?);
-    missing.extend(filter::iptables::RECORDS.heal(filter, repair)?);
-    missing.extend(ports::iptables::RECORDS.heal(filter, repair)?);
+    let tables: iptables::Tables<'_> = &|family| filter.iptables(family);
+    missing.extend(masquerade::iptables::RECORDS.heal(tables, repair)?);
+    missing.extend(filter::iptables::RECORDS.heal(tables, repair)?);
+    missing.extend(ports::iptables::RECORDS.heal(tables, repair)?);
     missing.extend(filter::firewalld::heal(repair));
     Ok(missing)
 }

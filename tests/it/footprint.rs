@@ -147,9 +147,9 @@ impl<'a> Filtered<'a> {
 fn add_starts_no_program_for_iptables() {
     let node = Node::new();
     let host = Filtered::new(&node);
-    let none = ["bridge", "portmap", "firewall"].map(|plugin| (plugin, String::new()));
+    let nothing = ["bridge", "portmap", "firewall"].map(|plugin| (plugin, String::new()));
     for port in [8080, 8081] {
-        assert_eq!(host.add(port), none, "{port}");
+        assert_eq!(host.add(port), nothing, "{port}");
     }
     let rules = node.sh(RULES);
     for ends in [

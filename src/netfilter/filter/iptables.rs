@@ -27,9 +27,7 @@ use crate::error::{Error, Result};
 use crate::leases;
 use crate::log;
 use crate::netfilter::backend::{Backend, Family, PacketFilter};
-use crate::netfilter::iptables::{
-    Flavour, Iptables, Records, Rule, Scope, Table, iptables_table, program,
-};
+use crate::netfilter::iptables::{Flavour, Records, Rule, Scope, Table, iptables_table, program};
 use crate::netfilter::names::{Owner, identity, network_hash, network_label, stale};
 use crate::netfilter::shared::{instance, is_of_dead, others};
 use crate::netlink::nftables::{Batch, Nft};
@@ -435,7 +433,7 @@ pub(super) fn forget_owners(filter: &PacketFilter) -> Result<()> {
         nft.commit(batch)?;
     }
     for family in Family::BOTH.into_iter().filter(|f| filter.has_legacy_table(*f, FILTER)) {
-        let tables = Iptables::of(filter, family, Flavour::Legacy)?.ok_or_else(|| {
+        let tables = filter.find_iptables(family, Flavour::Legacy)?.ok_or_else(|| {
             let program = format!("{}-legacy", program(family));
             Error::internal(format!("look for chain {OWNERS}: no {program} in PATH")).with_details(
                 format!(

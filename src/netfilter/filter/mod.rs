@@ -134,7 +134,7 @@ pub fn damage(filter: &PacketFilter) -> Result<Option<String>> {
     {
         return Ok(Some(damage));
     }
-    iptables::RECORDS.damage(filter)
+    iptables::RECORDS.damage(&|family| filter.iptables(family))
 }
 
 /// Rewrites our tables of `nf_tables` into iptables rules, the only ones of the reference. Counts addresses and

@@ -8,7 +8,7 @@ use super::encoding::{decode, encode};
 use super::table::{Change, Rule, Table};
 use super::{Scope, iptables_table};
 use crate::error::{Code, Error, Result};
-use crate::netfilter::Family;
+use crate::netlink::Family;
 use crate::netlink::nftables::{self, Batch, Chain, DSTNAT, FILTER, Hook, Nft, Place, RAW, SRCNAT};
 
 /// The prefix of the names of CNI plugins' chains.

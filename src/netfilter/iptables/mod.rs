@@ -12,9 +12,11 @@
 //! | `table.rs` | a table, its rules, and pending changes |
 //! | `direct.rs` | tables over netlink |
 //! | `encoding.rs` | rules as expressions of `nf_tables` |
+//! | `extensions.rs` | matches and targets |
 
 mod direct;
 mod encoding;
+mod extensions;
 pub mod table;
 
 use std::fmt;
@@ -28,7 +30,6 @@ use ::iptables::IPTables;
 use serde::de::DeserializeOwned;
 
 pub use self::table::{Rule, Table};
-use super::backend::PacketFilter;
 use super::shared::another;
 use super::{Owner, Repair};
 use crate::attachment::{Keepsake, Kept};
@@ -191,9 +192,9 @@ pub struct Iptables<'n> {
 impl<'n> Iptables<'n> {
     /// The tables of a flavour, over netlink if that is possible; `None` if programs are required that are not installed.
     pub(super) fn of(
-        filter: &'n PacketFilter,
         family: Family,
         flavour: Flavour,
+        nft: &dyn Fn() -> Result<Option<&'n Nft>>,
     ) -> Result<Option<Iptables<'n>>> {
         let find = |flavour| Programs::find(family, flavour);
         let programs = find(flavour).or_else(|| find(Flavour::Default));
@@ -202,7 +203,7 @@ impl<'n> Iptables<'n> {
             Flavour::Nft => true,
             Flavour::Legacy => false,
         };
-        let nft = if is_on_nf_tables { filter.nft_if_present()? } else { None };
+        let nft = if is_on_nf_tables { nft()? } else { None };
         Ok((nft.is_some() || programs.is_some()).then_some(Iptables { family, nft, programs }))
     }
 
@@ -288,6 +289,9 @@ pub(super) fn iptables_table(family: Family, table: &str) -> nftables::Table<'_>
     nftables::Table::new(family.into(), table)
 }
 
+/// Opens the tables of the node's default iptables.
+pub type Tables<'a> = &'a dyn Fn(Family) -> Result<Iptables<'a>>;
+
 /// The records of the attachments whose rules a feature creates with iptables. A flush is detected by the absence of
 /// another attachment's rules, and the rules of all attachments are restored from the records.
 pub struct Records<R> {
@@ -318,18 +322,18 @@ impl<R: DeserializeOwned> Records<R> {
     }
 
     /// The first missing rule of attachments of this host.
-    pub fn damage(&self, filter: &PacketFilter) -> Result<Option<String>> {
-        self.heal(filter, Repair::Report)
+    pub fn damage(&self, tables: Tables<'_>) -> Result<Option<String>> {
+        self.heal(tables, Repair::Report)
     }
 
     /// Looks for the rules of attachments of this host. Returns the first missing rule.
-    pub fn heal(&self, filter: &PacketFilter, repair: Repair) -> Result<Option<String>> {
+    pub fn heal(&self, tables: Tables<'_>, repair: Repair) -> Result<Option<String>> {
         let all = self.kept.living();
         let mut used = Family::BOTH.to_vec();
         used.retain(|family| all.iter().any(|kept| (self.is_of)(&kept.content, *family)));
         let mut missing = None;
         for family in used {
-            let tables = filter.iptables(family)?;
+            let tables = tables(family)?;
             let restore = |table: &mut Table| self.restore(table, family, None);
             let mut table = tables.read(self.table, Scope::All)?;
             restore(&mut table);

@@ -49,7 +49,7 @@ pub fn damage(filter: &PacketFilter) -> Result<Option<String>> {
     {
         return Ok(Some(damage));
     }
-    iptables::RECORDS.damage(filter)
+    iptables::RECORDS.damage(&|family| filter.iptables(family))
 }
 
 /// Masquerades the addresses, each with the prefix length of its subnet. An address of another attachment is left to it.

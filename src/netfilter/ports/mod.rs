@@ -148,7 +148,7 @@ pub fn damage(filter: &PacketFilter) -> Result<Option<String>> {
     if let Some(damage) = localhost::damage(filter)? {
         return Ok(Some(damage));
     }
-    iptables::RECORDS.damage(filter)
+    iptables::RECORDS.damage(&|family| filter.iptables(family))
 }
 
 /// Restores the rules of all attachments if port mappings are missing.

@@ -119,13 +119,6 @@ impl Nft {
         Ok(rules)
     }
 
-    /// Whether a rule of the table has an expression of another kind than these.
-    pub fn has_other_expressions(&self, table: Table<'_>, kinds: &[&str]) -> Result<bool> {
-        let bodies = self.list(&request(NFT_MSG_GETRULE, table), "list rules of table", &table)?;
-        let is_other = |name: String| !kinds.contains(&name.as_str());
-        Ok(bodies.iter().any(|body| expressions(body).any(is_other)))
-    }
-
     /// The elements of a set or map in no particular order, without its [sentinel](Set::sentinel); none
     /// if there is no such set.
     pub fn dump_elements(&self, set: Set<'static>) -> Result<Vec<Element>> {
