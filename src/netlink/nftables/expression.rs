@@ -3,10 +3,11 @@
 use super::super::attribute::{Attr, find};
 use super::super::error::Result;
 use super::super::request::{NFGENMSG, Request};
+use super::Nft;
 use super::object::{self, Chain, Verdict, rule_request};
+use super::rule::Extension;
 #[cfg_attr(not(test), expect(clippy::wildcard_imports, reason = "the kernel's names"))]
 use super::uapi::*;
-use super::{Field, L4, Nft, Rule};
 use crate::netlink::Family;
 
 /// A rule and its expressions.
@@ -61,15 +62,6 @@ pub enum Loaded {
         length: usize,
     },
     Dport,
-}
-
-/// A match or target of iptables, as `nft_compat` calls it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Extension {
-    pub name: String,
-    pub revision: u32,
-    /// The structure of `linux/netfilter/xt_<name>.h`, padded to 8 bytes.
-    pub info: Vec<u8>,
 }
 
 impl Nft {
@@ -162,23 +154,4 @@ fn loaded(name: &str, number: &dyn Fn(u16) -> Option<u32>) -> Option<Loaded> {
         (NFT_PAYLOAD_TRANSPORT_HEADER, 2, 2) => Loaded::Dport,
         _ => return None,
     })
-}
-
-/// Steps of a rule as iptables writes them.
-impl Rule {
-    /// `iifname name` or `oifname name`, without the padding that nft writes.
-    pub fn interface(self, field: Field, is_equal: bool, name: &str) -> Rule {
-        self.bytes(field, is_equal, &[name.as_bytes(), &[0]].concat())
-    }
-
-    /// A match, for packets of this protocol.
-    pub fn matching(mut self, extension: &Extension, proto: Option<L4>) -> Rule {
-        self.compat = self.compat.or(proto);
-        self.extension("match", extension)
-    }
-
-    /// A target.
-    pub fn target(self, extension: &Extension) -> Rule {
-        self.extension("target", extension)
-    }
 }

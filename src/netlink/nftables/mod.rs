@@ -32,12 +32,12 @@ use std::time::Instant;
 use rtnetlink::sys::protocols::NETLINK_NETFILTER;
 
 pub use self::batch::{Batch, Place};
-pub use self::expression::{Expression, Extension, Loaded};
+pub use self::expression::{Expression, Loaded};
 pub use self::object::{
     Chain, DSTNAT, Data, Element, FILTER, Family, Hook, RAW, SRCNAT, Set, Table, Verdict, cut,
 };
 pub use self::read::{ByComment, DroppingChain, RuleInfo};
-pub use self::rule::{CT_STATE_ANSWERS, CT_STATUS_DNAT, Field, Rule};
+pub use self::rule::{CT_STATE_ANSWERS, CT_STATUS_DNAT, Extension, Field, Rule};
 use self::uapi::{NFNL_SUBSYS_NFTABLES, NFNLGRP_NFTABLES};
 pub use self::value::{Key, L4, Type, Value};
 use super::error::Result;

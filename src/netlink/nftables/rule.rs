@@ -8,7 +8,6 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use super::super::attribute::Attributes;
-use super::expression::Extension;
 use super::object::{DataType, Family, Set, Verdict, write_value};
 #[cfg_attr(not(test), expect(clippy::wildcard_imports, reason = "the kernel's names"))]
 use super::uapi::*;
@@ -26,6 +25,15 @@ enum Step {
     /// The dependency of the field.
     Requires(Field),
     Expression(Attributes),
+}
+
+/// A match or target of iptables, as `nft_compat` calls it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Extension {
+    pub name: String,
+    pub revision: u32,
+    /// The structure of `linux/netfilter/xt_<name>.h`, padded to 8 bytes.
+    pub info: Vec<u8>,
 }
 
 /// A rule: conditions, then what to do.
@@ -289,6 +297,25 @@ impl Rule {
             }
         }
         list
+    }
+}
+
+/// Steps of a rule as iptables writes them.
+impl Rule {
+    /// `iifname name` or `oifname name`, without the padding that nft writes.
+    pub fn interface(self, field: Field, is_equal: bool, name: &str) -> Rule {
+        self.bytes(field, is_equal, &[name.as_bytes(), &[0]].concat())
+    }
+
+    /// A match, for packets of this protocol.
+    pub fn matching(mut self, extension: &Extension, proto: Option<L4>) -> Rule {
+        self.compat = self.compat.or(proto);
+        self.extension("match", extension)
+    }
+
+    /// A target.
+    pub fn target(self, extension: &Extension) -> Rule {
+        self.extension("target", extension)
     }
 }
 
