@@ -12,7 +12,7 @@ mod probe;
 mod side;
 mod view;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -84,13 +84,23 @@ impl Case<'_> {
         &self.plan.steps[self.number].op
     }
 
-    /// Whether two attachments with rules of `firewall` may have had one address: they are of different networks.
+    fn by(&self) -> By {
+        self.plan.steps[self.number].by
+    }
+
+    /// Whether two attachments with rules of `firewall` may have had one address.
     fn shares_an_address(&self) -> bool {
-        let nets = self.plan.steps[..=self.number].iter().filter_map(|step| match step.op {
-            Op::Add { net, .. } if self.plan.networks[net].has(Extra::Firewall) => Some(net),
-            _ => None,
-        });
-        nets.collect::<BTreeSet<_>>().len() > 1
+        let before = self.plan.steps[..=self.number].iter();
+        let is_with_rules = |step: &&Step| match step.op {
+            Op::Add { net, .. } => self.plan.networks[net].has(Extra::Firewall),
+            _ => false,
+        };
+        before.filter(is_with_rules).count() > 1
+    }
+
+    /// Whether a line is the answer of a host port.
+    fn is_mapped(line: &str) -> bool {
+        line.starts_with("traffic") && line.contains(&format!("-> {HOST}:808"))
     }
 
     /// Whether a GC has left alone, on the node of cnibox, what the reference had attached.
@@ -99,7 +109,7 @@ impl Case<'_> {
         let mut before = self.plan.steps[..self.number].iter().rev();
         let is_added = |step: &&Step| matches!(step.op, Op::Add { place, .. } if place == *stale);
         before.find(is_added).is_some_and(|step| step.by == By::Reference)
-            && self.difference.reference.is_empty()
+            && self.difference.reference.iter().all(|line| line.starts_with("traffic"))
     }
 
     /// Whether everything that differs belongs to attachments that ended without DEL: an ADD or GC of cnibox has reclaimed
@@ -117,8 +127,14 @@ impl Case<'_> {
         let is_add = matches!(self.op(), Op::Add { .. });
         let Difference { reference, cnibox } = &self.difference;
         let remains = |line: &String| is_add && !stale.is_empty() && is_stale(line);
+        // Where nothing answers on the node of the reference.
+        let is_reached = |line: &String| {
+            let to = line.rsplit_once(": ").map_or(line.as_str(), |(to, _)| to);
+            let is_traffic = is_add && !stale.is_empty() && line.starts_with("traffic ");
+            is_traffic && !reference.iter().any(|other| other.starts_with(to))
+        };
         reference.iter().all(|line| remains(line) || self.is_of_former_owner(line))
-            && cnibox.iter().all(|line| self.is_of_former_owner(line))
+            && cnibox.iter().all(|line| self.is_of_former_owner(line) || is_reached(line))
     }
 
     /// Whether a container that is not to be masqueraded is masqueraded on the node of the reference only, by the rule of
@@ -158,13 +174,31 @@ const KNOWN: &[Known] = &[
         then: Then::Stop,
     },
     Known {
-        row: "IPv4 client on the container's subnet, with nftables",
+        row: "host port in use by another container, on the same address or both on all addresses",
         explains: |case| {
-            let is_mapped = |line: &str| {
-                line.starts_with("traffic") && line.contains(&format!("-> {HOST}:808"))
-            };
-            case.plan.rules == Rules::Nftables && case.all(is_mapped)
+            let is_add = matches!(case.op(), Op::Add { .. });
+            let is_other = case.plan.rules == Rules::Nftables && case.by() == By::Reference;
+            is_add && is_other && case.all(Case::is_mapped)
         },
+        then: Then::Stop,
+    },
+    Known {
+        row: "host port of one container in several networks",
+        explains: |case| {
+            matches!(case.op(), Op::Del(_))
+                && case.difference.cnibox.is_empty()
+                && case.all(Case::is_mapped)
+        },
+        then: Then::Stop,
+    },
+    Known {
+        row: "a second ADD",
+        explains: |case| case.only_reference_fails("adding link: file exists"),
+        then: Then::Stop,
+    },
+    Known {
+        row: "IPv4 client on the container's subnet, with nftables",
+        explains: |case| case.plan.rules == Rules::Nftables && case.all(Case::is_mapped),
         then: Then::Continue,
     },
     Known {
@@ -198,11 +232,22 @@ struct Difference {
 }
 
 impl Difference {
+    /// Between two default routes of a container with two interfaces the kernel decides by the state of its neighbours.
     fn of(reference: &Seen, cnibox: &Seen) -> Difference {
-        Difference {
-            reference: reference.lines.difference(&cnibox.lines).cloned().collect(),
-            cnibox: cnibox.lines.difference(&reference.lines).cloned().collect(),
-        }
+        let only_in = |one: &Seen, other: &Seen| -> Vec<String> {
+            let is_undecided = |line: &&String| {
+                let Some((pod, to)) =
+                    line.strip_prefix("traffic ").and_then(|l| l.split_once(" -> "))
+                else {
+                    return false;
+                };
+                let routed = format!("{pod}: route default");
+                (to.starts_with(HOST) || to.starts_with(OUTSIDE))
+                    && one.lines.iter().filter(|line| line.starts_with(&routed)).count() > 1
+            };
+            one.lines.difference(&other.lines).filter(|line| !is_undecided(line)).cloned().collect()
+        };
+        Difference { reference: only_in(reference, cnibox), cnibox: only_in(cnibox, reference) }
     }
 
     fn is_empty(&self) -> bool {
