@@ -184,9 +184,9 @@ impl Programs {
 #[derive(Debug)]
 pub struct Iptables<'n> {
     family: Family,
+    flavour: Flavour,
     /// The socket, for tables on top of `nf_tables`.
     nft: Option<&'n Nft>,
-    programs: Option<Programs>,
 }
 
 impl<'n> Iptables<'n> {
@@ -196,19 +196,23 @@ impl<'n> Iptables<'n> {
         flavour: Flavour,
         nft: &dyn Fn() -> Result<Option<&'n Nft>>,
     ) -> Result<Option<Iptables<'n>>> {
-        let find = |flavour| Programs::find(family, flavour);
-        let programs = find(flavour).or_else(|| find(Flavour::Default));
         let is_on_nf_tables = match flavour {
-            Flavour::Default => programs.as_ref().is_some_and(Programs::are_on_nf_tables),
+            Flavour::Default => {
+                Programs::find(family, flavour).is_some_and(|found| found.are_on_nf_tables())
+            }
             Flavour::Nft => true,
             Flavour::Legacy => false,
         };
         let nft = if is_on_nf_tables { nft()? } else { None };
-        Ok((nft.is_some() || programs.is_some()).then_some(Iptables { family, nft, programs }))
+        let tables = Iptables { family, flavour, nft };
+        Ok((nft.is_some() || tables.programs().is_ok()).then_some(tables))
     }
 
-    fn programs(&self) -> Result<&Programs> {
-        self.programs.as_ref().ok_or_else(|| not_found(self.family))
+    /// The programs of the flavour, else the default ones.
+    fn programs(&self) -> Result<Programs> {
+        let find = |flavour| Programs::find(self.family, flavour);
+        let found = find(self.flavour).or_else(|| find(Flavour::Default));
+        found.ok_or_else(|| not_found(self.family))
     }
 
     /// Reads the chains of the scope; without netlink the whole table.
